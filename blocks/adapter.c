@@ -214,6 +214,9 @@ sn_status sn_adapter_load_start(sn_span *span, const void *image, size_t len, sn
     uint64_t header = 0;
     *out = NULL;
     if (len >= sizeof header) memcpy(&header, image, sizeof header); /* its length comes first, little-endian */
+    if (sn_n_recurrent(&span->hp, span->first, span->end))
+        return sn_fail(err, SN_REFUSED, "blocks %d:%d hold recurrent states, and adapters of such models are not taken",
+                       span->first, span->end);
     if (header > HEADER_MAX)
         return sn_fail(err, SN_REFUSED, "the names of the adapter's tensors take more than %d bytes", HEADER_MAX);
     sn_status status = sn_calloc(&l, 1, sizeof *l, err);

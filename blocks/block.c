@@ -6,12 +6,14 @@
  *
  * A family differs by what its descriptor says it has, not by code of its own: post-norms (x += norm(...)) besides or
  * instead of the norms before; parallel halves, which read the same x; norms of q and k; biases; ALiBi slopes or rope;
- * attention sinks; a window; gates; a mixture of experts. A vector that the family does not have is NULL in the block,
- * and its step is left out. Adapters (prompt, LoRA) add to the result of the frozen weights.
+ * attention sinks; a window; gates; a mixture of experts; a recurrent half (delta.c) in place of attention. A vector
+ * that the family does not have is NULL in the block, and its step is left out. Adapters (prompt, LoRA) add to the
+ * result of the frozen weights.
  *
  * Each step is one operation of the device. */
 #include "blocks/block.h"
 
+#include "blocks/delta.h"
 #include "blocks/moe.h"
 
 /* ---- steps ---- */
@@ -86,11 +88,12 @@ static sn_status block_attention(const sn_block *b, int index, const sn_forward_
     int n = p->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     bool precise = hp->n_experts; /* with experts, any rounding here may change which experts are chosen */
 
-    /* q (n, heads, dim) = u Wq^T + bq;  k, v (n, kv_heads, dim) = u Wk^T + bk, u Wv^T + bv */
+    /* q (n, heads, dim) = u Wq^T + bq;  k, v (n, kv_heads, dim) = u Wk^T + bk, u Wv^T + bv;  out_gate like q */
     const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], s->q, precise},
                              {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], s->k, precise},
-                             {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v, precise}};
-    SN_TRY(ops->linear(d, n, u, 3, qkv, err));
+                             {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v, precise},
+                             {&b->matrix[SN_ROLE_ATTN_GATE], NULL, s->out_gate, precise}};
+    SN_TRY(ops->linear(d, n, u, hp->attn_gate ? 4 : 3, qkv, err));
     SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_Q, u, s->q, err));
     SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_K, u, s->k, err));
     SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_V, u, s->v, err));
@@ -115,6 +118,11 @@ static sn_status block_attention(const sn_block *b, int index, const sn_forward_
                                     .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
                                     .sinks = b->vector[SN_ROLE_ATTN_SINKS]};
     SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
+
+    /* attn = attn * sigmoid(out_gate) */
+    if (hp->attn_gate)
+        SN_TRY(
+            ops->activate(d, (size_t)n * (size_t)heads * (size_t)dim, SN_SIGMOID, s->out_gate, s->attn, s->attn, err));
 
     /* h (n, n_embd) = attn Wo^T + bo */
     const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], b->vector[SN_ROLE_ATTN_O_BIAS], s->h, precise};
@@ -164,8 +172,9 @@ sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pa
     SN_TRY(block_pre_norm(block, pass, SN_ROLE_ATTN_NORM, s->h, &u, err));
     if (parallel) SN_TRY(block_pre_norm(block, pass, SN_ROLE_FFN_NORM, s->ffn_input, &v, err));
 
-    /* x += attention(u) */
-    SN_TRY(block_attention(block, index, pass, u, err));
+    /* x += attention(u), or the recurrent half of u */
+    SN_TRY(pass->hp->recurrent[pass->number] ? sn_delta_forward(block, index, pass, u, err)
+                                             : block_attention(block, index, pass, u, err));
     SN_TRY(block_add_residual(block, pass, SN_ROLE_ATTN_POST_NORM, err));
 
     /* v = norm(x), unless parallel */

@@ -61,15 +61,18 @@ static inline size_t sn_block_n_ff(const sn_block *block) { return block->matrix
 
 /* Activations of a forward pass, on the device, each with capacity for SN_SPAN_ROWS_MAX rows. */
 typedef struct sn_scratch {
-    float *x;          /* (rows, n_embd): the hidden states, from block to block */
-    float *h;          /* (rows, n_embd): x after a norm; then what a half of the block adds to x */
-    float *ffn_input;  /* (rows, n_embd): hp->parallel: x after the norm of the feed-forward; else unused */
-    float *q, *attn;   /* (rows, n_heads, head_dim) */
-    float *k, *v;      /* (rows, n_kv_heads, head_dim) */
-    float *gate, *up;  /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
-    float *router_out; /* (rows, sn_moe_router_width), with experts only: see moe.h */
-    float *shared_out; /* (rows, n_embd), with a shared expert only: its output */
-    float *expert_out; /* (rows, n_experts_used, n_embd), with experts only: outputs of the experts of a row */
+    float *x;            /* (rows, n_embd): the hidden states, from block to block */
+    float *h;            /* (rows, n_embd): x after a norm; then what a half of the block adds to x */
+    float *ffn_input;    /* (rows, n_embd): hp->parallel: x after the norm of the feed-forward; else unused */
+    float *q, *attn;     /* (rows, n_heads, head_dim); of a recurrent block attn is (rows, value heads, value_dim) */
+    float *mixed;        /* (rows, sn_delta_width), with recurrent blocks only, as time and write */
+    float *time, *write; /* (rows, value heads) each */
+    float *out_gate;     /* like attn, where attention or the delta rule has an output gate */
+    float *k, *v;        /* (rows, n_kv_heads, head_dim) */
+    float *gate, *up;    /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
+    float *router_out;   /* (rows, sn_moe_router_width), with experts only: see moe.h */
+    float *shared_out;   /* (rows, n_embd), with a shared expert only: its output */
+    float *expert_out;   /* (rows, n_experts_used, n_embd), with experts only: outputs of the experts of a row */
     float *cos_sin[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2) each: the tables of the model's ropes */
     float *q_factors;             /* (rows), with hp->q_growth only: sn_span_q_factor of their positions */
     float *lora_mid;              /* (rows, SN_LORA_RANK_MAX); these two only in a pass with an adapter */
@@ -85,8 +88,10 @@ static inline size_t sn_ff_width(const sn_hparams *hp) {
 
 /* The longest row that a matrix reads or writes. */
 static inline size_t sn_widest_row(const sn_hparams *hp) {
-    const size_t widths[] = {(size_t)hp->n_embd, (size_t)hp->n_heads * (size_t)hp->head_dim, (size_t)hp->n_ff,
-                             (size_t)hp->n_ff_dense, (size_t)hp->n_ff_shared};
+    const size_t widths[] = {(size_t)hp->n_embd,      (size_t)hp->n_heads * (size_t)hp->head_dim,
+                             (size_t)hp->n_ff,        (size_t)hp->n_ff_dense,
+                             (size_t)hp->n_ff_shared, sn_delta_width(hp),
+                             sn_delta_values(hp)};
     size_t widest = 0;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) widest = widths[i] > widest ? widths[i] : widest;
     return widest;
@@ -114,7 +119,7 @@ typedef struct sn_forward_pass {
 } sn_forward_pass;
 
 /* Replaces scratch->x (n_rows, n_embd) by the block's output and stores the rows' keys and values. `index`: of the
- * block within the part of the KV pages. */
+ * block within the part of the KV pages, or of the recurrent states: sn_place_of. */
 sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pass *pass, sn_err *err) SN_MUST_USE;
 
 /* ---- steps of the forward pass, which block_grad.c repeats ---- */

@@ -236,7 +236,7 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
     forward_visit *v = ctx;
     v->pass.number = number;
     v->pass.adapter = v->adapters ? &v->adapters[number - v->segment->first] : NULL;
-    return sn_block_forward(block, number - v->segment->first, &v->pass, err);
+    return sn_block_forward(block, sn_place_of(v->pass.hp, v->segment->first, number), &v->pass, err);
 }
 
 /* An assertion: the device would read memory of another device as wrong numbers, or fail. */

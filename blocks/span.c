@@ -11,16 +11,18 @@
 #include "base/math.h"
 #include "base/mem.h"
 #include "blocks/adapter.h"
+#include "blocks/delta.h"
 #include "blocks/moe.h"
 
 #include <assert.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- scratch ---- */
 
-enum { N_BUFFERS = 17 };
+enum { N_BUFFERS = 21 };
 
 typedef struct scratch_buffer {
     float **at;
@@ -31,6 +33,7 @@ typedef struct scratch_buffer {
 static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer out[N_BUFFERS]) {
     size_t embd = (size_t)hp->n_embd, dim = (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
     size_t q = (size_t)hp->n_heads * dim, kv = (size_t)hp->n_kv_heads * dim;
+    size_t half_out = q > sn_delta_values(hp) ? q : sn_delta_values(hp), values = (size_t)hp->delta_value_heads;
     size_t used = (size_t)hp->n_experts_used, ff = sn_ff_width(hp);
     const scratch_buffer all[N_BUFFERS] = {{&s->lora_mid, SN_LORA_RANK_MAX},
                                            {&s->lora_out, sn_widest_row(hp)},
@@ -38,7 +41,11 @@ static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer 
                                            {&s->h, embd},
                                            {&s->ffn_input, hp->parallel ? embd : 0},
                                            {&s->q, q},
-                                           {&s->attn, q},
+                                           {&s->attn, half_out},
+                                           {&s->out_gate, hp->attn_gate ? half_out : 0},
+                                           {&s->mixed, sn_delta_width(hp)},
+                                           {&s->time, values},
+                                           {&s->write, values},
                                            {&s->k, kv},
                                            {&s->v, kv},
                                            {&s->gate, ff},
@@ -125,6 +132,15 @@ static sn_status load_segments(sn_span *span, const sn_segment_source *source, s
     return status;
 }
 
+/* States lie beside the pages of one part. */
+static sn_status check_recurrent(const sn_span *span, sn_err *err) {
+    if (!sn_n_recurrent(&span->hp, span->first, span->end)) return SN_OK;
+    if (span->n_devices == 1 && span->devices[0].device->recurrent) return SN_OK;
+    return sn_fail(err, SN_REFUSED,
+                   "blocks %d:%d hold recurrent states, which only CPUs compute so far: give --device cpu", span->first,
+                   span->end);
+}
+
 sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_device *const *devices,
                             sn_offload_store *store, sn_progress progress, void *ctx, sn_span **out, sn_err *err) {
     const sn_segment_source source = {model, plan, store};
@@ -148,6 +164,7 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
         span->devices[span->n_devices++].device = devices[i];
         status = span_device_init(&span->devices[i], hp, err);
     }
+    if (!status) status = check_recurrent(span, err);
     if (!status) status = load_segments(span, &source, progress, ctx, err);
     for (int i = 0; i < span->n_devices && !status; i++)
         status = sn_slots_alloc(&span->devices[i].slots, devices[i], err);
@@ -248,8 +265,31 @@ void sn_span_set_kv_dtype(sn_span *span, sn_kv_dtype dtype) {
         span->hashes[i] = sn_block_hash_with_kv_dtype(&span->hashes[i], dtype);
 }
 
+static sn_kv_part recurrent_part(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype) {
+    return (sn_kv_part){device, end - first - sn_n_recurrent(hp, first, end), dtype};
+}
+
+static sn_kv_recurrence recurrence_of(const sn_hparams *hp, int first, int end) {
+    return (sn_kv_recurrence){sn_delta_shape_of(hp, sn_n_recurrent(hp, first, end)), hp->n_embd};
+}
+
+size_t sn_span_kv_bytes(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype, size_t sessions,
+                        size_t positions) {
+    const sn_kv_shape shape = {end - first, hp->n_kv_heads, hp->head_dim, SN_KV_PAGE_TOKENS, dtype};
+    if (!sn_n_recurrent(hp, first, end))
+        return sessions * (positions / SN_KV_PAGE_TOKENS + 1) * device->ops->kv_page_bytes(device, &shape);
+    const sn_kv_part part = recurrent_part(hp, device, first, end, dtype);
+    const sn_kv_recurrence recurrence = recurrence_of(hp, first, end);
+    return sn_kv_pool_recurrent_budget(&part, &recurrence, hp->n_kv_heads, hp->head_dim, sessions, positions);
+}
+
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) {
     sn_kv_part parts[SN_KV_PARTS_MAX];
+    if (sn_n_recurrent(&span->hp, span->first, span->end)) {
+        const sn_kv_recurrence recurrence = recurrence_of(&span->hp, span->first, span->end);
+        parts[0] = recurrent_part(&span->hp, span->segments[0].device, span->first, span->end, span->kv_dtype);
+        return sn_kv_pool_new_recurrent(parts, &recurrence, span->hp.n_kv_heads, span->hp.head_dim, budget, out, err);
+    }
     for (int i = 0; i < span->n_segments; i++)
         parts[i] =
             (sn_kv_part){span->segments[i].device, span->segments[i].end - span->segments[i].first, span->kv_dtype};
@@ -262,16 +302,24 @@ static int segment_of(const sn_span *span, int block) {
     return i;
 }
 
+/* The rows of a cache could be handed over, but not its states, and without these the rows must be computed anyway. */
+static sn_status refuse_transfer(sn_err *err) {
+    return sn_fail(err, SN_REFUSED,
+                   "the recurrent state of a session is not handed over: replay the session where it goes on");
+}
+
 sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *k, float *v,
                             sn_err *err) {
     int i = segment_of(span, block);
-    return sn_kv_cache_export(kv, i, block - span->segments[i].first, position, n, k, v, err);
+    if (span->hp.recurrent[block]) return refuse_transfer(err);
+    return sn_kv_cache_export(kv, i, sn_place_of(&span->hp, span->segments[i].first, block), position, n, k, v, err);
 }
 
 sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *k,
                             const sn_tensor *v, sn_err *err) {
     const int64_t wanted[] = {n, span->hp.n_kv_heads, span->hp.head_dim};
     size_t floats = (size_t)n * (size_t)span->hp.n_kv_heads * (size_t)span->hp.head_dim;
+    if (sn_kv_cache_is_recurrent(kv)) return refuse_transfer(err);
     float *host = NULL; /* plain rows: a device converts them to its own layout of pages */
     int i = segment_of(span, block);
     sn_status status = sn_calloc(&host, 2 * floats, sizeof *host, err);
@@ -340,6 +388,18 @@ typedef struct span_pass {
     uint64_t *moved;
 } span_pass;
 
+/* Keeps the sequence's rows, which lie at `row` of the device's hidden states, in the pages of its cache: once it is
+ * rewound they may be computed again. */
+static void keep_rows(const span_pass *pass, const sn_span_device *on, const sn_span_sequence *sequence, int row) {
+    size_t width = (size_t)pass->span->hp.n_embd;
+    int position = sn_kv_cache_length(sequence->kv), n;
+    for (int done = 0; done < sequence->n_rows; done += n) {
+        float *rows = sn_kv_cache_rows(sequence->kv, position + done, &n);
+        if (n > sequence->n_rows - done) n = sequence->n_rows - done;
+        memcpy(rows, on->scratch.x + (size_t)(row + done) * width, (size_t)n * width * sizeof *rows);
+    }
+}
+
 /* Copies one session's rows through the guard to row `row` of the device's hidden states. */
 static sn_status upload_sequence(const span_pass *pass, const sn_span_device *to, const sn_span_sequence *sequence,
                                  int row, sn_err *err) {
@@ -366,6 +426,7 @@ static sn_status upload_sequences(const span_pass *pass, const sn_span_device *t
         if (status) return status;
         for (int r = 0; r < sequence->n_rows && hp->q_growth > 0; r++)
             pass->span->q_factors[row + r] = sn_span_q_factor(hp, sn_kv_cache_length(sequence->kv) + r);
+        if (sn_kv_cache_is_recurrent(sequence->kv)) keep_rows(pass, to, sequence, row);
         for (int rope = 0; rope < hp->n_ropes; rope++)
             for (int r = 0; r < sequence->n_rows; r++)
                 sn_span_rope_row(hp, rope, sn_kv_cache_length(sequence->kv) + r,
@@ -419,35 +480,63 @@ static sn_status download_outputs(const span_pass *pass, const sn_span_device *f
     size_t width = (size_t)pass->span->hp.n_embd, row = 0;
     sn_status status = SN_OK;
     for (int i = 0; i < pass->n_sequences && !status; row += (size_t)pass->sequences[i++].n_rows)
-        status = from->device->ops->download(from->device, pass->sequences[i].output, from->scratch.x + row * width,
-                                             (size_t)pass->sequences[i].n_rows * width * sizeof(float), err);
+        if (pass->sequences[i].output) /* else computed only for its effect on the cache */
+            status = from->device->ops->download(from->device, pass->sequences[i].output, from->scratch.x + row * width,
+                                                 (size_t)pass->sequences[i].n_rows * width * sizeof(float), err);
     if (!status && pass->moved && !is_host_device(from->device)) *pass->moved += row * sizeof(float) * width;
+    return status;
+}
+
+static sn_status run_pass(span_pass *pass, sn_err *err) {
+    sn_span *span = pass->span;
+    sn_span_device *at = NULL; /* where the hidden states are */
+    bool has_table[SN_PLAN_DEVICES_MAX] = {false};
+    sn_status status = SN_OK;
+    pass->n_rows = 0;
+    for (int i = 0; i < pass->n_sequences; i++) {
+        assert(pass->sequences[i].n_rows > 0 && pass->n_rows + pass->sequences[i].n_rows <= SN_SPAN_ROWS_MAX);
+        pass->n_rows += pass->sequences[i].n_rows;
+    }
+    for (int i = 0; i < span->n_segments && !status; i++) {
+        if (span->segments[i].end <= pass->first || span->segments[i].first >= pass->end) continue;
+        sn_span_device *next = device_of(span, &span->segments[i]);
+        if (!at) status = upload_sequences(pass, next, err);
+        if (!status) status = transfer_hidden_states(pass, at, next, has_table[next - span->devices], err);
+        has_table[next - span->devices] = true;
+        at = next;
+        if (!status) status = run_segment(pass, i, err);
+    }
+    if (!status) status = download_outputs(pass, at, err);
+    for (int i = 0; i < pass->n_sequences && !status; i++)
+        sn_kv_cache_append(pass->sequences[i].kv, pass->sequences[i].n_rows);
+    return status;
+}
+
+sn_status sn_span_catch_up(sn_span *span, int first, int end, const sn_adapter *adapter, sn_kv_cache *kv, int rows_max,
+                           sn_err *err) {
+    sn_status status = SN_OK;
+    int n, length = sn_kv_cache_step_back(kv), at = sn_kv_cache_length(kv);
+    int until = rows_max < length - at ? at + rows_max : length;
+    for (; at < until && !status; at += n) { /* page by page */
+        sn_tensor rows = {.name = "kept hidden states", .dtype = SN_F32, .rank = 2, .shape = {0, span->hp.n_embd}};
+        rows.data = sn_kv_cache_rows(kv, at, &n);
+        rows.shape[0] = n = n < until - at ? n : until - at;
+        const sn_span_sequence sequence = {kv, &rows, 0, n, NULL};
+        span_pass pass = {span, first, end, adapter, 1, 0, &sequence, NULL};
+        status = run_pass(&pass, err);
+    }
+    sn_kv_cache_step_forward(kv, length);
     return status;
 }
 
 sn_status sn_span_forward_adapter(sn_span *span, int first, int end, const sn_adapter *adapter, int n_sequences,
                                   const sn_span_sequence *sequences, uint64_t *moved, sn_err *err) {
     span_pass pass = {span, first, end, adapter, n_sequences, 0, sequences, moved};
-    sn_span_device *at = NULL; /* where the hidden states are */
-    bool has_table[SN_PLAN_DEVICES_MAX] = {false};
     sn_status status = SN_OK;
     assert(n_sequences > 0 && span->first <= first && first < end && end <= span->end);
-    for (int i = 0; i < n_sequences; i++) {
-        assert(sequences[i].n_rows > 0 && pass.n_rows + sequences[i].n_rows <= SN_SPAN_ROWS_MAX);
-        pass.n_rows += sequences[i].n_rows;
-    }
-    for (int i = 0; i < span->n_segments && !status; i++) {
-        if (span->segments[i].end <= first || span->segments[i].first >= end) continue;
-        sn_span_device *next = device_of(span, &span->segments[i]);
-        if (!at) status = upload_sequences(&pass, next, err);
-        if (!status) status = transfer_hidden_states(&pass, at, next, has_table[next - span->devices], err);
-        has_table[next - span->devices] = true;
-        at = next;
-        if (!status) status = run_segment(&pass, i, err);
-    }
-    if (!status) status = download_outputs(&pass, at, err);
-    for (int i = 0; i < n_sequences && !status; i++) sn_kv_cache_append(sequences[i].kv, sequences[i].n_rows);
-    return status;
+    for (int i = 0; i < n_sequences && !status; i++)
+        status = sn_span_catch_up(span, first, end, adapter, sequences[i].kv, INT_MAX, err);
+    return status ? status : run_pass(&pass, err);
 }
 
 sn_status sn_span_forward(sn_span *span, int first, int end, int n_sequences, const sn_span_sequence *sequences,

@@ -84,11 +84,16 @@ void sn_span_set_kv_dtype(sn_span *span, sn_kv_dtype dtype);
 
 /* A KV pool for this span; each block's pages lie on the block's device. */
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) SN_MUST_USE;
-/* Copies positions [position, position + n) of a block to k and v: host, (n, n_kv_heads, head_dim) each. */
+/* A budget with which a pool of blocks [first, end) holds so many sessions of so many positions each. */
+size_t sn_span_kv_bytes(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype, size_t sessions,
+                        size_t positions);
+/* Copies positions [position, position + n) of a block to k and v: host, (n, n_kv_heads, head_dim) each. Refuses blocks
+ * with a recurrent state. */
 sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *k, float *v,
                             sn_err *err) SN_MUST_USE;
 /* Writes k and v, (n, n_kv_heads, head_dim) each, of any type and device, through the guard to the n positions after
- * the cache's end (reserved before). Call sn_kv_cache_append once all blocks are written. */
+ * the cache's end (reserved before). Call sn_kv_cache_append once all blocks are written. Refuses spans with recurrent
+ * states. */
 sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *k,
                             const sn_tensor *v, sn_err *err) SN_MUST_USE;
 
@@ -112,6 +117,13 @@ sn_status sn_span_forward(sn_span *span, int first, int end, int n_sequences, co
 struct sn_adapter;
 sn_status sn_span_forward_adapter(sn_span *span, int first, int end, const struct sn_adapter *adapter, int n_sequences,
                                   const sn_span_sequence *sequences, uint64_t *moved, sn_err *err) SN_MUST_USE;
+
+/* Brings a cache with recurrent states that was rewound to a position without one nearer to its end: at most rows_max
+ * rows since the newest state before it are computed again, for their effect on the state. What they store besides is
+ * there already, with the same bits. Nothing to do for a cache whose state is at its end, and for others. A forward
+ * pass does the whole of it first; the scheduler does it in pieces, so that other sessions need not wait. */
+sn_status sn_span_catch_up(sn_span *span, int first, int end, const struct sn_adapter *adapter, sn_kv_cache *kv,
+                           int rows_max, sn_err *err) SN_MUST_USE;
 
 /* By how much sn_span_forward would increase *moved; for inputs in host memory. */
 uint64_t sn_span_transfer_bytes(const sn_span *span, int first, int end, int n_sequences,

@@ -1,5 +1,6 @@
 #include "blocks/weights.h"
 
+#include "base/math.h"
 #include "device/guard.h"
 
 #include <stdlib.h>
@@ -12,5 +13,7 @@ sn_status sn_vector_read(const sn_hparams *hparams, sn_role role, const sn_model
     if (!status) status = sn_guard(&outside, NULL, 1, outside.shape, out, NULL, err);
     free(copy);
     for (size_t i = 0; i < t->cols && !status && hparams->norm_plus_one && sn_role_is_norm(role); i++) out[i] += 1.0f;
+    for (size_t i = 0; i < t->cols && !status && hparams->delta_log_rates && role == SN_ROLE_DELTA_RATES; i++)
+        out[i] = -(float)sn_exp((double)out[i]);
     return status;
 }

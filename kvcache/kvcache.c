@@ -31,22 +31,72 @@ static sn_status pool_check_parts(const sn_kv_part *parts, int n_parts, sn_err *
     return SN_OK;
 }
 
+static sn_status pool_new(const sn_kv_pages_part *parts, int n_parts, size_t budget, sn_kv_pool **out, sn_err *err) {
+    sn_kv_pool *pool = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&pool, 1, sizeof *pool, err);
+    if (status) return status;
+    status = sn_kv_pages_init(&pool->pages, parts, n_parts, budget, err);
+    if (status) sn_kv_pool_free(&pool);
+    *out = pool;
+    return status;
+}
+
 sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, int head_dim, size_t budget,
                          sn_kv_pool **out, sn_err *err) {
     sn_kv_pages_part page_parts[SN_KV_PARTS_MAX] = {0};
-    sn_kv_pool *pool = NULL;
     *out = NULL;
     sn_status status = pool_check_parts(parts, n_parts, err);
-    if (!status) status = sn_calloc(&pool, 1, sizeof *pool, err);
     if (status) return status;
     for (int i = 0; i < n_parts; i++) {
         page_parts[i].device = parts[i].device;
         page_parts[i].shape = (sn_kv_shape){parts[i].n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, parts[i].dtype};
     }
-    status = sn_kv_pages_init(&pool->pages, page_parts, n_parts, budget, err);
-    if (status) sn_kv_pool_free(&pool);
-    *out = pool;
+    return pool_new(page_parts, n_parts, budget, out, err);
+}
+
+static sn_kv_pages_part recurrent_part(const sn_kv_part *part, const sn_kv_recurrence *r, int n_kv_heads,
+                                       int head_dim) {
+    return (sn_kv_pages_part){.device = part->device,
+                              .shape = {part->n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, part->dtype},
+                              .row_bytes = (size_t)r->row_width * sizeof(float)};
+}
+static size_t recurrent_floats(const sn_kv_recurrence *r) {
+    return (size_t)r->delta.n_blocks * sn_delta_floats(&r->delta);
+}
+
+sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrence *r, int n_kv_heads, int head_dim,
+                                   size_t budget, sn_kv_pool **out, sn_err *err) {
+    enum { SHARE = 4, SLOTS_MAX = 1 << 16 };
+    char name[32];
+    *out = NULL;
+    if (!part->device->recurrent || !part->device->host_visible)
+        return sn_fail(err, SN_REFUSED, "%s does not compute recurrent blocks: give --device cpu",
+                       sn_device_id_name(part->device->id, name));
+    const sn_kv_pages_part pages = recurrent_part(part, r, n_kv_heads, head_dim);
+    size_t bytes = recurrent_floats(r) * sizeof(float), n = sn_min_size(budget / SHARE / bytes, SLOTS_MAX);
+    if (n < 2) n = 2;
+    if (n * bytes > budget)
+        return sn_fail(err, SN_REFUSED,
+                       "%zu bytes are too few for a KV cache: the recurrent states of a session take %zu, give a "
+                       "larger --kv-memory",
+                       budget, n * bytes);
+    sn_status status = pool_check_parts(part, 1, err);
+    if (!status) status = pool_new(&pages, 1, budget - n * bytes, out, err);
+    if (status) return status;
+    status = sn_kv_states_init(&(*out)->pages.states, part->device, recurrent_floats(r), n, (*out)->pages.n_pages, err);
+    if (status) sn_kv_pool_free(out);
     return status;
+}
+
+size_t sn_kv_pool_recurrent_budget(const sn_kv_part *part, const sn_kv_recurrence *r, int n_kv_heads, int head_dim,
+                                   size_t sessions, size_t positions) {
+    enum { STATES = 8 }; /* of a session: its two, and snapshots */
+    const sn_kv_pages_part p = recurrent_part(part, r, n_kv_heads, head_dim);
+    size_t page = p.device->ops->kv_page_bytes(p.device, &p.shape) + SN_KV_PAGE_TOKENS * p.row_bytes;
+    size_t pages = sessions * (positions / SN_KV_PAGE_TOKENS + 1) * page;
+    size_t states = sessions * STATES * recurrent_floats(r) * sizeof(float);
+    return (pages > 3 * states ? pages / 3 : states) * 4 + 4 * page;
 }
 
 void sn_kv_pool_free(sn_kv_pool **pool) {
@@ -117,6 +167,11 @@ sn_status sn_kv_cache_new(sn_kv_pool *pool, sn_kv_cache **out, sn_err *err) {
     sn_status status = sn_calloc(&kv, 1, sizeof *kv, err);
     if (status) return status;
     kv->pool = pool;
+    status = sn_kv_cache_states_new(kv, err);
+    if (status) {
+        free(kv);
+        return status;
+    }
     kv->open_entry = SN_KV_NONE;
     kv->usage.sequence_number = ++pool->last_sequence_number;
     kv->prev = pool->last;
@@ -129,6 +184,7 @@ sn_status sn_kv_cache_new(sn_kv_pool *pool, sn_kv_cache **out, sn_err *err) {
 void sn_kv_cache_rewind(sn_kv_cache *kv, int length) {
     assert(length >= 0 && length <= kv->length);
     kv->length = length;
+    sn_kv_cache_states_rewind(kv);
     if (kv->pool->prefix_hooks) kv->pool->prefix_hooks->on_rewind(kv);
     kv_cache_release_pages(kv, pages_for(length));
 }
@@ -141,6 +197,7 @@ void sn_kv_cache_invalidate(sn_kv_cache *kv) {
 void sn_kv_cache_free(sn_kv_cache **kv) {
     if (!*kv) return;
     sn_kv_cache_rewind(*kv, 0);
+    sn_kv_cache_states_free(*kv);
     *((*kv)->prev ? &(*kv)->prev->next : &(*kv)->pool->first) = (*kv)->next;
     *((*kv)->next ? &(*kv)->next->prev : &(*kv)->pool->last) = (*kv)->prev;
     free((*kv)->addresses);
@@ -206,6 +263,8 @@ sn_status sn_kv_cache_reserve(sn_kv_cache *kv, int n, sn_err *err) {
         sn_status status = kv_cache_copy_on_write(kv, err);
         if (status) return status;
     }
+    /* A page that will be written ends in another state, if it is whole again. */
+    if (n && kv->length % SN_KV_PAGE_TOKENS) sn_kv_states_drop(&pages->states, kv_cache_last_page(kv));
     for (; kv->n_pages < need; kv->n_pages++) sn_kv_cache_set_page(kv, kv->n_pages, sn_kv_pages_next_free(pages));
     return SN_OK;
 }
@@ -226,13 +285,15 @@ static void *const *kv_cache_addresses(const sn_kv_cache *kv, int part) {
     return kv->addresses + (size_t)part * kv->capacity;
 }
 
-sn_sequence sn_kv_cache_sequence(const sn_kv_cache *kv, int part, int first_row, int n_rows) {
+sn_sequence sn_kv_cache_sequence(sn_kv_cache *kv, int part, int first_row, int n_rows) {
     assert(pages_for(kv->length + n_rows) <= kv->n_pages && !kv->n_swapped);
-    return (sn_sequence){kv_cache_addresses(kv, part), kv->length, first_row, n_rows};
+    return (sn_sequence){kv_cache_addresses(kv, part), kv->length, first_row, n_rows,
+                         sn_kv_cache_states_begin(kv, n_rows)};
 }
 
 void sn_kv_cache_append(sn_kv_cache *kv, int n) {
     kv->length += n;
+    sn_kv_cache_states_append(kv);
     assert(pages_for(kv->length) <= kv->n_pages);
 }
 

@@ -37,6 +37,18 @@ enum { SN_KV_PARTS_MAX = 64 };
  * the dtype. */
 sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, int head_dim, size_t budget,
                          sn_kv_pool **out, sn_err *err) SN_MUST_USE;
+/* What a span with recurrent blocks keeps besides keys and values. */
+typedef struct sn_kv_recurrence {
+    sn_delta_shape delta; /* n_blocks: the recurrent blocks of the part, whose n_blocks are those with attention */
+    int row_width;        /* floats of a row of hidden states that enters the span */
+} sn_kv_recurrence;
+/* A pool for a span with recurrent blocks, all on one device that computes them in host memory. A quarter of the
+ * budget, or two states if that is more, holds states. SN_REFUSED when two states and a page do not fit. */
+sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrence *recurrence, int n_kv_heads,
+                                   int head_dim, size_t budget, sn_kv_pool **out, sn_err *err) SN_MUST_USE;
+/* A budget with which such a pool holds so many sessions of so many positions each, with snapshots. */
+size_t sn_kv_pool_recurrent_budget(const sn_kv_part *part, const sn_kv_recurrence *recurrence, int n_kv_heads,
+                                   int head_dim, size_t sessions, size_t positions);
 void sn_kv_pool_free(sn_kv_pool **pool); /* accepts NULL; all caches of the pool must be freed before */
 
 const sn_kv_shape *sn_kv_pool_shape(const sn_kv_pool *pool, int part);
@@ -46,7 +58,8 @@ size_t sn_kv_pool_tokens(const sn_kv_pool *pool);     /* positions of all pages 
 
 /* ---- one session's cache ---- */
 
-sn_status sn_kv_cache_new(sn_kv_pool *pool, sn_kv_cache **out, sn_err *err) SN_MUST_USE; /* empty, without pages */
+/* Empty, without pages. SN_RETRY: the pool's recurrent states are those of other caches. */
+sn_status sn_kv_cache_new(sn_kv_pool *pool, sn_kv_cache **out, sn_err *err) SN_MUST_USE;
 void sn_kv_cache_free(sn_kv_cache **kv); /* accepts NULL; returns the pages to the pool */
 
 const sn_kv_shape *sn_kv_cache_shape(const sn_kv_cache *kv, int part);
@@ -78,11 +91,32 @@ size_t sn_kv_cache_pages_missing(const sn_kv_cache *kv, int n);
 sn_status sn_kv_cache_reserve(sn_kv_cache *kv, int n, sn_err *err) SN_MUST_USE;
 /* What the device of `part` needs to write n_rows at the present end (reserved before) and to read all positions up to
  * them. first_row: of these rows within the batch. Valid until the cache is changed. */
-sn_sequence sn_kv_cache_sequence(const sn_kv_cache *kv, int part, int first_row, int n_rows);
+sn_sequence sn_kv_cache_sequence(sn_kv_cache *kv, int part, int first_row, int n_rows);
 /* The n positions after the end have been written (kv_store of the device): the length grows by n. */
 void sn_kv_cache_append(sn_kv_cache *kv, int n);
 /* Sets the length to a smaller or equal one and returns the pages that only later positions used. */
 void sn_kv_cache_rewind(sn_kv_cache *kv, int length);
+
+/* ---- recurrent states ----
+ *
+ * A cache has two states: at its end, and where the last forward pass began, so that a step whose drafts were rejected
+ * is undone. Its pages hold the rows that entered the span, and some of them a snapshot, the state at the page's
+ * end: the newest SN_KV_SNAPSHOT_TOKENS positions apart, as many as the pool has room for. After a rewind to a position
+ * without a state the forward pass goes back to the newest state before it and computes the rows from there again. */
+
+enum { SN_KV_SNAPSHOT_TOKENS = 64 }; /* a multiple of SN_KV_PAGE_TOKENS */
+
+bool sn_kv_cache_is_recurrent(const sn_kv_cache *kv);
+/* Where the newest state up to the cache's end is: the end itself, unless it was rewound; of other caches always. */
+int sn_kv_cache_state_position(const sn_kv_cache *kv);
+/* Sets the length to sn_kv_cache_state_position and keeps all pages: the forward pass computes rows from there on
+ * again, and appends them. Returns the old length, to which step_forward sets it again, whether or not the state is
+ * there. */
+int sn_kv_cache_step_back(sn_kv_cache *kv);
+void sn_kv_cache_step_forward(sn_kv_cache *kv, int length);
+/* The row that entered at this position (row_width floats), and how many follow it in its page, its own included: to be
+ * written before the forward pass, and read after a step back. */
+float *sn_kv_cache_rows(const sn_kv_cache *kv, int position, int *n);
 
 /* ---- copies of the contents, for migration between nodes ---- */
 

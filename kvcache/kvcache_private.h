@@ -1,7 +1,7 @@
 /* What kvcache.c, prefix_cache.c and swap.c share: the two structs, and the tables of callbacks by which the prefix
  * cache and swapping follow what happens to a KV cache. kvcache.c calls them only through these tables, and they do not
- * call each other. The order of the folder, each file using only those before it: pages.c, kvcache.c, then
- * prefix_cache.c and swap.c. */
+ * call each other. The order of the folder, each file using only those before it: states.c, pages.c, recurrence.c,
+ * kvcache.c, then prefix_cache.c and swap.c. */
 #ifndef SN_KVCACHE_KVCACHE_PRIVATE_H
 #define SN_KVCACHE_KVCACHE_PRIVATE_H
 
@@ -36,8 +36,18 @@ struct sn_kv_pool {
     const sn_kv_swap_hooks *swap_hooks;
 };
 
+/* The states of a cache: states of kvcache/states.h. */
+typedef struct sn_kv_cache_states {
+    uint32_t slots[2];
+    int positions[2];   /* -1: none */
+    uint32_t next_slot; /* taken for the snapshot of the forward pass; or SN_KV_NO_STATE */
+    int snapshot_at;    /* the position of that snapshot; 0: the pass leaves none */
+    int written;        /* which of the two the forward pass writes */
+} sn_kv_cache_states;
+
 struct sn_kv_cache {
     sn_kv_pool *pool;
+    sn_kv_cache_states states; /* of recurrence.c */
     uint32_t *page_numbers; /* [n_pages]: page i holds positions [i, i+1) * SN_KV_PAGE_TOKENS. SN_KV_NONE: it is swapped
                                out to swap_slots[i] */
     uint32_t *swap_slots;   /* of swap.c */
@@ -55,6 +65,15 @@ struct sn_kv_cache {
 void sn_kv_cache_set_page(sn_kv_cache *kv, size_t i, uint32_t page);
 /* Gives the tables of pages a capacity. */
 sn_status sn_kv_cache_grow(sn_kv_cache *kv, size_t capacity, sn_err *err) SN_MUST_USE;
+/* Of recurrence.c; of caches without recurrent blocks they do nothing. new: takes the two states, SN_RETRY when the
+ * pool has none. begin: the states for a pass of n rows at the end. append: that pass is done. rewind: the length is
+ * smaller. */
+sn_status sn_kv_cache_states_new(sn_kv_cache *kv, sn_err *err);
+void sn_kv_cache_states_free(sn_kv_cache *kv);
+sn_sequence_state sn_kv_cache_states_begin(sn_kv_cache *kv, int n);
+void sn_kv_cache_states_append(sn_kv_cache *kv);
+void sn_kv_cache_states_rewind(sn_kv_cache *kv);
+
 /* Page i, which is in the pool, is released: it is swapped out to the slot. */
 void sn_kv_cache_clear_page(sn_kv_cache *kv, size_t i, uint32_t slot);
 

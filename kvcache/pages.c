@@ -24,8 +24,9 @@ sn_status sn_kv_pages_init(sn_kv_pages *pages, const sn_kv_pages_part *parts, in
     pages->n_parts = n_parts;
     for (int i = 0; i < n_parts; i++) {
         sn_kv_pages_part *part = &pages->parts[i];
-        *part = (sn_kv_pages_part){.device = parts[i].device, .shape = parts[i].shape};
-        part->page_bytes = part->device->ops->kv_page_bytes(part->device, &part->shape);
+        *part = (sn_kv_pages_part){.device = parts[i].device, .shape = parts[i].shape, .row_bytes = parts[i].row_bytes};
+        part->page_bytes = part->device->ops->kv_page_bytes(part->device, &part->shape) +
+                           (size_t)part->shape.page_tokens * part->row_bytes;
         pages->page_bytes += part->page_bytes;
     }
     pages->n_pages = sn_min_size(budget / pages->page_bytes, UINT32_MAX);
@@ -46,6 +47,7 @@ sn_status sn_kv_pages_init(sn_kv_pages *pages, const sn_kv_pages_part *parts, in
 }
 
 void sn_kv_pages_fini(sn_kv_pages *pages) {
+    sn_kv_states_fini(&pages->states);
     for (int i = 0; i < pages->n_parts; i++) {
         sn_kv_pages_part *part = &pages->parts[i];
         if (part->memory) part->device->ops->free(part->device, part->memory, pages->n_pages * part->page_bytes);
@@ -84,13 +86,18 @@ void sn_kv_pages_acquire(sn_kv_pages *pages, uint32_t page) {
     if (pages->ref_counts[page] == 2) pages->n_shared++;
 }
 
+static void free_page(sn_kv_pages *pages, uint32_t page) {
+    sn_kv_states_drop(&pages->states, page);
+    pages->free_pages[pages->n_free++] = page;
+}
+
 void sn_kv_pages_release(sn_kv_pages *pages, uint32_t page) {
     if (pages->ref_counts[page]-- == 2) pages->n_shared--;
     if (pages->ref_counts[page]) return;
     if (pages->cached[page])
         pages->n_evictable++;
     else
-        pages->free_pages[pages->n_free++] = page;
+        free_page(pages, page);
 }
 
 void sn_kv_pages_cache(sn_kv_pages *pages, uint32_t page) {
@@ -103,7 +110,7 @@ void sn_kv_pages_uncache(sn_kv_pages *pages, uint32_t page) {
     pages->cached[page] = false;
     if (pages->ref_counts[page]) return;
     pages->n_evictable--;
-    pages->free_pages[pages->n_free++] = page;
+    free_page(pages, page);
 }
 
 sn_status sn_kv_pages_copy(const sn_kv_pages *pages, uint32_t to, uint32_t from, sn_err *err) {

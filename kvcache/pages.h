@@ -12,7 +12,7 @@
 #ifndef SN_KVCACHE_PAGES_H
 #define SN_KVCACHE_PAGES_H
 
-#include "device/device.h"
+#include "kvcache/states.h"
 
 #define SN_KV_NONE UINT32_MAX /* no page */
 
@@ -20,6 +20,7 @@
 typedef struct sn_kv_pages_part {
     sn_device *device; /* borrowed; must outlive the pages */
     sn_kv_shape shape;
+    size_t row_bytes; /* behind keys and values each page has so many bytes for each position */
     size_t page_bytes;
     uint8_t *memory; /* device, n_pages * page_bytes */
 } sn_kv_pages_part;
@@ -41,11 +42,12 @@ typedef struct sn_kv_pages {
     bool *cached;         /* [n_pages] */
     size_t n_shared, n_evictable;
     sn_kv_page_evictor evictor; /* zero: no page is ever cached */
+    sn_kv_states states; /* of the snapshots at the ends of pages; pages.c gives up that of a page that is free */
 } sn_kv_pages;
 
-/* Divides `budget` bytes into pages and reserves them. Of the parts, device and shape are read. SN_REFUSED when not
- * even one page fits; SN_STOP when a device has too little memory. Call sn_kv_pages_fini after a
- * failure, too. */
+/* Divides `budget` bytes into pages and reserves them. Of the parts, device, shape and row_bytes are read. SN_REFUSED
+ * when not even one page fits; SN_STOP when a device has too little memory. Call sn_kv_pages_fini after a failure, too.
+ */
 sn_status sn_kv_pages_init(sn_kv_pages *pages, const sn_kv_pages_part *parts, int n_parts, size_t budget,
                            sn_err *err) SN_MUST_USE;
 void sn_kv_pages_fini(sn_kv_pages *pages);

@@ -257,8 +257,27 @@ void sn_prefix_cache_insert(sn_kv_cache *kv, const sn_prefix_cache_scope *scope,
     }
 }
 
+/* Whether a cache can go on behind the entry's page without computing its rows: recurrent blocks need the state there.
+ */
+static bool entry_ends_in_state(const sn_prefix_cache *p, uint32_t e) {
+    return !p->pages->states.device || sn_kv_states_of_page(&p->pages->states, p->entries[e].page) != SN_KV_NO_STATE;
+}
+
 bool sn_prefix_cache_contains(const sn_kv_pool *pool, const sn_prefix_cache_scope *scope, const sn_hash *end) {
-    return pool->prefix_cache && entry_find(pool->prefix_cache, scope, end) != NO_ENTRY;
+    const sn_prefix_cache *p = pool->prefix_cache;
+    uint32_t e = p ? entry_find(p, scope, end) : NO_ENTRY;
+    return e != NO_ENTRY && entry_ends_in_state(p, e);
+}
+
+/* How many of the n pages are known one after the other, up to the last one that a cache can go on behind. */
+static int known_pages(const sn_prefix_cache *p, const sn_prefix_cache_scope *scope, const sn_hash *ends, int n) {
+    int usable = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t e = entry_find(p, scope, &ends[i]);
+        if (e == NO_ENTRY) break;
+        if (entry_ends_in_state(p, e)) usable = i + 1;
+    }
+    return usable;
 }
 
 int sn_prefix_cache_attach(sn_kv_cache *kv, const sn_prefix_cache_scope *scope, const sn_hash *ends, int n,
@@ -266,11 +285,11 @@ int sn_prefix_cache_attach(sn_kv_cache *kv, const sn_prefix_cache_scope *scope, 
     sn_prefix_cache *p = kv->pool->prefix_cache;
     int done = 0;
     if (!p || kv->length % SN_KV_PAGE_TOKENS) return 0;
+    n = known_pages(p, scope, ends, n);
     for (; done < n; done++, output += p->page_floats) {
         size_t i = (size_t)kv->length / SN_KV_PAGE_TOKENS;
         uint32_t e = entry_find(p, scope, &ends[done]), before = SN_KV_NONE;
         sn_err err;
-        if (e == NO_ENTRY) break;
         if (i >= kv->capacity && sn_kv_cache_grow(kv, sn_min_size(2 * i + 8, p->pages->n_pages), &err)) break;
         if (i < kv->n_pages)
             before = kv->page_numbers[i]; /* reserved, and not needed any more */

@@ -9,6 +9,20 @@
 
 enum { HEAD_DIM_MAX = 2 * SN_ROPE_FREQS_MAX };
 
+/* The limits are those of the devices (device.h). */
+static sn_status check_recurrent(const sn_hparams *h, sn_err *err) {
+    enum { DIM_MAX = 512, TAPS_MAX = 8 };
+    bool fits = h->conv_taps >= 2 && h->conv_taps <= TAPS_MAX && h->delta_key_heads >= 1 &&
+                h->delta_value_heads <= SN_HEADS_MAX && h->delta_key_heads <= h->delta_value_heads &&
+                h->delta_value_heads % h->delta_key_heads == 0 && h->delta_key_dim >= 1 &&
+                h->delta_key_dim <= DIM_MAX && h->delta_value_dim >= 1 && h->delta_value_dim <= DIM_MAX;
+    if (!h->conv_taps && !h->delta_key_heads) return SN_OK;
+    if (fits) return SN_OK;
+    return sn_fail(err, SN_REFUSED,
+                   "the model's recurrent blocks cannot be run: %d taps, %d key heads of %d, %d value heads of %d",
+                   h->conv_taps, h->delta_key_heads, h->delta_key_dim, h->delta_value_heads, h->delta_value_dim);
+}
+
 static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
     const struct {
         const char *what;
@@ -30,6 +44,8 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
         {"sliding window", h->window, 0, 1 << 26},
         {"number of rotated dimensions", h->rope_dim, h->alibi ? 0 : 2, h->alibi ? 0 : h->head_dim},
     };
+    sn_status status = check_recurrent(h, err);
+    if (status) return status;
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
         if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
             return sn_fail(err, SN_REFUSED, "the model's %s is %d; it must lie from %d to %d", ranges[i].what,
@@ -143,6 +159,7 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     h->parallel = family->parallel;
     h->gated = family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_FFN_GATE];
     h->qk_norm = h->qk_norm || family->qk_norm == SN_ALWAYS;
+    h->attn_gate = family->recurrent;
     h->qk_norm_wide = family->qk_norm_wide;
     h->post_norm = family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_ATTN_POST_NORM];
     if (h->attn_scale <= 0) h->attn_scale = 1.0f / sqrtf((float)h->head_dim);

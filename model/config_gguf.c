@@ -51,6 +51,12 @@ static const char *const further_keys[] = {"nextn_predict_layers"};
 static const char *const multiplier_keys[] = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"};
 static const char *const growth_keys[] = {"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"};
 
+/* Keys that are known only in families with recurrent blocks. */
+static const char *const recurrent_keys[] = {"ssm.conv_kernel",         "ssm.state_size",
+                                             "ssm.group_count",         "ssm.time_step_rank",
+                                             "ssm.inner_size",          "attention.recurrent_layers",
+                                             "full_attention_interval", "rope.dimension_sections"};
+
 typedef struct reader {
     const sn_gguf *gguf;
     const sn_family *family;
@@ -99,6 +105,8 @@ static sn_status check_keys(const reader *r) {
         if (r->family->wrapped) known |= is_among(key, prefix, growth_keys, sizeof growth_keys / sizeof *growth_keys);
         if (r->family->local_theta > 0 || r->family->local_unscaled)
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
+        if (r->family->recurrent)
+            known |= is_among(key, prefix, recurrent_keys, sizeof recurrent_keys / sizeof *recurrent_keys);
         if (!known)
             return sn_fail(r->err, SN_REFUSED,
                            "metadata key '%.*s' is not known and may change the model's mathematics",
@@ -271,7 +279,7 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     char key[KEY_SIZE];
     float theta = r->family->theta_default > 0 ? (float)r->family->theta_default : 10000, factor = 1;
     sn_gguf_str type = {"none", 4};
-    h->rope_dim = h->head_dim;
+    h->rope_dim = r->family->rotated_default > 0 ? (int)(h->head_dim * r->family->rotated_default) : h->head_dim;
     sn_status status = read_int(r, "rope.dimension_count", false, &h->rope_dim);
     if (!status) status = read_float(r, "rope.freq_base", false, &theta);
     if (!status) status = read_float(r, "rope.scale_linear", false, &factor); /* old spelling */
@@ -306,6 +314,38 @@ static sn_status read_pattern(const reader *r, sn_hparams *h) {
     if (pattern < 1) return sn_fail(r->err, SN_REFUSED, "'%s' is %d", key, pattern);
     for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* more blocks are refused by sn_config_finish */
         h->full_attention[i] = !h->window || (listed ? !value->data[i] : (i + 1) % pattern == 0);
+    return SN_OK;
+}
+
+/* Which blocks are recurrent: a list, or all but every n-th. */
+static sn_status read_recurrent_blocks(const reader *r, sn_hparams *h) {
+    char key[KEY_SIZE];
+    const sn_gguf_value *list = sn_gguf_find(r->gguf, full_key(r, "attention.recurrent_layers", key));
+    int every = 4;
+    if (list && (list->type != SN_GGUF_ARRAY || list->element != SN_GGUF_BOOL || list->n != (size_t)h->n_blocks))
+        return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools", key, h->n_blocks);
+    sn_status status = read_int(r, "full_attention_interval", false, &every);
+    if (!status && every < 1) return sn_fail(r->err, SN_REFUSED, "'full_attention_interval' is %d", every);
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX && !status; i++)
+        h->recurrent[i] = list ? list->data[i] : (i + 1) % every != 0;
+    return status;
+}
+
+/* llama.cpp's converter orders value heads so that those of one key head lie n_key_heads apart. */
+static sn_status read_recurrent(const reader *r, sn_hparams *h) {
+    int inner = 0;
+    if (!r->family->recurrent) return SN_OK;
+    sn_status status = read_recurrent_blocks(r, h);
+    if (!status) status = read_int(r, "ssm.conv_kernel", true, &h->conv_taps);
+    if (!status) status = read_int(r, "ssm.state_size", true, &h->delta_key_dim);
+    if (!status) status = read_int(r, "ssm.group_count", true, &h->delta_key_heads);
+    if (!status) status = read_int(r, "ssm.time_step_rank", true, &h->delta_value_heads);
+    if (!status) status = read_int(r, "ssm.inner_size", true, &inner);
+    if (status) return status;
+    if (h->delta_value_heads < 1 || inner < 1 || inner % h->delta_value_heads)
+        return sn_fail(r->err, SN_REFUSED, "%d values cannot be split into %d heads", inner, h->delta_value_heads);
+    h->delta_value_dim = inner / h->delta_value_heads;
+    h->delta_heads_alternate = h->delta_key_heads != h->delta_value_heads;
     return SN_OK;
 }
 
@@ -351,6 +391,7 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!status) status = read_rope(&r, hparams, &scaling[two]);
     if (!status && two) status = read_window_rope(&r, scaling[1].theta, hparams, &scaling[0]);
     if (!status) status = read_pattern(&r, hparams);
+    if (!status) status = read_recurrent(&r, hparams);
     if (!status) status = read_scales(&r, hparams);
     if (status) return status;
     for (int i = 0; (*family)->no_rope_interval && i < hparams->n_blocks && i < SN_BLOCKS_MAX; i++)

@@ -458,6 +458,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status) status = read_rope(config, *family, h, scaling, err);
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_no_rope(config, *family, h, err);
+    if (!status) status = sn_config_read_recurrent(config, *family, h, err);
     if (!status) status = read_activation(config, *family, h, err);
     if (!status) status = read_scales(config, *family, h, err);
     if (!status) status = sn_config_read_experts(config, *family, h, err);

@@ -20,4 +20,8 @@ sn_status sn_config_text(const json_t *object, const char *name, bool required, 
 sn_status sn_config_read_experts(const json_t *config, const sn_family *family, sn_hparams *hparams,
                                  sn_err *err) SN_MUST_USE;
 
+/* Which blocks are recurrent, and their sizes (config_recurrent.c). */
+sn_status sn_config_read_recurrent(const json_t *config, const sn_family *family, sn_hparams *hparams,
+                                   sn_err *err) SN_MUST_USE;
+
 #endif

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const sn_family *const lists[] = {sn_families_dense, sn_families_experts};
+static const sn_family *const lists[] = {sn_families_dense, sn_families_experts, sn_families_recurrent};
 enum { N_LISTS = sizeof lists / sizeof *lists };
 
 static const char *family_name_in(const sn_family *family, sn_container container) {
@@ -63,6 +63,9 @@ bool sn_family_stacks_experts(const sn_family *family, sn_container container, s
 }
 
 bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role, int block) {
+    bool attention = (role >= SN_ROLE_ATTN_Q && role <= SN_ROLE_ATTN_K_NORM) || role == SN_ROLE_ATTN_GATE;
+    bool delta = role >= SN_ROLE_DELTA_QKV && role <= SN_ROLE_DELTA_OUT;
+    if (hparams->recurrent[block] ? attention : delta) return false;
     switch (role) {
     case SN_ROLE_ATTN_Q_BIAS:
     case SN_ROLE_ATTN_K_BIAS:

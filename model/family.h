@@ -39,6 +39,7 @@ typedef struct sn_tensor_naming {
     const char *block_prefix;
     const char *names[SN_ROLE_COUNT];
     sn_qkv_layout qkv;
+    bool q_gated;            /* Q and attention's gate are one tensor: for each head its queries, then its gate */
     bool gate_up_fused;      /* gate and up are one tensor: all rows of gate, then of up */
     bool experts_transposed; /* stacked experts are (experts, inputs, outputs); gate and up are one tensor, with their
                               * columns alternating */
@@ -93,6 +94,7 @@ typedef struct sn_family {
     int no_rope_interval;   /* config.json may list no_rope_layers; without the list every n-th block has no rope */
     bool multipliers;       /* embeddings, scores, residuals and logits are multiplied by numbers of the file */
     bool wrapped;           /* config.json may have these fields in text_config, beside those of an image encoder */
+    bool recurrent;         /* blocks without attention have a gated delta rule, the others an output gate */
     bool rope_required;     /* config.json must have rope_parameters or rope_scaling */
     bool yarn_untruncated;  /* GGUF: sn_rope_scaling.truncate is false */
     bool norm_plus_one;     /* safetensors store the factors of norms minus 1 */

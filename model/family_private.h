@@ -45,7 +45,8 @@
 /* How GGUF files name the tensors of most families, mixtures of experts among them. */
 extern const sn_tensor_naming sn_naming_gguf;
 
-extern const sn_family sn_families_dense[];   /* every row passes through the same feed-forward */
-extern const sn_family sn_families_experts[]; /* a router chooses experts for every row */
+extern const sn_family sn_families_dense[];     /* every row passes through the same feed-forward */
+extern const sn_family sn_families_recurrent[]; /* most blocks have a recurrent state instead of a KV cache */
+extern const sn_family sn_families_experts[];   /* a router chooses experts for every row */
 
 #endif

@@ -55,6 +55,14 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
                  h->router_scoring == SN_ROUTER_SOFTMAX_ALL);
     if (h->router_scoring == SN_ROUTER_SIGMOID) add_line(hasher, "sigmoid_normalised=%d\n", h->router_normalised);
     if (h->router_scale != 1) add_line(hasher, "router_scale=%08" PRIx32 "\n", float_bits(h->router_scale));
+    if (h->attn_gate) add_line(hasher, "attn_gate=1\n");
+}
+
+/* Of a recurrent block. */
+static void add_delta(sn_hasher *hasher, const sn_hparams *h) {
+    add_line(hasher, "conv_taps=%d\ndelta_key=%d %d\ndelta_value=%d %d\nheads_alternate=%d\nlog_rates=%d\n",
+             h->conv_taps, h->delta_key_heads, h->delta_key_dim, h->delta_value_heads, h->delta_value_dim,
+             h->delta_heads_alternate, h->delta_log_rates);
 }
 
 static void add_tensor(sn_hasher *hasher, sn_role role, const sn_model_tensor *tensor) {
@@ -95,6 +103,7 @@ sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn
     const sn_hparams *h = sn_model_hparams(model);
     if (block >= 0 && block < h->n_blocks) add_hparams(hasher, h, sn_window_of(h, block), sn_rope_of(h, block));
     if (block >= 0 && block < h->n_blocks && h->no_rope[block]) add_line(hasher, "no_rope=1\n");
+    if (block >= 0 && block < h->n_blocks && h->recurrent[block]) add_delta(hasher, h);
     for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++) {
         for (int i = 0; !status && i < sn_role_n_matrices(h, (sn_role)role); i++)
             status = add_matrix(hasher, model, (sn_role)role, block, i, err);
@@ -126,6 +135,7 @@ sn_status sn_model_compute_id(const sn_model *model, sn_hash *out, sn_err *err) 
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
     add_hparams(hasher, h, h->window, 0);
+    if (h->conv_taps) add_delta(hasher, h);
     add_line(hasher, "n_blocks=%d\nn_vocab=%d\n", h->n_blocks, h->n_vocab);
     if (h->embed_scale != 1) add_line(hasher, "embed_scale=%08" PRIx32 "\n", float_bits(h->embed_scale));
     if (h->logit_scale != 1) add_line(hasher, "logit_scale=%08" PRIx32 "\n", float_bits(h->logit_scale));

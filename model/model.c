@@ -137,20 +137,25 @@ static sn_tensor_view view_of(const sn_model *m, const entry *e, sn_role role, i
 
 static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16; }
 
-static bool is_experts_bias(sn_role role) {
-    return role >= SN_ROLE_EXPERTS_GATE_BIAS && role <= SN_ROLE_EXPERTS_DOWN_BIAS;
+/* Vectors that files have as matrices: a row for each expert, or for each channel. Returns the rows; 0: no such role.
+ */
+static size_t vector_rows(const sn_hparams *h, sn_role role) {
+    if (role == SN_ROLE_DELTA_TAPS) return sn_delta_width(h);
+    return role >= SN_ROLE_EXPERTS_GATE_BIAS && role <= SN_ROLE_EXPERTS_DOWN_BIAS ? (size_t)h->n_experts : 0;
 }
 
 static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn_err *err) {
     size_t rows, cols, own;
+    size_t matrix_rows = vector_rows(&m->hparams, role);
     bool vector = sn_role_is_vector(role);
-    int n_dims = sn_family_stacks_experts(m->family, m->container, role) ? 3 : vector && !is_experts_bias(role) ? 1 : 2;
+    int n_dims = sn_family_stacks_experts(m->family, m->container, role) ? 3 : vector && !matrix_rows ? 1 : 2;
     sn_dtype dtype = e->tensor.dtype;
     const sn_tensor_view view = view_of(m, e, role, 0, &own);
     sn_role_shape(&m->hparams, role, &rows, &cols);
     *(vector ? &cols : &rows) = view.whole;
     if (view.col_step) cols = view.col_step;
-    if (is_experts_bias(role)) rows = (size_t)m->hparams.n_experts, cols /= rows; /* one row for each expert */
+    if (matrix_rows) rows = matrix_rows, cols /= rows;
+    if (role == SN_ROLE_DELTA_TAPS) n_dims = e->n_dims; /* (channels, 1, taps) on the hub, (channels, taps) in GGUF */
     if (e->n_dims != n_dims || e->tensor.rows != rows || e->tensor.cols != cols)
         return sn_fail(err, SN_REFUSED,
                        "tensor '%s' has %d dimensions, (%zu, %zu), where the hyperparameters ask for (%zu, %zu)",
@@ -411,7 +416,7 @@ sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, i
     size_t own;
     sn_tensor_view view = view_of(model, found, role, expert, &own);
     *out = found->tensor;
-    if (is_experts_bias(role)) {
+    if (vector_rows(&model->hparams, role)) {
         out->cols *= out->rows, out->rows = 1;
         set_single_group(out);
     }

@@ -62,7 +62,17 @@
     X(SHARED_GATE)       /* (n_ff_shared, n_embd)             n_ff_shared: the expert that takes every row */          \
     X(SHARED_UP)         /* (n_ff_shared, n_embd)             likewise */                                              \
     X(SHARED_DOWN)       /* (n_embd, n_ff_shared)             likewise */                                              \
-    X(SHARED_ROUTER)     /* (1, n_embd)                       shared_gated */
+    X(SHARED_ROUTER)     /* (1, n_embd)                       shared_gated */                                          \
+    X(ATTN_GATE)         /* (n_heads * head_dim, n_embd)      attn_gate */                                             \
+    X(DELTA_QKV)       /* (sn_delta_width, n_embd)          recurrent blocks: these nine instead of the ATTN_ ones */  \
+    X(DELTA_GATE)      /* (value heads * value_dim, n_embd) of the output */                                           \
+    X(DELTA_TIME)      /* (value heads, n_embd)             of the decay: device.h calls its result a */               \
+    X(DELTA_WRITE)     /* (value heads, n_embd)             of what is written: b */                                   \
+    X(DELTA_TAPS)      /* (sn_delta_width * conv_taps)      of the convolution, channel by channel */                  \
+    X(DELTA_RATES)     /* (value heads)                     of the decay */                                            \
+    X(DELTA_TIME_BIAS) /* (value heads)                     added to what DELTA_TIME gives */                          \
+    X(DELTA_NORM)      /* (value_dim)                       of each value head's output */                             \
+    X(DELTA_OUT)       /* (n_embd, value heads * value_dim) */
 
 typedef enum sn_role {
 #define X(name) SN_ROLE_##name,
@@ -117,15 +127,21 @@ typedef struct sn_hparams {
     float router_scale;                        /* of the experts' weights; usually 1 */
     bool qkv_bias;                             /* Q, K and V have biases */
     bool tied_output;                          /* the LM head is the embedding */
-    bool qk_norm, qk_norm_wide; /* Q and K have norms; wide: over all heads of a row, not over each head */
-    bool post_norm;             /* the output of each half of a block has a norm before it is added */
-    bool layer_norm;            /* norms subtract the mean and have biases; else they are RMS norms */
-    bool o_bias;                /* the output matrix of attention has a bias */
-    bool linear_bias;           /* the matrices of a feed-forward without gates have biases */
-    bool parallel;              /* both halves of a block read the block's input, each through its own norm */
-    bool gated;                 /* the feed-forward has gates */
-    bool alibi;                 /* attention is biased by ATTN_SLOPES; such models have no rope */
-    sn_activation activation;   /* of the feed-forward; of its gate, if it is gated */
+    bool qk_norm, qk_norm_wide;    /* Q and K have norms; wide: over all heads of a row, not over each head */
+    bool post_norm;                /* the output of each half of a block has a norm before it is added */
+    bool layer_norm;               /* norms subtract the mean and have biases; else they are RMS norms */
+    bool o_bias;                   /* the output matrix of attention has a bias */
+    bool linear_bias;              /* the matrices of a feed-forward without gates have biases */
+    bool parallel;                 /* both halves of a block read the block's input, each through its own norm */
+    bool gated;                    /* the feed-forward has gates */
+    bool alibi;                    /* attention is biased by ATTN_SLOPES; such models have no rope */
+    sn_activation activation;      /* of the feed-forward; of its gate, if it is gated */
+    bool attn_gate;                /* attention's output is multiplied by sigmoid(ATTN_GATE) */
+    bool recurrent[SN_BLOCKS_MAX]; /* blocks with a gated delta rule behind a short convolution, not attention */
+    int conv_taps;                 /* 0: the model has no recurrent blocks, and the next six say nothing */
+    int delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim;
+    bool delta_heads_alternate; /* as sn_delta_shape.key_heads_alternate: GGUF files order value heads so */
+    bool delta_log_rates;       /* the file stores ln(-DELTA_RATES) */
     bool norm_plus_one;         /* the file stores w where norms multiply by 1 + w */
     float attn_scale;           /* of query times key: 1 / sqrt(head_dim) unless the model says otherwise */
     float embed_scale;          /* embeddings are multiplied by it before the first block; usually 1 */
@@ -150,6 +166,27 @@ static inline const float *sn_rope_freqs(const sn_hparams *hp, int rope) {
 
 static inline bool sn_q_grows(const sn_hparams *hp, int block) { return hp->q_growth > 0 && block >= 0; }
 static inline bool sn_has_experts(const sn_hparams *hp, int block) { return hp->n_experts && !hp->dense[block]; }
+/* Columns of what DELTA_QKV gives: queries and keys of all key heads, values of all value heads. */
+static inline size_t sn_delta_width(const sn_hparams *hp) {
+    return 2 * (size_t)hp->delta_key_heads * (size_t)hp->delta_key_dim +
+           (size_t)hp->delta_value_heads * (size_t)hp->delta_value_dim;
+}
+/* Columns of what the delta rule gives. */
+static inline size_t sn_delta_values(const sn_hparams *hp) {
+    return (size_t)hp->delta_value_heads * (size_t)hp->delta_value_dim;
+}
+/* How many of the blocks [first, block) are recurrent, or have attention, as `block` does: which state, or which part
+ * of a KV page, is this block's in a cache of blocks from `first` on. */
+static inline int sn_place_of(const sn_hparams *hp, int first, int block) {
+    int place = 0;
+    for (int b = first; b < block; b++) place += hp->recurrent[b] == hp->recurrent[block];
+    return place;
+}
+static inline int sn_n_recurrent(const sn_hparams *hp, int first, int end) {
+    int n = 0;
+    for (int b = first; b < end; b++) n += hp->recurrent[b];
+    return n;
+}
 
 /* The shape of one matrix of the role, (outputs, inputs); of a vector (1, width). */
 void sn_role_shape(const sn_hparams *hparams, sn_role role, size_t *rows, size_t *cols);

@@ -19,6 +19,9 @@ static void attention_shape(const sn_hparams *h, sn_role role, size_t *rows, siz
     case SN_ROLE_ATTN_Q:
         *rows = q;
         break;
+    case SN_ROLE_ATTN_GATE:
+        *rows = q;
+        break;
     case SN_ROLE_ATTN_K:
     case SN_ROLE_ATTN_V:
         *rows = kv;
@@ -84,6 +87,17 @@ static void experts_shape(const sn_hparams *h, sn_role role, size_t *rows, size_
     }
 }
 
+static void delta_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+    size_t heads = (size_t)h->delta_value_heads, dim = (size_t)h->delta_value_dim;
+    if (role == SN_ROLE_DELTA_QKV) *rows = sn_delta_width(h);
+    if (role == SN_ROLE_DELTA_GATE) *rows = heads * dim;
+    if (role == SN_ROLE_DELTA_TIME || role == SN_ROLE_DELTA_WRITE) *rows = heads;
+    if (role == SN_ROLE_DELTA_TAPS) *cols = sn_delta_width(h) * (size_t)h->conv_taps;
+    if (role == SN_ROLE_DELTA_RATES || role == SN_ROLE_DELTA_TIME_BIAS) *cols = heads;
+    if (role == SN_ROLE_DELTA_NORM) *cols = dim;
+    if (role == SN_ROLE_DELTA_OUT) *rows = (size_t)h->n_embd, *cols = heads * dim;
+}
+
 void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     size_t n_ff = (size_t)(h->n_experts ? h->n_ff_dense : h->n_ff);
     *rows = 1;
@@ -93,10 +107,22 @@ void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols
     case SN_ROLE_OUTPUT:
         *rows = (size_t)h->n_vocab;
         break;
+    case SN_ROLE_DELTA_QKV:
+    case SN_ROLE_DELTA_GATE:
+    case SN_ROLE_DELTA_TIME:
+    case SN_ROLE_DELTA_WRITE:
+    case SN_ROLE_DELTA_TAPS:
+    case SN_ROLE_DELTA_RATES:
+    case SN_ROLE_DELTA_TIME_BIAS:
+    case SN_ROLE_DELTA_NORM:
+    case SN_ROLE_DELTA_OUT:
+        delta_shape(h, role, rows, cols);
+        break;
     case SN_ROLE_ATTN_Q:
     case SN_ROLE_ATTN_K:
     case SN_ROLE_ATTN_V:
     case SN_ROLE_ATTN_O:
+    case SN_ROLE_ATTN_GATE:
     case SN_ROLE_ATTN_Q_BIAS:
     case SN_ROLE_ATTN_K_BIAS:
     case SN_ROLE_ATTN_V_BIAS:
@@ -182,7 +208,7 @@ sn_role sn_role_bias(sn_role role) {
 
 bool sn_role_is_vector(sn_role role) {
     bool vector = sn_role_is_norm(role) || role == SN_ROLE_ATTN_SLOPES || role == SN_ROLE_ATTN_SINKS ||
-                  role == SN_ROLE_ROUTER_CORRECTION;
+                  role == SN_ROLE_ROUTER_CORRECTION || (role >= SN_ROLE_DELTA_TAPS && role <= SN_ROLE_DELTA_NORM);
     for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) vector |= biases[i].bias == role;
     return vector;
 }

@@ -27,11 +27,20 @@ static sn_tensor_view view_of_qkv(sn_qkv_layout layout, const sn_hparams *h, int
         .whole = all * groups, .first = first[place], .group_rows = place ? kv : q, .group_stride = all};
 }
 
+/* Q, or the gate, of a tensor that holds both, head by head. */
+static sn_tensor_view view_of_gated_q(const sn_hparams *h, size_t own, bool gate) {
+    size_t head = (size_t)h->head_dim;
+    return (sn_tensor_view){.whole = 2 * own, .first = gate ? head : 0, .group_rows = head, .group_stride = 2 * head};
+}
+
 sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparams *hparams, sn_role role, size_t own) {
     bool qkv = naming->qkv != SN_QKV_SEPARATE;
     switch (role) {
+    case SN_ROLE_ATTN_GATE:
+        return view_of_gated_q(hparams, own, true);
     case SN_ROLE_ATTN_Q:
     case SN_ROLE_ATTN_Q_BIAS:
+        if (naming->q_gated) return view_of_gated_q(hparams, own, false);
         if (qkv) return view_of_qkv(naming->qkv, hparams, 0);
         break;
     case SN_ROLE_ATTN_K:

@@ -47,12 +47,11 @@ sn_chain_options sn_chain_twin_options(const sn_chain *chain, int first, int end
 static size_t chain_kv_bytes(const sn_chain *chain) {
     const sn_chain_local *local = &chain->options.local;
     const sn_chain_routing *routing = &chain->options.routing;
-    sn_kv_shape shape = {local->end - local->first, chain->hp.n_kv_heads, chain->hp.head_dim, SN_KV_PAGE_TOKENS,
-                         chain->options.kv.dtype};
-    size_t hops = 1, pages = (size_t)chain->max_tokens / SN_KV_PAGE_TOKENS + 1;
+    size_t hops = 1;
     for (int b = local->first + 1; b < local->end; b++)
         hops += routing->every_block || (routing->cut_at && routing->cut_at[b]);
-    return hops * pages * local->device->ops->kv_page_bytes(local->device, &shape);
+    return sn_span_kv_bytes(&chain->hp, local->device, local->first, local->end, chain->options.kv.dtype, hops,
+                            (size_t)chain->max_tokens);
 }
 
 /* The local blocks must be those that the adapter was trained for. */
@@ -81,6 +80,9 @@ static sn_status chain_check_options(const sn_chain *chain, sn_err *err) {
     const sn_chain_options *o = &chain->options;
     const sn_base_weights *base = o->adapter.base;
     bool named_only = memcmp(&o->adapter.hash, &none, sizeof none) && !o->adapter.bytes;
+    if (o->kv.replica && chain->hp.conv_taps)
+        return sn_fail(err, SN_REFUSED,
+                       "sessions of this model hold recurrent states, which are not copied: leave out --kv-replica");
     if (o->link && o->limits.timeout_ms < 1)
         return sn_fail(err, SN_REFUSED, "a chain over nodes needs a timeout: begin with sn_chain_options_default()");
     if (named_only && o->local.first < o->local.end)

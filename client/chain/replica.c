@@ -259,6 +259,14 @@ static void hop_switch_to_replica(sn_chain *chain, size_t k) {
         chain->drains++;
 }
 
+/* The node drains, and the KV cache cannot be copied. */
+static void chain_leave_hop(sn_chain *chain, size_t k) {
+    size_t i = k, j = sn_chain_group_end(chain->hops, chain->n_hops, k);
+    while (chain->hops[i].pushed) i--;
+    if (chain->hops[i].length >= 0) chain->drains++;
+    for (; i < j; i++) chain->hops[i].length = -1; /* the next step replaces the group */
+}
+
 void sn_chain_poll_hops(sn_chain *chain) {
     sn_link *link = chain->options.link;
     if (!link) return;
@@ -275,6 +283,10 @@ void sn_chain_poll_hops(sn_chain *chain) {
             chain_avoid_node(chain, r->node);
         }
         if (!r->draining && !chain->options.kv.replica) continue;
+        if (chain->hp.conv_taps) { /* no copy is possible: the next step replays the session elsewhere */
+            chain_leave_hop(chain, k);
+            continue;
+        }
         if (!r->replica) replica_try_begin(chain, hop);
         hop->report.replicated = r->replica && replica_is_ready(chain, hop);
         if (hop->report.replicated && r->draining) hop_switch_to_replica(chain, k);

@@ -5,6 +5,9 @@
  * depends (model, adapter, each block's weights), so that it is only continued with the same; and it holds the token
  * ids, the position of the chain (`seen`), the RNG state and the caller's `extra`.
  *
+ * A session with recurrent states has no chunks: the states are nowhere to be read, and restoring it computes the
+ * tokens again.
+ *
  * Restoring puts the chunks into a new chain, whose nodes need a timeline hash for every position. The rows that the
  * old nodes hashed are not in the file, so make_token_timelines makes hashes of model and tokens instead, from which
  * the nodes continue (net/timeline.h, graft). */
@@ -27,12 +30,14 @@ struct sn_session_file {
     sn_rng_state rng_state;
 };
 
+/* 0: the file has no KV cache. */
 static size_t kv_row_floats(const sn_hparams *hp) {
+    if (hp->conv_taps) return 0;
     return (size_t)hp->n_blocks * 2 * (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
 }
 
 static int chunk_tokens(const sn_hparams *hp) {
-    size_t n = CHUNK_BYTES / (kv_row_floats(hp) * sizeof(float));
+    size_t bytes = kv_row_floats(hp) * sizeof(float), n = bytes ? CHUNK_BYTES / bytes : 1;
     return n < 1 ? 1 : n < SN_KV_TRANSFER_TOKENS_MAX ? (int)n : SN_KV_TRANSFER_TOKENS_MAX;
 }
 
@@ -101,8 +106,8 @@ sn_status sn_session_file_write(const char *path, const sn_file_key *secret, con
     sn_status status = sn_encrypted_file_create(path, MAGIC, secret, &file, err);
     if (!status) status = header_write(file, o, err);
     json_decref(o);
-    if (!status) status = sn_calloc(&rows, (size_t)chunk * kv_row_floats(hp), sizeof *rows, err);
-    for (int at = 0, m; at < all && !status; at += m) {
+    if (!status) status = sn_calloc(&rows, (size_t)chunk * kv_row_floats(hp) + 1, sizeof *rows, err);
+    for (int at = 0, m; at < all && kv_row_floats(hp) && !status; at += m) {
         m = chunk < all - at ? chunk : all - at;
         status = sn_chain_get_kv(chain, at, m, rows, err);
         if (!status) status = sn_encrypted_file_write(file, rows, (size_t)m * kv_row_floats(hp) * sizeof *rows, err);
@@ -225,6 +230,20 @@ static sn_status session_check_weights(const sn_session_file *s, const sn_chain 
     return SN_OK;
 }
 
+/* Of a session without a KV cache in the file: runs its tokens through the chain. */
+static sn_status session_compute(const sn_session_file *s, sn_chain *chain, sn_lm_head *head, sn_err *err) {
+    size_t width = (size_t)sn_model_hparams(s->model)->n_embd;
+    float *rows = NULL;
+    sn_status status = sn_calloc(&rows, 2 * EMBED_ROWS * width, sizeof *rows, err);
+    for (size_t at = 0, n; at < s->seen && !status; at += n) {
+        n = sn_min_size(EMBED_ROWS, s->seen - at);
+        status = sn_lm_head_embed(head, s->ids + at, (int)n, rows, err);
+        if (!status) status = sn_chain_step(chain, (int)at, (int)n, rows, rows + EMBED_ROWS * width, err);
+    }
+    free(rows);
+    return status ? status : sn_encrypted_file_expect_end(s->file, err);
+}
+
 static sn_status session_put_kv(sn_session_file *s, sn_chain *chain, const sn_hash *token_timelines, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(s->model);
     int chunk = chunk_tokens(hp), all = kv_tokens(s);
@@ -248,6 +267,10 @@ sn_status sn_session_file_restore(sn_session_file *s, sn_lm_head *head, sn_chain
     float *inputs = NULL; /* the chain keeps them for replays */
     sn_status status = sn_generator_resume(generator, s->ids, s->n, s->seen, &s->rng_state, err);
     if (!status) status = session_check_weights(s, chain, err);
+    if (!status && !kv_row_floats(sn_model_hparams(s->model))) {
+        status = session_compute(s, chain, head, err);
+        return status ? sn_err_context(err, "the session cannot be continued") : SN_OK;
+    }
     if (!status) status = make_token_timelines(s, &token_timelines, err);
     if (!status) status = session_put_kv(s, chain, token_timelines, err);
     if (!status) status = sn_calloc(&inputs, (before + s->seen) * width, sizeof *inputs, err);

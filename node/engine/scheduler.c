@@ -9,7 +9,8 @@
  *      longest. Only steps of its kind join the batch.
  *   3. Decode steps are added, then prefill steps, client by client, up to prefill_rows_max.
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
- *   5. batch_run runs one forward pass; completed pages go into the prefix cache.
+ *   5. batch_run runs one forward pass; completed pages go into the prefix cache. A step whose recurrent states must be
+ *      brought to its position does not join: batch_catch_up computes a piece of that.
  *   6. Training jobs that are cancelled end, and a piece of another one is run, if it is training's turn
  *      (training_may_run). Clients take turns, piece by piece.
  * A job is finished when finished_us is set; jobs_collect_finished takes it out of its list. */
@@ -57,7 +58,8 @@ struct sn_scheduler {
     bool waiting;   /* nothing could run in the newest round */
     bool kv_copied; /* KV pages were copied in this round: one part per round, to bound the delay */
     batch_kind recent_kinds[BATCH_KINDS]; /* of the newest batches, the newest first */
-    sn_job *lead;                         /* the job whose kind the batch has */
+    sn_job *behind; /* a job whose cache must catch up before it joins a batch; NULL: none in this round */
+    sn_job *lead;   /* the job whose kind the batch has */
     sn_job *chosen[SN_SPAN_ROWS_MAX];
     sn_span_sequence parts[SN_SPAN_ROWS_MAX];
     uint64_t row_ns;       /* time that a row adds to a pass; 0: not known */
@@ -298,6 +300,10 @@ static void batch_add_job(sn_scheduler *s, sn_job *job, int rows) {
     if (rows > capacity) rows = capacity;
     const batch_kind wanted = job_batch_kind(s->lead);
     if (rows <= 0 || !job_is_of_kind(job, &wanted) || job_page_is_in_batch(s, job)) return;
+    if (sn_kv_cache_state_position(*job->kv) < sn_kv_cache_length(*job->kv)) {
+        if (!s->behind) s->behind = job;
+        return;
+    }
     rows = job_rows_to_cached_page(s, job, rows);
     s->chosen[s->n_chosen] = job;
     s->parts[s->n_chosen++] =
@@ -373,6 +379,7 @@ static sn_job *prefill_next_job(const sn_scheduler *s) {
 
 static void batch_form(sn_scheduler *s, int64_t now_us) {
     s->n_chosen = s->n_rows = 0;
+    s->behind = NULL;
     s->kv_copied = false;
     s->span_rows = 0;
     jobs_prepare(s, now_us);
@@ -415,6 +422,16 @@ static void batch_run(sn_scheduler *s) {
         if (status) job->err = err;
         if (status || job->n_done == job->n_tokens) job_end(job, status, now);
     }
+}
+
+/* Computes a piece of the rows that a session with recurrent states needs again. */
+static void batch_catch_up(sn_scheduler *s) {
+    sn_job *job = s->behind;
+    sn_adapter **adapter = job->step.adapter;
+    int rows = s->n_chosen ? SN_PREFILL_ROWS_CONCURRENT : SN_SPAN_ROWS_MAX;
+    sn_status status =
+        sn_span_catch_up(s->span, job->first, job->end, adapter ? *adapter : NULL, *job->kv, rows, &job->err);
+    if (status) job_end(job, status, sn_now_us());
 }
 
 /* -- training ------------------------------------------------------------------------------------------------------ */
@@ -492,10 +509,11 @@ sn_job *sn_scheduler_run(sn_scheduler *s, int64_t now_us) {
     sn_job *lost = sn_kv_admission_reclaim(&s->admission, s->jobs);
     if (lost) job_end(lost, lost->err.status, now_us);
     if (s->n_chosen) batch_run(s);
+    if (s->behind && !s->behind->finished_us) batch_catch_up(s);
     training_drop_cancelled(s, now_us);
     jobs_collect_finished(&s->training_jobs, &done);
     bool trained = training_may_run(s, now_us) && training_run_piece(s, now_us);
-    s->waiting = !s->n_chosen && !s->kv_copied && !trained;
+    s->waiting = !s->n_chosen && !s->behind && !s->kv_copied && !trained;
     jobs_collect_finished(&s->jobs, &done);
     jobs_collect_finished(&s->training_jobs, &done);
     return done;

@@ -33,6 +33,14 @@ sn_status sn_protocol_owned_session(sn_protocol *protocol, const sn_event *event
     return SN_OK;
 }
 
+/* The states are not among the KV pages, and keys and values without them are of no use. */
+sn_status sn_protocol_check_transfer(const sn_protocol *protocol, const sn_session *session, sn_err *err) {
+    if (!sn_n_recurrent(protocol->hp, session->first, session->end)) return SN_OK;
+    return sn_fail(err, SN_REFUSED,
+                   "blocks %d:%d hold recurrent states, which are not copied: replay the session where it goes on",
+                   session->first, session->end);
+}
+
 /* -- KV_PUT -------------------------------------------------------------------------------------------------------- */
 
 /* The session, if the sender is its owner or the source that the owner named, and it was not resumed. */
@@ -135,6 +143,7 @@ void sn_protocol_on_kv_put(sn_protocol *protocol, sn_event *event, int64_t now_u
     sn_err err;
     sn_session *session = NULL;
     sn_status status = kv_put_check_sender(protocol, event, &session, &err);
+    if (!status) status = sn_protocol_check_transfer(protocol, session, &err);
     if (!status && session->pending.job) return; /* a repeated part: the first one will be answered */
     if (!status) status = kv_put_check(protocol, session, event->msg, &err);
     if (!status && event->msg->kv_put.position > (uint64_t)session->length) { /* the part before it was lost */
@@ -274,6 +283,7 @@ static sn_status kv_get_start(sn_protocol *protocol, const sn_event *event, sn_e
     const sn_msg_kv_get *get = &event->msg->kv_get;
     sn_session *session = NULL;
     sn_status status = sn_protocol_owned_session(protocol, event, get->session, &session, err);
+    if (!status) status = sn_protocol_check_transfer(protocol, session, err);
     if (status) return status;
     if (!get->tokens || get->position >= (uint64_t)session->length)
         return sn_fail(err, SN_REFUSED, "%llu tokens at position %llu are not in a session of %d tokens",

@@ -159,6 +159,7 @@ static sn_status migration_start(sn_protocol *protocol, const sn_event *event, i
     const sn_msg_kv_send *send = &event->msg->kv_send;
     sn_session *session = NULL;
     sn_status status = sn_protocol_owned_session(protocol, event, send->session, &session, err);
+    if (!status) status = sn_protocol_check_transfer(protocol, session, err);
     if (status) return status;
     int n = 0;
     for (*out = session->migration.outgoing; *out; *out = (*out)->next, n++)

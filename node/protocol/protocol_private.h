@@ -166,6 +166,8 @@ void sn_protocol_kv_get_done(sn_protocol *protocol, sn_session *session, sn_job 
 /* A KV_PUT or KV_GET_REPLY with what a job has read; NULL: memory is out. */
 sn_msg *sn_protocol_kv_message(sn_protocol *protocol, sn_msg_kind kind, uint64_t correlation_id,
                                const sn_session *session, sn_job *job);
+/* SN_REFUSED: the session's blocks hold states that KV messages do not carry. */
+sn_status sn_protocol_check_transfer(const sn_protocol *protocol, const sn_session *session, sn_err *err) SN_MUST_USE;
 /* Submits a job that reads n tokens of KV pages from `position` on, of blocks [first, end). NULL: the engine is full,
  * or memory is out. */
 sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, int first, int end, int position, int n,

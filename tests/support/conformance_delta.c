@@ -1,5 +1,5 @@
-/* Recurrent blocks: the short convolution and the delta rule of two sequences, one of them at position 0, against double
- * precision; rows, states and snapshots. A device without them refuses both with a sentence. */
+/* Recurrent blocks: the short convolution and the delta rule of two sequences, one of them at position 0, against
+ * double precision; rows, states and snapshots. A device without them refuses both with a sentence. */
 #include "tests/support/conformance.h"
 
 #include <math.h>
@@ -161,10 +161,11 @@ void conformance_recurrent_blocks_follow_their_formulas(conformance *c) {
                                     {1, 3, 16, 64, 4, 0}, {2, 2, 33, 70, 3, 0}, {1, 2, 128, 128, 4, 0}};
     sn_delta delta = {.shape = {.n_key_heads = 1, .n_value_heads = 1, .key_dim = 1, .value_dim = 1, .taps = 2}};
     if (!c->device->recurrent) {
-        CONFORMANCE_CHECK(c, c->device->ops->short_conv(c->device, &delta, NULL, &c->err) == SN_REFUSED &&
-                                 c->device->ops->delta_rule(c->device, &delta, NULL, NULL, NULL, NULL, &c->err) ==
-                                     SN_REFUSED &&
-                                 strstr(c->err.text, "--device cpu"),
+        CONFORMANCE_CHECK(c,
+                          c->device->ops->short_conv(c->device, &delta, NULL, &c->err) == SN_REFUSED &&
+                              c->device->ops->delta_rule(c->device, &delta, NULL, NULL, NULL, NULL, &c->err) ==
+                                  SN_REFUSED &&
+                              strstr(c->err.text, "--device cpu"),
                           "recurrent blocks are not refused: %s", c->err.text);
         return;
     }

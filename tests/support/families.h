@@ -3,11 +3,18 @@
 #ifndef SN_TESTS_FAMILIES_H
 #define SN_TESTS_FAMILIES_H
 
+#include <stdbool.h>
+#include <string.h>
+
 static const char *const FAMILIES[] = {
-    "llama",   "llama3_rope", "mistral", "qwen2",      "qwen3",     "phi3",          "olmo2",      "gemma3",
-    "mixtral", "qwen3_moe",   "gpt_oss", "falcon",     "falcon_7b", "falcon_serial", "bloom",      "bloom_odd",
-    "smollm3", "granite",     "olmo3",   "ministral3", "qwen2_moe", "glm4_moe",      "minimax_m2",
+    "llama",    "llama3_rope", "mistral",   "qwen2",       "qwen3",  "phi3",       "olmo2",
+    "gemma3",   "mixtral",     "qwen3_moe", "gpt_oss",     "falcon", "falcon_7b",  "falcon_serial",
+    "bloom",    "bloom_odd",   "smollm3",   "granite",     "olmo3",  "ministral3", "qwen2_moe",
+    "glm4_moe", "minimax_m2",  "qwen3_5",   "qwen3_5_moe",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
+
+/* Blocks of these families hold recurrent states: they run on CPUs only, and nothing is trained through them. */
+static inline bool family_is_recurrent(const char *name) { return !strncmp(name, "qwen3_5", 7); }
 
 #endif

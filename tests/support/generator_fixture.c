@@ -4,7 +4,12 @@
 #include "tests/support/tokenizers.h"
 
 generator_fixture generator_fixture_begin(size_t kv_memory, int context) {
-    generator_fixture d = {.w = testbed_new(&(cluster_options){.kv_memory = kv_memory}), .context = context};
+    return generator_fixture_begin_with(NULL, kv_memory, context);
+}
+
+generator_fixture generator_fixture_begin_with(const char *model, size_t kv_memory, int context) {
+    generator_fixture d = {.w = testbed_new(&(cluster_options){.model = model, .kv_memory = kv_memory}),
+                           .context = context};
     sn_device_options options = {.threads = 1};
     REQUIRE(sn_model_open(d.w->path, &d.model, &err));
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &d.device, &err));

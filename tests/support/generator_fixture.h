@@ -17,6 +17,8 @@ typedef struct generator_fixture {
 
 /* kv_memory: of the nodes that are added, in pages, as in testbed_new */
 generator_fixture generator_fixture_begin(size_t kv_memory, int context);
+/* The same with a model of this path. */
+generator_fixture generator_fixture_begin_with(const char *model, size_t kv_memory, int context);
 void generator_fixture_end(generator_fixture *d);
 /* A chain that computes all blocks in this process; close it before the fixture ends. */
 sn_chain *generator_fixture_local_chain(const generator_fixture *d);

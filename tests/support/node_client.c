@@ -97,7 +97,8 @@ testbed *testbed_new(const cluster_options *options) {
     testbed *w = calloc(1, sizeof *w);
     sn_model *model = NULL;
     if (!w) abort();
-    w->path = tiny_model_make(&(tiny_model_options){.dtype = SN_F32});
+    w->own_model = !options->model;
+    w->path = w->own_model ? tiny_model_make(&(tiny_model_options){.dtype = SN_F32}) : strdup(options->model);
     REQUIRE(sn_model_open(w->path, &model, &err));
     w->model = sn_model_id(model);
     w->n_blocks = sn_model_hparams(model)->n_blocks;
@@ -129,7 +130,10 @@ testbed *testbed_new(const cluster_options *options) {
 void testbed_free(testbed **w) {
     if (!*w) return;
     cluster_free(&(*w)->cluster);
-    tiny_model_remove(&(*w)->path);
+    if ((*w)->own_model)
+        tiny_model_remove(&(*w)->path);
+    else
+        free((*w)->path);
     free((*w)->inputs);
     free((*w)->hidden);
     free(*w);

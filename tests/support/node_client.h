@@ -11,6 +11,7 @@ enum { TESTBED_TOKENS = 96, TESTBED_WAIT_MS = 10000 };
 /* A model, a cluster without nodes, and the output of the whole model for TESTBED_TOKENS rows of input. */
 typedef struct testbed {
     char *path;
+    bool own_model; /* the file was made for the testbed */
     cluster *cluster;
     sn_hash model, block_hash[8];
     sn_kv_dtype kv_dtype;
@@ -19,7 +20,7 @@ typedef struct testbed {
     float *inputs, *hidden; /* (TESTBED_TOKENS, n_embd) */
 } testbed;
 
-/* options->model is ignored; kv_memory and quota.kv_bytes are in pages */
+/* options->model: NULL: a tiny one is made; kv_memory and quota.kv_bytes are in pages */
 testbed *testbed_new(const cluster_options *options);
 void testbed_free(testbed **w);
 /* Computes the reference: rows (n, n_embd) at positions 0.. through blocks [first, end), into a new array that the

@@ -1,0 +1,312 @@
+/* Sessions whose blocks hold recurrent states: whatever is undone, shared or given up, the rows that are computed
+ * afterwards have the bits of a session that was never rewound. */
+#include "blocks/span.h"
+#include "kvcache/kvcache_private.h" /* private: tests give up snapshots */
+#include "kvcache/prefix_cache.h"
+#include "kvcache/swap.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+enum { TOKENS = 200, N_EMBD = 64, N_BLOCKS = 4, PAGE = SN_KV_PAGE_TOKENS };
+
+typedef struct setup {
+    sn_model *model;
+    sn_device *device;
+    sn_span *span;
+    sn_kv_pool *pool;
+    float *inputs, *want; /* (TOKENS, N_EMBD) */
+} setup;
+
+static void forward(const setup *s, sn_kv_cache *kv, const float *rows, int n, float *out) {
+    sn_tensor input = {.name = "rows", .data = rows, .dtype = SN_F32, .rank = 2, .shape = {n, N_EMBD}};
+    const sn_span_sequence part = {kv, &input, 0, n, out};
+    REQUIRE(sn_kv_cache_reserve(kv, n, &err));
+    REQUIRE(sn_span_forward(s->span, 0, N_BLOCKS, 1, &part, NULL, &err));
+}
+
+static sn_kv_cache *new_cache(const setup *s) {
+    sn_kv_cache *kv = NULL;
+    REQUIRE(sn_kv_cache_new(s->pool, &kv, &err));
+    return kv;
+}
+
+static setup begin(size_t kv_memory) {
+    setup s = {0};
+    uint32_t x = 3;
+    REQUIRE(sn_model_open(SN_FIXTURES "/golden/qwen3_5", &s.model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &s.device, &err));
+    REQUIRE(sn_span_load(s.model, s.device, 0, N_BLOCKS, NULL, NULL, &s.span, &err));
+    s.inputs = malloc(TOKENS * N_EMBD * sizeof(float));
+    s.want = malloc(TOKENS * N_EMBD * sizeof(float));
+    for (int i = 0; i < TOKENS * N_EMBD; i++) {
+        x = x * 1664525 + 1013904223;
+        s.inputs[i] = (float)(int32_t)x * 0x1p-31f;
+    }
+    REQUIRE(sn_span_kv_pool(s.span, 16u << 20, &s.pool, &err));
+    sn_kv_cache *kv = new_cache(&s);
+    forward(&s, kv, s.inputs, TOKENS, s.want);
+    sn_kv_cache_free(&kv);
+    sn_kv_pool_free(&s.pool);
+    REQUIRE(sn_span_kv_pool(s.span, kv_memory, &s.pool, &err));
+    return s;
+}
+
+static void end(setup *s) {
+    sn_kv_pool_free(&s->pool);
+    sn_span_free(&s->span);
+    sn_device_close(&s->device);
+    sn_model_close(&s->model);
+    free(s->inputs);
+    free(s->want);
+}
+
+/* Steps of `chunk` rows from the cache's end to `until`; every row must have the reference's bits. */
+static void expect_rows(const setup *s, sn_kv_cache *kv, int until, int chunk) {
+    float out[TOKENS * N_EMBD];
+    for (int at = sn_kv_cache_length(kv), n; at < until; at += n) {
+        n = chunk < until - at ? chunk : until - at;
+        forward(s, kv, s->inputs + at * N_EMBD, n, out);
+        cr_assert(!memcmp(out, s->want + at * N_EMBD, (size_t)(n * N_EMBD) * sizeof *out),
+                  "other bits in rows %d to %d", at, at + n);
+    }
+    cr_assert_eq(sn_kv_cache_length(kv), until);
+}
+
+/* Rows that other inputs lead to: what a rejected draft leaves in a cache. */
+static void other_rows(const setup *s, sn_kv_cache *kv, int n) {
+    float out[TOKENS * N_EMBD];
+    forward(s, kv, s->inputs + (TOKENS - n) * N_EMBD, n, out);
+}
+
+Test(recurrent, a_rewind_to_any_position_goes_on_with_the_same_bits) {
+    setup s = begin(16u << 20);
+    static const int to[] = {0, 1, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 190, 198, 199, 200};
+    for (size_t i = 0; i < sizeof to / sizeof *to; i++)
+        for (int chunk = 1; chunk <= 50; chunk += 49) {
+            sn_kv_cache *kv = new_cache(&s);
+            expect_rows(&s, kv, TOKENS, 50);
+            sn_kv_cache_rewind(kv, to[i]);
+            expect_rows(&s, kv, TOKENS, chunk);
+            sn_kv_cache_free(&kv);
+        }
+    end(&s);
+}
+
+Test(recurrent, rejected_drafts_leave_nothing_behind) {
+    setup s = begin(16u << 20);
+    sn_kv_cache *kv = new_cache(&s);
+    for (int at = 0; at + 3 <= TOKENS; at += 3) {
+        expect_rows(&s, kv, at + 2, 2); /* accepted */
+        other_rows(&s, kv, 5);          /* rejected, all or but for what is right by chance */
+        sn_kv_cache_rewind(kv, at + 2);
+        expect_rows(&s, kv, at + 3, 1);
+    }
+    sn_kv_cache_free(&kv);
+    end(&s);
+}
+
+Test(recurrent, a_step_that_is_undone_costs_no_row_again) {
+    setup s = begin(16u << 20);
+    sn_kv_cache *kv = new_cache(&s);
+    expect_rows(&s, kv, 70, 70);
+    other_rows(&s, kv, 6);
+    sn_kv_cache_rewind(kv, 70);
+    cr_expect_eq(sn_kv_cache_state_position(kv), 70);
+    sn_kv_cache_rewind(kv, 69);
+    cr_expect_eq(sn_kv_cache_state_position(kv), 64, "not the snapshot at 64");
+    sn_kv_cache_rewind(kv, 63);
+    cr_expect_eq(sn_kv_cache_state_position(kv), 0);
+    expect_rows(&s, kv, TOKENS, 9);
+    sn_kv_cache_free(&kv);
+    end(&s);
+}
+
+/* The states of two sessions, and no room for snapshots. */
+static size_t smallest_pool(const setup *s) {
+    size_t floats = s->pool->pages.states.floats;
+    return 4 * 4 * floats * sizeof(float) + 20 * s->pool->pages.page_bytes;
+}
+
+Test(recurrent, a_pool_without_room_for_snapshots_computes_from_the_start) {
+    setup s = begin(16u << 20);
+    size_t bytes = smallest_pool(&s);
+    sn_kv_pool_free(&s.pool);
+    REQUIRE(sn_span_kv_pool(s.span, bytes, &s.pool, &err));
+    while (sn_kv_states_take(&s.pool->pages.states) != SN_KV_NO_STATE)
+        if (s.pool->pages.states.n_free == 2) break;
+    sn_kv_cache *kv = new_cache(&s), *other = NULL;
+    sn_err err;
+    cr_expect_eq(sn_kv_cache_new(s.pool, &other, &err), SN_RETRY);
+    cr_expect(strstr(err.text, "recurrent states of other sessions"), "%s", err.text);
+    expect_rows(&s, kv, 150, 40);
+    cr_expect_eq(s.pool->pages.states.n_kept, 0);
+    sn_kv_cache_rewind(kv, 100);
+    cr_expect_eq(sn_kv_cache_state_position(kv), 0);
+    expect_rows(&s, kv, TOKENS, 7);
+    sn_kv_cache_free(&kv);
+    end(&s);
+}
+
+Test(recurrent, a_session_takes_the_oldest_snapshots_of_others) {
+    setup s = begin(16u << 20);
+    sn_kv_states *states = &s.pool->pages.states;
+    sn_kv_cache *a = new_cache(&s), *b;
+    expect_rows(&s, a, TOKENS, 50);
+    cr_expect_eq(states->n_kept, 3); /* at 64, 128, 192 */
+    while (states->n_free) (void)sn_kv_states_take(states);
+    b = new_cache(&s);
+    cr_expect_eq(states->n_kept, 1, "the session did not take two snapshots");
+    expect_rows(&s, b, 90, 30); /* its own snapshot at 64 replaces the last one of the other */
+    cr_expect_eq(states->n_kept, 1);
+    sn_kv_cache_rewind(a, 195);
+    cr_expect_eq(sn_kv_cache_state_position(a), 150); /* where its last step began */
+    sn_kv_cache_rewind(a, 149);
+    cr_expect_eq(sn_kv_cache_state_position(a), 0);
+    expect_rows(&s, a, TOKENS, 5);
+    expect_rows(&s, b, TOKENS, 30);
+    sn_kv_cache_free(&a);
+    sn_kv_cache_free(&b);
+    end(&s);
+}
+
+/* ---- shared and swapped pages ---- */
+
+/* Computes rows up to `until` and offers their pages under hashes that name their positions. */
+static void publish(const setup *s, sn_kv_cache *kv, int until) {
+    static const sn_prefix_cache_scope scope;
+    sn_hash ends[TOKENS / PAGE + 1];
+    memset(ends, 0, sizeof ends);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) ends[i].bytes[0] = (uint8_t)(i + 1);
+    expect_rows(s, kv, until, until);
+    sn_prefix_cache_insert(kv, &scope, ends, until, s->want);
+}
+
+static int attach(sn_kv_cache *kv, int pages, float *out) {
+    static const sn_prefix_cache_scope scope;
+    sn_hash ends[TOKENS / PAGE + 1];
+    memset(ends, 0, sizeof ends);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) ends[i].bytes[0] = (uint8_t)(i + 1);
+    return sn_prefix_cache_attach(kv, &scope, ends, pages, out);
+}
+
+Test(recurrent, pages_are_shared_up_to_one_that_ends_in_a_state) {
+    setup s = begin(16u << 20);
+    float out[TOKENS * N_EMBD];
+    REQUIRE(sn_prefix_cache_enable(s.pool, N_EMBD, 1 << 20, &err));
+    sn_kv_cache *a = new_cache(&s), *b = new_cache(&s);
+    publish(&s, a, 100); /* pages end at 32, 64 and 96, the snapshot is at 64 */
+    cr_expect_eq(attach(b, 3, out), 2);
+    cr_expect(!memcmp(out, s.want, 64 * N_EMBD * sizeof *out));
+    cr_expect_eq(sn_kv_cache_state_position(b), 64);
+    expect_rows(&s, b, 80, 16);
+    sn_kv_cache_rewind(b, 40); /* into a shared page */
+    other_rows(&s, b, 30);     /* which b writes to, beyond its end */
+    sn_kv_cache_rewind(b, 40);
+    sn_kv_cache_rewind(a, 64); /* a's pages and its snapshot are as they were */
+    cr_expect_eq(sn_kv_cache_state_position(a), 64, "the other session's writes gave the snapshot up");
+    expect_rows(&s, a, TOKENS, 13);
+    expect_rows(&s, b, TOKENS, 17);
+    sn_kv_cache_free(&a);
+    sn_kv_cache_free(&b);
+    end(&s);
+}
+
+Test(recurrent, a_page_that_is_written_again_loses_its_snapshot) {
+    setup s = begin(16u << 20);
+    sn_kv_cache *kv = new_cache(&s);
+    expect_rows(&s, kv, 100, 50);
+    sn_kv_cache_rewind(kv, 60);
+    other_rows(&s, kv, 20); /* passes 64 with other rows */
+    sn_kv_cache_rewind(kv, 60);
+    expect_rows(&s, kv, 70, 1);
+    sn_kv_cache_rewind(kv, 66);
+    expect_rows(&s, kv, TOKENS, 8);
+    sn_kv_cache_free(&kv);
+    end(&s);
+}
+
+Test(recurrent, a_session_that_was_swapped_out_goes_on) {
+    setup s = begin(16u << 20);
+    sn_err why;
+    size_t all = SIZE_MAX;
+    REQUIRE(sn_swap_enable(s.pool, NULL, 16u << 20, 0, &err));
+    sn_kv_cache *kv = new_cache(&s);
+    expect_rows(&s, kv, 150, 50);
+    cr_assert_eq(sn_swap_out(kv, &all, &why), SN_OK);
+    cr_expect_eq(s.pool->pages.states.n_kept, 0);
+    all = SIZE_MAX;
+    cr_assert_eq(sn_swap_in(kv, &all, &why), SN_OK);
+    expect_rows(&s, kv, 160, 5);
+    sn_kv_cache_rewind(kv, 120);
+    expect_rows(&s, kv, TOKENS, 11);
+    sn_kv_cache_free(&kv);
+    end(&s);
+}
+
+Test(recurrent, sessions_of_one_batch_keep_their_states_apart) {
+    enum { SESSIONS = 5 };
+    setup s = begin(16u << 20);
+    float out[SESSIONS][N_EMBD];
+    sn_kv_cache *kv[SESSIONS];
+    sn_tensor input = {.name = "rows", .data = s.inputs, .dtype = SN_F32, .rank = 2, .shape = {TOKENS, N_EMBD}};
+    for (int i = 0; i < SESSIONS; i++) {
+        kv[i] = new_cache(&s);
+        if (i) expect_rows(&s, kv[i], 23 * i, 23);
+    }
+    for (int step = 0; step < 40; step++) {
+        sn_span_sequence parts[SESSIONS];
+        if (step == 20) sn_kv_cache_rewind(kv[3], 66);
+        for (int i = 0; i < SESSIONS; i++) {
+            parts[i] = (sn_span_sequence){kv[i], &input, sn_kv_cache_length(kv[i]), 1, out[i]};
+            REQUIRE(sn_kv_cache_reserve(kv[i], 1, &err));
+        }
+        REQUIRE(sn_span_forward(s.span, 0, N_BLOCKS, SESSIONS, parts, NULL, &err));
+        for (int i = 0; i < SESSIONS; i++)
+            cr_assert(!memcmp(out[i], s.want + parts[i].first_row * N_EMBD, sizeof out[i]), "session %d at %d", i,
+                      parts[i].first_row);
+    }
+    for (int i = 0; i < SESSIONS; i++) sn_kv_cache_free(&kv[i]);
+    end(&s);
+}
+
+Test(recurrent, what_needs_the_states_elsewhere_is_refused) {
+    setup s = begin(16u << 20);
+    sn_err why;
+    sn_kv_pool *pool = NULL;
+    float k[2 * 16], v[2 * 16];
+    sn_kv_cache *kv = new_cache(&s);
+    expect_rows(&s, kv, 10, 10);
+    cr_expect_eq(sn_span_kv_export(s.span, kv, 0, 0, 1, k, v, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "is not handed over"), "%s", why.text);
+    REQUIRE(sn_span_kv_export(s.span, kv, 3, 0, 1, k, v, &err)); /* has attention */
+    const sn_tensor t = {.name = "keys", .data = k, .dtype = SN_F32, .rank = 3, .shape = {1, 2, 16}};
+    cr_expect_eq(sn_span_kv_import(s.span, kv, 3, 1, &t, &t, &why), SN_REFUSED);
+    cr_expect_eq(sn_span_kv_pool(s.span, 1000, &pool, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "--kv-memory"), "%s", why.text);
+    sn_kv_cache_free(&kv);
+    end(&s);
+}
+
+/* llama.cpp's converter orders value heads in another way: another order of sums. */
+Test(recurrent, a_gguf_file_gives_what_the_folder_gives) {
+    setup s = begin(16u << 20);
+    sn_kv_pool_free(&s.pool);
+    sn_span_free(&s.span);
+    sn_model_close(&s.model);
+    REQUIRE(sn_model_open(SN_FIXTURES "/gguf/qwen3_5.gguf", &s.model, &err));
+    REQUIRE(sn_span_load(s.model, s.device, 0, N_BLOCKS, NULL, NULL, &s.span, &err));
+    REQUIRE(sn_span_kv_pool(s.span, 16u << 20, &s.pool, &err));
+    sn_kv_cache *kv = new_cache(&s);
+    float out[TOKENS * N_EMBD], largest = 0, furthest = 0;
+    forward(&s, kv, s.inputs, TOKENS, out);
+    for (int i = 0; i < TOKENS * N_EMBD; i++) {
+        largest = fmaxf(largest, fabsf(s.want[i]));
+        furthest = fmaxf(furthest, fabsf(s.want[i] - out[i]));
+    }
+    cr_expect(furthest <= 1e-5f * largest, "%g of %g", (double)furthest, (double)largest);
+    sn_kv_cache_free(&kv);
+    end(&s);
+}

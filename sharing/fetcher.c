@@ -13,6 +13,7 @@
 
 enum {
     SLOTS = 32,
+    SAVE_EACH = 8 << 20,  /* bytes that a killed process loses at most */
     ANSWER_US = 15000000, /* for which a sender may be silent */
     DISCOVER_EVERY_US = 10000000,
     DISCOVER_SOON_US = 1000000, /* while no node has what is wanted */
@@ -318,6 +319,8 @@ static sn_status finish(fetching *g, slot *s, sn_err *err) {
     s->used = false;
     sn_status status = sn_partial_file_write(&g->files[s->what.file], piece->from, s->data, s->have, err);
     g->progress.done += s->have;
+    if (!status && g->files[s->what.file].unsaved >= SAVE_EACH)
+        status = sn_partial_file_save(&g->files[s->what.file], err);
     if (!status) tell(g, false);
     return status;
 }

@@ -2,7 +2,8 @@
 
 hoard N: opens sessions until N are open or the node refuses 20 times, and hangs up.
 dial N: opens sessions that push to N addresses, one after the other.
-hold N: opens a session, and does nothing for N seconds."""
+hold N: opens a session, and does nothing for N seconds.
+weights N: asks for weights at full speed for N seconds, as if nothing was limited."""
 import os
 import socket
 import sys
@@ -48,6 +49,26 @@ class Stranger:
         self.send("open", protocol=3, session=session, model=me["model"], first_block=me["first_block"], end_block=me["end_block"],
                   max_tokens=64, predecessor=ZERO, next=list(next), kv_source=ZERO, adapter=ZERO, request_id="stranger")
         return session, self.receive()
+
+
+def take_weights(stranger, seconds):
+    """Keeps 64 requests open, whatever the node says to them."""
+    while not any(manifest := stranger.announcement()["manifest"]):
+        time.sleep(0.1)
+    stranger.send("weights_offer", manifest=manifest, file=2)
+    size = stranger.receive()["ranges"][-1]["to"]
+    took = refused = waiting = 0
+    began = time.monotonic()
+    print("begins", flush=True)
+    while time.monotonic() - began < seconds:
+        while waiting < 64:
+            stranger.send("weights", manifest=manifest, file=2, **{"from": 0}, bytes=min(size, 1 << 17))
+            waiting += 1
+        reply = stranger.receive()
+        waiting -= 1
+        took += sum(map(len, reply.get("bytes", [])))
+        refused += reply["kind"] == "error"
+    print(f"took {took} in {time.monotonic() - began:.2f} and was refused {refused}", flush=True)
 
 
 def invented(template, i, address=None):
@@ -101,4 +122,4 @@ def hold(stranger, n):
 
 
 if __name__ == "__main__":
-    {"hoard": hoard, "dial": dial, "hold": hold}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))
+    {"hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

@@ -31,15 +31,17 @@ def _load() -> ctypes.CDLL:
     beside = Path(__file__).with_name(NAME)
     name = os.environ.get("SWARM_LIBRARY") or (str(beside) if beside.exists() else NAME)
     try:
-        library = ctypes.CDLL(name)
+        library, holding = ctypes.CDLL(name), ctypes.PyDLL(name)
     except OSError as e:
         raise ImportError(f"{name} cannot be loaded: {e}; install the wheel of swarmnode, or set SWARM_LIBRARY") from None
     for function, (result, parameters) in _swarm_h.FUNCTIONS.items():
         try:
-            bound = getattr(library, function)
+            # Reading an event takes less than releasing the interpreter's lock and waiting for it.
+            bound = getattr(holding if function.startswith("swarm_event_") else library, function)
         except AttributeError:
             raise ImportError(f"{name} has no {function}: it is older than this package") from None
         bound.restype, bound.argtypes = result, parameters
+        setattr(library, function, bound)
     return library
 
 

@@ -172,7 +172,9 @@ class InferenceSession:
             self._sessions += [Session(self.model, **self._given) for _ in range(len(batch) - len(self._sessions))]
         if len(batch) != len(self._sessions):
             raise errors.Refused(f"this session has a batch of {len(self._sessions)}, not {len(batch)}")
-        out = np.stack([s.forward(rows, self._position) for s, rows in zip(self._sessions, batch)])
+        out = np.empty_like(batch)
+        for session, rows, of_rows in zip(self._sessions, batch, out):
+            session.forward(rows, self._position, of_rows)
         self._position += batch.shape[1]
         out = out if array.ndim == 3 else out[0]
         if torch:

@@ -37,6 +37,7 @@ class EventKind(IntEnum):
 
 _NUMBERS = {EventKind.PROGRESS: ("done", "total", "reused"), EventKind.TOKEN: ("id", "logprob"),
             EventKind.RETRACT: ("kept", "kept_tokens")}
+_LOGGED = frozenset({EventKind.FAILOVER, EventKind.MOVE, EventKind.AUDIT})
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Event:
     top: list[tuple[int, float]] = field(default_factory=list)
 
 
-def _event(pointer: int) -> Event:
-    kind = EventKind(lib.swarm_event_get_kind(pointer))
+def _event(pointer: int, number: int) -> Event:
+    kind = EventKind(number)
     length = ctypes.c_size_t()
     text = lib.swarm_event_text(pointer, ctypes.byref(length))
     numbers = {name: lib.swarm_event_number(pointer, name.encode()) for name in _NUMBERS.get(kind, ())}
@@ -177,7 +178,7 @@ class Session(Handle):
         return ids_array(ids), {**({"answer": True} if answer else {}), **given}
 
     def _generate(self, ids: NDArray[np.int32], given: Mapping[str, Any],
-                  listener: Callable[[Event], object] | None = None) -> Generation:
+                  listener: Callable[[Event], object] | None = None) -> Generation:  # listener: of text
         text, length = ctypes.c_void_p(), ctypes.c_size_t()
         try:
             with self._use() as pointer, options("generation", given) as made:
@@ -310,11 +311,12 @@ class Session(Handle):
         with self._use() as pointer:
             self._run(lib.swarm_session_rewind, n, pointer=pointer)
 
-    def forward(self, hidden: Any, position: int) -> NDArray[np.float32]:
+    def forward(self, hidden: Any, position: int, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Hidden states (n, width) through the session's blocks (option `blocks`), as positions [position, position +
-        n). A session that is used so has no tokens. `RemoteBlocks.inference_session` is the comfortable form."""
+        n). A session that is used so has no tokens. `RemoteBlocks.inference_session` is the comfortable form. out
+        (n, width), contiguous, receives the result, which is else a new array."""
         array = self.model.rows(hidden)
-        out = np.empty_like(array)
+        out = np.empty_like(array) if out is None else out
         with self._use() as pointer:
             self._run(lib.swarm_session_forward, position, array.size // self.model.width, array.ctypes.data,
                       out.ctypes.data, pointer=pointer)
@@ -361,10 +363,11 @@ class Session(Handle):
 def _deliver(weak: Callable[[], Session | None], pointer: int) -> int:
     """Gives an event to its listeners. What they raise is raised again where the call was made."""
     session = weak()
-    if session is None:
-        return 0
+    kind = lib.swarm_event_get_kind(pointer)
+    if session is None or (session.on_event is None and kind not in _LOGGED and not (session._listener and kind == EventKind.TEXT)):
+        return 0  # there is no listener, and reading the event would cost every token
     try:
-        event = _event(pointer)
+        event = _event(pointer, kind)
         if event.kind in (EventKind.FAILOVER, EventKind.AUDIT):
             log.warning("%s", event.text)
         elif event.kind == EventKind.MOVE:

@@ -1,6 +1,8 @@
 """Remote blocks with numpy."""
 
+import gc
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -87,6 +89,34 @@ def test_a_contiguous_array_is_not_copied(tiny, monkeypatch):
     monkeypatch.setattr(blocks, "forward_at", lambda n, at, out: (seen.append((at, out)), forward_at(n, at, out)))
     out = blocks(x)
     assert seen == [(x.ctypes.data, out.ctypes.data)]
+
+
+def allocated(call):
+    """The most bytes that Python and numpy held at once for a call, beside what was there before."""
+    call()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = call()
+        return tracemalloc.get_traced_memory()[1], kept
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_call_holds_its_result_and_no_copy(tiny_here):
+    x = np.random.default_rng(4).standard_normal((2, 256, 64), np.float32)
+    of_call = 16 << 10  # lengths, pointers, the thread of the call
+    blocks = swarmnode.RemoteBlocks(tiny_here, 0, 1)
+    assert allocated(lambda: blocks(x))[0] < x.nbytes + of_call
+    assert allocated(lambda: blocks(x.reshape(512, 64), [256, 256]))[0] < x.nbytes + of_call
+    assert allocated(lambda: blocks(x[:, ::-1]))[0] > 2 * x.nbytes  # rows that do not follow each other are copied, once
+    assert allocated(lambda: blocks.backward(x, x))[0] < x.nbytes + of_call
+    with blocks.inference_session(max_length=256) as session:
+        def step():
+            session.position = 0
+            return session.step(x)
+
+        assert allocated(step)[0] < x.nbytes + of_call
 
 
 def test_values_of_lora_are_set_and_read(tiny):

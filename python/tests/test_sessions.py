@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -126,6 +127,38 @@ def test_mistakes_are_refused_with_a_sentence(tiny, tiny_path):
             wrong()
     with pytest.raises(swarmnode.RetryElsewhere):
         swarmnode.Swarm(join="127.0.0.1:1", timeout="1s")
+
+
+def test_every_code_of_the_library_has_a_class():
+    classes = {"SWARM_RETRY": swarmnode.RetryElsewhere, "SWARM_REBUILD": swarmnode.Rebuild, "SWARM_REFUSED": swarmnode.Refused,
+               "SWARM_STOP": swarmnode.Stopped, "SWARM_CANCELLED": swarmnode.Cancelled}
+    header = (ROOT / "include/swarm.h").read_text()
+    codes = dict(re.findall(r"(SWARM_\w+) = (\d+)", header[header.index("enum swarm_code") : header.index("} swarm_code")]))
+    assert codes.pop("SWARM_OK") == "0" and codes.keys() == classes.keys()
+    for name, number in codes.items():
+        with pytest.raises(swarmnode.SwarmError) as raised:
+            swarmnode._native.call(lambda *_: int(number))
+        assert type(raised.value) is classes[name]
+    assert issubclass(swarmnode.Refused, ValueError)
+
+
+def test_cancel_ends_a_call_and_the_session_goes_on(tiny):
+    with tiny.session() as session:
+        session.cancel()  # the next call
+        with pytest.raises(swarmnode.Cancelled, match=r"\w+ \w+"):
+            session.prefill(IDS)
+        assert session.position == 0
+        session.prefill(IDS)
+        session.on_event = lambda event: session.cancel()  # the call in progress
+        made = session.generate(max_tokens=200, ignore_eos=True)
+        assert made.finish_reason == "interrupted" and len(made.ids) < 100
+        session.on_event = None
+        assert session.generate(max_tokens=1, ignore_eos=True).ids
+    blocks = swarmnode.RemoteBlocks(tiny, 0, 2)
+    blocks.cancel()
+    with pytest.raises(swarmnode.Cancelled):
+        blocks(np.ones((2, 64), np.float32))
+    assert blocks(np.ones((2, 64), np.float32)).shape == (2, 64)
 
 
 def test_what_is_closed_or_another_processs_is_refused(tiny_path, swarm):

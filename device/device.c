@@ -241,7 +241,8 @@ sn_status sn_devices_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err 
 
 const sn_word sn_kv_dtype_words[] = {{"f32", SN_KV_F32}, {"f16", SN_KV_F16}, {"q8", SN_KV_Q8}, {NULL, 0}};
 
-const sn_word sn_isa_words[] = {{"c", 0}, {"avx2", 1}, {"avx512", 2}, {"amx", 3}, {NULL, 0}};
+const sn_word sn_isa_words[] = {{"c", 0},    {"avx2", 1},    {"avx512", 2}, {"amx", 3},
+                                {"neon", 4}, {"dotprod", 5}, {"i8mm", 6},   {NULL, 0}};
 
 const char *sn_kv_dtype_name(sn_kv_dtype dtype) { return sn_kv_dtype_words[dtype].name; }
 

@@ -173,7 +173,7 @@ typedef enum sn_kv_dtype { SN_KV_F32, SN_KV_F16, SN_KV_Q8, SN_KV_DTYPE_COUNT } s
 extern const sn_word sn_kv_dtype_words[]; /* "f32", "f16", "q8" */
 const char *sn_kv_dtype_name(sn_kv_dtype dtype);
 sn_dtype sn_kv_dtype_element(sn_kv_dtype dtype); /* the element type of the same name */
-extern const sn_word sn_isa_words[];             /* instruction sets of the CPU kernels: "c", "avx2", "avx512", "amx" */
+extern const sn_word sn_isa_words[];             /* instruction sets of the CPU kernels: device/cpu/kernels.h */
 
 /* A session's KV cache on this device is a list of pages of `page_tokens` positions. A page holds the keys and values
  * of all n_blocks blocks (transformer layers) in the backend's own layout, kv_page_bytes in size. Position p lies in

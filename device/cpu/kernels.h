@@ -1,6 +1,6 @@
 /* The table of kernels of the CPU backend: the arithmetic of every operation, for one item of work on one thread.
  *
- * kernels.inc.c defines the table once per instruction set (kernels_c.c, kernels_avx2.c, kernels_avx512.c); isa.c
+ * kernels.inc.c defines the table once per instruction set (kernels_c.c, kernels_avx2.c, kernels_neon.c, ...); isa.c
  * chooses one when a device is opened. The operations (cpu.c, attention.c, experts.c, grad.c) split a call into items
  * and call the kernels on the threads of the device's pool. Kernels do not allocate, do not fail and keep no state: any
  * thread may call them at the same time on different outputs. All tables give the same bits (the top of kernels.inc.c
@@ -129,7 +129,7 @@ typedef struct sn_delta_job {
 /* -- the table. Operations mean what they mean in device/device.h, for one row unless a job says otherwise. */
 
 typedef struct sn_cpu_kernels {
-    const char *name;                                              /* "c", "avx2", "avx512", "amx" */
+    const char *name; /* "c"; x86-64: "avx2", "avx512", "amx"; AArch64: "neon", "dotprod", "i8mm" */
     void (*quantize)(size_t cols, const float *x, sn_xblock *out); /* cols: a multiple of 32 */
     void (*linear)(const sn_linear_job *job, size_t first_panel, size_t end_panel);
     void (*rms_norm)(int width, const float *x, const float *weight, float eps, float *y);
@@ -167,6 +167,9 @@ typedef struct sn_cpu_kernels {
 } sn_cpu_kernels;
 
 extern const sn_cpu_kernels sn_cpu_kernels_c;
+#if defined(__aarch64__)
+extern const sn_cpu_kernels sn_cpu_kernels_neon, sn_cpu_kernels_dotprod, sn_cpu_kernels_i8mm;
+#endif
 #if defined(__x86_64__)
 extern const sn_cpu_kernels sn_cpu_kernels_avx2, sn_cpu_kernels_avx512;
 /* `linear` for processors with AMX (isa.c detects it): many rows by tiles, everything else by the AVX-512 kernels. */

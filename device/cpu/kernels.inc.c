@@ -1,5 +1,5 @@
-/* The arithmetic of the CPU backend, written once in terms of a vector of 16 lanes. kernels_c.c, kernels_avx2.c and
- * kernels_avx512.c include it after the lanes_*.h that defines the vector for their instruction set.
+/* The arithmetic of the CPU backend, written once in terms of a vector of 16 lanes. kernels_c.c, kernels_avx2.c
+ * and their like include it after the lanes_*.h that defines the vector for their instruction set.
  *
  * THE PROMISE: a row's result has the same bits, whatever the number of rows and sequences in the call, the number of
  * threads, and the instruction set.
@@ -103,16 +103,16 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
 /* -- linear, quantised layouts: one panel and `rows` rows of x. acc[r] holds 16 outputs of row r. The number of rows
  * and the layout are constants of each tile function, so that acc stays in registers. */
 
-/* One group of 32 k, or its half h in FINE layouts: quants at w, scales at `scales`.
- *
- * 10 parameters: inlined with constant rows, layout and h; a struct would keep acc and the heads out of registers. */
-INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8_t *scales, int h, vf head_d, vf head_m,
-                       const sn_xblock *x, size_t stride, vf *acc) {
+#ifdef ROW_PAIRS /* an instruction multiplies two rows at a time */
+#include "device/cpu/row_pairs.inc.c"
+#else
+/* The integer sums of one group of 32 k, or of its half h in FINE layouts, for each row. */
+INLINE void group_sums(int rows, sn_layout layout, const uint8_t *w, int h, const sn_xblock *x, size_t stride,
+                       vi *dot) {
     const bool nibbles = sn_layout_nibbles(layout), fine = sn_layout_fine(layout), offsets = sn_layout_offsets(layout);
     const bool table = layout == SN_LAYOUT_Q4_TABLE;
     const int vectors = nibbles || fine ? 4 : 8;
     vs sum[ROW_TILE];
-    vf d, m = vf_set(0);
     UNROLL
     for (int r = 0; r < rows; r++) sum[r] = vs_zero();
     UNROLL
@@ -129,15 +129,31 @@ INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8
                                : vs_bytes(sum[r], bytes, q, c);
         }
     }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        const sn_xblock *xr = x + (size_t)r * stride;
+        dot[r] = table     ? vs_end_table(sum[r], xr->nibble_bias / 2 * 3)
+                 : nibbles ? vs_end_nibbles(sum[r], offsets ? 0 : xr->nibble_bias)
+                           : vs_end_bytes(sum[r], fine ? xr->half_bias[h] : xr->bias);
+    }
+}
+#endif
+
+/* One group of 32 k, or its half h in FINE layouts: quants at w, scales at `scales`.
+ *
+ * 10 parameters: inlined with constant rows, layout and h; a struct would keep acc and the heads out of registers. */
+INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8_t *scales, int h, vf head_d, vf head_m,
+                       const sn_xblock *x, size_t stride, vf *acc) {
+    vf d, m = vf_set(0);
+    vi dot[ROW_TILE];
+    group_sums(rows, layout, w, h, x, stride, dot);
     load_scales(layout, scales, h, head_d, head_m, &d, &m);
     UNROLL
     for (int r = 0; r < rows; r++) {
         const sn_xblock *xr = x + (size_t)r * stride;
-        vi dot = table     ? vs_end_table(sum[r], xr->nibble_bias / 2 * 3)
-                 : nibbles ? vs_end_nibbles(sum[r], offsets ? 0 : xr->nibble_bias)
-                           : vs_end_bytes(sum[r], fine ? xr->half_bias[h] : xr->bias);
-        acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), vf_from_int(dot), acc[r]);
-        if (offsets) acc[r] = vf_fma(m, vf_set(fine ? xr->half_sum[h] : xr->sum), acc[r]);
+        acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), vf_from_int(dot[r]), acc[r]);
+        if (sn_layout_offsets(layout))
+            acc[r] = vf_fma(m, vf_set(sn_layout_fine(layout) ? xr->half_sum[h] : xr->sum), acc[r]);
     }
 }
 

@@ -524,7 +524,7 @@ static void bench_device(sn_device *d, sn_pool *pool, const char *part, bool pla
 }
 
 int main(int argc, char **argv) {
-    static const char *const isas[] = {"c", "avx2", "avx512", "amx"};
+    static const char *const isas[] = {"c", TEST_ISA_1, TEST_ISA_2, TEST_ISA_3};
     int first = argc > 1 ? require_int(argv[1], 1, 256) : 1, last = argc > 1 ? first : 2;
     const char *part = argc > 3 ? argv[3] : NULL;
     for (int threads = first; threads <= last; threads++) {

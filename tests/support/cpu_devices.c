@@ -28,7 +28,7 @@ static void require_ok(sn_status status, const sn_err *err) {
     abort();
 }
 
-const char *const test_isas[TEST_ISAS] = {"c", "avx2", "avx512", "amx", TEST_TILES, TEST_TILES_AVX512};
+const char *const test_isas[TEST_ISAS] = {"c", TEST_ISA_1, TEST_ISA_2, TEST_ISA_3, TEST_TILES, TEST_TILES_AVX512};
 
 /* Kernels that exist in tests only: those of an instruction set with another `linear`. */
 typedef struct test_kernels {

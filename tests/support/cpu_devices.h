@@ -5,6 +5,17 @@
 
 #include "device/device.h"
 
+/* The kernels of this architecture beside "c", the later ones with more of its instructions (device/cpu/isa.c). */
+#if defined(__aarch64__)
+#define TEST_ISA_1 "neon"
+#define TEST_ISA_2 "dotprod"
+#define TEST_ISA_3 "i8mm"
+#else
+#define TEST_ISA_1 "avx2"
+#define TEST_ISA_2 "avx512"
+#define TEST_ISA_3 "amx"
+#endif
+
 /* The names of the CPU's instruction sets, as sn_device_options has them, and of two more that exist in tests only:
  * AMX's linear with its tiles in plain C, among C's kernels and among those of AVX-512. */
 enum { TEST_ISAS = 6 };

@@ -3,6 +3,7 @@
  * AVX2: a machine that has all of them then runs the tests as one that has not. The linker puts this function before
  * that of device/cpu/isa.c (--wrap). */
 #include "device/cpu/kernels.h"
+#include "tests/support/cpu_devices.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -12,7 +13,7 @@
 sn_status __real_sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_err *err);
 sn_status __wrap_sn_cpu_kernels_find(const char *isa, const sn_cpu_kernels **out, sn_err *err);
 
-static const char *const isas[] = {"c", "avx2", "avx512", "amx"};
+static const char *const isas[] = {"c", TEST_ISA_1, TEST_ISA_2, TEST_ISA_3};
 enum { N_ISAS = sizeof isas / sizeof *isas };
 
 static int isa_rank(const char *isa) { /* N_ISAS: of no instruction set */

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The bits that the programs compute today are those of the list tests/fixtures/recorded_bits.sha256: hidden states after every
-# block, logits and greedy ids of each golden family and GGUF file, with the default kernels and in plain C; with a real model
+# block, logits and greedy ids of each golden family and GGUF file, with the default kernels, in plain C and with SN_TEST_ISAS; with a real model
 # (SN_TEST_MODEL) also its hidden states and its greedy and sampled text. A changed line means that every machine would compute
 # other bits than before: nodes of both versions could not audit each other. Where that is meant, write the list anew with
 #     RECORD=1 SN_TEST_MODEL=MODEL tests/system/test_recorded_bits.sh
@@ -53,7 +53,7 @@ for golden in "$fixtures"/golden/*/; do
   golden_ids "$name" "$scratch/ids"
   for model in "golden/$name" "gguf/$name.gguf"; do
     [ -e "$fixtures/$model" ] || continue
-    record "${model%.gguf}" "$fixtures/$model" "$scratch/ids" c
+    record "${model%.gguf}" "$fixtures/$model" "$scratch/ids" c ${SN_TEST_ISAS-}
     succeeds "$bin/swarm" generate --model "$fixtures/$model" --local all --ids-file "$scratch/ids" --max-tokens 16 --json
     hash_json "$scratch/run.out" ids "${model%.gguf}/generate-ids"
   done

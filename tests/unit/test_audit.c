@@ -5,6 +5,7 @@
 #include "client/audit/audit.h"
 #include "client/audit/evidence.h"
 #include "tests/support/byzantine_node.h"
+#include "tests/support/cpu_devices.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
 
@@ -428,7 +429,7 @@ Test(audit, counts_unchecked_steps_without_an_auditor) {
 }
 
 Test(audit, honest_nodes_of_any_instruction_set_and_threads_agree) {
-    static const char *const isa[] = {"c", "avx2", "avx512"};
+    static const char *const isa[] = {"c", TEST_ISA_1, TEST_ISA_2};
     for (uint64_t seed = 0; seed < 6; seed++) {
         fixture t;
         fixture_begin(&t);

@@ -130,34 +130,38 @@ static void expect_same_in_all(const variant *variants, size_t n_variants) {
 }
 
 Test(bits, same_bits_on_every_instruction_set) {
-    const variant variants[] = {{"avx2", 1, 0, 1}, {"avx512", 1, 0, 1}, {"amx", 1, 0, 1}, {TEST_TILES_AVX512, 1, 0, 1}};
+    const variant variants[] = {
+        {TEST_ISA_1, 1, 0, 1}, {TEST_ISA_2, 1, 0, 1}, {TEST_ISA_3, 1, 0, 1}, {TEST_TILES_AVX512, 1, 0, 1}};
     expect_same_in_all(variants, sizeof variants / sizeof *variants);
 }
 
 Test(bits, same_bits_token_by_token_and_in_chunks) {
-    const variant variants[] = {{"c", 1, 1, 1},       {"avx2", 1, 1, 1}, {"avx512", 1, 1, 1},
-                                {"c", 1, 7, 1},       {"avx2", 1, 7, 1}, {"avx512", 1, 7, 1},
-                                {"avx512", 1, 32, 1}, {"amx", 1, 19, 1}, {TEST_TILES_AVX512, 1, 19, 1}};
+    const variant variants[] = {{"c", 1, 1, 1},         {TEST_ISA_1, 1, 1, 1},  {TEST_ISA_2, 1, 1, 1},
+                                {"c", 1, 7, 1},         {TEST_ISA_1, 1, 7, 1},  {TEST_ISA_2, 1, 7, 1},
+                                {TEST_ISA_2, 1, 32, 1}, {TEST_ISA_3, 1, 19, 1}, {TEST_TILES_AVX512, 1, 19, 1}};
     expect_same_in_all(variants, sizeof variants / sizeof *variants);
 }
 
 Test(bits, same_bits_on_any_number_of_threads) {
-    const variant variants[] = {{"c", 2, 0, 1},      {"c", 3, 7, 1},        {"avx2", 2, 7, 1},   {"avx2", 3, 0, 1},
-                                {"avx512", 2, 0, 1}, {"avx512", 3, 1, 1},   {"avx512", 3, 7, 1}, {"amx", 2, 0, 1},
-                                {"amx", 3, 19, 1},   {TEST_TILES, 3, 19, 1}};
+    const variant variants[] = {{"c", 2, 0, 1},        {"c", 3, 7, 1},        {TEST_ISA_1, 2, 7, 1},
+                                {TEST_ISA_1, 3, 0, 1}, {TEST_ISA_2, 2, 0, 1}, {TEST_ISA_2, 3, 1, 1},
+                                {TEST_ISA_2, 3, 7, 1}, {TEST_ISA_3, 2, 0, 1}, {TEST_ISA_3, 3, 19, 1},
+                                {TEST_TILES, 3, 19, 1}};
     expect_same_in_all(variants, sizeof variants / sizeof *variants);
 }
 
 Test(bits, same_bits_wherever_the_model_is_cut) {
-    const variant variants[] = {{"avx2", 2, 7, 2}, {"avx512", 1, 0, 2}, {"avx512", 2, 7, 3},   {"avx512", 2, 1, 4},
-                                {"c", 1, 0, 4},    {"amx", 2, 19, 3},   {TEST_TILES, 2, 19, 3}};
+    const variant variants[] = {{TEST_ISA_1, 2, 7, 2}, {TEST_ISA_2, 1, 0, 2}, {TEST_ISA_2, 2, 7, 3},
+                                {TEST_ISA_2, 2, 1, 4}, {"c", 1, 0, 4},        {TEST_ISA_3, 2, 19, 3},
+                                {TEST_TILES, 2, 19, 3}};
     expect_same_in_all(variants, sizeof variants / sizeof *variants);
 }
 
 enum { MANY = 30 }; /* blocks of a deep model, each of which is a span of its own */
 
 Test(bits, same_bits_when_each_of_thirty_blocks_is_a_span) {
-    const variant variants[] = {{"c", 1, 7, MANY}, {"avx2", 2, 0, MANY}, {"avx512", 1, 1, MANY}, {"amx", 2, 19, MANY}};
+    const variant variants[] = {
+        {"c", 1, 7, MANY}, {TEST_ISA_1, 2, 0, MANY}, {TEST_ISA_2, 1, 1, MANY}, {TEST_ISA_3, 2, 19, MANY}};
     char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_1, .n_blocks = MANY});
     expect_same(path, "30 blocks", variants, sizeof variants / sizeof *variants);
     tiny_model_remove(&path);
@@ -210,7 +214,7 @@ static outcome compute_among_others(const char *path, const char *isa, int threa
 }
 
 Test(bits, same_bits_in_a_batch_with_seven_other_sessions) {
-    static const char *const isas[] = {"c", "avx2", "avx512"};
+    static const char *const isas[] = {"c", TEST_ISA_1, TEST_ISA_2};
     for (int t = 0; t < N_DTYPES; t++) {
         char *path = tiny_model_make(&(tiny_model_options){.dtype = DTYPES[t]});
         outcome reference = compute_outcome(path, REFERENCE);
@@ -228,13 +232,14 @@ Test(bits, same_bits_in_a_batch_with_seven_other_sessions) {
 
 /* Model families differ in what they compute: each of them is tested in all these ways. */
 Test(bits, same_bits_for_every_family) {
-    const variant variants[] = {{"c", 1, 7, 1},      {"avx2", 1, 0, 1},    {"avx2", 2, 7, 2}, {"avx2", 3, 1, 1},
-                                {"avx512", 1, 0, 4}, {"avx512", 2, 32, 3}, {"amx", 2, 32, 3}};
+    const variant variants[] = {{"c", 1, 7, 1},        {TEST_ISA_1, 1, 0, 1}, {TEST_ISA_1, 2, 7, 2},
+                                {TEST_ISA_1, 3, 1, 1}, {TEST_ISA_2, 1, 0, 4}, {TEST_ISA_2, 2, 32, 3},
+                                {TEST_ISA_3, 2, 32, 3}};
     for (int f = 0; f < N_FAMILIES; f++) {
         char path[256];
         snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, FAMILIES[f]);
         expect_same(path, FAMILIES[f], variants, sizeof variants / sizeof *variants);
-        outcome reference = compute_outcome(path, REFERENCE), among = compute_among_others(path, "avx2", 2);
+        outcome reference = compute_outcome(path, REFERENCE), among = compute_among_others(path, TEST_ISA_1, 2);
         cr_expect(same_outcome(&reference, &among), "%s: bits differ in a batch", FAMILIES[f]);
         outcome_free(&reference);
         outcome_free(&among);

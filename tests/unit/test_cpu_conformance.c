@@ -1,11 +1,12 @@
 /* The conformance suite of all backends with the CPU device and each instruction set of this machine. */
 #include "tests/support/conformance.h"
+#include "tests/support/cpu_devices.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
 
-static const char *const isas[] = {"c", "avx2", "avx512", "amx"};
+static const char *const isas[] = {"c", TEST_ISA_1, TEST_ISA_2, TEST_ISA_3};
 
 static void run_case(conformance_case which) {
     for (int i = 0; i < 4; i++) {

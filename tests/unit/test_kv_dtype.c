@@ -2,6 +2,7 @@
  * same KV dtype. A node with another KV dtype does not replace such a node. */
 #include "tests/support/chain_fixture.h"
 #include "tests/support/cluster.h"
+#include "tests/support/cpu_devices.h"
 #include "tests/support/far_device.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
@@ -49,7 +50,7 @@ static bool same_hidden(const float *a, const float *b) { return !memcmp(a, b, T
 
 Test(kv_dtype, has_the_same_bits_for_any_chunks_threads_and_instruction_set) {
     float first[SN_KV_DTYPE_COUNT][TOKENS * EMBD], out[TOKENS * EMBD];
-    static const char *const isas[] = {"c", "avx2", "avx512"};
+    static const char *const isas[] = {"c", TEST_ISA_1, TEST_ISA_2};
     for (int i = 0; i < 3; i++) {
         sn_device *there = NULL;
         sn_err none;

@@ -4,6 +4,7 @@
 #include "blocks/train.h"
 #include "client/generate/lm_head.h"
 #include "model/safetensors.h"
+#include "tests/support/cpu_devices.h"
 #include "tests/support/families.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
@@ -368,7 +369,7 @@ Test(train, gradients_of_prompts_and_adapters_match_finite_differences) {
 /* Computes the gradients in n variants of cuts, threads and instruction sets; the fifth variant offloads blocks to
  * host memory. */
 static void expect_same_gradients(const train_case *w, const char *what, int n_variants) {
-    static const char *const isas[] = {"c", "avx2", "avx512"};
+    static const char *const isas[] = {"c", TEST_ISA_1, TEST_ISA_2};
     float *first = NULL;
     for (int i = 0; i < n_variants; i++) {
         sn_device *device = open_cpu(1 + i % 3, isas[i % 3]);

@@ -28,6 +28,7 @@ WITH_ASAN=(chat failover chain flood protocol private_swarm adapter session_file
 WITH_TSAN=(chain failover adapter)
 
 need_packages $BUILD_PACKAGES $TEST_PACKAGES $DEVICE_PACKAGES
+[ $quick = yes ] || need_packages $ARM64_PACKAGES
 passed=0 failed=0 skipped=0
 scratch=$(mktemp -d); export scratch; trap 'rm -rf "$scratch"' EXIT
 report() { # report NAME STATUS: one line a test that is no Criterion suite
@@ -140,6 +141,8 @@ sanitizer_builds() {
   cost builds tsan build build-tsan -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE=thread
   TARGETS=($(basename -s .c tests/fuzz/fuzz_*.c))
   cost builds fuzz build build-fuzz -DSN_TESTS=ON -DSN_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSN_SANITIZE="address;undefined" -DSN_FUZZ=ON
+  cost builds arm64 bash tests/system/test_arm64.sh build
+  return 0
 }
 
 fuzz_one() {
@@ -162,7 +165,7 @@ command -v nvcc >/dev/null || { skipped=$((skipped + 1)); echo "  skipped: the C
 # The system tests mostly wait: the builds with sanitizers run concurrently, with the lowest priority.
 if [ $quick = no ]; then build_log=$(mktemp -p "$scratch"); sanitizer_builds >"$build_log" 2>&1 & builder=$!; renice -n 19 -p $builder >/dev/null; fi
 say "programs"
-programs programs tests/system/test_failover.sh tests/{system,attacks}/test_*.sh
+programs programs tests/system/test_failover.sh $(printf '%s\n' tests/{system,attacks}/test_*.sh | grep -v /test_arm64)
 
 if [ $quick = no ]; then
   say "building with sanitizers, fuzz targets"
@@ -170,6 +173,8 @@ if [ $quick = no ]; then
   wait $builder || die "a build with sanitizers failed: see the compiler's messages above"
   # Installed GPU drivers load libraries in a way that crashes the sanitizers: only the tests' own driver is used.
   export ZE_ENABLE_ALT_DRIVERS=/nowhere.so
+  say "ARM, emulated"
+  programs programs tests/system/test_arm64.sh
   say "unit tests (ASan, UBSan)"
   unit asan build-asan "${WITHOUT_ASAN[@]}"
   say "programs (ASan, UBSan)"

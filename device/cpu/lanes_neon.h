@@ -111,8 +111,7 @@ static inline int32_t vi_top(vi x) {
 EACH(vb, vb_load, (const void *p), vld1q_u8((const uint8_t *)p + 16 * j))
 EACH(vb, vb_low, (vb x), vandq_u8(x.v[j], vdupq_n_u8(15)))
 EACH(vb, vb_high, (vb x), vshrq_n_u8(x.v[j], 4))
-EACH(vb, vb_lookup, (const int8_t table[16], vb places),
-     vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(table), places.v[j])))
+EACH(vb, vb_lookup, (const int8_t table[16], vb places), vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(table), places.v[j])))
 static inline void vb_store(void *p, vb x) {
     for (int j = 0; j < 4; j++) vst1q_u8((uint8_t *)p + 16 * j, x.v[j]);
 }
@@ -177,8 +176,7 @@ static inline __attribute__((always_inline)) vp vp_dot(vp s, vb w, vb next, cons
     }
     return s;
 }
-EACH(vi, vp_row, (vp s, int row),
-     row ? vuzp2q_s32(s.v[2 * j], s.v[2 * j + 1]) : vuzp1q_s32(s.v[2 * j], s.v[2 * j + 1]))
+EACH(vi, vp_row, (vp s, int row), row ? vuzp2q_s32(s.v[2 * j], s.v[2 * j + 1]) : vuzp1q_s32(s.v[2 * j], s.v[2 * j + 1]))
 #endif
 
 #undef EACH

@@ -9,7 +9,8 @@ INLINE vb signed_weights(sn_layout layout, const uint8_t *p, bool high) {
 }
 
 /* As in kernels.inc.c; an odd last row is multiplied alone. */
-INLINE void group_sums(int rows, sn_layout layout, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vi *dot) {
+INLINE void group_sums(int rows, sn_layout layout, const uint8_t *w, int h, const sn_xblock *x, size_t stride,
+                       vi *dot) {
     const bool nibbles = sn_layout_nibbles(layout), fine = sn_layout_fine(layout);
     const bool biased = layout == SN_LAYOUT_Q4_SIGNED;
     const int vectors = nibbles || fine ? 4 : 8, pairs = rows / 2, odd = rows % 2;

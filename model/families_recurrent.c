@@ -9,6 +9,11 @@
     [SN_ROLE_DELTA_WRITE] = "linear_attn.in_proj_b.weight", [SN_ROLE_DELTA_TAPS] = "linear_attn.conv1d.weight",        \
     [SN_ROLE_DELTA_RATES] = "linear_attn.A_log", [SN_ROLE_DELTA_TIME_BIAS] = "linear_attn.dt_bias",                    \
     [SN_ROLE_DELTA_NORM] = "linear_attn.norm.weight", [SN_ROLE_DELTA_OUT] = "linear_attn.out_proj.weight"
+#define HF_SHARED                                                                                                      \
+    [SN_ROLE_ROUTER] = "mlp.gate.weight", [SN_ROLE_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",                \
+    [SN_ROLE_SHARED_UP] = "mlp.shared_expert.up_proj.weight",                                                          \
+    [SN_ROLE_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight",                                                      \
+    [SN_ROLE_SHARED_ROUTER] = "mlp.shared_expert_gate.weight"
 #define GGUF_RECURRENT                                                                                                 \
     [SN_ROLE_ATTN_GATE] = "attn_q.weight", [SN_ROLE_DELTA_QKV] = "attn_qkv.weight",                                    \
     [SN_ROLE_DELTA_GATE] = "attn_gate.weight", [SN_ROLE_DELTA_TIME] = "ssm_alpha.weight",                              \
@@ -37,16 +42,29 @@ static const sn_tensor_naming naming_hf_qwen3_5_moe = {
             HF_ATTENTION,
             HF_NORMS,
             HF_RECURRENT,
-            [SN_ROLE_ROUTER] = "mlp.gate.weight",
+            HF_SHARED,
             [SN_ROLE_EXPERTS_GATE] = "mlp.experts.*.gate_proj.weight",
             [SN_ROLE_EXPERTS_UP] = "mlp.experts.*.up_proj.weight",
             [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.*.down_proj.weight",
-            [SN_ROLE_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",
-            [SN_ROLE_SHARED_UP] = "mlp.shared_expert.up_proj.weight",
-            [SN_ROLE_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight",
-            [SN_ROLE_SHARED_ROUTER] = "mlp.shared_expert_gate.weight",
         },
     .q_gated = true,
+};
+/* The hub's files: all experts in one tensor. */
+static const sn_tensor_naming naming_hf_qwen3_5_moe_stacked = {
+    .block_prefix = "model.layers.",
+    .names =
+        {
+            HF_ENDS,
+            HF_ATTENTION,
+            HF_NORMS,
+            HF_RECURRENT,
+            HF_SHARED,
+            [SN_ROLE_EXPERTS_GATE] = "mlp.experts.gate_up_proj",
+            [SN_ROLE_EXPERTS_UP] = "mlp.experts.gate_up_proj",
+            [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.down_proj",
+        },
+    .q_gated = true,
+    .gate_up_fused = true,
 };
 static const sn_tensor_naming naming_gguf_qwen3_5 = {
     .block_prefix = "blk.",
@@ -76,6 +94,10 @@ static const char *const moe_reads[] = {"num_experts", NULL};
     .gguf_rope = SN_ROPE_NEOX, .qkv_bias = SN_IF_DECLARED, .qk_norm = SN_ALWAYS, .recurrent = true,                    \
     .norm_plus_one = true, .head_dim_default = 256, .rotated_default = 0.25
 
+#define QWEN3_5_MOE                                                                                                    \
+    .name = "qwen3_5_moe_text", QWEN3_5, .moe = &qwen3_5_experts, .config_fields = moe_reads,                          \
+    .ff_multiple = 4 /* config.json has no intermediate_size */
+
 const sn_family sn_families_recurrent[] = {
     {
         .name = "qwen3_5_text",
@@ -84,12 +106,12 @@ const sn_family sn_families_recurrent[] = {
         .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_qwen3_5, [SN_CONTAINER_GGUF] = &naming_gguf_qwen3_5},
     },
     {
-        .name = "qwen3_5_moe_text",
-        QWEN3_5,
-        .moe = &qwen3_5_experts,
-        .ff_multiple = 4, /* config.json has no intermediate_size */
-        .config_fields = moe_reads,
+        QWEN3_5_MOE,
         .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_qwen3_5_moe},
+    },
+    {
+        QWEN3_5_MOE,
+        .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_qwen3_5_moe_stacked},
     },
     {.name = NULL},
 };

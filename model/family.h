@@ -39,8 +39,8 @@ typedef struct sn_tensor_naming {
     const char *block_prefix;
     const char *names[SN_ROLE_COUNT];
     sn_qkv_layout qkv;
-    bool q_gated;            /* Q and attention's gate are one tensor: for each head its queries, then its gate */
-    bool gate_up_fused;      /* gate and up are one tensor: all rows of gate, then of up */
+    bool q_gated;       /* Q and attention's gate are one tensor: for each head its queries, then its gate */
+    bool gate_up_fused; /* gate and up are one tensor: all rows of gate, then of up; of experts, expert by expert */
     bool experts_transposed; /* stacked experts are (experts, inputs, outputs); gate and up are one tensor, with their
                               * columns alternating */
     const char *base;        /* prefix that files of the model without its LM head leave out of their names; or NULL */

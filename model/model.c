@@ -231,8 +231,21 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
     return own ? check_entry(m, own, role, err) : SN_OK;
 }
 
+/* Variants of a family of mixtures differ in how their files hold experts: takes the one whose tensors are there. */
+static void choose_variant(sn_model *m) {
+    const sn_family *first = m->family, *at;
+    char name[SN_TENSOR_NAME_MAX];
+    for (int n = 0; first->moe && (at = sn_family_variant(first, n)); n++)
+        for (int block = 0; block < m->hparams.n_blocks && at->naming[m->container]; block++)
+            if (sn_family_tensor_name(at, m->container, SN_ROLE_EXPERTS_DOWN, block, 0, name) && find_entry(m, name)) {
+                m->family = at;
+                return;
+            }
+}
+
 static sn_status bind_roles(sn_model *m, sn_err *err) {
     if (m->n_entries) qsort(m->entries, m->n_entries, sizeof *m->entries, compare_entries);
+    choose_variant(m);
     sn_status status =
         sn_calloc(&m->roles, (size_t)m->hparams.n_blocks * slots_per_block(&m->hparams), sizeof *m->roles, err);
     for (int block = 0; !status && block < m->hparams.n_blocks; block++)

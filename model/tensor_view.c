@@ -85,6 +85,11 @@ sn_tensor_view sn_tensor_view_of_expert(const sn_tensor_naming *naming, sn_role 
                                 .row_step = step,
                                 .col_step = line,
                                 .cols = cols};
+    if (naming->gate_up_fused)
+        return (sn_tensor_view){.whole = n_experts * line,
+                                .first = expert * line + (role == SN_ROLE_EXPERTS_UP ? rows : 0),
+                                .group_rows = rows,
+                                .group_stride = n_experts * line};
     return (sn_tensor_view){
         .whole = n_experts * rows, .first = expert * rows, .group_rows = rows, .group_stride = n_experts * rows};
 }

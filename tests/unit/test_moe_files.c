@@ -277,3 +277,69 @@ Test(moe_files, takes_adapters_of_attention_only) {
     sn_device_close(&device);
     sn_model_close(&m);
 }
+
+/* -- all experts in one tensor, gate and up together */
+
+static const uint8_t *expert_bytes(const sn_safetensors *file, int block, int expert, const char *matrix, size_t *n) {
+    char name[128];
+    snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%d.%s.weight", block, expert, matrix);
+    const sn_safetensors_tensor *t = sn_safetensors_find(file, name);
+    *n = t->bytes;
+    return t->data;
+}
+
+/* The golden model's folder with its experts stacked as the hub has them. */
+static char *stacked_folder(const char *golden, int n_experts) {
+    enum { TENSORS = 256, BLOCKS = 4 };
+    char *folder = temp_folder(), *path = temp_path(golden, "model.safetensors");
+    sn_safetensors *file = NULL;
+    sn_safetensors_entry entries[TENSORS];
+    char names[BLOCKS][2][128];
+    sn_buf stacks[BLOCKS][2];
+    size_t n = 0, bytes;
+    REQUIRE(sn_safetensors_open(path, &file, &err));
+    for (size_t i = 0; i < sn_safetensors_n_tensors(file); i++) {
+        const sn_safetensors_tensor *t = sn_safetensors_tensor_at(file, i);
+        if (strstr(t->name, ".experts.")) continue;
+        entries[n] = (sn_safetensors_entry){t->name, t->dtype, t->n_dims, {0}, t->data};
+        memcpy(entries[n++].dims, t->dims, sizeof t->dims);
+    }
+    for (int b = 0; b < BLOCKS; b++)
+        for (int down = 0; down < 2; down++) {
+            sn_buf *stack = &stacks[b][down];
+            snprintf(names[b][down], sizeof names[b][down], "model.layers.%d.mlp.experts.%s", b,
+                     down ? "down_proj" : "gate_up_proj");
+            sn_buf_init(stack, 1 << 20);
+            for (int e = 0; e < n_experts; e++)
+                for (int part = 0; part < 2 - down; part++) {
+                    const char *matrix = down ? "down_proj" : part ? "up_proj" : "gate_proj";
+                    const uint8_t *data = expert_bytes(file, b, e, matrix, &bytes);
+                    put_bytes(stack, data, bytes);
+                }
+            size_t rows = down ? 64 : 2 * 48, cols = down ? 48 : 64;
+            entries[n++] =
+                (sn_safetensors_entry){names[b][down], SN_BF16, 3, {(size_t)n_experts, rows, cols}, stack->data};
+        }
+    char *out = temp_path(folder, "model.safetensors");
+    REQUIRE(sn_safetensors_write(out, entries, n, &err));
+    copy_file(golden, folder, "config.json");
+    for (int b = 0; b < BLOCKS; b++) sn_buf_fini(&stacks[b][0]), sn_buf_fini(&stacks[b][1]);
+    sn_safetensors_close(&file);
+    free(path);
+    free(out);
+    return folder;
+}
+
+Test(moe_files, experts_stacked_as_the_hub_has_them_are_the_same_blocks) {
+    char *folder = stacked_folder(GOLDEN "qwen3_5_moe", 6);
+    sn_model *one = open_model(GOLDEN "qwen3_5_moe"), *other = open_model(folder);
+    sn_hash a, b;
+    for (int block = 0; block < 4; block++) {
+        REQUIRE(sn_model_block_hash(one, block, &a, &err));
+        REQUIRE(sn_model_block_hash(other, block, &b, &err));
+        cr_expect(!memcmp(&a, &b, sizeof a), "block %d differs", block);
+    }
+    sn_model_close(&one);
+    sn_model_close(&other);
+    temp_folder_remove(&folder);
+}

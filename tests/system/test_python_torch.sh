@@ -10,7 +10,7 @@ oldest=$(sed -n 's/^transformers = .*transformers>=\([0-9.]*\).*/\1/p' "$here/..
 packages=${cache:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}/tools/transformers-$oldest
 if [ ! -d "$packages" ]; then
   python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --target "$scratch/packages" "transformers==$oldest" \
-    tokenizers==0.15.2 huggingface_hub==0.21.4 peft==0.9.0 accelerate==0.27.2 requests urllib3 charset-normalizer certifi >&2 ||
+    tokenizers==0.14.1 huggingface_hub==0.17.3 peft==0.6.0 accelerate==0.24.1 requests urllib3 charset-normalizer certifi >&2 ||
     skip "pip could not install transformers $oldest"
   mkdir -p "$(dirname "$packages")"
   mv -T "$scratch/packages" "$packages" 2>/dev/null || [ -d "$packages" ]

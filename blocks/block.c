@@ -116,7 +116,8 @@ static sn_status block_attention(const sn_block *b, int index, const sn_forward_
                                     .window = sn_window_of(hp, p->number),
                                     .scale = hp->attn_scale,
                                     .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
-                                    .sinks = b->vector[SN_ROLE_ATTN_SINKS]};
+                                    .sinks = b->vector[SN_ROLE_ATTN_SINKS],
+                                    .softcap = hp->score_softcap};
     SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
 
     /* attn = attn * sigmoid(out_gate) */

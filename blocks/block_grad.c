@@ -74,7 +74,8 @@ static sn_status recompute_attention(const sn_block *b, const sn_backward_pass *
     int n = p->sequence->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     bool precise = hp->n_experts; /* as in block_attention */
     const sn_rope rope = {hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
-    float *q = hp->qk_norm ? s->q0 : s->q, *k = hp->qk_norm ? s->k0 : s->k;
+    bool qk_norm = b->vector[SN_ROLE_ATTN_Q_NORM];
+    float *q = qk_norm ? s->q0 : s->q, *k = qk_norm ? s->k0 : s->k;
     float *out = b->vector[SN_ROLE_ATTN_POST_NORM] ? s->o1 : s->mid;
     const float *u;
 
@@ -86,7 +87,7 @@ static sn_status recompute_attention(const sn_block *b, const sn_backward_pass *
     SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_Q, u, q, err));
     SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_K, u, k, err));
     SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_V, u, s->v, err));
-    if (hp->qk_norm) {
+    if (qk_norm) {
         SN_TRY(sn_block_norm(b, f, SN_ROLE_ATTN_Q_NORM, q, s->q, err));
         SN_TRY(sn_block_norm(b, f, SN_ROLE_ATTN_K_NORM, k, s->k, err));
     }
@@ -98,7 +99,8 @@ static sn_status recompute_attention(const sn_block *b, const sn_backward_pass *
                                     .window = sn_window_of(hp, p->number),
                                     .scale = hp->attn_scale,
                                     .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
-                                    .sinks = b->vector[SN_ROLE_ATTN_SINKS]};
+                                    .sinks = b->vector[SN_ROLE_ATTN_SINKS],
+                                    .softcap = hp->score_softcap};
     SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
     const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], b->vector[SN_ROLE_ATTN_O_BIAS], out, precise};
     SN_TRY(ops->linear(d, n, s->attn, 1, &o, err));
@@ -216,6 +218,7 @@ static sn_status attention_backward(const sn_block *b, const sn_backward_pass *p
                                          .head_dim = hp->head_dim,
                                          .window = sn_window_of(hp, p->number),
                                          .scale = hp->attn_scale,
+                                         .softcap = hp->score_softcap,
                                          .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
                                          .sinks = b->vector[SN_ROLE_ATTN_SINKS],
                                          .q = s->q,
@@ -240,7 +243,7 @@ sn_status sn_block_backward_qkv(const sn_block *b, const sn_backward_pass *p, sn
     if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads * dim, s->dq, 1, s->q_factors, s->dq, err));
     if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, heads, dim, s->dq, &back, err));
     if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, kv_heads, dim, s->dk, &back, err));
-    if (hp->qk_norm) {
+    if (b->vector[SN_ROLE_ATTN_Q_NORM]) {
         SN_TRY(norm_backward(b, p, SN_ROLE_ATTN_Q_NORM, s->q0, s->dq, false, s->dq, err));
         SN_TRY(norm_backward(b, p, SN_ROLE_ATTN_K_NORM, s->k0, s->dk, false, s->dk, err));
     }

@@ -30,8 +30,10 @@ static sn_moe_router moe_router_of(const sn_block *b, const sn_hparams *hp) {
                            .scale = hp->router_scale};
 }
 
+/* weights: those of the outputs. */
 static sn_moe_selection moe_selection_of(const sn_hparams *hp, int n, const moe_buffers *m) {
-    return (sn_moe_selection){n, hp->n_experts, hp->n_experts_used, m->ids, m->weights};
+    return (sn_moe_selection){n, hp->n_experts, hp->n_experts_used, m->ids,
+                              hp->experts_scale_input ? NULL : m->weights};
 }
 
 static const sn_experts *moe_experts(const sn_block *b, sn_role role) {
@@ -53,6 +55,12 @@ static sn_status moe_run_experts(const sn_block *b, sn_device *d, const sn_hpara
         {moe_experts(b, SN_ROLE_EXPERTS_GATE), b->vector[SN_ROLE_EXPERTS_GATE_BIAS], m->gate},
         {moe_experts(b, SN_ROLE_EXPERTS_UP), b->vector[SN_ROLE_EXPERTS_UP_BIAS], m->up}};
     SN_TRY(ops->moe_linear(d, &selection, false, u, 2, gate_up, err));
+    /* experts_scale_input: gate, up of weight * u, by way of what these matrices give, which have no biases then */
+    int pairs = n * hp->n_experts_used;
+    if (hp->experts_scale_input) {
+        SN_TRY(ops->scale(d, pairs, hp->n_ff, m->gate, 1, m->weights, m->gate, err));
+        SN_TRY(ops->scale(d, pairs, hp->n_ff, m->up, 1, m->weights, m->up, err));
+    }
     /* act (n, k, n_ff) = activation(gate) * up */
     size_t n_act = (size_t)n * (size_t)hp->n_experts_used * (size_t)hp->n_ff;
     SN_TRY(ops->activate(d, n_act, hp->activation, m->gate, m->up, m->act, err));
@@ -180,6 +188,20 @@ sn_status sn_moe_combine(const sn_block *b, const sn_backward_pass *p, const flo
     return d->ops->add(d, (size_t)n * (size_t)p->hp->n_embd, added, shared.out, err);
 }
 
+/* Through gate = w g and up = w u, of which m has the products: dg = w dgate, du = w dup, w dw = dgate . gate + dup .
+ * up. The latter is what moe_gate_grad makes of dweights, and w never divides. */
+static sn_status moe_scaled_input_backward(sn_device *d, const sn_hparams *hp, int n, const moe_buffers *m,
+                                           const sn_grad_scratch *s, sn_err *err) {
+    const sn_device_ops *ops = d->ops;
+    int pairs = n * hp->n_experts_used;
+    float *dots = s->dexpert_out; /* (n, k): it is not needed any more */
+    SN_TRY(ops->dot_rows(d, pairs, hp->n_ff, s->dgate, m->gate, s->dexpert_weights, err));
+    SN_TRY(ops->dot_rows(d, pairs, hp->n_ff, s->dup, m->up, dots, err));
+    SN_TRY(ops->add(d, (size_t)pairs, s->dexpert_weights, dots, err));
+    SN_TRY(ops->scale(d, pairs, hp->n_ff, s->dgate, 1, m->weights, s->dgate, err));
+    return ops->scale(d, pairs, hp->n_ff, s->dup, 1, m->weights, s->dup, err);
+}
+
 sn_status sn_moe_backward(const sn_block *b, const sn_backward_pass *p, const float *u, const float *d_added,
                           sn_err *err) {
     sn_device *d = p->device;
@@ -198,6 +220,7 @@ sn_status sn_moe_backward(const sn_block *b, const sn_backward_pass *p, const fl
     SN_TRY(ops->moe_linear_grad(d, &selection, true, s->dexpert_out, moe_experts(b, SN_ROLE_EXPERTS_DOWN), false,
                                 s->dup, err));
     SN_TRY(ops->activate_grad(d, n_act, hp->activation, s->gate, s->up, s->dup, s->dgate, s->dup, err));
+    if (hp->experts_scale_input) SN_TRY(moe_scaled_input_backward(d, hp, n, &m, s, err));
     SN_TRY(
         ops->moe_linear_grad(d, &selection, false, s->dgate, moe_experts(b, SN_ROLE_EXPERTS_GATE), false, s->dh, err));
     SN_TRY(ops->moe_linear_grad(d, &selection, false, s->dup, moe_experts(b, SN_ROLE_EXPERTS_UP), true, s->dh, err));

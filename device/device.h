@@ -154,7 +154,7 @@ typedef struct sn_moe_router {
 typedef struct sn_moe_selection {
     int n, n_experts, k;  /* rows; experts of the mixture; experts per row, all different */
     const int32_t *ids;   /* device, (n, k) */
-    const float *weights; /* device, (n, k) */
+    const float *weights; /* device, (n, k); NULL: all are 1 */
 } sn_moe_selection;
 
 /* One matrix of moe_linear: y (n, k, rows of an expert) of the selected experts. */
@@ -251,12 +251,15 @@ typedef struct sn_rope {
 /* Attention of one block over the KV cache. */
 typedef struct sn_attention {
     int block, n_heads; /* n_heads: query heads, a multiple of n_kv_heads (GQA) */
-    int window;         /* a row attends to the last `window` positions, its own included; 0: to all */
+    /* Above 0: a row attends to the last `window` positions, its own included. 0: to all. Below 0: to those of its own
+     * chunk of -window positions: (position / -window) * -window is its first one. */
+    int window;
     float scale;
     const float *slopes; /* device, (n_heads), or NULL. The score of a key n positions back is lowered by n times the
                           * head's slope (ALiBi: Press et al. 2021) */
     const float *sinks;  /* device, (n_heads), or NULL. The score of an additional key whose value is zero: it takes its
                           * share of the softmax (Xiao et al. 2023; learned: gpt-oss, 2025) */
+    float softcap;       /* above 0: a score s becomes softcap * tanh(s / softcap), before the slopes (Gemma 2, 2024) */
 } sn_attention;
 
 /* The backward pass of attention for rows of one sequence: n query rows at positions [first, first + n), and the keys
@@ -264,8 +267,8 @@ typedef struct sn_attention {
  * rows, from position 0 on, add up dk and dv in the order of the rows. All pointers: device. */
 typedef struct sn_attention_grad {
     int first, n, n_heads, n_kv_heads, head_dim;
-    int window; /* window, scale, slopes and sinks: as in sn_attention */
-    float scale;
+    int window; /* window, scale, softcap, slopes and sinks: as in sn_attention */
+    float scale, softcap;
     const float *slopes, *sinks;
     const float *q, *dout; /* (n, n_heads, head_dim); dout: gradient of attention's result */
     const float *k, *v;    /* (first + n, n_kv_heads, head_dim) */
@@ -281,6 +284,12 @@ typedef struct sn_delta {
     const float *rates;     /* (n_value_heads): below zero; the state decays by exp(rate * softplus(a + time_bias)) */
     const float *time_bias; /* (n_value_heads) */
 } sn_delta;
+
+/* The first position that a row at `position` attends to within this window (sn_attention). */
+static inline int sn_window_first(int position, int window) {
+    if (window < 0) return position / -window * -window;
+    return window > 0 && position + 1 > window ? position + 1 - window : 0;
+}
 
 /* -- the table of operations -- */
 

@@ -56,6 +56,9 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
     if (!(h->q_growth >= 0 && h->q_growth <= 1e3f) || (h->q_growth > 0 && h->q_growth_step < 1))
         return sn_fail(err, SN_REFUSED, "the model's queries grow by %g every %d positions, which is not possible",
                        (double)h->q_growth, h->q_growth_step);
+    if (!(h->score_softcap >= 0 && h->score_softcap <= 1e6f && h->logit_softcap >= 0 && h->logit_softcap <= 1e6f))
+        return sn_fail(err, SN_REFUSED, "the model's softcaps are %g and %g; they must lie from 0 to 1e6",
+                       (double)h->score_softcap, (double)h->logit_softcap);
     if (h->rope_dim % 2)
         return sn_fail(err, SN_REFUSED, "the model rotates %d dimensions of a head; they come in pairs", h->rope_dim);
     if (!(h->norm_eps > 0 && h->norm_eps < 1))
@@ -80,7 +83,7 @@ static sn_status check_scaling(const sn_rope_scaling *s, sn_err *err) {
                        "original_max_position_embeddings %g, rope_theta %g",
                        s->beta_fast, s->beta_slow, s->attention_factor, s->original_ctx, s->theta);
     if (s->kind == SN_ROPE_SCALING_YARN) return SN_OK;
-    if (!(s->low_freq_factor > 0 && s->low_freq_factor < s->high_freq_factor && s->high_freq_factor <= 1e6 &&
+    if (!(s->low_freq_factor > 0 && s->low_freq_factor <= s->high_freq_factor && s->high_freq_factor <= 1e6 &&
           s->original_ctx >= 1 && s->original_ctx <= 1e9))
         return sn_fail(err, SN_REFUSED,
                        "the model's llama3 rope scaling is impossible: low_freq_factor %g, "
@@ -94,7 +97,7 @@ static float llama3_scaled(float freq, const sn_rope_scaling *s) {
     float factor = (float)s->factor, low = (float)s->low_freq_factor, high = (float)s->high_freq_factor;
     float wavelength = (1.0f / freq) * 6.283185307179586f;
     if (wavelength > (float)(s->original_ctx / s->low_freq_factor)) return freq / factor;
-    if (wavelength < (float)(s->original_ctx / s->high_freq_factor)) return freq;
+    if (wavelength < (float)(s->original_ctx / s->high_freq_factor) || !(low < high)) return freq;
     float smooth = ((1.0f / wavelength) * (float)s->original_ctx - low) / (high - low);
     return (1.0f - smooth) * freq / factor + smooth * freq;
 }

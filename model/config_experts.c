@@ -35,6 +35,7 @@ static sn_status read_router(const json_t *config, const sn_moe_config *m, sn_hp
     h->router_normalised = m->scoring == SN_ROUTER_SIGMOID && normalised;
     h->router_correction = m->correction;
     h->router_scale = (float)scale;
+    h->experts_scale_input = m->scales_input;
     return status;
 }
 
@@ -66,16 +67,32 @@ static sn_status read_dense_list(const json_t *config, sn_hparams *h, sn_err *er
     return SN_OK;
 }
 
+/* Where moe_layers lists the blocks with experts, all others are dense. */
+static sn_status read_sparse_list(const json_t *config, sn_hparams *h, sn_err *err) {
+    const json_t *list = sn_config_field(config, "moe_layers");
+    if (list && !json_is_array(list)) return sn_fail(err, SN_REFUSED, "'moe_layers' must be a list");
+    for (int i = 0; list && i < h->n_blocks; i++) h->dense[i] = true;
+    for (size_t i = 0; list && i < json_array_size(list); i++) {
+        json_int_t number = json_integer_value(json_array_get(list, i));
+        if (!json_is_integer(json_array_get(list, i)) || number < 0 || number >= h->n_blocks)
+            return sn_fail(err, SN_REFUSED, "'moe_layers' must hold numbers of blocks");
+        h->dense[number] = false;
+    }
+    return SN_OK;
+}
+
 /* Which blocks have no experts: the first ones, those of a list, and all but every n-th. */
 static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
     int first = m->n_dense, step = 1;
     bool any = false;
     sn_status status = sn_config_int(config, "first_k_dense_replace", false, &first, err);
     if (!status) status = sn_config_int(config, "decoder_sparse_step", false, &step, err);
+    if (!status) status = sn_config_int(config, "interleave_moe_layer_step", false, &step, err);
     if (!status && (first < 0 || step < 1))
         return sn_fail(err, SN_REFUSED, "'first_k_dense_replace' is %d and 'decoder_sparse_step' %d", first, step);
     for (int i = 0; i < h->n_blocks && !status; i++) h->dense[i] = i < first || (i + 1) % step != 0;
     if (!status) status = read_dense_list(config, h, err);
+    if (!status) status = read_sparse_list(config, h, err);
     for (int i = 0; i < h->n_blocks && !status; i++) any |= h->dense[i];
     if (!status && any && !m->dense_width)
         return sn_fail(err, SN_REFUSED,

@@ -49,6 +49,7 @@ static const char *const experts_keys[] = {"expert_shared_count",      "expert_s
                                            "interleave_moe_layer_step"};
 static const char *const further_keys[] = {"nextn_predict_layers"};
 static const char *const multiplier_keys[] = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"};
+static const char *const softcap_keys[] = {"attn_logit_softcapping", "final_logit_softcapping"};
 static const char *const growth_keys[] = {"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"};
 
 /* Keys that are known only in families with recurrent blocks. */
@@ -102,6 +103,8 @@ static sn_status check_keys(const reader *r) {
             known |= is_among(key, prefix, further_keys, sizeof further_keys / sizeof *further_keys);
         if (r->family->multipliers)
             known |= is_among(key, prefix, multiplier_keys, sizeof multiplier_keys / sizeof *multiplier_keys);
+        if (r->family->softcaps)
+            known |= is_among(key, prefix, softcap_keys, sizeof softcap_keys / sizeof *softcap_keys);
         if (r->family->wrapped) known |= is_among(key, prefix, growth_keys, sizeof growth_keys / sizeof *growth_keys);
         if (r->family->local_theta > 0 || r->family->local_unscaled)
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
@@ -217,7 +220,9 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
     h->router_correction = m->correction;
     h->router_scale = weights_scale;
     h->shared_gated = m->shared_gated;
+    if (m->shared_width && !strcmp(m->shared_width, m->width)) n_shared = 1;
     if (n_shared && !h->n_ff_shared && h->n_ff <= 1 << 20) h->n_ff_shared = n_shared * h->n_ff;
+    h->experts_scale_input = m->scales_input;
     for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) h->dense[i] = i < n_dense || (i + 1) % step != 0;
     return SN_OK;
 }
@@ -360,9 +365,17 @@ static sn_status read_window_rope(const reader *r, double usual_theta, sn_hparam
 
 /* The scales of embeddings and attention. */
 static sn_status read_scales(const reader *r, sn_hparams *h) {
-    enum { GEMMA3_27B_BLOCKS = 62 }; /* the one size of Gemma 3 whose attention is not scaled by head_dim */
+    enum { GEMMA2_27B_BLOCKS = 46, GEMMA3_27B_BLOCKS = 62 }; /* the sizes whose attention is not scaled by head_dim */
     float logits = 1;
     if (r->family->scales_embeddings) h->embed_scale = sqrtf((float)h->n_embd);
+    if (r->family->softcaps) {
+        h->score_softcap = 50, h->logit_softcap = 30;
+        sn_status status = read_float(r, "attn_logit_softcapping", false, &h->score_softcap);
+        if (!status) status = read_float(r, "final_logit_softcapping", false, &h->logit_softcap);
+        if (!status && h->n_blocks == GEMMA2_27B_BLOCKS)
+            h->attn_scale = 1 / sqrtf((float)h->n_embd / (float)h->n_heads);
+        return status;
+    }
     if (r->family->multipliers) {
         sn_status status = read_float(r, "embedding_scale", false, &h->embed_scale);
         if (!status) status = read_float(r, "attention.scale", false, &h->attn_scale);
@@ -377,6 +390,17 @@ static sn_status read_scales(const reader *r, sn_hparams *h) {
             r->err, SN_REFUSED,
             "GGUF files do not say how this size of the family scales attention: give the Hugging Face folder");
     return SN_OK;
+}
+
+/* What files of Llama 4 do not say, as llama.cpp has it. */
+static void fix_chunks(sn_hparams *h) {
+    enum { WITHOUT_NORMS = 128 }; /* Maverick's number of experts */
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) h->full_attention[i] = h->no_rope[i];
+    h->window = h->q_growth_step = 8192;
+    h->window_chunks = h->q_growth_unrotated = true;
+    h->q_growth = 0.1f;
+    h->q_growth_offset = 1;
+    h->qk_norm = h->qk_norm_plain = h->n_experts != WITHOUT_NORMS;
 }
 
 sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn_family **family, sn_err *err) {
@@ -407,8 +431,12 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     hparams->o_bias = hparams->linear_bias ||
                       ((*family)->qkv_bias == SN_IF_DECLARED && sn_gguf_tensor_find(gguf, "blk.0.attn_output.bias"));
     hparams->qk_norm = (*family)->qk_norm == SN_IF_DECLARED && sn_gguf_tensor_find(gguf, "blk.0.attn_q_norm.weight");
-    hparams->q_growth = (float)scaling[two].q_growth;
-    hparams->q_growth_step = scaling[two].original_ctx <= 1e9 ? (int)scaling[two].original_ctx : 0;
+    if ((*family)->chunks)
+        fix_chunks(hparams);
+    else
+        hparams->q_growth = (float)scaling[two].q_growth;
+    if (!(*family)->chunks)
+        hparams->q_growth_step = scaling[two].original_ctx <= 1e9 ? (int)scaling[two].original_ctx : 0;
     hparams->tied_output = !sn_gguf_tensor_find(gguf, "output.weight");
     return sn_config_finish(hparams, *family, scaling, err);
 }

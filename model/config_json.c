@@ -311,6 +311,51 @@ static sn_status read_no_rope(const json_t *config, const sn_family *family, sn_
     return SN_OK;
 }
 
+/* Llama 4: blocks with rope attend to their chunk, the others to everything, with queries that grow. */
+static sn_status read_chunks(const json_t *config, sn_hparams *h, sn_err *err) {
+    const json_t *list = sn_config_field(config, "layer_types");
+    bool grows = true;
+    double growth = 0.1, step = 8192;
+    int chunk = 8192;
+    sn_status status = sn_config_int(config, "attention_chunk_size", false, &chunk, err);
+    if (!status) status = sn_config_bool(config, "attn_temperature_tuning", &grows, err);
+    if (!status) status = sn_config_number(config, "attn_scale", false, &growth, err);
+    if (!status) status = sn_config_number(config, "floor_scale", false, &step, err);
+    if (status) return status;
+    if (chunk < 1 || !(step >= 1 && step <= 1e9) || step != floor(step))
+        return sn_fail(err, SN_REFUSED, "'attention_chunk_size' is %d and 'floor_scale' %g; both must be whole numbers",
+                       chunk, step);
+    for (int i = 0; i < h->n_blocks; i++) {
+        const char *kind = json_string_value(json_array_get(list, (size_t)i));
+        h->full_attention[i] = h->no_rope[i];
+        if (kind && strcmp(kind, h->no_rope[i] ? "full_attention" : "chunked_attention"))
+            return sn_fail(err, SN_REFUSED,
+                           "'layer_types' holds '%.64s' for block %d, which contradicts no_rope_layers", kind, i);
+    }
+    h->window = chunk;
+    h->window_chunks = true;
+    h->q_growth = grows ? (float)growth : 0;
+    h->q_growth_step = (int)step;
+    h->q_growth_offset = 1;
+    h->q_growth_unrotated = true;
+    return SN_OK;
+}
+
+/* Gemma 2's bounds; null: there is none. */
+static sn_status read_softcaps(const json_t *config, sn_hparams *h, sn_err *err) {
+    double scores = json_object_get(config, "attn_logit_softcapping") ? 0 : 50,
+           logits = json_object_get(config, "final_logit_softcapping") ? 0 : 30;
+    sn_status status = sn_config_number(config, "attn_logit_softcapping", false, &scores, err);
+    if (!status) status = sn_config_number(config, "final_logit_softcapping", false, &logits, err);
+    if (!status && !(scores >= 0 && scores <= 1e6 && logits >= 0 && logits <= 1e6))
+        return sn_fail(err, SN_REFUSED,
+                       "'attn_logit_softcapping' %g and 'final_logit_softcapping' %g must lie from 0 to 1e6", scores,
+                       logits);
+    h->score_softcap = (float)scores;
+    h->logit_softcap = (float)logits;
+    return SN_OK;
+}
+
 /* Granite's four factors. */
 static sn_status read_multipliers(const json_t *config, sn_hparams *h, sn_err *err) {
     double embeddings = 1, attention = 1, residual = 1, logits = 1;
@@ -337,6 +382,10 @@ static sn_status read_scales(const json_t *config, const sn_family *family, sn_h
     h->tied_output = h->tied_output || family->tied_default;
     if (family->scales_embeddings) h->embed_scale = sqrtf((float)h->n_embd);
     if (family->multipliers) return read_multipliers(config, h, err);
+    if (family->softcaps) {
+        sn_status softcaps = read_softcaps(config, h, err);
+        if (softcaps) return softcaps;
+    }
     if (!(scalar > 0)) return SN_OK;
     sn_status status = sn_config_number(config, "query_pre_attn_scalar", false, &scalar, err);
     if (!status && !(scalar > 0 && scalar <= 1e9))
@@ -424,6 +473,13 @@ static sn_status read_falcon(const json_t *config, const sn_family **family, sn_
     return SN_OK;
 }
 
+static sn_status read_qk_norm(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    h->qk_norm = family->qk_norm_plain;
+    sn_status status = sn_config_bool(config, "use_qk_norm", &h->qk_norm, err);
+    h->qk_norm_plain = h->qk_norm && family->qk_norm_plain;
+    return status;
+}
+
 /* Where the model has an image encoder, too, the fields of the text model are in text_config; *config becomes that. */
 static sn_status unwrap(const json_t **config, sn_hparams *h, sn_err *err) {
     const json_t *text = sn_config_field(*config, "text_config");
@@ -459,18 +515,18 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_no_rope(config, *family, h, err);
     if (!status) status = sn_config_read_recurrent(config, *family, h, err);
+    if (!status && (*family)->chunks) status = read_chunks(config, h, err);
     if (!status) status = read_activation(config, *family, h, err);
     if (!status) status = read_scales(config, *family, h, err);
     if (!status) status = sn_config_read_experts(config, *family, h, err);
     if (!status) status = sn_config_bool(config, "attention_bias", &bias, err);
-    if (!status && (*family)->qk_norm == SN_IF_DECLARED)
-        status = sn_config_bool(config, "use_qk_norm", &h->qk_norm, err);
+    if (!status && (*family)->qk_norm == SN_IF_DECLARED) status = read_qk_norm(config, *family, h, err);
     if (!status) status = sn_config_bool(config, "tie_word_embeddings", &h->tied_output, err);
     if (!status) status = sn_config_text(config, "_name_or_path", false, &name, err);
     if (status) return status;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     sn_config_copy_name(h->name, name, strlen(name));
-    h->rope_style = SN_ROPE_NEOX;
+    h->rope_style = (*family)->neighbours ? SN_ROPE_INTERLEAVED : SN_ROPE_NEOX;
     h->norm_plus_one = (*family)->norm_plus_one;
     h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_DECLARED && bias);
     h->linear_bias = (*family)->linear_bias == SN_ALWAYS || ((*family)->linear_bias == SN_IF_DECLARED && bias);

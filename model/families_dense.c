@@ -89,6 +89,8 @@ static const sn_tensor_naming naming_gguf_gemma3 = {
             GGUF_POST_NORMS,
         },
 };
+static const char *const gemma2_reads[] = {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+                                           NULL};
 static const char *const gemma3_reads[] = {"query_pre_attn_scalar", NULL};
 
 /* OLMo 2: norms after each half of a block, none before. */
@@ -316,6 +318,24 @@ const sn_family sn_families_dense[] = {
         .theta_default = 1e6,
         .wrapped = true,
         .naming = USUAL_NAMES,
+    },
+    {
+        .name = "gemma2",
+        .gguf_architecture = "gemma2",
+        .gguf_rope = SN_ROPE_NEOX,
+        .qkv_bias = SN_IF_DECLARED,
+        .window = SN_WINDOW_GIVEN,
+        .window_default = 4096,
+        .window_pattern = 2,
+        .head_dim_default = 256,
+        .attn_scalar_default = 256,
+        .activation_default = SN_GELU_TANH,
+        .tied_default = true,
+        .norm_plus_one = true,
+        .scales_embeddings = true,
+        .softcaps = true,
+        .config_fields = gemma2_reads,
+        .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_gemma3, [SN_CONTAINER_GGUF] = &naming_gguf_gemma3},
     },
     {
         .name = "gemma3_text",

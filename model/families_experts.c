@@ -145,6 +145,40 @@ static const sn_moe_config minimax_experts = {
 };
 static const char *const glm4_reads[] = {"num_experts", "num_local_experts", "n_routed_experts", "use_qk_norm", NULL};
 static const char *const minimax_reads[] = {"num_local_experts", "use_qk_norm", "rotary_dim", NULL};
+/* Llama 4: experts stored transposed, which take their weight with the input; blocks with and without experts. */
+static const sn_tensor_naming naming_hf_llama4 = {
+    .block_prefix = "model.layers.",
+    .names =
+        {
+            HF_ENDS,
+            HF_ATTENTION,
+            HF_NORMS,
+            [SN_ROLE_FFN_GATE] = "feed_forward.gate_proj.weight",
+            [SN_ROLE_FFN_UP] = "feed_forward.up_proj.weight",
+            [SN_ROLE_FFN_DOWN] = "feed_forward.down_proj.weight",
+            [SN_ROLE_ROUTER] = "feed_forward.router.weight",
+            [SN_ROLE_EXPERTS_GATE] = "feed_forward.experts.gate_up_proj",
+            [SN_ROLE_EXPERTS_UP] = "feed_forward.experts.gate_up_proj",
+            [SN_ROLE_EXPERTS_DOWN] = "feed_forward.experts.down_proj",
+            [SN_ROLE_SHARED_GATE] = "feed_forward.shared_expert.gate_proj.weight",
+            [SN_ROLE_SHARED_UP] = "feed_forward.shared_expert.up_proj.weight",
+            [SN_ROLE_SHARED_DOWN] = "feed_forward.shared_expert.down_proj.weight",
+        },
+    .experts_transposed = true,
+    .gate_up_halves = true,
+};
+static const sn_moe_config llama4_experts = {
+    .width = "intermediate_size",
+    .n_experts = 16,
+    .n_experts_used = 1,
+    .n_ff = 8192,
+    .scoring = SN_ROUTER_SIGMOID,
+    .dense_width = "intermediate_size_mlp",
+    .shared_width = "intermediate_size",
+    .scales_input = true,
+};
+static const char *const llama4_reads[] = {"num_local_experts", "no_rope_layers", "attention_chunk_size", "use_qk_norm",
+                                           NULL};
 static const char *const moe_reads[] = {"num_experts", "num_local_experts", NULL};
 
 /* gpt-oss: biases of all matrices, attention sinks, experts stored transposed. */
@@ -249,6 +283,23 @@ const sn_family sn_families_experts[] = {
         .further_blocks = true,
         .config_fields = minimax_reads,
         .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_minimax_m2, [SN_CONTAINER_GGUF] = &naming_gguf_shared},
+    },
+    {
+        .name = "llama4_text",
+        .gguf_architecture = "llama4",
+        .gguf_rope = SN_ROPE_INTERLEAVED,
+        .neighbours = true,
+        .qkv_bias = SN_IF_DECLARED,
+        .qk_norm = SN_IF_DECLARED,
+        .qk_norm_plain = true,
+        .theta_default = 5e5,
+        .no_rope_interval = 4,
+        .chunks = true,
+        .wrapped = true,
+        .moe = &llama4_experts,
+        .gguf_moe = true,
+        .config_fields = llama4_reads,
+        .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_llama4, [SN_CONTAINER_GGUF] = &naming_gguf_shared},
     },
     {
         .name = "gpt_oss",

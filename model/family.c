@@ -78,7 +78,7 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
         return hparams->linear_bias;
     case SN_ROLE_ATTN_Q_NORM:
     case SN_ROLE_ATTN_K_NORM:
-        return hparams->qk_norm;
+        return hparams->qk_norm && !hparams->qk_norm_plain;
     case SN_ROLE_ROUTER:
     case SN_ROLE_EXPERTS_GATE:
     case SN_ROLE_EXPERTS_UP:

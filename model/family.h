@@ -39,8 +39,9 @@ typedef struct sn_tensor_naming {
     const char *block_prefix;
     const char *names[SN_ROLE_COUNT];
     sn_qkv_layout qkv;
-    bool q_gated;       /* Q and attention's gate are one tensor: for each head its queries, then its gate */
-    bool gate_up_fused; /* gate and up are one tensor: all rows of gate, then of up; of experts, expert by expert */
+    bool q_gated;        /* Q and attention's gate are one tensor: for each head its queries, then its gate */
+    bool gate_up_fused;  /* gate and up are one tensor: all rows of gate, then of up; of experts, expert by expert */
+    bool gate_up_halves; /* of transposed experts: all columns of gate, then of up */
     bool experts_transposed; /* stacked experts are (experts, inputs, outputs); gate and up are one tensor, with their
                               * columns alternating */
     const char *base;        /* prefix that files of the model without its LM head leave out of their names; or NULL */
@@ -64,6 +65,7 @@ typedef struct sn_moe_config {
         *shared_width; /* the field with the n_ff of the shared expert; NULL: n_shared_experts times an expert's */
     int n_shared, n_ff_shared, n_dense; /* defaults of n_shared_experts, shared_width and first_k_dense_replace */
     bool shared_gated;
+    bool scales_input; /* the weight of an expert multiplies its input */
 } sn_moe_config;
 
 typedef struct sn_family {
@@ -72,7 +74,7 @@ typedef struct sn_family {
     sn_rope_style gguf_rope;       /* in safetensors always SN_ROPE_NEOX */
     sn_trait qkv_bias;
     sn_trait qk_norm;
-    bool qk_norm_wide;
+    bool qk_norm_wide, qk_norm_plain;
     bool layer_norm, parallel, alibi;
     sn_trait linear_bias;
     bool bias_default; /* attention_bias where config.json does not say it */
@@ -92,6 +94,9 @@ typedef struct sn_family {
     const char *windowed;   /* the name of the family that its GGUF files with a window belong to; or NULL */
     double rotated_default; /* partial_rotary_factor */
     int no_rope_interval;   /* config.json may list no_rope_layers; without the list every n-th block has no rope */
+    bool softcaps;          /* scores of attention and logits are bounded by numbers of the file */
+    bool neighbours;        /* files of Hugging Face rotate neighbouring dimensions, as some GGUF files do */
+    bool chunks;            /* blocks with rope attend to their chunk of positions */
     bool multipliers;       /* embeddings, scores, residuals and logits are multiplied by numbers of the file */
     bool wrapped;           /* config.json may have these fields in text_config, beside those of an image encoder */
     bool recurrent;         /* blocks without attention have a gated delta rule, the others an output gate */

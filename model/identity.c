@@ -46,6 +46,10 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
     if (h->q_growth > 0)
         add_line(hasher, "q_growth=%08" PRIx32 " %d %d\n", float_bits(h->q_growth), h->q_growth_step,
                  h->q_growth_offset);
+    if (h->qk_norm_plain) add_line(hasher, "qk_norm_plain=1\n");
+    if (h->q_growth > 0 && h->q_growth_unrotated) add_line(hasher, "q_growth_unrotated=1\n");
+    if (h->score_softcap > 0) add_line(hasher, "score_softcap=%08" PRIx32 "\n", float_bits(h->score_softcap));
+    if (h->experts_scale_input) add_line(hasher, "experts_scale_input=1\n");
     if (h->layer_norm) add_line(hasher, "layer_norm=1\n");
     if (h->parallel) add_line(hasher, "parallel=1\n");
     if (h->activation) add_line(hasher, "activation=%d\n", (int)h->activation);
@@ -121,6 +125,7 @@ sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err)
     add_line(hasher, "n_embd=%d\nn_vocab=%d\nnorm_eps=%08" PRIx32 "\nlayer_norm=%d\nembed_scale=%08" PRIx32 "\n",
              h->n_embd, h->n_vocab, float_bits(h->norm_eps), h->layer_norm, float_bits(h->embed_scale));
     if (h->logit_scale != 1) add_line(hasher, "logit_scale=%08" PRIx32 "\n", float_bits(h->logit_scale));
+    if (h->logit_softcap > 0) add_line(hasher, "logit_softcap=%08" PRIx32 "\n", float_bits(h->logit_softcap));
     for (int role = 0; !status && role < SN_ROLE_FIRST_OF_BLOCK; role++)
         if (role != SN_ROLE_OUTPUT || !h->tied_output) /* else it is the embedding, which is hashed already */
             status = add_matrix(hasher, model, (sn_role)role, 0, 0, err);
@@ -139,6 +144,7 @@ sn_status sn_model_compute_id(const sn_model *model, sn_hash *out, sn_err *err) 
     add_line(hasher, "n_blocks=%d\nn_vocab=%d\n", h->n_blocks, h->n_vocab);
     if (h->embed_scale != 1) add_line(hasher, "embed_scale=%08" PRIx32 "\n", float_bits(h->embed_scale));
     if (h->logit_scale != 1) add_line(hasher, "logit_scale=%08" PRIx32 "\n", float_bits(h->logit_scale));
+    if (h->logit_softcap > 0) add_line(hasher, "logit_softcap=%08" PRIx32 "\n", float_bits(h->logit_softcap));
     if (h->n_ropes > 1) add_hparams(hasher, h, 0, 1);
     for (int block = 0; block < h->n_blocks; block++) {
         if (sn_window_of(h, block) != h->window || sn_rope_of(h, block)) add_line(hasher, "%d looks_back\n", block);

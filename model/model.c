@@ -51,7 +51,8 @@ struct sn_model {
     size_t n_entries;
     const entry **roles; /* indexed by slot_of; roles that belong to no block are in block 0; NULL: not in the files */
     sn_hash id;
-    float slopes[SN_HEADS_MAX]; /* SN_ROLE_ATTN_SLOPES */
+    float slopes[SN_HEADS_MAX];        /* SN_ROLE_ATTN_SLOPES */
+    float ones[2 * SN_ROPE_FREQS_MAX]; /* the factors of norms that have none */
     sn_model_source source;
     pthread_mutex_t lock;     /* of what follows */
     known_hash *known_hashes; /* (n_blocks) */
@@ -277,16 +278,15 @@ static void fill_slopes(float *slopes, int n) {
     }
 }
 
-static sn_model_tensor alibi_slopes(const sn_model *m) {
-    size_t n = (size_t)m->hparams.n_heads;
+static sn_model_tensor computed_vector(const sn_model *m, const float *values, size_t n, uint64_t tie) {
     return (sn_model_tensor){.dtype = SN_F32,
                              .rows = 1,
                              .cols = n,
-                             .data = m->slopes,
-                             .bytes = n * sizeof *m->slopes,
+                             .data = values,
+                             .bytes = n * sizeof *values,
                              .group_rows = n,
                              .group_stride = n,
-                             .tie = m->n_entries + 1};
+                             .tie = m->n_entries + tie};
 }
 
 /* ---- open ---- */
@@ -358,6 +358,7 @@ sn_status sn_model_open(const char *path, sn_model **out, sn_err *err) {
     status = open_path(m, path, err);
     if (!status) status = sn_calloc(&m->known_hashes, (size_t)m->hparams.n_blocks, sizeof *m->known_hashes, err);
     if (!status) fill_slopes(m->slopes, m->hparams.n_heads);
+    for (size_t i = 0; i < sizeof m->ones / sizeof *m->ones; i++) m->ones[i] = 1;
     if (!status) status = sn_model_compute_id(m, &m->id, err);
     if (status) {
         sn_model_close(&m);
@@ -418,7 +419,11 @@ sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, i
     if (block < 0 || block >= model->hparams.n_blocks)
         return sn_fail(err, SN_REFUSED, "the model has blocks 0 to %d, and none of number %d",
                        model->hparams.n_blocks - 1, block);
-    if (role == SN_ROLE_ATTN_SLOPES && model->hparams.alibi) *out = alibi_slopes(model);
+    const sn_hparams *hp = &model->hparams;
+    bool norm = role == SN_ROLE_ATTN_Q_NORM || role == SN_ROLE_ATTN_K_NORM;
+    if (role == SN_ROLE_ATTN_SLOPES && hp->alibi) *out = computed_vector(model, model->slopes, (size_t)hp->n_heads, 1);
+    if (norm && hp->qk_norm_plain && !hp->no_rope[block])
+        *out = computed_vector(model, model->ones, (size_t)hp->head_dim, 2);
     if (!sn_family_has_role(model->family, &model->hparams, role, block) ||
         !sn_family_tensor_name(model->family, model->container, role, block, expert, name))
         return SN_OK;
@@ -454,7 +459,7 @@ static void release_pages_of(const void *first, const void *end) {
 }
 
 void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor) {
-    if (!tensor->data || tensor->data == model->slopes) return;
+    if (!tensor->data || tensor->data == model->slopes || tensor->data == model->ones) return;
     size_t bytes, n = sn_model_n_runs(tensor);
     const char *last = sn_model_run(tensor, n - 1, &bytes);
     release_pages_of(tensor->data, last + bytes); /* with what lies between the runs, which can be read again */

@@ -113,11 +113,16 @@ typedef struct sn_hparams {
     float norm_eps;
     int window; /* sliding window: a token attends to itself and window-1 before it; 0: to all */
     bool full_attention[SN_BLOCKS_MAX]; /* blocks that attend to all positions, whatever the window */
+    bool window_chunks;                 /* the window is a chunk instead: window of sn_attention, device/device.h */
     bool no_rope[SN_BLOCKS_MAX];        /* blocks whose queries and keys are not rotated */
     /* q is multiplied by 1 + q_growth * ln(1 + (position + q_growth_offset) / q_growth_step), a whole number inside the
      * brackets; 0: it is not. */
     float q_growth;
     int q_growth_step, q_growth_offset;
+    bool q_growth_unrotated; /* only in blocks without rope */
+    float score_softcap,
+        logit_softcap;                /* scores of attention and logits x become cap * tanh(x / cap); 0: they do not */
+    bool experts_scale_input;         /* the weight of an expert multiplies its input instead of its output */
     int n_experts, n_experts_used;    /* of a mixture of experts (n_ff is then one expert's); 0: there is none */
     bool dense[SN_BLOCKS_MAX];        /* of a mixture: blocks with a feed-forward of n_ff_dense instead of experts */
     int n_ff_dense, n_ff_shared;      /* n_ff_shared: of the expert that takes every row; 0: there is none */
@@ -142,6 +147,7 @@ typedef struct sn_hparams {
     int delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim;
     bool delta_heads_alternate; /* as sn_delta_shape.key_heads_alternate: GGUF files order value heads so */
     bool delta_log_rates;       /* the file stores ln(-DELTA_RATES) */
+    bool qk_norm_plain;         /* these norms have no factors, and only blocks with rope have them */
     bool norm_plus_one;         /* the file stores w where norms multiply by 1 + w */
     float attn_scale;           /* of query times key: 1 / sqrt(head_dim) unless the model says otherwise */
     float embed_scale;          /* embeddings are multiplied by it before the first block; usually 1 */
@@ -157,14 +163,18 @@ typedef struct sn_hparams {
     float rope_scale[SN_ROPES_MAX];          /* of each rope: factor of cosines and sines (yarn); else 1 */
 } sn_hparams;
 
-/* Of a block: its window (0: none), and which of the n_ropes ropes it uses. */
-static inline int sn_window_of(const sn_hparams *hp, int block) { return hp->full_attention[block] ? 0 : hp->window; }
+/* Of a block: its window (0: none; below 0: chunks), and which of the n_ropes ropes it uses. */
+static inline int sn_window_of(const sn_hparams *hp, int block) {
+    return hp->full_attention[block] ? 0 : hp->window_chunks ? -hp->window : hp->window;
+}
 static inline int sn_rope_of(const sn_hparams *hp, int block) { return hp->n_ropes > 1 && hp->full_attention[block]; }
 static inline const float *sn_rope_freqs(const sn_hparams *hp, int rope) {
     return rope ? hp->rope_freq_full : hp->rope_freq;
 }
 
-static inline bool sn_q_grows(const sn_hparams *hp, int block) { return hp->q_growth > 0 && block >= 0; }
+static inline bool sn_q_grows(const sn_hparams *hp, int block) {
+    return hp->q_growth > 0 && (!hp->q_growth_unrotated || hp->no_rope[block]);
+}
 static inline bool sn_has_experts(const sn_hparams *hp, int block) { return hp->n_experts && !hp->dense[block]; }
 /* Columns of what DELTA_QKV gives: queries and keys of all key heads, values of all value heads. */
 static inline size_t sn_delta_width(const sn_hparams *hp) {

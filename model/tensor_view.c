@@ -73,7 +73,8 @@ sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparam
 
 sn_tensor_view sn_tensor_view_of_expert(const sn_tensor_naming *naming, sn_role role, bool packed, size_t rows,
                                         size_t cols, size_t expert, size_t n_experts) {
-    size_t step = role == SN_ROLE_EXPERTS_DOWN ? 1 : 2, line = step * rows;
+    bool halves = naming->gate_up_halves;
+    size_t parts = role == SN_ROLE_EXPERTS_DOWN ? 1 : 2, step = halves ? 1 : parts, line = parts * rows;
     if (naming->experts_transposed && packed)
         return (sn_tensor_view){.whole = n_experts * line,
                                 .first = expert * line + (role == SN_ROLE_EXPERTS_UP),
@@ -81,7 +82,7 @@ sn_tensor_view sn_tensor_view_of_expert(const sn_tensor_naming *naming, sn_role 
                                 .group_stride = step == 1 ? rows : step};
     if (naming->experts_transposed)
         return (sn_tensor_view){.whole = n_experts * cols,
-                                .first = expert * cols * line + (role == SN_ROLE_EXPERTS_UP),
+                                .first = expert * cols * line + (role == SN_ROLE_EXPERTS_UP) * (halves ? rows : 1),
                                 .row_step = step,
                                 .col_step = line,
                                 .cols = cols};

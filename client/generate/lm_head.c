@@ -53,7 +53,7 @@ struct sn_lm_head {
     int64_t row_us;     /* time of the newest pass of one row; 0: not known */
     sn_device *device;
     size_t n_embd, n_vocab;
-    float norm_eps, embed_scale, logit_scale;
+    float norm_eps, embed_scale, logit_scale, logit_softcap;
     bool layer_norm;
     sn_ties *ties;
     sn_tie embedding_tie, output_tie; /* two holders of one parameter where the model ties them */
@@ -61,6 +61,7 @@ struct sn_lm_head {
     float *norm, *norm_bias;             /* device, (n_embd); NULL: the family has none */
     float *embed_norm, *embed_norm_bias; /* the same, for the embeddings */
     float *x, *h;                        /* device, (HEAD_ROWS, n_embd): hidden states; normed ones */
+    float *raw;    /* device, (HEAD_ROWS, n_vocab): before the softcap; made by the first gradient that needs it */
     float *logits; /* device, (HEAD_ROWS, n_vocab); where the host can read it, made by the first pass of two callers */
 };
 
@@ -138,6 +139,15 @@ static sn_status lm_head_scale(sn_lm_head *head, int rows, sn_err *err) {
                                     err);
 }
 
+/* logits = softcap * tanh(logits / softcap) */
+static sn_status lm_head_softcap(sn_lm_head *head, int rows, float *logits, sn_err *err) {
+    const sn_device_ops *ops = head->device->ops;
+    int width = (int)head->n_vocab;
+    sn_status status = ops->scale(head->device, rows, width, logits, 1 / head->logit_softcap, NULL, logits, err);
+    if (!status) status = ops->activate(head->device, (size_t)rows * head->n_vocab, SN_TANH, logits, NULL, logits, err);
+    return status ? status : ops->scale(head->device, rows, width, logits, head->logit_softcap, NULL, logits, err);
+}
+
 sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head **out, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(model);
     sn_lm_head *head = NULL;
@@ -152,6 +162,7 @@ sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head *
     head->norm_eps = hp->norm_eps;
     head->embed_scale = hp->embed_scale;
     head->logit_scale = hp->logit_scale;
+    head->logit_softcap = hp->logit_softcap;
     head->layer_norm = hp->layer_norm;
     sn_device_limits limits = {
         .rows = HEAD_ROWS, .width = hp->n_vocab > hp->n_embd ? hp->n_vocab : hp->n_embd, .context = 1};
@@ -180,6 +191,7 @@ void sn_lm_head_free(sn_lm_head **out) {
     for (int i = 0; i < 4; i++) ops->free(head->device, vectors[i], head->n_embd * sizeof(float));
     ops->free(head->device, head->x, HEAD_ROWS * head->n_embd * sizeof(float));
     ops->free(head->device, head->h, HEAD_ROWS * head->n_embd * sizeof(float));
+    if (head->raw) ops->free(head->device, head->raw, HEAD_ROWS * head->n_vocab * sizeof(float));
     if (head->logits) ops->free(head->device, head->logits, HEAD_ROWS * head->n_vocab * sizeof(float));
     pthread_condattr_destroy(&head->monotonic);
     pthread_mutex_destroy(&head->lock);
@@ -224,6 +236,7 @@ static sn_status logits_of_rows(sn_lm_head *head, int rows, float *out, sn_err *
     sn_status status = lm_head_norm_rows(head, rows, head->norm, head->norm_bias, err);
     if (!status) status = lm_head_scale(head, rows, err);
     if (!status) status = head->device->ops->linear(head->device, rows, head->h, 1, &linear, err);
+    if (!status && head->logit_softcap > 0) status = lm_head_softcap(head, rows, out, err);
     return status ? status : head->device->ops->finish(head->device, err);
 }
 
@@ -248,6 +261,24 @@ static void logits_of_calls(sn_lm_head *head, head_call *calls) {
     }
 }
 
+/* *draw: the gradient of the logits of head->x before the softcap bounds them, from that of the logits. */
+static sn_status softcap_backward(sn_lm_head *head, int rows, const float *dlogits, const float **draw, sn_err *err) {
+    const sn_device_ops *ops = head->device->ops;
+    sn_device *d = head->device;
+    float factor = 1 / head->logit_softcap;
+    sn_status status = head->raw ? SN_OK : lm_head_alloc(head, HEAD_ROWS, head->n_vocab, &head->raw, err);
+    const sn_linear linear = {.weight = &head->output, .y = head->raw};
+    if (!status) status = lm_head_norm_rows(head, rows, head->norm, head->norm_bias, err);
+    if (!status) status = lm_head_scale(head, rows, err);
+    if (!status) status = ops->linear(d, rows, head->h, 1, &linear, err);
+    if (!status) status = ops->scale(d, rows, (int)head->n_vocab, head->raw, factor, NULL, head->raw, err);
+    if (!status)
+        status = ops->activate_grad(d, (size_t)rows * head->n_vocab, SN_TANH, head->raw, NULL, dlogits, head->raw, NULL,
+                                    err);
+    *draw = head->raw;
+    return status;
+}
+
 static sn_status grad_of_rows(sn_lm_head *head, const float *hidden, int n, const float *dlogits, float *dhidden,
                               sn_err *err) {
     const sn_device_ops *ops = head->device->ops;
@@ -260,9 +291,9 @@ static sn_status grad_of_rows(sn_lm_head *head, const float *hidden, int n, cons
         sn_status status = ops->upload(d, head->x, hidden + at, row_bytes, err);
         if (!status && head->logits)
             status = ops->upload(d, head->logits, dy, (size_t)rows * head->n_vocab * sizeof(float), err);
-        if (!status)
-            status =
-                ops->linear_input_grad(d, rows, head->logits ? head->logits : dy, &head->output, false, head->h, err);
+        const float *draw = head->logits ? head->logits : dy;
+        if (!status && head->logit_softcap > 0) status = softcap_backward(head, rows, draw, &draw, err);
+        if (!status) status = ops->linear_input_grad(d, rows, draw, &head->output, false, head->h, err);
         if (!status) status = lm_head_scale(head, rows, err);
         if (!status)
             status = (head->layer_norm ? ops->layer_norm_grad : ops->rms_norm_grad)(

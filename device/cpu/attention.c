@@ -275,6 +275,7 @@ static sn_attention_job unit_job(const attention_plan *p, size_t unit, size_t sc
         .n_heads = heads_left < p->heads ? heads_left : p->heads,
         .window = p->window,
         .scale = p->params->scale,
+        .softcap = p->params->softcap,
         .slopes = p->params->slopes ? p->params->slopes + kv_head * group + first_head : NULL,
         .sinks = p->params->sinks ? p->params->sinks + kv_head * group + first_head : NULL,
         .q = p->q + at,
@@ -335,7 +336,8 @@ static int plan_longest(const attention_plan *p, int n_sequences) {
     int n_keys = 0;
     for (int s = 0; s < n_sequences; s++) {
         int keys = p->sequences[s].position + p->sequences[s].n_rows;
-        if (p->window > 0 && keys > p->window + p->tokens + SN_LANES) keys = p->window + p->tokens + SN_LANES;
+        int most = (p->window < 0 ? -p->window : p->window) + p->tokens + SN_LANES;
+        if (p->window && keys > most) keys = most;
         n_keys = keys > n_keys ? keys : n_keys;
     }
     return n_keys;

@@ -18,8 +18,8 @@ typedef struct key_range {
 
 /* The positions that the rows of token `token` of the job attend to. */
 INLINE key_range row_key_range(const sn_attention_job *job, int token) {
-    int end = job->position + token + 1;
-    return (key_range){job->window > 0 && end > job->window ? end - job->window : 0, end};
+    int position = job->position + token;
+    return (key_range){sn_window_first(position, job->window), position + 1};
 }
 
 INLINE const uint8_t *key_tile(const sn_attention_job *job, int position) {
@@ -147,6 +147,12 @@ static float exp_scores(float *s, size_t from, size_t to, const float *sink) {
     return total + t[0];
 }
 
+/* Bounds the scores s[0, end), end rounded up to 16: softcap * tanh(s / softcap). */
+static void softcap_scores(float *s, size_t end, float softcap) {
+    for (size_t i = 0; i < end; i += SN_LANES)
+        vf_store(s + i, vf_mul(tanh_lanes(vf_div(vf_load(s + i), vf_set(softcap))), vf_set(softcap)));
+}
+
 /* ALiBi: adds slope * distance to the scores s[from, to) of a row; s[to - 1] belongs to the row's own position. */
 static void alibi_add(float *s, int from, int to, float slope) {
     for (int i = from; i < to; i++) s[i] = __builtin_fmaf(slope, (float)(i + 1 - to), s[i]);
@@ -157,6 +163,7 @@ static void softmax(const sn_attention_job *job) {
         key_range own = row_key_range(job, r / job->n_heads);
         int base = sn_attention_base(job);
         float *s = job->scores + (size_t)r * job->scores_stride;
+        if (job->softcap > 0) softcap_scores(s, (size_t)(own.end - base), job->softcap);
         if (job->slopes) alibi_add(s, own.first - base, own.end - base, job->slopes[r % job->n_heads]);
         job->sums[r] = exp_scores(s, (size_t)(own.first - base), (size_t)(own.end - base),
                                   job->sinks ? &job->sinks[r % job->n_heads] : NULL);

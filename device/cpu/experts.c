@@ -365,11 +365,15 @@ static moe_rows_job moe_rows_of(sn_device *d, const sn_moe_selection *c) {
         .cpu = (sn_cpu *)d, .n = c->n > 0 ? (size_t)c->n : 0, .k = (size_t)c->k, .ids = c->ids, .weights = c->weights};
 }
 
+static const float *moe_row_weights(const moe_rows_job *j, size_t row) {
+    return j->weights ? j->weights + row * j->k : NULL;
+}
+
 static void moe_combine_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const moe_rows_job *j = ctx;
     for (size_t i = item * j->chunk, end = sn_min_size(i + j->chunk, j->n); i < end; i++)
-        j->cpu->kernels->moe_combine((int)j->k, j->width, j->weights + i * j->k, j->x + i * j->k * j->width,
+        j->cpu->kernels->moe_combine((int)j->k, j->width, moe_row_weights(j, i), j->x + i * j->k * j->width,
                                      j->y + i * j->width);
 }
 
@@ -388,7 +392,7 @@ static void moe_combine_grad_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const moe_rows_job *j = ctx;
     for (size_t i = item * j->chunk, end = sn_min_size(i + j->chunk, j->n); i < end; i++)
-        j->cpu->kernels->moe_combine_grad((int)j->k, j->width, j->weights + i * j->k, j->x + i * j->k * j->width,
+        j->cpu->kernels->moe_combine_grad((int)j->k, j->width, moe_row_weights(j, i), j->x + i * j->k * j->width,
                                           j->dy + i * j->width, j->y + i * j->k * j->width, j->out + i * j->k);
 }
 
@@ -409,7 +413,7 @@ static void moe_gate_grad_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const moe_rows_job *j = ctx;
     for (size_t i = item * j->chunk, end = sn_min_size(i + j->chunk, j->n); i < end; i++)
-        j->cpu->kernels->moe_gate_grad(j->router, j->x + i * j->width, j->ids + i * j->k, j->weights + i * j->k,
+        j->cpu->kernels->moe_gate_grad(j->router, j->x + i * j->width, j->ids + i * j->k, moe_row_weights(j, i),
                                        j->dweights + i * j->k, j->y + i * j->width);
 }
 

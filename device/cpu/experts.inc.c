@@ -67,7 +67,8 @@ static void moe_combine(int k, size_t width, const float *weights, const float *
     for (size_t i = 0; i < width; i += SN_LANES) {
         size_t lanes = width - i < SN_LANES ? width - i : SN_LANES;
         vf acc = vf_set(0);
-        for (int j = 0; j < k; j++) acc = vf_fma(vf_set(weights[j]), vf_load_n(x + (size_t)j * width + i, lanes), acc);
+        for (int j = 0; j < k; j++)
+            acc = vf_fma(vf_set(weights ? weights[j] : 1), vf_load_n(x + (size_t)j * width + i, lanes), acc);
         vf_store_n(y + i, acc, lanes);
     }
 }
@@ -75,7 +76,7 @@ static void moe_combine(int k, size_t width, const float *weights, const float *
 static void moe_combine_grad(int k, size_t width, const float *weights, const float *x, const float *dy, float *dx,
                              float *dweights) {
     for (int j = 0; j < k; j++, x += width, dx += width) {
-        vf sum = vf_set(0), weight = vf_set(weights[j]);
+        vf sum = vf_set(0), weight = vf_set(weights ? weights[j] : 1);
         for (size_t i = 0; i < width; i += SN_LANES) {
             size_t lanes = width - i < SN_LANES ? width - i : SN_LANES;
             vf d = vf_load_n(dy + i, lanes);
@@ -93,7 +94,7 @@ static void moe_gate_grad(const sn_moe_router *r, const float *logits, const int
     float total = 0, slopes[SN_EXPERTS_USED_MAX];
     size_t n = (size_t)r->n_experts;
     bool sigmoid = r->scoring == SN_ROUTER_SIGMOID;
-    for (int j = 0; j < r->k; j++) total += weights[j] * dweights[j];
+    for (int j = 0; j < r->k; j++) total += (weights ? weights[j] : 1) * dweights[j];
     for (int j = 0; j < r->k; j++) slopes[j] = logits[ids[j]];
     sigmoid_scores((size_t)r->k, slopes, slopes);
     float mean = sigmoid && !r->normalised ? 0 : total / r->scale;
@@ -103,5 +104,6 @@ static void moe_gate_grad(const sn_moe_router *r, const float *logits, const int
     } else {
         for (size_t e = 0; e < n; e++) dlogits[e] = 0;
     }
-    for (int j = 0; j < r->k; j++) dlogits[ids[j]] = weights[j] * (dweights[j] - mean) * (sigmoid ? 1 - slopes[j] : 1);
+    for (int j = 0; j < r->k; j++)
+        dlogits[ids[j]] = (weights ? weights[j] : 1) * (dweights[j] - mean) * (sigmoid ? 1 - slopes[j] : 1);
 }

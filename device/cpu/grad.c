@@ -205,6 +205,7 @@ static void attention_grad_head(void *ctx, size_t head, int worker) {
                                                                .values = at + transposed,
                                                                .p = at + 2 * transposed,
                                                                .dp = at + 2 * transposed + job->n_padded,
+                                                               .capped = at + 2 * transposed + 2 * job->n_padded,
                                                                .n_padded = job->n_padded});
 }
 
@@ -214,7 +215,7 @@ sn_status sn_cpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_
     assert(grad->n_kv_heads > 0 && grad->n_heads % grad->n_kv_heads == 0);
     size_t keys = (size_t)grad->first + (size_t)grad->n;
     attention_grad_job job = {.cpu = cpu, .grad = grad, .n_padded = sn_round_up(keys, SN_LANES)};
-    if (!sn_mul(job.n_padded, 2 * (size_t)grad->head_dim + 2, &job.floats))
+    if (!sn_mul(job.n_padded, 2 * (size_t)grad->head_dim + 3, &job.floats))
         return sn_fail(err, SN_REFUSED, "gradients of %zu tokens are too large", keys);
     sn_status status = sn_cpu_grad_scratch_reserve(cpu, job.floats, err);
     if (status) return status;

@@ -217,6 +217,10 @@ INLINE void score_grads(const sn_attention_grad_job *job, const float *q, const 
     dot_rows(q, g->head_dim, job->keys, job->n_padded, base, end, job->p);
     for (size_t j = base; j < padded; j += SN_LANES)
         vf_store(job->p + j, vf_mul(vf_load(job->p + j), vf_set(g->scale)));
+    if (g->softcap > 0) {
+        softcap_scores(job->p + base, end - base, g->softcap);
+        memcpy(job->capped + base, job->p + base, (padded - base) * sizeof(float));
+    }
     if (g->slopes) alibi_add(job->p + base, (int)(first - base), (int)(end - base), g->slopes[head]);
     const float *sink = g->sinks ? &g->sinks[head] : NULL;
     vf inverse = vf_set(1 / exp_scores(job->p + base, first - base, end - base, sink));
@@ -232,6 +236,10 @@ INLINE void score_grads(const sn_attention_grad_job *job, const float *q, const 
     vf mean = vf_set(tree_sum(sum)), scale = vf_set(g->scale);
     for (size_t j = base; j < padded; j += SN_LANES)
         vf_store(job->dp + j, vf_mul(vf_mul(vf_load(job->p + j), vf_sub(vf_load(job->dp + j), mean)), scale));
+    for (size_t j = base; j < padded && g->softcap > 0; j += SN_LANES) { /* the slope of tanh: 1 - tanh^2 */
+        vf tanh = vf_div(vf_load(job->capped + j), vf_set(g->softcap));
+        vf_store(job->dp + j, vf_mul(vf_load(job->dp + j), vf_sub(vf_set(1), vf_mul(tanh, tanh))));
+    }
 }
 
 /* Dimensions from d on (`vectors` times 16, the last vector of `last`) of dq, and of dk and dv of every key in [first,
@@ -274,8 +282,8 @@ static void attention_grad(const sn_attention_grad_job *job) {
     for (int i = 0; i < g->n; i++)
         for (int h = 0; h < group; h++) {
             size_t at = (size_t)i * stride + (size_t)(job->kv_head * group + h) * dim;
-            int keys = g->first + i + 1;
-            size_t end = (size_t)keys, first = g->window > 0 && keys > g->window ? (size_t)(keys - g->window) : 0;
+            int position = g->first + i;
+            size_t end = (size_t)position + 1, first = (size_t)sn_window_first(position, g->window);
             score_grads(job, g->q + at, g->dout + at, job->kv_head * group + h, first, end);
             size_t d = 0;
             for (; dim - d >= 4 * SN_LANES; d += 4 * SN_LANES)

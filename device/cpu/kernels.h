@@ -70,7 +70,7 @@ typedef struct sn_attention_job {
     int position; /* of the first token */
     int n_tokens, n_heads;
     int window; /* as in sn_attention */
-    float scale;
+    float scale, softcap;
     const float *slopes, *sinks; /* (n_heads), or NULL */
     const float *q;              /* first token's first head; heads are head_dim elements apart, tokens `stride` */
     float *out;                  /* laid out as q */
@@ -82,8 +82,7 @@ typedef struct sn_attention_job {
 
 /* The first position that any row of the job attends to, rounded down to a multiple of 16. */
 static inline int sn_attention_base(const sn_attention_job *job) {
-    int first = job->window > 0 && job->position + 1 > job->window ? job->position + 1 - job->window : 0;
-    return first / SN_LANES * SN_LANES;
+    return sn_window_first(job->position, job->window) / SN_LANES * SN_LANES;
 }
 /* The end of the positions that the last row attends to. */
 static inline int sn_attention_end(const sn_attention_job *job) { return job->position + job->n_tokens; }
@@ -92,9 +91,9 @@ static inline int sn_attention_end(const sn_attention_job *job) { return job->po
 typedef struct sn_attention_grad_job {
     const sn_attention_grad *grad;
     int kv_head;
-    float *keys, *values; /* scratch: this head's keys and values, transposed: (head_dim, n_padded) each */
-    float *p, *dp;        /* scratch: (n_padded) each */
-    size_t n_padded;      /* grad->first + grad->n, rounded up to 16 */
+    float *keys, *values;   /* scratch: this head's keys and values, transposed: (head_dim, n_padded) each */
+    float *p, *dp, *capped; /* scratch: (n_padded) each */
+    size_t n_padded;        /* grad->first + grad->n, rounded up to 16 */
 } sn_attention_grad_job;
 
 /* -- recurrent blocks */

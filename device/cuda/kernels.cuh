@@ -71,6 +71,7 @@ __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 __device__ inline float activation(int kind, float x) {
     if (kind == SN_SIGMOID) return sigmoid(x);
+    if (kind == SN_TANH) return tanhf(x);
     if (kind == SN_GELU) return x * normal_share(x);
     if (kind == SN_SWIGLU_CLAMPED) return capped(x) / (1.0f + expf(-1.702f * capped(x)));
     return x / (1.0f + expf(kind == SN_SILU ? -x : -gelu_inner(x)));
@@ -116,6 +117,17 @@ template <int LAYOUT> __device__ inline void load_weights(const sn_cuda_matrix &
         int q = is_q4(LAYOUT) ? p[i] >> 4 * h & 15 : static_cast<int8_t>(p[i]);
         out[i] = s.x * static_cast<float>(q) + s.y;
     }
+}
+
+/* As sn_window_first. */
+__device__ inline int window_start(int position, int window) {
+    if (window < 0) return position / -window * -window;
+    return window > 0 && position + 1 > window ? position + 1 - window : 0;
+}
+
+/* A score that softcap bounds; 0: nothing does. */
+__device__ inline float softcapped(float score, float softcap) {
+    return softcap > 0 ? softcap * tanhf(score / softcap) : score;
 }
 
 } // namespace

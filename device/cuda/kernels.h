@@ -129,6 +129,7 @@ cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_kv *kv, int n_row
 typedef struct sn_cuda_attention {
     sn_cuda_kv kv;
     int n_heads, window;
+    float softcap;
     float scale;
     const float *slopes, *sinks; /* (n_heads), or NULL */
     const float *q;              /* (n_rows, n_heads, head_dim) */

@@ -39,9 +39,6 @@ template <bool STORE> __global__ void kv_copy(const __grid_constant__ sn_cuda_kv
 }
 
 /* The first position that a row attends to. */
-__device__ inline int window_start(int position, int window) {
-    return window > 0 && position + 1 > window ? position + 1 - window : 0;
-}
 
 __device__ inline float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
@@ -79,8 +76,8 @@ __device__ void split_scores(const sn_cuda_attention &a, const split_state &s, i
             for (int distance = 4; distance > 0; distance /= 2)
                 sums[h] += __shfl_xor_sync(FULL_WARP, sums[h], distance);
             if (part == 0 && j < n)
-                s.scores[h * SPLIT_KEYS + j] =
-                    alibi_score(sums[h] * a.scale, s.slopes ? s.slopes + h : nullptr, first + j, row.position);
+                s.scores[h * SPLIT_KEYS + j] = alibi_score(softcapped(sums[h] * a.scale, a.softcap),
+                                                           s.slopes ? s.slopes + h : nullptr, first + j, row.position);
         }
     }
 }
@@ -242,7 +239,8 @@ __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant
             for (int i = 0; i < dims; i += 4)
                 sum += dot4(*reinterpret_cast<const float4 *>(q + r * stride + i),
                             *reinterpret_cast<const float4 *>(kv + key * stride + i));
-            scores[j] = alibi_score(sum * a.scale, a.slopes ? a.slopes + head : nullptr, first + key, own);
+            scores[j] = alibi_score(softcapped(sum * a.scale, a.softcap), a.slopes ? a.slopes + head : nullptr,
+                                    first + key, own);
             step = fmaxf(step, scores[j]);
         }
         for (int distance = 4; distance > 0; distance /= 2)

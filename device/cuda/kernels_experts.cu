@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(THREADS)
     if (item >= n) return;
     size_t row = item / width, at = item % width;
     float sum = 0;
-    for (int j = 0; j < k; j++) sum = fmaf(weights[row * k + j], x[(row * k + j) * width + at], sum);
+    for (int j = 0; j < k; j++) sum = fmaf(weights ? weights[row * k + j] : 1.0f, x[(row * k + j) * width + at], sum);
     y[item] = sum;
 }
 
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(THREADS)
     int pair = static_cast<int>(this_item() / 32);
     if (pair >= pairs) return;
     const float *d = dy + static_cast<size_t>(pair / k) * width, *own = x + static_cast<size_t>(pair) * width;
-    float weight = weights[pair], sum = 0;
+    float weight = weights ? weights[pair] : 1.0f, sum = 0;
     for (int i = this_lane(); i < width; i += 32) {
         sum += d[i] * own[i];
         dx[static_cast<size_t>(pair) * width + i] = weight * d[i];
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(THREADS)
     if (row >= n) return;
     size_t at = static_cast<size_t>(row) * n_experts, own = static_cast<size_t>(row) * k;
     float max_logit = logits[at + ids[own]], sum = 0, total = 0;
-    for (int j = 0; j < k; j++) total += weights[own + j] * dweights[own + j];
+    for (int j = 0; j < k; j++) total += (weights ? weights[own + j] : 1.0f) * dweights[own + j];
     float mean = by_sigmoid && !router.normalised ? 0.0f : total / router.scale;
     for (int e = lane; e < n_experts; e += 32) sum += expf(logits[at + e] - max_logit);
     sum = warp_sum(sum);
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(THREADS)
         float slope = by_sigmoid ? 1.0f - sigmoid(logits[at + e]) : 1.0f;
         float g = router.scoring == SN_ROUTER_SOFTMAX_ALL ? -(expf(logits[at + e] - max_logit) / sum) * total : 0.0f;
         for (int j = 0; j < k; j++)
-            if (ids[own + j] == e) g = weights[own + j] * (dweights[own + j] - mean) * slope;
+            if (ids[own + j] == e) g = (weights ? weights[own + j] : 1.0f) * (dweights[own + j] - mean) * slope;
         dlogits[at + e] = g;
     }
 }

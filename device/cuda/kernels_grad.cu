@@ -103,6 +103,8 @@ __global__ void __launch_bounds__(THREADS)
         slope = normal_share(g) + g * 0.3989422804f * expf(-0.5f * g * g);
     } else if (kind == SN_SIGMOID) {
         slope = sigmoid(g) * (1.0f - sigmoid(g));
+    } else if (kind == SN_TANH) {
+        slope = 1.0f - tanhf(g) * tanhf(g);
     } else if (kind == SN_SWIGLU_CLAMPED) {
         float s = 1.0f / (1.0f + expf(-1.702f * capped(g)));
         slope = g > 7.0f ? 0.0f : s + g * s * ((1.0f - s) * 1.702f);
@@ -122,7 +124,7 @@ __global__ void __launch_bounds__(THREADS)
 
 struct attention_args {
     int first, n, n_heads, n_kv_heads, dim, window;
-    float scale;
+    float scale, softcap;
     const float *slopes, *sinks, *q, *k, *v, *dout;
 };
 
@@ -134,14 +136,19 @@ __device__ inline float dot(const float *a, const float *b, int dim) {
 __device__ inline int this_warp() {
     return static_cast<int>(blockIdx.x) * (THREADS / 32) + static_cast<int>(threadIdx.x) / 32;
 }
-__device__ inline int window_start(const attention_args &h, int row) {
-    return h.window > 0 && row + 1 > h.window ? row + 1 - h.window : 0;
-}
+__device__ inline int window_start(const attention_args &h, int row) { return window_start(row, h.window); }
 
 /* The score of query row `row` and a head with key `key`. */
 __device__ inline float score_of(const attention_args &h, const float *q, const float *k, int head, int row, int key) {
-    float score = dot(q, k, h.dim) * h.scale;
+    float score = softcapped(dot(q, k, h.dim) * h.scale, h.softcap);
     return h.slopes ? fmaf(h.slopes[head], static_cast<float>(key - row), score) : score;
+}
+
+/* How much the score changes with the product of q and k: scale, and the slope of the softcap. */
+__device__ inline float score_slope(const attention_args &h, const float *q, const float *k) {
+    if (!(h.softcap > 0)) return h.scale;
+    float bounded = tanhf(dot(q, k, h.dim) * h.scale / h.softcap);
+    return h.scale * (1.0f - bounded * bounded);
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -165,7 +172,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int j = window_start(h, row); j <= row; j++) {
         const float *key = h.k + own + j * stride;
         float p = expf(score_of(h, q, key, head, row, j) - max_score) / sum;
-        float ds = p * (dot(dout, h.v + own + j * stride, h.dim) - mean) * h.scale;
+        float ds = p * (dot(dout, h.v + own + j * stride, h.dim) - mean) * score_slope(h, q, key);
         for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) dq[at + e] += ds * key[e];
     }
     if (threadIdx.x % 32 == 0) {
@@ -186,7 +193,7 @@ __global__ void __launch_bounds__(THREADS)
             size_t query = static_cast<size_t>(row - h.first) * h.n_heads + kv_head * group + g;
             const float *q = h.q + query * h.dim, *dout = h.dout + query * h.dim, *s = stats + 3 * query;
             float p = expf(score_of(h, q, h.k + at, kv_head * group + g, row, key) - s[0]) / s[1];
-            float ds = p * (dot(dout, h.v + at, h.dim) - s[2]) * h.scale;
+            float ds = p * (dot(dout, h.v + at, h.dim) - s[2]) * score_slope(h, q, h.k + at);
             for (int e = static_cast<int>(threadIdx.x) % 32; e < h.dim; e += 32) {
                 dk[at + e] += ds * q[e];
                 dv[at + e] += p * dout[e];
@@ -241,8 +248,8 @@ extern "C" cudaError_t sn_cuda_activate_grad(cudaStream_t stream, size_t n, sn_a
 }
 
 extern "C" cudaError_t sn_cuda_attention_grad(cudaStream_t stream, const sn_attention_grad *g, float *stats) {
-    const attention_args h = {g->first,  g->n,     g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale,
-                              g->slopes, g->sinks, g->q,       g->k,          g->v,        g->dout};
+    const attention_args h = {g->first,   g->n,      g->n_heads, g->n_kv_heads, g->head_dim, g->window, g->scale,
+                              g->softcap, g->slopes, g->sinks,   g->q,          g->k,        g->v,      g->dout};
     unsigned int queries = blocks_for(static_cast<size_t>(g->n) * g->n_heads * 32);
     unsigned int keys = blocks_for((static_cast<size_t>(g->first) + g->n) * g->n_kv_heads * 32);
     cudaError_t error = SN_LAUNCH(attention_grad_q, queries, THREADS, 0, stream, h, g->dq, stats);

@@ -132,6 +132,7 @@ sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const f
     sn_cuda_attention a = {.kv = sn_cuda_kv_of(cuda, &cuda->shape, params->block),
                            .n_heads = params->n_heads,
                            .window = params->window,
+                           .softcap = params->softcap,
                            .scale = params->scale,
                            .slopes = params->slopes,
                            .sinks = params->sinks,

@@ -143,8 +143,6 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_copy(__global c
     }
 }
 
-static inline uint window_start(uint end, uint window) { return window > 0 && end > window ? end - window : 0; }
-
 #define CHUNK   64
 #define DIM_MAX 256
 
@@ -152,14 +150,14 @@ static inline uint window_start(uint end, uint window) { return window > 0 && en
  * every 64th dimension of the result. Online softmax: Milakov & Gimelshein 2018. */
 __kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void
 attention_row(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
-              uint head_dim, uint page_tokens, uint window, float scale, __global const float *slopes,
+              uint head_dim, uint page_tokens, int window, float scale, float softcap, __global const float *slopes,
               __global const float *sinks, __global const float *q, __global float *out) {
     __local float query[DIM_MAX], scores[CHUNK], probs[CHUNK];
     uint lane = get_local_id(0), head = get_group_id(0), row = get_group_id(1);
     uint kv_head = head / (n_heads / n_kv_heads);
     uint2 at = rows[row];
     kv_view p = {pages + at.x, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
-    uint end = at.y + 1, start = window_start(end, window);
+    uint end = at.y + 1, start = window_first(end - 1, window);
     size_t place = ((size_t)row * n_heads + head) * head_dim;
     for (uint e = lane; e < head_dim; e += CHUNK) query[e] = q[place + e];
     float max_score = sinks ? sinks[head] : -INFINITY, sum = sinks ? 1.0f : 0.0f; /* a sink comes before all keys */
@@ -174,7 +172,7 @@ attention_row(__global const uint2 *rows, __global const ulong *pages, uint bloc
         if (visible) {
             __global const float *key = key_at(p, position);
             for (uint e = 0; e < head_dim; e++) score += query[e] * key[16 * e];
-            score = alibi_score(score * scale, slopes, head, position, at.y);
+            score = alibi_score(softcapped(score * scale, softcap), slopes, head, position, at.y);
         }
         scores[lane] = score;
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -206,7 +204,7 @@ attention_row(__global const uint2 *rows, __global const ulong *pages, uint bloc
  * all rows. Positions before a row's window or after the row are excluded. */
 __kernel __attribute__((reqd_work_group_size(LANES, ROWS, 1))) void
 attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
-               uint head_dim, uint page_tokens, uint window, float scale, __global const float *slopes,
+               uint head_dim, uint page_tokens, int window, float scale, float softcap, __global const float *slopes,
                __global const float *sinks, __global const float *q, __global float *out, __local float *query,
                __local float *keys, __local float *values) {
     __local float scores[ROWS][KEYS];
@@ -215,8 +213,8 @@ attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint bl
     uint4 tile = tiles[get_group_id(1)];
     kv_view p = {pages + tile.w, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
     bool real = line < tile.y;
-    uint row = tile.x + (real ? line : 0), end = tile.z + (real ? line : 0) + 1, start = window_start(end, window);
-    uint all_start = window_start(tile.z + 1, window), all_end = tile.z + tile.y;
+    uint row = tile.x + (real ? line : 0), end = tile.z + (real ? line : 0) + 1, start = window_first(end - 1, window);
+    uint all_start = window_first(tile.z, window), all_end = tile.z + tile.y;
     size_t place = ((size_t)row * n_heads + head) * head_dim;
     for (uint e = lane; e < head_dim; e += LANES) query[line * head_dim + e] = q[place + e];
     float max_score = sinks ? sinks[head] : -INFINITY, sum = sinks ? 1.0f : 0.0f, result[DIM_MAX / LANES];
@@ -229,7 +227,7 @@ attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint bl
         for (uint t = lane; t < KEYS; t += LANES) {
             float score = 0.0f;
             for (uint e = 0; e < head_dim; e++) score += query[line * head_dim + e] * keys[e * KEYS + t];
-            scores[line][t] = alibi_score(score * scale, slopes, head, base + t, end - 1);
+            scores[line][t] = alibi_score(softcapped(score * scale, softcap), slopes, head, base + t, end - 1);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         uint first = max(start, base), last = min(end, base + KEYS);
@@ -319,6 +317,6 @@ moe_combine(ulong n, uint k, uint width, __global const float *weights, __global
     size_t item = get_global_id(0), row = item / width, at = item % width;
     float sum = 0.0f;
     if (item >= n) return;
-    for (uint j = 0; j < k; j++) sum = fma(weights[row * k + j], x[(row * k + j) * width + at], sum);
+    for (uint j = 0; j < k; j++) sum = fma(weights ? weights[row * k + j] : 1.0f, x[(row * k + j) * width + at], sum);
     y[item] = sum;
 }

@@ -98,26 +98,19 @@ sn_status sn_xpu_attention_grad(sn_device *d, const sn_attention_grad *g, sn_err
     size_t queries = (size_t)g->n * (size_t)g->n_heads,
            keys = ((size_t)g->first + (size_t)g->n) * (size_t)g->n_kv_heads;
     status = sn_xpu_buffer_reserve(xpu, &xpu->grad_stats, 3 * queries * sizeof(float), err);
-    sn_xpu_arg q[] = {SN_XPU_ARG(g->first),      SN_XPU_ARG(g->n),        SN_XPU_ARG(g->n_heads),
-                      SN_XPU_ARG(g->n_kv_heads), SN_XPU_ARG(g->head_dim), SN_XPU_ARG(g->window),
-                      SN_XPU_ARG(g->scale),      SN_XPU_ARG(g->slopes),   SN_XPU_ARG(g->sinks),
-                      SN_XPU_ARG(g->q),          SN_XPU_ARG(g->k),        SN_XPU_ARG(g->v),
-                      SN_XPU_ARG(g->dout),       SN_XPU_ARG(g->dq),       SN_XPU_ARG(xpu->grad_stats.device)};
-    sn_xpu_arg kv[] = {SN_XPU_ARG(g->first),
-                       SN_XPU_ARG(g->n),
-                       SN_XPU_ARG(g->n_heads),
-                       SN_XPU_ARG(g->n_kv_heads),
-                       SN_XPU_ARG(g->head_dim),
-                       SN_XPU_ARG(g->window),
-                       SN_XPU_ARG(g->scale),
-                       SN_XPU_ARG(g->slopes),
-                       SN_XPU_ARG(g->q),
-                       SN_XPU_ARG(g->k),
-                       SN_XPU_ARG(g->v),
-                       SN_XPU_ARG(g->dout),
-                       SN_XPU_ARG(xpu->grad_stats.device),
-                       SN_XPU_ARG(g->dk),
-                       SN_XPU_ARG(g->dv)};
+    sn_xpu_arg q[] = {
+        SN_XPU_ARG(g->first),    SN_XPU_ARG(g->n),      SN_XPU_ARG(g->n_heads), SN_XPU_ARG(g->n_kv_heads),
+        SN_XPU_ARG(g->head_dim), SN_XPU_ARG(g->window), SN_XPU_ARG(g->scale),   SN_XPU_ARG(g->softcap),
+        SN_XPU_ARG(g->slopes),   SN_XPU_ARG(g->sinks),  SN_XPU_ARG(g->q),       SN_XPU_ARG(g->k),
+        SN_XPU_ARG(g->v),        SN_XPU_ARG(g->dout),   SN_XPU_ARG(g->dq),      SN_XPU_ARG(xpu->grad_stats.device)};
+    sn_xpu_arg kv[] = {SN_XPU_ARG(g->first),    SN_XPU_ARG(g->n),
+                       SN_XPU_ARG(g->n_heads),  SN_XPU_ARG(g->n_kv_heads),
+                       SN_XPU_ARG(g->head_dim), SN_XPU_ARG(g->window),
+                       SN_XPU_ARG(g->scale),    SN_XPU_ARG(g->softcap),
+                       SN_XPU_ARG(g->slopes),   SN_XPU_ARG(g->q),
+                       SN_XPU_ARG(g->k),        SN_XPU_ARG(g->v),
+                       SN_XPU_ARG(g->dout),     SN_XPU_ARG(xpu->grad_stats.device),
+                       SN_XPU_ARG(g->dk),       SN_XPU_ARG(g->dv)};
     if (!status)
         status = sn_xpu_launch(xpu, xpu->grads[SN_XPU_GRAD_attention_grad_q], groups_of(queries, ITEMS), 1, COUNT(q), q,
                                err);

@@ -85,10 +85,14 @@ static float dot_rows(__global const float *a, __global const float *b, uint dim
     return sum;
 }
 
-static uint window_start(uint row, uint window) { return window > 0 && row + 1 > window ? row + 1 - window : 0; }
+/* How much a score changes with the product of q and k: scale, and the slope of the softcap. */
+static float score_slope(float product, float scale, float softcap) {
+    float bounded = softcap > 0.0f ? tanh(product * scale / softcap) : 0.0f;
+    return scale * (1.0f - bounded * bounded);
+}
 
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-attention_grad_q(uint first, uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale,
+attention_grad_q(uint first, uint n, uint n_heads, uint n_kv_heads, uint dim, int window, float scale, float softcap,
                  __global const float *slopes, __global const float *sinks, __global const float *q,
                  __global const float *k, __global const float *v, __global const float *dout, __global float *dq,
                  __global float *stats) {
@@ -97,22 +101,25 @@ attention_grad_q(uint first, uint n, uint n_heads, uint n_kv_heads, uint dim, ui
     size_t at = (size_t)item * dim, stride = (size_t)n_kv_heads * dim,
            own = (size_t)(head / (n_heads / n_kv_heads)) * dim;
     float max_score = sinks ? sinks[head] : -INFINITY, sum = 0.0f, mean = 0.0f;
-    for (uint j = window_start(row, window); j <= row; j++)
+    for (uint j = window_first(row, window); j <= row; j++)
         max_score =
-            fmax(max_score, alibi_score(dot_rows(q + at, k + own + j * stride, dim) * scale, slopes, head, j, row));
+            fmax(max_score, alibi_score(softcapped(dot_rows(q + at, k + own + j * stride, dim) * scale, softcap),
+                                        slopes, head, j, row));
     if (sinks) sum = exp(sinks[head] - max_score);
-    for (uint j = window_start(row, window); j <= row; j++) {
-        float p =
-            exp(alibi_score(dot_rows(q + at, k + own + j * stride, dim) * scale, slopes, head, j, row) - max_score);
+    for (uint j = window_first(row, window); j <= row; j++) {
+        float p = exp(alibi_score(softcapped(dot_rows(q + at, k + own + j * stride, dim) * scale, softcap), slopes,
+                                  head, j, row) -
+                      max_score);
         sum += p;
         mean += p * dot_rows(dout + at, v + own + j * stride, dim);
     }
     mean /= sum;
     for (uint e = 0; e < dim; e++) dq[at + e] = 0.0f;
-    for (uint j = window_start(row, window); j <= row; j++) {
+    for (uint j = window_first(row, window); j <= row; j++) {
         __global const float *key = k + own + j * stride;
-        float p = exp(alibi_score(dot_rows(q + at, key, dim) * scale, slopes, head, j, row) - max_score) / sum;
-        float ds = p * (dot_rows(dout + at, v + own + j * stride, dim) - mean) * scale;
+        float product = dot_rows(q + at, key, dim);
+        float p = exp(alibi_score(softcapped(product * scale, softcap), slopes, head, j, row) - max_score) / sum;
+        float ds = p * (dot_rows(dout + at, v + own + j * stride, dim) - mean) * score_slope(product, scale, softcap);
         for (uint e = 0; e < dim; e++) dq[at + e] += ds * key[e];
     }
     stats[3 * (size_t)item] = max_score;
@@ -121,7 +128,7 @@ attention_grad_q(uint first, uint n, uint n_heads, uint n_kv_heads, uint dim, ui
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-attention_grad_kv(uint first, uint n, uint n_heads, uint n_kv_heads, uint dim, uint window, float scale,
+attention_grad_kv(uint first, uint n, uint n_heads, uint n_kv_heads, uint dim, int window, float scale, float softcap,
                   __global const float *slopes, __global const float *q, __global const float *k,
                   __global const float *v, __global const float *dout, __global const float *stats, __global float *dk,
                   __global float *dv) {
@@ -129,14 +136,13 @@ attention_grad_kv(uint first, uint n, uint n_heads, uint n_kv_heads, uint dim, u
     if (key >= first + n) return;
     size_t at = (size_t)item * dim;
     for (uint e = 0; key >= first && e < dim; e++) dk[at + e] = dv[at + e] = 0.0f;
-    for (uint row = max(key, first); row < first + n && window_start(row, window) <= key; row++)
+    for (uint row = max(key, first); row < first + n && window_first(row, window) <= key; row++)
         for (uint g = 0; g < group; g++) {
             size_t query = (size_t)(row - first) * n_heads + kv_head * group + g;
             __global const float *own = q + query * dim, *d = dout + query * dim, *s = stats + 3 * query;
-            float p =
-                exp(alibi_score(dot_rows(own, k + at, dim) * scale, slopes, kv_head * group + g, key, row) - s[0]) /
-                s[1];
-            float ds = p * (dot_rows(d, v + at, dim) - s[2]) * scale;
+            float product = dot_rows(own, k + at, dim), score = softcapped(product * scale, softcap);
+            float p = exp(alibi_score(score, slopes, kv_head * group + g, key, row) - s[0]) / s[1];
+            float ds = p * (dot_rows(d, v + at, dim) - s[2]) * score_slope(product, scale, softcap);
             for (uint e = 0; e < dim; e++) {
                 dk[at + e] += ds * own[e];
                 dv[at + e] += p * d[e];
@@ -153,7 +159,7 @@ moe_combine_grad(uint k, uint width, __global const float *weights, __global con
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t pair = get_group_id(0), row = pair / k;
-    float weight = weights[pair], sum = 0.0f;
+    float weight = weights ? weights[pair] : 1.0f, sum = 0.0f;
     for (uint i = lane; i < width; i += 64) {
         float d = dy[row * width + i];
         sum += d * x[pair * width + i];
@@ -174,7 +180,7 @@ moe_gate_grad(uint n_experts, uint k, uint scoring, uint normalised, float scale
     uint lane = get_local_id(0);
     size_t at = (size_t)get_group_id(0) * n_experts, own = (size_t)get_group_id(0) * k;
     float max_score = logits[at + ids[own]], sum = 0.0f, total = 0.0f;
-    for (uint j = 0; j < k; j++) total += weights[own + j] * dweights[own + j];
+    for (uint j = 0; j < k; j++) total += (weights ? weights[own + j] : 1.0f) * dweights[own + j];
     float mean = scoring == BY_SIGMOID && !normalised ? 0.0f : total / scale_all;
     for (uint e = lane; e < n_experts; e += 64) sum += exp(logits[at + e] - max_score);
     sum = group_sum(sum, partial); /* all items have read `max_score` */
@@ -182,7 +188,7 @@ moe_gate_grad(uint n_experts, uint k, uint scoring, uint normalised, float scale
         float slope = scoring == BY_SIGMOID ? 1.0f - sigmoid(logits[at + e]) : 1.0f;
         float g = scoring == BY_SOFTMAX_ALL ? -(exp(logits[at + e] - max_score) / sum) * total : 0.0f;
         for (uint j = 0; j < k; j++)
-            if (ids[own + j] == (int)e) g = weights[own + j] * (dweights[own + j] - mean) * slope;
+            if (ids[own + j] == (int)e) g = (weights ? weights[own + j] : 1.0f) * (dweights[own + j] - mean) * slope;
         dlogits[at + e] = g;
     }
 }

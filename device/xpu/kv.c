@@ -135,7 +135,7 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
            params->block < shape->n_blocks);
     const uint8_t *rows = x->batch_table.device, *tiles = rows + x->tiles_at, *pages = rows + x->pages_at;
     size_t tile_bytes = SN_XPU_TILE_ROWS * (size_t)shape->head_dim * sizeof(float);
-    uint32_t window = params->window > 0 ? (uint32_t)params->window : 0;
+    int32_t window = params->window;
     sn_xpu_arg args[] = {x->decode_only ? SN_XPU_ARG(rows) : SN_XPU_ARG(tiles),
                          SN_XPU_ARG(pages),
                          SN_XPU_ARG(params->block),
@@ -145,6 +145,7 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
                          SN_XPU_ARG(shape->page_tokens),
                          SN_XPU_ARG(window),
                          SN_XPU_ARG(params->scale),
+                         SN_XPU_ARG(params->softcap),
                          SN_XPU_ARG(params->slopes),
                          SN_XPU_ARG(params->sinks),
                          SN_XPU_ARG(q),

@@ -58,7 +58,8 @@ void sn_peft_module_name(const sn_hparams *hp, const sn_peft_module *module, int
  * rows (i, i + half) of Hugging Face files. */
 static size_t unpermuted_row(const sn_hparams *hp, sn_role role, size_t row) {
     size_t dim = (size_t)hp->head_dim, at = row % dim;
-    bool permuted = hp->rope_style == SN_ROPE_INTERLEAVED && (role == SN_ROLE_ATTN_Q || role == SN_ROLE_ATTN_K);
+    bool permuted = hp->rope_style == SN_ROPE_INTERLEAVED && !family_of(hp)->neighbours &&
+                    (role == SN_ROLE_ATTN_Q || role == SN_ROLE_ATTN_K);
     return permuted ? row - at + at % 2 * (dim / 2) + at / 2 : row;
 }
 

@@ -50,6 +50,7 @@
     X(attention_while_decoding)                                                                                        \
     X(attention_of_several_prompts)                                                                                    \
     X(attention_within_a_window)                                                                                       \
+    X(attention_with_a_softcap)                                                                                        \
     X(attention_with_alibi_slopes)                                                                                     \
     X(attention_with_sinks)                                                                                            \
     X(attention_over_page_borders)                                                                                     \

@@ -18,8 +18,9 @@ enum { SEQUENCES_MAX = 3, PAGES = 16, BLOCKS = 2, BLOCK = 1 };
 typedef struct attention_case {
     sn_kv_shape shape;
     int group, window; /* query heads of a key-value head */
-    bool alibi;        /* ALiBi, with the slopes below */
-    bool sinks;        /* with the sinks below */
+    float softcap;
+    bool alibi; /* ALiBi, with the slopes below */
+    bool sinks; /* with the sinks below */
     int n_sequences, n_past[SEQUENCES_MAX], rows[SEQUENCES_MAX];
     /* -- set by attention_case_begin */
     int n_rows;
@@ -97,8 +98,8 @@ static sn_status issue_ops(conformance *c, const attention_case *s) {
     sn_device *d = c->device;
     sn_status status = d->ops->kv_store(d, BLOCK, s->device_k, s->device_v, &c->err);
     if (status) return status;
-    const sn_attention how = {BLOCK,          s->group * s->shape.n_kv_heads, s->window, scale_of(s), s->device_slopes,
-                              s->device_sinks};
+    const sn_attention how = {
+        BLOCK, s->group * s->shape.n_kv_heads, s->window, scale_of(s), s->device_slopes, s->device_sinks, s->softcap};
     return d->ops->attention(d, &how, s->device_q, s->device_out, &c->err);
 }
 
@@ -117,6 +118,7 @@ static void attend_naively(conformance *c, const attention_case *s, int i, int p
                            double *out, double *errors) {
     int dim = s->shape.head_dim, heads = s->shape.n_kv_heads, kv_head = head / s->group;
     int from = s->window > 0 && position + 1 > s->window ? position + 1 - s->window : 0;
+    if (s->window < 0) from = position - position % -s->window;
     double weights[512], sum = 0, most = -INFINITY, score_error = 0;
     for (int t = from; t <= position; t++) {
         double score = 0, size = 0;
@@ -125,6 +127,7 @@ static void attend_naively(conformance *c, const attention_case *s, int i, int p
             score += product;
             size += fabs(product);
         }
+        if (s->softcap > 0) score = (double)s->softcap * tanh(score / (double)s->softcap), size += 1;
         double lean = (double)slope_of(s, head) * (t - position);
         weights[t] = score += lean;
         size += fabs(lean);
@@ -265,9 +268,9 @@ void conformance_attention_of_several_prompts(conformance *c) {
 }
 
 void conformance_attention_within_a_window(conformance *c) {
-    static const int windows[] = {1, 5, 16, 33, 1000};
-    for (int w = 0; w < 5; w++) {
-        attention_case s = attention_case_of(w);
+    static const int windows[] = {1, 5, 16, 33, 1000, -1, -5, -16, -33, -1000};
+    for (int w = 0; w < 10; w++) {
+        attention_case s = attention_case_of(w % SHAPES);
         s.window = windows[w];
         s.n_sequences = 2;
         memcpy(s.n_past, (int[]){60, 3, 0}, sizeof s.n_past);
@@ -276,6 +279,21 @@ void conformance_attention_within_a_window(conformance *c) {
         s.rows[0] = 1; /* all sequences decode */
         try_attention_case(c, s);
     }
+}
+
+void conformance_attention_with_a_softcap(conformance *c) {
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int few = 0; few < 2; few++) {
+            attention_case s = attention_case_of(shape);
+            s.softcap = 0.5f; /* below most scores */
+            s.window = few ? -20 : 7;
+            s.n_sequences = 2;
+            memcpy(s.n_past, (int[]){37, 0, 0}, sizeof s.n_past);
+            memcpy(s.rows, few ? (int[]){1, 2, 0} : (int[]){19, 40, 0}, sizeof s.rows);
+            try_attention_case(c, s);
+            s.alibi = s.sinks = true;
+            try_attention_case(c, s);
+        }
 }
 
 void conformance_attention_with_alibi_slopes(conformance *c) {

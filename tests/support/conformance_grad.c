@@ -180,6 +180,7 @@ static double activation_formula(const void *ctx, const double *x) { /* x: gate,
     double sum = 0, inner = sqrt(2 / acos(-1));
     for (size_t i = 0; i < a->n; i++) {
         double g = x[i], y = g / (1 + exp(-g)), u = a->gated ? x[a->n + i] : 1;
+        if (a->kind == SN_TANH) y = tanh(g);
         if (a->kind == SN_SIGMOID) y = 1 / (1 + exp(-g));
         if (a->kind == SN_GELU) y = g / 2 * (1 + erf(g * sqrt(0.5)));
         if (a->kind == SN_GELU_TANH) y = g / 2 * (1 + tanh(inner * (g + 0.044715 * g * g * g)));
@@ -228,12 +229,15 @@ static double attention_formula(const void *ctx, const double *x) { /* x: q, k, 
         for (size_t h = 0; h < heads; h++) {
             size_t own = h / (heads / kv_heads),
                    first = g->window > 0 && i + 1 > (size_t)g->window ? i + 1 - (size_t)g->window : 0;
+            if (g->window < 0) first = i - i % (size_t)-g->window;
             double most = -INFINITY, sum = 0;
             for (size_t j = first; j <= i; j++) {
                 s[j] = 0;
                 for (size_t d = 0; d < dim; d++)
                     s[j] += q[(i * heads + h) * dim + d] * k[(j * kv_heads + own) * dim + d];
-                s[j] = s[j] * (double)g->scale + a->slopes[h] * ((double)j - (double)i);
+                s[j] *= (double)g->scale;
+                if (g->softcap > 0) s[j] = (double)g->softcap * tanh(s[j] / (double)g->softcap);
+                s[j] += a->slopes[h] * ((double)j - (double)i);
                 most = fmax(most, s[j]);
             }
             if (a->sinks) most = fmax(most, a->sinks[h]), sum = exp(a->sinks[h] - most);
@@ -261,6 +265,7 @@ static void try_attention_grad(conformance *c, int n, int heads, int kv_heads, i
                            .head_dim = dim,
                            .window = window,
                            .scale = 0.7f,
+                           .softcap = window < 0 ? 0.8f : 0, /* below most scores */
                            .slopes = alibi ? conformance_upload(c, slopes, (size_t)heads) : NULL,
                            .sinks = sinks ? conformance_upload(c, own_sinks, (size_t)heads) : NULL,
                            .q = conformance_upload(c, x, nq),
@@ -301,4 +306,6 @@ void conformance_attention_grad_by_differences(conformance *c) {
     try_attention_grad(c, 19, 4, 2, 5, 0, false, true);
     try_attention_grad(c, 21, 2, 2, 17, 4, false, true);
     try_attention_grad(c, 19, 3, 1, 5, 6, true, true);
+    try_attention_grad(c, 21, 4, 2, 17, -8, false, false);
+    try_attention_grad(c, 19, 3, 1, 5, -100, true, true);
 }

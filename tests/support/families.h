@@ -10,7 +10,7 @@ static const char *const FAMILIES[] = {
     "llama",    "llama3_rope", "mistral",   "qwen2",       "qwen3",  "phi3",       "olmo2",
     "gemma3",   "mixtral",     "qwen3_moe", "gpt_oss",     "falcon", "falcon_7b",  "falcon_serial",
     "bloom",    "bloom_odd",   "smollm3",   "granite",     "olmo3",  "ministral3", "qwen2_moe",
-    "glm4_moe", "minimax_m2",  "qwen3_5",   "qwen3_5_moe",
+    "glm4_moe", "minimax_m2",  "qwen3_5",   "qwen3_5_moe", "gemma2", "llama4",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 

@@ -42,7 +42,7 @@ static attention_case attention_case_new(sn_kv_dtype dtype, int n_kv_heads, int 
 }
 
 static sn_attention attention_of(const attention_case *s) {
-    return (sn_attention){BLOCK, s->n_heads, s->window, 0.3f, s->slopes, s->sinks};
+    return (sn_attention){BLOCK, s->n_heads, s->window, 0.3f, s->slopes, s->sinks, 0};
 }
 
 static void attention_case_free(attention_case *s) {
@@ -129,6 +129,7 @@ static void attend_in_chunks(sn_device *d, const attention_case *s, int chunk, f
 static void attend_naively(const attention_case *s, int i, int position, int head, const float *q, double *out) {
     int dim = s->shape.head_dim, kv_head = head / (s->n_heads / s->shape.n_kv_heads);
     int from = s->window > 0 && position + 1 > s->window ? position + 1 - s->window : 0;
+    if (s->window < 0) from = position - position % -s->window;
     double scores[512], sum = 0, max = -1e300;
     for (int t = from; t <= position; t++) {
         scores[t] = 0;
@@ -231,7 +232,7 @@ Test(cpu_attention, includes_the_sink_of_each_head) {
 
 Test(cpu_attention, attends_only_within_its_window) {
     test_devices devices = test_devices_open(&limits);
-    const int windows[] = {1, 2, 5, 16, 33, 100};
+    const int windows[] = {1, 2, 5, 16, 33, 100, -1, -2, -5, -16, -33, -100};
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) check_case(&devices, 2, 3, 24, windows[i]);
     test_devices_close(&devices);
 }

@@ -19,9 +19,11 @@
 /* ---- steps ---- */
 
 size_t sn_block_norm_elements(const sn_hparams *hp, int n_rows, sn_role role) {
-    int width = role == SN_ROLE_ATTN_Q_NORM   ? hp->n_heads * hp->head_dim
-                : role == SN_ROLE_ATTN_K_NORM ? hp->n_kv_heads * hp->head_dim
-                                              : hp->n_embd;
+    int width = role == SN_ROLE_ATTN_Q_NORM        ? hp->n_heads * hp->head_dim
+                : role == SN_ROLE_ATTN_K_NORM      ? hp->n_kv_heads * hp->head_dim
+                : role == SN_ROLE_ATTN_Q_LOW_NORM  ? hp->q_rank
+                : role == SN_ROLE_ATTN_LATENT_NORM ? hp->latent
+                                                   : hp->n_embd;
     return (size_t)n_rows * (size_t)width;
 }
 
@@ -30,10 +32,12 @@ sn_status sn_block_norm(const sn_block *b, const sn_forward_pass *p, sn_role rol
                         sn_err *err) {
     int width = b->width[role], rows = (int)(sn_block_norm_elements(p->hp, p->n_rows, role) / (size_t)width);
     sn_role bias = sn_role_bias(role);
+    bool inner = role == SN_ROLE_ATTN_Q_LOW_NORM || role == SN_ROLE_ATTN_LATENT_NORM;
+    float eps = inner ? p->hp->latent_eps : p->hp->norm_eps;
     if (p->hp->layer_norm)
         return p->device->ops->layer_norm(p->device, rows, width, x, b->vector[role],
-                                          bias == SN_ROLE_COUNT ? NULL : b->vector[bias], p->hp->norm_eps, y, err);
-    return p->device->ops->rms_norm(p->device, rows, width, x, b->vector[role], p->hp->norm_eps, y, err);
+                                          bias == SN_ROLE_COUNT ? NULL : b->vector[bias], eps, y, err);
+    return p->device->ops->rms_norm(p->device, rows, width, x, b->vector[role], eps, y, err);
 }
 
 sn_status sn_block_add_prompt(const sn_forward_pass *p, sn_err *err) {
@@ -79,6 +83,49 @@ static sn_status block_add_residual(const sn_block *b, const sn_forward_pass *p,
 
 /* ---- the two halves ---- */
 
+/* h (n, n_embd) = attention(u), u (n, n_embd), for latent attention (DeepSeek-AI 2024), in the absorbed form: a head's
+ * matrix of keys multiplies its q instead of the latents, so that all heads attend to the latents themselves. Prompts
+ * take this form, too: another one would round differently, and the bits would depend on the chunking. */
+static sn_status block_latent_attention(const sn_block *b, int index, const sn_forward_pass *p, const float *u,
+                                        sn_err *err) {
+    sn_device *d = p->device;
+    const sn_device_ops *ops = d->ops;
+    const sn_hparams *hp = p->hp;
+    const sn_scratch *s = p->scratch;
+    int n = p->n_rows, heads = hp->n_heads;
+    bool precise = hp->n_experts;
+
+    /* q (n, heads, nope + rope) = norm(u Wq_low^T) Wq^T, or u Wq^T;  k (n, rope) = u Wk^T;  v (n, latent) = u Wv^T */
+    sn_role first = hp->q_rank ? SN_ROLE_ATTN_Q_LOW : SN_ROLE_ATTN_Q;
+    const sn_linear qkv[] = {{&b->matrix[first], NULL, hp->q_rank ? s->q_low : s->head_rows, precise},
+                             {&b->matrix[SN_ROLE_ATTN_K], NULL, s->k, precise},
+                             {&b->matrix[SN_ROLE_ATTN_V], NULL, s->v, precise}};
+    const sn_linear q = {&b->matrix[SN_ROLE_ATTN_Q], NULL, s->head_rows, precise};
+    SN_TRY(ops->linear(d, n, u, 3, qkv, err));
+    if (hp->q_rank) {
+        SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_Q_LOW_NORM, s->q_low, s->q_low, err));
+        SN_TRY(ops->linear(d, n, s->q_low, 1, &q, err));
+    }
+    SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_LATENT_NORM, s->v, s->v, err));
+
+    /* q (n, heads, latent + rope): the first nope elements of a head times its Wk_up; the last rope elements, and k,
+     * rotated by their positions */
+    const sn_rope rope = {hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin[0]};
+    SN_TRY(ops->head_linear(d, n, s->head_rows, hp->nope_dim + hp->rope_dim, &b->heads[0], s->q, err));
+    SN_TRY(ops->rope(d, n, heads, hp->head_dim, s->q + hp->latent, &rope, err));
+    SN_TRY(ops->rope(d, n, 1, hp->rope_dim, s->k, &rope, err));
+
+    /* k, v join the KV cache;  attn (n, heads, latent);  head_rows (n, heads, value_dim) = attn Wv_up^T, by head */
+    const sn_attention attention = {.block = index, .n_heads = heads, .scale = hp->attn_scale};
+    SN_TRY(ops->kv_store(d, index, s->k, s->v, err));
+    SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
+    SN_TRY(ops->head_linear(d, n, s->attn, hp->latent, &b->heads[1], s->head_rows, err));
+
+    /* h (n, n_embd) = head_rows Wo^T */
+    const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, s->h, precise};
+    return ops->linear(d, n, s->head_rows, 1, &o, err);
+}
+
 /* h (n, n_embd) = attention(u), u (n, n_embd). Grouped-query attention (Ainslie et al. 2023). */
 static sn_status block_attention(const sn_block *b, int index, const sn_forward_pass *p, const float *u, sn_err *err) {
     sn_device *d = p->device;
@@ -87,6 +134,7 @@ static sn_status block_attention(const sn_block *b, int index, const sn_forward_
     const sn_scratch *s = p->scratch;
     int n = p->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     bool precise = hp->n_experts; /* with experts, any rounding here may change which experts are chosen */
+    if (hp->latent) return block_latent_attention(b, index, p, u, err);
 
     /* q (n, heads, dim) = u Wq^T + bq;  k, v (n, kv_heads, dim) = u Wk^T + bk, u Wv^T + bv;  out_gate like q */
     const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], s->q, precise},

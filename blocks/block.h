@@ -42,6 +42,7 @@ typedef struct sn_block {
     const float *vector[SN_ROLE_COUNT]; /* norms and biases, float32; NULL: the family has none */
     int width[SN_ROLE_COUNT];           /* elements of each vector */
     sn_experts experts[3];              /* gate, up, down: SN_ROLE_EXPERTS_GATE and the two after it */
+    sn_experts heads[2];                /* SN_ROLE_ATTN_K_UP, SN_ROLE_ATTN_V_UP */
 } sn_block;
 
 sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, sn_block_layout *out,
@@ -64,11 +65,13 @@ typedef struct sn_scratch {
     float *x;            /* (rows, n_embd): the hidden states, from block to block */
     float *h;            /* (rows, n_embd): x after a norm; then what a half of the block adds to x */
     float *ffn_input;    /* (rows, n_embd): hp->parallel: x after the norm of the feed-forward; else unused */
-    float *q, *attn;     /* (rows, n_heads, head_dim); of a recurrent block attn is (rows, value heads, value_dim) */
+    float *q, *attn;     /* (rows, n_heads, head_dim), attn with latents (rows, n_heads, latent); of a recurrent block attn is (rows, value heads, value_dim) */
     float *mixed;        /* (rows, sn_delta_width), with recurrent blocks only, as time and write */
     float *time, *write; /* (rows, value heads) each */
     float *out_gate;     /* like attn, where attention or the delta rule has an output gate */
-    float *k, *v;        /* (rows, n_kv_heads, head_dim) */
+    float *k, *v;        /* (rows, sn_kv_key_width), (rows, sn_kv_value_width) */
+    float *q_low;        /* (rows, q_rank), hp->q_rank only */
+    float *head_rows;    /* (rows, n_heads, nope_dim + rope_dim or value_dim), hp->latent only */
     float *gate, *up;    /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
     float *router_out;   /* (rows, sn_moe_router_width), with experts only: see moe.h */
     float *shared_out;   /* (rows, n_embd), with a shared expert only: its output */
@@ -86,9 +89,16 @@ static inline size_t sn_ff_width(const sn_hparams *hp) {
     return (size_t)hp->n_ff_shared > most ? (size_t)hp->n_ff_shared : most;
 }
 
+/* Elements of a head in scratch->head_rows. */
+static inline size_t sn_head_rows_dim(const sn_hparams *hp) {
+    int q = hp->nope_dim + hp->rope_dim;
+    return (size_t)(q > hp->value_dim ? q : hp->value_dim);
+}
+
 /* The longest row that a matrix reads or writes. */
 static inline size_t sn_widest_row(const sn_hparams *hp) {
-    const size_t widths[] = {(size_t)hp->n_embd,      (size_t)hp->n_heads * (size_t)hp->head_dim,
+    const size_t head = hp->latent ? sn_head_rows_dim(hp) : (size_t)hp->head_dim;
+    const size_t widths[] = {(size_t)hp->n_embd,      (size_t)hp->n_heads * head,
                              (size_t)hp->n_ff,        (size_t)hp->n_ff_dense,
                              (size_t)hp->n_ff_shared, sn_delta_width(hp),
                              sn_delta_values(hp)};

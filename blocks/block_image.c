@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "blocks/weights.h"
+#include "device/quant.h"
 #include "model/source.h"
 
 #include <stdlib.h>
@@ -28,14 +29,15 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
     size_t all;
     sn_status status = sn_model_find(model, role, number, &t, err);
     if (status || !t.data) return status;
+    if (t.turned) t.dtype = SN_F32; /* it is decoded and transposed */
     *part = (sn_weight_layout){.dtype = t.dtype,
-                               .rows = t.rows,
-                               .cols = t.cols,
+                               .rows = t.turned ? t.cols : t.rows,
+                               .cols = t.turned ? t.rows : t.cols,
                                .offset = out->bytes,
                                .bytes = t.cols * sizeof(float),
                                .n_matrices = sn_role_n_matrices(sn_model_hparams(model), role),
                                .vector = sn_role_is_vector(role)};
-    if (!part->vector) status = device->ops->weight_size(device, t.dtype, t.rows, t.cols, &part->bytes, err);
+    if (!part->vector) status = device->ops->weight_size(device, t.dtype, part->rows, part->cols, &part->bytes, err);
     if (status) return sn_err_context(err, "block %d, %s", number, sn_role_name(role));
     part->stride = sn_round_up(part->bytes, 64);
     if (!sn_mul(part->stride, (size_t)part->n_matrices, &all) || !sn_add(out->bytes, all, &out->bytes))
@@ -45,16 +47,40 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
 
 sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, sn_block_layout *out,
                              sn_err *err) {
+    char name[32];
     sn_status status = SN_OK;
     *out = (sn_block_layout){0};
+    if (sn_model_hparams(model)->latent && !device->latent_attention)
+        return sn_fail(err, SN_REFUSED,
+                       "%s cannot keep the latent KV cache of the %s family: give its blocks to a CPU (--device cpu)",
+                       sn_device_id_name(device->id, name), sn_model_hparams(model)->family);
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++)
         status = layout_add_role(model, device, number, (sn_role)role, out, err);
+    return status;
+}
+
+/* The transpose of a quantised matrix, as float32. */
+static sn_status pack_turned(sn_device *device, const sn_model_tensor *t, void *out, sn_err *err) {
+    const void *rows;
+    void *copy = NULL;
+    float *both = NULL; /* the transpose, then a row */
+    sn_status status = sn_calloc(&both, (t->rows + 1) * t->cols, sizeof *both, err);
+    if (!status) status = sn_model_contiguous(t, &rows, &copy, err);
+    for (size_t r = 0; r < t->rows && !status; r++) {
+        float *row = both + t->rows * t->cols;
+        sn_dequantize_row(t->dtype, (const char *)rows + r * (t->bytes / t->rows), t->cols, row);
+        for (size_t c = 0; c < t->cols; c++) both[c * t->rows + r] = row[c];
+    }
+    if (!status) status = device->ops->weight_pack(device, SN_F32, t->cols, t->rows, both, out, err);
+    free(both);
+    free(copy);
     return status;
 }
 
 static sn_status pack_matrix(sn_device *device, const sn_model_tensor *t, void *out, sn_err *err) {
     const void *rows;
     void *copy;
+    if (t->turned) return pack_turned(device, t, out, err);
     sn_status status = sn_model_contiguous(t, &rows, &copy, err);
     if (!status) status = device->ops->weight_pack(device, t->dtype, t->rows, t->cols, rows, out, err);
     free(copy);
@@ -100,7 +126,9 @@ sn_block sn_block_at(const sn_block_layout *layout, const void *image) {
             block.vector[role] = at, block.width[role] = (int)part->cols;
         else
             block.matrix[role] = (sn_weight){part->dtype, part->rows, part->cols, part->bytes, at};
-        if (role >= SN_ROLE_EXPERTS_GATE && role <= SN_ROLE_EXPERTS_DOWN)
+        if (sn_role_is_of_head((sn_role)role))
+            block.heads[role == SN_ROLE_ATTN_V_UP] = (sn_experts){block.matrix[role], part->stride, part->n_matrices};
+        if (sn_role_is_of_expert((sn_role)role))
             block.experts[role - SN_ROLE_EXPERTS_GATE] =
                 (sn_experts){block.matrix[role], part->stride, part->n_matrices};
     }

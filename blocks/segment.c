@@ -253,12 +253,12 @@ static void assert_on_device(const sn_segment *g, const char *name, const void *
 /* Checks all memory that attention reads and writes, once for all blocks of the forward pass. */
 static void assert_all_on_device(const sn_segment *g, const sn_hparams *hp, const sn_batch *batch) {
     const sn_scratch *s = g->scratch;
-    size_t row = (size_t)batch->n_rows * (size_t)hp->head_dim * sizeof(float);
+    size_t number = (size_t)batch->n_rows * sizeof(float), row = number * (size_t)hp->head_dim;
     size_t page_bytes = g->device->ops->kv_page_bytes(g->device, batch->shape);
     assert_on_device(g, "queries", s->q, row * (size_t)hp->n_heads);
-    assert_on_device(g, "new keys", s->k, row * (size_t)hp->n_kv_heads);
-    assert_on_device(g, "new values", s->v, row * (size_t)hp->n_kv_heads);
-    assert_on_device(g, "results", s->attn, row * (size_t)hp->n_heads);
+    assert_on_device(g, "new keys", s->k, number * sn_kv_key_width(hp));
+    assert_on_device(g, "new values", s->v, number * sn_kv_value_width(hp));
+    assert_on_device(g, "results", s->attn, (hp->latent ? number * (size_t)hp->latent : row) * (size_t)hp->n_heads);
     for (int i = 0; i < batch->n_sequences; i++) {
         const sn_sequence *q = &batch->sequences[i];
         int page_tokens = batch->shape->page_tokens,

@@ -22,7 +22,7 @@
 
 /* ---- scratch ---- */
 
-enum { N_BUFFERS = 21 };
+enum { N_BUFFERS = 23 };
 
 typedef struct scratch_buffer {
     float **at;
@@ -32,7 +32,7 @@ typedef struct scratch_buffer {
 /* The buffers of a scratch. */
 static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer out[N_BUFFERS]) {
     size_t embd = (size_t)hp->n_embd, dim = (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
-    size_t q = (size_t)hp->n_heads * dim, kv = (size_t)hp->n_kv_heads * dim;
+    size_t heads = (size_t)hp->n_heads, q = heads * dim;
     size_t half_out = q > sn_delta_values(hp) ? q : sn_delta_values(hp), values = (size_t)hp->delta_value_heads;
     size_t used = (size_t)hp->n_experts_used, ff = sn_ff_width(hp);
     const scratch_buffer all[N_BUFFERS] = {{&s->lora_mid, SN_LORA_RANK_MAX},
@@ -46,8 +46,10 @@ static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer 
                                            {&s->mixed, sn_delta_width(hp)},
                                            {&s->time, values},
                                            {&s->write, values},
-                                           {&s->k, kv},
-                                           {&s->v, kv},
+                                           {&s->k, sn_kv_key_width(hp)},
+                                           {&s->v, sn_kv_value_width(hp)},
+                                           {&s->q_low, (size_t)hp->q_rank},
+                                           {&s->head_rows, hp->latent ? heads * sn_head_rows_dim(hp) : 0},
                                            {&s->gate, ff},
                                            {&s->up, ff},
                                            {&s->cos_sin[0], rope},
@@ -266,7 +268,7 @@ void sn_span_set_kv_dtype(sn_span *span, sn_kv_dtype dtype) {
 }
 
 static sn_kv_part recurrent_part(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype) {
-    return (sn_kv_part){device, end - first - sn_n_recurrent(hp, first, end), dtype};
+    return (sn_kv_part){device, end - first - sn_n_recurrent(hp, first, end), dtype, 0};
 }
 
 static sn_kv_recurrence recurrence_of(const sn_hparams *hp, int first, int end) {
@@ -275,7 +277,7 @@ static sn_kv_recurrence recurrence_of(const sn_hparams *hp, int first, int end) 
 
 size_t sn_span_kv_bytes(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype, size_t sessions,
                         size_t positions) {
-    const sn_kv_shape shape = {end - first, hp->n_kv_heads, hp->head_dim, SN_KV_PAGE_TOKENS, dtype};
+    const sn_kv_shape shape = sn_kv_shape_of(hp, end - first, dtype);
     if (!sn_n_recurrent(hp, first, end))
         return sessions * (positions / SN_KV_PAGE_TOKENS + 1) * device->ops->kv_page_bytes(device, &shape);
     const sn_kv_part part = recurrent_part(hp, device, first, end, dtype);
@@ -291,8 +293,8 @@ sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err
         return sn_kv_pool_new_recurrent(parts, &recurrence, span->hp.n_kv_heads, span->hp.head_dim, budget, out, err);
     }
     for (int i = 0; i < span->n_segments; i++)
-        parts[i] =
-            (sn_kv_part){span->segments[i].device, span->segments[i].end - span->segments[i].first, span->kv_dtype};
+        parts[i] = (sn_kv_part){span->segments[i].device, span->segments[i].end - span->segments[i].first,
+                                span->kv_dtype, span->hp.latent};
     return sn_kv_pool_new(parts, span->n_segments, span->hp.n_kv_heads, span->hp.head_dim, budget, out, err);
 }
 
@@ -317,15 +319,16 @@ sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int
 
 sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *k,
                             const sn_tensor *v, sn_err *err) {
-    const int64_t wanted[] = {n, span->hp.n_kv_heads, span->hp.head_dim};
-    size_t floats = (size_t)n * (size_t)span->hp.n_kv_heads * (size_t)span->hp.head_dim;
     if (sn_kv_cache_is_recurrent(kv)) return refuse_transfer(err);
+    const int64_t heads = span->hp.n_kv_heads, keys[] = {n, heads, (int64_t)sn_kv_key_width(&span->hp) / heads},
+                  values[] = {n, heads, (int64_t)sn_kv_value_width(&span->hp) / heads};
     float *host = NULL; /* plain rows: a device converts them to its own layout of pages */
     int i = segment_of(span, block);
-    sn_status status = sn_calloc(&host, 2 * floats, sizeof *host, err);
-    if (!status) status = sn_guard(k, NULL, 3, wanted, host, NULL, err);
-    if (!status) status = sn_guard(v, NULL, 3, wanted, host + floats, NULL, err);
-    if (!status) status = sn_kv_cache_import(kv, i, block - span->segments[i].first, n, host, host + floats, err);
+    sn_status status = sn_calloc(&host, (size_t)n * sn_kv_width(&span->hp), sizeof *host, err);
+    float *host_v = host + (size_t)n * sn_kv_key_width(&span->hp);
+    if (!status) status = sn_guard(k, NULL, 3, keys, host, NULL, err);
+    if (!status) status = sn_guard(v, NULL, 3, values, host_v, NULL, err);
+    if (!status) status = sn_kv_cache_import(kv, i, block - span->segments[i].first, n, host, host_v, err);
     free(host);
     return status;
 }

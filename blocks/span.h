@@ -82,16 +82,22 @@ void sn_span_set_kv_dtype(sn_span *span, sn_kv_dtype dtype);
 
 /* ---- KV caches ---- */
 
+/* The shape of KV pages of n_blocks blocks of the model. */
+static inline sn_kv_shape sn_kv_shape_of(const sn_hparams *hp, int n_blocks, sn_kv_dtype dtype) {
+    return (sn_kv_shape){n_blocks, hp->n_kv_heads, hp->head_dim, SN_KV_PAGE_TOKENS, dtype, hp->latent};
+}
+
 /* A KV pool for this span; each block's pages lie on the block's device. */
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) SN_MUST_USE;
 /* A budget with which a pool of blocks [first, end) holds so many sessions of so many positions each. */
 size_t sn_span_kv_bytes(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype, size_t sessions,
                         size_t positions);
-/* Copies positions [position, position + n) of a block to k and v: host, (n, n_kv_heads, head_dim) each. Refuses blocks
+/* Copies positions [position, position + n) of a block to k and v: host, shapes as in kv_store
+ * (device/device.h). Refuses blocks
  * with a recurrent state. */
 sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *k, float *v,
                             sn_err *err) SN_MUST_USE;
-/* Writes k and v, (n, n_kv_heads, head_dim) each, of any type and device, through the guard to the n positions after
+/* Writes k and v, of the same shapes, of any type and device, through the guard to the n positions after
  * the cache's end (reserved before). Call sn_kv_cache_append once all blocks are written. Refuses spans with recurrent
  * states. */
 sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *k,

@@ -194,6 +194,13 @@ sn_status sn_device_take_memory(sn_device *d, size_t bytes, sn_err *err) {
 
 void sn_device_give_memory(sn_device *d, size_t bytes) { d->memory_used -= bytes; }
 
+sn_status sn_device_no_head_linear(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
+                                   sn_err *err) {
+    char name[32];
+    (void)n, (void)x, (void)x_width, (void)heads, (void)y;
+    return sn_fail(err, SN_REFUSED, "%s has no latent attention: use cpu", sn_device_id_name(d->id, name));
+}
+
 sn_status sn_device_try(sn_device_id id, const sn_device_options *options, sn_err *err) {
     enum { BYTES = SN_DEVICE_TRY_BYTES };
     uint8_t there[BYTES], back[BYTES] = {0};

@@ -181,7 +181,18 @@ extern const sn_word sn_isa_words[];             /* instruction sets of the CPU 
 typedef struct sn_kv_shape {
     int n_blocks, n_kv_heads, head_dim, page_tokens; /* page_tokens: a multiple of 16 */
     sn_kv_dtype dtype;                               /* one of the device's kv_dtypes */
+    /* Latent attention (DeepSeek-AI 2024): the values are the first `latent` elements of the keys and are stored once,
+     * as part of them; the other head_dim - latent elements are the keys' own. 0: values of head_dim, stored besides.
+     * Not 0: only devices with latent_attention. */
+    int latent;
 } sn_kv_shape;
+
+/* Elements of a key in latent attention, and of the rows and columns of a matrix of head_linear. */
+enum { SN_LATENT_DIM_MAX = 1024 };
+
+/* Elements of a key and of a value, each without what it shares with the other: of the k and v of kv_store. */
+static inline int sn_kv_key_dim(const sn_kv_shape *shape) { return shape->head_dim - shape->latent; }
+static inline int sn_kv_value_dim(const sn_kv_shape *shape) { return shape->latent ? shape->latent : shape->head_dim; }
 
 /* A recurrent block: a gated delta rule (Yang et al. 2024) behind a short convolution. Instead of keys and values a
  * session has a state of fixed size there, float32: for each value head a matrix (key_dim, value_dim), one head after
@@ -359,18 +370,17 @@ typedef struct sn_device_ops {
                             float eps, float *y, sn_err *err);
     /* Rotates x (n, n_heads, head_dim) in place. Su et al. 2021. */
     sn_status (*rope)(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
-    /* Within a batch: stores k and v (n_rows, n_kv_heads, head_dim) at the positions of its sequences, in block
-     * `block`.
-     */
+    /* Within a batch: stores k (n_rows, n_kv_heads, sn_kv_key_dim) and v (n_rows, n_kv_heads, sn_kv_value_dim) at the
+     * positions of its sequences, in block `block`. */
     sn_status (*kv_store)(sn_device *d, int block, const float *k, const float *v, sn_err *err);
     /* Outside of a batch: reads (export) or writes (import) positions [position, position + n) of one session's block.
-     * k and v: host, (n, n_kv_heads, head_dim) each. Both wait. */
+     * k and v: host, shapes as in kv_store. Both wait. */
     sn_status (*kv_read)(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                          float *k, float *v, sn_err *err);
     sn_status (*kv_write)(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           const float *k, const float *v, sn_err *err);
-    /* Within a batch: out (n_rows, n_heads, head_dim) = softmax(q . K^T * scale) . V. Each row attends to the stored
-     * positions of its sequence up to its own. */
+    /* Within a batch: out (n_rows, n_heads, sn_kv_value_dim) = softmax(q . K^T * scale) . V, q (n_rows, n_heads,
+     * head_dim). Each row attends to the stored positions of its sequence up to its own. */
     sn_status (*attention)(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
     /* Both within a batch, of a device with `recurrent`, row by row in the order of positions, with the sequences'
      * states. x (n_rows, channels) = silu(depthwise causal convolution of x). */
@@ -391,6 +401,12 @@ typedef struct sn_device_ops {
                        sn_err *err);
     /* y (n) = the sum of a * b over the width of each row; a and b (n, width). */
     sn_status (*dot_rows)(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err);
+    /* y (n, heads, y_width) from x (n, heads, x_width), each head with the matrix of its number: the first elements of
+     * y are the first cols elements of x . matrix^T, and the x_width - cols elements after them follow unchanged, so
+     * that y_width is rows + x_width - cols. y must not overlap x. Only devices with latent_attention; others refuse.
+     */
+    sn_status (*head_linear)(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
+                             sn_err *err);
     /* y (n, cols) = row ids[i] of the weight, as float32. ids: host, each below weight->rows (checked). */
     sn_status (*get_rows)(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
 
@@ -459,6 +475,7 @@ struct sn_device {
     const sn_device_ops *ops;
     sn_device_id id;
     bool host_visible;              /* device memory is host memory */
+    bool latent_attention;          /* it takes sn_kv_shape.latent, and has head_linear */
     bool recurrent;                 /* short_conv and delta_rule compute; else they refuse */
     unsigned kv_dtypes;             /* 1 << sn_kv_dtype for each type besides SN_KV_F32 that the device can store */
     int timeout_ms;                 /* limit of every wait for the device; may be changed */
@@ -476,6 +493,9 @@ size_t sn_device_memory_max(const sn_device_options *options);
 /* Counts bytes that a backend is about to allocate. SN_STOP with a sentence: they go beyond memory_max. */
 sn_status sn_device_take_memory(sn_device *d, size_t bytes, sn_err *err) SN_MUST_USE;
 void sn_device_give_memory(sn_device *d, size_t bytes); /* they are freed, or could not be allocated */
-size_t sn_device_memory_left(const sn_device *d);       /* that may be allocated; of a device without limit SIZE_MAX */
+/* For backends without latent_attention: head_linear, refused. */
+sn_status sn_device_no_head_linear(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
+                                   sn_err *err) SN_MUST_USE;
+size_t sn_device_memory_left(const sn_device *d); /* that may be allocated; of a device without limit SIZE_MAX */
 
 #endif

@@ -50,7 +50,8 @@ sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, i
     if (status) return status;
     for (int i = 0; i < n_parts; i++) {
         page_parts[i].device = parts[i].device;
-        page_parts[i].shape = (sn_kv_shape){parts[i].n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, parts[i].dtype};
+        page_parts[i].shape =
+            (sn_kv_shape){parts[i].n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, parts[i].dtype, parts[i].latent};
     }
     return pool_new(page_parts, n_parts, budget, out, err);
 }
@@ -58,7 +59,7 @@ sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, i
 static sn_kv_pages_part recurrent_part(const sn_kv_part *part, const sn_kv_recurrence *r, int n_kv_heads,
                                        int head_dim) {
     return (sn_kv_pages_part){.device = part->device,
-                              .shape = {part->n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, part->dtype},
+                              .shape = {part->n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, part->dtype, part->latent},
                               .row_bytes = (size_t)r->row_width * sizeof(float)};
 }
 static size_t recurrent_floats(const sn_kv_recurrence *r) {

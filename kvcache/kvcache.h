@@ -28,6 +28,7 @@ typedef struct sn_kv_part {
     sn_device *device; /* borrowed */
     int n_blocks;
     sn_kv_dtype dtype; /* the same for all parts of a pool */
+    int latent;        /* likewise; as in sn_kv_shape */
 } sn_kv_part;
 enum { SN_KV_PARTS_MAX = 64 };
 
@@ -120,7 +121,7 @@ float *sn_kv_cache_rows(const sn_kv_cache *kv, int position, int *n);
 
 /* ---- copies of the contents, for migration between nodes ---- */
 
-/* Copies positions [position, position + n) of a part's block to k and v: host, (n, n_kv_heads, head_dim) each. */
+/* Copies positions [position, position + n) of a part's block to k and v: host, shapes as in kv_store. */
 sn_status sn_kv_cache_export(sn_kv_cache *kv, int part, int block, int position, int n, float *k, float *v,
                              sn_err *err) SN_MUST_USE;
 

@@ -57,6 +57,14 @@ bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_r
     return true;
 }
 
+bool sn_family_joined_name(const sn_family *family, sn_container container, sn_role role, int block,
+                           char out[SN_TENSOR_NAME_MAX]) {
+    const sn_tensor_naming *naming = family->naming[container];
+    if (!sn_role_is_of_head(role) || !naming->joined_ups) return false;
+    snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%s", naming->block_prefix, block, naming->joined_ups);
+    return true;
+}
+
 bool sn_family_stacks_experts(const sn_family *family, sn_container container, sn_role role) {
     const char *name = family->naming[container]->names[role];
     return name && role >= SN_ROLE_EXPERTS_GATE && role <= SN_ROLE_EXPERTS_DOWN && !strchr(name, '*');
@@ -79,6 +87,9 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     case SN_ROLE_ATTN_Q_NORM:
     case SN_ROLE_ATTN_K_NORM:
         return hparams->qk_norm && !hparams->qk_norm_plain;
+    case SN_ROLE_ATTN_Q_LOW:
+    case SN_ROLE_ATTN_Q_LOW_NORM:
+        return hparams->q_rank;
     case SN_ROLE_ROUTER:
     case SN_ROLE_EXPERTS_GATE:
     case SN_ROLE_EXPERTS_UP:

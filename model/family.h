@@ -44,6 +44,7 @@ typedef struct sn_tensor_naming {
     bool gate_up_halves; /* of transposed experts: all columns of gate, then of up */
     bool experts_transposed; /* stacked experts are (experts, inputs, outputs); gate and up are one tensor, with their
                               * columns alternating */
+    const char *joined_ups;  /* the name of both ATTN_K_UP and ATTN_V_UP in files that lack their own names; or NULL */
     const char *base;        /* prefix that files of the model without its LM head leave out of their names; or NULL */
 } sn_tensor_naming;
 
@@ -127,6 +128,12 @@ sn_status sn_family_find(sn_container container, const char *name, const sn_fami
  */
 enum { SN_TENSOR_NAME_MAX = 128 };
 bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block, int expert,
+                           char out[SN_TENSOR_NAME_MAX]);
+
+/* Replaces the name of ATTN_K_UP or ATTN_V_UP by that of the tensor that older files join both in; false: there is
+ * none.
+ */
+bool sn_family_joined_name(const sn_family *family, sn_container container, sn_role role, int block,
                            char out[SN_TENSOR_NAME_MAX]);
 
 /* Whether all matrices of the role are stacked in one tensor. */

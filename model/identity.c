@@ -50,6 +50,9 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
     if (h->q_growth > 0 && h->q_growth_unrotated) add_line(hasher, "q_growth_unrotated=1\n");
     if (h->score_softcap > 0) add_line(hasher, "score_softcap=%08" PRIx32 "\n", float_bits(h->score_softcap));
     if (h->experts_scale_input) add_line(hasher, "experts_scale_input=1\n");
+    if (h->latent)
+        add_line(hasher, "latent=%d\nnope_dim=%d\nvalue_dim=%d\nq_rank=%d\nlatent_eps=%08" PRIx32 "\n", h->latent,
+                 h->nope_dim, h->value_dim, h->q_rank, float_bits(h->latent_eps));
     if (h->layer_norm) add_line(hasher, "layer_norm=1\n");
     if (h->parallel) add_line(hasher, "parallel=1\n");
     if (h->activation) add_line(hasher, "activation=%d\n", (int)h->activation);

@@ -111,18 +111,22 @@ static entry *find_entry(const sn_model *m, const char *name) {
 
 /* ---- roles ---- */
 
-/* A block has one slot for each role, then the slots of experts 1 and up for the roles that have several matrices. */
+/* A block has one slot for each role, then the slots of experts 1 and up for the roles that have several matrices. The
+ * matrices of heads are always in one tensor, which has the role's one slot. */
 static size_t slots_per_block(const sn_hparams *h) {
     size_t further = h->n_experts > 1 ? (size_t)h->n_experts - 1 : 0;
     return SN_ROLE_COUNT + (SN_ROLE_EXPERTS_DOWN - SN_ROLE_EXPERTS_GATE + 1) * further;
 }
 
-static const entry **slot_of(const sn_model *m, sn_role role, int block, int expert) {
-    size_t slot = expert ? SN_ROLE_COUNT + (size_t)(role - SN_ROLE_EXPERTS_GATE) * (size_t)(m->hparams.n_experts - 1) +
-                               (size_t)(expert - 1)
-                         : (size_t)role;
+static const entry **slot_of(const sn_model *m, sn_role role, int block, int matrix) {
+    bool further = matrix && sn_role_is_of_expert(role);
+    size_t slot = further ? SN_ROLE_COUNT + (size_t)(role - SN_ROLE_EXPERTS_GATE) * (size_t)(m->hparams.n_experts - 1) +
+                                (size_t)(matrix - 1)
+                          : (size_t)role;
     return &m->roles[(size_t)block * slots_per_block(&m->hparams) + slot];
 }
+
+static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16; }
 
 /* Where a matrix of the role lies in its entry. *own: its rows; of a vector its elements. */
 static sn_tensor_view view_of(const sn_model *m, const entry *e, sn_role role, int expert, size_t *own) {
@@ -130,13 +134,14 @@ static sn_tensor_view view_of(const sn_model *m, const entry *e, sn_role role, i
     sn_role_shape(&m->hparams, role, &rows, &cols);
     *own = sn_role_is_vector(role) ? cols : rows;
     const sn_tensor_naming *naming = m->family->naming[m->container];
+    if (sn_role_is_of_head(role))
+        return sn_tensor_view_of_head(&m->hparams, role, e->n_dims == 2, is_plain_float(e->tensor.dtype),
+                                      (size_t)expert, own);
     if (sn_family_stacks_experts(m->family, m->container, role))
         return sn_tensor_view_of_expert(naming, role, e->tensor.scales, rows, cols, (size_t)expert,
                                         (size_t)m->hparams.n_experts);
     return sn_tensor_view_of(naming, &m->hparams, role, *own);
 }
-
-static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16; }
 
 /* Vectors that files have as matrices: a row for each expert, or for each channel. Returns the rows; 0: no such role.
  */
@@ -149,12 +154,16 @@ static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn
     size_t rows, cols, own;
     size_t matrix_rows = vector_rows(&m->hparams, role);
     bool vector = sn_role_is_vector(role);
-    int n_dims = sn_family_stacks_experts(m->family, m->container, role) ? 3 : vector && !matrix_rows ? 1 : 2;
+    int n_dims = sn_role_is_of_head(role)                                  ? (e->n_dims == 2 ? 2 : 3)
+                 : sn_family_stacks_experts(m->family, m->container, role) ? 3
+                 : vector && !matrix_rows                                  ? 1
+                                                                           : 2;
     sn_dtype dtype = e->tensor.dtype;
     const sn_tensor_view view = view_of(m, e, role, 0, &own);
     sn_role_shape(&m->hparams, role, &rows, &cols);
     *(vector ? &cols : &rows) = view.whole;
     if (view.col_step) cols = view.col_step;
+    if (view.turned) cols = (size_t)m->hparams.latent;
     if (matrix_rows) rows = matrix_rows, cols /= rows;
     if (role == SN_ROLE_DELTA_TAPS) n_dims = e->n_dims; /* (channels, 1, taps) on the hub, (channels, taps) in GGUF */
     if (e->n_dims != n_dims || e->tensor.rows != rows || e->tensor.cols != cols)
@@ -220,6 +229,7 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
     if (!sn_family_tensor_name(m->family, m->container, role, block, expert, name)) return SN_OK;
     entry *own = find_named(m, name);
     sn_status status = SN_OK;
+    if (!own && sn_family_joined_name(m->family, m->container, role, block, name)) own = find_named(m, name);
     if (!own && m->family->naming[m->container]->experts_transposed) status = find_packed(m, name, &own, err);
     if (status) return status;
     if (own) own->used = true;

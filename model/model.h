@@ -21,18 +21,23 @@
 /* What a tensor does in the model, whatever its file calls it. Shapes are (rows, cols) = (outputs, inputs), or (width).
  *     role             shape                            present if */
 #define SN_ROLES(X)                                                                                                    \
-    X(TOKEN_EMBEDDING)   /* (n_vocab, n_embd)                 always */                                                \
-    X(EMBED_NORM)        /* (n_embd)                          the family norms embeddings */                           \
-    X(EMBED_NORM_BIAS)   /* (n_embd)                          likewise, layer_norm */                                  \
-    X(OUTPUT_NORM)       /* (n_embd)                          always */                                                \
-    X(OUTPUT_NORM_BIAS)  /* (n_embd)                          layer_norm */                                            \
-    X(OUTPUT)            /* (n_vocab, n_embd)                 always; the embedding if tied */                         \
-    X(ATTN_NORM)         /* (n_embd)                          unless the family has only ATTN_POST_NORM */             \
-    X(ATTN_NORM_BIAS)    /* (n_embd)                          layer_norm */                                            \
-    X(ATTN_Q)            /* (n_heads * head_dim, n_embd) */                                                            \
-    X(ATTN_K)            /* (n_kv_heads * head_dim, n_embd) */                                                         \
-    X(ATTN_V)            /* (n_kv_heads * head_dim, n_embd) */                                                         \
-    X(ATTN_O)            /* (n_embd, n_heads * head_dim) */                                                            \
+    X(TOKEN_EMBEDDING)  /* (n_vocab, n_embd)                 always */                                                 \
+    X(EMBED_NORM)       /* (n_embd)                          the family norms embeddings */                            \
+    X(EMBED_NORM_BIAS)  /* (n_embd)                          likewise, layer_norm */                                   \
+    X(OUTPUT_NORM)      /* (n_embd)                          always */                                                 \
+    X(OUTPUT_NORM_BIAS) /* (n_embd)                          layer_norm */                                             \
+    X(OUTPUT)           /* (n_vocab, n_embd)                 always; the embedding if tied */                          \
+    X(ATTN_NORM)        /* (n_embd)                          unless the family has only ATTN_POST_NORM */              \
+    X(ATTN_NORM_BIAS)   /* (n_embd)                          layer_norm */                                             \
+    X(ATTN_Q_LOW)       /* (q_rank, n_embd)                  q_rank: its output is normed and is ATTN_Q's input */     \
+    X(ATTN_Q_LOW_NORM)  /* (q_rank)                          q_rank */                                                 \
+    X(ATTN_Q) /* (n_heads * head_dim, n_embd); latent: (n_heads * (nope_dim + rope_dim), q_rank or n_embd) */          \
+    X(ATTN_K) /* (n_kv_heads * head_dim, n_embd);  latent: (rope_dim, n_embd), the keys' own elements */               \
+    X(ATTN_V) /* (n_kv_heads * head_dim, n_embd);  latent: (latent, n_embd) */                                         \
+    X(ATTN_LATENT_NORM)  /* (latent)                          latent: of the output of ATTN_V */                       \
+    X(ATTN_K_UP)         /* (latent, nope_dim)                latent: of each head; takes q to the latent */           \
+    X(ATTN_V_UP)         /* (value_dim, latent)               latent: of each head; takes the latent to values */      \
+    X(ATTN_O)            /* (n_embd, n_heads * head_dim);     latent: (n_embd, n_heads * value_dim) */                 \
     X(ATTN_Q_BIAS)       /* (n_heads * head_dim)              qkv_bias */                                              \
     X(ATTN_K_BIAS)       /* (n_kv_heads * head_dim)           qkv_bias */                                              \
     X(ATTN_V_BIAS)       /* (n_kv_heads * head_dim)           qkv_bias */                                              \
@@ -109,9 +114,9 @@ typedef struct sn_hparams {
     char family[SN_FAMILY_NAME_SIZE]; /* a name of families_*.c: "llama", "qwen2", ... */
     char name[SN_MODEL_NAME_SIZE];    /* for display: the name in the file, else the name of the file */
     int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
-    int n_ctx; /* the longest context that the model was trained for, tokens */
-    float norm_eps;
-    int window; /* sliding window: a token attends to itself and window-1 before it; 0: to all */
+    int n_ctx;                  /* the longest context that the model was trained for, tokens */
+    float norm_eps, latent_eps; /* latent_eps: of ATTN_Q_LOW_NORM and ATTN_LATENT_NORM */
+    int window;                 /* sliding window: a token attends to itself and window-1 before it; 0: to all */
     bool full_attention[SN_BLOCKS_MAX]; /* blocks that attend to all positions, whatever the window */
     bool window_chunks;                 /* the window is a chunk instead: window of sn_attention, device/device.h */
     bool no_rope[SN_BLOCKS_MAX];        /* blocks whose queries and keys are not rotated */
@@ -155,6 +160,11 @@ typedef struct sn_hparams {
     float logit_scale;          /* logits are multiplied by it; usually 1 */
     sn_rope_style rope_style;
     int rope_dim; /* rotated dimensions of a head (even, <= head_dim); 0: no rope */
+    /* Latent attention (MLA: DeepSeek-AI 2024). All heads share one key, the `latent` numbers that stand for the keys
+     * and values of all heads, then rope_dim rotated ones; the value is the latent. So n_kv_heads is 1 and head_dim is
+     * latent + rope_dim. A head's q of nope_dim + rope_dim numbers is brought to this form by ATTN_K_UP, and ATTN_V_UP
+     * makes its result of value_dim numbers. 0: none. q_rank 0: q has one matrix. */
+    int latent, nope_dim, value_dim, q_rank;
     /* The angle of pair i at position p is p * rope_freq[i], in radians. Scaling (linear, llama3, yarn) is included.
      * float32, as the reference computes it. */
     float rope_freq[SN_ROPE_FREQS_MAX];
@@ -201,10 +211,25 @@ static inline int sn_n_recurrent(const sn_hparams *hp, int first, int end) {
 /* The shape of one matrix of the role, (outputs, inputs); of a vector (1, width). */
 void sn_role_shape(const sn_hparams *hparams, sn_role role, size_t *rows, size_t *cols);
 
-/* The number of matrices of the role in a block: n_experts for the roles of experts, else 1. */
-static inline int sn_role_n_matrices(const sn_hparams *hp, sn_role role) {
-    return role >= SN_ROLE_EXPERTS_GATE && role <= SN_ROLE_EXPERTS_DOWN ? hp->n_experts : 1;
+static inline bool sn_role_is_of_head(sn_role role) { return role == SN_ROLE_ATTN_K_UP || role == SN_ROLE_ATTN_V_UP; }
+static inline bool sn_role_is_of_expert(sn_role role) {
+    return role >= SN_ROLE_EXPERTS_GATE && role <= SN_ROLE_EXPERTS_DOWN;
 }
+/* The number of matrices of the role in a block: n_experts for the roles of experts, n_heads for those of heads,
+ * else 1.
+ */
+static inline int sn_role_n_matrices(const sn_hparams *hp, sn_role role) {
+    return sn_role_is_of_expert(role) ? hp->n_experts : sn_role_is_of_head(role) && hp->latent ? hp->n_heads : 1;
+}
+
+/* Numbers of a token in the KV cache of a block: of its keys and of its values, without what they share. */
+static inline size_t sn_kv_key_width(const sn_hparams *hp) {
+    return (size_t)hp->n_kv_heads * (size_t)(hp->head_dim - hp->latent);
+}
+static inline size_t sn_kv_value_width(const sn_hparams *hp) {
+    return (size_t)hp->n_kv_heads * (size_t)(hp->latent ? hp->latent : hp->head_dim);
+}
+static inline size_t sn_kv_width(const sn_hparams *hp) { return sn_kv_key_width(hp) + sn_kv_value_width(hp); }
 
 /* A tensor in its file, or a view of some of its rows (Q, K and V may be one matrix in the file). Read it run by run
  * (sn_model_run), or make it contiguous (sn_model_contiguous). A vector has rows == 1. Three forms:
@@ -221,6 +246,7 @@ typedef struct sn_model_tensor {
     size_t bytes; /* of the rows, once contiguous */
     size_t group_rows, group_stride;
     size_t row_step, col_step; /* elements; 0: not transposed. Only of F32, F16 and BF16 */
+    bool turned;  /* the role's matrix is the transpose of this one, which is quantised: (cols, rows) once decoded */
     uint64_t tie; /* stable id (from 1) of the parameter within the model: roles with equal ties share a parameter */
 } sn_model_tensor;
 

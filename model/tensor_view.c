@@ -1,3 +1,6 @@
+/* A view says which units of a tensor in the file are a role's (sn_tensor_view_of, .._of_expert, .._of_head);
+ * sn_tensor_view_narrow makes the role's tensor from it. Then the tensor is read: run by run, or made contiguous, for
+ * which transposed and split forms are rearranged. */
 #include "model/tensor_view.h"
 
 #include "base/mem.h"
@@ -35,6 +38,11 @@ static sn_tensor_view view_of_gated_q(const sn_hparams *h, size_t own, bool gate
 
 sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparams *hparams, sn_role role, size_t own) {
     bool qkv = naming->qkv != SN_QKV_SEPARATE;
+    if (hparams->latent && (role == SN_ROLE_ATTN_K || role == SN_ROLE_ATTN_V)) { /* one matrix: V, then K */
+        size_t latent = sn_kv_value_width(hparams), all = sn_kv_width(hparams);
+        return (sn_tensor_view){
+            .whole = all, .first = role == SN_ROLE_ATTN_K ? latent : 0, .group_rows = own, .group_stride = all};
+    }
     switch (role) {
     case SN_ROLE_ATTN_GATE:
         return view_of_gated_q(hparams, own, true);
@@ -95,6 +103,23 @@ sn_tensor_view sn_tensor_view_of_expert(const sn_tensor_naming *naming, sn_role 
         .whole = n_experts * rows, .first = expert * rows, .group_rows = rows, .group_stride = n_experts * rows};
 }
 
+sn_tensor_view sn_tensor_view_of_head(const sn_hparams *h, sn_role role, bool joined, bool plain_float, size_t head,
+                                      size_t *own) {
+    size_t heads = (size_t)h->n_heads, nope = (size_t)h->nope_dim, value = (size_t)h->value_dim,
+           latent = (size_t)h->latent, both = nope + value, rows = role == SN_ROLE_ATTN_K_UP ? latent : value;
+    *own = rows;
+    if (!joined)
+        return (sn_tensor_view){.whole = heads * rows, .first = head * rows, .group_rows = rows, .group_stride = rows};
+    sn_tensor_view view = {.whole = heads * both};
+    if (role == SN_ROLE_ATTN_V_UP)
+        view.first = head * both + nope, view.group_rows = view.group_stride = value;
+    else if (plain_float)
+        view.first = head * both * latent, view.row_step = 1, view.col_step = latent, view.cols = nope;
+    else
+        view.first = head * both, view.group_rows = view.group_stride = *own = nope, view.turned = true;
+    return view;
+}
+
 /* From the transposed tensor in the file to the role's (own, view->cols). */
 static void narrow_transposed(const sn_tensor_view *view, sn_role role, size_t own, sn_model_tensor *t) {
     size_t element = t->bytes / t->rows / t->cols, cols = view->cols;
@@ -118,6 +143,7 @@ void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own,
     t->bytes = own * unit;
     t->group_rows = view->group_rows;
     t->group_stride = view->group_stride;
+    t->turned = view->turned;
     t->tie |= (uint64_t)(role + 1) << 48; /* a parameter of its own within the tensor */
 }
 

@@ -13,6 +13,7 @@ typedef struct sn_tensor_view {
     /* Not 0: the tensor is transposed. Elements from a row to the next and from a column to the next, and the role's
      * columns; `first` is then an element. */
     size_t row_step, col_step, cols;
+    bool turned; /* as in sn_model_tensor */
 } sn_tensor_view;
 
 /* The view of a role that is not stacked by experts. `own`: its units. */
@@ -23,6 +24,12 @@ sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparam
  * row. */
 sn_tensor_view sn_tensor_view_of_expert(const sn_tensor_naming *naming, sn_role role, bool packed, size_t rows,
                                         size_t cols, size_t expert, size_t n_experts);
+
+/* The view of one head's ATTN_K_UP or ATTN_V_UP. joined: one matrix holds for each head its nope_dim rows of keys, then
+ * its value_dim rows of values, both (.., latent), so that ATTN_K_UP is turned; else the heads are stacked. *own: the
+ * units that the view has. */
+sn_tensor_view sn_tensor_view_of_head(const sn_hparams *hparams, sn_role role, bool joined, bool plain_float,
+                                      size_t head, size_t *own);
 
 /* Narrows the tensor in the file, whose size is checked to be view->whole, to the role's part of `own` units. */
 void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own, sn_model_tensor *tensor);

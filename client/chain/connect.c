@@ -43,8 +43,7 @@ void sn_chain_ban(sn_chain *chain, const sn_hop *hop) {
 
 /* KV cache of the longest timeline, of one block, as float32. */
 static uint64_t chain_kv_bytes_per_block(const sn_chain *chain) {
-    return 2u * sizeof(float) * (uint64_t)chain->max_tokens * (uint64_t)chain->hp.n_kv_heads *
-           (uint64_t)chain->hp.head_dim;
+    return sizeof(float) * (uint64_t)chain->max_tokens * sn_kv_width(&chain->hp);
 }
 
 /* Whether the node has the weights of this machine's file, and only its KV cache is of another type: *dtype. */

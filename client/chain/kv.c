@@ -10,14 +10,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Floats of one token's keys (or values) of one block. */
-static size_t chain_kv_width(const sn_chain *chain) {
-    return (size_t)chain->hp.n_kv_heads * (size_t)chain->hp.head_dim;
+/* Where block b's keys begin in an array of the keys of n tokens, then their values, of each block. */
+static size_t chain_kv_offset(const sn_chain *chain, int b, int n) {
+    return (size_t)b * (size_t)n * sn_kv_width(&chain->hp);
 }
 
-/* Where block b's keys begin in an array (n_blocks, 2, n, width). */
-static size_t chain_kv_offset(const sn_chain *chain, int b, int n) {
-    return (size_t)b * 2 * (size_t)n * chain_kv_width(chain);
+/* Rows of an array of the keys of n tokens, then their values, of each block: those of tokens from `row` on. */
+typedef struct kv_place {
+    float *at;
+    size_t n, row;
+} kv_place;
+
+/* Copies n tokens of n_blocks blocks. `from` is only read. */
+static void kv_copy_rows(const sn_hparams *hp, int n_blocks, size_t n, kv_place to, kv_place from) {
+    const size_t widths[] = {sn_kv_key_width(hp), sn_kv_value_width(hp)};
+    for (int half = 0; half < 2 * n_blocks; half++) {
+        size_t width = widths[half % 2];
+        memcpy(to.at + to.row * width, from.at + from.row * width, n * width * sizeof *to.at);
+        to.at += to.n * width, from.at += from.n * width;
+    }
 }
 
 /* -- reading
@@ -28,7 +39,7 @@ static sn_status kv_check_reply(const sn_chain *chain, const sn_hop *hop, const 
     const sn_wire_tensor *t = &reply->tensor;
     uint64_t m = t->rank == 4 ? t->shape[2] : 0;
     if (t->dtype != SN_F32 || !m || m > (uint64_t)n || t->shape[0] != (uint64_t)(hop->end - hop->first) ||
-        t->shape[1] != 2 || t->shape[3] != chain_kv_width(chain) || reply->kv_get_reply.n_token_timelines != m ||
+        t->shape[1] != 2 || t->shape[3] != sn_kv_width(&chain->hp) / 2 || reply->kv_get_reply.n_token_timelines != m ||
         reply->kv_get_reply.position != (uint64_t)position)
         return sn_fail(err, SN_RETRY, "%s sent KV pages of another shape", hop->report.node);
     sn_hash hash = sn_hash_of(t->data, t->bytes);
@@ -41,7 +52,8 @@ static sn_status kv_check_reply(const sn_chain *chain, const sn_hop *hop, const 
     return SN_OK;
 }
 
-/* Reads up to *n tokens of a remote hop into out (n_blocks, 2, n_all, width), from row `done` on; *n: how many came. */
+/* Reads up to *n tokens of a remote hop into out, which holds n_all tokens of all blocks, from row `done` on; *n: how
+ * many came. */
 static sn_status hop_get_kv(sn_chain *chain, sn_hop *hop, int position, int done, int n_all, int *n, float *out,
                             sn_err *err) {
     sn_hop_remote *r = &hop->remote;
@@ -55,10 +67,10 @@ static sn_status hop_get_kv(sn_chain *chain, sn_hop *hop, int position, int done
     status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
     if (!status) status = kv_check_reply(chain, hop, reply, position, *n, err);
     if (!status) {
-        size_t m = (size_t)reply->tensor.shape[2], row = chain_kv_width(chain);
-        const float *from = reply->tensor.data;
-        for (int b = 2 * hop->first; b < 2 * hop->end; b++, from += m * row)
-            memcpy(out + ((size_t)b * (size_t)n_all + (size_t)done) * row, from, m * row * sizeof *out);
+        size_t m = (size_t)reply->tensor.shape[2];
+        const kv_place to = {out + chain_kv_offset(chain, hop->first, n_all), (size_t)n_all, (size_t)done},
+                       from = {(float *)reply->tensor.data, m, 0};
+        kv_copy_rows(&chain->hp, hop->end - hop->first, m, to, from);
         *n = (int)m;
     }
     sn_msg_free(&reply);
@@ -69,14 +81,14 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
     if (position < 0 || n < 1 || n > chain->length - position)
         return sn_fail(err, SN_REFUSED, "%d tokens at position %d are not in the timeline of %d", n, position,
                        chain->length);
-    size_t half = (size_t)n * chain_kv_width(chain);
+    size_t keys = (size_t)n * sn_kv_key_width(&chain->hp);
     sn_chain_begin_call(chain);
     sn_status status = chain->unsettled ? sn_chain_settle(chain, chain->length, err) : SN_OK;
     for (size_t i = 0; i < chain->n_hops && !status; i++) {
         sn_hop *hop = &chain->hops[i];
         for (int b = hop->first; b < hop->end && hop->is_local && !status; b++) {
             float *k = out + chain_kv_offset(chain, b, n);
-            status = sn_span_kv_export(hop->local.span, hop->local.kv, b, position, n, k, k + half, err);
+            status = sn_span_kv_export(hop->local.span, hop->local.kv, b, position, n, k, k + keys, err);
         }
         for (int done = 0, m; done < n && !hop->is_local && !status; done += m) {
             m = n - done;
@@ -91,7 +103,7 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
 
 /* KV pages of all blocks, and the timeline that they belong to. */
 typedef struct kv_rows {
-    const float *data; /* (n_blocks, 2, n, width) */
+    float *data; /* only read; of each block the keys of n tokens, then their values */
     int position, n;
     const sn_hash *token_timelines;
 } kv_rows;
@@ -102,8 +114,7 @@ static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const 
     sn_msg *msg = NULL;
     void *data = NULL;
     const sn_hash *timeline = rows->token_timelines + rows->position + first;
-    size_t width = chain_kv_width(chain), part = (size_t)n * width;
-    const uint64_t shape[] = {(uint64_t)(hop->end - hop->first), 2, (uint64_t)n, width};
+    const uint64_t shape[] = {(uint64_t)(hop->end - hop->first), 2, (uint64_t)n, sn_kv_width(&chain->hp) / 2};
     sn_status status = sn_msg_new(SN_MSG_KV_PUT, 0, &msg, err);
     if (status) return status;
     *out = msg;
@@ -118,10 +129,9 @@ static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const 
     if (status) return status;
     put->n_token_timelines = (size_t)n;
     for (int i = 0; i < n; i++) memcpy(put->token_timelines[i].timeline, timeline[i + 1].bytes, SN_KEY_SIZE);
-    const float *from = rows->data + chain_kv_offset(chain, hop->first, rows->n) + (size_t)first * width;
-    float *to = data;
-    for (int half = 2 * hop->first; half < 2 * hop->end; half++, from += (size_t)rows->n * width, to += part)
-        memcpy(to, from, part * sizeof *to);
+    const kv_place to = {data, (size_t)n, 0},
+                   from = {rows->data + chain_kv_offset(chain, hop->first, rows->n), (size_t)rows->n, (size_t)first};
+    kv_copy_rows(&chain->hp, hop->end - hop->first, (size_t)n, to, from);
     sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
     memcpy(put->tensor_hash, hash.bytes, SN_HASH_SIZE);
     return SN_OK;
@@ -148,17 +158,18 @@ static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, const kv_rows *rows, s
 
 static sn_status hop_put_kv_local(sn_chain *chain, sn_hop *hop, int n, const float *in, sn_err *err) {
     const sn_hop_local *local = &hop->local;
-    size_t half = (size_t)n * chain_kv_width(chain);
+    size_t heads = (size_t)chain->hp.n_kv_heads, key_width = sn_kv_key_width(&chain->hp);
     sn_tensor k = {.name = "cached keys",
                    .dtype = SN_F32,
                    .rank = 3,
-                   .shape = {n, chain->hp.n_kv_heads, chain->hp.head_dim}},
+                   .shape = {n, chain->hp.n_kv_heads, (int64_t)(key_width / heads)}},
               v = k;
     v.name = "cached values";
+    v.shape[2] = (int64_t)(sn_kv_value_width(&chain->hp) / heads);
     sn_status status = sn_kv_cache_reserve(local->kv, n, err);
     for (int b = hop->first; b < hop->end && !status; b++) {
         k.data = in + chain_kv_offset(chain, b, n);
-        v.data = (const float *)k.data + half;
+        v.data = (const float *)k.data + (size_t)n * key_width;
         status = sn_span_kv_import(local->span, local->kv, b, n, &k, &v, err);
     }
     if (!status) sn_kv_cache_append(local->kv, n);
@@ -169,7 +180,7 @@ sn_status sn_chain_put_kv(sn_chain *chain, int position, int n, const float *in,
                           sn_err *err) {
     if (chain->length || position < 0 || n < 1 || n > SN_KV_TRANSFER_TOKENS_MAX || n > chain->max_tokens - position)
         return sn_fail(err, SN_REFUSED, "KV pages of %d tokens do not fit at position %d", n, position);
-    const kv_rows rows = {in, position, n, token_timelines};
+    const kv_rows rows = {(float *)(uintptr_t)in, position, n, token_timelines};
     sn_status status = SN_OK;
     for (size_t i = 0; i < chain->n_hops && !status; i++) {
         sn_hop *hop = &chain->hops[i];

@@ -32,8 +32,7 @@ struct sn_session_file {
 
 /* 0: the file has no KV cache. */
 static size_t kv_row_floats(const sn_hparams *hp) {
-    if (hp->conv_taps) return 0;
-    return (size_t)hp->n_blocks * 2 * (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
+    return hp->conv_taps ? 0 : (size_t)hp->n_blocks * sn_kv_width(hp);
 }
 
 static int chunk_tokens(const sn_hparams *hp) {

@@ -23,10 +23,11 @@
 #include <stdatomic.h>
 #include <string.h>
 
-static size_t padded_width(const sn_kv_shape *shape) { return sn_round_up((size_t)shape->head_dim, SN_LANES); }
-/* Bytes of one head's keys in a page; and of its keys and values, so that every head begins at a cache line. */
+static size_t padded_width(const sn_kv_shape *shape) { return sn_round_up((size_t)sn_kv_value_dim(shape), SN_LANES); }
+/* Bytes of one head's keys in a page (none where they lie with the values); and of its keys and values, so that every
+ * head begins at a cache line. */
 static size_t key_bytes(const sn_kv_shape *shape) {
-    return (size_t)shape->page_tokens / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim);
+    return shape->latent ? 0 : (size_t)shape->page_tokens / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim);
 }
 static size_t head_bytes(const sn_kv_shape *shape) {
     return sn_round_up(key_bytes(shape) + (size_t)shape->page_tokens * sn_kv_value_bytes(shape->dtype, shape->head_dim),
@@ -155,17 +156,42 @@ static kv_slot kv_slot_of(const sn_kv_shape *shape, void *const *pages, int bloc
                      base + key_bytes(shape) + in_page * sn_kv_value_bytes(shape->dtype, shape->head_dim)};
 }
 
+/* Stores the key and the value of one position of a head; where the value is a part of the key, as one row. */
+static void store_slot(const sn_kv_shape *shape, const kv_slot *to, const float *k, const float *v) {
+    float row[SN_LATENT_DIM_MAX];
+    if (!shape->latent) {
+        store_key(to, k);
+        store_value(to, v);
+        return;
+    }
+    memcpy(row, v, (size_t)shape->latent * sizeof *row);
+    memcpy(row + shape->latent, k, (size_t)sn_kv_key_dim(shape) * sizeof *row);
+    store_value(to, row);
+}
+
+static void load_slot(const sn_kv_shape *shape, const kv_slot *from, float *k, float *v) {
+    float row[SN_LATENT_DIM_MAX];
+    if (!shape->latent) {
+        load_key(from, k);
+        load_value(from, v);
+        return;
+    }
+    load_value(from, row);
+    memcpy(v, row, (size_t)shape->latent * sizeof *row);
+    memcpy(k, row + shape->latent, (size_t)sn_kv_key_dim(shape) * sizeof *row);
+}
+
 static void store_head(void *ctx, size_t head, int worker) {
     (void)worker;
     const store_job *job = ctx;
-    size_t dim = (size_t)job->shape->head_dim, stride = dim * (size_t)job->shape->n_kv_heads;
+    size_t heads = (size_t)job->shape->n_kv_heads, k_dim = (size_t)sn_kv_key_dim(job->shape),
+           v_dim = (size_t)sn_kv_value_dim(job->shape);
     for (int s = 0; s < job->n_sequences; s++) {
         const sn_sequence *seq = &job->sequences[s];
         for (int i = 0; i < seq->n_rows; i++) {
-            size_t from = (size_t)(seq->first_row + i) * stride + head * dim;
+            size_t from = (size_t)(seq->first_row + i) * heads + head;
             kv_slot to = kv_slot_of(job->shape, seq->pages, job->block, (int)head, seq->position + i);
-            store_key(&to, job->k + from);
-            store_value(&to, job->v + from);
+            store_slot(job->shape, &to, job->k + from * k_dim, job->v + from * v_dim);
         }
     }
 }
@@ -194,13 +220,11 @@ sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
                          float *k, float *v, sn_err *err) {
     (void)d;
     (void)err;
-    size_t dim = (size_t)shape->head_dim;
     assert(block >= 0 && block < shape->n_blocks);
     for (int i = 0; i < n; i++)
-        for (int h = 0; h < shape->n_kv_heads; h++, k += dim, v += dim) {
+        for (int h = 0; h < shape->n_kv_heads; h++, k += sn_kv_key_dim(shape), v += sn_kv_value_dim(shape)) {
             kv_slot from = kv_slot_of(shape, pages, block, h, position + i);
-            load_key(&from, k);
-            load_value(&from, v);
+            load_slot(shape, &from, k, v);
         }
     return SN_OK;
 }
@@ -259,9 +283,8 @@ static sn_attention_job unit_job(const attention_plan *p, size_t unit, size_t sc
     int group = p->n_heads / shape->n_kv_heads, kv_head = head / p->head_tiles;
     int first_head = head % p->head_tiles * p->heads, first_token = tile * p->tokens;
     int heads_left = group - first_head, tokens_left = seq->n_rows - first_token;
-    size_t stride = (size_t)p->n_heads * (size_t)shape->head_dim;
-    size_t at = (size_t)(seq->first_row + first_token) * stride +
-                (size_t)(kv_head * group + first_head) * (size_t)shape->head_dim;
+    size_t at = (size_t)(seq->first_row + first_token) * (size_t)p->n_heads + (size_t)(kv_head * group + first_head);
+    size_t value_dim = (size_t)sn_kv_value_dim(shape);
     size_t keys = head_offset(shape, p->params->block, kv_head);
     return (sn_attention_job){
         .pages = seq->pages,
@@ -270,6 +293,8 @@ static sn_attention_job unit_job(const attention_plan *p, size_t unit, size_t sc
         .dtype = shape->dtype,
         .page_tokens = shape->page_tokens,
         .head_dim = shape->head_dim,
+        .value_dim = (int)value_dim,
+        .latent = shape->latent,
         .position = seq->position + first_token,
         .n_tokens = tokens_left < p->tokens ? tokens_left : p->tokens,
         .n_heads = heads_left < p->heads ? heads_left : p->heads,
@@ -278,9 +303,9 @@ static sn_attention_job unit_job(const attention_plan *p, size_t unit, size_t sc
         .softcap = p->params->softcap,
         .slopes = p->params->slopes ? p->params->slopes + kv_head * group + first_head : NULL,
         .sinks = p->params->sinks ? p->params->sinks + kv_head * group + first_head : NULL,
-        .q = p->q + at,
-        .out = p->out + at,
-        .stride = stride,
+        .q = p->q + at * (size_t)shape->head_dim,
+        .out = p->out + at * value_dim,
+        .token_heads = (size_t)p->n_heads,
         .scores = p->cpu->scores + scratch_row * p->cpu->scores_stride,
         .scores_stride = p->cpu->scores_stride,
         .sums = p->cpu->sums + scratch_row,
@@ -293,7 +318,7 @@ static void unit_run(void *ctx, size_t item, int worker) {
     sn_attention_job job = unit_job(p, item, (size_t)worker * SN_SCORE_ROWS);
     kernels->scores(&job, sn_attention_base(&job), sn_attention_end(&job));
     kernels->softmax(&job);
-    kernels->values(&job, 0, job.head_dim);
+    kernels->values(&job, 0, job.value_dim);
 }
 
 static size_t unit_rows(const attention_plan *p) { return (size_t)p->tokens * (size_t)p->heads; }
@@ -327,7 +352,7 @@ static void unit_run_chunk(void *ctx, size_t item, int worker) {
         sn_attention_job job = unit_job(p, unit, unit * unit_rows(p));
         int first = (int)chunk * p->dims, end = first + p->dims;
         unit_wait_softmax(&p->progress[unit]);
-        kernels->values(&job, first, end < job.head_dim ? end : job.head_dim);
+        kernels->values(&job, first, end < job.value_dim ? end : job.value_dim);
     }
 }
 

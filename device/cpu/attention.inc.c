@@ -35,8 +35,13 @@ INLINE vf load_elements(sn_kv_dtype type, const uint8_t *at, vf scale) {
     return vf_mul(vf_from_i8(at), scale);
 }
 
+/* Of a query row: its head, counted from the first token's first head on. */
+INLINE size_t query_number(const sn_attention_job *job, int row) {
+    return (size_t)(row / job->n_heads) * job->token_heads + (size_t)(row % job->n_heads);
+}
+
 INLINE const float *query(const sn_attention_job *job, int row) {
-    return job->q + (size_t)(row / job->n_heads) * job->stride + (size_t)(row % job->n_heads) * (size_t)job->head_dim;
+    return job->q + query_number(job, row) * (size_t)job->head_dim;
 }
 
 /* -- (1) scores of rows [row, row + rows) with `tiles` tiles of 16 keys at k[0..tiles). Goes through the dimensions a
@@ -97,9 +102,57 @@ static const score_fn score_fns[SN_KV_DTYPE_COUNT][2][4] = {
     {NAMES(F32, 1), NAMES(F32, 4)}, {NAMES(F16, 1), NAMES(F16, 4)}, {NAMES(Q8, 1), NAMES(Q8, 4)}};
 #undef NAMES
 
+/* Turns the rows of 16 positions, from `position` on, to a tile of float32 (head_dim rounded up, 16). */
+INLINE void latent_tile(sn_kv_dtype type, const sn_attention_job *job, int position, float *tile) {
+    const size_t width = ((size_t)job->head_dim + SN_LANES - 1) / SN_LANES * SN_LANES,
+                 row_bytes = sn_kv_value_bytes(type, job->head_dim), step = SN_LANES * sn_kv_element_bytes(type);
+    const uint8_t *row = (const uint8_t *)job->pages[position / job->page_tokens] + job->v_offset +
+                         (size_t)(position % job->page_tokens) * row_bytes;
+    for (size_t at = 0; at < width; at += SN_LANES) {
+        float own[SN_LANES][SN_LANES];
+        for (size_t lane = 0; lane < SN_LANES; lane++) {
+            const uint8_t *from = row + lane * row_bytes;
+            vf scale = type == SN_KV_Q8 ? vf_set_bf16(from + width + at / SN_KV_BLOCK * 2) : vf_set(0);
+            vf_store(own[lane], load_elements(type, from + at / SN_LANES * step, scale));
+        }
+        for (size_t d = 0; d < SN_LANES; d++)
+            for (size_t lane = 0; lane < SN_LANES; lane++) tile[(at + d) * SN_LANES + lane] = own[lane][d];
+    }
+}
+SPECIAL(latent_tile_of, const sn_attention_job *job, int position, float *tile) {
+    if (job->dtype == SN_KV_F32)
+        latent_tile(SN_KV_F32, job, position, tile);
+    else if (job->dtype == SN_KV_F16)
+        latent_tile(SN_KV_F16, job, position, tile);
+    else
+        latent_tile(SN_KV_Q8, job, position, tile);
+}
+
+/* As scores, for rows that hold keys and values: all query rows of the job share the tiles that are made of them. */
+static void latent_scores(const sn_attention_job *job, int first, int end) {
+    _Alignas(64) float own[4][SN_LATENT_DIM_MAX * SN_LANES];
+    int n_rows = job->n_tokens * job->n_heads, tiles;
+    for (int position = first; position < end; position += tiles * SN_LANES) {
+        const uint8_t *k[4];
+        tiles = end - position > 3 * SN_LANES ? 4 : 1;
+        for (int t = 0; t < tiles; t++) {
+            latent_tile_of(job, position + t * SN_LANES, own[t]);
+            k[t] = (const uint8_t *)own[t];
+        }
+        for (int row = 0, rows; row < n_rows; row += rows) {
+            rows = n_rows - row < 4 ? n_rows - row : 4;
+            score_fns[SN_KV_F32][tiles == 4][rows - 1](job, row, k, k, (size_t)(position - sn_attention_base(job)));
+        }
+    }
+}
+
 /* Scores of all rows with the tiles of positions [first, end). The tiles that follow may lie in other pages, which the
  * hardware does not prefetch. */
 static void scores(const sn_attention_job *job, int first, int end) {
+    if (job->latent) {
+        latent_scores(job, first, end);
+        return;
+    }
     int n_rows = job->n_tokens * job->n_heads, tiles;
     for (int position = first; position < end; position += tiles * SN_LANES) {
         const uint8_t *k[4], *next[4];
@@ -242,10 +295,10 @@ INLINE void value_rows(sn_kv_dtype type, int rows, int groups, const sn_attentio
         key_range after = row_key_range(job, (row + r) / job->n_heads);
         if (after.first < common.end) after.first = common.end;
         if (after.first < after.end) alone(job, p[r], after, dim, rows, acc + r);
-        float *y = job->out + (query(job, row + r) - job->q) + dim;
+        float *y = job->out + query_number(job, row + r) * (size_t)job->value_dim + dim;
         vf inverse = vf_set(1 / job->sums[row + r]);
         for (int g = 0; g < groups; g++) {
-            size_t at = (size_t)g * SN_LANES, left = (size_t)job->head_dim - dim - at;
+            size_t at = (size_t)g * SN_LANES, left = (size_t)job->value_dim - dim - at;
             vf_store_n(y + at, vf_mul(acc[g * rows + r], inverse), left < SN_LANES ? left : SN_LANES);
         }
     }

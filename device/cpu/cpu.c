@@ -92,9 +92,10 @@ static sn_status cpu_batch_begin(sn_device *d, const sn_batch *batch, bool *repl
         if (batch->sequences[s].position + batch->sequences[s].n_rows > cpu->limits.context)
             return sn_fail(err, SN_REFUSED, "position %d exceeds the context of %d that was prepared",
                            batch->sequences[s].position + batch->sequences[s].n_rows - 1, cpu->limits.context);
-    if (batch->shape->head_dim > SN_CPU_HEAD_DIM_MAX)
+    int widest = batch->shape->latent ? SN_LATENT_DIM_MAX : SN_CPU_HEAD_DIM_MAX;
+    if (batch->shape->head_dim > widest)
         return sn_fail(err, SN_REFUSED, "heads of %d elements are too wide: at most %d are possible",
-                       batch->shape->head_dim, SN_CPU_HEAD_DIM_MAX);
+                       batch->shape->head_dim, widest);
     cpu->batch = *batch;
     return SN_OK;
 }
@@ -487,6 +488,7 @@ static const sn_device_ops cpu_ops = {
     .add = cpu_add,
     .scale = cpu_scale,
     .dot_rows = cpu_dot_rows,
+    .head_linear = sn_cpu_head_linear,
     .get_rows = cpu_get_rows,
     .linear_input_grad = sn_cpu_linear_input_grad,
     .linear_weight_grad = sn_cpu_linear_weight_grad,
@@ -513,6 +515,7 @@ sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_devi
                             .id = id,
                             .host_visible = true,
                             .recurrent = true,
+                            .latent_attention = true,
                             .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8,
                             .memory_max = sn_device_memory_max(options)};
     status = sn_cpu_kernels_find(options ? options->isa : NULL, &cpu->kernels, err);

@@ -60,6 +60,11 @@ sn_status sn_cpu_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_er
 sn_status sn_cpu_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
                             float *out, sn_err *err);
 
+/* -- head_linear.c */
+
+sn_status sn_cpu_head_linear(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
+                             sn_err *err);
+
 /* -- grad.c */
 
 sn_status sn_cpu_linear_input_grad(sn_device *d, int n, const float *dy, const sn_weight *weight, bool accumulate,

@@ -66,15 +66,17 @@ typedef struct sn_attention_job {
     void *const *pages;
     size_t k_offset, v_offset; /* bytes from the beginning of a page to the keys and values of this block and head */
     sn_kv_dtype dtype;
-    int page_tokens, head_dim;
+    int page_tokens, head_dim, value_dim;
+    bool latent;  /* rows of head_dim elements at v_offset hold both: a value is the first value_dim elements of its key
+                   */
     int position; /* of the first token */
     int n_tokens, n_heads;
     int window; /* as in sn_attention */
     float scale, softcap;
     const float *slopes, *sinks; /* (n_heads), or NULL */
-    const float *q;              /* first token's first head; heads are head_dim elements apart, tokens `stride` */
-    float *out;                  /* laid out as q */
-    size_t stride;
+    const float *q; /* first token's first head; heads are head_dim elements apart, tokens token_heads heads */
+    float *out;     /* laid out as q, with heads of value_dim elements */
+    size_t token_heads;
     float *scores;        /* scratch: scores_stride floats per query row, from position sn_attention_base on */
     size_t scores_stride; /* a multiple of 16 */
     float *sums;          /* scratch: one per query row */

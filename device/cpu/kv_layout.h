@@ -7,6 +7,9 @@
  * - keys: tiles of 16 positions, each (head_dim, 16), so that one vector is the same dimension of 16 keys
  * - values: (position, head_dim rounded up to 16)
  *
+ * With shape->latent the values are a part of the keys, and there are only rows like those of values, (position,
+ * head_dim rounded up to 16), with the values first; the kernel of scores turns them to tiles.
+ *
  * With SN_KV_Q8 the bfloat16 scales follow the integers of each key tile as (groups of 32 dimensions, 16), and the
  * integers of each value as (groups of 32 dimensions). */
 #ifndef SN_DEVICE_CPU_KV_LAYOUT_H

@@ -169,6 +169,7 @@ static const sn_device_ops cuda_ops = {
     .add = sn_cuda_add_op,
     .scale = sn_cuda_scale_op,
     .dot_rows = sn_cuda_dot_rows_op,
+    .head_linear = sn_device_no_head_linear,
     .get_rows = sn_cuda_get_rows_op,
     .linear_input_grad = sn_cuda_linear_input_grad_op,
     .linear_weight_grad = sn_cuda_linear_weight_grad_op,

@@ -240,6 +240,7 @@ static const sn_device_ops xpu_ops = {
     .add = sn_xpu_add,
     .scale = sn_xpu_scale,
     .dot_rows = sn_xpu_dot_rows,
+    .head_linear = sn_device_no_head_linear,
     .get_rows = sn_xpu_get_rows,
     .linear_input_grad = sn_xpu_linear_input_grad,
     .linear_weight_grad = sn_xpu_linear_weight_grad,

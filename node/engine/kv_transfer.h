@@ -1,5 +1,5 @@
 /* KV transfer: KV pages of a session as one tensor, read from a span and written to another one; the work of the jobs
- * SN_JOB_KV_READ and SN_JOB_KV_WRITE. The tensor is float32 (blocks, 2, tokens, n_kv_heads * head_dim): for each block
+ * SN_JOB_KV_READ and SN_JOB_KV_WRITE. The tensor is float32 (blocks, 2, tokens, sn_kv_width / 2): for each block
  * all keys, then all values. The functions that take a span belong to the device thread, the sizes to any thread. */
 #ifndef SN_NODE_ENGINE_KV_TRANSFER_H
 #define SN_NODE_ENGINE_KV_TRANSFER_H

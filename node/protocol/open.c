@@ -20,8 +20,7 @@
 
 static size_t session_kv_bytes(const sn_protocol *protocol, const sn_session *session, int tokens) {
     size_t pages = ((size_t)tokens + SN_KV_PAGE_TOKENS - 1) / SN_KV_PAGE_TOKENS;
-    size_t row =
-        2 * sizeof(float) * (size_t)protocol->hp->n_kv_heads * (size_t)protocol->hp->head_dim; /* of one block */
+    size_t row = sizeof(float) * sn_kv_width(protocol->hp); /* of one block */
     return pages * SN_KV_PAGE_TOKENS * row * (size_t)(session->end - session->first);
 }
 

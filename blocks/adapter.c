@@ -128,6 +128,9 @@ static sn_status adapter_load_prompt(sn_adapter *t, int block, const sn_safetens
 static sn_status matrix_check(const sn_adapter *t, sn_role role, bool b, const sn_safetensors_tensor *from,
                               sn_err *err) {
     size_t rows, cols, rank = from->dims[b ? 1 : 0];
+    if (t->span->hp.latent)
+        return sn_fail(err, SN_REFUSED,
+                       "'%.64s' adapts a matrix of a model with latent attention, which is not supported", from->name);
     if (t->span->hp.n_experts && role != SN_ROLE_ATTN_Q && role != SN_ROLE_ATTN_K && role != SN_ROLE_ATTN_V &&
         role != SN_ROLE_ATTN_O)
         return sn_fail(

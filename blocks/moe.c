@@ -27,7 +27,9 @@ static sn_moe_router moe_router_of(const sn_block *b, const sn_hparams *hp) {
                            .scoring = hp->router_scoring,
                            .correction = b->vector[SN_ROLE_ROUTER_CORRECTION],
                            .normalised = hp->router_normalised,
-                           .scale = hp->router_scale};
+                           .scale = hp->router_scale,
+                           .n_groups = hp->n_expert_groups,
+                           .n_groups_used = hp->n_expert_groups_used};
 }
 
 /* weights: those of the outputs. */

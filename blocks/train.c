@@ -78,6 +78,10 @@ sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *er
     if (sn_n_recurrent(&span->hp, span->first, span->end))
         return sn_fail(err, SN_REFUSED, "blocks %d:%d hold recurrent states, and nothing can be trained through them",
                        span->first, span->end);
+    if (span->hp.latent)
+        return sn_fail(err, SN_REFUSED,
+                       "models of the %s family cannot be trained: latent attention has no backward pass",
+                       span->hp.family);
     if (tokens_max < 1 || tokens_max > span->hp.n_ctx)
         return sn_fail(err, SN_REFUSED, "sequences of %d tokens cannot be trained: the model's context is %d",
                        tokens_max, span->hp.n_ctx);

@@ -148,6 +148,10 @@ typedef struct sn_moe_router {
     const float *correction;
     bool normalised; /* SN_ROUTER_SIGMOID only: the weights of a row add up to 1, before they are scaled */
     float scale;     /* of all weights; usually 1 */
+    /* The experts in n_groups equal parts, of which only those of the n_groups_used best can be chosen. A group is as
+     * good as its best expert, or with SN_ROUTER_SIGMOID its two best ones together (their scores plus the
+     * corrections). DeepSeek-AI 2024. 0: no groups. Not 0: only devices with latent_attention; others refuse. */
+    int n_groups, n_groups_used;
 } sn_moe_router;
 
 /* The experts of each row and their weights; moe_gate computes them. */

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { HEAD_DIM_MAX = 2 * SN_ROPE_FREQS_MAX };
+enum { HEAD_DIM_MAX = 2 * SN_ROPE_FREQS_MAX, LATENT_KEY_MAX = 2 * HEAD_DIM_MAX };
 
 /* The limits are those of the devices (device.h). */
 static sn_status check_recurrent(const sn_hparams *h, sn_err *err) {
@@ -32,7 +32,7 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
         {"width of the hidden state", h->n_embd, 1, 1 << 17},
         {"number of heads", h->n_heads, 1, SN_HEADS_MAX},
         {"number of key/value heads", h->n_kv_heads, 1, h->n_heads},
-        {"width of a head", h->head_dim, 2, HEAD_DIM_MAX},
+        {"width of a head", h->head_dim, 2, h->latent ? LATENT_KEY_MAX : HEAD_DIM_MAX},
         {"width of the feed-forward layer", h->n_ff, 1, 1 << 20},
         {"number of experts", h->n_experts, 0, SN_MODEL_EXPERTS_MAX},
         {"number of experts for a token", h->n_experts_used, h->n_experts ? 1 : 0,
@@ -42,7 +42,10 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
         {"size of the vocabulary", h->n_vocab, 1, 1 << 22},
         {"context length", h->n_ctx, 1, 1 << 26},
         {"sliding window", h->window, 0, 1 << 26},
-        {"number of rotated dimensions", h->rope_dim, h->alibi ? 0 : 2, h->alibi ? 0 : h->head_dim},
+        {"number of rotated dimensions", h->rope_dim, h->alibi ? 0 : 2,
+         h->alibi    ? 0
+         : h->latent ? HEAD_DIM_MAX
+                     : h->head_dim},
     };
     sn_status status = check_recurrent(h, err);
     if (status) return status;
@@ -118,16 +121,14 @@ static float yarn_scaled(float slow, const sn_rope_scaling *s, int i, int dim) {
     return divided * (1.0f - kept) + 1.0f / slow * kept;
 }
 
-static double yarn_growth(const sn_rope_scaling *s, double mscale) {
-    return s->factor > 1 ? 0.1 * mscale * sn_ln(s->factor) + 1 : 1;
-}
+double sn_yarn_growth(const sn_rope_scaling *s, double m) { return s->factor > 1 ? 1 + 0.1 * m * sn_ln(s->factor) : 1; }
 
 /* The factor of cosines and sines. */
 static float rope_scale_of(const sn_rope_scaling *s) {
     if (s->kind != SN_ROPE_SCALING_YARN) return 1;
     if (s->attention_factor > 0) return (float)s->attention_factor;
     bool both = s->mscale > 0 && s->mscale_all_dim > 0;
-    return (float)(yarn_growth(s, both ? s->mscale : 1) / (both ? yarn_growth(s, s->mscale_all_dim) : 1));
+    return (float)(sn_yarn_growth(s, both ? s->mscale : 1) / (both ? sn_yarn_growth(s, s->mscale_all_dim) : 1));
 }
 
 static sn_status fill_rope(const sn_hparams *h, const sn_rope_scaling *s, float *freqs, sn_err *err) {

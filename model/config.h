@@ -51,6 +51,17 @@ typedef struct sn_rope_scaling {
 sn_status sn_config_finish(sn_hparams *hparams, const sn_family *family, const sn_rope_scaling scaling[SN_ROPES_MAX],
                            sn_err *err) SN_MUST_USE;
 
+/* Sets the groups of experts; the numbers of experts are read. 1 group: there are none. */
+sn_status sn_config_set_groups(sn_hparams *hparams, int groups, int used, sn_err *err) SN_MUST_USE;
+
+/* Checks and completes latent attention: latent, nope_dim, value_dim and q_rank are read, and n_heads; rope_dim is
+ * given. Sets n_kv_heads, head_dim, rope_dim, attn_scale and latent_eps. */
+sn_status sn_config_finish_latent(sn_hparams *hparams, int rope_dim, const sn_rope_scaling *scaling,
+                                  sn_err *err) SN_MUST_USE;
+
+/* g(m) = 1 + 0.1 m ln(factor) of yarn (1 up to a factor of 1). */
+double sn_yarn_growth(const sn_rope_scaling *scaling, double m);
+
 /* Copies a model's name as a file has it: out is valid UTF-8, without control characters and bytes that form no
  * character (replaced); a long name is cut after a character. */
 void sn_config_copy_name(char out[SN_MODEL_NAME_SIZE], const char *name, size_t len);

@@ -101,6 +101,34 @@ static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hpa
     return !status && any ? sn_config_int(config, m->dense_width, true, &h->n_ff_dense, err) : status;
 }
 
+/* The groups of experts that the router chooses among. */
+static sn_status read_groups(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+    const char *scoring = m->scoring == SN_ROUTER_SIGMOID ? "sigmoid" : "softmax", *said = scoring, *by = m->groups_by;
+    int groups = 1, used = 1;
+    if (!m->groups_by) return SN_OK;
+    sn_status status = sn_config_text(config, "scoring_func", false, &said, err);
+    if (!status) status = sn_config_text(config, "topk_method", false, &by, err);
+    if (status) return status;
+    if (strcmp(said, scoring) || (strcmp(by, m->groups_by) && strcmp(by, "greedy")))
+        return sn_fail(err, SN_REFUSED, "'scoring_func' is '%.32s' and 'topk_method' '%.32s'; '%s' is known with '%s'",
+                       said, by, scoring, m->groups_by);
+    if (!strcmp(by, m->groups_by)) status = sn_config_int(config, "n_group", false, &groups, err);
+    if (!status && groups != 1) status = sn_config_int(config, "topk_group", true, &used, err);
+    return status ? status : sn_config_set_groups(h, groups, used, err);
+}
+
+sn_status sn_config_set_groups(sn_hparams *h, int groups, int used, sn_err *err) {
+    if (groups == 1) return SN_OK;
+    if (groups < 1 || groups > h->n_experts || h->n_experts % groups || used < 1 || used > groups ||
+        h->n_experts_used > h->n_experts / groups * used)
+        return sn_fail(err, SN_REFUSED,
+                       "%d of %d groups of the model's %d experts, of which a token uses %d, are not possible", used,
+                       groups, h->n_experts, h->n_experts_used);
+    h->n_expert_groups = groups;
+    h->n_expert_groups_used = used;
+    return SN_OK;
+}
+
 sn_status sn_config_read_experts(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     const sn_moe_config *m = family->moe;
     bool slides = false;
@@ -108,6 +136,7 @@ sn_status sn_config_read_experts(const json_t *config, const sn_family *family, 
     sn_status status = read_counts(config, m, h, err);
     if (!status) status = read_router(config, m, h, err);
     if (!status) status = read_shared(config, m, h, err);
+    if (!status) status = read_groups(config, m, h, err);
     if (!status) status = read_dense(config, m, h, err);
     if (!status) status = sn_config_bool(config, "use_sliding_window", &slides, err);
     if (!status && slides && family->window == SN_WINDOW_NONE)

@@ -58,6 +58,10 @@ static const char *const recurrent_keys[] = {"ssm.conv_kernel",         "ssm.sta
                                              "ssm.inner_size",          "attention.recurrent_layers",
                                              "full_attention_interval", "rope.dimension_sections"};
 
+/* Keys that are known only in families with latent attention. */
+static const char *const latent_keys[] = {"attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
+                                          "attention.value_length_mla", "rope.scaling.yarn_log_multiplier"};
+
 typedef struct reader {
     const sn_gguf *gguf;
     const sn_family *family;
@@ -110,6 +114,7 @@ static sn_status check_keys(const reader *r) {
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
         if (r->family->recurrent)
             known |= is_among(key, prefix, recurrent_keys, sizeof recurrent_keys / sizeof *recurrent_keys);
+        if (r->family->latent) known |= is_among(key, prefix, latent_keys, sizeof latent_keys / sizeof *latent_keys);
         if (!known)
             return sn_fail(r->err, SN_REFUSED,
                            "metadata key '%.*s' is not known and may change the model's mathematics",
@@ -131,6 +136,10 @@ static sn_status read_family(reader *r, sn_hparams *h, const sn_family **family)
     r->architecture = (*family)->gguf_architecture;
     if ((*family)->windowed && sn_gguf_find(r->gguf, full_key(r, "attention.sliding_window", key)))
         status = sn_family_find(SN_CONTAINER_SAFETENSORS, (*family)->windowed, family, r->err);
+    int func = 0;
+    if (!status && (*family)->latent) status = read_int(r, "expert_gating_func", false, &func);
+    if (!status && (*family)->latent && func != 2) /* V3's is 2; V2 shares the architecture, and may say nothing */
+        status = sn_family_find(SN_CONTAINER_SAFETENSORS, "deepseek_v2", family, r->err);
     if (status) return status;
     r->family = *family;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
@@ -177,7 +186,7 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
     if (!h->head_dim) h->head_dim = h->n_embd / h->n_heads;
     int value_length = h->head_dim;
     status = read_int(r, "attention.value_length", false, &value_length);
-    if (!status && value_length != h->head_dim)
+    if (!status && value_length != h->head_dim && !r->family->latent)
         return sn_fail(r->err, SN_REFUSED, "keys of %d and values of %d dimensions in one head are not taken",
                        h->head_dim, value_length);
     return status;
@@ -196,11 +205,12 @@ static sn_status check_neutral(const reader *r) {
 /* What the router does, the shared expert, and the blocks without experts. */
 static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h) {
     char key[KEY_SIZE];
-    int func = 0, groups = 1, n_shared = 0, n_dense = 0, step = 1;
+    int func = 0, groups = 1, groups_used = 1, n_shared = 0, n_dense = 0, step = 1;
     float weights_scale = 1;
     bool normalised = m->gguf_normalised;
     sn_status status = read_int(r, "expert_gating_func", false, &func);
     if (!status) status = read_int(r, "expert_group_count", false, &groups);
+    if (!status) status = read_int(r, "expert_group_used_count", false, &groups_used);
     if (!status) status = read_int(r, "expert_shared_count", false, &n_shared);
     if (!status) status = read_int(r, "expert_shared_feed_forward_length", false, &h->n_ff_shared);
     if (!status) status = read_int(r, "leading_dense_block_count", false, &n_dense);
@@ -209,7 +219,7 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
     if (!status) status = sn_gguf_bool(r->gguf, full_key(r, "expert_weights_norm", key), false, &normalised, r->err);
     if (status) return status;
     bool sigmoid = m->scoring == SN_ROUTER_SIGMOID;
-    if ((func && func != (sigmoid ? 2 : 1)) || groups > 1)
+    if ((func && func != (sigmoid ? 2 : 1)) || (groups > 1 && !m->groups_by))
         return sn_fail(r->err, SN_REFUSED, "a router of function %d over %d groups is not known in this family", func,
                        groups);
     if (n_shared < 0 || n_shared > 64 || n_dense < 0 || step < 1)
@@ -224,7 +234,7 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
     if (n_shared && !h->n_ff_shared && h->n_ff <= 1 << 20) h->n_ff_shared = n_shared * h->n_ff;
     h->experts_scale_input = m->scales_input;
     for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) h->dense[i] = i < n_dense || (i + 1) % step != 0;
-    return SN_OK;
+    return sn_config_set_groups(h, groups > 1 ? groups : 1, groups_used, r->err);
 }
 
 /* Files of the llama architecture that are mixtures (Mixtral) give an expert's width as feed_forward_length. */
@@ -251,6 +261,22 @@ sn_status sn_config_tensor_of_gguf(const char *path, uint64_t *from, uint64_t *b
     return status;
 }
 
+/* Older files have keys and values of all heads in one matrix, and say how wide they are without "_mla". */
+static sn_status read_latent(const reader *r, const sn_rope_scaling *s, sn_hparams *h) {
+    int key_length = h->head_dim, rope_dim = h->rope_dim;
+    h->value_dim = h->head_dim;
+    sn_status status = read_int(r, "attention.kv_lora_rank", true, &h->latent);
+    if (!status) status = read_int(r, "attention.q_lora_rank", false, &h->q_rank);
+    if (!status) status = read_int(r, "attention.value_length", false, &h->value_dim);
+    if (!status) status = read_int(r, "attention.key_length_mla", false, &key_length);
+    if (!status) status = read_int(r, "attention.value_length_mla", false, &h->value_dim);
+    if (!status && (key_length < 1 || rope_dim < 1 || key_length <= rope_dim))
+        return sn_fail(r->err, SN_REFUSED, "keys of %d dimensions, of which %d are rotated, are not possible",
+                       key_length, rope_dim);
+    h->nope_dim = key_length - rope_dim;
+    return status ? status : sn_config_finish_latent(h, rope_dim, s, r->err);
+}
+
 static sn_status read_rope_freq_factors(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
     const sn_gguf_tensor *factors = sn_gguf_tensor_find(r->gguf, freq_factors);
     if (!factors) return SN_OK;
@@ -275,6 +301,7 @@ static sn_status read_yarn(const reader *r, const sn_hparams *h, sn_rope_scaling
     s->beta_slow = (double)slow;
     s->mscale = log_multiplier > 0; /* the file does not say another one than 1 */
     s->mscale_all_dim = (double)log_multiplier;
+    if (r->family->latent) s->mscale = s->mscale_all_dim = (double)(log_multiplier * 10); /* it has a tenth of both */
     s->q_growth = (double)growth;
     s->truncate = !r->family->yarn_untruncated;
     return status;
@@ -413,6 +440,7 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!status) status = read_experts(&r, *family, hparams);
     bool two = !status && ((*family)->local_theta > 0 || (*family)->local_unscaled);
     if (!status) status = read_rope(&r, hparams, &scaling[two]);
+    if (!status && (*family)->latent) status = read_latent(&r, scaling, hparams);
     if (!status && two) status = read_window_rope(&r, scaling[1].theta, hparams, &scaling[0]);
     if (!status) status = read_pattern(&r, hparams);
     if (!status) status = read_recurrent(&r, hparams);

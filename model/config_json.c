@@ -511,7 +511,9 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status) status = read_sizes(config, *family, h, err);
     if (!status && family_reads(*family, "new_decoder_architecture"))
         status = read_falcon(config, family, h, &bias, err);
+    h->rope_style = (*family)->neighbours ? SN_ROPE_INTERLEAVED : SN_ROPE_NEOX;
     if (!status) status = read_rope(config, *family, h, scaling, err);
+    if (!status) status = sn_config_read_latent(config, *family, scaling, h, err);
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_no_rope(config, *family, h, err);
     if (!status) status = sn_config_read_recurrent(config, *family, h, err);
@@ -526,7 +528,6 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (status) return status;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     sn_config_copy_name(h->name, name, strlen(name));
-    h->rope_style = (*family)->neighbours ? SN_ROPE_INTERLEAVED : SN_ROPE_NEOX;
     h->norm_plus_one = (*family)->norm_plus_one;
     h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_DECLARED && bias);
     h->linear_bias = (*family)->linear_bias == SN_ALWAYS || ((*family)->linear_bias == SN_IF_DECLARED && bias);

@@ -24,4 +24,8 @@ sn_status sn_config_read_experts(const json_t *config, const sn_family *family, 
 sn_status sn_config_read_recurrent(const json_t *config, const sn_family *family, sn_hparams *hparams,
                                    sn_err *err) SN_MUST_USE;
 
+/* Latent attention (config_latent.c), after the sizes and the rope were read. */
+sn_status sn_config_read_latent(const json_t *config, const sn_family *family, const sn_rope_scaling *scaling,
+                                sn_hparams *hparams, sn_err *err) SN_MUST_USE;
+
 #endif

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const sn_family *const lists[] = {sn_families_dense, sn_families_experts, sn_families_recurrent};
+static const sn_family *const lists[] = {sn_families_dense, sn_families_experts, sn_families_recurrent,
+                                         sn_families_latent};
 enum { N_LISTS = sizeof lists / sizeof *lists };
 
 static const char *family_name_in(const sn_family *family, sn_container container) {
@@ -57,11 +58,12 @@ bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_r
     return true;
 }
 
-bool sn_family_joined_name(const sn_family *family, sn_container container, sn_role role, int block,
-                           char out[SN_TENSOR_NAME_MAX]) {
+bool sn_family_other_name(const sn_family *family, sn_container container, sn_role role, int block,
+                          char out[SN_TENSOR_NAME_MAX]) {
     const sn_tensor_naming *naming = family->naming[container];
-    if (!sn_role_is_of_head(role) || !naming->joined_ups) return false;
-    snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%s", naming->block_prefix, block, naming->joined_ups);
+    const char *other = role == SN_ROLE_ATTN_Q ? naming->whole_q : sn_role_is_of_head(role) ? naming->joined_ups : NULL;
+    if (!other) return false;
+    snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%s", naming->block_prefix, block, other);
     return true;
 }
 

@@ -44,6 +44,7 @@ typedef struct sn_tensor_naming {
     bool gate_up_halves; /* of transposed experts: all columns of gate, then of up */
     bool experts_transposed; /* stacked experts are (experts, inputs, outputs); gate and up are one tensor, with their
                               * columns alternating */
+    const char *whole_q;     /* the name of ATTN_Q in models without q_rank; NULL: the same */
     const char *joined_ups;  /* the name of both ATTN_K_UP and ATTN_V_UP in files that lack their own names; or NULL */
     const char *base;        /* prefix that files of the model without its LM head leave out of their names; or NULL */
 } sn_tensor_naming;
@@ -61,6 +62,7 @@ typedef struct sn_moe_config {
     sn_trait normalised;
     bool normalised_default, gguf_normalised; /* the latter: where a GGUF file does not say it */
     bool correction;                          /* the router has a correction */
+    const char *groups_by; /* the topk_method that chooses among the best groups of experts; NULL: none does */
     const char *dense_width; /* the field with the n_ff of blocks without experts; NULL: all blocks have experts */
     const char
         *shared_width; /* the field with the n_ff of the shared expert; NULL: n_shared_experts times an expert's */
@@ -77,6 +79,7 @@ typedef struct sn_family {
     sn_trait qk_norm;
     bool qk_norm_wide, qk_norm_plain;
     bool layer_norm, parallel, alibi;
+    bool latent; /* latent attention: config_latent.c */
     sn_trait linear_bias;
     bool bias_default; /* attention_bias where config.json does not say it */
     bool no_o_bias;    /* attention_bias is not about the output matrix */
@@ -130,11 +133,10 @@ enum { SN_TENSOR_NAME_MAX = 128 };
 bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block, int expert,
                            char out[SN_TENSOR_NAME_MAX]);
 
-/* Replaces the name of ATTN_K_UP or ATTN_V_UP by that of the tensor that older files join both in; false: there is
- * none.
- */
-bool sn_family_joined_name(const sn_family *family, sn_container container, sn_role role, int block,
-                           char out[SN_TENSOR_NAME_MAX]);
+/* Replaces the name of a role by its other one (whole_q, joined_ups), for files that lack the first; false: there is
+ * none. */
+bool sn_family_other_name(const sn_family *family, sn_container container, sn_role role, int block,
+                          char out[SN_TENSOR_NAME_MAX]);
 
 /* Whether all matrices of the role are stacked in one tensor. */
 bool sn_family_stacks_experts(const sn_family *family, sn_container container, sn_role role);

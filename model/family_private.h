@@ -48,5 +48,6 @@ extern const sn_tensor_naming sn_naming_gguf;
 extern const sn_family sn_families_dense[];     /* every row passes through the same feed-forward */
 extern const sn_family sn_families_recurrent[]; /* most blocks have a recurrent state instead of a KV cache */
 extern const sn_family sn_families_experts[];   /* a router chooses experts for every row */
+extern const sn_family sn_families_latent[];    /* latent attention */
 
 #endif

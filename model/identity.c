@@ -61,6 +61,8 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
         add_line(hasher, "n_experts=%d\nn_experts_used=%d\nexperts_over_all=%d\n", h->n_experts, h->n_experts_used,
                  h->router_scoring == SN_ROUTER_SOFTMAX_ALL);
     if (h->router_scoring == SN_ROUTER_SIGMOID) add_line(hasher, "sigmoid_normalised=%d\n", h->router_normalised);
+    if (h->n_expert_groups)
+        add_line(hasher, "expert_groups=%d\nexpert_groups_used=%d\n", h->n_expert_groups, h->n_expert_groups_used);
     if (h->router_scale != 1) add_line(hasher, "router_scale=%08" PRIx32 "\n", float_bits(h->router_scale));
     if (h->attn_gate) add_line(hasher, "attn_gate=1\n");
 }

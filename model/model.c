@@ -229,7 +229,7 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
     if (!sn_family_tensor_name(m->family, m->container, role, block, expert, name)) return SN_OK;
     entry *own = find_named(m, name);
     sn_status status = SN_OK;
-    if (!own && sn_family_joined_name(m->family, m->container, role, block, name)) own = find_named(m, name);
+    if (!own && sn_family_other_name(m->family, m->container, role, block, name)) own = find_named(m, name);
     if (!own && m->family->naming[m->container]->experts_transposed) status = find_packed(m, name, &own, err);
     if (status) return status;
     if (own) own->used = true;

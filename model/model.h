@@ -135,6 +135,7 @@ typedef struct sn_hparams {
     sn_router_scoring router_scoring; /* with router_normalised and router_scale: sn_moe_router, device/device.h */
     bool router_correction, router_normalised; /* both only with SN_ROUTER_SIGMOID */
     float router_scale;                        /* of the experts' weights; usually 1 */
+    int n_expert_groups, n_expert_groups_used; /* n_groups and n_groups_used of sn_moe_router */
     bool qkv_bias;                             /* Q, K and V have biases */
     bool tied_output;                          /* the LM head is the embedding */
     bool qk_norm, qk_norm_wide;    /* Q and K have norms; wide: over all heads of a row, not over each head */

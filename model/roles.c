@@ -15,19 +15,38 @@ const char *sn_role_name(sn_role role) {
 
 static void attention_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     size_t head = (size_t)h->head_dim, q = (size_t)h->n_heads * head, kv = (size_t)h->n_kv_heads * head;
+    size_t heads = (size_t)h->n_heads, latent = (size_t)h->latent, nope = (size_t)h->nope_dim;
     switch (role) {
+    case SN_ROLE_ATTN_Q_LOW:
+        *rows = (size_t)h->q_rank;
+        break;
+    case SN_ROLE_ATTN_Q_LOW_NORM:
+        *cols = (size_t)h->q_rank;
+        break;
     case SN_ROLE_ATTN_Q:
-        *rows = q;
+        *rows = latent ? heads * (nope + (size_t)h->rope_dim) : q;
+        if (h->q_rank) *cols = (size_t)h->q_rank;
         break;
     case SN_ROLE_ATTN_GATE:
         *rows = q;
         break;
     case SN_ROLE_ATTN_K:
+        *rows = sn_kv_key_width(h);
+        break;
     case SN_ROLE_ATTN_V:
-        *rows = kv;
+        *rows = sn_kv_value_width(h);
+        break;
+    case SN_ROLE_ATTN_LATENT_NORM:
+        *cols = latent;
+        break;
+    case SN_ROLE_ATTN_K_UP:
+        *rows = latent, *cols = nope;
+        break;
+    case SN_ROLE_ATTN_V_UP:
+        *rows = (size_t)h->value_dim, *cols = latent;
         break;
     case SN_ROLE_ATTN_O:
-        *rows = (size_t)h->n_embd, *cols = q;
+        *rows = (size_t)h->n_embd, *cols = latent ? heads * (size_t)h->value_dim : q;
         break;
     case SN_ROLE_ATTN_Q_BIAS:
         *cols = q;
@@ -118,9 +137,14 @@ void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols
     case SN_ROLE_DELTA_OUT:
         delta_shape(h, role, rows, cols);
         break;
+    case SN_ROLE_ATTN_Q_LOW:
+    case SN_ROLE_ATTN_Q_LOW_NORM:
     case SN_ROLE_ATTN_Q:
     case SN_ROLE_ATTN_K:
     case SN_ROLE_ATTN_V:
+    case SN_ROLE_ATTN_LATENT_NORM:
+    case SN_ROLE_ATTN_K_UP:
+    case SN_ROLE_ATTN_V_UP:
     case SN_ROLE_ATTN_O:
     case SN_ROLE_ATTN_GATE:
     case SN_ROLE_ATTN_Q_BIAS:
@@ -184,6 +208,8 @@ bool sn_role_is_norm(sn_role role) {
     case SN_ROLE_FFN_POST_NORM:
     case SN_ROLE_ATTN_Q_NORM:
     case SN_ROLE_ATTN_K_NORM:
+    case SN_ROLE_ATTN_Q_LOW_NORM:
+    case SN_ROLE_ATTN_LATENT_NORM:
         return true;
     default:
         return false;

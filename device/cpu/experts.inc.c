@@ -31,6 +31,24 @@ static void topk_select(int n_experts, int k, const float *logits, int32_t *ids)
     }
 }
 
+/* Gives the experts outside of the best groups the rank of minus infinity: ranks may be negative themselves. */
+static void keep_groups(const sn_moe_router *r, float *ranks) {
+    float best[SN_EXPERTS_MAX];
+    int32_t used[SN_EXPERTS_MAX];
+    bool keep[SN_EXPERTS_MAX] = {false};
+    int size = r->n_experts / r->n_groups;
+    for (int g = 0; g < r->n_groups; g++) {
+        int32_t two[2] = {0, 0};
+        bool sum = r->scoring == SN_ROUTER_SIGMOID && size > 1;
+        topk_select(size, sum ? 2 : 1, ranks + g * size, two);
+        best[g] = ranks[g * size + two[0]] + (sum ? ranks[g * size + two[1]] : 0);
+    }
+    topk_select(r->n_groups, r->n_groups_used, best, used);
+    for (int j = 0; j < r->n_groups_used; j++) keep[used[j]] = true;
+    for (int e = 0; e < r->n_experts; e++)
+        if (!keep[e / size]) ranks[e] = -__builtin_inff();
+}
+
 /* out (n) = 1 / (1 + exp(-x)) */
 static void sigmoid_scores(size_t n, const float *x, float *out) {
     for (size_t i = 0; i < n; i += SN_LANES) {
@@ -42,7 +60,10 @@ static void sigmoid_scores(size_t n, const float *x, float *out) {
 static void moe_gate_by_sigmoid(const sn_moe_router *r, const float *logits, int32_t *ids, float *weights) {
     float scores[SN_EXPERTS_MAX], ranks[SN_EXPERTS_MAX], sum = 1e-20f; /* as the reference adds it */
     sigmoid_scores((size_t)r->n_experts, logits, scores);
-    for (int e = 0; e < r->n_experts; e++) ranks[e] = r->correction ? scores[e] + r->correction[e] : logits[e];
+    /* groups compare sums of scores, which logits would order differently */
+    for (int e = 0; e < r->n_experts; e++)
+        ranks[e] = r->correction ? scores[e] + r->correction[e] : r->n_groups ? scores[e] : logits[e];
+    if (r->n_groups) keep_groups(r, ranks);
     topk_select(r->n_experts, r->k, ranks, ids);
     for (int j = 0; j < r->k; j++) sum += weights[j] = scores[ids[j]];
     if (r->normalised) softmax_divide((size_t)r->k, weights, sum);
@@ -53,7 +74,11 @@ static void moe_gate(const sn_moe_router *r, const float *logits, int32_t *ids, 
         moe_gate_by_sigmoid(r, logits, ids, weights);
     } else {
         float all[SN_EXPERTS_MAX];
-        topk_select(r->n_experts, r->k, logits, ids);
+        if (r->n_groups) {
+            for (int e = 0; e < r->n_experts; e++) all[e] = logits[e];
+            keep_groups(r, all);
+        }
+        topk_select(r->n_experts, r->k, r->n_groups ? all : logits, ids);
         float max_logit = logits[ids[0]];
         for (int j = 0; j < r->k; j++) weights[j] = logits[ids[j]];
         float sum = softmax_exp((size_t)r->k, weights, max_logit, weights);

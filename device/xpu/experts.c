@@ -29,6 +29,8 @@ sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, cons
                          SN_XPU_ARG(ids),
                          SN_XPU_ARG(weights)};
     sn_status status = check_selection(&c, err);
+    if (!status && router->n_groups)
+        status = sn_fail(err, SN_REFUSED, "an XPU device has no groups of experts: use cpu");
     if (!status) status = sn_xpu_barrier(xpu, err);
     if (status || n <= 0) return status;
     return sn_xpu_launch(xpu, xpu->kernels[SN_XPU_moe_gate], (size_t)n, 1, COUNT(args), args, err);

@@ -102,12 +102,12 @@ static void with_routers(conformance *c, int n, int n_experts, int k,
                          void (*try)(conformance *c, int n, const sn_moe_router *router)) {
     int mark = c->n_buffers;
     float *correction = conformance_random(c, (size_t)n_experts, 12); /* of both signs */
-    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f}};
+    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 0, 0},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4, 0, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1, 0, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f, 0, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f, 0, 0}};
     for (size_t i = 0; i < sizeof routers / sizeof *routers; i++) try(c, n, &routers[i]);
     conformance_release(c, mark);
 }
@@ -165,7 +165,7 @@ void conformance_moe_gate_takes_the_largest(conformance *c) {
 /* An expert with a negative correction is chosen by its score, as one with a positive score is not. */
 void conformance_moe_gate_weighs_without_the_correction(conformance *c) {
     static const float logits[4] = {3, -4, 1, -5}, corrections[4] = {-2, 0.5f, -1.5f, -0.1f};
-    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2};
+    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2, 0, 0};
     int32_t *ids = conformance_bytes(c, 2 * sizeof *ids);
     float *weights = conformance_bytes(c, 2 * sizeof *weights);
     CONFORMANCE_OK(c,
@@ -186,8 +186,8 @@ static void try_nan_in_gate(conformance *c, bool sigmoid) {
     int32_t *ids = conformance_bytes(c, N * K * sizeof *ids);
     float *weights = conformance_bytes(c, N * K * sizeof *weights);
     float *device_logits = conformance_upload(c, logits, (size_t)N * EXPERTS);
-    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1},
-                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1};
+    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0},
+                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1, 0, 0};
     CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, sigmoid ? &by_sigmoid : &by_softmax, device_logits, ids,
                                                weights, &c->err));
     const int32_t *got = download_bytes(c, ids, N * K * sizeof *got);

@@ -11,10 +11,16 @@ static const char *const FAMILIES[] = {
     "gemma3",   "mixtral",     "qwen3_moe", "gpt_oss",     "falcon", "falcon_7b",  "falcon_serial",
     "bloom",    "bloom_odd",   "smollm3",   "granite",     "olmo3",  "ministral3", "qwen2_moe",
     "glm4_moe", "minimax_m2",  "qwen3_5",   "qwen3_5_moe", "gemma2", "llama4",
+    "deepseek_v2", "deepseek_v2_grouped", "deepseek_v3",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 
 /* Blocks of these families hold recurrent states: they run on CPUs only, and nothing is trained through them. */
 static inline bool family_is_recurrent(const char *name) { return !strncmp(name, "qwen3_5", 7); }
+
+/* These run on CPUs only, and are not trained. */
+static inline bool family_is_limited(const char *name) {
+    return family_is_recurrent(name) || !strncmp(name, "deepseek", 8);
+}
 
 #endif

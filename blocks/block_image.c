@@ -15,7 +15,7 @@ static sn_status check_same_dtype(const sn_model *model, sn_role role, int numbe
         sn_model_tensor t;
         sn_status status = sn_model_find_expert(model, role, number, i, &t, err);
         if (status) return status;
-        if (t.dtype != first->dtype)
+        if (!t.turned && t.dtype != first->dtype)
             return sn_fail(err, SN_REFUSED, "block %d, %s: the experts are of different types, %s and %s", number,
                            sn_role_name(role), sn_dtype_name(first->dtype), sn_dtype_name(t.dtype));
     }

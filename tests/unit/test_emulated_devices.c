@@ -198,7 +198,7 @@ static double golden_distance(const char *family, const char *map, int chunk, bo
 Test(emulated_devices, golden_families_agree_on_every_device) {
     static const char *const maps[] = {"0:4=cuda:0", "0:4=xpu:0", "0:1=cpu,1:2=cuda:0,2:3=xpu:0,3:4=cpu"};
     for (int f = 0; f < N_FAMILIES; f++)
-        for (int m = 0; m < 3 && !family_is_recurrent(FAMILIES[f]); m++) {
+        for (int m = 0; m < 3 && !family_is_limited(FAMILIES[f]); m++) {
             bool mixture;
             double one = golden_distance(FAMILIES[f], maps[m], 1, &mixture);
             double many = golden_distance(FAMILIES[f], maps[m], 24, &mixture);

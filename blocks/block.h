@@ -62,11 +62,12 @@ static inline size_t sn_block_n_ff(const sn_block *block) { return block->matrix
 
 /* Activations of a forward pass, on the device, each with capacity for SN_SPAN_ROWS_MAX rows. */
 typedef struct sn_scratch {
-    float *x;            /* (rows, n_embd): the hidden states, from block to block */
-    float *h;            /* (rows, n_embd): x after a norm; then what a half of the block adds to x */
-    float *ffn_input;    /* (rows, n_embd): hp->parallel: x after the norm of the feed-forward; else unused */
-    float *q, *attn;     /* (rows, n_heads, head_dim), attn with latents (rows, n_heads, latent); of a recurrent block attn is (rows, value heads, value_dim) */
-    float *mixed;        /* (rows, sn_delta_width), with recurrent blocks only, as time and write */
+    float *x;         /* (rows, n_embd): the hidden states, from block to block */
+    float *h;         /* (rows, n_embd): x after a norm; then what a half of the block adds to x */
+    float *ffn_input; /* (rows, n_embd): hp->parallel: x after the norm of the feed-forward; else unused */
+    float *q, *attn;  /* (rows, n_heads, head_dim), attn with latents (rows, n_heads, latent); of a recurrent block attn
+                         is (rows, value heads, value_dim) */
+    float *mixed;     /* (rows, sn_delta_width), with recurrent blocks only, as time and write */
     float *time, *write; /* (rows, value heads) each */
     float *out_gate;     /* like attn, where attention or the delta rule has an output gate */
     float *k, *v;        /* (rows, sn_kv_key_width), (rows, sn_kv_value_width) */
@@ -98,9 +99,8 @@ static inline size_t sn_head_rows_dim(const sn_hparams *hp) {
 /* The longest row that a matrix reads or writes. */
 static inline size_t sn_widest_row(const sn_hparams *hp) {
     const size_t head = hp->latent ? sn_head_rows_dim(hp) : (size_t)hp->head_dim;
-    const size_t widths[] = {(size_t)hp->n_embd,      (size_t)hp->n_heads * head,
-                             (size_t)hp->n_ff,        (size_t)hp->n_ff_dense,
-                             (size_t)hp->n_ff_shared, sn_delta_width(hp),
+    const size_t widths[] = {(size_t)hp->n_embd,     (size_t)hp->n_heads * head, (size_t)hp->n_ff,
+                             (size_t)hp->n_ff_dense, (size_t)hp->n_ff_shared,    sn_delta_width(hp),
                              sn_delta_values(hp)};
     size_t widest = 0;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) widest = widths[i] > widest ? widths[i] : widest;

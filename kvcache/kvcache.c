@@ -58,9 +58,10 @@ sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, i
 
 static sn_kv_pages_part recurrent_part(const sn_kv_part *part, const sn_kv_recurrence *r, int n_kv_heads,
                                        int head_dim) {
-    return (sn_kv_pages_part){.device = part->device,
-                              .shape = {part->n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, part->dtype, part->latent},
-                              .row_bytes = (size_t)r->row_width * sizeof(float)};
+    return (sn_kv_pages_part){
+        .device = part->device,
+        .shape = {part->n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, part->dtype, part->latent},
+        .row_bytes = (size_t)r->row_width * sizeof(float)};
 }
 static size_t recurrent_floats(const sn_kv_recurrence *r) {
     return (size_t)r->delta.n_blocks * sn_delta_floats(&r->delta);

@@ -82,7 +82,7 @@ static const sn_moe_config v3_experts = {
     .correction = true,
     .groups_by = "noaux_tc",
 };
-static const char *const latent_reads[] = {"n_routed_experts", NULL};
+static const char *const latent_reads[] = {"n_routed_experts", "n_group", "topk_group", NULL};
 
 #define LATENT                                                                                                         \
     .gguf_rope = SN_ROPE_INTERLEAVED, .latent = true, .gguf_moe = true, .further_blocks = true,                        \

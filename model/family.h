@@ -62,7 +62,7 @@ typedef struct sn_moe_config {
     sn_trait normalised;
     bool normalised_default, gguf_normalised; /* the latter: where a GGUF file does not say it */
     bool correction;                          /* the router has a correction */
-    const char *groups_by; /* the topk_method that chooses among the best groups of experts; NULL: none does */
+    const char *groups_by;   /* the topk_method that chooses among the best groups of experts; NULL: none does */
     const char *dense_width; /* the field with the n_ff of blocks without experts; NULL: all blocks have experts */
     const char
         *shared_width; /* the field with the n_ff of the shared expert; NULL: n_shared_experts times an expert's */

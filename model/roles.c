@@ -117,8 +117,16 @@ static void delta_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t 
     if (role == SN_ROLE_DELTA_OUT) *rows = (size_t)h->n_embd, *cols = heads * dim;
 }
 
-void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+static void feed_forward_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     size_t n_ff = (size_t)(h->n_experts ? h->n_ff_dense : h->n_ff);
+    if (role == SN_ROLE_FFN_GATE || role == SN_ROLE_FFN_UP)
+        *rows = n_ff;
+    else
+        *cols = n_ff;
+    if (role == SN_ROLE_FFN_DOWN) *rows = (size_t)h->n_embd;
+}
+
+void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     *rows = 1;
     *cols = (size_t)h->n_embd;
     switch (role) {
@@ -158,13 +166,9 @@ void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols
         break;
     case SN_ROLE_FFN_GATE:
     case SN_ROLE_FFN_UP:
-        *rows = n_ff;
-        break;
     case SN_ROLE_FFN_DOWN:
-        *rows = (size_t)h->n_embd, *cols = n_ff;
-        break;
     case SN_ROLE_FFN_UP_BIAS:
-        *cols = n_ff;
+        feed_forward_shape(h, role, rows, cols);
         break;
     case SN_ROLE_ROUTER:
     case SN_ROLE_ROUTER_BIAS:

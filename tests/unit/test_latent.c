@@ -39,7 +39,7 @@ static void attend(sn_device *d, bool latent, sn_kv_dtype dtype, const float *ke
     }
     for (int at = 0, n; at < TOKENS; at += n) { /* in chunks of any size, positions after them not stored */
         n = at == 0 ? 50 : at < 60 ? 1 : TOKENS - at;
-        const sn_sequence seq = {pages, at, 0, n};
+        const sn_sequence seq = {.pages = pages, .position = at, .n_rows = n};
         size_t first = (size_t)at;
         REQUIRE(test_kv_store(d, &shape, 1, 1, &seq, k + first * (latent ? ROTATED : KEY), v + first * width, &err));
         REQUIRE(test_attention(d, &shape, 1, &seq, &how, q + first * HEADS * KEY, all + first * HEADS * width, &err));
@@ -130,6 +130,29 @@ Test(latent, each_head_takes_its_own_matrix) {
     }
     free(x), free(plain), free(want), free(got);
     test_devices_close(&devices);
+}
+
+/* Of two groups one is used: {a0, a1}, {b0, b1}. Expects both experts of the group that begins with `first`. */
+static void expect_group(sn_device *d, sn_router_scoring scoring, const float *logits, const float *correction,
+                         int first) {
+    const sn_moe_router router = {4, 2, scoring, correction, false, 1, 2, 1};
+    int32_t ids[2];
+    float weights[2];
+    REQUIRE(d->ops->moe_gate(d, 1, &router, logits, ids, weights, &err));
+    cr_expect(ids[0] / 2 * 2 == first && ids[1] / 2 * 2 == first, "experts %d and %d, not of the group from %d on",
+              ids[0], ids[1], first);
+}
+
+/* One excellent expert with a bad one against two good ones: groups rank by their best one with softmax (V2), by their
+ * two best ones with sigmoid (V3). Ranks may be negative: a group that is not used is never chosen. */
+Test(latent, groups_of_experts_rank_by_their_best_one_or_two) {
+    static const float logits[4] = {3, -6, 2, 2}, none[4] = {0}, negative[4] = {-2, -2, -2, -2};
+    sn_device *d = NULL;
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, NULL, &d, &err));
+    expect_group(d, SN_ROUTER_SOFTMAX_ALL, logits, NULL, 0);
+    expect_group(d, SN_ROUTER_SIGMOID, logits, none, 2);
+    expect_group(d, SN_ROUTER_SIGMOID, logits, negative, 2);
+    sn_device_close(&d);
 }
 
 /* -- sessions over pages of latents */
@@ -383,6 +406,7 @@ Test(latent, both_forms_of_gguf_files_and_the_folder_give_the_same_blocks) {
         sn_model *other = NULL;
         REQUIRE(sn_model_open(path, &other, &err));
         cr_expect_eq(sn_model_hparams(other)->n_blocks, 4);
+        cr_expect(sn_model_hparams(m)->norm_eps == 1e-5f && sn_model_hparams(m)->latent_eps == 1e-6f);
         for (int block = 0; block < 4; block++) {
             sn_hash a, b;
             REQUIRE(sn_model_block_hash(m, block, &a, &err));

@@ -44,7 +44,7 @@ static void run_attention(sn_device *d, float *out) {
     void *pool, *pages[PAGES + 1];
     require_ok(d->ops->alloc(d, bytes * (PAGES + 1), &pool, &err));
     for (size_t i = 0; i <= PAGES; i++) pages[i] = (char *)pool + i * bytes;
-    sn_sequence n_past = {pages, 0, 0, DEPTH}, many = {pages, 0, 0, ROWS, {0}};
+    sn_sequence n_past = {.pages = pages, .n_rows = DEPTH}, many = {.pages = pages, .n_rows = ROWS};
     require_ok(test_kv_store(d, &shape, 0, 1, &n_past, kv, kv, &err));
     require_ok(test_attention(d, &shape, 1, &many, &(sn_attention){.n_heads = HEADS, .scale = 1}, q, out, &err));
     for (int i = 0; i < ROWS; i++) {

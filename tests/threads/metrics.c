@@ -32,7 +32,7 @@ static void scrape(int port) {
 
 int main(void) {
     sn_metrics *metrics = NULL;
-    const sn_metrics_facts facts = {"id", "name", 1};
+    const sn_metrics_facts facts = {.node = "id", .name = "name", .started_unix_ms = 1};
     pthread_t thread;
     REQUIRE(sn_metrics_new("0", &facts, &metrics, &err));
     if (pthread_create(&thread, NULL, publish, metrics)) abort();

@@ -219,9 +219,11 @@ Test(cuda_records, a_failed_batch_is_not_recorded) {
         cr_assert_eq(memcmp(out, want, sizeof want), 0);
     }
     cr_assert_eq(d->graphs_captured, 1);
-    OK(d->ops->batch_begin(d, &(sn_batch){&shape, 2, 1, (sn_sequence[]){{m.pages, 0, 0, 2}}, 5}, &recorded, &err));
+    OK(d->ops->batch_begin(d, &(sn_batch){&shape, 2, 1, (sn_sequence[]){{.pages = m.pages, .n_rows = 2}}, 5}, &recorded,
+                           &err));
     OK(d->ops->batch_end(d, &err));
-    OK(d->ops->batch_begin(d, &(sn_batch){&shape, 2, 1, (sn_sequence[]){{m.pages, 0, 0, 2}}, 5}, &recorded, &err));
+    OK(d->ops->batch_begin(d, &(sn_batch){&shape, 2, 1, (sn_sequence[]){{.pages = m.pages, .n_rows = 2}}, 5}, &recorded,
+                           &err));
     d->ops->free(d, m.out, 0); /* freeing memory ends a recording that was left open */
     m.out = NULL;
     OK(d->ops->finish(d, &err));
@@ -271,17 +273,24 @@ Test(cuda_records, inconsistent_batches_are_refused) {
     sn_device *d = open_device();
     model m = model_new(d);
     const struct {
-        sn_sequence sequences[2];
+        struct {
+            int position, first_row, n_rows;
+        } at[2];
         int n_rows;
     } bad[] = {
-        {{{m.pages, 0, 0, 1}, {m.pages, 0, 0, 1}}, 2},         {{{m.pages, 0, 0, 1}, {m.pages, 0, 1, 1}}, 3},
-        {{{m.pages, -1, 0, 1}, {m.pages, 0, 1, 1}}, 2},        {{{m.pages, 0, -1, 1}, {m.pages, 0, 1, 1}}, 2},
-        {{{m.pages, 0, 0, 1}, {m.pages, 0, 1, -1}}, 0},        {{{m.pages, 0, 0, 1}, {m.pages, 0, 5, 1}}, 2},
-        {{{m.pages, INT32_MAX, 0, 1}, {m.pages, 0, 1, 1}}, 2},
+        {{{0, 0, 1}, {0, 0, 1}}, 2},         {{{0, 0, 1}, {0, 1, 1}}, 3},  {{{-1, 0, 1}, {0, 1, 1}}, 2},
+        {{{0, -1, 1}, {0, 1, 1}}, 2},        {{{0, 0, 1}, {0, 1, -1}}, 0}, {{{0, 0, 1}, {0, 5, 1}}, 2},
+        {{{INT32_MAX, 0, 1}, {0, 1, 1}}, 2},
     };
     bool recorded;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        sn_batch pass = {&shape, bad[i].n_rows, 2, bad[i].sequences, 0};
+        sn_sequence two[2] = {0};
+        for (int k = 0; k < 2; k++)
+            two[k] = (sn_sequence){.pages = m.pages,
+                                   .position = bad[i].at[k].position,
+                                   .first_row = bad[i].at[k].first_row,
+                                   .n_rows = bad[i].at[k].n_rows};
+        sn_batch pass = {&shape, bad[i].n_rows, 2, two, 0};
         cr_assert_eq(d->ops->batch_begin(d, &pass, &recorded, &err), SN_REFUSED, "pass %zu", i);
     }
     sn_kv_shape wide = {1, 1, 1024, 16, SN_KV_F32};

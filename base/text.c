@@ -111,13 +111,16 @@ sn_status sn_parse_host_port(const char *text, sn_host_port_form form, sn_host_p
     if (!strncmp(text, tcp, strlen(tcp)))
         return sn_fail(err, SN_REFUSED, "'%.*s' begins with %s, which an address does not have: write %s", (int)len,
                        text, tcp, len > strlen(tcp) ? text + strlen(tcp) : "HOST:PORT");
-    const char *colon = memrchr(text, ':', len);
+    size_t suffix = strlen(SN_RELAYED);
+    bool relayed = !to_listen && len > suffix && !memcmp(text + len - suffix, SN_RELAYED, suffix);
+    size_t plain_len = len - (relayed ? suffix : 0);
+    const char *colon = memrchr(text, ':', plain_len);
     size_t host_len = colon ? (size_t)(colon - text) : 0;
-    int port = colon ? parse_port(colon + 1, len - host_len - 1, to_listen) : -1;
+    int port = colon ? parse_port(colon + 1, plain_len - host_len - 1, to_listen) : -1;
     if (port < 0 || !host_is_valid(text, host_len, to_listen))
         return sn_fail(err, SN_REFUSED, "'%.*s' is no address: write HOST:PORT, as in 127.0.0.1:31330 or [::1]:31330%s",
                        (int)len, text, form == SN_HOST_PORT_PINNED ? "; #KEY may follow it" : "");
-    *out = (sn_host_port){.port = port, .len = len, .pinned = key};
+    *out = (sn_host_port){.port = port, .len = len, .relayed = relayed, .pinned = key};
     bool bracketed = text[0] == '[';
     memcpy(out->host, text + bracketed, host_len - 2 * bracketed);
     return key ? sn_unhex(key + 1, out->key, sizeof out->key, err) : SN_OK;

@@ -21,20 +21,22 @@ typedef enum sn_host_port_form {
     SN_HOST_PORT_PINNED, /* as DIAL, and "#" with 64 hexadecimal digits may follow: the key expected there */
 } sn_host_port_form;
 
+#define SN_RELAYED "/relay"
 enum { SN_HOST_PORT_MAX = 255 }; /* bytes of HOST:PORT, without a key */
 
 typedef struct sn_host_port {
     char host[SN_HOST_PORT_MAX + 1]; /* without the brackets of an IPv6 address */
     int port;
-    size_t len; /* bytes of HOST:PORT in the text; a key follows it or nothing */
+    size_t len;   /* bytes of HOST:PORT[/relay] in the text; a key follows it or nothing */
+    bool relayed; /* DIAL, PINNED: "/relay" follows: a relay listens there, which brings to the node */
     bool pinned;
     uint8_t key[32]; /* if pinned */
 } sn_host_port;
 
-/* "HOST:PORT" or "HOST:PORT#KEY" (sn_host_port_form says which). HOST is a name, an IPv4 address, or an IPv6 address in
- * brackets, as in "[::1]:31330". This is the one checker of addresses: options, messages and transports use it.
- * SN_REFUSED with a sentence that says what to write. The sentence quotes the text: a caller whose text comes from a
- * peer checks first that it is printable. */
+/* "HOST:PORT", "HOST:PORT/relay" or either with "#KEY" (sn_host_port_form says which). HOST is a name, an IPv4 address,
+ * or an IPv6 address in brackets, as in "[::1]:31330". This is the one checker of addresses: options, messages and
+ * transports use it. SN_REFUSED with a sentence that says what to write. The sentence quotes the text: a caller whose
+ * text comes from a peer checks first that it is printable. */
 sn_status sn_parse_host_port(const char *text, sn_host_port_form form, sn_host_port *out, sn_err *err) SN_MUST_USE;
 
 /* "1.5 MiB" to out (at least 32 bytes); returns out. */

@@ -5,6 +5,7 @@
 
 #include <arpa/inet.h>
 #include <assert.h>
+#include <stdio.h>
 #include <string.h>
 
 static_assert((int)SN_ADDRESS_MAX == (int)SN_HOST_PORT_MAX,
@@ -32,6 +33,18 @@ sn_status sn_address_check_numeric(const char *address, sn_err *err) {
                    "%s has a name for a host, and programs tell each other numeric addresses only, as in "
                    "192.0.2.1:31330: its node must announce one (--public)",
                    address);
+}
+
+bool sn_address_host(const struct sockaddr_storage *at, char host[SN_ADDRESS_MAX + 1]) {
+    char text[INET6_ADDRSTRLEN];
+    const struct in6_addr *six = &((const struct sockaddr_in6 *)at)->sin6_addr;
+    bool mapped = at->ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(six);
+    const void *four = mapped ? six->s6_addr + 12 : (const void *)&((const struct sockaddr_in *)at)->sin_addr;
+    if (at->ss_family != AF_INET && at->ss_family != AF_INET6) return false;
+    bool is_six = at->ss_family == AF_INET6 && !mapped;
+    if (!inet_ntop(is_six ? AF_INET6 : AF_INET, is_six ? (const void *)six : four, text, sizeof text)) return false;
+    snprintf(host, SN_ADDRESS_MAX + 1, is_six ? "[%s]" : "%s", text);
+    return true;
 }
 
 sn_status sn_address_parse(const char *text, char plain[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE], bool *pinned,

@@ -5,6 +5,8 @@
 
 #include "net/message.h"
 
+#include <sys/socket.h>
+
 /* Checks an address that stands in a message or is given to a transport: SN_REFUSED when it is none, with a sentence
  * that is safe to print even if the address came from a peer. to_listen: port 0 and the host * are addresses, too. */
 sn_status sn_address_check(const char *address, bool to_listen, sn_err *err) SN_MUST_USE;
@@ -13,6 +15,10 @@ sn_status sn_address_check(const char *address, bool to_listen, sn_err *err) SN_
 bool sn_address_is_numeric(const char *address);
 /* As sn_address_check, for an address that will be dialled; SN_REFUSED for one with a name, too. */
 sn_status sn_address_check_numeric(const char *address, sn_err *err) SN_MUST_USE;
+
+/* The numeric host of a socket's address, in brackets where it is of IPv6; an IPv4 address in one of IPv6 is IPv4.
+ * False: it has none. */
+bool sn_address_host(const struct sockaddr_storage *at, char host[SN_ADDRESS_MAX + 1]);
 
 /* Splits "HOST:PORT" or "HOST:PORT#KEY", KEY being 64 hexadecimal digits of a CURVE key. `plain` gets HOST:PORT; `key`
  * gets the key when *pinned is set. SN_REFUSED with a sentence that says what to write. */

@@ -1,6 +1,7 @@
 /* Announcements (net/directory.h): one map after a schema, then a signature; and the rules for their contents. */
 #include "net/directory.h"
 
+#include "base/text.h"
 #include "net/address.h"
 #include "net/codec_private.h"
 
@@ -10,7 +11,7 @@
 /* An announcement as it is in the map: some fields have another type in sn_announcement. */
 typedef struct announcement_wire {
     sn_announcement a;
-    uint64_t state;
+    uint64_t state, reach;
     size_t n_block_hash;
     uint64_t round_trip[2 * SN_ROUND_TRIPS_MAX]; /* node, us, node, us, ... */
     size_t n_round_trip;
@@ -30,6 +31,8 @@ static const sn_schema *announcement_schema(void) {
         U64(sequence),
         U64(expires_unix_ms),
         {"state", SN_FIELD_U64, offsetof(announcement_wire, state), 0, 0, NULL},
+        {"reach", SN_FIELD_U64, offsetof(announcement_wire, reach), 0, 0, NULL},
+        U64(relay_places),
         KEY(model),
         KEY(manifest),
         U64(first_block),
@@ -69,6 +72,11 @@ static sn_status announcement_check_blocks(const sn_announcement *a, sn_err *err
     return SN_OK;
 }
 
+const char *sn_reach_name(sn_reach_kind reach) {
+    static const char *const names[] = {"direct", "mapped", "relayed"};
+    return reach < SN_REACH_KINDS ? names[reach] : "unknown";
+}
+
 /* The rules that do not depend on the time. */
 static sn_status announcement_check_contents(const sn_announcement *a, sn_err *err) {
     static const uint8_t none[SN_KEY_SIZE];
@@ -78,7 +86,14 @@ static sn_status announcement_check_contents(const sn_announcement *a, sn_err *e
     if ((unsigned)a->state > SN_NODE_OFFLINE) return sn_fail(err, SN_REFUSED, "state %d does not exist", (int)a->state);
     if (!memcmp(a->curve_key, none, SN_KEY_SIZE)) return sn_fail(err, SN_REFUSED, "its CURVE key is all zero");
     sn_status status = announcement_check_blocks(a, err);
-    return status ? status : sn_address_check(a->address, false, err);
+    if (!status) status = sn_address_check(a->address, false, err);
+    if (status) return status;
+    sn_host_port at;
+    status = sn_parse_host_port(a->address, SN_HOST_PORT_DIAL, &at, err);
+    if (!status && at.relayed != (a->reach == SN_REACH_RELAYED))
+        return sn_fail(err, SN_REFUSED, "%s is not the address of a node that is %s", a->address,
+                       sn_reach_name(a->reach));
+    return status;
 }
 
 /* SN_ANNOUNCE_LIFE_MS_MAX bounds how long a node that died stays listed. */
@@ -100,6 +115,7 @@ sn_status sn_announcement_seal(const sn_announcement *a, const sn_identity *iden
         return sn_fail(err, SN_REFUSED, "an announcement has at most %d round trips", SN_ROUND_TRIPS_MAX);
     announcement_wire w = {.a = *a,
                            .state = a->state,
+                           .reach = a->reach,
                            .n_block_hash = (size_t)(a->end_block - a->first_block),
                            .n_round_trip = 2 * a->n_round_trip};
     for (size_t i = 0; i < a->n_round_trip; i++) {
@@ -125,7 +141,10 @@ sn_status sn_announcement_parse(const void *map, size_t len, sn_announcement *ou
     if (reader.at != reader.end) return sn_fail(err, SN_REFUSED, "bytes follow the end of the map");
     if (w.state > SN_NODE_OFFLINE)
         return sn_fail(err, SN_REFUSED, "state %llu does not exist", (unsigned long long)w.state);
+    if (w.reach >= SN_REACH_KINDS)
+        return sn_fail(err, SN_REFUSED, "a way %llu to reach it does not exist", (unsigned long long)w.reach);
     w.a.state = (sn_node_state)w.state;
+    w.a.reach = (sn_reach_kind)w.reach;
     if ((status = announcement_check_contents(&w.a, err))) return status;
     if (w.n_block_hash != w.a.end_block - w.a.first_block)
         return sn_fail(err, SN_REFUSED, "it has %zu block hashes for %llu blocks", w.n_block_hash,

@@ -36,6 +36,15 @@ typedef enum sn_node_state {
     SN_NODE_OFFLINE,  /* leaves: its last announcement */
 } sn_node_state;
 
+/* How others reach a node. */
+typedef enum sn_reach_kind {
+    SN_REACH_DIRECT,
+    SN_REACH_MAPPED,  /* through a port that a router opened for it */
+    SN_REACH_RELAYED, /* through a relay: the address ends in "/relay" */
+    SN_REACH_KINDS,
+} sn_reach_kind;
+const char *sn_reach_name(sn_reach_kind reach); /* "direct", ... */
+
 typedef struct sn_announcement {
     uint8_t node[SN_KEY_SIZE]; /* id: its Ed25519 public key */
     uint8_t curve_key[SN_KEY_SIZE];
@@ -44,6 +53,8 @@ typedef struct sn_announcement {
     char version[32];                 /* of its software */
     uint64_t protocol, sequence, expires_unix_ms;
     sn_node_state state;
+    sn_reach_kind reach;
+    uint64_t relay_places;         /* for so many further nodes it would be a relay */
     uint8_t model[SN_KEY_SIZE];    /* sn_model_id */
     uint8_t manifest[SN_KEY_SIZE]; /* of the files that it shares (model/hub/manifest.h); all zero: it shares none */
     uint64_t first_block, end_block, n_blocks; /* [first_block, end_block) of the model's n_blocks; an empty range only

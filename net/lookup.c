@@ -3,12 +3,16 @@
 #include "base/clock.h"
 #include "base/text.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 /* Shared by the lookup's owner and its thread; freed by the one that leaves last. */
 struct sn_lookup {
@@ -137,4 +141,37 @@ sn_status sn_lookup_first(const char *address, char out[SN_ADDRESS_MAX + 1], sn_
     if (!status) memcpy(out, addresses[0], SN_ADDRESS_MAX + 1);
     sn_lookup_free(&lookup);
     return status;
+}
+
+/* A UDP socket that is connected sends nothing, and has the address from which it would. */
+static bool local_host_towards(const char *toward, char host[SN_ADDRESS_MAX + 1]) {
+    sn_host_port at;
+    char port[8];
+    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    struct sockaddr_storage own = {0};
+    socklen_t len = sizeof own;
+    if (sn_parse_host_port(toward, SN_HOST_PORT_DIAL, &at, NULL)) return false;
+    snprintf(port, sizeof port, "%d", at.port);
+    if (getaddrinfo(at.host, port, &hints, &found)) return false;
+    int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool known = fd >= 0 && !connect(fd, found->ai_addr, found->ai_addrlen) &&
+                 !getsockname(fd, (struct sockaddr *)&own, &len) && sn_address_host(&own, host);
+    if (fd >= 0) close(fd);
+    freeaddrinfo(found);
+    return known;
+}
+
+bool sn_local_host(const char *toward, char host[SN_ADDRESS_MAX + 1]) {
+    struct ifaddrs *all = NULL;
+    bool known = false;
+    if (*toward) return local_host_towards(toward, host);
+    if (getifaddrs(&all)) return false;
+    for (const struct ifaddrs *i = all; i && !known; i = i->ifa_next) {
+        struct sockaddr_storage own = {0};
+        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || i->ifa_flags & IFF_LOOPBACK) continue;
+        memcpy(&own, i->ifa_addr, sizeof(struct sockaddr_in));
+        known = sn_address_host(&own, host);
+    }
+    freeifaddrs(all);
+    return known;
 }

@@ -25,4 +25,8 @@ void sn_lookup_free(sn_lookup **lookup); /* accepts NULL; does not wait */
 /* The first numeric address of HOST:PORT, waiting at most SN_LOOKUP_WAIT_US. SN_REFUSED: none was found in time. */
 sn_status sn_lookup_first(const char *address, char out[SN_ADDRESS_MAX + 1], sn_err *err) SN_MUST_USE;
 
+/* The numeric host that this machine has towards a numeric address; of its own addresses the first that others could
+ * reach where `toward` is empty. False: it has none. */
+bool sn_local_host(const char *toward, char host[SN_ADDRESS_MAX + 1]);
+
 #endif

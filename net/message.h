@@ -36,6 +36,7 @@ enum {
     SN_PADDINGS_MAX = 16, /* blobs in a PING */
     SN_BYTE_RANGES_MAX = 4096,
     SN_WEIGHTS_SIZE_MAX = 1 << 17, /* bytes of a model's file in one message */
+    SN_RELAY_LIFE_MS = 60000,      /* of a registration at a relay */
     SN_TEXT_SIZE_MAX = 511,
     SN_MODEL_NAME_MAX = 95,
     SN_REQUEST_ID_MAX = 40,    /* bytes of the client's name for the work that sessions and steps belong to */
@@ -132,6 +133,31 @@ enum {
  * swarm's key (net/transport/private_swarm.h). */
 #define SN_FIELDS_ADMIT(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
     KEY(proof) /* HMAC-SHA256 over the CURVE keys of sender and receiver */
+
+/* -- reaching nodes (net/transport/portal.h) -- */
+
+/* DIAL_BACK, from a node to a node that it joined, answered by DIAL_BACK_REPLY: brings the token to the portal at this
+ * port of the address from which the request comes, and at no other one. */
+#define SN_FIELDS_DIAL_BACK(U64, KEY, SID, STR, LIST, BLOBS)                                                           \
+    U64(protocol) /* SN_PROTOCOL_VERSION */                                                                            \
+    U64(port)     /* 1 to 65535 */                                                                                     \
+    SID(token)    /* chosen at random */
+
+#define SN_FIELDS_DIAL_BACK_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                     \
+    STR(address, SN_ADDRESS_MAX) /* that is dialled: the asker's as seen here, with the port that it gave */
+
+/* RELAY, from a node that others cannot reach to one that they can, answered by RELAY_REPLY, again within
+ * SN_RELAY_LIFE_MS: brings the node's clients to it, as long as this connection lasts. */
+#define SN_FIELDS_RELAY(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
+    U64(protocol) /* SN_PROTOCOL_VERSION */
+
+#define SN_FIELDS_RELAY_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
+    U64(bytes_per_s) /* that this relay passes on for all its nodes */
+
+/* RELAY_CALL, from a relay to a node that asked it by RELAY, with correlation_id 0 and without an answer: a client waits
+ * for the node, which connects to the relay's portal and names the token. */
+#define SN_FIELDS_RELAY_CALL(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
+    SID(token)
 
 /* -- sessions -- */
 
@@ -379,6 +405,11 @@ enum {
     X(PING, ping, 0)                                                                                                   \
     X(PONG, pong, 0)                                                                                                   \
     X(ADMIT, admit, 0)                                                                                                 \
+    X(DIAL_BACK, dial_back, 0)                                                                                         \
+    X(DIAL_BACK_REPLY, dial_back_reply, 0)                                                                             \
+    X(RELAY, relay, 0)                                                                                                 \
+    X(RELAY_REPLY, relay_reply, 0)                                                                                     \
+    X(RELAY_CALL, relay_call, 0)                                                                                       \
     X(OPEN, open, 0)                                                                                                   \
     X(OPEN_REPLY, open_reply, 0)                                                                                       \
     X(STEP, step, 1)                                                                                                   \

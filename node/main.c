@@ -27,7 +27,7 @@ enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 
 static struct {
     const char *model, *model_id, *share_weights, *cache, *blocks, *adapters, *name;
-    const char *listen, *public_address, *dht, *identity, *swarm_key, *link, *metrics;
+    const char *listen, *public_address, *relay, *dht, *identity, *swarm_key, *link, *metrics;
     const char *device, *device_map, *offload_dir, *preload, *isa, *swap_dir;
     sn_strings join, device_memory, priority;
     size_t kv_memory, client_kv, prefix_cache_memory, swap_memory, tune_memory;
@@ -36,7 +36,7 @@ static struct {
     int64_t session_timeout_s, kv_timeout_s, swap_after_s, drain_timeout_s, rebalance_every_s, device_timeout_ms;
     bool json_log, plan, list_devices, offload_all;
 } args = {.share_weights = "on",
-          .listen = "127.0.0.1:31330",
+          .relay = "on",
           .device = "auto",
           .kv_memory = (size_t)512 << 20,
           .prefix_cache_memory = SN_SIZE_UNSET,
@@ -140,11 +140,16 @@ static const sn_option devices[] = {
 };
 
 static const sn_option network[] = {
-    SN_OPT_ADDRESS("listen", "HOST:PORT", &args.listen, SN_HOST_PORT_LISTEN,
-                   "address to listen at, with TCP and (for introductions) UDP; port 0: a free port"),
+    SN_OPT_ADDRESS(
+        "listen", "HOST:PORT", &args.listen, SN_HOST_PORT_LISTEN,
+        "address to listen at, with TCP and (for introductions) UDP; port 0: a free port (default: port 31330 of "
+        "127.0.0.1, or of all addresses with a --join of another machine)"),
     SN_OPT_ADDRESS("public", "HOST:PORT", &args.public_address, SN_HOST_PORT_DIAL,
                    "address to announce, when others reach this node by another one; a name is looked up at the start "
-                   "(default: as --listen)"),
+                   "(default: the node finds out how others reach it)"),
+    SN_OPT_STRING("relay", "on|off|SIZE", &args.relay,
+                  "pass on the connections of nodes behind routers, if others reach this node: at most this many bytes "
+                  "a second, as in 2MiB (on: 4MiB); it cannot read what it passes on"),
     SN_OPT_ADDRESSES("join", "HOST:PORT", &args.join, SN_HOST_PORT_PINNED,
                      "address of a node of the swarm; HOST:PORT#KEY also checks its CURVE key"),
     SN_OPT_STRING("dht", "HOST:PORT|on", &args.dht,
@@ -459,6 +464,29 @@ static sn_status config_read_quota(sn_node_config *config, sn_err *err) {
     return SN_OK;
 }
 
+/* The value of --relay, in bytes a second. */
+static sn_status relay_parse(int64_t *bytes_per_s, sn_err *err) {
+    enum { MIN = 64 << 10, DEFAULT = 4 << 20 };
+    size_t bytes = 0;
+    *bytes_per_s = !strcmp(args.relay, "on") ? DEFAULT : 0;
+    if (*bytes_per_s || !strcmp(args.relay, "off")) return SN_OK;
+    sn_status status = sn_parse_size(args.relay, &bytes, err);
+    if (!status && (bytes < MIN || bytes > SIZE_MAX / 1024))
+        status = sn_fail(err, SN_REFUSED, "give at least 64KiB a second, or off");
+    *bytes_per_s = (int64_t)bytes;
+    return status ? sn_err_context(err, "--relay") : SN_OK;
+}
+
+/* Who joins a node of another machine is to be reached from there. */
+static const char *default_listen(void) {
+    for (size_t i = 0; i < args.join.n; i++) {
+        const char *join = args.join.items[i];
+        if (*join == '[' && strncmp(join, "[::1]", 5)) return "[::]:31330";
+        if (*join != '[' && strncmp(join, "127.", 4) && strncmp(join, "localhost:", 10)) return "0.0.0.0:31330";
+    }
+    return "127.0.0.1:31330";
+}
+
 static sn_status node_serve(const blocks *b, sn_err *err) {
     sn_emulated_link link = {0};
     sn_status status = args.link ? sn_emulated_link_parse(args.link, &link, err) : SN_OK;
@@ -472,7 +500,7 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
         .auto_blocks = b->n_auto,
         .rebalance_every_s = (int)args.rebalance_every_s,
         .rebalance_gain = (int)args.rebalance_gain,
-        .listen = args.listen,
+        .listen = args.listen ? args.listen : default_listen(),
         .public_address = args.public_address,
         .join = args.join.items,
         .n_join = args.join.n,
@@ -502,6 +530,7 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
         .on_plan = show_plan,
     };
     status = share_parse(&config.share_bytes_per_s, err);
+    if (!status) status = relay_parse(&config.relay_bytes_per_s, err);
     if (!status) status = config_read_quota(&config, err);
     if (status) return status;
     pthread_t signals;

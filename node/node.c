@@ -61,7 +61,8 @@ struct sn_node {
     sn_protocol *protocol;
     sn_metrics *metrics;                /* NULL: no metrics page */
     char address[SN_ADDRESS_MAX + 1];   /* at which it listens */
-    char announced[SN_ADDRESS_MAX + 1]; /* at which others reach it */
+    char announced[SN_ADDRESS_MAX + 1]; /* at which others reach it, as far as is known at its start */
+    char toward[SN_ADDRESS_MAX + 1];    /* the first joined node; empty: not known yet */
     int64_t drain_us;
     int64_t lonely_due_us; /* when the log says that no joined node answers; 0: not set */
     bool lonely;           /* it has said so */
@@ -201,6 +202,17 @@ static sn_status node_name_announced(sn_node *node, const sn_node_config *config
     return SN_OK;
 }
 
+/* -- what the protocol asks to find out how others reach this node */
+
+static bool reach_local_host(void *ctx, char host[SN_ADDRESS_MAX + 1]) {
+    return sn_local_host(((const sn_node *)ctx)->toward, host);
+}
+static void reach_map_port(void *ctx) { (void)ctx; }
+static bool reach_mapped(void *ctx, char address[SN_ADDRESS_MAX + 1]) {
+    (void)ctx, (void)address;
+    return false;
+}
+
 static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, sn_err *err) {
     const sn_protocol_setup setup = {
         .transport = node->transport,
@@ -223,6 +235,10 @@ static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, 
         .quota = config->quota,
         .n_joined = config->n_join,
         .share = {config->share_bytes_per_s, sn_shelf_offer, sn_shelf_read, node->shelf},
+        .reach = {.listen = node->address,
+                  .asks = !config->public_address && (config->n_join || config->dht),
+                  .relay_bytes_per_s = config->relay_bytes_per_s,
+                  .host = {reach_local_host, reach_map_port, reach_mapped, node}},
         .submit = engine_submit,
         .read_stats = read_stats,
         .ctx = node,
@@ -249,8 +265,8 @@ static void node_publish_metrics(const sn_node *node) {
     sn_protocol_read_stats(node->protocol, &stats);
     sn_metrics_publish(node->metrics, &stats);
     if (!sn_metrics_wants_map(node->metrics)) return;
-    const sn_swarm_map_view view = {node->identity.id, node->model.bytes, node->announced, node->hp.name,
-                                    node->hp.n_blocks};
+    const sn_swarm_map_view view = {node->identity.id, node->model.bytes, sn_protocol_address(node->protocol),
+                                    node->hp.name, node->hp.n_blocks};
     char *map = NULL;
     sn_err err;
     if (sn_swarm_map(sn_protocol_directory(node->protocol), &view, &map, &err))
@@ -323,8 +339,9 @@ static int64_t node_tick(sn_node *node) {
     }
     int64_t devices_us = node_try_devices(node);
     int64_t protocol_us = sn_protocol_tick(node->protocol, sn_now_us(), sn_unix_ms());
-    int64_t dht_us = sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity, node->announced,
-                                        node_is_up(node), sn_now_us(), sn_unix_ms());
+    int64_t dht_us =
+        sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity, sn_protocol_address(node->protocol),
+                           node_is_up(node), sn_now_us(), sn_unix_ms());
     int64_t joined_us = node_watch_joined(node);
     if (devices_us < protocol_us) protocol_us = devices_us;
     if (joined_us < protocol_us) protocol_us = joined_us;
@@ -349,8 +366,10 @@ static sn_status node_poll(sn_node *node, int64_t deadline_us, sn_err *err) {
     }
     char address[SN_ADDRESS_MAX + 1];
     uint8_t key[SN_KEY_SIZE];
-    while (node->introducer && sn_introducer_next(node->introducer, address, key))
+    while (node->introducer && sn_introducer_next(node->introducer, address, key)) {
+        if (!*node->toward) snprintf(node->toward, sizeof node->toward, "%s", address);
         sn_protocol_join(node->protocol, address, key);
+    }
     if (node->metrics) node_publish_metrics(node);
     return SN_OK;
 }
@@ -504,7 +523,7 @@ const char *sn_node_address(const sn_node *node) { return node->address; }
 const uint8_t *sn_node_id(const sn_node *node) { return node->identity.id; }
 const uint8_t *sn_node_curve_key(const sn_node *node) { return node->identity.curve_key; }
 size_t sn_node_joined(const sn_node *node) { return sn_protocol_bootstrap_answered(node->protocol); }
-const char *sn_node_announced(const sn_node *node) { return node->announced; }
+const char *sn_node_announced(const sn_node *node) { return sn_protocol_address(node->protocol); }
 int sn_node_metrics_port(const sn_node *node) { return node->metrics ? sn_metrics_port(node->metrics) : 0; }
 size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->serving.span); }
 size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->serving.pool); }

@@ -24,6 +24,7 @@ typedef struct sn_node_config {
     int rebalance_gain;           /* per cent by which the swarm's slowest block must become faster */
     const char *listen;           /* "127.0.0.1:0" */
     const char *public_address;   /* announced instead of the address it listens at; NULL: that one */
+    int64_t relay_bytes_per_s;    /* that it passes on for nodes behind routers; 0: it is no relay */
     const char *const *join;      /* addresses of bootstrap peers */
     size_t n_join;
     const char *dht;            /* "HOST:PORT" of a DHT node, "on": be the first DHT node, NULL: no DHT */

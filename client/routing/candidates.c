@@ -176,7 +176,8 @@ static int compare_rtt(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* A round trip that was not measured is assumed to be the median of the measured ones. */
+/* A round trip that was not measured is assumed to be the median of the measured ones, and twice that through a relay,
+ * which every message passes on its way. A measured one has gone through the relay. */
 static sn_status candidates_default_rtts(sn_candidates *candidates, sn_err *err) {
     int64_t *known = NULL;
     size_t n = 0;
@@ -185,8 +186,11 @@ static sn_status candidates_default_rtts(sn_candidates *candidates, sn_err *err)
     for (size_t i = 0; i < candidates->n; i++)
         if (candidates->at[i].rtt_measured) known[n++] = candidates->at[i].rtt_ns;
     qsort(known, n, sizeof *known, compare_rtt);
-    for (size_t i = 0; i < candidates->n && n; i++)
-        if (candidates->at[i].node && !candidates->at[i].rtt_measured) candidates->at[i].rtt_ns = known[n / 2];
+    for (sn_candidate *p = candidates->at; p < candidates->at + candidates->n; p++) {
+        if (!p->node || p->rtt_measured) continue;
+        if (n) p->rtt_ns = known[n / 2];
+        if (p->node->reach == SN_REACH_RELAYED) p->rtt_ns *= 2;
+    }
     free(known);
     return SN_OK;
 }

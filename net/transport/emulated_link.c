@@ -188,7 +188,10 @@ static sn_status emulated_recv(sn_transport *t, int64_t deadline_us, sn_event *o
 /* -- the other operations -- */
 
 static sn_status emulated_listen(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1], sn_err *err) {
-    return sn_transport_listen(((emulated *)t)->inner, address, bound, err);
+    sn_transport *inner = ((emulated *)t)->inner;
+    sn_status status = sn_transport_listen(inner, address, bound, err);
+    t->portal = inner->portal;
+    return status;
 }
 static sn_status emulated_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
                                sn_err *err) {
@@ -217,6 +220,10 @@ static void emulated_hang_up(sn_transport *t, sn_peer peer) {
     }
 }
 
+static bool emulated_peer_host(sn_transport *t, sn_peer peer, char host[SN_ADDRESS_MAX + 1]) {
+    return sn_transport_peer_host(((emulated *)t)->inner, peer, host);
+}
+
 static void emulated_wake(sn_transport *t) {
     emulated *e = (emulated *)t;
     atomic_store(&e->woken, true);
@@ -237,7 +244,7 @@ static void emulated_free(sn_transport *t) {
 }
 
 static const sn_transport_ops emulated_ops = {emulated_listen,  emulated_dial, emulated_send, emulated_recv,
-                                              emulated_hang_up, emulated_wake, emulated_free};
+                                              emulated_hang_up, emulated_wake, emulated_free, emulated_peer_host};
 
 sn_status sn_transport_emulated_new(sn_transport **inner, const sn_emulated_link *link, int64_t (*now_us)(void),
                                     sn_transport **out, sn_err *err) {
@@ -248,7 +255,7 @@ sn_status sn_transport_emulated_new(sn_transport **inner, const sn_emulated_link
         sn_transport_free(inner);
         return status;
     }
-    *e = (emulated){.base = {&emulated_ops, (*inner)->dials_names},
+    *e = (emulated){.base = {.ops = &emulated_ops, .dials_names = (*inner)->dials_names},
                     .inner = *inner,
                     .link = *link,
                     .now_us = now_us ? now_us : sn_now_us};

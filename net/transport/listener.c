@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "net/address.h"
 #include "net/transport/listener_state_private.h"
 #include "net/transport/tcp_listen_private.h"
 
@@ -198,6 +199,35 @@ void sn_listener_hang_up(sn_listener *l, sn_peer peer) {
     pthread_mutex_unlock(&l->lock);
 }
 
+bool sn_listener_peer_host(sn_listener *l, sn_peer peer, char host[SN_ADDRESS_MAX + 1]) {
+    struct sockaddr_storage from = {0};
+    pthread_mutex_lock(&l->lock);
+    const connection *c = find_peer(l, peer);
+    bool known = c && !c->adopted;
+    if (known) from = c->from;
+    pthread_mutex_unlock(&l->lock);
+    return known && sn_address_host(&from, host);
+}
+
+void sn_listener_divert(sn_listener *l, sn_listener_diverted diverted, void *ctx) {
+    pthread_mutex_lock(&l->lock);
+    l->diverted = diverted;
+    l->diverted_ctx = ctx;
+    pthread_mutex_unlock(&l->lock);
+}
+
+void sn_listener_adopt(sn_listener *l, int fd, const struct sockaddr_storage *from) {
+    pthread_mutex_lock(&l->lock);
+    bool room = l->n_adopted < ADOPTED_MAX;
+    if (room) {
+        l->adopted[l->n_adopted].fd = fd;
+        l->adopted[l->n_adopted++].from = *from;
+    }
+    listener_signal(l->todo_fd);
+    pthread_mutex_unlock(&l->lock);
+    if (!room) close(fd);
+}
+
 /* -- creation and release -- */
 
 static sn_status watch_own(sn_listener *l, int *fd, sn_err *err) {
@@ -277,6 +307,7 @@ void sn_listener_free(sn_listener **listener, int64_t linger_us) {
         if (l->slots[i]) listener_end_connection(l, l->slots[i], "this transport ends");
     for (size_t i = 0; l->slots && i < l->n_slots; i++)
         if (l->slots[i]) listener_free_connection(l, l->slots[i]);
+    for (size_t i = 0; i < l->n_adopted; i++) close(l->adopted[i].fd);
     const int fds[] = {l->listen_fd, l->epoll_fd, l->todo_fd, l->ready_fd, l->spare_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         if (fds[i] >= 0) close(fds[i]);

@@ -47,6 +47,14 @@ sn_status sn_listener_send(sn_listener *listener, sn_peer peer, const sn_buf *ma
                            sn_err *err) SN_MUST_USE;
 /* Forgets the peer: what is queued for it is dropped, and its next message is that of a new peer. */
 void sn_listener_hang_up(sn_listener *listener, sn_peer peer);
+/* The numeric host from which the peer came; false: it is gone, or was brought by a relay. */
+bool sn_listener_peer_host(sn_listener *listener, sn_peer peer, char host[SN_ADDRESS_MAX + 1]);
+/* Connections whose first byte is not ZMTP's are given to this function, on the listener's thread; it owns the
+ * descriptor. NULL: they end. */
+typedef void (*sn_listener_diverted)(void *ctx, int fd, const struct sockaddr_storage *from);
+void sn_listener_divert(sn_listener *listener, sn_listener_diverted diverted, void *ctx);
+/* Takes a connected socket as if it had been accepted; `from`: a relay. On any thread. */
+void sn_listener_adopt(sn_listener *listener, int fd, const struct sockaddr_storage *from);
 /* Whether a handle is one of a listener; those of dialled peers are below. */
 #define SN_LISTENER_PEERS (UINT64_C(1) << 63)
 

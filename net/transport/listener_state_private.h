@@ -13,6 +13,7 @@ enum {
     /* What one connection may hold. */
     RECEIVED_MAX = 64,             /* messages that wait for the owner, beside those of one read; then TCP waits */
     RECEIVED_BYTES_MAX = 16 << 20, /* the same, in bytes */
+    ADOPTED_MAX = 64,              /* connections that wait for the thread */
     SENT_MAX = 1024,               /* messages that wait to be sent */
     SENT_BYTES_MAX = 64 << 20,     /* further messages are refused while so many bytes wait */
     READ_SIZE = 64 << 10,          /* bytes of one read */
@@ -41,6 +42,9 @@ typedef struct connection {
     sn_zmtp zmtp;
     sn_standing standing;
     int64_t opened_us, heard_us, pinged_us;
+    struct sockaddr_storage from;
+    bool adopted;   /* `from` is a relay */
+    bool begun;     /* its first byte has come */
     size_t partial; /* as counted in the listener */
     /* Guarded by the listener's lock. */
     struct connection *next_ready, *next_todo;
@@ -73,6 +77,13 @@ struct sn_listener {
     uint64_t last_number;
     size_t received_bytes, held_max; /* held_max: of received_bytes and partial together */
     int64_t linger_us;               /* -1: runs */
+    struct {
+        int fd;
+        struct sockaddr_storage from;
+    } adopted[ADOPTED_MAX];
+    size_t n_adopted;
+    sn_listener_diverted diverted;
+    void *diverted_ctx;
 };
 
 /* -- with the lock -- */

@@ -70,7 +70,7 @@ static bool make_room(sn_listener *l, const uint8_t prefix[SN_ADDRESS_PREFIX], s
     return decision != SN_ADMIT_NOT;
 }
 
-static void connection_begin(sn_listener *l, int fd, const struct sockaddr_storage *from, int64_t now) {
+static void connection_begin(sn_listener *l, int fd, const struct sockaddr_storage *from, bool adopted, int64_t now) {
     uint8_t prefix[SN_ADDRESS_PREFIX];
     int one = 1;
     size_t slot = 0;
@@ -90,7 +90,9 @@ static void connection_begin(sn_listener *l, int fd, const struct sockaddr_stora
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     c->slot = slot;
     c->fd = fd;
-    c->interest = EPOLLIN | EPOLLOUT;
+    c->from = *from;
+    c->adopted = adopted;
+    c->interest = EPOLLIN;
     c->opened_us = c->heard_us = c->standing.since_us = now;
     memcpy(c->standing.prefix, prefix, sizeof prefix);
     c->received_end = &c->received;
@@ -126,7 +128,7 @@ static void accept_newcomers(sn_listener *l, int64_t now) {
         socklen_t len = sizeof from;
         int fd = accept4(l->listen_fd, (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0)
-            connection_begin(l, fd, &from, now);
+            connection_begin(l, fd, &from, false, now);
         else if ((errno == EMFILE || errno == ENFILE) && newcomer_waits(l)) /* these errors come without one, too */
             accept_without_descriptor(l, now);
         else if (errno != EINTR && errno != ECONNABORTED)
@@ -159,7 +161,8 @@ static bool seal_next(sn_listener *l, connection *c) {
 
 static void watch(sn_listener *l, connection *c) {
     const uint8_t *data;
-    uint32_t interest = (c->paused ? 0 : EPOLLIN) | (sn_zmtp_output(&c->zmtp, &data) ? EPOLLOUT : 0);
+    bool writes = c->begun && sn_zmtp_output(&c->zmtp, &data) > 0;
+    uint32_t interest = (c->paused ? 0 : EPOLLIN) | (writes ? EPOLLOUT : 0);
     struct epoll_event event = {.events = interest, .data.ptr = c};
     if (interest == c->interest) return;
     c->interest = interest;
@@ -169,7 +172,8 @@ static void watch(sn_listener *l, connection *c) {
 /* Writes what the socket takes. */
 static void connection_write(sn_listener *l, connection *c) {
     const uint8_t *data;
-    while (c->fd >= 0) {
+    while (c->fd >= 0 &&
+           c->begun) { /* what comes first decides whether this is ZMTP: not even the greeting goes before it */
         while (sn_zmtp_is_ready(&c->zmtp) && sn_zmtp_output(&c->zmtp, &data) < SEALED_AHEAD && seal_next(l, c)) {}
         size_t len = c->fd < 0 ? 0 : sn_zmtp_output(&c->zmtp, &data);
         if (!len) break;
@@ -185,6 +189,8 @@ static void connection_write(sn_listener *l, connection *c) {
 }
 
 /* -- reading -- */
+
+static const char *const off_protocol = "what it sends is not the protocol of this transport";
 
 static bool queue_message(sn_listener *l, connection *c, sn_zmtp_message *message, int64_t now) {
     incoming *m = calloc(1, sizeof *m);
@@ -214,8 +220,6 @@ static bool may_shake_hands(sn_listener *l, const connection *c, int64_t now) {
     return sn_address_limit_allows(l->handshakes, c->standing.prefix, now) &&
            sn_address_limit_allows(l->all_handshakes, all, now);
 }
-
-static const char *const off_protocol = "what it sends is not the protocol of this transport";
 
 /* Takes bytes that have come; returns why the connection must end, or NULL. */
 static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data, size_t len, int64_t now) {
@@ -261,7 +265,28 @@ static void bound_memory(sn_listener *l, connection *c) {
     listener_end_connection(l, most, "it held the most memory of all");
 }
 
+/* What comes first decides what the connection is. False: nothing has come, or it is no peer's and has been given away.
+ */
+static bool connection_sort(sn_listener *l, connection *c) {
+    enum { ZMTP = 0xff };
+    uint8_t first;
+    ssize_t n = recv(c->fd, &first, 1, MSG_PEEK);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return false;
+    c->begun = n <= 0 || first == ZMTP || c->adopted;
+    if (c->begun) return true;
+    pthread_mutex_lock(&l->lock);
+    sn_listener_diverted diverted = l->diverted;
+    void *ctx = l->diverted_ctx;
+    pthread_mutex_unlock(&l->lock);
+    int fd = diverted ? fcntl(c->fd, F_DUPFD_CLOEXEC, 0) : -1;
+    struct sockaddr_storage from = c->from;
+    listener_end_connection(l, c, diverted ? "it is no connection of a peer" : off_protocol);
+    if (fd >= 0) diverted(ctx, fd, &from);
+    return false;
+}
+
 static void connection_read(sn_listener *l, connection *c, int64_t now) {
+    if (!c->begun && !connection_sort(l, c)) return;
     for (int i = 0; i < READS_AT_ONCE && c->fd >= 0; i++) {
         ssize_t n = recv(c->fd, l->scratch, READ_SIZE, 0);
         if (n < 0 && errno == EINTR) continue;
@@ -309,10 +334,25 @@ static void sweep(sn_listener *l, int64_t now, bool stalled) {
     }
 }
 
+/* Begins the connections that others have made for this listener. */
+static void take_adopted(sn_listener *l, int64_t now) {
+    for (;;) {
+        pthread_mutex_lock(&l->lock);
+        bool any = l->n_adopted > 0;
+        int fd = any ? l->adopted[--l->n_adopted].fd : -1;
+        struct sockaddr_storage from = {0};
+        if (any) from = l->adopted[l->n_adopted].from;
+        pthread_mutex_unlock(&l->lock);
+        if (!any) return;
+        connection_begin(l, fd, &from, true, now);
+    }
+}
+
 /* Does what was asked for: writes, reads again, frees what has ended. At the end of a round, when no event refers to a
  * connection any more. */
 static void do_todo(sn_listener *l, int64_t now) {
     listener_clear(l->todo_fd);
+    take_adopted(l, now);
     for (size_t i = 0;; i++) {
         pthread_mutex_lock(&l->lock);
         connection *c = l->todo;

@@ -90,7 +90,10 @@ static struct dialled *find_dialled(private_swarm *p, sn_peer peer) {
 /* -- operations -- */
 
 static sn_status private_listen(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1], sn_err *err) {
-    return sn_transport_listen(((private_swarm *)t)->inner, address, bound, err);
+    sn_transport *inner = ((private_swarm *)t)->inner;
+    sn_status status = sn_transport_listen(inner, address, bound, err);
+    t->portal = inner->portal;
+    return status;
 }
 
 static sn_status private_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
@@ -178,6 +181,10 @@ static void private_hang_up(sn_transport *t, sn_peer peer) {
     sn_transport_hang_up(p->inner, peer);
 }
 
+static bool private_peer_host(sn_transport *t, sn_peer peer, char host[SN_ADDRESS_MAX + 1]) {
+    return sn_transport_peer_host(((private_swarm *)t)->inner, peer, host);
+}
+
 static void private_wake(sn_transport *t) { sn_transport_wake(((private_swarm *)t)->inner); }
 
 static void private_free(sn_transport *t) {
@@ -190,7 +197,7 @@ static void private_free(sn_transport *t) {
 }
 
 static const sn_transport_ops private_ops = {private_listen,  private_dial, private_send, private_recv,
-                                             private_hang_up, private_wake, private_free};
+                                             private_hang_up, private_wake, private_free, private_peer_host};
 
 sn_status sn_transport_private_swarm_new(sn_transport **inner, const sn_identity *identity,
                                          const uint8_t key[SN_SWARM_KEY_SIZE], sn_transport **out, sn_err *err) {
@@ -203,7 +210,7 @@ sn_status sn_transport_private_swarm_new(sn_transport **inner, const sn_identity
         sn_transport_free(inner);
         return status;
     }
-    p->base = (sn_transport){&private_ops, (*inner)->dials_names};
+    p->base = (sn_transport){.ops = &private_ops, .dials_names = (*inner)->dials_names};
     p->inner = *inner;
     *inner = NULL;
     memcpy(p->key, key, sizeof p->key);

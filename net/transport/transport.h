@@ -21,6 +21,7 @@
 typedef uint64_t sn_peer; /* 0: none */
 
 typedef struct sn_transport sn_transport;
+typedef struct sn_portal sn_portal;
 
 /* What recv returns: a message (msg), bytes of a peer that are no message (msg NULL, err says why), an outage of a
  * dialled peer (lost), or the end of a peer that had dialled this transport (gone). */
@@ -64,11 +65,15 @@ typedef struct sn_transport_ops {
     void (*hang_up)(sn_transport *t, sn_peer peer);
     void (*wake)(sn_transport *t); /* on any thread: makes the current or the next recv return */
     void (*free)(sn_transport *t); /* gives unsent messages one second to leave */
+    /* The numeric host from which a peer has dialled this transport, as it stands in an address. False: it is not
+     * known, or is that of a relay. NULL: it never is. */
+    bool (*peer_host)(sn_transport *t, sn_peer peer, char host[SN_ADDRESS_MAX + 1]);
 } sn_transport_ops;
 
 struct sn_transport {
     const sn_transport_ops *ops; /* first member of every implementation */
     bool dials_names;            /* addresses that it dials may be names: those of a hub */
+    sn_portal *portal;           /* portal.h, of one that listens at a TCP port; else NULL */
 };
 
 static inline sn_status SN_MUST_USE sn_transport_listen(sn_transport *t, const char *address,
@@ -87,6 +92,9 @@ static inline sn_status SN_MUST_USE sn_transport_recv(sn_transport *t, int64_t d
     return t->ops->recv(t, deadline_us, out, err);
 }
 static inline void sn_transport_hang_up(sn_transport *t, sn_peer peer) { t->ops->hang_up(t, peer); }
+static inline bool sn_transport_peer_host(sn_transport *t, sn_peer peer, char host[SN_ADDRESS_MAX + 1]) {
+    return t->ops->peer_host && t->ops->peer_host(t, peer, host);
+}
 static inline void sn_transport_wake(sn_transport *t) { t->ops->wake(t); }
 static inline void sn_transport_free(sn_transport **t) {
     if (*t) (*t)->ops->free(*t);

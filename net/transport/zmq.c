@@ -12,16 +12,19 @@
  *
  * libzmq's endpoints are "tcp://HOST:PORT"; this file adds the prefix. */
 #include "net/address.h"
+#include "net/transport/portal.h"
 #include "net/transport/listener_private.h"
 #include "net/transport/zmq_monitor_private.h"
 
 #include "base/clock.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 #include <zmq.h>
@@ -32,6 +35,8 @@ enum {
     DIALLED_MAX = 4096,
     CURVE_OVERHEAD = 64, /* bytes; encryption adds less to a frame */
     LINGER_MS = 1000,
+    PORTAL_MIN = 16, /* connections that the portal holds */
+    PORTAL_MAX = 512,
     /* Waits below this end to the microsecond by the timer, for emulated_link.c; zmq_poll waits whole milliseconds. */
     EXACT_US = 1000000,
 };
@@ -89,12 +94,33 @@ static void *make_dealer(zmq *z, const char *address, sn_err *err) {
     return NULL;
 }
 
+static void portal_wakes(void *ctx) { sn_transport_wake(ctx); }
+static void portal_brings(void *ctx, int fd, const struct sockaddr_storage *from) {
+    sn_listener_adopt(((zmq *)ctx)->listener, fd, from);
+}
+static void listener_diverts(void *ctx, int fd, const struct sockaddr_storage *from) {
+    sn_portal_take(ctx, fd, from);
+}
+
+/* A joined connection of a relay takes two descriptors: the portal gets a quarter of the process's, the listener half.
+ */
+static sn_status make_portal(zmq *z, sn_err *err) {
+    struct rlimit descriptors = {.rlim_cur = 4 * PORTAL_MIN};
+    getrlimit(RLIMIT_NOFILE, &descriptors);
+    size_t n = descriptors.rlim_cur / 8 < PORTAL_MAX ? (size_t)descriptors.rlim_cur / 8 : PORTAL_MAX;
+    const sn_portal_host host = {portal_wakes, portal_brings, z};
+    sn_status status = sn_portal_new(&host, n < PORTAL_MIN ? PORTAL_MIN : n, &z->base.portal, err);
+    if (!status) sn_listener_divert(z->listener, listener_diverts, z->base.portal);
+    return status;
+}
+
 static sn_status zmq_transport_listen(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1],
                                       sn_err *err) {
     zmq *z = (zmq *)t;
     if (z->listener) return sn_fail(err, SN_REFUSED, "this transport listens already: make another for %s", address);
     sn_status status = sn_address_check(address, true, err);
-    return status ? status : sn_listener_new(&z->identity, address, bound, &z->listener, err);
+    if (!status) status = sn_listener_new(&z->identity, address, bound, &z->listener, err);
+    return status ? status : make_portal(z, err);
 }
 
 static sn_status dealers_reserve(zmq *z, sn_err *err) {
@@ -133,6 +159,18 @@ static void close_dealer(dealer *d) {
     zmq_close(d->socket);
 }
 
+/* A relay is a SOCKS5 proxy, of which the node's key is asked for (portal.h). */
+static bool connect_dealer(const dealer *d) {
+    sn_host_port at;
+    char endpoint[ENDPOINT_MAX + 1], name[SN_RELAY_NAME_LEN + 1], proxy[SN_ADDRESS_MAX + 1];
+    if (sn_parse_host_port(d->address, SN_HOST_PORT_DIAL, &at, NULL)) return false;
+    if (!at.relayed) return !zmq_connect(d->socket, endpoint_of(d->address, endpoint));
+    snprintf(proxy, sizeof proxy, "%.*s", (int)(strlen(d->address) - strlen(SN_RELAYED)), d->address);
+    sn_relay_name(d->key, name);
+    snprintf(endpoint, sizeof endpoint, TCP "%s:1", name);
+    return !zmq_setsockopt(d->socket, ZMQ_SOCKS_PROXY, proxy, strlen(proxy)) && !zmq_connect(d->socket, endpoint);
+}
+
 static sn_status zmq_transport_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
                                     sn_err *err) {
     zmq *z = (zmq *)t;
@@ -149,14 +187,12 @@ static sn_status zmq_transport_dial(sn_transport *t, const char *address, const 
     memcpy(d.key, key, SN_KEY_SIZE);
     memcpy(d.address, address, strlen(address) + 1);
     if (!(d.socket = make_dealer(z, address, err))) return err ? err->status : SN_STOP;
-    char endpoint[ENDPOINT_MAX + 1];
     if ((status = sn_zmq_monitor_open(z->context, d.socket, d.handle, &d.monitor, err))) {
         zmq_close(d.socket);
         return status;
     }
     if (zmq_setsockopt(d.socket, ZMQ_CURVE_SERVERKEY, key, SN_KEY_SIZE) ||
-        zmq_setsockopt(d.socket, ZMQ_CURVE_PUBLICKEY, z->identity.curve_key, SN_KEY_SIZE) ||
-        zmq_connect(d.socket, endpoint_of(address, endpoint))) {
+        zmq_setsockopt(d.socket, ZMQ_CURVE_PUBLICKEY, z->identity.curve_key, SN_KEY_SIZE) || !connect_dealer(&d)) {
         status = sn_fail(err, SN_REFUSED, "%s cannot be dialled: %s", address, zmq_strerror(zmq_errno()));
         close_dealer(&d);
         return status;
@@ -447,6 +483,11 @@ static sn_status zmq_transport_recv(sn_transport *t, int64_t deadline_us, sn_eve
     }
 }
 
+static bool zmq_transport_peer_host(sn_transport *t, sn_peer peer, char host[SN_ADDRESS_MAX + 1]) {
+    zmq *z = (zmq *)t;
+    return z->listener && sn_listener_peer_host(z->listener, peer, host);
+}
+
 static void zmq_transport_wake(sn_transport *t) {
     uint64_t one = 1;
     ssize_t written =
@@ -458,7 +499,9 @@ static void zmq_transport_wake(sn_transport *t) {
 
 static void zmq_transport_free(sn_transport *t) {
     zmq *z = (zmq *)t;
+    sn_portal_stop(z->base.portal); /* it gives connections to the listener, which gives some to it */
     sn_listener_free(&z->listener, (int64_t)LINGER_MS * 1000);
+    sn_portal_free(&z->base.portal);
     for (size_t i = 0; i < z->n_dealers; i++) close_dealer(&z->dealers[i]);
     if (z->context)
         while (zmq_ctx_term(z->context) && zmq_errno() == EINTR) {}
@@ -471,9 +514,9 @@ static void zmq_transport_free(sn_transport *t) {
     free(z);
 }
 
-static const sn_transport_ops zmq_ops = {zmq_transport_listen, zmq_transport_dial,    zmq_transport_send,
-                                         zmq_transport_recv,   zmq_transport_hang_up, zmq_transport_wake,
-                                         zmq_transport_free};
+static const sn_transport_ops zmq_ops = {zmq_transport_listen, zmq_transport_dial,     zmq_transport_send,
+                                         zmq_transport_recv,   zmq_transport_hang_up,  zmq_transport_wake,
+                                         zmq_transport_free,   zmq_transport_peer_host};
 
 sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, sn_err *err) {
     zmq *z;

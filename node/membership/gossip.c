@@ -100,7 +100,7 @@ static bool peer_is_in_use(const sn_membership *m, sn_peer peer) {
     const sn_gossip *g = &m->gossip;
     for (size_t i = 0; i < g->n_neighbours; i++)
         if (g->neighbours[i].peer == peer) return true;
-    return peer_is_bootstrap(m, peer);
+    return peer_is_bootstrap(m, peer) || (peer && peer == m->relay);
 }
 
 bool sn_membership_uses(const sn_membership *m, sn_peer peer) {
@@ -331,6 +331,15 @@ int64_t sn_gossip_tick(sn_membership *m, int64_t now_us, int64_t unix_ms) {
             sn_gossip_pull(m, g->neighbours[sn_rng_below(&g->seed, g->n_neighbours)].peer, false);
     }
     return g->push_us && g->push_us < g->pull_us ? g->push_us : g->pull_us;
+}
+
+void sn_gossip_forget_neighbours(sn_membership *m) {
+    sn_gossip *g = &m->gossip;
+    for (size_t i = 0; i < g->n_neighbours; i++) sn_transport_hang_up(m->setup.transport, g->neighbours[i].peer);
+    for (size_t i = 0; i < SN_FORMER_NEIGHBOURS_MAX; i++)
+        if (g->former[i]) sn_transport_hang_up(m->setup.transport, g->former[i]);
+    memset(g->former, 0, sizeof g->former);
+    g->n_neighbours = 0;
 }
 
 void sn_gossip_peer_lost(sn_membership *m, sn_peer peer) {

@@ -47,6 +47,15 @@ sn_blob sn_membership_own_announcement(const sn_membership *m) {
     return (sn_blob){m->own.sealed.data, m->own.sealed.len};
 }
 
+const char *sn_membership_address(const sn_membership *m) { return m->address; }
+
+void sn_membership_set_reach(sn_membership *m, const char *address, sn_reach_kind reach) {
+    snprintf(m->address, sizeof m->address, "%s", address);
+    m->reach = reach;
+}
+
+void sn_membership_set_relay_places(sn_membership *m, uint64_t places) { m->relay_places = places; }
+
 sn_msg *sn_membership_new_msg(sn_msg_kind kind, uint64_t correlation_id) {
     sn_msg *msg = NULL;
     sn_err err;
@@ -73,6 +82,8 @@ static sn_status own_announcement_seal(sn_membership *m, int64_t unix_ms, sn_err
     memcpy(a->node, identity->id, SN_KEY_SIZE);
     memcpy(a->curve_key, identity->curve_key, SN_KEY_SIZE);
     memcpy(a->address, m->address, sizeof a->address);
+    a->reach = m->reach;
+    a->relay_places = m->relay_places;
     memcpy(a->name, m->name, sizeof a->name);
     memcpy(a->version, SN_VERSION, sizeof SN_VERSION);
     a->protocol = SN_PROTOCOL_VERSION;
@@ -190,5 +201,6 @@ void sn_membership_peer_lost(sn_membership *m, const sn_event *event) {
             m->bootstrap_peers[i].answered = false;
             return;
         }
+    if (m->relay == event->peer) m->relay = 0;
     sn_transport_hang_up(m->setup.transport, event->peer);
 }

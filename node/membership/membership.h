@@ -48,6 +48,18 @@ void sn_membership_free(sn_membership **membership); /* accepts NULL */
  * every round until it answers. Ignored beyond SN_BOOTSTRAP_PEERS_MAX, and for the node's own key. */
 void sn_membership_join(sn_membership *membership, const char *address, const uint8_t curve_key[SN_KEY_SIZE]);
 
+/* From the next announcement on, others reach this node at this address, */
+void sn_membership_set_reach(sn_membership *membership, const char *address, sn_reach_kind reach);
+/* and it would be a relay for so many more nodes. */
+void sn_membership_set_relay_places(sn_membership *membership, uint64_t places);
+/* Bootstrap peers that have answered; returns how many were put into peers. */
+size_t sn_membership_answered(const sn_membership *membership, sn_peer *peers, size_t max);
+/* Connects to all bootstrap peers anew and forgets the neighbours: this node's own address has changed, and connections
+ * that were made from the old one are dead. */
+void sn_membership_redial(sn_membership *membership);
+/* Keeps the connection to the relay of this node, instead of the one before; 0: of none. */
+void sn_membership_hold(sn_membership *membership, sn_peer relay);
+
 /* PEERS, PEERS_REPLY, PING and PONG; the caller keeps event->msg. */
 void sn_membership_handle(sn_membership *membership, const sn_event *event, int64_t now_us, int64_t unix_ms);
 /* The connection to a peer that was dialled is lost. Hangs up, unless it is a bootstrap peer. */
@@ -66,6 +78,7 @@ bool sn_membership_round(sn_membership *membership, int64_t now_us, int64_t unix
 /* Gossip that is due. Returns when to call again, the next round included. */
 int64_t sn_membership_tick(sn_membership *membership, int64_t now_us, int64_t unix_ms);
 
+const char *sn_membership_address(const sn_membership *membership); /* that it announces */
 const sn_directory *sn_membership_directory(const sn_membership *membership);
 /* The node's newest announcement, signed; len 0: it has not announced itself yet. Valid until the next announcement. */
 sn_blob sn_membership_own_announcement(const sn_membership *membership);

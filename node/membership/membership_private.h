@@ -10,6 +10,8 @@
 
 typedef struct sn_bootstrap_peer {
     sn_peer peer;
+    char address[SN_ADDRESS_MAX + 1];
+    uint8_t curve_key[SN_KEY_SIZE];
     bool answered;
     bool known; /* its id is known: it comes first in its own list */
     uint8_t id[SN_KEY_SIZE];
@@ -19,6 +21,9 @@ typedef struct sn_bootstrap_peer {
 struct sn_membership {
     sn_membership_setup setup; /* its strings are copied to: */
     char address[SN_ADDRESS_MAX + 1], name[64];
+    sn_reach_kind reach;
+    uint64_t relay_places;
+    sn_peer relay; /* of this node; 0: none */
     sn_directory *directory;
     sn_bootstrap_peer bootstrap_peers[SN_BOOTSTRAP_PEERS_MAX];
     size_t n_bootstrap_peers;
@@ -72,6 +77,7 @@ int64_t sn_gossip_tick(sn_membership *membership, int64_t now_us, int64_t unix_m
 /* Asks a peer for announcements that are newer than the known ones; with_own: and sends the node's own along. */
 void sn_gossip_pull(sn_membership *membership, sn_peer peer, bool with_own);
 void sn_gossip_peer_lost(sn_membership *membership, sn_peer peer);
+void sn_gossip_forget_neighbours(sn_membership *membership); /* and hangs up on them */
 size_t sn_gossip_reply_budget(sn_membership *membership,
                               int64_t now_us); /* bytes that a reply to a node may have now */
 void sn_gossip_reply_sent(sn_membership *membership, size_t bytes);

@@ -18,6 +18,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -250,9 +251,39 @@ void sn_membership_join(sn_membership *m, const char *address, const uint8_t cur
         return;
     }
     m->n_bootstrap_peers++;
+    snprintf(bootstrap_peer->address, sizeof bootstrap_peer->address, "%s", address);
+    memcpy(bootstrap_peer->curve_key, curve_key, SN_KEY_SIZE);
     bootstrap_peer->answered = false;
     bootstrap_peer->pages_left = PAGES_MAX;
     if (m->own.sealed.len) bootstrap_ask(m, bootstrap_peer, 0);
+}
+
+size_t sn_membership_answered(const sn_membership *m, sn_peer *peers, size_t max) {
+    size_t n = 0;
+    for (size_t i = 0; i < m->n_bootstrap_peers && n < max; i++)
+        if (m->bootstrap_peers[i].answered) peers[n++] = m->bootstrap_peers[i].peer;
+    return n;
+}
+
+void sn_membership_redial(sn_membership *m) {
+    sn_err err;
+    sn_gossip_forget_neighbours(m);
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++) {
+        sn_bootstrap_peer *b = &m->bootstrap_peers[i];
+        sn_transport_hang_up(m->setup.transport, b->peer);
+        b->answered = false;
+        b->pages_left = PAGES_MAX;
+        if (sn_transport_dial(m->setup.transport, b->address, b->curve_key, &b->peer, &err))
+            b->peer = 0;
+        else
+            bootstrap_ask(m, b, 0);
+    }
+}
+
+void sn_membership_hold(sn_membership *m, sn_peer relay) {
+    sn_peer before = m->relay;
+    m->relay = relay;
+    if (before && before != relay && !sn_membership_uses(m, before)) sn_transport_hang_up(m->setup.transport, before);
 }
 
 size_t sn_membership_bootstrap_answered(const sn_membership *m) {

@@ -97,6 +97,18 @@ static sn_status protocol_new_membership(sn_protocol *protocol, const sn_protoco
     return sn_membership_new(&membership, &protocol->membership, err);
 }
 
+static sn_status protocol_new_reach(sn_protocol *protocol, const sn_protocol_setup *setup, sn_err *err) {
+    sn_status status = sn_relaying_new(setup->transport, protocol->membership, setup->reach.relay_bytes_per_s,
+                                       &protocol->relaying, err);
+    const sn_reach_setup reach = {.transport = setup->transport,
+                                  .membership = protocol->membership,
+                                  .relaying = protocol->relaying,
+                                  .listen = setup->reach.listen,
+                                  .asks = setup->reach.asks,
+                                  .host = setup->reach.host};
+    return status ? status : sn_reach_new(&reach, &protocol->reach, err);
+}
+
 static void protocol_init_placement(sn_protocol *protocol, const sn_protocol_setup *setup, int64_t now_us) {
     sn_placement_setup placement = {
         .policy = setup->placement,
@@ -131,6 +143,7 @@ sn_status sn_protocol_new(const sn_protocol_setup *setup, int64_t now_us, sn_pro
     if (!status) status = sn_sessions_new(setup->sessions_max, &protocol->sessions, err);
     if (!status) status = sn_quota_new(&setup->quota, &protocol->quota, err);
     if (!status) status = protocol_new_membership(protocol, setup, err);
+    if (!status && setup->transport->portal) status = protocol_new_reach(protocol, setup, err);
     if (!status)
         protocol_init_placement(protocol, setup, now_us);
     else
@@ -146,6 +159,8 @@ void sn_protocol_free(sn_protocol **protocol) {
         sn_kv_migration_free(sn_sessions_at(p->sessions, i), true);
     sn_sessions_free(&p->sessions);
     sn_adapter_table_clear(&p->adapters);
+    sn_reach_free(&p->reach);
+    sn_relaying_free(&p->relaying);
     sn_membership_free(&p->membership);
     sn_quota_free(&p->quota);
     sn_hasher_free(p->hasher);
@@ -160,21 +175,38 @@ static void protocol_set_time(sn_protocol *protocol, int64_t now_us, int64_t uni
     protocol->unix_offset_ms = unix_ms - now_us / 1000;
 }
 
-void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
-    protocol_set_time(protocol, now_us, unix_ms);
+/* True: the event is no message, and has been handled. */
+static bool protocol_handle_end(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
     if (event->lost) {
         sn_protocol_outgoing_lost(protocol, event->peer);
+        if (protocol->reach) sn_reach_peer_lost(protocol->reach, event->peer, now_us);
         sn_membership_peer_lost(protocol->membership, event);
-        return;
-    }
-    if (event->gone) {
+    } else if (event->gone) {
         sn_protocol_peer_gone(protocol, event->peer, now_us);
-        return;
+        if (protocol->relaying) sn_relaying_peer_gone(protocol->relaying, event->peer);
+    } else if (!event->msg && event->peer) {
+        sn_protocol_refuse(protocol, event->peer, NULL, &event->err);
     }
-    if (!event->msg) {
-        if (event->peer) sn_protocol_refuse(protocol, event->peer, NULL, &event->err);
-        return;
+    return !event->msg;
+}
+
+static void protocol_handle_reach(sn_protocol *protocol, const sn_event *event, int64_t now_us, int64_t unix_ms) {
+    sn_err err;
+    if (!protocol->reach) {
+        (void)sn_fail(&err, SN_REFUSED, "this node listens at no TCP port of its own: ask another one");
+        sn_protocol_refuse(protocol, event->peer, event->msg, &err);
+    } else if (event->msg->kind == SN_MSG_DIAL_BACK) {
+        sn_relaying_on_dial_back(protocol->relaying, event, now_us);
+    } else if (event->msg->kind == SN_MSG_RELAY) {
+        sn_relaying_on_relay(protocol->relaying, event, now_us);
+    } else {
+        sn_reach_handle(protocol->reach, event, now_us, unix_ms);
     }
+}
+
+void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
+    protocol_set_time(protocol, now_us, unix_ms);
+    if (protocol_handle_end(protocol, event, now_us)) return;
     sn_err err;
     if (protocol->orphans) sn_protocol_owner_is_here(protocol, event);
     switch (event->msg->kind) {
@@ -197,7 +229,15 @@ void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, 
     case SN_MSG_STATUS:
         sn_protocol_on_status(protocol, event, now_us);
         break;
+    case SN_MSG_DIAL_BACK:
+    case SN_MSG_DIAL_BACK_REPLY:
+    case SN_MSG_RELAY:
+    case SN_MSG_RELAY_REPLY:
+    case SN_MSG_RELAY_CALL:
+        protocol_handle_reach(protocol, event, now_us, unix_ms);
+        break;
     case SN_MSG_ERROR:
+        if (protocol->reach && sn_reach_on_error(protocol->reach, event, now_us)) break;
         if (!sn_kv_migration_on_error(protocol, event, now_us)) sn_protocol_on_error(protocol, event);
         break;
     case SN_MSG_KV_SEND:
@@ -284,6 +324,9 @@ int64_t sn_protocol_tick(sn_protocol *protocol, int64_t now_us, int64_t unix_ms)
     int64_t next_us = sn_membership_tick(protocol->membership, now_us, unix_ms);
     int64_t sharing_us = sn_protocol_sharing_tick(protocol, now_us);
     if (sharing_us < next_us) next_us = sharing_us;
+    if (protocol->relaying) sn_relaying_tick(protocol->relaying, now_us);
+    int64_t reach_us = protocol->reach ? sn_reach_tick(protocol->reach, now_us, unix_ms) : INT64_MAX;
+    if (reach_us < next_us) next_us = reach_us;
     if (outgoing_us < next_us) next_us = outgoing_us;
     if (orphans_us < next_us) next_us = orphans_us;
     if (migration_us < next_us) next_us = migration_us;
@@ -365,6 +408,8 @@ size_t sn_protocol_bootstrap_answered(const sn_protocol *protocol) {
 size_t sn_protocol_session_count(const sn_protocol *protocol) { return sn_sessions_count(protocol->sessions); }
 
 bool sn_protocol_busy(const sn_protocol *protocol) { return protocol->jobs > 0; }
+
+const char *sn_protocol_address(const sn_protocol *protocol) { return sn_membership_address(protocol->membership); }
 
 const sn_directory *sn_protocol_directory(const sn_protocol *protocol) {
     return sn_membership_directory(protocol->membership);

@@ -26,6 +26,7 @@
 
 #include "model/range_set.h"
 #include "node/engine/adapter_store.h"
+#include "node/membership/reach.h"
 #include "node/placement/placement.h"
 #include "node/protocol/quota.h"
 #include "node/protocol/session.h"
@@ -73,7 +74,14 @@ typedef struct sn_protocol_setup {
                                  * may lie in batches that wait. 0: the node does not train */
     sn_quota_limits quota;      /* of each client; its priorities are copied */
     sn_share share;             /* copied */
-    size_t n_joined;            /* addresses given with --join, for the statistics */
+    /* How others reach this node (node/membership/reach.h); only over a transport that has a portal. */
+    struct {
+        const char *listen; /* the address at which the transport listens; copied */
+        bool asks;
+        int64_t relay_bytes_per_s; /* 0: it is no relay */
+        sn_reach_host host;
+    } reach;
+    size_t n_joined; /* addresses given with --join, for the statistics */
     /* Hands a job to the engine, which returns it through sn_protocol_job_done. False: the engine is full, and the job
      * stays the protocol's. */
     bool (*submit)(void *ctx, sn_job *job);
@@ -134,6 +142,7 @@ bool sn_protocol_busy(const sn_protocol *protocol);                 /* jobs are 
 /* -- observation */
 
 void sn_protocol_read_stats(const sn_protocol *protocol, sn_node_stats *out);
+const char *sn_protocol_address(const sn_protocol *protocol);           /* that it announces */
 const sn_directory *sn_protocol_directory(const sn_protocol *protocol); /* announcements of the nodes known */
 
 #endif

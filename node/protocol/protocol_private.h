@@ -65,6 +65,8 @@ typedef struct sn_sharing {
 struct sn_protocol {
     sn_protocol_setup setup; /* without address and name, which membership has copied */
     const sn_hparams *hp;    /* of the model */
+    sn_relaying *relaying;   /* both NULL over a transport without a portal */
+    sn_reach *reach;
     sn_membership *membership;
     sn_placement placement;
     sn_sessions *sessions;

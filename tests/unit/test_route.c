@@ -23,6 +23,7 @@ typedef struct fixture {
 typedef struct node_spec {
     int first, end, sessions, queue, n_blocks, kv_free, decode_us;
     bool q8;                         /* accepts Q8 */
+    bool relayed;
     int neighbour, neighbour_rtt_us; /* a round trip to the node of this number - 1 */
     sn_node_state state;
     int other; /* 1: another model; 10 + b: other weights in block b */
@@ -58,6 +59,10 @@ static int add_node(fixture *m, node_spec s) {
     a->end_block = (uint64_t)s.end;
     a->n_blocks = (uint64_t)(s.n_blocks ? s.n_blocks : m->query.n_blocks);
     for (int b = s.first; b < s.end; b++) a->block_hash[b - s.first][0] = (uint8_t)(s.other == 10 + b ? 99 : b);
+    if (s.relayed) {
+        snprintf(a->address, sizeof a->address, "127.0.0.1:%d/relay", 7000 + m->n);
+        a->reach = SN_REACH_RELAYED;
+    }
     if (s.q8) a->wire_dtype[a->n_wire_dtype++] = SN_F32, a->wire_dtype[a->n_wire_dtype++] = SN_Q8;
     a->sessions = (uint64_t)s.sessions;
     a->queued_steps = (uint64_t)s.queue;
@@ -222,6 +227,14 @@ Test(route, an_unmeasured_distance_is_estimated_from_the_others) {
     sn_candidates_fini(&candidates);
     cr_expect_str_eq(route_text(m, 0, 10), "0:10@0");
     sn_peer_stats_free(&peer_stats);
+    fixture_free(&m);
+}
+
+Test(route, a_node_behind_a_relay_costs_its_relay) {
+    fixture *m = fixture_new();
+    add_node(m, (node_spec){0, 10, .state = SN_NODE_ONLINE, .relayed = true});
+    add_online_node(m, 0, 10);
+    cr_expect_str_eq(route_text(m, 0, 10), "0:10@1");
     fixture_free(&m);
 }
 

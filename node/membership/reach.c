@@ -1,0 +1,394 @@
+/* How others reach this node (reach.h). A round of probes is one DIAL_BACK to each of a few bootstrap peers; it ends
+ * when a token has come from one that sees the best address, or after ROUND_US. What it found decides what is announced
+ * and what is tried next (round_end). */
+#include "node/membership/reach.h"
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "base/text.h"
+#include "net/address.h"
+#include "node/membership/membership_private.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PROBES_MAX = 3,
+    ROUND_US = 4000000,
+    SETTLE_US = 300000,       /* after the first answer of a round: others may see a better address */
+    RETRY_US = 5000000,       /* after a round without an answer, or a first failure */
+    VERIFY_US = 60000000,     /* between rounds of a node that is reached */
+    TRY_AGAIN_US = 300000000, /* between rounds of one that is not */
+    FAILURES_MAX = 2,         /* rounds without a token, until a node that was reached counts as not reached */
+    LOCAL_US = 1000000,       /* between looks at this machine's own address */
+    RELAY_ANSWER_US = 5000000,
+    RELAY_RENEW_US = 15000000,
+    RELAY_AVOID_US = 60000000, /* a relay that failed */
+    RELAY_SEARCH_US = 500000,  /* between looks for a relay */
+    AVOIDED_MAX = 16,
+    SENTENCE_US = 10000000, /* without a relay, until the owner is told */
+};
+
+typedef struct probe {
+    sn_peer peer;
+    uint64_t id; /* correlation id of the DIAL_BACK */
+    uint8_t token[SN_TOKEN_SIZE];
+    bool answered;
+    char address[SN_ADDRESS_MAX + 1]; /* that was dialled, if answered */
+} probe;
+
+struct sn_reach {
+    sn_reach_setup setup;
+    char listen[SN_ADDRESS_MAX + 1];
+    char local[SN_ADDRESS_MAX + 1]; /* this machine's own host; empty: not known */
+    uint64_t seed, last_id;
+    int64_t local_us; /* when to look at it again */
+    probe probes[PROBES_MAX];
+    size_t n_probes;            /* 0: no round runs */
+    bool probes_mapped;         /* the round is about the port that the router opened */
+    int64_t round_us, ended_us; /* when the round began, and ends; round_us 0 and ended_us: when the next one is due */
+    bool reached;               /* what is announced was tried and works */
+    bool settled;               /* a round has ended with an answer */
+    int failures;
+    bool wants_relay;
+    int64_t unreached_us; /* since when it wants one and has none; 0: it has */
+    bool told;            /* that others cannot reach it */
+    struct {
+        sn_peer peer; /* 0: none */
+        bool on;      /* it has agreed */
+        uint64_t id;  /* correlation id of the newest RELAY */
+        uint64_t tag;
+        int64_t asked_us, renew_us; /* asked_us: 0 when it has answered */
+        char address[SN_ADDRESS_MAX + 1];
+    } relay;
+    int64_t search_us;
+    struct {
+        uint64_t tag;
+        int64_t until_us;
+    } avoided[AVOIDED_MAX];
+    size_t next_avoided;
+};
+
+sn_status sn_reach_new(const sn_reach_setup *setup, sn_reach **out, sn_err *err) {
+    sn_reach *r = NULL;
+    *out = NULL;
+    sn_status status = sn_calloc(&r, 1, sizeof *r, err);
+    if (status) return status;
+    r->setup = *setup;
+    snprintf(r->listen, sizeof r->listen, "%s", setup->listen);
+    r->setup.listen = r->listen;
+    sn_random(&r->seed, sizeof r->seed);
+    sn_random(&r->last_id, sizeof r->last_id);
+    *out = r;
+    return SN_OK;
+}
+
+void sn_reach_free(sn_reach **reach) {
+    free(*reach);
+    *reach = NULL;
+}
+
+/* -- addresses ----------------------------------------------------------------------------------------------------- */
+
+static int port_of(const char *address) {
+    sn_host_port at;
+    return sn_parse_host_port(address, SN_HOST_PORT_LISTEN, &at, NULL) ? 0 : at.port;
+}
+
+static bool listens_everywhere(const sn_reach *r) {
+    return !strncmp(r->listen, "0.0.0.0:", 8) || !strncmp(r->listen, "[::]:", 5);
+}
+
+/* How far an address reaches: 2: everywhere, 1: inside a private network, 0: on this machine. */
+static int scope_of(const char *address) {
+    sn_host_port at;
+    unsigned a = 0, b = 0;
+    if (sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, NULL)) return 0;
+    if (strchr(at.host, ':')) {
+        if (!strcmp(at.host, "::1")) return 0;
+        return !strncasecmp(at.host, "fc", 2) || !strncasecmp(at.host, "fd", 2) || !strncasecmp(at.host, "fe8", 3) ? 1
+                                                                                                                   : 2;
+    }
+    if (sscanf(at.host, "%u.%u", &a, &b) != 2 || a == 127) return 0;
+    bool private = a == 10 || (a == 172 && b >= 16 && b < 32) || (a == 192 && b == 168) || (a == 169 && b == 254) ||
+                   (a == 100 && b >= 64 && b < 128);
+    return private ? 1 : 2;
+}
+
+/* What the owner of this node is told. */
+static void tell(const sn_reach *r, sn_reach_kind kind) {
+    static const char *const how[] = {
+        [SN_REACH_DIRECT] = "others reach this node directly",
+        [SN_REACH_MAPPED] = "others reach this node through a port that the router has opened for it",
+        [SN_REACH_RELAYED] = "others reach this node through a relay, because no other way works: this is slower; for "
+                             "a direct way forward the TCP and UDP port of --listen in the router to this machine",
+    };
+    sn_log(SN_LOG_INFO, "reached by others", "how=%s address=%s text=%s", sn_reach_name(kind),
+           sn_membership_address(r->setup.membership), how[kind]);
+}
+
+static void announce(sn_reach *r, const char *address, sn_reach_kind kind, bool works, int64_t now_us,
+                     int64_t unix_ms) {
+    sn_membership *m = r->setup.membership;
+    sn_relaying_allow(r->setup.relaying, kind != SN_REACH_RELAYED);
+    bool same = !strcmp(m->address, address) && m->reach == kind && r->settled;
+    sn_membership_set_reach(m, address, kind);
+    r->settled |= works;
+    if (same) return;
+    if (works) tell(r, kind);
+    if (sn_membership_own_announcement(m).len) sn_membership_announce(m, now_us, unix_ms);
+}
+
+/* -- the relay ----------------------------------------------------------------------------------------------------- */
+
+static void relay_end(sn_reach *r) {
+    memset(&r->relay, 0, sizeof r->relay);
+    sn_membership_hold(r->setup.membership, 0);
+}
+
+static void relay_failed(sn_reach *r, const char *why, int64_t now_us) {
+    if (!r->relay.peer) return;
+    sn_log(SN_LOG_INFO, "relay given up", "address=%s text=%s", r->relay.address, why);
+    size_t at = r->next_avoided++ % AVOIDED_MAX;
+    r->avoided[at].tag = r->relay.tag;
+    r->avoided[at].until_us = now_us + RELAY_AVOID_US;
+    relay_end(r);
+    r->search_us = 0;
+}
+
+static void relay_ask(sn_reach *r, int64_t now_us) {
+    sn_msg *msg = sn_membership_new_msg(SN_MSG_RELAY, ++r->last_id);
+    if (!msg) return;
+    msg->relay.protocol = SN_PROTOCOL_VERSION;
+    r->relay.id = r->last_id;
+    r->relay.asked_us = now_us;
+    r->relay.renew_us = now_us + RELAY_RENEW_US;
+    sn_membership_send(r->setup.membership, r->relay.peer, &msg);
+}
+
+static bool is_avoided(const sn_reach *r, uint64_t tag, int64_t now_us) {
+    for (size_t i = 0; i < AVOIDED_MAX; i++)
+        if (r->avoided[i].tag == tag && now_us < r->avoided[i].until_us) return true;
+    return false;
+}
+
+static bool may_relay(const sn_reach *r, const sn_directory *d, size_t i, bool any, int64_t now_us, int64_t unix_ms) {
+    const sn_announcement *a = sn_directory_at(d, i);
+    return a->relay_places && a->reach != SN_REACH_RELAYED && a->state <= SN_NODE_ONLINE &&
+           sn_directory_expiry_at(d, i) > (uint64_t)unix_ms &&
+           memcmp(a->curve_key, r->setup.membership->setup.identity->curve_key, SN_KEY_SIZE) &&
+           (any || !is_avoided(r, sn_node_tag(a->node), now_us));
+}
+
+/* Asks a node that offers a place; one that failed only when there is no other one. */
+static void relay_search(sn_reach *r, int64_t now_us, int64_t unix_ms) {
+    const sn_directory *d = sn_membership_directory(r->setup.membership);
+    size_t count = sn_directory_count(d), from = (size_t)sn_rng_below(&r->seed, count);
+    r->search_us = now_us + RELAY_SEARCH_US;
+    for (size_t k = 0; k < 2 * count; k++) {
+        size_t i = (from + k) % count;
+        const sn_announcement *a = sn_directory_at(d, i);
+        sn_err err;
+        if (!may_relay(r, d, i, k >= count, now_us, unix_ms)) continue;
+        if (sn_transport_dial(r->setup.transport, a->address, a->curve_key, &r->relay.peer, &err)) continue;
+        snprintf(r->relay.address, sizeof r->relay.address, "%s", a->address);
+        r->relay.tag = sn_node_tag(a->node);
+        sn_membership_hold(r->setup.membership, r->relay.peer);
+        relay_ask(r, now_us);
+        return;
+    }
+}
+
+static void relay_answered(sn_reach *r, int64_t now_us, int64_t unix_ms) {
+    char address[SN_ADDRESS_MAX + 1];
+    r->relay.asked_us = 0;
+    if (r->relay.on) return;
+    int len = snprintf(address, sizeof address, "%s" SN_RELAYED, r->relay.address);
+    if (len < 0 || (size_t)len >= sizeof address) return;
+    r->relay.on = true;
+    r->unreached_us = 0;
+    r->told = false;
+    announce(r, address, SN_REACH_RELAYED, true, now_us, unix_ms);
+}
+
+static int64_t relay_tick(sn_reach *r, int64_t now_us, int64_t unix_ms) {
+    if (r->relay.asked_us && now_us - r->relay.asked_us > RELAY_ANSWER_US)
+        relay_failed(r, "it does not answer", now_us);
+    if (!r->relay.peer && now_us >= r->search_us) relay_search(r, now_us, unix_ms);
+    if (r->relay.peer && now_us >= r->relay.renew_us) relay_ask(r, now_us);
+    if (!r->unreached_us && !r->relay.on) r->unreached_us = now_us;
+    if (r->unreached_us && now_us - r->unreached_us > SENTENCE_US && !r->told) {
+        r->told = true;
+        sn_log(SN_LOG_WARN, "not reached by others", "address=%s text=%s", sn_membership_address(r->setup.membership),
+               "others cannot reach this node: no node dialled back, the router opened no port, and no node is a relay "
+               "with a free place; forward the TCP and UDP port of --listen in the router to this machine");
+    }
+    return !r->relay.peer ? r->search_us : r->relay.asked_us ? r->relay.asked_us + RELAY_ANSWER_US : r->relay.renew_us;
+}
+
+/* -- rounds of probes ---------------------------------------------------------------------------------------------- */
+
+static void round_begin(sn_reach *r, bool mapped, int port, int64_t now_us) {
+    sn_peer peers[PROBES_MAX];
+    size_t n = sn_membership_answered(r->setup.membership, peers, PROBES_MAX);
+    r->n_probes = 0;
+    r->probes_mapped = mapped;
+    for (size_t i = 0; i < n; i++) {
+        sn_msg *msg = sn_membership_new_msg(SN_MSG_DIAL_BACK, ++r->last_id);
+        if (!msg) break;
+        probe *p = &r->probes[r->n_probes++];
+        *p = (probe){.peer = peers[i], .id = r->last_id};
+        sn_random(p->token, sizeof p->token);
+        sn_portal_expect(r->setup.transport->portal, p->token);
+        msg->dial_back.protocol = SN_PROTOCOL_VERSION;
+        msg->dial_back.port = (uint64_t)port;
+        memcpy(msg->dial_back.token, p->token, SN_TOKEN_SIZE);
+        sn_membership_send(r->setup.membership, p->peer, &msg);
+    }
+    r->round_us = now_us;
+    r->ended_us = now_us + (r->n_probes ? ROUND_US : RETRY_US);
+}
+
+/* The probe whose asker sees the best address: of equals one whose token has come. NULL: none has answered. */
+static const probe *best_probe(const sn_reach *r, bool *reached) {
+    const probe *best = NULL;
+    *reached = false;
+    for (const probe *p = r->probes; p < r->probes + r->n_probes; p++) {
+        if (!p->answered || (best && scope_of(p->address) < scope_of(best->address))) continue;
+        bool came = sn_portal_was_reached(r->setup.transport->portal, p->token);
+        bool better = !best || scope_of(p->address) > scope_of(best->address);
+        if (better || (came && !*reached)) best = p;
+        *reached = better ? came : came || *reached;
+    }
+    return best;
+}
+
+static bool all_answered(const sn_reach *r) {
+    for (size_t i = 0; i < r->n_probes; i++)
+        if (!r->probes[i].answered) return false;
+    return true;
+}
+
+static void round_end(sn_reach *r, const probe *best, bool reached, int64_t now_us, int64_t unix_ms) {
+    r->n_probes = 0;
+    if (!best) { /* no node has answered: they refuse, or are lost */
+        r->ended_us = now_us + RETRY_US;
+        return;
+    }
+    if (reached) {
+        relay_end(r);
+        r->wants_relay = false;
+        r->reached = true;
+        r->failures = 0;
+        r->unreached_us = 0;
+        r->told = false;
+        r->ended_us = now_us + VERIFY_US;
+        announce(r, best->address, r->probes_mapped ? SN_REACH_MAPPED : SN_REACH_DIRECT, true, now_us, unix_ms);
+        return;
+    }
+    if (r->reached && ++r->failures < FAILURES_MAX) {
+        r->ended_us = now_us + RETRY_US;
+        return;
+    }
+    r->reached = false;
+    r->wants_relay = true;
+    r->ended_us = now_us + TRY_AGAIN_US;
+    r->setup.host.map_port(r->setup.host.ctx);
+}
+
+static int64_t round_tick(sn_reach *r, int64_t now_us, int64_t unix_ms) {
+    char mapped[SN_ADDRESS_MAX + 1];
+    if (!r->n_probes) {
+        bool has_mapping = r->setup.host.mapped(r->setup.host.ctx, mapped);
+        bool new_mapping = has_mapping && !r->reached && !r->probes_mapped;
+        if (!new_mapping && now_us < r->ended_us) return r->ended_us;
+        round_begin(r, has_mapping, port_of(has_mapping ? mapped : r->listen), now_us);
+        return r->ended_us;
+    }
+    bool reached;
+    const probe *best = best_probe(r, &reached);
+    bool settled = reached && (all_answered(r) || now_us - r->round_us > SETTLE_US);
+    if (settled || now_us >= r->ended_us) round_end(r, best, reached, now_us, unix_ms);
+    return r->n_probes && reached ? now_us + SETTLE_US : r->ended_us;
+}
+
+/* -- this machine's own address ------------------------------------------------------------------------------------ */
+
+/* A node that listens at all addresses announces its own one until it knows better. When it changes, connections that
+ * were made from the old one are dead, and everything is found out anew. */
+static void local_tick(sn_reach *r, int64_t now_us, int64_t unix_ms) {
+    char host[SN_ADDRESS_MAX + 1], address[SN_ADDRESS_MAX + 1];
+    if (now_us < r->local_us) return;
+    r->local_us = now_us + LOCAL_US;
+    if (!r->setup.host.local_host(r->setup.host.ctx, host) || !strcmp(host, r->local)) return;
+    bool changed = *r->local != 0;
+    snprintf(r->local, sizeof r->local, "%s", host);
+    int len = snprintf(address, sizeof address, "%s:%d", host, port_of(r->listen));
+    if (listens_everywhere(r) && len > 0 && (size_t)len < sizeof address && !r->relay.on)
+        announce(r, address, SN_REACH_DIRECT, false, now_us, unix_ms);
+    if (!changed) return;
+    sn_log(SN_LOG_INFO, "own address changed", "host=%s", host);
+    relay_end(r);
+    r->search_us = now_us;
+    sn_membership_redial(r->setup.membership);
+    r->reached = r->settled = r->probes_mapped = false;
+    r->n_probes = 0;
+    r->ended_us = now_us;
+}
+
+/* -- events and time ----------------------------------------------------------------------------------------------- */
+
+void sn_reach_handle(sn_reach *r, const sn_event *event, int64_t now_us, int64_t unix_ms) {
+    const sn_msg *msg = event->msg;
+    sn_err err;
+    if (msg->kind == SN_MSG_DIAL_BACK_REPLY) {
+        for (probe *p = r->probes; p < r->probes + r->n_probes; p++) {
+            if (p->peer != event->peer || p->id != msg->correlation_id || p->answered) continue;
+            if (sn_address_check_numeric(msg->dial_back_reply.address, &err)) continue;
+            p->answered = true;
+            snprintf(p->address, sizeof p->address, "%s", msg->dial_back_reply.address);
+        }
+    } else if (msg->kind == SN_MSG_RELAY_REPLY) {
+        if (event->peer == r->relay.peer && msg->correlation_id == r->relay.id) relay_answered(r, now_us, unix_ms);
+    } else if (event->peer == r->relay.peer) { /* RELAY_CALL */
+        if (sn_portal_answer(r->setup.transport->portal, r->relay.address, msg->relay_call.token, &err))
+            sn_log_rated(SN_LOG_INFO, "call not answered", "text=%s", err.text);
+    }
+}
+
+bool sn_reach_on_error(sn_reach *r, const sn_event *event, int64_t now_us) {
+    if (r->relay.peer && event->peer == r->relay.peer && event->msg->correlation_id == r->relay.id) {
+        relay_failed(r, event->msg->error.text, now_us);
+        return true;
+    }
+    for (size_t i = 0; i < r->n_probes; i++)
+        if (r->probes[i].peer == event->peer && r->probes[i].id == event->msg->correlation_id) {
+            r->probes[i] = r->probes[--r->n_probes]; /* another one may dial back */
+            if (!r->n_probes) r->ended_us = now_us + RETRY_US;
+            return true;
+        }
+    return false;
+}
+
+void sn_reach_peer_lost(sn_reach *r, sn_peer peer, int64_t now_us) {
+    if (peer && peer == r->relay.peer) relay_failed(r, "the connection to it is lost", now_us);
+}
+
+int64_t sn_reach_tick(sn_reach *r, int64_t now_us, int64_t unix_ms) {
+    sn_membership *m = r->setup.membership;
+    sn_membership_set_relay_places(m, sn_relaying_places(r->setup.relaying));
+    if (!r->setup.asks) return INT64_MAX;
+    local_tick(r, now_us, unix_ms);
+    sn_peer any;
+    int64_t next_us = r->local_us;
+    if (!sn_membership_answered(m, &any, 1) && !r->n_probes) {
+        r->ended_us = now_us; /* when one answers again: the way to it may have changed */
+    } else {
+        int64_t round_us = round_tick(r, now_us, unix_ms);
+        if (round_us < next_us) next_us = round_us;
+    }
+    int64_t relay_us = r->wants_relay ? relay_tick(r, now_us, unix_ms) : INT64_MAX;
+    return relay_us < next_us ? relay_us : next_us;
+}

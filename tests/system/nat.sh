@@ -1,0 +1,60 @@
+# Functions for tests of nodes behind routers. Sourced, not run, at the top of a test: runs it in network and mount namespaces of
+# its own, or skips it. The namespace of the script is the internet, a bridge with addresses 203.0.113.0/24 (and 2001:db8::/64).
+if [ -z "${SN_OWN_NETWORK:-}" ]; then
+  unshare -n -m --propagation private true 2>/dev/null || { echo "network namespaces are not permitted here"; exit 77; }
+  SN_OWN_NETWORK=1 exec unshare -n -m --propagation private bash "$0" "$@"
+fi
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+command -v ip >/dev/null || skip "ip (package iproute2) is not installed"
+command -v nft >/dev/null || skip "nft (package nftables) is not installed"
+ip link set lo up
+mkdir -p /run/netns && mount -t tmpfs none /run/netns 2>/dev/null && ip link add internet type bridge 2>/dev/null || skip "no bridge can be made here"
+ip addr add 203.0.113.1/24 dev internet && ip -6 addr add 2001:db8::1/64 dev internet nodad 2>/dev/null
+ip link set internet up
+
+# host NAME NUMBER [BRIDGE]: a machine at 203.0.113.NUMBER.
+host() {
+  ip netns add "$1" && ip link add "v$1" type veth peer name eth0 netns "$1" && ip link set "v$1" master "${3:-internet}" up &&
+    ip -n "$1" addr add "203.0.113.$2/24" dev eth0 && ip -n "$1" link set lo up && ip -n "$1" link set eth0 up &&
+    ip -n "$1" -6 addr add "2001:db8::$2/64" dev eth0 nodad || fail "the machine $1 cannot be made"
+}
+
+# home NAME NUMBER: a machine at 192.168.1.2 behind the router NAME-router, whose address outside is 203.0.113.NUMBER. The router
+# lets out what comes from inside, and in only the answers to it.
+home() {
+  host "$1-router" "$2"
+  ip netns add "$1" && ip -n "$1-router" link add lan type veth peer name eth0 netns "$1" &&
+    ip -n "$1-router" addr add 192.168.1.1/24 dev lan && ip -n "$1-router" link set lan up &&
+    ip -n "$1" addr add 192.168.1.2/24 dev eth0 && ip -n "$1" link set lo up && ip -n "$1" link set eth0 up &&
+    ip -n "$1" route add default via 192.168.1.1 || fail "the home $1 cannot be made"
+  ip netns exec "$1-router" sysctl -q net.ipv4.ip_forward=1 || skip "packets cannot be forwarded here"
+  ip netns exec "$1-router" nft -f - <<'END' || skip "nftables cannot be used here"
+table ip home {
+  chain in_miniupnpd { }
+  chain miniupnpd { }
+  chain prerouting_miniupnpd { }
+  chain postrouting_miniupnpd { }
+  chain prerouting { type nat hook prerouting priority -100; jump prerouting_miniupnpd; }
+  chain postrouting { type nat hook postrouting priority 100; oifname "eth0" masquerade; }
+  chain forward { type filter hook forward priority 0; policy drop; ct state established,related accept; iifname "lan" accept; ct status dnat accept; }
+  chain input { type filter hook input priority 0; policy drop; ct state established,related accept; iifname { "lan", "lo" } accept; }
+}
+END
+}
+
+# start_at NAME MODEL BLOCKS [option...]: starts a node on that machine.
+start_at() {
+  local name=$1 model=$2 blocks=$3
+  shift 3
+  start "$name" ip netns exec "$name" "$bin/swarm-node" --model "$model" --blocks "$blocks" --name "$name" --threads 1 --kv-memory 64MiB "$@"
+}
+
+# wait_log NAME PATTERN SECONDS [N]: waits until N lines of the node's log match.
+wait_log() {
+  local until=$(($(now_ms) + $3 * 1000))
+  until [ "$(grep -Ec "$2" "$scratch/$1.err")" -ge "${4:-1}" ]; do
+    kill -0 "${pid[$1]}" 2>/dev/null || fail "$1 has ended"
+    [ "$(now_ms)" -lt "$until" ] || fail "the log of $1 has no line '$2' after $3 seconds"
+    pause 0.05
+  done
+}

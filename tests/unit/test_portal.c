@@ -1,0 +1,281 @@
+/* The portal (net/transport/portal.h): dial-backs, and connections through a relay, by transports and by raw sockets. */
+#include "base/text.h"
+#include "net/transport/portal.h"
+#include "net/transport/splice_private.h" /* the rate, byte by byte */
+#include "tests/unit/transport_fixture.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { RATE = 1 << 20, REPLY_SIZE = 10 };
+
+static transport_fixture w;
+static endpoint relay, node, client;
+
+static void begin(void) {
+    endpoint_open(&w, &relay, true);
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
+    sn_portal_set_rate(relay.t->portal, RATE);
+}
+static void end(void) {
+    sn_transport_free(&client.t);
+    sn_transport_free(&node.t);
+    sn_transport_free(&relay.t);
+}
+TestSuite(portal, .init = begin, .fini = end, .timeout = 60);
+
+/* -- raw clients */
+
+static int raw_connect(const char *address) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1))};
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    cr_assert_eq(connect(fd, (struct sockaddr *)&at, sizeof at), 0);
+    return fd;
+}
+
+/* Bytes that came until there are n, or the connection ended. */
+static size_t raw_receive(int fd, uint8_t *out, size_t n) {
+    size_t got = 0;
+    while (got < n) {
+        struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+        cr_assert_eq(poll(&poll_fd, 1, WAIT_MS), 1, "nothing came");
+        ssize_t r = recv(fd, out + got, n - got, 0);
+        if (r <= 0) break;
+        got += (size_t)r;
+    }
+    return got;
+}
+
+static int socks_begin(const endpoint *at) {
+    uint8_t reply[2];
+    int fd = raw_connect(at->address);
+    cr_assert_eq(send(fd, "\5\1\0", 3, MSG_NOSIGNAL), 3);
+    cr_assert_eq(raw_receive(fd, reply, 2), 2);
+    cr_assert(!memcmp(reply, "\5", 2));
+    return fd;
+}
+
+/* Asks a relay for the node with this key. */
+static int socks_ask(const endpoint *at, const uint8_t key[SN_KEY_SIZE]) {
+    char name[SN_RELAY_NAME_LEN + 1];
+    uint8_t request[5 + SN_RELAY_NAME_LEN + 2] = {5, 1, 0, 3, SN_RELAY_NAME_LEN};
+    int fd = socks_begin(at);
+    sn_relay_name(key, name);
+    memcpy(request + 5, name, SN_RELAY_NAME_LEN);
+    request[sizeof request - 1] = 1;
+    cr_assert_eq(send(fd, request, sizeof request, MSG_NOSIGNAL), (ssize_t)sizeof request);
+    return fd;
+}
+
+static void expect_refused(int fd) {
+    uint8_t reply[REPLY_SIZE + 1];
+    cr_assert_eq(raw_receive(fd, reply, sizeof reply), REPLY_SIZE, "the connection should have ended after the reply");
+    cr_assert_eq(reply[1], 4);
+    close(fd);
+}
+
+static void next_call(uint8_t key[SN_KEY_SIZE], uint8_t token[SN_TOKEN_SIZE]) {
+    int64_t until = sn_now_us() + WAIT_MS * 1000;
+    while (!sn_portal_next_call(relay.t->portal, key, token)) {
+        cr_assert_lt(sn_now_us(), until, "no call came");
+        sn_sleep_us(1000);
+    }
+}
+
+static void register_node(void) {
+    sn_err err = {0};
+    require_ok(sn_portal_register(relay.t->portal, node.identity.curve_key, &err), &err);
+}
+
+/* What the network threads of relay and node do about one client. */
+static void bring_one(void) {
+    uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE];
+    sn_err err = {0};
+    next_call(key, token);
+    cr_assert(!memcmp(key, node.identity.curve_key, SN_KEY_SIZE));
+    require_ok(sn_portal_answer(node.t->portal, relay.address, token, &err), &err);
+}
+
+static sn_peer dial_through_relay(void) {
+    char address[SN_ADDRESS_MAX + 1];
+    sn_err err = {0};
+    sn_peer peer;
+    snprintf(address, sizeof address, "%.200s" SN_RELAYED, relay.address);
+    require_ok(sn_transport_dial(client.t, address, node.identity.curve_key, &peer, &err), &err);
+    return peer;
+}
+
+/* -- tests */
+
+Test(portal, a_client_reaches_a_node_through_a_relay_with_curve_between_the_two) {
+    register_node();
+    sn_peer peer = dial_through_relay();
+    cr_assert_eq(send_message(client.t, peer, step_reply_message(7, 100000)), SN_OK);
+    bring_one();
+    sn_event event = expect_message(node.t);
+    cr_assert_eq(event.msg->correlation_id, 7);
+    cr_assert_eq(event.msg->tensor.bytes, 400000);
+    cr_assert(!memcmp(event.key, client.identity.curve_key, SN_KEY_SIZE), "the client has proven its own key to the node");
+    sn_msg_free(&event.msg);
+    cr_assert_eq(send_message(node.t, event.peer, status_message(8)), SN_OK);
+    event = expect_message(client.t);
+    cr_assert_eq(event.msg->correlation_id, 8);
+    sn_msg_free(&event.msg);
+    sn_portal_stats stats = sn_portal_read_stats(relay.t->portal);
+    cr_assert_eq(stats.relayed_connections, 1);
+    cr_assert_gt(stats.relayed_bytes, 400000);
+}
+
+Test(portal, a_node_does_not_take_a_relays_address_for_that_of_a_client) {
+    char host[SN_ADDRESS_MAX + 1];
+    register_node();
+    cr_assert_eq(send_message(client.t, dial_through_relay(), status_message(1)), SN_OK);
+    bring_one();
+    sn_event event = expect_message(node.t);
+    sn_msg_free(&event.msg);
+    cr_expect_not(sn_transport_peer_host(node.t, event.peer, host));
+    cr_assert_eq(send_message(client.t, endpoint_dial(&client, &node), status_message(2)), SN_OK);
+    event = expect_message(node.t);
+    sn_msg_free(&event.msg);
+    cr_assert(sn_transport_peer_host(node.t, event.peer, host));
+    cr_expect_str_eq(host, "127.0.0.1");
+}
+
+Test(portal, a_relay_brings_to_registered_nodes_only) {
+    expect_refused(socks_ask(&relay, node.identity.curve_key));
+    register_node();
+    int waits = socks_ask(&relay, node.identity.curve_key);
+    uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE];
+    next_call(key, token);
+    sn_portal_unregister(relay.t->portal, node.identity.curve_key);
+    expect_refused(socks_ask(&relay, node.identity.curve_key));
+    uint8_t byte;
+    cr_assert_eq(raw_receive(waits, &byte, 1), 0, "a client still waits for a node that is gone");
+    close(waits);
+}
+
+Test(portal, a_relay_is_no_proxy_to_addresses) {
+    const uint8_t to_ipv4[] = {5, 1, 0, 1, 127, 0, 0, 1, 0, 80};
+    uint8_t byte;
+    int fd = socks_begin(&relay);
+    cr_assert_eq(send(fd, to_ipv4, sizeof to_ipv4, MSG_NOSIGNAL), (ssize_t)sizeof to_ipv4);
+    cr_assert_eq(raw_receive(fd, &byte, 1), 0);
+    close(fd);
+}
+
+Test(portal, a_relay_that_is_off_registers_no_node) {
+    sn_err err = {0};
+    cr_assert_eq(sn_portal_register(node.t->portal, client.identity.curve_key, &err), SN_REFUSED);
+    cr_assert_eq(sn_portal_read_stats(node.t->portal).places, 0);
+}
+
+Test(portal, places_of_a_relay_are_bounded) {
+    sn_err err = {0};
+    uint8_t key[SN_KEY_SIZE] = {0};
+    for (int i = 0; i < SN_RELAYED_NODES_MAX; i++) {
+        key[0] = (uint8_t)i;
+        require_ok(sn_portal_register(relay.t->portal, key, &err), &err);
+    }
+    require_ok(sn_portal_register(relay.t->portal, key, &err), &err); /* again */
+    key[1] = 1;
+    cr_assert_eq(sn_portal_register(relay.t->portal, key, &err), SN_RETRY);
+}
+
+Test(portal, connections_that_wait_are_bounded_for_each_address) {
+    int fd[SN_PORTAL_OF_ADDRESS_MAX];
+    uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], byte;
+    register_node();
+    for (int i = 0; i < SN_PORTAL_OF_ADDRESS_MAX; i++) {
+        fd[i] = socks_ask(&relay, node.identity.curve_key);
+        next_call(key, token);
+    }
+    int one_more = raw_connect(relay.address);
+    (void)!send(one_more, "\5\1\0", 3, MSG_NOSIGNAL);
+    cr_assert_eq(raw_receive(one_more, &byte, 1), 0, "it should have been refused");
+    close(one_more);
+    for (int i = 0; i < SN_PORTAL_OF_ADDRESS_MAX; i++) close(fd[i]);
+}
+
+Test(portal, connections_of_one_relayed_node_are_bounded) {
+    int fd[SN_RELAYED_CONNECTIONS_MAX];
+    uint8_t reply[REPLY_SIZE];
+    register_node();
+    for (int i = 0; i < SN_RELAYED_CONNECTIONS_MAX; i++) { /* joined ones, of which an address may have any number */
+        fd[i] = socks_ask(&relay, node.identity.curve_key);
+        bring_one();
+        cr_assert_eq(raw_receive(fd[i], reply, REPLY_SIZE), REPLY_SIZE);
+        cr_assert_eq(reply[1], 0);
+    }
+    expect_refused(socks_ask(&relay, node.identity.curve_key));
+    for (int i = 0; i < SN_RELAYED_CONNECTIONS_MAX; i++) close(fd[i]);
+}
+
+Test(portal, a_token_answers_one_call) {
+    uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], wrong[24] = "SWARM>1", byte;
+    register_node();
+    int fd = socks_ask(&relay, node.identity.curve_key);
+    next_call(key, token);
+    memcpy(wrong + 8, token, SN_TOKEN_SIZE);
+    wrong[23] ^= 1;
+    int stranger = raw_connect(relay.address);
+    cr_assert_eq(send(stranger, wrong, sizeof wrong, MSG_NOSIGNAL), (ssize_t)sizeof wrong);
+    cr_assert_eq(raw_receive(stranger, &byte, 1), 0, "another token was taken");
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+    cr_expect_eq(poll(&poll_fd, 1, 0), 0, "the client was joined with a stranger");
+    close(stranger);
+    close(fd);
+}
+
+Test(portal, a_dial_back_proves_that_its_token_has_come) {
+    uint8_t expected[SN_TOKEN_SIZE] = {1}, other[SN_TOKEN_SIZE] = {2};
+    sn_err err = {0};
+    sn_portal_expect(node.t->portal, expected);
+    require_ok(sn_portal_dial_back(relay.t->portal, node.address, other, &err), &err);
+    int fd = raw_connect(node.address); /* the other token has been read when this connection, made later, has ended */
+    uint8_t line[24] = "SWARM<1", byte;
+    cr_assert_eq(send(fd, line, sizeof line, MSG_NOSIGNAL), (ssize_t)sizeof line);
+    cr_assert_eq(raw_receive(fd, &byte, 1), 0);
+    close(fd);
+    cr_assert_not(sn_portal_was_reached(node.t->portal, expected), "another token was taken for it");
+    require_ok(sn_portal_dial_back(relay.t->portal, node.address, expected, &err), &err);
+    for (int64_t until = sn_now_us() + WAIT_MS * 1000; !sn_portal_was_reached(node.t->portal, expected);) {
+        cr_assert_lt(sn_now_us(), until, "the dial-back has not come");
+        sn_sleep_us(1000);
+    }
+}
+
+Test(portal, a_name_is_not_dialled) {
+    uint8_t token[SN_TOKEN_SIZE] = {0};
+    sn_err err = {0};
+    cr_assert_eq(sn_portal_dial_back(relay.t->portal, "localhost:80", token, &err), SN_REFUSED);
+}
+
+Test(splice, moves_no_more_than_the_rate_allows) {
+    int a[2], b[2];
+    uint8_t data[1000] = {0}, out[1000];
+    sn_splice *splice = NULL;
+    sn_err err = {0};
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, a), 0);
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, b), 0);
+    require_ok(sn_splice_new(a[1], b[1], 0, &splice, &err), &err);
+    cr_assert_eq(send(a[0], data, sizeof data, 0), (ssize_t)sizeof data);
+    int64_t budget = 300;
+    cr_assert(sn_splice_move(splice, &budget, 0));
+    cr_expect_eq(budget, 0);
+    cr_expect_eq(recv(b[0], out, sizeof out, 0), 300);
+    cr_assert(sn_splice_move(splice, &budget, 0));
+    cr_expect_lt(recv(b[0], out, sizeof out, 0), 0, "bytes passed although the rate was used up");
+    cr_expect_eq(sn_splice_events(splice, 0, false) & POLLIN, 0);
+    budget = 10000;
+    cr_assert(sn_splice_move(splice, &budget, 0));
+    cr_expect_eq(recv(b[0], out, sizeof out, 0), 700);
+    close(a[0]);
+    cr_expect_not(sn_splice_move(splice, &budget, 0));
+    sn_splice_free(&splice);
+    close(b[0]);
+}

@@ -15,8 +15,10 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "net/introduction.h"
 #include "net/lookup.h"
+#include "net/router/port_mapping.h"
 #include "net/transport/private_swarm.h"
 #include "node/protocol/protocol.h"
 #include "node/metrics.h"
@@ -58,6 +60,7 @@ struct sn_node {
     sn_transport *transport;
     sn_introducer *introducer;
     sn_dht_client dht_client;
+    sn_port_mapping *port_mapping; /* NULL: the router was not asked */
     sn_protocol *protocol;
     sn_metrics *metrics;                /* NULL: no metrics page */
     char address[SN_ADDRESS_MAX + 1];   /* at which it listens */
@@ -207,10 +210,17 @@ static sn_status node_name_announced(sn_node *node, const sn_node_config *config
 static bool reach_local_host(void *ctx, char host[SN_ADDRESS_MAX + 1]) {
     return sn_local_host(((const sn_node *)ctx)->toward, host);
 }
-static void reach_map_port(void *ctx) { (void)ctx; }
+static void reach_map_port(void *ctx) {
+    sn_node *node = ctx;
+    sn_host_port at;
+    sn_err err;
+    if (node->port_mapping || sn_parse_host_port(node->address, SN_HOST_PORT_LISTEN, &at, &err)) return;
+    if (sn_port_mapping_new(at.port, wake_network, node, &node->port_mapping, &err))
+        sn_log(SN_LOG_WARN, "the router is not asked", "text=%s", err.text);
+}
 static bool reach_mapped(void *ctx, char address[SN_ADDRESS_MAX + 1]) {
-    (void)ctx, (void)address;
-    return false;
+    sn_port_mapping *mapping = ((const sn_node *)ctx)->port_mapping;
+    return mapping && sn_port_mapping_read(mapping, address);
 }
 
 static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, sn_err *err) {
@@ -474,6 +484,7 @@ void sn_node_free(sn_node **node) {
     sn_shelf_free(&n->shelf);           /* its thread wakes the transport */
     sn_protocol_free(&n->protocol);
     sn_introducer_free(&n->introducer); /* it wakes the transport */
+    sn_port_mapping_free(&n->port_mapping); /* likewise */
     sn_transport_free(&n->transport);
     sn_serving_free(&n->serving);
     free(n->sources);

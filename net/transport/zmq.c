@@ -98,9 +98,7 @@ static void portal_wakes(void *ctx) { sn_transport_wake(ctx); }
 static void portal_brings(void *ctx, int fd, const struct sockaddr_storage *from) {
     sn_listener_adopt(((zmq *)ctx)->listener, fd, from);
 }
-static void listener_diverts(void *ctx, int fd, const struct sockaddr_storage *from) {
-    sn_portal_take(ctx, fd, from);
-}
+static void listener_diverts(void *ctx, int fd, const struct sockaddr_storage *from) { sn_portal_take(ctx, fd, from); }
 
 /* A joined connection of a relay takes two descriptors: the portal gets a quarter of the process's, the listener half.
  */

@@ -135,6 +135,7 @@ static void announce(sn_reach *r, const char *address, sn_reach_kind kind, bool 
     sn_relaying_allow(r->setup.relaying, kind != SN_REACH_RELAYED);
     bool same = !strcmp(m->address, address) && m->reach == kind && r->settled;
     sn_membership_set_reach(m, address, kind);
+    sn_membership_set_relay_places(m, sn_relaying_places(r->setup.relaying));
     r->settled |= works;
     if (same) return;
     if (works) tell(r, kind);

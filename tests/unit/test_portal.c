@@ -1,7 +1,8 @@
-/* The portal (net/transport/portal.h): dial-backs, and connections through a relay, by transports and by raw sockets. */
+/* The portal (net/transport/portal.h): dial-backs, and connections through a relay, by transports and by raw sockets.
+ */
 #include "base/text.h"
 #include "net/transport/portal.h"
-#include "net/transport/splice_private.h" /* the rate, byte by byte */
+#include "net/transport/splice_private.h" /* private: the rate, byte by byte */
 #include "tests/unit/transport_fixture.h"
 
 #include <arpa/inet.h>
@@ -120,7 +121,8 @@ Test(portal, a_client_reaches_a_node_through_a_relay_with_curve_between_the_two)
     sn_event event = expect_message(node.t);
     cr_assert_eq(event.msg->correlation_id, 7);
     cr_assert_eq(event.msg->tensor.bytes, 400000);
-    cr_assert(!memcmp(event.key, client.identity.curve_key, SN_KEY_SIZE), "the client has proven its own key to the node");
+    cr_assert(!memcmp(event.key, client.identity.curve_key, SN_KEY_SIZE),
+              "the client has proven its own key to the node");
     sn_msg_free(&event.msg);
     cr_assert_eq(send_message(node.t, event.peer, status_message(8)), SN_OK);
     event = expect_message(client.t);

@@ -22,7 +22,7 @@ typedef struct fixture {
 /* The served blocks are announced; a test may change the announcement before it is signed. */
 typedef struct node_spec {
     int first, end, sessions, queue, n_blocks, kv_free, decode_us;
-    bool q8;                         /* accepts Q8 */
+    bool q8; /* accepts Q8 */
     bool relayed;
     int neighbour, neighbour_rtt_us; /* a round trip to the node of this number - 1 */
     sn_node_state state;

@@ -1,0 +1,17 @@
+# Ports that routers open (net/router/port_mapping.h), through two small libraries under BSD licences. Without them a node
+# behind a router is reached through a relay, or by a port that its owner has forwarded.
+option(SN_PORT_MAPPING "ask routers to open a port (needs libminiupnpc-dev and libnatpmp-dev)" ON)
+if(SN_PORT_MAPPING)
+  pkg_check_modules(MINIUPNPC IMPORTED_TARGET miniupnpc)
+  find_library(NATPMP_LIBRARY natpmp)
+  find_path(NATPMP_INCLUDE natpmp.h)
+endif()
+if(SN_PORT_MAPPING AND MINIUPNPC_FOUND AND NATPMP_LIBRARY AND NATPMP_INCLUDE)
+  add_library(sn_router STATIC net/router/port_mapping.c)
+  target_include_directories(sn_router PRIVATE ${NATPMP_INCLUDE})
+  target_link_libraries(sn_router PUBLIC sn_net PkgConfig::MINIUPNPC ${NATPMP_LIBRARY})
+else()
+  message(STATUS "routers are not asked to open a port: install libminiupnpc-dev and libnatpmp-dev for that")
+  add_library(sn_router STATIC net/router/none.c)
+  target_link_libraries(sn_router PUBLIC sn_net)
+endif()

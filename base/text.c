@@ -104,6 +104,10 @@ static int parse_port(const char *text, size_t len, bool to_listen) {
 sn_status sn_parse_host_port(const char *text, sn_host_port_form form, sn_host_port *out, sn_err *err) {
     static const char tcp[] = "tcp://";
     bool to_listen = form == SN_HOST_PORT_LISTEN;
+    if (form == SN_HOST_PORT_PINNED && !strcmp(text, "lan")) {
+        *out = (sn_host_port){.host = "lan", .len = strlen("lan")};
+        return SN_OK;
+    }
     const char *key = form == SN_HOST_PORT_PINNED ? strchr(text, '#') : NULL;
     size_t len = key ? (size_t)(key - text) : strnlen(text, SN_HOST_PORT_MAX + 1);
     if (len > SN_HOST_PORT_MAX)

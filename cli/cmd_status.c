@@ -18,7 +18,7 @@ static int64_t watch_ms;
 static const sn_option options_table[] = {
     SN_OPT_ADDRESSES("join", "HOST:PORT", &sn_program_settings.common.join, SN_HOST_PORT_PINNED,
                      "address of a node of the swarm, through which all other nodes are found; HOST:PORT#KEY also "
-                     "checks the node's CURVE key"),
+                     "checks the node's CURVE key; lan: nodes of the local network"),
     SN_OPT_ADDRESS("dht", "HOST:PORT", &sn_program_settings.common.dht, SN_HOST_PORT_DIAL,
                    "address of a DHT node (OpenDHT), through which nodes of --model are found"),
     SN_OPT_STRING("model", "PATH", &sn_program_settings.common.model, "show only nodes that serve this model"),

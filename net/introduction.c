@@ -15,7 +15,9 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "net/address_limit.h"
+#include "net/lan.h"
 #include "net/lookup.h"
 
 #include <errno.h>
@@ -67,8 +69,10 @@ struct sn_introducer {
     pthread_t thread;
     bool started;
     sn_address_limit *answers, *all_answers; /* all_answers: counts one address, of zeros */
+    char bound[SN_ADDRESS_MAX + 1];          /* of a node */
+    sn_lan *lan;                             /* of the thread; NULL: not asked for */
     pthread_mutex_t lock;                    /* guards the members below */
-    bool stop;
+    bool stop, wants_lan;
     query queries[QUERIES_MAX];
     size_t n_queries;
 };
@@ -210,23 +214,53 @@ static int introducer_send_due(sn_introducer *in) {
     return (int)((next - now) / 1000) + 1;
 }
 
+/* -- the local network */
+
+/* Sends what is due there; returns in how many milliseconds more is, at most wait_ms. */
+static int lan_tick(sn_introducer *in, bool wanted, int wait_ms) {
+    sn_err err;
+    if (!wanted) return wait_ms;
+    if (!in->lan && sn_lan_new(in->identity, *in->bound ? in->bound : NULL, &in->lan, &err)) {
+        sn_log_rated(SN_LOG_WARN, "introduction failed", "text=%s", err.text);
+        return wait_ms < RETRY_SLOW_US / 1000 ? wait_ms : RETRY_SLOW_US / 1000;
+    }
+    int64_t now = sn_now_us(), due_ms = (sn_lan_tick(in->lan, now, sn_unix_ms()) - now) / 1000 + 1;
+    return due_ms < wait_ms ? (int)due_ms : wait_ms;
+}
+
+/* Nodes that were found are as if their addresses had been given with their keys. */
+static void lan_receive(sn_introducer *in) {
+    bool found, any = false;
+    query new = {.answered = true, .pinned = true};
+    for (int i = 0; i < READS_AT_ONCE && sn_lan_receive(in->lan, sn_unix_ms(), &found, new.numeric[0], new.key); i++) {
+        if (!found) continue;
+        pthread_mutex_lock(&in->lock);
+        if (in->n_queries < QUERIES_MAX) in->queries[in->n_queries++] = new;
+        pthread_mutex_unlock(&in->lock);
+        any = true;
+    }
+    if (any) in->on_found(in->ctx);
+}
+
 static void *introducer_run(void *arg) {
     sn_introducer *in = arg;
     for (;;) {
         pthread_mutex_lock(&in->lock);
-        bool stop = in->stop;
+        bool stop = in->stop, wants_lan = in->wants_lan;
         pthread_mutex_unlock(&in->lock);
         if (stop) return NULL;
-        int wait_ms = introducer_send_due(in);
+        int wait_ms = lan_tick(in, wants_lan, introducer_send_due(in));
         struct pollfd fds[] = {{in->wake_fd, POLLIN, 0},
                                {in->ask_fd[0], POLLIN, 0},
                                {in->ask_fd[1], POLLIN, 0},
-                               {in->serve_fd, POLLIN, 0}}; /* poll ignores a descriptor of -1 */
-        if (poll(fds, 4, wait_ms) <= 0) continue;
+                               {in->serve_fd, POLLIN, 0},
+                               {in->lan ? sn_lan_fd(in->lan) : -1, POLLIN, 0}}; /* poll ignores a descriptor of -1 */
+        if (poll(fds, sizeof fds / sizeof *fds, wait_ms) <= 0) continue;
         uint64_t woken;
         if (fds[0].revents && read(in->wake_fd, &woken, sizeof woken) < 0) continue;
         if (fds[1].revents) introducer_receive(in, in->ask_fd[0]);
         if (fds[2].revents) introducer_receive(in, in->ask_fd[1]);
+        if (fds[4].revents) lan_receive(in);
         for (int i = 0; fds[3].revents && i < READS_AT_ONCE && introducer_answer(in); i++) {}
     }
 }
@@ -242,6 +276,7 @@ sn_status sn_introducer_new(const sn_identity *identity, const char *bound, void
     sn_status status = sn_calloc(&in, 1, sizeof *in, err);
     if (status) return status;
     in->identity = identity;
+    snprintf(in->bound, sizeof in->bound, "%s", bound ? bound : "");
     in->on_found = on_found;
     in->ctx = ctx;
     pthread_mutex_init(&in->lock, NULL);
@@ -273,6 +308,7 @@ void sn_introducer_free(sn_introducer **introducer) {
         pthread_join(in->thread, NULL);
     }
     for (size_t i = 0; i < in->n_queries; i++) sn_lookup_free(&in->queries[i].lookup);
+    sn_lan_free(&in->lan);
     sn_address_limit_free(&in->answers);
     sn_address_limit_free(&in->all_answers);
     const int fds[] = {in->serve_fd, in->ask_fd[0], in->ask_fd[1], in->wake_fd};
@@ -287,6 +323,20 @@ sn_status sn_introducer_ask(sn_introducer *in, const char *address, sn_err *err)
     query new = {0};
     sn_status status = sn_address_parse(address, new.address, new.key, &new.pinned, err);
     if (status) return status;
+    if (!strcmp(new.address, SN_LAN)) {
+        pthread_mutex_lock(&in->lock);
+        in->wants_lan = true;
+        pthread_mutex_unlock(&in->lock);
+        introducer_wake(in);
+        return SN_OK;
+    }
+    bool relayed = strlen(new.address) > strlen(SN_RELAYED) &&
+                   !strcmp(new.address + strlen(new.address) - strlen(SN_RELAYED), SN_RELAYED);
+    if (relayed && !(new.pinned &&sn_address_is_numeric(new.address)))
+        return sn_fail(err, SN_REFUSED,
+                       "%s: a node behind a relay is joined by numeric address and key, as in "
+                       "192.0.2.1:31330/relay#KEY; or join the relay, HOST:PORT",
+                       new.address);
     new.answered = new.pinned &&sn_address_is_numeric(new.address);
     if (new.answered) memcpy(new.numeric[0], new.address, sizeof new.address);
     sn_random(new.nonce, sizeof new.nonce);

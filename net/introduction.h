@@ -24,7 +24,8 @@ sn_status sn_introducer_new(const sn_identity *identity, const char *bound, void
                             sn_introducer **out, sn_err *err) SN_MUST_USE;
 void sn_introducer_free(sn_introducer **introducer); /* accepts NULL; joins the thread */
 
-/* Asks at HOST:PORT or HOST:PORT#KEY, whose host may be a name, until an answer arrives: 20 times every half second,
+/* "lan" looks for nodes of the local network (net/lan.h), and lets this one be found there, from now on.
+ * Asks at HOST:PORT or HOST:PORT#KEY, whose host may be a name, until an answer arrives: 20 times every half second,
  * then every five seconds. SN_REFUSED: no address, or too many of them. */
 sn_status sn_introducer_ask(sn_introducer *introducer, const char *address, sn_err *err) SN_MUST_USE;
 /* Hands out the numeric address of each that answered (or was pinned) once, with its key. False: there is no new one.

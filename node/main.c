@@ -151,7 +151,8 @@ static const sn_option network[] = {
                   "pass on the connections of nodes behind routers, if others reach this node: at most this many bytes "
                   "a second, as in 2MiB (on: 4MiB); it cannot read what it passes on"),
     SN_OPT_ADDRESSES("join", "HOST:PORT", &args.join, SN_HOST_PORT_PINNED,
-                     "address of a node of the swarm; HOST:PORT#KEY also checks its CURVE key"),
+                     "address of a node of the swarm; HOST:PORT#KEY also checks its CURVE key; lan: the nodes of the "
+                     "local network that were started with it"),
     SN_OPT_STRING("dht", "HOST:PORT|on", &args.dht,
                   "find nodes, and be found, through the DHT (OpenDHT): the address of a node of it; on: start a new "
                   "DHT"),
@@ -481,6 +482,7 @@ static sn_status relay_parse(int64_t *bytes_per_s, sn_err *err) {
 static const char *default_listen(void) {
     for (size_t i = 0; i < args.join.n; i++) {
         const char *join = args.join.items[i];
+        if (!strcmp(join, "lan")) return "0.0.0.0:31330";
         if (*join == '[' && strncmp(join, "[::1]", 5)) return "[::]:31330";
         if (*join != '[' && strncmp(join, "127.", 4) && strncmp(join, "localhost:", 10)) return "0.0.0.0:31330";
     }

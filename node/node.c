@@ -483,7 +483,7 @@ void sn_node_free(sn_node **node) {
     sn_engine_free(&n->serving.engine); /* from here on no other thread touches span, pool and sessions */
     sn_shelf_free(&n->shelf);           /* its thread wakes the transport */
     sn_protocol_free(&n->protocol);
-    sn_introducer_free(&n->introducer); /* it wakes the transport */
+    sn_introducer_free(&n->introducer);     /* it wakes the transport */
     sn_port_mapping_free(&n->port_mapping); /* likewise */
     sn_transport_free(&n->transport);
     sn_serving_free(&n->serving);

@@ -1,3 +1,5 @@
+/* A port that the router opens (port_mapping.h). The thread asks by NAT-PMP, which takes a second where no router
+ * speaks it, and then by UPnP-IGD; what has answered is asked again for each renewal. */
 #include "net/router/port_mapping.h"
 
 #include "base/log.h"
@@ -19,10 +21,10 @@
 enum {
     LIFETIME_S = 180, /* of a mapping */
     RENEW_S = 60,
-    RETRY_S = 300,       /* after routers that open nothing */
-    NATPMP_TRIES = 3,    /* of 250 ms and twice as long each: NAT-PMP's own schedule */
-    DISCOVER_MS = 2000,  /* for routers to answer UPnP's question */
-    PORTS_TRIED = 4,     /* outside, when another machine of the home has the port */
+    RETRY_S = 300,      /* after routers that open nothing */
+    NATPMP_TRIES = 3,   /* of 250 ms and twice as long each: NAT-PMP's own schedule */
+    DISCOVER_MS = 2000, /* for routers to answer UPnP's question */
+    PORTS_TRIED = 4,    /* outside, when another machine of the home has the port */
 };
 static const char DESCRIPTION[] = "swarm-node";
 
@@ -145,7 +147,9 @@ static void mapping_set(sn_port_mapping *m, const char *host) {
     pthread_mutex_unlock(&m->lock);
     if (!changed) return;
     sn_log(SN_LOG_INFO, "router", "address=%s by=%s", *address ? address : "-",
-           m->by_natpmp ? "nat-pmp" : m->by_upnp ? "upnp" : "-");
+           m->by_natpmp ? "nat-pmp"
+           : m->by_upnp ? "upnp"
+                        : "-");
     m->wake(m->ctx);
 }
 
@@ -165,7 +169,8 @@ static bool mapping_wait(sn_port_mapping *m, int seconds) {
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += seconds;
     pthread_mutex_lock(&m->lock);
-    for (int waited = 0; !m->stop && waited != ETIMEDOUT;) waited = pthread_cond_timedwait(&m->changed, &m->lock, &until);
+    for (int waited = 0; !m->stop && waited != ETIMEDOUT;)
+        waited = pthread_cond_timedwait(&m->changed, &m->lock, &until);
     bool go_on = !m->stop;
     pthread_mutex_unlock(&m->lock);
     return go_on;

@@ -10,9 +10,10 @@
 
 typedef struct sn_port_mapping sn_port_mapping;
 
-/* Begins to ask for the TCP and UDP port of this number. `wake` is called on the thread when the answer changes. SN_STOP:
- * there is no thread. *out stays NULL in a build without the libraries. */
-sn_status sn_port_mapping_new(int port, void (*wake)(void *), void *ctx, sn_port_mapping **out, sn_err *err) SN_MUST_USE;
+/* Begins to ask for the TCP and UDP port of this number. `wake` is called on the thread when the answer changes.
+ * SN_STOP: there is no thread. *out stays NULL in a build without the libraries. */
+sn_status sn_port_mapping_new(int port, void (*wake)(void *), void *ctx, sn_port_mapping **out,
+                              sn_err *err) SN_MUST_USE;
 void sn_port_mapping_free(sn_port_mapping **mapping); /* accepts NULL; closes the port, in a few seconds */
 /* The router's address and the port that it opened there. False: none, or not yet. */
 bool sn_port_mapping_read(sn_port_mapping *mapping, char address[SN_ADDRESS_MAX + 1]);

@@ -1,5 +1,5 @@
 # Functions for tests of nodes behind routers. Sourced, not run, at the top of a test: runs it in network and mount namespaces of
-# its own, or skips it. The namespace of the script is the internet, a bridge with addresses 203.0.113.0/24 (and 2001:db8::/64).
+# its own, or skips it. The namespace of the script is the internet, a bridge with addresses $internet.0/24 and 2001:db8::/64.
 if [ -z "${SN_OWN_NETWORK:-}" ]; then
   unshare -n -m --propagation private true 2>/dev/null || { echo "network namespaces are not permitted here"; exit 77; }
   SN_OWN_NETWORK=1 exec unshare -n -m --propagation private bash "$0" "$@"
@@ -7,19 +7,20 @@ fi
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 command -v ip >/dev/null || skip "ip (package iproute2) is not installed"
 command -v nft >/dev/null || skip "nft (package nftables) is not installed"
+internet=${internet:-203.0.113}
 ip link set lo up
 mkdir -p /run/netns && mount -t tmpfs none /run/netns 2>/dev/null && ip link add internet type bridge 2>/dev/null || skip "no bridge can be made here"
-ip addr add 203.0.113.1/24 dev internet && ip -6 addr add 2001:db8::1/64 dev internet nodad 2>/dev/null
+ip addr add $internet.1/24 dev internet && ip -6 addr add 2001:db8::1/64 dev internet nodad 2>/dev/null
 ip link set internet up
 
-# host NAME NUMBER [BRIDGE]: a machine at 203.0.113.NUMBER.
+# host NAME NUMBER [BRIDGE]: a machine at $internet.NUMBER.
 host() {
   ip netns add "$1" && ip link add "v$1" type veth peer name eth0 netns "$1" && ip link set "v$1" master "${3:-internet}" up &&
-    ip -n "$1" addr add "203.0.113.$2/24" dev eth0 && ip -n "$1" link set lo up && ip -n "$1" link set eth0 up &&
+    ip -n "$1" addr add "$internet.$2/24" dev eth0 && ip -n "$1" link set lo up && ip -n "$1" link set eth0 up &&
     ip -n "$1" -6 addr add "2001:db8::$2/64" dev eth0 nodad || fail "the machine $1 cannot be made"
 }
 
-# home NAME NUMBER: a machine at 192.168.1.2 behind the router NAME-router, whose address outside is 203.0.113.NUMBER. The router
+# home NAME NUMBER: a machine at 192.168.1.2 behind the router NAME-router, whose address outside is $internet.NUMBER. The router
 # lets out what comes from inside, and in only the answers to it.
 home() {
   host "$1-router" "$2"

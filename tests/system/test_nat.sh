@@ -9,24 +9,54 @@ host r2 12
 home a 21
 home b 22
 home c 23
+for name in a b r1 r2; do "$bin/swarm" keygen --out "$scratch/key-$name" >/dev/null || fail "no key"; done
 
-start_at r1 "$model" 0:1 --listen 203.0.113.11:31330
+start_at r1 "$model" 0:1 --listen 203.0.113.11:31330 --identity "$scratch/key-r1"
 wait_ready r1
-start_at r2 "$model" 0:1 --listen 203.0.113.12:31330 --join 203.0.113.11:31330
+start_at r2 "$model" 0:1 --listen 203.0.113.12:31330 --join 203.0.113.11:31330 --identity "$scratch/key-r2"
 wait_ready r2
-start_at a "$model" 1:3 --join 203.0.113.11:31330 --join 203.0.113.12:31330
-start_at b "$model" 3:4 --join 203.0.113.11:31330 --join 203.0.113.12:31330
+join=(--join 203.0.113.11:31330 --join 203.0.113.12:31330)
+for name in a:1:3 b:3:4; do start_at "${name%%:*}" "$model" "${name#*:}" "${join[@]}" --identity "$scratch/key-${name%%:*}"; done
 wait_ready a b
 wait_log a 'reached by others.*how=relayed' 60
 wait_log b 'reached by others.*how=relayed' 60
 grep -q 'reached by others.*how=direct address=203.0.113.12:31330' "$scratch/r2.err" || fail "r2 does not know that it is reached directly"
 
-succeeds "$bin/swarm" generate --model "$model" --local all --ids-file "$scratch/ids" --max-tokens 200 --ignore-eos --json
-cp "$scratch/run.out" "$scratch/right"
-right=$(query "$scratch/right" 'd["ids"]')
-join=(--join 203.0.113.11:31330 --join 203.0.113.12:31330)
+# generate N [option...]: generates N tokens at the client's home.
+generate() {
+  local n=$1
+  shift
+  ip netns exec c timeout -k 2 150 "$bin/swarm" generate --model "$model" "${join[@]}" --ids-file "$scratch/ids" --max-tokens "$n" \
+    --ignore-eos --json --timeout 60 --max-retries 20 "$@"
+}
+right() { "$bin/swarm" generate --model "$model" --local all --ids-file "$scratch/ids" --max-tokens "$1" --ignore-eos --json >"$scratch/right" || fail "no reference"; query "$scratch/right" 'd["ids"]'; }
+expect_text() { # expect_text N NAME WHAT: the process NAME must end with the right text of N tokens
+  wait_end "$2" 150
+  [ $rc = 0 ] && [ "$(query "$scratch/$2.out" 'd["ids"]')" = "$(right "$1")" ] || fail "$3: exit code $rc, or another text"
+}
 
-succeeds ip netns exec c "$bin/swarm" generate --model "$model" "${join[@]}" --ids-file "$scratch/ids" --max-tokens 200 --ignore-eos --json --timeout 60
-[ "$(query "$scratch/run.out" 'd["ids"]')" = "$right" ] || fail "the text through relays is another one"
-echo through relays: ok
+start text generate 64
+expect_text 64 text "through relays"
+
+# The relay of a volunteer dies in mid-generation: another one takes its place.
+of_a=$(sed -n 's/.*reached by others.*address=203.0.113.1\([12]\):31330.relay.*/\1/p' "$scratch/a.err" | tail -1)
+relays=$(grep -c 'how=relayed' "$scratch/a.err")
+slow a
+start text generate 200
+pause 1.5
+kill -0 "${pid[text]}" 2>/dev/null || fail "the text was complete before the relay could die"
+kill_node "r$of_a"
+wait_log a 'reached by others.*how=relayed' 60 $((relays + 1))
+expect_text 200 text "after the death of a relay"
+
+# A volunteer's machine gets another address in mid-generation.
+relays=$(grep -c 'how=relayed' "$scratch/a.err")
+start text generate 200
+pause 1.5
+kill -0 "${pid[text]}" 2>/dev/null || fail "the text was complete before the address could change"
+ip -n a addr del 192.168.1.2/24 dev eth0
+ip -n a addr add 192.168.1.77/24 dev eth0 && ip -n a route add default via 192.168.1.1 || fail "the address cannot be changed"
+wait_log a 'own address changed.*192.168.1.77' 60
+wait_log a 'reached by others.*how=relayed' 60 $((relays + 1))
+expect_text 200 text "after a change of address"
 exit 0

@@ -86,8 +86,8 @@ sn_status sn_lan_new(const sn_identity *identity, const char *bound, sn_lan **ou
     lan->fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (lan->fd < 0 || setsockopt(lan->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) ||
         bind(lan->fd, (const struct sockaddr *)&at, sizeof at)) {
-        status = sn_fail(err, SN_RETRY, "the local network cannot be searched (%s): give --join HOST:PORT",
-                         strerror(errno));
+        status =
+            sn_fail(err, SN_RETRY, "the local network cannot be searched (%s): give --join HOST:PORT", strerror(errno));
         sn_lan_free(&lan);
     }
     *out = lan;

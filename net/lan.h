@@ -1,8 +1,8 @@
 /* Nodes of the local network: `--join lan` (docs/PROTOCOL.md, "Local networks").
  *
- * Nodes send a signed record of their identity, CURVE key and port to a multicast group; programs that look for nodes ask
- * there. The host of a node is that from which its record came. The socket is bound to the group, so nothing that comes
- * from outside of the local network reaches it. A record is a place to ask, like an address that the owner typed.
+ * Nodes send a signed record of their identity, CURVE key and port to a multicast group; programs that look for nodes
+ * ask there. The host of a node is that from which its record came. The socket is bound to the group, so nothing that
+ * comes from outside of the local network reaches it. A record is a place to ask, like an address that the owner typed.
  *
  * What a stranger in the local network can cause is bounded: answers have a rate, and so many records of one host are
  * taken (SN_LAN_OF_HOST_MAX), and of all.

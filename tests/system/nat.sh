@@ -30,14 +30,13 @@ home() {
     ip -n "$1" route add default via 192.168.1.1 || fail "the home $1 cannot be made"
   ip netns exec "$1-router" sysctl -q net.ipv4.ip_forward=1 || skip "packets cannot be forwarded here"
   ip netns exec "$1-router" nft -f - <<'END' || skip "nftables cannot be used here"
-table ip home {
-  chain in_miniupnpd { }
+table inet home {
   chain miniupnpd { }
   chain prerouting_miniupnpd { }
   chain postrouting_miniupnpd { }
   chain prerouting { type nat hook prerouting priority -100; jump prerouting_miniupnpd; }
-  chain postrouting { type nat hook postrouting priority 100; oifname "eth0" masquerade; }
-  chain forward { type filter hook forward priority 0; policy drop; ct state established,related accept; iifname "lan" accept; ct status dnat accept; }
+  chain postrouting { type nat hook postrouting priority 100; jump postrouting_miniupnpd; oifname "eth0" masquerade; }
+  chain forward { type filter hook forward priority 0; policy drop; ct state established,related accept; iifname "lan" accept; jump miniupnpd; }
   chain input { type filter hook input priority 0; policy drop; ct state established,related accept; iifname { "lan", "lo" } accept; }
 }
 END

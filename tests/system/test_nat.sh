@@ -41,22 +41,25 @@ expect_text 64 text "through relays"
 # The relay of a volunteer dies in mid-generation: another one takes its place.
 of_a=$(sed -n 's/.*reached by others.*address=203.0.113.1\([12]\):31330.relay.*/\1/p' "$scratch/a.err" | tail -1)
 relays=$(grep -c 'how=relayed' "$scratch/a.err")
-slow a
-start text generate 200
-pause 1.5
+opened=$(grep -c 'session opened' "$scratch/b.err")
+start text generate 160 --emulate-link 100mbit,50ms
+wait_log b 'session opened' 60 $((opened + 1))
+pause 2
 kill -0 "${pid[text]}" 2>/dev/null || fail "the text was complete before the relay could die"
 kill_node "r$of_a"
 wait_log a 'reached by others.*how=relayed' 60 $((relays + 1))
-expect_text 200 text "after the death of a relay"
+expect_text 160 text "after the death of a relay"
 
 # A volunteer's machine gets another address in mid-generation.
 relays=$(grep -c 'how=relayed' "$scratch/a.err")
-start text generate 200
-pause 1.5
+opened=$(grep -c 'session opened' "$scratch/b.err")
+start text generate 160 --emulate-link 100mbit,50ms
+wait_log b 'session opened' 60 $((opened + 1))
+pause 2
 kill -0 "${pid[text]}" 2>/dev/null || fail "the text was complete before the address could change"
 ip -n a addr del 192.168.1.2/24 dev eth0
 ip -n a addr add 192.168.1.77/24 dev eth0 && ip -n a route add default via 192.168.1.1 || fail "the address cannot be changed"
 wait_log a 'own address changed.*192.168.1.77' 60
 wait_log a 'reached by others.*how=relayed' 60 $((relays + 1))
-expect_text 200 text "after a change of address"
+expect_text 160 text "after a change of address"
 exit 0

@@ -12,11 +12,11 @@ wait_ready seed
 
 router() { # router OPTION...: starts the router's program
   printf '%s\n' ext_ifname=eth0 listening_ip=lan port=0 "$@" lease_file="$scratch/leases" uuid=00000000-0000-0000-0000-000000000001 \
-    upnp_table_name=home upnp_nat_table_name=home upnp_forward_chain=in_miniupnpd upnp_nat_chain=prerouting_miniupnpd \
+    upnp_table_name=home upnp_nat_table_name=home upnp_forward_chain=miniupnpd upnp_nat_chain=prerouting_miniupnpd \
     upnp_nat_postrouting_chain=postrouting_miniupnpd 'allow 1024-65535 0.0.0.0/0 1024-65535' >"$scratch/router.conf"
   start router ip netns exec a-router miniupnpd -d -f "$scratch/router.conf"
 }
-ports() { ip netns exec a-router nft list chain ip home prerouting_miniupnpd | grep -c dnat; }
+ports() { ip netns exec a-router nft list chain inet home prerouting_miniupnpd | grep -c dnat; }
 
 for way in nat-pmp upnp; do
   [ $way = nat-pmp ] && router enable_natpmp=yes enable_upnp=no || router enable_natpmp=no enable_upnp=yes

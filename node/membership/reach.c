@@ -81,6 +81,7 @@ sn_status sn_reach_new(const sn_reach_setup *setup, sn_reach **out, sn_err *err)
     r->setup.listen = r->listen;
     sn_random(&r->seed, sizeof r->seed);
     sn_random(&r->last_id, sizeof r->last_id);
+    sn_relaying_allow(setup->relaying, !setup->asks);
     *out = r;
     return SN_OK;
 }
@@ -132,7 +133,7 @@ static void tell(const sn_reach *r, sn_reach_kind kind) {
 static void announce(sn_reach *r, const char *address, sn_reach_kind kind, bool works, int64_t now_us,
                      int64_t unix_ms) {
     sn_membership *m = r->setup.membership;
-    sn_relaying_allow(r->setup.relaying, kind != SN_REACH_RELAYED);
+    sn_relaying_allow(r->setup.relaying, works && kind != SN_REACH_RELAYED); /* others must reach a relay */
     bool same = !strcmp(m->address, address) && m->reach == kind && r->settled;
     sn_membership_set_reach(m, address, kind);
     sn_membership_set_relay_places(m, sn_relaying_places(r->setup.relaying));
@@ -295,6 +296,7 @@ static void round_end(sn_reach *r, const probe *best, bool reached, int64_t now_
     }
     r->reached = false;
     r->wants_relay = true;
+    sn_relaying_allow(r->setup.relaying, false);
     r->ended_us = now_us + TRY_AGAIN_US;
     r->setup.host.map_port(r->setup.host.ctx);
 }
@@ -335,6 +337,7 @@ static void local_tick(sn_reach *r, int64_t now_us, int64_t unix_ms) {
     r->search_us = now_us;
     sn_membership_redial(r->setup.membership);
     r->reached = r->settled = r->probes_mapped = false;
+    sn_relaying_allow(r->setup.relaying, false);
     r->n_probes = 0;
     r->ended_us = now_us;
 }

@@ -121,7 +121,7 @@ static void end_node(sn_relaying *r, relayed_node *n) {
 static sn_status register_node(sn_relaying *r, const sn_event *event, int64_t now_us, sn_err *err) {
     relayed_node *node = find_key(r, event->key);
     size_t of_address = 0;
-    if (!r->allowed) return sn_fail(err, SN_REFUSED, "this node is reached through a relay itself: ask another one");
+    if (!r->allowed) return sn_fail(err, SN_REFUSED, "others do not reach this node directly: ask another one");
     for (size_t i = 0; i < r->n; i++) of_address += !memcmp(r->nodes[i].network, event->network, SN_ADDRESS_PREFIX);
     if (!node && of_address >= SN_RELAYED_OF_ADDRESS_MAX)
         return sn_fail(err, SN_RETRY, "this node relays for %d nodes of your network already: ask another one",

@@ -26,7 +26,7 @@ typedef struct sn_relaying sn_relaying;
 sn_status sn_relaying_new(sn_transport *transport, sn_membership *membership, int64_t bytes_per_s, sn_relaying **out,
                           sn_err *err) SN_MUST_USE;
 void sn_relaying_free(sn_relaying **relaying); /* accepts NULL */
-/* A node that is relayed itself is no relay. */
+/* A node that others do not reach directly is no relay. */
 void sn_relaying_allow(sn_relaying *relaying, bool allowed);
 /* For how many further nodes it would be a relay. */
 uint64_t sn_relaying_places(const sn_relaying *relaying);

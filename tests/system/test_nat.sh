@@ -22,27 +22,22 @@ wait_log a 'reached by others.*how=relayed' 60
 wait_log b 'reached by others.*how=relayed' 60
 grep -q 'reached by others.*how=direct address=203.0.113.12:31330' "$scratch/r2.err" || fail "r2 does not know that it is reached directly"
 
-# generate N [option...]: generates N tokens at the client's home.
-generate() {
-  local n=$1
-  shift
-  ip netns exec c timeout -k 2 150 "$bin/swarm" generate --model "$model" "${join[@]}" --ids-file "$scratch/ids" --max-tokens "$n" \
-    --ignore-eos --json --timeout 60 --max-retries 20 "$@"
-}
+generate=(ip netns exec c timeout -k 2 150 "$bin/swarm" generate --model "$model" "${join[@]}" --ids-file "$scratch/ids" --ignore-eos --json
+  --timeout 60 --max-retries 20 --max-tokens)
 right() { "$bin/swarm" generate --model "$model" --local all --ids-file "$scratch/ids" --max-tokens "$1" --ignore-eos --json >"$scratch/right" || fail "no reference"; query "$scratch/right" 'd["ids"]'; }
 expect_text() { # expect_text N NAME WHAT: the process NAME must end with the right text of N tokens
   wait_end "$2" 150
   [ $rc = 0 ] && [ "$(query "$scratch/$2.out" 'd["ids"]')" = "$(right "$1")" ] || fail "$3: exit code $rc, or another text"
 }
 
-start text generate 64
+start text "${generate[@]}" 64
 expect_text 64 text "through relays"
 
 # The relay of a volunteer dies in mid-generation: another one takes its place.
 of_a=$(sed -n 's/.*reached by others.*address=203.0.113.1\([12]\):31330.relay.*/\1/p' "$scratch/a.err" | tail -1)
 relays=$(grep -c 'how=relayed' "$scratch/a.err")
 opened=$(grep -c 'session opened' "$scratch/b.err")
-start text generate 160 --emulate-link 100mbit,50ms
+start text "${generate[@]}" 160 --emulate-link 100mbit,50ms
 wait_log b 'session opened' 60 $((opened + 1))
 pause 2
 kill -0 "${pid[text]}" 2>/dev/null || fail "the text was complete before the relay could die"
@@ -53,7 +48,7 @@ expect_text 160 text "after the death of a relay"
 # A volunteer's machine gets another address in mid-generation.
 relays=$(grep -c 'how=relayed' "$scratch/a.err")
 opened=$(grep -c 'session opened' "$scratch/b.err")
-start text generate 160 --emulate-link 100mbit,50ms
+start text "${generate[@]}" 160 --emulate-link 100mbit,50ms
 wait_log b 'session opened' 60 $((opened + 1))
 pause 2
 kill -0 "${pid[text]}" 2>/dev/null || fail "the text was complete before the address could change"

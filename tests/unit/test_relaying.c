@@ -161,6 +161,7 @@ static int register_key(uint8_t key, uint8_t network, sn_peer peer, int64_t now_
 }
 
 Test(relaying, a_network_address_has_a_quarter_of_the_places) {
+    sn_relaying_allow(relaying, true);
     for (uint8_t i = 0; i < SN_RELAYED_OF_ADDRESS_MAX; i++) cr_assert_eq(register_key(i, 1, i, T0), SN_OK);
     cr_assert_eq(register_key(100, 1, 100, T0), SN_RETRY);
     cr_assert_eq(register_key(0, 1, 100, T0), SN_OK, "a node renews its place");
@@ -169,6 +170,7 @@ Test(relaying, a_network_address_has_a_quarter_of_the_places) {
 }
 
 Test(relaying, places_end_with_the_connection_and_when_they_are_not_renewed) {
+    sn_relaying_allow(relaying, true);
     register_key(1, 1, 11, T0);
     register_key(2, 1, 12, T0);
     sn_relaying_peer_gone(relaying, 11);
@@ -178,8 +180,7 @@ Test(relaying, places_end_with_the_connection_and_when_they_are_not_renewed) {
     cr_assert_eq(sn_relaying_places(relaying), SN_RELAYED_NODES_MAX);
 }
 
-Test(relaying, a_node_that_is_relayed_is_no_relay) {
-    sn_relaying_allow(relaying, false);
+Test(relaying, a_node_is_no_relay_before_it_knows_that_others_reach_it) {
     cr_assert_eq(sn_relaying_places(relaying), 0);
     cr_assert_eq(register_key(1, 1, 11, T0), SN_REFUSED);
 }

@@ -1,5 +1,5 @@
-/* Texts: sizes, durations, addresses, words and files. Each parser takes what a person types, and refuses the rest with a
- * sentence that says what to write. */
+/* Texts: sizes, durations, addresses, words and files. Each parser takes what a person types, and refuses the rest with
+ * a sentence that says what to write. */
 #include "base/text.h"
 
 #include "base/hash.h"

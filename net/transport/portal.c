@@ -54,6 +54,8 @@ typedef enum stage {
     STAGE_TOKEN,   /* a dial-back, or the answer of a relayed node */
     STAGE_WAITING, /* the relayed node has been called */
     STAGE_JOINED,
+    STAGE_LOCAL, /* listens on this machine for its own program, which wants a relayed node */
+    STAGE_ASKS,  /* the program's connection is there: this portal connects to the relay, and asks it */
     STAGE_DIALS, /* this portal connects, and will send `head` */
     STAGE_ENDED,
 } stage;
@@ -62,6 +64,9 @@ typedef struct passage {
     stage stage;
     int fd; /* -1: JOINED, whose splice has both, or ENDED */
     sn_splice *splice;
+    int local;  /* ASKS: the program's connection */
+    int number; /* LOCAL: its port */
+    bool asked; /* ASKS: the request has been sent */
     int64_t until_us;
     struct sockaddr_storage other; /* its other end */
     uint8_t prefix[SN_ADDRESS_PREFIX];
@@ -79,6 +84,7 @@ struct sn_portal {
     int wake_fd;
     pthread_t thread;
     bool started;
+    bool bridges; /* a client's: nothing is relayed for others */
     /* Of the thread. */
     passage *passages;     /* (capacity) */
     struct pollfd *polled; /* (2 * capacity + 1) */
@@ -121,6 +127,7 @@ static void host_wake(const sn_portal *g) {
 
 static void passage_end(passage *p) {
     if (p->fd >= 0) close(p->fd);
+    if (p->stage == STAGE_ASKS && p->local >= 0) close(p->local);
     sn_splice_free(&p->splice);
     p->fd = -1;
     p->stage = STAGE_ENDED;
@@ -252,6 +259,56 @@ static void passage_read(sn_portal *g, passage *p, int64_t now) {
     }
 }
 
+/* A program of this machine has connected: the relay is asked for the node that it wants. SOCKS takes greeting and
+ * request one after the other without a wait in between. */
+static void local_accept(sn_portal *g, const passage *l, int64_t now) {
+    passage p = {.stage = STAGE_ASKS, .until_us = now + FIRST_US + CALL_US, .other = l->other};
+    char name[SN_RELAY_NAME_LEN + 1];
+    int one = 1;
+    p.local = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (p.local < 0) return;
+    p.fd = socket(p.other.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    socklen_t len = p.other.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    const uint8_t begin[] = {SOCKS, 1, 0, SOCKS, 1, 0, 3, SN_RELAY_NAME_LEN};
+    sn_relay_name(l->key, name);
+    memcpy(p.head, begin, sizeof begin);
+    memcpy(p.head + sizeof begin, name, SN_RELAY_NAME_LEN);
+    p.want = sizeof begin + SN_RELAY_NAME_LEN + 2;
+    p.head[p.want - 1] = 1;
+    bool room = p.fd >= 0 && g->n < g->capacity;
+    if (!room || (connect(p.fd, (const struct sockaddr *)&p.other, len) && errno != EINPROGRESS)) {
+        passage_end(&p);
+        return;
+    }
+    setsockopt(p.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(p.local, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    g->passages[g->n++] = p;
+}
+
+/* Sends the request, then reads what the relay says, and not a byte more. */
+static void passage_ask(passage *p, int64_t now) {
+    enum { ANSWERS = 2 + SOCKS_REPLY };
+    ssize_t n = p->asked ? recv(p->fd, p->head + p->len, p->want - p->len, 0)
+                         : send(p->fd, p->head + p->len, p->want - p->len, MSG_NOSIGNAL);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+    if (n > 0) p->len += (size_t)n;
+    bool complete = n > 0 && p->len == p->want;
+    if (complete && !p->asked) {
+        p->asked = true;
+        p->len = 0;
+        p->want = ANSWERS;
+        return;
+    }
+    if (complete && !p->head[3]) {
+        sn_err err;
+        int local = p->local, fd = p->fd;
+        p->local = p->fd = -1;
+        p->stage = sn_splice_new(local, fd, now, &p->splice, &err) ? STAGE_ENDED : STAGE_JOINED;
+        return;
+    }
+    if (n <= 0 || complete) passage_end(p);
+}
+
 /* Sends the token line when the connection is made; then a dial-back is complete, and an answer is the listener's. */
 static void passage_write(sn_portal *g, passage *p) {
     ssize_t n = send(p->fd, p->head + p->len, p->want - p->len, MSG_NOSIGNAL);
@@ -275,7 +332,7 @@ static bool has_room(const sn_portal *g, const passage *newcomer) {
         unfinished++;
         of_address += !memcmp(p->prefix, newcomer->prefix, SN_ADDRESS_PREFIX);
     }
-    if (newcomer->stage == STAGE_DIALS) return g->n < g->capacity;
+    if (newcomer->stage == STAGE_DIALS || newcomer->stage == STAGE_LOCAL) return g->n < g->capacity;
     return g->n < g->capacity && unfinished < g->capacity / 2 && of_address < SN_PORTAL_OF_ADDRESS_MAX;
 }
 
@@ -287,6 +344,9 @@ static void take_queued(sn_portal *g) {
     g->n_queue = 0;
     pthread_mutex_unlock(&g->lock);
     for (size_t i = 0; i < n; i++) {
+        for (passage *p = g->passages; queue[i].stage == STAGE_ENDED && p < g->passages + g->n; p++)
+            if (p->stage == STAGE_LOCAL && p->number == queue[i].number) passage_end(p);
+        if (queue[i].stage == STAGE_ENDED) continue;
         if (has_room(g, &queue[i]))
             g->passages[g->n++] = queue[i];
         else
@@ -315,7 +375,8 @@ static void make_polled(sn_portal *g) {
             g->polled[2 * i + (size_t)side] =
                 joined ? polled_for(p->splice->fd[side], sn_splice_events(p->splice, side, g->budget > 0))
                 : side ? polled_for(-1, 0)
-                       : polled_for(p->fd, p->stage == STAGE_DIALS ? POLLOUT : POLLIN);
+                       : polled_for(p->fd, p->stage == STAGE_DIALS || (p->stage == STAGE_ASKS && !p->asked) ? POLLOUT
+                                                                                                            : POLLIN);
     }
     g->polled[2 * g->n] = polled_for(g->wake_fd, POLLIN);
 }
@@ -328,9 +389,14 @@ static void serve_passage(sn_portal *g, passage *p, bool ready, int64_t now) {
     }
     if (ready && p->stage == STAGE_DIALS)
         passage_write(g, p);
+    else if (ready && p->stage == STAGE_LOCAL)
+        local_accept(g, p, now);
+    else if (ready && p->stage == STAGE_ASKS)
+        passage_ask(p, now);
     else if (ready)
         passage_read(g, p, now);
-    if (p->stage != STAGE_JOINED && p->stage != STAGE_ENDED && now > p->until_us) passage_end(p);
+    if (p->stage != STAGE_JOINED && p->stage != STAGE_LOCAL && p->stage != STAGE_ENDED && now > p->until_us)
+        passage_end(p);
 }
 
 /* Removes what has ended, and counts what is left. */
@@ -356,7 +422,7 @@ static void clear_ended(sn_portal *g, int64_t spent) {
 /* One turn; false: the portal ends. */
 static bool portal_turn(sn_portal *g) {
     pthread_mutex_lock(&g->lock);
-    int64_t bytes_per_s = g->bytes_per_s;
+    int64_t bytes_per_s = g->bridges ? INT64_MAX / 4096 : g->bytes_per_s; /* a program's own bytes have no rate */
     bool stop = g->stop;
     pthread_mutex_unlock(&g->lock);
     if (stop) return false;
@@ -399,7 +465,7 @@ static sn_status portal_push(sn_portal *g, const passage *p, sn_err *err) {
     pthread_mutex_unlock(&g->lock);
     portal_wake_thread(g);
     if (room) return SN_OK;
-    close(p->fd);
+    if (p->fd >= 0) close(p->fd);
     return sn_fail(err, SN_RETRY, "this node makes too many connections at the moment: ask again later");
 }
 
@@ -438,6 +504,36 @@ static sn_status portal_dial(sn_portal *g, const char *address, const char magic
     }
     freeaddrinfo(found);
     return status;
+}
+
+sn_status sn_portal_bridge(sn_portal *g, const char *relay, const uint8_t key[SN_KEY_SIZE], int *port, sn_err *err) {
+    sn_host_port at;
+    char digits[8];
+    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof own;
+    sn_status status = sn_parse_host_port(relay, SN_HOST_PORT_DIAL, &at, err);
+    if (status) return status;
+    snprintf(digits, sizeof digits, "%d", at.port);
+    if (getaddrinfo(at.host, digits, &hints, &found)) return sn_fail(err, SN_REFUSED, "%s is no address", relay);
+    passage p = {.stage = STAGE_LOCAL, .fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
+    memcpy(&p.other, found->ai_addr, found->ai_addrlen);
+    memcpy(p.key, key, SN_KEY_SIZE);
+    freeaddrinfo(found);
+    if (p.fd < 0 || bind(p.fd, (const struct sockaddr *)&own, len) || listen(p.fd, 4) ||
+        getsockname(p.fd, (struct sockaddr *)&own, &len)) {
+        status = sn_fail(err, SN_RETRY, "a relay cannot be dialled: %s", strerror(errno));
+        if (p.fd >= 0) close(p.fd);
+        return status;
+    }
+    *port = p.number = ntohs(own.sin_port);
+    return portal_push(g, &p, err);
+}
+
+void sn_portal_unbridge(sn_portal *g, int port) {
+    const passage p = {.stage = STAGE_ENDED, .fd = -1, .number = port};
+    sn_err err;
+    (void)!portal_push(g, &p, &err);
 }
 
 sn_status sn_portal_dial_back(sn_portal *g, const char *address, const uint8_t token[SN_TOKEN_SIZE], sn_err *err) {
@@ -524,6 +620,7 @@ sn_status sn_portal_new(const sn_portal_host *host, size_t connections_max, sn_p
     sn_status status = sn_calloc(&g, 1, sizeof *g, err);
     if (status) return status;
     g->host = *host;
+    g->bridges = !host->adopt;
     g->capacity = connections_max;
     pthread_mutex_init(&g->lock, NULL);
     for (size_t i = 0; i < EXPECTED_MAX; i++) sn_random(g->expected[i].token, SN_TOKEN_SIZE);

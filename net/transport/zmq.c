@@ -44,6 +44,7 @@ enum {
 typedef struct dealer {
     void *socket, *monitor;
     bool up, outage_reported; /* outage_reported: the owner has received the event of this outage */
+    int bridge;               /* the port of its bridge to a relay; 0: it needs none */
     sn_peer handle;
     uint8_t key[SN_KEY_SIZE];
     char address[SN_ADDRESS_MAX + 1];
@@ -53,6 +54,7 @@ typedef struct zmq {
     sn_transport base;
     sn_identity identity;
     void *context;
+    sn_portal *bridges;    /* NULL: no relay was dialled yet */
     sn_listener *listener; /* NULL if the transport does not listen */
     dealer *dealers;
     zmq_pollitem_t *items; /* (3 + 2 * dealers_capacity): wake, timer, listener, dealers and their monitors */
@@ -158,15 +160,17 @@ static void close_dealer(dealer *d) {
 }
 
 /* A relay is a SOCKS5 proxy, of which the node's key is asked for (portal.h). */
-static bool connect_dealer(const dealer *d) {
+static bool connect_dealer(zmq *z, dealer *d) {
     sn_host_port at;
-    char endpoint[ENDPOINT_MAX + 1], name[SN_RELAY_NAME_LEN + 1], proxy[SN_ADDRESS_MAX + 1];
+    char endpoint[ENDPOINT_MAX + 1], relay[SN_ADDRESS_MAX + 1];
+    sn_err err;
     if (sn_parse_host_port(d->address, SN_HOST_PORT_DIAL, &at, NULL)) return false;
     if (!at.relayed) return !zmq_connect(d->socket, endpoint_of(d->address, endpoint));
-    snprintf(proxy, sizeof proxy, "%.*s", (int)(strlen(d->address) - strlen(SN_RELAYED)), d->address);
-    sn_relay_name(d->key, name);
-    snprintf(endpoint, sizeof endpoint, TCP "%s:1", name);
-    return !zmq_setsockopt(d->socket, ZMQ_SOCKS_PROXY, proxy, strlen(proxy)) && !zmq_connect(d->socket, endpoint);
+    snprintf(relay, sizeof relay, "%.*s", (int)(strlen(d->address) - strlen(SN_RELAYED)), d->address);
+    if (!z->bridges && sn_portal_new(&(sn_portal_host){0}, PORTAL_MAX, &z->bridges, &err)) return false;
+    if (sn_portal_bridge(z->bridges, relay, d->key, &d->bridge, &err)) return false;
+    snprintf(endpoint, sizeof endpoint, TCP "127.0.0.1:%d", d->bridge);
+    return !zmq_connect(d->socket, endpoint);
 }
 
 static sn_status zmq_transport_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
@@ -190,7 +194,7 @@ static sn_status zmq_transport_dial(sn_transport *t, const char *address, const 
         return status;
     }
     if (zmq_setsockopt(d.socket, ZMQ_CURVE_SERVERKEY, key, SN_KEY_SIZE) ||
-        zmq_setsockopt(d.socket, ZMQ_CURVE_PUBLICKEY, z->identity.curve_key, SN_KEY_SIZE) || !connect_dealer(&d)) {
+        zmq_setsockopt(d.socket, ZMQ_CURVE_PUBLICKEY, z->identity.curve_key, SN_KEY_SIZE) || !connect_dealer(z, &d)) {
         status = sn_fail(err, SN_REFUSED, "%s cannot be dialled: %s", address, zmq_strerror(zmq_errno()));
         close_dealer(&d);
         return status;
@@ -212,6 +216,7 @@ static void zmq_transport_hang_up(sn_transport *t, sn_peer peer) {
     dealer *d = find_dealer(z, peer);
     if (!d) return;
     set_int(d->socket, ZMQ_LINGER, 0);
+    if (d->bridge) sn_portal_unbridge(z->bridges, d->bridge);
     close_dealer(d);
     *d = z->dealers[--z->n_dealers];
 }
@@ -503,6 +508,7 @@ static void zmq_transport_free(sn_transport *t) {
     for (size_t i = 0; i < z->n_dealers; i++) close_dealer(&z->dealers[i]);
     if (z->context)
         while (zmq_ctx_term(z->context) && zmq_errno() == EINTR) {}
+    sn_portal_free(&z->bridges);
     if (z->wake_fd >= 0) close(z->wake_fd);
     if (z->timer_fd >= 0) close(z->timer_fd);
     sn_buf_fini(&z->frame);

@@ -478,48 +478,49 @@ void sn_portal_take(sn_portal *g, int fd, const struct sockaddr_storage *from) {
     if (portal_push(g, &p, &err)) sn_log_rated(SN_LOG_INFO, "connection refused", "text=%s", err.text);
 }
 
-/* Begins to connect to a numeric address; the token line follows when the connection is made. */
-static sn_status portal_dial(sn_portal *g, const char *address, const char magic[MAGIC_SIZE],
-                             const uint8_t token[SN_TOKEN_SIZE], sn_err *err) {
+static sn_status address_read(const char *address, struct sockaddr_storage *out, socklen_t *len, sn_err *err) {
+    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
     sn_host_port at;
     char port[8];
-    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
     sn_status status = sn_address_check_numeric(address, err);
     if (!status) status = sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, err);
     if (status) return status;
     snprintf(port, sizeof port, "%d", at.port);
     if (getaddrinfo(at.host, port, &hints, &found)) return sn_fail(err, SN_REFUSED, "%s is no address", address);
+    memcpy(out, found->ai_addr, *len = found->ai_addrlen);
+    freeaddrinfo(found);
+    return SN_OK;
+}
+
+/* Begins to connect to a numeric address; the token line follows when the connection is made. */
+static sn_status portal_dial(sn_portal *g, const char *address, const char magic[MAGIC_SIZE],
+                             const uint8_t token[SN_TOKEN_SIZE], sn_err *err) {
     passage p = {.stage = STAGE_DIALS, .want = TOKEN_LINE, .until_us = sn_now_us() + DIAL_US};
+    socklen_t len;
     int one = 1;
-    p.fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    memcpy(&p.other, found->ai_addr, found->ai_addrlen);
+    sn_status status = address_read(address, &p.other, &len, err);
+    if (status) return status;
+    p.fd = socket(p.other.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     memcpy(p.head, magic, MAGIC_SIZE);
     memcpy(p.head + MAGIC_SIZE, token, SN_TOKEN_SIZE);
-    if (p.fd < 0 || (connect(p.fd, found->ai_addr, found->ai_addrlen) && errno != EINPROGRESS)) {
+    if (p.fd < 0 || (connect(p.fd, (const struct sockaddr *)&p.other, len) && errno != EINPROGRESS)) {
         status = sn_fail(err, SN_RETRY, "%s cannot be dialled: %s", address, strerror(errno));
         if (p.fd >= 0) close(p.fd);
-    } else {
-        setsockopt(p.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        status = portal_push(g, &p, err);
+        return status;
     }
-    freeaddrinfo(found);
-    return status;
+    setsockopt(p.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    return portal_push(g, &p, err);
 }
 
 sn_status sn_portal_bridge(sn_portal *g, const char *relay, const uint8_t key[SN_KEY_SIZE], int *port, sn_err *err) {
-    sn_host_port at;
-    char digits[8];
-    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    passage p = {.stage = STAGE_LOCAL};
     struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof own;
-    sn_status status = sn_parse_host_port(relay, SN_HOST_PORT_DIAL, &at, err);
+    socklen_t len;
+    sn_status status = address_read(relay, &p.other, &len, err);
     if (status) return status;
-    snprintf(digits, sizeof digits, "%d", at.port);
-    if (getaddrinfo(at.host, digits, &hints, &found)) return sn_fail(err, SN_REFUSED, "%s is no address", relay);
-    passage p = {.stage = STAGE_LOCAL, .fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
-    memcpy(&p.other, found->ai_addr, found->ai_addrlen);
+    len = sizeof own;
+    p.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     memcpy(p.key, key, SN_KEY_SIZE);
-    freeaddrinfo(found);
     if (p.fd < 0 || bind(p.fd, (const struct sockaddr *)&own, len) || listen(p.fd, 4) ||
         getsockname(p.fd, (struct sockaddr *)&own, &len)) {
         status = sn_fail(err, SN_RETRY, "a relay cannot be dialled: %s", strerror(errno));

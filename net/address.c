@@ -5,6 +5,7 @@
 
 #include <arpa/inet.h>
 #include <assert.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -45,6 +46,20 @@ bool sn_address_host(const struct sockaddr_storage *at, char host[SN_ADDRESS_MAX
     if (!inet_ntop(is_six ? AF_INET6 : AF_INET, is_six ? (const void *)six : four, text, sizeof text)) return false;
     snprintf(host, SN_ADDRESS_MAX + 1, is_six ? "[%s]" : "%s", text);
     return true;
+}
+
+sn_status sn_address_read(const char *address, struct sockaddr_storage *out, socklen_t *len, sn_err *err) {
+    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    sn_host_port at;
+    char port[8];
+    sn_status status = sn_address_check_numeric(address, err);
+    if (!status) status = sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, err);
+    if (status) return status;
+    snprintf(port, sizeof port, "%d", at.port);
+    if (getaddrinfo(at.host, port, &hints, &found)) return sn_fail(err, SN_REFUSED, "%s is no address", address);
+    memcpy(out, found->ai_addr, *len = found->ai_addrlen);
+    freeaddrinfo(found);
+    return SN_OK;
 }
 
 sn_status sn_address_parse(const char *text, char plain[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE], bool *pinned,

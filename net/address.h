@@ -20,6 +20,9 @@ sn_status sn_address_check_numeric(const char *address, sn_err *err) SN_MUST_USE
  * False: it has none. */
 bool sn_address_host(const struct sockaddr_storage *at, char host[SN_ADDRESS_MAX + 1]);
 
+/* The socket address of a numeric HOST:PORT. */
+sn_status sn_address_read(const char *address, struct sockaddr_storage *out, socklen_t *len, sn_err *err) SN_MUST_USE;
+
 /* Splits "HOST:PORT" or "HOST:PORT#KEY", KEY being 64 hexadecimal digits of a CURVE key. `plain` gets HOST:PORT; `key`
  * gets the key when *pinned is set. SN_REFUSED with a sentence that says what to write. */
 sn_status sn_address_parse(const char *text, char plain[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE], bool *pinned,

@@ -16,7 +16,6 @@
 #include "net/transport/splice_private.h"
 
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -108,11 +107,6 @@ struct sn_portal {
     size_t n_calls, n_joined, n_dials;
     uint64_t relayed_bytes;
 };
-
-void sn_relay_name(const uint8_t key[SN_KEY_SIZE], char out[SN_RELAY_NAME_LEN + 1]) {
-    char hex[2 * SN_KEY_SIZE + 1];
-    snprintf(out, SN_RELAY_NAME_LEN + 1, "%s.swarm", sn_hex(key, SN_KEY_SIZE, hex));
-}
 
 static void portal_wake_thread(sn_portal *g) {
     uint64_t one = 1;
@@ -478,27 +472,13 @@ void sn_portal_take(sn_portal *g, int fd, const struct sockaddr_storage *from) {
     if (portal_push(g, &p, &err)) sn_log_rated(SN_LOG_INFO, "connection refused", "text=%s", err.text);
 }
 
-static sn_status address_read(const char *address, struct sockaddr_storage *out, socklen_t *len, sn_err *err) {
-    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
-    sn_host_port at;
-    char port[8];
-    sn_status status = sn_address_check_numeric(address, err);
-    if (!status) status = sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, err);
-    if (status) return status;
-    snprintf(port, sizeof port, "%d", at.port);
-    if (getaddrinfo(at.host, port, &hints, &found)) return sn_fail(err, SN_REFUSED, "%s is no address", address);
-    memcpy(out, found->ai_addr, *len = found->ai_addrlen);
-    freeaddrinfo(found);
-    return SN_OK;
-}
-
 /* Begins to connect to a numeric address; the token line follows when the connection is made. */
 static sn_status portal_dial(sn_portal *g, const char *address, const char magic[MAGIC_SIZE],
                              const uint8_t token[SN_TOKEN_SIZE], sn_err *err) {
     passage p = {.stage = STAGE_DIALS, .want = TOKEN_LINE, .until_us = sn_now_us() + DIAL_US};
     socklen_t len;
     int one = 1;
-    sn_status status = address_read(address, &p.other, &len, err);
+    sn_status status = sn_address_read(address, &p.other, &len, err);
     if (status) return status;
     p.fd = socket(p.other.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     memcpy(p.head, magic, MAGIC_SIZE);
@@ -516,7 +496,7 @@ sn_status sn_portal_bridge(sn_portal *g, const char *relay, const uint8_t key[SN
     passage p = {.stage = STAGE_LOCAL};
     struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len;
-    sn_status status = address_read(relay, &p.other, &len, err);
+    sn_status status = sn_address_read(relay, &p.other, &len, err);
     if (status) return status;
     len = sizeof own;
     p.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -23,6 +23,7 @@
 
 #include "net/transport/transport.h"
 
+#include <stdio.h>
 #include <sys/socket.h>
 
 enum {
@@ -93,6 +94,9 @@ sn_portal_stats sn_portal_read_stats(sn_portal *portal);
 
 /* The name by which a client asks a relay for a node: 64 hexadecimal digits of its CURVE key, and ".swarm". */
 enum { SN_RELAY_NAME_LEN = 2 * SN_KEY_SIZE + 6 };
-void sn_relay_name(const uint8_t key[SN_KEY_SIZE], char out[SN_RELAY_NAME_LEN + 1]);
+static inline void sn_relay_name(const uint8_t key[SN_KEY_SIZE], char out[SN_RELAY_NAME_LEN + 1]) {
+    char hex[2 * SN_KEY_SIZE + 1];
+    snprintf(out, SN_RELAY_NAME_LEN + 1, "%s.swarm", sn_hex(key, SN_KEY_SIZE, hex));
+}
 
 #endif

@@ -175,7 +175,7 @@ static void bench_token(sn_device *d, sn_dtype dtype, sn_dtype head_dtype) {
 
 /* SmolLM2's attention: 9 heads over 3, of 64 elements. */
 static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows) {
-    sn_kv_shape shape = {30, 3, 64, 32, dtype};
+    sn_kv_shape shape = {30, 3, 64, 32, dtype, 0};
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
     int n_pages = (depth + rows + 31) / 32;
     void **pages = calloc((size_t)n_pages, sizeof *pages);

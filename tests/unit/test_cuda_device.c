@@ -34,7 +34,7 @@ static void close_device(sn_device **d) {
 /* -- a model of one matrix and one attention, run as a span does */
 
 enum { WIDTH = 32, HEADS = 2, DIM = 16, ROWS_MAX = 24, PAGES = 8 };
-static const sn_kv_shape shape = {1, HEADS, DIM, 16, SN_KV_F32};
+static const sn_kv_shape shape = {1, HEADS, DIM, 16, SN_KV_F32, 0};
 
 typedef struct model {
     sn_device *d;
@@ -293,7 +293,7 @@ Test(cuda_records, inconsistent_batches_are_refused) {
         sn_batch pass = {&shape, bad[i].n_rows, 2, two, 0};
         cr_assert_eq(d->ops->batch_begin(d, &pass, &recorded, &err), SN_REFUSED, "pass %zu", i);
     }
-    sn_kv_shape wide = {1, 1, 1024, 16, SN_KV_F32};
+    sn_kv_shape wide = {1, 1, 1024, 16, SN_KV_F32, 0};
     REFUSED(d->ops->batch_begin(d, &(sn_batch){&wide, 0, 0, NULL, 0}, &recorded, &err), "1024");
     model_free(&m);
     close_device(&d);
@@ -387,7 +387,7 @@ static sn_status round_of_work(int nth, bool creation) {
     if (!status) status = d->ops->prepare(d, &(sn_device_limits){.rows = 64, .width = 64, .context = 256}, &err);
     if (!status) status = d->ops->alloc(d, 4096, (void **)&x, &err);
     if (!status) status = d->ops->host_alloc(d, 4096, (void **)&pinned, &err);
-    sn_kv_shape small = {1, 1, 4, 16, SN_KV_F32};
+    sn_kv_shape small = {1, 1, 4, 16, SN_KV_F32, 0};
     float n_past[8] = {0};
     if (!status) status = d->ops->kv_write(d, &small, 0, (void *[]){x}, 0, 1, n_past, n_past, &err);
     for (int i = 0; i < 3 && !status; i++) {

@@ -116,7 +116,7 @@ Test(xpu, survives_an_allocation_beyond_its_memory) {
 
 Test(xpu, refuses_heads_that_are_too_wide) {
     sn_device *d = open_xpu(0);
-    sn_kv_shape shape = {1, 1, 512, 16, SN_KV_F32};
+    sn_kv_shape shape = {1, 1, 512, 16, SN_KV_F32, 0};
     sn_batch pass = {&shape, 0, 0, NULL, 0};
     bool recorded;
     cr_assert_eq(d->ops->batch_begin(d, &pass, &recorded, &err), SN_REFUSED);

@@ -2,12 +2,12 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "base/thread.h"
 
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,15 +66,11 @@ static void *lookup_run(void *arg) {
 
 static sn_status lookup_begin(sn_lookup *l, sn_err *err) {
     pthread_t thread;
-    sigset_t all, before; /* the program's own threads handle signals */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     l->holders++;
-    int failed = pthread_create(&thread, NULL, lookup_run, l);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!failed) pthread_detach(thread);
-    if (failed) l->holders--;
-    return failed ? sn_fail(err, SN_STOP, "the thread that looks up %s cannot start", l->address) : SN_OK;
+    bool started = sn_thread_start(&thread, lookup_run, l, NULL);
+    if (started) pthread_detach(thread);
+    if (!started) l->holders--;
+    return started ? SN_OK : sn_fail(err, SN_STOP, "the thread that looks up %s cannot start", l->address);
 }
 
 sn_status sn_lookup_start(const char *address, sn_lookup **out, sn_err *err) {

@@ -3,6 +3,7 @@
 #include "net/router/port_mapping.h"
 
 #include "base/log.h"
+#include "base/thread.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -12,7 +13,6 @@
 #include <natpmp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -200,11 +200,7 @@ sn_status sn_port_mapping_new(int port, void (*wake)(void *), void *ctx, sn_port
     m->ctx = ctx;
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->changed, NULL);
-    sigset_t all, before; /* the program's own threads handle signals */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    m->started = !pthread_create(&m->thread, NULL, mapping_run, m);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    m->started = sn_thread_start(&m->thread, mapping_run, m, NULL);
     if (m->started)
         *out = m;
     else

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/thread.h"
 #include "net/address.h"
 #include "net/transport/listener_state_private.h"
 #include "net/transport/tcp_listen_private.h"
@@ -16,7 +17,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -237,12 +237,8 @@ static sn_status watch_own(sn_listener *l, int *fd, sn_err *err) {
 }
 
 static sn_status listener_start(sn_listener *l, sn_err *err) {
-    sigset_t all, before; /* the program's own threads handle signals */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&l->thread, NULL, listener_run, l);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    l->started = !failed;
+    int failed;
+    l->started = sn_thread_start(&l->thread, listener_run, l, &failed);
     return failed ? sn_fail(err, SN_STOP, "the thread that listens cannot start: %s", strerror(failed)) : SN_OK;
 }
 

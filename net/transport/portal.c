@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "net/address.h"
 #include "net/transport/splice_private.h"
 
@@ -20,7 +21,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -610,12 +610,8 @@ sn_status sn_portal_new(const sn_portal_host *host, size_t connections_max, sn_p
     if (!status) status = sn_calloc(&g->passages, g->capacity, sizeof *g->passages, err);
     if (!status) status = sn_calloc(&g->polled, 2 * g->capacity + 1, sizeof *g->polled, err);
     if (!status) status = sn_address_limit_new(CALLS_BURST, CALLS_PER_S, &g->calls_of_address, err);
-    sigset_t all, before; /* the program's own threads handle signals */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (!status && pthread_create(&g->thread, NULL, portal_run, g))
+    if (!status && !sn_thread_start(&g->thread, portal_run, g, NULL))
         status = sn_fail(err, SN_STOP, "the thread of the portal cannot be started");
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     g->started = !status;
     if (status) sn_portal_free(&g);
     *out = g;

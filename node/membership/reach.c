@@ -10,6 +10,7 @@
 #include "net/address.h"
 #include "node/membership/membership_private.h"
 
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,14 +106,15 @@ static bool listens_everywhere(const sn_reach *r) {
 /* How far an address reaches: 2: everywhere, 1: inside a private network, 0: on this machine. */
 static int scope_of(const char *address) {
     sn_host_port at;
-    unsigned a = 0, b = 0;
+    uint8_t four[4];
     if (sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, NULL)) return 0;
     if (strchr(at.host, ':')) {
         if (!strcmp(at.host, "::1")) return 0;
         return !strncasecmp(at.host, "fc", 2) || !strncasecmp(at.host, "fd", 2) || !strncasecmp(at.host, "fe8", 3) ? 1
                                                                                                                    : 2;
     }
-    if (sscanf(at.host, "%u.%u", &a, &b) != 2 || a == 127) return 0;
+    if (inet_pton(AF_INET, at.host, four) != 1 || four[0] == 127) return 0;
+    const int a = four[0], b = four[1];
     bool private = a == 10 || (a == 172 && b >= 16 && b < 32) || (a == 192 && b == 168) || (a == 169 && b == 254) ||
                    (a == 100 && b >= 64 && b < 128);
     return private ? 1 : 2;

@@ -72,8 +72,7 @@ segment.c fprintf         the same
 segment.c stderr          the same
 terminal.c stdout         sn_terminal_guard, which programs call
 terminal.c stderr         the same
-lookup.c pthread_sigmask    its thread leaves signals to the program
-listener.c pthread_sigmask  its thread leaves signals to the program
+thread.c pthread_sigmask  the library's threads leave signals to the program
 evidence.c fwrite         into a file
 loss_curve.c fprintf      into a file
 loss_curve.c fwrite       into a file

@@ -173,7 +173,7 @@ Test(config, refuses_unknown_rope_types) {
     expect_refused("{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}}", "scaling factor is 0");
     expect_refused("{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}", "'low_freq_factor' is missing");
     expect_refused(
-        "{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,"
+        "{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":3,"
         "\"original_max_position_embeddings\":64}}",
         "llama3 rope scaling is impossible");
     expect_refused("{\"rope_theta\":0}", "theta is 0");

@@ -162,7 +162,8 @@ static int register_key(uint8_t key, uint8_t network, sn_peer peer, int64_t now_
 
 Test(relaying, a_network_address_has_a_quarter_of_the_places) {
     sn_relaying_allow(relaying, true);
-    for (uint8_t i = 0; i < SN_RELAYED_OF_ADDRESS_MAX; i++) cr_assert_eq(register_key(i, 1, i, T0), SN_OK);
+    for (int i = 0; i < SN_RELAYED_OF_ADDRESS_MAX; i++)
+        cr_assert_eq(register_key((uint8_t)i, 1, (sn_peer)i, T0), SN_OK);
     cr_assert_eq(register_key(100, 1, 100, T0), SN_RETRY);
     cr_assert_eq(register_key(0, 1, 100, T0), SN_OK, "a node renews its place");
     cr_assert_eq(register_key(101, 2, 101, T0), SN_OK);

@@ -64,8 +64,8 @@ static void fixture_free(fixture *b) {
 
 static sn_params_shape shape_of(sn_method method) {
     sn_params_shape shape = {.method = method, .prompt_tokens = 4, .rank = 2, .alpha = 6, .n_labels = 3};
-    for (int role = SN_ROLE_ATTN_Q; role <= SN_ROLE_ATTN_O; role++) shape.target[role] = true;
-    shape.target[SN_ROLE_FFN_DOWN] = true;
+    static const sn_role adapted[] = {SN_ROLE_ATTN_Q, SN_ROLE_ATTN_K, SN_ROLE_ATTN_V, SN_ROLE_ATTN_O, SN_ROLE_FFN_DOWN};
+    for (size_t i = 0; i < sizeof adapted / sizeof *adapted; i++) shape.target[adapted[i]] = true;
     return shape;
 }
 

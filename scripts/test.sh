@@ -24,7 +24,7 @@ WITHOUT_ASAN=(
   test_cuda_conformance test_xpu_conformance test_xpu_validation
 )
 # The programs themselves run under sanitizers through these system tests: all messages, all kinds of failure, the files.
-WITH_ASAN=(chat failover chain flood protocol private_swarm adapter session_file audit status)
+WITH_ASAN=(chat failover chain flood protocol private_swarm adapter session_file audit status serve)
 WITH_TSAN=(chain failover adapter)
 
 need_packages $BUILD_PACKAGES $TEST_PACKAGES $DEVICE_PACKAGES

@@ -504,18 +504,21 @@ json_t *sn_answer_reader_json(const sn_answer_reader *r) {
     size_t n, n_arguments;
     const char *text = sn_answer_reader_content(r, &n);
     json_t *calls = json_array(), *out = json_pack("{s:s, s:o}", "role", "assistant", "content", text_json(text, n));
+    bool valid = out && calls;
     text = sn_answer_reader_thought(r, &n);
-    if (out && n) json_object_set_new(out, "reasoning_content", text_json(text, n));
-    for (size_t i = 0; i < n_calls(r); i++) {
+    if (valid && n) valid = !json_object_set_new(out, "reasoning_content", text_json(text, n));
+    for (size_t i = 0; valid && i < n_calls(r); i++) {
         const char *name = sn_answer_reader_name(r, i, &n);
         const char *arguments = sn_answer_reader_arguments(r, i, &n_arguments);
         json_t *one = json_pack("{s:s, s:{s:o, s:o}}", "type", "function", "function", "name", text_json(name, n),
                                 "arguments", text_json(arguments, n_arguments));
-        if (one) json_array_append_new(calls, one);
+        valid = !json_array_append_new(calls, one);
     }
-    if (out && json_array_size(calls)) json_object_set(out, "tool_calls", calls);
+    if (valid && json_array_size(calls)) valid = !json_object_set(out, "tool_calls", calls);
     json_decref(calls);
-    return out;
+    if (valid) return out;
+    json_decref(out);
+    return NULL;
 }
 
 sn_status sn_answer_read(const sn_answer_format *format, const sn_answer *answer, json_t **out, sn_err *err) {

@@ -61,9 +61,10 @@ static bool take_number(reader *r, uint64_t *out) {
     return true;
 }
 
+/* At least as many as read_pieces and its neighbours take: what they allocate is of this size. */
 static size_t count_lines(const char *text, size_t len, const char *word) {
     size_t count = 0, n = strlen(word);
-    for (const char *at = text, *end = text + len; at && (size_t)(end - at) > n;) {
+    for (const char *at = text, *end = text + len; at && (size_t)(end - at) >= n;) {
         count += !memcmp(at, word, n);
         at = memchr(at, '\n', (size_t)(end - at));
         if (at) at++;

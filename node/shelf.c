@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "model/hub/hub.h"
 #include "model/partial_file.h"
 
@@ -127,9 +128,9 @@ static sn_status open_files(sn_shelf *s, sn_err *err) {
     char folder[SN_PATH_SIZE];
     bool several = model_folder(s, folder);
     sn_status status = sn_calloc(&s->files, s->manifest.n_files, sizeof *s->files, err);
+    for (size_t i = 0; !status && i < s->manifest.n_files; i++) s->files[i].fd = -1;
     for (size_t i = 0; !status && i < s->manifest.n_files; i++) {
         shelf_file *f = &s->files[i];
-        f->fd = -1;
         if (several)
             status = sn_path_join(f->path, folder, s->manifest.files[i].name, err);
         else
@@ -160,7 +161,7 @@ sn_status sn_shelf_new(const char *path, const char *cache, void (*done)(void *)
     snprintf(s->cache, sizeof s->cache, "%s", cache);
     s->done = done;
     s->ctx = ctx;
-    if (pthread_create(&s->thread, NULL, shelf_run, s)) {
+    if (!sn_thread_start(&s->thread, shelf_run, s, NULL)) {
         free(s);
         return sn_fail(err, SN_STOP, "the system has no thread left");
     }

@@ -103,14 +103,16 @@ static sn_status manifest_from(sn_fetcher *f, sn_sender *sender, sn_buf *text, s
         memcpy(msg->weights.manifest, f->senders.manifest.bytes, SN_KEY_SIZE);
         msg->weights.from = text->len;
         msg->weights.bytes = rest < SN_WEIGHTS_SIZE_MAX ? rest : SN_WEIGHTS_SIZE_MAX;
+        size_t until = text->len + (size_t)msg->weights.bytes;
         status = sn_link_call(f->link, &call, &msg, NULL, &reply, err);
         if (status) return status;
         size = reply->weights_reply.size;
-        size_t before = text->len;
         status = append_bytes(&reply->weights_reply, text, err);
         sn_msg_free(&reply);
-        if (!status && (text->len == before || text->len > size || size > SN_MANIFEST_MAX))
+        /* As much as was asked for, so that a sender can draw this out no longer than its silence. */
+        if (!status && (text->len != until || text->len > size || size > SN_MANIFEST_MAX))
             status = sn_fail(err, SN_REFUSED, "%s sends no manifest", sender->address);
+        if (!status) status = check_cancel(f, err);
     }
     return status;
 }

@@ -52,9 +52,9 @@ struct sn_port_mapping {
 static bool natpmp_answer(natpmp_t *n, natpmpresp_t *out) {
     for (int tries = 0; tries < NATPMP_TRIES;) {
         struct timeval left = {0};
-        getnatpmprequesttimeout(n, &left);
+        getnatpmprequesttimeout(n, &left); /* below zero where the time has passed */
         struct pollfd fd = {.fd = n->s, .events = POLLIN};
-        int ready = poll(&fd, 1, (int)(left.tv_sec * 1000 + left.tv_usec / 1000) + 1);
+        int ready = poll(&fd, 1, left.tv_sec < 0 ? 0 : (int)(left.tv_sec * 1000 + left.tv_usec / 1000) + 1);
         int r = readnatpmpresponseorretry(n, out);
         if (r == 0) return true;
         if (r != NATPMP_TRYAGAIN) return false;

@@ -107,11 +107,11 @@ static bool listens_everywhere(const sn_reach *r) {
 static int scope_of(const char *address) {
     sn_host_port at;
     uint8_t four[4];
+    struct in6_addr six;
     if (sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, NULL)) return 0;
-    if (strchr(at.host, ':')) {
-        if (!strcmp(at.host, "::1")) return 0;
-        return !strncasecmp(at.host, "fc", 2) || !strncasecmp(at.host, "fd", 2) || !strncasecmp(at.host, "fe8", 3) ? 1
-                                                                                                                   : 2;
+    if (inet_pton(AF_INET6, at.host, &six) == 1) {
+        if (IN6_IS_ADDR_LOOPBACK(&six)) return 0;
+        return (six.s6_addr[0] & 0xfe) == 0xfc || IN6_IS_ADDR_LINKLOCAL(&six) ? 1 : 2;
     }
     if (inet_pton(AF_INET, at.host, four) != 1 || four[0] == 127) return 0;
     const int a = four[0], b = four[1];
@@ -189,7 +189,7 @@ static bool may_relay(const sn_reach *r, const sn_directory *d, size_t i, bool a
 /* Asks a node that offers a place; one that failed only when there is no other one. */
 static void relay_search(sn_reach *r, int64_t now_us, int64_t unix_ms) {
     const sn_directory *d = sn_membership_directory(r->setup.membership);
-    size_t count = sn_directory_count(d), from = (size_t)sn_rng_below(&r->seed, count);
+    size_t count = sn_directory_count(d), from = count ? (size_t)sn_rng_below(&r->seed, count) : 0;
     r->search_us = now_us + RELAY_SEARCH_US;
     for (size_t k = 0; k < 2 * count; k++) {
         size_t i = (from + k) % count;

@@ -3,6 +3,7 @@
 hoard N: opens sessions until N are open or the node refuses 20 times, and hangs up.
 dial N: opens sessions that push to N addresses, one after the other.
 hold N: opens a session, and does nothing for N seconds.
+proven N: waits until the node lists N proven nodes.
 weights N: asks for weights at full speed for N seconds, as if nothing was limited."""
 import os
 import socket
@@ -121,5 +122,14 @@ def hold(stranger, n):
     time.sleep(n)
 
 
+def proven(stranger, n):
+    """Waits until the node lists N proven nodes, itself among them."""
+    until = time.monotonic() + 60
+    while stranger.peers([])["proven"] < n:
+        if time.monotonic() > until:
+            sys.exit("too few proven nodes after a minute")
+        time.sleep(0.1)
+
+
 if __name__ == "__main__":
-    {"hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))
+    {"proven": proven, "hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

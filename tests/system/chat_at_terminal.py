@@ -165,7 +165,7 @@ def commands():
     t.enter("turns", "Be brief.|say one|one|turns|Be brief.|say one|one|turns|turns")
     t.enter("/model", "Script")
     t.enter("/stats", "last answer", "tok/s", "blocks 0:1", "1.5 ms compute")
-    for text in ("/home/x is a path", "/* a comment */", "/"):
+    for text in ("/x/y is a path", "/* a comment */", "/"):
         t.enter(text, summary(text))
     t.send("/exit\r")
     t.end()

@@ -251,7 +251,7 @@ def view(url):
     assert d["blocks"] == d["model"]["blocks"] == 30 and not d["gaps"] and d["nodes"][0]["answered"], d
 
 
-def ending(url, ready):
+def ending(url, ready, refused):
     """SIGTERM: an answer in progress is finished, a new request is refused."""
     s = Stream(url, "/v1/completions", prompt="Once", max_tokens=100, temperature=0, ignore_eos=True)
     events = s.events()
@@ -268,6 +268,7 @@ def ending(url, ready):
         assert time.time() < until, "the server does not drain"
         time.sleep(0.02)
     assert call(url, "/v1/completions", {"model": MODEL, "prompt": "x"})[0] == 503
+    open(refused, "w").close()
     tokens = sum(1 for e in events if e["choices"] and e["choices"][0]["finish_reason"] is None)
     assert tokens > 20, f"only {tokens} tokens came after SIGTERM"
 

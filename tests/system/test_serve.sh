@@ -69,15 +69,16 @@ fi
 slow a
 serve small --join "${address[a]}" --max-sessions 1 --queue 1
 client leaving "$url"
-client ending "$url" "$scratch/answering" &
+client ending "$url" "$scratch/answering" "$scratch/draining" &
 asking=$!
 wait_file answering
 signal small TERM
+wait_file draining
+kill -KILL "${pid[slow]}"; wait "${pid[slow]}" 2>/dev/null; unset "pid[slow]"
+kill -CONT "${pid[a]}"
 wait "$asking" || fail "SIGTERM in the middle of an answer"
 wait_end small 60
 [ $rc = 0 ] || fail "after SIGTERM the server ended with exit code $rc"
-kill -KILL "${pid[slow]}"; wait "${pid[slow]}" 2>/dev/null; unset "pid[slow]"
-kill -CONT "${pid[a]}"
 
 # -- a node is killed in the middle of an answer
 expected=$(generate --prompt "Once upon a time" --max-tokens 60 --ignore-eos)

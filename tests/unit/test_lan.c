@@ -1,6 +1,7 @@
 /* Nodes of the local network (net/lan.h): two of them, and one that looks, in a network of the test's own, which has
  * the loopback interface only. The clock is the test's. */
 #include "base/clock.h"
+#include "base/text.h"
 #include "net/lan.h"
 #include "tests/support/require.h"
 
@@ -53,10 +54,13 @@ static int find_next(sn_lan *lan, sn_lan *last) {
         cr_assert_eq(poll(&fd, 1, WAIT_MS), 1, "no datagram came: is multicast permitted here?");
         while (sn_lan_receive(lan, UNIX_MS, &found, address, key)) {
             if (!found) continue;
-            int port = atoi(strrchr(address, ':') + 1);
-            cr_assert(!memcmp(key, identity[port - 7000].curve_key, SN_KEY_SIZE));
+            sn_host_port at;
+            cr_assert_eq(sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, NULL), SN_OK);
+            if (at.port < 7000 || at.port >= 7000 + (int)(sizeof identity / sizeof *identity))
+                continue; /* a node of the machine */
+            cr_assert(!memcmp(key, identity[at.port - 7000].curve_key, SN_KEY_SIZE));
             cr_assert(strncmp(address, "0.0.0.0", 7), "the host is the sender's");
-            return port - 7000;
+            return at.port - 7000;
         }
     }
     return -1;

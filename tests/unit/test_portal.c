@@ -32,7 +32,9 @@ TestSuite(portal, .init = begin, .fini = end, .timeout = 60);
 /* -- raw clients */
 
 static int raw_connect(const char *address) {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1))};
+    sn_host_port parsed;
+    cr_assert_eq(sn_parse_host_port(address, SN_HOST_PORT_DIAL, &parsed, NULL), SN_OK);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)parsed.port)};
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     cr_assert_eq(connect(fd, (struct sockaddr *)&at, sizeof at), 0);

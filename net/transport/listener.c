@@ -29,6 +29,7 @@ enum {
     CAPACITY_MIN = 16,
     CAPACITY_MAX = 4096, /* connections; half of the process's descriptors if that is less */
     SLOT_BITS = 13,
+    SECOND_US = 1000000,
 };
 static_assert(2 * CAPACITY_MAX <= 1 << SLOT_BITS, "a handle names every slot");
 static const size_t HELD_MAX = (size_t)2 << 30; /* bytes of all messages that arrive or wait for the owner */
@@ -130,9 +131,35 @@ static void take_next(sn_listener *l, connection *c, sn_inbound *out) {
     if (!c->drained && (c->received || c->gone)) listener_make_ready(l, c);
 }
 
+/* Puts a connection aside until it may be read again; false: it may be read now. */
+static bool hold(sn_listener *l, connection *c, int64_t now) {
+    if (c->held_us <= now) return false;
+    c->is_ready = true;
+    c->next_ready = l->held;
+    l->held = c;
+    if (c->held_us < l->held_us) l->held_us = c->held_us;
+    return true;
+}
+
+/* Moves the held connections whose time has come to those that can be read. What ended ones had sent is lost: they
+ * would occupy their places until it was read. */
+static void release_held(sn_listener *l, int64_t now) {
+    connection *next = l->held;
+    l->held = NULL;
+    l->held_us = INT64_MAX;
+    for (connection *c = next; c; c = next) {
+        next = c->next_ready;
+        c->is_ready = false;
+        if (c->gone) listener_drop_received(l, c);
+        if (!hold(l, c, now)) listener_make_ready(l, c);
+    }
+}
+
 void sn_listener_receive(sn_listener *l, sn_inbound *out) {
     *out = (sn_inbound){0};
+    int64_t now = sn_now_us();
     pthread_mutex_lock(&l->lock);
+    if (now >= l->held_us) release_held(l, now);
     while (l->ready && !out->peer) {
         connection *c = l->ready;
         l->ready = c->next_ready;
@@ -141,8 +168,30 @@ void sn_listener_receive(sn_listener *l, sn_inbound *out) {
             listener_clear(l->ready_fd);
         }
         c->is_ready = false;
-        take_next(l, c, out);
+        if (!hold(l, c, now)) take_next(l, c, out);
     }
+    pthread_mutex_unlock(&l->lock);
+}
+
+int64_t sn_listener_held_until(const sn_listener *l) { return l->held_us; }
+
+/* Counts one message at a rate of which `burst` may come at once; returns until when the next one must wait. */
+static int64_t charge(int64_t *paid_us, int64_t now, int per_s, int burst) {
+    const int64_t each_us = SECOND_US / per_s;
+    *paid_us = (*paid_us > now ? *paid_us : now) + each_us;
+    return *paid_us - burst * each_us;
+}
+
+void sn_listener_charge(sn_listener *l, sn_peer peer) {
+    int64_t now = sn_now_us();
+    pthread_mutex_lock(&l->lock);
+    connection *c = find_peer(l, peer);
+    bool crowded = charge(&l->paid_us, now, SN_ALL_CHARGED_PER_S, SN_ALL_CHARGED_BURST) > now;
+    if (crowded) l->paid_us = now + SECOND_US / SN_ALL_CHARGED_PER_S * SN_ALL_CHARGED_BURST; /* no debt grows */
+    if (c && crowded)
+        c->held_us = charge(&c->paid_us, now, SN_CROWDED_PER_S, SN_CROWDED_BURST);
+    else if (c)
+        c->held_us = charge(&c->paid_us, now, SN_CHARGED_PER_S, SN_CHARGED_BURST);
     pthread_mutex_unlock(&l->lock);
 }
 
@@ -251,8 +300,12 @@ sn_status listener_open(const sn_identity *identity, const char *address, char b
     sn_status status = sn_calloc(&l, 1, sizeof *l, err);
     if (status) return status;
     getrlimit(RLIMIT_NOFILE, &descriptors);
-    *l = (sn_listener){
-        .identity = identity, .listen_fd = -1, .linger_us = -1, .ready_end = &l->ready, .held_max = HELD_MAX};
+    *l = (sn_listener){.identity = identity,
+                       .listen_fd = -1,
+                       .linger_us = -1,
+                       .ready_end = &l->ready,
+                       .held_max = HELD_MAX,
+                       .held_us = INT64_MAX};
     l->turned_us = l->sweep_us = sn_now_us();
     l->capacity = (size_t)(descriptors.rlim_cur / 2 < CAPACITY_MAX ? descriptors.rlim_cur / 2 : CAPACITY_MAX);
     if (l->capacity < CAPACITY_MIN) l->capacity = CAPACITY_MIN;

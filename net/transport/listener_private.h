@@ -19,6 +19,16 @@ enum {
     SN_HANDSHAKES_PER_S = 32, /* then in a second */
     /* Of all addresses together. A handshake takes a fifth of a millisecond of the thread that carries all messages. */
     SN_ALL_HANDSHAKES_PER_S = 500,
+
+    /* Messages that bring no work (sn_listener_charge): of one connection at once, and then in a second, */
+    SN_CHARGED_BURST = 1024,
+    SN_CHARGED_PER_S = 256,
+    /* unless there are more than so many of all connections: */
+    SN_ALL_CHARGED_BURST = 8192,
+    SN_ALL_CHARGED_PER_S = 4096,
+    /* then so many of one connection. */
+    SN_CROWDED_BURST = 64,
+    SN_CROWDED_PER_S = 8,
 };
 
 typedef struct sn_listener sn_listener;
@@ -49,6 +59,11 @@ sn_status sn_listener_send(sn_listener *listener, sn_peer peer, const sn_buf *ma
 void sn_listener_hang_up(sn_listener *listener, sn_peer peer);
 /* The numeric host from which the peer came; false: it is gone, or was brought by a relay. */
 bool sn_listener_peer_host(sn_listener *listener, sn_peer peer, char host[SN_ADDRESS_MAX + 1]);
+/* Counts a message of the peer that brought no work. When it has brought too many, sn_listener_receive returns no other
+ * message of it for a while, and the messages that wait are dropped when its connection ends. */
+void sn_listener_charge(sn_listener *listener, sn_peer peer);
+/* When sn_listener_receive may return a message of a peer that has to wait (sn_now_us); INT64_MAX: none has to. */
+int64_t sn_listener_held_until(const sn_listener *listener);
 /* Connections whose first byte is not ZMTP's are given to this function, on the listener's thread; it owns the
  * descriptor. NULL: they end. */
 typedef void (*sn_listener_diverted)(void *ctx, int fd, const struct sockaddr_storage *from);

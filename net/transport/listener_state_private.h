@@ -48,7 +48,9 @@ typedef struct connection {
     size_t partial; /* as counted in the listener */
     /* Guarded by the listener's lock. */
     struct connection *next_ready, *next_todo;
-    bool is_ready, is_todo; /* in these lists */
+    bool is_ready, is_todo; /* in these lists; ready: or in that of the held ones */
+    int64_t paid_us;        /* when all that was charged would have been allowed at the steady rate */
+    int64_t held_us;        /* until when the owner takes nothing of it */
     bool full;              /* what waits has reached its limit, and the owner has not yet taken half of it */
     bool drained;           /* the owner has nothing more to read */
     bool known;             /* the owner has the handle */
@@ -74,6 +76,9 @@ struct sn_listener {
     pthread_mutex_t lock; /* guards the members below */
     connection **slots;   /* (n_slots); only the thread writes */
     connection *ready, **ready_end, *todo;
+    connection *held; /* have something to read and must wait */
+    int64_t paid_us;  /* of all connections, as of each */
+    int64_t held_us;  /* when the first of the held ones may be read; of the owner alone */
     uint64_t last_number;
     size_t received_bytes, held_max; /* held_max: of received_bytes and partial together */
     int64_t linger_us;               /* -1: runs */

@@ -196,8 +196,11 @@ static void private_free(sn_transport *t) {
     free(p);
 }
 
-static const sn_transport_ops private_ops = {private_listen,  private_dial, private_send, private_recv,
-                                             private_hang_up, private_wake, private_free, private_peer_host};
+static void private_charge(sn_transport *t, sn_peer peer) { sn_transport_charge(((private_swarm *)t)->inner, peer); }
+
+static const sn_transport_ops private_ops = {private_listen, private_dial,      private_send,
+                                             private_recv,   private_hang_up,   private_wake,
+                                             private_free,   private_peer_host, private_charge};
 
 sn_status sn_transport_private_swarm_new(sn_transport **inner, const sn_identity *identity,
                                          const uint8_t key[SN_SWARM_KEY_SIZE], sn_transport **out, sn_err *err) {

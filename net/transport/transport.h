@@ -68,6 +68,9 @@ typedef struct sn_transport_ops {
     /* The numeric host from which a peer has dialled this transport, as it stands in an address. False: it is not
      * known, or is that of a relay. NULL: it never is. */
     bool (*peer_host)(sn_transport *t, sn_peer peer, char host[SN_ADDRESS_MAX + 1]);
+    /* Counts a message of a peer that brought no work: a question, or a request that was refused. Of a peer that sends
+     * many, recv returns the next message later, and the peer's own queue fills. NULL: all are taken at once. */
+    void (*charge)(sn_transport *t, sn_peer peer);
 } sn_transport_ops;
 
 struct sn_transport {
@@ -94,6 +97,9 @@ static inline sn_status SN_MUST_USE sn_transport_recv(sn_transport *t, int64_t d
 static inline void sn_transport_hang_up(sn_transport *t, sn_peer peer) { t->ops->hang_up(t, peer); }
 static inline bool sn_transport_peer_host(sn_transport *t, sn_peer peer, char host[SN_ADDRESS_MAX + 1]) {
     return t->ops->peer_host && t->ops->peer_host(t, peer, host);
+}
+static inline void sn_transport_charge(sn_transport *t, sn_peer peer) {
+    if (t->ops->charge) t->ops->charge(t, peer);
 }
 static inline void sn_transport_wake(sn_transport *t) { t->ops->wake(t); }
 static inline void sn_transport_free(sn_transport **t) {

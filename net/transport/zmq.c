@@ -481,7 +481,8 @@ static sn_status zmq_transport_recv(sn_transport *t, int64_t deadline_us, sn_eve
         sn_status status = next_event(z, out, err);
         if (status || out->peer || woken) return status;
         bool last = sn_now_us() >= deadline_us;
-        if ((status = wait_for_any(z, deadline_us, &woken, err))) return status;
+        int64_t held_us = z->listener ? sn_listener_held_until(z->listener) : INT64_MAX;
+        if ((status = wait_for_any(z, held_us < deadline_us ? held_us : deadline_us, &woken, err))) return status;
         if (last) return next_event(z, out, err);
     }
 }
@@ -489,6 +490,11 @@ static sn_status zmq_transport_recv(sn_transport *t, int64_t deadline_us, sn_eve
 static bool zmq_transport_peer_host(sn_transport *t, sn_peer peer, char host[SN_ADDRESS_MAX + 1]) {
     zmq *z = (zmq *)t;
     return z->listener && sn_listener_peer_host(z->listener, peer, host);
+}
+
+static void zmq_transport_charge(sn_transport *t, sn_peer peer) {
+    zmq *z = (zmq *)t;
+    if (z->listener) sn_listener_charge(z->listener, peer);
 }
 
 static void zmq_transport_wake(sn_transport *t) {
@@ -518,9 +524,9 @@ static void zmq_transport_free(sn_transport *t) {
     free(z);
 }
 
-static const sn_transport_ops zmq_ops = {zmq_transport_listen, zmq_transport_dial,     zmq_transport_send,
-                                         zmq_transport_recv,   zmq_transport_hang_up,  zmq_transport_wake,
-                                         zmq_transport_free,   zmq_transport_peer_host};
+static const sn_transport_ops zmq_ops = {zmq_transport_listen, zmq_transport_dial,      zmq_transport_send,
+                                         zmq_transport_recv,   zmq_transport_hang_up,   zmq_transport_wake,
+                                         zmq_transport_free,   zmq_transport_peer_host, zmq_transport_charge};
 
 sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, sn_err *err) {
     zmq *z;

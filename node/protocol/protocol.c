@@ -46,6 +46,7 @@ void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *reque
         memcpy(msg->error.session, request->kv_put.session, SN_SESSION_ID_SIZE);
     }
     snprintf(msg->error.text, sizeof msg->error.text, "%s", why->text);
+    sn_transport_charge(protocol->setup.transport, peer);
     if (why->status <= SN_STOP) protocol->counters.refusals[why->status]++;
     char request_id[SN_REQUEST_ID_MAX + 1];
     const char *called = !request                       ? ""
@@ -204,11 +205,19 @@ static void protocol_handle_reach(sn_protocol *protocol, const sn_event *event, 
     }
 }
 
+/* Whether quotas bound what such a message asks for, if it is not refused. */
+static bool brings_work(sn_msg_kind kind) {
+    return kind == SN_MSG_OPEN || kind == SN_MSG_STEP || kind == SN_MSG_RESUME || kind == SN_MSG_KV_SEND ||
+           kind == SN_MSG_KV_PUT || kind == SN_MSG_KV_GET || kind == SN_MSG_ADAPTER_PUT || kind == SN_MSG_WEIGHTS ||
+           kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD;
+}
+
 void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
     protocol_set_time(protocol, now_us, unix_ms);
     if (protocol_handle_end(protocol, event, now_us)) return;
     sn_err err;
     if (protocol->orphans) sn_protocol_owner_is_here(protocol, event);
+    if (!brings_work(event->msg->kind)) sn_transport_charge(protocol->setup.transport, event->peer);
     switch (event->msg->kind) {
     case SN_MSG_PEERS:
     case SN_MSG_PEERS_REPLY:

@@ -4,7 +4,8 @@ hoard N: opens sessions until N are open or the node refuses 20 times, and hangs
 dial N: opens sessions that push to N addresses, one after the other.
 hold N: opens a session, and does nothing for N seconds.
 proven N: waits until the node lists N proven nodes.
-weights N: asks for weights at full speed for N seconds, as if nothing was limited."""
+weights N: asks for weights at full speed for N seconds, as if nothing was limited.
+questions N: asks for the status of the node for N seconds, as fast as it is answered."""
 import os
 import socket
 import sys
@@ -72,6 +73,19 @@ def take_weights(stranger, seconds):
     print(f"took {took} in {time.monotonic() - began:.2f} and was refused {refused}", flush=True)
 
 
+def ask_questions(stranger, seconds):
+    answers = waiting = 0
+    began = time.monotonic()
+    print("begins", flush=True)
+    while time.monotonic() - began < seconds:
+        while waiting < 64:
+            stranger.send("status", protocol=3)
+            waiting += 1
+        answers += stranger.receive()["kind"] == "status_reply"
+        waiting -= 1
+    print(f"answered {answers} in {time.monotonic() - began:.2f}", flush=True)
+
+
 def invented(template, i, address=None):
     key = Ed25519PrivateKey.generate()
     a = dict(template, node=key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), curve_key=os.urandom(32), name=f"node{i}",
@@ -132,4 +146,4 @@ def proven(stranger, n):
 
 
 if __name__ == "__main__":
-    {"proven": proven, "hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))
+    {"proven": proven, "hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights, "questions": ask_questions}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

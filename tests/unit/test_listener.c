@@ -226,6 +226,88 @@ Test(listener, messages_that_wait_for_the_owner_are_bounded_and_end_with_their_c
     sn_listener_free(&l, 0);
 }
 
+/* -- messages that bring no work */
+
+/* Takes what may be taken now, and charges for it as a node does for questions. */
+static int receive_questions(void) {
+    sn_inbound in;
+    int n = 0;
+    for (sn_listener_receive(l, &in); in.peer; sn_listener_receive(l, &in)) {
+        sn_zmtp_message_free(&in.message);
+        if (!in.gone) sn_listener_charge(l, in.peer);
+        n += !in.gone;
+    }
+    return n;
+}
+
+/* Sends until the connection has used up what it may ask at once. */
+static void ask_too_much(client *c) {
+    for (int i = 0; i < SN_CHARGED_BURST; i++) {
+        send_part(c, 1, SIZE_MAX);
+        if (i % 8 < 7) continue;
+        UNTIL(n_waiting() == 8);
+        cr_assert_eq(receive_questions(), 8);
+    }
+    send_part(c, 1, SIZE_MAX);
+    UNTIL(n_waiting() == 1);
+}
+
+Test(listener, questions_of_a_connection_have_a_rate_and_others_do_not_wait) {
+    listener_begin();
+    client honest = named_client(), greedy = named_client();
+    cr_assert_eq(receive_questions(), 2);
+    ask_too_much(&greedy);
+    cr_expect_eq(receive_questions(), 0);
+    cr_expect_eq(sn_listener_held_until(l), sn_now_us() + SECOND / SN_CHARGED_PER_S);
+    send_part(&honest, 1, SIZE_MAX);
+    UNTIL(n_waiting() == 2);
+    cr_expect_eq(receive_questions(), 1, "the honest client waits for the other one");
+    virtual_clock_advance(SECOND / SN_CHARGED_PER_S);
+    cr_expect_eq(receive_questions(), 1, "the rate allows one more");
+    cr_expect_eq(sn_listener_held_until(l), INT64_MAX, "nothing waits");
+    for (int i = 0; i < 10; i++) send_part(&greedy, 1, SIZE_MAX);
+    UNTIL(n_waiting() == 10);
+    pass(1);
+    cr_expect_eq(receive_questions(), 10);
+    sn_listener_free(&l, 0);
+}
+
+Test(listener, a_connection_that_must_wait_and_ends_loses_what_it_had_sent) {
+    listener_begin();
+    int gone = 0;
+    client greedy = named_client();
+    cr_assert_eq(receive_questions(), 1);
+    ask_too_much(&greedy);
+    send_part(&greedy, 1, SIZE_MAX);
+    UNTIL(n_waiting() == 2);
+    cr_expect_eq(receive_questions(), 0);
+    close(greedy.fd);
+    UNTIL(!l->n_open);
+    virtual_clock_advance(SECOND / SN_CHARGED_PER_S);
+    cr_expect_eq(receive_all(&gone), 0);
+    cr_expect_eq(gone, 1);
+    sn_listener_free(&l, 0);
+}
+
+Test(listener, while_many_connections_ask_each_has_a_lower_rate) {
+    listener_begin();
+    client first = named_client(), second = named_client();
+    cr_assert_eq(receive_questions(), 2);
+    l->paid_us = sn_now_us() + (int64_t)SECOND / SN_ALL_CHARGED_PER_S * SN_ALL_CHARGED_BURST; /* by others */
+    for (int i = 0; i < SN_CROWDED_BURST; i++) {
+        send_part(&first, 1, SIZE_MAX);
+        UNTIL(n_waiting() == 1);
+        cr_assert_eq(receive_questions(), 1);
+    }
+    send_part(&first, 1, SIZE_MAX);
+    send_part(&second, 1, SIZE_MAX);
+    UNTIL(n_waiting() == 2);
+    cr_expect_eq(receive_questions(), 1, "one that asks little does not wait");
+    virtual_clock_advance(SECOND / SN_CROWDED_PER_S);
+    cr_expect_eq(receive_questions(), 1);
+    sn_listener_free(&l, 0);
+}
+
 /* -- time */
 
 Test(listener, a_handshake_has_five_seconds_however_slowly_its_bytes_come) {

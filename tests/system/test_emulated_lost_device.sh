@@ -27,7 +27,7 @@ END
 
 start_node plain "$model" all --device cpu
 wait_ready plain
-start_node cuda "$model" all --device cpu,cuda:0 --device-map 0:1=cuda:0,1:4=cpu --device-timeout 1s --metrics 0 --join "${address[plain]}"
+start_node cuda "$model" all --device cpu,cuda:0 --device-map 0:1=cuda:0,1:4=cpu --device-timeout 4s --metrics 0 --join "${address[plain]}"
 wait_ready cuda
 whole=$(text --join "${address[cuda]}" --only cuda)
 expected=$(text --join "${address[plain]}" --only plain)
@@ -40,7 +40,7 @@ until grep -q 'device lost' "$scratch/cuda.err"; do
   [ "$(now_ms)" -lt "$until" ] || fail "the device is not given up"
   sleep 0.1
 done
-grep -q 'device lost device=cuda:0 blocks=1:4 text=.*did not answer within 1000 ms' "$scratch/cuda.err" ||
+grep -q 'device lost device=cuda:0 blocks=1:4 text=.*did not answer within 4000 ms' "$scratch/cuda.err" ||
   fail "the log does not say that the device is lost"
 [ "$(blocks cuda)" = "online 1:4" ] || fail "the node announces: $(blocks cuda)"
 [ "$(lost_devices)" = 1 ] || fail "the metrics page shows $(lost_devices) lost devices"

@@ -43,7 +43,7 @@ ends_with_the_text() { # ends_with_the_text WHERE
 }
 
 for device in cuda xpu; do
-  start_node $device "$model" all --device $device:0 --device-timeout 1s --swap-to host --swap-after 1 --metrics 0
+  start_node $device "$model" all --device $device:0 --device-timeout 4s --swap-to host --swap-after 1 --metrics 0
   wait_ready $device
   whole=$(text --join "${address[$device]}")
 

@@ -68,6 +68,7 @@ void sn_portal_set_rate(sn_portal *portal, int64_t bytes_per_s);
 sn_status sn_portal_register(sn_portal *portal, const uint8_t key[SN_KEY_SIZE], sn_err *err) SN_MUST_USE;
 /* Connections that are joined go on until one of their ends closes them. */
 void sn_portal_unregister(sn_portal *portal, const uint8_t key[SN_KEY_SIZE]);
+bool sn_portal_serves(sn_portal *portal, const uint8_t key[SN_KEY_SIZE]); /* whether it is registered */
 /* The next client that waits for a registered node. False: there is none. */
 bool sn_portal_next_call(sn_portal *portal, uint8_t key[SN_KEY_SIZE], uint8_t token[SN_TOKEN_SIZE]);
 

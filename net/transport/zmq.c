@@ -54,8 +54,9 @@ typedef struct zmq {
     sn_transport base;
     sn_identity identity;
     void *context;
-    sn_portal *bridges;    /* NULL: no relay was dialled yet */
-    sn_listener *listener; /* NULL if the transport does not listen */
+    sn_portal *bridges;             /* NULL: no relay was dialled yet */
+    sn_listener *listener;          /* NULL if the transport does not listen */
+    char bound[SN_ADDRESS_MAX + 1]; /* at which it listens */
     dealer *dealers;
     zmq_pollitem_t *items; /* (3 + 2 * dealers_capacity): wake, timer, listener, dealers and their monitors */
     size_t n_dealers, dealers_capacity, next_socket;
@@ -120,6 +121,7 @@ static sn_status zmq_transport_listen(sn_transport *t, const char *address, char
     if (z->listener) return sn_fail(err, SN_REFUSED, "this transport listens already: make another for %s", address);
     sn_status status = sn_address_check(address, true, err);
     if (!status) status = sn_listener_new(&z->identity, address, bound, &z->listener, err);
+    snprintf(z->bound, sizeof z->bound, "%s", status ? "" : bound);
     return status ? status : make_portal(z, err);
 }
 
@@ -159,7 +161,8 @@ static void close_dealer(dealer *d) {
     zmq_close(d->socket);
 }
 
-/* A relay is a SOCKS5 proxy, of which the node's key is asked for (portal.h). */
+/* A relay is a SOCKS5 proxy, of which the node's key is asked for (portal.h). Where the relay is this program itself,
+ * it goes to its own listener: its address outside may be one of a router that passes nothing from inside to inside. */
 static bool connect_dealer(zmq *z, dealer *d) {
     sn_host_port at;
     char endpoint[ENDPOINT_MAX + 1], relay[SN_ADDRESS_MAX + 1];
@@ -167,6 +170,7 @@ static bool connect_dealer(zmq *z, dealer *d) {
     if (sn_parse_host_port(d->address, SN_HOST_PORT_DIAL, &at, NULL)) return false;
     if (!at.relayed) return !zmq_connect(d->socket, endpoint_of(d->address, endpoint));
     snprintf(relay, sizeof relay, "%.*s", (int)(strlen(d->address) - strlen(SN_RELAYED)), d->address);
+    if (z->base.portal && sn_portal_serves(z->base.portal, d->key)) snprintf(relay, sizeof relay, "%s", z->bound);
     if (!z->bridges && sn_portal_new(&(sn_portal_host){0}, PORTAL_MAX, &z->bridges, &err)) return false;
     if (sn_portal_bridge(z->bridges, relay, d->key, &d->bridge, &err)) return false;
     snprintf(endpoint, sizeof endpoint, TCP "127.0.0.1:%d", d->bridge);

@@ -57,6 +57,8 @@ size_t sn_membership_answered(const sn_membership *membership, sn_peer *peers, s
 /* Connects to all bootstrap peers anew and forgets the neighbours: this node's own address has changed, and connections
  * that were made from the old one are dead. */
 void sn_membership_redial(sn_membership *membership);
+/* Asks the bootstrap peers that have answered for announcements that are newer than the known ones. */
+void sn_membership_ask(sn_membership *membership);
 /* Keeps the connection to the relay of this node, instead of the one before; 0: of none. */
 void sn_membership_hold(sn_membership *membership, sn_peer relay);
 

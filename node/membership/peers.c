@@ -280,6 +280,11 @@ void sn_membership_redial(sn_membership *m) {
     }
 }
 
+void sn_membership_ask(sn_membership *m) {
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++)
+        if (m->bootstrap_peers[i].answered) sn_gossip_pull(m, m->bootstrap_peers[i].peer, true);
+}
+
 void sn_membership_hold(sn_membership *m, sn_peer relay) {
     sn_peer before = m->relay;
     m->relay = relay;

@@ -36,6 +36,7 @@ typedef struct probe {
     sn_peer peer;
     uint64_t id; /* correlation id of the DIAL_BACK */
     uint8_t token[SN_TOKEN_SIZE];
+    int port; /* that was to be dialled */
     bool answered;
     char address[SN_ADDRESS_MAX + 1]; /* that was dialled, if answered */
 } probe;
@@ -152,12 +153,16 @@ static void relay_end(sn_reach *r) {
     sn_membership_hold(r->setup.membership, 0);
 }
 
+static void relay_avoid(sn_reach *r, uint64_t tag, int64_t now_us) {
+    size_t at = r->next_avoided++ % AVOIDED_MAX;
+    r->avoided[at].tag = tag;
+    r->avoided[at].until_us = now_us + RELAY_AVOID_US;
+}
+
 static void relay_failed(sn_reach *r, const char *why, int64_t now_us) {
     if (!r->relay.peer) return;
     sn_log(SN_LOG_INFO, "relay given up", "address=%s text=%s", r->relay.address, why);
-    size_t at = r->next_avoided++ % AVOIDED_MAX;
-    r->avoided[at].tag = r->relay.tag;
-    r->avoided[at].until_us = now_us + RELAY_AVOID_US;
+    relay_avoid(r, r->relay.tag, now_us);
     relay_end(r);
     r->search_us = 0;
 }
@@ -186,23 +191,38 @@ static bool may_relay(const sn_reach *r, const sn_directory *d, size_t i, bool a
            (any || !is_avoided(r, sn_node_tag(a->node), now_us));
 }
 
-/* Asks a node that offers a place; one that failed only when there is no other one. */
-static void relay_search(sn_reach *r, int64_t now_us, int64_t unix_ms) {
+/* Of the nodes that offer a place the one with the shortest round trip; of those that were not measured, a random one.
+ * A node that failed counts only when there is no other one. NULL: there is none. */
+static const sn_announcement *relay_choose(sn_reach *r, int64_t now_us, int64_t unix_ms) {
     const sn_directory *d = sn_membership_directory(r->setup.membership);
     size_t count = sn_directory_count(d), from = count ? (size_t)sn_rng_below(&r->seed, count) : 0;
-    r->search_us = now_us + RELAY_SEARCH_US;
-    for (size_t k = 0; k < 2 * count; k++) {
+    const sn_announcement *best = NULL;
+    uint64_t best_us = UINT64_MAX;
+    for (size_t k = 0; k < 2 * count && !(best && k >= count); k++) {
         size_t i = (from + k) % count;
         const sn_announcement *a = sn_directory_at(d, i);
-        sn_err err;
         if (!may_relay(r, d, i, k >= count, now_us, unix_ms)) continue;
-        if (sn_transport_dial(r->setup.transport, a->address, a->curve_key, &r->relay.peer, &err)) continue;
-        snprintf(r->relay.address, sizeof r->relay.address, "%s", a->address);
-        r->relay.tag = sn_node_tag(a->node);
-        sn_membership_hold(r->setup.membership, r->relay.peer);
-        relay_ask(r, now_us);
+        uint64_t us = sn_ping_stats_rtt_us(&r->setup.membership->ping_stats, sn_node_tag(a->node));
+        if (best && (!us || us >= best_us)) continue;
+        best = a;
+        best_us = us ? us : UINT64_MAX;
+    }
+    return best;
+}
+
+static void relay_search(sn_reach *r, int64_t now_us, int64_t unix_ms) {
+    const sn_announcement *a = relay_choose(r, now_us, unix_ms);
+    sn_err err;
+    r->search_us = now_us + RELAY_SEARCH_US;
+    if (!a) return;
+    r->relay.tag = sn_node_tag(a->node);
+    if (sn_transport_dial(r->setup.transport, a->address, a->curve_key, &r->relay.peer, &err)) {
+        relay_avoid(r, r->relay.tag, now_us);
         return;
     }
+    snprintf(r->relay.address, sizeof r->relay.address, "%s", a->address);
+    sn_membership_hold(r->setup.membership, r->relay.peer);
+    relay_ask(r, now_us);
 }
 
 static void relay_answered(sn_reach *r, int64_t now_us, int64_t unix_ms) {
@@ -243,7 +263,7 @@ static void round_begin(sn_reach *r, bool mapped, int port, int64_t now_us) {
         sn_msg *msg = sn_membership_new_msg(SN_MSG_DIAL_BACK, ++r->last_id);
         if (!msg) break;
         probe *p = &r->probes[r->n_probes++];
-        *p = (probe){.peer = peers[i], .id = r->last_id};
+        *p = (probe){.peer = peers[i], .id = r->last_id, .port = port};
         sn_random(p->token, sizeof p->token);
         sn_portal_expect(r->setup.transport->portal, p->token);
         msg->dial_back.protocol = SN_PROTOCOL_VERSION;
@@ -352,7 +372,9 @@ void sn_reach_handle(sn_reach *r, const sn_event *event, int64_t now_us, int64_t
     if (msg->kind == SN_MSG_DIAL_BACK_REPLY) {
         for (probe *p = r->probes; p < r->probes + r->n_probes; p++) {
             if (p->peer != event->peer || p->id != msg->correlation_id || p->answered) continue;
-            if (sn_address_check_numeric(msg->dial_back_reply.address, &err)) continue;
+            if (sn_address_check_numeric(msg->dial_back_reply.address, &err) ||
+                port_of(msg->dial_back_reply.address) != p->port)
+                continue; /* what it dialled is not what this node would announce */
             p->answered = true;
             snprintf(p->address, sizeof p->address, "%s", msg->dial_back_reply.address);
         }

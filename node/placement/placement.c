@@ -24,6 +24,7 @@ enum {
     CONFIRM_US = 1000000,
     CLAIMS_MAX = 4,
     REBALANCE_CONFIRM_US = 3000000,
+    ASK_US = 250000, /* before a decision: claims of others that it does not show come three times as late */
 };
 
 static int64_t random_delay(sn_placement *p, int64_t us) { return (int64_t)sn_rng_below(&p->seed, (uint64_t)us); }
@@ -76,6 +77,7 @@ static void placement_claim(sn_placement *p, const sn_block_coverage *others, in
     p->state = SN_PLACEMENT_CLAIMED;
     p->due_us = now_us + (p->setup.policy.expects_others ? CONFIRM_US : 0);
     p->claims++;
+    p->asked = false;
     sn_log(SN_LOG_INFO, "blocks selected", "blocks=%d:%d nodes=%zu", p->first, p->end,
            sn_directory_count(p->setup.directory));
     placement_announce(p, now_us, unix_ms);
@@ -86,6 +88,7 @@ static void placement_choose(sn_placement *p, int64_t now_us, int64_t unix_ms) {
     if (p->state == SN_PLACEMENT_LISTENING) {
         p->state = SN_PLACEMENT_BACKOFF;
         p->due_us = now_us + (p->setup.policy.expects_others ? random_delay(p, BACKOFF_US_MAX) : 0);
+        p->asked = false;
     } else if (others && coverage_of_others(p, UINT64_MAX, others)) {
         placement_claim(p, others, now_us, unix_ms);
     }
@@ -133,6 +136,7 @@ static void rebalance_consider(sn_placement *p, int64_t now_us, int64_t unix_ms)
     }
     p->state = SN_PLACEMENT_REBALANCE_PENDING;
     p->due_us = now_us + REBALANCE_CONFIRM_US + random_delay(p, REBALANCE_CONFIRM_US);
+    p->asked = false;
     placement_announce(p, now_us, unix_ms);
 }
 
@@ -154,6 +158,13 @@ static void rebalance_confirm(sn_placement *p, int64_t now_us, int64_t unix_ms) 
 
 /* -- what node/protocol calls -------------------------------------------------------------------------------------- */
 
+/* Whether the bootstrap peers are to be asked for what is new before the decision that is due. */
+static bool is_to_ask(const sn_placement *p) {
+    bool decides = p->state == SN_PLACEMENT_BACKOFF || p->state == SN_PLACEMENT_CLAIMED ||
+                   p->state == SN_PLACEMENT_REBALANCE_PENDING;
+    return decides && !p->asked && p->setup.policy.expects_others;
+}
+
 int64_t sn_placement_tick(sn_placement *p, int64_t now_us, int64_t unix_ms) {
     if (p->state == SN_PLACEMENT_LISTENING) {
         if (now_us >= p->due_us || !p->setup.policy.expects_others ||
@@ -161,6 +172,11 @@ int64_t sn_placement_tick(sn_placement *p, int64_t now_us, int64_t unix_ms) {
             placement_choose(p, now_us, unix_ms);
         else
             return now_us + LISTEN_POLL_US;
+    }
+    if (is_to_ask(p) && now_us >= p->due_us - ASK_US) {
+        p->asked = true;
+        p->due_us = now_us + ASK_US;
+        p->setup.host.ask(p->setup.host.ctx);
     }
     if (p->state == SN_PLACEMENT_BACKOFF && now_us >= p->due_us) placement_choose(p, now_us, unix_ms);
     if (p->state == SN_PLACEMENT_CLAIMED && now_us >= p->due_us) placement_confirm(p, now_us, unix_ms);
@@ -170,7 +186,7 @@ int64_t sn_placement_tick(sn_placement *p, int64_t now_us, int64_t unix_ms) {
         p->setup.host.close_sessions(p->setup.host.ctx);
         return now_us + LISTEN_POLL_US;
     }
-    return p->state == SN_PLACEMENT_LOADING ? INT64_MAX : p->due_us;
+    return p->state == SN_PLACEMENT_LOADING ? INT64_MAX : p->due_us - (is_to_ask(p) ? ASK_US : 0);
 }
 
 bool sn_placement_wants_blocks(sn_placement *p, int *first, int *end) {

@@ -36,6 +36,9 @@ typedef enum sn_placement_state {
 typedef struct sn_placement_host {
     /* Whether a bootstrap peer has sent all that it knows of the swarm. */
     bool (*bootstrap_complete)(void *ctx);
+    /* Asks the bootstrap peers for what is new: before a decision, because a node behind a router that has no relay yet
+     * hears from others only what it asks for. */
+    void (*ask)(void *ctx);
     /* The node's state or blocks changed: announces them. */
     void (*announce)(void *ctx, int64_t now_us, int64_t unix_ms);
     /* Takes no new sessions from now on, and asks the owners of the open ones to migrate them. */
@@ -74,6 +77,7 @@ typedef struct sn_placement {
     bool load_requested; /* sn_placement_wants_blocks has returned these blocks */
     int claims;          /* how often blocks were selected for this start */
     int64_t due_us;      /* when to act again */
+    bool asked;          /* for what is new, before the decision that is due */
     uint64_t seed;       /* RNG state */
     uint64_t rebalances; /* completed since the start */
 } sn_placement;

@@ -67,6 +67,7 @@ static void host_refuse(void *ctx, sn_peer peer, const sn_msg *request, const sn
 }
 static void host_describe(void *ctx, sn_announcement *own) { sn_protocol_describe(ctx, own); }
 
+static void host_ask(void *ctx) { sn_membership_ask(((const sn_protocol *)ctx)->membership); }
 static bool host_bootstrap_complete(void *ctx) {
     return sn_membership_bootstrap_complete(((const sn_protocol *)ctx)->membership);
 }
@@ -114,6 +115,7 @@ static void protocol_init_placement(sn_protocol *protocol, const sn_protocol_set
     sn_placement_setup placement = {
         .policy = setup->placement,
         .host = {.bootstrap_complete = host_bootstrap_complete,
+                 .ask = host_ask,
                  .announce = host_announce,
                  .drain = host_drain,
                  .session_count = host_session_count,

@@ -111,6 +111,7 @@ void sn_protocol_read_stats(const sn_protocol *protocol, sn_node_stats *out) {
         .step = protocol->counters.step_us,
         .queue = protocol->counters.queue_us,
     };
+    if (setup->transport->portal) out->relay = sn_portal_read_stats(setup->transport->portal);
     snprintf(out->model, sizeof out->model, "%s", protocol->hp->name);
     memcpy(out->refusals, protocol->counters.refusals, sizeof out->refusals);
     for (int i = 0; i < SN_QUOTA_KINDS; i++)

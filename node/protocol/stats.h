@@ -3,6 +3,7 @@
 #define SN_NODE_PROTOCOL_STATS_H
 
 #include "base/err.h"
+#include "net/transport/portal.h"
 #include "node/engine/engine.h"
 #include "node/protocol/quota.h"
 
@@ -24,7 +25,8 @@ typedef struct sn_node_stats {
     uint64_t refusals[SN_STOP + 1];          /* ERRORs sent, by their status */
     uint64_t quota_refusals[SN_QUOTA_KINDS]; /* those that a quota caused */
     uint64_t announcements, joined,
-        bootstrap_peers; /* live announcements known; addresses joined; who answered there */
+        bootstrap_peers;   /* live announcements known; addresses joined; who answered there */
+    sn_portal_stats relay; /* zeros over a transport without a portal */
     sn_histogram step,
         queue; /* of each step: from arrival to reply, and from arrival to the start of its computation */
 } sn_node_stats;

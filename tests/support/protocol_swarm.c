@@ -22,7 +22,8 @@ static int number_of(const char *address) {
 
 static sn_hub_action filter_message(void *ctx, const char *from, const char *to, const sn_msg *msg) {
     const protocol_swarm *c = ctx;
-    (void)msg;
+    bool asks = msg->kind == SN_MSG_PEERS || msg->kind == SN_MSG_PING;
+    if (c->unreached && asks && number_of(to) >= c->unreached) return SN_DROP;
     return c->partition && (number_of(from) < c->partition) != (number_of(to) < c->partition) ? SN_DROP : SN_DELIVER;
 }
 

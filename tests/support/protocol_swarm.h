@@ -26,6 +26,7 @@ typedef struct protocol_swarm {
     sn_hash block_hash[PROTOCOL_SWARM_BLOCKS_MAX];
     protocol_swarm_node nodes[PROTOCOL_SWARM_MAX];
     int n, partition; /* partition: nodes with a smaller number and the others do not reach each other; 0: all do */
+    int unreached;    /* nodes from this number on are behind routers: what others ask of them does not come; 0: none */
     size_t bytes_per_s;
     int auto_blocks; /* of nodes added from now on; 0: each serves one block, round robin */
     int rebalance_s;

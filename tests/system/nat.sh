@@ -42,6 +42,16 @@ table inet home {
 END
 }
 
+# open_ports NAME OPTION...: starts the program of the router NAME-router that opens ports.
+open_ports() {
+  local router=$1-router
+  shift
+  printf '%s\n' ext_ifname=eth0 listening_ip=lan port=0 "$@" lease_file="$scratch/leases" uuid=00000000-0000-0000-0000-000000000001 \
+    upnp_table_name=home upnp_nat_table_name=home upnp_forward_chain=miniupnpd upnp_nat_chain=prerouting_miniupnpd \
+    upnp_nat_postrouting_chain=postrouting_miniupnpd 'allow 1024-65535 0.0.0.0/0 1024-65535' >"$scratch/$router.conf"
+  start "$router" ip netns exec "$router" miniupnpd -d -P "$scratch/$router.pid" -f "$scratch/$router.conf"
+}
+
 # start_at NAME MODEL BLOCKS [option...]: starts a node on that machine.
 start_at() {
   local name=$1 model=$2 blocks=$3

@@ -11,9 +11,9 @@ home b 22
 home c 23
 for name in a b r1 r2; do "$bin/swarm" keygen --out "$scratch/key-$name" >/dev/null || fail "no key"; done
 
-start_at r1 "$model" 0:1 --listen 203.0.113.11:31330 --identity "$scratch/key-r1"
+start_at r1 "$model" 0:1 --listen 203.0.113.11:31330 --identity "$scratch/key-r1" --metrics 203.0.113.11:9100
 wait_ready r1
-start_at r2 "$model" 0:1 --listen 203.0.113.12:31330 --join 203.0.113.11:31330 --identity "$scratch/key-r2"
+start_at r2 "$model" 0:1 --listen 203.0.113.12:31330 --join 203.0.113.11:31330 --identity "$scratch/key-r2" --metrics 203.0.113.12:9100
 wait_ready r2
 join=(--join 203.0.113.11:31330 --join 203.0.113.12:31330)
 for name in a:1:3 b:3:4; do start_at "${name%%:*}" "$model" "${name#*:}" "${join[@]}" --identity "$scratch/key-${name%%:*}"; done
@@ -32,6 +32,9 @@ expect_text() { # expect_text N NAME WHAT: the process NAME must end with the ri
 
 start text "${generate[@]}" 64
 expect_text 64 text "through relays"
+for host in 11 12; do python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())' http://203.0.113.$host:9100/metrics; done >"$scratch/metrics"
+awk '$1 == "swarm_node_relayed_nodes" { nodes += $2 } $1 == "swarm_node_relayed_bytes_total" { bytes += $2 } END { exit !(nodes == 2 && bytes > 100000) }' "$scratch/metrics" ||
+  fail "the relays' metrics: $(grep ^swarm_node_relay "$scratch/metrics")"
 
 # The relay of a volunteer dies in mid-generation: another one takes its place.
 of_a=$(sed -n 's/.*reached by others.*address=203.0.113.1\([12]\):31330.relay.*/\1/p' "$scratch/a.err" | tail -1)

@@ -10,22 +10,16 @@ home a 21
 start_at seed "$model" 0:2 --listen 5.5.5.11:31330 --relay off
 wait_ready seed
 
-router() { # router OPTION...: starts the router's program
-  printf '%s\n' ext_ifname=eth0 listening_ip=lan port=0 "$@" lease_file="$scratch/leases" uuid=00000000-0000-0000-0000-000000000001 \
-    upnp_table_name=home upnp_nat_table_name=home upnp_forward_chain=miniupnpd upnp_nat_chain=prerouting_miniupnpd \
-    upnp_nat_postrouting_chain=postrouting_miniupnpd 'allow 1024-65535 0.0.0.0/0 1024-65535' >"$scratch/router.conf"
-  start router ip netns exec a-router miniupnpd -d -f "$scratch/router.conf"
-}
 ports() { ip netns exec a-router nft list chain inet home prerouting_miniupnpd | grep -c dnat; }
 
 for way in nat-pmp upnp; do
-  [ $way = nat-pmp ] && router enable_natpmp=yes enable_upnp=no || router enable_natpmp=no enable_upnp=yes
+  [ $way = nat-pmp ] && open_ports a enable_natpmp=yes enable_upnp=no || open_ports a enable_natpmp=no enable_upnp=yes
   start_at a "$model" 2:4 --join 5.5.5.11:31330
   wait_ready a
   wait_log a 'reached by others.*how=mapped address=5.5.5.21:31330' 60
   [ "$(ports)" -ge 1 ] || fail "the router has opened no port by $way"
   stop_node a
   [ "$(ports)" = 0 ] || fail "the port is still open after the node's end ($way)"
-  kill_node router
+  kill_node a-router
 done
 exit 0

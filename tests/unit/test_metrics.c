@@ -37,7 +37,8 @@ Test(metrics, a_page_lists_each_metric_once_in_its_unit) {
                        .tokens = 12,
                        .refusals = {0, 1, 2, 3, 4},
                        .quota_refusals = {0, 8, 9},
-                       .sessions_migrated = 6};
+                       .sessions_migrated = 6,
+                       .relay = {.relayed_nodes = 2, .relayed_connections = 5, .relayed_bytes = 77, .places = 30}};
     sn_histogram_add(&f.step, 1000);
     sn_histogram_add(&f.step, 1001);
     sn_histogram_add(&f.step, 31000000);
@@ -63,6 +64,10 @@ Test(metrics, a_page_lists_each_metric_once_in_its_unit) {
     HAS(text, "swarm_node_compute_seconds_total 2.500000");
     HAS(text, "swarm_node_device_transfer_bytes_total 99");
     HAS(text, "swarm_node_sessions_migrated_total 6");
+    HAS(text, "swarm_node_relayed_nodes 2");
+    HAS(text, "swarm_node_relay_places 30");
+    HAS(text, "swarm_node_relayed_connections 5");
+    HAS(text, "swarm_node_relayed_bytes_total 77");
     HAS(text, "swarm_node_refusals_total{kind=\"retry\"} 1");
     HAS(text, "swarm_node_refusals_total{kind=\"rebuild\"} 2");
     HAS(text, "swarm_node_refusals_total{kind=\"refused\"} 3");

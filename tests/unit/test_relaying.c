@@ -2,6 +2,7 @@
  * transport is a table of this test, which sees what is sent; the clock is the test's; the portals are real. */
 #include "base/clock.h"
 #include "net/transport/portal.h"
+#include "node/membership/membership_private.h" /* private: round trips as if they had been measured */
 #include "node/membership/reach.h"
 #include "tests/support/require.h"
 
@@ -25,6 +26,7 @@ static sn_reach *reach;
 static sn_msg *sent[SENT_MAX];
 static sn_peer sent_to[SENT_MAX], last_peer;
 static size_t n_sent;
+static char last_dialled[SN_ADDRESS_MAX + 1];
 static bool maps;
 static const char *router_address;
 static char own_host[64];
@@ -33,7 +35,8 @@ static char own_host[64];
 
 static sn_status fake_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
                            sn_err *err) {
-    (void)t, (void)address, (void)key, (void)err;
+    (void)t, (void)key, (void)err;
+    snprintf(last_dialled, sizeof last_dialled, "%s", address);
     *out = ++last_peer;
     return SN_OK;
 }
@@ -192,19 +195,10 @@ static int listens; /* the socket of the relay's portal */
 static char relay_address[32];
 static sn_peer joined;
 
-/* The node joins one, which answers with the announcement of a relay. */
-static void join(void) {
+/* The joined node announces one that would be a relay; returns its tag. */
+static uint64_t offer_relay(const char *address) {
     sn_identity other;
     sn_buf sealed;
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
-    uint8_t key[SN_KEY_SIZE] = {9};
-    listens = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-    cr_assert(!bind(listens, (struct sockaddr *)&at, len) && !listen(listens, 8) &&
-              !getsockname(listens, (struct sockaddr *)&at, &len));
-    snprintf(relay_address, sizeof relay_address, "127.0.0.1:%d", ntohs(at.sin_port));
-    sn_membership_join(membership, "203.0.113.1:31330", key);
-    joined = last_peer;
     sn_announcement a = {.protocol = SN_PROTOCOL_VERSION,
                          .sequence = 1,
                          .expires_unix_ms = (uint64_t)UNIX_MS + 60000,
@@ -215,7 +209,7 @@ static void join(void) {
     REQUIRE(sn_identity_new(&other, &err));
     memcpy(a.node, other.id, SN_KEY_SIZE);
     memcpy(a.curve_key, other.curve_key, SN_KEY_SIZE);
-    snprintf(a.address, sizeof a.address, "%s", relay_address);
+    snprintf(a.address, sizeof a.address, "%s", address);
     sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);
     REQUIRE(sn_announcement_seal(&a, &other, &sealed, &err));
     sn_event event = event_of(SN_MSG_PEERS_REPLY, joined, 9, 0);
@@ -225,6 +219,21 @@ static void join(void) {
     sn_membership_handle(membership, &event, T0, UNIX_MS);
     sn_msg_free(&event.msg);
     sn_buf_fini(&sealed);
+    return sn_node_tag(other.id);
+}
+
+/* The node joins one, which answers with the announcement of a relay. */
+static void join(void) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    uint8_t key[SN_KEY_SIZE] = {9};
+    listens = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    cr_assert(!bind(listens, (struct sockaddr *)&at, len) && !listen(listens, 8) &&
+              !getsockname(listens, (struct sockaddr *)&at, &len));
+    snprintf(relay_address, sizeof relay_address, "127.0.0.1:%d", ntohs(at.sin_port));
+    sn_membership_join(membership, "203.0.113.1:31330", key);
+    joined = last_peer;
+    offer_relay(relay_address);
 }
 
 /* A round in which the joined node sees this address; its token comes or does not. */
@@ -287,6 +296,37 @@ Test(reach, without_a_dial_back_a_relay_is_found_and_the_router_asked) {
     round_of("203.0.113.5:40000", true, T0 + 6 * SECOND);
     cr_expect_str_eq(own()->address, "203.0.113.5:40000");
     cr_expect_eq(own()->reach, SN_REACH_MAPPED);
+    close(listens);
+}
+
+Test(reach, a_dial_back_to_another_port_proves_nothing) {
+    join();
+    round_of("203.0.113.5:31331", true, T0);
+    cr_expect_str_neq(own()->address, "203.0.113.5:31331", "an address was announced that the node did not ask about");
+    close(listens);
+}
+
+Test(reach, the_relay_is_the_nearest_of_those_that_were_measured) {
+    enum { RELAYS = 6 };
+    static const int ms[RELAYS] = {50, 10, 40, 30, 60, 20};
+    char address[32];
+    join();
+    for (int i = 0; i < RELAYS; i++) {
+        snprintf(address, sizeof address, "203.0.113.9:%d", ms[i]);
+        uint64_t tag = offer_relay(address);
+        sn_ping_stats_sent(&membership->ping_stats, 1, (uint64_t)i, tag, 0, T0);
+        sn_ping_stats_answered(&membership->ping_stats, 1, (uint64_t)i, T0 + 1000 * ms[i]);
+    }
+    round_of("203.0.113.5:31330", false, T0);
+    for (int nth = 1; nth <= RELAYS; nth++) { /* each is lost in turn, and avoided from then on */
+        sn_peer relay = 0;
+        snprintf(address, sizeof address, "203.0.113.9:%d", 10 * nth);
+        cr_assert(find_sent(SN_MSG_RELAY, &relay));
+        cr_assert_str_eq(last_dialled, address);
+        sn_reach_peer_lost(reach, relay, T0 + 6 * SECOND);
+        sn_reach_tick(reach, T0 + 6 * SECOND, UNIX_MS);
+    }
+    cr_expect_str_eq(last_dialled, relay_address, "of the others, the one that was not measured");
     close(listens);
 }
 

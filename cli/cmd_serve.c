@@ -157,12 +157,31 @@ static sn_status connect_swarm(serving *s, sn_err *err) {
     return status;
 }
 
-/* Options of each session: those of the command line but for what a session would compute itself. */
-static sn_status session_options(serving *s, sn_err *err) {
+/* Options of each session: those of the command line but for what a session would compute itself, and for `others`. */
+static sn_status session_options(const char *others, swarm_options **out, sn_err *err) {
     swarm_error *error = NULL;
-    s->session = sn_cli_options("session", "local kv-memory device threads isa request-id", err);
-    if (!s->session) return err->status;
-    return sn_cli_status(swarm_options_set(s->session, "threads", "1", &error), &error, err);
+    char skipped[128];
+    snprintf(skipped, sizeof skipped, "local kv-memory device threads isa request-id %s", others);
+    *out = sn_cli_options("session", skipped, err);
+    if (!*out) return err->status;
+    return sn_cli_status(swarm_options_set(*out, "threads", "1", &error), &error, err);
+}
+
+/* The first session of a model reads all of its weights, for their hashes, and loads the LM head. It is opened, and
+ * closed, before a client waits for that; whether nodes serve the model now makes no difference. */
+static sn_status warm_up(const serving *s, sn_err *err) {
+    swarm_error *error = NULL;
+    swarm_session *session = NULL;
+    swarm_options *options = NULL;
+    sn_status status = session_options("timeout max-retries", &options, err);
+    if (!status) status = sn_cli_status(swarm_options_set(options, "timeout", "1s", &error), &error, err);
+    if (!status) status = sn_cli_status(swarm_options_set(options, "max-retries", "0", &error), &error, err);
+    if (!status && swarm_session_open(s->model, s->connection, options, NULL, s->stop, &session, &error))
+        sn_log(SN_LOG_INFO, "no session yet", "text=%s", swarm_error_text(error));
+    if (!status) swarm_error_free(error);
+    swarm_session_close(session);
+    swarm_options_free(options);
+    return status;
 }
 
 /* "folder/Name.gguf" -> "Name". */
@@ -227,7 +246,8 @@ static sn_status open_all(serving *s, sn_err *err) {
     if (!status && sn_program_settings.common.local.given) status = start_node(s, err);
     if (!status) status = sn_cli_open_model(&s->model, err);
     if (!status) status = connect_swarm(s, err);
-    if (!status) status = session_options(s, err);
+    if (!status) status = session_options("", &s->session, err);
+    if (!status) status = warm_up(s, err);
     if (!status) status = list_hosts(s, err);
     return status ? status : open_server(s, err);
 }

@@ -91,6 +91,15 @@ wait_end() {
   unset "pid[$1]"
 }
 
+# wait_file NAME: waits until a program of the test has made $scratch/NAME.
+wait_file() {
+  local until=$(($(now_ms) + 60000))
+  until [ -e "$scratch/$1" ]; do
+    [ "$(now_ms)" -lt "$until" ] || fail "no program came to $1"
+    pause 0.02
+  done
+}
+
 signal() { kill "-$2" "${pid[$1]}" 2>/dev/null || fail "$1 is not running any more"; }
 stop_node() { signal "$1" TERM; wait_end "$1" 60; [ $rc = 0 ] || fail "$1 ended with exit code $rc instead of 0"; }
 kill_node() { signal "$1" KILL; wait_end "$1" 60; }
@@ -147,6 +156,12 @@ with open(sys.argv[1], "rb") as f:
     ids = struct.unpack("<%dq" % ((end - begin) // 8), f.read(end - begin))
 json.dump((list(ids) * 100)[: int(sys.argv[3])], open(sys.argv[2], "w"))
 END
+}
+
+# text_model: makes the folder $scratch/model, a tiny model with a tokenizer; not every text has tokens below its vocabulary.
+text_model() {
+  mkdir "$scratch/model"
+  cp "$fixtures/golden/llama/"{config.json,model.safetensors} "$fixtures/tokenizer/smollm/tokenizer.json" "$scratch/model"
 }
 
 # metric NAME METRIC: prints the value of swarm_node_METRIC of a node that was started with --metrics 0. No process is started, so

@@ -25,8 +25,7 @@ done
 
 # A pipe gets no text that is not checked yet: all of it comes at once, at the end, and then a line feed. Without an audit it
 # comes token by token.
-mkdir "$scratch/model"
-cp "$model/config.json" "$model/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$scratch/model"
+text_model
 piped=("$bin/swarm" generate --model "$scratch/model" --prompt 7-3 --max-tokens 40 --ignore-eos --join "${address[a]}" --emulate-link 1gbit,10ms)
 # first_piece OPTION...: how many bytes the first read from a pipe returns, and how many there are.
 first_piece() {

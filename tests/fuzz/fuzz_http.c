@@ -1,0 +1,122 @@
+/* The input is a request to a server over a tiny model, which this process computes: a head (method, path, headers),
+ * and behind the first NUL a body, whose length and "Connection: close" are added to the head. Whatever comes is
+ * answered, never with 500, or ends with its connection; what it began is soon over. */
+#include "client/api/api_private.h" /* private: a connection without a swarm */
+#include "base/clock.h"
+#include "gateway/http/server.h"
+#include "tests/support/files.h"
+
+#include <arpa/inet.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { QUIET_MS = 300, END_MS = 20000, SESSIONS = 2, HEAD_MAX = 4096 };
+
+static sn_server *server;
+static sn_server_engine *engine;
+
+static void require(bool good, const char *what) {
+    if (good) return;
+    fprintf(stderr, "fuzz_http: %s\n", what);
+    abort();
+}
+
+static sn_status open_no_link(void *ctx, sn_link **out, sn_err *err) {
+    (void)ctx, (void)out;
+    return sn_fail(err, SN_RETRY, "there is no swarm");
+}
+
+static swarm_model *open_model(void) {
+    static const char config[] = "{\"chat_template\": \"{% for m in messages %}{{ m.content }}{% endfor %}\"}";
+    char *folder = temp_folder();
+    swarm_model *model = NULL;
+    copy_file(SN_FIXTURES "/golden/llama", folder, "config.json");
+    copy_file(SN_FIXTURES "/golden/llama", folder, "model.safetensors");
+    copy_file(SN_FIXTURES "/tokenizer/sentencepiece", folder, "tokenizer.json");
+    write_file(folder, "tokenizer_config.json", config, strlen(config));
+    require(!swarm_model_open(folder, NULL, &model, NULL), "no model");
+    temp_folder_remove(&folder); /* it is mapped */
+    return model;
+}
+
+/* Runs until the process ends. */
+static void start_server(void) {
+    sn_err err;
+    swarm_connection *connection = NULL;
+    swarm_model *model = open_model();
+    require(!sn_connection_new(NULL, NULL, &connection, &err), "no connection");
+    connection->open_link = open_no_link;
+    const sn_server_engine_options jobs = {.model = model, .sessions_max = SESSIONS, .queue_max = 2, .idle_ms = 60000};
+    require(!sn_server_engine_new(&jobs, &engine, &err), "no engine");
+    const sn_server_options options = {.model = model,
+                                       .connection = connection,
+                                       .engine = engine,
+                                       .model_name = "tiny",
+                                       .context = 96,
+                                       .choices_max = SESSIONS + 2,
+                                       .host = "127.0.0.1"};
+    require(!sn_server_new(&options, &server, &err), err.text);
+}
+
+static int dial(void) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)sn_server_port(server))};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    require(fd >= 0 && !connect(fd, (struct sockaddr *)&to, sizeof to), "the server takes no connection");
+    return fd;
+}
+
+static void put(int fd, const void *data, size_t len) {
+    while (len) { /* the server may have refused already, and closed */
+        ssize_t n = send(fd, data, len, MSG_NOSIGNAL);
+        if (n <= 0) return;
+        data = (const char *)data + n;
+        len -= (size_t)n;
+    }
+}
+
+/* Reads the reply to its end. A server that waits for more, as the head may say, finds that there is none. */
+static void read_reply(int fd) {
+    char begin[16] = "", rest[4096];
+    struct pollfd readable = {.fd = fd, .events = POLLIN};
+    size_t have = 0;
+    bool ended = false;
+    for (;;) {
+        if (poll(&readable, 1, ended ? END_MS : QUIET_MS) <= 0) {
+            require(!ended, "a connection stays open");
+            (void)shutdown(fd, SHUT_WR);
+            ended = true;
+            continue;
+        }
+        ssize_t n = recv(fd, rest, sizeof rest, 0);
+        if (n <= 0) break;
+        size_t taken = sn_min_size((size_t)n, sizeof begin - 1 - have);
+        memcpy(begin + have, rest, taken);
+        have += taken;
+    }
+    require(!have || !strncmp(begin, "HTTP/1.", 7), "a reply that is not HTTP");
+    require(strncmp(begin + 8, " 500", 4) != 0, "status 500");
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    char end[80];
+    if (!server) start_server();
+    const uint8_t *nul = size ? memchr(data, 0, sn_min_size(size, HEAD_MAX)) : NULL;
+    const size_t head = nul ? (size_t)(nul - data) : sn_min_size(size, HEAD_MAX), body = nul ? size - head - 1 : 0;
+    const int fd = dial();
+    snprintf(end, sizeof end, "\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n", body);
+    put(fd, data, head);
+    put(fd, end, strlen(end));
+    put(fd, data + size - body, body);
+    read_reply(fd);
+    close(fd);
+    for (int waited = 0; sn_server_engine_get_load(engine).running; waited++) {
+        require(waited < END_MS, "a job does not end");
+        sn_sleep_us(1000);
+    }
+    return 0;
+}

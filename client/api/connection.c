@@ -106,7 +106,7 @@ static sn_status connection_status(swarm_connection *c, json_t **out, sn_err *er
     if (!status && !c->discovered)
         status = sn_link_discover(c->link, c->has_model ? &c->model : NULL, (int)timeout_ms, err);
     c->discovered = false;
-    if (status == SN_RETRY && sn_directory_count(sn_link_directory(c->link))) status = SN_OK;
+    if (status == SN_RETRY && c->link && sn_directory_count(sn_link_directory(c->link))) status = SN_OK;
     if (!status) status = sn_status_query(c->link, &rows, &n, err);
     if (!status) *out = sn_status_json(rows, n);
     free(rows);

@@ -253,7 +253,7 @@ def view(url):
 
 def ending(url, ready, refused):
     """SIGTERM: an answer in progress is finished, a new request is refused."""
-    s = Stream(url, "/v1/completions", prompt="Once", max_tokens=100, temperature=0, ignore_eos=True)
+    s = Stream(url, "/v1/completions", prompt=[1, 40], max_tokens=100, temperature=0, ignore_eos=True)
     events = s.events()
     next(events)
     health = http.client.HTTPConnection(*address(url), timeout=LIMIT)
@@ -267,7 +267,7 @@ def ending(url, ready, refused):
             break
         assert time.time() < until, "the server does not drain"
         time.sleep(0.02)
-    assert call(url, "/v1/completions", {"model": MODEL, "prompt": "x"})[0] == 503
+    assert call(url, "/v1/completions", {"model": MODEL, "prompt": [5]})[0] == 503
     open(refused, "w").close()
     tokens = sum(1 for e in events if e["choices"] and e["choices"][0]["finish_reason"] is None)
     assert tokens > 20, f"only {tokens} tokens came after SIGTERM"
@@ -285,6 +285,61 @@ def together(url):
     for t in threads:
         t.join()
     assert got == alone, (got, alone)
+
+
+def crowd(url, ready):
+    """Streams, whole replies and choices of many clients at once, beside clients that leave and others that look: each text is
+    the one that it is alone, also when a node is killed meanwhile. For a tiny model: prompts are token ids."""
+    prompts = [[1, 40 + i, 41] for i in range(6)]
+    request = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    alone = [post(url, "/v1/completions", prompt=p, **request)["choices"][0]["text"] for p in prompts]
+    wrong, done, answers = [], threading.Event(), threading.Semaphore(0)
+
+    def guarded(work):
+        try:
+            work()
+        except BaseException as e:
+            wrong.append(repr(e))
+        answers.release()
+
+    def stream(i):
+        for _ in range(4):
+            got = "".join(map(text_of, Stream(url, "/v1/completions", prompt=prompts[i], **request).events()))
+            assert got == alone[i], (i, got, alone[i])
+            answers.release()
+
+    def whole():
+        for _ in range(3):
+            choices = post(url, "/v1/completions", prompt=prompts[:2], n=2, **request)["choices"]
+            assert [c["text"] for c in choices] == [alone[0]] * 2 + [alone[1]] * 2, choices
+            assert len(post(url, "/v1/embeddings", input=prompts[2:4])["data"]) == 2
+
+    def leave():
+        for _ in range(6):
+            s = Stream(url, "/v1/completions", prompt=[1, 99], max_tokens=150, ignore_eos=True)
+            next(s.lines())
+            s.close()
+
+    def look():
+        while not done.is_set():
+            for path in ("/health", "/metrics", "/api/swarm", "/v1/models", "/swarm"):
+                assert call(url, path)[0] == 200, path
+
+    work = [lambda i=i: stream(i) for i in range(6)] + [whole, leave, leave]
+    threads = [threading.Thread(target=guarded, args=[w]) for w in work + [look]]
+    for t in threads:
+        t.start()
+    for _ in range(6):  # some answers are whole, others in the middle
+        answers.acquire(timeout=LIMIT)
+    with open(ready + ".part", "w") as f:
+        f.write(computing(url))
+    os.rename(ready + ".part", ready)
+    for t in threads[:-1]:
+        t.join()
+    done.set()
+    threads[-1].join()
+    assert not wrong, wrong
+    wait_metric(url, "running", 0)
 
 
 if __name__ == "__main__":

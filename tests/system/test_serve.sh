@@ -14,14 +14,6 @@ serve() {
 }
 client() { timeout -k 2 120 python3 "$here/serve_client.py" "$@" || fail "$1"; }
 generate() { succeeds "$bin/swarm" generate --model "$model" --join "${address[a]}" --json "$@"; query "$scratch/run.out" 'd["text"]'; }
-# wait_file NAME: waits until the client has made the file.
-wait_file() {
-  local until=$(($(now_ms) + 60000))
-  until [ -e "$scratch/$1" ]; do
-    [ "$(now_ms)" -lt "$until" ] || fail "the client did not come to $1"
-    pause 0.02
-  done
-}
 refused() { refuses 2 "$1" "$bin/swarm" serve --model "$model" "${@:2}"; }
 
 # -- what is refused at once

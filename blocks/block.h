@@ -31,9 +31,19 @@ typedef struct sn_weight_layout {
     bool vector;       /* a norm or bias, stored as float32 */
 } sn_weight_layout;
 
+/* What a mixture has for each expert, in the order of an expert's own image: its matrices and biases. */
+enum { SN_EXPERT_PIECES = 6 };
+
 typedef struct sn_block_layout {
     sn_weight_layout parts[SN_ROLE_COUNT];
     size_t bytes; /* of the image */
+    /* Experts that rest elsewhere and are brought to slots of the image when they are chosen (expert_slots.h). 0: all
+     * experts lie in the image. */
+    int n_slots;
+    /* Bytes of each piece in an expert's image, one after the other, and from one slot to the next. 0: the family has
+     * no such piece. */
+    size_t pieces[SN_EXPERT_PIECES];
+    size_t expert_bytes; /* of all pieces */
 } sn_block_layout;
 
 /* Views into an image on the device. */
@@ -43,12 +53,23 @@ typedef struct sn_block {
     int width[SN_ROLE_COUNT];           /* elements of each vector */
     sn_experts experts[3];              /* gate, up, down: SN_ROLE_EXPERTS_GATE and the two after it */
     sn_experts heads[2];                /* SN_ROLE_ATTN_K_UP, SN_ROLE_ATTN_V_UP */
+    struct sn_expert_slots *slots;      /* NULL: all experts are in the image; else `experts` are slots for some */
+    const struct sn_block *next;        /* the next block on the device with slots, to foresee its choice; or NULL */
 } sn_block;
 
-sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, sn_block_layout *out,
-                             sn_err *err) SN_MUST_USE;
-/* Writes the block's image (layout->bytes, aligned to 64) to `image`: host memory, or the device's memory where
- * device->host_visible. Reads the block's tensors from the model and releases their pages. */
+/* n_slots: of a mixture (ignored in other blocks); 0: all experts lie in the image. */
+sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, int n_slots,
+                             sn_block_layout *out, sn_err *err) SN_MUST_USE;
+/* Where a piece of the expert in `slot` lies in the image. */
+void *sn_expert_piece_at(const sn_block_layout *layout, void *image, int piece, int slot);
+/* Packs experts one by one. `take` gets each expert's image (layout->expert_bytes, host), in order; its first failure
+ * ends the call. */
+typedef sn_status (*sn_expert_taker)(void *ctx, int expert, const void *image, sn_err *err);
+sn_status sn_experts_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout,
+                          sn_expert_taker take, void *ctx, sn_err *err) SN_MUST_USE;
+/* Writes the block's image, without its experts where the layout has slots (layout->bytes, aligned to 64) to `image`:
+ * host memory, or the device's memory where device->host_visible. Reads the block's tensors from the model and releases
+ * their pages. */
 sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout,
                         void *image, sn_err *err) SN_MUST_USE;
 /* The block whose image lies at `image` on the device. */

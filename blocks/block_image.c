@@ -7,6 +7,7 @@
 #include "model/source.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* All matrices of a role must have the type of the first one, because they lie at equal distances (`stride`). */
 static sn_status check_same_dtype(const sn_model *model, sn_role role, int number, const sn_model_tensor *first,
@@ -20,6 +21,36 @@ static sn_status check_same_dtype(const sn_model *model, sn_role role, int numbe
                            sn_role_name(role), sn_dtype_name(first->dtype), sn_dtype_name(t.dtype));
     }
     return SN_OK;
+}
+
+static const sn_role piece_roles[SN_EXPERT_PIECES] = {SN_ROLE_EXPERTS_GATE,    SN_ROLE_EXPERTS_UP,
+                                                      SN_ROLE_EXPERTS_DOWN,    SN_ROLE_EXPERTS_GATE_BIAS,
+                                                      SN_ROLE_EXPERTS_UP_BIAS, SN_ROLE_EXPERTS_DOWN_BIAS};
+
+static bool is_expert_piece(sn_role role) {
+    int i = 0;
+    while (i < SN_EXPERT_PIECES && piece_roles[i] != role) i++;
+    return i < SN_EXPERT_PIECES;
+}
+
+/* The part of a role with a piece for each of n_experts, made smaller to n_slots. */
+static void part_limit_to_slots(sn_weight_layout *part, int n_experts, int n_slots) {
+    if (!part->vector) part->n_matrices = n_slots;
+    if (part->vector) part->cols = part->cols / (size_t)n_experts * (size_t)n_slots;
+    if (part->vector) part->bytes = part->cols * sizeof(float);
+}
+
+static void layout_set_pieces(int n_experts, sn_block_layout *out) {
+    for (int i = 0; i < SN_EXPERT_PIECES; i++) {
+        const sn_weight_layout *part = &out->parts[piece_roles[i]];
+        int n = out->n_slots ? out->n_slots : n_experts;
+        if (part->rows) out->pieces[i] = part->vector ? part->bytes / (size_t)n : part->stride;
+        out->expert_bytes += out->pieces[i];
+    }
+}
+
+void *sn_expert_piece_at(const sn_block_layout *layout, void *image, int piece, int slot) {
+    return (char *)image + layout->parts[piece_roles[piece]].offset + (size_t)slot * layout->pieces[piece];
 }
 
 static sn_status layout_add_role(const sn_model *model, const sn_device *device, int number, sn_role role,
@@ -39,23 +70,27 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
                                .vector = sn_role_is_vector(role)};
     if (!part->vector) status = device->ops->weight_size(device, t.dtype, part->rows, part->cols, &part->bytes, err);
     if (status) return sn_err_context(err, "block %d, %s", number, sn_role_name(role));
+    if (out->n_slots && is_expert_piece(role))
+        part_limit_to_slots(part, sn_model_hparams(model)->n_experts, out->n_slots);
     part->stride = sn_round_up(part->bytes, 64);
     if (!sn_mul(part->stride, (size_t)part->n_matrices, &all) || !sn_add(out->bytes, all, &out->bytes))
         return sn_fail(err, SN_REFUSED, "block %d is too large", number);
-    return check_same_dtype(model, role, number, &t, part->n_matrices, err);
+    return check_same_dtype(model, role, number, &t, sn_role_n_matrices(sn_model_hparams(model), role), err);
 }
 
-sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, sn_block_layout *out,
-                             sn_err *err) {
+sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, int n_slots,
+                             sn_block_layout *out, sn_err *err) {
     char name[32];
     sn_status status = SN_OK;
-    *out = (sn_block_layout){0};
+    *out = (sn_block_layout){.n_slots = sn_has_experts(sn_model_hparams(model), number) ? n_slots : 0};
     if (sn_model_hparams(model)->latent && !device->latent_attention)
         return sn_fail(err, SN_REFUSED,
                        "%s cannot keep the latent KV cache of the %s family: give its blocks to a CPU (--device cpu)",
                        sn_device_id_name(device->id, name), sn_model_hparams(model)->family);
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++)
         status = layout_add_role(model, device, number, (sn_role)role, out, err);
+    if (!status && sn_has_experts(sn_model_hparams(model), number))
+        layout_set_pieces(sn_model_hparams(model)->n_experts, out);
     return status;
 }
 
@@ -107,6 +142,7 @@ sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, co
     if (needed) return needed;
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
         const sn_weight_layout *part = &layout->parts[role];
+        if (layout->n_slots && is_expert_piece((sn_role)role)) continue;
         for (int i = 0; part->rows && i < part->n_matrices; i++) {
             char *out = (char *)image + part->offset + (size_t)i * part->stride;
             sn_status status = pack_weight(model, device, number, (sn_role)role, i, out, err);
@@ -114,6 +150,45 @@ sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, co
         }
     }
     return SN_OK;
+}
+
+/* Copies the expert's part of each bias, of which `biases` has all experts' one after the other. */
+static void copy_biases(const sn_block_layout *layout, int expert, const char *const biases[SN_EXPERT_PIECES],
+                        char *image) {
+    for (int i = 0; i < SN_EXPERT_PIECES; image += layout->pieces[i++])
+        if (biases[i]) memcpy(image, biases[i] + (size_t)expert * layout->pieces[i], layout->pieces[i]);
+}
+
+static sn_status pack_expert(const sn_model *model, sn_device *device, int number, int expert,
+                             const sn_block_layout *layout, char *image, sn_err *err) {
+    for (int i = 0; i < SN_EXPERT_PIECES; image += layout->pieces[i++]) {
+        if (!layout->pieces[i] || layout->parts[piece_roles[i]].vector) continue;
+        sn_status status = pack_weight(model, device, number, piece_roles[i], expert, image, err);
+        if (status) return status;
+    }
+    return SN_OK;
+}
+
+sn_status sn_experts_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout,
+                          sn_expert_taker take, void *ctx, sn_err *err) {
+    char *biases[SN_EXPERT_PIECES] = {NULL};
+    void *image = NULL;
+    size_t n = (size_t)sn_model_hparams(model)->n_experts;
+    sn_status status = sn_model_need_block(model, number, err);
+    if (!status) status = sn_pages_alloc(&image, layout->expert_bytes, err);
+    for (int i = 0; i < SN_EXPERT_PIECES && !status; i++) {
+        if (!layout->pieces[i] || !layout->parts[piece_roles[i]].vector) continue;
+        status = sn_calloc(&biases[i], n, layout->pieces[i], err);
+        if (!status) status = pack_weight(model, device, number, piece_roles[i], 0, biases[i], err);
+    }
+    for (int e = 0; e < (int)n && !status; e++) {
+        copy_biases(layout, e, (const char *const *)biases, image);
+        status = pack_expert(model, device, number, e, layout, image, err);
+        if (!status) status = take(ctx, e, image, err);
+    }
+    for (int i = 0; i < SN_EXPERT_PIECES; i++) free(biases[i]);
+    sn_pages_free(&image, layout->expert_bytes);
+    return status;
 }
 
 sn_block sn_block_at(const sn_block_layout *layout, const void *image) {

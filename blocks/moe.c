@@ -3,6 +3,8 @@
  * shared expert comes first in a forward pass, since the mixture's result overwrites its input. */
 #include "blocks/moe.h"
 
+#include "blocks/expert_slots.h"
+
 _Static_assert((int)SN_MODEL_EXPERTS_MAX <= (int)SN_EXPERTS_MAX &&
                    (int)SN_MODEL_EXPERTS_USED_MAX <= (int)SN_EXPERTS_USED_MAX,
                "a device supports as many experts as a model may have");
@@ -11,6 +13,7 @@ _Static_assert((int)SN_MODEL_EXPERTS_MAX <= (int)SN_EXPERTS_MAX &&
 typedef struct moe_buffers {
     float *logits, *weights; /* (n, n_experts), (n, k) */
     int32_t *ids;            /* (n, k): the chosen experts */
+    int32_t *slots;          /* (n, k): where they are in a block with slots; forward passes only */
     float *gate, *up, *act;  /* (n, k, n_ff) */
     float *expert_out;       /* (n, k, n_embd) */
 } moe_buffers;
@@ -18,7 +21,9 @@ typedef struct moe_buffers {
 static moe_buffers moe_buffers_at(const sn_hparams *hp, int n, float *router_out) {
     float *weights = router_out + (size_t)n * (size_t)hp->n_experts,
           *ids = weights + (size_t)n * (size_t)hp->n_experts_used;
-    return (moe_buffers){.logits = router_out, .weights = weights, .ids = (int32_t *)(void *)ids};
+    float *slots = ids + (size_t)n * (size_t)hp->n_experts_used;
+    return (moe_buffers){
+        .logits = router_out, .weights = weights, .ids = (int32_t *)(void *)ids, .slots = (int32_t *)(void *)slots};
 }
 
 static sn_moe_router moe_router_of(const sn_block *b, const sn_hparams *hp) {
@@ -42,21 +47,25 @@ static const sn_experts *moe_experts(const sn_block *b, sn_role role) {
     return &b->experts[role - SN_ROLE_EXPERTS_GATE];
 }
 
-/* expert_out = the outputs of the chosen experts for u (n, n_embd) */
-static sn_status moe_run_experts(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const float *u,
-                                 const moe_buffers *m, sn_err *err) {
-    const sn_device_ops *ops = d->ops;
-    const sn_moe_selection selection = moe_selection_of(hp, n, m);
+/* logits (n, n_experts) = u Wr^T + br; ids (n, k): the chosen experts of a row; weights (n, k) */
+static sn_status moe_route(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const float *u,
+                           const moe_buffers *m, sn_err *err) {
     const sn_moe_router router = moe_router_of(b, hp);
-    /* logits (n, n_experts) = u Wr^T + br; ids (n, k): the chosen experts of a row; weights (n, k) */
     const sn_linear logits = {&b->matrix[SN_ROLE_ROUTER], b->vector[SN_ROLE_ROUTER_BIAS], m->logits, true};
-    SN_TRY(ops->linear(d, n, u, 1, &logits, err));
-    SN_TRY(ops->moe_gate(d, n, &router, m->logits, m->ids, m->weights, err));
+    SN_TRY(d->ops->linear(d, n, u, 1, &logits, err));
+    return d->ops->moe_gate(d, n, &router, m->logits, m->ids, m->weights, err);
+}
+
+/* expert_out = the outputs of the selected experts for u (n, n_embd), of the pairs that have one */
+static sn_status moe_run_selected(const sn_block *b, sn_device *d, const sn_hparams *hp,
+                                  const sn_moe_selection *selected, const float *u, const moe_buffers *m, sn_err *err) {
+    const sn_device_ops *ops = d->ops;
+    int n = selected->n;
     /* of each chosen expert e: gate, up (n, k, n_ff) = u Wgate_e^T + bgate_e, u Wup_e^T + bup_e */
     const sn_moe_linear gate_up[] = {
         {moe_experts(b, SN_ROLE_EXPERTS_GATE), b->vector[SN_ROLE_EXPERTS_GATE_BIAS], m->gate},
         {moe_experts(b, SN_ROLE_EXPERTS_UP), b->vector[SN_ROLE_EXPERTS_UP_BIAS], m->up}};
-    SN_TRY(ops->moe_linear(d, &selection, false, u, 2, gate_up, err));
+    SN_TRY(ops->moe_linear(d, selected, false, u, 2, gate_up, err));
     /* experts_scale_input: gate, up of weight * u, by way of what these matrices give, which have no biases then */
     int pairs = n * hp->n_experts_used;
     if (hp->experts_scale_input) {
@@ -69,7 +78,56 @@ static sn_status moe_run_experts(const sn_block *b, sn_device *d, const sn_hpara
     /* expert_out (n, k, n_embd) = act Wdown_e^T + bdown_e */
     const sn_moe_linear down = {moe_experts(b, SN_ROLE_EXPERTS_DOWN), b->vector[SN_ROLE_EXPERTS_DOWN_BIAS],
                                 m->expert_out};
-    return ops->moe_linear(d, &selection, true, m->act, 1, &down, err);
+    return ops->moe_linear(d, selected, true, m->act, 1, &down, err);
+}
+
+/* -- experts that rest elsewhere */
+
+/* foreseen (host): what the rows would choose in the next block with slots if this one's experts added nothing. The
+ * buffers are those that the experts of this block need later. */
+static sn_status moe_foresee_next(const sn_block *next, const sn_forward_pass *p, int32_t *foreseen, sn_err *err) {
+    const sn_scratch *s = p->scratch;
+    const float *u = s->x;
+    size_t pairs = (size_t)p->n_rows * (size_t)p->hp->n_experts_used;
+    moe_buffers m = {.logits = s->gate, .weights = s->up, .ids = (int32_t *)(void *)(s->up + pairs)};
+    if (next->vector[SN_ROLE_FFN_NORM]) {
+        u = s->expert_out;
+        SN_TRY(sn_block_norm(next, p, SN_ROLE_FFN_NORM, s->x, s->expert_out, err));
+    }
+    SN_TRY(moe_route(next, p->device, p->hp, p->n_rows, u, &m, err));
+    return p->device->ops->download(p->device, foreseen, m.ids, pairs * sizeof *foreseen, err);
+}
+
+/* Whether foreseeing is worth its time: a prompt's rows choose most experts, and all that have room are there anyway.
+ */
+static bool moe_should_foresee(const sn_block *next, const sn_forward_pass *p) {
+    const sn_hparams *hp = p->hp;
+    return next && p->n_rows * hp->n_experts_used <= sn_expert_slots_n(next->slots) &&
+           sn_expert_slots_n(next->slots) < hp->n_experts && hp->n_experts <= hp->n_ff * hp->n_experts_used &&
+           2 <= hp->n_ff;
+}
+
+/* expert_out = the outputs of the chosen experts, wave after wave as they are brought to the block's slots. */
+static sn_status moe_run_brought(const sn_block *b, const sn_forward_pass *p, const float *u, const moe_buffers *m,
+                                 sn_err *err) {
+    sn_device *d = p->device;
+    sn_expert_carrier *c = sn_expert_slots_carrier(b->slots);
+    int pairs = p->n_rows * p->hp->n_experts_used;
+    size_t bytes = (size_t)pairs * sizeof *c->ids;
+    sn_moe_selection selected = moe_selection_of(p->hp, p->n_rows, m);
+    bool foresees = moe_should_foresee(b->next, p), any = true;
+    selected.ids = m->slots;
+    selected.n_experts = sn_expert_slots_n(b->slots);
+    SN_TRY(d->ops->download(d, c->ids, m->ids, bytes, err));
+    SN_TRY(sn_expert_slots_begin(b->slots, pairs, c->ids, err));
+    if (foresees) SN_TRY(moe_foresee_next(b->next, p, c->foreseen, err));
+    if (foresees) SN_TRY(sn_expert_slots_expect(b->next->slots, pairs, c->foreseen, err));
+    for (;;) {
+        SN_TRY(sn_expert_slots_next(b->slots, pairs, c->ids, c->slots, &any, err));
+        if (!any) return SN_OK;
+        SN_TRY(d->ops->upload(d, m->slots, c->slots, bytes, err));
+        SN_TRY(moe_run_selected(b, d, p->hp, &selected, u, m, err));
+    }
 }
 
 /* -- the shared expert */
@@ -154,9 +212,10 @@ sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const floa
     moe_buffers m = moe_buffers_at(hp, p->n_rows, s->router_out);
     m.gate = s->gate, m.up = s->up, m.act = s->gate, m.expert_out = s->expert_out;
     if (hp->n_ff_shared) SN_TRY(shared_forward(b, p->device, hp, p->n_rows, u, &shared, err));
-    SN_TRY(moe_run_experts(b, p->device, hp, p->n_rows, u, &m, err));
-    /* h (n, n_embd) = the sum over k of weights * expert_out, then shared_out */
+    SN_TRY(moe_route(b, p->device, hp, p->n_rows, u, &m, err));
     const sn_moe_selection selection = moe_selection_of(hp, p->n_rows, &m);
+    SN_TRY(b->slots ? moe_run_brought(b, p, u, &m, err) : moe_run_selected(b, p->device, hp, &selection, u, &m, err));
+    /* h (n, n_embd) = the sum over k of weights * expert_out, then shared_out */
     SN_TRY(p->device->ops->moe_combine(p->device, &selection, hp->n_embd, m.expert_out, s->h, err));
     size_t n_out = (size_t)p->n_rows * (size_t)hp->n_embd;
     return hp->n_ff_shared ? p->device->ops->add(p->device, n_out, s->h, s->shared_out, err) : SN_OK;
@@ -175,7 +234,9 @@ static moe_buffers moe_buffers_of(const sn_backward_pass *p) {
 
 sn_status sn_moe_recompute(const sn_block *b, const sn_backward_pass *p, const float *u, sn_err *err) {
     const moe_buffers m = moe_buffers_of(p);
-    return moe_run_experts(b, p->device, p->hp, p->sequence->n_rows, u, &m, err);
+    const sn_moe_selection selection = moe_selection_of(p->hp, p->sequence->n_rows, &m);
+    SN_TRY(moe_route(b, p->device, p->hp, p->sequence->n_rows, u, &m, err));
+    return moe_run_selected(b, p->device, p->hp, &selection, u, &m, err);
 }
 
 sn_status sn_moe_combine(const sn_block *b, const sn_backward_pass *p, const float *u, float *added, sn_err *err) {

@@ -3,7 +3,8 @@
  * row (Dai et al. 2024). Forward and backward. Private to blocks/.
  *
  * The intermediate activations lie in scratch: gate, up and act are (n, k, n_ff), expert_out is (n, k, n_embd); what
- * the router gives is logits (n, n_experts), weights (n, k) and ids (n, k), in a forward pass all three in router_out.
+ * the router gives is logits (n, n_experts), weights (n, k) and ids (n, k), in a forward pass all three in router_out,
+ * and behind them (n, k) slots of experts that rest elsewhere.
  * k is hp->n_experts_used. */
 #ifndef SN_BLOCKS_MOE_H
 #define SN_BLOCKS_MOE_H
@@ -12,7 +13,7 @@
 
 /* Elements of scratch->router_out per row. */
 static inline size_t sn_moe_router_width(const sn_hparams *hp) {
-    return (size_t)hp->n_experts + 2 * (size_t)hp->n_experts_used;
+    return (size_t)hp->n_experts + 3 * (size_t)hp->n_experts_used;
 }
 
 /* scratch->h (n_rows, n_embd) = feed_forward(u), u (n_rows, n_embd); u may be scratch->h. */

@@ -45,7 +45,7 @@ struct sn_offload_store {
     size_t n_files, capacity;
 };
 
-enum { NAME_SIZE = 2 * SN_HASH_SIZE + 40 };
+enum { NAME_SIZE = sizeof((sn_new_image *)0)->name };
 
 static void block_file_name(const sn_hash *key, char out[NAME_SIZE]) {
     char hex[2 * SN_HASH_SIZE + 1];
@@ -145,7 +145,7 @@ void sn_offload_store_close(sn_offload_store **store) {
 
 /* ---- verified files ---- */
 
-static verified_file *store_find(sn_offload_store *store, const sn_hash *key) {
+static verified_file *store_find(const sn_offload_store *store, const sn_hash *key) {
     for (size_t i = 0; i < store->n_files; i++)
         if (memcmp(&store->files[i].key, key, sizeof *key) == 0) return &store->files[i];
     return NULL;
@@ -221,17 +221,6 @@ bool sn_offload_store_has(sn_offload_store *store, const sn_hash *key, size_t by
     return false;
 }
 
-/* Returns 0 or an errno. */
-static int file_write_image(int file, const header *h, const void *image) {
-    /* On file systems that support it, a full disk is found before gigabytes are written. */
-    if (fallocate(file, 0, 0, (off_t)(sizeof *h + h->bytes)) && (errno == ENOSPC || errno == EFBIG || errno == EDQUOT))
-        return errno;
-    int error = sn_file_write_at(file, h, sizeof *h, 0);
-    if (!error) error = sn_file_write_at(file, image, (size_t)h->bytes, sizeof *h);
-    if (!error && fsync(file)) error = errno;
-    return error;
-}
-
 static sn_status store_put_failed(const sn_offload_store *store, size_t bytes, int error, sn_err *err) {
     if (error == ENOSPC || error == EFBIG || error == EDQUOT)
         return sn_fail(
@@ -242,29 +231,69 @@ static sn_status store_put_failed(const sn_offload_store *store, size_t bytes, i
                    store->folder, strerror(error));
 }
 
-sn_status sn_offload_store_put(sn_offload_store *store, const sn_hash *key, const void *image, size_t bytes,
-                               sn_err *err) {
-    char name[NAME_SIZE], temporary[NAME_SIZE];
-    header h = {.version = VERSION, .bytes = bytes, .key = *key, .image = sn_hash_of(image, bytes)};
-    if (bytes > INT64_MAX - sizeof h)
-        return sn_fail(err, SN_REFUSED, "a block of %zu bytes is too large for a file", bytes);
-    memcpy(h.magic, magic, sizeof magic);
-    block_file_name(key, name);
+void sn_offload_store_discard(sn_offload_store *store, sn_new_image *image) {
+    if (image->file < 0) return;
+    unlinkat(store->dir, image->name, 0);
+    close(image->file);
+    image->file = -1;
+}
+
+sn_status sn_offload_store_begin(sn_offload_store *store, const sn_hash *key, size_t bytes, sn_new_image *out,
+                                 sn_err *err) {
+    *out = (sn_new_image){.file = -1, .bytes = bytes, .key = *key};
     sn_status status = store_reserve(store, err);
     if (status) return status;
-    int file = open_unfinished(store, temporary);
-    if (file < 0) return store_put_failed(store, bytes, errno, err);
-    int error = file_write_image(file, &h, image);
-    if (!error && renameat(store->dir, temporary, store->dir, name)) error = errno;
-    if (error) {
-        unlinkat(store->dir, temporary, 0);
-        close(file);
-        return store_put_failed(store, bytes, error, err);
-    }
-    fsync(store->dir); /* if power fails and the name is lost, the file is put again */
-    flock(file, LOCK_UN);
-    store_remember(store, &h, file);
+    if (bytes > INT64_MAX - sizeof(header))
+        return sn_fail(err, SN_REFUSED, "a block of %zu bytes is too large for a file", bytes);
+    out->file = open_unfinished(store, out->name);
+    if (out->file < 0) return store_put_failed(store, bytes, errno, err);
+    (void)sn_hasher_end(store->hasher); /* an image that was discarded may have left some of itself */
+    /* On file systems that support it, a full disk is found before gigabytes are written. */
+    if (fallocate(out->file, 0, 0, (off_t)(sizeof(header) + bytes)) &&
+        (errno == ENOSPC || errno == EFBIG || errno == EDQUOT))
+        return store_put_failed(store, bytes, errno, err);
     return SN_OK;
+}
+
+sn_status sn_offload_store_add(sn_offload_store *store, sn_new_image *image, const void *data, size_t bytes,
+                               sn_err *err) {
+    int error = sn_file_write_at(image->file, data, bytes, sizeof(header) + image->at);
+    if (error) return store_put_failed(store, image->bytes, error, err);
+    sn_hasher_add(store->hasher, data, bytes);
+    image->at += bytes;
+    return SN_OK;
+}
+
+sn_status sn_offload_store_commit(sn_offload_store *store, sn_new_image *image, sn_err *err) {
+    char name[NAME_SIZE];
+    header h = {.version = VERSION, .bytes = image->bytes, .key = image->key, .image = sn_hasher_end(store->hasher)};
+    memcpy(h.magic, magic, sizeof magic);
+    block_file_name(&image->key, name);
+    int error = sn_file_write_at(image->file, &h, sizeof h, 0);
+    if (!error && fsync(image->file)) error = errno;
+    if (!error && renameat(store->dir, image->name, store->dir, name)) error = errno;
+    if (error) return store_put_failed(store, image->bytes, error, err);
+    fsync(store->dir); /* if power fails and the name is lost, the file is put again */
+    flock(image->file, LOCK_UN);
+    store_remember(store, &h, image->file);
+    image->file = -1;
+    return SN_OK;
+}
+
+sn_status sn_offload_store_put(sn_offload_store *store, const sn_hash *key, const void *image, size_t bytes,
+                               sn_err *err) {
+    sn_new_image file;
+    sn_status status = sn_offload_store_begin(store, key, bytes, &file, err);
+    if (!status) status = sn_offload_store_add(store, &file, image, bytes, err);
+    if (!status) status = sn_offload_store_commit(store, &file, err);
+    sn_offload_store_discard(store, &file);
+    return status;
+}
+
+int sn_offload_store_file(const sn_offload_store *store, const sn_hash *key, size_t bytes, uint64_t *at) {
+    const verified_file *s = store_find(store, key);
+    *at = sizeof(header);
+    return s && s->bytes == bytes ? s->file : -1;
 }
 
 sn_status sn_offload_store_get(sn_offload_store *store, const sn_hash *key, void *image, size_t bytes, sn_err *err) {

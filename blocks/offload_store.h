@@ -24,6 +24,24 @@ bool sn_offload_store_has(sn_offload_store *store, const sn_hash *key, size_t by
  * size) or fails; a file that was there before is then unchanged. */
 sn_status sn_offload_store_put(sn_offload_store *store, const sn_hash *key, const void *image, size_t bytes,
                                sn_err *err) SN_MUST_USE;
+/* The same in pieces: for an image that is larger than memory. The caller adds exactly `bytes` bytes, then commits; it
+ * discards after any failure. */
+typedef struct sn_new_image {
+    int file; /* -1: none */
+    size_t bytes, at;
+    sn_hash key;
+    char name[2 * SN_HASH_SIZE + 40];
+} sn_new_image;
+sn_status sn_offload_store_begin(sn_offload_store *store, const sn_hash *key, size_t bytes, sn_new_image *out,
+                                 sn_err *err) SN_MUST_USE;
+sn_status sn_offload_store_add(sn_offload_store *store, sn_new_image *image, const void *data, size_t bytes,
+                               sn_err *err) SN_MUST_USE;
+sn_status sn_offload_store_commit(sn_offload_store *store, sn_new_image *image, sn_err *err) SN_MUST_USE;
+void sn_offload_store_discard(sn_offload_store *store, sn_new_image *image); /* nothing after a commit */
+
+/* The file of an image that `has` or `put` verified in this run, and where the image begins in it, for readers of parts
+ * that any thread may be; -1: there is none. It stays open as long as the store. */
+int sn_offload_store_file(const sn_offload_store *store, const sn_hash *key, size_t bytes, uint64_t *at);
 /* Reads the image that `has` or `put` verified in this run into `image`: that very file, even if another one has taken
  * its name since. SN_STOP when there is none or its hash differs; `image` is then undefined. */
 sn_status sn_offload_store_get(sn_offload_store *store, const sn_hash *key, void *image, size_t bytes,

@@ -12,9 +12,25 @@ typedef struct planner {
     int n; /* blocks */
     sn_tie_table ties;
     sn_plan_ledger ledger; /* of the current attempt */
-    bool preload[SN_PLAN_BLOCKS_MAX];
+    sn_preload preload;
+    const sn_residence *experts; /* where the experts of each block rest; NULL: with their blocks */
     sn_block_placement placements[SN_PLAN_BLOCKS_MAX];
 } planner;
+
+/* The placement of a block that stays on device d. */
+static sn_block_placement resident(const planner *p, int b, int d) {
+    return (sn_block_placement){
+        .device = d, .preload = p->preload.blocks[b], .experts = p->experts ? p->experts[b] : SN_ON_DEVICE};
+}
+
+static bool try_resident(planner *p, int b, int d) {
+    const sn_block_placement place = resident(p, b, d);
+    return sn_plan_ledger_try_add(&p->ledger, b, &place);
+}
+
+static sn_block_placement streamed_to(const planner *p, int d) {
+    return (sn_block_placement){.device = d, .residence = p->query->offload};
+}
 
 static sn_status planner_init(planner *p, const sn_plan_query *query, sn_err *err) {
     sn_status status = sn_plan_check_query(query, err);
@@ -57,7 +73,7 @@ static void find_cut(planner *p, int d, int s, size_t reserved, cuts *c) {
     sn_plan_ledger_init(&p->ledger, p->query, &p->ties);
     for (int b = s; b < p->n; b++) {
         size_t more = sn_plan_ledger_tied_cost(&p->ledger, b, d);
-        if (!sn_plan_ledger_try_add(&p->ledger, b, d, false) || reserved > budget - p->ledger.bytes[d]) break;
+        if (!try_resident(p, b, d) || reserved > budget - p->ledger.bytes[d]) break;
         tied = sn_plan_add_sizes(tied, more);
         size_t all = sn_plan_add_sizes(tied, c->tied[d + 1][b + 1]);
         if (all > c->tied[d][s] || all == SIZE_MAX) continue;
@@ -74,8 +90,7 @@ static bool place_runs(planner *p, size_t reserved, cuts *c) {
         for (int s = 0; s <= p->n; s++) find_cut(p, d, s, d == 0 ? reserved : 0, c);
     if (c->tied[0][0] == SIZE_MAX) return false;
     for (int d = 0; d < n_devices; d++)
-        for (int end = c->end[d][b]; b < end; b++)
-            p->placements[b] = (sn_block_placement){d, SN_ON_DEVICE, p->preload[b]};
+        for (int end = c->end[d][b]; b < end; b++) p->placements[b] = resident(p, b, d);
     return true;
 }
 
@@ -112,9 +127,9 @@ static int fill_devices(planner *p, const bool *streamed, int *last) {
     int d = 0, b = 0;
     for (; b < p->n; b++) {
         if (streamed && streamed[b]) continue;
-        while (d < p->query->n_devices && !sn_plan_ledger_try_add(&p->ledger, b, d, false)) d++;
+        while (d < p->query->n_devices && !try_resident(p, b, d)) d++;
         if (d == p->query->n_devices) break;
-        p->placements[b] = (sn_block_placement){d, SN_ON_DEVICE, p->preload[b]};
+        p->placements[b] = resident(p, b, d);
     }
     if (last) *last = d < p->query->n_devices ? d : d - 1;
     return b;
@@ -125,9 +140,9 @@ static bool place_streamed(planner *p, int k, size_t largest, int x) {
     bool streamed[SN_PLAN_BLOCKS_MAX] = {false};
     sn_plan_ledger_init(&p->ledger, p->query, &p->ties);
     for (int b = p->n - 1; b >= 0 && k; b--) {
-        if (p->preload[b] || p->query->costs[b].weights > largest) continue;
-        if (!sn_plan_ledger_try_add(&p->ledger, b, x, true)) return false;
-        p->placements[b] = (sn_block_placement){x, p->query->offload, false};
+        if (p->preload.blocks[b] || p->query->costs[b].weights > largest) continue;
+        p->placements[b] = streamed_to(p, x);
+        if (!sn_plan_ledger_try_add(&p->ledger, b, &p->placements[b])) return false;
         streamed[b] = true;
         k--;
     }
@@ -140,7 +155,7 @@ static int streamable_sizes(const planner *p, size_t sizes[SN_PLAN_BLOCKS_MAX]) 
     for (int b = 0; b < p->n; b++) {
         size_t size = p->query->costs[b].weights;
         int at = 0;
-        if (p->preload[b]) continue;
+        if (p->preload.blocks[b]) continue;
         while (at < n && sizes[at] > size) at++;
         if (at < n && sizes[at] == size) continue;
         memmove(sizes + at + 1, sizes + at, (size_t)(n - at) * sizeof *sizes);
@@ -153,7 +168,7 @@ static int streamable_sizes(const planner *p, size_t sizes[SN_PLAN_BLOCKS_MAX]) 
 static bool place_offloaded(planner *p) {
     size_t sizes[SN_PLAN_BLOCKS_MAX];
     int n_sizes = streamable_sizes(p, sizes), most = 0, fewest = 1;
-    for (int b = 0; b < p->n; b++) most += !p->preload[b];
+    for (int b = 0; b < p->n; b++) most += !p->preload.blocks[b];
     if (p->query->offload_all) {
         fewest = most;
         n_sizes = n_sizes ? 1 : 0;
@@ -176,12 +191,15 @@ static sn_status planner_refuse(planner *p, sn_err *err) {
     int d = 0;
     sn_plan_ledger_init(&p->ledger, query, &p->ties);
     for (int b = 0; offload && b < p->n; b++) {
-        streamed[b] = !p->preload[b];
-        if (streamed[b]) sn_plan_ledger_add(&p->ledger, b, 0, true);
+        const sn_block_placement place = streamed_to(p, 0);
+        streamed[b] = !p->preload.blocks[b];
+        if (streamed[b]) sn_plan_ledger_add(&p->ledger, b, &place);
     }
     if (p->ledger.bytes[0] <= query->devices[0].budget)
-        for (int b = fill_devices(p, streamed, &d); b < p->n; b++)
-            if (!streamed[b]) sn_plan_ledger_add(&p->ledger, b, d, false);
+        for (int b = fill_devices(p, streamed, &d); b < p->n; b++) {
+            const sn_block_placement place = resident(p, b, d);
+            if (!streamed[b]) sn_plan_ledger_add(&p->ledger, b, &place);
+        }
     return sn_fail(err, SN_REFUSED, "blocks %d:%d do not fit: %s would need %zu bytes more%s; give %s, or more memory",
                    query->first, query->end, sn_device_id_name(query->devices[d].id, name),
                    p->ledger.bytes[d] - query->devices[d].budget,
@@ -190,27 +208,46 @@ static sn_status planner_refuse(planner *p, sn_err *err) {
                            : "fewer blocks, a smaller KV cache, --offload host or disk");
 }
 
+/* The blocks stay on devices, and their experts rest where blocks may be offloaded. */
+static bool place_without_experts(planner *p) {
+    sn_residence experts[SN_PLAN_BLOCKS_MAX];
+    bool any = false;
+    for (int b = 0; b < p->n; b++) {
+        experts[b] = p->query->offload;
+        any |= p->query->costs[b].n_experts && !p->preload.blocks[b];
+    }
+    if (!any || p->experts) return false;
+    p->experts = experts;
+    bool fits = place_resident(p);
+    p->experts = NULL;
+    return fits;
+}
+
 sn_status sn_plan_auto(const sn_plan_query *query, sn_plan *out, sn_err *err) {
-    planner p;
+    return sn_plan_auto_experts(query, NULL, out, err);
+}
+
+sn_status sn_plan_auto_experts(const sn_plan_query *query, const sn_residence *experts, sn_plan *out, sn_err *err) {
+    planner p = {.experts = experts};
     sn_status status = planner_init(&p, query, err);
-    if (!status) status = sn_plan_parse_preload(query, p.preload, err);
+    if (!status) status = sn_plan_parse_preload(query, &p.preload, err);
     if (status) return status;
+    p.ledger.n_pinned = p.preload.n_experts;
     if (query->offload_all && query->offload == SN_ON_DEVICE)
         return sn_fail(err, SN_REFUSED,
                        "all blocks are to be offloaded, but not where to: give --offload host or disk");
     bool all_preloaded = true;
-    for (int b = 0; b < p.n; b++) all_preloaded &= p.preload[b];
+    for (int b = 0; b < p.n; b++) all_preloaded &= p.preload.blocks[b];
     bool fits = (!query->offload_all || all_preloaded) && place_resident(&p);
-    if (!fits && query->offload != SN_ON_DEVICE) fits = place_offloaded(&p);
+    if (!fits && query->offload != SN_ON_DEVICE)
+        fits = (!query->offload_all && place_without_experts(&p)) || place_offloaded(&p);
     if (!fits) return planner_refuse(&p, err);
-    sn_plan_finish(query, &p.ties, p.placements, out);
-    return SN_OK;
+    return sn_plan_finish(query, &p.ties, &p.preload, p.placements, out, err);
 }
 
 int sn_plan_n_fitting(const sn_plan_query *query) {
-    planner p;
+    planner p = {0};
     if (planner_init(&p, query, NULL)) return 0;
-    memset(p.preload, 0, sizeof p.preload);
     sn_plan_ledger_init(&p.ledger, &p.tight, &p.ties);
     int n = fill_devices(&p, NULL, NULL);
     if (n) return n;

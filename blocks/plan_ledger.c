@@ -63,54 +63,113 @@ size_t sn_plan_ledger_tied_cost(const sn_plan_ledger *ledger, int index, int dev
     return sum;
 }
 
+/* The fewest slots of a block: for the pinned experts, and those that one row uses. */
+static int slots_min(const sn_block_cost *cost, int n_pinned) {
+    int n = n_pinned + cost->n_experts_used;
+    return n < cost->n_experts ? n : cost->n_experts;
+}
+
+static size_t slots_bytes(const sn_block_cost *cost, int n) {
+    size_t bytes;
+    return sn_mul(cost->slot, (size_t)n, &bytes) ? bytes : SIZE_MAX;
+}
+
 /* The bytes that the device needs in addition when it takes the block. */
-static size_t cost_of(const sn_plan_ledger *ledger, int index, int device, bool streamed) {
+static size_t cost_of(const sn_plan_ledger *ledger, int index, const sn_block_placement *place) {
     const sn_block_cost *cost = &ledger->query->costs[index];
+    int device = place->device;
     size_t slot = ledger->slot[device], sum = cost->cache;
     if (!ledger->used[device]) sum = sn_plan_add_sizes(sum, ledger->query->devices[device].scratch);
-    if (!streamed)
+    if (sn_block_has_slots(cost, place))
+        sum = sn_plan_add_sizes(sn_plan_add_sizes(sum, cost->without_experts),
+                                slots_bytes(cost, slots_min(cost, ledger->n_pinned)));
+    else if (!sn_block_is_streamed(place))
         sum = sn_plan_add_sizes(sum, cost->weights);
     else if (cost->weights > slot)
         sum = sn_plan_add_sizes(sn_plan_add_sizes(sum, cost->weights - slot), cost->weights - slot);
     return sn_plan_add_sizes(sum, sn_plan_ledger_tied_cost(ledger, index, device));
 }
 
-void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, int device, bool streamed) {
+void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, const sn_block_placement *place) {
     size_t weights = ledger->query->costs[index].weights;
-    ledger->bytes[device] = sn_plan_add_sizes(ledger->bytes[device], cost_of(ledger, index, device, streamed));
+    int device = place->device;
+    ledger->bytes[device] = sn_plan_add_sizes(ledger->bytes[device], cost_of(ledger, index, place));
     ledger->used[device] = true;
-    if (streamed && weights > ledger->slot[device]) ledger->slot[device] = weights;
+    if (sn_block_is_streamed(place) && weights > ledger->slot[device]) ledger->slot[device] = weights;
     for (int t = 0; t < ledger->ties->n_of[index]; t++)
         ledger->held[ledger->ties->of[index][t]] |= (uint16_t)(1u << device);
 }
 
-bool sn_plan_ledger_try_add(sn_plan_ledger *ledger, int index, int device, bool streamed) {
-    size_t budget = ledger->query->devices[device].budget, used = ledger->bytes[device];
-    size_t extra = cost_of(ledger, index, device, streamed);
+bool sn_plan_ledger_try_add(sn_plan_ledger *ledger, int index, const sn_block_placement *place) {
+    size_t budget = ledger->query->devices[place->device].budget, used = ledger->bytes[place->device];
+    size_t extra = cost_of(ledger, index, place);
     if (extra == SIZE_MAX || used > budget || extra > budget - used) return false;
-    sn_plan_ledger_add(ledger, index, device, streamed);
+    sn_plan_ledger_add(ledger, index, place);
     return true;
 }
 
-void sn_plan_finish(const sn_plan_query *query, const sn_tie_table *ties, const sn_block_placement *placements,
-                    sn_plan *out) {
-    sn_plan_ledger ledger;
+/* ---- the finished plan ---- */
+
+/* Sets the slots of the blocks on device d of the query: equally many for each, as its memory allows. */
+static sn_status share_slots(const sn_plan_query *query, const sn_plan_ledger *ledger, int d, size_t host_bytes,
+                             sn_block_placement *placements, size_t *bytes, sn_err *err) {
+    const sn_plan_device *device = &query->devices[d];
+    size_t one = 0, taken = *bytes, slots_taken = 0;
+    int n = query->end - query->first;
+    if (device->id.kind == SN_DEVICE_CPU) taken = sn_plan_add_sizes(taken, host_bytes); /* the same memory */
+    for (int b = 0; b < n; b++) {
+        const sn_block_cost *cost = &query->costs[b];
+        if (placements[b].device != d || !sn_block_has_slots(cost, &placements[b])) continue;
+        one = sn_plan_add_sizes(one, cost->slot);
+        slots_taken = sn_plan_add_sizes(slots_taken, slots_bytes(cost, slots_min(cost, ledger->n_pinned)));
+    }
+    if (!one) return SN_OK;
+    if (query->expert_memory && query->expert_memory < slots_taken)
+        return sn_fail(err, SN_REFUSED, "the experts that a step needs take %zu bytes: give --expert-memory as much",
+                       slots_taken);
+    size_t left = sn_plan_add_sizes(taken, query->keep_free);
+    left = device->budget - sn_min_size(device->budget, left);
+    if (query->expert_memory) left = sn_min_size(device->budget - *bytes, query->expert_memory - slots_taken);
+    for (int b = 0; b < n; b++) {
+        const sn_block_cost *cost = &query->costs[b];
+        if (placements[b].device != d || !sn_block_has_slots(cost, &placements[b])) continue;
+        int least = slots_min(cost, ledger->n_pinned),
+            more = (int)sn_min_size(left / one, (size_t)(cost->n_experts - least));
+        placements[b].n_slots = least + more;
+        *bytes = sn_plan_add_sizes(*bytes, slots_bytes(cost, more));
+    }
+    return SN_OK;
+}
+
+sn_status sn_plan_finish(const sn_plan_query *query, const sn_tie_table *ties, const sn_preload *preload,
+                         const sn_block_placement *placements, sn_plan *out, sn_err *err) {
+    sn_plan_ledger ledger = {.n_pinned = preload->n_experts};
     int number[SN_PLAN_DEVICES_MAX] = {0};
+    sn_status status = SN_OK;
     sn_plan_ledger_init(&ledger, query, ties);
     *out = (sn_plan){.first = query->first, .end = query->end};
+    memcpy(out->pinned, preload->experts, sizeof out->pinned);
     for (int b = 0; b < query->end - query->first; b++) {
-        int d = placements[b].device;
-        if (!ledger.used[d]) {
-            number[d] = out->n_devices++;
-            out->devices[number[d]] = query->devices[d].id;
+        const sn_block_cost *cost = &query->costs[b];
+        sn_block_placement *place = &out->placements[b];
+        *place = placements[b];
+        if (!ledger.used[place->device]) {
+            number[place->device] = out->n_devices++;
+            out->devices[number[place->device]] = query->devices[place->device].id;
         }
-        sn_plan_ledger_add(&ledger, b, d, sn_block_is_streamed(&placements[b]));
-        out->placements[b] = placements[b];
-        out->placements[b].device = number[d];
-        if (placements[b].residence == SN_IN_HOST)
-            out->host_bytes = sn_plan_add_sizes(out->host_bytes, query->costs[b].weights);
-        if (placements[b].residence == SN_ON_DISK)
-            out->disk_bytes = sn_plan_add_sizes(out->disk_bytes, query->costs[b].weights);
-        out->device_bytes[number[d]] = ledger.bytes[d];
+        sn_plan_ledger_add(&ledger, b, place);
+        bool slots = sn_block_has_slots(cost, place);
+        if (!slots) place->experts = SN_ON_DEVICE;
+        size_t away = slots ? cost->weights - cost->without_experts : cost->weights;
+        sn_residence at = slots ? place->experts : place->residence;
+        if (at == SN_IN_HOST) out->host_bytes = sn_plan_add_sizes(out->host_bytes, away);
+        if (at == SN_ON_DISK) out->disk_bytes = sn_plan_add_sizes(out->disk_bytes, away);
     }
+    for (int d = 0; d < query->n_devices && !status; d++) {
+        if (!ledger.used[d]) continue;
+        out->device_bytes[number[d]] = ledger.bytes[d];
+        status = share_slots(query, &ledger, d, out->host_bytes, out->placements, &out->device_bytes[number[d]], err);
+    }
+    for (int b = 0; b < query->end - query->first; b++) out->placements[b].device = number[out->placements[b].device];
+    return status;
 }

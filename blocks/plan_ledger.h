@@ -22,6 +22,7 @@ typedef struct sn_plan_ledger {
     size_t bytes[SN_PLAN_DEVICES_MAX];
     size_t slot[SN_PLAN_DEVICES_MAX]; /* bytes of the largest streamed block */
     uint16_t held[SN_TIE_GROUPS_MAX]; /* a bit for each device that holds the group */
+    int n_pinned;                     /* experts of each block; sn_plan_ledger_init leaves it */
 } sn_plan_ledger;
 
 /* A sum that saturates at SIZE_MAX: bytes that do not fit into a size_t fit on no device. */
@@ -35,19 +36,33 @@ void sn_plan_ledger_init(sn_plan_ledger *ledger, const sn_plan_query *query, con
 /* The bytes of tied weights that the device needs in addition when it takes the block; index: of the block in the
  * query. */
 size_t sn_plan_ledger_tied_cost(const sn_plan_ledger *ledger, int index, int device);
-void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, int device, bool streamed);
+void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, const sn_block_placement *place);
 /* Adds the block if the device's budget allows it; false: it does not. */
-bool sn_plan_ledger_try_add(sn_plan_ledger *ledger, int index, int device, bool streamed);
+bool sn_plan_ledger_try_add(sn_plan_ledger *ledger, int index, const sn_block_placement *place);
 
 static inline bool sn_block_is_streamed(const sn_block_placement *place) {
     return place->residence != SN_ON_DEVICE && !place->preload;
 }
+/* Whether the block has slots for experts that rest elsewhere. */
+static inline bool sn_block_has_slots(const sn_block_cost *cost, const sn_block_placement *place) {
+    return cost->n_experts && place->residence == SN_ON_DEVICE && place->experts != SN_ON_DEVICE && !place->preload;
+}
 
-/* Parses query->preload: sets which of the query's blocks are preloaded. */
-sn_status sn_plan_parse_preload(const sn_plan_query *query, bool preload[SN_PLAN_BLOCKS_MAX], sn_err *err) SN_MUST_USE;
+/* What --preload names. */
+typedef struct sn_preload {
+    bool blocks[SN_PLAN_BLOCKS_MAX]; /* of the query */
+    bool experts[SN_PLAN_EXPERTS_MAX];
+    int n_experts; /* how many of them */
+} sn_preload;
+sn_status sn_plan_parse_preload(const sn_plan_query *query, sn_preload *out, sn_err *err) SN_MUST_USE;
 
-/* Makes the plan of these placements, whose devices are indices into the query's devices. */
-void sn_plan_finish(const sn_plan_query *query, const sn_tie_table *ties, const sn_block_placement *placements,
-                    sn_plan *out);
+/* Automatic placement of blocks whose experts rest where `experts` says, [end - first]. */
+sn_status sn_plan_auto_experts(const sn_plan_query *query, const sn_residence *experts, sn_plan *out,
+                               sn_err *err) SN_MUST_USE;
+
+/* Makes the plan of these placements, whose devices are indices into the query's devices. SN_REFUSED: the slots of
+ * experts find too little memory. */
+sn_status sn_plan_finish(const sn_plan_query *query, const sn_tie_table *ties, const sn_preload *preload,
+                         const sn_block_placement *placements, sn_plan *out, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -1,4 +1,5 @@
-/* Parses what users write about placement: explicit maps (--device-map) and ranges of blocks (--preload). */
+/* Parses what users write about placement: explicit maps (--device-map), and ranges of blocks and experts (--preload).
+ */
 #include "base/text.h"
 #include "blocks/plan_ledger.h"
 
@@ -29,16 +30,43 @@ static sn_status parse_range(const sn_plan_query *query, const char *text, int *
     return SN_OK;
 }
 
-sn_status sn_plan_parse_preload(const sn_plan_query *query, bool preload[SN_PLAN_BLOCKS_MAX], sn_err *err) {
+/* The number of experts of the query's mixtures; 0: it has none. */
+static int query_n_experts(const sn_plan_query *query) {
+    int n = 0;
+    for (int b = 0; b < query->end - query->first; b++)
+        if (query->costs[b].n_experts > n) n = query->costs[b].n_experts;
+    return n < SN_PLAN_EXPERTS_MAX ? n : SN_PLAN_EXPERTS_MAX;
+}
+
+/* "0:8" of "experts:0:8" */
+static sn_status parse_preloaded_experts(const sn_plan_query *query, const char *text, sn_preload *out, sn_err *err) {
+    int first, end, n = query_n_experts(query);
+    sn_status status = sn_parse_blocks(text, &first, &end, err);
+    if (status) return status;
+    if (end > n)
+        return sn_fail(err, SN_REFUSED, "the experts %d:%d do not exist: blocks of this span have %d", first, end, n);
+    for (int e = first; e < end; e++) {
+        out->n_experts += !out->experts[e];
+        out->experts[e] = true;
+    }
+    return SN_OK;
+}
+
+sn_status sn_plan_parse_preload(const sn_plan_query *query, sn_preload *out, sn_err *err) {
+    static const char experts[] = "experts:";
     char entry[96];
     const char *text = query->preload;
     bool all = text && strcmp(text, "all") == 0;
-    for (int b = 0; b < query->end - query->first; b++) preload[b] = all;
+    *out = (sn_preload){.n_experts = 0};
+    for (int b = 0; b < query->end - query->first; b++) out->blocks[b] = all;
     if (all) return SN_OK;
     while (next_entry(&text, entry, sizeof entry)) {
-        int first, end;
-        if (parse_range(query, entry, &first, &end, err)) return sn_err_context(err, "preload");
-        for (int b = first; b < end; b++) preload[b] = true;
+        int first = 0, end = 0;
+        sn_status status = !strncmp(entry, experts, strlen(experts))
+                               ? parse_preloaded_experts(query, entry + strlen(experts), out, err)
+                               : parse_range(query, entry, &first, &end, err);
+        if (status) return sn_err_context(err, "preload");
+        for (int b = first; b < end; b++) out->blocks[b] = true;
     }
     return SN_OK;
 }
@@ -51,6 +79,8 @@ typedef struct device_map {
     bool covered[SN_PLAN_BLOCKS_MAX];
     int first_named;                                   /* the device that the map names first; -1: none so far */
     sn_block_placement placements[SN_PLAN_BLOCKS_MAX]; /* device -1: first_named */
+    bool experts_named[SN_PLAN_BLOCKS_MAX];
+    sn_residence experts[SN_PLAN_BLOCKS_MAX];
 } device_map;
 
 static sn_status parse_map_target(device_map *m, const char *text, sn_block_placement *out, sn_err *err) {
@@ -66,15 +96,51 @@ static sn_status parse_map_target(device_map *m, const char *text, sn_block_plac
     return SN_OK;
 }
 
+/* "*" or "10:14" */
+static sn_status parse_map_blocks(const sn_plan_query *query, const char *text, int *first, int *end, sn_err *err) {
+    if (strcmp(text, "*")) return parse_range(query, text, first, end, err);
+    *first = 0;
+    *end = query->end - query->first;
+    return SN_OK;
+}
+
+/* Where the experts of blocks rest: "10:14.experts=host" without ".experts". */
+static sn_status parse_map_experts(device_map *m, const char *blocks, const char *target, sn_err *err) {
+    int first, end;
+    bool any = false;
+    sn_residence place = !strcasecmp(target, "host")   ? SN_IN_HOST
+                         : !strcasecmp(target, "disk") ? SN_ON_DISK
+                                                       : SN_ON_DEVICE;
+    sn_status status = parse_map_blocks(m->query, blocks, &first, &end, err);
+    if (status) return status;
+    if (place == SN_ON_DEVICE)
+        return sn_fail(err, SN_REFUSED, "experts cannot rest on \"%s\": write host or disk", target);
+    for (int b = first; b < end; b++) {
+        if (m->experts_named[b])
+            return sn_fail(err, SN_REFUSED, "the experts of block %d are named twice: name them in one entry",
+                           m->query->first + b);
+        any |= m->query->costs[b].n_experts;
+        m->experts_named[b] = true;
+        m->experts[b] = place;
+    }
+    return any ? SN_OK : sn_fail(err, SN_REFUSED, "the blocks %s have no experts", blocks);
+}
+
 static sn_status parse_map_entry(device_map *m, char *entry, sn_err *err) {
     int first, end;
     sn_block_placement place;
     char *target = strchr(entry, '=');
     if (!target)
-        return sn_fail(err, SN_REFUSED, "\"%s\" maps nothing: write FIRST:END=DEVICE, as in 10:14=cuda:0,14:16=disk",
+        return sn_fail(err, SN_REFUSED,
+                       "\"%s\" maps nothing: write FIRST:END=DEVICE, as in 10:14=cuda:0,14:16=disk, or *.experts=disk",
                        entry);
     *target++ = 0;
-    sn_status status = parse_range(m->query, entry, &first, &end, err);
+    char *part = strchr(entry, '.');
+    if (part && !strcmp(part, ".experts")) {
+        *part = 0;
+        return parse_map_experts(m, entry, target, err);
+    }
+    sn_status status = parse_map_blocks(m->query, entry, &first, &end, err);
     if (!status) status = parse_map_target(m, target, &place, err);
     for (int b = first; !status && b < end; b++) {
         if (m->covered[b])
@@ -85,6 +151,25 @@ static sn_status parse_map_entry(device_map *m, char *entry, sn_err *err) {
     return status;
 }
 
+/* Whether the map leaves the devices of all blocks to automatic placement. */
+static bool names_experts_only(const device_map *m) {
+    bool covered = false, named = false;
+    for (int b = 0; b < m->query->end - m->query->first; b++) {
+        covered |= m->covered[b];
+        named |= m->experts_named[b];
+    }
+    return named && !covered;
+}
+
+static sn_status check_experts_are_apart(const device_map *m, sn_err *err) {
+    for (int b = 0; b < m->query->end - m->query->first; b++)
+        if (m->experts_named[b] && m->query->costs[b].n_experts && m->placements[b].residence != SN_ON_DEVICE)
+            return sn_fail(err, SN_REFUSED,
+                           "block %d is streamed with its experts: map it to a device, or leave them out",
+                           m->query->first + b);
+    return SN_OK;
+}
+
 static sn_status parse_map(device_map *m, const char *map, sn_err *err) {
     char entry[96];
     int n = m->query->end - m->query->first;
@@ -92,6 +177,7 @@ static sn_status parse_map(device_map *m, const char *map, sn_err *err) {
         sn_status status = parse_map_entry(m, entry, err);
         if (status) return status;
     }
+    if (names_experts_only(m)) return SN_OK;
     for (int b = 0; b < n; b++) {
         int end = b;
         while (end < n && !m->covered[end]) end++;
@@ -99,18 +185,18 @@ static sn_status parse_map(device_map *m, const char *map, sn_err *err) {
             return sn_fail(err, SN_REFUSED, "blocks %d:%d are not covered: say where they go", m->query->first + b,
                            m->query->first + end);
         if (m->placements[b].device < 0) m->placements[b].device = m->first_named < 0 ? 0 : m->first_named;
+        m->placements[b].experts = m->experts[b];
     }
-    return SN_OK;
+    return check_experts_are_apart(m, err);
 }
 
 /* Refuses a map that needs more than a budget, and names each device that lacks memory. */
-static sn_status map_check_memory(const device_map *m, const sn_tie_table *ties, sn_err *err) {
-    sn_plan_ledger ledger;
+static sn_status map_check_memory(const device_map *m, const sn_tie_table *ties, int n_pinned, sn_err *err) {
+    sn_plan_ledger ledger = {.n_pinned = n_pinned};
     char lacking[384] = "", name[32];
     size_t at = 0;
     sn_plan_ledger_init(&ledger, m->query, ties);
-    for (int b = 0; b < m->query->end - m->query->first; b++)
-        sn_plan_ledger_add(&ledger, b, m->placements[b].device, sn_block_is_streamed(&m->placements[b]));
+    for (int b = 0; b < m->query->end - m->query->first; b++) sn_plan_ledger_add(&ledger, b, &m->placements[b]);
     for (int d = 0; d < m->query->n_devices && at < sizeof lacking; d++) {
         size_t budget = m->query->devices[d].budget;
         if (ledger.used[d] && (ledger.bytes[d] > budget || ledger.bytes[d] == SIZE_MAX))
@@ -124,17 +210,17 @@ static sn_status map_check_memory(const device_map *m, const sn_tie_table *ties,
 sn_status sn_plan_explicit(const sn_plan_query *query, const char *map, sn_plan *out, sn_err *err) {
     device_map m = {.query = query, .first_named = -1};
     sn_tie_table ties;
-    bool preload[SN_PLAN_BLOCKS_MAX];
+    sn_preload preload;
     sn_status status = sn_plan_check_query(query, err);
-    if (!status) status = sn_plan_parse_preload(query, preload, err);
+    if (!status) status = sn_plan_parse_preload(query, &preload, err);
     if (status) return status;
     for (int d = 0; d < query->n_devices; d++) m.available[d] = query->devices[d].id;
     status = parse_map(&m, map, err);
     if (status) return sn_err_context(err, "device map");
-    for (int b = 0; b < query->end - query->first; b++) m.placements[b].preload = preload[b];
+    if (names_experts_only(&m)) return sn_plan_auto_experts(query, m.experts, out, err);
+    for (int b = 0; b < query->end - query->first; b++) m.placements[b].preload = preload.blocks[b];
     sn_tie_table_make(query, &ties);
-    status = map_check_memory(&m, &ties, err);
+    status = map_check_memory(&m, &ties, preload.n_experts, err);
     if (status) return sn_err_context(err, "device map");
-    sn_plan_finish(query, &ties, m.placements, out);
-    return SN_OK;
+    return sn_plan_finish(query, &ties, &preload, m.placements, out, err);
 }

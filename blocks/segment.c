@@ -11,7 +11,7 @@
 #include "blocks/segment.h"
 
 #include "base/cancel.h"
-#include "base/log.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "device/weight.h"
 
@@ -24,18 +24,20 @@ enum { LAYOUT_VERSION = 4 }; /* of images in files; raise it whenever a device's
 
 /* ---- loading ---- */
 
-/* The key of a block's image in the offload store: the hash of its weights, the layout and the kind of device. */
-static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t bytes) {
+/* The key of a block's image in the offload store, or of the images of its experts: the hash of its weights, the layout
+ * and the kind of device. */
+static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t bytes, uint64_t expert_bytes) {
     struct {
         sn_hash weights;
         uint32_t version, kind;
-        uint64_t bytes;
+        uint64_t bytes, expert_bytes;
     } all;
     memset(&all, 0, sizeof all);
     all.weights = *weights;
     all.version = LAYOUT_VERSION;
     all.kind = (uint32_t)device->id.kind;
     all.bytes = bytes;
+    all.expert_bytes = expert_bytes;
     return sn_hash_of(&all, sizeof all);
 }
 
@@ -64,13 +66,111 @@ static sn_status store_on_disk(const sn_model *model, sn_device *device, sn_offl
     if (!store) return sn_fail(err, SN_REFUSED, "block %d is offloaded to disk: give --offload-dir", number);
     sn_status status = sn_model_block_hash(model, number, &weights, err);
     if (status) return status;
-    r->key = image_key(&weights, device, r->layout.bytes);
+    r->key = image_key(&weights, device, r->layout.bytes, 0);
     if (sn_offload_store_has(store, &r->key, r->layout.bytes)) return SN_OK;
     status = sn_pages_alloc(&image, r->layout.bytes, err);
     if (!status) status = sn_block_pack(model, device, number, &r->layout, image, err);
     if (!status) status = sn_offload_store_put(store, &r->key, image, r->layout.bytes, err);
     sn_pages_free(&image, r->layout.bytes);
     return status;
+}
+
+/* -- experts that rest elsewhere */
+
+/* The context of the takers of experts' images. */
+typedef struct expert_sink {
+    char *host; /* to memory, or to a file: */
+    sn_offload_store *store;
+    sn_new_image *file;
+    sn_hash *hashes;
+    size_t bytes, stride; /* of an expert */
+} expert_sink;
+
+static sn_status expert_to_host(void *ctx, int expert, const void *image, sn_err *err) {
+    const expert_sink *sink = ctx;
+    (void)err;
+    memcpy(sink->host + (size_t)expert * sink->stride, image, sink->bytes);
+    return SN_OK;
+}
+
+static sn_status expert_to_file(void *ctx, int expert, const void *image, sn_err *err) {
+    const expert_sink *sink = ctx;
+    sink->hashes[expert] = sn_hash_of(image, sink->bytes);
+    return sn_offload_store_add(sink->store, sink->file, image, sink->bytes, err);
+}
+
+static sn_status experts_in_host(const sn_model *model, sn_device *device, int number, sn_block_storage *r,
+                                 sn_err *err) {
+    void *host = NULL;
+    size_t n = (size_t)sn_model_hparams(model)->n_experts;
+    r->experts.stride = sn_round_up(r->layout.expert_bytes, 64);
+    if (!sn_mul(n, r->experts.stride, &r->experts_bytes))
+        return sn_fail(err, SN_REFUSED, "block %d is too large", number);
+    SN_TRY(device->ops->host_alloc(device, r->experts_bytes, &host, err));
+    r->experts.host = host;
+    expert_sink sink = {.host = host, .bytes = r->layout.expert_bytes, .stride = r->experts.stride};
+    return sn_experts_pack(model, device, number, &r->layout, expert_to_host, &sink, err);
+}
+
+/* A file of a block's experts is their images one after the other, and behind them the hash of each. */
+static sn_status experts_put(const sn_model *model, sn_device *device, sn_offload_store *store, int number,
+                             sn_block_storage *r, size_t bytes, sn_err *err) {
+    sn_new_image file;
+    size_t n = (size_t)sn_model_hparams(model)->n_experts;
+    expert_sink sink = {.store = store, .file = &file, .hashes = r->experts.hashes, .bytes = r->layout.expert_bytes};
+    sn_status status = sn_offload_store_begin(store, &r->key, bytes, &file, err);
+    if (!status) status = sn_experts_pack(model, device, number, &r->layout, expert_to_file, &sink, err);
+    if (!status) status = sn_offload_store_add(store, &file, r->experts.hashes, n * sizeof(sn_hash), err);
+    if (!status) status = sn_offload_store_commit(store, &file, err);
+    sn_offload_store_discard(store, &file);
+    return status;
+}
+
+static sn_status experts_on_disk(const sn_model *model, sn_device *device, sn_offload_store *store, int number,
+                                 sn_block_storage *r, sn_err *err) {
+    sn_hash weights;
+    size_t n = (size_t)sn_model_hparams(model)->n_experts, images, bytes;
+    if (!store) return sn_fail(err, SN_REFUSED, "the experts of block %d rest on disk: give --offload-dir", number);
+    if (!sn_mul(n, r->layout.expert_bytes, &images) || !sn_add(images, n * sizeof(sn_hash), &bytes))
+        return sn_fail(err, SN_REFUSED, "block %d is too large", number);
+    SN_TRY(sn_model_block_hash(model, number, &weights, err));
+    r->key = image_key(&weights, device, bytes, r->layout.expert_bytes);
+    r->experts.stride = r->layout.expert_bytes;
+    SN_TRY(sn_calloc(&r->experts.hashes, n, sizeof(sn_hash), err));
+    if (!sn_offload_store_has(store, &r->key, bytes)) SN_TRY(experts_put(model, device, store, number, r, bytes, err));
+    r->experts.file = sn_offload_store_file(store, &r->key, bytes, &r->experts.at);
+    if (r->experts.file < 0 ||
+        sn_file_read_at(r->experts.file, r->experts.hashes, n * sizeof(sn_hash), r->experts.at + images))
+        return sn_fail(err, SN_STOP, "the experts of block %d cannot be read from the offload folder", number);
+    return SN_OK;
+}
+
+/* Stores the experts where they rest, and brings those that are preloaded. */
+static sn_status segment_load_experts(sn_segment *g, const sn_segment_source *source, int number, sn_err *err) {
+    sn_block_storage *r = &g->blocks[number - g->first];
+    const sn_plan *plan = source->plan;
+    int n = sn_model_hparams(source->model)->n_experts;
+    bool on_disk = plan->placements[number - plan->first].experts == SN_ON_DISK;
+    SN_TRY(sn_expert_carrier_prepare(g->carrier, sn_model_hparams(source->model), &r->layout, on_disk, err));
+    SN_TRY(on_disk ? experts_on_disk(source->model, g->device, g->store, number, r, err)
+                   : experts_in_host(source->model, g->device, number, r, err));
+    SN_TRY(sn_expert_slots_new(g->carrier, &r->layout, r->image, &r->experts, n, &r->slots, err));
+    r->view = sn_block_at(&r->layout, r->image);
+    r->view.slots = r->slots;
+    for (int b = number - 1; b >= g->first; b--) {
+        sn_block_storage *before = &g->blocks[b - g->first];
+        if (!before->slots) continue;
+        before->view.next = &r->view;
+        break;
+    }
+    return SN_OK;
+}
+
+sn_status sn_segment_pin_experts(sn_segment *g, const sn_plan *plan, int n_experts, sn_err *err) {
+    for (int b = g->first; b < g->end; b++)
+        for (int e = 0; e < n_experts && g->blocks[b - g->first].slots; e++)
+            if (plan->pinned[e]) SN_TRY(sn_expert_slots_pin(g->blocks[b - g->first].slots, e, err));
+    return SN_OK;
 }
 
 /* Sets the layout and the residence of each block, and the sizes that follow from them. */
@@ -80,7 +180,8 @@ static sn_status segment_measure(sn_segment *g, const sn_model *model, const sn_
         const sn_block_placement *place = &plan->placements[b - plan->first];
         /* A preloaded block is on the device before the first step and stays there, whatever its residence. */
         r->residence = place->preload ? SN_ON_DEVICE : place->residence;
-        sn_status status = sn_block_layout_of(model, g->device, b, &r->layout, err);
+        int n_slots = r->residence == SN_ON_DEVICE && !place->preload ? place->n_slots : 0;
+        sn_status status = sn_block_layout_of(model, g->device, b, n_slots, &r->layout, err);
         if (status) return status;
         if (r->residence != SN_ON_DEVICE)
             g->slots->bytes = r->layout.bytes > g->slots->bytes ? r->layout.bytes : g->slots->bytes;
@@ -110,11 +211,13 @@ static sn_status check_cancel(const sn_device *device, sn_err *err) {
     return sn_is_cancelled(device->cancel) ? sn_fail(err, SN_STOP, "the computation was cancelled") : SN_OK;
 }
 
-static sn_status segment_load_block(sn_segment *g, const sn_model *model, int number, sn_err *err) {
+static sn_status segment_load_block(sn_segment *g, const sn_segment_source *source, int number, sn_err *err) {
+    const sn_model *model = source->model;
     sn_block_storage *r = &g->blocks[number - g->first];
     switch (r->residence) {
     case SN_ON_DEVICE:
-        return store_on_device(model, g->device, number, r, err);
+        SN_TRY(store_on_device(model, g->device, number, r, err));
+        return r->layout.n_slots ? segment_load_experts(g, source, number, err) : SN_OK;
     case SN_IN_HOST:
         return store_in_host(model, g->device, number, r, err);
     case SN_ON_DISK:
@@ -135,7 +238,7 @@ sn_status sn_segment_load(sn_segment *g, const sn_segment_source *source, int fi
     if (!status) status = segment_reserve(g, err);
     for (int b = first; b < end && !status; b++) {
         status = check_cancel(g->device, err);
-        if (!status) status = segment_load_block(g, source->model, b, err);
+        if (!status) status = segment_load_block(g, source, b, err);
     }
     return status;
 }
@@ -160,6 +263,9 @@ void sn_slots_free(sn_slots *s, sn_device *device) {
 void sn_segment_unload(sn_segment *g) {
     for (int b = g->first; g->blocks && b < g->end; b++) {
         sn_block_storage *r = &g->blocks[b - g->first];
+        sn_expert_slots_free(&r->slots);
+        if (r->experts.host) g->device->ops->host_free(g->device, (void *)r->experts.host, r->experts_bytes);
+        free(r->experts.hashes);
         if (!r->image || (r->residence == SN_ON_DEVICE && g->resident)) continue;
         if (r->residence == SN_ON_DEVICE)
             g->device->ops->free(g->device, r->image, r->layout.bytes);
@@ -218,7 +324,7 @@ sn_status sn_segment_walk(sn_segment *g, int first, int end, bool backwards, sn_
             if (!status && next != to) status = segment_begin_copy(g, next, slot, err);
             if (status) return status;
         }
-        sn_block block = sn_block_at(&r->layout, image);
+        sn_block block = r->slots ? r->view : sn_block_at(&r->layout, image);
         status = check_cancel(g->device, err);
         if (!status) status = visit(ctx, b, &block, err);
     }
@@ -237,6 +343,11 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
     v->pass.number = number;
     v->pass.adapter = v->adapters ? &v->adapters[number - v->segment->first] : NULL;
     return sn_block_forward(block, sn_place_of(v->pass.hp, v->segment->first, number), &v->pass, err);
+}
+
+static bool segment_has_slots(const sn_segment *g, int first, int end) {
+    while (first < end && !g->blocks[first - g->first].slots) first++;
+    return first < end;
 }
 
 /* An assertion: the device would read memory of another device as wrong numbers, or fail. */
@@ -272,9 +383,10 @@ sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int
     forward_visit visit = {
         g, {g->device, hp, g->scratch, batch->n_rows, batch->n_sequences, batch->sequences, NULL, 0}, adapters};
     sn_batch own = *batch;
-    bool replayed = false, streams = segment_next_streamed(g, first, end, 1) != end;
+    bool replayed = false, streams = segment_next_streamed(g, first, end, 1) != end || segment_has_slots(g, first, end);
     assert_all_on_device(g, hp, batch);
-    /* Streamed blocks change their addresses from batch to batch, and adapters add operations: neither is recorded. */
+    /* Streamed blocks change their addresses from batch to batch, which experts are brought is decided in between, and
+     * adapters add operations: none of these is recorded. */
     if (!streams && !adapters)
         own.graph_key = g->id << 32 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
     sn_status status = SN_RETRY;

@@ -1,14 +1,15 @@
 /* A segment: consecutive blocks of a span that compute on one device. Private to blocks/.
  *
  * A block's weights stay on the device, or are offloaded to host memory or disk and streamed through two slots on the
- * device: the next block is copied while the present one computes. Central type: sn_segment, which owns the memory of
+ * device: the next block is copied while the present one computes. The experts of a block may rest there while the rest
+ * of it stays on the device (expert_slots.h). Central type: sn_segment, which owns the memory of
  * its blocks; the device, the scratch and the offload store belong to the caller and outlive it. Used by the devices'
  * thread.
  */
 #ifndef SN_BLOCKS_SEGMENT_H
 #define SN_BLOCKS_SEGMENT_H
 
-#include "blocks/block.h"
+#include "blocks/expert_slots.h"
 #include "blocks/offload_store.h"
 #include "blocks/plan.h"
 
@@ -18,6 +19,12 @@ typedef struct sn_block_storage {
     sn_block_layout layout;
     void *image; /* SN_ON_DEVICE: device memory; SN_IN_HOST: host memory (host_alloc); SN_ON_DISK: NULL */
     sn_hash key; /* SN_ON_DISK: the key in the offload store */
+    /* With slots only: where the experts rest, the bytes of host memory that they take there, the slots, and the block
+     * with its image on the device. */
+    sn_expert_rest experts;
+    size_t experts_bytes;
+    sn_expert_slots *slots;
+    sn_block view;
 } sn_block_storage;
 
 /* Where streamed blocks lie on a device; its segments share them, one after the other. */
@@ -35,12 +42,13 @@ void sn_slots_free(sn_slots *slots, sn_device *device);
 
 typedef struct sn_segment {
     sn_device *device;
-    const sn_scratch *scratch; /* of the device, shared by its segments */
-    sn_slots *slots;           /* likewise */
-    sn_offload_store *store;   /* NULL: no block is on disk */
-    int first, end;            /* blocks */
-    uint64_t id;               /* unique in this process */
-    sn_block_storage *blocks;  /* [end - first] */
+    const sn_scratch *scratch;  /* of the device, shared by its segments */
+    sn_slots *slots;            /* likewise */
+    sn_expert_carrier *carrier; /* likewise */
+    sn_offload_store *store;    /* NULL: no block is on disk */
+    int first, end;             /* blocks */
+    uint64_t id;                /* unique in this process */
+    sn_block_storage *blocks;   /* [end - first] */
     void *resident; /* device->host_visible: the images of all SN_ON_DEVICE blocks, in one piece; else NULL */
     size_t resident_bytes;
 } sn_segment;
@@ -56,6 +64,8 @@ typedef struct sn_segment_source {
  * are allocated for all segments of the device. After a failure, too, the caller unloads. */
 sn_status sn_segment_load(sn_segment *segment, const sn_segment_source *source, int first, int end,
                           sn_err *err) SN_MUST_USE;
+/* Brings the experts that the plan pins to their slots, once the carrier's staging memory is allocated. */
+sn_status sn_segment_pin_experts(sn_segment *segment, const sn_plan *plan, int n_experts, sn_err *err) SN_MUST_USE;
 void sn_segment_unload(sn_segment *segment);        /* accepts a zeroed or partly loaded segment */
 size_t sn_segment_bytes(const sn_segment *segment); /* of the device's memory, without the slots */
 

@@ -107,9 +107,17 @@ sn_status sn_span_costs(const sn_model *model, const sn_device *device, int firs
         *scratch = SIZE_MAX;
     for (int b = first; b < end; b++) {
         sn_block_layout layout;
-        sn_status status = sn_block_layout_of(model, device, b, &layout, err);
+        const sn_hparams *hp = sn_model_hparams(model);
+        sn_status status = sn_block_layout_of(model, device, b, 0, &layout, err);
         if (status) return status;
         costs[b - first] = (sn_block_cost){.weights = layout.bytes, .cache = kv_budget / (size_t)(end - first)};
+        if (!sn_has_experts(hp, b)) continue;
+        /* Each part of an image is rounded up to 64 bytes, of which a slot takes no more than these. */
+        costs[b - first].slot = layout.expert_bytes + SN_EXPERT_PIECES * 64;
+        costs[b - first].without_experts =
+            layout.bytes - sn_min_size(layout.bytes, layout.expert_bytes * (size_t)hp->n_experts);
+        costs[b - first].n_experts = hp->n_experts;
+        costs[b - first].n_experts_used = hp->n_experts_used;
     }
     return SN_OK;
 }
@@ -127,7 +135,8 @@ static sn_status load_segments(sn_span *span, const sn_segment_source *source, s
                            SN_KV_PARTS_MAX - 1);
         sn_span_device *h = &span->devices[device];
         sn_segment *segment = &span->segments[span->n_segments++];
-        *segment = (sn_segment){.device = h->device, .scratch = &h->scratch, .slots = &h->slots};
+        *segment =
+            (sn_segment){.device = h->device, .scratch = &h->scratch, .slots = &h->slots, .carrier = &h->carrier};
         status = sn_segment_load(segment, source, b, next, err);
         if (!status && progress) progress(ctx, next - span->first, span->end - span->first);
     }
@@ -163,11 +172,16 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
         status = sn_model_block_hash(model, plan->first + (int)i, &span->hashes[i], err);
     if (!status) status = sn_calloc(&span->cos_sin, table_floats(hp) * (size_t)hp->n_ropes, sizeof(float), err);
     for (int i = 0; i < plan->n_devices && !status; i++) {
+        span->devices[i].carrier.device = devices[i];
         span->devices[span->n_devices++].device = devices[i];
         status = span_device_init(&span->devices[i], hp, err);
     }
     if (!status) status = check_recurrent(span, err);
     if (!status) status = load_segments(span, &source, progress, ctx, err);
+    for (int i = 0; i < span->n_devices && !status; i++)
+        status = sn_expert_carrier_alloc(&span->devices[i].carrier, err);
+    for (int i = 0; i < span->n_segments && !status; i++)
+        status = sn_segment_pin_experts(&span->segments[i], plan, hp->n_experts, err);
     for (int i = 0; i < span->n_devices && !status; i++)
         status = sn_slots_alloc(&span->devices[i].slots, devices[i], err);
     if (status) sn_span_free(&span);
@@ -188,6 +202,7 @@ sn_status sn_span_load(const sn_model *model, sn_device *device, int first, int 
 void sn_span_free(sn_span **span) {
     sn_span *s = *span;
     if (!s) return;
+    for (int i = 0; i < s->n_devices; i++) sn_expert_carrier_close(&s->devices[i].carrier); /* its threads write */
     for (int i = 0; i < s->n_segments; i++) sn_segment_unload(&s->segments[i]);
     for (int i = 0; i < s->n_devices; i++) {
         sn_span_device *h = &s->devices[i];
@@ -218,6 +233,18 @@ size_t sn_span_bytes(const sn_span *span) {
     for (int i = 0; i < span->n_devices; i++) bytes += span->devices[i].bytes + 2 * span->devices[i].slots.bytes;
     for (int i = 0; i < span->n_segments; i++) bytes += sn_segment_bytes(&span->segments[i]);
     return bytes;
+}
+
+sn_expert_counts sn_span_expert_counts(const sn_span *span) {
+    sn_expert_counts all = {0};
+    for (int i = 0; i < span->n_devices; i++) {
+        const sn_expert_counts *one = &span->devices[i].carrier.counts;
+        all.hits += one->hits;
+        all.ahead += one->ahead;
+        all.misses += one->misses;
+        all.bytes += one->bytes;
+    }
+    return all;
 }
 
 size_t sn_span_memory_left(const sn_span *span) {

@@ -56,6 +56,14 @@ size_t sn_span_bytes(const sn_span *span); /* of the devices' memory: weights an
 /* Bytes that may still be allocated of the device that has least left (device.h: memory_max). Device thread. */
 size_t sn_span_memory_left(const sn_span *span);
 
+/* How experts that rest elsewhere were found, since the span was loaded. Device thread. */
+typedef struct sn_expert_counts {
+    uint64_t hits;          /* chosen by a forward pass of a block and there already */
+    uint64_t ahead, misses; /* there or on the way because they were foreseen; not there */
+    uint64_t bytes;         /* brought */
+} sn_expert_counts;
+sn_expert_counts sn_span_expert_counts(const sn_span *span);
+
 /* The longest range of blocks whose devices work (device.h: `lost`), of equal ones the first; *first == *end: none.
  * Device thread. */
 void sn_span_working(const sn_span *span, int *first, int *end);

@@ -11,6 +11,7 @@ typedef struct sn_span_device {
     sn_device *device;
     sn_scratch scratch;
     sn_slots slots;
+    sn_expert_carrier carrier;
     void *memory; /* device: the buffers of scratch */
     size_t bytes;
 } sn_span_device;

@@ -422,7 +422,8 @@ typedef struct sn_device_ops {
     sn_status (*moe_gate)(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
                           float *weights, sn_err *err);
     /* y (n, k, rows) = x . expert ids[i, j]^T + bias, for several matrices and the same x: (n, cols), one row for all k
-     * experts, or with `per_expert` (n, k, cols). On the CPU, the bits of linear. */
+     * experts, or with `per_expert` (n, k, cols). An id below 0 is left out: its y stays as it was. On the CPU, the
+     * bits of linear. */
     sn_status (*moe_linear)(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
                             int n_linears, const sn_moe_linear *linears, sn_err *err);
     /* y (n, width) = the sum over j of weights[i, j] * x[i, j], with x (n, k, width), in the order of j. */

@@ -30,7 +30,7 @@ static struct {
     const char *listen, *public_address, *relay, *dht, *identity, *swarm_key, *link, *metrics;
     const char *device, *device_map, *offload_dir, *preload, *isa, *swap_dir;
     sn_strings join, device_memory, priority;
-    size_t kv_memory, client_kv, prefix_cache_memory, swap_memory, tune_memory;
+    size_t expert_memory, kv_memory, client_kv, prefix_cache_memory, swap_memory, tune_memory;
     int kv_dtype, prefix_cache_shared, swap_to, offload, log_level;
     int64_t threads, sessions_max, client_sessions, client_steps, dht_port, rebalance_gain;
     int64_t session_timeout_s, kv_timeout_s, swap_after_s, drain_timeout_s, rebalance_every_s, device_timeout_ms;
@@ -121,7 +121,8 @@ static const sn_option devices[] = {
     SN_OPT_STRING("device", "NAMES", &args.device,
                   "devices to compute on: auto (accelerators first, then the CPU), or names as in cuda:0,xpu:0,cpu"),
     SN_OPT_STRING("device-map", "MAP", &args.device_map,
-                  "the place of each block, as in 10:14=cuda:0,14:18=cpu,18:20=disk"),
+                  "the place of each block, as in 10:14=cuda:0,14:18=cpu,18:20=disk; and where the experts of a "
+                  "mixture rest until they are chosen, as in *.experts=disk"),
     SN_OPT_STRINGS("device-memory", "DEVICE=SIZE", &args.device_memory,
                    "limit of memory used on a device, as in cuda:0=20GiB"),
     SN_OPT_ENUM("offload", &args.offload, residence_words,
@@ -129,7 +130,11 @@ static const sn_option devices[] = {
     SN_OPT_FLAG("offload-all", &args.offload_all, "offload all blocks that are not preloaded, even if they fit"),
     SN_OPT_STRING("offload-dir", "FOLDER", &args.offload_dir, "folder for --offload disk"),
     SN_OPT_STRING("preload", "RANGES", &args.preload,
-                  "blocks that stay on their device and are loaded before the first step, as in 10:12,15:16; or all"),
+                  "blocks that stay on their device and are loaded before the first step, as in 10:12,15:16; or all; "
+                  "experts:0:8: these experts of each block"),
+    SN_OPT_SIZE(
+        "expert-memory", "SIZE", &args.expert_memory,
+        "memory on each device for experts that rest elsewhere (default: what the rest leaves of the device's)"),
     SN_OPT_FLAG("plan", &args.plan, "print the place of each block, and exit"),
     SN_OPT_FLAG("list-devices", &args.list_devices, "print the devices of this machine, and exit"),
     SN_OPT_DURATION_MS("device-timeout", &args.device_timeout_ms, 1000, 100000000,
@@ -433,6 +438,7 @@ static sn_device_placement_options device_placement_options(void) {
         .offload_dir = args.offload_dir,
         .offload_all = args.offload_all,
         .preload = args.preload,
+        .expert_memory = args.expert_memory,
         .device_options = {.threads = (int)args.threads, .isa = args.isa, .timeout_ms = (int)args.device_timeout_ms},
         .kv_memory = args.kv_memory,
         .tune_memory = args.tune_memory,

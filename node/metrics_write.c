@@ -129,6 +129,12 @@ sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_node_stats *f
         {"forward_passes_total", "counter", "Forward passes.", f->engine.forward_passes},
         {"device_transfer_bytes_total", "counter", "Hidden states copied between devices.",
          f->engine.device_transfer_bytes},
+        {"expert_hits_total", "counter", "Chosen experts that were on the device, of those that rest elsewhere.",
+         f->engine.experts.hits},
+        {"experts_ahead_total", "counter", "Chosen experts that were foreseen, and there or on the way.",
+         f->engine.experts.ahead},
+        {"expert_misses_total", "counter", "Chosen experts that had to be brought.", f->engine.experts.misses},
+        {"expert_bytes_total", "counter", "Experts brought to devices.", f->engine.experts.bytes},
         {"sessions_migrated_total", "counter", "Sessions whose KV pages another node received.", f->sessions_migrated},
     };
     sn_status status = put_facts(out, facts, f, err);

@@ -127,7 +127,7 @@ typedef struct scratch_need {
     size_t *bytes, wanted;
 } scratch_need;
 
-enum { SCRATCHES = 6 };
+enum { SCRATCHES = 6, TIMEOUT_MS = 60000 };
 
 /* The bytes of all scratch memory for these limits. */
 static sn_status scratch_needs(sn_cpu *cpu, const sn_device_limits *l, scratch_need out[SCRATCHES], sn_err *err) {
@@ -517,6 +517,7 @@ sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_devi
                             .recurrent = true,
                             .latent_attention = true,
                             .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8,
+                            .timeout_ms = options && options->timeout_ms ? options->timeout_ms : TIMEOUT_MS,
                             .memory_max = sn_device_memory_max(options)};
     status = sn_cpu_kernels_find(options ? options->isa : NULL, &cpu->kernels, err);
     if (!status) status = sn_pool_new(options ? options->threads : 0, &cpu->pool, err);

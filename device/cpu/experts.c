@@ -75,20 +75,21 @@ static sn_status moe_check_selection(const sn_cpu *cpu, const sn_moe_selection *
                    c->k, c->n_experts, l->rows, l->experts_used, l->experts);
 }
 
-/* Sorts the pairs by expert. */
+/* Sorts the pairs by expert; those of an id below 0 are left out. */
 static sn_status moe_sort_pairs(const sn_moe_selection *c, const moe_buffers *m, sn_err *err) {
     int32_t pairs = (int32_t)(c->n * c->k);
     memset(m->start, 0, ((size_t)c->n_experts + 1) * sizeof *m->start);
     for (int32_t p = 0; p < pairs; p++) {
-        if (c->ids[p] < 0 || c->ids[p] >= c->n_experts)
+        if (c->ids[p] >= c->n_experts)
             return sn_fail(err, SN_REFUSED, "expert %d does not exist: there are %d", (int)c->ids[p], c->n_experts);
-        m->start[c->ids[p] + 1]++;
+        if (c->ids[p] >= 0) m->start[c->ids[p] + 1]++;
     }
     for (int e = 0; e < c->n_experts; e++) {
         if (m->start[e + 1] > c->n) return sn_fail(err, SN_REFUSED, "a row selects expert %d twice", e);
         m->start[e + 1] += m->start[e];
     }
-    for (int32_t p = 0; p < pairs; p++) m->order[m->slot[p] = m->start[c->ids[p]]++] = p;
+    for (int32_t p = 0; p < pairs; p++)
+        if (c->ids[p] >= 0) m->order[m->slot[p] = m->start[c->ids[p]]++] = p;
     for (int e = c->n_experts; e > 0; e--) m->start[e] = m->start[e - 1];
     m->start[0] = 0;
     return SN_OK;
@@ -295,6 +296,8 @@ sn_status sn_cpu_moe_linear_grad(sn_device *d, const sn_moe_selection *c, bool p
     if (status) return status;
     moe_buffers_layout(&cpu->limits, cpu->moe_scratch, &m);
     if ((status = moe_sort_pairs(c, &m, err))) return status;
+    if (m.start[c->n_experts] != (int32_t)pairs)
+        return sn_fail(err, SN_REFUSED, "a gradient needs all experts of its rows");
     float *own_dy = cpu->moe_grad_scratch, *own_dx = own_dy + pairs * rows;
     row_copy_job bring = {.cpu = cpu,
                           .order = m.order,

@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(THREADS)
     int row = static_cast<int>(blockIdx.x) % per_pair * WARPS + static_cast<int>(threadIdx.x) / 32;
     if (row >= rows) return; /* by the whole warp */
     int e = ids[pair];
+    if (e < 0) return;
     const sn_cuda_matrix w = expert_at(experts, e);
     const float *own = x + static_cast<size_t>(per_expert ? pair : pair / k) * cols;
     float sum = 0;

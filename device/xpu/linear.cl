@@ -226,6 +226,7 @@ NAME(moe_linear, SUFFIX)(__global const uchar *weight, ulong stride, ulong scale
     __local float partial[64];
     uint lane = get_local_id(0), row = get_group_id(0), pair = get_group_id(1);
     int e = ids[pair];
+    if (e < 0) return; /* the whole group */
     planes w = expert(weight, stride, scales, supers, cols, e);
     __global const float *own = x + (size_t)(per_expert ? pair : pair / k) * cols;
     float sum = 0.0f;

@@ -23,7 +23,7 @@ struct sn_engine {
     atomic_size_t jobs; /* in the engine, from sn_engine_submit to sn_engine_next_finished */
     size_t jobs_max;
     _Atomic uint64_t forward_passes, compute_us, device_transfer_bytes, kv_bytes, shared_pages, prefix_cached_tokens,
-        swapped_bytes;
+        swapped_bytes, expert_hits, experts_ahead, expert_misses, expert_bytes;
     sn_throughput throughput; /* the engine thread's; the next two are published copies */
     _Atomic uint64_t decode_us, prompt_tokens_per_s;
     _Atomic uint32_t lost_devices;
@@ -55,6 +55,11 @@ static void engine_publish_stats(sn_engine *e, int64_t busy_us) {
     atomic_store(&e->shared_pages, sn_prefix_cache_pages_shared(e->pool));
     atomic_store(&e->swapped_bytes, sn_swap_bytes(e->pool));
     atomic_store(&e->prefix_cached_tokens, sn_prefix_cache_hit_tokens(e->pool));
+    const sn_expert_counts experts = sn_span_expert_counts(e->span);
+    atomic_store(&e->expert_hits, experts.hits);
+    atomic_store(&e->experts_ahead, experts.ahead);
+    atomic_store(&e->expert_misses, experts.misses);
+    atomic_store(&e->expert_bytes, experts.bytes);
     atomic_fetch_add(&e->compute_us, (uint64_t)busy_us);
 }
 
@@ -169,6 +174,10 @@ sn_engine_stats sn_engine_read(const sn_engine *e) {
                              .shared_pages = atomic_load(&e->shared_pages),
                              .prefix_cached_tokens = atomic_load(&e->prefix_cached_tokens),
                              .swapped_bytes = atomic_load(&e->swapped_bytes),
+                             .experts = {.hits = atomic_load(&e->expert_hits),
+                                         .ahead = atomic_load(&e->experts_ahead),
+                                         .misses = atomic_load(&e->expert_misses),
+                                         .bytes = atomic_load(&e->expert_bytes)},
                              .lost_devices = lost,
                              .working_first = atomic_load(&e->working_first),
                              .working_end = atomic_load(&e->working_end)};

@@ -17,6 +17,7 @@ typedef struct sn_engine_stats {
     uint64_t shared_pages;                   /* KV pages that two sessions or more use */
     uint64_t prefix_cached_tokens;           /* attached from the prefix cache instead of computed */
     uint64_t swapped_bytes;                  /* KV pages of idle sessions, swapped out */
+    sn_expert_counts experts;                /* sn_span_expert_counts */
     uint32_t lost_devices;                   /* sn_span_lost_devices */
     int working_first, working_end;          /* sn_span_working */
 } sn_engine_stats;

@@ -114,8 +114,12 @@ static sn_status blocks_count_costs(const sn_device_placement_options *options, 
         if (!status)
             status = sn_span_costs(model, c->open[i], first, end, options->kv_memory, on_device, &c->devices[i].scratch,
                                    err);
-        for (size_t b = 0; b < n && !status; b++)
+        for (size_t b = 0; b < n && !status; b++) {
+            size_t slot = costs[b].slot, rest = costs[b].without_experts;
             if (on_device[b].weights > costs[b].weights) costs[b] = on_device[b];
+            costs[b].slot = slot > on_device[b].slot ? slot : on_device[b].slot;
+            costs[b].without_experts = rest > on_device[b].without_experts ? rest : on_device[b].without_experts;
+        }
     }
     for (size_t b = 0; b < n && !status; b++) costs[b].cache = block_cache(options, sn_model_hparams(model), c, n);
     free(on_device);
@@ -140,6 +144,7 @@ static sn_status plan_make(const sn_device_placement_options *options, const sn_
     query->preload = options->preload;
     query->offload = options->offload;
     query->offload_all = options->offload_all;
+    query->expert_memory = options->expert_memory;
     query->keep_free = options->tune_memory;
     for (int i = 0; i < c->n; i++)
         if (c->open[i]->memory_extra && !sn_add(options->tune_memory, c->open[i]->memory_extra, &query->keep_free))
@@ -155,7 +160,9 @@ static sn_status plan_make(const sn_device_placement_options *options, const sn_
 
 static bool plan_uses_disk(const sn_plan *plan) {
     for (int b = plan->first; b < plan->end; b++)
-        if (plan->placements[b - plan->first].residence == SN_ON_DISK) return true;
+        if (plan->placements[b - plan->first].residence == SN_ON_DISK ||
+            plan->placements[b - plan->first].experts == SN_ON_DISK)
+            return true;
     return false;
 }
 

@@ -14,7 +14,8 @@ typedef struct sn_device_placement_options {
     sn_residence offload;             /* where blocks that do not fit are kept; SN_ON_DEVICE: they are refused */
     const char *offload_dir;          /* for SN_ON_DISK */
     bool offload_all;                 /* offload blocks that would fit, too, unless they are preloaded */
-    const char *preload;              /* "10:12,15:16", "all", or NULL */
+    const char *preload;              /* "10:12,15:16", "all", "experts:0:8", or NULL */
+    size_t expert_memory;             /* bytes of slots for experts on each device; 0: what the rest leaves */
     sn_device_options device_options; /* for every device opened */
     size_t kv_memory;                 /* bytes reserved for the KV pool */
     size_t tune_memory;               /* bytes that training may take where blocks leave them */

@@ -25,6 +25,7 @@
 enum { CPU, CUDA, XPU, N_DEVICES };
 
 static sn_device *devices[N_DEVICES];
+static size_t expert_memory; /* of the plans that are made; 0: what experts like */
 
 static void set_up(void) {
 #ifndef SN_ZE_TEST_DRIVER
@@ -66,8 +67,12 @@ static sn_status fixture_try_open(fixture *w, const char *path, const char *map,
     w->folder = temp_folder();
     for (int i = 0; i < N_DEVICES; i++) all[i] = (sn_plan_device){.id = devices[i]->id, .budget = (size_t)1 << 40};
     status = sn_span_costs(w->model, devices[CPU], 0, w->hp->n_blocks, 1 << 20, costs, &all[0].scratch, err);
-    sn_plan_query query = {
-        .end = w->hp->n_blocks, .costs = costs, .devices = all, .n_devices = N_DEVICES, .preload = preload};
+    sn_plan_query query = {.end = w->hp->n_blocks,
+                           .costs = costs,
+                           .devices = all,
+                           .n_devices = N_DEVICES,
+                           .preload = preload,
+                           .expert_memory = expert_memory};
     if (!status) status = sn_plan_explicit(&query, map, &plan, err);
     if (!status) status = sn_offload_store_open(w->folder, &w->store, err);
     for (int i = 0; i < plan.n_devices && !status; i++)
@@ -235,6 +240,35 @@ Test(emulated_devices, offloaded_blocks_give_the_bits_of_resident_ones_on_their_
         free(resident);
     }
     tiny_model_remove(&path);
+}
+
+/* The bits of resident experts on their device, however few are there at a time. */
+Test(emulated_devices, experts_that_rest_elsewhere_give_the_bits_of_resident_ones_on_their_device) {
+    static const char *const families[] = {"qwen3_moe", "gpt_oss", "llama4"}, *const places[] = {"cuda:0", "xpu:0"};
+    for (int f = 0; f < 3; f++)
+        for (int d = 0; d < 2; d++) {
+            char path[256], map[64];
+            float *want = NULL;
+            snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, families[f]);
+            for (int way = 0; way < 5; way++) { /* resident; in host memory and on disk, with few slots and with all */
+                const char *rest = way == 0 ? "" : way < 3 ? ",*.experts=host" : ",*.experts=disk";
+                snprintf(map, sizeof map, "*=%s%s", places[d], rest);
+                expert_memory = way % 2 ? 320 << 10 : 0;
+                fixture w = fixture_open(path, map, way == 4 ? "experts:1:2" : NULL);
+                float *rows = make_rows(20, w.hp->n_embd);
+                run_rows(&w, rows, 12, 6);
+                run_rows(&w, rows + 12 * w.hp->n_embd, 8, 1);
+                sn_expert_counts counts = sn_span_expert_counts(w.span);
+                cr_expect_eq(way > 0, counts.bytes > 0, "%s on %s", families[f], map);
+                cr_expect(!want || !memcmp(rows, want, 20 * (size_t)w.hp->n_embd * sizeof *rows), "%s on %s, %zu bytes",
+                          families[f], map, expert_memory);
+                if (want) free(rows);
+                if (!want) want = rows;
+                fixture_close(&w);
+            }
+            free(want);
+        }
+    expert_memory = 0;
 }
 
 Test(emulated_devices, a_decode_step_is_recorded_once_whatever_is_preloaded_or_offloaded) {

@@ -1,0 +1,165 @@
+#include "blocks/expert_reader.h"
+
+#include "base/file.h"
+#include "base/mem.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { THREADS = 4 }; /* reads in progress: a disk is fastest with several, and hashes take about as long as reading */
+
+struct sn_expert_reader {
+    pthread_mutex_t lock; /* of all that follows, and of what reads have for the reader */
+    pthread_cond_t work, done;
+    sn_expert_read *first; /* waiting: those that are needed, then those ahead */
+    bool stop;
+    pthread_t threads[THREADS];
+    int n_threads;
+};
+
+/* Returns whether the expert was read as it was stored. */
+static bool read_expert(const sn_expert_read *r, sn_hasher *hasher) {
+    const sn_expert_rest *rest = r->rest;
+    size_t at = (size_t)r->expert * rest->stride;
+    bool whole = true;
+    for (int i = 0; i < SN_EXPERT_PIECES && whole; at += r->bytes[i++]) {
+        if (!r->bytes[i]) continue;
+        if (rest->host)
+            memcpy(r->pieces[i], rest->host + at, r->bytes[i]);
+        else
+            whole = !sn_file_read_at(rest->file, r->pieces[i], r->bytes[i], rest->at + at);
+        if (!rest->host && whole) sn_hasher_add(hasher, r->pieces[i], r->bytes[i]);
+    }
+    if (rest->host) return true;
+    sn_hash hash = sn_hasher_end(hasher);
+    return whole && !memcmp(&hash, &rest->hashes[r->expert], sizeof hash);
+}
+
+static void *reader_run(void *ctx) {
+    sn_expert_reader *reader = ctx;
+    sn_hasher *hasher = sn_hasher_new();
+    pthread_mutex_lock(&reader->lock);
+    while (!reader->stop) {
+        sn_expert_read *r = reader->first;
+        if (!r) {
+            pthread_cond_wait(&reader->work, &reader->lock);
+            continue;
+        }
+        reader->first = r->next;
+        r->state = SN_READ_RUNS;
+        pthread_mutex_unlock(&reader->lock);
+        bool good = hasher && read_expert(r, hasher);
+        pthread_mutex_lock(&reader->lock);
+        r->state = good ? SN_READ_DONE : SN_READ_FAILED;
+        pthread_cond_broadcast(&reader->done);
+    }
+    pthread_mutex_unlock(&reader->lock);
+    sn_hasher_free(hasher);
+    return NULL;
+}
+
+sn_status sn_expert_reader_new(sn_expert_reader **out, sn_err *err) {
+    pthread_condattr_t monotonic;
+    sn_status status = sn_calloc(out, 1, sizeof **out, err);
+    if (status) return status;
+    sn_expert_reader *reader = *out;
+    pthread_mutex_init(&reader->lock, NULL);
+    pthread_cond_init(&reader->work, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&reader->done, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    while (reader->n_threads < THREADS && !status) {
+        if (pthread_create(&reader->threads[reader->n_threads], NULL, reader_run, reader))
+            status = sn_fail(err, SN_STOP, "no thread can be started that reads experts");
+        else
+            reader->n_threads++;
+    }
+    if (status) sn_expert_reader_free(out);
+    return status;
+}
+
+void sn_expert_reader_free(sn_expert_reader **reader) {
+    sn_expert_reader *r = *reader;
+    if (!r) return;
+    pthread_mutex_lock(&r->lock);
+    r->stop = true;
+    pthread_cond_broadcast(&r->work);
+    pthread_mutex_unlock(&r->lock);
+    for (int i = 0; i < r->n_threads; i++) pthread_join(r->threads[i], NULL);
+    pthread_cond_destroy(&r->work);
+    pthread_cond_destroy(&r->done);
+    pthread_mutex_destroy(&r->lock);
+    free(r);
+    *reader = NULL;
+}
+
+/* Both with the lock. */
+static void queue_add(sn_expert_reader *reader, sn_expert_read *read) {
+    sn_expert_read **at = &reader->first;
+    while (*at && (read->ahead || !(*at)->ahead)) at = &(*at)->next;
+    read->next = *at;
+    *at = read;
+    read->state = SN_READ_WAITS;
+}
+
+static bool queue_take(sn_expert_reader *reader, sn_expert_read *read) {
+    sn_expert_read **at = &reader->first;
+    while (*at && *at != read) at = &(*at)->next;
+    if (!*at) return false;
+    *at = read->next;
+    return true;
+}
+
+void sn_expert_reader_begin(sn_expert_reader *reader, sn_expert_read *read, bool ahead) {
+    pthread_mutex_lock(&reader->lock);
+    read->ahead = ahead;
+    queue_add(reader, read);
+    pthread_cond_signal(&reader->work);
+    pthread_mutex_unlock(&reader->lock);
+}
+
+void sn_expert_reader_need(sn_expert_reader *reader, sn_expert_read *read) {
+    pthread_mutex_lock(&reader->lock);
+    read->ahead = false;
+    if (read->state == SN_READ_WAITS && queue_take(reader, read)) queue_add(reader, read);
+    pthread_mutex_unlock(&reader->lock);
+}
+
+bool sn_expert_reader_is_done(sn_expert_reader *reader, const sn_expert_read *read) {
+    pthread_mutex_lock(&reader->lock);
+    bool done = read->state >= SN_READ_DONE;
+    pthread_mutex_unlock(&reader->lock);
+    return done;
+}
+
+bool sn_expert_reader_drop(sn_expert_reader *reader, sn_expert_read *read) {
+    pthread_mutex_lock(&reader->lock);
+    bool dropped = read->state == SN_READ_WAITS && queue_take(reader, read);
+    if (dropped) read->state = SN_READ_IDLE;
+    pthread_mutex_unlock(&reader->lock);
+    return dropped;
+}
+
+sn_status sn_expert_reader_wait(sn_expert_reader *reader, sn_expert_read *read, int timeout_ms, sn_err *err) {
+    struct timespec until;
+    int code = 0;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += timeout_ms / 1000;
+    until.tv_nsec += timeout_ms % 1000 * 1000000L;
+    if (until.tv_nsec >= 1000000000L) until.tv_sec++, until.tv_nsec -= 1000000000L;
+    pthread_mutex_lock(&reader->lock);
+    while (read->state < SN_READ_DONE && !code) code = pthread_cond_timedwait(&reader->done, &reader->lock, &until);
+    bool over = read->state >= SN_READ_DONE, good = read->state == SN_READ_DONE;
+    pthread_mutex_unlock(&reader->lock);
+    if (!over)
+        return sn_fail(err, SN_STOP, "expert %d was not read from the offload folder within %d ms", read->expert,
+                       timeout_ms);
+    if (!good)
+        return sn_fail(err, SN_STOP,
+                       "expert %d in the offload folder was changed or cut short after it was checked: start again",
+                       read->expert);
+    return SN_OK;
+}

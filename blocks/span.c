@@ -222,10 +222,31 @@ int sn_span_end(const sn_span *span) { return span->end; }
 const sn_hparams *sn_span_hparams(const sn_span *span) { return &span->hp; }
 const sn_hash *sn_span_block_hash(const sn_span *span, int block) { return &span->hashes[block - span->first]; }
 
+static void name_devices(const sn_span *span, char out[SN_SPAN_DEVICE_NAMES]) {
+    static const char more[] = ",...";
+    size_t n = 0;
+    for (int i = 0; i < span->n_devices; i++) {
+        char name[32];
+        const size_t comma = i > 0, len = strlen(sn_device_id_name(span->devices[i].device->id, name)) + comma;
+        const size_t kept = i + 1 < span->n_devices ? sizeof more : 1; /* for what follows */
+        const bool fits = n + len + kept <= SN_SPAN_DEVICE_NAMES;
+        snprintf(out + n, SN_SPAN_DEVICE_NAMES - n, "%s%s", fits && comma ? "," : "", fits ? name : more);
+        if (!fits) return;
+        n += len;
+    }
+}
+
 sn_span_info sn_span_describe(const sn_span *span) {
-    bool exact = true;
-    for (int i = 0; i < span->n_devices; i++) exact = exact && span->devices[i].device->id.kind == SN_DEVICE_CPU;
-    return (sn_span_info){span->first, span->end, &span->hp, span->hashes, sn_span_bytes(span), exact, span->kv_dtype};
+    sn_span_info info = {.first = span->first,
+                         .end = span->end,
+                         .hp = &span->hp,
+                         .block_hash = span->hashes,
+                         .bytes = sn_span_bytes(span),
+                         .exact = true,
+                         .kv_dtype = span->kv_dtype};
+    for (int i = 0; i < span->n_devices; i++) info.exact &= span->devices[i].device->id.kind == SN_DEVICE_CPU;
+    name_devices(span, info.devices);
+    return info;
 }
 
 size_t sn_span_bytes(const sn_span *span) {

@@ -71,13 +71,17 @@ void sn_span_working(const sn_span *span, int *first, int *end);
 uint32_t sn_span_lost_devices(const sn_span *span);
 
 /* A description of a span without its weights, for protocol logic and its tests. */
+enum { SN_SPAN_DEVICE_NAMES = 32 };
+
 typedef struct sn_span_info {
     int first, end;
-    const sn_hparams *hp;      /* of the whole model */
-    const sn_hash *block_hash; /* [end - first] */
-    size_t bytes;              /* sn_span_bytes */
-    bool exact;                /* every block is on a CPU: outputs have the promised bits */
-    sn_kv_dtype kv_dtype;      /* in which its KV pools keep keys and values */
+    const sn_hparams *hp;               /* of the whole model */
+    const sn_hash *block_hash;          /* [end - first] */
+    size_t bytes;                       /* sn_span_bytes */
+    bool exact;                         /* every block is on a CPU: outputs have the promised bits */
+    sn_kv_dtype kv_dtype;               /* in which its KV pools keep keys and values */
+    char devices[SN_SPAN_DEVICE_NAMES]; /* of its blocks, as "cuda:0,cpu"; "..." stands for those that are too
+                                         * many */
 } sn_span_info;
 sn_span_info sn_span_describe(const sn_span *span); /* valid as long as the span */
 

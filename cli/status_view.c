@@ -34,6 +34,7 @@ static void print_node(const json_t *n) {
            word(n, "id"), word(n, "blocks"), answered ? word(n, "state") : "no reply", rate, sessions, queue, free_kv,
            rtt, word(n, "version"), word(n, "address"));
     if (!answered) printf("%-14s %s\n", "", word(n, "error"));
+    if (*word(n, "device") && strcmp(word(n, "device"), "cpu")) printf("%-14s computes on %s\n", "", word(n, "device"));
     if (answered && joined && !number(n, "bootstrap_peers"))
         printf("%-14s no node answers at the %lld %s that it joined\n", "", (long long)joined,
                joined == 1 ? "address" : "addresses");

@@ -27,6 +27,7 @@ static const sn_schema *announcement_schema(void) {
         STR(address),
         STR(name),
         STR(version),
+        STR(device),
         U64(protocol),
         U64(sequence),
         U64(expires_unix_ms),

@@ -51,6 +51,7 @@ typedef struct sn_announcement {
     char address[SN_ADDRESS_MAX + 1]; /* HOST:PORT */
     char name[64];                    /* given by its owner; may be empty */
     char version[32];                 /* of its software */
+    char device[32];                  /* the devices of its blocks, as "cuda:0,cpu" */
     uint64_t protocol, sequence, expires_unix_ms;
     sn_node_state state;
     sn_reach_kind reach;

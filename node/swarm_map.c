@@ -39,10 +39,10 @@ static json_t *node_json(const sn_announcement *a, uint64_t rtt_us) {
     for (size_t i = 0; i < a->n_adapters; i++)
         json_array_append_new(adapters,
                               json_pack("{so}", "name", json_sprintf("@%016llx", (unsigned long long)a->adapters[i])));
-    json_t *o = json_pack("{so so so so ss so so so}", "id", hex_json(a->node), "name", text_json(a->name), "address",
-                          text_json(a->address), "blocks", range_json(a->first_block, a->end_block), "state",
+    json_t *o = json_pack("{so so so so ss so so so so}", "id", hex_json(a->node), "name", text_json(a->name),
+                          "address", text_json(a->address), "blocks", range_json(a->first_block, a->end_block), "state",
                           sn_node_state_name(a->state), "model", hex_json(a->model), "version", text_json(a->version),
-                          "adapters", adapters);
+                          "device", text_json(a->device), "adapters", adapters);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         json_object_set_new(o, numbers[i].name, json_integer((json_int_t)numbers[i].value));
     if (rtt_us) json_object_set_new(o, "rtt_ms", json_real((double)rtt_us / 1000));

@@ -40,6 +40,7 @@ sn_status sn_status_query(sn_link *link, sn_status_row **rows, size_t *n, sn_err
         sn_announcement_copy(&(*rows)[i].announcement, nodes[i]);
         sn_sanitize_text((*rows)[i].announcement.name);
         sn_sanitize_text((*rows)[i].announcement.version);
+        sn_sanitize_text((*rows)[i].announcement.device);
         sn_sanitize_text((*rows)[i].announcement.address);
     }
     if (!status) status = sn_link_query_status(link, nodes, *n, QUERY_TIMEOUT_MS, false, polls, err);
@@ -95,10 +96,10 @@ static json_t *node_json(const sn_status_row *r) {
     const sn_msg_status_reply *s = &r->reply.status;
     char id[2 * SN_KEY_SIZE + 1], model[2 * SN_KEY_SIZE + 1], key[2 * SN_KEY_SIZE + 1], blocks[48];
     snprintf(blocks, sizeof blocks, "%llu:%llu", (unsigned long long)a->first_block, (unsigned long long)a->end_block);
-    json_t *o = json_pack("{ss ss ss ss ss ss ss ss sb}", "id", sn_hex(a->node, SN_KEY_SIZE, id), "name", a->name,
+    json_t *o = json_pack("{ss ss ss ss ss ss ss ss ss sb}", "id", sn_hex(a->node, SN_KEY_SIZE, id), "name", a->name,
                           "address", a->address, "curve_key", sn_hex(a->curve_key, SN_KEY_SIZE, key), "blocks", blocks,
                           "state", sn_node_state_name(a->state), "model", sn_hex(a->model, SN_KEY_SIZE, model),
-                          "version", a->version, "answered", r->reply.answered);
+                          "version", a->version, "device", a->device, "answered", r->reply.answered);
     set_number(o, "tokens_per_s", a->tokens_per_s);
     set_number(o, "decode_us", a->decode_us);
     set_number(o, "prompt_tokens_per_s", a->prompt_tokens_per_s);

@@ -43,6 +43,7 @@ void sn_protocol_describe(const sn_protocol *protocol, sn_announcement *a) {
     a->n_blocks = (uint64_t)protocol->hp->n_blocks;
     for (int b = placement->working_first; span->block_hash && b < placement->working_end; b++)
         memcpy(a->block_hash[b - placement->working_first], span->block_hash[b - placement->first].bytes, SN_HASH_SIZE);
+    snprintf(a->device, sizeof a->device, "%s", span->devices);
     announce_rates(protocol, &stats, a);
     for (int i = 0; i < SN_WIRE_DTYPES; i++)
         if ((size_t)protocol->hp->n_embd % sn_dtype_block(sn_wire_dtypes[i]) == 0)

@@ -53,6 +53,7 @@ def check(b, url, port, holders):
     assert b.js("return document.querySelectorAll('.strip li').length") == 30 and b.js("return document.getElementById('gaps').hidden")
     problems = b.js(browsers.AUDIT)
     assert not problems, problems
+    assert "cpu" in b.text("#nodes"), b.text("#nodes")
     for other, _ in holders:
         if other != pid:
             os.kill(other, signal.SIGKILL)
@@ -66,7 +67,7 @@ def check(b, url, port, holders):
     node = f"http://127.0.0.1:{port}"
     b.open(node + "/swarm")
     b.until_text("#nodes", "(this node)")
-    assert "0:15" in b.text("#nodes") and b.js("return document.getElementById('to-chat').hidden && document.querySelectorAll('.strip li').length === 30")
+    assert "0:15" in b.text("#nodes") and "cpu" in b.text("#nodes") and b.js("return document.getElementById('to-chat').hidden && document.querySelectorAll('.strip li').length === 30")
     assert b.js(INJECT), "a script that is injected runs"
     with urllib.request.urlopen(node + "/api/swarm", timeout=30) as reply:
         seen = json.load(reply)

@@ -248,7 +248,7 @@ def steady(url, expected, ready, killed):
 
 def view(url):
     d = json.loads(call(url, "/api/swarm")[2])
-    assert d["blocks"] == d["model"]["blocks"] == 30 and not d["gaps"] and d["nodes"][0]["answered"], d
+    assert d["blocks"] == d["model"]["blocks"] == 30 and not d["gaps"] and d["nodes"][0]["answered"] and d["nodes"][0]["device"] == "cpu", d
 
 
 def ending(url, ready, refused):

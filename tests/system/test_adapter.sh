@@ -2,9 +2,8 @@
 # An adapter that swarm tune trained over three processes is used: it changes the text, and the text is the same locally, over
 # nodes, and when one of the nodes fails meanwhile.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+text_model
 model=$scratch/model
-mkdir "$model"
-cp "$fixtures/golden/llama/config.json" "$fixtures/golden/llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$model"
 for i in 1 2 3 4; do echo '{"text": "7-3-9-7-3-9-7-3-9-7-3-9"}'; done >"$scratch/data.jsonl"
 for i in 1 2 3 4; do printf '{"text": "7-3-9", "label": "up"}\n{"text": "9!3!7", "label": "down"}\n'; done >"$scratch/labels.jsonl"
 tune=("$bin/swarm" tune --model "$model" --steps 12 --seq 24 --batch 2 --lr 0.05 --virtual-tokens 4)

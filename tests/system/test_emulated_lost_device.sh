@@ -3,9 +3,8 @@
 # blocks of its other device and serves them, says so once, tries the device again, and takes its blocks back.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 emulate
+text_model
 model=$scratch/model
-mkdir "$model"
-cp "$fixtures/golden/llama/config.json" "$fixtures/golden/llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$model"
 generate=("$bin/swarm" generate --model "$model" --ignore-eos --json --prompt 7-3 --max-tokens 8)
 export CUDA_STAND_IN_STALL=$scratch/stall # while this file exists, the device does not answer
 
@@ -29,6 +28,8 @@ start_node plain "$model" all --device cpu
 wait_ready plain
 start_node cuda "$model" all --device cpu,cuda:0 --device-map 0:1=cuda:0,1:4=cpu --device-timeout 4s --metrics 0 --join "${address[plain]}"
 wait_ready cuda
+succeeds "$bin/swarm" status --join "${address[plain]}"
+[ "$(grep -c 'computes on' "$scratch/run.out")" = 1 ] && grep -Eq '^ +computes on (cpu,cuda:0|cuda:0,cpu)$' "$scratch/run.out" || fail "the devices are not shown: $(cat "$scratch/run.out")"
 whole=$(text --join "${address[cuda]}" --only cuda)
 expected=$(text --join "${address[plain]}" --only plain)
 

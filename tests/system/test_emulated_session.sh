@@ -4,9 +4,8 @@
 # when the host touches it. tests/support/ says what emulation does not show.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 emulate
+text_model
 model=$scratch/model
-mkdir "$model"
-cp "$fixtures/golden/llama/config.json" "$fixtures/golden/llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$model"
 head -c 32 /dev/urandom >"$scratch/key" && chmod 600 "$scratch/key"
 generate=("$bin/swarm" generate --model "$model" --ignore-eos --json)
 key=(--session-key "$scratch/key")

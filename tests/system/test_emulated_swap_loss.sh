@@ -4,9 +4,8 @@
 # emulated XPU.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 emulate
+text_model
 model=$scratch/model
-mkdir "$model"
-cp "$fixtures/golden/llama/config.json" "$fixtures/golden/llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$model"
 generate=("$bin/swarm" generate --model "$model" --ignore-eos --json --prompt 7-3 --max-tokens 40 --timeout 100 --max-retries 100)
 export CUDA_STAND_IN_STALL=$scratch/stall ZE_TEST_STALL=$scratch/stall # while this file exists, the device does not answer
 

@@ -5,9 +5,8 @@
 # program. tests/support/ says what emulation does not show.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 emulate
+text_model
 model=$scratch/model
-mkdir "$model"
-cp "$fixtures/golden/llama/config.json" "$fixtures/golden/llama/model.safetensors" "$fixtures/tokenizer/smollm/tokenizer.json" "$model"
 for i in 1 2 3; do echo "{\"text\": \"7-3-9-$i\"}"; done >"$scratch/data.jsonl"
 tune=("$bin/swarm" tune --model "$model" --data "$scratch/data.jsonl" --rank 2 --targets v,down --seq 10
   --virtual-tokens 2 --batch 1 --steps 5 --save-every 1)

@@ -77,6 +77,7 @@ for _ in range(600): # until both have announced what they serve
     whole, part = (json.loads(get(port, "/api/swarm")[2]) for port in sys.argv[1:3])
     if all(m["nodes"] and m["nodes"][0]["state"] == "online" for m in (whole, part)): break
     time.sleep(0.1)
+assert all(m["nodes"][0]["device"] == "cpu" for m in (whole, part)), whole
 assert whole["blocks"] == 4 and whole["gaps"] == [] and whole["coverage"][0]["nodes_per_block"] == [1] * 4, whole
 node, = whole["nodes"]
 assert node["id"] == whole["self"] and node["name"] == "b" and node["state"] == "online" and node["blocks"] == "0:4" and node["kv_bytes_free"] > 0, node

@@ -14,7 +14,7 @@ for ((i = 0; i < 600; i++)); do
 done
 [ "$(query "$scratch/run.out" 'd["coverage"][0]["nodes_per_block"], d["coverage"][0]["gaps"]')" = "([2, 1, 1, 0], ['3:4'])" ] ||
   fail "coverage: $(cat "$scratch/run.out")"
-[ "$(query "$scratch/run.out" 'all(n["version"] and n["kv_bytes_max"] > 0 and n["rtt_ms"] > 0 and n["state"] == "online" for n in d["nodes"])')" = True ] ||
+[ "$(query "$scratch/run.out" 'all(n["version"] and n["device"] == "cpu" and n["kv_bytes_max"] > 0 and n["rtt_ms"] > 0 and n["state"] == "online" for n in d["nodes"])')" = True ] ||
   fail "the statistics of a node: $(cat "$scratch/run.out")"
 [ "$(query "$scratch/run.out" 'len(d["coverage"][0]["tokens_per_s_per_block"])')" = 4 ] || fail "no throughput for each block"
 succeeds "${status[@]}"

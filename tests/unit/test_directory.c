@@ -21,6 +21,7 @@ static sn_announcement make_announcement(const sn_identity *identity, uint64_t f
     sn_announcement a = {.address = "127.0.0.1:7001",
                          .name = "caf\xc3\xa9",
                          .version = SN_VERSION,
+                         .device = "cuda:0,cpu",
                          .protocol = SN_PROTOCOL_VERSION,
                          .sequence = sequence,
                          .expires_unix_ms = NOW + SN_ANNOUNCE_LIFE_MS,
@@ -179,6 +180,23 @@ Test(announcement, refuses_invalid_contents) {
     REFUSES(a.n_round_trip = SN_ROUND_TRIPS_MAX + 1, "at most 16");
     REFUSES(a.n_wire_dtype = SN_WIRE_DTYPES_MAX + 1, "at most 8");
     REFUSES(memset(a.name, 'a', sizeof a.name), "longer");
+    REFUSES(memset(a.device, 'a', sizeof a.device), "longer");
+}
+
+Test(announcement, texts_for_people_are_printable) {
+    static const char *const texts[] = {"caf\xc3\xa9", SN_VERSION, "cuda:0,cpu"};
+    sn_identity identity = make_identity();
+    sn_announcement a = make_announcement(&identity, 4, 6, 1), back;
+    sn_buf sealed = seal_announcement(&a, &identity);
+    sn_err err = {0};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        uint8_t *at = memmem(sealed.data, sealed.len, texts[i], strlen(texts[i])), was = *at;
+        *at = '\x1b';
+        cr_expect_eq(sn_announcement_parse(sealed.data, sealed.len - SN_SIGNATURE_SIZE, &back, &err), SN_REFUSED);
+        cr_expect(strstr(err.text, "printable"), "%s", err.text);
+        *at = was;
+    }
+    sn_buf_fini(&sealed);
 }
 
 /* The map without its signature, as the fuzz target reads it. SN_WRITE_CORPUS=1 writes the corpus anew. */

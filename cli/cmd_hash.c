@@ -6,6 +6,7 @@
 #include "cli/options.h"
 #include "model/hub/manifest.h"
 #include "net/identity.h"
+#include "model/hub/trusted_manifest.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -60,8 +61,7 @@ static sn_status check(const char *path, sn_err *err) {
     char hex[2 * SN_HASH_SIZE + 1], signer[2 * SN_KEY_SIZE + 1] = "", size[32], rest[32];
     sn_status status = sn_read_file(manifest_path, SN_MANIFEST_MAX, &text, err);
     if (!status) status = sn_manifest_parse((const char *)text.data, text.len, &m, err);
-    if (!status && m.is_signed && !sn_verify(m.signer, m.id.bytes, sizeof m.id.bytes, m.signature))
-        status = sn_fail(err, SN_REFUSED, "the signature of %s is not that of its signer", manifest_path);
+    if (!status) status = sn_manifest_check_signature(&m, manifest_path, err);
     if (m.is_signed) sn_hex(m.signer, sizeof m.signer, signer);
     if (!status) status = sn_manifest_check(&m, path, &here, &missing, err);
     sn_hex(m.id.bytes, sizeof m.id.bytes, hex);

@@ -7,6 +7,7 @@
 #include "model/hub/environment.h"
 #include "model/hub/manifest.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,25 +26,44 @@ typedef struct work {
     size_t n;
 } work;
 
-static sn_status verify_model(const sn_cached_model *model, char *out, size_t size, sn_err *err) {
-    char path[SN_PATH_SIZE], here_text[32], missing_text[32];
+/* Compares the files with the manifest of this name in the model's folder. *here, *missing are added to. */
+static sn_status verify_by(const sn_cached_model *model, const char *name, uint64_t *here, uint64_t *missing,
+                           sn_err *err) {
+    char path[SN_PATH_SIZE];
     sn_buf text = {0};
     sn_manifest m = {0};
-    uint64_t here = 0, missing = 0;
-    if (!model->has_manifest) {
-        snprintf(out, size, "has no manifest to compare with");
-        return SN_OK;
-    }
-    sn_status status = sn_path_join(path, model->path, SN_MANIFEST_NAME, err);
+    uint64_t right = 0, lacking = 0;
+    bool folder = !strcmp(name, SN_MANIFEST_NAME);
+    sn_status status = sn_path_join(path, model->path, name, err);
     if (!status) status = sn_read_file(path, SN_MANIFEST_MAX, &text, err);
     if (!status) status = sn_manifest_parse((const char *)text.data, text.len, &m, err);
-    if (!status && m.n_files == 1) status = sn_path_join(path, model->path, m.files[0].name, err);
-    if (!status) status = sn_manifest_check(&m, m.n_files == 1 ? path : model->path, &here, &missing, err);
-    if (!status)
-        snprintf(out, size, "%s right, %s not here", sn_format_size(here, here_text),
-                 sn_format_size(missing, missing_text));
+    if (!status && folder && m.n_files == 1) status = sn_path_join(path, model->path, m.files[0].name, err);
+    if (!folder) path[strlen(path) - strlen(SN_MANIFEST_ENDING)] = 0;
+    if (!status) status = sn_manifest_check(&m, folder && m.n_files > 1 ? model->path : path, &right, &lacking, err);
+    *here += right;
+    *missing += lacking;
     sn_manifest_fini(&m);
     sn_buf_fini(&text);
+    return status;
+}
+
+static sn_status verify_model(const sn_cached_model *model, char *out, size_t size, sn_err *err) {
+    char here_text[32], missing_text[32];
+    uint64_t here = 0, missing = 0;
+    size_t n = 0, ending = strlen(SN_MANIFEST_ENDING);
+    DIR *listed = opendir(model->path);
+    sn_status status = SN_OK;
+    for (const struct dirent *entry; listed && !status && (entry = readdir(listed));) {
+        size_t len = strlen(entry->d_name);
+        if (len <= ending || strcmp(entry->d_name + len - ending, SN_MANIFEST_ENDING)) continue;
+        n++;
+        status = verify_by(model, entry->d_name, &here, &missing, err);
+    }
+    if (listed) closedir(listed);
+    if (!n) snprintf(out, size, "has no manifest to compare with");
+    if (n && !status)
+        snprintf(out, size, "%s right, %s not here", sn_format_size(here, here_text),
+                 sn_format_size(missing, missing_text));
     return status;
 }
 

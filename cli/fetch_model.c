@@ -1,8 +1,10 @@
 #include "cli/fetch_model.h"
 
 #include "cli/options.h"
+#include "model/hub/cached.h"
 #include "model/hub/environment.h"
 #include "model/source.h"
+#include "model/hub/trusted_manifest.h"
 #include "sharing/swarm_model.h"
 
 #include <stdio.h>
@@ -26,21 +28,36 @@ static bool chooses(const char *program) {
     return false;
 }
 
+static void notice(void *context, const char *sentence) {
+    static bool told;
+    (void)context;
+    if (!told) fprintf(stderr, "%s\n", sentence);
+    told = true;
+}
+
 /* Where models come from. */
 static sn_status read_sources(sn_hub_settings *hub, sn_swarm_access *swarm, sn_err *err) {
+    static sn_trusted_manifest given;
     const sn_common_settings *o = &sn_program_settings.common;
     sn_status status = sn_hub_settings_read(o->cache, hub, err);
     hub->progress = sn_hub_show_progress;
+    hub->notice = notice;
+    hub->cache_max = o->cache_max;
     *swarm = (sn_swarm_access){.join = o->join.items,
                                .n_join = o->join.n,
                                .swarm_key_path = o->swarm_key,
                                .cache = hub->cache,
+                               .cache_max = o->cache_max,
                                .progress = sn_hub_show_progress};
-    return status;
+    if (status || !o->manifest) return status;
+    hub->manifest = &given;
+    if (given.text.len) return SN_OK;
+    return sn_trusted_manifest_read(o->manifest, &hub->http, &given, err) ? sn_err_context(err, "--manifest") : SN_OK;
 }
 
-/* Embedding, head and the blocks [first, end). */
+/* Embedding, head and the blocks [first, end). Its folder is held until the program ends. */
 static sn_status fetch(const char *name, bool ends, int first, int end, char path[SN_PATH_SIZE], sn_err *err) {
+    static int held[2], n_held; /* of a model and its draft */
     sn_hub_settings hub;
     sn_swarm_access swarm;
     sn_model *model = NULL;
@@ -49,6 +66,7 @@ static sn_status fetch(const char *name, bool ends, int first, int end, char pat
     if (!status && ends) status = sn_model_need_ends(model, err);
     for (int block = first; !status && block < end && block < sn_model_hparams(model)->n_blocks; block++)
         status = sn_model_need_block(model, block, err);
+    if (!status) status = sn_cached_hold_path(path, &held[n_held++ % 2], err);
     sn_model_close(&model);
     return status;
 }
@@ -84,7 +102,9 @@ sn_status sn_cli_fetch_model(const char *program, sn_err *err) {
         status = fetch(o->model, computes(program), o->local.first, end, path, err);
         if (status) return sn_err_context(err, "--model");
         o->model = path;
-    }
+    } else if (o->manifest)
+        return sn_fail(err, SN_REFUSED,
+                       "--manifest is for models that come from a hub: compare files with 'swarm hash'");
     if (!draft || !is_fetched(draft)) return SN_OK;
     status = fetch(draft, true, 0, SN_BLOCKS_MAX, draft_path, err);
     if (status) return sn_err_context(err, "--draft-model");

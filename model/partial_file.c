@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { RANGES_FILE_MAX = 64 << 20, SAVE_EACH = 64 << 20 };
+enum { RANGES_FILE_MAX = 64 << 20, SAVE_EACH = 8 << 20 /* bytes that a killed process loses at most */ };
 
 static void ranges_path(const sn_partial_file *f, char out[SN_PATH_SIZE + 16], const char *ending) {
     snprintf(out, SN_PATH_SIZE + 16, "%s.%s", f->path, ending);
@@ -65,6 +65,11 @@ static sn_status read_ranges(sn_partial_file *f, sn_err *err) {
     return status;
 }
 
+static bool is_link(const char *path) {
+    struct stat st;
+    return !lstat(path, &st) && S_ISLNK(st.st_mode);
+}
+
 bool sn_partial_file_exists(const char *path) {
     char name[SN_PATH_SIZE + 16];
     snprintf(name, sizeof name, "%s.ranges", path);
@@ -73,6 +78,8 @@ bool sn_partial_file_exists(const char *path) {
 
 sn_status sn_partial_file_present(const char *path, bool *partial, sn_range_set *present, sn_err *err) {
     ranges_file said;
+    *partial = false;
+    if (is_link(path)) return SN_OK;
     sn_status status = read_ranges_file(path, &said, present, err);
     *partial = said.found && !sn_range_set_covers(present, 0, said.size);
     return status;
@@ -90,6 +97,19 @@ static sn_status lock_file(sn_partial_file *f, const sn_cancel *cancel, sn_err *
             return sn_fail(err, SN_RETRY, "another process fetches %s, and waiting for it was cancelled", f->path);
         sn_sleep_us(100000);
     }
+    return SN_OK;
+}
+
+/* Takes the file as a link to a whole one, if it is one. A link to what is gone, or is another file now, is removed. */
+static sn_status open_link(sn_partial_file *f, sn_err *err) {
+    struct stat st;
+    if (!is_link(f->path)) return SN_OK;
+    f->fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    if (f->fd >= 0 && !fstat(f->fd, &st) && (uint64_t)st.st_size == f->size)
+        return sn_range_set_add(&f->present, 0, f->size, err);
+    if (f->fd >= 0) close(f->fd);
+    f->fd = -1;
+    unlink(f->path);
     return SN_OK;
 }
 
@@ -113,22 +133,45 @@ sn_status sn_partial_file_open(const char *path, uint64_t size, const char *etag
     for (char *c = out->etag; *c; c++)
         if (*c <= ' ' || *c > '~') *c = '_'; /* it is one word in PATH.ranges */
     sn_status status = lock_file(out, cancel, err);
-    if (!status) status = read_ranges(out, err);
-    if (!status && (out->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644)) < 0)
+    if (!status) status = open_link(out, err);
+    bool linked = out->fd >= 0;
+    if (!status && !linked) status = read_ranges(out, err);
+    if (!status && !linked && (out->fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644)) < 0)
         status = sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
-    if (!status) status = size_file(out, err);
+    if (!status && !linked) status = size_file(out, err);
     if (status) sn_partial_file_close(out);
     return status;
 }
 
-sn_status sn_partial_file_write(sn_partial_file *f, uint64_t at, const void *data, size_t bytes, sn_err *err) {
+sn_status sn_partial_file_put(sn_partial_file *f, uint64_t at, const void *data, size_t bytes, sn_err *err) {
     if (at > f->size || bytes > f->size - at)
         return sn_fail(err, SN_REFUSED, "%s ends at byte %" PRIu64 ", and more was sent", f->path, f->size);
     int error = sn_file_write_at(f->fd, data, bytes, at);
-    if (error) return sn_fail_write(err, f->path, error);
+    return error ? sn_fail_write(err, f->path, error) : SN_OK;
+}
+
+sn_status sn_partial_file_add(sn_partial_file *f, uint64_t at, uint64_t bytes, sn_err *err) {
     sn_status status = sn_range_set_add(&f->present, at, at + bytes, err);
     f->unsaved += bytes;
     return !status && f->unsaved >= SAVE_EACH ? sn_partial_file_save(f, err) : status;
+}
+
+sn_status sn_partial_file_write(sn_partial_file *f, uint64_t at, const void *data, size_t bytes, sn_err *err) {
+    sn_status status = sn_partial_file_put(f, at, data, bytes, err);
+    return status ? status : sn_partial_file_add(f, at, bytes, err);
+}
+
+bool sn_partial_file_is_whole(const sn_partial_file *f) { return sn_range_set_covers(&f->present, 0, f->size); }
+
+sn_status sn_partial_file_link(sn_partial_file *f, const char *target, sn_err *err) {
+    char link[SN_PATH_SIZE + 16], ranges[SN_PATH_SIZE + 16];
+    ranges_path(f, link, "link");
+    ranges_path(f, ranges, "ranges");
+    unlink(link); /* of a process that was killed */
+    if (symlink(target, link) || rename(link, f->path))
+        return sn_fail(err, SN_REFUSED, "%s cannot be linked: %s", f->path, strerror(errno));
+    unlink(ranges);
+    return sn_range_set_add(&f->present, 0, f->size, err);
 }
 
 sn_status sn_partial_file_save(sn_partial_file *f, sn_err *err) {

@@ -1,6 +1,7 @@
 /* A file of which only some bytes are there. It has its full size from the beginning and holes where nothing was
  * written, so a program maps it like a whole one; what is there stands in a second file, PATH.ranges, which is written
- * after the bytes are on the disk. A process that is killed loses at most what it fetched since then.
+ * after the bytes are on the disk. A process that is killed loses at most what it fetched since then. A symbolic link
+ * stands for a whole file that lies elsewhere; its target is never written.
  *
  * Central type: sn_partial_file, of one thread. The open file is locked against other processes, which wait. Errors:
  * SN_STOP when the disk is full or fails; SN_REFUSED: the path cannot be written. */
@@ -28,6 +29,13 @@ sn_status sn_partial_file_open(const char *path, uint64_t size, const char *etag
                                sn_partial_file *out, sn_err *err) SN_MUST_USE;
 sn_status sn_partial_file_write(sn_partial_file *file, uint64_t at, const void *data, size_t bytes,
                                 sn_err *err) SN_MUST_USE;
+/* The two halves of it: bytes that are not known to be right are put first, and added when they are. */
+sn_status sn_partial_file_put(sn_partial_file *file, uint64_t at, const void *data, size_t bytes,
+                              sn_err *err) SN_MUST_USE;
+sn_status sn_partial_file_add(sn_partial_file *file, uint64_t at, uint64_t bytes, sn_err *err) SN_MUST_USE;
+bool sn_partial_file_is_whole(const sn_partial_file *file);
+/* Puts a link to a whole file in this one's place. Then everything is there. */
+sn_status sn_partial_file_link(sn_partial_file *file, const char *target, sn_err *err) SN_MUST_USE;
 /* Writes PATH.ranges. */
 sn_status sn_partial_file_save(sn_partial_file *file, sn_err *err) SN_MUST_USE;
 bool sn_partial_file_exists(const char *path); /* there is a PATH.ranges */

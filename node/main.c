@@ -12,6 +12,7 @@
 #include "base/version.h"
 #include "model/hub/environment.h"
 #include "node/node.h"
+#include "model/hub/trusted_manifest.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -26,11 +27,11 @@ enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 /* -- options -- */
 
 static struct {
-    const char *model, *model_id, *share_weights, *cache, *blocks, *adapters, *name;
+    const char *model, *model_id, *manifest, *share_weights, *cache, *blocks, *adapters, *name;
     const char *listen, *public_address, *relay, *dht, *identity, *swarm_key, *link, *metrics;
     const char *device, *device_map, *offload_dir, *preload, *isa, *swap_dir;
     sn_strings join, device_memory, priority;
-    size_t expert_memory, kv_memory, client_kv, prefix_cache_memory, swap_memory, tune_memory;
+    size_t cache_max, expert_memory, kv_memory, client_kv, prefix_cache_memory, swap_memory, tune_memory;
     int kv_dtype, prefix_cache_shared, swap_to, offload, log_level;
     int64_t threads, sessions_max, client_sessions, client_steps, dht_port, rebalance_gain;
     int64_t session_timeout_s, kv_timeout_s, swap_after_s, drain_timeout_s, rebalance_every_s, device_timeout_ms;
@@ -69,6 +70,13 @@ static const sn_option serving[] = {
         "second (on), at another RATE in bytes a second, as in 2MiB, or not at all"),
     SN_OPT_STRING("cache", "FOLDER", &args.cache,
                   "folder of fetched models (default: SWARM_CACHE, or swarm-node in the user's folder for caches)"),
+    SN_OPT_SIZE(
+        "cache-max", "SIZE", &args.cache_max,
+        "bytes that fetched models may take there: those that no program uses are removed, first those that were "
+        "not used for longest; 0: any"),
+    SN_OPT_STRING("manifest", "FILE|URL[#KEY]", &args.manifest,
+                  "compare what a hub gives with this manifest, made by 'swarm hash', and share it with others; #KEY: "
+                  "the identity that must have signed it"),
     SN_OPT_STRING("blocks", "A:B", &args.blocks,
                   "blocks to serve, end exclusive, as in 10:20; or all; auto (also A:auto): as many as fit, from block "
                   "0 or A on; auto:N: the N blocks that the swarm needs most"),
@@ -345,19 +353,34 @@ static sn_status blocks_parse(const sn_model *model, blocks *out, sn_err *err) {
 
 static sn_hub_settings hub;
 static sn_swarm_access swarm;
+static sn_trusted_manifest trusted_manifest;
 static char model_name[SN_URL_SIZE];
+
+static void notice(void *context, const char *sentence) {
+    static atomic_bool told;
+    (void)context;
+    if (!atomic_exchange(&told, true)) sn_log(SN_LOG_WARN, "weights fetched unverified", "text=%s", sentence);
+}
 
 /* Where models come from. Without a folder for caches, only paths are left, and nothing is shared. */
 static sn_status sources_read(sn_err *err) {
     bool fetches = !args.model || sn_model_name_is_remote(args.model) || sn_swarm_name_is(args.model);
     sn_status status = sn_hub_settings_read(args.cache, &hub, err);
     hub.progress = sn_hub_show_progress;
+    hub.notice = notice;
+    hub.cache_max = args.cache_max;
     swarm = (sn_swarm_access){.join = args.join.items,
                               .n_join = args.join.n,
                               .swarm_key_path = args.swarm_key,
                               .cache = hub.cache,
+                              .cache_max = args.cache_max,
                               .progress = sn_hub_show_progress};
-    return fetches ? status : SN_OK;
+    if (!fetches && !args.manifest) return SN_OK;
+    if (status || !args.manifest) return status;
+    hub.manifest = &trusted_manifest;
+    return sn_trusted_manifest_read(args.manifest, &hub.http, &trusted_manifest, err)
+               ? sn_err_context(err, "--manifest")
+               : SN_OK;
 }
 
 /* Without --model: the model of the swarm that needs this node most, and as many of its blocks as fit. */

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "model/hub/cached.h"
 #include "net/introduction.h"
 #include "net/lookup.h"
 #include "net/router/port_mapping.h"
@@ -27,6 +28,7 @@
 #include "node/serving.h"
 #include "node/shelf.h"
 #include "node/swarm_map.h"
+#include "node/weights_watch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,6 +54,8 @@ struct sn_node {
     sn_serving serving; /* belongs to the loader while there is one */
     sn_loader *loader;
     sn_shelf *shelf; /* NULL: the node shares nothing */
+    sn_weights_watch weights_watch;
+    int held; /* the folder of its model in the cache; -1: it lies elsewhere */
     sn_swarm_access swarm;
     const char **sources; /* of `swarm`: addresses of nodes that know others */
     char own_source[SN_ADDRESS_MAX + 2 * SN_KEY_SIZE + 2];
@@ -102,7 +106,9 @@ static sn_status node_describe_model(sn_node *node, const sn_node_config *config
     if (status) return status;
     node->hp = *sn_model_hparams(model);
     node->model = sn_model_id(model);
+    status = sn_cached_hold_path(path, &node->held, err);
     sn_model_close(&model);
+    if (status) return status;
     if (!config->share_bytes_per_s || !config->swarm) return SN_OK;
     return sn_shelf_new(path, config->swarm->cache, wake_network, node, &node->shelf, err);
 }
@@ -339,6 +345,13 @@ static int64_t node_watch_joined(sn_node *node) {
     return node->lonely_due_us;
 }
 
+static int64_t node_watch_weights(sn_node *node) {
+    if (!node->weights_watch.on || !node_is_up(node) || node->loader) return INT64_MAX;
+    const sn_span_info span = sn_span_describe(node->serving.span);
+    return sn_weights_watch_tick(&node->weights_watch, sn_protocol_directory(node->protocol), &node->model,
+                                 node->identity.id, &span, sn_now_us(), sn_unix_ms());
+}
+
 /* What is due by time; returns when to call again. */
 static int64_t node_tick(sn_node *node) {
     sn_hash manifest;
@@ -352,9 +365,10 @@ static int64_t node_tick(sn_node *node) {
     int64_t dht_us =
         sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity, sn_protocol_address(node->protocol),
                            node_is_up(node), sn_now_us(), sn_unix_ms());
-    int64_t joined_us = node_watch_joined(node);
+    int64_t joined_us = node_watch_joined(node), weights_us = node_watch_weights(node);
     if (devices_us < protocol_us) protocol_us = devices_us;
     if (joined_us < protocol_us) protocol_us = joined_us;
+    if (weights_us < protocol_us) protocol_us = weights_us;
     return protocol_us < dht_us ? protocol_us : dht_us;
 }
 
@@ -448,6 +462,8 @@ sn_status sn_node_new(const sn_node_config *config, sn_transport **transport, sn
     node->config = *config;
     node->serving_options = serving_options(config);
     node->drain_us = (int64_t)config->drain_timeout_s * 1000000;
+    node->held = -1;
+    node->weights_watch.on = config->hub && sn_model_name_is_remote(config->model_path);
     node->recovery.options = config->device_placement.device_options;
     node->recovery.wake = wake_network;
     node->recovery.ctx = node;
@@ -481,7 +497,8 @@ void sn_node_free(sn_node **node) {
     if (sn_loader_join(&n->loader, &err)) sn_log(SN_LOG_INFO, "blocks not loaded", "text=%s", err.text);
     sn_recovery_end(&n->recovery);      /* it wakes the transport */
     sn_engine_free(&n->serving.engine); /* from here on no other thread touches span, pool and sessions */
-    sn_shelf_free(&n->shelf);           /* its thread wakes the transport */
+    sn_cached_release(&n->held);
+    sn_shelf_free(&n->shelf); /* its thread wakes the transport */
     sn_protocol_free(&n->protocol);
     sn_introducer_free(&n->introducer);     /* it wakes the transport */
     sn_port_mapping_free(&n->port_mapping); /* likewise */

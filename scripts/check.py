@@ -25,7 +25,7 @@ ROOMS = {
     "model/jinja": "model/tokenizer",
     "model/chat": "model model/tokenizer model/jinja",
     "model/peft": "model",
-    "model/hub": "model",
+    "model/hub": "model net",
     "kvcache": "device",
     "blocks": "kvcache device model",
     "net": "",
@@ -70,13 +70,13 @@ INNER = {
     "cli/cmd_eval.c": "client/generate/logprob.h",
     "cli/eval_classifier.c": "cli/setup.h client/tune/loss.h",
     "cli/cmd_forward.c": "cli/setup.h model/safetensors.h",
-    "cli/cmd_hash.c": "model/hub/manifest.h net/identity.h",
+    "cli/cmd_hash.c": "model/hub/manifest.h net/identity.h model/hub/trusted_manifest.h",
     "cli/cmd_models.c": "model/hub/cached.h model/hub/environment.h model/hub/manifest.h",
     "cli/cmd_keygen.c": "net/identity.h net/transport/private_swarm.h",
     "cli/cmd_route.c": "cli/setup.h client/chain/explanation.h",
     "cli/cmd_tune.c": "cli/setup.h",
     "cli/cmd_verify.c": "cli/setup.h client/audit/evidence.h model/source.h net/directory.h",
-    "cli/fetch_model.c": "model/hub/environment.h model/source.h sharing/swarm_model.h",
+    "cli/fetch_model.c": "model/hub/cached.h model/hub/environment.h model/source.h model/hub/trusted_manifest.h sharing/swarm_model.h",
 }
 FILE_LINES_MAX, FUNCTION_LINES_MAX, PARAMETERS_MAX, DESIGN_NOTE_LINES = 650, 75, 7, 200
 

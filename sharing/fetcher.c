@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "model/hub/cached.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,7 +14,6 @@
 
 enum {
     SLOTS = 32,
-    SAVE_EACH = 8 << 20,  /* bytes that a killed process loses at most */
     ANSWER_US = 15000000, /* for which a sender may be silent */
     DISCOVER_EVERY_US = 10000000,
     DISCOVER_SOON_US = 1000000, /* while no node has what is wanted */
@@ -321,8 +321,6 @@ static sn_status finish(fetching *g, slot *s, sn_err *err) {
     s->used = false;
     sn_status status = sn_partial_file_write(&g->files[s->what.file], piece->from, s->data, s->have, err);
     g->progress.done += s->have;
-    if (!status && g->files[s->what.file].unsaved >= SAVE_EACH)
-        status = sn_partial_file_save(&g->files[s->what.file], err);
     if (!status) tell(g, false);
     return status;
 }
@@ -414,6 +412,7 @@ sn_status sn_fetcher_fetch(sn_fetcher *f, const sn_manifest *manifest, const sn_
                   .arrived_us = now_us,
                   .progress = {.what = what}};
     sn_status status = open_parts(&g, parts, err);
+    if (!status && g.n_list) status = sn_cached_make_room(f->access.cache, f->access.cache_max, g.progress.total, err);
     if (!status && g.n_list) {
         status = begin(f, &manifest->id, manifest->n_files, err);
         if (!status) status = run(&g, err);

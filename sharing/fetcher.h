@@ -19,6 +19,7 @@ typedef struct sn_swarm_access {
     size_t n_join;
     const char *swarm_key_path;                                       /* of a private swarm; NULL: none */
     const char *cache;                                                /* our folder of caches */
+    uint64_t cache_max;                                               /* bytes that it may hold; 0: any */
     int patience_ms;                                                  /* for which no node may send; 0: a minute */
     const sn_cancel *cancel;                                          /* NULL: never */
     void (*progress)(void *context, const sn_hub_progress *progress); /* NULL: silent; a few times a second */

@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "model/config.h"
+#include "model/hub/cached.h"
 #include "model/source.h"
 
 #include <pthread.h>
@@ -21,6 +22,7 @@ bool sn_swarm_name_is(const char *name) { return !strncmp(name, prefix, sizeof p
 typedef struct swarm_source {
     sn_fetcher *fetcher;
     sn_manifest manifest;
+    int held;               /* its folder in the cache */
     sn_fetcher_part *parts; /* (manifest.n_files) */
     pthread_mutex_t lock;   /* any thread may need tensors */
 } swarm_source;
@@ -31,6 +33,7 @@ static void source_free(void *context) {
     free(s->parts);
     sn_manifest_fini(&s->manifest);
     sn_fetcher_free(&s->fetcher);
+    sn_cached_release(&s->held);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
@@ -104,7 +107,7 @@ static sn_status open_swarm_model(const sn_hash *id, const sn_swarm_access *acce
     sn_status status = sn_calloc(&s, 1, sizeof *s, err);
     if (status) return status;
     pthread_mutex_init(&s->lock, NULL);
-    status = sn_hub_make_folders(folder, err);
+    status = sn_cached_hold(folder, &s->held, err);
     if (!status) status = sn_fetcher_new(access, &s->fetcher, err);
     if (!status) status = get_manifest(s, folder, id, err);
     if (!status) status = fetch_headers(s, folder, path, err);
@@ -125,6 +128,9 @@ sn_status sn_swarm_open_model(const char *name, const sn_swarm_access *access, c
                               char path[SN_PATH_SIZE], sn_model **out, sn_err *err) {
     sn_hash id;
     *out = NULL;
+    if (hub && hub->manifest && !sn_model_name_is_remote(name))
+        return sn_fail(err, SN_REFUSED,
+                       "--manifest is for models that come from a hub: compare files with 'swarm hash'");
     if (!sn_swarm_name_is(name)) return sn_hub_open_model(name, hub, path, out, err);
     const char *hex = name + sizeof prefix - 1;
     if (sn_unhex(hex, id.bytes, SN_HASH_SIZE, err))

@@ -40,8 +40,17 @@ static const sn_settings defaults = DEFAULTS;
     "swarm also takes ORG/NAME[:FILE][@REVISION] of a hub or the URL of a GGUF file, and fetches what it "             \
     "needs"
 
+#define FETCH_OPTIONS                                                                                                  \
+    SN_OPT_STRING("manifest", "FILE|URL[#KEY]", &sn_program_settings.common.manifest,                                  \
+                  "compare what a hub gives with this manifest, made by 'swarm hash'; #KEY: the identity that must "   \
+                  "have signed it"),                                                                                   \
+        SN_OPT_SIZE("cache-max", "SIZE", &sn_program_settings.common.cache_max,                                        \
+                    "bytes that fetched models may take in the folder of --cache: those that no program uses are "     \
+                    "removed, first those that were not used for longest; 0: any")
+
 static const sn_option model_options[] = {
     SN_OPT_REQUIRED("model", "PATH", &sn_program_settings.common.model, MODEL_HELP),
+    FETCH_OPTIONS,
 };
 
 static const sn_option chosen_model_options[] = {
@@ -50,6 +59,7 @@ static const sn_option chosen_model_options[] = {
                              "fetched from nodes"),
     SN_OPT_STRING("model-id", "DIGITS", &sn_program_settings.common.model_id,
                   "without --model: the model of the swarm whose id begins with these digits"),
+    FETCH_OPTIONS,
 };
 
 static const sn_option connection_options[] = {

@@ -19,7 +19,8 @@ typedef enum sn_route_choice { SN_ROUTE_LATENCY, SN_ROUTE_THROUGHPUT } sn_route_
 extern const sn_word sn_route_words[];
 
 typedef struct sn_common_settings {
-    const char *model, *model_id, *adapter;
+    const char *model, *model_id, *manifest, *adapter;
+    size_t cache_max;
     sn_strings join;
     const char *dht, *identity, *swarm_key, *emulated_link;
     sn_strings only, deny;

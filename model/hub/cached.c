@@ -1,14 +1,46 @@
 #include "model/hub/cached.h"
 
-#include "model/hub/manifest.h"
+#include "base/text.h"
+#include "model/hub/hub.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { FOLDERS_MAX = 8 }; /* one in another */
+
+static const char use_name[] = ".use";
+
+/* Bytes on the disk below the folder, links not followed. */
+static uint64_t folder_bytes(const char *folder, int depth) {
+    DIR *listed = depth ? opendir(folder) : NULL;
+    uint64_t bytes = 0;
+    for (const struct dirent *entry; listed && (entry = readdir(listed));) {
+        char path[SN_PATH_SIZE];
+        struct stat st;
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..") ||
+            sn_path_join(path, folder, entry->d_name, NULL) || lstat(path, &st))
+            continue;
+        bytes += S_ISDIR(st.st_mode) ? folder_bytes(path, depth - 1) : (uint64_t)st.st_blocks * 512;
+    }
+    if (listed) closedir(listed);
+    return bytes;
+}
+
+static void measure(sn_cached_model *model) {
+    char path[SN_PATH_SIZE];
+    struct stat st;
+    model->bytes = folder_bytes(model->path, FOLDERS_MAX);
+    if (!sn_path_join(path, model->path, use_name, NULL) && !stat(path, &st))
+        model->used_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+}
 
 /* A folder of folders, each of which is a model. kind: the beginning of its name. */
 static sn_status list_folder(const char *folder, const char *kind,
@@ -17,19 +49,12 @@ static sn_status list_folder(const char *folder, const char *kind,
     sn_status status = SN_OK;
     for (const struct dirent *entry; listed && !status && (entry = readdir(listed));) {
         sn_cached_model model = {0};
-        char file[SN_PATH_SIZE];
         struct stat st;
         if (*entry->d_name == '.' || sn_path_join(model.path, folder, entry->d_name, NULL) || stat(model.path, &st) ||
             !S_ISDIR(st.st_mode))
             continue;
         snprintf(model.name, sizeof model.name, "%s%s", kind, entry->d_name);
-        DIR *files = opendir(model.path);
-        for (const struct dirent *f; files && (f = readdir(files));) {
-            if (*f->d_name == '.' || sn_path_join(file, model.path, f->d_name, NULL) || stat(file, &st)) continue;
-            model.bytes += (uint64_t)st.st_blocks * 512;
-            model.has_manifest |= !strcmp(f->d_name, SN_MANIFEST_NAME);
-        }
-        if (files) closedir(files);
+        measure(&model);
         status = each(ctx, &model, err);
     }
     if (listed) closedir(listed);
@@ -59,8 +84,111 @@ static int remove_entry(const char *path, const struct stat *st, int type, struc
     return remove(path);
 }
 
-sn_status sn_cached_model_remove(const sn_cached_model *model, sn_err *err) {
-    if (nftw(model->path, remove_entry, 16, FTW_DEPTH | FTW_PHYS))
-        return sn_fail(err, SN_REFUSED, "%s cannot be removed: %s", model->path, strerror(errno));
+/* Opens FOLDER/.use and locks it; *held -1: it does not exist (and was not made), or another one has it. */
+static sn_status lock_use(const char *folder, int open_flags, int how, int *held, sn_err *err) {
+    char path[SN_PATH_SIZE];
+    struct stat here, there;
+    sn_status status = sn_path_join(path, folder, use_name, err);
+    *held = -1;
+    while (!status) {
+        int fd = open(path, O_RDWR | O_CLOEXEC | open_flags, 0644);
+        if (fd < 0 && (errno == ENOENT || !open_flags)) return SN_OK;
+        if (fd < 0) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
+        if (flock(fd, how)) {
+            int error = errno;
+            close(fd);
+            return error == EWOULDBLOCK || error == EINTR
+                       ? SN_OK
+                       : sn_fail(err, SN_REFUSED, "%s cannot be locked: %s", path, strerror(error));
+        }
+        if (!fstat(fd, &here) && !stat(path, &there) && here.st_ino == there.st_ino) {
+            *held = fd;
+            return SN_OK;
+        }
+        close(fd); /* the folder was removed before the lock was there */
+    }
+    return status;
+}
+
+sn_status sn_cached_hold(const char *folder, int *held, sn_err *err) {
+    sn_status status = SN_OK;
+    for (*held = -1; !status && *held < 0;) {
+        status = sn_hub_make_folders(folder, err);
+        if (!status) status = lock_use(folder, O_CREAT, LOCK_SH, held, err);
+    }
+    if (!status) futimens(*held, NULL);
+    return status;
+}
+
+sn_status sn_cached_hold_path(const char *path, int *held, sn_err *err) {
+    char folder[SN_PATH_SIZE];
+    *held = -1;
+    if (snprintf(folder, sizeof folder, "%s", path) >= (int)sizeof folder) return SN_OK;
+    for (int i = 0; *held < 0 && *folder && i < FOLDERS_MAX; i++) {
+        sn_status status = lock_use(folder, 0, LOCK_SH, held, err);
+        if (status) return status;
+        char *slash = strrchr(folder, '/');
+        *(slash ? slash : folder) = 0;
+    }
     return SN_OK;
+}
+
+void sn_cached_release(int *held) {
+    if (*held >= 0) close(*held);
+    *held = -1;
+}
+
+sn_status sn_cached_model_remove(const sn_cached_model *model, sn_err *err) {
+    int held;
+    sn_status status = lock_use(model->path, O_CREAT, LOCK_EX | LOCK_NB, &held, err);
+    if (!status && held < 0)
+        status = sn_fail(err, SN_REFUSED, "%s is in use: stop the programs that use it first", model->name);
+    if (!status && nftw(model->path, remove_entry, 16, FTW_DEPTH | FTW_PHYS))
+        status = sn_fail(err, SN_REFUSED, "%s cannot be removed: %s", model->path, strerror(errno));
+    sn_cached_release(&held);
+    return status;
+}
+
+/* -- room -- */
+
+typedef struct listing {
+    sn_cached_model *models;
+    size_t n, capacity;
+    uint64_t bytes;
+} listing;
+
+static sn_status list_model(void *ctx, const sn_cached_model *model, sn_err *err) {
+    listing *l = ctx;
+    if (l->n == l->capacity) {
+        size_t capacity = l->capacity ? 2 * l->capacity : 16;
+        sn_cached_model *more = realloc(l->models, capacity * sizeof *more);
+        if (!more) return sn_fail(err, SN_STOP, "out of memory for the list of fetched models");
+        l->models = more;
+        l->capacity = capacity;
+    }
+    l->models[l->n++] = *model;
+    l->bytes += model->bytes;
+    return SN_OK;
+}
+
+static int compare_use(const void *a, const void *b) {
+    const sn_cached_model *x = a, *y = b;
+    return x->used_ns < y->used_ns ? -1 : x->used_ns > y->used_ns;
+}
+
+sn_status sn_cached_make_room(const char *cache, uint64_t max, uint64_t bytes, sn_err *err) {
+    listing l = {0};
+    char limit[32], used[32], more[32];
+    if (!max) return SN_OK;
+    sn_status status = sn_cached_models(cache, list_model, &l, err);
+    if (!status && l.n) qsort(l.models, l.n, sizeof *l.models, compare_use);
+    for (size_t i = 0; !status && i < l.n && (bytes > max || l.bytes > max - bytes); i++)
+        if (!sn_cached_model_remove(&l.models[i], NULL)) l.bytes -= l.models[i].bytes;
+    if (!status && (bytes > max || l.bytes > max - bytes))
+        status =
+            sn_fail(err, SN_REFUSED,
+                    "%s more do not fit into --cache-max %s, of which %s are in use: give more, or another --cache",
+                    sn_format_size(bytes, more), sn_format_size(max, limit), sn_format_size(l.bytes, used));
+    free(l.models);
+    return status;
 }

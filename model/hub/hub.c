@@ -1,9 +1,10 @@
 /* A model that is fetched is a list of parts, one for each file that it may read, and a fetcher that owns them. Opening
  * adds the parts and brings configuration, tokenizer and headers; after that the model calls fetcher_want and
- * fetcher_fetch, from any thread. */
+ * fetcher_fetch, from any thread. The fetcher holds the folder of the cache (cached.h) until the model is closed. */
 #include "model/hub/hub_private.h"
 
 #include "base/text.h"
+#include "model/hub/cached.h"
 #include "model/source.h"
 
 #include <pthread.h>
@@ -18,6 +19,11 @@ enum { SMALL_MAX = 256 << 20, PARTS_MAX = 4096 };
 typedef struct fetcher {
     sn_hub_settings settings;
     sn_http *http;
+    int held; /* the folder in the cache */
+    sn_hub_snapshot snapshot;
+    sn_manifest manifest; /* by which the files are verified, if there is one */
+    bool has_manifest;
+    bool brought, told;   /* bytes came that are not verified; it was said */
     pthread_mutex_t lock; /* any thread may need tensors */
     size_t n_parts;
     sn_hub_part *parts; /* [PARTS_MAX], n_parts used */
@@ -28,6 +34,8 @@ static void fetcher_free(void *context) {
     for (size_t i = 0; i < f->n_parts; i++) sn_range_set_fini(&f->parts[i].wanted);
     pthread_mutex_destroy(&f->lock);
     sn_http_free(&f->http);
+    sn_manifest_fini(&f->manifest);
+    sn_cached_release(&f->held);
     free(f->parts);
     free(f);
 }
@@ -37,6 +45,7 @@ static sn_status fetcher_new(const sn_hub_settings *settings, fetcher **out, sn_
     if (status) return status;
     fetcher *f = *out;
     f->settings = *settings;
+    f->held = -1;
     pthread_mutex_init(&f->lock, NULL);
     status = sn_http_new(&settings->http, &f->http, err);
     if (!status) status = sn_calloc(&f->parts, PARTS_MAX, sizeof *f->parts, err);
@@ -56,33 +65,72 @@ static sn_status fetcher_want(void *context, const char *path, uint64_t from, ui
     return status;
 }
 
+/* Once, after bytes came that nothing but the hub vouches for. */
+static void tell_unverified(fetcher *f) {
+    if (!f->brought || f->told || !f->settings.notice) return;
+    f->told = true;
+    f->settings.notice(
+        f->settings.context,
+        "what was fetched is compared with no manifest, so only its sender vouches for it: make one with "
+        "'swarm hash' where you trust the files, and give it with --manifest");
+}
+
 static sn_status fetcher_fetch(void *context, const char *what, sn_err *err) {
     fetcher *f = context;
     sn_status status = SN_OK;
     pthread_mutex_lock(&f->lock);
     for (size_t i = 0; !status && i < f->n_parts; i++)
         status = sn_hub_part_fetch(&f->settings, f->http, &f->parts[i], what, err);
+    tell_unverified(f);
     pthread_mutex_unlock(&f->lock);
     return status ? sn_err_context(err, "%s", what) : SN_OK;
 }
 
-static sn_status fetcher_add(fetcher *f, const char *path, const char *url, uint64_t size, const char *etag,
-                             sn_hub_part **out, sn_err *err) {
+/* The manifest's file of this name; of a model that is one file, its file. NULL: it has none. */
+static const sn_manifest_file *file_of(const fetcher *f, const char *name, bool single) {
+    for (size_t i = 0; f->has_manifest && i < f->manifest.n_files; i++)
+        if (single || !strcmp(f->manifest.files[i].name, name)) return &f->manifest.files[i];
+    return NULL;
+}
+
+/* How a part begins: its path, size and version. single: it is the model's only file. */
+typedef struct new_part {
+    const char *path, *url, *name, *etag;
+    uint64_t size;
+    bool single;
+} new_part;
+
+static sn_status fetcher_add(fetcher *f, const new_part *new, sn_hub_part **out, sn_err *err) {
     if (f->n_parts == PARTS_MAX) return sn_fail(err, SN_REFUSED, "the model has more than %d files", PARTS_MAX);
     sn_hub_part *part = &f->parts[f->n_parts];
-    *part = (sn_hub_part){.size = size};
-    if (snprintf(part->path, sizeof part->path, "%s", path) >= (int)sizeof part->path ||
-        snprintf(part->url, sizeof part->url, "%s", url) >= (int)sizeof part->url)
+    *part = (sn_hub_part){.size = new->size, .brought = &f->brought};
+    if (snprintf(part->path, sizeof part->path, "%s", new->path) >= (int)sizeof part->path ||
+        snprintf(part->url, sizeof part->url, "%s", new->url) >= (int)sizeof part->url)
         return sn_fail(err, SN_REFUSED, "the path of the cache or the URL is too long");
-    snprintf(part->etag, sizeof part->etag, "%s", etag);
+    snprintf(part->etag, sizeof part->etag, "%s", new->etag);
+    snprintf(part->name, sizeof part->name, "%s", new->name);
+    if (*new->name) part->snapshot = &f->snapshot;
+    part->of = file_of(f, new->name, new->single);
+    part->manifest = part->of ? &f->manifest : NULL;
+    if (f->has_manifest && (!part->of || part->of->size != part->size))
+        return sn_fail(err, SN_REFUSED,
+                       "%.200s is no file of the manifest: the manifest is of another model, or version", part->url);
     f->n_parts++;
     *out = part;
     return SN_OK;
 }
 
+static sn_status make_folder_of(const char *path, sn_err *err) {
+    char folder[SN_PATH_SIZE];
+    snprintf(folder, sizeof folder, "%s", path);
+    *strrchr(folder, '/') = 0;
+    return sn_hub_make_folders(folder, err);
+}
+
 /* The part of a file of the repository; its folder exists afterwards. */
-static sn_status add_repo_file(fetcher *f, const sn_hub_repo *repo, const char *file, sn_hub_part **out, sn_err *err) {
-    char url[SN_URL_SIZE], path[SN_PATH_SIZE], folder[SN_PATH_SIZE];
+static sn_status add_repo_file(fetcher *f, const sn_hub_repo *repo, const char *file, bool single, sn_hub_part **out,
+                               sn_err *err) {
+    char url[SN_URL_SIZE], path[SN_PATH_SIZE];
     const char *etag;
     uint64_t size;
     if (!sn_hub_repo_has(repo, file, &size, &etag))
@@ -92,16 +140,32 @@ static sn_status add_repo_file(fetcher *f, const sn_hub_repo *repo, const char *
         return sn_fail(err, SN_REFUSED, "the hub's address is too long");
     sn_status status = sn_path_join(path, repo->folder, file, err);
     if (status) return status;
-    snprintf(folder, sizeof folder, "%s", path);
-    *strrchr(folder, '/') = 0;
-    status = sn_hub_make_folders(folder, err);
-    return status ? status : fetcher_add(f, path, url, size, etag, out, err);
+    status = make_folder_of(path, err);
+    return status ? status : fetcher_add(f, &(new_part){path, url, file, etag, size, single}, out, err);
+}
+
+/* Finds the manifest of the model at `path`: the given one, which is then kept beside it, or that which was kept. What
+ * is here already is compared with a manifest that is new. */
+static sn_status find_manifest(fetcher *f, const char *path, bool folder, sn_err *err) {
+    const sn_trusted_manifest *given = f->settings.manifest;
+    uint64_t here, missing;
+    sn_status status = sn_manifest_read_beside(path, &f->has_manifest, NULL, &f->manifest, err);
+    if (!folder && f->has_manifest && f->manifest.n_files != 1) f->has_manifest = false; /* of a folder */
+    if (status || !given) return status;
+    if (!folder && given->manifest.n_files != 1)
+        return sn_fail(err, SN_REFUSED, "--manifest is that of a model of several files, and this one is one file");
+    if (f->has_manifest && !memcmp(&f->manifest.id, &given->manifest.id, sizeof given->manifest.id)) return SN_OK;
+    f->has_manifest = true;
+    sn_manifest_fini(&f->manifest);
+    status = sn_manifest_parse((const char *)given->text.data, given->text.len, &f->manifest, err);
+    if (!status && !access(path, F_OK)) status = sn_manifest_check(&f->manifest, path, &here, &missing, err);
+    return status ? sn_err_context(err, "--manifest") : sn_manifest_write_beside(path, folder, &given->text, err);
 }
 
 /* Fetches a file whole. */
 static sn_status fetch_whole(fetcher *f, const sn_hub_repo *repo, const char *file, sn_err *err) {
     sn_hub_part *part;
-    sn_status status = add_repo_file(f, repo, file, &part, err);
+    sn_status status = add_repo_file(f, repo, file, false, &part, err);
     if (status) return status;
     if (part->size > SMALL_MAX)
         return sn_fail(err, SN_REFUSED, "%s of %s is too large for its kind", file, repo->name.repo);
@@ -124,39 +188,23 @@ bool sn_hub_is_model_file(const char *name) {
     return is_shard(name);
 }
 
-/* Configuration and tokenizer of a folder, then the headers of its shards. */
+/* Configuration and tokenizer of a folder, then the headers of its shards. What a manifest does not name is not
+ * fetched, unless the model needs it: a hub could add a chat template. */
 static sn_status fetch_folder(fetcher *f, const sn_hub_repo *repo, sn_err *err) {
     const char *name, *etag;
     json_t *entry;
     uint64_t size;
     sn_status status = SN_OK;
     for (size_t i = 0; !status && i < sizeof small / sizeof *small; i++)
-        if (sn_hub_repo_has(repo, small[i], &size, &etag) && size) status = fetch_whole(f, repo, small[i], err);
+        if (sn_hub_repo_has(repo, small[i], &size, &etag) && size && (!f->has_manifest || file_of(f, small[i], false)))
+            status = fetch_whole(f, repo, small[i], err);
     json_object_foreach(repo->files, name, entry) {
         sn_hub_part *part;
         if (status || !is_shard(name)) continue;
-        status = add_repo_file(f, repo, name, &part, err);
+        status = add_repo_file(f, repo, name, false, &part, err);
         if (!status) status = sn_hub_part_fetch_header(&f->settings, f->http, part, err);
     }
     return status;
-}
-
-/* The folder of the snapshot in the cache of Hugging Face's tools, if what is needed of it is there whole. */
-static bool find_in_hf_cache(const sn_hub_repo *repo, const char *file, char path[SN_PATH_SIZE]) {
-    const char *name, *root = repo->settings->hf_cache, *slash = strchr(repo->name.repo, '/');
-    json_t *entry;
-    char at[2 * SN_PATH_SIZE];
-    if (!*root ||
-        snprintf(path, SN_PATH_SIZE, "%s/models--%.*s--%s/snapshots/%s%s%s", root, (int)(slash - repo->name.repo),
-                 repo->name.repo, slash + 1, repo->commit, *file ? "/" : "", file) >= SN_PATH_SIZE)
-        return false;
-    if (*file) return !access(path, R_OK);
-    json_object_foreach(repo->files, name, entry) {
-        snprintf(at, sizeof at, "%s/%s", path, name);
-        if ((is_shard(name) || !strcmp(name, "config.json") || !strcmp(name, "tokenizer.json")) && access(at, R_OK))
-            return false;
-    }
-    return true;
 }
 
 static sn_status fetch_repo(fetcher *f, const sn_model_name *name, char path[SN_PATH_SIZE], sn_err *err) {
@@ -166,15 +214,17 @@ static sn_status fetch_repo(fetcher *f, const sn_model_name *name, char path[SN_
     sn_status status = sn_hub_repo_open(&f->settings, f->http, name, &repo, err);
     if (status) return status;
     status = sn_hub_repo_choose(&repo, file, err);
-    if (!status && !find_in_hf_cache(&repo, file, path)) {
-        snprintf(path, SN_PATH_SIZE, "%s", repo.folder);
-        if (*file) {
-            status = add_repo_file(f, &repo, file, &part, err);
-            if (!status) snprintf(path, SN_PATH_SIZE, "%s", part->path);
-            if (!status) status = sn_hub_part_fetch_header(&f->settings, f->http, part, err);
-        } else {
-            status = fetch_folder(f, &repo, err);
-        }
+    if (!status) status = sn_cached_hold(repo.folder, &f->held, err);
+    if (!status) status = sn_hub_snapshot_of(&repo, &f->snapshot, err);
+    if (!status) status = sn_path_join(path, repo.folder, file, err);
+    if (!*file) snprintf(path, SN_PATH_SIZE, "%s", repo.folder);
+    if (!status) status = make_folder_of(path, err);
+    if (!status) status = find_manifest(f, path, !*file, err);
+    if (!status && *file) {
+        status = add_repo_file(f, &repo, file, true, &part, err);
+        if (!status) status = sn_hub_part_fetch_header(&f->settings, f->http, part, err);
+    } else if (!status) {
+        status = fetch_folder(f, &repo, err);
     }
     sn_hub_repo_close(&repo);
     return status;
@@ -199,10 +249,18 @@ static sn_status fetch_url(fetcher *f, const char *url, char path[SN_PATH_SIZE],
                  hash.bytes[0], hash.bytes[1], hash.bytes[2], hash.bytes[3], hash.bytes[4], hash.bytes[5],
                  hash.bytes[6], hash.bytes[7]) >= (int)sizeof folder)
         return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
-    status = sn_hub_make_folders(folder, err);
+    status = sn_cached_hold(folder, &f->held, err);
     if (!status) status = sn_path_join(path, folder, name, err);
-    if (!status) status = fetcher_add(f, path, url, file.size, file.etag, &part, err);
+    if (!status) status = find_manifest(f, path, false, err);
+    if (!status) status = fetcher_add(f, &(new_part){path, url, "", file.etag, file.size, true}, &part, err);
     return status ? status : sn_hub_part_fetch_header(&f->settings, f->http, part, err);
+}
+
+static sn_status check_model(const fetcher *f, sn_model **model, sn_err *err) {
+    const sn_hash id = sn_model_id(*model);
+    if (!memcmp(&id, &f->manifest.model, sizeof id)) return SN_OK;
+    sn_model_close(model);
+    return sn_fail(err, SN_REFUSED, "the manifest names another model than its files hold: make a new one");
 }
 
 sn_status sn_hub_open_model(const char *name, const sn_hub_settings *settings, char path[SN_PATH_SIZE], sn_model **out,
@@ -219,6 +277,8 @@ sn_status sn_hub_open_model(const char *name, const sn_hub_settings *settings, c
     if (!status) status = fetcher_new(settings, &f, err);
     if (!status) status = *parsed.url ? fetch_url(f, parsed.url, path, err) : fetch_repo(f, &parsed, path, err);
     if (!status) status = sn_model_open(path, out, err);
+    if (!status && f->has_manifest) status = check_model(f, out, err);
+    if (!status) tell_unverified(f);
     if (!status)
         sn_model_set_source(*out, &(sn_model_source){fetcher_want, fetcher_fetch, fetcher_free, f});
     else if (f)

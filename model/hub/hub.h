@@ -2,8 +2,12 @@
  * configuration and tokenizer come when the model is opened, tensors before they are read (model/source.h).
  *
  * Files lie in `cache`/models/ORG--NAME/COMMIT/, with holes where nothing was fetched (partial_file.h); what is there
- * is not fetched again, by no process. A file that Hugging Face's tools have in their cache is used from there. The
- * commit is fixed when the model is opened: a repository that changes under way does not mix versions.
+ * is not fetched again, by no process. A file that Hugging Face's tools have in their cache is a link to there, and so
+ * is one that has become whole: it moves there, once its SHA is found to be that by which the hub names it. The commit
+ * is fixed when the model is opened: a repository that changes under way does not mix versions.
+ *
+ * With a manifest (model/hub/manifest.h) every piece of a file is compared with its hash before it counts as being
+ * there. The manifest then stays beside the files, and counts whenever the model is opened.
  *
  * Any thread may call these functions. Errors are those of http.h and model.h. */
 #ifndef SN_MODEL_HUB_HUB_H
@@ -11,6 +15,8 @@
 
 #include "model/hub/http.h"
 #include "model/model.h"
+
+struct sn_trusted_manifest;
 
 typedef struct sn_hub_progress {
     const char *what;     /* "block 12" */
@@ -29,7 +35,11 @@ typedef struct sn_hub_settings {
     sn_http_settings http;       /* endpoint: the hub's */
     char cache[SN_PATH_SIZE];    /* our folder of fetched models */
     char hf_cache[SN_PATH_SIZE]; /* the one of Hugging Face's tools (HF_HUB_CACHE); "": it is not looked at */
+    uint64_t cache_max;          /* bytes that `cache` may hold (model/hub/cached.h); 0: any */
+    const struct sn_trusted_manifest
+        *manifest; /* what the files are compared with; NULL: nothing, or what is beside them */
     void (*progress)(void *context, const sn_hub_progress *progress); /* NULL: silent; a few times a second */
+    void (*notice)(void *context, const char *sentence); /* something to know about what was fetched; NULL: silent */
     void *context;
 } sn_hub_settings;
 

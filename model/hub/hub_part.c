@@ -1,8 +1,12 @@
+/* A part's fetch: open the file, take it whole from other tools' cache if it is there, list what is missing, make room,
+ * fetch; a file that has become whole moves to that cache. Without a manifest bytes count as they arrive; with one they
+ * are put into the file first, and a piece counts when all of it is there and has its hash. */
 #include "model/hub/hub_private.h"
 
 #include "base/clock.h"
 #include "base/text.h"
 #include "model/config.h"
+#include "model/hub/cached.h"
 #include "model/gguf.h"
 
 #include <errno.h>
@@ -14,6 +18,7 @@
 
 enum {
     GAP = 64 << 10,         /* bytes that are fetched rather than asking twice */
+    REST = 64 << 10,        /* bytes between tensors that are fetched for a whole file's sake */
     HEADER_FIRST = 1 << 20, /* holds most headers */
     HEADER_MAX = 512 << 20,
     PROGRESS_US = 200000
@@ -21,7 +26,10 @@ enum {
 
 typedef struct receiving {
     const sn_hub_settings *settings;
+    const sn_hub_part *part;
     sn_partial_file file;
+    sn_range_set arrived; /* with a manifest: what is in the file, verified or not */
+    void *piece;          /* with a manifest: of SN_PIECE_MAX bytes */
     sn_hub_progress progress;
     int64_t begun_us, told_us;
 } receiving;
@@ -50,22 +58,67 @@ static void tell(receiving *r, bool now) {
     r->settings->progress(r->settings->context, &r->progress);
 }
 
+/* A piece whose bytes are all in the file counts from here on, if they are right. */
+static sn_status verify_piece(receiving *r, const sn_piece *piece, sn_err *err) {
+    size_t bytes = (size_t)(piece->to - piece->from);
+    if (!sn_range_set_covers(&r->arrived, piece->from, piece->to) ||
+        sn_range_set_covers(&r->file.present, piece->from, piece->to))
+        return SN_OK;
+    int error = sn_file_read_at(r->file.fd, r->piece, bytes, piece->from);
+    if (error) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", r->file.path, strerror(error));
+    const sn_hash hash = sn_hash_of(r->piece, bytes);
+    if (memcmp(&hash, &piece->hash, sizeof hash))
+        return sn_fail(err, SN_REFUSED,
+                       "%.300s is not the file of the manifest, at byte %" PRIu64 ": nothing of this was kept",
+                       r->part->url, piece->from);
+    return sn_partial_file_add(&r->file, piece->from, bytes, err);
+}
+
+static sn_status receive_verified(receiving *r, uint64_t at, const void *data, size_t n, sn_err *err) {
+    sn_status status = sn_partial_file_put(&r->file, at, data, n, err);
+    if (!status) status = sn_range_set_add(&r->arrived, at, at + n, err);
+    for (uint64_t next = at; !status && next < at + n;) {
+        const sn_piece *piece = sn_manifest_piece_at(r->part->manifest, r->part->of, next);
+        status = verify_piece(r, piece, err);
+        next = piece->to;
+    }
+    return status;
+}
+
 static sn_status receive(void *context, uint64_t at, const void *data, size_t n, sn_err *err) {
     receiving *r = context;
-    sn_status status = sn_partial_file_write(&r->file, at, data, n, err);
+    sn_status status =
+        r->part->manifest ? receive_verified(r, at, data, n, err) : sn_partial_file_write(&r->file, at, data, n, err);
+    if (!r->part->manifest) *r->part->brought = true;
     r->progress.done += n;
     if (!status) tell(r, false);
     return status;
 }
 
-static sn_status fetch_missing(receiving *r, sn_http *http, const sn_hub_part *part, const sn_range_set *missing,
-                               sn_err *err) {
+/* Room for what arrives before it can be verified. What is in the file already may be a part of a piece. */
+static sn_status begin_verifying(receiving *r, sn_err *err) {
+    const sn_range_set *present = &r->file.present;
+    sn_status status = SN_OK;
+    if (!r->part->manifest) return SN_OK;
+    r->piece = malloc(SN_PIECE_MAX);
+    if (!r->piece) return sn_fail(err, SN_STOP, "out of memory for a piece");
+    for (size_t i = 0; !status && i < present->n; i++)
+        status = sn_range_set_add(&r->arrived, present->ranges[i].from, present->ranges[i].to, err);
+    return status;
+}
+
+static sn_status fetch_missing(receiving *r, sn_http *http, const sn_range_set *missing, sn_err *err) {
+    const sn_hub_part *part = r->part;
     sn_http_file file;
     r->progress.total = sn_range_set_bytes(missing);
-    sn_status status = sn_http_describe(http, part->url, &file, err);
+    sn_status status = sn_cached_make_room(r->settings->cache, r->settings->cache_max, r->progress.total, err);
+    if (!status) status = begin_verifying(r, err);
+    if (!status) status = sn_http_describe(http, part->url, &file, err);
     if (!status && file.size != part->size)
         status = sn_fail(err, SN_REFUSED, "%.200s has %" PRIu64 " bytes, and the hub said %" PRIu64, part->url,
                          file.size, part->size);
+    if (!status && !part->snapshot && strcmp(file.etag, part->etag)) /* a commit does not change, what a URL has does */
+        status = sn_fail(err, SN_REFUSED, "%.200s has changed while it was fetched: start again", part->url);
     if (!status) status = sn_http_fetch(http, &file, missing, receive, r, err);
     /* What came is kept, even if not all did. */
     sn_status saved = sn_partial_file_save(&r->file, status ? NULL : err);
@@ -73,17 +126,67 @@ static sn_status fetch_missing(receiving *r, sn_http *http, const sn_hub_part *p
     return status ? status : saved;
 }
 
+/* With a manifest, pieces are fetched whole. */
+static sn_status widen(const sn_hub_part *part, sn_range_set *out, sn_err *err) {
+    sn_status status = SN_OK;
+    for (size_t i = 0; !status && i < part->wanted.n; i++) {
+        const sn_range *range = &part->wanted.ranges[i];
+        uint64_t from = range->from, to = range->to;
+        if (to > part->size)
+            return sn_fail(err, SN_REFUSED, "the header of %.200s names bytes beyond its end", part->url);
+        if (part->manifest) {
+            from = sn_manifest_piece_at(part->manifest, part->of, from)->from;
+            to = sn_manifest_piece_at(part->manifest, part->of, to - 1)->to;
+        }
+        status = sn_range_set_add(out, from, to, err);
+    }
+    return status;
+}
+
+/* What is to be fetched: what is wanted and not there; the rest of the file, too, where only the bytes between tensors
+ * would be left. */
+static sn_status find_missing(const receiving *r, sn_range_set *out, sn_err *err) {
+    const sn_hub_part *part = r->part;
+    const sn_range_set *present = &r->file.present, all = {&(sn_range){0, part->size}, 1, 1};
+    sn_range_set wanted = {0};
+    sn_status status = widen(part, &wanted, err);
+    if (!status) status = sn_range_set_missing(&wanted, present, part->manifest ? 0 : GAP, out, err);
+    uint64_t have = sn_range_set_bytes(present) + sn_range_set_bytes(out);
+    if (!status && out->n && (have >= part->size || part->size - have <= REST)) {
+        out->n = 0;
+        status = sn_range_set_missing(&all, present, 0, out, err);
+    }
+    sn_range_set_fini(&wanted);
+    return status;
+}
+
+/* Takes the file from the cache of other tools, if it is there and what the manifest says. */
+static sn_status take_whole(receiving *r, sn_err *err) {
+    const sn_manifest_file *of = r->part->of;
+    uint64_t here = 0;
+    bool whole = sn_partial_file_is_whole(&r->file);
+    sn_status status = sn_hub_snapshot_take(r->part, &r->file, err);
+    if (status || whole || !of || !sn_partial_file_is_whole(&r->file)) return status;
+    status = sn_manifest_check_file(r->part->manifest, of, r->part->path, &here, err);
+    if (status) unlink(r->part->path);
+    return status ? sn_err_context(err, "in the cache of Hugging Face's tools") : SN_OK;
+}
+
 sn_status sn_hub_part_fetch(const sn_hub_settings *settings, sn_http *http, sn_hub_part *part, const char *what,
                             sn_err *err) {
-    receiving r = {.settings = settings, .progress.what = what, .begun_us = sn_now_us()};
+    receiving r = {.settings = settings, .part = part, .progress.what = what, .begun_us = sn_now_us()};
     sn_range_set missing = {0};
     if (!part->wanted.n) return SN_OK;
     sn_status status = sn_partial_file_open(part->path, part->size, part->etag, settings->http.cancel, &r.file, err);
     if (status) return status;
-    status = sn_range_set_missing(&part->wanted, &r.file.present, GAP, &missing, err);
-    if (!status && missing.n) status = fetch_missing(&r, http, part, &missing, err);
+    status = take_whole(&r, err);
+    if (!status) status = find_missing(&r, &missing, err);
+    if (!status && missing.n) status = fetch_missing(&r, http, &missing, err);
+    if (!status && missing.n && sn_partial_file_is_whole(&r.file)) status = sn_hub_snapshot_give(part, &r.file, err);
     if (!status) part->wanted.n = 0;
     sn_range_set_fini(&missing);
+    sn_range_set_fini(&r.arrived);
+    free(r.piece);
     sn_partial_file_close(&r.file);
     return status;
 }

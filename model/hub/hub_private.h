@@ -3,6 +3,7 @@
 #define SN_MODEL_HUB_HUB_PRIVATE_H
 
 #include "model/hub/hub.h"
+#include "model/hub/manifest.h"
 
 #include <jansson.h>
 
@@ -10,8 +11,9 @@ typedef struct sn_hub_repo {
     const sn_hub_settings *settings;
     sn_model_name name;
     char commit[SN_HTTP_COMMIT_SIZE];
-    char folder[SN_PATH_SIZE]; /* of this commit in our cache */
-    json_t *files;             /* object: name to [size, etag] */
+    char folder[SN_PATH_SIZE];      /* of this commit in our cache */
+    char ref[SN_HUB_REVISION_SIZE]; /* the branch or tag that is this commit; "": not known */
+    json_t *files;                  /* object: name to [size, etag] */
 } sn_hub_repo;
 
 /* Asks the hub for the repository's commit and files; if it cannot be reached, takes what an earlier call remembered.
@@ -23,12 +25,32 @@ bool sn_hub_repo_has(const sn_hub_repo *repo, const char *file, uint64_t *size, 
 /* The GGUF file to take when the name says none; out[0] is 0 for a folder of safetensors. */
 sn_status sn_hub_repo_choose(const sn_hub_repo *repo, char out[SN_HUB_FILE_SIZE], sn_err *err) SN_MUST_USE;
 
+/* Where Hugging Face's tools have the files of a repository at a commit (hub_snapshot.c). */
+typedef struct sn_hub_snapshot {
+    char folder[SN_PATH_SIZE]; /* "HF_HUB_CACHE/models--ORG--NAME"; "": none is used */
+    char commit[SN_HTTP_COMMIT_SIZE];
+    char ref[SN_HUB_REVISION_SIZE]; /* the branch or tag that is this commit; "": not known */
+} sn_hub_snapshot;
+
+sn_status sn_hub_snapshot_of(const sn_hub_repo *repo, sn_hub_snapshot *out, sn_err *err) SN_MUST_USE;
+
 /* A file that is fetched range by range. */
 typedef struct sn_hub_part {
     char path[SN_PATH_SIZE], url[SN_URL_SIZE], etag[SN_ETAG_SIZE];
     uint64_t size;
     sn_range_set wanted;
+    char name[SN_HUB_FILE_SIZE];     /* in the repository; "": it comes from a URL */
+    const sn_hub_snapshot *snapshot; /* of the repository; NULL: it comes from a URL */
+    const sn_manifest *manifest;     /* by which its bytes are verified; NULL: none */
+    const sn_manifest_file *of;      /* the manifest's file */
+    bool *brought;                   /* set when bytes come that are not verified */
 } sn_hub_part;
+
+/* Takes the file from the snapshot, if it is whole there: the part's file becomes a link. */
+sn_status sn_hub_snapshot_take(const sn_hub_part *part, sn_partial_file *file, sn_err *err) SN_MUST_USE;
+/* Of a whole file: compares it with the SHA that the hub names it by, moves it into the snapshot and leaves a link.
+ * SN_REFUSED: it is another one, and is dropped. */
+sn_status sn_hub_snapshot_give(const sn_hub_part *part, sn_partial_file *file, sn_err *err) SN_MUST_USE;
 
 /* Brings what is wanted of the part and not there; then nothing is wanted. */
 sn_status sn_hub_part_fetch(const sn_hub_settings *settings, sn_http *http, sn_hub_part *part, const char *what,

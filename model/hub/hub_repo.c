@@ -79,6 +79,27 @@ static sn_status read_remembered(const char *path, sn_buf *text, sn_err *err) {
     return sn_read_file(path, TREE_MAX - 1, text, err);
 }
 
+static bool is_commit(const char *revision) {
+    return strlen(revision) == 40 && strspn(revision, "0123456789abcdef") == 40;
+}
+
+/* The revision that was asked for; where that is a commit, main, if it was this commit when the hub was asked last. */
+static void find_ref(sn_hub_repo *repo) {
+    char folder[SN_PATH_SIZE], path[SN_PATH_SIZE];
+    sn_buf text = {0};
+    const char *ref = repo->name.revision;
+    if (is_commit(ref)) {
+        json_t *tree = NULL;
+        if (!remembered_path(repo, "main", folder, path, NULL) && !read_remembered(path, &text, NULL))
+            tree = json_loadb((const char *)text.data, text.len, 0, NULL);
+        const char *commit = json_string_value(json_object_get(tree, "sha"));
+        ref = commit && !strcmp(commit, repo->commit) ? "main" : "";
+        json_decref(tree);
+        sn_buf_fini(&text);
+    }
+    snprintf(repo->ref, sizeof repo->ref, "%s", ref);
+}
+
 sn_status sn_hub_repo_open(const sn_hub_settings *settings, sn_http *http, const sn_model_name *name, sn_hub_repo *repo,
                            sn_err *err) {
     char url[SN_URL_SIZE], folder[SN_PATH_SIZE], remembered[SN_PATH_SIZE];
@@ -89,8 +110,7 @@ sn_status sn_hub_repo_open(const sn_hub_settings *settings, sn_http *http, const
         return sn_fail(err, SN_REFUSED, "the hub's address is too long");
     sn_status status = remembered_path(repo, name->revision, folder, remembered, err);
     if (status) return status;
-    bool commit = strlen(name->revision) == 40 && strspn(name->revision, "0123456789abcdef") == 40;
-    bool known = commit && !access(remembered, R_OK); /* a commit never changes */
+    bool known = is_commit(name->revision) && !access(remembered, R_OK); /* a commit never changes */
     if (!known) status = sn_http_get(http, url, TREE_MAX, &text, err);
     bool fresh = !known && !status;
     if (known || (status == SN_RETRY && !access(remembered, R_OK))) status = read_remembered(remembered, &text, err);
@@ -103,6 +123,7 @@ sn_status sn_hub_repo_open(const sn_hub_settings *settings, sn_http *http, const
     if (!status && fresh) status = remembered_path(repo, repo->commit, folder, remembered, err);
     if (!status && fresh) status = sn_file_replace(remembered, text.data, text.len, err);
     sn_buf_fini(&text);
+    if (!status) find_ref(repo);
     if (status) sn_hub_repo_close(repo);
     return status;
 }

@@ -1,15 +1,17 @@
+/* Reading: the text is taken line by line, and every number is checked before it is used. What is allocated is at most
+ * in proportion to the text's lines. */
 #include "model/hub/manifest.h"
 
 #include "base/file.h"
 #include "base/text.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 void sn_manifest_fini(sn_manifest *m) {
     free(m->blocks);
@@ -134,7 +136,8 @@ sn_status sn_manifest_parse(const char *text, size_t len, sn_manifest *m, sn_err
     while (take_word(&r, "block"))
         if (!take_hash(&r, &m->blocks[m->n_blocks++])) return fail(&r, "a block has a hash", err);
     while (!status && take_word(&r, "file")) status = read_file(&r, m, err);
-    m->id = sn_hash_of(text, (size_t)(r.at - text));
+    m->len = (size_t)(r.at - text);
+    m->id = sn_hash_of(text, m->len);
     if (!status && take_word(&r, "signed")) status = read_signature(&r, m, err);
     if (!status && (r.at != r.end || !m->n_blocks || !m->n_files)) status = fail(&r, "what follows it is unknown", err);
     for (char *c = m->name; *c; c++)
@@ -142,23 +145,51 @@ sn_status sn_manifest_parse(const char *text, size_t len, sn_manifest *m, sn_err
     return status;
 }
 
-void sn_manifest_tell(const char *path, sn_model *model) {
-    char beside[SN_PATH_SIZE];
+static bool is_folder(const char *path) {
     struct stat st;
-    sn_buf text = {0};
-    sn_manifest m = {0};
+    return !stat(path, &st) && S_ISDIR(st.st_mode);
+}
+
+/* "PATH.manifest", or swarm.manifest in the folder that the model is or lies in. */
+static sn_status place_beside(const char *path, bool in_folder, char out[SN_PATH_SIZE], sn_err *err) {
     const char *slash = strrchr(path, '/');
-    bool folder = !stat(path, &st) && S_ISDIR(st.st_mode);
-    int len = folder ? (int)strlen(path) : slash ? (int)(slash - path) : 0;
+    int len = is_folder(path) || !in_folder ? (int)strlen(path) : slash ? (int)(slash - path) : 0;
+    const char *name = !in_folder ? SN_MANIFEST_ENDING : len ? "/" SN_MANIFEST_NAME : SN_MANIFEST_NAME;
+    if (snprintf(out, SN_PATH_SIZE, "%.*s%s", len, path, name) >= SN_PATH_SIZE)
+        return sn_fail(err, SN_REFUSED, "the path %s is too long", path);
+    return SN_OK;
+}
+
+sn_status sn_manifest_read_beside(const char *path, bool *found, sn_buf *text, sn_manifest *out, sn_err *err) {
+    char place[SN_PATH_SIZE];
+    sn_buf own = {0};
+    if (!text) text = &own;
+    *found = false;
+    *out = (sn_manifest){0};
+    sn_status status = place_beside(path, false, place, err);
+    if (!status && (is_folder(path) || access(place, R_OK))) status = place_beside(path, true, place, err);
+    if (status || access(place, R_OK)) return status;
+    *found = true;
+    status = sn_read_file(place, SN_MANIFEST_MAX, text, err);
+    if (!status) status = sn_manifest_parse((const char *)text->data, text->len, out, err);
+    sn_buf_fini(&own);
+    return status;
+}
+
+sn_status sn_manifest_write_beside(const char *path, bool folder, const sn_buf *text, sn_err *err) {
+    char place[SN_PATH_SIZE];
+    sn_status status = place_beside(path, folder, place, err);
+    return status ? status : sn_file_replace(place, text->data, text->len, err);
+}
+
+void sn_manifest_tell(const char *path, sn_model *model) {
+    bool found;
+    sn_manifest m;
     const sn_hash id = sn_model_id(model);
-    if ((folder || slash) &&
-        snprintf(beside, sizeof beside, "%.*s/%s", len, path, SN_MANIFEST_NAME) < (int)sizeof beside &&
-        !sn_read_file(beside, SN_MANIFEST_MAX, &text, NULL) &&
-        !sn_manifest_parse((const char *)text.data, text.len, &m, NULL) && !memcmp(&m.model, &id, sizeof id) &&
+    if (!sn_manifest_read_beside(path, &found, NULL, &m, NULL) && found && !memcmp(&m.model, &id, sizeof id) &&
         m.n_blocks == sn_model_hparams(model)->n_blocks)
         sn_model_set_block_hashes(model, m.blocks);
     sn_manifest_fini(&m);
-    sn_buf_fini(&text);
 }
 
 const sn_piece *sn_manifest_piece_at(const sn_manifest *m, const sn_manifest_file *file, uint64_t at) {

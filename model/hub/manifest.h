@@ -26,8 +26,10 @@
 
 enum { SN_PIECE_MAX = 1 << 20, SN_MANIFEST_MAX = 64 << 20, SN_MANIFEST_FILES_MAX = 1024 };
 
-/* The name of the manifest in the folder of a model that was fetched by it. */
-#define SN_MANIFEST_NAME "swarm.manifest"
+/* The manifest beside a model's files: this name in the folder of a model that is a folder, or comes from a swarm; for
+ * another file its own name and SN_MANIFEST_ENDING. */
+#define SN_MANIFEST_NAME   "swarm.manifest"
+#define SN_MANIFEST_ENDING ".manifest"
 
 typedef struct sn_piece {
     uint64_t from, to; /* bytes of the file */
@@ -42,6 +44,7 @@ typedef struct sn_manifest_file {
 
 typedef struct sn_manifest {
     sn_hash id;
+    size_t len;                    /* bytes of the text that the id is of: all but the signature */
     char name[SN_MODEL_NAME_SIZE]; /* of the model, for people */
     sn_hash model, ends;           /* sn_model_id, sn_model_client_hash */
     sn_hash *blocks;               /* (n_blocks): sn_model_block_hash */
@@ -54,9 +57,21 @@ typedef struct sn_manifest {
     uint8_t signer[32], signature[64];
 } sn_manifest;
 
+/* The manifest that a user gives for a model, whose signature was verified, with its text. */
+typedef struct sn_trusted_manifest {
+    sn_manifest manifest;
+    sn_buf text;
+} sn_trusted_manifest;
+
 /* Reads a manifest that may come from anybody. SN_REFUSED says in which line it is wrong. Free *out in any case. */
 sn_status sn_manifest_parse(const char *text, size_t len, sn_manifest *out, sn_err *err) SN_MUST_USE;
 void sn_manifest_fini(sn_manifest *manifest); /* accepts a zeroed struct */
+
+/* Reads the manifest beside the model at `path`, if there is one (found). text NULL: it is not asked for. */
+sn_status sn_manifest_read_beside(const char *path, bool *found, sn_buf *text, sn_manifest *out,
+                                  sn_err *err) SN_MUST_USE;
+/* Writes one there. folder: the model is a folder. */
+sn_status sn_manifest_write_beside(const char *path, bool folder, const sn_buf *text, sn_err *err) SN_MUST_USE;
 
 /* Appends the manifest of the model at `path` to *text. Reads all of its bytes. SN_REFUSED: the files have holes or are
  * not complete. SN_RETRY: cancelled (NULL: never). */
@@ -67,7 +82,11 @@ sn_status sn_manifest_make(const char *path, const sn_cancel *cancel, sn_buf *te
 sn_status sn_manifest_check(const sn_manifest *manifest, const char *path, uint64_t *here, uint64_t *missing,
                             sn_err *err) SN_MUST_USE;
 
-/* Gives the model the block hashes of the manifest beside its files (SN_MANIFEST_NAME), if there is one and it is of
+/* The same for one of its files; *here is added to. */
+sn_status sn_manifest_check_file(const sn_manifest *manifest, const sn_manifest_file *file, const char *path,
+                                 uint64_t *here, sn_err *err) SN_MUST_USE;
+
+/* Gives the model the block hashes of the manifest beside its files, if there is one and it is of
  * this model. path: of the model. So a client that has no blocks uses only nodes that have the blocks of the manifest.
  */
 void sn_manifest_tell(const char *path, sn_model *model);

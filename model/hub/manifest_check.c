@@ -24,8 +24,8 @@ static sn_status present_of(const char *path, const sn_manifest_file *file, sn_r
     return status || partial ? status : sn_range_set_add(present, 0, file->size, err);
 }
 
-static sn_status check_file(const sn_manifest *m, const sn_manifest_file *file, const char *path, uint64_t *here,
-                            sn_err *err) {
+sn_status sn_manifest_check_file(const sn_manifest *m, const sn_manifest_file *file, const char *path, uint64_t *here,
+                                 sn_err *err) {
     sn_range_set present = {0};
     uint8_t *bytes = malloc(SN_PIECE_MAX);
     sn_status status = bytes ? present_of(path, file, &present, err) : sn_fail(err, SN_STOP, "out of memory");
@@ -61,7 +61,7 @@ sn_status sn_manifest_check(const sn_manifest *m, const char *path, uint64_t *he
             status = sn_path_join(name, path, m->files[i].name, err);
         else
             snprintf(name, sizeof name, "%s", path);
-        if (!status) status = check_file(m, &m->files[i], name, here, err);
+        if (!status) status = sn_manifest_check_file(m, &m->files[i], name, here, err);
     }
     *missing = all - *here;
     return status;

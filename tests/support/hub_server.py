@@ -1,15 +1,26 @@
-"""A model hub for tests, with faults: hub_server.py FOLDER [--faults]
+"""A model hub for tests, with faults: hub_server.py FOLDER [--faults | --fault NAME] [--rate BYTES]
 
 FOLDER/ORG/NAME/FILE are the files of repositories. Prints "PORT STORE_PORT" when it listens on 127.0.0.1. Files are
 described by the first port and sent by the second one, as by hubs whose bytes lie in a store elsewhere. GET /-/counts
 says how many bytes of files were sent, and how often the store saw the token. With --faults the store answers many
 requests as real servers now and then do: bodies that end too soon, 429, 500, the whole file instead of a range, gzip,
-locations that have expired. POST /-/commit changes the commit, as a push to the repository does.
+locations that have expired. --fault does one thing only, all the time: truncated (each long body ends after a third of it, once for
+each place), whole (a range is answered by 200), gzip, other (other bytes than were asked for), wrong (a byte is another one),
+changes (after its tenth answer the store has another version). --rate: bytes a second of each body. POST /-/commit changes the
+commit, as a push to the repository does.
 """
-import gzip, hashlib, json, os, sys, threading
+import gzip, hashlib, json, os, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 root, faulty = sys.argv[1], "--faults" in sys.argv
+
+
+def option(name):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else ""
+
+
+fault, rate = option("--fault"), int(option("--rate") or 0)
+cut = set()  # where bodies were truncated
 counts = {"bytes": 0, "requests": 0, "token": 0, "described": 0, "trees": 0}
 state = {"commit": "1" * 40, "nth": 0}
 lock = threading.Lock()
@@ -26,15 +37,20 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
-    def answer(self, code, body=b"", **headers):
+    def answer(self, code, body=b"", counted=False, **headers):
         self.send_response(code)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         if "Content_Length" not in headers:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        for at in range(0, len(body) if self.command != "HEAD" else 0, 1 << 16):
+            self.wfile.write(body[at : at + (1 << 16)])
+            if counted:
+                with lock:
+                    counts["bytes"] += min(1 << 16, len(body) - at)
+            if rate:
+                time.sleep((1 << 16) / rate)
 
     def do_HEAD(self):
         self.do_GET()
@@ -92,7 +108,7 @@ class Store(Handler):
             nth = state["nth"]
         begin, end, code = 0, len(data), 200
         wanted = self.headers.get("Range")
-        if wanted and nth % 11 != 3:
+        if wanted and nth % 11 != 3 and fault != "whole":
             first, last = wanted.removeprefix("bytes=").split("-")
             begin, end, code = int(first), min(int(last) + 1, len(data)), 206
         headers = {"Content_Range": f"bytes {begin}-{end - 1}/{len(data)}"} if code == 206 else {}
@@ -106,13 +122,20 @@ class Store(Handler):
         if faulty and code == 200 and nth % 2:
             packed = gzip.compress(body)
             return self.answer(200, packed, Content_Encoding="gzip")
-        with lock:
-            counts["bytes"] += len(body)
-        if faulty and nth % 3 == 0 and len(body) > 100:  # the connection breaks off in the middle
-            self.answer(code, body[: len(body) // 3], Content_Length=str(len(body)), **headers)
+        if fault == "gzip":
+            return self.answer(code, gzip.compress(body, 1), Content_Encoding="gzip", **headers)
+        if fault == "other" and begin:
+            headers["Content_Range"] = f"bytes {begin - 1}-{end - 2}/{len(data)}"
+        if fault == "wrong" and end > 60000 >= begin:
+            body = body[: 60000 - begin] + bytes([body[60000 - begin] ^ 1]) + body[60001 - begin :]
+        headers["ETag"] = '"v2"' if fault == "changes" and counts["requests"] > 10 else '"v1"'
+        truncated = fault == "truncated" and begin not in cut and len(body) > 4000000
+        cut.add(begin)
+        if (truncated or (faulty and nth % 3 == 0)) and len(body) > 100:  # the connection breaks off in the middle
+            self.answer(code, body[: len(body) // 3], True, Content_Length=str(len(body)), **headers)
             self.close_connection = True
             return None
-        self.answer(code, body, **headers)
+        self.answer(code, body, True, **headers)
 
 
 store = ThreadingHTTPServer(("127.0.0.1", 0), Store)

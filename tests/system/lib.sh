@@ -193,6 +193,21 @@ slow() {
   pid[slow]=$!
 }
 
+# start_hub FOLDER [option...]: a hub of the repositories FOLDER/ORG/NAME (tests/support/hub_server.py) as process "hub". HF_ENDPOINT
+# is its address from here on, $store that of its files.
+start_hub() {
+  start hub python3 "$here/../support/hub_server.py" "$@"
+  local until=$(($(now_ms) + 30000)) port
+  until read -r port store <"$scratch/hub.out" 2>/dev/null && [ -n "$store" ]; do
+    [ "$(now_ms)" -lt "$until" ] || fail "the hub did not start"
+    pause 0.02
+  done
+  store=http://127.0.0.1:$store
+  export HF_ENDPOINT=http://127.0.0.1:$port HF_HOME=$scratch/hf HF_TOKEN=secret
+}
+# hub_count WHAT: what it has counted: bytes, requests, token, described, trees.
+hub_count() { python3 -c 'import json,sys,urllib.request as u; print(json.load(u.urlopen(sys.argv[1] + "/-/counts"))[sys.argv[2]])' "$HF_ENDPOINT" "$1"; }
+
 # python_tests FILE...: the Python package's tests in these files of python/tests, with the build's library and programs. SN_TEST_PYTHON:
 # a Python that has what they need; else the system's, with packages that pip fetches at the first use.
 python_tests() {

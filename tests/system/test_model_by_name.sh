@@ -12,44 +12,32 @@ cp "$SN_TEST_MODEL" "$hub/org/real/model.gguf"
 for n in a b; do cp "$fixtures"/golden/llama/config.json "$hub/org/two/$n.gguf"; done
 cp "$fixtures"/golden/llama/config.json "$hub/closed/one/a.gguf"
 
-# start_hub [--faults]: HF_ENDPOINT is its address from here on.
-start_hub() {
-  start hub python3 "$here/../support/hub_server.py" "$hub" "$@"
-  local until=$(($(now_ms) + 30000)) port store
-  until read -r port store <"$scratch/hub.out" 2>/dev/null && [ -n "$store" ]; do
-    [ "$(now_ms)" -lt "$until" ] || fail "the hub did not start"
-    pause 0.02
-  done
-  export HF_ENDPOINT=http://127.0.0.1:$port HF_HOME=$scratch/hf HF_TOKEN=secret
-}
-count() { python3 -c 'import json,sys,urllib.request as u; print(json.load(u.urlopen(sys.argv[1] + "/-/counts"))[sys.argv[2]])' "$HF_ENDPOINT" "$1"; }
-
 # 2 of 30 blocks and the header, of 98 MB. The second time, nothing.
-start_hub
+start_hub "$hub"
 start_node a org/real 10:12
 wait_ready a
-bytes=$(count bytes)
+bytes=$(hub_count bytes)
 [ "$bytes" -lt 12000000 ] || fail "2 of 30 blocks took $bytes bytes of $(stat -c %s "$SN_TEST_MODEL")"
 [ "$bytes" -gt 4000000 ] || fail "$bytes bytes cannot be two blocks"
-[ "$(count token)" = 0 ] || fail "the token went to another host"
-[ "$(count trees)" = 1 ] || fail "the hub was asked $(count trees) times what the repository holds"
+[ "$(hub_count token)" = 0 ] || fail "the token went to another host"
+[ "$(hub_count trees)" = 1 ] || fail "the hub was asked $(hub_count trees) times what the repository holds"
 stop_node a
 start_node a org/real 10:12
 wait_ready a
-[ "$(count bytes)" = "$bytes" ] || fail "what had been fetched was fetched again"
+[ "$(hub_count bytes)" = "$bytes" ] || fail "what had been fetched was fetched again"
 
 # With the blocks that others have from a file, the text is that of the file.
 start_node b "$SN_TEST_MODEL" 0:10 --join "${address[a]}"
 start_node c "$SN_TEST_MODEL" 12:30 --join "${address[a]}"
 wait_ready b c
 say=(--prompt "The capital of France is" --max-tokens 8 --temperature 0)
-before=$(count bytes)
+before=$(hub_count bytes)
 succeeds "$bin/swarm" generate --model org/real --join "${address[a]}" "${say[@]}"
-bytes=$(($(count bytes) - before))
+bytes=$(($(hub_count bytes) - before))
 [ "$bytes" -gt 10000000 ] && [ "$bytes" -lt 60000000 ] || fail "embedding and LM head took $bytes bytes"
 succeeds "$bin/swarm" tokenize --model org/real --text hello
 succeeds "$bin/swarm" generate --model org/real --join "${address[a]}" "${say[@]}"
-[ $(($(count bytes) - before)) = "$bytes" ] || fail "the client fetched twice"
+[ $(($(hub_count bytes) - before)) = "$bytes" ] || fail "the client fetched twice"
 cp "$scratch/run.out" "$scratch/together"
 succeeds "$bin/swarm" generate --model "$SN_TEST_MODEL" --local all "${say[@]}"
 cmp -s "$scratch/run.out" "$scratch/together" || fail "the fetched blocks compute another text"
@@ -73,7 +61,7 @@ refuses 1 'block 13.*cannot be fetched' "$bin/swarm-node" --model org/real --blo
 
 # A hub that fails in many ways gives the same blocks.
 rm -rf "$SWARM_CACHE"
-start_hub --faults
+start_hub "$hub" --faults
 start_node a org/real 20:22
 wait_ready a
 part=$(echo "$SWARM_CACHE"/models/org--real/*/model.gguf)

@@ -128,7 +128,7 @@ example() { # example FILE NAME=VALUE...: all lines of the example enabled, with
 chmod 0600 "$scratch/id"
 example node.conf "model=$llama" blocks=0:4 listen=127.0.0.1:0 "public=${address[a]}" "join=${address[a]}" \
   "identity=$scratch/id" isa=c device-map=0:1=cpu,1:2=host,2:4=disk "offload-dir=$scratch/blocks" preload=1:2 "swap-dir=$scratch" \
-  metrics=0 "priority=$key=2" "adapters=$fixtures/peft/lora"
+  metrics=0 "cache=$scratch/cache" "priority=$key=2" "adapters=$fixtures/peft/lora"
 start configured "$node" --config "$scratch/node.conf" --name attic2
 wait_ready configured
 grep -q 'in host memory, preloaded' "$scratch/configured.err" || fail "the file's device-map and preload are ignored"

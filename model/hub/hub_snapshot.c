@@ -1,0 +1,125 @@
+/* The cache of Hugging Face's tools: blobs/ETAG has the bytes, snapshots/COMMIT/FILE is a link to them, refs/BRANCH
+ * says which commit a branch is. Only whole files are there, so a file comes in by a rename, and our own path becomes a
+ * link to it. Where the two caches lie in different file systems, whole files stay in ours. */
+#include "model/hub/hub_private.h"
+
+#include <errno.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SHA1_DIGITS = 40, SHA256_DIGITS = 64, CHUNK = 1 << 20 };
+
+sn_status sn_hub_snapshot_of(const sn_hub_repo *repo, sn_hub_snapshot *out, sn_err *err) {
+    const char *root = repo->settings->hf_cache, *slash = strchr(repo->name.repo, '/');
+    *out = (sn_hub_snapshot){0};
+    snprintf(out->commit, sizeof out->commit, "%s", repo->commit);
+    if (!*root) return SN_OK;
+    if (snprintf(out->folder, sizeof out->folder, "%s/models--%.*s--%s", root, (int)(slash - repo->name.repo),
+                 repo->name.repo, slash + 1) >= (int)sizeof out->folder)
+        return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
+    snprintf(out->ref, sizeof out->ref, "%s", repo->ref);
+    return SN_OK;
+}
+
+static sn_status snapshot_path(const sn_hub_part *part, char out[SN_PATH_SIZE], sn_err *err) {
+    const sn_hub_snapshot *s = part->snapshot;
+    if (snprintf(out, SN_PATH_SIZE, "%s/snapshots/%s/%s", s->folder, s->commit, part->name) >= SN_PATH_SIZE)
+        return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
+    return SN_OK;
+}
+
+sn_status sn_hub_snapshot_take(const sn_hub_part *part, sn_partial_file *file, sn_err *err) {
+    char path[SN_PATH_SIZE];
+    struct stat st;
+    if (!part->snapshot || !*part->snapshot->folder || sn_partial_file_is_whole(file)) return SN_OK;
+    sn_status status = snapshot_path(part, path, err);
+    if (status || stat(path, &st) || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != part->size) return status;
+    return sn_partial_file_link(file, path, err);
+}
+
+/* The name that git or its large files give to these bytes, in hexadecimal digits. */
+static sn_status hash_file(const sn_partial_file *file, size_t digits, char out[SHA256_DIGITS + 1], sn_err *err) {
+    uint8_t digest[EVP_MAX_MD_SIZE], *bytes = malloc(CHUNK);
+    char header[64];
+    EVP_MD_CTX *hash = EVP_MD_CTX_new();
+    int n = snprintf(header, sizeof header, "blob %llu", (unsigned long long)file->size) + 1, error = 0;
+    bool right = bytes && hash && EVP_DigestInit_ex(hash, digits == SHA1_DIGITS ? EVP_sha1() : EVP_sha256(), NULL);
+    if (right && digits == SHA1_DIGITS) right = EVP_DigestUpdate(hash, header, (size_t)n);
+    for (uint64_t at = 0; right && !error && at < file->size; at += CHUNK) {
+        size_t part = file->size - at < CHUNK ? (size_t)(file->size - at) : CHUNK;
+        error = sn_file_read_at(file->fd, bytes, part, at);
+        right = error || EVP_DigestUpdate(hash, bytes, part);
+    }
+    right = right && EVP_DigestFinal_ex(hash, digest, NULL);
+    for (size_t i = 0; right && i < digits / 2; i++) snprintf(out + 2 * i, 3, "%02x", digest[i]);
+    EVP_MD_CTX_free(hash);
+    free(bytes);
+    if (error) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", file->path, strerror(error));
+    return right ? SN_OK : sn_fail(err, SN_STOP, "out of memory for a hash");
+}
+
+/* Drops what is there if it is not what the hub says. */
+static sn_status check_sha(const sn_hub_part *part, sn_partial_file *file, size_t digits, sn_err *err) {
+    char said[SHA256_DIGITS + 1];
+    sn_status status = hash_file(file, digits, said, err);
+    if (status || !strcmp(said, part->etag)) return status;
+    file->present.n = 0;
+    status = sn_partial_file_save(file, err);
+    return status ? status
+                  : sn_fail(err, SN_REFUSED,
+                            "%.300s is not the file that the hub names by its SHA: it was dropped, fetch it again",
+                            part->url);
+}
+
+/* "../../blobs/ETAG" as a link at `path`; one more "../" for each folder in the file's name. */
+static sn_status link_blob(const sn_hub_part *part, const char *path, sn_err *err) {
+    char target[SN_PATH_SIZE] = "../../";
+    size_t used = strlen(target);
+    for (const char *c = part->name; *c; c++)
+        if (*c == '/' && used < sizeof target) used += (size_t)snprintf(target + used, sizeof target - used, "../");
+    if (used < sizeof target) used += (size_t)snprintf(target + used, sizeof target - used, "blobs/%s", part->etag);
+    if (used >= sizeof target) return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
+    if (symlink(target, path) && errno != EEXIST)
+        return sn_fail(err, SN_REFUSED, "%s cannot be made: %s", path, strerror(errno));
+    return SN_OK;
+}
+
+static sn_status write_ref(const sn_hub_snapshot *s, sn_err *err) {
+    char path[SN_PATH_SIZE], folder[SN_PATH_SIZE];
+    if (!*s->ref) return SN_OK;
+    if (snprintf(path, sizeof path, "%s/refs/%s", s->folder, s->ref) >= (int)sizeof path)
+        return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
+    snprintf(folder, sizeof folder, "%s", path);
+    *strrchr(folder, '/') = 0;
+    sn_status status = sn_hub_make_folders(folder, err);
+    return status ? status : sn_file_replace(path, s->commit, strlen(s->commit), err);
+}
+
+sn_status sn_hub_snapshot_give(const sn_hub_part *part, sn_partial_file *file, sn_err *err) {
+    char path[SN_PATH_SIZE], folder[SN_PATH_SIZE], blob[SN_PATH_SIZE];
+    size_t digits = strlen(part->etag);
+    if (!part->snapshot || (digits != SHA1_DIGITS && digits != SHA256_DIGITS)) return SN_OK;
+    sn_status status = check_sha(part, file, digits, err);
+    if (status || !*part->snapshot->folder) return status;
+    status = snapshot_path(part, path, err);
+    if (!status && snprintf(blob, sizeof blob, "%s/blobs/%s", part->snapshot->folder, part->etag) >= (int)sizeof blob)
+        status = sn_fail(err, SN_REFUSED, "the path of the cache is too long");
+    snprintf(folder, sizeof folder, "%s", path);
+    *strrchr(folder, '/') = 0;
+    if (!status) status = sn_hub_make_folders(folder, err);
+    snprintf(folder, sizeof folder, "%s", blob);
+    *strrchr(folder, '/') = 0;
+    if (!status) status = sn_hub_make_folders(folder, err);
+    if (status) return status;
+    if (rename(file->path, blob))
+        return errno == EXDEV
+                   ? SN_OK
+                   : sn_fail(err, SN_REFUSED, "%s cannot be moved to %s: %s", file->path, blob, strerror(errno));
+    status = link_blob(part, path, err);
+    if (!status) status = write_ref(part->snapshot, err);
+    return status ? status : sn_partial_file_link(file, path, err);
+}

@@ -1,0 +1,58 @@
+#include "node/weights_watch.h"
+
+#include "base/log.h"
+#include "base/text.h"
+
+#include <string.h>
+
+enum { EVERY_US = 5000000 };
+
+typedef enum verdict { SAME, OTHER, NOT_KNOWN } verdict;
+
+/* A node's announced hashes are those of its weights with the type of its KV cache, so equal weights may have other
+ * hashes. */
+static verdict compare_block(const sn_span_info *span, int block, const uint8_t *announced) {
+    const sn_hash *own = &span->block_hash[block - span->first];
+    if (!memcmp(own->bytes, announced, SN_HASH_SIZE)) return SAME;
+    if (span->kv_dtype != SN_KV_F32) return NOT_KNOWN;
+    for (const sn_word *w = sn_kv_dtype_words; w->name; w++) {
+        const sn_hash hash = sn_block_hash_with_kv_dtype(own, (sn_kv_dtype)w->value);
+        if (!memcmp(hash.bytes, announced, SN_HASH_SIZE)) return SAME;
+    }
+    return OTHER;
+}
+
+static void look_at(sn_weights_watch *watch, const sn_announcement *a, const sn_span_info *span) {
+    char id[2 * SN_KEY_SIZE + 1];
+    uint64_t digits;
+    for (int b = span->first; b < span->end; b++) {
+        if (b < (int)a->first_block || b >= (int)a->end_block) continue;
+        verdict found = compare_block(span, b, a->block_hash[b - (int)a->first_block]);
+        if (found == SAME && !watch->confirmed) {
+            watch->confirmed = true;
+            sn_log(SN_LOG_INFO, "weights confirmed", "node=%s block=%d text=another node announces the same weights",
+                   sn_hex(a->node, SN_KEY_SIZE, id), b);
+        }
+        memcpy(&digits, a->node, sizeof digits);
+        if (found != OTHER || watch->named == digits) continue;
+        watch->named = digits;
+        sn_log(SN_LOG_WARN, "weights differ", "node=%s name=%s block=%d text=%s", sn_hex(a->node, SN_KEY_SIZE, id),
+               a->name, b,
+               "one of the two nodes has other weights than this model's: compare both with a manifest (--manifest)");
+        return;
+    }
+}
+
+int64_t sn_weights_watch_tick(sn_weights_watch *watch, const sn_directory *directory, const sn_hash *model,
+                              const uint8_t *self, const sn_span_info *span, int64_t now_us, int64_t unix_ms) {
+    if (!watch->on) return INT64_MAX;
+    if (now_us < watch->due_us) return watch->due_us;
+    for (size_t i = 0; i < sn_directory_count(directory); i++) {
+        const sn_announcement *a = sn_directory_at(directory, i);
+        if (a->state <= SN_NODE_ONLINE && a->end_block - a->first_block <= SN_SPAN_BLOCKS_MAX &&
+            a->end_block > a->first_block && !memcmp(a->model, model->bytes, SN_HASH_SIZE) &&
+            memcmp(a->node, self, SN_KEY_SIZE) && sn_directory_is_proven_at(directory, i, unix_ms))
+            look_at(watch, a, span);
+    }
+    return watch->due_us = now_us + EVERY_US;
+}

@@ -17,7 +17,8 @@ sn_status sn_parse_blocks(const char *text, int *first, int *end, sn_err *err) S
 /* What an address is for. */
 typedef enum sn_host_port_form {
     SN_HOST_PORT_DIAL,   /* an address to connect to: the port is above 0 */
-    SN_HOST_PORT_LISTEN, /* an address to listen at: also the host * (all interfaces) and the port 0 (a free one) */
+    SN_HOST_PORT_LISTEN, /* an address to listen at: also the host * (all addresses, IPv4 and IPv6) and the port 0 (a
+                            free one) */
     SN_HOST_PORT_PINNED, /* as DIAL, and "#" with 64 hexadecimal digits may follow: the key expected there; or the
                           * word "lan": the host is that word, the port 0 */
 } sn_host_port_form;

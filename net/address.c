@@ -48,6 +48,11 @@ bool sn_address_host(const struct sockaddr_storage *at, char host[SN_ADDRESS_MAX
     return true;
 }
 
+void sn_address_of_own(const char *bound, char own[SN_ADDRESS_MAX + 1]) {
+    bool everywhere = !strncmp(bound, "0.0.0.0:", 8) || !strncmp(bound, "[::]:", 5);
+    snprintf(own, SN_ADDRESS_MAX + 1, everywhere ? "127.0.0.1%s" : "%s", everywhere ? strrchr(bound, ':') : bound);
+}
+
 sn_status sn_address_read(const char *address, struct sockaddr_storage *out, socklen_t *len, sn_err *err) {
     struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
     sn_host_port at;

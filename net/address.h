@@ -20,6 +20,10 @@ sn_status sn_address_check_numeric(const char *address, sn_err *err) SN_MUST_USE
  * False: it has none. */
 bool sn_address_host(const struct sockaddr_storage *at, char host[SN_ADDRESS_MAX + 1]);
 
+/* Where this machine reaches its own listener, which is bound to the address `bound`: by loopback if that stands for
+ * all addresses. */
+void sn_address_of_own(const char *bound, char own[SN_ADDRESS_MAX + 1]);
+
 /* The socket address of a numeric HOST:PORT. */
 sn_status sn_address_read(const char *address, struct sockaddr_storage *out, socklen_t *len, sn_err *err) SN_MUST_USE;
 

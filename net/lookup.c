@@ -157,17 +157,24 @@ static bool local_host_towards(const char *toward, char host[SN_ADDRESS_MAX + 1]
     return known;
 }
 
+/* One of this machine's own addresses of the family that others could reach. */
+static bool local_host_of(const struct ifaddrs *all, int family, char host[SN_ADDRESS_MAX + 1]) {
+    for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
+        struct sockaddr_storage own = {0};
+        if (!i->ifa_addr || i->ifa_addr->sa_family != family || i->ifa_flags & IFF_LOOPBACK) continue;
+        memcpy(&own, i->ifa_addr, family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
+        const struct in6_addr *six = &((const struct sockaddr_in6 *)&own)->sin6_addr;
+        if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(six)) continue; /* needs the name of an interface beside it */
+        if (sn_address_host(&own, host)) return true;
+    }
+    return false;
+}
+
 bool sn_local_host(const char *toward, char host[SN_ADDRESS_MAX + 1]) {
     struct ifaddrs *all = NULL;
-    bool known = false;
     if (*toward) return local_host_towards(toward, host);
     if (getifaddrs(&all)) return false;
-    for (const struct ifaddrs *i = all; i && !known; i = i->ifa_next) {
-        struct sockaddr_storage own = {0};
-        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || i->ifa_flags & IFF_LOOPBACK) continue;
-        memcpy(&own, i->ifa_addr, sizeof(struct sockaddr_in));
-        known = sn_address_host(&own, host);
-    }
+    bool known = local_host_of(all, AF_INET, host) || local_host_of(all, AF_INET6, host);
     freeifaddrs(all);
     return known;
 }

@@ -156,7 +156,7 @@ static const sn_option network[] = {
     SN_OPT_ADDRESS(
         "listen", "HOST:PORT", &args.listen, SN_HOST_PORT_LISTEN,
         "address to listen at, with TCP and (for introductions) UDP; port 0: a free port (default: port 31330 of "
-        "127.0.0.1, or of all addresses with a --join of another machine)"),
+        "127.0.0.1, or of all addresses with a --join of another machine); the host * stands for all addresses"),
     SN_OPT_ADDRESS("public", "HOST:PORT", &args.public_address, SN_HOST_PORT_DIAL,
                    "address to announce, when others reach this node by another one; a name is looked up at the start "
                    "(default: the node finds out how others reach it)"),
@@ -265,10 +265,12 @@ static void print_word(const char *name, const char *word) {
     if (!plain) putchar('\'');
 }
 
-/* A line to copy, to use this node. Others cannot dial an address such as 0.0.0.0, which stands for all
+/* A line to copy, to use this node, or its relay. Others cannot dial an address such as 0.0.0.0, which stands for all
  * interfaces. */
 static void print_invitation(const sn_node *node) {
-    const char *address = sn_node_announced(node), *port = strrchr(address, ':');
+    char address[SN_ADDRESS_MAX + 1];
+    snprintf(address, sizeof address, "%.*s", (int)strcspn(sn_node_announced(node), "/"), sn_node_announced(node));
+    const char *port = strrchr(address, ':');
     bool everywhere = !strncmp(address, "0.0.0.0:", 8) || !strncmp(address, "[::]:", 5) || *address == '*';
     char here[32];
     snprintf(here, sizeof here, "127.0.0.1%s", port ? port : "");
@@ -511,9 +513,7 @@ static sn_status relay_parse(int64_t *bytes_per_s, sn_err *err) {
 static const char *default_listen(void) {
     for (size_t i = 0; i < args.join.n; i++) {
         const char *join = args.join.items[i];
-        if (!strcmp(join, "lan")) return "0.0.0.0:31330";
-        if (*join == '[' && strncmp(join, "[::1]", 5)) return "[::]:31330";
-        if (*join != '[' && strncmp(join, "127.", 4) && strncmp(join, "localhost:", 10)) return "0.0.0.0:31330";
+        if (strncmp(join, "[::1]", 5) && strncmp(join, "127.", 4) && strncmp(join, "localhost:", 10)) return "*:31330";
     }
     return "127.0.0.1:31330";
 }

@@ -122,7 +122,9 @@ static sn_status node_swarm_access(sn_node *node, const sn_node_config *config, 
     node->serving_options.swarm = &node->swarm;
     sn_status status = sn_calloc(&node->sources, config->n_join + 1, sizeof *node->sources, err);
     if (status) return status;
-    snprintf(node->own_source, sizeof node->own_source, "%s#%s", node->address,
+    char own[SN_ADDRESS_MAX + 1];
+    sn_address_of_own(node->address, own);
+    snprintf(node->own_source, sizeof node->own_source, "%s#%s", own,
              sn_hex(node->identity.curve_key, SN_KEY_SIZE, key));
     node->sources[0] = node->own_source;
     for (size_t i = 0; i < config->n_join; i++) node->sources[i + 1] = config->join[i];

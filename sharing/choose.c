@@ -105,15 +105,19 @@ static uint64_t block_bytes(const sn_manifest *m) {
     return m->n_blocks ? bytes / (uint64_t)m->n_blocks : 0;
 }
 
-/* The first group that fits; its manifest. SN_REFUSED: none does. */
-static sn_status take_fitting(sn_fetcher *fetcher, const group *groups, size_t n, uint64_t memory, size_t *which,
-                              sn_manifest *manifest, sn_err *err) {
+/* The first group that fits; its manifest. A manifest that does not come takes a quarter of the time that is left, and
+ * the last one all of it, so that invented models do not draw the choice out. SN_REFUSED: none fits. */
+static sn_status take_fitting(sn_fetcher *fetcher, const group *groups, size_t n, const sn_swarm_query *query,
+                              int64_t until_us, size_t *which, sn_manifest *manifest, sn_err *err) {
     sn_buf text;
+    uint64_t memory = query->memory;
     sn_status status = SN_REFUSED;
     sn_buf_init(&text, SN_MANIFEST_MAX);
     for (*which = 0; *which < n; ++*which) {
+        int64_t now_us = sn_now_us(), each_us = *which + 1 < n ? (until_us - now_us) / 4 : until_us - now_us;
         sn_manifest_fini(manifest);
-        status = sn_fetcher_manifest(fetcher, &groups[*which].manifest, &text, err);
+        status =
+            sn_fetcher_manifest(fetcher, &groups[*which].manifest, now_us + (each_us > 0 ? each_us : 1), &text, err);
         if (!status) status = sn_manifest_parse((const char *)text.data, text.len, manifest, err);
         if (status == SN_STOP) break;
         if (!status && memory && block_bytes(manifest) > memory)
@@ -141,11 +145,14 @@ static void describe(const group *g, const sn_manifest *manifest, size_t n, cons
              fit < (uint64_t)g->n_blocks ? fit : (uint64_t)g->n_blocks, g->n_blocks);
 }
 
+static int64_t patience_end(const sn_swarm_access *access) {
+    return sn_now_us() + 1000 * (int64_t)(access->patience_ms ? access->patience_ms : PATIENCE_MS);
+}
+
 /* Waits until a node shares a model: a node that has just started reads its files first. */
 static sn_status find_groups(const sn_swarm_access *access, sn_link *link, const sn_swarm_query *query,
                              group groups[GROUPS_MAX], size_t *n, sn_err *err) {
-    int patience_ms = access->patience_ms ? access->patience_ms : PATIENCE_MS;
-    int64_t until_us = sn_now_us() + 1000 * (int64_t)patience_ms;
+    int64_t until_us = patience_end(access);
     while (true) {
         sn_status status = sn_link_discover(link, NULL, DISCOVER_MS, err);
         if (status && (status != SN_RETRY || sn_now_us() >= until_us)) return status;
@@ -172,7 +179,7 @@ sn_status sn_swarm_choose(const sn_swarm_access *access, const sn_swarm_query *q
     if (!status && !link) status = sn_fail(err, SN_REFUSED, "no model and no address were given: --model or --join");
     if (!status) status = find_groups(access, link, query, groups, &n, err);
     if (!status && n) qsort(groups, n, sizeof *groups, query->memory ? compare_for_node : compare_for_client);
-    if (!status) status = take_fitting(fetcher, groups, n, query->memory, &which, &manifest, err);
+    if (!status) status = take_fitting(fetcher, groups, n, query, patience_end(access), &which, &manifest, err);
     if (!status) {
         snprintf(name, SN_SWARM_NAME_SIZE, "swarm:%s", sn_hex(groups[which].manifest.bytes, SN_HASH_SIZE, hex));
         describe(&groups[which], &manifest, n, query, sentence);

@@ -90,13 +90,16 @@ static sn_status append_bytes(const sn_msg_weights_reply *reply, sn_buf *out, sn
     return status;
 }
 
-static sn_status manifest_from(sn_fetcher *f, sn_sender *sender, sn_buf *text, sn_err *err) {
+static sn_status manifest_from(sn_fetcher *f, sn_sender *sender, int64_t until_us, sn_buf *text, sn_err *err) {
     uint64_t size = 1;
     sn_status status = SN_OK;
     text->len = 0;
     while (!status && text->len < size) {
         sn_msg *msg = NULL, *reply = NULL;
-        const sn_call call = {sender->address, sender->curve_key, SN_MSG_WEIGHTS_REPLY, ANSWER_US / 1000};
+        int64_t left_us = until_us - sn_now_us();
+        if (left_us <= 0) return sn_fail(err, SN_RETRY, "%s was too slow", sender->address);
+        const sn_call call = {sender->address, sender->curve_key, SN_MSG_WEIGHTS_REPLY,
+                              (int)((left_us < ANSWER_US ? left_us : ANSWER_US) / 1000) + 1};
         uint64_t rest = text->len ? size - text->len : 1;
         status = sn_msg_new(SN_MSG_WEIGHTS, 0, &msg, err);
         if (status) return status;
@@ -117,16 +120,16 @@ static sn_status manifest_from(sn_fetcher *f, sn_sender *sender, sn_buf *text, s
     return status;
 }
 
-sn_status sn_fetcher_manifest(sn_fetcher *f, const sn_hash *id, sn_buf *text, sn_err *err) {
+sn_status sn_fetcher_manifest(sn_fetcher *f, const sn_hash *id, int64_t until_us, sn_buf *text, sn_err *err) {
     sn_err last = {.text = "no node announces it"};
     sn_status status = begin(f, id, 1, err);
-    int64_t until_us = sn_now_us() + patience_us(f);
+    if (!until_us) until_us = sn_now_us() + patience_us(f);
     while (!status && sn_now_us() < until_us) {
         status = discover(f, NULL, err);
         for (size_t i = 0; !status && i < f->senders.n; i++) {
             sn_sender *sender = &f->senders.all[i];
             if (sender->dropped) continue;
-            sn_status got = manifest_from(f, sender, text, &last);
+            sn_status got = manifest_from(f, sender, until_us, text, &last);
             if (got == SN_STOP) return sn_fail(err, got, "%s", last.text);
             if (got) continue;
             const sn_hash hash = sn_hash_of(text->data, text->len);

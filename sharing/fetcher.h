@@ -33,8 +33,10 @@ sn_status sn_fetcher_new(const sn_swarm_access *access, sn_fetcher **out, sn_err
 void sn_fetcher_free(sn_fetcher **fetcher); /* accepts NULL */
 sn_link *sn_fetcher_link(sn_fetcher *fetcher);
 
-/* Appends the manifest of this id to *text, from whichever node has it. */
-sn_status sn_fetcher_manifest(sn_fetcher *fetcher, const sn_hash *id, sn_buf *text, sn_err *err) SN_MUST_USE;
+/* Appends the manifest of this id to *text, from whichever node has it, until until_us (sn_now_us clock; 0: for as long
+ * as patience_ms says). */
+sn_status sn_fetcher_manifest(sn_fetcher *fetcher, const sn_hash *id, int64_t until_us, sn_buf *text,
+                              sn_err *err) SN_MUST_USE;
 
 /* A file of the manifest: where it is here, and what is wanted of it. */
 typedef struct sn_fetcher_part {

@@ -68,7 +68,7 @@ static sn_status get_manifest(swarm_source *s, const char *folder, const sn_hash
     if (!status && !here) {
         sn_buf_fini(&text);
         sn_buf_init(&text, SN_MANIFEST_MAX);
-        status = sn_fetcher_manifest(s->fetcher, id, &text, err);
+        status = sn_fetcher_manifest(s->fetcher, id, 0, &text, err);
     }
     if (!status) status = sn_manifest_parse((const char *)text.data, text.len, &s->manifest, err);
     if (!status && !here) status = sn_file_replace(path, text.data, text.len, err);

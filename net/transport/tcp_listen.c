@@ -46,15 +46,14 @@ static bool name_bound(int fd, char bound[SN_ADDRESS_MAX + 1]) {
     return n > 0 && n <= SN_ADDRESS_MAX;
 }
 
-sn_status sn_tcp_listen(const char *address, int *fd, char bound[SN_ADDRESS_MAX + 1], sn_err *err) {
-    sn_host_port parsed;
+static sn_status listen_at(const sn_host_port *parsed, int family, const char *address, int *fd,
+                           char bound[SN_ADDRESS_MAX + 1], sn_err *err) {
     char port[8];
-    sn_status status = sn_parse_host_port(address, SN_HOST_PORT_LISTEN, &parsed, err);
-    if (status) return status;
-    struct addrinfo *at = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
-    hints.ai_family = strchr(parsed.host, ':') ? AF_INET6 : AF_INET;
-    snprintf(port, sizeof port, "%d", parsed.port);
-    int missing = getaddrinfo(strcmp(parsed.host, "*") ? parsed.host : NULL, port, &hints, &at);
+    sn_status status = SN_OK;
+    struct addrinfo *at = NULL,
+                    hints = {.ai_family = family, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    snprintf(port, sizeof port, "%d", parsed->port);
+    int missing = getaddrinfo(strcmp(parsed->host, "*") ? parsed->host : NULL, port, &hints, &at);
     *fd = -1;
     if (missing) return failed(address, gai_strerror(missing), 0, err);
     if (!open_socket(at, fd) || !name_bound(*fd, bound)) {
@@ -64,4 +63,21 @@ sn_status sn_tcp_listen(const char *address, int *fd, char bound[SN_ADDRESS_MAX 
     }
     freeaddrinfo(at);
     return status;
+}
+
+/* Whether a socket of IPv6, which takes IPv4, too, can be bound here. */
+static bool has_six(void) {
+    const struct sockaddr_in6 any = {.sin6_family = AF_INET6};
+    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool bound = fd >= 0 && !bind(fd, (const struct sockaddr *)&any, sizeof any);
+    if (fd >= 0) close(fd);
+    return bound;
+}
+
+sn_status sn_tcp_listen(const char *address, int *fd, char bound[SN_ADDRESS_MAX + 1], sn_err *err) {
+    sn_host_port parsed;
+    sn_status status = sn_parse_host_port(address, SN_HOST_PORT_LISTEN, &parsed, err);
+    if (status) return status;
+    bool six = strcmp(parsed.host, "*") ? strchr(parsed.host, ':') != NULL : has_six();
+    return listen_at(&parsed, six ? AF_INET6 : AF_INET, address, fd, bound, err);
 }

@@ -54,9 +54,9 @@ typedef struct zmq {
     sn_transport base;
     sn_identity identity;
     void *context;
-    sn_portal *bridges;             /* NULL: no relay was dialled yet */
-    sn_listener *listener;          /* NULL if the transport does not listen */
-    char bound[SN_ADDRESS_MAX + 1]; /* at which it listens */
+    sn_portal *bridges;           /* NULL: no relay was dialled yet */
+    sn_listener *listener;        /* NULL if the transport does not listen */
+    char own[SN_ADDRESS_MAX + 1]; /* at which this program reaches its own listener */
     dealer *dealers;
     zmq_pollitem_t *items; /* (3 + 2 * dealers_capacity): wake, timer, listener, dealers and their monitors */
     size_t n_dealers, dealers_capacity, next_socket;
@@ -121,8 +121,9 @@ static sn_status zmq_transport_listen(sn_transport *t, const char *address, char
     if (z->listener) return sn_fail(err, SN_REFUSED, "this transport listens already: make another for %s", address);
     sn_status status = sn_address_check(address, true, err);
     if (!status) status = sn_listener_new(&z->identity, address, bound, &z->listener, err);
-    snprintf(z->bound, sizeof z->bound, "%s", status ? "" : bound);
-    return status ? status : make_portal(z, err);
+    if (status) return status;
+    sn_address_of_own(bound, z->own);
+    return make_portal(z, err);
 }
 
 static sn_status dealers_reserve(zmq *z, sn_err *err) {
@@ -170,7 +171,7 @@ static bool connect_dealer(zmq *z, dealer *d) {
     if (sn_parse_host_port(d->address, SN_HOST_PORT_DIAL, &at, NULL)) return false;
     if (!at.relayed) return !zmq_connect(d->socket, endpoint_of(d->address, endpoint));
     snprintf(relay, sizeof relay, "%.*s", (int)(strlen(d->address) - strlen(SN_RELAYED)), d->address);
-    if (z->base.portal && sn_portal_serves(z->base.portal, d->key)) snprintf(relay, sizeof relay, "%s", z->bound);
+    if (z->base.portal && sn_portal_serves(z->base.portal, d->key)) snprintf(relay, sizeof relay, "%s", z->own);
     if (!z->bridges && sn_portal_new(&(sn_portal_host){0}, PORTAL_MAX, &z->bridges, &err)) return false;
     if (sn_portal_bridge(z->bridges, relay, d->key, &d->bridge, &err)) return false;
     snprintf(endpoint, sizeof endpoint, TCP "127.0.0.1:%d", d->bridge);

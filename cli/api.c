@@ -48,9 +48,10 @@ swarm_options *sn_cli_options(const char *of, const char *except, sn_err *err) {
     return NULL;
 }
 
+/* What a name stands for was fetched before (cli/fetch_model.c): the model is a path. */
 sn_status sn_cli_open_model(swarm_model **out, sn_err *err) {
     swarm_error *error = NULL;
-    swarm_options *options = sn_cli_options("model", NULL, err);
+    swarm_options *options = sn_cli_options("model", "cache cache-max manifest", err);
     if (!options) return err->status;
     swarm_code code = swarm_model_open(sn_program_settings.common.model, options, out, &error);
     swarm_options_free(options);

@@ -105,7 +105,10 @@ SWARM_API swarm_code swarm_connection_status(swarm_connection *connection, char 
 
 typedef struct swarm_model swarm_model;
 /* Opens a model by its path: a GGUF file, or a folder with config.json and safetensors. It needs no blocks unless a
- * session computes some itself ("local"). options: of "model"; NULL: the defaults. With the option "template" the path
+ * session computes some itself ("local"). With the option "cache" (a folder) it may also be the name of a model of a
+ * hub, "ORG/NAME[:FILE][@REVISION]", or the URL of a GGUF file, where no file has this path: then what is needed of it
+ * is fetched, here and by later calls, also by several processes at once, and stays in the folder. SWARM_RETRY: the hub
+ * does not answer, or is busy. options: of "model"; NULL: the defaults. With the option "template" the path
  * may be NULL: such a model renders chats as text, and does nothing else. */
 SWARM_API swarm_code swarm_model_open(const char *path, const swarm_options *options, swarm_model **model,
                                       swarm_error **error);

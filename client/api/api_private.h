@@ -4,6 +4,7 @@
  * options.c     options as text
  * connection.c  a swarm: identity, addresses, one link behind a lock
  * model.c       tokenizer, embedding and LM head
+ * model_source.c  models that are fetched by name
  * answer.c      answers taken apart, also while they grow
  * session.c     a timeline: opening, events, steps
  * generate.c    generation and sampling in a session
@@ -18,6 +19,7 @@
 #ifndef SN_CLIENT_API_API_PRIVATE_H
 #define SN_CLIENT_API_API_PRIVATE_H
 
+#include "base/file.h"
 #include "client/api/entry.h"
 #include "client/api/setup.h"
 #include "include/swarm.h"
@@ -98,6 +100,9 @@ struct swarm_model {
     sn_lm_head *lm_head;
     sn_answer_format *answers;
 };
+/* Opens the files of a model by its path or, with the option "cache", its name: path is then where they are. */
+sn_status sn_api_open_named(const char *name, const sn_settings *settings, char path[SN_PATH_SIZE], sn_model **out,
+                            sn_err *err) SN_MUST_USE;
 /* The LM head, opened. */
 sn_status sn_model_open_head(const swarm_model *model, sn_lm_head **out, sn_err *err) SN_MUST_USE;
 

@@ -40,12 +40,17 @@ static sn_status open_chat(swarm_model *m, sn_err *err) {
 /* path NULL: nothing but the chat template of the options. */
 static sn_status model_open(swarm_model *m, const char *path, const swarm_options *options, sn_err *err) {
     sn_status status = sn_api_options_init(&m->options, options, "model", NULL, err);
-    const sn_api_settings *o = &m->options.settings.api;
-    if (!status && !path && !o->chat_template)
+    const sn_settings *o = &m->options.settings;
+    char place[SN_PATH_SIZE];
+    if (!status && !path && !o->api.chat_template)
         status = sn_fail(err, SN_REFUSED, "give the path of a model, or a template");
+    bool whole = path && o->api.parts == SN_PARTS_ALL;
+    if (!status && path && (whole || o->common.cache)) {
+        status = sn_api_open_named(path, &m->options.settings, place, &m->model, err);
+        path = place;
+    }
+    if (!whole) sn_model_close(&m->model); /* of a name, the tokenizer is here now */
     if (!status && path) status = sn_api_text(path, strlen(path), &m->path, NULL, err);
-    bool whole = !status && path && o->parts == SN_PARTS_ALL;
-    if (whole) status = sn_model_open(path, &m->model, err);
     if (status) return status;
     if (whole) sn_manifest_tell(path, m->model);
     if (whole) m->hp = sn_model_hparams(m->model);

@@ -80,7 +80,8 @@ static const sn_option connection_options[] = {
                   "emulate a connection like this, as in 100mbit,100ms, for measurements; the nodes need the same "
                   "option"),
     SN_OPT_STRING("cache", "FOLDER", &sn_program_settings.common.cache,
-                  "folder of what is remembered from run to run, such as slow nodes (default: SWARM_CACHE, or "
+                  "folder of fetched models, and of what is remembered from run to run, such as slow nodes (default: "
+                  "SWARM_CACHE, or "
                   "swarm-node in XDG_CACHE_HOME or ~/.cache)"),
 };
 
@@ -208,6 +209,12 @@ static const sn_option api_options[] = {
     SN_OPT_FLAG("hashes", &sn_program_settings.api.hashes,
                 "the description has the SHA-256 of each block's weights, for which the whole file is read"),
     SN_OPT_FLAG("tensors", &sn_program_settings.api.tensors, "the description lists every tensor"),
+    SN_OPT_STRING("hub", "URL", &sn_program_settings.api.hub,
+                  "the hub that ORG/NAME is looked up at (default: https://huggingface.co)"),
+    SN_OPT_STRING("hub-token", "TEXT", &sn_program_settings.api.hub_token,
+                  "the hub's token of access; it goes to no other host"),
+    SN_OPT_STRING("hub-cache", "FOLDER", &sn_program_settings.api.hub_cache,
+                  "where Hugging Face's tools keep whole files (default: it is not used)"),
 };
 
 const sn_option_group sn_group_model = SN_OPTION_GROUP("Model:", model_options);
@@ -242,7 +249,8 @@ static const struct {
     const sn_option_group *const *groups; /* ends with NULL */
 } kinds[] = {
     {"connection", "join dht model timeout identity swarm-key emulate-link cache", groups},
-    {"model", "device threads isa parts template hashes tensors", groups},
+    {"model", "device threads isa parts template hashes tensors cache cache-max manifest hub hub-token hub-cache",
+     groups},
     {"session",
      "local only deny route route-seed reroute-every request-id push kv-replica timeout max-retries prefill-depth "
      "kv-dtype wire-dtype kv-memory device threads isa ctx timeline load session-key draft draft-model draft-tokens "

@@ -73,6 +73,7 @@ typedef struct sn_api_settings {
     int parts;                 /* sn_model_parts */
     const char *chat_template; /* file with a chat template, instead of the model's */
     bool hashes, tensors;      /* in the description of a model */
+    const char *hub, *hub_token, *hub_cache; /* where models are fetched by name; NULL: Hugging Face's, none, none */
 } sn_api_settings;
 typedef enum sn_model_parts { SN_PARTS_ALL, SN_PARTS_TOKENIZER } sn_model_parts;
 

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char hub[] = "https://huggingface.co";
-
 static const char *variable(const char *name) {
     const char *value = getenv(name);
     return value && *value ? value : NULL;
@@ -46,12 +44,7 @@ sn_status sn_hub_settings_read(const char *cache, sn_hub_settings *out, sn_err *
     if (!*out->cache) folder_of("XDG_CACHE_HOME", "/swarm-node", out->cache);
     if (!*out->cache) folder_of("HOME", "/.cache/swarm-node", out->cache);
     if (!*out->cache) return sn_fail(err, SN_REFUSED, "there is no folder for fetched models: give --cache FOLDER");
-    if (!endpoint) endpoint = hub;
-    size_t len = strlen(endpoint);
-    while (len && endpoint[len - 1] == '/') len--;
-    if (len >= sizeof out->http.endpoint || (strncmp(endpoint, "https://", 8) && strncmp(endpoint, "http://", 7)))
-        return sn_fail(err, SN_REFUSED, "HF_ENDPOINT must be the URL of a hub");
-    snprintf(out->http.endpoint, sizeof out->http.endpoint, "%.*s", (int)len, endpoint);
+    if (sn_hub_set_endpoint(out, endpoint, err)) return sn_err_context(err, "HF_ENDPOINT");
     find_token(hf_home, out->http.token);
     return SN_OK;
 }

@@ -286,6 +286,16 @@ sn_status sn_hub_open_model(const char *name, const sn_hub_settings *settings, c
     return status;
 }
 
+sn_status sn_hub_set_endpoint(sn_hub_settings *settings, const char *endpoint, sn_err *err) {
+    if (!endpoint) endpoint = "https://huggingface.co";
+    size_t len = strlen(endpoint);
+    while (len && endpoint[len - 1] == '/') len--;
+    if (len >= sizeof settings->http.endpoint || (strncmp(endpoint, "https://", 8) && strncmp(endpoint, "http://", 7)))
+        return sn_fail(err, SN_REFUSED, "it must be the URL of a hub");
+    snprintf(settings->http.endpoint, sizeof settings->http.endpoint, "%.*s", (int)len, endpoint);
+    return SN_OK;
+}
+
 sn_status sn_hub_pin(const char *name, const sn_hub_settings *settings, char out[SN_URL_SIZE], sn_err *err) {
     sn_model_name parsed = {0};
     sn_hub_repo repo = {0};

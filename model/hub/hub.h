@@ -43,6 +43,9 @@ typedef struct sn_hub_settings {
     void *context;
 } sn_hub_settings;
 
+/* Sets the hub's address. endpoint NULL: https://huggingface.co. SN_REFUSED: it is no URL. */
+sn_status sn_hub_set_endpoint(sn_hub_settings *settings, const char *endpoint, sn_err *err) SN_MUST_USE;
+
 /* Whether a file of this name in a folder of safetensors is read when the model is opened or computed: configuration,
  * tokenizer, weights. */
 bool sn_hub_is_model_file(const char *name);

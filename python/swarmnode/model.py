@@ -101,11 +101,26 @@ class Tokenizer:
         return message
 
 
+def _places() -> dict[str, str | None]:
+    """Where models are fetched from and to, as the programs take it from the environment."""
+    env = os.environ.get
+    caches = env("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    hugging_face = env("HF_HOME") or os.path.join(caches, "huggingface")
+    token = env("HF_TOKEN")
+    if not token and os.path.isfile(os.path.join(hugging_face, "token")):
+        with open(os.path.join(hugging_face, "token")) as file:
+            token = file.read().strip()
+    return {"cache": env("SWARM_CACHE") or os.path.join(caches, "swarm-node"), "hub": env("HF_ENDPOINT") or None,
+            "hub_token": token or None, "hub_cache": env("HF_HUB_CACHE") or os.path.join(hugging_face, "hub")}
+
+
 class Model(Handle):
     """What a client needs of a model besides its blocks. Any number of threads may use it.
 
     swarm: the nodes that compute the blocks; None: this process computes all of them.
-    path: a GGUF file, or a folder with config.json, safetensors files and tokenizer.json.
+    path: a GGUF file, or a folder with config.json, safetensors files and tokenizer.json; or, to fetch what is needed of
+    it, ORG/NAME[:FILE][@REVISION] of a hub or the URL of a GGUF file. Caches and hub are then those of the programs
+    (SWARM_CACHE, HF_HOME, HF_ENDPOINT, HF_TOKEN), unless options say otherwise.
     Options: threads, device, parts, ... (`describe_options("model")`)."""
 
     _what = "model"
@@ -113,7 +128,7 @@ class Model(Handle):
     def __init__(self, swarm: Swarm | None, path: str | os.PathLike[str], **given: Any) -> None:
         pointer = ctypes.c_void_p()
         self.swarm, self.path = swarm, os.fspath(path)
-        with options("model", given) as made:
+        with options("model", given if os.path.exists(self.path) else _places() | given) as made:
             call(lib.swarm_model_open, os.fsencode(self.path), made, ctypes.byref(pointer))
         self._begin(pointer, lib.swarm_model_close, swarm)
         self.blocks: int = lib.swarm_model_blocks(pointer)

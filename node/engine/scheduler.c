@@ -352,14 +352,25 @@ static bool batch_add_decode_jobs(sn_scheduler *s, int64_t now_us) {
     return any;
 }
 
+/* Prompts of which rows are to be computed: a session has one job at a time. */
+static int prompts_waiting(const sn_scheduler *s) {
+    int n = 0;
+    for (const sn_job *job = s->jobs; job; job = job->next) n += job_may_run(job) && !job_counts_as_decode(job);
+    return n;
+}
+
 /* Limit of the prefill rows in a batch. While sessions decode, it keeps the pass short, also for those whose next step
- * will arrive during the pass. A multiple of 8, because the kernels compute 8 rows at once. */
-static int prefill_rows_max(sn_scheduler *s, bool decoding, int64_t now_us) {
+ * will arrive during the pass; where more prompts wait than rows decode, they may delay those in that ratio. A multiple
+ * of 8, because the kernels compute 8 rows at once. */
+static int prefill_rows_max(sn_scheduler *s, bool decoding, int prompts, int64_t now_us) {
     enum { MULTIPLE = 8 };
     int decode_rows = sn_decoding_sessions_rows(&s->decoding, now_us);
     if (!decoding && !decode_rows) return SN_SPAN_ROWS_MAX;
     if (!s->row_ns) return SN_PREFILL_ROWS_CONCURRENT;
-    uint64_t rows = SN_PREFILL_DELAY_US * 1000ull / s->row_ns;
+    int delays = prompts / (decode_rows ? decode_rows : 1);
+    if (delays < 1) delays = 1;
+    if (delays > SN_PREFILL_DELAYS_MAX) delays = SN_PREFILL_DELAYS_MAX;
+    uint64_t rows = (uint64_t)delays * SN_PREFILL_DELAY_US * 1000 / s->row_ns;
     if (rows < (uint64_t)decode_rows) rows = (uint64_t)decode_rows;
     if (rows > SN_SPAN_ROWS_MAX) rows = SN_SPAN_ROWS_MAX;
     return rows < MULTIPLE ? MULTIPLE : (int)rows / MULTIPLE * MULTIPLE;
@@ -384,7 +395,7 @@ static void batch_form(sn_scheduler *s, int64_t now_us) {
     s->span_rows = 0;
     jobs_prepare(s, now_us);
     s->lead = batch_choose_lead(s);
-    int budget = prefill_rows_max(s, batch_add_decode_jobs(s, now_us), now_us);
+    int budget = prefill_rows_max(s, batch_add_decode_jobs(s, now_us), prompts_waiting(s), now_us);
     s->batch_number++;
     for (sn_job *job; budget > 0 && (job = prefill_next_job(s));) {
         int before = s->n_rows;
@@ -450,7 +461,7 @@ static bool training_may_run(sn_scheduler *s, int64_t now_us) {
 /* What a piece may cost: it delays a decode step by no more than prefill rows do. The first step of a session that
  * comes while no session decodes waits a little longer, for fewer copies of offloaded blocks. */
 static size_t training_cost_max(sn_scheduler *s, int64_t now_us) {
-    size_t rows = (size_t)prefill_rows_max(s, true, now_us) * (steps_are_expected(s, now_us) ? 1 : PIECES_ALONE);
+    size_t rows = (size_t)prefill_rows_max(s, true, 1, now_us) * (steps_are_expected(s, now_us) ? 1 : PIECES_ALONE);
     double ns = (double)rows * (double)s->row_ns;
     if (ns > 0 && s->training_unit_ns > 0) return (size_t)(ns / s->training_unit_ns);
     return rows * (size_t)(sn_span_end(s->span) - sn_span_first(s->span)) * SN_TRAIN_ROW_COST;

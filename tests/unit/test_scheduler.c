@@ -151,6 +151,24 @@ Test(scheduler, prefill_delays_decoding_by_a_bounded_time) {
     fixture_end(&b);
 }
 
+Test(scheduler, prompts_may_delay_decoding_in_the_ratio_of_their_number) {
+    static const int rows[][3] = {{3, 1, 48}, {3, 2, 16}, {7, 2, 48}, {2, 3, 16}, {9, 1, 64}}; /* 10 ms are 16.7 rows */
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fixture b;
+        unsigned finished;
+        int n = 0;
+        fixture_begin(&b, 128);
+        sn_scheduler_set_throughput(b.scheduler, 0, 600000);
+        for (int s = 0; s < rows[i][0]; s++) add_step(&b, s, 0, 80);
+        for (int s = 10; s < 10 + rows[i][1]; s++) add_step(&b, s, 0, 1);
+        run_batch(&b, SN_OK, &finished);
+        for (int s = 0; s < rows[i][0]; s++) n += b.kv[s] ? sn_kv_cache_length(b.kv[s]) : 0;
+        cr_expect_eq(n, rows[i][2], "%d rows of %d prompts beside %d", n, rows[i][0], rows[i][1]);
+        while (!sn_scheduler_idle(b.scheduler)) run_batch(&b, SN_OK, &finished);
+        fixture_end(&b);
+    }
+}
+
 Test(scheduler, keeps_prefill_short_for_a_while_after_decoding) {
     fixture b;
     fixture_begin(&b, 64);

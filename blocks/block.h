@@ -37,8 +37,8 @@ enum { SN_EXPERT_PIECES = 6 };
 typedef struct sn_block_layout {
     sn_weight_layout parts[SN_ROLE_COUNT];
     size_t bytes; /* of the image */
-    /* Experts that rest elsewhere and are brought to slots of the image when they are chosen (expert_slots.h). 0: all
-     * experts lie in the image. */
+    /* Above 0: experts rest elsewhere and are brought to slots of the image when they are chosen (expert_slots.h). Else
+     * SN_ALL_EXPERTS and so on. */
     int n_slots;
     /* Bytes of each piece in an expert's image, one after the other, and from one slot to the next. 0: the family has
      * no such piece. */
@@ -48,16 +48,18 @@ typedef struct sn_block_layout {
 
 /* Views into an image on the device. */
 typedef struct sn_block {
-    sn_weight matrix[SN_ROLE_COUNT];    /* roles with two dimensions */
-    const float *vector[SN_ROLE_COUNT]; /* norms and biases, float32; NULL: the family has none */
-    int width[SN_ROLE_COUNT];           /* elements of each vector */
-    sn_experts experts[3];              /* gate, up, down: SN_ROLE_EXPERTS_GATE and the two after it */
-    sn_experts heads[2];                /* SN_ROLE_ATTN_K_UP, SN_ROLE_ATTN_V_UP */
-    struct sn_expert_slots *slots;      /* NULL: all experts are in the image; else `experts` are slots for some */
-    const struct sn_block *next;        /* the next block on the device with slots, to foresee its choice; or NULL */
+    sn_weight matrix[SN_ROLE_COUNT];      /* roles with two dimensions */
+    const float *vector[SN_ROLE_COUNT];   /* norms and biases, float32; NULL: the family has none */
+    int width[SN_ROLE_COUNT];             /* elements of each vector */
+    sn_experts experts[3];                /* gate, up, down: SN_ROLE_EXPERTS_GATE and the two after it */
+    sn_experts heads[2];                  /* SN_ROLE_ATTN_K_UP, SN_ROLE_ATTN_V_UP */
+    struct sn_expert_slots *slots;        /* NULL: all experts are in the image; else `experts` are slots for some */
+    const struct sn_experts_apart *apart; /* the experts are on another device; NULL: they are not */
+    const struct sn_block *next;          /* the next block on the device with slots, to foresee its choice; or NULL */
 } sn_block;
 
-/* n_slots: of a mixture (ignored in other blocks); 0: all experts lie in the image. */
+/* n_slots: of a mixture (ignored in other blocks), above 0, or one of these. */
+enum { SN_ALL_EXPERTS = 0, SN_WITHOUT_EXPERTS = -1, SN_ONLY_EXPERTS = -2 };
 sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, int n_slots,
                              sn_block_layout *out, sn_err *err) SN_MUST_USE;
 /* Where a piece of the expert in `slot` lies in the image. */
@@ -76,7 +78,7 @@ sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, co
 sn_block sn_block_at(const sn_block_layout *layout, const void *image);
 
 /* Whether the feed-forward is a mixture of experts; else its width. */
-static inline bool sn_block_has_experts(const sn_block *block) { return block->experts[0].n; }
+static inline bool sn_block_has_experts(const sn_block *block) { return block->experts[0].n || block->apart; }
 static inline size_t sn_block_n_ff(const sn_block *block) { return block->matrix[SN_ROLE_FFN_UP].rows; }
 
 /* ---- forward pass ---- */
@@ -128,6 +130,15 @@ static inline size_t sn_widest_row(const sn_hparams *hp) {
     return widest;
 }
 
+/* The experts of a block on another device than its own, which computes them there. */
+typedef struct sn_experts_apart {
+    sn_device *device;
+    const sn_scratch *scratch; /* of that device */
+    sn_block block;            /* an image with nothing but experts */
+    int32_t *ids;              /* host, (SN_SPAN_ROWS_MAX, n_experts_used), as weights */
+    float *weights;
+} sn_experts_apart;
+
 /* The adapter of one block (adapter.h), on the block's device. Zeroed: none. */
 typedef struct sn_block_adapter {
     const float *prompt; /* (n_prompt, n_embd): added to the hidden states that enter, at positions below n_prompt */
@@ -147,6 +158,7 @@ typedef struct sn_forward_pass {
     const sn_sequence *sequences;
     const sn_block_adapter *adapter; /* NULL: none */
     int number;                      /* of the block in the model */
+    uint64_t *moved; /* grows by the bytes that cross a device's border in the block; NULL: not counted */
 } sn_forward_pass;
 
 /* Replaces scratch->x (n_rows, n_embd) by the block's output and stores the rows' keys and values. `index`: of the

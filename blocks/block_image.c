@@ -43,7 +43,7 @@ static void part_limit_to_slots(sn_weight_layout *part, int n_experts, int n_slo
 static void layout_set_pieces(int n_experts, sn_block_layout *out) {
     for (int i = 0; i < SN_EXPERT_PIECES; i++) {
         const sn_weight_layout *part = &out->parts[piece_roles[i]];
-        int n = out->n_slots ? out->n_slots : n_experts;
+        int n = out->n_slots > 0 ? out->n_slots : n_experts;
         if (part->rows) out->pieces[i] = part->vector ? part->bytes / (size_t)n : part->stride;
         out->expert_bytes += out->pieces[i];
     }
@@ -58,6 +58,7 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
     sn_weight_layout *part = &out->parts[role];
     sn_model_tensor t;
     size_t all;
+    if (out->n_slots == (is_expert_piece(role) ? SN_WITHOUT_EXPERTS : SN_ONLY_EXPERTS)) return SN_OK;
     sn_status status = sn_model_find(model, role, number, &t, err);
     if (status || !t.data) return status;
     if (t.turned) t.dtype = SN_F32; /* it is decoded and transposed */
@@ -70,7 +71,7 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
                                .vector = sn_role_is_vector(role)};
     if (!part->vector) status = device->ops->weight_size(device, t.dtype, part->rows, part->cols, &part->bytes, err);
     if (status) return sn_err_context(err, "block %d, %s", number, sn_role_name(role));
-    if (out->n_slots && is_expert_piece(role))
+    if (out->n_slots > 0 && is_expert_piece(role))
         part_limit_to_slots(part, sn_model_hparams(model)->n_experts, out->n_slots);
     part->stride = sn_round_up(part->bytes, 64);
     if (!sn_mul(part->stride, (size_t)part->n_matrices, &all) || !sn_add(out->bytes, all, &out->bytes))
@@ -83,7 +84,7 @@ sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int
     char name[32];
     sn_status status = SN_OK;
     *out = (sn_block_layout){.n_slots = sn_has_experts(sn_model_hparams(model), number) ? n_slots : 0};
-    if (sn_model_hparams(model)->latent && !device->latent_attention)
+    if (sn_model_hparams(model)->latent && !device->latent_attention && out->n_slots != SN_ONLY_EXPERTS)
         return sn_fail(err, SN_REFUSED,
                        "%s cannot keep the latent KV cache of the %s family: give its blocks to a CPU (--device cpu)",
                        sn_device_id_name(device->id, name), sn_model_hparams(model)->family);
@@ -142,7 +143,7 @@ sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, co
     if (needed) return needed;
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
         const sn_weight_layout *part = &layout->parts[role];
-        if (layout->n_slots && is_expert_piece((sn_role)role)) continue;
+        if (layout->n_slots > 0 && is_expert_piece((sn_role)role)) continue;
         for (int i = 0; part->rows && i < part->n_matrices; i++) {
             char *out = (char *)image + part->offset + (size_t)i * part->stride;
             sn_status status = pack_weight(model, device, number, (sn_role)role, i, out, err);

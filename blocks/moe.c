@@ -4,6 +4,7 @@
 #include "blocks/moe.h"
 
 #include "blocks/expert_slots.h"
+#include "device/guard.h"
 
 _Static_assert((int)SN_MODEL_EXPERTS_MAX <= (int)SN_EXPERTS_MAX &&
                    (int)SN_MODEL_EXPERTS_USED_MAX <= (int)SN_EXPERTS_USED_MAX,
@@ -205,6 +206,33 @@ static sn_status shared_backward(const sn_block *b, const sn_backward_pass *p, c
 
 /* -- the mixture */
 
+/* -- experts on another device */
+
+/* h (n, n_embd) = the sum over k of weights * expert_out, where another device computes the experts. */
+static sn_status moe_run_apart(const sn_block *b, const sn_forward_pass *p, const float *u, const moe_buffers *m,
+                               sn_err *err) {
+    const sn_experts_apart *a = b->apart;
+    const sn_hparams *hp = p->hp;
+    sn_device *own = p->device, *other = a->device;
+    const int64_t shape[] = {p->n_rows, hp->n_embd};
+    const size_t bytes = (size_t)p->n_rows * (size_t)hp->n_experts_used * sizeof(float);
+    sn_tensor x = {.name = "hidden states", .dtype = SN_F32, .rank = 2, .shape = {shape[0], shape[1]}};
+    moe_buffers there = moe_buffers_at(hp, p->n_rows, a->scratch->router_out);
+    there.gate = a->scratch->gate, there.up = a->scratch->up, there.act = a->scratch->gate;
+    there.expert_out = a->scratch->expert_out;
+    const sn_moe_selection selection = moe_selection_of(hp, p->n_rows, &there);
+    SN_TRY(own->ops->download(own, a->ids, m->ids, bytes, err));
+    SN_TRY(own->ops->download(own, a->weights, m->weights, bytes, err));
+    SN_TRY(other->ops->upload(other, there.ids, a->ids, bytes, err));
+    SN_TRY(other->ops->upload(other, there.weights, a->weights, bytes, err));
+    x.device = own, x.data = u;
+    SN_TRY(sn_guard(&x, other, 2, shape, a->scratch->h, p->moved, err));
+    SN_TRY(moe_run_selected(&a->block, other, hp, &selection, a->scratch->h, &there, err));
+    SN_TRY(other->ops->moe_combine(other, &selection, hp->n_embd, there.expert_out, a->scratch->x, err));
+    x.device = other, x.data = a->scratch->x;
+    return sn_guard(&x, own, 2, shape, p->scratch->h, p->moved, err);
+}
+
 sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const float *u, sn_err *err) {
     const sn_scratch *s = p->scratch;
     const sn_hparams *hp = p->hp;
@@ -214,9 +242,14 @@ sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const floa
     if (hp->n_ff_shared) SN_TRY(shared_forward(b, p->device, hp, p->n_rows, u, &shared, err));
     SN_TRY(moe_route(b, p->device, hp, p->n_rows, u, &m, err));
     const sn_moe_selection selection = moe_selection_of(hp, p->n_rows, &m);
-    SN_TRY(b->slots ? moe_run_brought(b, p, u, &m, err) : moe_run_selected(b, p->device, hp, &selection, u, &m, err));
-    /* h (n, n_embd) = the sum over k of weights * expert_out, then shared_out */
-    SN_TRY(p->device->ops->moe_combine(p->device, &selection, hp->n_embd, m.expert_out, s->h, err));
+    if (b->apart) {
+        SN_TRY(moe_run_apart(b, p, u, &m, err));
+    } else {
+        SN_TRY(b->slots ? moe_run_brought(b, p, u, &m, err)
+                        : moe_run_selected(b, p->device, hp, &selection, u, &m, err));
+        /* h (n, n_embd) = the sum over k of weights * expert_out, then shared_out */
+        SN_TRY(p->device->ops->moe_combine(p->device, &selection, hp->n_embd, m.expert_out, s->h, err));
+    }
     size_t n_out = (size_t)p->n_rows * (size_t)hp->n_embd;
     return hp->n_ff_shared ? p->device->ops->add(p->device, n_out, s->h, s->shared_out, err) : SN_OK;
 }

@@ -13,14 +13,16 @@ typedef struct planner {
     sn_tie_table ties;
     sn_plan_ledger ledger; /* of the current attempt */
     sn_preload preload;
-    const sn_residence *experts; /* where the experts of each block rest; NULL: with their blocks */
+    const sn_block_placement *experts; /* where the experts of each block are; NULL: with their blocks */
     sn_block_placement placements[SN_PLAN_BLOCKS_MAX];
 } planner;
 
 /* The placement of a block that stays on device d. */
 static sn_block_placement resident(const planner *p, int b, int d) {
-    return (sn_block_placement){
-        .device = d, .preload = p->preload.blocks[b], .experts = p->experts ? p->experts[b] : SN_ON_DEVICE};
+    sn_block_placement place = p->experts ? p->experts[b] : (sn_block_placement){0};
+    place.device = d;
+    place.preload = p->preload.blocks[b];
+    return place;
 }
 
 static bool try_resident(planner *p, int b, int d) {
@@ -210,10 +212,10 @@ static sn_status planner_refuse(planner *p, sn_err *err) {
 
 /* The blocks stay on devices, and their experts rest where blocks may be offloaded. */
 static bool place_without_experts(planner *p) {
-    sn_residence experts[SN_PLAN_BLOCKS_MAX];
+    sn_block_placement experts[SN_PLAN_BLOCKS_MAX];
     bool any = false;
     for (int b = 0; b < p->n; b++) {
-        experts[b] = p->query->offload;
+        experts[b] = (sn_block_placement){.experts = p->query->offload};
         any |= p->query->costs[b].n_experts && !p->preload.blocks[b];
     }
     if (!any || p->experts) return false;
@@ -227,7 +229,8 @@ sn_status sn_plan_auto(const sn_plan_query *query, sn_plan *out, sn_err *err) {
     return sn_plan_auto_experts(query, NULL, out, err);
 }
 
-sn_status sn_plan_auto_experts(const sn_plan_query *query, const sn_residence *experts, sn_plan *out, sn_err *err) {
+sn_status sn_plan_auto_experts(const sn_plan_query *query, const sn_block_placement *experts, sn_plan *out,
+                               sn_err *err) {
     planner p = {.experts = experts};
     sn_status status = planner_init(&p, query, err);
     if (!status) status = sn_plan_parse_preload(query, &p.preload, err);
@@ -239,7 +242,7 @@ sn_status sn_plan_auto_experts(const sn_plan_query *query, const sn_residence *e
     bool all_preloaded = true;
     for (int b = 0; b < p.n; b++) all_preloaded &= p.preload.blocks[b];
     bool fits = (!query->offload_all || all_preloaded) && place_resident(&p);
-    if (!fits && query->offload != SN_ON_DEVICE)
+    if (!fits && query->offload != SN_ON_DEVICE && !experts) /* a map is honoured as it stands */
         fits = (!query->offload_all && place_without_experts(&p)) || place_offloaded(&p);
     if (!fits) return planner_refuse(&p, err);
     return sn_plan_finish(query, &p.ties, &p.preload, p.placements, out, err);

@@ -49,6 +49,8 @@ typedef struct sn_block_placement {
                      whatever its residence */
     sn_residence experts; /* of a block on its device: where its experts rest */
     int n_slots;          /* experts that are on the device at a time; 0: all of them, always */
+    bool apart;           /* another device holds and computes all experts: */
+    int experts_device;
 } sn_block_placement;
 
 enum { SN_PLAN_DEVICES_MAX = 16, SN_PLAN_BLOCKS_MAX = 256, SN_TIES_MAX = 8, SN_PLAN_EXPERTS_MAX = SN_EXPERTS_MAX };
@@ -99,9 +101,9 @@ sn_status sn_plan_auto(const sn_plan_query *query, sn_plan *out, sn_err *err) SN
 
 /* The plan of an explicit map, "10:14=cuda:0,14:18=xpu:0,18:20=cpu,20:22=disk", in any order. Blocks mapped to "host"
  * and "disk" compute on the first device that the map names, or on the query's first one. "10:14.experts=host" says
- * where the experts of blocks rest; "*" stands for all blocks. A map that names only experts leaves the devices to
- * automatic placement. SN_REFUSED names what is
- * wrong: a block that is not covered or covered twice, an unknown device, or devices that have too little memory. */
+ * where the experts of blocks rest, "*.experts=cpu" which device holds and computes them; "*" stands for all blocks. A
+ * map that names only experts leaves the devices to automatic placement. SN_REFUSED names what is wrong: a block that
+ * is not covered or covered twice, an unknown device, or devices that have too little memory. */
 sn_status sn_plan_explicit(const sn_plan_query *query, const char *map, sn_plan *out, sn_err *err) SN_MUST_USE;
 
 /* The number of blocks from query->first on (at most to query->end) that fit on the devices without offload, with

@@ -80,7 +80,9 @@ static size_t cost_of(const sn_plan_ledger *ledger, int index, const sn_block_pl
     int device = place->device;
     size_t slot = ledger->slot[device], sum = cost->cache;
     if (!ledger->used[device]) sum = sn_plan_add_sizes(sum, ledger->query->devices[device].scratch);
-    if (sn_block_has_slots(cost, place))
+    if (sn_block_is_apart(cost, place))
+        sum = sn_plan_add_sizes(sum, cost->without_experts);
+    else if (sn_block_has_slots(cost, place))
         sum = sn_plan_add_sizes(sn_plan_add_sizes(sum, cost->without_experts),
                                 slots_bytes(cost, slots_min(cost, ledger->n_pinned)));
     else if (!sn_block_is_streamed(place))
@@ -90,11 +92,21 @@ static size_t cost_of(const sn_plan_ledger *ledger, int index, const sn_block_pl
     return sn_plan_add_sizes(sum, sn_plan_ledger_tied_cost(ledger, index, device));
 }
 
+/* The bytes that the device of the experts needs in addition, where it is another one. */
+static size_t cost_of_experts(const sn_plan_ledger *ledger, int index, const sn_block_placement *place) {
+    const sn_block_cost *cost = &ledger->query->costs[index];
+    if (!sn_block_is_apart(cost, place)) return 0;
+    size_t scratch = ledger->used[place->experts_device] ? 0 : ledger->query->devices[place->experts_device].scratch;
+    return sn_plan_add_sizes(scratch, cost->weights - cost->without_experts);
+}
+
 void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, const sn_block_placement *place) {
-    size_t weights = ledger->query->costs[index].weights;
-    int device = place->device;
+    size_t weights = ledger->query->costs[index].weights, experts = cost_of_experts(ledger, index, place);
+    int device = place->device, other = place->experts_device;
     ledger->bytes[device] = sn_plan_add_sizes(ledger->bytes[device], cost_of(ledger, index, place));
     ledger->used[device] = true;
+    if (experts) ledger->bytes[other] = sn_plan_add_sizes(ledger->bytes[other], experts);
+    if (experts) ledger->used[other] = true;
     if (sn_block_is_streamed(place) && weights > ledger->slot[device]) ledger->slot[device] = weights;
     for (int t = 0; t < ledger->ties->n_of[index]; t++)
         ledger->held[ledger->ties->of[index][t]] |= (uint16_t)(1u << device);
@@ -103,7 +115,11 @@ void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, const sn_block_placem
 bool sn_plan_ledger_try_add(sn_plan_ledger *ledger, int index, const sn_block_placement *place) {
     size_t budget = ledger->query->devices[place->device].budget, used = ledger->bytes[place->device];
     size_t extra = cost_of(ledger, index, place);
+    size_t experts = cost_of_experts(ledger, index, place), other = (size_t)place->experts_device;
     if (extra == SIZE_MAX || used > budget || extra > budget - used) return false;
+    if (experts && (experts == SIZE_MAX || ledger->bytes[other] > ledger->query->devices[other].budget ||
+                    experts > ledger->query->devices[other].budget - ledger->bytes[other]))
+        return false;
     sn_plan_ledger_add(ledger, index, place);
     return true;
 }
@@ -141,35 +157,54 @@ static sn_status share_slots(const sn_plan_query *query, const sn_plan_ledger *l
     return SN_OK;
 }
 
+/* The number of a device of the query in the plan, which gets it if it is new. */
+static int number_of(const sn_plan_query *query, int device, int number[SN_PLAN_DEVICES_MAX], sn_plan *out) {
+    if (number[device] >= 0) return number[device];
+    out->devices[out->n_devices] = query->devices[device].id;
+    return number[device] = out->n_devices++;
+}
+
+static void finish_block(const sn_plan_query *query, sn_plan_ledger *ledger, int b, sn_plan *out) {
+    const sn_block_cost *cost = &query->costs[b];
+    sn_block_placement *place = &out->placements[b];
+    sn_plan_ledger_add(ledger, b, place);
+    bool slots = sn_block_has_slots(cost, place);
+    if (!slots) place->experts = SN_ON_DEVICE;
+    place->apart = sn_block_is_apart(cost, place);
+    size_t away = slots ? cost->weights - cost->without_experts : cost->weights;
+    sn_residence at = slots ? place->experts : place->residence;
+    if (at == SN_IN_HOST) out->host_bytes = sn_plan_add_sizes(out->host_bytes, away);
+    if (at == SN_ON_DISK) out->disk_bytes = sn_plan_add_sizes(out->disk_bytes, away);
+}
+
 sn_status sn_plan_finish(const sn_plan_query *query, const sn_tie_table *ties, const sn_preload *preload,
                          const sn_block_placement *placements, sn_plan *out, sn_err *err) {
     sn_plan_ledger ledger = {.n_pinned = preload->n_experts};
-    int number[SN_PLAN_DEVICES_MAX] = {0};
+    int number[SN_PLAN_DEVICES_MAX];
+    char name[32];
     sn_status status = SN_OK;
     sn_plan_ledger_init(&ledger, query, ties);
     *out = (sn_plan){.first = query->first, .end = query->end};
     memcpy(out->pinned, preload->experts, sizeof out->pinned);
+    for (int d = 0; d < query->n_devices; d++) number[d] = -1;
     for (int b = 0; b < query->end - query->first; b++) {
-        const sn_block_cost *cost = &query->costs[b];
-        sn_block_placement *place = &out->placements[b];
-        *place = placements[b];
-        if (!ledger.used[place->device]) {
-            number[place->device] = out->n_devices++;
-            out->devices[number[place->device]] = query->devices[place->device].id;
-        }
-        sn_plan_ledger_add(&ledger, b, place);
-        bool slots = sn_block_has_slots(cost, place);
-        if (!slots) place->experts = SN_ON_DEVICE;
-        size_t away = slots ? cost->weights - cost->without_experts : cost->weights;
-        sn_residence at = slots ? place->experts : place->residence;
-        if (at == SN_IN_HOST) out->host_bytes = sn_plan_add_sizes(out->host_bytes, away);
-        if (at == SN_ON_DISK) out->disk_bytes = sn_plan_add_sizes(out->disk_bytes, away);
+        out->placements[b] = placements[b];
+        finish_block(query, &ledger, b, out);
+        number_of(query, placements[b].device, number, out);
+        if (out->placements[b].apart) number_of(query, placements[b].experts_device, number, out);
     }
     for (int d = 0; d < query->n_devices && !status; d++) {
         if (!ledger.used[d]) continue;
+        if (ledger.bytes[d] > query->devices[d].budget)
+            return sn_fail(err, SN_REFUSED, "too little memory: %s would need %zu bytes more than it may use",
+                           sn_device_id_name(query->devices[d].id, name), ledger.bytes[d] - query->devices[d].budget);
         out->device_bytes[number[d]] = ledger.bytes[d];
         status = share_slots(query, &ledger, d, out->host_bytes, out->placements, &out->device_bytes[number[d]], err);
     }
-    for (int b = 0; b < query->end - query->first; b++) out->placements[b].device = number[out->placements[b].device];
+    for (int b = 0; b < query->end - query->first; b++) {
+        sn_block_placement *place = &out->placements[b];
+        place->experts_device = number[place->apart ? place->experts_device : place->device];
+        place->device = number[place->device];
+    }
     return status;
 }

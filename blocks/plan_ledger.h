@@ -48,6 +48,11 @@ static inline bool sn_block_has_slots(const sn_block_cost *cost, const sn_block_
     return cost->n_experts && place->residence == SN_ON_DEVICE && place->experts != SN_ON_DEVICE && !place->preload;
 }
 
+/* Whether another device than the block's own computes its experts. */
+static inline bool sn_block_is_apart(const sn_block_cost *cost, const sn_block_placement *place) {
+    return cost->n_experts && place->apart && place->experts_device != place->device && !sn_block_is_streamed(place);
+}
+
 /* What --preload names. */
 typedef struct sn_preload {
     bool blocks[SN_PLAN_BLOCKS_MAX]; /* of the query */
@@ -56,8 +61,9 @@ typedef struct sn_preload {
 } sn_preload;
 sn_status sn_plan_parse_preload(const sn_plan_query *query, sn_preload *out, sn_err *err) SN_MUST_USE;
 
-/* Automatic placement of blocks whose experts rest where `experts` says, [end - first]. */
-sn_status sn_plan_auto_experts(const sn_plan_query *query, const sn_residence *experts, sn_plan *out,
+/* Automatic placement of blocks whose experts are where `experts` says, [end - first]: experts, apart and
+ * experts_device. */
+sn_status sn_plan_auto_experts(const sn_plan_query *query, const sn_block_placement *experts, sn_plan *out,
                                sn_err *err) SN_MUST_USE;
 
 /* Makes the plan of these placements, whose devices are indices into the query's devices. SN_REFUSED: the slots of

@@ -80,7 +80,7 @@ typedef struct device_map {
     int first_named;                                   /* the device that the map names first; -1: none so far */
     sn_block_placement placements[SN_PLAN_BLOCKS_MAX]; /* device -1: first_named */
     bool experts_named[SN_PLAN_BLOCKS_MAX];
-    sn_residence experts[SN_PLAN_BLOCKS_MAX];
+    sn_block_placement experts[SN_PLAN_BLOCKS_MAX];
 } device_map;
 
 static sn_status parse_map_target(device_map *m, const char *text, sn_block_placement *out, sn_err *err) {
@@ -104,17 +104,18 @@ static sn_status parse_map_blocks(const sn_plan_query *query, const char *text, 
     return SN_OK;
 }
 
-/* Where the experts of blocks rest: "10:14.experts=host" without ".experts". */
+/* Where the experts of blocks are: "10:14.experts=host" without ".experts". */
 static sn_status parse_map_experts(device_map *m, const char *blocks, const char *target, sn_err *err) {
-    int first, end;
+    int first, end, named = m->first_named; /* devices of experts do not compute what rests elsewhere */
     bool any = false;
-    sn_residence place = !strcasecmp(target, "host")   ? SN_IN_HOST
-                         : !strcasecmp(target, "disk") ? SN_ON_DISK
-                                                       : SN_ON_DEVICE;
+    sn_block_placement where, place = {0};
     sn_status status = parse_map_blocks(m->query, blocks, &first, &end, err);
+    if (!status) status = parse_map_target(m, target, &where, err);
     if (status) return status;
-    if (place == SN_ON_DEVICE)
-        return sn_fail(err, SN_REFUSED, "experts cannot rest on \"%s\": write host or disk", target);
+    m->first_named = named;
+    place.experts = where.residence;
+    place.apart = where.residence == SN_ON_DEVICE;
+    if (place.apart) place.experts_device = where.device;
     for (int b = first; b < end; b++) {
         if (m->experts_named[b])
             return sn_fail(err, SN_REFUSED, "the experts of block %d are named twice: name them in one entry",
@@ -185,7 +186,9 @@ static sn_status parse_map(device_map *m, const char *map, sn_err *err) {
             return sn_fail(err, SN_REFUSED, "blocks %d:%d are not covered: say where they go", m->query->first + b,
                            m->query->first + end);
         if (m->placements[b].device < 0) m->placements[b].device = m->first_named < 0 ? 0 : m->first_named;
-        m->placements[b].experts = m->experts[b];
+        m->placements[b].experts = m->experts[b].experts;
+        m->placements[b].apart = m->experts[b].apart;
+        m->placements[b].experts_device = m->experts[b].experts_device;
     }
     return check_experts_are_apart(m, err);
 }

@@ -5,9 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *residence_text(const sn_block_placement *place, char slots[64]) {
+static const char *residence_text(const sn_plan *plan, const sn_block_placement *place, char slots[64]) {
     static const char *const streamed[] = {"on it", "in host memory, streamed", "on disk, streamed"};
     static const char *const preloaded[] = {"on it, preloaded", "in host memory, preloaded", "on disk, preloaded"};
+    if (place->apart) {
+        char name[32];
+        snprintf(slots, 64, "on it, experts on %s", sn_device_id_name(plan->devices[place->experts_device], name));
+        return slots;
+    }
     if (place->n_slots) {
         snprintf(slots, 64, "on it, %d experts at a time, all %s", place->n_slots,
                  place->experts == SN_ON_DISK ? "on disk" : "in host memory");
@@ -18,7 +23,8 @@ static const char *residence_text(const sn_block_placement *place, char slots[64
 
 static bool same_placement(const sn_block_placement *a, const sn_block_placement *b) {
     return a->device == b->device && a->residence == b->residence && a->preload == b->preload &&
-           a->n_slots == b->n_slots && a->experts == b->experts;
+           a->n_slots == b->n_slots && a->experts == b->experts && a->apart == b->apart &&
+           a->experts_device == b->experts_device;
 }
 
 static sn_status print_runs(const sn_plan *plan, const sn_plan_query *query, sn_buf *out, sn_err *err) {
@@ -29,9 +35,10 @@ static sn_status print_runs(const sn_plan *plan, const sn_plan_query *query, sn_
         for (end = b; end < n && same_placement(&plan->placements[b], &plan->placements[end]); end++)
             weights += query->costs[end].weights;
         snprintf(range, sizeof range, "%d:%d", plan->first + b, plan->first + end);
-        sn_status status = sn_buf_printf(out, err, "%-10s %-12s %12s  %s\n", range,
-                                         sn_device_id_name(plan->devices[plan->placements[b].device], name),
-                                         sn_format_size(weights, size), residence_text(&plan->placements[b], slots));
+        sn_status status =
+            sn_buf_printf(out, err, "%-10s %-12s %12s  %s\n", range,
+                          sn_device_id_name(plan->devices[plan->placements[b].device], name),
+                          sn_format_size(weights, size), residence_text(plan, &plan->placements[b], slots));
         if (status) return status;
     }
     return SN_OK;

@@ -166,6 +166,27 @@ static sn_status segment_load_experts(sn_segment *g, const sn_segment_source *so
     return SN_OK;
 }
 
+/* Loads the experts to the device that computes them. */
+static sn_status segment_load_apart(sn_segment *g, const sn_segment_source *source, int number, sn_err *err) {
+    sn_block_storage *r = &g->blocks[number - g->first], only = {.residence = SN_ON_DEVICE};
+    const sn_hparams *hp = sn_model_hparams(source->model);
+    int d = source->plan->placements[number - source->plan->first].experts_device;
+    size_t pairs = (size_t)SN_SPAN_ROWS_MAX * (size_t)hp->n_experts_used;
+    r->apart.device = source->devices[d];
+    r->apart.scratch = source->scratch[d];
+    SN_TRY(sn_calloc(&r->apart.ids, pairs, sizeof *r->apart.ids, err));
+    SN_TRY(sn_calloc(&r->apart.weights, pairs, sizeof *r->apart.weights, err));
+    SN_TRY(sn_block_layout_of(source->model, r->apart.device, number, SN_ONLY_EXPERTS, &only.layout, err));
+    sn_status status = store_on_device(source->model, r->apart.device, number, &only, err);
+    r->apart_image = only.image;
+    r->apart_bytes = only.layout.bytes;
+    if (status) return status;
+    r->apart.block = sn_block_at(&only.layout, only.image);
+    r->view = sn_block_at(&r->layout, r->image);
+    r->view.apart = &r->apart;
+    return SN_OK;
+}
+
 sn_status sn_segment_pin_experts(sn_segment *g, const sn_plan *plan, int n_experts, sn_err *err) {
     for (int b = g->first; b < g->end; b++)
         for (int e = 0; e < n_experts && g->blocks[b - g->first].slots; e++)
@@ -180,7 +201,10 @@ static sn_status segment_measure(sn_segment *g, const sn_model *model, const sn_
         const sn_block_placement *place = &plan->placements[b - plan->first];
         /* A preloaded block is on the device before the first step and stays there, whatever its residence. */
         r->residence = place->preload ? SN_ON_DEVICE : place->residence;
-        int n_slots = r->residence == SN_ON_DEVICE && !place->preload ? place->n_slots : 0;
+        int n_slots = r->residence != SN_ON_DEVICE ? SN_ALL_EXPERTS
+                      : place->apart               ? SN_WITHOUT_EXPERTS
+                      : place->preload             ? SN_ALL_EXPERTS
+                                                   : place->n_slots;
         sn_status status = sn_block_layout_of(model, g->device, b, n_slots, &r->layout, err);
         if (status) return status;
         if (r->residence != SN_ON_DEVICE)
@@ -217,6 +241,7 @@ static sn_status segment_load_block(sn_segment *g, const sn_segment_source *sour
     switch (r->residence) {
     case SN_ON_DEVICE:
         SN_TRY(store_on_device(model, g->device, number, r, err));
+        if (r->layout.n_slots == SN_WITHOUT_EXPERTS) return segment_load_apart(g, source, number, err);
         return r->layout.n_slots ? segment_load_experts(g, source, number, err) : SN_OK;
     case SN_IN_HOST:
         return store_in_host(model, g->device, number, r, err);
@@ -264,6 +289,9 @@ void sn_segment_unload(sn_segment *g) {
     for (int b = g->first; g->blocks && b < g->end; b++) {
         sn_block_storage *r = &g->blocks[b - g->first];
         sn_expert_slots_free(&r->slots);
+        if (r->apart_image) r->apart.device->ops->free(r->apart.device, r->apart_image, r->apart_bytes);
+        free(r->apart.ids);
+        free(r->apart.weights);
         if (r->experts.host) g->device->ops->host_free(g->device, (void *)r->experts.host, r->experts_bytes);
         free(r->experts.hashes);
         if (!r->image || (r->residence == SN_ON_DEVICE && g->resident)) continue;
@@ -324,7 +352,7 @@ sn_status sn_segment_walk(sn_segment *g, int first, int end, bool backwards, sn_
             if (!status && next != to) status = segment_begin_copy(g, next, slot, err);
             if (status) return status;
         }
-        sn_block block = r->slots ? r->view : sn_block_at(&r->layout, image);
+        sn_block block = r->slots || r->apart.device ? r->view : sn_block_at(&r->layout, image);
         status = check_cancel(g->device, err);
         if (!status) status = visit(ctx, b, &block, err);
     }
@@ -345,9 +373,24 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
     return sn_block_forward(block, sn_place_of(v->pass.hp, v->segment->first, number), &v->pass, err);
 }
 
-static bool segment_has_slots(const sn_segment *g, int first, int end) {
-    while (first < end && !g->blocks[first - g->first].slots) first++;
+bool sn_segment_has_experts_elsewhere(const sn_segment *g, int first, int end) {
+    while (first < end && !g->blocks[first - g->first].slots && !g->blocks[first - g->first].apart.device) first++;
     return first < end;
+}
+
+bool sn_segment_is_lost(const sn_segment *g) {
+    bool lost = g->device->lost;
+    for (int b = g->first; b < g->end; b++) {
+        const sn_device *other = g->blocks[b - g->first].apart.device;
+        lost |= other && other->lost;
+    }
+    return lost;
+}
+
+size_t sn_segment_bytes_apart(const sn_segment *g) {
+    size_t bytes = 0;
+    for (int b = g->first; b < g->end; b++) bytes += g->blocks[b - g->first].apart_bytes;
+    return bytes;
 }
 
 /* An assertion: the device would read memory of another device as wrong numbers, or fail. */
@@ -381,9 +424,12 @@ static void assert_all_on_device(const sn_segment *g, const sn_hparams *hp, cons
 sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int end, const sn_batch *batch,
                              const sn_block_adapter *adapters, sn_err *err) {
     forward_visit visit = {
-        g, {g->device, hp, g->scratch, batch->n_rows, batch->n_sequences, batch->sequences, NULL, 0}, adapters};
+        g,
+        {g->device, hp, g->scratch, batch->n_rows, batch->n_sequences, batch->sequences, NULL, 0, g->moved},
+        adapters};
     sn_batch own = *batch;
-    bool replayed = false, streams = segment_next_streamed(g, first, end, 1) != end || segment_has_slots(g, first, end);
+    bool replayed = false,
+         streams = segment_next_streamed(g, first, end, 1) != end || sn_segment_has_experts_elsewhere(g, first, end);
     assert_all_on_device(g, hp, batch);
     /* Streamed blocks change their addresses from batch to batch, which experts are brought is decided in between, and
      * adapters add operations: none of these is recorded. */

@@ -25,6 +25,9 @@ typedef struct sn_block_storage {
     size_t experts_bytes;
     sn_expert_slots *slots;
     sn_block view;
+    sn_experts_apart apart; /* device NULL: no other device has the experts */
+    void *apart_image;
+    size_t apart_bytes;
 } sn_block_storage;
 
 /* Where streamed blocks lie on a device; its segments share them, one after the other. */
@@ -51,13 +54,16 @@ typedef struct sn_segment {
     sn_block_storage *blocks;   /* [end - first] */
     void *resident; /* device->host_visible: the images of all SN_ON_DEVICE blocks, in one piece; else NULL */
     size_t resident_bytes;
+    uint64_t *moved; /* of the pass in progress: sn_forward_pass */
 } sn_segment;
 
 /* What all segments of a span are loaded from. */
 typedef struct sn_segment_source {
     const sn_model *model;
-    const sn_plan *plan;     /* says which blocks are offloaded, and where to */
-    sn_offload_store *store; /* for blocks on disk; else NULL */
+    const sn_plan *plan;       /* says which blocks are offloaded, and where to */
+    sn_offload_store *store;   /* for blocks on disk; else NULL */
+    sn_device *const *devices; /* of the plan, with the scratch of each */
+    const sn_scratch *scratch[SN_PLAN_DEVICES_MAX];
 } sn_segment_source;
 
 /* Loads blocks [first, end) to segment->device, where its scratch and its slots belong. Before the first pass, slots
@@ -66,8 +72,12 @@ sn_status sn_segment_load(sn_segment *segment, const sn_segment_source *source, 
                           sn_err *err) SN_MUST_USE;
 /* Brings the experts that the plan pins to their slots, once the carrier's staging memory is allocated. */
 sn_status sn_segment_pin_experts(sn_segment *segment, const sn_plan *plan, int n_experts, sn_err *err) SN_MUST_USE;
-void sn_segment_unload(sn_segment *segment);        /* accepts a zeroed or partly loaded segment */
-size_t sn_segment_bytes(const sn_segment *segment); /* of the device's memory, without the slots */
+/* Whether experts of blocks [first, end) rest elsewhere, or are on another device. */
+bool sn_segment_has_experts_elsewhere(const sn_segment *segment, int first, int end);
+bool sn_segment_is_lost(const sn_segment *segment);       /* a device that it needs is */
+size_t sn_segment_bytes_apart(const sn_segment *segment); /* of other devices' memory */
+void sn_segment_unload(sn_segment *segment);              /* accepts a zeroed or partly loaded segment */
+size_t sn_segment_bytes(const sn_segment *segment);       /* of the device's memory, without the slots */
 
 /* Replaces scratch->x (n_rows, n_embd) by its value after blocks [first, end) of the segment. adapters: one for each
  * block of the segment, or NULL. Aborts the process when a tensor that attention uses does not lie on the segment's

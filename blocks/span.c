@@ -154,7 +154,7 @@ static sn_status check_recurrent(const sn_span *span, sn_err *err) {
 
 sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_device *const *devices,
                             sn_offload_store *store, sn_progress progress, void *ctx, sn_span **out, sn_err *err) {
-    const sn_segment_source source = {model, plan, store};
+    sn_segment_source source = {.model = model, .plan = plan, .store = store, .devices = devices};
     const sn_hparams *hp = sn_model_hparams(model);
     *out = NULL;
     if (plan->first < 0 || plan->first >= plan->end || plan->end > hp->n_blocks)
@@ -172,6 +172,7 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
         status = sn_model_block_hash(model, plan->first + (int)i, &span->hashes[i], err);
     if (!status) status = sn_calloc(&span->cos_sin, table_floats(hp) * (size_t)hp->n_ropes, sizeof(float), err);
     for (int i = 0; i < plan->n_devices && !status; i++) {
+        source.scratch[i] = &span->devices[i].scratch;
         span->devices[i].carrier.device = devices[i];
         span->devices[span->n_devices++].device = devices[i];
         status = span_device_init(&span->devices[i], hp, err);
@@ -252,7 +253,8 @@ sn_span_info sn_span_describe(const sn_span *span) {
 size_t sn_span_bytes(const sn_span *span) {
     size_t bytes = 0;
     for (int i = 0; i < span->n_devices; i++) bytes += span->devices[i].bytes + 2 * span->devices[i].slots.bytes;
-    for (int i = 0; i < span->n_segments; i++) bytes += sn_segment_bytes(&span->segments[i]);
+    for (int i = 0; i < span->n_segments; i++)
+        bytes += sn_segment_bytes(&span->segments[i]) + sn_segment_bytes_apart(&span->segments[i]);
     return bytes;
 }
 
@@ -285,7 +287,7 @@ void sn_span_working(const sn_span *span, int *first, int *end) {
     *first = *end = 0;
     for (int i = 0, from = span->first; i < span->n_segments; i++) {
         const sn_segment *segment = &span->segments[i];
-        if (segment->device->lost)
+        if (sn_segment_is_lost(segment))
             from = segment->end;
         else if (segment->end - from > *end - *first) {
             *first = from;
@@ -425,6 +427,10 @@ uint64_t sn_span_transfer_bytes(const sn_span *span, int first, int end, int n_s
         else if (at != next && !(is_host_device(at) && is_host_device(next)))
             bytes += all;
         at = next;
+        for (int b = span->segments[i].first; b < span->segments[i].end; b++) {
+            const sn_device *other = span->segments[i].blocks[b - span->segments[i].first].apart.device;
+            if (other && b >= first && b < end && !(is_host_device(at) && is_host_device(other))) bytes += 2 * all;
+        }
     }
     return bytes + (is_host_device(at) ? 0 : all);
 }
@@ -517,6 +523,7 @@ static sn_status transfer_hidden_states(const span_pass *pass, const sn_span_dev
 static sn_status run_segment(const span_pass *pass, int i, sn_err *err) {
     sn_span *span = pass->span;
     sn_segment *segment = &span->segments[i];
+    segment->moved = pass->moved;
     for (int k = 0, row = 0; k < pass->n_sequences; row += pass->sequences[k++].n_rows)
         span->sequences[k] = sn_kv_cache_sequence(pass->sequences[k].kv, i, row, pass->sequences[k].n_rows);
     const sn_batch batch = {sn_kv_cache_shape(pass->sequences[0].kv, i), pass->n_rows, pass->n_sequences,

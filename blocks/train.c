@@ -82,10 +82,10 @@ sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *er
         return sn_fail(err, SN_REFUSED,
                        "models of the %s family cannot be trained: latent attention has no backward pass",
                        span->hp.family);
-    for (int i = 0; i < span->n_devices; i++)
-        if (span->devices[i].carrier.reader)
+    for (int i = 0; i < span->n_segments; i++)
+        if (sn_segment_has_experts_elsewhere(&span->segments[i], span->segments[i].first, span->segments[i].end))
             return sn_fail(err, SN_REFUSED,
-                           "nothing can be trained through blocks whose experts rest in host memory or on disk");
+                           "nothing can be trained through blocks whose experts rest elsewhere than on their device");
     if (tokens_max < 1 || tokens_max > span->hp.n_ctx)
         return sn_fail(err, SN_REFUSED, "sequences of %d tokens cannot be trained: the model's context is %d",
                        tokens_max, span->hp.n_ctx);

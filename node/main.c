@@ -130,7 +130,7 @@ static const sn_option devices[] = {
                   "devices to compute on: auto (accelerators first, then the CPU), or names as in cuda:0,xpu:0,cpu"),
     SN_OPT_STRING("device-map", "MAP", &args.device_map,
                   "the place of each block, as in 10:14=cuda:0,14:18=cpu,18:20=disk; and where the experts of a "
-                  "mixture rest until they are chosen, as in *.experts=disk"),
+                  "mixture rest until they are chosen, as in *.experts=disk, or are computed, as in *.experts=cpu"),
     SN_OPT_STRINGS("device-memory", "DEVICE=SIZE", &args.device_memory,
                    "limit of memory used on a device, as in cuda:0=20GiB"),
     SN_OPT_ENUM("offload", &args.offload, residence_words,

@@ -271,6 +271,33 @@ Test(emulated_devices, experts_that_rest_elsewhere_give_the_bits_of_resident_one
     expert_memory = 0;
 }
 
+/* Attention on one device, experts on another: the reference's numbers, and copies as planned. */
+Test(emulated_devices, experts_are_computed_on_the_device_that_the_map_says) {
+    static const char *const families[] = {"qwen2_moe", "gpt_oss", "llama4", "deepseek_v3"};
+    static const char *const maps[] = {"*=cpu,*.experts=xpu:0", "*=cuda:0,*.experts=cpu",
+                                       "0:2=xpu:0,2:4=cuda:0,1:3.experts=cpu"};
+    for (int f = 0; f < 4; f++)
+        for (int m = 0; m < (family_is_limited(families[f]) ? 1 : 3); m++) {
+            bool mixture;
+            double one = golden_distance(families[f], maps[m], 1, &mixture);
+            double many = golden_distance(families[f], maps[m], 24, &mixture);
+            cr_expect(one <= 1e-4 && many <= 1e-4, "%s on %s: %g, at once %g", families[f], maps[m], one, many);
+        }
+    char path[256];
+    snprintf(path, sizeof path, "%s/golden/gpt_oss", SN_FIXTURES);
+    fixture w = fixture_open(path, "*=cuda:0,*.experts=cpu", NULL);
+    uint64_t moved = 0;
+    float *rows = make_rows(5, w.hp->n_embd);
+    sn_tensor input = {.name = "rows", .data = rows, .dtype = SN_F32, .rank = 2, .shape = {5, w.hp->n_embd}};
+    sn_span_sequence part = {w.kv, &input, 0, 5, rows};
+    REQUIRE(sn_kv_cache_reserve(w.kv, 5, &err));
+    REQUIRE(sn_span_forward(w.span, 0, 4, 1, &part, &moved, &err));
+    cr_expect_eq(moved, 5 * (uint64_t)w.hp->n_embd * sizeof(float) * (2 + 2 * 4));
+    cr_expect_eq(sn_span_transfer_bytes(w.span, 0, 4, 1, &part), moved);
+    free(rows);
+    fixture_close(&w);
+}
+
 Test(emulated_devices, a_decode_step_is_recorded_once_whatever_is_preloaded_or_offloaded) {
     static const char *const maps[] = {"0:6=cuda:0", "0:5=cuda:0,5:6=host"}, *const preloads[] = {NULL, "all"};
     char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_1, .n_blocks = 6});

@@ -347,7 +347,7 @@ Test(expert_slots, nothing_is_trained_through_experts_that_rest_elsewhere) {
 Test(expert_slots, maps_that_cannot_be_are_refused_with_a_sentence) {
     static const struct {
         const char *map, *preload, *says;
-    } wrong[] = {{"*.experts=tape", NULL, "write host or disk"},
+    } wrong[] = {{"*.experts=tape", NULL, "tape"},
                  {"0:2.experts=host,1:3.experts=disk", NULL, "named twice"},
                  {"0:2=cpu,2:4=host,*.experts=host", NULL, "streamed with its experts"},
                  {"0:2=cpu,*.experts=host", NULL, "2:4 are not covered"},

@@ -3,6 +3,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ struct sn_expert_reader {
 /* Returns whether the expert was read as it was stored. */
 static bool read_expert(const sn_expert_read *r, sn_hasher *hasher) {
     const sn_expert_rest *rest = r->rest;
-    size_t at = (size_t)r->expert * rest->stride;
+    size_t first = (size_t)r->expert * rest->stride, at = first;
     bool whole = true;
     for (int i = 0; i < SN_EXPERT_PIECES && whole; at += r->bytes[i++]) {
         if (!r->bytes[i]) continue;
@@ -34,6 +35,8 @@ static bool read_expert(const sn_expert_read *r, sn_hasher *hasher) {
     }
     if (rest->host) return true;
     sn_hash hash = sn_hasher_end(hasher);
+    /* The slots are the cache: the system need not keep a second copy beyond the limit of memory. */
+    posix_fadvise(rest->file, (off_t)(rest->at + first), (off_t)rest->stride, POSIX_FADV_DONTNEED);
     return whole && !memcmp(&hash, &rest->hashes[r->expert], sizeof hash);
 }
 

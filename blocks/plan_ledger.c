@@ -1,3 +1,7 @@
+/* A ledger counts, for each device, what blocks need of it: scratch once, the KV pages and the weights of each block
+ * (all of them, or those without experts and the fewest slots, or none), two slots of the largest streamed block, tied
+ * weights once. The plan that sn_plan_finish makes of placements gives what is left of a device to the slots of
+ * experts. */
 #include "blocks/plan_ledger.h"
 
 #include <string.h>

@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "device/weight.h"
 
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -142,6 +143,7 @@ static sn_status experts_on_disk(const sn_model *model, sn_device *device, sn_of
     if (r->experts.file < 0 ||
         sn_file_read_at(r->experts.file, r->experts.hashes, n * sizeof(sn_hash), r->experts.at + images))
         return sn_fail(err, SN_STOP, "the experts of block %d cannot be read from the offload folder", number);
+    posix_fadvise(r->experts.file, 0, 0, POSIX_FADV_DONTNEED); /* as when they are read (expert_reader.c) */
     return SN_OK;
 }
 

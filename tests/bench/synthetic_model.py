@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes a Llama model of any size with random weights as a GGUF file: for measurements of speed only; its text is noise.
+"""Writes a Llama model of any size, or a mixture (30b-a3b: Qwen3 MoE), with random weights as a GGUF file: for measurements of
+speed only; its text is noise.
 
     tests/bench/synthetic_model.py OUT.gguf [--type Q4_K] [--blocks 32] [--shape 7b]
 
@@ -7,13 +8,15 @@ The file is written as a stream, which takes a few megabytes of memory. Rows rep
 does not change the speed. Every matrix is of the type, but the LM head of 4-bit models is Q6_K (Q4_K) or Q8_0 (Q4_0).
 """
 import argparse
+import math
 import random
 import struct
 
 # name: width, heads, key-value heads, width of the feed-forward network, vocabulary, context
 SHAPES = {"7b": (4096, 32, 32, 11008, 32000, 4096), "8b": (4096, 32, 8, 14336, 128000, 32768),
           "1b": (2048, 32, 8, 8192, 32000, 16384), "135m": (576, 9, 3, 1536, 49152, 16384),
-          "tiny": (256, 4, 2, 512, 512, 8192)}
+          "tiny": (256, 4, 2, 512, 512, 8192), "30b-a3b": (2048, 32, 4, 768, 32000, 32768)}
+EXPERTS = {"30b-a3b": (128, 8, 128)}  # number, of a row, width of an attention head; ff is one expert's
 
 
 def half(x):
@@ -50,18 +53,24 @@ def field(key, kind, v):
     return text(key) + struct.pack("<I", kind) + value(kind, v)
 
 
-def fields(width, heads, kv_heads, ff, vocab, context, blocks):
+def fields(width, heads, kv_heads, ff, vocab, context, blocks, experts):
     # A character for each byte, as in GPT-2, and then meaningless words.
     plain = [c for c in range(256) if 33 <= c <= 126 or 161 <= c <= 172 or c >= 174]
     letters = [chr(c) for c in plain] + [chr(256 + i) for i in range(256 - len(plain))]
     tokens = ["<end>"] + letters + ["ma"] + ["made%d" % i for i in range(vocab)]
-    a = "llama."
-    return [field("general.architecture", STRING, "llama"), field("general.name", STRING, "made"),
+    family, more = "llama", []
+    if experts:
+        family = "qwen3moe"
+        more = [field("qwen3moe." + key, UINT32, n) for key, n in
+                (("expert_count", experts[0]), ("expert_used_count", experts[1]), ("expert_feed_forward_length", ff),
+                 ("attention.key_length", experts[2]), ("attention.value_length", experts[2]))]
+    a = family + "."
+    return more + [field("general.architecture", STRING, family), field("general.name", STRING, "made"),
             field(a + "context_length", UINT32, context), field(a + "embedding_length", UINT32, width),
             field(a + "block_count", UINT32, blocks), field(a + "feed_forward_length", UINT32, ff),
             field(a + "attention.head_count", UINT32, heads), field(a + "attention.head_count_kv", UINT32, kv_heads),
             field(a + "attention.layer_norm_rms_epsilon", FLOAT32, 1e-5), field(a + "rope.freq_base", FLOAT32, 10000),
-            field(a + "rope.dimension_count", UINT32, width // heads), field(a + "vocab_size", UINT32, vocab),
+            field(a + "rope.dimension_count", UINT32, experts[2] if experts else width // heads), field(a + "vocab_size", UINT32, vocab),
             field("tokenizer.ggml.model", STRING, "gpt2"), field("tokenizer.ggml.pre", STRING, "gpt-2"),
             field("tokenizer.ggml.tokens", STRING, tokens[:vocab]),
             field("tokenizer.ggml.token_type", INT32, [3] + [1] * (vocab - 1)),
@@ -69,18 +78,27 @@ def fields(width, heads, kv_heads, ff, vocab, context, blocks):
             field("tokenizer.ggml.bos_token_id", UINT32, 0), field("tokenizer.ggml.eos_token_id", UINT32, 0)]
 
 
-def tensors(kind, width, heads, kv_heads, ff, vocab, blocks):
+def tensors(kind, width, heads, kv_heads, ff, vocab, blocks, experts):
     head = {"Q4_0": "Q8_0", "Q4_K": "Q6_K"}.get(kind, kind)
-    kv = width // heads * kv_heads
+    dim = experts[2] if experts else width // heads
+    q, kv = dim * heads, dim * kv_heads
     yield "token_embd.weight", head, (width, vocab)
     for b in range(blocks):
         p = "blk.%d." % b
         yield p + "attn_norm.weight", "norm", (width,)
-        yield p + "attn_q.weight", kind, (width, width)
+        yield p + "attn_q.weight", kind, (width, q)
         yield p + "attn_k.weight", kind, (width, kv)
         yield p + "attn_v.weight", kind, (width, kv)
-        yield p + "attn_output.weight", kind, (width, width)
+        yield p + "attn_output.weight", kind, (q, width)
         yield p + "ffn_norm.weight", "norm", (width,)
+        if experts:
+            yield p + "attn_q_norm.weight", "norm", (dim,)
+            yield p + "attn_k_norm.weight", "norm", (dim,)
+            yield p + "ffn_gate_inp.weight", "F32", (width, experts[0])
+            yield p + "ffn_gate_exps.weight", kind, (width, ff, experts[0])
+            yield p + "ffn_up_exps.weight", kind, (width, ff, experts[0])
+            yield p + "ffn_down_exps.weight", kind, (ff, width, experts[0])
+            continue
         yield p + "ffn_gate.weight", kind, (width, ff)
         yield p + "ffn_up.weight", kind, (width, ff)
         yield p + "ffn_down.weight", kind, (ff, width)
@@ -89,7 +107,7 @@ def tensors(kind, width, heads, kv_heads, ff, vocab, blocks):
 
 
 def size_of(kind, shape):
-    n = shape[0] * (shape[1] if len(shape) > 1 else 1)
+    n = math.prod(shape)
     _, elements, size, _ = TYPES["F32" if kind == "norm" else kind]
     assert shape[0] % elements == 0, "rows of %d do not divide into blocks of %s" % (shape[0], kind)
     return n // elements * size
@@ -119,8 +137,9 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     o = parser.parse_args()
     width, heads, kv_heads, ff, vocab, context = SHAPES[o.shape]
-    about = fields(width, heads, kv_heads, ff, vocab, context, o.blocks)
-    all_tensors = list(tensors(o.type, width, heads, kv_heads, ff, vocab, o.blocks))
+    experts = EXPERTS.get(o.shape)
+    about = fields(width, heads, kv_heads, ff, vocab, context, o.blocks, experts)
+    all_tensors = list(tensors(o.type, width, heads, kv_heads, ff, vocab, o.blocks, experts))
     head, offset = b"GGUF" + struct.pack("<IQQ", 3, len(all_tensors), len(about)) + b"".join(about), 0
     for name, kind, shape in all_tensors:
         number = TYPES["F32" if kind == "norm" else kind][0]

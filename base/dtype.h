@@ -33,7 +33,8 @@
     X(Q6_K, 256, 210)                                                                                                  \
     X(IQ4_NL, 32, 18)                                                                                                  \
     X(IQ4_XS, 256, 136)                                                                                                \
-    X(MXFP4, 32, 17)
+    X(MXFP4, 32, 17)                                                                                                   \
+    X(F8_E4M3, 128, 132) /* FP8 of folders: a float32 scale, then 128 elements. No GGUF file has it */
 
 typedef enum sn_dtype {
 #define X(name, block, bytes) SN_##name,
@@ -60,5 +61,8 @@ static inline float sn_bf16_to_f32(uint16_t half) {
     return x.f;
 }
 uint16_t sn_f32_to_bf16(float value);
+/* E4M3 (OCP 8-bit Floating Point Specification 1.0; not its NaN, 0x7f and 0xff) as the half that is 1/256 of it: four
+ * bits of exponent are moved into five, whose bias is larger by 8. */
+static inline uint16_t sn_f8_to_f16_256th(uint8_t x) { return (uint16_t)((x & 0x80) << 8 | (x & 0x7f) << 7); }
 
 #endif

@@ -225,6 +225,16 @@ static void dequantize_blocks(sn_dtype dtype, const uint8_t *row, size_t cols, f
     }
 }
 
+/* The product with the scale is rounded once: factors of two are exact. */
+static void dequantize_f8(const uint8_t *row, size_t cols, float *out) {
+    enum { BLOCK = 128 };
+    for (float scale; cols; cols -= BLOCK, row += sizeof scale + BLOCK, out += BLOCK) {
+        memcpy(&scale, row, sizeof scale);
+        for (size_t i = 0; i < BLOCK; i++)
+            out[i] = sn_f16_to_f32(sn_f8_to_f16_256th(row[sizeof scale + i])) * (256 * scale);
+    }
+}
+
 void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out) {
     const uint8_t *bytes = row;
     if (dtype == SN_F32) {
@@ -233,6 +243,9 @@ void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out)
         for (size_t i = 0; i < cols; i++) out[i] = read_f16(bytes + 2 * i);
     } else if (dtype == SN_BF16) {
         for (size_t i = 0; i < cols; i++) out[i] = sn_bf16_to_f32(read_u16(bytes + 2 * i));
+    } else if (dtype == SN_F8_E4M3) {
+        assert(cols % sn_dtype_block(dtype) == 0);
+        dequantize_f8(bytes, cols, out);
     } else {
         assert(sn_dtype_quantised(dtype) && cols % sn_dtype_block(dtype) == 0);
         dequantize_blocks(dtype, bytes, cols, out);

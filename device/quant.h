@@ -31,8 +31,8 @@ typedef struct sn_quant_superblock {
 
 void sn_quant_superblock_scales(sn_dtype dtype, const void *block, sn_quant_superblock *out);
 
-/* Converts a row of `cols` elements of any weight type (F32, F16, BF16 or quantised) to float32. The row may lie
- * unaligned; cols is a multiple of the type's block. */
+/* Converts a row of `cols` elements of any weight type (F32, F16, BF16, F8_E4M3 or quantised) to float32. The row may
+ * lie unaligned; cols is a multiple of the type's block. */
 void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out);
 
 #endif

@@ -59,6 +59,28 @@ static bool family_reads(const sn_family *family, const char *name) {
     return false;
 }
 
+/* Weights that are quantised in the files: FP8 in blocks, and MXFP4 in families that read this field. */
+static sn_status check_quantised(const json_t *config, const sn_family *family, sn_err *err) {
+    const json_t *about = sn_config_field(config, "quantization_config"), *block;
+    const char *method = json_string_value(json_object_get(about, "quant_method"));
+    if (!about || (method && !strcmp(method, "mxfp4") && family_reads(family, "quantization_config"))) return SN_OK;
+    if (!method || strcmp(method, "fp8"))
+        return sn_fail(
+            err, SN_REFUSED,
+            "'quantization_config' is set, which is not supported for this family: the weights are quantised (GPTQ, "
+            "AWQ, ...); use float32, float16 or bfloat16 weights, FP8 in blocks of 128 by 128, of gpt-oss also MXFP4, "
+            "or a GGUF file");
+    const char *format = json_string_value(json_object_get(about, "fmt"));
+    block = json_object_get(about, "weight_block_size");
+    if ((format && strcmp(format, "e4m3")) || json_array_size(block) != 2 ||
+        json_integer_value(json_array_get(block, 0)) != 128 || json_integer_value(json_array_get(block, 1)) != 128)
+        return sn_fail(
+            err, SN_REFUSED,
+            "'quantization_config' describes FP8 in another form than e4m3 with a weight_block_size of [128, "
+            "128], which is not supported: use bfloat16 weights or a GGUF file");
+    return SN_OK;
+}
+
 static sn_status check_neutral(const json_t *config, const sn_family *family, sn_err *err) {
     for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
         const json_t *value = sn_config_field(config, must_be_neutral[i].field);
@@ -68,18 +90,10 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
             return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family",
                            must_be_neutral[i].field);
     }
-    const json_t *quantised = sn_config_field(config, "quantization_config");
-    const char *method = json_string_value(json_object_get(quantised, "quant_method"));
-    bool known = method && !strcmp(method, "mxfp4") && family_reads(family, "quantization_config");
-    if (quantised && !known)
-        return sn_fail(
-            err, SN_REFUSED,
-            "'quantization_config' is set, which is not supported for this family: the weights are quantised (GPTQ, "
-            "AWQ, ...); use float32, float16 or bfloat16 weights, of gpt-oss also MXFP4, or a GGUF file");
     for (size_t i = 0; i < sizeof must_be_absent / sizeof *must_be_absent; i++)
         if (sn_config_field(config, must_be_absent[i]) && !family_reads(family, must_be_absent[i]))
             return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family", must_be_absent[i]);
-    return SN_OK;
+    return check_quantised(config, family, err);
 }
 
 /* ---- fields with several spellings ---- */
@@ -488,11 +502,8 @@ static sn_status unwrap(const json_t **config, sn_hparams *h, sn_err *err) {
     if (!text || sn_config_text(text, "model_type", true, &type, NULL) ||
         sn_family_find(SN_CONTAINER_SAFETENSORS, type, &family, NULL) || !family->wrapped)
         return SN_OK;
-    if (sn_config_field(*config, "quantization_config"))
-        return sn_fail(err, SN_REFUSED,
-                       "'quantization_config' is set, which is not supported for this family: use float32, float16 or "
-                       "bfloat16 weights, or a GGUF file");
-    sn_status status = sn_config_bool(*config, "tie_word_embeddings", &h->tied_output, err);
+    sn_status status = check_quantised(*config, family, err);
+    if (!status) status = sn_config_bool(*config, "tie_word_embeddings", &h->tied_output, err);
     *config = text;
     return status;
 }

@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 enum { CONFIG_MAX = 16 << 20 };
+#define F8_SCALES "_scale_inv" /* what follows the name of a tensor in the name of its scales */
 
 typedef struct entry {
     const char *name, *type; /* type: in the words of a safetensors file; NULL: of a GGUF file, whose types are ours */
@@ -222,6 +223,41 @@ static sn_status find_packed(const sn_model *m, const char *name, entry **out, s
     return SN_OK;
 }
 
+/* Joins FP8 in two tensors, NAME and NAME_scale_inv, to one entry. *e: NULL where the scales are missing. */
+static sn_status join_f8(const sn_model *m, entry **e, sn_err *err) {
+    enum { BLOCK = 128 };
+    char name[SN_SAFETENSORS_NAME_MAX + sizeof F8_SCALES];
+    entry *own = *e;
+    if (!own->type || strcmp(own->type, "F8_E4M3") || own->tensor.scales) return SN_OK;
+    snprintf(name, sizeof name, "%s" F8_SCALES, own->name);
+    entry *scales = find_entry(m, name);
+    *e = scales ? own : NULL;
+    if (!scales) return SN_OK;
+    sn_model_tensor *t = &own->tensor, *s = &scales->tensor;
+    scales->used = true;
+    if (own->n_dims != 2 || t->cols % BLOCK || !t->cols || !t->rows || scales->n_dims != 2 ||
+        s->rows != (t->rows + BLOCK - 1) / BLOCK || s->cols != t->cols / BLOCK ||
+        (s->dtype != SN_F32 && s->dtype != SN_BF16))
+        return sn_fail(
+            err, SN_REFUSED,
+            "tensor '%s' (%zu, %zu) in FP8 has scales (%zu, %zu) of type %s; there must be one in F32 or BF16 "
+            "for each 128 by 128 elements, and rows of a multiple of 128",
+            own->name, t->rows, t->cols, s->rows, s->cols, scales->type);
+    t->dtype = SN_F8_E4M3;
+    t->scales = s->data;
+    t->scales_short = s->dtype == SN_BF16;
+    t->bytes = t->rows * (t->cols / BLOCK) * sn_dtype_bytes(SN_F8_E4M3);
+    return SN_OK;
+}
+
+/* Scales whose weights are in a shard that is not here. */
+static void use_f8_scales(const sn_model *m, const char *name) {
+    char full[SN_TENSOR_NAME_MAX + sizeof F8_SCALES];
+    snprintf(full, sizeof full, "%s" F8_SCALES, name);
+    entry *scales = find_named(m, full);
+    if (scales) scales->used = true;
+}
+
 static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_err *err) {
     char name[SN_TENSOR_NAME_MAX];
     const entry **slot = slot_of(m, role, block, expert);
@@ -231,8 +267,10 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
     sn_status status = SN_OK;
     if (!own && sn_family_other_name(m->family, m->container, role, block, name)) own = find_named(m, name);
     if (!own && m->family->naming[m->container]->experts_transposed) status = find_packed(m, name, &own, err);
-    if (status) return status;
     if (own) own->used = true;
+    if (!status && own) status = join_f8(m, &own, err);
+    if (status) return status;
+    if (!own) use_f8_scales(m, name);
     if (role == SN_ROLE_OUTPUT &&
         m->hparams.tied_output) { /* a tensor in the file is a copy; the reference ties it, too */
         *slot = m->roles[SN_ROLE_TOKEN_EMBEDDING];
@@ -473,8 +511,9 @@ void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor
     size_t bytes, n = sn_model_n_runs(tensor);
     const char *last = sn_model_run(tensor, n - 1, &bytes);
     release_pages_of(tensor->data, last + bytes); /* with what lies between the runs, which can be read again */
-    if (tensor->scales)
-        release_pages_of(tensor->scales, (const char *)tensor->scales + tensor->rows * (tensor->cols / 32));
+    if (!tensor->scales) return;
+    last = sn_model_run_scales(tensor, n - 1, &bytes);
+    release_pages_of(sn_model_run_scales(tensor, 0, &(size_t){0}), last + bytes);
 }
 
 sn_hash sn_model_id(const sn_model *model) { return model->id; }

@@ -237,13 +237,16 @@ static inline size_t sn_kv_width(const sn_hparams *hp) { return sn_kv_key_width(
  *
  *   rows         Row r (of a vector: element r) lies r / group_rows * group_stride + r % group_rows rows after `data`.
  * A whole tensor is one group. transposed   col_step is not 0: element (r, c) lies r * row_step + c * col_step elements
- * after `data`. split MXFP4  scales is not NULL: the file has MXFP4 in two tensors. `data` has the elements, 16 bytes
- * per block with neighbouring elements in one byte, the first in the low half; `scales` has the exponents, one byte per
- *                block. sn_model_contiguous joins them to blocks of SN_MXFP4. */
+ * after `data`. split        scales is not NULL: the file has elements and scales in two tensors, which
+ * sn_model_contiguous joins to blocks. Of SN_MXFP4, `data` has 16 bytes per block with neighbouring elements in one
+ * byte, the first in the low half, and `scales` one byte per block. Of SN_F8_E4M3, `data` has a byte per element, and
+ * `scales` a float32 (or bfloat16: scales_short) for each 128 rows and 128 columns of the file's tensor. */
 typedef struct sn_model_tensor {
     sn_dtype dtype;
     size_t rows, cols;
     const void *data, *scales;
+    size_t first_row; /* of a split tensor: the row of the file's tensor that lies at `data` */
+    bool scales_short;
     size_t bytes; /* of the rows, once contiguous */
     size_t group_rows, group_stride;
     size_t row_step, col_step; /* elements; 0: not transposed. Only of F32, F16 and BF16 */
@@ -256,8 +259,11 @@ typedef struct sn_model_tensor {
 size_t sn_model_n_runs(const sn_model_tensor *tensor);
 const void *sn_model_run(const sn_model_tensor *tensor, size_t i, size_t *bytes);
 
+/* Of a split tensor: the scales of run i. */
+const void *sn_model_run_scales(const sn_model_tensor *tensor, size_t i, size_t *bytes);
+
 /* *rows: the tensor's rows one after the other (tensor->bytes). Where they lie so in the file, this is the file's
- * memory and *copy is NULL; else it is *copy, which the caller frees. */
+ * memory and *copy is NULL; else it is *copy, which the caller frees. SN_REFUSED: SN_F8_E4M3 with NaN or infinity. */
 sn_status sn_model_contiguous(const sn_model_tensor *tensor, const void **rows, void **copy, sn_err *err) SN_MUST_USE;
 
 typedef struct sn_model sn_model;

@@ -19,7 +19,7 @@ enum {
     INDEX_MAX = 64 << 20,
     TENSORS_MAX = 1 << 17,
     SHARDS_MAX = 4096,
-    NAME_MAX_BYTES = 256,
+    NAME_MAX_BYTES = SN_SAFETENSORS_NAME_MAX,
 };
 static const size_t ELEMENTS_MAX = (size_t)1 << 48; /* of a tensor: far below an overflow of any size */
 

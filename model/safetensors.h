@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SN_SAFETENSORS_DIMS_MAX = 4, SN_SAFETENSORS_TYPE_SIZE = 16 };
+enum { SN_SAFETENSORS_DIMS_MAX = 4, SN_SAFETENSORS_TYPE_SIZE = 16, SN_SAFETENSORS_NAME_MAX = 256 };
 
 typedef struct sn_safetensors_tensor {
     const char *name;

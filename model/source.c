@@ -4,8 +4,6 @@
 
 #include <stdio.h>
 
-enum { MXFP4_BLOCK = 32 }; /* elements that have one scale */
-
 /* Where nothing is fetched, a file with holes is refused, so that its holes are never computed with. */
 static sn_status check_bytes(const char *path, uint64_t from, uint64_t bytes, sn_err *err) {
     sn_range_set present = {0};
@@ -34,9 +32,8 @@ static sn_status want_tensor(const sn_model *model, const sn_model_tensor *t, sn
         const void *run = sn_model_run(t, i, &bytes);
         status = want_bytes(model, run, bytes, err);
         if (!status && t->scales) {
-            size_t blocks = t->group_rows * (t->cols / MXFP4_BLOCK);
-            status = want_bytes(model, (const uint8_t *)t->scales + i * t->group_stride * (t->cols / MXFP4_BLOCK),
-                                blocks, err);
+            const void *scales = sn_model_run_scales(t, i, &bytes);
+            status = want_bytes(model, scales, bytes, err);
         }
     }
     return status;

@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,11 +15,14 @@ static size_t units_of(const sn_model_tensor *t) { return t->rows == 1 ? t->cols
 enum {
     BLOCK = 32,
     HALF = BLOCK / 2,
-    PACKED = 1 + HALF
-}; /* MXFP4: elements of a block; bytes without and with exponent */
+    PACKED = 1 + HALF, /* MXFP4: elements of a block; bytes without and with exponent */
+    F8_BLOCK = 128,    /* F8_E4M3: rows, and columns, that share a scale */
+};
 
 /* Bytes of a unit in the file. */
-static size_t unit_in_file(const sn_model_tensor *t) { return t->scales ? t->cols / 2 : t->bytes / units_of(t); }
+static size_t unit_in_file(const sn_model_tensor *t) {
+    return !t->scales ? t->bytes / units_of(t) : t->dtype == SN_F8_E4M3 ? t->cols : t->cols / 2;
+}
 
 /* Q (place 0), K (1) or V (2) of a fused tensor. */
 static sn_tensor_view view_of_qkv(sn_qkv_layout layout, const sn_hparams *h, int place) {
@@ -138,7 +142,7 @@ void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own,
     if (view->col_step || view->whole == own) return;
     size_t unit = t->bytes / units_of(t);
     t->data = (const char *)t->data + view->first * unit_in_file(t);
-    if (t->scales) t->scales = (const uint8_t *)t->scales + view->first * (t->cols / BLOCK);
+    if (t->scales) t->first_row += view->first;
     *(t->rows == 1 ? &t->cols : &t->rows) = own;
     t->bytes = own * unit;
     t->group_rows = view->group_rows;
@@ -160,6 +164,19 @@ const void *sn_model_run(const sn_model_tensor *t, size_t i, size_t *bytes) {
     size_t unit = unit_in_file(t);
     *bytes = t->group_rows * unit;
     return (const char *)t->data + i * t->group_stride * unit;
+}
+
+/* How many rows share a row of scales, and its bytes. */
+static size_t scales_of(const sn_model_tensor *t, size_t *bytes) {
+    bool f8 = t->dtype == SN_F8_E4M3;
+    *bytes = f8 ? t->cols / F8_BLOCK * (t->scales_short ? 2 : 4) : t->cols / BLOCK;
+    return f8 ? F8_BLOCK : 1;
+}
+
+const void *sn_model_run_scales(const sn_model_tensor *t, size_t i, size_t *bytes) {
+    size_t row_bytes, rows = scales_of(t, &row_bytes), first = t->first_row + i * t->group_stride;
+    *bytes = ((first + t->group_rows - 1) / rows - first / rows + 1) * row_bytes;
+    return (const char *)t->scales + first / rows * row_bytes;
 }
 
 /* Copies a few columns at a time, so that the destination stays in the cache. */
@@ -186,7 +203,7 @@ static void pack_mxfp4(const sn_model_tensor *t, uint8_t *to) {
     for (size_t r = 0; r < t->rows; r++) {
         size_t line = r / t->group_rows * t->group_stride + r % t->group_rows;
         const uint8_t *from = (const uint8_t *)t->data + line * (t->cols / 2);
-        const uint8_t *scales = (const uint8_t *)t->scales + line * per_row;
+        const uint8_t *scales = (const uint8_t *)t->scales + (t->first_row + line) * per_row;
         for (size_t b = 0; b < per_row; b++, from += HALF, to += PACKED) {
             to[0] = scales[b];
             for (int i = 0; i < HALF; i++) {
@@ -197,20 +214,58 @@ static void pack_mxfp4(const sn_model_tensor *t, uint8_t *to) {
     }
 }
 
+static float f8_scale(const sn_model_tensor *t, size_t i) {
+    float wide;
+    uint16_t half;
+    memcpy(&half, (const char *)t->scales + i * sizeof half, sizeof half);
+    if (t->scales_short) return sn_bf16_to_f32(half);
+    memcpy(&wide, (const char *)t->scales + i * sizeof wide, sizeof wide);
+    return wide;
+}
+
+/* Joins elements and scales to SN_F8_E4M3: a block is its scale, then its elements. */
+static sn_status pack_f8(const sn_model_tensor *t, uint8_t *to, sn_err *err) {
+    size_t per_row = t->cols / F8_BLOCK;
+    for (size_t r = 0; r < t->rows; r++) {
+        size_t line = r / t->group_rows * t->group_stride + r % t->group_rows;
+        const uint8_t *from = (const uint8_t *)t->data + line * t->cols;
+        for (size_t b = 0; b < per_row; b++, from += F8_BLOCK) {
+            float scale = f8_scale(t, (t->first_row + line) / F8_BLOCK * per_row + b);
+            bool wrong = !(fabsf(scale) <= 0x1p100f);
+            memcpy(to, &scale, sizeof scale);
+            memcpy(to += sizeof scale, from, F8_BLOCK);
+            for (size_t i = 0; i < F8_BLOCK; i++) wrong |= (*to++ & 0x7f) == 0x7f;
+            if (wrong)
+                return sn_fail(err, SN_REFUSED,
+                               "row %zu of the FP8 weights holds NaN, or a scale that is no number up to 2^100: the "
+                               "file is damaged, fetch it again",
+                               t->first_row + line);
+        }
+    }
+    return SN_OK;
+}
+
 sn_status sn_model_contiguous(const sn_model_tensor *t, const void **rows, void **copy, sn_err *err) {
     size_t n = sn_model_n_runs(t), bytes, at = 0;
+    sn_status status = SN_OK;
     *copy = NULL;
     *rows = t->data;
     if (n <= 1 && !t->col_step && !t->scales) return SN_OK;
     char *made = malloc(t->bytes);
     if (!made) return sn_fail(err, SN_STOP, "out of memory for a matrix of %zu bytes", t->bytes);
-    if (t->scales)
+    if (t->scales && t->dtype == SN_F8_E4M3)
+        status = pack_f8(t, (uint8_t *)made, err);
+    else if (t->scales)
         pack_mxfp4(t, (uint8_t *)made);
     else if (t->col_step)
         transpose_matrix(t, t->bytes / t->rows / t->cols, made);
     for (size_t i = 0; !t->col_step && !t->scales && i < n; i++, at += bytes) {
         const void *run = sn_model_run(t, i, &bytes);
         memcpy(made + at, run, bytes);
+    }
+    if (status) {
+        free(made);
+        return status;
     }
     *rows = *copy = made;
     return SN_OK;

@@ -127,6 +127,17 @@ INLINE void unpack_columns(sn_layout layout, const uint8_t *at, size_t step, siz
         for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride + c] = from[SN_LANES * c + lane];
 }
 
+/* Some columns of a panel of F8. */
+INLINE void unpack_f8(const uint8_t *panel, size_t first, size_t end, float *out, size_t stride) {
+    float column[SN_LANES];
+    for (size_t k = first; k < end; k++, out++) {
+        const uint8_t *block = panel + k / SN_F8_K * (SN_F8_SCALES + SN_F8_K * SN_LANES);
+        vf w = vf_from_f8(block + SN_F8_SCALES + k % SN_F8_K * SN_LANES);
+        vf_store(column, vf_mul(w, vf_load((const float *)block)));
+        for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride] = column[lane];
+    }
+}
+
 INLINE void unpack_layout(sn_layout layout, const sn_cpu_weight *w, size_t number, size_t first, size_t end, float *out,
                           size_t stride) {
     const uint8_t *panel = w->data + number * w->panel_bytes;
@@ -134,7 +145,8 @@ INLINE void unpack_layout(sn_layout layout, const sn_cpu_weight *w, size_t numbe
            block_bytes = w->panel_bytes / w->n_blocks;
     for (size_t k = first; sn_layout_quantised(layout) && k < end; k += 32)
         unpack_group(layout, panel + k / 32 / groups * block_bytes, k / 32 % groups, out + (k - first), stride);
-    if (sn_layout_quantised(layout)) return;
+    if (layout == SN_LAYOUT_F8) unpack_f8(panel, first, end, out, stride);
+    if (sn_layout_quantised(layout) || layout == SN_LAYOUT_F8) return;
     sn_cpu_float_panel(w, number, &offset, &step);
     for (size_t k = first; k < end; k += 4)
         unpack_columns(layout, w->data + offset + k * step, step, end - k < 4 ? end - k : 4, out + (k - first), stride);

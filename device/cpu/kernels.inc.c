@@ -201,6 +201,21 @@ INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w,
     }
 }
 
+/* F8: as float_tile with one panel, whose weights are multiplied by the scale of their block first. */
+INLINE void f8_tile(int rows, const uint8_t *w, size_t cols, sn_prefetch prefetch, const float *x, vf *acc) {
+    for (size_t block = 0; block < cols / SN_F8_K; block++) {
+        const vf scale = vf_load((const float *)w);
+        prefetch_lines(w, SN_F8_SCALES, prefetch);
+        w += SN_F8_SCALES;
+        for (int k = 0; k < SN_F8_K; k++, w += SN_LANES, x++) {
+            if (k % (LINE / SN_LANES) == 0) prefetch_lines(w, LINE, prefetch);
+            vf wk = vf_mul(vf_from_f8(w), scale);
+            UNROLL
+            for (int r = 0; r < rows; r++) acc[r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[r]);
+        }
+    }
+}
+
 /* Adds the bias and stores the results of one panel. */
 INLINE void store_tile(int rows, const sn_linear_job *job, size_t panel, int row, const vf *acc) {
     const sn_cpu_weight *weight = &job->weight;
@@ -219,6 +234,7 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
     };
     const sn_cpu_weight *weight = &job->weight;
     const sn_xblock *xq = job->xq + (size_t)row * job->xq_stride;
+    const float *x = job->x + (size_t)row * weight->cols;
     size_t n = weight->n_blocks, offset = panel * weight->panel_bytes, step;
     vf acc[2 * ROW_TILE];
     UNROLL
@@ -226,9 +242,11 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
     if (sn_layout_quantised(layout)) {
         quantised_tile(rows, layout, block_bytes[layout], weight->data + offset, n, job->prefetch, xq, job->xq_stride,
                        acc);
+    } else if (layout == SN_LAYOUT_F8) {
+        f8_tile(rows, weight->data + offset, weight->cols, job->prefetch, x, acc);
     } else {
         sn_cpu_float_panel(weight, panel, &offset, &step);
-        float_tile(rows, panels, layout, weight->data + offset, step, n, job->prefetch, job->x + (size_t)row * n, acc);
+        float_tile(rows, panels, layout, weight->data + offset, step, n, job->prefetch, x, acc);
     }
     UNROLL
     for (int p = 0; p < panels; p++) store_tile(rows, job, panel + (size_t)p, row, acc + p * rows);

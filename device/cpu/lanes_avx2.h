@@ -67,6 +67,11 @@ static inline __m256 from_bf16(__m128i h) {
 static inline vf vf_from_bf16(const void *p) {
     return (vf){from_bf16(eight_halves(p, 0)), from_bf16(eight_halves(p, 1))};
 }
+static inline vf vf_from_f8(const void *p) { /* the sign comes twice, and once it is masked */
+    __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), 7);
+    halves = _mm256_and_si256(halves, _mm256_set1_epi16((short)0xbf80));
+    return (vf){_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
 static inline vf vf_set_bf16(const void *p) {
     __m256 all = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_broadcastw_epi16(_mm_loadu_si16(p)), 16));
     return (vf){all, all};

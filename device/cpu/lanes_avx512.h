@@ -40,6 +40,10 @@ static inline vf vf_from_f16(const void *p) { return _mm512_cvtph_ps(_mm256_load
 static inline vf vf_from_bf16(const void *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
 }
+static inline vf vf_from_f8(const void *p) { /* the sign comes twice, and once it is masked */
+    __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(halves, _mm256_set1_epi16((short)0xbf80)));
+}
 static inline vf vf_set_bf16(const void *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_broadcastw_epi16(_mm_loadu_si16(p)), 16));
 }

@@ -65,6 +65,7 @@ static inline uint16_t half_at(const void *p, int i) {
 }
 EACH(vf, vf_from_f16, (const void *p), sn_f16_to_f32(half_at(p, j)))
 EACH(vf, vf_from_bf16, (const void *p), sn_bf16_to_f32(half_at(p, j)))
+EACH(vf, vf_from_f8, (const void *p), sn_f16_to_f32(sn_f8_to_f16_256th(((const uint8_t *)p)[j]))) /* 1/256 of E4M3 */
 EACH(vf, vf_set_bf16, (const void *p), sn_bf16_to_f32(half_at(p, 0)))
 EACH(vf, vf_from_i8, (const void *p), (float)((const int8_t *)p)[j])
 EACH(vf, vf_from_int, (vi a), (float)a.v[j])

@@ -74,6 +74,14 @@ static inline uint16x4_t four_halves(const void *p, int at) {
 }
 EACH(vf, vf_from_f16, (const void *p), vcvt_f32_f16(vreinterpret_f16_u16(four_halves(p, j))))
 EACH(vf, vf_from_bf16, (const void *p), vreinterpretq_f32_u32(vshll_n_u16(four_halves(p, j), 16)))
+static inline vf vf_from_f8(const void *p) { /* the sign comes twice, and once it is masked */
+    const uint16x8_t bits = vdupq_n_u16(0xbf80);
+    int8x16_t all = vld1q_s8(p);
+    float16x8_t low = vreinterpretq_f16_u16(vandq_u16(vreinterpretq_u16_s16(vshll_n_s8(vget_low_s8(all), 7)), bits)),
+                high = vreinterpretq_f16_u16(vandq_u16(vreinterpretq_u16_s16(vshll_high_n_s8(all, 7)), bits));
+    return (vf){{vcvt_f32_f16(vget_low_f16(low)), vcvt_high_f32_f16(low), vcvt_f32_f16(vget_low_f16(high)),
+                 vcvt_high_f32_f16(high)}};
+}
 static inline vf vf_set_bf16(const void *p) {
     uint16_t half;
     memcpy(&half, p, sizeof half);

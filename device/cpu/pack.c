@@ -1,9 +1,9 @@
 /* How weights are packed into panels of 16 interleaved rows, and read back row by row; pack.h describes the layouts.
  *
- * Packing is one item of the pool per panel. A float panel is transposed element by element. A quantised panel decodes
- * one block of 16 rows at a time (sn_quant_decode) into groups of 32 integers, interleaves their bytes (pack_quants)
- * and writes the scales after them in the form of the layout (pack_half_scales, pack_wide_scales, pack_table_scales;
- * pack_super for the head of a superblock).
+ * Packing is one item of the pool per panel. A float panel is transposed element by element (pack_float, pack_f8). A
+ * quantised panel decodes one block of 16 rows at a time (sn_quant_decode) into groups of 32 integers, interleaves
+ * their bytes (pack_quants) and writes the scales after them in the form of the layout (pack_half_scales,
+ * pack_wide_scales, pack_table_scales; pack_super for the head of a superblock).
  *
  * Reading back (sn_cpu_weight_dequantize_row, for get_rows) computes d * q + m in float32, with the same roundings as
  * the kernels' unpack. */
@@ -32,6 +32,9 @@ static bool layout_of(sn_dtype dtype, sn_layout *out) {
         return true;
     case SN_BF16:
         *out = SN_LAYOUT_BF16;
+        return true;
+    case SN_F8_E4M3:
+        *out = SN_LAYOUT_F8;
         return true;
     case SN_Q4_0:
         *out = SN_LAYOUT_Q4_SIGNED;
@@ -225,11 +228,28 @@ static void pack_float(const pack_job *job, size_t panel) {
     }
 }
 
+static void pack_f8(const pack_job *job, size_t panel) {
+    const sn_cpu_weight *w = &job->weight;
+    uint8_t *out = job->image + panel * w->panel_bytes;
+    memset(out, 0, w->panel_bytes); /* lanes beyond the last row */
+    for (size_t b = 0; b < w->n_blocks; b++, out += SN_F8_SCALES + SN_F8_K * SN_LANES)
+        for (size_t lane = 0, r = panel * SN_LANES; lane < SN_LANES && r < w->rows; lane++, r++) {
+            const uint8_t *from = job->host + r * job->row_bytes + b * sn_dtype_bytes(SN_F8_E4M3);
+            float scale;
+            memcpy(&scale, from, sizeof scale);
+            scale *= 256;
+            memcpy(out + lane * sizeof scale, &scale, sizeof scale);
+            for (size_t k = 0; k < SN_F8_K; k++) out[SN_F8_SCALES + k * SN_LANES + lane] = from[sizeof scale + k];
+        }
+}
+
 static void pack_panel(void *ctx, size_t panel, int worker) {
     (void)worker;
     const pack_job *job = ctx;
     if (sn_layout_quantised(job->weight.layout))
         pack_quantised(job, panel * SN_LANES, job->image + panel * job->weight.panel_bytes);
+    else if (job->weight.layout == SN_LAYOUT_F8)
+        pack_f8(job, panel);
     else
         pack_float(job, panel);
 }
@@ -325,6 +345,14 @@ void sn_cpu_weight_dequantize_row(const sn_cpu_weight *w, size_t row, float *out
     assert(row < w->rows);
     const uint8_t *at = w->data + row / SN_LANES * w->panel_bytes;
     size_t lane = row % SN_LANES, offset, step;
+    if (w->layout == SN_LAYOUT_F8) {
+        for (size_t k = 0; k < w->cols; k++) {
+            const uint8_t *block = at + k / SN_F8_K * (SN_F8_SCALES + SN_F8_K * SN_LANES);
+            uint8_t x = block[SN_F8_SCALES + k % SN_F8_K * SN_LANES + lane];
+            out[k] = sn_f16_to_f32(sn_f8_to_f16_256th(x)) * read_float(SN_LAYOUT_F32, block, lane);
+        }
+        return;
+    }
     if (!sn_layout_quantised(w->layout)) {
         sn_cpu_float_panel(w, row / SN_LANES, &offset, &step);
         for (size_t k = 0; k < w->cols; k++) out[k] = read_float(w->layout, w->data + offset + k * step, lane);

@@ -9,8 +9,9 @@
  * (columns) of all its rows:
  *
  * - Float layouts: w[k][lane]. In the 16-bit types two panels lie interleaved as a pair, w[k][panel][lane]; a last odd
- *   panel lies alone. Reason: the fma chains of a single row wait for themselves; those of two panels overlap, and the
- *   pair is still read as one stream.
+ *   panel lies alone. F8 has 128 k in a block, after the float32 scales of its lanes, each times 256. Reason for pairs:
+ * the fma chains of a single row wait for themselves; those of two panels overlap, and the pair is still read as one
+ * stream.
  * - Quantised layouts: groups of 32 k, each the quants followed by their scales. The scales lie next to their quants
  *   because memory is then read in equal steps, which the hardware prefetcher follows; with the scales at the block's
  *   begin, Q4_K was a quarter slower.
@@ -35,7 +36,7 @@ enum { SN_LANES = 16 }; /* interleaved output rows: the width of a vector in eve
 
 /* name, k of a block, bytes of a block. The types that use each layout, and its scales:
  *
- * - F32, F16, BF16: the type of that name
+ * - F32, F16, BF16: the type of that name; F8: F8_E4M3
  * - Q4_HALF: Q4_1; f16 d, m
  * - Q4_SIGNED: Q4_0; f16 d. The offset is -8 d, so the quants are signed integers and there is no m
  * - Q4_SUPER: Q4_K; f16 d, m; int8 d[8], m[8]
@@ -49,6 +50,7 @@ enum { SN_LANES = 16 }; /* interleaved output rows: the width of a vector in eve
     X(F32, 1, 64)                                                                                                      \
     X(F16, 1, 32)                                                                                                      \
     X(BF16, 1, 32)                                                                                                     \
+    X(F8, 128, 2112)                                                                                                   \
     X(Q4_HALF, 32, 320)                                                                                                \
     X(Q4_SIGNED, 32, 288)                                                                                              \
     X(Q4_SUPER, 256, 2368)                                                                                             \
@@ -72,6 +74,8 @@ enum {
     SN_SUPER_HEAD = 64,             /* bytes of a SUPER block's head: d[lane], m[lane] */
     SN_SUPER_SCALES = 2 * SN_LANES, /* bytes of the scales of one group in a SUPER block */
     SN_SUPER_GROUPS = 8,            /* groups in a SUPER block */
+    SN_F8_K = 128,                  /* k that share a scale in F8 */
+    SN_F8_SCALES = 4 * SN_LANES,    /* bytes of the scales of a block of F8 */
 };
 
 static inline bool sn_layout_quantised(sn_layout layout) { return layout >= SN_LAYOUT_Q4_HALF; }
@@ -104,8 +108,8 @@ typedef struct sn_cpu_weight {
 
 /* The layouts whose panels lie interleaved in pairs: see the top. */
 static inline bool sn_layout_pairs(sn_layout layout) { return layout == SN_LAYOUT_F16 || layout == SN_LAYOUT_BF16; }
-/* Where a panel of a float layout lies: k = 0 begins *offset bytes into the weight, consecutive k are *step bytes
- * apart. */
+/* Where a panel of a float layout other than F8 lies: k = 0 begins *offset bytes into the weight, consecutive k are
+ * *step bytes apart. */
 static inline void sn_cpu_float_panel(const sn_cpu_weight *w, size_t panel, size_t *offset, size_t *step) {
     size_t k_bytes = SN_LANES * (w->layout == SN_LAYOUT_F32 ? 4 : 2);
     bool paired = sn_layout_pairs(w->layout) && (panel | 1) < w->n_panels;

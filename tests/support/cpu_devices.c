@@ -18,9 +18,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-const sn_dtype test_weight_types[] = {SN_F32,  SN_F16,  SN_BF16, SN_Q4_0, SN_Q4_1, SN_Q5_0,   SN_Q5_1,   SN_Q8_0,
-                                      SN_Q2_K, SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4};
-const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
+const sn_dtype test_weight_types[] = {SN_F32,  SN_F16,    SN_BF16,   SN_Q4_0,  SN_Q4_1,   SN_Q5_0,
+                                      SN_Q5_1, SN_Q8_0,   SN_Q2_K,   SN_Q3_K,  SN_Q4_K,   SN_Q5_K,
+                                      SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4, SN_F8_E4M3};
+const int test_n_cpu_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
+const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types) - 1;
 
 static void require_ok(sn_status status, const sn_err *err) {
     if (!status) return;
@@ -155,6 +157,12 @@ static void fill_block(sn_dtype dtype, uint8_t *block, uint64_t *state) {
         for (int i = 0; i < 2 && at[i] >= 0; i++) {
             half = sn_f32_to_f16(test_random(state) * 0.05f);
             memcpy(block + at[i], &half, sizeof half);
+        }
+        if (dtype == SN_F8_E4M3) {
+            float scale = test_random(state) * 0.01f;
+            for (size_t i = 0; i < sn_dtype_bytes(dtype); i++)
+                if ((block[i] & 0x7f) == 0x7f) block[i]--; /* NaN */
+            memcpy(block, &scale, sizeof scale);
         }
         if (dtype == SN_MXFP4) block[0] = (uint8_t)(120 + block[0] % 12);
     }

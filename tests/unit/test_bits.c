@@ -4,6 +4,8 @@
 #include "tests/support/cluster.h"
 #include "tests/support/cpu_devices.h"
 #include "tests/support/families.h"
+#include "tests/support/files.h"
+#include "tests/support/made_model.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
 
@@ -311,6 +313,28 @@ Test(bits, same_bits_over_three_nodes) {
     expect_same_over(c, path, TOKENS, true, 0);
     cluster_free(&c);
     tiny_model_remove(&path);
+}
+
+/* FP8 weights are multiplied by their scales in float32, and nothing else is rounded: a model that holds the products
+ * has the same bits. */
+Test(bits, fp8_has_the_bits_of_its_numbers_in_float32) {
+    const variant variants[] = {{"c", 1, 0, 1},        {TEST_ISA_1, 2, 0, 1},       {TEST_ISA_2, 1, 0, 3},
+                                {TEST_ISA_3, 1, 1, 1}, {TEST_ISA_2, 1, 7, 2},       {TEST_ISA_1, 1, 19, 1},
+                                {"c", 3, 32, 1},       {TEST_TILES_AVX512, 1, 0, 1}};
+    char *folder = temp_folder(), *plain = temp_folder();
+    made_model_write(folder, &made_small, MADE_FP8);
+    made_model_write(plain, &made_small, MADE_F32);
+    outcome reference = compute_outcome(plain, REFERENCE);
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+        if (!isa_runs(variants[i].isa)) continue;
+        outcome o = compute_outcome(folder, variants[i]);
+        cr_expect(same_outcome(&reference, &o), "%s, chunks of %d: bits differ", variants[i].isa, variants[i].chunk);
+        outcome_free(&o);
+    }
+    for (size_t i = 0; i < reference.n_hidden; i++) cr_assert(reference.hidden[i] - reference.hidden[i] == 0.0f);
+    outcome_free(&reference);
+    temp_folder_remove(&folder);
+    temp_folder_remove(&plain);
 }
 
 Test(bits, same_bits_over_thirty_nodes) {

@@ -1,6 +1,7 @@
 /* Equal bits, operation by operation, and accuracy compared with naive double-precision arithmetic, which does not
  * depend on panels, tiles and lanes. */
 #include "base/math.h"
+#include "device/quant.h"
 #include "tests/support/cpu_devices.h"
 
 #include <criterion/criterion.h>
@@ -84,7 +85,7 @@ static void check_linear_bits(const test_devices *devices, sn_dtype dtype, size_
 
 Test(cpu_device, a_linear_row_has_the_same_bits_in_any_batch) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 128, .width = 512});
-    for (int t = 0; t < test_n_weight_types; t++) check_linear_bits(&devices, test_weight_types[t], 23);
+    for (int t = 0; t < test_n_cpu_weight_types; t++) check_linear_bits(&devices, test_weight_types[t], 23);
     check_linear_bits(&devices, SN_Q4_1, 128); /* enough rows that quantising them is shared between threads as well */
     check_linear_bits(&devices, SN_Q6_K, 100);
     test_devices_close(&devices);
@@ -108,7 +109,7 @@ static void check_linear_values(sn_device *d, sn_dtype dtype) {
     multiply_in_chunks(d, m, x, N, N, (float *[]){y0, y1});
     for (size_t r = 0; r < N; r++) {
         const float *row = x + r * m[0].cols;
-        if (sn_dtype_block(dtype) > 1)
+        if (sn_dtype_quantised(dtype))
             quantize_naively(row, m[0].cols, xq);
         else
             for (size_t k = 0; k < m[0].cols; k++) xq[k] = (double)row[k];
@@ -135,7 +136,8 @@ static void check_linear_values(sn_device *d, sn_dtype dtype) {
 
 Test(cpu_device, linear_is_what_naive_arithmetic_gives) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 16, .width = 512});
-    for (int t = 0; t < test_n_weight_types; t++) check_linear_values(devices.at[devices.n - 1], test_weight_types[t]);
+    for (int t = 0; t < test_n_cpu_weight_types; t++)
+        check_linear_values(devices.at[devices.n - 1], test_weight_types[t]);
     test_devices_close(&devices);
 }
 
@@ -388,7 +390,7 @@ Test(cpu_device, layer_norm_has_the_same_bits) {
 Test(cpu_device, get_rows_returns_the_rows_of_the_file) {
     enum { ROWS = 37, N = 100 };
     test_devices devices = test_devices_open(&(sn_device_limits){0});
-    for (int t = 0; t < test_n_weight_types; t++)
+    for (int t = 0; t < test_n_cpu_weight_types; t++)
         for (int d = 0; d < devices.n; d++) {
             sn_device *device = devices.at[d];
             matrix m = matrix_new(test_weight_types[t], ROWS, cols_for(test_weight_types[t]), false, 8);
@@ -462,6 +464,9 @@ Test(cpu_device, has_the_same_bits_on_every_machine) {
         uint64_t hash = 14695981039346656037u;
         for (int t = 0; t < test_n_weight_types; t++) hash = hash_of_a_block(devices.at[d], test_weight_types[t], hash);
         cr_assert_eq(hash, 0x93b681d12c4cbf06u, "%s: 0x%016llxu", sn_device_describe(devices.at[d]),
+                     (unsigned long long)hash);
+        hash = hash_of_a_block(devices.at[d], SN_F8_E4M3, hash);
+        cr_assert_eq(hash, 0x33be3e9e276a591fu, "%s: 0x%016llxu", sn_device_describe(devices.at[d]),
                      (unsigned long long)hash);
     }
     test_devices_close(&devices);

@@ -72,16 +72,20 @@ size_t sn_train_bytes(const sn_span *span, int tokens_max) {
     return bytes;
 }
 
+sn_status sn_train_check_model(const sn_hparams *hp, int first, int end, sn_err *err) {
+    const char *why = hp->latent                       ? "latent attention"
+                      : sn_n_recurrent(hp, first, end) ? "a block with a recurrent state"
+                                                       : NULL;
+    return why ? sn_fail(err, SN_REFUSED, "models of the %s family cannot be trained: %s has no backward pass",
+                         hp->family, why)
+               : SN_OK;
+}
+
 sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *err) {
     sn_train *t = NULL;
     *out = NULL;
-    if (sn_n_recurrent(&span->hp, span->first, span->end))
-        return sn_fail(err, SN_REFUSED, "blocks %d:%d hold recurrent states, and nothing can be trained through them",
-                       span->first, span->end);
-    if (span->hp.latent)
-        return sn_fail(err, SN_REFUSED,
-                       "models of the %s family cannot be trained: latent attention has no backward pass",
-                       span->hp.family);
+    sn_status status = sn_train_check_model(&span->hp, span->first, span->end, err);
+    if (status) return status;
     for (int i = 0; i < span->n_segments; i++)
         if (sn_segment_has_experts_elsewhere(&span->segments[i], span->segments[i].first, span->segments[i].end))
             return sn_fail(err, SN_REFUSED,
@@ -89,7 +93,7 @@ sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *er
     if (tokens_max < 1 || tokens_max > span->hp.n_ctx)
         return sn_fail(err, SN_REFUSED, "sequences of %d tokens cannot be trained: the model's context is %d",
                        tokens_max, span->hp.n_ctx);
-    sn_status status = sn_calloc(&t, 1, sizeof *t, err);
+    status = sn_calloc(&t, 1, sizeof *t, err);
     if (status) return status;
     size_t rows = (size_t)tokens_max, width = (size_t)span->hp.rope_dim, ropes = (size_t)span->hp.n_ropes;
     t->span = span;

@@ -12,6 +12,10 @@
 
 typedef struct sn_train sn_train;
 
+/* SN_REFUSED: nothing is trained through blocks [first, end) of such a model; the sentence names the family and says
+ * why. Pure. */
+sn_status sn_train_check_model(const sn_hparams *hparams, int first, int end, sn_err *err) SN_MUST_USE;
+
 /* Allocates for sequences of up to `tokens_max` tokens: activations, gradients and KV pages of one block on each of the
  * span's devices, and on the host the hidden states that enter each block (Chen et al. 2016: activations that are not
  * saved are recomputed from them). */

@@ -66,6 +66,9 @@ static void print_hparams(const json_t *o) {
                is(o, "tool_template") ? ", and another one for tools" : "");
     else
         puts("chat        no template");
+    printf("training    %s\n", !is(o, "trains")          ? word(o, "no_training")
+                               : number(hp, "n_experts") ? "prompts, classifiers and LoRA of q, k, v and o"
+                                                         : "prompts, classifiers and LoRA");
 }
 
 /* "135 M": with three digits. */

@@ -1,5 +1,6 @@
 #include "client/api/describe.h"
 
+#include "blocks/train.h"
 #include "model/source.h"
 
 #include <stdio.h>
@@ -129,6 +130,10 @@ sn_status sn_model_json(const sn_model *model, bool hashes, bool tensors, json_t
     json_t *o = json_pack("{ss ss ss ss so sI so}", "name", hp->name, "container", sn_model_container(model), "family",
                           hp->family, "id", sn_hex(id.bytes, SN_HASH_SIZE, hex), "hparams", hparams_json(hp),
                           "client_bytes", (json_int_t)bytes, "blocks", blocks);
+    sn_err why;
+    bool trains = !sn_train_check_model(hp, 0, hp->n_blocks, &why); /* what `swarm tune` takes */
+    json_object_set_new(o, "trains", json_boolean(trains));
+    if (!trains) json_object_set_new(o, "no_training", json_string(why.text));
     json_object_set_new(o, "n_tensors", json_integer((json_int_t)sn_model_n_tensors(model)));
     add_weights_json(model, o);
     if (tensors) json_object_set_new(o, "tensors", tensors_json(model));

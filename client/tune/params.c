@@ -10,7 +10,7 @@
 
 #include "base/mem.h"
 #include "base/random.h"
-#include "blocks/adapter.h"
+#include "blocks/train.h"
 #include "model/safetensors.h"
 
 #include <math.h>
@@ -105,9 +105,8 @@ static sn_status check_shape(const sn_hparams *hp, const sn_params_shape *s, sn_
         any |= s->target[role];
         all &= s->target[role] || !sn_adapter_target((sn_role)role);
     }
-    if (hp->latent)
-        return sn_fail(err, SN_REFUSED,
-                       "models of the %s family cannot be trained: latent attention has no backward pass", hp->family);
+    sn_status status = sn_train_check_model(hp, 0, hp->n_blocks, err);
+    if (status) return status;
     if (s->method == SN_METHOD_LORA && hp->n_experts && feed_forward)
         return sn_fail(err, SN_REFUSED,
                        "the feed-forward of this model is a mixture of experts, which LoRA cannot adapt: give "

@@ -50,8 +50,11 @@ sn_status sn_cuda_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, s
     size_t row_bytes, widest;
     *bytes = 0;
     if (!layout_of(dtype, &layout))
-        return sn_fail(err, SN_REFUSED, "a matrix of type %s cannot be multiplied with: use a model with another type",
-                       sn_dtype_name(dtype));
+        return sn_fail(
+            err, SN_REFUSED,
+            "a matrix of type %s cannot be multiplied with on a GPU: give its block to a CPU (--device cpu), or use a "
+            "model with another type",
+            sn_dtype_name(dtype));
     sn_status status = sn_dtype_row_bytes(dtype, cols, &row_bytes, err);
     if (status) return status;
     /* No layout takes more than four bytes per element, 64 bytes in addition, and the padding of a row. */

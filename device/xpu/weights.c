@@ -50,7 +50,9 @@ static bool form_of(sn_dtype dtype, sn_xpu_form *out) {
 sn_status sn_xpu_layout_of(sn_dtype dtype, size_t rows, size_t cols, sn_xpu_layout *out, sn_err *err) {
     size_t row_bytes, all;
     if (!form_of(dtype, &out->form))
-        return sn_fail(err, SN_REFUSED, "a matrix of %s cannot be used on an xpu", sn_dtype_name(dtype));
+        return sn_fail(err, SN_REFUSED,
+                       "a matrix of %s cannot be used on an xpu: give its block to a CPU (--device cpu)",
+                       sn_dtype_name(dtype));
     sn_status status = sn_dtype_row_bytes(dtype, cols, &row_bytes, err);
     if (status) return status;
     /* No plane has more than 4 bytes per element; the kernels count rows and columns in 32 bits. */

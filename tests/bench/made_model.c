@@ -1,4 +1,5 @@
-/* Writes a model of DeepSeek-V3's block shape with random FP8 weights into a folder: for measurements, its text is noise.
+/* Writes a model of DeepSeek-V3's block shape with random FP8 weights into a folder: for measurements, its text is
+ * noise.
  *
  * Usage: made_model FOLDER [small]     an existing folder; two blocks take 12.2 GB, small ones 6 MB */
 #include "tests/support/made_model.h"

@@ -12,12 +12,40 @@
 #include <stdlib.h>
 #include <string.h>
 
-const made_shape made_deepseek_v3 = {.embd = 7168, .heads = 128, .q_rank = 1536, .latent = 512, .rope = 64, .nope = 128,
-                                     .value = 128, .ff_dense = 18432, .ff = 2048, .experts = 256, .used = 8, .groups = 8,
-                                     .groups_used = 4, .vocab = 1024, .ctx = 163840, .blocks = 2, .dense = 1};
-const made_shape made_small = {.embd = 256, .heads = 8, .q_rank = 128, .latent = 128, .rope = 16, .nope = 48,
-                               .value = 32, .ff_dense = 640, .ff = 128, .experts = 16, .used = 4, .groups = 4,
-                               .groups_used = 2, .vocab = 320, .ctx = 163840, .blocks = 3, .dense = 1};
+const made_shape made_deepseek_v3 = {.embd = 7168,
+                                     .heads = 128,
+                                     .q_rank = 1536,
+                                     .latent = 512,
+                                     .rope = 64,
+                                     .nope = 128,
+                                     .value = 128,
+                                     .ff_dense = 18432,
+                                     .ff = 2048,
+                                     .experts = 256,
+                                     .used = 8,
+                                     .groups = 8,
+                                     .groups_used = 4,
+                                     .vocab = 1024,
+                                     .ctx = 163840,
+                                     .blocks = 2,
+                                     .dense = 1};
+const made_shape made_small = {.embd = 256,
+                               .heads = 8,
+                               .q_rank = 128,
+                               .latent = 128,
+                               .rope = 16,
+                               .nope = 48,
+                               .value = 32,
+                               .ff_dense = 640,
+                               .ff = 128,
+                               .experts = 16,
+                               .used = 4,
+                               .groups = 4,
+                               .groups_used = 2,
+                               .vocab = 320,
+                               .ctx = 163840,
+                               .blocks = 3,
+                               .dense = 1};
 
 typedef enum content { NORM, SMALL, MATRIX, SCALES } content; /* SMALL: never in FP8 */
 
@@ -56,7 +84,8 @@ static void add(writer *w, content kind, size_t rows, size_t cols, const char *f
     t->odd = !strcmp(t->name, "model.layers.1.self_attn.o_proj.weight");
     if (kind != MATRIX || w->form == MADE_F32 || (t->odd && w->form == MADE_NO_SCALE)) return;
     tensor *scales = &w->tensors[w->n++];
-    *scales = (tensor){.kind = SCALES, .rows = (rows + BLOCK - 1) / BLOCK, .cols = cols / BLOCK, .seed = t->seed, .odd = t->odd};
+    *scales = (tensor){
+        .kind = SCALES, .rows = (rows + BLOCK - 1) / BLOCK, .cols = cols / BLOCK, .seed = t->seed, .odd = t->odd};
     snprintf(scales->name, sizeof scales->name, "%.*s_scale_inv", NAME - 11, t->name);
     if (t->odd && w->form == MADE_FEW_SCALES) scales->rows--;
 }
@@ -114,7 +143,8 @@ static float scale_of(const tensor *t, size_t r, size_t c, size_t cols) {
 }
 
 static const char *type_of(const writer *w, const tensor *t) {
-    if (t->kind == SCALES) return t->odd && w->form == MADE_ODD_SCALES ? "F16" : w->form == MADE_FP8_SHORT ? "BF16" : "F32";
+    if (t->kind == SCALES)
+        return t->odd && w->form == MADE_ODD_SCALES ? "F16" : w->form == MADE_FP8_SHORT ? "BF16" : "F32";
     return t->kind == MATRIX && w->form != MADE_F32 ? "F8_E4M3" : "F32";
 }
 
@@ -196,16 +226,18 @@ static void write_config(const char *folder, const made_shape *s, made_form form
             "\"moe_intermediate_size\":%d,\"n_routed_experts\":%d,\"num_experts_per_tok\":%d,\"n_group\":%d,"
             "\"topk_group\":%d,\"n_shared_experts\":1,\"vocab_size\":%d,\"max_position_embeddings\":%d,"
             "\"num_hidden_layers\":%d,\"first_k_dense_replace\":%d,",
-            s->embd, s->heads, s->heads, s->q_rank, s->latent, s->rope, s->nope, s->value, s->ff_dense, s->ff, s->experts,
-            s->used, s->groups, s->groups_used, s->vocab, s->ctx, s->blocks, s->dense);
+            s->embd, s->heads, s->heads, s->q_rank, s->latent, s->rope, s->nope, s->value, s->ff_dense, s->ff,
+            s->experts, s->used, s->groups, s->groups_used, s->vocab, s->ctx, s->blocks, s->dense);
     if (form != MADE_F32)
-        fprintf(file, "\"quantization_config\":{\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"quant_method\":\"fp8\","
-                      "\"weight_block_size\":[128,128]},");
-    fprintf(file, "\"rope_scaling\":{\"beta_fast\":32,\"beta_slow\":1,\"factor\":40,\"mscale\":1.0,\"mscale_all_dim\":1.0,"
-                  "\"original_max_position_embeddings\":4096,\"type\":\"yarn\"},\"rope_theta\":10000,\"hidden_act\":\"silu\","
-                  "\"attention_bias\":false,\"moe_layer_freq\":1,\"norm_topk_prob\":true,\"rms_norm_eps\":1e-06,"
-                  "\"routed_scaling_factor\":2.5,\"scoring_func\":\"sigmoid\",\"tie_word_embeddings\":false,"
-                  "\"topk_method\":\"noaux_tc\"}\n");
+        fprintf(file,
+                "\"quantization_config\":{\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"quant_method\":\"fp8\","
+                "\"weight_block_size\":[128,128]},");
+    fprintf(file,
+            "\"rope_scaling\":{\"beta_fast\":32,\"beta_slow\":1,\"factor\":40,\"mscale\":1.0,\"mscale_all_dim\":1.0,"
+            "\"original_max_position_embeddings\":4096,\"type\":\"yarn\"},\"rope_theta\":10000,\"hidden_act\":\"silu\","
+            "\"attention_bias\":false,\"moe_layer_freq\":1,\"norm_topk_prob\":true,\"rms_norm_eps\":1e-06,"
+            "\"routed_scaling_factor\":2.5,\"scoring_func\":\"sigmoid\",\"tie_word_embeddings\":false,"
+            "\"topk_method\":\"noaux_tc\"}\n");
     if (fclose(file)) stop("config.json");
 }
 

@@ -1,6 +1,6 @@
-/* Models of DeepSeek-V3's shape with random weights, as folders with FP8 (E4M3) weights in blocks of 128 by 128 like those
- * that DeepSeek publishes, or with the same numbers as float32. Files are written as a stream, which takes a few megabytes
- * of memory for a model of any size. The same arguments give the same bytes. A failure ends the process. */
+/* Models of DeepSeek-V3's shape with random weights, as folders with FP8 (E4M3) weights in blocks of 128 by 128 like
+ * those that DeepSeek publishes, or with the same numbers as float32. Files are written as a stream, which takes a few
+ * megabytes of memory for a model of any size. The same arguments give the same bytes. A failure ends the process. */
 #ifndef SN_TESTS_MADE_MODEL_H
 #define SN_TESTS_MADE_MODEL_H
 
@@ -17,14 +17,14 @@ extern const made_shape made_small;       /* the same ratios, about 1/28 as wide
 
 /* What the files hold. */
 typedef enum made_form {
-    MADE_FP8,         /* scales in float32 */
-    MADE_FP8_SHORT,   /* scales in bfloat16 */
-    MADE_F32,         /* the numbers of MADE_FP8 */
-    MADE_NO_SCALE,    /* FP8, without the scales of the output matrix of block 1 */
-    MADE_FEW_SCALES,  /* FP8, with a row of its scales too few */
-    MADE_ODD_SCALES,  /* FP8, with its scales as F16 */
-    MADE_NAN,         /* FP8, with a NaN in it */
-    MADE_ENDLESS,     /* FP8, with an infinite scale in it */
+    MADE_FP8,        /* scales in float32 */
+    MADE_FP8_SHORT,  /* scales in bfloat16 */
+    MADE_F32,        /* the numbers of MADE_FP8 */
+    MADE_NO_SCALE,   /* FP8, without the scales of the output matrix of block 1 */
+    MADE_FEW_SCALES, /* FP8, with a row of its scales too few */
+    MADE_ODD_SCALES, /* FP8, with its scales as F16 */
+    MADE_NAN,        /* FP8, with a NaN in it */
+    MADE_ENDLESS,    /* FP8, with an infinite scale in it */
 } made_form;
 
 /* Writes config.json and model.safetensors into an existing folder. */

@@ -315,6 +315,9 @@ Test(cli, inspects_a_model) {
     REFUSES("cannot be opened", "inspect", "--model", "/nonexistent");
     cr_assert_eq(SWARM("inspect", "--model", SN_FIXTURES "/golden/gemma3"), 0);
     cr_assert(strstr(last.out, "window      8 tokens, in 2 of 4 blocks"), "%s", last.out);
+    cr_expect(strstr(last.out, "training    prompts, classifiers and LoRA\n"), "%s", last.out);
+    cr_assert_eq(SWARM("inspect", "--model", SN_FIXTURES "/golden/deepseek_v3"), 0);
+    cr_expect(strstr(last.out, "training    models of the deepseek_v3 family cannot be trained: "), "%s", last.out);
 }
 
 /* -- the golden families ---------------------------------------------------------------------------------------------

@@ -212,6 +212,27 @@ Test(emulated_devices, golden_families_agree_on_every_device) {
         }
 }
 
+Test(emulated_devices, what_gpus_do_not_compute_is_refused_before_it_is_loaded) {
+    for (int f = 0; f < N_FAMILIES; f++)
+        for (int d = CUDA; d <= XPU && family_is_limited(FAMILIES[f]); d++) {
+            char path[256];
+            sn_model *model = NULL;
+            sn_span *span = NULL;
+            sn_err why = {0};
+            snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, FAMILIES[f]);
+            REQUIRE(sn_model_open(path, &model, &err));
+            cr_expect_eq(sn_span_load(model, devices[d], 0, 4, NULL, NULL, &span, &why), SN_REFUSED, "%s", FAMILIES[f]);
+            cr_expect(strstr(why.text, "--device cpu"), "%s", why.text);
+            sn_model_close(&model);
+        }
+    for (int d = CUDA; d <= XPU; d++) {
+        size_t bytes;
+        sn_err why = {0};
+        cr_expect_eq(devices[d]->ops->weight_size(devices[d], SN_F8_E4M3, 128, 128, &bytes, &why), SN_REFUSED);
+        cr_expect(strstr(why.text, "--device cpu"), "%s", why.text);
+    }
+}
+
 /* -- offload */
 
 Test(emulated_devices, offloaded_blocks_give_the_bits_of_resident_ones_on_their_device) {

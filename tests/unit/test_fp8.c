@@ -1,5 +1,5 @@
-/* FP8 folders as DeepSeek publishes them: E4M3 with a scale for each 128 by 128 elements, in tensors beside the weights. A
- * damaged or unfitting file is refused. test_bits.c compares what a made model computes. */
+/* FP8 folders as DeepSeek publishes them: E4M3 with a scale for each 128 by 128 elements, in tensors beside the
+ * weights. A damaged or unfitting file is refused. test_bits.c compares what a made model computes. */
 #include "device/quant.h"
 #include "model/model.h"
 #include "model/source.h"

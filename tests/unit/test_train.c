@@ -94,6 +94,22 @@ static void through_spans(const sn_model *model, sn_device *device, sn_lm_head *
     free(dy);
 }
 
+Test(train, every_family_trains_or_is_refused_by_name) {
+    for (int f = 0; f < N_FAMILIES; f++) {
+        char path[300];
+        sn_model *model = NULL;
+        sn_err why = {0};
+        snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, FAMILIES[f]);
+        REQUIRE(sn_model_open(path, &model, &err));
+        const sn_hparams *hp = sn_model_hparams(model);
+        sn_status status = sn_train_check_model(hp, 0, hp->n_blocks, &why);
+        cr_expect_eq(status, family_is_limited(FAMILIES[f]) ? SN_REFUSED : SN_OK, "%s", FAMILIES[f]);
+        cr_expect(!status || (strstr(why.text, hp->family) && strstr(why.text, "has no backward pass")), "%s",
+                  why.text);
+        sn_model_close(&model);
+    }
+}
+
 Test(train, gradients_of_every_family_match_the_reference_over_any_cut) {
     for (int f = 0; f < N_FAMILIES; f++) {
         if (family_is_limited(FAMILIES[f])) continue;

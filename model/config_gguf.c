@@ -109,7 +109,8 @@ static sn_status check_keys(const reader *r) {
             known |= is_among(key, prefix, multiplier_keys, sizeof multiplier_keys / sizeof *multiplier_keys);
         if (r->family->softcaps)
             known |= is_among(key, prefix, softcap_keys, sizeof softcap_keys / sizeof *softcap_keys);
-        if (r->family->wrapped) known |= is_among(key, prefix, growth_keys, sizeof growth_keys / sizeof *growth_keys);
+        if (r->family->wrapped && !r->family->recurrent)
+            known |= is_among(key, prefix, growth_keys, sizeof growth_keys / sizeof *growth_keys);
         if (r->family->local_theta > 0 || r->family->local_unscaled)
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
         if (r->family->recurrent)
@@ -169,7 +170,8 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
     h->n_blocks -= further;
     if (!status) status = read_int(r, "context_length", true, &h->n_ctx);
     if (!status) status = read_int(r, "embedding_length", true, &h->n_embd);
-    if (!status) status = read_int(r, "feed_forward_length", true, &h->n_ff);
+    if (!status && h->n_embd > 0 && h->n_embd <= INT32_MAX / 8) h->n_ff = r->family->ff_multiple * h->n_embd;
+    if (!status) status = read_int(r, "feed_forward_length", !r->family->ff_multiple, &h->n_ff);
     if (!status) status = read_int(r, "attention.head_count", true, &h->n_heads);
     if (status) return status;
     h->n_kv_heads = h->n_heads;
@@ -353,10 +355,13 @@ static sn_status read_pattern(const reader *r, sn_hparams *h) {
 static sn_status read_recurrent_blocks(const reader *r, sn_hparams *h) {
     char key[KEY_SIZE];
     const sn_gguf_value *list = sn_gguf_find(r->gguf, full_key(r, "attention.recurrent_layers", key));
-    int every = 4;
-    if (list && (list->type != SN_GGUF_ARRAY || list->element != SN_GGUF_BOOL || list->n != (size_t)h->n_blocks))
+    int every = 4, further = 0; /* the list may be of the blocks that predict further tokens, too */
+    sn_status status = read_int(r, "nextn_predict_layers", false, &further);
+    if (!status && list &&
+        (list->type != SN_GGUF_ARRAY || list->element != SN_GGUF_BOOL ||
+         (list->n != (size_t)h->n_blocks && list->n != (size_t)h->n_blocks + (size_t)further)))
         return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools", key, h->n_blocks);
-    sn_status status = read_int(r, "full_attention_interval", false, &every);
+    if (!status) status = read_int(r, "full_attention_interval", false, &every);
     if (!status && every < 1) return sn_fail(r->err, SN_REFUSED, "'full_attention_interval' is %d", every);
     for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX && !status; i++)
         h->recurrent[i] = list ? list->data[i] : (i + 1) % every != 0;
@@ -449,7 +454,7 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     for (int i = 0; (*family)->no_rope_interval && i < hparams->n_blocks && i < SN_BLOCKS_MAX; i++)
         hparams->no_rope[i] = (i + 1) % (*family)->no_rope_interval == 0; /* files do not say it */
     /* Falcon's variants: a norm for each half, or one for both */
-    if (sn_family_variant(*family, 1) && !sn_gguf_tensor_find(gguf, "blk.0.attn_norm_2.weight"))
+    if (!(*family)->moe && sn_family_variant(*family, 1) && !sn_gguf_tensor_find(gguf, "blk.0.attn_norm_2.weight"))
         *family = sn_family_variant(*family, 1);
     hparams->linear_bias = (*family)->linear_bias == SN_ALWAYS;
     hparams->rope_style = (*family)->gguf_rope;

@@ -159,6 +159,8 @@ static sn_status check_rope_fields(const json_t *rope, sn_err *err) {
                                         "mscale",
                                         "mscale_all_dim",
                                         "llama_4_scaling_beta",
+                                        "mrope_section", /* of pictures: those of a text's tokens are equal */
+                                        "mrope_interleaved",
                                         "max_position_embeddings"};
     const char *name;
     json_t *value;

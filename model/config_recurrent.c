@@ -31,7 +31,11 @@ sn_status sn_config_read_recurrent(const json_t *config, const sn_family *family
                   {"linear_key_head_dim", &h->delta_key_dim, 128},
                   {"linear_value_head_dim", &h->delta_value_dim, 128}};
     if (!family->recurrent) return SN_OK;
-    sn_status status = read_kinds(config, h, err);
+    bool gate = true;
+    sn_status status = sn_config_bool(config, "attn_output_gate", &gate, err);
+    if (!status && !gate)
+        return sn_fail(err, SN_REFUSED, "'attn_output_gate' is false, which is not supported for this family");
+    if (!status) status = read_kinds(config, h, err);
     for (size_t i = 0; i < sizeof fields / sizeof *fields && !status; i++) {
         *fields[i].value = fields[i].usual;
         status = sn_config_int(config, fields[i].field, false, fields[i].value, err);

@@ -78,6 +78,19 @@ static const sn_tensor_naming naming_gguf_qwen3_5 = {
     .q_gated = true,
 };
 
+static const sn_tensor_naming naming_gguf_qwen3_5_moe = {
+    .block_prefix = "blk.",
+    .names =
+        {
+            GGUF_ENDS,
+            GGUF_ATTENTION,
+            GGUF_EXPERTS,
+            GGUF_SHARED,
+            GGUF_RECURRENT,
+        },
+    .q_gated = true,
+};
+
 static const sn_moe_config qwen3_5_experts = {
     .width = "moe_intermediate_size",
     .n_experts = 256,
@@ -91,11 +104,11 @@ static const sn_moe_config qwen3_5_experts = {
 static const char *const moe_reads[] = {"num_experts", NULL};
 
 #define QWEN3_5                                                                                                        \
-    .gguf_rope = SN_ROPE_NEOX, .qkv_bias = SN_IF_DECLARED, .qk_norm = SN_ALWAYS, .recurrent = true,                    \
-    .norm_plus_one = true, .head_dim_default = 256, .rotated_default = 0.25
+    .gguf_rope = SN_ROPE_NEOX, .qkv_bias = SN_IF_DECLARED, .qk_norm = SN_ALWAYS, .recurrent = true, .wrapped = true,   \
+    .further_blocks = true, .norm_plus_one = true, .head_dim_default = 256, .rotated_default = 0.25
 
 #define QWEN3_5_MOE                                                                                                    \
-    .name = "qwen3_5_moe_text", QWEN3_5, .moe = &qwen3_5_experts, .config_fields = moe_reads,                          \
+    .name = "qwen3_5_moe_text", QWEN3_5, .gguf_moe = true, .moe = &qwen3_5_experts, .config_fields = moe_reads,        \
     .ff_multiple = 4 /* config.json has no intermediate_size */
 
 const sn_family sn_families_recurrent[] = {
@@ -107,7 +120,8 @@ const sn_family sn_families_recurrent[] = {
     },
     {
         QWEN3_5_MOE,
-        .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_qwen3_5_moe},
+        .gguf_architecture = "qwen35moe",
+        .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_qwen3_5_moe, [SN_CONTAINER_GGUF] = &naming_gguf_qwen3_5_moe},
     },
     {
         QWEN3_5_MOE,

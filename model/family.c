@@ -126,9 +126,10 @@ static long block_of(const sn_tensor_naming *naming, const char *tensor_name) {
 bool sn_family_ignores(const sn_family *family, sn_container container, int n_blocks, const char *tensor_name) {
     static const char *const endings[] = {"rope_freqs.weight", ".rotary_emb.inv_freq"};
     size_t len = strlen(tensor_name);
-    static const char *const encoder[] = {"vision_tower.", "vision_model.", "multi_modal_projector."};
+    static const char *const encoder[] = {"vision_tower.", "vision_model.", "multi_modal_projector.", "model.visual."};
     for (size_t i = 0; family->wrapped && i < sizeof encoder / sizeof *encoder; i++)
         if (!strncmp(tensor_name, encoder[i], strlen(encoder[i]))) return true;
+    if (family->further_blocks && !strncmp(tensor_name, "mtp.", 4)) return true;
     if (family->further_blocks && block_of(family->naming[container], tensor_name) >= n_blocks) return true;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t ending = strlen(endings[i]);

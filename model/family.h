@@ -49,8 +49,10 @@ typedef struct sn_tensor_naming {
     const char *base;        /* prefix that files of the model without its LM head leave out of their names; or NULL */
 } sn_tensor_naming;
 
-/* Before the names of a wrapped family's tensors where the files hold an image encoder, too. */
+/* In the names of a wrapped family's tensors where the files hold an image encoder, too: before the whole name, or
+ * behind the first of the two prefixes. */
 #define SN_WRAPPER_PREFIX "language_model."
+#define SN_WRAPPED_PREFIX "model."
 
 /* How config.json describes a mixture of experts, and the defaults of its fields. */
 typedef struct sn_moe_config {

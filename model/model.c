@@ -167,6 +167,7 @@ static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn
     if (view.turned) cols = (size_t)m->hparams.latent;
     if (matrix_rows) rows = matrix_rows, cols /= rows;
     if (role == SN_ROLE_DELTA_TAPS) n_dims = e->n_dims; /* (channels, 1, taps) on the hub, (channels, taps) in GGUF */
+    if (role == SN_ROLE_SHARED_ROUTER && m->gguf) n_dims = e->n_dims; /* (1, n_embd), or (n_embd) */
     if (e->n_dims != n_dims || e->tensor.rows != rows || e->tensor.cols != cols)
         return sn_fail(err, SN_REFUSED,
                        "tensor '%s' has %d dimensions, (%zu, %zu), where the hyperparameters ask for (%zu, %zu)",
@@ -180,12 +181,16 @@ static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn
 /* The entry of the name, or of the name without the prefix that files of the model without its LM head leave out. */
 static entry *find_named(const sn_model *m, const char *name) {
     const char *base = m->family->naming[m->container]->base;
-    size_t len = base ? strlen(base) : 0;
+    size_t len = base ? strlen(base) : 0, prefix = strlen(SN_WRAPPED_PREFIX);
     entry *found = find_entry(m, name);
     if (!found && m->family->wrapped && m->container == SN_CONTAINER_SAFETENSORS) {
-        char wrapped[SN_TENSOR_NAME_MAX + sizeof SN_WRAPPER_PREFIX];
+        char wrapped[SN_TENSOR_NAME_MAX + sizeof SN_WRAPPER_PREFIX + sizeof F8_SCALES];
         snprintf(wrapped, sizeof wrapped, SN_WRAPPER_PREFIX "%s", name);
         found = find_entry(m, wrapped);
+        if (!found && !strncmp(name, SN_WRAPPED_PREFIX, prefix)) {
+            snprintf(wrapped, sizeof wrapped, SN_WRAPPED_PREFIX SN_WRAPPER_PREFIX "%s", name + prefix);
+            found = find_entry(m, wrapped);
+        }
     }
     return found || !len || strncmp(name, base, len) ? found : find_entry(m, name + len);
 }
@@ -286,7 +291,7 @@ static void choose_variant(sn_model *m) {
     char name[SN_TENSOR_NAME_MAX];
     for (int n = 0; first->moe && (at = sn_family_variant(first, n)); n++)
         for (int block = 0; block < m->hparams.n_blocks && at->naming[m->container]; block++)
-            if (sn_family_tensor_name(at, m->container, SN_ROLE_EXPERTS_DOWN, block, 0, name) && find_entry(m, name)) {
+            if (sn_family_tensor_name(at, m->container, SN_ROLE_EXPERTS_DOWN, block, 0, name) && find_named(m, name)) {
                 m->family = at;
                 return;
             }

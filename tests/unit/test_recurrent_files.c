@@ -87,8 +87,8 @@ static float *floats_of(const sn_safetensors_tensor *t) {
     return out;
 }
 
-/* llama.cpp's order of value heads: head g * (value heads of a key head) + r of the hub is r * (key heads) + g. A head has
- * `width` rows of `row` elements; the rows of x lie `stride` elements apart. */
+/* llama.cpp's order of value heads: head g * (value heads of a key head) + r of the hub is r * (key heads) + g. A head
+ * has `width` rows of `row` elements; the rows of x lie `stride` elements apart. */
 static void reorder(float *x, size_t width, size_t row, size_t stride) {
     enum { EACH = VALUE_HEADS / KEY_HEADS };
     float *copy = malloc(VALUE_HEADS * width * row * sizeof *copy);

@@ -33,9 +33,19 @@ static sn_status quota_check_open(const sn_protocol *protocol, const uint8_t cli
     return sn_quota_session(protocol->quota, open, err);
 }
 
+/* As how many steps a step at this position counts. Behind a rewind, rows of a session with recurrent states are computed
+ * again from the newest state that is left, at most all before the position: they count as in training. The state before
+ * the last step is always left. */
+static int steps_of(const sn_protocol *protocol, const sn_session *session, uint64_t position) {
+    bool back = position < (uint64_t)session->length && position < (uint64_t)session->last_reply.position;
+    if (!back || !sn_n_recurrent(protocol->hp, session->first, session->end)) return 1;
+    return 1 + ((int)position + SN_SPAN_ROWS_MAX - 1) / SN_SPAN_ROWS_MAX;
+}
+
 sn_status sn_protocol_quota_step(sn_protocol *protocol, const sn_session *session, const sn_msg *msg, int64_t now_us,
                                  sn_err *err) {
-    sn_status status = sn_quota_step(protocol->quota, session->owner, now_us, err);
+    int steps = steps_of(protocol, session, msg->step.position);
+    sn_status status = sn_quota_steps(protocol->quota, session->owner, steps, now_us, err);
     uint64_t rows = msg->tensor.rank ? msg->tensor.shape[0] : 0, end = msg->step.position + rows;
     if (status || rows > SN_SPAN_ROWS_MAX || end > (uint64_t)session->max_tokens)
         return status; /* step_check refuses it */

@@ -185,6 +185,24 @@ Test(quota, of_steps_counts_repeated_steps) {
     testbed_free(&w);
 }
 
+/* Rows behind the last state are computed again: a client that rewinds all the time pays for them. */
+Test(quota, of_steps_counts_what_a_rewind_of_recurrent_states_computes_again) {
+    testbed *w = testbed_new(&(cluster_options){
+        .model = SN_FIXTURES "/golden/qwen3_5", .kv_memory = 400, .quota = {.steps_per_s = 4}});
+    cluster_add(w->cluster, 0, 0);
+    node_client *one = node_client_new(w, 0);
+    node_session a;
+    node_session_init(&a, w, one, 0, 4);
+    node_session_open(&a);
+    cr_expect(node_session_step_ok(&a, 0, 30) && node_session_step_ok(&a, 30, 4));
+    cr_expect(node_session_step_ok(&a, 10, 4), "counts as two");
+    sn_msg *msg = node_session_step_message(&a, 14, 1);
+    cr_expect(is_refusal(node_client_request(one, &msg), SN_RETRY, "4 steps per second"));
+    node_session_close(&a);
+    node_client_free(&one);
+    testbed_free(&w);
+}
+
 Test(quota, of_steps_limits_one_client_and_not_the_others) {
     testbed *w = testbed_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 3}});
     cluster_add(w->cluster, 0, 0);

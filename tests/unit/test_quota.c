@@ -187,8 +187,8 @@ Test(quota, of_steps_counts_repeated_steps) {
 
 /* Rows behind the last state are computed again: a client that rewinds all the time pays for them. */
 Test(quota, of_steps_counts_what_a_rewind_of_recurrent_states_computes_again) {
-    testbed *w = testbed_new(&(cluster_options){
-        .model = SN_FIXTURES "/golden/qwen3_5", .kv_memory = 400, .quota = {.steps_per_s = 4}});
+    testbed *w = testbed_new(
+        &(cluster_options){.model = SN_FIXTURES "/golden/qwen3_5", .kv_memory = 400, .quota = {.steps_per_s = 4}});
     cluster_add(w->cluster, 0, 0);
     node_client *one = node_client_new(w, 0);
     node_session a;

@@ -128,21 +128,19 @@ static void add_converted(gguf *g, const sn_safetensors *file, const char *from,
 
 static void add_experts(gguf *g, const sn_safetensors *file, int block, const char *matrix, const char *to) {
     char name[128];
-    float *all = NULL;
-    size_t n = 0, dims[3] = {0, 0, EXPERTS};
+    sn_buf all = {0};
+    size_t dims[3] = {0, 0, EXPERTS};
     for (int e = 0; e < EXPERTS; e++) {
         snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%d.%s.weight", block, e, matrix);
         const sn_safetensors_tensor *t = sn_safetensors_find(file, name);
         float *x = floats_of(t);
-        all = realloc(all, (n + t->elements) * sizeof *all);
-        memcpy(all + n, x, t->elements * sizeof *x);
-        n += t->elements;
+        put_bytes(&all, x, t->elements * sizeof *x);
         dims[0] = t->dims[1], dims[1] = t->dims[0];
         free(x);
     }
     snprintf(name, sizeof name, "blk.%d.%s", block, to);
-    add_tensor(g, name, 3, dims, all, n);
-    free(all);
+    add_tensor(g, name, 3, dims, (const float *)(const void *)all.data, all.len / sizeof(float));
+    sn_buf_fini(&all);
 }
 
 /* One further block, which is not used, if `further`. */

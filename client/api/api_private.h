@@ -154,6 +154,7 @@ struct swarm_session {
     bool of_hidden_states;
     swarm_event_callback on_event;
     void *event_ctx;
+    uint64_t unwanted; /* kinds of events that the callback is not given, a bit for each */
     swarm_logits_callback on_logits;
     void *logits_ctx;
     sn_cancel stop;      /* set when a callback asks for it; the caller's flag is its `also` */
@@ -173,6 +174,7 @@ struct swarm_session {
 /* Around the work of a call that may take long. `status`, `err`: of the work. */
 void sn_session_begin(swarm_session *s);
 swarm_code sn_session_end(swarm_session *s, sn_status status, const sn_err *err, swarm_error **error);
+bool sn_session_wants(const swarm_session *s, swarm_event_kind kind);
 void sn_session_emit(swarm_session *s, const swarm_event *event);
 void sn_session_note_changes(swarm_session *s); /* events about what chain and audit have done since the last time */
 /* Opens a file whose session this one is to continue. key_path NULL: the key of the options, or the identity. Then

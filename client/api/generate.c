@@ -39,8 +39,7 @@ size_t swarm_event_top(const swarm_event *event, const int32_t **ids, const doub
 static sn_status on_token(void *ctx, int32_t id, const float *logits, sn_err *err) {
     swarm_session *s = ctx;
     swarm_event event = {.kind = SWARM_EVENT_TOKEN, .numbers = {{"id", id}}};
-    if (!s->on_event) return SN_OK;
-    if (s->n_top >= 0) {
+    if (sn_session_wants(s, SWARM_EVENT_TOKEN) && s->n_top >= 0) {
         int32_t best;
         size_t n_vocab = (size_t)s->setup.hp->n_vocab;
         sn_status status = sn_logits_argmax(logits, n_vocab, &best, err);

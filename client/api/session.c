@@ -12,8 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+bool sn_session_wants(const swarm_session *s, swarm_event_kind kind) {
+    return s->on_event && !(s->unwanted >> kind & 1);
+}
+
 void sn_session_emit(swarm_session *s, const swarm_event *event) {
-    if (s->on_event && s->on_event(s->event_ctx, event)) atomic_store(&s->stop.set, 1);
+    if (sn_session_wants(s, event->kind) && s->on_event(s->event_ctx, event)) atomic_store(&s->stop.set, 1);
 }
 
 void sn_session_note_changes(swarm_session *s) {
@@ -136,6 +140,8 @@ void swarm_session_on_event(swarm_session *session, swarm_event_callback callbac
     session->on_event = callback;
     session->event_ctx = context;
 }
+
+void swarm_session_want_events(swarm_session *session, uint64_t kinds) { session->unwanted = ~kinds; }
 
 void swarm_session_on_logits(swarm_session *session, swarm_logits_callback callback, void *context) {
     session->on_logits = callback;

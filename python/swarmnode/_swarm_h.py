@@ -1,6 +1,6 @@
 """Declarations of include/swarm.h. Made by scripts/python_binding.py, not by hand."""
 # fmt: off
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any
 
 SWARM_OK = 0
@@ -83,6 +83,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "swarm_session_open": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_void_p)]),
     "swarm_session_close": (None, [c_void_p]),
     "swarm_session_on_event": (None, [c_void_p, swarm_event_callback, c_void_p]),
+    "swarm_session_want_events": (None, [c_void_p, c_uint64]),
     "swarm_session_on_logits": (None, [c_void_p, swarm_logits_callback, c_void_p]),
     "swarm_session_generate": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_void_p)]),
     "swarm_session_append": (c_int, [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_void_p)]),

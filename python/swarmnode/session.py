@@ -37,7 +37,9 @@ class EventKind(IntEnum):
 
 _NUMBERS = {EventKind.PROGRESS: ("done", "total", "reused"), EventKind.TOKEN: ("id", "logprob"),
             EventKind.RETRACT: ("kept", "kept_tokens")}
-_LOGGED = frozenset({EventKind.FAILOVER, EventKind.MOVE, EventKind.AUDIT})
+_EVERY = sum(1 << kind for kind in EventKind)
+_LOGGED = 1 << EventKind.FAILOVER | 1 << EventKind.MOVE | 1 << EventKind.AUDIT
+_OF_TEXT = _LOGGED | 1 << EventKind.TEXT
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,14 @@ class Event:
     top: list[tuple[int, float]] = field(default_factory=list)
 
 
-def _event(pointer: int, number: int) -> Event:
-    kind = EventKind(number)
+def _text(pointer: int) -> str:
     length = ctypes.c_size_t()
     text = lib.swarm_event_text(pointer, ctypes.byref(length))
+    return ctypes.string_at(text, length.value).decode("utf8", "replace") if text else ""
+
+
+def _event(pointer: int, number: int) -> Event:
+    kind = EventKind(number)
     numbers = {name: lib.swarm_event_number(pointer, name.encode()) for name in _NUMBERS.get(kind, ())}
     top: list[tuple[int, float]] = []
     if kind == EventKind.TOKEN:
@@ -62,7 +68,7 @@ def _event(pointer: int, number: int) -> Event:
         n = lib.swarm_event_top(pointer, ctypes.byref(ids), ctypes.byref(logprobs))
         if n and ids.value and logprobs.value:
             top = list(zip((ctypes.c_int32 * n).from_address(ids.value), (ctypes.c_double * n).from_address(logprobs.value)))
-    return Event(kind, ctypes.string_at(text, length.value).decode("utf8", "replace") if text else "", numbers, top)
+    return Event(kind, _text(pointer), numbers, top)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Session(Handle):
 
     model: of which; its swarm computes the blocks that the option `local` ("A:B" or "all") does not name.
     adapter: LoRA or virtual tokens. max_length: limit of the timeline in tokens (the option ctx). on_event: called with
-    each `Event` during calls; returning True ends a generation after this token. Other options:
+    each `Event` during calls, and may be set between them; returning True ends a generation after this token. Other options:
     `describe_options("session")`."""
 
     _what = "session"
@@ -92,7 +98,8 @@ class Session(Handle):
         self.model, self.on_event = model, on_event
         self._cancel = Cancel()
         self._raised: BaseException | None = None
-        self._listener: Callable[[Event], object] | None = None
+        self._on_text: Callable[[str], object] | None = None
+        self._wanted = _EVERY
         pointer = ctypes.c_void_p()
         if max_length is not None:
             given["ctx"] = max_length
@@ -142,6 +149,10 @@ class Session(Handle):
 
     def _run(self, function: Callable[..., int], *arguments: Any, pointer: ctypes.c_void_p) -> None:
         """A call of the library on this session, and what its callbacks raised."""
+        wanted = _EVERY if self.on_event else _OF_TEXT if self._on_text else _LOGGED  # each costs every token something
+        if wanted != self._wanted:
+            lib.swarm_session_want_events(pointer, wanted)
+            self._wanted = wanted
         try:
             interruptible(self._cancel, lambda: call(function, pointer, *arguments))
         except errors.Cancelled:
@@ -178,11 +189,11 @@ class Session(Handle):
         return ids_array(ids), {**({"answer": True} if answer else {}), **given}
 
     def _generate(self, ids: NDArray[np.int32], given: Mapping[str, Any],
-                  listener: Callable[[Event], object] | None = None) -> Generation:  # listener: of text
+                  on_text: Callable[[str], object] | None = None) -> Generation:
         text, length = ctypes.c_void_p(), ctypes.c_size_t()
         try:
             with self._use() as pointer, options("generation", given) as made:
-                self._listener = listener
+                self._on_text = on_text
                 try:
                     self._run(lib.swarm_session_generate, ids.ctypes.data, ids.size, made, ctypes.byref(text),
                               ctypes.byref(length), pointer=pointer)
@@ -190,7 +201,7 @@ class Session(Handle):
                     if not text.value:
                         raise
                 finally:
-                    self._listener = None
+                    self._on_text = None
             raw = json.loads(ctypes.string_at(text.value, length.value)) if text.value else {}
         finally:
             lib.swarm_free(text)
@@ -200,13 +211,9 @@ class Session(Handle):
                ) -> threading.Event:
         """Generates in a thread that puts pieces of text, and at the end None or what was raised; sets the event then."""
 
-        def listen(event: Event) -> None:
-            if event.kind == EventKind.TEXT:
-                put(event.text)
-
         def run() -> None:
             try:
-                self._generate(ids, {**self._checked, **given}, listen)
+                self._generate(ids, {**self._checked, **given}, put)
                 put(None)
             except BaseException as e:
                 put(e)
@@ -363,17 +370,19 @@ class Session(Handle):
 def _deliver(weak: Callable[[], Session | None], pointer: int) -> int:
     """Gives an event to its listeners. What they raise is raised again where the call was made."""
     session = weak()
-    kind = lib.swarm_event_get_kind(pointer)
-    if session is None or (session.on_event is None and kind not in _LOGGED and not (session._listener and kind == EventKind.TEXT)):
-        return 0  # there is no listener, and reading the event would cost every token
+    if session is None:
+        return 0
     try:
+        kind = lib.swarm_event_get_kind(pointer)
+        if kind == EventKind.TEXT and session._on_text:
+            session._on_text(_text(pointer))
+        if not (session.on_event or 1 << kind & _LOGGED):
+            return 0
         event = _event(pointer, kind)
-        if event.kind in (EventKind.FAILOVER, EventKind.AUDIT):
+        if kind in (EventKind.FAILOVER, EventKind.AUDIT):
             log.warning("%s", event.text)
-        elif event.kind == EventKind.MOVE:
+        elif kind == EventKind.MOVE:
             log.info("%s", event.text)
-        if session._listener:
-            session._listener(event)
         return 1 if session.on_event and session.on_event(event) is True else 0
     except BaseException as e:
         session._raised = session._raised or e

@@ -141,6 +141,25 @@ Test(api_session, events_show_progress_tokens_and_text) {
     swarm_options_free(options);
 }
 
+Test(api_session, a_callback_is_given_the_kinds_of_events_that_it_wants) {
+    swarm_options *options = api_options("max-tokens", "3", "ignore-eos", "true", NULL);
+    swarm_session *session = open_session(NULL, NULL);
+    seen s = {0};
+    swarm_session_on_event(session, watch, &s);
+    swarm_session_want_events(session, 1u << SWARM_EVENT_TEXT);
+    json_decref(generate(session, prompt, PROMPT, options));
+    cr_assert_eq(s.tokens + s.progress, 0);
+    cr_assert_gt(s.texts, 0);
+    swarm_session_want_events(session, 1u << SWARM_EVENT_TOKEN | 1u << SWARM_EVENT_PROGRESS);
+    s = (seen){0};
+    json_decref(generate(session, prompt, PROMPT - 1, options));
+    cr_assert_eq(s.tokens, 3);
+    cr_assert_gt(s.progress, 0);
+    cr_assert_eq(s.texts, 0);
+    swarm_session_close(session);
+    swarm_options_free(options);
+}
+
 Test(api_session, a_callback_stops_a_generation_after_its_token) {
     swarm_options *options = api_options("max-tokens", "20", "ignore-eos", "true", NULL);
     swarm_session *session = open_session(NULL, NULL);

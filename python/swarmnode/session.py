@@ -53,10 +53,14 @@ class Event:
     top: list[tuple[int, float]] = field(default_factory=list)
 
 
+_decode = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_char_p)(
+    ("PyUnicode_DecodeUTF8", ctypes.pythonapi))
+
+
 def _text(pointer: int) -> str:
     length = ctypes.c_size_t()
-    text = lib.swarm_event_text(pointer, ctypes.byref(length))
-    return ctypes.string_at(text, length.value).decode("utf8", "replace") if text else ""
+    text: str = _decode(lib.swarm_event_text(pointer, ctypes.byref(length)), length.value, b"replace")
+    return text
 
 
 def _event(pointer: int, number: int) -> Event:
@@ -121,7 +125,7 @@ class Session(Handle):
         import weakref
 
         weak = weakref.ref(self)  # the library must not keep the session alive
-        self._on_event = _swarm_h.swarm_event_callback(lambda _, event: _deliver(weak, event))
+        self._on_event = _swarm_h.swarm_event_callback(_listener(weak))
         self._on_logits: Any = None
         lib.swarm_session_on_event(pointer, self._on_event, None)
 
@@ -367,23 +371,33 @@ class Session(Handle):
         return description
 
 
-def _deliver(weak: Callable[[], Session | None], pointer: int) -> int:
-    """Gives an event to its listeners. What they raise is raised again where the call was made."""
-    session = weak()
-    if session is None:
-        return 0
-    try:
-        kind = lib.swarm_event_get_kind(pointer)
-        if kind == EventKind.TEXT and session._on_text:
-            session._on_text(_text(pointer))
-        if not (session.on_event or 1 << kind & _LOGGED):
+def _listener(weak: Callable[[], Session | None]) -> Callable[[int, int], int]:
+    """What the library calls with events. The text of a token finds a processor's caches full of weights: its way is short."""
+    text_kind, get_kind = int(EventKind.TEXT), lib.swarm_event_get_kind
+
+    def listen(_: int, pointer: int) -> int:
+        session = weak()
+        if session is None:
             return 0
-        event = _event(pointer, kind)
-        if kind in (EventKind.FAILOVER, EventKind.AUDIT):
-            log.warning("%s", event.text)
-        elif kind == EventKind.MOVE:
-            log.info("%s", event.text)
-        return 1 if session.on_event and session.on_event(event) is True else 0
-    except BaseException as e:
-        session._raised = session._raised or e
-        return 1
+        try:
+            kind = get_kind(pointer)
+            if kind == text_kind and session._on_text:
+                session._on_text(_text(pointer))
+            return _deliver(session, pointer, kind) if session.on_event or kind != text_kind else 0
+        except BaseException as e:
+            session._raised = session._raised or e
+            return 1
+
+    return listen
+
+
+def _deliver(session: Session, pointer: int, kind: int) -> int:
+    """Logs an event, and gives it to the user's listener. What that raises is raised again where the call was made."""
+    if not (session.on_event or 1 << kind & _LOGGED):
+        return 0
+    event = _event(pointer, kind)
+    if kind in (EventKind.FAILOVER, EventKind.AUDIT):
+        log.warning("%s", event.text)
+    elif kind == EventKind.MOVE:
+        log.info("%s", event.text)
+    return 1 if session.on_event and session.on_event(event) is True else 0

@@ -265,8 +265,8 @@ SWARM_API swarm_code swarm_session_open(const swarm_model *model, swarm_connecti
                                         swarm_cancel *cancel, swarm_session **session, swarm_error **error);
 SWARM_API void swarm_session_close(swarm_session *session);
 SWARM_API void swarm_session_on_event(swarm_session *session, swarm_event_callback callback, void *context);
-/* Which kinds of events the callback is given, as a sum of 1 << SWARM_EVENT_...; all of them at first. Not during a call.
- * For callers to whom each event costs something, as interpreters. */
+/* Which kinds of events the callback is given, as a sum of 1 << SWARM_EVENT_...; all of them at first. Not during a
+ * call. For callers to whom each event costs something, as interpreters. */
 SWARM_API void swarm_session_want_events(swarm_session *session, uint64_t kinds);
 /* Called before a token is sampled at position n, with the ids (n) before it: it may change the logits (vocab), for
  * masks and biases. It must depend on nothing but the ids, since draft tokens ask for positions that may not stay. */

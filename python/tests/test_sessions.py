@@ -100,6 +100,18 @@ def test_logits_can_be_masked_and_events_listened_to(tiny):
         assert [int(e.numbers["id"]) for e in tokens] == made.ids and len(tokens[0].top) == 2
 
 
+def test_without_a_listener_no_token_enters_python(tiny):
+    entered = []
+    with tiny.session() as session:
+        callback = swarmnode._swarm_h.swarm_event_callback(lambda _, event: bool(entered.append(event)))
+        swarmnode._native.lib.swarm_session_on_event(session._pointer, callback, None)
+        session.generate(IDS, max_tokens=5, ignore_eos=True)
+        assert not entered
+        session.on_event = lambda event: None
+        session.generate(IDS, max_tokens=5, ignore_eos=True)
+        assert len(entered) >= 5
+
+
 def test_what_a_callback_raises_comes_out_of_the_call(tiny):
     def listen(event):
         raise KeyError("listen")

@@ -9,7 +9,7 @@ each place), whole (a range is answered by 200), gzip, other (other bytes than w
 changes (after its tenth answer the store has another version). --rate: bytes a second of each body. POST /-/commit changes the
 commit, as a push to the repository does.
 """
-import gzip, hashlib, json, os, sys, threading, time
+import functools, gzip, hashlib, json, mmap, os, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 root, faulty = sys.argv[1], "--faults" in sys.argv
@@ -26,9 +26,15 @@ state = {"commit": "1" * 40, "nth": 0}
 lock = threading.Lock()
 
 
-def sha256(path):
+@functools.lru_cache
+def sha256_of(path, size, changed):
     with open(path, "rb") as f:
         return hashlib.sha256(f.read()).hexdigest()
+
+
+def sha256(path):
+    facts = os.stat(path)
+    return sha256_of(path, facts.st_size, facts.st_mtime_ns)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -100,7 +106,7 @@ class Store(Handler):
         if not os.path.isfile(path):
             return self.answer(404)
         with open(path, "rb") as f:
-            data = f.read()
+            data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         with lock:
             counts["requests"] += 1
             counts["token"] += "Authorization" in self.headers

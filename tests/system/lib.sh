@@ -47,6 +47,16 @@ pause() { read -r -t "$1" <&"$nothing" || :; }
 
 now_ms() { local t=${EPOCHREALTIME/[.,]/}; echo $((t / 1000)); }
 
+# wait_until SECONDS COMMAND...: until the command succeeds.
+wait_until() {
+  local until=$(($(now_ms) + $1 * 1000))
+  shift
+  until "$@"; do
+    [ "$(now_ms)" -lt "$until" ] || fail "waited too long for: $*"
+    pause 0.05
+  done
+}
+
 # start NAME COMMAND...: runs the command in the background; its output goes to NAME.out and NAME.err.
 start() {
   local name=$1

@@ -43,3 +43,17 @@ while read -r program words; do
       [ $rc = 1 ] || fail "exit code $rc, not that of a network without nodes: $program $words" ;;
   esac
 done <"$scratch/commands"
+
+# The image itself, where a container tool runs, finds the base image, and builds it in time.
+tool=$(command -v podman || command -v docker) && timeout 20 "$tool" info >/dev/null 2>&1 && timeout 120 "$tool" pull -q debian:bookworm-slim >/dev/null 2>&1 || tool=
+if [ -n "$tool" ]; then
+  git -C "$root" archive HEAD | timeout 400 "$tool" build -q -t swarm-node-test -f packaging/Containerfile - >&2
+  built=${PIPESTATUS[1]}
+  [ "$built" != 124 ] || { echo "not tested: the image (it was not built within 400 seconds)" && exit 0; }
+  [ "$built" = 0 ] || fail "the image cannot be built"
+  succeeds "$tool" run --rm swarm-node-test --version --json
+  "$tool" rmi swarm-node-test >/dev/null
+  [ "$(query "$scratch/run.out" 'd["program"]')" = swarm-node ] || fail "the image runs something else"
+else
+  echo "not tested: the image (no container tool runs here)"
+fi

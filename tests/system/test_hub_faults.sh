@@ -50,7 +50,8 @@ rm -rf "$SWARM_CACHE"
 # A process that is killed while it fetches: at most 8 MiB are fetched twice.
 start_hub "$hub" --rate 40000000
 start killed "$bin/swarm" generate --model org/real --local all "${ids[@]}"
-until [ "$(hub_count bytes)" -gt 40000000 ]; do pause 0.1; done
+has_sent() { [ "$(hub_count bytes)" -gt "$1" ]; }
+wait_until 60 has_sent 40000000
 kill_node killed
 kept=$(is_right)
 [ "$kept" -gt 20000000 ] || fail "of 40 MB a killed process has kept $kept bytes"

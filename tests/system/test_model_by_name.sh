@@ -12,6 +12,42 @@ cp "$SN_TEST_MODEL" "$hub/org/real/model.gguf"
 for n in a b; do cp "$fixtures"/golden/llama/config.json "$hub/org/two/$n.gguf"; done
 cp "$fixtures"/golden/llama/config.json "$hub/closed/one/a.gguf"
 
+# 4 of 80 blocks: 5 % of the file, and its header. (A folder of zeros: what counts is bytes.)
+mkdir "$hub/org/large"
+python3 - "$hub/org/folder" "$hub/org/large" <<'PY' || fail "no large model"
+import json, re, struct, sys
+config = json.load(open(sys.argv[1] + "/config.json")) | {"num_hidden_layers": 80, "intermediate_size": 4096}
+json.dump(config, open(sys.argv[2] + "/config.json", "w"))
+with open(sys.argv[1] + "/model.safetensors", "rb") as f:
+    header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+header.pop("__metadata__", None)
+tensors = {n: t for n, t in header.items() if ".layers." not in n}
+for n, t in header.items():
+    if ".layers.0." in n:
+        t["shape"] = [4096 if s == 96 else s for s in t["shape"]]
+        tensors |= {n.replace(".0.", f".{b}.", 1): dict(t) for b in range(80)}
+at = 0
+for name in sorted(tensors, key=lambda n: [int(p) if p.isdigit() else 0 for p in n.split(".")]):
+    t = tensors[name]
+    size = 4
+    for s in t["shape"]:
+        size *= s
+    t["data_offsets"], at = [at, at + size], at + size
+text = json.dumps(tensors).encode()
+with open(sys.argv[2] + "/model.safetensors", "wb") as f:
+    f.write(struct.pack("<Q", len(text)) + text)
+    f.truncate(8 + len(text) + at)
+PY
+size=$(stat -c %s "$hub/org/large/model.safetensors")
+start_hub "$hub"
+start_node a org/large 40:44
+wait_ready a
+bytes=$(hub_count bytes)
+[ "$bytes" -gt $((size / 20)) ] && [ "$bytes" -lt $((size * 56 / 1000)) ] || fail "4 of 80 blocks took $bytes bytes of $size"
+echo "4 of 80 blocks: $bytes of $size bytes"
+stop_node a
+kill_node hub
+
 # 2 of 30 blocks and the header, of 98 MB. The second time, nothing.
 start_hub "$hub"
 start_node a org/real 10:12

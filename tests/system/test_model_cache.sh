@@ -109,7 +109,7 @@ rm -rf "$SWARM_CACHE/models" "$scratch/hf"
 start_node a org/folder all --manifest "$scratch/manifest"
 wait_ready a
 kill_node hub
-until grep -q 'weights shared' "$scratch/a.err"; do pause 0.05; done
+wait_until 60 grep -q 'weights shared' "$scratch/a.err"
 succeeds "$bin/swarm" generate --cache "$scratch/cache-client" --join "${address[a]}" "${say[@]:0:6}"
 cmp -s "$scratch/run.out" "$scratch/expected" || fail "what the node shares computes another text"
 

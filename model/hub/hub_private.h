@@ -16,8 +16,8 @@ typedef struct sn_hub_repo {
     json_t *files;                  /* object: name to [size, etag] */
 } sn_hub_repo;
 
-/* Asks the hub for the repository's commit and files; if it cannot be reached, takes what an earlier call remembered.
- */
+/* Asks the hub for the repository's commit and files; if it cannot be reached, takes what an earlier call remembered,
+ * or what Hugging Face's tools have. */
 sn_status sn_hub_repo_open(const sn_hub_settings *settings, sn_http *http, const sn_model_name *name, sn_hub_repo *out,
                            sn_err *err) SN_MUST_USE;
 void sn_hub_repo_close(sn_hub_repo *repo);
@@ -33,6 +33,10 @@ typedef struct sn_hub_snapshot {
 } sn_hub_snapshot;
 
 sn_status sn_hub_snapshot_of(const sn_hub_repo *repo, sn_hub_snapshot *out, sn_err *err) SN_MUST_USE;
+
+/* What a hub would say of the repository, as far as it is there: the JSON document of sn_hub_repo_open. NULL: nothing.
+ */
+json_t *sn_hub_snapshot_describe(const sn_hub_repo *repo);
 
 /* A file that is fetched range by range. */
 typedef struct sn_hub_part {

@@ -44,8 +44,8 @@ static sn_status read_files(sn_hub_repo *repo, const json_t *siblings, sn_err *e
     return SN_OK;
 }
 
-static sn_status read_tree(sn_hub_repo *repo, const sn_buf *text, sn_err *err) {
-    json_t *tree = json_loadb((const char *)text->data, text->len, JSON_REJECT_DUPLICATES, NULL);
+/* tree: what the hub says, or said; consumed. */
+static sn_status read_tree(sn_hub_repo *repo, json_t *tree, sn_err *err) {
     const char *commit = json_string_value(json_object_get(tree, "sha"));
     sn_status status = SN_OK;
     bool right = commit && strlen(commit) >= 7 && strlen(commit) < sizeof repo->commit &&
@@ -115,7 +115,10 @@ sn_status sn_hub_repo_open(const sn_hub_settings *settings, sn_http *http, const
     bool fresh = !known && !status;
     if (known || (status == SN_RETRY && !access(remembered, R_OK))) status = read_remembered(remembered, &text, err);
     if (status == SN_REFUSED) sn_err_context(err, "model %s, revision %s", name->repo, name->revision);
-    if (!status) status = read_tree(repo, &text, err);
+    json_t *tree = status == SN_RETRY ? sn_hub_snapshot_describe(repo) : NULL;
+    if (tree) status = SN_OK;
+    if (!status && !tree) tree = json_loadb((const char *)text.data, text.len, JSON_REJECT_DUPLICATES, NULL);
+    if (!status) status = read_tree(repo, tree, err);
     if (!status && snprintf(repo->folder, sizeof repo->folder, "%s/%s", folder, repo->commit) >= SN_PATH_SIZE)
         status = sn_fail(err, SN_REFUSED, "the path of the cache is too long");
     if (!status) status = sn_hub_make_folders(repo->folder, err);

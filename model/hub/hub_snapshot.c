@@ -3,6 +3,9 @@
  * link to it. Where the two caches lie in different file systems, whole files stay in ours. */
 #include "model/hub/hub_private.h"
 
+#include "base/text.h"
+
+#include <dirent.h>
 #include <errno.h>
 #include <openssl/evp.h>
 #include <stdio.h>
@@ -23,6 +26,48 @@ sn_status sn_hub_snapshot_of(const sn_hub_repo *repo, sn_hub_snapshot *out, sn_e
         return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
     snprintf(out->ref, sizeof out->ref, "%s", repo->ref);
     return SN_OK;
+}
+
+/* The commit of the repository's revision, by the refs. */
+static bool find_commit(const sn_hub_repo *repo, const char *folder, char out[SN_HTTP_COMMIT_SIZE]) {
+    char path[SN_PATH_SIZE];
+    sn_buf text = {0};
+    snprintf(out, SN_HTTP_COMMIT_SIZE, "%.*s", SN_HTTP_COMMIT_SIZE - 1, repo->name.revision);
+    if (snprintf(path, sizeof path, "%s/refs/%s", folder, repo->name.revision) < (int)sizeof path &&
+        !sn_read_file(path, SN_HTTP_COMMIT_SIZE - 1, &text, NULL))
+        snprintf(out, SN_HTTP_COMMIT_SIZE, "%.*s", (int)text.len, (const char *)text.data);
+    sn_buf_fini(&text);
+    return strlen(out) == SHA1_DIGITS && strspn(out, "0123456789abcdef") == SHA1_DIGITS;
+}
+
+/* Name, size and version of a file in a snapshot, as a hub says them. */
+static json_t *describe_file(const char *folder, const char *name) {
+    char path[SN_PATH_SIZE], blob[SN_PATH_SIZE] = "";
+    struct stat st;
+    if (sn_path_join(path, folder, name, NULL) || stat(path, &st) || !S_ISREG(st.st_mode)) return NULL;
+    ssize_t len = readlink(path, blob, sizeof blob - 1);
+    const char *slash = len > 0 ? strrchr(blob, '/') : NULL;
+    return json_pack("{ss sI ss}", "rfilename", name, "size", (json_int_t)st.st_size, "blobId", slash ? slash + 1 : "");
+}
+
+json_t *sn_hub_snapshot_describe(const sn_hub_repo *repo) {
+    sn_hub_snapshot s;
+    char folder[SN_PATH_SIZE];
+    if (sn_hub_snapshot_of(repo, &s, NULL) || !*s.folder || !find_commit(repo, s.folder, s.commit) ||
+        snprintf(folder, sizeof folder, "%s/snapshots/%s", s.folder, s.commit) >= (int)sizeof folder)
+        return NULL;
+    json_t *files = json_array();
+    DIR *listed = opendir(folder);
+    for (const struct dirent *entry; listed && (entry = readdir(listed));) {
+        json_t *file = describe_file(folder, entry->d_name);
+        if (file) json_array_append_new(files, file);
+    }
+    if (listed) closedir(listed);
+    json_t *deeper = strchr(repo->name.file, '/') ? describe_file(folder, repo->name.file) : NULL;
+    if (deeper) json_array_append_new(files, deeper);
+    if (json_array_size(files)) return json_pack("{ss so}", "sha", s.commit, "siblings", files);
+    json_decref(files);
+    return NULL;
 }
 
 static sn_status snapshot_path(const sn_hub_part *part, char out[SN_PATH_SIZE], sn_err *err) {

@@ -48,6 +48,12 @@ rm -rf "$theirs"
 generates org/folder
 [ "$(hub_count bytes)" -gt "$bytes" ] || fail "nothing was fetched, and nothing was there"
 
+# Without the hub, too.
+kill_node hub
+rm -rf "$SWARM_CACHE/models"
+generates org/folder@main
+start_hub "$hub"
+
 # The tools themselves agree.
 hf=${cache:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}/tools/huggingface-hub-1
 if [ ! -d "$hf" ] && python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$scratch/hf-tools" \

@@ -336,6 +336,7 @@ static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_s
     int position = step->position;
     chain->call.retries = chain->options.limits.max_retries; /* they count failures in a row */
     uint8_t rebuilt[SN_KEY_SIZE] = {0}; /* the node that last lost its session: the first time it is not banned */
+    bool returned = false;
     for (;;) {
         size_t j = sn_chain_group_end(chain->hops, chain->n_hops, *i), failed = 0;
         sn_status status = SN_REBUILD;
@@ -349,6 +350,10 @@ static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_s
         if (chain->hops[*i].is_local || status == SN_STOP) return status;
         const sn_hop *hop = &chain->hops[*i + failed < j ? *i + failed : *i];
         int first = chain->hops[*i].first, end = chain->hops[j - 1].end;
+        if (known && !returned && sn_chain_return_to_node(chain, *i, j)) {
+            returned = true;
+            continue;
+        }
         if (known) {
             sn_log(SN_LOG_WARN, "step failed", "request_id=%s node=%s position=%d text=%s", chain->request_id,
                    hop->report.node, position, err->text);

@@ -1,11 +1,44 @@
-/* Failover: other hops replace a group that failed, brought to the same position by replay. */
+/* Failover: other hops replace a group that failed, brought to the same position by replay. Before that, where only the
+ * connection was lost, the node is asked for at the address that it has now, since it keeps the session for seconds. */
 #include "client/chain/chain_private.h"
 
 #include "base/log.h"
 #include "base/mem.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { RETURN_MS = 1000 };
+
+/* Whether the hop's node answers at this address; from then on its session is used over that connection. */
+static bool hop_returns(sn_chain *chain, sn_hop *hop, const char *address) {
+    sn_hop_remote *r = &hop->remote;
+    sn_msg *msg = NULL, *reply = NULL;
+    sn_peer peer = 0;
+    sn_err err;
+    const sn_call call = {address, r->curve_key, SN_MSG_STATUS_REPLY, sn_chain_left_ms(chain, RETURN_MS)};
+    if (sn_msg_new(SN_MSG_STATUS, 0, &msg, &err)) return false;
+    msg->status.protocol = SN_PROTOCOL_VERSION;
+    if (sn_link_call(chain->options.link, &call, &msg, &peer, &reply, &err)) return false;
+    sn_msg_free(&reply);
+    sn_log(SN_LOG_INFO, "connection renewed", "request_id=%s node=%s address=%s", chain->request_id, hop->report.node,
+           address);
+    r->peer = peer;
+    if (address != r->address) snprintf(r->address, sizeof r->address, "%s", address);
+    return true;
+}
+
+bool sn_chain_return_to_node(sn_chain *chain, size_t i, size_t j) {
+    sn_hop *hop = &chain->hops[i];
+    sn_link *link = chain->options.link;
+    sn_err err;
+    if (j - i > 1 || hop->is_local || sn_link_is_connected(link, hop->remote.peer)) return false;
+    if (hop_returns(chain, hop, hop->remote.address)) return true;
+    if (hop->remote.replica || sn_link_discover(link, NULL, sn_chain_left_ms(chain, RETURN_MS), &err)) return false;
+    const sn_announcement *node = sn_directory_find(sn_link_directory(link), hop->remote.node);
+    return node && strcmp(node->address, hop->remote.address) && hop_returns(chain, hop, node->address);
+}
 
 sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const float *inputs, int from, int length,
                           sn_err *err) {

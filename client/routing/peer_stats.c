@@ -1,5 +1,6 @@
 #include "client/routing/peer_stats.h"
 
+#include "base/hash.h"
 #include "base/mem.h"
 
 #include <stdlib.h>
@@ -74,7 +75,15 @@ void sn_peer_stats_note_step(sn_peer_stats *peer_stats, const uint8_t node[SN_KE
     peer_decay_failures(peer, now_us);
 }
 
-int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us) {
+static uint64_t hash_of(const char *address) {
+    const sn_hash hash = sn_hash_of(address, strlen(address));
+    uint64_t first;
+    memcpy(&first, hash.bytes, sizeof first);
+    return first;
+}
+
+int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], const char *address,
+                                   int64_t now_us) {
     sn_peer_stat *peer = peer_stats_get(peer_stats, node, now_us);
     peer_decay_failures(peer, now_us);
     int64_t ban_us = SN_BAN_US;
@@ -85,6 +94,7 @@ int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node
     peer->failed_us = now_us;
     peer->banned_until_us = now_us + ban_us;
     peer->went_offline = false;
+    peer->banned_at = hash_of(address);
     return ban_us;
 }
 
@@ -97,11 +107,9 @@ void sn_peer_stats_note_online(sn_peer_stats *peer_stats, const sn_directory *di
     for (size_t i = 0; i < peer_stats->n; i++) {
         sn_peer_stat *peer = &peer_stats->peers[i];
         if (!peer->banned_until_us) continue;
-        bool online = false;
-        for (size_t k = 0; k < sn_directory_count(directory) && !online; k++) {
-            const sn_announcement *a = sn_directory_at(directory, k);
-            online = a->state == SN_NODE_ONLINE && !memcmp(a->node, peer->node, SN_KEY_SIZE);
-        }
+        const sn_announcement *a = sn_directory_find(directory, peer->node);
+        bool online = a && a->state == SN_NODE_ONLINE;
+        if (online && hash_of(a->address) != peer->banned_at) peer->went_offline = true; /* from where it was */
         if (!online)
             peer->went_offline = true;
         else if (peer->went_offline)

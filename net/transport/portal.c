@@ -141,6 +141,13 @@ sn_status sn_portal_register(sn_portal *g, const uint8_t key[SN_KEY_SIZE], sn_er
     return status;
 }
 
+void sn_portal_renew(sn_portal *g, const uint8_t key[SN_KEY_SIZE]) {
+    pthread_mutex_lock(&g->lock);
+    if (g->n_renewed < SN_RELAYED_NODES_MAX) memcpy(g->renewed[g->n_renewed++], key, SN_KEY_SIZE);
+    pthread_mutex_unlock(&g->lock);
+    sn_portal_wake_thread(g);
+}
+
 void sn_portal_unregister(sn_portal *g, const uint8_t key[SN_KEY_SIZE]) {
     pthread_mutex_lock(&g->lock);
     for (size_t i = 0; i < g->n_registered; i++)

@@ -66,6 +66,8 @@ void sn_portal_set_rate(sn_portal *portal, int64_t bytes_per_s);
 /* Clients may name this key from now on. SN_RETRY: there are SN_RELAYED_NODES_MAX others, or the portal does not relay.
  */
 sn_status sn_portal_register(sn_portal *portal, const uint8_t key[SN_KEY_SIZE], sn_err *err) SN_MUST_USE;
+/* Ends the joined connections of this node, which has come by another way: clients find out at once, not by silence. */
+void sn_portal_renew(sn_portal *portal, const uint8_t key[SN_KEY_SIZE]);
 /* Connections that are joined go on until one of their ends closes them. */
 void sn_portal_unregister(sn_portal *portal, const uint8_t key[SN_KEY_SIZE]);
 bool sn_portal_serves(sn_portal *portal, const uint8_t key[SN_KEY_SIZE]); /* whether it is registered */

@@ -79,6 +79,8 @@ struct sn_portal {
     int64_t bytes_per_s;
     uint8_t registered[SN_RELAYED_NODES_MAX][SN_KEY_SIZE];
     size_t n_registered;
+    uint8_t renewed[SN_RELAYED_NODES_MAX][SN_KEY_SIZE]; /* whose joined connections the thread ends */
+    size_t n_renewed;
     sn_portal_call calls[SN_PORTAL_QUEUE_MAX];
     size_t n_calls, n_joined, n_dials;
     uint64_t relayed_bytes;

@@ -256,6 +256,14 @@ static void end_unbridged(sn_portal *g) {
     g->unbridges = false;
 }
 
+/* Ends the connections of nodes that have come by another way. With the lock. */
+static void end_renewed(sn_portal *g) {
+    for (size_t i = 0; i < g->n_renewed; i++)
+        for (sn_passage *p = g->passages; p < g->passages + g->n; p++)
+            if (p->stage == SN_PASSAGE_JOINED && !memcmp(p->key, g->renewed[i], SN_KEY_SIZE)) sn_passage_end(p);
+    g->n_renewed = 0;
+}
+
 static void take_queued(sn_portal *g) {
     pthread_mutex_lock(&g->lock);
     for (size_t i = 0; i < g->n_queue; i++) {
@@ -266,6 +274,7 @@ static void take_queued(sn_portal *g) {
     }
     g->n_queue = 0;
     end_unbridged(g);
+    end_renewed(g);
     pthread_mutex_unlock(&g->lock);
 }
 

@@ -128,6 +128,7 @@ static sn_status register_node(sn_relaying *r, const sn_event *event, int64_t no
                        SN_RELAYED_OF_ADDRESS_MAX);
     sn_status status = sn_portal_register(r->transport->portal, event->key, err);
     if (status) return status;
+    if (node && node->peer != event->peer) sn_portal_renew(r->transport->portal, event->key);
     if (!node) node = &r->nodes[r->n++]; /* the portal has refused more than there are */
     *node = (relayed_node){.peer = event->peer, .until_us = now_us + (int64_t)SN_RELAY_LIFE_MS * 1000};
     memcpy(node->key, event->key, SN_KEY_SIZE);

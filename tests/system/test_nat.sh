@@ -55,9 +55,11 @@ start text "${generate[@]}" 160 --emulate-link 100mbit,50ms
 wait_log b 'session opened' 60 $((opened + 1))
 pause 2
 kill -0 "${pid[text]}" 2>/dev/null || fail "the text was complete before the address could change"
+of_a=$(grep -c 'session opened' "$scratch/a.err")
 ip -n a addr del 192.168.1.2/24 dev eth0
 ip -n a addr add 192.168.1.77/24 dev eth0 && ip -n a route add default via 192.168.1.1 || fail "the address cannot be changed"
 wait_log a 'own address changed.*192.168.1.77' 60
 wait_log a 'reached by others.*how=relayed' 60 $((relays + 1))
 expect_text 160 text "after a change of address"
+[ "$(grep -c 'session opened' "$scratch/a.err")" = "$of_a" ] || fail "the session did not outlast the change of address: $(grep session "$scratch/a.err" | tail -3)"
 exit 0

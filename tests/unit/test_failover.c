@@ -5,6 +5,7 @@
 #include "tests/support/require.h"
 #include "tests/support/chain_fixture.h"
 #include "tests/support/tiny_model.h"
+#include "client/chain/chain_private.h" /* private: takes the connections of a chain away */
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -368,6 +369,23 @@ Test(failover, a_forgotten_session_is_replayed) {
         chain_fixture_close(&r);
         testbed_free(&w);
     }
+}
+
+Test(failover, a_session_goes_on_over_another_connection) {
+    testbed *w = new_testbed();
+    chain_fixture r;
+    cluster_add(w->cluster, 0, 2);
+    cluster_add(w->cluster, 2, 4);
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
+    cr_assert_eq(chain_fixture_try_steps(&r, 0, 30, 10), SN_OK, "%s", r.err.text);
+    for (size_t i = 0; i < r.chain->n_hops; i++) r.chain->hops[i].remote.peer = 1 << 20; /* no connection */
+    cr_expect_eq(chain_fixture_try_steps(&r, 30, 60, 1), SN_OK, "%s", r.err.text);
+    cr_expect_eq(sn_chain_failovers(r.chain), 0, "the sessions were replaced");
+    cluster_restart(w->cluster, 1); /* it knows the session no longer */
+    cr_expect_eq(chain_fixture_try_steps(&r, 60, 90, 1), SN_OK, "%s", r.err.text);
+    cr_expect_eq(sn_chain_failovers(r.chain), 1);
+    chain_fixture_close(&r);
+    testbed_free(&w);
 }
 
 Test(failover, lost_messages_change_no_bit) {

@@ -6,6 +6,7 @@
 
 static const uint8_t a[SN_KEY_SIZE] = {1}, b[SN_KEY_SIZE] = {2};
 static const int64_t SECOND = 1000000;
+static const char *address = "127.0.0.1:7000";
 
 static sn_peer_stats *peer_stats_new(void) {
     sn_peer_stats *peer_stats;
@@ -17,7 +18,7 @@ Test(peer_stats, ban_time_doubles_up_to_a_limit) {
     sn_peer_stats *peer_stats = peer_stats_new();
     int64_t now = SECOND, last = 0, want = SN_BAN_US;
     for (int i = 0; i < 12; i++) {
-        int64_t ban = sn_peer_stats_note_failure(peer_stats, a, now);
+        int64_t ban = sn_peer_stats_note_failure(peer_stats, a, address, now);
         cr_expect_eq(ban, want, "failure %d: %lld", i, (long long)ban);
         cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, a, now), ban);
         cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, a, now + ban - 1), 1);
@@ -34,15 +35,15 @@ Test(peer_stats, ban_time_doubles_up_to_a_limit) {
 
 Test(peer_stats, good_steps_and_time_clear_a_failure) {
     sn_peer_stats *peer_stats = peer_stats_new();
-    sn_peer_stats_note_failure(peer_stats, a, 0);
-    sn_peer_stats_note_failure(peer_stats, a, 0);
+    sn_peer_stats_note_failure(peer_stats, a, address, 0);
+    sn_peer_stats_note_failure(peer_stats, a, address, 0);
     for (int i = 0; i < SN_FAILURE_DECAY_STEPS - 1; i++) sn_peer_stats_note_step(peer_stats, a, 4, 1, 10, 400, SECOND);
     cr_expect_eq(sn_peer_stats_find(peer_stats, a)->failures, 2);
     sn_peer_stats_note_step(peer_stats, a, 4, 1, 10, 400, SECOND);
     cr_expect_eq(sn_peer_stats_find(peer_stats, a)->failures, 1);
-    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, a, 2 * SECOND), 2 * SN_BAN_US);
+    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, a, address, 2 * SECOND), 2 * SN_BAN_US);
     /* Two failures are left; every five minutes without a failure remove one. */
-    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, a, 2 * SECOND + 2 * SN_FAILURE_DECAY_US), SN_BAN_US);
+    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, a, address, 2 * SECOND + 2 * SN_FAILURE_DECAY_US), SN_BAN_US);
     sn_peer_stats_free(&peer_stats);
 }
 
@@ -70,7 +71,7 @@ static void announce_state(sn_directory *directory, const sn_identity *identity,
     sn_buf sealed;
     memcpy(x->node, identity->id, SN_KEY_SIZE);
     memcpy(x->curve_key, identity->curve_key, SN_KEY_SIZE);
-    snprintf(x->address, sizeof x->address, "127.0.0.1:7000");
+    snprintf(x->address, sizeof x->address, "%s", address);
     x->protocol = SN_PROTOCOL_VERSION;
     x->sequence = sequence;
     x->expires_unix_ms = 60000;
@@ -90,7 +91,7 @@ Test(peer_stats, a_node_that_returns_is_no_longer_banned) {
     REQUIRE(sn_directory_new(&directory, &err));
     REQUIRE(sn_identity_new(&identity, &err));
     announce_state(directory, &identity, SN_NODE_ONLINE, 1);
-    sn_peer_stats_note_failure(peer_stats, identity.id, SECOND);
+    sn_peer_stats_note_failure(peer_stats, identity.id, address, SECOND);
     sn_peer_stats_note_online(peer_stats, directory);
     cr_expect(sn_peer_stats_ban_left_us(peer_stats, identity.id, 2 * SECOND),
               "the ban ends although the node did not leave");
@@ -101,8 +102,14 @@ Test(peer_stats, a_node_that_returns_is_no_longer_banned) {
     announce_state(directory, &identity, SN_NODE_ONLINE, 3);
     sn_peer_stats_note_online(peer_stats, directory);
     cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, identity.id, 2 * SECOND), 0);
-    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, identity.id, 3 * SECOND), 2 * SN_BAN_US,
+    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, identity.id, address, 3 * SECOND), 2 * SN_BAN_US,
                  "its failure is forgotten");
+    sn_peer_stats_note_online(peer_stats, directory);
+    cr_expect(sn_peer_stats_ban_left_us(peer_stats, identity.id, 4 * SECOND));
+    address = "127.0.0.1:7001";
+    announce_state(directory, &identity, SN_NODE_ONLINE, 4);
+    sn_peer_stats_note_online(peer_stats, directory);
+    cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, identity.id, 4 * SECOND), 0, "it has another address now");
     sn_directory_free(&directory);
     sn_peer_stats_free(&peer_stats);
 }

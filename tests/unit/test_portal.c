@@ -309,6 +309,22 @@ Test(portal, bridges_end_however_many_are_given_up_while_the_thread_is_busy) {
     sn_portal_free(&portal);
 }
 
+Test(portal, connections_of_a_node_that_comes_by_another_way_end) {
+    uint8_t reply[REPLY_SIZE], byte, key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], answer[24] = "SWARM>1";
+    register_node();
+    int fd = socks_ask(&relay, node.identity.curve_key), other = raw_connect(relay.address);
+    next_call(key, token);
+    memcpy(answer + 8, token, SN_TOKEN_SIZE);
+    cr_assert_eq(send(other, answer, sizeof answer, MSG_NOSIGNAL), (ssize_t)sizeof answer);
+    cr_assert_eq(raw_receive(fd, reply, REPLY_SIZE), REPLY_SIZE);
+    sn_portal_renew(relay.t->portal, client.identity.curve_key); /* another node's */
+    sn_portal_renew(relay.t->portal, node.identity.curve_key);
+    cr_assert_eq(raw_receive(fd, &byte, 1), 0);
+    cr_assert_eq(raw_receive(other, &byte, 1), 0);
+    close(other);
+    close(fd);
+}
+
 Test(portal, a_name_is_not_dialled) {
     uint8_t token[SN_TOKEN_SIZE] = {0};
     sn_err err = {0};

@@ -69,7 +69,7 @@ static sn_status verify_model(const sn_cached_model *model, char *out, size_t si
 
 static sn_status work_on(void *ctx, const sn_cached_model *model, sn_err *err) {
     work *w = ctx;
-    char size[32], said[SN_PATH_SIZE] = "";
+    char size[32], linked[32], said[SN_PATH_SIZE] = "";
     sn_status status = SN_OK;
     if (strncmp(model->name, w->name, strlen(w->name))) return SN_OK;
     w->n++;
@@ -78,10 +78,12 @@ static sn_status work_on(void *ctx, const sn_cached_model *model, sn_err *err) {
     if (w->remove) snprintf(said, sizeof said, "removed");
     if (status) return status;
     if (sn_cli_output.json)
-        json_array_append_new(w->list, json_pack("{ss sI ss ss}", "name", model->name, "bytes",
-                                                 (json_int_t)model->bytes, "path", model->path, "text", said));
+        json_array_append_new(w->list, json_pack("{ss sI sI ss ss}", "name", model->name, "bytes",
+                                                 (json_int_t)model->bytes, "linked_bytes",
+                                                 (json_int_t)model->linked_bytes, "path", model->path, "text", said));
     else
-        printf("%10s  %s%s%s\n", sn_format_size(model->bytes, size), model->name, *said ? "  " : "", said);
+        printf("%10s %10s  %s%s%s\n", sn_format_size(model->bytes, size), sn_format_size(model->linked_bytes, linked),
+               model->name, *said ? "  " : "", said);
     return SN_OK;
 }
 
@@ -113,7 +115,8 @@ const sn_cli_command sn_cmd_models = {
                 .summary = "list, verify or remove fetched models",
                 .synopsis = "[list | verify [NAME] | remove NAME] [options]",
                 .about = "Lists the models that were fetched from hubs and from the swarm, with the bytes that they "
-                         "take; verify compares those with a manifest; remove deletes one. NAME: its name, or the "
+                         "take here, and those of whole files in the cache of Hugging Face's tools; verify compares "
+                         "those with a manifest; remove deletes one. NAME: its name, or the "
                          "beginning of it, which may be that of several.",
                 .groups = groups,
                 .n_groups = sizeof groups / sizeof *groups,

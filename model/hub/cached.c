@@ -18,26 +18,28 @@ enum { FOLDERS_MAX = 8 }; /* one in another */
 
 static const char use_name[] = ".use";
 
-/* Bytes on the disk below the folder, links not followed. */
-static uint64_t folder_bytes(const char *folder, int depth) {
+/* Adds up what lies below the folder. */
+static void count_bytes(const char *folder, int depth, sn_cached_model *model) {
     DIR *listed = depth ? opendir(folder) : NULL;
-    uint64_t bytes = 0;
     for (const struct dirent *entry; listed && (entry = readdir(listed));) {
         char path[SN_PATH_SIZE];
         struct stat st;
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..") ||
             sn_path_join(path, folder, entry->d_name, NULL) || lstat(path, &st))
             continue;
-        bytes += S_ISDIR(st.st_mode) ? folder_bytes(path, depth - 1) : (uint64_t)st.st_blocks * 512;
+        if (S_ISDIR(st.st_mode))
+            count_bytes(path, depth - 1, model);
+        else
+            model->bytes += (uint64_t)st.st_blocks * 512;
+        if (S_ISLNK(st.st_mode) && !stat(path, &st)) model->linked_bytes += (uint64_t)st.st_size;
     }
     if (listed) closedir(listed);
-    return bytes;
 }
 
 static void measure(sn_cached_model *model) {
     char path[SN_PATH_SIZE];
     struct stat st;
-    model->bytes = folder_bytes(model->path, FOLDERS_MAX);
+    count_bytes(model->path, FOLDERS_MAX, model);
     if (!sn_path_join(path, model->path, use_name, NULL) && !stat(path, &st))
         model->used_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
 }

@@ -14,6 +14,7 @@ typedef struct sn_cached_model {
     char name[SN_URL_SIZE];  /* "ORG/NAME@COMMIT", "swarm:ID", "url:DIGITS" */
     char path[SN_PATH_SIZE]; /* its folder */
     uint64_t bytes;          /* on the disk */
+    uint64_t linked_bytes;   /* of whole files that lie in the cache of Hugging Face's tools, and are links here */
     int64_t used_ns;         /* when it was used last, since 1970 */
 } sn_cached_model;
 

@@ -7,7 +7,7 @@ requests as real servers now and then do: bodies that end too soon, 429, 500, th
 locations that have expired. --fault does one thing only, all the time: truncated (each long body ends after a third of it, once for
 each place), whole (a range is answered by 200), gzip, other (other bytes than were asked for), wrong (a byte is another one),
 changes (after its tenth answer the store has another version). --rate: bytes a second of each body. POST /-/commit changes the
-commit, as a push to the repository does.
+commit, as a push to the repository does. The first port is a proxy, too: for requests to any host that no resolver finds.
 """
 import functools, gzip, hashlib, json, mmap, os, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +21,7 @@ def option(name):
 
 fault, rate = option("--fault"), int(option("--rate") or 0)
 cut = set()  # where bodies were truncated
-counts = {"bytes": 0, "requests": 0, "token": 0, "described": 0, "trees": 0}
+counts = {"bytes": 0, "requests": 0, "token": 0, "described": 0, "trees": 0, "proxied": 0}
 state = {"commit": "1" * 40, "nth": 0}
 lock = threading.Lock()
 
@@ -70,6 +70,9 @@ class Handler(BaseHTTPRequestHandler):
 class Hub(Handler):
     def do_GET(self):
         path = self.path.split("?")[0]
+        if path.startswith("http://nowhere.invalid/"):  # as a proxy
+            path = path.removeprefix("http://nowhere.invalid")
+            counts["proxied"] += 1
         if path == "/-/counts":
             return self.answer(200, json.dumps(counts).encode())
         parts = path.strip("/").split("/")

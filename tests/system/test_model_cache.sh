@@ -40,6 +40,9 @@ bytes=$(hub_count bytes)
 generates org/folder
 grep -q 'manifest' "$scratch/run.err" && fail "what was fetched earlier is spoken of again"
 
+succeeds "$bin/swarm" models --json
+[ "$(query "$scratch/run.out" 'd["models"][0]["linked_bytes"]')" = $(($(stat -c %s+ "$hub"/org/folder/*) 0)) ] || fail "$(cat "$scratch/run.out")"
+
 # What other tools have is found, and what they have removed is fetched again.
 rm -rf "$SWARM_CACHE/models"
 generates org/folder
@@ -84,6 +87,18 @@ rm -rf "$SWARM_CACHE/models" "$scratch/hf"
 start_hub "$hub" --fault wrong
 refuses 2 'not the file that the hub names by its SHA' "$bin/swarm" generate --model org/folder "${say[@]}"
 [ -e "$theirs/refs" ] && [ ! -e "$theirs/snapshots/$(basename "$ours")/model.safetensors" ] || fail "it lies in the cache of other tools"
+
+# Through a proxy, for hosts that need one.
+kill_node hub
+start_hub "$hub"
+(
+  export HF_ENDPOINT=http://nowhere.invalid http_proxy=$HF_ENDPOINT no_proxy=127.0.0.1
+  generates org/folder --cache "$scratch/proxied"
+) || exit 1
+[ "$(hub_count proxied)" -ge 2 ] || fail "the proxy was asked $(hub_count proxied) times"
+rm -rf "$SWARM_CACHE/models" "$scratch/hf"
+kill_node hub
+start_hub "$hub" --fault wrong
 
 # With a manifest, pieces that are others are never kept; files that it does not name are not fetched; its signer can be pinned.
 succeeds "$bin/swarm" keygen --out "$scratch/id"

@@ -1,4 +1,5 @@
 /* Names by which models are fetched. */
+#include "model/hub/hub.h"
 #include "model/hub/model_name.h"
 
 #include <criterion/criterion.h>
@@ -44,4 +45,11 @@ Test(model_name, refuses_what_would_leave_the_cache) {
         cr_expect_eq(sn_model_name_parse(wrong[i], &n, NULL), SN_REFUSED, "%s", wrong[i]);
     }
     cr_expect(!sn_hub_path_is_safe("a/") && !sn_hub_path_is_safe("a//b") && sn_hub_path_is_safe("a/b-c.gguf"));
+}
+
+Test(model_name, progress_of_a_fetch_has_bytes_rate_and_time_left) {
+    char text[SN_HUB_PROGRESS_SIZE];
+    const sn_hub_progress progress = {"block 12", 1 << 20, 4 << 20, 1 << 19};
+    cr_expect_str_eq(sn_hub_progress_text(&progress, text),
+                     "fetching block 12: 1.0 MiB of 4.0 MiB, 512.0 KiB/s, 6 s left");
 }

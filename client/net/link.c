@@ -571,12 +571,13 @@ static sn_status link_read_peer_pages(sn_link *link, sn_peer from, const sn_hash
 
 /* The range of tags of ids that begin with these hexadecimal digits; false: they are none. */
 static bool tags_of_digits(const char *digits, uint64_t *from, uint64_t *to) {
+    static const char all[] = "0123456789abcdef";
     size_t n = strlen(digits);
     *from = *to = 0;
-    if (n < WANTED_DIGITS_MIN || n != strspn(digits, "0123456789abcdef")) return false;
+    if (n < WANTED_DIGITS_MIN || n != strspn(digits, all)) return false;
     for (size_t i = 0; i < 16; i++) {
-        const char *at = i < n ? strchr("0123456789abcdef", digits[i]) : NULL;
-        uint64_t value = at ? (uint64_t)(at - "0123456789abcdef") : 0;
+        const char *at = i < n ? strchr(all, digits[i]) : NULL;
+        uint64_t value = at ? (uint64_t)(at - all) : 0;
         *from = *from << 4 | value;
         *to = *to << 4 | (at ? value : 15);
     }

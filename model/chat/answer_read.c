@@ -100,6 +100,8 @@ static json_t *load_text(const reader *r, size_t from, size_t to) {
     return json_loadb(r->text + from, to - from, JSON_DECODE_ANY, NULL);
 }
 
+static bool in_name(char c) { return isalnum((unsigned char)c) || c == '_' || c == '.' || c == '-'; }
+
 /* -- calls -- */
 
 static size_t n_calls(const reader *r) { return r->calls.len / sizeof(read_call); }
@@ -165,9 +167,9 @@ static bool read_json_call(reader *r, size_t at, size_t *end) {
     return closed;
 }
 
-/* The end of a name: letters, digits and _ . - */
+/* The end of a name. */
 static size_t scan_name(const reader *r, size_t at) {
-    while (at < r->len && (isalnum((unsigned char)r->text[at]) || strchr("_.-", r->text[at]))) at++;
+    while (at < r->len && in_name(r->text[at])) at++;
     return at;
 }
 
@@ -324,14 +326,15 @@ static bool read_bare_call(reader *r) {
     if (r->no_call) return false;
     drop_calls(r, 0);
     read_json_call(r, begin, &end);
-    const char *name = n_calls(r) ? call_at(r, 0)->name : NULL;
-    for (size_t i = 0; i < json_array_size(r->tools) && name; i++) {
+    const read_call *call = n_calls(r) ? call_at(r, 0) : NULL;
+    for (size_t i = 0; i < json_array_size(r->tools) && call; i++) {
         const json_t *function = json_object_get(json_array_get(r->tools, i), "function");
-        const char *known = json_string_value(json_object_get(function, "name"));
-        if (known && !strcmp(name, known)) return true;
+        const json_t *known = json_object_get(function, "name");
+        if (json_string_length(known) == call->n_name && !memcmp(json_string_value(known), call->name, call->n_name))
+            return true;
     }
+    r->no_call = call || r->ended;
     drop_calls(r, 0);
-    r->no_call = name || r->ended;
     return !r->no_call;
 }
 
@@ -398,7 +401,7 @@ static void take_message(reader *r, size_t to, bool closed) {
     if (function) {
         const char *name = function + 13;
         size_t n = 0;
-        while (name + n < header + n_header && (isalnum((unsigned char)name[n]) || strchr("_.-", name[n]))) n++;
+        while (name + n < header + n_header && in_name(name[n])) n++;
         while (from < to && is_space(r->text[from])) from++;
         drop_calls(r, r->n_done);
         add_call(r, name, n, from, to, NULL);

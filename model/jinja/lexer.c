@@ -238,13 +238,14 @@ static bool is_name_byte(char c, bool first) {
 static void lex_sign(lexer *x, char brackets[], size_t *depth, size_t limit) {
     static const char *const signs[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[",
                                         "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ",", ";"};
+    static const char opening[] = "([{", closing[] = ")]}";
     size_t i = 0, n = sizeof signs / sizeof *signs;
     while (i < n && !follows(x, x->at, signs[i])) i++;
     char c = x->text[x->at];
     if (i == n) sn_jfail(x->run, "", "unexpected character '%c'", c >= ' ' && c <= '~' ? c : '?');
-    const char *open = strchr("([{", c), *close = strchr(")]}", c);
+    const char *open = strchr(opening, c), *close = strchr(closing, c);
     if (open && *depth == limit) sn_jfail(x->run, "", "more than %zu brackets are open", limit);
-    if (open) brackets[(*depth)++] = ")]}"[open - "([{"];
+    if (open) brackets[(*depth)++] = closing[open - opening];
     if (close && (!*depth || brackets[*depth - 1] != c)) sn_jfail(x->run, "", "unexpected '%c'", c);
     if (close) --*depth;
     add_token(x, SN_JT_SIGN, sn_jword(x->run, signs[i]));

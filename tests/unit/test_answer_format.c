@@ -280,6 +280,21 @@ Test(answer_format, reads_a_call_whose_template_names_another_function) {
     sn_answer_format_close(&format);
 }
 
+/* A model may write any bytes; names have letters, digits and three signs. */
+Test(answer_format, a_zero_ends_a_name) {
+    static const char text[] = "[C]ask\0\0more[A]{}";
+    sn_answer_format *format = format_of(LOOP CONTENT CALLS "[C]{{ f.name }}[A]{{ f.arguments | tojson }}" END);
+    json_t *message = NULL, *tools = json_loads(tools_text, 0, NULL);
+    const sn_answer answer = {.text = text, .len = sizeof text - 1, .ended = true, .tools = tools};
+    REQUIRE(sn_answer_read(format, &answer, &message, &err));
+    const json_t *name = json_object_get(call_of(message, 0), "name");
+    cr_expect_eq(json_string_length(name), 3);
+    cr_expect_str_eq(json_string_value(name), "ask");
+    json_decref(message);
+    json_decref(tools);
+    sn_answer_format_close(&format);
+}
+
 /* Byte by byte. If each looked at all bytes before it, this would take minutes. */
 Test(answer_format, a_long_answer_is_read_in_one_go) {
     enum { PART = 100 << 10 };

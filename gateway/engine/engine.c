@@ -151,6 +151,15 @@ static swarm_code run_in_session(sn_worker *w, sn_job *job, swarm_error **error)
     return job->run(job->ctx, w->session, error);
 }
 
+/* The worker takes its next job when it returns from this one. */
+static void set_free(sn_worker *w) {
+    w->job = NULL;
+    w->engine->running--;
+    dispatch(w->engine);
+}
+
+/* The worker is free before the end is told: a client that has its answer may at once send the request that continues
+ * it. After a failure its session is closed first, which may take a while, so that the next job finds another route. */
 static void run_job(sn_worker *w) {
     sn_server_engine *e = w->engine;
     sn_job *job = w->job;
@@ -161,19 +170,23 @@ static void run_job(sn_worker *w) {
     pthread_mutex_unlock(&e->lock);
     if (run) code = run_in_session(w, job, &error);
     if (code && code != SWARM_CANCELLED) sn_log_rated(SN_LOG_WARN, "job failed", "text=%s", swarm_error_text(error));
+    pthread_mutex_lock(&e->lock);
+    const bool broken = code && code != SWARM_CANCELLED && w->session;
+    w->used_us = sn_now_us();
+    if (!broken) {
+        note_tokens(w);
+        set_free(w);
+    }
+    pthread_mutex_unlock(&e->lock);
     job->end(job->ctx, code, error);
     swarm_error_free(error);
     pthread_mutex_lock(&e->lock);
-    w->used_us = sn_now_us();
-    if (code && code != SWARM_CANCELLED && w->session)
-        close_session(w); /* the next job finds another route */
-    else
-        note_tokens(w);
-    w->job = NULL;
-    e->running--;
+    if (broken) {
+        close_session(w);
+        set_free(w);
+    }
     job->ended = true;
     pthread_cond_broadcast(&e->ended);
-    dispatch(e);
 }
 
 static void *work(void *worker) {
@@ -238,7 +251,7 @@ static void cancel_job(sn_server_engine *e, sn_job *job) {
     if (job->ended || job->cancelled) return;
     job->cancelled = true;
     if (!job->waits) {
-        swarm_cancel_set(job->worker->cancel);
+        if (job->worker->job == job) swarm_cancel_set(job->worker->cancel); /* else its end is being told */
         return;
     }
     remove_from_queue(e, job);

@@ -21,6 +21,7 @@ typedef struct work {
     int32_t prompt[2 * PROMPT];
     const char *tokens; /* "max-tokens" */
     bool asks_engine;   /* at its end */
+    struct work *then;  /* submitted at its end; NULL: nothing */
     atomic_int events, ends;
     atomic_bool runs, held;
     const swarm_session *session;
@@ -53,6 +54,10 @@ static void end(void *ctx, swarm_code code, const swarm_error *error) {
     (void)error;
     w->code = code;
     if (w->asks_engine) w->queued_at_end = sn_server_engine_get_load(engine).queued;
+    if (w->then) {
+        sn_err err;
+        cr_assert_eq(sn_server_engine_submit(engine, (sn_job *[]){&w->then->job}, 1, &err), SN_OK);
+    }
     atomic_fetch_add(&w->ends, 1);
 }
 
@@ -121,6 +126,17 @@ Test(server_engine, a_prompt_that_continues_a_session_goes_to_it) {
     cr_expect_eq(c.session, b.session);
     cr_expect_eq(d.session, a.session);
     cr_expect(c.had > PROMPT && d.had > PROMPT, "%zu %zu", c.had, d.had);
+}
+
+Test(server_engine, a_session_is_free_when_the_end_of_its_job_is_told) {
+    work a, b;
+    begin(2, 4);
+    make(&a, 1, PROMPT, "2");
+    make(&b, 1, PROMPT + 4, "2");
+    a.then = &b;
+    run_whole(&a);
+    finish(&b, SWARM_OK);
+    cr_expect_eq(b.session, a.session);
 }
 
 Test(server_engine, other_prompts_go_to_the_session_that_was_used_longest_ago) {

@@ -39,6 +39,8 @@ static const sn_option serve_options[] = {
                    "web pages of this origin may use the server, as in https://example.org"),
     SN_OPT_STRING("served-model-name", "NAME", &given.served_model_name,
                   "what requests call the model (default: the name of its file)"),
+    SN_OPT_STRING("template", "FILE", &sn_program_settings.api.chat_template,
+                  "a file with a chat template, instead of the model's"),
     SN_OPT_INT("max-sessions", "N", &given.max_sessions, 1, 1024, "answers that are generated at once"),
     SN_OPT_INT("queue", "N", &given.queue, 0, 65536, "answers that may wait for a session; more are refused"),
     SN_OPT_INT("ctx", "N", &sn_program_settings.sampling.ctx, 0, 1 << 30,
@@ -101,10 +103,16 @@ static sn_status check_settings(serving *s, sn_err *err) {
 
 /* -- opening -- */
 
-/* A quarter of the memory: the pages are taken when they are used. */
+/* A quarter of the memory that other programs leave: the pages are taken when they are used. */
 static void default_kv_memory(char out[32]) {
-    size_t bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) / KV_SHARE;
-    snprintf(out, 32, "%zu", bytes);
+    unsigned long long kib =
+        (unsigned long long)sysconf(_SC_PHYS_PAGES) * (unsigned long long)sysconf(_SC_PAGESIZE) / 1024;
+    char line[128];
+    FILE *memory = fopen("/proc/meminfo", "re");
+    while (memory && fgets(line, sizeof line, memory))
+        if (!strncmp(line, "MemAvailable:", 13)) kib = strtoull(line + 13, NULL, 10);
+    if (memory) fclose(memory);
+    snprintf(out, 32, "%llu", kib / KV_SHARE * 1024);
 }
 
 static bool is_any(const char *word, const char *const *words) {

@@ -62,9 +62,11 @@ json_t *sn_call_json(const char *id, const char *name, const char *arguments) {
 static bool add_call(sn_parse *p, const json_t *call, const char *path, json_t *calls) {
     const char *id = NULL, *type = NULL, *name = NULL, *arguments = NULL;
     json_int_t index = 0;
+    json_t *parsed = NULL; /* the arguments once more, as the openai package sends them back */
     json_error_t problem;
-    if (json_unpack_ex((json_t *)(uintptr_t)call, &problem, JSON_STRICT, "{s:s, s:s, s?I, s:{s:s, s:s !} !}", "id", &id,
-                       "type", &type, "index", &index, "function", "name", &name, "arguments", &arguments) ||
+    if (json_unpack_ex((json_t *)(uintptr_t)call, &problem, JSON_STRICT, "{s:s, s:s, s?I, s:{s:s, s:s, s?o !} !}", "id",
+                       &id, "type", &type, "index", &index, "function", "name", &name, "arguments", &arguments,
+                       "parsed_arguments", &parsed) ||
         strcmp(type, "function"))
         return sn_openai_fail(p->error, 400, NULL, path,
                               "'%s' must be {\"id\", \"type\": \"function\", \"function\": {\"name\", \"arguments\"}} "
@@ -105,6 +107,7 @@ static const sn_field message_fields[] = {
     {"reasoning", SN_FIELD_TEXT, AT(reasoning)},
     {"refusal", SN_FIELD_TEXT, AT(refusal)},
     {"annotations", SN_FIELD_UNUSED_LIST, AT(role)},
+    {"parsed", SN_FIELD_UNUSED_OBJECT, AT(role)}, /* the content once more, as the openai package sends it back */
     {"audio", SN_FIELD_REFUSED, 0, 0, 0, "the model reads text"},
     {"function_call", SN_FIELD_REFUSED, 0, 0, 0, "use 'tool_calls'"},
     {NULL, SN_FIELD_ANY, 0, 0, 0, NULL},

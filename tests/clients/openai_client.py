@@ -1,6 +1,7 @@
-"""The openai package against `swarm serve`: openai_client.py URL. Fails by an assertion."""
+"""The openai package against `swarm serve`: openai_client.py URL [tools]. Fails by an assertion."""
 import asyncio
 import sys
+from typing import Literal
 
 import openai
 from pydantic import BaseModel
@@ -70,6 +71,31 @@ def refusals():
             assert e.body["message"] and (e.body["param"] or "model" in wrong), (wrong, e.body)
 
 
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    city: Literal["Paris", "Rome"]
+    hours: bool
+
+
+def tools():
+    """A call that is asked for, whole and streamed, and the answer to its result; a model of any size writes it right."""
+    asked = {"messages": question, "tools": [openai.pydantic_function_tool(Weather)], "tool_choice": "required", "model": model,
+             "temperature": 0, "max_tokens": 80}
+    said = client.chat.completions.parse(**asked).choices[0]
+    call = said.message.tool_calls[0]
+    assert said.finish_reason == "tool_calls" and call.function.name == "Weather" and isinstance(call.function.parsed_arguments, Weather), said
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0].message.tool_calls[0]
+    assert streamed.function.arguments == call.function.arguments and streamed.function.name == "Weather", streamed
+    after = question + [said.message, {"role": "tool", "tool_call_id": call.id, "content": "It rains."}]
+    answer = client.chat.completions.create(**asked | {"messages": after, "tool_choice": "none", "max_tokens": 8}).choices[0].message
+    assert answer.content and not answer.tool_calls, answer
+
+
+if sys.argv[2:] == ["tools"]:
+    tools()
+    sys.exit()
 said = whole_and_streamed()
 asyncio.run(many(said))
 structured()

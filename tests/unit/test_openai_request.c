@@ -76,9 +76,11 @@ Test(openai_request, messages_are_written_as_templates_expect_them) {
         SN_REQUEST_CHAT,
         "{\"messages\":[{\"role\":\"developer\",\"content\":\"d\"},{\"role\":\"user\",\"name\":\"n\",\"content\":"
         "[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]},{\"role\":\"assistant\","
-        "\"content\":null,\"refusal\":null,\"annotations\":[],\"audio\":null,\"function_call\":null,"
+        "\"content\":null,\"refusal\":null,\"annotations\":[],\"parsed\":{\"x\":1},\"audio\":null,\"function_call\":"
+        "null,"
         "\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\",\"type\":\"function\",\"function\":{"
-        "\"name\":\"f\",\"arguments\":\"{\\\"x\\\":1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"i\","
+        "\"name\":\"f\",\"arguments\":\"{\\\"x\\\":1}\",\"parsed_arguments\":{\"x\":1}}}]},{\"role\":\"tool\",\"tool_"
+        "call_id\":\"i\","
         "\"content\":\"t\"}]}",
         "{\"messages\":[{\"role\":\"system\",\"content\":\"d\"},{\"role\":\"user\",\"content\":\"a\\nb\",\"name\":"
         "\"n\"},{\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\","

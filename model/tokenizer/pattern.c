@@ -90,8 +90,11 @@ static sn_status translate_group(translator *t) {
 static sn_status translate_outside_class(translator *t) {
     char c = t->text[t->at];
     if (c == '(') return translate_group(t);
-    if (c == '^' || c == '$' || c == '.')
-        return pattern_refuse(t, "an anchor or a dot"); /* the engines differ in what a line is */
+    if (c == '$') { /* of Oniguruma: the end of a line, which ends before a line feed only */
+        t->at++;
+        return pattern_put(t, "(?=\\n|\\z)", 9);
+    }
+    if (c == '^' || c == '.') return pattern_refuse(t, "an anchor or a dot"); /* the engines differ in what a line is */
     if (pattern_follows(t, "}+") || pattern_follows(t, "}?"))
         return pattern_refuse(t, "a counted repetition with something after it");
     if (pattern_follows(t, "{,")) return pattern_refuse(t, "a repetition without a minimum");

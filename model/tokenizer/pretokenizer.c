@@ -113,11 +113,43 @@ sn_status sn_pretokenizer_add(sn_pretokenizer *pretokenizer, const char *pattern
     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+" suffix                 \
     "|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*" suffix "|" digits     \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define SHORT_FORMS "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+#define HAN        "[\\p{Han}]+"
+#define NOT_HAN(c) "(?:(?!\\p{Han})" c ")"
+#define UPPER      NOT_HAN("[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]")
+#define LOWER      NOT_HAN("[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]")
+#define KIMI                                                                                                           \
+    HAN "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" SHORT_FORMS "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER            \
+        "*" SHORT_FORMS "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QWEN35                                                                                                         \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                      \
+    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define DEEPSEEK3                                                                                                      \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "              \
+    "?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define DEEPSEEK3_CJK "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+/* Of DeepSeek-LLM and V2: letters with case, as ranges. */
+#define CASED_LETTERS                                                                                                  \
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"                       \
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5"                  \
+    "\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba"                      \
+    "\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45"                      \
+    "\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe"                        \
+    "\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102"                \
+    "\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"                         \
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"                  \
+    "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06"                      \
+    "\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"                                \
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df"                             \
+    "\U0001e900-\U0001e943"
+#define DEEPSEEK_WORDS "\\s?[" CASED_LETTERS "]+"
+#define DEEPSEEK_SIGNS "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
+#define DEEPSEEK_CJK   "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+#define SHORT_FORMS    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 
+enum { PASSES_MAX = 6 };
 static const struct {
     const char *name;
-    const char *patterns[2];
+    const char *patterns[PASSES_MAX];
     bool ignore_merges, add_bos;
 } known[] = {
     {"gpt-2", {GPT2}, false, false},
@@ -135,6 +167,10 @@ static const struct {
     {"llama-v3", {CL100K("\\p{N}{1,3}")}, true, true},
     {"dbrx", {CL100K("\\p{N}{1,3}")}, false, false},
     {"smaug-bpe", {CL100K("\\p{N}{1,3}")}, false, false},
+    {"deepseek-llm", {"[\\r\\n]", DEEPSEEK_WORDS, DEEPSEEK_SIGNS, "\\s+$", DEEPSEEK_CJK, DIGIT}, false, false},
+    {"deepseek-v3", {"\\p{N}{1,3}", DEEPSEEK3_CJK, DEEPSEEK3}, false, false},
+    {"kimi-k2", {KIMI}, true, false},
+    {"qwen35", {QWEN35}, false, false},
     {"qwen2", {CL100K("\\p{N}")}, false, false},
     {"deepseek-r1-qwen", {CL100K("\\p{N}")}, false, false},
     {"stablelm2", {CL100K("\\p{N}")}, false, false},
@@ -152,7 +188,7 @@ sn_status sn_pretokenizer_add_named(sn_pretokenizer *pretokenizer, const char *n
         *ignore_merges = known[i].ignore_merges;
         *add_bos = known[i].add_bos;
         sn_status status = SN_OK;
-        for (size_t k = 0; !status && k < 2 && known[i].patterns[k]; k++)
+        for (size_t k = 0; !status && k < PASSES_MAX && known[i].patterns[k]; k++)
             status = sn_pretokenizer_add(pretokenizer, known[i].patterns[k], strlen(known[i].patterns[k]), false,
                                          SN_SPLIT_ISOLATED, false, err);
         return status;

@@ -301,8 +301,9 @@ Test(tokenizer_files, refuses_every_kind_of_wrong_gguf_metadata) {
 }
 
 Test(tokenizer_files, supports_every_listed_pretokenizer) {
-    static const char *const names[] = {"gpt-2",  "smollm",    "llama-bpe", "qwen2",      "tekken",
-                                        "gpt-4o", "starcoder", "llama4",    "minimax-m2", "glm4"};
+    static const char *const names[] = {"gpt-2",        "smollm",      "llama-bpe",  "qwen2", "tekken", "gpt-4o",
+                                        "starcoder",    "llama4",      "minimax-m2", "glm4",  "refact", "dbrx",
+                                        "deepseek-llm", "deepseek-v3", "kimi-k2",    "qwen35"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         sn_tokenizer *t;
         sn_err err;
@@ -316,11 +317,65 @@ Test(tokenizer_files, supports_every_listed_pretokenizer) {
 
 /* -- patterns */
 
+typedef struct pieces {
+    const json_t *lengths;
+    size_t n;
+    bool differs;
+} pieces;
+
+static sn_status compare_piece(void *ctx, const char *piece, size_t len, sn_err *err) {
+    pieces *p = ctx;
+    (void)piece, (void)err;
+    p->differs |= (size_t)json_integer_value(json_array_get(p->lengths, p->n++)) != len;
+    return SN_OK;
+}
+
+static void expect_pieces(const sn_pretokenizer *pretokenizer, const json_t *texts, const json_t *all,
+                          const char *pre) {
+    sn_splitter *splitter;
+    sn_err err;
+    size_t i;
+    json_t *text;
+    cr_assert_eq(sn_splitter_new(pretokenizer, &splitter, &err), SN_OK);
+    json_array_foreach(texts, i, text) {
+        pieces p = {.lengths = json_array_get(all, i)};
+        sn_status status =
+            sn_splitter_run(splitter, json_string_value(text), json_string_length(text), compare_piece, &p, &err);
+        cr_assert_eq(status, SN_OK);
+        cr_assert(!p.differs && p.n == json_array_size(p.lengths), "%s: %s", pre, json_string_value(text));
+    }
+    sn_splitter_free(&splitter);
+}
+
+Test(tokenizer_files, splits_texts_as_the_reference_implementation) {
+    json_t *root = load_json("tokenizer", "pieces.json"), *named, *pass;
+    const json_t *texts = json_object_get(root, "texts");
+    size_t i, k;
+    cr_assert_geq(json_array_size(json_object_get(root, "names")), 11);
+    json_array_foreach(json_object_get(root, "names"), i, named) {
+        const char *pre = json_string_value(json_object_get(named, "pre"));
+        sn_pretokenizer *of_name, *of_patterns;
+        bool ignored;
+        sn_err err;
+        cr_assert_eq(sn_pretokenizer_new(&of_name, &err), SN_OK);
+        cr_assert_eq(sn_pretokenizer_new(&of_patterns, &err), SN_OK);
+        cr_assert_eq(sn_pretokenizer_add_named(of_name, pre, &ignored, &ignored, &err), SN_OK, "%s", err.text);
+        json_array_foreach(json_object_get(named, "passes"), k, pass)
+            cr_assert_eq(sn_pretokenizer_add(of_patterns, json_string_value(pass), json_string_length(pass), false,
+                                             SN_SPLIT_ISOLATED, false, &err),
+                         SN_OK, "%s: %s", pre, err.text);
+        expect_pieces(of_name, texts, json_object_get(named, "pieces"), pre);
+        expect_pieces(of_patterns, texts, json_object_get(named, "pieces"), pre);
+        sn_pretokenizer_free(&of_name);
+        sn_pretokenizer_free(&of_patterns);
+    }
+    json_decref(root);
+}
+
 Test(tokenizer_files, refuses_patterns_that_two_engines_read_differently) {
-    static const char *const bad[] = {"^a",          "a$",         "a.b",     "\\w+",    "\\ba",    "\\h",
-                                      "(a)\\1",      "\\p{Greek}", "\\pL",    "\\p{^L}", "[a&&b]",  "[a[^b]]",
-                                      "[[:alpha:]]", "[]a]",       "(?<n>a)", "(?m:a)",  "a{2,3}+", "a{,3}",
-                                      "[abc",        "a\\",        "\\p{",    "\\u0041"};
+    static const char *const bad[] = {"^a",     "a.b",     "\\w+",   "\\ba",    "\\h",         "(a)\\1", "\\p{Greek}",
+                                      "\\pL",   "\\p{^L}", "[a&&b]", "[a[^b]]", "[[:alpha:]]", "[]a]",   "(?<n>a)",
+                                      "(?m:a)", "a{2,3}+", "a{,3}",  "[abc",    "a\\",         "\\p{",   "\\u0041"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         sn_buf out;
         sn_err err = {0};

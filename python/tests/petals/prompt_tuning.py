@@ -15,15 +15,16 @@ tokenizer = AutoTokenizer.from_pretrained(model_name)
 model = AutoDistributedModelForCausalLM.from_pretrained(
     model_name, initial_peers=initial_peers, tuning_mode=tuning_mode, pre_seq_len=4
 )
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 
 model.train()
 batch = tokenizer([text], return_tensors="pt")
 for _ in range(20):
-    loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["input_ids"]).loss
+    outputs = model.forward(batch["input_ids"])
+    loss = torch.nn.functional.cross_entropy(outputs.logits[0, :-1], batch["input_ids"][0, 1:])
+    optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    optimizer.zero_grad()
     print(f"{loss.item():.4f}")
 
 model.eval()

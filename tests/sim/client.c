@@ -219,12 +219,14 @@ static sn_status chat(sim_client *c, sn_err *err) {
     if (!status) status = open_generator(c, err);
     int last = SIM_CONTEXT - c->plan.tokens;
     for (int turn = 0; turn < c->plan.turns && !status; turn++) {
+        const sim_text *next = c->text;
         if (turn && sim_rng_bernoulli(&c->random, 0.5))
-            c->text = sim_model_text(c->plan.text ^ turn % 2, c->plan.adapter); /* a conversation that branches */
-        int from = c->text->n_prompt;
+            next = sim_model_text(c->plan.text ^ turn % 2, c->plan.adapter); /* a conversation that branches */
+        int from = next->n_prompt;
         if (turn && sim_rng_bernoulli(&c->random, 0.5)) from = (int)sim_rng_between(&c->random, from, last);
         if (turn && sim_rng_bernoulli(&c->random, 0.5)) sn_sleep_us((int64_t)sim_rng_below(&c->random, 5 * SECOND_US));
         if (turn && c->plan.saves && sim_rng_bernoulli(&c->random, 0.5)) status = move_to_file_and_back(c, err);
+        c->text = next; /* not before: rows of recurrent states are computed again when they come from a file */
         if (!status) status = continue_text(c, from, err);
     }
     return status;

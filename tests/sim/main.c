@@ -103,7 +103,7 @@ static int run_many(uint64_t from, uint64_t n, uint64_t jobs) {
 }
 
 static sim_theme theme_of(const char *name) {
-    static const char *const themes[] = {"drawn", "replicas", "prefixes", "sparse", "garbled", "training"};
+    static const char *const themes[] = {"drawn", "replicas", "prefixes", "sparse", "garbled", "training", "recurrent"};
     for (int i = 0; i < (int)(sizeof themes / sizeof *themes); i++)
         if (!strcmp(name, themes[i])) return (sim_theme)i;
     fprintf(stderr, "there is no theme '%s'\n", name);

@@ -7,13 +7,17 @@
 
 #include <string.h>
 
-static sim_model *the_model;
-static sim_text *texts[SIM_PROMPTS][SIM_ADAPTERS + 1];
+enum { KINDS = 2 };
+static int kind; /* 1: recurrent */
+static sim_model *models[KINDS];
+static sim_text *texts[KINDS][SIM_PROMPTS][SIM_ADAPTERS + 1];
 static sim_adapter adapters[SIM_ADAPTERS];
 
+void sim_model_use(bool recurrent) { kind = recurrent; }
+
 sim_model *sim_model_get(void) {
-    if (the_model) return the_model;
-    the_model = sim_alloc(sizeof *the_model);
+    if (models[kind]) return models[kind];
+    sim_model *the_model = models[kind] = sim_alloc(sizeof *the_model);
     the_model->path = tiny_model_make(&(tiny_model_options){.dtype = SN_F32,
                                                             .n_blocks = SIM_BLOCKS,
                                                             .n_embd = SIM_EMBD,
@@ -21,7 +25,8 @@ sim_model *sim_model_get(void) {
                                                             .n_kv_heads = 1,
                                                             .n_ff = 32,
                                                             .n_vocab = SIM_VOCAB,
-                                                            .n_ctx = SIM_CONTEXT});
+                                                            .n_ctx = SIM_CONTEXT,
+                                                            .recurrent = kind});
     sn_device_options options = {.threads = 1};
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &the_model->device, &err));
     REQUIRE(sn_model_open(the_model->path, &the_model->model, &err));
@@ -37,23 +42,30 @@ sn_span *sim_model_span(int first, int end) {
     return m->spans[first][end];
 }
 
-void sim_model_free(void) {
-    if (!the_model) return;
+static void free_model(sim_model **model) {
+    sim_model *m = *model;
+    if (!m) return;
     for (int first = 0; first < SIM_BLOCKS; first++)
-        for (int end = 0; end <= SIM_BLOCKS; end++) sn_span_free(&the_model->spans[first][end]);
-    for (int i = 0; i < SIM_PROMPTS; i++)
-        for (int a = 0; a <= SIM_ADAPTERS; a++) free(texts[i][a]);
+        for (int end = 0; end <= SIM_BLOCKS; end++) sn_span_free(&m->spans[first][end]);
+    sn_lm_head_free(&m->head);
+    sn_model_close(&m->model);
+    sn_device_close(&m->device);
+    tiny_model_remove(&m->path);
+    free(m);
+    *model = NULL;
+}
+
+void sim_model_free(void) {
+    for (int k = 0; k < KINDS; k++) {
+        free_model(&models[k]);
+        for (int i = 0; i < SIM_PROMPTS; i++)
+            for (int a = 0; a <= SIM_ADAPTERS; a++) free(texts[k][i][a]);
+    }
     memset(texts, 0, sizeof texts);
     for (int i = 0; i < SIM_ADAPTERS; i++) {
         sn_buf_fini(&adapters[i].image);
         sn_params_free(&adapters[i].params);
     }
-    sn_lm_head_free(&the_model->head);
-    sn_model_close(&the_model->model);
-    sn_device_close(&the_model->device);
-    tiny_model_remove(&the_model->path);
-    free(the_model);
-    the_model = NULL;
 }
 
 const sim_adapter *sim_model_adapter(int number) {
@@ -113,12 +125,12 @@ static void write_text(sim_text *t, int adapter_number) {
 }
 
 const sim_text *sim_model_text(int number, int adapter) {
-    if (texts[number][adapter]) return texts[number][adapter];
+    if (texts[kind][number][adapter]) return texts[kind][number][adapter];
     sim_text *t = sim_alloc(sizeof *t);
     sim_rng random = {(uint64_t)number / 2 + 1};
     t->n_prompt = number / 2 % 3 == 2 ? (int)sim_rng_between(&random, 40, 70) : (int)sim_rng_between(&random, 1, 20);
     for (int i = 0; i < t->n_prompt; i++) t->ids[i] = (int32_t)sim_rng_below(&random, SIM_VOCAB);
     t->ids[t->n_prompt - 1] ^= number % 2;
     write_text(t, adapter);
-    return texts[number][adapter] = t;
+    return texts[kind][number][adapter] = t;
 }

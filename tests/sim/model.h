@@ -1,5 +1,5 @@
-/* What every simulated swarm serves: one tiny model, its spans, and the texts that it writes undisturbed. Made once
- * per process; weights are immutable, so that all swarms and nodes share them. */
+/* What every simulated swarm serves: a tiny model, one of two kinds, its spans, and the texts that it writes
+ * undisturbed. Each is made once per process; weights are immutable, so that all swarms and nodes share them. */
 #ifndef SN_TESTS_SIM_MODEL_H
 #define SN_TESTS_SIM_MODEL_H
 
@@ -18,11 +18,13 @@ typedef struct sim_model {
     sn_span *spans[SIM_BLOCKS][SIM_BLOCKS + 1]; /* [first][end], loaded when first requested */
 } sim_model;
 
+/* From here on the model is one whose blocks 0 and 2 hold recurrent states, or the usual one. */
+void sim_model_use(bool recurrent);
 sim_model *sim_model_get(void);
 void sim_model_free(void);
 sn_span *sim_model_span(int first, int end);
 
-/* LoRA adapters of every block, by number: [1, SIM_ADAPTERS]. */
+/* LoRA adapters of every block of the usual model, by number: [1, SIM_ADAPTERS]. */
 typedef struct sim_adapter {
     sn_params *params;
     sn_buf image;

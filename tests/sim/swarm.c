@@ -79,6 +79,7 @@ static void draw_node(swarm *s, int first, int end) {
     node->batch_us = sim_rng_bernoulli(r, 0.1) ? sim_rng_between(r, 10000, 300000) : BATCH_US;
     node->load_us_max = sim_rng_between(r, SECOND_US / 5, 8 * SECOND_US);
     node->pages = (size_t)(sim_rng_bernoulli(r, 0.15) ? sim_rng_between(r, 4, 8) : 64);
+    if (s->theme == SIM_RECURRENT && node->pages < 16) node->pages = 16; /* states take a quarter of the memory */
     node->prefix_cache_memory = draw(s, 0.6, SIM_PREFIXES, 1) ? (size_t)sim_rng_between(r, 1 << 12, 1 << 16) : 0;
     node->swap_pages = sim_rng_bernoulli(r, 0.4) ? (size_t)sim_rng_between(r, 1, 32) : 0;
     node->swap_after_us = sim_rng_bernoulli(r, 0.8) ? sim_rng_between(r, SECOND_US, 5 * SECOND_US) : 0;
@@ -138,10 +139,12 @@ static sim_client_plan draw_chat(swarm *s, int text) {
                              .push = draw(s, 0.5, SIM_REPLICAS, 0.7),
                              .receipts = sim_rng_bernoulli(r, 0.2),
                              .throughput = sim_rng_bernoulli(r, 0.2),
-                             .replica = draw(s, 0.2, SIM_REPLICAS, 1),
+                             .replica = draw(s, 0.2, SIM_REPLICAS, 1) && s->theme != SIM_RECURRENT,
                              .audit = s->bits_flipped || sim_rng_bernoulli(r, 0.1),
                              .audit_here = sim_rng_bernoulli(r, 0.5),
-                             .adapter = draw(s, 0.05, SIM_TRAINING, 0.5) ? (int)sim_rng_between(r, 1, SIM_ADAPTERS) : 0,
+                             .adapter = draw(s, 0.05, SIM_TRAINING, 0.5) && s->theme != SIM_RECURRENT
+                                            ? (int)sim_rng_between(r, 1, SIM_ADAPTERS)
+                                            : 0,
                              .saves = draw(s, 0.15, SIM_PREFIXES, 0.6),
                              .drafts = sim_rng_bernoulli(r, 0.33)};
 }
@@ -157,7 +160,9 @@ static void draw_clients(swarm *s) {
         plan.timeout_ms = (int)sim_rng_between(r, 500, 6000);
         plan.max_retries = (int)sim_rng_between(r, 1, 6);
         plan.begin_us = sim_rng_between(r, SECOND_US, s->theme == SIM_PREFIXES ? FAULTS_US / 3 : FAULTS_US);
-        if (!i && draw(s, 0.03, SIM_PREFIXES, 0.5)) {
+        if (s->theme == SIM_RECURRENT) {
+            /* chats only */
+        } else if (!i && draw(s, 0.03, SIM_PREFIXES, 0.5)) {
             plan = (sim_client_plan){.kind = SIM_POISONS,
                                      .text = text,
                                      .timeout_ms = 5000,
@@ -395,7 +400,9 @@ static void draw_swarm(swarm *s, sim_options options) {
     static const sim_theme themes[] = {SIM_MIXED,    SIM_MIXED,    SIM_MIXED,  SIM_MIXED,   SIM_REPLICAS,
                                        SIM_REPLICAS, SIM_PREFIXES, SIM_SPARSE, SIM_GARBLED, SIM_TRAINING};
     s->theme = themes[sim_rng_below(&s->random, sizeof themes / sizeof *themes)];
+    if (s->theme == SIM_MIXED && s->seed % 8 == 5) s->theme = SIM_RECURRENT;
     if (options.theme) s->theme = options.theme;
+    sim_model_use(s->theme == SIM_RECURRENT);
     s->nodes = sim_alloc(NODES_MAX * sizeof *s->nodes);
     (s->theme == SIM_SPARSE ? draw_sparse_nodes : draw_dense_nodes)(s);
     draw_faults(s);

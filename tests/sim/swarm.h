@@ -94,11 +94,12 @@ enum { SIM_STATS_SUMMED = (int)(offsetof(sim_stats, trace) / sizeof(uint64_t)) }
 /* What a seed concentrates on: single faults are rarely met by the state that they would break. */
 typedef enum sim_theme {
     SIM_MIXED,
-    SIM_REPLICAS, /* KV replicas of chats that rewind, while messages are lost and reordered */
-    SIM_PREFIXES, /* long equal prompts, prefix caches shared by all clients, sessions from files */
-    SIM_SPARSE,   /* each block has hardly more than one holder, and a node leaves for good */
-    SIM_GARBLED,  /* bytes of messages change */
-    SIM_TRAINING, /* adapters, and training beside inference */
+    SIM_REPLICAS,  /* KV replicas of chats that rewind, while messages are lost and reordered */
+    SIM_PREFIXES,  /* long equal prompts, prefix caches shared by all clients, sessions from files */
+    SIM_SPARSE,    /* each block has hardly more than one holder, and a node leaves for good */
+    SIM_GARBLED,   /* bytes of messages change */
+    SIM_TRAINING,  /* adapters, and training beside inference */
+    SIM_RECURRENT, /* a model with recurrent states: neither replicas, adapters nor training */
 } sim_theme;
 
 struct swarm {

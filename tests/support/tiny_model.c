@@ -1,4 +1,4 @@
-/* How it works: tiny_model_make writes a GGUF file of architecture "llama" in one pass. Metadata and tensor headers
+/* How it works: tiny_model_make writes a GGUF file in one pass. Metadata and tensor headers
  * go to one buffer and tensor data to another; the file is their concatenation, padded to ALIGNMENT. Weights are
  * uniform with variance 1 / cols, so that activations keep their size from block to block; quantised weights are
  * random bits whose scales are set to match. */
@@ -114,7 +114,7 @@ static void put_tensor(writer *w, sn_dtype dtype, const char *name, int rows, in
     for (int k = 1; k * k < cols; k++)
         size = 1.7f / (float)k; /* about sqrt(3 / cols): uniform with variance 1 / cols */
     if (!rows)
-        put_values(w, dtype, n, 1.0f, 0.3f);
+        put_values(w, dtype, n, strstr(name, "ssm_a") ? -1.0f : 1.0f, 0.3f); /* rates of decay are below 0 */
     else if (sn_dtype_block(dtype) == 1)
         put_values(w, dtype, n, 0.0f, size);
     else
@@ -124,10 +124,48 @@ static void put_tensor(writer *w, sn_dtype dtype, const char *name, int rows, in
     w->n_tensors++;
 }
 
-static void put_number(sn_buf *buf, const char *key, uint32_t value) {
-    put_text(buf, key);
+/* key: behind the architecture's name. */
+static void put_number(sn_buf *buf, const tiny_model_options *o, const char *key, uint32_t value) {
+    char full[64];
+    snprintf(full, sizeof full, "%s.%s", o->recurrent ? "qwen35" : "llama", key);
+    put_text(buf, full);
     put_u32(buf, 4); /* type u32 */
     put_u32(buf, value);
+}
+
+enum { KEY_DIM = 8, KEY_HEADS = 1, VALUE_HEADS = 2, TAPS = 4, VALUES = VALUE_HEADS * KEY_DIM };
+
+/* A block of qwen35. */
+static void put_qwen35_block(writer *w, const tiny_model_options *o, int block) {
+    int head_dim = o->n_embd / o->n_heads, kv = o->n_kv_heads * head_dim, width = 2 * KEY_HEADS * KEY_DIM + VALUES;
+    const struct {
+        const char *name;
+        int rows, cols, kind; /* kind 0: of blocks with a state, 1: with attention, 2: of both */
+    } parts[] = {{"attn_norm.weight", 0, o->n_embd, 2},
+                 {"post_attention_norm.weight", 0, o->n_embd, 2},
+                 {"ffn_gate.weight", o->n_ff, o->n_embd, 2},
+                 {"ffn_up.weight", o->n_ff, o->n_embd, 2},
+                 {"ffn_down.weight", o->n_embd, o->n_ff, 2},
+                 {"attn_qkv.weight", width, o->n_embd, 0},
+                 {"attn_gate.weight", VALUES, o->n_embd, 0},
+                 {"ssm_alpha.weight", VALUE_HEADS, o->n_embd, 0},
+                 {"ssm_beta.weight", VALUE_HEADS, o->n_embd, 0},
+                 {"ssm_conv1d.weight", width, TAPS, 0},
+                 {"ssm_a", 0, VALUE_HEADS, 0},
+                 {"ssm_dt.bias", 0, VALUE_HEADS, 0},
+                 {"ssm_norm.weight", 0, KEY_DIM, 0},
+                 {"ssm_out.weight", o->n_embd, VALUES, 0},
+                 {"attn_q.weight", 2 * o->n_embd, o->n_embd, 1},
+                 {"attn_k.weight", kv, o->n_embd, 1},
+                 {"attn_v.weight", kv, o->n_embd, 1},
+                 {"attn_output.weight", o->n_embd, o->n_embd, 1},
+                 {"attn_q_norm.weight", 0, head_dim, 1},
+                 {"attn_k_norm.weight", 0, head_dim, 1}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%d.%s", block, parts[i].name);
+        if (parts[i].kind == 2 || parts[i].kind == block % 2) put_tensor(w, SN_F32, name, parts[i].rows, parts[i].cols);
+    }
 }
 
 static void put_tensors(writer *w, const tiny_model_options *o) {
@@ -141,7 +179,8 @@ static void put_tensors(writer *w, const tiny_model_options *o) {
         {"ffn_gate", o->n_ff, o->n_embd}, {"ffn_up", o->n_ff, o->n_embd},        {"ffn_down", o->n_embd, o->n_ff}};
     put_tensor(w, o->dtype, "token_embd.weight", o->n_vocab, o->n_embd);
     put_tensor(w, SN_F32, "output_norm.weight", 0, o->n_embd);
-    for (int b = 0; b < o->n_blocks; b++)
+    for (int b = 0; b < o->n_blocks && o->recurrent; b++) put_qwen35_block(w, o, b);
+    for (int b = 0; b < o->n_blocks && !o->recurrent; b++)
         for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
             char name[64];
             snprintf(name, sizeof name, "blk.%d.%s.weight", b, parts[i].name);
@@ -152,19 +191,26 @@ static void put_tensors(writer *w, const tiny_model_options *o) {
 static void put_metadata(sn_buf *buf, const tiny_model_options *o) {
     put_text(buf, "general.architecture");
     put_u32(buf, 8); /* type string */
-    put_text(buf, "llama");
-    put_number(buf, "llama.block_count", (uint32_t)o->n_blocks);
-    put_number(buf, "llama.context_length", (uint32_t)o->n_ctx);
-    put_number(buf, "llama.embedding_length", (uint32_t)o->n_embd);
-    put_number(buf, "llama.feed_forward_length", (uint32_t)o->n_ff);
-    put_number(buf, "llama.attention.head_count", (uint32_t)o->n_heads);
-    put_number(buf, "llama.attention.head_count_kv", (uint32_t)o->n_kv_heads);
+    put_text(buf, o->recurrent ? "qwen35" : "llama");
+    put_number(buf, o, "block_count", (uint32_t)o->n_blocks);
+    put_number(buf, o, "context_length", (uint32_t)o->n_ctx);
+    put_number(buf, o, "embedding_length", (uint32_t)o->n_embd);
+    put_number(buf, o, "feed_forward_length", (uint32_t)o->n_ff);
+    put_number(buf, o, "attention.head_count", (uint32_t)o->n_heads);
+    put_number(buf, o, "attention.head_count_kv", (uint32_t)o->n_kv_heads);
     float eps = 1e-5f;
-    put_text(buf, "llama.attention.layer_norm_rms_epsilon");
+    put_text(buf, o->recurrent ? "qwen35.attention.layer_norm_rms_epsilon" : "llama.attention.layer_norm_rms_epsilon");
     put_u32(buf, 6); /* type float32 */
     put_bytes(buf, &eps, sizeof eps);
+    if (!o->recurrent) return;
+    put_number(buf, o, "full_attention_interval", 2);
+    put_number(buf, o, "ssm.conv_kernel", TAPS);
+    put_number(buf, o, "ssm.state_size", KEY_DIM);
+    put_number(buf, o, "ssm.group_count", KEY_HEADS);
+    put_number(buf, o, "ssm.time_step_rank", VALUE_HEADS);
+    put_number(buf, o, "ssm.inner_size", VALUES);
 }
-enum { N_METADATA = 8 };
+enum { N_METADATA = 8, N_RECURRENT_METADATA = 6 };
 
 char *tiny_model_make(const tiny_model_options *options) {
     tiny_model_options o = *options;
@@ -185,7 +231,7 @@ char *tiny_model_make(const tiny_model_options *options) {
     put_bytes(&file, "GGUF", 4);
     put_u32(&file, 3);
     put_u64(&file, w.n_tensors);
-    put_u64(&file, N_METADATA);
+    put_u64(&file, N_METADATA + (o.recurrent ? N_RECURRENT_METADATA : 0));
     put_metadata(&file, &o);
     put_bytes(&file, w.head.data, w.head.len);
     static const char zeros[ALIGNMENT];

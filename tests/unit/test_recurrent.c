@@ -95,6 +95,18 @@ Test(recurrent, a_rewind_to_any_position_goes_on_with_the_same_bits) {
     end(&s);
 }
 
+Test(recurrent, a_snapshot_within_a_pass_belongs_to_the_page_that_ends_there) {
+    setup s = begin(16u << 20);
+    sn_kv_cache *kv = new_cache(&s);
+    expect_rows(&s, kv, 96, 96); /* ends with another page than the snapshot */
+    expect_rows(&s, kv, 112, 10);
+    sn_kv_cache_rewind(kv, 100);
+    cr_expect_eq(sn_kv_cache_state_position(kv), 64);
+    expect_rows(&s, kv, TOKENS, 50);
+    sn_kv_cache_free(&kv);
+    end(&s);
+}
+
 Test(recurrent, rejected_drafts_leave_nothing_behind) {
     setup s = begin(16u << 20);
     sn_kv_cache *kv = new_cache(&s);

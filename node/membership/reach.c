@@ -126,8 +126,9 @@ static void tell(const sn_reach *r, sn_reach_kind kind) {
     static const char *const how[] = {
         [SN_REACH_DIRECT] = "others reach this node directly",
         [SN_REACH_MAPPED] = "others reach this node through a port that the router has opened for it",
-        [SN_REACH_RELAYED] = "others reach this node through a relay, because no other way works: this is slower; for "
-                             "a direct way forward the TCP and UDP port of --listen in the router to this machine",
+        [SN_REACH_RELAYED] =
+            "others reach this node through a relay, because no other way works: this is slower; for "
+            "a direct way forward (IPv6: open) the TCP and UDP port of --listen in the router to this machine",
     };
     sn_log(SN_LOG_INFO, "reached by others", "how=%s address=%s text=%s", sn_reach_name(kind),
            sn_membership_address(r->setup.membership), how[kind]);
@@ -245,9 +246,10 @@ static int64_t relay_tick(sn_reach *r, int64_t now_us, int64_t unix_ms) {
     if (!r->unreached_us && !r->relay.on) r->unreached_us = now_us;
     if (r->unreached_us && now_us - r->unreached_us > SENTENCE_US && !r->told) {
         r->told = true;
-        sn_log(SN_LOG_WARN, "not reached by others", "address=%s text=%s", sn_membership_address(r->setup.membership),
-               "others cannot reach this node: no node dialled back, the router opened no port, and no node is a relay "
-               "with a free place; forward the TCP and UDP port of --listen in the router to this machine");
+        sn_log(
+            SN_LOG_WARN, "not reached by others", "address=%s text=%s", sn_membership_address(r->setup.membership),
+            "others cannot reach this node: no node dialled back, the router opened no port, and no node is a relay "
+            "with a free place; forward (IPv6: open) the TCP and UDP port of --listen in the router to this machine");
     }
     return !r->relay.peer ? r->search_us : r->relay.asked_us ? r->relay.asked_us + RELAY_ANSWER_US : r->relay.renew_us;
 }

@@ -62,6 +62,7 @@ static sn_status fetch(const char *name, bool ends, int first, int end, char pat
     sn_swarm_access swarm;
     sn_model *model = NULL;
     sn_status status = read_sources(&hub, &swarm, err);
+    if (name == sn_program_settings.draft.model) hub.manifest = NULL; /* it is that of --model */
     if (!status) status = sn_swarm_open_model(name, &swarm, &hub, path, &model, err);
     if (!status && ends) status = sn_model_need_ends(model, err);
     for (int block = first; !status && block < end && block < sn_model_hparams(model)->n_blocks; block++)

@@ -9,18 +9,29 @@
 
 enum { PATH_SIZE = 4096, TOKENIZER_JSON_MAX = 256 << 20, SIDE_FILE_MAX = 16 << 20 };
 
+static bool folder_has(const char *folder, const char *name) {
+    char path[PATH_SIZE];
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path && !access(path, F_OK);
+}
+
 /* Reads a file of the folder; a missing file that is not required leaves *out empty. */
 static sn_status read_folder_file(const char *folder, const char *name, size_t limit, bool required, sn_buf *out,
                                   sn_err *err) {
     char path[PATH_SIZE];
     if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
         return sn_fail(err, SN_REFUSED, "the path %.60s... is too long", folder);
-    if (!required && access(path, F_OK)) return SN_OK;
+    if (!required && !folder_has(folder, name)) return SN_OK;
     return sn_read_file(path, limit, out, err);
 }
 
 static sn_status open_folder(const char *path, sn_tokenizer **out, sn_err *err) {
     sn_tokenizer_files files = {0};
+    if (folder_has(path, "tiktoken.model") && !folder_has(path, "tokenizer.json"))
+        return sn_fail(
+            err, SN_REFUSED,
+            "%s has a tokenizer in tiktoken.model, which is not read: use a GGUF file of the model, or put a "
+            "tokenizer.json into the folder",
+            path);
     sn_status status = read_folder_file(path, "tokenizer.json", TOKENIZER_JSON_MAX, true, &files.tokenizer, err);
     if (!status)
         status = read_folder_file(path, "tokenizer_config.json", SIDE_FILE_MAX, false, &files.tokenizer_config, err);

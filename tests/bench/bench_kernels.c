@@ -60,21 +60,20 @@ static double time_linear(sn_device *d, const matrices *m, int n, const float *x
 }
 
 static void bench_linear(sn_device *d) {
-    static const sn_dtype types[] = {SN_Q4_1, SN_Q4_K, SN_MXFP4, SN_Q8_0, SN_Q5_0,
-                                     SN_Q5_1, SN_Q6_K, SN_BF16,  SN_F16,  SN_F32};
+    static const sn_dtype types[] = {SN_Q4_1, SN_Q4_K,    SN_MXFP4, SN_Q8_0, SN_Q5_0, SN_Q5_1,
+                                     SN_Q6_K, SN_F8_E4M3, SN_BF16,  SN_F16,  SN_F32};
     bool plain = strstr(sn_device_describe(d), ", c");
     int rows = plain ? 16 : 256;
     float *x = test_random_floats((size_t)rows * 576, 3), *y = malloc((size_t)rows * 1536 * sizeof *y);
-    printf("  %-6s %10s %10s %12s %12s %10s\n", "", "1 row GB/s", "GOP/s", "3 rows GOP/s", "4 rows GOP/s",
-           "many GOP/s");
+    printf("  %-7s %9s %10s %12s %12s %10s\n", "", "1 row GB/s", "GOP/s", "3 rows GOP/s", "4 rows GOP/s", "many GOP/s");
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         sn_dtype dtype = types[t];
-        size_t cols = sn_dtype_block(dtype) == 256 ? 512 : 576;
+        size_t cols = sn_dtype_block(dtype) > 32 ? 512 : 576;
         matrices m = make_matrices(d, dtype, 1536, cols, 30 << 20), few = m;
         few.n = m.n < 4 ? m.n : 4;
         double ops = 2e-9 * 1536 * (double)cols, one = time_linear(d, plain ? &few : &m, 1, x, y);
         double n_one = plain ? few.n : m.n;
-        printf("  %-6s %10.1f %10.1f %12.1f %12.1f %10.1f\n", sn_dtype_name(dtype),
+        printf("  %-7s %9.1f %10.1f %12.1f %12.1f %10.1f\n", sn_dtype_name(dtype),
                (double)m.bytes * 1e-9 / m.n * n_one / one, ops * n_one / one,
                ops * few.n * 3 / time_linear(d, &few, 3, x, y), ops * few.n * 4 / time_linear(d, &few, 4, x, y),
                ops * few.n * rows / time_linear(d, &few, rows, x, y));

@@ -87,8 +87,40 @@ static sn_status translate_group(translator *t) {
     return pattern_refuse(t, "a group");
 }
 
+/* [A&&[^B]]: finds && and the end of B. */
+static bool find_intersection(const translator *t, size_t *and, size_t *end) {
+    const char *text = t->text;
+    size_t i = t->at + 1;
+    while (i < t->len && !strchr("[]&^", text[i])) i += text[i] == '\\' ? 2 : 1;
+    if (i + 4 >= t->len || memcmp(text + i, "&&[^", 4)) return false;
+    *and = i;
+    for (i += 4; i < t->len && text[i] && !strchr("[]", text[i]);) i += text[i] == '\\' ? 2 : 1;
+    *end = i;
+    return i + 1 < t->len && i > *and + 4 && !memcmp(text + i, "]]", 2);
+}
+
+static sn_status translate_members(const translator *t, size_t from, size_t end) {
+    translator members = *t;
+    sn_status status = SN_OK;
+    members.at = from, members.len = end, members.class_depth = 1;
+    while (!status && members.at < end)
+        status = members.text[members.at] == '\\' ? translate_escape(&members) : translate_in_class(&members);
+    return status;
+}
+
+/* What is in A and not in B, which PCRE2 says by looking ahead. */
+static sn_status translate_intersection(translator *t, size_t and, size_t end) {
+    sn_status status = pattern_put(t, "(?:(?![", 7);
+    if (!status) status = translate_members(t, and+4, end);
+    if (!status) status = pattern_put(t, "])[", 3);
+    if (!status) status = translate_members(t, t->at + 1, and);
+    t->at = end + 2;
+    return status ? status : pattern_put(t, "])", 2);
+}
+
 static sn_status translate_outside_class(translator *t) {
     char c = t->text[t->at];
+    size_t and, end;
     if (c == '(') return translate_group(t);
     if (c == '$') { /* of Oniguruma: the end of a line, which ends before a line feed only */
         t->at++;
@@ -101,6 +133,7 @@ static sn_status translate_outside_class(translator *t) {
     if (c != '[') return pattern_keep(t, 1);
     if (pattern_follows(t, "[:") || pattern_follows(t, "[]") || pattern_follows(t, "[^]"))
         return pattern_refuse(t, "a class");
+    if (find_intersection(t, &and, &end)) return translate_intersection(t, and, end);
     t->class_depth = 1;
     return pattern_keep(t, pattern_follows(t, "[^") ? 2 : 1);
 }

@@ -2,7 +2,7 @@
  * splits the pieces of the step before at the matches of a pattern.
  *
  * Patterns come from model files and were written for Oniguruma; PCRE2 runs them here. What the two engines read
- * differently is translated (\s, nested character classes) or refused (pattern.h).
+ * differently is translated (\s, $, nested character classes, [A&&[^B]]) or refused (pattern.h).
  *
  * Two types: sn_pretokenizer, built by one thread and then immutable, and sn_splitter, the scratch memory of one thread
  * that splits with it. */

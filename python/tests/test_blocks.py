@@ -119,6 +119,12 @@ def test_a_call_holds_its_result_and_no_copy(tiny_here):
         assert allocated(step)[0] < x.nbytes + of_call
 
 
+def test_512_rows_of_a_real_block_are_not_copied(real):
+    x = np.random.default_rng(5).standard_normal((512, 576), np.float32)
+    blocks = swarmnode.RemoteBlocks(real, 0, 1)
+    assert allocated(lambda: blocks(x))[0] < x.nbytes + (16 << 10)
+
+
 def test_values_of_lora_are_set_and_read(tiny):
     blocks = swarmnode.RemoteBlocks(tiny, 1, 3, method="lora", rank=2, targets="q,o")
     assert blocks.n_values == 2 * 2 * 2 * (64 + 64)

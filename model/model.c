@@ -66,7 +66,7 @@ static int compare_entries(const void *a, const void *b) {
     return strcmp(((const entry *)a)->name, ((const entry *)b)->name);
 }
 
-static void set_single_group(sn_model_tensor *t) { t->group_rows = t->group_stride = t->rows == 1 ? t->cols : t->rows; }
+static void set_single_group(sn_model_tensor *t) { t->group_rows = t->group_stride = sn_tensor_view_units(t); }
 
 static sn_status list_gguf(sn_model *m, sn_err *err) {
     m->n_entries = sn_gguf_n_tensors(m->gguf);
@@ -252,6 +252,7 @@ static sn_status join_f8(const sn_model *m, entry **e, sn_err *err) {
     t->scales = s->data;
     t->scales_short = s->dtype == SN_BF16;
     t->bytes = t->rows * (t->cols / BLOCK) * sn_dtype_bytes(SN_F8_E4M3);
+    set_single_group(t);
     return SN_OK;
 }
 

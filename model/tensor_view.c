@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows, of a vector elements. */
-static size_t units_of(const sn_model_tensor *t) { return t->rows == 1 ? t->cols : t->rows; }
+size_t sn_tensor_view_units(const sn_model_tensor *t) { return t->rows == 1 && !t->scales ? t->cols : t->rows; }
 
 enum {
     BLOCK = 32,
@@ -21,7 +20,7 @@ enum {
 
 /* Bytes of a unit in the file. */
 static size_t unit_in_file(const sn_model_tensor *t) {
-    return !t->scales ? t->bytes / units_of(t) : t->dtype == SN_F8_E4M3 ? t->cols : t->cols / 2;
+    return !t->scales ? t->bytes / sn_tensor_view_units(t) : t->dtype == SN_F8_E4M3 ? t->cols : t->cols / 2;
 }
 
 /* Q (place 0), K (1) or V (2) of a fused tensor. */
@@ -140,7 +139,7 @@ static void narrow_transposed(const sn_tensor_view *view, sn_role role, size_t o
 void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own, sn_model_tensor *t) {
     if (view->col_step) narrow_transposed(view, role, own, t);
     if (view->col_step || view->whole == own) return;
-    size_t unit = t->bytes / units_of(t);
+    size_t unit = t->bytes / sn_tensor_view_units(t);
     t->data = (const char *)t->data + view->first * unit_in_file(t);
     if (t->scales) t->first_row += view->first;
     *(t->rows == 1 ? &t->cols : &t->rows) = own;
@@ -152,7 +151,7 @@ void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own,
 }
 
 size_t sn_model_n_runs(const sn_model_tensor *t) {
-    return !t->data ? 0 : t->col_step ? t->cols : units_of(t) / t->group_rows;
+    return !t->data ? 0 : t->col_step ? t->cols : sn_tensor_view_units(t) / t->group_rows;
 }
 
 const void *sn_model_run(const sn_model_tensor *t, size_t i, size_t *bytes) {

@@ -47,7 +47,7 @@ const made_shape made_small = {.embd = 256,
                                .blocks = 3,
                                .dense = 1};
 
-typedef enum content { NORM, SMALL, MATRIX, SCALES } content; /* SMALL: never in FP8 */
+typedef enum content { NORM, SMALL, MATRIX, SCALES } content; /* SMALL: not in FP8 */
 
 enum { NAME = 96, BLOCK = 128, TENSORS_MAX = 16384 };
 
@@ -100,6 +100,7 @@ static void list_feed_forward(writer *w, int b, const char *of, size_t ff) {
 static void list_block(writer *w, int b) {
     const made_shape *s = w->shape;
     size_t embd = (size_t)s->embd, heads = (size_t)s->heads, q = (size_t)s->q_rank, latent = (size_t)s->latent;
+    const content router = s->whole ? MATRIX : SMALL;
     size_t nope = (size_t)s->nope, rope = (size_t)s->rope, value = (size_t)s->value, experts = (size_t)s->experts;
     add(w, NORM, 1, embd, "model.layers.%d.input_layernorm.weight", b);
     add(w, NORM, 1, embd, "model.layers.%d.post_attention_layernorm.weight", b);
@@ -114,7 +115,6 @@ static void list_block(writer *w, int b) {
         list_feed_forward(w, b, "", (size_t)s->ff_dense);
         return;
     }
-    add(w, SMALL, experts, embd, "model.layers.%d.mlp.gate.weight", b);
     add(w, SMALL, 1, experts, "model.layers.%d.mlp.gate.e_score_correction_bias", b);
     list_feed_forward(w, b, ".shared_experts", (size_t)s->ff);
     for (int e = 0; e < s->experts; e++) {
@@ -122,6 +122,7 @@ static void list_block(writer *w, int b) {
         snprintf(of, sizeof of, ".experts.%d", e);
         list_feed_forward(w, b, of, (size_t)s->ff);
     }
+    add(w, router, experts, embd, "model.layers.%d.mlp.gate.weight", b);
 }
 
 /* -- contents */
@@ -246,16 +247,17 @@ void made_model_write(const char *folder, const made_shape *shape, made_form for
     char *header = NULL;
     size_t len = 0, at = 0, embd = (size_t)shape->embd, vocab = (size_t)shape->vocab;
     if (!w.tensors) stop("a list of tensors");
-    add(&w, SMALL, vocab, embd, "model.embed_tokens.weight");
+    const content ends = shape->whole ? MATRIX : SMALL;
+    add(&w, ends, vocab, embd, "model.embed_tokens.weight");
     add(&w, NORM, 1, embd, "model.norm.weight");
-    add(&w, SMALL, vocab, embd, "lm_head.weight");
+    add(&w, ends, vocab, embd, "lm_head.weight");
     for (int b = 0; b < shape->blocks; b++) list_block(&w, b);
     FILE *text = open_memstream(&header, &len);
     if (!text) stop("a header");
     for (size_t i = 0; i < w.n; i++) {
         const tensor *t = &w.tensors[i];
         size_t bytes = t->rows * t->cols * element_of(&w, t);
-        bool vector = t->kind != SCALES && t->rows == 1;
+        bool vector = (t->kind == NORM || t->kind == SMALL) && t->rows == 1;
         fprintf(text, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "{", t->name, type_of(&w, t));
         if (!vector) fprintf(text, "%zu,", t->rows);
         fprintf(text, "%zu],\"data_offsets\":[%zu,%zu]}", t->cols, at, at + bytes);

@@ -10,12 +10,15 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
 
-static char *made(made_form form) {
+static char *made_of(const made_shape *shape, made_form form) {
     char *folder = temp_folder();
-    made_model_write(folder, &made_small, form);
+    made_model_write(folder, shape, form);
     return folder;
 }
+
+static char *made(made_form form) { return made_of(&made_small, form); }
 
 static sn_model *open_model(const char *folder) {
     sn_model *m = NULL;
@@ -102,12 +105,11 @@ Test(fp8, scales_of_another_shape_or_type_are_refused) {
 }
 
 Test(fp8, rows_that_no_scale_divides_are_refused) {
-    char *folder = temp_folder();
     made_shape shape = made_small;
     sn_model *m = NULL;
     sn_err why = {0};
     shape.ff = 96;
-    made_model_write(folder, &shape, MADE_FP8);
+    char *folder = made_of(&shape, MADE_FP8);
     cr_assert_eq(sn_model_open(folder, &m, &why), SN_REFUSED);
     cr_assert(strstr(why.text, "rows of a multiple of 128"), "%s", why.text);
     temp_folder_remove(&folder);
@@ -205,5 +207,33 @@ Test(fp8, a_block_that_is_fetched_comes_with_all_its_scales) {
     }
     cr_assert_eq(n_scales, 5 + 3 + 3 * made_small.experts);
     sn_model_close(&m);
+    temp_folder_remove(&folder);
+}
+
+/* The router of one expert is such a matrix, and stands last in the file. */
+Test(fp8, a_matrix_of_one_row_is_read_within_the_file) {
+    static wanted w;
+    made_shape shape = made_small;
+    shape.whole = true;
+    shape.experts = shape.used = shape.groups = shape.groups_used = 1;
+    char *folder = made_of(&shape, MADE_FP8), *path = temp_path(folder, "model.safetensors");
+    sn_model *m = open_model(folder);
+    sn_model_tensor t;
+    struct stat file;
+    size_t bytes;
+    sn_hash hash, again;
+    REQUIRE(sn_model_find(m, SN_ROLE_ROUTER, 2, &t, &err));
+    cr_assert(t.dtype == SN_F8_E4M3 && t.rows == 1 && sn_model_n_runs(&t) == 1 && !stat(path, &file));
+    cr_assert_eq(sn_model_run(&t, 0, &bytes), t.data);
+    cr_assert_eq(bytes, (size_t)shape.embd);
+    cr_assert_eq(sn_model_run_scales(&t, 0, &bytes), t.scales);
+    cr_assert_eq(bytes, (size_t)shape.embd / 128 * sizeof(float));
+    sn_model_set_source(m, &(sn_model_source){.context = &w, .want = want, .fetch = fetch});
+    REQUIRE(sn_model_block_hash(m, 2, &hash, &err));
+    for (size_t i = 0; i < w.n; i++) cr_assert_leq(w.end[i], (uint64_t)file.st_size);
+    REQUIRE(sn_model_block_hash(m, 2, &again, &err)); /* the first one released the pages */
+    cr_assert_arr_eq(hash.bytes, again.bytes, SN_HASH_SIZE);
+    sn_model_close(&m);
+    free(path);
     temp_folder_remove(&folder);
 }

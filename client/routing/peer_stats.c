@@ -82,8 +82,7 @@ static uint64_t hash_of(const char *address) {
     return first;
 }
 
-int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], const char *address,
-                                   int64_t now_us) {
+int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us) {
     sn_peer_stat *peer = peer_stats_get(peer_stats, node, now_us);
     peer_decay_failures(peer, now_us);
     int64_t ban_us = SN_BAN_US;
@@ -93,8 +92,7 @@ int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node
     peer->good_steps = 0;
     peer->failed_us = now_us;
     peer->banned_until_us = now_us + ban_us;
-    peer->went_offline = false;
-    peer->banned_at = hash_of(address);
+    peer->looked_up = false;
     return ban_us;
 }
 
@@ -108,11 +106,10 @@ void sn_peer_stats_note_online(sn_peer_stats *peer_stats, const sn_directory *di
         sn_peer_stat *peer = &peer_stats->peers[i];
         if (!peer->banned_until_us) continue;
         const sn_announcement *a = sn_directory_find(directory, peer->node);
-        bool online = a && a->state == SN_NODE_ONLINE;
-        if (online && hash_of(a->address) != peer->banned_at) peer->went_offline = true; /* from where it was */
-        if (!online)
-            peer->went_offline = true;
-        else if (peer->went_offline)
-            peer->banned_until_us = 0;
+        uint64_t address = a && a->state == SN_NODE_ONLINE ? hash_of(a->address) : 0;
+        bool returned = peer->looked_up && address && address != peer->address;
+        if (returned && peer->failures <= 1) peer->banned_until_us = 0;
+        peer->looked_up = true;
+        peer->address = address;
     }
 }

@@ -27,9 +27,9 @@ typedef struct sn_peer_stat {
     int64_t block_ns; /* for computing one token through one block */
     int failures;     /* not forgotten yet */
     int64_t banned_until_us, failed_us;
-    int good_steps;     /* since the newest failure, less those that made a failure forgotten */
-    bool went_offline;  /* it was not online at some time after it was banned */
-    uint64_t banned_at; /* the address at which it failed, as a hash */
+    int good_steps;   /* since the newest failure, less those that made a failure forgotten */
+    bool looked_up;   /* the directory was read since the newest failure; it said: */
+    uint64_t address; /* where the node is, as a hash; 0: it is not online */
 } sn_peer_stat;
 
 typedef struct sn_peer_stats sn_peer_stats;
@@ -43,15 +43,13 @@ void sn_peer_stats_note_rtt(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY
 /* A step of `tokens` rows through `blocks` blocks that the node has answered correctly. */
 void sn_peer_stats_note_step(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int blocks, int tokens,
                              int64_t queue_us, int64_t compute_us, int64_t now_us);
-/* The node failed at this address: it is banned for a time that grows with its failures. Returns that time in
- * microseconds. */
-int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], const char *address,
-                                   int64_t now_us);
+/* The node failed: it is banned for a time that grows with its failures. Returns that time in microseconds. */
+int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
 /* For how much longer the node is banned; 0: it is not. */
 int64_t sn_peer_stats_ban_left_us(const sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
-/* Reads from the directory which nodes are online, and where. The ban of a node that went offline and came back with
- * its identity, or that announces another address than the one at which it failed, ends at once; its failures still
- * count for the next ban. */
+/* Reads from the directory which nodes are online, and where. The ban for a first failure ends at once when the node
+ * goes offline and comes back with its identity, or announces another address than the one that was read first after
+ * the failure; a node that failed again could do so without end, and stays banned for its time. */
 void sn_peer_stats_note_online(sn_peer_stats *peer_stats, const sn_directory *directory);
 
 #endif

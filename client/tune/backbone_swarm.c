@@ -179,7 +179,7 @@ static sn_status swarm_node_failed(swarm_backbone *s, const hop *h, const sn_err
     char address[SN_ADDRESS_MAX + 1];
     memcpy(address, h->address, sizeof address);
     sn_log(SN_LOG_WARN, "node failed", "node=%s blocks=%d:%d text=%s", address, h->first, h->end, cause.text);
-    sn_peer_stats_note_failure(s->peer_stats, h->node, h->address, sn_now_us());
+    sn_peer_stats_note_failure(s->peer_stats, h->node, sn_now_us());
     for (size_t i = 0; i < s->n_traversals; i++)
         if (!s->traversals[i].done) traversal_reset(&s->traversals[i]);
     if (s->retries-- <= 0) return sn_fail(err, SN_RETRY, "%s: %s (too many nodes failed)", address, cause.text);

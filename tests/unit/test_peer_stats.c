@@ -6,7 +6,7 @@
 
 static const uint8_t a[SN_KEY_SIZE] = {1}, b[SN_KEY_SIZE] = {2};
 static const int64_t SECOND = 1000000;
-static const char *address = "127.0.0.1:7000";
+static const char HERE[] = "127.0.0.1:7000", THERE[] = "127.0.0.1:7001";
 
 static sn_peer_stats *peer_stats_new(void) {
     sn_peer_stats *peer_stats;
@@ -18,7 +18,7 @@ Test(peer_stats, ban_time_doubles_up_to_a_limit) {
     sn_peer_stats *peer_stats = peer_stats_new();
     int64_t now = SECOND, last = 0, want = SN_BAN_US;
     for (int i = 0; i < 12; i++) {
-        int64_t ban = sn_peer_stats_note_failure(peer_stats, a, address, now);
+        int64_t ban = sn_peer_stats_note_failure(peer_stats, a, now);
         cr_expect_eq(ban, want, "failure %d: %lld", i, (long long)ban);
         cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, a, now), ban);
         cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, a, now + ban - 1), 1);
@@ -35,15 +35,15 @@ Test(peer_stats, ban_time_doubles_up_to_a_limit) {
 
 Test(peer_stats, good_steps_and_time_clear_a_failure) {
     sn_peer_stats *peer_stats = peer_stats_new();
-    sn_peer_stats_note_failure(peer_stats, a, address, 0);
-    sn_peer_stats_note_failure(peer_stats, a, address, 0);
+    sn_peer_stats_note_failure(peer_stats, a, 0);
+    sn_peer_stats_note_failure(peer_stats, a, 0);
     for (int i = 0; i < SN_FAILURE_DECAY_STEPS - 1; i++) sn_peer_stats_note_step(peer_stats, a, 4, 1, 10, 400, SECOND);
     cr_expect_eq(sn_peer_stats_find(peer_stats, a)->failures, 2);
     sn_peer_stats_note_step(peer_stats, a, 4, 1, 10, 400, SECOND);
     cr_expect_eq(sn_peer_stats_find(peer_stats, a)->failures, 1);
-    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, a, address, 2 * SECOND), 2 * SN_BAN_US);
+    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, a, 2 * SECOND), 2 * SN_BAN_US);
     /* Two failures are left; every five minutes without a failure remove one. */
-    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, a, address, 2 * SECOND + 2 * SN_FAILURE_DECAY_US), SN_BAN_US);
+    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, a, 2 * SECOND + 2 * SN_FAILURE_DECAY_US), SN_BAN_US);
     sn_peer_stats_free(&peer_stats);
 }
 
@@ -65,53 +65,85 @@ Test(peer_stats, means_follow_new_measurements) {
     sn_peer_stats_free(&peer_stats);
 }
 
-static void announce_state(sn_directory *directory, const sn_identity *identity, sn_node_state state,
-                           uint64_t sequence) {
+typedef struct fixture {
+    sn_peer_stats *peer_stats;
+    sn_directory *directory;
+    sn_identity identity;
+    uint64_t sequence;
+} fixture;
+
+/* The client reads what the node announces now. */
+static void announce(fixture *f, sn_node_state state, const char *address) {
     sn_announcement *x = calloc(1, sizeof *x);
     sn_buf sealed;
-    memcpy(x->node, identity->id, SN_KEY_SIZE);
-    memcpy(x->curve_key, identity->curve_key, SN_KEY_SIZE);
+    memcpy(x->node, f->identity.id, SN_KEY_SIZE);
+    memcpy(x->curve_key, f->identity.curve_key, SN_KEY_SIZE);
     snprintf(x->address, sizeof x->address, "%s", address);
     x->protocol = SN_PROTOCOL_VERSION;
-    x->sequence = sequence;
+    x->sequence = ++f->sequence;
     x->expires_unix_ms = 60000;
     x->state = state;
     x->end_block = x->n_blocks = 1;
     sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);
-    REQUIRE(sn_announcement_seal(x, identity, &sealed, &err));
-    REQUIRE(sn_directory_add(directory, sealed.data, sealed.len, 1000, &err));
+    REQUIRE(sn_announcement_seal(x, &f->identity, &sealed, &err));
+    REQUIRE(sn_directory_add(f->directory, sealed.data, sealed.len, 1000, &err));
+    sn_peer_stats_note_online(f->peer_stats, f->directory);
     sn_buf_fini(&sealed);
     free(x);
 }
 
+static bool is_banned(const fixture *f) {
+    return sn_peer_stats_ban_left_us(f->peer_stats, f->identity.id, 2 * SECOND) > 0;
+}
+
+/* A node that is online at HERE. */
+static fixture begin(void) {
+    fixture f = {.peer_stats = peer_stats_new()};
+    REQUIRE(sn_directory_new(&f.directory, &err));
+    REQUIRE(sn_identity_new(&f.identity, &err));
+    announce(&f, SN_NODE_ONLINE, HERE);
+    return f;
+}
+
+static void end(fixture *f) {
+    sn_directory_free(&f->directory);
+    sn_peer_stats_free(&f->peer_stats);
+}
+
 Test(peer_stats, a_node_that_returns_is_no_longer_banned) {
-    sn_peer_stats *peer_stats = peer_stats_new();
-    sn_directory *directory;
-    sn_identity identity;
-    REQUIRE(sn_directory_new(&directory, &err));
-    REQUIRE(sn_identity_new(&identity, &err));
-    announce_state(directory, &identity, SN_NODE_ONLINE, 1);
-    sn_peer_stats_note_failure(peer_stats, identity.id, address, SECOND);
-    sn_peer_stats_note_online(peer_stats, directory);
-    cr_expect(sn_peer_stats_ban_left_us(peer_stats, identity.id, 2 * SECOND),
-              "the ban ends although the node did not leave");
-    announce_state(directory, &identity, SN_NODE_OFFLINE, 2);
-    sn_peer_stats_note_online(peer_stats, directory);
-    cr_expect(sn_peer_stats_ban_left_us(peer_stats, identity.id, 2 * SECOND),
-              "the ban ends although the node is not back");
-    announce_state(directory, &identity, SN_NODE_ONLINE, 3);
-    sn_peer_stats_note_online(peer_stats, directory);
-    cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, identity.id, 2 * SECOND), 0);
-    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, identity.id, address, 3 * SECOND), 2 * SN_BAN_US,
+    fixture f = begin();
+    sn_peer_stats_note_failure(f.peer_stats, f.identity.id, SECOND);
+    announce(&f, SN_NODE_ONLINE, HERE);
+    cr_expect(is_banned(&f), "the ban ends although the node did not leave");
+    announce(&f, SN_NODE_OFFLINE, HERE);
+    cr_expect(is_banned(&f), "the ban ends although the node is not back");
+    announce(&f, SN_NODE_ONLINE, HERE);
+    cr_expect_not(is_banned(&f));
+    cr_expect_eq(sn_peer_stats_note_failure(f.peer_stats, f.identity.id, SECOND), 2 * SN_BAN_US,
                  "its failure is forgotten");
-    sn_peer_stats_note_online(peer_stats, directory);
-    cr_expect(sn_peer_stats_ban_left_us(peer_stats, identity.id, 4 * SECOND));
-    address = "127.0.0.1:7001";
-    announce_state(directory, &identity, SN_NODE_ONLINE, 4);
-    sn_peer_stats_note_online(peer_stats, directory);
-    cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, identity.id, 4 * SECOND), 0, "it has another address now");
-    sn_directory_free(&directory);
-    sn_peer_stats_free(&peer_stats);
+    end(&f);
+}
+
+Test(peer_stats, a_node_that_moves_after_its_failure_is_no_longer_banned) {
+    fixture f = begin();
+    sn_peer_stats_note_failure(f.peer_stats, f.identity.id, SECOND);
+    announce(&f, SN_NODE_ONLINE, THERE);
+    cr_expect(is_banned(&f), "the ban ends for an address that was announced when the node failed");
+    announce(&f, SN_NODE_ONLINE, HERE);
+    cr_expect_not(is_banned(&f));
+    end(&f);
+}
+
+Test(peer_stats, a_node_that_moves_and_leaves_again_and_again_stays_banned) {
+    fixture f = begin();
+    for (int i = 0; i < 2; i++) sn_peer_stats_note_failure(f.peer_stats, f.identity.id, SECOND);
+    for (int i = 0; i < 4; i++) {
+        announce(&f, SN_NODE_ONLINE, i % 2 ? HERE : THERE);
+        announce(&f, SN_NODE_OFFLINE, HERE);
+    }
+    announce(&f, SN_NODE_ONLINE, HERE);
+    cr_expect(is_banned(&f));
+    end(&f);
 }
 
 Test(peer_stats, bounds_the_number_of_peers) {

@@ -291,6 +291,10 @@ static sn_status step_enqueue(const sn_protocol *protocol, sn_session *session, 
     return SN_OK;
 }
 
+static bool step_has_rows(const sn_msg *msg, uint64_t position, uint64_t n) {
+    return msg->step.position == position && msg->tensor.rank == 2 && msg->tensor.shape[0] == n;
+}
+
 void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us) {
     sn_err err;
     sn_session *session = NULL;
@@ -305,14 +309,19 @@ void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us)
         return;
     }
     bool repeated = msg->step.step == session->last_reply.step && session->last_reply.output &&
-                    msg->step.position == (uint64_t)session->last_reply.position && msg->tensor.rank == 2 &&
-                    msg->tensor.shape[0] == (uint64_t)session->last_reply.n_tokens;
+                    step_has_rows(msg, (uint64_t)session->last_reply.position, (uint64_t)session->last_reply.n_tokens);
     sn_msg *before =
         session->pending.job && session->pending.job->kind == SN_JOB_STEP ? session->pending.request_msg : NULL;
     for (size_t i = 0; before && before->step.step < msg->step.step && i < session->pending.n_queued; i++)
         before = session->pending.queue[i].msg;
     if (before && before->step.step == msg->step.step) { /* repeated while it is in progress: it gets one reply */
-        before->correlation_id = msg->correlation_id;
+        if (step_has_rows(msg, before->step.position, before->tensor.shape[0])) {
+            before->correlation_id = msg->correlation_id;
+            return;
+        }
+        sn_fail(&err, SN_REBUILD, "step %llu is in progress with other rows: open a new session and replay",
+                (unsigned long long)msg->step.step);
+        sn_protocol_refuse(protocol, session->owner_peer, msg, &err);
         return;
     }
     if (repeated && !session->pending.job) {

@@ -217,6 +217,29 @@ Test(node_protocol, pipelined_steps_are_answered_in_order) {
     protocol_fixture_end(&b);
 }
 
+/* A client that sends a long step in parts and lost the connection begins with the first part again. */
+Test(node_protocol, other_rows_under_the_number_of_a_step_in_progress_are_not_answered_with_its_rows) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 10), T0), 0, 10));
+    uint64_t second = send_step(&b, &p, 2, 10, 10, true), third = send_step(&b, &p, 3, 20, 10, false);
+    send_step(&b, &p, 2, 0, 10, true);
+    cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_REBUILD, "in progress with other rows"));
+    send_step(&b, &p, 3, 20, 9, false);
+    cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_REBUILD, "in progress with other rows"));
+    protocol_fixture_run_jobs(&b, T0);
+    for (int i = 0; i < 2; i++) {
+        sn_msg *answer = node_client_receive(&b.client, 0, 100);
+        cr_assert(answer);
+        cr_expect_eq(answer->correlation_id, i ? third : second);
+        cr_expect(node_session_reply_ok(&p, answer, 10 + 10 * i, 10));
+    }
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
 Test(node_protocol, steps_after_a_failed_one_fail_too) {
     protocol_fixture b;
     node_session p;

@@ -22,9 +22,19 @@ static verdict compare_block(const sn_span_info *span, int block, const uint8_t 
     return OTHER;
 }
 
+/* Whether this node with other weights is to be named; notes it. */
+static bool is_new(sn_weights_watch *watch, const uint8_t node[SN_KEY_SIZE]) {
+    uint64_t digits;
+    memcpy(&digits, node, sizeof digits);
+    for (size_t i = 0; i < watch->n_named; i++)
+        if (watch->named[i] == digits) return false;
+    if (watch->n_named == SN_WEIGHTS_WATCH_NAMED) return false;
+    watch->named[watch->n_named++] = digits;
+    return true;
+}
+
 static void look_at(sn_weights_watch *watch, const sn_announcement *a, const sn_span_info *span) {
     char id[2 * SN_KEY_SIZE + 1];
-    uint64_t digits;
     for (int b = span->first; b < span->end; b++) {
         if (b < (int)a->first_block || b >= (int)a->end_block) continue;
         verdict found = compare_block(span, b, a->block_hash[b - (int)a->first_block]);
@@ -33,12 +43,11 @@ static void look_at(sn_weights_watch *watch, const sn_announcement *a, const sn_
             sn_log(SN_LOG_INFO, "weights confirmed", "node=%s block=%d text=another node announces the same weights",
                    sn_hex(a->node, SN_KEY_SIZE, id), b);
         }
-        memcpy(&digits, a->node, sizeof digits);
-        if (found != OTHER || watch->named == digits) continue;
-        watch->named = digits;
-        sn_log(SN_LOG_WARN, "weights differ", "node=%s name=%s block=%d text=%s", sn_hex(a->node, SN_KEY_SIZE, id),
-               a->name, b,
-               "one of the two nodes has other weights than this model's: compare both with a manifest (--manifest)");
+        if (found != OTHER || !is_new(watch, a->node)) continue;
+        sn_log_rated(
+            SN_LOG_WARN, "weights differ", "node=%s name=%s block=%d text=%s", sn_hex(a->node, SN_KEY_SIZE, id),
+            a->name, b,
+            "one of the two nodes has other weights than this model's: compare both with a manifest (--manifest)");
         return;
     }
 }

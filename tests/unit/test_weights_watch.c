@@ -70,7 +70,7 @@ Test(weights_watch, equal_blocks_of_another_node_confirm_ours_whatever_its_kv_ca
         fixture f = begin();
         announce(&f, 2, (sn_kv_dtype)dtype, false, true);
         look(&f);
-        cr_expect(f.watch.confirmed && !f.watch.named);
+        cr_expect(f.watch.confirmed && !f.watch.n_named);
         sn_directory_free(&f.directory);
     }
 }
@@ -79,7 +79,18 @@ Test(weights_watch, a_node_with_other_weights_is_named) {
     fixture f = begin();
     announce(&f, 5, SN_KV_F32, true, true);
     look(&f);
-    cr_expect(f.watch.named && !f.watch.confirmed);
+    cr_expect(f.watch.n_named == 1 && !f.watch.confirmed);
+    sn_directory_free(&f.directory);
+}
+
+Test(weights_watch, each_node_with_other_weights_is_named_once) {
+    fixture f = begin();
+    for (int i = 0; i < 2; i++) announce(&f, 5, SN_KV_F32, true, true);
+    for (int i = 0; i < 3; i++) look(&f);
+    cr_expect_eq(f.watch.n_named, 2);
+    for (int i = 0; i < SN_WEIGHTS_WATCH_NAMED; i++) announce(&f, 5, SN_KV_F32, true, true);
+    for (int i = 0; i < 2; i++) look(&f);
+    cr_expect_eq(f.watch.n_named, SN_WEIGHTS_WATCH_NAMED, "there is a limit");
     sn_directory_free(&f.directory);
 }
 
@@ -91,6 +102,6 @@ Test(weights_watch, strangers_and_other_models_count_for_nothing) {
     announce(&f, 2, SN_KV_F32, true, true);
     sn_random(&f.model, sizeof f.model);
     look(&f);
-    cr_expect(!f.watch.named && !f.watch.confirmed);
+    cr_expect(!f.watch.n_named && !f.watch.confirmed);
     sn_directory_free(&f.directory);
 }

@@ -68,7 +68,12 @@ struct sn_lm_head {
 static sn_status matrix_upload(void *tensor, sn_device *device, void *memory, sn_err *err) {
     const sn_model_tensor *t = tensor;
     sn_weight weight;
-    return sn_weight_upload(device, t->dtype, t->rows, t->cols, t->data, memory, &weight, err);
+    const void *rows;
+    void *copy;
+    sn_status status = sn_model_contiguous(t, &rows, &copy, err);
+    if (!status) status = sn_weight_upload(device, t->dtype, t->rows, t->cols, rows, memory, &weight, err);
+    free(copy);
+    return status;
 }
 
 static sn_status lm_head_load_matrix(sn_lm_head *head, const sn_model *model, sn_role role, sn_tie *tie, sn_weight *out,

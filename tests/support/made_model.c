@@ -237,8 +237,9 @@ static void write_config(const char *folder, const made_shape *s, made_form form
             "\"rope_scaling\":{\"beta_fast\":32,\"beta_slow\":1,\"factor\":40,\"mscale\":1.0,\"mscale_all_dim\":1.0,"
             "\"original_max_position_embeddings\":4096,\"type\":\"yarn\"},\"rope_theta\":10000,\"hidden_act\":\"silu\","
             "\"attention_bias\":false,\"moe_layer_freq\":1,\"norm_topk_prob\":true,\"rms_norm_eps\":1e-06,"
-            "\"routed_scaling_factor\":2.5,\"scoring_func\":\"sigmoid\",\"tie_word_embeddings\":false,"
-            "\"topk_method\":\"noaux_tc\"}\n");
+            "\"routed_scaling_factor\":2.5,\"scoring_func\":\"sigmoid\",\"tie_word_embeddings\":%s,"
+            "\"topk_method\":\"noaux_tc\"}\n",
+            s->tied ? "true" : "false");
     if (fclose(file)) stop("config.json");
 }
 
@@ -250,7 +251,7 @@ void made_model_write(const char *folder, const made_shape *shape, made_form for
     const content ends = shape->whole ? MATRIX : SMALL;
     add(&w, ends, vocab, embd, "model.embed_tokens.weight");
     add(&w, NORM, 1, embd, "model.norm.weight");
-    add(&w, ends, vocab, embd, "lm_head.weight");
+    if (!shape->tied) add(&w, ends, vocab, embd, "lm_head.weight");
     for (int b = 0; b < shape->blocks; b++) list_block(&w, b);
     FILE *text = open_memstream(&header, &len);
     if (!text) stop("a header");

@@ -11,6 +11,7 @@ typedef struct made_shape {
     int embd, heads, q_rank, latent, rope, nope, value, ff_dense, ff, experts, used, groups, groups_used, vocab, ctx;
     int blocks, dense; /* the first `dense` blocks have no experts */
     bool whole;        /* embedding, LM head and routers are in FP8, too */
+    bool tied;         /* the embedding is the LM head */
 } made_shape;
 
 extern const made_shape made_deepseek_v3; /* one block of each kind; a vocabulary of 1,024 */

@@ -1,5 +1,6 @@
 /* FP8 folders as DeepSeek publishes them: E4M3 with a scale for each 128 by 128 elements, in tensors beside the
  * weights. A damaged or unfitting file is refused. test_bits.c compares what a made model computes. */
+#include "client/generate/lm_head.h"
 #include "device/quant.h"
 #include "model/model.h"
 #include "model/source.h"
@@ -86,6 +87,51 @@ Test(fp8, weights_have_the_numbers_of_elements_times_scales) {
         temp_folder_remove(&folder);
     }
     temp_folder_remove(&plain);
+}
+
+/* What a client computes with its own weights. */
+typedef struct ends {
+    float *embedded, *logits, *grad; /* (TOKENS, n_embd), (TOKENS, n_vocab), (TOKENS, n_embd) */
+} ends;
+
+enum { TOKENS = 5 };
+
+static ends ends_of(const made_shape *shape, made_form form) {
+    const sn_device_options options = {.threads = 1};
+    const int32_t ids[TOKENS] = {0, 1, 127, 128, shape->vocab - 1}; /* of the first, second and last row of scales */
+    size_t embd = (size_t)shape->embd, vocab = (size_t)shape->vocab;
+    ends e = {calloc(TOKENS * embd, sizeof(float)), calloc(TOKENS * vocab, sizeof(float)),
+              calloc(TOKENS * embd, sizeof(float))};
+    char *folder = made_of(shape, form);
+    sn_model *m = open_model(folder);
+    sn_device *device;
+    sn_lm_head *head;
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
+    REQUIRE(sn_lm_head_load(m, device, &head, &err));
+    REQUIRE(sn_lm_head_embed(head, ids, TOKENS, e.embedded, &err));
+    REQUIRE(sn_lm_head_logits(head, e.embedded, TOKENS, e.logits, &err));
+    REQUIRE(sn_lm_head_logits_grad(head, e.embedded, TOKENS, e.logits, e.grad, &err));
+    sn_lm_head_free(&head);
+    sn_device_close(&device);
+    sn_model_close(&m);
+    temp_folder_remove(&folder);
+    return e;
+}
+
+Test(fp8, embedding_and_lm_head_have_the_bits_of_their_numbers_in_float32) {
+    for (int tied = 0; tied < 2; tied++) {
+        made_shape shape = made_small;
+        shape.whole = true;
+        shape.tied = tied;
+        size_t hidden = TOKENS * (size_t)shape.embd * sizeof(float),
+               logits = TOKENS * (size_t)shape.vocab * sizeof(float);
+        ends a = ends_of(&shape, MADE_FP8), b = ends_of(&shape, MADE_F32);
+        cr_expect(!memcmp(a.embedded, b.embedded, hidden) && a.embedded[0] != 0, "embedding, tied %d", tied);
+        cr_expect(!memcmp(a.logits, b.logits, logits) && a.logits[0] != 0, "logits, tied %d", tied);
+        cr_expect(!memcmp(a.grad, b.grad, hidden) && a.grad[0] != 0, "gradient, tied %d", tied);
+        free(a.embedded), free(a.logits), free(a.grad);
+        free(b.embedded), free(b.logits), free(b.grad);
+    }
 }
 
 /* -- damaged files */

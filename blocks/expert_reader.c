@@ -1,6 +1,7 @@
 #include "blocks/expert_reader.h"
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 
 #include <fcntl.h>
@@ -17,7 +18,7 @@ struct sn_expert_reader {
     sn_expert_read *first; /* waiting: those that are needed, then those ahead */
     bool stop;
     pthread_t threads[THREADS];
-    int n_threads;
+    int n_threads, n_ended;
 };
 
 /* Returns whether the expert was read as it was stored. */
@@ -53,13 +54,15 @@ static void *reader_run(void *ctx) {
         reader->first = r->next;
         r->state = SN_READ_RUNS;
         pthread_mutex_unlock(&reader->lock);
-        bool good = hasher && read_expert(r, hasher);
+        bool good = (hasher || r->rest->host) && read_expert(r, hasher);
         pthread_mutex_lock(&reader->lock);
         r->state = good ? SN_READ_DONE : SN_READ_FAILED;
         pthread_cond_broadcast(&reader->done);
     }
-    pthread_mutex_unlock(&reader->lock);
     sn_hasher_free(hasher);
+    reader->n_ended++;
+    pthread_cond_broadcast(&reader->done);
+    pthread_mutex_unlock(&reader->lock);
     return NULL;
 }
 
@@ -80,23 +83,41 @@ sn_status sn_expert_reader_new(sn_expert_reader **out, sn_err *err) {
         else
             reader->n_threads++;
     }
-    if (status) sn_expert_reader_free(out);
+    if (status) (void)sn_expert_reader_free(out, 1000); /* no read was begun */
     return status;
 }
 
-void sn_expert_reader_free(sn_expert_reader **reader) {
+static struct timespec time_after(int ms) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += ms / 1000;
+    t.tv_nsec += ms % 1000 * 1000000L;
+    if (t.tv_nsec >= 1000000000L) t.tv_sec++, t.tv_nsec -= 1000000000L;
+    return t;
+}
+
+bool sn_expert_reader_free(sn_expert_reader **reader, int timeout_ms) {
     sn_expert_reader *r = *reader;
-    if (!r) return;
+    struct timespec until = time_after(timeout_ms);
+    int code = 0;
+    *reader = NULL;
+    if (!r) return true;
     pthread_mutex_lock(&r->lock);
     r->stop = true;
     pthread_cond_broadcast(&r->work);
+    while (r->n_ended < r->n_threads && !code) code = pthread_cond_timedwait(&r->done, &r->lock, &until);
+    bool ended = r->n_ended == r->n_threads;
     pthread_mutex_unlock(&r->lock);
-    for (int i = 0; i < r->n_threads; i++) pthread_join(r->threads[i], NULL);
+    for (int i = 0; i < r->n_threads; i++) ended ? pthread_join(r->threads[i], NULL) : pthread_detach(r->threads[i]);
+    if (!ended) {
+        sn_log(SN_LOG_WARN, "experts' memory kept", "text=a read of an expert did not end within %d ms", timeout_ms);
+        return false;
+    }
     pthread_cond_destroy(&r->work);
     pthread_cond_destroy(&r->done);
     pthread_mutex_destroy(&r->lock);
     free(r);
-    *reader = NULL;
+    return true;
 }
 
 /* Both with the lock. */
@@ -147,19 +168,15 @@ bool sn_expert_reader_drop(sn_expert_reader *reader, sn_expert_read *read) {
 }
 
 sn_status sn_expert_reader_wait(sn_expert_reader *reader, sn_expert_read *read, int timeout_ms, sn_err *err) {
-    struct timespec until;
+    struct timespec until = time_after(timeout_ms);
     int code = 0;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += timeout_ms / 1000;
-    until.tv_nsec += timeout_ms % 1000 * 1000000L;
-    if (until.tv_nsec >= 1000000000L) until.tv_sec++, until.tv_nsec -= 1000000000L;
     pthread_mutex_lock(&reader->lock);
     while (read->state < SN_READ_DONE && !code) code = pthread_cond_timedwait(&reader->done, &reader->lock, &until);
     bool over = read->state >= SN_READ_DONE, good = read->state == SN_READ_DONE;
     pthread_mutex_unlock(&reader->lock);
     if (!over)
-        return sn_fail(err, SN_STOP, "expert %d was not read from the offload folder within %d ms", read->expert,
-                       timeout_ms);
+        return sn_fail(err, SN_STOP, "expert %d was not read from %s within %d ms", read->expert,
+                       read->rest->host ? "host memory" : "the offload folder", timeout_ms);
     if (!good)
         return sn_fail(err, SN_STOP,
                        "expert %d in the offload folder was changed or cut short after it was checked: start again",

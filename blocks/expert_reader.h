@@ -13,7 +13,7 @@
 typedef struct sn_expert_rest {
     const char *host; /* expert e lies e * stride bytes behind it; NULL: in the file, from `at` on */
     size_t stride;
-    int file;
+    int file; /* of the block's own; -1: none */
     uint64_t at;
     sn_hash *hashes; /* of each expert; NULL in host memory */
 } sn_expert_rest;
@@ -32,7 +32,9 @@ typedef struct sn_expert_read {
 typedef struct sn_expert_reader sn_expert_reader;
 
 sn_status sn_expert_reader_new(sn_expert_reader **out, sn_err *err) SN_MUST_USE;
-void sn_expert_reader_free(sn_expert_reader **reader); /* ends all reads; accepts NULL */
+/* Ends all reads; accepts NULL. false: one did not end within timeout_ms. The threads' memory then stays, and the
+ * caller leaves the reads, what they read from, and where they write to, as they are for good. */
+bool sn_expert_reader_free(sn_expert_reader **reader, int timeout_ms);
 
 /* The read and its memory belong to the reader until it is done or was dropped. */
 void sn_expert_reader_begin(sn_expert_reader *reader, sn_expert_read *read, bool ahead);

@@ -59,11 +59,11 @@ sn_status sn_expert_carrier_alloc(sn_expert_carrier *c, sn_err *err) {
 }
 
 void sn_expert_carrier_close(sn_expert_carrier *c) {
-    sn_expert_reader_free(&c->reader);
-    for (int i = 0; i < SN_EXPERT_STAGING; i++)
+    bool hangs = !sn_expert_reader_free(&c->reader, c->device->timeout_ms);
+    for (int i = 0; i < SN_EXPERT_STAGING && !hangs; i++)
         if (c->staging[i].at) c->device->ops->host_free(c->device, c->staging[i].at, c->staging_bytes);
     free(c->ids);
-    *c = (sn_expert_carrier){.device = c->device};
+    *c = (sn_expert_carrier){.device = c->device, .hangs = hangs};
 }
 
 /* The number of a staging memory that is free; -1: none. */
@@ -129,6 +129,7 @@ static sn_status slot_begin(sn_expert_slots *s, slot *x, int expert, bool ahead,
     s->slot_of[expert] = (int32_t)(x - s->slots);
     c->counts.bytes += s->layout->expert_bytes;
     *begun = true;
+    if (staged) c->staging[staging].slots = s, c->staging[staging].slot = (int)(x - s->slots);
     if (!direct && !staged) return copy_pieces(s, x, s->rest->host + (size_t)expert * s->rest->stride, x->fences, err);
     char *at = staged ? c->staging[staging].at : NULL;
     for (int i = 0; i < SN_EXPERT_PIECES; i++) {
@@ -159,6 +160,13 @@ static sn_status slot_arrive(sn_expert_slots *s, slot *x, sn_err *err) {
     else if (x->reads && sn_expert_reader_is_done(c->reader, &x->read))
         slot_empty(s, x);
     return status;
+}
+
+/* Waits for an expert that the pass did not choose. One that cannot be read leaves and fails no step: when it is
+ * chosen, its own read reports that. */
+static sn_status slot_settle(sn_expert_slots *s, slot *x, sn_err *err) {
+    sn_status status = slot_arrive(s, x, err);
+    return x->state == EMPTY ? SN_OK : status;
 }
 
 /* Whether slot_arrive would not wait. */
@@ -246,7 +254,7 @@ static sn_status drop_unwanted(sn_expert_slots *s, sn_err *err) {
         if (x->reads && sn_expert_reader_drop(s->carrier->reader, &x->read))
             slot_empty(s, x);
         else if (slot_is_ready(s, x))
-            SN_TRY(slot_arrive(s, x, err));
+            SN_TRY(slot_settle(s, x, err));
     }
     return SN_OK;
 }
@@ -312,8 +320,28 @@ static sn_status wait_for_unwanted(sn_expert_slots *s, bool *waited, sn_err *err
     for (slot *x = s->slots; x < s->slots + s->n_slots; x++) {
         if (x->state != COMING || s->wanted[x->expert] != NOT) continue;
         *waited = true;
-        return slot_arrive(s, x, err);
+        return slot_settle(s, x, err);
     }
+    return SN_OK;
+}
+
+/* Empties slots of other blocks that hold staging memory: those whose read is over or not begun, else the first, once
+ * its read is over. This is for a block that finds none free, since a pass that failed (a read took too long) left it
+ * taken. */
+static sn_status take_staging_back(sn_expert_slots *s, bool *any, sn_err *err) {
+    sn_expert_carrier *c = s->carrier;
+    for (int wait = 0; wait < 2; wait++)
+        for (int i = 0; i < SN_EXPERT_STAGING && !(wait && *any); i++) {
+            struct sn_expert_staging *t = &c->staging[i];
+            if (!t->taken) continue;
+            sn_expert_read *read = &t->slots->slots[t->slot].read;
+            sn_status status = wait ? sn_expert_reader_wait(c->reader, read, c->device->timeout_ms, err) : SN_OK;
+            if (sn_expert_reader_drop(c->reader, read) || sn_expert_reader_is_done(c->reader, read)) {
+                slot_empty(t->slots, &t->slots->slots[t->slot]);
+                *any = true;
+            } else if (wait)
+                return status;
+        }
     return SN_OK;
 }
 
@@ -332,6 +360,7 @@ sn_status sn_expert_slots_next(sn_expert_slots *s, int n_pairs, const int32_t *i
         bool waited = false;
         SN_TRY(collect(s, true, &n, err));
         if (!n) SN_TRY(wait_for_unwanted(s, &waited, err));
+        if (!n && !waited) SN_TRY(take_staging_back(s, &waited, err));
         if (!n && !waited) return sn_fail(err, SN_STOP, "the chosen experts of a block find no slot");
         SN_TRY(bring_missing(s, err));
     }

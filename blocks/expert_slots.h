@@ -21,10 +21,13 @@ enum { SN_EXPERT_STAGING = 8 }; /* reads from disk to an accelerator at a time *
 typedef struct sn_expert_carrier {
     sn_device *device;
     sn_expert_reader *reader; /* NULL: no block of the device has slots */
+    bool hangs;               /* after close: a read goes on, to memory and from a file that must stay */
     size_t staging_bytes;     /* of each; 0: none is needed */
     struct sn_expert_staging {
         void *at;
         bool taken;
+        struct sn_expert_slots *slots; /* whose slot number `slot` took it */
+        int slot;
         sn_fence fences[SN_EXPERT_PIECES]; /* of the last copies out of it; 0: none */
     } staging[SN_EXPERT_STAGING];
     int32_t *ids, *slots, *foreseen; /* host, (rows of a batch, experts of a row) */

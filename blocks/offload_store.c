@@ -293,7 +293,7 @@ sn_status sn_offload_store_put(sn_offload_store *store, const sn_hash *key, cons
 int sn_offload_store_file(const sn_offload_store *store, const sn_hash *key, size_t bytes, uint64_t *at) {
     const verified_file *s = store_find(store, key);
     *at = sizeof(header);
-    return s && s->bytes == bytes ? s->file : -1;
+    return s && s->bytes == bytes ? fcntl(s->file, F_DUPFD_CLOEXEC, 0) : -1;
 }
 
 sn_status sn_offload_store_get(sn_offload_store *store, const sn_hash *key, void *image, size_t bytes, sn_err *err) {

@@ -40,7 +40,7 @@ sn_status sn_offload_store_commit(sn_offload_store *store, sn_new_image *image, 
 void sn_offload_store_discard(sn_offload_store *store, sn_new_image *image); /* nothing after a commit */
 
 /* The file of an image that `has` or `put` verified in this run, and where the image begins in it, for readers of parts
- * that any thread may be; -1: there is none. It stays open as long as the store. */
+ * that any thread may be: a descriptor of the caller's own, which closes it; -1: there is none. */
 int sn_offload_store_file(const sn_offload_store *store, const sn_hash *key, size_t bytes, uint64_t *at);
 /* Reads the image that `has` or `put` verified in this run into `image`: that very file, even if another one has taken
  * its name since. SN_STOP when there is none or its hash differs; `image` is then undefined. */

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { LAYOUT_VERSION = 4 }; /* of images in files; raise it whenever a device's layout of weights changes */
 
@@ -137,6 +138,7 @@ static sn_status experts_on_disk(const sn_model *model, sn_device *device, sn_of
     SN_TRY(sn_model_block_hash(model, number, &weights, err));
     r->key = image_key(&weights, device, bytes, r->layout.expert_bytes);
     r->experts.stride = r->layout.expert_bytes;
+    r->experts.file = -1;
     SN_TRY(sn_calloc(&r->experts.hashes, n, sizeof(sn_hash), err));
     if (!sn_offload_store_has(store, &r->key, bytes)) SN_TRY(experts_put(model, device, store, number, r, bytes, err));
     r->experts.file = sn_offload_store_file(store, &r->key, bytes, &r->experts.at);
@@ -288,13 +290,15 @@ void sn_slots_free(sn_slots *s, sn_device *device) {
 }
 
 void sn_segment_unload(sn_segment *g) {
-    for (int b = g->first; g->blocks && b < g->end; b++) {
+    bool stays = g->carrier && g->carrier->hangs; /* a read still needs it */
+    for (int b = g->first; g->blocks && b < g->end && !stays; b++) {
         sn_block_storage *r = &g->blocks[b - g->first];
         sn_expert_slots_free(&r->slots);
         if (r->apart_image) r->apart.device->ops->free(r->apart.device, r->apart_image, r->apart_bytes);
         free(r->apart.ids);
         free(r->apart.weights);
         if (r->experts.host) g->device->ops->host_free(g->device, (void *)r->experts.host, r->experts_bytes);
+        if (r->experts.hashes && r->experts.file >= 0) close(r->experts.file);
         free(r->experts.hashes);
         if (!r->image || (r->residence == SN_ON_DEVICE && g->resident)) continue;
         if (r->residence == SN_ON_DEVICE)
@@ -302,8 +306,8 @@ void sn_segment_unload(sn_segment *g) {
         else
             g->device->ops->host_free(g->device, r->image, r->layout.bytes);
     }
-    if (g->resident) g->device->ops->free(g->device, g->resident, g->resident_bytes);
-    free(g->blocks);
+    if (g->resident && !stays) g->device->ops->free(g->device, g->resident, g->resident_bytes);
+    if (!stays) free(g->blocks);
     *g = (sn_segment){0};
 }
 

@@ -10,8 +10,10 @@
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { ROWS = 40, THREADS = 2 };
@@ -199,8 +201,9 @@ typedef struct one_block {
     sn_device *device;
     sn_expert_carrier carrier;
     sn_block_layout layout;
-    uint8_t image[SLOTS * PIECE], host[EXPERTS * PIECE];
+    uint8_t image[EXPERTS * PIECE], host[EXPERTS * PIECE];
     sn_expert_rest rest;
+    sn_hash hashes[EXPERTS]; /* with a file only */
     sn_expert_slots *slots;
 } one_block;
 
@@ -218,8 +221,19 @@ static void one_block_open(one_block *b) {
     free(hp);
 }
 
+/* The experts rest in a file from now on. */
+static void block_to_disk(one_block *b) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/experts", folder);
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert_eq(write(file, b->host, sizeof b->host), (ssize_t)sizeof b->host);
+    for (int e = 0; e < EXPERTS; e++) b->hashes[e] = sn_hash_of(b->host + e * PIECE, PIECE);
+    b->rest = (sn_expert_rest){.stride = PIECE, .file = file, .hashes = b->hashes};
+}
+
 static void one_block_close(one_block *b) {
     sn_expert_carrier_close(&b->carrier);
+    if (b->rest.hashes) close(b->rest.file);
     sn_expert_slots_free(&b->slots);
     sn_device_close(&b->device);
 }
@@ -277,7 +291,93 @@ Test(expert_slots, a_foreseen_expert_comes_ahead_and_a_wrong_one_does_no_harm) {
     one_block_close(&b);
 }
 
+/* What is to be read ahead has been begun, so that it cannot be dropped. */
+static void let_reads_begin(one_block *b) {
+    uint8_t piece[PIECE];
+    const sn_expert_rest rest = {.host = (char *)b->host, .stride = PIECE};
+    sn_expert_read last = {.rest = &rest, .pieces = {piece}, .bytes = b->layout.pieces};
+    sn_expert_reader_begin(b->carrier.reader, &last, true);
+    REQUIRE(sn_expert_reader_wait(b->carrier.reader, &last, 20000, &err));
+}
+
+Test(expert_slots, a_foreseen_expert_that_cannot_be_read_fails_only_a_step_that_chooses_it) {
+    one_block b;
+    sn_err why = {0};
+    one_block_open(&b);
+    block_to_disk(&b);
+    for (int e = 5; e < EXPERTS; e++) b.hashes[e] = b.hashes[0];
+    REQUIRE(sn_expert_slots_expect(b.slots, 3, (int32_t[]){5, 6, 7}, &err)); /* they take all slots */
+    let_reads_begin(&b);
+    expect_pass(&b, 3, (int32_t[]){0, 1, 2});
+    REQUIRE(sn_expert_slots_begin(b.slots, 1, (int32_t[]){5}, &err));
+    cr_expect_eq(sn_expert_slots_next(b.slots, 1, (int32_t[]){5}, (int32_t[1]){0}, &(bool){0}, &why), SN_STOP);
+    cr_expect(strstr(why.text, "expert 5"), "%s", why.text);
+    one_block_close(&b);
+}
+
+Test(expert_slots, staging_memory_that_an_ended_pass_left_taken_serves_other_blocks) {
+    one_block b;
+    sn_expert_slots *other = NULL;
+    one_block_open(&b);
+    block_to_disk(&b);
+    b.device->host_visible = false; /* an accelerator, as far as experts are concerned */
+    b.carrier.staging_bytes = PIECE;
+    REQUIRE(sn_expert_carrier_alloc(&b.carrier, &err));
+    b.layout.n_slots = EXPERTS;
+    REQUIRE(sn_expert_slots_new(&b.carrier, &b.layout, b.image, &b.rest, EXPERTS, &other, &err));
+    REQUIRE(sn_expert_slots_begin(other, EXPERTS, (int32_t[]){0, 1, 2, 3, 4, 5, 6, 7}, &err)); /* and it ends here */
+    for (int i = 0; i < SN_EXPERT_STAGING; i++) cr_assert(b.carrier.staging[i].taken);
+    expect_pass(&b, 2, (int32_t[]){1, 2});
+    sn_expert_carrier_close(&b.carrier);
+    sn_expert_slots_free(&other);
+    one_block_close(&b);
+}
+
+/* A read of `page` hangs until the test writes to the pipe. */
+static int pipe_ends[2];
+static void *page;
+
+static void on_fault(int signal) {
+    char byte;
+    (void)signal;
+    if (read(pipe_ends[0], &byte, 1) != 1) _exit(1);
+    if (mprotect(page, PIECE, PROT_READ | PROT_WRITE)) _exit(1);
+}
+
+Test(expert_slots, closing_does_not_wait_for_ever_for_a_read_that_hangs, .timeout = 60) {
+    static one_block b; /* outlives the test, as the slots and the reader do */
+    static sn_expert_reader *kept;
+    one_block_open(&b);
+    kept = b.carrier.reader;
+    struct sigaction action = {.sa_handler = on_fault};
+    page = mmap(NULL, PIECE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert(page != MAP_FAILED && !pipe(pipe_ends) && !sigaction(SIGSEGV, &action, NULL));
+    b.rest = (sn_expert_rest){.host = page, .stride = 0};
+    b.device->timeout_ms = 20;
+    REQUIRE(sn_expert_slots_begin(b.slots, 1, (int32_t[]){0}, &err));
+    let_reads_begin(&b);
+    sn_expert_carrier_close(&b.carrier);
+    cr_expect(b.carrier.hangs, "the read's memory would be freed while it is in use");
+    cr_assert_eq(write(pipe_ends[1], "", 1), 1);
+    cr_assert(kept && b.slots);
+    sn_device_close(&b.device);
+}
+
 /* -- limits and failures */
+
+Test(expert_slots, a_second_load_from_the_same_store_takes_no_file_from_the_first) {
+    open_family("mixtral");
+    sn_span *second = NULL;
+    int low = open("/dev/null", O_RDONLY | O_CLOEXEC); /* so that a file opened anew gets another descriptor */
+    fixture w = fixture_open(&(placement){"*.experts=disk", NULL, least_memory(NULL)});
+    close(low);
+    REQUIRE(sn_span_load_plan(model, &w.plan, &w.device, w.store, NULL, NULL, &second, &err));
+    float *rows = make_rows();
+    REQUIRE(run_rows(&w, rows, ROWS, 9, &err));
+    free(rows);
+    sn_span_free(&second);
+    fixture_close(&w);
+}
 
 Test(expert_slots, no_more_memory_is_taken_than_planned) {
     open_family("mixtral");

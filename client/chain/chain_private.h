@@ -129,11 +129,11 @@ sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hop
 /* The last position up to `position` whose hash every hop of the group [i, j) knows: of pushed hops only hashes at the
  * ends of steps are known. -1: there is none, or the inputs since then are not known. */
 int sn_chain_known_from(const sn_chain *chain, size_t i, size_t j, int position);
-/* After a failure in the group that ends before hop j: bans the node of hop `failed`. failed == j: every node lives but
- * the nodes do not reach each other; from then on hidden states travel by the client. */
 /* Whether only the connection to the node of a group of one hop was lost, and another one to it is there now: its
  * session goes on. */
 bool sn_chain_return_to_node(sn_chain *chain, size_t i, size_t j);
+/* After a failure in the group that ends before hop j: bans the node of hop `failed`. failed == j: every node lives but
+ * the nodes do not reach each other; from then on hidden states travel by the client. */
 void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t failed);
 
 /* -- reroute.c */

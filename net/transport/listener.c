@@ -186,9 +186,9 @@ void sn_listener_charge(sn_listener *l, sn_peer peer) {
     int64_t now = sn_now_us();
     pthread_mutex_lock(&l->lock);
     connection *c = find_peer(l, peer);
-    bool crowded = charge(&l->paid_us, now, SN_ALL_CHARGED_PER_S, SN_ALL_CHARGED_BURST) > now;
+    bool crowded = c && charge(&l->paid_us, now, SN_ALL_CHARGED_PER_S, SN_ALL_CHARGED_BURST) > now;
     if (crowded) l->paid_us = now + SECOND_US / SN_ALL_CHARGED_PER_S * SN_ALL_CHARGED_BURST; /* no debt grows */
-    if (c && crowded)
+    if (crowded)
         c->held_us = charge(&c->paid_us, now, SN_CROWDED_PER_S, SN_CROWDED_BURST);
     else if (c)
         c->held_us = charge(&c->paid_us, now, SN_CHARGED_PER_S, SN_CHARGED_BURST);

@@ -46,7 +46,7 @@ void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *reque
         memcpy(msg->error.session, request->kv_put.session, SN_SESSION_ID_SIZE);
     }
     snprintf(msg->error.text, sizeof msg->error.text, "%s", why->text);
-    sn_transport_charge(protocol->setup.transport, peer);
+    if (protocol->sender) sn_transport_charge(protocol->setup.transport, protocol->sender);
     if (why->status <= SN_STOP) protocol->counters.refusals[why->status]++;
     char request_id[SN_REQUEST_ID_MAX + 1];
     const char *called = !request                       ? ""
@@ -214,9 +214,7 @@ static bool brings_work(sn_msg_kind kind) {
            kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD;
 }
 
-void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
-    protocol_set_time(protocol, now_us, unix_ms);
-    if (protocol_handle_end(protocol, event, now_us)) return;
+static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
     sn_err err;
     if (protocol->orphans) sn_protocol_owner_is_here(protocol, event);
     if (!brings_work(event->msg->kind)) sn_transport_charge(protocol->setup.transport, event->peer);
@@ -287,6 +285,13 @@ void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, 
         sn_protocol_refuse(protocol, event->peer, event->msg, &err);
     }
     sn_msg_free(&event->msg); /* NULL where the handler keeps the message for its job */
+}
+
+void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
+    protocol_set_time(protocol, now_us, unix_ms);
+    protocol->sender = event->peer;
+    if (!protocol_handle_end(protocol, event, now_us)) protocol_handle_message(protocol, event, now_us, unix_ms);
+    protocol->sender = 0;
 }
 
 void sn_protocol_job_done(sn_protocol *protocol, sn_job *job, int64_t now_us) {

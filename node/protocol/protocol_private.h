@@ -65,6 +65,7 @@ typedef struct sn_sharing {
 struct sn_protocol {
     sn_protocol_setup setup; /* without address and name, which membership has copied */
     const sn_hparams *hp;    /* of the model */
+    sn_peer sender;          /* of the message that is handled now; 0: none is */
     sn_relaying *relaying;   /* both NULL over a transport without a portal */
     sn_reach *reach;
     sn_membership *membership;

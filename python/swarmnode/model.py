@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -107,8 +108,8 @@ def _places() -> dict[str, str | None]:
     caches = env("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     hugging_face = env("HF_HOME") or os.path.join(caches, "huggingface")
     token = env("HF_TOKEN")
-    if not token and os.path.isfile(os.path.join(hugging_face, "token")):
-        with open(os.path.join(hugging_face, "token")) as file:
+    if not token:
+        with contextlib.suppress(OSError), open(os.path.join(hugging_face, "token")) as file:
             token = file.read().strip()
     return {"cache": env("SWARM_CACHE") or os.path.join(caches, "swarm-node"), "hub": env("HF_ENDPOINT") or None,
             "hub_token": token or None, "hub_cache": env("HF_HUB_CACHE") or os.path.join(hugging_face, "hub")}

@@ -294,7 +294,7 @@ def test_keys_alone_are_enough(b, server, address):
     b.type(Keys.ESCAPE)
     assert not b.js("return document.getElementById('help').open")
     b.chord(Keys.CONTROL, "k")
-    assert b.js("return document.activeElement.id") == "search"
+    b.until("the focus", lambda: b.js("return document.activeElement.id") == "search")
     b.chord(Keys.ALT, "r")
     b.until_text(".versions span", "2 / 2")
     b.idle()

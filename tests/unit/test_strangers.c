@@ -285,3 +285,41 @@ Test(strangers, a_session_without_a_predecessor_takes_no_step_of_a_key_of_zeros)
     free(p.timeline);
     protocol_fixture_end(&b);
 }
+
+/* -- the price of what is refused ---------------------------------------------------------------------------------- */
+
+static sn_peer charged[4];
+static int n_charged;
+
+static void note_charge(sn_transport *t, sn_peer peer) {
+    (void)t;
+    cr_assert_lt(n_charged, 4);
+    charged[n_charged++] = peer;
+}
+
+/* The session is the client's; another one, which may push its steps, sends one that does not fit. */
+Test(strangers, a_push_that_is_refused_is_charged_to_its_sender_and_not_to_the_client) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    sn_transport_ops counting = *b.transport->ops;
+    counting.charge = note_charge;
+    node_session_init(&p, b.w, &b.client, 0, 4);
+    sn_msg *msg = node_session_open_message(&p);
+    const uint8_t pusher[SN_KEY_SIZE] = {7};
+    memcpy(msg->open.predecessor, pusher, SN_KEY_SIZE);
+    msg = protocol_fixture_request(&b, msg, T0);
+    cr_assert(msg && msg->kind == SN_MSG_OPEN_REPLY);
+    sn_msg_free(&msg);
+    b.transport->ops = &counting;
+    sn_event event = {.msg = node_session_step_message(&p, 5, 3), .peer = 1000000};
+    memcpy(event.key, pusher, SN_KEY_SIZE);
+    sn_protocol_handle(b.protocol, &event, T0, b.unix_ms);
+    cr_expect_eq(n_charged, 1);
+    cr_expect_eq(charged[0], 1000000);
+    msg = node_client_receive(&b.client, 0, 100);
+    cr_expect(msg && msg->kind == SN_MSG_ERROR, "the client is told");
+    sn_msg_free(&msg);
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}

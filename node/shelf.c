@@ -11,6 +11,7 @@
 #include "base/thread.h"
 #include "model/hub/hub.h"
 #include "model/partial_file.h"
+#include "model/source.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -108,11 +109,31 @@ static sn_status read_manifest(sn_shelf *s, const char *path, sn_err *err) {
     return status ? status : sn_manifest_parse((const char *)s->text.data, s->text.len, &s->manifest, err);
 }
 
+/* Whether the manifest is of the model as it is now: the files may have been replaced since. Models of one form have
+ * one id, so the last block that is here is compared, too. */
+static bool is_of_model(const sn_manifest *manifest, const char *path) {
+    sn_model *model = NULL;
+    sn_hash hash;
+    sn_err err;
+    if (sn_model_open(path, &model, &err)) return false;
+    const sn_hash id = sn_model_id(model);
+    int block = sn_model_hparams(model)->n_blocks - 1;
+    bool same = !memcmp(&id, &manifest->model, sizeof id) && manifest->n_blocks == block + 1;
+    while (block >= 0 && !sn_model_holds_block(model, block)) block--;
+    if (same && block >= 0)
+        same = !sn_model_block_hash(model, block, &hash, &err) && !memcmp(&hash, &manifest->blocks[block], sizeof hash);
+    sn_model_close(&model);
+    return same;
+}
+
 static sn_status find_manifest(sn_shelf *s, sn_err *err) {
     char path[SN_PATH_SIZE];
     bool found;
     sn_status status = sn_manifest_read_beside(s->path, &found, &s->text, &s->manifest, err);
-    if (status || found) return status;
+    if (status || (found && is_of_model(&s->manifest, s->path))) return status;
+    if (found)
+        sn_log(SN_LOG_WARN, "manifest not used",
+               "text=the manifest beside %s is of another model: make it again with 'swarm hash'", s->path);
     status = cached_path(s, path, err);
     if (status || !read_manifest(s, path, NULL)) return status;
     sn_buf_fini(&s->text);

@@ -1,9 +1,9 @@
 /* The shelf: what a node has of its model's files, for others (node/protocol/weights.c gives it to them).
  *
  * A thread of its own, which lets others go first, finds the manifest: that beside the model's files (by which they
- * were fetched), one that was made earlier and is in the cache, or a new one, for which it reads the whole model. Until
- * it is done the shelf is empty. A model that a hub gave in part has no manifest unless --manifest names one, and then
- * its shelf stays empty.
+ * were fetched) if it is of this model, one that was made earlier and is in the cache, or a new one, for which it reads
+ * the whole model. Until it is done the shelf is empty. A model that a hub gave in part has no manifest unless
+ * --manifest names one, and then its shelf stays empty.
  *
  * Central type: sn_shelf, of the network thread. Its reads do not wait for a disk. */
 #ifndef SN_NODE_SHELF_H

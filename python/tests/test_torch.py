@@ -82,6 +82,34 @@ def test_a_loop_in_pytorch_has_the_losses_of_swarm_tune(tiny_path, nodes, tmp_pa
     assert np.abs(np.subtract(losses, expected)).max() < 1e-5
 
 
+def test_a_loop_over_remote_blocks_has_the_losses_of_one_over_the_same_weights_in_pytorch(tiny, tiny_path):
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    remote = nn.RemoteSequential(tiny, method="lora", rank=4, alpha=8, targets="q,v", seed=3)
+    config = peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj"])
+    local = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(tiny_path, torch_dtype=torch.float32), config)
+    with torch.no_grad():
+        for name, value in remote.named_values():
+            block, matrix, part = name.split(".")
+            attention = local.base_model.model.model.layers[int(block)].self_attn
+            getattr(getattr(attention, f"{matrix}_proj"), f"lora_{part}")["default"].weight.copy_(value)
+    ids = torch.tensor(tiny.tokenizer.encode("the quick brown fox jumps over the lazy dog and runs away"))
+    hidden = nn.embed(tiny, ids)
+
+    def train(logits_of, parameters):
+        optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0)
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(logits_of()[:-1], ids[1:])
+            loss.backward()
+            optimizer.step()
+            yield loss.item()
+
+    ours = list(train(lambda: nn.logits(tiny, remote(hidden)), remote.parameters()))
+    theirs = list(train(lambda: local(ids[None]).logits[0], [p for p in local.parameters() if p.requires_grad]))
+    assert ours[-1] < ours[0] - 0.01
+    assert np.abs(np.subtract(ours, theirs)).max() < 1e-5
+
+
 def test_a_classifier_learns(tiny_path, nodes, tmp_path):
     examples = [{"text": t, "label": label} for label, ts in
                 (("greeting", ["hello there", "hi you", "good day", "hello hello"]), ("farewell", ["bye", "see you", "good night", "leaving"]))

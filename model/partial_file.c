@@ -118,9 +118,10 @@ static sn_status size_file(sn_partial_file *f, sn_err *err) {
     struct stat st;
     if (fstat(f->fd, &st)) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", f->path, strerror(errno));
     if ((uint64_t)st.st_size != f->size) f->present.n = 0;
-    if (!f->present.n && (ftruncate(f->fd, 0) || ftruncate(f->fd, (off_t)f->size)))
-        return sn_fail_write(err, f->path, errno);
-    return SN_OK;
+    if (f->present.n) return SN_OK;
+    sn_status status = sn_partial_file_save(f, err); /* first: without PATH.ranges its holes would count */
+    return status || (!ftruncate(f->fd, 0) && !ftruncate(f->fd, (off_t)f->size)) ? status
+                                                                                 : sn_fail_write(err, f->path, errno);
 }
 
 sn_status sn_partial_file_open(const char *path, uint64_t size, const char *etag, const sn_cancel *cancel,
@@ -153,7 +154,8 @@ sn_status sn_partial_file_put(sn_partial_file *f, uint64_t at, const void *data,
 sn_status sn_partial_file_add(sn_partial_file *f, uint64_t at, uint64_t bytes, sn_err *err) {
     sn_status status = sn_range_set_add(&f->present, at, at + bytes, err);
     f->unsaved += bytes;
-    return !status && f->unsaved >= SAVE_EACH ? sn_partial_file_save(f, err) : status;
+    /* That the file is whole is for the caller to save, who may compare it first. */
+    return !status && f->unsaved >= SAVE_EACH && !sn_partial_file_is_whole(f) ? sn_partial_file_save(f, err) : status;
 }
 
 sn_status sn_partial_file_write(sn_partial_file *f, uint64_t at, const void *data, size_t bytes, sn_err *err) {

@@ -32,6 +32,7 @@ sn_status sn_partial_file_write(sn_partial_file *file, uint64_t at, const void *
 /* The two halves of it: bytes that are not known to be right are put first, and added when they are. */
 sn_status sn_partial_file_put(sn_partial_file *file, uint64_t at, const void *data, size_t bytes,
                               sn_err *err) SN_MUST_USE;
+/* Saves now and then what is there, but not that the file is whole. */
 sn_status sn_partial_file_add(sn_partial_file *file, uint64_t at, uint64_t bytes, sn_err *err) SN_MUST_USE;
 bool sn_partial_file_is_whole(const sn_partial_file *file);
 /* Puts a link to a whole file in this one's place. Then everything is there. */

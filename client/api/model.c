@@ -49,7 +49,6 @@ static sn_status model_open(swarm_model *m, const char *path, const swarm_option
         status = sn_api_open_named(path, &m->options.settings, place, &m->model, err);
         path = place;
     }
-    if (!whole) sn_model_close(&m->model); /* of a name, the tokenizer is here now */
     if (!status && path) status = sn_api_text(path, strlen(path), &m->path, NULL, err);
     if (status) return status;
     if (whole) sn_manifest_tell(path, m->model);
@@ -61,6 +60,7 @@ static sn_status model_open(swarm_model *m, const char *path, const swarm_option
         *err = m->no_tokenizer;
         if (!whole || err->status == SN_STOP) return err->status;
     }
+    if (!whole) sn_model_close(&m->model); /* it held the files of the tokenizer, which is read now */
     return open_chat(m, err);
 }
 

@@ -1,7 +1,9 @@
+/* The folder's lock is the file .use in it: shared by programs that use the model, exclusive for the one that removes
+ * it. A lock counts if the file is still the one at its path, since the folder may have been removed before. */
 #include "model/hub/cached.h"
 
 #include "base/text.h"
-#include "model/hub/hub.h"
+#include "model/hub/hub_private.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,6 +19,7 @@
 enum { FOLDERS_MAX = 8 }; /* one in another */
 
 static const char use_name[] = ".use";
+#define REMOVED ".removed-" /* the beginning of the name of a folder that is being removed */
 
 /* Adds up what lies below the folder. */
 static void count_bytes(const char *folder, int depth, sn_cached_model *model) {
@@ -38,10 +41,8 @@ static void count_bytes(const char *folder, int depth, sn_cached_model *model) {
 
 static void measure(sn_cached_model *model) {
     char path[SN_PATH_SIZE];
-    struct stat st;
     count_bytes(model->path, FOLDERS_MAX, model);
-    if (!sn_path_join(path, model->path, use_name, NULL) && !stat(path, &st))
-        model->used_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    if (!sn_path_join(path, model->path, use_name, NULL)) model->used_ns = sn_hub_file_time_ns(path);
 }
 
 /* A folder of folders, each of which is a model. kind: the beginning of its name. */
@@ -83,7 +84,12 @@ sn_status sn_cached_models(const char *cache, sn_status (*each)(void *, const sn
 
 static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw) {
     (void)st, (void)type, (void)ftw;
-    return remove(path);
+    return remove(path) && errno != ENOENT ? -1 : 0;
+}
+
+/* 0: the folder is not there any more. */
+static int remove_folder(const char *folder) {
+    return nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS) && errno != ENOENT ? -1 : 0;
 }
 
 /* Opens FOLDER/.use and locks it; *held -1: it does not exist (and was not made), or another one has it. */
@@ -140,14 +146,23 @@ void sn_cached_release(int *held) {
     *held = -1;
 }
 
+/* The folder gets another name first: a program that begins to use the model meanwhile makes a new one. What a process
+ * that was killed has left under that name goes, too. */
 sn_status sn_cached_model_remove(const sn_cached_model *model, sn_err *err) {
+    char gone[SN_PATH_SIZE];
     int held;
     sn_status status = lock_use(model->path, O_CREAT, LOCK_EX | LOCK_NB, &held, err);
     if (!status && held < 0)
         status = sn_fail(err, SN_REFUSED, "%s is in use: stop the programs that use it first", model->name);
-    if (!status && nftw(model->path, remove_entry, 16, FTW_DEPTH | FTW_PHYS))
+    const char *name = strrchr(model->path, '/') + 1;
+    if (!status && snprintf(gone, sizeof gone, "%.*s" REMOVED "%s", (int)(name - model->path), model->path, name) >=
+                       (int)sizeof gone)
+        status = sn_fail(err, SN_REFUSED, "the path %s is too long", model->path);
+    if (!status && (remove_folder(gone) || rename(model->path, gone)))
         status = sn_fail(err, SN_REFUSED, "%s cannot be removed: %s", model->path, strerror(errno));
     sn_cached_release(&held);
+    if (!status && remove_folder(gone))
+        status = sn_fail(err, SN_REFUSED, "%s cannot be removed: %s", gone, strerror(errno));
     return status;
 }
 
@@ -173,6 +188,13 @@ static sn_status list_model(void *ctx, const sn_cached_model *model, sn_err *err
     return SN_OK;
 }
 
+static bool is_used(const sn_cached_model *model) {
+    int held;
+    bool used = lock_use(model->path, O_CREAT, LOCK_EX | LOCK_NB, &held, NULL) || held < 0;
+    sn_cached_release(&held);
+    return used;
+}
+
 static int compare_use(const void *a, const void *b) {
     const sn_cached_model *x = a, *y = b;
     return x->used_ns < y->used_ns ? -1 : x->used_ns > y->used_ns;
@@ -180,17 +202,21 @@ static int compare_use(const void *a, const void *b) {
 
 sn_status sn_cached_make_room(const char *cache, uint64_t max, uint64_t bytes, sn_err *err) {
     listing l = {0};
+    uint64_t left = 0; /* bytes of models in use */
     char limit[32], used[32], more[32];
     if (!max) return SN_OK;
     sn_status status = sn_cached_models(cache, list_model, &l, err);
     if (!status && l.n) qsort(l.models, l.n, sizeof *l.models, compare_use);
-    for (size_t i = 0; !status && i < l.n && (bytes > max || l.bytes > max - bytes); i++)
+    for (size_t i = 0; !status && i < l.n; i++)
+        if (is_used(&l.models[i])) left += l.models[i].bytes;
+    bool fits = bytes <= max && left <= max - bytes; /* where it cannot, nothing is removed */
+    for (size_t i = 0; !status && fits && i < l.n && l.bytes > max - bytes; i++)
         if (!sn_cached_model_remove(&l.models[i], NULL)) l.bytes -= l.models[i].bytes;
-    if (!status && (bytes > max || l.bytes > max - bytes))
-        status =
-            sn_fail(err, SN_REFUSED,
-                    "%s more do not fit into --cache-max %s, of which %s are in use: give more, or another --cache",
-                    sn_format_size(bytes, more), sn_format_size(max, limit), sn_format_size(l.bytes, used));
+    if (!status && (!fits || l.bytes > max - bytes))
+        status = sn_fail(
+            err, SN_REFUSED,
+            "%s more do not fit into --cache-max %s, of which %s are in use: give more, or another --cache",
+            sn_format_size(bytes, more), sn_format_size(max, limit), sn_format_size(fits ? l.bytes : left, used));
     free(l.models);
     return status;
 }

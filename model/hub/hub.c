@@ -7,6 +7,7 @@
 #include "model/hub/cached.h"
 #include "model/source.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,13 +189,35 @@ bool sn_hub_is_model_file(const char *name) {
     return is_shard(name);
 }
 
-/* Configuration and tokenizer of a folder, then the headers of its shards. What a manifest does not name is not
- * fetched, unless the model needs it: a hub could add a chat template. */
+/* With a manifest a folder has the files that it names and no others: a hub could add a chat template, or leave one
+ * out. What a call without the manifest has fetched beside them is removed. */
+static sn_status compare_names(const fetcher *f, const sn_hub_repo *repo, sn_err *err) {
+    char path[SN_PATH_SIZE];
+    const char *etag;
+    uint64_t size;
+    for (size_t i = 0; f->has_manifest && i < f->manifest.n_files; i++) {
+        const sn_manifest_file *file = &f->manifest.files[i];
+        if (!sn_hub_repo_has(repo, file->name, &size, &etag) || size != file->size)
+            return sn_fail(err, SN_REFUSED,
+                           "%s of the manifest is no file of %s, or has another size there: the manifest is of another "
+                           "model, or version",
+                           file->name, repo->name.repo);
+    }
+    DIR *listed = f->has_manifest ? opendir(repo->folder) : NULL;
+    for (const struct dirent *entry; listed && (entry = readdir(listed));)
+        if (sn_hub_is_model_file(entry->d_name) && !file_of(f, entry->d_name, false) &&
+            !sn_path_join(path, repo->folder, entry->d_name, NULL))
+            unlink(path);
+    if (listed) closedir(listed);
+    return SN_OK;
+}
+
+/* Configuration and tokenizer of a folder, then the headers of its shards. */
 static sn_status fetch_folder(fetcher *f, const sn_hub_repo *repo, sn_err *err) {
     const char *name, *etag;
     json_t *entry;
     uint64_t size;
-    sn_status status = SN_OK;
+    sn_status status = compare_names(f, repo, err);
     for (size_t i = 0; !status && i < sizeof small / sizeof *small; i++)
         if (sn_hub_repo_has(repo, small[i], &size, &etag) && size && (!f->has_manifest || file_of(f, small[i], false)))
             status = fetch_whole(f, repo, small[i], err);
@@ -279,6 +302,7 @@ sn_status sn_hub_open_model(const char *name, const sn_hub_settings *settings, c
     if (!status) status = sn_model_open(path, out, err);
     if (!status && f->has_manifest) status = check_model(f, out, err);
     if (!status) tell_unverified(f);
+    if (f) f->settings.manifest = NULL; /* the caller's; `manifest` is a copy of it */
     if (!status)
         sn_model_set_source(*out, &(sn_model_source){fetcher_want, fetcher_fetch, fetcher_free, f});
     else if (f)

@@ -78,16 +78,29 @@ static sn_status receive(void *context, uint64_t at, const void *data, size_t n,
     return status;
 }
 
-/* Room for what arrives before it can be verified. What is in the file already may be a part of a piece. */
-static sn_status begin_verifying(receiving *r, sn_err *err) {
-    const sn_range_set *present = &r->file.present;
+/* Of what is there, keeps whole pieces alone: those were compared. Parts of others came without a manifest. */
+static sn_status keep_pieces(receiving *r, sn_err *err) {
+    const sn_hub_part *part = r->part;
+    sn_range_set kept = {0};
     sn_status status = SN_OK;
+    if (!part->manifest) return SN_OK;
+    for (size_t i = 0; !status && i < r->file.present.n; i++) {
+        const sn_range *range = &r->file.present.ranges[i];
+        const sn_piece *first = sn_manifest_piece_at(part->manifest, part->of, range->from),
+                       *last = sn_manifest_piece_at(part->manifest, part->of, range->to - 1);
+        status = sn_range_set_add(&kept, first->from < range->from ? first->to : first->from,
+                                  last->to > range->to ? last->from : last->to, err);
+    }
+    sn_range_set_fini(&r->file.present);
+    r->file.present = kept;
+    return status;
+}
+
+/* Room for what arrives before it can be verified. */
+static sn_status begin_verifying(receiving *r, sn_err *err) {
     if (!r->part->manifest) return SN_OK;
     r->piece = malloc(SN_PIECE_MAX);
-    if (!r->piece) return sn_fail(err, SN_STOP, "out of memory for a piece");
-    for (size_t i = 0; !status && i < present->n; i++)
-        status = sn_range_set_add(&r->arrived, present->ranges[i].from, present->ranges[i].to, err);
-    return status;
+    return r->piece ? SN_OK : sn_fail(err, SN_STOP, "out of memory for a piece");
 }
 
 static sn_status fetch_missing(receiving *r, sn_http *http, const sn_range_set *missing, sn_err *err) {
@@ -103,6 +116,8 @@ static sn_status fetch_missing(receiving *r, sn_http *http, const sn_range_set *
     if (!status && !part->snapshot && strcmp(file.etag, part->etag)) /* a commit does not change, what a URL has does */
         status = sn_fail(err, SN_REFUSED, "%.200s has changed while it was fetched: start again", part->url);
     if (!status) status = sn_http_fetch(http, &file, missing, receive, r, err);
+    if (!status && sn_partial_file_is_whole(&r->file)) status = sn_hub_snapshot_check(part, &r->file, err);
+    if (status && sn_partial_file_is_whole(&r->file)) return status; /* it was not compared: the next call does */
     /* What came is kept, even if not all did. */
     sn_status saved = sn_partial_file_save(&r->file, status ? NULL : err);
     if (!status) tell(r, true);
@@ -143,7 +158,12 @@ static sn_status find_missing(const receiving *r, sn_range_set *out, sn_err *err
     return status;
 }
 
-/* Takes the file from the cache of other tools, if it is there and what the manifest says. */
+static sn_status open_file(receiving *r, sn_err *err) {
+    const sn_hub_part *part = r->part;
+    return sn_partial_file_open(part->path, part->size, part->etag, r->settings->http.cancel, &r->file, err);
+}
+
+/* Takes the file from the cache of other tools, if it is there and what the manifest says; else it is fetched. */
 static sn_status take_whole(receiving *r, sn_err *err) {
     const sn_manifest_file *of = r->part->of;
     uint64_t here = 0;
@@ -151,8 +171,10 @@ static sn_status take_whole(receiving *r, sn_err *err) {
     sn_status status = sn_hub_snapshot_take(r->part, &r->file, err);
     if (status || whole || !of || !sn_partial_file_is_whole(&r->file)) return status;
     status = sn_manifest_check_file(r->part->manifest, of, r->part->path, &here, err);
-    if (status) unlink(r->part->path);
-    return status ? sn_err_context(err, "in the cache of Hugging Face's tools") : SN_OK;
+    if (status != SN_REFUSED) return status;
+    unlink(r->part->path);
+    sn_partial_file_close(&r->file);
+    return open_file(r, err);
 }
 
 sn_status sn_hub_part_fetch(const sn_hub_settings *settings, sn_http *http, sn_hub_part *part, const char *what,
@@ -160,9 +182,10 @@ sn_status sn_hub_part_fetch(const sn_hub_settings *settings, sn_http *http, sn_h
     receiving r = {.settings = settings, .part = part, .progress.what = what, .begun_us = sn_now_us()};
     sn_range_set missing = {0};
     if (!part->wanted.n) return SN_OK;
-    sn_status status = sn_partial_file_open(part->path, part->size, part->etag, settings->http.cancel, &r.file, err);
+    sn_status status = open_file(&r, err);
     if (status) return status;
     status = take_whole(&r, err);
+    if (!status) status = keep_pieces(&r, err);
     if (!status) status = find_missing(&r, &missing, err);
     if (!status && missing.n) status = fetch_missing(&r, http, &missing, err);
     if (!status && missing.n && sn_partial_file_is_whole(&r.file)) status = sn_hub_snapshot_give(part, &r.file, err);

@@ -13,6 +13,7 @@ typedef struct sn_hub_repo {
     char commit[SN_HTTP_COMMIT_SIZE];
     char folder[SN_PATH_SIZE];      /* of this commit in our cache */
     char ref[SN_HUB_REVISION_SIZE]; /* the branch or tag that is this commit; "": not known */
+    int64_t ref_ns;                 /* when the hub said so, since 1970; 0: it did not */
     json_t *files;                  /* object: name to [size, etag] */
 } sn_hub_repo;
 
@@ -29,8 +30,11 @@ sn_status sn_hub_repo_choose(const sn_hub_repo *repo, char out[SN_HUB_FILE_SIZE]
 typedef struct sn_hub_snapshot {
     char folder[SN_PATH_SIZE]; /* "HF_HUB_CACHE/models--ORG--NAME"; "": none is used */
     char commit[SN_HTTP_COMMIT_SIZE];
-    char ref[SN_HUB_REVISION_SIZE]; /* the branch or tag that is this commit; "": not known */
+    char ref[SN_HUB_REVISION_SIZE]; /* as in sn_hub_repo */
+    int64_t ref_ns;
 } sn_hub_snapshot;
+
+int64_t sn_hub_file_time_ns(const char *path); /* when it was written, since 1970; 0: there is none */
 
 sn_status sn_hub_snapshot_of(const sn_hub_repo *repo, sn_hub_snapshot *out, sn_err *err) SN_MUST_USE;
 
@@ -52,8 +56,10 @@ typedef struct sn_hub_part {
 
 /* Takes the file from the snapshot, if it is whole there: the part's file becomes a link. */
 sn_status sn_hub_snapshot_take(const sn_hub_part *part, sn_partial_file *file, sn_err *err) SN_MUST_USE;
-/* Of a whole file: compares it with the SHA that the hub names it by, moves it into the snapshot and leaves a link.
- * SN_REFUSED: it is another one, and is dropped. */
+/* Compares a whole file with the SHA that the hub names it by, if it has one. SN_REFUSED: it is another one, and
+ * nothing of it counts as being there any more. */
+sn_status sn_hub_snapshot_check(const sn_hub_part *part, sn_partial_file *file, sn_err *err) SN_MUST_USE;
+/* Moves a whole file that was compared into the snapshot and leaves a link. */
 sn_status sn_hub_snapshot_give(const sn_hub_part *part, sn_partial_file *file, sn_err *err) SN_MUST_USE;
 
 /* Brings what is wanted of the part and not there; then nothing is wanted. */

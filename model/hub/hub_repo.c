@@ -98,6 +98,7 @@ static void find_ref(sn_hub_repo *repo) {
         sn_buf_fini(&text);
     }
     snprintf(repo->ref, sizeof repo->ref, "%s", ref);
+    if (*ref && !remembered_path(repo, ref, folder, path, NULL)) repo->ref_ns = sn_hub_file_time_ns(path);
 }
 
 sn_status sn_hub_repo_open(const sn_hub_settings *settings, sn_http *http, const sn_model_name *name, sn_hub_repo *repo,

@@ -18,13 +18,17 @@ enum { SHA1_DIGITS = 40, SHA256_DIGITS = 64, CHUNK = 1 << 20 };
 
 sn_status sn_hub_snapshot_of(const sn_hub_repo *repo, sn_hub_snapshot *out, sn_err *err) {
     const char *root = repo->settings->hf_cache, *slash = strchr(repo->name.repo, '/');
+    char here[SN_PATH_SIZE] = "";
     *out = (sn_hub_snapshot){0};
     snprintf(out->commit, sizeof out->commit, "%s", repo->commit);
     if (!*root) return SN_OK;
-    if (snprintf(out->folder, sizeof out->folder, "%s/models--%.*s--%s", root, (int)(slash - repo->name.repo),
-                 repo->name.repo, slash + 1) >= (int)sizeof out->folder)
+    if (*root != '/' && !getcwd(here, sizeof here)) /* links lead to the folder from elsewhere */
+        return sn_fail(err, SN_REFUSED, "the folder of this process cannot be found: %s", strerror(errno));
+    if (snprintf(out->folder, sizeof out->folder, "%s%s%s/models--%.*s--%s", here, *here ? "/" : "", root,
+                 (int)(slash - repo->name.repo), repo->name.repo, slash + 1) >= (int)sizeof out->folder)
         return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
     snprintf(out->ref, sizeof out->ref, "%s", repo->ref);
+    out->ref_ns = repo->ref_ns;
     return SN_OK;
 }
 
@@ -107,20 +111,24 @@ static sn_status hash_file(const sn_partial_file *file, size_t digits, char out[
     return right ? SN_OK : sn_fail(err, SN_STOP, "out of memory for a hash");
 }
 
-/* Drops what is there if it is not what the hub says. */
-static sn_status check_sha(const sn_hub_part *part, sn_partial_file *file, size_t digits, sn_err *err) {
-    char said[SHA256_DIGITS + 1];
-    sn_status status = hash_file(file, digits, said, err);
-    if (status || !strcmp(said, part->etag)) return status;
-    file->present.n = 0;
-    status = sn_partial_file_save(file, err);
-    return status ? status
-                  : sn_fail(err, SN_REFUSED,
-                            "%.300s is not the file that the hub names by its SHA: it was dropped, fetch it again",
-                            part->url);
+/* The digits of the SHA by which the hub names the file; 0: it has none. */
+static size_t sha_digits(const sn_hub_part *part) {
+    size_t digits = part->snapshot ? strlen(part->etag) : 0;
+    return digits == SHA1_DIGITS || digits == SHA256_DIGITS ? digits : 0;
 }
 
-/* "../../blobs/ETAG" as a link at `path`; one more "../" for each folder in the file's name. */
+sn_status sn_hub_snapshot_check(const sn_hub_part *part, sn_partial_file *file, sn_err *err) {
+    char said[SHA256_DIGITS + 1];
+    size_t digits = sha_digits(part);
+    sn_status status = digits ? hash_file(file, digits, said, err) : SN_OK;
+    if (status || !digits || !strcmp(said, part->etag)) return status;
+    file->present.n = 0;
+    return sn_fail(err, SN_REFUSED,
+                   "%.300s is not the file that the hub names by its SHA: it was dropped, fetch it again", part->url);
+}
+
+/* "../../blobs/ETAG" as a link at `path`, in the place of what is there and was not taken; one more "../" for each
+ * folder in the file's name. */
 static sn_status link_blob(const sn_hub_part *part, const char *path, sn_err *err) {
     char target[SN_PATH_SIZE] = "../../";
     size_t used = strlen(target);
@@ -128,16 +136,23 @@ static sn_status link_blob(const sn_hub_part *part, const char *path, sn_err *er
         if (*c == '/' && used < sizeof target) used += (size_t)snprintf(target + used, sizeof target - used, "../");
     if (used < sizeof target) used += (size_t)snprintf(target + used, sizeof target - used, "blobs/%s", part->etag);
     if (used >= sizeof target) return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
-    if (symlink(target, path) && errno != EEXIST)
+    if (symlink(target, path) && (errno != EEXIST || unlink(path) || symlink(target, path)))
         return sn_fail(err, SN_REFUSED, "%s cannot be made: %s", path, strerror(errno));
     return SN_OK;
 }
 
+int64_t sn_hub_file_time_ns(const char *path) {
+    struct stat st;
+    return stat(path, &st) ? 0 : (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+}
+
+/* What other tools have written since the hub was asked stays. */
 static sn_status write_ref(const sn_hub_snapshot *s, sn_err *err) {
     char path[SN_PATH_SIZE], folder[SN_PATH_SIZE];
     if (!*s->ref) return SN_OK;
     if (snprintf(path, sizeof path, "%s/refs/%s", s->folder, s->ref) >= (int)sizeof path)
         return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
+    if (sn_hub_file_time_ns(path) > s->ref_ns) return SN_OK;
     snprintf(folder, sizeof folder, "%s", path);
     *strrchr(folder, '/') = 0;
     sn_status status = sn_hub_make_folders(folder, err);
@@ -146,11 +161,8 @@ static sn_status write_ref(const sn_hub_snapshot *s, sn_err *err) {
 
 sn_status sn_hub_snapshot_give(const sn_hub_part *part, sn_partial_file *file, sn_err *err) {
     char path[SN_PATH_SIZE], folder[SN_PATH_SIZE], blob[SN_PATH_SIZE];
-    size_t digits = strlen(part->etag);
-    if (!part->snapshot || (digits != SHA1_DIGITS && digits != SHA256_DIGITS)) return SN_OK;
-    sn_status status = check_sha(part, file, digits, err);
-    if (status || !*part->snapshot->folder) return status;
-    status = snapshot_path(part, path, err);
+    if (!sha_digits(part) || !*part->snapshot->folder) return SN_OK;
+    sn_status status = snapshot_path(part, path, err);
     if (!status && snprintf(blob, sizeof blob, "%s/blobs/%s", part->snapshot->folder, part->etag) >= (int)sizeof blob)
         status = sn_fail(err, SN_REFUSED, "the path of the cache is too long");
     snprintf(folder, sizeof folder, "%s", path);
@@ -166,5 +178,5 @@ sn_status sn_hub_snapshot_give(const sn_hub_part *part, sn_partial_file *file, s
                    : sn_fail(err, SN_REFUSED, "%s cannot be moved to %s: %s", file->path, blob, strerror(errno));
     status = link_blob(part, path, err);
     if (!status) status = write_ref(part->snapshot, err);
-    return status ? status : sn_partial_file_link(file, path, err);
+    return status ? status : sn_partial_file_link(file, blob, err);
 }

@@ -36,7 +36,10 @@ sn_status sn_trusted_manifest_read(const char *given, const sn_http_settings *ht
         return sn_fail(err, SN_REFUSED, "the name of the manifest is too long");
     if (hash && sn_unhex(hash + 1, key, sizeof key, NULL))
         return sn_fail(err, SN_REFUSED, "behind # stands the id of the signer, 64 hexadecimal digits");
-    bool remote = !strncmp(place, "http://", 7) || !strncmp(place, "https://", 8);
+    bool plain = !strncmp(place, "http://", 7), remote = plain || !strncmp(place, "https://", 8);
+    if (plain && !hash)
+        return sn_fail(err, SN_REFUSED,
+                       "a manifest over http:// can be anybody's: give its signer as #KEY, or https://");
     sn_status status =
         remote ? fetch(place, http, &out->text, err) : sn_read_file(place, SN_MANIFEST_MAX, &out->text, err);
     if (!status) status = sn_manifest_parse((const char *)out->text.data, out->text.len, &out->manifest, err);

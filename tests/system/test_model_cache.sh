@@ -43,6 +43,16 @@ grep -q 'manifest' "$scratch/run.err" && fail "what was fetched earlier is spoke
 succeeds "$bin/swarm" models --json
 [ "$(query "$scratch/run.out" 'd["models"][0]["linked_bytes"]')" = $(($(stat -c %s+ "$hub"/org/folder/*) 0)) ] || fail "$(cat "$scratch/run.out")"
 
+# A branch that other tools have updated since the hub was asked is not set back; what the hub says later counts.
+printf '2%.0s' {1..40} >"$theirs/refs/main"
+rm -r "$theirs/blobs" "$theirs/snapshots"
+generates "org/folder@$(basename "$ours")"
+grep -q '^2*$' "$theirs/refs/main" || fail "refs/main was set back"
+rm -r "$theirs/blobs" "$theirs/snapshots"
+generates org/folder
+[ "$(cat "$theirs/refs/main")" = "$(basename "$ours")" ] || fail "refs/main is not what the hub said last"
+bytes=$(hub_count bytes)
+
 # What other tools have is found, and what they have removed is fetched again.
 rm -rf "$SWARM_CACHE/models"
 generates org/folder
@@ -50,6 +60,24 @@ generates org/folder
 rm -rf "$theirs"
 generates org/folder
 [ "$(hub_count bytes)" -gt "$bytes" ] || fail "nothing was fetched, and nothing was there"
+
+# What lies in their snapshot and is another file is not taken, and not in the way of the right one.
+rm -rf "$SWARM_CACHE/models"
+entry=$theirs/snapshots/$(basename "$ours")/model.safetensors
+rm "$entry" && echo other >"$entry"
+generates org/folder
+cmp -s "$entry" "$hub/org/folder/model.safetensors" || fail "another file is still in the snapshot"
+
+# Both caches may be named from the folder of the process.
+bytes=$(hub_count bytes)
+mkdir "$scratch/here"
+(
+  cd "$scratch/here" && export HF_HOME=theirs
+  generates org/folder --cache ours
+  rm -rf ours/models
+  generates org/folder --cache ours
+) || exit 1
+[ "$(hub_count bytes)" = $((bytes + $(stat -c %s+ "$hub"/org/folder/*) 0)) ] || fail "in caches with relative names files were fetched twice"
 
 # Without the hub, too.
 kill_node hub
@@ -104,6 +132,7 @@ cp "$scratch/manifest" "$hub/org/more/"
 start_hub "$hub"
 generates org/folder --manifest "$store/org/more/manifest#$signer"
 grep -q 'compared with no manifest' "$scratch/run.err" && fail "it was compared, and it says otherwise"
+refuses 2 'over http:// can be anybody' "$bin/swarm" generate --model org/folder --manifest "$store/org/more/manifest" "${say[@]}"
 rm "$hub/org/more/manifest"
 refuses 2 'is not signed by this key' "$bin/swarm" generate --model org/folder --manifest "$scratch/manifest#${signer//[0-8]/9}" "${say[@]}"
 sed 's/^\(signed [0-9a-f]* \)./\1x/' "$scratch/manifest" >"$scratch/bad"
@@ -113,10 +142,30 @@ refuses 2 'signature of .* is not that of its signer' "$bin/swarm" generate --mo
 refuses 2 'models that come from a hub' "$bin/swarm" generate --model "$fixtures/golden/llama" --manifest "$scratch/manifest" "${say[@]}"
 succeeds "$bin/swarm" models verify
 grep -q 'org/folder@1.* right, 0 B not here' "$scratch/run.out" || fail "the manifest was not kept: $(cat "$scratch/run.out")"
+beside=$SWARM_CACHE/models/org--other/$(basename "$ours")/generation_config.json
+generates org/other
+[ -e "$beside" ] || fail "a file was not fetched without a manifest"
 generates org/other --manifest "$scratch/manifest"
-[ ! -e "$SWARM_CACHE/models/org--other/$(basename "$ours")/generation_config.json" ] || fail "a file was fetched that the manifest does not name"
+[ ! -e "$beside" ] || fail "a file is there that the manifest does not name"
+succeeds "$bin/swarm" hash "$hub/org/other" --out "$scratch/more-files"
+refuses 2 'generation_config.json of the manifest is no file of org/folder' "$bin/swarm" generate --model org/folder --manifest "$scratch/more-files" --cache "$scratch/cache-more" "${say[@]}"
+# What another tool or a call without the manifest got wrong is fetched again, where it can be: files of the snapshot, parts of pieces.
+(
+  export SWARM_CACHE=$scratch/cache-wrong HF_HOME=$scratch/hf-wrong
+  wrong=$HF_HOME/hub/models--org--folder/snapshots/$(basename "$ours")
+  mkdir -p "$wrong"
+  head -c "$(stat -c %s "$hub/org/folder/model.safetensors")" /dev/zero >"$wrong/model.safetensors"
+  generates org/folder --manifest "$scratch/manifest"
+  cmp -s "$wrong/model.safetensors" "$hub/org/folder/model.safetensors" || fail "another file is still in the snapshot"
+  part=$SWARM_CACHE/models/org--folder/$(basename "$ours")/model.safetensors
+  size=$(stat -c %s "$hub/org/folder/model.safetensors")
+  rm -rf "$HF_HOME" "$part"
+  head -c "$size" /dev/zero >"$part"
+  printf '%s %s\n0 1000\n' "$size" "$(sha256sum <"$hub/org/folder/model.safetensors" | cut -d' ' -f1)" >"$part.ranges"
+  generates org/folder --manifest "$scratch/manifest"
+) || exit 1
 cp "$fixtures"/golden/mistral/{config.json,model.safetensors} "$hub/org/more/"
-refuses 2 'no file of the manifest' "$bin/swarm" generate --model org/more --manifest "$scratch/manifest" "${say[@]}"
+refuses 2 'config.json of the manifest is no file of org/more' "$bin/swarm" generate --model org/more --manifest "$scratch/manifest" "${say[@]}"
 cp "$fixtures"/golden/llama/{config.json,model.safetensors} "$hub/org/more/"
 rm -rf "$SWARM_CACHE/models" "$scratch/hf"
 
@@ -141,8 +190,16 @@ mkdir "$hub/org/last" && cp "$hub"/org/more/* "$hub/org/last/"
 generates org/other # used again, so org/more is the oldest
 generates org/last --cache-max 1500KiB
 [ "$(kept)" = "org/folder org/last org/other" ] || fail "--cache-max kept $(kept)"
+mkdir "$hub/org/big" && cp "$hub/org/folder/config.json" "$hub/org/big/" # its header takes 7 MiB
+{ printf '\0\0\160\0\0\0\0\0' && head -c 8M /dev/zero; } >"$hub/org/big/model.safetensors"
+refuses 2 'do not fit into --cache-max 4.0 MiB, of which .* are in use' "$bin/swarm" generate --model org/big --cache-max 4MiB "${say[@]}"
+[ "$(kept)" = "org/big org/folder org/last org/other" ] || fail "for what cannot fit, models were removed: kept $(kept)"
 stop_node a
-rm -rf /dev/shm/sn-hub-$$
+last=$SWARM_CACHE/models/org--last
+mkdir -p "$last/.removed-$(basename "$ours")/left" # by a process that was killed
+succeeds "$bin/swarm" models remove org/last
+[ "$(ls -A "$last")" = "$(cd "$last" && ls revision-*)" ] || fail "removed, and there: $(ls -A "$last")"
 refuses 2 'do not fit into --cache-max 256.0 KiB' "$bin/swarm" generate --model org/more --cache-max 256KiB "${say[@]}"
 [ "$(kept)" = "org/more" ] || fail "--cache-max kept $(kept)"
+rm -rf /dev/shm/sn-hub-$$
 echo ok

@@ -89,3 +89,31 @@ Test(partial_file, what_was_saved_is_there_again_and_nothing_else) {
     snprintf(ranges, sizeof ranges, "%s.lock", path);
     unlink(ranges), rmdir(folder);
 }
+
+/* A whole file is compared with its hash before it counts, and its process may be killed in between. */
+Test(partial_file, a_file_is_not_saved_as_whole_by_itself) {
+    char folder[] = "/tmp/sn-partial-XXXXXX", path[64], other[80];
+    const size_t size = 9 << 20; /* more than is written between two saves */
+    char *bytes = calloc(1, size);
+    bool partial = false;
+    sn_range_set present = {0};
+    sn_partial_file f;
+    cr_assert(bytes && mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/file", folder);
+    REQUIRE(sn_partial_file_open(path, size, "v", NULL, &f, &err));
+    REQUIRE(sn_partial_file_present(path, &partial, &present, &err));
+    cr_expect(partial && !present.n, "a file in which nothing was written is taken for a whole one");
+    REQUIRE(sn_partial_file_write(&f, 0, bytes, size, &err));
+    cr_expect(sn_partial_file_is_whole(&f));
+    sn_partial_file_close(&f);
+    REQUIRE(sn_partial_file_open(path, size, "v", NULL, &f, &err));
+    cr_expect(!sn_partial_file_is_whole(&f), "a file that was not compared counts as whole");
+    sn_partial_file_close(&f);
+    free(bytes);
+    unlink(path);
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(other, sizeof other, "%s.%s", path, i ? "lock" : "ranges");
+        unlink(other);
+    }
+    rmdir(folder);
+}

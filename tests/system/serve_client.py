@@ -3,6 +3,7 @@ by an assertion. Plain sockets, so that a test decides when a connection ends.""
 import http.client
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -251,11 +252,14 @@ def view(url):
     assert d["blocks"] == d["model"]["blocks"] == 30 and not d["gaps"] and d["nodes"][0]["answered"] and d["nodes"][0]["device"] == "cpu", d
 
 
-def ending(url, ready, refused):
-    """SIGTERM: an answer in progress is finished, a new request is refused."""
-    s = Stream(url, "/v1/completions", prompt=[1, 40], max_tokens=100, temperature=0, ignore_eos=True)
+def ending(url, node, slow, ready, refused):
+    """SIGTERM: an answer in progress is finished, a new request is refused. The node, which the process `slow` lets compute a little
+    at a time, stands still from the first token on until the server drains."""
+    s = Stream(url, "/v1/completions", prompt=[1, 40], max_tokens=150, temperature=0, ignore_eos=True)
     events = s.events()
     next(events)
+    os.kill(int(slow), signal.SIGKILL)
+    os.kill(int(node), signal.SIGSTOP)
     health = http.client.HTTPConnection(*address(url), timeout=LIMIT)
     open(ready, "w").close()
     until = time.time() + LIMIT

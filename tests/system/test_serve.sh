@@ -61,13 +61,13 @@ fi
 slow a
 serve small --join "${address[a]}" --max-sessions 1 --queue 1
 client leaving "$url"
-client ending "$url" "$scratch/answering" "$scratch/draining" &
+client ending "$url" "${pid[a]}" "${pid[slow]}" "$scratch/answering" "$scratch/draining" &
 asking=$!
 wait_file answering
 signal small TERM
 wait_file draining
-kill -KILL "${pid[slow]}"; wait "${pid[slow]}" 2>/dev/null; unset "pid[slow]"
-kill -CONT "${pid[a]}"
+signal a CONT
+wait "${pid[slow]}" 2>/dev/null; unset "pid[slow]"
 wait "$asking" || fail "SIGTERM in the middle of an answer"
 wait_end small 60
 [ $rc = 0 ] || fail "after SIGTERM the server ended with exit code $rc"

@@ -21,13 +21,13 @@ wait "$asking" || fail "a crowd"
 
 [ "$killed" = a ] && left=b || left=a
 slow $left
-client ending "$url" "$scratch/answering" "$scratch/draining" &
+client ending "$url" "${pid[$left]}" "${pid[slow]}" "$scratch/answering" "$scratch/draining" &
 asking=$!
 wait_file answering
 signal server TERM
 wait_file draining
-kill -KILL "${pid[slow]}"; wait "${pid[slow]}" 2>/dev/null; unset "pid[slow]"
-kill -CONT "${pid[$left]}"
+signal $left CONT
+wait "${pid[slow]}" 2>/dev/null; unset "pid[slow]"
 wait "$asking" || fail "SIGTERM in the middle of an answer"
 wait_end server 60
 [ $rc = 0 ] || fail "after SIGTERM the server ended with exit code $rc"

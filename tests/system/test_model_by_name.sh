@@ -83,10 +83,13 @@ for n in a b c; do stop_node $n; done
 # The path in the cache is no whole model, and says so. A repository that changes under way keeps its version.
 part=$(echo "$SWARM_CACHE"/models/org--real/*/model.gguf)
 refuses 2 'fetched in part only' "$bin/swarm-node" --model "$part" --blocks 3:4 --listen 127.0.0.1:0
-refuses 2 'has 2 models.*a.gguf.*b.gguf' "$bin/swarm-node" --model org/two --blocks all
+refuses 2 'has 2 models.*a.gguf (.*, fits here).*b.gguf (.*, fits here)' "$bin/swarm-node" --model org/two --blocks all
 refuses 2 'does not exist' "$bin/swarm-node" --model org/none --blocks all
 refuses 2 'no file x.gguf' "$bin/swarm-node" --model org/real:x.gguf --blocks all
 HF_TOKEN=wrong refuses 2 'give a token' "$bin/swarm-node" --model closed/one --blocks all
+mkdir -p "$HF_HOME" && echo secret >"$HF_HOME/token" # as the hub's own tools leave it
+(unset HF_TOKEN; refuses 2 'closed/one' "$bin/swarm-node" --model closed/one --blocks all) || exit 1
+grep -q 'give a token' "$scratch/run.err" && fail "the token in \$HF_HOME is not used"
 kill_node hub
 
 # A hub that cannot be reached: what is there is served; what is not is missed in a sentence.

@@ -184,11 +184,11 @@ static bool place_offloaded(planner *p) {
 
 /* ---- refusing ---- */
 
-/* Finds a device that lacks memory, and how much: all blocks that may be streamed go to the first device, the others
- * fill the devices in order, and blocks that fit nowhere go to the last one. */
+/* Finds a device that lacks memory, and how much: all blocks that may be streamed (none where a map places the experts)
+ * go to the first device, the others fill the devices in order, and blocks that fit nowhere go to the last one. */
 static sn_status planner_refuse(planner *p, sn_err *err) {
     const sn_plan_query *query = p->query;
-    bool streamed[SN_PLAN_BLOCKS_MAX] = {false}, offload = query->offload != SN_ON_DEVICE;
+    bool streamed[SN_PLAN_BLOCKS_MAX] = {false}, offload = query->offload != SN_ON_DEVICE && !p->experts;
     char name[32];
     int d = 0;
     sn_plan_ledger_init(&p->ledger, query, &p->ties);
@@ -202,12 +202,14 @@ static sn_status planner_refuse(planner *p, sn_err *err) {
             const sn_block_placement place = resident(p, b, d);
             if (!streamed[b]) sn_plan_ledger_add(&p->ledger, b, &place);
         }
+    /* Where that one has space, another one lacks it for experts. */
+    for (int i = 0; i < query->n_devices && p->ledger.bytes[d] <= query->devices[d].budget; i++) d = i;
     return sn_fail(err, SN_REFUSED, "blocks %d:%d do not fit: %s would need %zu bytes more%s; give %s, or more memory",
                    query->first, query->end, sn_device_id_name(query->devices[d].id, name),
-                   p->ledger.bytes[d] - query->devices[d].budget,
+                   p->ledger.bytes[d] - sn_min_size(p->ledger.bytes[d], query->devices[d].budget),
                    offload ? ", with all blocks streamed to it that are not preloaded" : "",
-                   offload ? "fewer blocks, a smaller KV cache"
-                           : "fewer blocks, a smaller KV cache, --offload host or disk");
+                   query->offload || p->experts ? "fewer blocks, a smaller KV cache"
+                                                : "fewer blocks, a smaller KV cache, --offload host or disk");
 }
 
 /* The blocks stay on devices, and their experts rest where blocks may be offloaded. */
@@ -241,7 +243,7 @@ sn_status sn_plan_auto_experts(const sn_plan_query *query, const sn_block_placem
                        "all blocks are to be offloaded, but not where to: give --offload host or disk");
     bool all_preloaded = true;
     for (int b = 0; b < p.n; b++) all_preloaded &= p.preload.blocks[b];
-    bool fits = (!query->offload_all || all_preloaded) && place_resident(&p);
+    bool fits = (!query->offload_all || all_preloaded || experts) && place_resident(&p);
     if (!fits && query->offload != SN_ON_DEVICE && !experts) /* a map is honoured as it stands */
         fits = (!query->offload_all && place_without_experts(&p)) || place_offloaded(&p);
     if (!fits) return planner_refuse(&p, err);

@@ -101,7 +101,7 @@ static size_t cost_of_experts(const sn_plan_ledger *ledger, int index, const sn_
     const sn_block_cost *cost = &ledger->query->costs[index];
     if (!sn_block_is_apart(cost, place)) return 0;
     size_t scratch = ledger->used[place->experts_device] ? 0 : ledger->query->devices[place->experts_device].scratch;
-    return sn_plan_add_sizes(scratch, cost->weights - cost->without_experts);
+    return sn_plan_add_sizes(scratch, cost->experts);
 }
 
 void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, const sn_block_placement *place) {
@@ -175,7 +175,7 @@ static void finish_block(const sn_plan_query *query, sn_plan_ledger *ledger, int
     bool slots = sn_block_has_slots(cost, place);
     if (!slots) place->experts = SN_ON_DEVICE;
     place->apart = sn_block_is_apart(cost, place);
-    size_t away = slots ? cost->weights - cost->without_experts : cost->weights;
+    size_t away = slots ? cost->experts : cost->weights;
     sn_residence at = slots ? place->experts : place->residence;
     if (at == SN_IN_HOST) out->host_bytes = sn_plan_add_sizes(out->host_bytes, away);
     if (at == SN_ON_DISK) out->disk_bytes = sn_plan_add_sizes(out->disk_bytes, away);

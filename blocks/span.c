@@ -106,12 +106,14 @@ sn_status sn_span_costs(const sn_model *model, const sn_device *device, int firs
     if (!sn_add(scratch_bytes(sn_model_hparams(model)), device->ops->prepare_bytes(device, &limits), scratch))
         *scratch = SIZE_MAX;
     for (int b = first; b < end; b++) {
-        sn_block_layout layout;
+        sn_block_layout layout, experts;
         const sn_hparams *hp = sn_model_hparams(model);
         sn_status status = sn_block_layout_of(model, device, b, 0, &layout, err);
         if (status) return status;
         costs[b - first] = (sn_block_cost){.weights = layout.bytes, .cache = kv_budget / (size_t)(end - first)};
         if (!sn_has_experts(hp, b)) continue;
+        SN_TRY(sn_block_layout_of(model, device, b, SN_ONLY_EXPERTS, &experts, err));
+        costs[b - first].experts = experts.bytes;
         /* Each part of an image is rounded up to 64 bytes, of which a slot takes no more than these. */
         costs[b - first].slot = layout.expert_bytes + SN_EXPERT_PIECES * 64;
         costs[b - first].without_experts =

@@ -101,7 +101,9 @@ static size_t block_cache(const sn_device_placement_options *options, const sn_h
     return options->kv_memory / n / least * most + options->kv_memory / n % least * most / least;
 }
 
-/* The cost of a block is its cost on the device that needs most memory for it. */
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Of each part of a block, the cost is that on the device that needs most memory for it. */
 static sn_status blocks_count_costs(const sn_device_placement_options *options, const sn_model *model, int first,
                                     int end, device_set *c, sn_block_cost *costs, sn_err *err) {
     sn_block_cost *on_device = NULL;
@@ -115,10 +117,12 @@ static sn_status blocks_count_costs(const sn_device_placement_options *options, 
             status = sn_span_costs(model, c->open[i], first, end, options->kv_memory, on_device, &c->devices[i].scratch,
                                    err);
         for (size_t b = 0; b < n && !status; b++) {
-            size_t slot = costs[b].slot, rest = costs[b].without_experts;
-            if (on_device[b].weights > costs[b].weights) costs[b] = on_device[b];
-            costs[b].slot = slot > on_device[b].slot ? slot : on_device[b].slot;
-            costs[b].without_experts = rest > on_device[b].without_experts ? rest : on_device[b].without_experts;
+            const sn_block_cost before = costs[b];
+            costs[b] = on_device[b];
+            costs[b].weights = larger(costs[b].weights, before.weights);
+            costs[b].without_experts = larger(costs[b].without_experts, before.without_experts);
+            costs[b].experts = larger(costs[b].experts, before.experts);
+            costs[b].slot = larger(costs[b].slot, before.slot);
         }
     }
     for (size_t b = 0; b < n && !status; b++) costs[b].cache = block_cache(options, sn_model_hparams(model), c, n);

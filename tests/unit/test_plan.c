@@ -356,6 +356,44 @@ Test(plan, a_map_that_needs_too_much_names_device_and_bytes) {
     expect_map_refused(&query, "10:12=xpu:0,12:15=host,15:22=cpu", "xpu:0 would need 100 bytes more"); /* two slots */
 }
 
+/* -- experts that a map puts elsewhere */
+
+/* Blocks 10:10+n: with all experts 100 bytes, without any 30, with the two slots of a row 50; the experts alone 80. */
+static sn_plan_query mixture_query(int n, const sn_plan_device *devices, int n_devices) {
+    sn_plan_query query = even_query(n, 100, 0, devices, n_devices);
+    for (int b = 0; b < n; b++) {
+        even[b].without_experts = 30;
+        even[b].experts = 80; /* more than 100 - 30: the costs may be those of different devices */
+        even[b].n_experts = 8;
+        even[b].slot = 10;
+        even[b].n_experts_used = 2;
+    }
+    return query;
+}
+
+Test(plan, a_map_of_experts_that_needs_too_much_names_the_device_and_the_bytes_that_it_lacks) {
+    sn_plan_device devices[] = {{CPU, 209, 0}, {CUDA(0), 1000, 0}};
+    sn_plan_query query = mixture_query(3, devices, 1);
+    query.offload = SN_IN_HOST;    /* which streams no block, though two slots of 100 bytes would fit */
+    query.preload = "experts:0:2"; /* four slots */
+    expect_map_refused(&query, "*.experts=host",
+                       "cpu would need 1 bytes more; give fewer blocks, a smaller KV cache, or");
+    devices[0].budget = 210;
+    query.offload_all = true;
+    expect_map_plan(&query, "*.experts=host", "0 0 0");
+    query = mixture_query(1, devices, 2);
+    devices[0].budget = 79; /* for the experts; the block itself would go to the other device */
+    expect_map_refused(&query, "*.experts=cpu", "cpu would need 1 bytes more");
+}
+
+Test(plan, experts_on_another_device_are_counted_as_what_they_take_alone) {
+    sn_plan_device devices[] = {{CPU, 79, 0}, {CUDA(0), 30, 0}};
+    sn_plan_query query = mixture_query(1, devices, 2);
+    expect_map_refused(&query, "*=cuda:0,*.experts=cpu", "cpu would need 1 bytes more");
+    devices[0].budget++;
+    expect_map_plan(&query, "*=cuda:0,*.experts=cpu", "0");
+}
+
 /* -- invalid queries, --blocks auto, the table */
 
 Test(plan, senseless_queries_are_refused) {

@@ -347,6 +347,7 @@ static void on_fault(int signal) {
 Test(expert_slots, closing_does_not_wait_for_ever_for_a_read_that_hangs, .timeout = 60) {
     static one_block b; /* outlives the test, as the slots and the reader do */
     static sn_expert_reader *kept;
+    sn_err why = {0};
     one_block_open(&b);
     kept = b.carrier.reader;
     struct sigaction action = {.sa_handler = on_fault};
@@ -356,6 +357,8 @@ Test(expert_slots, closing_does_not_wait_for_ever_for_a_read_that_hangs, .timeou
     b.device->timeout_ms = 20;
     REQUIRE(sn_expert_slots_begin(b.slots, 1, (int32_t[]){0}, &err));
     let_reads_begin(&b);
+    cr_expect_eq(sn_expert_slots_next(b.slots, 1, (int32_t[]){0}, (int32_t[1]){0}, &(bool){0}, &why), SN_STOP);
+    cr_expect(strstr(why.text, "was not read from host memory within 20 ms"), "%s", why.text);
     sn_expert_carrier_close(&b.carrier);
     cr_expect(b.carrier.hangs, "the read's memory would be freed while it is in use");
     cr_assert_eq(write(pipe_ends[1], "", 1), 1);

@@ -21,7 +21,7 @@ start_nodes() {
 }
 
 # begin OPTION...: generates in the background until some steps are done, and pauses there, because a is stopped until SIGCONT.
-# failing: the node that has the client's session for blocks 2:4.
+# failing: the node that has the client's session for blocks 2:4. copied: whether to wait until the other one has a copy.
 begin() {
   local try name
   for ((try = 0; try < 5; try++)); do
@@ -31,6 +31,7 @@ begin() {
       for name in b1 b2; do
         [ -z "${pid[$name]:-}" ] || [ "$(metric "$name" steps_total)" -lt $((5 + ${steps[$name]:-0})) ] || failing=$name
       done
+      [ -z "$failing" ] || [ -z "${copied:-}" ] || [ "$(metric b1 kv_bytes)" -gt 0 -a "$(metric b2 kv_bytes)" -gt 0 ] || failing=
     done
     signal a STOP
     pause 0.1
@@ -83,7 +84,7 @@ for push in "" --push; do
   end_phase
 
   start_nodes b1 b2
-  begin --kv-replica $push
+  copied=yes begin --kv-replica $push
   kill_node "$failing"
   signal a CONT
   # only what the copy was behind by is computed again: less than the prompt, on a machine of any load

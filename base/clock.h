@@ -7,6 +7,6 @@
 
 int64_t sn_now_us(void);      /* monotonic, microseconds: for timeouts and measurements */
 int64_t sn_unix_ms(void);     /* wall clock, milliseconds since 1970: for times that are compared between machines */
-void sn_sleep_us(int64_t us); /* for tests and the back-off of programs; no thread of a node calls it */
+void sn_sleep_us(int64_t us); /* for tests and the back-off of programs; no thread of a node that serves calls it */
 
 #endif

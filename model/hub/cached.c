@@ -2,6 +2,7 @@
  * it. A lock counts if the file is still the one at its path, since the folder may have been removed before. */
 #include "model/hub/cached.h"
 
+#include "base/clock.h"
 #include "base/text.h"
 #include "model/hub/hub_private.h"
 
@@ -16,7 +17,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FOLDERS_MAX = 8 }; /* one in another */
+enum {
+    FOLDERS_MAX = 8, /* one in another */
+    LOOK_US = 10000, /* between looks at a lock that another program has: it renames a folder meanwhile */
+    LOOKS = 1000,
+};
 
 static const char use_name[] = ".use";
 #define REMOVED ".removed-" /* the beginning of the name of a folder that is being removed */
@@ -92,7 +97,17 @@ static int remove_folder(const char *folder) {
     return nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS) && errno != ENOENT ? -1 : 0;
 }
 
-/* Opens FOLDER/.use and locks it; *held -1: it does not exist (and was not made), or another one has it. */
+/* Waits a while for a lock; with LOCK_NB not at all. */
+static bool lock_in_time(int fd, int how) {
+    for (int i = 0; flock(fd, how | LOCK_NB); i++) {
+        if (errno != EWOULDBLOCK || how & LOCK_NB || i == LOOKS) return false;
+        sn_sleep_us(LOOK_US);
+    }
+    return true;
+}
+
+/* Opens FOLDER/.use and locks it; *held -1: it does not exist (and was not made), or with LOCK_NB another one has it.
+ */
 static sn_status lock_use(const char *folder, int open_flags, int how, int *held, sn_err *err) {
     char path[SN_PATH_SIZE];
     struct stat here, there;
@@ -102,12 +117,13 @@ static sn_status lock_use(const char *folder, int open_flags, int how, int *held
         int fd = open(path, O_RDWR | O_CLOEXEC | open_flags, 0644);
         if (fd < 0 && (errno == ENOENT || !open_flags)) return SN_OK;
         if (fd < 0) return sn_fail(err, SN_REFUSED, "%s cannot be written: %s", path, strerror(errno));
-        if (flock(fd, how)) {
+        if (!lock_in_time(fd, how)) {
             int error = errno;
             close(fd);
-            return error == EWOULDBLOCK || error == EINTR
+            if (error != EWOULDBLOCK) return sn_fail(err, SN_REFUSED, "%s cannot be locked: %s", path, strerror(error));
+            return how & LOCK_NB
                        ? SN_OK
-                       : sn_fail(err, SN_REFUSED, "%s cannot be locked: %s", path, strerror(error));
+                       : sn_fail(err, SN_RETRY, "another program is removing %s and does not end: stop it", folder);
         }
         if (!fstat(fd, &here) && !stat(path, &there) && here.st_ino == there.st_ino) {
             *held = fd;

@@ -8,11 +8,12 @@ sn_job *__real_sn_engine_next_finished(sn_engine *engine);
 sn_job *__wrap_sn_engine_next_finished(sn_engine *engine);
 
 sn_job *__wrap_sn_engine_next_finished(sn_engine *engine) {
-    static int steps;
-    const char *every = getenv("SN_LIES_EVERY");
+    static unsigned long steps;
+    const char *text = getenv("SN_LIES_EVERY");
+    unsigned long every = text ? strtoul(text, NULL, 10) : 0; /* 0: it does not lie */
     sn_job *job = __real_sn_engine_next_finished(engine);
     if (!every || !job || job->kind != SN_JOB_STEP || job->status || job->n_tokens != 1) return job;
-    if (++steps % atoi(every)) return job;
+    if (++steps % every) return job;
     float *row = sn_shared_buffer_data(job->output);
     for (int64_t i = 0; i < job->step.input.shape[1]; i++) row[i] = -row[i];
     return job;

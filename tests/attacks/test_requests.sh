@@ -1,15 +1,8 @@
 #!/usr/bin/env bash
 # A stranger asks a node for its weights, and then for its status, at full speed, 64 requests at a time. It gets what the rates allow and
 # no more: of weights a quarter of the rate while the node computes steps. A client generates the same text meanwhile.
-. "$(dirname "${BASH_SOURCE[0]}")/../system/lib.sh"
-model=$fixtures/golden/llama
-golden_ids llama "$scratch/ids"
-python3 -c 'import zmq, msgpack, cryptography' 2>/dev/null || skip "python3-zmq, python3-msgpack or python3-cryptography is missing"
-start_node a "$model" all --log-level warn # at its default limits
-wait_ready a
-text=("$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 64 --json --join "${address[a]}")
-succeeds "${text[@]}"
-ids=$(query "$scratch/run.out" 'd["ids"]')
+. "$(dirname "${BASH_SOURCE[0]}")/attacked.sh"
+attacked 64
 # beside WHAT SECONDS: a stranger asks, while a client generates; said: what the stranger says at the end.
 beside() {
   start stranger python3 "$here/../attacks/stranger.py" "${address[a]}" "$@"

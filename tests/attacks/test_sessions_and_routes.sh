@@ -2,15 +2,8 @@
 # One stranger opens as many sessions as a node gives it, and another one asks it to push to 40 addresses. A client generates the same
 # text meanwhile. The stranger gets a quarter of the sessions, which are free seconds after it hung up; a crashed client does not hold
 # up the end of the node; and the node dials few of the addresses.
-. "$(dirname "${BASH_SOURCE[0]}")/../system/lib.sh"
-model=$fixtures/golden/llama
-golden_ids llama "$scratch/ids"
-python3 -c 'import zmq, msgpack, cryptography' 2>/dev/null || skip "python3-zmq, python3-msgpack or python3-cryptography is missing"
-start_node a "$model" all --log-level warn # at its default limits
-wait_ready a
-text=("$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 8 --json --join "${address[a]}")
-succeeds "${text[@]}"
-ids=$(query "$scratch/run.out" 'd["ids"]')
+. "$(dirname "${BASH_SOURCE[0]}")/attacked.sh"
+attacked 8
 sessions() { succeeds "$bin/swarm" status --join "${address[a]}" --json; query "$scratch/run.out" 'd["nodes"][0]["sessions"]'; }
 succeeds python3 "$here/../attacks/stranger.py" "${address[a]}" hoard 64
 grep -q '^opened 16 .*sessions per client' "$scratch/run.out" || fail "the stranger got: $(cat "$scratch/run.out")"

@@ -2,13 +2,17 @@
 
 #include "base/clock.h"
 #include "tests/support/require.h"
+#include "tests/support/virtual_clock.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 enum { FILES = 300, ROUNDS = 100 };
@@ -67,4 +71,23 @@ Test(cached, files_of_a_model_stay_from_the_moment_it_is_held) {
     sn_cached_release(&held);
     REQUIRE(sn_cached_model_remove(&r.model, &err));
     cr_expect_eq(rmdir(top), 0, "something is left beside the model");
+}
+
+/* As a program that was stopped while it removed the model. */
+Test(cached, a_removal_that_does_not_end_is_waited_for_with_a_limit, .timeout = 60) {
+    char folder[] = "/tmp/sn-cached-XXXXXX", path[64];
+    int held;
+    sn_err why;
+    virtual_clock_begin_still();
+    cr_assert(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/.use", folder);
+    int stopped = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert_eq(flock(stopped, LOCK_EX), 0);
+    cr_expect_eq(sn_cached_hold(folder, &held, &why), SN_RETRY);
+    cr_expect(strstr(why.text, "does not end: stop it"), "%s", why.text);
+    close(stopped);
+    REQUIRE(sn_cached_hold(folder, &held, &err));
+    sn_cached_release(&held);
+    unlink(path);
+    cr_expect_eq(rmdir(folder), 0);
 }

@@ -8,6 +8,7 @@
 #ifndef SN_BLOCKS_BLOCK_H
 #define SN_BLOCKS_BLOCK_H
 
+#include "blocks/expert_exchange.h"
 #include "device/device.h"
 #include "model/model.h"
 
@@ -40,6 +41,8 @@ typedef struct sn_block_layout {
     /* Above 0: experts rest elsewhere and are brought to slots of the image when they are chosen (expert_slots.h). Else
      * SN_ALL_EXPERTS and so on. */
     int n_slots;
+    sn_expert_range held; /* of a mixture: the experts that have a place in the image or rest elsewhere; others are
+                             numbered from held.first on in what follows */
     /* Bytes of each piece in an expert's image, one after the other, and from one slot to the next. 0: the family has
      * no such piece. */
     size_t pieces[SN_EXPERT_PIECES];
@@ -55,17 +58,18 @@ typedef struct sn_block {
     sn_experts heads[2];                  /* SN_ROLE_ATTN_K_UP, SN_ROLE_ATTN_V_UP */
     struct sn_expert_slots *slots;        /* NULL: all experts are in the image; else `experts` are slots for some */
     const struct sn_experts_apart *apart; /* the experts are on another device; NULL: they are not */
+    sn_expert_range held;                 /* of the layout; `experts` and `slots` number from held.first on */
     const struct sn_block *next;          /* the next block on the device with slots, to foresee its choice; or NULL */
 } sn_block;
 
 /* n_slots: of a mixture (ignored in other blocks), above 0, or one of these. */
 enum { SN_ALL_EXPERTS = 0, SN_WITHOUT_EXPERTS = -1, SN_ONLY_EXPERTS = -2 };
 sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, int n_slots,
-                             sn_block_layout *out, sn_err *err) SN_MUST_USE;
+                             sn_expert_range experts, sn_block_layout *out, sn_err *err) SN_MUST_USE;
 /* Where a piece of the expert in `slot` lies in the image. */
 void *sn_expert_piece_at(const sn_block_layout *layout, void *image, int piece, int slot);
-/* Packs experts one by one. `take` gets each expert's image (layout->expert_bytes, host), in order; its first failure
- * ends the call. */
+/* Packs the held experts one by one. `take` gets each one's image (layout->expert_bytes, host), in order, with its
+ * number from layout->held.first on; its first failure ends the call. */
 typedef sn_status (*sn_expert_taker)(void *ctx, int expert, const void *image, sn_err *err);
 sn_status sn_experts_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout,
                           sn_expert_taker take, void *ctx, sn_err *err) SN_MUST_USE;
@@ -80,6 +84,11 @@ sn_block sn_block_at(const sn_block_layout *layout, const void *image);
 /* Whether the feed-forward is a mixture of experts; else its width. */
 static inline bool sn_block_has_experts(const sn_block *block) { return block->experts[0].n || block->apart; }
 static inline size_t sn_block_n_ff(const sn_block *block) { return block->matrix[SN_ROLE_FFN_UP].rows; }
+/* The number of held experts, and whether there are others. */
+static inline int sn_n_held(sn_expert_range held) { return held.end - held.first; }
+static inline bool sn_block_is_partial(const sn_block *block, const sn_hparams *hp) {
+    return sn_block_has_experts(block) && sn_n_held(block->held) < hp->n_experts;
+}
 
 /* ---- forward pass ---- */
 
@@ -104,6 +113,8 @@ typedef struct sn_scratch {
     float *q_factors;             /* (rows), with hp->q_growth only: sn_span_q_factor of their positions */
     float *lora_mid;              /* (rows, SN_LORA_RANK_MAX); these two only in a pass with an adapter */
     float *lora_out;              /* (rows, widest input or output of a matrix) */
+    float *pair_rows;             /* (pairs, n_embd): of sn_moe_run_pairs; in a span with all experts it is x */
+    float *pair_ids;              /* (pairs); it is router_out there */
 } sn_scratch;
 
 /* Elements of scratch->gate and scratch->up per row: as many as the block that needs most. */
@@ -139,6 +150,15 @@ typedef struct sn_experts_apart {
     float *weights;
 } sn_experts_apart;
 
+/* What the passes of a span that holds some experts need to have the others computed elsewhere. All memory is the
+ * host's. */
+typedef struct sn_expert_split {
+    const sn_expert_exchange *exchange; /* NULL: none */
+    int32_t *own, *others;              /* (SN_SPAN_ROWS_MAX, n_experts_used): ids from held.first on, and ids; or -1 */
+    float *rows,
+        *out; /* (SN_SPAN_ROWS_MAX, n_embd) and that for each expert of a row; NULL: devices are host_visible */
+} sn_expert_split;
+
 /* The adapter of one block (adapter.h), on the block's device. Zeroed: none. */
 typedef struct sn_block_adapter {
     const float *prompt; /* (n_prompt, n_embd): added to the hidden states that enter, at positions below n_prompt */
@@ -158,7 +178,8 @@ typedef struct sn_forward_pass {
     const sn_sequence *sequences;
     const sn_block_adapter *adapter; /* NULL: none */
     int number;                      /* of the block in the model */
-    uint64_t *moved; /* grows by the bytes that cross a device's border in the block; NULL: not counted */
+    uint64_t *moved;              /* grows by the bytes that cross a device's border in the block; NULL: not counted */
+    const sn_expert_split *split; /* NULL: the span holds all experts */
 } sn_forward_pass;
 
 /* Replaces scratch->x (n_rows, n_embd) by the block's output and stores the rows' keys and values. `index`: of the

@@ -17,7 +17,8 @@
 /* This pass as a forward pass, for the functions of block.h. */
 static sn_forward_pass forward_pass_of(const sn_backward_pass *p, sn_scratch *s) {
     *s = (sn_scratch){.x = p->scratch->x, .lora_mid = p->scratch->lora_mid, .lora_out = p->scratch->lora_out};
-    return (sn_forward_pass){p->device, p->hp, s, p->sequence->n_rows, 1, p->sequence, p->adapter, p->number, NULL};
+    return (sn_forward_pass){p->device, p->hp, s,   p->sequence->n_rows, 1, p->sequence, p->adapter,
+                             p->number, NULL,  NULL};
 }
 
 /* *u (n, n_embd), the input of a half: h = norm(x), or x itself where the family has no norm there. */

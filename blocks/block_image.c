@@ -33,18 +33,22 @@ static bool is_expert_piece(sn_role role) {
     return i < SN_EXPERT_PIECES;
 }
 
-/* The part of a role with a piece for each of n_experts, made smaller to n_slots. */
-static void part_limit_to_slots(sn_weight_layout *part, int n_experts, int n_slots) {
-    if (!part->vector) part->n_matrices = n_slots;
-    if (part->vector) part->cols = part->cols / (size_t)n_experts * (size_t)n_slots;
+/* The number of pieces that a role has in the image. */
+static int layout_n_pieces(const sn_block_layout *layout) {
+    return layout->n_slots > 0 ? layout->n_slots : sn_n_held(layout->held);
+}
+
+/* The part of a role with a piece for each of n_experts, made smaller to n. */
+static void part_limit(sn_weight_layout *part, int n_experts, int n) {
+    if (!part->vector) part->n_matrices = n;
+    if (part->vector) part->cols = part->cols / (size_t)n_experts * (size_t)n;
     if (part->vector) part->bytes = part->cols * sizeof(float);
 }
 
-static void layout_set_pieces(int n_experts, sn_block_layout *out) {
+static void layout_set_pieces(sn_block_layout *out) {
     for (int i = 0; i < SN_EXPERT_PIECES; i++) {
         const sn_weight_layout *part = &out->parts[piece_roles[i]];
-        int n = out->n_slots > 0 ? out->n_slots : n_experts;
-        if (part->rows) out->pieces[i] = part->vector ? part->bytes / (size_t)n : part->stride;
+        if (part->rows) out->pieces[i] = part->vector ? part->bytes / (size_t)layout_n_pieces(out) : part->stride;
         out->expert_bytes += out->pieces[i];
     }
 }
@@ -71,8 +75,7 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
                                .vector = sn_role_is_vector(role)};
     if (!part->vector) status = device->ops->weight_size(device, t.dtype, part->rows, part->cols, &part->bytes, err);
     if (status) return sn_err_context(err, "block %d, %s", number, sn_role_name(role));
-    if (out->n_slots > 0 && is_expert_piece(role))
-        part_limit_to_slots(part, sn_model_hparams(model)->n_experts, out->n_slots);
+    if (is_expert_piece(role)) part_limit(part, sn_model_hparams(model)->n_experts, layout_n_pieces(out));
     part->stride = sn_round_up(part->bytes, 64);
     if (!sn_mul(part->stride, (size_t)part->n_matrices, &all) || !sn_add(out->bytes, all, &out->bytes))
         return sn_fail(err, SN_REFUSED, "block %d is too large", number);
@@ -80,18 +83,19 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
 }
 
 sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, int n_slots,
-                             sn_block_layout *out, sn_err *err) {
+                             sn_expert_range experts, sn_block_layout *out, sn_err *err) {
     char name[32];
     sn_status status = SN_OK;
-    *out = (sn_block_layout){.n_slots = sn_has_experts(sn_model_hparams(model), number) ? n_slots : 0};
+    bool mixture = sn_has_experts(sn_model_hparams(model), number);
+    *out = (sn_block_layout){.n_slots = mixture ? n_slots : 0};
+    if (mixture) out->held = experts.end ? experts : (sn_expert_range){0, sn_model_hparams(model)->n_experts};
     if (sn_model_hparams(model)->latent && !device->latent_attention && out->n_slots != SN_ONLY_EXPERTS)
         return sn_fail(err, SN_REFUSED,
                        "%s cannot keep the latent KV cache of the %s family: give its blocks to a CPU (--device cpu)",
                        sn_device_id_name(device->id, name), sn_model_hparams(model)->family);
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++)
         status = layout_add_role(model, device, number, (sn_role)role, out, err);
-    if (!status && sn_has_experts(sn_model_hparams(model), number))
-        layout_set_pieces(sn_model_hparams(model)->n_experts, out);
+    if (!status && mixture) layout_set_pieces(out);
     return status;
 }
 
@@ -137,17 +141,32 @@ static sn_status pack_weight(const sn_model *model, sn_device *device, int numbe
     return status ? sn_err_context(err, "block %d, %s", number, name) : SN_OK;
 }
 
+/* The held experts' part of a bias, of which the model has all experts' one after the other. */
+static sn_status pack_held_biases(const sn_model *model, sn_device *device, int number, sn_role role,
+                                  const sn_block_layout *layout, void *out, sn_err *err) {
+    const sn_weight_layout *part = &layout->parts[role];
+    size_t piece = part->bytes / (size_t)sn_n_held(layout->held);
+    char *all = NULL;
+    sn_status status = sn_calloc(&all, (size_t)sn_model_hparams(model)->n_experts, piece, err);
+    if (!status) status = pack_weight(model, device, number, role, 0, all, err);
+    if (!status) memcpy(out, all + (size_t)layout->held.first * piece, part->bytes);
+    free(all);
+    return status;
+}
+
 sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, const sn_block_layout *layout,
                         void *image, sn_err *err) {
     sn_status needed = sn_model_need_block(model, number, err);
     if (needed) return needed;
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
         const sn_weight_layout *part = &layout->parts[role];
-        if (layout->n_slots > 0 && is_expert_piece((sn_role)role)) continue;
+        bool of_experts = is_expert_piece((sn_role)role);
+        if (layout->n_slots > 0 && of_experts) continue;
         for (int i = 0; part->rows && i < part->n_matrices; i++) {
             char *out = (char *)image + part->offset + (size_t)i * part->stride;
-            sn_status status = pack_weight(model, device, number, (sn_role)role, i, out, err);
-            if (status) return status;
+            int expert = of_experts ? layout->held.first + i : i;
+            SN_TRY(of_experts && part->vector ? pack_held_biases(model, device, number, (sn_role)role, layout, out, err)
+                                              : pack_weight(model, device, number, (sn_role)role, expert, out, err));
         }
     }
     return SN_OK;
@@ -182,10 +201,10 @@ sn_status sn_experts_pack(const sn_model *model, sn_device *device, int number, 
         status = sn_calloc(&biases[i], n, layout->pieces[i], err);
         if (!status) status = pack_weight(model, device, number, piece_roles[i], 0, biases[i], err);
     }
-    for (int e = 0; e < (int)n && !status; e++) {
+    for (int e = layout->held.first; e < layout->held.end && !status; e++) {
         copy_biases(layout, e, (const char *const *)biases, image);
         status = pack_expert(model, device, number, e, layout, image, err);
-        if (!status) status = take(ctx, e, image, err);
+        if (!status) status = take(ctx, e - layout->held.first, image, err);
     }
     for (int i = 0; i < SN_EXPERT_PIECES; i++) free(biases[i]);
     sn_pages_free(&image, layout->expert_bytes);
@@ -193,7 +212,7 @@ sn_status sn_experts_pack(const sn_model *model, sn_device *device, int number, 
 }
 
 sn_block sn_block_at(const sn_block_layout *layout, const void *image) {
-    sn_block block = {0};
+    sn_block block = {.held = layout->held};
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
         const sn_weight_layout *part = &layout->parts[role];
         const void *at = (const char *)image + part->offset;

@@ -278,9 +278,9 @@ sn_status sn_expert_slots_begin(sn_expert_slots *s, int n_pairs, const int32_t *
     s->many = n_pairs > s->n_slots;
     memset(s->wanted, 0, (size_t)s->n_experts * sizeof *s->wanted);
     for (int p = 0; p < n_pairs; p++)
-        if (ids[p] < 0 || ids[p] >= s->n_experts)
+        if (ids[p] >= s->n_experts)
             return sn_fail(err, SN_STOP, "the device chose expert %d of %d", (int)ids[p], s->n_experts);
-        else if (!s->wanted[ids[p]])
+        else if (ids[p] >= 0 && !s->wanted[ids[p]])
             choose(s, ids[p]);
     sn_status status = drop_unwanted(s, err);
     return status ? status : bring_missing(s, err);
@@ -368,6 +368,6 @@ sn_status sn_expert_slots_next(sn_expert_slots *s, int n_pairs, const int32_t *i
         const slot *x = slot_of(s, s->chosen[i]);
         if (s->wanted[s->chosen[i]] == PENDING && x && x->state == THERE) s->wanted[s->chosen[i]] = COMPUTES;
     }
-    for (int p = 0; p < n_pairs; p++) out[p] = s->wanted[ids[p]] == COMPUTES ? s->slot_of[ids[p]] : -1;
+    for (int p = 0; p < n_pairs; p++) out[p] = ids[p] >= 0 && s->wanted[ids[p]] == COMPUTES ? s->slot_of[ids[p]] : -1;
     return bring_missing(s, err);
 }

@@ -54,7 +54,8 @@ int sn_expert_slots_n(const sn_expert_slots *slots);
 /* Brings an expert now; it stays for good. */
 sn_status sn_expert_slots_pin(sn_expert_slots *slots, int expert, sn_err *err) SN_MUST_USE;
 
-/* Begins a forward pass with these choices, host, (n_pairs): what is not there begins to be brought. */
+/* Begins a forward pass with these choices, host, (n_pairs); below 0: none. What is not there
+ * begins to be brought. */
 sn_status sn_expert_slots_begin(sn_expert_slots *slots, int n_pairs, const int32_t *ids, sn_err *err) SN_MUST_USE;
 /* Begins to bring what the next pass of this block probably chooses, where that takes nothing from a pass in progress.
  */

@@ -68,14 +68,13 @@ static sn_status moe_run_selected(const sn_block *b, sn_device *d, const sn_hpar
         {moe_experts(b, SN_ROLE_EXPERTS_UP), b->vector[SN_ROLE_EXPERTS_UP_BIAS], m->up}};
     SN_TRY(ops->moe_linear(d, selected, false, u, 2, gate_up, err));
     /* experts_scale_input: gate, up of weight * u, by way of what these matrices give, which have no biases then */
-    int pairs = n * hp->n_experts_used;
+    int pairs = n * selected->k;
     if (hp->experts_scale_input) {
         SN_TRY(ops->scale(d, pairs, hp->n_ff, m->gate, 1, m->weights, m->gate, err));
         SN_TRY(ops->scale(d, pairs, hp->n_ff, m->up, 1, m->weights, m->up, err));
     }
     /* act (n, k, n_ff) = activation(gate) * up */
-    size_t n_act = (size_t)n * (size_t)hp->n_experts_used * (size_t)hp->n_ff;
-    SN_TRY(ops->activate(d, n_act, hp->activation, m->gate, m->up, m->act, err));
+    SN_TRY(ops->activate(d, (size_t)pairs * (size_t)hp->n_ff, hp->activation, m->gate, m->up, m->act, err));
     /* expert_out (n, k, n_embd) = act Wdown_e^T + bdown_e */
     const sn_moe_linear down = {moe_experts(b, SN_ROLE_EXPERTS_DOWN), b->vector[SN_ROLE_EXPERTS_DOWN_BIAS],
                                 m->expert_out};
@@ -96,7 +95,9 @@ static sn_status moe_foresee_next(const sn_block *next, const sn_forward_pass *p
         SN_TRY(sn_block_norm(next, p, SN_ROLE_FFN_NORM, s->x, s->expert_out, err));
     }
     SN_TRY(moe_route(next, p->device, p->hp, p->n_rows, u, &m, err));
-    return p->device->ops->download(p->device, foreseen, m.ids, pairs * sizeof *foreseen, err);
+    SN_TRY(p->device->ops->download(p->device, foreseen, m.ids, pairs * sizeof *foreseen, err));
+    for (size_t i = 0; i < pairs; i++) foreseen[i] -= next->held.first;
+    return SN_OK;
 }
 
 /* Whether foreseeing is worth its time: a prompt's rows choose most experts, and all that have room are there anyway.
@@ -104,31 +105,123 @@ static sn_status moe_foresee_next(const sn_block *next, const sn_forward_pass *p
 static bool moe_should_foresee(const sn_block *next, const sn_forward_pass *p) {
     const sn_hparams *hp = p->hp;
     return next && p->n_rows * hp->n_experts_used <= sn_expert_slots_n(next->slots) &&
-           sn_expert_slots_n(next->slots) < hp->n_experts && hp->n_experts <= hp->n_ff * hp->n_experts_used &&
+           sn_expert_slots_n(next->slots) < sn_n_held(next->held) && hp->n_experts <= hp->n_ff * hp->n_experts_used &&
            2 <= hp->n_ff;
 }
 
-/* expert_out = the outputs of the chosen experts, wave after wave as they are brought to the block's slots. */
-static sn_status moe_run_brought(const sn_block *b, const sn_forward_pass *p, const float *u, const moe_buffers *m,
-                                 sn_err *err) {
+/* expert_out = the outputs of the experts in ids, host, (n, k), numbered from held.first on: all at once, or wave after
+ * wave as they are brought to the block's slots. Pairs below 0 are left out. m->slots is overwritten. */
+static sn_status moe_run_held(const sn_block *b, const sn_forward_pass *p, int k, const int32_t *ids, const float *u,
+                              const moe_buffers *m, sn_err *err) {
     sn_device *d = p->device;
+    int pairs = p->n_rows * k;
+    size_t bytes = (size_t)pairs * sizeof *ids;
+    sn_moe_selection selected = {.n = p->n_rows, .n_experts = sn_n_held(b->held), .k = k, .ids = m->slots};
+    if (!b->slots) {
+        SN_TRY(d->ops->upload(d, m->slots, ids, bytes, err));
+        return moe_run_selected(b, d, p->hp, &selected, u, m, err);
+    }
     sn_expert_carrier *c = sn_expert_slots_carrier(b->slots);
-    int pairs = p->n_rows * p->hp->n_experts_used;
-    size_t bytes = (size_t)pairs * sizeof *c->ids;
-    sn_moe_selection selected = moe_selection_of(p->hp, p->n_rows, m);
     bool foresees = moe_should_foresee(b->next, p), any = true;
-    selected.ids = m->slots;
     selected.n_experts = sn_expert_slots_n(b->slots);
-    SN_TRY(d->ops->download(d, c->ids, m->ids, bytes, err));
-    SN_TRY(sn_expert_slots_begin(b->slots, pairs, c->ids, err));
+    SN_TRY(sn_expert_slots_begin(b->slots, pairs, ids, err));
     if (foresees) SN_TRY(moe_foresee_next(b->next, p, c->foreseen, err));
     if (foresees) SN_TRY(sn_expert_slots_expect(b->next->slots, pairs, c->foreseen, err));
     for (;;) {
-        SN_TRY(sn_expert_slots_next(b->slots, pairs, c->ids, c->slots, &any, err));
+        SN_TRY(sn_expert_slots_next(b->slots, pairs, ids, c->slots, &any, err));
         if (!any) return SN_OK;
         SN_TRY(d->ops->upload(d, m->slots, c->slots, bytes, err));
         SN_TRY(moe_run_selected(b, d, p->hp, &selected, u, m, err));
     }
+}
+
+/* ids (host) = m->ids, checked. */
+static sn_status moe_download_ids(const sn_forward_pass *p, const moe_buffers *m, int32_t *ids, sn_err *err) {
+    int pairs = p->n_rows * p->hp->n_experts_used;
+    SN_TRY(p->device->ops->download(p->device, ids, m->ids, (size_t)pairs * sizeof *ids, err));
+    for (int i = 0; i < pairs; i++)
+        if (ids[i] < 0 || ids[i] >= p->hp->n_experts)
+            return sn_fail(err, SN_STOP, "the device chose expert %d of %d", (int)ids[i], p->hp->n_experts);
+    return SN_OK;
+}
+
+/* -- experts that the span does not hold */
+
+/* Sends the pairs in split->others to the exchange. */
+static sn_status moe_begin_others(const sn_forward_pass *p, const float *u, sn_err *err) {
+    const sn_expert_split *x = p->split;
+    const sn_expert_request request = {.block = p->number,
+                                       .n = p->n_rows,
+                                       .n_embd = p->hp->n_embd,
+                                       .k = p->hp->n_experts_used,
+                                       .rows = x->rows ? x->rows : u,
+                                       .ids = x->others};
+    size_t bytes = (size_t)p->n_rows * (size_t)p->hp->n_embd * sizeof *u;
+    if (!x->exchange)
+        return sn_fail(err, SN_RETRY, "block %d chose experts that this span does not hold, and no other is asked",
+                       p->number);
+    if (x->rows) SN_TRY(p->device->ops->download(p->device, x->rows, u, bytes, err));
+    return x->exchange->begin(x->exchange->self, &request, err);
+}
+
+/* Writes the outputs that the exchange brings to their places in expert_out. */
+static sn_status moe_finish_others(const sn_forward_pass *p, float *expert_out, sn_err *err) {
+    const sn_expert_split *x = p->split;
+    size_t width = (size_t)p->hp->n_embd, pairs = (size_t)(p->n_rows * p->hp->n_experts_used);
+    SN_TRY(x->exchange->finish(x->exchange->self, x->out ? x->out : expert_out, err));
+    for (size_t i = 0; i < pairs && x->out; i++)
+        if (x->others[i] >= 0)
+            SN_TRY(p->device->ops->upload(p->device, expert_out + i * width, x->out + i * width, width * sizeof(float),
+                                          err));
+    return SN_OK;
+}
+
+/* expert_out = the outputs of the chosen experts: own ones are computed while others compute theirs. */
+static sn_status moe_run_split(const sn_block *b, const sn_forward_pass *p, const float *u, const moe_buffers *m,
+                               sn_err *err) {
+    const sn_expert_split *x = p->split;
+    int k = p->hp->n_experts_used;
+    bool any = false;
+    SN_TRY(moe_download_ids(p, m, x->own, err));
+    for (int i = 0; i < p->n_rows * k; i++) {
+        int id = x->own[i];
+        bool own = id >= b->held.first && id < b->held.end;
+        any |= !own;
+        x->own[i] = own ? id - b->held.first : -1;
+        x->others[i] = own ? -1 : id;
+    }
+    if (any) SN_TRY(moe_begin_others(p, u, err));
+    sn_status status = moe_run_held(b, p, k, x->own, u, m, err);
+    if (any && status) (void)x->exchange->finish(x->exchange->self, NULL, NULL);
+    return any && !status ? moe_finish_others(p, m->expert_out, err) : status;
+}
+
+/* The pairs are rows of their own, of one expert each: what a row's other experts would take is not wasted on them. */
+sn_status sn_moe_run_pairs(const sn_block *block, const sn_forward_pass *pass, const sn_expert_request *request,
+                           float *out, sn_err *err) {
+    const sn_scratch *s = pass->scratch;
+    sn_device *d = pass->device;
+    sn_forward_pass p = *pass;
+    sn_block alone = *block;
+    moe_buffers m = {.slots = (int32_t *)(void *)s->pair_ids, .gate = s->gate, .up = s->up, .act = s->gate};
+    int32_t *own = pass->split->own;
+    size_t width = (size_t)pass->hp->n_embd;
+    int pairs = request->n * request->k;
+    m.expert_out = s->pair_rows; /* an expert's input is not needed any more when its output is written */
+    alone.next = NULL;           /* other spans foresee nothing */
+    for (int i = 0; i < pairs;) {
+        for (p.n_rows = 0; i < pairs && p.n_rows < SN_SPAN_ROWS_MAX; i++) {
+            if (request->ids[i] < 0) continue;
+            SN_TRY(d->ops->upload(d, s->pair_rows + (size_t)p.n_rows * width,
+                                  request->rows + (size_t)(i / request->k) * width, width * sizeof *out, err));
+            own[p.n_rows++] = request->ids[i] - block->held.first;
+        }
+        if (!p.n_rows) break;
+        SN_TRY(moe_run_held(&alone, &p, 1, own, s->pair_rows, &m, err));
+        SN_TRY(d->ops->download(d, out, s->pair_rows, (size_t)p.n_rows * width * sizeof *out, err));
+        out += (size_t)p.n_rows * width;
+    }
+    return SN_OK;
 }
 
 /* -- the shared expert */
@@ -233,6 +326,17 @@ static sn_status moe_run_apart(const sn_block *b, const sn_forward_pass *p, cons
     return sn_guard(&x, own, 2, shape, p->scratch->h, p->moved, err);
 }
 
+/* expert_out = the outputs of the chosen experts, from wherever these are. */
+static sn_status moe_run_chosen(const sn_block *b, const sn_forward_pass *p, const float *u, const moe_buffers *m,
+                                sn_err *err) {
+    const sn_moe_selection selection = moe_selection_of(p->hp, p->n_rows, m);
+    if (sn_block_is_partial(b, p->hp)) return moe_run_split(b, p, u, m, err);
+    if (!b->slots) return moe_run_selected(b, p->device, p->hp, &selection, u, m, err);
+    int32_t *ids = sn_expert_slots_carrier(b->slots)->ids;
+    SN_TRY(moe_download_ids(p, m, ids, err));
+    return moe_run_held(b, p, p->hp->n_experts_used, ids, u, m, err);
+}
+
 sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const float *u, sn_err *err) {
     const sn_scratch *s = p->scratch;
     const sn_hparams *hp = p->hp;
@@ -245,8 +349,7 @@ sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const floa
     if (b->apart) {
         SN_TRY(moe_run_apart(b, p, u, &m, err));
     } else {
-        SN_TRY(b->slots ? moe_run_brought(b, p, u, &m, err)
-                        : moe_run_selected(b, p->device, hp, &selection, u, &m, err));
+        SN_TRY(moe_run_chosen(b, p, u, &m, err));
         /* h (n, n_embd) = the sum over k of weights * expert_out, then shared_out */
         SN_TRY(p->device->ops->moe_combine(p->device, &selection, hp->n_embd, m.expert_out, s->h, err));
     }

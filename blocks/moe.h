@@ -19,7 +19,13 @@ static inline size_t sn_moe_router_width(const sn_hparams *hp) {
 /* scratch->h (n_rows, n_embd) = feed_forward(u), u (n_rows, n_embd); u may be scratch->h. */
 sn_status sn_moe_forward(const sn_block *block, const sn_forward_pass *pass, const float *u, sn_err *err) SN_MUST_USE;
 
-/* The same up to expert_out, each intermediate activation in its own place: scratch->logits, expert_weights,
+/* Computes the pairs that the request asks for, all of them held by the block: out, host, (pairs, n_embd). Of the pass
+ * only device, hp, scratch and split are read. It may run while a forward pass of the same device waits for its
+ * exchange: of what such a pass still needs it changes nothing. */
+sn_status sn_moe_run_pairs(const sn_block *block, const sn_forward_pass *pass, const sn_expert_request *request,
+                           float *out, sn_err *err) SN_MUST_USE;
+
+/* sn_moe_forward up to expert_out, each intermediate activation in its own place: scratch->logits, expert_weights,
  * expert_ids, gate, up, act, expert_out. */
 sn_status sn_moe_recompute(const sn_block *block, const sn_backward_pass *pass, const float *u,
                            sn_err *err) SN_MUST_USE;

@@ -32,6 +32,7 @@
 #define SN_BLOCKS_PLAN_H
 
 #include "base/mem.h"
+#include "blocks/expert_exchange.h"
 #include "device/device.h"
 
 /* Where the weights of a block are stored. */
@@ -56,7 +57,8 @@ typedef struct sn_block_placement {
 enum { SN_PLAN_DEVICES_MAX = 16, SN_PLAN_BLOCKS_MAX = 256, SN_TIES_MAX = 8, SN_PLAN_EXPERTS_MAX = SN_EXPERTS_MAX };
 
 typedef struct sn_plan {
-    int first, end; /* blocks */
+    int first, end;          /* blocks */
+    sn_expert_range experts; /* of each mixture that the span holds; others are asked for the rest */
     int n_devices;
     sn_device_id devices[SN_PLAN_DEVICES_MAX];         /* those that compute, in the order of first use */
     sn_block_placement placements[SN_PLAN_BLOCKS_MAX]; /* [end - first] */
@@ -71,7 +73,7 @@ typedef struct sn_block_cost {
     size_t cache;   /* bytes of KV pages: its share of the KV budget */
     /* A block with a mixture: bytes without any expert, of all experts alone, and of a slot for one. */
     size_t without_experts, experts, slot;
-    int n_experts, n_experts_used; /* 0: no mixture */
+    int n_experts, n_experts_used; /* that the span holds, and of these per row; 0: no mixture */
     int n_ties;                    /* weights that it shares with other blocks or modules */
     struct {
         uint64_t group; /* stable id of the tie group (ties.h) */
@@ -87,6 +89,7 @@ typedef struct sn_plan_device {
 
 typedef struct sn_plan_query {
     int first, end;
+    sn_expert_range experts;    /* as the costs count them */
     const sn_block_cost *costs; /* [end - first] */
     const sn_plan_device *devices;
     int n_devices;

@@ -181,6 +181,16 @@ static void finish_block(const sn_plan_query *query, sn_plan_ledger *ledger, int
     if (at == SN_ON_DISK) out->disk_bytes = sn_plan_add_sizes(out->disk_bytes, away);
 }
 
+/* Some of a block's experts are there for other spans too, which ask for them at any time. */
+static sn_status check_stays(const sn_plan_query *query, int b, const sn_block_placement *place, sn_err *err) {
+    bool streamed = sn_block_is_streamed(place);
+    if (!query->costs[b].n_experts || (!streamed && !place->apart)) return SN_OK;
+    return sn_fail(
+        err, SN_REFUSED,
+        "block %d, of which this span has some experts, is %s: let its experts rest in host memory or on disk",
+        query->first + b, streamed ? "streamed" : "not on the device of its experts");
+}
+
 sn_status sn_plan_finish(const sn_plan_query *query, const sn_tie_table *ties, const sn_preload *preload,
                          const sn_block_placement *placements, sn_plan *out, sn_err *err) {
     sn_plan_ledger ledger = {.n_pinned = preload->n_experts};
@@ -188,12 +198,14 @@ sn_status sn_plan_finish(const sn_plan_query *query, const sn_tie_table *ties, c
     char name[32];
     sn_status status = SN_OK;
     sn_plan_ledger_init(&ledger, query, ties);
-    *out = (sn_plan){.first = query->first, .end = query->end};
+    *out = (sn_plan){.first = query->first, .end = query->end, .experts = query->experts};
     memcpy(out->pinned, preload->experts, sizeof out->pinned);
     for (int d = 0; d < query->n_devices; d++) number[d] = -1;
     for (int b = 0; b < query->end - query->first; b++) {
         out->placements[b] = placements[b];
         finish_block(query, &ledger, b, out);
+        if (query->experts.end) status = check_stays(query, b, &out->placements[b], err);
+        if (status) return status;
         number_of(query, placements[b].device, number, out);
         if (out->placements[b].apart) number_of(query, placements[b].experts_device, number, out);
     }

@@ -30,21 +30,24 @@ static sn_status parse_range(const sn_plan_query *query, const char *text, int *
     return SN_OK;
 }
 
-/* The number of experts of the query's mixtures; 0: it has none. */
-static int query_n_experts(const sn_plan_query *query) {
-    int n = 0;
+/* The experts of the query's mixtures; {0, 0}: it has none. */
+static sn_expert_range query_experts(const sn_plan_query *query) {
+    sn_expert_range all = query->experts;
     for (int b = 0; b < query->end - query->first; b++)
-        if (query->costs[b].n_experts > n) n = query->costs[b].n_experts;
-    return n < SN_PLAN_EXPERTS_MAX ? n : SN_PLAN_EXPERTS_MAX;
+        if (!query->experts.end && query->costs[b].n_experts > all.end) all.end = query->costs[b].n_experts;
+    if (all.end > SN_PLAN_EXPERTS_MAX) all.end = SN_PLAN_EXPERTS_MAX;
+    return all;
 }
 
 /* "0:8" of "experts:0:8" */
 static sn_status parse_preloaded_experts(const sn_plan_query *query, const char *text, sn_preload *out, sn_err *err) {
-    int first, end, n = query_n_experts(query);
+    const sn_expert_range all = query_experts(query);
+    int first, end;
     sn_status status = sn_parse_blocks(text, &first, &end, err);
     if (status) return status;
-    if (end > n)
-        return sn_fail(err, SN_REFUSED, "the experts %d:%d do not exist: blocks of this span have %d", first, end, n);
+    if (first < all.first || end > all.end)
+        return sn_fail(err, SN_REFUSED, "the experts %d:%d do not exist here: blocks of this span have %d:%d", first,
+                       end, all.first, all.end);
     for (int e = first; e < end; e++) {
         out->n_experts += !out->experts[e];
         out->experts[e] = true;

@@ -66,6 +66,9 @@ static sn_status print_devices(const sn_plan *plan, const sn_plan_query *query, 
 
 sn_status sn_plan_print(const sn_plan *plan, const sn_plan_query *query, sn_buf *out, sn_err *err) {
     sn_status status = sn_buf_printf(out, err, "%-10s %-12s %12s  %s\n", "blocks", "computed on", "weights", "stored");
+    if (!status && plan->experts.end)
+        status = sn_buf_printf(out, err, "%-10s experts %d:%d of each mixture\n", "", plan->experts.first,
+                               plan->experts.end);
     if (!status) status = print_runs(plan, query, out, err);
     if (!status) status = sn_buf_printf(out, err, "\n%-10s %25s\n", "memory", "planned");
     return status ? status : print_devices(plan, query, out, err);

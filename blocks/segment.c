@@ -13,10 +13,12 @@
 #include "base/cancel.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "blocks/moe.h"
 #include "device/weight.h"
 
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,12 +29,14 @@ enum { LAYOUT_VERSION = 4 }; /* of images in files; raise it whenever a device's
 /* ---- loading ---- */
 
 /* The key of a block's image in the offload store, or of the images of its experts: the hash of its weights, the layout
- * and the kind of device. */
-static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t bytes, uint64_t expert_bytes) {
-    struct {
+ * and the kind of device, and which experts those are where they are not all. */
+static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t bytes, uint64_t expert_bytes,
+                         sn_expert_range some) {
+    struct image_key {
         sn_hash weights;
         uint32_t version, kind;
         uint64_t bytes, expert_bytes;
+        sn_expert_range some;
     } all;
     memset(&all, 0, sizeof all);
     all.weights = *weights;
@@ -40,7 +44,8 @@ static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t
     all.kind = (uint32_t)device->id.kind;
     all.bytes = bytes;
     all.expert_bytes = expert_bytes;
-    return sn_hash_of(&all, sizeof all);
+    all.some = some;
+    return sn_hash_of(&all, some.end ? sizeof all : offsetof(struct image_key, some));
 }
 
 static sn_status store_on_device(const sn_model *model, sn_device *device, int number, sn_block_storage *r,
@@ -68,7 +73,7 @@ static sn_status store_on_disk(const sn_model *model, sn_device *device, sn_offl
     if (!store) return sn_fail(err, SN_REFUSED, "block %d is offloaded to disk: give --offload-dir", number);
     sn_status status = sn_model_block_hash(model, number, &weights, err);
     if (status) return status;
-    r->key = image_key(&weights, device, r->layout.bytes, 0);
+    r->key = image_key(&weights, device, r->layout.bytes, 0, (sn_expert_range){0});
     if (sn_offload_store_has(store, &r->key, r->layout.bytes)) return SN_OK;
     status = sn_pages_alloc(&image, r->layout.bytes, err);
     if (!status) status = sn_block_pack(model, device, number, &r->layout, image, err);
@@ -104,7 +109,7 @@ static sn_status expert_to_file(void *ctx, int expert, const void *image, sn_err
 static sn_status experts_in_host(const sn_model *model, sn_device *device, int number, sn_block_storage *r,
                                  sn_err *err) {
     void *host = NULL;
-    size_t n = (size_t)sn_model_hparams(model)->n_experts;
+    size_t n = (size_t)sn_n_held(r->layout.held);
     r->experts.stride = sn_round_up(r->layout.expert_bytes, 64);
     if (!sn_mul(n, r->experts.stride, &r->experts_bytes))
         return sn_fail(err, SN_REFUSED, "block %d is too large", number);
@@ -118,7 +123,7 @@ static sn_status experts_in_host(const sn_model *model, sn_device *device, int n
 static sn_status experts_put(const sn_model *model, sn_device *device, sn_offload_store *store, int number,
                              sn_block_storage *r, size_t bytes, sn_err *err) {
     sn_new_image file;
-    size_t n = (size_t)sn_model_hparams(model)->n_experts;
+    size_t n = (size_t)sn_n_held(r->layout.held);
     expert_sink sink = {.store = store, .file = &file, .hashes = r->experts.hashes, .bytes = r->layout.expert_bytes};
     sn_status status = sn_offload_store_begin(store, &r->key, bytes, &file, err);
     if (!status) status = sn_experts_pack(model, device, number, &r->layout, expert_to_file, &sink, err);
@@ -131,12 +136,13 @@ static sn_status experts_put(const sn_model *model, sn_device *device, sn_offloa
 static sn_status experts_on_disk(const sn_model *model, sn_device *device, sn_offload_store *store, int number,
                                  sn_block_storage *r, sn_err *err) {
     sn_hash weights;
-    size_t n = (size_t)sn_model_hparams(model)->n_experts, images, bytes;
+    size_t n = (size_t)sn_n_held(r->layout.held), images, bytes;
+    bool all = (int)n == sn_model_hparams(model)->n_experts;
     if (!store) return sn_fail(err, SN_REFUSED, "the experts of block %d rest on disk: give --offload-dir", number);
     if (!sn_mul(n, r->layout.expert_bytes, &images) || !sn_add(images, n * sizeof(sn_hash), &bytes))
         return sn_fail(err, SN_REFUSED, "block %d is too large", number);
     SN_TRY(sn_model_block_hash(model, number, &weights, err));
-    r->key = image_key(&weights, device, bytes, r->layout.expert_bytes);
+    r->key = image_key(&weights, device, bytes, r->layout.expert_bytes, all ? (sn_expert_range){0} : r->layout.held);
     r->experts.stride = r->layout.expert_bytes;
     r->experts.file = -1;
     SN_TRY(sn_calloc(&r->experts.hashes, n, sizeof(sn_hash), err));
@@ -153,7 +159,7 @@ static sn_status experts_on_disk(const sn_model *model, sn_device *device, sn_of
 static sn_status segment_load_experts(sn_segment *g, const sn_segment_source *source, int number, sn_err *err) {
     sn_block_storage *r = &g->blocks[number - g->first];
     const sn_plan *plan = source->plan;
-    int n = sn_model_hparams(source->model)->n_experts;
+    int n = sn_n_held(r->layout.held);
     bool on_disk = plan->placements[number - plan->first].experts == SN_ON_DISK;
     SN_TRY(sn_expert_carrier_prepare(g->carrier, sn_model_hparams(source->model), &r->layout, on_disk, err));
     SN_TRY(on_disk ? experts_on_disk(source->model, g->device, g->store, number, r, err)
@@ -180,7 +186,8 @@ static sn_status segment_load_apart(sn_segment *g, const sn_segment_source *sour
     r->apart.scratch = source->scratch[d];
     SN_TRY(sn_calloc(&r->apart.ids, pairs, sizeof *r->apart.ids, err));
     SN_TRY(sn_calloc(&r->apart.weights, pairs, sizeof *r->apart.weights, err));
-    SN_TRY(sn_block_layout_of(source->model, r->apart.device, number, SN_ONLY_EXPERTS, &only.layout, err));
+    SN_TRY(sn_block_layout_of(source->model, r->apart.device, number, SN_ONLY_EXPERTS, source->plan->experts,
+                              &only.layout, err));
     sn_status status = store_on_device(source->model, r->apart.device, number, &only, err);
     r->apart_image = only.image;
     r->apart_bytes = only.layout.bytes;
@@ -191,10 +198,10 @@ static sn_status segment_load_apart(sn_segment *g, const sn_segment_source *sour
     return SN_OK;
 }
 
-sn_status sn_segment_pin_experts(sn_segment *g, const sn_plan *plan, int n_experts, sn_err *err) {
-    for (int b = g->first; b < g->end; b++)
-        for (int e = 0; e < n_experts && g->blocks[b - g->first].slots; e++)
-            if (plan->pinned[e]) SN_TRY(sn_expert_slots_pin(g->blocks[b - g->first].slots, e, err));
+sn_status sn_segment_pin_experts(sn_segment *g, const sn_plan *plan, sn_err *err) {
+    for (sn_block_storage *r = g->blocks; r < g->blocks + (g->end - g->first); r++)
+        for (int e = r->layout.held.first; e < r->layout.held.end && r->slots; e++)
+            if (plan->pinned[e]) SN_TRY(sn_expert_slots_pin(r->slots, e - r->layout.held.first, err));
     return SN_OK;
 }
 
@@ -209,7 +216,7 @@ static sn_status segment_measure(sn_segment *g, const sn_model *model, const sn_
                       : place->apart               ? SN_WITHOUT_EXPERTS
                       : place->preload             ? SN_ALL_EXPERTS
                                                    : place->n_slots;
-        sn_status status = sn_block_layout_of(model, g->device, b, n_slots, &r->layout, err);
+        sn_status status = sn_block_layout_of(model, g->device, b, n_slots, plan->experts, &r->layout, err);
         if (status) return status;
         if (r->residence != SN_ON_DEVICE)
             g->slots->bytes = r->layout.bytes > g->slots->bytes ? r->layout.bytes : g->slots->bytes;
@@ -342,6 +349,11 @@ static sn_status segment_begin_copy(sn_segment *g, int b, int slot, sn_err *err)
     return ops->copy_begin(g->device, s->at[slot], host, r->layout.bytes, &s->fences[slot], err);
 }
 
+/* The block of this storage, with its image at `image` on the device. */
+static sn_block segment_block(const sn_block_storage *r, const void *image) {
+    return r->slots || r->apart.device ? r->view : sn_block_at(&r->layout, image);
+}
+
 sn_status sn_segment_walk(sn_segment *g, int first, int end, bool backwards, sn_block_visitor visit, void *ctx,
                           sn_err *err) {
     int step = backwards ? -1 : 1, from = backwards ? end - 1 : first, to = backwards ? first - 1 : end;
@@ -358,7 +370,7 @@ sn_status sn_segment_walk(sn_segment *g, int first, int end, bool backwards, sn_
             if (!status && next != to) status = segment_begin_copy(g, next, slot, err);
             if (status) return status;
         }
-        sn_block block = r->slots || r->apart.device ? r->view : sn_block_at(&r->layout, image);
+        sn_block block = segment_block(r, image);
         status = check_cancel(g->device, err);
         if (!status) status = visit(ctx, b, &block, err);
     }
@@ -380,7 +392,8 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
 }
 
 bool sn_segment_has_experts_elsewhere(const sn_segment *g, int first, int end) {
-    while (first < end && !g->blocks[first - g->first].slots && !g->blocks[first - g->first].apart.device) first++;
+    while (first < end && !g->split && !g->blocks[first - g->first].slots && !g->blocks[first - g->first].apart.device)
+        first++;
     return first < end;
 }
 
@@ -431,21 +444,34 @@ sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int
                              const sn_block_adapter *adapters, sn_err *err) {
     forward_visit visit = {
         g,
-        {g->device, hp, g->scratch, batch->n_rows, batch->n_sequences, batch->sequences, NULL, 0, g->moved},
+        {g->device, hp, g->scratch, batch->n_rows, batch->n_sequences, batch->sequences, NULL, 0, g->moved, g->split},
         adapters};
     sn_batch own = *batch;
     bool replayed = false,
          streams = segment_next_streamed(g, first, end, 1) != end || sn_segment_has_experts_elsewhere(g, first, end);
     assert_all_on_device(g, hp, batch);
-    /* Streamed blocks change their addresses from batch to batch, which experts are brought is decided in between, and
-     * adapters add operations: none of these is recorded. */
+    /* Streamed blocks change their addresses from batch to batch, which experts are brought or computed elsewhere is
+     * decided in between, and adapters add operations: none of these is recorded. */
     if (!streams && !adapters)
         own.graph_key = g->id << 32 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
     sn_status status = SN_RETRY;
-    for (int i = 0; i < 2 && status == SN_RETRY; i++) { /* SN_RETRY: it was not captured, and not run */
+    /* SN_RETRY of a batch that may be captured: it was not, and not run */
+    for (int i = 0; i < (own.graph_key ? 2 : 1) && status == SN_RETRY; i++) {
         status = g->device->ops->batch_begin(g->device, &own, &replayed, err);
         if (!status && !replayed) status = sn_segment_walk(g, first, end, false, visit_forward, &visit, err);
         if (!status) status = g->device->ops->batch_end(g->device, err);
     }
     return status;
+}
+
+sn_status sn_segment_run_experts(sn_segment *g, const sn_hparams *hp, const sn_expert_split *split,
+                                 const sn_expert_request *request, float *out, sn_err *err) {
+    const sn_block_storage *r = &g->blocks[request->block - g->first];
+    const sn_block block = segment_block(r, r->image);
+    const sn_forward_pass pass = {.device = g->device, .hp = hp, .scratch = g->scratch, .split = split};
+    if (r->residence != SN_ON_DEVICE || r->apart.device)
+        return sn_fail(err, SN_REFUSED, "the experts of block %d are not computed for others: they are %s",
+                       request->block, r->apart.device ? "on another device than the block" : "streamed");
+    SN_TRY(check_cancel(g->device, err));
+    return sn_moe_run_pairs(&block, &pass, request, out, err);
 }

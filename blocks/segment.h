@@ -54,7 +54,8 @@ typedef struct sn_segment {
     sn_block_storage *blocks;   /* [end - first] */
     void *resident; /* device->host_visible: the images of all SN_ON_DEVICE blocks, in one piece; else NULL */
     size_t resident_bytes;
-    uint64_t *moved; /* of the pass in progress: sn_forward_pass */
+    const sn_expert_split *split; /* of the span; NULL: it holds all experts */
+    uint64_t *moved;              /* of the pass in progress: sn_forward_pass */
 } sn_segment;
 
 /* What all segments of a span are loaded from. */
@@ -71,8 +72,8 @@ typedef struct sn_segment_source {
 sn_status sn_segment_load(sn_segment *segment, const sn_segment_source *source, int first, int end,
                           sn_err *err) SN_MUST_USE;
 /* Brings the experts that the plan pins to their slots, once the carrier's staging memory is allocated. */
-sn_status sn_segment_pin_experts(sn_segment *segment, const sn_plan *plan, int n_experts, sn_err *err) SN_MUST_USE;
-/* Whether experts of blocks [first, end) rest elsewhere, or are on another device. */
+sn_status sn_segment_pin_experts(sn_segment *segment, const sn_plan *plan, sn_err *err) SN_MUST_USE;
+/* Whether experts of blocks [first, end) rest elsewhere, or are on another device or in another span. */
 bool sn_segment_has_experts_elsewhere(const sn_segment *segment, int first, int end);
 bool sn_segment_is_lost(const sn_segment *segment);       /* a device that it needs is */
 size_t sn_segment_bytes_apart(const sn_segment *segment); /* of other devices' memory */
@@ -84,6 +85,10 @@ size_t sn_segment_bytes(const sn_segment *segment);       /* of the device's mem
  * device: that is a bug, and the message names the tensor. */
 sn_status sn_segment_forward(sn_segment *segment, const sn_hparams *hp, int first, int end, const sn_batch *batch,
                              const sn_block_adapter *adapters, sn_err *err) SN_MUST_USE;
+
+/* sn_span_run_experts, for a block of the segment. */
+sn_status sn_segment_run_experts(sn_segment *segment, const sn_hparams *hp, const sn_expert_split *split,
+                                 const sn_expert_request *request, float *out, sn_err *err) SN_MUST_USE;
 
 /* Calls `visit` for blocks [first, end) of the segment, in order or `backwards`, each with its weights on the device;
  * the next streamed block is copied meanwhile. `number` is the block's number in the model. The first failure ends the

@@ -22,15 +22,15 @@
 
 /* ---- scratch ---- */
 
-enum { N_BUFFERS = 23 };
+enum { N_BUFFERS = 25 };
 
 typedef struct scratch_buffer {
     float **at;
     size_t width; /* elements of a row */
 } scratch_buffer;
 
-/* The buffers of a scratch. */
-static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer out[N_BUFFERS]) {
+/* The buffers of a scratch; partial: of a span that holds some experts. */
+static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, scratch_buffer out[N_BUFFERS]) {
     size_t embd = (size_t)hp->n_embd, dim = (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
     size_t heads = (size_t)hp->n_heads, q = heads * dim;
     size_t half_out = q > sn_delta_values(hp) ? q : sn_delta_values(hp), values = (size_t)hp->delta_value_heads;
@@ -57,7 +57,9 @@ static void scratch_buffers(const sn_hparams *hp, sn_scratch *s, scratch_buffer 
                                            {&s->q_factors, hp->q_growth > 0 ? 1 : 0},
                                            {&s->router_out, hp->n_experts ? sn_moe_router_width(hp) : 0},
                                            {&s->expert_out, used * embd},
-                                           {&s->shared_out, hp->n_ff_shared ? embd : 0}};
+                                           {&s->shared_out, hp->n_ff_shared ? embd : 0},
+                                           {&s->pair_rows, partial ? embd : 0},
+                                           {&s->pair_ids, partial ? 1 : 0}};
     memcpy(out, all, sizeof all);
 }
 
@@ -66,11 +68,11 @@ static size_t buffer_bytes(size_t width) { return sn_round_up(width * SN_SPAN_RO
 /* Floats of the table of one rope. */
 static size_t table_floats(const sn_hparams *hp) { return (size_t)hp->rope_dim * SN_SPAN_ROWS_MAX; }
 
-static size_t scratch_bytes(const sn_hparams *hp) {
+static size_t scratch_bytes(const sn_hparams *hp, bool partial) {
     sn_scratch none;
     scratch_buffer buffers[N_BUFFERS];
     size_t bytes = 0;
-    scratch_buffers(hp, &none, buffers);
+    scratch_buffers(hp, partial, &none, buffers);
     for (int i = 0; i < N_BUFFERS; i++) bytes += buffer_bytes(buffers[i].width);
     return bytes;
 }
@@ -85,41 +87,52 @@ static sn_device_limits span_limits(const sn_hparams *hp) {
                               .experts_used = hp->n_experts_used};
 }
 
-static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, sn_err *err) {
+static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, bool partial, sn_err *err) {
     scratch_buffer buffers[N_BUFFERS];
     const sn_device_limits limits = span_limits(hp);
-    h->bytes = scratch_bytes(hp);
+    h->bytes = scratch_bytes(hp, partial);
     sn_status status = h->device->ops->prepare(h->device, &limits, err);
     if (!status) status = h->device->ops->alloc(h->device, h->bytes, &h->memory, err);
     if (status) return status;
     char *at = h->memory;
-    scratch_buffers(hp, &h->scratch, buffers);
+    scratch_buffers(hp, partial, &h->scratch, buffers);
     for (int i = 0; i < N_BUFFERS; at += buffer_bytes(buffers[i++].width)) *buffers[i].at = (float *)(void *)at;
+    /* A span that holds all experts computes others' pairs between its passes only, and needs no memory for that. */
+    if (!partial) h->scratch.pair_rows = h->scratch.x, h->scratch.pair_ids = h->scratch.router_out;
     return SN_OK;
 }
 
 /* ---- loading ---- */
 
-sn_status sn_span_costs(const sn_model *model, const sn_device *device, int first, int end, size_t kv_budget,
+/* The cost of a block with a mixture. */
+static sn_status mixture_cost(const sn_model *model, const sn_device *device, int number, sn_expert_range range,
+                              sn_block_cost *out, sn_err *err) {
+    sn_block_layout layout, experts;
+    SN_TRY(sn_block_layout_of(model, device, number, SN_ALL_EXPERTS, range, &layout, err));
+    SN_TRY(sn_block_layout_of(model, device, number, SN_ONLY_EXPERTS, range, &experts, err));
+    out->experts = experts.bytes;
+    /* Each part of an image is rounded up to 64 bytes, of which a slot takes no more than these. */
+    out->slot = layout.expert_bytes + SN_EXPERT_PIECES * 64;
+    out->n_experts = sn_n_held(layout.held);
+    out->without_experts = layout.bytes - sn_min_size(layout.bytes, layout.expert_bytes * (size_t)out->n_experts);
+    out->n_experts_used = sn_model_hparams(model)->n_experts_used;
+    if (out->n_experts_used > out->n_experts) out->n_experts_used = out->n_experts;
+    return SN_OK;
+}
+
+sn_status sn_span_costs(const sn_model *model, const sn_device *device, const sn_span_part *part, size_t kv_budget,
                         sn_block_cost *costs, size_t *scratch, sn_err *err) {
-    const sn_device_limits limits = span_limits(sn_model_hparams(model));
-    if (!sn_add(scratch_bytes(sn_model_hparams(model)), device->ops->prepare_bytes(device, &limits), scratch))
-        *scratch = SIZE_MAX;
-    for (int b = first; b < end; b++) {
-        sn_block_layout layout, experts;
-        const sn_hparams *hp = sn_model_hparams(model);
-        sn_status status = sn_block_layout_of(model, device, b, 0, &layout, err);
-        if (status) return status;
-        costs[b - first] = (sn_block_cost){.weights = layout.bytes, .cache = kv_budget / (size_t)(end - first)};
-        if (!sn_has_experts(hp, b)) continue;
-        SN_TRY(sn_block_layout_of(model, device, b, SN_ONLY_EXPERTS, &experts, err));
-        costs[b - first].experts = experts.bytes;
-        /* Each part of an image is rounded up to 64 bytes, of which a slot takes no more than these. */
-        costs[b - first].slot = layout.expert_bytes + SN_EXPERT_PIECES * 64;
-        costs[b - first].without_experts =
-            layout.bytes - sn_min_size(layout.bytes, layout.expert_bytes * (size_t)hp->n_experts);
-        costs[b - first].n_experts = hp->n_experts;
-        costs[b - first].n_experts_used = hp->n_experts_used;
+    const sn_hparams *hp = sn_model_hparams(model);
+    const sn_device_limits limits = span_limits(hp);
+    SN_TRY(sn_span_check_experts(hp, part, err));
+    bool partial = sn_holds_some_experts(hp, sn_span_held(hp, part));
+    if (!sn_add(scratch_bytes(hp, partial), device->ops->prepare_bytes(device, &limits), scratch)) *scratch = SIZE_MAX;
+    for (int b = part->first; b < part->end; b++) {
+        sn_block_layout layout;
+        sn_block_cost *cost = &costs[b - part->first];
+        SN_TRY(sn_block_layout_of(model, device, b, SN_ALL_EXPERTS, part->experts, &layout, err));
+        *cost = (sn_block_cost){.weights = layout.bytes, .cache = kv_budget / (size_t)(part->end - part->first)};
+        if (sn_has_experts(hp, b)) SN_TRY(mixture_cost(model, device, b, part->experts, cost, err));
     }
     return SN_OK;
 }
@@ -137,8 +150,11 @@ static sn_status load_segments(sn_span *span, const sn_segment_source *source, s
                            SN_KV_PARTS_MAX - 1);
         sn_span_device *h = &span->devices[device];
         sn_segment *segment = &span->segments[span->n_segments++];
-        *segment =
-            (sn_segment){.device = h->device, .scratch = &h->scratch, .slots = &h->slots, .carrier = &h->carrier};
+        *segment = (sn_segment){.device = h->device,
+                                .scratch = &h->scratch,
+                                .slots = &h->slots,
+                                .carrier = &h->carrier,
+                                .split = sn_span_is_partial(span) ? &span->split : NULL};
         status = sn_segment_load(segment, source, b, next, err);
         if (!status && progress) progress(ctx, next - span->first, span->end - span->first);
     }
@@ -162,10 +178,13 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
     if (plan->first < 0 || plan->first >= plan->end || plan->end > hp->n_blocks)
         return sn_fail(err, SN_REFUSED, "blocks %d:%d are not in this model: it has blocks 0:%d", plan->first,
                        plan->end, hp->n_blocks);
+    const sn_span_part part = {plan->first, plan->end, plan->experts};
     sn_span *span = NULL;
+    SN_TRY(sn_span_check_experts(hp, &part, err));
     sn_status status = sn_calloc(&span, 1, sizeof *span, err);
     if (status) return status;
     span->hp = *hp;
+    span->held = sn_span_held(hp, &part);
     span->first = plan->first;
     span->end = plan->end;
     size_t n = (size_t)(plan->end - plan->first);
@@ -177,14 +196,15 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
         source.scratch[i] = &span->devices[i].scratch;
         span->devices[i].carrier.device = devices[i];
         span->devices[span->n_devices++].device = devices[i];
-        status = span_device_init(&span->devices[i], hp, err);
+        status = span_device_init(&span->devices[i], hp, sn_span_is_partial(span), err);
     }
+    if (!status && span->held.end) status = sn_span_split_init(span, err);
     if (!status) status = check_recurrent(span, err);
     if (!status) status = load_segments(span, &source, progress, ctx, err);
     for (int i = 0; i < span->n_devices && !status; i++)
         status = sn_expert_carrier_alloc(&span->devices[i].carrier, err);
     for (int i = 0; i < span->n_segments && !status; i++)
-        status = sn_segment_pin_experts(&span->segments[i], plan, hp->n_experts, err);
+        status = sn_segment_pin_experts(&span->segments[i], plan, err);
     for (int i = 0; i < span->n_devices && !status; i++)
         status = sn_slots_alloc(&span->devices[i].slots, devices[i], err);
     if (status) sn_span_free(&span);
@@ -212,6 +232,7 @@ void sn_span_free(sn_span **span) {
         sn_slots_free(&h->slots, h->device);
         if (h->memory) h->device->ops->free(h->device, h->memory, h->bytes);
     }
+    sn_span_split_free(s);
     free(s->hashes);
     free(s->cos_sin);
     free(s);
@@ -245,6 +266,7 @@ sn_span_info sn_span_describe(const sn_span *span) {
                          .hp = &span->hp,
                          .block_hash = span->hashes,
                          .bytes = sn_span_bytes(span),
+                         .experts = span->held,
                          .exact = true,
                          .kv_dtype = span->kv_dtype};
     for (int i = 0; i < span->n_devices; i++) info.exact &= span->devices[i].device->id.kind == SN_DEVICE_CPU;

@@ -37,10 +37,16 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
                             sn_err *err) SN_MUST_USE;
 void sn_span_free(sn_span **span); /* accepts NULL; KV pools and adapters of the span must be freed before */
 
-/* The costs of blocks [first, end) on a device, as input for a plan: bytes of weights in the device's layout, and an
+/* What a span holds of a model. */
+typedef struct sn_span_part {
+    int first, end;          /* blocks */
+    sn_expert_range experts; /* of each mixture among them */
+} sn_span_part;
+
+/* The costs of a part's blocks on a device, as input for a plan: bytes of weights in the device's layout, and an
  * equal share of the KV budget each. costs: [end - first]. *scratch: bytes that a device needs once: for activations,
  * and for itself (prepare_bytes of device.h). */
-sn_status sn_span_costs(const sn_model *model, const sn_device *device, int first, int end, size_t kv_budget,
+sn_status sn_span_costs(const sn_model *model, const sn_device *device, const sn_span_part *part, size_t kv_budget,
                         sn_block_cost *costs, size_t *scratch, sn_err *err) SN_MUST_USE;
 
 /* ---- properties ---- */
@@ -78,6 +84,7 @@ typedef struct sn_span_info {
     const sn_hparams *hp;               /* of the whole model */
     const sn_hash *block_hash;          /* [end - first] */
     size_t bytes;                       /* sn_span_bytes */
+    sn_expert_range experts;            /* sn_span_experts */
     bool exact;                         /* every block is on a CPU: outputs have the promised bits */
     sn_kv_dtype kv_dtype;               /* in which its KV pools keep keys and values */
     char devices[SN_SPAN_DEVICE_NAMES]; /* of its blocks, as "cuda:0,cpu"; "..." stands for those that are too
@@ -91,6 +98,18 @@ sn_hash sn_block_hash_with_kv_dtype(const sn_hash *weights, sn_kv_dtype dtype);
 /* From now on KV pools of the span store this type, and the block hashes include it. Call at most once, before any
  * other use of the span. */
 void sn_span_set_kv_dtype(sn_span *span, sn_kv_dtype dtype);
+
+/* ---- some of the experts (plan->experts) ---- */
+
+/* The experts of each mixture that the span holds; {0, 0}: it has no mixtures. */
+sn_expert_range sn_span_experts(const sn_span *span);
+/* From now on forward passes ask this for the experts that the span does not hold; NULL (as at first): none is
+ * asked, and passes that need one fail (SN_RETRY). exchange: the caller's, until another one is set. Device thread. */
+void sn_span_set_expert_exchange(sn_span *span, const sn_expert_exchange *exchange);
+/* Computes the pairs of a request that another span sent: out, host, (pairs, n_embd), the outputs of those with an id
+ * from 0 on, in their order. SN_REFUSED: shapes, a block or an id that the span does not hold. Device thread; it may be
+ * called while a forward pass of the span waits in its exchange's finish. */
+sn_status sn_span_run_experts(sn_span *span, const sn_expert_request *request, float *out, sn_err *err) SN_MUST_USE;
 
 /* ---- KV caches ---- */
 

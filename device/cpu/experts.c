@@ -68,8 +68,7 @@ bool sn_cpu_moe_grad_bytes(const sn_device_limits *l, size_t *bytes) {
 
 static sn_status moe_check_selection(const sn_cpu *cpu, const sn_moe_selection *c, sn_err *err) {
     const sn_device_limits *l = &cpu->limits;
-    if (c->n <= l->rows && c->n_experts <= l->experts && c->k >= 1 && c->k <= l->experts_used && c->k <= c->n_experts)
-        return SN_OK;
+    if (c->n <= l->rows && c->n_experts <= l->experts && c->k >= 1 && c->k <= l->experts_used) return SN_OK;
     return sn_fail(err, SN_REFUSED,
                    "%d rows through %d of %d experts are more than the %d through %d of %d that were prepared", c->n,
                    c->k, c->n_experts, l->rows, l->experts_used, l->experts);

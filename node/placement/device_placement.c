@@ -106,6 +106,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 /* Of each part of a block, the cost is that on the device that needs most memory for it. */
 static sn_status blocks_count_costs(const sn_device_placement_options *options, const sn_model *model, int first,
                                     int end, device_set *c, sn_block_cost *costs, sn_err *err) {
+    const sn_span_part part = {first, end, options->experts};
     sn_block_cost *on_device = NULL;
     size_t n = (size_t)(end - first);
     sn_status status = sn_calloc(&on_device, n, sizeof *on_device, err);
@@ -114,8 +115,8 @@ static sn_status blocks_count_costs(const sn_device_placement_options *options, 
         own.memory_max = c->limits[i];
         status = sn_device_open(c->devices[i].id, &own, &c->open[i], err);
         if (!status)
-            status = sn_span_costs(model, c->open[i], first, end, options->kv_memory, on_device, &c->devices[i].scratch,
-                                   err);
+            status =
+                sn_span_costs(model, c->open[i], &part, options->kv_memory, on_device, &c->devices[i].scratch, err);
         for (size_t b = 0; b < n && !status; b++) {
             const sn_block_cost before = costs[b];
             costs[b] = on_device[b];
@@ -196,7 +197,7 @@ sn_status sn_device_placement_make(const sn_device_placement_options *options, c
     for (size_t i = 0; i < options->n_device_memory && !status; i++)
         status = device_set_limit_memory(options->device_memory[i], &c, err);
     if (!status) status = blocks_count_costs(options, model, first, last, &c, costs, err);
-    sn_plan_query query = {.first = first, .end = last, .costs = costs};
+    sn_plan_query query = {.first = first, .end = last, .experts = options->experts, .costs = costs};
     if (!status) status = plan_make(options, hp, &c, costs, &query, &out->plan, end, err);
     if (!status) placement_take_devices(&c, out);
     sn_buf_init(&out->table, 1 << 20);

@@ -15,6 +15,7 @@ typedef struct sn_device_placement_options {
     const char *offload_dir;          /* for SN_ON_DISK */
     bool offload_all;                 /* offload blocks that would fit, too, unless they are preloaded */
     const char *preload;              /* "10:12,15:16", "all", "experts:0:8", or NULL */
+    sn_expert_range experts;          /* of each mixture that the span holds; {0, 0}: all */
     size_t expert_memory;             /* bytes of slots for experts on each device; 0: what the rest leaves */
     sn_device_options device_options; /* for every device opened */
     size_t kv_memory;                 /* bytes reserved for the KV pool */

@@ -66,7 +66,8 @@ static sn_status fixture_try_open(fixture *w, const char *path, const char *map,
     w->hp = sn_model_hparams(w->model);
     w->folder = temp_folder();
     for (int i = 0; i < N_DEVICES; i++) all[i] = (sn_plan_device){.id = devices[i]->id, .budget = (size_t)1 << 40};
-    status = sn_span_costs(w->model, devices[CPU], 0, w->hp->n_blocks, 1 << 20, costs, &all[0].scratch, err);
+    status = sn_span_costs(w->model, devices[CPU], &(sn_span_part){0, w->hp->n_blocks, {0}}, 1 << 20, costs,
+                           &all[0].scratch, err);
     sn_plan_query query = {.end = w->hp->n_blocks,
                            .costs = costs,
                            .devices = all,

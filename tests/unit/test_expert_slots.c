@@ -60,7 +60,7 @@ static sn_status make_plan(const placement *p, size_t budget, sn_device *device,
     sn_block_cost costs[SN_PLAN_BLOCKS_MAX];
     int n = sn_model_hparams(model)->n_blocks;
     sn_plan_device one = {.id = device->id, .budget = budget};
-    sn_status status = sn_span_costs(model, device, 0, n, 2u << 20, costs, &one.scratch, err);
+    sn_status status = sn_span_costs(model, device, &(sn_span_part){0, n, {0}}, 2u << 20, costs, &one.scratch, err);
     sn_plan_query query = {.end = n,
                            .costs = costs,
                            .devices = &one,

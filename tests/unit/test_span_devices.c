@@ -44,7 +44,7 @@ static sn_plan plan_of(const char *map, const char *preload) {
     sn_block_cost costs[BLOCKS];
     sn_plan_device device = {.id = cpu->id, .budget = (size_t)1 << 40};
     sn_plan plan;
-    REQUIRE(sn_span_costs(model, cpu, 0, BLOCKS, 16u << 20, costs, &device.scratch, &err));
+    REQUIRE(sn_span_costs(model, cpu, &(sn_span_part){0, BLOCKS, {0}}, 16u << 20, costs, &device.scratch, &err));
     sn_plan_query query = {
         .first = 0, .end = BLOCKS, .costs = costs, .devices = &device, .n_devices = 1, .preload = preload};
     REQUIRE(sn_plan_explicit(&query, map, &plan, &err));
@@ -160,7 +160,7 @@ Test(span_devices, preload_means_the_same_for_resident_and_offloaded_blocks) {
     sn_block_cost costs[BLOCKS];
     size_t scratch;
     size_t all = device_bytes("0:8=cpu", NULL); /* the device is prepared by now: it needs no more for itself */
-    REQUIRE(sn_span_costs(model, cpu, 0, BLOCKS, 0, costs, &scratch, &err));
+    REQUIRE(sn_span_costs(model, cpu, &(sn_span_part){0, BLOCKS, {0}}, 0, costs, &scratch, &err));
     size_t block = costs[0].weights;
     cr_assert_eq(all, 8 * block + scratch);
     cr_expect_eq(device_bytes("0:8=cpu", "2:4"), all); /* they are resident anyway */

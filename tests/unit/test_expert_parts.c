@@ -1,0 +1,240 @@
+/* Spans that hold some of the experts of their blocks, in a group that holds all of them: whichever span computes the
+ * rows, however the experts are divided and wherever they rest, the bits are those of one span with all experts. */
+#include "blocks/span.h"
+#include "blocks/train.h"
+#include "tests/support/files.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 40, THREADS = 2, PARTS = 3 };
+
+static const char *const mixtures[] = {"mixtral",    "qwen2_moe",   "qwen3_moe",   "gpt_oss",    "glm4_moe",
+                                       "minimax_m2", "deepseek_v2", "deepseek_v3", "qwen3_5_moe"};
+enum { N_MIXTURES = sizeof mixtures / sizeof *mixtures };
+
+static char *folder;
+static sn_model *model;
+static const sn_hparams *hp;
+
+static void set_up(void) { folder = temp_folder(); }
+static void tear_down(void) {
+    sn_model_close(&model);
+    temp_folder_remove(&folder);
+}
+
+TestSuite(expert_parts, .init = set_up, .fini = tear_down);
+
+static void open_family(const char *family) {
+    char path[256];
+    snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, family);
+    sn_model_close(&model);
+    REQUIRE(sn_model_open(path, &model, &err));
+    hp = sn_model_hparams(model);
+}
+
+/* -- one span with its device */
+
+typedef struct holder {
+    sn_device *device;
+    sn_offload_store *store;
+    sn_plan plan;
+    sn_span *span;
+} holder;
+
+/* map, preload: NULL: experts are resident; expert_memory: as little as possible where the experts rest elsewhere. */
+static sn_status holder_plan(holder *h, sn_expert_range experts, const char *map, const char *preload, sn_err *err) {
+    sn_block_cost costs[SN_PLAN_BLOCKS_MAX];
+    const sn_span_part part = {0, hp->n_blocks, experts};
+    sn_plan_device one = {.id = h->device->id, .budget = (size_t)1 << 30};
+    sn_plan_query query = {
+        .end = hp->n_blocks, .experts = experts, .costs = costs, .devices = &one, .n_devices = 1, .preload = preload};
+    sn_status status = sn_span_costs(model, h->device, &part, 2u << 20, costs, &one.scratch, err);
+    if (status || !map) return status ? status : sn_plan_auto(&query, &h->plan, err);
+    for (int b = 0; b < hp->n_blocks; b++) query.expert_memory += costs[b].slot * (size_t)costs[b].n_experts_used;
+    return sn_plan_explicit(&query, map, &h->plan, err);
+}
+
+static sn_status holder_try_open(holder *h, sn_expert_range experts, const char *map, sn_err *err) {
+    const sn_device_options options = {.threads = THREADS, .timeout_ms = 20000};
+    *h = (holder){0};
+    sn_status status = sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &h->device, err);
+    if (!status) status = holder_plan(h, experts, map, NULL, err);
+    if (!status) status = sn_offload_store_open(folder, &h->store, err);
+    if (!status) status = sn_span_load_plan(model, &h->plan, &h->device, h->store, NULL, NULL, &h->span, err);
+    return status;
+}
+
+static void holder_close(holder *h) {
+    sn_span_free(&h->span);
+    sn_offload_store_close(&h->store);
+    sn_device_close(&h->device);
+}
+
+/* -- the group of spans, and the exchange of the one that computes the rows */
+
+typedef struct group {
+    holder parts[PARTS];
+    int asker;
+    sn_expert_request asked;   /* ids NULL: nothing is in progress */
+    uint64_t n_asked, n_ended; /* exchanges */
+    sn_expert_exchange exchange;
+} group;
+
+static sn_status group_begin(void *self, const sn_expert_request *request, sn_err *err) {
+    group *g = self;
+    (void)err;
+    cr_assert(!g->asked.ids, "one exchange at a time");
+    g->asked = *request;
+    g->n_asked++;
+    return SN_OK;
+}
+
+/* What a part of the group holds of the request, with only the rows that need it. Returns the number of pairs. */
+static int request_for(const group *g, sn_expert_range held, sn_expert_request *out, float *rows, int32_t *ids) {
+    int n = 0, pairs = 0, k = g->asked.k;
+    size_t width = (size_t)g->asked.n_embd;
+    for (int r = 0; r < g->asked.n; r++) {
+        int before = pairs;
+        for (int j = 0; j < k; j++) {
+            int32_t id = g->asked.ids[r * k + j];
+            ids[n * k + j] = id >= held.first && id < held.end ? id : -1;
+            pairs += ids[n * k + j] >= 0;
+        }
+        if (pairs == before) continue;
+        memcpy(rows + (size_t)n++ * width, g->asked.rows + (size_t)r * width, width * sizeof *rows);
+    }
+    *out = g->asked;
+    out->n = n;
+    out->rows = rows;
+    out->ids = ids;
+    return pairs;
+}
+
+static sn_status ask_part(group *g, int part, float *expert_out, sn_err *err) {
+    sn_span *span = g->parts[part].span;
+    const sn_expert_range held = sn_span_experts(span);
+    size_t width = (size_t)g->asked.n_embd, pairs = (size_t)(g->asked.n * g->asked.k), at = 0;
+    float *rows = malloc((size_t)g->asked.n * width * sizeof *rows), *out = malloc(pairs * width * sizeof *out);
+    int32_t *ids = malloc(pairs * sizeof *ids);
+    sn_expert_request request;
+    int n = request_for(g, held, &request, rows, ids);
+    sn_status status = n ? sn_span_run_experts(span, &request, out, err) : SN_OK;
+    for (size_t i = 0; i < pairs && n && !status; i++)
+        if (g->asked.ids[i] >= held.first && g->asked.ids[i] < held.end)
+            memcpy(expert_out + i * width, out + at++ * width, width * sizeof *out);
+    free(rows);
+    free(out);
+    free(ids);
+    return status;
+}
+
+/* While it waits the asker computes for others. */
+static sn_status serve_meanwhile(group *g, sn_err *err) {
+    sn_span *span = g->parts[g->asker].span;
+    int32_t *ids = malloc((size_t)(g->asked.n * g->asked.k) * sizeof *ids);
+    float *out = malloc((size_t)(g->asked.n * g->asked.n_embd) * sizeof *out);
+    sn_expert_request request = g->asked;
+    for (int i = 0; i < request.n * request.k; i++) ids[i] = i % request.k ? -1 : sn_span_experts(span).first;
+    request.ids = ids;
+    sn_status status = sn_span_run_experts(span, &request, out, err);
+    free(ids);
+    free(out);
+    return status;
+}
+
+static sn_status group_finish(void *self, float *expert_out, sn_err *err) {
+    group *g = self;
+    sn_status status = SN_OK;
+    g->n_ended++;
+    if (expert_out) status = serve_meanwhile(g, err);
+    for (int part = 0; part < PARTS && expert_out && !status; part++)
+        if (part != g->asker) status = ask_part(g, part, expert_out, err);
+    g->asked = (sn_expert_request){0};
+    return status;
+}
+
+static sn_expert_range part_of(int part) {
+    return (sn_expert_range){hp->n_experts * part / PARTS, hp->n_experts * (part + 1) / PARTS};
+}
+
+static void group_open(group *g, int asker, const char *map) {
+    *g = (group){.asker = asker, .exchange = {g, group_begin, group_finish}};
+    for (int i = 0; i < PARTS; i++) REQUIRE(holder_try_open(&g->parts[i], part_of(i), map, &err));
+    sn_span_set_expert_exchange(g->parts[asker].span, &g->exchange);
+}
+
+static void group_close(group *g) {
+    for (int i = 0; i < PARTS; i++) holder_close(&g->parts[i]);
+}
+
+/* -- rows */
+
+static float *make_rows(void) {
+    size_t n = ROWS * (size_t)hp->n_embd;
+    float *rows = malloc(n * sizeof *rows);
+    for (size_t i = 0; i < n; i++) rows[i] = (float)((int)(i * 37 + i / 64 * 11) % 201 - 100) * 0.01f;
+    return rows;
+}
+
+/* Replaces the rows of each of n_sessions by their hidden states after the last block: sessions have equal rows, and go
+ * in one batch, `chunk` rows of each at a time. */
+static sn_status run_rows(sn_span *span, int n_sessions, float *const *rows, int chunk, sn_err *why) {
+    sn_kv_pool *pool = NULL;
+    sn_kv_cache *kv[2] = {NULL};
+    sn_tensor inputs[2];
+    sn_span_sequence parts[2];
+    sn_status status = SN_OK;
+    REQUIRE(sn_span_kv_pool(span, 4u << 20, &pool, &err));
+    for (int s = 0; s < n_sessions; s++) REQUIRE(sn_kv_cache_new(pool, &kv[s], &err));
+    for (int at = 0, n; at < ROWS && !status; at += n) {
+        n = chunk < ROWS - at ? chunk : ROWS - at;
+        for (int s = 0; s < n_sessions; s++) {
+            float *here = rows[s] + (size_t)at * (size_t)hp->n_embd;
+            inputs[s] = (sn_tensor){.name = "rows", .data = here, .dtype = SN_F32, .rank = 2, .shape = {n, hp->n_embd}};
+            parts[s] = (sn_span_sequence){kv[s], &inputs[s], 0, n, here};
+            REQUIRE(sn_kv_cache_reserve(kv[s], n, &err));
+        }
+        status = sn_span_forward(span, 0, hp->n_blocks, n_sessions, parts, NULL, why);
+    }
+    for (int s = 0; s < n_sessions; s++) sn_kv_cache_free(&kv[s]);
+    sn_kv_pool_free(&pool);
+    return status;
+}
+
+static float *rows_of_whole_span(void) {
+    holder whole;
+    float *rows = make_rows();
+    REQUIRE(holder_try_open(&whole, (sn_expert_range){0}, NULL, &err));
+    REQUIRE(run_rows(whole.span, 1, &rows, ROWS, &err));
+    holder_close(&whole);
+    return rows;
+}
+
+static void expect_bits(group *g, int n_sessions, int chunk, const float *want, const char *what) {
+    size_t bytes = ROWS * (size_t)hp->n_embd * sizeof(float);
+    float *rows[2] = {make_rows(), make_rows()};
+    REQUIRE(run_rows(g->parts[g->asker].span, n_sessions, rows, chunk, &err));
+    for (int s = 0; s < n_sessions; s++)
+        cr_expect(!memcmp(rows[s], want, bytes), "%s, span %d, %d sessions, chunks of %d: other bits", what, g->asker,
+                  n_sessions, chunk);
+    for (int s = 0; s < 2; s++) free(rows[s]);
+}
+
+Test(expert_parts, a_group_gives_the_bits_of_one_span_with_all_experts) {
+    static const int chunks[] = {1, 7, ROWS};
+    for (int f = 0; f < N_MIXTURES; f++) {
+        open_family(mixtures[f]);
+        float *want = rows_of_whole_span();
+        for (int asker = 0; asker < PARTS; asker++) {
+            group g;
+            group_open(&g, asker, NULL);
+            for (int c = 0; c < 3; c++) expect_bits(&g, 1 + (asker == c), chunks[c], want, mixtures[f]);
+            cr_expect(g.n_asked && g.n_ended == g.n_asked);
+            group_close(&g);
+        }
+        free(want);
+    }
+}

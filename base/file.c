@@ -1,5 +1,7 @@
 #include "base/file.h"
 
+#include "base/mem.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -26,6 +28,31 @@ int sn_file_write_at(int fd, const void *data, size_t bytes, uint64_t at) {
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return n ? errno : ENOSPC;
         done += (size_t)n;
+    }
+    return 0;
+}
+
+int sn_file_open_uncached(int fd) {
+    char name[64];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    int file = open(name, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    void *page = file < 0 ? NULL : aligned_alloc(SN_FILE_PAGE, SN_FILE_PAGE);
+    bool reads = page && pread(file, page, SN_FILE_PAGE, 0) >= 0; /* some file systems refuse only the read */
+    free(page);
+    if (file >= 0 && !reads) close(file);
+    return reads ? file : -1;
+}
+
+int sn_file_read_pages(int fd, void *buffer, size_t bytes, uint64_t at, sn_file_take *take, void *ctx) {
+    for (size_t n; bytes; at += n, bytes -= n) {
+        size_t before = (size_t)(at % SN_FILE_PAGE);
+        n = sn_min_size(bytes, SN_FILE_PIECE - before);
+        size_t pages = sn_round_up(before + n, SN_FILE_PAGE);
+        ssize_t got = pread(fd, buffer, pages, (off_t)(at - before));
+        if (got < 0 && errno != EINTR) return errno;
+        if (got >= 0 && (size_t)got <= before) return ENODATA;
+        n = got < 0 ? 0 : sn_min_size(n, (size_t)got - before); /* the next read takes the rest */
+        if (n) take(ctx, (const char *)buffer + before, n);
     }
     return 0;
 }

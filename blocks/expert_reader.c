@@ -1,3 +1,6 @@
+/* A few threads take reads from one queue. A file is read in pieces of 1 MiB past the page cache, as its file system
+ * allows: each piece is hashed or tagged while the processor's cache holds it, and copied to where it belongs, which
+ * need not lie at a page. So a read costs the processor little beside the computation, which needs the same cores. */
 #include "blocks/expert_reader.h"
 
 #include "base/file.h"
@@ -10,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { THREADS = 4 }; /* reads in progress: a disk is fastest with several, and hashes take about as long as reading */
+enum { THREADS = 4 }; /* reads in progress: a disk is fastest with several */
 
 struct sn_expert_reader {
     pthread_mutex_t lock; /* of all that follows, and of what reads have for the reader */
@@ -21,29 +24,89 @@ struct sn_expert_reader {
     int n_threads, n_ended;
 };
 
-/* Returns whether the expert was read as it was stored. */
-static bool read_expert(const sn_expert_read *r, sn_hasher *hasher) {
-    const sn_expert_rest *rest = r->rest;
-    size_t first = (size_t)r->expert * rest->stride, at = first;
-    bool whole = true;
-    for (int i = 0; i < SN_EXPERT_PIECES && whole; at += r->bytes[i++]) {
-        if (!r->bytes[i]) continue;
-        if (rest->host)
-            memcpy(r->pieces[i], rest->host + at, r->bytes[i]);
-        else
-            whole = !sn_file_read_at(rest->file, r->pieces[i], r->bytes[i], rest->at + at);
-        if (!rest->host && whole) sn_hasher_add(hasher, r->pieces[i], r->bytes[i]);
+/* What a thread reads with. */
+typedef struct reading_tools {
+    void *buffer;
+    sn_hasher *hasher;
+    sn_tagger *tagger;
+} reading_tools;
+
+static bool tools_open(reading_tools *t) {
+    *t = (reading_tools){aligned_alloc(SN_FILE_PAGE, SN_FILE_PIECE), sn_hasher_new(), sn_tagger_new()};
+    return t->buffer && t->hasher && t->tagger;
+}
+
+static void tools_close(reading_tools *t) {
+    free(t->buffer);
+    sn_hasher_free(t->hasher);
+    sn_tagger_free(t->tagger);
+}
+
+/* Where the next bytes of an expert go. */
+typedef struct scatter {
+    const sn_expert_read *read;
+    const reading_tools *tools;
+    bool hashes;
+    int piece;
+    size_t done; /* of the piece */
+} scatter;
+
+static void scatter_take(void *ctx, const void *data, size_t bytes) {
+    scatter *s = ctx;
+    const char *from = data;
+    if (s->hashes) sn_hasher_add(s->tools->hasher, data, bytes);
+    sn_tagger_add(s->tools->tagger, data, bytes);
+    for (size_t n; bytes; from += n, bytes -= n, s->done += n) {
+        while (s->done == s->read->bytes[s->piece]) s->piece++, s->done = 0;
+        n = sn_min_size(bytes, s->read->bytes[s->piece] - s->done);
+        memcpy((char *)s->read->pieces[s->piece] + s->done, from, n);
     }
-    if (rest->host) return true;
-    sn_hash hash = sn_hasher_end(hasher);
+}
+
+/* Returns whether the expert was read from the file as it was stored; *tag is then its tag. */
+static bool read_from_file(const sn_expert_read *r, const reading_tools *tools, sn_tag *tag) {
+    const sn_expert_rest *rest = r->rest;
+    size_t bytes = 0;
+    scatter to = {.read = r, .tools = tools, .hashes = !tag->number};
+    for (int i = 0; i < SN_EXPERT_PIECES; i++) bytes += r->bytes[i];
+    uint64_t at = rest->at + (size_t)r->expert * rest->stride;
+    sn_tagger_begin(tools->tagger, tag);
+    int error = sn_file_read_pages(rest->uncached < 0 ? rest->file : rest->uncached, tools->buffer, bytes, at,
+                                   scatter_take, &to);
+    sn_tag now = sn_tagger_end(tools->tagger);
+    sn_hash hash = sn_hasher_end(tools->hasher);
     /* The slots are the cache: the system need not keep a second copy beyond the limit of memory. */
-    posix_fadvise(rest->file, (off_t)(rest->at + first), (off_t)rest->stride, POSIX_FADV_DONTNEED);
-    return whole && !memcmp(&hash, &rest->hashes[r->expert], sizeof hash);
+    if (rest->uncached < 0) posix_fadvise(rest->file, (off_t)at, (off_t)bytes, POSIX_FADV_DONTNEED);
+    bool same = to.hashes ? !memcmp(&hash, &rest->hashes[r->expert], sizeof hash) : sn_tag_equal(&now, tag);
+    *tag = now;
+    return !error && same;
+}
+
+static void read_from_host(const sn_expert_read *r) {
+    const char *from = r->rest->host + (size_t)r->expert * r->rest->stride;
+    for (int i = 0; i < SN_EXPERT_PIECES; from += r->bytes[i++])
+        if (r->bytes[i]) memcpy(r->pieces[i], from, r->bytes[i]);
+}
+
+/* With the reader's lock, which it leaves while it reads. `able`: the tools are there. */
+static void read_expert(sn_expert_reader *reader, sn_expert_read *r, const reading_tools *tools, bool able) {
+    sn_tag *known = r->rest->tags ? &r->rest->tags[r->expert] : NULL;
+    sn_tag tag = known ? *known : (sn_tag){0};
+    bool good = true;
+    pthread_mutex_unlock(&reader->lock);
+    if (r->rest->host)
+        read_from_host(r);
+    else
+        good = able && read_from_file(r, tools, &tag);
+    pthread_mutex_lock(&reader->lock);
+    if (known && good) *known = tag;
+    r->state = good ? SN_READ_DONE : SN_READ_FAILED;
 }
 
 static void *reader_run(void *ctx) {
     sn_expert_reader *reader = ctx;
-    sn_hasher *hasher = sn_hasher_new();
+    reading_tools tools;
+    bool able = tools_open(&tools);
     pthread_mutex_lock(&reader->lock);
     while (!reader->stop) {
         sn_expert_read *r = reader->first;
@@ -53,16 +116,13 @@ static void *reader_run(void *ctx) {
         }
         reader->first = r->next;
         r->state = SN_READ_RUNS;
-        pthread_mutex_unlock(&reader->lock);
-        bool good = (hasher || r->rest->host) && read_expert(r, hasher);
-        pthread_mutex_lock(&reader->lock);
-        r->state = good ? SN_READ_DONE : SN_READ_FAILED;
+        read_expert(reader, r, &tools, able);
         pthread_cond_broadcast(&reader->done);
     }
-    sn_hasher_free(hasher);
     reader->n_ended++;
     pthread_cond_broadcast(&reader->done);
     pthread_mutex_unlock(&reader->lock);
+    tools_close(&tools);
     return NULL;
 }
 

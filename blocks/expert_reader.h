@@ -3,19 +3,23 @@
  *
  * Central types: sn_expert_rest says where the experts of a block rest, sn_expert_read is one read of one expert, and
  * belongs to the caller. A read that is needed now goes before one that was begun ahead. Every byte from a file is
- * checked by the expert's hash. All functions are called by the devices' thread. */
+ * checked: by the expert's hash when it is read first, then by a tag, so that reading is as fast as the disk. All
+ * functions are called by the devices' thread. */
 #ifndef SN_BLOCKS_EXPERT_READER_H
 #define SN_BLOCKS_EXPERT_READER_H
 
 #include "base/hash.h"
+#include "base/tag.h"
 #include "blocks/block.h"
 
 typedef struct sn_expert_rest {
     const char *host; /* expert e lies e * stride bytes behind it; NULL: in the file, from `at` on */
     size_t stride;
-    int file; /* of the block's own; -1: none */
+    int file;     /* of the block's own; -1: none */
+    int uncached; /* the same file for reads past the page cache; -1: none */
     uint64_t at;
     sn_hash *hashes; /* of each expert; NULL in host memory */
+    sn_tag *tags;    /* the reader's, of experts whose hash was right; zeroes at first; NULL in host memory */
 } sn_expert_rest;
 
 typedef struct sn_expert_read {

@@ -1,6 +1,6 @@
 /* A file is a header, which names the key and the hash of the image, and the image. Every file that was verified
  * (`has`) or written (`put`) stays open in store->files: a streamed block is read again and again, and a process that
- * removes or replaces the file does no harm then. get checks the hash at every read.
+ * removes or replaces the file does no harm then. get checks every read: the first time by the hash, then by a tag.
  *
  * A file is written under a random name that ends in ".new", locked (flock), synced, and renamed. The lock tells other
  * processes that the file is being written: store_sweep removes unfinished files that no process has locked. */
@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/tag.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -34,12 +35,14 @@ typedef struct verified_file {
     sn_hash key, image;
     size_t bytes;
     int file;
+    sn_tag tag; /* of the image, once get has read it */
 } verified_file;
 
 struct sn_offload_store {
     char *folder;
     int dir;
     sn_hasher *hasher;
+    sn_tagger *tagger;
     uint8_t *chunk;
     verified_file *files;
     size_t n_files, capacity;
@@ -118,8 +121,10 @@ sn_status sn_offload_store_open(const char *folder, sn_offload_store **out, sn_e
     store->dir = -1;
     store->folder = strdup(folder);
     store->hasher = sn_hasher_new();
+    store->tagger = sn_tagger_new();
     status = sn_calloc(&store->chunk, CHUNK, 1, err);
-    if (!status && (!store->folder || !store->hasher)) status = sn_fail(err, SN_STOP, "out of memory");
+    if (!status && (!store->folder || !store->hasher || !store->tagger))
+        status = sn_fail(err, SN_STOP, "out of memory");
     if (!status) status = store_open_folder(store, err);
     if (status) {
         sn_offload_store_close(&store);
@@ -136,6 +141,7 @@ void sn_offload_store_close(sn_offload_store **store) {
     for (size_t i = 0; i < s->n_files; i++) close(s->files[i].file);
     if (s->dir >= 0) close(s->dir);
     sn_hasher_free(s->hasher);
+    sn_tagger_free(s->tagger);
     free(s->files);
     free(s->chunk);
     free(s->folder);
@@ -171,7 +177,8 @@ static void store_forget(sn_offload_store *store, const sn_hash *key) {
 /* Adds an open file; the list has capacity for it (store_reserve). */
 static void store_remember(sn_offload_store *store, const header *h, int file) {
     store_forget(store, &h->key);
-    store->files[store->n_files++] = (verified_file){h->key, h->image, (size_t)h->bytes, file};
+    store->files[store->n_files++] =
+        (verified_file){.key = h->key, .image = h->image, .bytes = (size_t)h->bytes, .file = file};
 }
 
 /* ---- has, put, get ---- */
@@ -296,15 +303,26 @@ int sn_offload_store_file(const sn_offload_store *store, const sn_hash *key, siz
     return s && s->bytes == bytes ? fcntl(s->file, F_DUPFD_CLOEXEC, 0) : -1;
 }
 
+/* Whether the image in memory is the one that the file held when it was verified. */
+static bool image_is_same(sn_offload_store *store, verified_file *s, const void *image) {
+    sn_tagger_begin(store->tagger, &s->tag);
+    sn_tagger_add(store->tagger, image, s->bytes);
+    const sn_tag tag = sn_tagger_end(store->tagger);
+    if (s->tag.number) return sn_tag_equal(&tag, &s->tag);
+    sn_hash hash = sn_hash_of(image, s->bytes);
+    if (memcmp(&hash, &s->image, sizeof hash)) return false;
+    s->tag = tag;
+    return true;
+}
+
 sn_status sn_offload_store_get(sn_offload_store *store, const sn_hash *key, void *image, size_t bytes, sn_err *err) {
     char name[NAME_SIZE];
-    const verified_file *s = store_find(store, key);
+    verified_file *s = store_find(store, key);
     block_file_name(key, name);
     if (!s || s->bytes != bytes)
         return sn_fail(err, SN_STOP, "%s: no block of %zu bytes was stored under this name in this run", name, bytes);
     bool whole = !sn_file_read_at(s->file, image, bytes, sizeof(header));
-    sn_hash hash = sn_hash_of(image, whole ? bytes : 0);
-    if (!whole || memcmp(&hash, &s->image, sizeof hash))
+    if (!whole || !image_is_same(store, s, image))
         return sn_fail(err, SN_STOP, "%s in the offload folder %.256s was %s after it was checked: start again", name,
                        store->folder, whole ? "changed" : "cut short");
     return SN_OK;

@@ -144,14 +144,16 @@ static sn_status experts_on_disk(const sn_model *model, sn_device *device, sn_of
     SN_TRY(sn_model_block_hash(model, number, &weights, err));
     r->key = image_key(&weights, device, bytes, r->layout.expert_bytes, all ? (sn_expert_range){0} : r->layout.held);
     r->experts.stride = r->layout.expert_bytes;
-    r->experts.file = -1;
+    r->experts.file = r->experts.uncached = -1;
     SN_TRY(sn_calloc(&r->experts.hashes, n, sizeof(sn_hash), err));
+    SN_TRY(sn_calloc(&r->experts.tags, n, sizeof(sn_tag), err));
     if (!sn_offload_store_has(store, &r->key, bytes)) SN_TRY(experts_put(model, device, store, number, r, bytes, err));
     r->experts.file = sn_offload_store_file(store, &r->key, bytes, &r->experts.at);
     if (r->experts.file < 0 ||
         sn_file_read_at(r->experts.file, r->experts.hashes, n * sizeof(sn_hash), r->experts.at + images))
         return sn_fail(err, SN_STOP, "the experts of block %d cannot be read from the offload folder", number);
     posix_fadvise(r->experts.file, 0, 0, POSIX_FADV_DONTNEED); /* as when they are read (expert_reader.c) */
+    r->experts.uncached = sn_file_open_uncached(r->experts.file);
     return SN_OK;
 }
 
@@ -306,7 +308,9 @@ void sn_segment_unload(sn_segment *g) {
         free(r->apart.weights);
         if (r->experts.host) g->device->ops->host_free(g->device, (void *)r->experts.host, r->experts_bytes);
         if (r->experts.hashes && r->experts.file >= 0) close(r->experts.file);
+        if (r->experts.hashes && r->experts.uncached >= 0) close(r->experts.uncached);
         free(r->experts.hashes);
+        free(r->experts.tags);
         if (!r->image || (r->residence == SN_ON_DEVICE && g->resident)) continue;
         if (r->residence == SN_ON_DEVICE)
             g->device->ops->free(g->device, r->image, r->layout.bytes);

@@ -204,6 +204,7 @@ typedef struct one_block {
     uint8_t image[EXPERTS * PIECE], host[EXPERTS * PIECE];
     sn_expert_rest rest;
     sn_hash hashes[EXPERTS]; /* with a file only */
+    sn_tag tags[EXPERTS];
     sn_expert_slots *slots;
 } one_block;
 
@@ -228,7 +229,7 @@ static void block_to_disk(one_block *b) {
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     cr_assert_eq(write(file, b->host, sizeof b->host), (ssize_t)sizeof b->host);
     for (int e = 0; e < EXPERTS; e++) b->hashes[e] = sn_hash_of(b->host + e * PIECE, PIECE);
-    b->rest = (sn_expert_rest){.stride = PIECE, .file = file, .hashes = b->hashes};
+    b->rest = (sn_expert_rest){.stride = PIECE, .file = file, .uncached = -1, .hashes = b->hashes, .tags = b->tags};
 }
 
 static void one_block_close(one_block *b) {
@@ -312,6 +313,24 @@ Test(expert_slots, a_foreseen_expert_that_cannot_be_read_fails_only_a_step_that_
     REQUIRE(sn_expert_slots_begin(b.slots, 1, (int32_t[]){5}, &err));
     cr_expect_eq(sn_expert_slots_next(b.slots, 1, (int32_t[]){5}, (int32_t[1]){0}, &(bool){0}, &why), SN_STOP);
     cr_expect(strstr(why.text, "expert 5"), "%s", why.text);
+    one_block_close(&b);
+}
+
+Test(expert_slots, an_expert_that_is_read_once_more_is_checked_once_more) {
+    one_block b;
+    sn_err why = {0};
+    one_block_open(&b);
+    block_to_disk(&b);
+    for (int round = 0; round < 3; round++) {
+        expect_pass(&b, 3, (int32_t[]){0, 1, 2});
+        expect_pass(&b, 3, (int32_t[]){3, 4, 5});
+    }
+    cr_expect_eq(b.carrier.counts.misses, 18);
+    cr_assert_eq(pwrite(b.rest.file, "x", 1, PIECE + 9), 1); /* expert 1 */
+    expect_pass(&b, 2, (int32_t[]){0, 2});
+    REQUIRE(sn_expert_slots_begin(b.slots, 1, (int32_t[]){1}, &err));
+    cr_expect_eq(sn_expert_slots_next(b.slots, 1, (int32_t[]){1}, (int32_t[1]){0}, &(bool){0}, &why), SN_STOP);
+    cr_expect(strstr(why.text, "expert 1 in the offload folder was changed"), "%s", why.text);
     one_block_close(&b);
 }
 

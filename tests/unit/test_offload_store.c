@@ -177,6 +177,12 @@ Test(offload_store, one_flipped_bit_anywhere_is_detected) {
     cr_assert_eq(sn_offload_store_get(store, &key, back, BYTES, &err), SN_STOP, "damage after the put is not detected");
     cr_assert(strstr(err.text, "was changed") && strstr(err.text, folder), "%s", err.text);
     put_image();
+    expect_image();
+    flip_bit(path, HEADER + 5, 2);
+    cr_assert_eq(sn_offload_store_get(store, &key, back, BYTES, &err), SN_STOP, "damage after a get is not detected");
+    flip_bit(path, HEADER + 5, 2);
+    expect_image();
+    put_image();
     cr_assert_eq(truncate(path, HEADER + 10), 0);
     cr_assert_eq(sn_offload_store_get(store, &key, back, BYTES, &err), SN_STOP);
     cr_assert(strstr(err.text, "was cut short"), "%s", err.text);

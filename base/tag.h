@@ -1,6 +1,6 @@
 /* Tags: 16 bytes by which a process knows bytes again that it has hashed before, several times faster than by another
  * hash. They are GMAC (NIST SP 800-38D, AES-128) through OpenSSL under a random key, which never leaves the process: so
- * nobody else can make other bytes with the same tag, and a tag says nothing to another process.
+ * no other program can make other bytes with the same tag, and a tag says nothing to another process.
  *
  * Any thread may call these functions; a tagger belongs to one thread at a time. */
 #ifndef SN_BASE_TAG_H

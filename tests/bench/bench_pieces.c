@@ -1,0 +1,74 @@
+/* The limit of experts on disk on this machine: how fast pieces of the size of an expert are read from random places of
+ * files, past the page cache, by as many threads as a node reads with.
+ *
+ * Usage: bench_pieces BYTES SECONDS FILE...      the files of an --offload-dir */
+#include "base/clock.h"
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+enum { THREADS = 4 };
+
+typedef struct reader {
+    size_t piece;
+    int64_t until;
+    int n_files;
+    const int *files;
+    const uint64_t *sizes;
+    unsigned seed;
+    uint64_t bytes;
+} reader;
+
+static void fail(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+static void drop(void *ctx, const void *data, size_t bytes) {
+    (void)data;
+    *(uint64_t *)ctx += bytes;
+}
+
+static void *run(void *ctx) {
+    reader *r = ctx;
+    void *buffer = aligned_alloc(SN_FILE_PAGE, SN_FILE_PIECE);
+    if (!buffer) fail("aligned_alloc");
+    while (sn_now_us() < r->until) {
+        int file = rand_r(&r->seed) % r->n_files;
+        uint64_t at = (uint64_t)rand_r(&r->seed) % (r->sizes[file] / r->piece) * r->piece;
+        if (sn_file_read_pages(r->files[file], buffer, r->piece, at, drop, &r->bytes)) fail("read");
+    }
+    free(buffer);
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 4) return fprintf(stderr, "Usage: bench_pieces BYTES SECONDS FILE...\n"), 1;
+    int n = argc - 3, *files = calloc((size_t)n, sizeof *files);
+    uint64_t *sizes = calloc((size_t)n, sizeof *sizes), bytes = 0;
+    reader readers[THREADS];
+    pthread_t threads[THREADS];
+    size_t piece = strtoull(argv[1], NULL, 10);
+    if (!files || !sizes || !piece) fail("arguments");
+    for (int i = 0; i < n; i++) {
+        struct stat st;
+        int file = open(argv[3 + i], O_RDONLY | O_CLOEXEC);
+        if (file < 0 || fstat(file, &st) || (uint64_t)st.st_size < piece) fail(argv[3 + i]);
+        sizes[i] = (uint64_t)st.st_size;
+        if ((files[i] = sn_file_open_uncached(file)) < 0) fail("reads past the page cache");
+    }
+    int64_t began = sn_now_us();
+    for (int t = 0; t < THREADS; t++) {
+        readers[t] = (reader){piece, began + atol(argv[2]) * 1000000, n, files, sizes, (unsigned)t + 1, 0};
+        if (pthread_create(&threads[t], NULL, run, &readers[t])) fail("pthread_create");
+    }
+    for (int t = 0; t < THREADS; t++) pthread_join(threads[t], NULL), bytes += readers[t].bytes;
+    double us = (double)(sn_now_us() - began);
+    printf("%.2f GB/s in pieces of %zu bytes by %d threads\n", (double)bytes / 1e3 / us, piece, THREADS);
+    free(files), free(sizes);
+    return 0;
+}

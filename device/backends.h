@@ -18,6 +18,9 @@ sn_status sn_device_refuse_short_conv(sn_device *d, const sn_delta *delta, float
 sn_status sn_device_refuse_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a,
                                       const float *b, float *out, sn_err *err);
 
+/* SN_REFUSED where the groups of a router's experts are not possible. */
+sn_status sn_device_check_groups(const sn_moe_router *router, sn_err *err) SN_MUST_USE;
+
 sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;
 const char *sn_cpu_describe(const sn_device *device);
 sn_status sn_cpu_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) SN_MUST_USE;

@@ -141,6 +141,17 @@ sn_status sn_device_refuse_delta_rule(sn_device *d, const sn_delta *delta, const
     return refuse_recurrent(d, err);
 }
 
+/* -- checks that backends share */
+
+sn_status sn_device_check_groups(const sn_moe_router *r, sn_err *err) {
+    bool possible =
+        r->n_groups == 0 || (r->n_groups > 0 && r->n_experts % r->n_groups == 0 && r->n_groups_used > 0 &&
+                             r->n_groups_used <= r->n_groups && r->k <= r->n_experts / r->n_groups * r->n_groups_used);
+    if (possible) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "%d of %d experts from %d of %d groups are not possible", r->k, r->n_experts,
+                   r->n_groups_used, r->n_groups);
+}
+
 /* -- devices */
 
 sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) {

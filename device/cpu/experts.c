@@ -350,6 +350,8 @@ sn_status sn_cpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, cons
     if (router->k < 1 || router->k > router->n_experts || router->k > SN_EXPERTS_USED_MAX ||
         router->n_experts > SN_EXPERTS_MAX)
         return sn_fail(err, SN_REFUSED, "%d of %d experts cannot be selected", router->k, router->n_experts);
+    sn_status status = sn_device_check_groups(router, err);
+    if (status) return status;
     moe_rows_job job = {.cpu = (sn_cpu *)d,
                         .n = n > 0 ? (size_t)n : 0,
                         .width = (size_t)router->n_experts,

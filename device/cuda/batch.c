@@ -81,7 +81,8 @@ static sn_status batch_check(const sn_kv_shape *shape, int n_rows, int n_sequenc
                              size_t *pages, sn_err *err) {
     *pages = 0;
     if (n_rows < 0 || n_sequences < 0 || shape->page_tokens <= 0 || shape->n_kv_heads <= 0 || shape->head_dim <= 0 ||
-        shape->head_dim > SN_CUDA_HEAD_DIM_MAX)
+        shape->head_dim > (shape->latent ? SN_LATENT_DIM_MAX : SN_CUDA_HEAD_DIM_MAX) || shape->latent < 0 ||
+        shape->latent > shape->head_dim)
         return sn_fail(err, SN_REFUSED,
                        "a batch of %d rows with %d heads of %d and %d positions per page is not possible", n_rows,
                        shape->n_kv_heads, shape->head_dim, shape->page_tokens);
@@ -136,7 +137,8 @@ sn_status sn_cuda_table_upload(sn_cuda *cuda, const sn_kv_shape *shape, int n_ro
 
 sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int block) {
     int padded = (int)sn_cuda_pad((size_t)shape->head_dim, 4);
-    size_t block_floats = (size_t)shape->n_kv_heads * 2 * (size_t)shape->page_tokens * (size_t)padded;
+    size_t tensors = shape->latent ? 1 : 2;
+    size_t block_floats = (size_t)shape->n_kv_heads * tensors * (size_t)shape->page_tokens * (size_t)padded;
     char *table = cuda->batch_table.at;
     return (sn_cuda_kv){shape->n_kv_heads,
                         shape->head_dim,
@@ -145,7 +147,8 @@ sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int bloc
                         (size_t)block * block_floats,
                         (const sn_cuda_row *)table,
                         (const sn_cuda_tile *)(table + table_tiles_at(cuda)),
-                        (float *const *)(table + table_pages_at(cuda))};
+                        (float *const *)(table + table_pages_at(cuda)),
+                        shape->latent};
 }
 
 /* -- graphs */

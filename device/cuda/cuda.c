@@ -169,7 +169,7 @@ static const sn_device_ops cuda_ops = {
     .add = sn_cuda_add_op,
     .scale = sn_cuda_scale_op,
     .dot_rows = sn_cuda_dot_rows_op,
-    .head_linear = sn_device_no_head_linear,
+    .head_linear = sn_cuda_head_linear_op,
     .get_rows = sn_cuda_get_rows_op,
     .linear_input_grad = sn_cuda_linear_input_grad_op,
     .linear_weight_grad = sn_cuda_linear_weight_grad_op,
@@ -239,6 +239,7 @@ sn_status sn_cuda_open(sn_device_id id, const sn_device_options *options, sn_dev
     if (status) return status;
     cuda->base = (sn_device){.ops = &cuda_ops,
                              .id = id,
+                             .latent_attention = true,
                              .timeout_ms = options && options->timeout_ms ? options->timeout_ms : TIMEOUT_MS,
                              .memory_max = sn_device_memory_max(options),
                              .memory_extra = SN_CUDA_GRAPHS_BYTES};

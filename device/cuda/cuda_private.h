@@ -181,6 +181,15 @@ sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const f
 size_t sn_cuda_kv_staging_bytes(const sn_device_limits *limits);
 size_t sn_cuda_partial_bytes(const sn_device_limits *limits);
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
+/* The number of parts that each row's keys are split into: enough blocks for the whole device, whatever the number of
+ * rows. It depends only on what identifies a captured batch. */
+int sn_cuda_attention_n_splits(int n_rows);
+
+/* -- latent.c */
+/* attention over a latent KV cache: fills in the scratch memory, and launches. */
+sn_status sn_cuda_latent_attend(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) SN_MUST_USE;
+sn_status sn_cuda_head_linear_op(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
+                                 sn_err *err);
 
 /* -- rowwise.c */
 sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,

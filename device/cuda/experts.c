@@ -21,8 +21,7 @@ sn_status sn_cuda_moe_gate_op(sn_device *d, int n, const sn_moe_router *router, 
     const sn_moe_selection c = {.n = n, .n_experts = router->n_experts, .k = router->k};
     sn_status status = sn_cuda_enter(cuda, err);
     if (!status) status = check_selection(&c, 0, err);
-    if (!status && router->n_groups)
-        status = sn_fail(err, SN_REFUSED, "a CUDA device has no groups of experts: use cpu");
+    if (!status) status = sn_device_check_groups(router, err);
     if (!status && n > 0)
         status =
             sn_cuda_check_launch(cuda, sn_cuda_moe_gate(cuda->work, n, router, logits, ids, weights), "moe_gate", err);

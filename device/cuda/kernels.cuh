@@ -119,6 +119,16 @@ template <int LAYOUT> __device__ inline void load_weights(const sn_cuda_matrix &
     }
 }
 
+/* The matrix of expert, or head, e. */
+__device__ inline sn_cuda_matrix expert_at(const sn_cuda_experts &experts, int e) {
+    sn_cuda_matrix w = experts.first;
+    size_t at = static_cast<size_t>(e) * experts.stride;
+    for (int i = 0; i < 2; i++) w.plane[i] = static_cast<const char *>(w.plane[i]) + at;
+    w.scales = static_cast<const char *>(w.scales) + at;
+    w.supers = static_cast<const char *>(w.supers) + at;
+    return w;
+}
+
 /* As sn_window_first. */
 __device__ inline int window_start(int position, int window) {
     if (window < 0) return position / -window * -window;
@@ -130,6 +140,33 @@ __device__ inline float softcapped(float score, float softcap) {
     return softcap > 0 ? softcap * tanhf(score / softcap) : score;
 }
 
+/* ALiBi: lowers the score of a key for a query at position own. */
+__device__ inline float alibi_score(float score, const float *slope, int key, int own) {
+    return slope ? fmaf(*slope, static_cast<float>(key - own), score) : score;
+}
+
+__device__ inline float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
+
 } // namespace
+
+/* Returns call(LAYOUT) for the layout of a matrix. */
+#define BY_LAYOUT(layout, call)                                                                                        \
+    switch (layout) {                                                                                                  \
+    case SN_CUDA_F32:                                                                                                  \
+        return call(SN_CUDA_F32);                                                                                      \
+    case SN_CUDA_F16:                                                                                                  \
+        return call(SN_CUDA_F16);                                                                                      \
+    case SN_CUDA_BF16:                                                                                                 \
+        return call(SN_CUDA_BF16);                                                                                     \
+    case SN_CUDA_Q4_HALF:                                                                                              \
+        return call(SN_CUDA_Q4_HALF);                                                                                  \
+    case SN_CUDA_Q4_SUPER:                                                                                             \
+        return call(SN_CUDA_Q4_SUPER);                                                                                 \
+    case SN_CUDA_Q8_HALF:                                                                                              \
+        return call(SN_CUDA_Q8_HALF);                                                                                  \
+    case SN_CUDA_Q8_FINE:                                                                                              \
+        return call(SN_CUDA_Q8_FINE);                                                                                  \
+    }                                                                                                                  \
+    return cudaErrorInvalidValue
 
 #endif

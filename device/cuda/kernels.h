@@ -120,6 +120,7 @@ typedef struct sn_cuda_kv {
     const sn_cuda_row *rows;
     const sn_cuda_tile *tiles;
     float *const *pages;
+    int latent; /* as in sn_kv_shape: a page then holds rows (page_tokens, padded_dim), values and the rest of keys */
 } sn_cuda_kv;
 
 cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, const float *k, const float *v);
@@ -133,7 +134,7 @@ typedef struct sn_cuda_attention {
     float scale;
     const float *slopes, *sinks; /* (n_heads), or NULL */
     const float *q;              /* (n_rows, n_heads, head_dim) */
-    float *out;                  /* (n_rows, n_heads, head_dim) */
+    float *out;                  /* (n_rows, n_heads, head_dim, or latent) */
     /* Scratch memory of attention by splits: sums (n_rows, n_heads, n_splits, padded_dim) and statistics (n_rows,
      * n_heads, n_splits, 2): the largest score and the sum of exponentials. */
     float *partial, *partial_stats;
@@ -144,6 +145,15 @@ typedef struct sn_cuda_attention {
 cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits);
 /* Tiles of rows: one pass over the keys per tile, with running maxima. */
 cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles);
+
+/* -- latent attention: kv.latent is not 0. As the functions above, with k and v as in sn_device_ops.kv_store. The
+ * matrix of head h is that of expert h. */
+cudaError_t sn_cuda_latent_store(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, const float *k, const float *v);
+cudaError_t sn_cuda_latent_load(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, float *k, float *v);
+/* partial: sums (n_rows, n_heads, n_splits, latent rounded up to 4); with n_splits 1 there are none. */
+cudaError_t sn_cuda_latent_attention(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits);
+cudaError_t sn_cuda_head_linear(cudaStream_t stream, const sn_cuda_experts *heads, int n_heads, int n, int x_width,
+                                const float *x, float *y);
 
 /* -- the backward pass; as in device/device.h */
 cudaError_t sn_cuda_linear_input_grad(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const float *dy,

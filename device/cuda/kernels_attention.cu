@@ -38,10 +38,6 @@ template <bool STORE> __global__ void kv_copy(const __grid_constant__ sn_cuda_kv
     }
 }
 
-/* The first position that a row attends to. */
-
-__device__ inline float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
-
 /* One part of a row's keys, for up to HEADS query heads of one key-value head; all in shared memory. */
 struct split_state {
     const float *slopes; /* (heads), or NULL */
@@ -50,11 +46,6 @@ struct split_state {
     /* (heads): running maximum, sum of exponentials, scale factor of the last step */
     float *largest, *total, *rescale;
 };
-
-/* ALiBi: lowers the score of a key for a query at position own. */
-__device__ inline float alibi_score(float score, const float *slope, int key, int own) {
-    return slope ? fmaf(*slope, static_cast<float>(key - own), score) : score;
-}
 
 /* scores[h][j] = q[h] . key[first + j] * scale. Eight lanes share a key and read a float4 each at a time. */
 __device__ void split_scores(const sn_cuda_attention &a, const split_state &s, int heads, sn_cuda_row row, int kv_head,

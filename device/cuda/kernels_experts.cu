@@ -24,7 +24,55 @@ __device__ inline bool ranks_before(candidate b, candidate a) {
 
 /* By what expert e is chosen; own: the row's logits. */
 __device__ inline float rank_of(const sn_moe_router &router, const float *own, int e) {
-    return router.correction ? sigmoid(own[e]) + router.correction[e] : own[e];
+    if (router.correction) return sigmoid(own[e]) + router.correction[e];
+    /* groups compare sums of scores, which logits would order differently */
+    return router.n_groups && router.scoring == SN_ROUTER_SIGMOID ? sigmoid(own[e]) : own[e];
+}
+
+/* NaN ranks last in all lanes. */
+__device__ inline float ranked(float x) { return x == x ? x : -INFINITY; }
+
+/* The candidate that ranks first of those of all lanes, in every lane. */
+__device__ inline candidate first_of_warp(candidate best) {
+    for (int distance = 16; distance > 0; distance /= 2) {
+        candidate other = {__shfl_xor_sync(FULL_WARP, best.value, distance),
+                           __shfl_xor_sync(FULL_WARP, best.id, distance)};
+        if (ranks_before(other, best)) best = other;
+    }
+    return best;
+}
+
+/* How good group g is: its best expert, or with the sigmoid its two best ones together. */
+__device__ inline float rank_of_group(const sn_moe_router &router, const float *own, int g) {
+    int size = router.n_experts / router.n_groups;
+    float first = -INFINITY, second = -INFINITY;
+    for (int e = g * size; e < (g + 1) * size; e++) {
+        float x = ranked(rank_of(router, own, e));
+        second = fmaxf(second, fminf(first, x));
+        first = fmaxf(first, x);
+    }
+    return router.scoring == SN_ROUTER_SIGMOID && size > 1 ? first + second : first;
+}
+
+/* A bit for each expert of this lane that lies outside of the best groups. */
+__device__ inline unsigned int outside_of_groups(const sn_moe_router &router, const float *own, int lane) {
+    const int size = router.n_experts / router.n_groups;
+    float ranks[PER_LANE];
+    unsigned int used = 0, inside = 0;
+    for (int i = 0; i < PER_LANE && i * 32 + lane < router.n_groups; i++)
+        ranks[i] = rank_of_group(router, own, i * 32 + lane);
+    for (int j = 0; j < router.n_groups_used; j++) {
+        candidate best = {0, -1};
+        for (int i = 0; i < PER_LANE && i * 32 + lane < router.n_groups; i++) {
+            candidate c = {ranks[i], i * 32 + lane};
+            if (!(used >> i & 1) && ranks_before(c, best)) best = c;
+        }
+        best = first_of_warp(best);
+        if (best.id % 32 == lane) used |= 1u << best.id / 32;
+        for (int i = 0; i < PER_LANE && i * 32 + lane < router.n_experts; i++)
+            if ((i * 32 + lane) / size == best.id) inside |= 1u << i;
+    }
+    return ~inside;
 }
 
 /* One warp per row. Finds the k largest one by one, each by a tree over the lanes. */
@@ -35,20 +83,15 @@ __global__ void __launch_bounds__(THREADS)
     int row = static_cast<int>(this_item() / 32), lane = this_lane();
     if (row >= n) return; /* by the whole warp */
     const float *own = logits + static_cast<size_t>(row) * n_experts;
-    unsigned int taken = 0;
+    unsigned int taken = router.n_groups ? outside_of_groups(router, own, lane) : 0;
     float max_logit = 0, sum = by_sigmoid ? 1e-20f : 0.0f; /* as the reference adds it */
     for (int j = 0; j < k; j++) {
         candidate best = {0, -1};
         for (int i = 0; i < PER_LANE && i * 32 + lane < n_experts; i++) {
-            float x = rank_of(router, own, i * 32 + lane);
-            candidate c = {x == x ? x : -INFINITY, i * 32 + lane}; /* NaN ranks last in all lanes */
+            candidate c = {ranked(rank_of(router, own, i * 32 + lane)), i * 32 + lane};
             if (!(taken >> i & 1) && ranks_before(c, best)) best = c;
         }
-        for (int distance = 16; distance > 0; distance /= 2) {
-            candidate other = {__shfl_xor_sync(FULL_WARP, best.value, distance),
-                               __shfl_xor_sync(FULL_WARP, best.id, distance)};
-            if (ranks_before(other, best)) best = other;
-        }
+        best = first_of_warp(best);
         if (best.id % 32 == lane) taken |= 1u << best.id / 32;
         if (j == 0) max_logit = own[best.id];
         float e = by_sigmoid ? sigmoid(own[best.id]) : expf(own[best.id] - max_logit);
@@ -66,15 +109,6 @@ __global__ void __launch_bounds__(THREADS)
     }
     if (lane == 0)
         for (int j = 0; j < k; j++) weights[static_cast<size_t>(row) * k + j] *= router.scale / sum;
-}
-
-__device__ inline sn_cuda_matrix expert_at(const sn_cuda_experts &experts, int e) {
-    sn_cuda_matrix w = experts.first;
-    size_t at = static_cast<size_t>(e) * experts.stride;
-    for (int i = 0; i < 2; i++) w.plane[i] = static_cast<const char *>(w.plane[i]) + at;
-    w.scales = static_cast<const char *>(w.scales) + at;
-    w.supers = static_cast<const char *>(w.supers) + at;
-    return w;
 }
 
 /* One warp per output of a pair: blocks of outputs along x, pairs along y. */
@@ -196,25 +230,6 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 } // namespace
-
-#define BY_LAYOUT(layout, call)                                                                                        \
-    switch (layout) {                                                                                                  \
-    case SN_CUDA_F32:                                                                                                  \
-        return call(SN_CUDA_F32);                                                                                      \
-    case SN_CUDA_F16:                                                                                                  \
-        return call(SN_CUDA_F16);                                                                                      \
-    case SN_CUDA_BF16:                                                                                                 \
-        return call(SN_CUDA_BF16);                                                                                     \
-    case SN_CUDA_Q4_HALF:                                                                                              \
-        return call(SN_CUDA_Q4_HALF);                                                                                  \
-    case SN_CUDA_Q4_SUPER:                                                                                             \
-        return call(SN_CUDA_Q4_SUPER);                                                                                 \
-    case SN_CUDA_Q8_HALF:                                                                                              \
-        return call(SN_CUDA_Q8_HALF);                                                                                  \
-    case SN_CUDA_Q8_FINE:                                                                                              \
-        return call(SN_CUDA_Q8_FINE);                                                                                  \
-    }                                                                                                                  \
-    return cudaErrorInvalidValue
 
 extern "C" cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, const sn_moe_router *router, const float *logits,
                                         int32_t *ids, float *weights) {

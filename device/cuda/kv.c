@@ -12,7 +12,7 @@ size_t sn_cuda_kv_staging_bytes(const sn_device_limits *l) {
 
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
-    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * 2 * (size_t)shape->page_tokens *
+    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * (shape->latent ? 1 : 2) * (size_t)shape->page_tokens *
            sn_cuda_pad((size_t)shape->head_dim, 4) * sizeof(float);
 }
 
@@ -24,13 +24,23 @@ static sn_status kv_check_block(const sn_cuda *cuda, int block, sn_err *err) {
     return SN_OK;
 }
 
+static cudaError_t store(const sn_cuda *cuda, const sn_cuda_kv *kv, int n_rows, const float *k, const float *v) {
+    return kv->latent ? sn_cuda_latent_store(cuda->work, kv, n_rows, k, v)
+                      : sn_cuda_kv_store(cuda->work, kv, n_rows, k, v);
+}
+
+static cudaError_t load(const sn_cuda *cuda, const sn_cuda_kv *kv, int n_rows, float *k, float *v) {
+    return kv->latent ? sn_cuda_latent_load(cuda->work, kv, n_rows, k, v)
+                      : sn_cuda_kv_load(cuda->work, kv, n_rows, k, v);
+}
+
 sn_status sn_cuda_kv_store_op(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
     if (!status) status = kv_check_block(cuda, block, err);
     if (!status && cuda->n_rows) {
         sn_cuda_kv kv = sn_cuda_kv_of(cuda, &cuda->shape, block);
-        status = sn_cuda_check_launch(cuda, sn_cuda_kv_store(cuda->work, &kv, cuda->n_rows, k, v), "kv_store", err);
+        status = sn_cuda_check_launch(cuda, store(cuda, &kv, cuda->n_rows, k, v), "kv_store", err);
     }
     return sn_cuda_op_done(cuda, status);
 }
@@ -43,25 +53,26 @@ typedef struct kv_copy {
     void *const *pages;
     float *k, *v; /* host; written to with `out`, else only read */
     bool out;
+    size_t k_row, v_row; /* elements of a position */
 } kv_copy;
 
 static sn_status kv_copy_chunk(sn_cuda *cuda, const kv_copy *t, sn_err *err) {
     sn_sequence sequence = {t->pages, t->position, 0, t->n, {0}};
-    size_t floats = (size_t)t->n * (size_t)t->shape->n_kv_heads * (size_t)t->shape->head_dim,
-           bytes = floats * sizeof(float);
-    sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->kv_staging, 2 * bytes, err);
+    size_t keys = (size_t)t->n * t->k_row, values = (size_t)t->n * t->v_row;
+    size_t k_bytes = keys * sizeof(float), v_bytes = values * sizeof(float);
+    sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->kv_staging, k_bytes + v_bytes, err);
     if (!status) status = sn_cuda_table_upload(cuda, t->shape, t->n, 1, &sequence, err);
     if (status) return status;
-    float *k = cuda->kv_staging.at, *v = k + floats;
+    float *k = cuda->kv_staging.at, *v = k + keys;
     sn_cuda_kv kv = sn_cuda_kv_of(cuda, t->shape, t->block);
     if (t->out) {
-        status = sn_cuda_check_launch(cuda, sn_cuda_kv_load(cuda->work, &kv, t->n, k, v), "kv_read", err);
-        if (!status) status = sn_cuda_download(&cuda->base, t->k, k, bytes, err);
-        return status ? status : sn_cuda_download(&cuda->base, t->v, v, bytes, err);
+        status = sn_cuda_check_launch(cuda, load(cuda, &kv, t->n, k, v), "kv_read", err);
+        if (!status) status = sn_cuda_download(&cuda->base, t->k, k, k_bytes, err);
+        return status ? status : sn_cuda_download(&cuda->base, t->v, v, v_bytes, err);
     }
-    status = sn_cuda_upload_staged(cuda, k, t->k, bytes, err);
-    if (!status) status = sn_cuda_upload_staged(cuda, v, t->v, bytes, err);
-    return status ? status : sn_cuda_check_launch(cuda, sn_cuda_kv_store(cuda->work, &kv, t->n, k, v), "kv_write", err);
+    status = sn_cuda_upload_staged(cuda, k, t->k, k_bytes, err);
+    if (!status) status = sn_cuda_upload_staged(cuda, v, t->v, v_bytes, err);
+    return status ? status : sn_cuda_check_launch(cuda, store(cuda, &kv, t->n, k, v), "kv_write", err);
 }
 
 static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
@@ -72,47 +83,47 @@ static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
         status = sn_fail(err, SN_REFUSED,
                          "block %d, positions from %d on, %d of them: not a part of a KV cache of %d blocks", t.block,
                          t.position, t.n, t.shape->n_blocks);
-    size_t row = (size_t)t.shape->n_kv_heads * (size_t)t.shape->head_dim;
-    size_t chunk_max = KV_COPY_BYTES / (2 * row * sizeof(float));
+    t.k_row = (size_t)t.shape->n_kv_heads * (size_t)sn_kv_key_dim(t.shape);
+    t.v_row = (size_t)t.shape->n_kv_heads * (size_t)sn_kv_value_dim(t.shape);
+    size_t chunk_max = KV_COPY_BYTES / ((t.k_row + t.v_row) * sizeof(float));
     if (cuda->limits.rows)
         chunk_max = sn_min_size(chunk_max, (size_t)cuda->limits.rows); /* as the batch table has room */
     for (int left = t.n; left > 0 && !status; left -= t.n) {
         t.n = (size_t)left < chunk_max ? left : chunk_max ? (int)chunk_max : 1;
         status = kv_copy_chunk(cuda, &t, err);
         t.position += t.n;
-        t.k += (size_t)t.n * row;
-        t.v += (size_t)t.n * row;
+        t.k += (size_t)t.n * t.k_row;
+        t.v += (size_t)t.n * t.v_row;
     }
     return status ? status : sn_cuda_finish(&cuda->base, err);
 }
 
 sn_status sn_cuda_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           float *k, float *v, sn_err *err) {
-    return kv_copy_all((sn_cuda *)d, (kv_copy){shape, block, position, n, pages, k, v, true}, err);
+    return kv_copy_all((sn_cuda *)d, (kv_copy){shape, block, position, n, pages, k, v, true, 0, 0}, err);
 }
 
 sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                            const float *k, const float *v, sn_err *err) {
-    return kv_copy_all((sn_cuda *)d, (kv_copy){shape, block, position, n, pages, (float *)k, (float *)v, false}, err);
+    return kv_copy_all((sn_cuda *)d, (kv_copy){shape, block, position, n, pages, (float *)k, (float *)v, false, 0, 0},
+                       err);
 }
 
 /* -- attention */
 
-/* The number of parts that each row's keys are split into: enough blocks for the whole device, whatever the number of
- * rows. It depends only on what identifies a captured batch. */
-static int attention_n_splits(int n_rows) { return n_rows <= 16 ? SN_CUDA_SPLITS : n_rows <= 128 ? 4 : 1; }
+int sn_cuda_attention_n_splits(int n_rows) { return n_rows <= 16 ? SN_CUDA_SPLITS : n_rows <= 128 ? 4 : 1; }
 
 size_t sn_cuda_partial_bytes(const sn_device_limits *l) {
     size_t most = 0;
     for (int rows = l->rows; rows > 0; rows = rows > 128 ? 128 : rows > 16 ? 16 : 0) {
-        size_t parts = (size_t)rows * (size_t)attention_n_splits(rows);
+        size_t parts = (size_t)rows * (size_t)sn_cuda_attention_n_splits(rows);
         if (parts > most) most = parts;
     }
     return most * (size_t)l->heads * (sn_cuda_pad((size_t)l->head_dim, 4) + 2) * sizeof(float);
 }
 
 static sn_status attention_by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
-    int n_splits = attention_n_splits(cuda->n_rows);
+    int n_splits = sn_cuda_attention_n_splits(cuda->n_rows);
     size_t parts = (size_t)cuda->n_rows * (size_t)a->n_heads * (size_t)n_splits, dims = (size_t)a->kv.padded_dim;
     sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->partial, parts * (dims + 2) * sizeof(float), err);
     if (status) return status;
@@ -138,7 +149,9 @@ sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const f
                            .sinks = params->sinks,
                            .q = q,
                            .out = out};
-    if (cuda->n_rows <= SN_CUDA_FEW_ROWS * cuda->n_sequences)
+    if (a.kv.latent)
+        status = sn_cuda_latent_attend(cuda, &a, err);
+    else if (cuda->n_rows <= SN_CUDA_FEW_ROWS * cuda->n_sequences)
         status = attention_by_splits(cuda, &a, err);
     else
         status = sn_cuda_check_launch(cuda, sn_cuda_attention_tiles(cuda->work, &a, cuda->n_tiles), "attention", err);

@@ -80,6 +80,14 @@ bool conformance_run(conformance *c, conformance_case which) {
     return passed;
 }
 
+void conformance_prepare(conformance *c, const sn_device_limits *more) {
+    sn_device *d = c->device;
+    size_t own = d->memory_used; /* beside that of the case */
+    for (int i = 0; i < c->n_buffers; i++) own -= c->buffers[i].kind == BUFFER_DEVICE ? c->buffers[i].bytes : 0;
+    c->prepare_bytes = own + d->ops->prepare_bytes(d, more);
+    CONFORMANCE_OK(c, d->ops->prepare(d, more, &c->err));
+}
+
 /* -- memory */
 
 static void *track_buffer(conformance *c, void *at, size_t bytes, int kind) {

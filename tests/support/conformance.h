@@ -56,6 +56,12 @@
     X(attention_over_page_borders)                                                                                     \
     X(attention_of_a_batch_without_rows)                                                                               \
     X(attention_keeps_nan_in_its_head)                                                                                 \
+    X(latents_load_back_unchanged)                                                                                     \
+    X(attention_over_latents)                                                                                          \
+    X(attention_over_latents_takes_every_option)                                                                       \
+    X(attention_over_latents_keeps_nan_in_its_head)                                                                    \
+    X(head_linear_of_every_type)                                                                                       \
+    X(moe_gate_takes_the_best_groups)                                                                                  \
     X(moe_gate_takes_the_largest)                                                                                      \
     X(moe_gate_weighs_without_the_correction)                                                                          \
     X(moe_gate_keeps_nan_in_its_row)                                                                                   \
@@ -73,6 +79,7 @@
     X(moe_linear_grad_of_every_type)                                                                                   \
     X(moe_combine_grad_by_differences)                                                                                 \
     X(a_recorded_batch_follows_its_sessions)                                                                           \
+    X(a_recorded_batch_follows_its_latents)                                                                            \
     X(a_recorded_batch_follows_its_experts)                                                                            \
     X(a_failed_allocation_is_an_error)                                                                                 \
     X(opening_survives_any_allocation_that_fails)                                                                      \
@@ -144,6 +151,9 @@ _Noreturn void conformance_fail(conformance *c, const char *format, ...) SN_PRIN
 #ifndef __FILE_NAME__
 #define __FILE_NAME__ __FILE__
 #endif
+
+/* Prepares the device for larger calls than those of other cases. */
+void conformance_prepare(conformance *c, const sn_device_limits *more);
 
 /* Memory that conformance_run frees. */
 void *conformance_bytes(conformance *c, size_t bytes);                      /* device, zeroed */

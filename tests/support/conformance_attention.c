@@ -24,7 +24,7 @@ typedef struct attention_case {
     int n_sequences, n_past[SEQUENCES_MAX], rows[SEQUENCES_MAX];
     /* -- set by attention_case_begin */
     int n_rows;
-    float *k[SEQUENCES_MAX], *v[SEQUENCES_MAX]; /* (n_past + rows, n_kv_heads, head_dim) */
+    float *k[SEQUENCES_MAX], *v[SEQUENCES_MAX]; /* (n_past + rows, n_kv_heads, sn_kv_key_dim, or sn_kv_value_dim) */
     float *q;                                   /* (n_rows, n_heads, head_dim) */
     void *pages[SEQUENCES_MAX][PAGES];
     sn_sequence sequences[SEQUENCES_MAX];
@@ -37,8 +37,21 @@ static float slope_of(const attention_case *s, int head) { return s->alibi ? 0.5
 /* The sink of a head: some get hardly any weight, some nearly all. */
 static float sink_of(int head) { return (float)(head % 4) * 3.5f - 5; }
 
-static size_t kv_width(const attention_case *s) { return (size_t)(s->shape.n_kv_heads * s->shape.head_dim); }
-static size_t q_width(const attention_case *s) { return kv_width(s) * (size_t)s->group; }
+static size_t k_width(const attention_case *s) { return (size_t)(s->shape.n_kv_heads * sn_kv_key_dim(&s->shape)); }
+static size_t v_width(const attention_case *s) { return (size_t)(s->shape.n_kv_heads * sn_kv_value_dim(&s->shape)); }
+static size_t q_width(const attention_case *s) { return (size_t)(s->shape.n_kv_heads * s->group * s->shape.head_dim); }
+static size_t out_width(const attention_case *s) { return v_width(s) * (size_t)s->group; }
+
+/* Element e of a value, and of a key: in latent attention the key begins with the value. */
+static double value_of(const attention_case *s, int i, int t, int kv_head, int e) {
+    int dim = sn_kv_value_dim(&s->shape);
+    return (double)s->v[i][(t * s->shape.n_kv_heads + kv_head) * dim + e];
+}
+static double key_of(const attention_case *s, int i, int t, int kv_head, int e) {
+    int dim = sn_kv_key_dim(&s->shape), latent = s->shape.latent;
+    if (e < latent) return value_of(s, i, t, kv_head, e);
+    return (double)s->k[i][(t * s->shape.n_kv_heads + kv_head) * dim + e - latent];
+}
 
 /* Makes a page that holds NaN wherever nothing is stored. */
 static void *new_page(conformance *c, const sn_kv_shape *shape) {
@@ -51,8 +64,8 @@ static void *new_page(conformance *c, const sn_kv_shape *shape) {
 
 static void make_sequence(conformance *c, attention_case *s, int i) {
     int end = s->n_past[i] + s->rows[i], page_tokens = s->shape.page_tokens;
-    s->k[i] = conformance_random(c, (size_t)end * kv_width(s), 10 + (uint64_t)i);
-    s->v[i] = conformance_random(c, (size_t)end * kv_width(s), 20 + (uint64_t)i);
+    s->k[i] = conformance_random(c, (size_t)end * k_width(s), 10 + (uint64_t)i);
+    s->v[i] = conformance_random(c, (size_t)end * v_width(s), 20 + (uint64_t)i);
     CONFORMANCE_CHECK(c, end <= PAGES * page_tokens, "the case wants more than %d pages", PAGES);
     for (int p = 0; p * page_tokens < end; p++) s->pages[i][p] = new_page(c, &s->shape);
     s->sequences[i] = (sn_sequence){s->pages[i], s->n_past[i], s->n_rows, s->rows[i], {0}};
@@ -60,13 +73,13 @@ static void make_sequence(conformance *c, attention_case *s, int i) {
 }
 
 /* The new rows' keys and values of all sequences, one after the other, on the device. */
-static float *new_rows(conformance *c, const attention_case *s, float *const *from) {
-    float *all = conformance_heap(c, (size_t)s->n_rows * kv_width(s) * sizeof *all);
+static float *new_rows(conformance *c, const attention_case *s, float *const *from, size_t width) {
+    float *all = conformance_heap(c, (size_t)s->n_rows * width * sizeof *all);
     for (int i = 0; i < s->n_sequences; i++)
         if (s->rows[i])
-            memcpy(all + (size_t)s->sequences[i].first_row * kv_width(s), from[i] + (size_t)s->n_past[i] * kv_width(s),
-                   (size_t)s->rows[i] * kv_width(s) * sizeof *all);
-    return conformance_upload(c, all, (size_t)s->n_rows * kv_width(s));
+            memcpy(all + (size_t)s->sequences[i].first_row * width, from[i] + (size_t)s->n_past[i] * width,
+                   (size_t)s->rows[i] * width * sizeof *all);
+    return conformance_upload(c, all, (size_t)s->n_rows * width);
 }
 
 /* Does everything that comes before the batch: the KV caches are in their pages afterwards. */
@@ -79,17 +92,17 @@ static void attention_case_begin(conformance *c, attention_case *s) {
         for (int half = 0; half < 2; half++) {
             int first = half ? s->n_past[i] / 2 : 0, n = half ? s->n_past[i] - first : s->n_past[i] / 2;
             CONFORMANCE_OK(c, d->ops->kv_write(d, &s->shape, BLOCK, s->pages[i], first, n,
-                                               s->k[i] + (size_t)first * kv_width(s),
-                                               s->v[i] + (size_t)first * kv_width(s), &c->err));
+                                               s->k[i] + (size_t)first * k_width(s),
+                                               s->v[i] + (size_t)first * v_width(s), &c->err));
         }
-    s->device_k = new_rows(c, s, s->k);
-    s->device_v = new_rows(c, s, s->v);
+    s->device_k = new_rows(c, s, s->k, k_width(s));
+    s->device_v = new_rows(c, s, s->v, v_width(s));
     s->device_q = conformance_upload(c, s->q, (size_t)s->n_rows * q_width(s));
     float *slopes = conformance_heap(c, 64 * sizeof *slopes), *sinks = conformance_heap(c, 64 * sizeof *sinks);
     for (int h = 0; h < s->group * s->shape.n_kv_heads; h++) slopes[h] = slope_of(s, h), sinks[h] = sink_of(h);
     s->device_slopes = s->alibi ? conformance_upload(c, slopes, 64) : NULL;
     s->device_sinks = s->sinks ? conformance_upload(c, sinks, 64) : NULL;
-    s->device_out = conformance_bytes(c, (size_t)s->n_rows * q_width(s) * sizeof(float));
+    s->device_out = conformance_bytes(c, (size_t)s->n_rows * out_width(s) * sizeof(float));
 }
 
 static float scale_of(const attention_case *s) { return 1 / sqrtf((float)s->shape.head_dim); }
@@ -116,14 +129,14 @@ static void attention_case_run(conformance *c, const attention_case *s, uint64_t
 /* Computes one head of one row by the formula; errors[e] bounds the float32 error of out[e]. */
 static void attend_naively(conformance *c, const attention_case *s, int i, int position, int head, const float *q,
                            double *out, double *errors) {
-    int dim = s->shape.head_dim, heads = s->shape.n_kv_heads, kv_head = head / s->group;
+    int dim = s->shape.head_dim, kv_head = head / s->group;
     int from = s->window > 0 && position + 1 > s->window ? position + 1 - s->window : 0;
     if (s->window < 0) from = position - position % -s->window;
     double weights[512], sum = 0, most = -INFINITY, score_error = 0;
     for (int t = from; t <= position; t++) {
         double score = 0, size = 0;
         for (int e = 0; e < dim; e++) {
-            double product = (double)q[e] * (double)s->k[i][(t * heads + kv_head) * dim + e] * (double)scale_of(s);
+            double product = (double)q[e] * key_of(s, i, t, kv_head, e) * (double)scale_of(s);
             score += product;
             size += fabs(product);
         }
@@ -137,10 +150,10 @@ static void attend_naively(conformance *c, const attention_case *s, int i, int p
     if (s->sinks) most = fmax(most, (double)sink_of(head)), sum = exp((double)sink_of(head) - most);
     for (int t = from; t <= position; t++) sum += weights[t] = exp(weights[t] - most);
     double share = 2 * score_error + (position - from + 32) * CONFORMANCE_EPSILON + 2 * c->attention_rounding;
-    for (int e = 0; e < dim; e++) {
+    for (int e = 0; e < sn_kv_value_dim(&s->shape); e++) {
         out[e] = errors[e] = 0;
         for (int t = from; t <= position; t++) {
-            double part = weights[t] / sum * (double)s->v[i][(t * heads + kv_head) * dim + e];
+            double part = weights[t] / sum * value_of(s, i, t, kv_head, e);
             out[e] += part;
             errors[e] += fabs(part) * share;
         }
@@ -148,14 +161,15 @@ static void attend_naively(conformance *c, const attention_case *s, int i, int p
 }
 
 static void attention_case_check(conformance *c, const attention_case *s) {
-    int dim = s->shape.head_dim, n_heads = s->group * s->shape.n_kv_heads;
-    const float *out = conformance_download(c, s->device_out, (size_t)s->n_rows * q_width(s));
-    double want[512], errors[512];
+    int dim = sn_kv_value_dim(&s->shape), n_heads = s->group * s->shape.n_kv_heads;
+    const float *out = conformance_download(c, s->device_out, (size_t)s->n_rows * out_width(s));
+    double want[SN_LATENT_DIM_MAX], errors[SN_LATENT_DIM_MAX];
     for (int i = 0; i < s->n_sequences; i++)
         for (int r = 0; r < s->rows[i]; r++)
             for (int h = 0; h < n_heads; h++) {
-                size_t at = ((size_t)(s->sequences[i].first_row + r) * (size_t)n_heads + (size_t)h) * (size_t)dim;
-                attend_naively(c, s, i, s->n_past[i] + r, h, s->q + at, want, errors);
+                size_t head = (size_t)(s->sequences[i].first_row + r) * (size_t)n_heads + (size_t)h;
+                size_t at = head * (size_t)dim;
+                attend_naively(c, s, i, s->n_past[i] + r, h, s->q + head * (size_t)s->shape.head_dim, want, errors);
                 for (int e = 0; e < dim; e++)
                     CONFORMANCE_CHECK(
                         c, conformance_close((double)out[at + (size_t)e], want[e], errors[e]),
@@ -190,15 +204,20 @@ static attention_case attention_case_of(int shape) {
 
 /* Reads positions [first, first + n) of a block back and compares them bit by bit. */
 static void check_kv(conformance *c, const attention_case *s, int block, int i, int first, int n, bool stored) {
-    size_t from = (size_t)first * kv_width(s), floats = (size_t)n * kv_width(s);
-    float *k = conformance_heap(c, floats * sizeof *k), *v = conformance_heap(c, floats * sizeof *v);
-    CONFORMANCE_OK(c, c->device->ops->kv_read(c->device, &s->shape, block, s->pages[i], first, n, k, v, &c->err));
-    for (size_t e = 0; e < floats; e++) {
-        bool same = stored ? k[e] == s->k[i][from + e] && v[e] == s->v[i][from + e] : isnan(k[e]) && isnan(v[e]);
-        CONFORMANCE_CHECK(c, same, "sequence %d, block %d, position %d: key and value are %g and %g%s", i, block,
-                          first + (int)(e / kv_width(s)), (double)k[e], (double)v[e],
-                          stored ? ", not what was stored" : " where nothing was stored");
-    }
+    const size_t widths[] = {k_width(s), v_width(s)};
+    float *const want[] = {s->k[i], s->v[i]};
+    float *got[] = {conformance_heap(c, (size_t)n * widths[0] * sizeof(float)),
+                    conformance_heap(c, (size_t)n * widths[1] * sizeof(float))};
+    CONFORMANCE_OK(
+        c, c->device->ops->kv_read(c->device, &s->shape, block, s->pages[i], first, n, got[0], got[1], &c->err));
+    for (int part = 0; part < 2; part++)
+        for (size_t e = 0; e < (size_t)n * widths[part]; e++) {
+            float x = got[part][e];
+            CONFORMANCE_CHECK(c, stored ? x == want[part][(size_t)first * widths[part] + e] : isnan(x),
+                              "sequence %d, block %d, position %d: an element of the %s is %g%s", i, block,
+                              first + (int)(e / widths[part]), part ? "value" : "key", (double)x,
+                              stored ? ", not what was stored" : " where nothing was stored");
+        }
 }
 
 void conformance_kv_loads_back_unchanged(conformance *c) {
@@ -391,7 +410,7 @@ void conformance_a_recorded_batch_follows_its_sessions(conformance *c) {
         float *const from[] = {s.device_k, s.device_v, s.device_q};
         float *const to[] = {fixed.device_k, fixed.device_v, fixed.device_q};
         for (int i = 0; i < 3; i++) { /* the inputs of a recorded batch lie at fixed addresses */
-            size_t n = 2 * (i < 2 ? kv_width(&s) : q_width(&s));
+            size_t n = 2 * (i == 0 ? k_width(&s) : i == 1 ? v_width(&s) : q_width(&s));
             float *host = conformance_download(c, from[i], n);
             CONFORMANCE_OK(c, c->device->ops->upload(c->device, to[i], host, n * sizeof *host, &c->err));
         }
@@ -404,5 +423,124 @@ void conformance_a_recorded_batch_follows_its_sessions(conformance *c) {
         attention_case_check(c, &other);
     }
     CONFORMANCE_CHECK(c, c->device->graphs_captured <= 2, "two passes were recorded %llu times",
+                      (unsigned long long)c->device->graphs_captured);
+}
+
+/* -- latent attention */
+
+/* Query heads, elements of a value and of the rest of a key, tokens of a page. The last two want more than the suite
+ * prepares: DeepSeek-V3's heads, and the widest. */
+static const struct {
+    int heads, latent, rest, page_tokens;
+} latent_shapes[] = {{1, 8, 4, 16},     {4, 20, 8, 32},    {21, 41, 9, 16},
+                     {16, 128, 64, 48}, {17, 512, 64, 32}, {3, 960, 64, 16}};
+enum { LATENT_SHAPES = sizeof latent_shapes / sizeof *latent_shapes };
+
+static attention_case latent_case_of(conformance *c, int shape) {
+    int heads = latent_shapes[shape].heads, latent = latent_shapes[shape].latent;
+    attention_case s = {
+        .group = heads,
+        .shape = {BLOCKS, 1, latent + latent_shapes[shape].rest, latent_shapes[shape].page_tokens, SN_KV_F32, latent}};
+    const sn_device_limits wide = {
+        .rows = 80, .width = 1024, .context = 512, .heads = heads, .head_dim = s.shape.head_dim};
+    conformance_prepare(c, &wide);
+    return s;
+}
+
+/* A device without it says so. */
+static bool refuses_latents(conformance *c) {
+    sn_experts heads = {.n = 1};
+    if (c->device->latent_attention) return false;
+    CONFORMANCE_CHECK(c,
+                      c->device->ops->head_linear(c->device, 1, NULL, 0, &heads, NULL, &c->err) == SN_REFUSED &&
+                          strstr(c->err.text, "use cpu"),
+                      "latent attention is not refused: %s", c->err.text);
+    return true;
+}
+
+void conformance_latents_load_back_unchanged(conformance *c) {
+    for (int shape = 0; shape < LATENT_SHAPES && !refuses_latents(c); shape++) {
+        int mark = c->n_buffers;
+        attention_case s = latent_case_of(c, shape);
+        s.n_sequences = 2;
+        memcpy(s.n_past, (int[]){45, 0, 0}, sizeof s.n_past);
+        memcpy(s.rows, (int[]){3, 17, 0}, sizeof s.rows);
+        attention_case_begin(c, &s);
+        check_kv(c, &s, BLOCK, 0, 7, 38, true);
+        check_kv(c, &s, BLOCK, 0, 45, 3, false);
+        attention_case_run(c, &s, 0);
+        for (int i = 0; i < 2; i++) {
+            check_kv(c, &s, BLOCK, i, 0, s.n_past[i] + s.rows[i], true);
+            check_kv(c, &s, 0, i, 0, s.n_past[i] + s.rows[i], false);
+        }
+        conformance_release(c, mark);
+    }
+}
+
+/* Decoding, a few rows, a prompt of more rows than are split; over the borders of pages and of the kernels' steps. */
+void conformance_attention_over_latents(conformance *c) {
+    static const int lengths[][2] = {{0, 1}, {15, 1}, {16, 2}, {200, 1}, {30, 19}, {65, 40}};
+    for (int shape = 0; shape < LATENT_SHAPES && !refuses_latents(c); shape++)
+        for (int l = 0; l < (latent_shapes[shape].latent > 200 ? 3 : 6); l++) {
+            attention_case s = latent_case_of(c, shape);
+            s.n_sequences = 2;
+            s.n_past[0] = lengths[l][0], s.rows[0] = lengths[l][1];
+            s.n_past[1] = 3 * l, s.rows[1] = 1;
+            try_attention_case(c, s);
+        }
+}
+
+void conformance_attention_over_latents_takes_every_option(conformance *c) {
+    for (int option = 0; option < 5 && !refuses_latents(c); option++)
+        for (int few = 0; few < 2; few++) {
+            attention_case s = latent_case_of(c, 2);
+            s.window = option == 0 ? 7 : option == 1 ? -20 : 0;
+            s.softcap = option == 2 ? 0.5f : 0;
+            s.alibi = option == 3, s.sinks = option == 4;
+            s.n_sequences = 2;
+            memcpy(s.n_past, (int[]){37, 0, 0}, sizeof s.n_past);
+            memcpy(s.rows, few ? (int[]){1, 2, 0} : (int[]){19, 20, 0}, sizeof s.rows);
+            try_attention_case(c, s);
+        }
+}
+
+void conformance_attention_over_latents_keeps_nan_in_its_head(conformance *c) {
+    if (refuses_latents(c)) return;
+    attention_case s = latent_case_of(c, 2);
+    s.n_sequences = 1;
+    s.n_past[0] = 40, s.rows[0] = 2;
+    attention_case_begin(c, &s);
+    size_t n = (size_t)s.n_rows * q_width(&s), dim = (size_t)s.shape.latent;
+    float *q = conformance_heap(c, n * sizeof *q);
+    memcpy(q, s.q, n * sizeof *q);
+    q[4 * s.shape.head_dim + 3] = NAN; /* head 4 of the first row */
+    CONFORMANCE_OK(c, c->device->ops->upload(c->device, s.device_q, q, n * sizeof *q, &c->err));
+    attention_case_run(c, &s, 0);
+    float *out = conformance_download(c, s.device_out, (size_t)s.n_rows * out_width(&s));
+    for (size_t i = 0; i < (size_t)s.n_rows * out_width(&s); i++)
+        CONFORMANCE_CHECK(c, isnan(out[i]) == (i / dim == 4), "element %zu is %g", i, (double)out[i]);
+}
+
+/* The same batch again and again for other sessions, as a_recorded_batch_follows_its_sessions. */
+void conformance_a_recorded_batch_follows_its_latents(conformance *c) {
+    if (refuses_latents(c)) return;
+    attention_case fixed = latent_case_of(c, 1);
+    fixed.n_sequences = fixed.rows[0] = 1;
+    attention_case_begin(c, &fixed);
+    for (int step = 0; step < 4; step++) {
+        attention_case s = latent_case_of(c, 1);
+        s.n_sequences = s.rows[0] = 1;
+        s.n_past[0] = 30 * step;
+        attention_case_begin(c, &s);
+        CONFORMANCE_OK(c, c->device->ops->upload(c->device, fixed.device_k, s.k[0] + 30 * (size_t)step * k_width(&s),
+                                                 k_width(&s) * sizeof(float), &c->err));
+        CONFORMANCE_OK(c, c->device->ops->upload(c->device, fixed.device_v, s.v[0] + 30 * (size_t)step * v_width(&s),
+                                                 v_width(&s) * sizeof(float), &c->err));
+        s.device_k = fixed.device_k, s.device_v = fixed.device_v;
+        s.device_q = fixed.device_q, s.device_out = fixed.device_out; /* q is that of each step */
+        attention_case_run(c, &s, 43);
+        attention_case_check(c, &s);
+    }
+    CONFORMANCE_CHECK(c, c->device->graphs_captured <= 1, "one pass was recorded %llu times",
                       (unsigned long long)c->device->graphs_captured);
 }

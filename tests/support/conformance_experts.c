@@ -26,10 +26,38 @@ static double naive_rank(const sn_moe_router *r, const double *logits, int e) {
     return r->correction ? 1 / (1 + exp(-logits[e])) + (double)r->correction[e] : logits[e];
 }
 
+/* By what group g is chosen: the rank of its best expert, or with the sigmoid that of its two best ones together. */
+static double naive_group_rank(const sn_moe_router *r, const double *logits, int g) {
+    double first = -INFINITY, second = -INFINITY;
+    int size = r->n_experts / r->n_groups;
+    for (int e = g * size; e < (g + 1) * size; e++) {
+        double x =
+            r->scoring == SN_ROUTER_SIGMOID && !r->correction ? 1 / (1 + exp(-logits[e])) : naive_rank(r, logits, e);
+        second = fmax(second, fmin(first, x));
+        first = fmax(first, x);
+    }
+    return r->scoring == SN_ROUTER_SIGMOID && size > 1 ? first + second : first;
+}
+
+/* Takes the experts of groups that are not chosen. */
+static void naive_groups(const sn_moe_router *r, const double *logits, bool *taken) {
+    int size = r->n_groups ? r->n_experts / r->n_groups : 0;
+    for (int e = 0; e < r->n_experts; e++) taken[e] = r->n_groups;
+    for (int j = 0; j < r->n_groups_used; j++) {
+        int best = -1;
+        for (int g = 0; g < r->n_groups; g++)
+            if (taken[g * size] && (best < 0 || naive_group_rank(r, logits, g) > naive_group_rank(r, logits, best)))
+                best = g;
+        for (int e = best * size; e < (best + 1) * size; e++) taken[e] = false;
+    }
+}
+
 /* router->correction: host. */
 static void naive_gate(const sn_moe_router *r, const double *logits, int32_t *ids, double *weights) {
-    bool taken[SN_EXPERTS_MAX] = {false};
+    bool taken[SN_EXPERTS_MAX], outside[SN_EXPERTS_MAX];
     double sum = 0;
+    naive_groups(r, logits, taken);
+    memcpy(outside, taken, sizeof outside);
     for (int j = 0; j < r->k; j++) {
         int best = -1;
         for (int e = 0; e < r->n_experts; e++)
@@ -41,7 +69,7 @@ static void naive_gate(const sn_moe_router *r, const double *logits, int32_t *id
         sum += weights[j];
     }
     for (int e = 0; e < r->n_experts; e++)
-        if (r->scoring == SN_ROUTER_SOFTMAX_ALL && !taken[e]) sum += exp(logits[e] - logits[ids[0]]);
+        if (r->scoring == SN_ROUTER_SOFTMAX_ALL && (!taken[e] || outside[e])) sum += exp(logits[e] - logits[ids[0]]);
     if (r->scoring == SN_ROUTER_SIGMOID && !r->normalised) sum = 1;
     for (int j = 0; j < r->k; j++) weights[j] *= (double)r->scale / sum;
 }
@@ -126,6 +154,7 @@ static void try_moe_gate(conformance *c, int n, const sn_moe_router *r) {
     int mark = c->n_buffers, k = r->k;
     size_t pairs = (size_t)(n * k);
     float *logits = make_logits(c, n, r->n_experts);
+    for (int i = 0; r->n_groups && i < n * r->n_experts; i++) logits[i] *= 0.1f; /* no score rounds to 1 */
     selection want = make_selection(c, n, r, logits);
     const sn_moe_router own = router_on_device(c, r);
     int32_t *ids = conformance_bytes(c, pairs * sizeof *ids);
@@ -160,6 +189,35 @@ void conformance_moe_gate_takes_the_largest(conformance *c) {
         with_routers(c, shapes[i][0], shapes[i][1], shapes[i][2], try_moe_gate);
     CONFORMANCE_CHECK(c, c->device->ops->moe_gate(c->device, 1, &impossible, NULL, NULL, NULL, &c->err) == SN_REFUSED,
                       "five of four experts were chosen");
+}
+
+/* DeepSeek-V2's and V3's groups, groups of one, and more groups than lanes. */
+void conformance_moe_gate_takes_the_best_groups(conformance *c) {
+    static const int shapes[][5] = {
+        {5, 8, 2, 4, 2}, {7, 256, 8, 8, 4}, {3, 160, 6, 8, 3}, {3, 6, 2, 6, 3}, {2, 1024, 9, 128, 5}};
+    const sn_moe_router impossible = {.n_experts = 8, .k = 3, .scale = 1, .n_groups = 4, .n_groups_used = 1};
+    sn_device *d = c->device;
+    if (!d->latent_attention) {
+        CONFORMANCE_CHECK(c, d->ops->moe_gate(d, 1, &impossible, NULL, NULL, NULL, &c->err) == SN_REFUSED,
+                          "groups of experts are not refused");
+        return;
+    }
+    conformance_prepare(c, &(sn_device_limits){.rows = 8, .experts = 1024, .experts_used = 9});
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int *s = shapes[i];
+        int mark = c->n_buffers;
+        float *correction = conformance_random(c, (size_t)s[1], 12);
+        for (int kind = 0; kind < 4; kind++) {
+            sn_moe_router r = {s[1], s[2], kind < 2 ? SN_ROUTER_SIGMOID : SN_ROUTER_SOFTMAX_ALL, NULL, kind < 2, 2.5f,
+                               s[3], s[4]};
+            if (kind == 0) r.correction = correction;
+            if (kind == 3) r.scoring = SN_ROUTER_SOFTMAX;
+            try_moe_gate(c, s[0], &r);
+        }
+        conformance_release(c, mark);
+    }
+    CONFORMANCE_CHECK(c, d->ops->moe_gate(d, 1, &impossible, NULL, NULL, NULL, &c->err) == SN_REFUSED,
+                      "three experts were chosen of a group of two");
 }
 
 /* An expert with a negative correction is chosen by its score, as one with a positive score is not. */
@@ -323,6 +381,47 @@ void conformance_moe_combine_adds_up_in_order(conformance *c) {
         }
         conformance_release(c, mark);
     }
+}
+
+/* -- a matrix for each head */
+
+/* y = x . matrix^T of the head, and the elements of x behind the matrix's columns, which are copied. */
+static void try_head_linear(conformance *c, sn_dtype dtype, int n, int heads, size_t rows, size_t cols, size_t rest) {
+    int mark = c->n_buffers;
+    stack s = random_experts(c, dtype, heads, rows, cols);
+    size_t pairs = (size_t)(n * heads), x_width = cols + rest, y_width = rows + rest;
+    float *x = conformance_random(c, pairs * x_width, 7), *own = conformance_heap(c, pairs * cols * sizeof *own),
+          *first = conformance_heap(c, pairs * rows * sizeof *first);
+    float *y = conformance_bytes(c, pairs * y_width * sizeof *y);
+    int32_t *ids = conformance_heap(c, pairs * sizeof *ids);
+    CONFORMANCE_OK(c, c->device->ops->head_linear(c->device, n, conformance_upload(c, x, pairs * x_width), (int)x_width,
+                                                  &s.experts, y, &c->err));
+    float *got = conformance_download(c, y, pairs * y_width);
+    for (size_t p = 0; p < pairs; p++) {
+        ids[p] = (int32_t)(p % (size_t)heads);
+        memcpy(own + p * cols, x + p * x_width, cols * sizeof *own);
+        memcpy(first + p * rows, got + p * y_width, rows * sizeof *first);
+        CONFORMANCE_CHECK(c, !memcmp(got + p * y_width + rows, x + p * x_width + cols, rest * sizeof *x),
+                          "the last %zu elements of head %zu are not copied", rest, p);
+    }
+    const selection all = {.n = (int)pairs, .k = 1, .n_experts = heads, .ids = ids};
+    check_moe_linear(c, &all, true, own, &s, NULL, first);
+    conformance_release(c, mark);
+}
+
+void conformance_head_linear_of_every_type(conformance *c) {
+    for (int t = 0; t < test_n_weight_types && c->device->latent_attention; t++) {
+        sn_dtype dtype = test_weight_types[t];
+        size_t block = sn_dtype_block(dtype), cols = block == 256 ? 256 : block == 32 ? 96 : 100;
+        try_head_linear(c, dtype, 1, 3, 33, cols, 5);
+        try_head_linear(c, dtype, 19, 2, 16, block == 1 ? 7 : block, 0);
+        if (block == 1) try_head_linear(c, dtype, 8, 2, 200, 12, 64);
+    }
+    if (!c->device->latent_attention) return;
+    stack s = random_experts(c, SN_F32, 1, 4, 8);
+    CONFORMANCE_CHECK(c, c->device->ops->head_linear(c->device, 1, NULL, 7, &s.experts, NULL, &c->err) == SN_REFUSED,
+                      "a head of seven elements has a matrix of eight columns");
+    CONFORMANCE_OK(c, c->device->ops->head_linear(c->device, 0, NULL, 8, &s.experts, NULL, &c->err));
 }
 
 /* -- gradients */

@@ -107,9 +107,14 @@ sn_status sn_device_id_parse(const char *name, sn_device_id *out, sn_err *err) {
     sn_device_id available[SN_DEVICES_MAX];
     bool accelerator;
     size_t n = 0;
-    /* The CPU always exists: the drivers need not be loaded to learn that. */
-    if (parse_device_name(name, out, &accelerator) && !accelerator && out->kind == SN_DEVICE_CPU) return SN_OK;
-    sn_status status = sn_devices_list(infos, &n, err);
+    sn_status status = SN_OK;
+    const bool named = parse_device_name(name, out, &accelerator) && !accelerator;
+    /* The CPU always exists: no driver need be loaded to learn that, and of others that of their kind only. */
+    if (named && out->kind == SN_DEVICE_CPU) return SN_OK;
+    if (named) status = sn_devices_list_kind(out->kind, infos, &n, err);
+    for (size_t i = 0; i < n; i++)
+        if (sn_device_id_equal(infos[i].id, *out)) return SN_OK;
+    if (!status) status = sn_devices_list(infos, &n, err);
     for (size_t i = 0; i < n; i++) available[i] = infos[i].id;
     return status ? status : sn_device_id_match(name, available, n, out, err);
 }

@@ -100,7 +100,7 @@ const char *sn_device_describe(const sn_device *device);
 /* The largest calls that will come, given to `prepare` before the first operation, so that no operation allocates. */
 typedef struct sn_device_limits {
     int rows;                  /* of one call */
-    int width;                 /* elements of a row of any input or output */
+    int width;                 /* elements of a row that linear or moe_linear reads, or that moe_linear writes */
     int context;               /* positions that attention attends to */
     int sequences;             /* of one batch; 0: as many as rows */
     int heads, head_dim;       /* query heads of attention, and elements of each */

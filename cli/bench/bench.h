@@ -28,7 +28,7 @@ typedef enum sn_bench_kind {
 typedef struct sn_bench_case {
     sn_bench_kind kind;
     int nodes;        /* to start, with equal parts of the blocks; 0: a running swarm, or local blocks */
-    int threads;      /* of each node, and of the client's LM head */
+    int threads;      /* of each node, and of this process on a CPU */
     const char *link; /* emulated link; NULL or "none": no emulation */
     int sessions;     /* concurrent, a thread each; of FORWARD: sequences; of TRAIN: sequences of a step */
     int context;
@@ -47,6 +47,7 @@ typedef struct sn_bench_plan {
     int sessions_max, context_max; /* over all cases */
     int extra_tokens_max;          /* most tokens after the context: a prompt, new tokens, or both */
     bool push, local;
+    sn_device_id device; /* of the LM head, and of local blocks */
     sn_kv_dtype kv_dtype;
     sn_dtype wire_dtype;
     sn_strings join, node_options;
@@ -122,6 +123,8 @@ void sn_bench_draft_compare(sn_bench_row *rows, size_t n); /* sets same_text of 
 sn_status sn_bench_run(const sn_bench_plan *plan, const sn_bench_case *c, sn_bench_nodes *nodes, sn_bench_row *row,
                        sn_progress_bar *bar, sn_err *err) SN_MUST_USE;
 void sn_bench_row_fini(sn_bench_row *row);
+/* Opens the device of this process. */
+sn_status sn_bench_device(const sn_bench_plan *plan, const sn_bench_case *c, sn_device **out, sn_err *err) SN_MUST_USE;
 /* A link to the nodes that were started (NULL: to those of the plan), emulated as the case says. */
 sn_status sn_bench_link(const sn_bench_plan *plan, const sn_bench_case *c, const sn_bench_nodes *nodes, sn_link **out,
                         sn_err *err) SN_MUST_USE;
@@ -135,7 +138,8 @@ sn_status sn_bench_train(const sn_bench_plan *plan, const sn_bench_case *c, sn_b
 
 /* CPU, relevant instruction sets, cores, memory, kernel, governor where it can be read, version, date. */
 json_t *sn_bench_machine(void);
-/* {"command", "machine", "model", "rows": [{"test", "nodes", ..., "prefill_tok_s", "decode_tok_s", "ttft_ms", "itl_ms":
+/* {"command", "machine", "device", "model", "rows": [{"test", "nodes", ..., "prefill_tok_s", "decode_tok_s", "ttft_ms",
+ * "itl_ms":
  * {"p50", "p95", "p99"}, "hops"}]}: medians, each with the range of the repeats as *_range. */
 json_t *sn_bench_json(const sn_bench_plan *plan, const char *command, const sn_bench_row *rows, size_t n);
 /* "speed", "answers", "forward", "concurrent", "draft", "train", or of KILL how the node is lost. */

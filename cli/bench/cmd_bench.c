@@ -97,6 +97,9 @@ static const sn_option what_options[] = {
     SN_OPT_INT("repeat", "N", &given.repeat, 1, 1000, "repeats of each measurement"),
     SN_OPT_INT("warmup", "N", &given.warmup, 0, 1000, "repeats before these, which are not counted"),
     SN_OPT_INTS("threads", &given.threads, 1, 1024, "worker threads of each node, and of the LM head of this process"),
+    SN_OPT_STRING("device", "NAME", &sn_program_settings.common.device,
+                  "device of this process, for the LM head and local blocks: cpu, cuda:N, xpu:N or gpu; of nodes: "
+                  "--node-option=--device=NAME"),
     SN_OPT_ENUM("kv-dtype", &sn_program_settings.common.kv_dtype, sn_kv_dtype_words, "element type of the KV cache"),
     SN_OPT_ENUM("wire-dtype", &sn_program_settings.common.wire_dtype, sn_wire_dtype_words,
                 "element type of hidden states on the network; all but f32 are lossy"),
@@ -386,7 +389,9 @@ static sn_status run_benchmark(sn_model *model, sn_err *err) {
                           .timeout_ms = (int)sn_program_settings.common.timeout_ms,
                           .prefill_depth = (int)sn_program_settings.common.prefill_depth};
     sn_bench_row *rows = NULL;
-    sn_status status = check_lengths(&plan, err);
+    sn_status status = sn_device_id_parse(sn_program_settings.common.device, &plan.device, err);
+    if (status) return sn_err_context(err, "--device");
+    status = check_lengths(&plan, err);
     if (!status) status = sn_calloc(&rows, n, sizeof *rows, err);
     bool measured[CASES_MAX] = {false};
     if (!status) status = run_cases(&plan, cases, n, rows, measured, err);
@@ -487,7 +492,7 @@ const sn_cli_command sn_cmd_bench = {
                 .groups = groups,
                 .n_groups = sizeof groups / sizeof *groups,
                 .notes =
-                    "--json prints {\"command\", \"machine\", \"model\", \"rows\": [{\"test\", \"nodes\", "
+                    "--json prints {\"command\", \"machine\", \"device\", \"model\", \"rows\": [{\"test\", \"nodes\", "
                     "\"threads\", \"link\", \"push\", \"wire_dtype\", \"sessions\", \"context\", "
                     "\"prefill_tok_s\", \"ttft_ms\", \"decode_tok_s\", \"itl_ms\": {\"p50\", \"p95\", "
                     "\"p99\"}, \"hops\"}]}. Each median has the range of the repeats as *_range; a row of --answers "

@@ -85,9 +85,10 @@ static json_t *row_json(const sn_bench_plan *p, const sn_bench_row *row) {
 json_t *sn_bench_json(const sn_bench_plan *plan, const char *command, const sn_bench_row *rows, size_t n) {
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++) json_array_append_new(list, row_json(plan, &rows[i]));
-    return json_pack("{s:s,s:o,s:{s:s,s:i,s:i,s:i},s:o}", "command", command, "machine", sn_bench_machine(), "model",
-                     "name", plan->hp->name, "n_blocks", plan->hp->n_blocks, "n_embd", plan->hp->n_embd, "n_vocab",
-                     plan->hp->n_vocab, "rows", list);
+    char device[32];
+    return json_pack("{s:s,s:o,s:s,s:{s:s,s:i,s:i,s:i},s:o}", "command", command, "machine", sn_bench_machine(),
+                     "device", sn_device_id_name(plan->device, device), "model", "name", plan->hp->name, "n_blocks",
+                     plan->hp->n_blocks, "n_embd", plan->hp->n_embd, "n_vocab", plan->hp->n_vocab, "rows", list);
 }
 
 /* -- the table -- */

@@ -99,6 +99,11 @@ sn_status sn_bench_link(const sn_bench_plan *p, const sn_bench_case *c, const sn
                   : sn_link_open(&(sn_link_options){.join = join, .n_join = n_join, .shape = emulated}, out, err);
 }
 
+sn_status sn_bench_device(const sn_bench_plan *p, const sn_bench_case *c, sn_device **out, sn_err *err) {
+    const sn_device_options options = {.threads = c->threads, .isa = sn_program_settings.common.isa};
+    return sn_device_open(p->device, &options, out, err);
+}
+
 /* For sn_chain_routing.avoid: nodes that an earlier repeat has ended, and that are still announced. The measurement
  * does not include finding out that they are gone. */
 static bool node_was_ended(void *ctx, const uint8_t node[SN_KEY_SIZE]) {
@@ -589,8 +594,7 @@ sn_status sn_bench_run(const sn_bench_plan *plan, const sn_bench_case *c, sn_ben
     bench b = {.plan = plan, .config = c, .nodes = nodes, .n = c->sessions, .kill_at = -1};
     *row = (sn_bench_row){.config = *c};
     int n_all = b.n + (c->kind == SN_BENCH_CONCURRENT);
-    const sn_device_options device = {.threads = c->threads, .isa = sn_program_settings.common.isa};
-    sn_status status = sn_device_open((sn_device_id){0}, &device, &b.device, err);
+    sn_status status = sn_bench_device(plan, c, &b.device, err);
     if (!status) status = sn_lm_head_load(plan->model, b.device, &b.head, err);
     if (!status) status = sn_calloc(&b.sessions, (size_t)n_all, sizeof *b.sessions, err);
     for (int i = 0; i < 4 && !status; i++) status = sn_calloc(&b.results[i], (size_t)plan->repeat, sizeof(double), err);

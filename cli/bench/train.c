@@ -101,10 +101,9 @@ sn_status sn_bench_train(const sn_bench_plan *plan, const sn_bench_case *c, sn_b
                          sn_progress_bar *bar, sn_err *err) {
     training t = {0};
     double *results = NULL;
-    const sn_device_options options = {.threads = c->threads, .isa = sn_program_settings.common.isa};
     *row = (sn_bench_row){.config = *c};
     sn_status status = sn_calloc(&results, (size_t)plan->repeat, sizeof *results, err);
-    if (!status) status = sn_device_open((sn_device_id){0}, &options, &t.device, err);
+    if (!status) status = sn_bench_device(plan, c, &t.device, err);
     if (!status) status = sn_lm_head_load(plan->model, t.device, &t.lm_head, err);
     if (!status) status = open_backbone(&t, plan, c, nodes, err);
     if (!status) status = open_tuner(&t, plan, c, err);

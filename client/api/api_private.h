@@ -116,7 +116,7 @@ bool sn_model_drop_space(const swarm_model *m, sn_buf *text);
 /* How the model writes answers, opened by the first call. */
 sn_status sn_model_open_answers(const swarm_model *model, const sn_answer_format **out, sn_err *err) SN_MUST_USE;
 
-/* A setup for a handle over this model: its LM head, a device of its own, and a link of the connection; without a
+/* A setup for a handle over this model: its LM head, and a link of the connection; without a
  * connection this process computes the blocks. Close *out with sn_setup_close in any case. */
 sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection *connection, const sn_cancel *cancel,
                        sn_settings *settings, sn_err *err) SN_MUST_USE;

@@ -120,7 +120,10 @@ static const sn_option chain_options[] = {
 };
 
 static const sn_option device_options[] = {
-    SN_OPT_STRING("device", "NAME", &sn_program_settings.common.device, "device of this process: cpu"),
+    SN_OPT_STRING(
+        "device", "NAME", &sn_program_settings.common.device,
+        "device that computes what this process does, the LM head and local blocks: cpu, cuda:N, xpu:N, or gpu "
+        "for the first accelerator"),
     SN_OPT_INT("threads", "N", &sn_program_settings.common.threads, 0, 1024, "worker threads; 0: one for each core"),
     SN_OPT_WORD("isa", &sn_program_settings.common.isa, sn_isa_words,
                 "instruction set of the CPU kernels, for tests (default: the fastest that runs here)"),

@@ -35,6 +35,10 @@ sn_status sn_setup_device(const sn_settings *settings, const sn_cancel *cancel, 
     return status;
 }
 
+sn_status sn_setup_need_device(sn_setup *setup, sn_err *err) {
+    return setup->device ? SN_OK : sn_setup_device(setup->settings, setup->cancel, &setup->device, err);
+}
+
 static sn_status open_tokenizer(sn_setup *setup, bool needed, sn_err *err) {
     sn_err reason = {0};
     sn_status status = sn_tokenizer_open(setup->settings->common.model, &setup->tokenizer, needed ? err : &reason);
@@ -68,7 +72,7 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
     if (!status && s->common.adapter && !published_adapter_name(setup))
         status = sn_setup_adapter(setup, setup->model, &setup->adapter, err);
     if (!status) status = open_tokenizer(setup, needs_tokenizer, err);
-    if (!status) status = sn_setup_device(s, setup->cancel, &setup->device, err);
+    if (!status) status = sn_setup_need_device(setup, err);
     if (!status) status = sn_lm_head_load(setup->model, setup->device, &setup->lm_head, err);
     sn_setup_phase(setup, NULL);
     return status;
@@ -126,16 +130,19 @@ static sn_status check_request_id(const char *id, sn_err *err) {
                    SN_REQUEST_ID_MAX);
 }
 
-static sn_status set_local_blocks(const sn_setup *setup, sn_chain_options *options, sn_err *err) {
+static sn_status set_local_blocks(sn_setup *setup, sn_chain_options *options, sn_err *err) {
     const sn_common_settings *o = &setup->settings->common;
     const sn_block_range *local = &o->local;
     if (!local->given) return SN_OK;
     options->local.first = local->all ? 0 : local->first;
     options->local.end = local->all ? setup->hp->n_blocks : local->end;
     if (o->kv_memory != SN_SIZE_UNSET) options->local.kv_memory = o->kv_memory;
-    if (options->local.end <= setup->hp->n_blocks) return SN_OK;
-    return sn_fail(err, SN_REFUSED, "--local %d:%d: this model has blocks 0:%d", options->local.first,
-                   options->local.end, setup->hp->n_blocks);
+    if (options->local.end > setup->hp->n_blocks)
+        return sn_fail(err, SN_REFUSED, "--local %d:%d: this model has blocks 0:%d", options->local.first,
+                       options->local.end, setup->hp->n_blocks);
+    sn_status status = sn_setup_need_device(setup, err);
+    options->local.device = setup->device;
+    return status;
 }
 
 static uint64_t route_seed(const sn_common_settings *o) {
@@ -154,7 +161,6 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
     options.plan_only = setup->plan_only;
     options.limits = (sn_chain_limits){
         .timeout_ms = (int)o->timeout_ms, .max_retries = (int)o->max_retries, .prefill_depth = (int)o->prefill_depth};
-    options.local.device = setup->device;
     options.kv = (sn_chain_kv){.dtype = (sn_kv_dtype)o->kv_dtype, .replica = o->kv_replica};
     options.wire.dtype = (sn_dtype)o->wire_dtype;
     options.routing = (sn_chain_routing){.push = o->push,
@@ -202,4 +208,5 @@ void sn_setup_close(sn_setup *setup) {
         sn_model_close(&setup->model);
     }
     sn_device_close(&setup->device);
+    sn_device_close(&setup->exact);
 }

@@ -38,7 +38,8 @@ typedef struct sn_setup {
     sn_model *model;
     const sn_hparams *hp;
     sn_tokenizer *tokenizer; /* NULL when the model has none and none is needed */
-    sn_device *device;
+    sn_device *device;       /* of the setting; NULL until something computes on it */
+    sn_device *exact;        /* a CPU for the audit, where `device` is none; or NULL */
     sn_lm_head *lm_head;
     sn_link *link;   /* NULL without a swarm */
     sn_audit *audit; /* NULL without one */
@@ -51,6 +52,8 @@ typedef struct sn_setup {
 
 /* Opens model, adapter, tokenizer, device and LM head. A model without a tokenizer is accepted unless needed. */
 sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) SN_MUST_USE;
+/* Opens setup->device, if it is not open: what only talks to nodes holds no part of a GPU. */
+sn_status sn_setup_need_device(sn_setup *setup, sn_err *err) SN_MUST_USE;
 /* A device alone. cancel: of what it computes; NULL: nothing ends that. */
 sn_status sn_setup_device(const sn_settings *settings, const sn_cancel *cancel, sn_device **out,
                           sn_err *err) SN_MUST_USE;

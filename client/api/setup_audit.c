@@ -3,6 +3,19 @@
 
 #include "model/source.h"
 
+/* Only a CPU gives the bits that receipts of exact nodes are compared with, whatever --device says. */
+static sn_status open_exact_device(sn_setup *setup, sn_device **out, sn_err *err) {
+    sn_settings settings = *setup->settings;
+    settings.common.device = "cpu";
+    if (setup->device && setup->device->id.kind == SN_DEVICE_CPU) {
+        *out = setup->device;
+        return SN_OK;
+    }
+    sn_status status = setup->exact ? SN_OK : sn_setup_device(&settings, setup->cancel, &setup->exact, err);
+    *out = setup->exact;
+    return status;
+}
+
 sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err *err) {
     const sn_audit_settings *given = &setup->settings->audit;
     if (!(given->share > 0)) {
@@ -16,9 +29,11 @@ sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err 
         if (!sn_model_holds_block(setup->model, b))
             return sn_fail(err, SN_REFUSED,
                            "--audit-local needs every block in the model's file; block %d is not in it", b);
+    sn_device *device;
+    sn_status status = open_exact_device(setup, &device, err);
     const sn_audit_options options = {.model = setup->model,
                                       .link = setup->link,
-                                      .device = setup->device,
+                                      .device = device,
                                       .local = given->local,
                                       .share = given->share,
                                       .seed = (uint64_t)(given->seed == SN_INT_UNSET ? sn_random_seed() : given->seed),
@@ -26,7 +41,7 @@ sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err 
                                       .max_tokens = chain->max_tokens,
                                       .timeout_ms = chain->limits.timeout_ms,
                                       .node_filter = chain->routing.node_filter};
-    return sn_audit_new(&options, &setup->audit, err);
+    return status ? status : sn_audit_new(&options, &setup->audit, err);
 }
 
 json_t *sn_audit_json(const sn_audit *audit) {

@@ -7,10 +7,12 @@ sn_status sn_setup_open_draft(sn_setup *setup, const sn_sampling *sampling, int 
     if (ngram && o->model) return sn_fail(err, SN_REFUSED, "give --draft ngram or --draft-model, not both");
     if (ngram) setup->draft = sn_draft_make(sn_draft_ngram, NULL, (int)o->tokens);
     if (!o->model) return SN_OK;
+    sn_status status = sn_setup_need_device(setup, err);
+    if (status) return status;
     sn_draft_model_options model_options = {o->model,         setup->device, setup->hp,
                                             setup->tokenizer, *sampling,     max_context};
     sn_setup_phase(setup, "loading the draft model");
-    sn_status status = sn_draft_model_open(&model_options, &setup->draft_model, err);
+    status = sn_draft_model_open(&model_options, &setup->draft_model, err);
     sn_setup_phase(setup, NULL);
     setup->draft = sn_draft_make(sn_draft_model_propose, setup->draft_model, (int)o->tokens);
     return status;

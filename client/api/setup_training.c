@@ -8,6 +8,8 @@ static sn_status open_backbone(sn_setup *setup, sn_backbone_blocks blocks, sn_ba
         return sn_fail(err, SN_REFUSED,
                        "training needs nodes (--join) or the whole model in this process (--local all)");
     if (o->local.given) {
+        sn_status opened = sn_setup_need_device(setup, err);
+        if (opened) return opened;
         const sn_backbone_local_options local = {.device = setup->device, .blocks = blocks, .cancel = setup->cancel};
         return sn_backbone_local(setup->model, &local, out, err);
     }

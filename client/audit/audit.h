@@ -22,7 +22,7 @@ typedef struct sn_audit sn_audit;
 typedef struct sn_audit_options {
     const sn_model *model;      /* borrowed, as all pointers here */
     sn_link *link;              /* the chain's: leads to auditors, and holds the nodes' announcements */
-    sn_device *device;          /* for blocks computed on this machine; NULL: none are */
+    sn_device *device;          /* a CPU, for blocks computed on this machine; NULL: none are */
     bool local;                 /* the auditor is this machine, not other nodes */
     double share;               /* of the steps after which to check, (0, 1] */
     uint64_t seed;              /* of the draws; a node that knows it knows which steps are checked */

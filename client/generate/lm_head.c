@@ -4,7 +4,8 @@
  * normed ones. Embedding: rows of the embedding matrix, normed for families that norm them, scaled on the host. Logits:
  * the hidden states come from outside, so they pass the guard (device/guard.h); then norm, then the output matrix. On a
  * device whose memory the host can read, the logits of one caller are written straight into its array. Where the model
- * ties embedding and output matrix, both hold one parameter (blocks/ties.h).
+ * ties embedding and output matrix, both hold one parameter (blocks/ties.h). An embedding matrix of its own, of which a
+ * token needs one row, stays in host memory: a GPU's memory is worth more, and the rows leave the host anyway.
  *
  * Sessions of several threads share a head, whose matrix is read once for all rows of a pass, and that is most of the
  * time of a row. So callers stand in a queue: its first leads the next pass once none runs, and takes along all rows
@@ -52,6 +53,8 @@ struct sn_lm_head {
     bool busy;          /* a thread uses what follows */
     int64_t row_us;     /* time of the newest pass of one row; 0: not known */
     sn_device *device;
+    sn_device *embedder; /* has the embedding: `device`, or `own` */
+    sn_device *own;      /* a CPU for the embedding alone, or NULL */
     size_t n_embd, n_vocab;
     float norm_eps, embed_scale, logit_scale, logit_softcap;
     bool layer_norm;
@@ -59,7 +62,7 @@ struct sn_lm_head {
     sn_tie embedding_tie, output_tie; /* two holders of one parameter where the model ties them */
     sn_weight embedding, output;
     float *norm, *norm_bias;             /* device, (n_embd); NULL: the family has none */
-    float *embed_norm, *embed_norm_bias; /* the same, for the embeddings */
+    float *embed_norm, *embed_norm_bias; /* the same, for the embeddings: the embedder's */
     float *x, *h;                        /* device, (HEAD_ROWS, n_embd): hidden states; normed ones */
     float *raw;    /* device, (HEAD_ROWS, n_vocab): before the softcap; made by the first gradient that needs it */
     float *logits; /* device, (HEAD_ROWS, n_vocab); where the host can read it, made by the first pass of two callers */
@@ -78,35 +81,42 @@ static sn_status matrix_upload(void *tensor, sn_device *device, void *memory, sn
 
 static sn_status lm_head_load_matrix(sn_lm_head *head, const sn_model *model, sn_role role, sn_tie *tie, sn_weight *out,
                                      sn_err *err) {
+    sn_device *device = role == SN_ROLE_TOKEN_EMBEDDING ? head->embedder : head->device;
     sn_model_tensor t;
     size_t bytes = 0;
     sn_status status = sn_model_find(model, role, 0, &t, err);
-    if (!status) status = head->device->ops->weight_size(head->device, t.dtype, t.rows, t.cols, &bytes, err);
-    if (!status) status = sn_ties_acquire(head->ties, t.tie, head->device, bytes, matrix_upload, &t, tie, err);
+    if (!status) status = device->ops->weight_size(device, t.dtype, t.rows, t.cols, &bytes, err);
+    if (!status) status = sn_ties_acquire(head->ties, t.tie, device, bytes, matrix_upload, &t, tie, err);
     if (status) return status;
     *out = (sn_weight){t.dtype, t.rows, t.cols, bytes, tie->memory};
     sn_model_release_pages(model, &t);
     return SN_OK;
 }
 
-static sn_status lm_head_alloc(sn_lm_head *head, size_t rows, size_t cols, float **out, sn_err *err) {
+static sn_status device_alloc(sn_device *device, size_t rows, size_t cols, float **out, sn_err *err) {
     void *memory = NULL;
-    sn_status status = head->device->ops->alloc(head->device, rows * cols * sizeof(float), &memory, err);
+    sn_status status = device->ops->alloc(device, rows * cols * sizeof(float), &memory, err);
     *out = memory;
     return status;
+}
+
+static sn_status lm_head_alloc(sn_lm_head *head, size_t rows, size_t cols, float **out, sn_err *err) {
+    return device_alloc(head->device, rows, cols, out, err);
 }
 
 /* *out stays NULL where the family has no such vector. */
 static sn_status lm_head_load_vector(sn_lm_head *head, const sn_model *model, sn_role role, const char *name,
                                      float **out, sn_err *err) {
+    const bool of_embedding = role == SN_ROLE_EMBED_NORM || role == SN_ROLE_EMBED_NORM_BIAS;
+    sn_device *device = of_embedding ? head->embedder : head->device;
     sn_model_tensor t;
     sn_status status = sn_model_find(model, role, 0, &t, err);
     if (status || !t.data) return status;
     float *host = NULL;
     status = sn_calloc(&host, t.cols, sizeof *host, err);
-    if (!status) status = lm_head_alloc(head, 1, head->n_embd, out, err);
+    if (!status) status = device_alloc(device, 1, head->n_embd, out, err);
     if (!status) status = sn_vector_read(sn_model_hparams(model), role, &t, name, host, err);
-    if (!status) status = head->device->ops->upload(head->device, *out, host, head->n_embd * sizeof(float), err);
+    if (!status) status = device->ops->upload(device, *out, host, head->n_embd * sizeof(float), err);
     free(host);
     sn_model_release_pages(model, &t);
     return status;
@@ -128,13 +138,17 @@ static sn_status lm_head_load_weights(sn_lm_head *head, const sn_model *model, s
     return status;
 }
 
-/* h = norm(x), row by row. */
-static sn_status lm_head_norm_rows(sn_lm_head *head, int rows, const float *weight, const float *bias, sn_err *err) {
-    const sn_device_ops *ops = head->device->ops;
+/* y = norm(x), row by row; y may be x. */
+static sn_status norm_rows(const sn_lm_head *head, sn_device *d, int rows, const float *weight, const float *bias,
+                           const float *x, float *y, sn_err *err) {
     int width = (int)head->n_embd;
-    return head->layer_norm
-               ? ops->layer_norm(head->device, rows, width, head->x, weight, bias, head->norm_eps, head->h, err)
-               : ops->rms_norm(head->device, rows, width, head->x, weight, head->norm_eps, head->h, err);
+    return head->layer_norm ? d->ops->layer_norm(d, rows, width, x, weight, bias, head->norm_eps, y, err)
+                            : d->ops->rms_norm(d, rows, width, x, weight, head->norm_eps, y, err);
+}
+
+/* h = the final norm of x. */
+static sn_status lm_head_norm_rows(sn_lm_head *head, int rows, sn_err *err) {
+    return norm_rows(head, head->device, rows, head->norm, head->norm_bias, head->x, head->h, err);
 }
 
 /* h = h * logit_scale: of logits by way of the rows that they are made of, and of their gradient. */
@@ -153,31 +167,93 @@ static sn_status lm_head_softcap(sn_lm_head *head, int rows, float *logits, sn_e
     return status ? status : ops->scale(head->device, rows, width, logits, head->logit_softcap, NULL, logits, err);
 }
 
+/* -- opening and closing -- */
+
+/* Where the embedding rests: beside the output matrix if it is that matrix, else in host memory. */
+static sn_status open_embedder(sn_lm_head *head, const sn_model *model, sn_err *err) {
+    sn_model_tensor embedding, output;
+    sn_status status = sn_model_find(model, SN_ROLE_TOKEN_EMBEDDING, 0, &embedding, err);
+    if (!status) status = sn_model_find(model, SN_ROLE_OUTPUT, 0, &output, err);
+    head->embedder = head->device;
+    if (status || head->device->host_visible || embedding.tie == output.tie) return status;
+    status = sn_device_open((sn_device_id){.kind = SN_DEVICE_CPU}, &(sn_device_options){.threads = 1}, &head->own, err);
+    head->embedder = head->own;
+    return status;
+}
+
+/* Bytes that the head takes of its device, with what `prepare` takes there. The norms' vectors count as two of
+ * n_embd: the final one and its bias; those of an embedding on this device as two more. */
+static sn_status bytes_needed(const sn_lm_head *head, const sn_model *model, const sn_device_limits *limits,
+                              size_t *bytes, sn_err *err) {
+    const sn_device_ops *ops = head->device->ops;
+    const size_t rows = 2 * HEAD_ROWS + 4, prepared = ops->prepare_bytes(head->device, limits);
+    sn_model_tensor output;
+    size_t matrix = 0;
+    sn_status status = sn_model_find(model, SN_ROLE_OUTPUT, 0, &output, err);
+    if (!status) status = ops->weight_size(head->device, output.dtype, output.rows, output.cols, &matrix, err);
+    if (status) return status;
+    if (sn_add(matrix, prepared, bytes) && sn_add(*bytes, rows * head->n_embd * sizeof(float), bytes) &&
+        sn_add(*bytes, HEAD_ROWS * head->n_vocab * sizeof(float), bytes))
+        return SN_OK;
+    return sn_fail(err, SN_REFUSED, "a head of %zu tokens is too large", head->n_vocab);
+}
+
+/* Of a device with memory of its own, before anything of it is taken. */
+static sn_status check_room(const sn_lm_head *head, const sn_model *model, const sn_device_limits *limits,
+                            sn_err *err) {
+    sn_device *d = head->device;
+    sn_device_info infos[SN_DEVICES_MAX];
+    size_t n = 0, needed = 0, room = sn_device_memory_left(d);
+    char name[32], wanted[32], there[32];
+    if (d->host_visible) return SN_OK;
+    sn_status status = bytes_needed(head, model, limits, &needed, err);
+    if (!status) status = sn_devices_list_kind(d->id.kind, infos, &n, err);
+    if (status) return status;
+    for (size_t i = 0; i < n; i++)
+        if (sn_device_id_equal(infos[i].id, d->id)) room = sn_min_size(room, infos[i].memory_free);
+    if (needed <= room) return SN_OK;
+    return sn_fail(err, SN_STOP,
+                   "%s has %s of memory left, and %s are needed: give --device cpu, or leave it more, as with "
+                   "--device-memory of a node there",
+                   sn_device_id_name(d->id, name), sn_format_size(room, there), sn_format_size(needed, wanted));
+}
+
+static sn_status lm_head_fill(sn_lm_head *head, const sn_model *model, sn_err *err) {
+    /* The rows of n_vocab elements that leave the head need no scratch memory. */
+    const sn_device_limits limits = {.rows = HEAD_ROWS, .width = (int)head->n_embd, .context = 1};
+    sn_device *d = head->device;
+    sn_status status = sn_model_need_ends(model, err);
+    if (!status) status = check_room(head, model, &limits, err);
+    if (!status) status = open_embedder(head, model, err);
+    if (!status) status = d->ops->prepare(d, &limits, err);
+    if (!status && head->own) status = head->own->ops->prepare(head->own, &limits, err);
+    if (!status) status = sn_ties_new(&head->ties, err);
+    if (!status) status = lm_head_alloc(head, HEAD_ROWS, head->n_embd, &head->x, err);
+    if (!status) status = lm_head_alloc(head, HEAD_ROWS, head->n_embd, &head->h, err);
+    if (!status && !d->host_visible) status = lm_head_alloc(head, HEAD_ROWS, head->n_vocab, &head->logits, err);
+    return status ? status : lm_head_load_weights(head, model, err);
+}
+
 sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head **out, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(model);
     sn_lm_head *head = NULL;
     *out = NULL;
     sn_status status = sn_calloc(&head, 1, sizeof *head, err);
     if (status) return status;
-    *head = (sn_lm_head){.device = device, .n_embd = (size_t)hp->n_embd, .n_vocab = (size_t)hp->n_vocab};
+    *head = (sn_lm_head){.device = device,
+                         .embedder = device,
+                         .n_embd = (size_t)hp->n_embd,
+                         .n_vocab = (size_t)hp->n_vocab,
+                         .norm_eps = hp->norm_eps,
+                         .embed_scale = hp->embed_scale,
+                         .logit_scale = hp->logit_scale,
+                         .logit_softcap = hp->logit_softcap,
+                         .layer_norm = hp->layer_norm};
     pthread_mutex_init(&head->lock, NULL);
     pthread_condattr_init(&head->monotonic);
     pthread_condattr_setclock(&head->monotonic, CLOCK_MONOTONIC);
     head->last = &head->first;
-    head->norm_eps = hp->norm_eps;
-    head->embed_scale = hp->embed_scale;
-    head->logit_scale = hp->logit_scale;
-    head->logit_softcap = hp->logit_softcap;
-    head->layer_norm = hp->layer_norm;
-    sn_device_limits limits = {
-        .rows = HEAD_ROWS, .width = hp->n_vocab > hp->n_embd ? hp->n_vocab : hp->n_embd, .context = 1};
-    status = device->ops->prepare(device, &limits, err);
-    if (!status) status = sn_ties_new(&head->ties, err);
-    if (!status) status = lm_head_alloc(head, HEAD_ROWS, head->n_embd, &head->x, err);
-    if (!status) status = lm_head_alloc(head, HEAD_ROWS, head->n_embd, &head->h, err);
-    if (!status && !device->host_visible) status = lm_head_alloc(head, HEAD_ROWS, head->n_vocab, &head->logits, err);
-    if (!status) status = sn_model_need_ends(model, err);
-    if (!status) status = lm_head_load_weights(head, model, err);
+    status = lm_head_fill(head, model, err);
     if (status) sn_lm_head_free(&head);
     *out = head;
     return status ? sn_err_context(err, "embedding and LM head") : SN_OK;
@@ -193,32 +269,36 @@ void sn_lm_head_free(sn_lm_head **out) {
     }
     sn_ties_free(&head->ties);
     float *vectors[] = {head->norm, head->norm_bias, head->embed_norm, head->embed_norm_bias};
-    for (int i = 0; i < 4; i++) ops->free(head->device, vectors[i], head->n_embd * sizeof(float));
+    for (int i = 0; i < 4; i++) {
+        sn_device *d = i < 2 ? head->device : head->embedder;
+        if (vectors[i]) d->ops->free(d, vectors[i], head->n_embd * sizeof(float));
+    }
     ops->free(head->device, head->x, HEAD_ROWS * head->n_embd * sizeof(float));
     ops->free(head->device, head->h, HEAD_ROWS * head->n_embd * sizeof(float));
     if (head->raw) ops->free(head->device, head->raw, HEAD_ROWS * head->n_vocab * sizeof(float));
     if (head->logits) ops->free(head->device, head->logits, HEAD_ROWS * head->n_vocab * sizeof(float));
+    sn_device_close(&head->own);
     pthread_condattr_destroy(&head->monotonic);
     pthread_mutex_destroy(&head->lock);
     free(head);
     *out = NULL;
 }
 
+/* On an embedder whose memory the host can read, the rows are made in the caller's array. */
 static sn_status embed_rows(sn_lm_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) {
-    const sn_device_ops *ops = head->device->ops;
+    sn_device *d = head->embedder;
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= head->n_vocab)
             return sn_fail(err, SN_REFUSED, "token %d at index %d is not in this model's vocabulary of %zu", ids[i], i,
                            head->n_vocab);
     for (int done = 0; done < n; done += HEAD_ROWS) {
         int rows = n - done < HEAD_ROWS ? n - done : HEAD_ROWS;
-        sn_status status = ops->get_rows(head->device, &head->embedding, rows, ids + done, head->x, err);
+        float *out = hidden + (size_t)done * head->n_embd, *made = d->host_visible ? out : head->x;
+        sn_status status = d->ops->get_rows(d, &head->embedding, rows, ids + done, made, err);
         if (!status && head->embed_norm)
-            status = lm_head_norm_rows(head, rows, head->embed_norm, head->embed_norm_bias, err);
-        if (!status)
-            status =
-                ops->download(head->device, hidden + (size_t)done * head->n_embd, head->embed_norm ? head->h : head->x,
-                              (size_t)rows * head->n_embd * sizeof(float), err);
+            status = norm_rows(head, d, rows, head->embed_norm, head->embed_norm_bias, made, made, err);
+        if (!status && made != out)
+            status = d->ops->download(d, out, made, (size_t)rows * head->n_embd * sizeof(float), err);
         if (status) return status;
     }
     for (size_t i = 0; i < (size_t)n * head->n_embd && head->embed_scale != 1; i++) hidden[i] *= head->embed_scale;
@@ -238,7 +318,7 @@ static sn_status logits_enter(sn_lm_head *head, const head_call *call, int at) {
 /* head->logits, or `out`, of the rows that have entered. */
 static sn_status logits_of_rows(sn_lm_head *head, int rows, float *out, sn_err *err) {
     sn_linear linear = {.weight = &head->output, .y = out};
-    sn_status status = lm_head_norm_rows(head, rows, head->norm, head->norm_bias, err);
+    sn_status status = lm_head_norm_rows(head, rows, err);
     if (!status) status = lm_head_scale(head, rows, err);
     if (!status) status = head->device->ops->linear(head->device, rows, head->h, 1, &linear, err);
     if (!status && head->logit_softcap > 0) status = lm_head_softcap(head, rows, out, err);
@@ -273,7 +353,7 @@ static sn_status softcap_backward(sn_lm_head *head, int rows, const float *dlogi
     float factor = 1 / head->logit_softcap;
     sn_status status = head->raw ? SN_OK : lm_head_alloc(head, HEAD_ROWS, head->n_vocab, &head->raw, err);
     const sn_linear linear = {.weight = &head->output, .y = head->raw};
-    if (!status) status = lm_head_norm_rows(head, rows, head->norm, head->norm_bias, err);
+    if (!status) status = lm_head_norm_rows(head, rows, err);
     if (!status) status = lm_head_scale(head, rows, err);
     if (!status) status = ops->linear(d, rows, head->h, 1, &linear, err);
     if (!status) status = ops->scale(d, rows, (int)head->n_vocab, head->raw, factor, NULL, head->raw, err);
@@ -316,7 +396,7 @@ static sn_status norm_of_rows(sn_lm_head *head, const float *hidden, int n, floa
         int rows = n - done < HEAD_ROWS ? n - done : HEAD_ROWS;
         size_t at = (size_t)done * head->n_embd, bytes = (size_t)rows * head->n_embd * sizeof(float);
         sn_status status = ops->upload(d, head->x, hidden + at, bytes, err);
-        if (!status) status = lm_head_norm_rows(head, rows, head->norm, head->norm_bias, err);
+        if (!status) status = lm_head_norm_rows(head, rows, err);
         if (!status) status = ops->download(d, out + at, head->h, bytes, err);
         if (status) return status;
     }

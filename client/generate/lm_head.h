@@ -4,7 +4,8 @@
  * Central type: sn_lm_head, on one device, which no other thread uses. Several threads may call it: they take
  * turns, in their order, and those that wait for sn_lm_head_logits at the same time are computed in one pass over the
  * output matrix, each with a status of its own. All arrays are host memory, row-major. Errors: SN_REFUSED: an id
- * outside the vocabulary, or a tensor of the file cannot be used; SN_STOP: out of memory, or the device failed. */
+ * outside the vocabulary, or a tensor of the file cannot be used; SN_STOP: out of memory, or the device failed: a lost
+ * device fails every later call at once, with the sentence that names it. */
 #ifndef SN_CLIENT_GENERATE_LM_HEAD_H
 #define SN_CLIENT_GENERATE_LM_HEAD_H
 
@@ -13,7 +14,9 @@
 
 typedef struct sn_lm_head sn_lm_head;
 
-/* Loads the tensors on the device, a tied matrix once. The model may be closed afterwards; the device is borrowed. */
+/* Loads the tensors on the device, a tied matrix once; an embedding that is not tied stays in host memory. The model
+ * may be closed afterwards; the device is borrowed. SN_STOP, before anything is allocated, when a device with memory of
+ * its own has less free than the head takes. */
 sn_status sn_lm_head_load(const sn_model *model, sn_device *device, sn_lm_head **out, sn_err *err) SN_MUST_USE;
 void sn_lm_head_free(sn_lm_head **head); /* accepts NULL */
 

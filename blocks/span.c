@@ -378,31 +378,40 @@ static int segment_of(const sn_span *span, int block) {
     return i;
 }
 
-/* The rows of a cache could be handed over, but not its states, and without these the rows must be computed anyway. */
-static sn_status refuse_transfer(sn_err *err) {
-    return sn_fail(err, SN_REFUSED,
-                   "the recurrent state of a session is not handed over: replay the session where it goes on");
+static sn_status check_has_keys(const sn_span *span, int block, sn_err *err) {
+    if (!span->hp.recurrent[block]) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "block %d has a recurrent state, and no keys and values to be copied", block);
+}
+
+size_t sn_span_state_floats(const sn_hparams *hp, int first, int end) {
+    int n = sn_n_recurrent(hp, first, end);
+    if (!n) return 0;
+    const sn_delta_shape shape = sn_delta_shape_of(hp, n);
+    return (size_t)n * sn_delta_floats(&shape);
 }
 
 sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *k, float *v,
                             sn_err *err) {
     int i = segment_of(span, block);
-    if (span->hp.recurrent[block]) return refuse_transfer(err);
+    sn_status status = check_has_keys(span, block, err);
+    if (status) return status;
     return sn_kv_cache_export(kv, i, sn_place_of(&span->hp, span->segments[i].first, block), position, n, k, v, err);
 }
 
 sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *k,
                             const sn_tensor *v, sn_err *err) {
-    if (sn_kv_cache_is_recurrent(kv)) return refuse_transfer(err);
     const int64_t heads = span->hp.n_kv_heads, keys[] = {n, heads, (int64_t)sn_kv_key_width(&span->hp) / heads},
                   values[] = {n, heads, (int64_t)sn_kv_value_width(&span->hp) / heads};
     float *host = NULL; /* plain rows: a device converts them to its own layout of pages */
     int i = segment_of(span, block);
-    sn_status status = sn_calloc(&host, (size_t)n * sn_kv_width(&span->hp), sizeof *host, err);
+    sn_status status = check_has_keys(span, block, err);
+    if (status) return status;
+    status = sn_calloc(&host, (size_t)n * sn_kv_width(&span->hp), sizeof *host, err);
     float *host_v = host + (size_t)n * sn_kv_key_width(&span->hp);
     if (!status) status = sn_guard(k, NULL, 3, keys, host, NULL, err);
     if (!status) status = sn_guard(v, NULL, 3, values, host_v, NULL, err);
-    if (!status) status = sn_kv_cache_import(kv, i, block - span->segments[i].first, n, host, host_v, err);
+    int place = sn_place_of(&span->hp, span->segments[i].first, block);
+    if (!status) status = sn_kv_cache_import(kv, i, place, n, host, host_v, err);
     free(host);
     return status;
 }
@@ -469,18 +478,6 @@ typedef struct span_pass {
     uint64_t *moved;
 } span_pass;
 
-/* Keeps the sequence's rows, which lie at `row` of the device's hidden states, in the pages of its cache: once it is
- * rewound they may be computed again. */
-static void keep_rows(const span_pass *pass, const sn_span_device *on, const sn_span_sequence *sequence, int row) {
-    size_t width = (size_t)pass->span->hp.n_embd;
-    int position = sn_kv_cache_length(sequence->kv), n;
-    for (int done = 0; done < sequence->n_rows; done += n) {
-        float *rows = sn_kv_cache_rows(sequence->kv, position + done, &n);
-        if (n > sequence->n_rows - done) n = sequence->n_rows - done;
-        memcpy(rows, on->scratch.x + (size_t)(row + done) * width, (size_t)n * width * sizeof *rows);
-    }
-}
-
 /* Copies one session's rows through the guard to row `row` of the device's hidden states. */
 static sn_status upload_sequence(const span_pass *pass, const sn_span_device *to, const sn_span_sequence *sequence,
                                  int row, sn_err *err) {
@@ -507,7 +504,8 @@ static sn_status upload_sequences(const span_pass *pass, const sn_span_device *t
         if (status) return status;
         for (int r = 0; r < sequence->n_rows && hp->q_growth > 0; r++)
             pass->span->q_factors[row + r] = sn_span_q_factor(hp, sn_kv_cache_length(sequence->kv) + r);
-        if (sn_kv_cache_is_recurrent(sequence->kv)) keep_rows(pass, to, sequence, row);
+        if (sn_kv_cache_is_recurrent(sequence->kv)) /* once it is rewound they may be computed again */
+            sn_kv_cache_rows_write(sequence->kv, sequence->n_rows, to->scratch.x + (size_t)row * (size_t)hp->n_embd);
         for (int rope = 0; rope < hp->n_ropes; rope++)
             for (int r = 0; r < sequence->n_rows; r++)
                 sn_span_rope_row(hp, rope, sn_kv_cache_length(sequence->kv) + r,

@@ -124,15 +124,16 @@ sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err
 size_t sn_span_kv_bytes(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype, size_t sessions,
                         size_t positions);
 /* Copies positions [position, position + n) of a block to k and v: host, shapes as in kv_store
- * (device/device.h). Refuses blocks
- * with a recurrent state. */
+ * (device/device.h). Refuses blocks with a recurrent state, as import does. */
 sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *k, float *v,
                             sn_err *err) SN_MUST_USE;
 /* Writes k and v, of the same shapes, of any type and device, through the guard to the n positions after
- * the cache's end (reserved before). Call sn_kv_cache_append once all blocks are written. Refuses spans with recurrent
- * states. */
+ * the cache's end (reserved before). Call sn_kv_cache_append once all blocks are written. */
 sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *k,
                             const sn_tensor *v, sn_err *err) SN_MUST_USE;
+
+/* Floats of a snapshot of the recurrent blocks among [first, end). */
+size_t sn_span_state_floats(const sn_hparams *hp, int first, int end);
 
 /* ---- forward pass ---- */
 

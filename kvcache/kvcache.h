@@ -118,6 +118,9 @@ void sn_kv_cache_step_forward(sn_kv_cache *kv, int length);
 /* The row that entered at this position (row_width floats), and how many follow it in its page, its own included: to be
  * written before the forward pass, and read after a step back. */
 float *sn_kv_cache_rows(const sn_kv_cache *kv, int position, int *n);
+/* Copies n rows to the positions after the end (reserved before), and out of the cache. */
+void sn_kv_cache_rows_write(const sn_kv_cache *kv, int n, const float *rows);
+void sn_kv_cache_rows_read(const sn_kv_cache *kv, int position, int n, float *rows);
 
 /* ---- copies of the contents, for migration between nodes ---- */
 
@@ -129,5 +132,16 @@ sn_status sn_kv_cache_export(sn_kv_cache *kv, int part, int block, int position,
  * sn_kv_cache_append is called. */
 sn_status sn_kv_cache_import(sn_kv_cache *kv, int part, int block, int n, const float *k, const float *v,
                              sn_err *err) SN_MUST_USE;
+
+/* The snapshot at a position, of all recurrent blocks of the pool; NULL: there is none. Valid until the pool changes.
+ */
+const float *sn_kv_cache_snapshot(const sn_kv_cache *kv, int position);
+int sn_kv_cache_newest_snapshot(const sn_kv_cache *kv); /* its position; 0: the cache has none */
+/* The memory for a snapshot of another node, of which the cache has so many floats; 0 begins anew, and gives up the
+ * older of the two states. NULL: the cache does not reach to this position, or has other floats of it. */
+float *sn_kv_cache_incoming_state(sn_kv_cache *kv, int position, size_t done);
+/* n more floats were written there; whole: from now on it is the state, and the snapshot, at its position. Returns how
+ * many floats came. */
+size_t sn_kv_cache_state_came(sn_kv_cache *kv, size_t n, bool whole);
 
 #endif

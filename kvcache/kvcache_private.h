@@ -42,7 +42,10 @@ typedef struct sn_kv_cache_states {
     int positions[2];   /* -1: none */
     uint32_t next_slot; /* taken for the snapshot of the forward pass; or SN_KV_NO_STATE */
     int snapshot_at;    /* the position of that snapshot; 0: the pass leaves none */
-    int written;        /* which of the two the forward pass writes */
+    int written;        /* which of the two the forward pass writes; -1: none runs */
+    int incoming;       /* the position of a state that comes from another node, piece by piece; 0: none */
+    size_t n_incoming;  /* floats of it so far */
+    int incoming_to;    /* which of the two it becomes */
 } sn_kv_cache_states;
 
 struct sn_kv_cache {

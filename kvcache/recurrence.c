@@ -12,7 +12,8 @@ bool sn_kv_cache_is_recurrent(const sn_kv_cache *kv) { return kv->pool->pages.st
 sn_status sn_kv_cache_states_new(sn_kv_cache *kv, sn_err *err) {
     sn_kv_states *states = &kv->pool->pages.states;
     sn_kv_cache_states *own = &kv->states;
-    *own = (sn_kv_cache_states){{SN_KV_NO_STATE, SN_KV_NO_STATE}, {-1, -1}, SN_KV_NO_STATE, 0, 0};
+    *own = (sn_kv_cache_states){
+        .slots = {SN_KV_NO_STATE, SN_KV_NO_STATE}, .positions = {-1, -1}, .next_slot = SN_KV_NO_STATE, .written = -1};
     if (!sn_kv_cache_is_recurrent(kv)) return SN_OK;
     if (states->n_free + states->n_kept < 2)
         return sn_fail(err, SN_RETRY, "the recurrent states of other sessions fill this KV pool: it has room for %zu",
@@ -63,6 +64,7 @@ void sn_kv_cache_step_forward(sn_kv_cache *kv, int length) {
 void sn_kv_cache_states_rewind(sn_kv_cache *kv) {
     for (int i = 0; i < 2; i++)
         if (kv->states.positions[i] > kv->length) kv->states.positions[i] = -1;
+    if (kv->states.incoming > kv->length) kv->states.incoming = 0;
 }
 
 /* ---- a forward pass ---- */
@@ -94,6 +96,7 @@ sn_sequence_state sn_kv_cache_states_begin(sn_kv_cache *kv, int n) {
     if (own->snapshot_at && own->next_slot == SN_KV_NO_STATE) own->next_slot = sn_kv_states_take(states);
     if (own->next_slot == SN_KV_NO_STATE) own->snapshot_at = 0;
     own->positions[own->written] = -1; /* from now on it holds neither */
+    own->incoming = 0;
     return (sn_sequence_state){
         .before = kv->length ? sn_kv_states_at(states, own->slots[from]) : NULL,
         .after = sn_kv_states_at(states, own->slots[own->written]),
@@ -104,8 +107,9 @@ sn_sequence_state sn_kv_cache_states_begin(sn_kv_cache *kv, int n) {
 
 void sn_kv_cache_states_append(sn_kv_cache *kv) {
     sn_kv_cache_states *own = &kv->states;
-    if (!sn_kv_cache_is_recurrent(kv)) return;
+    if (own->written < 0 || !sn_kv_cache_is_recurrent(kv)) return; /* the rows were not computed here */
     own->positions[own->written] = kv->length;
+    own->written = -1;
     if (!own->snapshot_at) return;
     sn_kv_states_keep(&kv->pool->pages.states, own->next_slot,
                       kv->page_numbers[own->snapshot_at / SN_KV_PAGE_TOKENS - 1]);
@@ -121,4 +125,64 @@ float *sn_kv_cache_rows(const sn_kv_cache *kv, int position, int *n) {
     uint8_t *rows = (uint8_t *)kv->addresses[page] + part->page_bytes - SN_KV_PAGE_TOKENS * part->row_bytes;
     *n = SN_KV_PAGE_TOKENS - (int)within;
     return (float *)(void *)(rows + within * part->row_bytes);
+}
+
+void sn_kv_cache_rows_write(const sn_kv_cache *kv, int n, const float *rows) {
+    size_t width = kv->pool->pages.parts[0].row_bytes / sizeof *rows;
+    for (int done = 0, m; done < n; done += m) {
+        float *to = sn_kv_cache_rows(kv, kv->length + done, &m);
+        if (m > n - done) m = n - done;
+        memcpy(to, rows + (size_t)done * width, (size_t)m * width * sizeof *rows);
+    }
+}
+
+void sn_kv_cache_rows_read(const sn_kv_cache *kv, int position, int n, float *rows) {
+    size_t width = kv->pool->pages.parts[0].row_bytes / sizeof *rows;
+    for (int done = 0, m; done < n; done += m) {
+        const float *from = sn_kv_cache_rows(kv, position + done, &m);
+        if (m > n - done) m = n - done;
+        memcpy(rows + (size_t)done * width, from, (size_t)m * width * sizeof *rows);
+    }
+}
+
+/* ---- states that travel ---- */
+
+const float *sn_kv_cache_snapshot(const sn_kv_cache *kv, int position) {
+    uint32_t slot = position <= kv->length ? snapshot_at(kv, position) : SN_KV_NO_STATE;
+    return slot == SN_KV_NO_STATE ? NULL : sn_kv_states_at(&kv->pool->pages.states, slot);
+}
+
+int sn_kv_cache_newest_snapshot(const sn_kv_cache *kv) {
+    int at = kv->length / SN_KV_PAGE_TOKENS * SN_KV_PAGE_TOKENS;
+    while (at > 0 && snapshot_at(kv, at) == SN_KV_NO_STATE) at -= SN_KV_PAGE_TOKENS;
+    return at;
+}
+
+float *sn_kv_cache_incoming_state(sn_kv_cache *kv, int position, size_t done) {
+    sn_kv_cache_states *own = &kv->states;
+    if (position < 1 || position % SN_KV_PAGE_TOKENS || position > kv->length) return NULL;
+    if (!done) {
+        own->incoming = position;
+        own->n_incoming = 0;
+        own->incoming_to = own->positions[0] > own->positions[1];
+        own->positions[own->incoming_to] = -1;
+    }
+    if (own->incoming != position || own->n_incoming != done) return NULL;
+    return sn_kv_states_at(&kv->pool->pages.states, own->slots[own->incoming_to]);
+}
+
+size_t sn_kv_cache_state_came(sn_kv_cache *kv, size_t n, bool whole) {
+    sn_kv_states *states = &kv->pool->pages.states;
+    sn_kv_cache_states *own = &kv->states;
+    own->n_incoming += n;
+    if (!whole) return own->n_incoming;
+    own->positions[own->incoming_to] = own->incoming;
+    uint32_t page = kv->page_numbers[own->incoming / SN_KV_PAGE_TOKENS - 1], slot = sn_kv_states_take(states);
+    if (slot != SN_KV_NO_STATE) {
+        memcpy(sn_kv_states_at(states, slot), sn_kv_states_at(states, own->slots[own->incoming_to]),
+               states->floats * sizeof(float));
+        sn_kv_states_keep(states, slot, page);
+    }
+    own->incoming = 0;
+    return own->n_incoming;
 }

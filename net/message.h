@@ -218,7 +218,9 @@ enum {
 
 /* A tensor of KV pages is F32 (blocks, 2, tokens, n_kv_heads * head_dim): for each block of the session its keys
  * (rotated), then its values. With latent attention it has as many elements as keys and values have, and keys are not as
- * wide as values: (blocks, 2, tokens, (rope_dim + latent) / 2) holds the rotated parts of all keys, then all latents. */
+ * wide as values: (blocks, 2, tokens, (rope_dim + latent) / 2) holds the rotated parts of all keys, then all latents.
+ * Of blocks of which some are recurrent it is (tokens, floats of a token): all keys and values of each block with
+ * attention, then the rows that entered the first block, (tokens, n_embd). */
 
 /* KV_SEND, client to node, answered by KV_SEND_REPLY: copies this session's KV cache of blocks [first_block, end_block)
  * to the session `target` at another node, and keeps the copy up to date from then on. The same request again is
@@ -250,6 +252,22 @@ enum {
 #define SN_FIELDS_KV_PUT_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
     SID(session)                                                                                                       \
     U64(length)  /* tokens of the session now: the next KV_PUT goes on here */
+
+/* STATE_PUT, node (kv_source) or client to node, answered by STATE_PUT_REPLY: a piece of the states of a session's
+ * recurrent blocks at a position that its KV pages reach, F32 (1, floats). Its states are one after the other, in the
+ * order of blocks; pieces come in order. */
+#define SN_FIELDS_STATE_PUT(U64, KEY, SID, STR, LIST, BLOBS)                                                           \
+    SID(session)     /* at the node that the message goes to */                                                        \
+    U64(position)    /* tokens that the states are a function of; a multiple of 64 */                                  \
+    KEY(origin)      /* as in KV_PUT */                                                                                \
+    KEY(timeline)    /* as in KV_PUT */                                                                                \
+    KEY(tensor_hash) /* SHA-256 of the tensor's bytes */                                                               \
+    U64(offset)      /* floats before this piece; 0: the states at this position begin anew */
+
+#define SN_FIELDS_STATE_PUT_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                     \
+    SID(session)                                                                                                       \
+    U64(length) /* tokens of the session */                                                                            \
+    U64(floats) /* of the states at this position that are there now; 0: begin again */
 
 /* KV_GET, client to node, answered by KV_GET_REPLY: reads the KV pages of some tokens of a session. */
 #define SN_FIELDS_KV_GET(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
@@ -418,6 +436,8 @@ enum {
     X(KV_SEND_REPLY, kv_send_reply, 0)                                                                                 \
     X(KV_PUT, kv_put, 1)                                                                                               \
     X(KV_PUT_REPLY, kv_put_reply, 0)                                                                                   \
+    X(STATE_PUT, state_put, 1)                                                                                         \
+    X(STATE_PUT_REPLY, state_put_reply, 0)                                                                             \
     X(KV_GET, kv_get, 0)                                                                                               \
     X(KV_GET_REPLY, kv_get_reply, 1)                                                                                   \
     X(RESUME, resume, 0)                                                                                               \

@@ -80,9 +80,6 @@ static sn_status chain_check_options(const sn_chain *chain, sn_err *err) {
     const sn_chain_options *o = &chain->options;
     const sn_base_weights *base = o->adapter.base;
     bool named_only = memcmp(&o->adapter.hash, &none, sizeof none) && !o->adapter.bytes;
-    if (o->kv.replica && chain->hp.conv_taps)
-        return sn_fail(err, SN_REFUSED,
-                       "sessions of this model hold recurrent states, which are not copied: leave out --kv-replica");
     if (o->link && o->limits.timeout_ms < 1)
         return sn_fail(err, SN_REFUSED, "a chain over nodes needs a timeout: begin with sn_chain_options_default()");
     if (named_only && o->local.first < o->local.end)

@@ -100,6 +100,8 @@ static sn_status replica_begin(sn_chain *chain, sn_hop *hop, sn_err *err) {
     status = sn_chain_connect(chain, hop->first, hop->end, SN_CHAIN_WAIT_BRIEFLY, replica->hops, &replica->n, err);
     chain->being_replicated = NULL;
     if (status) replica->n = 0;
+    if (!status && chain->hp.conv_taps && replica->n > 1) /* what enters the second node's blocks is nowhere kept */
+        status = sn_fail(err, SN_RETRY, "no single node can hold a copy of recurrent states");
     for (size_t i = 0; i < replica->n && !status; i++) status = replica_request_kv(chain, hop, replica, i, err);
     if (status) sn_kv_replica_free(&replica, chain->options.link);
     hop->remote.replica = replica;
@@ -259,7 +261,12 @@ static void hop_switch_to_replica(sn_chain *chain, size_t k) {
         chain->drains++;
 }
 
-/* The node drains, and the KV cache cannot be copied. */
+/* Whether a copy of the hop's KV cache is possible: in models with recurrent states a hop has to have one. */
+static bool hop_can_be_copied(const sn_chain *chain, const sn_hop *hop) {
+    return !chain->hp.conv_taps || sn_n_recurrent(&chain->hp, hop->first, hop->end);
+}
+
+/* The node drains, and its KV cache cannot be copied: the next step replays the session elsewhere. */
 static void chain_leave_hop(sn_chain *chain, size_t k) {
     size_t i = k, j = sn_chain_group_end(chain->hops, chain->n_hops, k);
     while (chain->hops[i].pushed) i--;
@@ -283,11 +290,8 @@ void sn_chain_poll_hops(sn_chain *chain) {
             chain_avoid_node(chain, r->node);
         }
         if (!r->draining && !chain->options.kv.replica) continue;
-        if (chain->hp.conv_taps) { /* no copy is possible: the next step replays the session elsewhere */
-            chain_leave_hop(chain, k);
-            continue;
-        }
-        if (!r->replica) replica_try_begin(chain, hop);
+        if (!r->replica && hop_can_be_copied(chain, hop)) replica_try_begin(chain, hop);
+        if (!r->replica && r->draining && chain->hp.conv_taps) chain_leave_hop(chain, k);
         hop->report.replicated = r->replica && replica_is_ready(chain, hop);
         if (hop->report.replicated && r->draining) hop_switch_to_replica(chain, k);
     }

@@ -19,8 +19,10 @@ enum { SN_JOB_PAGES_MAX = SN_SPAN_ROWS_MAX / SN_KV_PAGE_TOKENS + 1 };
 typedef enum sn_job_kind {
     SN_JOB_STEP,     /* run tokens through the session's blocks */
     SN_JOB_CLOSE,    /* free the session's KV cache; needs nothing but the header */
-    SN_JOB_KV_READ,  /* copy n_tokens of the KV cache from `position` on to `output` (kv_transfer.h has the layout) */
-    SN_JOB_KV_WRITE, /* rewind to `position`, then append n_tokens of such a tensor, if it has the expected hash */
+    SN_JOB_KV_READ,  /* copy n_tokens of the KV cache from `position` on, or a piece of a snapshot, to `output`
+                        (kv_transfer.h has the layout) */
+    SN_JOB_KV_WRITE, /* rewind to `position`, then append n_tokens of such a tensor or add the piece, if it has the
+                        expected hash */
     SN_JOB_TRAIN,    /* load or unload an adapter, or a batch of training; belongs to no session (training.h) */
 } sn_job_kind;
 
@@ -34,7 +36,18 @@ typedef struct sn_step_job {
     sn_hash page_hashes[SN_JOB_PAGES_MAX]; /* timeline hash at the end of each page that the step completes, in order */
 } sn_step_job;
 
+/* A piece of the snapshot at a position: floats [offset, offset + n) of those of the job's blocks. */
+typedef struct sn_state_piece {
+    int position;
+    size_t offset, n; /* n = 0: the job moves no piece */
+    size_t held;      /* result of KV_WRITE: floats that are here now, of this snapshot; 0: begin again */
+} sn_state_piece;
+
 typedef struct sn_kv_read_job {
+    /* Asked for and result. Where the position has no snapshot (any more), a piece of the newest one is read, from 0
+     * on, if it lies behind newer_than; position 0 in the result: there is none. */
+    sn_state_piece piece;
+    int newer_than;
     sn_hash hash;            /* result: of the bytes in `output` */
     void *migration;         /* the KV migration that the read is for; NULL: it is for */
     uint64_t requester;      /* this peer (0: none any more), */
@@ -44,6 +57,7 @@ typedef struct sn_kv_read_job {
 typedef struct sn_kv_write_job {
     sn_tensor input; /* float32, in the memory of the request */
     sn_hash hash;    /* that its bytes are expected to have */
+    sn_state_piece piece;
 } sn_kv_write_job;
 
 typedef struct sn_job {

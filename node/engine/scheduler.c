@@ -259,7 +259,7 @@ static bool job_admit(sn_scheduler *s, sn_job *job, int64_t now_us, bool *queued
         return false;
     }
     if (!status) job->started_us = now_us;
-    if (status || job->n_done == job->n_tokens) {
+    if (status || (job->kind == SN_JOB_STEP && job->n_done == job->n_tokens)) {
         job_end(job, status, now_us);
         return false;
     }

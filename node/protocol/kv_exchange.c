@@ -1,4 +1,4 @@
-/* KV_PUT, KV_GET and RESUME: KV pages into a session, out of it, and continuing from there.
+/* KV_PUT, STATE_PUT, KV_GET and RESUME: KV pages and snapshots into a session, out of it, and continuing from there.
  *
  * A client that saves a session reads its KV pages part by part (KV_GET); to restore it, it writes them into a new
  * session (KV_PUT). In a KV migration another node writes them, the one that the owner named as kv_source when it
@@ -33,20 +33,13 @@ sn_status sn_protocol_owned_session(sn_protocol *protocol, const sn_event *event
     return SN_OK;
 }
 
-/* The states are not among the KV pages, and keys and values without them are of no use. */
-sn_status sn_protocol_check_transfer(const sn_protocol *protocol, const sn_session *session, sn_err *err) {
-    if (!sn_n_recurrent(protocol->hp, session->first, session->end)) return SN_OK;
-    return sn_fail(err, SN_REFUSED,
-                   "blocks %d:%d hold recurrent states, which are not copied: replay the session where it goes on",
-                   session->first, session->end);
-}
-
 /* -- KV_PUT -------------------------------------------------------------------------------------------------------- */
 
 /* The session, if the sender is its owner or the source that the owner named, and it was not resumed. */
-static sn_status kv_put_check_sender(sn_protocol *protocol, const sn_event *event, sn_session **out, sn_err *err) {
+static sn_status put_check_sender(sn_protocol *protocol, const sn_event *event, const uint8_t *id, sn_session **out,
+                                  sn_err *err) {
     static const uint8_t none[SN_KEY_SIZE];
-    sn_session *session = sn_sessions_find(protocol->sessions, event->msg->kv_put.session);
+    sn_session *session = sn_sessions_find(protocol->sessions, id);
     if (!session || session->closing) return sn_fail(err, SN_REBUILD, "this node does not know the session");
     bool owner = !memcmp(session->owner, event->key, SN_KEY_SIZE);
     bool source = !memcmp(session->migration.source, event->key, SN_KEY_SIZE) &&
@@ -61,65 +54,78 @@ static sn_status kv_put_check_sender(sn_protocol *protocol, const sn_event *even
     return SN_OK;
 }
 
-static sn_status kv_put_check(const sn_protocol *protocol, const sn_session *session, const sn_msg *msg, sn_err *err) {
+/* The shape of a tensor of KV pages of n tokens of blocks [first, end). Returns its rank. */
+static int kv_shape(const sn_hparams *hp, int first, int end, uint64_t n, uint64_t shape[SN_TENSOR_RANK_MAX]) {
+    bool recurrent = sn_n_recurrent(hp, first, end);
+    uint64_t floats = sn_kv_transfer_row_floats(hp, first, end), blocks = (uint64_t)(end - first);
+    const uint64_t plain[4] = {blocks, 2, n, floats / blocks / 2}, with_rows[4] = {n, floats};
+    memcpy(shape, recurrent ? with_rows : plain, sizeof plain);
+    return recurrent ? 2 : 4;
+}
+
+static sn_status kv_put_check_shape(const sn_protocol *protocol, const sn_session *session, const sn_msg *msg,
+                                    sn_err *err) {
     const sn_wire_tensor *t = &msg->tensor;
-    uint64_t blocks = (uint64_t)(session->end - session->first), width = sn_kv_transfer_row_floats(protocol->hp, 1) / 2;
-    if (t->dtype != SN_F32 || t->rank != 4 || t->shape[0] != blocks || t->shape[1] != 2 || t->shape[3] != width)
-        return sn_fail(err, SN_REFUSED, "KV pages of this session are float32 (%llu, 2, tokens, %llu)",
-                       (unsigned long long)blocks, (unsigned long long)width);
-    if (t->shape[2] != msg->kv_put.n_token_timelines)
+    uint64_t shape[SN_TENSOR_RANK_MAX], n = t->rank == 4 ? t->shape[2] : t->shape[0];
+    int rank = kv_shape(protocol->hp, session->first, session->end, n, shape);
+    if (t->dtype == SN_F32 && t->rank == rank && !memcmp(t->shape, shape, (size_t)rank * sizeof *shape)) {
+        if (n == msg->kv_put.n_token_timelines) return SN_OK;
         return sn_fail(err, SN_REFUSED, "KV pages of %llu tokens need as many timeline hashes, not %zu",
-                       (unsigned long long)t->shape[2], msg->kv_put.n_token_timelines);
-    int most = sn_kv_transfer_part_tokens(protocol->hp, session->end - session->first);
-    if (t->shape[2] > (uint64_t)most)
+                       (unsigned long long)n, msg->kv_put.n_token_timelines);
+    }
+    if (rank == 2)
+        return sn_fail(err, SN_REFUSED, "KV pages of this session are float32 (tokens, %llu)",
+                       (unsigned long long)shape[1]);
+    return sn_fail(err, SN_REFUSED, "KV pages of this session are float32 (%llu, 2, tokens, %llu)",
+                   (unsigned long long)shape[0], (unsigned long long)shape[3]);
+}
+
+static sn_status kv_put_check(const sn_protocol *protocol, const sn_session *session, const sn_msg *msg, sn_err *err) {
+    sn_status status = kv_put_check_shape(protocol, session, msg, err);
+    if (status) return status;
+    uint64_t n = msg->kv_put.n_token_timelines;
+    int most = sn_kv_transfer_part_tokens(protocol->hp, session->first, session->end);
+    if (n > (uint64_t)most)
         return sn_fail(err, SN_REFUSED,
                        "KV pages of %llu tokens are too many for one message: send those of at most %d tokens at once",
-                       (unsigned long long)t->shape[2], most);
-    if (t->shape[2] > (uint64_t)session->max_tokens ||
-        msg->kv_put.position > (uint64_t)session->max_tokens - t->shape[2])
+                       (unsigned long long)n, most);
+    if (n > (uint64_t)session->max_tokens || msg->kv_put.position > (uint64_t)session->max_tokens - n)
         return sn_fail(err, SN_REFUSED, "%llu tokens at position %llu exceed the session's limit of %d tokens",
-                       (unsigned long long)t->shape[2], (unsigned long long)msg->kv_put.position, session->max_tokens);
+                       (unsigned long long)n, (unsigned long long)msg->kv_put.position, session->max_tokens);
     return SN_OK;
 }
 
 /* Whether the part continues the timeline that is here. A part may arrive late, or twice, after the sender was rewound:
  * KV pages of the timeline before the rewind must not get the hashes of the timeline after it. When this is false, what
  * is here is kept, and the sender starts again from 0. */
-static bool kv_put_follows_session(const sn_session *session, const sn_msg_kv_put *put) {
+static bool put_follows_session(const sn_session *session, uint64_t position, const uint8_t *origin,
+                                const uint8_t *timeline) {
     sn_hash before;
-    bool same = !memcmp(put->origin, session->timeline[0].bytes, SN_HASH_SIZE);
-    if (!put->position) return true;
-    memcpy(before.bytes, put->timeline, SN_HASH_SIZE);
-    if (!same) before = sn_timeline_graft(&session->timeline[0], put->timeline);
-    return !memcmp(before.bytes, session->timeline[put->position].bytes, SN_HASH_SIZE);
+    bool same = !memcmp(origin, session->timeline[0].bytes, SN_HASH_SIZE);
+    if (!position) return true;
+    memcpy(before.bytes, timeline, SN_HASH_SIZE);
+    if (!same) before = sn_timeline_graft(&session->timeline[0], timeline);
+    return !memcmp(before.bytes, session->timeline[position].bytes, SN_HASH_SIZE);
 }
 
-static sn_status kv_put_start(sn_protocol *protocol, sn_session *session, sn_event *event, int64_t now_us,
-                              sn_err *err) {
-    const sn_msg_kv_put *put = &event->msg->kv_put;
+/* Submits the job, with the tensor of the event's message, which the session takes. */
+static sn_status put_submit(sn_protocol *protocol, sn_session *session, sn_event *event, const sn_job *what,
+                            int64_t now_us, sn_err *err) {
     sn_job *job = NULL;
     sn_status status = sn_calloc(&job, 1, sizeof *job, err);
     if (status) return status;
-    session->length = (int)put->position;
-    session->migration.imported = true;
-    *job = (sn_job){.kind = SN_JOB_KV_WRITE,
-                    .session = session,
-                    .kv = &session->kv,
-                    .first = session->first,
-                    .end = session->end,
-                    .position = (int)put->position,
-                    .n_tokens = (int)put->n_token_timelines,
-                    .arrived_us = event->arrived_us,
-                    .deadline_us = now_us + protocol->setup.kv_timeout_us,
-                    .kv_write.input = {.name = "KV pages", .data = event->msg->tensor.data, .dtype = SN_F32}};
-    memcpy(job->kv_write.hash.bytes, put->tensor_hash, SN_HASH_SIZE);
-    status = sn_session_import_timeline(session, job->position, put->token_timelines, put->n_token_timelines,
-                                        put->origin, err);
-    if (!status && !protocol->setup.submit(protocol->setup.ctx, job))
-        status = sn_fail(err, SN_RETRY, "this node's queue is full: try another node or later");
-    if (status) {
+    *job = *what;
+    job->kind = SN_JOB_KV_WRITE;
+    job->session = session;
+    job->kv = &session->kv;
+    job->first = session->first;
+    job->end = session->end;
+    job->arrived_us = event->arrived_us;
+    job->deadline_us = now_us + protocol->setup.kv_timeout_us;
+    job->kv_write.input = (sn_tensor){.name = "KV pages", .data = event->msg->tensor.data, .dtype = SN_F32};
+    if (!protocol->setup.submit(protocol->setup.ctx, job)) {
         sn_job_free(&job);
-        return status;
+        return sn_fail(err, SN_RETRY, "this node's queue is full: try another node or later");
     }
     protocol->jobs++;
     session->had_job = true;
@@ -129,6 +135,18 @@ static sn_status kv_put_start(sn_protocol *protocol, sn_session *session, sn_eve
     session->pending.requester = event->peer;
     event->msg = NULL;
     return SN_OK;
+}
+
+static sn_status kv_put_start(sn_protocol *protocol, sn_session *session, sn_event *event, int64_t now_us,
+                              sn_err *err) {
+    const sn_msg_kv_put *put = &event->msg->kv_put;
+    sn_job what = {.position = (int)put->position, .n_tokens = (int)put->n_token_timelines};
+    memcpy(what.kv_write.hash.bytes, put->tensor_hash, SN_HASH_SIZE);
+    session->length = what.position;
+    session->migration.imported = true;
+    sn_status status = sn_session_import_timeline(session, what.position, put->token_timelines, put->n_token_timelines,
+                                                  put->origin, err);
+    return status ? status : put_submit(protocol, session, event, &what, now_us, err);
 }
 
 static void kv_put_reply(sn_protocol *protocol, sn_peer peer, uint64_t correlation_id, const uint8_t *id, int length) {
@@ -142,19 +160,74 @@ static void kv_put_reply(sn_protocol *protocol, sn_peer peer, uint64_t correlati
 void sn_protocol_on_kv_put(sn_protocol *protocol, sn_event *event, int64_t now_us) {
     sn_err err;
     sn_session *session = NULL;
-    sn_status status = kv_put_check_sender(protocol, event, &session, &err);
-    if (!status) status = sn_protocol_check_transfer(protocol, session, &err);
+    sn_status status = put_check_sender(protocol, event, event->msg->kv_put.session, &session, &err);
     if (!status && session->pending.job) return; /* a repeated part: the first one will be answered */
     if (!status) status = kv_put_check(protocol, session, event->msg, &err);
     if (!status && event->msg->kv_put.position > (uint64_t)session->length) { /* the part before it was lost */
         kv_put_reply(protocol, event->peer, event->msg->correlation_id, session->id, session->length);
         return;
     }
-    if (!status && !kv_put_follows_session(session, &event->msg->kv_put)) {
+    const sn_msg_kv_put *put = &event->msg->kv_put;
+    if (!status && !put_follows_session(session, put->position, put->origin, put->timeline)) {
         kv_put_reply(protocol, event->peer, event->msg->correlation_id, session->id, 0);
         return;
     }
     if (!status) status = kv_put_start(protocol, session, event, now_us, &err);
+    if (status) sn_protocol_refuse(protocol, event->peer, event->msg, &err);
+}
+
+/* -- STATE_PUT ----------------------------------------------------------------------------------------------------- */
+
+static sn_status state_put_check(const sn_protocol *protocol, const sn_session *session, const sn_msg *msg,
+                                 sn_err *err) {
+    const sn_wire_tensor *t = &msg->tensor;
+    const sn_msg_state_put *put = &msg->state_put;
+    uint64_t all = sn_span_state_floats(protocol->hp, session->first, session->end),
+             most = sn_kv_transfer_piece_floats(protocol->hp, session->first, session->end);
+    if (!all)
+        return sn_fail(err, SN_REFUSED, "blocks %d:%d of this session have no recurrent states", session->first,
+                       session->end);
+    if (t->dtype != SN_F32 || t->rank != 2 || t->shape[0] != 1 || !t->shape[1] || t->shape[1] > most)
+        return sn_fail(err, SN_REFUSED, "a piece of the states of this session is float32 (1, n), n at most %llu",
+                       (unsigned long long)most);
+    if (put->offset > all || t->shape[1] > all - put->offset)
+        return sn_fail(err, SN_REFUSED, "%llu floats behind %llu exceed the states of this session, which have %llu",
+                       (unsigned long long)t->shape[1], (unsigned long long)put->offset, (unsigned long long)all);
+    if (!put->position || put->position % SN_KV_SNAPSHOT_TOKENS)
+        return sn_fail(err, SN_REFUSED, "states are taken at multiples of %d tokens, not at %llu",
+                       SN_KV_SNAPSHOT_TOKENS, (unsigned long long)put->position);
+    return SN_OK;
+}
+
+static void state_put_reply(sn_protocol *protocol, const sn_session *session, sn_peer peer, uint64_t correlation_id,
+                            size_t floats) {
+    sn_msg *msg = sn_protocol_new_msg(SN_MSG_STATE_PUT_REPLY, correlation_id);
+    if (!msg) return;
+    memcpy(msg->state_put_reply.session, session->id, SN_SESSION_ID_SIZE);
+    msg->state_put_reply.length = (uint64_t)session->length;
+    msg->state_put_reply.floats = floats;
+    sn_protocol_send(protocol, peer, &msg);
+}
+
+void sn_protocol_on_state_put(sn_protocol *protocol, sn_event *event, int64_t now_us) {
+    sn_err err;
+    sn_session *session = NULL;
+    const sn_msg_state_put *put = &event->msg->state_put;
+    sn_status status = put_check_sender(protocol, event, put->session, &session, &err);
+    if (!status && session->pending.job) return; /* as of KV_PUT */
+    if (!status) status = state_put_check(protocol, session, event->msg, &err);
+    if (!status && (put->position > (uint64_t)session->length ||
+                    !put_follows_session(session, put->position, put->origin, put->timeline))) {
+        state_put_reply(protocol, session, event->peer, event->msg->correlation_id, 0);
+        return;
+    }
+    if (!status) {
+        sn_job what = {.position = session->length};
+        what.kv_write.piece =
+            (sn_state_piece){(int)put->position, (size_t)put->offset, (size_t)event->msg->tensor.shape[1], 0};
+        memcpy(what.kv_write.hash.bytes, put->tensor_hash, SN_HASH_SIZE);
+        status = put_submit(protocol, session, event, &what, now_us, &err);
+    }
     if (status) sn_protocol_refuse(protocol, event->peer, event->msg, &err);
 }
 
@@ -163,6 +236,11 @@ void sn_protocol_kv_put_done(sn_protocol *protocol, sn_session *session, sn_job 
     if (session->closing) return;
     if (job->status) {
         sn_protocol_refuse(protocol, session->pending.requester, session->pending.request_msg, &job->err);
+        return;
+    }
+    if (job->kv_write.piece.n) {
+        state_put_reply(protocol, session, session->pending.requester, session->pending.request_msg->correlation_id,
+                        job->kv_write.piece.held);
         return;
     }
     session->length = job->position + job->n_tokens;
@@ -216,16 +294,16 @@ void sn_protocol_on_resume(sn_protocol *protocol, const sn_event *event, int64_t
 
 /* -- KV_GET, and the reads of KV migrations ------------------------------------------------------------------------ */
 
-sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, int first, int end, int position, int n,
-                            void *migration) {
+sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, const sn_job *what) {
     sn_err err;
     sn_job *job = NULL;
+    size_t row = sn_kv_transfer_row_floats(protocol->hp, what->first, what->end),
+           floats = what->kv_read.piece.n ? what->kv_read.piece.n : (size_t)what->n_tokens * row;
     /* The engine's queue has space for one step and one read per session. */
     if (protocol->kv_reads >= protocol->setup.sessions_max) return NULL;
     sn_status status = sn_calloc(&job, 1, sizeof *job, &err);
-    if (!status)
-        status = sn_shared_buffer_new((size_t)n * sn_kv_transfer_row_floats(protocol->hp, end - first) * sizeof(float),
-                                      &job->output, &err);
+    if (!status) *job = *what;
+    if (!status) status = sn_shared_buffer_new(floats * sizeof(float), &job->output, &err);
     if (status) {
         sn_job_free(&job);
         return NULL;
@@ -233,11 +311,6 @@ sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, int firs
     job->kind = SN_JOB_KV_READ;
     job->session = session;
     job->kv = &session->kv;
-    job->first = first;
-    job->end = end;
-    job->position = position;
-    job->n_tokens = n;
-    job->kv_read.migration = migration;
     if (!protocol->setup.submit(protocol->setup.ctx, job)) {
         sn_job_free(&job);
         return NULL;
@@ -268,12 +341,30 @@ sn_msg *sn_protocol_kv_message(sn_protocol *protocol, sn_msg_kind kind, uint64_t
     memcpy(put->tensor_hash, job->kv_read.hash.bytes, SN_HASH_SIZE);
     for (size_t i = 0; i < n; i++)
         memcpy(put->token_timelines[i].timeline, session->timeline[(size_t)job->position + i + 1].bytes, SN_KEY_SIZE);
-    msg->tensor = (sn_wire_tensor){
-        .dtype = SN_F32,
-        .rank = 4,
-        .shape = {(uint64_t)(job->end - job->first), 2, n, sn_kv_transfer_row_floats(protocol->hp, 1) / 2},
-        .data = sn_shared_buffer_data(job->output),
-        .bytes = n * sn_kv_transfer_row_floats(protocol->hp, job->end - job->first) * sizeof(float)};
+    size_t row = sn_kv_transfer_row_floats(protocol->hp, job->first, job->end);
+    msg->tensor =
+        (sn_wire_tensor){.dtype = SN_F32, .data = sn_shared_buffer_data(job->output), .bytes = n * row * sizeof(float)};
+    msg->tensor.rank = kv_shape(protocol->hp, job->first, job->end, n, msg->tensor.shape);
+    msg->owner = sn_shared_buffer_ref(job->output);
+    msg->release = sn_shared_buffer_unref;
+    return msg;
+}
+
+sn_msg *sn_protocol_state_message(uint64_t correlation_id, const sn_session *session, sn_job *job) {
+    const sn_state_piece *piece = &job->kv_read.piece;
+    sn_msg *msg = sn_protocol_new_msg(SN_MSG_STATE_PUT, correlation_id);
+    if (!msg) return NULL;
+    sn_msg_state_put *put = &msg->state_put;
+    put->position = (uint64_t)piece->position;
+    put->offset = piece->offset;
+    memcpy(put->origin, session->timeline[0].bytes, SN_KEY_SIZE);
+    memcpy(put->timeline, session->timeline[piece->position].bytes, SN_KEY_SIZE);
+    memcpy(put->tensor_hash, job->kv_read.hash.bytes, SN_HASH_SIZE);
+    msg->tensor = (sn_wire_tensor){.dtype = SN_F32,
+                                   .rank = 2,
+                                   .shape = {1, piece->n},
+                                   .data = sn_shared_buffer_data(job->output),
+                                   .bytes = piece->n * sizeof(float)};
     msg->owner = sn_shared_buffer_ref(job->output);
     msg->release = sn_shared_buffer_unref;
     return msg;
@@ -283,21 +374,27 @@ static sn_status kv_get_start(sn_protocol *protocol, const sn_event *event, sn_e
     const sn_msg_kv_get *get = &event->msg->kv_get;
     sn_session *session = NULL;
     sn_status status = sn_protocol_owned_session(protocol, event, get->session, &session, err);
-    if (!status) status = sn_protocol_check_transfer(protocol, session, err);
     if (status) return status;
+    if (sn_n_recurrent(protocol->hp, session->first, session->end))
+        return sn_fail(err, SN_REFUSED,
+                       "blocks %d:%d hold recurrent states, which a client does not read: compute the tokens again",
+                       session->first, session->end);
     if (!get->tokens || get->position >= (uint64_t)session->length)
         return sn_fail(err, SN_REFUSED, "%llu tokens at position %llu are not in a session of %d tokens",
                        (unsigned long long)get->tokens, (unsigned long long)get->position, session->length);
     uint64_t n = (uint64_t)session->length - get->position;
-    uint64_t most = (uint64_t)sn_kv_transfer_part_tokens(protocol->hp, session->end - session->first);
+    uint64_t most = (uint64_t)sn_kv_transfer_part_tokens(protocol->hp, session->first, session->end);
     if (n > get->tokens) n = get->tokens;
     if (n > most) n = most;
-    sn_job *job =
-        sn_protocol_kv_read(protocol, session, session->first, session->end, (int)get->position, (int)n, NULL);
-    if (!job) return sn_fail(err, SN_RETRY, "this node is too busy to read KV pages: try again later");
-    job->kv_read.requester = event->peer;
-    job->kv_read.correlation_id = event->msg->correlation_id;
-    return SN_OK;
+    const sn_job what = {
+        .first = session->first,
+        .end = session->end,
+        .position = (int)get->position,
+        .n_tokens = (int)n,
+        .kv_read = {.requester = event->peer, .correlation_id = event->msg->correlation_id},
+    };
+    if (sn_protocol_kv_read(protocol, session, &what)) return SN_OK;
+    return sn_fail(err, SN_RETRY, "this node is too busy to read KV pages: try again later");
 }
 
 void sn_protocol_on_kv_get(sn_protocol *protocol, const sn_event *event) {

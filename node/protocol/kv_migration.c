@@ -8,6 +8,11 @@
  * copy is repeated from the last acknowledged token. When the session is rewound while a part is in flight, the part is
  * invalid from the new length on (migration->valid_end), and the copy continues from there.
  *
+ * Of blocks with recurrent states the rows that entered them travel with the KV pages, and now and then the newest
+ * snapshot, in pieces (STATE_PUT): when the copy has every token that the session had when KV_SEND came, and later when
+ * a multiple of SN_KV_SNAPSHOT_TOKENS was passed. Pieces and tokens take turns. Where the session goes on, what lies
+ * behind the snapshot is computed from the rows.
+ *
  * KV_SEND is answered when the copy has every token that the session had when it came, and then little is left: a
  * client that decodes without a pause is always ahead of its copy, so what it added meanwhile is copied in further
  * rounds, as long as each is at most half of the one before, or until it fits into one part. The owner then pauses and
@@ -30,10 +35,19 @@ typedef struct sn_kv_migration {
     sn_outgoing_target node;            /* that gets the KV pages */
     uint8_t target[SN_SESSION_ID_SIZE]; /* the session there */
     int first, end;                     /* blocks */
+    bool recurrent;                     /* some of them are */
     int acked;                          /* tokens of the present timeline that the target has */
-    int valid_end;           /* the part in flight is invalid from here on, because the session was rewound */
-    sn_job *job;             /* reads the part in flight; NULL: none does */
-    int sent_end;            /* the part was sent and ends at this position; 0: none is */
+    int valid_end;      /* the part in flight is invalid from here on, because the session was rewound */
+    sn_job *job;        /* reads the part in flight; NULL: none does */
+    int sent_end;       /* the part was sent and ends at this position; 0: none is */
+    size_t sent_floats; /* 0: it is of KV pages; else of a snapshot, of which the target then has so many floats */
+    struct {
+        bool due;      /* the target may lack a newer snapshot */
+        bool turn;     /* the next part is a piece of it */
+        int has;       /* the position of the newest that the target has; 0: none */
+        int position;  /* of the one that is being copied, */
+        size_t floats; /* of which the target has so many; 0: it is chosen when its first piece is read */
+    } state;
     uint64_t correlation_id; /* of the KV_PUT that carried it */
     int64_t reply_due_us;    /* when to send it, or to read the next part, again */
     int attempts;            /* parts in a row that the target did not acknowledge in full */
@@ -91,26 +105,57 @@ static void migration_begin_round(sn_kv_migration *migration) {
     migration->round = migration->round_end - migration->acked;
 }
 
-/* Whether the owner may be told to pause for the rest. Otherwise what is left becomes another round. */
+/* Whether the owner may be told to pause for the rest. Otherwise what is left becomes another round. The rest is no
+ * snapshot: computing the rows behind the one before takes less time than copying it. */
 static bool migration_has_caught_up(sn_kv_migration *migration, int part_tokens) {
     int left = migration->session->length - migration->acked;
     if (migration->acked < migration->round_end) return false;
+    if (migration->state.due && !migration->completed) return false;
     if (left <= part_tokens || left > migration->round / 2) return true;
     migration_begin_round(migration);
     return false;
 }
 
+/* The target has the tokens up to this position of the present timeline. */
+static void migration_acknowledge(sn_kv_migration *migration, int position) {
+    const bool passed = position / SN_KV_SNAPSHOT_TOKENS > migration->acked / SN_KV_SNAPSHOT_TOKENS;
+    if (passed && migration->recurrent) migration->state.due = true;
+    migration->acked = position;
+}
+
+/* Snapshots behind this position are not those of the timeline any more. */
+static void migration_forget_states(sn_kv_migration *migration, int position) {
+    if (migration->state.position > position) {
+        migration->state.position = 0;
+        migration->state.floats = 0;
+    }
+    if (migration->state.has > position) {
+        migration->state.has = 0;
+        migration->state.due = true;
+    }
+}
+
 /* Reads the next part, and tells the owner that the copy has caught up. */
 static void migration_continue(sn_protocol *protocol, sn_kv_migration *migration, int64_t now_us) {
     sn_session *session = migration->session;
+    const sn_hparams *hp = protocol->hp;
     if (migration->job || migration->sent_end || session->closing) return;
-    int n = session->length - migration->acked,
-        most = sn_kv_transfer_part_tokens(protocol->hp, migration->end - migration->first);
+    int n = session->length - migration->acked, most = sn_kv_transfer_part_tokens(hp, migration->first, migration->end);
     if (migration->reply_wanted && migration_has_caught_up(migration, most)) migration_reply(protocol, migration);
-    if (!n) return;
+    bool state = migration->state.due && migration->acked >= migration->round_end && (!n || migration->state.turn);
+    if (!n && !state) return;
+    sn_job what = {.first = migration->first, .end = migration->end, .kv_read.migration = migration};
+    if (state) {
+        what.kv_read.piece = (sn_state_piece){migration->state.position, migration->state.floats,
+                                              sn_kv_transfer_piece_floats(hp, what.first, what.end), 0};
+        what.kv_read.newer_than = migration->state.has;
+    } else {
+        what.position = migration->acked;
+        what.n_tokens = n < most ? n : most;
+    }
+    migration->state.turn = !state;
     migration->valid_end = session->length;
-    migration->job = sn_protocol_kv_read(protocol, session, migration->first, migration->end, migration->acked,
-                                         n < most ? n : most, migration);
+    migration->job = sn_protocol_kv_read(protocol, session, &what);
     migration->reply_due_us =
         now_us + (migration->job ? REPLY_WAIT_US : RETRY_US); /* the engine was full: the tick tries again */
 }
@@ -123,16 +168,22 @@ static void migration_send_part(sn_protocol *protocol, sn_kv_migration *migratio
         migration_fail(protocol, migration, &job->err);
         return;
     }
-    if (migration->valid_end < end) { /* acked has been set to where the rewind was, or before */
+    const sn_state_piece *piece = &job->kv_read.piece;
+    if (piece->n && (!piece->position || piece->position > migration->acked)) migration->state.due = false;
+    /* A rewind has set acked and state to where it was, or before. */
+    if (migration->valid_end < end || (piece->n && !migration->state.due)) {
         migration_continue(protocol, migration, now_us);
         return;
     }
-    sn_msg *msg =
-        sn_protocol_kv_message(protocol, SN_MSG_KV_PUT, ++protocol->last_correlation_id, migration->session, job);
+    sn_msg *msg = piece->n ? sn_protocol_state_message(++protocol->last_correlation_id, migration->session, job)
+                           : sn_protocol_kv_message(protocol, SN_MSG_KV_PUT, ++protocol->last_correlation_id,
+                                                    migration->session, job);
     if (!msg) return;
-    memcpy(msg->kv_put.session, migration->target, SN_SESSION_ID_SIZE);
+    memcpy(piece->n ? msg->state_put.session : msg->kv_put.session, migration->target, SN_SESSION_ID_SIZE);
     migration->correlation_id = msg->correlation_id;
     migration->sent_end = end;
+    migration->sent_floats = piece->n ? piece->offset + piece->n : 0;
+    if (piece->n) migration->state.position = piece->position;
     migration->reply_due_us = now_us + REPLY_WAIT_US;
     sn_peer peer;
     sn_status status = sn_protocol_dial(protocol, migration->session->owner, &migration->node, now_us, &peer, &err);
@@ -159,7 +210,6 @@ static sn_status migration_start(sn_protocol *protocol, const sn_event *event, i
     const sn_msg_kv_send *send = &event->msg->kv_send;
     sn_session *session = NULL;
     sn_status status = sn_protocol_owned_session(protocol, event, send->session, &session, err);
-    if (!status) status = sn_protocol_check_transfer(protocol, session, err);
     if (status) return status;
     int n = 0;
     for (*out = session->migration.outgoing; *out; *out = (*out)->next, n++)
@@ -169,6 +219,11 @@ static sn_status migration_start(sn_protocol *protocol, const sn_event *event, i
         return sn_fail(err, SN_REFUSED, "blocks %llu:%llu are not in this session: it has %d:%d",
                        (unsigned long long)send->first_block, (unsigned long long)send->end_block, session->first,
                        session->end);
+    bool recurrent = sn_n_recurrent(protocol->hp, (int)send->first_block, (int)send->end_block);
+    if (protocol->hp->conv_taps && (!recurrent || send->first_block != (uint64_t)session->first))
+        return sn_fail(err, SN_REFUSED,
+                       "of this model a session's blocks are copied from its first one on, and with a recurrent state "
+                       "among them: replay the others where they go on");
     if (send->position > (uint64_t)session->length)
         return sn_fail(err, SN_REFUSED, "position %llu lies beyond the session's end at %d",
                        (unsigned long long)send->position, session->length);
@@ -187,6 +242,7 @@ static sn_status migration_start(sn_protocol *protocol, const sn_event *event, i
     migration->session = session;
     migration->first = (int)send->first_block;
     migration->end = (int)send->end_block;
+    migration->recurrent = migration->state.due = recurrent;
     migration->acked = (int)send->position;
     memcpy(migration->target, send->target, SN_SESSION_ID_SIZE);
     migration->next = session->migration.outgoing;
@@ -230,16 +286,42 @@ static void migration_retry(sn_protocol *protocol, sn_kv_migration *migration, i
     migration_continue(protocol, migration, now_us);
 }
 
-void sn_kv_migration_on_put_reply(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
-    const sn_msg_kv_put_reply *reply = &event->msg->kv_put_reply;
-    sn_kv_migration *migration = migration_find(protocol, event, reply->session);
-    if (!migration || !migration->sent_end || event->msg->correlation_id != migration->correlation_id)
-        return; /* late, or a duplicate */
-    int length = reply->length < (uint64_t)migration->sent_end ? (int)reply->length : migration->sent_end;
+/* The target has these tokens now. False: not all of the part. */
+static bool migration_took_tokens(sn_kv_migration *migration, uint64_t tokens) {
+    int length = tokens < (uint64_t)migration->sent_end ? (int)tokens : migration->sent_end;
     bool all = length == migration->sent_end;
     if (length > migration->valid_end) length = migration->valid_end;
-    migration->acked = length;
-    if (!all) {
+    if (!all) migration_forget_states(migration, length);
+    migration_acknowledge(migration, length);
+    return all;
+}
+
+/* The target has so many floats of the snapshot now. False: not those of the piece. */
+static bool migration_took_piece(sn_kv_migration *migration, uint64_t floats, uint64_t tokens, size_t all) {
+    if (tokens < (uint64_t)migration->acked) { /* it lost tokens, and states with them */
+        migration->acked = (int)tokens;
+        migration_forget_states(migration, migration->acked);
+    }
+    if (migration->valid_end < migration->sent_end) return true; /* rewound meanwhile: another one is copied */
+    bool taken = floats == migration->sent_floats;
+    if (taken && floats == all) migration->state.has = migration->state.position;
+    if (!taken || floats == all) migration->state.position = 0;
+    migration->state.floats = migration->state.position ? migration->sent_floats : 0;
+    return taken;
+}
+
+void sn_kv_migration_on_put_reply(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
+    const sn_msg_kv_put_reply *put = &event->msg->kv_put_reply;
+    const sn_msg_state_put_reply *state = &event->msg->state_put_reply;
+    bool piece = event->msg->kind == SN_MSG_STATE_PUT_REPLY;
+    sn_kv_migration *migration = migration_find(protocol, event, piece ? state->session : put->session);
+    if (!migration || !migration->sent_end || event->msg->correlation_id != migration->correlation_id ||
+        piece != (migration->sent_floats > 0))
+        return; /* late, or a duplicate */
+    bool taken = piece ? migration_took_piece(migration, state->floats, state->length,
+                                              sn_span_state_floats(protocol->hp, migration->first, migration->end))
+                       : migration_took_tokens(migration, put->length);
+    if (!taken) {
         migration_retry(protocol, migration, now_us);
         return;
     }
@@ -266,6 +348,7 @@ bool sn_kv_migration_on_error(sn_protocol *protocol, const sn_event *event, int6
 
 void sn_kv_migration_rewind(sn_session *session, int position) {
     for (sn_kv_migration *migration = session->migration.outgoing; migration; migration = migration->next) {
+        migration_forget_states(migration, position);
         if (migration->acked > position) migration->acked = position;
         if (migration->valid_end > position) migration->valid_end = position;
         if (migration->round_end > position) migration->round_end = position;
@@ -285,7 +368,7 @@ int64_t sn_kv_migration_tick(sn_protocol *protocol, int64_t now_us) {
         for (sn_kv_migration *migration = sn_sessions_at(protocol->sessions, i)->migration.outgoing, *next; migration;
              migration = next) {
             next = migration->next;
-            bool behind = migration->acked < migration->session->length;
+            bool behind = migration->acked < migration->session->length || migration->state.due;
             if (migration->job || (!migration->sent_end && !behind)) continue;
             if (now_us < migration->reply_due_us) {
                 if (migration->reply_due_us < soonest) soonest = migration->reply_due_us;

@@ -35,10 +35,11 @@ static sn_status quota_check_open(const sn_protocol *protocol, const uint8_t cli
 
 /* As how many steps a step at this position counts. Behind a rewind, rows of a session with recurrent states are
  * computed again from the newest state that is left, at most all before the position: they count as in training. The
- * state before the last step is always left. */
+ * state before the last step is always left. Likewise before the first step behind KV pages of another node. */
 static int steps_of(const sn_protocol *protocol, const sn_session *session, uint64_t position) {
     bool back = position < (uint64_t)session->length && position < (uint64_t)session->last_reply.position;
-    if (!back || !sn_n_recurrent(protocol->hp, session->first, session->end)) return 1;
+    bool first = session->migration.imported && !session->last_reply.output && position <= (uint64_t)session->length;
+    if ((!back && !first) || !sn_n_recurrent(protocol->hp, session->first, session->end)) return 1;
     return 1 + ((int)position + SN_SPAN_ROWS_MAX - 1) / SN_SPAN_ROWS_MAX;
 }
 

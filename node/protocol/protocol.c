@@ -44,6 +44,8 @@ void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *reque
         msg->error.step = request->step.step;
     } else if (request && request->kind == SN_MSG_KV_PUT) {
         memcpy(msg->error.session, request->kv_put.session, SN_SESSION_ID_SIZE);
+    } else if (request && request->kind == SN_MSG_STATE_PUT) {
+        memcpy(msg->error.session, request->state_put.session, SN_SESSION_ID_SIZE);
     }
     snprintf(msg->error.text, sizeof msg->error.text, "%s", why->text);
     if (protocol->sender) sn_transport_charge(protocol->setup.transport, protocol->sender);
@@ -210,8 +212,8 @@ static void protocol_handle_reach(sn_protocol *protocol, const sn_event *event, 
 /* Whether quotas bound what such a message asks for, if it is not refused. */
 static bool brings_work(sn_msg_kind kind) {
     return kind == SN_MSG_OPEN || kind == SN_MSG_STEP || kind == SN_MSG_RESUME || kind == SN_MSG_KV_SEND ||
-           kind == SN_MSG_KV_PUT || kind == SN_MSG_KV_GET || kind == SN_MSG_ADAPTER_PUT || kind == SN_MSG_WEIGHTS ||
-           kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD;
+           kind == SN_MSG_KV_PUT || kind == SN_MSG_STATE_PUT || kind == SN_MSG_KV_GET || kind == SN_MSG_ADAPTER_PUT ||
+           kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD;
 }
 
 static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
@@ -256,7 +258,11 @@ static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int6
         sn_protocol_on_kv_put(protocol, event, now_us);
         break;
     case SN_MSG_KV_PUT_REPLY:
+    case SN_MSG_STATE_PUT_REPLY:
         sn_kv_migration_on_put_reply(protocol, event, now_us);
+        break;
+    case SN_MSG_STATE_PUT:
+        sn_protocol_on_state_put(protocol, event, now_us);
         break;
     case SN_MSG_KV_GET:
         sn_protocol_on_kv_get(protocol, event);

@@ -162,6 +162,7 @@ sn_status sn_protocol_add_receipt(const sn_protocol *protocol, const sn_session 
 /* -- kv_exchange.c */
 
 void sn_protocol_on_kv_put(sn_protocol *protocol, sn_event *event, int64_t now_us);
+void sn_protocol_on_state_put(sn_protocol *protocol, sn_event *event, int64_t now_us);
 void sn_protocol_on_kv_get(sn_protocol *protocol, const sn_event *event);
 void sn_protocol_on_resume(sn_protocol *protocol, const sn_event *event, int64_t now_us);
 void sn_protocol_kv_put_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us);
@@ -169,12 +170,11 @@ void sn_protocol_kv_get_done(sn_protocol *protocol, sn_session *session, sn_job 
 /* A KV_PUT or KV_GET_REPLY with what a job has read; NULL: memory is out. */
 sn_msg *sn_protocol_kv_message(sn_protocol *protocol, sn_msg_kind kind, uint64_t correlation_id,
                                const sn_session *session, sn_job *job);
-/* SN_REFUSED: the session's blocks hold states that KV messages do not carry. */
-sn_status sn_protocol_check_transfer(const sn_protocol *protocol, const sn_session *session, sn_err *err) SN_MUST_USE;
-/* Submits a job that reads n tokens of KV pages from `position` on, of blocks [first, end). NULL: the engine is full,
- * or memory is out. */
-sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, int first, int end, int position, int n,
-                            void *migration);
+/* A STATE_PUT with the piece that a job has read; likewise. */
+sn_msg *sn_protocol_state_message(uint64_t correlation_id, const sn_session *session, sn_job *job);
+/* Submits a job that reads KV pages or a piece of a snapshot; of `what`, blocks, positions and kv_read are read. NULL:
+ * the engine is full, or memory is out. */
+sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, const sn_job *what);
 /* The session of this id, if the sender owns it; notes the connection as the owner's. */
 sn_status sn_protocol_owned_session(sn_protocol *protocol, const sn_event *event, const uint8_t *id, sn_session **out,
                                     sn_err *err) SN_MUST_USE;
@@ -182,6 +182,7 @@ sn_status sn_protocol_owned_session(sn_protocol *protocol, const sn_event *event
 /* -- kv_migration.c */
 
 void sn_kv_migration_on_send(sn_protocol *protocol, const sn_event *event, int64_t now_us);
+/* A KV_PUT_REPLY or STATE_PUT_REPLY. */
 void sn_kv_migration_on_put_reply(sn_protocol *protocol, const sn_event *event, int64_t now_us);
 /* An ERROR. False: it does not concern a migration. */
 bool sn_kv_migration_on_error(sn_protocol *protocol, const sn_event *event, int64_t now_us);

@@ -42,8 +42,8 @@ typedef struct sn_push_target {
 /* Work that was accepted and not answered. */
 typedef struct sn_pending_work {
     sn_job *job;         /* in the engine: a STEP, KV_WRITE or CLOSE. One at a time; NULL: none */
-    sn_msg *request_msg; /* the STEP or KV_PUT of the job: its tensor is the job's input */
-    sn_peer requester;   /* sender of a KV_PUT */
+    sn_msg *request_msg; /* the STEP, KV_PUT or STATE_PUT of the job: its tensor is the job's input */
+    sn_peer requester;   /* sender of a KV_PUT or STATE_PUT */
     struct {
         sn_msg *msg;
         int64_t arrived_us;

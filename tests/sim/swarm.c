@@ -139,7 +139,7 @@ static sim_client_plan draw_chat(swarm *s, int text) {
                              .push = draw(s, 0.5, SIM_REPLICAS, 0.7),
                              .receipts = sim_rng_bernoulli(r, 0.2),
                              .throughput = sim_rng_bernoulli(r, 0.2),
-                             .replica = draw(s, 0.2, SIM_REPLICAS, 1) && s->theme != SIM_RECURRENT,
+                             .replica = draw(s, 0.2, SIM_REPLICAS, 1),
                              .audit = s->bits_flipped || sim_rng_bernoulli(r, 0.1),
                              .audit_here = sim_rng_bernoulli(r, 0.5),
                              .adapter = draw(s, 0.05, SIM_TRAINING, 0.5) && s->theme != SIM_RECURRENT

@@ -99,7 +99,7 @@ typedef enum sim_theme {
     SIM_SPARSE,    /* each block has hardly more than one holder, and a node leaves for good */
     SIM_GARBLED,   /* bytes of messages change */
     SIM_TRAINING,  /* adapters, and training beside inference */
-    SIM_RECURRENT, /* a model with recurrent states: neither replicas, adapters nor training */
+    SIM_RECURRENT, /* a model with recurrent states: neither adapters nor training */
 } sim_theme;
 
 struct swarm {

@@ -55,8 +55,8 @@ static void set_up(void) {
     char bound[SN_ADDRESS_MAX + 1];
     protocol_fixture_begin(&b);
     wide = *b.protocol->hp;
-    while (sn_kv_transfer_part_tokens(&wide, 4) > PART_TOKENS) wide.n_kv_heads *= 2;
-    cr_assert_eq(sn_kv_transfer_part_tokens(&wide, 4), PART_TOKENS);
+    while (sn_kv_transfer_part_tokens(&wide, 0, 4) > PART_TOKENS) wide.n_kv_heads *= 2;
+    cr_assert_eq(sn_kv_transfer_part_tokens(&wide, 0, 4), PART_TOKENS);
     b.protocol->hp = &wide;
     to = (target){.session = {7}};
     to.transport = cluster_transport(b.w->cluster, &to.identity);

@@ -4,6 +4,7 @@
 #include "kvcache/kvcache_private.h" /* private: tests give up snapshots */
 #include "kvcache/prefix_cache.h"
 #include "kvcache/swap.h"
+#include "node/engine/kv_transfer.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
@@ -283,7 +284,7 @@ Test(recurrent, sessions_of_one_batch_keep_their_states_apart) {
     end(&s);
 }
 
-Test(recurrent, what_needs_the_states_elsewhere_is_refused) {
+Test(recurrent, a_block_with_a_state_has_no_keys_to_be_copied) {
     setup s = begin(16u << 20);
     sn_err why;
     sn_kv_pool *pool = NULL;
@@ -291,13 +292,186 @@ Test(recurrent, what_needs_the_states_elsewhere_is_refused) {
     sn_kv_cache *kv = new_cache(&s);
     expect_rows(&s, kv, 10, 10);
     cr_expect_eq(sn_span_kv_export(s.span, kv, 0, 0, 1, k, v, &why), SN_REFUSED);
-    cr_expect(strstr(why.text, "is not handed over"), "%s", why.text);
+    cr_expect(strstr(why.text, "no keys and values"), "%s", why.text);
     REQUIRE(sn_span_kv_export(s.span, kv, 3, 0, 1, k, v, &err)); /* has attention */
     const sn_tensor t = {.name = "keys", .data = k, .dtype = SN_F32, .rank = 3, .shape = {1, 2, 16}};
-    cr_expect_eq(sn_span_kv_import(s.span, kv, 3, 1, &t, &t, &why), SN_REFUSED);
+    cr_expect_eq(sn_span_kv_import(s.span, kv, 0, 1, &t, &t, &why), SN_REFUSED);
     cr_expect_eq(sn_span_kv_pool(s.span, 1000, &pool, &why), SN_REFUSED);
     cr_expect(strstr(why.text, "--kv-memory"), "%s", why.text);
     sn_kv_cache_free(&kv);
+    end(&s);
+}
+
+/* ---- copies at other nodes ---- */
+
+enum { PIECE = 1000 }; /* floats of a snapshot that travel at once: its last piece is shorter */
+
+typedef struct copy {
+    const setup *from;
+    const sn_span *span; /* of the node that gets the copy */
+    int first, end;
+    sn_kv_cache *source, *target;
+} copy;
+
+/* What a node reads for another one; the caller frees the output. */
+static sn_job read_job(copy *c, int position, int n_tokens, sn_state_piece piece, size_t floats) {
+    sn_job job = {.kv = &c->source, .first = c->first, .end = c->end, .position = position, .n_tokens = n_tokens};
+    job.kv_read.piece = piece;
+    REQUIRE(sn_shared_buffer_new(floats * sizeof(float), &job.output, &err));
+    cr_assert_eq(sn_kv_transfer_read(c->from->span, &job), SN_OK, "%s", job.err.text);
+    return job;
+}
+
+static sn_job write_job(copy *c, const sn_job *read) {
+    sn_job job = {.kv = &c->target, .first = c->first, .end = c->end, .n_tokens = read->n_tokens};
+    job.kv_write.input.data = sn_shared_buffer_data(read->output);
+    job.kv_write.hash = read->kv_read.hash;
+    job.kv_write.piece = read->kv_read.piece;
+    REQUIRE(sn_kv_cache_reserve(c->target, job.n_tokens, &err));
+    job.status = sn_kv_transfer_write(c->span, &job);
+    return job;
+}
+
+/* Copies the rows from the target's end to `until`, `chunk` at a time. */
+static void copy_rows(copy *c, int until, int chunk) {
+    size_t row = sn_kv_transfer_row_floats(sn_span_hparams(c->span), c->first, c->end);
+    for (int at = sn_kv_cache_length(c->target), n; at < until; at += n) {
+        n = chunk < until - at ? chunk : until - at;
+        sn_job read = read_job(c, at, n, (sn_state_piece){0}, (size_t)n * row), write = write_job(c, &read);
+        cr_assert_eq(write.status, SN_OK, "%s", write.err.text);
+        sn_shared_buffer_unref(read.output);
+    }
+}
+
+/* Copies the next piece of the snapshot; what is returned says how many floats the target has. */
+static sn_state_piece copy_piece(copy *c, int position, size_t offset) {
+    sn_job read = read_job(c, 0, 0, (sn_state_piece){position, offset, PIECE, 0}, PIECE);
+    if (!read.kv_read.piece.position) {
+        sn_shared_buffer_unref(read.output);
+        return read.kv_read.piece;
+    }
+    sn_job write = write_job(c, &read);
+    cr_assert_eq(write.status, SN_OK, "%s", write.err.text);
+    sn_shared_buffer_unref(read.output);
+    return write.kv_write.piece;
+}
+
+/* Copies the newest snapshot, and returns its position. */
+static int copy_snapshot(copy *c) {
+    size_t all = sn_span_state_floats(sn_span_hparams(c->span), c->first, c->end);
+    sn_state_piece piece = copy_piece(c, 0, 0);
+    while (piece.position && piece.held < all) {
+        cr_assert_eq(piece.held, piece.offset + piece.n);
+        piece = copy_piece(c, piece.position, piece.held);
+    }
+    return piece.position;
+}
+
+static copy copy_within(const setup *s) { return (copy){s, s->span, 0, N_BLOCKS, new_cache(s), new_cache(s)}; }
+
+static void copy_end(copy *c) {
+    sn_kv_cache_free(&c->source);
+    sn_kv_cache_free(&c->target);
+}
+
+Test(recurrent, a_copy_goes_on_from_its_snapshot_with_the_same_bits) {
+    setup s = begin(16u << 20);
+    copy c = copy_within(&s);
+    expect_rows(&s, c.source, 150, 50);
+    copy_rows(&c, 150, 37);
+    cr_expect_eq(sn_kv_cache_state_position(c.target), 0, "rows without a state");
+    cr_expect_eq(copy_snapshot(&c), 128);
+    cr_expect_eq(sn_kv_cache_state_position(c.target), 128);
+    expect_rows(&s, c.target, 170, 10);
+    sn_kv_cache_rewind(c.target, 140); /* the rows behind the snapshot are there, too */
+    cr_expect_eq(sn_kv_cache_state_position(c.target), 128);
+    expect_rows(&s, c.target, TOKENS, 7);
+    sn_kv_cache_rewind(c.target, 100); /* and those before it */
+    expect_rows(&s, c.target, TOKENS, 50);
+    copy_end(&c);
+    end(&s);
+}
+
+Test(recurrent, a_copy_without_a_snapshot_computes_its_rows_again) {
+    setup s = begin(16u << 20);
+    copy c = copy_within(&s);
+    expect_rows(&s, c.source, 60, 20);
+    copy_rows(&c, 60, 60);
+    cr_expect_eq(copy_snapshot(&c), 0, "there is a snapshot before 64");
+    expect_rows(&s, c.target, TOKENS, 20);
+    copy_end(&c);
+    end(&s);
+}
+
+/* A newer snapshot replaces the first one; a rewind gives up what lies behind it, also what has come in part. */
+Test(recurrent, a_copy_follows_steps_and_rewinds) {
+    setup s = begin(16u << 20);
+    copy c = copy_within(&s);
+    expect_rows(&s, c.source, 100, 50);
+    copy_rows(&c, 100, 50);
+    cr_expect_eq(copy_snapshot(&c), 64);
+    expect_rows(&s, c.source, TOKENS, 50);
+    copy_rows(&c, TOKENS, 50);
+    cr_expect_eq(copy_piece(&c, 0, 0).position, 192);
+    sn_kv_cache_rewind(c.target, 150);
+    cr_expect_eq(copy_piece(&c, 192, PIECE).held, 0, "a piece of what was given up is taken");
+    copy_rows(&c, TOKENS, 50);
+    cr_expect_eq(copy_piece(&c, 192, PIECE).held, 0, "a second piece is taken without the first one");
+    cr_expect_eq(sn_kv_cache_state_position(c.target), 64);
+    cr_expect_eq(copy_snapshot(&c), 192);
+    cr_expect_eq(sn_kv_cache_state_position(c.target), 192);
+    sn_kv_cache_rewind(c.target, 190);
+    cr_expect_eq(sn_kv_cache_state_position(c.target), 64);
+    expect_rows(&s, c.target, TOKENS, 3);
+    copy_end(&c);
+    end(&s);
+}
+
+Test(recurrent, a_piece_of_other_bytes_or_beyond_the_end_is_not_taken) {
+    setup s = begin(16u << 20);
+    copy c = copy_within(&s);
+    expect_rows(&s, c.source, 150, 50);
+    copy_rows(&c, 100, 50);
+    cr_expect_eq(copy_piece(&c, 0, 0).held, 0, "the target has no position 128");
+    copy_rows(&c, 150, 50);
+    sn_job read = read_job(&c, 0, 0, (sn_state_piece){0, 0, PIECE, 0}, PIECE);
+    ((float *)sn_shared_buffer_data(read.output))[PIECE - 1] += 1;
+    sn_job write = write_job(&c, &read);
+    cr_expect(write.status == SN_RETRY && strstr(write.err.text, "damaged in transit"));
+    cr_expect_eq(sn_kv_cache_state_position(c.target), 0);
+    sn_shared_buffer_unref(read.output);
+    expect_rows(&s, c.target, TOKENS, 50);
+    copy_end(&c);
+    end(&s);
+}
+
+/* Steps of a session over blocks [first, N_BLOCKS) at a node that holds more, compared with a node of these blocks. */
+Test(recurrent, the_states_of_a_part_of_the_blocks_are_found) {
+    enum { FIRST = 1 };
+    setup s = begin(16u << 20);
+    sn_span *span = NULL;
+    sn_kv_pool *pool = NULL;
+    float want[TOKENS * N_EMBD], out[TOKENS * N_EMBD];
+    sn_tensor input = {.name = "rows", .data = s.inputs, .dtype = SN_F32, .rank = 2, .shape = {TOKENS, N_EMBD}};
+    REQUIRE(sn_span_load(s.model, s.device, FIRST, N_BLOCKS, NULL, NULL, &span, &err));
+    REQUIRE(sn_span_kv_pool(span, 16u << 20, &pool, &err));
+    copy c = {&s, span, FIRST, N_BLOCKS, new_cache(&s), NULL};
+    REQUIRE(sn_kv_cache_new(pool, &c.target, &err));
+    REQUIRE(sn_kv_cache_reserve(c.source, TOKENS, &err));
+    for (int at = 0; at < TOKENS; at += 50) {
+        const sn_span_sequence part = {c.source, &input, at, 50, want + at * N_EMBD};
+        REQUIRE(sn_span_forward(s.span, FIRST, N_BLOCKS, 1, &part, NULL, &err));
+    }
+    copy_rows(&c, 195, 50);
+    cr_expect_eq(copy_snapshot(&c), 192);
+    cr_expect_eq(sn_kv_cache_state_position(c.target), 192);
+    const sn_span_sequence rest = {c.target, &input, 195, 5, out + 195 * N_EMBD};
+    REQUIRE(sn_kv_cache_reserve(c.target, 5, &err));
+    REQUIRE(sn_span_forward(span, FIRST, N_BLOCKS, 1, &rest, NULL, &err));
+    cr_expect(!memcmp(out + 195 * N_EMBD, want + 195 * N_EMBD, 5 * N_EMBD * sizeof *out), "other bits");
+    copy_end(&c);
+    sn_kv_pool_free(&pool);
+    sn_span_free(&span);
     end(&s);
 }
 

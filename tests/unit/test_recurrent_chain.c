@@ -8,6 +8,7 @@
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -71,67 +72,252 @@ Test(recurrent_chain, a_node_that_dies_is_replaced_by_a_replay) {
     testbed_free(&w);
 }
 
-Test(recurrent_chain, a_node_that_drains_is_left_by_a_replay) {
+/* ---- copies at other nodes ---- */
+
+static atomic_int pieces, pieces_before_reply; /* of snapshots, on the wire; before the first KV_SEND_REPLY */
+
+static sn_hub_action count_pieces(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    (void)ctx, (void)from, (void)to;
+    pieces += msg->kind == SN_MSG_STATE_PUT;
+    if (msg->kind == SN_MSG_KV_SEND_REPLY && pieces_before_reply < 0) pieces_before_reply = pieces;
+    return SN_DELIVER;
+}
+
+/* Steps of one token back and forth between positions 80 and 90 until the chain has left the node. */
+static void step_until_left(chain_fixture *r, int node) {
+    int64_t until = sn_now_us() + 20000000;
+    cluster_drain(r->w->cluster, node);
+    for (int at = 80; cluster_node_of_block(r->chain, 0) == node && sn_now_us() < until; at = at < 89 ? at + 1 : 80) {
+        chain_fixture_steps(r, at, at + 1, 1);
+        sn_sleep_us(10000);
+    }
+    cr_assert_neq(cluster_node_of_block(r->chain, 0), node);
+    while (!cluster_has_left(r->w->cluster, node) && sn_now_us() < until) sn_sleep_us(2000);
+    cr_expect(cluster_has_left(r->w->cluster, node), "the node waits for the session");
+}
+
+Test(recurrent_chain, a_node_that_drains_hands_over_pages_and_a_snapshot) {
     testbed *w = new_testbed((cluster_options){.drain_timeout_s = 10});
     chain_fixture r;
     cluster_add(w->cluster, 0, 4);
     cluster_add(w->cluster, 0, 4);
+    pieces_before_reply = -1;
+    sn_hub_set_filter(cluster_hub(w->cluster), count_pieces, NULL);
     chain_fixture_open(&r, w, (sn_chain_options){0});
-    chain_fixture_steps(&r, 0, 50, 20);
-    int leaves = cluster_node_of_block(r.chain, 0);
-    cluster_drain(w->cluster, leaves);
-    int64_t until = sn_now_us() + 20000000;
-    for (int at = 50; cluster_node_of_block(r.chain, 0) == leaves && sn_now_us() < until; at = at < 59 ? at + 1 : 50) {
-        chain_fixture_steps(&r, at, at + 1, 1);
-        sn_sleep_us(10000);
-    }
-    cr_expect_neq(cluster_node_of_block(r.chain, 0), leaves);
+    chain_fixture_steps(&r, 0, 90, 20);
+    step_until_left(&r, cluster_node_of_block(r.chain, 0));
     cr_expect_eq(sn_chain_drains(r.chain), 1);
-    while (!cluster_has_left(w->cluster, leaves) && sn_now_us() < until) sn_sleep_us(2000);
-    cr_expect(cluster_has_left(w->cluster, leaves), "the node waits for the session");
-    chain_fixture_steps(&r, 50, TESTBED_TOKENS, 7);
+    cr_expect_eq(sn_chain_replicas_promoted(r.chain), 1);
+    cr_expect_eq(sn_chain_replayed(r.chain), 0);
+    cr_expect_geq(pieces_before_reply, 1, "the session changed over before a snapshot was there");
+    chain_fixture_steps(&r, 80, TESTBED_TOKENS, 7);
+    chain_fixture_steps(&r, 30, TESTBED_TOKENS, 9); /* a rewind to before the snapshot */
     chain_fixture_close(&r);
     testbed_free(&w);
 }
 
-Test(recurrent_chain, replicas_are_refused_with_a_sentence) {
-    testbed *w = new_testbed((cluster_options){0});
+/* What enters block 2 is kept nowhere but in the drained node's computation. */
+Test(recurrent_chain, a_node_that_only_several_can_replace_is_left_by_a_replay) {
+    testbed *w = new_testbed((cluster_options){.drain_timeout_s = 10});
     chain_fixture r;
     cluster_add(w->cluster, 0, 4);
-    chain_fixture_begin(&r, w);
-    cr_expect_eq(chain_fixture_try_open(&r, (sn_chain_options){.kv.replica = true}), SN_REFUSED);
-    cr_expect(strstr(r.err.text, "--kv-replica"), "%s", r.err.text);
+    chain_fixture_open(&r, w, (sn_chain_options){0});
+    chain_fixture_steps(&r, 0, 90, 20);
+    cluster_add(w->cluster, 0, 2);
+    cluster_add(w->cluster, 2, 4);
+    step_until_left(&r, 0);
+    cr_expect_eq(sn_chain_drains(r.chain), 1);
+    cr_expect_eq(sn_chain_replicas_promoted(r.chain), 0);
+    chain_fixture_steps(&r, 80, TESTBED_TOKENS, 7);
     chain_fixture_close(&r);
     testbed_free(&w);
 }
 
-/* A client that speaks the protocol by hand. */
-Test(recurrent_chain, a_node_refuses_to_read_and_write_states) {
+Test(recurrent_chain, a_replica_goes_on_without_a_replay) {
+    for (int push = 0; push < 2; push++) {
+        testbed *w = new_testbed((cluster_options){0});
+        chain_fixture r;
+        for (int twice = 0; twice < 2; twice++) {
+            cluster_add(w->cluster, 0, 2);
+            cluster_add(w->cluster, 2, 4);
+        }
+        chain_fixture_open(&r, w, (sn_chain_options){.routing.push = push, .kv.replica = true});
+        chain_fixture_steps(&r, 0, 50, 25);
+        for (size_t k = 0; k < 2; k++)
+            cr_assert_eq(sn_chain_await_replica(r.chain, k, 10000, &r.err), SN_OK, "%s", r.err.text);
+        chain_fixture_steps(&r, 50, 80, 3); /* the copy follows */
+        chain_fixture_steps(&r, 70, 75, 5);
+        for (size_t k = 0; k < 2; k++)
+            cr_assert_eq(sn_chain_await_replica(r.chain, k, 10000, &r.err), SN_OK, "%s", r.err.text);
+        cluster_cut_off(w->cluster, cluster_node_of_block(r.chain, push ? 0 : 3));
+        chain_fixture_steps(&r, 75, TESTBED_TOKENS, 3);
+        cr_expect_eq(sn_chain_replicas_promoted(r.chain), 1);
+        cr_expect_eq(sn_chain_replayed(r.chain), 0);
+        chain_fixture_steps(&r, 30, 70, 8);
+        chain_fixture_close(&r);
+        testbed_free(&w);
+    }
+}
+
+/* ---- a client that speaks the protocol by hand ---- */
+
+typedef struct by_hand {
+    testbed *w;
+    node_client *client;
+    node_session session; /* with the first 70 rows */
+} by_hand;
+
+static by_hand by_hand_new(int steps_per_s) {
+    by_hand h = {.w = new_testbed((cluster_options){.quota = {.steps_per_s = steps_per_s}})};
+    cluster_add(h.w->cluster, 0, 4);
+    h.client = node_client_new(h.w, 0);
+    node_session_init(&h.session, h.w, h.client, 0, 4);
+    node_session_open(&h.session);
+    return h;
+}
+
+static void by_hand_free(by_hand *h) {
+    node_session_close(&h->session);
+    node_client_free(&h->client);
+    testbed_free(&h->w);
+}
+
+Test(recurrent_chain, states_are_not_read_by_clients_and_copied_from_the_first_block_on) {
+    by_hand h = by_hand_new(0);
+    sn_msg *msg = NULL;
+    cr_assert(node_session_step_ok(&h.session, 0, 8));
+    REQUIRE(sn_msg_new(SN_MSG_KV_GET, 0, &msg, &err));
+    memcpy(msg->kv_get.session, h.session.id, SN_SESSION_ID_SIZE);
+    msg->kv_get.tokens = 8;
+    cr_expect(is_refusal(node_client_request(h.client, &msg), SN_REFUSED, "which a client does not read"));
+    REQUIRE(sn_msg_new(SN_MSG_KV_SEND, 0, &msg, &err));
+    memcpy(msg->kv_send.session, h.session.id, SN_SESSION_ID_SIZE);
+    msg->kv_send.first_block = 1;
+    msg->kv_send.end_block = 4;
+    cr_expect(is_refusal(node_client_request(h.client, &msg), SN_REFUSED, "from its first one on"));
+    by_hand_free(&h);
+}
+
+static sn_msg *state_message(const by_hand *h, uint64_t position, uint64_t offset, uint64_t n) {
+    sn_msg *msg = NULL;
+    void *data = NULL;
+    REQUIRE(sn_msg_new(SN_MSG_STATE_PUT, 0, &msg, &err));
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 2, (uint64_t[]){1, n}, &data, &err));
+    memset(data, 0, n * sizeof(float));
+    sn_hash hash = sn_hash_of(data, n * sizeof(float));
+    memcpy(msg->state_put.session, h->session.id, SN_SESSION_ID_SIZE);
+    memcpy(msg->state_put.origin, h->session.timeline[0].bytes, SN_HASH_SIZE);
+    memcpy(msg->state_put.tensor_hash, hash.bytes, SN_HASH_SIZE);
+    if (position <= TESTBED_TOKENS) memcpy(msg->state_put.timeline, h->session.timeline[position].bytes, SN_HASH_SIZE);
+    msg->state_put.position = position;
+    msg->state_put.offset = offset;
+    return msg;
+}
+
+/* The reply to a STATE_PUT. Consumes msg. */
+static void expect_floats(by_hand *h, sn_msg *msg, uint64_t floats) {
+    sn_msg *reply = node_client_request(h->client, &msg);
+    cr_assert_eq(reply->kind, SN_MSG_STATE_PUT_REPLY, "%s", reply->kind == SN_MSG_ERROR ? reply->error.text : "?");
+    cr_expect_eq(reply->state_put_reply.floats, floats);
+    sn_msg_free(&reply);
+}
+
+static bool is_refused(by_hand *h, uint64_t position, uint64_t offset, uint64_t n, const char *part) {
+    sn_msg *msg = state_message(h, position, offset, n);
+    return is_refusal(node_client_request(h->client, &msg), SN_REFUSED, part);
+}
+
+/* KV pages of n tokens, all zero: of block 3, which has attention, and the rows that entered block 0. */
+static void put_rows(by_hand *h, int n) {
+    sn_msg *msg = NULL;
+    void *data = NULL;
+    const uint64_t floats = 2 * 2 * 16 + (uint64_t)h->w->n_embd; /* keys and values of two heads of 16 */
+    REQUIRE(sn_msg_new(SN_MSG_KV_PUT, 0, &msg, &err));
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 2, (uint64_t[]){(uint64_t)n, floats}, &data, &err));
+    memset(data, 0, (size_t)n * floats * sizeof(float));
+    sn_hash hash = sn_hash_of(data, (size_t)n * floats * sizeof(float));
+    REQUIRE(sn_list_new((size_t)n, (size_t)n, sizeof *msg->kv_put.token_timelines, &msg->kv_put.token_timelines, &err));
+    msg->kv_put.n_token_timelines = (size_t)n;
+    for (int i = 0; i < n; i++)
+        memcpy(msg->kv_put.token_timelines[i].timeline, h->session.timeline[i + 1].bytes, SN_HASH_SIZE);
+    memcpy(msg->kv_put.session, h->session.id, SN_SESSION_ID_SIZE);
+    memcpy(msg->kv_put.origin, h->session.timeline[0].bytes, SN_HASH_SIZE);
+    memcpy(msg->kv_put.tensor_hash, hash.bytes, SN_HASH_SIZE);
+    sn_msg *reply = node_client_request(h->client, &msg);
+    cr_assert_eq(reply->kind, SN_MSG_KV_PUT_REPLY, "%s", reply->kind == SN_MSG_ERROR ? reply->error.text : "?");
+    cr_expect_eq(reply->kv_put_reply.length, n);
+    sn_msg_free(&reply);
+}
+
+static void resume_at(by_hand *h, int position) {
+    sn_msg *msg = NULL;
+    REQUIRE(sn_msg_new(SN_MSG_RESUME, 0, &msg, &err));
+    memcpy(msg->resume.session, h->session.id, SN_SESSION_ID_SIZE);
+    msg->resume.position = (uint64_t)position;
+    sn_msg *reply = node_client_request(h->client, &msg);
+    cr_assert_eq(reply->kind, SN_MSG_RESUME_REPLY);
+    sn_msg_free(&reply);
+}
+
+enum { STATE = 3 * 752 }; /* floats of the states of blocks 0, 1 and 2 */
+
+Test(recurrent_chain, pieces_of_states_are_checked_before_they_are_taken) {
+    by_hand h = by_hand_new(0);
+    cr_expect(is_refused(&h, 64, 0, STATE + 1, "n at most 2256"));
+    cr_expect(is_refused(&h, 64, STATE - 6, 7, "exceed the states of this session"));
+    cr_expect(is_refused(&h, 64, UINT64_MAX, 7, "exceed the states of this session"));
+    cr_expect(is_refused(&h, 65, 0, 7, "multiples of 64 tokens, not at 65"));
+    cr_expect(is_refused(&h, 0, 0, 7, "multiples of 64 tokens"));
+    expect_floats(&h, state_message(&h, 64, 0, STATE), 0); /* no KV pages are there */
+    expect_floats(&h, state_message(&h, UINT64_MAX - 63, 0, STATE), 0);
+    put_rows(&h, 70);
+    sn_msg *msg = state_message(&h, 64, 0, STATE);
+    msg->state_put.timeline[3] ^= 1;
+    expect_floats(&h, msg, 0);
+    msg = state_message(&h, 64, 0, STATE);
+    msg->state_put.tensor_hash[3] ^= 1;
+    cr_expect(is_refusal(node_client_request(h.client, &msg), SN_RETRY, "damaged in transit"));
+    expect_floats(&h, state_message(&h, 64, 0, 2000), 2000);
+    expect_floats(&h, state_message(&h, 64, 1000, STATE - 1000), 0);
+    expect_floats(&h, state_message(&h, 64, 2000, STATE - 2000), STATE);
+    by_hand_free(&h);
+}
+
+Test(recurrent_chain, states_are_put_by_the_owner_until_it_goes_on) {
+    by_hand h = by_hand_new(0);
+    node_client *stranger = node_client_new(h.w, 0);
+    put_rows(&h, 70);
+    sn_msg *msg = state_message(&h, 64, 0, STATE);
+    cr_expect(is_refusal(node_client_request(stranger, &msg), SN_REFUSED, "only the session's owner"));
+    resume_at(&h, 70);
+    msg = state_message(&h, 64, 0, STATE);
+    cr_expect(is_refusal(node_client_request(h.client, &msg), SN_REFUSED, "has been resumed"));
+    node_client_free(&stranger);
+    by_hand_free(&h);
+}
+
+/* Rows behind a state that did not come are computed again, before the first step. */
+Test(recurrent_chain, the_first_step_behind_pages_from_elsewhere_counts_as_several) {
+    by_hand h = by_hand_new(2);
+    put_rows(&h, 70);
+    resume_at(&h, 70);
+    sn_msg *msg = node_session_step_message(&h.session, 70, 1), *reply = node_client_request(h.client, &msg);
+    cr_assert_eq(reply->kind, SN_MSG_STEP_REPLY, "%s", reply->kind == SN_MSG_ERROR ? reply->error.text : "?");
+    sn_msg_free(&reply);
+    h.session.step++;
+    msg = node_session_step_message(&h.session, 71, 1);
+    cr_expect(is_refusal(node_client_request(h.client, &msg), SN_RETRY, "2 steps per second"));
+    by_hand_free(&h);
+}
+
+Test(recurrent_chain, a_session_without_states_takes_none) {
     testbed *w = new_testbed((cluster_options){0});
     cluster_add(w->cluster, 0, 4);
-    node_client *client = node_client_new(w, 0);
-    node_session p;
-    node_session_init(&p, w, client, 0, 4);
-    node_session_open(&p);
-    sn_msg *msg = node_session_step_message(&p, 0, 8), *reply = node_client_request(client, &msg);
-    cr_assert_eq(reply->kind, SN_MSG_STEP_REPLY);
-    sn_msg_free(&reply);
-    REQUIRE(sn_msg_new(SN_MSG_KV_GET, 0, &msg, &err));
-    memcpy(msg->kv_get.session, p.id, sizeof p.id);
-    msg->kv_get.tokens = 8;
-    reply = node_client_request(client, &msg);
-    cr_expect(reply->kind == SN_MSG_ERROR && reply->error.status == SN_REFUSED &&
-              strstr(reply->error.text, "recurrent states, which are not copied"));
-    sn_msg_free(&reply);
-    REQUIRE(sn_msg_new(SN_MSG_KV_SEND, 0, &msg, &err));
-    memcpy(msg->kv_send.session, p.id, sizeof p.id);
-    msg->kv_send.end_block = 4;
-    reply = node_client_request(client, &msg);
-    cr_expect(reply->kind == SN_MSG_ERROR && strstr(reply->error.text, "recurrent states, which are not copied"));
-    sn_msg_free(&reply);
-    node_session_close(&p);
-    node_client_free(&client);
-    testbed_free(&w);
+    by_hand h = {.w = w, .client = node_client_new(w, 0)};
+    node_session_init(&h.session, w, h.client, 3, 4);
+    node_session_open(&h.session);
+    cr_expect(is_refused(&h, 64, 0, 7, "have no recurrent states"));
+    by_hand_free(&h);
 }
 
 /* ---- texts ---- */

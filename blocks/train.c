@@ -86,6 +86,11 @@ sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *er
     *out = NULL;
     sn_status status = sn_train_check_model(&span->hp, span->first, span->end, err);
     if (status) return status;
+    if (sn_span_is_partial(span))
+        return sn_fail(err, SN_REFUSED,
+                       "nothing can be trained through blocks of which a node holds the experts %d:%d only: take nodes "
+                       "that hold all",
+                       span->held.first, span->held.end);
     for (int i = 0; i < span->n_segments; i++)
         if (sn_segment_has_experts_elsewhere(&span->segments[i], span->segments[i].first, span->segments[i].end))
             return sn_fail(err, SN_REFUSED,

@@ -156,7 +156,7 @@ typedef struct sn_moe_router {
 
 /* The experts of each row and their weights; moe_gate computes them. */
 typedef struct sn_moe_selection {
-    int n, n_experts, k;  /* rows; experts of the mixture; experts per row, all different */
+    int n, n_experts, k;  /* rows; experts; experts per row, all different (k > n_experts: some ids are below 0) */
     const int32_t *ids;   /* device, (n, k) */
     const float *weights; /* device, (n, k); NULL: all are 1 */
 } sn_moe_selection;

@@ -8,8 +8,7 @@ static sn_cuda_experts experts_of(const sn_experts *experts) {
 }
 
 static sn_status check_selection(const sn_moe_selection *c, size_t width, sn_err *err) {
-    bool possible = c->n_experts >= 1 && c->n_experts <= SN_EXPERTS_MAX && c->k >= 1 && c->k <= c->n_experts &&
-                    c->k <= SN_EXPERTS_USED_MAX;
+    bool possible = c->n_experts >= 1 && c->n_experts <= SN_EXPERTS_MAX && c->k >= 1 && c->k <= SN_EXPERTS_USED_MAX;
     if (possible && (c->n <= 0 || (size_t)c->n * (size_t)c->k <= (size_t)INT_MAX / 32 / (width + 1))) return SN_OK;
     return sn_fail(err, SN_REFUSED, "%d rows of %zu through %d of %d experts are not possible on a cuda device", c->n,
                    width, c->k, c->n_experts);
@@ -22,6 +21,8 @@ sn_status sn_cuda_moe_gate_op(sn_device *d, int n, const sn_moe_router *router, 
     sn_status status = sn_cuda_enter(cuda, err);
     if (!status) status = check_selection(&c, 0, err);
     if (!status) status = sn_device_check_groups(router, err);
+    if (!status && router->k > router->n_experts)
+        status = sn_fail(err, SN_REFUSED, "%d of %d experts cannot be chosen", router->k, router->n_experts);
     if (!status && n > 0)
         status =
             sn_cuda_check_launch(cuda, sn_cuda_moe_gate(cuda->work, n, router, logits, ids, weights), "moe_gate", err);

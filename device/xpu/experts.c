@@ -7,8 +7,7 @@ enum { ITEMS = 64 };
 static size_t groups_of(size_t n, size_t size) { return (n + size - 1) / size; }
 
 static sn_status check_selection(const sn_moe_selection *c, sn_err *err) {
-    bool possible = c->n_experts >= 1 && c->n_experts <= SN_EXPERTS_MAX && c->k >= 1 && c->k <= c->n_experts &&
-                    c->k <= SN_EXPERTS_USED_MAX;
+    bool possible = c->n_experts >= 1 && c->n_experts <= SN_EXPERTS_MAX && c->k >= 1 && c->k <= SN_EXPERTS_USED_MAX;
     if (possible && (c->n <= 0 || (size_t)c->n * (size_t)c->k <= INT32_MAX)) return SN_OK;
     return sn_fail(err, SN_REFUSED, "%d rows through %d of %d experts are not possible on an xpu", c->n, c->k,
                    c->n_experts);
@@ -29,6 +28,8 @@ sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, cons
                          SN_XPU_ARG(ids),
                          SN_XPU_ARG(weights)};
     sn_status status = check_selection(&c, err);
+    if (!status && router->k > router->n_experts)
+        status = sn_fail(err, SN_REFUSED, "%d of %d experts cannot be chosen", router->k, router->n_experts);
     if (!status && router->n_groups)
         status = sn_fail(err, SN_REFUSED, "an XPU device has no groups of experts: use cpu");
     if (!status) status = sn_xpu_barrier(xpu, err);

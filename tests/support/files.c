@@ -3,6 +3,7 @@
 #include "base/text.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
@@ -109,6 +110,20 @@ void write_file(const char *folder, const char *name, const void *data, size_t l
     FILE *file = fopen(path, "wb");
     require(file && fwrite(data, 1, len, file) == len && !fclose(file), "writing a file");
     free(path);
+}
+
+void damage_files(const char *folder) {
+    static const char zeros[4096];
+    DIR *dir = opendir(folder);
+    require(dir != NULL, "opening a folder");
+    for (struct dirent *e; (e = readdir(dir));) {
+        int fd = e->d_name[0] == '.' ? -1 : openat(dirfd(dir), e->d_name, O_RDWR | O_CLOEXEC);
+        if (fd < 0) continue;
+        for (off_t at = sizeof zeros, end = lseek(fd, 0, SEEK_END) - at; at < end; at += (off_t)sizeof zeros)
+            require(pwrite(fd, zeros, sizeof zeros, at) == (ssize_t)sizeof zeros, "writing a file");
+        close(fd);
+    }
+    closedir(dir);
 }
 
 void copy_file(const char *from_folder, const char *folder, const char *name) {

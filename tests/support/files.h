@@ -32,6 +32,7 @@ void remove_tree(const char *folder);                  /* with everything in it 
 char *temp_path(const char *folder, const char *name); /* heap */
 void write_file(const char *folder, const char *name, const void *data, size_t len);
 void copy_file(const char *from_folder, const char *folder, const char *name);
+void damage_files(const char *folder); /* zeros in all of its files, but for their first and last 4,096 bytes */
 int unnamed_file(void); /* a descriptor of this process that refers to a deleted file in /tmp; -1: none */
 
 #endif

@@ -238,3 +238,220 @@ Test(expert_parts, a_group_gives_the_bits_of_one_span_with_all_experts) {
         free(want);
     }
 }
+
+/* Where the experts of all parts rest, with slots for those of one row, all but read from elsewhere. */
+Test(expert_parts, parts_whose_experts_rest_elsewhere_give_the_same_bits) {
+    static const char *const families[] = {"mixtral", "gpt_oss", "deepseek_v3"}, *const maps[] = {"*.experts=host",
+                                                                                                  "*.experts=disk"};
+    for (int f = 0; f < 3; f++) {
+        open_family(families[f]);
+        float *want = rows_of_whole_span();
+        for (int m = 0; m < 2; m++) {
+            group g;
+            group_open(&g, m, maps[m]);
+            expect_bits(&g, 1, 7, want, maps[m]);
+            expect_bits(&g, 2, 1, want, maps[m]);
+            for (int i = 0; i < PARTS; i++)
+                cr_expect(sn_span_expert_counts(g.parts[i].span).bytes, "%s: nothing was brought", maps[m]);
+            group_close(&g);
+        }
+        free(want);
+    }
+}
+
+Test(expert_parts, a_span_with_all_experts_computes_for_others_too) {
+    open_family("qwen3_moe");
+    float *want = rows_of_whole_span();
+    group g;
+    group_open(&g, 0, NULL);
+    holder_close(&g.parts[1]);
+    holder_close(&g.parts[2]);
+    REQUIRE(holder_try_open(&g.parts[1], (sn_expert_range){0}, NULL, &err));
+    REQUIRE(holder_try_open(&g.parts[2], (sn_expert_range){0}, "*.experts=host", &err));
+    expect_bits(&g, 1, 7, want, "all experts"); /* both answer for the same pairs */
+    cr_expect(sn_span_expert_counts(g.parts[2].span).bytes);
+    free(want);
+    group_close(&g);
+}
+
+/* -- memory */
+
+Test(expert_parts, only_the_own_experts_are_counted_planned_and_held) {
+    open_family("mixtral");
+    sn_block_cost whole[SN_PLAN_BLOCKS_MAX], some[SN_PLAN_BLOCKS_MAX];
+    const sn_span_part all = {0, hp->n_blocks, {0}}, two = {0, hp->n_blocks, {1, 3}};
+    size_t scratch, more;
+    holder h[2];
+    REQUIRE(holder_try_open(&h[0], all.experts, NULL, &err));
+    REQUIRE(holder_try_open(&h[1], two.experts, NULL, &err));
+    REQUIRE(sn_span_costs(model, h[0].device, &all, 0, whole, &scratch, &err));
+    REQUIRE(sn_span_costs(model, h[0].device, &two, 0, some, &more, &err));
+    size_t freed = 0;
+    for (int b = 0; b < hp->n_blocks; b++) {
+        cr_expect_eq(some[b].n_experts, 2);
+        cr_expect_eq(some[b].experts, whole[b].experts / (size_t)hp->n_experts * 2);
+        freed += whole[b].weights - some[b].weights;
+        cr_expect_eq(whole[b].weights - some[b].weights, whole[b].experts / (size_t)hp->n_experts * 2);
+    }
+    cr_expect_eq(sn_span_bytes(h[0].span) - sn_span_bytes(h[1].span), freed - (more - scratch));
+    cr_expect_leq(h[1].device->memory_used, h[1].plan.device_bytes[0]);
+    cr_expect_eq(h[0].plan.device_bytes[0] - h[1].plan.device_bytes[0], freed - (more - scratch));
+    sn_buf table;
+    sn_buf_init(&table, 10000);
+    const sn_plan_device one = {.id = h[1].device->id};
+    const sn_plan_query query = {.end = hp->n_blocks, .costs = some, .devices = &one, .n_devices = 1};
+    REQUIRE(sn_plan_print(&h[1].plan, &query, &table, &err));
+    REQUIRE(sn_buf_append(&table, "", 1, &err));
+    cr_expect(strstr((const char *)table.data, "experts 1:3 of each mixture"), "%s", (const char *)table.data);
+    sn_buf_fini(&table);
+    cr_expect(!memcmp(sn_span_block_hash(h[0].span, 1), sn_span_block_hash(h[1].span, 1), sizeof(sn_hash)),
+              "a block is the same, whichever span holds its experts");
+    for (int i = 0; i < 2; i++) {
+        cr_expect_eq(sn_span_experts(h[i].span).first, i);
+        cr_expect_eq(sn_span_describe(h[i].span).experts.end, i ? 3 : hp->n_experts);
+        holder_close(&h[i]);
+    }
+}
+
+Test(expert_parts, preloaded_experts_are_own_ones) {
+    open_family("mixtral");
+    group g;
+    sn_err why = {0};
+    group_open(&g, 2, "*.experts=disk"); /* experts 2:4 of each */
+    sn_span_free(&g.parts[2].span);
+    cr_expect_eq(holder_plan(&g.parts[2], part_of(2), "*.experts=disk", "experts:1:3", &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "experts 1:3 do not exist here: blocks of this span have 2:4"), "%s", why.text);
+    REQUIRE(holder_plan(&g.parts[2], part_of(2), "*.experts=disk", "experts:3:4", &err));
+    REQUIRE(sn_span_load_plan(model, &g.parts[2].plan, &g.parts[2].device, g.parts[2].store, NULL, NULL,
+                              &g.parts[2].span, &err));
+    cr_expect(sn_span_expert_counts(g.parts[2].span).bytes, "the experts are there before the first step");
+    sn_span_set_expert_exchange(g.parts[2].span, &g.exchange);
+    float *want = rows_of_whole_span();
+    expect_bits(&g, 1, 7, want, "a pinned expert");
+    free(want);
+    group_close(&g);
+}
+
+/* -- refusals and failures */
+
+Test(expert_parts, what_cannot_be_held_in_part_is_refused_with_a_sentence) {
+    static const struct {
+        const char *family;
+        sn_expert_range experts;
+        const char *map, *says;
+    } wrong[] = {{"mixtral", {2, 2}, NULL, "experts 2:2 do not exist: each mixture of the model has 0:4"},
+                 {"mixtral", {0, 5}, NULL, "experts 0:5 do not exist"},
+                 {"mixtral", {-1, 2}, NULL, "experts -1:2 do not exist"},
+                 {"llama", {0, 1}, NULL, "blocks 0:4 have no experts"},
+                 {"llama4", {0, 1}, NULL, "family weighs what enters an expert"},
+                 {"mixtral", {0, 2}, "*=disk", "some experts, is streamed"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        holder h;
+        sn_err why = {0};
+        open_family(wrong[i].family);
+        cr_expect_eq(holder_try_open(&h, wrong[i].experts, wrong[i].map, &why), SN_REFUSED, "%zu", i);
+        cr_expect(strstr(why.text, wrong[i].says), "%zu: %s", i, why.text);
+        holder_close(&h);
+    }
+}
+
+Test(expert_parts, nothing_is_trained_through_some_of_the_experts) {
+    sn_train *train = NULL;
+    sn_err why = {0};
+    holder h;
+    open_family("mixtral");
+    REQUIRE(holder_try_open(&h, (sn_expert_range){0, 2}, NULL, &err));
+    cr_expect_eq(sn_train_new(h.span, 8, &train, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "holds the experts 0:2 only"), "%s", why.text);
+    holder_close(&h);
+}
+
+Test(expert_parts, a_pass_that_needs_others_fails_when_none_is_asked) {
+    holder h;
+    sn_err why = {0};
+    open_family("mixtral");
+    REQUIRE(holder_try_open(&h, (sn_expert_range){0, 2}, NULL, &err));
+    float *rows = make_rows();
+    cr_expect_eq(run_rows(h.span, 1, &rows, ROWS, &why), SN_RETRY);
+    cr_expect(strstr(why.text, "block 0 chose experts that this span does not hold"), "%s", why.text);
+    free(rows);
+    holder_close(&h);
+}
+
+static sn_status begin_fails(void *self, const sn_expert_request *request, sn_err *err) {
+    (void)self;
+    return sn_fail(err, SN_RETRY, "the experts of block %d are out", request->block);
+}
+
+static sn_status finish_fails(void *self, float *expert_out, sn_err *err) {
+    (void)group_finish(self, NULL, err);
+    return expert_out ? sn_fail(err, SN_RETRY, "the holder is gone") : SN_OK;
+}
+
+Test(expert_parts, a_failed_exchange_fails_the_pass_once_and_the_next_one_works) {
+    group g;
+    open_family("mixtral");
+    float *want = rows_of_whole_span();
+    group_open(&g, 0, NULL);
+    for (int way = 0; way < 2; way++) {
+        sn_err why = {0};
+        float *rows = make_rows();
+        g.exchange.begin = way ? group_begin : begin_fails;
+        g.exchange.finish = way ? finish_fails : group_finish;
+        cr_expect_eq(run_rows(g.parts[0].span, 1, &rows, ROWS, &why), SN_RETRY);
+        cr_expect(strstr(why.text, way ? "the holder is gone" : "the experts of block 0 are out"), "%s", why.text);
+        cr_expect(g.n_asked == (uint64_t)way && g.n_ended == (uint64_t)way, "the pass is not tried twice");
+        free(rows);
+    }
+    g.exchange.finish = group_finish;
+    expect_bits(&g, 1, ROWS, want, "after a failure");
+    free(want);
+    group_close(&g);
+}
+
+/* An own expert that cannot be read fails the pass while the others compute: what began is ended nevertheless. */
+Test(expert_parts, an_exchange_ends_when_the_own_experts_fail) {
+    group g;
+    sn_err why = {0};
+    open_family("mixtral");
+    group_open(&g, 0, "*.experts=disk");
+    damage_files(folder);
+    float *rows = make_rows();
+    cr_expect_eq(run_rows(g.parts[0].span, 1, &rows, ROWS, &why), SN_STOP);
+    cr_expect(strstr(why.text, "was changed or cut short"), "%s", why.text);
+    cr_expect(g.n_asked == 1 && g.n_ended == 1 && !g.asked.ids);
+    free(rows);
+    group_close(&g);
+}
+
+Test(expert_parts, requests_that_a_span_cannot_answer_are_refused_with_a_sentence) {
+    open_family("deepseek_v3"); /* block 0 has no experts */
+    holder h;
+    const int n = hp->n_experts / 2, last = hp->n_blocks - 1, width = hp->n_embd;
+    REQUIRE(holder_try_open(&h, (sn_expert_range){0, n}, NULL, &err));
+    float *rows = make_rows(), *out = calloc((size_t)width, 4 * sizeof *out);
+    const int32_t ids[] = {0, n, n - 1, -1};
+    const struct {
+        sn_expert_request request;
+        const char *says;
+    } wrong[] = {{{0, 1, width, 1, rows, ids}, "block 0 has no experts here"},
+                 {{-1, 1, width, 1, rows, ids}, "block -1 has no experts here"},
+                 {{last + 1, 1, width, 1, rows, ids}, "has no experts here"},
+                 {{last, 0, width, 1, rows, ids}, "0 rows"},
+                 {{last, SN_SPAN_ROWS_MAX + 1, width, 1, rows, ids}, "at most 512"},
+                 {{last, 1, width + 1, 1, rows, ids}, "numbers through"},
+                 {{last, 1, width, hp->n_experts_used + 1, rows, ids}, "through"},
+                 {{last, 1, width, 0, rows, ids}, "through 0"},
+                 {{last, 2, width, 1, rows, ids}, "is not held here, which has 0:"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        sn_err why = {0};
+        cr_expect_eq(sn_span_run_experts(h.span, &wrong[i].request, out, &why), SN_REFUSED, "%zu", i);
+        cr_expect(strstr(why.text, wrong[i].says), "%zu: %s", i, why.text);
+    }
+    const sn_expert_request right = {last, 2, width, 1, rows, ids + 2};
+    REQUIRE(sn_span_run_experts(h.span, &right, out, &err)); /* a pair of two rows: one output */
+    cr_expect_eq(out[width], 0);
+    free(rows);
+    free(out);
+    holder_close(&h);
+}

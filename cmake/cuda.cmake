@@ -61,7 +61,7 @@ if(SN_TESTS)
   enable_language(CXX)
   set(stand_in ${CMAKE_SOURCE_DIR}/tests/support/cuda_stand_in)
   set(sn_cuda_host ${sn_cuda_sources})
-  list(FILTER sn_cuda_host EXCLUDE REGEX "/cublas\\.c$") # the stand-in brings its own cuBLAS
+  list(FILTER sn_cuda_host EXCLUDE REGEX "/(cublas|nvml)\\.c$") # the stand-in brings its own
   file(GLOB stand_in_sources CONFIGURE_DEPENDS ${stand_in}/*.c)
   set(emulated "")
   foreach(kernels ${SN_CUDA_KERNELS})
@@ -75,6 +75,15 @@ if(SN_TESTS)
   target_include_directories(sn_cuda_stand_in BEFORE PRIVATE ${stand_in}/include)
   target_compile_definitions(sn_cuda_stand_in PRIVATE SN_HAVE_CUDA)
   target_link_libraries(sn_cuda_stand_in PRIVATE sn_device)
+  # Where cuBLAS is found: the code, beside a library of a version that no machine has.
+  add_library(fake_cublas SHARED ${CMAKE_SOURCE_DIR}/tests/support/fake_cublas/cublas.c)
+  target_include_directories(fake_cublas BEFORE PRIVATE ${stand_in}/include)
+  set_target_properties(fake_cublas PROPERTIES OUTPUT_NAME cublas SOVERSION 99 COMPILE_OPTIONS -fvisibility=default
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_cublas)
+  add_dependencies(test_cublas fake_cublas)
+  target_sources(test_cublas PRIVATE ${CMAKE_SOURCE_DIR}/device/cuda/cublas.c)
+  target_include_directories(test_cublas BEFORE PRIVATE ${stand_in}/include)
+  target_compile_definitions(test_cublas PRIVATE CUBLAS_VER_MAJOR=99 FAKE_CUBLAS="${CMAKE_BINARY_DIR}/fake_cublas")
   # Removes the project-wide flags that C++ does not have.
   get_target_property(options sn_cuda_stand_in COMPILE_OPTIONS)
   list(REMOVE_ITEM options -Wstrict-prototypes)

@@ -67,7 +67,8 @@ typedef struct sn_device_info {
     sn_device_id id;
     char name[64];
     char features[96];          /* "avx512, 2 threads"; "sm_90, graphs" */
-    size_t memory, memory_free; /* bytes */
+    size_t memory, memory_free; /* bytes; of a device whose driver tells nothing memory_free is memory */
+    size_t memory_reserve;      /* bytes that the driver takes by itself of a device that is used */
 } sn_device_info;
 
 enum { SN_DEVICES_MAX = 32 };

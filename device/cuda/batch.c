@@ -127,8 +127,11 @@ sn_status sn_cuda_table_upload(sn_cuda *cuda, const sn_kv_shape *shape, int n_ro
                                const sn_sequence *sequences, sn_err *err) {
     size_t pages;
     sn_status status = batch_check(shape, n_rows, n_sequences, sequences, &pages, err);
-    if (!status) status = sn_cuda_table_reserve(cuda, (size_t)n_rows, (size_t)n_sequences, pages, err);
     if (status || !n_rows) return status;
+    if (pages > (size_t)cuda->pages_capacity ||
+        sn_cuda_table_bytes(cuda, (size_t)n_rows, (size_t)n_sequences, pages) > table_bytes(cuda))
+        return sn_fail(err, SN_REFUSED, "%s was prepared for smaller batches than one of %d rows with %zu pages",
+                       cuda->description, n_rows, pages);
     if (!table_fill(cuda, shape, n_rows, n_sequences, sequences))
         return sn_fail(err, SN_REFUSED, "two sequences of a batch have the same row");
     return sn_cuda_upload_staged(cuda, cuda->batch_table.at, cuda->batch_table_host,
@@ -235,9 +238,10 @@ sn_status sn_cuda_batch_begin(sn_device *d, const sn_batch *batch, bool *replaye
         cuda->state = SN_CUDA_REPLAYING;
         *replayed = true;
     } else if (seen_before && !cuda->graph->uncapturable) {
+        cuda->state = SN_CUDA_CAPTURING;
         status = sn_cuda_check(cuda, cudaStreamBeginCapture(cuda->work, cudaStreamCaptureModeThreadLocal),
                                "beginning a capture", err);
-        if (!status) cuda->state = SN_CUDA_CAPTURING;
+        if (status) cuda->state = SN_CUDA_NO_BATCH;
     }
     return status;
 }

@@ -4,15 +4,37 @@
  * uploads and downloads, and cuBLAS. `prepare` reserves all memory that the device itself takes. Closing waits for both
  * streams with the device's timeout. A device that hangs keeps its memory, streams and events: CUDA's functions that
  * free them would wait for it without limit. */
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "device/cuda/cuda_private.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TIMEOUT_MS = 60000, SM_MIN = 80 /* sm_80 */ };
+#if CUDART_VERSION < 12000
+#error "the CUDA backend needs CUDA 12 or newer: its cudaGraphInstantiate takes three arguments"
+#endif
+
+/* A bit for each ordinal that this process has opened: the driver has what it takes of the device. */
+static atomic_uint opened;
+static unsigned bit_of(int ordinal) { return 1u << (unsigned)ordinal % 32; }
+
+enum { TIMEOUT_MS = 60000, SM_MIN = 80 /* sm_80 */, CUDA_MAJOR = CUDART_VERSION / 1000 };
+
+/* The driver is absent, or older than the runtime that we are built with. */
+static sn_status fail_driver(sn_err *err) {
+    int there = 0;
+    if (cudaDriverGetVersion(&there) != cudaSuccess) there = 0;
+    if (!there) return sn_fail(err, SN_REFUSED, "no CUDA device answers here: there is no NVIDIA driver");
+    return sn_fail(
+        err, SN_REFUSED,
+        "no CUDA device answers here: the NVIDIA driver is one for CUDA %d.%d, and this program needs one for "
+        "CUDA %d or newer (nvidia-smi shows it): update the driver, or use cpu",
+        there / 1000, there % 1000 / 10, CUDA_MAJOR);
+}
 
 /* Counts the devices that answer; SN_REFUSED when none does. */
 static sn_status count_devices(int *n, sn_err *err) {
@@ -20,20 +42,26 @@ static sn_status count_devices(int *n, sn_err *err) {
     if (error == cudaSuccess && *n > 0) return SN_OK;
     *n = 0;
     if (error != cudaSuccess) cudaGetLastError();
-    if (error == cudaErrorInsufficientDriver)
-        return sn_fail(err, SN_REFUSED, "no CUDA device answers here: there is no NVIDIA driver, or one too old");
+    if (error == cudaErrorInsufficientDriver) return fail_driver(err);
     return sn_fail(err, SN_REFUSED, "no CUDA device answers here: %s",
                    error == cudaSuccess ? "there is none" : cudaGetErrorString(error));
 }
 
-static sn_status describe_device(int ordinal, char name[64], int *capability, sn_err *err) {
+/* What is known of a device without a context on it. SN_REFUSED: it cannot be used. */
+static sn_status describe_device(int ordinal, sn_device_info *info, sn_err *err) {
     struct cudaDeviceProp prop;
     cudaError_t error = cudaGetDeviceProperties(&prop, ordinal);
-    if (error != cudaSuccess)
+    *info = (sn_device_info){.id = {SN_DEVICE_CUDA, ordinal}, .memory_reserve = SN_CUDA_RESERVE_BYTES};
+    if (error != cudaSuccess) {
+        cudaGetLastError();
         return sn_fail(err, SN_REFUSED, "cuda:%d cannot be used: %s", ordinal, cudaGetErrorString(error));
-    snprintf(name, 64, "%.63s", prop.name);
-    *capability = prop.major * 10 + prop.minor;
-    return SN_OK;
+    }
+    snprintf(info->name, sizeof info->name, "%.63s", prop.name);
+    snprintf(info->features, sizeof info->features, "sm_%d%d", prop.major, prop.minor);
+    info->memory = prop.totalGlobalMem;
+    if (prop.major * 10 + prop.minor >= SM_MIN) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "cuda:%d (%s) is %s: sm_%d or newer is needed", ordinal, info->name, info->features,
+                   SM_MIN);
 }
 
 /* A buffer of the device itself, and the bytes that certain limits need. */
@@ -215,21 +243,20 @@ static sn_status open_blas(sn_cuda *cuda, sn_err *err) {
 }
 
 static sn_status open_device(sn_cuda *cuda, sn_err *err) {
-    int n, capability = 0, ordinal = cuda->base.id.ordinal;
-    char name[64];
+    int n, ordinal = cuda->base.id.ordinal;
+    sn_device_info info;
     sn_status status = count_devices(&n, err);
     if (!status && ordinal >= n)
         status = sn_fail(err, SN_REFUSED, "cuda:%d does not exist: the last one is cuda:%d", ordinal, n - 1);
-    if (!status) status = describe_device(ordinal, name, &capability, err);
-    if (!status && capability < SM_MIN)
-        status = sn_fail(err, SN_REFUSED, "cuda:%d (%s) is sm_%d: sm_%d or newer is needed", ordinal, name, capability,
-                         SM_MIN);
+    if (!status) status = describe_device(ordinal, &info, err);
     if (!status) status = sn_cuda_cublas_load(err);
     if (status) return status;
-    snprintf(cuda->description, sizeof cuda->description, "cuda:%d (%s, sm_%d)", ordinal, name, capability);
+    snprintf(cuda->description, sizeof cuda->description, "cuda:%d (%s, %s)", ordinal, info.name, info.features);
     if (!status) status = sn_cuda_enter(cuda, err);
     if (!status) status = open_streams(cuda, err);
-    return status ? status : open_blas(cuda, err);
+    if (!status) status = open_blas(cuda, err);
+    if (!status) atomic_fetch_or(&opened, bit_of(ordinal));
+    return status;
 }
 
 sn_status sn_cuda_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) {
@@ -253,28 +280,29 @@ sn_status sn_cuda_open(sn_device_id id, const sn_device_options *options, sn_dev
 
 const char *sn_cuda_describe(const sn_device *device) { return ((const sn_cuda *)device)->description; }
 
-static sn_status list_device(int ordinal, sn_device_info *info, sn_err *err) {
-    int capability = 0;
-    *info = (sn_device_info){.id = {SN_DEVICE_CUDA, ordinal}};
-    sn_status status = describe_device(ordinal, info->name, &capability, err);
-    if (status) return status;
-    cudaError_t error = cudaSetDevice(ordinal);
-    if (error == cudaSuccess) error = cudaMemGetInfo(&info->memory_free, &info->memory);
-    sn_cuda_device_changed();
-    if (error != cudaSuccess)
-        return sn_fail(err, SN_REFUSED, "cuda:%d cannot be used: %s", ordinal, cudaGetErrorString(error));
-    if (capability < SM_MIN)
-        snprintf(info->features, sizeof info->features, "none: sm_%d, but sm_%d is needed", capability, SM_MIN);
-    else
-        snprintf(info->features, sizeof info->features, "sm_%d, graphs, concurrent copies", capability);
-    return SN_OK;
+/* Appends a device that can be used; one that cannot is left out, and the log says why. */
+static void list_device(int ordinal, sn_device_info out[SN_DEVICES_MAX], size_t *n) {
+    sn_device_info *info = &out[*n];
+    sn_err why;
+    if (describe_device(ordinal, info, &why)) {
+        static atomic_uint told; /* a bit for each ordinal */
+        if (!(atomic_fetch_or(&told, bit_of(ordinal)) & bit_of(ordinal)))
+            sn_log(SN_LOG_WARN, "device left out", "device=cuda:%d text=%s", ordinal, why.text);
+        return;
+    }
+    size_t len = strlen(info->features);
+    snprintf(info->features + len, sizeof info->features - len, ", graphs, concurrent copies");
+    if (!sn_cuda_free_memory(ordinal, &info->memory_free) || info->memory_free > info->memory)
+        info->memory_free = info->memory;
+    if (atomic_load(&opened) & bit_of(ordinal)) info->memory_reserve = 0;
+    ++*n;
 }
 
 sn_status sn_cuda_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
     int count;
-    size_t found = *n;
+    size_t before = *n;
     sn_status status = count_devices(&count, err);
-    for (int i = 0; i < count && found < SN_DEVICES_MAX && !status; i++) status = list_device(i, &out[found++], err);
-    if (!status) *n = found;
-    return status;
+    for (int i = 0; i < count && *n < SN_DEVICES_MAX && !status; i++) list_device(i, out, n);
+    if (status || *n > before) return status;
+    return sn_fail(err, SN_REFUSED, "none of the %d CUDA devices here can be used: the log says why", count);
 }

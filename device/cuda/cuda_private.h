@@ -30,6 +30,9 @@ enum {
  * what all captures should have. */
 #define SN_CUDA_NODE_BYTES   ((size_t)64 << 10)
 #define SN_CUDA_GRAPHS_BYTES ((size_t)64 << 20)
+/* What the driver is taken to need of a device beside all that is allocated: its context, the code of our kernels and
+ * of cuBLAS's, and the rounding of allocations. */
+#define SN_CUDA_RESERVE_BYTES ((size_t)512 << 20)
 
 /* Device memory that the backend uses itself; it only grows. */
 typedef struct sn_cuda_buffer {
@@ -56,7 +59,7 @@ typedef enum sn_cuda_batch_state {
 
 typedef struct sn_cuda {
     sn_device base;
-    char description[128];
+    char description[192];
     cudaStream_t work, copies;
     cublasHandle_t blas;
     sn_device_limits limits;
@@ -97,7 +100,7 @@ typedef struct sn_cuda {
     uint64_t n_batches;
     bool batch_failed; /* an operation of the open batch failed: it is not captured */
 
-    char stop_reason[256]; /* base.lost points to it */
+    char stop_reason[320]; /* base.lost points to it */
 } sn_cuda;
 
 /* -- queue.c: errors, waits */
@@ -111,10 +114,10 @@ sn_status sn_cuda_enter_uncaptured(sn_cuda *cuda, const char *what, sn_err *err)
 sn_status sn_cuda_check(sn_cuda *cuda, cudaError_t error, const char *what, sn_err *err) SN_MUST_USE;
 /* As sn_cuda_check, after a kernel launch; waits when the host has queued too much. */
 sn_status sn_cuda_check_launch(sn_cuda *cuda, cudaError_t error, const char *what, sn_err *err) SN_MUST_USE;
+/* Fails with SN_RETRY in a capture that `why` ended: the batch runs eagerly from now on. */
+sn_status sn_cuda_fail_capture(sn_cuda *cuda, const char *what, const char *why, sn_err *err);
 /* Ends an operation of a batch: remembers a failure, so that an incomplete batch is not captured. Returns `status`. */
 sn_status sn_cuda_op_done(sn_cuda *cuda, sn_status status);
-/* Tells sn_cuda_enter that other code has changed this thread's current CUDA device. */
-void sn_cuda_device_changed(void);
 sn_status sn_cuda_wait_event(sn_cuda *cuda, cudaEvent_t event, sn_err *err) SN_MUST_USE;
 sn_status sn_cuda_wait_stream(sn_cuda *cuda, cudaStream_t stream, sn_err *err) SN_MUST_USE;
 /* Whether both streams are empty or the device is lost, so that freeing memory cannot block. Queries for at most 20 ms.
@@ -136,6 +139,9 @@ sn_status sn_cuda_copy_wait(sn_device *d, sn_fence fence, sn_err *err);
 /* Makes the buffer at least `bytes`; its old contents are lost. When it grows, it waits and drops all graphs, which
  * contain the old address. After a failure it is as before. */
 sn_status sn_cuda_buffer_reserve(sn_cuda *cuda, sn_cuda_buffer *buffer, size_t bytes, sn_err *err) SN_MUST_USE;
+/* Checks that the buffer has so many bytes: operations allocate nothing. SN_REFUSED: prepare was given smaller limits.
+ */
+sn_status sn_cuda_buffer_require(sn_cuda *cuda, const sn_cuda_buffer *buffer, size_t bytes, sn_err *err) SN_MUST_USE;
 /* As upload, without the check of sn_cuda_enter_uncaptured: for batch_begin. */
 sn_status sn_cuda_upload_staged(sn_cuda *cuda, void *device, const void *host, size_t bytes, sn_err *err) SN_MUST_USE;
 
@@ -165,6 +171,10 @@ sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int bloc
 /* Loads cuBLAS at the first call (dlopen), so that the program starts where it is not installed; no cuBLAS function may
  * be called before it has succeeded. SN_REFUSED with the reason when cuBLAS cannot be used. Any thread. */
 sn_status sn_cuda_cublas_load(sn_err *err) SN_MUST_USE;
+
+/* -- nvml.c */
+/* Bytes of a device that are free, without a context on it; false: that is not known. */
+bool sn_cuda_free_memory(int ordinal, size_t *bytes);
 
 /* -- linear.c */
 size_t sn_cuda_x_bytes(const sn_device_limits *limits); /* bytes of cuda->x; above PTRDIFF_MAX: too large */

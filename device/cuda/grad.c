@@ -60,7 +60,7 @@ sn_status sn_cuda_attention_grad_op(sn_device *d, const sn_attention_grad *grad,
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter_uncaptured(cuda, "attention_grad", err);
     size_t stats = 3 * sizeof(float) * (size_t)(grad->n > 0 ? grad->n : 0) * (size_t)grad->n_heads;
-    if (!status && stats) status = sn_cuda_buffer_reserve(cuda, &cuda->grad, stats, err);
+    if (!status && stats) status = sn_cuda_buffer_require(cuda, &cuda->grad, stats, err);
     if (!status && stats)
         status =
             sn_cuda_check_launch(cuda, sn_cuda_attention_grad(cuda->work, grad, cuda->grad.at), "attention_grad", err);

@@ -60,7 +60,7 @@ static sn_status kv_copy_chunk(sn_cuda *cuda, const kv_copy *t, sn_err *err) {
     sn_sequence sequence = {t->pages, t->position, 0, t->n, {0}};
     size_t keys = (size_t)t->n * t->k_row, values = (size_t)t->n * t->v_row;
     size_t k_bytes = keys * sizeof(float), v_bytes = values * sizeof(float);
-    sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->kv_staging, k_bytes + v_bytes, err);
+    sn_status status = sn_cuda_buffer_require(cuda, &cuda->kv_staging, k_bytes + v_bytes, err);
     if (!status) status = sn_cuda_table_upload(cuda, t->shape, t->n, 1, &sequence, err);
     if (status) return status;
     float *k = cuda->kv_staging.at, *v = k + keys;
@@ -125,7 +125,7 @@ size_t sn_cuda_partial_bytes(const sn_device_limits *l) {
 static sn_status attention_by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
     int n_splits = sn_cuda_attention_n_splits(cuda->n_rows);
     size_t parts = (size_t)cuda->n_rows * (size_t)a->n_heads * (size_t)n_splits, dims = (size_t)a->kv.padded_dim;
-    sn_status status = sn_cuda_buffer_reserve(cuda, &cuda->partial, parts * (dims + 2) * sizeof(float), err);
+    sn_status status = sn_cuda_buffer_require(cuda, &cuda->partial, parts * (dims + 2) * sizeof(float), err);
     if (status) return status;
     a->partial = cuda->partial.at;
     a->partial_stats = a->partial + parts * dims;

@@ -6,7 +6,7 @@ sn_status sn_cuda_latent_attend(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err
     size_t parts = (size_t)cuda->n_rows * (size_t)a->n_heads * (size_t)n_splits,
            dims = sn_cuda_pad((size_t)a->kv.latent, 4);
     sn_status status = SN_OK;
-    if (n_splits > 1) status = sn_cuda_buffer_reserve(cuda, &cuda->partial, parts * (dims + 2) * sizeof(float), err);
+    if (n_splits > 1) status = sn_cuda_buffer_require(cuda, &cuda->partial, parts * (dims + 2) * sizeof(float), err);
     if (status) return status;
     a->partial = cuda->partial.at;
     a->partial_stats = n_splits > 1 ? a->partial + parts * dims : NULL;

@@ -97,8 +97,10 @@ static sn_status linear_few_rows(sn_cuda *cuda, int n, const float *x, int n_lin
 
 static sn_status blas_check(sn_cuda *cuda, cublasStatus_t result, sn_err *err) {
     if (result == CUBLAS_STATUS_SUCCESS) return sn_cuda_check_launch(cuda, cudaSuccess, "cuBLAS", err);
-    cudaError_t error = cudaGetLastError();
-    if (error != cudaSuccess) return sn_cuda_check(cuda, error, "cuBLAS", err);
+    /* cuBLAS has a runtime of its own: the error is not in ours. In a capture any failure may be the capture's fault.
+     */
+    if (cuda->state == SN_CUDA_CAPTURING)
+        return sn_cuda_fail_capture(cuda, "cuBLAS", cublasGetStatusString(result), err);
     return sn_fail(err, SN_STOP, "%s: cuBLAS failed: %s", cuda->description, cublasGetStatusString(result));
 }
 

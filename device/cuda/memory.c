@@ -119,6 +119,12 @@ sn_status sn_cuda_buffer_reserve(sn_cuda *cuda, sn_cuda_buffer *buffer, size_t b
     return SN_OK;
 }
 
+sn_status sn_cuda_buffer_require(sn_cuda *cuda, const sn_cuda_buffer *buffer, size_t bytes, sn_err *err) {
+    if (bytes <= buffer->bytes) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "%s was prepared for smaller calls: this one needs %zu bytes where there are %zu",
+                   cuda->description, bytes, buffer->bytes);
+}
+
 /* -- copies */
 
 /* The next stage, after its last copy has finished. */

@@ -20,19 +20,22 @@ static sn_status stop_timed_out(sn_cuda *cuda, sn_err *err) {
     return fail_stopped(cuda, err);
 }
 
-/* The error codes of CUDA for what cannot be captured. */
+/* The error codes of CUDA for what cannot be captured: 900 to 908. */
 static bool is_capture_error(cudaError_t error) {
-    return error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureIsolation;
+    return error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureWrongThread;
+}
+
+sn_status sn_cuda_fail_capture(sn_cuda *cuda, const char *what, const char *why, sn_err *err) {
+    cudaGetLastError();
+    if (cuda->graph) cuda->graph->uncapturable = true;
+    return sn_fail(err, SN_RETRY, "%s: a batch with %s in it cannot be captured (%s): it was not run, try again",
+                   cuda->description, what, why);
 }
 
 sn_status sn_cuda_check(sn_cuda *cuda, cudaError_t error, const char *what, sn_err *err) {
     if (error == cudaSuccess) return SN_OK;
-    if (is_capture_error(error) && cuda->state == SN_CUDA_CAPTURING) {
-        cudaGetLastError();
-        if (cuda->graph) cuda->graph->uncapturable = true;
-        return sn_fail(err, SN_RETRY, "%s: a batch with %s in it cannot be captured (%s): it was not run, try again",
-                       cuda->description, what, cudaGetErrorString(error));
-    }
+    if (is_capture_error(error) && cuda->state == SN_CUDA_CAPTURING)
+        return sn_cuda_fail_capture(cuda, what, cudaGetErrorString(error), err);
     if (!cuda->base.lost)
         snprintf(cuda->stop_reason, sizeof cuda->stop_reason, "%s is lost: %s failed: %s", cuda->description, what,
                  cudaGetErrorString(error));
@@ -51,8 +54,6 @@ sn_status sn_cuda_enter(sn_cuda *cuda, sn_err *err) {
     if (!status) thread_device = cuda->base.id.ordinal;
     return status;
 }
-
-void sn_cuda_device_changed(void) { thread_device = -1; }
 
 sn_status sn_cuda_op_done(sn_cuda *cuda, sn_status status) {
     if (status) cuda->batch_failed = true;

@@ -72,7 +72,7 @@ sn_status sn_cuda_get_rows_op(sn_device *d, const sn_weight *weight, int n, cons
     for (int i = 0; i < n && !status; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= weight->rows)
             status = sn_fail(err, SN_REFUSED, "row %d does not exist: the matrix has %zu rows", ids[i], weight->rows);
-    if (!status && n > 0) status = sn_cuda_buffer_reserve(cuda, &cuda->ids, (size_t)n * sizeof *ids, err);
+    if (!status && n > 0) status = sn_cuda_buffer_require(cuda, &cuda->ids, (size_t)n * sizeof *ids, err);
     if (!status && n > 0) status = sn_cuda_upload_staged(cuda, cuda->ids.at, ids, (size_t)n * sizeof *ids, err);
     if (!status && n > 0 && weight->cols) {
         sn_cuda_matrix w = sn_cuda_matrix_of(weight);

@@ -3,6 +3,8 @@
  * plan does not use are closed again. */
 #include "node/placement/device_placement.h"
 
+#include "base/log.h"
+#include "base/mem.h"
 #include "base/text.h"
 
 #include <stdlib.h>
@@ -11,7 +13,7 @@
 /* The devices that may be used, each with its memory budget. */
 typedef struct device_set {
     sn_plan_device devices[SN_PLAN_DEVICES_MAX];
-    size_t limits[SN_PLAN_DEVICES_MAX]; /* of --device-memory; 0: none */
+    size_t limits[SN_PLAN_DEVICES_MAX]; /* of --device-memory, or of a driver's reserve; 0: none */
     sn_device *open[SN_PLAN_DEVICES_MAX];
     int n;
 } device_set;
@@ -25,7 +27,10 @@ static sn_status device_set_add(device_set *c, sn_device_id id, const sn_device_
     for (size_t i = 0; i < n_there; i++)
         if (sn_device_id_equal(there[i].id, id)) {
             if (c->n == SN_PLAN_DEVICES_MAX) return sn_fail(err, SN_REFUSED, "at most %d devices are used", c->n);
-            c->devices[c->n++] = (sn_plan_device){.id = id, .budget = there[i].memory_free};
+            size_t reserve = sn_min_size(there[i].memory_reserve, there[i].memory_free);
+            c->devices[c->n] = (sn_plan_device){.id = id, .budget = there[i].memory_free - reserve};
+            c->limits[c->n] = reserve ? c->devices[c->n].budget : 0;
+            c->n++;
             return SN_OK;
         }
     return sn_fail(err, SN_REFUSED, "this machine has no device %s: --list-devices shows its devices",
@@ -81,8 +86,8 @@ static sn_status device_set_limit_memory(const char *text, device_set *c, sn_err
     bytes -= SN_DEVICE_TRY_BYTES; /* they stay free for a try of a lost device, whose memory is still in use */
     for (int i = 0; i < c->n; i++)
         if (sn_device_id_equal(c->devices[i].id, id)) {
-            c->limits[i] = bytes;
             c->devices[i].budget = sn_min_size(c->devices[i].budget, bytes);
+            c->limits[i] = c->limits[i] ? sn_min_size(c->limits[i], bytes) : bytes;
         }
     return SN_OK;
 }
@@ -103,6 +108,30 @@ static size_t block_cache(const sn_device_placement_options *options, const sn_h
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
+static void device_set_remove(device_set *c, int i) {
+    c->n--;
+    memmove(&c->devices[i], &c->devices[i + 1], (size_t)(c->n - i) * sizeof *c->devices);
+    memmove(&c->limits[i], &c->limits[i + 1], (size_t)(c->n - i) * sizeof *c->limits);
+}
+
+/* With --device auto, an accelerator that cannot be opened is left out. */
+static sn_status device_set_open(const sn_device_placement_options *options, device_set *c, sn_err *err) {
+    for (int i = 0; i < c->n;) {
+        char name[32];
+        sn_device_options own = options->device_options;
+        own.memory_max = c->limits[i];
+        sn_status status = sn_device_open(c->devices[i].id, &own, &c->open[i], err);
+        if (status && (c->devices[i].id.kind == SN_DEVICE_CPU || strcmp(options->device, "auto"))) return status;
+        if (status) {
+            sn_log(SN_LOG_WARN, "device left out", "device=%s text=%s", sn_device_id_name(c->devices[i].id, name),
+                   err->text);
+            device_set_remove(c, i);
+        } else
+            i++;
+    }
+    return SN_OK;
+}
+
 /* Of each part of a block, the cost is that on the device that needs most memory for it. */
 static sn_status blocks_count_costs(const sn_device_placement_options *options, const sn_model *model, int first,
                                     int end, device_set *c, sn_block_cost *costs, sn_err *err) {
@@ -111,12 +140,7 @@ static sn_status blocks_count_costs(const sn_device_placement_options *options, 
     size_t n = (size_t)(end - first);
     sn_status status = sn_calloc(&on_device, n, sizeof *on_device, err);
     for (int i = 0; i < c->n && !status; i++) {
-        sn_device_options own = options->device_options;
-        own.memory_max = c->limits[i];
-        status = sn_device_open(c->devices[i].id, &own, &c->open[i], err);
-        if (!status)
-            status =
-                sn_span_costs(model, c->open[i], &part, options->kv_memory, on_device, &c->devices[i].scratch, err);
+        status = sn_span_costs(model, c->open[i], &part, options->kv_memory, on_device, &c->devices[i].scratch, err);
         for (size_t b = 0; b < n && !status; b++) {
             const sn_block_cost before = costs[b];
             costs[b] = on_device[b];
@@ -196,6 +220,7 @@ sn_status sn_device_placement_make(const sn_device_placement_options *options, c
     if (!status) status = device_set_parse(options, &c, err);
     for (size_t i = 0; i < options->n_device_memory && !status; i++)
         status = device_set_limit_memory(options->device_memory[i], &c, err);
+    if (!status) status = device_set_open(options, &c, err);
     if (!status) status = blocks_count_costs(options, model, first, last, &c, costs, err);
     sn_plan_query query = {.first = first, .end = last, .experts = options->experts, .costs = costs};
     if (!status) status = plan_make(options, hp, &c, costs, &query, &out->plan, end, err);

@@ -17,10 +17,12 @@ static sn_err err;
         cr_assert(strstr(err.text, error_part), "\"%s\" does not say \"%s\"", err.text, error_part);                   \
     } while (0)
 
+static const sn_device_limits limits = {.rows = 64, .width = 64, .context = 256, .heads = 2, .head_dim = 16};
+
 static sn_device *open_device(void) {
     sn_device *d;
     OK(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err));
-    OK(d->ops->prepare(d, &(sn_device_limits){.rows = 64, .width = 64, .context = 256}, &err));
+    OK(d->ops->prepare(d, &limits, &err));
     return d;
 }
 
@@ -250,21 +252,73 @@ Test(cuda_records, a_failed_recording_falls_back_to_direct_execution) {
     close_device(&d);
 }
 
-Test(cuda_records, an_unrecordable_batch_is_executed_directly) {
+/* A capture of n rows fails once: this batch is to be tried again, and runs uncaptured from then on, with its bits. */
+static void expect_no_further_capture(int n, void (*fail)(int nth), int nth) {
     sn_device *d = open_device();
     model m = model_new(d);
-    sn_sequence sequence = {m.pages, 0, 0, 1, {0}};
-    sn_batch pass = {&shape, 1, 1, &sequence, 5};
-    float out[WIDTH];
+    sn_sequence sequence = {m.pages, 0, 0, n, {0}};
+    sn_batch pass = {&shape, n, 1, &sequence, 5};
+    float out[ROWS_MAX * WIDTH], want[ROWS_MAX * WIDTH];
     bool recorded;
-    run_step(&m, 5, 0, 1, 4, out);
-    cuda_stand_in_spoil_capture(2);
+    run_step(&m, 5, 0, n, 4, want);
+    fail(nth);
     OK(d->ops->batch_begin(d, &pass, &recorded, &err));
-    cr_assert_eq(issue_ops(&m, 1), SN_RETRY);
+    cr_assert_eq(issue_ops(&m, n), SN_RETRY, "%s", err.text);
     cr_assert(strstr(err.text, "cannot be captured"), "%s", err.text);
     cr_assert_eq(d->ops->batch_end(d, &err), SN_RETRY);
-    for (int i = 0; i < 3; i++) cr_assert_not(run_step(&m, 5, 0, 1, 4, out));
+    for (int i = 0; i < 3; i++) {
+        cr_assert_not(run_step(&m, 5, 0, n, 4, out));
+        cr_assert_eq(memcmp(out, want, (size_t)n * WIDTH * sizeof *out), 0);
+    }
     cr_assert_eq(d->graphs_captured, 0);
+    model_free(&m);
+    close_device(&d);
+}
+
+Test(cuda_records, an_unrecordable_batch_is_executed_directly) {
+    for (int error = 900; error <= 908; error++) {
+        cuda_stand_in_capture_error(error);
+        expect_no_further_capture(1, cuda_stand_in_spoil_capture, 2);
+    }
+}
+
+/* cuBLAS tells its failure by its own status only. */
+Test(cuda_records, a_batch_that_cublas_cannot_record_is_executed_directly) {
+    expect_no_further_capture(ROWS_MAX, cuda_stand_in_fail_product, 1);
+}
+
+Test(cuda_records, cublas_that_fails_outside_of_a_capture_loses_no_device) {
+    sn_device *d = open_device();
+    model m = model_new(d);
+    float out[ROWS_MAX * WIDTH];
+    sn_linear linear = {.weight = &m.weight, .y = m.h};
+    cuda_stand_in_fail_product(1);
+    cr_assert_eq(d->ops->linear(d, ROWS_MAX, m.x, 1, &linear, &err), SN_STOP);
+    cr_assert(strstr(err.text, "cuBLAS failed"), "%s", err.text);
+    cr_assert_null(d->lost);
+    for (int i = 0; i < 3; i++) cr_assert_eq(run_step(&m, 5, 0, ROWS_MAX, 4, out), i == 2);
+    model_free(&m);
+    close_device(&d);
+}
+
+/* What is larger than prepare was told is refused, and takes no memory. */
+Test(cuda_records, no_operation_allocates) {
+    sn_device *d;
+    OK(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err));
+    OK(d->ops->prepare(d, &(sn_device_limits){.rows = 1, .width = 64, .context = 64}, &err));
+    model m = model_new(d);
+    int32_t ids[64] = {0};
+    bool recorded;
+    uint64_t before = cuda_stand_in_mallocs();
+    sn_sequence sequence = {m.pages, 100, 0, 1, {0}};
+    sn_batch pass = {&shape, 1, 1, &sequence, 0};
+    REFUSED(d->ops->batch_begin(d, &pass, &recorded, &err), "was prepared for smaller batches");
+    sequence.position = 0;
+    OK(d->ops->batch_begin(d, &pass, &recorded, &err));
+    REFUSED(issue_ops(&m, 1), "was prepared for smaller calls"); /* attention: no heads were named */
+    OK(d->ops->batch_end(d, &err));
+    REFUSED(d->ops->get_rows(d, &m.weight, 64, ids, m.out, &err), "was prepared for smaller calls");
+    cr_assert_eq(cuda_stand_in_mallocs(), before);
     model_free(&m);
     close_device(&d);
 }
@@ -384,7 +438,7 @@ static sn_status round_of_work(int nth, bool creation) {
     float *x = NULL, *pinned = NULL;
     (creation ? cuda_stand_in_fail_creation : cuda_stand_in_fail_allocation)(nth);
     sn_status status = sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err);
-    if (!status) status = d->ops->prepare(d, &(sn_device_limits){.rows = 64, .width = 64, .context = 256}, &err);
+    if (!status) status = d->ops->prepare(d, &limits, &err);
     if (!status) status = d->ops->alloc(d, 4096, (void **)&x, &err);
     if (!status) status = d->ops->host_alloc(d, 4096, (void **)&pinned, &err);
     sn_kv_shape small = {1, 1, 4, 16, SN_KV_F32, 0};
@@ -463,12 +517,62 @@ Test(cuda_list, lists_devices_with_name_and_memory) {
     for (int i = 0; i < 2; i++) {
         cr_assert_eq(infos[i].id.kind, SN_DEVICE_CUDA);
         cr_assert_eq(infos[i].id.ordinal, i);
-        cr_assert_eq(infos[i].memory, (size_t)1 << 30);
+        cr_assert_eq(infos[i].memory_free, infos[i].memory);
+        cr_assert_eq(infos[i].memory_free - infos[i].memory_reserve, (size_t)1 << 30);
         cr_assert(strstr(infos[i].features, "sm_90"), "%s", infos[i].features);
     }
     n = SN_DEVICES_MAX - 1; /* capacity for one */
     OK(sn_cuda_list(infos, &n, &err));
     cr_assert_eq(n, SN_DEVICES_MAX);
+}
+
+/* A context takes hundreds of MB of a device: one that is only listed has none. */
+Test(cuda_list, listing_makes_no_context) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    size_t n = 0;
+    OK(sn_cuda_list(infos, &n, &err));
+    cr_assert_eq(cuda_stand_in_contexts(), 0);
+    sn_device *d = open_device();
+    cr_assert_eq(cuda_stand_in_contexts(), 1);
+    close_device(&d);
+}
+
+/* What the driver takes by itself is kept free once: of a device that is open it has taken it. */
+Test(cuda_list, an_open_device_needs_no_further_reserve) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    size_t n = 0;
+    sn_device *d = open_device();
+    size_t used = cuda_stand_in_used();
+    OK(sn_cuda_list(infos, &n, &err));
+    cr_assert_eq(infos[0].memory_reserve, 0);
+    cr_assert_eq(infos[0].memory_free, ((size_t)1 << 30) - used);
+    cr_assert_gt(infos[1].memory_reserve, 0);
+    close_device(&d);
+}
+
+Test(cuda_list, one_unusable_device_does_not_hide_others) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    size_t n = 0;
+    cuda_stand_in_break(0, false);
+    OK(sn_cuda_list(infos, &n, &err));
+    cr_assert_eq(n, 1);
+    cr_assert_eq(infos[0].id.ordinal, 1);
+    cuda_stand_in_devices(1);
+    n = 0;
+    REFUSED(sn_cuda_list(infos, &n, &err), "none of the 1 CUDA devices");
+    cr_assert_eq(n, 0);
+    cuda_stand_in_break(-1, false);
+    cuda_stand_in_capability(75);
+    REFUSED(sn_cuda_list(infos, &n, &err), "none of the 1 CUDA devices");
+}
+
+Test(cuda_list, a_driver_that_is_too_old_is_named_with_what_is_needed) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    size_t n = 0;
+    cuda_stand_in_driver(12040);
+    REFUSED(sn_cuda_list(infos, &n, &err), "one for CUDA 12.4, and this program needs one for CUDA 13 or newer");
+    cuda_stand_in_driver(0);
+    REFUSED(sn_cuda_list(infos, &n, &err), "there is no NVIDIA driver");
 }
 
 Test(cuda_list, reports_a_missing_driver) {

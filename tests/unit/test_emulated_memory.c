@@ -49,8 +49,9 @@ static void for_each_device(void (*expect)(void)) {
 #endif
 }
 
-/* Places all blocks of the testbed's model within `limit` bytes; *planned: those that the plan counts. */
-static sn_status place(const testbed *w, const char *map, size_t limit, size_t *planned, sn_err *why) {
+/* Places all blocks of the testbed's model on a device of `there` bytes, within `limit` (0: none is given); *planned:
+ * those that the plan counts. */
+static sn_status place_on(const testbed *w, const char *map, size_t there, size_t limit, size_t *planned, sn_err *why) {
     char both[32], memory[64];
     const char *item = memory;
     sn_model *model = NULL;
@@ -61,17 +62,21 @@ static sn_status place(const testbed *w, const char *map, size_t limit, size_t *
     const sn_device_placement_options options = {.device = map ? both : device,
                                                  .device_map = map,
                                                  .device_memory = &item,
-                                                 .n_device_memory = 1,
+                                                 .n_device_memory = limit ? 1 : 0,
                                                  .device_options = {.threads = 1},
                                                  .kv_memory = KV_PAGES * w->page_bytes,
                                                  .tune_memory = TUNE_MEMORY};
-    emulate(ROOMY);
+    emulate(there);
     REQUIRE(sn_model_open(w->path, &model, &err));
     sn_status status = sn_device_placement_make(&options, model, 0, &end, &placement, why);
     if (!status && planned) *planned = placement.plan.device_bytes[0];
     sn_device_placement_close(&placement);
     sn_model_close(&model);
     return status;
+}
+
+static sn_status place(const testbed *w, const char *map, size_t limit, size_t *planned, sn_err *why) {
+    return place_on(w, map, ROOMY, limit, planned, why);
 }
 
 /* The least limit with which the blocks are placed: what is planned, and what a try of a lost device takes. */
@@ -92,15 +97,15 @@ typedef struct fixture {
     node_client *client;
 } fixture;
 
-/* A node that may use `limit` bytes of the device, which has `there`. */
+/* A node that may use `limit` bytes of the device (0: no limit is given), which has `there`. */
 static fixture fixture_begin(const char *map, size_t limit, size_t there) {
     static char both[32], memory[64]; /* the node borrows them */
     snprintf(both, sizeof both, "%s,cpu", device);
-    snprintf(memory, sizeof memory, "%s=%zu", device, limit);
+    if (limit) snprintf(memory, sizeof memory, "%s=%zu", device, limit);
     fixture f = {.w = testbed_new(&(cluster_options){.kv_memory = KV_PAGES,
                                                      .device = map ? both : device,
                                                      .device_map = map,
-                                                     .device_memory = memory,
+                                                     .device_memory = limit ? memory : NULL,
                                                      .tune_memory = TUNE_MEMORY,
                                                      .prefix_cache_memory = 1 << 20})};
     emulate(there);
@@ -193,13 +198,46 @@ static void expect_no_more_than_planned_with(const char *map) {
     size_t limit = least_limit(map);
     for (int roomy = 0; roomy < 2; roomy++) {
         fixture f = fixture_begin(map, limit, roomy ? ROOMY : limit);
+        uint64_t allocations = cuda_stand_in_mallocs();
         expect_serving(&f);
+        cr_expect_eq(cuda_stand_in_mallocs(), allocations, "serving allocates device memory");
         expect_refused(&f, forward_message(f.w, SN_MSG_FORWARD, PROMPT), SN_REFUSED, "are left within --device-memory");
         expect_refused(&f, adapter_message(f.w), SN_RETRY, "--device-memory");
         expect_serving(&f);
         fixture_end(&f);
         cr_expect_leq(peak(), limit, "%s, map %s", device, map ? map : "none");
     }
+}
+
+/* Without --device-memory a full CUDA device is planned for, less what the driver takes by itself. */
+Test(emulated_memory, a_device_without_a_limit_keeps_what_its_driver_needs) {
+    cuda_stand_in_reset();
+    device = "cuda:1"; /* the same blocks on another device: on the first one nothing has been opened yet */
+    size_t least = least_limit(NULL) - SN_DEVICE_TRY_BYTES;
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = KV_PAGES});
+    sn_err why;
+    device = "cuda:0";
+    cr_expect_eq(place_on(w, NULL, least - 1, 0, NULL, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "1 bytes more"), "%s", why.text);
+    testbed_free(&w);
+    fixture f = fixture_begin(NULL, 0, least);
+    expect_serving(&f);
+    fixture_end(&f);
+    cr_expect_leq(peak(), least);
+}
+
+Test(emulated_memory, a_device_that_cannot_be_opened_is_left_out_unless_it_is_named) {
+    cuda_stand_in_reset();
+    cuda_stand_in_break(0, true);
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = KV_PAGES});
+    sn_err why;
+    device = "cuda:0";
+    cr_expect_eq(place_on(w, NULL, ROOMY, 0, NULL, &why), SN_STOP);
+    cr_expect(strstr(why.text, "cuda:0") && strstr(why.text, "unavailable"), "%s", why.text);
+    device = "auto";
+    cr_expect_eq(place_on(w, NULL, ROOMY, 0, NULL, &why), SN_OK, "%s", why.text);
+    cr_expect_eq(cuda_stand_in_contexts(), 1, "cuda:1 was not opened");
+    testbed_free(&w);
 }
 
 static void expect_no_more_than_planned(void) { expect_no_more_than_planned_with(NULL); }

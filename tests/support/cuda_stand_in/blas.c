@@ -1,8 +1,10 @@
-/* cuBLAS of the stand-in: the one form of product that the backend uses, computed by its definition. */
+/* What the backend loads at run time, in the stand-in: cuBLAS, with the one form of product that the backend uses,
+ * computed by its definition, and what NVML knows of memory. As the real cuBLAS, which has a runtime of its own, it
+ * leaves no error for cudaGetLastError. */
 #include "tests/support/cuda_stand_in/stand_in_private.h"
 
 #include "base/dtype.h"
-#include "device/cuda/cuda_private.h" /* private: this file defines sn_cuda_cublas_load in place of cublas.c */
+#include "device/cuda/cuda_private.h" /* private: this file stands in place of cublas.c and nvml.c */
 
 #include <stdlib.h>
 
@@ -17,8 +19,17 @@ sn_status sn_cuda_cublas_load(sn_err *err) {
     return SN_OK;
 }
 
+bool sn_cuda_free_memory(int ordinal, size_t *bytes) {
+    *bytes = cuda_memory_free(ordinal);
+    return true;
+}
+
+static int fail_product;
+void cuda_stand_in_fail_product(int nth) { fail_product = nth; }
+
 cublasStatus_t cublasCreate_v2(cublasHandle_t *handle) {
     cuda_lock();
+    cuda_memory_blas(cuda_this_device());
     bool fails = cuda_creation_fails();
     *handle = fails ? NULL : cuda_new_object(sizeof **handle);
     cuda_unlock();
@@ -117,9 +128,10 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
     }
     *p = (product){m, n, k, lda, ldb, ldc, a, b, type_a, c_scale > 0, c};
     cuda_lock();
+    bool fails = cuda_count_down(&fail_product);
+    if (fails) cuda_spoil_capture(handle->stream);
     cudaError_t error =
         cuda_stand_in_queue(handle->stream, (cuda_operation){run_product, p, free}, CUDA_OPERATION_KERNEL);
-    cuda_result(error);
     cuda_unlock();
-    return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+    return error || fails ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }

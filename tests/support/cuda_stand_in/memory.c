@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 
 enum { PAGE = 4096, ALIGNMENT = 256, RUBBISH = 0xa5 };
+/* What the driver takes by itself of a device: together what the backend keeps free for it. */
+static const size_t CONTEXT_BYTES = (size_t)384 << 20, BLAS_BYTES = (size_t)128 << 20;
 
 typedef struct allocation {
     char *at, *pages;
@@ -16,6 +18,8 @@ typedef struct allocation {
 static allocation *allocations;
 static size_t n_allocations, capacity;
 static size_t limit = (size_t)1 << 30, used[CUDA_STAND_IN_DEVICES], peak, pinned;
+static size_t contexts[CUDA_STAND_IN_DEVICES], handles[CUDA_STAND_IN_DEVICES]; /* bytes that the driver has taken */
+static uint64_t mallocs;
 static int fail_nth;
 
 static size_t pages_for(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
@@ -68,8 +72,23 @@ __attribute__((constructor)) static void read_limit(void) {
     if (text) limit = strtoull(text, NULL, 10);
 }
 
+void cuda_memory_context(int device) { contexts[device] = CONTEXT_BYTES; }
+void cuda_memory_blas(int device) { handles[device] = BLAS_BYTES; }
+size_t cuda_memory_total(void) { return limit + CONTEXT_BYTES + BLAS_BYTES; }
+
+size_t cuda_memory_free(int device) {
+    size_t taken = contexts[device] + handles[device] + used[device], total = cuda_memory_total();
+    return total > taken ? total - taken : 0;
+}
+
+int cuda_stand_in_contexts(void) {
+    int n = 0;
+    for (int i = 0; i < CUDA_STAND_IN_DEVICES; i++) n += contexts[i] > 0;
+    return n;
+}
+
 bool cuda_memory_take(int device, size_t bytes) {
-    if (used[device] > limit || bytes > limit - used[device]) return false;
+    if (bytes > cuda_memory_free(device)) return false;
     used[device] += bytes;
     if (used[device] > peak) peak = used[device];
     return true;
@@ -86,6 +105,7 @@ static cudaError_t allocate_memory(void **out, size_t bytes, int device) {
     error = add_allocation(bytes, device, out);
     if (!error && device < 0) pinned += bytes;
     if (error && device >= 0) cuda_memory_give(device, bytes);
+    mallocs += !error && device >= 0;
     return error;
 }
 
@@ -135,8 +155,8 @@ cudaError_t cudaFreeHost(void *host) {
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     cuda_lock();
     cudaError_t error = cuda_begin();
-    *total = limit;
-    *free_bytes = limit - used[cuda_this_device()];
+    *total = cuda_memory_total();
+    *free_bytes = cuda_memory_free(cuda_this_device());
     cuda_unlock();
     return error;
 }
@@ -144,6 +164,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
 void cuda_stand_in_memory(size_t bytes) { limit = bytes; }
 void cuda_stand_in_fail_allocation(int nth) { fail_nth = nth; }
 size_t cuda_stand_in_pinned(void) { return pinned; }
+uint64_t cuda_stand_in_mallocs(void) { return mallocs; }
 
 size_t cuda_stand_in_peak(void) { return peak; }
 

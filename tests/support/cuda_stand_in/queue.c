@@ -67,6 +67,8 @@ static _Thread_local int this_device;
 static _Thread_local cudaError_t last_error;
 static struct cuda_stream *streams;
 static int n_devices = 2, capability = 90, n_objects, lose_nth, fail_creation, spoil_nth, stall_ms;
+static int driver = CUDART_VERSION, broken = -1, capture_error = cudaErrorStreamCaptureUnsupported;
+static bool broken_answers;
 static bool copies_first, lost;
 static int64_t stalled_until;
 static uint64_t captures, graph_launches;
@@ -82,9 +84,16 @@ cudaError_t cuda_result(cudaError_t error) {
     return error;
 }
 
+/* As in the real runtime, the first call that needs a context makes one on this thread's device. */
 cudaError_t cuda_begin(void) {
     if (!n_devices) return cudaErrorNoDevice;
+    if (this_device == broken) return cudaErrorDevicesUnavailable;
+    cuda_memory_context(this_device);
     return lost ? cudaErrorLaunchFailure : cudaSuccess;
+}
+
+void cuda_spoil_capture(cudaStream_t stream) {
+    if (stream->capture) stream->capture->spoilt = true;
 }
 
 cudaError_t cuda_begin_uncapturable(void) {
@@ -200,6 +209,7 @@ cudaError_t cuda_stand_in_queue(cudaStream_t stream, cuda_operation operation, c
     *o = (shared_operation){operation, 1};
     cudaError_t error = cuda_begin();
     if (!error && !stream) error = cudaErrorInvalidResourceHandle; /* the backend never uses the default stream */
+    if (!error && stream->capture && stream->capture->spoilt) error = cudaErrorStreamCaptureInvalidated;
     if (!error && kind == CUDA_OPERATION_KERNEL) stream->kernels = true;
     if (!error) error = put_item(stream, (item){.kind = ITEM_OPERATION, .operation = o});
     drop_operation(o);
@@ -217,8 +227,8 @@ cudaError_t cuda_stand_in_launch(cudaStream_t stream, const unsigned grid[3], un
     else
         error = cuda_stand_in_queue(stream, operation, CUDA_OPERATION_KERNEL);
     if (!error && stream->capture && cuda_count_down(&spoil_nth)) {
-        stream->capture->spoilt = true;
-        error = cudaErrorStreamCaptureUnsupported;
+        cuda_spoil_capture(stream);
+        error = (cudaError_t)capture_error;
     }
     cuda_result(error);
     cuda_unlock();
@@ -227,20 +237,32 @@ cudaError_t cuda_stand_in_launch(cudaStream_t stream, const unsigned grid[3], un
 
 /* -- devices, errors */
 
+/* Of no driver it says version 0, and succeeds. */
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = n_devices ? driver : 0;
+    return cudaSuccess;
+}
+
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = n_devices;
-    return cuda_result(n_devices ? cudaSuccess : cudaErrorInsufficientDriver);
+    bool usable = n_devices && driver >= CUDART_VERSION;
+    *count = usable ? n_devices : 0;
+    return cuda_result(usable ? cudaSuccess : cudaErrorInsufficientDriver);
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     if (device < 0 || device >= n_devices) return cuda_result(cudaErrorInvalidDevice);
-    *prop = (struct cudaDeviceProp){.name = "stand-in", .major = capability / 10, .minor = capability % 10};
+    if (device == broken && !broken_answers) return cuda_result(cudaErrorDevicesUnavailable);
+    *prop = (struct cudaDeviceProp){
+        .name = "stand-in", .totalGlobalMem = cuda_memory_total(), .major = capability / 10, .minor = capability % 10};
     return cudaSuccess;
 }
 
+/* Makes a context, as CUDA 12 and newer do. */
 cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= n_devices) return cuda_result(cudaErrorInvalidDevice);
+    if (device == broken) return cuda_result(cudaErrorDevicesUnavailable);
     this_device = device;
+    cuda_memory_context(device);
     return cudaSuccess;
 }
 
@@ -262,6 +284,8 @@ const char *cudaGetErrorString(cudaError_t error) {
         return "invalid configuration argument";
     case cudaErrorInsufficientDriver:
         return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorDevicesUnavailable:
+        return "CUDA-capable device(s) is/are busy or unavailable";
     case cudaErrorNoDevice:
         return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:
@@ -278,6 +302,10 @@ const char *cudaGetErrorString(cudaError_t error) {
         return "operation failed due to a previous error during capture";
     case cudaErrorStreamCaptureIsolation:
         return "dependency created on uncaptured work in another stream";
+    case cudaErrorStreamCaptureImplicit:
+        return "operation would make the legacy stream depend on a capturing blocking stream";
+    case cudaErrorStreamCaptureWrongThread:
+        return "attempt to terminate a thread-local capture sequence from another thread";
     }
     return "unknown error";
 }
@@ -510,11 +538,19 @@ void cuda_stand_in_capability(int sm) { capability = sm; }
 void cuda_stand_in_copies_first(bool first) { copies_first = first; }
 void cuda_stand_in_fail_creation(int nth) { fail_creation = nth; }
 void cuda_stand_in_spoil_capture(int nth) { spoil_nth = nth; }
+void cuda_stand_in_capture_error(int error) { capture_error = error; }
+void cuda_stand_in_driver(int version) { driver = version; }
+
+void cuda_stand_in_break(int device, bool answers) {
+    broken = device;
+    broken_answers = answers;
+}
 void cuda_stand_in_stall(int ms) { stall_ms = ms; }
 void cuda_stand_in_lose(int nth) { lose_nth = nth; }
 
 void cuda_stand_in_heal(void) {
     cuda_stand_in_fail_allocation(0);
+    cuda_stand_in_fail_product(0);
     fail_creation = spoil_nth = stall_ms = lose_nth = 0;
     stalled_until = 0;
     lost = false;
@@ -526,6 +562,9 @@ void cuda_stand_in_reset(void) {
     cuda_stand_in_peak_reset();
     n_devices = 2;
     capability = 90;
+    driver = CUDART_VERSION;
+    capture_error = cudaErrorStreamCaptureUnsupported;
+    cuda_stand_in_break(-1, false);
     copies_first = false;
     captures = graph_launches = 0;
 }

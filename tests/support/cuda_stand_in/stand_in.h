@@ -35,8 +35,14 @@ enum { CUDA_STAND_IN_DEVICES = 4 };
 void cuda_stand_in_reset(void);
 void cuda_stand_in_devices(int n);     /* number of devices: 2. 0: no driver */
 void cuda_stand_in_capability(int sm); /* compute capability: 90 */
-/* bytes of each device: 1 GiB, in programs those of the environment variable CUDA_STAND_IN_MEMORY */
+/* bytes of each device beside those that the driver takes by itself (a context, once a device is used, and cuBLAS):
+ * 1 GiB, in programs those of the environment variable CUDA_STAND_IN_MEMORY */
 void cuda_stand_in_memory(size_t bytes);
+/* The driver's version as cudaDriverGetVersion tells it: 13000. An older one than the runtime's refuses. */
+void cuda_stand_in_driver(int version);
+/* A device that cannot be used: it cannot be asked for its properties, or (answers) no context can be made on it. -1:
+ * none, as at first */
+void cuda_stand_in_break(int device, bool answers);
 void cuda_stand_in_copies_first(bool first); /* false */
 
 /* -- faults; counts begin at the call. In programs: while the file exists that the environment variable
@@ -44,16 +50,20 @@ void cuda_stand_in_copies_first(bool first); /* false */
 void cuda_stand_in_fail_allocation(int nth); /* the nth cudaMalloc or cudaHostAlloc fails (first: 1), no other */
 void cuda_stand_in_fail_creation(int nth);   /* likewise for streams, events, executable graphs, cuBLAS handles */
 void cuda_stand_in_spoil_capture(int nth);   /* the nth kernel launch during a capture cannot be recorded */
+void cuda_stand_in_capture_error(int error); /* with this error: 900 */
+void cuda_stand_in_fail_product(int nth);    /* the nth product of cuBLAS fails, and spoils a capture */
 void cuda_stand_in_stall(int ms);            /* the next kernel or copy takes this long, once; or until healed */
 void cuda_stand_in_lose(int nth);            /* from its nth kernel or copy on, the device is lost */
 void cuda_stand_in_heal(void);               /* ends all of these */
 
 /* -- counters */
-size_t cuda_stand_in_used(void);     /* bytes of device memory, of all devices, executable graphs included */
-size_t cuda_stand_in_peak(void);     /* the most that one device had in use, since the reset or the next call */
-void cuda_stand_in_peak_reset(void); /* from what is in use now */
-size_t cuda_stand_in_pinned(void);   /* bytes of pinned host memory */
-int cuda_stand_in_objects(void);     /* streams, events, graphs, executable graphs, cuBLAS handles */
+size_t cuda_stand_in_used(void);      /* bytes of device memory, of all devices, executable graphs included */
+size_t cuda_stand_in_peak(void);      /* the most that one device had in use, since the reset or the next call */
+void cuda_stand_in_peak_reset(void);  /* from what is in use now */
+size_t cuda_stand_in_pinned(void);    /* bytes of pinned host memory */
+uint64_t cuda_stand_in_mallocs(void); /* allocations of device memory so far */
+int cuda_stand_in_contexts(void);     /* devices on which there is a context */
+int cuda_stand_in_objects(void);      /* streams, events, graphs, executable graphs, cuBLAS handles */
 uint64_t cuda_stand_in_captures(void);
 uint64_t cuda_stand_in_graph_launches(void);
 

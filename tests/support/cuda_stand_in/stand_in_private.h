@@ -27,10 +27,19 @@ cudaError_t cuda_stand_in_queue(cudaStream_t stream, cuda_operation operation, c
 cudaError_t cuda_stand_in_launch(cudaStream_t stream, const unsigned grid[3], unsigned threads, size_t shared,
                                  size_t shared_allowed, cuda_operation operation);
 
+/* A capture on this stream can no longer succeed. */
+void cuda_spoil_capture(cudaStream_t stream);
+
 /* memory.c: of one device */
 void cuda_memory_open(int device);
 void cuda_memory_close(int device);
 bool cuda_memory_holds(int device, const void *at, size_t bytes); /* inside one allocation */
+/* The device's context is made: the driver takes its memory, once. */
+void cuda_memory_context(int device);
+/* A cuBLAS handle is made on this device: takes its memory, once. */
+void cuda_memory_blas(int device);
+size_t cuda_memory_free(int device);
+size_t cuda_memory_total(void);
 /* Counts bytes that are no allocation; false: the device has not so many left. */
 bool cuda_memory_take(int device, size_t bytes);
 void cuda_memory_give(int device, size_t bytes);

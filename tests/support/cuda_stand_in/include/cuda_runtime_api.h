@@ -16,6 +16,7 @@ typedef enum cudaError {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
     cudaErrorInsufficientDriver = 35,
+    cudaErrorDevicesUnavailable = 46,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
@@ -24,6 +25,8 @@ typedef enum cudaError {
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
     cudaErrorStreamCaptureIsolation = 905,
+    cudaErrorStreamCaptureImplicit = 906,
+    cudaErrorStreamCaptureWrongThread = 908,
 } cudaError_t;
 
 typedef struct cuda_stream *cudaStream_t;
@@ -44,10 +47,15 @@ typedef cudaDataType cudaDataType_t;
 
 struct cudaDeviceProp {
     char name[256];
+    size_t totalGlobalMem;
     int major, minor;
 };
 
+#define CUDART_VERSION 13000
+
+cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaGetDeviceCount(int *count);
+cudaError_t cudaDeviceGetPCIBusId(char *bus, int size, int device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total);

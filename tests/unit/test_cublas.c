@@ -1,0 +1,80 @@
+/* Where cuBLAS is found: device/cuda/cublas.c with a version of cuBLAS that no machine has, and a library of that
+ * version that does nothing. Each test is a process, and looks once. */
+#include "device/cuda/cuda_private.h" /* private: cublas.c has no other header */
+
+#include "tests/support/files.h"
+
+#include <criterion/criterion.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static sn_err err;
+
+/* The library's folder, FAKE_CUBLAS, under another name: BASE/below. */
+static void link_below(const char *base, const char *below) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s", base);
+    for (const char *part = below, *end; *part; part = end + (*end == '/')) {
+        end = part + strcspn(part, "/");
+        size_t n = strlen(path);
+        snprintf(path + n, sizeof path - n, "/%.*s", (int)(end - part), part);
+        cr_assert_eq(*end ? mkdir(path, 0700) : symlink(FAKE_CUBLAS, path), 0, "%s", path);
+    }
+}
+
+static void expect_found(void) {
+    cr_assert_eq(sn_cuda_cublas_load(&err), SN_OK, "%s", err.text);
+    cr_assert_str_eq(cublasGetStatusString(CUBLAS_STATUS_SUCCESS), "found");
+}
+
+static void expect_refused(const char *part) {
+    cr_assert_eq(sn_cuda_cublas_load(&err), SN_REFUSED);
+    cr_assert(strstr(err.text, part), "%s", err.text);
+}
+
+Test(cublas, where_it_is_not_found_the_sentence_says_how_to_name_it) {
+    expect_refused("let the environment variable SWARM_CUBLAS name the folder of libcublas.so.99");
+}
+
+Test(cublas, a_folder_may_be_named) {
+    setenv("SWARM_CUBLAS", FAKE_CUBLAS, 1);
+    expect_found();
+}
+
+Test(cublas, a_file_may_be_named) {
+    setenv("SWARM_CUBLAS", FAKE_CUBLAS "/libcublas.so.99", 1);
+    expect_found();
+}
+
+/* A wrong name is told, and not replaced by another library. */
+Test(cublas, what_is_named_is_used_or_nothing) {
+    char *home = temp_folder();
+    link_below(home, "lib64");
+    setenv("CUDA_HOME", home, 1);
+    setenv("SWARM_CUBLAS", "/nowhere", 1);
+    expect_refused("/nowhere/libcublas.so.99");
+    remove_tree(home);
+    free(home);
+}
+
+Test(cublas, it_is_found_in_a_toolkit) {
+    char *home = temp_folder();
+    link_below(home, "lib64");
+    setenv("CUDA_HOME", home, 1);
+    expect_found();
+    remove_tree(home);
+    free(home);
+}
+
+Test(cublas, it_is_found_among_pythons_packages) {
+    char *home = temp_folder();
+    link_below(home, "lib/python3.12/site-packages/nvidia/cu13/lib");
+    setenv("VIRTUAL_ENV", home, 1);
+    expect_found();
+    remove_tree(home);
+    free(home);
+}

@@ -85,7 +85,8 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void dot_rows(uint widt
  * layout (sn_xpu_kv_page_bytes).
  *
  * The batch table: for each row {its sequence's first entry in `pages`, position}; then tiles of up to 16 rows of one
- * sequence {first row, rows, position of the first row, first entry in `pages`}; then the addresses of the pages. */
+ * sequence {first row, rows, position of the first row, first entry in `pages`}, those of one row last; then the
+ * addresses of the pages. */
 
 typedef struct kv_view {
     __global const ulong *pages; /* of the sequence */
@@ -144,56 +145,104 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_copy(__global c
 }
 
 #define CHUNK   64
+#define HEADS   4 /* query heads of one key-value head that share what they read: SN_XPU_ROW_HEADS */
 #define DIM_MAX 256
 
-/* Decoding: one group of 64 per row and head. It takes 64 positions at a time: an item scores one of them, then sums
- * every 64th dimension of the result. Online softmax: Milakov & Gimelshein 2018. */
+/* A row by itself (decoding): a group of 64 for up to HEADS query heads and for a part of the positions, part_tokens of
+ * them, a multiple of 64. It takes 64 positions at a time: an item scores one of them, then sums every 64th dimension
+ * of the results. Online softmax: Milakov & Gimelshein 2018. With one part the result goes to `out`; else maximum, sum
+ * and result of each (row, head, part) go to `partial`, and attention_join follows. */
 __kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void
-attention_row(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
+attention_row(__global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
               uint head_dim, uint page_tokens, int window, float scale, float softcap, __global const float *slopes,
-              __global const float *sinks, __global const float *q, __global float *out) {
-    __local float query[DIM_MAX], scores[CHUNK], probs[CHUNK];
-    uint lane = get_local_id(0), head = get_group_id(0), row = get_group_id(1);
-    uint kv_head = head / (n_heads / n_kv_heads);
-    uint2 at = rows[row];
-    kv_view p = {pages + at.x, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
-    uint end = at.y + 1, start = window_first(end - 1, window);
-    size_t place = ((size_t)row * n_heads + head) * head_dim;
-    for (uint e = lane; e < head_dim; e += CHUNK) query[e] = q[place + e];
-    float max_score = sinks ? sinks[head] : -INFINITY, sum = sinks ? 1.0f : 0.0f; /* a sink comes before all keys */
-    float result[DIM_MAX / CHUNK];
-    for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[i] = 0.0f;
-    for (uint base = start / 16 * 16; base < end; base += CHUNK) {
+              __global const float *sinks, __global const float *q, __global float *out, uint n_parts, uint part_tokens,
+              __global float *partial) {
+    __local float query[HEADS][DIM_MAX], scores[HEADS][CHUNK], probs[HEADS][CHUNK];
+    uint lane = get_local_id(0), index = get_group_id(1) / n_parts, part = get_group_id(1) % n_parts;
+    uint group = n_heads / n_kv_heads, teams = (group + HEADS - 1) / HEADS, kv_head = get_group_id(0) / teams;
+    uint first_head = kv_head * group + get_group_id(0) % teams * HEADS;
+    uint heads = min((uint)HEADS, (kv_head + 1) * group - first_head);
+    uint4 tile = tiles[index];
+    kv_view p = {pages + tile.w, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
+    uint own = tile.z, start = window_first(own, window), base = start / 16 * 16 + part * part_tokens;
+    uint end = min(own + 1, base + part_tokens);
+    if (base > own) return; /* this row has fewer parts than the longest */
+    size_t place = ((size_t)tile.x * n_heads + first_head) * head_dim;
+    float max_score[HEADS], sum[HEADS], result[HEADS][DIM_MAX / CHUNK];
+    for (uint h = 0; h < HEADS; h++) {
+        bool sink = sinks && part == 0 && h < heads; /* it comes before all keys */
+        max_score[h] = sink ? sinks[first_head + h] : -INFINITY;
+        sum[h] = sink ? 1.0f : 0.0f;
+        for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[h][i] = 0.0f;
+        for (uint e = lane; e < head_dim; e += CHUNK) query[h][e] = h < heads ? q[place + h * head_dim + e] : 0.0f;
+    }
+    for (; base < end; base += CHUNK) {
         uint position = base + lane, first = max(start, base), last = min(end, base + CHUNK);
         bool visible = position >= start && position < end;
-        float score = 0.0f;
-        /* the query is loaded, and all items have finished with the shares of the last chunk */
+        float score[HEADS];
+        for (uint h = 0; h < HEADS; h++) score[h] = 0.0f;
+        /* the queries are loaded, and all items have finished with the shares of the last chunk */
         barrier(CLK_LOCAL_MEM_FENCE);
         if (visible) {
             __global const float *key = key_at(p, position);
-            for (uint e = 0; e < head_dim; e++) score += query[e] * key[16 * e];
-            score = alibi_score(softcapped(score * scale, softcap), slopes, head, position, at.y);
+            for (uint e = 0; e < head_dim; e++) {
+                float element = key[16 * e];
+                for (uint h = 0; h < HEADS; h++) score[h] += query[h][e] * element;
+            }
+            for (uint h = 0; h < heads; h++)
+                score[h] = alibi_score(softcapped(score[h] * scale, softcap), slopes, first_head + h, position, own);
         }
-        scores[lane] = score;
+        for (uint h = 0; h < HEADS; h++) scores[h][lane] = score[h];
         barrier(CLK_LOCAL_MEM_FENCE);
-        float new_max = max_score;
-        for (uint t = first; t < last; t++) new_max = fmax(new_max, scores[t - base]);
-        probs[lane] = visible ? exp(score - new_max) : 0.0f;
+        for (uint h = 0; h < heads; h++) {
+            float new_max = max_score[h];
+            for (uint t = first; t < last; t++) new_max = fmax(new_max, scores[h][t - base]);
+            probs[h][lane] = visible ? exp(score[h] - new_max) : 0.0f;
+            float rescale = exp(max_score[h] - new_max); /* the earlier results, relative to the new maximum */
+            max_score[h] = new_max;
+            sum[h] *= rescale;
+            for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[h][i] *= rescale;
+        }
         barrier(CLK_LOCAL_MEM_FENCE);
-        float rescale = exp(max_score - new_max); /* the earlier results, relative to the new maximum */
-        max_score = new_max;
-        sum *= rescale;
-        for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[i] *= rescale;
-        for (uint t = first; t < last; t++) {
-            __global const float *value = value_at(p, t);
-            float prob = probs[t - base];
-            sum += prob;
-            for (uint i = 0; i < DIM_MAX / CHUNK; i++)
-                if (lane + i * CHUNK < head_dim) result[i] += prob * value[lane + i * CHUNK];
+        for (uint some = first / 16 * 16; some < last; some += 16) { /* they lie in one page */
+            __global const float *value = value_at(p, some);
+            for (uint t = max(first, some); t < min(last, some + 16); t++)
+                for (uint i = 0; i < DIM_MAX / CHUNK; i++) {
+                    uint e = lane + i * CHUNK;
+                    float element = e < head_dim ? value[(t - some) * head_dim + e] : 0.0f;
+                    for (uint h = 0; h < heads; h++) {
+                        result[h][i] += probs[h][t - base] * element;
+                        if (i == 0) sum[h] += probs[h][t - base];
+                    }
+                }
         }
     }
-    for (uint i = 0; i < DIM_MAX / CHUNK; i++)
-        if (lane + i * CHUNK < head_dim) out[place + lane + i * CHUNK] = result[i] / sum;
+    for (uint h = 0; h < heads; h++) {
+        size_t slot = (((size_t)index * n_heads + first_head + h) * n_parts + part) * (head_dim + 2);
+        __global float *to = n_parts == 1 ? out + place + h * head_dim : partial + slot + 2;
+        float divisor = n_parts == 1 ? sum[h] : 1.0f;
+        for (uint i = 0; i < DIM_MAX / CHUNK; i++)
+            if (lane + i * CHUNK < head_dim) to[lane + i * CHUNK] = result[h][i] / divisor;
+        if (n_parts > 1 && lane < 2) partial[slot + lane] = lane ? sum[h] : max_score[h];
+    }
+}
+
+/* Joins the parts of a row's head; a row has those that its positions fill. One group of 64 per head and row. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+attention_join(__global const uint4 *tiles, uint n_heads, uint head_dim, int window, __global float *out, uint n_parts,
+               uint part_tokens, __global const float *partial) {
+    uint lane = get_local_id(0), head = get_group_id(0), index = get_group_id(1), size = head_dim + 2;
+    uint4 tile = tiles[index];
+    uint n = (tile.z - window_first(tile.z, window) / 16 * 16) / part_tokens + 1;
+    __global const float *from = partial + ((size_t)index * n_heads + head) * n_parts * size;
+    float most = -INFINITY, sum = 0.0f;
+    for (uint i = 0; i < n; i++) most = fmax(most, from[i * size]);
+    for (uint i = 0; i < n; i++) sum += exp(from[i * size] - most) * from[i * size + 1];
+    for (uint e = lane; e < head_dim; e += 64) {
+        float result = 0.0f;
+        for (uint i = 0; i < n; i++) result += exp(from[i * size] - most) * from[i * size + 2 + e];
+        out[((size_t)tile.x * n_heads + head) * head_dim + e] = result / sum;
+    }
 }
 
 #define ROWS  16 /* of a tile */

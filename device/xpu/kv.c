@@ -2,8 +2,9 @@
  *
  * batch_begin builds the batch table on the host (the rows, then the tiles of up to SN_XPU_TILE_ROWS rows of one
  * sequence, then the addresses of the sequences' pages; block.cl documents it) and uploads it. The kernels kv_store and
- * attention_* follow the addresses that they find in it. A batch in which every sequence has one row uses
- * attention_row, any other attention_tile. Batches are not captured (xpu_private.h says why). Export and import copy
+ * attention_* follow the addresses that they find in it. Tiles of several rows use attention_tile. A row
+ * by itself uses attention_row, which divides a long context into parts, so that one session fills the device, too;
+ * attention_join adds them up. Batches are not captured (xpu_private.h says why). Export and import copy
  * positions through a buffer on the device, KV_COPY_BYTES at a time. */
 #include "device/xpu/xpu_private.h"
 
@@ -30,7 +31,7 @@ static size_t count_pages(const sn_kv_shape *shape, int end) {
 }
 
 typedef struct table_size {
-    size_t rows, tiles, pages;
+    size_t rows, tiles, singles, pages; /* tiles of several rows; of one */
 } table_size;
 
 static table_size table_measure(const sn_batch *batch) {
@@ -39,7 +40,8 @@ static table_size table_measure(const sn_batch *batch) {
         const sn_sequence *seq = &batch->sequences[s];
         if (seq->n_rows == 0) continue;
         size.rows += (size_t)seq->n_rows;
-        size.tiles += ((size_t)seq->n_rows + SN_XPU_TILE_ROWS - 1) / SN_XPU_TILE_ROWS;
+        size.singles += seq->n_rows % SN_XPU_TILE_ROWS == 1;
+        size.tiles += ((size_t)seq->n_rows + SN_XPU_TILE_ROWS - 2) / SN_XPU_TILE_ROWS;
         size.pages += count_pages(batch->shape, seq->position + seq->n_rows);
     }
     return size;
@@ -50,8 +52,10 @@ size_t sn_xpu_table_bytes(const sn_device_limits *l) {
     return 2 * 64 + rows * (8 + 16) + sequences * ((size_t)l->context / 16 + 1) * 8;
 }
 
-static void table_fill(const sn_batch *batch, uint32_t (*rows)[2], uint32_t (*tiles)[4], uint64_t *pages) {
-    uint32_t first_page = 0;
+/* tiles: those of several rows, then those of one. */
+static void table_fill(const sn_batch *batch, size_t n_tiles, uint32_t (*rows)[2], uint32_t (*tiles)[4],
+                       uint64_t *pages) {
+    uint32_t first_page = 0, (*singles)[4] = tiles + n_tiles;
     for (int s = 0; s < batch->n_sequences; s++) {
         const sn_sequence *seq = &batch->sequences[s];
         if (seq->n_rows == 0) continue;
@@ -59,17 +63,27 @@ static void table_fill(const sn_batch *batch, uint32_t (*rows)[2], uint32_t (*ti
             rows[seq->first_row + i][0] = first_page;
             rows[seq->first_row + i][1] = (uint32_t)(seq->position + i);
         }
-        for (int i = 0; i < seq->n_rows; i += SN_XPU_TILE_ROWS, tiles++) {
-            int left = seq->n_rows - i;
-            (*tiles)[0] = (uint32_t)(seq->first_row + i);
-            (*tiles)[1] = (uint32_t)(left < SN_XPU_TILE_ROWS ? left : SN_XPU_TILE_ROWS);
-            (*tiles)[2] = (uint32_t)(seq->position + i);
-            (*tiles)[3] = first_page;
+        for (int i = 0; i < seq->n_rows; i += SN_XPU_TILE_ROWS) {
+            const int left = seq->n_rows - i, n = left < SN_XPU_TILE_ROWS ? left : SN_XPU_TILE_ROWS;
+            const uint32_t tile[4] = {(uint32_t)(seq->first_row + i), (uint32_t)n, (uint32_t)(seq->position + i),
+                                      first_page};
+            memcpy(n == 1 ? singles++ : tiles++, tile, sizeof tile);
         }
         size_t n = count_pages(batch->shape, seq->position + seq->n_rows);
         for (size_t p = 0; p < n; p++) *pages++ = (uint64_t)(uintptr_t)seq->pages[p];
         first_page += (uint32_t)n;
     }
+}
+
+/* The positions that the longest single row attends to. */
+static int longest_single(const sn_batch *batch) {
+    int longest = 0;
+    for (int s = 0; s < batch->n_sequences; s++) {
+        const sn_sequence *seq = &batch->sequences[s];
+        if (seq->n_rows % SN_XPU_TILE_ROWS == 1 && seq->position + seq->n_rows > longest)
+            longest = seq->position + seq->n_rows;
+    }
+    return longest;
 }
 
 static sn_status kv_check_shape(const sn_kv_shape *shape, sn_err *err) {
@@ -91,14 +105,15 @@ sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed
     x->shape = *batch->shape;
     x->batch_rows = batch->n_rows;
     x->batch_tiles = (int)size.tiles;
-    x->decode_only = size.tiles == size.rows; /* every tile has one row */
+    x->batch_singles = (int)size.singles;
+    x->longest = longest_single(batch);
     x->tiles_at = sn_round_up(size.rows * 8, 64);
-    x->pages_at = sn_round_up(x->tiles_at + size.tiles * 16, 64);
+    x->pages_at = sn_round_up(x->tiles_at + (size.tiles + size.singles) * 16, 64);
     size_t bytes = x->pages_at + size.pages * 8;
     status = sn_xpu_buffer_reserve(x, &x->batch_table, bytes, err);
     if (!status) status = sn_calloc(&table, 1, bytes, err);
     if (!status) {
-        table_fill(batch, (uint32_t(*)[2])table, (uint32_t(*)[4])(table + x->tiles_at),
+        table_fill(batch, size.tiles, (uint32_t(*)[2])table, (uint32_t(*)[4])(table + x->tiles_at),
                    (uint64_t *)(table + x->pages_at));
         status = sn_xpu_upload(d, x->batch_table.device, table, bytes, err);
     }
@@ -128,15 +143,45 @@ sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *
                                   (size_t)x->batch_rows, COUNT(args), args, err);
 }
 
+/* -- attention of single rows */
+
+/* A part has at least so many positions; about so many groups fill the largest device. */
+enum { PART_TOKENS = 128, GROUPS = 1024 };
+
+/* rows * heads * parts is at most GROUPS * SN_XPU_ROW_HEADS where there are several parts. */
+static size_t slot_bytes(int head_dim) { return ((size_t)head_dim + 2) * sizeof(float); }
+size_t sn_xpu_partial_bytes(const sn_device_limits *l) {
+    const bool splits = l->context > PART_TOKENS && l->head_dim > 0 && l->head_dim <= SN_XPU_HEAD_DIM_MAX;
+    return splits ? GROUPS * SN_XPU_ROW_HEADS * slot_bytes(l->head_dim) : 0;
+}
+
+typedef struct row_parts {
+    uint32_t n, tokens; /* of a part: a multiple of 64 */
+} row_parts;
+
+/* `groups`: of all rows with one part each. */
+static row_parts divide_context(const sn_xpu *x, int32_t window, size_t groups) {
+    const size_t seen = (size_t)(window < 0 ? -(int64_t)window : window ? window : INT32_MAX) + 15;
+    const size_t positions = sn_min_size((size_t)x->longest, seen), most = GROUPS / groups;
+    size_t n = sn_min_size((positions + PART_TOKENS - 1) / PART_TOKENS, most ? most : 1);
+    if (n <= 1) return (row_parts){1, (uint32_t)sn_round_up(positions + 16, 64)};
+    const size_t tokens = sn_round_up((positions + n - 1) / n, 64);
+    return (row_parts){(uint32_t)((positions - 1) / tokens + 1), (uint32_t)tokens};
+}
+
 sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     const sn_kv_shape *shape = &x->shape;
     assert(params->n_heads > 0 && params->n_heads % shape->n_kv_heads == 0 && params->block >= 0 &&
            params->block < shape->n_blocks);
-    const uint8_t *rows = x->batch_table.device, *tiles = rows + x->tiles_at, *pages = rows + x->pages_at;
-    size_t tile_bytes = SN_XPU_TILE_ROWS * (size_t)shape->head_dim * sizeof(float);
+    const uint8_t *tiles = (uint8_t *)x->batch_table.device + x->tiles_at, *singles = tiles + 16 * x->batch_tiles,
+                  *pages = (uint8_t *)x->batch_table.device + x->pages_at;
+    const size_t tile_bytes = SN_XPU_TILE_ROWS * (size_t)shape->head_dim * sizeof(float);
+    const int group = params->n_heads / shape->n_kv_heads, teams = (group + SN_XPU_ROW_HEADS - 1) / SN_XPU_ROW_HEADS;
+    const size_t groups = (size_t)shape->n_kv_heads * (size_t)teams, rows = (size_t)x->batch_singles;
     int32_t window = params->window;
-    sn_xpu_arg args[] = {x->decode_only ? SN_XPU_ARG(rows) : SN_XPU_ARG(tiles),
+    const row_parts parts = divide_context(x, window, groups * (rows ? rows : 1));
+    sn_xpu_arg args[] = {SN_XPU_ARG(singles),
                          SN_XPU_ARG(pages),
                          SN_XPU_ARG(params->block),
                          SN_XPU_ARG(params->n_heads),
@@ -150,16 +195,29 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
                          SN_XPU_ARG(params->sinks),
                          SN_XPU_ARG(q),
                          SN_XPU_ARG(out),
-                         SN_XPU_LOCAL(tile_bytes), /* attention_tile only: query, keys, values */
-                         SN_XPU_LOCAL(tile_bytes),
-                         SN_XPU_LOCAL(tile_bytes)};
-    sn_status status = sn_xpu_barrier(x, err);
-    if (status) return status;
-    if (x->decode_only)
-        return sn_xpu_launch(x, x->kernels[SN_XPU_attention_row], (size_t)params->n_heads, (size_t)x->batch_rows,
-                             COUNT(args) - 3, args, err);
-    return sn_xpu_launch(x, x->kernels[SN_XPU_attention_tile], (size_t)params->n_heads, (size_t)x->batch_tiles,
-                         COUNT(args), args, err);
+                         SN_XPU_ARG(parts.n),
+                         SN_XPU_ARG(parts.tokens),
+                         SN_XPU_ARG(x->partial.device)};
+    sn_status status = SN_OK;
+    if (parts.n > 1)
+        status = sn_xpu_buffer_reserve(x, &x->partial,
+                                       rows * (size_t)params->n_heads * parts.n * slot_bytes(shape->head_dim), err);
+    if (!status) status = sn_xpu_barrier(x, err);
+    if (!status)
+        status = sn_xpu_launch(x, x->kernels[SN_XPU_attention_row], groups, rows * parts.n, COUNT(args), args, err);
+    args[0] = SN_XPU_ARG(tiles);
+    for (int i = 14; i < COUNT(args); i++) args[i] = SN_XPU_LOCAL(tile_bytes); /* query, keys, values */
+    if (!status)
+        status = sn_xpu_launch(x, x->kernels[SN_XPU_attention_tile], (size_t)params->n_heads, (size_t)x->batch_tiles,
+                               COUNT(args), args, err);
+    if (status || parts.n == 1) return status;
+    sn_xpu_arg joined[] = {
+        SN_XPU_ARG(singles), SN_XPU_ARG(params->n_heads), SN_XPU_ARG(shape->head_dim), SN_XPU_ARG(window),
+        SN_XPU_ARG(out),     SN_XPU_ARG(parts.n),         SN_XPU_ARG(parts.tokens),    SN_XPU_ARG(x->partial.device)};
+    status = sn_xpu_barrier(x, err);
+    return status ? status
+                  : sn_xpu_launch(x, x->kernels[SN_XPU_attention_join], (size_t)params->n_heads, rows, COUNT(joined),
+                                  joined, err);
 }
 
 /* -- export and import: chunks of positions, through a buffer on the device */

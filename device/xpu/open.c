@@ -150,6 +150,7 @@ static void xpu_close(sn_device *d) {
     sn_xpu_free(d, x->ids.device, x->ids.bytes);
     sn_xpu_free(d, x->batch_table.device, x->batch_table.bytes);
     sn_xpu_free(d, x->kv_staging.device, x->kv_staging.bytes);
+    sn_xpu_free(d, x->partial.device, x->partial.bytes);
     sn_xpu_free(d, x->grad_stats.device, x->grad_stats.bytes);
     sn_xpu_host_free(d, x->staging, 0);
     sn_xpu_release_orphans(x);
@@ -170,7 +171,7 @@ typedef struct buffer_need {
     size_t bytes;
 } buffer_need;
 
-enum { BUFFERS = 4 };
+enum { BUFFERS = 5 };
 
 /* The bytes of all buffers for these limits. */
 static sn_status buffer_needs(sn_xpu *x, const sn_device_limits *l, buffer_need out[BUFFERS], sn_err *err) {
@@ -181,6 +182,7 @@ static sn_status buffer_needs(sn_xpu *x, const sn_device_limits *l, buffer_need 
         {&x->ids, sn_xpu_buffer_bytes((size_t)l->rows * sizeof(int32_t))},
         {&x->batch_table, sn_xpu_buffer_bytes(sn_xpu_table_bytes(l))},
         {&x->kv_staging, sn_xpu_buffer_bytes(sn_xpu_kv_staging_bytes(l))},
+        {&x->partial, sn_xpu_buffer_bytes(sn_xpu_partial_bytes(l))},
         {&x->grad_stats, sn_xpu_buffer_bytes(3 * sizeof(float) * (size_t)l->grad_tokens * (size_t)l->heads)}};
     memcpy(out, all, sizeof all);
     return SN_OK;

@@ -32,6 +32,7 @@
     X(kv_store, 64, 1)                                                                                                 \
     X(kv_copy, 64, 1)                                                                                                  \
     X(attention_row, 64, 1)                                                                                            \
+    X(attention_join, 64, 1)                                                                                           \
     X(attention_tile, 8, 16)                                                                                           \
     X(moe_gate, 64, 1)                                                                                                 \
     X(moe_combine, 64, 1)
@@ -87,6 +88,7 @@ enum {
     SN_XPU_STAGING_CHUNK = SN_XPU_STAGING / 4,
     SN_XPU_HEAD_DIM_MAX = 256, /* as in block.cl */
     SN_XPU_TILE_ROWS = 16,
+    SN_XPU_ROW_HEADS = 4, /* as in block.cl: heads of a group of attention_row */
 };
 
 typedef struct sn_xpu_copy {
@@ -129,13 +131,13 @@ typedef struct sn_xpu {
     sn_xpu_linear_kernels linear[SN_XPU_FORM_COUNT];
     uint8_t *staging; /* uploads and downloads go through it */
     size_t staged;    /* bytes of it that may be in use */
-    sn_xpu_buffer ids, batch_table, kv_staging, grad_stats;
+    sn_xpu_buffer ids, batch_table, kv_staging, partial, grad_stats;
     sn_device_limits limits; /* for which these are prepared */
     /* -- the batch */
     sn_kv_shape shape;
-    int batch_rows, batch_tiles;
-    bool decode_only;          /* every sequence has at most one row */
-    size_t tiles_at, pages_at; /* offsets in batch_table */
+    int batch_rows, batch_tiles, batch_singles; /* tiles of several rows; after them, of one row */
+    int longest;                                /* positions that a single row attends to, without a window */
+    size_t tiles_at, pages_at;                  /* offsets in batch_table */
     /* -- after SN_STOP */
     bool hung;
     char stop_reason[sizeof(((sn_err *)0)->text)]; /* base.lost points to it */
@@ -190,6 +192,7 @@ void sn_xpu_release_orphans(sn_xpu *x);
 /* -- kv.c: bytes of batch_table and kv_staging for calls within these limits */
 size_t sn_xpu_table_bytes(const sn_device_limits *limits);
 size_t sn_xpu_kv_staging_bytes(const sn_device_limits *limits);
+size_t sn_xpu_partial_bytes(const sn_device_limits *limits); /* and of `partial` */
 
 /* -- modules.c */
 sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err);

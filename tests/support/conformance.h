@@ -53,6 +53,7 @@
     X(attention_with_a_softcap)                                                                                        \
     X(attention_with_alibi_slopes)                                                                                     \
     X(attention_with_sinks)                                                                                            \
+    X(attention_over_long_contexts)                                                                                    \
     X(attention_over_page_borders)                                                                                     \
     X(attention_of_a_batch_without_rows)                                                                               \
     X(attention_keeps_nan_in_its_head)                                                                                 \

@@ -346,6 +346,24 @@ void conformance_attention_with_sinks(conformance *c) {
             }
 }
 
+/* Rows that attend to several hundred positions beside rows that attend to few, all by themselves or beside a prompt:
+ * backends divide long contexts into parts. */
+void conformance_attention_over_long_contexts(conformance *c) {
+    static const int lengths[][SEQUENCES_MAX] = {{500, 3, 255}, {128, 127, 300}, {383, 384, 0}};
+    for (int shape = 1; shape < 4; shape++) /* pages of 32 and 48; of 16 they would be too few */
+        for (int p = 0; p < 3; p++)
+            for (int window = -150; window <= 270; window += 210) { /* -150, 60, 270 */
+                attention_case s = attention_case_of(shape);
+                if (s.shape.page_tokens == 16) s.shape.page_tokens = 32;
+                s.n_sequences = 3;
+                s.window = p == 1 ? 0 : window;
+                s.sinks = s.alibi = window == 60;
+                memcpy(s.n_past, lengths[p], sizeof s.n_past);
+                memcpy(s.rows, p == 2 ? (int[]){1, 5, 18} : (int[]){1, 1, 1}, sizeof s.rows);
+                try_attention_case(c, s);
+            }
+}
+
 /* Positions just before, at and just after the end of a page, in both roles: last of the KV cache, last of the rows. */
 void conformance_attention_over_page_borders(conformance *c) {
     for (int n_past = 14; n_past <= 17; n_past++)

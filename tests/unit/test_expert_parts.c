@@ -2,6 +2,7 @@
  * rows, however the experts are divided and wherever they rest, the bits are those of one span with all experts. */
 #include "blocks/span.h"
 #include "blocks/train.h"
+#include "tests/support/expert_group.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"
 
@@ -73,97 +74,28 @@ static void holder_close(holder *h) {
     sn_device_close(&h->device);
 }
 
-/* -- the group of spans, and the exchange of the one that computes the rows */
+/* -- a group of spans of which one computes the rows */
 
 typedef struct group {
     holder parts[PARTS];
     int asker;
-    sn_expert_request asked;   /* ids NULL: nothing is in progress */
-    uint64_t n_asked, n_ended; /* exchanges */
-    sn_expert_exchange exchange;
+    expert_group spans;
 } group;
-
-static sn_status group_begin(void *self, const sn_expert_request *request, sn_err *err) {
-    group *g = self;
-    (void)err;
-    cr_assert(!g->asked.ids, "one exchange at a time");
-    g->asked = *request;
-    g->n_asked++;
-    return SN_OK;
-}
-
-/* What a part of the group holds of the request, with only the rows that need it. Returns the number of pairs. */
-static int request_for(const group *g, sn_expert_range held, sn_expert_request *out, float *rows, int32_t *ids) {
-    int n = 0, pairs = 0, k = g->asked.k;
-    size_t width = (size_t)g->asked.n_embd;
-    for (int r = 0; r < g->asked.n; r++) {
-        int before = pairs;
-        for (int j = 0; j < k; j++) {
-            int32_t id = g->asked.ids[r * k + j];
-            ids[n * k + j] = id >= held.first && id < held.end ? id : -1;
-            pairs += ids[n * k + j] >= 0;
-        }
-        if (pairs == before) continue;
-        memcpy(rows + (size_t)n++ * width, g->asked.rows + (size_t)r * width, width * sizeof *rows);
-    }
-    *out = g->asked;
-    out->n = n;
-    out->rows = rows;
-    out->ids = ids;
-    return pairs;
-}
-
-static sn_status ask_part(group *g, int part, float *expert_out, sn_err *err) {
-    sn_span *span = g->parts[part].span;
-    const sn_expert_range held = sn_span_experts(span);
-    size_t width = (size_t)g->asked.n_embd, pairs = (size_t)(g->asked.n * g->asked.k), at = 0;
-    float *rows = malloc((size_t)g->asked.n * width * sizeof *rows), *out = malloc(pairs * width * sizeof *out);
-    int32_t *ids = malloc(pairs * sizeof *ids);
-    sn_expert_request request;
-    int n = request_for(g, held, &request, rows, ids);
-    sn_status status = n ? sn_span_run_experts(span, &request, out, err) : SN_OK;
-    for (size_t i = 0; i < pairs && n && !status; i++)
-        if (g->asked.ids[i] >= held.first && g->asked.ids[i] < held.end)
-            memcpy(expert_out + i * width, out + at++ * width, width * sizeof *out);
-    free(rows);
-    free(out);
-    free(ids);
-    return status;
-}
-
-/* While it waits the asker computes for others. */
-static sn_status serve_meanwhile(group *g, sn_err *err) {
-    sn_span *span = g->parts[g->asker].span;
-    int32_t *ids = malloc((size_t)(g->asked.n * g->asked.k) * sizeof *ids);
-    float *out = malloc((size_t)(g->asked.n * g->asked.n_embd) * sizeof *out);
-    sn_expert_request request = g->asked;
-    for (int i = 0; i < request.n * request.k; i++) ids[i] = i % request.k ? -1 : sn_span_experts(span).first;
-    request.ids = ids;
-    sn_status status = sn_span_run_experts(span, &request, out, err);
-    free(ids);
-    free(out);
-    return status;
-}
-
-static sn_status group_finish(void *self, float *expert_out, sn_err *err) {
-    group *g = self;
-    sn_status status = SN_OK;
-    g->n_ended++;
-    if (expert_out) status = serve_meanwhile(g, err);
-    for (int part = 0; part < PARTS && expert_out && !status; part++)
-        if (part != g->asker) status = ask_part(g, part, expert_out, err);
-    g->asked = (sn_expert_request){0};
-    return status;
-}
 
 static sn_expert_range part_of(int part) {
     return (sn_expert_range){hp->n_experts * part / PARTS, hp->n_experts * (part + 1) / PARTS};
 }
 
+static void group_join(group *g) {
+    sn_span *spans[PARTS];
+    for (int i = 0; i < PARTS; i++) spans[i] = g->parts[i].span;
+    expert_group_join(&g->spans, PARTS, spans, g->asker);
+}
+
 static void group_open(group *g, int asker, const char *map) {
-    *g = (group){.asker = asker, .exchange = {g, group_begin, group_finish}};
+    *g = (group){.asker = asker};
     for (int i = 0; i < PARTS; i++) REQUIRE(holder_try_open(&g->parts[i], part_of(i), map, &err));
-    sn_span_set_expert_exchange(g->parts[asker].span, &g->exchange);
+    group_join(g);
 }
 
 static void group_close(group *g) {
@@ -232,7 +164,7 @@ Test(expert_parts, a_group_gives_the_bits_of_one_span_with_all_experts) {
             group g;
             group_open(&g, asker, NULL);
             for (int c = 0; c < 3; c++) expect_bits(&g, 1 + (asker == c), chunks[c], want, mixtures[f]);
-            cr_expect(g.n_asked && g.n_ended == g.n_asked);
+            cr_expect(g.spans.n_begun && g.spans.n_ended == g.spans.n_begun);
             group_close(&g);
         }
         free(want);
@@ -268,6 +200,7 @@ Test(expert_parts, a_span_with_all_experts_computes_for_others_too) {
     holder_close(&g.parts[2]);
     REQUIRE(holder_try_open(&g.parts[1], (sn_expert_range){0}, NULL, &err));
     REQUIRE(holder_try_open(&g.parts[2], (sn_expert_range){0}, "*.experts=host", &err));
+    group_join(&g);
     expect_bits(&g, 1, 7, want, "all experts"); /* both answer for the same pairs */
     cr_expect(sn_span_expert_counts(g.parts[2].span).bytes);
     free(want);
@@ -325,7 +258,7 @@ Test(expert_parts, preloaded_experts_are_own_ones) {
     REQUIRE(sn_span_load_plan(model, &g.parts[2].plan, &g.parts[2].device, g.parts[2].store, NULL, NULL,
                               &g.parts[2].span, &err));
     cr_expect(sn_span_expert_counts(g.parts[2].span).bytes, "the experts are there before the first step");
-    sn_span_set_expert_exchange(g.parts[2].span, &g.exchange);
+    group_join(&g);
     float *want = rows_of_whole_span();
     expect_bits(&g, 1, 7, want, "a pinned expert");
     free(want);
@@ -384,7 +317,7 @@ static sn_status begin_fails(void *self, const sn_expert_request *request, sn_er
 }
 
 static sn_status finish_fails(void *self, float *expert_out, sn_err *err) {
-    (void)group_finish(self, NULL, err);
+    (void)expert_group_finish(self, NULL, err);
     return expert_out ? sn_fail(err, SN_RETRY, "the holder is gone") : SN_OK;
 }
 
@@ -396,14 +329,14 @@ Test(expert_parts, a_failed_exchange_fails_the_pass_once_and_the_next_one_works)
     for (int way = 0; way < 2; way++) {
         sn_err why = {0};
         float *rows = make_rows();
-        g.exchange.begin = way ? group_begin : begin_fails;
-        g.exchange.finish = way ? finish_fails : group_finish;
+        g.spans.exchange.begin = way ? expert_group_begin : begin_fails;
+        g.spans.exchange.finish = finish_fails;
         cr_expect_eq(run_rows(g.parts[0].span, 1, &rows, ROWS, &why), SN_RETRY);
         cr_expect(strstr(why.text, way ? "the holder is gone" : "the experts of block 0 are out"), "%s", why.text);
-        cr_expect(g.n_asked == (uint64_t)way && g.n_ended == (uint64_t)way, "the pass is not tried twice");
+        cr_expect(g.spans.n_begun == (uint64_t)way && g.spans.n_ended == (uint64_t)way, "the pass is not tried twice");
         free(rows);
     }
-    g.exchange.finish = group_finish;
+    g.spans.exchange.finish = expert_group_finish;
     expect_bits(&g, 1, ROWS, want, "after a failure");
     free(want);
     group_close(&g);
@@ -419,7 +352,7 @@ Test(expert_parts, an_exchange_ends_when_the_own_experts_fail) {
     float *rows = make_rows();
     cr_expect_eq(run_rows(g.parts[0].span, 1, &rows, ROWS, &why), SN_STOP);
     cr_expect(strstr(why.text, "was changed or cut short"), "%s", why.text);
-    cr_expect(g.n_asked == 1 && g.n_ended == 1 && !g.asked.ids);
+    cr_expect(g.spans.n_begun == 1 && g.spans.n_ended == 1);
     free(rows);
     group_close(&g);
 }

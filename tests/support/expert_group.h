@@ -10,8 +10,8 @@ enum { EXPERT_GROUP_MAX = 4 };
 typedef struct expert_group {
     sn_span *spans[EXPERT_GROUP_MAX]; /* the test's */
     int n, asker;
-    sn_expert_request asked;    /* ids NULL: nothing is in progress */
-    uint64_t n_begun, n_ended;  /* exchanges */
+    sn_expert_request asked;     /* ids NULL: nothing is in progress */
+    uint64_t n_begun, n_ended;   /* exchanges */
     sn_expert_exchange exchange; /* of the asker */
 } expert_group;
 

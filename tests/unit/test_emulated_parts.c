@@ -43,8 +43,7 @@ static sn_span *load(sn_expert_range experts, const char *rest) {
     sn_span *span;
     const sn_span_part part = {0, hp->n_blocks, experts};
     sn_plan_device one = {.id = device->id, .budget = (size_t)1 << 30};
-    sn_plan_query query = {
-        .end = hp->n_blocks, .experts = experts, .costs = costs, .devices = &one, .n_devices = 1};
+    sn_plan_query query = {.end = hp->n_blocks, .experts = experts, .costs = costs, .devices = &one, .n_devices = 1};
     REQUIRE(sn_span_costs(model, device, &part, 2u << 20, costs, &one.scratch, &err));
     for (int b = 0; b < hp->n_blocks && rest; b++)
         query.expert_memory += costs[b].slot * (size_t)costs[b].n_experts_used;
@@ -93,8 +92,9 @@ static void expect_same_bits(const char *family, const char *rest, int chunk) {
 }
 
 Test(emulated_parts, parts_on_a_gpu_give_the_bits_of_one_span_on_it) {
-    static const char *const families[] = {"qwen3_moe", "gpt_oss", "glm4_moe"},
-                             *const rests[] = {NULL, "*.experts=host", "*.experts=disk"};
+    static const char *const families[] = {"qwen3_moe", "gpt_oss", "glm4_moe"}, *const rests[] = {NULL,
+                                                                                                  "*.experts=host",
+                                                                                                  "*.experts=disk"};
     static const sn_device_id ids[] = {{SN_DEVICE_CUDA, 0}, {SN_DEVICE_XPU, 0}};
     const sn_device_options options = {.threads = 2, .timeout_ms = 20000};
     for (int d = 0; d < 2; d++)

@@ -41,6 +41,8 @@ static const sn_schema *announcement_schema(void) {
         U64(n_blocks),
         {"block_hash", SN_FIELD_KEYS, offsetof(announcement_wire, a.block_hash),
          offsetof(announcement_wire, n_block_hash), SN_SPAN_BLOCKS_MAX, NULL},
+        {"experts", SN_FIELD_U64S, offsetof(announcement_wire, a.experts), offsetof(announcement_wire, a.n_experts), 3,
+         NULL},
         U64(tokens_per_s),
         U64(decode_us),
         U64(prompt_tokens_per_s),
@@ -73,6 +75,13 @@ static sn_status announcement_check_blocks(const sn_announcement *a, sn_err *err
     return SN_OK;
 }
 
+static sn_status announcement_check_experts(const sn_announcement *a, sn_err *err) {
+    if (!a->n_experts) return SN_OK;
+    if (a->n_experts != 3 || a->experts[0] >= a->experts[1] || a->experts[1] > a->experts[2])
+        return sn_fail(err, SN_REFUSED, "the experts that it names are no part of a mixture");
+    return SN_OK;
+}
+
 const char *sn_reach_name(sn_reach_kind reach) {
     static const char *const names[] = {"direct", "mapped", "relayed"};
     return reach < SN_REACH_KINDS ? names[reach] : "unknown";
@@ -87,6 +96,7 @@ static sn_status announcement_check_contents(const sn_announcement *a, sn_err *e
     if ((unsigned)a->state > SN_NODE_OFFLINE) return sn_fail(err, SN_REFUSED, "state %d does not exist", (int)a->state);
     if (!memcmp(a->curve_key, none, SN_KEY_SIZE)) return sn_fail(err, SN_REFUSED, "its CURVE key is all zero");
     sn_status status = announcement_check_blocks(a, err);
+    if (!status) status = announcement_check_experts(a, err);
     if (!status) status = sn_address_check(a->address, false, err);
     if (status) return status;
     sn_host_port at;

@@ -275,7 +275,9 @@ static sn_status directory_grow(sn_directory *d, sn_err *err) {
 }
 
 static sn_directory_change announcement_diff(const sn_announcement *before, const sn_announcement *now) {
-    bool same = before->state == now->state && before->first_block == now->first_block &&
+    bool read = before->first_block == before->end_block || /* its weights, where it joins for want of experts */
+                !memcmp(before->block_hash[0], now->block_hash[0], SN_KEY_SIZE);
+    bool same = read && before->state == now->state && before->first_block == now->first_block &&
                 before->end_block == now->end_block && !memcmp(before->model, now->model, SN_KEY_SIZE) &&
                 !memcmp(before->curve_key, now->curve_key, SN_KEY_SIZE) && !strcmp(before->address, now->address);
     return same ? SN_CHANGE_STATS : SN_CHANGE_NODE;

@@ -60,6 +60,10 @@ typedef struct sn_announcement {
     uint8_t manifest[SN_KEY_SIZE]; /* of the files that it shares (model/hub/manifest.h); all zero: it shares none */
     uint64_t first_block, end_block, n_blocks; /* [first_block, end_block) of the model's n_blocks; an empty range only
                                                 * while JOINING, or OFFLINE */
+    /* Of each mixture among its blocks it holds experts [experts[0], experts[1]) of experts[2] only; none: all. It is
+     * online while it and other nodes, which it asks within a step, hold all of them. */
+    uint64_t experts[3];
+    size_t n_experts;
     /* Measured by the node; 0: not yet measured. Forward passes run over the whole span; the cost of one block is an
      * equal share. */
     uint64_t tokens_per_s;        /* what the node adds to the swarm: the least of its small batches and its network */

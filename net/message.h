@@ -31,6 +31,7 @@ enum {
     SN_KV_TRANSFER_SIZE_MAX = 2 << 20, /* bytes of these KV pages, if they are of several tokens: a node reads or writes
                                         * as many in one or two milliseconds */
     SN_SAMPLES_MAX = 1024,             /* sequences of a training batch, in one message */
+    SN_EXPERT_PAIRS_MAX = 16384,       /* pairs of a row and an expert, in one message */
     SN_ANNOUNCEMENTS_MAX = 256,        /* announcements in one message */
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
     SN_PADDINGS_MAX = 16, /* blobs in a PING */
@@ -213,6 +214,26 @@ enum {
  * session until it is closed or the time for draining ends. */
 #define SN_FIELDS_DRAINING(U64, KEY, SID, STR, LIST, BLOBS)                                                            \
     SID(session)
+
+/* -- experts of a group -- */
+
+/* A row of the tensor of EXPERTS, and an expert of its block that the row chose. */
+#define SN_FIELDS_EXPERT_PAIR(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
+    U64(row)                                                                                                           \
+    U64(expert)
+
+/* EXPERTS, from a node that holds a part of a block's experts to one that holds others, answered by EXPERTS_REPLY: what
+ * these experts make of the rows. The tensor is F32 (rows, n_embd), what enters the mixture of the block; the answer's
+ * is F32 (pairs, n_embd): the expert's output for each pair, before it is weighed. */
+#define SN_FIELDS_EXPERTS(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
+    U64(protocol)                                  /* SN_PROTOCOL_VERSION */                                           \
+    U64(block)                                                                                                         \
+    KEY(block_hash)                                /* of the block, as in announcements */                             \
+    LIST(pairs, expert_pair, SN_EXPERT_PAIRS_MAX)  /* in the order of rows; a row has at most as many as it may choose */
+
+#define SN_FIELDS_EXPERTS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
+    U64(queue_us)   /* as in a trace */                                                                                \
+    U64(compute_us)
 
 /* -- KV migration -- */
 
@@ -432,6 +453,8 @@ enum {
     X(OPEN_REPLY, open_reply, 0)                                                                                       \
     X(STEP, step, 1)                                                                                                   \
     X(STEP_REPLY, step_reply, 1)                                                                                       \
+    X(EXPERTS, experts, 1)                                                                                             \
+    X(EXPERTS_REPLY, experts_reply, 1)                                                                                 \
     X(KV_SEND, kv_send, 0)                                                                                             \
     X(KV_SEND_REPLY, kv_send_reply, 0)                                                                                 \
     X(KV_PUT, kv_put, 1)                                                                                               \
@@ -496,6 +519,7 @@ SN_STRUCT(ROUTE_ENTRY, route_entry)
 SN_STRUCT(TRACE, trace)
 SN_STRUCT(TOKEN_TIMELINE, token_timeline)
 SN_STRUCT(SAMPLE, sample)
+SN_STRUCT(EXPERT_PAIR, expert_pair)
 SN_STRUCT(ADAPTER_INFO, adapter_info)
 SN_STRUCT(BYTE_RANGE, byte_range)
 #define X(KIND, name, tensor) SN_STRUCT(KIND, msg_##name)

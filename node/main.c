@@ -27,7 +27,7 @@ enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 /* -- options -- */
 
 static struct {
-    const char *model, *model_id, *manifest, *share_weights, *cache, *blocks, *adapters, *name;
+    const char *model, *model_id, *manifest, *share_weights, *cache, *blocks, *experts, *adapters, *name;
     const char *listen, *public_address, *relay, *dht, *identity, *swarm_key, *link, *metrics;
     const char *device, *device_map, *offload_dir, *preload, *isa, *swap_dir;
     sn_strings join, device_memory, priority;
@@ -80,6 +80,10 @@ static const sn_option serving[] = {
     SN_OPT_STRING("blocks", "A:B", &args.blocks,
                   "blocks to serve, end exclusive, as in 10:20; or all; auto (also A:auto): as many as fit, from block "
                   "0 or A on; auto:N: the N blocks that the swarm needs most"),
+    SN_OPT_STRING(
+        "experts", "A:B", &args.experts,
+        "of each mixture among the blocks, hold experts A up to B only: with nodes that hold the others, which "
+        "it asks within each step, it serves blocks that fit no one of them; needs --blocks A:B"),
     SN_OPT_DURATION_S("rebalance-every", &args.rebalance_every_s, 0, 1000000,
                       "with auto:N, interval at which the node considers other blocks; 0: never"),
     SN_OPT_INT("rebalance-gain", "PERCENT", &args.rebalance_gain, 1, 10000,
@@ -414,6 +418,7 @@ static sn_status model_open(sn_model **out, sn_err *err) {
 }
 
 static sn_device_placement_options device_placement_options(void);
+static sn_expert_range experts; /* the value of --experts; {0, 0}: all */
 
 /* --blocks that were not given: as many as fit, of those that the swarm needs most. */
 static sn_status blocks_fit(sn_model *model, sn_err *err) {
@@ -438,6 +443,14 @@ static sn_status share_parse(size_t *out, sn_err *err) {
     return SN_OK;
 }
 
+static sn_status experts_read(const blocks *b, sn_err *err) {
+    if (!args.experts) return SN_OK;
+    if (b->n_auto || b->first == b->end)
+        return sn_fail(err, SN_REFUSED, "--experts is for blocks that are given: add --blocks A:B");
+    if (!sn_parse_blocks(args.experts, &experts.first, &experts.end, err)) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "--experts: '%s' is no range: write A:B, first and end, as in 0:86", args.experts);
+}
+
 static sn_status blocks_read(blocks *out, sn_err *err) {
     sn_model *model = NULL;
     if (!args.model && !args.join.n)
@@ -447,6 +460,7 @@ static sn_status blocks_read(blocks *out, sn_err *err) {
     if (!status) status = model_open(&model, err);
     if (!status && !args.blocks) status = blocks_fit(model, err);
     if (!status && blocks_parse(model, out, err)) status = sn_err_context(err, "--blocks");
+    if (!status) status = experts_read(out, err);
     sn_model_close(&model);
     return status;
 }
@@ -463,6 +477,7 @@ static sn_device_placement_options device_placement_options(void) {
         .offload_dir = args.offload_dir,
         .offload_all = args.offload_all,
         .preload = args.preload,
+        .experts = experts,
         .expert_memory = args.expert_memory,
         .device_options = {.threads = (int)args.threads, .isa = args.isa, .timeout_ms = (int)args.device_timeout_ms},
         .kv_memory = args.kv_memory,

@@ -135,6 +135,19 @@ sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_node_stats *f
          f->engine.experts.ahead},
         {"expert_misses_total", "counter", "Chosen experts that had to be brought.", f->engine.experts.misses},
         {"expert_bytes_total", "counter", "Experts brought to devices.", f->engine.experts.bytes},
+        {"experts_first", "gauge", "Experts held of each mixture: the first, and", f->experts_first},
+        {"experts_end", "gauge", "the one behind the last.", f->experts_end},
+        {"experts_missing", "gauge", "1 while some experts are held by no node of its group: clients are not served.",
+         f->experts_missing},
+        {"expert_rounds_total", "counter", "Times that a forward pass asked other nodes for experts of a block.",
+         f->experts.rounds},
+        {"expert_rounds_failed_total", "counter", "Of these, those to which no node answered.", f->experts.failed},
+        {"expert_pairs_asked_total", "counter", "Pairs of a row and an expert that other nodes were asked for.",
+         f->experts.pairs_asked},
+        {"expert_pairs_computed_total", "counter", "Pairs that were computed for other nodes.",
+         f->experts.pairs_computed},
+        {"expert_holders_dropped_total", "counter",
+         "Nodes that did not answer as asked, and were not asked for a while.", f->experts.dropped},
         {"sessions_migrated_total", "counter", "Sessions whose KV pages another node received.", f->sessions_migrated},
     };
     sn_status status = put_facts(out, facts, f, err);
@@ -143,6 +156,9 @@ sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_node_stats *f
     if (!status)
         status = put_seconds(out, "compute_seconds_total", "counter", f->engine.compute_us,
                              "Time spent in forward passes.", err);
+    if (!status)
+        status = put_seconds(out, "expert_wait_seconds_total", "counter", f->engine.expert_wait_us,
+                             "Time in which forward passes waited for experts of other nodes.", err);
     if (!status) status = put_refusals(out, f, err);
     if (!status) status = put_quota_refusals(out, f, err);
     if (!status) status = put_histogram(out, "step_seconds", &f->step, "From the arrival of a step to its reply.", err);

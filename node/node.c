@@ -165,6 +165,14 @@ static sn_engine_stats read_stats(void *ctx) {
     return node_is_up(node) ? sn_engine_read(node->serving.engine) : (sn_engine_stats){0};
 }
 
+static void answer_round(void *ctx, sn_expert_round *round) {
+    sn_engine *engine = ((sn_node *)ctx)->serving.engine;
+    if (engine)
+        sn_engine_answer_round(engine, round);
+    else
+        sn_expert_round_free(&round);
+}
+
 static sn_status node_listen(sn_node *node, const sn_node_config *config, sn_err *err) {
     sn_status status = node->transport ? SN_OK : node_new_transport(node, &config->link, err);
     if (!status && config->swarm_key_path) status = node_make_private(node, config->swarm_key_path, err);
@@ -259,6 +267,7 @@ static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, 
                   .host = {reach_local_host, reach_map_port, reach_mapped, node}},
         .submit = engine_submit,
         .read_stats = read_stats,
+        .answer_round = answer_round,
         .ctx = node,
     };
     return sn_protocol_new(&setup, sn_now_us(), &node->protocol, err);
@@ -389,6 +398,8 @@ static sn_status node_poll(sn_node *node, int64_t deadline_us, sn_err *err) {
         node_watch_devices(node); /* before the clients hear of it */
         for (sn_job *job = engine ? sn_engine_next_finished(engine) : NULL; job; job = sn_engine_next_finished(engine))
             sn_protocol_job_done(node->protocol, job, sn_now_us());
+        for (sn_expert_round *round; engine && (round = sn_engine_next_round(engine));)
+            sn_protocol_ask_experts(node->protocol, round, sn_now_us());
     }
     char address[SN_ADDRESS_MAX + 1];
     uint8_t key[SN_KEY_SIZE];

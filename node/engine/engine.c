@@ -1,3 +1,6 @@
+/* The device thread's loop: it takes jobs from the inbox, computes one EXPERTS of another node, runs one round of the
+ * scheduler, and puts finished jobs into the outbox. In a forward pass that waits for experts of other nodes the same
+ * inbox is read (engine_serve_rounds), so that what those nodes ask of this one does not wait for the pass. */
 #include "node/engine/engine.h"
 
 #include "base/clock.h"
@@ -12,6 +15,8 @@ enum { KV_POLL_US = 2000, IDLE_US = 1000000 };
 
 struct sn_engine {
     sn_scheduler *scheduler;
+    sn_expert_rounds *rounds;
+    sn_job *experts, **experts_end; /* EXPERTS that wait, in order of arrival */
     sn_span *span;
     sn_kv_pool *pool;
     sn_queue *inbox, *outbox;
@@ -23,7 +28,7 @@ struct sn_engine {
     atomic_size_t jobs; /* in the engine, from sn_engine_submit to sn_engine_next_finished */
     size_t jobs_max;
     _Atomic uint64_t forward_passes, compute_us, device_transfer_bytes, kv_bytes, shared_pages, prefix_cached_tokens,
-        swapped_bytes, expert_hits, experts_ahead, expert_misses, expert_bytes;
+        swapped_bytes, expert_hits, experts_ahead, expert_misses, expert_bytes, expert_wait_us;
     sn_throughput throughput; /* the engine thread's; the next two are published copies */
     _Atomic uint64_t decode_us, prompt_tokens_per_s;
     _Atomic uint32_t lost_devices;
@@ -74,23 +79,86 @@ static void engine_publish_jobs(sn_engine *e, sn_job *done) {
     if (any) e->finished(e->ctx);
 }
 
+/* -- experts for other nodes, and from them --------------------------------------------------------------------- */
+
+static void engine_take(sn_engine *e, sn_job *job) {
+    if (job->kind != SN_JOB_EXPERTS) {
+        sn_scheduler_add(e->scheduler, job);
+        return;
+    }
+    job->next = NULL;
+    *e->experts_end = job;
+    e->experts_end = &job->next;
+}
+
+/* Computes the oldest EXPERTS; false: there is none. */
+static bool engine_compute_experts(sn_engine *e) {
+    sn_job *job = e->experts;
+    if (!job) return false;
+    e->experts = job->next;
+    job->next = NULL;
+    if (!e->experts) e->experts_end = &e->experts;
+    job->started_us = sn_now_us();
+    const sn_experts_task *task = job->experts;
+    const sn_expert_request request = {.block = job->first,
+                                       .n = job->n_tokens,
+                                       .n_embd = sn_span_hparams(e->span)->n_embd,
+                                       .k = task->k,
+                                       .rows = task->request_msg->tensor.data,
+                                       .ids = task->ids};
+    size_t bytes = task->n_pairs * (size_t)request.n_embd * sizeof(float);
+    if (atomic_load(&job->cancelled))
+        job->status = sn_fail(&job->err, SN_REFUSED, "the connection of the node has ended");
+    else
+        job->status = sn_shared_buffer_new(bytes, &job->output, &job->err);
+    if (!job->status)
+        job->status = sn_span_run_experts(e->span, &request, sn_shared_buffer_data(job->output), &job->err);
+    job->finished_us = sn_now_us();
+    engine_publish_jobs(e, job);
+    return true;
+}
+
+/* What the device thread does in a forward pass that waits for a round: experts for other nodes; jobs of its own wait
+ * for the end of the pass. */
+static bool engine_serve_rounds(void *ctx, int64_t until_us) {
+    sn_engine *e = ctx;
+    int64_t begun_us = sn_now_us();
+    sn_job *job = sn_queue_pop(e->inbox, e->experts ? 0 : until_us);
+    atomic_fetch_add(&e->expert_wait_us, (uint64_t)(sn_now_us() - begun_us));
+    if (job) engine_take(e, job);
+    (void)engine_compute_experts(e);
+    return !atomic_load(&e->stop);
+}
+
+static void engine_round_asked(void *ctx) {
+    const sn_engine *e = ctx;
+    e->finished(e->ctx);
+}
+
+static sn_status engine_new_rounds(sn_engine *e, sn_err *err) {
+    const sn_expert_rounds_host host = {engine_round_asked, engine_serve_rounds, e};
+    sn_status status = sn_expert_rounds_new(&host, &e->rounds, err);
+    if (!status) sn_span_set_expert_exchange(e->span, sn_expert_rounds_exchange(e->rounds));
+    return status;
+}
+
 static void *engine_run(void *arg) {
     sn_engine *e = arg;
     while (!atomic_load(&e->stop)) {
         int64_t now = sn_now_us(), wait = 0;
-        if (sn_scheduler_swapping(e->scheduler))
+        if (e->experts || sn_scheduler_swapping(e->scheduler))
             wait = 0;
         else if (sn_scheduler_idle(e->scheduler))
             wait = now + IDLE_US;
         else if (sn_scheduler_waiting(e->scheduler))
             wait = now + KV_POLL_US;
-        for (sn_job *job = sn_queue_pop(e->inbox, wait); job; job = sn_queue_pop(e->inbox, 0))
-            sn_scheduler_add(e->scheduler, job);
+        for (sn_job *job = sn_queue_pop(e->inbox, wait); job; job = sn_queue_pop(e->inbox, 0)) engine_take(e, job);
+        (void)engine_compute_experts(e);
         now = sn_now_us();
         int64_t until = sn_scheduler_batch_wait(e->scheduler, now);
         if (until) {
             sn_job *more = sn_queue_pop(e->inbox, until);
-            if (more) sn_scheduler_add(e->scheduler, more);
+            if (more) engine_take(e, more);
             continue;
         }
         sn_job *done = sn_scheduler_run(e->scheduler, now);
@@ -111,11 +179,13 @@ sn_status sn_engine_new(sn_span *span, sn_kv_pool *pool, size_t jobs_max, sn_thr
     e->ctx = ctx;
     e->jobs_max = jobs_max;
     e->throughput = throughput;
+    e->experts_end = &e->experts;
     engine_publish_throughput(e);
     engine_publish_working(e);
     status = sn_scheduler_new(span, pool, &e->scheduler, err);
     if (!status) status = sn_queue_new(jobs_max, &e->inbox, err);
     if (!status) status = sn_queue_new(jobs_max, &e->outbox, err);
+    if (!status) status = engine_new_rounds(e, err);
     if (!status && pthread_create(&e->thread, NULL, engine_run, e))
         status = sn_fail(err, SN_STOP, "the system has no thread left");
     if (status)
@@ -141,7 +211,13 @@ void sn_engine_free(sn_engine **engine) {
     }
     queue_free_jobs(e->inbox);
     queue_free_jobs(e->outbox);
+    for (sn_job *job = e->experts; job; job = e->experts) {
+        e->experts = job->next;
+        sn_job_free(&job);
+    }
     sn_scheduler_free(&e->scheduler);
+    sn_span_set_expert_exchange(e->span, NULL);
+    sn_expert_rounds_free(&e->rounds);
     sn_queue_free(&e->inbox);
     sn_queue_free(&e->outbox);
     free(e);
@@ -162,6 +238,13 @@ sn_job *sn_engine_next_finished(sn_engine *e) {
     return job;
 }
 
+sn_expert_round *sn_engine_next_round(sn_engine *e) { return sn_expert_rounds_next(e->rounds); }
+
+void sn_engine_answer_round(sn_engine *e, sn_expert_round *round) {
+    sn_expert_rounds_answer(e->rounds, round);
+    sn_queue_wake(e->inbox);
+}
+
 sn_engine_stats sn_engine_read(const sn_engine *e) {
     uint32_t lost = atomic_load(&e->lost_devices); /* before the range */
     return (sn_engine_stats){.forward_passes = atomic_load(&e->forward_passes),
@@ -178,6 +261,7 @@ sn_engine_stats sn_engine_read(const sn_engine *e) {
                                          .ahead = atomic_load(&e->experts_ahead),
                                          .misses = atomic_load(&e->expert_misses),
                                          .bytes = atomic_load(&e->expert_bytes)},
+                             .expert_wait_us = atomic_load(&e->expert_wait_us),
                              .lost_devices = lost,
                              .working_first = atomic_load(&e->working_first),
                              .working_end = atomic_load(&e->working_end)};

@@ -23,6 +23,7 @@ typedef enum sn_job_kind {
                         (kv_transfer.h has the layout) */
     SN_JOB_KV_WRITE, /* rewind to `position`, then append n_tokens of such a tensor or add the piece, if it has the
                         expected hash */
+    SN_JOB_EXPERTS,  /* compute experts of block `first` for another node; belongs to no session (expert_rounds.h) */
     SN_JOB_TRAIN,    /* load or unload an adapter, or a batch of training; belongs to no session (training.h) */
 } sn_job_kind;
 
@@ -62,11 +63,11 @@ typedef struct sn_kv_write_job {
 
 typedef struct sn_job {
     sn_job_kind kind;
-    void *session;                   /* the network thread's; the device thread only returns it. NULL: of TRAIN */
-    sn_kv_cache **kv;                /* the session's KV cache: made, used and freed by the device thread alone */
-    int first, end;                  /* blocks */
-    int position, n_tokens;          /* STEP, KV_READ, KV_WRITE: the positions [position, position + n_tokens) */
-    int priority;                    /* of the client: higher ones are served first (node/protocol/quota.h) */
+    void *session;          /* the network thread's; the device thread only returns it. NULL: of EXPERTS, TRAIN */
+    sn_kv_cache **kv;       /* the session's KV cache: made, used and freed by the device thread alone */
+    int first, end;         /* blocks */
+    int position, n_tokens; /* STEP, KV_READ, KV_WRITE: the positions [position, position + n_tokens) */
+    int priority;           /* of the client: higher ones are served first (node/protocol/quota.h) */
     int64_t arrived_us, deadline_us; /* deadline: of the wait for KV pages */
     atomic_bool cancelled;           /* set by the network thread: the job is returned soon, without its work done */
     union {
@@ -74,10 +75,12 @@ typedef struct sn_job {
         sn_kv_read_job kv_read;
         sn_kv_write_job kv_write;
         struct sn_training_task *training; /* owned */
+        struct sn_experts_task *experts;   /* owned */
     };
 
     /* Results. */
-    sn_shared_buffer *output; /* float32: STEP (n_tokens, n_embd); KV_READ and TRAIN as their headers say; or NULL */
+    sn_shared_buffer *output; /* float32: STEP (n_tokens, n_embd); EXPERTS (pairs, n_embd); KV_READ and TRAIN as their
+                               * headers say; or NULL */
     int n_done;               /* rows that were computed; of TRAIN: sequences */
     bool kv_waited;           /* KV pages were not available at once */
     int64_t started_us, finished_us;

@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "node/engine/expert_rounds.h"
 #include "node/engine/kv_transfer.h"
 #include "node/engine/kv_admission.h"
 #include "node/engine/training.h"
@@ -75,6 +76,7 @@ void sn_job_free(sn_job **job) {
     if (!j) return;
     if (j->kind == SN_JOB_STEP) sn_shared_buffer_unref(j->step.input_buffer);
     if (j->kind == SN_JOB_TRAIN) sn_training_task_free(&j->training);
+    if (j->kind == SN_JOB_EXPERTS) sn_experts_task_free(&j->experts);
     sn_shared_buffer_unref(j->output);
     free(j);
     *job = NULL;

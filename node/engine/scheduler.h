@@ -36,7 +36,8 @@ void sn_scheduler_free(sn_scheduler **scheduler); /* accepts NULL; frees the job
  * delay that prefill rows add to decoding sessions. */
 void sn_scheduler_set_throughput(sn_scheduler *scheduler, uint64_t decode_us, uint64_t row_ns);
 
-/* Takes the job, until sn_scheduler_run returns it. */
+/* Takes the job, until sn_scheduler_run returns it; also while that runs, within an exchange of experts
+ * (expert_rounds.h). */
 void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job);
 
 /* The batch wait. Sessions that were in one batch get their replies together, so their next steps arrive shortly after

@@ -135,20 +135,22 @@ void sn_membership_announce(sn_membership *m, int64_t now_us, int64_t unix_ms) {
 
 /* -- proven nodes -------------------------------------------------------------------------------------------------- */
 
-static void node_prove(sn_membership *m, const uint8_t id[SN_KEY_SIZE], const uint8_t curve_key[SN_KEY_SIZE],
-                       int64_t unix_ms) {
+void sn_membership_prove(sn_membership *m, const uint8_t id[SN_KEY_SIZE], const uint8_t curve_key[SN_KEY_SIZE],
+                         int64_t unix_ms) {
     const sn_announcement *a = sn_directory_find(m->directory, id);
     if (a && !memcmp(a->curve_key, curve_key, SN_KEY_SIZE)) sn_directory_prove(m->directory, id, unix_ms + PROVEN_MS);
 }
 
 void sn_membership_note_answer(sn_membership *m, const sn_event *event, int64_t unix_ms) {
     for (size_t i = 0; i < m->gossip.n_neighbours; i++)
-        if (m->gossip.neighbours[i].peer == event->peer) node_prove(m, m->gossip.neighbours[i].id, event->key, unix_ms);
+        if (m->gossip.neighbours[i].peer == event->peer)
+            sn_membership_prove(m, m->gossip.neighbours[i].id, event->key, unix_ms);
     for (size_t i = 0; i < SN_ANCHORS_MAX; i++)
-        if (m->gossip.anchors[i].peer == event->peer) node_prove(m, m->gossip.anchors[i].id, event->key, unix_ms);
+        if (m->gossip.anchors[i].peer == event->peer)
+            sn_membership_prove(m, m->gossip.anchors[i].id, event->key, unix_ms);
     for (size_t i = 0; i < m->n_bootstrap_peers; i++)
         if (m->bootstrap_peers[i].peer == event->peer && m->bootstrap_peers[i].known)
-            node_prove(m, m->bootstrap_peers[i].id, event->key, unix_ms);
+            sn_membership_prove(m, m->bootstrap_peers[i].id, event->key, unix_ms);
 }
 
 /* -- rounds and messages ------------------------------------------------------------------------------------------- */

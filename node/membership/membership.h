@@ -52,6 +52,9 @@ void sn_membership_join(sn_membership *membership, const char *address, const ui
 void sn_membership_set_reach(sn_membership *membership, const char *address, sn_reach_kind reach);
 /* and it would be a relay for so many more nodes. */
 void sn_membership_set_relay_places(sn_membership *membership, uint64_t places);
+/* The node with this id has answered over a connection that has proven this CURVE key: it is real. */
+void sn_membership_prove(sn_membership *membership, const uint8_t id[SN_KEY_SIZE], const uint8_t curve_key[SN_KEY_SIZE],
+                         int64_t unix_ms);
 /* Bootstrap peers that have answered; returns how many were put into peers. */
 size_t sn_membership_answered(const sn_membership *membership, sn_peer *peers, size_t max);
 /* Connects to all bootstrap peers anew and forgets the neighbours: this node's own address has changed, and connections

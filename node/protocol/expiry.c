@@ -22,6 +22,7 @@ void sn_protocol_peer_gone(sn_protocol *protocol, sn_peer peer, int64_t now_us) 
         protocol->orphans++;
     }
     sn_protocol_cancel_training(protocol, peer);
+    sn_protocol_cancel_experts(protocol, peer);
 }
 
 void sn_protocol_owner_is_here(sn_protocol *protocol, const sn_event *event) {

@@ -68,6 +68,8 @@ static sn_status session_check_open(const sn_protocol *protocol, const sn_msg_op
                        SN_PROTOCOL_VERSION, (unsigned long long)open->protocol);
     if (!sn_placement_serving(&protocol->placement))
         return sn_fail(err, SN_RETRY, "this node is loading its blocks: use another one");
+    const char *lacking = sn_protocol_experts_lacking(protocol);
+    if (lacking) return sn_fail(err, SN_RETRY, "no node that this one knows holds %s: use another one", lacking);
     if (first == end) return sn_fail(err, SN_RETRY, "this node has lost the device of its blocks: use another one");
     if (protocol->draining || protocol->placement.state == SN_PLACEMENT_REBALANCE_PENDING)
         return sn_fail(err, SN_RETRY, "this node is leaving: use another one");

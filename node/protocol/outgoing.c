@@ -1,4 +1,5 @@
-/* Connections that clients cause: where sessions push to (OPEN's next) and KV migrations send to (KV_SEND).
+/* Connections that clients cause: where sessions push to (OPEN's next) and KV migrations send to (KV_SEND). Those to
+ * holders of experts, which steps of any client need, count as the node's own (experts.c).
  *
  * A stranger must not make this node dial what it likes. So a client names another node by a sealed announcement and
  * not by an address: only what the key of a live announcement has signed is dialled, and only under that node's CURVE
@@ -68,7 +69,8 @@ static sn_status outgoing_add(sn_protocol *protocol, const uint8_t client[SN_KEY
         of_client += !memcmp(o->all[i].client, client, SN_KEY_SIZE);
         if (o->all[i].used_us < oldest->used_us) oldest = &o->all[i];
     }
-    if (of_client >= CLIENT_TARGETS_MAX)
+    bool own = !memcmp(client, protocol->setup.identity->curve_key, SN_KEY_SIZE);
+    if (of_client >= CLIENT_TARGETS_MAX && !own)
         return sn_fail(err, SN_RETRY,
                        "this node connects to %d other nodes for one client: wait until one of them was not used for "
                        "%d s, or relay the rows yourself",

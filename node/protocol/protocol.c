@@ -164,6 +164,7 @@ void sn_protocol_free(sn_protocol **protocol) {
         sn_kv_migration_free(sn_sessions_at(p->sessions, i), true);
     sn_sessions_free(&p->sessions);
     sn_adapter_table_clear(&p->adapters);
+    sn_protocol_experts_forget(p);
     sn_reach_free(&p->reach);
     sn_relaying_free(&p->relaying);
     sn_membership_free(&p->membership);
@@ -184,6 +185,7 @@ static void protocol_set_time(sn_protocol *protocol, int64_t now_us, int64_t uni
 static bool protocol_handle_end(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
     if (event->lost) {
         sn_protocol_outgoing_lost(protocol, event->peer);
+        sn_protocol_experts_lost(protocol, event->peer, now_us);
         if (protocol->reach) sn_reach_peer_lost(protocol->reach, event->peer, now_us);
         sn_membership_peer_lost(protocol->membership, event);
     } else if (event->gone) {
@@ -209,11 +211,31 @@ static void protocol_handle_reach(sn_protocol *protocol, const sn_event *event, 
     }
 }
 
+/* The refusal of a request of this node; each part knows its own. */
+static void protocol_handle_error(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
+    if (protocol->reach && sn_reach_on_error(protocol->reach, event, now_us)) return;
+    if (sn_protocol_experts_on_error(protocol, event, now_us)) return;
+    if (!sn_kv_migration_on_error(protocol, event, now_us)) sn_protocol_on_error(protocol, event);
+}
+
+static void protocol_handle_kv(sn_protocol *protocol, sn_event *event, int64_t now_us) {
+    if (event->msg->kind == SN_MSG_KV_SEND)
+        sn_kv_migration_on_send(protocol, event, now_us);
+    else if (event->msg->kind == SN_MSG_KV_PUT)
+        sn_protocol_on_kv_put(protocol, event, now_us);
+    else if (event->msg->kind == SN_MSG_STATE_PUT)
+        sn_protocol_on_state_put(protocol, event, now_us);
+    else if (event->msg->kind == SN_MSG_KV_GET)
+        sn_protocol_on_kv_get(protocol, event);
+    else
+        sn_kv_migration_on_put_reply(protocol, event, now_us);
+}
+
 /* Whether quotas bound what such a message asks for, if it is not refused. */
 static bool brings_work(sn_msg_kind kind) {
     return kind == SN_MSG_OPEN || kind == SN_MSG_STEP || kind == SN_MSG_RESUME || kind == SN_MSG_KV_SEND ||
            kind == SN_MSG_KV_PUT || kind == SN_MSG_STATE_PUT || kind == SN_MSG_KV_GET || kind == SN_MSG_ADAPTER_PUT ||
-           kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD;
+           kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD || kind == SN_MSG_EXPERTS;
 }
 
 static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
@@ -226,6 +248,7 @@ static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int6
     case SN_MSG_PING:
     case SN_MSG_PONG:
         sn_membership_handle(protocol->membership, event, now_us, unix_ms);
+        if (event->msg->kind == SN_MSG_PONG) sn_protocol_experts_pong(protocol, event, now_us);
         break;
     case SN_MSG_OPEN:
         sn_protocol_on_open(protocol, event, now_us);
@@ -248,24 +271,19 @@ static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int6
         protocol_handle_reach(protocol, event, now_us, unix_ms);
         break;
     case SN_MSG_ERROR:
-        if (protocol->reach && sn_reach_on_error(protocol->reach, event, now_us)) break;
-        if (!sn_kv_migration_on_error(protocol, event, now_us)) sn_protocol_on_error(protocol, event);
+        protocol_handle_error(protocol, event, now_us);
+        break;
+    case SN_MSG_EXPERTS:
+    case SN_MSG_EXPERTS_REPLY:
+        sn_protocol_on_experts(protocol, event, now_us);
         break;
     case SN_MSG_KV_SEND:
-        sn_kv_migration_on_send(protocol, event, now_us);
-        break;
     case SN_MSG_KV_PUT:
-        sn_protocol_on_kv_put(protocol, event, now_us);
-        break;
     case SN_MSG_KV_PUT_REPLY:
-    case SN_MSG_STATE_PUT_REPLY:
-        sn_kv_migration_on_put_reply(protocol, event, now_us);
-        break;
     case SN_MSG_STATE_PUT:
-        sn_protocol_on_state_put(protocol, event, now_us);
-        break;
+    case SN_MSG_STATE_PUT_REPLY:
     case SN_MSG_KV_GET:
-        sn_protocol_on_kv_get(protocol, event);
+        protocol_handle_kv(protocol, event, now_us);
         break;
     case SN_MSG_RESUME:
         sn_protocol_on_resume(protocol, event, now_us);
@@ -304,8 +322,11 @@ void sn_protocol_job_done(sn_protocol *protocol, sn_job *job, int64_t now_us) {
     sn_session *session = job->session;
     protocol->unix_ms = now_us / 1000 + protocol->unix_offset_ms;
     protocol->jobs--;
-    if (job->kind == SN_JOB_TRAIN) {
-        sn_protocol_training_done(protocol, job, now_us);
+    if (job->kind == SN_JOB_TRAIN || job->kind == SN_JOB_EXPERTS) {
+        if (job->kind == SN_JOB_TRAIN)
+            sn_protocol_training_done(protocol, job, now_us);
+        else
+            sn_protocol_experts_done(protocol, job);
         sn_job_free(&job);
         return;
     }
@@ -342,6 +363,7 @@ int64_t sn_protocol_tick(sn_protocol *protocol, int64_t now_us, int64_t unix_ms)
     int64_t orphans_us = sn_protocol_close_orphans(protocol, now_us);
     int64_t outgoing_us = sn_protocol_outgoing_tick(protocol, now_us);
     int64_t migration_us = sn_kv_migration_tick(protocol, now_us);
+    int64_t experts_us = sn_protocol_experts_tick(protocol, now_us);
     int64_t placement_us = protocol_tick_placement(protocol, now_us, unix_ms);
     int64_t next_us = sn_membership_tick(protocol->membership, now_us, unix_ms);
     int64_t sharing_us = sn_protocol_sharing_tick(protocol, now_us);
@@ -350,6 +372,7 @@ int64_t sn_protocol_tick(sn_protocol *protocol, int64_t now_us, int64_t unix_ms)
     int64_t reach_us = protocol->reach ? sn_reach_tick(protocol->reach, now_us, unix_ms) : INT64_MAX;
     if (reach_us < next_us) next_us = reach_us;
     if (outgoing_us < next_us) next_us = outgoing_us;
+    if (experts_us < next_us) next_us = experts_us;
     if (orphans_us < next_us) next_us = orphans_us;
     if (migration_us < next_us) next_us = migration_us;
     return placement_us < next_us ? placement_us : next_us;
@@ -371,6 +394,7 @@ void sn_protocol_serve(sn_protocol *protocol, const sn_span_info *span, size_t k
     protocol->setup.span.hp = protocol->hp;
     protocol->setup.kv_bytes_max = kv_bytes_max;
     sn_placement_serve(&protocol->placement, span->first, span->end, now_us);
+    sn_protocol_experts_served(protocol, now_us);
     if (sn_membership_own_announcement(protocol->membership).len)
         sn_membership_announce(protocol->membership, now_us, unix_ms);
 }
@@ -387,6 +411,7 @@ bool sn_protocol_wants_rebalance(const sn_protocol *protocol) {
 void sn_protocol_vacate(sn_protocol *protocol, int64_t now_us, int64_t unix_ms) {
     sn_placement_vacate(&protocol->placement);
     protocol->draining = false;
+    sn_protocol_experts_forget(protocol);
     sn_adapter_table_clear(&protocol->adapters);
     protocol->setup.span.block_hash = NULL; /* it pointed into the old span */
     protocol->setup.kv_bytes_max = 0;

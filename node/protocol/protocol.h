@@ -86,7 +86,9 @@ typedef struct sn_protocol_setup {
      * stays the protocol's. */
     bool (*submit)(void *ctx, sn_job *job);
     sn_engine_stats (*read_stats)(void *ctx);
-    void *ctx; /* of submit and read_stats */
+    /* Gives a round back that sn_protocol_ask_experts took. */
+    void (*answer_round)(void *ctx, sn_expert_round *round);
+    void *ctx; /* of these functions */
 } sn_protocol_setup;
 
 sn_status sn_protocol_new(const sn_protocol_setup *setup, int64_t now_us, sn_protocol **out, sn_err *err) SN_MUST_USE;
@@ -96,6 +98,8 @@ void sn_protocol_free(sn_protocol **protocol); /* accepts NULL */
 void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms);
 /* A job that the engine has finished. Consumes the job. */
 void sn_protocol_job_done(sn_protocol *protocol, sn_job *job, int64_t now_us);
+/* A round of the engine: asks other nodes, and gives it back by setup.answer_round. Takes the round. */
+void sn_protocol_ask_experts(sn_protocol *protocol, sn_expert_round *round, int64_t now_us);
 /* What is due: announcements, gossip, placement, KV migration, closing of idle sessions. Returns when to call again at
  * the latest. */
 int64_t sn_protocol_tick(sn_protocol *protocol, int64_t now_us, int64_t unix_ms);

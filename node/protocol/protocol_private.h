@@ -4,6 +4,7 @@
  *   expiry.c        sessions that end without their owner's request
  *   step.c          STEP: check, run, reply or push to the next node
  *   outgoing.c      connections to other nodes that clients cause
+ *   experts.c       EXPERTS: experts for other nodes, and from them
  *   receipt.c       what this node signs about steps
  *   kv_exchange.c   KV_PUT, KV_GET, RESUME: KV pages into and out of a session
  *   kv_migration.c  KV_SEND: copying a session's KV pages to another node
@@ -16,6 +17,7 @@
 #include "node/engine/training.h"
 #include "node/membership/membership.h"
 #include "node/protocol/adapter_table.h"
+#include "node/protocol/expert_group.h"
 #include "node/protocol/protocol.h"
 
 enum { SN_TRAINING_BATCHES_MAX = 32 };
@@ -62,6 +64,29 @@ typedef struct sn_sharing {
     size_t n;
 } sn_sharing;
 
+enum { SN_EXPERT_ASKS_MAX = 128, SN_EXPERT_JOBS_MAX = 32 };
+
+/* An EXPERTS that this node has sent, or is about to send (experts.c). */
+typedef struct sn_expert_ask {
+    uint8_t holder[SN_KEY_SIZE]; /* id of the node */
+    sn_peer peer;                /* 0: it is not sent, or over */
+    uint64_t correlation_id;
+    size_t n_pairs;
+    int64_t sent_us, until_us;
+} sn_expert_ask;
+
+typedef struct sn_expert_work {
+    sn_expert_group group;  /* of a node with a part of the experts */
+    int64_t read_us;        /* when the group was read; 0: not yet */
+    sn_expert_round *round; /* that the device thread waits for; NULL: none */
+    int *asked_of;          /* for each pair of the round: the ask that it is in */
+    sn_expert_ask asks[SN_EXPERT_ASKS_MAX];
+    int n_asks;
+    sn_job *jobs[SN_EXPERT_JOBS_MAX]; /* in the engine, for other nodes */
+    size_t n_jobs;
+    sn_expert_counters counters;
+} sn_expert_work;
+
 struct sn_protocol {
     sn_protocol_setup setup; /* without address and name, which membership has copied */
     const sn_hparams *hp;    /* of the model */
@@ -76,6 +101,7 @@ struct sn_protocol {
     sn_training_batches training;
     sn_outgoing outgoing;
     sn_sharing sharing;
+    sn_expert_work experts;
     sn_hasher *hasher;
     size_t orphans;                  /* sessions whose owner's connection has ended */
     size_t jobs, kv_reads;           /* in the engine; kv_reads: those of them that read KV pages */
@@ -147,6 +173,23 @@ sn_status sn_protocol_dial(sn_protocol *protocol, const uint8_t client[SN_KEY_SI
                            int64_t now_us, sn_peer *out, sn_err *err) SN_MUST_USE;
 void sn_protocol_outgoing_lost(sn_protocol *protocol, sn_peer peer);
 int64_t sn_protocol_outgoing_tick(sn_protocol *protocol, int64_t now_us); /* returns when to call again */
+
+/* -- experts.c */
+
+/* The blocks are served from now on: reads the group of a node with a part of the experts. */
+void sn_protocol_experts_served(sn_protocol *protocol, int64_t now_us);
+/* The experts that are missing in the group of a node with a part of them, which then serves no clients. NULL: none. */
+const char *sn_protocol_experts_lacking(const sn_protocol *protocol);
+void sn_protocol_on_experts(sn_protocol *protocol, sn_event *event, int64_t now_us); /* EXPERTS or EXPERTS_REPLY */
+/* An ERROR. False: it does not concern a round. */
+bool sn_protocol_experts_on_error(sn_protocol *protocol, const sn_event *event, int64_t now_us);
+void sn_protocol_experts_pong(sn_protocol *protocol, const sn_event *event, int64_t now_us);
+void sn_protocol_experts_lost(sn_protocol *protocol, sn_peer peer, int64_t now_us); /* a peer that was dialled */
+void sn_protocol_cancel_experts(sn_protocol *protocol, sn_peer peer);               /* its connection has ended */
+void sn_protocol_experts_done(sn_protocol *protocol, sn_job *job);
+int64_t sn_protocol_experts_tick(sn_protocol *protocol, int64_t now_us); /* returns when to call again */
+/* Frees the round that is asked for: the engine is gone. */
+void sn_protocol_experts_forget(sn_protocol *protocol);
 
 /* -- receipt.c */
 

@@ -83,7 +83,8 @@ sn_status sn_quota_step(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int64_t now
     return sn_quota_steps(q, key, 1, now_us, err);
 }
 
-sn_status sn_quota_steps(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int n, int64_t now_us, sn_err *err) {
+/* price: in millionths of a step */
+static sn_status quota_spend(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int64_t price, int64_t now_us, sn_err *err) {
     int64_t rate = q->limits.steps_per_s, full = rate * SECOND_US;
     if (!rate) return SN_OK;
     bucket *b = bucket_find(q, key, now_us > 0 ? now_us : 1);
@@ -93,7 +94,7 @@ sn_status sn_quota_steps(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int n, int
         b->refilled_us = now_us;
     }
     if (b->credit >= SECOND_US) {
-        b->credit -= n * (int64_t)SECOND_US;
+        b->credit -= price;
         return SN_OK;
     }
     q->refusals[SN_QUOTA_STEPS]++;
@@ -102,6 +103,14 @@ sn_status sn_quota_steps(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int n, int
                   (long long)rate);
     err->retry_after_ms = (int)((SECOND_US - b->credit) / rate / 1000) + 1;
     return SN_RETRY;
+}
+
+sn_status sn_quota_steps(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int n, int64_t now_us, sn_err *err) {
+    return quota_spend(q, key, n * (int64_t)SECOND_US, now_us, err);
+}
+
+sn_status sn_quota_part(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int parts, int64_t now_us, sn_err *err) {
+    return quota_spend(q, key, SECOND_US / parts, now_us, err);
 }
 
 int sn_quota_priority(const sn_quota *q, const uint8_t key[SN_KEY_SIZE]) {

@@ -43,6 +43,10 @@ sn_status sn_quota_step(sn_quota *quota, const uint8_t key[SN_KEY_SIZE], int64_t
 sn_status sn_quota_steps(sn_quota *quota, const uint8_t key[SN_KEY_SIZE], int n, int64_t now_us,
                          sn_err *err) SN_MUST_USE;
 
+/* The same for a part of a step: one of so many, at most a thousand. */
+sn_status sn_quota_part(sn_quota *quota, const uint8_t key[SN_KEY_SIZE], int parts, int64_t now_us,
+                        sn_err *err) SN_MUST_USE;
+
 /* How many checks of this kind failed. */
 uint64_t sn_quota_refusals(const sn_quota *quota, sn_quota_kind kind);
 

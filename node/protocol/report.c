@@ -12,7 +12,8 @@
 static sn_node_state announced_state(const sn_protocol *protocol) {
     if (protocol->leaving) return SN_NODE_OFFLINE;
     const sn_placement *p = &protocol->placement;
-    if (!sn_placement_serving(p) || p->working_first == p->working_end) return SN_NODE_JOINING;
+    if (!sn_placement_serving(p) || p->working_first == p->working_end || sn_protocol_experts_lacking(protocol))
+        return SN_NODE_JOINING;
     return protocol->draining || p->state == SN_PLACEMENT_REBALANCE_PENDING ? SN_NODE_DRAINING : SN_NODE_ONLINE;
 }
 
@@ -43,6 +44,12 @@ void sn_protocol_describe(const sn_protocol *protocol, sn_announcement *a) {
     a->n_blocks = (uint64_t)protocol->hp->n_blocks;
     for (int b = placement->working_first; span->block_hash && b < placement->working_end; b++)
         memcpy(a->block_hash[b - placement->working_first], span->block_hash[b - placement->first].bytes, SN_HASH_SIZE);
+    if (span->block_hash && sn_span_info_is_part(span)) {
+        a->n_experts = 3;
+        a->experts[0] = (uint64_t)span->experts.first;
+        a->experts[1] = (uint64_t)span->experts.end;
+        a->experts[2] = (uint64_t)protocol->hp->n_experts;
+    }
     snprintf(a->device, sizeof a->device, "%s", span->devices);
     announce_rates(protocol, &stats, a);
     for (int i = 0; i < SN_WIRE_DTYPES; i++)
@@ -109,6 +116,11 @@ void sn_protocol_read_stats(const sn_protocol *protocol, sn_node_stats *out) {
         .announcements = sn_directory_count(sn_membership_directory(protocol->membership)),
         .bootstrap_peers = sn_membership_bootstrap_answered(protocol->membership),
         .joined = setup->n_joined,
+        .experts = protocol->experts.counters,
+        .experts_first = (uint64_t)setup->span.experts.first,
+        .experts_end = (uint64_t)setup->span.experts.end,
+        .n_experts = (uint64_t)protocol->hp->n_experts,
+        .experts_missing = sn_protocol_experts_lacking(protocol) != NULL,
         .step = protocol->counters.step_us,
         .queue = protocol->counters.queue_us,
     };

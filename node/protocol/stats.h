@@ -15,6 +15,12 @@ typedef struct sn_histogram {
 } sn_histogram;
 void sn_histogram_add(sn_histogram *histogram, int64_t us);
 
+/* Experts of a group of nodes, since the start. */
+typedef struct sn_expert_counters {
+    uint64_t pairs_asked, pairs_computed; /* of other nodes, for other nodes */
+    uint64_t rounds, failed, dropped;     /* failed: of the rounds; dropped: holders that did not answer */
+} sn_expert_counters;
+
 typedef struct sn_node_stats {
     char model[128]; /* name */
     int first, end;  /* blocks served */
@@ -25,8 +31,11 @@ typedef struct sn_node_stats {
     uint64_t refusals[SN_STOP + 1];          /* ERRORs sent, by their status */
     uint64_t quota_refusals[SN_QUOTA_KINDS]; /* those that a quota caused */
     uint64_t announcements, joined,
-        bootstrap_peers;   /* live announcements known; addresses joined; who answered there */
-    sn_portal_stats relay; /* zeros over a transport without a portal */
+        bootstrap_peers; /* live announcements known; addresses joined; who answered there */
+    sn_expert_counters experts;
+    uint64_t experts_first, experts_end, n_experts; /* held of each mixture; zeros: there is none */
+    uint64_t experts_missing;                       /* 1: some are held by no node that it knows */
+    sn_portal_stats relay;                          /* zeros over a transport without a portal */
     sn_histogram step,
         queue; /* of each step: from arrival to reply, and from arrival to the start of its computation */
 } sn_node_stats;

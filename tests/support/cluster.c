@@ -25,6 +25,7 @@ typedef struct member {
     sn_node *node;
     char address[64], join[160], model[256];
     int first, end;
+    sn_expert_range experts;
     sn_identity identity;
     pthread_t thread;
     bool stopped, asked; /* stopped: joined; asked: sn_node_stop was called */
@@ -36,7 +37,9 @@ struct cluster {
     cluster_options options;
     sn_hub *hub;
     member members[NODES_MAX];
-    atomic_int n; /* the filter reads n in other threads: a member is complete before it is counted */
+    atomic_bool cut_off_holder; /* the receiver of the next EXPERTS */
+    atomic_int holder_cut_off;  /* its number + 1 */
+    atomic_int n;               /* the filter reads n in other threads: a member is complete before it is counted */
 };
 
 static sn_hub_action filter_message(void *ctx, const char *from, const char *to, const sn_msg *msg) {
@@ -49,6 +52,10 @@ static sn_hub_action filter_message(void *ctx, const char *from, const char *to,
         if (is_receiver && msg->kind == SN_MSG_STEP && atomic_load(&m->steps_left) &&
             atomic_fetch_sub(&m->steps_left, 1) == 1)
             atomic_store(&m->cut_off, true);
+        if (is_receiver && msg->kind == SN_MSG_EXPERTS && atomic_exchange(&c->cut_off_holder, false)) {
+            atomic_store(&c->holder_cut_off, i + 1);
+            atomic_store(&m->cut_off, true);
+        }
         if (atomic_load(&m->cut_off)) return SN_DROP;
         if (atomic_load(&m->duplicated)) action = SN_DUPLICATE;
     }
@@ -110,6 +117,7 @@ static void start_member(cluster *c, member *m) {
                              .device_memory = &c->options.device_memory,
                              .n_device_memory = c->options.device_memory ? 1 : 0,
                              .device_options = {.threads = c->options.threads, .isa = c->options.isa},
+                             .experts = m->experts,
                              .kv_memory = c->options.kv_memory},
         .sessions_max = (size_t)c->options.sessions_max,
         .session_timeout_s = 600,
@@ -133,13 +141,14 @@ static void start_member(cluster *c, member *m) {
     if (pthread_create(&m->thread, NULL, node_main, m)) abort();
 }
 
-int cluster_add_of(cluster *c, const char *model, int first, int end) {
+static int add_member(cluster *c, const char *model, int first, int end, sn_expert_range experts) {
     if (c->n == NODES_MAX) abort();
     member *m = &c->members[c->n];
     REQUIRE(sn_identity_new(&m->identity, &err));
     snprintf(m->address, sizeof m->address, "node%d:1", c->n);
     snprintf(m->model, sizeof m->model, "%s", model);
     m->first = first;
+    m->experts = experts;
     m->end = end ? end : count_blocks(model);
     if (c->n) {
         char key[2 * SN_KEY_SIZE + 1];
@@ -148,6 +157,14 @@ int cluster_add_of(cluster *c, const char *model, int first, int end) {
     }
     start_member(c, m);
     return c->n++;
+}
+
+int cluster_add_of(cluster *c, const char *model, int first, int end) {
+    return add_member(c, model, first, end, (sn_expert_range){0});
+}
+
+int cluster_add_part(cluster *c, int first, int end, sn_expert_range experts) {
+    return add_member(c, c->options.model, first, end, experts);
 }
 
 int cluster_add(cluster *c, int first, int end) { return cluster_add_of(c, c->options.model, first, end); }
@@ -162,6 +179,8 @@ int cluster_count(const cluster *c) { return atomic_load(&((cluster *)(uintptr_t
 sn_hub *cluster_hub(cluster *c) { return c->hub; }
 void cluster_cut_off(cluster *c, int number) { atomic_store(&c->members[number].cut_off, true); }
 void cluster_cut_off_at_step(cluster *c, int number, int n) { atomic_store(&c->members[number].steps_left, n); }
+void cluster_cut_off_next_holder(cluster *c) { atomic_store(&c->cut_off_holder, true); }
+int cluster_cut_off_number(const cluster *c) { return atomic_load(&((cluster *)(uintptr_t)c)->holder_cut_off) - 1; }
 void cluster_duplicate_messages(cluster *c, int number) { atomic_store(&c->members[number].duplicated, true); }
 
 void cluster_stop(cluster *c, int number) {

@@ -38,6 +38,8 @@ void cluster_free(cluster **c);
 /* Starts a node for blocks [first, end) (end 0: all) that joins node 0. Returns its number. */
 int cluster_add(cluster *c, int first, int end);
 int cluster_add_of(cluster *c, const char *model, int first, int end); /* of another model file */
+/* A node with experts [experts.first, experts.end) of each mixture. */
+int cluster_add_part(cluster *c, int first, int end, sn_expert_range experts);
 const sn_node *cluster_node(const cluster *c, int number);
 int cluster_count(const cluster *c);
 
@@ -48,6 +50,9 @@ void cluster_compute_with(cluster *c, const char *isa, int threads);
 void cluster_cut_off(cluster *c, int number);
 /* The same from the n-th STEP on that is sent to the node (1: the next one). */
 void cluster_cut_off_at_step(cluster *c, int number, int n);
+/* The node to which the next EXPERTS goes is cut off from it on; cluster_cut_off_number says which one it was. */
+void cluster_cut_off_next_holder(cluster *c);
+int cluster_cut_off_number(const cluster *c); /* -1: none yet */
 /* Delivers every message to and from the node twice. */
 void cluster_duplicate_messages(cluster *c, int number);
 /* Ends the node as SIGTERM does, and waits until it has ended. */

@@ -121,7 +121,7 @@ refuses 1 "no node answered" "$bin/swarm" status --join "${address[keyed]}#${key
 # (--load does not go with --audit: test_session_file.sh), and --draft-model (it does not go with --draft).
 example() { # example FILE NAME=VALUE...: all lines of the example enabled, with these values instead of its own
   local file=$1 pair
-  sed -E '/^#(dht|swarm-key|load|save|session-key|draft-model)/d; s/^#([a-z-]+ = )/\1/' "$here/../../configs/$file" >"$scratch/$file"
+  sed -E '/^#(dht|swarm-key|load|save|session-key|draft-model|experts)/d; s/^#([a-z-]+ = )/\1/' "$here/../../configs/$file" >"$scratch/$file"
   shift
   for pair; do sed -i -E "s|^(${pair%%=*} = )[^#]*|\1${pair#*=} |" "$scratch/$file"; done
 }

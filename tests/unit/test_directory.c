@@ -29,6 +29,8 @@ static sn_announcement make_announcement(const sn_identity *identity, uint64_t f
                          .first_block = first,
                          .end_block = end,
                          .n_blocks = 1000,
+                         .experts = {2, 5, 8},
+                         .n_experts = 3,
                          .tokens_per_s = 17,
                          .decode_us = 18,
                          .prompt_tokens_per_s = 19,
@@ -177,6 +179,10 @@ Test(announcement, refuses_invalid_contents) {
     REFUSES(snprintf(a.address, sizeof a.address, "ipc:///run/other"), "no address");
     REFUSES(snprintf(a.address, sizeof a.address, "host:0"), "no address");
     REFUSES(memset(a.address, 'a', sizeof a.address), "at most 255");
+    REFUSES(a.n_experts = 2, "no part of a mixture");
+    REFUSES(a.experts[0] = 5, "no part of a mixture");
+    REFUSES(a.experts[1] = 9, "no part of a mixture");
+    REFUSES(a.n_experts = 4, "no part of a mixture");
     REFUSES(a.n_round_trip = SN_ROUND_TRIPS_MAX + 1, "at most 16");
     REFUSES(a.n_wire_dtype = SN_WIRE_DTYPES_MAX + 1, "at most 8");
     REFUSES(memset(a.name, 'a', sizeof a.name), "longer");

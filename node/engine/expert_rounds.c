@@ -1,0 +1,171 @@
+#include "node/engine/expert_rounds.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/queue.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { QUEUED_MAX = 8 }; /* one is in progress; the others came back too late */
+
+struct sn_expert_rounds {
+    sn_expert_exchange exchange;
+    sn_expert_rounds_host host;
+    sn_queue *asked, *answered;
+    sn_expert_request request; /* of the round in progress */
+    uint64_t number;           /* of the newest round */
+    int64_t until_us;          /* of the wait for it */
+};
+
+void sn_expert_round_free(sn_expert_round **round) {
+    if (!*round) return;
+    free((*round)->rows);
+    free((*round)->pairs);
+    free((*round)->out);
+    free(*round);
+    *round = NULL;
+}
+
+void sn_experts_task_free(sn_experts_task **task) {
+    if (!*task) return;
+    sn_msg_free(&(*task)->request_msg);
+    free((*task)->ids);
+    free(*task);
+    *task = NULL;
+}
+
+/* -- the device thread --------------------------------------------------------------------------------------------- */
+
+static size_t pairs_of_row(const sn_expert_request *r, int row) {
+    size_t n = 0;
+    for (int j = 0; j < r->k; j++) n += r->ids[(size_t)row * (size_t)r->k + (size_t)j] >= 0;
+    return n;
+}
+
+/* A round with a copy of the rows that have a pair. */
+static sn_status round_new(const sn_expert_request *r, sn_expert_round **out, sn_err *err) {
+    sn_expert_round *round = NULL;
+    size_t width = (size_t)r->n_embd;
+    sn_status status = sn_calloc(&round, 1, sizeof *round, err);
+    if (status) return status;
+    round->block = r->block;
+    round->n_embd = r->n_embd;
+    for (int i = 0; i < r->n; i++) {
+        size_t pairs = pairs_of_row(r, i);
+        round->n_rows += pairs > 0;
+        round->n_pairs += pairs;
+    }
+    status = sn_calloc(&round->rows, round->n_rows * width, sizeof *round->rows, err);
+    if (!status) status = sn_calloc(&round->pairs, round->n_pairs, sizeof *round->pairs, err);
+    if (!status) status = sn_calloc(&round->out, round->n_pairs * width, sizeof *round->out, err);
+    if (status) sn_expert_round_free(&round);
+    size_t row = 0, pair = 0;
+    for (int i = 0; i < r->n && !status; i++) {
+        if (!pairs_of_row(r, i)) continue;
+        memcpy(round->rows + row * width, r->rows + (size_t)i * width, width * sizeof *r->rows);
+        for (int j = 0; j < r->k; j++) {
+            int32_t id = r->ids[(size_t)i * (size_t)r->k + (size_t)j];
+            if (id >= 0) round->pairs[pair++] = (sn_expert_pair){.row = row, .expert = (uint64_t)id};
+        }
+        row++;
+    }
+    *out = round;
+    return status;
+}
+
+static sn_status rounds_begin(void *self, const sn_expert_request *request, sn_err *err) {
+    sn_expert_rounds *r = self;
+    sn_expert_round *round = NULL;
+    sn_status status = round_new(request, &round, err);
+    if (status) return status;
+    r->request = *request;
+    round->number = ++r->number;
+    round->until_us = sn_now_us() + SN_EXPERT_ROUND_US;
+    r->until_us = round->until_us + SN_EXPERT_ROUND_MARGIN_US;
+    if (!sn_queue_push(r->asked, round)) {
+        sn_expert_round_free(&round);
+        return sn_fail(err, SN_RETRY, "this node's network thread is late: use another node");
+    }
+    r->host.asked(r->host.ctx);
+    return SN_OK;
+}
+
+/* Waits for the round in progress. */
+static sn_status rounds_wait(sn_expert_rounds *r, sn_expert_round **out, sn_err *err) {
+    for (bool runs = true;; runs = r->host.serve(r->host.ctx, r->until_us)) {
+        sn_expert_round *round;
+        while ((round = sn_queue_pop(r->answered, 0))) {
+            if (round->number == r->number) break;
+            sn_expert_round_free(&round);
+        }
+        if (round) {
+            *out = round;
+            return SN_OK;
+        }
+        if (!runs) return sn_fail(err, SN_RETRY, "this node stops: use another one");
+        if (sn_now_us() >= r->until_us)
+            return sn_fail(err, SN_RETRY, "no answer came in time for experts of block %d: use another node",
+                           r->request.block);
+    }
+}
+
+static sn_status rounds_finish(void *self, float *expert_out, sn_err *err) {
+    sn_expert_rounds *r = self;
+    sn_expert_round *round = NULL;
+    if (!expert_out) { /* an answer that comes is of no round in progress */
+        r->number++;
+        return SN_OK;
+    }
+    sn_status status = rounds_wait(r, &round, err);
+    if (status) {
+        r->number++;
+        return status;
+    }
+    status = round->status;
+    if (status && err) *err = round->err;
+    size_t width = (size_t)round->n_embd, n = (size_t)r->request.n * (size_t)r->request.k, pair = 0;
+    for (size_t i = 0; i < n && !status; i++)
+        if (r->request.ids[i] >= 0)
+            memcpy(expert_out + i * width, round->out + pair++ * width, width * sizeof *expert_out);
+    sn_expert_round_free(&round);
+    return status;
+}
+
+const sn_expert_exchange *sn_expert_rounds_exchange(const sn_expert_rounds *rounds) { return &rounds->exchange; }
+
+/* -- the network thread -------------------------------------------------------------------------------------------- */
+
+sn_expert_round *sn_expert_rounds_next(sn_expert_rounds *rounds) { return sn_queue_pop(rounds->asked, 0); }
+
+void sn_expert_rounds_answer(sn_expert_rounds *rounds, sn_expert_round *round) {
+    if (!sn_queue_push(rounds->answered, round)) sn_expert_round_free(&round);
+}
+
+/* -- life ---------------------------------------------------------------------------------------------------------- */
+
+sn_status sn_expert_rounds_new(const sn_expert_rounds_host *host, sn_expert_rounds **out, sn_err *err) {
+    sn_expert_rounds *r = NULL;
+    sn_status status = sn_calloc(&r, 1, sizeof *r, err);
+    if (status) return status;
+    r->host = *host;
+    r->exchange = (sn_expert_exchange){r, rounds_begin, rounds_finish};
+    status = sn_queue_new(QUEUED_MAX, &r->asked, err);
+    if (!status) status = sn_queue_new(QUEUED_MAX, &r->answered, err);
+    if (status) sn_expert_rounds_free(&r);
+    *out = r;
+    return status;
+}
+
+static void queue_free_rounds(sn_queue **queue) {
+    for (sn_expert_round *round; *queue && (round = sn_queue_pop(*queue, 0));) sn_expert_round_free(&round);
+    sn_queue_free(queue);
+}
+
+void sn_expert_rounds_free(sn_expert_rounds **rounds) {
+    if (!*rounds) return;
+    queue_free_rounds(&(*rounds)->asked);
+    queue_free_rounds(&(*rounds)->answered);
+    free(*rounds);
+    *rounds = NULL;
+}

@@ -1,0 +1,171 @@
+#include "node/protocol/expert_group.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    ANSWER_PAIRS = 16, /* an answer takes as long as so many pairs, and longer by its own */
+    FAILED_US = 10000000,
+    FAILED_PAIR_US = 1000000, /* so slow a holder counts that has failed */
+    FORGET = 32, /* a holder counts as faster by so small a part each time, so that it is asked again some day */
+};
+
+bool sn_span_info_is_part(const sn_span_info *span) {
+    return span->hp->n_experts && span->experts.end && span->experts.end - span->experts.first < span->hp->n_experts;
+}
+
+static bool holder_has_block(const sn_expert_holder *h, int block) { return h->blocks[block / 8] >> block % 8 & 1; }
+
+/* -- reading the directory ----------------------------------------------------------------------------------------- */
+
+/* Whether the outputs of the announced node have the bits that those of this span have. */
+static bool computes_alike(const sn_announcement *a, const sn_span_info *span) {
+    return !span->exact || !strcmp(a->device, "cpu");
+}
+
+/* The blocks of the span that the announced node holds, too; false: none. */
+static bool blocks_in_common(const sn_announcement *a, const sn_span_info *span, sn_expert_holder *out) {
+    bool any = false;
+    memset(out->blocks, 0, sizeof out->blocks);
+    for (int b = span->first; b < span->end; b++) {
+        uint64_t at = (uint64_t)b - a->first_block;
+        if ((uint64_t)b < a->first_block || (uint64_t)b >= a->end_block || !sn_has_experts(span->hp, b)) continue;
+        if (memcmp(a->block_hash[at], span->block_hash[b - span->first].bytes, SN_KEY_SIZE)) continue;
+        out->blocks[(b - span->first) / 8] |= (uint8_t)(1 << (b - span->first) % 8);
+        any = true;
+    }
+    return any;
+}
+
+static bool holder_read(const sn_expert_group_query *q, const sn_announcement *a, sn_expert_holder *out) {
+    int n_experts = q->span->hp->n_experts;
+    if (!memcmp(a->node, q->node, SN_KEY_SIZE) || memcmp(a->model, q->model, SN_KEY_SIZE) ||
+        a->state == SN_NODE_OFFLINE || !computes_alike(a, q->span) || !blocks_in_common(a, q->span, out))
+        return false;
+    if (a->n_experts && a->experts[2] != (uint64_t)n_experts) return false;
+    memcpy(out->node, a->node, SN_KEY_SIZE);
+    memcpy(out->curve_key, a->curve_key, SN_KEY_SIZE);
+    memcpy(out->address, a->address, sizeof out->address);
+    out->first = a->n_experts ? (int)a->experts[0] : 0;
+    out->end = a->n_experts ? (int)a->experts[1] : n_experts;
+    out->leaving = a->state == SN_NODE_DRAINING;
+    out->sequence = a->sequence;
+    return true;
+}
+
+/* What was seen of the holder before this reading; NULL: nothing. */
+static void holder_inherit(sn_expert_holder *h, const sn_expert_holder *known, int64_t now_us) {
+    static const sn_expert_holder none;
+    if (!known) known = &none;
+    bool lives = h->sequence > known->failed_sequence && now_us >= known->failed_until_us;
+    h->peer = known->peer;
+    h->failed_sequence = lives ? 0 : known->failed_sequence;
+    h->failed_until_us = known->failed_until_us;
+    h->busy_until_us = known->busy_until_us;
+    h->pair_us = known->pair_us - known->pair_us / FORGET;
+}
+
+/* Who gets a place in the group first: holders that have computed for this node, proven ones, others. */
+static int holder_rank(const sn_expert_holder *h) { return !h->proven || h->failed_sequence ? 2 : h->pair_us ? 0 : 1; }
+
+static void holders_read(sn_expert_group *group, const sn_expert_group_query *q) {
+    enum { RANKS = 3 };
+    static sn_expert_group before; /* of the network thread */
+    before = *group;
+    group->n = 0;
+    for (int rank = 0; rank < RANKS; rank++)
+        for (size_t i = 0; i < sn_directory_count(q->directory) && group->n < SN_EXPERT_HOLDERS_MAX; i++) {
+            sn_expert_holder *h = &group->holders[group->n];
+            if (sn_directory_expiry_at(q->directory, i) <= (uint64_t)q->unix_ms ||
+                !holder_read(q, sn_directory_at(q->directory, i), h))
+                continue;
+            h->proven = sn_directory_is_proven_at(q->directory, i, q->unix_ms);
+            holder_inherit(h, sn_expert_group_find(&before, h->node), q->now_us);
+            group->n += holder_rank(h) == rank;
+        }
+}
+
+/* -- what is missing --------------------------------------------------------------------------------------------- */
+
+/* held[e]: this node or a holder that is counted on holds expert e of the block. */
+static void experts_held(const sn_expert_group *group, const sn_expert_group_query *q, int block, bool *held) {
+    memset(held, 0, (size_t)q->span->hp->n_experts * sizeof *held);
+    for (int e = q->span->experts.first; e < q->span->experts.end; e++) held[e] = true;
+    for (size_t i = 0; i < group->n; i++) {
+        const sn_expert_holder *h = &group->holders[i];
+        if (h->leaving || !h->proven || h->failed_sequence || !holder_has_block(h, block)) continue;
+        for (int e = h->first; e < h->end; e++) held[e] = true;
+    }
+}
+
+/* "86:172,200:256"; empty: all are held. */
+static void ranges_write(const bool *held, int n, char *out, size_t capacity) {
+    size_t at = 0;
+    *out = 0;
+    for (int e = 0, end; e < n; e = end + 1) {
+        for (end = e; end < n && !held[end]; end++) {}
+        if (end == e) continue;
+        int len = snprintf(out + at, capacity - at, "%s%d:%d", at ? "," : "", e, end);
+        if (len < 0 || (size_t)len >= capacity - at) return;
+        at += (size_t)len;
+    }
+}
+
+/* Blocks one after the other that lack the same experts are named together. */
+static void group_write_lacks(sn_expert_group *group, const sn_expert_group_query *q) {
+    enum { RANGES = 128 };
+    const sn_span_info *span = q->span;
+    bool held[SN_MODEL_EXPERTS_MAX];
+    char ranges[RANGES] = "", next[RANGES] = "";
+    size_t used = 0;
+    *group->lacks = 0;
+    for (int b = span->first, from = b; b <= span->end; b++) {
+        *next = 0;
+        if (b < span->end && sn_has_experts(span->hp, b)) {
+            experts_held(group, q, b - span->first, held);
+            ranges_write(held, span->hp->n_experts, next, sizeof next);
+        }
+        if (!strcmp(ranges, next)) continue;
+        if (*ranges && used < sizeof group->lacks)
+            used += (size_t)snprintf(group->lacks + used, sizeof group->lacks - used, "%sexperts %s of blocks %d:%d",
+                                     used ? ", " : "", ranges, from, b);
+        memcpy(ranges, next, sizeof ranges);
+        from = b;
+    }
+    group->complete = !*group->lacks;
+}
+
+void sn_expert_group_read(sn_expert_group *group, const sn_expert_group_query *query) {
+    holders_read(group, query);
+    group_write_lacks(group, query);
+}
+
+/* -- choosing ------------------------------------------------------------------------------------------------------ */
+
+sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int expert, int64_t now_us) {
+    sn_expert_holder *best = NULL;
+    for (size_t i = 0; i < group->n; i++) {
+        sn_expert_holder *h = &group->holders[i];
+        if (expert < h->first || expert >= h->end || !holder_has_block(h, block)) continue;
+        if (!h->proven || h->failed_sequence || h->busy_until_us > now_us) continue;
+        if (!best || h->pair_us < best->pair_us) best = h;
+    }
+    return best;
+}
+
+sn_expert_holder *sn_expert_group_find(sn_expert_group *group, const uint8_t node[SN_KEY_SIZE]) {
+    for (size_t i = 0; i < group->n; i++)
+        if (!memcmp(group->holders[i].node, node, SN_KEY_SIZE)) return &group->holders[i];
+    return NULL;
+}
+
+void sn_expert_holder_failed(sn_expert_holder *holder, int64_t now_us) {
+    holder->failed_sequence = holder->sequence;
+    holder->failed_until_us = now_us + FAILED_US;
+    holder->pair_us = FAILED_PAIR_US;
+}
+
+void sn_expert_holder_answered(sn_expert_holder *holder, size_t pairs, int64_t us) {
+    int64_t pair_us = us / (int64_t)(pairs + ANSWER_PAIRS) + 1;
+    holder->pair_us = holder->pair_us ? (7 * holder->pair_us + pair_us) / 8 : pair_us;
+}

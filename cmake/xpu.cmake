@@ -25,18 +25,28 @@ macro(sn_xpu_module name source)
   list(APPEND SN_XPU_MODULES ${SN_XPU_SPIRV}/${name}.spv)
 endmacro()
 
-# The weight forms of xpu.h, each with the macros that linear.cl needs for it.
+# The weight forms of xpu_private.h, each with the macros that linear.cl needs for it: low bits, high bits, scales, bytes
+# of a superblock, zero, table (device/quant.h).
 if(SN_XPU)
   sn_xpu_module(block block.cl)
   sn_xpu_module(grad grad.cl)
-  foreach(form f32,32,NONE,0 f16,16,NONE,0 bf16,17,NONE,0 q4z,4,D,1 q4h,4,H,0 q4k,4,K,0 iq4d,4,D,2 iq4k,4,K,2
-               mxfp4,4,E,3 q8d,8,D,0 q8h,8,H,0 q8k,8,K,0 q8s,8,S,0)
+  foreach(form F32,32,0,NONE,0,0,0 F16,16,0,NONE,0,0,0 BF16,17,0,NONE,0,0,0 F8,9,0,NONE,0,0,0 Q4_0,4,0,D,0,8,0
+               Q4_1,4,0,DM,0,0,0 Q5_0,4,1,D,0,16,0 Q5_1,4,1,DM,0,0,0 Q8_0,8,0,D,0,0,0 Q2_K,2,0,N,4,0,0 Q3_K,2,1,S,2,4,0
+               Q4_K,4,0,K,4,0,0 Q5_K,4,1,K,4,0,0 Q6_K,4,2,S,2,32,0 IQ4_NL,4,0,D,0,0,1 IQ4_XS,4,0,B,2,0,1
+               MXFP4,4,0,E,0,0,2)
     string(REPLACE "," ";" parts ${form})
     list(GET parts 0 name)
-    list(GET parts 1 bits)
-    list(GET parts 2 scale)
-    list(GET parts 3 mapped)
-    sn_xpu_module(linear_${name} linear.cl -DBITS=${bits} -DSCALE=SCALE_${scale} -DMAPPED=${mapped} -DSUFFIX=${name})
+    set(flags "")
+    set(i 1)
+    foreach(macro LOW HIGH SCALE=SCALE_ SUPER ZERO TABLE)
+      list(GET parts ${i} value)
+      math(EXPR i "${i} + 1")
+      if(NOT macro MATCHES "=")
+        string(APPEND macro "=")
+      endif()
+      list(APPEND flags -D${macro}${value})
+    endforeach()
+    sn_xpu_module(linear_${name} linear.cl ${flags} -DSUFFIX=${name})
   endforeach()
   set_source_files_properties(device/xpu/spirv.c PROPERTIES
     COMPILE_DEFINITIONS "SN_XPU_SPIRV=\"${SN_XPU_SPIRV}\"" OBJECT_DEPENDS "${SN_XPU_MODULES}")

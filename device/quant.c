@@ -79,55 +79,64 @@ static void decode_q8_0(const uint8_t *b, sn_quant_group *out) {
     set_scales(out, read_f16(b), 0);
 }
 
-/* 16 scales (low nibbles) and offsets (high nibbles). 2-bit values: bytes 0..31 hold elements 0..127 in four layers of
- * two bits, bytes 32..63 the other 128. */
-static void decode_q2_k(const uint8_t *b, sn_quant_group *out) {
-    const uint8_t *scales = b, *qs = b + 16;
-    float d = read_f16(b + 80), dmin = read_f16(b + 82);
-    for (int g = 0; g < 8; g++) {
-        for (int i = 0; i < 32; i++) out[g].q[i] = (int8_t)(qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3);
-        for (int h = 0; h < 2; h++) {
-            uint8_t s = scales[2 * g + h];
-            out[g].d[h] = d * (float)(s & 15);
-            out[g].m[h] = -(dmin * (float)(s >> 4));
-        }
+/* In all types the offsets are subtracted: the sign of m is flipped.
+ *
+ * Q2_K: 16 scales (low nibbles) and offsets (high nibbles), one of each per half. */
+static void scales_of_q2_k(const uint8_t *b, sn_quant_superblock *out) {
+    out->d = read_u16(b + 80);
+    out->m = read_u16(b + 82) ^ 0x8000;
+    for (int s = 0; s < 16; s++) {
+        out->scale[s] = (int8_t)(b[s] & 15);
+        out->offset[s] = (int8_t)(b[s] >> 4);
     }
 }
 
-/* As Q2_K, with a third bit in hmask (when it is clear, 4 is subtracted) and 16 signed 6-bit scales: their low four
- * bits in the nibbles of bytes 0..7, the upper two in bytes 8..11. */
-static void decode_q3_k(const uint8_t *b, sn_quant_group *out) {
-    const uint8_t *hmask = b, *qs = b + 32, *scales = b + 96;
-    float d = read_f16(b + 108);
-    for (int g = 0; g < 8; g++) {
-        for (int i = 0; i < 32; i++) {
-            int low = qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3;
-            out[g].q[i] = (int8_t)(low - (hmask[i] >> g & 1 ? 0 : 4));
-        }
-        for (int h = 0; h < 2; h++) {
-            int s = 2 * g + h, low = s < 8 ? scales[s] & 15 : scales[s - 8] >> 4;
-            int high = scales[8 + s % 4] >> 2 * (s / 4) & 3;
-            out[g].d[h] = d * (float)((low | high << 4) - 32);
-            out[g].m[h] = 0;
-        }
+/* Q3_K: 16 signed 6-bit scales: their low four bits in the nibbles of bytes 0..7, the upper two in bytes 8..11. */
+static void scales_of_q3_k(const uint8_t *b, sn_quant_superblock *out) {
+    const uint8_t *scales = b + 96;
+    out->d = read_u16(b + 108);
+    for (int s = 0; s < 16; s++) {
+        int low = s < 8 ? scales[s] & 15 : scales[s - 8] >> 4, high = scales[8 + s % 4] >> 2 * (s / 4) & 3;
+        out->scale[s] = (int8_t)((low | high << 4) - 32);
     }
 }
 
-void sn_quant_superblock_scales(sn_dtype dtype, const void *block, sn_quant_superblock *out) {
-    const uint8_t *b = block, *s = b + 4;
-    if (dtype == SN_Q6_K) {
-        *out = (sn_quant_superblock){.d = read_u16(b + 208)};
-        memcpy(out->scale, b + 192, sizeof out->scale);
-        return;
-    }
-    /* Q4_K and Q5_K: eight 6-bit scales and eight 6-bit offsets in 12 bytes. The offsets are subtracted: the sign of m
-     * is flipped. */
-    *out = (sn_quant_superblock){.d = read_u16(b), .m = read_u16(b + 2) ^ 0x8000};
+/* Q4_K and Q5_K: eight 6-bit scales and eight 6-bit offsets in 12 bytes. */
+static void scales_of_q4_k(const uint8_t *b, sn_quant_superblock *out) {
+    const uint8_t *s = b + 4;
+    out->d = read_u16(b);
+    out->m = read_u16(b + 2) ^ 0x8000;
     for (int g = 0; g < 8; g++) {
         int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
         int offset = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
         out->scale[2 * g] = out->scale[2 * g + 1] = (int8_t)scale;
-        out->offset[g] = (int8_t)offset;
+        out->offset[2 * g] = out->offset[2 * g + 1] = (int8_t)offset;
+    }
+}
+
+static void scales_of_iq4_xs(const uint8_t *b, sn_quant_superblock *out) {
+    unsigned high = read_u16(b + 2);
+    out->d = read_u16(b);
+    for (int g = 0; g < 8; g++) {
+        int scale = (b[4 + g / 2] >> 4 * (g % 2) & 15) | (int)(high >> 2 * g & 3) << 4;
+        out->scale[2 * g] = out->scale[2 * g + 1] = (int8_t)(scale - 32);
+    }
+}
+
+void sn_quant_superblock_scales(sn_dtype dtype, const void *block, sn_quant_superblock *out) {
+    const uint8_t *b = block;
+    *out = (sn_quant_superblock){.d = 0};
+    if (dtype == SN_Q6_K) {
+        out->d = read_u16(b + 208);
+        memcpy(out->scale, b + 192, sizeof out->scale);
+    } else if (dtype == SN_Q2_K) {
+        scales_of_q2_k(b, out);
+    } else if (dtype == SN_Q3_K) {
+        scales_of_q3_k(b, out);
+    } else if (dtype == SN_IQ4_XS) {
+        scales_of_iq4_xs(b, out);
+    } else {
+        scales_of_q4_k(b, out);
     }
 }
 
@@ -138,7 +147,26 @@ static void set_super_scales(sn_dtype dtype, const uint8_t *b, sn_quant_group *o
     for (int g = 0; g < 8; g++)
         for (int h = 0; h < 2; h++) {
             out[g].d[h] = d * (float)super.scale[2 * g + h];
-            out[g].m[h] = m * (float)super.offset[g];
+            out[g].m[h] = m * (float)super.offset[2 * g + h];
+        }
+}
+
+/* Bytes 0..31 hold elements 0..127 in four layers of two bits, bytes 32..63 the other 128. */
+static void decode_q2_k(const uint8_t *b, sn_quant_group *out) {
+    const uint8_t *qs = b + 16;
+    set_super_scales(SN_Q2_K, b, out);
+    for (int g = 0; g < 8; g++)
+        for (int i = 0; i < 32; i++) out[g].q[i] = (int8_t)(qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3);
+}
+
+/* As Q2_K, with a third bit in hmask (when it is clear, 4 is subtracted). */
+static void decode_q3_k(const uint8_t *b, sn_quant_group *out) {
+    const uint8_t *hmask = b, *qs = b + 32;
+    set_super_scales(SN_Q3_K, b, out);
+    for (int g = 0; g < 8; g++)
+        for (int i = 0; i < 32; i++) {
+            int low = qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3;
+            out[g].q[i] = (int8_t)(low - (hmask[i] >> g & 1 ? 0 : 4));
         }
 }
 
@@ -181,13 +209,8 @@ static void decode_iq4_nl(const uint8_t *b, sn_quant_group *out) {
 }
 
 static void decode_iq4_xs(const uint8_t *b, sn_quant_group *out) {
-    float d = read_f16(b);
-    unsigned high = read_u16(b + 2);
-    for (int g = 0; g < 8; g++) {
-        int scale = (b[4 + g / 2] >> 4 * (g % 2) & 15) | (int)(high >> 2 * g & 3) << 4;
-        look_up_nibbles(b + 8 + 16 * g, iq4_values, out[g].q);
-        set_scales(&out[g], d * (float)(scale - 32), 0);
-    }
+    set_super_scales(SN_IQ4_XS, b, out);
+    for (int g = 0; g < 8; g++) look_up_nibbles(b + 8 + 16 * g, iq4_values, out[g].q);
 }
 
 /* E2M1 values, doubled so that they are integers, times a shared power of two (OCP Microscaling 1.0). */
@@ -212,6 +235,51 @@ static void (*const decoders[SN_DTYPE_COUNT])(const uint8_t *, sn_quant_group *)
 bool sn_dtype_quantised(sn_dtype dtype) { return (unsigned)dtype < SN_DTYPE_COUNT && decoders[dtype]; }
 
 void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out) { decoders[dtype](block, out); }
+
+/* -- blocks taken apart */
+
+const sn_quant_form *sn_quant_form_of(sn_dtype dtype) {
+    static const sn_quant_form forms[SN_DTYPE_COUNT] = {
+#define X(type, low, high, scale, ...) [SN_##type] = {low, high, SN_SCALE_##scale, __VA_ARGS__},
+        SN_QUANT_TYPES(X)
+#undef X
+    };
+    return sn_dtype_quantised(dtype) ? &forms[dtype] : NULL;
+}
+
+static void split_codes(sn_dtype dtype, const sn_quant_form *form, const uint8_t *block, uint8_t *codes) {
+    sn_quant_group groups[SN_QUANT_GROUPS_MAX];
+    size_t n = sn_dtype_block(dtype);
+    if (form->table) {
+        const uint8_t *qs = block + (dtype == SN_IQ4_XS ? 8 : dtype == SN_MXFP4 ? 1 : 2);
+        for (size_t g = 0; g < n / 32; g++) split_nibbles(qs + 16 * g, (int8_t *)codes + 32 * g);
+        return;
+    }
+    int zero = dtype == SN_Q4_0 ? 0 : form->zero; /* it is decoded as 0..15 already */
+    sn_quant_decode(dtype, block, groups);
+    for (size_t i = 0; i < n; i++) codes[i] = (uint8_t)(groups[i / 32].q[i % 32] + zero);
+}
+
+void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out) {
+    const sn_quant_form *form = sn_quant_form_of(dtype);
+    sn_quant_superblock super;
+    split_codes(dtype, form, block, out->codes);
+    if (!form->super_bytes) {
+        memcpy(out->scales[0], block, (size_t)form->scale_bytes);
+        return;
+    }
+    sn_quant_superblock_scales(dtype, block, &super);
+    memcpy(out->super, &super.d, sizeof super.d);
+    memcpy(out->super + sizeof super.d, &super.m, sizeof super.m);
+    for (int g = 0; g < SN_QUANT_GROUPS_MAX; g++) {
+        const int8_t *scale = super.scale + 2 * g, *offset = super.offset + 2 * g;
+        uint8_t *to = out->scales[g];
+        to[0] = (uint8_t)(form->scale == SN_SCALE_N ? scale[0] | offset[0] << 4 : scale[0]);
+        to[1] = (uint8_t)(form->scale == SN_SCALE_N   ? scale[1] | offset[1] << 4
+                          : form->scale == SN_SCALE_K ? offset[0]
+                                                      : scale[1]);
+    }
+}
 
 static void dequantize_blocks(sn_dtype dtype, const uint8_t *row, size_t cols, float *out) {
     sn_quant_group groups[SN_QUANT_GROUPS_MAX];

@@ -21,15 +21,66 @@ bool sn_dtype_quantised(sn_dtype dtype);
  */
 void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out);
 
-/* The scales of a block of Q4_K, Q5_K or Q6_K as in the file: the half h of group g has d = f16(d) * scale[2g + h] and
- * m = f16(m) * offset[g], both exact in float32. Q6_K has 16 scales and no offsets; the others have 8 scales, each
- * stored twice here. */
+/* The scales of a superblock (the K types and IQ4_XS) as in the file: the half h of group g has d = f16(d) * scale[2g +
+ * h] and m = f16(m) * offset[2g + h], both exact in float32. A scale or an offset of a whole group is stored twice
+ * here.
+ */
 typedef struct sn_quant_superblock {
     uint16_t d, m;
-    int8_t scale[2 * SN_QUANT_GROUPS_MAX], offset[SN_QUANT_GROUPS_MAX];
+    int8_t scale[2 * SN_QUANT_GROUPS_MAX], offset[2 * SN_QUANT_GROUPS_MAX];
 } sn_quant_superblock;
 
 void sn_quant_superblock_scales(sn_dtype dtype, const void *block, sn_quant_superblock *out);
+
+/* -- the same blocks as GPUs store them: parts that lie in planes of their own, so that neighbouring lanes read aligned
+ * words, and that take hardly more bytes than the file has.
+ *
+ * A weight has a code of low_bits + high_bits; it is scale * (code - zero) + offset, or scale * table[code]. */
+
+/* The scales: bytes of each group of 32 weights, and of each superblock. */
+typedef enum sn_quant_scale {
+    SN_SCALE_D,  /* a half */
+    SN_SCALE_DM, /* two halves, scale and offset */
+    SN_SCALE_K,  /* a scale and an offset; superblock: two halves that they are multiplied by */
+    SN_SCALE_S,  /* a signed scale of each half of the group; superblock: a half */
+    SN_SCALE_N,  /* of each half a scale in the low nibble, an offset in the high one; superblock: two halves */
+    SN_SCALE_B,  /* a signed scale; superblock: a half */
+    SN_SCALE_E,  /* an exponent: 2^(e - 127) / 2, also where that is subnormal */
+} sn_quant_scale;
+
+/* type, low bits, high bits, scales, bytes of them, bytes of a superblock, zero, table (1: of IQ4, 2: of MXFP4).
+ * linear.cl of device/xpu/ is compiled once for each row: cmake/xpu.cmake repeats the numbers. */
+#define SN_QUANT_TYPES(X)                                                                                              \
+    X(Q4_0, 4, 0, D, 2, 0, 8, 0)                                                                                       \
+    X(Q4_1, 4, 0, DM, 4, 0, 0, 0)                                                                                      \
+    X(Q5_0, 4, 1, D, 2, 0, 16, 0)                                                                                      \
+    X(Q5_1, 4, 1, DM, 4, 0, 0, 0)                                                                                      \
+    X(Q8_0, 8, 0, D, 2, 0, 0, 0)                                                                                       \
+    X(Q2_K, 2, 0, N, 2, 4, 0, 0)                                                                                       \
+    X(Q3_K, 2, 1, S, 2, 2, 4, 0)                                                                                       \
+    X(Q4_K, 4, 0, K, 2, 4, 0, 0)                                                                                       \
+    X(Q5_K, 4, 1, K, 2, 4, 0, 0)                                                                                       \
+    X(Q6_K, 4, 2, S, 2, 2, 32, 0)                                                                                      \
+    X(IQ4_NL, 4, 0, D, 2, 0, 0, 1)                                                                                     \
+    X(IQ4_XS, 4, 0, B, 1, 2, 0, 1)                                                                                     \
+    X(MXFP4, 4, 0, E, 1, 0, 0, 2)
+
+typedef struct sn_quant_form {
+    int low_bits, high_bits;
+    sn_quant_scale scale;
+    int scale_bytes, super_bytes, zero, table;
+} sn_quant_form;
+
+typedef struct sn_quant_parts {
+    uint8_t codes[SN_QUANT_GROUP * SN_QUANT_GROUPS_MAX]; /* of Q8_0 the integers, two's complement */
+    uint8_t scales[SN_QUANT_GROUPS_MAX][4];              /* of each group the scale_bytes of its form */
+    uint8_t super[4];
+} sn_quant_parts;
+
+/* The form of a quantised type; NULL: it is none. Static. */
+const sn_quant_form *sn_quant_form_of(sn_dtype dtype);
+/* Takes one block of a quantised type apart. Nothing is rounded. */
+void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out);
 
 /* Converts a row of `cols` elements of any weight type (F32, F16, BF16, F8_E4M3 or quantised) to float32. The row may
  * lie unaligned; cols is a multiple of the type's block. */

@@ -161,7 +161,7 @@ static void pack_super(sn_layout layout, sn_dtype dtype, const uint8_t *block, s
         head[1][r] = super.m;
         for (int g = 0; g < SN_SUPER_GROUPS; g++) {
             scales[g][0][r] = super.scale[2 * g];
-            scales[g][1][r] = sn_layout_fine(layout) ? super.scale[2 * g + 1] : super.offset[g];
+            scales[g][1][r] = sn_layout_fine(layout) ? super.scale[2 * g + 1] : super.offset[2 * g];
         }
     }
     memcpy(out, head, SN_SUPER_HEAD);

@@ -77,45 +77,178 @@ __device__ inline float activation(int kind, float x) {
     return x / (1.0f + expf(kind == SN_SILU ? -x : -gelu_inner(x)));
 }
 
-/* Scale and offset of half h (0: weights 0..15, 1: weights 16..31) of group `g`, counted over the whole matrix. */
-template <int LAYOUT> __device__ inline float2 scale_of(const sn_cuda_matrix &w, size_t g, int h) {
-    if (LAYOUT == SN_CUDA_Q8_FINE) {
-        const float *s = static_cast<const float *>(w.scales) + 4 * g;
-        return make_float2(s[h], s[2 + h]);
-    }
-    if (LAYOUT == SN_CUDA_Q4_SUPER) {
-        unsigned int codes = static_cast<const uint16_t *>(w.scales)[g];
-        unsigned int super = static_cast<const uint32_t *>(w.supers)[g / 8];
-        return make_float2(half_to_float(super & 0xffff) * static_cast<float>(codes & 0xff),
-                           -(half_to_float(super >> 16) * static_cast<float>(codes >> 8)));
-    }
-    unsigned int both = static_cast<const uint32_t *>(w.scales)[g];
-    return make_float2(half_to_float(both & 0xffff), half_to_float(both >> 16));
-}
+/* -- quantised weights: layout.h has the planes */
 
-__host__ __device__ constexpr bool is_q4(int layout) { return layout == SN_CUDA_Q4_HALF || layout == SN_CUDA_Q4_SUPER; }
+constexpr sn_quant_form FORMS[] = {
+#define X(type, low, high, scale, ...) {low, high, SN_SCALE_##scale, __VA_ARGS__},
+    SN_QUANT_TYPES(X)
+#undef X
+};
+
+__host__ __device__ constexpr bool is_float(int layout) { return layout <= SN_CUDA_F8; }
+template <int LAYOUT> constexpr sn_quant_form FORM_OF = FORMS[LAYOUT - SN_CUDA_Q4_0];
+
+/* Whether the halves of a group have scales of their own. */
+__host__ __device__ constexpr bool has_half_scales(const sn_quant_form &f) {
+    return f.scale == SN_SCALE_S || f.scale == SN_SCALE_N;
+}
+/* Whether weights have an offset beside the zero of their codes. */
+__host__ __device__ constexpr bool has_offsets(const sn_quant_form &f) {
+    return f.scale == SN_SCALE_DM || f.scale == SN_SCALE_K || f.scale == SN_SCALE_N;
+}
 
 __device__ inline int byte_of(unsigned int word, int i) { return static_cast<int8_t>(word >> 8 * i & 0xff); }
 
+/* The values of eight codes of 4 bits, x: those of the low nibbles, y: of the high ones. __byte_perm selects by three
+ * bits: once from each half of the table, and then between the two by the fourth bit. */
+template <int TABLE> __device__ inline uint2 look_up(unsigned int codes) {
+    constexpr unsigned int T[2][4] = {{0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u},
+                                      {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu}};
+    constexpr unsigned int T0 = T[TABLE - 1][0], T1 = T[TABLE - 1][1], T2 = T[TABLE - 1][2], T3 = T[TABLE - 1][3];
+    unsigned int choice = 0x32103210u | (codes & 0x88888888u) >> 1;
+    unsigned int first =
+        __byte_perm(__byte_perm(T0, T1, codes & 0x7777u), __byte_perm(T2, T3, codes & 0x7777u), choice & 0xffffu);
+    codes >>= 16;
+    unsigned int second =
+        __byte_perm(__byte_perm(T0, T1, codes & 0x7777u), __byte_perm(T2, T3, codes & 0x7777u), choice >> 16);
+    return make_uint2(__byte_perm(first, second, 0x6420), __byte_perm(first, second, 0x7531));
+}
+
+/* The four integers of word i of half h, one in each byte; low and high: the words of the planes that hold them. They
+ * are codes, but of a table its values. */
+template <int LAYOUT> __device__ inline unsigned int integers(unsigned int low, unsigned int high, int h, int i) {
+    constexpr sn_quant_form F = FORM_OF<LAYOUT>;
+    if constexpr (F.table != 0) {
+        uint2 both = look_up<F.table>(low);
+        return h ? both.y : both.x;
+    }
+    if (F.low_bits == 8) return low;
+    unsigned int q = F.low_bits == 4 ? low >> 4 * h & 0x0f0f0f0fu : low >> 2 * i & 0x03030303u;
+    if (F.high_bits == 1) q |= (high >> (4 * h + i) & 0x01010101u) << F.low_bits;
+    if (F.high_bits == 2) q |= (high >> 2 * i & 0x03030303u) << F.low_bits;
+    return q;
+}
+
+/* The bytes of the scale of group g, counted over the whole matrix; and of its superblock. */
+template <int LAYOUT> __device__ inline unsigned int scale_code(const sn_cuda_matrix &w, size_t g) {
+    constexpr int BYTES = FORM_OF<LAYOUT>.scale_bytes;
+    if (BYTES == 4) return static_cast<const uint32_t *>(w.scales)[g];
+    return BYTES == 2 ? static_cast<const uint16_t *>(w.scales)[g] : static_cast<const uint8_t *>(w.scales)[g];
+}
+
+template <int LAYOUT> __device__ inline unsigned int super_code(const sn_cuda_matrix &w, size_t g) {
+    constexpr int BYTES = FORM_OF<LAYOUT>.super_bytes;
+    if (BYTES == 0) return 0;
+    return BYTES == 4 ? static_cast<const uint32_t *>(w.supers)[g / 8] : static_cast<const uint16_t *>(w.supers)[g / 8];
+}
+
+/* Scale and offset of half h of a group, for its codes; the offset without the zero of the codes. */
+template <int LAYOUT> __device__ inline float2 scale_of(unsigned int code, unsigned int super, int h) {
+    constexpr sn_quant_scale SCALE = FORM_OF<LAYOUT>.scale;
+    if (SCALE == SN_SCALE_D) return make_float2(half_to_float(code), 0.0f);
+    if (SCALE == SN_SCALE_DM) return make_float2(half_to_float(code & 0xffff), half_to_float(code >> 16));
+    if (SCALE == SN_SCALE_E) return make_float2(__uint_as_float(code < 2 ? 0x200000u << code : (code - 1) << 23), 0.0f);
+    float d = half_to_float(super & 0xffff), m = half_to_float(super >> 16);
+    unsigned int own = code >> 8 * h & 0xff;
+    if (SCALE == SN_SCALE_N) return make_float2(d * static_cast<float>(own & 15), m * static_cast<float>(own >> 4));
+    if (SCALE == SN_SCALE_K) return make_float2(d * static_cast<float>(code & 0xff), m * static_cast<float>(code >> 8));
+    return make_float2(d * static_cast<float>(byte_of(SCALE == SN_SCALE_S ? own : code, 0)), 0.0f);
+}
+
+/* 32 weights in registers: their integers, four in a word, and the scales of each half with all offsets, so that a
+ * weight is x * integer + y. */
+struct group {
+    unsigned int q[8];
+    float2 scale[2];
+};
+
+/* Reads group g with one load from each plane. */
+template <int LAYOUT> __device__ inline group load_group(const sn_cuda_matrix &w, size_t g) {
+    constexpr sn_quant_form F = FORM_OF<LAYOUT>;
+    unsigned int low[8] = {}, high[2] = {};
+    if (F.low_bits == 2) {
+        uint2 v = __ldcs(static_cast<const uint2 *>(w.plane[0]) + g);
+        low[0] = v.x, low[1] = v.y;
+    } else {
+        uint4 v = __ldcs(static_cast<const uint4 *>(w.plane[0]) + g);
+        low[0] = v.x, low[1] = v.y, low[2] = v.z, low[3] = v.w;
+    }
+    if (F.low_bits == 8) {
+        uint4 v = __ldcs(static_cast<const uint4 *>(w.plane[1]) + g);
+        low[4] = v.x, low[5] = v.y, low[6] = v.z, low[7] = v.w;
+    }
+    if (F.high_bits == 1) high[0] = __ldcs(static_cast<const unsigned int *>(w.plane[1]) + g);
+    if (F.high_bits == 2) {
+        uint2 v = __ldcs(static_cast<const uint2 *>(w.plane[1]) + g);
+        high[0] = v.x, high[1] = v.y;
+    }
+    group out;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            out.q[4 * h + i] = integers<LAYOUT>(low[F.low_bits == 8   ? 4 * h + i
+                                                    : F.low_bits == 4 ? i
+                                                                      : h],
+                                                high[F.high_bits == 2 ? h : 0], h, i);
+    unsigned int code = scale_code<LAYOUT>(w, g), super = super_code<LAYOUT>(w, g);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        out.scale[h] = scale_of<LAYOUT>(code, super, h);
+        out.scale[h].y -= static_cast<float>(F.zero) * out.scale[h].x;
+    }
+    return out;
+}
+
+/* -- weights of every layout as float32 */
+
+/* An element of F8 divided by its scale and by 256; there is no NaN. */
+__device__ inline float f8_to_float(unsigned int bits) {
+    return half_to_float((bits & 0x80) << 8 | (bits & 0x7f) << 7);
+}
+
 /* Eight consecutive weights of a row, from element `at` (a multiple of 8) on. */
-template <int LAYOUT> __device__ inline void load_weights(const sn_cuda_matrix &w, int row, int at, float out[8]) {
+template <int LAYOUT> __device__ inline void load_floats(const sn_cuda_matrix &w, int row, int at, float out[8]) {
+    size_t first = static_cast<size_t>(row) * w.stride + at;
     if (LAYOUT == SN_CUDA_F32) {
-        const float *p = static_cast<const float *>(w.plane[0]) + static_cast<size_t>(row) * w.stride + at;
-        for (int i = 0; i < 8; i++) out[i] = p[i];
+        const float4 *p = reinterpret_cast<const float4 *>(static_cast<const float *>(w.plane[0]) + first);
+        float4 a = p[0], b = p[1];
+        out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
         return;
     }
-    if (LAYOUT == SN_CUDA_F16 || LAYOUT == SN_CUDA_BF16) {
-        const uint16_t *p = static_cast<const uint16_t *>(w.plane[0]) + static_cast<size_t>(row) * w.stride + at;
-        for (int i = 0; i < 8; i++) out[i] = LAYOUT == SN_CUDA_F16 ? half_to_float(p[i]) : bf16_to_float(p[i]);
+    if (LAYOUT == SN_CUDA_F8) {
+        uint2 v = *reinterpret_cast<const uint2 *>(static_cast<const uint8_t *>(w.plane[0]) + first);
+        float scale = 256.0f * static_cast<const float *>(w.scales)[first / SN_CUDA_F8_BLOCK];
+        for (int i = 0; i < 8; i++) out[i] = f8_to_float((i < 4 ? v.x : v.y) >> 8 * (i % 4) & 0xff) * scale;
         return;
     }
-    size_t g = static_cast<size_t>(row) * (w.cols / 32) + at / 32;
-    int h = at / 16 % 2, first = at % 16;
-    float2 s = scale_of<LAYOUT>(w, g, h);
-    const unsigned char *p = static_cast<const unsigned char *>(w.plane[is_q4(LAYOUT) ? 0 : h]) + g * 16 + first;
+    uint4 v = *reinterpret_cast<const uint4 *>(static_cast<const uint16_t *>(w.plane[0]) + first);
+    const unsigned int words[4] = {v.x, v.y, v.z, v.w};
     for (int i = 0; i < 8; i++) {
-        int q = is_q4(LAYOUT) ? p[i] >> 4 * h & 15 : static_cast<int8_t>(p[i]);
-        out[i] = s.x * static_cast<float>(q) + s.y;
+        unsigned int bits = words[i / 2] >> 16 * (i % 2) & 0xffff;
+        out[i] = LAYOUT == SN_CUDA_F16 ? half_to_float(bits) : bf16_to_float(bits);
+    }
+}
+
+template <int LAYOUT> __device__ inline void load_weights(const sn_cuda_matrix &w, int row, int at, float out[8]) {
+    if constexpr (is_float(LAYOUT)) {
+        load_floats<LAYOUT>(w, row, at, out);
+    } else {
+        constexpr sn_quant_form F = FORM_OF<LAYOUT>;
+        size_t g = static_cast<size_t>(row) * (w.cols / 32) + at / 32;
+        int h = at / 16 % 2, i = at % 16 / 4; /* words i and i + 1 of half h */
+        uint2 low;
+        if (F.low_bits == 2)
+            low.x = low.y = static_cast<const unsigned int *>(w.plane[0])[2 * g + h];
+        else
+            low = static_cast<const uint2 *>(w.plane[F.low_bits == 8 ? h : 0])[2 * g + i / 2];
+        unsigned int high = 0;
+        if (F.high_bits)
+            high = static_cast<const unsigned int *>(w.plane[1])[F.high_bits * g + (F.high_bits == 2 ? h : 0)];
+        float2 s = scale_of<LAYOUT>(scale_code<LAYOUT>(w, g), super_code<LAYOUT>(w, g), h);
+        unsigned int first = integers<LAYOUT>(low.x, high, h, i), second = integers<LAYOUT>(low.y, high, h, i + 1);
+        for (int e = 0; e < 8; e++)
+            out[e] = s.x * static_cast<float>(byte_of(e < 4 ? first : second, e % 4) - F.zero) + s.y;
     }
 }
 
@@ -149,23 +282,19 @@ __device__ inline float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y 
 
 } // namespace
 
-/* Returns call(LAYOUT) for the layout of a matrix. */
-#define BY_LAYOUT(layout, call)                                                                                        \
+/* In a switch over the layout: cases that return CALL(layout), a macro of the place where this stands. */
+#define SN_CUDA_LAYOUT_CASE(type, ...)                                                                                 \
+    case SN_CUDA_##type:                                                                                               \
+        return CALL(SN_CUDA_##type);
+#define SN_CUDA_FLOAT_CASES                                                                                            \
+    SN_CUDA_LAYOUT_CASE(F32) SN_CUDA_LAYOUT_CASE(F16) SN_CUDA_LAYOUT_CASE(BF16) SN_CUDA_LAYOUT_CASE(F8)
+#define SN_CUDA_QUANT_CASES SN_QUANT_TYPES(SN_CUDA_LAYOUT_CASE)
+
+/* Returns CALL(layout) for the layout of a matrix. */
+#define BY_LAYOUT(layout)                                                                                              \
     switch (layout) {                                                                                                  \
-    case SN_CUDA_F32:                                                                                                  \
-        return call(SN_CUDA_F32);                                                                                      \
-    case SN_CUDA_F16:                                                                                                  \
-        return call(SN_CUDA_F16);                                                                                      \
-    case SN_CUDA_BF16:                                                                                                 \
-        return call(SN_CUDA_BF16);                                                                                     \
-    case SN_CUDA_Q4_HALF:                                                                                              \
-        return call(SN_CUDA_Q4_HALF);                                                                                  \
-    case SN_CUDA_Q4_SUPER:                                                                                             \
-        return call(SN_CUDA_Q4_SUPER);                                                                                 \
-    case SN_CUDA_Q8_HALF:                                                                                              \
-        return call(SN_CUDA_Q8_HALF);                                                                                  \
-    case SN_CUDA_Q8_FINE:                                                                                              \
-        return call(SN_CUDA_Q8_FINE);                                                                                  \
+        SN_CUDA_FLOAT_CASES                                                                                            \
+        SN_CUDA_QUANT_CASES                                                                                            \
     }                                                                                                                  \
     return cudaErrorInvalidValue
 

@@ -111,6 +111,39 @@ __global__ void __launch_bounds__(THREADS)
         for (int j = 0; j < k; j++) weights[static_cast<size_t>(row) * k + j] *= router.scale / sum;
 }
 
+/* What this lane adds to row `row` of w times x, which is aligned to 16 bytes in the quantised layouts. */
+template <int LAYOUT> __device__ inline float lane_dot(const sn_cuda_matrix &w, int row, const float *x) {
+    float sum = 0;
+    if constexpr (is_float(LAYOUT)) {
+        for (int at = this_lane() * 8; at < w.cols; at += 32 * 8) {
+            float v[8];
+            load_weights<LAYOUT>(w, row, at, v);
+            for (int i = 0; i < 8 && at + i < w.cols; i++) sum += v[i] * x[at + i];
+        }
+    } else {
+        size_t groups = w.cols / 32;
+#pragma unroll 2
+        for (size_t g = this_lane(); g < groups; g += 32) {
+            group v = load_group<LAYOUT>(w, row * groups + g);
+            const float4 *at = reinterpret_cast<const float4 *>(x + 32 * g);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float dot = 0, total = 0;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float4 a = at[4 * h + i];
+                    unsigned int q = v.q[4 * h + i];
+                    dot += static_cast<float>(byte_of(q, 0)) * a.x + static_cast<float>(byte_of(q, 1)) * a.y +
+                           static_cast<float>(byte_of(q, 2)) * a.z + static_cast<float>(byte_of(q, 3)) * a.w;
+                    total += a.x + a.y + a.z + a.w;
+                }
+                sum += v.scale[h].x * dot + v.scale[h].y * total;
+            }
+        }
+    }
+    return sum;
+}
+
 /* One warp per output of a pair: blocks of outputs along x, pairs along y. */
 template <int LAYOUT>
 __global__ void __launch_bounds__(THREADS)
@@ -121,15 +154,8 @@ __global__ void __launch_bounds__(THREADS)
     if (row >= rows) return; /* by the whole warp */
     int e = ids[pair];
     if (e < 0) return;
-    const sn_cuda_matrix w = expert_at(experts, e);
-    const float *own = x + static_cast<size_t>(per_expert ? pair : pair / k) * cols;
-    float sum = 0;
-    for (int at = this_lane() * 8; at < cols; at += 32 * 8) {
-        float v[8];
-        load_weights<LAYOUT>(w, row, at, v);
-        for (int i = 0; i < 8 && at + i < cols; i++) sum += v[i] * own[at + i];
-    }
-    sum = warp_sum(sum);
+    float sum = warp_sum(
+        lane_dot<LAYOUT>(expert_at(experts, e), row, x + static_cast<size_t>(per_expert ? pair : pair / k) * cols));
     if (this_lane() == 0)
         y[static_cast<size_t>(pair) * rows + row] = bias ? sum + bias[static_cast<size_t>(e) * rows + row] : sum;
 }
@@ -240,7 +266,7 @@ extern "C" cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, const sn_moe
 extern "C" cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert,
                                           const float *x, const sn_cuda_experts *experts, const float *bias, float *y) {
 #define CALL(layout) launch_moe_linear<layout>(stream, *selection, per_expert, x, *experts, bias, y)
-    BY_LAYOUT(experts->first.layout, CALL);
+    BY_LAYOUT(experts->first.layout);
 #undef CALL
 }
 
@@ -255,7 +281,7 @@ extern "C" cudaError_t sn_cuda_moe_linear_grad(cudaStream_t stream, const sn_moe
                                                const float *dy, const sn_cuda_experts *experts, bool accumulate,
                                                float *dx) {
 #define CALL(layout) launch_moe_linear_grad<layout>(stream, *selection, per_expert, dy, *experts, accumulate, dx)
-    BY_LAYOUT(experts->first.layout, CALL);
+    BY_LAYOUT(experts->first.layout);
 #undef CALL
 }
 

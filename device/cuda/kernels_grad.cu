@@ -205,23 +205,9 @@ __global__ void __launch_bounds__(THREADS)
 
 extern "C" cudaError_t sn_cuda_linear_input_grad(cudaStream_t stream, const sn_cuda_matrix *w, int n, const float *dy,
                                                  bool accumulate, float *dx) {
-    switch (w->layout) {
-    case SN_CUDA_F32:
-        return launch_linear_input_grad<SN_CUDA_F32>(stream, *w, n, dy, accumulate, dx);
-    case SN_CUDA_F16:
-        return launch_linear_input_grad<SN_CUDA_F16>(stream, *w, n, dy, accumulate, dx);
-    case SN_CUDA_BF16:
-        return launch_linear_input_grad<SN_CUDA_BF16>(stream, *w, n, dy, accumulate, dx);
-    case SN_CUDA_Q4_HALF:
-        return launch_linear_input_grad<SN_CUDA_Q4_HALF>(stream, *w, n, dy, accumulate, dx);
-    case SN_CUDA_Q4_SUPER:
-        return launch_linear_input_grad<SN_CUDA_Q4_SUPER>(stream, *w, n, dy, accumulate, dx);
-    case SN_CUDA_Q8_HALF:
-        return launch_linear_input_grad<SN_CUDA_Q8_HALF>(stream, *w, n, dy, accumulate, dx);
-    case SN_CUDA_Q8_FINE:
-        return launch_linear_input_grad<SN_CUDA_Q8_FINE>(stream, *w, n, dy, accumulate, dx);
-    }
-    return cudaErrorInvalidValue;
+#define CALL(layout) launch_linear_input_grad<layout>(stream, *w, n, dy, accumulate, dx)
+    BY_LAYOUT(w->layout);
+#undef CALL
 }
 
 extern "C" cudaError_t sn_cuda_linear_weight_grad(cudaStream_t stream, int n, int rows, int cols, const float *dy,

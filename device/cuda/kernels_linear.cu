@@ -1,5 +1,5 @@
 /* A few rows of x times matrices of weights, at the speed of the memory of the weights. A warp computes two outputs for
- * every row of x; its lanes read 16 bytes each of both rows of weights at once, contiguously. */
+ * every row of x; its lanes read up to 16 bytes each of a plane of both rows of weights at once, contiguously. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
@@ -35,38 +35,21 @@ template <int N> __device__ void store_outputs(const sn_cuda_linear &l, int n, i
         }
 }
 
-__device__ int dot16(uint4 w, uint4 x) {
-    int sum = __dp4a(static_cast<int>(w.x), static_cast<int>(x.x), 0);
-    sum = __dp4a(static_cast<int>(w.y), static_cast<int>(x.y), sum);
-    sum = __dp4a(static_cast<int>(w.z), static_cast<int>(x.z), sum);
-    return __dp4a(static_cast<int>(w.w), static_cast<int>(x.w), sum);
-}
-
-__device__ uint4 low_nibbles(uint4 w, int shift) {
-    return make_uint4(w.x >> shift & 0x0f0f0f0f, w.y >> shift & 0x0f0f0f0f, w.z >> shift & 0x0f0f0f0f,
-                      w.w >> shift & 0x0f0f0f0f);
-}
-
-/* 32 weights in registers: two halves of integers, and the scales of each half. */
-struct group {
-    uint4 q[2];
-    float2 scale[2];
-};
-
-template <int LAYOUT> __device__ group load_group(const sn_cuda_matrix &w, size_t g) {
-    group out;
-    uint4 first = __ldcs(static_cast<const uint4 *>(w.plane[0]) + g);
-    out.q[0] = is_q4(LAYOUT) ? low_nibbles(first, 0) : first;
-    out.q[1] = is_q4(LAYOUT) ? low_nibbles(first, 4) : __ldcs(static_cast<const uint4 *>(w.plane[1]) + g);
-    out.scale[0] = scale_of<LAYOUT>(w, g, 0);
-    out.scale[1] = LAYOUT == SN_CUDA_Q8_FINE ? scale_of<LAYOUT>(w, g, 1) : out.scale[0];
-    return out;
+__device__ int dot16(const unsigned int *w, uint4 x) {
+    int sum = __dp4a(static_cast<int>(w[0]), static_cast<int>(x.x), 0);
+    sum = __dp4a(static_cast<int>(w[1]), static_cast<int>(x.y), sum);
+    sum = __dp4a(static_cast<int>(w[2]), static_cast<int>(x.z), sum);
+    return __dp4a(static_cast<int>(w[3]), static_cast<int>(x.w), sum);
 }
 
 template <int LAYOUT> __device__ float group_dot(const group &w, uint4 x0, uint4 x1, const sn_cuda_xscale &s) {
-    int dot0 = dot16(w.q[0], x0), dot1 = dot16(w.q[1], x1);
-    if (LAYOUT != SN_CUDA_Q8_FINE)
-        return w.scale[0].x * s.scale * static_cast<float>(dot0 + dot1) + w.scale[0].y * (s.sum[0] + s.sum[1]);
+    constexpr sn_quant_form F = FORM_OF<LAYOUT>;
+    constexpr bool OFFSETS = F.zero != 0 || has_offsets(F);
+    int dot0 = dot16(w.q, x0), dot1 = dot16(w.q + 4, x1);
+    if (!has_half_scales(F)) {
+        float sum = w.scale[0].x * s.scale * static_cast<float>(dot0 + dot1);
+        return OFFSETS ? sum + w.scale[0].y * (s.sum[0] + s.sum[1]) : sum;
+    }
     return (w.scale[0].x * s.scale * static_cast<float>(dot0) + w.scale[0].y * s.sum[0]) +
            (w.scale[1].x * s.scale * static_cast<float>(dot1) + w.scale[1].y * s.sum[1]);
 }
@@ -95,22 +78,36 @@ __global__ void __launch_bounds__(THREADS)
     store_outputs<N>(b.linear[matrix], n, row, sums);
 }
 
-/* 16 bytes of a row of weights as float32: 8 elements, or 4 of F32. */
-template <int LAYOUT> __device__ void to_floats(uint4 w, float out[8]) {
+/* Elements in 16 bytes of a row. */
+__host__ __device__ constexpr int step_of(int layout) {
+    return layout == SN_CUDA_F32 ? 4 : layout == SN_CUDA_F8 ? 16 : 8;
+}
+
+/* 16 bytes of a row of weights as float32; F8 without their scale. */
+template <int LAYOUT> __device__ void to_floats(uint4 w, float out[16]) {
     const unsigned int words[4] = {w.x, w.y, w.z, w.w};
     for (int i = 0; i < 4; i++)
         if (LAYOUT == SN_CUDA_F32) {
             out[i] = __uint_as_float(words[i]);
+        } else if (LAYOUT == SN_CUDA_F8) {
+            for (int k = 0; k < 4; k++) out[4 * i + k] = f8_to_float(words[i] >> 8 * k & 0xff);
         } else {
             out[2 * i] = LAYOUT == SN_CUDA_F16 ? half_to_float(words[i] & 0xffff) : bf16_to_float(words[i] & 0xffff);
             out[2 * i + 1] = LAYOUT == SN_CUDA_F16 ? half_to_float(words[i] >> 16) : bf16_to_float(words[i] >> 16);
         }
 }
 
+/* What step s of a row is multiplied with. */
+template <int LAYOUT> __device__ float step_scale(const sn_cuda_matrix &w, int row, int s) {
+    if (LAYOUT != SN_CUDA_F8) return 1.0f;
+    size_t first = static_cast<size_t>(row) * (w.cols / SN_CUDA_F8_BLOCK);
+    return 256.0f * static_cast<const float *>(w.scales)[first + s * step_of(LAYOUT) / SN_CUDA_F8_BLOCK];
+}
+
 template <int LAYOUT, int N>
 __global__ void __launch_bounds__(THREADS)
     linear_float(const __grid_constant__ linear_set b, int n, const float *x, int x_stride) {
-    constexpr int STEP = LAYOUT == SN_CUDA_F32 ? 4 : 8; /* elements in 16 bytes */
+    constexpr int STEP = step_of(LAYOUT);
     int matrix, row;
     if (!find_matrix(b, &matrix, &row)) return;
     const sn_cuda_matrix &w = b.linear[matrix].weight;
@@ -121,17 +118,21 @@ __global__ void __launch_bounds__(THREADS)
     for (int s = static_cast<int>(threadIdx.x) % 32; s < steps; s += 32) {
         uint4 bits0 = __ldcs(data + static_cast<size_t>(row) * steps + s);
         uint4 bits1 = __ldcs(data + static_cast<size_t>(second) * steps + s);
-        float w0[8], w1[8];
+        float w0[16], w1[16];
         to_floats<LAYOUT>(bits0, w0);
         to_floats<LAYOUT>(bits1, w1);
+        float scale0 = step_scale<LAYOUT>(w, row, s), scale1 = step_scale<LAYOUT>(w, second, s);
         for (int i = 0; i < N; i++) {
             const float4 *at =
                 reinterpret_cast<const float4 *>(x + static_cast<size_t>(min(i, n - 1)) * x_stride + s * STEP);
+            float part0 = LAYOUT == SN_CUDA_F8 ? 0.0f : sums[0][i], part1 = LAYOUT == SN_CUDA_F8 ? 0.0f : sums[1][i];
             for (int k = 0; k < STEP; k += 4) {
                 float4 v = at[k / 4];
-                sums[0][i] += w0[k] * v.x + w0[k + 1] * v.y + w0[k + 2] * v.z + w0[k + 3] * v.w;
-                sums[1][i] += w1[k] * v.x + w1[k + 1] * v.y + w1[k + 2] * v.z + w1[k + 3] * v.w;
+                part0 += w0[k] * v.x + w0[k + 1] * v.y + w0[k + 2] * v.z + w0[k + 3] * v.w;
+                part1 += w1[k] * v.x + w1[k + 1] * v.y + w1[k + 2] * v.z + w1[k + 3] * v.w;
             }
+            sums[0][i] = LAYOUT == SN_CUDA_F8 ? sums[0][i] + part0 * scale0 : part0;
+            sums[1][i] = LAYOUT == SN_CUDA_F8 ? sums[1][i] + part1 * scale1 : part1;
         }
     }
     store_outputs<N>(b.linear[matrix], n, row, sums);
@@ -213,31 +214,23 @@ extern "C" cudaError_t sn_cuda_linear_quantised(cudaStream_t stream, int n, cons
                                                 const sn_cuda_xscale *scales, int n_linears,
                                                 const sn_cuda_linear *linears) {
     linear_set b = make_linear_set(n_linears, linears);
+#define CALL(layout) pick_quantised<layout>(stream, n, q, scales, b)
     switch (linears[0].weight.layout) {
-    case SN_CUDA_Q4_HALF:
-        return pick_quantised<SN_CUDA_Q4_HALF>(stream, n, q, scales, b);
-    case SN_CUDA_Q4_SUPER:
-        return pick_quantised<SN_CUDA_Q4_SUPER>(stream, n, q, scales, b);
-    case SN_CUDA_Q8_HALF:
-        return pick_quantised<SN_CUDA_Q8_HALF>(stream, n, q, scales, b);
-    case SN_CUDA_Q8_FINE:
-        return pick_quantised<SN_CUDA_Q8_FINE>(stream, n, q, scales, b);
+        SN_CUDA_QUANT_CASES
     default:
         return cudaErrorInvalidValue;
     }
+#undef CALL
 }
 
 extern "C" cudaError_t sn_cuda_linear_float(cudaStream_t stream, int n, const float *x, int x_stride, int n_linears,
                                             const sn_cuda_linear *linears) {
     linear_set b = make_linear_set(n_linears, linears);
+#define CALL(layout) pick_float<layout>(stream, n, x, x_stride, b)
     switch (linears[0].weight.layout) {
-    case SN_CUDA_F32:
-        return pick_float<SN_CUDA_F32>(stream, n, x, x_stride, b);
-    case SN_CUDA_F16:
-        return pick_float<SN_CUDA_F16>(stream, n, x, x_stride, b);
-    case SN_CUDA_BF16:
-        return pick_float<SN_CUDA_BF16>(stream, n, x, x_stride, b);
+        SN_CUDA_FLOAT_CASES
     default:
         return cudaErrorInvalidValue;
     }
+#undef CALL
 }

@@ -213,39 +213,20 @@ extern "C" cudaError_t sn_cuda_to_bf16(cudaStream_t stream, int n, int cols, con
 
 extern "C" cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_matrix *w, int first, int n,
                                           uint16_t *out) {
+#define CALL(layout) launch_dequantize<layout>(stream, *w, first, n, out)
     switch (w->layout) {
-    case SN_CUDA_F16:
-        return launch_dequantize<SN_CUDA_F16>(stream, *w, first, n, out);
-    case SN_CUDA_Q4_HALF:
-        return launch_dequantize<SN_CUDA_Q4_HALF>(stream, *w, first, n, out);
-    case SN_CUDA_Q4_SUPER:
-        return launch_dequantize<SN_CUDA_Q4_SUPER>(stream, *w, first, n, out);
-    case SN_CUDA_Q8_HALF:
-        return launch_dequantize<SN_CUDA_Q8_HALF>(stream, *w, first, n, out);
-    case SN_CUDA_Q8_FINE:
-        return launch_dequantize<SN_CUDA_Q8_FINE>(stream, *w, first, n, out);
+        SN_CUDA_LAYOUT_CASE(F16)
+        SN_CUDA_LAYOUT_CASE(F8)
+        SN_CUDA_QUANT_CASES
     default:
         return cudaErrorInvalidValue;
     }
+#undef CALL
 }
 
 extern "C" cudaError_t sn_cuda_get_rows(cudaStream_t stream, const sn_cuda_matrix *w, int n, const int32_t *ids,
                                         float *y) {
-    switch (w->layout) {
-    case SN_CUDA_F32:
-        return launch_get_rows<SN_CUDA_F32>(stream, *w, n, ids, y);
-    case SN_CUDA_F16:
-        return launch_get_rows<SN_CUDA_F16>(stream, *w, n, ids, y);
-    case SN_CUDA_BF16:
-        return launch_get_rows<SN_CUDA_BF16>(stream, *w, n, ids, y);
-    case SN_CUDA_Q4_HALF:
-        return launch_get_rows<SN_CUDA_Q4_HALF>(stream, *w, n, ids, y);
-    case SN_CUDA_Q4_SUPER:
-        return launch_get_rows<SN_CUDA_Q4_SUPER>(stream, *w, n, ids, y);
-    case SN_CUDA_Q8_HALF:
-        return launch_get_rows<SN_CUDA_Q8_HALF>(stream, *w, n, ids, y);
-    case SN_CUDA_Q8_FINE:
-        return launch_get_rows<SN_CUDA_Q8_FINE>(stream, *w, n, ids, y);
-    }
-    return cudaErrorInvalidValue;
+#define CALL(layout) launch_get_rows<layout>(stream, *w, n, ids, y)
+    BY_LAYOUT(w->layout);
+#undef CALL
 }

@@ -44,9 +44,7 @@ static sn_status linear_check(const sn_cuda *cuda, int n, int n_linears, const s
     return SN_OK;
 }
 
-static bool is_float(const sn_weight *weight) {
-    return weight->dtype == SN_F32 || weight->dtype == SN_F16 || weight->dtype == SN_BF16;
-}
+static bool is_float(const sn_weight *weight) { return !sn_dtype_quantised(weight->dtype); }
 
 /* -- few rows */
 

@@ -7,40 +7,37 @@
 #include <string.h>
 
 static bool layout_of(sn_dtype dtype, sn_cuda_layout *out) {
-    switch (dtype) {
-    case SN_F32:
-        *out = SN_CUDA_F32;
-        return true;
-    case SN_F16:
-        *out = SN_CUDA_F16;
-        return true;
-    case SN_BF16:
-        *out = SN_CUDA_BF16;
-        return true;
-    case SN_Q4_0:
-    case SN_Q4_1:
-        *out = SN_CUDA_Q4_HALF;
-        return true;
-    case SN_Q4_K:
-        *out = SN_CUDA_Q4_SUPER;
-        return true;
-    case SN_Q8_0:
-    case SN_Q5_0:
-    case SN_Q5_1:
-    case SN_IQ4_NL:
-        *out = SN_CUDA_Q8_HALF;
-        return true;
-    case SN_Q2_K:
-    case SN_Q3_K:
-    case SN_Q5_K:
-    case SN_Q6_K:
-    case SN_IQ4_XS:
-    case SN_MXFP4:
-        *out = SN_CUDA_Q8_FINE;
-        return true;
-    default:
-        return false;
+    static const int8_t layouts[SN_DTYPE_COUNT] = {/* the layout + 1; 0: none */
+                                                   [SN_F32] = SN_CUDA_F32 + 1,
+                                                   [SN_F16] = SN_CUDA_F16 + 1,
+                                                   [SN_BF16] = SN_CUDA_BF16 + 1,
+                                                   [SN_F8_E4M3] = SN_CUDA_F8 + 1,
+#define X(type, ...) [SN_##type] = SN_CUDA_##type + 1,
+                                                   SN_QUANT_TYPES(X)
+#undef X
+    };
+    if ((unsigned)dtype >= SN_DTYPE_COUNT || !layouts[dtype]) return false;
+    *out = (sn_cuda_layout)(layouts[dtype] - 1);
+    return true;
+}
+
+/* The caller has checked that nothing overflows. */
+static sn_cuda_planes planes_of(sn_dtype dtype, size_t rows, size_t cols) {
+    enum { ALIGNMENT = 16 };
+    const sn_quant_form *form = sn_quant_form_of(dtype);
+    size_t stride = sn_cuda_pad(cols, 8), groups = rows * (cols / SN_QUANT_GROUP);
+    if (dtype == SN_F8_E4M3) {
+        size_t scales = rows * cols;
+        return (sn_cuda_planes){cols, 0, scales, 0, scales + scales / SN_CUDA_F8_BLOCK * sizeof(float)};
     }
+    if (!form) return (sn_cuda_planes){stride, 0, 0, 0, rows * stride * sn_dtype_bytes(dtype)};
+    sn_cuda_planes p = {.stride = cols};
+    bool bytes = form->low_bits == 8;
+    p.plane1 = sn_cuda_pad(groups * (bytes ? 16 : 4 * (size_t)form->low_bits), ALIGNMENT);
+    p.scales = sn_cuda_pad(p.plane1 + groups * (bytes ? 16 : 4 * (size_t)form->high_bits), ALIGNMENT);
+    p.supers = sn_cuda_pad(p.scales + groups * (size_t)form->scale_bytes, ALIGNMENT);
+    p.bytes = p.supers + groups / SN_QUANT_GROUPS_MAX * (size_t)form->super_bytes;
+    return p;
 }
 
 sn_status sn_cuda_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes,
@@ -60,14 +57,14 @@ sn_status sn_cuda_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, s
     /* No layout takes more than four bytes per element, 64 bytes in addition, and the padding of a row. */
     if (rows > INT_MAX - 8 || cols > INT_MAX - 8 || !sn_mul(rows, (cols + 8) * 4, &widest) || widest > SIZE_MAX / 2)
         return sn_fail(err, SN_REFUSED, "a matrix of %zu rows of %zu is too large", rows, cols);
-    *bytes = sn_cuda_planes_of(layout, rows, cols).bytes;
+    *bytes = planes_of(dtype, rows, cols).bytes;
     return SN_OK;
 }
 
 sn_cuda_matrix sn_cuda_matrix_of(const sn_weight *weight) {
     sn_cuda_layout layout = SN_CUDA_F32;
     layout_of(weight->dtype, &layout);
-    sn_cuda_planes p = sn_cuda_planes_of(layout, weight->rows, weight->cols);
+    sn_cuda_planes p = planes_of(weight->dtype, weight->rows, weight->cols);
     const char *at = weight->device;
     return (sn_cuda_matrix){layout,        (int)weight->rows, (int)weight->cols, (int)p.stride, {at, at + p.plane1},
                             at + p.scales, at + p.supers};
@@ -80,65 +77,64 @@ static void pack_float(size_t size, size_t rows, size_t cols, size_t stride, con
     }
 }
 
-/* Exact: the values were halves in the file, or are products of a half with a power of two. */
-static void put_f16_pair(uint8_t *at, float first, float second) {
-    uint16_t halves[2] = {sn_f32_to_f16(first), sn_f32_to_f16(second)};
-    memcpy(at, halves, sizeof halves);
+static void pack_f8(size_t blocks, const uint8_t *host, uint8_t *elements, uint8_t *scales) {
+    for (; blocks; blocks--, elements += SN_CUDA_F8_BLOCK, scales += sizeof(float)) {
+        memcpy(scales, host, sizeof(float));
+        memcpy(elements, host + sizeof(float), SN_CUDA_F8_BLOCK);
+        host += sizeof(float) + SN_CUDA_F8_BLOCK;
+    }
 }
 
-/* Packs group number g of the matrix. */
-static void pack_group(sn_cuda_layout layout, const sn_cuda_planes *p, const sn_quant_group *group, size_t g,
+/* Writes the codes of group number g to the planes, which are zero. */
+static void pack_group(const sn_quant_form *form, const sn_cuda_planes *p, const uint8_t *codes, size_t g,
                        uint8_t *image) {
-    if (layout == SN_CUDA_Q4_HALF || layout == SN_CUDA_Q4_SUPER) {
-        for (int i = 0; i < 16; i++) image[g * 16 + i] = (uint8_t)(group->q[i] | group->q[i + 16] << 4);
-    } else {
-        memcpy(image + g * 16, group->q, 16);
-        memcpy(image + p->plane1 + g * 16, group->q + 16, 16);
+    uint8_t *low = image + 4 * (size_t)form->low_bits * g, *high = image + p->plane1 + 4 * (size_t)form->high_bits * g;
+    if (form->low_bits == 8) {
+        memcpy(image + 16 * g, codes, 16);
+        memcpy(image + p->plane1 + 16 * g, codes + 16, 16);
+        return;
     }
-    if (layout == SN_CUDA_Q4_HALF || layout == SN_CUDA_Q8_HALF)
-        put_f16_pair(image + p->scales + g * 4, group->d[0], group->m[0]);
-    if (layout == SN_CUDA_Q8_FINE) {
-        const float four[4] = {group->d[0], group->d[1], group->m[0], group->m[1]};
-        memcpy(image + p->scales + g * 16, four, sizeof four);
+    for (int w = 0; w < SN_QUANT_GROUP; w++) {
+        int h = w / 16, i = w % 16 / 4, k = w % 4, code = codes[w], part = code >> form->low_bits;
+        if (form->low_bits == 4)
+            low[4 * i + k] = (uint8_t)(low[4 * i + k] | (code & 15) << 4 * h);
+        else
+            low[4 * h + k] = (uint8_t)(low[4 * h + k] | (code & 3) << 2 * i);
+        if (form->high_bits == 1) high[k] = (uint8_t)(high[k] | part << (4 * h + i));
+        if (form->high_bits == 2) high[4 * h + k] = (uint8_t)(high[4 * h + k] | part << 2 * i);
     }
 }
 
-/* Copies the scales of a Q4_K block unchanged: eight pairs of six bits, and the two halves that they multiply. */
-static void pack_supers(const sn_cuda_planes *p, const uint8_t *block, size_t first_group, uint8_t *image) {
-    const uint8_t *s = block + 4;
-    for (size_t g = 0; g < 8; g++) {
-        uint8_t *at = image + p->scales + (first_group + g) * 2;
-        at[0] = (uint8_t)(g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4);
-        at[1] = (uint8_t)(g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4);
-    }
-    memcpy(image + p->supers + first_group / 8 * 4, block, 4);
-}
-
-static void pack_quantised(sn_dtype dtype, sn_cuda_layout layout, const sn_cuda_planes *p, size_t rows, size_t cols,
-                           const uint8_t *host, uint8_t *image) {
-    sn_quant_group groups[SN_QUANT_GROUPS_MAX];
-    size_t per_block = sn_dtype_block(dtype) / SN_QUANT_GROUP, n = rows * (cols / SN_QUANT_GROUP);
-    for (size_t g = 0; g < n; g += per_block, host += sn_dtype_bytes(dtype)) {
-        sn_quant_decode(dtype, host, groups);
-        for (size_t i = 0; i < per_block; i++) pack_group(layout, p, &groups[i], g + i, image);
-        if (layout == SN_CUDA_Q4_SUPER) pack_supers(p, host, g, image);
+static void pack_quantised(sn_dtype dtype, const sn_cuda_planes *p, size_t n_blocks, const uint8_t *host,
+                           uint8_t *image) {
+    const sn_quant_form *form = sn_quant_form_of(dtype);
+    sn_quant_parts parts;
+    size_t per_block = sn_dtype_block(dtype) / SN_QUANT_GROUP, scale_bytes = (size_t)form->scale_bytes,
+           super_bytes = (size_t)form->super_bytes;
+    for (size_t b = 0; b < n_blocks; b++, host += sn_dtype_bytes(dtype)) {
+        sn_quant_split(dtype, host, &parts);
+        for (size_t i = 0; i < per_block; i++) {
+            size_t g = b * per_block + i;
+            pack_group(form, p, parts.codes + SN_QUANT_GROUP * i, g, image);
+            memcpy(image + p->scales + g * scale_bytes, parts.scales[i], scale_bytes);
+        }
+        memcpy(image + p->supers + b * super_bytes, parts.super, super_bytes);
     }
 }
 
 sn_status sn_cuda_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
                               sn_err *err) {
     size_t bytes;
-    sn_cuda_layout layout = SN_CUDA_F32;
     sn_status status = sn_cuda_weight_size(d, dtype, rows, cols, &bytes, err);
     if (status || !bytes) return status;
-    layout_of(dtype, &layout);
-    sn_cuda_planes p = sn_cuda_planes_of(layout, rows, cols);
-    if (!sn_dtype_quantised(dtype)) {
+    sn_cuda_planes p = planes_of(dtype, rows, cols);
+    if (dtype == SN_F8_E4M3) {
+        pack_f8(rows * (cols / SN_CUDA_F8_BLOCK), host, image, (uint8_t *)image + p.scales);
+    } else if (!sn_dtype_quantised(dtype)) {
         pack_float(sn_dtype_bytes(dtype), rows, cols, p.stride, host, image);
-        return SN_OK;
+    } else {
+        memset(image, 0, bytes);
+        pack_quantised(dtype, &p, rows * (cols / sn_dtype_block(dtype)), host, image);
     }
-    /* a gap between planes */
-    if (layout == SN_CUDA_Q4_SUPER) memset((uint8_t *)image + p.scales, 0, bytes - p.scales);
-    pack_quantised(dtype, layout, &p, rows, cols, host, image);
     return SN_OK;
 }

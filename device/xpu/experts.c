@@ -50,11 +50,12 @@ static sn_status moe_linear_one(sn_xpu *xpu, const sn_moe_selection *c, bool per
     sn_xpu_layout layout;
     const sn_weight *w = &r->experts->first;
     sn_status status = moe_begin(xpu, r->experts, &layout, err);
-    uint64_t stride = r->experts->stride, scales = layout.scales, supers = layout.supers;
+    uint64_t stride = r->experts->stride, highs = layout.highs, scales = layout.scales, supers = layout.supers;
     uint32_t rows = (uint32_t)w->rows, cols = (uint32_t)w->cols, by_pair = per_expert;
-    sn_xpu_arg args[] = {SN_XPU_ARG(w->device), SN_XPU_ARG(stride), SN_XPU_ARG(scales),  SN_XPU_ARG(supers),
-                         SN_XPU_ARG(rows),      SN_XPU_ARG(cols),   SN_XPU_ARG(c->k),    SN_XPU_ARG(by_pair),
-                         SN_XPU_ARG(c->ids),    SN_XPU_ARG(x),      SN_XPU_ARG(r->bias), SN_XPU_ARG(r->y)};
+    sn_xpu_arg args[] = {SN_XPU_ARG(w->device), SN_XPU_ARG(highs),  SN_XPU_ARG(scales), SN_XPU_ARG(supers),
+                         SN_XPU_ARG(stride),    SN_XPU_ARG(rows),   SN_XPU_ARG(cols),   SN_XPU_ARG(c->k),
+                         SN_XPU_ARG(by_pair),   SN_XPU_ARG(c->ids), SN_XPU_ARG(x),      SN_XPU_ARG(r->bias),
+                         SN_XPU_ARG(r->y)};
     if (status) return status;
     return sn_xpu_launch(xpu, xpu->linear[layout.form].moe_linear, rows, (size_t)c->n * (size_t)c->k, COUNT(args), args,
                          err);
@@ -94,13 +95,13 @@ sn_status sn_xpu_moe_linear_grad(sn_device *d, const sn_moe_selection *c, bool p
     sn_status status = check_selection(c, err);
     if (!status) status = moe_begin(xpu, experts, &layout, err);
     if (status || c->n <= 0) return status;
-    uint64_t stride = experts->stride, scales = layout.scales, supers = layout.supers;
+    uint64_t stride = experts->stride, highs = layout.highs, scales = layout.scales, supers = layout.supers;
     uint32_t rows = (uint32_t)w->rows, cols = (uint32_t)w->cols, accumulates = accumulate,
              k = per_expert ? 1 : (uint32_t)c->k;
     size_t results = (size_t)c->n * (per_expert ? (size_t)c->k : 1);
-    sn_xpu_arg args[] = {SN_XPU_ARG(w->device), SN_XPU_ARG(stride),      SN_XPU_ARG(scales), SN_XPU_ARG(supers),
-                         SN_XPU_ARG(rows),      SN_XPU_ARG(cols),        SN_XPU_ARG(k),      SN_XPU_ARG(c->ids),
-                         SN_XPU_ARG(dy),        SN_XPU_ARG(accumulates), SN_XPU_ARG(dx)};
+    sn_xpu_arg args[] = {SN_XPU_ARG(w->device), SN_XPU_ARG(highs), SN_XPU_ARG(scales),      SN_XPU_ARG(supers),
+                         SN_XPU_ARG(stride),    SN_XPU_ARG(rows),  SN_XPU_ARG(cols),        SN_XPU_ARG(k),
+                         SN_XPU_ARG(c->ids),    SN_XPU_ARG(dy),    SN_XPU_ARG(accumulates), SN_XPU_ARG(dx)};
     return sn_xpu_launch(xpu, xpu->linear[layout.form].moe_linear_grad, groups_of(layout.steps, ITEMS), results,
                          COUNT(args), args, err);
 }

@@ -19,12 +19,12 @@ sn_status sn_xpu_linear_input_grad(sn_device *d, int n, const float *dy, const s
     if (!status) status = sn_xpu_load_linear(xpu, layout.form, err);
     if (!status) status = sn_xpu_barrier(xpu, err);
     if (status) return status;
-    uint64_t scales = layout.scales, supers = layout.supers;
+    uint64_t highs = layout.highs, scales = layout.scales, supers = layout.supers;
     uint32_t rows = (uint32_t)weight->rows, cols = (uint32_t)weight->cols, accumulates = accumulate,
              count = (uint32_t)n;
-    sn_xpu_arg args[] = {SN_XPU_ARG(weight->device), SN_XPU_ARG(scales), SN_XPU_ARG(supers),
-                         SN_XPU_ARG(rows),           SN_XPU_ARG(cols),   SN_XPU_ARG(dy),
-                         SN_XPU_ARG(accumulates),    SN_XPU_ARG(dx),     SN_XPU_ARG(count)};
+    sn_xpu_arg args[] = {
+        SN_XPU_ARG(weight->device), SN_XPU_ARG(highs), SN_XPU_ARG(scales),      SN_XPU_ARG(supers), SN_XPU_ARG(rows),
+        SN_XPU_ARG(cols),           SN_XPU_ARG(dy),    SN_XPU_ARG(accumulates), SN_XPU_ARG(dx),     SN_XPU_ARG(count)};
     return sn_xpu_launch(xpu, xpu->linear[layout.form].input_grad, groups_of(layout.steps, ITEMS),
                          groups_of((size_t)n, SHARED_ROWS), COUNT(args), args, err);
 }

@@ -80,7 +80,7 @@ sn_status sn_xpu_load_grad(sn_xpu *x, sn_err *err) {
 
 sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
     static const char *const forms[] = {
-#define X(name) #name,
+#define X(name, ...) #name,
         SN_XPU_FORMS(X)
 #undef X
     };

@@ -17,9 +17,10 @@ static sn_status linear_one(sn_xpu *x, uint32_t n, const float *in, const sn_lin
     if (!status) status = sn_xpu_load_linear(x, layout.form, err);
     if (status) return status;
     const sn_xpu_linear_kernels *k = &x->linear[layout.form];
-    uint64_t scales = layout.scales, supers = layout.supers;
+    uint64_t highs = layout.highs, scales = layout.scales, supers = layout.supers;
     uint32_t rows = (uint32_t)l->weight->rows, cols = (uint32_t)l->weight->cols;
     sn_xpu_arg args[] = {SN_XPU_ARG(l->weight->device),
+                         SN_XPU_ARG(highs),
                          SN_XPU_ARG(scales),
                          SN_XPU_ARG(supers),
                          SN_XPU_ARG(rows),
@@ -130,10 +131,11 @@ sn_status sn_xpu_get_rows(sn_device *d, const sn_weight *weight, int n, const in
     if (!status) status = sn_xpu_upload(d, xpu->ids.device, ids, (size_t)n * sizeof *ids, err);
     if (!status) status = sn_xpu_barrier(xpu, err);
     if (status) return status;
-    uint64_t scales = layout.scales, supers = layout.supers;
+    uint64_t highs = layout.highs, scales = layout.scales, supers = layout.supers;
     uint32_t cols = (uint32_t)weight->cols;
-    sn_xpu_arg args[] = {SN_XPU_ARG(weight->device), SN_XPU_ARG(scales),          SN_XPU_ARG(supers),
-                         SN_XPU_ARG(cols),           SN_XPU_ARG(xpu->ids.device), SN_XPU_ARG(y)};
+    sn_xpu_arg args[] = {
+        SN_XPU_ARG(weight->device), SN_XPU_ARG(highs),           SN_XPU_ARG(scales), SN_XPU_ARG(supers),
+        SN_XPU_ARG(cols),           SN_XPU_ARG(xpu->ids.device), SN_XPU_ARG(y)};
     return sn_xpu_launch(xpu, xpu->linear[layout.form].get_rows, groups_of(layout.steps, STEPS), (size_t)n, COUNT(args),
                          args, err);
 }

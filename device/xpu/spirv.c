@@ -10,7 +10,7 @@
 
 EMBED(block)
 EMBED(grad)
-#define X(form) EMBED(linear_##form)
+#define X(form, ...) EMBED(linear_##form)
 SN_XPU_FORMS(X)
 #undef X
 
@@ -24,7 +24,7 @@ sn_xpu_spirv sn_xpu_spirv_grad(void) {
 
 sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form) {
     static const uint8_t *const ends[][2] = {
-#define X(name) {sn_xpu_spv_linear_##name, sn_xpu_spv_linear_##name##_end},
+#define X(name, ...) {sn_xpu_spv_linear_##name, sn_xpu_spv_linear_##name##_end},
         SN_XPU_FORMS(X)
 #undef X
     };

@@ -17,6 +17,7 @@
 
 #include "device/device.h"
 #include "device/allocations.h"
+#include "device/quant.h"
 
 #include <level_zero/ze_api.h>
 
@@ -57,12 +58,12 @@ typedef enum sn_xpu_grad {
         SN_XPU_GRAD_COUNT
 } sn_xpu_grad;
 
-/* The forms of weights that linear.cl is compiled for; weights.c maps types to forms. cmake/xpu.cmake has the same
- * list, with the compiler's flags. */
-#define SN_XPU_FORMS(X) X(f32) X(f16) X(bf16) X(q4z) X(q4h) X(q4k) X(iq4d) X(iq4k) X(mxfp4) X(q8d) X(q8h) X(q8k) X(q8s)
+/* The forms of weights that linear.cl is compiled for, by their types; cmake/xpu.cmake has the same list, with the
+ * compiler's flags. */
+#define SN_XPU_FORMS(X) X(F32) X(F16) X(BF16) X(F8) SN_QUANT_TYPES(X)
 
 typedef enum sn_xpu_form {
-#define X(name) SN_XPU_FORM_##name,
+#define X(name, ...) SN_XPU_FORM_##name,
     SN_XPU_FORMS(X)
 #undef X
         SN_XPU_FORM_COUNT
@@ -204,7 +205,7 @@ void sn_xpu_unload(sn_xpu *x);
 typedef struct sn_xpu_layout {
     sn_xpu_form form;
     size_t steps; /* of 8 elements in a row, padded */
-    size_t scales, supers, bytes;
+    size_t highs, scales, supers, bytes;
 } sn_xpu_layout;
 sn_status sn_xpu_layout_of(sn_dtype dtype, size_t rows, size_t cols, sn_xpu_layout *out, sn_err *err);
 sn_status sn_xpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err);

@@ -21,8 +21,7 @@
 const sn_dtype test_weight_types[] = {SN_F32,  SN_F16,    SN_BF16,   SN_Q4_0,  SN_Q4_1,   SN_Q5_0,
                                       SN_Q5_1, SN_Q8_0,   SN_Q2_K,   SN_Q3_K,  SN_Q4_K,   SN_Q5_K,
                                       SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4, SN_F8_E4M3};
-const int test_n_cpu_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
-const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types) - 1;
+const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
 
 static void require_ok(sn_status status, const sn_err *err) {
     if (!status) return;

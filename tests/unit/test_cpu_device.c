@@ -85,7 +85,7 @@ static void check_linear_bits(const test_devices *devices, sn_dtype dtype, size_
 
 Test(cpu_device, a_linear_row_has_the_same_bits_in_any_batch) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 128, .width = 512});
-    for (int t = 0; t < test_n_cpu_weight_types; t++) check_linear_bits(&devices, test_weight_types[t], 23);
+    for (int t = 0; t < test_n_weight_types; t++) check_linear_bits(&devices, test_weight_types[t], 23);
     check_linear_bits(&devices, SN_Q4_1, 128); /* enough rows that quantising them is shared between threads as well */
     check_linear_bits(&devices, SN_Q6_K, 100);
     test_devices_close(&devices);
@@ -136,8 +136,7 @@ static void check_linear_values(sn_device *d, sn_dtype dtype) {
 
 Test(cpu_device, linear_is_what_naive_arithmetic_gives) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 16, .width = 512});
-    for (int t = 0; t < test_n_cpu_weight_types; t++)
-        check_linear_values(devices.at[devices.n - 1], test_weight_types[t]);
+    for (int t = 0; t < test_n_weight_types; t++) check_linear_values(devices.at[devices.n - 1], test_weight_types[t]);
     test_devices_close(&devices);
 }
 
@@ -390,7 +389,7 @@ Test(cpu_device, layer_norm_has_the_same_bits) {
 Test(cpu_device, get_rows_returns_the_rows_of_the_file) {
     enum { ROWS = 37, N = 100 };
     test_devices devices = test_devices_open(&(sn_device_limits){0});
-    for (int t = 0; t < test_n_cpu_weight_types; t++)
+    for (int t = 0; t < test_n_weight_types; t++)
         for (int d = 0; d < devices.n; d++) {
             sn_device *device = devices.at[d];
             matrix m = matrix_new(test_weight_types[t], ROWS, cols_for(test_weight_types[t]), false, 8);
@@ -463,9 +462,6 @@ Test(cpu_device, has_the_same_bits_on_every_machine) {
     for (int d = 0; d < devices.n; d++) {
         uint64_t hash = 14695981039346656037u;
         for (int t = 0; t < test_n_weight_types; t++) hash = hash_of_a_block(devices.at[d], test_weight_types[t], hash);
-        cr_assert_eq(hash, 0x93b681d12c4cbf06u, "%s: 0x%016llxu", sn_device_describe(devices.at[d]),
-                     (unsigned long long)hash);
-        hash = hash_of_a_block(devices.at[d], SN_F8_E4M3, hash);
         cr_assert_eq(hash, 0x33be3e9e276a591fu, "%s: 0x%016llxu", sn_device_describe(devices.at[d]),
                      (unsigned long long)hash);
     }

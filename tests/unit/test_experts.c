@@ -101,7 +101,7 @@ static void expect_bits_of_linear(sn_device *d, const fixture *f, bool each, con
 Test(experts, give_the_bits_of_linear_in_any_batch) {
     test_devices devices = test_devices_open(&LIMITS);
     static const int chunks[] = {N, 1, 8};
-    for (int t = 0; t < test_n_cpu_weight_types; t++) {
+    for (int t = 0; t < test_n_weight_types; t++) {
         fixture f = fixture_new(test_weight_types[t]);
         size_t n = N * K * ROWS;
         for (int each = 0; each < 2; each++) {

@@ -93,7 +93,7 @@ Test(latent, each_head_takes_its_own_matrix) {
     test_devices devices = test_devices_open(&limits);
     float *x = test_random_floats(N * 3 * (COLS + REST), 5), *plain = malloc(sizeof(float) * N * COLS);
     float *want = malloc(sizeof(float) * N * 3 * (ROWS + REST)), *got = malloc(sizeof(float) * N * 3 * (ROWS + REST));
-    for (int t = 0; t < test_n_cpu_weight_types; t++) {
+    for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         if (COLS % sn_dtype_block(dtype)) continue;
         float *values = malloc(sizeof(float) * ROWS * COLS);

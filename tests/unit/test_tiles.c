@@ -144,11 +144,11 @@ static void expect_same(const int threads, sn_dtype dtype) {
 }
 
 Test(tiles, have_the_bits_of_plain_c_for_all_types_and_numbers_of_rows) {
-    for (int t = 0; t < test_n_cpu_weight_types; t++) expect_same(1, test_weight_types[t]);
+    for (int t = 0; t < test_n_weight_types; t++) expect_same(1, test_weight_types[t]);
 }
 
 Test(tiles, give_the_same_bits_with_threads) {
-    for (int t = 0; t < test_n_cpu_weight_types; t++) expect_same(3, test_weight_types[t]);
+    for (int t = 0; t < test_n_weight_types; t++) expect_same(3, test_weight_types[t]);
 }
 
 /* The panels of a call may begin and end anywhere. */
@@ -157,7 +157,7 @@ Test(tiles, give_the_same_bits_for_any_split_of_panels) {
     const sn_device_limits limits = {.rows = N, .width = COLS};
     for (int i = 0; i < N_TILED; i++) {
         sn_device *d = open_isa(TILED[i], 1, &limits);
-        for (int t = 0; d && t < test_n_cpu_weight_types; t++) {
+        for (int t = 0; d && t < test_n_weight_types; t++) {
             static float whole[N * ROWS], cut[N * ROWS];
             weight w = weight_new(test_weight_types[t], ROWS, COLS);
             sn_weight *packed;

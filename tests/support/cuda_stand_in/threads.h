@@ -54,6 +54,9 @@ struct dim3 {
 struct alignas(8) float2 {
     float x, y;
 };
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
 struct alignas(16) float4 {
     float x, y, z, w;
 };
@@ -61,6 +64,7 @@ struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
 static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -96,8 +100,16 @@ static inline int __dp4a(int a, int b, int sum) {
     return sum;
 }
 
-static inline uint4 __ldcs(const uint4 *at) {
-    if (reinterpret_cast<uintptr_t>(at) % 16) cuda_threads_fail("a load of 16 bytes is not aligned");
+/* Bytes of the eight that y and x have, x the low ones, by the low three bits of each of four nibbles. */
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    unsigned long long both = static_cast<unsigned long long>(y) << 32 | x;
+    unsigned out = 0;
+    for (int i = 0; i < 4; i++) out |= static_cast<unsigned>(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return out;
+}
+
+template <class T> static inline T __ldcs(const T *at) {
+    if (reinterpret_cast<uintptr_t>(at) % sizeof(T)) cuda_threads_fail("a wide load is not aligned");
     return *at;
 }
 

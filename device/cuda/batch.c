@@ -140,18 +140,19 @@ sn_status sn_cuda_table_upload(sn_cuda *cuda, const sn_kv_shape *shape, int n_ro
 
 sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int block) {
     int padded = (int)sn_cuda_pad((size_t)shape->head_dim, 4);
-    size_t tensors = shape->latent ? 1 : 2;
-    size_t block_floats = (size_t)shape->n_kv_heads * tensors * (size_t)shape->page_tokens * (size_t)padded;
+    size_t head_floats = sn_cuda_kv_head_bytes(shape) / sizeof(float);
     char *table = cuda->batch_table.at;
     return (sn_cuda_kv){shape->n_kv_heads,
                         shape->head_dim,
                         padded,
                         shape->page_tokens,
-                        (size_t)block * block_floats,
+                        (size_t)block * (size_t)shape->n_kv_heads * head_floats,
+                        head_floats,
                         (const sn_cuda_row *)table,
                         (const sn_cuda_tile *)(table + table_tiles_at(cuda)),
                         (float *const *)(table + table_pages_at(cuda)),
-                        shape->latent};
+                        shape->latent,
+                        shape->dtype};
 }
 
 /* -- graphs */

@@ -191,6 +191,7 @@ sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const f
 size_t sn_cuda_kv_staging_bytes(const sn_device_limits *limits);
 size_t sn_cuda_partial_bytes(const sn_device_limits *limits);
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
+size_t sn_cuda_kv_head_bytes(const sn_kv_shape *shape); /* of a page: one block's keys and values of a head */
 /* The number of parts that each row's keys are split into: enough blocks for the whole device, whatever the number of
  * rows. It depends only on what identifies a captured batch. */
 int sn_cuda_attention_n_splits(int n_rows);

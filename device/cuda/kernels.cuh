@@ -252,6 +252,76 @@ template <int LAYOUT> __device__ inline void load_weights(const sn_cuda_matrix &
     }
 }
 
+/* -- keys and values of every type of KV cache: kernels.h has the layout of a page */
+
+/* The elements of a key or value, and with SN_KV_Q8 its scales. */
+struct kv_row {
+    unsigned char *elements;
+    uint16_t *scales;
+};
+
+/* Row `row` of `rows` rows of `padded_dim` elements at `page`, which their scales follow. */
+template <int DTYPE>
+__device__ inline kv_row kv_row_at(unsigned char *page, int rows, int row, int dim, int padded_dim) {
+    constexpr int BYTES = DTYPE == SN_KV_F32 ? 4 : DTYPE == SN_KV_F16 ? 2 : 1;
+    kv_row r;
+    r.elements = page + static_cast<size_t>(row) * padded_dim * BYTES;
+    r.scales = reinterpret_cast<uint16_t *>(page + static_cast<size_t>(rows) * padded_dim * BYTES) +
+               static_cast<size_t>(row) * ((dim + 31) / 32);
+    return r;
+}
+
+/* Elements i to i + 3; i is a multiple of 4. */
+template <int DTYPE> __device__ inline float4 kv_load4(const kv_row &r, int i) {
+    if (DTYPE == SN_KV_F32) return *reinterpret_cast<const float4 *>(r.elements + 4 * i);
+    if (DTYPE == SN_KV_F16) {
+        uint2 v = *reinterpret_cast<const uint2 *>(r.elements + 2 * i);
+        return make_float4(half_to_float(v.x & 0xffff), half_to_float(v.x >> 16), half_to_float(v.y & 0xffff),
+                           half_to_float(v.y >> 16));
+    }
+    unsigned int v = *reinterpret_cast<const unsigned int *>(r.elements + i);
+    float d = bf16_to_float(r.scales[i / 32]);
+    return make_float4(static_cast<float>(byte_of(v, 0)) * d, static_cast<float>(byte_of(v, 1)) * d,
+                       static_cast<float>(byte_of(v, 2)) * d, static_cast<float>(byte_of(v, 3)) * d);
+}
+
+template <int DTYPE> __device__ inline float kv_load(const kv_row &r, int i) {
+    if (DTYPE == SN_KV_F32) return reinterpret_cast<const float *>(r.elements)[i];
+    if (DTYPE == SN_KV_F16) return half_to_float(reinterpret_cast<const uint16_t *>(r.elements)[i]);
+    return static_cast<float>(static_cast<int8_t>(r.elements[i])) * bf16_to_float(r.scales[i / 32]);
+}
+
+/* Stores element i, below padded_dim; beyond dim x is 0. All lanes of a warp call it together, with 32 consecutive i
+ * from a multiple of 32 on. Rounds as the CPU does (device/cpu/attention.c), to the same bits. */
+template <int DTYPE> __device__ inline void kv_store1(const kv_row &r, int i, int dim, int padded_dim, float x) {
+    if (DTYPE == SN_KV_F32 && i < padded_dim) reinterpret_cast<float *>(r.elements)[i] = x;
+    if (DTYPE == SN_KV_F16 && i < padded_dim)
+        reinterpret_cast<uint16_t *>(r.elements)[i] = __half_as_ushort(__float2half_rn(x > 65504.0f    ? 65504.0f
+                                                                                       : x < -65504.0f ? -65504.0f
+                                                                                                       : x));
+    if (DTYPE != SN_KV_Q8) return;
+    float largest = warp_max(fabsf(x)); /* NaN does not count, and becomes 0 */
+    unsigned int scale = largest < 1e-30f ? 0 : float_to_bf16(fminf(largest, 3.402823466e38f) / 127.0f);
+    float y = scale ? x / bf16_to_float(scale) : 0.0f;
+    int q = y >= 127 ? 127 : y <= -127 ? -127 : y == y ? static_cast<int>(rintf(y)) : 0;
+    if (i < padded_dim) r.elements[i] = static_cast<unsigned char>(q);
+    if (i % 32 == 0 && i < dim) r.scales[i / 32] = static_cast<uint16_t>(scale);
+}
+
+/* Returns CALL(dtype), a macro of the place where this stands, for the type of a KV cache. */
+#define BY_KV_DTYPE(dtype)                                                                                             \
+    switch (dtype) {                                                                                                   \
+    case SN_KV_F32:                                                                                                    \
+        return CALL(SN_KV_F32);                                                                                        \
+    case SN_KV_F16:                                                                                                    \
+        return CALL(SN_KV_F16);                                                                                        \
+    case SN_KV_Q8:                                                                                                     \
+        return CALL(SN_KV_Q8);                                                                                         \
+    default:                                                                                                           \
+        break;                                                                                                         \
+    }                                                                                                                  \
+    return cudaErrorInvalidValue
+
 /* The matrix of expert, or head, e. */
 __device__ inline sn_cuda_matrix expert_at(const sn_cuda_experts &experts, int e) {
     sn_cuda_matrix w = experts.first;

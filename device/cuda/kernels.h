@@ -103,8 +103,9 @@ cudaError_t sn_cuda_moe_gate_grad(cudaStream_t stream, const sn_moe_selection *s
                                   const float *logits, const float *dweights, float *dlogits);
 
 /* -- the KV cache. A page holds for each block and each key-value head the keys (page_tokens, padded_dim), then the
- * values in the same shape, as float32; padded_dim is head_dim rounded up to 4. The batch table (batch.c) is at a fixed
- * address, so that a replayed graph reads the data of its own batch. */
+ * values in the same shape, in the cache's type; padded_dim is head_dim rounded up to 4. With SN_KV_Q8 the bfloat16
+ * scales follow, (2 page_tokens or rows, groups of 32 dimensions). The batch table (batch.c) is at a fixed address, so
+ * that a replayed graph reads the data of its own batch. */
 typedef struct sn_cuda_row { /* a row of the batch */
     int32_t first_page;      /* index of its sequence's first page in `pages` */
     int32_t position;
@@ -116,11 +117,12 @@ typedef struct sn_cuda_tile { /* up to SN_CUDA_TILE_ROWS rows of one sequence; n
 
 typedef struct sn_cuda_kv {
     int n_kv_heads, head_dim, padded_dim, page_tokens;
-    size_t block_floats; /* offset of the block in a page, in floats */
+    size_t block_floats, head_floats; /* offset of the block in a page, and the size of a head of it, in floats */
     const sn_cuda_row *rows;
     const sn_cuda_tile *tiles;
     float *const *pages;
     int latent; /* as in sn_kv_shape: a page then holds rows (page_tokens, padded_dim), values and the rest of keys */
+    sn_kv_dtype dtype;
 } sn_cuda_kv;
 
 cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, const float *k, const float *v);

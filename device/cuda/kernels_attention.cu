@@ -10,30 +10,30 @@ constexpr int HEADS = 8;       /* query heads of one block of attention_split */
 constexpr int SPLIT_KEYS = 64; /* keys of one step of attention_split, and the smallest size of a part */
 constexpr int TILE_KEYS = 32;  /* keys of one step of attention_tiles */
 
-/* The address of the key of a position; the value lies page_tokens * padded_dim floats later. */
-__device__ inline float *kv_at(const sn_cuda_kv &p, int first_page, int position, int kv_head) {
-    float *page = p.pages[first_page + position / p.page_tokens] + p.block_floats;
-    size_t row = static_cast<size_t>(kv_head) * 2 * p.page_tokens + position % p.page_tokens;
-    return page + row * p.padded_dim;
+/* The key of a position, or with `value` its value. */
+template <int DTYPE>
+__device__ inline kv_row kv_at(const sn_cuda_kv &p, int first_page, int position, int kv_head, bool value) {
+    float *page = p.pages[first_page + position / p.page_tokens] + p.block_floats + kv_head * p.head_floats;
+    return kv_row_at<DTYPE>(reinterpret_cast<unsigned char *>(page), 2 * p.page_tokens,
+                            position % p.page_tokens + (value ? p.page_tokens : 0), p.head_dim, p.padded_dim);
 }
 
-__device__ inline size_t values_offset(const sn_cuda_kv &p) {
-    return static_cast<size_t>(p.page_tokens) * p.padded_dim;
-}
-
-/* One block per row and head. STORE: copies k and v to the pages, with zeros after each head; otherwise the reverse. */
-template <bool STORE> __global__ void kv_copy(const __grid_constant__ sn_cuda_kv p, float *k, float *v) {
+/* One warp per row and head. STORE: copies k and v to the pages, with zeros after each head; otherwise the reverse. */
+template <bool STORE, int DTYPE> __global__ void kv_copy(const __grid_constant__ sn_cuda_kv p, float *k, float *v) {
     sn_cuda_row row = p.rows[blockIdx.x];
-    float *key = kv_at(p, row.first_page, row.position, static_cast<int>(blockIdx.y)), *value = key + values_offset(p);
-    size_t at = (static_cast<size_t>(blockIdx.x) * p.n_kv_heads + blockIdx.y) * p.head_dim;
-    for (int i = threadIdx.x; i < p.padded_dim; i += 32) {
+    int head = static_cast<int>(blockIdx.y);
+    kv_row key = kv_at<DTYPE>(p, row.first_page, row.position, head, false),
+           value = kv_at<DTYPE>(p, row.first_page, row.position, head, true);
+    size_t at = (static_cast<size_t>(blockIdx.x) * p.n_kv_heads + head) * p.head_dim;
+    for (int first = 0; first < p.head_dim; first += 32) {
+        int i = first + static_cast<int>(threadIdx.x);
         bool own = i < p.head_dim;
         if (STORE) {
-            key[i] = own ? k[at + i] : 0.0f;
-            value[i] = own ? v[at + i] : 0.0f;
+            kv_store1<DTYPE>(key, i, p.head_dim, p.padded_dim, own ? k[at + i] : 0.0f);
+            kv_store1<DTYPE>(value, i, p.head_dim, p.padded_dim, own ? v[at + i] : 0.0f);
         } else if (own) {
-            k[at + i] = key[i];
-            v[at + i] = value[i];
+            k[at + i] = kv_load<DTYPE>(key, i);
+            v[at + i] = kv_load<DTYPE>(value, i);
         }
     }
 }
@@ -48,15 +48,16 @@ struct split_state {
 };
 
 /* scores[h][j] = q[h] . key[first + j] * scale. Eight lanes share a key and read a float4 each at a time. */
+template <int DTYPE>
 __device__ void split_scores(const sn_cuda_attention &a, const split_state &s, int heads, sn_cuda_row row, int kv_head,
                              int first, int n) {
     int part = static_cast<int>(threadIdx.x) % 8, dims = a.kv.padded_dim;
     /* all lanes must reach the shuffles */
     for (int j = static_cast<int>(threadIdx.x) / 8; j < SPLIT_KEYS; j += THREADS / 8) {
-        const float *key = kv_at(a.kv, row.first_page, first + min(j, n - 1), kv_head);
+        kv_row key = kv_at<DTYPE>(a.kv, row.first_page, first + min(j, n - 1), kv_head, false);
         float sums[HEADS] = {};
         for (int i = part * 4; i < dims; i += 32) {
-            float4 k = *reinterpret_cast<const float4 *>(key + i);
+            float4 k = kv_load4<DTYPE>(key, i);
 #pragma unroll
             for (int h = 0; h < HEADS; h++)
                 if (h < heads) sums[h] += dot4(*reinterpret_cast<const float4 *>(s.q + h * dims + i), k);
@@ -95,6 +96,7 @@ __device__ void split_softmax(const split_state &s, int heads, int n) {
 }
 
 /* sums[h] = sums[h] * decay + exponentials . values. A thread computes four dimensions of a head. */
+template <int DTYPE>
 __device__ void split_values(const sn_cuda_attention &a, const split_state &s, int heads, sn_cuda_row row, int kv_head,
                              int first, int n) {
     int quads = a.kv.padded_dim / 4;
@@ -105,8 +107,7 @@ __device__ void split_values(const sn_cuda_attention &a, const split_state &s, i
         sum = make_float4(sum.x * rescale, sum.y * rescale, sum.z * rescale, sum.w * rescale);
 #pragma unroll 8
         for (int j = 0; j < n; j++) {
-            const float *value = kv_at(a.kv, row.first_page, first + j, kv_head) + values_offset(a.kv);
-            float4 v = *reinterpret_cast<const float4 *>(value + i);
+            float4 v = kv_load4<DTYPE>(kv_at<DTYPE>(a.kv, row.first_page, first + j, kv_head, true), i);
             float e = s.scores[h * SPLIT_KEYS + j];
             sum = make_float4(sum.x + e * v.x, sum.y + e * v.y, sum.z + e * v.z, sum.w + e * v.w);
         }
@@ -116,6 +117,7 @@ __device__ void split_values(const sn_cuda_attention &a, const split_state &s, i
 
 /* blockIdx.x: the part, of n_splits; blockIdx.y: the key-value head and the group of HEADS of its query heads;
  * blockIdx.z: the row. */
+template <int DTYPE>
 __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant__ sn_cuda_attention a, int n_splits) {
     SN_SHARED_MEMORY(shared);
     int group = a.n_heads / a.kv.n_kv_heads, runs = (group + HEADS - 1) / HEADS, dims = a.kv.padded_dim;
@@ -145,11 +147,11 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
     int first = begin + static_cast<int>(blockIdx.x) * share, end = min(first + share, row.position + 1);
     for (int at = first; at < end; at += SPLIT_KEYS) {
         int n = min(SPLIT_KEYS, end - at);
-        split_scores(a, s, heads, row, kv_head, at, n);
+        split_scores<DTYPE>(a, s, heads, row, kv_head, at, n);
         __syncthreads();
         split_softmax(s, heads, n);
         __syncthreads();
-        split_values(a, s, heads, row, kv_head, at, n);
+        split_values<DTYPE>(a, s, heads, row, kv_head, at, n);
         __syncthreads();
     }
     for (int i = threadIdx.x; i < heads * dims; i += THREADS) {
@@ -183,21 +185,22 @@ __global__ void __launch_bounds__(THREADS) attention_join(const __grid_constant_
 
 /* Loads TILE_KEYS keys or values from position `first` on into shared memory, rows `stride` floats apart. Rows from
  * `end` on are not read by any thread. */
-__device__ void load_tile(const sn_cuda_kv &p, sn_cuda_row row, int kv_head, int first, int end, size_t offset,
+template <int DTYPE>
+__device__ void load_tile(const sn_cuda_kv &p, sn_cuda_row row, int kv_head, int first, int end, bool values,
                           float *out, int stride) {
     int quads = p.padded_dim / 4;
     for (int item = threadIdx.x; item < TILE_KEYS * quads; item += THREADS) {
         int j = item / quads, i = item % quads * 4;
         if (first + j >= end) break;
-        const float *from = kv_at(p, row.first_page, first + j, kv_head) + offset;
-        *reinterpret_cast<float4 *>(out + j * stride + i) = *reinterpret_cast<const float4 *>(from + i);
+        *reinterpret_cast<float4 *>(out + j * stride + i) =
+            kv_load4<DTYPE>(kv_at<DTYPE>(p, row.first_page, first + j, kv_head, values), i);
     }
 }
 
 /* blockIdx.x: the tile; blockIdx.y: the query head. Eight threads share a row of the tile: each computes four of 32
  * keys, then QUADS times four dimensions. A row never reads positions outside of its range, so that a NaN there has no
  * effect on it. */
-template <int QUADS>
+template <int QUADS, int DTYPE>
 __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant__ sn_cuda_attention a) {
     SN_SHARED_MEMORY(shared);
     sn_cuda_tile tile = a.kv.tiles[blockIdx.x];
@@ -219,7 +222,7 @@ __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant
     float4 sums[QUADS];
     for (int i = 0; i < QUADS; i++) sums[i] = make_float4(0, 0, 0, 0);
     for (int first = window_start(row0.position, a.window); first < end; first += TILE_KEYS) {
-        load_tile(a.kv, row0, kv_head, first, end, 0, kv, stride);
+        load_tile<DTYPE>(a.kv, row0, kv_head, first, end, false, kv, stride);
         __syncthreads();
         float scores[4], step = -INFINITY;
         for (int j = 0; j < 4; j++) {
@@ -248,7 +251,7 @@ __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant
         float rescale = expf(before - base);
         total = total * rescale + sum;
         __syncthreads(); /* all threads have read the keys; the values replace them */
-        load_tile(a.kv, row0, kv_head, first, end, values_offset(a.kv), kv, stride);
+        load_tile<DTYPE>(a.kv, row0, kv_head, first, end, true, kv, stride);
         __syncthreads();
         for (int i = 0; i < QUADS; i++)
             sums[i] = make_float4(sums[i].x * rescale, sums[i].y * rescale, sums[i].z * rescale, sums[i].w * rescale);
@@ -273,10 +276,10 @@ __global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant
     }
 }
 
-template <int QUADS> cudaError_t launch_tiles(cudaStream_t stream, const sn_cuda_attention &a, int n_tiles) {
+template <int QUADS, int DTYPE> cudaError_t launch_tiles(cudaStream_t stream, const sn_cuda_attention &a, int n_tiles) {
     int stride = a.kv.padded_dim + 4;
     size_t shared = sizeof(float) * ((SN_CUDA_TILE_ROWS + TILE_KEYS) * stride + SN_CUDA_TILE_ROWS * TILE_KEYS);
-    auto *kernel = attention_tiles<QUADS>;
+    auto *kernel = attention_tiles<QUADS, DTYPE>;
     if (shared > 48 * 1024) { /* more than the default must be requested; every device since sm_80 has 99 KiB */
         cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
@@ -286,39 +289,62 @@ template <int QUADS> cudaError_t launch_tiles(cudaStream_t stream, const sn_cuda
     return SN_LAUNCH(kernel, grid, THREADS, shared, stream, a);
 }
 
-dim3 row_grid(const sn_cuda_kv *p, int n_rows) {
-    return dim3(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(p->n_kv_heads));
+template <int DTYPE>
+cudaError_t launch_split(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits) {
+    int group = a.n_heads / a.kv.n_kv_heads;
+    size_t shared = sizeof(float) * HEADS * (2 * static_cast<size_t>(a.kv.padded_dim) + SPLIT_KEYS + 3);
+    dim3 grid(static_cast<unsigned int>(n_splits),
+              static_cast<unsigned int>(a.kv.n_kv_heads * ((group + HEADS - 1) / HEADS)),
+              static_cast<unsigned int>(n_rows));
+    auto *kernel = attention_split<DTYPE>;
+    return SN_LAUNCH(kernel, grid, THREADS, shared, stream, a, n_splits);
+}
+
+template <bool STORE, int DTYPE>
+cudaError_t launch_copy(cudaStream_t stream, const sn_cuda_kv &p, int n_rows, float *k, float *v) {
+    auto *kernel = kv_copy<STORE, DTYPE>;
+    dim3 grid(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(p.n_kv_heads));
+    return SN_LAUNCH(kernel, grid, 32, 0, stream, p, k, v);
+}
+
+cudaError_t split(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits) {
+#define CALL(dtype) launch_split<dtype>(stream, a, n_rows, n_splits)
+    BY_KV_DTYPE(a.kv.dtype);
+#undef CALL
+}
+
+template <int QUADS> cudaError_t tiles(cudaStream_t stream, const sn_cuda_attention &a, int n_tiles) {
+#define CALL(dtype) launch_tiles<QUADS, dtype>(stream, a, n_tiles)
+    BY_KV_DTYPE(a.kv.dtype);
+#undef CALL
 }
 
 } // namespace
 
 extern "C" cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_kv *p, int n_rows, const float *k,
                                         const float *v) {
-    auto *kernel = kv_copy<true>;
-    return SN_LAUNCH(kernel, row_grid(p, n_rows), 32, 0, stream, *p, const_cast<float *>(k), const_cast<float *>(v));
+#define CALL(dtype) launch_copy<true, dtype>(stream, *p, n_rows, const_cast<float *>(k), const_cast<float *>(v))
+    BY_KV_DTYPE(p->dtype);
+#undef CALL
 }
 
 extern "C" cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_kv *p, int n_rows, float *k, float *v) {
-    auto *kernel = kv_copy<false>;
-    return SN_LAUNCH(kernel, row_grid(p, n_rows), 32, 0, stream, *p, k, v);
+#define CALL(dtype) launch_copy<false, dtype>(stream, *p, n_rows, k, v)
+    BY_KV_DTYPE(p->dtype);
+#undef CALL
 }
 
 extern "C" cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows,
                                                int n_splits) {
-    int group = a->n_heads / a->kv.n_kv_heads;
-    size_t shared = sizeof(float) * HEADS * (2 * static_cast<size_t>(a->kv.padded_dim) + SPLIT_KEYS + 3);
-    dim3 grid(static_cast<unsigned int>(n_splits),
-              static_cast<unsigned int>(a->kv.n_kv_heads * ((group + HEADS - 1) / HEADS)),
-              static_cast<unsigned int>(n_rows));
-    cudaError_t error = SN_LAUNCH(attention_split, grid, THREADS, shared, stream, *a, n_splits);
+    cudaError_t error = split(stream, *a, n_rows, n_splits);
     if (error != cudaSuccess) return error;
     dim3 joins(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(a->n_heads));
     return SN_LAUNCH(attention_join, joins, THREADS, 0, stream, *a, n_splits);
 }
 
 extern "C" cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles) {
-    if (a->kv.padded_dim <= 64) return launch_tiles<2>(stream, *a, n_tiles);
-    if (a->kv.padded_dim <= 128) return launch_tiles<4>(stream, *a, n_tiles);
-    if (a->kv.padded_dim <= 256) return launch_tiles<8>(stream, *a, n_tiles);
-    return launch_tiles<16>(stream, *a, n_tiles);
+    if (a->kv.padded_dim <= 64) return tiles<2>(stream, *a, n_tiles);
+    if (a->kv.padded_dim <= 128) return tiles<4>(stream, *a, n_tiles);
+    if (a->kv.padded_dim <= 256) return tiles<8>(stream, *a, n_tiles);
+    return tiles<16>(stream, *a, n_tiles);
 }

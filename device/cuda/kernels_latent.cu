@@ -19,24 +19,26 @@ constexpr int SHARE = 64; /* the smallest part of a row's positions */
 constexpr int COPY_THREADS = 128;
 
 /* The row of a position. */
-__device__ inline float *row_at(const sn_cuda_kv &p, int first_page, int position, int kv_head) {
-    float *page = p.pages[first_page + position / p.page_tokens] + p.block_floats;
-    return page + (static_cast<size_t>(kv_head) * p.page_tokens + position % p.page_tokens) * p.padded_dim;
+template <int DTYPE> __device__ inline kv_row row_at(const sn_cuda_kv &p, int first_page, int position, int kv_head) {
+    float *page = p.pages[first_page + position / p.page_tokens] + p.block_floats + kv_head * p.head_floats;
+    return kv_row_at<DTYPE>(reinterpret_cast<unsigned char *>(page), p.page_tokens, position % p.page_tokens,
+                            p.head_dim, p.padded_dim);
 }
 
 /* One block per row and key-value head. STORE: copies v and k to the pages, with zeros behind them; otherwise the
  * reverse. */
-template <bool STORE>
+template <bool STORE, int DTYPE>
 __global__ void __launch_bounds__(COPY_THREADS) latent_copy(const __grid_constant__ sn_cuda_kv p, float *k, float *v) {
     sn_cuda_row row = p.rows[blockIdx.x];
-    float *at = row_at(p, row.first_page, row.position, static_cast<int>(blockIdx.y));
+    kv_row at = row_at<DTYPE>(p, row.first_page, row.position, static_cast<int>(blockIdx.y));
     size_t item = static_cast<size_t>(blockIdx.x) * p.n_kv_heads + blockIdx.y;
-    for (int i = threadIdx.x; i < p.padded_dim; i += COPY_THREADS) {
+    for (int first = static_cast<int>(threadIdx.x) / 32 * 32; first < p.head_dim; first += COPY_THREADS) {
+        int i = first + static_cast<int>(threadIdx.x) % 32;
         float *other = i < p.latent ? v + item * p.latent + i : k + item * (p.head_dim - p.latent) + i - p.latent;
         if (STORE)
-            at[i] = i < p.head_dim ? *other : 0.0f;
+            kv_store1<DTYPE>(at, i, p.head_dim, p.padded_dim, i < p.head_dim ? *other : 0.0f);
         else if (i < p.head_dim)
-            *other = at[i];
+            *other = kv_load<DTYPE>(at, i);
     }
 }
 
@@ -166,7 +168,7 @@ __device__ inline void latent_write(const sn_cuda_attention &a, const latent_sta
 
 /* blockIdx.x: the part, of n_splits; blockIdx.y: the key-value head and the group of HEADS of its query heads;
  * blockIdx.z: the row. A row never reads positions outside of its range. A sink comes before the first part. */
-template <int KEYS, int QUADS>
+template <int KEYS, int QUADS, int DTYPE>
 __global__ void __launch_bounds__(THREADS) latent_attention(const __grid_constant__ sn_cuda_attention a, int n_splits) {
     SN_SHARED_MEMORY(shared);
     int thread = static_cast<int>(threadIdx.x), dims = a.kv.padded_dim;
@@ -201,9 +203,9 @@ __global__ void __launch_bounds__(THREADS) latent_attention(const __grid_constan
     for (int at = first; at < end; at += KEYS) {
         int n = min(KEYS, end - at);
         for (int j = thread / 32; j < n; j += WARPS) {
-            const float *from = row_at(a.kv, row.first_page, at + j, kv_head);
+            kv_row from = row_at<DTYPE>(a.kv, row.first_page, at + j, kv_head);
             for (int i = thread % 32 * 4; i < dims; i += 128)
-                *reinterpret_cast<float4 *>(s.keys + j * dims + i) = *reinterpret_cast<const float4 *>(from + i);
+                *reinterpret_cast<float4 *>(s.keys + j * dims + i) = kv_load4<DTYPE>(from, i);
         }
         __syncthreads();
         latent_scores<KEYS>(a, s, head, heads, at, row.position);
@@ -235,11 +237,11 @@ __global__ void __launch_bounds__(COPY_THREADS) latent_join(const __grid_constan
     }
 }
 
-template <int KEYS, int QUADS>
+template <int KEYS, int QUADS, int DTYPE>
 cudaError_t launch_attention(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits) {
     size_t shared =
         sizeof(float) * (static_cast<size_t>(HEADS + KEYS) * a.kv.padded_dim + KEYS * WEIGHTS_STRIDE + 3 * HEADS);
-    auto *kernel = latent_attention<KEYS, QUADS>;
+    auto *kernel = latent_attention<KEYS, QUADS, DTYPE>;
     if (shared > 48 * 1024) { /* as for attention_tiles */
         cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
@@ -304,29 +306,40 @@ cudaError_t launch_head_linear(cudaStream_t stream, const sn_cuda_experts &heads
     return SN_LAUNCH(kernel, grid, LINEAR_THREADS, 0, stream, heads, n_heads, n, x_width, x, y);
 }
 
-dim3 row_grid(const sn_cuda_kv *p, int n_rows) {
-    return dim3(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(p->n_kv_heads));
+template <bool STORE, int DTYPE>
+cudaError_t launch_copy(cudaStream_t stream, const sn_cuda_kv &p, int n_rows, float *k, float *v) {
+    auto *kernel = latent_copy<STORE, DTYPE>;
+    dim3 grid(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(p.n_kv_heads));
+    return SN_LAUNCH(kernel, grid, COPY_THREADS, 0, stream, p, k, v);
+}
+
+template <int DTYPE>
+cudaError_t pick_attention(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits) {
+    if (a.kv.padded_dim > 768) return launch_attention<8, 2, DTYPE>(stream, a, n_rows, n_splits);
+    if (a.kv.latent > QUAD_THREADS * 4) return launch_attention<16, 2, DTYPE>(stream, a, n_rows, n_splits);
+    return launch_attention<16, 1, DTYPE>(stream, a, n_rows, n_splits);
 }
 
 } // namespace
 
 extern "C" cudaError_t sn_cuda_latent_store(cudaStream_t stream, const sn_cuda_kv *p, int n_rows, const float *k,
                                             const float *v) {
-    auto *kernel = latent_copy<true>;
-    return SN_LAUNCH(kernel, row_grid(p, n_rows), COPY_THREADS, 0, stream, *p, const_cast<float *>(k),
-                     const_cast<float *>(v));
+#define CALL(dtype) launch_copy<true, dtype>(stream, *p, n_rows, const_cast<float *>(k), const_cast<float *>(v))
+    BY_KV_DTYPE(p->dtype);
+#undef CALL
 }
 
 extern "C" cudaError_t sn_cuda_latent_load(cudaStream_t stream, const sn_cuda_kv *p, int n_rows, float *k, float *v) {
-    auto *kernel = latent_copy<false>;
-    return SN_LAUNCH(kernel, row_grid(p, n_rows), COPY_THREADS, 0, stream, *p, k, v);
+#define CALL(dtype) launch_copy<false, dtype>(stream, *p, n_rows, k, v)
+    BY_KV_DTYPE(p->dtype);
+#undef CALL
 }
 
 extern "C" cudaError_t sn_cuda_latent_attention(cudaStream_t stream, const sn_cuda_attention *a, int n_rows,
                                                 int n_splits) {
-    if (a->kv.padded_dim > 768) return launch_attention<8, 2>(stream, *a, n_rows, n_splits);
-    if (a->kv.latent > QUAD_THREADS * 4) return launch_attention<16, 2>(stream, *a, n_rows, n_splits);
-    return launch_attention<16, 1>(stream, *a, n_rows, n_splits);
+#define CALL(dtype) pick_attention<dtype>(stream, *a, n_rows, n_splits)
+    BY_KV_DTYPE(a->kv.dtype);
+#undef CALL
 }
 
 extern "C" cudaError_t sn_cuda_head_linear(cudaStream_t stream, const sn_cuda_experts *heads, int n_heads, int n,

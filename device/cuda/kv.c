@@ -10,10 +10,17 @@ size_t sn_cuda_kv_staging_bytes(const sn_device_limits *l) {
     return row > KV_COPY_BYTES ? row : KV_COPY_BYTES;
 }
 
+size_t sn_cuda_kv_head_bytes(const sn_kv_shape *shape) {
+    size_t dim = (size_t)shape->head_dim, elements = sn_cuda_pad(dim, 4);
+    size_t row = shape->dtype == SN_KV_F32   ? elements * sizeof(float)
+                 : shape->dtype == SN_KV_F16 ? elements * sizeof(uint16_t)
+                                             : elements + (dim + 31) / 32 * sizeof(uint16_t);
+    return (shape->latent ? 1 : 2) * (size_t)shape->page_tokens * row; /* a multiple of 32: page_tokens is one of 16 */
+}
+
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
-    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * (shape->latent ? 1 : 2) * (size_t)shape->page_tokens *
-           sn_cuda_pad((size_t)shape->head_dim, 4) * sizeof(float);
+    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * sn_cuda_kv_head_bytes(shape);
 }
 
 static sn_status kv_check_block(const sn_cuda *cuda, int block, sn_err *err) {

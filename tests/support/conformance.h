@@ -48,6 +48,8 @@
     X(get_rows_refuses_rows_out_of_range)                                                                              \
     X(kv_loads_back_unchanged)                                                                                         \
     X(kv_store_writes_where_the_batch_says)                                                                            \
+    X(kv_of_every_type_is_rounded_once)                                                                                \
+    X(kv_pages_take_what_their_type_needs)                                                                             \
     X(attention_of_the_first_token)                                                                                    \
     X(attention_while_decoding)                                                                                        \
     X(attention_of_several_prompts)                                                                                    \
@@ -57,10 +59,12 @@
     X(attention_with_sinks)                                                                                            \
     X(attention_over_long_contexts)                                                                                    \
     X(attention_over_page_borders)                                                                                     \
+    X(attention_over_a_kv_cache_of_every_type)                                                                         \
     X(attention_of_a_batch_without_rows)                                                                               \
     X(attention_keeps_nan_in_its_head)                                                                                 \
     X(latents_load_back_unchanged)                                                                                     \
     X(attention_over_latents)                                                                                          \
+    X(attention_over_latents_of_every_type)                                                                            \
     X(attention_over_latents_takes_every_option)                                                                       \
     X(attention_over_latents_keeps_nan_in_its_head)                                                                    \
     X(head_linear_of_every_type)                                                                                       \
@@ -174,6 +178,9 @@ typedef struct conformance_weight {
     double *values, *sizes;
 } conformance_weight;
 conformance_weight conformance_random_weight(conformance *c, sn_dtype dtype, size_t rows, size_t cols, uint64_t seed);
+
+/* Rounds the n elements of a key or value as a KV cache of this type stores them. */
+void conformance_round_kv(sn_kv_dtype dtype, int n, float *x);
 
 /* |got - want| <= tolerance, or both NaN, or the same infinity. */
 bool conformance_close(double got, double want, double tolerance);

@@ -82,6 +82,17 @@ static float *new_rows(conformance *c, const attention_case *s, float *const *fr
     return conformance_upload(c, all, (size_t)s->n_rows * width);
 }
 
+/* Rounds a session's keys and values as the KV cache stores them. In latent attention a row is rounded whole, the value
+ * first; the cases take values of whole groups of 32 there. */
+static void round_stored(const attention_case *s, int i) {
+    int n = (s->n_past[i] + s->rows[i]) * s->shape.n_kv_heads, keys = sn_kv_key_dim(&s->shape),
+        values = sn_kv_value_dim(&s->shape);
+    for (int r = 0; r < n; r++) {
+        conformance_round_kv(s->shape.dtype, keys, s->k[i] + r * keys);
+        conformance_round_kv(s->shape.dtype, values, s->v[i] + r * values);
+    }
+}
+
 /* Does everything that comes before the batch: the KV caches are in their pages afterwards. */
 static void attention_case_begin(conformance *c, attention_case *s) {
     sn_device *d = c->device;
@@ -103,6 +114,7 @@ static void attention_case_begin(conformance *c, attention_case *s) {
     s->device_slopes = s->alibi ? conformance_upload(c, slopes, 64) : NULL;
     s->device_sinks = s->sinks ? conformance_upload(c, sinks, 64) : NULL;
     s->device_out = conformance_bytes(c, (size_t)s->n_rows * out_width(s) * sizeof(float));
+    for (int i = 0; i < s->n_sequences; i++) round_stored(s, i);
 }
 
 static float scale_of(const attention_case *s) { return 1 / sqrtf((float)s->shape.head_dim); }
@@ -376,6 +388,21 @@ void conformance_attention_over_page_borders(conformance *c) {
         }
 }
 
+/* Few rows and many, with and without what changes scores. */
+void conformance_attention_over_a_kv_cache_of_every_type(conformance *c) {
+    for (int i = 0; i < 2 * 2 * SHAPES && c->device->kv_dtypes; i++) {
+        attention_case s = attention_case_of(i / 4);
+        s.shape.dtype = i % 2 ? SN_KV_F16 : SN_KV_Q8;
+        s.n_sequences = 3;
+        memcpy(s.n_past, (int[]){0, 45, 127}, sizeof s.n_past);
+        memcpy(s.rows, i / 2 % 2 ? (int[]){1, 2, 1} : (int[]){19, 1, 40}, sizeof s.rows);
+        try_attention_case(c, s);
+        s.window = 21;
+        s.alibi = s.sinks = true;
+        try_attention_case(c, s);
+    }
+}
+
 void conformance_attention_of_a_batch_without_rows(conformance *c) {
     attention_case s = attention_case_of(1);
     attention_case_begin(c, &s); /* a batch without sequences */
@@ -506,6 +533,18 @@ void conformance_attention_over_latents(conformance *c) {
             s.n_past[1] = 3 * l, s.rows[1] = 1;
             try_attention_case(c, s);
         }
+}
+
+void conformance_attention_over_latents_of_every_type(conformance *c) {
+    for (int i = 0; i < 4 && !refuses_latents(c) && c->device->kv_dtypes; i++) {
+        attention_case s = latent_case_of(c, 2);
+        s.shape = (sn_kv_shape){BLOCKS, 1, 64 + 12, 32, i % 2 ? SN_KV_F16 : SN_KV_Q8, 64};
+        s.group = 5;
+        s.n_sequences = 2;
+        memcpy(s.n_past, (int[]){100, 0, 0}, sizeof s.n_past);
+        memcpy(s.rows, i / 2 ? (int[]){1, 2, 0} : (int[]){9, 33, 0}, sizeof s.rows);
+        try_attention_case(c, s);
+    }
 }
 
 void conformance_attention_over_latents_takes_every_option(conformance *c) {

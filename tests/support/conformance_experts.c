@@ -412,7 +412,7 @@ static void try_head_linear(conformance *c, sn_dtype dtype, int n, int heads, si
 void conformance_head_linear_of_every_type(conformance *c) {
     for (int t = 0; t < test_n_weight_types && c->device->latent_attention; t++) {
         sn_dtype dtype = test_weight_types[t];
-        size_t block = sn_dtype_block(dtype), cols = block == 256 ? 256 : block == 32 ? 96 : 100;
+        size_t block = sn_dtype_block(dtype), cols = block == 1 ? 100 : block == 32 ? 96 : 256;
         try_head_linear(c, dtype, 1, 3, 33, cols, 5);
         try_head_linear(c, dtype, 19, 2, 16, block == 1 ? 7 : block, 0);
         if (block == 1) try_head_linear(c, dtype, 8, 2, 200, 12, 64);

@@ -1,6 +1,8 @@
 /* The threads of a block are stacks between which the program switches: see threads.h. */
 #include "tests/support/cuda_stand_in/threads.h"
 
+#include "base/dtype.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +28,8 @@ static unsigned now, n_threads, n_blocks_run;
 static size_t n_shared;
 static void (*block_body)(void *);
 static void *block_ctx;
+
+uint16_t cuda_threads_half(float x) { return sn_f32_to_f16(x); }
 
 void cuda_threads_fail(const char *sentence) {
     fprintf(stderr, "a kernel, thread %u of block (%u, %u, %u): %s\n", now, cuda_position.block.x,

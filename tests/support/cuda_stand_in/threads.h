@@ -27,6 +27,7 @@ void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t shared, v
 void cuda_threads_barrier(void);
 /* All lanes of the warp meet; returns the value of lane (own ^ distance). */
 uint32_t cuda_threads_exchange(uint32_t bits, int distance);
+uint16_t cuda_threads_half(float x); /* IEEE half precision, rounded to nearest even */
 void cuda_threads_fail(const char *sentence) __attribute__((noreturn));
 
 #ifdef __cplusplus
@@ -94,6 +95,9 @@ static inline float __half2float(__half h) {
                                 : std::ldexp(static_cast<float>(fraction), -24);
     return h.bits >> 15 ? -size : size;
 }
+
+static inline __half __float2half_rn(float x) { return {cuda_threads_half(x)}; }
+static inline unsigned short __half_as_ushort(__half h) { return h.bits; }
 
 static inline int __dp4a(int a, int b, int sum) {
     for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i & 255) * static_cast<int8_t>(b >> i & 255);

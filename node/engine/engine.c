@@ -1,6 +1,7 @@
-/* The device thread's loop: it takes jobs from the inbox, computes one EXPERTS of another node, runs one round of the
- * scheduler, and puts finished jobs into the outbox. In a forward pass that waits for experts of other nodes the same
- * inbox is read (engine_serve_rounds), so that what those nodes ask of this one does not wait for the pass. */
+/* The device thread's loop: it takes jobs from the inbox, computes some rows of an EXPERTS of another node, runs one
+ * round of the scheduler, and puts finished jobs into the outbox. In a forward pass that waits for experts of other
+ * nodes the same inbox is read (engine_serve_rounds), so that what those nodes ask of this one does not wait for the
+ * pass. */
 #include "node/engine/engine.h"
 
 #include "base/clock.h"
@@ -16,7 +17,8 @@ enum { KV_POLL_US = 2000, IDLE_US = 1000000 };
 struct sn_engine {
     sn_scheduler *scheduler;
     sn_expert_rounds *rounds;
-    sn_job *experts, **experts_end; /* EXPERTS that wait, in order of arrival */
+    sn_job *experts, **experts_end; /* EXPERTS that wait, in the order of their turns */
+    uint64_t pair_ns;               /* running mean of what a pair of them takes; 0: not known */
     sn_span *span;
     sn_kv_pool *pool;
     sn_queue *inbox, *outbox;
@@ -91,28 +93,62 @@ static void engine_take(sn_engine *e, sn_job *job) {
     e->experts_end = &job->next;
 }
 
-/* Computes the oldest EXPERTS; false: there is none. */
+/* The rows of an EXPERTS that are computed at once, from its next row on: so many that their pairs delay what waits by
+ * no more than prefill rows delay decode rows (scheduler.h). */
+static int experts_rows(const sn_engine *e, const sn_job *job, size_t *pairs) {
+    const sn_experts_task *task = job->experts;
+    size_t most = e->pair_ns ? SN_PREFILL_DELAY_US * 1000 / e->pair_ns : SN_PREFILL_ROWS_CONCURRENT;
+    int row = job->n_done;
+    *pairs = 0;
+    for (; row < job->n_tokens; row++) {
+        size_t of_row = 0;
+        for (int j = 0; j < task->k; j++) of_row += task->ids[(size_t)row * (size_t)task->k + (size_t)j] >= 0;
+        if (*pairs && *pairs + of_row > most) break;
+        *pairs += of_row;
+    }
+    return row - job->n_done;
+}
+
+/* Computes the next rows of an EXPERTS. */
+static void experts_compute(sn_engine *e, sn_job *job) {
+    sn_experts_task *task = job->experts;
+    int n_embd = sn_span_hparams(e->span)->n_embd;
+    size_t pairs, width = (size_t)n_embd, row = (size_t)job->n_done;
+    int rows = experts_rows(e, job, &pairs);
+    const sn_expert_request request = {.block = job->first,
+                                       .n = rows,
+                                       .n_embd = n_embd,
+                                       .k = task->k,
+                                       .rows = (const float *)task->request_msg->tensor.data + row * width,
+                                       .ids = task->ids + row * (size_t)task->k};
+    int64_t begun_us = sn_now_us();
+    if (!job->started_us) job->started_us = begun_us;
+    if (!job->output)
+        job->status = sn_shared_buffer_new(task->n_pairs * width * sizeof(float), &job->output, &job->err);
+    if (!job->status)
+        job->status = sn_span_run_experts(
+            e->span, &request, (float *)sn_shared_buffer_data(job->output) + task->pairs_done * width, &job->err);
+    uint64_t ns = (uint64_t)(sn_now_us() - begun_us) * 1000 / (pairs ? pairs : 1) + 1;
+    e->pair_ns = e->pair_ns ? (7 * e->pair_ns + ns) / 8 : ns;
+    task->pairs_done += pairs;
+    job->n_done += rows;
+}
+
+/* Computes some rows of the oldest EXPERTS, which then lets the others go first; false: there is none. */
 static bool engine_compute_experts(sn_engine *e) {
     sn_job *job = e->experts;
     if (!job) return false;
     e->experts = job->next;
-    job->next = NULL;
     if (!e->experts) e->experts_end = &e->experts;
-    job->started_us = sn_now_us();
-    const sn_experts_task *task = job->experts;
-    const sn_expert_request request = {.block = job->first,
-                                       .n = job->n_tokens,
-                                       .n_embd = sn_span_hparams(e->span)->n_embd,
-                                       .k = task->k,
-                                       .rows = task->request_msg->tensor.data,
-                                       .ids = task->ids};
-    size_t bytes = task->n_pairs * (size_t)request.n_embd * sizeof(float);
     if (atomic_load(&job->cancelled))
         job->status = sn_fail(&job->err, SN_REFUSED, "the connection of the node has ended");
     else
-        job->status = sn_shared_buffer_new(bytes, &job->output, &job->err);
-    if (!job->status)
-        job->status = sn_span_run_experts(e->span, &request, sn_shared_buffer_data(job->output), &job->err);
+        experts_compute(e, job);
+    if (!job->status && job->n_done < job->n_tokens) {
+        engine_take(e, job);
+        return true;
+    }
+    job->next = NULL;
     job->finished_us = sn_now_us();
     engine_publish_jobs(e, job);
     return true;

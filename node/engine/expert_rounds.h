@@ -64,7 +64,7 @@ typedef struct sn_experts_task {
     uint8_t owner[SN_KEY_SIZE];
     int32_t *ids; /* owned, (rows, k): the pairs of each row, then -1 */
     int k;
-    size_t n_pairs;
+    size_t n_pairs, pairs_done;
 } sn_experts_task;
 
 void sn_experts_task_free(sn_experts_task **task); /* accepts NULL */

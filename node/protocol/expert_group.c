@@ -4,7 +4,10 @@
 #include <string.h>
 
 enum {
-    ANSWER_PAIRS = 16, /* an answer takes as long as so many pairs, and longer by its own */
+    ANSWER_PAIRS = 16,   /* an answer takes as long as so many pairs, and longer by its own */
+    ANSWER_US = 5000000, /* an answer is late after so long, and for each of its pairs after */
+    PAIR_US = 10000,     /* so long more, */
+    SLOWER = 8,          /* or so many times as long as a pair has taken so far */
     FAILED_US = 10000000,
     FAILED_PAIR_US = 1000000, /* so slow a holder counts that has failed */
     FORGET = 32, /* a holder counts as faster by so small a part each time, so that it is asked again some day */
@@ -53,6 +56,12 @@ static bool holder_read(const sn_expert_group_query *q, const sn_announcement *a
     return true;
 }
 
+static sn_expert_holder *holder_find(sn_expert_holder *holders, size_t n, const uint8_t node[SN_KEY_SIZE]) {
+    for (size_t i = 0; i < n; i++)
+        if (!memcmp(holders[i].node, node, SN_KEY_SIZE)) return &holders[i];
+    return NULL;
+}
+
 /* What was seen of the holder before this reading; NULL: nothing. */
 static void holder_inherit(sn_expert_holder *h, const sn_expert_holder *known, int64_t now_us) {
     static const sn_expert_holder none;
@@ -70,8 +79,8 @@ static int holder_rank(const sn_expert_holder *h) { return !h->proven || h->fail
 
 static void holders_read(sn_expert_group *group, const sn_expert_group_query *q) {
     enum { RANKS = 3 };
-    static sn_expert_group before; /* of the network thread */
-    before = *group;
+    size_t n_before = group->n;
+    memcpy(group->before, group->holders, n_before * sizeof *group->before);
     group->n = 0;
     for (int rank = 0; rank < RANKS; rank++)
         for (size_t i = 0; i < sn_directory_count(q->directory) && group->n < SN_EXPERT_HOLDERS_MAX; i++) {
@@ -80,7 +89,7 @@ static void holders_read(sn_expert_group *group, const sn_expert_group_query *q)
                 !holder_read(q, sn_directory_at(q->directory, i), h))
                 continue;
             h->proven = sn_directory_is_proven_at(q->directory, i, q->unix_ms);
-            holder_inherit(h, sn_expert_group_find(&before, h->node), q->now_us);
+            holder_inherit(h, holder_find(group->before, n_before, h->node), q->now_us);
             group->n += holder_rank(h) == rank;
         }
 }
@@ -154,15 +163,18 @@ sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int 
 }
 
 sn_expert_holder *sn_expert_group_find(sn_expert_group *group, const uint8_t node[SN_KEY_SIZE]) {
-    for (size_t i = 0; i < group->n; i++)
-        if (!memcmp(group->holders[i].node, node, SN_KEY_SIZE)) return &group->holders[i];
-    return NULL;
+    return holder_find(group->holders, group->n, node);
 }
 
 void sn_expert_holder_failed(sn_expert_holder *holder, int64_t now_us) {
     holder->failed_sequence = holder->sequence;
     holder->failed_until_us = now_us + FAILED_US;
     holder->pair_us = FAILED_PAIR_US;
+}
+
+int64_t sn_expert_holder_limit_us(const sn_expert_holder *holder, size_t pairs) {
+    int64_t pair_us = holder->pair_us ? SLOWER * holder->pair_us : PAIR_US;
+    return ANSWER_US + (int64_t)pairs * (pair_us < PAIR_US ? pair_us : PAIR_US);
 }
 
 void sn_expert_holder_answered(sn_expert_holder *holder, size_t pairs, int64_t us) {

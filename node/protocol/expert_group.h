@@ -34,6 +34,7 @@ typedef struct sn_expert_holder {
 
 typedef struct sn_expert_group {
     sn_expert_holder holders[SN_EXPERT_HOLDERS_MAX];
+    sn_expert_holder before[SN_EXPERT_HOLDERS_MAX]; /* while the group is read: the holders until then */
     size_t n;
     bool complete;                    /* this node and the holders that have not failed hold all experts */
     char lacks[SN_TEXT_SIZE_MAX + 1]; /* "experts 86:172 of blocks 0:2"; empty: none */
@@ -60,6 +61,8 @@ sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int 
 sn_expert_holder *sn_expert_group_find(sn_expert_group *group, const uint8_t node[SN_KEY_SIZE]);
 /* It has not answered as it should: others are preferred for minutes. */
 void sn_expert_holder_failed(sn_expert_holder *holder, int64_t now_us);
+/* How long an answer with so many pairs may take: longer where the holder was seen to be slow. */
+int64_t sn_expert_holder_limit_us(const sn_expert_holder *holder, size_t pairs);
 /* An answer with so many pairs has taken so long. */
 void sn_expert_holder_answered(sn_expert_holder *holder, size_t pairs, int64_t us);
 

@@ -9,7 +9,8 @@
  * pairs that it had are shared out anew; without a holder the round has failed, and with it the steps of its batch,
  * which clients then take elsewhere. There is one round at a time, because the device thread waits for it.
  *
- * Answering: an EXPERTS is checked in full here, and becomes a job that passes the scheduler by. A peer has few of them
+ * Answering: an EXPERTS is checked in full here, and becomes a job that passes the scheduler by and is computed in
+ * parts (node/engine/engine.c). A peer has few of them
  * in the engine, because an honest one waits for its answers. */
 #include "node/protocol/protocol_private.h"
 
@@ -21,8 +22,6 @@
 
 enum {
     READ_EVERY_US = 1000000,
-    ANSWER_US = 5000000, /* for an answer, and */
-    PAIR_US = 10000,     /* for each of its pairs */
     BUSY_US_MAX = 10000000,
     BUSY_US = 500000, /* for which a holder that had no room is not asked, at least */
     REPLY_BYTES_MAX = 64 << 20,
@@ -212,7 +211,7 @@ static sn_status ask_send(sn_protocol *protocol, int at, sn_expert_holder *holde
     if (status) return status;
     ask->peer = holder->peer;
     ask->sent_us = now_us;
-    ask->until_us = now_us + ANSWER_US + (int64_t)ask->n_pairs * PAIR_US;
+    ask->until_us = now_us + sn_expert_holder_limit_us(holder, ask->n_pairs);
     if (ask->until_us > protocol->experts.round->until_us) ask->until_us = protocol->experts.round->until_us;
     protocol->experts.counters.pairs_asked += ask->n_pairs;
     return SN_OK;

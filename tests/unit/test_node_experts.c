@@ -2,8 +2,10 @@
  * all experts; two that ask each other wait for neither for ever; a holder that becomes silent in mid-step is replaced,
  * and without one the node serves no client. */
 #include "base/clock.h"
+#include "blocks/span.h"
 #include "tests/support/node_client.h"
 #include "tests/support/require.h"
+#include "tests/support/virtual_clock.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -136,6 +138,63 @@ Test(node_experts, without_a_holder_a_step_is_to_be_taken_elsewhere_and_clients_
     cr_expect(is_refusal(node_client_request(t, &msg), SN_RETRY, "holds experts 3:8 of blocks 1:4"));
     free(other.timeline);
     node_session_close(&p);
+    node_client_free(&t);
+    testbed_free(&w);
+}
+
+/* -- what a request takes: the linker replaces the span's function by one that takes longer by the clock */
+
+static int pair_us, n_calls, most_pairs; /* most_pairs: of a call but the first */
+
+sn_status __real_sn_span_run_experts(sn_span *span, const sn_expert_request *request, float *out, sn_err *why);
+sn_status __wrap_sn_span_run_experts(sn_span *span, const sn_expert_request *request, float *out, sn_err *why);
+sn_status __wrap_sn_span_run_experts(sn_span *span, const sn_expert_request *request, float *out, sn_err *why) {
+    int pairs = 0;
+    for (int i = 0; i < request->n * request->k; i++) pairs += request->ids[i] >= 0;
+    if (pair_us) virtual_clock_advance((int64_t)pairs * pair_us);
+    if (n_calls++ && pairs > most_pairs) most_pairs = pairs;
+    return __real_sn_span_run_experts(span, request, out, why);
+}
+
+/* The reply to a request of so many rows, each of them for experts 0, 3 and 7 of block 1. */
+static sn_msg *ask_for_experts(const testbed *w, node_client *t, int rows) {
+    enum { EACH = 3 };
+    static const uint64_t experts[EACH] = {0, 3, 7};
+    sn_msg *msg = NULL;
+    void *data = NULL;
+    REQUIRE(sn_msg_new(SN_MSG_EXPERTS, 0, &msg, &err));
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 2, (uint64_t[]){(uint64_t)rows, (uint64_t)w->n_embd}, &data, &err));
+    memcpy(data, w->inputs, (size_t)rows * (size_t)w->n_embd * sizeof(float));
+    REQUIRE(
+        sn_list_new((size_t)rows * EACH, SN_EXPERT_PAIRS_MAX, sizeof *msg->experts.pairs, &msg->experts.pairs, &err));
+    for (size_t i = 0; i < (size_t)rows * EACH; i++)
+        msg->experts.pairs[i] = (sn_expert_pair){.row = i / EACH, .expert = experts[i % EACH]};
+    msg->experts.n_pairs = (size_t)rows * EACH;
+    msg->experts.protocol = SN_PROTOCOL_VERSION;
+    msg->experts.block = 1;
+    memcpy(msg->experts.block_hash, w->block_hash[1].bytes, SN_HASH_SIZE);
+    sn_msg *answer = node_client_request(t, &msg);
+    cr_assert_eq(answer->kind, SN_MSG_EXPERTS_REPLY);
+    return answer;
+}
+
+Test(node_experts, a_long_request_is_computed_in_parts_that_delay_no_step_for_long) {
+    enum { ROWS = 80, DELAY_US = 10000, PAIR_US = 1000 };
+    testbed *w = testbed_new(&OPTIONS);
+    cluster_add(w->cluster, 0, 0);
+    node_client *t = node_client_new(w, 0);
+    sn_msg *whole = ask_for_experts(w, t, ROWS);
+    n_calls = most_pairs = 0;
+    pair_us = PAIR_US;
+    for (int i = 0; i < 20; i++) { /* until the node knows how long a pair takes */
+        sn_msg *parts = ask_for_experts(w, t, ROWS);
+        cr_assert_eq(parts->tensor.bytes, whole->tensor.bytes);
+        cr_expect(!memcmp(parts->tensor.data, whole->tensor.data, whole->tensor.bytes), "other bits in parts");
+        sn_msg_free(&parts);
+        if (i == 9) most_pairs = 0;
+    }
+    cr_expect(most_pairs > 0 && most_pairs <= 2 * DELAY_US / PAIR_US, "%d pairs at once", most_pairs);
+    sn_msg_free(&whole);
     node_client_free(&t);
     testbed_free(&w);
 }

@@ -164,10 +164,14 @@ static sn_status load_segments(sn_span *span, const sn_segment_source *source, s
 /* States lie beside the pages of one part. */
 static sn_status check_recurrent(const sn_span *span, sn_err *err) {
     if (!sn_n_recurrent(&span->hp, span->first, span->end)) return SN_OK;
-    if (span->n_devices == 1 && span->devices[0].device->recurrent) return SN_OK;
-    return sn_fail(err, SN_REFUSED,
-                   "blocks %d:%d hold recurrent states, which only CPUs compute so far: give --device cpu", span->first,
-                   span->end);
+    char name[32];
+    if (span->n_devices > 1)
+        return sn_fail(err, SN_REFUSED,
+                       "blocks %d:%d hold recurrent states, which lie on one device: give one --device", span->first,
+                       span->end);
+    if (span->devices[0].device->recurrent) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "blocks %d:%d hold recurrent states, which %s does not compute: give --device cpu",
+                   span->first, span->end, sn_device_id_name(span->devices[0].device->id, name));
 }
 
 sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_device *const *devices,
@@ -504,8 +508,11 @@ static sn_status upload_sequences(const span_pass *pass, const sn_span_device *t
         if (status) return status;
         for (int r = 0; r < sequence->n_rows && hp->q_growth > 0; r++)
             pass->span->q_factors[row + r] = sn_span_q_factor(hp, sn_kv_cache_length(sequence->kv) + r);
-        if (sn_kv_cache_is_recurrent(sequence->kv)) /* once it is rewound they may be computed again */
-            sn_kv_cache_rows_write(sequence->kv, sequence->n_rows, to->scratch.x + (size_t)row * (size_t)hp->n_embd);
+        if (sn_kv_cache_is_recurrent(sequence->kv)) { /* once it is rewound its rows may be computed again */
+            SN_TRY(sn_kv_cache_restore_state(sequence->kv, err));
+            SN_TRY(sn_kv_cache_rows_keep(sequence->kv, sequence->n_rows,
+                                         to->scratch.x + (size_t)row * (size_t)hp->n_embd, err));
+        }
         for (int rope = 0; rope < hp->n_ropes; rope++)
             for (int r = 0; r < sequence->n_rows; r++)
                 sn_span_rope_row(hp, rope, sn_kv_cache_length(sequence->kv) + r,
@@ -599,6 +606,7 @@ sn_status sn_span_catch_up(sn_span *span, int first, int end, const sn_adapter *
     int until = rows_max < length - at ? at + rows_max : length;
     for (; at < until && !status; at += n) { /* page by page */
         sn_tensor rows = {.name = "kept hidden states", .dtype = SN_F32, .rank = 2, .shape = {0, span->hp.n_embd}};
+        rows.device = span->segments[0].device;
         rows.data = sn_kv_cache_rows(kv, at, &n);
         rows.shape[0] = n = n < until - at ? n : until - at;
         const sn_span_sequence sequence = {kv, &rows, 0, n, NULL};

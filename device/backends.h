@@ -18,6 +18,9 @@ sn_status sn_device_refuse_short_conv(sn_device *d, const sn_delta *delta, float
 sn_status sn_device_refuse_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a,
                                       const float *b, float *out, sn_err *err);
 
+/* SN_REFUSED where a recurrent block of this shape is not possible, or a sequence of the batch has no state. */
+sn_status sn_device_check_delta(const sn_delta_shape *shape, int n_sequences, const sn_sequence *sequences,
+                                sn_err *err) SN_MUST_USE;
 /* SN_REFUSED where the groups of a router's experts are not possible. */
 sn_status sn_device_check_groups(const sn_moe_router *router, sn_err *err) SN_MUST_USE;
 

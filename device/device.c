@@ -157,6 +157,19 @@ sn_status sn_device_check_groups(const sn_moe_router *r, sn_err *err) {
                    r->n_groups_used, r->n_groups);
 }
 
+sn_status sn_device_check_delta(const sn_delta_shape *s, int n_sequences, const sn_sequence *sequences, sn_err *err) {
+    bool fits = s->n_key_heads > 0 && s->n_value_heads > 0 && s->n_value_heads % s->n_key_heads == 0 &&
+                s->key_dim > 0 && s->value_dim > 0 && s->key_dim <= SN_DELTA_DIM_MAX &&
+                s->value_dim <= SN_DELTA_DIM_MAX && s->taps >= 2 && s->taps <= SN_DELTA_TAPS_MAX;
+    if (!fits)
+        return sn_fail(err, SN_REFUSED, "%d and %d heads of (%d, %d) with %d taps are not possible", s->n_key_heads,
+                       s->n_value_heads, s->key_dim, s->value_dim, s->taps);
+    for (int i = 0; i < n_sequences; i++)
+        if (!sequences[i].state.after)
+            return sn_fail(err, SN_REFUSED, "a session of this batch has no recurrent state");
+    return SN_OK;
+}
+
 /* -- devices */
 
 sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) {

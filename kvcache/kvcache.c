@@ -72,7 +72,7 @@ sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrenc
     enum { SHARE = 4, SLOTS_MAX = 1 << 16 };
     char name[32];
     *out = NULL;
-    if (!part->device->recurrent || !part->device->host_visible)
+    if (!part->device->recurrent)
         return sn_fail(err, SN_REFUSED, "%s does not compute recurrent blocks: give --device cpu",
                        sn_device_id_name(part->device->id, name));
     const sn_kv_pages_part pages = recurrent_part(part, r, n_kv_heads, head_dim);

@@ -43,7 +43,7 @@ typedef struct sn_kv_recurrence {
     sn_delta_shape delta; /* n_blocks: the recurrent blocks of the part, whose n_blocks are those with attention */
     int row_width;        /* floats of a row of hidden states that enters the span */
 } sn_kv_recurrence;
-/* A pool for a span with recurrent blocks, all on one device that computes them in host memory. A quarter of the
+/* A pool for a span with recurrent blocks, all on one device that computes them. A quarter of the
  * budget, or two states if that is more, holds states. SN_REFUSED when two states and a page do not fit. */
 sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrence *recurrence, int n_kv_heads,
                                    int head_dim, size_t budget, sn_kv_pool **out, sn_err *err) SN_MUST_USE;
@@ -108,6 +108,7 @@ void sn_kv_cache_rewind(sn_kv_cache *kv, int length);
 enum { SN_KV_SNAPSHOT_TOKENS = 64 }; /* a multiple of SN_KV_PAGE_TOKENS */
 
 bool sn_kv_cache_is_recurrent(const sn_kv_cache *kv);
+sn_device *sn_kv_cache_states_device(const sn_kv_cache *kv); /* on which its states lie; NULL: it has none */
 /* Where the newest state up to the cache's end is: the end itself, unless it was rewound; of other caches always. */
 int sn_kv_cache_state_position(const sn_kv_cache *kv);
 /* Sets the length to sn_kv_cache_state_position and keeps all pages: the forward pass computes rows from there on
@@ -115,12 +116,17 @@ int sn_kv_cache_state_position(const sn_kv_cache *kv);
  * there. */
 int sn_kv_cache_step_back(sn_kv_cache *kv);
 void sn_kv_cache_step_forward(sn_kv_cache *kv, int length);
-/* The row that entered at this position (row_width floats), and how many follow it in its page, its own included: to be
- * written before the forward pass, and read after a step back. */
+/* Before a forward pass: where the cache's end is that of a snapshot, copies it (on the device) to one of the two
+ * states, since a snapshot may be given up at any time. */
+sn_status sn_kv_cache_restore_state(sn_kv_cache *kv, sn_err *err) SN_MUST_USE;
+/* The row that entered at this position (device, row_width floats), and how many follow it in its page, its own
+ * included: to be written before the forward pass, and read after a step back. */
 float *sn_kv_cache_rows(const sn_kv_cache *kv, int position, int *n);
-/* Copies n rows to the positions after the end (reserved before), and out of the cache. */
-void sn_kv_cache_rows_write(const sn_kv_cache *kv, int n, const float *rows);
-void sn_kv_cache_rows_read(const sn_kv_cache *kv, int position, int n, float *rows);
+/* Copies n rows to the positions after the end (reserved before), from the device (keep) or the host (write); and out
+ * of the cache to the host. */
+sn_status sn_kv_cache_rows_keep(const sn_kv_cache *kv, int n, const float *rows, sn_err *err) SN_MUST_USE;
+sn_status sn_kv_cache_rows_write(const sn_kv_cache *kv, int n, const float *rows, sn_err *err) SN_MUST_USE;
+sn_status sn_kv_cache_rows_read(const sn_kv_cache *kv, int position, int n, float *rows, sn_err *err) SN_MUST_USE;
 
 /* ---- copies of the contents, for migration between nodes ---- */
 
@@ -133,15 +139,15 @@ sn_status sn_kv_cache_export(sn_kv_cache *kv, int part, int block, int position,
 sn_status sn_kv_cache_import(sn_kv_cache *kv, int part, int block, int n, const float *k, const float *v,
                              sn_err *err) SN_MUST_USE;
 
-/* The snapshot at a position, of all recurrent blocks of the pool; NULL: there is none. Valid until the pool changes.
- */
+/* The snapshot at a position (device), of all recurrent blocks of the pool; NULL: there is none. Valid until the pool
+ * changes. */
 const float *sn_kv_cache_snapshot(const sn_kv_cache *kv, int position);
 int sn_kv_cache_newest_snapshot(const sn_kv_cache *kv); /* its position; 0: the cache has none */
-/* The memory for a snapshot of another node, of which the cache has so many floats; 0 begins anew, and gives up the
- * older of the two states. NULL: the cache does not reach to this position, or has other floats of it. */
+/* The memory (device) for a snapshot of another node, of which the cache has so many floats; 0 begins anew, and gives
+ * up the older of the two states. NULL: the cache does not reach to this position, or has other floats of it. */
 float *sn_kv_cache_incoming_state(sn_kv_cache *kv, int position, size_t done);
-/* n more floats were written there; whole: from now on it is the state, and the snapshot, at its position. Returns how
+/* n more floats were written there; whole: from now on it is the state, and the snapshot, at its position. *held: how
  * many floats came. */
-size_t sn_kv_cache_state_came(sn_kv_cache *kv, size_t n, bool whole);
+sn_status sn_kv_cache_state_came(sn_kv_cache *kv, size_t n, bool whole, size_t *held, sn_err *err) SN_MUST_USE;
 
 #endif

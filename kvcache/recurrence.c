@@ -5,9 +5,9 @@
 #include "kvcache/kvcache_private.h"
 
 #include <assert.h>
-#include <string.h>
 
-bool sn_kv_cache_is_recurrent(const sn_kv_cache *kv) { return kv->pool->pages.states.device; }
+sn_device *sn_kv_cache_states_device(const sn_kv_cache *kv) { return kv->pool->pages.states.device; }
+bool sn_kv_cache_is_recurrent(const sn_kv_cache *kv) { return sn_kv_cache_states_device(kv); }
 
 sn_status sn_kv_cache_states_new(sn_kv_cache *kv, sn_err *err) {
     sn_kv_states *states = &kv->pool->pages.states;
@@ -75,14 +75,25 @@ static int next_snapshot(const sn_kv_cache *kv, int n) {
     return at > kv->length && snapshot_at(kv, at) == SN_KV_NO_STATE ? at : 0;
 }
 
-/* Copies the snapshot at the cache's end to one of its two states: a snapshot may be given up at any time. */
-static void states_restore(sn_kv_cache *kv, int to) {
+/* Copies a state within the device. */
+static sn_status copy_state(const sn_kv_states *states, uint32_t to, uint32_t from, sn_err *err) {
+    enum { WIDTH = 16 }; /* of which a slot has a multiple */
+    return states->device->ops->scale(states->device, (int)(states->floats / WIDTH), WIDTH,
+                                      sn_kv_states_at(states, from), 1, NULL, sn_kv_states_at(states, to), err);
+}
+
+sn_status sn_kv_cache_restore_state(sn_kv_cache *kv, sn_err *err) {
     const sn_kv_states *states = &kv->pool->pages.states;
+    sn_kv_cache_states *own = &kv->states;
+    if (!sn_kv_cache_is_recurrent(kv) || !kv->length) return SN_OK;
+    if (own->positions[0] == kv->length || own->positions[1] == kv->length) return SN_OK;
+    int older = own->positions[0] > own->positions[1];
     uint32_t snapshot = snapshot_at(kv, kv->length);
     assert(snapshot != SN_KV_NO_STATE);
-    memcpy(sn_kv_states_at(states, kv->states.slots[to]), sn_kv_states_at(states, snapshot),
-           states->floats * sizeof(float));
-    kv->states.positions[to] = kv->length;
+    own->positions[older] = -1;
+    sn_status status = copy_state(states, own->slots[older], snapshot, err);
+    if (!status) own->positions[older] = kv->length;
+    return status;
 }
 
 sn_sequence_state sn_kv_cache_states_begin(sn_kv_cache *kv, int n) {
@@ -90,7 +101,7 @@ sn_sequence_state sn_kv_cache_states_begin(sn_kv_cache *kv, int n) {
     sn_kv_cache_states *own = &kv->states;
     if (!sn_kv_cache_is_recurrent(kv)) return (sn_sequence_state){0};
     int from = own->positions[1] == kv->length, older = own->positions[0] > own->positions[1];
-    if (kv->length && own->positions[from] != kv->length) states_restore(kv, from = older);
+    assert(!kv->length || own->positions[from] == kv->length);
     own->written = kv->length ? !from : older;
     own->snapshot_at = next_snapshot(kv, n);
     if (own->snapshot_at && own->next_slot == SN_KV_NO_STATE) own->next_slot = sn_kv_states_take(states);
@@ -127,22 +138,39 @@ float *sn_kv_cache_rows(const sn_kv_cache *kv, int position, int *n) {
     return (float *)(void *)(rows + within * part->row_bytes);
 }
 
-void sn_kv_cache_rows_write(const sn_kv_cache *kv, int n, const float *rows) {
-    size_t width = kv->pool->pages.parts[0].row_bytes / sizeof *rows;
-    for (int done = 0, m; done < n; done += m) {
-        float *to = sn_kv_cache_rows(kv, kv->length + done, &m);
+/* Calls `copy` for the rows of each page in [position, position + n), with those of `rows`. */
+static sn_status each_page(const sn_kv_cache *kv, int position, int n, float *rows,
+                           sn_status (*copy)(sn_device *d, int n, int width, float *kept, float *rows, sn_err *err),
+                           sn_err *err) {
+    const sn_kv_pages_part *part = &kv->pool->pages.parts[0];
+    size_t width = part->row_bytes / sizeof *rows;
+    sn_status status = SN_OK;
+    for (int done = 0, m; done < n && !status; done += m) {
+        float *kept = sn_kv_cache_rows(kv, position + done, &m);
         if (m > n - done) m = n - done;
-        memcpy(to, rows + (size_t)done * width, (size_t)m * width * sizeof *rows);
+        status = copy(part->device, m, (int)width, kept, rows + (size_t)done * width, err);
     }
+    return status;
 }
 
-void sn_kv_cache_rows_read(const sn_kv_cache *kv, int position, int n, float *rows) {
-    size_t width = kv->pool->pages.parts[0].row_bytes / sizeof *rows;
-    for (int done = 0, m; done < n; done += m) {
-        const float *from = sn_kv_cache_rows(kv, position + done, &m);
-        if (m > n - done) m = n - done;
-        memcpy(rows + (size_t)done * width, from, (size_t)m * width * sizeof *rows);
-    }
+static sn_status copy_within(sn_device *d, int n, int width, float *kept, float *rows, sn_err *err) {
+    return d->ops->scale(d, n, width, rows, 1, NULL, kept, err);
+}
+static sn_status copy_in(sn_device *d, int n, int width, float *kept, float *rows, sn_err *err) {
+    return d->ops->upload(d, kept, rows, (size_t)n * (size_t)width * sizeof *rows, err);
+}
+static sn_status copy_out(sn_device *d, int n, int width, float *kept, float *rows, sn_err *err) {
+    return d->ops->download(d, rows, kept, (size_t)n * (size_t)width * sizeof *rows, err);
+}
+
+sn_status sn_kv_cache_rows_keep(const sn_kv_cache *kv, int n, const float *rows, sn_err *err) {
+    return each_page(kv, kv->length, n, (float *)(uintptr_t)rows, copy_within, err); /* only read */
+}
+sn_status sn_kv_cache_rows_write(const sn_kv_cache *kv, int n, const float *rows, sn_err *err) {
+    return each_page(kv, kv->length, n, (float *)(uintptr_t)rows, copy_in, err); /* only read */
+}
+sn_status sn_kv_cache_rows_read(const sn_kv_cache *kv, int position, int n, float *rows, sn_err *err) {
+    return each_page(kv, position, n, rows, copy_out, err);
 }
 
 /* ---- states that travel ---- */
@@ -171,18 +199,19 @@ float *sn_kv_cache_incoming_state(sn_kv_cache *kv, int position, size_t done) {
     return sn_kv_states_at(&kv->pool->pages.states, own->slots[own->incoming_to]);
 }
 
-size_t sn_kv_cache_state_came(sn_kv_cache *kv, size_t n, bool whole) {
+sn_status sn_kv_cache_state_came(sn_kv_cache *kv, size_t n, bool whole, size_t *held, sn_err *err) {
     sn_kv_states *states = &kv->pool->pages.states;
     sn_kv_cache_states *own = &kv->states;
-    own->n_incoming += n;
-    if (!whole) return own->n_incoming;
+    *held = own->n_incoming += n;
+    if (!whole) return SN_OK;
     own->positions[own->incoming_to] = own->incoming;
     uint32_t page = kv->page_numbers[own->incoming / SN_KV_PAGE_TOKENS - 1], slot = sn_kv_states_take(states);
-    if (slot != SN_KV_NO_STATE) {
-        memcpy(sn_kv_states_at(states, slot), sn_kv_states_at(states, own->slots[own->incoming_to]),
-               states->floats * sizeof(float));
-        sn_kv_states_keep(states, slot, page);
-    }
     own->incoming = 0;
-    return own->n_incoming;
+    if (slot == SN_KV_NO_STATE) return SN_OK;
+    sn_status status = copy_state(states, slot, own->slots[own->incoming_to], err);
+    if (status)
+        sn_kv_states_give(states, slot);
+    else
+        sn_kv_states_keep(states, slot, page);
+    return status;
 }

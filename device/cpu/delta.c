@@ -3,19 +3,6 @@
  * is fixed. */
 #include "device/cpu/cpu_private.h"
 
-static sn_status check_delta(const sn_cpu *cpu, const sn_delta_shape *s, sn_err *err) {
-    bool fits = s->n_key_heads > 0 && s->n_value_heads > 0 && s->n_value_heads % s->n_key_heads == 0 &&
-                s->key_dim > 0 && s->value_dim > 0 && s->key_dim <= SN_DELTA_DIM_MAX &&
-                s->value_dim <= SN_DELTA_DIM_MAX && s->taps >= 2 && s->taps <= SN_DELTA_TAPS_MAX;
-    if (!fits)
-        return sn_fail(err, SN_REFUSED, "%d and %d heads of (%d, %d) with %d taps are not possible", s->n_key_heads,
-                       s->n_value_heads, s->key_dim, s->value_dim, s->taps);
-    for (int i = 0; i < cpu->batch.n_sequences; i++)
-        if (!cpu->batch.sequences[i].state.after)
-            return sn_fail(err, SN_REFUSED, "a session of this batch has no recurrent state");
-    return SN_OK;
-}
-
 enum { CONV_CHANNELS = 512 }; /* of an item: a multiple of SN_LANES */
 
 typedef struct delta_work {
@@ -54,7 +41,7 @@ static void conv_item(void *ctx, size_t item, int worker) {
 
 sn_status sn_cpu_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_err *err) {
     sn_cpu *cpu = (sn_cpu *)d;
-    sn_status status = check_delta(cpu, &delta->shape, err);
+    sn_status status = sn_device_check_delta(&delta->shape, cpu->batch.n_sequences, cpu->batch.sequences, err);
     if (status) return status;
     delta_work work = {.cpu = cpu, .delta = delta, .channels = sn_delta_channels(&delta->shape), .x = x};
     work.per_sequence = (work.channels + CONV_CHANNELS - 1) / CONV_CHANNELS;
@@ -96,7 +83,7 @@ static void delta_item(void *ctx, size_t item, int worker) {
 sn_status sn_cpu_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
                             float *out, sn_err *err) {
     sn_cpu *cpu = (sn_cpu *)d;
-    sn_status status = check_delta(cpu, &delta->shape, err);
+    sn_status status = sn_device_check_delta(&delta->shape, cpu->batch.n_sequences, cpu->batch.sequences, err);
     if (status) return status;
     delta_work work = {.cpu = cpu,
                        .delta = delta,

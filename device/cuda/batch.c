@@ -1,8 +1,8 @@
 /* How a batch runs on CUDA: the batch table, and graphs of whole batches (CUDA graphs).
  *
- * Everything that differs between two batches of one shape (page addresses, positions, lengths) lies in the batch
- * table, which batch_begin fills and uploads to a fixed address that the kernels read. Therefore all kernel launches of
- * a batch with the same graph_key, rows and sequences are the same calls with the same arguments.
+ * Everything that differs between two batches of one shape (addresses of pages and states, positions, lengths) lies in
+ * the batch table, which batch_begin fills and uploads to a fixed address that the kernels read. Therefore all kernel
+ * launches of a batch with the same graph_key, rows and sequences are the same calls with the same arguments.
  *
  * Such a batch runs eagerly the first time, is captured into a graph the second time, and is replayed as a whole from
  * then on: batch_begin reports `replayed`, batch_end launches the graph. The states are SN_CUDA_EAGER,
@@ -16,11 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- the table: rows, tiles, pages, each with its reserved capacity */
+/* -- the table: rows, tiles, states, pages, each with its reserved capacity */
 
 static size_t table_tiles_at(const sn_cuda *c) { return (size_t)c->rows_capacity * sizeof(sn_cuda_row); }
-static size_t table_pages_at(const sn_cuda *c) {
+static size_t table_states_at(const sn_cuda *c) {
     return table_tiles_at(c) + (size_t)c->tiles_capacity * sizeof(sn_cuda_tile);
+}
+static size_t table_pages_at(const sn_cuda *c) {
+    return table_states_at(c) + (size_t)c->states_capacity * sizeof(sn_cuda_state);
 }
 
 static int count_tiles(int n_rows, int n_sequences) {
@@ -32,6 +35,7 @@ static sn_cuda table_grown(const sn_cuda *c, size_t rows, size_t sequences, size
     size_t tiles = rows / SN_CUDA_TILE_ROWS + sn_min_size(sequences, rows);
     return (sn_cuda){.rows_capacity = (int)rows > c->rows_capacity ? (int)rows : c->rows_capacity,
                      .tiles_capacity = (int)tiles > c->tiles_capacity ? (int)tiles : c->tiles_capacity,
+                     .states_capacity = (int)sequences > c->states_capacity ? (int)sequences : c->states_capacity,
                      .pages_capacity = (int)pages > c->pages_capacity ? (int)pages : c->pages_capacity};
 }
 
@@ -48,7 +52,7 @@ size_t sn_cuda_table_bytes(const sn_cuda *cuda, size_t rows, size_t sequences, s
 }
 
 sn_status sn_cuda_table_reserve(sn_cuda *cuda, size_t rows, size_t sequences, size_t pages, sn_err *err) {
-    if (rows > INT_MAX / 4 || pages > INT_MAX / 2)
+    if (rows > INT_MAX / 4 || sequences > INT_MAX / 64 || pages > INT_MAX / 2)
         return sn_fail(err, SN_REFUSED, "a batch of %zu rows with %zu pages is too large", rows, pages);
     const sn_cuda grown = table_grown(cuda, rows, sequences, pages);
     size_t bytes = table_bytes(&grown);
@@ -64,6 +68,7 @@ sn_status sn_cuda_table_reserve(sn_cuda *cuda, size_t rows, size_t sequences, si
     cuda->batch_table_host = host;
     cuda->rows_capacity = grown.rows_capacity;
     cuda->tiles_capacity = grown.tiles_capacity;
+    cuda->states_capacity = grown.states_capacity;
     cuda->pages_capacity = grown.pages_capacity;
     return SN_OK;
 }
@@ -104,12 +109,15 @@ static bool table_fill(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int 
                        const sn_sequence *sequences) {
     sn_cuda_row *rows = cuda->batch_table_host;
     sn_cuda_tile *tiles = (sn_cuda_tile *)((char *)cuda->batch_table_host + table_tiles_at(cuda));
+    sn_cuda_state *states = (sn_cuda_state *)((char *)cuda->batch_table_host + table_states_at(cuda));
     void **pages = (void **)((char *)cuda->batch_table_host + table_pages_at(cuda));
     int n_tiles = 0, n_pages = 0;
     for (int i = 0; i < n_rows; i++) rows[i] = (sn_cuda_row){0, -1};
     for (int i = 0; i < n_sequences; i++) {
         const sn_sequence *s = &sequences[i];
         int own = s->n_rows ? (int)count_pages(shape, s) : 0;
+        states[i] = (sn_cuda_state){
+            s->state.before, s->state.after, s->state.snapshot, s->state.snapshot_rows, s->first_row, s->n_rows, 0};
         for (int r = 0; r < s->n_rows; r++) rows[s->first_row + r] = (sn_cuda_row){n_pages, s->position + r};
         for (int r = 0; r < s->n_rows; r += SN_CUDA_TILE_ROWS)
             tiles[n_tiles++] =
@@ -153,6 +161,10 @@ sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int bloc
                         (float *const *)(table + table_pages_at(cuda)),
                         shape->latent,
                         shape->dtype};
+}
+
+const sn_cuda_state *sn_cuda_states_of(const sn_cuda *cuda) {
+    return (const sn_cuda_state *)((const char *)cuda->batch_table.at + table_states_at(cuda));
 }
 
 /* -- graphs */
@@ -226,6 +238,7 @@ sn_status sn_cuda_batch_begin(sn_device *d, const sn_batch *batch, bool *replaye
     cuda->shape = *batch->shape;
     cuda->n_rows = batch->n_rows;
     cuda->n_sequences = batch->n_sequences;
+    cuda->sequences = batch->sequences;
     cuda->n_tiles = count_tiles(batch->n_rows, batch->n_sequences);
     cuda->capturable = batch->graph_key != 0 && batch->n_rows > 0;
     cuda->batch_failed = false;

@@ -92,7 +92,8 @@ typedef struct sn_cuda {
     bool capturable; /* the open batch has a graph_key: only operations of the forward pass are allowed in it */
     sn_kv_shape shape;
     int n_rows, n_sequences, n_tiles;
-    int rows_capacity, tiles_capacity, pages_capacity; /* of the batch table */
+    const sn_sequence *sequences;                                       /* the caller's, until batch_end */
+    int rows_capacity, tiles_capacity, states_capacity, pages_capacity; /* of the batch table */
     sn_cuda_buffer batch_table;
     void *batch_table_host;
     sn_cuda_graph graphs[SN_CUDA_GRAPHS_MAX];
@@ -166,6 +167,7 @@ sn_status sn_cuda_table_reserve(sn_cuda *cuda, size_t rows, size_t sequences, si
 sn_status sn_cuda_table_upload(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int n_sequences,
                                const sn_sequence *sequences, sn_err *err) SN_MUST_USE;
 sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int block);
+const sn_cuda_state *sn_cuda_states_of(const sn_cuda *cuda);
 
 /* -- cublas.c */
 /* Loads cuBLAS at the first call (dlopen), so that the program starts where it is not installed; no cuBLAS function may
@@ -201,6 +203,11 @@ int sn_cuda_attention_n_splits(int n_rows);
 sn_status sn_cuda_latent_attend(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) SN_MUST_USE;
 sn_status sn_cuda_head_linear_op(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
                                  sn_err *err);
+
+/* -- delta.c */
+sn_status sn_cuda_short_conv_op(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
+sn_status sn_cuda_delta_rule_op(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
+                                float *out, sn_err *err);
 
 /* -- rowwise.c */
 sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,

@@ -157,6 +157,26 @@ cudaError_t sn_cuda_latent_attention(cudaStream_t stream, const sn_cuda_attentio
 cudaError_t sn_cuda_head_linear(cudaStream_t stream, const sn_cuda_experts *heads, int n_heads, int n, int x_width,
                                 const float *x, float *y);
 
+/* -- recurrent blocks; as in device/device.h. The states of a sequence of the batch, and its rows: */
+typedef struct sn_cuda_state {
+    const float *before;
+    float *after, *snapshot; /* after NULL: the batch has no states */
+    int32_t snapshot_rows, first_row, n_rows, unused;
+} sn_cuda_state;
+
+typedef struct sn_cuda_delta {
+    int key_heads, value_heads, key_dim, value_dim, taps;
+    bool key_heads_alternate;
+    size_t channels;
+    size_t matrix_floats, block_floats; /* of a block's state: of its matrices; of the blocks before it */
+    const float *tap_weights, *rates, *time_bias;
+    const sn_cuda_state *states; /* (sequences of the batch) */
+} sn_cuda_delta;
+
+cudaError_t sn_cuda_short_conv(cudaStream_t stream, const sn_cuda_delta *p, int n_sequences, float *x);
+cudaError_t sn_cuda_delta_rule(cudaStream_t stream, const sn_cuda_delta *p, int n_sequences, const float *qkv,
+                               const float *a, const float *b, float *out);
+
 /* -- the backward pass; as in device/device.h */
 cudaError_t sn_cuda_linear_input_grad(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const float *dy,
                                       bool accumulate, float *dx);

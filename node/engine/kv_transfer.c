@@ -51,10 +51,12 @@ static sn_status state_read(const sn_span *span, sn_job *job) {
     if (!piece->position) return SN_OK;
     if (piece->n > all - piece->offset) piece->n = all - piece->offset;
     job->position = piece->position;
-    memcpy(sn_shared_buffer_data(job->output), state + first_float(span, job) + piece->offset,
-           piece->n * sizeof *state);
-    job->kv_read.hash = sn_hash_of(sn_shared_buffer_data(job->output), piece->n * sizeof *state);
-    return SN_OK;
+    sn_device *device = sn_kv_cache_states_device(*job->kv);
+    void *out = sn_shared_buffer_data(job->output);
+    sn_status status = device->ops->download(device, out, state + first_float(span, job) + piece->offset,
+                                             piece->n * sizeof *state, &job->err);
+    if (!status) job->kv_read.hash = sn_hash_of(out, piece->n * sizeof *state);
+    return status;
 }
 
 static sn_status state_write(const sn_span *span, sn_job *job) {
@@ -66,9 +68,9 @@ static sn_status state_write(const sn_span *span, sn_job *job) {
     piece->held = 0;
     if (!to) return SN_OK; /* the sender begins again */
     state.data = job->kv_write.input.data;
-    sn_status status = sn_guard(&state, NULL, 2, shape, to + first_float(span, job) + piece->offset, NULL, &job->err);
-    if (!status) piece->held = sn_kv_cache_state_came(*job->kv, piece->n, done == all);
-    return status;
+    sn_status status = sn_guard(&state, sn_kv_cache_states_device(*job->kv), 2, shape,
+                                to + first_float(span, job) + piece->offset, NULL, &job->err);
+    return status ? status : sn_kv_cache_state_came(*job->kv, piece->n, done == all, &piece->held, &job->err);
 }
 
 /* ---- KV pages ---- */
@@ -86,7 +88,7 @@ sn_status sn_kv_transfer_read(const sn_span *span, sn_job *job) {
         at += all;
     }
     if (!status && sn_kv_cache_is_recurrent(*job->kv))
-        sn_kv_cache_rows_read(*job->kv, job->position, job->n_tokens, at);
+        status = sn_kv_cache_rows_read(*job->kv, job->position, job->n_tokens, at, &job->err);
     if (!status)
         job->kv_read.hash =
             sn_hash_of(sn_shared_buffer_data(job->output),
@@ -101,7 +103,7 @@ static sn_status rows_write(const sn_span *span, const sn_job *job, const float 
     float *host = NULL;
     sn_status status = sn_calloc(&host, (size_t)shape[0] * (size_t)shape[1], sizeof *host, err);
     if (!status) status = sn_guard(&rows, NULL, 2, shape, host, NULL, err);
-    if (!status) sn_kv_cache_rows_write(*job->kv, job->n_tokens, host);
+    if (!status) status = sn_kv_cache_rows_write(*job->kv, job->n_tokens, host, err);
     free(host);
     return status;
 }

@@ -76,6 +76,8 @@
     X(moe_linear_of_nothing)                                                                                           \
     X(moe_combine_adds_up_in_order)                                                                                    \
     X(recurrent_blocks_follow_their_formulas)                                                                          \
+    X(recurrent_blocks_refuse_what_is_not_possible)                                                                    \
+    X(a_recorded_batch_follows_its_states)                                                                             \
     X(linear_input_grad_of_every_type)                                                                                 \
     X(linear_weight_grad_accumulates)                                                                                  \
     X(rms_norm_grad_by_differences)                                                                                    \

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { ROWS_A = 3, ROWS_B = 6, ROWS = ROWS_A + ROWS_B, SNAPSHOT = 4 };
+enum { ROWS_A = 3, ROWS_B = 19, ROWS = ROWS_A + ROWS_B, SNAPSHOT = 9 };
 
 /* One sequence: what the device gets and what it should make of it. */
 typedef struct sequence {
@@ -158,7 +158,8 @@ static void try_rule(conformance *c, const sn_delta_shape *shape) {
 void conformance_recurrent_blocks_follow_their_formulas(conformance *c) {
     /* key heads, value heads, dimensions of a key and a value, taps, whether key heads alternate */
     static const int shapes[][6] = {{1, 1, 1, 1, 2, 0},   {2, 4, 12, 10, 4, 0}, {2, 4, 12, 10, 4, 1},
-                                    {1, 3, 16, 64, 4, 0}, {2, 2, 33, 70, 3, 0}, {1, 2, 128, 128, 4, 0}};
+                                    {1, 3, 16, 64, 4, 0}, {2, 2, 33, 70, 3, 0}, {1, 2, 128, 128, 4, 0},
+                                    {1, 2, 200, 20, 8, 0}};
     sn_delta delta = {.shape = {.n_key_heads = 1, .n_value_heads = 1, .key_dim = 1, .value_dim = 1, .taps = 2}};
     if (!c->device->recurrent) {
         CONFORMANCE_CHECK(c,
@@ -177,4 +178,60 @@ void conformance_recurrent_blocks_follow_their_formulas(conformance *c) {
         try_rule(c, &shape);
         conformance_release(c, mark);
     }
+}
+
+enum { STEPS = 5 };
+
+/* STEPS rows, one after the other, of a session whose two states change places; out: heap, (STEPS, heads, value_dim).
+ */
+static float *step_by_step(conformance *c, const setup *u, const float *x, uint64_t graph) {
+    const sn_device_ops *ops = c->device->ops;
+    const sn_delta_shape *p = &u->delta.shape;
+    const sn_kv_shape shape = {.n_kv_heads = 1, .head_dim = 16, .page_tokens = 32};
+    size_t width = (size_t)(p->n_value_heads * p->value_dim), heads = (size_t)p->n_value_heads;
+    float *device_x = conformance_bytes(c, u->channels * sizeof *x), *gates = conformance_upload(c, x, heads),
+          *out = conformance_bytes(c, width * sizeof *x), *all = conformance_heap(c, STEPS * width * sizeof *x);
+    float *states[2] = {conformance_bytes(c, 2 * u->floats * sizeof *x),
+                        conformance_bytes(c, 2 * u->floats * sizeof *x)};
+    void *pages[1] = {conformance_bytes(c, 64)};
+    for (size_t t = 0; t < STEPS; t++) {
+        const sn_sequence s = {pages, (int)t, 0, 1, {t ? states[t % 2] : NULL, states[1 - t % 2], NULL, 0}};
+        const sn_batch batch = {&shape, 1, 1, &s, graph};
+        bool replayed;
+        CONFORMANCE_OK(c, ops->upload(c->device, device_x, x + t * u->channels, u->channels * sizeof *x, &c->err));
+        CONFORMANCE_OK(c, ops->batch_begin(c->device, &batch, &replayed, &c->err));
+        if (!replayed) CONFORMANCE_OK(c, ops->short_conv(c->device, &u->delta, device_x, &c->err));
+        if (!replayed) CONFORMANCE_OK(c, ops->delta_rule(c->device, &u->delta, device_x, gates, gates, out, &c->err));
+        CONFORMANCE_OK(c, ops->batch_end(c->device, &c->err));
+        memcpy(all + t * width, conformance_download(c, out, width), width * sizeof *x);
+    }
+    return all;
+}
+
+/* A recorded batch takes the states' addresses anew each time, and has the bits of one that is not recorded. */
+void conformance_a_recorded_batch_follows_its_states(conformance *c) {
+    const sn_delta_shape shape = {1, 2, 4, 12, 10, 4, false};
+    if (!c->device->recurrent) return;
+    setup u = begin(c, &shape);
+    const float *x = conformance_random(c, STEPS * u.channels, 9);
+    const float *plain = step_by_step(c, &u, x, 0), *recorded = step_by_step(c, &u, x, 44);
+    CONFORMANCE_CHECK(c, !memcmp(plain, recorded, STEPS * 40 * sizeof *x), "a recorded batch has other bits");
+    CONFORMANCE_CHECK(c, c->device->graphs_captured <= 1, "one pass was recorded %llu times",
+                      (unsigned long long)c->device->graphs_captured);
+}
+
+void conformance_recurrent_blocks_refuse_what_is_not_possible(conformance *c) {
+    const sn_delta_shape shape = {1, 2, 4, 12, 10, 4, false};
+    if (!c->device->recurrent) return;
+    setup u = begin(c, &shape);
+    float *x = conformance_bytes(c, ROWS * u.channels * sizeof *x);
+    u.delta.shape.key_dim = SN_DELTA_DIM_MAX + 1;
+    CONFORMANCE_CHECK(c, run(&u, x, x, x, x) == SN_REFUSED, "a key of %d elements", u.delta.shape.key_dim);
+    u.delta.shape = shape;
+    u.delta.shape.taps = 1;
+    CONFORMANCE_CHECK(c, run(&u, x, NULL, NULL, NULL) == SN_REFUSED, "a convolution of one tap");
+    u.delta.shape = shape;
+    u.s[0].state[1] = NULL;
+    CONFORMANCE_CHECK(c, run(&u, x, NULL, NULL, NULL) == SN_REFUSED && strstr(c->err.text, "no recurrent state"),
+                      "a session without a state: %s", c->err.text);
 }

@@ -1,0 +1,113 @@
+/* Sessions with recurrent states on emulated devices, whose memory faults when the host touches it: whatever is undone,
+ * shared, swapped out or given up, the rows are those of the CPU, up to rounding. (The rows of a mixture are rounded to
+ * 16 bits at least.) */
+#ifdef SN_ZE_TEST_DRIVER
+#include "tests/support/ze_driver/use.h"
+#endif
+
+#include "tests/support/recurrent_sessions.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+
+static const sn_device_id ids[] = {{SN_DEVICE_CUDA, 0}};
+enum { DEVICES = sizeof ids / sizeof *ids, KV_MEMORY = 16 << 20 };
+
+static recurrent_sessions begin(int device) {
+    return recurrent_begin((recurrent_options){SN_FIXTURES "/golden/qwen3_5_moe", ids[device], 1e-3f}, KV_MEMORY);
+}
+
+static void set_up(void) {
+#ifndef SN_ZE_TEST_DRIVER
+    printf("skipped: emulated devices need libze-dev, clang-15, llvm-spirv-15, spirv-tools, ocl-icd-opencl-dev\n");
+    cr_skip_test();
+#endif
+}
+
+TestSuite(emulated_recurrent, .init = set_up);
+
+Test(emulated_recurrent, a_rewind_goes_on_from_states_and_snapshots) {
+    static const int to[] = {0, 33, 64, 65, 96, 110};
+    for (int d = 0; d < DEVICES; d++) {
+        recurrent_sessions s = begin(d);
+        for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
+            sn_kv_cache *kv = recurrent_new_cache(&s);
+            recurrent_expect_rows(&s, kv, 112, 50);
+            recurrent_other_rows(&s, kv, 5); /* a rejected draft */
+            sn_kv_cache_rewind(kv, to[i]);
+            recurrent_expect_rows(&s, kv, to[i] + 3, 1);
+            recurrent_expect_rows(&s, kv, 130, 20);
+            sn_kv_cache_free(&kv);
+        }
+        recurrent_end(&s);
+    }
+}
+
+Test(emulated_recurrent, pages_are_shared_up_to_one_that_ends_in_a_state) {
+    for (int d = 0; d < DEVICES; d++) {
+        recurrent_sessions s = begin(d);
+        float out[RECURRENT_TOKENS * RECURRENT_WIDTH];
+        REQUIRE(sn_prefix_cache_enable(s.pool, RECURRENT_WIDTH, 1 << 20, &err));
+        sn_kv_cache *a = recurrent_new_cache(&s), *b = recurrent_new_cache(&s);
+        recurrent_publish(&s, a, 100);
+        cr_expect_eq(recurrent_attach(b, 3, out), 2);
+        recurrent_expect_rows(&s, b, 80, 16);
+        sn_kv_cache_rewind(b, 40);       /* into a shared page */
+        recurrent_other_rows(&s, b, 30); /* which b writes to, beyond its end */
+        sn_kv_cache_rewind(b, 40);
+        sn_kv_cache_rewind(a, 64); /* a's pages and its snapshot are as they were */
+        recurrent_expect_rows(&s, a, 120, 13);
+        recurrent_expect_rows(&s, b, 120, 17);
+        sn_kv_cache_free(&a);
+        sn_kv_cache_free(&b);
+        recurrent_end(&s);
+    }
+}
+
+Test(emulated_recurrent, a_session_that_was_swapped_out_goes_on) {
+    for (int d = 0; d < DEVICES; d++) {
+        recurrent_sessions s = begin(d);
+        size_t all = SIZE_MAX;
+        REQUIRE(sn_swap_enable(s.pool, NULL, 16u << 20, 0, &err));
+        sn_kv_cache *kv = recurrent_new_cache(&s);
+        recurrent_expect_rows(&s, kv, 100, 50);
+        REQUIRE(sn_swap_out(kv, &all, &err));
+        cr_expect_eq(s.pool->pages.states.n_kept, 0);
+        all = SIZE_MAX;
+        REQUIRE(sn_swap_in(kv, &all, &err));
+        recurrent_expect_rows(&s, kv, 105, 5);
+        sn_kv_cache_rewind(kv, 70);
+        recurrent_expect_rows(&s, kv, 110, 11);
+        sn_kv_cache_free(&kv);
+        recurrent_end(&s);
+    }
+}
+
+/* Rows of a decode step that is recorded, where the device records. */
+Test(emulated_recurrent, sessions_of_one_batch_keep_their_states_apart) {
+    enum { SESSIONS = 3 };
+    for (int d = 0; d < DEVICES; d++) {
+        recurrent_sessions s = begin(d);
+        float out[SESSIONS][RECURRENT_WIDTH];
+        sn_kv_cache *kv[SESSIONS];
+        sn_tensor input = {
+            .name = "rows", .data = s.inputs, .dtype = SN_F32, .rank = 2, .shape = {RECURRENT_TOKENS, RECURRENT_WIDTH}};
+        for (int i = 0; i < SESSIONS; i++) {
+            kv[i] = recurrent_new_cache(&s);
+            if (i) recurrent_expect_rows(&s, kv[i], 23 * i, 23);
+        }
+        for (int step = 0; step < 12; step++) {
+            sn_span_sequence parts[SESSIONS];
+            if (step == 6) sn_kv_cache_rewind(kv[2], 20);
+            for (int i = 0; i < SESSIONS; i++) {
+                parts[i] = (sn_span_sequence){kv[i], &input, sn_kv_cache_length(kv[i]), 1, out[i]};
+                REQUIRE(sn_kv_cache_reserve(kv[i], 1, &err));
+            }
+            REQUIRE(sn_span_forward(s.span, 0, RECURRENT_BLOCKS, SESSIONS, parts, NULL, &err));
+            for (int i = 0; i < SESSIONS; i++) recurrent_check_rows(&s, out[i], parts[i].first_row, 1);
+        }
+        if (ids[d].kind == SN_DEVICE_CUDA) cr_expect_geq(s.device->graphs_captured, 1);
+        for (int i = 0; i < SESSIONS; i++) sn_kv_cache_free(&kv[i]);
+        recurrent_end(&s);
+    }
+}

@@ -93,7 +93,7 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
     int n = p->n_rows, heads = hp->n_heads;
-    bool precise = hp->n_experts;
+    bool precise = sn_needs_precision(hp);
 
     /* q (n, heads, nope + rope) = norm(u Wq_low^T) Wq^T, or u Wq^T;  k (n, rope) = u Wk^T;  v (n, latent) = u Wv^T */
     sn_role first = hp->q_rank ? SN_ROLE_ATTN_Q_LOW : SN_ROLE_ATTN_Q;
@@ -133,7 +133,7 @@ static sn_status block_attention(const sn_block *b, int index, const sn_forward_
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
     int n = p->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
-    bool precise = hp->n_experts; /* with experts, any rounding here may change which experts are chosen */
+    bool precise = sn_needs_precision(hp);
     if (hp->latent) return block_latent_attention(b, index, p, u, err);
 
     /* q (n, heads, dim) = u Wq^T + bq;  k, v (n, kv_heads, dim) = u Wk^T + bk, u Wv^T + bv;  out_gate like q */
@@ -186,7 +186,7 @@ static sn_status block_feed_forward(const sn_block *b, const sn_forward_pass *p,
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
     int n = p->n_rows;
-    bool precise = hp->n_experts; /* as in block_attention */
+    bool precise = sn_needs_precision(hp);
     if (sn_block_has_experts(b)) return sn_moe_forward(b, p, u, err);
 
     /* gated: up, gate (n, n_ff) = u Wup^T + bup, u Wgate^T;  else gate = u Wup^T + bup */

@@ -73,7 +73,7 @@ static sn_status recompute_attention(const sn_block *b, const sn_backward_pass *
     const sn_hparams *hp = p->hp;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
-    bool precise = hp->n_experts; /* as in block_attention */
+    bool precise = sn_needs_precision(hp);
     const sn_rope rope = {hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
     bool qk_norm = b->vector[SN_ROLE_ATTN_Q_NORM];
     float *q = qk_norm ? s->q0 : s->q, *k = qk_norm ? s->k0 : s->k;
@@ -132,7 +132,7 @@ static sn_status recompute_ffn(const sn_block *b, const sn_backward_pass *p, con
     sn_device *d = p->device;
     const sn_grad_scratch *s = p->scratch;
     int n = p->sequence->n_rows;
-    bool gated = p->hp->gated, precise = p->hp->n_experts; /* as in block_attention */
+    bool gated = p->hp->gated, precise = sn_needs_precision(p->hp);
     float *up = gated ? s->up : s->gate;
     const float *u;
     SN_TRY(recompute_pre_norm(b, f, SN_ROLE_FFN_NORM, ffn_norm_input(p), s->h2, &u, err));

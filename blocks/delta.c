@@ -21,7 +21,7 @@ sn_status sn_delta_forward(const sn_block *b, int place, const sn_forward_pass *
                             .rates = b->vector[SN_ROLE_DELTA_RATES],
                             .time_bias = b->vector[SN_ROLE_DELTA_TIME_BIAS]};
     int n = p->n_rows, heads = n * hp->delta_value_heads, dim = hp->delta_value_dim;
-    bool precise = hp->n_experts; /* as of attention */
+    bool precise = sn_needs_precision(hp);
 
     /* mixed (n, width) = u Wqkv^T;  out_gate (n, value heads, value_dim), time, write (n, value heads) likewise */
     const sn_linear in[] = {{&b->matrix[SN_ROLE_DELTA_QKV], NULL, s->mixed, precise},

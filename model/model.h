@@ -208,6 +208,11 @@ static inline int sn_n_recurrent(const sn_hparams *hp, int first, int end) {
     for (int b = first; b < end; b++) n += hp->recurrent[b];
     return n;
 }
+/* Whether the inputs of products keep at least 16 bits (sn_linear.high_precision): a rounding may choose other experts,
+ * and the norm behind a recurrent block makes it larger. */
+static inline bool sn_needs_precision(const sn_hparams *hp) {
+    return hp->n_experts || sn_n_recurrent(hp, 0, hp->n_blocks);
+}
 
 /* The shape of one matrix of the role, (outputs, inputs); of a vector (1, width). */
 void sn_role_shape(const sn_hparams *hparams, sn_role role, size_t *rows, size_t *cols);

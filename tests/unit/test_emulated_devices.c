@@ -200,7 +200,7 @@ static double golden_distance(const char *family, const char *map, int chunk, bo
 }
 
 /* Token by token everything is float32. Many rows at once go through the matrix units of the CUDA backend, in
- * bfloat16; those of mixtures as two bfloat16 numbers. */
+ * bfloat16; those of mixtures, and of models with recurrent blocks, as two bfloat16 numbers. */
 /* Whether the devices of the map compute all that blocks of the family have. */
 static bool family_runs_on(const char *family, const char *map) {
     bool latent = strstr(family, "deepseek"), mixed = strchr(map, ',');
@@ -221,7 +221,8 @@ Test(emulated_devices, golden_families_agree_on_every_device) {
             double one = golden_distance(FAMILIES[f], maps[m], 1, &mixture);
             double many = golden_distance(FAMILIES[f], maps[m], 24, &mixture);
             cr_expect(one <= 1e-4, "%s on %s, token by token: %g", FAMILIES[f], maps[m], one);
-            cr_expect(many <= (m == 1 || mixture ? 1e-4 : 3e-2), "%s on %s, at once: %g", FAMILIES[f], maps[m], many);
+            double most = m == 1 ? 1e-4 : family_is_recurrent(FAMILIES[f]) ? 1e-3 : mixture ? 1e-4 : 3e-2;
+            cr_expect(many <= most, "%s on %s, at once: %g", FAMILIES[f], maps[m], many);
         }
 }
 

@@ -30,6 +30,9 @@ endmacro()
 if(SN_XPU)
   sn_xpu_module(block block.cl)
   sn_xpu_module(grad grad.cl)
+  sn_xpu_module(kv_f32 kv.cl -DKV=0)
+  sn_xpu_module(kv_f16 kv.cl -DKV=1)
+  sn_xpu_module(kv_q8 kv.cl -DKV=2)
   foreach(form F32,32,0,NONE,0,0,0 F16,16,0,NONE,0,0,0 BF16,17,0,NONE,0,0,0 F8,9,0,NONE,0,0,0 Q4_0,4,0,D,0,8,0
                Q4_1,4,0,DM,0,0,0 Q5_0,4,1,D,0,16,0 Q5_1,4,1,DM,0,0,0 Q8_0,8,0,D,0,0,0 Q2_K,2,0,N,4,0,0 Q3_K,2,1,S,2,4,0
                Q4_K,4,0,K,4,0,0 Q5_K,4,1,K,4,0,0 Q6_K,4,2,S,2,32,0 IQ4_NL,4,0,D,0,0,1 IQ4_XS,4,0,B,2,0,1

@@ -1,7 +1,7 @@
 /* The KV cache on an XPU: batches, storing, attention, export and import.
  *
  * batch_begin builds the batch table on the host (the rows, then the tiles of up to SN_XPU_TILE_ROWS rows of one
- * sequence, then the addresses of the sequences' pages; block.cl documents it) and uploads it. The kernels kv_store and
+ * sequence, then the addresses of the sequences' pages; kv.cl documents it) and uploads it. The kernels kv_store and
  * attention_* follow the addresses that they find in it. Tiles of several rows use attention_tile. A row
  * by itself uses attention_row, which divides a long context into parts, so that one session fills the device, too;
  * attention_join adds them up. Batches are not captured (xpu_private.h says why). Export and import copy
@@ -16,12 +16,24 @@
 
 #define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))
 
+enum { ITEMS = 64, GROUP = 32 }; /* as in kv.cl */
+
+/* Groups of items that store or copy a position: an item takes one element, with SN_KV_Q8 all that share a scale. */
+static size_t groups_of_position(const sn_kv_shape *shape) {
+    size_t dim = (size_t)shape->head_dim, spans = shape->dtype == SN_KV_Q8 ? (dim + GROUP - 1) / GROUP : dim;
+    return ((size_t)shape->n_kv_heads * spans + ITEMS - 1) / ITEMS;
+}
+
 static size_t row_floats(const sn_kv_shape *shape) { return (size_t)shape->n_kv_heads * (size_t)shape->head_dim; }
 
 size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
     assert(shape->page_tokens > 0 && shape->page_tokens % 16 == 0);
-    return (size_t)shape->n_blocks * row_floats(shape) * 2 * (size_t)shape->page_tokens * sizeof(float);
+    size_t dim = (size_t)shape->head_dim;
+    size_t row = shape->dtype == SN_KV_F32   ? dim * sizeof(float)
+                 : shape->dtype == SN_KV_F16 ? dim * sizeof(uint16_t)
+                                             : dim + (dim + GROUP - 1) / GROUP * sizeof(uint16_t);
+    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * 2 * (size_t)shape->page_tokens * row;
 }
 
 /* -- the batch table */
@@ -101,6 +113,7 @@ sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed
     table_size size = table_measure(batch);
     if (!status && size.rows != (size_t)batch->n_rows)
         status = sn_fail(err, SN_REFUSED, "the sequences of a batch of %d rows have %zu", batch->n_rows, size.rows);
+    if (!status) status = sn_xpu_load_kv(x, batch->shape->dtype, err);
     if (status) return status;
     x->shape = *batch->shape;
     x->batch_rows = batch->n_rows;
@@ -139,8 +152,8 @@ sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *
                          SN_XPU_ARG(v)};
     sn_status status = sn_xpu_barrier(x, err);
     return status ? status
-                  : sn_xpu_launch(x, x->kernels[SN_XPU_kv_store], (row_floats(&x->shape) + 63) / 64,
-                                  (size_t)x->batch_rows, COUNT(args), args, err);
+                  : sn_xpu_launch(x, x->kv[x->shape.dtype].store, groups_of_position(&x->shape), (size_t)x->batch_rows,
+                                  COUNT(args), args, err);
 }
 
 /* -- attention of single rows */
@@ -204,11 +217,11 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
                                        rows * (size_t)params->n_heads * parts.n * slot_bytes(shape->head_dim), err);
     if (!status) status = sn_xpu_barrier(x, err);
     if (!status)
-        status = sn_xpu_launch(x, x->kernels[SN_XPU_attention_row], groups, rows * parts.n, COUNT(args), args, err);
+        status = sn_xpu_launch(x, x->kv[shape->dtype].attention_row, groups, rows * parts.n, COUNT(args), args, err);
     args[0] = SN_XPU_ARG(tiles);
     for (int i = 14; i < COUNT(args); i++) args[i] = SN_XPU_LOCAL(tile_bytes); /* query, keys, values */
     if (!status)
-        status = sn_xpu_launch(x, x->kernels[SN_XPU_attention_tile], (size_t)params->n_heads, (size_t)x->batch_tiles,
+        status = sn_xpu_launch(x, x->kv[shape->dtype].attention_tile, (size_t)params->n_heads, (size_t)x->batch_tiles,
                                COUNT(args), args, err);
     if (status || parts.n == 1) return status;
     sn_xpu_arg joined[] = {
@@ -216,7 +229,7 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
         SN_XPU_ARG(out),     SN_XPU_ARG(parts.n),         SN_XPU_ARG(parts.tokens),    SN_XPU_ARG(x->partial.device)};
     status = sn_xpu_barrier(x, err);
     return status ? status
-                  : sn_xpu_launch(x, x->kernels[SN_XPU_attention_join], (size_t)params->n_heads, rows, COUNT(joined),
+                  : sn_xpu_launch(x, x->kv[shape->dtype].attention_join, (size_t)params->n_heads, rows, COUNT(joined),
                                   joined, err);
 }
 
@@ -257,7 +270,7 @@ static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err 
                          SN_XPU_ARG(storing),
                          SN_XPU_ARG(keys),
                          SN_XPU_ARG(values)};
-    status = sn_xpu_launch(x, x->kernels[SN_XPU_kv_copy], (row_floats(t->shape) + 63) / 64, (size_t)t->n, COUNT(args),
+    status = sn_xpu_launch(x, x->kv[t->shape->dtype].copy, groups_of_position(t->shape), (size_t)t->n, COUNT(args),
                            args, err);
     if (!status && t->write) return sn_xpu_wait(x, err);
     if (!status) status = sn_xpu_download(d, t->k, keys, bytes, err);
@@ -273,6 +286,7 @@ size_t sn_xpu_kv_staging_bytes(const sn_device_limits *l) {
 static sn_status kv_copy_all(sn_xpu *x, kv_copy t, sn_err *err) {
     assert(t.block >= 0 && t.block < t.shape->n_blocks && t.position >= 0 && t.n >= 0);
     sn_status status = kv_check_shape(t.shape, err);
+    if (!status) status = sn_xpu_load_kv(x, t.shape->dtype, err);
     int n_pages = (int)count_pages(t.shape, t.position + t.n);
     int chunk_max = (int)(KV_COPY_BYTES / (row_floats(t.shape) * sizeof(float))) + 1;
     for (int left = t.n; left > 0 && !status; left -= t.n) {

@@ -54,13 +54,29 @@ sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err) {
     sn_status status = load_module(x, sn_xpu_spirv_block(), &x->module, err);
     for (int i = 0; i < SN_XPU_KERNEL_COUNT && !status; i++)
         status = load_kernel(x, x->module, kernels[i].name, kernels[i].x, kernels[i].y, &x->kernels[i], err);
-    /* These kernels follow addresses that they find in the batch table. */
-    static const sn_xpu_kernel indirect[] = {SN_XPU_kv_store, SN_XPU_kv_copy, SN_XPU_attention_row,
-                                             SN_XPU_attention_tile};
-    for (int i = 0; i < 4 && !status; i++)
-        status =
-            sn_xpu_check(x, zeKernelSetIndirectAccess(x->kernels[indirect[i]], ZE_KERNEL_INDIRECT_ACCESS_FLAG_DEVICE),
-                         "loading a kernel", err);
+    return status;
+}
+
+sn_status sn_xpu_load_kv(sn_xpu *x, sn_kv_dtype dtype, sn_err *err) {
+    sn_xpu_kv_kernels *k = &x->kv[dtype];
+    const struct {
+        const char *name;
+        uint32_t x, y;
+        ze_kernel_handle_t *kernel;
+    } all[] = {{"kv_store", 64, 1, &k->store},
+               {"kv_copy", 64, 1, &k->copy},
+               {"attention_row", 64, 1, &k->attention_row},
+               {"attention_join", 64, 1, &k->attention_join},
+               {"attention_tile", 8, 16, &k->attention_tile}};
+    sn_status status = sn_xpu_check_alive(x, err);
+    if (status || k->module) return status;
+    status = load_module(x, sn_xpu_spirv_kv(dtype), &k->module, err);
+    for (size_t i = 0; i < sizeof all / sizeof *all && !status; i++) {
+        status = load_kernel(x, k->module, all[i].name, all[i].x, all[i].y, all[i].kernel, err);
+        if (!status) /* they follow addresses that they find in the batch table */
+            status = sn_xpu_check(x, zeKernelSetIndirectAccess(*all[i].kernel, ZE_KERNEL_INDIRECT_ACCESS_FLAG_DEVICE),
+                                  "loading a kernel", err);
+    }
     return status;
 }
 
@@ -121,6 +137,15 @@ void sn_xpu_unload(sn_xpu *x) {
         drop_kernel(k->input_grad);
         drop_kernel(k->moe_linear);
         drop_kernel(k->moe_linear_grad);
+        if (k->module) zeModuleDestroy(k->module);
+    }
+    for (int i = 0; i < SN_KV_DTYPE_COUNT; i++) {
+        sn_xpu_kv_kernels *k = &x->kv[i];
+        drop_kernel(k->store);
+        drop_kernel(k->copy);
+        drop_kernel(k->attention_row);
+        drop_kernel(k->attention_join);
+        drop_kernel(k->attention_tile);
         if (k->module) zeModuleDestroy(k->module);
     }
     for (int i = 0; i < SN_XPU_KERNEL_COUNT; i++) drop_kernel(x->kernels[i]);

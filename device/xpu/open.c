@@ -2,9 +2,9 @@
  *
  * The devices of all Level Zero drivers, GPUs only, are numbered in the order of the drivers. Opening checks that the
  * device can run the largest kernel (attention_tile), creates a context, the queue and its events (queue.c), the
- * kernels of block.cl (modules.c) and the staging buffer. The kernels of linear.cl and grad.cl are loaded when they are
- * needed. A device that hangs when it is closed may still write to its memory: its memory and handles are then kept
- * until the process ends. */
+ * kernels of block.cl (modules.c) and the staging buffer. The kernels of linear.cl, kv.cl and grad.cl are loaded when
+ * they are needed. A device that hangs when it is closed may still write to its memory: its memory and handles are then
+ * kept until the process ends. */
 #include "device/xpu/xpu_private.h"
 
 #include "base/log.h"
@@ -265,8 +265,11 @@ sn_status sn_xpu_open(sn_device_id id, const sn_device_options *options, sn_devi
     *out = NULL;
     sn_status status = sn_calloc(&x, 1, sizeof *x, err);
     if (status) return status;
-    x->base =
-        (sn_device){.ops = &xpu_ops, .id = id, .timeout_ms = TIMEOUT_MS, .memory_max = sn_device_memory_max(options)};
+    x->base = (sn_device){.ops = &xpu_ops,
+                          .id = id,
+                          .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8,
+                          .timeout_ms = TIMEOUT_MS,
+                          .memory_max = sn_device_memory_max(options)};
     if (options && options->timeout_ms > 0) x->base.timeout_ms = options->timeout_ms;
     sn_device_id_name(id, x->name);
     status = open_device(x, err);

@@ -10,6 +10,9 @@
 
 EMBED(block)
 EMBED(grad)
+EMBED(kv_f32)
+EMBED(kv_f16)
+EMBED(kv_q8)
 #define X(form, ...) EMBED(linear_##form)
 SN_XPU_FORMS(X)
 #undef X
@@ -20,6 +23,13 @@ sn_xpu_spirv sn_xpu_spirv_block(void) {
 
 sn_xpu_spirv sn_xpu_spirv_grad(void) {
     return (sn_xpu_spirv){sn_xpu_spv_grad, (size_t)(sn_xpu_spv_grad_end - sn_xpu_spv_grad)};
+}
+
+sn_xpu_spirv sn_xpu_spirv_kv(sn_kv_dtype dtype) {
+    static const uint8_t *const ends[][2] = {[SN_KV_F32] = {sn_xpu_spv_kv_f32, sn_xpu_spv_kv_f32_end},
+                                             [SN_KV_F16] = {sn_xpu_spv_kv_f16, sn_xpu_spv_kv_f16_end},
+                                             [SN_KV_Q8] = {sn_xpu_spv_kv_q8, sn_xpu_spv_kv_q8_end}};
+    return (sn_xpu_spirv){ends[dtype][0], (size_t)(ends[dtype][1] - ends[dtype][0])};
 }
 
 sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form) {

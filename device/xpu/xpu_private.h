@@ -11,7 +11,8 @@
  * batch lies in the batch table.
  *
  * Only Level Zero 1.3 is used. Kernels are OpenCL C, compiled to SPIR-V when the project is built: block.cl and grad.cl
- * once, linear.cl once per form of weight; the driver compiles a form when the first weight of that form comes. */
+ * once, linear.cl once per form of weight, kv.cl once per type of KV cache; the driver compiles these when the first
+ * weight of that form, or the first batch with that cache, comes. */
 #ifndef SN_DEVICE_XPU_XPU_PRIVATE_H
 #define SN_DEVICE_XPU_XPU_PRIVATE_H
 
@@ -30,11 +31,6 @@
     X(add, 64, 1)                                                                                                      \
     X(scale, 64, 1)                                                                                                    \
     X(dot_rows, 64, 1)                                                                                                 \
-    X(kv_store, 64, 1)                                                                                                 \
-    X(kv_copy, 64, 1)                                                                                                  \
-    X(attention_row, 64, 1)                                                                                            \
-    X(attention_join, 64, 1)                                                                                           \
-    X(attention_tile, 8, 16)                                                                                           \
     X(moe_gate, 64, 1)                                                                                                 \
     X(moe_combine, 64, 1)
 
@@ -76,6 +72,7 @@ typedef struct sn_xpu_spirv {
 } sn_xpu_spirv;
 sn_xpu_spirv sn_xpu_spirv_block(void);
 sn_xpu_spirv sn_xpu_spirv_grad(void);
+sn_xpu_spirv sn_xpu_spirv_kv(sn_kv_dtype dtype);
 sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form);
 
 typedef struct sn_xpu_linear_kernels {
@@ -83,13 +80,19 @@ typedef struct sn_xpu_linear_kernels {
     ze_kernel_handle_t matvec1, matvec4, matmul_tile, get_rows, input_grad, moe_linear, moe_linear_grad;
 } sn_xpu_linear_kernels;
 
+/* The kernels of kv.cl for one type of KV cache, compiled when the first batch or copy of that type comes. */
+typedef struct sn_xpu_kv_kernels {
+    ze_module_handle_t module; /* NULL: not loaded yet */
+    ze_kernel_handle_t store, copy, attention_row, attention_join, attention_tile;
+} sn_xpu_kv_kernels;
+
 enum {
     SN_XPU_COPIES = 32,       /* concurrent copies; one more waits for the oldest */
     SN_XPU_STAGING = 4 << 20, /* bytes */
     SN_XPU_STAGING_CHUNK = SN_XPU_STAGING / 4,
-    SN_XPU_HEAD_DIM_MAX = 256, /* as in block.cl */
+    SN_XPU_HEAD_DIM_MAX = 256, /* as in kv.cl */
     SN_XPU_TILE_ROWS = 16,
-    SN_XPU_ROW_HEADS = 4, /* as in block.cl: heads of a group of attention_row */
+    SN_XPU_ROW_HEADS = 4, /* as in kv.cl: heads of a group of attention_row */
 };
 
 typedef struct sn_xpu_copy {
@@ -130,6 +133,7 @@ typedef struct sn_xpu {
     ze_module_handle_t grad_module; /* NULL: not loaded yet */
     ze_kernel_handle_t grads[SN_XPU_GRAD_COUNT];
     sn_xpu_linear_kernels linear[SN_XPU_FORM_COUNT];
+    sn_xpu_kv_kernels kv[SN_KV_DTYPE_COUNT];
     uint8_t *staging; /* uploads and downloads go through it */
     size_t staged;    /* bytes of it that may be in use */
     sn_xpu_buffer ids, batch_table, kv_staging, partial, grad_stats;
@@ -198,6 +202,7 @@ size_t sn_xpu_partial_bytes(const sn_device_limits *limits); /* and of `partial`
 /* -- modules.c */
 sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err);
 sn_status sn_xpu_load_grad(sn_xpu *x, sn_err *err);
+sn_status sn_xpu_load_kv(sn_xpu *x, sn_kv_dtype dtype, sn_err *err);
 sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err);
 void sn_xpu_unload(sn_xpu *x);
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Writes a Llama model of any size, or a mixture (30b-a3b: Qwen3 MoE), with random weights as a GGUF file: for measurements of
-speed only; its text is noise.
+"""Writes a Llama model of any size, or a mixture (30b-a3b: Qwen3 MoE, gpt-oss-120b), with random weights as a GGUF file: for
+measurements of speed only; its text is noise.
 
-    tests/bench/synthetic_model.py OUT.gguf [--type Q4_K] [--blocks 32] [--shape 7b]
+    tests/bench/synthetic_model.py OUT.gguf [--type Q4_K] [--blocks 32] [--shape 7b] [--sparse]
 
 The file is written as a stream, which takes a few megabytes of memory. Rows repeat after some megabytes of random blocks, which
-does not change the speed. Every matrix is of the type, but the LM head of 4-bit models is Q6_K (Q4_K) or Q8_0 (Q4_0).
+does not change the speed. Every matrix is of the type, but the LM head of 4-bit models is Q6_K (Q4_K) or Q8_0 (Q4_0); Q4_K_M
+mixes Q4_K and Q6_K as llama.cpp does, and in MXFP4 models only experts are MXFP4, the rest Q8_0. With --sparse the weights are
+a hole in the file, which takes no room on the disk: for `swarm-node --plan`, which reads no weights.
 """
 import argparse
 import math
@@ -15,8 +17,9 @@ import struct
 # name: width, heads, key-value heads, width of the feed-forward network, vocabulary, context
 SHAPES = {"7b": (4096, 32, 32, 11008, 32000, 4096), "8b": (4096, 32, 8, 14336, 128000, 32768),
           "1b": (2048, 32, 8, 8192, 32000, 16384), "135m": (576, 9, 3, 1536, 49152, 16384),
-          "tiny": (256, 4, 2, 512, 512, 8192), "30b-a3b": (2048, 32, 4, 768, 32000, 32768)}
-EXPERTS = {"30b-a3b": (128, 8, 128)}  # number, of a row, width of an attention head; ff is one expert's
+          "tiny": (256, 4, 2, 512, 512, 8192), "30b-a3b": (2048, 32, 4, 768, 32000, 32768),
+          "gpt-oss-120b": (2880, 64, 8, 2880, 201088, 131072)}
+EXPERTS = {"30b-a3b": (128, 8, 128), "gpt-oss-120b": (128, 4, 64)}  # number, of a row, width of an attention head; ff is one expert's
 
 
 def half(x):
@@ -31,6 +34,7 @@ TYPES = {
     "Q8_0": (8, 32, 34, lambda r: half(r.uniform(1e-4, 4e-4)) + r.randbytes(32)),
     "Q4_K": (12, 256, 144, lambda r: half(r.uniform(1e-4, 2e-4)) + half(r.uniform(8e-4, 1.6e-3)) + r.randbytes(140)),
     "Q6_K": (14, 256, 210, lambda r: r.randbytes(192) + bytes(r.choices(range(20, 60), k=16)) + half(r.uniform(1e-5, 3e-5))),
+    "MXFP4": (39, 32, 17, lambda r: bytes([r.randrange(118, 122)]) + r.randbytes(16)),
     "BF16": (30, 1, 2, lambda r: struct.pack("<f", r.uniform(-0.04, 0.04))[2:]),
 }
 UINT32, FLOAT32, STRING, ARRAY, INT32 = 4, 6, 8, 9, 5
@@ -53,17 +57,21 @@ def field(key, kind, v):
     return text(key) + struct.pack("<I", kind) + value(kind, v)
 
 
-def fields(width, heads, kv_heads, ff, vocab, context, blocks, experts):
+def fields(shape, width, heads, kv_heads, ff, vocab, context, blocks, experts):
     # A character for each byte, as in GPT-2, and then meaningless words.
     plain = [c for c in range(256) if 33 <= c <= 126 or 161 <= c <= 172 or c >= 174]
     letters = [chr(c) for c in plain] + [chr(256 + i) for i in range(256 - len(plain))]
     tokens = ["<end>"] + letters + ["ma"] + ["made%d" % i for i in range(vocab)]
     family, more = "llama", []
     if experts:
-        family = "qwen3moe"
-        more = [field("qwen3moe." + key, UINT32, n) for key, n in
+        family = "gpt-oss" if shape == "gpt-oss-120b" else "qwen3moe"
+        more = [field(family + "." + key, UINT32, n) for key, n in
                 (("expert_count", experts[0]), ("expert_used_count", experts[1]), ("expert_feed_forward_length", ff),
                  ("attention.key_length", experts[2]), ("attention.value_length", experts[2]))]
+    if family == "gpt-oss":
+        more += [field("gpt-oss.attention.sliding_window", UINT32, 128), field("gpt-oss.rope.scaling.type", STRING, "yarn"),
+                 field("gpt-oss.rope.scaling.factor", FLOAT32, 32.0),
+                 field("gpt-oss.rope.scaling.original_context_length", UINT32, 4096)]
     a = family + "."
     return more + [field("general.architecture", STRING, family), field("general.name", STRING, "made"),
             field(a + "context_length", UINT32, context), field(a + "embedding_length", UINT32, width),
@@ -78,30 +86,45 @@ def fields(width, heads, kv_heads, ff, vocab, context, blocks, experts):
             field("tokenizer.ggml.bos_token_id", UINT32, 0), field("tokenizer.ggml.eos_token_id", UINT32, 0)]
 
 
-def tensors(kind, width, heads, kv_heads, ff, vocab, blocks, experts):
+def oss_tensors(p, width, q, kv, heads, ff, n):
+    yield p + "attn_sinks.weight", "F32", (heads,)
+    for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv), ("attn_output", width), ("ffn_gate_inp", n)):
+        yield p + name + ".bias", "F32", (rows,)
+    for name, rows in (("gate", ff), ("up", ff), ("down", width)):
+        yield p + "ffn_%s_exps.bias" % name, "F32", (rows, n)
+
+
+def tensors(kind, shape, width, heads, kv_heads, ff, vocab, blocks, experts):
+    oss, mixed, of_experts = shape == "gpt-oss-120b", kind == "Q4_K_M", kind
+    kind = {"MXFP4": "Q8_0", "Q4_K_M": "Q4_K"}.get(kind, kind)
     head = {"Q4_0": "Q8_0", "Q4_K": "Q6_K"}.get(kind, kind)
     dim = experts[2] if experts else width // heads
     q, kv = dim * heads, dim * kv_heads
     yield "token_embd.weight", head, (width, vocab)
     for b in range(blocks):
         p = "blk.%d." % b
+        more_bits = b < blocks // 8 or b >= 7 * blocks // 8 or (b - blocks // 8) % 3 == 2
+        better = "Q6_K" if mixed and more_bits else kind
         yield p + "attn_norm.weight", "norm", (width,)
         yield p + "attn_q.weight", kind, (width, q)
         yield p + "attn_k.weight", kind, (width, kv)
-        yield p + "attn_v.weight", kind, (width, kv)
+        yield p + "attn_v.weight", better, (width, kv)
         yield p + "attn_output.weight", kind, (q, width)
-        yield p + "ffn_norm.weight", "norm", (width,)
+        yield p + ("post_attention_norm.weight" if oss else "ffn_norm.weight"), "norm", (width,)
+        if oss:
+            yield from oss_tensors(p, width, q, kv, heads, ff, experts[0])
         if experts:
-            yield p + "attn_q_norm.weight", "norm", (dim,)
-            yield p + "attn_k_norm.weight", "norm", (dim,)
+            if not oss:
+                yield p + "attn_q_norm.weight", "norm", (dim,)
+                yield p + "attn_k_norm.weight", "norm", (dim,)
             yield p + "ffn_gate_inp.weight", "F32", (width, experts[0])
-            yield p + "ffn_gate_exps.weight", kind, (width, ff, experts[0])
-            yield p + "ffn_up_exps.weight", kind, (width, ff, experts[0])
-            yield p + "ffn_down_exps.weight", kind, (ff, width, experts[0])
+            yield p + "ffn_gate_exps.weight", of_experts, (width, ff, experts[0])
+            yield p + "ffn_up_exps.weight", of_experts, (width, ff, experts[0])
+            yield p + "ffn_down_exps.weight", of_experts, (ff, width, experts[0])
             continue
         yield p + "ffn_gate.weight", kind, (width, ff)
         yield p + "ffn_up.weight", kind, (width, ff)
-        yield p + "ffn_down.weight", kind, (ff, width)
+        yield p + "ffn_down.weight", better, (ff, width)
     yield "output_norm.weight", "norm", (width,)
     yield "output.weight", head, (width, vocab)
 
@@ -131,15 +154,16 @@ def write(out, rng, kind, size, pools):  # pools: some megabytes of random block
 def main():
     parser = argparse.ArgumentParser(description="Writes a Llama model with random weights as GGUF.")
     parser.add_argument("out")
-    parser.add_argument("--type", choices=sorted(TYPES), default="Q4_K")
+    parser.add_argument("--type", choices=sorted(TYPES) + ["Q4_K_M"], default="Q4_K")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="7b")
     parser.add_argument("--blocks", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sparse", action="store_true", help="leave the weights out: a file of the same size that is a hole")
     o = parser.parse_args()
     width, heads, kv_heads, ff, vocab, context = SHAPES[o.shape]
     experts = EXPERTS.get(o.shape)
-    about = fields(width, heads, kv_heads, ff, vocab, context, o.blocks, experts)
-    all_tensors = list(tensors(o.type, width, heads, kv_heads, ff, vocab, o.blocks, experts))
+    about = fields(o.shape, width, heads, kv_heads, ff, vocab, context, o.blocks, experts)
+    all_tensors = list(tensors(o.type, o.shape, width, heads, kv_heads, ff, vocab, o.blocks, experts))
     head, offset = b"GGUF" + struct.pack("<IQQ", 3, len(all_tensors), len(about)) + b"".join(about), 0
     for name, kind, shape in all_tensors:
         number = TYPES["F32" if kind == "norm" else kind][0]
@@ -148,6 +172,9 @@ def main():
     rng, pools = random.Random(o.seed), {}
     with open(o.out, "wb") as out:
         out.write(head + b"\0" * (-len(head) % ALIGNMENT))
+        if o.sparse:
+            out.truncate(out.tell() + offset)
+            return
         for _, kind, shape in all_tensors:
             size = size_of(kind, shape)
             write(out, rng, kind, size, pools)

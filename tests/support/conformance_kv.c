@@ -86,7 +86,8 @@ void conformance_kv_of_every_type_is_rounded_once(conformance *c) {
     static const int dims[] = {24, 36, 64, 128, 250};
     for (int t = 0; t < SN_KV_DTYPE_COUNT; t++) {
         sn_kv_dtype dtype = (sn_kv_dtype)t;
-        if (t && !(c->device->kv_dtypes >> t & 1)) continue;
+        CONFORMANCE_CHECK(c, !t || c->device->kv_dtypes >> t & 1, "the device cannot store %s",
+                          sn_kv_dtype_name(dtype));
         for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
             try_kv(c, &(sn_kv_shape){2, HEADS, dims[i], 16, dtype, 0});
         if (c->device->latent_attention) try_kv(c, &(sn_kv_shape){2, HEADS, 41 + 9, 16, dtype, 41});
@@ -94,7 +95,7 @@ void conformance_kv_of_every_type_is_rounded_once(conformance *c) {
 }
 
 void conformance_kv_pages_take_what_their_type_needs(conformance *c) {
-    for (int latent = 0; c->device->kv_dtypes && latent <= (c->device->latent_attention ? 512 : 0); latent += 512) {
+    for (int latent = 0; latent <= (c->device->latent_attention ? 512 : 0); latent += 512) {
         size_t bytes[SN_KV_DTYPE_COUNT];
         for (int t = 0; t < SN_KV_DTYPE_COUNT; t++)
             bytes[t] = c->device->ops->kv_page_bytes(

@@ -1,0 +1,311 @@
+/* The KV cache and attention over it, compiled once per type of KV cache: KV is 0 (f32), 1 (f16) or 2 (q8), as in
+ * sn_kv_dtype. OpenCL C 1.2 without extensions and subgroups. A sum has an order that depends on the shape alone.
+ *
+ * A page holds for each block and key-value head the keys as (tile of 16 positions, head_dim, 16), so that 16 items
+ * with one position each read contiguously, then the values as (position, head_dim), then with q8 the bfloat16 scales
+ * of each 32 elements in the same two forms. kv.c depends on this layout (sn_xpu_kv_page_bytes).
+ *
+ * The batch table: for each row {its sequence's first entry in `pages`, position}; then tiles of up to 16 rows of one
+ * sequence {first row, rows, position of the first row, first entry in `pages`}, those of one row last; then the
+ * addresses of the pages. */
+#include "device/xpu/formulas.clh"
+
+#define ELEMENT (KV == 0 ? 4 : KV == 1 ? 2 : 1) /* bytes */
+#define GROUP   32                              /* elements that share a scale */
+
+typedef struct kv_view {
+    __global const ulong *pages; /* of the sequence */
+    uint page_tokens, head_dim;
+    ulong offset; /* of this block and head in a page, in bytes */
+} kv_view;
+
+static inline uint n_groups(uint head_dim) { return (head_dim + GROUP - 1) / GROUP; }
+
+static inline ulong head_offset(uint block, uint head, uint n_kv_heads, uint page_tokens, uint head_dim) {
+    ulong row = ELEMENT * (ulong)head_dim + (KV == 2 ? 2 * n_groups(head_dim) : 0);
+    return ((ulong)block * n_kv_heads + head) * 2 * page_tokens * row;
+}
+
+/* A key or a value: element e is number first + e * step of `elements`, and has scale number e / GROUP * step. */
+typedef struct kv_row {
+    __global uchar *elements;
+    ulong first;
+    uint step;
+    __global ushort *scales;
+} kv_row;
+
+static inline __global uchar *page_at(kv_view p, uint position) {
+    return (__global uchar *)p.pages[position / p.page_tokens] + p.offset;
+}
+
+static inline __global ushort *scales_at(kv_view p, uint position) {
+    return (__global ushort *)(page_at(p, position) + 2 * ELEMENT * (ulong)p.page_tokens * p.head_dim);
+}
+
+static inline kv_row key_at(kv_view p, uint position) {
+    uint at = position % p.page_tokens, tile = at / 16 * 16;
+    kv_row row = {page_at(p, position), (ulong)tile * p.head_dim + at % 16, 16,
+                  scales_at(p, position) + tile * n_groups(p.head_dim) + at % 16};
+    return row;
+}
+
+static inline kv_row value_at(kv_view p, uint position) {
+    uint at = p.page_tokens + position % p.page_tokens;
+    kv_row row = {page_at(p, position), (ulong)at * p.head_dim, 1, scales_at(p, position) + at * n_groups(p.head_dim)};
+    return row;
+}
+
+/* Number `at` of the elements, without its scale; and scale number `at`. */
+static inline float integer(kv_row r, ulong at) {
+#if KV == 0
+    return ((__global const float *)r.elements)[r.first + at];
+#elif KV == 1
+    return vload_half(r.first + at, (__global const half *)r.elements);
+#else
+    return (float)((__global const char *)r.elements)[r.first + at];
+#endif
+}
+
+static inline float scale_number(kv_row r, uint at) {
+#if KV == 2
+    return as_float((uint)r.scales[at] << 16);
+#else
+    return 1.0f;
+#endif
+}
+
+static inline float kv_load(kv_row r, uint e) { return integer(r, e * r.step) * scale_number(r, e / GROUP * r.step); }
+
+/* Element e of the value that lies `rows` rows behind r, in the same page. */
+static inline float kv_further(kv_row r, uint rows, uint head_dim, uint e) {
+    return integer(r, rows * head_dim + e) * scale_number(r, rows * n_groups(head_dim) + e / GROUP);
+}
+
+#if KV == 2
+/* a / b, correctly rounded except in rare cases also where the device's division is not. */
+static inline float quotient(float a, float b) {
+    float q = a / b;
+    return isfinite(q) ? fma(fma(-q, b, a), 1.0f / b, q) : q;
+}
+
+#define SPAN GROUP /* elements that an item stores */
+#else
+#define SPAN 1
+#endif
+
+/* Stores n elements, at most SPAN, from e on, rounded as device/cpu/attention.c does, to the same bits. */
+static inline void kv_put(kv_row r, uint e, uint n, __global const float *x) {
+#if KV == 0
+    ((__global float *)r.elements)[r.first + e * r.step] = *x;
+#elif KV == 1
+    float v = *x > 65504.0f ? 65504.0f : *x < -65504.0f ? -65504.0f : *x;
+    vstore_half_rte(v, r.first + e * r.step, (__global half *)r.elements);
+#else
+    float most = 0.0f; /* NaN does not count, and becomes 0 */
+    for (uint i = 0; i < n; i++) most = fabs(x[i]) > most ? fabs(x[i]) : most;
+    uint bits = most < 1e-30f ? 0 : as_uint(quotient(most < FLT_MAX ? most : FLT_MAX, 127.0f));
+    uint scale = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    for (uint i = 0; i < n; i++) {
+        float y = scale ? quotient(x[i], as_float(scale << 16)) : 0.0f;
+        int q = y >= 127.0f ? 127 : y <= -127.0f ? -127 : isnan(y) ? 0 : (int)rint(y);
+        ((__global char *)r.elements)[r.first + (e + i) * r.step] = (char)q;
+    }
+    r.scales[e / GROUP * r.step] = (ushort)scale;
+#endif
+}
+
+/* One item stores SPAN elements of a row's keys and values. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+kv_store(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_kv_heads, uint head_dim,
+         uint page_tokens, __global const float *k, __global const float *v) {
+    uint spans = (head_dim + SPAN - 1) / SPAN, item = get_global_id(0), row = get_group_id(1), head = item / spans,
+         e = item % spans * SPAN;
+    if (head >= n_kv_heads) return;
+    uint2 at = rows[row];
+    kv_view p = {pages + at.x, page_tokens, head_dim, head_offset(block, head, n_kv_heads, page_tokens, head_dim)};
+    size_t from = ((size_t)row * n_kv_heads + head) * head_dim + e;
+    uint n = min((uint)SPAN, head_dim - e);
+    kv_put(key_at(p, at.y), e, n, k + from);
+    kv_put(value_at(p, at.y), e, n, v + from);
+}
+
+/* Copies positions [first, first + n) of one sequence to or from (n, n_kv_heads, head_dim). */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_copy(__global const ulong *pages, uint block,
+                                                                      uint n_kv_heads, uint head_dim, uint page_tokens,
+                                                                      uint first, uint store, __global float *k,
+                                                                      __global float *v) {
+    uint spans = (head_dim + SPAN - 1) / SPAN, item = get_global_id(0), i = get_group_id(1), head = item / spans,
+         e = item % spans * SPAN;
+    if (head >= n_kv_heads) return;
+    kv_view p = {pages, page_tokens, head_dim, head_offset(block, head, n_kv_heads, page_tokens, head_dim)};
+    size_t at = ((size_t)i * n_kv_heads + head) * head_dim + e;
+    uint n = min((uint)SPAN, head_dim - e);
+    kv_row key = key_at(p, first + i), value = value_at(p, first + i);
+    if (store) {
+        kv_put(key, e, n, k + at);
+        kv_put(value, e, n, v + at);
+    } else {
+        for (uint j = 0; j < n; j++) k[at + j] = kv_load(key, e + j), v[at + j] = kv_load(value, e + j);
+    }
+}
+
+#define CHUNK   64
+#define HEADS   4 /* query heads of one key-value head that share what they read: SN_XPU_ROW_HEADS */
+#define DIM_MAX 256
+
+/* A row by itself (decoding): a group of 64 for up to HEADS query heads and for a part of the positions, part_tokens of
+ * them, a multiple of 64. It takes 64 positions at a time: an item scores one of them, then sums every 64th dimension
+ * of the results. Online softmax: Milakov & Gimelshein 2018. With one part the result goes to `out`; else maximum, sum
+ * and result of each (row, head, part) go to `partial`, and attention_join follows. */
+__kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void
+attention_row(__global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
+              uint head_dim, uint page_tokens, int window, float scale, float softcap, __global const float *slopes,
+              __global const float *sinks, __global const float *q, __global float *out, uint n_parts, uint part_tokens,
+              __global float *partial) {
+    __local float query[HEADS][DIM_MAX], scores[HEADS][CHUNK], probs[HEADS][CHUNK];
+    uint lane = get_local_id(0), index = get_group_id(1) / n_parts, part = get_group_id(1) % n_parts;
+    uint group = n_heads / n_kv_heads, teams = (group + HEADS - 1) / HEADS, kv_head = get_group_id(0) / teams;
+    uint first_head = kv_head * group + get_group_id(0) % teams * HEADS;
+    uint heads = min((uint)HEADS, (kv_head + 1) * group - first_head);
+    uint4 tile = tiles[index];
+    kv_view p = {pages + tile.w, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
+    uint own = tile.z, start = window_first(own, window), base = start / 16 * 16 + part * part_tokens;
+    uint end = min(own + 1, base + part_tokens);
+    if (base > own) return; /* this row has fewer parts than the longest */
+    size_t place = ((size_t)tile.x * n_heads + first_head) * head_dim;
+    float max_score[HEADS], sum[HEADS], result[HEADS][DIM_MAX / CHUNK];
+    for (uint h = 0; h < HEADS; h++) {
+        bool sink = sinks && part == 0 && h < heads; /* it comes before all keys */
+        max_score[h] = sink ? sinks[first_head + h] : -INFINITY;
+        sum[h] = sink ? 1.0f : 0.0f;
+        for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[h][i] = 0.0f;
+        for (uint e = lane; e < head_dim; e += CHUNK) query[h][e] = h < heads ? q[place + h * head_dim + e] : 0.0f;
+    }
+    for (; base < end; base += CHUNK) {
+        uint position = base + lane, first = max(start, base), last = min(end, base + CHUNK);
+        bool visible = position >= start && position < end;
+        float score[HEADS];
+        for (uint h = 0; h < HEADS; h++) score[h] = 0.0f;
+        /* the queries are loaded, and all items have finished with the shares of the last chunk */
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (visible) {
+            kv_row key = key_at(p, position);
+            for (uint span = 0; span < head_dim; span += GROUP) {
+                float d = scale_number(key, span / GROUP * 16);
+                for (uint e = span; e < min(span + GROUP, head_dim); e++) {
+                    float element = integer(key, 16 * e) * d;
+                    for (uint h = 0; h < HEADS; h++) score[h] += query[h][e] * element;
+                }
+            }
+            for (uint h = 0; h < heads; h++)
+                score[h] = alibi_score(softcapped(score[h] * scale, softcap), slopes, first_head + h, position, own);
+        }
+        for (uint h = 0; h < HEADS; h++) scores[h][lane] = score[h];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (uint h = 0; h < heads; h++) {
+            float new_max = max_score[h];
+            for (uint t = first; t < last; t++) new_max = fmax(new_max, scores[h][t - base]);
+            probs[h][lane] = visible ? exp(score[h] - new_max) : 0.0f;
+            float rescale = exp(max_score[h] - new_max); /* the earlier results, relative to the new maximum */
+            max_score[h] = new_max;
+            sum[h] *= rescale;
+            for (uint i = 0; i < DIM_MAX / CHUNK; i++) result[h][i] *= rescale;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (uint some = first / 16 * 16; some < last; some += 16) { /* they lie in one page */
+            kv_row value = value_at(p, some);
+            for (uint t = max(first, some); t < min(last, some + 16); t++)
+                for (uint i = 0; i < DIM_MAX / CHUNK; i++) {
+                    uint e = lane + i * CHUNK;
+                    float element = e < head_dim ? kv_further(value, t - some, head_dim, e) : 0.0f;
+                    for (uint h = 0; h < heads; h++) {
+                        result[h][i] += probs[h][t - base] * element;
+                        if (i == 0) sum[h] += probs[h][t - base];
+                    }
+                }
+        }
+    }
+    for (uint h = 0; h < heads; h++) {
+        size_t slot = (((size_t)index * n_heads + first_head + h) * n_parts + part) * (head_dim + 2);
+        __global float *to = n_parts == 1 ? out + place + h * head_dim : partial + slot + 2;
+        float divisor = n_parts == 1 ? sum[h] : 1.0f;
+        for (uint i = 0; i < DIM_MAX / CHUNK; i++)
+            if (lane + i * CHUNK < head_dim) to[lane + i * CHUNK] = result[h][i] / divisor;
+        if (n_parts > 1 && lane < 2) partial[slot + lane] = lane ? sum[h] : max_score[h];
+    }
+}
+
+/* Joins the parts of a row's head; a row has those that its positions fill. One group of 64 per head and row. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+attention_join(__global const uint4 *tiles, uint n_heads, uint head_dim, int window, __global float *out, uint n_parts,
+               uint part_tokens, __global const float *partial) {
+    uint lane = get_local_id(0), head = get_group_id(0), index = get_group_id(1), size = head_dim + 2;
+    uint4 tile = tiles[index];
+    uint n = (tile.z - window_first(tile.z, window) / 16 * 16) / part_tokens + 1;
+    __global const float *from = partial + ((size_t)index * n_heads + head) * n_parts * size;
+    float most = -INFINITY, sum = 0.0f;
+    for (uint i = 0; i < n; i++) most = fmax(most, from[i * size]);
+    for (uint i = 0; i < n; i++) sum += exp(from[i * size] - most) * from[i * size + 1];
+    for (uint e = lane; e < head_dim; e += 64) {
+        float result = 0.0f;
+        for (uint i = 0; i < n; i++) result += exp(from[i * size] - most) * from[i * size + 2 + e];
+        out[((size_t)tile.x * n_heads + head) * head_dim + e] = result / sum;
+    }
+}
+
+#define ROWS  16 /* of a tile */
+#define LANES 8  /* items per row */
+#define KEYS  16 /* positions at a time: a tile of the page */
+
+/* Up to 16 rows of one sequence and one head by a group of 8 x 16: keys and values are loaded to local memory once for
+ * all rows. Positions before a row's window or after the row are excluded. */
+__kernel __attribute__((reqd_work_group_size(LANES, ROWS, 1))) void
+attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
+               uint head_dim, uint page_tokens, int window, float scale, float softcap, __global const float *slopes,
+               __global const float *sinks, __global const float *q, __global float *out, __local float *query,
+               __local float *keys, __local float *values) {
+    __local float scores[ROWS][KEYS];
+    uint lane = get_local_id(0), line = get_local_id(1), item = line * LANES + lane, head = get_group_id(0);
+    uint kv_head = head / (n_heads / n_kv_heads);
+    uint4 tile = tiles[get_group_id(1)];
+    kv_view p = {pages + tile.w, page_tokens, head_dim, head_offset(block, kv_head, n_kv_heads, page_tokens, head_dim)};
+    bool real = line < tile.y;
+    uint row = tile.x + (real ? line : 0), end = tile.z + (real ? line : 0) + 1, start = window_first(end - 1, window);
+    uint all_start = window_first(tile.z, window), all_end = tile.z + tile.y;
+    size_t place = ((size_t)row * n_heads + head) * head_dim;
+    for (uint e = lane; e < head_dim; e += LANES) query[line * head_dim + e] = q[place + e];
+    float max_score = sinks ? sinks[head] : -INFINITY, sum = sinks ? 1.0f : 0.0f, result[DIM_MAX / LANES];
+    for (uint i = 0; i < DIM_MAX / LANES; i++) result[i] = 0.0f;
+    for (uint base = all_start / KEYS * KEYS; base < all_end; base += KEYS) {
+        kv_row key = key_at(p, base), value = value_at(p, base);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (uint i = item; i < KEYS * head_dim; i += LANES * ROWS) {
+            keys[i] = integer(key, i) * scale_number(key, i / KEYS / GROUP * KEYS + i % KEYS);
+            values[i] =
+                integer(value, i) * scale_number(value, i / head_dim * n_groups(head_dim) + i % head_dim / GROUP);
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (uint t = lane; t < KEYS; t += LANES) {
+            float score = 0.0f;
+            for (uint e = 0; e < head_dim; e++) score += query[line * head_dim + e] * keys[e * KEYS + t];
+            scores[line][t] = alibi_score(softcapped(score * scale, softcap), slopes, head, base + t, end - 1);
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        uint first = max(start, base), last = min(end, base + KEYS);
+        float new_max = max_score;
+        for (uint t = first; t < last; t++) new_max = fmax(new_max, scores[line][t - base]);
+        float rescale = first < last ? exp(max_score - new_max)
+                                     : 1.0f; /* no position counted yet: the maximum may still be -infinity */
+        max_score = new_max;
+        sum *= rescale;
+        for (uint i = 0; i < DIM_MAX / LANES; i++) result[i] *= rescale;
+        for (uint t = first; t < last; t++) {
+            float prob = exp(scores[line][t - base] - new_max);
+            sum += prob;
+            for (uint i = 0; i < DIM_MAX / LANES; i++)
+                if (lane + i * LANES < head_dim) result[i] += prob * values[(t - base) * head_dim + lane + i * LANES];
+        }
+    }
+    for (uint i = 0; real && i < DIM_MAX / LANES; i++)
+        if (lane + i * LANES < head_dim) out[place + lane + i * LANES] = result[i] / sum;
+}

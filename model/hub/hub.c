@@ -175,7 +175,8 @@ static sn_status fetch_whole(fetcher *f, const sn_hub_repo *repo, const char *fi
 }
 
 static const char *const small[] = {"config.json",           "generation_config.json", "tokenizer.json",
-                                    "tokenizer_config.json", "chat_template.jinja",    "model.safetensors.index.json"};
+                                    "tokenizer_config.json", "chat_template.jinja",    "model.safetensors.index.json",
+                                    "tiktoken.model"};
 
 static bool is_shard(const char *name) {
     static const char ending[] = ".safetensors";

@@ -277,9 +277,13 @@ sn_status sn_tokenizer_from_files(const sn_tokenizer_files *files, sn_tokenizer 
     if (!status) status = parse_json(&files->tokenizer_config, "tokenizer_config.json", &config, err);
     if (!status) status = parse_json(&files->generation_config, "generation_config.json", &generation, err);
     if (!status) status = sn_tokenizer_new(out, err);
-    if (!status) status = read_model(*out, root, err);
-    if (!status) status = read_pipeline(*out, root, err);
-    if (!status) status = read_post_processor(*out, json_object_get(root, "post_processor"), false, err);
+    if (!status && !root && files->tiktoken.data) {
+        status = sn_tokenizer_tiktoken(*out, &files->tiktoken, config, err);
+    } else if (!status) {
+        status = read_model(*out, root, err);
+        if (!status) status = read_pipeline(*out, root, err);
+        if (!status) status = read_post_processor(*out, json_object_get(root, "post_processor"), false, err);
+    }
     if (!status) status = read_config(*out, config, files, err);
     if (!status) {
         read_eog_ids(*out, generation);

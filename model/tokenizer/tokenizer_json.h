@@ -15,6 +15,10 @@ bool sn_tokenizer_json_is_byte_level(const json_t *root);
  * normalizer. */
 sn_status sn_tokenizer_json_steps(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
 
+/* Instead of tokenizer.json: vocabulary, special tokens and pre-tokenizer of a tiktoken.model (`file`) beside
+ * tokenizer_config.json (`config`, or NULL). */
+sn_status sn_tokenizer_tiktoken(sn_tokenizer *t, const sn_buf *file, const json_t *config, sn_err *err) SN_MUST_USE;
+
 /* SentencePiece: "normalizer" and "decoder". */
 sn_status sn_tokenizer_json_normalizer(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
 sn_status sn_tokenizer_json_decoder(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;

@@ -26,13 +26,10 @@ static sn_status read_folder_file(const char *folder, const char *name, size_t l
 
 static sn_status open_folder(const char *path, sn_tokenizer **out, sn_err *err) {
     sn_tokenizer_files files = {0};
-    if (folder_has(path, "tiktoken.model") && !folder_has(path, "tokenizer.json"))
-        return sn_fail(
-            err, SN_REFUSED,
-            "%s has a tokenizer in tiktoken.model, which is not read: use a GGUF file of the model, or put a "
-            "tokenizer.json into the folder",
-            path);
-    sn_status status = read_folder_file(path, "tokenizer.json", TOKENIZER_JSON_MAX, true, &files.tokenizer, err);
+    bool tiktoken = folder_has(path, "tiktoken.model") && !folder_has(path, "tokenizer.json");
+    sn_status status = read_folder_file(path, "tokenizer.json", TOKENIZER_JSON_MAX, !tiktoken, &files.tokenizer, err);
+    if (!status && tiktoken)
+        status = read_folder_file(path, "tiktoken.model", TOKENIZER_JSON_MAX, true, &files.tiktoken, err);
     if (!status)
         status = read_folder_file(path, "tokenizer_config.json", SIDE_FILE_MAX, false, &files.tokenizer_config, err);
     if (!status)
@@ -47,6 +44,7 @@ static sn_status open_folder(const char *path, sn_tokenizer **out, sn_err *err) 
         if (status) sn_err_context(err, "%s", path);
     }
     sn_buf_fini(&files.tokenizer);
+    sn_buf_fini(&files.tiktoken);
     sn_buf_fini(&files.tokenizer_config);
     sn_buf_fini(&files.generation_config);
     sn_buf_fini(&files.chat_template);

@@ -53,9 +53,10 @@ sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) SN_MUST_USE;
 /* Builds the tokenizer from a GGUF file's metadata. */
 sn_status sn_tokenizer_from_gguf(const sn_gguf *gguf, sn_tokenizer **out, sn_err *err) SN_MUST_USE;
 
-/* The contents of a folder's files. Files that are missing are zeroed; only tokenizer.json is required. */
+/* The contents of a folder's files. Files that are missing are zeroed; tokenizer.json or tiktoken.model is required. */
 typedef struct sn_tokenizer_files {
-    sn_buf tokenizer;         /* tokenizer.json */
+    sn_buf tokenizer;         /* tokenizer.json; goes before tiktoken.model */
+    sn_buf tiktoken;          /* tiktoken.model */
     sn_buf tokenizer_config;  /* tokenizer_config.json: texts of bos and eos, chat template */
     sn_buf generation_config; /* generation_config.json: ids that end generation */
     sn_buf chat_template;     /* chat_template.jinja of newer folders; goes before tokenizer_config's */

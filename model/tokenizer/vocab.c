@@ -87,15 +87,31 @@ static const void *stored_form(const sn_vocab *vocab, const char *text, size_t l
     return text;
 }
 
-sn_status sn_vocab_set(sn_vocab *vocab, int64_t id, const char *text, size_t len, sn_token_kind kind, sn_err *err) {
-    uint8_t bytes[SN_TOKEN_BYTES_MAX];
-    int shown = (int)sn_min_size(len, 60);
+static sn_status check_place(const sn_vocab *vocab, int64_t id, const char *text, size_t len, sn_err *err) {
     if (id < 0 || (size_t)id >= vocab->n)
-        return sn_fail(err, SN_REFUSED, "token '%.*s' has the id %lld, outside the vocabulary of %zu", shown, text,
-                       (long long)id, vocab->n);
+        return sn_fail(err, SN_REFUSED, "token '%.*s' has the id %lld, outside the vocabulary of %zu",
+                       (int)sn_min_size(len, 60), text, (long long)id, vocab->n);
     if (len == 0 || len > SN_TOKEN_BYTES_MAX)
         return sn_fail(err, SN_REFUSED, "token %lld is %zu bytes long; 1 to %d are taken", (long long)id, len,
                        SN_TOKEN_BYTES_MAX);
+    return SN_OK;
+}
+
+sn_status sn_vocab_set_bytes(sn_vocab *vocab, int64_t id, const uint8_t *bytes, size_t len, sn_err *err) {
+    sn_status status = check_place(vocab, id, "", len, err);
+    if (status) return status;
+    if (vocab->tokens[id].kind != SN_TOKEN_NONE)
+        return sn_fail(err, SN_REFUSED, "the id %lld is given to two tokens", (long long)id);
+    vocab->tokens[id] = (sn_vocab_token){
+        .start = (uint32_t)vocab->bytes.len, .len = (uint32_t)len, .kind = SN_TOKEN_NORMAL, .indexed = true};
+    return sn_buf_append(&vocab->bytes, bytes, len, err);
+}
+
+sn_status sn_vocab_set(sn_vocab *vocab, int64_t id, const char *text, size_t len, sn_token_kind kind, sn_err *err) {
+    uint8_t bytes[SN_TOKEN_BYTES_MAX];
+    int shown = (int)sn_min_size(len, 60);
+    sn_status status = check_place(vocab, id, text, len, err);
+    if (status) return status;
     if (!sn_utf8_valid(text, len)) return sn_fail(err, SN_REFUSED, "token %lld is not valid UTF-8", (long long)id);
     sn_vocab_token *token = &vocab->tokens[id];
     if (token->kind > SN_TOKEN_NORMAL || (token->kind == SN_TOKEN_NORMAL && kind == SN_TOKEN_NORMAL))

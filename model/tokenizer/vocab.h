@@ -65,6 +65,8 @@ void sn_vocab_fini(sn_vocab *vocab);
  * for themselves. The text of a byte token is "<0x0A>". */
 sn_status sn_vocab_set(sn_vocab *vocab, int64_t id, const char *text, size_t len, sn_token_kind kind,
                        sn_err *err) SN_MUST_USE;
+/* Byte-level: sets the normal token of an id, once, by its bytes, which need not be text. */
+sn_status sn_vocab_set_bytes(sn_vocab *vocab, int64_t id, const uint8_t *bytes, size_t len, sn_err *err) SN_MUST_USE;
 /* Indexes the tokens by their bytes, with capacity for n_merges merges. SN_REFUSED when two tokens are equal, when a
  * printable ASCII character has no token (byte-level), or when a byte token is missing (SentencePiece with
  * byte_fallback). */

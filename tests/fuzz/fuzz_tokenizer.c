@@ -1,6 +1,6 @@
 /* The first byte selects the input. Bit 0 clear: the rest is a tokenizer.json (optionally followed by a NUL byte and
- * a tokenizer_config.json), or with bit 1 a GGUF file. Bit 0 set: the rest is text for a fixed tokenizer, which must
- * round-trip. */
+ * a tokenizer_config.json), with bit 2 a tiktoken.model in its place, or with bit 1 a GGUF file. Bit 0 set: the rest is
+ * text for a fixed tokenizer, which must round-trip. */
 #include "model/chat/chat_template.h"
 #include "model/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
 #include "model/tokenizer/utf8.h"
@@ -60,10 +60,11 @@ static void load_gguf(const uint8_t *data, size_t size) {
     if (!status) use_tokenizer(tokenizer);
 }
 
-static void load_json(const uint8_t *data, size_t size) {
+static void load_folder(const uint8_t *data, size_t size, bool tiktoken) {
     const uint8_t *nul = size ? memchr(data, 0, size) : NULL;
     size_t first = nul ? (size_t)(nul - data) : size;
-    sn_tokenizer_files files = {.tokenizer = buf_view(data, first)};
+    sn_tokenizer_files files = {0};
+    *(tiktoken ? &files.tiktoken : &files.tokenizer) = buf_view(data, first);
     if (nul) files.tokenizer_config = buf_view(nul + 1, size - first - 1);
     sn_tokenizer *tokenizer = NULL;
     sn_err err;
@@ -107,7 +108,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     if (size == 0 || size > SIZE_MAX_INPUT) return 0;
     if (!(data[0] & 1)) {
-        (data[0] & 2 ? load_gguf : load_json)(data + 1, size - 1);
+        if (data[0] & 2)
+            load_gguf(data + 1, size - 1);
+        else
+            load_folder(data + 1, size - 1, data[0] & 4);
         return 0;
     }
     if (data[0] & 8) {

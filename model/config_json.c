@@ -59,7 +59,8 @@ static bool family_reads(const sn_family *family, const char *name) {
     return false;
 }
 
-/* Weights that are quantised in the files: FP8 in blocks, and MXFP4 in families that read this field. */
+/* Weights that are quantised in the files: FP8 with scales of blocks or matrices, and MXFP4 in families that read this
+ * field. */
 static sn_status check_quantised(const json_t *config, const sn_family *family, sn_err *err) {
     const json_t *about = sn_config_field(config, "quantization_config"), *block;
     const char *method = json_string_value(json_object_get(about, "quant_method"));
@@ -68,16 +69,17 @@ static sn_status check_quantised(const json_t *config, const sn_family *family, 
         return sn_fail(
             err, SN_REFUSED,
             "'quantization_config' is set, which is not supported for this family: the weights are quantised (GPTQ, "
-            "AWQ, ...); use float32, float16 or bfloat16 weights, FP8 in blocks of 128 by 128, of gpt-oss also MXFP4, "
-            "or a GGUF file");
+            "AWQ, ...); use float32, float16 or bfloat16 weights, FP8, of gpt-oss also MXFP4, or a GGUF file");
     const char *format = json_string_value(json_object_get(about, "fmt"));
     block = json_object_get(about, "weight_block_size");
-    if ((format && strcmp(format, "e4m3")) || json_array_size(block) != 2 ||
-        json_integer_value(json_array_get(block, 0)) != 128 || json_integer_value(json_array_get(block, 1)) != 128)
+    bool single = !block || json_is_null(block);
+    if ((format && strcmp(format, "e4m3")) ||
+        (!single && (json_array_size(block) != 2 || json_integer_value(json_array_get(block, 0)) != 128 ||
+                     json_integer_value(json_array_get(block, 1)) != 128)))
         return sn_fail(
             err, SN_REFUSED,
             "'quantization_config' describes FP8 in another form than e4m3 with a weight_block_size of [128, "
-            "128], which is not supported: use bfloat16 weights or a GGUF file");
+            "128] or none, which is not supported: use bfloat16 weights or a GGUF file");
     return SN_OK;
 }
 

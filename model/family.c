@@ -62,6 +62,8 @@ bool sn_family_other_name(const sn_family *family, sn_container container, sn_ro
                           char out[SN_TENSOR_NAME_MAX]) {
     const sn_tensor_naming *naming = family->naming[container];
     const char *other = role == SN_ROLE_ATTN_Q ? naming->whole_q : sn_role_is_of_head(role) ? naming->joined_ups : NULL;
+    if (container == SN_CONTAINER_GGUF && (role == SN_ROLE_EXPERTS_GATE || role == SN_ROLE_EXPERTS_UP))
+        other = "ffn_gate_up_exps.weight"; /* as converters that fuse write every family's */
     if (!other) return false;
     snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%s", naming->block_prefix, block, other);
     return true;

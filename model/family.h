@@ -135,8 +135,8 @@ enum { SN_TENSOR_NAME_MAX = 128 };
 bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block, int expert,
                            char out[SN_TENSOR_NAME_MAX]);
 
-/* Replaces the name of a role by its other one (whole_q, joined_ups), for files that lack the first; false: there is
- * none. */
+/* Replaces the name of a role by its other one (whole_q, joined_ups, experts' gate and up as one), for files that lack
+ * the first; false: there is none. */
 bool sn_family_other_name(const sn_family *family, sn_container container, sn_role role, int block,
                           char out[SN_TENSOR_NAME_MAX]);
 

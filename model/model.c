@@ -27,12 +27,15 @@
 #include <unistd.h>
 
 enum { CONFIG_MAX = 16 << 20 };
-#define F8_SCALES "_scale_inv" /* what follows the name of a tensor in the name of its scales */
+#define F8_SCALES      "_scale_inv"        /* what follows the name of a tensor in the name of its scales */
+#define PACKED_SCALES  "_scales"           /* the same of MXFP4 in two tensors */
+#define F8_INPUT_SCALE ".activation_scale" /* stands for its ".weight" in the name of the scale of its inputs */
 
 typedef struct entry {
     const char *name, *type; /* type: in the words of a safetensors file; NULL: of a GGUF file, whose types are ours */
     int n_dims;
     bool used;
+    bool gate_up; /* gate and up of all experts, where the family's names have them apart */
     sn_model_tensor tensor;
 } entry;
 
@@ -138,9 +141,10 @@ static sn_tensor_view view_of(const sn_model *m, const entry *e, sn_role role, i
     if (sn_role_is_of_head(role))
         return sn_tensor_view_of_head(&m->hparams, role, e->n_dims == 2, is_plain_float(e->tensor.dtype),
                                       (size_t)expert, own);
+    const sn_tensor_naming joined = {.gate_up_fused = true};
     if (sn_family_stacks_experts(m->family, m->container, role))
-        return sn_tensor_view_of_expert(naming, role, e->tensor.scales, rows, cols, (size_t)expert,
-                                        (size_t)m->hparams.n_experts);
+        return sn_tensor_view_of_expert(e->gate_up ? &joined : naming, role, e->tensor.scales, rows, cols,
+                                        (size_t)expert, (size_t)m->hparams.n_experts);
     return sn_tensor_view_of(naming, &m->hparams, role, *own);
 }
 
@@ -199,7 +203,7 @@ static entry *find_named(const sn_model *m, const char *name) {
 static sn_status find_packed(const sn_model *m, const char *name, entry **out, sn_err *err) {
     char full[2][SN_TENSOR_NAME_MAX + 8];
     snprintf(full[0], sizeof full[0], "%s_blocks", name);
-    snprintf(full[1], sizeof full[1], "%s_scales", name);
+    snprintf(full[1], sizeof full[1], "%s" PACKED_SCALES, name);
     entry *blocks = find_entry(m, full[0]), *scales = find_entry(m, full[1]);
     *out = NULL;
     if (blocks) blocks->used = true;
@@ -240,28 +244,36 @@ static sn_status join_f8(const sn_model *m, entry **e, sn_err *err) {
     if (!scales) return SN_OK;
     sn_model_tensor *t = &own->tensor, *s = &scales->tensor;
     scales->used = true;
-    if (own->n_dims != 2 || t->cols % BLOCK || !t->cols || !t->rows || scales->n_dims != 2 ||
-        s->rows != (t->rows + BLOCK - 1) / BLOCK || s->cols != t->cols / BLOCK ||
+    bool single = scales->n_dims < 2 && s->rows == 1 && s->cols == 1,
+         blocks = scales->n_dims == 2 && s->rows == (t->rows + BLOCK - 1) / BLOCK && s->cols == t->cols / BLOCK;
+    if (own->n_dims != 2 || t->cols % BLOCK || !t->cols || !t->rows || (!single && !blocks) ||
         (s->dtype != SN_F32 && s->dtype != SN_BF16))
         return sn_fail(
             err, SN_REFUSED,
             "tensor '%s' (%zu, %zu) in FP8 has scales (%zu, %zu) of type %s; there must be one in F32 or BF16 "
-            "for each 128 by 128 elements, and rows of a multiple of 128",
+            "for each 128 by 128 elements, or one alone, and rows of a multiple of 128",
             own->name, t->rows, t->cols, s->rows, s->cols, scales->type);
     t->dtype = SN_F8_E4M3;
     t->scales = s->data;
     t->scales_short = s->dtype == SN_BF16;
+    t->scales_single = single;
     t->bytes = t->rows * (t->cols / BLOCK) * sn_dtype_bytes(SN_F8_E4M3);
     set_single_group(t);
     return SN_OK;
 }
 
-/* Scales whose weights are in a shard that is not here. */
+/* Scales whose weights may be in a shard that is not here. The one of a matrix's inputs says to what its reference
+ * rounds them; here they are not rounded. */
 static void use_f8_scales(const sn_model *m, const char *name) {
-    char full[SN_TENSOR_NAME_MAX + sizeof F8_SCALES];
-    snprintf(full, sizeof full, "%s" F8_SCALES, name);
-    entry *scales = find_named(m, full);
-    if (scales) scales->used = true;
+    char full[2][SN_TENSOR_NAME_MAX + sizeof F8_INPUT_SCALE];
+    const char *end = strrchr(name, '.');
+    int stem = end && !strcmp(end, ".weight") ? (int)(end - name) : 0;
+    snprintf(full[0], sizeof full[0], "%s" F8_SCALES, name);
+    snprintf(full[1], sizeof full[1], "%.*s" F8_INPUT_SCALE, stem, name);
+    for (int i = 0; i < 2; i++) {
+        entry *scales = find_named(m, full[i]);
+        if (scales) scales->used = true;
+    }
 }
 
 static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_err *err) {
@@ -271,12 +283,15 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
     if (!sn_family_tensor_name(m->family, m->container, role, block, expert, name)) return SN_OK;
     entry *own = find_named(m, name);
     sn_status status = SN_OK;
-    if (!own && sn_family_other_name(m->family, m->container, role, block, name)) own = find_named(m, name);
+    if (!own && sn_family_other_name(m->family, m->container, role, block, name)) {
+        own = find_named(m, name);
+        if (own) own->gate_up = sn_role_is_of_expert(role);
+    }
     if (!own && m->family->naming[m->container]->experts_transposed) status = find_packed(m, name, &own, err);
     if (own) own->used = true;
     if (!status && own) status = join_f8(m, &own, err);
     if (status) return status;
-    if (!own) use_f8_scales(m, name);
+    if (!own || own->tensor.scales) use_f8_scales(m, name);
     if (role == SN_ROLE_OUTPUT &&
         m->hparams.tied_output) { /* a tensor in the file is a copy; the reference ties it, too */
         *slot = m->roles[SN_ROLE_TOKEN_EMBEDDING];
@@ -553,6 +568,17 @@ void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, cons
     *name = e->name;
     *type = e->tensor.dtype == SN_DTYPE_COUNT ? e->type : sn_dtype_name(e->tensor.dtype);
     *out = e->tensor;
+    if (e->tensor.scales) out->bytes = sn_tensor_view_file_bytes(&e->tensor);
+}
+
+bool sn_model_tensor_is_scale(const char *name) {
+    static const char *const endings[] = {".weight" F8_SCALES, F8_INPUT_SCALE, PACKED_SCALES};
+    size_t len = strlen(name);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        size_t n = strlen(endings[i]);
+        if (len > n && !strcmp(name + len - n, endings[i])) return true;
+    }
+    return false;
 }
 
 const char *sn_model_container(const sn_model *model) { return model->container_name; }

@@ -245,13 +245,14 @@ static inline size_t sn_kv_width(const sn_hparams *hp) { return sn_kv_key_width(
  * after `data`. split        scales is not NULL: the file has elements and scales in two tensors, which
  * sn_model_contiguous joins to blocks. Of SN_MXFP4, `data` has 16 bytes per block with neighbouring elements in one
  * byte, the first in the low half, and `scales` one byte per block. Of SN_F8_E4M3, `data` has a byte per element, and
- * `scales` a float32 (or bfloat16: scales_short) for each 128 rows and 128 columns of the file's tensor. */
+ * `scales` a float32 (or bfloat16: scales_short) for each 128 rows and 128 columns of the file's tensor, or a single
+ * one (scales_single). */
 typedef struct sn_model_tensor {
     sn_dtype dtype;
     size_t rows, cols;
     const void *data, *scales;
     size_t first_row; /* of a split tensor: the row of the file's tensor that lies at `data` */
-    bool scales_short;
+    bool scales_short, scales_single;
     size_t bytes; /* of the rows, once contiguous */
     size_t group_rows, group_stride;
     size_t row_step, col_step; /* elements; 0: not transposed. Only of F32, F16 and BF16 */
@@ -320,9 +321,12 @@ sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err)
 sn_hash sn_model_id(const sn_model *model);
 
 /* All tensors of the files, for `swarm inspect`; i < sn_model_n_tensors. out->dtype is SN_DTYPE_COUNT where the type is
- * none of ours, as that of the scales in split MXFP4; type is its name then, too, in the words of the file ("U8"). */
+ * none of ours, as that of the scales in split MXFP4; type is its name then, too, in the words of the file ("U8").
+ * out->bytes are those of the file: of a split tensor its elements, whose scales are a tensor of their own. */
 size_t sn_model_n_tensors(const sn_model *model);
 void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, const char **type, sn_model_tensor *out);
+/* Whether the tensor holds the scales of another one instead of parameters. */
+bool sn_model_tensor_is_scale(const char *name);
 const char *sn_model_container(const sn_model *model); /* "GGUF v3", "safetensors" */
 
 #endif

@@ -23,6 +23,8 @@ static size_t unit_in_file(const sn_model_tensor *t) {
     return !t->scales ? t->bytes / sn_tensor_view_units(t) : t->dtype == SN_F8_E4M3 ? t->cols : t->cols / 2;
 }
 
+size_t sn_tensor_view_file_bytes(const sn_model_tensor *t) { return sn_tensor_view_units(t) * unit_in_file(t); }
+
 /* Q (place 0), K (1) or V (2) of a fused tensor. */
 static sn_tensor_view view_of_qkv(sn_qkv_layout layout, const sn_hparams *h, int place) {
     size_t groups = layout == SN_QKV_FUSED_PER_HEAD ? (size_t)h->n_kv_heads : 1;
@@ -168,8 +170,9 @@ const void *sn_model_run(const sn_model_tensor *t, size_t i, size_t *bytes) {
 /* How many rows share a row of scales, and its bytes. */
 static size_t scales_of(const sn_model_tensor *t, size_t *bytes) {
     bool f8 = t->dtype == SN_F8_E4M3;
-    *bytes = f8 ? t->cols / F8_BLOCK * (t->scales_short ? 2 : 4) : t->cols / BLOCK;
-    return f8 ? F8_BLOCK : 1;
+    size_t n = t->scales_single ? 1 : t->cols / F8_BLOCK;
+    *bytes = f8 ? n * (t->scales_short ? 2 : 4) : t->cols / BLOCK;
+    return t->scales_single ? SIZE_MAX : f8 ? F8_BLOCK : 1;
 }
 
 const void *sn_model_run_scales(const sn_model_tensor *t, size_t i, size_t *bytes) {
@@ -229,7 +232,7 @@ static sn_status pack_f8(const sn_model_tensor *t, uint8_t *to, sn_err *err) {
         size_t line = r / t->group_rows * t->group_stride + r % t->group_rows;
         const uint8_t *from = (const uint8_t *)t->data + line * t->cols;
         for (size_t b = 0; b < per_row; b++, from += F8_BLOCK) {
-            float scale = f8_scale(t, (t->first_row + line) / F8_BLOCK * per_row + b);
+            float scale = f8_scale(t, t->scales_single ? 0 : (t->first_row + line) / F8_BLOCK * per_row + b);
             bool wrong = !(fabsf(scale) <= 0x1p100f);
             memcpy(to, &scale, sizeof scale);
             memcpy(to += sizeof scale, from, F8_BLOCK);

@@ -18,6 +18,8 @@ typedef struct sn_tensor_view {
 
 /* Units of a tensor: of a vector its elements, of a matrix its rows. Split tensors are matrices, also with one row. */
 size_t sn_tensor_view_units(const sn_model_tensor *t);
+/* Bytes of a whole tensor in its file, without scales. */
+size_t sn_tensor_view_file_bytes(const sn_model_tensor *t);
 
 /* The view of a role that is not stacked by experts. `own`: its units. */
 sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparams *hparams, sn_role role, size_t own);

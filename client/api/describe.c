@@ -82,7 +82,7 @@ static json_t *tensors_json(const sn_model *model) {
 }
 
 /* How many parameters the files hold, and in how many bytes of each type. Of split MXFP4, "..._blocks" are bytes with
- * two parameters each, and their scales are none. */
+ * two parameters each, where they are no role's. Scales are no parameters. */
 static void add_weights_json(const sn_model *model, json_t *o) {
     json_t *types = json_object();
     json_int_t parameters = 0;
@@ -91,7 +91,7 @@ static void add_weights_json(const sn_model *model, json_t *o) {
         sn_model_tensor t;
         sn_model_tensor_at(model, i, &name, &type, &t);
         size_t len = strlen(name), suffix = strlen("_blocks");
-        if (t.dtype != SN_DTYPE_COUNT)
+        if (t.dtype != SN_DTYPE_COUNT && !sn_model_tensor_is_scale(name))
             parameters += (json_int_t)(t.rows * t.cols);
         else if (len > suffix && !strcmp(name + len - suffix, "_blocks"))
             parameters += 2 * (json_int_t)t.bytes;

@@ -72,9 +72,12 @@ static void stop(const char *what) {
     abort();
 }
 
+static bool is_float(made_form form) { return form == MADE_F32 || form == MADE_F32_SINGLE; }
+static bool is_single(made_form form) { return form == MADE_FP8_SINGLE || form == MADE_F32_SINGLE; }
+
 static void add(writer *w, content kind, size_t rows, size_t cols, const char *format, ...) {
     va_list names;
-    if (w->n + 2 > TENSORS_MAX) stop("too many tensors");
+    if (w->n + 3 > TENSORS_MAX) stop("too many tensors");
     tensor *t = &w->tensors[w->n];
     *t = (tensor){.kind = kind, .rows = rows, .cols = cols, .seed = (unsigned)++w->n_seeds};
     w->n++;
@@ -82,11 +85,16 @@ static void add(writer *w, content kind, size_t rows, size_t cols, const char *f
     vsnprintf(t->name, sizeof t->name, format, names);
     va_end(names);
     t->odd = !strcmp(t->name, "model.layers.1.self_attn.o_proj.weight");
-    if (kind != MATRIX || w->form == MADE_F32 || (t->odd && w->form == MADE_NO_SCALE)) return;
+    if (kind != MATRIX || is_float(w->form) || (t->odd && w->form == MADE_NO_SCALE)) return;
     tensor *scales = &w->tensors[w->n++];
     *scales = (tensor){
         .kind = SCALES, .rows = (rows + BLOCK - 1) / BLOCK, .cols = cols / BLOCK, .seed = t->seed, .odd = t->odd};
     snprintf(scales->name, sizeof scales->name, "%.*s_scale_inv", NAME - 11, t->name);
+    if (is_single(w->form)) {
+        scales->rows = scales->cols = 1;
+        w->tensors[w->n++] = (tensor){.kind = NORM, .rows = 1, .cols = 1};
+        snprintf(scales[1].name, sizeof scales[1].name, "%.*s.activation_scale", (int)strlen(t->name) - 7, t->name);
+    }
     if (t->odd && w->form == MADE_FEW_SCALES) scales->rows--;
 }
 
@@ -145,8 +153,10 @@ static float scale_of(const tensor *t, size_t r, size_t c, size_t cols) {
 
 static const char *type_of(const writer *w, const tensor *t) {
     if (t->kind == SCALES)
-        return t->odd && w->form == MADE_ODD_SCALES ? "F16" : w->form == MADE_FP8_SHORT ? "BF16" : "F32";
-    return t->kind == MATRIX && w->form != MADE_F32 ? "F8_E4M3" : "F32";
+        return t->odd && w->form == MADE_ODD_SCALES                      ? "F16"
+               : w->form == MADE_FP8_SHORT || w->form == MADE_FP8_SINGLE ? "BF16"
+                                                                         : "F32";
+    return t->kind == MATRIX && !is_float(w->form) ? "F8_E4M3" : "F32";
 }
 
 static size_t element_of(const writer *w, const tensor *t) {
@@ -183,11 +193,12 @@ static void write_matrix(writer *w, const tensor *t) {
         }
         for (size_t k = 0; k < t->cols; k++) codes[k] = (uint8_t)(codes[k] - ((codes[k] & 0x7f) == 0x7f)); /* no NaN */
         if (t->odd && w->form == MADE_NAN && r == 1) codes[t->cols - 1] = 0xff;
-        for (size_t k = 0; k < t->cols && w->form == MADE_F32; k++) {
+        for (size_t k = 0; k < t->cols && is_float(w->form); k++) {
             float q = 256 * sn_f16_to_f32(sn_f8_to_f16_256th(codes[k]));
-            values[k] = q * scale_of(t, r / BLOCK, k / BLOCK, t->cols);
+            values[k] =
+                q * (is_single(w->form) ? scale_of(t, 0, 0, t->cols) : scale_of(t, r / BLOCK, k / BLOCK, t->cols));
         }
-        if (w->form == MADE_F32)
+        if (is_float(w->form))
             put(w, values, sizeof *values, t->cols);
         else
             put(w, codes, 1, t->cols);
@@ -229,7 +240,10 @@ static void write_config(const char *folder, const made_shape *s, made_form form
             "\"num_hidden_layers\":%d,\"first_k_dense_replace\":%d,",
             s->embd, s->heads, s->heads, s->q_rank, s->latent, s->rope, s->nope, s->value, s->ff_dense, s->ff,
             s->experts, s->used, s->groups, s->groups_used, s->vocab, s->ctx, s->blocks, s->dense);
-    if (form != MADE_F32)
+    if (is_single(form) && !is_float(form))
+        fprintf(file, "\"quantization_config\":{\"activation_scheme\":\"static\",\"quant_method\":\"fp8\","
+                      "\"weight_block_size\":null},");
+    else if (!is_float(form))
         fprintf(file,
                 "\"quantization_config\":{\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"quant_method\":\"fp8\","
                 "\"weight_block_size\":[128,128]},");
@@ -258,10 +272,12 @@ void made_model_write(const char *folder, const made_shape *shape, made_form for
     for (size_t i = 0; i < w.n; i++) {
         const tensor *t = &w.tensors[i];
         size_t bytes = t->rows * t->cols * element_of(&w, t);
-        bool vector = (t->kind == NORM || t->kind == SMALL) && t->rows == 1;
+        bool vector = (t->kind == NORM || t->kind == SMALL) && t->rows == 1,
+             number = is_single(w.form) && t->rows == 1 && t->cols == 1;
         fprintf(text, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "{", t->name, type_of(&w, t));
-        if (!vector) fprintf(text, "%zu,", t->rows);
-        fprintf(text, "%zu],\"data_offsets\":[%zu,%zu]}", t->cols, at, at + bytes);
+        if (!vector && !number) fprintf(text, "%zu,", t->rows);
+        if (!number) fprintf(text, "%zu", t->cols);
+        fprintf(text, "],\"data_offsets\":[%zu,%zu]}", at, at + bytes);
         at += bytes;
     }
     fputc('}', text);

@@ -21,7 +21,9 @@ extern const made_shape made_small;       /* the same ratios, about 1/28 as wide
 typedef enum made_form {
     MADE_FP8,        /* scales in float32 */
     MADE_FP8_SHORT,  /* scales in bfloat16 */
+    MADE_FP8_SINGLE, /* one scale for each matrix, in bfloat16, and one for its inputs */
     MADE_F32,        /* the numbers of MADE_FP8 */
+    MADE_F32_SINGLE, /* those of MADE_FP8_SINGLE */
     MADE_NO_SCALE,   /* FP8, without the scales of the output matrix of block 1 */
     MADE_FEW_SCALES, /* FP8, with a row of its scales too few */
     MADE_ODD_SCALES, /* FP8, with its scales as F16 */

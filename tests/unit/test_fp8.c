@@ -1,5 +1,7 @@
 /* FP8 folders as DeepSeek publishes them: E4M3 with a scale for each 128 by 128 elements, in tensors beside the
  * weights. A damaged or unfitting file is refused. test_bits.c compares what a made model computes. */
+#include "base/text.h"
+#include "client/api/describe.h"
 #include "client/generate/lm_head.h"
 #include "device/quant.h"
 #include "model/model.h"
@@ -77,16 +79,15 @@ static void expect_same_numbers(const sn_model *a, const sn_model *b) {
 }
 
 Test(fp8, weights_have_the_numbers_of_elements_times_scales) {
-    char *plain = made(MADE_F32);
-    for (made_form form = MADE_FP8; form <= MADE_FP8_SHORT; form++) {
-        char *folder = made(form);
+    for (made_form form = MADE_FP8; form <= MADE_FP8_SINGLE; form++) {
+        char *folder = made(form), *plain = made(form == MADE_FP8_SINGLE ? MADE_F32_SINGLE : MADE_F32);
         sn_model *m = open_model(folder), *same = open_model(plain);
         expect_same_numbers(m, same);
         sn_model_close(&m);
         sn_model_close(&same);
         temp_folder_remove(&folder);
+        temp_folder_remove(&plain);
     }
-    temp_folder_remove(&plain);
 }
 
 /* What a client computes with its own weights. */
@@ -233,9 +234,9 @@ static bool covers(const wanted *w, uint64_t from, uint64_t end) {
     return from >= end;
 }
 
-Test(fp8, a_block_that_is_fetched_comes_with_all_its_scales) {
+static void expect_fetched_with_scales(made_form form) {
     static wanted w;
-    char *folder = made(MADE_FP8);
+    char *folder = made(form);
     sn_model *m = open_model(folder);
     sn_model_set_source(m, &(sn_model_source){.context = &w, .want = want, .fetch = fetch});
     REQUIRE(sn_model_need_block(m, 2, &err));
@@ -246,7 +247,8 @@ Test(fp8, a_block_that_is_fetched_comes_with_all_its_scales) {
         uint64_t from;
         sn_model_tensor_at(m, i, &name, &type, &t);
         cr_assert(sn_model_file_of(m, t.data, &path, &from));
-        bool own = !strncmp(name, "model.layers.2.", 15), scales = strstr(name, "_scale_inv");
+        bool own = !strncmp(name, "model.layers.2.", 15) && !strstr(name, ".activation_scale"),
+             scales = strstr(name, "_scale_inv");
         size_t bytes = t.dtype == SN_F8_E4M3 ? t.rows * t.cols : t.bytes;
         cr_expect_eq(covers(&w, from, from + bytes), own, "%s", name);
         n_scales += own && scales;
@@ -254,6 +256,44 @@ Test(fp8, a_block_that_is_fetched_comes_with_all_its_scales) {
     cr_assert_eq(n_scales, 5 + 3 + 3 * made_small.experts);
     sn_model_close(&m);
     temp_folder_remove(&folder);
+    w.n = 0;
+}
+
+Test(fp8, a_block_that_is_fetched_comes_with_all_its_scales) {
+    expect_fetched_with_scales(MADE_FP8);
+    expect_fetched_with_scales(MADE_FP8_SINGLE);
+}
+
+/* What `swarm inspect` says of a model's weights. */
+static void describe(made_form form, json_int_t *parameters, json_int_t *bytes) {
+    char *folder = made(form), *path = temp_path(folder, "model.safetensors");
+    sn_model *m = open_model(folder);
+    json_t *o, *value;
+    const char *type;
+    sn_buf file;
+    REQUIRE(sn_model_json(m, false, false, &o, &err));
+    *parameters = json_integer_value(json_object_get(o, "parameters"));
+    *bytes = 0;
+    json_object_foreach(json_object_get(o, "type_bytes"), type, value) *bytes += json_integer_value(value);
+    REQUIRE(sn_read_file(path, 1 << 28, &file, &err));
+    uint64_t header;
+    memcpy(&header, file.data, sizeof header);
+    cr_expect_eq(*bytes, (json_int_t)(file.len - sizeof header - header), "bytes of form %d", (int)form);
+    sn_buf_fini(&file);
+    json_decref(o);
+    sn_model_close(&m);
+    free(path);
+    temp_folder_remove(&folder);
+}
+
+Test(fp8, scales_are_counted_once_and_as_no_parameters) {
+    json_int_t parameters[2], bytes;
+    describe(MADE_F32, &parameters[0], &bytes);
+    cr_expect_eq(bytes, 4 * parameters[0]);
+    for (made_form form = MADE_FP8; form <= MADE_FP8_SINGLE; form++) {
+        describe(form, &parameters[1], &bytes);
+        cr_expect_eq(parameters[1], parameters[0], "form %d", (int)form);
+    }
 }
 
 /* The router of one expert is such a matrix, and stands last in the file. */

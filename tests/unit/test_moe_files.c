@@ -75,14 +75,39 @@ static void add_tensor(gguf *g, const sn_model *m, sn_role role, int block, cons
     g->n++;
 }
 
+/* Gate and up as one tensor: of each expert all rows of gate, then those of up. */
+static void add_gate_up(gguf *g, const sn_model *m, int block) {
+    char name[64];
+    sn_model_tensor t;
+    int experts = sn_model_hparams(m)->n_experts;
+    REQUIRE(sn_model_find(m, SN_ROLE_EXPERTS_UP, block, &t, &err));
+    snprintf(name, sizeof name, "blk.%d.ffn_gate_up_exps.weight", block);
+    put_gguf_string(&g->directory, name);
+    put_u32(&g->directory, 3);
+    put_u64(&g->directory, t.cols);
+    put_u64(&g->directory, 2 * t.rows);
+    put_u64(&g->directory, (uint64_t)experts);
+    put_u32(&g->directory, 30); /* BF16 */
+    put_u64(&g->directory, g->data.len);
+    for (int i = 0; i < 2 * experts; i++) {
+        REQUIRE(sn_model_find_expert(m, i % 2 ? SN_ROLE_EXPERTS_UP : SN_ROLE_EXPERTS_GATE, block, i / 2, &t, &err));
+        put_bytes(&g->data, t.data, t.bytes);
+    }
+    pad_to(&g->data, 32);
+    g->n++;
+}
+
 /* With these numbers of experts, and of experts per token; -1: the key is absent. */
-static char *write_gguf(const char *folder, const sn_model *m, int experts, int used, int width) {
+static char *write_gguf(const char *folder, const sn_model *m, bool fused, int experts, int used, int width) {
     const sn_hparams *h = sn_model_hparams(m);
     gguf g = {0};
     sn_buf b = {0};
     for (size_t i = 0; i < sizeof GGUF_NAMES / sizeof *GGUF_NAMES; i++)
         for (int block = 0; block < (GGUF_NAMES[i].role < SN_ROLE_FIRST_OF_BLOCK ? 1 : h->n_blocks); block++)
-            add_tensor(&g, m, GGUF_NAMES[i].role, block, GGUF_NAMES[i].name);
+            if (fused && GGUF_NAMES[i].role == SN_ROLE_EXPERTS_GATE)
+                add_gate_up(&g, m, block);
+            else if (!fused || GGUF_NAMES[i].role != SN_ROLE_EXPERTS_UP)
+                add_tensor(&g, m, GGUF_NAMES[i].role, block, GGUF_NAMES[i].name);
     put_gguf_header(&b, 3, g.n, (uint64_t)(11 + (experts >= 0) + (used >= 0) + (width >= 0)));
     put_gguf_text(&b, "general.architecture", "qwen3moe");
     put_gguf_u32(&b, "qwen3moe.block_count", (uint32_t)h->n_blocks);
@@ -108,12 +133,12 @@ static char *write_gguf(const char *folder, const sn_model *m, int experts, int 
     return temp_path(folder, "model.gguf");
 }
 
-Test(moe_files, gguf_file_and_folder_give_the_same_blocks) {
+static void expect_same_blocks(bool fused) {
     char *folder = temp_folder();
     sn_model *m = open_model(GOLDEN "qwen3_moe");
     const sn_hparams *h = sn_model_hparams(m);
     cr_assert(h->n_experts == 6 && h->n_experts_used == 2 && h->n_ff == 48 && h->router_scoring == SN_ROUTER_SOFTMAX);
-    char *path = write_gguf(folder, m, 6, 2, 48);
+    char *path = write_gguf(folder, m, fused, 6, 2, 48);
     sn_model *other = open_model(path);
     cr_assert_str_eq(sn_model_hparams(other)->family, "qwen3_moe");
     sn_hash a, b;
@@ -136,6 +161,10 @@ Test(moe_files, gguf_file_and_folder_give_the_same_blocks) {
     temp_folder_remove(&folder);
 }
 
+Test(moe_files, gguf_file_and_folder_give_the_same_blocks) { expect_same_blocks(false); }
+
+Test(moe_files, experts_whose_gate_and_up_are_one_tensor_give_the_same_blocks) { expect_same_blocks(true); }
+
 Test(moe_files, refuses_an_inconsistent_gguf_file) {
     static const struct {
         int experts, used, width;
@@ -151,7 +180,7 @@ Test(moe_files, refuses_an_inconsistent_gguf_file) {
     char *folder = temp_folder();
     sn_model *m = open_model(GOLDEN "qwen3_moe");
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        char *path = write_gguf(folder, m, wrong[i].experts, wrong[i].used, wrong[i].width);
+        char *path = write_gguf(folder, m, false, wrong[i].experts, wrong[i].used, wrong[i].width);
         expect_refused(path, wrong[i].error_part);
         free(path);
     }

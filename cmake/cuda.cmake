@@ -88,11 +88,21 @@ if(SN_TESTS)
   get_target_property(options sn_cuda_stand_in COMPILE_OPTIONS)
   list(REMOVE_ITEM options -Wstrict-prototypes)
   set_target_properties(sn_cuda_stand_in PROPERTIES COMPILE_OPTIONS "${options}")
-  # The emulation switches between stacks, which sanitizers do not support: kernels are compiled without sanitizers.
-  set_source_files_properties(${stand_in}/threads.c PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
-  set(emulated_options -fno-sanitize=all -fno-exceptions -fno-rtti -fno-threadsafe-statics -Wno-conversion -Wno-shadow
+  # The emulation switches between stacks, which sanitizers do not support: kernels are compiled without sanitizers, but
+  # with the calls that ThreadSanitizer inserts before loads and stores, which end in watch.c.
+  set_source_files_properties(${stand_in}/threads.c ${stand_in}/watch.c PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
+  set(watched -fsanitize=thread)
+  if(SN_SANITIZE MATCHES thread)
+    set(watched "")
+    set_source_files_properties(${stand_in}/watch.c PROPERTIES COMPILE_DEFINITIONS SN_THREAD_SANITIZER)
+  endif()
+  set(emulated_options -fno-sanitize=all ${watched} -fno-exceptions -fno-rtti -fno-threadsafe-statics -Wno-conversion -Wno-shadow
     -Wno-unknown-pragmas)
-  set_source_files_properties(${emulated} PROPERTIES COMPILE_OPTIONS "${emulated_options}")
+  set_source_files_properties(${emulated} ${stand_in}/mistakes.cc PROPERTIES COMPILE_OPTIONS "${emulated_options}")
+  add_library(sn_cuda_mistakes OBJECT ${stand_in}/mistakes.cc)
+  target_include_directories(sn_cuda_mistakes BEFORE PRIVATE ${stand_in}/include ${CMAKE_SOURCE_DIR})
+  set_target_properties(sn_cuda_mistakes PROPERTIES COMPILE_OPTIONS "${options}")
+  target_link_libraries(test_cuda_watch PRIVATE sn_cuda_mistakes)
   get_property(sn_tests DIRECTORY ${CMAKE_SOURCE_DIR}/tests PROPERTY BUILDSYSTEM_TARGETS)
   foreach(test ${sn_tests})
     if(test MATCHES "^(test_cuda|test_emulated|emulated_)")

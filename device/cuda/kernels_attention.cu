@@ -87,6 +87,7 @@ __device__ void split_softmax(const split_state &s, int heads, int n) {
         if (lane < n) scores[lane] = x;
         if (lane + 32 < n) scores[lane + 32] = y;
         float sum = warp_sum(x + y);
+        __syncwarp(); /* all lanes have read `before` */
         if (lane == 0) {
             s.rescale[h] = expf(before - base);
             s.largest[h] = largest;

@@ -96,6 +96,7 @@ template <int KEYS> __device__ inline void latent_softmax(const latent_state &s,
     float e = j < n ? expf(x - base) : 0.0f, sum = e;
     for (int distance = KEYS / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, distance);
     *weight = e;
+    __syncwarp(); /* all lanes have read `before` */
     if (j == 0) {
         s.rescale[h] = expf(before - base);
         s.largest[h] = largest;

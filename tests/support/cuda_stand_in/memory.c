@@ -43,18 +43,24 @@ static cudaError_t add_allocation(size_t bytes, int device, void **out) {
     return cudaSuccess;
 }
 
+/* Where kernels found the bytes of a page last: index + 1 of an allocation. */
+static unsigned last_found[1024];
+static int open_device = -1;
+
+static bool lies_in(const allocation *p, const char *at, size_t bytes) {
+    return at >= p->at && bytes <= p->bytes && (size_t)(at - p->at) <= p->bytes - bytes;
+}
+
 static allocation *find_allocation(const void *at, size_t bytes, int device) {
-    const char *byte = at;
     for (size_t i = 0; i < n_allocations; i++)
-        if (allocations[i].device == device && byte >= allocations[i].at && bytes <= allocations[i].bytes &&
-            (size_t)(byte - allocations[i].at) <= allocations[i].bytes - bytes)
-            return &allocations[i];
+        if (allocations[i].device == device && lies_in(&allocations[i], at, bytes)) return &allocations[i];
     return NULL;
 }
 
 static void remove_allocation(allocation *p) {
     munmap(p->pages, p->mapped);
     *p = allocations[--n_allocations];
+    memset(last_found, 0, sizeof last_found);
 }
 
 static void protect_device(int device, int protection) {
@@ -62,7 +68,20 @@ static void protect_device(int device, int protection) {
         if (allocations[i].device == device) mprotect(allocations[i].pages, allocations[i].mapped - PAGE, protection);
 }
 
-void cuda_memory_open(int device) { protect_device(device, PROT_READ | PROT_WRITE); }
+void cuda_memory_open(int device) {
+    protect_device(device, PROT_READ | PROT_WRITE);
+    open_device = device;
+}
+
+bool cuda_memory_open_holds(const void *at, size_t bytes) {
+    unsigned *last = &last_found[(uintptr_t)at / PAGE % 1024];
+    if (*last && allocations[*last - 1].device == open_device && lies_in(&allocations[*last - 1], at, bytes))
+        return true;
+    const allocation *p = find_allocation(at, bytes, open_device);
+    if (p) *last = (unsigned)(p - allocations) + 1;
+    return p;
+}
+
 void cuda_memory_close(int device) { protect_device(device, PROT_NONE); }
 bool cuda_memory_holds(int device, const void *at, size_t bytes) { return find_allocation(at, bytes, device); }
 static bool is_pinned_memory(const void *at, size_t bytes) { return find_allocation(at, bytes, -1); }

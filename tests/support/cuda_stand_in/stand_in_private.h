@@ -34,6 +34,7 @@ void cuda_spoil_capture(cudaStream_t stream);
 void cuda_memory_open(int device);
 void cuda_memory_close(int device);
 bool cuda_memory_holds(int device, const void *at, size_t bytes); /* inside one allocation */
+bool cuda_memory_open_holds(const void *at, size_t bytes);        /* of the device that was opened last */
 /* The device's context is made: the driver takes its memory, once. */
 void cuda_memory_context(int device);
 /* A cuBLAS handle is made on this device: takes its memory, once. */

@@ -15,6 +15,7 @@ typedef enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE } state;
 typedef struct fiber {
     void *stack; /* its stack pointer while it is suspended */
     state state;
+    bool meets; /* it waits at a barrier of the warp, not at a shuffle */
     unsigned exchanges;
     uint32_t given[2]; /* value given to this exchange and to the one before */
 } fiber;
@@ -22,6 +23,7 @@ typedef struct fiber {
 struct cuda_position cuda_position;
 
 static fiber *fibers;
+static char *stacks;
 static void *scheduler; /* stack pointer of run_threads while a fiber runs */
 static unsigned char shared[CUDA_SHARED_MAX] __attribute__((aligned(16)));
 static unsigned now, n_threads, n_blocks_run;
@@ -83,8 +85,8 @@ static void resume_fiber(unsigned i) {
 
 static void make_fibers(void) {
     fibers = calloc(THREADS_MAX, sizeof *fibers);
-    char *stacks = mmap(NULL, (size_t)THREADS_MAX * STACK, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    stacks = mmap(NULL, (size_t)THREADS_MAX * STACK, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!fibers || stacks == MAP_FAILED) abort();
     for (size_t i = 0; i < THREADS_MAX; i++) {
         uintptr_t *top = (uintptr_t *)(void *)(stacks + (i + 1) * STACK) - SAVED;
@@ -94,6 +96,11 @@ static void make_fibers(void) {
 }
 
 void cuda_threads_barrier(void) { switch_out(AT_BARRIER); }
+
+void cuda_threads_warp_barrier(void) {
+    fibers[now].meets = true;
+    switch_out(AT_EXCHANGE);
+}
 
 /* Two slots for values: no thread reaches the exchange after the next before all threads have read this one. */
 uint32_t cuda_threads_exchange(uint32_t bits, int distance) {
@@ -106,14 +113,20 @@ uint32_t cuda_threads_exchange(uint32_t bits, int distance) {
 
 /* Releases the lanes of a warp if all of them have reached an exchange. True if it did. */
 static bool release_warp(unsigned first) {
-    unsigned end = first + WARP < n_threads ? first + WARP : n_threads, waiting = 0, gone = 0;
+    unsigned end = first + WARP < n_threads ? first + WARP : n_threads, waiting = 0, gone = 0, meeting = 0;
     for (unsigned i = first; i < end; i++) {
+        meeting += fibers[i].state == AT_EXCHANGE && fibers[i].meets;
         waiting += fibers[i].state == AT_EXCHANGE;
         gone += fibers[i].state == DONE;
     }
     if (waiting && gone) cuda_threads_fail("a shuffle waits for lanes that have ended");
     if (waiting < end - first) return false;
-    for (unsigned i = first; i < end; i++) fibers[i].state = READY;
+    if (meeting && meeting < waiting) cuda_threads_fail("a warp's lanes wait at a shuffle and at a barrier");
+    if (meeting) cuda_watch_warp(first / WARP);
+    for (unsigned i = first; i < end; i++) {
+        fibers[i].state = READY;
+        fibers[i].meets = false;
+    }
     return true;
 }
 
@@ -126,6 +139,7 @@ static bool release_block(void) {
     if (!waiting || waiting + gone < n_threads) return false;
     for (unsigned i = 0; i < n_threads; i++)
         if (fibers[i].state == AT_BARRIER) fibers[i].state = READY;
+    cuda_watch_barrier();
     return true;
 }
 
@@ -149,6 +163,7 @@ static void run_block(void) {
     bool ahead = turn / 7 % 4 < 2;
     for (unsigned i = 0; i < n_threads; i++) fibers[i].state = READY;
     memset(shared, 0xa5, n_shared);
+    cuda_watch_block(n_shared);
     for (bool going = true; going;) {
         going = false;
         for (unsigned k = 0; k < n_warps; k++) {
@@ -166,8 +181,10 @@ static void run_block(void) {
         if (fibers[i].state != DONE) cuda_threads_fail("a barrier that some threads never reach");
 }
 
-void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t bytes, void (*body)(void *ctx), void *ctx) {
+void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t bytes, void (*body)(void *ctx), void *ctx,
+                      size_t ctx_bytes) {
     if (!fibers) make_fibers();
+    cuda_watch_begin(stacks, (size_t)THREADS_MAX * STACK, ctx, ctx_bytes);
     n_threads = threads;
     n_shared = bytes;
     block_body = body;
@@ -179,4 +196,5 @@ void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t bytes, vo
                 cuda_position.block = (cuda_index){x, y, z};
                 run_block();
             }
+    cuda_watch_end();
 }

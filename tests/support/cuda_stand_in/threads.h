@@ -1,6 +1,7 @@
 /* CUDA C++ for the host's compiler, as far as the kernels use it: the threads of a block run one after the other,
- * each until it reaches a barrier or a shuffle, in an order that changes from block to block. Misaligned wide loads,
- * barriers that some threads miss and shuffles with lanes that have ended abort the program with a message. */
+ * each until it reaches a barrier or a shuffle, in an order that changes from block to block. Barriers that some
+ * threads miss, shuffles with lanes that have ended, and the accesses that watch.c finds wrong (alignment, bounds,
+ * races) abort the program with a message. */
 #ifndef SN_TESTS_CUDA_STAND_IN_THREADS_H
 #define SN_TESTS_CUDA_STAND_IN_THREADS_H
 
@@ -23,12 +24,23 @@ extern struct cuda_position {
 enum { CUDA_SHARED_MAX = 101376 }; /* bytes: what every device since sm_80 has if it is requested */
 
 /* Runs `body` once for every thread of the grid. */
-void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t shared, void (*body)(void *ctx), void *ctx);
+void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t shared, void (*body)(void *ctx), void *ctx,
+                      size_t ctx_bytes);
 void cuda_threads_barrier(void);
+void cuda_threads_warp_barrier(void);
 /* All lanes of the warp meet; returns the value of lane (own ^ distance). */
 uint32_t cuda_threads_exchange(uint32_t bits, int distance);
 uint16_t cuda_threads_half(float x); /* IEEE half precision, rounded to nearest even */
 void cuda_threads_fail(const char *sentence) __attribute__((noreturn));
+
+/* watch.c: accesses are checked between begin and end. A kernel's threads may touch these stacks and read this call. */
+void cuda_watch_begin(const void *all_stacks, size_t stack_bytes, const void *call, size_t call_bytes);
+void cuda_watch_end(void);
+void cuda_watch_block(size_t shared_bytes); /* a block begins */
+void cuda_watch_barrier(void);              /* all of its threads have met */
+void cuda_watch_warp(unsigned warp);        /* the lanes of this warp have met */
+/* A vector of this size is copied from one address to the other: fails where one of them is not aligned to it. */
+void cuda_watch_vectors(const void *to, const void *from, size_t bytes);
 
 #ifdef __cplusplus
 }
@@ -52,21 +64,37 @@ struct dim3 {
     unsigned x, y, z;
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-struct alignas(8) float2 {
-    float x, y;
+/* Vectors, which are loaded and stored as a whole: copying one checks where it lies. (The compiler takes them to pieces
+ * before it inserts the calls that watch.c answers.) */
+template <class Element> struct alignas(2 * sizeof(Element)) cuda_vector2 {
+    Element x, y;
+    cuda_vector2() = default;
+    cuda_vector2(Element x_, Element y_) : x(x_), y(y_) {}
+    cuda_vector2(const cuda_vector2 &o) { *this = o; }
+    cuda_vector2 &operator=(const cuda_vector2 &o) {
+        cuda_watch_vectors(this, &o, sizeof o);
+        x = o.x, y = o.y;
+        return *this;
+    }
 };
-struct alignas(8) uint2 {
-    unsigned x, y;
+template <class Element> struct alignas(4 * sizeof(Element)) cuda_vector4 {
+    Element x, y, z, w;
+    cuda_vector4() = default;
+    cuda_vector4(Element x_, Element y_, Element z_, Element w_) : x(x_), y(y_), z(z_), w(w_) {}
+    cuda_vector4(const cuda_vector4 &o) { *this = o; }
+    cuda_vector4 &operator=(const cuda_vector4 &o) {
+        cuda_watch_vectors(this, &o, sizeof o);
+        x = o.x, y = o.y, z = o.z, w = o.w;
+        return *this;
+    }
 };
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
+using float2 = cuda_vector2<float>;
+using float4 = cuda_vector4<float>;
+using uint2 = cuda_vector2<unsigned>;
+using uint4 = cuda_vector4<unsigned>;
 static inline float2 make_float2(float x, float y) { return {x, y}; }
-static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 static inline int min(int a, int b) { return a < b ? a : b; }
@@ -112,12 +140,10 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     return out;
 }
 
-template <class T> static inline T __ldcs(const T *at) {
-    if (reinterpret_cast<uintptr_t>(at) % sizeof(T)) cuda_threads_fail("a wide load is not aligned");
-    return *at;
-}
+template <class T> static inline T __ldcs(const T *at) { return *at; }
 
 static inline void __syncthreads() { cuda_threads_barrier(); }
+static inline void __syncwarp() { cuda_threads_warp_barrier(); }
 static inline float __shfl_xor_sync(unsigned mask, float x, int distance) {
     if (mask != 0xffffffffu) cuda_threads_fail("a shuffle of part of a warp is not supported");
     return __uint_as_float(cuda_threads_exchange(__float_as_uint(x), distance));
@@ -149,7 +175,7 @@ template <class... Parameters> struct cuda_call {
     }
     static void run(void *ctx) {
         cuda_call *c = static_cast<cuda_call *>(ctx);
-        cuda_threads_run(c->grid, c->threads, c->shared, one, ctx);
+        cuda_threads_run(c->grid, c->threads, c->shared, one, ctx, sizeof *c);
     }
 };
 

@@ -54,7 +54,7 @@ if(SN_XPU)
   set_source_files_properties(device/xpu/spirv.c PROPERTIES
     COMPILE_DEFINITIONS "SN_XPU_SPIRV=\"${SN_XPU_SPIRV}\"" OBJECT_DEPENDS "${SN_XPU_MODULES}")
   target_compile_definitions(sn_device PUBLIC SN_HAVE_XPU)
-  target_link_libraries(sn_device PUBLIC PkgConfig::ZE)
+  target_link_libraries(sn_device PUBLIC PkgConfig::ZE ${CMAKE_DL_LIBS})
 else()
   message(STATUS "No XPU backend: it needs libze-dev, clang-15, llvm-spirv-15 and spirv-tools")
   get_target_property(sources sn_device SOURCES)

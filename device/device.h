@@ -488,6 +488,7 @@ struct sn_device {
     const char *lost;               /* NULL: it works. Else it is lost: the sentence with which every call fails */
     uint64_t graphs_captured;       /* batches captured so far: for tests that nothing is captured twice */
     size_t memory_max;              /* bytes of its memory that may be allocated; SIZE_MAX: as many as it has */
+    size_t allocation_max;          /* bytes of one allocation; 0: no limit of its own */
     size_t memory_used;             /* bytes that are allocated; backends count with the next two functions */
     size_t memory_extra;            /* bytes beside all others with which it is faster: captured batches */
     const struct sn_cancel *cancel; /* of a CPU device: between two blocks it ends loading and forward passes with

@@ -5,15 +5,32 @@
 #include <assert.h>
 #include <stdlib.h>
 
+static size_t count_pieces(const sn_kv_pages *pages, const sn_kv_pages_part *part) {
+    return (pages->n_pages + part->piece_pages - 1) / part->piece_pages;
+}
+
+static size_t piece_bytes(const sn_kv_pages *pages, const sn_kv_pages_part *part, size_t piece) {
+    return sn_min_size(part->piece_pages, pages->n_pages - piece * part->piece_pages) * part->page_bytes;
+}
+
+/* One reservation per device, if the device allows so much at once: on the CPU a page takes memory only once it is
+ * written. */
+static sn_status part_alloc(const sn_kv_pages *pages, sn_kv_pages_part *part, sn_err *err) {
+    const size_t most = part->device->allocation_max;
+    part->piece_pages = most ? sn_min_size(pages->n_pages, most / part->page_bytes) : pages->n_pages;
+    if (!part->piece_pages) part->piece_pages = 1; /* the device refuses it with a sentence */
+    sn_status status = sn_calloc(&part->pieces, count_pieces(pages, part), sizeof *part->pieces, err);
+    for (size_t i = 0; !status && i < count_pieces(pages, part); i++) {
+        void *memory = NULL;
+        status = part->device->ops->alloc(part->device, piece_bytes(pages, part, i), &memory, err);
+        part->pieces[i] = memory;
+    }
+    return status;
+}
+
 static sn_status pages_alloc_parts(sn_kv_pages *pages, sn_err *err) {
     sn_status status = SN_OK;
-    for (int i = 0; i < pages->n_parts && !status; i++) {
-        /* One reservation per device: on the CPU a page takes memory only once it is written. */
-        sn_kv_pages_part *part = &pages->parts[i];
-        void *memory = NULL;
-        status = part->device->ops->alloc(part->device, pages->n_pages * part->page_bytes, &memory, err);
-        part->memory = memory;
-    }
+    for (int i = 0; i < pages->n_parts && !status; i++) status = part_alloc(pages, &pages->parts[i], err);
     return status;
 }
 
@@ -50,7 +67,9 @@ void sn_kv_pages_fini(sn_kv_pages *pages) {
     sn_kv_states_fini(&pages->states);
     for (int i = 0; i < pages->n_parts; i++) {
         sn_kv_pages_part *part = &pages->parts[i];
-        if (part->memory) part->device->ops->free(part->device, part->memory, pages->n_pages * part->page_bytes);
+        for (size_t k = 0; part->pieces && k < count_pieces(pages, part); k++)
+            if (part->pieces[k]) part->device->ops->free(part->device, part->pieces[k], piece_bytes(pages, part, k));
+        free(part->pieces);
     }
     free(pages->parts);
     free(pages->free_pages);

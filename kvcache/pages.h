@@ -22,7 +22,8 @@ typedef struct sn_kv_pages_part {
     sn_kv_shape shape;
     size_t row_bytes; /* behind keys and values each page has so many bytes for each position */
     size_t page_bytes;
-    uint8_t *memory; /* device, n_pages * page_bytes */
+    size_t piece_pages; /* of a piece of memory: as many pages as the device allocates at once */
+    uint8_t **pieces;   /* device, each piece_pages * page_bytes, the last one less; NULL: there are none yet */
 } sn_kv_pages_part;
 
 /* How the owner of cached pages gives them up. Both operations end in sn_kv_pages_uncache and cannot fail. */
@@ -75,7 +76,8 @@ void sn_kv_pages_uncache(sn_kv_pages *pages, uint32_t page);
 sn_status sn_kv_pages_copy(const sn_kv_pages *pages, uint32_t to, uint32_t from, sn_err *err) SN_MUST_USE;
 
 static inline void *sn_kv_pages_address(const sn_kv_pages *pages, int part, uint32_t page) {
-    return pages->parts[part].memory + page * pages->parts[part].page_bytes;
+    const sn_kv_pages_part *p = &pages->parts[part];
+    return p->pieces[page / p->piece_pages] + page % p->piece_pages * p->page_bytes;
 }
 
 #endif

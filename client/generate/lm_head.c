@@ -210,7 +210,8 @@ static sn_status check_room(const sn_lm_head *head, const sn_model *model, const
     if (!status) status = sn_devices_list_kind(d->id.kind, infos, &n, err);
     if (status) return status;
     for (size_t i = 0; i < n; i++)
-        if (sn_device_id_equal(infos[i].id, d->id)) room = sn_min_size(room, infos[i].memory_free);
+        if (sn_device_id_equal(infos[i].id, d->id))
+            room = sn_min_size(room, infos[i].memory_free - sn_min_size(infos[i].memory_reserve, infos[i].memory_free));
     if (needed <= room) return SN_OK;
     return sn_fail(err, SN_STOP,
                    "%s has %s of memory left, and %s are needed: give --device cpu, or leave it more, as with "

@@ -23,8 +23,8 @@ static sn_status device_malloc(sn_xpu *x, size_t bytes, void **device, sn_err *e
     *device = NULL;
     sn_status status = sn_xpu_check_alive(x, err);
     if (status) return status;
-    if (bytes > x->allocation_max)
-        return sn_fail(err, SN_STOP, "%s allocates at most %zu bytes at once, not %zu", x->name, x->allocation_max,
+    if (bytes > x->base.allocation_max)
+        return sn_fail(err, SN_STOP, "%s allocates at most %zu bytes at once, not %zu", x->name, x->base.allocation_max,
                        bytes);
     status = sn_device_take_memory(&x->base, bytes, err);
     if (status) return status;

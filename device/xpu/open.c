@@ -12,6 +12,7 @@
 #include "device/backends.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,7 +70,16 @@ static size_t device_memory_bytes(ze_device_handle_t device) {
     return bytes;
 }
 
-/* The core of Level Zero does not tell how much memory is free: memory_free is the total. */
+static atomic_uint opened; /* a bit for each ordinal that this process has opened */
+
+/* What is kept back: for the driver, which takes its part with the first opening, and, where nothing tells what is
+ * free, for a desktop and other programs. */
+static size_t memory_reserve(size_t memory, bool told, uint32_t ordinal) {
+    enum { RESERVE_BYTES = 512 << 20, SHARE = 16 };
+    if (!told) return RESERVE_BYTES + memory / SHARE;
+    return atomic_load(&opened) >> ordinal & 1 ? 0 : RESERVE_BYTES;
+}
+
 sn_status sn_xpu_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err) {
     found_device devices[SN_DEVICES_MAX];
     uint32_t n_found;
@@ -81,7 +91,10 @@ sn_status sn_xpu_list(sn_device_info out[SN_DEVICES_MAX], size_t *n, sn_err *err
         (void)zeDriverGetApiVersion(devices[i].driver, &version);
         sn_device_info *info = &out[(*n)++];
         *info = (sn_device_info){.id = {SN_DEVICE_XPU, (int)i}, .memory = device_memory_bytes(devices[i].device)};
-        info->memory_free = info->memory;
+        const bool told =
+            sn_xpu_free_memory(devices[i].device, &info->memory_free) && info->memory_free <= info->memory;
+        if (!told) info->memory_free = info->memory;
+        info->memory_reserve = memory_reserve(info->memory, told, i);
         snprintf(info->name, sizeof info->name, "%.63s", p.name);
         snprintf(info->features, sizeof info->features, "Level Zero %u.%u, %u units", (unsigned)version >> 16,
                  (unsigned)version & 0xffff, p.numSlices * p.numSubslicesPerSlice * p.numEUsPerSubslice);
@@ -116,7 +129,7 @@ static sn_status query_device(sn_xpu *x, sn_err *err) {
                        "%s is too small for the kernels: groups of %u and %u bytes of local memory, not %d "
                        "and %d",
                        x->name, compute.maxTotalGroupSize, compute.maxSharedLocalMemory, GROUP, LOCAL);
-    x->allocation_max = p.maxMemAllocSize;
+    x->base.allocation_max = p.maxMemAllocSize;
     x->memory = device_memory_bytes(x->device);
     snprintf(x->description, sizeof x->description, "%s: %.128s, %.1f GiB", x->name, p.name,
              (double)x->memory / (1024.0 * 1024 * 1024));
@@ -273,11 +286,13 @@ sn_status sn_xpu_open(sn_device_id id, const sn_device_options *options, sn_devi
     if (options && options->timeout_ms > 0) x->base.timeout_ms = options->timeout_ms;
     sn_device_id_name(id, x->name);
     status = open_device(x, err);
-    if (status)
+    if (status) {
         xpu_close(&x->base);
-    else
-        *out = &x->base;
-    return status;
+        return status;
+    }
+    atomic_fetch_or(&opened, 1u << id.ordinal); /* it is one of SN_DEVICES_MAX */
+    *out = &x->base;
+    return SN_OK;
 }
 
 const char *sn_xpu_describe(const sn_device *device) { return sn_xpu_of(device)->description; }

@@ -120,7 +120,6 @@ typedef struct sn_xpu {
     ze_driver_handle_t driver;
     ze_device_handle_t device;
     ze_context_handle_t context;
-    size_t allocation_max; /* bytes */
     size_t memory;
     ze_command_list_handle_t queue, copies;
     ze_event_pool_handle_t pool;
@@ -180,6 +179,12 @@ typedef struct sn_xpu_arg {
 /* Queues `groups_x` x `groups_y` groups; no launch when either is 0. */
 sn_status sn_xpu_launch(sn_xpu *x, ze_kernel_handle_t kernel, size_t groups_x, size_t groups_y, int n_args,
                         const sn_xpu_arg *args, sn_err *err);
+
+/* -- sysman.c
+ *
+ * *bytes: the device's memory that is free now. False: the driver does not tell, as Intel's without rights to it, or
+ * loaders before zesInit unless ZES_ENABLE_SYSMAN=1 is in the environment. */
+bool sn_xpu_free_memory(ze_device_handle_t device, size_t *bytes);
 
 /* -- memory.c */
 sn_status sn_xpu_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);

@@ -3,6 +3,8 @@
 #ifdef SN_ZE_TEST_DRIVER
 #include "tests/support/ze_driver/use.h"
 
+#include "kvcache/kvcache.h"
+
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
@@ -36,6 +38,54 @@ Test(xpu, lists_each_device_with_its_memory) {
         cr_assert_str_eq(infos[i].name, "emulated on the CPU");
         cr_assert(strstr(infos[i].features, "Level Zero 1.3"), "%s", infos[i].features);
     }
+}
+
+/* Without Sysman more is kept back, for what other programs may have. */
+Test(xpu, tells_what_is_free_where_sysman_does) {
+    enum { TAKEN = 3000000 };
+    sn_device_info infos[SN_DEVICES_MAX];
+    void *memory;
+    sn_device *d = open_xpu(0);
+    OK(d->ops->alloc(d, TAKEN, &memory, &err));
+    cr_assert_eq(list_xpus(infos), 1);
+    cr_expect_eq(infos[0].memory_free, infos[0].memory);
+    const size_t blind = infos[0].memory_reserve;
+    setenv("ZES_ENABLE_SYSMAN", "1", 1);
+    cr_assert_eq(list_xpus(infos), 1);
+    cr_expect(infos[0].memory_free <= infos[0].memory - TAKEN && infos[0].memory_free > infos[0].memory - 2 * TAKEN,
+              "%zu of %zu", infos[0].memory_free, infos[0].memory);
+    cr_expect_gt(blind, infos[0].memory_reserve);
+    cr_expect_eq(infos[0].memory_reserve, 0, "the driver of an open device has taken its part");
+    d->ops->free(d, memory, TAKEN);
+    sn_device_close(&d);
+}
+
+/* A KV pool of more than the device allocates at once is cut into pieces; every page holds what is written to it. */
+Test(xpu, cuts_a_pool_into_what_it_allocates_at_once) {
+    enum { PAGES = 7, WIDTH = 32, TOKENS = PAGES * SN_KV_PAGE_TOKENS };
+    static float k[TOKENS * WIDTH], v[TOKENS * WIDTH], back_k[TOKENS * WIDTH], back_v[TOKENS * WIDTH];
+    sn_device *d = open_xpu(0);
+    sn_kv_pool *pool;
+    sn_kv_cache *kv;
+    const sn_kv_shape shape = {1, 1, WIDTH, SN_KV_PAGE_TOKENS, SN_KV_F32, 0};
+    const size_t page = d->ops->kv_page_bytes(d, &shape), before = ze_test_memory_used();
+    OK(d->ops->prepare(d, &(sn_device_limits){.rows = 64, .width = WIDTH, .context = TOKENS}, &err));
+    const size_t prepared = ze_test_memory_used();
+    d->allocation_max = 2 * page + page / 2;
+    OK(sn_kv_pool_new(&(sn_kv_part){d, 1, SN_KV_F32, 0}, 1, 1, WIDTH, PAGES * page, &pool, &err));
+    cr_expect_eq(sn_kv_pool_tokens(pool), TOKENS);
+    OK(sn_kv_cache_new(pool, &kv, &err));
+    for (int i = 0; i < TOKENS * WIDTH; i++) k[i] = (float)i, v[i] = -(float)i;
+    OK(sn_kv_cache_reserve(kv, TOKENS, &err));
+    OK(sn_kv_cache_import(kv, 0, 0, TOKENS, k, v, &err));
+    sn_kv_cache_append(kv, TOKENS);
+    OK(sn_kv_cache_export(kv, 0, 0, 0, TOKENS, back_k, back_v, &err));
+    cr_expect(!memcmp(k, back_k, sizeof k) && !memcmp(v, back_v, sizeof v));
+    sn_kv_cache_free(&kv);
+    sn_kv_pool_free(&pool);
+    cr_expect_eq(ze_test_memory_used(), prepared);
+    cr_expect_geq(prepared, before);
+    sn_device_close(&d);
 }
 
 Test(xpu, reports_a_missing_driver) {

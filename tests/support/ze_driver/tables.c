@@ -136,6 +136,22 @@ static ze_result_t device_memory(ze_device_handle_t d, uint32_t *n, ze_device_me
     return ZE_RESULT_SUCCESS;
 }
 
+/* -- Sysman: its devices are those of the core */
+
+static ze_result_t sysman_memories(zes_device_handle_t d, uint32_t *n, zes_mem_handle_t *out) {
+    if (out && *n) out[0] = (zes_mem_handle_t)d;
+    *n = 1;
+    return ZE_RESULT_SUCCESS;
+}
+
+static ze_result_t sysman_memory_state(zes_mem_handle_t memory, zes_mem_state_t *out) {
+    (void)memory;
+    out->health = ZES_MEM_HEALTH_OK;
+    out->size = ze_test.memory;
+    out->free = ze_test.memory - ze_test.device_used;
+    return ZE_RESULT_SUCCESS;
+}
+
 static ze_result_t context_create(ze_driver_handle_t d, const ze_context_desc_t *desc, ze_context_handle_t *out) {
     (void)d, (void)desc;
     *out = (ze_context_handle_t)&the_context;
@@ -218,6 +234,9 @@ TABLE(zeGetMemProcAddrTable, ze_mem_dditable_t, .pfnAllocDevice = memory_device,
 TABLE(zeGetCommandQueueProcAddrTable, ze_command_queue_dditable_t, .pfnCreate = NULL)
 TABLE(zeGetFenceProcAddrTable, ze_fence_dditable_t, .pfnCreate = NULL)
 
+TABLE(zesGetDeviceProcAddrTable, zes_device_dditable_t, .pfnEnumMemoryModules = sysman_memories)
+TABLE(zesGetMemoryProcAddrTable, zes_memory_dditable_t, .pfnGetState = sysman_memory_state)
+
 #define EMPTY(function, type) TABLE(function, type, 0)
 EMPTY(zeGetDeviceExpProcAddrTable, ze_device_exp_dditable_t)
 EMPTY(zeGetImageProcAddrTable, ze_image_dditable_t)
@@ -230,7 +249,6 @@ EMPTY(zeGetVirtualMemProcAddrTable, ze_virtual_mem_dditable_t)
 EMPTY(zeGetFabricVertexExpProcAddrTable, ze_fabric_vertex_exp_dditable_t)
 EMPTY(zeGetFabricEdgeExpProcAddrTable, ze_fabric_edge_exp_dditable_t)
 EMPTY(zesGetDriverProcAddrTable, zes_driver_dditable_t)
-EMPTY(zesGetDeviceProcAddrTable, zes_device_dditable_t)
 EMPTY(zesGetSchedulerProcAddrTable, zes_scheduler_dditable_t)
 EMPTY(zesGetPerformanceFactorProcAddrTable, zes_performance_factor_dditable_t)
 EMPTY(zesGetPowerProcAddrTable, zes_power_dditable_t)
@@ -238,7 +256,6 @@ EMPTY(zesGetFrequencyProcAddrTable, zes_frequency_dditable_t)
 EMPTY(zesGetEngineProcAddrTable, zes_engine_dditable_t)
 EMPTY(zesGetStandbyProcAddrTable, zes_standby_dditable_t)
 EMPTY(zesGetFirmwareProcAddrTable, zes_firmware_dditable_t)
-EMPTY(zesGetMemoryProcAddrTable, zes_memory_dditable_t)
 EMPTY(zesGetFabricPortProcAddrTable, zes_fabric_port_dditable_t)
 EMPTY(zesGetTemperatureProcAddrTable, zes_temperature_dditable_t)
 EMPTY(zesGetPsuProcAddrTable, zes_psu_dditable_t)

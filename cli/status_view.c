@@ -35,6 +35,10 @@ static void print_node(const json_t *n) {
            rtt, word(n, "version"), word(n, "address"));
     if (!answered) printf("%-14s %s\n", "", word(n, "error"));
     if (*word(n, "device") && strcmp(word(n, "device"), "cpu")) printf("%-14s computes on %s\n", "", word(n, "device"));
+    if (*word(n, "experts"))
+        printf("%-14s holds experts %s of %lld\n", "", word(n, "experts"), (long long)number(n, "n_experts"));
+    if (*word(n, "lacking"))
+        printf("%-14s serves no clients: no node that it knows holds %s\n", "", word(n, "lacking"));
     if (answered && joined && !number(n, "bootstrap_peers"))
         printf("%-14s no node answers at the %lld %s that it joined\n", "", (long long)joined,
                joined == 1 ? "address" : "addresses");

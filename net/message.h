@@ -427,6 +427,7 @@ enum {
     U64(swapped_bytes)         /* of idle sessions, swapped out of the KV cache */                                     \
     U64(joined)                /* addresses given with --join */                                                       \
     U64(bootstrap_peers)       /* nodes that answered there */                                                         \
+    STR(lacking, SN_TEXT_SIZE_MAX) /* experts of its blocks that are missing in its group; empty: none */             \
     STR(model_name, SN_MODEL_NAME_MAX)
 
 /* ERROR, node to the sender of a request, in place of the answer; the ERROR of a pushed STEP goes to the client. */

@@ -45,6 +45,7 @@ static json_t *node_json(const sn_announcement *a, uint64_t rtt_us) {
                           "device", text_json(a->device), "adapters", adapters);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         json_object_set_new(o, numbers[i].name, json_integer((json_int_t)numbers[i].value));
+    if (a->n_experts) json_object_set_new(o, "experts", range_json(a->experts[0], a->experts[1]));
     if (rtt_us) json_object_set_new(o, "rtt_ms", json_real((double)rtt_us / 1000));
     return o;
 }

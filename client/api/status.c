@@ -47,6 +47,7 @@ sn_status sn_status_query(sn_link *link, sn_status_row **rows, size_t *n, sn_err
     for (size_t i = 0; i < *n && !status; i++) {
         (*rows)[i].reply = polls[i];
         sn_sanitize_text((*rows)[i].reply.status.model_name);
+        sn_sanitize_text((*rows)[i].reply.status.lacking);
         query_adapters(link, &(*rows)[i]);
     }
     free(nodes);
@@ -100,6 +101,12 @@ static json_t *node_json(const sn_status_row *r) {
                           "address", a->address, "curve_key", sn_hex(a->curve_key, SN_KEY_SIZE, key), "blocks", blocks,
                           "state", sn_node_state_name(a->state), "model", sn_hex(a->model, SN_KEY_SIZE, model),
                           "version", a->version, "device", a->device, "answered", r->reply.answered);
+    if (a->n_experts) {
+        json_object_set_new(
+            o, "experts",
+            json_sprintf("%llu:%llu", (unsigned long long)a->experts[0], (unsigned long long)a->experts[1]));
+        set_number(o, "n_experts", a->experts[2]);
+    }
     set_number(o, "tokens_per_s", a->tokens_per_s);
     set_number(o, "decode_us", a->decode_us);
     set_number(o, "prompt_tokens_per_s", a->prompt_tokens_per_s);
@@ -136,6 +143,7 @@ static json_t *node_json(const sn_status_row *r) {
                                                   sn_hex(r->adapters[i].hash, SN_HASH_SIZE, hash)));
     }
     json_object_set_new(o, "adapters", adapters);
+    json_object_set_new(o, "lacking", json_string(s->lacking));
     json_object_set_new(o, "model_name", json_string(s->model_name));
     json_object_set_new(o, "draining", json_boolean(s->draining));
     return o;

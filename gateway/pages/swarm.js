@@ -94,7 +94,7 @@ function drawSpan(n, blocks) {
   const bar = el("i");
   bar.style.left = `${(100 * span.first) / blocks}%`;
   bar.style.width = `${(100 * Math.max(0, span.end - span.first)) / blocks}%`;
-  return el("td", {}, n.blocks, el("span", { class: "span", "aria-hidden": "true" }, bar));
+  return el("td", {}, n.blocks, n.experts ? ` experts ${n.experts}` : "", el("span", { class: "span", "aria-hidden": "true" }, bar));
 }
 
 function drawNode(n, data) {

@@ -95,6 +95,8 @@ void sn_protocol_on_status(sn_protocol *protocol, const sn_event *event, int64_t
         .joined = protocol->setup.n_joined,
         .bootstrap_peers = sn_membership_bootstrap_answered(protocol->membership),
     };
+    const char *lacking = sn_protocol_experts_lacking(protocol);
+    if (lacking) snprintf(msg->status_reply.lacking, sizeof msg->status_reply.lacking, "%s", lacking);
     copy_printable(protocol->hp->name, msg->status_reply.model_name, sizeof msg->status_reply.model_name);
     sn_protocol_send(protocol, event->peer, &msg);
 }

@@ -23,6 +23,9 @@ part a 0:3
 join=(--join "${address[a]}")
 grep -q 'no node holds experts 3:8 of blocks 1:4' "$scratch/a.err" || fail "a does not say which experts are missing"
 refuses 1 '' "${generate[@]}" --max-tokens 1 "${join[@]}" --timeout 2s
+succeeds "$bin/swarm" status "${join[@]}"
+grep -q 'holds experts 0:3 of 8' "$scratch/run.out" && grep -q 'no node that it knows holds experts 3:8 of blocks 1:4' "$scratch/run.out" ||
+  fail "swarm status does not say what a lacks"
 part b 3:6 "${join[@]}"
 part c 6:8 "${join[@]}"
 for node in a b c; do wait_until 60 complete $node; done

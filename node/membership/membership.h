@@ -62,6 +62,9 @@ size_t sn_membership_answered(const sn_membership *membership, sn_peer *peers, s
 void sn_membership_redial(sn_membership *membership);
 /* Asks the bootstrap peers that have answered for announcements that are newer than the known ones. */
 void sn_membership_ask(sn_membership *membership);
+/* Asks the bootstrap peers that have answered, and the neighbours, for nodes that serve these blocks of the model: of a
+ * large swarm a node knows a part only. */
+void sn_membership_ask_for_blocks(sn_membership *membership, const uint8_t model[SN_KEY_SIZE], int first, int end);
 /* Keeps the connection to the relay of this node, instead of the one before; 0: of none. */
 void sn_membership_hold(sn_membership *membership, sn_peer relay);
 

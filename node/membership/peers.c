@@ -285,6 +285,23 @@ void sn_membership_ask(sn_membership *m) {
         if (m->bootstrap_peers[i].answered) sn_gossip_pull(m, m->bootstrap_peers[i].peer, true);
 }
 
+static void ask_for_blocks(sn_membership *m, sn_peer peer, const uint8_t model[SN_KEY_SIZE], int first, int end) {
+    sn_msg *msg = sn_membership_new_msg(SN_MSG_PEERS, 0);
+    if (!msg) return;
+    msg->peers.protocol = SN_PROTOCOL_VERSION;
+    memcpy(msg->peers.model, model, SN_KEY_SIZE);
+    msg->peers.first_block = (uint64_t)first;
+    msg->peers.end_block = (uint64_t)end;
+    sn_membership_send(m, peer, &msg);
+}
+
+void sn_membership_ask_for_blocks(sn_membership *m, const uint8_t model[SN_KEY_SIZE], int first, int end) {
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++)
+        if (m->bootstrap_peers[i].answered) ask_for_blocks(m, m->bootstrap_peers[i].peer, model, first, end);
+    for (size_t i = 0; i < m->gossip.n_neighbours; i++)
+        ask_for_blocks(m, m->gossip.neighbours[i].peer, model, first, end);
+}
+
 void sn_membership_hold(sn_membership *m, sn_peer relay) {
     sn_peer before = m->relay;
     m->relay = relay;

@@ -22,6 +22,7 @@
 
 enum {
     READ_EVERY_US = 1000000,
+    ASK_EVERY_US = 10000000, /* others are asked for holders, while experts are missing */
     BUSY_US_MAX = 10000000,
     BUSY_US = 500000, /* for which a holder that had no room is not asked, at least */
     REPLY_BYTES_MAX = 64 << 20,
@@ -80,6 +81,10 @@ static void group_read(sn_protocol *protocol, int64_t now_us) {
     x->read_us = now_us > 0 ? now_us : 1;
     sn_expert_group_read(&x->group, &query);
     for (size_t i = 0; i < x->group.n; i++) holder_meet(protocol, &x->group.holders[i], now_us);
+    if (!x->group.complete && now_us >= x->ask_us) {
+        x->ask_us = now_us + ASK_EVERY_US;
+        sn_membership_ask_for_blocks(protocol->membership, query.model, query.span->first, query.span->end);
+    }
     if (x->group.complete == before && !first) return;
     if (x->group.complete)
         sn_log(SN_LOG_INFO, "experts complete", "holders=%zu", x->group.n);

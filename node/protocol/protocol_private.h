@@ -77,6 +77,7 @@ typedef struct sn_expert_ask {
 
 typedef struct sn_expert_work {
     sn_expert_group group;  /* of a node with a part of the experts */
+    int64_t ask_us;         /* when other nodes are asked for holders again */
     int64_t read_us;        /* when the group was read; 0: not yet */
     sn_expert_round *round; /* that the device thread waits for; NULL: none */
     int *asked_of;          /* for each pair of the round: the ask that it is in */

@@ -405,6 +405,25 @@ Test(expert_protocol, the_node_is_online_while_its_group_has_all_experts) {
     sn_msg_free(&request);
 }
 
+Test(expert_protocol, other_nodes_are_asked_for_holders_while_experts_are_missing) {
+    sn_peer peer;
+    sn_msg *msg = NULL;
+    sn_protocol_join(protocol, "holder0:1", holders[0].identity.curve_key);
+    pass(20 * SECOND);
+    cr_assert(msg = receive(&holders[0], SN_MSG_PEERS, &peer), "the node joins");
+    sn_msg *answer = new_msg(SN_MSG_PEERS_REPLY, msg->correlation_id);
+    REQUIRE(sn_transport_send(holders[0].transport, peer, &answer, &err));
+    sn_msg_free(&msg);
+    pump();
+    bool asked_for_blocks = false;
+    pass(20 * SECOND);
+    while ((msg = receive(&holders[0], SN_MSG_PEERS, &peer))) {
+        asked_for_blocks |= msg->peers.end_block == BLOCKS && !memcmp(msg->peers.model, model.bytes, SN_KEY_SIZE);
+        sn_msg_free(&msg);
+    }
+    cr_expect(asked_for_blocks);
+}
+
 Test(expert_protocol, a_holder_is_counted_on_when_it_has_answered) {
     silent = true;
     announce(0, SN_NODE_JOINING, 3, 8);

@@ -1,4 +1,4 @@
-/* The device thread's loop: it takes jobs from the inbox, computes some rows of an EXPERTS of another node, runs one
+/* The device thread's loop: it takes jobs from the inbox, computes a part of an EXPERTS of another node, runs one
  * round of the scheduler, and puts finished jobs into the outbox. In a forward pass that waits for experts of other
  * nodes the same inbox is read (engine_serve_rounds), so that what those nodes ask of this one does not wait for the
  * pass. */
@@ -93,48 +93,35 @@ static void engine_take(sn_engine *e, sn_job *job) {
     e->experts_end = &job->next;
 }
 
-/* The rows of an EXPERTS that are computed at once, from its next row on: so many that their pairs delay what waits by
- * no more than prefill rows delay decode rows (scheduler.h). */
-static int experts_rows(const sn_engine *e, const sn_job *job, size_t *pairs) {
-    const sn_experts_task *task = job->experts;
-    size_t most = e->pair_ns ? SN_PREFILL_DELAY_US * 1000 / e->pair_ns : SN_PREFILL_ROWS_CONCURRENT;
-    int row = job->n_done;
-    *pairs = 0;
-    for (; row < job->n_tokens; row++) {
-        size_t of_row = 0;
-        for (int j = 0; j < task->k; j++) of_row += task->ids[(size_t)row * (size_t)task->k + (size_t)j] >= 0;
-        if (*pairs && *pairs + of_row > most) break;
-        *pairs += of_row;
-    }
-    return row - job->n_done;
-}
-
-/* Computes the next rows of an EXPERTS. */
+/* Computes the next pairs of an EXPERTS in the order of its experts, so that each is read once for many rows: so many
+ * pairs that they delay what waits by no more than prefill rows delay decode rows (scheduler.h). */
 static void experts_compute(sn_engine *e, sn_job *job) {
+    enum { PAIRS_MIN = 16 };
     sn_experts_task *task = job->experts;
-    int n_embd = sn_span_hparams(e->span)->n_embd;
-    size_t pairs, width = (size_t)n_embd, row = (size_t)job->n_done;
-    int rows = experts_rows(e, job, &pairs);
-    const sn_expert_request request = {.block = job->first,
-                                       .n = rows,
-                                       .n_embd = n_embd,
-                                       .k = task->k,
-                                       .rows = (const float *)task->request_msg->tensor.data + row * width,
-                                       .ids = task->ids + row * (size_t)task->k};
+    size_t width = (size_t)sn_span_hparams(e->span)->n_embd;
+    size_t most = e->pair_ns ? SN_PREFILL_DELAY_US * 1000 / e->pair_ns : SN_PREFILL_ROWS_CONCURRENT;
+    size_t pairs = sn_min_size(task->n_pairs - task->pairs_done, most < PAIRS_MIN ? PAIRS_MIN : most);
     int64_t begun_us = sn_now_us();
+    float *rows = NULL; /* then the outputs */
+    int32_t *ids = NULL;
     if (!job->started_us) job->started_us = begun_us;
     if (!job->output)
         job->status = sn_shared_buffer_new(task->n_pairs * width * sizeof(float), &job->output, &job->err);
-    if (!job->status)
-        job->status = sn_span_run_experts(
-            e->span, &request, (float *)sn_shared_buffer_data(job->output) + task->pairs_done * width, &job->err);
-    uint64_t ns = (uint64_t)(sn_now_us() - begun_us) * 1000 / (pairs ? pairs : 1) + 1;
+    if (!job->status) job->status = sn_calloc(&rows, 2 * pairs * width, sizeof *rows, &job->err);
+    if (!job->status) job->status = sn_calloc(&ids, pairs * (size_t)task->k, sizeof *ids, &job->err);
+    if (!job->status) {
+        const int n = sn_experts_task_part(task, pairs, width, rows, ids);
+        const sn_expert_request request = {job->first, n, (int)width, task->k, rows, ids};
+        job->status = sn_span_run_experts(e->span, &request, rows + pairs * width, &job->err);
+    }
+    if (!job->status) sn_experts_task_place(task, rows + pairs * width, width, sn_shared_buffer_data(job->output));
+    free(rows);
+    free(ids);
+    uint64_t ns = (uint64_t)(sn_now_us() - begun_us) * 1000 / pairs + 1;
     e->pair_ns = e->pair_ns ? (7 * e->pair_ns + ns) / 8 : ns;
-    task->pairs_done += pairs;
-    job->n_done += rows;
 }
 
-/* Computes some rows of the oldest EXPERTS, which then lets the others go first; false: there is none. */
+/* Computes a part of the oldest EXPERTS, which then lets the others go first; false: there is none. */
 static bool engine_compute_experts(sn_engine *e) {
     sn_job *job = e->experts;
     if (!job) return false;
@@ -144,7 +131,7 @@ static bool engine_compute_experts(sn_engine *e) {
         job->status = sn_fail(&job->err, SN_REFUSED, "the connection of the node has ended");
     else
         experts_compute(e, job);
-    if (!job->status && job->n_done < job->n_tokens) {
+    if (!job->status && job->experts->pairs_done < job->experts->n_pairs) {
         engine_take(e, job);
         return true;
     }

@@ -1,8 +1,15 @@
+/* A round goes around through two queues, asked and answered, and the exchange between them keeps the request of the
+ * forward pass, whose places the outputs go to. A round that comes back with another number than the newest one is of a
+ * pass that waits no more.
+ *
+ * A task of another node is computed in parts, by experts and not by rows: an expert's weights are read once for all
+ * rows of a part. */
 #include "node/engine/expert_rounds.h"
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/queue.h"
+#include "model/model.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,12 +34,61 @@ void sn_expert_round_free(sn_expert_round **round) {
     *round = NULL;
 }
 
+/* -- what other nodes ask for -------------------------------------------------------------------------------------- */
+
 void sn_experts_task_free(sn_experts_task **task) {
     if (!*task) return;
     sn_msg_free(&(*task)->request_msg);
     free((*task)->ids);
+    free((*task)->part);
+    free((*task)->order);
     free(*task);
     *task = NULL;
+}
+
+static size_t task_places(const sn_experts_task *task) { return (size_t)task->n_rows * (size_t)task->k; }
+
+sn_status sn_experts_task_order(sn_experts_task *task, sn_err *err) {
+    uint32_t next[SN_MODEL_EXPERTS_MAX + 1] = {0}; /* where the next pair of expert e goes */
+    sn_status status = sn_calloc(&task->order, task->n_pairs, sizeof *task->order, err);
+    if (!status) status = sn_calloc(&task->part, task_places(task), sizeof *task->part, err);
+    if (status) return status;
+    for (size_t i = 0; i < task_places(task); i++)
+        if (task->ids[i] >= 0) next[task->ids[i] + 1]++;
+    for (int e = 0; e < SN_MODEL_EXPERTS_MAX; e++) next[e + 1] += next[e];
+    for (size_t i = 0; i < task_places(task); i++)
+        if (task->ids[i] >= 0) task->order[next[task->ids[i]]++] = (uint32_t)i;
+    return SN_OK;
+}
+
+int sn_experts_task_part(sn_experts_task *task, size_t n, size_t n_embd, float *rows, int32_t *ids) {
+    const float *all = task->request_msg->tensor.data;
+    size_t k = (size_t)task->k;
+    int m = 0;
+    for (size_t i = 0; i < task_places(task); i++) task->part[i] = -1;
+    for (size_t i = task->pairs_done; i < task->pairs_done + n; i++)
+        task->part[task->order[i]] = task->ids[task->order[i]];
+    for (size_t row = 0; row < (size_t)task->n_rows; row++) {
+        bool any = false;
+        for (size_t c = 0; c < k; c++) any |= task->part[row * k + c] >= 0;
+        if (!any) continue;
+        memcpy(rows + (size_t)m * n_embd, all + row * n_embd, n_embd * sizeof *rows);
+        memcpy(ids + (size_t)m++ * k, task->part + row * k, k * sizeof *ids);
+    }
+    task->part_pairs = n;
+    return m;
+}
+
+void sn_experts_task_place(sn_experts_task *task, const float *part, size_t n_embd, float *out) {
+    for (size_t i = 0; i < task_places(task); i++) {
+        if (task->ids[i] < 0) continue;
+        if (task->part[i] >= 0) {
+            memcpy(out, part, n_embd * sizeof *out);
+            part += n_embd;
+        }
+        out += n_embd;
+    }
+    task->pairs_done += task->part_pairs;
 }
 
 /* -- the device thread --------------------------------------------------------------------------------------------- */

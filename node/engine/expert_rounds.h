@@ -62,11 +62,20 @@ typedef struct sn_experts_task {
     sn_msg *request_msg; /* owned: the rows lie in it */
     uint64_t requester;  /* the peer that asked; 0: its connection has ended */
     uint8_t owner[SN_KEY_SIZE];
-    int32_t *ids; /* owned, (rows, k): the pairs of each row, then -1 */
-    int k;
-    size_t n_pairs, pairs_done;
+    int n_rows, k;
+    int32_t *ids;    /* owned, (rows, k): the pairs of each row, then -1 */
+    int32_t *part;   /* owned, as ids: those in the part, else -1 */
+    uint32_t *order; /* owned, [n_pairs]: places in ids, by expert, then by row */
+    size_t n_pairs, part_pairs, pairs_done;
 } sn_experts_task;
 
+/* Sorts the pairs that are in ids. */
+sn_status sn_experts_task_order(sn_experts_task *task, sn_err *err) SN_MUST_USE;
+/* The next part, of n pairs: the rows that have one of them, rows (m, n_embd), and ids (m, k) of an sn_expert_request.
+ * Returns m, at most n. */
+int sn_experts_task_part(sn_experts_task *task, size_t n, size_t n_embd, float *rows, int32_t *ids);
+/* Copies the outputs of the part, in its order of rows, to their places among those of all pairs; they are done. */
+void sn_experts_task_place(sn_experts_task *task, const float *part, size_t n_embd, float *out);
 void sn_experts_task_free(sn_experts_task **task); /* accepts NULL */
 
 #endif

@@ -449,39 +449,49 @@ static sn_status request_check_limits(sn_protocol *protocol, const sn_event *eve
     return sn_quota_part(protocol->quota, event->key, blocks, now_us, err);
 }
 
+/* The task of a request that was checked but for its pairs; its message stays the event's. */
+static sn_status task_new(const sn_protocol *protocol, const sn_event *event, sn_experts_task **out, sn_err *err) {
+    const sn_msg *msg = event->msg;
+    sn_experts_task *task = NULL;
+    sn_status status = sn_calloc(&task, 1, sizeof *task, err);
+    if (status) return status;
+    task->requester = event->peer;
+    task->n_rows = (int)msg->tensor.shape[0];
+    task->k = protocol->hp->n_experts_used;
+    task->n_pairs = msg->experts.n_pairs;
+    memcpy(task->owner, event->key, SN_KEY_SIZE);
+    status = sn_calloc(&task->ids, (size_t)task->n_rows * (size_t)task->k, sizeof *task->ids, err);
+    if (!status) status = request_read_pairs(protocol, msg, task->k, task->ids, err);
+    if (!status) status = sn_experts_task_order(task, err);
+    if (status) sn_experts_task_free(&task);
+    *out = task;
+    return status;
+}
+
 static sn_status request_start(sn_protocol *protocol, sn_event *event, int64_t now_us, sn_err *err) {
     sn_expert_work *x = &protocol->experts;
-    const sn_msg *msg = event->msg;
-    int k = protocol->hp->n_experts_used;
+    sn_experts_task *task = NULL;
     sn_job *job = NULL;
-    sn_status status = request_check_block(protocol, &msg->experts, err);
-    if (!status) status = request_check_tensor(protocol, msg, err);
+    sn_status status = request_check_block(protocol, &event->msg->experts, err);
+    if (!status) status = request_check_tensor(protocol, event->msg, err);
     if (!status) status = request_check_limits(protocol, event, now_us, err);
+    if (!status) status = task_new(protocol, event, &task, err);
     if (!status) status = sn_calloc(&job, 1, sizeof *job, err);
-    if (status) return status;
-    job->kind = SN_JOB_EXPERTS;
-    status = sn_calloc(&job->experts, 1, sizeof *job->experts, err);
-    if (!status) status = sn_calloc(&job->experts->ids, (size_t)msg->tensor.shape[0] * (size_t)k, sizeof(int32_t), err);
-    if (!status) status = request_read_pairs(protocol, msg, k, job->experts->ids, err);
-    if (!status) {
-        sn_experts_task *task = job->experts;
-        task->request_msg = event->msg;
-        task->requester = event->peer;
-        task->k = k;
-        task->n_pairs = msg->experts.n_pairs;
-        memcpy(task->owner, event->key, SN_KEY_SIZE);
-        job->first = (int)msg->experts.block;
-        job->end = job->first + 1;
-        job->n_tokens = (int)msg->tensor.shape[0];
-        job->arrived_us = event->arrived_us;
-        if (!protocol->setup.submit(protocol->setup.ctx, job)) {
-            task->request_msg = NULL;
-            status = sn_fail(err, SN_RETRY, "this node's queue is full: ask another one");
-        }
-    }
     if (status) {
-        sn_job_free(&job);
+        sn_experts_task_free(&task);
         return status;
+    }
+    job->kind = SN_JOB_EXPERTS;
+    job->experts = task;
+    job->first = (int)event->msg->experts.block;
+    job->end = job->first + 1;
+    job->n_tokens = task->n_rows;
+    job->arrived_us = event->arrived_us;
+    task->request_msg = event->msg;
+    if (!protocol->setup.submit(protocol->setup.ctx, job)) {
+        task->request_msg = NULL;
+        sn_job_free(&job);
+        return sn_fail(err, SN_RETRY, "this node's queue is full: ask another one");
     }
     protocol->jobs++;
     x->jobs[x->n_jobs++] = job;

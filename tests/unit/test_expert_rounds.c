@@ -1,5 +1,5 @@
-/* Rounds between the device thread and the network thread: what is asked for, where answers go, and that no answer of an
- * earlier round, no silence and no end of the engine holds up or changes a forward pass. */
+/* Rounds between the device thread and the network thread: what is asked for, where answers go, and that no answer of
+ * an earlier round, no silence and no end of the engine holds up or changes a forward pass. */
 #include "base/clock.h"
 #include "node/engine/expert_rounds.h"
 #include "tests/support/require.h"
@@ -18,7 +18,7 @@ static const sn_expert_request request = {.block = 9, .n = N, .n_embd = EMBD, .k
 static sn_expert_rounds *rounds;
 static const sn_expert_exchange *exchange;
 static int n_asked, n_served;
-static bool stops;                             /* the engine, at the next call of serve */
+static bool stops;                               /* the engine, at the next call of serve */
 static void (*network)(int n, int64_t until_us); /* what happens in the n-th call of serve */
 
 static void asked(void *ctx) {

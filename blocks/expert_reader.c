@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -14,15 +15,6 @@
 #include <time.h>
 
 enum { THREADS = 4 }; /* reads in progress: a disk is fastest with several */
-
-struct sn_expert_reader {
-    pthread_mutex_t lock; /* of all that follows, and of what reads have for the reader */
-    pthread_cond_t work, done;
-    sn_expert_read *first; /* waiting: those that are needed, then those ahead */
-    bool stop;
-    pthread_t threads[THREADS];
-    int n_threads, n_ended;
-};
 
 /* What a thread reads with. */
 typedef struct reading_tools {
@@ -41,6 +33,16 @@ static void tools_close(reading_tools *t) {
     sn_hasher_free(t->hasher);
     sn_tagger_free(t->tagger);
 }
+
+struct sn_expert_reader {
+    pthread_mutex_t lock; /* of all that follows, and of what reads have for the reader */
+    pthread_cond_t work, done;
+    sn_expert_read *first; /* waiting: those that are needed, then those ahead */
+    bool stop;
+    pthread_t threads[THREADS];
+    reading_tools tools[THREADS];
+    int n_threads, n_begun, n_ended;
+};
 
 /* Where the next bytes of an expert go. */
 typedef struct scatter {
@@ -63,8 +65,10 @@ static void scatter_take(void *ctx, const void *data, size_t bytes) {
     }
 }
 
-/* Returns whether the expert was read from the file as it was stored; *tag is then its tag. */
-static bool read_from_file(const sn_expert_read *r, const reading_tools *tools, sn_tag *tag) {
+enum { CHANGED = -1 };
+
+/* 0: the expert was read from the file as it was stored, and *tag is its tag; CHANGED, or an errno. */
+static int read_from_file(const sn_expert_read *r, const reading_tools *tools, sn_tag *tag) {
     const sn_expert_rest *rest = r->rest;
     size_t bytes = 0;
     scatter to = {.read = r, .tools = tools, .hashes = !tag->number};
@@ -79,7 +83,7 @@ static bool read_from_file(const sn_expert_read *r, const reading_tools *tools, 
     if (rest->uncached < 0) posix_fadvise(rest->file, (off_t)at, (off_t)bytes, POSIX_FADV_DONTNEED);
     bool same = to.hashes ? !memcmp(&hash, &rest->hashes[r->expert], sizeof hash) : sn_tag_equal(&now, tag);
     *tag = now;
-    return !error && same;
+    return error ? error : same ? 0 : CHANGED;
 }
 
 static void read_from_host(const sn_expert_read *r) {
@@ -88,26 +92,26 @@ static void read_from_host(const sn_expert_read *r) {
         if (r->bytes[i]) memcpy(r->pieces[i], from, r->bytes[i]);
 }
 
-/* With the reader's lock, which it leaves while it reads. `able`: the tools are there. */
-static void read_expert(sn_expert_reader *reader, sn_expert_read *r, const reading_tools *tools, bool able) {
+/* With the reader's lock, which it leaves while it reads. */
+static void read_expert(sn_expert_reader *reader, sn_expert_read *r, const reading_tools *tools) {
     sn_tag *known = r->rest->tags ? &r->rest->tags[r->expert] : NULL;
     sn_tag tag = known ? *known : (sn_tag){0};
-    bool good = true;
+    int error = 0;
     pthread_mutex_unlock(&reader->lock);
     if (r->rest->host)
         read_from_host(r);
     else
-        good = able && read_from_file(r, tools, &tag);
+        error = read_from_file(r, tools, &tag);
     pthread_mutex_lock(&reader->lock);
-    if (known && good) *known = tag;
-    r->state = good ? SN_READ_DONE : SN_READ_FAILED;
+    if (known && !error) *known = tag;
+    r->error = error;
+    r->state = error ? SN_READ_FAILED : SN_READ_DONE;
 }
 
 static void *reader_run(void *ctx) {
     sn_expert_reader *reader = ctx;
-    reading_tools tools;
-    bool able = tools_open(&tools);
     pthread_mutex_lock(&reader->lock);
+    const reading_tools *tools = &reader->tools[reader->n_begun++];
     while (!reader->stop) {
         sn_expert_read *r = reader->first;
         if (!r) {
@@ -116,13 +120,12 @@ static void *reader_run(void *ctx) {
         }
         reader->first = r->next;
         r->state = SN_READ_RUNS;
-        read_expert(reader, r, &tools, able);
+        read_expert(reader, r, tools);
         pthread_cond_broadcast(&reader->done);
     }
     reader->n_ended++;
     pthread_cond_broadcast(&reader->done);
     pthread_mutex_unlock(&reader->lock);
-    tools_close(&tools);
     return NULL;
 }
 
@@ -138,7 +141,9 @@ sn_status sn_expert_reader_new(sn_expert_reader **out, sn_err *err) {
     pthread_cond_init(&reader->done, &monotonic);
     pthread_condattr_destroy(&monotonic);
     while (reader->n_threads < THREADS && !status) {
-        if (pthread_create(&reader->threads[reader->n_threads], NULL, reader_run, reader))
+        if (!tools_open(&reader->tools[reader->n_threads]))
+            status = sn_fail(err, SN_STOP, "out of memory: experts cannot be read");
+        else if (pthread_create(&reader->threads[reader->n_threads], NULL, reader_run, reader))
             status = sn_fail(err, SN_STOP, "no thread can be started that reads experts");
         else
             reader->n_threads++;
@@ -176,6 +181,7 @@ bool sn_expert_reader_free(sn_expert_reader **reader, int timeout_ms) {
     pthread_cond_destroy(&r->work);
     pthread_cond_destroy(&r->done);
     pthread_mutex_destroy(&r->lock);
+    for (int i = 0; i < THREADS; i++) tools_close(&r->tools[i]);
     free(r);
     return true;
 }
@@ -237,6 +243,9 @@ sn_status sn_expert_reader_wait(sn_expert_reader *reader, sn_expert_read *read, 
     if (!over)
         return sn_fail(err, SN_STOP, "expert %d was not read from %s within %d ms", read->expert,
                        read->rest->host ? "host memory" : "the offload folder", timeout_ms);
+    if (!good && read->error != CHANGED && read->error != ENODATA)
+        return sn_fail(err, SN_STOP, "expert %d cannot be read from the offload folder: %s", read->expert,
+                       strerror(read->error));
     if (!good)
         return sn_fail(err, SN_STOP,
                        "expert %d in the offload folder was changed or cut short after it was checked: start again",

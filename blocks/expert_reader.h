@@ -29,6 +29,7 @@ typedef struct sn_expert_read {
     const size_t *bytes;            /* of each piece */
     /* The reader's: */
     enum { SN_READ_IDLE, SN_READ_WAITS, SN_READ_RUNS, SN_READ_DONE, SN_READ_FAILED } state;
+    int error; /* of a read that failed */
     bool ahead;
     struct sn_expert_read *next;
 } sn_expert_read;

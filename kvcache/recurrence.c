@@ -65,6 +65,8 @@ void sn_kv_cache_states_rewind(sn_kv_cache *kv) {
     for (int i = 0; i < 2; i++)
         if (kv->states.positions[i] > kv->length) kv->states.positions[i] = -1;
     if (kv->states.incoming > kv->length) kv->states.incoming = 0;
+    kv->states.written = -1; /* of a pass that failed */
+    kv->states.snapshot_at = 0;
 }
 
 /* ---- a forward pass ---- */
@@ -91,6 +93,7 @@ sn_status sn_kv_cache_restore_state(sn_kv_cache *kv, sn_err *err) {
     uint32_t snapshot = snapshot_at(kv, kv->length);
     assert(snapshot != SN_KV_NO_STATE);
     own->positions[older] = -1;
+    own->incoming = 0;
     sn_status status = copy_state(states, own->slots[older], snapshot, err);
     if (!status) own->positions[older] = kv->length;
     return status;

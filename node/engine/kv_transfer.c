@@ -82,6 +82,8 @@ sn_status sn_kv_transfer_read(const sn_span *span, sn_job *job) {
     sn_status status = check_recurrent(span, job, &job->err);
     if (status) return status;
     if (job->kv_read.piece.n) return state_read(span, job);
+    if (job->n_tokens > sn_kv_cache_length(*job->kv) - job->position) /* its pages were given to others */
+        return sn_fail(&job->err, SN_REBUILD, "the KV pages of this session are lost: open a new one and replay");
     for (int b = job->first; b < job->end && !status; b++) {
         if (hp->recurrent[b]) continue;
         status = sn_span_kv_export(span, *job->kv, b, job->position, job->n_tokens, at, at + keys, &job->err);

@@ -222,7 +222,10 @@ sn_status sn_device_placement_make(const sn_device_placement_options *options, c
         status = device_set_limit_memory(options->device_memory[i], &c, err);
     if (!status) status = device_set_open(options, &c, err);
     if (!status) status = blocks_count_costs(options, model, first, last, &c, costs, err);
-    sn_plan_query query = {.first = first, .end = last, .experts = options->experts, .costs = costs};
+    bool some =
+        options->experts.end - options->experts.first < hp->n_experts; /* else nothing is asked of the span's blocks */
+    sn_plan_query query = {
+        .first = first, .end = last, .experts = some ? options->experts : (sn_expert_range){0}, .costs = costs};
     if (!status) status = plan_make(options, hp, &c, costs, &query, &out->plan, end, err);
     if (!status) placement_take_devices(&c, out);
     sn_buf_init(&out->table, 1 << 20);

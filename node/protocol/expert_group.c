@@ -9,6 +9,7 @@ enum {
     PAIR_US = 10000,     /* so long more, */
     SLOWER = 8,          /* or so many times as long as a pair has taken so far */
     FAILED_US = 10000000,
+    REFUSED_US = 600000000,   /* it has blocks that can compute nothing for others, or other limits */
     FAILED_PAIR_US = 1000000, /* so slow a holder counts that has failed */
     FORGET = 32, /* a holder counts as faster by so small a part each time, so that it is asked again some day */
 };
@@ -170,6 +171,11 @@ void sn_expert_holder_failed(sn_expert_holder *holder, int64_t now_us) {
     holder->failed_sequence = holder->sequence;
     holder->failed_until_us = now_us + FAILED_US;
     holder->pair_us = FAILED_PAIR_US;
+}
+
+void sn_expert_holder_refused(sn_expert_holder *holder, int64_t now_us) {
+    sn_expert_holder_failed(holder, now_us);
+    holder->failed_until_us = now_us + REFUSED_US;
 }
 
 int64_t sn_expert_holder_limit_us(const sn_expert_holder *holder, size_t pairs) {

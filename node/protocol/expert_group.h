@@ -61,6 +61,8 @@ sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int 
 sn_expert_holder *sn_expert_group_find(sn_expert_group *group, const uint8_t node[SN_KEY_SIZE]);
 /* It has not answered as it should: others are preferred for minutes. */
 void sn_expert_holder_failed(sn_expert_holder *holder, int64_t now_us);
+/* It has refused for good: it is not counted on for ten minutes, whatever it announces. */
+void sn_expert_holder_refused(sn_expert_holder *holder, int64_t now_us);
 /* How long an answer with so many pairs may take: longer where the holder was seen to be slow. */
 int64_t sn_expert_holder_limit_us(const sn_expert_holder *holder, size_t pairs);
 /* An answer with so many pairs has taken so long. */

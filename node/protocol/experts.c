@@ -332,6 +332,7 @@ bool sn_protocol_experts_on_error(sn_protocol *protocol, const sn_event *event, 
         ask_end(x, at, PAIR_OPEN);
     } else {
         ask_failed(protocol, at, now_us, error->text);
+        if (holder) sn_expert_holder_refused(holder, now_us);
     }
     round_continue(protocol, now_us);
     return true;

@@ -296,11 +296,12 @@ static bool migration_took_tokens(sn_kv_migration *migration, uint64_t tokens) {
     return all;
 }
 
-/* The target has so many floats of the snapshot now. False: not those of the piece. */
+/* The target has so many floats of the snapshot now. False: not those of the piece, or not the tokens before it. */
 static bool migration_took_piece(sn_kv_migration *migration, uint64_t floats, uint64_t tokens, size_t all) {
     if (tokens < (uint64_t)migration->acked) { /* it lost tokens, and states with them */
         migration->acked = (int)tokens;
         migration_forget_states(migration, migration->acked);
+        return false;
     }
     if (migration->valid_end < migration->sent_end) return true; /* rewound meanwhile: another one is copied */
     bool taken = floats == migration->sent_floats;

@@ -200,6 +200,19 @@ Test(expert_group, a_holder_that_failed_is_neither_asked_nor_counted_on_for_a_wh
     cr_expect_str_eq(chosen(1, 3), "none");
 }
 
+Test(expert_group, a_holder_that_refused_is_not_counted_on_however_often_it_announces_itself) {
+    sn_identity a = add_holder("a:1", 3, 8);
+    group_read();
+    sn_expert_holder_refused(sn_expert_group_find(&group, a.id), NOW_US);
+    sn_announcement newer = announced(&a, "a:1", 3, 8);
+    newer.sequence++;
+    add(&newer, &a);
+    group_read_at(NOW_US + 300000000);
+    cr_expect(!group.complete);
+    group_read_at(NOW_US + 700000000);
+    cr_expect(group.complete);
+}
+
 Test(expert_group, a_holder_that_drains_is_asked_and_not_counted_on) {
     sn_identity identity;
     REQUIRE(sn_identity_new(&identity, &err));

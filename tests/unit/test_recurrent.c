@@ -409,3 +409,34 @@ Test(recurrent, a_gguf_file_gives_what_the_folder_gives) {
     sn_kv_cache_free(&kv);
     recurrent_end(&s);
 }
+
+/* What a pass that failed has begun must not become a state, or another session's snapshot. */
+Test(recurrent, a_copy_after_a_pass_that_failed_takes_nothing_of_it) {
+    recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
+    copy c = copy_within(&s);
+    REQUIRE(sn_kv_cache_reserve(c.target, 128, &err));
+    (void)sn_kv_cache_sequence(c.target, 0, 0, 128); /* the pass fails: its rows are not appended, but undone */
+    sn_kv_cache_rewind(c.target, 0);
+    recurrent_expect_rows(&s, c.source, 150, 150); /* takes the same pages */
+    copy_rows(&c, 5, 5);
+    cr_expect_eq(sn_kv_cache_state_position(c.target), 0, "rows of a copy count as a state");
+    sn_kv_cache_rewind(c.source, 140);
+    recurrent_expect_rows(&s, c.source, RECURRENT_TOKENS, 10);
+    recurrent_expect_rows(&s, c.target, RECURRENT_TOKENS, 10);
+    copy_end(&c);
+    recurrent_end(&s);
+}
+
+Test(recurrent, rows_of_pages_that_were_given_to_another_session_are_not_read) {
+    recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
+    copy c = copy_within(&s);
+    sn_job job = {.kv = &c.source, .first = 0, .end = 3, .n_tokens = 64}; /* blocks without keys and values */
+    recurrent_other_rows(&s, c.source, 64);
+    sn_kv_cache_invalidate(c.source); /* the KV pool is full */
+    recurrent_expect_rows(&s, c.target, 150, 150);
+    REQUIRE(sn_shared_buffer_new(64 * RECURRENT_WIDTH * sizeof(float), &job.output, &err));
+    cr_expect_eq(sn_kv_transfer_read(s.span, &job), SN_REBUILD);
+    sn_shared_buffer_unref(job.output);
+    copy_end(&c);
+    recurrent_end(&s);
+}

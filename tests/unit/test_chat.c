@@ -52,9 +52,11 @@ Test(chat, renders_every_conversation_as_jinja_does) {
         sn_err err;
         cr_assert_eq(sn_chat_template_parse(&source, &chat, &err), SN_OK, "%s", err.text);
         const sn_chat_request request = {.messages = json_object_get(item, "turns"),
+                                         .tools = json_object_get(item, "tools"),
                                          .no_generation_prompt = !json_is_true(json_object_get(item, "open_answer"))};
         sn_chat_prompt prompt = render(chat, &request);
-        cr_assert_str_eq(prompt.text, json_string_value(json_object_get(item, "text")), "case %zu", i);
+        cr_assert_str_eq(prompt.text, json_string_value(json_object_get(item, "text")), "case %zu, %s", i,
+                         json_string_value(json_object_get(item, "name")));
         sn_chat_prompt_fini(&prompt);
         sn_chat_template_close(&chat);
     }

@@ -240,7 +240,7 @@ static sn_status pack_f8(const sn_model_tensor *t, uint8_t *to, sn_err *err) {
             if (wrong)
                 return sn_fail(err, SN_REFUSED,
                                "row %zu of the FP8 weights holds NaN, or a scale that is no number up to 2^100: the "
-                               "file is damaged, fetch it again",
+                               "file is damaged, fetch it again ('swarm models remove' drops one of the cache)",
                                t->first_row + line);
         }
     }

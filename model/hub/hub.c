@@ -24,8 +24,9 @@ typedef struct fetcher {
     sn_hub_snapshot snapshot;
     sn_manifest manifest; /* by which the files are verified, if there is one */
     bool has_manifest;
-    bool brought, told;   /* bytes came that are not verified; it was said */
-    pthread_mutex_t lock; /* any thread may need tensors */
+    bool is_new, in_folder; /* it is the given one, to be kept; the model is a folder */
+    bool brought, told;     /* bytes came that are not verified; it was said */
+    pthread_mutex_t lock;   /* any thread may need tensors */
     size_t n_parts;
     sn_hub_part *parts; /* [PARTS_MAX], n_parts used */
 } fetcher;
@@ -145,8 +146,8 @@ static sn_status add_repo_file(fetcher *f, const sn_hub_repo *repo, const char *
     return status ? status : fetcher_add(f, &(new_part){path, url, file, etag, size, single}, out, err);
 }
 
-/* Finds the manifest of the model at `path`: the given one, which is then kept beside it, or that which was kept. What
- * is here already is compared with a manifest that is new. */
+/* Finds the manifest of the model at `path`: the given one, or that which was kept. What is here already is compared
+ * with a manifest that is new. */
 static sn_status find_manifest(fetcher *f, const char *path, bool folder, sn_err *err) {
     const sn_trusted_manifest *given = f->settings.manifest;
     uint64_t here, missing;
@@ -156,11 +157,12 @@ static sn_status find_manifest(fetcher *f, const char *path, bool folder, sn_err
     if (!folder && given->manifest.n_files != 1)
         return sn_fail(err, SN_REFUSED, "--manifest is that of a model of several files, and this one is one file");
     if (f->has_manifest && !memcmp(&f->manifest.id, &given->manifest.id, sizeof given->manifest.id)) return SN_OK;
-    f->has_manifest = true;
+    f->has_manifest = f->is_new = true;
+    f->in_folder = folder;
     sn_manifest_fini(&f->manifest);
     status = sn_manifest_parse((const char *)given->text.data, given->text.len, &f->manifest, err);
     if (!status && !access(path, F_OK)) status = sn_manifest_check(&f->manifest, path, &here, &missing, err);
-    return status ? sn_err_context(err, "--manifest") : sn_manifest_write_beside(path, folder, &given->text, err);
+    return status ? sn_err_context(err, "--manifest") : SN_OK;
 }
 
 /* Fetches a file whole. */
@@ -302,6 +304,8 @@ sn_status sn_hub_open_model(const char *name, const sn_hub_settings *settings, c
     if (!status) status = *parsed.url ? fetch_url(f, parsed.url, path, err) : fetch_repo(f, &parsed, path, err);
     if (!status) status = sn_model_open(path, out, err);
     if (!status && f->has_manifest) status = check_model(f, out, err);
+    if (!status && f->is_new) /* not before: a manifest of another model would stay in the way */
+        status = sn_manifest_write_beside(path, f->in_folder, &settings->manifest->text, err);
     if (!status) tell_unverified(f);
     if (f) f->settings.manifest = NULL; /* the caller's; `manifest` is a copy of it */
     if (!status)

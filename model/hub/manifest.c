@@ -187,7 +187,7 @@ void sn_manifest_tell(const char *path, sn_model *model) {
     sn_manifest m;
     const sn_hash id = sn_model_id(model);
     if (!sn_manifest_read_beside(path, &found, NULL, &m, NULL) && found && !memcmp(&m.model, &id, sizeof id) &&
-        m.n_blocks == sn_model_hparams(model)->n_blocks)
+        m.n_blocks == sn_model_hparams(model)->n_blocks && sn_manifest_fits(&m, path))
         sn_model_set_block_hashes(model, m.blocks);
     sn_manifest_fini(&m);
 }

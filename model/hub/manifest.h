@@ -86,9 +86,12 @@ sn_status sn_manifest_check(const sn_manifest *manifest, const char *path, uint6
 sn_status sn_manifest_check_file(const sn_manifest *manifest, const sn_manifest_file *file, const char *path,
                                  uint64_t *here, sn_err *err) SN_MUST_USE;
 
-/* Gives the model the block hashes of the manifest beside its files, if there is one and it is of
- * this model. path: of the model. So a client that has no blocks uses only nodes that have the blocks of the manifest.
- */
+/* Whether a few pieces of each file, as far as they are here, are the manifest's: a model that was trained further has
+ * the id of the one before. */
+bool sn_manifest_fits(const sn_manifest *manifest, const char *path);
+
+/* Gives the model the block hashes of the manifest beside its files, if there is one, it is of this model and fits the
+ * files. path: of the model. So a client that has no blocks uses only nodes that have the blocks of the manifest. */
 void sn_manifest_tell(const char *path, sn_model *model);
 
 /* The piece of the file that holds byte `at`; at < file->size. */

@@ -24,13 +24,15 @@ static sn_status present_of(const char *path, const sn_manifest_file *file, sn_r
     return status || partial ? status : sn_range_set_add(present, 0, file->size, err);
 }
 
-sn_status sn_manifest_check_file(const sn_manifest *m, const sn_manifest_file *file, const char *path, uint64_t *here,
-                                 sn_err *err) {
+/* The first piece, every step-th one behind it, and the last one. */
+static sn_status check_pieces(const sn_manifest *m, const sn_manifest_file *file, const char *path, size_t step,
+                              uint64_t *here, sn_err *err) {
     sn_range_set present = {0};
     uint8_t *bytes = malloc(SN_PIECE_MAX);
     sn_status status = bytes ? present_of(path, file, &present, err) : sn_fail(err, SN_STOP, "out of memory");
     int fd = !status && present.n ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    for (size_t i = 0; !status && fd >= 0 && i < file->n_pieces; i++) {
+    const size_t last = file->n_pieces ? file->n_pieces - 1 : 0;
+    for (size_t i = 0; !status && fd >= 0 && i < file->n_pieces; i = i < last && i + step > last ? last : i + step) {
         const sn_piece *piece = &m->pieces[file->first_piece + i];
         size_t n = (size_t)(piece->to - piece->from);
         if (!sn_range_set_covers(&present, piece->from, piece->to)) continue;
@@ -38,7 +40,9 @@ sn_status sn_manifest_check_file(const sn_manifest *m, const sn_manifest_file *f
         if (error) status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(error));
         const sn_hash hash = sn_hash_of(bytes, error ? 0 : n);
         if (!status && memcmp(&hash, &piece->hash, sizeof hash))
-            status = sn_fail(err, SN_REFUSED, "%s is not what the manifest says, at byte %" PRIu64 ": fetch it again",
+            status = sn_fail(err, SN_REFUSED,
+                             "%s is not what the manifest says, at byte %" PRIu64
+                             ": fetch it again, after 'swarm models remove' where it lies in the cache",
                              path, piece->from);
         *here += n;
     }
@@ -48,7 +52,15 @@ sn_status sn_manifest_check_file(const sn_manifest *m, const sn_manifest_file *f
     return status;
 }
 
-sn_status sn_manifest_check(const sn_manifest *m, const char *path, uint64_t *here, uint64_t *missing, sn_err *err) {
+sn_status sn_manifest_check_file(const sn_manifest *m, const sn_manifest_file *file, const char *path, uint64_t *here,
+                                 sn_err *err) {
+    return check_pieces(m, file, path, 1, here, err);
+}
+
+/* sample: of each file so many pieces, and the last one. */
+enum { SAMPLE = 8 };
+static sn_status check_files(const sn_manifest *m, const char *path, bool sample, uint64_t *here, uint64_t *missing,
+                             sn_err *err) {
     struct stat st;
     char name[SN_PATH_SIZE];
     uint64_t all = 0;
@@ -61,8 +73,19 @@ sn_status sn_manifest_check(const sn_manifest *m, const char *path, uint64_t *he
             status = sn_path_join(name, path, m->files[i].name, err);
         else
             snprintf(name, sizeof name, "%s", path);
-        if (!status) status = sn_manifest_check_file(m, &m->files[i], name, here, err);
+        size_t n = m->files[i].n_pieces, step = sample && n > SAMPLE ? n / SAMPLE : 1;
+        if (!status) status = check_pieces(m, &m->files[i], name, step, here, err);
     }
     *missing = all - *here;
     return status;
+}
+
+sn_status sn_manifest_check(const sn_manifest *m, const char *path, uint64_t *here, uint64_t *missing, sn_err *err) {
+    return check_files(m, path, false, here, missing, err);
+}
+
+bool sn_manifest_fits(const sn_manifest *m, const char *path) {
+    uint64_t here, missing;
+    sn_err err;
+    return !check_files(m, path, true, &here, &missing, &err);
 }

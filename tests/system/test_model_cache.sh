@@ -166,6 +166,7 @@ refuses 2 'generation_config.json of the manifest is no file of org/folder' "$bi
 ) || exit 1
 cp "$fixtures"/golden/mistral/{config.json,model.safetensors} "$hub/org/more/"
 refuses 2 'config.json of the manifest is no file of org/more' "$bin/swarm" generate --model org/more --manifest "$scratch/manifest" "${say[@]}"
+[ ! -e "$SWARM_CACHE/models/org--more/$(basename "$ours")/swarm.manifest" ] || fail "the manifest of another model was kept"
 cp "$fixtures"/golden/llama/{config.json,model.safetensors} "$hub/org/more/"
 rm -rf "$SWARM_CACHE/models" "$scratch/hf"
 

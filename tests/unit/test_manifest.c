@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "model/hub/manifest.h"
 #include "model/model.h"
+#include "tests/support/files.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
@@ -85,6 +86,35 @@ static bool is_refused(const sn_buf *text, const char *old, const char *new) {
     sn_manifest_fini(&m);
     free(copy);
     return refused;
+}
+
+/* Further training changes the weights and neither names nor shapes: the model's id is the same. */
+Test(manifest, of_other_weights_of_the_same_shapes_tells_nothing) {
+    char *copy = temp_folder(), *weights = temp_path(copy, "model.safetensors");
+    static const char *const names[] = {"config.json", "model.safetensors"};
+    sn_buf text = make();
+    sn_hash hash;
+    for (int i = 0; i < 2; i++) {
+        char from[SN_PATH_SIZE];
+        sn_buf bytes = {0};
+        REQUIRE(sn_path_join(from, folder, names[i], &err));
+        REQUIRE(sn_read_file(from, 1 << 30, &bytes, &err));
+        write_file(copy, names[i], bytes.data, bytes.len);
+        sn_buf_fini(&bytes);
+    }
+    write_file(copy, SN_MANIFEST_NAME, text.data, text.len);
+    for (int trained = 0; trained < 2; trained++) {
+        sn_model *model = NULL;
+        FILE *file = trained ? fopen(weights, "r+b") : NULL;
+        cr_assert(!trained || (file && !fseek(file, -1000, SEEK_END) && fputc('x', file) == 'x' && !fclose(file)));
+        REQUIRE(sn_model_open(copy, &model, &err));
+        sn_manifest_tell(copy, model);
+        cr_expect_eq(sn_model_told_block_hash(model, 0, &hash), !trained);
+        sn_model_close(&model);
+    }
+    sn_buf_fini(&text);
+    free(weights);
+    temp_folder_remove(&copy);
 }
 
 Test(manifest, refuses_names_that_leave_the_folder) {

@@ -147,6 +147,14 @@ static sn_status moe_download_ids(const sn_forward_pass *p, const moe_buffers *m
 
 /* -- experts that the span does not hold */
 
+/* Copies a row from outside (host) to the device. */
+static sn_status moe_bring_row(const sn_forward_pass *p, const float *row, float *to, sn_err *err) {
+    const int64_t shape[] = {1, p->hp->n_embd};
+    const sn_tensor x = {
+        .name = "rows of experts", .data = row, .dtype = SN_F32, .rank = 2, .shape = {shape[0], shape[1]}};
+    return sn_guard(&x, p->device, 2, shape, to, NULL, err);
+}
+
 /* Sends the pairs in split->others to the exchange. */
 static sn_status moe_begin_others(const sn_forward_pass *p, const float *u, sn_err *err) {
     const sn_expert_split *x = p->split;
@@ -170,9 +178,7 @@ static sn_status moe_finish_others(const sn_forward_pass *p, float *expert_out, 
     size_t width = (size_t)p->hp->n_embd, pairs = (size_t)(p->n_rows * p->hp->n_experts_used);
     SN_TRY(x->exchange->finish(x->exchange->self, x->out ? x->out : expert_out, err));
     for (size_t i = 0; i < pairs && x->out; i++)
-        if (x->others[i] >= 0)
-            SN_TRY(p->device->ops->upload(p->device, expert_out + i * width, x->out + i * width, width * sizeof(float),
-                                          err));
+        if (x->others[i] >= 0) SN_TRY(moe_bring_row(p, x->out + i * width, expert_out + i * width, err));
     return SN_OK;
 }
 
@@ -212,8 +218,8 @@ sn_status sn_moe_run_pairs(const sn_block *block, const sn_forward_pass *pass, c
     for (int i = 0; i < pairs;) {
         for (p.n_rows = 0; i < pairs && p.n_rows < SN_SPAN_ROWS_MAX; i++) {
             if (request->ids[i] < 0) continue;
-            SN_TRY(d->ops->upload(d, s->pair_rows + (size_t)p.n_rows * width,
-                                  request->rows + (size_t)(i / request->k) * width, width * sizeof *out, err));
+            SN_TRY(moe_bring_row(pass, request->rows + (size_t)(i / request->k) * width,
+                                 s->pair_rows + (size_t)p.n_rows * width, err));
             own[p.n_rows++] = request->ids[i] - block->held.first;
         }
         if (!p.n_rows) break;

@@ -168,6 +168,7 @@ static inline float dot8(float8 a, float8 b) {
 
 MATVEC(linear1, 1)
 MATVEC(linear4, 4)
+MATVEC(linear8, 8)
 
 #define TILE  32 /* outputs, and rows of x, of a group */
 #define DEPTH 32 /* elements of both in local memory at a time */

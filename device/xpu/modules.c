@@ -105,13 +105,10 @@ sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
         const char *base;
         uint32_t group_x, group_y;
         ze_kernel_handle_t *kernel;
-    } all[] = {{"linear1", 16, 4, &k->matvec1},
-               {"linear4", 16, 4, &k->matvec4},
-               {"linear_tile", 8, 8, &k->matmul_tile},
-               {"get_rows", 64, 1, &k->get_rows},
-               {"linear_input_grad", 64, 1, &k->input_grad},
-               {"moe_linear", 64, 1, &k->moe_linear},
-               {"moe_linear_grad", 64, 1, &k->moe_linear_grad}};
+    } all[] = {{"linear1", 16, 4, &k->matvec1},       {"linear4", 16, 4, &k->matvec4},
+               {"linear8", 16, 4, &k->matvec8},       {"linear_tile", 8, 8, &k->matmul_tile},
+               {"get_rows", 64, 1, &k->get_rows},     {"linear_input_grad", 64, 1, &k->input_grad},
+               {"moe_linear", 64, 1, &k->moe_linear}, {"moe_linear_grad", 64, 1, &k->moe_linear_grad}};
     sn_status status = sn_xpu_check_alive(x, err);
     if (status || k->module) return status;
     status = load_module(x, sn_xpu_spirv_linear(form), &k->module, err);
@@ -132,6 +129,7 @@ void sn_xpu_unload(sn_xpu *x) {
         sn_xpu_linear_kernels *k = &x->linear[i];
         drop_kernel(k->matvec1);
         drop_kernel(k->matvec4);
+        drop_kernel(k->matvec8);
         drop_kernel(k->matmul_tile);
         drop_kernel(k->get_rows);
         drop_kernel(k->input_grad);

@@ -30,8 +30,8 @@ static sn_status linear_one(sn_xpu *x, uint32_t n, const float *in, const sn_lin
                          SN_XPU_ARG(l->y),
                          SN_XPU_ARG(n)};
     if (n == 1) return sn_xpu_launch(x, k->matvec1, groups_of(rows, OUTPUTS), 1, COUNT(args), args, err);
-    if (n <= FEW_ROWS)
-        return sn_xpu_launch(x, k->matvec4, groups_of(rows, OUTPUTS), groups_of(n, 4), COUNT(args), args, err);
+    if (n <= FEW_ROWS) /* each weight is read once */
+        return sn_xpu_launch(x, n <= 4 ? k->matvec4 : k->matvec8, groups_of(rows, OUTPUTS), 1, COUNT(args), args, err);
     return sn_xpu_launch(x, k->matmul_tile, groups_of(rows, TILE), groups_of(n, TILE), COUNT(args), args, err);
 }
 

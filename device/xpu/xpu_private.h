@@ -77,7 +77,7 @@ sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form);
 
 typedef struct sn_xpu_linear_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
-    ze_kernel_handle_t matvec1, matvec4, matmul_tile, get_rows, input_grad, moe_linear, moe_linear_grad;
+    ze_kernel_handle_t matvec1, matvec4, matvec8, matmul_tile, get_rows, input_grad, moe_linear, moe_linear_grad;
 } sn_xpu_linear_kernels;
 
 /* The kernels of kv.cl for one type of KV cache, compiled when the first batch or copy of that type comes. */

@@ -5,7 +5,8 @@ dial N: opens sessions that push to N addresses, one after the other.
 hold N: opens a session, and does nothing for N seconds.
 proven N: waits until the node lists N proven nodes.
 weights N: asks for weights at full speed for N seconds, as if nothing was limited.
-questions N: asks for the status of the node for N seconds, as fast as it is answered."""
+questions N: asks for the status of the node for N seconds, as fast as it is answered.
+experts N: asks for experts of the node's last block for N seconds, 512 rows at a time, 64 requests at a time."""
 import os
 import socket
 import sys
@@ -86,6 +87,25 @@ def ask_questions(stranger, seconds):
     print(f"answered {answers} in {time.monotonic() - began:.2f}", flush=True)
 
 
+def ask_for_experts(stranger, seconds, width=64):
+    me = stranger.announcement()
+    held = me["experts"] or [0, 1, 1]
+    pairs = [{"row": row, "expert": held[0] + row % (held[1] - held[0])} for row in range(512)]
+    block = dict(block=me["end_block"] - 1, block_hash=me["block_hash"][-1])
+    computed = refused = waiting = 0
+    began = time.monotonic()
+    print("begins", flush=True)
+    while time.monotonic() - began < seconds:
+        while waiting < 64:
+            stranger.send("experts", [512, width], bytes(4 * 512 * width), protocol=3, pairs=pairs, **block)
+            waiting += 1
+        kind = stranger.receive()["kind"]
+        waiting -= 1
+        computed += kind == "experts_reply"
+        refused += kind == "error"
+    print(f"was answered {computed} times and refused {refused}", flush=True)
+
+
 def invented(template, i, address=None):
     key = Ed25519PrivateKey.generate()
     a = dict(template, node=key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), curve_key=os.urandom(32), name=f"node{i}",
@@ -146,4 +166,4 @@ def proven(stranger, n):
 
 
 if __name__ == "__main__":
-    {"proven": proven, "hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights, "questions": ask_questions}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))
+    {"proven": proven, "hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights, "questions": ask_questions, "experts": ask_for_experts}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

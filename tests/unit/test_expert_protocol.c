@@ -337,7 +337,9 @@ Test(expert_protocol, an_answer_that_comes_too_late_or_from_another_node_is_igno
     cr_assert_eq(second, 1 - first);
     reply(first, late, request, 3, EMBD);
     cr_expect_null(answered);
-    again->correlation_id = request->correlation_id; /* the second holder names what was asked of the first */
+    reply(first, late, again, 3, EMBD); /* the first holder names what is asked of the second */
+    cr_expect_null(answered);
+    again->correlation_id = request->correlation_id; /* and the second what was asked of the first */
     reply(second, peer, again, 3, EMBD);
     cr_expect_null(answered);
     pass(LATE_US);

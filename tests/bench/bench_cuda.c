@@ -1,8 +1,11 @@
 /* For a machine with an NVIDIA GPU: the conformance suite on the GPU, and the throughput of models of 1B and 8B
  * shape with random weights in bfloat16 and 4 bits: decode compared with the limit set by memory bandwidth, prefill
  * compared with what cuBLAS reaches in one large product. Prints "no CUDA device" and succeeds where there is none.
+ * Nothing is buffered: what a killed run has measured stands.
  *
- * Usage: bench_cuda [ORDINAL]
+ * Usage: bench_cuda [ORDINAL] [--conformance[=CASE]] [--shape 1B|8B] [--type TYPE]
+ *
+ * --conformance: only the suite, or one case of it. --shape, --type: only these measurements, of any type of weights.
  *
  * Decode: one session, its batches recorded, with a short and a long KV cache. The limit is the bytes of weights and
  * KV cache that a step reads, in the device's layout and in the file's, divided by the rate at which the device adds
@@ -24,19 +27,37 @@ static void require_ok(sn_status status) {
     exit(1);
 }
 
-static int run_conformance(int ordinal) {
-    int failed = 0;
+static bool run_case(int ordinal, conformance_case which) {
     static conformance c;
-    for (int i = 0; i < CONFORMANCE_COUNT; i++) {
-        c = (conformance){.id = {SN_DEVICE_CUDA, ordinal}, .linear_rounding = 0x1p-8 * 1.01, .eight_bit_rows = true};
-        bool passed = conformance_run(&c, (conformance_case)i);
-        failed += !passed;
-        if (!passed || c.skipped)
-            printf("%s  %s%s%s\n", passed ? "skipped" : "FAILED ", conformance_name((conformance_case)i),
-                   passed ? "" : ": ", c.failure);
+    int64_t begin = sn_now_us();
+    c = (conformance){.id = {SN_DEVICE_CUDA, ordinal}, .linear_rounding = 0x1p-8 * 1.01, .eight_bit_rows = true};
+    bool passed = conformance_run(&c, which);
+    printf("%s  %s, %.2f s%s%s\n",
+           c.skipped ? "skipped"
+           : passed  ? "passed "
+                     : "FAILED ",
+           conformance_name(which), (double)(sn_now_us() - begin) * 1e-6, passed ? "" : ": ", c.failure);
+    return passed;
+}
+
+/* What most depends on comes first: copies, products, captured batches, attention; then the rest. */
+static int run_conformance(int ordinal, const char *only) {
+    static const conformance_case first[] = {
+        CONFORMANCE_copies_come_back_unchanged, CONFORMANCE_linear_of_every_type,
+        CONFORMANCE_linear_that_is_to_be_exact, CONFORMANCE_a_recorded_batch_follows_its_sessions,
+        CONFORMANCE_attention_while_decoding,   CONFORMANCE_attention_of_several_prompts};
+    enum { N_FIRST = sizeof first / sizeof *first };
+    bool done[CONFORMANCE_COUNT] = {false};
+    int failed = 0, n = 0;
+    for (int i = 0; i < N_FIRST + CONFORMANCE_COUNT; i++) {
+        int which = i < N_FIRST ? (int)first[i] : i - N_FIRST;
+        if (done[which] || (*only && strcmp(only, conformance_name((conformance_case)which)))) continue;
+        done[which] = true;
+        n++;
+        failed += !run_case(ordinal, (conformance_case)which);
     }
-    printf("conformance: %d cases, %d failed\n\n", CONFORMANCE_COUNT, failed);
-    return failed;
+    printf("conformance: %d cases, %d failed\n\n", n, failed);
+    return n ? failed : 1;
 }
 
 /* -- models */
@@ -64,6 +85,15 @@ typedef struct model {
 static float *alloc_floats(model *m, size_t n) {
     void *at;
     require_ok(m->d->ops->alloc(m->d, n * sizeof(float), &at, &err));
+    return at;
+}
+
+/* Zeros would flatter: products with them take less power. */
+static float *upload_random(sn_device *d, size_t n) {
+    float *random = test_random_floats(n, 1), *at;
+    require_ok(d->ops->alloc(d, n * sizeof *random, (void **)&at, &err));
+    require_ok(d->ops->upload(d, at, random, n * sizeof *random, &err));
+    free(random);
     return at;
 }
 
@@ -97,16 +127,16 @@ static void model_load(model *m, sn_device *d, const shape *s, sn_dtype dtype) {
     size_t e = (size_t)s->n_embd, q = (size_t)(s->n_heads * s->head_dim), kv = (size_t)(s->n_kv_heads * s->head_dim);
     m->w = calloc((size_t)s->n_blocks, sizeof *m->w);
     for (int b = 0; b < s->n_blocks; b++) load_block(m, dtype, m->w[b]);
-    require_ok(d->ops->prepare(d, &(sn_device_limits){.rows = PROMPT, .width = s->n_ff, .context = CONTEXT}, &err));
+    require_ok(d->ops->prepare(
+        d,
+        &(sn_device_limits){
+            .rows = PROMPT, .width = s->n_ff, .context = CONTEXT, .heads = s->n_heads, .head_dim = s->head_dim},
+        &err));
     m->page_bytes = d->ops->kv_page_bytes(d, &m->kv);
     require_ok(d->ops->alloc(d, m->page_bytes * (CONTEXT / PAGE), &m->pool, &err));
     for (int i = 0; i < CONTEXT / PAGE; i++) m->pages[i] = (char *)m->pool + (size_t)i * m->page_bytes;
-    float *random = test_random_floats(PROMPT * e, 1);
-    m->norm = alloc_floats(m, e);
-    m->x = alloc_floats(m, PROMPT * e);
-    require_ok(d->ops->upload(d, m->norm, random, e * sizeof(float), &err));
-    require_ok(d->ops->upload(d, m->x, random, PROMPT * e * sizeof(float), &err));
-    free(random);
+    m->norm = upload_random(d, e);
+    m->x = upload_random(d, PROMPT * e);
     m->h = alloc_floats(m, PROMPT * e);
     m->q = alloc_floats(m, PROMPT * q);
     m->attn = alloc_floats(m, PROMPT * q);
@@ -114,7 +144,7 @@ static void model_load(model *m, sn_device *d, const shape *s, sn_dtype dtype) {
     m->v = alloc_floats(m, PROMPT * kv);
     m->gate = alloc_floats(m, PROMPT * (size_t)s->n_ff);
     m->up = alloc_floats(m, PROMPT * (size_t)s->n_ff);
-    m->cos_sin = alloc_floats(m, PROMPT * (size_t)s->head_dim);
+    m->cos_sin = upload_random(m->d, PROMPT * (size_t)s->head_dim);
 }
 
 static void model_free(model *m) {
@@ -200,7 +230,7 @@ static double matrix_speed(sn_device *d) {
     require_ok(d->ops->prepare(d, &(sn_device_limits){.rows = SIDE, .width = SIDE, .context = 16}, &err));
     load_matrix(&m, SN_BF16, SIDE, SIDE, &w);
     sn_linear linear = {.weight = &w, .y = alloc_floats(&m, (size_t)SIDE * SIDE)};
-    float *x = alloc_floats(&m, (size_t)SIDE * SIDE);
+    float *x = upload_random(d, (size_t)SIDE * SIDE);
     for (int i = 0; i < 2; i++) require_ok(d->ops->linear(d, SIDE, x, 1, &linear, &err));
     require_ok(d->ops->finish(d, &err));
     int64_t begin = sn_now_us();
@@ -219,6 +249,7 @@ static void bench_model(sn_device *d, const shape *s, sn_dtype dtype, double mem
     model_load(&m, d, s, dtype);
     double elements = 0;
     for (int i = 0; i < MATRICES; i++) elements += (double)m.w[0][i].rows * (double)m.w[0][i].cols * s->n_blocks;
+    for (int at = 0; at < depths[1]; at += PROMPT) run_batch(&m, at, PROMPT); /* keys and values that are not zero */
     for (int i = 0; i < 2; i++) {
         double n_past = 2.0 * depths[i] * s->n_kv_heads * s->head_dim * sizeof(float) * s->n_blocks;
         double took = seconds(&m, depths[i], 1, STEPS), own = (double)m.bytes + n_past,
@@ -233,23 +264,78 @@ static void bench_model(sn_device *d, const shape *s, sn_dtype dtype, double mem
     model_free(&m);
 }
 
-int main(int argc, char **argv) {
-    static const sn_dtype types[] = {SN_BF16, SN_Q4_1, SN_Q4_K};
-    int ordinal = argc > 1 ? require_int(argv[1], 0, 63) : 0;
+typedef struct args {
+    int ordinal;
+    bool conformance;
+    const char *only, *shape, *type;
+} args;
+
+static args parse(int argc, char **argv) {
+    args a = {.only = ""};
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        bool has_value = i + 1 < argc;
+        if (!strncmp(arg, "--conformance", 13) && (!arg[13] || arg[13] == '=')) {
+            a.conformance = true;
+            a.only = arg[13] ? arg + 14 : "";
+        } else if (!strcmp(arg, "--shape") && has_value)
+            a.shape = argv[++i];
+        else if (!strcmp(arg, "--type") && has_value)
+            a.type = argv[++i];
+        else
+            a.ordinal = require_int(arg, 0, 63);
+    }
+    return a;
+}
+
+/* What the driver has taken by itself of the device, and what the process holds. */
+static void print_reserve(sn_device *d, size_t free_before) {
+    sn_device_info infos[SN_DEVICES_MAX];
+    size_t n = 0;
+    require_ok(sn_devices_list_kind(SN_DEVICE_CUDA, infos, &n, &err));
+    for (size_t i = 0; i < n; i++)
+        if (sn_device_id_equal(infos[i].id, d->id))
+            printf("memory: the driver took %.0f MiB by itself, we %.0f MiB\n",
+                   ((double)free_before - (double)infos[i].memory_free - (double)d->memory_used) / 0x1p20,
+                   (double)d->memory_used / 0x1p20);
+}
+
+static int measure(const args *a) {
+    static const sn_dtype usual[] = {SN_BF16, SN_Q4_1, SN_Q4_K};
+    sn_device_info infos[SN_DEVICES_MAX];
+    size_t n = 0, free_before = 0;
     sn_device *d;
-    if (sn_device_open((sn_device_id){SN_DEVICE_CUDA, ordinal}, NULL, &d, &err)) {
+    require_ok(sn_devices_list_kind(SN_DEVICE_CUDA, infos, &n, &err));
+    for (size_t i = 0; i < n; i++)
+        if (infos[i].id.ordinal == a->ordinal) free_before = infos[i].memory_free;
+    require_ok(sn_device_open((sn_device_id){SN_DEVICE_CUDA, a->ordinal}, NULL, &d, &err));
+    double memory = memory_speed(d), matrices = matrix_speed(d);
+    printf("memory: %.0f GB/s (y += x); cuBLAS, bfloat16, 8192^3: %.1f TFLOP/s\n", memory * 1e-9, matrices * 1e-12);
+    print_reserve(d, free_before);
+    int measured = 0;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int t = 0; t < SN_DTYPE_COUNT; t++) {
+            bool wanted = a->type ? !strcmp(a->type, sn_dtype_name((sn_dtype)t)) : false;
+            for (size_t u = 0; u < sizeof usual / sizeof *usual && !a->type; u++) wanted |= usual[u] == (sn_dtype)t;
+            if (!wanted || (a->shape && strcmp(a->shape, shapes[s].name))) continue;
+            bench_model(d, &shapes[s], (sn_dtype)t, memory, matrices);
+            measured++;
+        }
+    sn_device_close(&d);
+    if (!measured) fprintf(stderr, "there is no such shape or type\n");
+    return measured ? 0 : 2;
+}
+
+int main(int argc, char **argv) {
+    const args a = parse(argc, argv);
+    sn_device *d;
+    setvbuf(stdout, NULL, _IONBF, 0);
+    if (sn_device_open((sn_device_id){SN_DEVICE_CUDA, a.ordinal}, NULL, &d, &err)) {
         printf("no CUDA device: %s\n", err.text);
         return 0;
     }
     printf("%s\n", sn_device_describe(d));
     sn_device_close(&d);
-    int failed = run_conformance(ordinal);
-    require_ok(sn_device_open((sn_device_id){SN_DEVICE_CUDA, ordinal}, NULL, &d, &err));
-    double memory = memory_speed(d), matrices = matrix_speed(d);
-    printf("memory: %.0f GB/s (y += x); cuBLAS, bfloat16, 8192^3: %.1f TFLOP/s\n", memory * 1e-9, matrices * 1e-12);
-    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        for (size_t t = 0; t < sizeof types / sizeof *types; t++)
-            bench_model(d, &shapes[s], types[t], memory, matrices);
-    sn_device_close(&d);
-    return failed > 0;
+    int failed = a.conformance || (!a.shape && !a.type) ? run_conformance(a.ordinal, a.only) : 0;
+    return a.conformance ? failed > 0 : measure(&a) || failed > 0;
 }

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Runs the parts of the kit, each with a limit of time, on a machine with an NVIDIA GPU and its driver: nothing is installed,
+# nothing is fetched. scripts/gpu_kit.sh makes the folder in which this lies.
+#     ./run.sh [--out FOLDER] [--device cuda:0] [PART...]       # all parts; results: FOLDER/results.json, FOLDER/log.txt
+# SWARM_CUBLAS names the folder of cuBLAS where it is not found by itself; PART_SECONDS is the limit of each part instead of its own.
+set -uo pipefail
+kit=$(cd "$(dirname "$0")" && pwd) out=results device=cuda:0
+while [ $# -gt 0 ]; do
+  case $1 in
+    --out) out=$2; shift 2 ;;
+    --device) device=$2; shift 2 ;;
+    *) break ;;
+  esac
+done
+mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
+work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+bin=$kit/bin n=${device#cuda:}
+
+# made TYPE SHAPE: writes this model at its first use.
+made() { [ -f "$work/$2-$1.gguf" ] || python3 "$kit/synthetic_model.py" "$work/$2-$1.gguf" --type "$1" --shape "$2"; }
+speed() { made "$1" "$2" && "$bin/swarm" bench --model "$work/$2-$1.gguf" --local all --device "$device" --sessions 1,8,9,16 --context 0,4000; }
+sanitized() {
+  command -v compute-sanitizer >/dev/null || { echo "there is no compute-sanitizer"; return 77; }
+  for tool in memcheck racecheck; do
+    for case in linear_of_every_type attention_while_decoding attention_of_several_prompts; do
+      compute-sanitizer --error-exitcode 9 --tool $tool "$bin/bench_cuda" "$n" --conformance=$case || return
+    done
+  done
+}
+
+part_list() { ! command -v nvidia-smi >/dev/null || nvidia-smi; "$bin/swarm-node" --list-devices; }
+part_conformance() { "$bin/bench_cuda" "$n" --conformance; }
+part_golden() { python3 "$kit/golden.py" "$bin/swarm" "$device" "$kit/golden"; }
+part_sanitizer() { sanitized; }
+part_kernels_1b() { "$bin/bench_cuda" "$n" --shape 1B; }
+part_kernels_8b() { "$bin/bench_cuda" "$n" --shape 8B; }
+part_model_1b() { speed Q4_K 1b; }
+part_model_8b() { speed Q4_K 8b; }
+declare -A limits=([list]=60 [conformance]=180 [golden]=120 [sanitizer]=240 [kernels_1b]=120 [kernels_8b]=240 [model_1b]=180 [model_8b]=300)
+parts=(list conformance golden kernels_1b kernels_8b model_1b model_8b sanitizer)
+
+[ "${1:-}" != --part ] || { "part_$2"; exit; } # as this script calls itself, within the limit
+[ $# -eq 0 ] || parts=("$@")
+for part in "${parts[@]}"; do [ -n "${limits[$part]:-}" ] || { echo "there is no part $part: ${!limits[*]}" >&2; exit 2; }; done
+failed=0 separator= results=
+: >"$out/log.txt"
+for part in "${parts[@]}"; do
+  begin=$(date +%s) limit=${PART_SECONDS:-${limits[$part]}}
+  printf '== %s\n' "$part" | tee -a "$out/log.txt"
+  timeout -k 10 "$limit" bash "$kit/run.sh" --out "$out" --device "$device" --part "$part" 2>&1 </dev/null | tee -a "$out/log.txt"
+  rc=${PIPESTATUS[0]}
+  [ "$rc" = 0 ] || [ "$rc" = 77 ] || failed=1
+  results+="$separator"$'\n'"  {\"part\": \"$part\", \"seconds\": $(($(date +%s) - begin)), \"limit\": $limit, \"rc\": $rc, \"timed_out\": $([ "$rc" = 124 ] || [ "$rc" = 137 ] && echo true || echo false)}"
+  separator=,
+  printf '[%s\n]\n' "$results" >"$out/results.json" # after each part: what a killed run has done stands
+done
+exit "$failed"

@@ -84,15 +84,10 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
 
 sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int number, int n_slots,
                              sn_expert_range experts, sn_block_layout *out, sn_err *err) {
-    char name[32];
     sn_status status = SN_OK;
     bool mixture = sn_has_experts(sn_model_hparams(model), number);
     *out = (sn_block_layout){.n_slots = mixture ? n_slots : 0};
     if (mixture) out->held = experts.end ? experts : (sn_expert_range){0, sn_model_hparams(model)->n_experts};
-    if (sn_model_hparams(model)->latent && !device->latent_attention && out->n_slots != SN_ONLY_EXPERTS)
-        return sn_fail(err, SN_REFUSED,
-                       "%s cannot keep the latent KV cache of the %s family: give its blocks to a CPU (--device cpu)",
-                       sn_device_id_name(device->id, name), sn_model_hparams(model)->family);
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++)
         status = layout_add_role(model, device, number, (sn_role)role, out, err);
     if (!status && mixture) layout_set_pieces(out);

@@ -21,7 +21,8 @@ macro(sn_xpu_module name source)
             -emit-llvm -c ${CMAKE_SOURCE_DIR}/device/xpu/${source} -o ${SN_XPU_SPIRV}/${name}.bc
     COMMAND ${SN_LLVM_SPIRV} --spirv-max-version=1.2 ${SN_XPU_SPIRV}/${name}.bc -o ${SN_XPU_SPIRV}/${name}.spv
     COMMAND ${SN_SPIRV_VAL} --target-env opencl1.2 ${SN_XPU_SPIRV}/${name}.spv
-    DEPENDS ${CMAKE_SOURCE_DIR}/device/xpu/${source} ${CMAKE_SOURCE_DIR}/device/xpu/formulas.clh VERBATIM)
+    DEPENDS ${CMAKE_SOURCE_DIR}/device/xpu/${source} ${CMAKE_SOURCE_DIR}/device/xpu/formulas.clh
+      ${CMAKE_SOURCE_DIR}/device/xpu/latent.clh ${CMAKE_SOURCE_DIR}/device/xpu/delta.clh VERBATIM)
   list(APPEND SN_XPU_MODULES ${SN_XPU_SPIRV}/${name}.spv)
 endmacro()
 

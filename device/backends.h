@@ -13,11 +13,6 @@
  * - list: appends the backend's devices in the order of their ordinals to out and counts *n up, at most to
  *   SN_DEVICES_MAX. SN_REFUSED with the reason when it has no device; it appends nothing then. May be called often,
  *   before and after open, by one thread at a time. */
-/* short_conv and delta_rule of backends that do not compute recurrent blocks: SN_REFUSED. */
-sn_status sn_device_refuse_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
-sn_status sn_device_refuse_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a,
-                                      const float *b, float *out, sn_err *err);
-
 /* SN_REFUSED where a recurrent block of this shape is not possible, or a sequence of the batch has no state. */
 sn_status sn_device_check_delta(const sn_delta_shape *shape, int n_sequences, const sn_sequence *sequences,
                                 sn_err *err) SN_MUST_USE;

@@ -127,25 +127,6 @@ char *sn_device_id_name(sn_device_id id, char out[32]) {
     return out;
 }
 
-/* -- operations that some backends refuse */
-
-static sn_status refuse_recurrent(const sn_device *d, sn_err *err) {
-    char name[32];
-    return sn_fail(err, SN_REFUSED, "%s does not compute recurrent blocks: give --device cpu",
-                   sn_device_id_name(d->id, name));
-}
-
-sn_status sn_device_refuse_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_err *err) {
-    (void)delta, (void)x;
-    return refuse_recurrent(d, err);
-}
-
-sn_status sn_device_refuse_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a,
-                                      const float *b, float *out, sn_err *err) {
-    (void)delta, (void)qkv, (void)a, (void)b, (void)out;
-    return refuse_recurrent(d, err);
-}
-
 /* -- checks that backends share */
 
 sn_status sn_device_check_groups(const sn_moe_router *r, sn_err *err) {
@@ -222,13 +203,6 @@ sn_status sn_device_take_memory(sn_device *d, size_t bytes, sn_err *err) {
 }
 
 void sn_device_give_memory(sn_device *d, size_t bytes) { d->memory_used -= bytes; }
-
-sn_status sn_device_no_head_linear(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
-                                   sn_err *err) {
-    char name[32];
-    (void)n, (void)x, (void)x_width, (void)heads, (void)y;
-    return sn_fail(err, SN_REFUSED, "%s has no latent attention: use cpu", sn_device_id_name(d->id, name));
-}
 
 sn_status sn_device_try(sn_device_id id, const sn_device_options *options, sn_err *err) {
     enum { BYTES = SN_DEVICE_TRY_BYTES };

@@ -151,7 +151,7 @@ typedef struct sn_moe_router {
     float scale;     /* of all weights; usually 1 */
     /* The experts in n_groups equal parts, of which only those of the n_groups_used best can be chosen. A group is as
      * good as its best expert, or with SN_ROUTER_SIGMOID its two best ones together (their scores plus the
-     * corrections). DeepSeek-AI 2024. 0: no groups. Not 0: only devices with latent_attention; others refuse. */
+     * corrections). DeepSeek-AI 2024. 0: no groups. */
     int n_groups, n_groups_used;
 } sn_moe_router;
 
@@ -188,7 +188,7 @@ typedef struct sn_kv_shape {
     sn_kv_dtype dtype;                               /* one of the device's kv_dtypes */
     /* Latent attention (DeepSeek-AI 2024): the values are the first `latent` elements of the keys and are stored once,
      * as part of them; the other head_dim - latent elements are the keys' own. 0: values of head_dim, stored besides.
-     * Not 0: only devices with latent_attention. */
+     */
     int latent;
 } sn_kv_shape;
 
@@ -387,7 +387,7 @@ typedef struct sn_device_ops {
     /* Within a batch: out (n_rows, n_heads, sn_kv_value_dim) = softmax(q . K^T * scale) . V, q (n_rows, n_heads,
      * head_dim). Each row attends to the stored positions of its sequence up to its own. */
     sn_status (*attention)(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
-    /* Both within a batch, of a device with `recurrent`, row by row in the order of positions, with the sequences'
+    /* Both within a batch, row by row in the order of positions, with the sequences'
      * states. x (n_rows, channels) = silu(depthwise causal convolution of x). */
     sn_status (*short_conv)(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
     /* out (n_rows, n_value_heads, value_dim). Of each row of qkv (n_rows, channels) q and k (n_key_heads, key_dim) are
@@ -408,8 +408,7 @@ typedef struct sn_device_ops {
     sn_status (*dot_rows)(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err);
     /* y (n, heads, y_width) from x (n, heads, x_width), each head with the matrix of its number: the first elements of
      * y are the first cols elements of x . matrix^T, and the x_width - cols elements after them follow unchanged, so
-     * that y_width is rows + x_width - cols. y must not overlap x. Only devices with latent_attention; others refuse.
-     */
+     * that y_width is rows + x_width - cols. y must not overlap x. */
     sn_status (*head_linear)(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
                              sn_err *err);
     /* y (n, cols) = row ids[i] of the weight, as float32. ids: host, each below weight->rows (checked). */
@@ -481,8 +480,6 @@ struct sn_device {
     const sn_device_ops *ops;
     sn_device_id id;
     bool host_visible;              /* device memory is host memory */
-    bool latent_attention;          /* it takes sn_kv_shape.latent, and has head_linear */
-    bool recurrent;                 /* short_conv and delta_rule compute; else they refuse */
     unsigned kv_dtypes;             /* 1 << sn_kv_dtype for each type besides SN_KV_F32 that the device can store */
     int timeout_ms;                 /* limit of every wait for the device; may be changed */
     const char *lost;               /* NULL: it works. Else it is lost: the sentence with which every call fails */
@@ -500,9 +497,6 @@ size_t sn_device_memory_max(const sn_device_options *options);
 /* Counts bytes that a backend is about to allocate. SN_STOP with a sentence: they go beyond memory_max. */
 sn_status sn_device_take_memory(sn_device *d, size_t bytes, sn_err *err) SN_MUST_USE;
 void sn_device_give_memory(sn_device *d, size_t bytes); /* they are freed, or could not be allocated */
-/* For backends without latent_attention: head_linear, refused. */
-sn_status sn_device_no_head_linear(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
-                                   sn_err *err) SN_MUST_USE;
-size_t sn_device_memory_left(const sn_device *d); /* that may be allocated; of a device without limit SIZE_MAX */
+size_t sn_device_memory_left(const sn_device *d);       /* that may be allocated; of a device without limit SIZE_MAX */
 
 #endif

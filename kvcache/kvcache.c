@@ -70,11 +70,7 @@ static size_t recurrent_floats(const sn_kv_recurrence *r) {
 sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrence *r, int n_kv_heads, int head_dim,
                                    size_t budget, sn_kv_pool **out, sn_err *err) {
     enum { SHARE = 4, SLOTS_MAX = 1 << 16 };
-    char name[32];
     *out = NULL;
-    if (!part->device->recurrent)
-        return sn_fail(err, SN_REFUSED, "%s does not compute recurrent blocks: give --device cpu",
-                       sn_device_id_name(part->device->id, name));
     const sn_kv_pages_part pages = recurrent_part(part, r, n_kv_heads, head_dim);
     size_t bytes = recurrent_floats(r) * sizeof(float), n = sn_min_size(budget / SHARE / bytes, SLOTS_MAX);
     if (n < 2) n = 2;

@@ -514,8 +514,6 @@ sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_devi
     cpu->base = (sn_device){.ops = &cpu_ops,
                             .id = id,
                             .host_visible = true,
-                            .recurrent = true,
-                            .latent_attention = true,
                             .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8,
                             .timeout_ms = options && options->timeout_ms ? options->timeout_ms : TIMEOUT_MS,
                             .memory_max = sn_device_memory_max(options)};

@@ -266,8 +266,6 @@ sn_status sn_cuda_open(sn_device_id id, const sn_device_options *options, sn_dev
     if (status) return status;
     cuda->base = (sn_device){.ops = &cuda_ops,
                              .id = id,
-                             .latent_attention = true,
-                             .recurrent = true,
                              .kv_dtypes = 1 << SN_KV_F16 | 1 << SN_KV_Q8,
                              .timeout_ms = options && options->timeout_ms ? options->timeout_ms : TIMEOUT_MS,
                              .memory_max = sn_device_memory_max(options),

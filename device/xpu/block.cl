@@ -82,39 +82,77 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void dot_rows(uint widt
 
 /* -- mixtures of experts */
 
-/* By what expert e is chosen; NaN ranks last. */
-static float rank_of(__global const float *logits, __global const float *correction, int e) {
-    float rank = correction ? sigmoid(logits[e]) + correction[e] : logits[e];
+/* By what experts are chosen. */
+typedef struct router {
+    uint n_experts, scoring, n_groups, n_groups_used;
+    __global const float *logits, *correction;
+} router;
+
+/* The rank of expert e; NaN ranks last. */
+static float rank_of(router r, int e) {
+    float rank = r.correction                            ? sigmoid(r.logits[e]) + r.correction[e]
+                 : r.n_groups && r.scoring == BY_SIGMOID ? sigmoid(r.logits[e]) /* groups compare sums of scores */
+                                                         : r.logits[e];
     return isnan(rank) ? -INFINITY : rank;
 }
 
 /* Whether expert b ranks before a (-1: none): the larger rank, of equal ones the lower id. */
-static bool comes_before(__global const float *logits, __global const float *correction, int b, int a) {
+static bool comes_before(router r, int b, int a) {
     if (b < 0 || a < 0) return a < 0 && b >= 0;
-    float vb = rank_of(logits, correction, b), va = rank_of(logits, correction, a);
+    float vb = rank_of(r, b), va = rank_of(r, a);
     return vb > va || (vb == va && b < a);
+}
+
+/* A bit for each of an item's experts that lies outside of the best groups. A group is as good as its best expert, or
+ * with the sigmoid as its two best ones together. ranks and used: of 1024. */
+static uint outside_of_groups(router r, __local float *ranks, __local uchar *used) {
+    uint lane = get_local_id(0), size = r.n_experts / r.n_groups, outside = 0;
+    for (uint g = lane; g < r.n_groups; g += 64) {
+        float first = -INFINITY, second = -INFINITY;
+        for (uint e = g * size; e < (g + 1) * size; e++) {
+            float rank = rank_of(r, e);
+            second = fmax(second, fmin(first, rank));
+            first = fmax(first, rank);
+        }
+        ranks[g] = r.scoring == BY_SIGMOID && size > 1 ? first + second : first;
+        used[g] = 0;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint j = 0; j < r.n_groups_used && lane == 0; j++) {
+        int best = -1;
+        for (uint g = 0; g < r.n_groups; g++)
+            if (!used[g] && (best < 0 || ranks[g] > ranks[best])) best = g;
+        used[best] = 1;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint i = 0; 64 * i + lane < r.n_experts; i++)
+        if (!used[(64 * i + lane) / size]) outside |= 1u << i;
+    return outside;
 }
 
 /* One group of 64 per row: the k largest ranks and their weights. An item looks at every 64th of up to 1024. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
 moe_gate(uint n_experts, uint k, uint scoring, __global const float *correction, uint normalised, float scale_all,
-         __global const float *logits, __global int *ids, __global float *weights) {
+         uint n_groups, uint n_groups_used, __global const float *logits, __global int *ids, __global float *weights) {
     __local int best[64];
-    __local float partial[64];
+    __local float partial[64], ranks[1024];
+    __local uchar used[1024];
     uint lane = get_local_id(0), taken = 0;
     size_t row = get_group_id(0);
     logits += row * n_experts;
     ids += row * k;
     weights += row * k;
+    router r = {n_experts, scoring, n_groups, n_groups_used, logits, correction};
+    if (n_groups) taken = outside_of_groups(r, ranks, used);
     float max_score = 0.0f, sum = scoring == BY_SIGMOID ? 1e-20f : 0.0f; /* as the reference adds it */
     for (uint j = 0; j < k; j++) {
         int own = -1;
         for (uint i = 0; 64 * i + lane < n_experts; i++)
-            if (!(taken >> i & 1) && comes_before(logits, correction, 64 * i + lane, own)) own = 64 * i + lane;
+            if (!(taken >> i & 1) && comes_before(r, 64 * i + lane, own)) own = 64 * i + lane;
         best[lane] = own;
         barrier(CLK_LOCAL_MEM_FENCE);
         for (uint half_count = 32; half_count > 0; half_count /= 2) {
-            if (lane < half_count && comes_before(logits, correction, best[lane + half_count], best[lane]))
+            if (lane < half_count && comes_before(r, best[lane + half_count], best[lane]))
                 best[lane] = best[lane + half_count];
             barrier(CLK_LOCAL_MEM_FENCE);
         }
@@ -151,3 +189,5 @@ moe_combine(ulong n, uint k, uint width, __global const float *weights, __global
     for (uint j = 0; j < k; j++) sum = fma(weights ? weights[row * k + j] : 1.0f, x[(row * k + j) * width + at], sum);
     y[item] = sum;
 }
+
+#include "device/xpu/delta.clh"

@@ -1,6 +1,8 @@
 /* Mixtures of experts: argument checks and kernel launches. */
 #include "device/xpu/xpu_private.h"
 
+#include "device/backends.h"
+
 #define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))
 enum { ITEMS = 64 };
 
@@ -24,14 +26,15 @@ sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, cons
                          SN_XPU_ARG(router->correction),
                          SN_XPU_ARG(normalised),
                          SN_XPU_ARG(router->scale),
+                         SN_XPU_ARG(router->n_groups),
+                         SN_XPU_ARG(router->n_groups_used),
                          SN_XPU_ARG(logits),
                          SN_XPU_ARG(ids),
                          SN_XPU_ARG(weights)};
     sn_status status = check_selection(&c, err);
     if (!status && router->k > router->n_experts)
         status = sn_fail(err, SN_REFUSED, "%d of %d experts cannot be chosen", router->k, router->n_experts);
-    if (!status && router->n_groups)
-        status = sn_fail(err, SN_REFUSED, "an XPU device has no groups of experts: use cpu");
+    if (!status) status = sn_device_check_groups(router, err);
     if (!status) status = sn_xpu_barrier(xpu, err);
     if (status || n <= 0) return status;
     return sn_xpu_launch(xpu, xpu->kernels[SN_XPU_moe_gate], (size_t)n, 1, COUNT(args), args, err);

@@ -1,11 +1,11 @@
 /* The KV cache on an XPU: batches, storing, attention, export and import.
  *
  * batch_begin builds the batch table on the host (the rows, then the tiles of up to SN_XPU_TILE_ROWS rows of one
- * sequence, then the addresses of the sequences' pages; kv.cl documents it) and uploads it. The kernels kv_store and
- * attention_* follow the addresses that they find in it. Tiles of several rows use attention_tile. A row
- * by itself uses attention_row, which divides a long context into parts, so that one session fills the device, too;
- * attention_join adds them up. Batches are not captured (xpu_private.h says why). Export and import copy
- * positions through a buffer on the device, KV_COPY_BYTES at a time. */
+ * sequence, then the sequences' recurrent states, then the addresses of their pages; kv.cl documents it) and uploads
+ * it. The kernels kv_store and attention_* follow the addresses that they find in it. Tiles of several rows use
+ * attention_tile. A row by itself uses attention_row, which divides a long context into parts, so that one session
+ * fills the device, too; attention_join adds them up. Batches are not captured (xpu_private.h says why). Export and
+ * import copy positions through a buffer on the device, KV_COPY_BYTES at a time. */
 #include "device/xpu/xpu_private.h"
 
 #include "base/mem.h"
@@ -26,6 +26,10 @@ static size_t groups_of_position(const sn_kv_shape *shape) {
 
 static size_t row_floats(const sn_kv_shape *shape) { return (size_t)shape->n_kv_heads * (size_t)shape->head_dim; }
 
+/* Of k and v of a position, outside of the pages. */
+static size_t k_floats(const sn_kv_shape *s) { return (size_t)s->n_kv_heads * (size_t)sn_kv_key_dim(s); }
+static size_t v_floats(const sn_kv_shape *s) { return (size_t)s->n_kv_heads * (size_t)sn_kv_value_dim(s); }
+
 size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
     assert(shape->page_tokens > 0 && shape->page_tokens % 16 == 0);
@@ -33,7 +37,8 @@ size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     size_t row = shape->dtype == SN_KV_F32   ? dim * sizeof(float)
                  : shape->dtype == SN_KV_F16 ? dim * sizeof(uint16_t)
                                              : dim + (dim + GROUP - 1) / GROUP * sizeof(uint16_t);
-    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * 2 * (size_t)shape->page_tokens * row;
+    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * (shape->latent ? 1 : 2) * (size_t)shape->page_tokens *
+           row;
 }
 
 /* -- the batch table */
@@ -59,9 +64,23 @@ static table_size table_measure(const sn_batch *batch) {
     return size;
 }
 
+/* Of a sequence: delta.clh describes the words. */
+enum { STATE_WORDS = 6, STATE_BYTES = STATE_WORDS * 8 };
+
+static void states_fill(const sn_batch *batch, uint64_t (*states)[STATE_WORDS]) {
+    for (int i = 0; i < batch->n_sequences; i++) {
+        const sn_sequence *seq = &batch->sequences[i];
+        const sn_sequence_state *s = &seq->state;
+        const uint64_t words[STATE_WORDS] = {(uintptr_t)s->before,     (uintptr_t)s->after,
+                                             (uintptr_t)s->snapshot,   (uint64_t)s->snapshot_rows,
+                                             (uint64_t)seq->first_row, (uint64_t)seq->n_rows};
+        memcpy(states[i], words, sizeof words);
+    }
+}
+
 size_t sn_xpu_table_bytes(const sn_device_limits *l) {
     size_t rows = (size_t)l->rows, sequences = (size_t)(l->sequences ? l->sequences : l->rows);
-    return 2 * 64 + rows * (8 + 16) + sequences * ((size_t)l->context / 16 + 1) * 8;
+    return 3 * 64 + rows * (8 + 16) + sequences * (STATE_BYTES + ((size_t)l->context / 16 + 1) * 8);
 }
 
 /* tiles: those of several rows, then those of one. */
@@ -99,9 +118,10 @@ static int longest_single(const sn_batch *batch) {
 }
 
 static sn_status kv_check_shape(const sn_kv_shape *shape, sn_err *err) {
-    if (shape->head_dim > SN_XPU_HEAD_DIM_MAX)
+    const int most = shape->latent ? SN_LATENT_DIM_MAX : SN_XPU_HEAD_DIM_MAX;
+    if (shape->head_dim > most)
         return sn_fail(err, SN_REFUSED, "heads of %d elements are too wide: an xpu takes at most %d", shape->head_dim,
-                       SN_XPU_HEAD_DIM_MAX);
+                       most);
     return SN_OK;
 }
 
@@ -121,13 +141,17 @@ sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed
     x->batch_singles = (int)size.singles;
     x->longest = longest_single(batch);
     x->tiles_at = sn_round_up(size.rows * 8, 64);
-    x->pages_at = sn_round_up(x->tiles_at + (size.tiles + size.singles) * 16, 64);
+    x->n_sequences = batch->n_sequences;
+    x->sequences = batch->sequences;
+    x->states_at = sn_round_up(x->tiles_at + (size.tiles + size.singles) * 16, 64);
+    x->pages_at = sn_round_up(x->states_at + (size_t)batch->n_sequences * STATE_BYTES, 64);
     size_t bytes = x->pages_at + size.pages * 8;
     status = sn_xpu_buffer_reserve(x, &x->batch_table, bytes, err);
     if (!status) status = sn_calloc(&table, 1, bytes, err);
     if (!status) {
         table_fill(batch, size.tiles, (uint32_t(*)[2])table, (uint32_t(*)[4])(table + x->tiles_at),
                    (uint64_t *)(table + x->pages_at));
+        states_fill(batch, (uint64_t(*)[STATE_WORDS])(table + x->states_at));
         status = sn_xpu_upload(d, x->batch_table.device, table, bytes, err);
     }
     free(table);
@@ -149,11 +173,14 @@ sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *
                          SN_XPU_ARG(x->shape.head_dim),
                          SN_XPU_ARG(x->shape.page_tokens),
                          SN_XPU_ARG(k),
-                         SN_XPU_ARG(v)};
+                         SN_XPU_ARG(v),
+                         SN_XPU_ARG(x->shape.latent)}; /* latent_store only */
+    const sn_xpu_kv_kernels *kernels = &x->kv[x->shape.dtype];
+    const bool latent = x->shape.latent;
     sn_status status = sn_xpu_barrier(x, err);
     return status ? status
-                  : sn_xpu_launch(x, x->kv[x->shape.dtype].store, groups_of_position(&x->shape), (size_t)x->batch_rows,
-                                  COUNT(args), args, err);
+                  : sn_xpu_launch(x, latent ? kernels->latent_store : kernels->store, groups_of_position(&x->shape),
+                                  (size_t)x->batch_rows, COUNT(args) - !latent, args, err);
 }
 
 /* -- attention of single rows */
@@ -162,24 +189,32 @@ sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *
 enum { PART_TOKENS = 128, GROUPS = 1024 };
 
 /* rows * heads * parts is at most GROUPS * SN_XPU_ROW_HEADS where there are several parts. */
-static size_t slot_bytes(int head_dim) { return ((size_t)head_dim + 2) * sizeof(float); }
+size_t sn_xpu_slot_bytes(size_t n, int elements) { return n * ((size_t)elements + 2) * sizeof(float); }
 size_t sn_xpu_partial_bytes(const sn_device_limits *l) {
-    const bool splits = l->context > PART_TOKENS && l->head_dim > 0 && l->head_dim <= SN_XPU_HEAD_DIM_MAX;
-    return splits ? GROUPS * SN_XPU_ROW_HEADS * slot_bytes(l->head_dim) : 0;
+    const bool splits = l->context > PART_TOKENS && l->head_dim > 0 && l->head_dim <= SN_LATENT_DIM_MAX;
+    return splits ? sn_xpu_slot_bytes(GROUPS * SN_XPU_ROW_HEADS, l->head_dim) : 0;
 }
 
-typedef struct row_parts {
-    uint32_t n, tokens; /* of a part: a multiple of 64 */
-} row_parts;
-
-/* `groups`: of all rows with one part each. */
-static row_parts divide_context(const sn_xpu *x, int32_t window, size_t groups) {
+sn_xpu_parts sn_xpu_divide_context(const sn_xpu *x, int32_t window, size_t groups) {
     const size_t seen = (size_t)(window < 0 ? -(int64_t)window : window ? window : INT32_MAX) + 15;
     const size_t positions = sn_min_size((size_t)x->longest, seen), most = GROUPS / groups;
     size_t n = sn_min_size((positions + PART_TOKENS - 1) / PART_TOKENS, most ? most : 1);
-    if (n <= 1) return (row_parts){1, (uint32_t)sn_round_up(positions + 16, 64)};
+    if (n <= 1) return (sn_xpu_parts){1, (uint32_t)sn_round_up(positions + 16, 64)};
     const size_t tokens = sn_round_up((positions + n - 1) / n, 64);
-    return (row_parts){(uint32_t)((positions - 1) / tokens + 1), (uint32_t)tokens};
+    return (sn_xpu_parts){(uint32_t)((positions - 1) / tokens + 1), (uint32_t)tokens};
+}
+
+sn_status sn_xpu_join_parts(sn_xpu *x, const sn_attention *params, int elements, sn_xpu_parts parts, float *out,
+                            sn_err *err) {
+    const uint8_t *singles = (uint8_t *)x->batch_table.device + x->tiles_at + 16 * x->batch_tiles;
+    int32_t window = params->window;
+    sn_xpu_arg args[] = {
+        SN_XPU_ARG(singles), SN_XPU_ARG(params->n_heads), SN_XPU_ARG(elements),     SN_XPU_ARG(window),
+        SN_XPU_ARG(out),     SN_XPU_ARG(parts.n),         SN_XPU_ARG(parts.tokens), SN_XPU_ARG(x->partial.device)};
+    sn_status status = sn_xpu_barrier(x, err);
+    return status ? status
+                  : sn_xpu_launch(x, x->kv[x->shape.dtype].attention_join, (size_t)params->n_heads,
+                                  (size_t)x->batch_singles, COUNT(args), args, err);
 }
 
 sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
@@ -187,13 +222,14 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
     const sn_kv_shape *shape = &x->shape;
     assert(params->n_heads > 0 && params->n_heads % shape->n_kv_heads == 0 && params->block >= 0 &&
            params->block < shape->n_blocks);
+    if (shape->latent) return sn_xpu_latent_attention(x, params, q, out, err);
     const uint8_t *tiles = (uint8_t *)x->batch_table.device + x->tiles_at, *singles = tiles + 16 * x->batch_tiles,
                   *pages = (uint8_t *)x->batch_table.device + x->pages_at;
     const size_t tile_bytes = SN_XPU_TILE_ROWS * (size_t)shape->head_dim * sizeof(float);
     const int group = params->n_heads / shape->n_kv_heads, teams = (group + SN_XPU_ROW_HEADS - 1) / SN_XPU_ROW_HEADS;
     const size_t groups = (size_t)shape->n_kv_heads * (size_t)teams, rows = (size_t)x->batch_singles;
     int32_t window = params->window;
-    const row_parts parts = divide_context(x, window, groups * (rows ? rows : 1));
+    const sn_xpu_parts parts = sn_xpu_divide_context(x, window, groups * (rows ? rows : 1));
     sn_xpu_arg args[] = {SN_XPU_ARG(singles),
                          SN_XPU_ARG(pages),
                          SN_XPU_ARG(params->block),
@@ -213,8 +249,8 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
                          SN_XPU_ARG(x->partial.device)};
     sn_status status = SN_OK;
     if (parts.n > 1)
-        status = sn_xpu_buffer_reserve(x, &x->partial,
-                                       rows * (size_t)params->n_heads * parts.n * slot_bytes(shape->head_dim), err);
+        status = sn_xpu_buffer_reserve(
+            x, &x->partial, sn_xpu_slot_bytes(rows * (size_t)params->n_heads * parts.n, shape->head_dim), err);
     if (!status) status = sn_xpu_barrier(x, err);
     if (!status)
         status = sn_xpu_launch(x, x->kv[shape->dtype].attention_row, groups, rows * parts.n, COUNT(args), args, err);
@@ -223,14 +259,7 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
     if (!status)
         status = sn_xpu_launch(x, x->kv[shape->dtype].attention_tile, (size_t)params->n_heads, (size_t)x->batch_tiles,
                                COUNT(args), args, err);
-    if (status || parts.n == 1) return status;
-    sn_xpu_arg joined[] = {
-        SN_XPU_ARG(singles), SN_XPU_ARG(params->n_heads), SN_XPU_ARG(shape->head_dim), SN_XPU_ARG(window),
-        SN_XPU_ARG(out),     SN_XPU_ARG(parts.n),         SN_XPU_ARG(parts.tokens),    SN_XPU_ARG(x->partial.device)};
-    status = sn_xpu_barrier(x, err);
-    return status ? status
-                  : sn_xpu_launch(x, x->kv[shape->dtype].attention_join, (size_t)params->n_heads, rows, COUNT(joined),
-                                  joined, err);
+    return status || parts.n == 1 ? status : sn_xpu_join_parts(x, params, shape->head_dim, parts, out, err);
 }
 
 /* -- export and import: chunks of positions, through a buffer on the device */
@@ -249,16 +278,18 @@ typedef struct kv_copy {
 /* `kv_staging` holds the addresses of n_pages pages, then keys, then values of t->n positions. */
 static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err *err) {
     sn_device *d = &x->base;
-    size_t floats = (size_t)t->n * row_floats(t->shape), bytes = floats * sizeof(float);
-    size_t keys_at = sn_round_up((size_t)n_pages * 8, 64), values_at = sn_round_up(keys_at + bytes, 64);
-    sn_status status = sn_xpu_buffer_reserve(x, &x->kv_staging, values_at + bytes, err);
+    const bool latent = t->shape->latent;
+    size_t k_bytes = (size_t)t->n * k_floats(t->shape) * sizeof(float),
+           v_bytes = (size_t)t->n * v_floats(t->shape) * sizeof(float);
+    size_t keys_at = sn_round_up((size_t)n_pages * 8, 64), values_at = sn_round_up(keys_at + k_bytes, 64);
+    sn_status status = sn_xpu_buffer_reserve(x, &x->kv_staging, values_at + v_bytes, err);
     if (status) return status;
     uint8_t *pages = x->kv_staging.device, *keys = pages + keys_at, *values = pages + values_at;
     uint32_t storing = t->write;
     _Static_assert(sizeof(void *) == 8, "pages are handed over as 64-bit addresses");
     status = sn_xpu_upload(d, pages, t->pages, (size_t)n_pages * 8, err);
-    if (!status && t->write) status = sn_xpu_upload(d, keys, t->k, bytes, err);
-    if (!status && t->write) status = sn_xpu_upload(d, values, t->v, bytes, err);
+    if (!status && t->write) status = sn_xpu_upload(d, keys, t->k, k_bytes, err);
+    if (!status && t->write) status = sn_xpu_upload(d, values, t->v, v_bytes, err);
     if (!status) status = sn_xpu_barrier(x, err);
     if (status) return status;
     sn_xpu_arg args[] = {SN_XPU_ARG(pages),
@@ -269,12 +300,14 @@ static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err 
                          SN_XPU_ARG(t->position),
                          SN_XPU_ARG(storing),
                          SN_XPU_ARG(keys),
-                         SN_XPU_ARG(values)};
-    status = sn_xpu_launch(x, x->kv[t->shape->dtype].copy, groups_of_position(t->shape), (size_t)t->n, COUNT(args),
-                           args, err);
+                         SN_XPU_ARG(values),
+                         SN_XPU_ARG(t->shape->latent)}; /* latent_copy only */
+    const sn_xpu_kv_kernels *kernels = &x->kv[t->shape->dtype];
+    status = sn_xpu_launch(x, latent ? kernels->latent_copy : kernels->copy, groups_of_position(t->shape), (size_t)t->n,
+                           COUNT(args) - !latent, args, err);
     if (!status && t->write) return sn_xpu_wait(x, err);
-    if (!status) status = sn_xpu_download(d, t->k, keys, bytes, err);
-    return status ? status : sn_xpu_download(d, t->v, values, bytes, err);
+    if (!status) status = sn_xpu_download(d, t->k, keys, k_bytes, err);
+    return status ? status : sn_xpu_download(d, t->v, values, v_bytes, err);
 }
 
 static size_t chunk_bytes(size_t row_floats) { return KV_COPY_BYTES + row_floats * sizeof(float); }
@@ -293,8 +326,8 @@ static sn_status kv_copy_all(sn_xpu *x, kv_copy t, sn_err *err) {
         t.n = left < chunk_max ? left : chunk_max;
         status = kv_copy_chunk(x, &t, n_pages, err);
         t.position += t.n;
-        t.k += (size_t)t.n * row_floats(t.shape);
-        t.v += (size_t)t.n * row_floats(t.shape);
+        t.k += (size_t)t.n * k_floats(t.shape);
+        t.v += (size_t)t.n * v_floats(t.shape);
     }
     return status ? status : sn_xpu_check_alive(x, err);
 }

@@ -7,7 +7,7 @@
  *
  * The batch table: for each row {its sequence's first entry in `pages`, position}; then tiles of up to 16 rows of one
  * sequence {first row, rows, position of the first row, first entry in `pages`}, those of one row last; then the
- * addresses of the pages. */
+ * sequences' recurrent states (delta.clh); then the addresses of the pages. */
 #include "device/xpu/formulas.clh"
 
 #define ELEMENT (KV == 0 ? 4 : KV == 1 ? 2 : 1) /* bytes */
@@ -93,8 +93,8 @@ static inline float quotient(float a, float b) {
 #define SPAN 1
 #endif
 
-/* Stores n elements, at most SPAN, from e on, rounded as device/cpu/attention.c does, to the same bits. */
-static inline void kv_put(kv_row r, uint e, uint n, __global const float *x) {
+/* Stores n elements of x, at most SPAN, from e on, rounded as device/cpu/attention.c does, to the same bits. */
+static inline void kv_put(kv_row r, uint e, uint n, const float *x) {
 #if KV == 0
     ((__global float *)r.elements)[r.first + e * r.step] = *x;
 #elif KV == 1
@@ -114,6 +114,12 @@ static inline void kv_put(kv_row r, uint e, uint n, __global const float *x) {
 #endif
 }
 
+static inline void kv_put_from(kv_row r, uint e, uint n, __global const float *x) {
+    float own[SPAN];
+    for (uint i = 0; i < n; i++) own[i] = x[i];
+    kv_put(r, e, n, own);
+}
+
 /* One item stores SPAN elements of a row's keys and values. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
 kv_store(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_kv_heads, uint head_dim,
@@ -125,8 +131,8 @@ kv_store(__global const uint2 *rows, __global const ulong *pages, uint block, ui
     kv_view p = {pages + at.x, page_tokens, head_dim, head_offset(block, head, n_kv_heads, page_tokens, head_dim)};
     size_t from = ((size_t)row * n_kv_heads + head) * head_dim + e;
     uint n = min((uint)SPAN, head_dim - e);
-    kv_put(key_at(p, at.y), e, n, k + from);
-    kv_put(value_at(p, at.y), e, n, v + from);
+    kv_put_from(key_at(p, at.y), e, n, k + from);
+    kv_put_from(value_at(p, at.y), e, n, v + from);
 }
 
 /* Copies positions [first, first + n) of one sequence to or from (n, n_kv_heads, head_dim). */
@@ -142,8 +148,8 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_copy(__global c
     uint n = min((uint)SPAN, head_dim - e);
     kv_row key = key_at(p, first + i), value = value_at(p, first + i);
     if (store) {
-        kv_put(key, e, n, k + at);
-        kv_put(value, e, n, v + at);
+        kv_put_from(key, e, n, k + at);
+        kv_put_from(value, e, n, v + at);
     } else {
         for (uint j = 0; j < n; j++) k[at + j] = kv_load(key, e + j), v[at + j] = kv_load(value, e + j);
     }
@@ -309,3 +315,5 @@ attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint bl
     for (uint i = 0; real && i < DIM_MAX / LANES; i++)
         if (lane + i * LANES < head_dim) out[place + lane + i * LANES] = result[i] / sum;
 }
+
+#include "device/xpu/latent.clh"

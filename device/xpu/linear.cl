@@ -294,3 +294,33 @@ NAME(moe_linear_grad, SUFFIX)(WEIGHT, ulong stride, uint rows, uint cols, uint k
         dx[at] = accumulate ? dx[at] + v[e] : v[e];
     }
 }
+
+/* -- a matrix for each head, as that of an expert: y (n, heads, rows + rest) from x (n, heads, cols + rest), where the
+ * last elements are copied. As MATVEC with four rows; outputs along x, heads and then rows along y. */
+__kernel __attribute__((reqd_work_group_size(LANES, OUTPUTS, 1))) void
+NAME(head_linear, SUFFIX)(WEIGHT, ulong stride, uint rows, uint cols, uint n_heads, uint rest, uint n,
+                          __global const float *x, __global float *y) {
+    __local float partial[OUTPUTS][SHARED_ROWS][LANES];
+    uint lane = get_local_id(0), slot = get_local_id(1), row = get_group_id(0) * OUTPUTS + slot;
+    uint head = get_group_id(1) % n_heads, first = get_group_id(1) / n_heads * SHARED_ROWS;
+    planes w = expert(weight, highs, scales, supers, stride, cols, head);
+    float sums[SHARED_ROWS];
+    for (uint r = 0; r < SHARED_ROWS; r++) sums[r] = 0.0f;
+    for (uint step = lane; row < rows && step < w.steps; step += LANES) {
+        float8 part = weights(w, row, step);
+        for (uint r = 0; r < SHARED_ROWS; r++) {
+            size_t from = (size_t)min(first + r, n - 1) * n_heads + head; /* beyond the last row: not written */
+            sums[r] += dot8(part, inputs(x + from * (cols + rest), step, cols));
+        }
+    }
+    for (uint r = 0; r < SHARED_ROWS; r++) partial[slot][r][lane] = sums[r];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane >= SHARED_ROWS || first + lane >= n) return;
+    size_t item = (size_t)(first + lane) * n_heads + head;
+    for (uint i = slot; i < rest && get_group_id(0) == 0; i += OUTPUTS)
+        y[item * (rows + rest) + rows + i] = x[item * (cols + rest) + cols + i];
+    if (row >= rows) return;
+    float sum = 0.0f;
+    for (uint i = 0; i < LANES; i++) sum += partial[slot][lane][i];
+    y[item * (rows + rest) + row] = sum;
+}

@@ -42,6 +42,12 @@ static sn_status load_kernel(sn_xpu *x, ze_module_handle_t module, const char *n
     return sn_xpu_check(x, zeKernelSetGroupSize(*out, group_x, group_y, 1), "loading a kernel", err);
 }
 
+/* For kernels that follow addresses that they find in the batch table. */
+static sn_status allow_indirect(sn_xpu *x, ze_kernel_handle_t kernel, sn_err *err) {
+    return sn_xpu_check(x, zeKernelSetIndirectAccess(kernel, ZE_KERNEL_INDIRECT_ACCESS_FLAG_DEVICE), "loading a kernel",
+                        err);
+}
+
 sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err) {
     static const struct {
         const char *name;
@@ -54,6 +60,8 @@ sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err) {
     sn_status status = load_module(x, sn_xpu_spirv_block(), &x->module, err);
     for (int i = 0; i < SN_XPU_KERNEL_COUNT && !status; i++)
         status = load_kernel(x, x->module, kernels[i].name, kernels[i].x, kernels[i].y, &x->kernels[i], err);
+    static const sn_xpu_kernel recurrent[] = {SN_XPU_short_conv, SN_XPU_delta_rule4, SN_XPU_delta_rule16};
+    for (size_t i = 0; i < 3 && !status; i++) status = allow_indirect(x, x->kernels[recurrent[i]], err);
     return status;
 }
 
@@ -67,15 +75,16 @@ sn_status sn_xpu_load_kv(sn_xpu *x, sn_kv_dtype dtype, sn_err *err) {
                {"kv_copy", 64, 1, &k->copy},
                {"attention_row", 64, 1, &k->attention_row},
                {"attention_join", 64, 1, &k->attention_join},
-               {"attention_tile", 8, 16, &k->attention_tile}};
+               {"attention_tile", 8, 16, &k->attention_tile},
+               {"latent_store", 64, 1, &k->latent_store},
+               {"latent_copy", 64, 1, &k->latent_copy},
+               {"latent_attention", 128, 1, &k->latent_attention}};
     sn_status status = sn_xpu_check_alive(x, err);
     if (status || k->module) return status;
     status = load_module(x, sn_xpu_spirv_kv(dtype), &k->module, err);
     for (size_t i = 0; i < sizeof all / sizeof *all && !status; i++) {
         status = load_kernel(x, k->module, all[i].name, all[i].x, all[i].y, all[i].kernel, err);
-        if (!status) /* they follow addresses that they find in the batch table */
-            status = sn_xpu_check(x, zeKernelSetIndirectAccess(*all[i].kernel, ZE_KERNEL_INDIRECT_ACCESS_FLAG_DEVICE),
-                                  "loading a kernel", err);
+        if (!status) status = allow_indirect(x, *all[i].kernel, err);
     }
     return status;
 }
@@ -105,10 +114,11 @@ sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
         const char *base;
         uint32_t group_x, group_y;
         ze_kernel_handle_t *kernel;
-    } all[] = {{"linear1", 16, 4, &k->matvec1},       {"linear4", 16, 4, &k->matvec4},
-               {"linear8", 16, 4, &k->matvec8},       {"linear_tile", 8, 8, &k->matmul_tile},
-               {"get_rows", 64, 1, &k->get_rows},     {"linear_input_grad", 64, 1, &k->input_grad},
-               {"moe_linear", 64, 1, &k->moe_linear}, {"moe_linear_grad", 64, 1, &k->moe_linear_grad}};
+    } all[] = {{"linear1", 16, 4, &k->matvec1},        {"linear4", 16, 4, &k->matvec4},
+               {"linear8", 16, 4, &k->matvec8},        {"linear_tile", 8, 8, &k->matmul_tile},
+               {"get_rows", 64, 1, &k->get_rows},      {"linear_input_grad", 64, 1, &k->input_grad},
+               {"moe_linear", 64, 1, &k->moe_linear},  {"moe_linear_grad", 64, 1, &k->moe_linear_grad},
+               {"head_linear", 16, 4, &k->head_linear}};
     sn_status status = sn_xpu_check_alive(x, err);
     if (status || k->module) return status;
     status = load_module(x, sn_xpu_spirv_linear(form), &k->module, err);
@@ -135,6 +145,7 @@ void sn_xpu_unload(sn_xpu *x) {
         drop_kernel(k->input_grad);
         drop_kernel(k->moe_linear);
         drop_kernel(k->moe_linear_grad);
+        drop_kernel(k->head_linear);
         if (k->module) zeModuleDestroy(k->module);
     }
     for (int i = 0; i < SN_KV_DTYPE_COUNT; i++) {
@@ -144,6 +155,9 @@ void sn_xpu_unload(sn_xpu *x) {
         drop_kernel(k->attention_row);
         drop_kernel(k->attention_join);
         drop_kernel(k->attention_tile);
+        drop_kernel(k->latent_store);
+        drop_kernel(k->latent_copy);
+        drop_kernel(k->latent_attention);
         if (k->module) zeModuleDestroy(k->module);
     }
     for (int i = 0; i < SN_XPU_KERNEL_COUNT; i++) drop_kernel(x->kernels[i]);

@@ -32,7 +32,10 @@
     X(scale, 64, 1)                                                                                                    \
     X(dot_rows, 64, 1)                                                                                                 \
     X(moe_gate, 64, 1)                                                                                                 \
-    X(moe_combine, 64, 1)
+    X(moe_combine, 64, 1)                                                                                              \
+    X(short_conv, 64, 1)                                                                                               \
+    X(delta_rule4, 64, 1)                                                                                              \
+    X(delta_rule16, 64, 1)
 
 typedef enum sn_xpu_kernel {
 #define X(name, x, y) SN_XPU_##name,
@@ -77,13 +80,15 @@ sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form);
 
 typedef struct sn_xpu_linear_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
-    ze_kernel_handle_t matvec1, matvec4, matvec8, matmul_tile, get_rows, input_grad, moe_linear, moe_linear_grad;
+    ze_kernel_handle_t matvec1, matvec4, matvec8, matmul_tile, get_rows, input_grad, moe_linear, moe_linear_grad,
+        head_linear;
 } sn_xpu_linear_kernels;
 
 /* The kernels of kv.cl for one type of KV cache, compiled when the first batch or copy of that type comes. */
 typedef struct sn_xpu_kv_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
     ze_kernel_handle_t store, copy, attention_row, attention_join, attention_tile;
+    ze_kernel_handle_t latent_store, latent_copy, latent_attention;
 } sn_xpu_kv_kernels;
 
 enum {
@@ -141,7 +146,9 @@ typedef struct sn_xpu {
     sn_kv_shape shape;
     int batch_rows, batch_tiles, batch_singles; /* tiles of several rows; after them, of one row */
     int longest;                                /* positions that a single row attends to, without a window */
-    size_t tiles_at, pages_at;                  /* offsets in batch_table */
+    size_t tiles_at, states_at, pages_at;       /* offsets in batch_table */
+    int n_sequences;
+    const sn_sequence *sequences; /* the caller's, until batch_end */
     /* -- after SN_STOP */
     bool hung;
     char stop_reason[sizeof(((sn_err *)0)->text)]; /* base.lost points to it */
@@ -274,5 +281,25 @@ sn_status sn_xpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
 sn_status sn_xpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           const float *k, const float *v, sn_err *err);
 sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+/* The parts that the contexts of single rows are divided into; `groups`: of all rows with one part each. */
+typedef struct sn_xpu_parts {
+    uint32_t n, tokens; /* of a part: a multiple of 64 */
+} sn_xpu_parts;
+sn_xpu_parts sn_xpu_divide_context(const sn_xpu *x, int32_t window, size_t groups);
+/* Bytes of x->partial for n results of this many elements. */
+size_t sn_xpu_slot_bytes(size_t n, int elements);
+/* Joins the parts of single rows, whose results have `elements` elements. */
+sn_status sn_xpu_join_parts(sn_xpu *x, const sn_attention *params, int elements, sn_xpu_parts parts, float *out,
+                            sn_err *err);
+
+/* -- latent.c */
+sn_status sn_xpu_latent_attention(sn_xpu *x, const sn_attention *params, const float *q, float *out, sn_err *err);
+sn_status sn_xpu_head_linear(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
+                             sn_err *err);
+
+/* -- delta.c */
+sn_status sn_xpu_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
+sn_status sn_xpu_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
+                            float *out, sn_err *err);
 
 #endif

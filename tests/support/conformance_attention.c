@@ -492,19 +492,8 @@ static attention_case latent_case_of(conformance *c, int shape) {
     return s;
 }
 
-/* A device without it says so. */
-static bool refuses_latents(conformance *c) {
-    sn_experts heads = {.n = 1};
-    if (c->device->latent_attention) return false;
-    CONFORMANCE_CHECK(c,
-                      c->device->ops->head_linear(c->device, 1, NULL, 0, &heads, NULL, &c->err) == SN_REFUSED &&
-                          strstr(c->err.text, "use cpu"),
-                      "latent attention is not refused: %s", c->err.text);
-    return true;
-}
-
 void conformance_latents_load_back_unchanged(conformance *c) {
-    for (int shape = 0; shape < LATENT_SHAPES && !refuses_latents(c); shape++) {
+    for (int shape = 0; shape < LATENT_SHAPES; shape++) {
         int mark = c->n_buffers;
         attention_case s = latent_case_of(c, shape);
         s.n_sequences = 2;
@@ -525,7 +514,7 @@ void conformance_latents_load_back_unchanged(conformance *c) {
 /* Decoding, a few rows, a prompt of more rows than are split; over the borders of pages and of the kernels' steps. */
 void conformance_attention_over_latents(conformance *c) {
     static const int lengths[][2] = {{0, 1}, {15, 1}, {16, 2}, {200, 1}, {30, 19}, {65, 40}};
-    for (int shape = 0; shape < LATENT_SHAPES && !refuses_latents(c); shape++)
+    for (int shape = 0; shape < LATENT_SHAPES; shape++)
         for (int l = 0; l < (latent_shapes[shape].latent > 200 ? 3 : 6); l++) {
             attention_case s = latent_case_of(c, shape);
             s.n_sequences = 2;
@@ -536,7 +525,7 @@ void conformance_attention_over_latents(conformance *c) {
 }
 
 void conformance_attention_over_latents_of_every_type(conformance *c) {
-    for (int i = 0; i < 4 && !refuses_latents(c); i++) {
+    for (int i = 0; i < 4; i++) {
         attention_case s = latent_case_of(c, 2);
         s.shape = (sn_kv_shape){BLOCKS, 1, 64 + 12, 32, i % 2 ? SN_KV_F16 : SN_KV_Q8, 64};
         s.group = 5;
@@ -548,7 +537,7 @@ void conformance_attention_over_latents_of_every_type(conformance *c) {
 }
 
 void conformance_attention_over_latents_takes_every_option(conformance *c) {
-    for (int option = 0; option < 5 && !refuses_latents(c); option++)
+    for (int option = 0; option < 5; option++)
         for (int few = 0; few < 2; few++) {
             attention_case s = latent_case_of(c, 2);
             s.window = option == 0 ? 7 : option == 1 ? -20 : 0;
@@ -562,7 +551,6 @@ void conformance_attention_over_latents_takes_every_option(conformance *c) {
 }
 
 void conformance_attention_over_latents_keeps_nan_in_its_head(conformance *c) {
-    if (refuses_latents(c)) return;
     attention_case s = latent_case_of(c, 2);
     s.n_sequences = 1;
     s.n_past[0] = 40, s.rows[0] = 2;
@@ -580,7 +568,6 @@ void conformance_attention_over_latents_keeps_nan_in_its_head(conformance *c) {
 
 /* The same batch again and again for other sessions, as a_recorded_batch_follows_its_sessions. */
 void conformance_a_recorded_batch_follows_its_latents(conformance *c) {
-    if (refuses_latents(c)) return;
     attention_case fixed = latent_case_of(c, 1);
     fixed.n_sequences = fixed.rows[0] = 1;
     attention_case_begin(c, &fixed);

@@ -160,16 +160,6 @@ void conformance_recurrent_blocks_follow_their_formulas(conformance *c) {
     static const int shapes[][6] = {{1, 1, 1, 1, 2, 0},   {2, 4, 12, 10, 4, 0}, {2, 4, 12, 10, 4, 1},
                                     {1, 3, 16, 64, 4, 0}, {2, 2, 33, 70, 3, 0}, {1, 2, 128, 128, 4, 0},
                                     {1, 2, 200, 20, 8, 0}};
-    sn_delta delta = {.shape = {.n_key_heads = 1, .n_value_heads = 1, .key_dim = 1, .value_dim = 1, .taps = 2}};
-    if (!c->device->recurrent) {
-        CONFORMANCE_CHECK(c,
-                          c->device->ops->short_conv(c->device, &delta, NULL, &c->err) == SN_REFUSED &&
-                              c->device->ops->delta_rule(c->device, &delta, NULL, NULL, NULL, NULL, &c->err) ==
-                                  SN_REFUSED &&
-                              strstr(c->err.text, "--device cpu"),
-                          "recurrent blocks are not refused: %s", c->err.text);
-        return;
-    }
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const int *s = shapes[i];
         const sn_delta_shape shape = {1, s[0], s[1], s[2], s[3], s[4], s[5]};
@@ -211,7 +201,6 @@ static float *step_by_step(conformance *c, const setup *u, const float *x, uint6
 /* A recorded batch takes the states' addresses anew each time, and has the bits of one that is not recorded. */
 void conformance_a_recorded_batch_follows_its_states(conformance *c) {
     const sn_delta_shape shape = {1, 2, 4, 12, 10, 4, false};
-    if (!c->device->recurrent) return;
     setup u = begin(c, &shape);
     const float *x = conformance_random(c, STEPS * u.channels, 9);
     const float *plain = step_by_step(c, &u, x, 0), *recorded = step_by_step(c, &u, x, 44);
@@ -222,7 +211,6 @@ void conformance_a_recorded_batch_follows_its_states(conformance *c) {
 
 void conformance_recurrent_blocks_refuse_what_is_not_possible(conformance *c) {
     const sn_delta_shape shape = {1, 2, 4, 12, 10, 4, false};
-    if (!c->device->recurrent) return;
     setup u = begin(c, &shape);
     float *x = conformance_bytes(c, ROWS * u.channels * sizeof *x);
     u.delta.shape.key_dim = SN_DELTA_DIM_MAX + 1;

@@ -197,11 +197,6 @@ void conformance_moe_gate_takes_the_best_groups(conformance *c) {
         {5, 8, 2, 4, 2}, {7, 256, 8, 8, 4}, {3, 160, 6, 8, 3}, {3, 6, 2, 6, 3}, {2, 1024, 9, 128, 5}};
     const sn_moe_router impossible = {.n_experts = 8, .k = 3, .scale = 1, .n_groups = 4, .n_groups_used = 1};
     sn_device *d = c->device;
-    if (!d->latent_attention) {
-        CONFORMANCE_CHECK(c, d->ops->moe_gate(d, 1, &impossible, NULL, NULL, NULL, &c->err) == SN_REFUSED,
-                          "groups of experts are not refused");
-        return;
-    }
     conformance_prepare(c, &(sn_device_limits){.rows = 8, .experts = 1024, .experts_used = 9});
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const int *s = shapes[i];
@@ -410,14 +405,13 @@ static void try_head_linear(conformance *c, sn_dtype dtype, int n, int heads, si
 }
 
 void conformance_head_linear_of_every_type(conformance *c) {
-    for (int t = 0; t < test_n_weight_types && c->device->latent_attention; t++) {
+    for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         size_t block = sn_dtype_block(dtype), cols = block == 1 ? 100 : block == 32 ? 96 : 256;
         try_head_linear(c, dtype, 1, 3, 33, cols, 5);
         try_head_linear(c, dtype, 19, 2, 16, block == 1 ? 7 : block, 0);
         if (block == 1) try_head_linear(c, dtype, 8, 2, 200, 12, 64);
     }
-    if (!c->device->latent_attention) return;
     stack s = random_experts(c, SN_F32, 1, 4, 8);
     CONFORMANCE_CHECK(c, c->device->ops->head_linear(c->device, 1, NULL, 7, &s.experts, NULL, &c->err) == SN_REFUSED,
                       "a head of seven elements has a matrix of eight columns");

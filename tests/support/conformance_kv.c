@@ -90,12 +90,12 @@ void conformance_kv_of_every_type_is_rounded_once(conformance *c) {
                           sn_kv_dtype_name(dtype));
         for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
             try_kv(c, &(sn_kv_shape){2, HEADS, dims[i], 16, dtype, 0});
-        if (c->device->latent_attention) try_kv(c, &(sn_kv_shape){2, HEADS, 41 + 9, 16, dtype, 41});
+        try_kv(c, &(sn_kv_shape){2, HEADS, 41 + 9, 16, dtype, 41});
     }
 }
 
 void conformance_kv_pages_take_what_their_type_needs(conformance *c) {
-    for (int latent = 0; latent <= (c->device->latent_attention ? 512 : 0); latent += 512) {
+    for (int latent = 0; latent <= 512; latent += 512) {
         size_t bytes[SN_KV_DTYPE_COUNT];
         for (int t = 0; t < SN_KV_DTYPE_COUNT; t++)
             bytes[t] = c->device->ops->kv_page_bytes(

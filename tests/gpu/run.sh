@@ -15,6 +15,7 @@ done
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 bin=$kit/bin n=${device#cuda:}
+[ -d "$bin" ] || tar -C "$kit" -xzf "$kit/programs.tar.gz" || exit 2
 
 # made TYPE SHAPE: writes this model at its first use.
 made() { [ -f "$work/$2-$1.gguf" ] || python3 "$kit/synthetic_model.py" "$work/$2-$1.gguf" --type "$1" --shape "$2"; }

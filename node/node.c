@@ -424,8 +424,8 @@ static sn_status node_start_serving(sn_node *node, sn_err *err) {
     sn_recovery_end(&node->recovery);
     node->lost_devices = 0;
     if (!status)
-        status = sn_engine_new(serving->span, serving->pool, 2 * node->config.sessions_max, serving->throughput,
-                               wake_network, node, &serving->engine, err);
+        status = sn_engine_new(serving->span, serving->pool, 2 * node->config.sessions_max + SN_PROTOCOL_OTHER_JOBS_MAX,
+                               serving->throughput, wake_network, node, &serving->engine, err);
     if (status) return status;
     sn_span_info facts = sn_span_describe(serving->span);
     sn_log(SN_LOG_INFO, "serving", "blocks=%d:%d decode_us=%llu prompt_tokens_per_s=%llu", facts.first, facts.end,

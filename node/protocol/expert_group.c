@@ -11,6 +11,7 @@ enum {
     FAILED_US = 10000000,
     REFUSED_US = 600000000,   /* it has blocks that can compute nothing for others, or other limits */
     FAILED_PAIR_US = 1000000, /* so slow a holder counts that has failed */
+    TURN_US = 10000000,
     FORGET = 32, /* a holder counts as faster by so small a part each time, so that it is asked again some day */
 };
 
@@ -75,16 +76,23 @@ static void holder_inherit(sn_expert_holder *h, const sn_expert_holder *known, i
     h->pair_us = known->pair_us - known->pair_us / FORGET;
 }
 
-/* Who gets a place in the group first: holders that have computed for this node, proven ones, others. */
-static int holder_rank(const sn_expert_holder *h) { return !h->proven || h->failed_sequence ? 2 : h->pair_us ? 0 : 1; }
+/* Who gets a place in the group first: holders that have computed for this node, proven ones, others, and at the end
+ * those that have failed. */
+static int holder_rank(const sn_expert_holder *h) {
+    return h->failed_sequence ? 3 : !h->proven ? 2 : h->pair_us ? 0 : 1;
+}
 
 static void holders_read(sn_expert_group *group, const sn_expert_group_query *q) {
-    enum { RANKS = 3 };
+    enum { RANKS = 4 };
+    size_t n = sn_directory_count(q->directory);
+    /* Where the search begins moves, so that no order of announcements shuts a node out for good. */
+    size_t turn = (size_t)(q->now_us / TURN_US) * SN_EXPERT_HOLDERS_MAX;
     size_t n_before = group->n;
     memcpy(group->before, group->holders, n_before * sizeof *group->before);
     group->n = 0;
     for (int rank = 0; rank < RANKS; rank++)
-        for (size_t i = 0; i < sn_directory_count(q->directory) && group->n < SN_EXPERT_HOLDERS_MAX; i++) {
+        for (size_t k = 0; k < n && group->n < SN_EXPERT_HOLDERS_MAX; k++) {
+            size_t i = (k + turn) % n;
             sn_expert_holder *h = &group->holders[group->n];
             if (sn_directory_expiry_at(q->directory, i) <= (uint64_t)q->unix_ms ||
                 !holder_read(q, sn_directory_at(q->directory, i), h))
@@ -168,7 +176,7 @@ sn_expert_holder *sn_expert_group_find(sn_expert_group *group, const uint8_t nod
 }
 
 void sn_expert_holder_failed(sn_expert_holder *holder, int64_t now_us) {
-    holder->failed_sequence = holder->sequence;
+    holder->failed_sequence = holder->sequence ? holder->sequence : 1;
     holder->failed_until_us = now_us + FAILED_US;
     holder->pair_us = FAILED_PAIR_US;
 }

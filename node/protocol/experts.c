@@ -27,6 +27,7 @@ enum {
     BUSY_US = 500000, /* for which a holder that had no room is not asked, at least */
     REPLY_BYTES_MAX = 64 << 20,
     JOBS_OF_PEER = 4,
+    JOBS_BYTES_MAX = 4 * REPLY_BYTES_MAX,
 };
 
 enum { PAIR_OPEN = -1, PAIR_DONE = -2 }; /* in asked_of */
@@ -439,11 +440,38 @@ static sn_status request_read_pairs(const sn_protocol *protocol, const sn_msg *m
     return SN_OK;
 }
 
+/* Whether this is the key of a node that asks by right: it has answered this one, and holds a part of the experts. */
+static bool is_member(const sn_protocol *protocol, const uint8_t key[SN_KEY_SIZE]) {
+    const sn_directory *directory = sn_protocol_directory(protocol);
+    for (size_t i = 0; i < sn_directory_count(directory); i++) {
+        const sn_announcement *a = sn_directory_at(directory, i);
+        if (a->n_experts && !memcmp(a->curve_key, key, SN_KEY_SIZE) &&
+            !memcmp(a->model, protocol->setup.model.bytes, SN_KEY_SIZE) &&
+            sn_directory_is_proven_at(directory, i, protocol->unix_ms))
+            return true;
+    }
+    return false;
+}
+
+/* The memory of a request: its rows, and their outputs. */
+static size_t request_bytes(const sn_protocol *protocol, const sn_msg *msg) {
+    return msg->tensor.bytes + msg->experts.n_pairs * (size_t)protocol->hp->n_embd * sizeof(float);
+}
+
+/* Places and memory for all: strangers leave half of both to nodes of groups. */
+static bool there_is_room(const sn_protocol *protocol, const sn_event *event) {
+    const sn_expert_work *x = &protocol->experts;
+    size_t bytes = request_bytes(protocol, event->msg);
+    for (size_t i = 0; i < x->n_jobs; i++) bytes += request_bytes(protocol, x->jobs[i]->experts->request_msg);
+    if (!x->n_jobs || (x->n_jobs < SN_EXPERT_JOBS_MAX / 2 && bytes <= JOBS_BYTES_MAX / 2)) return true;
+    return x->n_jobs < SN_EXPERT_JOBS_MAX && bytes <= JOBS_BYTES_MAX && is_member(protocol, event->key);
+}
+
 static sn_status request_check_limits(sn_protocol *protocol, const sn_event *event, int64_t now_us, sn_err *err) {
     const sn_expert_work *x = &protocol->experts;
     size_t own = 0;
     for (size_t i = 0; i < x->n_jobs; i++) own += !memcmp(x->jobs[i]->experts->owner, event->key, SN_KEY_SIZE);
-    if (own >= JOBS_OF_PEER || x->n_jobs == SN_EXPERT_JOBS_MAX)
+    if (own >= JOBS_OF_PEER || !there_is_room(protocol, event))
         return sn_fail(err, SN_RETRY, "this node computes experts for %zu requests, %zu of them yours: wait for them",
                        x->n_jobs, own);
     int blocks = protocol->setup.span.end - protocol->setup.span.first;

@@ -20,8 +20,6 @@
 #include "node/protocol/expert_group.h"
 #include "node/protocol/protocol.h"
 
-enum { SN_TRAINING_BATCHES_MAX = 32 };
-
 /* FORWARD and BACKWARD batches in the engine (train.c). */
 typedef struct sn_training_batches {
     sn_job *jobs[SN_TRAINING_BATCHES_MAX];
@@ -64,7 +62,7 @@ typedef struct sn_sharing {
     size_t n;
 } sn_sharing;
 
-enum { SN_EXPERT_ASKS_MAX = 128, SN_EXPERT_JOBS_MAX = 32 };
+enum { SN_EXPERT_ASKS_MAX = 128 };
 
 /* An EXPERTS that this node has sent, or is about to send (experts.c). */
 typedef struct sn_expert_ask {

@@ -258,3 +258,31 @@ Test(expert_group, invented_holders_do_not_take_the_places_of_those_that_answere
     }
     for (size_t i = 0; i < group.n; i++) cr_expect(group.holders[i].proven);
 }
+
+Test(expert_group, invented_holders_keep_no_node_from_being_met) {
+    enum { HONEST = 6 };
+    sn_identity honest[HONEST];
+    bool met[HONEST] = {false};
+    proves = false;
+    for (int i = 0; i < 3 * SN_EXPERT_HOLDERS_MAX; i++) (void)add_holder("invented:1", 0, 8); /* they never fail */
+    for (int i = 0; i < HONEST; i++) honest[i] = add_holder("a:1", 3, 8);
+    for (int t = 0; t < 10; t++) {
+        group_read_at(NOW_US + t * 10000000);
+        for (int i = 0; i < HONEST; i++) met[i] |= sn_expert_group_find(&group, honest[i].id) != NULL;
+    }
+    for (int i = 0; i < HONEST; i++) cr_expect(met[i]); /* the order of announcements is random: one is left out */
+}
+
+Test(expert_group, a_holder_whose_announcement_has_the_number_zero_fails_like_others) {
+    sn_identity a = {0};
+    REQUIRE(sn_identity_new(&a, &err));
+    sn_announcement zero = announced(&a, "a:1", 3, 8);
+    zero.sequence = 0;
+    add(&zero, &a);
+    group_read();
+    cr_assert(group.complete);
+    sn_expert_holder_failed(sn_expert_group_find(&group, a.id), NOW_US);
+    group_read();
+    cr_expect(!group.complete);
+    cr_expect_str_eq(chosen(1, 3), "none");
+}

@@ -462,16 +462,20 @@ static sn_msg *new_request(void) {
     return msg;
 }
 
-static void expect_refused(sn_msg *msg, sn_status status, const char *part) {
+static void expect_refused_by(const holder *from, sn_msg *msg, sn_status status, const char *part) {
     int before = n_jobs;
     sn_peer peer;
-    send_msg(&holders[0], msg);
+    send_msg(from, msg);
     cr_expect_eq(n_jobs, before, "a job was made: %s", part);
-    sn_msg *error = receive(&holders[0], SN_MSG_ERROR, &peer);
+    sn_msg *error = receive(from, SN_MSG_ERROR, &peer);
     cr_assert(error, "no error: %s", part);
     cr_expect_eq(error->error.status, (uint64_t)status);
     cr_expect(strstr(error->error.text, part), "%s", error->error.text);
     sn_msg_free(&error);
+}
+
+static void expect_refused(sn_msg *msg, sn_status status, const char *part) {
+    expect_refused_by(&holders[0], msg, status, part);
 }
 
 Test(expert_protocol, a_request_becomes_a_job_and_its_output_the_reply) {
@@ -539,6 +543,55 @@ Test(expert_protocol, requests_of_one_key_that_wait_are_bounded) {
     expect_refused(new_request(), SN_RETRY, "4 of them yours");
     send_msg(&holders[1], new_request());
     cr_expect_eq(n_jobs, 5, "another node finds room");
+}
+
+static holder stranger_new(void) {
+    holder h;
+    REQUIRE(sn_identity_new(&h.identity, &err));
+    REQUIRE(sn_transport_memory_new(hub, &h.identity, &h.transport, &err));
+    REQUIRE(sn_transport_dial(h.transport, "node:1", own.curve_key, &h.node, &err));
+    return h;
+}
+
+Test(expert_protocol, requests_of_strangers_leave_half_of_the_places_to_nodes_of_groups) {
+    enum { KEYS = 4, PLACES = 16 };
+    holder strangers[KEYS + 1];
+    for (int i = 0; i <= KEYS; i++) strangers[i] = stranger_new();
+    announce(0, SN_NODE_JOINING, 3, 8); /* and it answers */
+    for (int i = 0; i < PLACES; i++) send_msg(&strangers[i % KEYS], new_request());
+    cr_expect_eq(n_jobs, PLACES);
+    expect_refused_by(&strangers[KEYS], new_request(), SN_RETRY, "16 requests, 0 of them yours");
+    expect_refused_by(&holders[1], new_request(), SN_RETRY, "16 requests");
+    send_msg(&holders[0], new_request());
+    cr_expect_eq(n_jobs, PLACES + 1, "a holder that has answered finds room");
+    for (int i = 0; i <= KEYS; i++) sn_transport_free(&strangers[i].transport);
+}
+
+/* A request of 512 rows for two experts each, of 96 MiB with what it gives. */
+static sn_msg *new_large_request(void) {
+    enum { PAIRS = 2 * SN_SPAN_ROWS_MAX };
+    sn_msg *msg = new_request();
+    void *data;
+    free(msg->experts.pairs);
+    REQUIRE(sn_list_new(PAIRS, SN_EXPERT_PAIRS_MAX, sizeof *msg->experts.pairs, &msg->experts.pairs, &err));
+    for (uint64_t i = 0; i < PAIRS; i++) msg->experts.pairs[i] = (sn_expert_pair){i / 2, 1 + i % 2};
+    msg->experts.n_pairs = PAIRS;
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 2, (uint64_t[]){SN_SPAN_ROWS_MAX, (uint64_t)hp.n_embd}, &data, &err));
+    memset(data, 0, msg->tensor.bytes);
+    return msg;
+}
+
+Test(expert_protocol, the_memory_of_requests_is_bounded) {
+    holder stranger = stranger_new();
+    announce(0, SN_NODE_JOINING, 3, 8);
+    hp.n_embd = 16384;
+    send_msg(&stranger, new_large_request());
+    cr_assert_eq(n_jobs, 1);
+    expect_refused_by(&stranger, new_large_request(), SN_RETRY, "1 requests, 1 of them yours");
+    send_msg(&holders[0], new_large_request());
+    cr_expect_eq(n_jobs, 2, "a holder that has answered finds room");
+    expect_refused(new_large_request(), SN_RETRY, "2 requests");
+    sn_transport_free(&stranger.transport);
 }
 
 Test(expert_protocol, requests_count_in_the_quota_of_steps_by_their_block) {

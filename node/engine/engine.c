@@ -88,6 +88,7 @@ static void engine_take(sn_engine *e, sn_job *job) {
         sn_scheduler_add(e->scheduler, job);
         return;
     }
+    sn_scheduler_note_others(e->scheduler, sn_now_us());
     job->next = NULL;
     *e->experts_end = job;
     e->experts_end = &job->next;

@@ -27,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000 };
+enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000, OTHERS_US = 1000000 };
 enum {
     BATCH_KINDS = 8, /* kinds of batches whose last use is remembered */
     TRAINING_EVERY_US =
@@ -54,7 +54,8 @@ struct sn_scheduler {
     int64_t training_owes_us; /* time that steps get before the next piece */
     double training_unit_ns;  /* measured time of a piece by its estimated cost; 0: not known */
     uint64_t forward_passes;
-    int span_rows; /* rows of the newest batch, if it went over the whole span */
+    int64_t others_us; /* until then others wait, too (sn_scheduler_note_others) */
+    int span_rows;     /* rows of the newest batch, if it went over the whole span */
     sn_guard_monitor watch;
     bool waiting;   /* nothing could run in the newest round */
     bool kv_copied; /* KV pages were copied in this round: one part per round, to bound the delay */
@@ -367,7 +368,7 @@ static int prompts_waiting(const sn_scheduler *s) {
 static int prefill_rows_max(sn_scheduler *s, bool decoding, int prompts, int64_t now_us) {
     enum { MULTIPLE = 8 };
     int decode_rows = sn_decoding_sessions_rows(&s->decoding, now_us);
-    if (!decoding && !decode_rows) return SN_SPAN_ROWS_MAX;
+    if (!decoding && !decode_rows && now_us >= s->others_us) return SN_SPAN_ROWS_MAX;
     if (!s->row_ns) return SN_PREFILL_ROWS_CONCURRENT;
     int delays = prompts / (decode_rows ? decode_rows : 1);
     if (delays < 1) delays = 1;
@@ -377,6 +378,8 @@ static int prefill_rows_max(sn_scheduler *s, bool decoding, int prompts, int64_t
     if (rows > SN_SPAN_ROWS_MAX) rows = SN_SPAN_ROWS_MAX;
     return rows < MULTIPLE ? MULTIPLE : (int)rows / MULTIPLE * MULTIPLE;
 }
+
+void sn_scheduler_note_others(sn_scheduler *scheduler, int64_t now_us) { scheduler->others_us = now_us + OTHERS_US; }
 
 /* The oldest prefill step, not yet considered for this batch, of the next client. Clients take turns in the order of
  * their numbers, so that a client with many prompts does not delay another one by all of them. */
@@ -450,7 +453,7 @@ static void batch_catch_up(sn_scheduler *s) {
 /* -- training ------------------------------------------------------------------------------------------------------ */
 
 static bool steps_are_expected(sn_scheduler *s, int64_t now_us) {
-    return s->n_chosen || sn_decoding_sessions_rows(&s->decoding, now_us);
+    return s->n_chosen || now_us < s->others_us || sn_decoding_sessions_rows(&s->decoding, now_us);
 }
 
 /* Training waits behind steps: while they run or are expected, it gets one part of the device's time, and they

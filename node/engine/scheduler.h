@@ -46,6 +46,10 @@ void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job);
  * session that does not arrive in time is not waited for again, and a single session never waits. */
 int64_t sn_scheduler_batch_wait(const sn_scheduler *scheduler, int64_t now_us);
 
+/* Something else waits for the device thread at short intervals, as a decoding session does (EXPERTS of other nodes):
+ * passes are kept short for a while. */
+void sn_scheduler_note_others(sn_scheduler *scheduler, int64_t now_us);
+
 /* One round: closes sessions, copies at most one part of KV pages in or out, swaps some pages, and runs one batch.
  * Returns the jobs that are finished as a list by `next`; NULL: none. */
 sn_job *sn_scheduler_run(sn_scheduler *scheduler, int64_t now_us);

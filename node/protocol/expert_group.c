@@ -4,13 +4,14 @@
 #include <string.h>
 
 enum {
-    ANSWER_PAIRS = 16,   /* an answer takes as long as so many pairs, and longer by its own */
-    ANSWER_US = 5000000, /* an answer is late after so long, and for each of its pairs after */
-    PAIR_US = 10000,     /* so long more, */
-    SLOWER = 8,          /* or so many times as long as a pair has taken so far */
-    FAILED_US = 10000000,
-    REFUSED_US = 600000000,   /* it has blocks that can compute nothing for others, or other limits */
+    ANSWER_PAIRS = 16,        /* an answer takes as long as so many pairs, and longer by its own */
     FAILED_PAIR_US = 1000000, /* so slow a holder counts that has failed */
+    ANSWER_US = 5000000,      /* an answer is late after so long, and for each of its pairs after */
+    PAIR_US = 10000,          /* so long more, */
+    SLOWER = 8, /* or so many times as long as a pair has taken so far; twice that if it was longer, and less */
+    SEEN_PAIR_US = FAILED_PAIR_US / 4, /* than this: more is of a holder that failed */
+    FAILED_US = 10000000,
+    REFUSED_US = 600000000, /* it has blocks that can compute nothing for others, or other limits */
     TURN_US = 10000000,
     FORGET = 32, /* a holder counts as faster by so small a part each time, so that it is asked again some day */
 };
@@ -187,8 +188,9 @@ void sn_expert_holder_refused(sn_expert_holder *holder, int64_t now_us) {
 }
 
 int64_t sn_expert_holder_limit_us(const sn_expert_holder *holder, size_t pairs) {
-    int64_t pair_us = holder->pair_us ? SLOWER * holder->pair_us : PAIR_US;
-    return ANSWER_US + (int64_t)pairs * (pair_us < PAIR_US ? pair_us : PAIR_US);
+    int64_t seen_us = holder->pair_us < SEEN_PAIR_US ? holder->pair_us : 0;
+    int64_t pair_us = seen_us && SLOWER * seen_us < PAIR_US ? SLOWER * seen_us : PAIR_US;
+    return ANSWER_US + (int64_t)pairs * (pair_us > 2 * seen_us ? pair_us : 2 * seen_us);
 }
 
 void sn_expert_holder_answered(sn_expert_holder *holder, size_t pairs, int64_t us) {

@@ -333,7 +333,7 @@ bool sn_protocol_experts_on_error(sn_protocol *protocol, const sn_event *event, 
         ask_end(x, at, PAIR_OPEN);
     } else {
         ask_failed(protocol, at, now_us, error->text);
-        if (holder) sn_expert_holder_refused(holder, now_us);
+        if (holder && error->status == SN_REFUSED) sn_expert_holder_refused(holder, now_us);
     }
     round_continue(protocol, now_us);
     return true;
@@ -390,6 +390,7 @@ int64_t sn_protocol_experts_tick(sn_protocol *protocol, int64_t now_us) {
 
 /* -- answering ----------------------------------------------------------------------------------------------------- */
 
+/* SN_REBUILD: the asker knows an older announcement of this node, and a newer one will tell it. */
 static sn_status request_check_block(const sn_protocol *protocol, const sn_msg_experts *request, sn_err *err) {
     const sn_span_info *span = &protocol->setup.span;
     uint64_t first = (uint64_t)protocol->placement.working_first, end = (uint64_t)protocol->placement.working_end;
@@ -399,10 +400,10 @@ static sn_status request_check_block(const sn_protocol *protocol, const sn_msg_e
     if (!sn_placement_serving(&protocol->placement) || protocol->leaving)
         return sn_fail(err, SN_RETRY, "this node serves no blocks now: ask another one");
     if (request->block < first || request->block >= end || !sn_has_experts(protocol->hp, (int)request->block))
-        return sn_fail(err, SN_REFUSED, "block %llu is no mixture of experts that is served here",
+        return sn_fail(err, SN_REBUILD, "block %llu is no mixture of experts that is served here",
                        (unsigned long long)request->block);
     if (memcmp(request->block_hash, span->block_hash[(int)request->block - span->first].bytes, SN_HASH_SIZE))
-        return sn_fail(err, SN_REFUSED, "block %llu has other weights here", (unsigned long long)request->block);
+        return sn_fail(err, SN_REBUILD, "block %llu has other weights here", (unsigned long long)request->block);
     return SN_OK;
 }
 

@@ -286,3 +286,15 @@ Test(expert_group, a_holder_whose_announcement_has_the_number_zero_fails_like_ot
     cr_expect(!group.complete);
     cr_expect_str_eq(chosen(1, 3), "none");
 }
+
+Test(expert_group, a_holder_gets_the_time_that_it_was_seen_to_need) {
+    enum { PAIRS = 1000, BASE = 5000000 };
+    sn_expert_holder h = {0};
+    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS), BASE + PAIRS * 10000, "not known");
+    h.pair_us = 100;
+    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS), BASE + PAIRS * 800, "fast");
+    h.pair_us = 50000;
+    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS), BASE + PAIRS * 100000, "slow");
+    sn_expert_holder_failed(&h, NOW_US);
+    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS), BASE + PAIRS * 10000, "it has failed");
+}

@@ -510,9 +510,9 @@ Test(expert_protocol, a_request_becomes_a_job_and_its_output_the_reply) {
 
 Test(expert_protocol, requests_for_what_is_not_here_are_refused) {
     REFUSES(msg->experts.protocol++, SN_REFUSED, "speaks protocol 3");
-    REFUSES(msg->experts.block = BLOCKS, SN_REFUSED, "no mixture of experts that is served here");
-    REFUSES(msg->experts.block = UINT64_MAX, SN_REFUSED, "no mixture of experts that is served here");
-    REFUSES(msg->experts.block = 1, SN_REFUSED, "other weights");
+    REFUSES(msg->experts.block = BLOCKS, SN_REBUILD, "no mixture of experts that is served here");
+    REFUSES(msg->experts.block = UINT64_MAX, SN_REBUILD, "no mixture of experts that is served here");
+    REFUSES(msg->experts.block = 1, SN_REBUILD, "other weights");
     REFUSES(msg->experts.pairs[1].expert = 3, SN_REFUSED, "expert 3 is not here: this node holds experts 0:3");
     REFUSES(msg->experts.pairs[1].expert = UINT64_MAX, SN_REFUSED, "is not here");
 }

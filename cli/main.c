@@ -1,4 +1,5 @@
 /* The program `swarm`: finds the command in the first argument and runs it with the rest. */
+#include "base/program_environment.h"
 #include "base/terminal.h"
 #include "base/version.h"
 #include "cli/command.h"
@@ -6,6 +7,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -45,6 +47,7 @@ static bool is_any_of(const char *word, const char *a, const char *b) { return !
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     sn_terminal_guard();
+    sn_environment_use(getenv);
     if (argc < 2 && isatty(STDOUT_FILENO) && isatty(STDERR_FILENO)) {
         print_first_steps();
         return end_of_output();

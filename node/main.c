@@ -5,6 +5,7 @@
  * second one stops it at once. While the span is still being loaded, a signal ends the process, after the peers that
  * know the node have been told. --plan and --list-devices print a table and exit. One line "ready: ..." on stdout says
  * that the node serves. */
+#include "base/program_environment.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/options.h"
@@ -18,6 +19,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -628,6 +630,7 @@ int main(int argc, char **argv) {
     sigaddset(&set, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    sn_environment_use(getenv);
 
     sn_status status = sn_options_parse(&command, argc, argv, &options, &err);
     if (!status && (options.help || options.version))

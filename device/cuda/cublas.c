@@ -4,6 +4,7 @@
  *
  * Where it is looked for: the file or folder that the environment variable SWARM_CUBLAS names, and if it is set nowhere
  * else; then where the loader looks; then the folders of `places`. cuBLAS finds cuBLASLt beside itself. */
+#include "base/program_environment.h"
 #include "device/cuda/cuda_private.h"
 
 #include <dlfcn.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define TEXT_OF(x) #x
 #define TEXT(x)    TEXT_OF(x)
@@ -83,15 +85,16 @@ static void *open_usual(void) {
     };
     void *library = NULL;
     for (size_t i = 0; i < sizeof places / sizeof *places && !library; i++)
-        library = open_below(places[i].variable ? getenv(places[i].variable) : "", places[i].pattern);
+        library = open_below(places[i].variable ? sn_environment(places[i].variable) : "", places[i].pattern);
     return library;
 }
 
 static void *find_library(void) {
-    const char *named = getenv("SWARM_CUBLAS");
+    const char *named = sn_environment("SWARM_CUBLAS");
     if (named && *named) {
         char path[512];
-        bool is_file = strstr(named, ".so") != NULL;
+        struct stat st;
+        bool is_file = !stat(named, &st) && S_ISREG(st.st_mode);
         snprintf(path, sizeof path, "%s%s", named, is_file ? "" : "/" SONAME);
         return open_library(path);
     }

@@ -1,5 +1,6 @@
 /* How much memory of a device is free, by Sysman, the part of Level Zero that knows it. Loaders with zesInit have
  * devices of Sysman's own, found by UUID; with older ones Sysman takes the devices of the core. */
+#include "base/program_environment.h"
 #include "device/xpu/xpu_private.h"
 
 #include <dlfcn.h>
@@ -39,7 +40,7 @@ static zes_device_handle_t sysman_device(ze_device_handle_t device) {
     uint32_t n_drivers = DRIVERS_MAX;
     ze_device_properties_t p = {.stype = ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES};
     pthread_once(&once, init_once);
-    const char *of_core = getenv("ZES_ENABLE_SYSMAN"); /* without it older drivers have nothing to ask */
+    const char *of_core = sn_environment("ZES_ENABLE_SYSMAN"); /* without it older drivers have nothing to ask */
     if (!own.init) return of_core && !strcmp(of_core, "1") ? (zes_device_handle_t)device : NULL;
     if (zeDeviceGetProperties(device, &p) || own.drivers(&n_drivers, drivers)) return NULL;
     for (uint32_t i = 0; i < n_drivers; i++) {

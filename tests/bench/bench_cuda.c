@@ -10,6 +10,7 @@
  * Decode: one session, its batches recorded, with a short and a long KV cache. The limit is the bytes of weights and
  * KV cache that a step reads, in the device's layout and in the file's, divided by the rate at which the device adds
  * two long vectors. */
+#include "base/program_environment.h"
 #include "base/clock.h"
 #include "device/weight.h"
 #include "tests/support/conformance.h"
@@ -330,6 +331,7 @@ int main(int argc, char **argv) {
     const args a = parse(argc, argv);
     sn_device *d;
     setvbuf(stdout, NULL, _IONBF, 0);
+    sn_environment_use(getenv);
     if (sn_device_open((sn_device_id){SN_DEVICE_CUDA, a.ordinal}, NULL, &d, &err)) {
         printf("no CUDA device: %s\n", err.text);
         return 0;

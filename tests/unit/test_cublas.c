@@ -1,5 +1,6 @@
 /* Where cuBLAS is found: device/cuda/cublas.c with a version of cuBLAS that no machine has, and a library of that
  * version that does nothing. Each test is a process, and looks once. */
+#include "base/program_environment.h"
 #include "device/cuda/cuda_private.h" /* private: cublas.c has no other header */
 
 #include "tests/support/files.h"
@@ -35,6 +36,9 @@ static void expect_refused(const char *part) {
     cr_assert_eq(sn_cuda_cublas_load(&err), SN_REFUSED);
     cr_assert(strstr(err.text, part), "%s", err.text);
 }
+
+static void read_environment(void) { sn_environment_use(getenv); }
+TestSuite(cublas, .init = read_environment);
 
 Test(cublas, where_it_is_not_found_the_sentence_says_how_to_name_it) {
     expect_refused("let the environment variable SWARM_CUBLAS name the folder of libcublas.so.99");

@@ -2,6 +2,7 @@
  * exactly what was planned, and neither captured batches nor adapters nor training go beyond the limit. The emulations
  * count every allocation, and what executable graphs take. */
 #ifdef SN_ZE_TEST_DRIVER
+#include "base/program_environment.h"
 #include "tests/support/ze_driver/use.h"
 #endif
 
@@ -44,6 +45,7 @@ static void for_each_device(void (*expect)(void)) {
     device = "cuda:0";
     expect();
 #ifdef SN_ZE_TEST_DRIVER
+    sn_environment_use(getenv);
     setenv("ZES_ENABLE_SYSMAN", "1", 1); /* so that the driver tells what is free */
     device = "xpu:0";
     expect();

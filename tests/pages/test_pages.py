@@ -219,8 +219,10 @@ def test_conversations_are_renamed_searched_exported_deleted_and_imported(b, ser
     exported = b.until("the file is there", lambda: glob.glob(b.folder + "/conversations*.json"))[0]
     with open(exported, encoding="utf8") as f:
         text = f.read()
-    for _ in range(2):
+    for left in (2, 1):  # each click waits for what the one before changes
+        b.until("those that are left", lambda: len(b.all("#list .open")) == left)
         b.js("document.querySelector('#list .open').click()")
+        b.until("it is the current one", lambda: b.js("return document.querySelector('#list li:first-child').classList.contains('current')"))
         b.js("document.querySelector('#list li.current .tools button:last-child').click()")
         b.until("the question", lambda: b.js("return document.getElementById('ask').open"))
         b.click("#ask-ok")

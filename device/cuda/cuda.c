@@ -83,7 +83,7 @@ static sn_status buffer_needs(sn_cuda *cuda, const sn_device_limits *l, buffer_n
     const buffer_need all[BUFFERS] = {
         {&cuda->blas_workspace, SN_CUDA_BLAS_BYTES},
         {&cuda->x, x},
-        {&cuda->tile, l->rows > SN_CUDA_FEW_ROWS ? tile : 0},
+        {&cuda->tile, l->rows > SN_CUDA_CHUNK_ROWS ? tile : 0},
         {&cuda->ids, rows * sizeof(int32_t)},
         {&cuda->kv_staging, sn_cuda_kv_staging_bytes(l)},
         {&cuda->partial, sn_cuda_partial_bytes(l)},

@@ -19,7 +19,8 @@ extern "C" {
 #endif
 
 enum {
-    SN_CUDA_FEW_ROWS = 8,   /* rows of x that the kernels for decoding take */
+    SN_CUDA_CHUNK_ROWS = 8, /* rows of x that a block of the kernels for few rows takes */
+    SN_CUDA_FEW_ROWS = 32,  /* rows of x that these kernels are used for, at most: linear.c */
     SN_CUDA_LINEARS = 4,    /* matrices of one call */
     SN_CUDA_TILE_ROWS = 16, /* rows of a tile of attention */
     SN_CUDA_SPLITS = 32,    /* parts that the keys of a row are split into, at most */

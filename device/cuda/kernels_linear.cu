@@ -1,5 +1,7 @@
 /* A few rows of x times matrices of weights, at the speed of the memory of the weights. A warp computes two outputs for
- * every row of x; its lanes read up to 16 bytes each of a plane of both rows of weights at once, contiguously. */
+ * every row of a chunk of x, at most SN_CUDA_CHUNK_ROWS; its lanes read up to 16 bytes each of a plane of both rows of
+ * weights at once, contiguously. Neighbouring blocks compute the chunks with the same weights, which so come from
+ * memory once, and else from the L2 cache. A row's sums have the same order whatever the number of rows. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
@@ -14,9 +16,9 @@ struct linear_set {
     sn_cuda_linear linear[SN_CUDA_LINEARS];
 };
 
-/* Finds the matrix and the first row of this warp; false when the warp has none. */
-__device__ bool find_matrix(const linear_set &b, int *matrix, int *row) {
-    int warp = static_cast<int>(blockIdx.x) * WARPS + static_cast<int>(threadIdx.x) / 32, m = 0;
+/* Finds the matrix and the first row of this warp, of blocks that compute `chunks` chunks; false when it has none. */
+__device__ bool find_matrix(const linear_set &b, int chunks, int *matrix, int *row) {
+    int warp = static_cast<int>(blockIdx.x) / chunks * WARPS + static_cast<int>(threadIdx.x) / 32, m = 0;
     while (m < b.n && warp >= b.end[m]) m++;
     if (m == b.n) return false;
     *matrix = m;
@@ -24,14 +26,15 @@ __device__ bool find_matrix(const linear_set &b, int *matrix, int *row) {
     return true;
 }
 
-/* Joins the sums of the lanes and writes them with the bias. */
-template <int N> __device__ void store_outputs(const sn_cuda_linear &l, int n, int row, float sums[PER_WARP][N]) {
+/* Joins the sums of the lanes and writes them with the bias: n rows of y from row `first` on. */
+template <int N>
+__device__ void store_outputs(const sn_cuda_linear &l, int first, int n, int row, float sums[PER_WARP][N]) {
     int lane = static_cast<int>(threadIdx.x) % 32, rows = l.weight.rows;
     for (int r = 0; r < PER_WARP; r++)
         for (int i = 0; i < N; i++) {
             float sum = warp_sum(sums[r][i]);
             if (lane == 0 && row + r < rows && i < n)
-                l.y[static_cast<size_t>(i) * rows + row + r] = l.bias ? sum + l.bias[row + r] : sum;
+                l.y[static_cast<size_t>(first + i) * rows + row + r] = l.bias ? sum + l.bias[row + r] : sum;
         }
 }
 
@@ -57,8 +60,8 @@ template <int LAYOUT> __device__ float group_dot(const group &w, uint4 x0, uint4
 template <int LAYOUT, int N>
 __global__ void __launch_bounds__(THREADS)
     linear_quantised(const __grid_constant__ linear_set b, int n, const int8_t *q, const sn_cuda_xscale *scales) {
-    int matrix, row;
-    if (!find_matrix(b, &matrix, &row)) return; /* by the whole warp */
+    int matrix, row, chunks = (n + N - 1) / N, first = static_cast<int>(blockIdx.x) % chunks * N;
+    if (!find_matrix(b, chunks, &matrix, &row)) return; /* by the whole warp */
     const sn_cuda_matrix &w = b.linear[matrix].weight;
     int groups = w.cols / 32, second = min(row + 1, w.rows - 1);
     float sums[PER_WARP][N] = {};
@@ -67,7 +70,8 @@ __global__ void __launch_bounds__(THREADS)
         group w0 = load_group<LAYOUT>(w, static_cast<size_t>(row) * groups + g);
         group w1 = load_group<LAYOUT>(w, static_cast<size_t>(second) * groups + g);
         for (int i = 0; i < N; i++) {
-            size_t at = static_cast<size_t>(min(i, n - 1)) * groups + g; /* missing rows of x repeat the last one */
+            size_t at =
+                static_cast<size_t>(min(first + i, n - 1)) * groups + g; /* missing rows of x repeat the last one */
             const uint4 *x = reinterpret_cast<const uint4 *>(q) + 2 * at;
             uint4 x0 = x[0], x1 = x[1];
             sn_cuda_xscale s = scales[at];
@@ -75,7 +79,7 @@ __global__ void __launch_bounds__(THREADS)
             sums[1][i] += group_dot<LAYOUT>(w1, x0, x1, s);
         }
     }
-    store_outputs<N>(b.linear[matrix], n, row, sums);
+    store_outputs<N>(b.linear[matrix], first, n - first, row, sums);
 }
 
 /* Elements in 16 bytes of a row. */
@@ -108,8 +112,8 @@ template <int LAYOUT, int N>
 __global__ void __launch_bounds__(THREADS)
     linear_float(const __grid_constant__ linear_set b, int n, const float *x, int x_stride) {
     constexpr int STEP = step_of(LAYOUT);
-    int matrix, row;
-    if (!find_matrix(b, &matrix, &row)) return;
+    int matrix, row, chunks = (n + N - 1) / N, first = static_cast<int>(blockIdx.x) % chunks * N;
+    if (!find_matrix(b, chunks, &matrix, &row)) return;
     const sn_cuda_matrix &w = b.linear[matrix].weight;
     int steps = w.stride / STEP, second = min(row + 1, w.rows - 1);
     const uint4 *data = static_cast<const uint4 *>(w.plane[0]);
@@ -124,7 +128,7 @@ __global__ void __launch_bounds__(THREADS)
         float scale0 = step_scale<LAYOUT>(w, row, s), scale1 = step_scale<LAYOUT>(w, second, s);
         for (int i = 0; i < N; i++) {
             const float4 *at =
-                reinterpret_cast<const float4 *>(x + static_cast<size_t>(min(i, n - 1)) * x_stride + s * STEP);
+                reinterpret_cast<const float4 *>(x + static_cast<size_t>(min(first + i, n - 1)) * x_stride + s * STEP);
             float part0 = LAYOUT == SN_CUDA_F8 ? 0.0f : sums[0][i], part1 = LAYOUT == SN_CUDA_F8 ? 0.0f : sums[1][i];
             for (int k = 0; k < STEP; k += 4) {
                 float4 v = at[k / 4];
@@ -135,7 +139,7 @@ __global__ void __launch_bounds__(THREADS)
             sums[1][i] = LAYOUT == SN_CUDA_F8 ? sums[1][i] + part1 * scale1 : part1;
         }
     }
-    store_outputs<N>(b.linear[matrix], n, row, sums);
+    store_outputs<N>(b.linear[matrix], first, n - first, row, sums);
 }
 
 linear_set make_linear_set(int n_linears, const sn_cuda_linear *linears) {
@@ -149,13 +153,16 @@ linear_set make_linear_set(int n_linears, const sn_cuda_linear *linears) {
     return b;
 }
 
-int blocks_of(const linear_set &b) { return (b.end[b.n - 1] + WARPS - 1) / WARPS; }
+/* For n rows in chunks of chunk_rows. */
+int blocks_of(const linear_set &b, int n, int chunk_rows) {
+    return (b.end[b.n - 1] + WARPS - 1) / WARPS * ((n + chunk_rows - 1) / chunk_rows);
+}
 
 template <int LAYOUT, int N>
 cudaError_t launch_quantised(cudaStream_t stream, int n, const int8_t *q, const sn_cuda_xscale *scales,
                              const linear_set &b) {
     auto *kernel = linear_quantised<LAYOUT, N>;
-    return SN_LAUNCH(kernel, blocks_of(b), THREADS, 0, stream, b, n, q, scales);
+    return SN_LAUNCH(kernel, blocks_of(b, n, N), THREADS, 0, stream, b, n, q, scales);
 }
 
 template <int LAYOUT>
@@ -164,13 +171,13 @@ cudaError_t pick_quantised(cudaStream_t stream, int n, const int8_t *q, const sn
     if (n == 1) return launch_quantised<LAYOUT, 1>(stream, n, q, scales, b);
     if (n == 2) return launch_quantised<LAYOUT, 2>(stream, n, q, scales, b);
     if (n <= 4) return launch_quantised<LAYOUT, 4>(stream, n, q, scales, b);
-    return launch_quantised<LAYOUT, SN_CUDA_FEW_ROWS>(stream, n, q, scales, b);
+    return launch_quantised<LAYOUT, SN_CUDA_CHUNK_ROWS>(stream, n, q, scales, b);
 }
 
 template <int LAYOUT, int N>
 cudaError_t launch_float(cudaStream_t stream, int n, const float *x, int x_stride, const linear_set &b) {
     auto *kernel = linear_float<LAYOUT, N>;
-    return SN_LAUNCH(kernel, blocks_of(b), THREADS, 0, stream, b, n, x, x_stride);
+    return SN_LAUNCH(kernel, blocks_of(b, n, N), THREADS, 0, stream, b, n, x, x_stride);
 }
 
 template <int LAYOUT>
@@ -178,7 +185,7 @@ cudaError_t pick_float(cudaStream_t stream, int n, const float *x, int x_stride,
     if (n == 1) return launch_float<LAYOUT, 1>(stream, n, x, x_stride, b);
     if (n == 2) return launch_float<LAYOUT, 2>(stream, n, x, x_stride, b);
     if (n <= 4) return launch_float<LAYOUT, 4>(stream, n, x, x_stride, b);
-    return launch_float<LAYOUT, SN_CUDA_FEW_ROWS>(stream, n, x, x_stride, b);
+    return launch_float<LAYOUT, SN_CUDA_CHUNK_ROWS>(stream, n, x, x_stride, b);
 }
 
 /* One warp per 32 elements, one element per lane. */

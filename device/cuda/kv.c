@@ -158,7 +158,7 @@ sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const f
                            .out = out};
     if (a.kv.latent)
         status = sn_cuda_latent_attend(cuda, &a, err);
-    else if (cuda->n_rows <= SN_CUDA_FEW_ROWS * cuda->n_sequences)
+    else if (cuda->n_rows <= SN_CUDA_CHUNK_ROWS * cuda->n_sequences)
         status = attention_by_splits(cuda, &a, err);
     else
         status = sn_cuda_check_launch(cuda, sn_cuda_attention_tiles(cuda->work, &a, cuda->n_tiles), "attention", err);

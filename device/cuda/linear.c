@@ -1,11 +1,13 @@
 /* y = x . w^T on CUDA.
  *
- * Up to SN_CUDA_FEW_ROWS rows: kernels that run at the speed of the memory of the weights. Quantised weights are
+ * Few rows: kernels that read the weights as they are, in chunks of SN_CUDA_CHUNK_ROWS rows. Quantised weights are
  * multiplied with x quantised to 8 bits in groups of 32 (as on the CPU), float weights with x as float32.
  *
  * More rows: cuBLAS, with both sides as bfloat16 and sums in float32 (F32 weights: everything in float32). A matrix of
  * another type is converted to bfloat16 one part at a time. With high_precision, x is split into the sum of two
- * bfloat16 numbers, and both are multiplied. */
+ * bfloat16 numbers, and both are multiplied.
+ *
+ * How many rows are few, is arithmetic, not measured: docs/BENCHMARKS.md (registers and occupancy of CUDA kernels). */
 #include "base/mem.h"
 #include "device/cuda/cuda_private.h"
 
@@ -64,6 +66,14 @@ static sn_status few_rows_input(sn_cuda *cuda, int n, const float *x, const sn_w
     cudaError_t error = plain ? sn_cuda_pad_rows(cuda->work, n, cols, x, stride, parts.padded)
                               : sn_cuda_quantize(cuda->work, n, cols, x, parts.q, parts.scales);
     return sn_cuda_check_launch(cuda, error, "converting rows", err);
+}
+
+/* cuBLAS reads F32 and BF16 once whatever the number of rows; all else is first read, written as bfloat16 and read
+ * again. A chunk of rows of F16 and F8 costs about a third of that, of quantised weights a sixth. */
+static bool rows_are_few(int n, const sn_weight *weight) {
+    if (!is_float(weight)) return n <= SN_CUDA_FEW_ROWS;
+    sn_cuda_layout layout = sn_cuda_matrix_of(weight).layout;
+    return n <= (layout == SN_CUDA_F16 || layout == SN_CUDA_F8 ? 2 : 1) * SN_CUDA_CHUNK_ROWS;
 }
 
 static sn_status linear_few_rows(sn_cuda *cuda, int n, const float *x, int n_linears, const sn_linear *linears,
@@ -191,7 +201,11 @@ sn_status sn_cuda_linear_op(sn_device *d, int n, const float *x, int n_linears, 
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
     if (!status && n && n_linears) status = linear_check(cuda, n, n_linears, linears, err);
-    if (!status && n && n_linears)
-        status = (n <= SN_CUDA_FEW_ROWS ? linear_few_rows : linear_many_rows)(cuda, n, x, n_linears, linears, err);
+    if (!n) n_linears = 0;
+    for (int i = 0, end; i < n_linears && !status; i = end) {
+        bool few = rows_are_few(n, linears[i].weight);
+        for (end = i + 1; end < n_linears && rows_are_few(n, linears[end].weight) == few;) end++;
+        status = (few ? linear_few_rows : linear_many_rows)(cuda, n, x, end - i, linears + i, err);
+    }
     return sn_cuda_op_done(cuda, status);
 }

@@ -55,7 +55,7 @@ static void try_linear(conformance *c, int n, sn_dtype dtype, size_t rows, size_
 }
 
 void conformance_linear_of_every_type(conformance *c) {
-    static const int counts[] = {1, 2, 3, 8, 17, 64};
+    static const int counts[] = {1, 2, 3, 8, 17, 32, 64};
     for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         size_t block = sn_dtype_block(dtype), odd = block == 1 ? 7 : block;
@@ -74,8 +74,8 @@ void conformance_linear_of_several_matrices_and_biases(conformance *c) {
         size_t rows;
     } shapes[] = {{SN_Q4_1, 64}, {SN_F16, 5}, {SN_Q6_K, 19}, {SN_Q4_1, 1}};
     enum { LINEARS = 4, COLS = 256 };
-    static const int counts[] = {1, 5, 40};
-    for (int i = 0; i < 3; i++) {
+    static const int counts[] = {1, 5, 17, 40};
+    for (int i = 0; i < 4; i++) {
         int mark = c->n_buffers, n = counts[i];
         conformance_weight w[LINEARS];
         sn_linear linears[LINEARS];

@@ -71,7 +71,7 @@ static int driver = CUDART_VERSION, broken = -1, capture_error = cudaErrorStream
 static bool broken_answers;
 static bool copies_first, lost;
 static int64_t stalled_until;
-static uint64_t captures, graph_launches;
+static uint64_t captures, graph_launches, kernels;
 
 void cuda_lock(void) { pthread_mutex_lock(&lock); }
 void cuda_unlock(void) { pthread_mutex_unlock(&lock); }
@@ -212,6 +212,7 @@ cudaError_t cuda_stand_in_queue(cudaStream_t stream, cuda_operation operation, c
     if (!error && stream->capture && stream->capture->spoilt) error = cudaErrorStreamCaptureInvalidated;
     if (!error && kind == CUDA_OPERATION_KERNEL) stream->kernels = true;
     if (!error) error = put_item(stream, (item){.kind = ITEM_OPERATION, .operation = o});
+    if (!error && kind == CUDA_OPERATION_KERNEL) kernels++;
     drop_operation(o);
     return error;
 }
@@ -566,9 +567,10 @@ void cuda_stand_in_reset(void) {
     capture_error = cudaErrorStreamCaptureUnsupported;
     cuda_stand_in_break(-1, false);
     copies_first = false;
-    captures = graph_launches = 0;
+    captures = graph_launches = kernels = 0;
 }
 
 int cuda_stand_in_objects(void) { return n_objects; }
 uint64_t cuda_stand_in_captures(void) { return captures; }
 uint64_t cuda_stand_in_graph_launches(void) { return graph_launches; }
+uint64_t cuda_stand_in_kernels(void) { return kernels; }

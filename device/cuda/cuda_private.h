@@ -57,6 +57,31 @@ typedef enum sn_cuda_batch_state {
     SN_CUDA_REPLAYING
 } sn_cuda_batch_state;
 
+typedef enum sn_cuda_held_kind {
+    SN_CUDA_HELD_NONE,
+    SN_CUDA_HELD_ADD,
+    SN_CUDA_HELD_NORM,
+    SN_CUDA_HELD_ACTIVATE,
+    SN_CUDA_HELD_ROPE,
+    SN_CUDA_HELD_JOIN
+} sn_cuda_held_kind;
+
+/* An operation that is held back until the next one: held.c. */
+typedef struct sn_cuda_held {
+    sn_cuda_held_kind kind;
+    int n;             /* rows, of all but the next two */
+    size_t count;      /* elements of add and activate */
+    sn_cuda_norm norm; /* of add: sum and add */
+    sn_activation activation;
+    const float *gate, *up;
+    float *y;
+    sn_rope rope; /* of one or two x: (n, heads, head_dim) */
+    int heads[2], head_dim;
+    float *rotated[2]; /* the second one may be NULL */
+    sn_cuda_attention attention;
+    int n_splits;
+} sn_cuda_held;
+
 typedef struct sn_cuda {
     sn_device base;
     char description[192];
@@ -99,6 +124,7 @@ typedef struct sn_cuda {
     sn_cuda_graph graphs[SN_CUDA_GRAPHS_MAX];
     sn_cuda_graph *graph; /* of the open batch, or NULL */
     uint64_t n_batches;
+    sn_cuda_held held; /* only in a batch */
     bool batch_failed; /* an operation of the open batch failed: it is not captured */
 
     char stop_reason[320]; /* base.lost points to it */
@@ -106,7 +132,9 @@ typedef struct sn_cuda {
 
 /* -- queue.c: errors, waits */
 
-/* Begins an operation: makes the device current for this thread. SN_STOP when the device has stopped. */
+/* Begins an operation: makes the device current for this thread. SN_STOP when the device has stopped. Launches what is
+ * held; sn_cuda_enter_holding leaves that to an operation that may take it along. */
+sn_status sn_cuda_enter_holding(sn_cuda *cuda, sn_err *err) SN_MUST_USE;
 sn_status sn_cuda_enter(sn_cuda *cuda, sn_err *err) SN_MUST_USE;
 /* As sn_cuda_enter, for operations that are not allowed in a batch that is or can be captured. SN_REFUSED there. */
 sn_status sn_cuda_enter_uncaptured(sn_cuda *cuda, const char *what, sn_err *err) SN_MUST_USE;
@@ -124,6 +152,16 @@ sn_status sn_cuda_wait_stream(sn_cuda *cuda, cudaStream_t stream, sn_err *err) S
 /* Whether both streams are empty or the device is lost, so that freeing memory cannot block. Queries for at most 20 ms.
  */
 bool sn_cuda_idle(sn_cuda *cuda);
+
+/* -- held.c */
+/* Launches what is held, if anything; with `form`, of what makes the rows of x of linear, these besides in 8 bits. */
+sn_status sn_cuda_release(sn_cuda *cuda, sn_cuda_eight_bits form, sn_err *err) SN_MUST_USE;
+/* Holds an operation back, when nothing else is held; launches it outside of a batch. */
+sn_status sn_cuda_hold(sn_cuda *cuda, const sn_cuda_held *held, sn_err *err) SN_MUST_USE;
+/* Whether what is held makes x (n, cols) and can write it in 8 bits. */
+bool sn_cuda_held_makes(const sn_cuda *cuda, int n, int cols, const float *x);
+/* Whether what is held rotates q and k (n) for a KV cache of this shape. */
+bool sn_cuda_held_ropes(const sn_cuda *cuda, const sn_kv_shape *shape, int n, const float *k);
 
 /* -- memory.c */
 sn_status sn_cuda_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);

@@ -55,6 +55,31 @@ template <int THREADS> __device__ inline float block_sum(float x, float *shared)
     return sum;
 }
 
+/* Quantises the 32 elements of group g, one a lane; all lanes of the warp call it together. */
+__device__ inline void quantize_group(size_t g, float v, int8_t *q, sn_cuda_xscale *scales) {
+    int lane = static_cast<int>(threadIdx.x) % 32;
+    float size = fabsf(v);
+    /* fmaxf ignores NaN: here NaN counts as infinity, and a group with infinity becomes NaN */
+    float largest = warp_max(size <= 3.402823466e38f ? size : INFINITY);
+    bool finite = largest <= 3.402823466e38f;
+    float scaled = finite && largest > 0 ? rintf(v / largest * 127.0f) : 0.0f;
+    float scale = finite ? largest / 127.0f : NAN;
+    q[g * 32 + lane] = static_cast<int8_t>(scaled);
+    /* Each half by itself: up to a distance of 8, lanes 0..15 and 16..31 stay separate. */
+    float sum = scaled;
+    for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, distance);
+    float other = __shfl_xor_sync(FULL_WARP, sum, 16);
+    if (lane == 0) scales[g] = sn_cuda_xscale{scale, {scale * sum, scale * other}, 0.0f};
+}
+
+/* Rotates a pair of the head at `at`; cos_sin: of its row. */
+__device__ inline void rotate_pair(float *at, int pair, bool rotate_half, int half, const float *cos_sin) {
+    int i = rotate_half ? pair : 2 * pair, j = rotate_half ? pair + half : 2 * pair + 1;
+    float c = cos_sin[pair * 2], s = cos_sin[pair * 2 + 1], a = at[i], b = at[j];
+    at[i] = a * c - b * s;
+    at[j] = a * s + b * c;
+}
+
 /* The share of the normal distribution below x. */
 __device__ inline float normal_share(float x) { return 0.5f * erfcf(-0.70710678f * x); }
 

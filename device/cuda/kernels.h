@@ -36,6 +36,13 @@ typedef struct sn_cuda_xscale {
     float unused;
 } sn_cuda_xscale;
 
+/* Where an operation writes its result besides, quantised as by sn_cuda_quantize; q NULL: nowhere. Rows are then whole
+ * groups of 32. */
+typedef struct sn_cuda_eight_bits {
+    int8_t *q;
+    sn_cuda_xscale *scales;
+} sn_cuda_eight_bits;
+
 typedef struct sn_cuda_linear {
     sn_cuda_matrix weight;
     const float *bias; /* or NULL */
@@ -68,14 +75,23 @@ cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_matrix *weight
 cudaError_t sn_cuda_add_bias(cudaStream_t stream, int n, int rows, const float *bias, float *y);
 
 /* -- operations on rows and elements; as in device/device.h */
-cudaError_t sn_cuda_rms_norm(cudaStream_t stream, int n, int width, const float *x, const float *weight, float eps,
-                             float *y);
+typedef struct sn_cuda_norm { /* rows (width): sum = x + add first, where there is something to add; then y = norm */
+    int width;
+    const float *x, *add; /* add NULL: nothing */
+    float *sum;           /* may be x */
+    const float *weight;
+    float eps;
+    float *y; /* may be x, or add */
+    sn_cuda_eight_bits form;
+} sn_cuda_norm;
+
+cudaError_t sn_cuda_rms_norm(cudaStream_t stream, int n, const sn_cuda_norm *norm);
 cudaError_t sn_cuda_layer_norm(cudaStream_t stream, int n, int width, const float *x, const float *weight,
                                const float *bias, float eps, float *y);
 cudaError_t sn_cuda_rope(cudaStream_t stream, int n, int n_heads, int head_dim, float *x, bool rotate_half, int dim,
                          const float *cos_sin);
 cudaError_t sn_cuda_activate(cudaStream_t stream, size_t n, sn_activation kind, const float *gate, const float *up,
-                             float *y);
+                             float *y, sn_cuda_eight_bits form);
 cudaError_t sn_cuda_add(cudaStream_t stream, size_t n, float *y, const float *x);
 cudaError_t sn_cuda_scale(cudaStream_t stream, int n, int width, const float *x, float factor, const float *factors,
                           float *y);
@@ -127,6 +143,9 @@ typedef struct sn_cuda_kv {
 } sn_cuda_kv;
 
 cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, const float *k, const float *v);
+/* Rotates q (n_rows, n_heads, head_dim) and k, and then stores k and v. */
+cudaError_t sn_cuda_rope_store(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, const sn_rope *rope, int n_heads,
+                               float *q, float *k, const float *v);
 /* Copies the positions of the table's rows from the pages to k and v: (n_rows, n_kv_heads, head_dim). */
 cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, float *k, float *v);
 
@@ -146,6 +165,8 @@ typedef struct sn_cuda_attention {
 /* Each row by itself: its keys are split into n_splits parts (of at least 64 positions), which are joined afterwards.
  */
 cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits);
+cudaError_t sn_cuda_attention_join(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits,
+                                   sn_cuda_eight_bits form);
 /* Tiles of rows: one pass over the keys per tile, with running maxima. */
 cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles);
 

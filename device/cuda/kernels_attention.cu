@@ -18,24 +18,47 @@ __device__ inline kv_row kv_at(const sn_cuda_kv &p, int first_page, int position
                             position % p.page_tokens + (value ? p.page_tokens : 0), p.head_dim, p.padded_dim);
 }
 
+/* Copies a head of k and v to its page, with zeros after them. By a warp. */
+template <int DTYPE>
+__device__ void store_head(const sn_cuda_kv &p, sn_cuda_row row, int head, const float *k, const float *v) {
+    kv_row key = kv_at<DTYPE>(p, row.first_page, row.position, head, false),
+           value = kv_at<DTYPE>(p, row.first_page, row.position, head, true);
+    for (int i = static_cast<int>(threadIdx.x); i < (p.head_dim + 31) / 32 * 32; i += 32) {
+        kv_store1<DTYPE>(key, i, p.head_dim, p.padded_dim, i < p.head_dim ? k[i] : 0.0f);
+        kv_store1<DTYPE>(value, i, p.head_dim, p.padded_dim, i < p.head_dim ? v[i] : 0.0f);
+    }
+}
+
 /* One warp per row and head. STORE: copies k and v to the pages, with zeros after each head; otherwise the reverse. */
 template <bool STORE, int DTYPE> __global__ void kv_copy(const __grid_constant__ sn_cuda_kv p, float *k, float *v) {
     sn_cuda_row row = p.rows[blockIdx.x];
     int head = static_cast<int>(blockIdx.y);
+    size_t at = (static_cast<size_t>(blockIdx.x) * p.n_kv_heads + head) * p.head_dim;
+    if (STORE) {
+        store_head<DTYPE>(p, row, head, k + at, v + at);
+        return;
+    }
     kv_row key = kv_at<DTYPE>(p, row.first_page, row.position, head, false),
            value = kv_at<DTYPE>(p, row.first_page, row.position, head, true);
-    size_t at = (static_cast<size_t>(blockIdx.x) * p.n_kv_heads + head) * p.head_dim;
-    for (int first = 0; first < p.head_dim; first += 32) {
-        int i = first + static_cast<int>(threadIdx.x);
-        bool own = i < p.head_dim;
-        if (STORE) {
-            kv_store1<DTYPE>(key, i, p.head_dim, p.padded_dim, own ? k[at + i] : 0.0f);
-            kv_store1<DTYPE>(value, i, p.head_dim, p.padded_dim, own ? v[at + i] : 0.0f);
-        } else if (own) {
-            k[at + i] = kv_load<DTYPE>(key, i);
-            v[at + i] = kv_load<DTYPE>(value, i);
-        }
+    for (int i = static_cast<int>(threadIdx.x); i < p.head_dim; i += 32) {
+        k[at + i] = kv_load<DTYPE>(key, i);
+        v[at + i] = kv_load<DTYPE>(value, i);
     }
+}
+
+/* One warp per row and head, the query heads first. A lane stores elements of k that other lanes rotated. */
+template <int DTYPE>
+__global__ void rope_store(const __grid_constant__ sn_cuda_kv p, const __grid_constant__ sn_rope rope, int n_heads,
+                           float *q, float *k, const float *v) {
+    int head = static_cast<int>(blockIdx.y), half = rope.dim / 2;
+    size_t row = blockIdx.x, kv_at_row = (row * p.n_kv_heads + head - n_heads) * p.head_dim;
+    bool query = head < n_heads;
+    float *at = query ? q + (row * n_heads + head) * p.head_dim : k + kv_at_row;
+    for (int pair = static_cast<int>(threadIdx.x); pair < half; pair += 32)
+        rotate_pair(at, pair, rope.rotate_half, half, rope.cos_sin + row * half * 2);
+    if (query) return; /* by the whole warp */
+    __syncwarp();
+    store_head<DTYPE>(p, p.rows[row], head - n_heads, at, v + kv_at_row);
 }
 
 /* One part of a row's keys, for up to HEADS query heads of one key-value head; all in shared memory. */
@@ -167,7 +190,8 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
 
 /* Joins the parts of row blockIdx.x and head blockIdx.y with the head's sink, whose value is 0. An empty part has a
  * total of 0. */
-__global__ void __launch_bounds__(THREADS) attention_join(const __grid_constant__ sn_cuda_attention a, int n_splits) {
+__global__ void __launch_bounds__(THREADS)
+    attention_join(const __grid_constant__ sn_cuda_attention a, int n_splits, sn_cuda_eight_bits form) {
     size_t head = static_cast<size_t>(blockIdx.x) * a.n_heads + blockIdx.y;
     const float *stats = a.partial_stats + head * n_splits * 2, *sums = a.partial + head * n_splits * a.kv.padded_dim;
     float sink = a.sinks ? a.sinks[blockIdx.y] : -INFINITY, largest = sink, total = 0;
@@ -180,7 +204,9 @@ __global__ void __launch_bounds__(THREADS) attention_join(const __grid_constant_
         float sum = 0;
         for (int p = 0; p < n_splits; p++)
             if (stats[2 * p + 1] != 0) sum += expf(stats[2 * p] - largest) * sums[p * a.kv.padded_dim + i];
-        a.out[head * a.kv.head_dim + i] = sum / total;
+        size_t at = head * a.kv.head_dim + i;
+        a.out[at] = sum / total;
+        if (form.q) quantize_group(at / 32, sum / total, form.q, form.scales); /* by the whole warp */
     }
 }
 
@@ -308,6 +334,14 @@ cudaError_t launch_copy(cudaStream_t stream, const sn_cuda_kv &p, int n_rows, fl
     return SN_LAUNCH(kernel, grid, 32, 0, stream, p, k, v);
 }
 
+template <int DTYPE>
+cudaError_t launch_rope_store(cudaStream_t stream, const sn_cuda_kv &p, int n_rows, const sn_rope &rope, int n_heads,
+                              float *q, float *k, const float *v) {
+    auto *kernel = rope_store<DTYPE>;
+    dim3 grid(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(n_heads + p.n_kv_heads));
+    return SN_LAUNCH(kernel, grid, 32, 0, stream, p, rope, n_heads, q, k, v);
+}
+
 cudaError_t split(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits) {
 #define CALL(dtype) launch_split<dtype>(stream, a, n_rows, n_splits)
     BY_KV_DTYPE(a.kv.dtype);
@@ -329,6 +363,13 @@ extern "C" cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_kv *p
 #undef CALL
 }
 
+extern "C" cudaError_t sn_cuda_rope_store(cudaStream_t stream, const sn_cuda_kv *p, int n_rows, const sn_rope *rope,
+                                          int n_heads, float *q, float *k, const float *v) {
+#define CALL(dtype) launch_rope_store<dtype>(stream, *p, n_rows, *rope, n_heads, q, k, v)
+    BY_KV_DTYPE(p->dtype);
+#undef CALL
+}
+
 extern "C" cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_kv *p, int n_rows, float *k, float *v) {
 #define CALL(dtype) launch_copy<false, dtype>(stream, *p, n_rows, k, v)
     BY_KV_DTYPE(p->dtype);
@@ -337,10 +378,13 @@ extern "C" cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_kv *p,
 
 extern "C" cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows,
                                                int n_splits) {
-    cudaError_t error = split(stream, *a, n_rows, n_splits);
-    if (error != cudaSuccess) return error;
+    return split(stream, *a, n_rows, n_splits);
+}
+
+extern "C" cudaError_t sn_cuda_attention_join(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits,
+                                              sn_cuda_eight_bits form) {
     dim3 joins(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(a->n_heads));
-    return SN_LAUNCH(attention_join, joins, THREADS, 0, stream, *a, n_splits);
+    return SN_LAUNCH(attention_join, joins, THREADS, 0, stream, *a, n_splits, form);
 }
 
 extern "C" cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles) {

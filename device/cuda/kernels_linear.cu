@@ -193,19 +193,7 @@ __global__ void __launch_bounds__(THREADS)
     quantize(size_t n_groups, const float *x, int8_t *q, sn_cuda_xscale *scales) {
     size_t g = static_cast<size_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (g >= n_groups) return;
-    int lane = static_cast<int>(threadIdx.x) % 32;
-    float v = x[g * 32 + lane], size = fabsf(v);
-    /* fmaxf ignores NaN: here NaN counts as infinity, and a group with infinity becomes NaN */
-    float largest = warp_max(size <= 3.402823466e38f ? size : INFINITY);
-    bool finite = largest <= 3.402823466e38f;
-    float scaled = finite && largest > 0 ? rintf(v / largest * 127.0f) : 0.0f;
-    float scale = finite ? largest / 127.0f : NAN;
-    q[g * 32 + lane] = static_cast<int8_t>(scaled);
-    /* Each half by itself: up to a distance of 8, lanes 0..15 and 16..31 stay separate. */
-    float sum = scaled;
-    for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, distance);
-    float other = __shfl_xor_sync(FULL_WARP, sum, 16);
-    if (lane == 0) scales[g] = sn_cuda_xscale{scale, {scale * sum, scale * other}, 0.0f};
+    quantize_group(g, x[g * 32 + threadIdx.x % 32], q, scales);
 }
 
 } // namespace

@@ -11,20 +11,28 @@ unsigned int blocks_for(size_t n) { return static_cast<unsigned int>((n + THREAD
 
 __device__ inline size_t this_item() { return static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x; }
 
-/* One block per row. */
-__global__ void __launch_bounds__(THREADS)
-    rms_norm(int width, const float *x, const float *weight, float eps, float *y) {
+/* One block per row. A thread reads and writes the same elements throughout, so that y may be x or what is added. */
+__global__ void __launch_bounds__(THREADS) rms_norm(const __grid_constant__ sn_cuda_norm p) {
     __shared__ float sums[THREADS / 32];
-    size_t row = static_cast<size_t>(blockIdx.x) * width;
+    size_t row = static_cast<size_t>(blockIdx.x) * p.width;
     float sum = 0;
-    for (int i = threadIdx.x; i < width; i += THREADS) sum += x[row + i] * x[row + i];
+    for (int i = threadIdx.x; i < p.width; i += THREADS) {
+        float v = p.x[row + i];
+        if (p.add) p.sum[row + i] = v += p.add[row + i];
+        sum += v * v;
+    }
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
     __syncthreads();
     sum = 0;
     for (int w = 0; w < THREADS / 32; w++) sum += sums[w];
-    float root = sqrtf(sum / static_cast<float>(width) + eps);
-    for (int i = threadIdx.x; i < width; i += THREADS) y[row + i] = x[row + i] / root * weight[i];
+    float root = sqrtf(sum / static_cast<float>(p.width) + p.eps);
+    const float *x = p.add ? p.sum : p.x;
+    for (int i = threadIdx.x; i < p.width; i += THREADS) {
+        float v = x[row + i] / root * p.weight[i];
+        p.y[row + i] = v;
+        if (p.form.q) quantize_group((row + i) / 32, v, p.form.q, p.form.scales); /* by the whole warp */
+    }
 }
 
 /* One block per row. */
@@ -48,17 +56,16 @@ __global__ void __launch_bounds__(THREADS)
     if (item >= n_pairs) return;
     int half = dim / 2, pair = static_cast<int>(item % half);
     size_t head = item / half, row = head / n_heads;
-    float *at = x + head * head_dim;
-    int i = rotate_half ? pair : 2 * pair, j = rotate_half ? pair + half : 2 * pair + 1;
-    float c = cos_sin[(row * half + pair) * 2], s = cos_sin[(row * half + pair) * 2 + 1];
-    float a = at[i], b = at[j];
-    at[i] = a * c - b * s;
-    at[j] = a * s + b * c;
+    rotate_pair(x + head * head_dim, pair, rotate_half, half, cos_sin + row * half * 2);
 }
 
-__global__ void __launch_bounds__(THREADS) activate(size_t n, int kind, const float *gate, const float *up, float *y) {
+__global__ void __launch_bounds__(THREADS)
+    activate(size_t n, int kind, const float *gate, const float *up, float *y, sn_cuda_eight_bits form) {
     size_t i = this_item();
-    if (i < n) y[i] = activation(kind, gate[i]) * (up ? factor(kind, up[i]) : 1.0f);
+    if (i >= n) return;
+    float v = activation(kind, gate[i]) * (up ? factor(kind, up[i]) : 1.0f);
+    y[i] = v;
+    if (form.q) quantize_group(i / 32, v, form.q, form.scales); /* by the whole warp */
 }
 
 __global__ void __launch_bounds__(THREADS) add(size_t n, float *y, const float *x) {
@@ -158,9 +165,8 @@ cudaError_t launch_get_rows(cudaStream_t stream, const sn_cuda_matrix &w, int n,
 
 } // namespace
 
-extern "C" cudaError_t sn_cuda_rms_norm(cudaStream_t stream, int n, int width, const float *x, const float *weight,
-                                        float eps, float *y) {
-    return SN_LAUNCH(rms_norm, n, THREADS, 0, stream, width, x, weight, eps, y);
+extern "C" cudaError_t sn_cuda_rms_norm(cudaStream_t stream, int n, const sn_cuda_norm *p) {
+    return SN_LAUNCH(rms_norm, n, THREADS, 0, stream, *p);
 }
 
 extern "C" cudaError_t sn_cuda_layer_norm(cudaStream_t stream, int n, int width, const float *x, const float *weight,
@@ -176,8 +182,8 @@ extern "C" cudaError_t sn_cuda_rope(cudaStream_t stream, int n, int n_heads, int
 }
 
 extern "C" cudaError_t sn_cuda_activate(cudaStream_t stream, size_t n, sn_activation kind, const float *gate,
-                                        const float *up, float *y) {
-    return SN_LAUNCH(activate, blocks_for(n), THREADS, 0, stream, n, static_cast<int>(kind), gate, up, y);
+                                        const float *up, float *y, sn_cuda_eight_bits form) {
+    return SN_LAUNCH(activate, blocks_for(n), THREADS, 0, stream, n, static_cast<int>(kind), gate, up, y, form);
 }
 
 extern "C" cudaError_t sn_cuda_add(cudaStream_t stream, size_t n, float *y, const float *x) {

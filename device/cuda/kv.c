@@ -43,11 +43,20 @@ static cudaError_t load(const sn_cuda *cuda, const sn_cuda_kv *kv, int n_rows, f
 
 sn_status sn_cuda_kv_store_op(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
-    sn_status status = sn_cuda_enter(cuda, err);
+    sn_status status = sn_cuda_enter_holding(cuda, err);
     if (!status) status = kv_check_block(cuda, block, err);
+    sn_cuda_held held = cuda->held;
+    bool ropes = !status && sn_cuda_held_ropes(cuda, &cuda->shape, cuda->n_rows, k);
+    if (ropes)
+        cuda->held.kind = SN_CUDA_HELD_NONE;
+    else if (!status)
+        status = sn_cuda_release(cuda, (sn_cuda_eight_bits){0}, err);
     if (!status && cuda->n_rows) {
         sn_cuda_kv kv = sn_cuda_kv_of(cuda, &cuda->shape, block);
-        status = sn_cuda_check_launch(cuda, store(cuda, &kv, cuda->n_rows, k, v), "kv_store", err);
+        cudaError_t error = ropes ? sn_cuda_rope_store(cuda->work, &kv, cuda->n_rows, &held.rope, held.heads[0],
+                                                       held.rotated[0], held.rotated[1], v)
+                                  : store(cuda, &kv, cuda->n_rows, k, v);
+        status = sn_cuda_check_launch(cuda, error, "kv_store", err);
     }
     return sn_cuda_op_done(cuda, status);
 }
@@ -136,7 +145,10 @@ static sn_status attention_by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err
     if (status) return status;
     a->partial = cuda->partial.at;
     a->partial_stats = a->partial + parts * dims;
-    return sn_cuda_check_launch(cuda, sn_cuda_attention_split(cuda->work, a, cuda->n_rows, n_splits), "attention", err);
+    status =
+        sn_cuda_check_launch(cuda, sn_cuda_attention_split(cuda->work, a, cuda->n_rows, n_splits), "attention", err);
+    const sn_cuda_held join = {SN_CUDA_HELD_JOIN, .n = cuda->n_rows, .attention = *a, .n_splits = n_splits};
+    return status ? status : sn_cuda_hold(cuda, &join, err);
 }
 
 sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {

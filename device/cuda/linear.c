@@ -63,6 +63,7 @@ static sn_status few_rows_input(sn_cuda *cuda, int n, const float *x, const sn_w
     if (plain) *float_x = parts.padded;
     if (done[plain]) return SN_OK;
     done[plain] = true;
+    if (cuda->held.kind) return sn_cuda_release(cuda, (sn_cuda_eight_bits){parts.q, parts.scales}, err);
     cudaError_t error = plain ? sn_cuda_pad_rows(cuda->work, n, cols, x, stride, parts.padded)
                               : sn_cuda_quantize(cuda->work, n, cols, x, parts.q, parts.scales);
     return sn_cuda_check_launch(cuda, error, "converting rows", err);
@@ -199,9 +200,13 @@ static sn_status linear_many_rows(sn_cuda *cuda, int n, const float *x, int n_li
 
 sn_status sn_cuda_linear_op(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
-    sn_status status = sn_cuda_enter(cuda, err);
-    if (!status && n && n_linears) status = linear_check(cuda, n, n_linears, linears, err);
+    sn_status status = sn_cuda_enter_holding(cuda, err);
     if (!n) n_linears = 0;
+    if (!status && n_linears) status = linear_check(cuda, n, n_linears, linears, err);
+    /* what makes x is left to few_rows_input, which comes first */
+    bool taken = !status && n_linears && !is_float(linears[0].weight) && rows_are_few(n, linears[0].weight) &&
+                 sn_cuda_held_makes(cuda, n, (int)linears[0].weight->cols, x);
+    if (!status && !taken) status = sn_cuda_release(cuda, (sn_cuda_eight_bits){0}, err);
     for (int i = 0, end; i < n_linears && !status; i = end) {
         bool few = rows_are_few(n, linears[i].weight);
         for (end = i + 1; end < n_linears && rows_are_few(n, linears[end].weight) == few;) end++;

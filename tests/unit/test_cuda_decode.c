@@ -1,7 +1,9 @@
 /* What decoding on CUDA costs, counted on the stand-in: launches of kernels. */
+#include "blocks/span.h"
 #include "device/backends.h"
 #include "tests/support/cpu_devices.h"
 #include "tests/support/cuda_stand_in/stand_in.h"
+#include "tests/support/tiny_model.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -13,7 +15,7 @@ static sn_err err;
 enum { ROWS = 40, COLS = 256, OUTPUTS = 33 };
 
 static sn_device *open_device(void) {
-    const sn_device_limits limits = {.rows = ROWS, .width = COLS, .context = 64, .heads = 2, .head_dim = 16};
+    const sn_device_limits limits = {.rows = ROWS, .width = COLS, .context = 64, .heads = 2, .head_dim = 32};
     sn_device *d;
     OK(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err));
     OK(d->ops->prepare(d, &limits, &err));
@@ -102,4 +104,149 @@ Test(cuda_decode, up_to_32_rows_of_quantised_weights_take_two_launches) {
 Test(cuda_decode, up_to_16_rows_of_f16_and_8_of_bf16_take_one_launch) {
     expect_border(SN_F16, 16, 0);
     expect_border(SN_BF16, 8, 0);
+}
+
+/* -- launches of a block */
+
+/* Launches of one decode step through a model of so many blocks, with heads of 32 elements. */
+static int step_launches(int n_blocks) {
+    enum { EMBD = 128 };
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_1, .n_blocks = n_blocks, .n_embd = EMBD});
+    sn_device *d;
+    sn_model *model;
+    sn_span *span;
+    sn_kv_pool *pool;
+    sn_kv_cache *kv;
+    float row[EMBD] = {1, 2, 3}, out[EMBD];
+    OK(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err));
+    OK(sn_model_open(path, &model, &err));
+    OK(sn_span_load(model, d, 0, n_blocks, NULL, NULL, &span, &err));
+    OK(sn_span_kv_pool(span, 1u << 20, &pool, &err));
+    OK(sn_kv_cache_new(pool, &kv, &err));
+    OK(sn_kv_cache_reserve(kv, 1, &err));
+    sn_tensor input = {.name = "hidden states", .data = row, .dtype = SN_F32, .rank = 2, .shape = {1, EMBD}};
+    uint64_t before = cuda_stand_in_kernels();
+    OK(sn_span_forward(span, 0, n_blocks, 1, &(sn_span_sequence){kv, &input, 0, 1, out}, NULL, &err));
+    int launches = (int)(cuda_stand_in_kernels() - before);
+    sn_kv_cache_free(&kv);
+    sn_kv_pool_free(&pool);
+    sn_span_free(&span);
+    sn_model_close(&model);
+    sn_device_close(&d);
+    tiny_model_remove(&path);
+    return launches;
+}
+
+/* Add, norm and 8 bits; q, k, v; rope and store; attention; its join and 8 bits; o; add, norm and 8 bits; up and gate;
+ * activation and 8 bits; down. The last add has no norm behind it. */
+Test(cuda_decode, a_block_takes_10_launches) {
+    int two = step_launches(2), five = step_launches(5);
+    cr_assert_eq(five - two, 3 * 10, "3 blocks take %d launches", five - two);
+    cr_assert_eq(two, 2 * 10 + 1);
+}
+
+/* -- operations that take others along write what they write one by one */
+
+enum { WIDTH = 64, HEADS = 2, DIM = 32, BUFFERS = 10, N_MAX = 12, PAGES = 2 };
+static const sn_kv_shape shape = {1, HEADS, DIM, 16, SN_KV_F32, 0};
+
+typedef struct half_block {
+    sn_device *d;
+    bool apart; /* nothing is taken along */
+    int n;
+    sn_weight weight;
+    float *buffers[BUFFERS], *norm, *cos_sin;
+    void *pages[PAGES];
+} half_block;
+
+static float *new_floats(sn_device *d, size_t n, uint64_t seed) {
+    float *values = test_random_floats(n, seed), *at = new_bytes(d, n * sizeof *values);
+    OK(d->ops->upload(d, at, values, n * sizeof *values, &err));
+    free(values);
+    return at;
+}
+
+static half_block half_block_new(sn_device *d, int n, bool apart) {
+    half_block b = {.d = d, .apart = apart, .n = n, .weight = new_weight(d, SN_Q4_1, WIDTH, WIDTH)};
+    for (int i = 0; i < BUFFERS; i++) b.buffers[i] = new_floats(d, N_MAX * WIDTH, 10 + (uint64_t)i);
+    b.norm = new_floats(d, WIDTH, 1);
+    b.cos_sin = new_floats(d, N_MAX * DIM, 2);
+    for (int i = 0; i < PAGES; i++) b.pages[i] = new_bytes(d, d->ops->kv_page_bytes(d, &shape));
+    return b;
+}
+
+static void half_block_free(half_block *b) {
+    const sn_device_ops *ops = b->d->ops;
+    for (int i = 0; i < BUFFERS; i++) ops->free(b->d, b->buffers[i], N_MAX * WIDTH * sizeof(float));
+    ops->free(b->d, b->norm, WIDTH * sizeof(float));
+    ops->free(b->d, b->cos_sin, N_MAX * DIM * sizeof(float));
+    ops->free(b->d, (void *)b->weight.device, b->weight.bytes);
+    for (int i = 0; i < PAGES; i++) ops->free(b->d, b->pages[i], ops->kv_page_bytes(b->d, &shape));
+}
+
+/* An operation that does nothing, before which all others are launched. */
+static void part(const half_block *b) {
+    if (b->apart) OK(b->d->ops->scale(b->d, 0, WIDTH, b->norm, 1, NULL, b->buffers[0], &err));
+}
+
+static void half_block_ops(const half_block *b) {
+    sn_device *d = b->d;
+    const sn_device_ops *ops = d->ops;
+    float *const *at = b->buffers, *x = at[0], *h = at[1], *q = at[2], *k = at[3], *v = at[4], *attn = at[5];
+    int n = b->n;
+    const size_t all = (size_t)n * WIDTH;
+    const sn_linear qkv[] = {{&b->weight, NULL, q, false}, {&b->weight, NULL, k, false}, {&b->weight, NULL, v, false}};
+    const sn_linear o = {&b->weight, NULL, at[6], false}, down = {&b->weight, NULL, at[9], false};
+    const sn_rope rope = {true, DIM / 2, b->cos_sin};
+    OK(ops->add(d, all, x, h, &err));
+    part(b);
+    OK(ops->rms_norm(d, n, WIDTH, x, b->norm, 1e-5f, h, &err));
+    part(b);
+    OK(ops->linear(d, n, h, 3, qkv, &err));
+    part(b);
+    OK(ops->rope(d, n, HEADS, DIM, q, &rope, &err));
+    part(b);
+    OK(ops->rope(d, n, HEADS, DIM, k, &rope, &err));
+    part(b);
+    OK(ops->kv_store(d, 0, k, v, &err));
+    part(b);
+    OK(ops->attention(d, &(sn_attention){.n_heads = HEADS, .scale = 0.25f}, q, attn, &err));
+    part(b);
+    OK(ops->linear(d, n, attn, 1, &o, &err));
+    part(b);
+    OK(ops->activate(d, all, SN_SILU, at[7], at[8], at[7], &err));
+    part(b);
+    OK(ops->linear(d, n, at[7], 1, &down, &err));
+    part(b);
+}
+
+static int half_block_run(half_block *b, float *out, float *kv) {
+    sn_device *d = b->d;
+    sn_sequence sequence = {b->pages, 3, 0, b->n, {0}};
+    bool replayed;
+    OK(d->ops->batch_begin(d, &(sn_batch){&shape, b->n, 1, &sequence, 0}, &replayed, &err));
+    uint64_t before = cuda_stand_in_kernels();
+    half_block_ops(b);
+    int launches = (int)(cuda_stand_in_kernels() - before);
+    OK(d->ops->batch_end(d, &err));
+    for (int i = 0; i < BUFFERS; i++)
+        OK(d->ops->download(d, out + i * N_MAX * WIDTH, b->buffers[i], N_MAX * WIDTH * sizeof *out, &err));
+    OK(d->ops->kv_read(d, &shape, 0, b->pages, 3, b->n, kv, kv + N_MAX * WIDTH, &err));
+    return launches;
+}
+
+Test(cuda_decode, operations_that_take_others_along_write_the_same_bits) {
+    static float out[2][BUFFERS * N_MAX * WIDTH], kv[2][2 * N_MAX * WIDTH];
+    for (int n = 1; n <= N_MAX; n += 4) /* 9 rows: attention by tiles, without a join */
+        for (int apart = 0; apart < 2; apart++) {
+            sn_device *d = open_device();
+            half_block b = half_block_new(d, n, apart);
+            int joins = n <= 8;
+            cr_assert_eq(half_block_run(&b, out[apart], kv[apart]), apart ? 13 + joins : 8);
+            half_block_free(&b);
+            sn_device_close(&d);
+            if (!apart) continue;
+            cr_assert_eq(memcmp(out[0], out[1], sizeof out[0]), 0, "%d rows", n);
+            cr_assert_eq(memcmp(kv[0], kv[1], sizeof kv[0]), 0, "%d rows", n);
+        }
 }

@@ -26,18 +26,18 @@ sn_status sn_cuda_release(sn_cuda *cuda, sn_cuda_eight_bits form, sn_err *err) {
     case SN_CUDA_HELD_ADD:
         return sn_cuda_check_launch(cuda, sn_cuda_add(cuda->work, h.count, h.norm.sum, h.norm.add), "add", err);
     case SN_CUDA_HELD_NORM:
-        return sn_cuda_check_launch(
-            cuda, sn_cuda_rms_norm(cuda->work, h.n, &(sn_cuda_norm){h.norm.width, h.norm.x, h.norm.add, h.norm.sum,
-                                                                    h.norm.weight, h.norm.eps, h.norm.y, form}),
-            "rms_norm", err);
+        return sn_cuda_check_launch(cuda,
+                                    sn_cuda_rms_norm(cuda->work, h.n,
+                                                     &(sn_cuda_norm){h.norm.width, h.norm.x, h.norm.add, h.norm.sum,
+                                                                     h.norm.weight, h.norm.eps, h.norm.y, form}),
+                                    "rms_norm", err);
     case SN_CUDA_HELD_ACTIVATE:
-        return sn_cuda_check_launch(
-            cuda, sn_cuda_activate(cuda->work, h.count, h.activation, h.gate, h.up, h.y, form), "activate", err);
+        return sn_cuda_check_launch(cuda, sn_cuda_activate(cuda->work, h.count, h.activation, h.gate, h.up, h.y, form),
+                                    "activate", err);
     case SN_CUDA_HELD_ROPE:
         return sn_cuda_check_launch(cuda, launch_ropes(cuda, &h), "rope", err);
     case SN_CUDA_HELD_JOIN:
-        return sn_cuda_check_launch(cuda,
-                                    sn_cuda_attention_join(cuda->work, &h.attention, h.n, h.n_splits, form),
+        return sn_cuda_check_launch(cuda, sn_cuda_attention_join(cuda->work, &h.attention, h.n, h.n_splits, form),
                                     "attention", err);
     case SN_CUDA_HELD_NONE:
         break;

@@ -64,14 +64,16 @@ __global__ void __launch_bounds__(THREADS)
     if (!find_matrix(b, chunks, &matrix, &row)) return; /* by the whole warp */
     const sn_cuda_matrix &w = b.linear[matrix].weight;
     int groups = w.cols / 32, second = min(row + 1, w.rows - 1);
+    q += static_cast<size_t>(first) * w.cols;
+    scales += static_cast<size_t>(first) * groups;
+    n -= first;
     float sums[PER_WARP][N] = {};
 #pragma unroll 2
     for (int g = static_cast<int>(threadIdx.x) % 32; g < groups; g += 32) {
         group w0 = load_group<LAYOUT>(w, static_cast<size_t>(row) * groups + g);
         group w1 = load_group<LAYOUT>(w, static_cast<size_t>(second) * groups + g);
         for (int i = 0; i < N; i++) {
-            size_t at =
-                static_cast<size_t>(min(first + i, n - 1)) * groups + g; /* missing rows of x repeat the last one */
+            size_t at = static_cast<size_t>(min(i, n - 1)) * groups + g; /* missing rows of x repeat the last one */
             const uint4 *x = reinterpret_cast<const uint4 *>(q) + 2 * at;
             uint4 x0 = x[0], x1 = x[1];
             sn_cuda_xscale s = scales[at];
@@ -79,7 +81,7 @@ __global__ void __launch_bounds__(THREADS)
             sums[1][i] += group_dot<LAYOUT>(w1, x0, x1, s);
         }
     }
-    store_outputs<N>(b.linear[matrix], first, n - first, row, sums);
+    store_outputs<N>(b.linear[matrix], first, n, row, sums);
 }
 
 /* Elements in 16 bytes of a row. */
@@ -117,6 +119,8 @@ __global__ void __launch_bounds__(THREADS)
     const sn_cuda_matrix &w = b.linear[matrix].weight;
     int steps = w.stride / STEP, second = min(row + 1, w.rows - 1);
     const uint4 *data = static_cast<const uint4 *>(w.plane[0]);
+    x += static_cast<size_t>(first) * x_stride;
+    n -= first;
     float sums[PER_WARP][N] = {};
 #pragma unroll 4
     for (int s = static_cast<int>(threadIdx.x) % 32; s < steps; s += 32) {
@@ -128,7 +132,7 @@ __global__ void __launch_bounds__(THREADS)
         float scale0 = step_scale<LAYOUT>(w, row, s), scale1 = step_scale<LAYOUT>(w, second, s);
         for (int i = 0; i < N; i++) {
             const float4 *at =
-                reinterpret_cast<const float4 *>(x + static_cast<size_t>(min(first + i, n - 1)) * x_stride + s * STEP);
+                reinterpret_cast<const float4 *>(x + static_cast<size_t>(min(i, n - 1)) * x_stride + s * STEP);
             float part0 = LAYOUT == SN_CUDA_F8 ? 0.0f : sums[0][i], part1 = LAYOUT == SN_CUDA_F8 ? 0.0f : sums[1][i];
             for (int k = 0; k < STEP; k += 4) {
                 float4 v = at[k / 4];
@@ -139,7 +143,7 @@ __global__ void __launch_bounds__(THREADS)
             sums[1][i] = LAYOUT == SN_CUDA_F8 ? sums[1][i] + part1 * scale1 : part1;
         }
     }
-    store_outputs<N>(b.linear[matrix], first, n - first, row, sums);
+    store_outputs<N>(b.linear[matrix], first, n, row, sums);
 }
 
 linear_set make_linear_set(int n_linears, const sn_cuda_linear *linears) {

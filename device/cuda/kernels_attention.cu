@@ -29,6 +29,14 @@ __device__ void store_head(const sn_cuda_kv &p, sn_cuda_row row, int head, const
     }
 }
 
+/* The value beside a key. */
+template <int DTYPE> __device__ inline kv_row value_of(const sn_cuda_kv &p, kv_row key) {
+    constexpr int BYTES = DTYPE == SN_KV_F32 ? 4 : DTYPE == SN_KV_F16 ? 2 : 1;
+    key.elements += p.page_tokens * p.padded_dim * BYTES;
+    key.scales += p.page_tokens * ((p.head_dim + 31) / 32);
+    return key;
+}
+
 /* One warp per row and head. STORE: copies k and v to the pages, with zeros after each head; otherwise the reverse. */
 template <bool STORE, int DTYPE> __global__ void kv_copy(const __grid_constant__ sn_cuda_kv p, float *k, float *v) {
     sn_cuda_row row = p.rows[blockIdx.x];
@@ -68,16 +76,24 @@ struct split_state {
     float *scores;       /* (heads, SPLIT_KEYS) */
     /* (heads): running maximum, sum of exponentials, scale factor of the last step */
     float *largest, *total, *rescale;
+    kv_row *keys; /* (SPLIT_KEYS): those of the present step */
 };
+
+/* Finds the pages of a step's keys once for all heads and dimensions. */
+template <int DTYPE>
+__device__ void split_keys(const sn_cuda_attention &a, const split_state &s, sn_cuda_row row, int kv_head, int first,
+                           int n) {
+    for (int j = threadIdx.x; j < n; j += THREADS)
+        s.keys[j] = kv_at<DTYPE>(a.kv, row.first_page, first + j, kv_head, false);
+}
 
 /* scores[h][j] = q[h] . key[first + j] * scale. Eight lanes share a key and read a float4 each at a time. */
 template <int DTYPE>
-__device__ void split_scores(const sn_cuda_attention &a, const split_state &s, int heads, sn_cuda_row row, int kv_head,
-                             int first, int n) {
+__device__ void split_scores(const sn_cuda_attention &a, const split_state &s, int heads, int own, int first, int n) {
     int part = static_cast<int>(threadIdx.x) % 8, dims = a.kv.padded_dim;
     /* all lanes must reach the shuffles */
     for (int j = static_cast<int>(threadIdx.x) / 8; j < SPLIT_KEYS; j += THREADS / 8) {
-        kv_row key = kv_at<DTYPE>(a.kv, row.first_page, first + min(j, n - 1), kv_head, false);
+        kv_row key = s.keys[min(j, n - 1)];
         float sums[HEADS] = {};
         for (int i = part * 4; i < dims; i += 32) {
             float4 k = kv_load4<DTYPE>(key, i);
@@ -92,7 +108,7 @@ __device__ void split_scores(const sn_cuda_attention &a, const split_state &s, i
                 sums[h] += __shfl_xor_sync(FULL_WARP, sums[h], distance);
             if (part == 0 && j < n)
                 s.scores[h * SPLIT_KEYS + j] = alibi_score(softcapped(sums[h] * a.scale, a.softcap),
-                                                           s.slopes ? s.slopes + h : nullptr, first + j, row.position);
+                                                           s.slopes ? s.slopes + h : nullptr, first + j, own);
         }
     }
 }
@@ -120,9 +136,7 @@ __device__ void split_softmax(const split_state &s, int heads, int n) {
 }
 
 /* sums[h] = sums[h] * decay + exponentials . values. A thread computes four dimensions of a head. */
-template <int DTYPE>
-__device__ void split_values(const sn_cuda_attention &a, const split_state &s, int heads, sn_cuda_row row, int kv_head,
-                             int first, int n) {
+template <int DTYPE> __device__ void split_values(const sn_cuda_attention &a, const split_state &s, int heads, int n) {
     int quads = a.kv.padded_dim / 4;
     for (int item = threadIdx.x; item < heads * quads; item += THREADS) {
         int h = item / quads, i = item % quads * 4;
@@ -131,7 +145,7 @@ __device__ void split_values(const sn_cuda_attention &a, const split_state &s, i
         sum = make_float4(sum.x * rescale, sum.y * rescale, sum.z * rescale, sum.w * rescale);
 #pragma unroll 8
         for (int j = 0; j < n; j++) {
-            float4 v = kv_load4<DTYPE>(kv_at<DTYPE>(a.kv, row.first_page, first + j, kv_head, true), i);
+            float4 v = kv_load4<DTYPE>(value_of<DTYPE>(a.kv, s.keys[j]), i);
             float e = s.scores[h * SPLIT_KEYS + j];
             sum = make_float4(sum.x + e * v.x, sum.y + e * v.y, sum.z + e * v.z, sum.w + e * v.w);
         }
@@ -155,6 +169,7 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
     s.largest = s.scores + HEADS * SPLIT_KEYS;
     s.total = s.largest + HEADS;
     s.rescale = s.total + HEADS;
+    s.keys = reinterpret_cast<kv_row *>(s.rescale + HEADS);
     size_t q_row = (static_cast<size_t>(blockIdx.z) * a.n_heads + head) * a.kv.head_dim;
     for (int i = threadIdx.x; i < heads * dims; i += THREADS) {
         s.q[i] = i % dims < a.kv.head_dim ? a.q[q_row + i / dims * a.kv.head_dim + i % dims] : 0.0f;
@@ -171,11 +186,13 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
     int first = begin + static_cast<int>(blockIdx.x) * share, end = min(first + share, row.position + 1);
     for (int at = first; at < end; at += SPLIT_KEYS) {
         int n = min(SPLIT_KEYS, end - at);
-        split_scores<DTYPE>(a, s, heads, row, kv_head, at, n);
+        split_keys<DTYPE>(a, s, row, kv_head, at, n);
+        __syncthreads();
+        split_scores<DTYPE>(a, s, heads, row.position, at, n);
         __syncthreads();
         split_softmax(s, heads, n);
         __syncthreads();
-        split_values<DTYPE>(a, s, heads, row, kv_head, at, n);
+        split_values<DTYPE>(a, s, heads, n);
         __syncthreads();
     }
     for (int i = threadIdx.x; i < heads * dims; i += THREADS) {
@@ -319,7 +336,8 @@ template <int QUADS, int DTYPE> cudaError_t launch_tiles(cudaStream_t stream, co
 template <int DTYPE>
 cudaError_t launch_split(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits) {
     int group = a.n_heads / a.kv.n_kv_heads;
-    size_t shared = sizeof(float) * HEADS * (2 * static_cast<size_t>(a.kv.padded_dim) + SPLIT_KEYS + 3);
+    size_t shared = sizeof(float) * HEADS * (2 * static_cast<size_t>(a.kv.padded_dim) + SPLIT_KEYS + 3) +
+                    SPLIT_KEYS * sizeof(kv_row);
     dim3 grid(static_cast<unsigned int>(n_splits),
               static_cast<unsigned int>(a.kv.n_kv_heads * ((group + HEADS - 1) / HEADS)),
               static_cast<unsigned int>(n_rows));

@@ -227,7 +227,7 @@ def computing(url):
 
 def steady(url, expected, ready, killed):
     """An answer whose node is killed in the middle is the same."""
-    s = Stream(url, "/v1/completions", prompt="Once upon a time", max_tokens=60, temperature=0, ignore_eos=True)
+    s = Stream(url, "/v1/completions", prompt="Once upon a time", max_tokens=100, temperature=0, ignore_eos=True)
     text = ""
     for i, event in enumerate(s.events()):
         text += text_of(event)

@@ -73,10 +73,10 @@ wait_end small 60
 [ $rc = 0 ] || fail "after SIGTERM the server ended with exit code $rc"
 
 # -- a node is killed in the middle of an answer
-expected=$(generate --prompt "Once upon a time" --max-tokens 60 --ignore-eos)
+expected=$(generate --prompt "Once upon a time" --max-tokens 100 --ignore-eos)
 start_node b "$model" all --device cpu --join "${address[a]}"
 wait_ready b
-serve server --join "${address[a]}" --join "${address[b]}" --max-sessions 2
+serve server --join "${address[a]}" --join "${address[b]}" --max-sessions 2 --emulate-link 1gbit,5ms # the answer takes seconds
 client steady "$url" "$expected" "$scratch/begun" "$scratch/killed" &
 asking=$!
 wait_file begun

@@ -25,7 +25,7 @@ WITHOUT_ASAN=(
 )
 # The programs themselves run under sanitizers through these system tests: all messages, all kinds of failure, the files.
 WITH_ASAN=(chat failover chain flood protocol private_swarm adapter session_file audit status serve)
-WITH_TSAN=(chain failover adapter serve_at_once)
+WITH_TSAN=(chain failover adapter serve_at_once expert_group)
 
 [ $quick = no ] || export SN_TEST_PACKAGES=${SN_TEST_PACKAGES:-few}
 

@@ -20,8 +20,9 @@ export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1
 WITHOUT_ASAN=(
   # test_cpu_conformance runs the same kernels over awkward shapes
   test_bits test_train test_tiles test_golden test_cpu_device test_cpu_attention
-  # the emulations' kernels are compiled without sanitizers; test_cuda_device, test_xpu and test_emulated_devices run their hosts' side
-  test_cuda_conformance test_xpu_conformance test_xpu_validation test_emulated_head test_emulated_parts test_emulated_recurrent
+  # the emulations' kernels are compiled without sanitizers; test_cuda_device, test_xpu and test_emulated_memory run their hosts' side
+  test_cuda_conformance test_xpu_conformance test_xpu_validation
+  test_emulated_devices test_emulated_head test_emulated_parts test_emulated_recurrent
 )
 # The programs themselves run under sanitizers through these system tests: all messages, all kinds of failure, the files.
 WITH_ASAN=(chat failover chain flood protocol private_swarm adapter session_file audit status serve)

@@ -33,7 +33,7 @@ static void set_up(void) {
     printf("skipped: emulated devices need libze-dev, clang-15, llvm-spirv-15, spirv-tools, ocl-icd-opencl-dev\n");
     cr_skip_test();
 #endif
-    const sn_device_options options = {.threads = 2, .timeout_ms = 20000};
+    const sn_device_options options = {.threads = 2, .timeout_ms = 180000};
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &devices[CPU], &err));
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, &options, &devices[CUDA], &err));
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_XPU, 0}, &options, &devices[XPU], &err));
@@ -586,7 +586,7 @@ Test(emulated_devices, a_stalled_device_is_named_and_the_others_continue) {
         cr_expect_eq(sn_kv_cache_length(w.kv), 1, "a failed step extended the KV cache");
         cr_assert_eq(step_blocks(&w, 0, 4, 1, rows, out, &err), SN_STOP); /* its blocks stay unusable */
         cr_assert_eq(step_blocks(&w, 0, 2, 1, rows, out, &err), SN_OK);   /* blocks of other devices remain usable */
-        devices[cases[i].device]->timeout_ms = 20000;
+        devices[cases[i].device]->timeout_ms = 180000;
         if (cases[i].device == CUDA) cuda_stand_in_heal(); /* so that its memory can be freed */
 #ifdef SN_ZE_TEST_DRIVER
         else

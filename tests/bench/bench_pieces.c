@@ -4,6 +4,7 @@
  * Usage: bench_pieces BYTES SECONDS FILE...      the files of an --offload-dir */
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/text.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -47,28 +48,30 @@ static void *run(void *ctx) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4) return fprintf(stderr, "Usage: bench_pieces BYTES SECONDS FILE...\n"), 1;
+    int64_t piece, seconds;
+    if (argc < 4 || sn_parse_int(argv[1], 1, 1 << 30, &piece, NULL) || sn_parse_int(argv[2], 1, 3600, &seconds, NULL))
+        return fprintf(stderr, "Usage: bench_pieces BYTES SECONDS FILE...\n"), 1;
     int n = argc - 3, *files = calloc((size_t)n, sizeof *files);
     uint64_t *sizes = calloc((size_t)n, sizeof *sizes), bytes = 0;
     reader readers[THREADS];
     pthread_t threads[THREADS];
-    size_t piece = strtoull(argv[1], NULL, 10);
-    if (!files || !sizes || !piece) fail("arguments");
+    if (!files || !sizes) fail("calloc");
     for (int i = 0; i < n; i++) {
         struct stat st;
         int file = open(argv[3 + i], O_RDONLY | O_CLOEXEC);
-        if (file < 0 || fstat(file, &st) || (uint64_t)st.st_size < piece) fail(argv[3 + i]);
+        if (file < 0 || fstat(file, &st)) fail(argv[3 + i]);
+        if (st.st_size < piece) return fprintf(stderr, "bench_pieces: %s is smaller than a piece\n", argv[3 + i]), 1;
         sizes[i] = (uint64_t)st.st_size;
         if ((files[i] = sn_file_open_uncached(file)) < 0) fail("reads past the page cache");
     }
     int64_t began = sn_now_us();
     for (int t = 0; t < THREADS; t++) {
-        readers[t] = (reader){piece, began + atol(argv[2]) * 1000000, n, files, sizes, (unsigned)t + 1, 0};
+        readers[t] = (reader){(size_t)piece, began + seconds * 1000000, n, files, sizes, (unsigned)t + 1, 0};
         if (pthread_create(&threads[t], NULL, run, &readers[t])) fail("pthread_create");
     }
     for (int t = 0; t < THREADS; t++) pthread_join(threads[t], NULL), bytes += readers[t].bytes;
     double us = (double)(sn_now_us() - began);
-    printf("%.2f GB/s in pieces of %zu bytes by %d threads\n", (double)bytes / 1e3 / us, piece, THREADS);
+    printf("%.2f GB/s in pieces of %lld bytes by %d threads\n", (double)bytes / 1e3 / us, (long long)piece, THREADS);
     free(files), free(sizes);
     return 0;
 }

@@ -86,6 +86,28 @@ void recurrent_expect_rows(const recurrent_sessions *s, sn_kv_cache *kv, int unt
     cr_assert_eq(sn_kv_cache_length(kv), until);
 }
 
+void recurrent_expect_batches(const recurrent_sessions *s, int sessions, int steps, int rewound_to) {
+    enum { APART = 23 }; /* no multiple of a page */
+    float out[RECURRENT_SESSIONS_MAX][WIDTH];
+    sn_kv_cache *kv[RECURRENT_SESSIONS_MAX];
+    sn_tensor input = {.name = "rows", .data = s->inputs, .dtype = SN_F32, .rank = 2, .shape = {TOKENS, WIDTH}};
+    for (int i = 0; i < sessions; i++) {
+        kv[i] = recurrent_new_cache(s);
+        if (i) recurrent_expect_rows(s, kv[i], APART * i, APART);
+    }
+    for (int step = 0; step < steps; step++) {
+        sn_span_sequence parts[RECURRENT_SESSIONS_MAX];
+        if (step == steps / 2) sn_kv_cache_rewind(kv[sessions - 1], rewound_to);
+        for (int i = 0; i < sessions; i++) {
+            parts[i] = (sn_span_sequence){kv[i], &input, sn_kv_cache_length(kv[i]), 1, out[i]};
+            REQUIRE(sn_kv_cache_reserve(kv[i], 1, &err));
+        }
+        REQUIRE(sn_span_forward(s->span, 0, RECURRENT_BLOCKS, sessions, parts, NULL, &err));
+        for (int i = 0; i < sessions; i++) recurrent_check_rows(s, out[i], parts[i].first_row, 1);
+    }
+    for (int i = 0; i < sessions; i++) sn_kv_cache_free(&kv[i]);
+}
+
 void recurrent_other_rows(const recurrent_sessions *s, sn_kv_cache *kv, int n) {
     float out[TOKENS * WIDTH];
     recurrent_forward(s, kv, s->inputs + (TOKENS - n) * WIDTH, n, out);

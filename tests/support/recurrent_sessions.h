@@ -40,6 +40,10 @@ void recurrent_forward(const recurrent_sessions *s, sn_kv_cache *kv, const float
 void recurrent_check_rows(const recurrent_sessions *s, const float *out, int first, int n);
 /* Steps of `chunk` rows from the cache's end to `until`; every row must be as expected. */
 void recurrent_expect_rows(const recurrent_sessions *s, sn_kv_cache *kv, int until, int chunk);
+/* So many sessions of different lengths, at most RECURRENT_SESSIONS_MAX, decode `steps` rows each in common batches;
+ * half way the last one is rewound to `rewound_to`. Every row must be as expected. */
+enum { RECURRENT_SESSIONS_MAX = 8 };
+void recurrent_expect_batches(const recurrent_sessions *s, int sessions, int steps, int rewound_to);
 /* Rows that other inputs lead to: what a rejected draft leaves in a cache. */
 void recurrent_other_rows(const recurrent_sessions *s, sn_kv_cache *kv, int n);
 

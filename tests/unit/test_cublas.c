@@ -65,20 +65,17 @@ Test(cublas, what_is_named_is_used_or_nothing) {
     free(home);
 }
 
-Test(cublas, it_is_found_in_a_toolkit) {
+static void expect_found_below(const char *variable, const char *below) {
     char *home = temp_folder();
-    link_below(home, "lib64");
-    setenv("CUDA_HOME", home, 1);
+    link_below(home, below);
+    setenv(variable, home, 1);
     expect_found();
     remove_tree(home);
     free(home);
 }
 
+Test(cublas, it_is_found_in_a_toolkit) { expect_found_below("CUDA_HOME", "lib64"); }
+
 Test(cublas, it_is_found_among_pythons_packages) {
-    char *home = temp_folder();
-    link_below(home, "lib/python3.12/site-packages/nvidia/cu13/lib");
-    setenv("VIRTUAL_ENV", home, 1);
-    expect_found();
-    remove_tree(home);
-    free(home);
+    expect_found_below("VIRTUAL_ENV", "lib/python3.12/site-packages/nvidia/cu13/lib");
 }

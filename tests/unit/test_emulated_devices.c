@@ -12,6 +12,7 @@
 #include "blocks/train.h"
 #include "model/safetensors.h"
 #include "tests/support/cuda_stand_in/stand_in.h"
+#include "tests/support/emulated_memory.h"
 #include "tests/support/require.h"
 #include "tests/support/families.h"
 #include "tests/support/files.h"
@@ -598,25 +599,17 @@ Test(emulated_devices, a_stalled_device_is_named_and_the_others_continue) {
     tiny_model_remove(&path);
 }
 
-static size_t memory_used(void) {
-    size_t used = cuda_stand_in_used() + cuda_stand_in_pinned();
-#ifdef SN_ZE_TEST_DRIVER
-    used += ze_test_memory_used();
-#endif
-    return used;
-}
-
 Test(emulated_devices, memory_returns_after_a_thousand_loads_and_after_a_failure_at_every_step) {
     const char *map = "0:1=cuda:0,1:2=xpu:0,2:3=host,3:4=disk";
     char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_1});
     fixture w = fixture_open(path, map, "3:4"); /* whatever the devices allocate once and keep is allocated now */
     fixture_close(&w);
-    size_t before = memory_used();
+    size_t before = emulated_memory_used();
     for (int i = 0; i < 1000; i++) {
         w = fixture_open(path, map, i % 2 ? "3:4" : NULL);
         fixture_close(&w);
     }
-    cr_assert_eq(memory_used(), before);
+    cr_assert_eq(emulated_memory_used(), before);
     for (int device = CUDA; device <= XPU; device++) {
         int failures = 0;
         for (bool failed = true; failed; failures += failed) {
@@ -628,7 +621,7 @@ Test(emulated_devices, memory_returns_after_a_thousand_loads_and_after_a_failure
 #endif
             failed = fixture_try_open(&w, path, map, NULL, &err) != SN_OK;
             fixture_close(&w);
-            cr_assert_eq(memory_used(), before, "after allocation %d failed", failures + 1);
+            cr_assert_eq(emulated_memory_used(), before, "after allocation %d failed", failures + 1);
             cr_assert(failures < 100);
         }
         cr_expect(failures >= 2, "only %d allocations could fail", failures);

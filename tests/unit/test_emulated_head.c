@@ -10,6 +10,7 @@
 #include "model/safetensors.h"
 #include "tests/support/api_fixture.h"
 #include "tests/support/cuda_stand_in/stand_in.h"
+#include "tests/support/emulated_memory.h"
 #include "tests/support/families.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
@@ -244,21 +245,13 @@ Test(emulated_head, a_device_holds_one_matrix) {
     }
 }
 
-static size_t memory_used(void) {
-    size_t used = cuda_stand_in_used() + cuda_stand_in_pinned();
-#ifdef SN_ZE_TEST_DRIVER
-    used += ze_test_memory_used();
-#endif
-    return used;
-}
-
 Test(emulated_head, memory_returns_after_a_failure_at_every_allocation) {
     sn_model *model = open_model(SN_FIXTURES "/golden/bloom");
     for (int d = CUDA; d <= XPU; d++) {
         sn_lm_head *head = NULL;
         REQUIRE(sn_lm_head_load(model, devices[d], &head, &err)); /* what the device keeps is allocated now */
         sn_lm_head_free(&head);
-        const size_t before = memory_used();
+        const size_t before = emulated_memory_used();
         int failures = 0;
         for (bool failed = true; failed; failures += failed) {
             sn_err why;
@@ -269,7 +262,7 @@ Test(emulated_head, memory_returns_after_a_failure_at_every_allocation) {
 #endif
             failed = sn_lm_head_load(model, devices[d], &head, &why) != SN_OK;
             sn_lm_head_free(&head);
-            cr_assert_eq(memory_used(), before, "%s: after allocation %d failed", NAMES[d], failures + 1);
+            cr_assert_eq(emulated_memory_used(), before, "%s: after allocation %d failed", NAMES[d], failures + 1);
             cr_assert(failures < 50);
         }
         cr_expect(failures >= 4, "%s: only %d allocations could fail", NAMES[d], failures);

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "net/directory.h"
 #include "tests/support/cuda_stand_in/stand_in.h"
+#include "tests/support/emulated_memory.h"
 #include "tests/support/node_client.h"
 #include "tests/support/require.h"
 
@@ -33,14 +34,6 @@ static void heal(void) {
     cuda_stand_in_heal();
 }
 
-static size_t memory_used(void) {
-#ifdef SN_ZE_TEST_DRIVER
-    return cuda_stand_in_used() + ze_test_memory_used();
-#else
-    return cuda_stand_in_used();
-#endif
-}
-
 typedef struct fixture {
     testbed *w;
     node_client *client;
@@ -61,7 +54,7 @@ static fixture fixture_begin(int end) {
 static void fixture_end(fixture *f) {
     node_client_free(&f->client);
     testbed_free(&f->w);
-    cr_expect_eq(memory_used(), 0, "memory of the lost device is still held");
+    cr_expect_eq(emulated_memory_used(), 0, "memory of the lost device is still held");
 }
 
 /* What the node says of itself now. */

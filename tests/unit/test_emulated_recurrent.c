@@ -85,29 +85,10 @@ Test(emulated_recurrent, a_session_that_was_swapped_out_goes_on) {
 
 /* Rows of a decode step that is recorded, where the device records. */
 Test(emulated_recurrent, sessions_of_one_batch_keep_their_states_apart) {
-    enum { SESSIONS = 3 };
     for (int d = 0; d < DEVICES; d++) {
         recurrent_sessions s = begin(d);
-        float out[SESSIONS][RECURRENT_WIDTH];
-        sn_kv_cache *kv[SESSIONS];
-        sn_tensor input = {
-            .name = "rows", .data = s.inputs, .dtype = SN_F32, .rank = 2, .shape = {RECURRENT_TOKENS, RECURRENT_WIDTH}};
-        for (int i = 0; i < SESSIONS; i++) {
-            kv[i] = recurrent_new_cache(&s);
-            if (i) recurrent_expect_rows(&s, kv[i], 23 * i, 23);
-        }
-        for (int step = 0; step < 12; step++) {
-            sn_span_sequence parts[SESSIONS];
-            if (step == 6) sn_kv_cache_rewind(kv[2], 20);
-            for (int i = 0; i < SESSIONS; i++) {
-                parts[i] = (sn_span_sequence){kv[i], &input, sn_kv_cache_length(kv[i]), 1, out[i]};
-                REQUIRE(sn_kv_cache_reserve(kv[i], 1, &err));
-            }
-            REQUIRE(sn_span_forward(s.span, 0, RECURRENT_BLOCKS, SESSIONS, parts, NULL, &err));
-            for (int i = 0; i < SESSIONS; i++) recurrent_check_rows(&s, out[i], parts[i].first_row, 1);
-        }
+        recurrent_expect_batches(&s, 3, 12, 20);
         if (ids[d].kind == SN_DEVICE_CUDA) cr_expect_geq(s.device->graphs_captured, 1);
-        for (int i = 0; i < SESSIONS; i++) sn_kv_cache_free(&kv[i]);
         recurrent_end(&s);
     }
 }

@@ -333,6 +333,22 @@ Test(expert_slots, an_expert_that_is_read_once_more_is_checked_once_more) {
     one_block_close(&b);
 }
 
+Test(expert_slots, a_disk_that_fails_is_told_apart_from_an_expert_that_was_changed) {
+    one_block b;
+    sn_err why = {0};
+    one_block_open(&b);
+    block_to_disk(&b);
+    int file = b.rest.file;
+    b.rest.file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* what cannot be read */
+    REQUIRE(sn_expert_slots_begin(b.slots, 1, (int32_t[]){1}, &err));
+    cr_expect_eq(sn_expert_slots_next(b.slots, 1, (int32_t[]){1}, (int32_t[1]){0}, &(bool){0}, &why), SN_STOP);
+    cr_expect(strstr(why.text, "expert 1 cannot be read from the offload folder: Is a directory"), "%s", why.text);
+    close(b.rest.file);
+    b.rest.file = file;
+    expect_pass(&b, 1, (int32_t[]){1}); /* the disk works again */
+    one_block_close(&b);
+}
+
 Test(expert_slots, staging_memory_that_an_ended_pass_left_taken_serves_other_blocks) {
     one_block b;
     sn_expert_slots *other = NULL;

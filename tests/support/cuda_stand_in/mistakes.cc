@@ -19,7 +19,7 @@ __device__ void barrier_unless(bool mistake) {
 }
 
 __global__ void alignment(float *memory, float *, bool make) {
-    const float4 *at = reinterpret_cast<const float4 *>(memory + (make ? 1 : 4));
+    const float4 *at = reinterpret_cast<const float4 *>(memory + (make ? 2 : 4));
     float4 x = *at;
     if (threadIdx.x == 0) memory[0] = x.x + x.y + x.z + x.w;
 }

@@ -1,7 +1,9 @@
 /* What emulated kernels touch. The kernels are compiled with the instrumentation of ThreadSanitizer
  * (-fsanitize=thread), whose calls before each load and store end here instead of in its library. Each access must be
  *
- * - aligned to its size, as the GPU demands of 2, 4, 8 and 16 bytes (vectors say so themselves: threads.h);
+ * - aligned to its size, as the GPU demands of 2, 4 and 8 bytes, and of the vectors of 16 (they say so themselves:
+ *   threads.h. Another access of 16 bytes is a copy of a structure, which the GPU splits by the alignment of its
+ * fields);
  * - inside one allocation of the device, inside the shared memory that the launch asked for, in a shared array
  *   (__shared__: a static variable here), or on the thread's stack;
  * - in shared memory: ordered, by a barrier of the block or of the warp, behind what another thread has written there,
@@ -122,7 +124,8 @@ static void watch(const void *address, size_t bytes, bool is_write, bool aligned
     const struct range own = {(const char *)&cuda_position, (const char *)(&cuda_position + 1)};
     const char *at = address;
     if (!watching || lies_in(own, at)) return;
-    if (aligned && (uintptr_t)at % bytes) fail_access(at, bytes, is_write, "is not aligned to its size");
+    if (aligned && (uintptr_t)at % (bytes < 8 ? bytes : 8))
+        fail_access(at, bytes, is_write, "is not aligned to its size");
     cell *cells = cells_of(at, bytes, is_write);
     if (!cells && !may_touch(at, bytes, is_write))
         fail_access(at, bytes, is_write, "is outside of the allocations of its device");

@@ -1,3 +1,7 @@
+/* A reading goes through the directory once for each rank of holders, so that those that have computed for this node
+ * get their places before those that only say that they would. What was seen of a holder goes over to the new reading.
+ * Then the experts are counted that neither this node nor a holder that is counted on has. Choosing reads the holders
+ * only: the fastest of those with the expert, and when none has room, the time at which one has. */
 #include "node/protocol/expert_group.h"
 
 #include <stdio.h>
@@ -161,15 +165,27 @@ void sn_expert_group_read(sn_expert_group *group, const sn_expert_group_query *q
 
 /* -- choosing ------------------------------------------------------------------------------------------------------ */
 
+static bool holder_is_asked_for(const sn_expert_holder *h, int block, int expert) {
+    return expert >= h->first && expert < h->end && holder_has_block(h, block) && h->proven && !h->failed_sequence;
+}
+
 sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int expert, int64_t now_us) {
     sn_expert_holder *best = NULL;
     for (size_t i = 0; i < group->n; i++) {
         sn_expert_holder *h = &group->holders[i];
-        if (expert < h->first || expert >= h->end || !holder_has_block(h, block)) continue;
-        if (!h->proven || h->failed_sequence || h->busy_until_us > now_us) continue;
+        if (!holder_is_asked_for(h, block, expert) || h->busy_until_us > now_us) continue;
         if (!best || h->pair_us < best->pair_us) best = h;
     }
     return best;
+}
+
+int64_t sn_expert_group_room_us(const sn_expert_group *group, int block, int expert) {
+    int64_t first_us = INT64_MAX;
+    for (size_t i = 0; i < group->n; i++) {
+        const sn_expert_holder *h = &group->holders[i];
+        if (holder_is_asked_for(h, block, expert) && h->busy_until_us < first_us) first_us = h->busy_until_us;
+    }
+    return first_us;
 }
 
 sn_expert_holder *sn_expert_group_find(sn_expert_group *group, const uint8_t node[SN_KEY_SIZE]) {

@@ -57,6 +57,8 @@ void sn_expert_group_read(sn_expert_group *group, const sn_expert_group_query *q
 /* The holder of an expert of the block that has answered fastest, of those that have not failed; one that was not asked
  * yet comes first. NULL: none. `block`: counted from the first of the span. */
 sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int expert, int64_t now_us);
+/* When the first of the holders of an expert that have no room is asked again; INT64_MAX: none has it. */
+int64_t sn_expert_group_room_us(const sn_expert_group *group, int block, int expert);
 /* The holder with this id; NULL: none. */
 sn_expert_holder *sn_expert_group_find(sn_expert_group *group, const uint8_t node[SN_KEY_SIZE]);
 /* It has not answered as it should: others are preferred for minutes. */

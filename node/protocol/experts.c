@@ -6,8 +6,9 @@
  * Asking: the device thread hands over a round (node/engine/expert_rounds.h) and waits. Its pairs are shared out among
  * holders, one EXPERTS each, and every answer is copied to its places. A holder that refuses, is lost, is late or
  * answers with anything but the tensor that was asked for is dropped for a while (sn_expert_holder_failed), and the
- * pairs that it had are shared out anew; without a holder the round has failed, and with it the steps of its batch,
- * which clients then take elsewhere. There is one round at a time, because the device thread waits for it.
+ * pairs that it had are shared out anew. Where no holder has room, pairs wait for one as long as the round may last;
+ * without a holder the round has failed, and with it the steps of its batch, which clients then take elsewhere. There
+ * is one round at a time, because the device thread waits for it.
  *
  * Answering: an EXPERTS is checked in full here, and becomes a job that passes the scheduler by and is computed in
  * parts (node/engine/engine.c). A peer has few of them
@@ -132,26 +133,37 @@ static size_t ask_pairs_max(const sn_expert_round *round) {
 
 /* The ask of this holder that still takes pairs, or a new one; -1: there are too many. */
 static int ask_for(sn_expert_work *x, const sn_expert_holder *holder, size_t pairs_max) {
+    int at = x->n_asks;
     for (int i = 0; i < x->n_asks; i++) {
         const sn_expert_ask *ask = &x->asks[i];
-        if (!ask->peer && ask->n_pairs < pairs_max && !memcmp(ask->holder, holder->node, SN_KEY_SIZE)) return i;
+        if (ask->peer) continue;
+        if (!ask->n_pairs)
+            at = i; /* it is over */
+        else if (ask->n_pairs < pairs_max && !memcmp(ask->holder, holder->node, SN_KEY_SIZE))
+            return i;
     }
-    if (x->n_asks == SN_EXPERT_ASKS_MAX) return -1;
-    sn_expert_ask *ask = &x->asks[x->n_asks];
-    *ask = (sn_expert_ask){0};
-    memcpy(ask->holder, holder->node, SN_KEY_SIZE);
-    return x->n_asks++;
+    if (at == SN_EXPERT_ASKS_MAX) return -1;
+    if (at == x->n_asks) x->n_asks++;
+    x->asks[at] = (sn_expert_ask){0};
+    memcpy(x->asks[at].holder, holder->node, SN_KEY_SIZE);
+    return at;
 }
 
-/* Gives every open pair to a holder. */
+/* Gives every open pair to a holder, but those that wait until one has room. */
 static sn_status round_share_out(sn_protocol *protocol, int64_t now_us) {
     sn_expert_work *x = &protocol->experts;
     sn_expert_round *round = x->round;
     int block = round->block - protocol->setup.span.first;
+    x->room_us = INT64_MAX;
     for (size_t i = 0; i < round->n_pairs; i++) {
         if (x->asked_of[i] != PAIR_OPEN) continue;
         int expert = (int)round->pairs[i].expert;
         const sn_expert_holder *holder = sn_expert_group_choose(&x->group, block, expert, now_us);
+        int64_t room_us = holder ? INT64_MAX : sn_expert_group_room_us(&x->group, block, expert);
+        if (!holder && room_us < round->until_us) {
+            x->room_us = room_us < x->room_us ? room_us : x->room_us;
+            continue;
+        }
         if (!holder)
             return sn_fail(&round->err, SN_RETRY, "no node answers for expert %d of block %d: use another node", expert,
                            round->block);
@@ -367,6 +379,7 @@ static int64_t round_tick(sn_protocol *protocol, int64_t now_us) {
         ask_failed(protocol, i, now_us, "it has not answered in time");
         any = true;
     }
+    any = any || (x->round && now_us >= x->room_us);
     if (any && now_us >= x->round->until_us) {
         (void)sn_fail(&x->round->err, SN_RETRY, "no answer came in time for experts of block %d: use another node",
                       x->round->block);
@@ -374,7 +387,7 @@ static int64_t round_tick(sn_protocol *protocol, int64_t now_us) {
     } else if (any) {
         round_continue(protocol, now_us);
     }
-    int64_t next_us = INT64_MAX;
+    int64_t next_us = x->round ? x->room_us : INT64_MAX;
     for (int i = 0; i < x->n_asks; i++)
         if (x->asks[i].peer && x->asks[i].until_us < next_us) next_us = x->asks[i].until_us;
     return next_us;

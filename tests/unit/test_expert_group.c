@@ -198,6 +198,7 @@ Test(expert_group, a_holder_that_failed_is_neither_asked_nor_counted_on_for_a_wh
     group_read(); /* one without room is counted on */
     cr_expect(group.complete);
     cr_expect_str_eq(chosen(1, 3), "none");
+    cr_expect_eq(sn_expert_group_room_us(&group, 1, 3), NOW_US + 10);
 }
 
 Test(expert_group, a_holder_that_refused_is_not_counted_on_however_often_it_announces_itself) {

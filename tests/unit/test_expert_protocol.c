@@ -325,6 +325,43 @@ Test(expert_protocol, a_holder_that_is_late_is_replaced) { expect_other_holder(f
 Test(expert_protocol, a_holder_that_refuses_is_replaced) { expect_other_holder(fail_by_refusal); }
 Test(expert_protocol, a_holder_without_room_is_replaced) { expect_other_holder(fail_for_want_of_room); }
 
+Test(expert_protocol, pairs_wait_for_room_when_no_holder_has_any) {
+    sn_msg *request[2];
+    sn_peer peer[2];
+    announce(0, SN_NODE_JOINING, 3, 6);
+    announce(1, SN_NODE_JOINING, 6, 8);
+    sn_expert_round *round = new_round();
+    round->until_us = now + 40 * SECOND;
+    sn_protocol_ask_experts(protocol, round, now);
+    for (int i = 0; i < 70; i++) { /* 140 asks: a round has 128 at once */
+        for (int h = 0; h < 2; h++) cr_assert(request[h] = receive(&holders[h], SN_MSG_EXPERTS, &peer[h]));
+        for (int h = 0; h < 2; h++) fail_for_want_of_room(h, peer[h], request[h]);
+        cr_assert_null(answered, "%s", answered->err.text);
+        for (int h = 0; h < 2; h++) sn_msg_free(&request[h]);
+        cr_expect_eq(asked(&request[0], &peer[0]), -1, "they are left in peace for a while");
+        pass(SECOND / 2);
+    }
+    for (int h = 0; h < 2; h++) {
+        cr_assert(request[h] = receive(&holders[h], SN_MSG_EXPERTS, &peer[h]));
+        reply(h, peer[h], request[h], request[h]->experts.n_pairs, EMBD);
+        sn_msg_free(&request[h]);
+    }
+    expect_right_answer();
+}
+
+Test(expert_protocol, a_round_does_not_wait_for_room_that_comes_after_its_end) {
+    sn_msg *request = NULL;
+    sn_peer peer;
+    announce(0, SN_NODE_JOINING, 3, 8);
+    sn_expert_round *round = new_round();
+    round->until_us = now + SECOND / 4;
+    sn_protocol_ask_experts(protocol, round, now);
+    cr_assert_eq(asked(&request, &peer), 0);
+    fail_for_want_of_room(0, peer, request);
+    expect_failed("no node answers for expert 3 of block 1");
+    sn_msg_free(&request);
+}
+
 Test(expert_protocol, an_answer_that_comes_too_late_or_from_another_node_is_ignored) {
     sn_msg *request = NULL, *again = NULL;
     sn_peer late, peer;

@@ -12,17 +12,20 @@ enum { THREADS_MAX = 1024, STACK = 64 << 10, WARP = 32 };
 
 typedef enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE } state;
 
+typedef enum meeting { BARRIER, SHUFFLE, GATHERING } meeting;
+
 typedef struct fiber {
     void *stack; /* its stack pointer while it is suspended */
     state state;
-    bool meets; /* it waits at a barrier of the warp, not at a shuffle */
+    meeting meeting; /* what it waits at with its warp */
     unsigned exchanges;
-    uint32_t given[2]; /* value given to this exchange and to the one before */
 } fiber;
 
 struct cuda_position cuda_position;
 
 static fiber *fibers;
+/* Words given to this exchange of a warp and to the one before. */
+static uint32_t given[THREADS_MAX / WARP][2][WARP][CUDA_WORDS];
 static char *stacks;
 static void *scheduler; /* stack pointer of run_threads while a fiber runs */
 static unsigned char shared[CUDA_SHARED_MAX] __attribute__((aligned(16)));
@@ -97,36 +100,48 @@ static void make_fibers(void) {
 
 void cuda_threads_barrier(void) { switch_out(AT_BARRIER); }
 
-void cuda_threads_warp_barrier(void) {
-    fibers[now].meets = true;
+static void meet_warp(meeting what) {
+    fibers[now].meeting = what;
     switch_out(AT_EXCHANGE);
 }
 
-/* Two slots for values: no thread reaches the exchange after the next before all threads have read this one. */
-uint32_t cuda_threads_exchange(uint32_t bits, int distance) {
-    unsigned me = now, place = fibers[me].exchanges++ % 2, other = me ^ (unsigned)distance;
-    fibers[me].given[place] = bits;
-    switch_out(AT_EXCHANGE);
-    if (other / WARP != me / WARP || other >= n_threads) cuda_threads_fail("a shuffle reaches out of its warp");
-    return fibers[other].given[place];
+void cuda_threads_warp_barrier(void) { meet_warp(BARRIER); }
+
+/* Two places for words: no thread reaches the exchange after the next before all threads have read this one. */
+static cuda_words give_words(const uint32_t *words, int n, meeting what) {
+    unsigned me = now, place = fibers[me].exchanges++ % 2;
+    memcpy(given[me / WARP][place][me % WARP], words, (size_t)n * sizeof *words);
+    meet_warp(what);
+    return (cuda_words)given[me / WARP][place];
 }
+
+cuda_words cuda_threads_gather(const uint32_t *words, int n) {
+    if (n_threads % WARP) cuda_threads_fail("a product of matrices needs whole warps");
+    return give_words(words, n, GATHERING);
+}
+
+uint32_t cuda_threads_exchange(uint32_t bits, int distance) {
+    unsigned me = now, other = me ^ (unsigned)distance;
+    cuda_words all = give_words(&bits, 1, SHUFFLE);
+    if (other / WARP != me / WARP || other >= n_threads) cuda_threads_fail("a shuffle reaches out of its warp");
+    return all[other % WARP][0];
+}
+
+uint64_t cuda_threads_block(void) { return n_blocks_run; }
 
 /* Releases the lanes of a warp if all of them have reached an exchange. True if it did. */
 static bool release_warp(unsigned first) {
-    unsigned end = first + WARP < n_threads ? first + WARP : n_threads, waiting = 0, gone = 0, meeting = 0;
+    unsigned end = first + WARP < n_threads ? first + WARP : n_threads, waiting = 0, gone = 0, alike = 0;
     for (unsigned i = first; i < end; i++) {
-        meeting += fibers[i].state == AT_EXCHANGE && fibers[i].meets;
+        alike += fibers[i].state == AT_EXCHANGE && fibers[i].meeting == fibers[first].meeting;
         waiting += fibers[i].state == AT_EXCHANGE;
         gone += fibers[i].state == DONE;
     }
     if (waiting && gone) cuda_threads_fail("a shuffle waits for lanes that have ended");
     if (waiting < end - first) return false;
-    if (meeting && meeting < waiting) cuda_threads_fail("a warp's lanes wait at a shuffle and at a barrier");
-    if (meeting) cuda_watch_warp(first / WARP);
-    for (unsigned i = first; i < end; i++) {
-        fibers[i].state = READY;
-        fibers[i].meets = false;
-    }
+    if (alike < waiting) cuda_threads_fail("a warp's lanes wait at different barriers, shuffles or products");
+    if (fibers[first].meeting == BARRIER) cuda_watch_warp(first / WARP);
+    for (unsigned i = first; i < end; i++) fibers[i].state = READY;
     return true;
 }
 

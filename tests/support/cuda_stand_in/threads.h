@@ -30,6 +30,12 @@ void cuda_threads_barrier(void);
 void cuda_threads_warp_barrier(void);
 /* All lanes of the warp meet; returns the value of lane (own ^ distance). */
 uint32_t cuda_threads_exchange(uint32_t bits, int distance);
+/* All lanes of the warp meet, each with up to CUDA_WORDS words: those of all lanes, until the lane meets the next ones
+ * twice. */
+enum { CUDA_WORDS = 6 };
+typedef const uint32_t (*cuda_words)[CUDA_WORDS];
+cuda_words cuda_threads_gather(const uint32_t *words, int n);
+uint64_t cuda_threads_block(void);   /* the number of blocks that have begun */
 uint16_t cuda_threads_half(float x); /* IEEE half precision, rounded to nearest even */
 void cuda_threads_fail(const char *sentence) __attribute__((noreturn));
 

@@ -1,0 +1,68 @@
+/* What a warp does with tensor cores: products of small matrices, loads of their factors from shared memory, and copies
+ * to shared memory that go on while the warp computes. PTX of sm_80 and newer. All lanes of a warp call the products
+ * and the loads together.
+ *
+ * Where elements lie (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"), with r = lane / 4 and
+ * c = lane % 4; a word has two elements of 16 bits, the first one in the low half:
+ *   a (16, 16): word 0 has (r, 2 c) and (r, 2 c + 1); word 1 of row r + 8; words 2 and 3 the same of columns from 8 on
+ *   b (16, 8):  word 0 has (2 c, r) and (2 c + 1, r); word 1 of rows from 8 on
+ *   d (16, 8):  0 and 1 are (r, 2 c) and (r, 2 c + 1); 2 and 3 of row r + 8
+ *
+ * The tests bring their own functions of these names (<cuda_fp16.h> of tests/support/cuda_stand_in). */
+#ifndef SN_DEVICE_CUDA_MMA_CUH
+#define SN_DEVICE_CUDA_MMA_CUH
+
+#include <cuda_fp16.h>
+
+#ifndef SN_MMA_EMULATED
+namespace {
+
+#define SN_MMA(type, d, a, b)                                                                                          \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "   \
+        "{%0, %1, %2, %3};"                                                                                            \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+
+/* d += a . b, with sums in float32. */
+__device__ inline void mma_bf16(float d[4], const unsigned int a[4], const unsigned int b[2]) {
+    SN_MMA("bf16", d, a, b);
+}
+__device__ inline void mma_f16(float d[4], const unsigned int a[4], const unsigned int b[2]) { SN_MMA("f16", d, a, b); }
+#undef SN_MMA
+
+__device__ inline unsigned int shared_address(const void *at) {
+    return static_cast<unsigned int>(__cvta_generic_to_shared(at));
+}
+
+/* Loads four matrices of (8, 8) elements of 16 bits from shared memory: `row`, of lane 8 i + r, is where row r of
+ * matrix i lies, 16 bytes aligned to 16. Word i has the elements (lane / 4, 2 (lane % 4)) and the next one of matrix i;
+ * of the transposed matrix in load_transposed. */
+__device__ inline void load_matrices(unsigned int words[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+__device__ inline void load_transposed(unsigned int words[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+/* Begins to copy 16 bytes to shared memory, both aligned to 16; unless `inside`, writes zeros and reads nothing. A
+ * thread's copies since its last copies_end_group are a group. */
+__device__ inline void copy_begin(void *shared, const void *global, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                 "l"(__cvta_generic_to_global(global)), "r"(inside ? 16 : 0)
+                 : "memory");
+}
+__device__ inline void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* Waits for this thread's groups but the last LEFT; other threads see them behind the next barrier. */
+template <int LEFT> __device__ inline void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+} // namespace
+#endif
+#endif

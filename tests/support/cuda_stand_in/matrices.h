@@ -1,0 +1,28 @@
+/* A kernel of device/cuda/mma.cuh alone, for the tests of it. */
+#ifndef SN_TESTS_CUDA_STAND_IN_MATRICES_H
+#define SN_TESTS_CUDA_STAND_IN_MATRICES_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cuda_matrices {
+    bool halves;       /* or bfloat16 */
+    bool transposed;   /* b is (16, 8) in memory, not (8, 16) */
+    int waits_for;     /* copies of the factors: 2 (all), 1 (those of a) */
+    const uint16_t *a; /* (16, 16) */
+    const uint16_t *b;
+    float *d; /* (16, 8) = d + a . b */
+} cuda_matrices;
+
+/* By `blocks` blocks of one warp, each with the matrices that follow those of the block before. */
+cudaError_t cuda_matrices_launch(cudaStream_t stream, int blocks, const cuda_matrices *m);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -37,6 +37,9 @@ static void print_stats(const sim_stats *f, uint64_t seeds) {
                   {"rebalanced", f->rebalances},
                   {"refused by quotas", f->quota_refusals},
                   {"excused", f->excused},
+                  {"rounds of experts", f->rounds},
+                  {"failed rounds", f->rounds_failed},
+                  {"holders dropped", f->holders_dropped},
                   {"events", f->events}};
     printf("%llu seeds, %.1f h of virtual time", (unsigned long long)seeds, (double)f->virtual_us / 3.6e9);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
@@ -103,7 +106,8 @@ static int run_many(uint64_t from, uint64_t n, uint64_t jobs) {
 }
 
 static sim_theme theme_of(const char *name) {
-    static const char *const themes[] = {"drawn", "replicas", "prefixes", "sparse", "garbled", "training", "recurrent"};
+    static const char *const themes[] = {"drawn",   "replicas", "prefixes",  "sparse",
+                                         "garbled", "training", "recurrent", "experts"};
     for (int i = 0; i < (int)(sizeof themes / sizeof *themes); i++)
         if (!strcmp(name, themes[i])) return (sim_theme)i;
     fprintf(stderr, "there is no theme '%s'\n", name);

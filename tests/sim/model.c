@@ -7,13 +7,13 @@
 
 #include <string.h>
 
-enum { KINDS = 2 };
-static int kind; /* 1: recurrent */
+enum { KINDS = SIM_MIXTURE + 1 };
+static sim_model_kind kind;
 static sim_model *models[KINDS];
 static sim_text *texts[KINDS][SIM_PROMPTS][SIM_ADAPTERS + 1];
 static sim_adapter adapters[SIM_ADAPTERS];
 
-void sim_model_use(bool recurrent) { kind = recurrent; }
+void sim_model_use(sim_model_kind present) { kind = present; }
 
 sim_model *sim_model_get(void) {
     if (models[kind]) return models[kind];
@@ -26,7 +26,8 @@ sim_model *sim_model_get(void) {
                                                             .n_ff = 32,
                                                             .n_vocab = SIM_VOCAB,
                                                             .n_ctx = SIM_CONTEXT,
-                                                            .recurrent = kind});
+                                                            .n_experts = kind == SIM_MIXTURE ? SIM_MIXTURE_EXPERTS : 0,
+                                                            .recurrent = kind == SIM_STATES});
     sn_device_options options = {.threads = 1};
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &the_model->device, &err));
     REQUIRE(sn_model_open(the_model->path, &the_model->model, &err));

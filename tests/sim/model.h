@@ -1,4 +1,4 @@
-/* What every simulated swarm serves: a tiny model, one of two kinds, its spans, and the texts that it writes
+/* What every simulated swarm serves: a tiny model, one of three kinds, its spans, and the texts that it writes
  * undisturbed. Each is made once per process; weights are immutable, so that all swarms and nodes share them. */
 #ifndef SN_TESTS_SIM_MODEL_H
 #define SN_TESTS_SIM_MODEL_H
@@ -18,8 +18,15 @@ typedef struct sim_model {
     sn_span *spans[SIM_BLOCKS][SIM_BLOCKS + 1]; /* [first][end], loaded when first requested */
 } sim_model;
 
-/* From here on the model is one whose blocks 0 and 2 hold recurrent states, or the usual one. */
-void sim_model_use(bool recurrent);
+typedef enum sim_model_kind {
+    SIM_USUAL,
+    SIM_STATES,  /* blocks 0 and 2 hold recurrent states */
+    SIM_MIXTURE, /* every block is a mixture of SIM_MIXTURE_EXPERTS experts, of which a token takes 2 */
+} sim_model_kind;
+enum { SIM_MIXTURE_EXPERTS = 6 };
+
+/* From here on the model is of this kind. */
+void sim_model_use(sim_model_kind kind);
 sim_model *sim_model_get(void);
 void sim_model_free(void);
 sn_span *sim_model_span(int first, int end);

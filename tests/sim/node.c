@@ -1,6 +1,6 @@
 /* A simulated node: the real protocol and the real scheduler, without threads.
  *
- * How it works: poll_node does what the loop of node/node.c does between two waits (tick the protocol, apply its
+ * How it works: sim_node_poll does what the loop of node/node.c does between two waits (tick the protocol, apply its
  * decisions about blocks, leave when drained); poll_engine does what the engine's thread does
  * (node/engine/engine.c): it runs the scheduler, and the result takes effect batch_us later, in engine_done. Both
  * are events that schedule their successors. Each program and each set of loaded blocks has a number, its
@@ -16,14 +16,12 @@
 
 enum { SWAP_US = 200, KV_POLL_US = 20000, LAST_STEPS_US = 4 * SECOND_US, FLUSH_US = 50000 };
 
-static void poll_node(sim_node *node);
-
 static sim_node *node_of_program(swarm *s, uint64_t which) {
     for (int i = 0; i < s->n_nodes; i++)
         if (s->nodes[i].incarnation == which) return &s->nodes[i];
     return NULL;
 }
-static sim_node *node_of_engine(swarm *s, uint64_t which) {
+sim_node *sim_node_of_engine(swarm *s, uint64_t which) {
     for (int i = 0; i < s->n_nodes; i++)
         if (s->nodes[i].engine == which) return &s->nodes[i];
     return NULL;
@@ -54,6 +52,10 @@ static void schedule_engine(sim_node *node, int64_t delay_us) {
 static bool submit_job(void *ctx, sn_job *job) {
     sim_node *node = ctx;
     if (!node->engine || node->jobs == 2 * node->sessions_max) return false;
+    if (job->kind == SN_JOB_EXPERTS) {
+        sim_part_submit(node, job);
+        return true;
+    }
     node->jobs++;
     sn_scheduler_add(node->scheduler, job);
     schedule_engine(node, 50);
@@ -100,7 +102,7 @@ static void flip_bit(sim_node *node, sn_job *job) {
 /* The time of the forward pass is over: the protocol receives the finished jobs. */
 static void engine_done(void *owner, void *what, uint64_t which, bool ending) {
     sn_job *job = what;
-    sim_node *node = ending ? NULL : node_of_engine(owner, which);
+    sim_node *node = ending ? NULL : sim_node_of_engine(owner, which);
     if (!node) {
         free_jobs(job);
         return;
@@ -116,26 +118,34 @@ static void engine_done(void *owner, void *what, uint64_t which, bool ending) {
     }
     engine_continue(node);
     leave_actor(node, previous);
-    poll_node(node);
+    sim_node_poll(node);
 }
 
 static void poll_engine(void *owner, void *what, uint64_t which, bool ending) {
     (void)what;
-    sim_node *node = ending ? NULL : node_of_engine(owner, which >> 32);
+    sim_node *node = ending ? NULL : sim_node_of_engine(owner, which >> 32);
     if (!node || (uint32_t)node->engine_polls != (uint32_t)which) return;
     if (postpone_if_stalled(node, poll_engine, NULL, which)) return;
+    node->engine_us = INT64_MAX;
+    node->working = true;
     sim_actor *previous = enter_actor(node);
-    uint64_t forward_passes = sn_scheduler_forward_passes(node->scheduler);
+    if (node->part)
+        sim_part_run_pass(node);
+    else
+        sim_node_run_pass(node);
+    leave_actor(node, previous);
+}
+
+void sim_node_run_pass(sim_node *node) {
+    uint64_t engine = node->engine, forward_passes = sn_scheduler_forward_passes(node->scheduler);
     sn_job *done = sn_scheduler_run(node->scheduler, sn_now_us());
     bool computed = sn_scheduler_forward_passes(node->scheduler) > forward_passes;
     int64_t took = computed ? node->batch_us : 20;
-    node->engine_us = INT64_MAX;
     node->working = done || computed;
     if (node->working)
-        sim_schedule(node->swarm->time, sim_now(node->swarm->time) + took, engine_done, done, node->engine);
+        sim_schedule(node->swarm->time, sim_now(node->swarm->time) + took, engine_done, done, engine);
     else
         engine_continue(node);
-    leave_actor(node, previous);
 }
 
 /* -- the network thread */
@@ -159,6 +169,10 @@ static void end_program(sim_node *node) {
     sn_node_stats stats;
     sn_protocol_read_stats(node->protocol, &stats);
     for (int i = 0; i < SN_QUOTA_KINDS; i++) node->swarm->stats.quota_refusals += stats.quota_refusals[i];
+    node->swarm->stats.rounds += stats.experts.rounds;
+    node->swarm->stats.rounds_failed += stats.experts.failed;
+    node->swarm->stats.holders_dropped += stats.experts.dropped;
+    if (node->part) sim_part_end(node);
     node->incarnation = node->engine = 0;
     sn_scheduler_free(&node->scheduler);
     sn_protocol_free(&node->protocol);
@@ -170,7 +184,7 @@ static void start_serving(void *owner, void *what, uint64_t which, bool ending) 
     sim_node *node = ending ? NULL : node_of_program(owner, which);
     (void)what;
     if (!node || postpone_if_stalled(node, start_serving, NULL, which)) return;
-    sn_span *span = sim_model_span(node->first, node->end);
+    sn_span *span = node->part ? sim_part_serve(node) : sim_model_span(node->first, node->end);
     sim_actor *previous = enter_actor(node);
     REQUIRE(sn_span_kv_pool(span, node->pages * page_bytes(span), &node->pool, &err));
     REQUIRE(sn_prefix_cache_enable(node->pool, SIM_EMBD, node->prefix_cache_memory, &err));
@@ -184,7 +198,7 @@ static void start_serving(void *owner, void *what, uint64_t which, bool ending) 
     sn_protocol_serve(node->protocol, &info, sn_kv_pool_bytes(node->pool), sn_now_us(), sn_unix_ms());
     sim_trace_event(node->swarm->time, "serves", (uint64_t)node->number, (uint64_t)(node->first << 8 | node->end));
     leave_actor(node, previous);
-    poll_node(node);
+    sim_node_poll(node);
 }
 
 /* Applies the placement's decisions about the served blocks. True: the protocol wants to be polled again at once. */
@@ -210,7 +224,7 @@ static void on_tick(void *owner, void *what, uint64_t which, bool ending) {
     (void)what;
     sim_node *node = ending ? NULL : node_of_program(owner, which >> 32);
     if (!node || (uint32_t)node->ticks != (uint32_t)which) return;
-    if (!postpone_if_stalled(node, on_tick, NULL, which)) poll_node(node);
+    if (!postpone_if_stalled(node, on_tick, NULL, which)) sim_node_poll(node);
 }
 
 static void announce_leave(sim_node *node) {
@@ -220,7 +234,7 @@ static void announce_leave(sim_node *node) {
 }
 
 /* What the loop of node/node.c does between two waits. */
-static void poll_node(sim_node *node) {
+void sim_node_poll(sim_node *node) {
     swarm *s = node->swarm;
     sim_actor *previous = enter_actor(node);
     int64_t next = sim_now(s->time) + FLUSH_US;
@@ -265,7 +279,7 @@ static void receive_event(void *ctx, sn_event *event) {
         return;
     }
     sn_protocol_handle(node->protocol, event, sn_now_us(), sn_unix_ms());
-    poll_node(node);
+    sim_node_poll(node);
 }
 
 /* -- start and end */
@@ -295,6 +309,7 @@ static void new_protocol(sim_node *node) {
                                      .quota = quota,
                                      .submit = submit_job,
                                      .read_stats = read_stats,
+                                     .answer_round = sim_part_answer,
                                      .ctx = node};
     REQUIRE(sn_protocol_new(&setup, sn_now_us(), &node->protocol, &err));
 }
@@ -314,7 +329,7 @@ void sim_node_start(sim_node *node) {
     sn_protocol_join(node->protocol, bootstrap->address, bootstrap->identity->curve_key);
     leave_actor(node, previous);
     sim_trace_event(s->time, "start", (uint64_t)node->number, 0);
-    poll_node(node);
+    sim_node_poll(node);
 }
 
 void sim_node_crash(sim_node *node, bool silent) {
@@ -332,7 +347,7 @@ void sim_node_drain(sim_node *node, int64_t drain_us) {
     node->drains = true;
     node->drain_by_us = sim_now(node->swarm->time) + drain_us;
     leave_actor(node, previous);
-    poll_node(node);
+    sim_node_poll(node);
 }
 
 void sim_node_stall(sim_node *node, int64_t until_us) {

@@ -109,6 +109,25 @@ static void draw_dense_nodes(swarm *s) {
         if (sim_rng_bernoulli(r, 0.9)) s->nodes[i].auto_blocks = s->nodes[i].end - s->nodes[i].first;
 }
 
+/* Two groups for each span of blocks, whose nodes divide the experts; their parts may overlap. At times a node with all
+ * experts of all blocks. */
+static void draw_expert_nodes(swarm *s) {
+    sim_rng *r = &s->random;
+    int cut = (int)sim_rng_below(r, SIM_BLOCKS);
+    for (int first = 0, end = cut ? cut : SIM_BLOCKS; first < SIM_BLOCKS; first = end, end = SIM_BLOCKS)
+        for (int group = 0; group < 2; group++) {
+            int middle = (int)sim_rng_between(r, 1, SIM_MIXTURE_EXPERTS - 1);
+            int more = (int)sim_rng_between(r, 0, SIM_MIXTURE_EXPERTS - 1 - middle);
+            draw_node(s, first, end);
+            sim_part_new(&s->nodes[s->n_nodes - 1], 0, middle + more);
+            draw_node(s, first, end);
+            sim_part_new(&s->nodes[s->n_nodes - 1], middle, SIM_MIXTURE_EXPERTS);
+        }
+    if (sim_rng_bernoulli(r, 0.7)) return;
+    draw_node(s, 0, SIM_BLOCKS);
+    sim_part_new(&s->nodes[s->n_nodes - 1], 0, 0);
+}
+
 static void retire_node(void *owner, void *what, uint64_t which, bool ending);
 
 /* Room for every block once and for a few twice. The nodes choose their blocks, and one leaves for good: the rest has
@@ -129,24 +148,25 @@ static void draw_sparse_nodes(swarm *s) {
                      (uint64_t)sim_rng_between(r, 2, s->n_nodes - 1));
 }
 
+static bool chats_only(const swarm *s) { return s->theme == SIM_RECURRENT || s->theme == SIM_EXPERTS; }
+
 static sim_client_plan draw_chat(swarm *s, int text) {
     sim_rng *r = &s->random;
     bool longer = s->theme == SIM_REPLICAS || s->theme == SIM_PREFIXES;
     int other = s->theme == SIM_PREFIXES ? text ^ 1 : (int)sim_rng_below(r, SIM_PROMPTS);
-    return (sim_client_plan){.text = sim_rng_bernoulli(r, 0.7) ? text : other,
-                             .tokens = (int)sim_rng_between(r, 1, sim_rng_bernoulli(r, 0.5) ? 3 : 24),
-                             .turns = (int)sim_rng_between(r, longer ? 3 : 1, longer ? 7 : 5),
-                             .push = draw(s, 0.5, SIM_REPLICAS, 0.7),
-                             .receipts = sim_rng_bernoulli(r, 0.2),
-                             .throughput = sim_rng_bernoulli(r, 0.2),
-                             .replica = draw(s, 0.2, SIM_REPLICAS, 1),
-                             .audit = s->bits_flipped || sim_rng_bernoulli(r, 0.1),
-                             .audit_here = sim_rng_bernoulli(r, 0.5),
-                             .adapter = draw(s, 0.05, SIM_TRAINING, 0.5) && s->theme != SIM_RECURRENT
-                                            ? (int)sim_rng_between(r, 1, SIM_ADAPTERS)
-                                            : 0,
-                             .saves = draw(s, 0.15, SIM_PREFIXES, 0.6),
-                             .drafts = sim_rng_bernoulli(r, 0.33)};
+    return (sim_client_plan){
+        .text = sim_rng_bernoulli(r, 0.7) ? text : other,
+        .tokens = (int)sim_rng_between(r, 1, sim_rng_bernoulli(r, 0.5) ? 3 : 24),
+        .turns = (int)sim_rng_between(r, longer ? 3 : 1, longer ? 7 : 5),
+        .push = draw(s, 0.5, SIM_REPLICAS, 0.7),
+        .receipts = sim_rng_bernoulli(r, 0.2),
+        .throughput = sim_rng_bernoulli(r, 0.2),
+        .replica = draw(s, 0.2, SIM_REPLICAS, 1),
+        .audit = s->bits_flipped || sim_rng_bernoulli(r, 0.1),
+        .audit_here = sim_rng_bernoulli(r, 0.5),
+        .adapter = draw(s, 0.05, SIM_TRAINING, 0.5) && !chats_only(s) ? (int)sim_rng_between(r, 1, SIM_ADAPTERS) : 0,
+        .saves = draw(s, 0.15, SIM_PREFIXES, 0.6),
+        .drafts = sim_rng_bernoulli(r, 0.33)};
 }
 
 static void draw_clients(swarm *s) {
@@ -160,8 +180,7 @@ static void draw_clients(swarm *s) {
         plan.timeout_ms = (int)sim_rng_between(r, 500, 6000);
         plan.max_retries = (int)sim_rng_between(r, 1, 6);
         plan.begin_us = sim_rng_between(r, SECOND_US, s->theme == SIM_PREFIXES ? FAULTS_US / 3 : FAULTS_US);
-        if (s->theme == SIM_RECURRENT) {
-            /* chats only */
+        if (chats_only(s)) {
         } else if (!i && draw(s, 0.03, SIM_PREFIXES, 0.5)) {
             plan = (sim_client_plan){.kind = SIM_POISONS,
                                      .text = text,
@@ -304,7 +323,8 @@ static void draw_faults(swarm *s) {
     if (draw(s, 0.4, SIM_REPLICAS, 0.3)) f->loss = sim_rng_uniform(r) * 0.05;
     if (draw(s, 0.4, SIM_REPLICAS, 0.9)) f->duplication = sim_rng_uniform(r) * (s->theme == SIM_REPLICAS ? 0.4 : 0.2);
     if (draw(s, 0.4, SIM_REPLICAS, 0.8)) f->reordering = sim_rng_uniform(r) * 0.1;
-    if (draw(s, 0.05, SIM_GARBLED, 1)) f->garbling = sim_rng_uniform(r) * 0.05;
+    /* A changed EXPERTS would ask for another expert, which nothing but CURVE excludes. */
+    if (draw(s, 0.05, SIM_GARBLED, 1) && s->theme != SIM_EXPERTS) f->garbling = sim_rng_uniform(r) * 0.05;
     s->garbles = f->garbling > 0;
     if (draw(s, 0.2, SIM_PREFIXES, 0.4)) {
         sim_node *byzantine = &s->nodes[sim_rng_below(r, (uint64_t)s->n_nodes)];
@@ -389,6 +409,7 @@ static void check_clean(const swarm *s) {
 
 static void swarm_fini(swarm *s) {
     for (int i = 0; i < s->n_nodes; i++) sim_node_crash(&s->nodes[i], true);
+    for (int i = 0; i < s->n_nodes; i++) sim_part_free(&s->nodes[i]);
     sim_time_free(&s->time);
     for (int i = 0; i < s->n_clients; i++) sim_client_free(&s->clients[i]);
     sim_net_free(&s->net);
@@ -401,10 +422,11 @@ static void draw_swarm(swarm *s, sim_options options) {
                                        SIM_REPLICAS, SIM_PREFIXES, SIM_SPARSE, SIM_GARBLED, SIM_TRAINING};
     s->theme = themes[sim_rng_below(&s->random, sizeof themes / sizeof *themes)];
     if (s->theme == SIM_MIXED && s->seed % 8 == 5) s->theme = SIM_RECURRENT;
+    if (s->theme == SIM_MIXED && s->seed % 8 == 2) s->theme = SIM_EXPERTS;
     if (options.theme) s->theme = options.theme;
-    sim_model_use(s->theme == SIM_RECURRENT);
+    sim_model_use(s->theme == SIM_RECURRENT ? SIM_STATES : s->theme == SIM_EXPERTS ? SIM_MIXTURE : SIM_USUAL);
     s->nodes = sim_alloc(NODES_MAX * sizeof *s->nodes);
-    (s->theme == SIM_SPARSE ? draw_sparse_nodes : draw_dense_nodes)(s);
+    (s->theme == SIM_SPARSE ? draw_sparse_nodes : s->theme == SIM_EXPERTS ? draw_expert_nodes : draw_dense_nodes)(s);
     draw_faults(s);
     for (int i = 0; options.flip_bits && i < s->n_nodes; i++) s->nodes[i].flips_bits = true;
     if (options.flip_bits) s->bits_flipped = false;

@@ -11,6 +11,8 @@ typedef struct swarm swarm;
 
 /* -- nodes -- */
 
+typedef struct sim_part sim_part;
+
 typedef struct sim_node {
     swarm *swarm;
     int number, host;
@@ -31,6 +33,7 @@ typedef struct sim_node {
     size_t tune_bytes_max;
     sn_quota_limits quota; /* kv_bytes counts pages here */
     bool retired;          /* it has left for good */
+    sim_part *part;        /* of SIM_EXPERTS (experts.c), else NULL */
     /* -- of the running program */
     uint64_t incarnation; /* number of the program; 0: none */
     uint64_t engine;      /* number of the loaded set of blocks; 0: none */
@@ -49,10 +52,23 @@ typedef struct sim_node {
 
 void sim_node_start(sim_node *node); /* joins node 0, or node 1 if it is node 0 */
 void sim_node_crash(sim_node *node, bool silent);
-void sim_node_drain(sim_node *node, int64_t drain_us); /* as SIGTERM does */
-void sim_node_stall(sim_node *node, int64_t until_us); /* the machine does nothing until then */
-void sim_node_check(const sim_node *node);             /* its limits hold */
-bool sim_node_is_clean(const sim_node *node);          /* no sessions, no KV pages in use */
+void sim_node_drain(sim_node *node, int64_t drain_us);       /* as SIGTERM does */
+void sim_node_stall(sim_node *node, int64_t until_us);       /* the machine does nothing until then */
+void sim_node_check(const sim_node *node);                   /* its limits hold */
+bool sim_node_is_clean(const sim_node *node);                /* no sessions, no KV pages in use */
+sim_node *sim_node_of_engine(swarm *swarm, uint64_t engine); /* NULL: it has ended */
+void sim_node_poll(sim_node *node);                          /* one round of the network thread */
+void sim_node_run_pass(sim_node *node);                      /* one round of the device thread */
+
+/* -- experts.c: nodes that divide the experts of their blocks */
+
+void sim_part_new(sim_node *node, int first, int end); /* experts, {0, 0}: all; before the node starts */
+void sim_part_free(sim_node *node);
+sn_span *sim_part_serve(sim_node *node);                  /* the engine begins: its span, with an exchange */
+void sim_part_run_pass(sim_node *node);                   /* sim_node_run_pass, by a task that may wait */
+void sim_part_end(sim_node *node);                        /* the engine ends: a pass that waits fails */
+void sim_part_submit(sim_node *node, sn_job *job);        /* an SN_JOB_EXPERTS; takes it */
+void sim_part_answer(void *node, sn_expert_round *round); /* sn_protocol_setup.answer_round */
 
 /* -- clients -- */
 
@@ -85,7 +101,8 @@ const char *sim_client_report(const sim_client *client); /* how it ended */
 
 typedef struct sim_stats {
     uint64_t events, tokens, generations, errors, failovers, crashes, joins, drains, stalls, slow, partitions, cuts,
-        retired, garbled, wrong_replies, bans, rebalances, quota_refusals, loads, adapted, trained, poisoned, excused;
+        retired, garbled, wrong_replies, bans, rebalances, quota_refusals, loads, adapted, trained, poisoned, excused,
+        rounds, rounds_failed, holders_dropped;
     uint64_t trace;
     int64_t virtual_us;
 } sim_stats;
@@ -100,6 +117,7 @@ typedef enum sim_theme {
     SIM_GARBLED,   /* bytes of messages change */
     SIM_TRAINING,  /* adapters, and training beside inference */
     SIM_RECURRENT, /* a model with recurrent states: neither adapters nor training */
+    SIM_EXPERTS,   /* nodes divide the experts of a mixture: neither adapters nor training */
 } sim_theme;
 
 struct swarm {

@@ -103,3 +103,7 @@ void sim_task_wait(int64_t until_global_us) {
 void sim_task_wake(sim_task *task) {
     if (task->waits) sim_schedule(task->time, sim_now(task->time), on_timeout, task, task->wait_number);
 }
+
+void sim_task_run(sim_task *task) {
+    if (task->waits) switch_to(task);
+}

@@ -50,6 +50,17 @@ Test(sim, swarms_of_a_model_with_recurrent_states_generate_correct_text_and_reco
     cr_expect(SEEDS < 100 || (sum.drains && sum.loads && sum.crashes));
 }
 
+Test(sim, swarms_whose_nodes_divide_the_experts_generate_correct_text_and_recover) {
+    sim_stats sum = {0};
+    for (uint64_t seed = 1; seed <= SEEDS / 4; seed++) {
+        sim_stats f = sim_run(seed, (sim_options){.theme = SIM_EXPERTS});
+        sim_stats_add(&sum, &f);
+    }
+    cr_expect_geq(sum.generations, SEEDS / 2);
+    cr_expect_geq(sum.rounds, SEEDS);
+    cr_expect(SEEDS < 100 || (sum.failovers && sum.rounds_failed && sum.holders_dropped));
+}
+
 Test(sim, the_same_seed_gives_the_same_events) {
     uint64_t traces[8];
     for (uint64_t seed = 0; seed < 8; seed++) {

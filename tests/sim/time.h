@@ -84,5 +84,6 @@ bool sim_task_ended(const sim_task *task);
 sim_task *sim_task_current(void);            /* NULL: no task runs */
 void sim_task_wait(int64_t until_global_us); /* by the running task: until this time or sim_task_wake */
 void sim_task_wake(sim_task *task);          /* resumes the task now, if it waits */
+void sim_task_run(sim_task *task);           /* by an event: as wake, and returns when the task waits or has ended */
 
 #endif

@@ -102,14 +102,16 @@ static void put_values(writer *w, sn_dtype dtype, size_t n, float mean, float si
     }
 }
 
-static void put_tensor(writer *w, sn_dtype dtype, const char *name, int rows, int cols) {
+/* n matrices (rows, cols); rows 0: a vector; n 0: one matrix, without a dimension that counts it. */
+static void put_matrices(writer *w, sn_dtype dtype, const char *name, int n_matrices, int rows, int cols) {
     put_text(&w->head, name);
-    put_u32(&w->head, rows ? 2 : 1);
+    put_u32(&w->head, n_matrices ? 3 : rows ? 2 : 1);
     put_u64(&w->head, (uint64_t)cols);
     if (rows) put_u64(&w->head, (uint64_t)rows);
+    if (n_matrices) put_u64(&w->head, (uint64_t)n_matrices);
     put_u32(&w->head, gguf_type(dtype));
     put_u64(&w->head, w->data.len);
-    size_t n = (size_t)cols * (size_t)(rows ? rows : 1);
+    size_t n = (size_t)cols * (size_t)(rows ? rows : 1) * (size_t)(n_matrices ? n_matrices : 1);
     float size = 1.0f;
     for (int k = 1; k * k < cols; k++)
         size = 1.7f / (float)k; /* about sqrt(3 / cols): uniform with variance 1 / cols */
@@ -122,6 +124,10 @@ static void put_tensor(writer *w, sn_dtype dtype, const char *name, int rows, in
     static const char zeros[ALIGNMENT];
     put_bytes(&w->data, zeros, (ALIGNMENT - w->data.len % ALIGNMENT) % ALIGNMENT);
     w->n_tensors++;
+}
+
+static void put_tensor(writer *w, sn_dtype dtype, const char *name, int rows, int cols) {
+    put_matrices(w, dtype, name, 0, rows, cols);
 }
 
 /* key: behind the architecture's name. */
@@ -183,9 +189,16 @@ static void put_tensors(writer *w, const tiny_model_options *o) {
     for (int b = 0; b < o->n_blocks && !o->recurrent; b++)
         for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
             char name[64];
-            snprintf(name, sizeof name, "blk.%d.%s.weight", b, parts[i].name);
-            put_tensor(w, parts[i].rows ? o->dtype : SN_F32, name, parts[i].rows, parts[i].cols);
+            bool experts = o->n_experts && parts[i].rows && !strncmp(parts[i].name, "ffn", 3);
+            snprintf(name, sizeof name, "blk.%d.%s%s.weight", b, parts[i].name, experts ? "_exps" : "");
+            put_matrices(w, parts[i].rows ? o->dtype : SN_F32, name, experts ? o->n_experts : 0, parts[i].rows,
+                         parts[i].cols);
         }
+    for (int b = 0; b < o->n_blocks && o->n_experts; b++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", b);
+        put_tensor(w, SN_F32, name, o->n_experts, o->n_embd);
+    }
 }
 
 static void put_metadata(sn_buf *buf, const tiny_model_options *o) {
@@ -202,6 +215,8 @@ static void put_metadata(sn_buf *buf, const tiny_model_options *o) {
     put_text(buf, o->recurrent ? "qwen35.attention.layer_norm_rms_epsilon" : "llama.attention.layer_norm_rms_epsilon");
     put_u32(buf, 6); /* type float32 */
     put_bytes(buf, &eps, sizeof eps);
+    if (o->n_experts) put_number(buf, o, "expert_count", (uint32_t)o->n_experts);
+    if (o->n_experts) put_number(buf, o, "expert_used_count", 2);
     if (!o->recurrent) return;
     put_number(buf, o, "full_attention_interval", 2);
     put_number(buf, o, "ssm.conv_kernel", TAPS);
@@ -210,7 +225,7 @@ static void put_metadata(sn_buf *buf, const tiny_model_options *o) {
     put_number(buf, o, "ssm.time_step_rank", VALUE_HEADS);
     put_number(buf, o, "ssm.inner_size", VALUES);
 }
-enum { N_METADATA = 8, N_RECURRENT_METADATA = 6 };
+enum { N_METADATA = 8, N_EXPERT_METADATA = 2, N_RECURRENT_METADATA = 6 };
 
 char *tiny_model_make(const tiny_model_options *options) {
     tiny_model_options o = *options;
@@ -231,7 +246,7 @@ char *tiny_model_make(const tiny_model_options *options) {
     put_bytes(&file, "GGUF", 4);
     put_u32(&file, 3);
     put_u64(&file, w.n_tensors);
-    put_u64(&file, N_METADATA + (o.recurrent ? N_RECURRENT_METADATA : 0));
+    put_u64(&file, N_METADATA + (o.n_experts ? N_EXPERT_METADATA : 0) + (o.recurrent ? N_RECURRENT_METADATA : 0));
     put_metadata(&file, &o);
     put_bytes(&file, w.head.data, w.head.len);
     static const char zeros[ALIGNMENT];

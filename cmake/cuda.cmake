@@ -90,7 +90,8 @@ if(SN_TESTS)
   set_target_properties(sn_cuda_stand_in PROPERTIES COMPILE_OPTIONS "${options}")
   # The emulation switches between stacks, which sanitizers do not support: kernels are compiled without sanitizers, but
   # with the calls that ThreadSanitizer inserts before loads and stores, which end in watch.c.
-  set_source_files_properties(${stand_in}/threads.c ${stand_in}/mma.c ${stand_in}/watch.c PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
+  set_source_files_properties(${stand_in}/threads.c ${stand_in}/mma.c ${stand_in}/watch.c ${stand_in}/watch_blocks.c
+    PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
   set(watched -fsanitize=thread)
   if(SN_SANITIZE MATCHES thread)
     set(watched "")

@@ -2,7 +2,8 @@
  *
  * Everything that differs between two batches of one shape (addresses of pages and states, positions, lengths) lies in
  * the batch table, which batch_begin fills and uploads to a fixed address that the kernels read. Therefore all kernel
- * launches of a batch with the same graph_key, rows and sequences are the same calls with the same arguments.
+ * launches of a batch with the same graph_key, rows and sequences, and as many rows of sequences of few rows (which
+ * take another kernel of attention), are the same calls with the same arguments.
  *
  * Such a batch runs eagerly the first time, is captured into a graph the second time, and is replayed as a whole from
  * then on: batch_begin reports `replayed`, batch_end launches the graph. The states are SN_CUDA_EAGER,
@@ -16,11 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- the table: rows, tiles, states, pages, each with its reserved capacity */
+/* -- the table: rows, tiles, few rows, states, pages, each with its reserved capacity */
 
 static size_t table_tiles_at(const sn_cuda *c) { return (size_t)c->rows_capacity * sizeof(sn_cuda_row); }
-static size_t table_states_at(const sn_cuda *c) {
+static size_t table_few_at(const sn_cuda *c) {
     return table_tiles_at(c) + (size_t)c->tiles_capacity * sizeof(sn_cuda_tile);
+}
+static size_t table_states_at(const sn_cuda *c) {
+    return table_few_at(c) + sn_cuda_pad((size_t)c->rows_capacity, 2) * sizeof(int32_t);
 }
 static size_t table_pages_at(const sn_cuda *c) {
     return table_states_at(c) + (size_t)c->states_capacity * sizeof(sn_cuda_state);
@@ -29,6 +33,8 @@ static size_t table_pages_at(const sn_cuda *c) {
 static int count_tiles(int n_rows, int n_sequences) {
     return n_rows / SN_CUDA_TILE_ROWS + (n_sequences < n_rows ? n_sequences : n_rows);
 }
+
+static bool has_few_rows(const sn_sequence *s) { return s->n_rows <= SN_CUDA_CHUNK_ROWS; }
 
 /* A table with room for so many, and not less than this one: capacities only. */
 static sn_cuda table_grown(const sn_cuda *c, size_t rows, size_t sequences, size_t pages) {
@@ -109,9 +115,10 @@ static bool table_fill(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int 
                        const sn_sequence *sequences) {
     sn_cuda_row *rows = cuda->batch_table_host;
     sn_cuda_tile *tiles = (sn_cuda_tile *)((char *)cuda->batch_table_host + table_tiles_at(cuda));
+    int32_t *few = (int32_t *)((char *)cuda->batch_table_host + table_few_at(cuda));
     sn_cuda_state *states = (sn_cuda_state *)((char *)cuda->batch_table_host + table_states_at(cuda));
     void **pages = (void **)((char *)cuda->batch_table_host + table_pages_at(cuda));
-    int n_tiles = 0, n_pages = 0;
+    int n_tiles = 0, n_pages = 0, n_few = 0;
     for (int i = 0; i < n_rows; i++) rows[i] = (sn_cuda_row){0, -1};
     for (int i = 0; i < n_sequences; i++) {
         const sn_sequence *s = &sequences[i];
@@ -119,13 +126,14 @@ static bool table_fill(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int 
         states[i] = (sn_cuda_state){
             s->state.before, s->state.after, s->state.snapshot, s->state.snapshot_rows, s->first_row, s->n_rows, 0};
         for (int r = 0; r < s->n_rows; r++) rows[s->first_row + r] = (sn_cuda_row){n_pages, s->position + r};
-        for (int r = 0; r < s->n_rows; r += SN_CUDA_TILE_ROWS)
+        for (int r = 0; r < s->n_rows && has_few_rows(s); r++) few[n_few++] = s->first_row + r;
+        for (int r = 0; r < s->n_rows && !has_few_rows(s); r += SN_CUDA_TILE_ROWS)
             tiles[n_tiles++] =
                 (sn_cuda_tile){s->first_row + r, s->n_rows - r < SN_CUDA_TILE_ROWS ? s->n_rows - r : SN_CUDA_TILE_ROWS};
         if (own) memcpy(pages + n_pages, s->pages, (size_t)own * sizeof *pages);
         n_pages += own;
     }
-    for (int all = count_tiles(n_rows, n_sequences); n_tiles < all;) tiles[n_tiles++] = (sn_cuda_tile){0, 0};
+    for (int all = count_tiles(n_rows - n_few, n_sequences); n_tiles < all;) tiles[n_tiles++] = (sn_cuda_tile){0, 0};
     for (int i = 0; i < n_rows; i++)
         if (rows[i].position < 0) return false;
     return true;
@@ -157,6 +165,7 @@ sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int bloc
                         (size_t)block * (size_t)shape->n_kv_heads * head_floats,
                         head_floats,
                         (const sn_cuda_row *)table,
+                        (const int32_t *)(table + table_few_at(cuda)),
                         (const sn_cuda_tile *)(table + table_tiles_at(cuda)),
                         (float *const *)(table + table_pages_at(cuda)),
                         shape->latent,
@@ -205,7 +214,9 @@ static sn_cuda_graph *graph_find(sn_cuda *cuda, const sn_batch *batch, bool *see
     *seen_before = true;
     for (int i = 0; i < SN_CUDA_GRAPHS_MAX; i++) {
         sn_cuda_graph *r = &cuda->graphs[i];
-        if (r->key == batch->graph_key && r->n_rows == batch->n_rows && r->n_sequences == batch->n_sequences) return r;
+        if (r->key == batch->graph_key && r->n_rows == batch->n_rows && r->n_sequences == batch->n_sequences &&
+            r->n_few == cuda->n_few)
+            return r;
         if (r->last_used < oldest->last_used) oldest = r;
     }
     graph_reset(cuda, oldest);
@@ -213,6 +224,7 @@ static sn_cuda_graph *graph_find(sn_cuda *cuda, const sn_batch *batch, bool *see
     oldest->key = batch->graph_key;
     oldest->n_rows = batch->n_rows;
     oldest->n_sequences = batch->n_sequences;
+    oldest->n_few = cuda->n_few;
     return oldest;
 }
 
@@ -240,7 +252,10 @@ sn_status sn_cuda_batch_begin(sn_device *d, const sn_batch *batch, bool *replaye
     cuda->n_rows = batch->n_rows;
     cuda->n_sequences = batch->n_sequences;
     cuda->sequences = batch->sequences;
-    cuda->n_tiles = count_tiles(batch->n_rows, batch->n_sequences);
+    cuda->n_few = 0;
+    for (int i = 0; i < batch->n_sequences; i++)
+        if (has_few_rows(&batch->sequences[i])) cuda->n_few += batch->sequences[i].n_rows;
+    cuda->n_tiles = count_tiles(batch->n_rows - cuda->n_few, batch->n_sequences);
     cuda->capturable = batch->graph_key != 0 && batch->n_rows > 0;
     cuda->batch_failed = false;
     cuda->state = SN_CUDA_EAGER;

@@ -48,9 +48,10 @@ static sn_status count_devices(int *n, sn_err *err) {
 }
 
 /* What is known of a device without a context on it. SN_REFUSED: it cannot be used. */
-static sn_status describe_device(int ordinal, sn_device_info *info, sn_err *err) {
-    struct cudaDeviceProp prop;
+static sn_status describe_device(int ordinal, sn_device_info *info, int *n_multiprocessors, sn_err *err) {
+    struct cudaDeviceProp prop = {0};
     cudaError_t error = cudaGetDeviceProperties(&prop, ordinal);
+    *n_multiprocessors = prop.multiProcessorCount;
     *info = (sn_device_info){.id = {SN_DEVICE_CUDA, ordinal}, .memory_reserve = SN_CUDA_RESERVE_BYTES};
     if (error != cudaSuccess) {
         cudaGetLastError();
@@ -70,7 +71,7 @@ typedef struct buffer_need {
     size_t bytes;
 } buffer_need;
 
-enum { BUFFERS = 8 };
+enum { BUFFERS = 9 };
 
 /* The bytes of all buffers for these limits. */
 static sn_status buffer_needs(sn_cuda *cuda, const sn_device_limits *l, buffer_need out[BUFFERS], sn_err *err) {
@@ -86,7 +87,8 @@ static sn_status buffer_needs(sn_cuda *cuda, const sn_device_limits *l, buffer_n
         {&cuda->tile, l->rows > SN_CUDA_CHUNK_ROWS ? tile : 0},
         {&cuda->ids, rows * sizeof(int32_t)},
         {&cuda->kv_staging, sn_cuda_kv_staging_bytes(l)},
-        {&cuda->partial, sn_cuda_partial_bytes(l)},
+        {&cuda->partial, sn_cuda_partial_bytes(cuda, l)},
+        {&cuda->arrivals, sn_cuda_arrivals_bytes(l)},
         {&cuda->grad, 3 * sizeof(float) * (size_t)l->grad_tokens * (size_t)l->heads},
         {&cuda->batch_table, sn_cuda_table_bytes(cuda, rows, (size_t)l->sequences, sn_cuda_table_pages(l))},
     };
@@ -133,7 +135,8 @@ static sn_status cuda_prepare(sn_device *d, const sn_device_limits *limits, sn_e
 /* Frees everything that belongs to the device's context. */
 static void free_resources(sn_cuda *cuda) {
     sn_cuda_buffer *const buffers[] = {&cuda->blas_workspace, &cuda->x,       &cuda->tile, &cuda->ids,
-                                       &cuda->kv_staging,     &cuda->partial, &cuda->grad, &cuda->batch_table};
+                                       &cuda->kv_staging,     &cuda->partial, &cuda->grad, &cuda->batch_table,
+                                       &cuda->arrivals};
     sn_cuda_graphs_clear(cuda);
     if (cuda->blas) cublasDestroy_v2(cuda->blas);
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
@@ -248,7 +251,7 @@ static sn_status open_device(sn_cuda *cuda, sn_err *err) {
     sn_status status = count_devices(&n, err);
     if (!status && ordinal >= n)
         status = sn_fail(err, SN_REFUSED, "cuda:%d does not exist: the last one is cuda:%d", ordinal, n - 1);
-    if (!status) status = describe_device(ordinal, &info, err);
+    if (!status) status = describe_device(ordinal, &info, &cuda->n_multiprocessors, err);
     if (!status) status = sn_cuda_cublas_load(err);
     if (status) return status;
     snprintf(cuda->description, sizeof cuda->description, "cuda:%d (%s, %s)", ordinal, info.name, info.features);
@@ -284,7 +287,8 @@ const char *sn_cuda_describe(const sn_device *device) { return ((const sn_cuda *
 static void list_device(int ordinal, sn_device_info out[SN_DEVICES_MAX], size_t *n) {
     sn_device_info *info = &out[*n];
     sn_err why;
-    if (describe_device(ordinal, info, &why)) {
+    int n_multiprocessors;
+    if (describe_device(ordinal, info, &n_multiprocessors, &why)) {
         static atomic_uint told; /* a bit for each ordinal */
         if (!(atomic_fetch_or(&told, bit_of(ordinal)) & bit_of(ordinal)))
             sn_log(SN_LOG_WARN, "device left out", "device=cuda:%d text=%s", ordinal, why.text);

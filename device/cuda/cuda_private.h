@@ -43,7 +43,7 @@ typedef struct sn_cuda_buffer {
 /* A batch seen before: at the second time it is captured. */
 typedef struct sn_cuda_graph {
     uint64_t key; /* graph_key of the batch; 0: the entry is free */
-    int n_rows, n_sequences;
+    int n_rows, n_sequences, n_few;
     bool uncapturable; /* the capture failed: the batch runs eagerly */
     cudaGraphExec_t exec;
     size_t bytes;       /* counted for exec: SN_CUDA_NODE_BYTES for each node */
@@ -63,7 +63,7 @@ typedef enum sn_cuda_held_kind {
     SN_CUDA_HELD_NORM,
     SN_CUDA_HELD_ACTIVATE,
     SN_CUDA_HELD_ROPE,
-    SN_CUDA_HELD_JOIN
+    SN_CUDA_HELD_ATTENTION
 } sn_cuda_held_kind;
 
 /* An operation that is held back until the next one: held.c. */
@@ -85,6 +85,7 @@ typedef struct sn_cuda_held {
 typedef struct sn_cuda {
     sn_device base;
     char description[192];
+    int n_multiprocessors;
     cudaStream_t work, copies;
     cublasHandle_t blas;
     sn_device_limits limits;
@@ -94,6 +95,7 @@ typedef struct sn_cuda {
     sn_cuda_buffer ids;         /* of get_rows */
     sn_cuda_buffer kv_staging;  /* keys and values between host and pages */
     sn_cuda_buffer partial;     /* partial results of attention */
+    sn_cuda_buffer arrivals;    /* counters of attention, all 0 between kernels */
     sn_cuda_buffer grad;        /* statistics of attention_grad */
     sn_allocations allocations; /* of alloc */
 
@@ -117,7 +119,8 @@ typedef struct sn_cuda {
     bool capturable; /* the open batch has a graph_key: only operations of the forward pass are allowed in it */
     sn_kv_shape shape;
     int n_rows, n_sequences, n_tiles;
-    const sn_sequence *sequences;                                       /* the caller's, until batch_end */
+    int n_few;                    /* rows of sequences of at most SN_CUDA_CHUNK_ROWS */
+    const sn_sequence *sequences; /* the caller's, until batch_end */
     int rows_capacity, tiles_capacity, states_capacity, pages_capacity; /* of the batch table */
     sn_cuda_buffer batch_table;
     void *batch_table_host;
@@ -227,14 +230,19 @@ sn_status sn_cuda_kv_read(sn_device *d, const sn_kv_shape *shape, int block, voi
 sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                            const float *k, const float *v, sn_err *err);
 sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
-/* Bytes of cuda->kv_staging and cuda->partial for calls within these limits. */
+/* Bytes of cuda->kv_staging, cuda->partial and cuda->arrivals for calls within these limits. */
 size_t sn_cuda_kv_staging_bytes(const sn_device_limits *limits);
-size_t sn_cuda_partial_bytes(const sn_device_limits *limits);
+size_t sn_cuda_partial_bytes(const sn_cuda *cuda, const sn_device_limits *limits);
+size_t sn_cuda_arrivals_bytes(const sn_device_limits *limits);
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
 size_t sn_cuda_kv_head_bytes(const sn_kv_shape *shape); /* of a page: one block's keys and values of a head */
-/* The number of parts that each row's keys are split into: enough blocks for the whole device, whatever the number of
- * rows. It depends only on what identifies a captured batch. */
-int sn_cuda_attention_n_splits(int n_rows);
+/* The most parts that each of n_rows rows' keys are split into where a part of one row takes `blocks` thread blocks: as
+ * many as fill the device, and some where rows may differ in length. It depends only on what identifies a captured
+ * batch; how many of them a row has, depends on its length (split.cuh). */
+int sn_cuda_attention_n_splits(const sn_cuda *cuda, int n_rows, int blocks);
+/* Scratch memory for n_rows rows with sums of `dim` elements, in n_splits parts each. */
+sn_status sn_cuda_attention_scratch(sn_cuda *cuda, sn_cuda_attention *a, int n_rows, int n_splits, int dim,
+                                    sn_err *err) SN_MUST_USE;
 
 /* -- latent.c */
 /* attention over a latent KV cache: fills in the scratch memory, and launches. */

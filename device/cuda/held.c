@@ -2,7 +2,7 @@
  *
  *     add, rms_norm, linear       the norm adds first, and writes its rows quantised besides
  *     activate, linear            likewise
- *     attention, linear           the parts of a row's keys are joined, and written quantised besides
+ *     attention, linear           attention of few rows writes them quantised besides
  *     rope of q, of k, kv_store   one kernel
  *
  * At most one operation is held, with those that it takes along. An operation that takes none along launches what is
@@ -36,8 +36,8 @@ sn_status sn_cuda_release(sn_cuda *cuda, sn_cuda_eight_bits form, sn_err *err) {
                                     "activate", err);
     case SN_CUDA_HELD_ROPE:
         return sn_cuda_check_launch(cuda, launch_ropes(cuda, &h), "rope", err);
-    case SN_CUDA_HELD_JOIN:
-        return sn_cuda_check_launch(cuda, sn_cuda_attention_join(cuda->work, &h.attention, h.n, h.n_splits, form),
+    case SN_CUDA_HELD_ATTENTION:
+        return sn_cuda_check_launch(cuda, sn_cuda_attention_split(cuda->work, &h.attention, h.n, h.n_splits, form),
                                     "attention", err);
     case SN_CUDA_HELD_NONE:
         break;
@@ -55,7 +55,7 @@ bool sn_cuda_held_makes(const sn_cuda *cuda, int n, int cols, const float *x) {
     int dim = h->attention.kv.head_dim;
     if (h->kind == SN_CUDA_HELD_NORM) return h->norm.y == x && h->n == n && h->norm.width == cols;
     if (h->kind == SN_CUDA_HELD_ACTIVATE) return h->y == x && h->count == (size_t)n * (size_t)cols;
-    return h->kind == SN_CUDA_HELD_JOIN && h->attention.out == x && h->n == n && dim % 32 == 0 &&
+    return h->kind == SN_CUDA_HELD_ATTENTION && h->attention.out == x && h->n == n && dim % 32 == 0 &&
            (int64_t)dim * h->attention.n_heads == cols;
 }
 

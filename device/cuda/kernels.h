@@ -19,11 +19,13 @@ extern "C" {
 #endif
 
 enum {
-    SN_CUDA_CHUNK_ROWS = 8, /* rows of x that a block of the kernels for few rows takes */
-    SN_CUDA_FEW_ROWS = 32,  /* rows of x that these kernels are used for, at most: linear.c */
-    SN_CUDA_LINEARS = 4,    /* matrices of one call */
-    SN_CUDA_TILE_ROWS = 16, /* rows of a tile of attention */
-    SN_CUDA_SPLITS = 32,    /* parts that the keys of a row are split into, at most */
+    SN_CUDA_CHUNK_ROWS = 8,    /* rows of x that a block of the kernels for few rows takes */
+    SN_CUDA_FEW_ROWS = 32,     /* rows of x that these kernels are used for, at most: linear.c */
+    SN_CUDA_LINEARS = 4,       /* matrices of one call */
+    SN_CUDA_TILE_ROWS = 16,    /* rows of a tile of attention */
+    SN_CUDA_SPLIT_HEADS = 8,   /* query heads that a block of split attention takes, at most */
+    SN_CUDA_LATENT_HEADS = 16, /* and of latent attention */
+    SN_CUDA_SPLITS = 64,       /* parts that the keys of a row are split into, at most */
     SN_CUDA_HEAD_DIM_MAX = 512,
 };
 
@@ -136,6 +138,7 @@ typedef struct sn_cuda_kv {
     int n_kv_heads, head_dim, padded_dim, page_tokens;
     size_t block_floats, head_floats; /* offset of the block in a page, and the size of a head of it, in floats */
     const sn_cuda_row *rows;
+    const int32_t *few; /* the rows of sequences of at most SN_CUDA_CHUNK_ROWS, which the tiles leave out */
     const sn_cuda_tile *tiles;
     float *const *pages;
     int latent; /* as in sn_kv_shape: a page then holds rows (page_tokens, padded_dim), values and the rest of keys */
@@ -158,15 +161,17 @@ typedef struct sn_cuda_attention {
     const float *q;              /* (n_rows, n_heads, head_dim) */
     float *out;                  /* (n_rows, n_heads, head_dim, or latent) */
     /* Scratch memory of attention by splits: sums (n_rows, n_heads, n_splits, padded_dim) and statistics (n_rows,
-     * n_heads, n_splits, 2): the largest score and the sum of exponentials. */
+     * n_heads, n_splits, 2): the largest score and the sum of exponentials; and (n_rows, n_heads) of which some count
+     * the parts that are done, 0 before and after. */
     float *partial, *partial_stats;
+    unsigned int *arrivals;
 } sn_cuda_attention;
 
-/* Each row by itself: its keys are split into n_splits parts (of at least 64 positions), which are joined afterwards.
+/* Each of the n_rows rows in kv.few by itself: its keys are split into parts of at least 64 positions, n_splits at
+ * most.
  */
-cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits);
-cudaError_t sn_cuda_attention_join(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits,
-                                   sn_cuda_eight_bits form);
+cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits,
+                                    sn_cuda_eight_bits form);
 /* Tiles of rows: one pass over the keys per tile, with running maxima. */
 cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles);
 

@@ -1,14 +1,14 @@
 /* The KV cache: storing, reading, and attention. Attention has two forms: for few rows, the keys of each row are split
- * into parts, so that the whole device reads them; for prefill, tiles of rows read the keys together. Both are the
- * online softmax of Milakov & Gimelshein 2018. */
-#include "device/cuda/kernels.cuh"
+ * into parts (split.cuh), so that the whole device reads them; for prefill, tiles of rows read the keys together. Both
+ * are the online softmax of Milakov & Gimelshein 2018. */
+#include "device/cuda/split.cuh"
 
 namespace {
 
 constexpr int THREADS = 128;
-constexpr int HEADS = 8;       /* query heads of one block of attention_split */
-constexpr int SPLIT_KEYS = 64; /* keys of one step of attention_split, and the smallest size of a part */
-constexpr int TILE_KEYS = 32;  /* keys of one step of attention_tiles */
+constexpr int HEADS = SN_CUDA_SPLIT_HEADS;
+constexpr int SPLIT_KEYS = PART_KEYS; /* keys of one step of attention_split */
+constexpr int TILE_KEYS = 32;         /* keys of one step of attention_tiles */
 
 /* The key of a position, or with `value` its value. */
 template <int DTYPE>
@@ -153,11 +153,46 @@ template <int DTYPE> __device__ void split_values(const sn_cuda_attention &a, co
     }
 }
 
+/* Writes the results of the heads from `head` on of a row: those of this block's part if the row has only one, else
+ * those of all parts, in the block that has finished last. item: the row, counted over those that are split. */
+__device__ void split_join(const sn_cuda_attention &a, const split_state &s, int item, int row, int head, int heads,
+                           int n_parts, int n_splits, unsigned int *counter, sn_cuda_eight_bits form) {
+    static_assert(SPLIT_KEYS >= SN_CUDA_SPLITS, "weights of parts take the place of scores");
+    int dims = a.kv.padded_dim, dim = a.kv.head_dim;
+    all_parts p = {s.largest, s.total, s.sums, 1, 1, dims, dims};
+    if (n_parts > 1) {
+        size_t first = (static_cast<size_t>(item) * a.n_heads + head) * n_splits;
+        float *stats = a.partial_stats + first * 2, *sums = a.partial + first * dims;
+        for (int i = threadIdx.x; i < heads * dims; i += THREADS) {
+            int h = i / dims, part = h * n_splits + static_cast<int>(blockIdx.x);
+            sums[part * dims + i % dims] = s.sums[i];
+            if (i % dims == 0) {
+                stats[part * 2] = s.largest[h];
+                stats[part * 2 + 1] = s.total[h];
+            }
+        }
+        if (!arrives_last(counter, n_parts)) return; /* by the whole block */
+        p = all_parts{stats, stats + 1, sums, n_parts, n_splits * 2, n_splits * dims, dims};
+    }
+    weigh_parts<THREADS>(p, heads, a.sinks ? a.sinks + head : nullptr, s.scores, s.total);
+    size_t at = (static_cast<size_t>(row) * a.n_heads + head) * dim;
+    for (int i = threadIdx.x; i < heads * dim; i += THREADS) {
+        float x = joined(p, s.scores, s.total, i / dim, i % dim);
+        a.out[at + i] = x;
+        if (form.q) quantize_group((at + i) / 32, x, form.q, form.scales); /* by the whole warp */
+    }
+}
+
 /* blockIdx.x: the part, of n_splits; blockIdx.y: the key-value head and the group of HEADS of its query heads;
- * blockIdx.z: the row. */
+ * blockIdx.z: the row, in the list of those that are split. */
 template <int DTYPE>
-__global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant__ sn_cuda_attention a, int n_splits) {
+__global__ void __launch_bounds__(THREADS)
+    attention_split(const __grid_constant__ sn_cuda_attention a, int n_splits, sn_cuda_eight_bits form) {
     SN_SHARED_MEMORY(shared);
+    int item = static_cast<int>(blockIdx.z), row_at = a.kv.few[item];
+    sn_cuda_row row = a.kv.rows[row_at];
+    key_part part = part_of(row.position, a.window, static_cast<int>(blockIdx.x), n_splits);
+    if (part.first >= part.end) return; /* by the whole block */
     int group = a.n_heads / a.kv.n_kv_heads, runs = (group + HEADS - 1) / HEADS, dims = a.kv.padded_dim;
     int kv_head = static_cast<int>(blockIdx.y) / runs, run = static_cast<int>(blockIdx.y) % runs;
     int head = kv_head * group + run * HEADS, heads = min(HEADS, group - run * HEADS);
@@ -170,7 +205,7 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
     s.total = s.largest + HEADS;
     s.rescale = s.total + HEADS;
     s.keys = reinterpret_cast<kv_row *>(s.rescale + HEADS);
-    size_t q_row = (static_cast<size_t>(blockIdx.z) * a.n_heads + head) * a.kv.head_dim;
+    size_t q_row = (static_cast<size_t>(row_at) * a.n_heads + head) * a.kv.head_dim;
     for (int i = threadIdx.x; i < heads * dims; i += THREADS) {
         s.q[i] = i % dims < a.kv.head_dim ? a.q[q_row + i / dims * a.kv.head_dim + i % dims] : 0.0f;
         s.sums[i] = 0;
@@ -180,12 +215,8 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
         s.total[threadIdx.x] = 0;
     }
     __syncthreads();
-    sn_cuda_row row = a.kv.rows[blockIdx.z];
-    int begin = window_start(row.position, a.window), seen = row.position + 1 - begin;
-    int share = max(SPLIT_KEYS, (seen + n_splits - 1) / n_splits);
-    int first = begin + static_cast<int>(blockIdx.x) * share, end = min(first + share, row.position + 1);
-    for (int at = first; at < end; at += SPLIT_KEYS) {
-        int n = min(SPLIT_KEYS, end - at);
+    for (int at = part.first; at < part.end; at += SPLIT_KEYS) {
+        int n = min(SPLIT_KEYS, part.end - at);
         split_keys<DTYPE>(a, s, row, kv_head, at, n);
         __syncthreads();
         split_scores<DTYPE>(a, s, heads, row.position, at, n);
@@ -195,36 +226,8 @@ __global__ void __launch_bounds__(THREADS) attention_split(const __grid_constant
         split_values<DTYPE>(a, s, heads, n);
         __syncthreads();
     }
-    for (int i = threadIdx.x; i < heads * dims; i += THREADS) {
-        size_t part = (static_cast<size_t>(blockIdx.z) * a.n_heads + head + i / dims) * n_splits + blockIdx.x;
-        a.partial[part * dims + i % dims] = s.sums[i];
-        if (i % dims == 0) {
-            a.partial_stats[part * 2] = s.largest[i / dims];
-            a.partial_stats[part * 2 + 1] = s.total[i / dims];
-        }
-    }
-}
-
-/* Joins the parts of row blockIdx.x and head blockIdx.y with the head's sink, whose value is 0. An empty part has a
- * total of 0. */
-__global__ void __launch_bounds__(THREADS)
-    attention_join(const __grid_constant__ sn_cuda_attention a, int n_splits, sn_cuda_eight_bits form) {
-    size_t head = static_cast<size_t>(blockIdx.x) * a.n_heads + blockIdx.y;
-    const float *stats = a.partial_stats + head * n_splits * 2, *sums = a.partial + head * n_splits * a.kv.padded_dim;
-    float sink = a.sinks ? a.sinks[blockIdx.y] : -INFINITY, largest = sink, total = 0;
-    for (int p = 0; p < n_splits; p++)
-        if (stats[2 * p + 1] != 0) largest = fmaxf(largest, stats[2 * p]);
-    if (a.sinks) total = expf(sink - largest);
-    for (int p = 0; p < n_splits; p++)
-        if (stats[2 * p + 1] != 0) total += expf(stats[2 * p] - largest) * stats[2 * p + 1];
-    for (int i = threadIdx.x; i < a.kv.head_dim; i += THREADS) {
-        float sum = 0;
-        for (int p = 0; p < n_splits; p++)
-            if (stats[2 * p + 1] != 0) sum += expf(stats[2 * p] - largest) * sums[p * a.kv.padded_dim + i];
-        size_t at = head * a.kv.head_dim + i;
-        a.out[at] = sum / total;
-        if (form.q) quantize_group(at / 32, sum / total, form.q, form.scales); /* by the whole warp */
-    }
+    unsigned int *counter = a.arrivals + item * a.kv.n_kv_heads * runs + blockIdx.y;
+    split_join(a, s, item, row_at, head, heads, part.n, n_splits, counter, form);
 }
 
 /* Loads TILE_KEYS keys or values from position `first` on into shared memory, rows `stride` floats apart. Rows from
@@ -334,7 +337,8 @@ template <int QUADS, int DTYPE> cudaError_t launch_tiles(cudaStream_t stream, co
 }
 
 template <int DTYPE>
-cudaError_t launch_split(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits) {
+cudaError_t launch_split(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits,
+                         sn_cuda_eight_bits form) {
     int group = a.n_heads / a.kv.n_kv_heads;
     size_t shared = sizeof(float) * HEADS * (2 * static_cast<size_t>(a.kv.padded_dim) + SPLIT_KEYS + 3) +
                     SPLIT_KEYS * sizeof(kv_row);
@@ -342,7 +346,7 @@ cudaError_t launch_split(cudaStream_t stream, const sn_cuda_attention &a, int n_
               static_cast<unsigned int>(a.kv.n_kv_heads * ((group + HEADS - 1) / HEADS)),
               static_cast<unsigned int>(n_rows));
     auto *kernel = attention_split<DTYPE>;
-    return SN_LAUNCH(kernel, grid, THREADS, shared, stream, a, n_splits);
+    return SN_LAUNCH(kernel, grid, THREADS, shared, stream, a, n_splits, form);
 }
 
 template <bool STORE, int DTYPE>
@@ -358,12 +362,6 @@ cudaError_t launch_rope_store(cudaStream_t stream, const sn_cuda_kv &p, int n_ro
     auto *kernel = rope_store<DTYPE>;
     dim3 grid(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(n_heads + p.n_kv_heads));
     return SN_LAUNCH(kernel, grid, 32, 0, stream, p, rope, n_heads, q, k, v);
-}
-
-cudaError_t split(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits) {
-#define CALL(dtype) launch_split<dtype>(stream, a, n_rows, n_splits)
-    BY_KV_DTYPE(a.kv.dtype);
-#undef CALL
 }
 
 template <int QUADS> cudaError_t tiles(cudaStream_t stream, const sn_cuda_attention &a, int n_tiles) {
@@ -395,14 +393,10 @@ extern "C" cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_kv *p,
 }
 
 extern "C" cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows,
-                                               int n_splits) {
-    return split(stream, *a, n_rows, n_splits);
-}
-
-extern "C" cudaError_t sn_cuda_attention_join(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits,
-                                              sn_cuda_eight_bits form) {
-    dim3 joins(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(a->n_heads));
-    return SN_LAUNCH(attention_join, joins, THREADS, 0, stream, *a, n_splits, form);
+                                               int n_splits, sn_cuda_eight_bits form) {
+#define CALL(dtype) launch_split<dtype>(stream, *a, n_rows, n_splits, form)
+    BY_KV_DTYPE(a->kv.dtype);
+#undef CALL
 }
 
 extern "C" cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles) {

@@ -6,16 +6,15 @@
  * part of the positions of one row of the batch, brings KEYS positions at a time to shared memory, and each of its
  * threads computes a square of 4 heads and 4 positions from a slice of the dimensions: 64 multiplications for 8 loads.
  * The online softmax is that of Milakov & Gimelshein 2018. */
-#include "device/cuda/kernels.cuh"
+#include "device/cuda/split.cuh"
 
 namespace {
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int HEADS = 16;                 /* query heads of a block */
-constexpr int WEIGHTS_STRIDE = HEADS + 4; /* floats between the weights of two positions: few conflicts of banks */
-constexpr int QUAD_THREADS = 128;         /* threads that share the value; each has HALF of the heads */
+constexpr int HEADS = SN_CUDA_LATENT_HEADS; /* query heads of a block */
+constexpr int WEIGHTS_STRIDE = HEADS + 4;   /* floats between the weights of two positions: few conflicts of banks */
+constexpr int QUAD_THREADS = 128;           /* threads that share the value; each has HALF of the heads */
 constexpr int HALF = HEADS * QUAD_THREADS / THREADS;
-constexpr int SHARE = 64; /* the smallest part of a row's positions */
 constexpr int COPY_THREADS = 128;
 
 /* The row of a position. */
@@ -140,18 +139,23 @@ __device__ inline void latent_values(const sn_cuda_attention &a, const latent_st
     }
 }
 
-/* Writes the result of a thread's heads: to `out` where the row is not split, else to the partial sums. */
+/* Floats of q and keys; the weights of parts take their place. */
+template <int KEYS> __host__ __device__ constexpr int rows_floats(int dims) {
+    return (HEADS + KEYS) * dims > HEADS * SN_CUDA_SPLITS ? (HEADS + KEYS) * dims : HEADS * SN_CUDA_SPLITS;
+}
+
+/* Writes the result of a thread's heads: to `out` where the row has one part, else to the partial sums. */
 template <int QUADS>
 __device__ inline void latent_write(const sn_cuda_attention &a, const latent_state &s, size_t first_head, int heads,
-                                    int n_splits, const float4 (&sums)[QUADS][HALF]) {
+                                    int n_parts, int n_splits, const float4 (&sums)[QUADS][HALF]) {
     int quad = static_cast<int>(threadIdx.x) % QUAD_THREADS, head = static_cast<int>(threadIdx.x) / QUAD_THREADS * HALF;
     int latent = a.kv.latent, padded = (latent + 3) / 4 * 4;
 #pragma unroll
     for (int h = 0; h < HALF; h++) {
         if (head + h >= heads) break;
-        size_t part = (first_head + head + h) * n_splits + blockIdx.x;
-        float total = n_splits == 1 ? s.total[head + h] : 1.0f;
-        float *to = n_splits == 1 ? a.out + part * latent : a.partial + part * padded;
+        size_t own = first_head + head + h, part = own * n_splits + blockIdx.x;
+        float total = n_parts == 1 ? s.total[head + h] : 1.0f;
+        float *to = n_parts == 1 ? a.out + own * latent : a.partial + part * padded;
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
             const float four[4] = {sums[i][h].x, sums[i][h].y, sums[i][h].z, sums[i][h].w};
@@ -160,11 +164,23 @@ __device__ inline void latent_write(const sn_cuda_attention &a, const latent_sta
             for (int k = 0; k < 4; k++)
                 if (at + k < latent) to[at + k] = four[k] / total;
         }
-        if (n_splits > 1 && quad == 0) {
+        if (n_parts > 1 && quad == 0) {
             a.partial_stats[part * 2] = s.largest[head + h];
             a.partial_stats[part * 2 + 1] = s.total[head + h];
         }
     }
+}
+
+/* Joins the parts of the heads from `first_head` on, by the block that has finished last. */
+__device__ inline void latent_join(const sn_cuda_attention &a, const latent_state &s, size_t first_head, int heads,
+                                   int n_parts, int n_splits) {
+    int latent = a.kv.latent, padded = (latent + 3) / 4 * 4;
+    const float *stats = a.partial_stats + first_head * n_splits * 2;
+    const all_parts p = {
+        stats, stats + 1, a.partial + first_head * n_splits * padded, n_parts, n_splits * 2, n_splits * padded, padded};
+    weigh_parts<THREADS>(p, heads, nullptr, s.q, s.total);
+    for (int i = threadIdx.x; i < heads * latent; i += THREADS)
+        a.out[first_head * latent + i] = joined(p, s.q, s.total, i / latent, i % latent);
 }
 
 /* blockIdx.x: the part, of n_splits; blockIdx.y: the key-value head and the group of HEADS of its query heads;
@@ -172,6 +188,9 @@ __device__ inline void latent_write(const sn_cuda_attention &a, const latent_sta
 template <int KEYS, int QUADS, int DTYPE>
 __global__ void __launch_bounds__(THREADS) latent_attention(const __grid_constant__ sn_cuda_attention a, int n_splits) {
     SN_SHARED_MEMORY(shared);
+    sn_cuda_row row = a.kv.rows[blockIdx.z];
+    key_part own = part_of(row.position, a.window, static_cast<int>(blockIdx.x), n_splits);
+    if (own.first >= own.end) return; /* by the whole block */
     int thread = static_cast<int>(threadIdx.x), dims = a.kv.padded_dim;
     int group = a.n_heads / a.kv.n_kv_heads, runs = (group + HEADS - 1) / HEADS;
     int kv_head = static_cast<int>(blockIdx.y) / runs, run = static_cast<int>(blockIdx.y) % runs;
@@ -179,7 +198,7 @@ __global__ void __launch_bounds__(THREADS) latent_attention(const __grid_constan
     latent_state s;
     s.q = reinterpret_cast<float *>(shared);
     s.keys = s.q + HEADS * dims;
-    s.weights = s.keys + KEYS * dims;
+    s.weights = s.q + rows_floats<KEYS>(dims);
     s.largest = s.weights + KEYS * WEIGHTS_STRIDE;
     s.total = s.largest + HEADS;
     s.rescale = s.total + HEADS;
@@ -197,12 +216,8 @@ __global__ void __launch_bounds__(THREADS) latent_attention(const __grid_constan
     for (int i = 0; i < QUADS; i++)
 #pragma unroll
         for (int h = 0; h < HALF; h++) sums[i][h] = make_float4(0, 0, 0, 0);
-    sn_cuda_row row = a.kv.rows[blockIdx.z];
-    int begin = window_start(row.position, a.window), seen = row.position + 1 - begin;
-    int share = max(SHARE, (seen + n_splits - 1) / n_splits);
-    int first = begin + static_cast<int>(blockIdx.x) * share, end = min(first + share, row.position + 1);
-    for (int at = first; at < end; at += KEYS) {
-        int n = min(KEYS, end - at);
+    for (int at = own.first; at < own.end; at += KEYS) {
+        int n = min(KEYS, own.end - at);
         for (int j = thread / 32; j < n; j += WARPS) {
             kv_row from = row_at<DTYPE>(a.kv, row.first_page, at + j, kv_head);
             for (int i = thread % 32 * 4; i < dims; i += 128)
@@ -216,32 +231,15 @@ __global__ void __launch_bounds__(THREADS) latent_attention(const __grid_constan
         latent_values<QUADS>(a, s, n, sums);
         __syncthreads(); /* all threads have read the values; the next positions replace them */
     }
-    __syncthreads(); /* a part without positions */
-    latent_write<QUADS>(a, s, first_head, heads, n_splits, sums);
-}
-
-/* Joins the parts of row blockIdx.x and head blockIdx.y. An empty part has a total of 0. */
-__global__ void __launch_bounds__(COPY_THREADS) latent_join(const __grid_constant__ sn_cuda_attention a, int n_splits) {
-    int latent = a.kv.latent, padded = (latent + 3) / 4 * 4;
-    size_t head = static_cast<size_t>(blockIdx.x) * a.n_heads + blockIdx.y;
-    const float *stats = a.partial_stats + head * n_splits * 2, *sums = a.partial + head * n_splits * padded;
-    float largest = -INFINITY, total = 0;
-    for (int p = 0; p < n_splits; p++)
-        if (stats[2 * p + 1] != 0) largest = fmaxf(largest, stats[2 * p]);
-    for (int p = 0; p < n_splits; p++)
-        if (stats[2 * p + 1] != 0) total += expf(stats[2 * p] - largest) * stats[2 * p + 1];
-    for (int i = threadIdx.x; i < latent; i += COPY_THREADS) {
-        float sum = 0;
-        for (int p = 0; p < n_splits; p++)
-            if (stats[2 * p + 1] != 0) sum += expf(stats[2 * p] - largest) * sums[p * padded + i];
-        a.out[head * latent + i] = sum / total;
-    }
+    latent_write<QUADS>(a, s, first_head, heads, own.n, n_splits, sums);
+    unsigned int *counter = a.arrivals + static_cast<int>(blockIdx.z) * a.kv.n_kv_heads * runs + blockIdx.y;
+    if (own.n > 1 && arrives_last(counter, own.n)) latent_join(a, s, first_head, heads, own.n, n_splits);
 }
 
 template <int KEYS, int QUADS, int DTYPE>
 cudaError_t launch_attention(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits) {
     size_t shared =
-        sizeof(float) * (static_cast<size_t>(HEADS + KEYS) * a.kv.padded_dim + KEYS * WEIGHTS_STRIDE + 3 * HEADS);
+        sizeof(float) * (static_cast<size_t>(rows_floats<KEYS>(a.kv.padded_dim)) + KEYS * WEIGHTS_STRIDE + 3 * HEADS);
     auto *kernel = latent_attention<KEYS, QUADS, DTYPE>;
     if (shared > 48 * 1024) { /* as for attention_tiles */
         cudaError_t error =
@@ -252,10 +250,7 @@ cudaError_t launch_attention(cudaStream_t stream, const sn_cuda_attention &a, in
     dim3 grid(static_cast<unsigned int>(n_splits),
               static_cast<unsigned int>(a.kv.n_kv_heads * ((group + HEADS - 1) / HEADS)),
               static_cast<unsigned int>(n_rows));
-    cudaError_t error = SN_LAUNCH(kernel, grid, THREADS, shared, stream, a, n_splits);
-    if (error != cudaSuccess || n_splits == 1) return error;
-    dim3 joins(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(a.n_heads));
-    return SN_LAUNCH(latent_join, joins, COPY_THREADS, 0, stream, a, n_splits);
+    return SN_LAUNCH(kernel, grid, THREADS, shared, stream, a, n_splits);
 }
 
 constexpr int LINEAR_THREADS = 128;

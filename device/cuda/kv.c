@@ -127,28 +127,54 @@ sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, vo
 
 /* -- attention */
 
-int sn_cuda_attention_n_splits(int n_rows) { return n_rows <= 16 ? SN_CUDA_SPLITS : n_rows <= 128 ? 4 : 1; }
+/* Rows beyond SPLIT_ROWS fill a device by themselves. A multiprocessor that has BLOCKS thread blocks reads memory at
+ * its share of the full speed: arithmetic, not measured. HEADS_MOST: the most query heads of a block of any kernel. */
+enum { SPLIT_ROWS = 128, BLOCKS = 4, HEADS_MOST = 16 };
 
-size_t sn_cuda_partial_bytes(const sn_device_limits *l) {
-    size_t most = 0;
-    for (int rows = l->rows; rows > 0; rows = rows > 128 ? 128 : rows > 16 ? 16 : 0) {
-        size_t parts = (size_t)rows * (size_t)sn_cuda_attention_n_splits(rows);
-        if (parts > most) most = parts;
+static int least_splits(int n_rows) { return n_rows <= 16 ? 8 : n_rows <= SPLIT_ROWS ? 4 : 1; }
+
+int sn_cuda_attention_n_splits(const sn_cuda *cuda, int n_rows, int blocks) {
+    int64_t all = (int64_t)n_rows * blocks, fill = ((int64_t)BLOCKS * cuda->n_multiprocessors + all - 1) / all;
+    int least = least_splits(n_rows);
+    if (n_rows > SPLIT_ROWS) return 1;
+    return fill > SN_CUDA_SPLITS ? SN_CUDA_SPLITS : fill > least ? (int)fill : least;
+}
+
+size_t sn_cuda_partial_bytes(const sn_cuda *cuda, const sn_device_limits *l) {
+    size_t most = 0, fill = (size_t)(HEADS_MOST * BLOCKS) * (size_t)cuda->n_multiprocessors;
+    for (int rows = 1; rows <= l->rows && rows <= SPLIT_ROWS; rows++) {
+        size_t heads = (size_t)rows * (size_t)l->heads, least = heads * (size_t)least_splits(rows),
+               parts = sn_min_size(heads * SN_CUDA_SPLITS, heads + fill); /* rounded up: one more for each head */
+        parts = parts > least ? parts : least;
+        most = parts > most ? parts : most;
     }
-    return most * (size_t)l->heads * (sn_cuda_pad((size_t)l->head_dim, 4) + 2) * sizeof(float);
+    return most * (sn_cuda_pad((size_t)l->head_dim, 4) + 2) * sizeof(float);
+}
+
+size_t sn_cuda_arrivals_bytes(const sn_device_limits *l) {
+    return sizeof(unsigned) * (size_t)l->heads * (size_t)(l->rows < SPLIT_ROWS ? l->rows : SPLIT_ROWS);
+}
+
+sn_status sn_cuda_attention_scratch(sn_cuda *cuda, sn_cuda_attention *a, int n_rows, int n_splits, int dim,
+                                    sn_err *err) {
+    if (n_splits == 1) return SN_OK; /* no row has two parts */
+    size_t heads = (size_t)n_rows * (size_t)a->n_heads, parts = heads * (size_t)n_splits,
+           dims = sn_cuda_pad((size_t)dim, 4);
+    sn_status status = sn_cuda_buffer_require(cuda, &cuda->partial, parts * (dims + 2) * sizeof(float), err);
+    if (!status) status = sn_cuda_buffer_require(cuda, &cuda->arrivals, heads * sizeof(unsigned), err);
+    a->partial = cuda->partial.at;
+    a->partial_stats = a->partial + parts * dims;
+    a->arrivals = cuda->arrivals.at;
+    return status;
 }
 
 static sn_status attention_by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
-    int n_splits = sn_cuda_attention_n_splits(cuda->n_rows);
-    size_t parts = (size_t)cuda->n_rows * (size_t)a->n_heads * (size_t)n_splits, dims = (size_t)a->kv.padded_dim;
-    sn_status status = sn_cuda_buffer_require(cuda, &cuda->partial, parts * (dims + 2) * sizeof(float), err);
-    if (status) return status;
-    a->partial = cuda->partial.at;
-    a->partial_stats = a->partial + parts * dims;
-    status =
-        sn_cuda_check_launch(cuda, sn_cuda_attention_split(cuda->work, a, cuda->n_rows, n_splits), "attention", err);
-    const sn_cuda_held join = {SN_CUDA_HELD_JOIN, .n = cuda->n_rows, .attention = *a, .n_splits = n_splits};
-    return status ? status : sn_cuda_hold(cuda, &join, err);
+    int group = a->n_heads / a->kv.n_kv_heads,
+        blocks = a->kv.n_kv_heads * ((group + SN_CUDA_SPLIT_HEADS - 1) / SN_CUDA_SPLIT_HEADS);
+    int n_splits = sn_cuda_attention_n_splits(cuda, cuda->n_few, blocks);
+    sn_status status = sn_cuda_attention_scratch(cuda, a, cuda->n_few, n_splits, a->kv.head_dim, err);
+    const sn_cuda_held held = {SN_CUDA_HELD_ATTENTION, .n = cuda->n_few, .attention = *a, .n_splits = n_splits};
+    return status ? status : sn_cuda_hold(cuda, &held, err);
 }
 
 sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
@@ -170,9 +196,8 @@ sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const f
                            .out = out};
     if (a.kv.latent)
         status = sn_cuda_latent_attend(cuda, &a, err);
-    else if (cuda->n_rows <= SN_CUDA_CHUNK_ROWS * cuda->n_sequences)
-        status = attention_by_splits(cuda, &a, err);
-    else
+    else if (cuda->n_few < cuda->n_rows)
         status = sn_cuda_check_launch(cuda, sn_cuda_attention_tiles(cuda->work, &a, cuda->n_tiles), "attention", err);
+    if (!status && !a.kv.latent && cuda->n_few) status = attention_by_splits(cuda, &a, err);
     return sn_cuda_op_done(cuda, status);
 }

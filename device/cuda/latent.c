@@ -2,14 +2,11 @@
 #include "device/cuda/cuda_private.h"
 
 sn_status sn_cuda_latent_attend(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
-    int n_splits = sn_cuda_attention_n_splits(cuda->n_rows);
-    size_t parts = (size_t)cuda->n_rows * (size_t)a->n_heads * (size_t)n_splits,
-           dims = sn_cuda_pad((size_t)a->kv.latent, 4);
-    sn_status status = SN_OK;
-    if (n_splits > 1) status = sn_cuda_buffer_require(cuda, &cuda->partial, parts * (dims + 2) * sizeof(float), err);
+    int group = a->n_heads / a->kv.n_kv_heads,
+        blocks = a->kv.n_kv_heads * ((group + SN_CUDA_LATENT_HEADS - 1) / SN_CUDA_LATENT_HEADS);
+    int n_splits = sn_cuda_attention_n_splits(cuda, cuda->n_rows, blocks);
+    sn_status status = sn_cuda_attention_scratch(cuda, a, cuda->n_rows, n_splits, a->kv.latent, err);
     if (status) return status;
-    a->partial = cuda->partial.at;
-    a->partial_stats = n_splits > 1 ? a->partial + parts * dims : NULL;
     return sn_cuda_check_launch(cuda, sn_cuda_latent_attention(cuda->work, a, cuda->n_rows, n_splits), "attention",
                                 err);
 }

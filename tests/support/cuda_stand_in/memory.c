@@ -12,7 +12,8 @@ static const size_t CONTEXT_BYTES = (size_t)384 << 20, BLAS_BYTES = (size_t)128 
 typedef struct allocation {
     char *at, *pages;
     size_t bytes, mapped;
-    int device; /* -1: pinned host memory */
+    uint32_t *times; /* of each byte: watch_blocks.c. NULL: no kernel has stored there */
+    int device;      /* -1: pinned host memory */
 } allocation;
 
 static allocation *allocations;
@@ -24,6 +25,10 @@ static int fail_nth;
 
 static size_t pages_for(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
+static void *map_pages(size_t bytes, int protection) {
+    return mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
 static cudaError_t add_allocation(size_t bytes, int device, void **out) {
     if (n_allocations == capacity) {
         capacity = capacity ? 2 * capacity : 64;
@@ -31,7 +36,7 @@ static cudaError_t add_allocation(size_t bytes, int device, void **out) {
         if (!allocations) abort();
     }
     allocation p = {.bytes = bytes, .mapped = pages_for(bytes) + PAGE, .device = device};
-    p.pages = mmap(NULL, p.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    p.pages = map_pages(p.mapped, PROT_NONE);
     if (p.pages == MAP_FAILED) return cudaErrorMemoryAllocation;
     mprotect(p.pages, p.mapped - PAGE, PROT_READ | PROT_WRITE); /* the last page stays inaccessible */
     p.at = p.pages + (p.mapped - PAGE - bytes) / ALIGNMENT * ALIGNMENT;
@@ -59,6 +64,7 @@ static allocation *find_allocation(const void *at, size_t bytes, int device) {
 
 static void remove_allocation(allocation *p) {
     munmap(p->pages, p->mapped);
+    if (p->times) munmap(p->times, p->bytes * sizeof *p->times);
     *p = allocations[--n_allocations];
     memset(last_found, 0, sizeof last_found);
 }
@@ -73,13 +79,24 @@ void cuda_memory_open(int device) {
     open_device = device;
 }
 
-bool cuda_memory_open_holds(const void *at, size_t bytes) {
+static allocation *find_open(const void *at, size_t bytes) {
     unsigned *last = &last_found[(uintptr_t)at / PAGE % 1024];
     if (*last && allocations[*last - 1].device == open_device && lies_in(&allocations[*last - 1], at, bytes))
-        return true;
-    const allocation *p = find_allocation(at, bytes, open_device);
+        return &allocations[*last - 1];
+    allocation *p = find_allocation(at, bytes, open_device);
     if (p) *last = (unsigned)(p - allocations) + 1;
     return p;
+}
+
+bool cuda_memory_open_holds(const void *at, size_t bytes) { return find_open(at, bytes); }
+
+uint32_t *cuda_memory_times(const void *at, bool make) {
+    allocation *p = find_open(at, 1);
+    if (!p->times && make) {
+        p->times = map_pages(p->bytes * sizeof *p->times, PROT_READ | PROT_WRITE);
+        if (p->times == MAP_FAILED) abort();
+    }
+    return p->times ? p->times + ((const char *)at - p->at) : NULL;
 }
 
 void cuda_memory_close(int device) { protect_device(device, PROT_NONE); }

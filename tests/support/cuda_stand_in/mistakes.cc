@@ -69,6 +69,29 @@ __global__ void host_memory(float *memory, float *host, bool make) {
     (make ? host : memory)[threadIdx.x] = 1;
 }
 
+/* Two blocks store eight numbers each, and the one that is done last adds up all of them. */
+template <class Counts> __device__ void add_up(float *memory, bool fence_stores, bool fence_loads, Counts counts) {
+    __shared__ bool last;
+    int t = static_cast<int>(threadIdx.x);
+    if (t < 8) memory[blockIdx.x * 8 + t] = 1;
+    if (fence_stores) __threadfence();
+    __syncthreads();
+    if (t == 0) last = counts(reinterpret_cast<unsigned *>(memory + THREADS - 1)) == 1;
+    __syncthreads();
+    if (!last) return;
+    if (fence_loads) __threadfence();
+    if (t < 8) memory[16 + t] = memory[t] + memory[8 + t];
+}
+__device__ unsigned counted(unsigned *counter) { return atomicInc(counter, 1); }
+__global__ void others_memory(float *memory, float *, bool make) {
+    if (threadIdx.x < 8) memory[(make ? 0 : blockIdx.x * 8) + threadIdx.x] = 1;
+}
+__global__ void no_store_fence(float *memory, float *, bool make) { add_up(memory, !make, true, counted); }
+__global__ void no_load_fence(float *memory, float *, bool make) { add_up(memory, true, !make, counted); }
+__global__ void no_counter(float *memory, float *, bool make) {
+    add_up(memory, true, true, [=](unsigned *counter) { return make ? 1u : counted(counter); });
+}
+
 } // namespace
 
 extern "C" cudaError_t cuda_mistake_launch(cudaStream_t stream, cuda_mistake which, bool make, float *memory,
@@ -76,6 +99,7 @@ extern "C" cudaError_t cuda_mistake_launch(cudaStream_t stream, cuda_mistake whi
     using kernel = void (*)(float *, float *, bool);
     static const kernel kernels[CUDA_MISTAKES] = {
         alignment,         beyond_allocation,  before_allocation, beyond_shared,    read_of_a_store,
-        store_over_a_read, store_over_a_store, in_an_array,       a_shuffle_orders, host_memory};
-    return SN_LAUNCH(kernels[which], dim3(1), THREADS, SHARED, stream, memory, host, make);
+        store_over_a_read, store_over_a_store, in_an_array,       a_shuffle_orders, host_memory,
+        others_memory,     no_store_fence,     no_load_fence,     no_counter};
+    return SN_LAUNCH(kernels[which], dim3(which < CUDA_MISTAKE_OTHERS_MEMORY ? 1 : 2), THREADS, SHARED, stream, memory, host, make);
 }

@@ -20,10 +20,15 @@ typedef enum cuda_mistake {
     CUDA_MISTAKE_IN_AN_ARRAY,        /* as READ_OF_A_STORE, in a __shared__ array */
     CUDA_MISTAKE_A_SHUFFLE_ORDERS,   /* a shuffle in place of the warp's barrier */
     CUDA_MISTAKE_HOST_MEMORY,        /* pinned memory of the host is touched */
+    CUDA_MISTAKE_OTHERS_MEMORY,      /* two blocks store to one address of the device */
+    CUDA_MISTAKE_NO_STORE_FENCE,     /* a block counts before its stores are seen */
+    CUDA_MISTAKE_NO_LOAD_FENCE,      /* the block that counts last loads what others stored as it pleases */
+    CUDA_MISTAKE_NO_COUNTER,         /* a block loads what another one stored without counting */
     CUDA_MISTAKES,
 } cuda_mistake;
 
-/* Launches one block of 64 threads on `memory`, 64 floats on the device. host: as many, pinned. */
+/* Launches one block of 64 threads, for mistakes between blocks two, on `memory`, 64 floats on the device that are 0.
+ * host: as many, pinned. */
 cudaError_t cuda_mistake_launch(cudaStream_t stream, cuda_mistake which, bool make, float *memory, float *host);
 
 #ifdef __cplusplus

@@ -66,7 +66,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int this_device;
 static _Thread_local cudaError_t last_error;
 static struct cuda_stream *streams;
-static int n_devices = 2, capability = 90, n_objects, lose_nth, fail_creation, spoil_nth, stall_ms;
+static int n_devices = 2, capability = 90, multiprocessors = 20, n_objects, lose_nth, fail_creation, spoil_nth,
+           stall_ms;
 static int driver = CUDART_VERSION, broken = -1, capture_error = cudaErrorStreamCaptureUnsupported;
 static bool broken_answers;
 static bool copies_first, lost;
@@ -253,8 +254,11 @@ cudaError_t cudaGetDeviceCount(int *count) {
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     if (device < 0 || device >= n_devices) return cuda_result(cudaErrorInvalidDevice);
     if (device == broken && !broken_answers) return cuda_result(cudaErrorDevicesUnavailable);
-    *prop = (struct cudaDeviceProp){
-        .name = "stand-in", .totalGlobalMem = cuda_memory_total(), .major = capability / 10, .minor = capability % 10};
+    *prop = (struct cudaDeviceProp){.name = "stand-in",
+                                    .totalGlobalMem = cuda_memory_total(),
+                                    .major = capability / 10,
+                                    .minor = capability % 10,
+                                    .multiProcessorCount = multiprocessors};
     return cudaSuccess;
 }
 
@@ -536,6 +540,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 
 void cuda_stand_in_devices(int n) { n_devices = n; }
 void cuda_stand_in_capability(int sm) { capability = sm; }
+void cuda_stand_in_multiprocessors(int n) { multiprocessors = n; }
 void cuda_stand_in_copies_first(bool first) { copies_first = first; }
 void cuda_stand_in_fail_creation(int nth) { fail_creation = nth; }
 void cuda_stand_in_spoil_capture(int nth) { spoil_nth = nth; }
@@ -563,6 +568,7 @@ void cuda_stand_in_reset(void) {
     cuda_stand_in_peak_reset();
     n_devices = 2;
     capability = 90;
+    multiprocessors = 20;
     driver = CUDART_VERSION;
     capture_error = cudaErrorStreamCaptureUnsupported;
     cuda_stand_in_break(-1, false);

@@ -33,8 +33,9 @@ enum { CUDA_STAND_IN_DEVICES = 4 };
 
 /* Resets everything but memory: faults healed, settings to the defaults below, counters to 0. */
 void cuda_stand_in_reset(void);
-void cuda_stand_in_devices(int n);     /* number of devices: 2. 0: no driver */
-void cuda_stand_in_capability(int sm); /* compute capability: 90 */
+void cuda_stand_in_devices(int n);         /* number of devices: 2. 0: no driver */
+void cuda_stand_in_capability(int sm);     /* compute capability: 90 */
+void cuda_stand_in_multiprocessors(int n); /* 20 */
 /* bytes of each device beside those that the driver takes by itself (a context, once a device is used, and cuBLAS):
  * 1 GiB, in programs those of the environment variable CUDA_STAND_IN_MEMORY */
 void cuda_stand_in_memory(size_t bytes);
@@ -64,6 +65,7 @@ size_t cuda_stand_in_pinned(void);    /* bytes of pinned host memory */
 uint64_t cuda_stand_in_mallocs(void); /* allocations of device memory so far */
 int cuda_stand_in_contexts(void);     /* devices on which there is a context */
 int cuda_stand_in_objects(void);      /* streams, events, graphs, executable graphs, cuBLAS handles */
+uint64_t cuda_stand_in_atomics(void); /* atomic operations of kernels so far */
 uint64_t cuda_stand_in_captures(void);
 uint64_t cuda_stand_in_graph_launches(void);
 uint64_t cuda_stand_in_kernels(void); /* launches of kernels and products of cuBLAS, those that a graph repeats once */

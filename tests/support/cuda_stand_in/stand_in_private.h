@@ -35,6 +35,9 @@ void cuda_memory_open(int device);
 void cuda_memory_close(int device);
 bool cuda_memory_holds(int device, const void *at, size_t bytes); /* inside one allocation */
 bool cuda_memory_open_holds(const void *at, size_t bytes);        /* of the device that was opened last */
+/* When kernels stored the bytes from `at` on last, which lie in an allocation of the device that was opened last; 0:
+ * never. NULL: no kernel has stored there, and `make` is not set. */
+uint32_t *cuda_memory_times(const void *at, bool make);
 /* The device's context is made: the driver takes its memory, once. */
 void cuda_memory_context(int device);
 /* A cuBLAS handle is made on this device: takes its memory, once. */

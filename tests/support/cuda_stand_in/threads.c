@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { THREADS_MAX = 1024, STACK = 64 << 10, WARP = 32 };
+enum { THREADS_MAX = CUDA_THREADS_MAX, STACK = 64 << 10, WARP = 32 };
 
 typedef enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE } state;
 
@@ -29,7 +29,7 @@ static uint32_t given[THREADS_MAX / WARP][2][WARP][CUDA_WORDS];
 static char *stacks;
 static void *scheduler; /* stack pointer of run_threads while a fiber runs */
 static unsigned char shared[CUDA_SHARED_MAX] __attribute__((aligned(16)));
-static unsigned now, n_threads, n_blocks_run;
+static unsigned now, n_threads, n_blocks_run, n_launches;
 static size_t n_shared;
 static void (*block_body)(void *);
 static void *block_ctx;
@@ -154,7 +154,7 @@ static bool release_block(void) {
     if (!waiting || waiting + gone < n_threads) return false;
     for (unsigned i = 0; i < n_threads; i++)
         if (fibers[i].state == AT_BARRIER) fibers[i].state = READY;
-    cuda_watch_barrier();
+    cuda_watch_barrier(n_threads);
     return true;
 }
 
@@ -205,11 +205,13 @@ void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t bytes, vo
     block_body = body;
     block_ctx = ctx;
     cuda_position.shared = shared;
-    for (unsigned z = 0; z < grid[2]; z++)
-        for (unsigned y = 0; y < grid[1]; y++)
-            for (unsigned x = 0; x < grid[0]; x++) {
-                cuda_position.block = (cuda_index){x, y, z};
-                run_block();
-            }
+    size_t n = (size_t)grid[0] * grid[1] * grid[2];
+    bool backwards = n_launches++ % 2; /* the order of blocks is undefined */
+    for (size_t k = 0; k < n; k++) {
+        size_t i = backwards ? n - 1 - k : k;
+        cuda_position.block =
+            (cuda_index){(unsigned)(i % grid[0]), (unsigned)(i / grid[0] % grid[1]), (unsigned)(i / grid[0] / grid[1])};
+        run_block();
+    }
     cuda_watch_end();
 }

@@ -21,7 +21,10 @@ extern struct cuda_position {
     unsigned char *shared;
 } cuda_position;
 
-enum { CUDA_SHARED_MAX = 101376 }; /* bytes: what every device since sm_80 has if it is requested */
+enum {
+    CUDA_SHARED_MAX = 101376, /* bytes: what every device since sm_80 has if it is requested */
+    CUDA_THREADS_MAX = 1024   /* of a block */
+};
 
 /* Runs `body` once for every thread of the grid. */
 void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t shared, void (*body)(void *ctx), void *ctx,
@@ -42,11 +45,21 @@ void cuda_threads_fail(const char *sentence) __attribute__((noreturn));
 /* watch.c: accesses are checked between begin and end. A kernel's threads may touch these stacks and read this call. */
 void cuda_watch_begin(const void *all_stacks, size_t stack_bytes, const void *call, size_t call_bytes);
 void cuda_watch_end(void);
-void cuda_watch_block(size_t shared_bytes); /* a block begins */
-void cuda_watch_barrier(void);              /* all of its threads have met */
-void cuda_watch_warp(unsigned warp);        /* the lanes of this warp have met */
+void cuda_watch_block(size_t shared_bytes);  /* a block begins */
+void cuda_watch_barrier(unsigned n_threads); /* all of its threads have met */
+void cuda_watch_warp(unsigned warp);         /* the lanes of this warp have met */
 /* A vector of this size is copied from one address to the other: fails where one of them is not aligned to it. */
 void cuda_watch_vectors(const void *to, const void *from, size_t bytes);
+
+/* watch_blocks.c: the same occasions; and of the running thread a fence, and an atomic operation, which it carries out
+ */
+void cuda_blocks_launch(void);
+void cuda_blocks_begin(void);
+void cuda_blocks_barrier(unsigned n_threads);
+void cuda_blocks_fence(void);
+unsigned cuda_blocks_atomic_inc(unsigned *at, unsigned most);
+/* NULL, or what is wrong with an access to an allocation of the device. */
+const char *cuda_blocks_access(const void *at, size_t bytes, bool is_write);
 
 #ifdef __cplusplus
 }
@@ -150,6 +163,8 @@ template <class T> static inline T __ldcs(const T *at) { return *at; }
 
 static inline void __syncthreads() { cuda_threads_barrier(); }
 static inline void __syncwarp() { cuda_threads_warp_barrier(); }
+static inline void __threadfence() { cuda_blocks_fence(); }
+static inline unsigned atomicInc(unsigned *at, unsigned most) { return cuda_blocks_atomic_inc(at, most); }
 static inline float __shfl_xor_sync(unsigned mask, float x, int distance) {
     if (mask != 0xffffffffu) cuda_threads_fail("a shuffle of part of a warp is not supported");
     return __uint_as_float(cuda_threads_exchange(__float_as_uint(x), distance));

@@ -7,7 +7,8 @@
  * - inside one allocation of the device, inside the shared memory that the launch asked for, in a shared array
  *   (__shared__: a static variable here), or on the thread's stack;
  * - in shared memory: ordered, by a barrier of the block or of the warp, behind what another thread has written there,
- *   and if it writes behind what another thread has read there. Shuffles order nothing, as in CUDA.
+ *   and if it writes behind what another thread has read there. Shuffles order nothing, as in CUDA;
+ * - in the device's memory: ordered behind what another block of the launch has stored there: watch_blocks.c.
  *
  * A cell for each byte of shared memory keeps who wrote and read it last, and when. Time is the number of barriers so
  * far: an access is ordered behind another thread's if that one came before the last barrier that both have passed. */
@@ -54,16 +55,21 @@ void cuda_watch_begin(const void *all_stacks, size_t stack_bytes, const void *ca
     stacks = (struct range){all_stacks, (const char *)all_stacks + stack_bytes};
     arguments = (struct range){call, (const char *)call + call_bytes};
     watching = true;
+    cuda_blocks_launch();
 }
 
 void cuda_watch_block(size_t shared_bytes) {
     n_dynamic = shared_bytes;
     block++;
+    cuda_blocks_begin();
     block_time = ++time_now;
     for (int i = 0; i < WARPS_MAX; i++) warp_time[i] = block_time;
 }
 
-void cuda_watch_barrier(void) { block_time = ++time_now; }
+void cuda_watch_barrier(unsigned n_threads) {
+    block_time = ++time_now;
+    cuda_blocks_barrier(n_threads);
+}
 void cuda_watch_warp(unsigned warp) { warp_time[warp] = ++time_now; }
 void cuda_watch_end(void) { watching = false; }
 
@@ -114,9 +120,8 @@ static cell *cells_of(const char *at, size_t bytes, bool is_write) {
     return at >= __data_start && at < _end ? &static_cells[at - __data_start] : NULL;
 }
 
-static bool may_touch(const char *at, size_t bytes, bool is_write) {
+static bool may_touch(const char *at, bool is_write) {
     const struct range constants = {__executable_start, __data_start};
-    if (lies_in(stacks, at) || cuda_memory_open_holds(at, bytes)) return true;
     return !is_write && (lies_in(arguments, at) || lies_in(constants, at));
 }
 
@@ -127,12 +132,16 @@ static void watch(const void *address, size_t bytes, bool is_write, bool aligned
     if (aligned && (uintptr_t)at % (bytes < 8 ? bytes : 8))
         fail_access(at, bytes, is_write, "is not aligned to its size");
     cell *cells = cells_of(at, bytes, is_write);
-    if (!cells && !may_touch(at, bytes, is_write))
-        fail_access(at, bytes, is_write, "is outside of the allocations of its device");
-    for (size_t i = 0; cells && i < bytes; i++) {
-        const char *why = access_cell(&cells[i], cuda_position.thread.x + 1, is_write);
-        if (why) fail_access(at, bytes, is_write, why);
-    }
+    const char *why = NULL;
+    for (size_t i = 0; cells && i < bytes && !why; i++)
+        why = access_cell(&cells[i], cuda_position.thread.x + 1, is_write);
+    if (cells || lies_in(stacks, at))
+        ;
+    else if (cuda_memory_open_holds(at, bytes))
+        why = cuda_blocks_access(at, bytes, is_write);
+    else if (!may_touch(at, is_write))
+        why = "is outside of the allocations of its device";
+    if (why) fail_access(at, bytes, is_write, why);
 }
 
 void cuda_watch_vectors(const void *to, const void *from, size_t bytes) {

@@ -48,7 +48,7 @@ typedef cudaDataType cudaDataType_t;
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;
-    int major, minor;
+    int major, minor, multiProcessorCount;
 };
 
 #define CUDART_VERSION 13000

@@ -19,14 +19,14 @@ macro(sn_xpu_module name source)
     COMMAND ${CMAKE_COMMAND} -E make_directory ${SN_XPU_SPIRV}
     COMMAND ${SN_OCL_CLANG} -target spir64 -x cl -cl-std=CL1.2 -O2 -Xclang -disable-llvm-passes -Wall -Werror -I${CMAKE_SOURCE_DIR} ${ARGN}
             -emit-llvm -c ${CMAKE_SOURCE_DIR}/device/xpu/${source} -o ${SN_XPU_SPIRV}/${name}.bc
-    COMMAND ${SN_LLVM_SPIRV} --spirv-max-version=1.2 ${SN_XPU_SPIRV}/${name}.bc -o ${SN_XPU_SPIRV}/${name}.spv
+    COMMAND ${SN_LLVM_SPIRV} --spirv-max-version=1.2 --spirv-ext=+SPV_KHR_integer_dot_product ${SN_XPU_SPIRV}/${name}.bc -o ${SN_XPU_SPIRV}/${name}.spv
     COMMAND ${SN_SPIRV_VAL} --target-env opencl1.2 ${SN_XPU_SPIRV}/${name}.spv
     DEPENDS ${CMAKE_SOURCE_DIR}/device/xpu/${source} ${CMAKE_SOURCE_DIR}/device/xpu/formulas.clh
-      ${CMAKE_SOURCE_DIR}/device/xpu/latent.clh ${CMAKE_SOURCE_DIR}/device/xpu/delta.clh VERBATIM)
+      ${CMAKE_SOURCE_DIR}/device/xpu/planes.clh ${CMAKE_SOURCE_DIR}/device/xpu/latent.clh ${CMAKE_SOURCE_DIR}/device/xpu/delta.clh VERBATIM)
   list(APPEND SN_XPU_MODULES ${SN_XPU_SPIRV}/${name}.spv)
 endmacro()
 
-# The weight forms of xpu_private.h, each with the macros that linear.cl needs for it: low bits, high bits, scales, bytes
+# The weight forms of xpu_private.h, each with the macros that planes.clh needs for it: low bits, high bits, scales, bytes
 # of a superblock, zero, table (device/quant.h).
 if(SN_XPU)
   sn_xpu_module(block block.cl)
@@ -51,6 +51,9 @@ if(SN_XPU)
       list(APPEND flags -D${macro}${value})
     endforeach()
     sn_xpu_module(linear_${name} linear.cl ${flags} -DSUFFIX=${name})
+    if(form MATCHES "Q|MX") # the quantised ones
+      sn_xpu_module(linear_dot_${name} linear_dot.cl ${flags} -DSUFFIX=${name})
+    endif()
   endforeach()
   set_source_files_properties(device/xpu/spirv.c PROPERTIES
     COMPILE_DEFINITIONS "SN_XPU_SPIRV=\"${SN_XPU_SPIRV}\"" OBJECT_DEPENDS "${SN_XPU_MODULES}")

@@ -5,16 +5,33 @@
 
 /* -- operations on rows and elements */
 
-/* Zhang & Sennrich 2019. One group of 64 per row; y may be x. */
+/* Zhang & Sennrich 2019. One group of 64 per row; y may be x or `more`. With `more`, x + more takes the place of x, and
+ * is written to `added`, which may be x. With q, y is quantised besides. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-rms_norm(uint width, __global const float *x, __global const float *weight, float eps, __global float *y) {
+rms_norm(uint width, __global const float *x, __global const float *weight, float eps, __global float *y,
+         __global const float *more, __global float *added, __global char *q, __global float2 *scales) {
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t row = (size_t)get_group_id(0) * width;
     float sum = 0.0f;
-    for (uint i = lane; i < width; i += 64) sum += x[row + i] * x[row + i];
+    for (uint i = lane; i < width; i += 64) {
+        float v = x[row + i];
+        if (more) added[row + i] = v += more[row + i];
+        sum += v * v;
+    }
+    if (more) x = added;
     float scale = 1.0f / sqrt(group_sum(sum, partial) / (float)width + eps);
     for (uint i = lane; i < width; i += 64) y[row + i] = x[row + i] * scale * weight[i];
+    if (!q) return;
+    barrier(CLK_GLOBAL_MEM_FENCE);
+    for (uint g = lane; g < width / 32; g += 64) quantise_group(y, row / 32 + g, q, scales);
+}
+
+/* x in 8 bits; an item takes a group of 32 elements. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void quantise(ulong n_groups, __global const float *x,
+                                                                       __global char *q, __global float2 *scales) {
+    size_t group = get_global_id(0);
+    if (group < n_groups) quantise_group(x, group, q, scales);
 }
 
 /* Ba et al. 2016. One group of 64 per row; bias may be NULL. */
@@ -41,18 +58,18 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rope(uint n_pairs_
     uint id = get_global_id(0), pairs = dim / 2;
     if (id >= n_pairs_all) return;
     uint pair = id % pairs, head = id / pairs, token = head / n_heads;
-    __global float *a = x + (size_t)head * head_dim + (rotate_half ? pair : 2 * pair),
-                   *b = a + (rotate_half ? pairs : 1);
-    float c = cos_sin[((size_t)token * pairs + pair) * 2], s = cos_sin[((size_t)token * pairs + pair) * 2 + 1];
-    float va = *a, vb = *b;
-    *a = va * c - vb * s;
-    *b = vb * c + va * s;
+    rotate_pair(x + (size_t)head * head_dim, pair, rotate_half, pairs, cos_sin + (size_t)token * pairs * 2);
 }
 
+/* With q, y is quantised besides; n is then a multiple of 32. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void activate(ulong n, uint kind, __global const float *gate,
-                                                                       __global const float *up, __global float *y) {
+                                                                       __global const float *up, __global float *y,
+                                                                       __global char *q, __global float2 *scales) {
     size_t i = get_global_id(0);
     if (i < n) y[i] = activation(kind, gate[i]) * (up ? factor(kind, up[i]) : 1.0f);
+    if (!q) return;
+    barrier(CLK_GLOBAL_MEM_FENCE);
+    if (i < n && i % 32 == 0) quantise_group(y, i / 32, q, scales);
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void add(ulong n, __global float *y, __global const float *x) {

@@ -129,6 +129,8 @@ sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed
     sn_xpu *x = sn_xpu_of(d);
     uint8_t *table = NULL;
     *replayed = false;
+    x->in_batch = false;
+    x->held.kind = SN_XPU_HELD_NONE; /* of a batch that failed */
     sn_status status = kv_check_shape(batch->shape, err);
     table_size size = table_measure(batch);
     if (!status && size.rows != (size_t)batch->n_rows)
@@ -155,16 +157,48 @@ sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed
         status = sn_xpu_upload(d, x->batch_table.device, table, bytes, err);
     }
     free(table);
+    x->in_batch = !status;
     return status;
 }
 
-sn_status sn_xpu_batch_end(sn_device *d, sn_err *err) { return sn_xpu_check_alive(sn_xpu_of(d), err); }
+sn_status sn_xpu_batch_end(sn_device *d, sn_err *err) {
+    sn_xpu *x = sn_xpu_of(d);
+    sn_status status = sn_xpu_release(x, (sn_xpu_rows8){0}, err);
+    x->in_batch = false;
+    return status ? status : sn_xpu_check_alive(x, err);
+}
 
 /* -- operations within a batch */
+
+/* rope of q and k, which are held, and the store. */
+static sn_status rope_store(sn_xpu *x, int block, float *k, const float *v, sn_err *err) {
+    const sn_xpu_held h = x->held;
+    const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
+    uint32_t rotate_half = h.rope.rotate_half;
+    sn_xpu_arg args[] = {SN_XPU_ARG(rows),
+                         SN_XPU_ARG(pages),
+                         SN_XPU_ARG(block),
+                         SN_XPU_ARG(h.heads[0]),
+                         SN_XPU_ARG(h.heads[1]),
+                         SN_XPU_ARG(h.head_dim),
+                         SN_XPU_ARG(x->shape.page_tokens),
+                         SN_XPU_ARG(h.rope.dim),
+                         SN_XPU_ARG(rotate_half),
+                         SN_XPU_ARG(h.rope.cos_sin),
+                         SN_XPU_ARG(h.rotated[0]),
+                         SN_XPU_ARG(k),
+                         SN_XPU_ARG(v)};
+    x->held.kind = SN_XPU_HELD_NONE;
+    sn_status status = sn_xpu_barrier(x, err);
+    return status ? status
+                  : sn_xpu_launch(x, x->kv[x->shape.dtype].rope_store, (size_t)(h.heads[0] + h.heads[1]),
+                                  (size_t)x->batch_rows, COUNT(args), args, err);
+}
 
 sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     assert(block >= 0 && block < x->shape.n_blocks);
+    if (sn_xpu_held_ropes(x, k)) return rope_store(x, block, x->held.rotated[1], v, err);
     const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
     sn_xpu_arg args[] = {SN_XPU_ARG(rows),
                          SN_XPU_ARG(pages),
@@ -206,15 +240,14 @@ sn_xpu_parts sn_xpu_divide_context(const sn_xpu *x, int32_t window, size_t group
 
 sn_status sn_xpu_join_parts(sn_xpu *x, const sn_attention *params, int elements, sn_xpu_parts parts, float *out,
                             sn_err *err) {
-    const uint8_t *singles = (uint8_t *)x->batch_table.device + x->tiles_at + 16 * x->batch_tiles;
-    int32_t window = params->window;
-    sn_xpu_arg args[] = {
-        SN_XPU_ARG(singles), SN_XPU_ARG(params->n_heads), SN_XPU_ARG(elements),     SN_XPU_ARG(window),
-        SN_XPU_ARG(out),     SN_XPU_ARG(parts.n),         SN_XPU_ARG(parts.tokens), SN_XPU_ARG(x->partial.device)};
-    sn_status status = sn_xpu_barrier(x, err);
-    return status ? status
-                  : sn_xpu_launch(x, x->kv[x->shape.dtype].attention_join, (size_t)params->n_heads,
-                                  (size_t)x->batch_singles, COUNT(args), args, err);
+    const sn_xpu_held own = {SN_XPU_HELD_JOIN,
+                             .n = x->batch_singles,
+                             .heads = {params->n_heads},
+                             .head_dim = elements,
+                             .window = params->window,
+                             .parts = parts,
+                             .y = out};
+    return sn_xpu_hold(x, &own, err);
 }
 
 sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {

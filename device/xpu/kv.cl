@@ -135,6 +135,29 @@ kv_store(__global const uint2 *rows, __global const ulong *pages, uint block, ui
     kv_put_from(value_at(p, at.y), e, n, v + from);
 }
 
+/* rope of q and of k, then kv_store, with the bits of each by itself. One group of 64 per row and head: first those of
+ * q, then those of k. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+rope_store(__global const uint2 *rows, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
+           uint head_dim, uint page_tokens, uint rope_dim, uint rotate_half, __global const float *cos_sin,
+           __global float *q, __global float *k, __global const float *v) {
+    uint lane = get_local_id(0), row = get_group_id(1), pairs = rope_dim / 2;
+    bool of_query = get_group_id(0) < n_heads;
+    uint head = get_group_id(0) - (of_query ? 0 : n_heads);
+    size_t from = ((size_t)row * (of_query ? n_heads : n_kv_heads) + head) * head_dim;
+    __global float *own = (of_query ? q : k) + from;
+    for (uint i = lane; i < pairs; i += 64) rotate_pair(own, i, rotate_half, pairs, cos_sin + (size_t)row * rope_dim);
+    if (of_query) return; /* the whole group */
+    barrier(CLK_GLOBAL_MEM_FENCE);
+    uint2 at = rows[row];
+    kv_view p = {pages + at.x, page_tokens, head_dim, head_offset(block, head, n_kv_heads, page_tokens, head_dim)};
+    for (uint e = lane * SPAN; e < head_dim; e += 64 * SPAN) {
+        uint n = min((uint)SPAN, head_dim - e);
+        kv_put_from(key_at(p, at.y), e, n, own + e);
+        kv_put_from(value_at(p, at.y), e, n, v + from + e);
+    }
+}
+
 /* Copies positions [first, first + n) of one sequence to or from (n, n_kv_heads, head_dim). */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_copy(__global const ulong *pages, uint block,
                                                                       uint n_kv_heads, uint head_dim, uint page_tokens,
@@ -241,10 +264,11 @@ attention_row(__global const uint4 *tiles, __global const ulong *pages, uint blo
     }
 }
 
-/* Joins the parts of a row's head; a row has those that its positions fill. One group of 64 per head and row. */
+/* Joins the parts of a row's head; a row has those that its positions fill. One group of 64 per head and row. With q8,
+ * the result is quantised besides; heads are then whole groups of 32. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
 attention_join(__global const uint4 *tiles, uint n_heads, uint head_dim, int window, __global float *out, uint n_parts,
-               uint part_tokens, __global const float *partial) {
+               uint part_tokens, __global const float *partial, __global char *q8, __global float2 *scales) {
     uint lane = get_local_id(0), head = get_group_id(0), index = get_group_id(1), size = head_dim + 2;
     uint4 tile = tiles[index];
     uint n = (tile.z - window_first(tile.z, window) / 16 * 16) / part_tokens + 1;
@@ -257,6 +281,10 @@ attention_join(__global const uint4 *tiles, uint n_heads, uint head_dim, int win
         for (uint i = 0; i < n; i++) result += exp(from[i * size] - most) * from[i * size + 2 + e];
         out[((size_t)tile.x * n_heads + head) * head_dim + e] = result / sum;
     }
+    if (!q8) return;
+    barrier(CLK_GLOBAL_MEM_FENCE);
+    for (uint g = lane; g < head_dim / 32; g += 64)
+        quantise_group(out, ((size_t)tile.x * n_heads + head) * (head_dim / 32) + g, q8, scales);
 }
 
 #define ROWS  16 /* of a tile */

@@ -72,6 +72,7 @@ sn_status sn_xpu_load_kv(sn_xpu *x, sn_kv_dtype dtype, sn_err *err) {
         uint32_t x, y;
         ze_kernel_handle_t *kernel;
     } all[] = {{"kv_store", 64, 1, &k->store},
+               {"rope_store", 64, 1, &k->rope_store},
                {"kv_copy", 64, 1, &k->copy},
                {"attention_row", 64, 1, &k->attention_row},
                {"attention_join", 64, 1, &k->attention_join},
@@ -103,31 +104,53 @@ sn_status sn_xpu_load_grad(sn_xpu *x, sn_err *err) {
     return status;
 }
 
-sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
+/* A kernel of a module that is compiled once per form of weight: its name before that of the form, and its group. */
+typedef struct form_kernel {
+    const char *base;
+    uint32_t group_x, group_y;
+    ze_kernel_handle_t *kernel;
+} form_kernel;
+
+static sn_status load_form(sn_xpu *x, sn_xpu_form form, sn_xpu_spirv spirv, ze_module_handle_t *module, size_t n,
+                           const form_kernel *kernels, sn_err *err) {
     static const char *const forms[] = {
 #define X(name, ...) #name,
         SN_XPU_FORMS(X)
 #undef X
     };
-    sn_xpu_linear_kernels *k = &x->linear[form];
-    struct {
-        const char *base;
-        uint32_t group_x, group_y;
-        ze_kernel_handle_t *kernel;
-    } all[] = {{"linear1", 16, 4, &k->matvec1},        {"linear4", 16, 4, &k->matvec4},
-               {"linear8", 16, 4, &k->matvec8},        {"linear_tile", 8, 8, &k->matmul_tile},
-               {"get_rows", 64, 1, &k->get_rows},      {"linear_input_grad", 64, 1, &k->input_grad},
-               {"moe_linear", 64, 1, &k->moe_linear},  {"moe_linear_grad", 64, 1, &k->moe_linear_grad},
-               {"head_linear", 16, 4, &k->head_linear}};
     sn_status status = sn_xpu_check_alive(x, err);
-    if (status || k->module) return status;
-    status = load_module(x, sn_xpu_spirv_linear(form), &k->module, err);
-    for (size_t i = 0; i < sizeof all / sizeof *all && !status; i++) {
+    if (status || *module) return status;
+    status = load_module(x, spirv, module, err);
+    for (size_t i = 0; i < n && !status; i++) {
         char name[32];
-        snprintf(name, sizeof name, "%s_%s", all[i].base, forms[form]);
-        status = load_kernel(x, k->module, name, all[i].group_x, all[i].group_y, all[i].kernel, err);
+        snprintf(name, sizeof name, "%s_%s", kernels[i].base, forms[form]);
+        status = load_kernel(x, *module, name, kernels[i].group_x, kernels[i].group_y, kernels[i].kernel, err);
     }
     return status;
+}
+
+sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
+    sn_xpu_linear_kernels *k = &x->linear[form];
+    const form_kernel all[] = {{"linear1", 16, 4, &k->matvec1},
+                               {"linear4", 16, 4, &k->matvec4},
+                               {"linear8", 16, 4, &k->matvec8},
+                               {"linear_tile32", 8, 8, &k->matmul_tile32},
+                               {"linear_tile64", 8, 8, &k->matmul_tile64},
+                               {"get_rows", 64, 1, &k->get_rows},
+                               {"linear_input_grad", 64, 1, &k->input_grad},
+                               {"moe_linear", 64, 1, &k->moe_linear},
+                               {"moe_linear_grad", 64, 1, &k->moe_linear_grad},
+                               {"head_linear", 16, 4, &k->head_linear}};
+    return load_form(x, form, sn_xpu_spirv_linear(form), &k->module, sizeof all / sizeof *all, all, err);
+}
+
+sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err) {
+    sn_xpu_dot_kernels *k = &x->dots[form];
+    const form_kernel all[] = {
+        {"linear_dot1", 16, 4, &k->matvec1}, {"linear_dot4", 16, 4, &k->matvec4}, {"linear_dot8", 16, 4, &k->matvec8}};
+    const sn_xpu_spirv spirv = sn_xpu_spirv_dot(form);
+    if (!x->dp4a || !spirv.data) return sn_xpu_check_alive(x, err);
+    return load_form(x, form, spirv, &k->module, sizeof all / sizeof *all, all, err);
 }
 
 static void drop_kernel(ze_kernel_handle_t kernel) {
@@ -140,17 +163,23 @@ void sn_xpu_unload(sn_xpu *x) {
         drop_kernel(k->matvec1);
         drop_kernel(k->matvec4);
         drop_kernel(k->matvec8);
-        drop_kernel(k->matmul_tile);
+        drop_kernel(k->matmul_tile32);
+        drop_kernel(k->matmul_tile64);
         drop_kernel(k->get_rows);
         drop_kernel(k->input_grad);
         drop_kernel(k->moe_linear);
         drop_kernel(k->moe_linear_grad);
         drop_kernel(k->head_linear);
         if (k->module) zeModuleDestroy(k->module);
+        drop_kernel(x->dots[i].matvec1);
+        drop_kernel(x->dots[i].matvec4);
+        drop_kernel(x->dots[i].matvec8);
+        if (x->dots[i].module) zeModuleDestroy(x->dots[i].module);
     }
     for (int i = 0; i < SN_KV_DTYPE_COUNT; i++) {
         sn_xpu_kv_kernels *k = &x->kv[i];
         drop_kernel(k->store);
+        drop_kernel(k->rope_store);
         drop_kernel(k->copy);
         drop_kernel(k->attention_row);
         drop_kernel(k->attention_join);

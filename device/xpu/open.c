@@ -119,8 +119,10 @@ static sn_status find_device(sn_xpu *x, sn_err *err) {
 static sn_status query_device(sn_xpu *x, sn_err *err) {
     ze_device_properties_t p = {.stype = ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES};
     ze_device_compute_properties_t compute = {.stype = ZE_STRUCTURE_TYPE_DEVICE_COMPUTE_PROPERTIES};
+    ze_device_module_properties_t module = {.stype = ZE_STRUCTURE_TYPE_DEVICE_MODULE_PROPERTIES};
     sn_status status = sn_xpu_check(x, zeDeviceGetProperties(x->device, &p), "being opened", err);
     if (!status) status = sn_xpu_check(x, zeDeviceGetComputeProperties(x->device, &compute), "being opened", err);
+    if (!status) status = sn_xpu_check(x, zeDeviceGetModuleProperties(x->device, &module), "being opened", err);
     if (status) return status;
     /* what attention_tile needs */
     enum { GROUP = 128, LOCAL = 3 * SN_XPU_TILE_ROWS * SN_XPU_HEAD_DIM_MAX * 4 + 2048 };
@@ -129,6 +131,7 @@ static sn_status query_device(sn_xpu *x, sn_err *err) {
                        "%s is too small for the kernels: groups of %u and %u bytes of local memory, not %d "
                        "and %d",
                        x->name, compute.maxTotalGroupSize, compute.maxSharedLocalMemory, GROUP, LOCAL);
+    x->dp4a = module.flags & ZE_DEVICE_MODULE_FLAG_DP4A;
     x->base.allocation_max = p.maxMemAllocSize;
     x->memory = device_memory_bytes(x->device);
     snprintf(x->description, sizeof x->description, "%s: %.128s, %.1f GiB", x->name, p.name,
@@ -164,6 +167,7 @@ static void xpu_close(sn_device *d) {
     sn_xpu_free(d, x->batch_table.device, x->batch_table.bytes);
     sn_xpu_free(d, x->kv_staging.device, x->kv_staging.bytes);
     sn_xpu_free(d, x->partial.device, x->partial.bytes);
+    sn_xpu_free(d, x->rows8.device, x->rows8.bytes);
     sn_xpu_free(d, x->grad_stats.device, x->grad_stats.bytes);
     sn_xpu_host_free(d, x->staging, 0);
     sn_xpu_release_orphans(x);
@@ -184,7 +188,7 @@ typedef struct buffer_need {
     size_t bytes;
 } buffer_need;
 
-enum { BUFFERS = 5 };
+enum { BUFFERS = 6 };
 
 /* The bytes of all buffers for these limits. */
 static sn_status buffer_needs(sn_xpu *x, const sn_device_limits *l, buffer_need out[BUFFERS], sn_err *err) {
@@ -196,6 +200,7 @@ static sn_status buffer_needs(sn_xpu *x, const sn_device_limits *l, buffer_need 
         {&x->batch_table, sn_xpu_buffer_bytes(sn_xpu_table_bytes(l))},
         {&x->kv_staging, sn_xpu_buffer_bytes(sn_xpu_kv_staging_bytes(l))},
         {&x->partial, sn_xpu_buffer_bytes(sn_xpu_partial_bytes(l))},
+        {&x->rows8, sn_xpu_buffer_bytes(sn_xpu_rows8_bytes(x, l))},
         {&x->grad_stats, sn_xpu_buffer_bytes(3 * sizeof(float) * (size_t)l->grad_tokens * (size_t)l->heads)}};
     memcpy(out, all, sizeof all);
     return SN_OK;

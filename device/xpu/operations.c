@@ -1,4 +1,4 @@
-/* linear and the operations on rows and elements: argument checks and kernel launches. */
+/* The operations on rows and elements: argument checks and kernel launches, of some of them held back (held.c). */
 #include "device/xpu/xpu_private.h"
 
 #include "base/mem.h"
@@ -9,51 +9,20 @@ static size_t groups_of(size_t n, size_t size) { return (n + size - 1) / size; }
 
 #define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))
 
-enum { FEW_ROWS = 8, TILE = 32, OUTPUTS = 4, STEPS = 64 }; /* as in linear.cl */
-
-static sn_status linear_one(sn_xpu *x, uint32_t n, const float *in, const sn_linear *l, sn_err *err) {
-    sn_xpu_layout layout;
-    sn_status status = sn_xpu_layout_of(l->weight->dtype, l->weight->rows, l->weight->cols, &layout, err);
-    if (!status) status = sn_xpu_load_linear(x, layout.form, err);
-    if (status) return status;
-    const sn_xpu_linear_kernels *k = &x->linear[layout.form];
-    uint64_t highs = layout.highs, scales = layout.scales, supers = layout.supers;
-    uint32_t rows = (uint32_t)l->weight->rows, cols = (uint32_t)l->weight->cols;
-    sn_xpu_arg args[] = {SN_XPU_ARG(l->weight->device),
-                         SN_XPU_ARG(highs),
-                         SN_XPU_ARG(scales),
-                         SN_XPU_ARG(supers),
-                         SN_XPU_ARG(rows),
-                         SN_XPU_ARG(cols),
-                         SN_XPU_ARG(in),
-                         SN_XPU_ARG(l->bias),
-                         SN_XPU_ARG(l->y),
-                         SN_XPU_ARG(n)};
-    if (n == 1) return sn_xpu_launch(x, k->matvec1, groups_of(rows, OUTPUTS), 1, COUNT(args), args, err);
-    if (n <= FEW_ROWS) /* each weight is read once */
-        return sn_xpu_launch(x, n <= 4 ? k->matvec4 : k->matvec8, groups_of(rows, OUTPUTS), 1, COUNT(args), args, err);
-    return sn_xpu_launch(x, k->matmul_tile, groups_of(rows, TILE), groups_of(n, TILE), COUNT(args), args, err);
-}
-
-sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
-    sn_xpu *xpu = sn_xpu_of(d);
-    if (n <= 0 || n_linears <= 0) return sn_xpu_check_alive(xpu, err);
-    for (int i = 1; i < n_linears; i++)
-        if (linears[i].weight->cols != linears[0].weight->cols)
-            return sn_fail(err, SN_REFUSED, "matrices of %zu and %zu columns cannot share an input",
-                           linears[0].weight->cols, linears[i].weight->cols);
-    sn_status status = sn_xpu_barrier(xpu, err);
-    for (int i = 0; i < n_linears && !status; i++) status = linear_one(xpu, (uint32_t)n, x, &linears[i], err);
-    return status;
-}
+enum { STEPS = 64 }; /* as in linear.cl */
 
 sn_status sn_xpu_rms_norm(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                           sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     assert(n >= 0 && width > 0);
-    sn_xpu_arg args[] = {SN_XPU_ARG(width), SN_XPU_ARG(x), SN_XPU_ARG(weight), SN_XPU_ARG(eps), SN_XPU_ARG(y)};
-    sn_status status = sn_xpu_barrier(xpu, err);
-    return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_rms_norm], (size_t)n, 1, COUNT(args), args, err);
+    sn_xpu_held own = {SN_XPU_HELD_NORM, .n = n, .width = width, .x = x, .weight = weight, .eps = eps, .y = y};
+    const sn_xpu_held *before = &xpu->held;
+    if (before->kind == SN_XPU_HELD_ADD && before->added == x && before->count == (size_t)n * (size_t)width) {
+        own.more = before->more;
+        own.added = before->added;
+        xpu->held.kind = SN_XPU_HELD_NONE;
+    }
+    return n > 0 ? sn_xpu_hold(xpu, &own, err) : sn_xpu_check_alive(xpu, err);
 }
 
 sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
@@ -69,33 +38,31 @@ sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, cons
 sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     assert(n >= 0 && n_heads > 0 && rope->dim >= 0 && rope->dim % 2 == 0 && rope->dim <= head_dim);
-    size_t pairs = (size_t)n * (size_t)n_heads * (size_t)(rope->dim / 2);
+    const size_t pairs = (size_t)n * (size_t)n_heads * (size_t)(rope->dim / 2);
     if (pairs > INT32_MAX) return sn_fail(err, SN_REFUSED, "%d rows of %d heads are too many at once", n, n_heads);
-    uint32_t all = (uint32_t)pairs, rotate_half = rope->rotate_half;
-    sn_xpu_arg args[] = {SN_XPU_ARG(all),         SN_XPU_ARG(n_heads), SN_XPU_ARG(head_dim),     SN_XPU_ARG(rope->dim),
-                         SN_XPU_ARG(rotate_half), SN_XPU_ARG(x),       SN_XPU_ARG(rope->cos_sin)};
-    sn_status status = sn_xpu_barrier(xpu, err);
-    return status ? status
-                  : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_rope], groups_of(pairs, 64), 1, COUNT(args), args, err);
+    if (!pairs) return sn_xpu_check_alive(xpu, err);
+    sn_xpu_held *first = &xpu->held;
+    if (first->kind == SN_XPU_HELD_ROPE && !first->rotated[1] && first->n == n && first->head_dim == head_dim &&
+        first->rotated[0] != x && first->rope.rotate_half == rope->rotate_half && first->rope.dim == rope->dim &&
+        first->rope.cos_sin == rope->cos_sin) {
+        first->rotated[1] = x;
+        first->heads[1] = n_heads;
+        return SN_OK;
+    }
+    const sn_xpu_held own = {SN_XPU_HELD_ROPE,     .n = n,        .rope = *rope, .heads = {n_heads},
+                             .head_dim = head_dim, .rotated = {x}};
+    return sn_xpu_hold(xpu, &own, err);
 }
 
 sn_status sn_xpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
                           sn_err *err) {
-    sn_xpu *xpu = sn_xpu_of(d);
-    uint64_t count = n;
-    uint32_t which = (uint32_t)kind;
-    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(which), SN_XPU_ARG(gate), SN_XPU_ARG(up), SN_XPU_ARG(y)};
-    sn_status status = sn_xpu_barrier(xpu, err);
-    return status ? status
-                  : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_activate], groups_of(n, 64), 1, COUNT(args), args, err);
+    const sn_xpu_held own = {SN_XPU_HELD_ACTIVATE, .count = n, .activation = kind, .x = gate, .up = up, .y = y};
+    return n ? sn_xpu_hold(sn_xpu_of(d), &own, err) : sn_xpu_check_alive(sn_xpu_of(d), err);
 }
 
 sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err) {
-    sn_xpu *xpu = sn_xpu_of(d);
-    uint64_t count = n;
-    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(y), SN_XPU_ARG(x)};
-    sn_status status = sn_xpu_barrier(xpu, err);
-    return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_add], groups_of(n, 64), 1, COUNT(args), args, err);
+    const sn_xpu_held own = {SN_XPU_HELD_ADD, .count = n, .added = y, .more = x};
+    return n ? sn_xpu_hold(sn_xpu_of(d), &own, err) : sn_xpu_check_alive(sn_xpu_of(d), err);
 }
 
 sn_status sn_xpu_scale(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,

@@ -16,6 +16,9 @@ EMBED(kv_q8)
 #define X(form, ...) EMBED(linear_##form)
 SN_XPU_FORMS(X)
 #undef X
+#define X(form, ...) EMBED(linear_dot_##form)
+SN_QUANT_TYPES(X)
+#undef X
 
 sn_xpu_spirv sn_xpu_spirv_block(void) {
     return (sn_xpu_spirv){sn_xpu_spv_block, (size_t)(sn_xpu_spv_block_end - sn_xpu_spv_block)};
@@ -36,6 +39,15 @@ sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form) {
     static const uint8_t *const ends[][2] = {
 #define X(name, ...) {sn_xpu_spv_linear_##name, sn_xpu_spv_linear_##name##_end},
         SN_XPU_FORMS(X)
+#undef X
+    };
+    return (sn_xpu_spirv){ends[form][0], (size_t)(ends[form][1] - ends[form][0])};
+}
+
+sn_xpu_spirv sn_xpu_spirv_dot(sn_xpu_form form) {
+    static const uint8_t *const ends[SN_XPU_FORM_COUNT][2] = {
+#define X(name, ...) [SN_XPU_FORM_##name] = {sn_xpu_spv_linear_dot_##name, sn_xpu_spv_linear_dot_##name##_end},
+        SN_QUANT_TYPES(X)
 #undef X
     };
     return (sn_xpu_spirv){ends[form][0], (size_t)(ends[form][1] - ends[form][0])};

@@ -3,7 +3,7 @@
  * The blocks of the model file have 18, 34 or 210 bytes: the items of a group would read unaligned bytes at scattered
  * places. Therefore a matrix is split into planes, each row after row, which are read contiguously:
  *
- * - elements: floats as they are; of quantised types the low bits of the codes, the first element in the lowest bits
+ * - elements: floats as they are; of quantised types the low bits of the codes, in words that put_bits describes
  * - highs: the high bits of the codes, alike
  * - scales, of each 32 elements, and supers, of each 256 elements, as device/quant.h describes them. Of F8: a float32
  *   for each 128 elements */
@@ -63,12 +63,14 @@ sn_status sn_xpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, si
     return status;
 }
 
-/* Writes `bits` of each of 32 codes, from bit `shift` on, one after the other. */
+/* Writes `bits` of each of 32 codes, from bit `shift` on. Each word of 32 bits takes 32 / bits codes: code e lies in
+ * byte e % 4, so that one shift and one mask give four codes, a byte each, as instructions for four products want them.
+ */
 static void put_bits(const uint8_t *codes, int shift, int bits, uint8_t *out) {
     memset(out, 0, (size_t)(GROUP * bits / 8));
     for (int i = 0; i < GROUP && bits; i++) {
-        int at = i * bits, part = (codes[i] >> shift & ((1 << bits) - 1)) << at % 8;
-        out[at / 8] = (uint8_t)(out[at / 8] | part);
+        int e = i % (32 / bits), at = i / (32 / bits) * 4 + e % 4;
+        out[at] = (uint8_t)(out[at] | (codes[i] >> shift & ((1 << bits) - 1)) << e / 4 * bits);
     }
 }
 
@@ -107,6 +109,7 @@ sn_status sn_xpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t c
     sn_xpu_layout layout;
     sn_status status = sn_xpu_layout_of(dtype, rows, cols, &layout, err);
     if (!status) status = sn_xpu_load_linear(sn_xpu_of(d), layout.form, err); /* now, not at the first token */
+    if (!status) status = sn_xpu_load_dot(sn_xpu_of(d), layout.form, err);
     if (status) return status;
     memset(image, 0, layout.bytes);
     size_t size = sn_dtype_bytes(dtype), n_blocks = rows * (cols / sn_dtype_block(dtype));

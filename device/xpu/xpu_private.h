@@ -3,7 +3,8 @@
  *
  * Two immediate command lists: one is the queue of work, the other runs concurrent copies, on a copy engine of its own
  * where the device has one. Commands of a list may overlap, so each operation begins with a barrier (sn_xpu_barrier);
- * the launches within one operation are independent of each other. Every wait is for an event and has a limit. All
+ * the launches behind it are independent of each other. Some operations are held back until the next one, which takes
+ * them along (held.c). Every wait is for an event and has a limit. All
  * functions are called on the device's thread. The operations are those of sn_device_ops (device/device.h), which
  * documents them.
  *
@@ -25,6 +26,7 @@
 /* name, items of a group in x and in y */
 #define SN_XPU_KERNELS(X)                                                                                              \
     X(rms_norm, 64, 1)                                                                                                 \
+    X(quantise, 64, 1)                                                                                                 \
     X(layer_norm, 64, 1)                                                                                               \
     X(rope, 64, 1)                                                                                                     \
     X(activate, 64, 1)                                                                                                 \
@@ -77,17 +79,24 @@ sn_xpu_spirv sn_xpu_spirv_block(void);
 sn_xpu_spirv sn_xpu_spirv_grad(void);
 sn_xpu_spirv sn_xpu_spirv_kv(sn_kv_dtype dtype);
 sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form);
+sn_xpu_spirv sn_xpu_spirv_dot(sn_xpu_form form); /* data NULL: of a form that is not quantised */
 
 typedef struct sn_xpu_linear_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
-    ze_kernel_handle_t matvec1, matvec4, matvec8, matmul_tile, get_rows, input_grad, moe_linear, moe_linear_grad,
-        head_linear;
+    ze_kernel_handle_t matvec1, matvec4, matvec8, matmul_tile32, matmul_tile64, get_rows, input_grad, moe_linear,
+        moe_linear_grad, head_linear;
 } sn_xpu_linear_kernels;
+
+/* The kernels of linear_dot.cl for one quantised form. */
+typedef struct sn_xpu_dot_kernels {
+    ze_module_handle_t module; /* NULL: not loaded yet */
+    ze_kernel_handle_t matvec1, matvec4, matvec8;
+} sn_xpu_dot_kernels;
 
 /* The kernels of kv.cl for one type of KV cache, compiled when the first batch or copy of that type comes. */
 typedef struct sn_xpu_kv_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
-    ze_kernel_handle_t store, copy, attention_row, attention_join, attention_tile;
+    ze_kernel_handle_t store, rope_store, copy, attention_row, attention_join, attention_tile;
     ze_kernel_handle_t latent_store, latent_copy, latent_attention;
 } sn_xpu_kv_kernels;
 
@@ -119,6 +128,46 @@ typedef struct sn_xpu_buffer {
     size_t bytes;
 } sn_xpu_buffer;
 
+/* Rows (n, cols) in 8 bits: quantise_group of formulas.clh. NULL: none. */
+typedef struct sn_xpu_rows8 {
+    void *q, *scales;
+} sn_xpu_rows8;
+
+/* The parts that the contexts of single rows are divided into. */
+typedef struct sn_xpu_parts {
+    uint32_t n, tokens; /* of a part: a multiple of 64 */
+} sn_xpu_parts;
+
+typedef enum sn_xpu_held_kind {
+    SN_XPU_HELD_NONE,
+    SN_XPU_HELD_ADD,
+    SN_XPU_HELD_NORM,
+    SN_XPU_HELD_ACTIVATE,
+    SN_XPU_HELD_ROPE,
+    SN_XPU_HELD_JOIN
+} sn_xpu_held_kind;
+
+/* An operation that is held back until the next one: held.c. */
+typedef struct sn_xpu_held {
+    sn_xpu_held_kind kind;
+    int n;             /* rows: of norm, rope and join */
+    size_t count;      /* elements: of add and activate */
+    const float *x;    /* of norm; of activate: gate */
+    float *y;          /* of norm, activate and join: what they make */
+    const float *more; /* of add, and of norm if it adds first: added += more */
+    float *added;
+    int width; /* of norm */
+    const float *weight;
+    float eps;
+    sn_activation activation;
+    const float *up;
+    sn_rope rope;           /* of one or two x: (n, heads, head_dim) */
+    float *rotated[2];      /* the second one may be NULL */
+    int heads[2], head_dim; /* of rope; of join: heads[0] and elements of a result */
+    int32_t window;         /* of join */
+    sn_xpu_parts parts;
+} sn_xpu_held;
+
 typedef struct sn_xpu {
     sn_device base;
     char name[32], description[192];
@@ -137,10 +186,12 @@ typedef struct sn_xpu {
     ze_module_handle_t grad_module; /* NULL: not loaded yet */
     ze_kernel_handle_t grads[SN_XPU_GRAD_COUNT];
     sn_xpu_linear_kernels linear[SN_XPU_FORM_COUNT];
+    bool dp4a; /* the device multiplies and adds four pairs of bytes at once */
+    sn_xpu_dot_kernels dots[SN_XPU_FORM_COUNT];
     sn_xpu_kv_kernels kv[SN_KV_DTYPE_COUNT];
     uint8_t *staging; /* uploads and downloads go through it */
     size_t staged;    /* bytes of it that may be in use */
-    sn_xpu_buffer ids, batch_table, kv_staging, partial, grad_stats;
+    sn_xpu_buffer ids, batch_table, kv_staging, partial, rows8, grad_stats;
     sn_device_limits limits; /* for which these are prepared */
     /* -- the batch */
     sn_kv_shape shape;
@@ -149,6 +200,8 @@ typedef struct sn_xpu {
     size_t tiles_at, states_at, pages_at;       /* offsets in batch_table */
     int n_sequences;
     const sn_sequence *sequences; /* the caller's, until batch_end */
+    bool in_batch;
+    sn_xpu_held held; /* only in a batch */
     /* -- after SN_STOP */
     bool hung;
     char stop_reason[sizeof(((sn_err *)0)->text)]; /* base.lost points to it */
@@ -168,9 +221,10 @@ const char *sn_xpu_result_text(ze_result_t result); /* the result in words */
 
 sn_status sn_xpu_queue_open(sn_xpu *x, sn_err *err);
 void sn_xpu_queue_close(sn_xpu *x);
-sn_status sn_xpu_barrier(sn_xpu *x, sn_err *err); /* work queued later starts when all earlier work is done */
-sn_status sn_xpu_wait(sn_xpu *x, sn_err *err);    /* waits until the queue is empty */
-void sn_xpu_wait_stopped(sn_xpu *x);              /* the same after a stop, as far as possible */
+/* Work queued later starts when all earlier work is done, what was held included. */
+sn_status sn_xpu_barrier(sn_xpu *x, sn_err *err);
+sn_status sn_xpu_wait(sn_xpu *x, sn_err *err); /* waits until the queue is empty */
+void sn_xpu_wait_stopped(sn_xpu *x);           /* the same after a stop, as far as possible */
 sn_status sn_xpu_finish(sn_device *d, sn_err *err);
 sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence, sn_err *err);
 sn_status sn_xpu_copy_join(sn_device *d, sn_fence fence, sn_err *err);
@@ -192,6 +246,16 @@ sn_status sn_xpu_launch(sn_xpu *x, ze_kernel_handle_t kernel, size_t groups_x, s
  * *bytes: the device's memory that is free now. False: the driver does not tell, as Intel's without rights to it, or
  * loaders before zesInit unless ZES_ENABLE_SYSMAN=1 is in the environment. */
 bool sn_xpu_free_memory(ze_device_handle_t device, size_t *bytes);
+
+/* -- held.c */
+/* Launches what is held, if anything; with `rows`, of what makes the x of linear, these besides in 8 bits. */
+sn_status sn_xpu_release(sn_xpu *x, sn_xpu_rows8 rows, sn_err *err);
+/* Holds an operation back, after a release; launches it outside of a batch. */
+sn_status sn_xpu_hold(sn_xpu *x, const sn_xpu_held *held, sn_err *err);
+/* Whether what is held makes y (n, cols) and can write it in 8 bits. */
+bool sn_xpu_held_makes(const sn_xpu *x, int n, int cols, const float *y);
+/* Whether what is held rotates q and this k of the batch's rows for its KV cache. */
+bool sn_xpu_held_ropes(const sn_xpu *x, const float *k);
 
 /* -- memory.c */
 sn_status sn_xpu_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);
@@ -216,6 +280,7 @@ sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err);
 sn_status sn_xpu_load_grad(sn_xpu *x, sn_err *err);
 sn_status sn_xpu_load_kv(sn_xpu *x, sn_kv_dtype dtype, sn_err *err);
 sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err);
+sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err); /* nothing where there is no such kernel */
 void sn_xpu_unload(sn_xpu *x);
 
 /* -- weights.c. Offsets of the planes of a weight, and its size. */
@@ -229,8 +294,12 @@ sn_status sn_xpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, si
 sn_status sn_xpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
                              sn_err *err);
 
-/* -- operations.c */
+/* -- linear.c */
+size_t sn_xpu_rows8_bytes(const sn_xpu *x,
+                          const sn_device_limits *limits); /* of rows8, for calls within these limits */
 sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
+
+/* -- operations.c */
 sn_status sn_xpu_rms_norm(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                           sn_err *err);
 sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
@@ -281,10 +350,7 @@ sn_status sn_xpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
 sn_status sn_xpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           const float *k, const float *v, sn_err *err);
 sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
-/* The parts that the contexts of single rows are divided into; `groups`: of all rows with one part each. */
-typedef struct sn_xpu_parts {
-    uint32_t n, tokens; /* of a part: a multiple of 64 */
-} sn_xpu_parts;
+/* Divides the contexts of single rows; `groups`: of all rows with one part each. */
 sn_xpu_parts sn_xpu_divide_context(const sn_xpu *x, int32_t window, size_t groups);
 /* Bytes of x->partial for n results of this many elements. */
 size_t sn_xpu_slot_bytes(size_t n, int elements);

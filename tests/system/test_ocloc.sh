@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Intel's own compiler compiles the SPIR-V of the XPU kernels that is built into the programs, for a desktop card (dg2) and a
-# data-centre card (pvc): a module that it refuses would run on no Intel GPU.
+# data-centre card (pvc): a module that it refuses would run on no Intel GPU. In the code for dg2 products of bytes are dp4a
+# instructions: once the compiler lost a structure, and with it the products, without a word.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 spirv=${SN_BUILD:-$here/../../build}/xpu
@@ -9,9 +10,12 @@ command -v ocloc >/dev/null || { echo "ocloc is not installed (Debian: intel-ope
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
+export IGC_ShaderDumpEnable=1 IGC_DumpToCustomDir=$scratch/dump/
+
 rc=0 n=0
 for module in "$spirv"/*.spv; do
   for device in dg2 pvc; do
+    mkdir -p "$scratch/dump"
     n=$((n + 1))
     if ! timeout 120 ocloc compile -spirv_input -file "$module" -device $device -out_dir "$scratch" >"$scratch/log" 2>&1 ||
       ! grep -q 'Build succeeded' "$scratch/log"; then
@@ -19,6 +23,15 @@ for module in "$spirv"/*.spv; do
       tail -20 "$scratch/log"
       rc=1
     fi
+    case $device:$module in
+    dg2:*/linear_dot_*)
+      if ls "$scratch"/dump/*.asm >/dev/null 2>&1 && ! grep -q '^ *dp4a' "$scratch"/dump/*.asm; then
+        echo "$(basename "$module") has no dp4a for $device"
+        rc=1
+      fi
+      ;;
+    esac
+    rm -rf "$scratch/dump"
   done
 done
 [ $n -gt 0 ] || { echo "there is no module"; exit 1; }

@@ -8,19 +8,30 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 
-static void run_case(conformance_case which) {
+static void run_case(conformance_case which, bool dp4a) {
 #ifdef SN_ZE_TEST_DRIVER
     static conformance c = {.id = {SN_DEVICE_XPU, 0}, .faults = &ze_test_faults};
+    if (!dp4a) setenv("ZE_TEST_NO_DP4A", "1", 1);
+    c.eight_bit_rows = dp4a;
     c.memory_used = ze_test_memory_used;
     cr_assert(conformance_run(&c, which), "%s", c.failure);
     cr_assert_not(c.skipped);
 #else
-    (void)which;
+    (void)which, (void)dp4a;
     printf("skipped: the XPU backend needs libze-dev, clang-15, llvm-spirv-15, spirv-tools, ocl-icd-opencl-dev\n");
     cr_skip_test();
 #endif
 }
 
 #define X(name)                                                                                                        \
-    Test(xpu_conformance, name) { run_case(CONFORMANCE_##name); }
+    Test(xpu_conformance, name) { run_case(CONFORMANCE_##name, true); }
 CONFORMANCE_CASES(X)
+#undef X
+
+/* Quantised weights where the device has no instruction for four products of bytes. */
+#define PLAIN_CASES(X)                                                                                                 \
+    X(linear_of_every_type)                                                                                            \
+    X(linear_of_several_matrices_and_biases) X(linear_that_is_to_be_exact) X(linear_keeps_nan_and_infinity_in_their_row)
+#define X(name)                                                                                                        \
+    Test(xpu_without_dp4a, name) { run_case(CONFORMANCE_##name, false); }
+PLAIN_CASES(X)

@@ -13,7 +13,8 @@
  *
  * Functions that the backend does not use are missing: the loader returns UNSUPPORTED_FEATURE. Environment
  * variables: ZE_TEST_DEVICES (number of devices, 1), ZE_TEST_MEMORY (bytes per device, 4 GiB), ZE_TEST_STALL (while
- * this file exists, no kernel and no copy ends). */
+ * this file exists, no kernel and no copy ends), ZE_TEST_NO_DP4A (set: the devices do not multiply four pairs of bytes
+ * at once). */
 #ifndef SN_TESTS_ZE_DRIVER_DRIVER_H
 #define SN_TESTS_ZE_DRIVER_DRIVER_H
 
@@ -26,7 +27,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { ARGS_MAX = 24, ARG_BYTES_MAX = 16, WAITS_MAX = 4, DEVICES_MAX = 4, KERNELS_MAX = 32 };
+enum { ARGS_MAX = 24, ARG_BYTES_MAX = 32, WAITS_MAX = 4, DEVICES_MAX = 4, KERNELS_MAX = 32 };
 
 typedef struct allocation {
     struct allocation *next;
@@ -118,6 +119,7 @@ typedef struct driver {
     int fail_allocation, fail_create, stall_ms, lose; /* 0: none */
     int healed;                                       /* how often heal was called */
     int objects;
+    unsigned long launches; /* that were appended */
     bool lost;
 } driver;
 extern driver ze_test;
@@ -135,6 +137,10 @@ void allocations_close(const command *c);
 /* spirv.c: finds the kernels of a module and their parameters; returns the number of kernels. PoCL does not report
  * them for such binaries. */
 int spirv_kernels(const void *words, size_t n_words, kernel_info *out, int capacity);
+
+/* spirv_dots.c: the module with each OpSDotAccSat, which PoCL lacks, as products and sums of its bytes. Heap; NULL: no
+ * memory. */
+uint32_t *spirv_without_dots(const void *words, size_t n_words, size_t *n_out);
 
 /* The functions of the loader's tables. */
 ze_result_t memory_device(ze_context_handle_t, const ze_device_mem_alloc_desc_t *, size_t, size_t, ze_device_handle_t,

@@ -156,6 +156,7 @@ ze_result_t list_launch(ze_command_list_handle_t list, ze_kernel_handle_t kernel
     pthread_mutex_lock(&ze_test.lock);
     ze_result_t result = ze_test.lost ? ZE_RESULT_ERROR_DEVICE_LOST : kernel_command(kernel, groups, &c);
     if (!result) result = append_command(list, c, signal, n_waits, waits);
+    ze_test.launches += !result;
     pthread_mutex_unlock(&ze_test.lock);
     return result;
 }

@@ -167,6 +167,13 @@ int ze_test_objects(void) {
     return objects;
 }
 
+unsigned long ze_test_launches(void) {
+    pthread_mutex_lock(&ze_test.lock);
+    unsigned long launches = ze_test.launches;
+    pthread_mutex_unlock(&ze_test.lock);
+    return launches;
+}
+
 void ze_test_fail_create(int nth) { set_locked(&ze_test.fail_create, nth); }
 void ze_test_fail_allocation(int nth) { set_locked(&ze_test.fail_allocation, nth); }
 void ze_test_stall(int ms) { set_locked(&ze_test.stall_ms, ms); }

@@ -52,7 +52,10 @@ static uint8_t *to_bitcode(const uint8_t *spirv, size_t spirv_bytes, size_t *byt
     int fd = mkstemp(from);
     if (fd < 0) return NULL;
     snprintf(to, sizeof to, "%s.bc", from);
-    bool written = write_all(fd, spirv, spirv_bytes);
+    size_t n_words;
+    uint32_t *words = spirv_without_dots(spirv, spirv_bytes / 4, &n_words);
+    bool written = words && write_all(fd, (const uint8_t *)words, n_words * 4);
+    free(words);
     close(fd);
     uint8_t *data = written && translate_spirv(from, to) ? read_all(to, bytes) : NULL;
     unlink(from);

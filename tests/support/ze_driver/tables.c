@@ -115,6 +115,13 @@ static ze_result_t device_compute(ze_device_handle_t d, ze_device_compute_proper
     return ZE_RESULT_SUCCESS;
 }
 
+static ze_result_t device_module(ze_device_handle_t d, ze_device_module_properties_t *out) {
+    (void)d;
+    out->spirvVersionSupported = ZE_MAKE_VERSION(1, 2);
+    out->flags = getenv("ZE_TEST_NO_DP4A") ? 0 : ZE_DEVICE_MODULE_FLAG_DP4A;
+    return ZE_RESULT_SUCCESS;
+}
+
 /* As on a card: one group for everything, and one for copies only. */
 static ze_result_t device_queues(ze_device_handle_t d, uint32_t *n, ze_command_queue_group_properties_t *out) {
     (void)d;
@@ -211,7 +218,7 @@ TABLE(zeGetDriverProcAddrTable, ze_driver_dditable_t, .pfnGet = driver_get, .pfn
       .pfnGetProperties = driver_properties, .pfnGetExtensionProperties = driver_extensions)
 TABLE(zeGetDeviceProcAddrTable, ze_device_dditable_t, .pfnGet = device_get, .pfnGetProperties = device_properties,
       .pfnGetComputeProperties = device_compute, .pfnGetCommandQueueGroupProperties = device_queues,
-      .pfnGetMemoryProperties = device_memory)
+      .pfnGetModuleProperties = device_module, .pfnGetMemoryProperties = device_memory)
 TABLE(zeGetContextProcAddrTable, ze_context_dditable_t, .pfnCreate = counted_context_create,
       .pfnDestroy = counted_context_destroy)
 TABLE(zeGetCommandListProcAddrTable, ze_command_list_dditable_t, .pfnCreateImmediate = counted_list_create,

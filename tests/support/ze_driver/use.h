@@ -16,6 +16,7 @@ static size_t (*ze_test_peak)(bool reset);
 static void (*ze_test_memory)(size_t bytes);
 static void (*ze_test_fail_create)(int nth);
 static int (*ze_test_objects)(void);
+static unsigned long (*ze_test_launches)(void);
 static conformance_faults ze_test_faults;
 
 static void find_in_driver(void *driver, const char *name, void *function) {
@@ -38,6 +39,7 @@ __attribute__((constructor)) static void use_ze_test_driver(void) {
     find_in_driver(driver, "ze_test_memory", &ze_test_memory);
     find_in_driver(driver, "ze_test_fail_create", &ze_test_fail_create);
     find_in_driver(driver, "ze_test_objects", &ze_test_objects);
+    find_in_driver(driver, "ze_test_launches", &ze_test_launches);
     find_in_driver(driver, "ze_test_fail_allocation", &ze_test_faults.fail_allocation);
     find_in_driver(driver, "ze_test_stall", &ze_test_faults.stall);
     find_in_driver(driver, "ze_test_lose", &ze_test_faults.lose);

@@ -1,0 +1,128 @@
+/* y = x . w^T on an XPU, up to three matrices of one form in a launch.
+ *
+ * Few rows: kernels that read each weight once for up to 8 of them. Where the device has an instruction for four products
+ * of bytes (dp4a), quantised weights are multiplied with x in 8 bits in groups of 32, as on the CPU, up to 32 rows; the
+ * operation that makes x writes it so, if it is held back (held.c). More rows: tiles. Elsewhere everything is float32. */
+#include "base/mem.h"
+#include "device/xpu/xpu_private.h"
+
+#define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))
+
+enum { FEW_ROWS = 8, FEW_ROWS_DOT = 32, OUTPUTS = 4, TILE = 64, MATRICES = 3 }; /* as in linear.cl and planes.clh */
+
+static size_t groups_of(size_t n, size_t size) { return (n + size - 1) / size; }
+
+/* -- rows in 8 bits */
+
+size_t sn_xpu_rows8_bytes(const sn_xpu *x, const sn_device_limits *limits) {
+    const size_t rows = sn_min_size((size_t)limits->rows, FEW_ROWS_DOT), width = sn_round_up((size_t)limits->width, 32);
+    return x->dp4a ? rows * (width + width / 16 * 2 * sizeof(float)) : 0;
+}
+
+static sn_xpu_rows8 rows8_of(const sn_xpu *x, int n, size_t cols) {
+    uint8_t *at = x->rows8.device;
+    return (sn_xpu_rows8){at, at + (size_t)n * cols};
+}
+
+/* Writes the n rows of x to rows8. */
+static sn_status rows8_make(sn_xpu *x, int n, size_t cols, const float *in, sn_err *err) {
+    const size_t all = (size_t)n * cols;
+    /* what is held may be in the way of a larger buffer: it is launched with the old one, or with none */
+    sn_status status = sn_xpu_buffer_reserve(x, &x->rows8, all + all / 16 * 2 * sizeof(float), err);
+    if (status) return status;
+    const sn_xpu_rows8 rows = rows8_of(x, n, cols);
+    if (sn_xpu_held_makes(x, n, (int)cols, in)) return sn_xpu_release(x, rows, err);
+    uint64_t n_groups = all / 32;
+    sn_xpu_arg args[] = {SN_XPU_ARG(n_groups), SN_XPU_ARG(in), SN_XPU_ARG(rows.q), SN_XPU_ARG(rows.scales)};
+    status = sn_xpu_barrier(x, err);
+    return status ? status
+                  : sn_xpu_launch(x, x->kernels[SN_XPU_quantise], groups_of(n_groups, 64), 1, COUNT(args), args, err);
+}
+
+/* -- products */
+
+/* What a kernel wants to know of a matrix: MATRIX of planes.clh. */
+typedef struct matrix {
+    const void *weight;
+    uint64_t at[4];
+    const float *bias;
+    float *y;
+} matrix;
+
+/* The first matrices that have one form; returns how many. */
+static sn_status matrices_of(int n_linears, const sn_linear *linears, matrix out[MATRICES], int *n, sn_xpu_form *form,
+                             sn_err *err) {
+    for (*n = 0; *n < n_linears && *n < MATRICES; ++*n) {
+        const sn_linear *l = &linears[*n];
+        sn_xpu_layout layout;
+        sn_status status = sn_xpu_layout_of(l->weight->dtype, l->weight->rows, l->weight->cols, &layout, err);
+        if (status) return status;
+        if (*n > 0 && layout.form != *form) return SN_OK;
+        *form = layout.form;
+        out[*n] = (matrix){l->weight->device, {layout.highs, layout.scales, layout.supers, l->weight->rows}, l->bias, l->y};
+    }
+    return SN_OK;
+}
+
+/* The kernel for n rows, and how many outputs and rows its groups compute. */
+static ze_kernel_handle_t kernel_for(const sn_xpu *x, sn_xpu_form form, int n, bool dot, size_t *outputs, size_t *rows) {
+    const sn_xpu_linear_kernels *k = &x->linear[form];
+    const sn_xpu_dot_kernels *d = &x->dots[form];
+    *outputs = OUTPUTS;
+    *rows = n == 1 ? 1 : n <= 4 ? 4 : 8;
+    if (dot) return n == 1 ? d->matvec1 : n <= 4 ? d->matvec4 : d->matvec8;
+    if (n <= FEW_ROWS) return n == 1 ? k->matvec1 : n <= 4 ? k->matvec4 : k->matvec8;
+    *outputs = TILE;
+    *rows = n <= 32 ? 32 : TILE;
+    return n <= 32 ? k->matmul_tile32 : k->matmul_tile64;
+}
+
+static sn_status launch_product(sn_xpu *x, int n, const float *in, uint32_t cols, const matrix m[MATRICES],
+                                sn_xpu_form form, bool dot, sn_err *err) {
+    size_t outputs, rows, groups = 0;
+    const ze_kernel_handle_t kernel = kernel_for(x, form, n, dot, &outputs, &rows);
+    const sn_xpu_rows8 rows8 = rows8_of(x, n, cols);
+    sn_xpu_arg args[4 * MATRICES + 4];
+    int n_args = 0;
+    for (int i = 0; i < MATRICES; i++) {
+        args[n_args++] = SN_XPU_ARG(m[i].weight);
+        args[n_args++] = SN_XPU_ARG(m[i].at);
+        args[n_args++] = SN_XPU_ARG(m[i].bias);
+        args[n_args++] = SN_XPU_ARG(m[i].y);
+        groups += groups_of((size_t)m[i].at[3], outputs);
+    }
+    args[n_args++] = SN_XPU_ARG(cols);
+    args[n_args++] = dot ? SN_XPU_ARG(rows8.q) : SN_XPU_ARG(in);
+    if (dot) args[n_args++] = SN_XPU_ARG(rows8.scales);
+    args[n_args++] = SN_XPU_ARG(n);
+    return sn_xpu_launch(x, kernel, groups, groups_of((size_t)n, rows), n_args, args, err);
+}
+
+sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    if (n <= 0 || n_linears <= 0) return sn_xpu_check_alive(xpu, err);
+    const size_t cols = linears[0].weight->cols;
+    for (int i = 1; i < n_linears; i++)
+        if (linears[i].weight->cols != cols)
+            return sn_fail(err, SN_REFUSED, "matrices of %zu and %zu columns cannot share an input", cols,
+                           linears[i].weight->cols);
+    bool made = false; /* rows8 has x */
+    bool ready = false;
+    sn_status status = SN_OK;
+    for (int i = 0, count = 0; i < n_linears && !status; i += count) {
+        matrix m[MATRICES] = {0};
+        sn_xpu_form form = SN_XPU_FORM_F32;
+        status = matrices_of(n_linears - i, linears + i, m, &count, &form, err);
+        const bool dot = xpu->dp4a && n <= FEW_ROWS_DOT && sn_dtype_quantised(linears[i].weight->dtype);
+        if (!status) status = dot ? sn_xpu_load_dot(xpu, form, err) : sn_xpu_load_linear(xpu, form, err);
+        if (!status && dot && !made) {
+            status = rows8_make(xpu, n, cols, x, err);
+            made = true;
+            ready = false;
+        }
+        if (!status && !ready) status = sn_xpu_barrier(xpu, err);
+        ready = true;
+        if (!status) status = launch_product(xpu, n, x, (uint32_t)cols, m, form, dot, err);
+    }
+    return status;
+}

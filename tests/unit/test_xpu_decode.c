@@ -1,0 +1,155 @@
+/* What decoding on an XPU costs, counted by the test driver: launches of kernels; and that operations that take others
+ * along write what they write one by one. */
+#ifdef SN_ZE_TEST_DRIVER
+#include "tests/support/ze_driver/use.h"
+
+#include "tests/support/cpu_devices.h"
+#include "tests/support/decode_launches.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const sn_device_id xpu = {SN_DEVICE_XPU, 0};
+
+/* Launches of a block of a model whose matrices have this type, behind so many rows. */
+static int block_launches(sn_dtype dtype, int n_past) {
+    int two = decode_launches(xpu, dtype, 2, n_past, ze_test_launches),
+        three = decode_launches(xpu, dtype, 3, n_past, ze_test_launches);
+    cr_expect_eq(two, 2 * (three - two) + 1); /* the last add has no norm behind it */
+    return three - two;
+}
+
+/* Add, norm and 8 bits; q, k, v; rope and store; attention; 8 bits, of a long context with the join of its parts; o; add,
+ * norm and 8 bits; up and gate; activation and 8 bits; down. */
+Test(xpu_decode, a_block_takes_10_launches) {
+    cr_expect_eq(block_launches(SN_Q4_1, 0), 10);
+    cr_expect_eq(block_launches(SN_Q4_1, 200), 10);
+}
+
+Test(xpu_decode, a_block_of_float_matrices_takes_9_launches) { cr_expect_eq(block_launches(SN_F16, 0), 9); }
+
+Test(xpu_decode, a_block_takes_9_launches_without_products_of_bytes) {
+    setenv("ZE_TEST_NO_DP4A", "1", 1);
+    cr_expect_eq(block_launches(SN_Q4_1, 0), 9);
+}
+
+/* -- what operations that take others along write */
+
+enum { HEADS = 2, DIM = 32, WIDTH = HEADS * DIM, ROWS = 9, PAST = 150, POSITIONS = PAST + ROWS, BUFFERS = 8 };
+enum { PAGE = 16, PAGES = (POSITIONS + PAGE - 1) / PAGE };
+
+typedef struct bench {
+    sn_device *d;
+    bool apart; /* nothing is taken along */
+    float *at[BUFFERS], *norm, *cos_sin;
+    sn_weight weight;
+    void *pages[PAGES];
+} bench;
+
+static float *new_floats(sn_device *d, size_t n, uint64_t seed) {
+    float *values = test_random_floats(n, seed);
+    void *at;
+    REQUIRE(d->ops->alloc(d, n * sizeof *values, &at, &err));
+    REQUIRE(d->ops->upload(d, at, values, n * sizeof *values, &err));
+    free(values);
+    return at;
+}
+
+static void load_weight(bench *b) {
+    float values[WIDTH * WIDTH];
+    void *file = test_random_weight(SN_Q4_1, WIDTH, WIDTH, 3, values), *at;
+    b->weight = (sn_weight){SN_Q4_1, WIDTH, WIDTH, 0, NULL};
+    REQUIRE(b->d->ops->weight_size(b->d, SN_Q4_1, WIDTH, WIDTH, &b->weight.bytes, &err));
+    void *image = malloc(b->weight.bytes);
+    REQUIRE(b->d->ops->weight_pack(b->d, SN_Q4_1, WIDTH, WIDTH, file, image, &err));
+    REQUIRE(b->d->ops->alloc(b->d, b->weight.bytes, &at, &err));
+    REQUIRE(b->d->ops->upload(b->d, at, image, b->weight.bytes, &err));
+    b->weight.device = at;
+    free(image);
+    test_weight_free(file);
+}
+
+/* Before `finish` returns, all that was held is launched. */
+static void take(const bench *b, sn_status status) {
+    REQUIRE(status);
+    if (b->apart) REQUIRE(b->d->ops->finish(b->d, &err));
+}
+
+static void run_block(const bench *b, int n) {
+    sn_device *d = b->d;
+    const sn_device_ops *ops = d->ops;
+    const size_t all = (size_t)n * WIDTH;
+    float *const *at = b->at;
+    const sn_weight *w = &b->weight;
+    sn_err err = {0};
+    const sn_rope rope = {true, DIM / 2, b->cos_sin};
+    take(b, ops->add(d, all, at[0], at[1], &err));
+    take(b, ops->rms_norm(d, n, WIDTH, at[0], b->norm, 1e-5f, at[1], &err));
+    take(b, ops->linear(d, n, at[1], 3, (sn_linear[]){{w, NULL, at[2], false}, {w, NULL, at[3], false}, {w, b->norm, at[4], false}}, &err));
+    take(b, ops->rope(d, n, HEADS, DIM, at[2], &rope, &err));
+    take(b, ops->rope(d, n, HEADS, DIM, at[3], &rope, &err));
+    take(b, ops->kv_store(d, 0, at[3], at[4], &err));
+    take(b, ops->attention(d, &(sn_attention){.n_heads = HEADS, .scale = 0.25f}, at[2], at[5], &err));
+    take(b, ops->linear(d, n, at[5], 1, &(sn_linear){w, NULL, at[6], false}, &err));
+    take(b, ops->activate(d, all, SN_SILU, at[6], at[4], at[6], &err));
+    take(b, ops->linear(d, n, at[6], 1, &(sn_linear){w, NULL, at[7], false}, &err));
+    take(b, ops->add(d, all, at[7], at[0], &err));
+}
+
+/* Rows, then keys and values. Returns the launches. */
+static int run(sn_kv_dtype dtype, int n, bool apart, float *rows, float *kv) {
+    const sn_kv_shape shape = {1, HEADS, DIM, PAGE, dtype, 0};
+    bench b = {.apart = apart};
+    bool replayed;
+    REQUIRE(sn_device_open(xpu, NULL, &b.d, &err));
+    const sn_device_ops *ops = b.d->ops;
+    const size_t page = ops->kv_page_bytes(b.d, &shape);
+    for (int i = 0; i < BUFFERS; i++) b.at[i] = new_floats(b.d, ROWS * WIDTH, 10 + (uint64_t)i);
+    b.norm = new_floats(b.d, WIDTH, 1);
+    b.cos_sin = new_floats(b.d, ROWS * DIM, 2);
+    load_weight(&b);
+    for (int i = 0; i < PAGES; i++) REQUIRE(ops->alloc(b.d, page, &b.pages[i], &err));
+    const sn_sequence sequence = {b.pages, PAST, 0, n, {0}};
+    REQUIRE(ops->batch_begin(b.d, &(sn_batch){&shape, n, 1, &sequence, 0}, &replayed, &err));
+    unsigned long before = ze_test_launches();
+    run_block(&b, n);
+    REQUIRE(ops->batch_end(b.d, &err));
+    int launches = (int)(ze_test_launches() - before);
+    for (int i = 0; i < BUFFERS; i++)
+        REQUIRE(ops->download(b.d, rows + i * ROWS * WIDTH, b.at[i], ROWS * WIDTH * sizeof *rows, &err));
+    REQUIRE(ops->kv_read(b.d, &shape, 0, b.pages, PAST, n, kv, kv + ROWS * WIDTH, &err));
+    for (int i = 0; i < BUFFERS; i++) ops->free(b.d, b.at[i], ROWS * WIDTH * sizeof *rows);
+    for (int i = 0; i < PAGES; i++) ops->free(b.d, b.pages[i], page);
+    ops->free(b.d, b.norm, WIDTH * sizeof *rows);
+    ops->free(b.d, b.cos_sin, ROWS * DIM * sizeof *rows);
+    ops->free(b.d, (void *)b.weight.device, b.weight.bytes);
+    sn_device_close(&b.d);
+    return launches;
+}
+
+static void expect_same_bits(sn_kv_dtype dtype, int n, int together, int apart) {
+    static float rows[2][BUFFERS * ROWS * WIDTH], kv[2][2 * ROWS * WIDTH];
+    cr_expect_eq(run(dtype, n, false, rows[0], kv[0]), together);
+    cr_expect_eq(run(dtype, n, true, rows[1], kv[1]), apart);
+    cr_expect_eq(memcmp(rows[0], rows[1], sizeof rows[0]), 0, "%d rows", n);
+    cr_expect_eq(memcmp(kv[0], kv[1], (size_t)n * WIDTH * sizeof **kv), 0, "keys of %d rows", n);
+    cr_expect_eq(memcmp(kv[0] + ROWS * WIDTH, kv[1] + ROWS * WIDTH, (size_t)n * WIDTH * sizeof **kv), 0,
+                 "values of %d rows", n);
+}
+
+/* One row: a long context, whose parts are joined. 9: attention by tiles. */
+Test(xpu_decode, operations_that_take_others_along_write_the_same_bits) {
+    expect_same_bits(SN_KV_F32, 1, 9, 15);
+    expect_same_bits(SN_KV_Q8, 9, 9, 14);
+}
+#else
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+Test(xpu_decode, backend) {
+    printf("skipped: the XPU backend needs libze-dev, clang-15, llvm-spirv-15, spirv-tools, ocl-icd-opencl-dev\n");
+    cr_skip_test();
+}
+#endif

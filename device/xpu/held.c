@@ -5,9 +5,9 @@
  *     attention, linear           the parts of single rows are joined, and written in 8 bits besides
  *     rope of q, of k, kv_store   one kernel
  *
- * At most one operation is held, with those that it takes along. sn_xpu_barrier launches it, so the order of all launches
- * is that of the calls. What is written is the same whether operations are taken along or not, intermediate results
- * included. */
+ * At most one operation is held, with those that it takes along. sn_xpu_barrier launches it, so the order of all
+ * launches is that of the calls. What is written is the same whether operations are taken along or not, intermediate
+ * results included. */
 #include "device/xpu/xpu_private.h"
 
 #define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))
@@ -21,8 +21,8 @@ static sn_status launch_add(sn_xpu *x, const sn_xpu_held *h, sn_err *err) {
 }
 
 static sn_status launch_norm(sn_xpu *x, const sn_xpu_held *h, sn_xpu_rows8 rows, sn_err *err) {
-    sn_xpu_arg args[] = {SN_XPU_ARG(h->width), SN_XPU_ARG(h->x),    SN_XPU_ARG(h->weight),
-                         SN_XPU_ARG(h->eps),   SN_XPU_ARG(h->y),    SN_XPU_ARG(h->more),
+    sn_xpu_arg args[] = {SN_XPU_ARG(h->width), SN_XPU_ARG(h->x),   SN_XPU_ARG(h->weight),
+                         SN_XPU_ARG(h->eps),   SN_XPU_ARG(h->y),   SN_XPU_ARG(h->more),
                          SN_XPU_ARG(h->added), SN_XPU_ARG(rows.q), SN_XPU_ARG(rows.scales)};
     return sn_xpu_launch(x, x->kernels[SN_XPU_rms_norm], (size_t)h->n, 1, COUNT(args), args, err);
 }
@@ -30,7 +30,7 @@ static sn_status launch_norm(sn_xpu *x, const sn_xpu_held *h, sn_xpu_rows8 rows,
 static sn_status launch_activate(sn_xpu *x, const sn_xpu_held *h, sn_xpu_rows8 rows, sn_err *err) {
     uint64_t count = h->count;
     uint32_t kind = (uint32_t)h->activation;
-    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(kind),   SN_XPU_ARG(h->x),        SN_XPU_ARG(h->up),
+    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(kind),   SN_XPU_ARG(h->x),       SN_XPU_ARG(h->up),
                          SN_XPU_ARG(h->y),  SN_XPU_ARG(rows.q), SN_XPU_ARG(rows.scales)};
     return sn_xpu_launch(x, x->kernels[SN_XPU_activate], groups_of(h->count), 1, COUNT(args), args, err);
 }
@@ -41,8 +41,8 @@ static sn_status launch_ropes(sn_xpu *x, const sn_xpu_held *h, sn_err *err) {
     for (int i = 0; i < 2 && !status; i++) {
         uint32_t pairs = (uint32_t)h->n * (uint32_t)h->heads[i] * (uint32_t)(h->rope.dim / 2),
                  rotate_half = h->rope.rotate_half;
-        sn_xpu_arg args[] = {SN_XPU_ARG(pairs),       SN_XPU_ARG(h->heads[i]),   SN_XPU_ARG(h->head_dim),
-                             SN_XPU_ARG(h->rope.dim), SN_XPU_ARG(rotate_half),   SN_XPU_ARG(h->rotated[i]),
+        sn_xpu_arg args[] = {SN_XPU_ARG(pairs),          SN_XPU_ARG(h->heads[i]), SN_XPU_ARG(h->head_dim),
+                             SN_XPU_ARG(h->rope.dim),    SN_XPU_ARG(rotate_half), SN_XPU_ARG(h->rotated[i]),
                              SN_XPU_ARG(h->rope.cos_sin)};
         if (h->rotated[i])
             status = sn_xpu_launch(x, x->kernels[SN_XPU_rope], groups_of(pairs), 1, COUNT(args), args, err);
@@ -52,10 +52,10 @@ static sn_status launch_ropes(sn_xpu *x, const sn_xpu_held *h, sn_err *err) {
 
 static sn_status launch_join(sn_xpu *x, const sn_xpu_held *h, sn_xpu_rows8 rows, sn_err *err) {
     const uint8_t *singles = (uint8_t *)x->batch_table.device + x->tiles_at + 16 * x->batch_tiles;
-    sn_xpu_arg args[] = {SN_XPU_ARG(singles),   SN_XPU_ARG(h->heads[0]), SN_XPU_ARG(h->head_dim),
-                         SN_XPU_ARG(h->window), SN_XPU_ARG(h->y),        SN_XPU_ARG(h->parts.n),
-                         SN_XPU_ARG(h->parts.tokens), SN_XPU_ARG(x->partial.device),
-                         SN_XPU_ARG(rows.q),    SN_XPU_ARG(rows.scales)};
+    sn_xpu_arg args[] = {
+        SN_XPU_ARG(singles), SN_XPU_ARG(h->heads[0]), SN_XPU_ARG(h->head_dim),     SN_XPU_ARG(h->window),
+        SN_XPU_ARG(h->y),    SN_XPU_ARG(h->parts.n),  SN_XPU_ARG(h->parts.tokens), SN_XPU_ARG(x->partial.device),
+        SN_XPU_ARG(rows.q),  SN_XPU_ARG(rows.scales)};
     return sn_xpu_launch(x, x->kv[x->shape.dtype].attention_join, (size_t)h->heads[0], (size_t)h->n, COUNT(args), args,
                          err);
 }

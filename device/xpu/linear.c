@@ -1,8 +1,9 @@
 /* y = x . w^T on an XPU, up to three matrices of one form in a launch.
  *
- * Few rows: kernels that read each weight once for up to 8 of them. Where the device has an instruction for four products
- * of bytes (dp4a), quantised weights are multiplied with x in 8 bits in groups of 32, as on the CPU, up to 32 rows; the
- * operation that makes x writes it so, if it is held back (held.c). More rows: tiles. Elsewhere everything is float32. */
+ * Few rows: kernels that read each weight once for up to 8 of them. Where the device has an instruction for four
+ * products of bytes (dp4a), quantised weights are multiplied with x in 8 bits in groups of 32, as on the CPU, up to 32
+ * rows; the operation that makes x writes it so, if it is held back (held.c). More rows: tiles. Elsewhere everything is
+ * float32. */
 #include "base/mem.h"
 #include "device/xpu/xpu_private.h"
 
@@ -59,13 +60,15 @@ static sn_status matrices_of(int n_linears, const sn_linear *linears, matrix out
         if (status) return status;
         if (*n > 0 && layout.form != *form) return SN_OK;
         *form = layout.form;
-        out[*n] = (matrix){l->weight->device, {layout.highs, layout.scales, layout.supers, l->weight->rows}, l->bias, l->y};
+        out[*n] =
+            (matrix){l->weight->device, {layout.highs, layout.scales, layout.supers, l->weight->rows}, l->bias, l->y};
     }
     return SN_OK;
 }
 
 /* The kernel for n rows, and how many outputs and rows its groups compute. */
-static ze_kernel_handle_t kernel_for(const sn_xpu *x, sn_xpu_form form, int n, bool dot, size_t *outputs, size_t *rows) {
+static ze_kernel_handle_t kernel_for(const sn_xpu *x, sn_xpu_form form, int n, bool dot, size_t *outputs,
+                                     size_t *rows) {
     const sn_xpu_linear_kernels *k = &x->linear[form];
     const sn_xpu_dot_kernels *d = &x->dots[form];
     *outputs = OUTPUTS;

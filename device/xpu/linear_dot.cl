@@ -1,6 +1,6 @@
-/* Products of quantised weights with few rows of x in 8 bits (quantise_group of formulas.clh), compiled once per quantised
- * type, for devices that multiply and add four pairs of bytes at once (dp4a): SPV_KHR_integer_dot_product. The products of
- * 16 elements are exact integers, the rest is float32, in an order that depends on the shape alone. */
+/* Products of quantised weights with few rows of x in 8 bits (quantise_group of formulas.clh), compiled once per
+ * quantised type, for devices that multiply and add four pairs of bytes at once (dp4a): SPV_KHR_integer_dot_product.
+ * The products of 16 elements are exact integers, the rest is float32, in an order that depends on the shape alone. */
 #include "device/xpu/planes.clh"
 
 /* c + the sum of a * b */
@@ -12,17 +12,17 @@ int __attribute__((overloadable)) __attribute__((const)) dot_acc_sat(char4 a, ch
         MATRICES, uint cols, __global const uint *q, __global const float2 *scales, uint n) {                          \
         __local float partial[OUTPUTS * count * LANES];                                                                \
         planes m = matrix_of_group(MATRIX_ARGS, cols, OUTPUTS);                                                        \
-        uint lane = get_local_id(0), row = m.first + get_local_id(1), units = cols / 16;                 \
+        uint lane = get_local_id(0), row = m.first + get_local_id(1), units = cols / 16;                               \
         uint first = get_group_id(1) * count;                                                                          \
         float sums[count];                                                                                             \
         for (uint r = 0; r < count; r++) sums[r] = 0.0f;                                                               \
-        for (uint unit = lane; row < m.rows && unit < units; unit += LANES) {                                         \
-            size_t at = (size_t)row * units + unit;                                                                   \
-            float2 scale = scales_of(m, 2 * at);                                                                     \
-            char4 c0 = codes(m, 4 * at), c1 = codes(m, 4 * at + 1), c2 = codes(m, 4 * at + 2),                   \
-                  c3 = codes(m, 4 * at + 3);                                                                         \
+        for (uint unit = lane; row < m.rows && unit < units; unit += LANES) {                                          \
+            size_t at = (size_t)row * units + unit;                                                                    \
+            float2 scale = scales_of(m, 2 * at);                                                                       \
+            char4 c0 = codes(m, 4 * at), c1 = codes(m, 4 * at + 1), c2 = codes(m, 4 * at + 2),                         \
+                  c3 = codes(m, 4 * at + 3);                                                                           \
             for (uint r = 0; r < count; r++) {                                                                         \
-                size_t from = (size_t)min(first + r, n - 1) * units + unit;                                           \
+                size_t from = (size_t)min(first + r, n - 1) * units + unit;                                            \
                 uint4 own = vload4(from, q);                                                                           \
                 float2 own_scale = scales[from]; /* and times the sum of q */                                          \
                 int sum = dot_acc_sat(c0, as_char4(own.s0), 0);                                                        \

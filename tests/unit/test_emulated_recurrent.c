@@ -92,3 +92,62 @@ Test(emulated_recurrent, sessions_of_one_batch_keep_their_states_apart) {
         recurrent_end(&s);
     }
 }
+
+/* -- from device to device */
+
+/* Keys and values of the positions of a session, after those that the other one has. */
+static void carry_keys(const recurrent_sessions *from, sn_kv_cache *kv, const recurrent_sessions *to,
+                       sn_kv_cache *out) {
+    const sn_hparams *hp = sn_model_hparams(from->model);
+    const int n = sn_kv_cache_length(kv), dim = hp->head_dim;
+    const size_t all = (size_t)n * (size_t)hp->n_kv_heads * (size_t)dim;
+    float *k = malloc(all * sizeof *k), *v = malloc(all * sizeof *v);
+    for (int b = 0; b < RECURRENT_BLOCKS; b++) {
+        if (hp->recurrent[b]) continue;
+        REQUIRE(sn_span_kv_export(from->span, kv, b, 0, n, k, v, &err));
+        const sn_tensor keys = {.name = "k", .data = k, .dtype = SN_F32, .rank = 3, .shape = {n, hp->n_kv_heads, dim}},
+                        values = {
+                            .name = "v", .data = v, .dtype = SN_F32, .rank = 3, .shape = {n, hp->n_kv_heads, dim}};
+        REQUIRE(sn_span_kv_import(to->span, out, b, n, &keys, &values, &err));
+    }
+    free(k);
+    free(v);
+}
+
+/* A session with the keys, values, rows and newest snapshot of one on another device, as nodes hand them over. */
+static sn_kv_cache *carry(const recurrent_sessions *from, sn_kv_cache *kv, const recurrent_sessions *to) {
+    const int n = sn_kv_cache_length(kv), at = sn_kv_cache_newest_snapshot(kv);
+    const size_t floats = kv->pool->pages.states.floats;
+    float *rows = malloc(RECURRENT_TOKENS * RECURRENT_WIDTH * sizeof *rows), *state = malloc(floats * sizeof *state);
+    size_t held;
+    sn_kv_cache *out = recurrent_new_cache(to);
+    REQUIRE(sn_kv_cache_reserve(out, n, &err));
+    carry_keys(from, kv, to, out);
+    REQUIRE(sn_kv_cache_rows_read(kv, 0, n, rows, &err));
+    REQUIRE(sn_kv_cache_rows_write(out, n, rows, &err));
+    sn_kv_cache_append(out, n);
+    cr_assert_gt(at, 0);
+    REQUIRE(
+        from->device->ops->download(from->device, state, sn_kv_cache_snapshot(kv, at), floats * sizeof *state, &err));
+    float *place = sn_kv_cache_incoming_state(out, at, 0);
+    REQUIRE(to->device->ops->upload(to->device, place, state, floats * sizeof *state, &err));
+    REQUIRE(sn_kv_cache_state_came(out, floats, true, &held, &err));
+    cr_expect_eq(sn_kv_cache_state_position(out), at);
+    free(rows);
+    free(state);
+    return out;
+}
+
+Test(emulated_recurrent, a_session_moves_from_a_cpu_to_cuda_and_on_to_an_xpu) {
+    const recurrent_options on_cpu = {SN_FIXTURES "/golden/qwen3_5_moe", {SN_DEVICE_CPU, 0}, 1e-3f};
+    recurrent_sessions all[] = {recurrent_begin(on_cpu, KV_MEMORY), begin(0), begin(1)};
+    sn_kv_cache *kv[3] = {recurrent_new_cache(&all[0])};
+    for (int i = 0; i < 3; i++) {
+        if (i) kv[i] = carry(&all[i - 1], kv[i - 1], &all[i]);
+        recurrent_expect_rows(&all[i], kv[i], 70 + 40 * i, 35);
+    }
+    for (int i = 0; i < 3; i++) {
+        sn_kv_cache_free(&kv[i]);
+        recurrent_end(&all[i]);
+    }
+}

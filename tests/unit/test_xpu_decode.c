@@ -21,8 +21,8 @@ static int block_launches(sn_dtype dtype, int n_past) {
     return three - two;
 }
 
-/* Add, norm and 8 bits; q, k, v; rope and store; attention; 8 bits, of a long context with the join of its parts; o; add,
- * norm and 8 bits; up and gate; activation and 8 bits; down. */
+/* Add, norm and 8 bits; q, k, v; rope and store; attention; 8 bits, of a long context with the join of its parts; o;
+ * add, norm and 8 bits; up and gate; activation and 8 bits; down. */
 Test(xpu_decode, a_block_takes_10_launches) {
     cr_expect_eq(block_launches(SN_Q4_1, 0), 10);
     cr_expect_eq(block_launches(SN_Q4_1, 200), 10);
@@ -87,7 +87,9 @@ static void run_block(const bench *b, int n) {
     const sn_rope rope = {true, DIM / 2, b->cos_sin};
     take(b, ops->add(d, all, at[0], at[1], &err));
     take(b, ops->rms_norm(d, n, WIDTH, at[0], b->norm, 1e-5f, at[1], &err));
-    take(b, ops->linear(d, n, at[1], 3, (sn_linear[]){{w, NULL, at[2], false}, {w, NULL, at[3], false}, {w, b->norm, at[4], false}}, &err));
+    take(b, ops->linear(d, n, at[1], 3,
+                        (sn_linear[]){{w, NULL, at[2], false}, {w, NULL, at[3], false}, {w, b->norm, at[4], false}},
+                        &err));
     take(b, ops->rope(d, n, HEADS, DIM, at[2], &rope, &err));
     take(b, ops->rope(d, n, HEADS, DIM, at[3], &rope, &err));
     take(b, ops->kv_store(d, 0, at[3], at[4], &err));

@@ -1,4 +1,5 @@
-/* Rewrites the instruction for four products of bytes. Its sums do not saturate: 16 products of bytes are far from that. */
+/* Rewrites the instruction for four products of bytes. Its sums do not saturate: 16 products of bytes are far from
+ * that. */
 #include "tests/support/ze_driver/driver.h"
 
 #include <stdlib.h>

@@ -6,18 +6,36 @@
 #include <stdlib.h>
 #include <string.h>
 
+static size_t count_pieces(const sn_kv_states *s) { return (s->n_slots + s->piece_slots - 1) / s->piece_slots; }
+
+static size_t piece_bytes(const sn_kv_states *s, size_t piece) {
+    return sn_min_size(s->piece_slots, s->n_slots - piece * s->piece_slots) * s->floats * sizeof(float);
+}
+
+/* One reservation, if the device allocates so much at once: on the CPU a slot takes memory only once it is written. */
+static sn_status states_alloc(sn_kv_states *s, sn_err *err) {
+    const size_t most = s->device->allocation_max;
+    if (most) s->piece_slots = sn_min_size(s->n_slots, most / (s->floats * sizeof(float)));
+    if (!s->piece_slots) s->piece_slots = 1; /* the device refuses it with a sentence */
+    sn_status status = sn_calloc(&s->pieces, count_pieces(s), sizeof *s->pieces, err);
+    for (size_t i = 0; !status && i < count_pieces(s); i++) {
+        void *memory = NULL;
+        status = s->device->ops->alloc(s->device, piece_bytes(s, i), &memory, err);
+        s->pieces[i] = memory;
+    }
+    return status;
+}
+
 sn_status sn_kv_states_init(sn_kv_states *states, sn_device *device, size_t floats, size_t n_slots, size_t n_pages,
                             sn_err *err) {
-    void *memory = NULL;
-    *states = (sn_kv_states){.device = device, .floats = floats, .n_slots = n_slots, .n_pages = n_pages};
+    *states = (sn_kv_states){
+        .device = device, .floats = floats, .n_slots = n_slots, .piece_slots = n_slots, .n_pages = n_pages};
     sn_status status = sn_calloc(&states->free_slots, n_slots, sizeof *states->free_slots, err);
     if (!status) status = sn_calloc(&states->page_slots, n_pages, sizeof *states->page_slots, err);
     if (!status) status = sn_calloc(&states->slot_pages, n_slots, sizeof *states->slot_pages, err);
     if (!status) status = sn_calloc(&states->slot_ages, n_slots, sizeof *states->slot_ages, err);
-    /* One reservation: on the CPU a slot takes memory only once it is written. */
-    if (!status) status = device->ops->alloc(device, n_slots * floats * sizeof(float), &memory, err);
+    if (!status) status = states_alloc(states, err);
     if (status) return status;
-    states->memory = memory;
     memset(states->page_slots, 0xff, n_pages * sizeof *states->page_slots); /* SN_KV_NO_STATE */
     memset(states->slot_pages, 0xff, n_slots * sizeof *states->slot_pages);
     while (states->n_free < n_slots) { /* the lowest number on top, as of pages */
@@ -28,8 +46,9 @@ sn_status sn_kv_states_init(sn_kv_states *states, sn_device *device, size_t floa
 }
 
 void sn_kv_states_fini(sn_kv_states *states) {
-    if (states->memory)
-        states->device->ops->free(states->device, states->memory, states->n_slots * states->floats * sizeof(float));
+    for (size_t i = 0; states->pieces && i < count_pieces(states); i++)
+        if (states->pieces[i]) states->device->ops->free(states->device, states->pieces[i], piece_bytes(states, i));
+    free(states->pieces);
     free(states->free_slots);
     free(states->page_slots);
     free(states->slot_pages);

@@ -18,7 +18,8 @@ typedef struct sn_kv_states {
     sn_device *device; /* borrowed; NULL: the pool has no recurrent blocks, and no function but the first two is used */
     size_t floats;     /* of a slot */
     size_t n_slots, n_pages;
-    float *memory;         /* device, (n_slots, floats) */
+    size_t piece_slots;    /* slots of a piece but the last one: what the device allocates at once */
+    float **pieces;        /* device, each (piece_slots, floats), the last one less; NULL: there are none yet */
     uint32_t *free_slots;  /* a stack, [n_free] */
     uint32_t *page_slots;  /* [n_pages]: the snapshot at the end of each page, or SN_KV_NO_STATE */
     uint32_t *slot_pages;  /* [n_slots]: of a snapshot, its page; else SN_KV_NO_STATE */
@@ -34,7 +35,7 @@ sn_status sn_kv_states_init(sn_kv_states *states, sn_device *device, size_t floa
 void sn_kv_states_fini(sn_kv_states *states);
 
 static inline float *sn_kv_states_at(const sn_kv_states *states, uint32_t slot) {
-    return states->memory + slot * states->floats;
+    return states->pieces[slot / states->piece_slots] + slot % states->piece_slots * states->floats;
 }
 
 /* A slot; the oldest snapshot is given up for it where none is free. SN_KV_NO_STATE: caches have all of them. */

@@ -19,13 +19,21 @@ static sn_status fail_out_of_memory(sn_xpu *x, ze_result_t result, const char *k
 }
 
 static sn_status device_malloc(sn_xpu *x, size_t bytes, void **device, sn_err *err) {
+    ze_relaxed_allocation_limits_exp_desc_t relaxed = {.stype = ZE_STRUCTURE_TYPE_RELAXED_ALLOCATION_LIMITS_EXP_DESC,
+                                                       .flags = ZE_RELAXED_ALLOCATION_LIMITS_EXP_FLAG_MAX_SIZE};
     ze_device_mem_alloc_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_DEVICE_MEM_ALLOC_DESC};
     *device = NULL;
     sn_status status = sn_xpu_check_alive(x, err);
     if (status) return status;
-    if (bytes > x->base.allocation_max)
-        return sn_fail(err, SN_STOP, "%s allocates at most %zu bytes at once, not %zu", x->name, x->base.allocation_max,
-                       bytes);
+    if (bytes > x->base.allocation_max) {
+        if (!x->relaxed)
+            return sn_fail(
+                err, SN_STOP,
+                "%s allocates at most %zu bytes at once, not %zu: update its driver, give the block to another "
+                "device (--device-map), or let experts rest elsewhere (--offload)",
+                x->name, x->base.allocation_max, bytes);
+        desc.pNext = &relaxed;
+    }
     status = sn_device_take_memory(&x->base, bytes, err);
     if (status) return status;
     ze_result_t result = zeMemAllocDevice(x->context, &desc, bytes ? bytes : 1, ALIGNMENT, x->device, device);

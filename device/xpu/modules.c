@@ -20,7 +20,8 @@ static sn_status load_module(sn_xpu *x, sn_xpu_spirv spirv, ze_module_handle_t *
     ze_module_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_MODULE_DESC,
                              .format = ZE_MODULE_FORMAT_IL_SPIRV,
                              .inputSize = spirv.bytes,
-                             .pInputModule = spirv.data};
+                             .pInputModule = spirv.data,
+                             .pBuildFlags = x->relaxed ? "-ze-opt-greater-than-4GB-buffer-required" : NULL};
     ze_module_build_log_handle_t log = NULL;
     ze_result_t result = zeModuleCreate(x->context, x->device, &desc, out, &log);
     if (result) *out = NULL;

@@ -116,6 +116,16 @@ static sn_status find_device(sn_xpu *x, sn_err *err) {
     return SN_OK;
 }
 
+/* Whether the driver allocates more at once than the device's limit, if it is asked to. */
+static bool has_relaxed_limits(ze_driver_handle_t driver) {
+    ze_driver_extension_properties_t all[256];
+    uint32_t n = sizeof all / sizeof *all;
+    if (zeDriverGetExtensionProperties(driver, &n, all)) return false;
+    for (uint32_t i = 0; i < n; i++)
+        if (!strncmp(all[i].name, ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME, sizeof all[i].name)) return true;
+    return false;
+}
+
 static sn_status query_device(sn_xpu *x, sn_err *err) {
     ze_device_properties_t p = {.stype = ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES};
     ze_device_compute_properties_t compute = {.stype = ZE_STRUCTURE_TYPE_DEVICE_COMPUTE_PROPERTIES};
@@ -133,6 +143,7 @@ static sn_status query_device(sn_xpu *x, sn_err *err) {
                        x->name, compute.maxTotalGroupSize, compute.maxSharedLocalMemory, GROUP, LOCAL);
     x->dp4a = module.flags & ZE_DEVICE_MODULE_FLAG_DP4A;
     x->base.allocation_max = p.maxMemAllocSize;
+    x->relaxed = has_relaxed_limits(x->driver);
     x->memory = device_memory_bytes(x->device);
     snprintf(x->description, sizeof x->description, "%s: %.128s, %.1f GiB", x->name, p.name,
              (double)x->memory / (1024.0 * 1024 * 1024));

@@ -175,6 +175,7 @@ typedef struct sn_xpu {
     ze_device_handle_t device;
     ze_context_handle_t context;
     size_t memory;
+    bool relaxed; /* the driver allocates more than base.allocation_max at once, if it is asked to */
     ze_command_list_handle_t queue, copies;
     ze_event_pool_handle_t pool;
     ze_event_handle_t idle; /* for waits until the queue is empty */

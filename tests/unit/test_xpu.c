@@ -5,6 +5,7 @@
 #include "tests/support/ze_driver/use.h"
 
 #include "kvcache/kvcache.h"
+#include "kvcache/states.h" /* private: slots and where they lie */
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -92,6 +93,27 @@ Test(xpu, cuts_a_pool_into_what_it_allocates_at_once) {
     sn_device_close(&d);
 }
 
+Test(xpu, cuts_states_into_what_it_allocates_at_once) {
+    enum { FLOATS = 48, SLOTS = 7 };
+    float written[FLOATS], back[FLOATS];
+    sn_device *d = open_xpu(0);
+    sn_kv_states states;
+    const size_t before = ze_test_memory_used();
+    d->allocation_max = 2 * sizeof written + sizeof written / 2;
+    OK(sn_kv_states_init(&states, d, FLOATS, SLOTS, 1, &err));
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        for (int k = 0; k < FLOATS; k++) written[k] = (float)(i + 1);
+        OK(d->ops->upload(d, sn_kv_states_at(&states, i), written, sizeof written, &err));
+    }
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        OK(d->ops->download(d, back, sn_kv_states_at(&states, i), sizeof back, &err));
+        for (int k = 0; k < FLOATS; k++) cr_assert_eq(back[k], (float)(i + 1));
+    }
+    sn_kv_states_fini(&states);
+    cr_expect_eq(ze_test_memory_used(), before);
+    sn_device_close(&d);
+}
+
 Test(xpu, reports_a_missing_driver) {
     sn_device_info infos[SN_DEVICES_MAX];
     sn_device *d;
@@ -160,12 +182,32 @@ Test(xpu, survives_an_allocation_beyond_its_memory) {
     cr_assert(strstr(err.text, "xpu:0") && strstr(err.text, "40000000 bytes"), "%s", err.text);
     void *more;
     cr_assert_eq(d->ops->alloc(d, 60000000, &more, &err), SN_STOP); /* more than the device allocates at once */
-    cr_assert(strstr(err.text, "at most 50000000"), "%s", err.text);
+    cr_assert(strstr(err.text, "at most 50000000") && strstr(err.text, "--device-map"), "%s", err.text);
     d->ops->free(d, at[0], 40000000);
     OK(d->ops->alloc(d, 40000000, &at[0], &err));
     for (int i = 0; i < 4; i++) d->ops->free(d, at[i], 40000000);
     sn_device_close(&d);
     cr_assert_eq(ze_test_memory_used(), 0);
+}
+
+/* Where the driver offers it; and kernels take such memory. */
+Test(xpu, allocates_more_at_once_than_the_limit) {
+    enum { BYTES = 60000000 };
+    const float one[] = {1, 2};
+    float got[2];
+    void *large;
+    setenv("ZE_TEST_MEMORY", "100000000", 1);
+    setenv("ZE_TEST_RELAXED", "1", 1);
+    sn_device *d = open_xpu(0);
+    cr_assert_eq(d->allocation_max, 50000000);
+    OK(d->ops->alloc(d, BYTES, &large, &err));
+    float *last = (float *)large + BYTES / sizeof(float) - 2;
+    OK(d->ops->upload(d, last, one, sizeof one, &err));
+    OK(d->ops->add(d, 2, last, last, &err));
+    OK(d->ops->download(d, got, last, sizeof got, &err));
+    cr_expect(got[0] == 2 && got[1] == 4);
+    d->ops->free(d, large, BYTES);
+    sn_device_close(&d);
 }
 
 Test(xpu, refuses_heads_that_are_too_wide) {

@@ -8,13 +8,16 @@
  * - A kernel reaches only the allocations among its arguments, unless it was told to follow addresses
  *   (zeKernelSetIndirectAccess).
  * - Commands between two barriers are executed in reverse order: a missing barrier gives wrong numbers every time.
+ * - A larger allocation than the device's limit is refused unless it is asked for, and then as an argument of kernels
+ *   that were not built for it.
  * - Copies touch memory of this driver only, and only inside one allocation. Freeing memory that queued commands use
  *   aborts.
  *
  * Functions that the backend does not use are missing: the loader returns UNSUPPORTED_FEATURE. Environment
  * variables: ZE_TEST_DEVICES (number of devices, 1), ZE_TEST_MEMORY (bytes per device, 4 GiB), ZE_TEST_STALL (while
- * this file exists, no kernel and no copy ends), ZE_TEST_NO_DP4A (set: the devices do not multiply four pairs of bytes
- * at once). */
+ * this file exists, no kernel and no copy ends), ZE_TEST_RELAXED (set: more than half of the memory may be
+ * allocated at once, for modules that were built for it), ZE_TEST_NO_DP4A (set: the devices do not multiply four pairs
+ * of bytes at once). */
 #ifndef SN_TESTS_ZE_DRIVER_DRIVER_H
 #define SN_TESTS_ZE_DRIVER_DRIVER_H
 
@@ -64,6 +67,7 @@ typedef struct kernel_info {
 
 struct _ze_module_handle_t {
     cl_program program;
+    bool large; /* its kernels take allocations above the limit */
     int n_kernels;
     kernel_info kernels[KERNELS_MAX];
 };

@@ -70,7 +70,11 @@ static ze_result_t allocate_memory(bool device, size_t bytes, size_t alignment, 
 
 ze_result_t memory_device(ze_context_handle_t context, const ze_device_mem_alloc_desc_t *desc, size_t bytes,
                           size_t alignment, ze_device_handle_t device, void **out) {
-    (void)context, (void)desc, (void)device;
+    (void)context, (void)device;
+    const ze_relaxed_allocation_limits_exp_desc_t *relaxed = desc->pNext;
+    bool any_size = relaxed && relaxed->stype == ZE_STRUCTURE_TYPE_RELAXED_ALLOCATION_LIMITS_EXP_DESC &&
+                    relaxed->flags & ZE_RELAXED_ALLOCATION_LIMITS_EXP_FLAG_MAX_SIZE && getenv("ZE_TEST_RELAXED");
+    if (bytes > ze_test.allocation_max && !any_size) return ZE_RESULT_ERROR_UNSUPPORTED_SIZE;
     return allocate_memory(true, bytes, alignment, out);
 }
 

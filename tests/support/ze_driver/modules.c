@@ -86,6 +86,7 @@ ze_result_t module_create(ze_context_handle_t context, ze_device_handle_t device
         return failed ? ZE_RESULT_ERROR_MODULE_BUILD_FAILURE : ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
     }
     (*out)->program = program;
+    (*out)->large = desc->pBuildFlags && strstr(desc->pBuildFlags, "-ze-opt-greater-than-4GB-buffer-required");
     (*out)->n_kernels = spirv_kernels(desc->pInputModule, desc->inputSize / 4, (*out)->kernels, KERNELS_MAX);
     return ZE_RESULT_SUCCESS;
 }
@@ -150,17 +151,20 @@ ze_result_t kernel_indirect(ze_kernel_handle_t kernel, ze_kernel_indirect_access
 
 /* A pointer must be NULL or point into an allocation of this driver: plain host memory is refused, because a GPU
  * would fault. */
-static ze_result_t set_pointer(cl_kernel kernel, cl_uint index, const argument *a, command *out) {
+static ze_result_t set_pointer(cl_kernel kernel, cl_uint index, const argument *a, bool large, command *out) {
     void *pointer;
     if (a->bytes != sizeof pointer) return ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_SIZE;
     memcpy(&pointer, a->data, sizeof pointer);
-    if (pointer && !(out->uses[out->n_uses++] = allocation_of(pointer, 0))) return ZE_RESULT_ERROR_INVALID_ARGUMENT;
+    allocation *used = pointer ? allocation_of(pointer, 0) : NULL;
+    if (pointer && (!used || (used->bytes > ze_test.allocation_max && !large))) return ZE_RESULT_ERROR_INVALID_ARGUMENT;
+    if (used) out->uses[out->n_uses++] = used;
     return clSetKernelArgSVMPointer(kernel, index, pointer) ? ZE_RESULT_ERROR_UNKNOWN : ZE_RESULT_SUCCESS;
 }
 
-static ze_result_t set_argument(cl_kernel kernel, cl_uint index, const parameter *p, const argument *a, command *out) {
+static ze_result_t set_argument(cl_kernel kernel, cl_uint index, const parameter *p, const argument *a, bool large,
+                                command *out) {
     if (!a->set || (p->kind == PARAMETER_LOCAL) != a->local) return ZE_RESULT_ERROR_INVALID_ARGUMENT;
-    if (p->kind == PARAMETER_GLOBAL) return set_pointer(kernel, index, a, out);
+    if (p->kind == PARAMETER_GLOBAL) return set_pointer(kernel, index, a, large, out);
     if (p->kind == PARAMETER_VALUE && p->bytes != a->bytes) return ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_SIZE;
     return clSetKernelArg(kernel, index, a->bytes, a->local ? NULL : a->data)
                ? ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_SIZE
@@ -179,7 +183,8 @@ ze_result_t kernel_command(ze_kernel_handle_t kernel, const ze_group_count_t *gr
     out->kernel = clCreateKernel(kernel->module->program, kernel->info.name, &failed);
     ze_result_t result = failed ? ZE_RESULT_ERROR_UNKNOWN : ZE_RESULT_SUCCESS;
     for (cl_uint i = 0; i < kernel->info.n_parameters && !result; i++)
-        result = set_argument(out->kernel, i, &kernel->info.parameters[i], &kernel->args[i], out);
+        result =
+            set_argument(out->kernel, i, &kernel->info.parameters[i], &kernel->args[i], kernel->module->large, out);
     if (result && !failed) clReleaseKernel(out->kernel);
     return result;
 }

@@ -43,16 +43,22 @@ int sn_file_open_uncached(int fd) {
     return reads ? file : -1;
 }
 
-int sn_file_read_pages(int fd, void *buffer, size_t bytes, uint64_t at, sn_file_take *take, void *ctx) {
-    for (size_t n; bytes; at += n, bytes -= n) {
-        size_t before = (size_t)(at % SN_FILE_PAGE);
-        n = sn_min_size(bytes, SN_FILE_PIECE - before);
-        size_t pages = sn_round_up(before + n, SN_FILE_PAGE);
-        ssize_t got = pread(fd, buffer, pages, (off_t)(at - before));
-        if (got < 0 && errno != EINTR) return errno;
-        if (got >= 0 && (size_t)got <= before) return ENODATA;
-        n = got < 0 ? 0 : sn_min_size(n, (size_t)got - before); /* the next read takes the rest */
-        if (n) take(ctx, (const char *)buffer + before, n);
+int sn_file_read_scattered(int fd, struct iovec *places, int n, uint64_t at) {
+    size_t left = 0;
+    for (int i = 0; i < n; i++) left += places[i].iov_len;
+    while (left) {
+        ssize_t got = preadv(fd, places, n, (off_t)at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return errno;
+        size_t taken = (size_t)got;
+        if (taken < left) taken -= taken % SN_FILE_PAGE; /* what follows begins at a page again */
+        if (!taken) return ENODATA;
+        at += taken;
+        left -= taken;
+        for (; n && taken >= places->iov_len; n--) taken -= places++->iov_len;
+        if (!n) break;
+        places->iov_base = (char *)places->iov_base + taken;
+        places->iov_len -= taken;
     }
     return 0;
 }

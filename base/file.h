@@ -9,6 +9,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 enum { SN_PATH_SIZE = 4096 };
 
@@ -17,14 +18,13 @@ enum { SN_PATH_SIZE = 4096 };
 int sn_file_read_at(int fd, void *out, size_t bytes, uint64_t at) SN_MUST_USE;
 int sn_file_write_at(int fd, const void *data, size_t bytes, uint64_t at) SN_MUST_USE;
 
-/* Opens the file behind fd once more for reads that pass by the system's page cache (O_DIRECT), for sn_file_read_pages
- * alone. -1: the file system has no such reads; sn_file_read_pages reads through fd, too. */
+/* Opens the file behind fd once more for reads that pass by the system's page cache (O_DIRECT): offsets, lengths and
+ * addresses are then multiples of SN_FILE_PAGE. -1: the file system has no such reads. */
+enum { SN_FILE_PAGE = 4096 };
 int sn_file_open_uncached(int fd);
-/* Reads exactly `bytes` at offset `at` in whole pages to `buffer`, which has SN_FILE_PIECE bytes and begins at a page,
- * and gives them to `take` in order, at most SN_FILE_PIECE at once. Returns 0, or the errno of the failure. */
-enum { SN_FILE_PAGE = 4096, SN_FILE_PIECE = 1 << 20 };
-typedef void sn_file_take(void *ctx, const void *data, size_t bytes);
-int sn_file_read_pages(int fd, void *buffer, size_t bytes, uint64_t at, sn_file_take *take, void *ctx) SN_MUST_USE;
+/* Reads one stretch of the file from offset `at` on to n places in memory, by one call where the system allows it.
+ * Returns 0, or the errno of the failure; a file that ends too soon is ENODATA. `places` is overwritten. */
+int sn_file_read_scattered(int fd, struct iovec *places, int n, uint64_t at) SN_MUST_USE;
 
 /* SHA-256 of the file's bytes. */
 sn_status sn_file_hash(const char *path, sn_hash *out, sn_err *err) SN_MUST_USE;

@@ -27,7 +27,7 @@ typedef struct sn_weight_layout {
     size_t rows, cols; /* rows 0: the family has no such weight */
     size_t offset;     /* a multiple of 64 */
     size_t bytes;      /* of one matrix or vector */
-    size_t stride;     /* from one matrix to the next, a multiple of 64 */
+    size_t stride;     /* from one matrix to the next, a multiple of 64, in slots for experts of SN_FILE_PAGE */
     int n_matrices;    /* sn_role_n_matrices: several for experts, else 1 */
     bool vector;       /* a norm or bias, stored as float32 */
 } sn_weight_layout;
@@ -44,9 +44,10 @@ typedef struct sn_block_layout {
     sn_expert_range held; /* of a mixture: the experts that have a place in the image or rest elsewhere; others are
                              numbered from held.first on in what follows */
     /* Bytes of each piece in an expert's image, one after the other, and from one slot to the next. 0: the family has
-     * no such piece. */
+     * no such piece. Matrices in slots begin and end at pages, so that a file is read straight to them. */
     size_t pieces[SN_EXPERT_PIECES];
-    size_t expert_bytes; /* of all pieces */
+    size_t expert_bytes; /* of all pieces; with slots a multiple of read_bytes */
+    size_t read_bytes;   /* with slots: of what is read at once from a file, a multiple of SN_FILE_PAGE */
 } sn_block_layout;
 
 /* Views into an image on the device. */

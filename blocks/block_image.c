@@ -1,6 +1,7 @@
 /* The image of a block: measured (sn_block_layout_of), written (sn_block_pack), and used in place (sn_block_at). */
 #include "blocks/block.h"
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "blocks/weights.h"
 #include "device/quant.h"
@@ -45,12 +46,19 @@ static void part_limit(sn_weight_layout *part, int n_experts, int n) {
     if (part->vector) part->bytes = part->cols * sizeof(float);
 }
 
+/* About what several readers take at once: a disk is as fast with larger reads, but one that is needed at once would
+ * wait longer for those before it. */
+enum { READ_BYTES = 1 << 20 };
+
 static void layout_set_pieces(sn_block_layout *out) {
     for (int i = 0; i < SN_EXPERT_PIECES; i++) {
         const sn_weight_layout *part = &out->parts[piece_roles[i]];
         if (part->rows) out->pieces[i] = part->vector ? part->bytes / (size_t)layout_n_pieces(out) : part->stride;
         out->expert_bytes += out->pieces[i];
     }
+    size_t n_reads = out->expert_bytes / READ_BYTES + 1;
+    out->read_bytes = sn_round_up(out->expert_bytes / n_reads + (out->expert_bytes % n_reads > 0), SN_FILE_PAGE);
+    if (out->n_slots > 0) out->expert_bytes = out->read_bytes * n_reads;
 }
 
 void *sn_expert_piece_at(const sn_block_layout *layout, void *image, int piece, int slot) {
@@ -66,17 +74,20 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
     sn_status status = sn_model_find(model, role, number, &t, err);
     if (status || !t.data) return status;
     if (t.turned) t.dtype = SN_F32; /* it is decoded and transposed */
+    bool vector = sn_role_is_vector(role);
+    size_t unit = out->n_slots > 0 && is_expert_piece(role) && !vector ? SN_FILE_PAGE : 64;
+    out->bytes = sn_round_up(out->bytes, unit);
     *part = (sn_weight_layout){.dtype = t.dtype,
                                .rows = t.turned ? t.cols : t.rows,
                                .cols = t.turned ? t.rows : t.cols,
                                .offset = out->bytes,
                                .bytes = t.cols * sizeof(float),
                                .n_matrices = sn_role_n_matrices(sn_model_hparams(model), role),
-                               .vector = sn_role_is_vector(role)};
+                               .vector = vector};
     if (!part->vector) status = device->ops->weight_size(device, t.dtype, part->rows, part->cols, &part->bytes, err);
     if (status) return sn_err_context(err, "block %d, %s", number, sn_role_name(role));
     if (is_expert_piece(role)) part_limit(part, sn_model_hparams(model)->n_experts, layout_n_pieces(out));
-    part->stride = sn_round_up(part->bytes, 64);
+    part->stride = sn_round_up(part->bytes, unit);
     if (!sn_mul(part->stride, (size_t)part->n_matrices, &all) || !sn_add(out->bytes, all, &out->bytes))
         return sn_fail(err, SN_REFUSED, "block %d is too large", number);
     return check_same_dtype(model, role, number, &t, sn_role_n_matrices(sn_model_hparams(model), role), err);
@@ -91,6 +102,7 @@ sn_status sn_block_layout_of(const sn_model *model, const sn_device *device, int
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++)
         status = layout_add_role(model, device, number, (sn_role)role, out, err);
     if (!status && mixture) layout_set_pieces(out);
+    out->bytes = sn_round_up(out->bytes, SN_FILE_PAGE); /* the next block begins at a page, too */
     return status;
 }
 

@@ -1,6 +1,6 @@
-/* A few threads take reads from one queue. A file is read in pieces of 1 MiB past the page cache, as its file system
- * allows: each piece is hashed or tagged while the processor's cache holds it, and copied to where it belongs, which
- * need not lie at a page. So a read costs the processor little beside the computation, which needs the same cores. */
+/* A few threads take parts of reads from one queue. A part is read from a file by one call, past the page cache where
+ * its file system allows that: the disk writes to the expert's place itself, and the processor, whose cores the
+ * computation needs, only checks it there. What does not fill pages (biases) comes by way of a buffer. */
 #include "blocks/expert_reader.h"
 
 #include "base/file.h"
@@ -18,21 +18,10 @@ enum { THREADS = 4 }; /* reads in progress: a disk is fastest with several */
 
 /* What a thread reads with. */
 typedef struct reading_tools {
-    void *buffer;
-    sn_hasher *hasher;
     sn_tagger *tagger;
+    char *buffer; /* for what does not fill pages; grows */
+    size_t size;
 } reading_tools;
-
-static bool tools_open(reading_tools *t) {
-    *t = (reading_tools){aligned_alloc(SN_FILE_PAGE, SN_FILE_PIECE), sn_hasher_new(), sn_tagger_new()};
-    return t->buffer && t->hasher && t->tagger;
-}
-
-static void tools_close(reading_tools *t) {
-    free(t->buffer);
-    sn_hasher_free(t->hasher);
-    sn_tagger_free(t->tagger);
-}
 
 struct sn_expert_reader {
     pthread_mutex_t lock; /* of all that follows, and of what reads have for the reader */
@@ -44,46 +33,74 @@ struct sn_expert_reader {
     int n_threads, n_begun, n_ended;
 };
 
-/* Where the next bytes of an expert go. */
-typedef struct scatter {
-    const sn_expert_read *read;
-    const reading_tools *tools;
-    bool hashes;
-    int piece;
-    size_t done; /* of the piece */
-} scatter;
-
-static void scatter_take(void *ctx, const void *data, size_t bytes) {
-    scatter *s = ctx;
-    const char *from = data;
-    if (s->hashes) sn_hasher_add(s->tools->hasher, data, bytes);
-    sn_tagger_add(s->tools->tagger, data, bytes);
-    for (size_t n; bytes; from += n, bytes -= n, s->done += n) {
-        while (s->done == s->read->bytes[s->piece]) s->piece++, s->done = 0;
-        n = sn_min_size(bytes, s->read->bytes[s->piece] - s->done);
-        memcpy((char *)s->read->pieces[s->piece] + s->done, from, n);
-    }
+static bool buffer_has(reading_tools *t, size_t bytes) {
+    if (bytes <= t->size) return true;
+    free(t->buffer);
+    t->size = sn_round_up(bytes, SN_FILE_PAGE);
+    t->buffer = aligned_alloc(SN_FILE_PAGE, t->size);
+    if (!t->buffer) t->size = 0;
+    return t->buffer;
 }
 
 enum { CHANGED = -1 };
 
-/* 0: the expert was read from the file as it was stored, and *tag is its tag; CHANGED, or an errno. */
-static int read_from_file(const sn_expert_read *r, const reading_tools *tools, sn_tag *tag) {
+static int n_parts(const sn_expert_read *r) { return r->rest->host ? 1 : (int)(r->rest->stride / r->rest->read_bytes); }
+
+/* The piece's bytes within [at, end) of the expert's image, where the piece begins at `begin`. */
+static struct iovec overlap(const sn_expert_read *r, int piece, size_t begin, size_t at, size_t end) {
+    size_t stop = sn_min_size(begin + r->bytes[piece], end), from = begin > at ? begin : at;
+    return from < stop ? (struct iovec){(char *)r->pieces[piece] + (from - begin), stop - from} : (struct iovec){0};
+}
+
+/* Where [at, end) of the expert's image goes: to pieces as long as these fill pages, the rest to the buffer. Returns
+ * the number of places; *direct: the bytes of the image before those that go by way of the buffer. */
+static int find_places(const sn_expert_read *r, size_t at, size_t end, char *buffer, struct iovec *places,
+                       size_t *direct) {
+    int n = 0;
+    *direct = 0;
+    for (int i = 0; i < SN_EXPERT_PIECES; *direct += r->bytes[i++]) {
+        if (((uintptr_t)r->pieces[i] | r->bytes[i]) % SN_FILE_PAGE) break;
+        places[n] = overlap(r, i, *direct, at, end);
+        n += places[n].iov_len > 0;
+    }
+    if (*direct < end) places[n] = (struct iovec){buffer, end - (at > *direct ? at : *direct)}, n++;
+    return n;
+}
+
+/* Copies what came by way of the buffer. */
+static void empty_buffer(const sn_expert_read *r, const char *from, size_t direct, size_t at, size_t end) {
+    size_t begin = 0;
+    for (int i = 0; i < SN_EXPERT_PIECES; begin += r->bytes[i++]) {
+        struct iovec to = overlap(r, i, begin, at > direct ? at : direct, end);
+        if (to.iov_len) memcpy(to.iov_base, from, to.iov_len);
+        from += to.iov_len;
+    }
+}
+
+/* Whether what was read to these places is what was stored. */
+static bool is_as_stored(const sn_tag *tag, const struct iovec *places, int n, sn_tagger *tagger) {
+    sn_tagger_begin(tagger, tag);
+    for (int i = 0; i < n; i++) sn_tagger_add(tagger, places[i].iov_base, places[i].iov_len);
+    const sn_tag now = sn_tagger_end(tagger);
+    return sn_tag_equal(&now, tag);
+}
+
+/* 0: a part of the expert was read from the file as it was stored; CHANGED, or an errno. */
+static int read_from_file(const sn_expert_read *r, int part, reading_tools *tools) {
     const sn_expert_rest *rest = r->rest;
-    size_t bytes = 0;
-    scatter to = {.read = r, .tools = tools, .hashes = !tag->number};
-    for (int i = 0; i < SN_EXPERT_PIECES; i++) bytes += r->bytes[i];
-    uint64_t at = rest->at + (size_t)r->expert * rest->stride;
-    sn_tagger_begin(tools->tagger, tag);
-    int error = sn_file_read_pages(rest->uncached < 0 ? rest->file : rest->uncached, tools->buffer, bytes, at,
-                                   scatter_take, &to);
-    sn_tag now = sn_tagger_end(tools->tagger);
-    sn_hash hash = sn_hasher_end(tools->hasher);
+    struct iovec places[SN_EXPERT_PIECES + 1], left[SN_EXPERT_PIECES + 1] = {0};
+    size_t at = (size_t)part * rest->read_bytes, end = at + rest->read_bytes, direct;
+    uint64_t in_image = (uint64_t)r->expert * rest->stride + at, in_file = rest->at + in_image;
+    if (!buffer_has(tools, rest->read_bytes)) return ENOMEM;
+    int n = find_places(r, at, end, tools->buffer, places, &direct);
+    memcpy(left, places, (size_t)n * sizeof *left);
+    int error = sn_file_read_scattered(rest->uncached < 0 ? rest->file : rest->uncached, left, n, in_file);
     /* The slots are the cache: the system need not keep a second copy beyond the limit of memory. */
-    if (rest->uncached < 0) posix_fadvise(rest->file, (off_t)at, (off_t)bytes, POSIX_FADV_DONTNEED);
-    bool same = to.hashes ? !memcmp(&hash, &rest->hashes[r->expert], sizeof hash) : sn_tag_equal(&now, tag);
-    *tag = now;
-    return error ? error : same ? 0 : CHANGED;
+    if (rest->uncached < 0) posix_fadvise(rest->file, (off_t)in_file, (off_t)rest->read_bytes, POSIX_FADV_DONTNEED);
+    if (error) return error;
+    if (!is_as_stored(&rest->tags[in_image / rest->read_bytes], places, n, tools->tagger)) return CHANGED;
+    empty_buffer(r, tools->buffer, direct, at, end);
+    return 0;
 }
 
 static void read_from_host(const sn_expert_read *r) {
@@ -92,36 +109,34 @@ static void read_from_host(const sn_expert_read *r) {
         if (r->bytes[i]) memcpy(r->pieces[i], from, r->bytes[i]);
 }
 
-/* With the reader's lock, which it leaves while it reads. */
-static void read_expert(sn_expert_reader *reader, sn_expert_read *r, const reading_tools *tools) {
-    sn_tag *known = r->rest->tags ? &r->rest->tags[r->expert] : NULL;
-    sn_tag tag = known ? *known : (sn_tag){0};
-    int error = 0;
+/* Reads the next part, with the reader's lock, which it leaves while it reads. */
+static void read_part(sn_expert_reader *reader, sn_expert_read *r, reading_tools *tools) {
+    int error = 0, part = r->n_begun++;
+    r->state = SN_READ_RUNS;
+    if (r->n_begun == n_parts(r)) reader->first = r->next;
     pthread_mutex_unlock(&reader->lock);
     if (r->rest->host)
         read_from_host(r);
     else
-        error = read_from_file(r, tools, &tag);
+        error = read_from_file(r, part, tools);
     pthread_mutex_lock(&reader->lock);
-    if (known && !error) *known = tag;
-    r->error = error;
-    r->state = error ? SN_READ_FAILED : SN_READ_DONE;
+    if (error) r->error = error;
+    if (++r->n_over < n_parts(r)) return;
+    r->state = r->error ? SN_READ_FAILED : SN_READ_DONE;
+    pthread_cond_broadcast(&reader->done);
 }
 
 static void *reader_run(void *ctx) {
     sn_expert_reader *reader = ctx;
     pthread_mutex_lock(&reader->lock);
-    const reading_tools *tools = &reader->tools[reader->n_begun++];
+    reading_tools *tools = &reader->tools[reader->n_begun++];
     while (!reader->stop) {
         sn_expert_read *r = reader->first;
         if (!r) {
             pthread_cond_wait(&reader->work, &reader->lock);
             continue;
         }
-        reader->first = r->next;
-        r->state = SN_READ_RUNS;
-        read_expert(reader, r, tools);
-        pthread_cond_broadcast(&reader->done);
+        read_part(reader, r, tools);
     }
     reader->n_ended++;
     pthread_cond_broadcast(&reader->done);
@@ -141,7 +156,9 @@ sn_status sn_expert_reader_new(sn_expert_reader **out, sn_err *err) {
     pthread_cond_init(&reader->done, &monotonic);
     pthread_condattr_destroy(&monotonic);
     while (reader->n_threads < THREADS && !status) {
-        if (!tools_open(&reader->tools[reader->n_threads]))
+        reading_tools *tools = &reader->tools[reader->n_threads];
+        tools->tagger = sn_tagger_new();
+        if (!tools->tagger)
             status = sn_fail(err, SN_STOP, "out of memory: experts cannot be read");
         else if (pthread_create(&reader->threads[reader->n_threads], NULL, reader_run, reader))
             status = sn_fail(err, SN_STOP, "no thread can be started that reads experts");
@@ -181,7 +198,7 @@ bool sn_expert_reader_free(sn_expert_reader **reader, int timeout_ms) {
     pthread_cond_destroy(&r->work);
     pthread_cond_destroy(&r->done);
     pthread_mutex_destroy(&r->lock);
-    for (int i = 0; i < THREADS; i++) tools_close(&r->tools[i]);
+    for (int i = 0; i < THREADS; i++) sn_tagger_free(r->tools[i].tagger), free(r->tools[i].buffer);
     free(r);
     return true;
 }
@@ -192,7 +209,6 @@ static void queue_add(sn_expert_reader *reader, sn_expert_read *read) {
     while (*at && (read->ahead || !(*at)->ahead)) at = &(*at)->next;
     read->next = *at;
     *at = read;
-    read->state = SN_READ_WAITS;
 }
 
 static bool queue_take(sn_expert_reader *reader, sn_expert_read *read) {
@@ -206,15 +222,16 @@ static bool queue_take(sn_expert_reader *reader, sn_expert_read *read) {
 void sn_expert_reader_begin(sn_expert_reader *reader, sn_expert_read *read, bool ahead) {
     pthread_mutex_lock(&reader->lock);
     read->ahead = ahead;
+    read->state = SN_READ_WAITS;
     queue_add(reader, read);
-    pthread_cond_signal(&reader->work);
+    pthread_cond_broadcast(&reader->work);
     pthread_mutex_unlock(&reader->lock);
 }
 
 void sn_expert_reader_need(sn_expert_reader *reader, sn_expert_read *read) {
     pthread_mutex_lock(&reader->lock);
     read->ahead = false;
-    if (read->state == SN_READ_WAITS && queue_take(reader, read)) queue_add(reader, read);
+    if (queue_take(reader, read)) queue_add(reader, read);
     pthread_mutex_unlock(&reader->lock);
 }
 

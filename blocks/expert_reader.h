@@ -1,14 +1,13 @@
 /* Threads that read experts which rest in host memory or in a file, so that reading goes on beside the computation.
  * Private to blocks/.
  *
- * Central types: sn_expert_rest says where the experts of a block rest, sn_expert_read is one read of one expert, and
- * belongs to the caller. A read that is needed now goes before one that was begun ahead. Every byte from a file is
- * checked: by the expert's hash when it is read first, then by a tag, so that reading is as fast as the disk. All
- * functions are called by the devices' thread. */
+ * Central types: sn_expert_rest says where the experts of a block rest, sn_expert_read is the reading of one expert,
+ * and belongs to the caller. What is needed now goes before what was begun ahead, also when some of that was read
+ * already. Every byte from a file is checked by a tag, in the memory from which it is then used. All functions are
+ * called by the devices' thread. */
 #ifndef SN_BLOCKS_EXPERT_READER_H
 #define SN_BLOCKS_EXPERT_READER_H
 
-#include "base/hash.h"
 #include "base/tag.h"
 #include "blocks/block.h"
 
@@ -18,18 +17,19 @@ typedef struct sn_expert_rest {
     int file;     /* of the block's own; -1: none */
     int uncached; /* the same file for reads past the page cache; -1: none */
     uint64_t at;
-    sn_hash *hashes; /* of each expert; NULL in host memory */
-    sn_tag *tags;    /* the reader's, of experts whose hash was right; zeroes at first; NULL in host memory */
+    size_t read_bytes; /* in a file: of what is read and checked at once; stride is a multiple of it */
+    sn_tag *tags;      /* of each read_bytes of the file; NULL in host memory */
 } sn_expert_rest;
 
 typedef struct sn_expert_read {
     const sn_expert_rest *rest;
     int expert;
-    void *pieces[SN_EXPERT_PIECES]; /* host memory, where each piece goes */
+    void *pieces[SN_EXPERT_PIECES]; /* host memory, where each piece goes; straight to it where it fills whole pages */
     const size_t *bytes;            /* of each piece */
     /* The reader's: */
     enum { SN_READ_IDLE, SN_READ_WAITS, SN_READ_RUNS, SN_READ_DONE, SN_READ_FAILED } state;
-    int error; /* of a read that failed */
+    int error;           /* of a read that failed */
+    int n_begun, n_over; /* of its parts of read_bytes */
     bool ahead;
     struct sn_expert_read *next;
 } sn_expert_read;

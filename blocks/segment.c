@@ -74,7 +74,7 @@ static sn_status store_on_disk(const sn_model *model, sn_device *device, sn_offl
     sn_status status = sn_model_block_hash(model, number, &weights, err);
     if (status) return status;
     r->key = image_key(&weights, device, r->layout.bytes, 0, (sn_expert_range){0});
-    if (sn_offload_store_has(store, &r->key, r->layout.bytes)) return SN_OK;
+    if (sn_offload_store_has(store, &r->key, r->layout.bytes, r->layout.bytes)) return SN_OK;
     status = sn_pages_alloc(&image, r->layout.bytes, err);
     if (!status) status = sn_block_pack(model, device, number, &r->layout, image, err);
     if (!status) status = sn_offload_store_put(store, &r->key, image, r->layout.bytes, err);
@@ -89,7 +89,6 @@ typedef struct expert_sink {
     char *host; /* to memory, or to a file: */
     sn_offload_store *store;
     sn_new_image *file;
-    sn_hash *hashes;
     size_t bytes, stride; /* of an expert */
 } expert_sink;
 
@@ -102,7 +101,7 @@ static sn_status expert_to_host(void *ctx, int expert, const void *image, sn_err
 
 static sn_status expert_to_file(void *ctx, int expert, const void *image, sn_err *err) {
     const expert_sink *sink = ctx;
-    sink->hashes[expert] = sn_hash_of(image, sink->bytes);
+    (void)expert;
     return sn_offload_store_add(sink->store, sink->file, image, sink->bytes, err);
 }
 
@@ -119,15 +118,13 @@ static sn_status experts_in_host(const sn_model *model, sn_device *device, int n
     return sn_experts_pack(model, device, number, &r->layout, expert_to_host, &sink, err);
 }
 
-/* A file of a block's experts is their images one after the other, and behind them the hash of each. */
+/* A file of a block's experts is their images one after the other. */
 static sn_status experts_put(const sn_model *model, sn_device *device, sn_offload_store *store, int number,
                              sn_block_storage *r, size_t bytes, sn_err *err) {
     sn_new_image file;
-    size_t n = (size_t)sn_n_held(r->layout.held);
-    expert_sink sink = {.store = store, .file = &file, .hashes = r->experts.hashes, .bytes = r->layout.expert_bytes};
-    sn_status status = sn_offload_store_begin(store, &r->key, bytes, &file, err);
+    expert_sink sink = {.store = store, .file = &file, .bytes = r->layout.expert_bytes};
+    sn_status status = sn_offload_store_begin(store, &r->key, bytes, r->layout.read_bytes, &file, err);
     if (!status) status = sn_experts_pack(model, device, number, &r->layout, expert_to_file, &sink, err);
-    if (!status) status = sn_offload_store_add(store, &file, r->experts.hashes, n * sizeof(sn_hash), err);
     if (!status) status = sn_offload_store_commit(store, &file, err);
     sn_offload_store_discard(store, &file);
     return status;
@@ -136,21 +133,20 @@ static sn_status experts_put(const sn_model *model, sn_device *device, sn_offloa
 static sn_status experts_on_disk(const sn_model *model, sn_device *device, sn_offload_store *store, int number,
                                  sn_block_storage *r, sn_err *err) {
     sn_hash weights;
-    size_t n = (size_t)sn_n_held(r->layout.held), images, bytes;
+    size_t n = (size_t)sn_n_held(r->layout.held), bytes;
     bool all = (int)n == sn_model_hparams(model)->n_experts;
     if (!store) return sn_fail(err, SN_REFUSED, "the experts of block %d rest on disk: give --offload-dir", number);
-    if (!sn_mul(n, r->layout.expert_bytes, &images) || !sn_add(images, n * sizeof(sn_hash), &bytes))
-        return sn_fail(err, SN_REFUSED, "block %d is too large", number);
+    if (!sn_mul(n, r->layout.expert_bytes, &bytes)) return sn_fail(err, SN_REFUSED, "block %d is too large", number);
     SN_TRY(sn_model_block_hash(model, number, &weights, err));
     r->key = image_key(&weights, device, bytes, r->layout.expert_bytes, all ? (sn_expert_range){0} : r->layout.held);
     r->experts.stride = r->layout.expert_bytes;
     r->experts.file = r->experts.uncached = -1;
-    SN_TRY(sn_calloc(&r->experts.hashes, n, sizeof(sn_hash), err));
-    SN_TRY(sn_calloc(&r->experts.tags, n, sizeof(sn_tag), err));
-    if (!sn_offload_store_has(store, &r->key, bytes)) SN_TRY(experts_put(model, device, store, number, r, bytes, err));
-    r->experts.file = sn_offload_store_file(store, &r->key, bytes, &r->experts.at);
-    if (r->experts.file < 0 ||
-        sn_file_read_at(r->experts.file, r->experts.hashes, n * sizeof(sn_hash), r->experts.at + images))
+    r->experts.read_bytes = r->layout.read_bytes;
+    SN_TRY(sn_calloc(&r->experts.tags, bytes / r->layout.read_bytes, sizeof(sn_tag), err));
+    if (!sn_offload_store_has(store, &r->key, bytes, r->layout.read_bytes))
+        SN_TRY(experts_put(model, device, store, number, r, bytes, err));
+    r->experts.file = sn_offload_store_file(store, &r->key, bytes, &r->experts.at, r->experts.tags);
+    if (r->experts.file < 0)
         return sn_fail(err, SN_STOP, "the experts of block %d cannot be read from the offload folder", number);
     posix_fadvise(r->experts.file, 0, 0, POSIX_FADV_DONTNEED); /* as when they are read (expert_reader.c) */
     r->experts.uncached = sn_file_open_uncached(r->experts.file);
@@ -307,9 +303,8 @@ void sn_segment_unload(sn_segment *g) {
         free(r->apart.ids);
         free(r->apart.weights);
         if (r->experts.host) g->device->ops->host_free(g->device, (void *)r->experts.host, r->experts_bytes);
-        if (r->experts.hashes && r->experts.file >= 0) close(r->experts.file);
-        if (r->experts.hashes && r->experts.uncached >= 0) close(r->experts.uncached);
-        free(r->experts.hashes);
+        if (r->experts.tags && r->experts.file >= 0) close(r->experts.file);
+        if (r->experts.tags && r->experts.uncached >= 0) close(r->experts.uncached);
         free(r->experts.tags);
         if (!r->image || (r->residence == SN_ON_DEVICE && g->resident)) continue;
         if (r->residence == SN_ON_DEVICE)

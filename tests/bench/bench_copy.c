@@ -1,5 +1,5 @@
 /* The limits of offload on this machine: blocks in host memory are not streamed faster than memory is copied, blocks
- * on disk not faster than they are read and tagged (the first time: hashed).
+ * on disk not faster than they are read and tagged.
  *
  * Usage: bench_copy FILE...      the files of an --offload-dir after a node has read them: from the page cache
  *

@@ -4,6 +4,7 @@
  * Usage: bench_pieces BYTES SECONDS FILE...      the files of an --offload-dir */
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/mem.h"
 #include "base/text.h"
 
 #include <fcntl.h>
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-enum { THREADS = 4 };
+enum { THREADS = 4, READ_BYTES = 1 << 20 }; /* as in a node */
 
 typedef struct reader {
     size_t piece;
@@ -29,19 +30,17 @@ static void fail(const char *what) {
     exit(1);
 }
 
-static void drop(void *ctx, const void *data, size_t bytes) {
-    (void)data;
-    *(uint64_t *)ctx += bytes;
-}
-
 static void *run(void *ctx) {
     reader *r = ctx;
-    void *buffer = aligned_alloc(SN_FILE_PAGE, SN_FILE_PIECE);
+    size_t n = r->piece / READ_BYTES + 1, part = sn_round_up(r->piece / n, SN_FILE_PAGE), bytes = n * part;
+    void *buffer = aligned_alloc(SN_FILE_PAGE, part);
     if (!buffer) fail("aligned_alloc");
     while (sn_now_us() < r->until) {
         int file = rand_r(&r->seed) % r->n_files;
-        uint64_t at = (uint64_t)rand_r(&r->seed) % (r->sizes[file] / r->piece) * r->piece;
-        if (sn_file_read_pages(r->files[file], buffer, r->piece, at, drop, &r->bytes)) fail("read");
+        uint64_t at = (uint64_t)rand_r(&r->seed) % (r->sizes[file] / bytes) * bytes;
+        for (size_t i = 0; i < n; i++)
+            if (sn_file_read_at(r->files[file], buffer, part, at + i * part)) fail("read");
+        r->bytes += bytes;
     }
     free(buffer);
     return NULL;
@@ -60,7 +59,8 @@ int main(int argc, char **argv) {
         struct stat st;
         int file = open(argv[3 + i], O_RDONLY | O_CLOEXEC);
         if (file < 0 || fstat(file, &st)) fail(argv[3 + i]);
-        if (st.st_size < piece) return fprintf(stderr, "bench_pieces: %s is smaller than a piece\n", argv[3 + i]), 1;
+        if (st.st_size < piece + SN_FILE_PAGE)
+            return fprintf(stderr, "bench_pieces: %s is smaller than a piece\n", argv[3 + i]), 1;
         sizes[i] = (uint64_t)st.st_size;
         if ((files[i] = sn_file_open_uncached(file)) < 0) fail("reads past the page cache");
     }

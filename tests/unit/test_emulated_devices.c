@@ -272,7 +272,7 @@ Test(emulated_devices, experts_that_rest_elsewhere_give_the_bits_of_resident_one
             for (int way = 0; way < 5; way++) { /* resident; in host memory and on disk, with few slots and with all */
                 const char *rest = way == 0 ? "" : way < 3 ? ",*.experts=host" : ",*.experts=disk";
                 snprintf(map, sizeof map, "*=%s%s", places[d], rest);
-                expert_memory = way % 2 ? 320 << 10 : 0;
+                expert_memory = way % 2 ? 336 << 10 : 0;
                 fixture w = fixture_open(path, map, way == 4 ? "experts:1:2" : NULL);
                 float *rows = make_rows(20, w.hp->n_embd);
                 run_rows(&w, rows, 12, 6);

@@ -1,5 +1,6 @@
 /* Experts that rest in host memory or on disk: wherever they are, and however few are on the device at a time, the CPU
  * gives the bits of blocks that hold all of theirs; memory stays within the plan; what is read is checked. */
+#include "base/file.h"
 #include "blocks/expert_slots.h" /* private: the order in which slots are given away */
 #include "blocks/span.h"
 #include "blocks/train.h"
@@ -202,8 +203,7 @@ typedef struct one_block {
     sn_block_layout layout;
     uint8_t image[EXPERTS * PIECE], host[EXPERTS * PIECE];
     sn_expert_rest rest;
-    sn_hash hashes[EXPERTS]; /* with a file only */
-    sn_tag tags[EXPERTS];
+    sn_tag tags[EXPERTS]; /* with a file only */
     sn_expert_slots *slots;
 } one_block;
 
@@ -227,13 +227,19 @@ static void block_to_disk(one_block *b) {
     snprintf(path, sizeof path, "%s/experts", folder);
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     cr_assert_eq(write(file, b->host, sizeof b->host), (ssize_t)sizeof b->host);
-    for (int e = 0; e < EXPERTS; e++) b->hashes[e] = sn_hash_of(b->host + e * PIECE, PIECE);
-    b->rest = (sn_expert_rest){.stride = PIECE, .file = file, .uncached = -1, .hashes = b->hashes, .tags = b->tags};
+    sn_tagger *tagger = sn_tagger_new();
+    for (int e = 0; e < EXPERTS; e++) {
+        sn_tagger_begin(tagger, NULL);
+        sn_tagger_add(tagger, b->host + e * PIECE, PIECE);
+        b->tags[e] = sn_tagger_end(tagger);
+    }
+    sn_tagger_free(tagger);
+    b->rest = (sn_expert_rest){.stride = PIECE, .file = file, .uncached = -1, .read_bytes = PIECE, .tags = b->tags};
 }
 
 static void one_block_close(one_block *b) {
     sn_expert_carrier_close(&b->carrier);
-    if (b->rest.hashes) close(b->rest.file);
+    if (b->rest.tags) close(b->rest.file);
     sn_expert_slots_free(&b->slots);
     sn_device_close(&b->device);
 }
@@ -291,6 +297,90 @@ Test(expert_slots, a_foreseen_expert_comes_ahead_and_a_wrong_one_does_no_harm) {
     one_block_close(&b);
 }
 
+/* -- an expert of two matrices and a bias in a file, read in parts */
+
+enum { PAGE = 4096, MATRIX = 2 * PAGE, SECOND = PAGE, BIAS = 100, IMAGE = 4 * PAGE };
+
+typedef struct parts_file {
+    int file;
+    uint8_t data[2 * IMAGE]; /* two experts */
+    uint8_t *memory;         /* where the pieces of one go, each a page from the next */
+    sn_tag tags[2 * IMAGE / PAGE];
+    sn_expert_reader *reader;
+} parts_file;
+
+static void parts_tag(parts_file *f, size_t read_bytes) {
+    sn_tagger *tagger = sn_tagger_new();
+    for (size_t at = 0; at < sizeof f->data; at += read_bytes) {
+        sn_tagger_begin(tagger, NULL);
+        sn_tagger_add(tagger, f->data + at, read_bytes);
+        f->tags[at / read_bytes] = sn_tagger_end(tagger);
+    }
+    sn_tagger_free(tagger);
+}
+
+/* Reads the second expert to places that lie `shift` bytes behind pages. */
+static sn_status parts_read(parts_file *f, int uncached, size_t read_bytes, size_t shift, sn_err *err) {
+    const size_t bytes[SN_EXPERT_PIECES] = {MATRIX, SECOND, 0, 0, BIAS};
+    const sn_expert_rest rest = {
+        .stride = IMAGE, .file = f->file, .uncached = uncached, .read_bytes = read_bytes, .tags = f->tags};
+    uint8_t *to = f->memory + shift;
+    sn_expert_read read = {
+        .rest = &rest, .expert = 1, .pieces = {to, to + 3 * PAGE, NULL, NULL, to + 5 * PAGE}, .bytes = bytes};
+    memset(f->memory, 0, 8 * PAGE);
+    sn_expert_reader_begin(f->reader, &read, true);
+    sn_expert_reader_need(f->reader, &read);
+    return sn_expert_reader_wait(f->reader, &read, 20000, err);
+}
+
+/* The pieces hold the second expert, and nothing else was written to. */
+static void parts_expect(const parts_file *f, size_t shift) {
+    static uint8_t want[8 * PAGE];
+    const uint8_t *image = f->data + IMAGE;
+    memset(want, 0, sizeof want);
+    memcpy(want + shift, image, MATRIX);
+    memcpy(want + shift + 3 * PAGE, image + MATRIX, SECOND);
+    memcpy(want + shift + 5 * PAGE, image + MATRIX + SECOND, BIAS);
+    cr_expect(!memcmp(f->memory, want, sizeof want), "places %zu bytes behind pages hold other bytes", shift);
+}
+
+Test(expert_slots, an_expert_read_in_parts_is_whole_and_each_part_is_checked) {
+    static parts_file f;
+    static const size_t shifts[] = {0, 64}; /* straight to its place, and by way of a buffer */
+    char *path = temp_path(folder, "experts");
+    for (size_t i = 0; i < sizeof f.data; i++) f.data[i] = (uint8_t)(i * 7 + i / 251);
+    f.file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    f.memory = aligned_alloc(PAGE, 8 * PAGE);
+    cr_assert(f.memory && write(f.file, f.data, sizeof f.data) == (ssize_t)sizeof f.data);
+    REQUIRE(sn_expert_reader_new(&f.reader, &err));
+    int uncached = sn_file_open_uncached(f.file); /* -1 on file systems without such reads */
+    for (size_t read_bytes = PAGE; read_bytes <= IMAGE; read_bytes *= 2)
+        for (int way = 0; way < 4; way++) {
+            size_t shift = shifts[way % 2];
+            int file = way / 2 ? uncached : -1;
+            sn_err why = {0};
+            parts_tag(&f, read_bytes);
+            REQUIRE(parts_read(&f, file, read_bytes, shift, &err));
+            parts_expect(&f, shift);
+            for (off_t at = IMAGE + 9; at < 2 * IMAGE; at += PAGE) {
+                uint8_t wrong = f.data[at] ^ 1;
+                cr_assert_eq(pwrite(f.file, &wrong, 1, at), 1);
+                cr_expect_eq(parts_read(&f, file, read_bytes, shift, &why), SN_STOP, "byte %ld", (long)at);
+                cr_expect(strstr(why.text, "expert 1 in the offload folder was changed"), "%s", why.text);
+                cr_assert_eq(pwrite(f.file, &f.data[at], 1, at), 1);
+            }
+            cr_assert_eq(ftruncate(f.file, 2 * IMAGE - 100), 0);
+            cr_expect_eq(parts_read(&f, file, read_bytes, shift, &why), SN_STOP);
+            cr_expect(strstr(why.text, "cut short"), "%s", why.text);
+            cr_assert_eq(pwrite(f.file, f.data, sizeof f.data, 0), (ssize_t)sizeof f.data);
+        }
+    cr_assert(sn_expert_reader_free(&f.reader, 20000));
+    if (uncached >= 0) close(uncached);
+    close(f.file);
+    free(f.memory);
+    free(path);
+}
+
 /* What is to be read ahead has been begun, so that it cannot be dropped. */
 static void let_reads_begin(one_block *b) {
     uint8_t piece[PIECE];
@@ -305,7 +395,7 @@ Test(expert_slots, a_foreseen_expert_that_cannot_be_read_fails_only_a_step_that_
     sn_err why = {0};
     one_block_open(&b);
     block_to_disk(&b);
-    for (int e = 5; e < EXPERTS; e++) b.hashes[e] = b.hashes[0];
+    for (int e = 5; e < EXPERTS; e++) b.tags[e] = b.tags[0];
     REQUIRE(sn_expert_slots_expect(b.slots, 3, (int32_t[]){5, 6, 7}, &err)); /* they take all slots */
     let_reads_begin(&b);
     expect_pass(&b, 3, (int32_t[]){0, 1, 2});

@@ -48,37 +48,30 @@ static void set_up(void) { folder = temp_folder(); }
 static void tear_down(void) { temp_folder_remove(&folder); }
 TestSuite(file, .init = set_up, .fini = tear_down);
 
-/* Appends to what ctx points at. */
-static void append(void *ctx, const void *data, size_t bytes) {
-    uint8_t **to = ctx;
-    cr_assert_leq(bytes, SN_FILE_PIECE);
-    memcpy(*to, data, bytes);
-    *to += bytes;
-}
-
-Test(file, pages_are_read_from_any_place_past_the_page_cache_and_through_it) {
-    enum { BYTES = 3 * SN_FILE_PIECE + 100 };
+Test(file, a_stretch_is_read_to_several_places_past_the_page_cache_and_through_it) {
+    enum { PAGE = SN_FILE_PAGE, BYTES = 9 * PAGE };
     char *path = temp_path(folder, "a");
-    uint8_t *data = malloc(BYTES), *back = malloc(BYTES), *buffer = aligned_alloc(SN_FILE_PAGE, SN_FILE_PIECE);
+    uint8_t *data = malloc(BYTES), *back = aligned_alloc(PAGE, BYTES);
     for (size_t i = 0; i < BYTES; i++) data[i] = (uint8_t)(i * 7 + i / 1000);
     int fd = open(path, O_RDWR | O_CREAT, 0600);
     cr_assert_eq(sn_file_write_at(fd, data, BYTES, 0), 0);
     int uncached = sn_file_open_uncached(fd); /* -1 on file systems without such reads */
-    static const size_t ranges[][2] = {{0, 1}, {0, BYTES}, {88, 2 * SN_FILE_PIECE}, {4095, 2}, {BYTES - 9, 9}};
     for (int file = fd;; file = uncached) {
-        for (size_t r = 0; r < sizeof ranges / sizeof *ranges; r++) {
-            uint8_t *end = back;
-            cr_expect_eq(sn_file_read_pages(file, buffer, ranges[r][1], ranges[r][0], append, &end), 0);
-            cr_expect_eq((size_t)(end - back), ranges[r][1]);
-            cr_expect(!memcmp(back, data + ranges[r][0], ranges[r][1]), "range %zu", r);
+        struct iovec places[] = {{back + 5 * PAGE, 2 * PAGE}, {back, 0}, {back, PAGE}, {back + 2 * PAGE, 3 * PAGE}};
+        memset(back, 0, BYTES);
+        cr_expect_eq(sn_file_read_scattered(file, places, 4, PAGE), 0);
+        cr_expect(!memcmp(back + 5 * PAGE, data + PAGE, 2 * PAGE) && !memcmp(back, data + 3 * PAGE, PAGE) &&
+                  !memcmp(back + 2 * PAGE, data + 4 * PAGE, 3 * PAGE));
+        for (size_t end = BYTES; end > 7 * PAGE; end -= 700) { /* it ends too soon */
+            struct iovec rest[] = {{back, PAGE}, {back + PAGE, 2 * PAGE}};
+            cr_assert_eq(ftruncate(fd, (off_t)end), 0);
+            cr_expect_eq(sn_file_read_scattered(file, rest, 2, 6 * PAGE), end < BYTES ? ENODATA : 0, "%zu", end);
         }
-        uint8_t *end = back;
-        cr_expect_eq(sn_file_read_pages(file, buffer, 10, BYTES - 9, append, &end), ENODATA);
+        cr_assert_eq(sn_file_write_at(fd, data, BYTES, 0), 0);
         if (file == uncached || uncached < 0) break;
     }
     if (uncached >= 0) close(uncached);
     close(fd);
-    free(buffer);
     free(back);
     free(data);
     free(path);

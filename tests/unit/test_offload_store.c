@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BYTES = 5000, HEADER = 88 };
+enum { BYTES = 5000, HEADER = 4096, PART = 700 };
 
 static sn_err err;
 static char *folder;
@@ -68,7 +68,7 @@ static void expect_image(void) {
 }
 
 Test(offload_store, returns_stored_blocks_in_this_run_and_the_next) {
-    cr_assert(!sn_offload_store_has(store, &key, BYTES));
+    cr_assert(!sn_offload_store_has(store, &key, BYTES, PART));
     cr_assert_eq(sn_offload_store_get(store, &key, back, BYTES, &err), SN_STOP);
     put_image();
     expect_image();
@@ -77,7 +77,7 @@ Test(offload_store, returns_stored_blocks_in_this_run_and_the_next) {
     cr_assert_eq(sn_offload_store_get(store, &key, back, BYTES, &err), SN_STOP,
                  "a file that was not verified in this run is read");
     cr_assert(strstr(err.text, "in this run"));
-    cr_assert(sn_offload_store_has(store, &key, BYTES));
+    cr_assert(sn_offload_store_has(store, &key, BYTES, PART));
     expect_image();
     cr_assert_eq(count_files(), 1);
 }
@@ -96,7 +96,7 @@ Test(offload_store, keeps_blocks_apart_by_key_and_takes_any_size) {
     uint8_t *large = calloc(LARGE, 1);
     large[LARGE - 1] = 9;
     cr_assert_eq(sn_offload_store_put(store, &key, large, LARGE, &err), SN_OK);
-    cr_assert(sn_offload_store_has(store, &key, LARGE));
+    cr_assert(sn_offload_store_has(store, &key, LARGE, PART));
     large[LARGE - 1] = 0;
     cr_assert_eq(sn_offload_store_get(store, &key, large, LARGE, &err), SN_OK);
     cr_assert_eq(large[LARGE - 1], 9);
@@ -112,7 +112,7 @@ Test(offload_store, many_blocks_are_kept) {
     reopen_store();
     for (int i = 0, got; i < 100; i++) {
         sn_hash k = sn_hash_of(&i, sizeof i);
-        cr_assert(sn_offload_store_has(store, &k, sizeof i) && sn_offload_store_has(store, &k, sizeof i));
+        cr_assert(sn_offload_store_has(store, &k, sizeof i, PART) && sn_offload_store_has(store, &k, sizeof i, PART));
         cr_assert_eq(sn_offload_store_get(store, &k, &got, sizeof got, &err), SN_OK);
         cr_assert_eq(got, i);
     }
@@ -121,20 +121,20 @@ Test(offload_store, many_blocks_are_kept) {
 Test(offload_store, a_stale_file_is_removed_and_rebuilt) {
     put_image();
     reopen_store();
-    cr_assert(!sn_offload_store_has(store, &key, BYTES - 1), "a file of another layout size is found");
+    cr_assert(!sn_offload_store_has(store, &key, BYTES - 1, PART), "a file of another layout size is found");
     cr_assert_eq(count_files(), 0);
     put_image();
     char *old = path_of(&key);
     sn_hash other = sn_hash_of("block 4", 7);
     char *wrong = path_of(&other);
     cr_assert_eq(rename(old, wrong), 0);
-    cr_assert(!sn_offload_store_has(store, &other, BYTES), "the file of another block is found");
+    cr_assert(!sn_offload_store_has(store, &other, BYTES, PART), "the file of another block is found");
     cr_assert_eq(count_files(), 0);
     cr_assert_eq(symlink("/etc/passwd", old), 0);
-    cr_assert(!sn_offload_store_has(store, &key, BYTES));
+    cr_assert(!sn_offload_store_has(store, &key, BYTES, PART));
     cr_assert_eq(count_files(), 0);
     cr_assert_eq(mkfifo(old, 0600), 0); /* opening it must not block either */
-    cr_assert(!sn_offload_store_has(store, &key, BYTES));
+    cr_assert(!sn_offload_store_has(store, &key, BYTES, PART));
     cr_assert_eq(count_files(), 0);
     put_image();
     expect_image();
@@ -149,7 +149,7 @@ Test(offload_store, a_file_cut_short_anywhere_is_refused) {
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         put_image();
         cr_assert_eq(truncate(path, lengths[i]), 0);
-        cr_assert(!sn_offload_store_has(store, &key, BYTES), "%d", (int)lengths[i]);
+        cr_assert(!sn_offload_store_has(store, &key, BYTES, PART), "%d", (int)lengths[i]);
         cr_assert_eq(count_files(), 0);
     }
     free(path);
@@ -166,10 +166,10 @@ static void flip_bit(const char *path, long at, int bit) {
 
 Test(offload_store, one_flipped_bit_anywhere_is_detected) {
     char *path = path_of(&key);
-    for (long at = 0; at < HEADER + BYTES; at += at < HEADER ? 1 : 391) {
+    for (long at = 0; at < HEADER + BYTES; at += at < 96 ? 1 : 391) {
         put_image();
         flip_bit(path, at, (int)(at % 8));
-        cr_assert(!sn_offload_store_has(store, &key, BYTES), "%ld", at);
+        cr_assert(!sn_offload_store_has(store, &key, BYTES, PART), "%ld", at);
         cr_assert_eq(count_files(), 0);
     }
     put_image();
@@ -182,11 +182,42 @@ Test(offload_store, one_flipped_bit_anywhere_is_detected) {
     cr_assert_eq(sn_offload_store_get(store, &key, back, BYTES, &err), SN_STOP, "damage after a get is not detected");
     flip_bit(path, HEADER + 5, 2);
     expect_image();
+    cr_assert(sn_offload_store_has(store, &key, BYTES, PART));
+    for (long at = HEADER; at < HEADER + BYTES; at += PART / 2) {
+        flip_bit(path, at, 3);
+        cr_assert_eq(sn_offload_store_get(store, &key, back, BYTES, &err), SN_STOP, "damage at %ld is not detected",
+                     at);
+        flip_bit(path, at, 3);
+    }
+    expect_image();
     put_image();
     cr_assert_eq(truncate(path, HEADER + 10), 0);
     cr_assert_eq(sn_offload_store_get(store, &key, back, BYTES, &err), SN_STOP);
     cr_assert(strstr(err.text, "was cut short"), "%s", err.text);
     free(path);
+}
+
+Test(offload_store, readers_of_parts_get_a_descriptor_of_their_own_and_the_tag_of_each_part) {
+    sn_tag tags[BYTES / PART + 1];
+    sn_tagger *tagger = sn_tagger_new();
+    uint64_t at;
+    put_image();
+    cr_assert(sn_offload_store_has(store, &key, BYTES, PART));
+    cr_assert_eq(sn_offload_store_file(store, &key, BYTES - 1, &at, tags), -1);
+    int file = sn_offload_store_file(store, &key, BYTES, &at, tags);
+    cr_assert(sn_offload_store_has(store, &key, BYTES, PART)); /* another reader, which opens the file anew */
+    cr_assert_eq(pread(file, back, BYTES, (off_t)at), BYTES);
+    cr_assert_arr_eq(back, image, BYTES);
+    for (size_t done = 0, n, i = 0; done < BYTES; done += n, i++) {
+        n = BYTES - done < PART ? BYTES - done : PART;
+        sn_tagger_begin(tagger, &tags[i]);
+        sn_tagger_add(tagger, image + done, n);
+        const sn_tag tag = sn_tagger_end(tagger);
+        cr_expect(sn_tag_equal(&tag, &tags[i]), "part %zu", i);
+    }
+    close(file);
+    expect_image();
+    sn_tagger_free(tagger);
 }
 
 Test(offload_store, a_removed_or_replaced_file_is_still_read) {
@@ -196,7 +227,7 @@ Test(offload_store, a_removed_or_replaced_file_is_still_read) {
     expect_image();
     write_file(folder, strrchr(path, '/') + 1, "something else", 14);
     expect_image();
-    cr_assert(!sn_offload_store_has(store, &key, BYTES), "a removed file is still found");
+    cr_assert(!sn_offload_store_has(store, &key, BYTES, PART), "a removed file is still found");
     cr_assert_eq(sn_offload_store_get(store, &key, back, BYTES, &err), SN_STOP);
     free(path);
 }
@@ -243,7 +274,7 @@ static int child_exit(void (*fn)(void)) {
 }
 
 static void put_with_little_space(void) {
-    struct rlimit limit = {3000, 3000};
+    struct rlimit limit = {HEADER + 2000, HEADER + 2000};
     signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &limit)) _exit(1);
     if (sn_offload_store_put(store, &key, image, BYTES, &err) != SN_STOP) _exit(2);
@@ -257,7 +288,7 @@ Test(offload_store, a_full_disk_is_reported_and_stored_blocks_stay) {
     put_image();
     cr_assert_eq(child_exit(put_with_little_space), 0);
     cr_assert_eq(count_files(), 1, "an unfinished file is left");
-    cr_assert(sn_offload_store_has(store, &key, 1000));
+    cr_assert(sn_offload_store_has(store, &key, 1000, PART));
 }
 
 static void use_without_descriptors(void) {
@@ -265,14 +296,14 @@ static void use_without_descriptors(void) {
     if (setrlimit(RLIMIT_NOFILE, &limit)) _exit(1);
     if (sn_offload_store_put(store, &key, image, BYTES, &err) != SN_STOP || !strstr(err.text, "cannot be written"))
         _exit(2);
-    if (sn_offload_store_has(store, &key, BYTES)) _exit(3);
+    if (sn_offload_store_has(store, &key, BYTES, PART)) _exit(3);
     _exit(0);
 }
 
 Test(offload_store, a_good_file_is_not_removed_for_lack_of_descriptors) {
     put_image();
     cr_assert_eq(child_exit(use_without_descriptors), 0);
-    cr_assert(sn_offload_store_has(store, &key, BYTES));
+    cr_assert(sn_offload_store_has(store, &key, BYTES, PART));
 }
 
 Test(offload_store, unfinished_files_are_removed_unless_being_written) {
@@ -309,7 +340,7 @@ static void use_store(void) {
     for (int round = 0; round < 40; round++) {
         for (int i = 0; i < 4; i++) {
             sn_hash k = sn_hash_of(&i, sizeof i);
-            bool there = sn_offload_store_has(own, &k, (size_t)(BYTES - i));
+            bool there = sn_offload_store_has(own, &k, (size_t)(BYTES - i), PART);
             if ((!there || round % 3 == i % 3) && sn_offload_store_put(own, &k, image + i, (size_t)(BYTES - i), &err))
                 _exit(2);
             if (sn_offload_store_get(own, &k, back, (size_t)(BYTES - i), &err) ||
@@ -338,7 +369,7 @@ Test(offload_store, two_processes_share_a_folder, .timeout = 60) {
     }
     for (int i = 0; i < 4; i++) {
         sn_hash k = sn_hash_of(&i, sizeof i);
-        if (!sn_offload_store_has(store, &k, (size_t)(BYTES - i)))
+        if (!sn_offload_store_has(store, &k, (size_t)(BYTES - i), PART))
             cr_assert_eq(sn_offload_store_put(store, &k, image + i, (size_t)(BYTES - i), &err), SN_OK);
     }
     cr_assert_eq(count_files(), 4, "an unfinished file is left");

@@ -256,6 +256,7 @@ static sn_status open_device(sn_cuda *cuda, sn_err *err) {
     if (status) return status;
     snprintf(cuda->description, sizeof cuda->description, "cuda:%d (%s, %s)", ordinal, info.name, info.features);
     if (!status) status = sn_cuda_enter(cuda, err);
+    if (!status) status = sn_cuda_products_open(cuda, err);
     if (!status) status = open_streams(cuda, err);
     if (!status) status = open_blas(cuda, err);
     if (!status) atomic_fetch_or(&opened, bit_of(ordinal));

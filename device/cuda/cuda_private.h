@@ -88,6 +88,9 @@ typedef struct sn_cuda {
     int n_multiprocessors;
     cudaStream_t work, copies;
     cublasHandle_t blas;
+    int sm;            /* compute capability: 90 is 9.0 */
+    int products_side; /* what the environment says in place of the rule of products.c; -1: nothing */
+    uint16_t products_told[SN_DTYPE_COUNT]; /* classes of rows whose way the log knows */
     sn_device_limits limits;
     sn_cuda_buffer blas_workspace;
     sn_cuda_buffer x;           /* rows of x in the form that the kernels of linear read */
@@ -222,6 +225,11 @@ bool sn_cuda_free_memory(int ordinal, size_t *bytes);
 /* -- linear.c */
 size_t sn_cuda_x_bytes(const sn_device_limits *limits); /* bytes of cuda->x; above PTRDIFF_MAX: too large */
 sn_status sn_cuda_linear_op(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
+
+/* -- products.c: products of many rows */
+sn_status sn_cuda_products_open(sn_cuda *cuda, sn_err *err) SN_MUST_USE;
+/* The side of the tiles with which the kernel multiplies n rows with these matrices of one layout; 0: cuBLAS does. */
+int sn_cuda_products_side(sn_cuda *cuda, int n, int n_linears, const sn_linear *linears);
 
 /* -- kv.c */
 sn_status sn_cuda_kv_store_op(sn_device *d, int block, const float *k, const float *v, sn_err *err);

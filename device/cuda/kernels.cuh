@@ -187,42 +187,57 @@ struct group {
     float2 scale[2];
 };
 
+/* A group as it lies in memory. */
+struct packed_group {
+    unsigned int low[8], high[2], code, super;
+};
+
 /* Reads group g with one load from each plane. */
-template <int LAYOUT> __device__ inline group load_group(const sn_cuda_matrix &w, size_t g) {
+template <int LAYOUT> __device__ inline packed_group read_group(const sn_cuda_matrix &w, size_t g) {
     constexpr sn_quant_form F = FORM_OF<LAYOUT>;
-    unsigned int low[8] = {}, high[2] = {};
+    packed_group p = {};
     if (F.low_bits == 2) {
         uint2 v = __ldcs(static_cast<const uint2 *>(w.plane[0]) + g);
-        low[0] = v.x, low[1] = v.y;
+        p.low[0] = v.x, p.low[1] = v.y;
     } else {
         uint4 v = __ldcs(static_cast<const uint4 *>(w.plane[0]) + g);
-        low[0] = v.x, low[1] = v.y, low[2] = v.z, low[3] = v.w;
+        p.low[0] = v.x, p.low[1] = v.y, p.low[2] = v.z, p.low[3] = v.w;
     }
     if (F.low_bits == 8) {
         uint4 v = __ldcs(static_cast<const uint4 *>(w.plane[1]) + g);
-        low[4] = v.x, low[5] = v.y, low[6] = v.z, low[7] = v.w;
+        p.low[4] = v.x, p.low[5] = v.y, p.low[6] = v.z, p.low[7] = v.w;
     }
-    if (F.high_bits == 1) high[0] = __ldcs(static_cast<const unsigned int *>(w.plane[1]) + g);
+    if (F.high_bits == 1) p.high[0] = __ldcs(static_cast<const unsigned int *>(w.plane[1]) + g);
     if (F.high_bits == 2) {
         uint2 v = __ldcs(static_cast<const uint2 *>(w.plane[1]) + g);
-        high[0] = v.x, high[1] = v.y;
+        p.high[0] = v.x, p.high[1] = v.y;
     }
+    p.code = scale_code<LAYOUT>(w, g);
+    p.super = super_code<LAYOUT>(w, g);
+    return p;
+}
+
+template <int LAYOUT> __device__ inline group unpack_group(const packed_group &p) {
+    constexpr sn_quant_form F = FORM_OF<LAYOUT>;
     group out;
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            out.q[4 * h + i] = integers<LAYOUT>(low[F.low_bits == 8   ? 4 * h + i
-                                                    : F.low_bits == 4 ? i
-                                                                      : h],
-                                                high[F.high_bits == 2 ? h : 0], h, i);
-    unsigned int code = scale_code<LAYOUT>(w, g), super = super_code<LAYOUT>(w, g);
+            out.q[4 * h + i] = integers<LAYOUT>(p.low[F.low_bits == 8   ? 4 * h + i
+                                                      : F.low_bits == 4 ? i
+                                                                        : h],
+                                                p.high[F.high_bits == 2 ? h : 0], h, i);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        out.scale[h] = scale_of<LAYOUT>(code, super, h);
+        out.scale[h] = scale_of<LAYOUT>(p.code, p.super, h);
         out.scale[h].y -= static_cast<float>(F.zero) * out.scale[h].x;
     }
     return out;
+}
+
+template <int LAYOUT> __device__ inline group load_group(const sn_cuda_matrix &w, size_t g) {
+    return unpack_group<LAYOUT>(read_group<LAYOUT>(w, g));
 }
 
 /* -- weights of every layout as float32 */

@@ -65,6 +65,14 @@ cudaError_t sn_cuda_linear_float(cudaStream_t stream, int n, const float *x, int
 /* out (n, stride) = x (n, cols), zero beyond cols. */
 cudaError_t sn_cuda_pad_rows(cudaStream_t stream, int n, int cols, const float *x, int stride, float *out);
 
+/* -- linear, many rows */
+
+/* y = x . w^T + bias for matrices of one layout, any but F32, and equal cols: x (n, x_stride) as bfloat16, aligned to
+ * 16 bytes and zero beyond cols; x_stride is cols rounded up to 8. Weights are rounded to bfloat16 as they are read,
+ * sums are float32. side: of the square tiles of y, 64 or 128; it changes no bit. */
+cudaError_t sn_cuda_linear_products(cudaStream_t stream, int n, const uint16_t *x, int side, int n_linears,
+                                    const sn_cuda_linear *linears);
+
 /* -- linear, many rows: conversions before and after cuBLAS */
 
 /* out (n, stride) = x (n, cols) as bfloat16, rounded to nearest even, zero beyond cols. With `residual`: the bfloat16

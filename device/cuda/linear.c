@@ -3,9 +3,10 @@
  * Few rows: kernels that read the weights as they are, in chunks of SN_CUDA_CHUNK_ROWS rows. Quantised weights are
  * multiplied with x quantised to 8 bits in groups of 32 (as on the CPU), float weights with x as float32.
  *
- * More rows: cuBLAS, with both sides as bfloat16 and sums in float32 (F32 weights: everything in float32). A matrix of
- * another type is converted to bfloat16 one part at a time. With high_precision, x is split into the sum of two
- * bfloat16 numbers, and both are multiplied.
+ * More rows: tensor cores, with both sides as bfloat16 and sums in float32 (F32 weights: everything in float32), by a
+ * kernel that reads the weights as they are, or by cuBLAS: products.c chooses. For cuBLAS, a matrix of another type is
+ * converted to bfloat16 one part at a time. With high_precision, x is split into the sum of two bfloat16 numbers, and
+ * cuBLAS multiplies both.
  *
  * How many rows are few, is arithmetic, not measured: docs/BENCHMARKS.md (registers and occupancy of CUDA kernels). */
 #include "base/mem.h"
@@ -77,26 +78,32 @@ static bool rows_are_few(int n, const sn_weight *weight) {
     return n <= (layout == SN_CUDA_F16 || layout == SN_CUDA_F8 ? 2 : 1) * SN_CUDA_CHUNK_ROWS;
 }
 
+/* Takes the first matrices of one layout, as many as a kernel takes; returns their number. */
+static int take_group(int n_linears, const sn_linear *linears, sn_cuda_linear group[SN_CUDA_LINEARS]) {
+    int n = 0;
+    for (; n < n_linears && n < SN_CUDA_LINEARS; n++) {
+        sn_cuda_matrix m = sn_cuda_matrix_of(linears[n].weight);
+        if (n && m.layout != group[0].weight.layout) break;
+        group[n] = (sn_cuda_linear){m, linears[n].bias, linears[n].y};
+    }
+    return n;
+}
+
 static sn_status linear_few_rows(sn_cuda *cuda, int n, const float *x, int n_linears, const sn_linear *linears,
                                  sn_err *err) {
     bool done[2] = {false, false}; /* done[0]: x was quantised; done[1]: x was padded */
     sn_status status = SN_OK;
-    for (int i = 0, end; i < n_linears && !status; i = end) {
+    for (int i = 0, taken; i < n_linears && !status; i += taken) {
         sn_cuda_linear group[SN_CUDA_LINEARS];
         const float *float_x = x;
         const sn_weight *first = linears[i].weight;
-        sn_cuda_layout layout = sn_cuda_matrix_of(first).layout;
-        for (end = i; end < n_linears && end - i < SN_CUDA_LINEARS; end++) {
-            sn_cuda_matrix m = sn_cuda_matrix_of(linears[end].weight);
-            if (m.layout != layout) break;
-            group[end - i] = (sn_cuda_linear){m, linears[end].bias, linears[end].y};
-        }
+        taken = take_group(n_linears - i, linears + i, group);
         if ((status = few_rows_input(cuda, n, x, first, done, &float_x, err))) break;
         few_parts parts = few_parts_of(cuda);
         cudaError_t error =
             is_float(first)
-                ? sn_cuda_linear_float(cuda->work, n, float_x, (int)sn_cuda_pad(first->cols, 8), end - i, group)
-                : sn_cuda_linear_quantised(cuda->work, n, parts.q, parts.scales, end - i, group);
+                ? sn_cuda_linear_float(cuda->work, n, float_x, (int)sn_cuda_pad(first->cols, 8), taken, group)
+                : sn_cuda_linear_quantised(cuda->work, n, parts.q, parts.scales, taken, group);
         status = sn_cuda_check_launch(cuda, error, "a kernel of linear", err);
     }
     return status;
@@ -153,47 +160,67 @@ static sn_status multiply_dequantised(sn_cuda *cuda, int n, const sn_cuda_matrix
     return status;
 }
 
-/* The product with x rounded to bfloat16; with `residual`, adds the product with what the rounding left of x. F32
- * weights are multiplied with x itself. */
-static sn_status linear_bf16_rows(sn_cuda *cuda, int n, const float *x, int n_linears, const sn_linear *linears,
-                                  bool residual, sn_err *err) {
+/* cuda->x = x as bfloat16, or what that rounding leaves of x; unless *rounded says that it is there. */
+static sn_status round_rows(sn_cuda *cuda, int n, int cols, const float *x, bool residual, bool *rounded, sn_err *err) {
+    if (*rounded) return SN_OK;
+    *rounded = true;
+    cudaError_t error =
+        sn_cuda_to_bf16(cuda->work, n, cols, x, (int)sn_cuda_pad((size_t)cols, 8), residual, cuda->x.at);
+    return sn_cuda_check_launch(cuda, error, "rounding rows", err);
+}
+
+/* A product by cuBLAS with x rounded to bfloat16; with `residual`, adds the product with what the rounding left of x.
+ * F32 weights are multiplied with x itself. */
+static sn_status blas_product(sn_cuda *cuda, int n, const float *x, const sn_linear *l, bool residual, bool *rounded,
+                              sn_err *err) {
+    sn_cuda_matrix w = sn_cuda_matrix_of(l->weight);
+    int stride = (int)sn_cuda_pad((size_t)w.cols, 8);
+    if (!w.rows || (residual && w.layout == SN_CUDA_F32)) return SN_OK;
+    if (w.layout == SN_CUDA_F32)
+        return gemm_run(cuda, &(gemm){x, n, w.cols, w.plane[0], w.rows, stride, CUDA_R_32F, false, l->y, w.rows}, err);
+    sn_status status = round_rows(cuda, n, w.cols, x, residual, rounded, err);
+    if (status) return status;
+    if (w.layout != SN_CUDA_BF16) return multiply_dequantised(cuda, n, &w, residual, l->y, err);
+    return gemm_run(
+        cuda, &(gemm){cuda->x.at, n, stride, w.plane[0], w.rows, stride, CUDA_R_16BF, residual, l->y, w.rows}, err);
+}
+
+static sn_status add_bias(sn_cuda *cuda, int n, const sn_linear *l, sn_err *err) {
+    if (!l->bias || !l->weight->rows) return SN_OK;
+    return sn_cuda_check_launch(cuda, sn_cuda_add_bias(cuda->work, n, (int)l->weight->rows, l->bias, l->y),
+                                "adding a bias", err);
+}
+
+static sn_status linear_high_precision(sn_cuda *cuda, int n, const float *x, int n_linears, const sn_linear *linears,
+                                       sn_err *err) {
     sn_status status = SN_OK;
-    bool rounded = false;
-    for (int i = 0; i < n_linears && !status; i++) {
-        const sn_linear *l = &linears[i];
-        sn_cuda_matrix w = sn_cuda_matrix_of(l->weight);
-        int stride = (int)sn_cuda_pad((size_t)w.cols, 8);
-        if (!w.rows || (residual && w.layout == SN_CUDA_F32)) continue;
-        if (w.layout != SN_CUDA_F32 && !rounded) {
-            cudaError_t error = sn_cuda_to_bf16(cuda->work, n, w.cols, x, stride, residual, cuda->x.at);
-            if ((status = sn_cuda_check_launch(cuda, error, "rounding rows", err))) break;
-            rounded = true;
-        }
-        gemm g = {cuda->x.at, n, stride, w.plane[0], w.rows, stride, CUDA_R_16BF, residual, l->y, w.rows};
-        if (w.layout == SN_CUDA_F32) {
-            g.x = x;
-            g.x_stride = w.cols;
-            g.type = CUDA_R_32F; /* accumulate is false: with `residual`, F32 is skipped */
-        }
-        if (w.layout == SN_CUDA_F32 || w.layout == SN_CUDA_BF16)
-            status = gemm_run(cuda, &g, err);
-        else
-            status = multiply_dequantised(cuda, n, &w, residual, l->y, err);
+    for (int residual = 0; residual < 2; residual++) {
+        bool rounded = false;
+        for (int i = 0; i < n_linears && !status; i++)
+            status = blas_product(cuda, n, x, &linears[i], residual, &rounded, err);
     }
+    for (int i = 0; i < n_linears && !status; i++) status = add_bias(cuda, n, &linears[i], err);
     return status;
 }
 
 static sn_status linear_many_rows(sn_cuda *cuda, int n, const float *x, int n_linears, const sn_linear *linears,
                                   sn_err *err) {
-    bool high_precision = false;
-    for (int i = 0; i < n_linears; i++) high_precision |= linears[i].high_precision;
-    sn_status status = linear_bf16_rows(cuda, n, x, n_linears, linears, false, err);
-    if (!status && high_precision) status = linear_bf16_rows(cuda, n, x, n_linears, linears, true, err);
-    for (int i = 0; i < n_linears && !status; i++) {
-        const sn_linear *l = &linears[i];
-        if (l->bias && l->weight->rows)
-            status = sn_cuda_check_launch(cuda, sn_cuda_add_bias(cuda->work, n, (int)l->weight->rows, l->bias, l->y),
-                                          "adding a bias", err);
+    bool rounded = false;
+    sn_status status = SN_OK;
+    for (int i = 0; i < n_linears; i++)
+        if (linears[i].high_precision) return linear_high_precision(cuda, n, x, n_linears, linears, err);
+    for (int i = 0, taken; i < n_linears && !status; i += taken) {
+        sn_cuda_linear group[SN_CUDA_LINEARS];
+        taken = take_group(n_linears - i, linears + i, group);
+        int side = sn_cuda_products_side(cuda, n, taken, linears + i);
+        for (int k = i; k < i + taken && !side && !status; k++) {
+            status = blas_product(cuda, n, x, &linears[k], false, &rounded, err);
+            if (!status) status = add_bias(cuda, n, &linears[k], err);
+        }
+        if (side && !status) status = round_rows(cuda, n, group[0].weight.cols, x, false, &rounded, err);
+        if (side && !status)
+            status = sn_cuda_check_launch(cuda, sn_cuda_linear_products(cuda->work, n, cuda->x.at, side, taken, group),
+                                          "products", err);
     }
     return status;
 }

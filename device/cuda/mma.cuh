@@ -30,6 +30,13 @@ __device__ inline void mma_bf16(float d[4], const unsigned int a[4], const unsig
 __device__ inline void mma_f16(float d[4], const unsigned int a[4], const unsigned int b[2]) { SN_MMA("f16", d, a, b); }
 #undef SN_MMA
 
+/* Two numbers as bfloat16 in a word, rounded to nearest even, `low` in the low half. */
+__device__ inline unsigned int pack_bf16(float low, float high) {
+    unsigned int word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
 __device__ inline unsigned int shared_address(const void *at) {
     return static_cast<unsigned int>(__cvta_generic_to_shared(at));
 }

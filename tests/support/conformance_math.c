@@ -56,6 +56,7 @@ static void try_linear(conformance *c, int n, sn_dtype dtype, size_t rows, size_
 
 void conformance_linear_of_every_type(conformance *c) {
     static const int counts[] = {1, 2, 3, 8, 17, 32, 64};
+    conformance_prepare(c, &(sn_device_limits){.rows = 512});
     for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         size_t block = sn_dtype_block(dtype), odd = block == 1 ? 7 : block;
@@ -65,7 +66,9 @@ void conformance_linear_of_every_type(conformance *c) {
         }
         try_linear(c, 1, dtype, 130, 1024);
         try_linear(c, 65, dtype, 67, block > 32 ? 256 : 160);
+        try_linear(c, 127, dtype, 130, block > 1 ? block : 8);
     }
+    try_linear(c, 512, SN_Q4_K, 3, 256);
 }
 
 void conformance_linear_of_several_matrices_and_biases(conformance *c) {

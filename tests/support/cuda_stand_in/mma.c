@@ -25,6 +25,8 @@ void cuda_mma(bool halves, float d[4], const uint32_t a[4], const uint32_t b[2])
     }
 }
 
+uint16_t cuda_bf16(float x) { return sn_f32_to_bf16(x); }
+
 static struct {
     uint64_t block; /* the run of a block that they belong to */
     int n, first, group, groups[COPIES];

@@ -12,6 +12,8 @@ extern "C" {
 /* mma.c: d += a . b of fragments of m16n8k16, of halves or of bfloat16. */
 void cuda_mma(bool halves, float d[4], const uint32_t a[4], const uint32_t b[2]);
 
+uint16_t cuda_bf16(float x); /* rounded to nearest even */
+
 /* A thread's copies to shared memory that have not been made: each is made when it begins or, in other blocks, when
  * the thread waits for it. A kernel has a mistake when it gets another result in one of the two. */
 typedef struct cuda_copy {
@@ -29,6 +31,10 @@ bool cuda_copy_due(int groups_left, cuda_copy *copy); /* takes the next one that
 
 static inline void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma(false, d, a, b); }
 static inline void mma_f16(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma(true, d, a, b); }
+
+static inline unsigned pack_bf16(float low, float high) {
+    return cuda_bf16(low) | static_cast<unsigned>(cuda_bf16(high)) << 16;
+}
 
 /* Each lane reads its row as a whole; all words then go around. */
 static inline cuda_words cuda_load_rows(const void *row) {

@@ -1,0 +1,118 @@
+/* Which way products of many rows go on CUDA, counted on the stand-in: launches of kernels, and whether cuBLAS takes
+ * part. */
+#include "base/program_environment.h"
+#include "device/device.h"
+#include "device/weight.h"
+#include "tests/support/cpu_devices.h"
+#include "tests/support/cuda_stand_in/stand_in.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 520, COLS = 256, OUTPUTS = 65, MATRICES = 3 };
+
+static sn_err err;
+#define OK(call) cr_assert_eq(call, SN_OK, "%s", err.text)
+
+typedef struct product {
+    sn_device *d;
+    sn_weight weights[MATRICES];
+    float *x, *y[MATRICES];
+} product;
+
+static float *new_floats(sn_device *d, size_t n) {
+    void *at;
+    OK(d->ops->alloc(d, n * sizeof(float), &at, &err));
+    return at;
+}
+
+static product product_new(sn_dtype dtype) {
+    const sn_device_limits limits = {.rows = ROWS, .width = COLS};
+    product p;
+    OK(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &p.d, &err));
+    OK(p.d->ops->prepare(p.d, &limits, &err));
+    for (int i = 0; i < MATRICES; i++) {
+        float *values = malloc(OUTPUTS * COLS * sizeof *values);
+        void *file = test_random_weight(dtype, OUTPUTS, COLS, 3, values);
+        OK(sn_weight_load(p.d, dtype, OUTPUTS, COLS, file, &p.weights[i], &err));
+        p.y[i] = new_floats(p.d, ROWS * OUTPUTS);
+        test_weight_free(file);
+        free(values);
+    }
+    p.x = new_floats(p.d, ROWS * COLS);
+    return p;
+}
+
+static void product_free(product *p) {
+    for (int i = 0; i < MATRICES; i++) {
+        sn_weight_unload(p->d, &p->weights[i]);
+        p->d->ops->free(p->d, p->y[i], 0);
+    }
+    p->d->ops->free(p->d, p->x, 0);
+    sn_device_close(&p->d);
+}
+
+/* Launches of a product of n rows with three matrices; -1: cuBLAS takes part. */
+static int count_launches(sn_dtype dtype, int n) {
+    product p = product_new(dtype);
+    sn_linear linears[MATRICES];
+    for (int i = 0; i < MATRICES; i++) linears[i] = (sn_linear){.weight = &p.weights[i], .y = p.y[i]};
+    uint64_t before = cuda_stand_in_kernels();
+    cuda_stand_in_fail_product(1);
+    sn_status status = p.d->ops->linear(p.d, n, p.x, MATRICES, linears, &err);
+    cuda_stand_in_heal();
+    if (status) cr_assert(strstr(err.text, "cuBLAS"), "%s", err.text);
+    int launches = (int)(cuda_stand_in_kernels() - before);
+    OK(p.d->ops->finish(p.d, &err));
+    product_free(&p);
+    return status ? -1 : launches;
+}
+
+Test(cuda_products, several_matrices_take_two_launches) {
+    cuda_stand_in_multiprocessors(1);
+    cr_expect_eq(count_launches(SN_Q4_K, 40), 2);
+    cr_expect_eq(count_launches(SN_F16, 130), 2);
+}
+
+Test(cuda_products, what_does_not_fill_the_card_is_left_to_cublas) {
+    cuda_stand_in_multiprocessors(3); /* three matrices of two tiles each */
+    cr_expect_eq(count_launches(SN_Q4_K, 64), 2);
+    cuda_stand_in_multiprocessors(4);
+    cr_expect_eq(count_launches(SN_Q4_K, 64), -1);
+}
+
+Test(cuda_products, more_than_512_rows_are_left_to_cublas_on_hopper) {
+    cuda_stand_in_multiprocessors(1);
+    cr_expect_eq(count_launches(SN_Q8_0, 512), 2);
+    cr_expect_eq(count_launches(SN_Q8_0, 513), -1);
+    cuda_stand_in_capability(89);
+    cr_expect_eq(count_launches(SN_Q8_0, 513), 2);
+}
+
+Test(cuda_products, weights_that_need_no_conversion_are_left_to_cublas) {
+    cuda_stand_in_multiprocessors(1);
+    cr_expect_eq(count_launches(SN_BF16, 64), -1);
+    cr_expect_eq(count_launches(SN_F32, 64), -1);
+}
+
+static const char *way;
+static char *environment(const char *name) {
+    static char value[32];
+    snprintf(value, sizeof value, "%s", way);
+    return strcmp(name, "SWARM_CUDA_PRODUCTS") ? NULL : value;
+}
+
+Test(cuda_products, the_environment_decides_in_place_of_the_rule) {
+    sn_device *d;
+    sn_environment_use(environment);
+    cuda_stand_in_multiprocessors(1);
+    way = "cublas";
+    cr_expect_eq(count_launches(SN_Q4_K, 64), -1);
+    way = "kernel-64";
+    cr_expect_eq(count_launches(SN_BF16, 64), 2);
+    way = "fast";
+    cr_expect_eq(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err), SN_REFUSED);
+    cr_expect(strstr(err.text, "set it to kernel-64, kernel-128 or cublas"), "%s", err.text);
+}

@@ -49,25 +49,25 @@ MATVEC(linear8, 8)
 #define TILE  64 /* outputs of a group */
 #define DEPTH 32 /* elements of both in local memory at a time */
 
-/* Many rows of x: a group of 8 x 8 items computes 8 * count rows of 64 outputs, each item count x 8. A weight is
- * decoded once for all rows of the group. */
-#define MATMUL(base, count)                                                                                            \
-    __kernel __attribute__((reqd_work_group_size(8, 8, 1))) void NAME(base, SUFFIX)(MATRICES, uint cols,               \
-                                                                                    __global const float *x, uint n) { \
-        __local float wt[DEPTH][TILE + 1], xt[DEPTH][8 * count + 1];                                                   \
+/* Many rows of x: a group of 8 x lines items computes lines * count rows of 64 outputs, each item count x 8. A weight
+ * is decoded once for all rows of the group. */
+#define MATMUL(base, count, lines)                                                                                     \
+    __kernel __attribute__((reqd_work_group_size(8, lines, 1))) void NAME(base, SUFFIX)(                               \
+        MATRICES, uint cols, __global const float *x, uint n) {                                                        \
+        __local float wt[DEPTH][TILE + 1], xt[DEPTH][lines * count + 1];                                               \
         planes m = matrix_of_group(MATRIX_ARGS, cols, TILE);                                                           \
-        uint lx = get_local_id(0), ly = get_local_id(1), item = ly * 8 + lx, first = get_group_id(1) * 8 * count;      \
+        uint lx = get_local_id(0), ly = get_local_id(1), item = ly * 8 + lx, first = get_group_id(1) * lines * count;  \
         float8 sums[count];                                                                                            \
         for (uint i = 0; i < count; i++) sums[i] = 0.0f;                                                               \
         for (uint base_step = 0; base_step < m.steps; base_step += DEPTH / 8) {                                        \
             _Pragma("nounroll") for (uint part = item; part < TILE * (DEPTH / 8);                                      \
-                                     part += 64) { /* 8 elements of a line */                                          \
+                                     part += 8 * lines) { /* 8 elements of a line */                                   \
                 uint line = part / (DEPTH / 8), step = part % (DEPTH / 8);                                             \
                 bool within = base_step + step < m.steps;                                                              \
                 float8 v = 0.0f;                                                                                       \
                 if (within && m.first + line < m.rows) v = weights(m, m.first + line, base_step + step);               \
                 STORE_COLUMN(wt, 8 * step, line, v);                                                                   \
-                if (line >= 8 * count) continue;                                                                       \
+                if (line >= lines * count) continue;                                                                   \
                 v = 0.0f;                                                                                              \
                 if (within && first + line < n) v = inputs(x + (size_t)(first + line) * cols, base_step + step, cols); \
                 STORE_COLUMN(xt, 8 * step, line, v);                                                                   \
@@ -95,8 +95,8 @@ static inline void store_outputs(planes m, uint row, uint out, float8 sums) {
         m.y[(size_t)row * m.rows + out + e] = m.bias ? v[e] + m.bias[out + e] : v[e];
 }
 
-MATMUL(linear_tile32, 4)
-MATMUL(linear_tile64, 8)
+MATMUL(linear_tile32, 4, 8)
+MATMUL(linear_tile64, 4, 16)
 
 /* y (n, cols) = rows ids[i] of the weight. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void

@@ -136,7 +136,7 @@ sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
                                {"linear4", 16, 4, &k->matvec4},
                                {"linear8", 16, 4, &k->matvec8},
                                {"linear_tile32", 8, 8, &k->matmul_tile32},
-                               {"linear_tile64", 8, 8, &k->matmul_tile64},
+                               {"linear_tile64", 8, 16, &k->matmul_tile64},
                                {"get_rows", 64, 1, &k->get_rows},
                                {"linear_input_grad", 64, 1, &k->input_grad},
                                {"moe_linear", 64, 1, &k->moe_linear},

@@ -10,27 +10,23 @@ command -v ocloc >/dev/null || { echo "ocloc is not installed (Debian: intel-ope
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-export IGC_ShaderDumpEnable=1 IGC_DumpToCustomDir=$scratch/dump/
-
 rc=0 n=0
 for module in "$spirv"/*.spv; do
   for device in dg2 pvc; do
+    n=$((n + 1)) dump=0
+    case $device:$module in dg2:*/linear_dot_*) dump=1 ;; esac
     mkdir -p "$scratch/dump"
-    n=$((n + 1))
-    if ! timeout 120 ocloc compile -spirv_input -file "$module" -device $device -out_dir "$scratch" >"$scratch/log" 2>&1 ||
+    if ! IGC_ShaderDumpEnable=$dump IGC_DumpToCustomDir=$scratch/dump/ \
+      timeout 120 ocloc compile -spirv_input -file "$module" -device $device -out_dir "$scratch" >"$scratch/log" 2>&1 ||
       ! grep -q 'Build succeeded' "$scratch/log"; then
       echo "$(basename "$module") does not compile for $device:"
       tail -20 "$scratch/log"
       rc=1
     fi
-    case $device:$module in
-    dg2:*/linear_dot_*)
-      if ls "$scratch"/dump/*.asm >/dev/null 2>&1 && ! grep -q '^ *dp4a' "$scratch"/dump/*.asm; then
-        echo "$(basename "$module") has no dp4a for $device"
-        rc=1
-      fi
-      ;;
-    esac
+    if [ $dump = 1 ] && ls "$scratch"/dump/*.asm >/dev/null 2>&1 && ! grep -q '^ *dp4a' "$scratch"/dump/*.asm; then
+      echo "$(basename "$module") has no dp4a for $device"
+      rc=1
+    fi
     rm -rf "$scratch/dump"
   done
 done

@@ -9,7 +9,8 @@
  * changes from run to run, so results repeat, and the log tells each choice once.
  *
  * The environment variable SWARM_CUDA_PRODUCTS decides in place of the rule for all types that both can multiply:
- * `kernel-64` or `kernel-128` (the side of the tiles), or `cublas`. For tests and measurements. */
+ * `kernel-64` or `kernel-128` (the side of the tiles), or `cublas`. For tests, and for measurements (`bench_cuda
+ * --products`) that may change the rule. */
 #include "base/log.h"
 #include "base/program_environment.h"
 #include "device/cuda/cuda_private.h"

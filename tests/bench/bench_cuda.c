@@ -3,9 +3,10 @@
  * compared with what cuBLAS reaches in one large product. Prints "no CUDA device" and succeeds where there is none.
  * Nothing is buffered: what a killed run has measured stands.
  *
- * Usage: bench_cuda [ORDINAL] [--conformance[=CASE]] [--shape 1B|8B] [--type TYPE]
+ * Usage: bench_cuda [ORDINAL] [--conformance[=CASE]] [--products] [--shape 1B|8B] [--type TYPE]
  *
  * --conformance: only the suite, or one case of it. --shape, --type: only these measurements, of any type of weights.
+ * --products: a line of JSON for each product of many rows and each way (SWARM_CUDA_PRODUCTS; "": the rule's), instead.
  *
  * Decode: one session, its batches recorded, with a short and a long KV cache. The limit is the bytes of weights and
  * KV cache that a step reads, in the device's layout and in the file's, divided by the rate at which the device adds
@@ -265,9 +266,56 @@ static void bench_model(sn_device *d, const shape *s, sn_dtype dtype, double mem
     model_free(&m);
 }
 
+/* -- ways of products */
+
+static char way[16];
+static char *environment(const char *name) { return strcmp(name, "SWARM_CUDA_PRODUCTS") ? getenv(name) : way; }
+
+/* Microseconds of a product of n rows with these weights in one call: the least of several. */
+static int64_t product_us(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears) {
+    int64_t least = INT64_MAX;
+    for (int i = 0; i < 5; i++) {
+        int64_t begin = sn_now_us();
+        require_ok(d->ops->linear(d, n, x, n_linears, linears, &err));
+        require_ok(d->ops->finish(d, &err));
+        int64_t took = sn_now_us() - begin;
+        if (took < least) least = took;
+    }
+    return least;
+}
+
+static void bench_products(sn_device *d, const shape *s, sn_dtype dtype) {
+    static const int counts[] = {33, 64, 128, 256, 512, 1024};
+    enum { SHAPES = 4, MOST = 1024 };
+    size_t e = (size_t)s->n_embd, ff = (size_t)s->n_ff, kv = (size_t)(s->n_kv_heads * s->head_dim);
+    const size_t sides[SHAPES][3] = {{e, e, 1}, {kv, e, 2}, {ff, e, 2}, {e, ff, 1}}; /* outputs, columns, matrices */
+    model m = {.d = d};
+    require_ok(d->ops->prepare(d, &(sn_device_limits){.rows = MOST, .width = s->n_ff, .context = 16}, &err));
+    float *x = upload_random(d, MOST * ff);
+    for (int i = 0; i < SHAPES; i++) {
+        sn_weight w[2];
+        sn_linear linears[2];
+        int matrices = (int)sides[i][2];
+        for (int k = 0; k < matrices; k++) {
+            load_matrix(&m, dtype, sides[i][0], sides[i][1], &w[k]);
+            linears[k] = (sn_linear){.weight = &w[k], .y = alloc_floats(&m, MOST * sides[i][0])};
+        }
+        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
+            printf("{\"way\": \"%s\", \"type\": \"%s\", \"rows\": %d, \"matrices\": %d, \"outputs\": %zu, "
+                   "\"columns\": %zu, \"us\": %lld}\n",
+                   way, sn_dtype_name(dtype), counts[c], matrices, sides[i][0], sides[i][1],
+                   (long long)product_us(d, counts[c], x, matrices, linears));
+        for (int k = 0; k < matrices; k++) {
+            d->ops->free(d, linears[k].y, 0);
+            sn_weight_unload(d, &w[k]);
+        }
+    }
+    d->ops->free(d, x, 0);
+}
+
 typedef struct args {
     int ordinal;
-    bool conformance;
+    bool conformance, products;
     const char *only, *shape, *type;
 } args;
 
@@ -279,7 +327,9 @@ static args parse(int argc, char **argv) {
         if (!strncmp(arg, "--conformance", 13) && (!arg[13] || arg[13] == '=')) {
             a.conformance = true;
             a.only = arg[13] ? arg + 14 : "";
-        } else if (!strcmp(arg, "--shape") && has_value)
+        } else if (!strcmp(arg, "--products"))
+            a.products = true;
+        else if (!strcmp(arg, "--shape") && has_value)
             a.shape = argv[++i];
         else if (!strcmp(arg, "--type") && has_value)
             a.type = argv[++i];
@@ -301,8 +351,30 @@ static void print_reserve(sn_device *d, size_t free_before) {
                    (double)d->memory_used / 0x1p20);
 }
 
+static const sn_dtype usual[] = {SN_BF16, SN_Q4_1, SN_Q4_K};
+
+static bool is_wanted(const args *a, const shape *s, sn_dtype dtype) {
+    bool wanted = a->type && !strcmp(a->type, sn_dtype_name(dtype));
+    for (size_t u = 0; u < sizeof usual / sizeof *usual && !a->type; u++) wanted |= usual[u] == dtype;
+    return wanted && (!a->shape || !strcmp(a->shape, s->name));
+}
+
+static int measure_products(const args *a) {
+    static const char *const ways[] = {"kernel-64", "kernel-128", "cublas", ""};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        sn_device *d;
+        snprintf(way, sizeof way, "%s", ways[i]);
+        sn_environment_use(environment);
+        require_ok(sn_device_open((sn_device_id){SN_DEVICE_CUDA, a->ordinal}, NULL, &d, &err));
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+            for (int t = 0; t < SN_DTYPE_COUNT; t++)
+                if (is_wanted(a, &shapes[s], (sn_dtype)t)) bench_products(d, &shapes[s], (sn_dtype)t);
+        sn_device_close(&d);
+    }
+    return 0;
+}
+
 static int measure(const args *a) {
-    static const sn_dtype usual[] = {SN_BF16, SN_Q4_1, SN_Q4_K};
     sn_device_info infos[SN_DEVICES_MAX];
     size_t n = 0, free_before = 0;
     sn_device *d;
@@ -316,9 +388,7 @@ static int measure(const args *a) {
     int measured = 0;
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int t = 0; t < SN_DTYPE_COUNT; t++) {
-            bool wanted = a->type ? !strcmp(a->type, sn_dtype_name((sn_dtype)t)) : false;
-            for (size_t u = 0; u < sizeof usual / sizeof *usual && !a->type; u++) wanted |= usual[u] == (sn_dtype)t;
-            if (!wanted || (a->shape && strcmp(a->shape, shapes[s].name))) continue;
+            if (!is_wanted(a, &shapes[s], (sn_dtype)t)) continue;
             bench_model(d, &shapes[s], (sn_dtype)t, memory, matrices);
             measured++;
         }
@@ -338,6 +408,7 @@ int main(int argc, char **argv) {
     }
     printf("%s\n", sn_device_describe(d));
     sn_device_close(&d);
+    if (a.products) return measure_products(&a);
     int failed = a.conformance || (!a.shape && !a.type) ? run_conformance(a.ordinal, a.only) : 0;
     return a.conformance ? failed > 0 : measure(&a) || failed > 0;
 }

@@ -71,7 +71,7 @@ typedef struct buffer_need {
     size_t bytes;
 } buffer_need;
 
-enum { BUFFERS = 9 };
+enum { BUFFERS = 10 };
 
 /* The bytes of all buffers for these limits. */
 static sn_status buffer_needs(sn_cuda *cuda, const sn_device_limits *l, buffer_need out[BUFFERS], sn_err *err) {
@@ -89,6 +89,7 @@ static sn_status buffer_needs(sn_cuda *cuda, const sn_device_limits *l, buffer_n
         {&cuda->kv_staging, sn_cuda_kv_staging_bytes(l)},
         {&cuda->partial, sn_cuda_partial_bytes(cuda, l)},
         {&cuda->arrivals, sn_cuda_arrivals_bytes(l)},
+        {&cuda->groups, sn_cuda_groups_bytes(l)},
         {&cuda->grad, 3 * sizeof(float) * (size_t)l->grad_tokens * (size_t)l->heads},
         {&cuda->batch_table, sn_cuda_table_bytes(cuda, rows, (size_t)l->sequences, sn_cuda_table_pages(l))},
     };
@@ -136,7 +137,7 @@ static sn_status cuda_prepare(sn_device *d, const sn_device_limits *limits, sn_e
 static void free_resources(sn_cuda *cuda) {
     sn_cuda_buffer *const buffers[] = {&cuda->blas_workspace, &cuda->x,       &cuda->tile, &cuda->ids,
                                        &cuda->kv_staging,     &cuda->partial, &cuda->grad, &cuda->batch_table,
-                                       &cuda->arrivals};
+                                       &cuda->arrivals,       &cuda->groups};
     sn_cuda_graphs_clear(cuda);
     if (cuda->blas) cublasDestroy_v2(cuda->blas);
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)

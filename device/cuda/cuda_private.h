@@ -99,6 +99,7 @@ typedef struct sn_cuda {
     sn_cuda_buffer kv_staging;  /* keys and values between host and pages */
     sn_cuda_buffer partial;     /* partial results of attention */
     sn_cuda_buffer arrivals;    /* counters of attention, all 0 between kernels */
+    sn_cuda_buffer groups;      /* pairs of rows and experts, grouped by expert */
     sn_cuda_buffer grad;        /* statistics of attention_grad */
     sn_allocations allocations; /* of alloc */
 
@@ -291,6 +292,7 @@ sn_status sn_cuda_activate_grad_op(sn_device *d, size_t n, sn_activation kind, c
 sn_status sn_cuda_attention_grad_op(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
 /* -- experts.c */
+size_t sn_cuda_groups_bytes(const sn_device_limits *limits); /* bytes of cuda->groups */
 sn_status sn_cuda_moe_gate_op(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
                               float *weights, sn_err *err);
 sn_status sn_cuda_moe_linear_op(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,

@@ -1,4 +1,5 @@
-/* Mixtures of experts: argument checks and kernel launches, one kernel per matrix. */
+/* Mixtures of experts: argument checks and kernel launches, one kernel per matrix, and one that groups pairs of rows
+ * and experts where there are more of these than experts. */
 #include "device/cuda/cuda_private.h"
 
 #include <limits.h>
@@ -29,10 +30,35 @@ sn_status sn_cuda_moe_gate_op(sn_device *d, int n, const sn_moe_router *router, 
     return sn_cuda_op_done(cuda, status);
 }
 
+static size_t chunks_of(size_t pairs, size_t experts) {
+    return pairs / SN_CUDA_CHUNK_ROWS + (experts < pairs ? experts : pairs);
+}
+
+size_t sn_cuda_groups_bytes(const sn_device_limits *l) {
+    size_t pairs = (size_t)l->rows * (size_t)l->experts_used;
+    return pairs * sizeof(int32_t) + chunks_of(pairs, (size_t)l->experts) * sizeof(sn_cuda_chunk);
+}
+
+/* Groups the pairs if fewer bytes are read so: with more pairs than experts, some share one. groups->n_chunks 0: they
+ * are not grouped. */
+static sn_status group_pairs(sn_cuda *cuda, const sn_moe_selection *c, bool per_expert, sn_cuda_groups *groups,
+                             sn_err *err) {
+    size_t pairs = (size_t)c->n * (size_t)c->k, chunks = chunks_of(pairs, (size_t)c->n_experts);
+    *groups = (sn_cuda_groups){.order = cuda->groups.at, .per_row = per_expert ? 1 : c->k};
+    if (pairs <= (size_t)c->n_experts || pairs * sizeof(int32_t) + chunks * sizeof(sn_cuda_chunk) > cuda->groups.bytes)
+        return SN_OK;
+    groups->chunks = (sn_cuda_chunk *)(groups->order + pairs);
+    groups->n_chunks = (int)chunks;
+    return sn_cuda_check_launch(cuda, sn_cuda_moe_group(cuda->work, c, groups), "moe_group", err);
+}
+
 sn_status sn_cuda_moe_linear_op(sn_device *d, const sn_moe_selection *c, bool per_expert, const float *x, int n_linears,
                                 const sn_moe_linear *linears, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
+    sn_cuda_groups groups = {0};
+    if (!status && n_linears > 0) status = check_selection(c, linears[0].experts->first.rows, err);
+    if (!status && n_linears > 0 && c->n > 0) status = group_pairs(cuda, c, per_expert, &groups, err);
     for (int i = 0; i < n_linears && !status; i++) {
         const sn_weight *w = &linears[i].experts->first;
         if (w->cols != linears[0].experts->first.cols || linears[i].experts->n != c->n_experts)
@@ -41,9 +67,10 @@ sn_status sn_cuda_moe_linear_op(sn_device *d, const sn_moe_selection *c, bool pe
         if (!status) status = check_selection(c, w->rows, err);
         if (status || c->n <= 0 || !w->rows) continue;
         sn_cuda_experts experts = experts_of(linears[i].experts);
-        status = sn_cuda_check_launch(
-            cuda, sn_cuda_moe_linear(cuda->work, c, per_expert, x, &experts, linears[i].bias, linears[i].y),
-            "moe_linear", err);
+        cudaError_t error =
+            groups.n_chunks ? sn_cuda_moe_grouped(cuda->work, &groups, x, &experts, linears[i].bias, linears[i].y)
+                            : sn_cuda_moe_linear(cuda->work, c, per_expert, x, &experts, linears[i].bias, linears[i].y);
+        status = sn_cuda_check_launch(cuda, error, "moe_linear", err);
     }
     return sn_cuda_op_done(cuda, status);
 }

@@ -109,8 +109,9 @@ cudaError_t sn_cuda_dot_rows(cudaStream_t stream, int n, int width, const float 
 /* ids (n): row numbers that the host has checked. */
 cudaError_t sn_cuda_get_rows(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const int32_t *ids, float *y);
 
-/* -- mixtures of experts; as in device/device.h. The matrix of expert e lies e * stride bytes after `first`. moe_linear
- * reads x as float32, and reads an expert's weights once for each of its pairs: simple, not fast for many rows. */
+/* -- mixtures of experts; as in device/device.h. The matrix of expert e lies e * stride bytes after `first`. x is read
+ * as float32. moe_linear reads an expert's weights once for each of its pairs of a row and an expert, moe_grouped once
+ * for each of its chunks of up to SN_CUDA_CHUNK_ROWS pairs. */
 typedef struct sn_cuda_experts {
     sn_cuda_matrix first;
     size_t stride;
@@ -120,6 +121,20 @@ cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, const sn_moe_router *ro
                              float *weights);
 cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert, const float *x,
                                const sn_cuda_experts *experts, const float *bias, float *y);
+typedef struct sn_cuda_chunk { /* pairs order[first] to order[first + n - 1] of an expert; n 0: unused */
+    int32_t expert, first, n;
+} sn_cuda_chunk;
+
+typedef struct sn_cuda_groups {
+    int32_t *order;        /* pairs, those of each expert together; pairs without an expert are left out */
+    sn_cuda_chunk *chunks; /* (n_chunks) */
+    int n_chunks;          /* room for all that any ids make */
+    int per_row;           /* pairs that read one row of x */
+} sn_cuda_groups;
+
+cudaError_t sn_cuda_moe_group(cudaStream_t stream, const sn_moe_selection *selection, const sn_cuda_groups *groups);
+cudaError_t sn_cuda_moe_grouped(cudaStream_t stream, const sn_cuda_groups *groups, const float *x,
+                                const sn_cuda_experts *experts, const float *bias, float *y);
 cudaError_t sn_cuda_moe_combine(cudaStream_t stream, const sn_moe_selection *selection, int width, const float *x,
                                 float *y);
 cudaError_t sn_cuda_moe_linear_grad(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert,

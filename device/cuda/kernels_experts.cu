@@ -1,5 +1,7 @@
 /* Mixtures of experts. The kernels read the ids of the experts from device memory, so a replayed graph follows them.
- * Simple, not fast for many rows: each pair of a row and an expert reads the expert's weights. */
+ *
+ * Few pairs of a row and an expert: a warp computes one output of a pair, and each pair reads its expert's weights.
+ * More pairs than experts: they are grouped by expert in chunks of PAIRS, which read the weights once. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
@@ -111,6 +113,17 @@ __global__ void __launch_bounds__(THREADS)
         for (int j = 0; j < k; j++) weights[static_cast<size_t>(row) * k + j] *= router.scale / sum;
 }
 
+/* sum + a . b, one product after the other: moe_linear and moe_grouped must give the same bits. */
+__device__ inline float add_products(float sum, float4 a, float4 b) {
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+
+/* The four integers of a word. */
+__device__ inline float4 floats_of(unsigned int q) {
+    return make_float4(static_cast<float>(byte_of(q, 0)), static_cast<float>(byte_of(q, 1)),
+                       static_cast<float>(byte_of(q, 2)), static_cast<float>(byte_of(q, 3)));
+}
+
 /* What this lane adds to row `row` of w times x, which is aligned to 16 bytes in the quantised layouts. */
 template <int LAYOUT> __device__ inline float lane_dot(const sn_cuda_matrix &w, int row, const float *x) {
     float sum = 0;
@@ -118,7 +131,7 @@ template <int LAYOUT> __device__ inline float lane_dot(const sn_cuda_matrix &w, 
         for (int at = this_lane() * 8; at < w.cols; at += 32 * 8) {
             float v[8];
             load_weights<LAYOUT>(w, row, at, v);
-            for (int i = 0; i < 8 && at + i < w.cols; i++) sum += v[i] * x[at + i];
+            for (int i = 0; i < 8 && at + i < w.cols; i++) sum = fmaf(v[i], x[at + i], sum);
         }
     } else {
         size_t groups = w.cols / 32;
@@ -132,12 +145,10 @@ template <int LAYOUT> __device__ inline float lane_dot(const sn_cuda_matrix &w, 
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     float4 a = at[4 * h + i];
-                    unsigned int q = v.q[4 * h + i];
-                    dot += static_cast<float>(byte_of(q, 0)) * a.x + static_cast<float>(byte_of(q, 1)) * a.y +
-                           static_cast<float>(byte_of(q, 2)) * a.z + static_cast<float>(byte_of(q, 3)) * a.w;
+                    dot = add_products(dot, floats_of(v.q[4 * h + i]), a);
                     total += a.x + a.y + a.z + a.w;
                 }
-                sum += v.scale[h].x * dot + v.scale[h].y * total;
+                sum = fmaf(v.scale[h].x, dot, fmaf(v.scale[h].y, total, sum));
             }
         }
     }
@@ -167,6 +178,163 @@ cudaError_t launch_moe_linear(cudaStream_t stream, const sn_moe_selection &c, bo
     auto *kernel = moe_linear<LAYOUT>;
     return SN_LAUNCH(kernel, static_cast<unsigned int>(c.n * c.k * per_pair), THREADS, 0, stream, experts, c.k, c.ids,
                      per_expert, x, bias, y, per_pair);
+}
+
+/* -- pairs grouped by expert */
+
+constexpr int PAIRS = SN_CUDA_CHUNK_ROWS;
+constexpr int GROUP_THREADS = 256, OUTPUTS = 4; /* of a block; outputs of each of its warps */
+constexpr int BLOCK_OUTPUTS = GROUP_THREADS / 32 * OUTPUTS;
+constexpr int PARTS = 8, TILE = PARTS * 128; /* columns in shared memory: of each lane, PARTS times four */
+static_assert(PAIRS * OUTPUTS == 32, "a lane writes one result of its warp");
+
+/* One block, a thread for each expert. */
+__global__ void __launch_bounds__(SN_EXPERTS_MAX)
+    moe_group(int n_pairs, const int32_t *ids, int n_experts, const __grid_constant__ sn_cuda_groups g) {
+    __shared__ int first_pair[SN_EXPERTS_MAX], first_chunk[SN_EXPERTS_MAX + 1];
+    int e = static_cast<int>(threadIdx.x), n = 0;
+    for (int i = 0; i < n_pairs; i++) n += ids[i] == e;
+    if (e < n_experts) first_pair[e] = n;
+    __syncthreads();
+    for (int i = 0, pair = 0, chunk = 0; e == 0 && i <= n_experts; i++) {
+        first_chunk[i] = chunk;
+        if (i == n_experts) break;
+        int own = first_pair[i];
+        first_pair[i] = pair;
+        pair += own;
+        chunk += (own + PAIRS - 1) / PAIRS;
+    }
+    __syncthreads();
+    if (e >= n_experts) return;
+    int first = first_pair[e], end = first + n, chunk = first_chunk[e];
+    for (int i = 0, at = first; at < end; i++)
+        if (ids[i] == e) g.order[at++] = i;
+    for (int at = first; at < end; at += PAIRS) g.chunks[chunk++] = sn_cuda_chunk{e, at, min(PAIRS, end - at)};
+    for (int c = first_chunk[n_experts] + e; c < g.n_chunks; c += n_experts) g.chunks[c].n = 0;
+}
+
+/* Columns [begin, begin + TILE) of the rows of x of a chunk, with zeros beyond the last one: (PAIRS, PARTS, lanes). In
+ * the quantised layouts a lane has 32 columns in a row, in the others eight of each 256, as in lane_dot. */
+template <int LAYOUT>
+__device__ inline void load_pairs(const sn_cuda_groups &g, sn_cuda_chunk c, const float *x, int cols, int begin,
+                                  float4 *tile) {
+    for (int item = static_cast<int>(threadIdx.x); item < c.n * (TILE / 4); item += GROUP_THREADS) {
+        int pair = item / (TILE / 4), quad = item % (TILE / 4), at = begin + 4 * quad;
+        int lane = is_float(LAYOUT) ? quad / 2 % 32 : quad / PARTS;
+        int part = is_float(LAYOUT) ? quad / 64 * 2 + quad % 2 : quad % PARTS;
+        const float *row = x + static_cast<size_t>(g.order[c.first + pair] / g.per_row) * cols;
+        float4 v = make_float4(0, 0, 0, 0);
+        if (!is_float(LAYOUT)) { /* whole groups, aligned */
+            if (at < cols) v = *reinterpret_cast<const float4 *>(row + at);
+        } else {
+            v.x = at < cols ? row[at] : 0.0f, v.y = at + 1 < cols ? row[at + 1] : 0.0f;
+            v.z = at + 2 < cols ? row[at + 2] : 0.0f, v.w = at + 3 < cols ? row[at + 3] : 0.0f;
+        }
+        tile[(pair * PARTS + part) * 32 + lane] = v;
+    }
+}
+
+/* Adds to sums what this lane has of the tile from column `begin` on, for the outputs from `first` on and n pairs.
+ * tile: the lane's. */
+template <int LAYOUT>
+__device__ inline void add_floats(const sn_cuda_matrix &w, int first, int begin, const float4 *tile, int n,
+                                  float (&sums)[OUTPUTS][PAIRS]) {
+    for (int part = 0; part < PARTS; part += 2) {
+        int at = begin + part * 128 + this_lane() * 8;
+        if (at >= w.cols) break;
+        float v[OUTPUTS][8];
+#pragma unroll
+        for (int r = 0; r < OUTPUTS; r++) load_weights<LAYOUT>(w, min(first + r, w.rows - 1), at, v[r]);
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++) {
+            if (p >= n) break;
+            float4 a = tile[(p * PARTS + part) * 32], b = tile[(p * PARTS + part + 1) * 32];
+#pragma unroll
+            for (int r = 0; r < OUTPUTS; r++)
+                sums[r][p] = add_products(add_products(sums[r][p], make_float4(v[r][0], v[r][1], v[r][2], v[r][3]), a),
+                                          make_float4(v[r][4], v[r][5], v[r][6], v[r][7]), b);
+        }
+    }
+}
+
+/* The same of a group of quantised weights; two outputs at a time, so that registers suffice. */
+template <int LAYOUT>
+__device__ inline void add_group(const sn_cuda_matrix &w, int first, int begin, const float4 *tile, int n,
+                                 float (&sums)[OUTPUTS][PAIRS]) {
+    size_t g = begin / 32 + this_lane(), groups = w.cols / 32;
+    if (g >= groups) return;
+#pragma unroll
+    for (int r = 0; r < OUTPUTS; r += 2) {
+        group v[2] = {load_group<LAYOUT>(w, min(first + r, w.rows - 1) * groups + g),
+                      load_group<LAYOUT>(w, min(first + r + 1, w.rows - 1) * groups + g)};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float dot[2][PAIRS] = {}, total[PAIRS] = {};
+#pragma unroll
+            for (int i = 4 * h; i < 4 * h + 4; i++) {
+                float4 one = floats_of(v[0].q[i]), two = floats_of(v[1].q[i]);
+#pragma unroll
+                for (int p = 0; p < PAIRS; p++) {
+                    if (p >= n) break;
+                    float4 a = tile[(p * PARTS + i) * 32];
+                    dot[0][p] = add_products(dot[0][p], one, a);
+                    dot[1][p] = add_products(dot[1][p], two, a);
+                    total[p] += a.x + a.y + a.z + a.w;
+                }
+            }
+#pragma unroll
+            for (int p = 0; p < PAIRS; p++)
+#pragma unroll
+                for (int k = 0; k < 2; k++)
+                    sums[r + k][p] = fmaf(v[k].scale[h].x, dot[k][p], fmaf(v[k].scale[h].y, total[p], sums[r + k][p]));
+        }
+    }
+}
+
+/* blockIdx.x: the block of outputs; blockIdx.y: the chunk. A lane multiplies its columns of each of its warp's outputs
+ * with all pairs. */
+template <int LAYOUT>
+__global__ void __launch_bounds__(GROUP_THREADS, 2)
+    moe_grouped(const __grid_constant__ sn_cuda_experts experts, const __grid_constant__ sn_cuda_groups g,
+                const float *x, const float *bias, float *y) {
+    SN_SHARED_MEMORY(shared);
+    float4 *tile = reinterpret_cast<float4 *>(shared);
+    sn_cuda_chunk c = g.chunks[blockIdx.y];
+    if (c.n == 0) return; /* by the whole block */
+    const sn_cuda_matrix w = expert_at(experts, c.expert);
+    int lane = this_lane(), first = static_cast<int>(blockIdx.x) * BLOCK_OUTPUTS;
+    first += static_cast<int>(threadIdx.x) / 32 * OUTPUTS;
+    float sums[OUTPUTS][PAIRS] = {};
+    for (int begin = 0; begin < w.cols; begin += TILE) {
+        load_pairs<LAYOUT>(g, c, x, w.cols, begin, tile);
+        __syncthreads();
+        if constexpr (is_float(LAYOUT))
+            add_floats<LAYOUT>(w, first, begin, tile + lane, c.n, sums);
+        else
+            add_group<LAYOUT>(w, first, begin, tile + lane, c.n, sums);
+        __syncthreads(); /* all warps have read the tile; the next one replaces it */
+    }
+    float mine = 0;
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++)
+#pragma unroll
+        for (int r = 0; r < OUTPUTS; r++) {
+            float sum = warp_sum(sums[r][p]);
+            if (lane == p * OUTPUTS + r) mine = sum;
+        }
+    int p = lane / OUTPUTS, row = first + lane % OUTPUTS;
+    if (p >= c.n || row >= w.rows) return;
+    size_t pair = static_cast<size_t>(g.order[c.first + p]);
+    y[pair * w.rows + row] = bias ? mine + bias[static_cast<size_t>(c.expert) * w.rows + row] : mine;
+}
+
+template <int LAYOUT>
+cudaError_t launch_moe_grouped(cudaStream_t stream, const sn_cuda_groups &g, const float *x,
+                               const sn_cuda_experts &experts, const float *bias, float *y) {
+    auto *kernel = moe_grouped<LAYOUT>;
+    dim3 grid(static_cast<unsigned int>((experts.first.rows + BLOCK_OUTPUTS - 1) / BLOCK_OUTPUTS),
+              static_cast<unsigned int>(g.n_chunks));
+    return SN_LAUNCH(kernel, grid, GROUP_THREADS, PAIRS * TILE * sizeof(float), stream, experts, g, x, bias, y);
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -266,6 +434,18 @@ extern "C" cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, const sn_moe
 extern "C" cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert,
                                           const float *x, const sn_cuda_experts *experts, const float *bias, float *y) {
 #define CALL(layout) launch_moe_linear<layout>(stream, *selection, per_expert, x, *experts, bias, y)
+    BY_LAYOUT(experts->first.layout);
+#undef CALL
+}
+
+extern "C" cudaError_t sn_cuda_moe_group(cudaStream_t stream, const sn_moe_selection *c, const sn_cuda_groups *groups) {
+    unsigned int threads = (static_cast<unsigned int>(c->n_experts) + 31) / 32 * 32;
+    return SN_LAUNCH(moe_group, 1, threads, 0, stream, c->n * c->k, c->ids, c->n_experts, *groups);
+}
+
+extern "C" cudaError_t sn_cuda_moe_grouped(cudaStream_t stream, const sn_cuda_groups *groups, const float *x,
+                                           const sn_cuda_experts *experts, const float *bias, float *y) {
+#define CALL(layout) launch_moe_grouped<layout>(stream, *groups, x, *experts, bias, y)
     BY_LAYOUT(experts->first.layout);
 #undef CALL
 }

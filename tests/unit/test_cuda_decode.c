@@ -352,3 +352,55 @@ Test(cuda_decode, a_recorded_batch_is_not_replayed_for_other_numbers_of_few_rows
     cr_assert_arr_eq(other, fresh, (PROMPT + 1) * WIDTH * sizeof *fresh);
     contexts_free(&c);
 }
+
+/* -- experts */
+
+enum { EXPERTS = 2, OUT = 64, BATCH = 8 };
+
+/* Two experts of the same weights. */
+static sn_experts new_experts(sn_device *d) {
+    sn_weight one = new_weight(d, SN_Q8_0, OUT, COLS);
+    sn_experts experts = {one, (one.bytes + 63) / 64 * 64, EXPERTS};
+    void *image = malloc(one.bytes);
+    char *all = new_bytes(d, EXPERTS * experts.stride);
+    OK(d->ops->download(d, image, one.device, one.bytes, &err));
+    for (size_t e = 0; e < EXPERTS; e++) OK(d->ops->upload(d, all + e * experts.stride, image, one.bytes, &err));
+    d->ops->free(d, (void *)one.device, one.bytes);
+    free(image);
+    experts.first.device = all;
+    return experts;
+}
+
+/* Bytes that the kernels load for n rows, each through both experts. */
+static uint64_t expert_bytes(sn_device *d, int n, const sn_experts *experts, float *out) {
+    int32_t ids[EXPERTS * BATCH];
+    for (int i = 0; i < EXPERTS * BATCH; i++) ids[i] = i % EXPERTS;
+    void *on_device = new_bytes(d, sizeof ids);
+    float *x = new_floats(d, BATCH * COLS, 8), *y = new_floats(d, EXPERTS * BATCH * OUT, 9);
+    OK(d->ops->upload(d, on_device, ids, sizeof ids, &err));
+    const sn_moe_selection selection = {n, EXPERTS, EXPERTS, on_device, NULL};
+    OK(d->ops->finish(d, &err));
+    uint64_t before = cuda_stand_in_loaded();
+    OK(d->ops->moe_linear(d, &selection, false, x, 1, &(sn_moe_linear){experts, NULL, y}, &err));
+    OK(d->ops->finish(d, &err));
+    uint64_t bytes = cuda_stand_in_loaded() - before;
+    OK(d->ops->download(d, out, y, EXPERTS * BATCH * OUT * sizeof *out, &err));
+    d->ops->free(d, on_device, sizeof ids);
+    d->ops->free(d, x, BATCH * COLS * sizeof *x);
+    d->ops->free(d, y, EXPERTS * BATCH * OUT * sizeof *y);
+    return bytes;
+}
+
+Test(cuda_decode, an_expert_is_read_once_for_all_rows_of_a_batch) {
+    static float one[EXPERTS * BATCH * OUT], all[EXPERTS * BATCH * OUT];
+    const sn_device_limits limits = {.rows = BATCH, .width = COLS, .experts = EXPERTS, .experts_used = EXPERTS};
+    sn_device *d = open_device();
+    OK(d->ops->prepare(d, &limits, &err));
+    const sn_experts experts = new_experts(d);
+    uint64_t for_one = expert_bytes(d, 1, &experts, one), for_all = expert_bytes(d, BATCH, &experts, all);
+    cr_assert_lt(for_all, 2 * for_one, "%d rows load %llu bytes, one loads %llu", BATCH, (unsigned long long)for_all,
+                 (unsigned long long)for_one);
+    cr_assert_arr_eq(one, all, EXPERTS * OUT * sizeof *one, "other bits than alone");
+    d->ops->free(d, (void *)experts.first.device, EXPERTS * experts.stride);
+    sn_device_close(&d);
+}

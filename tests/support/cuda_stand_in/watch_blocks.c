@@ -36,7 +36,7 @@ static struct {
     unsigned thread;
     bool passed;
 } arrival;
-static uint64_t atomics;
+static uint64_t atomics, loaded;
 
 void cuda_blocks_launch(void) {
     n_runs = 0;
@@ -46,8 +46,9 @@ void cuda_blocks_launch(void) {
 void cuda_blocks_begin(void) {
     if (n_runs == capacity) {
         capacity = capacity ? 2 * capacity : 1024;
-        runs = realloc(runs, capacity * sizeof *runs);
-        if (!runs) abort();
+        run *grown = realloc(runs, capacity * sizeof *runs);
+        if (!grown) abort();
+        runs = grown;
     }
     barrier = block_begin = ++now;
     runs[n_runs++] = (run){.begin = now};
@@ -111,6 +112,7 @@ static bool is_ordered(uint32_t time) {
 
 const char *cuda_blocks_access(const void *at, size_t bytes, bool is_write) {
     uint32_t *times = cuda_memory_times(at, is_write);
+    if (!is_write) loaded += bytes;
     for (size_t i = 0; times && i < bytes; i++) {
         if (!is_ordered(times[i])) return "races with a store of another block: no fences and counter order them";
         if (is_write) times[i] = now;
@@ -120,3 +122,4 @@ const char *cuda_blocks_access(const void *at, size_t bytes, bool is_write) {
 }
 
 uint64_t cuda_stand_in_atomics(void) { return atomics; }
+uint64_t cuda_stand_in_loaded(void) { return loaded; }

@@ -30,15 +30,17 @@ static size_t table_pages_at(const sn_cuda *c) {
     return table_states_at(c) + (size_t)c->states_capacity * sizeof(sn_cuda_state);
 }
 
-static int count_tiles(int n_rows, int n_sequences) {
-    return n_rows / SN_CUDA_TILE_ROWS + (n_sequences < n_rows ? n_sequences : n_rows);
+/* The most tiles of a batch; each part of a split one counts. */
+static size_t count_tiles(size_t n_rows, size_t n_sequences) {
+    size_t whole = n_rows / SN_CUDA_TILE_ROWS + sn_min_size(n_sequences, n_rows);
+    return sn_min_size(whole * SN_CUDA_TILE_PARTS, whole + SN_CUDA_MORE_TILES);
 }
 
 static bool has_few_rows(const sn_sequence *s) { return s->n_rows <= SN_CUDA_CHUNK_ROWS; }
 
 /* A table with room for so many, and not less than this one: capacities only. */
 static sn_cuda table_grown(const sn_cuda *c, size_t rows, size_t sequences, size_t pages) {
-    size_t tiles = rows / SN_CUDA_TILE_ROWS + sn_min_size(sequences, rows);
+    size_t tiles = count_tiles(rows, sequences);
     return (sn_cuda){.rows_capacity = (int)rows > c->rows_capacity ? (int)rows : c->rows_capacity,
                      .tiles_capacity = (int)tiles > c->tiles_capacity ? (int)tiles : c->tiles_capacity,
                      .states_capacity = (int)sequences > c->states_capacity ? (int)sequences : c->states_capacity,
@@ -110,6 +112,46 @@ static sn_status batch_check(const sn_kv_shape *shape, int n_rows, int n_sequenc
     return SN_OK;
 }
 
+/* -- the tiles: those with a long context are split into parts, as long as there is room for the partial results */
+
+static int tile_rows(const sn_sequence *s, int first) {
+    return s->n_rows - first < SN_CUDA_TILE_ROWS ? s->n_rows - first : SN_CUDA_TILE_ROWS;
+}
+
+static int tile_parts(const sn_sequence *s, int first, int share) {
+    int parts = (s->position + first + tile_rows(s, first) - 1) / share + 1;
+    return parts < SN_CUDA_TILE_PARTS ? parts : SN_CUDA_TILE_PARTS;
+}
+
+/* The fewest positions of a part for which all parts have room. */
+static int tile_share(int n_rows, int n_sequences, const sn_sequence *sequences) {
+    for (int share = 256; share < 1 << 30; share *= 2) {
+        int room = sn_cuda_tile_room(n_rows), more = SN_CUDA_MORE_TILES;
+        for (int i = 0; i < n_sequences; i++)
+            for (int r = 0; r < sequences[i].n_rows && !has_few_rows(&sequences[i]) && room >= 0;
+                 r += SN_CUDA_TILE_ROWS) {
+                int parts = tile_parts(&sequences[i], r, share);
+                if (parts > 1) room -= tile_rows(&sequences[i], r) * parts;
+                more -= parts - 1;
+            }
+        if (room >= 0 && more >= 0) return share;
+    }
+    return 1 << 30; /* more than a position: nothing is split */
+}
+
+/* Fills in all n_tiles. */
+static void tiles_fill(sn_cuda_tile *tiles, int n_tiles, int n_rows, int n_sequences, const sn_sequence *sequences) {
+    int n = 0, n_parts = 0, share = tile_share(n_rows, n_sequences, sequences);
+    for (int i = 0; i < n_sequences; i++)
+        for (int r = 0; r < sequences[i].n_rows && !has_few_rows(&sequences[i]); r += SN_CUDA_TILE_ROWS) {
+            int rows = tile_rows(&sequences[i], r), parts = tile_parts(&sequences[i], r, share);
+            for (int p = 0; p < parts; p++)
+                tiles[n++] = (sn_cuda_tile){sequences[i].first_row + r, rows, n_parts, (int16_t)p, (int16_t)parts};
+            if (parts > 1) n_parts += rows * parts;
+        }
+    while (n < n_tiles) tiles[n++] = (sn_cuda_tile){0, 0, 0, 0, 1};
+}
+
 /* Fills the host's copy. Returns false when two sequences have the same row. */
 static bool table_fill(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int n_sequences,
                        const sn_sequence *sequences) {
@@ -118,7 +160,7 @@ static bool table_fill(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int 
     int32_t *few = (int32_t *)((char *)cuda->batch_table_host + table_few_at(cuda));
     sn_cuda_state *states = (sn_cuda_state *)((char *)cuda->batch_table_host + table_states_at(cuda));
     void **pages = (void **)((char *)cuda->batch_table_host + table_pages_at(cuda));
-    int n_tiles = 0, n_pages = 0, n_few = 0;
+    int n_pages = 0, n_few = 0;
     for (int i = 0; i < n_rows; i++) rows[i] = (sn_cuda_row){0, -1};
     for (int i = 0; i < n_sequences; i++) {
         const sn_sequence *s = &sequences[i];
@@ -127,13 +169,11 @@ static bool table_fill(sn_cuda *cuda, const sn_kv_shape *shape, int n_rows, int 
             s->state.before, s->state.after, s->state.snapshot, s->state.snapshot_rows, s->first_row, s->n_rows, 0};
         for (int r = 0; r < s->n_rows; r++) rows[s->first_row + r] = (sn_cuda_row){n_pages, s->position + r};
         for (int r = 0; r < s->n_rows && has_few_rows(s); r++) few[n_few++] = s->first_row + r;
-        for (int r = 0; r < s->n_rows && !has_few_rows(s); r += SN_CUDA_TILE_ROWS)
-            tiles[n_tiles++] =
-                (sn_cuda_tile){s->first_row + r, s->n_rows - r < SN_CUDA_TILE_ROWS ? s->n_rows - r : SN_CUDA_TILE_ROWS};
         if (own) memcpy(pages + n_pages, s->pages, (size_t)own * sizeof *pages);
         n_pages += own;
     }
-    for (int all = count_tiles(n_rows - n_few, n_sequences); n_tiles < all;) tiles[n_tiles++] = (sn_cuda_tile){0, 0};
+    size_t n_tiles = count_tiles((size_t)(n_rows - n_few), (size_t)n_sequences);
+    tiles_fill(tiles, (int)n_tiles, n_rows, n_sequences, sequences);
     for (int i = 0; i < n_rows; i++)
         if (rows[i].position < 0) return false;
     return true;
@@ -255,7 +295,7 @@ sn_status sn_cuda_batch_begin(sn_device *d, const sn_batch *batch, bool *replaye
     cuda->n_few = 0;
     for (int i = 0; i < batch->n_sequences; i++)
         if (has_few_rows(&batch->sequences[i])) cuda->n_few += batch->sequences[i].n_rows;
-    cuda->n_tiles = count_tiles(batch->n_rows - cuda->n_few, batch->n_sequences);
+    cuda->n_tiles = (int)count_tiles((size_t)(batch->n_rows - cuda->n_few), (size_t)batch->n_sequences);
     cuda->capturable = batch->graph_key != 0 && batch->n_rows > 0;
     cuda->batch_failed = false;
     cuda->state = SN_CUDA_EAGER;

@@ -249,6 +249,9 @@ size_t sn_cuda_kv_head_bytes(const sn_kv_shape *shape); /* of a page: one block'
  * many as fill the device, and some where rows may differ in length. It depends only on what identifies a captured
  * batch; how many of them a row has, depends on its length (split.cuh). */
 int sn_cuda_attention_n_splits(const sn_cuda *cuda, int n_rows, int blocks);
+/* The partial results that a head may have where tiles of rows are split: of a batch of n_rows, its rows times parts.
+ */
+int sn_cuda_tile_room(int n_rows);
 /* Scratch memory for n_rows rows with sums of `dim` elements, in n_splits parts each. */
 sn_status sn_cuda_attention_scratch(sn_cuda *cuda, sn_cuda_attention *a, int n_rows, int n_splits, int dim,
                                     sn_err *err) SN_MUST_USE;

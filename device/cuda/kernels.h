@@ -22,7 +22,9 @@ enum {
     SN_CUDA_CHUNK_ROWS = 8,    /* rows of x that a block of the kernels for few rows takes */
     SN_CUDA_FEW_ROWS = 32,     /* rows of x that these kernels are used for, at most: linear.c */
     SN_CUDA_LINEARS = 4,       /* matrices of one call */
-    SN_CUDA_TILE_ROWS = 16,    /* rows of a tile of attention */
+    SN_CUDA_TILE_ROWS = 64,    /* rows of a tile of attention */
+    SN_CUDA_TILE_PARTS = 16,   /* parts that the keys of a tile are split into, at most */
+    SN_CUDA_MORE_TILES = 64,   /* that a batch has by splitting, at most */
     SN_CUDA_SPLIT_HEADS = 8,   /* query heads that a block of split attention takes, at most */
     SN_CUDA_LATENT_HEADS = 16, /* and of latent attention */
     SN_CUDA_SPLITS = 64,       /* parts that the keys of a row are split into, at most */
@@ -153,8 +155,11 @@ typedef struct sn_cuda_row { /* a row of the batch */
     int32_t position;
 } sn_cuda_row;
 
-typedef struct sn_cuda_tile { /* up to SN_CUDA_TILE_ROWS rows of one sequence; n_rows 0: unused */
+/* Up to SN_CUDA_TILE_ROWS rows of one sequence, and a part of their keys; n_rows 0: unused. */
+typedef struct sn_cuda_tile {
     int32_t first_row, n_rows;
+    int32_t first_part;    /* of the tile's n_rows * n_parts partial results of each head, row by row */
+    int16_t part, n_parts; /* n_parts 1: nothing is split, and there are no partial results */
 } sn_cuda_tile;
 
 typedef struct sn_cuda_kv {
@@ -185,7 +190,8 @@ typedef struct sn_cuda_attention {
     float *out;                  /* (n_rows, n_heads, head_dim, or latent) */
     /* Scratch memory of attention by splits: sums (n_rows, n_heads, n_splits, padded_dim) and statistics (n_rows,
      * n_heads, n_splits, 2): the largest score and the sum of exponentials; and (n_rows, n_heads) of which some count
-     * the parts that are done, 0 before and after. */
+     * the parts that are done, 0 before and after. A tile's rows have n_parts in the place of n_splits, and begin at
+     * that of first_part. */
     float *partial, *partial_stats;
     unsigned int *arrivals;
 } sn_cuda_attention;
@@ -195,8 +201,9 @@ typedef struct sn_cuda_attention {
  */
 cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits,
                                     sn_cuda_eight_bits form);
-/* Tiles of rows: one pass over the keys per tile, with running maxima. */
+/* Tiles of rows, and then the joins of those that are split. */
 cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles);
+cudaError_t sn_cuda_attention_join_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles);
 
 /* -- latent attention: kv.latent is not 0. As the functions above, with k and v as in sn_device_ops.kv_store. The
  * matrix of head h is that of expert h. */

@@ -1,6 +1,5 @@
-/* The KV cache: storing, reading, and attention. Attention has two forms: for few rows, the keys of each row are split
- * into parts (split.cuh), so that the whole device reads them; for prefill, tiles of rows read the keys together. Both
- * are the online softmax of Milakov & Gimelshein 2018. */
+/* The KV cache: storing, reading, and attention of few rows: the keys of each row are split into parts (split.cuh), so
+ * that the whole device reads them, with the online softmax of Milakov & Gimelshein 2018. */
 #include "device/cuda/split.cuh"
 
 namespace {
@@ -8,7 +7,6 @@ namespace {
 constexpr int THREADS = 128;
 constexpr int HEADS = SN_CUDA_SPLIT_HEADS;
 constexpr int SPLIT_KEYS = PART_KEYS; /* keys of one step of attention_split */
-constexpr int TILE_KEYS = 32;         /* keys of one step of attention_tiles */
 
 /* The key of a position, or with `value` its value. */
 template <int DTYPE>
@@ -230,112 +228,6 @@ __global__ void __launch_bounds__(THREADS)
     split_join(a, s, item, row_at, head, heads, part.n, n_splits, counter, form);
 }
 
-/* Loads TILE_KEYS keys or values from position `first` on into shared memory, rows `stride` floats apart. Rows from
- * `end` on are not read by any thread. */
-template <int DTYPE>
-__device__ void load_tile(const sn_cuda_kv &p, sn_cuda_row row, int kv_head, int first, int end, bool values,
-                          float *out, int stride) {
-    int quads = p.padded_dim / 4;
-    for (int item = threadIdx.x; item < TILE_KEYS * quads; item += THREADS) {
-        int j = item / quads, i = item % quads * 4;
-        if (first + j >= end) break;
-        *reinterpret_cast<float4 *>(out + j * stride + i) =
-            kv_load4<DTYPE>(kv_at<DTYPE>(p, row.first_page, first + j, kv_head, values), i);
-    }
-}
-
-/* blockIdx.x: the tile; blockIdx.y: the query head. Eight threads share a row of the tile: each computes four of 32
- * keys, then QUADS times four dimensions. A row never reads positions outside of its range, so that a NaN there has no
- * effect on it. */
-template <int QUADS, int DTYPE>
-__global__ void __launch_bounds__(THREADS) attention_tiles(const __grid_constant__ sn_cuda_attention a) {
-    SN_SHARED_MEMORY(shared);
-    sn_cuda_tile tile = a.kv.tiles[blockIdx.x];
-    if (tile.n_rows == 0) return; /* by the whole block */
-    int head = static_cast<int>(blockIdx.y), kv_head = head / (a.n_heads / a.kv.n_kv_heads);
-    int dims = a.kv.padded_dim, stride = dims + 4;
-    float *q = reinterpret_cast<float *>(shared), *kv = q + SN_CUDA_TILE_ROWS * stride;
-    float *weights = kv + TILE_KEYS * stride; /* (rows, keys) */
-    for (int i = threadIdx.x; i < tile.n_rows * dims; i += THREADS) {
-        size_t at = (static_cast<size_t>(tile.first_row + i / dims) * a.n_heads + head) * a.kv.head_dim;
-        q[i / dims * stride + i % dims] = i % dims < a.kv.head_dim ? a.q[at + i % dims] : 0.0f;
-    }
-    int r = min(static_cast<int>(threadIdx.x) / 8, tile.n_rows - 1), part = static_cast<int>(threadIdx.x) % 8;
-    sn_cuda_row row0 = a.kv.rows[tile.first_row];
-    int own = row0.position + r, own_first = window_start(own, a.window); /* this row attends to [own_first, own] */
-    int end = row0.position + tile.n_rows;
-    /* a sink comes before all keys */
-    float largest = a.sinks ? a.sinks[head] : -INFINITY, total = a.sinks ? 1.0f : 0.0f;
-    float4 sums[QUADS];
-    for (int i = 0; i < QUADS; i++) sums[i] = make_float4(0, 0, 0, 0);
-    for (int first = window_start(row0.position, a.window); first < end; first += TILE_KEYS) {
-        load_tile<DTYPE>(a.kv, row0, kv_head, first, end, false, kv, stride);
-        __syncthreads();
-        float scores[4], step = -INFINITY;
-        for (int j = 0; j < 4; j++) {
-            int key = part + 8 * j;
-            scores[j] = -INFINITY;
-            if (first + key < own_first || first + key > own) continue;
-            float sum = 0;
-            for (int i = 0; i < dims; i += 4)
-                sum += dot4(*reinterpret_cast<const float4 *>(q + r * stride + i),
-                            *reinterpret_cast<const float4 *>(kv + key * stride + i));
-            scores[j] = alibi_score(softcapped(sum * a.scale, a.softcap), a.slopes ? a.slopes + head : nullptr,
-                                    first + key, own);
-            step = fmaxf(step, scores[j]);
-        }
-        for (int distance = 4; distance > 0; distance /= 2)
-            step = fmaxf(step, __shfl_xor_sync(FULL_WARP, step, distance));
-        float before = largest, sum = 0;
-        largest = fmaxf(largest, step);
-        float base = largest == -INFINITY ? 0.0f : largest;
-        for (int j = 0; j < 4; j++) {
-            float e = expf(scores[j] - base);
-            weights[static_cast<int>(threadIdx.x) / 8 * TILE_KEYS + part + 8 * j] = e;
-            sum += e;
-        }
-        for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, distance);
-        float rescale = expf(before - base);
-        total = total * rescale + sum;
-        __syncthreads(); /* all threads have read the keys; the values replace them */
-        load_tile<DTYPE>(a.kv, row0, kv_head, first, end, true, kv, stride);
-        __syncthreads();
-        for (int i = 0; i < QUADS; i++)
-            sums[i] = make_float4(sums[i].x * rescale, sums[i].y * rescale, sums[i].z * rescale, sums[i].w * rescale);
-        for (int j = max(own_first - first, 0); j < TILE_KEYS && first + j <= own; j++) {
-            float e = weights[static_cast<int>(threadIdx.x) / 8 * TILE_KEYS + j];
-#pragma unroll
-            for (int i = 0; i < QUADS; i++) {
-                if (part * 4 + 32 * i >= dims) break;
-                float4 v = *reinterpret_cast<const float4 *>(kv + j * stride + part * 4 + 32 * i);
-                sums[i] =
-                    make_float4(sums[i].x + e * v.x, sums[i].y + e * v.y, sums[i].z + e * v.z, sums[i].w + e * v.w);
-            }
-        }
-        __syncthreads(); /* all threads have read the values; the next keys replace them */
-    }
-    if (static_cast<int>(threadIdx.x) / 8 >= tile.n_rows) return;
-    float *out = a.out + (static_cast<size_t>(tile.first_row + r) * a.n_heads + head) * a.kv.head_dim;
-    for (int i = 0; i < QUADS; i++) {
-        const float four[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
-        for (int k = 0; k < 4; k++)
-            if (part * 4 + 32 * i + k < a.kv.head_dim) out[part * 4 + 32 * i + k] = four[k] / total;
-    }
-}
-
-template <int QUADS, int DTYPE> cudaError_t launch_tiles(cudaStream_t stream, const sn_cuda_attention &a, int n_tiles) {
-    int stride = a.kv.padded_dim + 4;
-    size_t shared = sizeof(float) * ((SN_CUDA_TILE_ROWS + TILE_KEYS) * stride + SN_CUDA_TILE_ROWS * TILE_KEYS);
-    auto *kernel = attention_tiles<QUADS, DTYPE>;
-    if (shared > 48 * 1024) { /* more than the default must be requested; every device since sm_80 has 99 KiB */
-        cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-        if (error != cudaSuccess) return error;
-    }
-    dim3 grid(static_cast<unsigned int>(n_tiles), static_cast<unsigned int>(a.n_heads));
-    return SN_LAUNCH(kernel, grid, THREADS, shared, stream, a);
-}
-
 template <int DTYPE>
 cudaError_t launch_split(cudaStream_t stream, const sn_cuda_attention &a, int n_rows, int n_splits,
                          sn_cuda_eight_bits form) {
@@ -362,12 +254,6 @@ cudaError_t launch_rope_store(cudaStream_t stream, const sn_cuda_kv &p, int n_ro
     auto *kernel = rope_store<DTYPE>;
     dim3 grid(static_cast<unsigned int>(n_rows), static_cast<unsigned int>(n_heads + p.n_kv_heads));
     return SN_LAUNCH(kernel, grid, 32, 0, stream, p, rope, n_heads, q, k, v);
-}
-
-template <int QUADS> cudaError_t tiles(cudaStream_t stream, const sn_cuda_attention &a, int n_tiles) {
-#define CALL(dtype) launch_tiles<QUADS, dtype>(stream, a, n_tiles)
-    BY_KV_DTYPE(a.kv.dtype);
-#undef CALL
 }
 
 } // namespace
@@ -397,11 +283,4 @@ extern "C" cudaError_t sn_cuda_attention_split(cudaStream_t stream, const sn_cud
 #define CALL(dtype) launch_split<dtype>(stream, *a, n_rows, n_splits, form)
     BY_KV_DTYPE(a->kv.dtype);
 #undef CALL
-}
-
-extern "C" cudaError_t sn_cuda_attention_tiles(cudaStream_t stream, const sn_cuda_attention *a, int n_tiles) {
-    if (a->kv.padded_dim <= 64) return tiles<2>(stream, *a, n_tiles);
-    if (a->kv.padded_dim <= 128) return tiles<4>(stream, *a, n_tiles);
-    if (a->kv.padded_dim <= 256) return tiles<8>(stream, *a, n_tiles);
-    return tiles<16>(stream, *a, n_tiles);
 }

@@ -140,6 +140,9 @@ int sn_cuda_attention_n_splits(const sn_cuda *cuda, int n_rows, int blocks) {
     return fill > SN_CUDA_SPLITS ? SN_CUDA_SPLITS : fill > least ? (int)fill : least;
 }
 
+/* 512 rows of 32 heads are 256 thread blocks by themselves. */
+int sn_cuda_tile_room(int n_rows) { return n_rows < 32 ? n_rows * SN_CUDA_TILE_PARTS : n_rows < 512 ? 512 : n_rows; }
+
 size_t sn_cuda_partial_bytes(const sn_cuda *cuda, const sn_device_limits *l) {
     size_t most = 0, fill = (size_t)(HEADS_MOST * BLOCKS) * (size_t)cuda->n_multiprocessors;
     for (int rows = 1; rows <= l->rows && rows <= SPLIT_ROWS; rows++) {
@@ -148,7 +151,8 @@ size_t sn_cuda_partial_bytes(const sn_cuda *cuda, const sn_device_limits *l) {
         parts = parts > least ? parts : least;
         most = parts > most ? parts : most;
     }
-    return most * (sn_cuda_pad((size_t)l->head_dim, 4) + 2) * sizeof(float);
+    size_t tiles = (size_t)sn_cuda_tile_room(l->rows) * (size_t)l->heads;
+    return (most > tiles ? most : tiles) * (sn_cuda_pad((size_t)l->head_dim, 4) + 2) * sizeof(float);
 }
 
 size_t sn_cuda_arrivals_bytes(const sn_device_limits *l) {
@@ -177,6 +181,17 @@ static sn_status attention_by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err
     return status ? status : sn_cuda_hold(cuda, &held, err);
 }
 
+static sn_status attention_by_tiles(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
+    size_t parts = (size_t)sn_cuda_tile_room(cuda->n_rows) * (size_t)a->n_heads, dims = (size_t)a->kv.padded_dim;
+    sn_status status = sn_cuda_buffer_require(cuda, &cuda->partial, parts * (dims + 2) * sizeof(float), err);
+    if (status) return status;
+    a->partial = cuda->partial.at;
+    a->partial_stats = a->partial + parts * dims;
+    cudaError_t error = sn_cuda_attention_tiles(cuda->work, a, cuda->n_tiles);
+    if (error == cudaSuccess) error = sn_cuda_attention_join_tiles(cuda->work, a, cuda->n_tiles);
+    return sn_cuda_check_launch(cuda, error, "attention", err);
+}
+
 sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
@@ -197,7 +212,7 @@ sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const f
     if (a.kv.latent)
         status = sn_cuda_latent_attend(cuda, &a, err);
     else if (cuda->n_few < cuda->n_rows)
-        status = sn_cuda_check_launch(cuda, sn_cuda_attention_tiles(cuda->work, &a, cuda->n_tiles), "attention", err);
+        status = attention_by_tiles(cuda, &a, err);
     if (!status && !a.kv.latent && cuda->n_few) status = attention_by_splits(cuda, &a, err);
     return sn_cuda_op_done(cuda, status);
 }

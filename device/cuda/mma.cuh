@@ -7,6 +7,9 @@
  *   a (16, 16): word 0 has (r, 2 c) and (r, 2 c + 1); word 1 of row r + 8; words 2 and 3 the same of columns from 8 on
  *   b (16, 8):  word 0 has (2 c, r) and (2 c + 1, r); word 1 of rows from 8 on
  *   d (16, 8):  0 and 1 are (r, 2 c) and (r, 2 c + 1); 2 and 3 of row r + 8
+ * Of tf32 ("mma.m16n8k8"), which is float32 with 13 zeros at the end, a word has one element:
+ *   a (16, 8):  words 0 and 1 have (r, c) and (r + 8, c); words 2 and 3 the same of column c + 4
+ *   b (8, 8):   words 0 and 1 have (c, r) and (c + 4, r)
  *
  * The tests bring their own functions of these names (<cuda_fp16.h> of tests/support/cuda_stand_in). */
 #ifndef SN_DEVICE_CUDA_MMA_CUH
@@ -17,17 +20,22 @@
 #ifndef SN_MMA_EMULATED
 namespace {
 
-#define SN_MMA(type, d, a, b)                                                                                          \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "   \
+#define SN_MMA(shape, type, d, a, b)                                                                                   \
+    asm("mma.sync.aligned." shape ".row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "  \
         "{%0, %1, %2, %3};"                                                                                            \
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                               \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
 
 /* d += a . b, with sums in float32. */
 __device__ inline void mma_bf16(float d[4], const unsigned int a[4], const unsigned int b[2]) {
-    SN_MMA("bf16", d, a, b);
+    SN_MMA("m16n8k16", "bf16", d, a, b);
 }
-__device__ inline void mma_f16(float d[4], const unsigned int a[4], const unsigned int b[2]) { SN_MMA("f16", d, a, b); }
+__device__ inline void mma_f16(float d[4], const unsigned int a[4], const unsigned int b[2]) {
+    SN_MMA("m16n8k16", "f16", d, a, b);
+}
+__device__ inline void mma_tf32(float d[4], const unsigned int a[4], const unsigned int b[2]) {
+    SN_MMA("m16n8k8", "tf32", d, a, b);
+}
 #undef SN_MMA
 
 /* Two numbers as bfloat16 in a word, rounded to nearest even, `low` in the low half. */

@@ -60,6 +60,8 @@
     X(attention_over_long_contexts)                                                                                    \
     X(attention_over_page_borders)                                                                                     \
     X(attention_over_a_kv_cache_of_every_type)                                                                         \
+    X(attention_of_prompts_behind_long_contexts)                                                                       \
+    X(attention_keeps_nan_in_the_rows_that_see_it)                                                                     \
     X(attention_of_a_batch_without_rows)                                                                               \
     X(attention_keeps_nan_in_its_head)                                                                                 \
     X(latents_load_back_unchanged)                                                                                     \
@@ -123,6 +125,7 @@ typedef struct conformance {
     /* With quantised weights, the rows of x are rounded to 8-bit numbers in groups of 32 with one scale, as the CPU
      * does. */
     bool eight_bit_rows;
+    int head_dim_max; /* 0: none of the cases' heads is too wide */
 
     /* -- the suite's own */
     sn_device *device;

@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { SEQUENCES_MAX = 3, PAGES = 16, BLOCKS = 2, BLOCK = 1 };
+enum { SEQUENCES_MAX = 3, PAGES = 16, POSITIONS = 4352, BLOCKS = 2, BLOCK = 1 };
 
 /* Sessions with a KV cache, and the rows that come next. */
 typedef struct attention_case {
@@ -66,7 +66,7 @@ static void make_sequence(conformance *c, attention_case *s, int i) {
     int end = s->n_past[i] + s->rows[i], page_tokens = s->shape.page_tokens;
     s->k[i] = conformance_random(c, (size_t)end * k_width(s), 10 + (uint64_t)i);
     s->v[i] = conformance_random(c, (size_t)end * v_width(s), 20 + (uint64_t)i);
-    CONFORMANCE_CHECK(c, end <= PAGES * page_tokens, "the case wants more than %d pages", PAGES);
+    CONFORMANCE_CHECK(c, end <= PAGES * page_tokens && end <= POSITIONS, "the case wants more than %d pages", PAGES);
     for (int p = 0; p * page_tokens < end; p++) s->pages[i][p] = new_page(c, &s->shape);
     s->sequences[i] = (sn_sequence){s->pages[i], s->n_past[i], s->n_rows, s->rows[i], {0}};
     s->n_rows += s->rows[i];
@@ -144,7 +144,7 @@ static void attend_naively(conformance *c, const attention_case *s, int i, int p
     int dim = s->shape.head_dim, kv_head = head / s->group;
     int from = s->window > 0 && position + 1 > s->window ? position + 1 - s->window : 0;
     if (s->window < 0) from = position - position % -s->window;
-    double weights[512], sum = 0, most = -INFINITY, score_error = 0;
+    double weights[POSITIONS], sum = 0, most = -INFINITY, score_error = 0;
     for (int t = from; t <= position; t++) {
         double score = 0, size = 0;
         for (int e = 0; e < dim; e++) {
@@ -400,6 +400,56 @@ void conformance_attention_over_a_kv_cache_of_every_type(conformance *c) {
         s.window = 21;
         s.alibi = s.sinks = true;
         try_attention_case(c, s);
+    }
+}
+
+/* Prompts behind contexts that backends divide into parts, beside a row that decodes: with every size of group, odd
+ * sizes of heads, over the borders of pages. */
+void conformance_attention_of_prompts_behind_long_contexts(conformance *c) {
+    static const struct {
+        int kv_heads, group, head_dim, page_tokens, window;
+        sn_kv_dtype dtype;
+    } prompts[] = {{1, 8, 64, 32, 0, SN_KV_F32},   {2, 4, 36, 48, 270, SN_KV_Q8},  {1, 3, 20, 32, -150, SN_KV_F16},
+                   {1, 4, 100, 48, 60, SN_KV_F32}, {1, 1, 200, 32, 0, SN_KV_F16},  {1, 2, 250, 48, 270, SN_KV_Q8},
+                   {1, 1, 260, 32, 0, SN_KV_F32},  {1, 1, 500, 48, -150, SN_KV_Q8}};
+    conformance_prepare(c, &(sn_device_limits){.rows = 80, .width = 1024, .context = 512, .heads = 4, .head_dim = 512});
+    for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
+        if (c->head_dim_max && prompts[i].head_dim > c->head_dim_max) continue;
+        attention_case s = {
+            .shape = {BLOCKS, prompts[i].kv_heads, prompts[i].head_dim, prompts[i].page_tokens, prompts[i].dtype},
+            .group = prompts[i].group,
+            .window = prompts[i].window,
+            .n_sequences = 3};
+        s.alibi = i % 3 == 1, s.sinks = i % 2;
+        memcpy(s.n_past, (int[]){470, 300, 0}, sizeof s.n_past);
+        memcpy(s.rows, (int[]){1, i == 2 ? 67 : 14, 11}, sizeof s.rows);
+        try_attention_case(c, s);
+    }
+    conformance_prepare(c, &(sn_device_limits){.rows = 80, .width = 1024, .context = POSITIONS, .head_dim = 24});
+    attention_case s = {.shape = {BLOCKS, 1, 24, 272}, .group = 1, .n_sequences = 2, .n_past = {4300, 4100}};
+    memcpy(s.rows, (int[]){1, 40, 0}, sizeof s.rows);
+    try_attention_case(c, s);
+}
+
+/* Among the new rows are values with NaN, and a key. */
+void conformance_attention_keeps_nan_in_the_rows_that_see_it(conformance *c) {
+    for (int i = 0; i < 4; i++) {
+        attention_case s = attention_case_of(1 + i % 2);
+        s.shape.dtype = i / 2 ? SN_KV_F16 : SN_KV_F32;
+        s.window = i % 2 ? 9 : 0;
+        s.n_sequences = 1;
+        s.n_past[0] = 40, s.rows[0] = 37;
+        int mark = c->n_buffers;
+        attention_case_begin(c, &s);
+        s.v[0][51 * v_width(&s) + 3] = NAN;
+        s.v[0][57 * v_width(&s) + 9] = NAN;
+        s.k[0][64 * k_width(&s) + 2] = NAN;
+        s.device_k = new_rows(c, &s, s.k, k_width(&s));
+        s.device_v = new_rows(c, &s, s.v, v_width(&s));
+        round_stored(&s, 0);
+        attention_case_run(c, &s, 0);
+        attention_case_check(c, &s);
+        conformance_release(c, mark);
     }
 }
 

@@ -7,7 +7,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-enum { ROWS = 16, COLS = 8, INNER = 16, BLOCKS = 4 };
+enum { ROWS = 16, COLS = 8, INNER = 16, BLOCKS = 4, A_BYTES = 2 * ROWS * INNER, B_BYTES = 2 * INNER * COLS };
 
 static cudaStream_t stream;
 
@@ -18,26 +18,31 @@ static void *on_device(const void *host, size_t bytes) {
     return at;
 }
 
-/* 0 to 255: exact as bfloat16 and as half. */
-static uint16_t bits_of(bool halves, int x) { return halves ? sn_f32_to_f16((float)x) : sn_f32_to_bf16((float)x); }
+/* Stores a number of 0 to 255, exact in each type, as element i. */
+static void put(cuda_number type, void *to, int i, int x) {
+    if (type == CUDA_TF32)
+        ((float *)to)[i] = (float)x;
+    else
+        ((uint16_t *)to)[i] = type == CUDA_F16 ? sn_f32_to_f16((float)x) : sn_f32_to_bf16((float)x);
+}
 
 static int a_at(int block, int row, int k) { return (row * INNER + k + 37 * block) % 256; }
 static int b_at(int block, int k, int col) { return (k * COLS + col + 29 * block) % 256; }
 
 /* The number of wrong elements of the products. */
-static int count_wrong(bool halves, bool transposed, int waits_for) {
-    uint16_t a[BLOCKS][ROWS * INNER], b[BLOCKS][INNER * COLS];
-    float d[BLOCKS][ROWS][COLS];
+static int count_wrong(cuda_number type, bool transposed, int waits_for) {
+    float a[BLOCKS][A_BYTES / sizeof(float)], b[BLOCKS][B_BYTES / sizeof(float)], d[BLOCKS][ROWS][COLS];
+    int inner = type == CUDA_TF32 ? INNER / 2 : INNER;
     for (int n = 0; n < BLOCKS; n++) {
-        for (int i = 0; i < ROWS * INNER; i++) a[n][i] = bits_of(halves, a_at(n, i / INNER, i % INNER));
-        for (int k = 0; k < INNER; k++)
+        for (int i = 0; i < ROWS * inner; i++) put(type, a[n], i, a_at(n, i / inner, i % inner));
+        for (int k = 0; k < inner; k++)
             for (int col = 0; col < COLS; col++)
-                b[n][transposed ? k * COLS + col : col * INNER + k] = bits_of(halves, b_at(n, k, col));
+                put(type, b[n], transposed ? k * COLS + col : col * inner + k, b_at(n, k, col));
         for (int i = 0; i < ROWS * COLS; i++) d[n][i / COLS][i % COLS] = (float)(1000 * i);
     }
     cr_assert_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     cuda_matrices m = {
-        halves, transposed, waits_for, on_device(a, sizeof a), on_device(b, sizeof b), on_device(d, sizeof d)};
+        type, transposed, waits_for, on_device(a, sizeof a), on_device(b, sizeof b), on_device(d, sizeof d)};
     cr_assert_eq(cuda_matrices_launch(stream, BLOCKS, &m), cudaSuccess);
     cr_assert_eq(cudaMemcpyAsync(d, m.d, sizeof d, cudaMemcpyDeviceToHost, stream), cudaSuccess);
     while (cudaStreamQuery(stream) == cudaErrorNotReady) continue;
@@ -45,16 +50,16 @@ static int count_wrong(bool halves, bool transposed, int waits_for) {
     for (int n = 0; n < BLOCKS; n++)
         for (int i = 0; i < ROWS * COLS; i++) {
             int want = 1000 * i;
-            for (int k = 0; k < INNER; k++) want += a_at(n, i / COLS, k) * b_at(n, k, i % COLS);
+            for (int k = 0; k < inner; k++) want += a_at(n, i / COLS, k) * b_at(n, k, i % COLS);
             wrong += d[n][i / COLS][i % COLS] != (float)want;
         }
     return wrong;
 }
 
 Test(cuda_mma, products_have_every_element_in_its_place) {
-    for (int halves = 0; halves < 2; halves++)
-        for (int transposed = 0; transposed < 2; transposed++)
-            cr_expect_eq(count_wrong(halves, transposed, 2), 0, "halves %d, transposed %d", halves, transposed);
+    for (cuda_number type = CUDA_BF16; type <= CUDA_TF32; type++)
+        for (int transposed = 0; transposed < (type == CUDA_TF32 ? 1 : 2); transposed++)
+            cr_expect_eq(count_wrong(type, transposed, 2), 0, "type %d, transposed %d", (int)type, transposed);
 }
 
-Test(cuda_mma, copies_that_are_not_waited_for_are_seen) { cr_expect_gt(count_wrong(false, false, 1), 0); }
+Test(cuda_mma, copies_that_are_not_waited_for_are_seen) { cr_expect_gt(count_wrong(CUDA_BF16, false, 1), 0); }

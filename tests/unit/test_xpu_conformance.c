@@ -10,7 +10,7 @@
 
 static void run_case(conformance_case which, bool dp4a) {
 #ifdef SN_ZE_TEST_DRIVER
-    static conformance c = {.id = {SN_DEVICE_XPU, 0}, .faults = &ze_test_faults};
+    static conformance c = {.id = {SN_DEVICE_XPU, 0}, .faults = &ze_test_faults, .head_dim_max = 256};
     if (!dp4a) setenv("ZE_TEST_NO_DP4A", "1", 1);
     c.eight_bit_rows = dp4a;
     c.memory_used = ze_test_memory_used;

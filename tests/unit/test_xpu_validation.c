@@ -17,7 +17,8 @@ Test(xpu_validation, the_layer_is_present) {
 }
 
 static void run_case(conformance_case which) {
-    static conformance c = {.id = {SN_DEVICE_XPU, 0}, .faults = &ze_test_faults, .eight_bit_rows = true};
+    static conformance c = {
+        .id = {SN_DEVICE_XPU, 0}, .faults = &ze_test_faults, .eight_bit_rows = true, .head_dim_max = 256};
     c.memory_used = ze_test_memory_used;
     cr_assert(conformance_run(&c, which), "%s", c.failure);
 }

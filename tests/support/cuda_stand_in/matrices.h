@@ -10,13 +10,15 @@
 extern "C" {
 #endif
 
+typedef enum cuda_number { CUDA_BF16, CUDA_F16, CUDA_TF32 } cuda_number;
+
 typedef struct cuda_matrices {
-    bool halves;       /* or bfloat16 */
-    bool transposed;   /* b is (16, 8) in memory, not (8, 16) */
-    int waits_for;     /* copies of the factors: 2 (all), 1 (those of a) */
-    const uint16_t *a; /* (16, 16) */
-    const uint16_t *b;
-    float *d; /* (16, 8) = d + a . b */
+    cuda_number type;
+    bool transposed; /* b is (16, 8) in memory, not (8, 16); not with tf32 */
+    int waits_for;   /* copies of the factors: 2 (all), 1 (those of a) */
+    const void *a;   /* (16, 16), of tf32 (16, 8) */
+    const void *b;   /* of tf32 (8, 8) */
+    float *d;        /* (16, 8) = d + a . b */
 } cuda_matrices;
 
 /* By `blocks` blocks of one warp, each with the matrices that follow those of the block before. */

@@ -25,6 +25,23 @@ void cuda_mma(bool halves, float d[4], const uint32_t a[4], const uint32_t b[2])
     }
 }
 
+void cuda_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+    const uint32_t own[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    for (int i = 0; i < 6; i++)
+        if (own[i] & 0x1fff) cuda_threads_fail("a factor of tf32 has more than 11 significant bits");
+    cuda_words all = cuda_threads_gather(own, 6);
+    unsigned lane = cuda_position.thread.x % 32;
+    for (unsigned i = 0; i < 4; i++) {
+        unsigned row = lane / 4 * 4, column = (2 * (lane % 4) + i % 2) * 4;
+        for (unsigned k = 0; k < 8; k++) {
+            float x, y;
+            memcpy(&x, &all[row + k % 4][i / 2 + k / 4 * 2], sizeof x);
+            memcpy(&y, &all[column + k % 4][4 + k / 4], sizeof y);
+            d[i] += x * y;
+        }
+    }
+}
+
 uint16_t cuda_bf16(float x) { return sn_f32_to_bf16(x); }
 
 static struct {

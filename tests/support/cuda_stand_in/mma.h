@@ -11,6 +11,8 @@ extern "C" {
 
 /* mma.c: d += a . b of fragments of m16n8k16, of halves or of bfloat16. */
 void cuda_mma(bool halves, float d[4], const uint32_t a[4], const uint32_t b[2]);
+/* d += a . b of fragments of m16n8k8 of tf32. */
+void cuda_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]);
 
 uint16_t cuda_bf16(float x); /* rounded to nearest even */
 
@@ -31,6 +33,7 @@ bool cuda_copy_due(int groups_left, cuda_copy *copy); /* takes the next one that
 
 static inline void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma(false, d, a, b); }
 static inline void mma_f16(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma(true, d, a, b); }
+static inline void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma_tf32(d, a, b); }
 
 static inline unsigned pack_bf16(float low, float high) {
     return cuda_bf16(low) | static_cast<unsigned>(cuda_bf16(high)) << 16;

@@ -6,7 +6,7 @@
  * Asking: the device thread hands over a round (node/engine/expert_rounds.h) and waits. Its pairs are shared out among
  * holders, one EXPERTS each, and every answer is copied to its places. A holder that refuses, is lost, is late or
  * answers with anything but the tensor that was asked for is dropped for a while (sn_expert_holder_failed), and the
- * pairs that it had are shared out anew. Where no holder has room, pairs wait for one as long as the round may last;
+ * pairs that it had are shared out anew. Where no holder has room, pairs wait for one for ROOM_US; after it, and
  * without a holder the round has failed, and with it the steps of its batch, which clients then take elsewhere. There
  * is one round at a time, because the device thread waits for it.
  *
@@ -25,7 +25,9 @@ enum {
     READ_EVERY_US = 1000000,
     ASK_EVERY_US = 10000000, /* others are asked for holders, while experts are missing */
     BUSY_US_MAX = 10000000,
-    BUSY_US = 500000, /* for which a holder that had no room is not asked, at least */
+    BUSY_US = 500000, /* for which a holder that had no room and did not say for how long is not asked */
+    BUSY_US_MIN = 20000,
+    ROOM_US = 5000000, /* so long pairs wait for a holder that has room */
     REPLY_BYTES_MAX = 64 << 20,
     JOBS_OF_PEER = 4,
     JOBS_BYTES_MAX = 4 * REPLY_BYTES_MAX,
@@ -149,6 +151,17 @@ static int ask_for(sn_expert_work *x, const sn_expert_holder *holder, size_t pai
     return at;
 }
 
+/* Whether a holder of the expert will have room before the time for that is over. Because the group may change until
+ * then, open pairs are shared out anew sooner. */
+static bool waits_for_room(sn_expert_work *x, int block, int expert, int64_t now_us) {
+    int64_t room_us = sn_expert_group_room_us(&x->group, block, expert), again_us = now_us + READ_EVERY_US;
+    if (!x->waits_since_us) x->waits_since_us = now_us;
+    if (room_us >= x->waits_since_us + ROOM_US || room_us >= x->round->until_us) return false;
+    if (room_us < again_us) again_us = room_us;
+    if (again_us < x->room_us) x->room_us = again_us;
+    return true;
+}
+
 /* Gives every open pair to a holder, but those that wait until one has room. */
 static sn_status round_share_out(sn_protocol *protocol, int64_t now_us) {
     sn_expert_work *x = &protocol->experts;
@@ -159,11 +172,7 @@ static sn_status round_share_out(sn_protocol *protocol, int64_t now_us) {
         if (x->asked_of[i] != PAIR_OPEN) continue;
         int expert = (int)round->pairs[i].expert;
         const sn_expert_holder *holder = sn_expert_group_choose(&x->group, block, expert, now_us);
-        int64_t room_us = holder ? INT64_MAX : sn_expert_group_room_us(&x->group, block, expert);
-        if (!holder && room_us < round->until_us) {
-            x->room_us = room_us < x->room_us ? room_us : x->room_us;
-            continue;
-        }
+        if (!holder && waits_for_room(x, block, expert, now_us)) continue;
         if (!holder)
             return sn_fail(&round->err, SN_RETRY, "no node answers for expert %d of block %d: use another node", expert,
                            round->block);
@@ -294,6 +303,7 @@ void sn_protocol_ask_experts(sn_protocol *protocol, sn_expert_round *round, int6
     }
     x->round = round;
     x->n_asks = 0;
+    x->waits_since_us = 0;
     if (!round->n_pairs || sn_calloc(&x->asked_of, round->n_pairs, sizeof *x->asked_of, &round->err)) {
         round_end(protocol, round->n_pairs ? round->err.status : SN_OK, now_us);
         return;
@@ -341,7 +351,8 @@ bool sn_protocol_experts_on_error(sn_protocol *protocol, const sn_event *event, 
     sn_expert_holder *holder = sn_expert_group_find(&x->group, x->asks[at].holder);
     if (error->status == SN_RETRY && holder) {
         int64_t wait_us = error->wait_ms < BUSY_US_MAX / 1000 ? (int64_t)error->wait_ms * 1000 : BUSY_US_MAX;
-        holder->busy_until_us = now_us + (wait_us < BUSY_US ? BUSY_US : wait_us);
+        if (!wait_us) wait_us = BUSY_US;
+        holder->busy_until_us = now_us + (wait_us < BUSY_US_MIN ? BUSY_US_MIN : wait_us);
         ask_end(x, at, PAIR_OPEN);
     } else {
         ask_failed(protocol, at, now_us, error->text);

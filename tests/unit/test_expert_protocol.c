@@ -325,28 +325,67 @@ Test(expert_protocol, a_holder_that_is_late_is_replaced) { expect_other_holder(f
 Test(expert_protocol, a_holder_that_refuses_is_replaced) { expect_other_holder(fail_by_refusal); }
 Test(expert_protocol, a_holder_without_room_is_replaced) { expect_other_holder(fail_for_want_of_room); }
 
+static void expect_nobody_asked(const char *why) {
+    sn_msg *request = NULL;
+    sn_peer peer;
+    cr_expect_eq(asked(&request, &peer), -1, "%s", why);
+    sn_msg_free(&request);
+}
+
+/* So many ms until there is room; 0: the holder does not say. */
+static void refuse_for(int h, sn_peer peer, const sn_msg *request, uint64_t wait_ms) {
+    sn_msg *msg = new_msg(SN_MSG_ERROR, request->correlation_id);
+    msg->error.status = SN_RETRY;
+    msg->error.wait_ms = wait_ms;
+    REQUIRE(sn_transport_send(holders[h].transport, peer, &msg, &err));
+    pump();
+}
+
+/* Both holders are asked n times, and have no room for 20 ms. */
+static void have_no_room(int n) {
+    for (int i = 0; i < n; i++) {
+        sn_msg *request[2];
+        sn_peer peer[2];
+        for (int h = 0; h < 2; h++) cr_assert(request[h] = receive(&holders[h], SN_MSG_EXPERTS, &peer[h]), "%d", i);
+        for (int h = 0; h < 2; h++) refuse_for(h, peer[h], request[h], 1);
+        cr_assert_null(answered);
+        for (int h = 0; h < 2; h++) sn_msg_free(&request[h]);
+        expect_nobody_asked("they are left in peace for a while");
+        pass(SECOND / 50);
+    }
+}
+
 Test(expert_protocol, pairs_wait_for_room_when_no_holder_has_any) {
-    sn_msg *request[2];
-    sn_peer peer[2];
     announce(0, SN_NODE_JOINING, 3, 6);
     announce(1, SN_NODE_JOINING, 6, 8);
-    sn_expert_round *round = new_round();
-    round->until_us = now + 40 * SECOND;
-    sn_protocol_ask_experts(protocol, round, now);
-    for (int i = 0; i < 70; i++) { /* 140 asks: a round has 128 at once */
-        for (int h = 0; h < 2; h++) cr_assert(request[h] = receive(&holders[h], SN_MSG_EXPERTS, &peer[h]));
-        for (int h = 0; h < 2; h++) fail_for_want_of_room(h, peer[h], request[h]);
-        cr_assert_null(answered, "%s", answered->err.text);
-        for (int h = 0; h < 2; h++) sn_msg_free(&request[h]);
-        cr_expect_eq(asked(&request[0], &peer[0]), -1, "they are left in peace for a while");
-        pass(SECOND / 2);
-    }
+    ask();
+    have_no_room(70); /* 140 asks: a round has 128 at once */
     for (int h = 0; h < 2; h++) {
-        cr_assert(request[h] = receive(&holders[h], SN_MSG_EXPERTS, &peer[h]));
-        reply(h, peer[h], request[h], request[h]->experts.n_pairs, EMBD);
-        sn_msg_free(&request[h]);
+        sn_peer peer;
+        sn_msg *request = receive(&holders[h], SN_MSG_EXPERTS, &peer);
+        cr_assert(request);
+        reply(h, peer, request, request->experts.n_pairs, EMBD);
+        sn_msg_free(&request);
     }
     expect_right_answer();
+}
+
+Test(expert_protocol, pairs_do_not_wait_for_room_longer_than_a_client_does) {
+    sn_msg *request = NULL;
+    sn_peer peer;
+    announce(0, SN_NODE_JOINING, 3, 8);
+    ask();
+    for (int i = 0; i < 9; i++) { /* half a second each */
+        cr_assert_eq(asked(&request, &peer), 0);
+        fail_for_want_of_room(0, peer, request);
+        sn_msg_free(&request);
+        cr_assert_null(answered);
+        pass(SECOND / 2);
+    }
+    cr_assert_eq(asked(&request, &peer), 0);
+    fail_for_want_of_room(0, peer, request);
+    expect_failed("no node answers for expert 3 of block 1");
+    sn_msg_free(&request);
 }
 
 Test(expert_protocol, a_round_does_not_wait_for_room_that_comes_after_its_end) {
@@ -359,6 +398,22 @@ Test(expert_protocol, a_round_does_not_wait_for_room_that_comes_after_its_end) {
     cr_assert_eq(asked(&request, &peer), 0);
     fail_for_want_of_room(0, peer, request);
     expect_failed("no node answers for expert 3 of block 1");
+    sn_msg_free(&request);
+}
+
+Test(expert_protocol, a_holder_that_comes_while_pairs_wait_for_room_is_asked) {
+    sn_msg *request = NULL;
+    sn_peer peer;
+    announce(0, SN_NODE_JOINING, 3, 8);
+    ask();
+    cr_assert_eq(asked(&request, &peer), 0);
+    refuse_for(0, peer, request, 4000);
+    sn_msg_free(&request);
+    announce(1, SN_NODE_JOINING, 3, 8);
+    for (int i = 0; i < 2; i++) pass(SECOND);
+    cr_assert_eq(asked(&request, &peer), 1);
+    reply(1, peer, request, 3, EMBD);
+    expect_right_answer();
     sn_msg_free(&request);
 }
 

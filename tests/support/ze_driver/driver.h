@@ -122,8 +122,8 @@ typedef struct driver {
     uint32_t n_devices;
     int fail_allocation, fail_create, stall_ms, lose; /* 0: none */
     int healed;                                       /* how often heal was called */
-    int objects;
-    unsigned long launches; /* that were appended */
+    int objects, executing;                           /* executing: commands */
+    unsigned long launches;                           /* that were appended */
     bool lost;
 } driver;
 extern driver ze_test;

@@ -4,7 +4,7 @@
  * or a wait (flush_list) moves them to the execution queue in reverse order. worker_main takes the first command
  * whose events are signalled, makes the memory of its allocations accessible, executes it without the lock, and
  * signals its event. One condition variable, ze_test.changed, announces every change; waits are bounded by the limit
- * that the backend gives. Device loss ends every wait. */
+ * that the backend gives. Device loss ends every wait, and drops what is queued. */
 #include "tests/support/ze_driver/driver.h"
 
 #include <stdlib.h>
@@ -34,12 +34,37 @@ static void stall_for(int ms) {
     }
 }
 
+static void retire_command(command *c) {
+    for (int i = 0; i < c->n_uses; i++) c->uses[i]->queued--;
+    if (c->kernel) clReleaseKernel(c->kernel);
+    free(c);
+}
+
+static void retire_commands(command **first) {
+    while (*first) {
+        command *c = *first;
+        *first = c->next;
+        retire_command(c);
+    }
+}
+
+/* Nothing that was queued before the loss is executed after it is healed: it would find what lost commands left out. */
+static void lose_device(void) {
+    ze_test.lost = true;
+    for (struct _ze_command_list_handle_t *l = ze_test.lists; l; l = l->next) {
+        retire_commands(&l->open);
+        retire_commands(&l->first);
+        l->last = &l->first;
+    }
+}
+
 /* The caller holds the lock; the function releases it during execution. */
 static void execute_command(struct _ze_command_list_handle_t *list, command *c) {
     int stall_ms = ze_test.stall_ms;
     ze_test.stall_ms = 0;
-    if (ze_test.lose > 0 && --ze_test.lose == 0) ze_test.lost = true;
+    if (ze_test.lose > 0 && --ze_test.lose == 0) lose_device();
     if (ze_test.lost) return;
+    ze_test.executing++;
     stall_for(stall_ms);
     allocations_open(c);
     pthread_mutex_unlock(&ze_test.lock);
@@ -50,13 +75,8 @@ static void execute_command(struct _ze_command_list_handle_t *list, command *c) 
                    clFinish(list->queue));
     pthread_mutex_lock(&ze_test.lock);
     allocations_close(c);
-    if (failed) ze_test.lost = true;
-}
-
-static void retire_command(command *c) {
-    for (int i = 0; i < c->n_uses; i++) c->uses[i]->queued--;
-    if (c->kernel) clReleaseKernel(c->kernel);
-    free(c);
+    ze_test.executing--;
+    if (failed) lose_device();
 }
 
 static void *worker_main(void *ctx) {

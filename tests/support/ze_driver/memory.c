@@ -84,11 +84,18 @@ ze_result_t memory_host(ze_context_handle_t context, const ze_host_mem_alloc_des
     return allocate_memory(false, bytes, alignment, out);
 }
 
+static allocation **find_allocation(const void *memory) {
+    allocation **link = &ze_test.allocations;
+    while (*link && (*link)->base != memory) link = &(*link)->next;
+    return link;
+}
+
 ze_result_t memory_free(ze_context_handle_t context, void *memory) {
     (void)context;
     pthread_mutex_lock(&ze_test.lock);
-    allocation **link = &ze_test.allocations;
-    while (*link && (*link)->base != memory) link = &(*link)->next;
+    allocation **link = find_allocation(memory);
+    for (; ze_test.lost && *link && (*link)->open; link = find_allocation(memory)) /* by what began before the loss */
+        pthread_cond_wait(&ze_test.changed, &ze_test.lock);
     allocation *a = *link;
     if (a) {
         if (!ze_test.lost && (a->open || a->queued)) {
@@ -186,7 +193,8 @@ void ze_test_lose(int nth) { set_locked(&ze_test.lose, nth); }
 void ze_test_heal(void) {
     pthread_mutex_lock(&ze_test.lock);
     ze_test.fail_allocation = ze_test.fail_create = ze_test.stall_ms = ze_test.lose = 0;
+    ze_test.healed++; /* ends a stall */
+    while (ze_test.lost && ze_test.executing) pthread_cond_wait(&ze_test.changed, &ze_test.lock);
     ze_test.lost = false;
-    ze_test.healed++;
     pthread_mutex_unlock(&ze_test.lock);
 }

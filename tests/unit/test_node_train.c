@@ -505,6 +505,28 @@ Test(node_train, a_flood_of_long_sequences_does_not_stop_honest_steps) {
     testbed_free(&w);
 }
 
+/* Jobs of no session have places of their own in the device thread's queue: a session always finds one. */
+Test(node_train, batches_of_a_stranger_leave_a_place_for_each_session) {
+    enum { BATCHES = 8 };
+    cluster_options options = TRAINING;
+    options.sessions_max = 1;
+    testbed *w = testbed_new(&options);
+    cluster_add(w->cluster, 0, 0);
+    node_client *honest = node_client_new(w, 0), *stranger = node_client_new(w, 0);
+    node_session session;
+    node_session_init(&session, w, honest, 0, w->n_blocks);
+    node_session_open(&session);
+    for (int i = 0; i < BATCHES; i++) {
+        sn_msg *msg = batch_message(w, SN_MSG_BACKWARD, 0, w->n_blocks, NULL);
+        node_client_send(stranger, &msg);
+    }
+    cr_expect(node_session_step_ok(&session, 0, 1));
+    node_session_close(&session);
+    node_client_free(&stranger);
+    node_client_free(&honest);
+    testbed_free(&w);
+}
+
 Test(node_train, a_node_without_training_memory_refuses) {
     testbed *w = testbed_new(&(cluster_options){0});
     cluster_add(w->cluster, 0, 4);

@@ -215,6 +215,7 @@ template <int DTYPE> __device__ inline void multiply(float d[4], const fragment 
 
 /* scores[n] += q . k of keys from 8 n on, without their scale, over this warp's share of `dims` elements. */
 template <class F> __device__ void add_scores(float (&scores)[F::KEYS / 8][4], const shared_memory<F> &s, int dims) {
+    __syncwarp(); /* brings the lanes together, as the products need them */
     constexpr int N = F::KEYS / 8;
     int warp = static_cast<int>(threadIdx.x) / 32, r = static_cast<int>(threadIdx.x) % 32 / 4;
     int c = static_cast<int>(threadIdx.x) % 4, from = warp % F::SHARES * F::WIDTH;
@@ -301,6 +302,7 @@ __device__ void weigh(const sn_cuda_attention &a, float (&scores)[F::KEYS / 8][4
 template <class F>
 __device__ void add_values(float (&sums)[F::WIDTH / 32][4][4], const float (&weights)[F::KEYS / 8][4],
                            const shared_memory<F> &s, int dims) {
+    __syncwarp(); /* brings the lanes together, as the products need them */
     int lane = static_cast<int>(threadIdx.x) % 32, c = lane % 4;
     int from = static_cast<int>(threadIdx.x) / 32 % F::SHARES * F::WIDTH;
 #pragma unroll

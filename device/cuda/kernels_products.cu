@@ -99,6 +99,7 @@ __device__ inline void copy_rows(const uint16_t *from, int n, int stride, int at
 
 /* d += the products of a step: of the warp's rows x and w of the tiles. */
 template <int TILES> __device__ inline void multiply_step(const uint16_t *x, const uint16_t *w, float d[TILES][4][4]) {
+    __syncwarp(); /* brings the lanes together, as loads and products need them */
     int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 2 /* all four would not fit into the registers */
     for (int k = 0; k < STEP / 16; k++) {

@@ -1,6 +1,7 @@
 /* What a warp does with tensor cores: products of small matrices, loads of their factors from shared memory, and copies
  * to shared memory that go on while the warp computes. PTX of sm_80 and newer. All lanes of a warp call the products
- * and the loads together.
+ * and the loads together (".aligned"): a function that calls them begins with __syncwarp, because branches before it
+ * may have parted the lanes.
  *
  * Where elements lie (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"), with r = lane / 4 and
  * c = lane % 4; a word has two elements of 16 bits, the first one in the low half:

@@ -31,9 +31,6 @@ namespace {
 __device__ inline void mma_bf16(float d[4], const unsigned int a[4], const unsigned int b[2]) {
     SN_MMA("m16n8k16", "bf16", d, a, b);
 }
-__device__ inline void mma_f16(float d[4], const unsigned int a[4], const unsigned int b[2]) {
-    SN_MMA("m16n8k16", "f16", d, a, b);
-}
 __device__ inline void mma_tf32(float d[4], const unsigned int a[4], const unsigned int b[2]) {
     SN_MMA("m16n8k8", "tf32", d, a, b);
 }
@@ -51,16 +48,10 @@ __device__ inline unsigned int shared_address(const void *at) {
 }
 
 /* Loads four matrices of (8, 8) elements of 16 bits from shared memory: `row`, of lane 8 i + r, is where row r of
- * matrix i lies, 16 bytes aligned to 16. Word i has the elements (lane / 4, 2 (lane % 4)) and the next one of matrix i;
- * of the transposed matrix in load_transposed. */
+ * matrix i lies, 16 bytes aligned to 16. Word i has the elements (lane / 4, 2 (lane % 4)) and the next one of matrix i.
+ */
 __device__ inline void load_matrices(unsigned int words[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(shared_address(row))
-                 : "memory");
-}
-__device__ inline void load_transposed(unsigned int words[4], const void *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(shared_address(row))
                  : "memory");

@@ -3,22 +3,20 @@
 #define SN_TESTS_CUDA_STAND_IN_MATRICES_H
 
 #include <cuda_runtime_api.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum cuda_number { CUDA_BF16, CUDA_F16, CUDA_TF32 } cuda_number;
+typedef enum cuda_number { CUDA_BF16, CUDA_TF32 } cuda_number;
 
 typedef struct cuda_matrices {
     cuda_number type;
-    bool transposed; /* b is (16, 8) in memory, not (8, 16); not with tf32 */
-    int waits_for;   /* copies of the factors: 2 (all), 1 (those of a) */
-    const void *a;   /* (16, 16), of tf32 (16, 8) */
-    const void *b;   /* of tf32 (8, 8) */
-    float *d;        /* (16, 8) = d + a . b */
+    int waits_for; /* copies of the factors: 2 (all), 1 (those of a) */
+    const void *a; /* (16, 16), of tf32 (16, 8) */
+    const void *b; /* transposed in memory: (8, 16), of tf32 (8, 8) */
+    float *d;      /* (16, 8) = d + a . b */
 } cuda_matrices;
 
 /* By `blocks` blocks of one warp, each with the matrices that follow those of the block before. */

@@ -7,12 +7,9 @@
 
 enum { COPIES = 64, THREADS_MAX = 1024 };
 
-static float element(bool half, uint32_t word, unsigned i) {
-    uint16_t bits = (uint16_t)(word >> 16 * (i % 2));
-    return half ? sn_f16_to_f32(bits) : sn_bf16_to_f32(bits);
-}
+static float element(uint32_t word, unsigned i) { return sn_bf16_to_f32((uint16_t)(word >> 16 * (i % 2))); }
 
-void cuda_mma(bool halves, float d[4], const uint32_t a[4], const uint32_t b[2]) {
+void cuda_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     const uint32_t own[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
     cuda_words all = cuda_threads_gather(own, 6);
     unsigned lane = cuda_position.thread.x % 32;
@@ -20,7 +17,7 @@ void cuda_mma(bool halves, float d[4], const uint32_t a[4], const uint32_t b[2])
         unsigned row = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + i % 2;
         for (unsigned k = 0; k < 16; k++) {
             const uint32_t *with_a = all[row % 8 * 4 + k % 8 / 2], *with_b = all[column * 4 + k % 8 / 2];
-            d[i] += element(halves, with_a[row / 8 + k / 8 * 2], k) * element(halves, with_b[4 + k / 8], k);
+            d[i] += element(with_a[row / 8 + k / 8 * 2], k) * element(with_b[4 + k / 8], k);
         }
     }
 }

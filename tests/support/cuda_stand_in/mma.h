@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* mma.c: d += a . b of fragments of m16n8k16, of halves or of bfloat16. */
-void cuda_mma(bool halves, float d[4], const uint32_t a[4], const uint32_t b[2]);
+/* mma.c: d += a . b of fragments of m16n8k16 of bfloat16. */
+void cuda_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]);
 /* d += a . b of fragments of m16n8k8 of tf32. */
 void cuda_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]);
 
@@ -31,8 +31,7 @@ bool cuda_copy_due(int groups_left, cuda_copy *copy); /* takes the next one that
 
 #define SN_MMA_EMULATED
 
-static inline void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma(false, d, a, b); }
-static inline void mma_f16(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma(true, d, a, b); }
+static inline void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma_bf16(d, a, b); }
 static inline void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma_tf32(d, a, b); }
 
 static inline unsigned pack_bf16(float low, float high) {
@@ -40,24 +39,12 @@ static inline unsigned pack_bf16(float low, float high) {
 }
 
 /* Each lane reads its row as a whole; all words then go around. */
-static inline cuda_words cuda_load_rows(const void *row) {
-    uint4 own = *static_cast<const uint4 *>(row);
-    const uint32_t words[4] = {own.x, own.y, own.z, own.w};
-    return cuda_threads_gather(words, 4);
-}
 static inline void load_matrices(unsigned words[4], const void *row) {
-    cuda_words all = cuda_load_rows(row);
+    uint4 own = *static_cast<const uint4 *>(row);
+    const uint32_t mine[4] = {own.x, own.y, own.z, own.w};
+    cuda_words all = cuda_threads_gather(mine, 4);
     unsigned lane = threadIdx.x % 32;
     for (unsigned i = 0; i < 4; i++) words[i] = all[8 * i + lane / 4][lane % 4];
-}
-static inline void load_transposed(unsigned words[4], const void *row) {
-    cuda_words all = cuda_load_rows(row);
-    unsigned lane = threadIdx.x % 32, column = lane / 4;
-    for (unsigned i = 0; i < 4; i++) {
-        words[i] = 0;
-        for (unsigned k = 0; k < 2; k++)
-            words[i] |= (all[8 * i + 2 * (lane % 4) + k][column / 2] >> 16 * (column % 2) & 0xffff) << 16 * k;
-    }
 }
 
 static inline void cuda_copy_make(cuda_copy c) {

@@ -10,7 +10,7 @@ command -v ocloc >/dev/null || { echo "ocloc is not installed (Debian: intel-ope
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-rc=0 n=0
+rc=0 n=0 unseen=0
 for module in "$spirv"/*.spv; do
   for device in dg2 pvc; do
     n=$((n + 1)) dump=0
@@ -23,13 +23,18 @@ for module in "$spirv"/*.spv; do
       tail -20 "$scratch/log"
       rc=1
     fi
-    if [ $dump = 1 ] && ls "$scratch"/dump/*.asm >/dev/null 2>&1 && ! grep -q '^ *dp4a' "$scratch"/dump/*.asm; then
-      echo "$(basename "$module") has no dp4a for $device"
-      rc=1
+    if [ $dump = 1 ]; then
+      if ! ls "$scratch"/dump/*.asm >/dev/null 2>&1; then
+        unseen=$((unseen + 1))
+      elif ! grep -q '^ *dp4a' "$scratch"/dump/*.asm; then
+        echo "$(basename "$module") has no dp4a for $device"
+        rc=1
+      fi
     fi
     rm -rf "$scratch/dump"
   done
 done
 [ $n -gt 0 ] || { echo "there is no module"; exit 1; }
+[ $unseen = 0 ] || echo "not tested: whether $unseen modules have dp4a for dg2 (this compiler wrote no machine code)"
 [ $rc = 0 ] && echo "$n modules compiled"
 exit $rc

@@ -116,8 +116,10 @@ sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, cons
         matrix m[MATRICES] = {0};
         sn_xpu_form form = SN_XPU_FORM_F32;
         status = matrices_of(n_linears - i, linears + i, m, &count, &form, err);
-        const bool dot = xpu->dp4a && n <= FEW_ROWS_DOT && sn_dtype_quantised(linears[i].weight->dtype);
-        if (!status) status = dot ? sn_xpu_load_dot(xpu, form, err) : sn_xpu_load_linear(xpu, form, err);
+        const bool few = n <= FEW_ROWS_DOT && sn_dtype_quantised(linears[i].weight->dtype);
+        if (!status && few) status = sn_xpu_load_dot(xpu, form, err);
+        const bool dot = few && xpu->dp4a; /* loading may find that the driver refuses it */
+        if (!status && !dot) status = sn_xpu_load_linear(xpu, form, err);
         if (!status && dot && !made) {
             status = rows8_make(xpu, n, cols, x, err);
             made = true;

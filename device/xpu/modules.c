@@ -7,16 +7,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static void log_build(ze_module_build_log_handle_t log) {
+static void log_build(sn_log_level level, ze_module_build_log_handle_t log) {
     size_t bytes = 0;
     char *text = NULL;
     if (!zeModuleBuildLogGetString(log, &bytes, NULL) && bytes > 1 && !sn_calloc(&text, 1, bytes + 1, NULL) &&
         !zeModuleBuildLogGetString(log, &bytes, text))
-        sn_log(SN_LOG_ERROR, "kernel compilation failed", "text=%s", text);
+        sn_log(level, "kernel compilation failed", "text=%s", text);
     free(text);
 }
 
-static sn_status load_module(sn_xpu *x, sn_xpu_spirv spirv, ze_module_handle_t *out, sn_err *err) {
+/* What the compiler says about a failure is logged with this level. */
+static ze_result_t build_module(sn_xpu *x, sn_xpu_spirv spirv, sn_log_level level, ze_module_handle_t *out) {
     ze_module_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_MODULE_DESC,
                              .format = ZE_MODULE_FORMAT_IL_SPIRV,
                              .inputSize = spirv.bytes,
@@ -26,10 +27,14 @@ static sn_status load_module(sn_xpu *x, sn_xpu_spirv spirv, ze_module_handle_t *
     ze_result_t result = zeModuleCreate(x->context, x->device, &desc, out, &log);
     if (result) *out = NULL;
     if (log) {
-        if (result) log_build(log);
+        if (result) log_build(level, log);
         zeModuleBuildLogDestroy(log);
     }
-    return sn_xpu_check(x, result, "compiling kernels", err);
+    return result;
+}
+
+static sn_status load_module(sn_xpu *x, sn_xpu_spirv spirv, ze_module_handle_t *out, sn_err *err) {
+    return sn_xpu_check(x, build_module(x, spirv, SN_LOG_ERROR, out), "compiling kernels", err);
 }
 
 static sn_status load_kernel(sn_xpu *x, ze_module_handle_t module, const char *name, uint32_t group_x, uint32_t group_y,
@@ -112,20 +117,18 @@ typedef struct form_kernel {
     ze_kernel_handle_t *kernel;
 } form_kernel;
 
-static sn_status load_form(sn_xpu *x, sn_xpu_form form, sn_xpu_spirv spirv, ze_module_handle_t *module, size_t n,
-                           const form_kernel *kernels, sn_err *err) {
+static sn_status load_form_kernels(sn_xpu *x, sn_xpu_form form, ze_module_handle_t module, size_t n,
+                                   const form_kernel *kernels, sn_err *err) {
     static const char *const forms[] = {
 #define X(name, ...) #name,
         SN_XPU_FORMS(X)
 #undef X
     };
-    sn_status status = sn_xpu_check_alive(x, err);
-    if (status || *module) return status;
-    status = load_module(x, spirv, module, err);
+    sn_status status = SN_OK;
     for (size_t i = 0; i < n && !status; i++) {
         char name[32];
         snprintf(name, sizeof name, "%s_%s", kernels[i].base, forms[form]);
-        status = load_kernel(x, *module, name, kernels[i].group_x, kernels[i].group_y, kernels[i].kernel, err);
+        status = load_kernel(x, module, name, kernels[i].group_x, kernels[i].group_y, kernels[i].kernel, err);
     }
     return status;
 }
@@ -142,7 +145,10 @@ sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
                                {"moe_linear", 64, 1, &k->moe_linear},
                                {"moe_linear_grad", 64, 1, &k->moe_linear_grad},
                                {"head_linear", 16, 4, &k->head_linear}};
-    return load_form(x, form, sn_xpu_spirv_linear(form), &k->module, sizeof all / sizeof *all, all, err);
+    sn_status status = sn_xpu_check_alive(x, err);
+    if (status || k->module) return status;
+    status = load_module(x, sn_xpu_spirv_linear(form), &k->module, err);
+    return status ? status : load_form_kernels(x, form, k->module, sizeof all / sizeof *all, all, err);
 }
 
 sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err) {
@@ -150,8 +156,16 @@ sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err) {
     const form_kernel all[] = {
         {"linear_dot1", 16, 4, &k->matvec1}, {"linear_dot4", 16, 4, &k->matvec4}, {"linear_dot8", 16, 4, &k->matvec8}};
     const sn_xpu_spirv spirv = sn_xpu_spirv_dot(form);
-    if (!x->dp4a || !spirv.data) return sn_xpu_check_alive(x, err);
-    return load_form(x, form, spirv, &k->module, sizeof all / sizeof *all, all, err);
+    sn_status status = sn_xpu_check_alive(x, err);
+    if (status || !x->dp4a || !spirv.data || k->module) return status;
+    const ze_result_t result = build_module(x, spirv, SN_LOG_WARN, &k->module);
+    if (result == ZE_RESULT_ERROR_MODULE_BUILD_FAILURE) { /* a driver older than the instruction in SPIR-V */
+        sn_log(SN_LOG_WARN, "driver compiles no products of bytes, all products are float32", "device=%s", x->name);
+        x->dp4a = false;
+        return SN_OK;
+    }
+    status = sn_xpu_check(x, result, "compiling kernels", err);
+    return status ? status : load_form_kernels(x, form, k->module, sizeof all / sizeof *all, all, err);
 }
 
 static void drop_kernel(ze_kernel_handle_t kernel) {

@@ -187,7 +187,7 @@ typedef struct sn_xpu {
     ze_module_handle_t grad_module; /* NULL: not loaded yet */
     ze_kernel_handle_t grads[SN_XPU_GRAD_COUNT];
     sn_xpu_linear_kernels linear[SN_XPU_FORM_COUNT];
-    bool dp4a; /* the device multiplies and adds four pairs of bytes at once */
+    bool dp4a; /* the device multiplies and adds four pairs of bytes at once, and the driver compiles that */
     sn_xpu_dot_kernels dots[SN_XPU_FORM_COUNT];
     sn_xpu_kv_kernels kv[SN_KV_DTYPE_COUNT];
     uint8_t *staging; /* uploads and downloads go through it */
@@ -281,7 +281,8 @@ sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err);
 sn_status sn_xpu_load_grad(sn_xpu *x, sn_err *err);
 sn_status sn_xpu_load_kv(sn_xpu *x, sn_kv_dtype dtype, sn_err *err);
 sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err);
-sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err); /* nothing where there is no such kernel */
+/* Nothing where there is no such kernel; clears dp4a where the driver is too old to compile it. */
+sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err);
 void sn_xpu_unload(sn_xpu *x);
 
 /* -- weights.c. Offsets of the planes of a weight, and its size. */

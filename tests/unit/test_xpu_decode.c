@@ -35,6 +35,12 @@ Test(xpu_decode, a_block_takes_9_launches_without_products_of_bytes) {
     cr_expect_eq(block_launches(SN_Q4_1, 0), 9);
 }
 
+/* An older driver than the instruction: the device computes as one without it, and is not lost. */
+Test(xpu_decode, a_block_takes_9_launches_where_the_driver_refuses_products_of_bytes) {
+    setenv("ZE_TEST_REFUSE_DOTS", "1", 1);
+    cr_expect_eq(block_launches(SN_Q4_1, 0), 9);
+}
+
 /* -- what operations that take others along write */
 
 enum { HEADS = 2, DIM = 32, WIDTH = HEADS * DIM, ROWS = 9, PAST = 150, POSITIONS = PAST + ROWS, BUFFERS = 8 };

@@ -17,7 +17,8 @@
  * variables: ZE_TEST_DEVICES (number of devices, 1), ZE_TEST_MEMORY (bytes per device, 4 GiB), ZE_TEST_STALL (while
  * this file exists, no kernel and no copy ends), ZE_TEST_RELAXED (set: more than half of the memory may be
  * allocated at once, for modules that were built for it), ZE_TEST_NO_DP4A (set: the devices do not multiply four pairs
- * of bytes at once). */
+ * of bytes at once), ZE_TEST_REFUSE_DOTS (set: they do, but modules with such products do not compile, as in drivers
+ * that are older than them). */
 #ifndef SN_TESTS_ZE_DRIVER_DRIVER_H
 #define SN_TESTS_ZE_DRIVER_DRIVER_H
 
@@ -145,6 +146,8 @@ int spirv_kernels(const void *words, size_t n_words, kernel_info *out, int capac
 /* spirv_dots.c: the module with each OpSDotAccSat, which PoCL lacks, as products and sums of its bytes. Heap; NULL: no
  * memory. */
 uint32_t *spirv_without_dots(const void *words, size_t n_words, size_t *n_out);
+
+bool spirv_has_dots(const void *words, size_t n_words); /* whether the module has an OpSDotAccSat */
 
 /* The functions of the loader's tables. */
 ze_result_t memory_device(ze_context_handle_t, const ze_device_mem_alloc_desc_t *, size_t, size_t, ze_device_handle_t,

@@ -69,6 +69,8 @@ ze_result_t module_create(ze_context_handle_t context, ze_device_handle_t device
     size_t bytes;
     cl_int failed, loaded;
     if (desc->format != ZE_MODULE_FORMAT_IL_SPIRV) return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+    if (getenv("ZE_TEST_REFUSE_DOTS") && spirv_has_dots(desc->pInputModule, desc->inputSize / 4))
+        return ZE_RESULT_ERROR_MODULE_BUILD_FAILURE;
     uint8_t *bitcode = to_bitcode(desc->pInputModule, desc->inputSize, &bytes);
     if (!bitcode) return ZE_RESULT_ERROR_MODULE_BUILD_FAILURE;
     const unsigned char *binary = bitcode;

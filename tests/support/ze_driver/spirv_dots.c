@@ -52,11 +52,18 @@ static bool is_about_dots(const uint32_t *w) {
     return op == OP_EXTENSION && !strcmp((const char *)(w + 1), "SPV_KHR_integer_dot_product");
 }
 
+static size_t count_dots(const uint32_t *in, size_t n_words) {
+    size_t n = 0;
+    for (size_t at = HEADER_WORDS; at < n_words && in[at] >> 16; at += in[at] >> 16)
+        n += (in[at] & 0xffff) == OP_S_DOT_ACC_SAT;
+    return n;
+}
+
+bool spirv_has_dots(const void *words, size_t n_words) { return count_dots(words, n_words) > 0; }
+
 uint32_t *spirv_without_dots(const void *words, size_t n_words, size_t *n_out) {
     const uint32_t *in = words;
-    size_t n_dots = 0;
-    for (size_t at = HEADER_WORDS; at < n_words && in[at] >> 16; at += in[at] >> 16)
-        n_dots += (in[at] & 0xffff) == OP_S_DOT_ACC_SAT;
+    const size_t n_dots = count_dots(in, n_words);
     writer w = {.words = malloc((n_words + n_dots * WORDS_OF_A_DOT) * sizeof *w.words), .n = HEADER_WORDS};
     if (!w.words || n_words < HEADER_WORDS) return w.words;
     memcpy(w.words, in, HEADER_WORDS * sizeof *in);

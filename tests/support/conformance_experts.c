@@ -327,12 +327,14 @@ static void try_moe_linear(conformance *c, sn_dtype dtype, int n, int n_experts,
 }
 
 void conformance_moe_linear_of_every_type(conformance *c) {
+    enum { WIDE = 1280 };
+    conformance_prepare(c, &(sn_device_limits){.rows = 80, .width = WIDE, .experts = 128, .experts_used = 8});
     for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         size_t block = sn_dtype_block(dtype), cols = block == 1 ? 100 : block == 32 ? 96 : 256;
         try_moe_linear(c, dtype, 1, 5, 2, 33, cols, t % 2);
         try_moe_linear(c, dtype, 9, 4, 3, 16, block == 1 ? 7 : block, !(t % 2));
-        if (dtype == SN_F16 || dtype == SN_Q4_K) try_moe_linear(c, dtype, 20, 3, 2, 40, 1280, t % 2);
+        if (dtype == SN_F16 || dtype == SN_Q4_K) try_moe_linear(c, dtype, 20, 3, 2, 40, WIDE, t % 2);
         if (t % 4 == 0) try_moe_linear(c, dtype, 70, 3, 2, 5, cols, t % 8); /* more pairs than rows were prepared */
     }
 }

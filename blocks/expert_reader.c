@@ -85,18 +85,29 @@ static bool is_as_stored(const sn_tag *tag, const struct iovec *places, int n, s
     return sn_tag_equal(&now, tag);
 }
 
+/* Past the page cache, where that can be. Memory that a driver has mapped for a device, or a file system, may refuse it
+ * (EFAULT, EINVAL), and then the page cache reads; the slots are the cache: the system need not keep a second copy. */
+static int read_places(const sn_expert_rest *rest, const struct iovec *places, int n, uint64_t in_file) {
+    struct iovec left[SN_EXPERT_PIECES + 1] = {0};
+    int error = EINVAL;
+    memcpy(left, places, (size_t)n * sizeof *left);
+    if (rest->uncached >= 0) error = sn_file_read_scattered(rest->uncached, left, n, in_file);
+    if (error != EFAULT && error != EINVAL) return error;
+    memcpy(left, places, (size_t)n * sizeof *left);
+    error = sn_file_read_scattered(rest->file, left, n, in_file);
+    posix_fadvise(rest->file, (off_t)in_file, (off_t)rest->read_bytes, POSIX_FADV_DONTNEED);
+    return error;
+}
+
 /* 0: a part of the expert was read from the file as it was stored; CHANGED, or an errno. */
 static int read_from_file(const sn_expert_read *r, int part, reading_tools *tools) {
     const sn_expert_rest *rest = r->rest;
-    struct iovec places[SN_EXPERT_PIECES + 1], left[SN_EXPERT_PIECES + 1] = {0};
+    struct iovec places[SN_EXPERT_PIECES + 1];
     size_t at = (size_t)part * rest->read_bytes, end = at + rest->read_bytes, direct;
     uint64_t in_image = (uint64_t)r->expert * rest->stride + at, in_file = rest->at + in_image;
     if (!buffer_has(tools, rest->read_bytes)) return ENOMEM;
     int n = find_places(r, at, end, tools->buffer, places, &direct);
-    memcpy(left, places, (size_t)n * sizeof *left);
-    int error = sn_file_read_scattered(rest->uncached < 0 ? rest->file : rest->uncached, left, n, in_file);
-    /* The slots are the cache: the system need not keep a second copy beyond the limit of memory. */
-    if (rest->uncached < 0) posix_fadvise(rest->file, (off_t)in_file, (off_t)rest->read_bytes, POSIX_FADV_DONTNEED);
+    int error = read_places(rest, places, n, in_file);
     if (error) return error;
     if (!is_as_stored(&rest->tags[in_image / rest->read_bytes], places, n, tools->tagger)) return CHANGED;
     empty_buffer(r, tools->buffer, direct, at, end);

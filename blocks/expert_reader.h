@@ -3,8 +3,8 @@
  *
  * Central types: sn_expert_rest says where the experts of a block rest, sn_expert_read is the reading of one expert,
  * and belongs to the caller. What is needed now goes before what was begun ahead, also when some of that was read
- * already. Every byte from a file is checked by a tag, in the memory from which it is then used. All functions are
- * called by the devices' thread. */
+ * already. Every byte from a file is checked by a tag: matrices of a CPU in the memory from which they are used, and
+ * all else before it is copied there. All functions are called by the devices' thread. */
 #ifndef SN_BLOCKS_EXPERT_READER_H
 #define SN_BLOCKS_EXPERT_READER_H
 

@@ -279,7 +279,8 @@ static sn_status store_put_failed(const sn_offload_store *store, size_t bytes, i
     if (error == ENOSPC || error == EFBIG || error == EDQUOT)
         return sn_fail(
             err, SN_STOP,
-            "the offload folder %.256s is full: %zu bytes of a block do not fit: free space or give another folder",
+            "the offload folder %.256s is full: %zu bytes of a block do not fit: free space (files of other models and "
+            "versions in it may be deleted), or give another folder",
             store->folder, bytes);
     return sn_fail(err, SN_STOP, "a block of %zu bytes cannot be written to the offload folder %.256s: %s", bytes,
                    store->folder, strerror(error));

@@ -59,7 +59,7 @@ int main(int argc, char **argv) {
         struct stat st;
         int file = open(argv[3 + i], O_RDONLY | O_CLOEXEC);
         if (file < 0 || fstat(file, &st)) fail(argv[3 + i]);
-        if (st.st_size < piece + SN_FILE_PAGE)
+        if (st.st_size < piece + (piece / READ_BYTES + 1) * SN_FILE_PAGE) /* a part is whole pages */
             return fprintf(stderr, "bench_pieces: %s is smaller than a piece\n", argv[3 + i]), 1;
         sizes[i] = (uint64_t)st.st_size;
         if ((files[i] = sn_file_open_uncached(file)) < 0) fail("reads past the page cache");

@@ -319,11 +319,12 @@ static void parts_tag(parts_file *f, size_t read_bytes) {
     sn_tagger_free(tagger);
 }
 
-/* Reads the second expert to places that lie `shift` bytes behind pages. */
-static sn_status parts_read(parts_file *f, int uncached, size_t read_bytes, size_t shift, sn_err *err) {
+/* Reads the second expert of those that begin at `at` to places that lie `shift` bytes behind pages. */
+static sn_status parts_read_from(parts_file *f, uint64_t at, int uncached, size_t read_bytes, size_t shift,
+                                 sn_err *err) {
     const size_t bytes[SN_EXPERT_PIECES] = {MATRIX, SECOND, 0, 0, BIAS};
     const sn_expert_rest rest = {
-        .stride = IMAGE, .file = f->file, .uncached = uncached, .read_bytes = read_bytes, .tags = f->tags};
+        .at = at, .stride = IMAGE, .file = f->file, .uncached = uncached, .read_bytes = read_bytes, .tags = f->tags};
     uint8_t *to = f->memory + shift;
     sn_expert_read read = {
         .rest = &rest, .expert = 1, .pieces = {to, to + 3 * PAGE, NULL, NULL, to + 5 * PAGE}, .bytes = bytes};
@@ -331,6 +332,10 @@ static sn_status parts_read(parts_file *f, int uncached, size_t read_bytes, size
     sn_expert_reader_begin(f->reader, &read, true);
     sn_expert_reader_need(f->reader, &read);
     return sn_expert_reader_wait(f->reader, &read, 20000, err);
+}
+
+static sn_status parts_read(parts_file *f, int uncached, size_t read_bytes, size_t shift, sn_err *err) {
+    return parts_read_from(f, 0, uncached, read_bytes, shift, err);
 }
 
 /* The pieces hold the second expert, and nothing else was written to. */
@@ -344,15 +349,38 @@ static void parts_expect(const parts_file *f, size_t shift) {
     cr_expect(!memcmp(f->memory, want, sizeof want), "places %zu bytes behind pages hold other bytes", shift);
 }
 
+static void parts_open(parts_file *f, off_t at) {
+    char *path = temp_path(folder, "experts");
+    for (size_t i = 0; i < sizeof f->data; i++) f->data[i] = (uint8_t)(i * 7 + i / 251);
+    f->file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    f->memory = aligned_alloc(PAGE, 8 * PAGE);
+    cr_assert(f->memory && pwrite(f->file, f->data, sizeof f->data, at) == (ssize_t)sizeof f->data);
+    REQUIRE(sn_expert_reader_new(&f->reader, &err));
+    free(path);
+}
+
+static void parts_close(parts_file *f) {
+    cr_assert(sn_expert_reader_free(&f->reader, 20000));
+    close(f->file);
+    free(f->memory);
+}
+
+Test(expert_slots, a_read_past_the_page_cache_that_is_refused_goes_through_it) {
+    static parts_file f;
+    const off_t odd = 100; /* where no such read may begin */
+    parts_open(&f, odd);
+    parts_tag(&f, PAGE);
+    int uncached = sn_file_open_uncached(f.file); /* -1 on file systems without such reads */
+    REQUIRE(parts_read_from(&f, (uint64_t)odd, uncached, PAGE, 0, &err));
+    parts_expect(&f, 0);
+    if (uncached >= 0) close(uncached);
+    parts_close(&f);
+}
+
 Test(expert_slots, an_expert_read_in_parts_is_whole_and_each_part_is_checked) {
     static parts_file f;
     static const size_t shifts[] = {0, 64}; /* straight to its place, and by way of a buffer */
-    char *path = temp_path(folder, "experts");
-    for (size_t i = 0; i < sizeof f.data; i++) f.data[i] = (uint8_t)(i * 7 + i / 251);
-    f.file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    f.memory = aligned_alloc(PAGE, 8 * PAGE);
-    cr_assert(f.memory && write(f.file, f.data, sizeof f.data) == (ssize_t)sizeof f.data);
-    REQUIRE(sn_expert_reader_new(&f.reader, &err));
+    parts_open(&f, 0);
     int uncached = sn_file_open_uncached(f.file); /* -1 on file systems without such reads */
     for (size_t read_bytes = PAGE; read_bytes <= IMAGE; read_bytes *= 2)
         for (int way = 0; way < 4; way++) {
@@ -374,11 +402,8 @@ Test(expert_slots, an_expert_read_in_parts_is_whole_and_each_part_is_checked) {
             cr_expect(strstr(why.text, "cut short"), "%s", why.text);
             cr_assert_eq(pwrite(f.file, f.data, sizeof f.data, 0), (ssize_t)sizeof f.data);
         }
-    cr_assert(sn_expert_reader_free(&f.reader, 20000));
     if (uncached >= 0) close(uncached);
-    close(f.file);
-    free(f.memory);
-    free(path);
+    parts_close(&f);
 }
 
 /* What is to be read ahead has been begun, so that it cannot be dropped. */

@@ -108,15 +108,16 @@ static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, bool 
 /* The cost of a block with a mixture. */
 static sn_status mixture_cost(const sn_model *model, const sn_device *device, int number, sn_expert_range range,
                               sn_block_cost *out, sn_err *err) {
-    sn_block_layout slot, experts;
+    sn_block_layout slot, experts, rest;
     SN_TRY(sn_block_layout_of(model, device, number, 1, range, &slot, err));
     SN_TRY(sn_block_layout_of(model, device, number, SN_ONLY_EXPERTS, range, &experts, err));
+    SN_TRY(sn_block_layout_of(model, device, number, SN_WITHOUT_EXPERTS, range, &rest, err));
     out->experts = experts.bytes;
-    /* Each part of an image is rounded up to 64 bytes, of which a slot takes no more than these, the image to a page.
+    /* Each part of an image is rounded up to 64 bytes, of which a slot takes no more than these; pieces begin at pages.
      */
     out->slot = slot.expert_bytes + SN_EXPERT_PIECES * 64;
     out->n_experts = sn_n_held(slot.held);
-    out->without_experts = slot.bytes - sn_min_size(slot.bytes, slot.expert_bytes) + SN_FILE_PAGE;
+    out->without_experts = rest.bytes + SN_EXPERT_PIECES * SN_FILE_PAGE;
     out->n_experts_used = sn_model_hparams(model)->n_experts_used;
     if (out->n_experts_used > out->n_experts) out->n_experts_used = out->n_experts;
     return SN_OK;

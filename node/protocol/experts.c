@@ -156,7 +156,7 @@ static int ask_for(sn_expert_work *x, const sn_expert_holder *holder, size_t pai
 static bool waits_for_room(sn_expert_work *x, int block, int expert, int64_t now_us) {
     int64_t room_us = sn_expert_group_room_us(&x->group, block, expert), again_us = now_us + READ_EVERY_US;
     if (!x->waits_since_us) x->waits_since_us = now_us;
-    if (room_us >= x->waits_since_us + ROOM_US || room_us >= x->round->until_us) return false;
+    if (room_us - x->waits_since_us + x->waited_us >= ROOM_US || room_us >= x->round->until_us) return false;
     if (room_us < again_us) again_us = room_us;
     if (again_us < x->room_us) x->room_us = again_us;
     return true;
@@ -180,6 +180,10 @@ static sn_status round_share_out(sn_protocol *protocol, int64_t now_us) {
         if (at < 0) return sn_fail(&round->err, SN_RETRY, "the experts of a batch are too many to ask for");
         x->asks[at].n_pairs++;
         x->asked_of[i] = at;
+    }
+    if (x->room_us == INT64_MAX && x->waits_since_us) {
+        x->waited_us += now_us - x->waits_since_us;
+        x->waits_since_us = 0;
     }
     return SN_OK;
 }
@@ -303,7 +307,7 @@ void sn_protocol_ask_experts(sn_protocol *protocol, sn_expert_round *round, int6
     }
     x->round = round;
     x->n_asks = 0;
-    x->waits_since_us = 0;
+    x->waits_since_us = x->waited_us = 0;
     if (!round->n_pairs || sn_calloc(&x->asked_of, round->n_pairs, sizeof *x->asked_of, &round->err)) {
         round_end(protocol, round->n_pairs ? round->err.status : SN_OK, now_us);
         return;

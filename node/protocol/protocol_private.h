@@ -80,7 +80,8 @@ typedef struct sn_expert_work {
     sn_expert_round *round; /* that the device thread waits for; NULL: none */
     int *asked_of;          /* for each pair of the round: the ask that it is in */
     int64_t room_us;        /* when its open pairs are shared out anew; INT64_MAX: they wait for no room */
-    int64_t waits_since_us; /* when pairs of it first waited for room; 0: not yet */
+    int64_t waits_since_us; /* since when pairs of it wait for room; 0: none does */
+    int64_t waited_us;      /* before that */
     sn_expert_ask asks[SN_EXPERT_ASKS_MAX];
     int n_asks;
     sn_job *jobs[SN_EXPERT_JOBS_MAX]; /* in the engine, for other nodes */

@@ -388,6 +388,34 @@ Test(expert_protocol, pairs_do_not_wait_for_room_longer_than_a_client_does) {
     sn_msg_free(&request);
 }
 
+Test(expert_protocol, time_in_which_a_holder_is_late_is_no_wait_for_room) {
+    sn_msg *request = NULL;
+    sn_peer peer;
+    announce(0, SN_NODE_JOINING, 3, 8);
+    announce(1, SN_NODE_JOINING, 3, 8);
+    ask();
+    for (int i = 0; i < 2; i++) { /* neither has room for 20 ms */
+        int h = asked(&request, &peer);
+        cr_assert_geq(h, 0);
+        refuse_for(h, peer, request, 1);
+        sn_msg_free(&request);
+    }
+    pass(SECOND / 50);
+    int late = asked(&request, &peer);
+    cr_assert_geq(late, 0);
+    sn_msg_free(&request);
+    pass(LATE_US);
+    cr_assert_eq(asked(&request, &peer), 1 - late);
+    refuse_for(1 - late, peer, request, 1);
+    sn_msg_free(&request);
+    cr_assert_null(answered);
+    pass(SECOND / 50);
+    cr_assert_eq(asked(&request, &peer), 1 - late);
+    reply(1 - late, peer, request, 3, EMBD);
+    expect_right_answer();
+    sn_msg_free(&request);
+}
+
 Test(expert_protocol, a_round_does_not_wait_for_room_that_comes_after_its_end) {
     sn_msg *request = NULL;
     sn_peer peer;

@@ -12,7 +12,7 @@ static void step(sn_span *span, int n_blocks, sn_kv_cache *kv, int n, float *row
     REQUIRE(sn_span_forward(span, 0, n_blocks, 1, &(sn_span_sequence){kv, &input, 0, n, rows}, NULL, &err));
 }
 
-int decode_launches(sn_device_id id, sn_dtype dtype, int n_blocks, int n_past, unsigned long (*launches)(void)) {
+int decode_launches(sn_device_id id, sn_dtype dtype, int n_blocks, int n_past, uint64_t (*launches)(void)) {
     static float rows[PAST_MAX * EMBD];
     char *path = tiny_model_make(&(tiny_model_options){.dtype = dtype, .n_blocks = n_blocks, .n_embd = EMBD});
     sn_device *d;
@@ -27,7 +27,7 @@ int decode_launches(sn_device_id id, sn_dtype dtype, int n_blocks, int n_past, u
     REQUIRE(sn_kv_cache_new(pool, &kv, &err));
     for (int i = 0; i < PAST_MAX * EMBD; i++) rows[i] = (float)(i % 17 - 8) / 8;
     if (n_past) step(span, n_blocks, kv, n_past, rows);
-    unsigned long before = launches();
+    uint64_t before = launches();
     step(span, n_blocks, kv, 1, rows);
     int n = (int)(launches() - before);
     sn_kv_cache_free(&kv);

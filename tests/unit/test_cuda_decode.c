@@ -1,9 +1,8 @@
 /* What decoding on CUDA costs, counted on the stand-in: launches of kernels. */
-#include "blocks/span.h"
 #include "device/backends.h"
 #include "tests/support/cpu_devices.h"
 #include "tests/support/cuda_stand_in/stand_in.h"
-#include "tests/support/tiny_model.h"
+#include "tests/support/decode_launches.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -108,39 +107,12 @@ Test(cuda_decode, up_to_16_rows_of_f16_and_8_of_bf16_take_one_launch) {
 
 /* -- launches of a block */
 
-/* Launches of one decode step through a model of so many blocks, with heads of 32 elements. */
-static int step_launches(int n_blocks) {
-    enum { EMBD = 128 };
-    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_1, .n_blocks = n_blocks, .n_embd = EMBD});
-    sn_device *d;
-    sn_model *model;
-    sn_span *span;
-    sn_kv_pool *pool;
-    sn_kv_cache *kv;
-    float row[EMBD] = {1, 2, 3}, out[EMBD];
-    OK(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err));
-    OK(sn_model_open(path, &model, &err));
-    OK(sn_span_load(model, d, 0, n_blocks, NULL, NULL, &span, &err));
-    OK(sn_span_kv_pool(span, 1u << 20, &pool, &err));
-    OK(sn_kv_cache_new(pool, &kv, &err));
-    OK(sn_kv_cache_reserve(kv, 1, &err));
-    sn_tensor input = {.name = "hidden states", .data = row, .dtype = SN_F32, .rank = 2, .shape = {1, EMBD}};
-    uint64_t before = cuda_stand_in_kernels();
-    OK(sn_span_forward(span, 0, n_blocks, 1, &(sn_span_sequence){kv, &input, 0, 1, out}, NULL, &err));
-    int launches = (int)(cuda_stand_in_kernels() - before);
-    sn_kv_cache_free(&kv);
-    sn_kv_pool_free(&pool);
-    sn_span_free(&span);
-    sn_model_close(&model);
-    sn_device_close(&d);
-    tiny_model_remove(&path);
-    return launches;
-}
-
 /* Add, norm and 8 bits; q, k, v; rope and store; attention and 8 bits; o; add, norm and 8 bits; up and gate; activation
  * and 8 bits; down. The last add has no norm behind it. */
 Test(cuda_decode, a_block_takes_9_launches) {
-    int two = step_launches(2), five = step_launches(5);
+    const sn_device_id cuda = {SN_DEVICE_CUDA, 0};
+    int two = decode_launches(cuda, SN_Q4_1, 2, 0, cuda_stand_in_kernels),
+        five = decode_launches(cuda, SN_Q4_1, 5, 0, cuda_stand_in_kernels);
     cr_assert_eq(five - two, 3 * 9, "3 blocks take %d launches", five - two);
     cr_assert_eq(two, 2 * 9 + 1);
 }

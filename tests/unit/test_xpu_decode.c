@@ -122,7 +122,7 @@ static int run(sn_kv_dtype dtype, int n, bool apart, float *rows, float *kv) {
     for (int i = 0; i < PAGES; i++) REQUIRE(ops->alloc(b.d, page, &b.pages[i], &err));
     const sn_sequence sequence = {b.pages, PAST, 0, n, {0}};
     REQUIRE(ops->batch_begin(b.d, &(sn_batch){&shape, n, 1, &sequence, 0}, &replayed, &err));
-    unsigned long before = ze_test_launches();
+    uint64_t before = ze_test_launches();
     run_block(&b, n);
     REQUIRE(ops->batch_end(b.d, &err));
     int launches = (int)(ze_test_launches() - before);

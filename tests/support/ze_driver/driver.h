@@ -124,7 +124,7 @@ typedef struct driver {
     int fail_allocation, fail_create, stall_ms, lose; /* 0: none */
     int healed;                                       /* how often heal was called */
     int objects, executing;                           /* executing: commands */
-    unsigned long launches;                           /* that were appended */
+    uint64_t launches;                                /* that were appended */
     bool lost;
 } driver;
 extern driver ze_test;

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define ZE_TEST_EXPORT __attribute__((visibility("default")))
 
@@ -18,6 +19,6 @@ ZE_TEST_EXPORT int ze_test_objects(void);  /* number of these objects alive */
 ZE_TEST_EXPORT void ze_test_stall(int ms); /* the next kernel or copy takes this long, or until heal is called */
 ZE_TEST_EXPORT void ze_test_lose(int nth); /* from its nth kernel or copy on the device is lost */
 ZE_TEST_EXPORT void ze_test_heal(void);
-ZE_TEST_EXPORT unsigned long ze_test_launches(void); /* of kernels, so far */
+ZE_TEST_EXPORT uint64_t ze_test_launches(void); /* of kernels, so far */
 
 #endif

@@ -178,9 +178,9 @@ int ze_test_objects(void) {
     return objects;
 }
 
-unsigned long ze_test_launches(void) {
+uint64_t ze_test_launches(void) {
     pthread_mutex_lock(&ze_test.lock);
-    unsigned long launches = ze_test.launches;
+    uint64_t launches = ze_test.launches;
     pthread_mutex_unlock(&ze_test.lock);
     return launches;
 }

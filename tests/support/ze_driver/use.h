@@ -16,7 +16,7 @@ static size_t (*ze_test_peak)(bool reset);
 static void (*ze_test_memory)(size_t bytes);
 static void (*ze_test_fail_create)(int nth);
 static int (*ze_test_objects)(void);
-static unsigned long (*ze_test_launches)(void);
+static uint64_t (*ze_test_launches)(void);
 static conformance_faults ze_test_faults;
 
 static void find_in_driver(void *driver, const char *name, void *function) {

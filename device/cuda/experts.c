@@ -1,5 +1,9 @@
-/* Mixtures of experts: argument checks and kernel launches, one kernel per matrix, and one that groups pairs of rows
- * and experts where there are more of these than experts. */
+/* Mixtures of experts: argument checks and kernel launches.
+ *
+ * One launch groups the pairs of rows and experts where that pays; then two launches for each matrix multiply experts
+ * of few pairs and those of many, which tensor cores take. Which way an expert goes depends on nothing but its own
+ * pairs, on the device, so that a replayed graph follows them and the bits are the same whichever other experts are
+ * there: those of a block may lie on several nodes, or come to the device in several waves. */
 #include "device/cuda/cuda_private.h"
 
 #include <limits.h>
@@ -30,26 +34,63 @@ sn_status sn_cuda_moe_gate_op(sn_device *d, int n, const sn_moe_router *router, 
     return sn_cuda_op_done(cuda, status);
 }
 
-static size_t chunks_of(size_t pairs, size_t experts) {
-    return pairs / SN_CUDA_CHUNK_ROWS + (experts < pairs ? experts : pairs);
+/* Room for parts of up to `size` pairs of the experts that have at least `least` pairs. */
+static size_t parts_of(size_t pairs, size_t experts, size_t least, size_t size) {
+    return pairs / size + sn_min_size(experts, pairs / least);
+}
+
+/* What groups of so many pairs take behind their order. */
+static size_t count_parts(size_t pairs, size_t experts, sn_cuda_groups *groups) {
+    size_t few = parts_of(pairs, experts, 1, SN_CUDA_CHUNK_ROWS), /* of an expert of few pairs are two at most */
+        many = parts_of(pairs, experts, SN_CUDA_MANY_PAIRS, SN_CUDA_CHUNK_ROWS),
+           tiles = parts_of(pairs, experts, SN_CUDA_MANY_PAIRS, SN_CUDA_TILE_PAIRS);
+    few = sn_min_size(few, 2 * experts);
+    groups->n_few = (int)few;
+    groups->n_many = (int)many;
+    groups->n_tiles = (int)tiles;
+    return few + many + tiles;
+}
+
+static size_t groups_bytes(size_t pairs, size_t experts, sn_cuda_groups *groups) {
+    return pairs * sizeof(int32_t) + count_parts(pairs, experts, groups) * sizeof(sn_cuda_chunk);
 }
 
 size_t sn_cuda_groups_bytes(const sn_device_limits *l) {
-    size_t pairs = (size_t)l->rows * (size_t)l->experts_used;
-    return pairs * sizeof(int32_t) + chunks_of(pairs, (size_t)l->experts) * sizeof(sn_cuda_chunk);
+    sn_cuda_groups ignored;
+    return groups_bytes((size_t)l->rows * (size_t)l->experts_used, (size_t)l->experts, &ignored);
 }
 
-/* Groups the pairs if fewer bytes are read so: with more pairs than experts, some share one. groups->n_chunks 0: they
- * are not grouped. */
+/* Groups the pairs if fewer bytes are read so: with more pairs than experts, some share one; and if an expert may have
+ * many pairs, which are one of each row at most. groups->order NULL: they are not grouped. */
 static sn_status group_pairs(sn_cuda *cuda, const sn_moe_selection *c, bool per_expert, sn_cuda_groups *groups,
                              sn_err *err) {
-    size_t pairs = (size_t)c->n * (size_t)c->k, chunks = chunks_of(pairs, (size_t)c->n_experts);
-    *groups = (sn_cuda_groups){.order = cuda->groups.at, .per_row = per_expert ? 1 : c->k};
-    if (pairs <= (size_t)c->n_experts || pairs * sizeof(int32_t) + chunks * sizeof(sn_cuda_chunk) > cuda->groups.bytes)
-        return SN_OK;
+    size_t pairs = (size_t)c->n * (size_t)c->k;
+    *groups = (sn_cuda_groups){.per_row = per_expert ? 1 : c->k};
+    if (pairs <= (size_t)c->n_experts && c->n < SN_CUDA_MANY_PAIRS) return SN_OK;
+    if (groups_bytes(pairs, (size_t)c->n_experts, groups) > cuda->groups.bytes) return SN_OK;
+    groups->order = cuda->groups.at;
     groups->chunks = (sn_cuda_chunk *)(groups->order + pairs);
-    groups->n_chunks = (int)chunks;
+    groups->tiles = groups->chunks + groups->n_few + groups->n_many;
     return sn_cuda_check_launch(cuda, sn_cuda_moe_group(cuda->work, c, groups), "moe_group", err);
+}
+
+/* y of all pairs, by the expert. */
+static sn_status multiply_groups(sn_cuda *cuda, const sn_cuda_groups *groups, const float *x, const sn_moe_linear *l,
+                                 sn_err *err) {
+    const sn_cuda_experts experts = experts_of(l->experts);
+    bool apart = groups->n_tiles && experts.first.layout != SN_CUDA_F32 && cuda->products_side != 0;
+    cudaError_t error = sn_cuda_moe_grouped(cuda->work, groups, apart, x, &experts, l->bias, l->y);
+    sn_status status = sn_cuda_check_launch(cuda, error, "moe_linear", err);
+    if (status || !apart) return status;
+    error = sn_cuda_moe_products(cuda->work, groups, x, &experts, l->bias, l->y);
+    return sn_cuda_check_launch(cuda, error, "products of experts", err);
+}
+
+static sn_status multiply_pairs(sn_cuda *cuda, const sn_moe_selection *c, bool per_expert, const float *x,
+                                const sn_moe_linear *l, sn_err *err) {
+    const sn_cuda_experts experts = experts_of(l->experts);
+    return sn_cuda_check_launch(cuda, sn_cuda_moe_linear(cuda->work, c, per_expert, x, &experts, l->bias, l->y),
+                                "moe_linear", err);
 }
 
 sn_status sn_cuda_moe_linear_op(sn_device *d, const sn_moe_selection *c, bool per_expert, const float *x, int n_linears,
@@ -66,11 +107,8 @@ sn_status sn_cuda_moe_linear_op(sn_device *d, const sn_moe_selection *c, bool pe
                              "matrices with different numbers of experts or of columns cannot share an input");
         if (!status) status = check_selection(c, w->rows, err);
         if (status || c->n <= 0 || !w->rows) continue;
-        sn_cuda_experts experts = experts_of(linears[i].experts);
-        cudaError_t error =
-            groups.n_chunks ? sn_cuda_moe_grouped(cuda->work, &groups, x, &experts, linears[i].bias, linears[i].y)
-                            : sn_cuda_moe_linear(cuda->work, c, per_expert, x, &experts, linears[i].bias, linears[i].y);
-        status = sn_cuda_check_launch(cuda, error, "moe_linear", err);
+        status = groups.order ? multiply_groups(cuda, &groups, x, &linears[i], err)
+                              : multiply_pairs(cuda, c, per_expert, x, &linears[i], err);
     }
     return sn_cuda_op_done(cuda, status);
 }

@@ -29,6 +29,8 @@ enum {
     SN_CUDA_LATENT_HEADS = 16, /* and of latent attention */
     SN_CUDA_SPLITS = 64,       /* parts that the keys of a row are split into, at most */
     SN_CUDA_HEAD_DIM_MAX = 512,
+    SN_CUDA_MANY_PAIRS = 16, /* pairs of an expert from which on they are multiplied by tensor cores */
+    SN_CUDA_TILE_PAIRS = 64, /* pairs of a tile of them */
 };
 
 /* -- linear, few rows (1..SN_CUDA_FEW_ROWS) */
@@ -113,7 +115,8 @@ cudaError_t sn_cuda_get_rows(cudaStream_t stream, const sn_cuda_matrix *weight, 
 
 /* -- mixtures of experts; as in device/device.h. The matrix of expert e lies e * stride bytes after `first`. x is read
  * as float32. moe_linear reads an expert's weights once for each of its pairs of a row and an expert, moe_grouped once
- * for each of its chunks of up to SN_CUDA_CHUNK_ROWS pairs. */
+ * for each of its chunks of up to SN_CUDA_CHUNK_ROWS pairs, with the same bits; moe_products once for each of its
+ * tiles, with x as the sum of two bfloat16 and weights rounded to bfloat16. */
 typedef struct sn_cuda_experts {
     sn_cuda_matrix first;
     size_t stride;
@@ -123,20 +126,25 @@ cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, const sn_moe_router *ro
                              float *weights);
 cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert, const float *x,
                                const sn_cuda_experts *experts, const float *bias, float *y);
-typedef struct sn_cuda_chunk { /* pairs order[first] to order[first + n - 1] of an expert; n 0: unused */
+typedef struct sn_cuda_chunk { /* pairs order[first] to order[first + n - 1] of an expert; n 0: unused. Also a tile. */
     int32_t expert, first, n;
 } sn_cuda_chunk;
 
 typedef struct sn_cuda_groups {
     int32_t *order;        /* pairs, those of each expert together; pairs without an expert are left out */
-    sn_cuda_chunk *chunks; /* (n_chunks) */
-    int n_chunks;          /* room for all that any ids make */
-    int per_row;           /* pairs that read one row of x */
+    sn_cuda_chunk *chunks; /* (n_few + n_many): of experts of fewer than SN_CUDA_MANY_PAIRS pairs, then of the others */
+    sn_cuda_chunk *tiles;  /* (n_tiles): of the others, too */
+    int n_few, n_many, n_tiles; /* room for all that any ids make */
+    int per_row;                /* pairs that read one row of x */
 } sn_cuda_groups;
 
 cudaError_t sn_cuda_moe_group(cudaStream_t stream, const sn_moe_selection *selection, const sn_cuda_groups *groups);
-cudaError_t sn_cuda_moe_grouped(cudaStream_t stream, const sn_cuda_groups *groups, const float *x,
+/* few: leaves out the experts that have tiles. */
+cudaError_t sn_cuda_moe_grouped(cudaStream_t stream, const sn_cuda_groups *groups, bool few, const float *x,
                                 const sn_cuda_experts *experts, const float *bias, float *y);
+/* Those experts; any layout but F32. */
+cudaError_t sn_cuda_moe_products(cudaStream_t stream, const sn_cuda_groups *groups, const float *x,
+                                 const sn_cuda_experts *experts, const float *bias, float *y);
 cudaError_t sn_cuda_moe_combine(cudaStream_t stream, const sn_moe_selection *selection, int width, const float *x,
                                 float *y);
 cudaError_t sn_cuda_moe_linear_grad(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert,

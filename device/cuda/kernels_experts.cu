@@ -1,7 +1,8 @@
 /* Mixtures of experts. The kernels read the ids of the experts from device memory, so a replayed graph follows them.
  *
  * Few pairs of a row and an expert: a warp computes one output of a pair, and each pair reads its expert's weights.
- * More pairs than experts: they are grouped by expert in chunks of PAIRS, which read the weights once. */
+ * More pairs than experts: they are grouped by expert in chunks of PAIRS, which read the weights once. Experts of many
+ * pairs are left to kernels_expert_products.cu. */
 #include "device/cuda/kernels.cuh"
 
 namespace {
@@ -188,29 +189,58 @@ constexpr int BLOCK_OUTPUTS = GROUP_THREADS / 32 * OUTPUTS;
 constexpr int PARTS = 8, TILE = PARTS * 128; /* columns in shared memory: of each lane, PARTS times four */
 static_assert(PAIRS * OUTPUTS == 32, "a lane writes one result of its warp");
 
+/* Where the pairs, chunks and tiles of each expert begin; ends: where those of all end. */
+struct group_begins {
+    int pairs[SN_EXPERTS_MAX], chunks[SN_EXPERTS_MAX], tiles[SN_EXPERTS_MAX];
+    int few_end, many_end, tiles_end;
+};
+
+/* From counts in begins.pairs. By one thread. */
+__device__ void find_begins(group_begins &begins, int n_experts, int n_few) {
+    int pair = 0, few = 0, many = n_few, tile = 0;
+    for (int e = 0; e < n_experts; e++) {
+        int n = begins.pairs[e], chunks = (n + PAIRS - 1) / PAIRS, &chunk = n < SN_CUDA_MANY_PAIRS ? few : many;
+        begins.pairs[e] = pair;
+        begins.chunks[e] = chunk;
+        begins.tiles[e] = tile;
+        pair += n;
+        chunk += chunks;
+        if (n >= SN_CUDA_MANY_PAIRS) tile += (n + SN_CUDA_TILE_PAIRS - 1) / SN_CUDA_TILE_PAIRS;
+    }
+    begins.few_end = few;
+    begins.many_end = many;
+    begins.tiles_end = tile;
+}
+
+/* Lists pairs [first, end) of an expert, `size` at a time. */
+__device__ inline void list_parts(sn_cuda_chunk *parts, int expert, int first, int end, int size) {
+    for (int at = first; at < end; at += size) *parts++ = sn_cuda_chunk{expert, at, min(size, end - at)};
+}
+
+/* By n threads. */
+__device__ inline void clear_parts(sn_cuda_chunk *parts, int first, int end, int n) {
+    for (int i = first + static_cast<int>(threadIdx.x); i < end; i += n) parts[i].n = 0;
+}
+
 /* One block, a thread for each expert. */
 __global__ void __launch_bounds__(SN_EXPERTS_MAX)
     moe_group(int n_pairs, const int32_t *ids, int n_experts, const __grid_constant__ sn_cuda_groups g) {
-    __shared__ int first_pair[SN_EXPERTS_MAX], first_chunk[SN_EXPERTS_MAX + 1];
+    __shared__ group_begins begins;
     int e = static_cast<int>(threadIdx.x), n = 0;
     for (int i = 0; i < n_pairs; i++) n += ids[i] == e;
-    if (e < n_experts) first_pair[e] = n;
+    if (e < n_experts) begins.pairs[e] = n;
     __syncthreads();
-    for (int i = 0, pair = 0, chunk = 0; e == 0 && i <= n_experts; i++) {
-        first_chunk[i] = chunk;
-        if (i == n_experts) break;
-        int own = first_pair[i];
-        first_pair[i] = pair;
-        pair += own;
-        chunk += (own + PAIRS - 1) / PAIRS;
-    }
+    if (e == 0) find_begins(begins, n_experts, g.n_few);
     __syncthreads();
     if (e >= n_experts) return;
-    int first = first_pair[e], end = first + n, chunk = first_chunk[e];
-    for (int i = 0, at = first; at < end; i++)
+    clear_parts(g.chunks, begins.few_end, g.n_few, n_experts);
+    clear_parts(g.chunks, begins.many_end, g.n_few + g.n_many, n_experts);
+    clear_parts(g.tiles, begins.tiles_end, g.n_tiles, n_experts);
+    int first = begins.pairs[e];
+    for (int i = 0, at = first; at < first + n; i++)
         if (ids[i] == e) g.order[at++] = i;
-    for (int at = first; at < end; at += PAIRS) g.chunks[chunk++] = sn_cuda_chunk{e, at, min(PAIRS, end - at)};
-    for (int c = first_chunk[n_experts] + e; c < g.n_chunks; c += n_experts) g.chunks[c].n = 0;
+    list_parts(g.chunks + begins.chunks[e], e, first, first + n, PAIRS);
+    if (n >= SN_CUDA_MANY_PAIRS) list_parts(g.tiles + begins.tiles[e], e, first, first + n, SN_CUDA_TILE_PAIRS);
 }
 
 /* Columns [begin, begin + TILE) of the rows of x of a chunk, with zeros beyond the last one: (PAIRS, PARTS, lanes). In
@@ -329,11 +359,11 @@ __global__ void __launch_bounds__(GROUP_THREADS, 2)
 }
 
 template <int LAYOUT>
-cudaError_t launch_moe_grouped(cudaStream_t stream, const sn_cuda_groups &g, const float *x,
+cudaError_t launch_moe_grouped(cudaStream_t stream, const sn_cuda_groups &g, bool few, const float *x,
                                const sn_cuda_experts &experts, const float *bias, float *y) {
     auto *kernel = moe_grouped<LAYOUT>;
     dim3 grid(static_cast<unsigned int>((experts.first.rows + BLOCK_OUTPUTS - 1) / BLOCK_OUTPUTS),
-              static_cast<unsigned int>(g.n_chunks));
+              static_cast<unsigned int>(few ? g.n_few : g.n_few + g.n_many));
     return SN_LAUNCH(kernel, grid, GROUP_THREADS, PAIRS * TILE * sizeof(float), stream, experts, g, x, bias, y);
 }
 
@@ -443,9 +473,9 @@ extern "C" cudaError_t sn_cuda_moe_group(cudaStream_t stream, const sn_moe_selec
     return SN_LAUNCH(moe_group, 1, threads, 0, stream, c->n * c->k, c->ids, c->n_experts, *groups);
 }
 
-extern "C" cudaError_t sn_cuda_moe_grouped(cudaStream_t stream, const sn_cuda_groups *groups, const float *x,
+extern "C" cudaError_t sn_cuda_moe_grouped(cudaStream_t stream, const sn_cuda_groups *groups, bool few, const float *x,
                                            const sn_cuda_experts *experts, const float *bias, float *y) {
-#define CALL(layout) launch_moe_grouped<layout>(stream, *groups, x, *experts, bias, y)
+#define CALL(layout) launch_moe_grouped<layout>(stream, *groups, few, x, *experts, bias, y)
     BY_LAYOUT(experts->first.layout);
 #undef CALL
 }

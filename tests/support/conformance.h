@@ -75,6 +75,7 @@
     X(moe_gate_weighs_without_the_correction)                                                                          \
     X(moe_gate_keeps_nan_in_its_row)                                                                                   \
     X(moe_linear_of_every_type)                                                                                        \
+    X(moe_linear_of_many_rows_for_an_expert)                                                                           \
     X(moe_linear_of_nothing)                                                                                           \
     X(moe_combine_adds_up_in_order)                                                                                    \
     X(recurrent_blocks_follow_their_formulas)                                                                          \

@@ -287,6 +287,7 @@ static void check_moe_linear(conformance *c, const selection *o, bool each, cons
     size_t rows = s->experts.first.rows, cols = s->experts.first.cols;
     bool eight_bits = c->eight_bit_rows && sn_dtype_quantised(s->experts.first.dtype);
     for (int p = 0; p < o->n * o->k; p++) {
+        if (o->ids[p] < 0) continue;
         const conformance_weight *w = &s->each[o->ids[p]];
         const float *row = x + (size_t)(each ? p : p / o->k) * cols;
         for (size_t r = 0; r < rows; r++) {
@@ -307,6 +308,20 @@ static void check_moe_linear(conformance *c, const selection *o, bool each, cons
                               error);
         }
     }
+}
+
+/* A selection in which counts[e] of n rows choose expert e, in no order, and some pairs have none. */
+static selection select_counts(conformance *c, int n, int n_experts, const int *counts, int k) {
+    size_t pairs = (size_t)(n * k);
+    selection o = {n, n_experts, k, conformance_heap(c, pairs * sizeof(int32_t)), NULL, {0}};
+    for (size_t i = 0; i < pairs; i++) o.ids[i] = -1;
+    for (int e = 0, at = 0; e < n_experts; e++)
+        for (int i = 0; i < counts[e]; i++, at++) {
+            int row = at % n * 50 % n; /* n and 50 have no common divisor: other rows up to n pairs later */
+            o.ids[row * k + (at / n + row) % k] = e;
+        }
+    o.device = (sn_moe_selection){n, n_experts, k, upload_bytes(c, o.ids, pairs * sizeof *o.ids), NULL};
+    return o;
 }
 
 static void try_moe_linear(conformance *c, sn_dtype dtype, int n, int n_experts, int k, size_t rows, size_t cols,
@@ -336,6 +351,40 @@ void conformance_moe_linear_of_every_type(conformance *c) {
         try_moe_linear(c, dtype, 9, 4, 3, 16, block == 1 ? 7 : block, !(t % 2));
         if (dtype == SN_F16 || dtype == SN_Q4_K) try_moe_linear(c, dtype, 20, 3, 2, 40, WIDE, t % 2);
         if (t % 4 == 0) try_moe_linear(c, dtype, 70, 3, 2, 5, cols, t % 8); /* more pairs than rows were prepared */
+    }
+}
+
+/* Experts of no, one, a few and many pairs; pairs without an expert keep what stood there. Rows of x are
+ * not rounded to 16 bits, which shows where the weights have no more. */
+static void try_counts(conformance *c, sn_dtype dtype, size_t rows, size_t cols, bool each) {
+    enum { N = 133, EXPERTS = 7, K = 2 };
+    static const int counts[EXPERTS] = {1, 130, 0, 17, 7, 15, 16};
+    int mark = c->n_buffers;
+    double rounding = c->linear_rounding;
+    stack s = random_experts(c, dtype, EXPERTS, rows, cols);
+    selection o = select_counts(c, N, EXPERTS, counts, K);
+    size_t pairs = (size_t)(o.n * K), n_x = (each ? pairs : (size_t)o.n) * cols;
+    float *x = conformance_random(c, n_x, 7), *bias = conformance_random(c, EXPERTS * rows, 8);
+    float *before = conformance_random(c, pairs * rows, 9), *y = conformance_upload(c, before, pairs * rows);
+    const sn_moe_linear routed = {&s.experts, each ? conformance_upload(c, bias, EXPERTS * rows) : NULL, y};
+    CONFORMANCE_OK(
+        c, c->device->ops->moe_linear(c->device, &o.device, each, conformance_upload(c, x, n_x), 1, &routed, &c->err));
+    float *got = conformance_download(c, y, pairs * rows);
+    if (dtype == SN_BF16) c->linear_rounding = fmin(rounding, 0x1p-16 * 1.01);
+    check_moe_linear(c, &o, each, x, &s, each ? bias : NULL, got);
+    c->linear_rounding = rounding;
+    for (size_t i = 0; i < pairs * rows; i++)
+        CONFORMANCE_CHECK(c, o.ids[i / rows] >= 0 || got[i] == before[i], "pair %zu has no expert, and was written",
+                          i / rows);
+    conformance_release(c, mark);
+}
+
+void conformance_moe_linear_of_many_rows_for_an_expert(conformance *c) {
+    conformance_prepare(c, &(sn_device_limits){.rows = 133, .width = 512, .experts = 8, .experts_used = 2});
+    for (int t = 0; t < test_n_weight_types; t++) {
+        size_t block = sn_dtype_block(test_weight_types[t]), cols = block == 1 ? 100 : block == 32 ? 96 : 256;
+        try_counts(c, test_weight_types[t], 67, cols, t % 2);
+        if (block == 1) try_counts(c, test_weight_types[t], 5, 7, !(t % 2));
     }
 }
 
@@ -546,37 +595,38 @@ void conformance_moe_combine_grad_by_differences(conformance *c) {
 /* -- batches */
 
 /* The same batch for other rows, which select other experts: a recorded batch follows them. */
-void conformance_a_recorded_batch_follows_its_experts(conformance *c) {
-    enum { N = 2, EXPERTS = 5, K = 2, ROWS = 9, COLS = 32 };
+static void try_recorded_experts(conformance *c, size_t n) {
+    enum { EXPERTS = 5, K = 2, ROWS = 9, COLS = 32 };
     const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0};
     stack s = random_experts(c, SN_Q8_0, EXPERTS, ROWS, COLS);
-    float *x = conformance_random(c, N * COLS, 7), *device_x = conformance_upload(c, x, N * COLS);
-    float *logits = conformance_bytes(c, N * EXPERTS * sizeof *logits),
-          *weights = conformance_bytes(c, N * K * sizeof *weights);
-    float *each = conformance_bytes(c, N * K * ROWS * sizeof *each), *y = conformance_bytes(c, N * ROWS * sizeof *y);
-    int32_t *ids = conformance_bytes(c, N * K * sizeof *ids);
+    float *x = conformance_random(c, n * COLS, 7), *device_x = conformance_upload(c, x, n * COLS);
+    float *logits = conformance_bytes(c, n * EXPERTS * sizeof *logits),
+          *weights = conformance_bytes(c, n * K * sizeof *weights);
+    float *each = conformance_bytes(c, n * K * ROWS * sizeof *each), *y = conformance_bytes(c, n * ROWS * sizeof *y);
+    int32_t *ids = conformance_bytes(c, n * K * sizeof *ids);
     void *page = conformance_bytes(c, c->device->ops->kv_page_bytes(c->device, &shape));
-    const sn_sequence sequence = {.pages = &page, .n_rows = N};
-    const sn_batch pass = {&shape, N, 1, &sequence, 77};
-    const sn_moe_selection now = {N, EXPERTS, K, ids, weights};
+    const sn_sequence sequence = {.pages = &page, .n_rows = (int)n};
+    const sn_batch pass = {&shape, (int)n, 1, &sequence, 77 + (uint64_t)n};
+    const sn_moe_selection now = {(int)n, EXPERTS, K, ids, weights};
     const sn_moe_linear routed = {&s.experts, NULL, each};
     const sn_moe_router router = {.n_experts = EXPERTS, .k = K, .scale = 1};
     const sn_device_ops *ops = c->device->ops;
     for (int turn = 0; turn < 4; turn++) {
-        float *own = conformance_random(c, N * EXPERTS, 100 + (uint64_t)turn);
-        selection want = select_plainly(c, N, EXPERTS, K, own);
+        float *own = conformance_random(c, n * EXPERTS, 100 + (uint64_t)turn);
+        for (size_t i = 0; i < n; i++) own[i * EXPERTS + (size_t)turn] += 1; /* most rows choose it */
+        selection want = select_plainly(c, (int)n, EXPERTS, K, own);
         bool recorded = false;
-        CONFORMANCE_OK(c, ops->upload(c->device, logits, own, N * EXPERTS * sizeof *own, &c->err));
+        CONFORMANCE_OK(c, ops->upload(c->device, logits, own, n * EXPERTS * sizeof *own, &c->err));
         CONFORMANCE_OK(c, ops->batch_begin(c->device, &pass, &recorded, &c->err));
         if (!recorded) {
-            CONFORMANCE_OK(c, ops->moe_gate(c->device, N, &router, logits, ids, weights, &c->err));
+            CONFORMANCE_OK(c, ops->moe_gate(c->device, (int)n, &router, logits, ids, weights, &c->err));
             CONFORMANCE_OK(c, ops->moe_linear(c->device, &now, false, device_x, 1, &routed, &c->err));
             CONFORMANCE_OK(c, ops->moe_combine(c->device, &now, ROWS, each, y, &c->err));
         }
         CONFORMANCE_OK(c, ops->batch_end(c->device, &c->err));
-        check_moe_linear(c, &want, false, x, &s, NULL, conformance_download(c, each, N * K * ROWS));
-        float *all = conformance_download(c, y, N * ROWS), *parts = conformance_download(c, each, N * K * ROWS);
-        for (int i = 0; i < N * ROWS; i++) {
+        check_moe_linear(c, &want, false, x, &s, NULL, conformance_download(c, each, n * K * ROWS));
+        float *all = conformance_download(c, y, n * ROWS), *parts = conformance_download(c, each, n * K * ROWS);
+        for (int i = 0; i < (int)n * ROWS; i++) {
             double sum = 0;
             for (int j = 0; j < K; j++)
                 sum += want.weights[i / ROWS * K + j] * (double)parts[(i / ROWS * K + j) * ROWS + i % ROWS];
@@ -584,4 +634,9 @@ void conformance_a_recorded_batch_follows_its_experts(conformance *c) {
                               turn, i, (double)all[i], sum);
         }
     }
+}
+
+void conformance_a_recorded_batch_follows_its_experts(conformance *c) {
+    try_recorded_experts(c, 2);
+    try_recorded_experts(c, 30);
 }

@@ -14,8 +14,6 @@
 #include <string.h>
 #include <time.h>
 
-enum { THREADS = 4 }; /* reads in progress: a disk is fastest with several */
-
 /* What a thread reads with. */
 typedef struct reading_tools {
     sn_tagger *tagger;
@@ -28,8 +26,8 @@ struct sn_expert_reader {
     pthread_cond_t work, done;
     sn_expert_read *first; /* waiting: those that are needed, then those ahead */
     bool stop;
-    pthread_t threads[THREADS];
-    reading_tools tools[THREADS];
+    pthread_t threads[SN_EXPERT_READERS];
+    reading_tools tools[SN_EXPERT_READERS];
     int n_threads, n_begun, n_ended;
 };
 
@@ -166,7 +164,7 @@ sn_status sn_expert_reader_new(sn_expert_reader **out, sn_err *err) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&reader->done, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    while (reader->n_threads < THREADS && !status) {
+    while (reader->n_threads < SN_EXPERT_READERS && !status) {
         reading_tools *tools = &reader->tools[reader->n_threads];
         tools->tagger = sn_tagger_new();
         if (!tools->tagger)
@@ -209,7 +207,7 @@ bool sn_expert_reader_free(sn_expert_reader **reader, int timeout_ms) {
     pthread_cond_destroy(&r->work);
     pthread_cond_destroy(&r->done);
     pthread_mutex_destroy(&r->lock);
-    for (int i = 0; i < THREADS; i++) sn_tagger_free(r->tools[i].tagger), free(r->tools[i].buffer);
+    for (int i = 0; i < SN_EXPERT_READERS; i++) sn_tagger_free(r->tools[i].tagger), free(r->tools[i].buffer);
     free(r);
     return true;
 }

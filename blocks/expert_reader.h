@@ -11,6 +11,8 @@
 #include "base/tag.h"
 #include "blocks/block.h"
 
+enum { SN_EXPERT_READERS = 4 }; /* reads in progress: a disk is fastest with several */
+
 typedef struct sn_expert_rest {
     const char *host; /* expert e lies e * stride bytes behind it; NULL: in the file, from `at` on */
     size_t stride;

@@ -71,8 +71,9 @@ typedef struct sn_plan {
 typedef struct sn_block_cost {
     size_t weights; /* bytes, without tied weights */
     size_t cache;   /* bytes of KV pages: its share of the KV budget */
-    /* A block with a mixture: bytes without any expert, of all experts alone, and of a slot for one. */
-    size_t without_experts, experts, slot;
+    /* A block with a mixture: bytes without any expert, of all experts alone, of all of them where they rest in host
+     * memory or on disk, and of a slot for one. */
+    size_t without_experts, experts, resting, slot;
     int n_experts, n_experts_used; /* that the span holds, and of these per row; 0: no mixture */
     int n_ties;                    /* weights that it shares with other blocks or modules */
     struct {

@@ -175,7 +175,7 @@ static void finish_block(const sn_plan_query *query, sn_plan_ledger *ledger, int
     bool slots = sn_block_has_slots(cost, place);
     if (!slots) place->experts = SN_ON_DEVICE;
     place->apart = sn_block_is_apart(cost, place);
-    size_t away = slots ? cost->experts : cost->weights;
+    size_t away = slots ? cost->resting : cost->weights;
     sn_residence at = slots ? place->experts : place->residence;
     if (at == SN_IN_HOST) out->host_bytes = sn_plan_add_sizes(out->host_bytes, away);
     if (at == SN_ON_DISK) out->disk_bytes = sn_plan_add_sizes(out->disk_bytes, away);

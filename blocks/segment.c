@@ -48,6 +48,10 @@ static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t
     return sn_hash_of(&all, some.end ? sizeof all : offsetof(struct image_key, some));
 }
 
+static const sn_hash *hash_of(const sn_segment_source *source, int number) {
+    return &source->hashes[number - source->plan->first];
+}
+
 static sn_status store_on_device(const sn_model *model, sn_device *device, int number, sn_block_storage *r,
                                  sn_err *err) {
     void *image = NULL;
@@ -66,16 +70,15 @@ static sn_status store_in_host(const sn_model *model, sn_device *device, int num
     return status ? status : sn_block_pack(model, device, number, &r->layout, r->image, err);
 }
 
-static sn_status store_on_disk(const sn_model *model, sn_device *device, sn_offload_store *store, int number,
-                               sn_block_storage *r, sn_err *err) {
-    sn_hash weights;
+static sn_status store_on_disk(const sn_segment_source *source, sn_device *device, int number, sn_block_storage *r,
+                               sn_err *err) {
+    const sn_model *model = source->model;
+    sn_offload_store *store = source->store;
     void *image = NULL;
     if (!store) return sn_fail(err, SN_REFUSED, "block %d is offloaded to disk: give --offload-dir", number);
-    sn_status status = sn_model_block_hash(model, number, &weights, err);
-    if (status) return status;
-    r->key = image_key(&weights, device, r->layout.bytes, 0, (sn_expert_range){0});
+    r->key = image_key(hash_of(source, number), device, r->layout.bytes, 0, (sn_expert_range){0});
     if (sn_offload_store_has(store, &r->key, r->layout.bytes, r->layout.bytes)) return SN_OK;
-    status = sn_pages_alloc(&image, r->layout.bytes, err);
+    sn_status status = sn_pages_alloc(&image, r->layout.bytes, err);
     if (!status) status = sn_block_pack(model, device, number, &r->layout, image, err);
     if (!status) status = sn_offload_store_put(store, &r->key, image, r->layout.bytes, err);
     sn_pages_free(&image, r->layout.bytes);
@@ -130,15 +133,16 @@ static sn_status experts_put(const sn_model *model, sn_device *device, sn_offloa
     return status;
 }
 
-static sn_status experts_on_disk(const sn_model *model, sn_device *device, sn_offload_store *store, int number,
-                                 sn_block_storage *r, sn_err *err) {
-    sn_hash weights;
+static sn_status experts_on_disk(const sn_segment_source *source, sn_device *device, int number, sn_block_storage *r,
+                                 sn_err *err) {
+    const sn_model *model = source->model;
+    sn_offload_store *store = source->store;
     size_t n = (size_t)sn_n_held(r->layout.held), bytes;
     bool all = (int)n == sn_model_hparams(model)->n_experts;
     if (!store) return sn_fail(err, SN_REFUSED, "the experts of block %d rest on disk: give --offload-dir", number);
     if (!sn_mul(n, r->layout.expert_bytes, &bytes)) return sn_fail(err, SN_REFUSED, "block %d is too large", number);
-    SN_TRY(sn_model_block_hash(model, number, &weights, err));
-    r->key = image_key(&weights, device, bytes, r->layout.expert_bytes, all ? (sn_expert_range){0} : r->layout.held);
+    r->key = image_key(hash_of(source, number), device, bytes, r->layout.expert_bytes,
+                       all ? (sn_expert_range){0} : r->layout.held);
     r->experts.stride = r->layout.expert_bytes;
     r->experts.file = r->experts.uncached = -1;
     r->experts.read_bytes = r->layout.read_bytes;
@@ -160,7 +164,7 @@ static sn_status segment_load_experts(sn_segment *g, const sn_segment_source *so
     int n = sn_n_held(r->layout.held);
     bool on_disk = plan->placements[number - plan->first].experts == SN_ON_DISK;
     SN_TRY(sn_expert_carrier_prepare(g->carrier, sn_model_hparams(source->model), &r->layout, on_disk, err));
-    SN_TRY(on_disk ? experts_on_disk(source->model, g->device, g->store, number, r, err)
+    SN_TRY(on_disk ? experts_on_disk(source, g->device, number, r, err)
                    : experts_in_host(source->model, g->device, number, r, err));
     SN_TRY(sn_expert_slots_new(g->carrier, &r->layout, r->image, &r->experts, n, &r->slots, err));
     r->view = sn_block_at(&r->layout, r->image);
@@ -256,7 +260,7 @@ static sn_status segment_load_block(sn_segment *g, const sn_segment_source *sour
         return store_in_host(model, g->device, number, r, err);
     case SN_ON_DISK:
         g->slots->reads_disk = true;
-        return store_on_disk(model, g->device, g->store, number, r, err);
+        return store_on_disk(source, g->device, number, r, err);
     }
     return SN_OK;
 }

@@ -62,6 +62,7 @@ typedef struct sn_segment {
 typedef struct sn_segment_source {
     const sn_model *model;
     const sn_plan *plan;       /* says which blocks are offloaded, and where to */
+    const sn_hash *hashes;     /* of the plan's blocks: to compute one reads all of a block's weights */
     sn_offload_store *store;   /* for blocks on disk; else NULL */
     sn_device *const *devices; /* of the plan, with the scratch of each */
     const sn_scratch *scratch[SN_PLAN_DEVICES_MAX];

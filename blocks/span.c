@@ -117,6 +117,7 @@ static sn_status mixture_cost(const sn_model *model, const sn_device *device, in
      */
     out->slot = slot.expert_bytes + SN_EXPERT_PIECES * 64;
     out->n_experts = sn_n_held(slot.held);
+    if (!sn_mul((size_t)out->n_experts, slot.expert_bytes, &out->resting)) out->resting = SIZE_MAX;
     out->without_experts = rest.bytes + SN_EXPERT_PIECES * SN_FILE_PAGE;
     out->n_experts_used = sn_model_hparams(model)->n_experts_used;
     if (out->n_experts_used > out->n_experts) out->n_experts_used = out->n_experts;
@@ -192,6 +193,7 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
     status = sn_calloc(&span->hashes, n, sizeof *span->hashes, err);
     for (size_t i = 0; i < n && !status; i++)
         status = sn_model_block_hash(model, plan->first + (int)i, &span->hashes[i], err);
+    source.hashes = span->hashes;
     if (!status) status = sn_calloc(&span->cos_sin, table_floats(hp) * (size_t)hp->n_ropes, sizeof(float), err);
     for (int i = 0; i < plan->n_devices && !status; i++) {
         source.scratch[i] = &span->devices[i].scratch;

@@ -6,14 +6,19 @@
 #include "blocks/train.h"
 #include "model/safetensors.h"
 #include "tests/support/files.h"
+#include "tests/support/made_model.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { ROWS = 40, THREADS = 2 };
@@ -406,6 +411,112 @@ Test(expert_slots, an_expert_read_in_parts_is_whole_and_each_part_is_checked) {
     parts_close(&f);
 }
 
+/* -- the order of reads: the linker puts this function in place of the one that reads files */
+
+int __real_sn_file_read_scattered(int fd, struct iovec *places, int n, uint64_t at);
+int __wrap_sn_file_read_scattered(int fd, struct iovec *places, int n, uint64_t at);
+
+enum { ORDER_MAX = 32, NOWHERE = -1 };
+static struct {
+    bool armed;
+    int64_t hold_below, hold_at; /* places in the file whose readers wait for a post to `go_below`, `go_at` */
+    sem_t held, go_below, go_at;
+    atomic_int n;
+    _Atomic uint64_t order[ORDER_MAX];
+} reads;
+
+int __wrap_sn_file_read_scattered(int fd, struct iovec *places, int n, uint64_t at) {
+    if (!reads.armed) return __real_sn_file_read_scattered(fd, places, n, at);
+    reads.order[atomic_fetch_add(&reads.n, 1) % ORDER_MAX] = at;
+    if ((int64_t)at < reads.hold_below || (int64_t)at == reads.hold_at) {
+        sem_post(&reads.held);
+        sem_wait((int64_t)at < reads.hold_below ? &reads.go_below : &reads.go_at);
+    }
+    return __real_sn_file_read_scattered(fd, places, n, at);
+}
+
+enum { LINE = SN_EXPERT_READERS + 5, PARTS = 3 }; /* experts, of which the first ones keep all threads but one busy */
+
+typedef struct line {
+    sn_expert_reader *reader;
+    sn_expert_rest rest;
+    sn_expert_read reads[LINE];
+    sn_tag tags[LINE * PARTS];
+    uint8_t *memory;
+} line;
+
+static const size_t line_bytes[SN_EXPERT_PIECES] = {PARTS * PAGE};
+
+static void line_open(line *l) {
+    sn_tagger *tagger = sn_tagger_new();
+    char *path = temp_path(folder, "line");
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    *l = (line){.memory = aligned_alloc(PAGE, LINE * PARTS * PAGE)};
+    l->rest =
+        (sn_expert_rest){.stride = PARTS * PAGE, .file = file, .uncached = -1, .read_bytes = PAGE, .tags = l->tags};
+    for (size_t i = 0; i < LINE * PARTS; i++) {
+        memset(l->memory, (int)i, PAGE);
+        cr_assert_eq(pwrite(file, l->memory, PAGE, (off_t)(i * PAGE)), PAGE);
+        sn_tagger_begin(tagger, NULL);
+        sn_tagger_add(tagger, l->memory, PAGE);
+        l->tags[i] = sn_tagger_end(tagger);
+    }
+    for (int e = 0; e < LINE; e++)
+        l->reads[e] = (sn_expert_read){
+            .rest = &l->rest, .expert = e, .pieces = {l->memory + e * PARTS * PAGE}, .bytes = line_bytes};
+    sn_tagger_free(tagger);
+    free(path);
+    REQUIRE(sn_expert_reader_new(&l->reader, &err));
+}
+
+/* Sets what the file's readers wait for: places before expert `below`, and the first part of expert `at`. */
+static void hold_reads(int below, int at) {
+    cr_assert(!sem_init(&reads.held, 0, 0) && !sem_init(&reads.go_below, 0, 0) && !sem_init(&reads.go_at, 0, 0));
+    reads.hold_below = below * PARTS * PAGE;
+    reads.hold_at = at < 0 ? NOWHERE : at * PARTS * PAGE;
+    reads.armed = true;
+}
+
+static void line_close(line *l) {
+    for (int i = 0; i < SN_EXPERT_READERS; i++) sem_post(&reads.go_below);
+    for (int e = 0; e < LINE; e++) REQUIRE(sn_expert_reader_wait(l->reader, &l->reads[e], 20000, &err));
+    cr_assert(sn_expert_reader_free(&l->reader, 20000));
+    reads.armed = false;
+    close(l->rest.file);
+    free(l->memory);
+}
+
+/* One thread reads all, since the others are held with a read each. */
+Test(expert_slots, what_is_needed_is_read_before_what_comes_ahead, .timeout = 60) {
+    enum { AHEAD = SN_EXPERT_READERS, LATER, NEEDED, NEEDED_SOON, NEEDED_LAST };
+    static const int order[][2] = {{NEEDED, 0},      {NEEDED, 1}, {NEEDED, 2},      {NEEDED_SOON, 0}, {NEEDED_SOON, 1},
+                                   {NEEDED_SOON, 2}, {AHEAD, 0},  {NEEDED_LAST, 0}, {NEEDED_LAST, 1}, {NEEDED_LAST, 2},
+                                   {AHEAD, 1},       {AHEAD, 2},  {LATER, 0},       {LATER, 1},       {LATER, 2}};
+    enum { N = sizeof order / sizeof *order };
+    line l;
+    line_open(&l);
+    hold_reads(SN_EXPERT_READERS, AHEAD);
+    for (int e = 0; e < SN_EXPERT_READERS; e++) l.reads[e].n_begun = l.reads[e].n_over = PARTS - 1; /* a part each */
+    for (int e = 0; e < SN_EXPERT_READERS; e++) sn_expert_reader_begin(l.reader, &l.reads[e], false);
+    for (int e = 0; e < SN_EXPERT_READERS; e++) sem_wait(&reads.held);
+    sn_expert_reader_begin(l.reader, &l.reads[AHEAD], true);
+    sn_expert_reader_begin(l.reader, &l.reads[LATER], true);
+    sn_expert_reader_begin(l.reader, &l.reads[NEEDED_SOON], true);
+    sn_expert_reader_begin(l.reader, &l.reads[NEEDED], false);
+    sn_expert_reader_need(l.reader, &l.reads[NEEDED_SOON]);
+    sem_post(&reads.go_below);
+    sem_wait(&reads.held); /* the first part of what was begun ahead */
+    sn_expert_reader_begin(l.reader, &l.reads[NEEDED_LAST], false);
+    sem_post(&reads.go_at);
+    REQUIRE(sn_expert_reader_wait(l.reader, &l.reads[LATER], 20000, &err));
+    cr_assert_eq(reads.n, SN_EXPERT_READERS + N);
+    for (int i = 0; i < N; i++)
+        cr_expect_eq(reads.order[SN_EXPERT_READERS + i], (uint64_t)((order[i][0] * PARTS + order[i][1]) * PAGE),
+                     "read %d is of expert %d, part %d", i, (int)(reads.order[SN_EXPERT_READERS + i] / PAGE / PARTS),
+                     (int)(reads.order[SN_EXPERT_READERS + i] / PAGE % PARTS));
+    line_close(&l);
+}
+
 /* What is to be read ahead has been begun, so that it cannot be dropped. */
 static void let_reads_begin(one_block *b) {
     uint8_t piece[PIECE];
@@ -531,8 +642,19 @@ Test(expert_slots, a_second_load_from_the_same_store_takes_no_file_from_the_firs
     fixture_close(&w);
 }
 
-Test(expert_slots, no_more_memory_is_taken_than_planned) {
-    open_family("mixtral");
+/* A mixture whose experts are read in two parts: the pieces of an expert do not fill pages, nor these pages both parts.
+ */
+static void open_large_experts(void) {
+    made_shape shape = made_small;
+    shape.ff = 1408;
+    shape.experts = 8;
+    shape.used = 2;
+    made_model_write(folder, &shape, MADE_FP8);
+    REQUIRE(sn_model_open(folder, &model, &err));
+}
+
+/* Opens spans with less and less memory, until there is too little even for a slot less. */
+static void expect_within_plan(int n_experts, int n_used, int dense) {
     fixture w;
     sn_device *device = NULL;
     sn_plan plan;
@@ -543,10 +665,10 @@ Test(expert_slots, no_more_memory_is_taken_than_planned) {
     whole = plan.device_bytes[0];
     for (budget = whole - 1; budget > whole / 2; budget -= whole / 97) {
         sn_status status = make_plan(&(placement){0}, budget, device, &plan, &why);
-        if (status || plan.placements[3].residence == SN_ON_DISK) break; /* too little even for that */
+        if (status || plan.placements[plan.end - 1].residence == SN_ON_DISK) break; /* too little even for that */
         cr_assert_leq(plan.device_bytes[0], budget);
-        cr_assert_eq(plan.placements[0].experts, SN_ON_DISK, "the experts leave before the blocks do");
-        cr_assert(plan.placements[0].n_slots >= 2 && plan.placements[0].n_slots < 4);
+        cr_assert_eq(plan.placements[dense].experts, SN_ON_DISK, "the experts leave before the blocks do");
+        cr_assert(plan.placements[dense].n_slots >= n_used && plan.placements[dense].n_slots < n_experts);
         REQUIRE(fixture_try_open(&w, &(placement){0}, budget, &err)); /* the device refuses more than the budget */
         cr_assert_leq(w.device->memory_used, plan.device_bytes[0]);
         float *rows = make_rows();
@@ -556,6 +678,92 @@ Test(expert_slots, no_more_memory_is_taken_than_planned) {
     }
     cr_expect_lt(budget, whole - whole / 97, "experts that rest on disk save memory");
     sn_device_close(&device);
+}
+
+Test(expert_slots, no_more_memory_is_taken_than_planned) {
+    open_family("mixtral");
+    expect_within_plan(4, 2, 0);
+}
+
+Test(expert_slots, no_more_memory_is_taken_than_planned_for_experts_that_are_read_in_parts) {
+    open_large_experts();
+    expect_within_plan(8, 2, 1);
+}
+
+/* -- what experts take where they rest */
+
+static const sn_device_ops *cpu_ops;
+static size_t host_bytes; /* that were allocated with host_alloc */
+
+static sn_status count_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err) {
+    host_bytes += bytes;
+    return cpu_ops->host_alloc(d, bytes, host, err);
+}
+
+/* The bytes of files in the folder, less a page each: the header of a file of the offload store. */
+static size_t bytes_on_disk(void) {
+    size_t bytes = 0;
+    DIR *dir = opendir(folder);
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        struct stat st;
+        cr_assert_eq(fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW), 0);
+        if (S_ISREG(st.st_mode)) bytes += (size_t)st.st_size - PAGE;
+    }
+    closedir(dir);
+    return bytes;
+}
+
+Test(expert_slots, experts_are_planned_as_what_they_take_where_they_rest) {
+    static const char *const families[] = {NULL, "gpt_oss"}; /* NULL: experts that are read in parts */
+    for (int f = 0; f < 2; f++)
+        for (int disk = 0; disk < 2; disk++) {
+            const placement p = {disk ? "*.experts=disk" : "*.experts=host", NULL, 0};
+            fixture w = {0};
+            if (families[f]) open_family(families[f]);
+            if (!families[f] && !disk) open_large_experts();
+            host_bytes = 0;
+            REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = THREADS},
+                                   &w.device, &err));
+            sn_device_ops counting = *(cpu_ops = w.device->ops);
+            counting.host_alloc = count_host_alloc;
+            w.device->ops = &counting;
+            size_t before = bytes_on_disk();
+            REQUIRE(make_plan(&p, (size_t)1 << 30, w.device, &w.plan, &err));
+            REQUIRE(sn_offload_store_open(folder, &w.store, &err));
+            REQUIRE(sn_span_load_plan(model, &w.plan, &w.device, w.store, NULL, NULL, &w.span, &err));
+            cr_expect_eq(w.plan.host_bytes, host_bytes, "%s: %zu planned, %zu taken", p.map, w.plan.host_bytes,
+                         host_bytes);
+            cr_expect_eq(w.plan.disk_bytes, bytes_on_disk() - before, "%s: %zu planned, %zu taken", p.map,
+                         w.plan.disk_bytes, bytes_on_disk() - before);
+            cr_expect((disk ? w.plan.disk_bytes : w.plan.host_bytes) > 0);
+            sn_span_free(&w.span);
+            sn_offload_store_close(&w.store);
+            w.device->ops = cpu_ops;
+            sn_device_close(&w.device);
+        }
+}
+
+/* -- starting */
+
+static atomic_int blocks_hashed;
+
+sn_status __real_sn_model_block_hash(const sn_model *m, int block, sn_hash *out, sn_err *why);
+sn_status __wrap_sn_model_block_hash(const sn_model *m, int block, sn_hash *out, sn_err *why);
+sn_status __wrap_sn_model_block_hash(const sn_model *m, int block, sn_hash *out, sn_err *why) {
+    blocks_hashed++;
+    return __real_sn_model_block_hash(m, block, out, why);
+}
+
+Test(expert_slots, a_start_reads_the_weights_of_a_block_once_for_its_hash) {
+    static const char *const maps[] = {"*.experts=disk", "0:2=disk,2:4=cpu"};
+    open_family("mixtral");
+    for (int start = 0; start < 4; start++) {
+        const placement p = {maps[start / 2], NULL, 0};
+        blocks_hashed = 0;
+        fixture w = fixture_open(&p);
+        cr_expect_eq(blocks_hashed, 4, "%s: %d blocks were hashed", p.map, blocks_hashed);
+        fixture_close(&w);
+    }
 }
 
 Test(expert_slots, an_expert_that_was_changed_on_disk_fails_the_step_and_is_written_anew_at_the_start) {

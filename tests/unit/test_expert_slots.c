@@ -659,7 +659,7 @@ static void expect_within_plan(int n_experts, int n_used, int dense) {
     sn_device *device = NULL;
     sn_plan plan;
     sn_err why = {0};
-    size_t budget = (size_t)1 << 30, whole;
+    size_t budget = (size_t)1 << 30, whole, taken = 0, planned = 0;
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = THREADS}, &device, &err));
     REQUIRE(make_plan(&(placement){.map = "*=cpu"}, budget, device, &plan, &err));
     whole = plan.device_bytes[0];
@@ -671,6 +671,11 @@ static void expect_within_plan(int n_experts, int n_used, int dense) {
         cr_assert(plan.placements[dense].n_slots >= n_used && plan.placements[dense].n_slots < n_experts);
         REQUIRE(fixture_try_open(&w, &(placement){0}, budget, &err)); /* the device refuses more than the budget */
         cr_assert_leq(w.device->memory_used, plan.device_bytes[0]);
+        cr_assert(!taken || taken - w.device->memory_used <= planned - plan.device_bytes[0],
+                  "fewer slots save %zu bytes, and %zu were planned for them", taken - w.device->memory_used,
+                  planned - plan.device_bytes[0]);
+        taken = w.device->memory_used;
+        planned = plan.device_bytes[0];
         float *rows = make_rows();
         REQUIRE(run_rows(&w, rows, ROWS, 9, &err));
         free(rows);

@@ -4,6 +4,7 @@
 #include "base/program_environment.h"
 #include "tests/support/ze_driver/use.h"
 
+#include "device/xpu/xpu_private.h" /* private: memory and lists of a device that hangs */
 #include "kvcache/kvcache.h"
 #include "kvcache/states.h" /* private: slots and where they lie */
 
@@ -11,6 +12,9 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static sn_err err;
 #define OK(call) cr_assert_eq(call, SN_OK, "%s", err.text)
@@ -301,6 +305,60 @@ Test(ze_driver, host_access_beyond_pinned_memory_crashes, .signal = SIGSEGV) {
     ((volatile char *)pinned)[64] = 1;
 }
 #endif
+
+/* -- a command that never ends: a copy from memory that faults, whose handler does not return */
+
+static void stay(int signal) {
+    (void)signal;
+    for (;;) pause();
+}
+
+/* In a process of its own, whose words go to the pipe. */
+static void wait_for_a_copy_that_hangs(int what, int out) {
+    void *pinned, *memory, *other;
+    sn_fence fence;
+    const struct sigaction action = {.sa_handler = stay};
+    if (dup2(out, STDERR_FILENO) < 0 || setenv("ZE_TEST_WAIT_S", "1", 1)) return;
+    sn_device *d = open_xpu(0), *second = open_xpu(0);
+    OK(d->ops->host_alloc(d, 1 << 14, &pinned, &err));
+    OK(d->ops->alloc(d, 1 << 14, &memory, &err));
+    OK(second->ops->alloc(second, 64, &other, &err));
+    if (sigaction(SIGSEGV, &action, NULL) || mprotect((void *)(((uintptr_t)pinned + 4095) & ~(uintptr_t)4095), 4096, 0))
+        return;
+    d->timeout_ms = 50;
+    OK(d->ops->copy_begin(d, memory, pinned, 1 << 14, &fence, &err));
+    cr_assert_eq(d->ops->copy_wait(d, fence, &err), SN_STOP);
+    const sn_xpu *hung = (const sn_xpu *)d; /* which frees nothing of itself until it has stopped */
+    if (what == 2) (void)zeCommandListDestroy(hung->copies);
+    ze_test_faults.lose(1);
+    cr_assert(second->ops->add(second, 16, other, other, &err) || second->ops->finish(second, &err));
+    if (what == 0) ze_test_faults.heal();
+    if (what == 1) (void)zeMemFree(hung->context, pinned);
+}
+
+Test(ze_driver, a_command_that_never_ends_is_waited_for_with_a_limit, .timeout = 120) {
+    static const char *const says[] = {"a command on a device that was lost and is healed has not ended within 1 s",
+                                       "a command on memory that is freed has not ended within 1 s",
+                                       "a command of a list that is freed has not ended within 1 s"};
+    for (int what = 0; what < 3; what++) {
+        int ends[2], status;
+        char text[4096] = {0};
+        size_t n = 0;
+        cr_assert_eq(pipe(ends), 0);
+        pid_t child = fork();
+        if (!child) {
+            wait_for_a_copy_that_hangs(what, ends[1]);
+            _exit(0);
+        }
+        close(ends[1]);
+        for (ssize_t got; n < sizeof text - 1 && (got = read(ends[0], text + n, sizeof text - 1 - n)) > 0;)
+            n += (size_t)got;
+        close(ends[0]);
+        cr_assert_eq(waitpid(child, &status, 0), child);
+        cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && strstr(text, says[what]), "%d: status %d, %s",
+                  what, status, text);
+    }
+}
 
 Test(ze_driver, copies_beyond_an_allocation_are_refused) {
     sn_device *d = open_xpu(0);

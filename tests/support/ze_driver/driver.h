@@ -18,7 +18,8 @@
  * this file exists, no kernel and no copy ends), ZE_TEST_RELAXED (set: more than half of the memory may be
  * allocated at once, for modules that were built for it), ZE_TEST_NO_DP4A (set: the devices do not multiply four pairs
  * of bytes at once), ZE_TEST_REFUSE_DOTS (set: they do, but modules with such products do not compile, as in drivers
- * that are older than them). */
+ * that are older than them), ZE_TEST_WAIT_S (300: so many seconds after a loss, or after its list was freed, a command
+ * that has not ended ends the process with a sentence). */
 #ifndef SN_TESTS_ZE_DRIVER_DRIVER_H
 #define SN_TESTS_ZE_DRIVER_DRIVER_H
 
@@ -30,6 +31,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 enum { ARGS_MAX = 24, ARG_BYTES_MAX = 32, WAITS_MAX = 4, DEVICES_MAX = 4, KERNELS_MAX = 32 };
 
@@ -134,7 +136,12 @@ extern driver ze_test;
 bool object_made(void);
 void object_gone(void);
 
+/* A wait that ends the process when it takes too long. */
+struct timespec wait_limit(void);
+_Noreturn void wait_failed(const char *what);
+
 /* The caller holds the lock: */
+void wait_for_change(const struct timespec *limit, const char *what); /* once; what: that has not ended until then */
 allocation *allocation_of(const void *address, size_t bytes); /* the allocation that contains the range; or NULL */
 void allocations_open(command *c);                            /* makes the memory accessible for execution */
 void allocations_close(const command *c);

@@ -213,7 +213,8 @@ ze_result_t list_destroy(ze_command_list_handle_t list) {
     list->closing = true;
     pthread_cond_broadcast(&ze_test.changed);
     pthread_mutex_unlock(&ze_test.lock);
-    pthread_join(list->worker, NULL);
+    const struct timespec limit = wait_limit();
+    if (pthread_clockjoin_np(list->worker, NULL, CLOCK_MONOTONIC, &limit)) wait_failed("of a list that is freed");
     clReleaseCommandQueue(list->queue);
     free(list);
     return ZE_RESULT_SUCCESS;

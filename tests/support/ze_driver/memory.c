@@ -3,8 +3,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 
-enum { PAGE = 4096, ALIGNMENT = 64 };
+enum { PAGE = 4096, ALIGNMENT = 64, WAIT_S = 300 };
+
+/* -- waits for commands that are executed */
+
+static int wait_seconds(void) {
+    const char *text = getenv("ZE_TEST_WAIT_S");
+    return text ? atoi(text) : WAIT_S;
+}
+
+struct timespec wait_limit(void) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += wait_seconds();
+    return until;
+}
+
+_Noreturn void wait_failed(const char *what) {
+    fprintf(stderr, "ze_test_driver: a command %s has not ended within %d s\n", what, wait_seconds());
+    abort();
+}
+
+void wait_for_change(const struct timespec *limit, const char *what) {
+    if (pthread_cond_timedwait(&ze_test.changed, &ze_test.lock, limit)) wait_failed(what);
+}
 
 allocation *allocation_of(const void *address, size_t bytes) {
     const uint8_t *at = address;
@@ -94,8 +118,9 @@ ze_result_t memory_free(ze_context_handle_t context, void *memory) {
     (void)context;
     pthread_mutex_lock(&ze_test.lock);
     allocation **link = find_allocation(memory);
+    const struct timespec limit = wait_limit();
     for (; ze_test.lost && *link && (*link)->open; link = find_allocation(memory)) /* by what began before the loss */
-        pthread_cond_wait(&ze_test.changed, &ze_test.lock);
+        wait_for_change(&limit, "on memory that is freed");
     allocation *a = *link;
     if (a) {
         if (!ze_test.lost && (a->open || a->queued)) {
@@ -194,7 +219,8 @@ void ze_test_heal(void) {
     pthread_mutex_lock(&ze_test.lock);
     ze_test.fail_allocation = ze_test.fail_create = ze_test.stall_ms = ze_test.lose = 0;
     ze_test.healed++; /* ends a stall */
-    while (ze_test.lost && ze_test.executing) pthread_cond_wait(&ze_test.changed, &ze_test.lock);
+    const struct timespec limit = wait_limit();
+    while (ze_test.lost && ze_test.executing) wait_for_change(&limit, "on a device that was lost and is healed");
     ze_test.lost = false;
     pthread_mutex_unlock(&ze_test.lock);
 }

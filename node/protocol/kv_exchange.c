@@ -161,14 +161,19 @@ void sn_protocol_on_kv_put(sn_protocol *protocol, sn_event *event, int64_t now_u
     sn_err err;
     sn_session *session = NULL;
     sn_status status = put_check_sender(protocol, event, event->msg->kv_put.session, &session, &err);
-    if (!status && session->pending.job) return; /* a repeated part: the first one will be answered */
+    if (!status && session->pending.job) { /* a repeated part: the first one will be answered */
+        sn_protocol_charge(protocol);
+        return;
+    }
     if (!status) status = kv_put_check(protocol, session, event->msg, &err);
     if (!status && event->msg->kv_put.position > (uint64_t)session->length) { /* the part before it was lost */
+        sn_protocol_charge(protocol);
         kv_put_reply(protocol, event->peer, event->msg->correlation_id, session->id, session->length);
         return;
     }
     const sn_msg_kv_put *put = &event->msg->kv_put;
     if (!status && !put_follows_session(session, put->position, put->origin, put->timeline)) {
+        sn_protocol_charge(protocol);
         kv_put_reply(protocol, event->peer, event->msg->correlation_id, session->id, 0);
         return;
     }
@@ -214,10 +219,14 @@ void sn_protocol_on_state_put(sn_protocol *protocol, sn_event *event, int64_t no
     sn_session *session = NULL;
     const sn_msg_state_put *put = &event->msg->state_put;
     sn_status status = put_check_sender(protocol, event, put->session, &session, &err);
-    if (!status && session->pending.job) return; /* as of KV_PUT */
+    if (!status && session->pending.job) { /* as of KV_PUT */
+        sn_protocol_charge(protocol);
+        return;
+    }
     if (!status) status = state_put_check(protocol, session, event->msg, &err);
     if (!status && (put->position > (uint64_t)session->length ||
                     !put_follows_session(session, put->position, put->origin, put->timeline))) {
+        sn_protocol_charge(protocol);
         state_put_reply(protocol, session, event->peer, event->msg->correlation_id, 0);
         return;
     }
@@ -293,6 +302,8 @@ void sn_protocol_on_resume(sn_protocol *protocol, const sn_event *event, int64_t
 }
 
 /* -- KV_GET, and the reads of KV migrations ------------------------------------------------------------------------ */
+
+enum { GETS_MAX = 2 }; /* KV_GETs of a session in the engine: an honest client waits for each, and repeats one */
 
 sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, const sn_job *what) {
     sn_err err;
@@ -382,6 +393,8 @@ static sn_status kv_get_start(sn_protocol *protocol, const sn_event *event, sn_e
     if (!get->tokens || get->position >= (uint64_t)session->length)
         return sn_fail(err, SN_REFUSED, "%llu tokens at position %llu are not in a session of %d tokens",
                        (unsigned long long)get->tokens, (unsigned long long)get->position, session->length);
+    if (session->migration.gets == GETS_MAX)
+        return sn_fail(err, SN_RETRY, "%d reads of this session are in progress: wait for their replies", GETS_MAX);
     uint64_t n = (uint64_t)session->length - get->position;
     uint64_t most = (uint64_t)sn_kv_transfer_part_tokens(protocol->hp, session->first, session->end);
     if (n > get->tokens) n = get->tokens;
@@ -393,8 +406,10 @@ static sn_status kv_get_start(sn_protocol *protocol, const sn_event *event, sn_e
         .n_tokens = (int)n,
         .kv_read = {.requester = event->peer, .correlation_id = event->msg->correlation_id},
     };
-    if (sn_protocol_kv_read(protocol, session, &what)) return SN_OK;
-    return sn_fail(err, SN_RETRY, "this node is too busy to read KV pages: try again later");
+    if (!sn_protocol_kv_read(protocol, session, &what))
+        return sn_fail(err, SN_RETRY, "this node is too busy to read KV pages: try again later");
+    session->migration.gets++;
+    return SN_OK;
 }
 
 void sn_protocol_on_kv_get(sn_protocol *protocol, const sn_event *event) {

@@ -196,6 +196,7 @@ static void migration_send_part(sn_protocol *protocol, sn_kv_migration *migratio
 
 void sn_protocol_kv_read_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us) {
     session->migration.reads--;
+    session->migration.gets -= job->kv_read.requester != 0;
     protocol->kv_reads--;
     if (job->kv_read.migration)
         migration_send_part(protocol, job->kv_read.migration, job, now_us);

@@ -34,6 +34,10 @@ void sn_protocol_send(sn_protocol *protocol, sn_peer peer, sn_msg **msg) {
     sn_msg_free(msg);
 }
 
+void sn_protocol_charge(sn_protocol *protocol) {
+    if (protocol->sender) sn_transport_charge(protocol->setup.transport, protocol->sender);
+}
+
 void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *request, const sn_err *why) {
     sn_msg *msg = sn_protocol_new_msg(SN_MSG_ERROR, request ? request->correlation_id : 0);
     if (!msg) return;
@@ -48,7 +52,7 @@ void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *reque
         memcpy(msg->error.session, request->state_put.session, SN_SESSION_ID_SIZE);
     }
     snprintf(msg->error.text, sizeof msg->error.text, "%s", why->text);
-    if (protocol->sender) sn_transport_charge(protocol->setup.transport, protocol->sender);
+    sn_protocol_charge(protocol);
     if (why->status <= SN_STOP) protocol->counters.refusals[why->status]++;
     char request_id[SN_REQUEST_ID_MAX + 1];
     const char *called = !request                       ? ""
@@ -231,11 +235,12 @@ static void protocol_handle_kv(sn_protocol *protocol, sn_event *event, int64_t n
         sn_kv_migration_on_put_reply(protocol, event, now_us);
 }
 
-/* Whether quotas bound what such a message asks for, if it is not refused. */
+/* Whether such a message becomes a job or waits for its turn; when it is refused, or answered without that, its handler
+ * charges it. */
 static bool brings_work(sn_msg_kind kind) {
-    return kind == SN_MSG_OPEN || kind == SN_MSG_STEP || kind == SN_MSG_RESUME || kind == SN_MSG_KV_SEND ||
-           kind == SN_MSG_KV_PUT || kind == SN_MSG_STATE_PUT || kind == SN_MSG_KV_GET || kind == SN_MSG_ADAPTER_PUT ||
-           kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD || kind == SN_MSG_EXPERTS;
+    return kind == SN_MSG_STEP || kind == SN_MSG_KV_PUT || kind == SN_MSG_STATE_PUT || kind == SN_MSG_KV_GET ||
+           kind == SN_MSG_ADAPTER_PUT || kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD ||
+           kind == SN_MSG_EXPERTS;
 }
 
 static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {

@@ -126,8 +126,10 @@ struct sn_protocol {
 /* Sends *msg, or drops it with a log line: the requester notices a missing reply by its own timeout. Takes the
  * message. */
 void sn_protocol_send(sn_protocol *protocol, sn_peer peer, sn_msg **msg);
-/* Answers a request with an ERROR; request may be NULL (it could not be decoded). */
+/* Answers a request with an ERROR, and charges it; request may be NULL (it could not be decoded). */
 void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *request, const sn_err *why);
+/* Counts the message that is handled now, which brings no work, at the rate of its connection (sn_transport_charge). */
+void sn_protocol_charge(sn_protocol *protocol);
 /* An empty message of the kind, or NULL with a log line when memory is out. */
 sn_msg *sn_protocol_new_msg(sn_msg_kind kind, uint64_t correlation_id);
 

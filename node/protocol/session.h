@@ -57,6 +57,7 @@ typedef struct sn_session_migration {
     bool imported;                    /* some KV pages were put here, not computed */
     bool resumed;                     /* the owner continues here: nothing may be put here any more */
     size_t reads;                     /* KV_READ jobs in the engine */
+    size_t gets;                      /* those of them that answer a KV_GET */
     struct sn_kv_migration *outgoing; /* nodes that the KV pages are being copied to (kv_migration.c) */
 } sn_session_migration;
 

@@ -317,6 +317,7 @@ void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us)
     if (before && before->step.step == msg->step.step) { /* repeated while it is in progress: it gets one reply */
         if (step_has_rows(msg, before->step.position, before->tensor.shape[0])) {
             before->correlation_id = msg->correlation_id;
+            sn_protocol_charge(protocol);
             return;
         }
         sn_fail(&err, SN_REBUILD, "step %llu is in progress with other rows: open a new session and replay",
@@ -325,6 +326,7 @@ void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us)
         return;
     }
     if (repeated && !session->pending.job) {
+        sn_protocol_charge(protocol);
         step_reply_or_refuse(protocol, session, msg, now_us);
         return;
     }

@@ -138,6 +138,7 @@ void sn_protocol_on_adapter_put(sn_protocol *protocol, sn_event *event, int64_t 
     sn_adapter_entry *held = sn_adapter_table_find(&protocol->adapters, event->msg->adapter_put.hash);
     if (held && held->state == SN_ADAPTER_ENTRY_READY) {
         held->used_us = now_us;
+        sn_protocol_charge(protocol);
         adapter_put_reply(protocol, event->peer, event->msg->correlation_id, held);
     } else if (adapter_put_start(protocol, event, now_us, &err)) {
         sn_protocol_refuse(protocol, event->peer, event->msg, &err);

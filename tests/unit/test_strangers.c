@@ -288,12 +288,12 @@ Test(strangers, a_session_without_a_predecessor_takes_no_step_of_a_key_of_zeros)
 
 /* -- the price of what is refused ---------------------------------------------------------------------------------- */
 
-static sn_peer charged[4];
+static sn_peer charged[16];
 static int n_charged;
 
 static void note_charge(sn_transport *t, sn_peer peer) {
     (void)t;
-    cr_assert_lt(n_charged, 4);
+    cr_assert_lt(n_charged, 16);
     charged[n_charged++] = peer;
 }
 
@@ -320,6 +320,68 @@ Test(strangers, a_push_that_is_refused_is_charged_to_its_sender_and_not_to_the_c
     msg = node_client_receive(&b.client, 0, 100);
     cr_expect(msg && msg->kind == SN_MSG_ERROR, "the client is told");
     sn_msg_free(&msg);
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
+/* Sends the message, whose answer must be of this kind; how often it was charged. */
+static int price_of(protocol_fixture *b, sn_msg *msg, sn_msg_kind answered) {
+    int before = n_charged;
+    msg = protocol_fixture_request(b, msg, T0);
+    cr_expect(msg && msg->kind == answered, "the answer is %s", msg ? sn_msg_kind_name(msg->kind) : "missing");
+    sn_msg_free(&msg);
+    return n_charged - before;
+}
+
+static sn_msg *about_session(const node_session *p, sn_msg_kind kind) {
+    sn_msg *msg = NULL;
+    REQUIRE(sn_msg_new(kind, 0, &msg, &err));
+    if (kind == SN_MSG_RESUME) memcpy(msg->resume.session, p->id, SN_SESSION_ID_SIZE);
+    if (kind == SN_MSG_KV_GET) memcpy(msg->kv_get.session, p->id, SN_SESSION_ID_SIZE);
+    return msg;
+}
+
+/* What a program may repeat as fast as it is answered has a price; what becomes work has none. */
+Test(strangers, messages_that_are_answered_without_work_are_charged) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    sn_transport_ops counting = *b.transport->ops;
+    counting.charge = note_charge;
+    b.transport->ops = &counting;
+    node_session_init(&p, b.w, &b.client, 0, 4);
+    for (int i = 0; i < 2; i++)
+        cr_expect_eq(price_of(&b, node_session_open_message(&p), SN_MSG_OPEN_REPLY), 1, "opened for the %d. time",
+                     i + 1);
+    cr_expect_eq(price_of(&b, node_session_step_message(&p, 0, 3), SN_MSG_STEP_REPLY), 0, "a step");
+    cr_expect_eq(price_of(&b, node_session_step_message(&p, 0, 3), SN_MSG_STEP_REPLY), 1, "the same step again");
+    sn_msg *resume = about_session(&p, SN_MSG_RESUME);
+    resume->resume.step = 2;
+    cr_expect_eq(price_of(&b, resume, SN_MSG_RESUME_REPLY), 1, "a resume");
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
+Test(strangers, the_reads_of_a_session_are_few_at_a_time) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 40), T0), 0, 40));
+    for (int i = 0; i < 3; i++) {
+        sn_msg *get = about_session(&p, SN_MSG_KV_GET);
+        get->kv_get.tokens = 8;
+        node_client_send(&b.client, &get);
+    }
+    protocol_fixture_read(&b, T0);
+    cr_expect_eq(b.n_waiting, 2);
+    cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_RETRY, "2 reads of this session are in progress"));
+    protocol_fixture_run_jobs(&b, T0);
+    for (int i = 0; i < 2; i++) {
+        sn_msg *reply = node_client_receive(&b.client, 0, 100);
+        cr_expect(reply && reply->kind == SN_MSG_KV_GET_REPLY);
+        sn_msg_free(&reply);
+    }
     free(p.timeline);
     protocol_fixture_end(&b);
 }

@@ -6,6 +6,9 @@ hold N: opens a session, and does nothing for N seconds.
 proven N: waits until the node lists N proven nodes.
 weights N: asks for weights at full speed for N seconds, as if nothing was limited.
 questions N: asks for the status of the node for N seconds, as fast as it is answered.
+openings N: opens one session again and again for N seconds, as fast as it is answered.
+pages N: asks for announcements for N seconds, as fast as it is answered.
+introductions N: asks for introductions by UDP for N seconds, as fast as it can send.
 experts N: asks for experts of the node's last block for N seconds, 512 rows at a time, 64 requests at a time."""
 import os
 import socket
@@ -26,6 +29,8 @@ ZERO = bytes(32)
 
 class Stranger:
     def __init__(self, address):
+        self.host, port = address.rsplit(":", 1)
+        self.port = int(port)
         self.node, key = introduce(address)
         self.socket = connect(zmq.Context.instance(), address, key)
         self.asked = 0
@@ -39,18 +44,24 @@ class Stranger:
             return None
         return msgpack.unpackb(self.socket.recv_multipart()[0])
 
-    def peers(self, announcements):
+    def send_peers(self, announcements):
         self.send("peers", protocol=3, model=ZERO, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[],
                   announcements=announcements)
+
+    def peers(self, announcements):
+        self.send_peers(announcements)
         return self.receive()
 
     def announcement(self):
         return msgpack.unpackb(self.peers([])["announcements"][0][:-64])  # the node's own comes first
 
-    def open(self, me, next=()):
-        session = os.urandom(16)
+    def send_open(self, me, session, next=()):
         self.send("open", protocol=3, session=session, model=me["model"], first_block=me["first_block"], end_block=me["end_block"],
                   max_tokens=64, predecessor=ZERO, next=list(next), kv_source=ZERO, adapter=ZERO, request_id="stranger")
+
+    def open(self, me, next=()):
+        session = os.urandom(16)
+        self.send_open(me, session, next)
         return session, self.receive()
 
 
@@ -74,17 +85,48 @@ def take_weights(stranger, seconds):
     print(f"took {took} in {time.monotonic() - began:.2f} and was refused {refused}", flush=True)
 
 
-def ask_questions(stranger, seconds):
+def keep_asking(stranger, seconds, ask, answer):
+    """Keeps 64 requests open."""
     answers = waiting = 0
     began = time.monotonic()
     print("begins", flush=True)
     while time.monotonic() - began < seconds:
         while waiting < 64:
-            stranger.send("status", protocol=3)
+            ask()
             waiting += 1
-        answers += stranger.receive()["kind"] == "status_reply"
+        answers += stranger.receive()["kind"] == answer
         waiting -= 1
     print(f"answered {answers} in {time.monotonic() - began:.2f}", flush=True)
+
+
+def ask_questions(stranger, seconds):
+    keep_asking(stranger, seconds, lambda: stranger.send("status", protocol=3), "status_reply")
+
+
+def open_again(stranger, seconds):
+    me, session = stranger.announcement(), os.urandom(16)
+    keep_asking(stranger, seconds, lambda: stranger.send_open(me, session), "open_reply")
+
+
+def ask_for_pages(stranger, seconds):
+    keep_asking(stranger, seconds, lambda: stranger.send_peers([]), "peers_reply")
+
+
+def ask_for_introductions(stranger, seconds):
+    sent = answered = 0
+    began = time.monotonic()
+    print("begins", flush=True)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect((stranger.host, stranger.port))
+        s.setblocking(False)
+        while time.monotonic() - began < seconds:
+            try:
+                sent += s.send((b"SWARM?1\0" + os.urandom(8)).ljust(144, b"\0")) > 0
+                while s.recv(1000):
+                    answered += 1
+            except BlockingIOError:
+                pass
+    print(f"sent {sent} and was answered {answered} times", flush=True)
 
 
 def ask_for_experts(stranger, seconds, width=64):
@@ -166,4 +208,6 @@ def proven(stranger, n):
 
 
 if __name__ == "__main__":
-    {"proven": proven, "hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights, "questions": ask_questions, "experts": ask_for_experts}[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))
+    attacks = {"proven": proven, "hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights, "questions": ask_questions,
+               "openings": open_again, "pages": ask_for_pages, "introductions": ask_for_introductions, "experts": ask_for_experts}
+    attacks[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A stranger asks a node for its weights, and then for its status, at full speed, 64 requests at a time. It gets what the rates allow and
-# no more: of weights a quarter of the rate while the node computes steps. A client generates the same text meanwhile.
+# A stranger asks a node for its weights, then for its status, then opens a session again and again, at full speed, 64 requests at a
+# time. It gets what the rates allow and no more: of weights a quarter of the rate while the node computes steps. A client generates the
+# same text meanwhile.
 . "$(dirname "${BASH_SOURCE[0]}")/attacked.sh"
 attacked 64
 # beside WHAT SECONDS: a stranger asks, while a client generates; said: what the stranger says at the end.
@@ -23,8 +24,10 @@ read -r took seconds refused < <(sed -n 's/^took \([0-9]*\) in \([0-9.]*\) and w
 [ "$refused" -gt 0 ] || fail "64 requests of one key waited"
 python3 -c "import sys; sys.exit($took > 16777216 * $seconds + 4000000)" || fail "the stranger got $took bytes in $seconds s"
 
-beside questions 6
-read -r answered seconds < <(sed -n 's/^answered \([0-9]*\) in \([0-9.]*\)$/\1 \2/p' <<<"$said")
-[ "${answered:-0}" -gt 256 ] || fail "the stranger got ${answered:-no} answers"
-python3 -c "import sys; sys.exit($answered > 1024 + 256 * $seconds + 64)" || fail "the stranger got $answered answers in $seconds s"
+for what in questions openings; do
+  beside $what 6
+  read -r answered seconds < <(sed -n 's/^answered \([0-9]*\) in \([0-9.]*\)$/\1 \2/p' <<<"$said")
+  [ "${answered:-0}" -gt 256 ] || fail "the stranger got ${answered:-no} answers"
+  python3 -c "import sys; sys.exit($answered > 1024 + 256 * $seconds + 64)" || fail "the stranger got $answered answers in $seconds s"
+done
 stop_node a

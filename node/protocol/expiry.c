@@ -4,12 +4,15 @@
  * A session is closed after session_timeout_us without a message of its owner, and SN_OWNER_GONE_US after the
  * connection of its owner has ended, unless a message of the same CURVE key arrives on another connection before. A
  * node that drains does not wait for owners that are gone. When the table of sessions is full, a session that was
- * opened and never used makes room for a newcomer: the oldest such one, but not before SN_UNUSED_SESSION_US. */
+ * opened and never used makes room for a newcomer: the oldest such one, but not before SN_UNUSED_SESSION_US, or at once
+ * one of another client that has HOARD_MIN of them: an honest client uses what it opens. */
 #include "node/protocol/protocol_private.h"
 
 #include "base/log.h"
 
 #include <string.h>
+
+enum { HOARD_MIN = 3, HOARD_LOOKS = 16 };
 
 /* -- owners that are gone ------------------------------------------------------------------------------------------ */
 
@@ -62,13 +65,38 @@ void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us) {
     }
 }
 
-void sn_protocol_make_room(sn_protocol *protocol, int64_t now_us) {
+static bool is_unused(const sn_session *session) { return !session->had_job && !session->closing; }
+
+/* How many unused sessions the client has. */
+static size_t unused_of(const sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE]) {
+    size_t n = 0;
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
+        const sn_session *session = sn_sessions_at(protocol->sessions, i);
+        n += is_unused(session) && !memcmp(session->owner, client, SN_KEY_SIZE);
+    }
+    return n;
+}
+
+/* An unused session of another client that hoards them; NULL: none was found. Clients are counted by the first unused
+ * sessions of the table only, so that a large one takes no long time. */
+static sn_session *hoarded_session(sn_protocol *protocol, const uint8_t newcomer[SN_KEY_SIZE]) {
+    for (size_t i = 0, looks = 0; i < sn_sessions_count(protocol->sessions) && looks < HOARD_LOOKS; i++) {
+        sn_session *session = sn_sessions_at(protocol->sessions, i);
+        if (!is_unused(session) || !memcmp(session->owner, newcomer, SN_KEY_SIZE)) continue;
+        looks++;
+        if (unused_of(protocol, session->owner) >= HOARD_MIN) return session;
+    }
+    return NULL;
+}
+
+void sn_protocol_make_room(sn_protocol *protocol, const uint8_t newcomer[SN_KEY_SIZE], int64_t now_us) {
     sn_session *oldest = NULL;
     for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
         sn_session *session = sn_sessions_at(protocol->sessions, i);
-        if (session->had_job || session->closing || now_us - session->opened_us < SN_UNUSED_SESSION_US) continue;
+        if (!is_unused(session) || now_us - session->opened_us < SN_UNUSED_SESSION_US) continue;
         if (!oldest || session->opened_us < oldest->opened_us) oldest = session;
     }
+    if (!oldest) oldest = hoarded_session(protocol, newcomer);
     if (!oldest) return;
     sn_protocol_log_session("unused session makes room", oldest);
     sn_kv_migration_free(oldest, false);

@@ -120,7 +120,7 @@ static sn_status session_open(sn_protocol *protocol, const sn_event *event, int6
     if (!session) {
         if ((status = quota_check_open(protocol, event->key, err))) return status;
         if (sn_sessions_count(protocol->sessions) == protocol->setup.sessions_max)
-            sn_protocol_make_room(protocol, now_us);
+            sn_protocol_make_room(protocol, event->key, now_us);
         sn_hash begin = timeline_begin(protocol, (int)open->first_block, (int)open->end_block, open->adapter);
         status = sn_sessions_add(protocol->sessions, open->session, &begin, &session, err);
         if (status) return status;

@@ -36,7 +36,8 @@ typedef struct sn_protocol sn_protocol;
 
 enum {
     SN_OWNER_GONE_US = 10000000,    /* for which a session survives the connection of its owner */
-    SN_UNUSED_SESSION_US = 2000000, /* for which a session without a step is safe from newcomers of a full node */
+    SN_UNUSED_SESSION_US = 2000000, /* for which a session without a step is safe from newcomers of a full node, unless
+                                       its client has many */
     SN_TRAINING_BATCHES_MAX = 32,   /* in the engine, of all clients */
     SN_EXPERT_JOBS_MAX = 32,        /* in the engine, for other nodes */
     SN_PROTOCOL_OTHER_JOBS_MAX = SN_TRAINING_BATCHES_MAX + SN_EXPERT_JOBS_MAX /* of no session */

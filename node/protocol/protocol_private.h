@@ -156,8 +156,8 @@ void sn_protocol_owner_is_here(sn_protocol *protocol, const sn_event *event);
 /* Closes the sessions whose owner is gone. Returns when to call again. */
 int64_t sn_protocol_close_orphans(sn_protocol *protocol, int64_t now_us);
 void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us);
-/* The table of sessions is full: frees the oldest session that was never used, if there is one. */
-void sn_protocol_make_room(sn_protocol *protocol, int64_t now_us);
+/* The table of sessions is full: frees one that was never used, if there is one that may go for this client's. */
+void sn_protocol_make_room(sn_protocol *protocol, const uint8_t newcomer[SN_KEY_SIZE], int64_t now_us);
 
 /* -- step.c */
 

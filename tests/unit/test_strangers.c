@@ -127,6 +127,38 @@ Test(strangers, unused_sessions_make_room_for_a_newcomer_and_used_ones_do_not) {
     protocol_fixture_end(&b);
 }
 
+static sn_msg *request_of(protocol_fixture *b, node_client *client, sn_msg *msg, int64_t now_us) {
+    node_client_send(client, &msg);
+    protocol_fixture_read(b, now_us);
+    protocol_fixture_run_jobs(b, now_us);
+    return node_client_receive(client, 0, 100);
+}
+
+static bool opened(sn_msg *answer) {
+    bool ok = answer && answer->kind == SN_MSG_OPEN_REPLY;
+    sn_msg_free(&answer);
+    return ok;
+}
+
+Test(strangers, who_hoards_unused_sessions_makes_room_for_another_client_at_once) {
+    protocol_fixture b;
+    node_session hoard[FIXTURE_SESSIONS_MAX + 1], p;
+    protocol_fixture_begin(&b);
+    node_client second = protocol_fixture_client(&b);
+    for (int i = 0; i < FIXTURE_SESSIONS_MAX; i++) protocol_fixture_open(&b, &hoard[i], T0);
+    node_session_init(&p, b.w, &second, 0, 4);
+    cr_expect(opened(request_of(&b, &second, node_session_open_message(&p), T0 + 1)));
+    node_session_init(&hoard[FIXTURE_SESSIONS_MAX], b.w, &b.client, 0, 4);
+    cr_expect(is_refusal(protocol_fixture_request(&b, node_session_open_message(&hoard[FIXTURE_SESSIONS_MAX]), T0 + 2),
+                         SN_RETRY, "8 sessions already"),
+              "the hoarder takes the place of one who has a single session");
+    cr_expect(node_session_reply_ok(&p, request_of(&b, &second, node_session_step_message(&p, 0, 4), T0 + 3), 0, 4));
+    for (int i = 0; i <= FIXTURE_SESSIONS_MAX; i++) free(hoard[i].timeline);
+    free(p.timeline);
+    sn_transport_free(&second.transport);
+    protocol_fixture_end(&b);
+}
+
 /* -- where a node can be made to dial ------------------------------------------------------------------------------ */
 
 /* An invented node, whose announcements a stranger signs: it has an identity, and listens at an address
@@ -188,12 +220,6 @@ static sn_msg *step_with_route(node_session *p, int position, int n) {
     msg->step.n_route = 1;
     sn_random(msg->step.route[0].session, SN_SESSION_ID_SIZE);
     return msg;
-}
-
-static bool opened(sn_msg *answer) {
-    bool ok = answer && answer->kind == SN_MSG_OPEN_REPLY;
-    sn_msg_free(&answer);
-    return ok;
 }
 
 Test(strangers, a_next_node_whose_address_is_a_name_is_refused_at_once) {

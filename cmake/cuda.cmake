@@ -95,7 +95,7 @@ if(SN_TESTS)
   set(watched -fsanitize=thread)
   if(SN_SANITIZE MATCHES thread)
     set(watched "")
-    set_source_files_properties(${stand_in}/watch.c PROPERTIES COMPILE_DEFINITIONS SN_THREAD_SANITIZER)
+    set_source_files_properties(${stand_in}/watch.c ${stand_in}/memory.c PROPERTIES COMPILE_DEFINITIONS SN_THREAD_SANITIZER)
   endif()
   set(emulated_options -fno-sanitize=all ${watched} -fno-exceptions -fno-rtti -fno-threadsafe-statics -Wno-conversion -Wno-shadow
     -Wno-unknown-pragmas)

@@ -366,43 +366,52 @@ static void expect_same_kv(fixture *a, fixture *b, int n) {
     free(parts[0]), free(parts[1]);
 }
 
+enum { N_PAST = 37, ALL = 45 };
+
+/* Moves the first N_PAST positions of a session to one that has none. */
+static void move_session(const fixture *from, const fixture *to) {
+    int heads = from->hp->n_kv_heads;
+    int64_t k_dim = (int64_t)sn_kv_key_width(from->hp) / heads, v_dim = (int64_t)sn_kv_value_width(from->hp) / heads;
+    float *k = malloc(N_PAST * sn_kv_key_width(from->hp) * sizeof *k),
+          *v = malloc(N_PAST * sn_kv_value_width(from->hp) * sizeof *v);
+    REQUIRE(sn_kv_cache_reserve(to->kv, N_PAST, &err));
+    for (int block = 0; block < from->hp->n_blocks; block++) {
+        sn_tensor t = {.name = "past keys", .dtype = SN_F32, .rank = 3, .shape = {N_PAST, heads, k_dim}}, u = t;
+        u.shape[2] = v_dim;
+        REQUIRE(sn_span_kv_export(from->span, from->kv, block, 0, N_PAST, k, v, &err));
+        t.data = k;
+        u.data = v;
+        REQUIRE(sn_span_kv_import(to->span, to->kv, block, N_PAST, &t, &u, &err));
+    }
+    sn_kv_cache_append(to->kv, N_PAST);
+    free(k), free(v);
+}
+
 /* Sessions of the model on each of the devices go on on each of them, with the bits of their KV caches. `most`: by how
  * much the rows may differ. */
 static void expect_sessions_to_move(const char *path, double most) {
-    enum { N_PAST = 37, ALL = 45 };
     static const char *const maps[] = {"0:4=cpu", "0:4=cuda:0", "0:4=xpu:0", "0:1=xpu:0,1:2=cpu,2:4=cuda:0"};
-    for (int from = 0; from < 4; from++)
+    for (int from = 0; from < 4; from++) {
+        fixture a = fixture_open(path, maps[from], NULL);
+        size_t n = (size_t)(ALL - N_PAST) * (size_t)a.hp->n_embd;
+        float *past = make_rows(ALL, a.hp->n_embd), *next = past + (size_t)N_PAST * (size_t)a.hp->n_embd;
+        float *here = malloc(n * sizeof *here), *there = malloc(n * sizeof *there);
+        memcpy(here, next, n * sizeof *here);
+        run_rows(&a, past, N_PAST, 1);
+        run_rows(&a, here, ALL - N_PAST, 1);
         for (int to = 0; to < 4; to++) {
-            fixture a = fixture_open(path, maps[from], NULL), b = fixture_open(path, maps[to], NULL);
-            size_t row = (size_t)a.hp->n_embd;
-            int heads = a.hp->n_kv_heads;
-            int64_t k_dim = (int64_t)sn_kv_key_width(a.hp) / heads, v_dim = (int64_t)sn_kv_value_width(a.hp) / heads;
-            float *all = make_rows(ALL, a.hp->n_embd), *rest = malloc((ALL - N_PAST) * row * sizeof *rest);
-            float *k = malloc(N_PAST * sn_kv_key_width(a.hp) * sizeof *k),
-                  *v = malloc(N_PAST * sn_kv_value_width(a.hp) * sizeof *v);
-            memcpy(rest, all + N_PAST * row, (ALL - N_PAST) * row * sizeof *rest);
-            run_rows(&a, all, N_PAST, 1);
-            REQUIRE(sn_kv_cache_reserve(b.kv, N_PAST, &err));
-            for (int block = 0; block < a.hp->n_blocks; block++) {
-                sn_tensor t = {.name = "past keys", .dtype = SN_F32, .rank = 3, .shape = {N_PAST, heads, k_dim}}, u = t;
-                u.shape[2] = v_dim;
-                REQUIRE(sn_span_kv_export(a.span, a.kv, block, 0, N_PAST, k, v, &err));
-                t.data = k;
-                u.data = v;
-                REQUIRE(sn_span_kv_import(b.span, b.kv, block, N_PAST, &t, &u, &err));
-            }
-            sn_kv_cache_append(b.kv, N_PAST);
+            fixture b = fixture_open(path, maps[to], NULL);
+            move_session(&a, &b);
             expect_same_kv(&a, &b, N_PAST);
-            float *here = malloc((ALL - N_PAST) * row * sizeof *here);
-            memcpy(here, rest, (ALL - N_PAST) * row * sizeof *here);
-            run_rows(&a, here, ALL - N_PAST, 1);
-            run_rows(&b, rest, ALL - N_PAST, 1);
-            double d = largest_distance(rest, here, (ALL - N_PAST) * row);
+            memcpy(there, next, n * sizeof *there);
+            run_rows(&b, there, ALL - N_PAST, 1);
+            double d = largest_distance(there, here, n);
             cr_expect(from == to ? d == 0 : d < most, "%s: KV cache of %s on %s: %g", path, maps[from], maps[to], d);
-            free(all), free(rest), free(here), free(k), free(v);
-            fixture_close(&a);
             fixture_close(&b);
         }
+        free(past), free(here), free(there);
+        fixture_close(&a);
+    }
 }
 
 Test(emulated_devices, a_session_continues_with_kv_of_another_device) {

@@ -97,6 +97,9 @@ static void run_product(void *ctx) {
     size_t k = (size_t)p->k;
     float *b = malloc(((size_t)p->n + 1) * k * sizeof *b), *a = b + (size_t)p->n * k;
     if (!b) abort();
+    cuda_memory_touch(p->a, 1);
+    cuda_memory_touch(p->b, 1);
+    cuda_memory_touch(p->c, 1);
     for (int j = 0; j < p->n; j++) widen_values(p, p->b, (size_t)j * (size_t)p->ldb, b + (size_t)j * k);
     for (int i = 0; i < p->m; i++) {
         widen_values(p, p->a, (size_t)i * (size_t)p->lda, a);

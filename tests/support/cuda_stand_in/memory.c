@@ -1,4 +1,6 @@
-/* Memory of the stand-in's devices, and pinned memory. */
+/* Memory of the stand-in's devices, and pinned memory. The host can touch none of a device's allocations. While an
+ * operation of the device runs, an allocation becomes accessible when the operation first touches it (watch.c sees each
+ * access of a kernel before it happens), because most operations touch few of many. */
 #include "tests/support/cuda_stand_in/stand_in_private.h"
 
 #include <stdlib.h>
@@ -14,14 +16,20 @@ typedef struct allocation {
     size_t bytes, mapped;
     uint32_t *times; /* of each byte: watch_blocks.c. NULL: no kernel has stored there */
     int device;      /* -1: pinned host memory */
+    bool open;       /* accessible; only of devices */
 } allocation;
 
-static allocation *allocations;
+static allocation *allocations; /* in the order of their addresses */
 static size_t n_allocations, capacity;
 static size_t limit = (size_t)1 << 30, used[CUDA_STAND_IN_DEVICES], peak, pinned;
 static size_t contexts[CUDA_STAND_IN_DEVICES], handles[CUDA_STAND_IN_DEVICES]; /* bytes that the driver has taken */
 static uint64_t mallocs;
 static int fail_nth;
+
+/* Where operations found the bytes of a page last: index + 1 of an allocation. */
+static unsigned last_found[1024];
+enum { NO_DEVICE = -2 };
+static int open_device = NO_DEVICE;
 
 static size_t pages_for(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
@@ -43,52 +51,67 @@ static cudaError_t add_allocation(size_t bytes, int device, void **out) {
     size_t shown = bytes < 4 << 20 ? bytes : 4 << 20;
     memset(p.at, RUBBISH, shown);
     if (device >= 0) mprotect(p.pages, p.mapped, PROT_NONE);
-    allocations[n_allocations++] = p;
+    size_t i = n_allocations++;
+    for (; i && allocations[i - 1].at > p.at; i--) allocations[i] = allocations[i - 1];
+    allocations[i] = p;
+    memset(last_found, 0, sizeof last_found);
     *out = p.at;
     return cudaSuccess;
 }
-
-/* Where kernels found the bytes of a page last: index + 1 of an allocation. */
-static unsigned last_found[1024];
-static int open_device = -1;
 
 static bool lies_in(const allocation *p, const char *at, size_t bytes) {
     return at >= p->at && bytes <= p->bytes && (size_t)(at - p->at) <= p->bytes - bytes;
 }
 
 static allocation *find_allocation(const void *at, size_t bytes, int device) {
-    for (size_t i = 0; i < n_allocations; i++)
-        if (allocations[i].device == device && lies_in(&allocations[i], at, bytes)) return &allocations[i];
-    return NULL;
+    size_t first = 0, end = n_allocations;
+    while (end - first > 1) { /* the last one that begins there or before */
+        size_t middle = first + (end - first) / 2;
+        *(allocations[middle].at <= (const char *)at ? &first : &end) = middle;
+    }
+    allocation *p = &allocations[first];
+    return n_allocations && p->device == device && lies_in(p, at, bytes) ? p : NULL;
 }
 
 static void remove_allocation(allocation *p) {
     munmap(p->pages, p->mapped);
     if (p->times) munmap(p->times, p->bytes * sizeof *p->times);
-    *p = allocations[--n_allocations];
+    n_allocations--;
+    for (size_t i = (size_t)(p - allocations); i < n_allocations; i++) allocations[i] = allocations[i + 1];
     memset(last_found, 0, sizeof last_found);
 }
 
-static void protect_device(int device, int protection) {
-    for (size_t i = 0; i < n_allocations; i++)
-        if (allocations[i].device == device) mprotect(allocations[i].pages, allocations[i].mapped - PAGE, protection);
+static void open_or_close(allocation *p, bool open) {
+    if (p->open == open) return;
+    mprotect(p->pages, p->mapped - PAGE, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    p->open = open;
 }
 
 void cuda_memory_open(int device) {
-    protect_device(device, PROT_READ | PROT_WRITE);
     open_device = device;
+#ifdef SN_THREAD_SANITIZER /* watch.c sees no access */
+    for (size_t i = 0; i < n_allocations; i++)
+        if (allocations[i].device == device) open_or_close(&allocations[i], true);
+#endif
+}
+
+void cuda_memory_close(void) {
+    for (size_t i = 0; i < n_allocations; i++) open_or_close(&allocations[i], false);
+    open_device = NO_DEVICE;
 }
 
 static allocation *find_open(const void *at, size_t bytes) {
     unsigned *last = &last_found[(uintptr_t)at / PAGE % 1024];
-    if (*last && allocations[*last - 1].device == open_device && lies_in(&allocations[*last - 1], at, bytes))
+    if (*last && allocations[*last - 1].open && lies_in(&allocations[*last - 1], at, bytes))
         return &allocations[*last - 1];
     allocation *p = find_allocation(at, bytes, open_device);
-    if (p) *last = (unsigned)(p - allocations) + 1;
+    if (!p) return NULL;
+    open_or_close(p, true);
+    *last = (unsigned)(p - allocations) + 1;
     return p;
 }
 
-bool cuda_memory_open_holds(const void *at, size_t bytes) { return find_open(at, bytes); }
+bool cuda_memory_touch(const void *at, size_t bytes) { return find_open(at, bytes); }
 
 uint32_t *cuda_memory_times(const void *at, bool make) {
     allocation *p = find_open(at, 1);
@@ -99,7 +122,6 @@ uint32_t *cuda_memory_times(const void *at, bool make) {
     return p->times ? p->times + ((const char *)at - p->at) : NULL;
 }
 
-void cuda_memory_close(int device) { protect_device(device, PROT_NONE); }
 bool cuda_memory_holds(int device, const void *at, size_t bytes) { return find_allocation(at, bytes, device); }
 static bool is_pinned_memory(const void *at, size_t bytes) { return find_allocation(at, bytes, -1); }
 
@@ -228,6 +250,8 @@ typedef struct copy {
 
 static void run_copy(void *ctx) {
     copy *c = ctx;
+    cuda_memory_touch(c->to, c->bytes);
+    cuda_memory_touch(c->from, c->bytes);
     if (c->from)
         memcpy(c->to, c->from, c->bytes);
     else

@@ -161,7 +161,7 @@ static void run_stream(struct cuda_stream *s, bool force);
 static bool run_item(struct cuda_stream *s, item *i, bool force) {
     if (i->kind == ITEM_WAIT && i->event->done < i->number) {
         if (!force || !i->event->stream || i->event->stream == s) return false;
-        cuda_memory_close(s->device);
+        cuda_memory_close();
         run_stream(i->event->stream, true);
         if (lost || i->event->done < i->number) return false;
         cuda_memory_open(s->device);
@@ -183,7 +183,7 @@ static void run_stream(struct cuda_stream *s, bool force) {
     s->running = true;
     cuda_memory_open(s->device);
     while (s->queue.first && run_item(s, s->queue.first, force)) remove_first(&s->queue);
-    cuda_memory_close(s->device);
+    cuda_memory_close();
     s->running = false;
 }
 

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* A kernel or copy: `run` is called for every launch, with all memory of the device accessible; `drop` once, at the
+/* A kernel or copy: `run` is called for every launch, with the device's memory open; `drop` once, at the
  * end. */
 typedef struct cuda_operation {
     void (*run)(void *ctx);
@@ -30,12 +30,14 @@ cudaError_t cuda_stand_in_launch(cudaStream_t stream, const unsigned grid[3], un
 /* A capture on this stream can no longer succeed. */
 void cuda_spoil_capture(cudaStream_t stream);
 
-/* memory.c: of one device */
+/* memory.c: operations of this device may touch its memory until it is closed */
 void cuda_memory_open(int device);
-void cuda_memory_close(int device);
+void cuda_memory_close(void);
+/* An operation touches these bytes, which it must say before it does. False: they are not inside one allocation of the
+ * device that is open. */
+bool cuda_memory_touch(const void *at, size_t bytes);
 bool cuda_memory_holds(int device, const void *at, size_t bytes); /* inside one allocation */
-bool cuda_memory_open_holds(const void *at, size_t bytes);        /* of the device that was opened last */
-/* When kernels stored the bytes from `at` on last, which lie in an allocation of the device that was opened last; 0:
+/* When kernels stored the bytes from `at` on last, which lie in an allocation of the device that is open; 0:
  * never. NULL: no kernel has stored there, and `make` is not set. */
 uint32_t *cuda_memory_times(const void *at, bool make);
 /* The device's context is made: the driver takes its memory, once. */

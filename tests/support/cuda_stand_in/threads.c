@@ -8,22 +8,20 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { THREADS_MAX = CUDA_THREADS_MAX, STACK = 64 << 10, WARP = 32 };
+/* Stacks lie no power of two apart: else the ends of all of them would share one set of the cache. */
+enum { THREADS_MAX = CUDA_THREADS_MAX, STACK = (64 << 10) + 9 * 64, WARP = 32, NONE = -1 };
 
 typedef enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE } state;
 
 typedef enum meeting { BARRIER, SHUFFLE, GATHERING } meeting;
 
-typedef struct fiber {
-    void *stack; /* its stack pointer while it is suspended */
-    state state;
-    meeting meeting; /* what it waits at with its warp */
-    unsigned exchanges;
-} fiber;
-
 struct cuda_position cuda_position;
 
-static fiber *fibers;
+/* Of each thread: */
+static void *suspended[THREADS_MAX]; /* its stack pointer while it is suspended */
+static uint8_t states[THREADS_MAX];
+static uint8_t meetings[THREADS_MAX]; /* what it waits at with its warp */
+static unsigned exchanges[THREADS_MAX];
 /* Words given to this exchange of a warp and to the one before. */
 static uint32_t given[THREADS_MAX / WARP][2][WARP][CUDA_WORDS];
 static char *stacks;
@@ -66,10 +64,35 @@ enum { SAVED = 20, RETURN_AT = 11 };
 #error "the emulation of CUDA's threads switches stacks: write cuda_threads_switch for this processor"
 #endif
 
-/* Suspends the running thread; returns when it is resumed. */
+/* The threads [first, first + n) of which each that is ready runs once, from `at` on, forwards or backwards. */
+static struct {
+    unsigned first, n, at, left;
+    bool backwards;
+} walk;
+
+/* The next thread to run, or NONE. */
+static int next_ready(void) {
+    while (walk.left) {
+        unsigned i = walk.first + (walk.backwards ? walk.n - 1 - walk.at : walk.at);
+        walk.at = walk.at + 1 < walk.n ? walk.at + 1 : 0;
+        walk.left--;
+        if (states[i] == READY) return (int)i;
+    }
+    return NONE;
+}
+
+static void *begin_thread(unsigned i) {
+    now = i;
+    cuda_position.thread = (cuda_index){i, 0, 0};
+    return suspended[i];
+}
+
+/* Suspends the running thread and resumes the next one, or run_threads behind the last; returns when it is resumed. */
 static void switch_out(state why) {
-    fibers[now].state = why;
-    cuda_threads_switch(&fibers[now].stack, scheduler);
+    unsigned me = now;
+    states[me] = why;
+    int next = next_ready();
+    cuda_threads_switch(&suspended[me], next == NONE ? scheduler : begin_thread((unsigned)next));
 }
 
 static void fiber_main(void) {
@@ -79,29 +102,21 @@ static void fiber_main(void) {
     }
 }
 
-static void resume_fiber(unsigned i) {
-    now = i;
-    cuda_position.thread = (cuda_index){i, 0, 0};
-    fibers[i].state = READY;
-    cuda_threads_switch(&scheduler, fibers[i].stack);
-}
-
-static void make_fibers(void) {
-    fibers = calloc(THREADS_MAX, sizeof *fibers);
+static void make_stacks(void) {
     stacks = mmap(NULL, (size_t)THREADS_MAX * STACK, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (!fibers || stacks == MAP_FAILED) abort();
+    if (stacks == MAP_FAILED) abort();
     for (size_t i = 0; i < THREADS_MAX; i++) {
         uintptr_t *top = (uintptr_t *)(void *)(stacks + (i + 1) * STACK) - SAVED;
         top[RETURN_AT] = (uintptr_t)fiber_main;
-        fibers[i].stack = top;
+        suspended[i] = top;
     }
 }
 
 void cuda_threads_barrier(void) { switch_out(AT_BARRIER); }
 
 static void meet_warp(meeting what) {
-    fibers[now].meeting = what;
+    meetings[now] = what;
     switch_out(AT_EXCHANGE);
 }
 
@@ -109,8 +124,8 @@ void cuda_threads_warp_barrier(void) { meet_warp(BARRIER); }
 
 /* Two places for words: no thread reaches the exchange after the next before all threads have read this one. */
 static cuda_words give_words(const uint32_t *words, int n, meeting what) {
-    unsigned me = now, place = fibers[me].exchanges++ % 2;
-    memcpy(given[me / WARP][place][me % WARP], words, (size_t)n * sizeof *words);
+    unsigned me = now, place = exchanges[me]++ % 2;
+    for (int i = 0; i < n; i++) given[me / WARP][place][me % WARP][i] = words[i];
     meet_warp(what);
     return (cuda_words)given[me / WARP][place];
 }
@@ -133,42 +148,41 @@ uint64_t cuda_threads_block(void) { return n_blocks_run; }
 static bool release_warp(unsigned first) {
     unsigned end = first + WARP < n_threads ? first + WARP : n_threads, waiting = 0, gone = 0, alike = 0;
     for (unsigned i = first; i < end; i++) {
-        alike += fibers[i].state == AT_EXCHANGE && fibers[i].meeting == fibers[first].meeting;
-        waiting += fibers[i].state == AT_EXCHANGE;
-        gone += fibers[i].state == DONE;
+        alike += states[i] == AT_EXCHANGE && meetings[i] == meetings[first];
+        waiting += states[i] == AT_EXCHANGE;
+        gone += states[i] == DONE;
     }
     if (waiting && gone) cuda_threads_fail("a shuffle waits for lanes that have ended");
     if (waiting < end - first) return false;
     if (alike < waiting) cuda_threads_fail("a warp's lanes wait at different barriers, shuffles or products");
-    if (fibers[first].meeting == BARRIER) cuda_watch_warp(first / WARP);
-    for (unsigned i = first; i < end; i++) fibers[i].state = READY;
+    if (meetings[first] == BARRIER) cuda_watch_warp(first / WARP);
+    memset(states + first, READY, end - first);
     return true;
 }
 
 static bool release_block(void) {
     unsigned waiting = 0, gone = 0;
     for (unsigned i = 0; i < n_threads; i++) {
-        waiting += fibers[i].state == AT_BARRIER;
-        gone += fibers[i].state == DONE;
+        waiting += states[i] == AT_BARRIER;
+        gone += states[i] == DONE;
     }
     if (!waiting || waiting + gone < n_threads) return false;
     for (unsigned i = 0; i < n_threads; i++)
-        if (fibers[i].state == AT_BARRIER) fibers[i].state = READY;
+        if (states[i] == AT_BARRIER) states[i] = READY;
     cuda_watch_barrier(n_threads);
     return true;
 }
 
 /* Runs the threads [first, first + n), each until it must wait. True if one ran. */
 static bool run_threads(unsigned first, unsigned n, unsigned turn) {
-    bool any = false;
-    for (unsigned k = 0; k < n; k++) {
-        unsigned i = (k + turn) % n;
-        if (turn % 2) i = n - 1 - i;
-        if (fibers[first + i].state != READY) continue;
-        resume_fiber(first + i);
-        any = true;
-    }
-    return any;
+    walk.first = first;
+    walk.n = walk.left = n;
+    walk.at = turn % n;
+    walk.backwards = turn % 2;
+    int next = next_ready();
+    if (next == NONE) return false;
+    cuda_threads_switch(&scheduler, begin_thread((unsigned)next));
+    return true;
 }
 
 /* The warps either run in step, or one runs to the next barrier while the others wait: a missing barrier shows in
@@ -176,7 +190,7 @@ static bool run_threads(unsigned first, unsigned n, unsigned turn) {
 static void run_block(void) {
     unsigned turn = n_blocks_run++ * 7, n_warps = (n_threads + WARP - 1) / WARP;
     bool ahead = turn / 7 % 4 < 2;
-    for (unsigned i = 0; i < n_threads; i++) fibers[i].state = READY;
+    memset(states, READY, n_threads);
     memset(shared, 0xa5, n_shared);
     cuda_watch_block(n_shared);
     for (bool going = true; going;) {
@@ -193,12 +207,12 @@ static void run_block(void) {
         going |= release_block();
     }
     for (unsigned i = 0; i < n_threads; i++)
-        if (fibers[i].state != DONE) cuda_threads_fail("a barrier that some threads never reach");
+        if (states[i] != DONE) cuda_threads_fail("a barrier that some threads never reach");
 }
 
 void cuda_threads_run(const unsigned grid[3], unsigned threads, size_t bytes, void (*body)(void *ctx), void *ctx,
                       size_t ctx_bytes) {
-    if (!fibers) make_fibers();
+    if (!stacks) make_stacks();
     cuda_watch_begin(stacks, (size_t)THREADS_MAX * STACK, ctx, ctx_bytes);
     n_threads = threads;
     n_shared = bytes;

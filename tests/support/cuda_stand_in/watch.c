@@ -137,7 +137,7 @@ static void watch(const void *address, size_t bytes, bool is_write, bool aligned
         why = access_cell(&cells[i], cuda_position.thread.x + 1, is_write);
     if (cells || lies_in(stacks, at))
         ;
-    else if (cuda_memory_open_holds(at, bytes))
+    else if (cuda_memory_touch(at, bytes))
         why = cuda_blocks_access(at, bytes, is_write);
     else if (!may_touch(at, is_write))
         why = "is outside of the allocations of its device";

@@ -75,9 +75,10 @@ void cuda_blocks_fence(void) {
 }
 
 unsigned cuda_blocks_atomic_inc(unsigned *at, unsigned most) {
-    unsigned me = cuda_position.thread.x, old = *at;
-    if ((uintptr_t)at % sizeof *at || !cuda_memory_open_holds(at, sizeof *at))
+    unsigned me = cuda_position.thread.x;
+    if ((uintptr_t)at % sizeof *at || !cuda_memory_touch(at, sizeof *at))
         cuda_threads_fail("an atomic operation is outside of the allocations of its device");
+    unsigned old = *at;
     run *own = &runs[n_runs - 1];
     own->counter = at;
     own->published = all_fenced;

@@ -40,3 +40,14 @@ MISTAKE(stores_of_two_blocks_to_one_address_are_seen, CUDA_MISTAKE_OTHERS_MEMORY
 MISTAKE(a_block_that_counts_before_its_stores_is_seen, CUDA_MISTAKE_NO_STORE_FENCE)
 MISTAKE(a_block_that_loads_before_others_have_counted_is_seen, CUDA_MISTAKE_NO_LOAD_FENCE)
 MISTAKE(a_block_that_waits_for_no_other_is_seen, CUDA_MISTAKE_NO_COUNTER)
+
+/* Also behind an operation that has touched it. */
+Test(cuda_watch, the_host_cannot_touch_a_devices_memory, .signal = SIGSEGV) {
+    cudaStream_t stream;
+    void *memory;
+    cr_assert_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    cr_assert_eq(cudaMalloc(&memory, 1), cudaSuccess);
+    cr_assert_eq(cudaMemsetAsync(memory, 0, 1, stream), cudaSuccess);
+    while (cudaStreamQuery(stream) == cudaErrorNotReady) continue;
+    *(volatile char *)memory = 1;
+}

@@ -30,7 +30,7 @@ if(SN_CUDA AND SN_NVCC)
   foreach(kernels ${SN_CUDA_KERNELS})
     set(object ${CMAKE_BINARY_DIR}/device_cuda_${kernels}.o)
     add_custom_command(OUTPUT ${object}
-      COMMAND ${SN_NVCC} -std=c++17 -O3 -lineinfo -Werror all-warnings ${sn_cuda_targets} -I${CMAKE_SOURCE_DIR}
+      COMMAND ${CMAKE_C_COMPILER_LAUNCHER} ${SN_NVCC} -std=c++17 -O3 -lineinfo -Werror all-warnings ${sn_cuda_targets} -I${CMAKE_SOURCE_DIR}
         -Xcompiler=-fPIC,-Wall,-fno-exceptions,-fno-threadsafe-statics -MD -MF ${object}.d
         -c ${CMAKE_SOURCE_DIR}/device/cuda/kernels_${kernels}.cu -o ${object}
       DEPENDS ${CMAKE_SOURCE_DIR}/device/cuda/kernels_${kernels}.cu DEPFILE ${object}.d

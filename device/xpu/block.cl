@@ -197,6 +197,44 @@ moe_gate(uint n_experts, uint k, uint scoring, __global const float *correction,
         for (uint j = 0; j < k; j++) weights[j] *= scale_all / sum;
 }
 
+#define CHUNK_PAIRS 8
+#define EXPERTS_MAX 1024
+
+/* Groups pairs of a row and an expert by expert: `order` has the pairs, those of an expert next to each other, and a
+ * chunk {first place in the order, number of pairs, expert, 0} is up to 8 of one expert. Chunks that are not needed
+ * have no pairs; a pair without an expert (below 0) is in none. In which place of a chunk a pair lies is left open,
+ * since no result depends on it. One group. */
+__kernel __attribute__((reqd_work_group_size(128, 1, 1))) void moe_group(uint n_pairs, uint n_experts, uint n_chunks,
+                                                                         __global const int *ids, __global int *order,
+                                                                         __global uint4 *chunks) {
+    __local uint counts[EXPERTS_MAX], ends[EXPERTS_MAX], first_chunks[EXPERTS_MAX], used[1];
+    uint lane = get_local_id(0);
+    for (uint e = lane; e < n_experts; e += 128) counts[e] = 0;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint i = lane; i < n_pairs; i += 128)
+        if ((uint)ids[i] < n_experts) atomic_inc(&counts[ids[i]]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane == 0) {
+        uint place = 0, chunk = 0;
+        for (uint e = 0; e < n_experts; e++) {
+            ends[e] = place;
+            first_chunks[e] = chunk;
+            place += counts[e];
+            chunk += (counts[e] + CHUNK_PAIRS - 1) / CHUNK_PAIRS;
+        }
+        used[0] = chunk;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint i = lane; i < n_pairs; i += 128)
+        if ((uint)ids[i] < n_experts) order[atomic_inc(&ends[ids[i]])] = i; /* it ends behind the expert's last pair */
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint e = lane; e < n_experts; e += 128)
+        for (uint at = 0; at < counts[e]; at += CHUNK_PAIRS)
+            chunks[first_chunks[e] + at / CHUNK_PAIRS] =
+                (uint4)(ends[e] - counts[e] + at, min((uint)CHUNK_PAIRS, counts[e] - at), e, 0);
+    for (uint i = used[0] + lane; i < n_chunks; i += 128) chunks[i] = (uint4)(0);
+}
+
 /* y (n, width) = the sum over j of weights[i, j] * x[i, j]. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
 moe_combine(ulong n, uint k, uint width, __global const float *weights, __global const float *x, __global float *y) {

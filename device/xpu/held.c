@@ -2,7 +2,7 @@
  *
  *     add, rms_norm, linear       the norm adds first, and writes its rows in 8 bits besides, where linear reads these
  *     activate, linear            likewise
- *     attention, linear           the parts of single rows are joined, and written in 8 bits besides
+ *     attention, linear           likewise, by the tiles, by single rows, or where the parts of these are joined
  *     rope of q, of k, kv_store   one kernel
  *
  * At most one operation is held, with those that it takes along. sn_xpu_barrier launches it, so the order of all
@@ -50,14 +50,14 @@ static sn_status launch_ropes(sn_xpu *x, const sn_xpu_held *h, sn_err *err) {
     return status;
 }
 
-static sn_status launch_join(sn_xpu *x, const sn_xpu_held *h, sn_xpu_rows8 rows, sn_err *err) {
+sn_status sn_xpu_launch_join(sn_xpu *x, const sn_xpu_held *h, sn_xpu_rows8 rows, sn_err *err) {
     const uint8_t *singles = (uint8_t *)x->batch_table.device + x->tiles_at + 16 * x->batch_tiles;
     sn_xpu_arg args[] = {
         SN_XPU_ARG(singles), SN_XPU_ARG(h->heads[0]), SN_XPU_ARG(h->head_dim),     SN_XPU_ARG(h->window),
         SN_XPU_ARG(h->y),    SN_XPU_ARG(h->parts.n),  SN_XPU_ARG(h->parts.tokens), SN_XPU_ARG(x->partial.device),
         SN_XPU_ARG(rows.q),  SN_XPU_ARG(rows.scales)};
-    return sn_xpu_launch(x, x->kv[x->shape.dtype].attention_join, (size_t)h->heads[0], (size_t)h->n, COUNT(args), args,
-                         err);
+    return sn_xpu_launch(x, x->kv[x->shape.dtype].attention_join, (size_t)h->heads[0], (size_t)x->batch_singles,
+                         COUNT(args), args, err);
 }
 
 sn_status sn_xpu_release(sn_xpu *x, sn_xpu_rows8 rows, sn_err *err) {
@@ -75,8 +75,10 @@ sn_status sn_xpu_release(sn_xpu *x, sn_xpu_rows8 rows, sn_err *err) {
         return launch_activate(x, &h, rows, err);
     case SN_XPU_HELD_ROPE:
         return launch_ropes(x, &h, err);
+    case SN_XPU_HELD_ATTENTION:
+        return sn_xpu_launch_attention(x, &h, rows, err);
     case SN_XPU_HELD_JOIN:
-        return launch_join(x, &h, rows, err);
+        return sn_xpu_launch_join(x, &h, rows, err);
     case SN_XPU_HELD_NONE:
         break;
     }
@@ -96,7 +98,7 @@ bool sn_xpu_held_makes(const sn_xpu *x, int n, int cols, const float *y) {
     if (h->y != y) return false;
     if (h->kind == SN_XPU_HELD_NORM) return h->n == n && h->width == cols;
     if (h->kind == SN_XPU_HELD_ACTIVATE) return h->count == (size_t)n * (size_t)cols;
-    return h->kind == SN_XPU_HELD_JOIN && x->batch_rows == n && h->n == n && h->head_dim % 32 == 0 &&
+    return h->kind == SN_XPU_HELD_ATTENTION && h->n == n && h->head_dim % 32 == 0 &&
            (int64_t)h->head_dim * h->heads[0] == cols;
 }
 

@@ -250,19 +250,42 @@ sn_status sn_xpu_join_parts(sn_xpu *x, const sn_attention *params, int elements,
     return sn_xpu_hold(x, &own, err);
 }
 
+/* Groups of attention_row for each row and part. */
+static size_t row_groups(const sn_xpu *x, const sn_attention *params) {
+    const int group = params->n_heads / x->shape.n_kv_heads, teams = (group + SN_XPU_ROW_HEADS - 1) / SN_XPU_ROW_HEADS;
+    return (size_t)x->shape.n_kv_heads * (size_t)teams;
+}
+
 sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     const sn_kv_shape *shape = &x->shape;
     assert(params->n_heads > 0 && params->n_heads % shape->n_kv_heads == 0 && params->block >= 0 &&
            params->block < shape->n_blocks);
     if (shape->latent) return sn_xpu_latent_attention(x, params, q, out, err);
+    const size_t rows = (size_t)x->batch_singles;
+    const sn_xpu_parts parts = sn_xpu_divide_context(x, params->window, row_groups(x, params) * (rows ? rows : 1));
+    sn_status status = SN_OK;
+    if (parts.n > 1)
+        status = sn_xpu_buffer_reserve(
+            x, &x->partial, sn_xpu_slot_bytes(rows * (size_t)params->n_heads * parts.n, shape->head_dim), err);
+    const sn_xpu_held own = {SN_XPU_HELD_ATTENTION,
+                             .n = x->batch_rows,
+                             .x = q,
+                             .y = out,
+                             .heads = {params->n_heads},
+                             .head_dim = shape->head_dim,
+                             .window = params->window,
+                             .attention = *params,
+                             .parts = parts};
+    return status ? status : sn_xpu_hold(x, &own, err);
+}
+
+sn_status sn_xpu_launch_attention(sn_xpu *x, const sn_xpu_held *h, sn_xpu_rows8 rows8, sn_err *err) {
+    const sn_kv_shape *shape = &x->shape;
+    const sn_attention *params = &h->attention;
     const uint8_t *tiles = (uint8_t *)x->batch_table.device + x->tiles_at, *singles = tiles + 16 * x->batch_tiles,
                   *pages = (uint8_t *)x->batch_table.device + x->pages_at;
     const size_t tile_bytes = SN_XPU_TILE_ROWS * (size_t)shape->head_dim * sizeof(float);
-    const int group = params->n_heads / shape->n_kv_heads, teams = (group + SN_XPU_ROW_HEADS - 1) / SN_XPU_ROW_HEADS;
-    const size_t groups = (size_t)shape->n_kv_heads * (size_t)teams, rows = (size_t)x->batch_singles;
-    int32_t window = params->window;
-    const sn_xpu_parts parts = sn_xpu_divide_context(x, window, groups * (rows ? rows : 1));
     sn_xpu_arg args[] = {SN_XPU_ARG(singles),
                          SN_XPU_ARG(pages),
                          SN_XPU_ARG(params->block),
@@ -270,29 +293,30 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
                          SN_XPU_ARG(shape->n_kv_heads),
                          SN_XPU_ARG(shape->head_dim),
                          SN_XPU_ARG(shape->page_tokens),
-                         SN_XPU_ARG(window),
+                         SN_XPU_ARG(params->window),
                          SN_XPU_ARG(params->scale),
                          SN_XPU_ARG(params->softcap),
                          SN_XPU_ARG(params->slopes),
                          SN_XPU_ARG(params->sinks),
-                         SN_XPU_ARG(q),
-                         SN_XPU_ARG(out),
-                         SN_XPU_ARG(parts.n),
-                         SN_XPU_ARG(parts.tokens),
-                         SN_XPU_ARG(x->partial.device)};
-    sn_status status = SN_OK;
-    if (parts.n > 1)
-        status = sn_xpu_buffer_reserve(
-            x, &x->partial, sn_xpu_slot_bytes(rows * (size_t)params->n_heads * parts.n, shape->head_dim), err);
-    if (!status) status = sn_xpu_barrier(x, err);
-    if (!status)
-        status = sn_xpu_launch(x, x->kv[shape->dtype].attention_row, groups, rows * parts.n, COUNT(args), args, err);
+                         SN_XPU_ARG(h->x),
+                         SN_XPU_ARG(h->y),
+                         SN_XPU_ARG(h->parts.n),
+                         SN_XPU_ARG(h->parts.tokens),
+                         SN_XPU_ARG(x->partial.device),
+                         SN_XPU_ARG(rows8.q),
+                         SN_XPU_ARG(rows8.scales)};
+    sn_status status = sn_xpu_launch(x, x->kv[shape->dtype].attention_row, row_groups(x, params),
+                                     (size_t)x->batch_singles * h->parts.n, COUNT(args), args, err);
     args[0] = SN_XPU_ARG(tiles);
-    for (int i = 14; i < COUNT(args); i++) args[i] = SN_XPU_LOCAL(tile_bytes); /* query, keys, values */
+    args[14] = SN_XPU_ARG(rows8.q);
+    args[15] = SN_XPU_ARG(rows8.scales);
+    for (int i = 16; i < COUNT(args); i++) args[i] = SN_XPU_LOCAL(tile_bytes); /* query, keys, values */
     if (!status)
         status = sn_xpu_launch(x, x->kv[shape->dtype].attention_tile, (size_t)params->n_heads, (size_t)x->batch_tiles,
                                COUNT(args), args, err);
-    return status || parts.n == 1 ? status : sn_xpu_join_parts(x, params, shape->head_dim, parts, out, err);
+    if (status || h->parts.n == 1) return status;
+    status = sn_xpu_barrier(x, err);
+    return status ? status : sn_xpu_launch_join(x, h, rows8, err);
 }
 
 /* -- export and import: chunks of positions, through a buffer on the device */

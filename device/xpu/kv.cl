@@ -184,13 +184,14 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void kv_copy(__global c
 
 /* A row by itself (decoding): a group of 64 for up to HEADS query heads and for a part of the positions, part_tokens of
  * them, a multiple of 64. It takes 64 positions at a time: an item scores one of them, then sums every 64th dimension
- * of the results. Online softmax: Milakov & Gimelshein 2018. With one part the result goes to `out`; else maximum, sum
- * and result of each (row, head, part) go to `partial`, and attention_join follows. */
+ * of the results. Online softmax: Milakov & Gimelshein 2018. With one part the result goes to `out`, and with q8 is
+ * quantised besides (heads are then whole groups of 32); else maximum, sum and result of each (row, head, part) go to
+ * `partial`, and attention_join follows. */
 __kernel __attribute__((reqd_work_group_size(CHUNK, 1, 1))) void
 attention_row(__global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
               uint head_dim, uint page_tokens, int window, float scale, float softcap, __global const float *slopes,
               __global const float *sinks, __global const float *q, __global float *out, uint n_parts, uint part_tokens,
-              __global float *partial) {
+              __global float *partial, __global char *q8, __global float2 *scales) {
     __local float query[HEADS][DIM_MAX], scores[HEADS][CHUNK], probs[HEADS][CHUNK];
     uint lane = get_local_id(0), index = get_group_id(1) / n_parts, part = get_group_id(1) % n_parts;
     uint group = n_heads / n_kv_heads, teams = (group + HEADS - 1) / HEADS, kv_head = get_group_id(0) / teams;
@@ -262,6 +263,9 @@ attention_row(__global const uint4 *tiles, __global const ulong *pages, uint blo
             if (lane + i * CHUNK < head_dim) to[lane + i * CHUNK] = result[h][i] / divisor;
         if (n_parts > 1 && lane < 2) partial[slot + lane] = lane ? sum[h] : max_score[h];
     }
+    barrier(CLK_GLOBAL_MEM_FENCE); /* without a condition: PoCL 3.1 miscompiles a return before it */
+    for (uint g = lane; q8 && n_parts == 1 && g < heads * head_dim / 32; g += CHUNK)
+        quantise_group(out, place / 32 + g, q8, scales);
 }
 
 /* Joins the parts of a row's head; a row has those that its positions fill. One group of 64 per head and row. With q8,
@@ -292,12 +296,12 @@ attention_join(__global const uint4 *tiles, uint n_heads, uint head_dim, int win
 #define KEYS  16 /* positions at a time: a tile of the page */
 
 /* Up to 16 rows of one sequence and one head by a group of 8 x 16: keys and values are loaded to local memory once for
- * all rows. Positions before a row's window or after the row are excluded. */
+ * all rows. Positions before a row's window or after the row are excluded. q8: as in attention_row. */
 __kernel __attribute__((reqd_work_group_size(LANES, ROWS, 1))) void
 attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint block, uint n_heads, uint n_kv_heads,
                uint head_dim, uint page_tokens, int window, float scale, float softcap, __global const float *slopes,
-               __global const float *sinks, __global const float *q, __global float *out, __local float *query,
-               __local float *keys, __local float *values) {
+               __global const float *sinks, __global const float *q, __global float *out, __global char *q8,
+               __global float2 *scales, __local float *query, __local float *keys, __local float *values) {
     __local float scores[ROWS][KEYS];
     uint lane = get_local_id(0), line = get_local_id(1), item = line * LANES + lane, head = get_group_id(0);
     uint kv_head = head / (n_heads / n_kv_heads);
@@ -342,6 +346,8 @@ attention_tile(__global const uint4 *tiles, __global const ulong *pages, uint bl
     }
     for (uint i = 0; real && i < DIM_MAX / LANES; i++)
         if (lane + i * LANES < head_dim) out[place + lane + i * LANES] = result[i] / sum;
+    barrier(CLK_GLOBAL_MEM_FENCE);
+    for (uint g = lane; q8 && real && g < head_dim / 32; g += LANES) quantise_group(out, place / 32 + g, q8, scales);
 }
 
 #include "device/xpu/latent.clh"

@@ -9,29 +9,31 @@
 
 #define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))
 
-enum { FEW_ROWS = 8, FEW_ROWS_DOT = 32, OUTPUTS = 4, TILE = 64, MATRICES = 3 }; /* as in linear.cl and planes.clh */
+enum { FEW_ROWS = 8, FEW_ROWS_DOT = 32, TILE = 64 }; /* TILE: as in linear.cl */
 
 static size_t groups_of(size_t n, size_t size) { return (n + size - 1) / size; }
 
 /* -- rows in 8 bits */
 
+/* Experts take any number of rows in 8 bits. */
 size_t sn_xpu_rows8_bytes(const sn_xpu *x, const sn_device_limits *limits) {
-    const size_t rows = sn_min_size((size_t)limits->rows, FEW_ROWS_DOT), width = sn_round_up((size_t)limits->width, 32);
+    const size_t few = sn_min_size((size_t)limits->rows, FEW_ROWS_DOT),
+                 pairs = (size_t)limits->rows * (size_t)limits->experts_used, rows = few > pairs ? few : pairs,
+                 width = sn_round_up((size_t)limits->width, 32);
     return x->dp4a ? rows * (width + width / 16 * 2 * sizeof(float)) : 0;
 }
 
-static sn_xpu_rows8 rows8_of(const sn_xpu *x, int n, size_t cols) {
+sn_xpu_rows8 sn_xpu_rows8_of(const sn_xpu *x, size_t n, size_t cols) {
     uint8_t *at = x->rows8.device;
-    return (sn_xpu_rows8){at, at + (size_t)n * cols};
+    return (sn_xpu_rows8){at, at + n * cols};
 }
 
-/* Writes the n rows of x to rows8. */
-static sn_status rows8_make(sn_xpu *x, int n, size_t cols, const float *in, sn_err *err) {
+sn_status sn_xpu_rows8_make(sn_xpu *x, int n, size_t cols, const float *in, sn_err *err) {
     const size_t all = (size_t)n * cols;
     /* what is held may be in the way of a larger buffer: it is launched with the old one, or with none */
     sn_status status = sn_xpu_buffer_reserve(x, &x->rows8, all + all / 16 * 2 * sizeof(float), err);
     if (status) return status;
-    const sn_xpu_rows8 rows = rows8_of(x, n, cols);
+    const sn_xpu_rows8 rows = sn_xpu_rows8_of(x, (size_t)n, cols);
     if (sn_xpu_held_makes(x, n, (int)cols, in)) return sn_xpu_release(x, rows, err);
     uint64_t n_groups = all / 32;
     sn_xpu_arg args[] = {SN_XPU_ARG(n_groups), SN_XPU_ARG(in), SN_XPU_ARG(rows.q), SN_XPU_ARG(rows.scales)};
@@ -42,26 +44,29 @@ static sn_status rows8_make(sn_xpu *x, int n, size_t cols, const float *in, sn_e
 
 /* -- products */
 
-/* What a kernel wants to know of a matrix: MATRIX of planes.clh. */
-typedef struct matrix {
-    const void *weight;
-    uint64_t at[4];
-    const float *bias;
-    float *y;
-} matrix;
+int sn_xpu_matrix_args(const sn_xpu_matrix *matrices, sn_xpu_arg *args) {
+    int n = 0;
+    for (int i = 0; i < SN_XPU_MATRICES; i++) {
+        args[n++] = SN_XPU_ARG(matrices[i].weight);
+        args[n++] = SN_XPU_ARG(matrices[i].at);
+        args[n++] = SN_XPU_ARG(matrices[i].bias);
+        args[n++] = SN_XPU_ARG(matrices[i].y);
+    }
+    return n;
+}
 
 /* The first matrices that have one form; returns how many. */
-static sn_status matrices_of(int n_linears, const sn_linear *linears, matrix out[MATRICES], int *n, sn_xpu_form *form,
-                             sn_err *err) {
-    for (*n = 0; *n < n_linears && *n < MATRICES; ++*n) {
+static sn_status matrices_of(int n_linears, const sn_linear *linears, sn_xpu_matrix out[SN_XPU_MATRICES], int *n,
+                             sn_xpu_form *form, sn_err *err) {
+    for (*n = 0; *n < n_linears && *n < SN_XPU_MATRICES; ++*n) {
         const sn_linear *l = &linears[*n];
         sn_xpu_layout layout;
         sn_status status = sn_xpu_layout_of(l->weight->dtype, l->weight->rows, l->weight->cols, &layout, err);
         if (status) return status;
         if (*n > 0 && layout.form != *form) return SN_OK;
         *form = layout.form;
-        out[*n] =
-            (matrix){l->weight->device, {layout.highs, layout.scales, layout.supers, l->weight->rows}, l->bias, l->y};
+        out[*n] = (sn_xpu_matrix){
+            l->weight->device, {layout.highs, layout.scales, layout.supers, l->weight->rows}, l->bias, l->y};
     }
     return SN_OK;
 }
@@ -71,7 +76,7 @@ static ze_kernel_handle_t kernel_for(const sn_xpu *x, sn_xpu_form form, int n, b
                                      size_t *rows) {
     const sn_xpu_linear_kernels *k = &x->linear[form];
     const sn_xpu_dot_kernels *d = &x->dots[form];
-    *outputs = OUTPUTS;
+    *outputs = SN_XPU_OUTPUTS;
     *rows = n == 1 ? 1 : n <= 4 ? 4 : 8;
     if (dot) return n == 1 ? d->matvec1 : n <= 4 ? d->matvec4 : d->matvec8;
     if (n <= FEW_ROWS) return n == 1 ? k->matvec1 : n <= 4 ? k->matvec4 : k->matvec8;
@@ -80,20 +85,14 @@ static ze_kernel_handle_t kernel_for(const sn_xpu *x, sn_xpu_form form, int n, b
     return n <= 32 ? k->matmul_tile32 : k->matmul_tile64;
 }
 
-static sn_status launch_product(sn_xpu *x, int n, const float *in, uint32_t cols, const matrix m[MATRICES],
-                                sn_xpu_form form, bool dot, sn_err *err) {
+static sn_status launch_product(sn_xpu *x, int n, const float *in, uint32_t cols,
+                                const sn_xpu_matrix m[SN_XPU_MATRICES], sn_xpu_form form, bool dot, sn_err *err) {
     size_t outputs, rows, groups = 0;
     const ze_kernel_handle_t kernel = kernel_for(x, form, n, dot, &outputs, &rows);
-    const sn_xpu_rows8 rows8 = rows8_of(x, n, cols);
-    sn_xpu_arg args[4 * MATRICES + 4];
-    int n_args = 0;
-    for (int i = 0; i < MATRICES; i++) {
-        args[n_args++] = SN_XPU_ARG(m[i].weight);
-        args[n_args++] = SN_XPU_ARG(m[i].at);
-        args[n_args++] = SN_XPU_ARG(m[i].bias);
-        args[n_args++] = SN_XPU_ARG(m[i].y);
-        groups += groups_of((size_t)m[i].at[3], outputs);
-    }
+    const sn_xpu_rows8 rows8 = sn_xpu_rows8_of(x, (size_t)n, cols);
+    sn_xpu_arg args[4 * SN_XPU_MATRICES + 4];
+    int n_args = sn_xpu_matrix_args(m, args);
+    for (int i = 0; i < SN_XPU_MATRICES; i++) groups += groups_of((size_t)m[i].at[3], outputs);
     args[n_args++] = SN_XPU_ARG(cols);
     args[n_args++] = dot ? SN_XPU_ARG(rows8.q) : SN_XPU_ARG(in);
     if (dot) args[n_args++] = SN_XPU_ARG(rows8.scales);
@@ -113,7 +112,7 @@ sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, cons
     bool ready = false;
     sn_status status = SN_OK;
     for (int i = 0, count = 0; i < n_linears && !status; i += count) {
-        matrix m[MATRICES] = {0};
+        sn_xpu_matrix m[SN_XPU_MATRICES] = {0};
         sn_xpu_form form = SN_XPU_FORM_F32;
         status = matrices_of(n_linears - i, linears + i, m, &count, &form, err);
         const bool few = n <= FEW_ROWS_DOT && sn_dtype_quantised(linears[i].weight->dtype);
@@ -121,7 +120,7 @@ sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, cons
         const bool dot = few && xpu->dp4a; /* loading may find that the driver refuses it */
         if (!status && !dot) status = sn_xpu_load_linear(xpu, form, err);
         if (!status && dot && !made) {
-            status = rows8_make(xpu, n, cols, x, err);
+            status = sn_xpu_rows8_make(xpu, n, cols, x, err);
             made = true;
             ready = false;
         }

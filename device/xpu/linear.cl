@@ -21,6 +21,15 @@ static inline float dot8(float8 a, float8 b) {
     return ((p.s0 + p.s1) + (p.s2 + p.s3)) + ((p.s4 + p.s5) + (p.s6 + p.s7));
 }
 
+/* Adds to sums the lane's share of `count` rows of x (from) times a row of the weight: 8 elements at a time. */
+static inline void add_steps(planes m, uint row, uint cols, __global const float *x, uint count, const uint *from,
+                             float *sums) {
+    for (uint step = get_local_id(0); row < m.rows && step < m.steps; step += LANES) {
+        float8 part = weights(m, row, step);
+        for (uint r = 0; r < count; r++) sums[r] += dot8(part, inputs(x + (size_t)from[r] * cols, step, cols));
+    }
+}
+
 /* Few rows of x: 16 lanes read a row of the weight contiguously, so that it is read once, in order. A group computes 4
  * such outputs; `count` rows of x share what is read. */
 #define MATVEC(base, count)                                                                                            \
@@ -28,18 +37,13 @@ static inline float dot8(float8 a, float8 b) {
         MATRICES, uint cols, __global const float *x, uint n) {                                                        \
         __local float partial[OUTPUTS * count * LANES];                                                                \
         planes m = matrix_of_group(MATRIX_ARGS, cols, OUTPUTS);                                                        \
-        uint lane = get_local_id(0), row = m.first + get_local_id(1);                                                  \
-        uint first = get_group_id(1) * count;                                                                          \
+        uint lane = get_local_id(0), row = m.first + get_local_id(1), first = get_group_id(1) * count;                 \
+        uint from[count];                                                                                              \
         float sums[count];                                                                                             \
-        for (uint r = 0; r < count; r++) sums[r] = 0.0f;                                                               \
-        for (uint step = lane; row < m.rows && step < m.steps; step += LANES) {                                        \
-            float8 part = weights(m, row, step);                                                                       \
-            for (uint r = 0; r < count; r++) {                                                                         \
-                uint from = min(first + r, n - 1); /* beyond the last row: computed, but not written */                \
-                sums[r] += dot8(part, inputs(x + (size_t)from * cols, step, cols));                                    \
-            }                                                                                                          \
-        }                                                                                                              \
-        join_lanes(m, row, first, n, count, sums, partial);                                                            \
+        for (uint r = 0; r < count; r++)                                                                               \
+            sums[r] = 0.0f, from[r] = min(first + r, n - 1); /* beyond the last row: computed, but not written */      \
+        add_steps(m, row, cols, x, count, from, sums);                                                                 \
+        join_lanes(m, row, first + lane, first + lane < n, count, sums, partial);                                      \
     }
 
 MATVEC(linear1, 1)
@@ -134,33 +138,35 @@ NAME(linear_input_grad, SUFFIX)(WEIGHT, uint rows, uint cols, __global const flo
     }
 }
 
-/* -- mixtures of experts: the matrix of expert e lies e * stride bytes after `weight`. Simple rather than fast. */
+/* -- mixtures of experts: the matrix of expert e lies e * stride bytes after `weight`. */
+
+/* y (n, k, rows) = x . expert ids[i, j]^T + bias. As MATVEC; a group computes outputs of up to `count` pairs of one
+ * expert, with the bits of a pair by itself. Outputs along x; pairs, or chunks of them, along y. */
+#define MOE_LINEAR(base, count)                                                                                        \
+    __kernel __attribute__((reqd_work_group_size(LANES, OUTPUTS, 1))) void NAME(base, SUFFIX)(                         \
+        MATRICES, EXPERTS, uint cols, __global const float *x) {                                                       \
+        __local float partial[OUTPUTS * count * LANES];                                                                \
+        uint4 chunk = chunk_of_group(ids, order, chunks);                                                              \
+        if (chunk.s1 == 0) return; /* the whole group */                                                               \
+        planes m = matrix_of_group(MATRIX_ARGS, cols, OUTPUTS);                                                        \
+        GO_TO_EXPERT(m, chunk.s2);                                                                                     \
+        uint lane = get_local_id(0), row = m.first + get_local_id(1);                                                  \
+        uint from[count];                                                                                              \
+        float sums[count];                                                                                             \
+        for (uint r = 0; r < count; r++)                                                                               \
+            sums[r] = 0.0f, from[r] = pair_at(order, chunk.s0 + min(r, chunk.s1 - 1)) / per_row;                       \
+        add_steps(m, row, cols, x, count, from, sums);                                                                 \
+        bool is_written = lane < count && lane < chunk.s1;                                                             \
+        uint to = pair_at(order, chunk.s0 + (is_written ? lane : 0));                                                  \
+        join_lanes(m, row, to, is_written, count, sums, partial);                                                      \
+    }
+
+MOE_LINEAR(moe_linear1, 1)
+MOE_LINEAR(moe_linear8, 8)
 
 static inline planes expert(WEIGHT, ulong stride, uint cols, int e) {
     planes w = PLANES_AT(weight + (ulong)e * stride);
     return w;
-}
-
-/* y (n, k, rows) = x . expert ids[i, j]^T + bias. One group of 64 per output of a pair; outputs along x, pairs along y.
- */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-NAME(moe_linear, SUFFIX)(WEIGHT, ulong stride, uint rows, uint cols, uint k, uint per_expert, __global const int *ids,
-                         __global const float *x, __global const float *bias, __global float *y) {
-    __local float partial[64];
-    uint lane = get_local_id(0), row = get_group_id(0), pair = get_group_id(1);
-    int e = ids[pair];
-    if (e < 0) return; /* the whole group */
-    planes w = expert(weight, highs, scales, supers, stride, cols, e);
-    __global const float *own = x + (size_t)(per_expert ? pair : pair / k) * cols;
-    float sum = 0.0f;
-    for (uint step = lane; step < w.steps; step += 64) sum += dot8(weights(w, row, step), inputs(own, step, cols));
-    partial[lane] = sum;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (uint half_count = 32; half_count > 0; half_count /= 2) {
-        if (lane < half_count) partial[lane] += partial[lane + half_count];
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    if (lane == 0) y[(size_t)pair * rows + row] = bias ? partial[0] + bias[(size_t)e * rows + row] : partial[0];
 }
 
 /* dx = dy . weight over the k experts of a row in their order (k 1: of a pair), or += it. One item computes 8 columns.

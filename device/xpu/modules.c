@@ -37,15 +37,17 @@ static sn_status load_module(sn_xpu *x, sn_xpu_spirv spirv, ze_module_handle_t *
     return sn_xpu_check(x, build_module(x, spirv, SN_LOG_ERROR, out), "compiling kernels", err);
 }
 
+static ze_result_t create_kernel(ze_module_handle_t module, const char *name, uint32_t group_x, uint32_t group_y,
+                                 ze_kernel_handle_t *out) {
+    ze_kernel_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_KERNEL_DESC, .pKernelName = name};
+    const ze_result_t result = zeKernelCreate(module, &desc, out);
+    if (result) *out = NULL;
+    return result ? result : zeKernelSetGroupSize(*out, group_x, group_y, 1);
+}
+
 static sn_status load_kernel(sn_xpu *x, ze_module_handle_t module, const char *name, uint32_t group_x, uint32_t group_y,
                              ze_kernel_handle_t *out, sn_err *err) {
-    ze_kernel_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_KERNEL_DESC, .pKernelName = name};
-    sn_status status = sn_xpu_check(x, zeKernelCreate(module, &desc, out), "loading a kernel", err);
-    if (status) {
-        *out = NULL;
-        return status;
-    }
-    return sn_xpu_check(x, zeKernelSetGroupSize(*out, group_x, group_y, 1), "loading a kernel", err);
+    return sn_xpu_check(x, create_kernel(module, name, group_x, group_y, out), "loading a kernel", err);
 }
 
 /* For kernels that follow addresses that they find in the batch table. */
@@ -117,20 +119,20 @@ typedef struct form_kernel {
     ze_kernel_handle_t *kernel;
 } form_kernel;
 
-static sn_status load_form_kernels(sn_xpu *x, sn_xpu_form form, ze_module_handle_t module, size_t n,
-                                   const form_kernel *kernels, sn_err *err) {
+static ze_result_t create_form_kernels(sn_xpu_form form, ze_module_handle_t module, size_t n,
+                                       const form_kernel *kernels) {
     static const char *const forms[] = {
 #define X(name, ...) #name,
         SN_XPU_FORMS(X)
 #undef X
     };
-    sn_status status = SN_OK;
-    for (size_t i = 0; i < n && !status; i++) {
+    ze_result_t result = ZE_RESULT_SUCCESS;
+    for (size_t i = 0; i < n && !result; i++) {
         char name[32];
         snprintf(name, sizeof name, "%s_%s", kernels[i].base, forms[form]);
-        status = load_kernel(x, module, name, kernels[i].group_x, kernels[i].group_y, kernels[i].kernel, err);
+        result = create_kernel(module, name, kernels[i].group_x, kernels[i].group_y, kernels[i].kernel);
     }
-    return status;
+    return result;
 }
 
 sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
@@ -142,34 +144,51 @@ sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err) {
                                {"linear_tile64", 8, 16, &k->matmul_tile64},
                                {"get_rows", 64, 1, &k->get_rows},
                                {"linear_input_grad", 64, 1, &k->input_grad},
-                               {"moe_linear", 64, 1, &k->moe_linear},
+                               {"moe_linear1", 16, 4, &k->moe_linear1},
+                               {"moe_linear8", 16, 4, &k->moe_linear8},
                                {"moe_linear_grad", 64, 1, &k->moe_linear_grad},
                                {"head_linear", 16, 4, &k->head_linear}};
     sn_status status = sn_xpu_check_alive(x, err);
     if (status || k->module) return status;
     status = load_module(x, sn_xpu_spirv_linear(form), &k->module, err);
-    return status ? status : load_form_kernels(x, form, k->module, sizeof all / sizeof *all, all, err);
-}
-
-sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err) {
-    sn_xpu_dot_kernels *k = &x->dots[form];
-    const form_kernel all[] = {
-        {"linear_dot1", 16, 4, &k->matvec1}, {"linear_dot4", 16, 4, &k->matvec4}, {"linear_dot8", 16, 4, &k->matvec8}};
-    const sn_xpu_spirv spirv = sn_xpu_spirv_dot(form);
-    sn_status status = sn_xpu_check_alive(x, err);
-    if (status || !x->dp4a || !spirv.data || k->module) return status;
-    const ze_result_t result = build_module(x, spirv, SN_LOG_WARN, &k->module);
-    if (result == ZE_RESULT_ERROR_MODULE_BUILD_FAILURE) { /* a driver older than the instruction in SPIR-V */
-        sn_log(SN_LOG_WARN, "driver compiles no products of bytes, all products are float32", "device=%s", x->name);
-        x->dp4a = false;
-        return SN_OK;
-    }
-    status = sn_xpu_check(x, result, "compiling kernels", err);
-    return status ? status : load_form_kernels(x, form, k->module, sizeof all / sizeof *all, all, err);
+    if (status) return status;
+    return sn_xpu_check(x, create_form_kernels(form, k->module, sizeof all / sizeof *all, all), "loading a kernel",
+                        err);
 }
 
 static void drop_kernel(ze_kernel_handle_t kernel) {
     if (kernel) zeKernelDestroy(kernel);
+}
+
+static void drop_dot(sn_xpu_dot_kernels *k) {
+    drop_kernel(k->matvec1);
+    drop_kernel(k->matvec4);
+    drop_kernel(k->matvec8);
+    drop_kernel(k->moe1);
+    drop_kernel(k->moe8);
+    if (k->module) zeModuleDestroy(k->module);
+    *k = (sn_xpu_dot_kernels){0};
+}
+
+sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err) {
+    sn_xpu_dot_kernels *k = &x->dots[form];
+    const form_kernel all[] = {{"linear_dot1", 16, 4, &k->matvec1},
+                               {"linear_dot4", 16, 4, &k->matvec4},
+                               {"linear_dot8", 16, 4, &k->matvec8},
+                               {"moe_dot1", 16, 4, &k->moe1},
+                               {"moe_dot8", 16, 4, &k->moe8}};
+    const sn_xpu_spirv spirv = sn_xpu_spirv_dot(form);
+    sn_status status = sn_xpu_check_alive(x, err);
+    if (status || !x->dp4a || !spirv.data || k->module) return status;
+    ze_result_t result = build_module(x, spirv, SN_LOG_WARN, &k->module);
+    if (!result) result = create_form_kernels(form, k->module, sizeof all / sizeof *all, all);
+    if (!result || result == ZE_RESULT_ERROR_DEVICE_LOST) return sn_xpu_check(x, result, "compiling kernels", err);
+    /* a driver older than the instruction in SPIR-V, or one that cannot for another reason: nothing is lost without */
+    sn_log(SN_LOG_WARN, "driver compiles no products of bytes, all products are float32",
+           "device=%s reason=%s result=0x%x", x->name, sn_xpu_result_text(result), (unsigned)result);
+    drop_dot(k);
+    x->dp4a = false;
+    return SN_OK;
 }
 
 void sn_xpu_unload(sn_xpu *x) {
@@ -182,14 +201,12 @@ void sn_xpu_unload(sn_xpu *x) {
         drop_kernel(k->matmul_tile64);
         drop_kernel(k->get_rows);
         drop_kernel(k->input_grad);
-        drop_kernel(k->moe_linear);
+        drop_kernel(k->moe_linear1);
+        drop_kernel(k->moe_linear8);
         drop_kernel(k->moe_linear_grad);
         drop_kernel(k->head_linear);
         if (k->module) zeModuleDestroy(k->module);
-        drop_kernel(x->dots[i].matvec1);
-        drop_kernel(x->dots[i].matvec4);
-        drop_kernel(x->dots[i].matvec8);
-        if (x->dots[i].module) zeModuleDestroy(x->dots[i].module);
+        drop_dot(&x->dots[i]);
     }
     for (int i = 0; i < SN_KV_DTYPE_COUNT; i++) {
         sn_xpu_kv_kernels *k = &x->kv[i];

@@ -179,6 +179,7 @@ static void xpu_close(sn_device *d) {
     sn_xpu_free(d, x->kv_staging.device, x->kv_staging.bytes);
     sn_xpu_free(d, x->partial.device, x->partial.bytes);
     sn_xpu_free(d, x->rows8.device, x->rows8.bytes);
+    sn_xpu_free(d, x->groups.device, x->groups.bytes);
     sn_xpu_free(d, x->grad_stats.device, x->grad_stats.bytes);
     sn_xpu_host_free(d, x->staging, 0);
     sn_xpu_release_orphans(x);
@@ -199,11 +200,11 @@ typedef struct buffer_need {
     size_t bytes;
 } buffer_need;
 
-enum { BUFFERS = 6 };
+enum { BUFFERS = 7 };
 
 /* The bytes of all buffers for these limits. */
 static sn_status buffer_needs(sn_xpu *x, const sn_device_limits *l, buffer_need out[BUFFERS], sn_err *err) {
-    if (l->rows < 0 || l->width < 0 || l->context < 0 || l->sequences < 0 || l->grad_tokens < 0)
+    if (l->rows < 0 || l->width < 0 || l->context < 0 || l->sequences < 0 || l->grad_tokens < 0 || l->experts_used < 0)
         return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", l->rows,
                        l->width, l->context);
     const buffer_need all[BUFFERS] = {
@@ -212,6 +213,7 @@ static sn_status buffer_needs(sn_xpu *x, const sn_device_limits *l, buffer_need 
         {&x->kv_staging, sn_xpu_buffer_bytes(sn_xpu_kv_staging_bytes(l))},
         {&x->partial, sn_xpu_buffer_bytes(sn_xpu_partial_bytes(l))},
         {&x->rows8, sn_xpu_buffer_bytes(sn_xpu_rows8_bytes(x, l))},
+        {&x->groups, sn_xpu_buffer_bytes(sn_xpu_groups_bytes(l))},
         {&x->grad_stats, sn_xpu_buffer_bytes(3 * sizeof(float) * (size_t)l->grad_tokens * (size_t)l->heads)}};
     memcpy(out, all, sizeof all);
     return SN_OK;

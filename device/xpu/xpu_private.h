@@ -34,6 +34,7 @@
     X(scale, 64, 1)                                                                                                    \
     X(dot_rows, 64, 1)                                                                                                 \
     X(moe_gate, 64, 1)                                                                                                 \
+    X(moe_group, 128, 1)                                                                                               \
     X(moe_combine, 64, 1)                                                                                              \
     X(short_conv, 64, 1)                                                                                               \
     X(delta_rule4, 64, 1)                                                                                              \
@@ -83,14 +84,14 @@ sn_xpu_spirv sn_xpu_spirv_dot(sn_xpu_form form); /* data NULL: of a form that is
 
 typedef struct sn_xpu_linear_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
-    ze_kernel_handle_t matvec1, matvec4, matvec8, matmul_tile32, matmul_tile64, get_rows, input_grad, moe_linear,
-        moe_linear_grad, head_linear;
+    ze_kernel_handle_t matvec1, matvec4, matvec8, matmul_tile32, matmul_tile64, get_rows, input_grad, moe_linear1,
+        moe_linear8, moe_linear_grad, head_linear;
 } sn_xpu_linear_kernels;
 
 /* The kernels of linear_dot.cl for one quantised form. */
 typedef struct sn_xpu_dot_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
-    ze_kernel_handle_t matvec1, matvec4, matvec8;
+    ze_kernel_handle_t matvec1, matvec4, matvec8, moe1, moe8;
 } sn_xpu_dot_kernels;
 
 /* The kernels of kv.cl for one type of KV cache, compiled when the first batch or copy of that type comes. */
@@ -144,16 +145,17 @@ typedef enum sn_xpu_held_kind {
     SN_XPU_HELD_NORM,
     SN_XPU_HELD_ACTIVATE,
     SN_XPU_HELD_ROPE,
-    SN_XPU_HELD_JOIN
+    SN_XPU_HELD_ATTENTION,
+    SN_XPU_HELD_JOIN /* of latent attention */
 } sn_xpu_held_kind;
 
 /* An operation that is held back until the next one: held.c. */
 typedef struct sn_xpu_held {
     sn_xpu_held_kind kind;
-    int n;             /* rows: of norm, rope and join */
+    int n;             /* rows: of norm, rope and attention */
     size_t count;      /* elements: of add and activate */
-    const float *x;    /* of norm; of activate: gate */
-    float *y;          /* of norm, activate and join: what they make */
+    const float *x;    /* of norm; of activate: gate; of attention: queries */
+    float *y;          /* of norm, activate, attention and join: what they make */
     const float *more; /* of add, and of norm if it adds first: added += more */
     float *added;
     int width; /* of norm */
@@ -163,9 +165,10 @@ typedef struct sn_xpu_held {
     const float *up;
     sn_rope rope;           /* of one or two x: (n, heads, head_dim) */
     float *rotated[2];      /* the second one may be NULL */
-    int heads[2], head_dim; /* of rope; of join: heads[0] and elements of a result */
-    int32_t window;         /* of join */
+    int heads[2], head_dim; /* of rope; of attention and join: heads[0] and elements of a result */
+    int32_t window;         /* of attention and join, and the parts of single rows */
     sn_xpu_parts parts;
+    sn_attention attention;
 } sn_xpu_held;
 
 typedef struct sn_xpu {
@@ -192,7 +195,7 @@ typedef struct sn_xpu {
     sn_xpu_kv_kernels kv[SN_KV_DTYPE_COUNT];
     uint8_t *staging; /* uploads and downloads go through it */
     size_t staged;    /* bytes of it that may be in use */
-    sn_xpu_buffer ids, batch_table, kv_staging, partial, rows8, grad_stats;
+    sn_xpu_buffer ids, batch_table, kv_staging, partial, rows8, groups, grad_stats;
     sn_device_limits limits; /* for which these are prepared */
     /* -- the batch */
     sn_kv_shape shape;
@@ -253,6 +256,8 @@ bool sn_xpu_free_memory(ze_device_handle_t device, size_t *bytes);
 sn_status sn_xpu_release(sn_xpu *x, sn_xpu_rows8 rows, sn_err *err);
 /* Holds an operation back, after a release; launches it outside of a batch. */
 sn_status sn_xpu_hold(sn_xpu *x, const sn_xpu_held *held, sn_err *err);
+/* Joins the parts of single rows; a barrier has been queued. */
+sn_status sn_xpu_launch_join(sn_xpu *x, const sn_xpu_held *held, sn_xpu_rows8 rows, sn_err *err);
 /* Whether what is held makes y (n, cols) and can write it in 8 bits. */
 bool sn_xpu_held_makes(const sn_xpu *x, int n, int cols, const float *y);
 /* Whether what is held rotates q and this k of the batch's rows for its KV cache. */
@@ -281,7 +286,7 @@ sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err);
 sn_status sn_xpu_load_grad(sn_xpu *x, sn_err *err);
 sn_status sn_xpu_load_kv(sn_xpu *x, sn_kv_dtype dtype, sn_err *err);
 sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err);
-/* Nothing where there is no such kernel; clears dp4a where the driver is too old to compile it. */
+/* Nothing where there is no such kernel; clears dp4a where the driver does not compile it. */
 sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err);
 void sn_xpu_unload(sn_xpu *x);
 
@@ -297,8 +302,22 @@ sn_status sn_xpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t c
                              sn_err *err);
 
 /* -- linear.c */
+enum { SN_XPU_MATRICES = 3, SN_XPU_OUTPUTS = 4 }; /* of a launch; of a group of matvec: as in planes.clh */
+
+/* What a kernel wants to know of a matrix: MATRIX of planes.clh. */
+typedef struct sn_xpu_matrix {
+    const void *weight;
+    uint64_t at[4]; /* offsets of highs, scales and supers; rows */
+    const float *bias;
+    float *y;
+} sn_xpu_matrix;
+/* Writes the arguments of SN_XPU_MATRICES matrices; returns how many arguments these are. */
+int sn_xpu_matrix_args(const sn_xpu_matrix *matrices, sn_xpu_arg *args);
 size_t sn_xpu_rows8_bytes(const sn_xpu *x,
-                          const sn_device_limits *limits); /* of rows8, for calls within these limits */
+                          const sn_device_limits *limits);            /* of rows8, for calls within these limits */
+sn_xpu_rows8 sn_xpu_rows8_of(const sn_xpu *x, size_t n, size_t cols); /* where rows8_make has written them */
+/* Writes the n rows of x to rows8, behind a barrier. */
+sn_status sn_xpu_rows8_make(sn_xpu *x, int n, size_t cols, const float *in, sn_err *err);
 sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
 
 /* -- operations.c */
@@ -329,6 +348,7 @@ sn_status sn_xpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const
 sn_status sn_xpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
 
 /* -- experts.c */
+size_t sn_xpu_groups_bytes(const sn_device_limits *limits); /* of `groups`, for calls within these limits */
 sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
                           float *weights, sn_err *err);
 sn_status sn_xpu_moe_linear(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
@@ -352,11 +372,13 @@ sn_status sn_xpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
 sn_status sn_xpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           const float *k, const float *v, sn_err *err);
 sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+/* Launches attention that was held; a barrier has been queued. */
+sn_status sn_xpu_launch_attention(sn_xpu *x, const sn_xpu_held *held, sn_xpu_rows8 rows, sn_err *err);
 /* Divides the contexts of single rows; `groups`: of all rows with one part each. */
 sn_xpu_parts sn_xpu_divide_context(const sn_xpu *x, int32_t window, size_t groups);
 /* Bytes of x->partial for n results of this many elements. */
 size_t sn_xpu_slot_bytes(size_t n, int elements);
-/* Joins the parts of single rows, whose results have `elements` elements. */
+/* Joins the parts of single rows, which are all rows, with results of `elements` elements. */
 sn_status sn_xpu_join_parts(sn_xpu *x, const sn_attention *params, int elements, sn_xpu_parts parts, float *out,
                             sn_err *err);
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Intel's own compiler compiles the SPIR-V of the XPU kernels that is built into the programs, for a desktop card (dg2) and a
-# data-centre card (pvc): a module that it refuses would run on no Intel GPU. In the code for dg2 products of bytes are dp4a
-# instructions: once the compiler lost a structure, and with it the products, without a word.
+# data-centre card (pvc): a module that it refuses would run on no Intel GPU. In the code for dg2 every kernel of products of
+# bytes has dp4a instructions: once the compiler lost a structure, and with it the products, without a word.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 spirv=${SN_BUILD:-$here/../../build}/xpu
@@ -26,8 +26,9 @@ for module in "$spirv"/*.spv; do
     if [ $dump = 1 ]; then
       if ! ls "$scratch"/dump/*.asm >/dev/null 2>&1; then
         unseen=$((unseen + 1))
-      elif ! grep -q '^ *dp4a' "$scratch"/dump/*.asm; then
-        echo "$(basename "$module") has no dp4a for $device"
+      elif without=$(grep -L '^ *dp4a' "$scratch"/dump/*.asm) && [ -n "$without" ]; then
+        echo "$(basename "$module") has kernels without dp4a for $device:"
+        sed -n 's/^\/\/\.kernel/ /p' $without
         rc=1
       fi
     fi

@@ -8,6 +8,8 @@
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
+#include <level_zero/ze_api.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,29 +23,18 @@ static int block_launches(sn_dtype dtype, int n_past) {
     return three - two;
 }
 
-/* Add, norm and 8 bits; q, k, v; rope and store; attention; 8 bits, of a long context with the join of its parts; o;
- * add, norm and 8 bits; up and gate; activation and 8 bits; down. */
-Test(xpu_decode, a_block_takes_10_launches) {
-    cr_expect_eq(block_launches(SN_Q4_1, 0), 10);
+/* Add, norm and 8 bits; q, k, v; rope and store; attention and 8 bits; o; add, norm and 8 bits; up and gate; activation
+ * and 8 bits; down. Of a long context attention is two launches, the second of which joins its parts. */
+Test(xpu_decode, a_block_takes_9_launches) {
+    cr_expect_eq(block_launches(SN_Q4_1, 0), 9);
     cr_expect_eq(block_launches(SN_Q4_1, 200), 10);
 }
 
 Test(xpu_decode, a_block_of_float_matrices_takes_9_launches) { cr_expect_eq(block_launches(SN_F16, 0), 9); }
 
-Test(xpu_decode, a_block_takes_9_launches_without_products_of_bytes) {
-    setenv("ZE_TEST_NO_DP4A", "1", 1);
-    cr_expect_eq(block_launches(SN_Q4_1, 0), 9);
-}
-
-/* An older driver than the instruction: the device computes as one without it, and is not lost. */
-Test(xpu_decode, a_block_takes_9_launches_where_the_driver_refuses_products_of_bytes) {
-    setenv("ZE_TEST_REFUSE_DOTS", "1", 1);
-    cr_expect_eq(block_launches(SN_Q4_1, 0), 9);
-}
-
 /* -- what operations that take others along write */
 
-enum { HEADS = 2, DIM = 32, WIDTH = HEADS * DIM, ROWS = 9, PAST = 150, POSITIONS = PAST + ROWS, BUFFERS = 8 };
+enum { HEADS = 2, DIM = 64, WIDTH = HEADS * DIM, ROWS = 17, PAST = 150, POSITIONS = PAST + ROWS, BUFFERS = 8 };
 enum { PAGE = 16, PAGES = (POSITIONS + PAGE - 1) / PAGE };
 
 typedef struct bench {
@@ -108,7 +99,7 @@ static void run_block(const bench *b, int n) {
 }
 
 /* Rows, then keys and values. Returns the launches. */
-static int run(sn_kv_dtype dtype, int n, bool apart, float *rows, float *kv) {
+static int run(sn_kv_dtype dtype, int past, int n, bool apart, float *rows, float *kv) {
     const sn_kv_shape shape = {1, HEADS, DIM, PAGE, dtype, 0};
     bench b = {.apart = apart};
     bool replayed;
@@ -120,7 +111,7 @@ static int run(sn_kv_dtype dtype, int n, bool apart, float *rows, float *kv) {
     b.cos_sin = new_floats(b.d, ROWS * DIM, 2);
     load_weight(&b);
     for (int i = 0; i < PAGES; i++) REQUIRE(ops->alloc(b.d, page, &b.pages[i], &err));
-    const sn_sequence sequence = {b.pages, PAST, 0, n, {0}};
+    const sn_sequence sequence = {b.pages, past, 0, n, {0}};
     REQUIRE(ops->batch_begin(b.d, &(sn_batch){&shape, n, 1, &sequence, 0}, &replayed, &err));
     uint64_t before = ze_test_launches();
     run_block(&b, n);
@@ -128,7 +119,7 @@ static int run(sn_kv_dtype dtype, int n, bool apart, float *rows, float *kv) {
     int launches = (int)(ze_test_launches() - before);
     for (int i = 0; i < BUFFERS; i++)
         REQUIRE(ops->download(b.d, rows + i * ROWS * WIDTH, b.at[i], ROWS * WIDTH * sizeof *rows, &err));
-    REQUIRE(ops->kv_read(b.d, &shape, 0, b.pages, PAST, n, kv, kv + ROWS * WIDTH, &err));
+    REQUIRE(ops->kv_read(b.d, &shape, 0, b.pages, past, n, kv, kv + ROWS * WIDTH, &err));
     for (int i = 0; i < BUFFERS; i++) ops->free(b.d, b.at[i], ROWS * WIDTH * sizeof *rows);
     for (int i = 0; i < PAGES; i++) ops->free(b.d, b.pages[i], page);
     ops->free(b.d, b.norm, WIDTH * sizeof *rows);
@@ -138,20 +129,87 @@ static int run(sn_kv_dtype dtype, int n, bool apart, float *rows, float *kv) {
     return launches;
 }
 
-static void expect_same_bits(sn_kv_dtype dtype, int n, int together, int apart) {
+static void expect_same_bits(sn_kv_dtype dtype, int past, int n, int together, int apart) {
     static float rows[2][BUFFERS * ROWS * WIDTH], kv[2][2 * ROWS * WIDTH];
-    cr_expect_eq(run(dtype, n, false, rows[0], kv[0]), together);
-    cr_expect_eq(run(dtype, n, true, rows[1], kv[1]), apart);
+    cr_expect_eq(run(dtype, past, n, false, rows[0], kv[0]), together);
+    cr_expect_eq(run(dtype, past, n, true, rows[1], kv[1]), apart);
     cr_expect_eq(memcmp(rows[0], rows[1], sizeof rows[0]), 0, "%d rows", n);
     cr_expect_eq(memcmp(kv[0], kv[1], (size_t)n * WIDTH * sizeof **kv), 0, "keys of %d rows", n);
     cr_expect_eq(memcmp(kv[0] + ROWS * WIDTH, kv[1] + ROWS * WIDTH, (size_t)n * WIDTH * sizeof **kv), 0,
                  "values of %d rows", n);
 }
 
-/* One row: a long context, whose parts are joined. 9: attention by tiles. */
+/* One row behind a few; behind many, whose parts are joined. 9: attention by tiles. 17: both. */
 Test(xpu_decode, operations_that_take_others_along_write_the_same_bits) {
-    expect_same_bits(SN_KV_F32, 1, 10, 16);
-    expect_same_bits(SN_KV_Q8, 9, 10, 15);
+    expect_same_bits(SN_KV_F16, 3, 1, 9, 15);
+    expect_same_bits(SN_KV_F32, PAST, 1, 10, 16);
+    expect_same_bits(SN_KV_Q8, PAST, 9, 9, 15);
+    expect_same_bits(SN_KV_F32, 20, 17, 10, 16);
+    expect_same_bits(SN_KV_F16, PAST, 17, 11, 17);
+}
+
+/* -- products of bytes */
+
+/* Of one quantised matrix with a row: 8 bits of the row, and the product. */
+static int product_launches(void) {
+    bench b = {0};
+    REQUIRE(sn_device_open(xpu, NULL, &b.d, &err));
+    b.at[0] = new_floats(b.d, WIDTH, 1);
+    b.at[1] = new_floats(b.d, WIDTH, 2);
+    load_weight(&b);
+    unsigned long before = ze_test_launches();
+    REQUIRE(b.d->ops->linear(b.d, 1, b.at[0], 1, &(sn_linear){&b.weight, NULL, b.at[1], false}, &err));
+    int launches = (int)(ze_test_launches() - before);
+    for (int i = 0; i < 2; i++) b.d->ops->free(b.d, b.at[i], WIDTH * sizeof(float));
+    b.d->ops->free(b.d, (void *)b.weight.device, b.weight.bytes);
+    sn_device_close(&b.d);
+    return launches;
+}
+
+Test(xpu_decode, a_product_takes_2_launches) { cr_expect_eq(product_launches(), 2); }
+
+Test(xpu_decode, a_product_takes_1_launch_without_products_of_bytes) {
+    setenv("ZE_TEST_NO_DP4A", "1", 1);
+    cr_expect_eq(product_launches(), 1);
+    cr_expect_eq(block_launches(SN_Q4_1, 0), 9);
+}
+
+static void set_result(const char *variable, ze_result_t result) {
+    char text[16];
+    snprintf(text, sizeof text, "0x%x", (unsigned)result);
+    setenv(variable, text, 1);
+}
+
+/* An older driver than the instruction, or one that fails otherwise: the device computes as one without it, and is not
+ * lost. */
+Test(xpu_decode, a_product_takes_1_launch_where_the_driver_refuses_products_of_bytes) {
+    static const ze_result_t refusals[] = {ZE_RESULT_ERROR_MODULE_BUILD_FAILURE,  ZE_RESULT_ERROR_UNSUPPORTED_FEATURE,
+                                           ZE_RESULT_ERROR_INVALID_NATIVE_BINARY, ZE_RESULT_ERROR_MODULE_LINK_FAILURE,
+                                           ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY,  ZE_RESULT_ERROR_UNKNOWN};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        set_result("ZE_TEST_REFUSE_DOTS", refusals[i]);
+        cr_expect_eq(product_launches(), 1, "result 0x%x", (unsigned)refusals[i]);
+    }
+    cr_expect_eq(block_launches(SN_Q4_1, 0), 9);
+}
+
+/* The module is compiled, and one of its kernels is not created: those before it are given back. */
+Test(xpu_decode, a_product_takes_1_launch_where_the_driver_refuses_a_kernel_of_products_of_bytes) {
+    set_result("ZE_TEST_REFUSE_DOT_KERNELS", ZE_RESULT_ERROR_INVALID_KERNEL_NAME);
+    cr_expect_eq(product_launches(), 1);
+    cr_expect_eq(ze_test_objects(), 0);
+}
+
+/* A device that is lost while they are compiled is lost. */
+Test(xpu_decode, a_device_that_is_lost_while_it_compiles_products_of_bytes_stops) {
+    set_result("ZE_TEST_REFUSE_DOTS", ZE_RESULT_ERROR_DEVICE_LOST);
+    sn_device *d;
+    REQUIRE(sn_device_open(xpu, NULL, &d, &err));
+    sn_err err = {0};
+    const sn_weight w = {.dtype = SN_Q4_1, .rows = 1, .cols = 32};
+    cr_expect_eq(d->ops->linear(d, 1, NULL, 1, &(sn_linear){&w, NULL, NULL, false}, &err), SN_STOP);
+    cr_expect(d->lost);
+    sn_device_close(&d);
 }
 #else
 #include <criterion/criterion.h>

@@ -17,9 +17,10 @@
  * variables: ZE_TEST_DEVICES (number of devices, 1), ZE_TEST_MEMORY (bytes per device, 4 GiB), ZE_TEST_STALL (while
  * this file exists, no kernel and no copy ends), ZE_TEST_RELAXED (set: more than half of the memory may be
  * allocated at once, for modules that were built for it), ZE_TEST_NO_DP4A (set: the devices do not multiply four pairs
- * of bytes at once), ZE_TEST_REFUSE_DOTS (set: they do, but modules with such products do not compile, as in drivers
- * that are older than them), ZE_TEST_WAIT_S (300: so many seconds after a loss, or after its list was freed, a command
- * that has not ended ends the process with a sentence). */
+ * of bytes at once), ZE_TEST_REFUSE_DOTS (they do, but modules with such products do not compile, as in drivers that
+ * are older than them: with this ze_result_t), ZE_TEST_REFUSE_DOT_KERNELS (likewise, but they compile, and one of their
+ * kernels is refused), ZE_TEST_WAIT_S (300: so many
+ * seconds after a loss, or after its list was freed, a command that has not ended ends the process with a sentence). */
 #ifndef SN_TESTS_ZE_DRIVER_DRIVER_H
 #define SN_TESTS_ZE_DRIVER_DRIVER_H
 

@@ -80,8 +80,7 @@ static void run(sn_device *d, const layer *l, int first, int n, bool per_expert,
     const sn_moe_selection c = {n, EXPERTS, K, l->ids + pair, NULL};
     sn_moe_linear linears[N_LINEARS];
     for (int i = 0; i < n_linears; i++)
-        linears[i] =
-            (sn_moe_linear){&l->experts[i], i ? NULL : l->bias, l->y[i] + pair * l->experts[i].first.rows};
+        linears[i] = (sn_moe_linear){&l->experts[i], i ? NULL : l->bias, l->y[i] + pair * l->experts[i].first.rows};
     REQUIRE(d->ops->moe_linear(d, &c, per_expert, l->x + (per_expert ? pair : (size_t)first) * COLS, n_linears, linears,
                                &err));
 }

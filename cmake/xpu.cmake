@@ -10,17 +10,18 @@ if(ZE_FOUND AND SN_OCL_CLANG AND SN_LLVM_SPIRV AND SN_SPIRV_VAL)
   set(SN_XPU ON)
 endif()
 
-# sn_xpu_module(name source flag...): compiles ${name}.spv in the build folder. The device driver optimises the modules;
+# sn_xpu_module(name source flag...): compiles ${name}.spv in the build folder, for the environment SN_XPU_ENVIRONMENT. The device driver optimises the modules;
 # clang's own passes are disabled, because spirv-val refuses some of their output.
 set(SN_XPU_SPIRV ${CMAKE_BINARY_DIR}/xpu)
 set(SN_XPU_MODULES "")
+set(SN_XPU_ENVIRONMENT opencl1.2)
 macro(sn_xpu_module name source)
   add_custom_command(OUTPUT ${SN_XPU_SPIRV}/${name}.spv
-    COMMAND ${CMAKE_COMMAND} -E make_directory ${SN_XPU_SPIRV}
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${SN_XPU_SPIRV}/emulated
     COMMAND ${SN_OCL_CLANG} -target spir64 -x cl -cl-std=CL1.2 -O2 -Xclang -disable-llvm-passes -Wall -Werror -I${CMAKE_SOURCE_DIR} ${ARGN}
             -emit-llvm -c ${CMAKE_SOURCE_DIR}/device/xpu/${source} -o ${SN_XPU_SPIRV}/${name}.bc
     COMMAND ${SN_LLVM_SPIRV} --spirv-max-version=1.2 --spirv-ext=+SPV_KHR_integer_dot_product ${SN_XPU_SPIRV}/${name}.bc -o ${SN_XPU_SPIRV}/${name}.spv
-    COMMAND ${SN_SPIRV_VAL} --target-env opencl1.2 ${SN_XPU_SPIRV}/${name}.spv
+    COMMAND ${SN_SPIRV_VAL} --target-env ${SN_XPU_ENVIRONMENT} ${SN_XPU_SPIRV}/${name}.spv
     DEPENDS ${CMAKE_SOURCE_DIR}/device/xpu/${source} ${CMAKE_SOURCE_DIR}/device/xpu/formulas.clh
       ${CMAKE_SOURCE_DIR}/device/xpu/planes.clh ${CMAKE_SOURCE_DIR}/device/xpu/latent.clh ${CMAKE_SOURCE_DIR}/device/xpu/delta.clh VERBATIM)
   list(APPEND SN_XPU_MODULES ${SN_XPU_SPIRV}/${name}.spv)
@@ -53,6 +54,15 @@ if(SN_XPU)
     sn_xpu_module(linear_${name} linear.cl ${flags} -DSUFFIX=${name})
     if(form MATCHES "Q|MX") # the quantised ones
       sn_xpu_module(linear_dot_${name} linear_dot.cl ${flags} -DSUFFIX=${name})
+      foreach(width 8 16) # and once more for the test driver, which has neither matrix units nor subgroups
+        set(kernel linear_xmx${width}_${name})
+        set(SN_XPU_ENVIRONMENT opencl2.2) # subgroups of a size: SPIR-V 1.1
+        sn_xpu_module(${kernel} linear_xmx.cl ${flags} -DWIDTH=${width} -DKERNEL=${kernel})
+        set(SN_XPU_ENVIRONMENT opencl1.2)
+        if(SN_TESTS)
+          sn_xpu_module(emulated/${kernel} linear_xmx.cl ${flags} -DWIDTH=${width} -DKERNEL=${kernel} -DEMULATED)
+        endif()
+      endforeach()
     endif()
   endforeach()
   set_source_files_properties(device/xpu/spirv.c PROPERTIES
@@ -74,7 +84,8 @@ if(SN_XPU AND OPENCL_FOUND AND SN_TESTS)
   add_library(ze_test_driver SHARED ${driver})
   target_link_libraries(ze_test_driver PRIVATE PkgConfig::OPENCL Threads::Threads)
   target_include_directories(ze_test_driver PRIVATE ${ZE_INCLUDE_DIRS})
-  target_compile_definitions(ze_test_driver PRIVATE SN_LLVM_SPIRV="${SN_LLVM_SPIRV}" CL_TARGET_OPENCL_VERSION=300)
+  target_compile_definitions(ze_test_driver PRIVATE SN_LLVM_SPIRV="${SN_LLVM_SPIRV}" SN_XPU_EMULATED="${SN_XPU_SPIRV}/emulated"
+    CL_TARGET_OPENCL_VERSION=300)
   set_target_properties(ze_test_driver PROPERTIES C_VISIBILITY_PRESET hidden)
   get_property(tests DIRECTORY tests PROPERTY BUILDSYSTEM_TARGETS)
   list(FILTER tests INCLUDE REGEX "^(test_xpu|test_emulated|emulated_)")

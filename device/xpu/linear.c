@@ -2,8 +2,8 @@
  *
  * Few rows: kernels that read each weight once for up to 8 of them. Where the device has an instruction for four
  * products of bytes (dp4a), quantised weights are multiplied with x in 8 bits in groups of 32, as on the CPU, up to 32
- * rows; the operation that makes x writes it so, if it is held back (held.c). More rows: tiles. Elsewhere everything is
- * float32. */
+ * rows, and any number where the device has matrix units (XMX); the operation that makes x writes it so, if it is held
+ * back (held.c). Elsewhere everything is float32, many rows by tiles. */
 #include "base/mem.h"
 #include "device/xpu/xpu_private.h"
 
@@ -15,10 +15,10 @@ static size_t groups_of(size_t n, size_t size) { return (n + size - 1) / size; }
 
 /* -- rows in 8 bits */
 
-/* Experts take any number of rows in 8 bits. */
+/* Experts and matrix units take any number of rows in 8 bits. */
 size_t sn_xpu_rows8_bytes(const sn_xpu *x, const sn_device_limits *limits) {
-    const size_t few = sn_min_size((size_t)limits->rows, FEW_ROWS_DOT),
-                 pairs = (size_t)limits->rows * (size_t)limits->experts_used, rows = few > pairs ? few : pairs,
+    const size_t most = x->xmx_lanes ? (size_t)limits->rows : sn_min_size((size_t)limits->rows, FEW_ROWS_DOT),
+                 pairs = (size_t)limits->rows * (size_t)limits->experts_used, rows = most > pairs ? most : pairs,
                  width = sn_round_up((size_t)limits->width, 32);
     return x->dp4a ? rows * (width + width / 16 * 2 * sizeof(float)) : 0;
 }
@@ -63,7 +63,7 @@ static sn_status matrices_of(int n_linears, const sn_linear *linears, sn_xpu_mat
         sn_xpu_layout layout;
         sn_status status = sn_xpu_layout_of(l->weight->dtype, l->weight->rows, l->weight->cols, &layout, err);
         if (status) return status;
-        if (*n > 0 && layout.form != *form) return SN_OK;
+        if (*n > 0 && (layout.form != *form || l->high_precision != linears[0].high_precision)) return SN_OK;
         *form = layout.form;
         out[*n] = (sn_xpu_matrix){
             l->weight->device, {layout.highs, layout.scales, layout.supers, l->weight->rows}, l->bias, l->y};
@@ -71,14 +71,36 @@ static sn_status matrices_of(int n_linears, const sn_linear *linears, sn_xpu_mat
     return SN_OK;
 }
 
+/* How a product is computed. */
+typedef enum way { FLOATS, BYTES, MATRIX_UNITS } way;
+
+/* Loads the kernels, of which the driver may refuse those in 8 bits. */
+static sn_status way_of(sn_xpu *x, const sn_linear *linear, sn_xpu_form form, int n, way *out, sn_err *err) {
+    const bool quantised = sn_dtype_quantised(linear->weight->dtype);
+    sn_status status = SN_OK;
+    *out = FLOATS;
+    if (quantised && n <= FEW_ROWS_DOT) {
+        status = sn_xpu_load_dot(x, form, err);
+        if (x->dp4a) *out = BYTES;
+    } else if (quantised && !linear->high_precision) {
+        status = sn_xpu_load_xmx(x, form, err);
+        if (x->xmx_lanes) *out = MATRIX_UNITS;
+    }
+    return status || *out != FLOATS ? status : sn_xpu_load_linear(x, form, err);
+}
+
 /* The kernel for n rows, and how many outputs and rows its groups compute. */
-static ze_kernel_handle_t kernel_for(const sn_xpu *x, sn_xpu_form form, int n, bool dot, size_t *outputs,
-                                     size_t *rows) {
+static ze_kernel_handle_t kernel_for(const sn_xpu *x, sn_xpu_form form, int n, way by, size_t *outputs, size_t *rows) {
     const sn_xpu_linear_kernels *k = &x->linear[form];
     const sn_xpu_dot_kernels *d = &x->dots[form];
+    if (by == MATRIX_UNITS) {
+        *outputs = 32;
+        *rows = 4 * (size_t)x->xmx_lanes;
+        return x->xmx[form].matmul;
+    }
     *outputs = SN_XPU_OUTPUTS;
     *rows = n == 1 ? 1 : n <= 4 ? 4 : 8;
-    if (dot) return n == 1 ? d->matvec1 : n <= 4 ? d->matvec4 : d->matvec8;
+    if (by == BYTES) return n == 1 ? d->matvec1 : n <= 4 ? d->matvec4 : d->matvec8;
     if (n <= FEW_ROWS) return n == 1 ? k->matvec1 : n <= 4 ? k->matvec4 : k->matvec8;
     *outputs = TILE;
     *rows = n <= 32 ? 32 : TILE;
@@ -86,16 +108,16 @@ static ze_kernel_handle_t kernel_for(const sn_xpu *x, sn_xpu_form form, int n, b
 }
 
 static sn_status launch_product(sn_xpu *x, int n, const float *in, uint32_t cols,
-                                const sn_xpu_matrix m[SN_XPU_MATRICES], sn_xpu_form form, bool dot, sn_err *err) {
+                                const sn_xpu_matrix m[SN_XPU_MATRICES], sn_xpu_form form, way by, sn_err *err) {
     size_t outputs, rows, groups = 0;
-    const ze_kernel_handle_t kernel = kernel_for(x, form, n, dot, &outputs, &rows);
+    const ze_kernel_handle_t kernel = kernel_for(x, form, n, by, &outputs, &rows);
     const sn_xpu_rows8 rows8 = sn_xpu_rows8_of(x, (size_t)n, cols);
     sn_xpu_arg args[4 * SN_XPU_MATRICES + 4];
     int n_args = sn_xpu_matrix_args(m, args);
     for (int i = 0; i < SN_XPU_MATRICES; i++) groups += groups_of((size_t)m[i].at[3], outputs);
     args[n_args++] = SN_XPU_ARG(cols);
-    args[n_args++] = dot ? SN_XPU_ARG(rows8.q) : SN_XPU_ARG(in);
-    if (dot) args[n_args++] = SN_XPU_ARG(rows8.scales);
+    args[n_args++] = by == FLOATS ? SN_XPU_ARG(in) : SN_XPU_ARG(rows8.q);
+    if (by != FLOATS) args[n_args++] = SN_XPU_ARG(rows8.scales);
     args[n_args++] = SN_XPU_ARG(n);
     return sn_xpu_launch(x, kernel, groups, groups_of((size_t)n, rows), n_args, args, err);
 }
@@ -114,19 +136,17 @@ sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, cons
     for (int i = 0, count = 0; i < n_linears && !status; i += count) {
         sn_xpu_matrix m[SN_XPU_MATRICES] = {0};
         sn_xpu_form form = SN_XPU_FORM_F32;
+        way by = FLOATS;
         status = matrices_of(n_linears - i, linears + i, m, &count, &form, err);
-        const bool few = n <= FEW_ROWS_DOT && sn_dtype_quantised(linears[i].weight->dtype);
-        if (!status && few) status = sn_xpu_load_dot(xpu, form, err);
-        const bool dot = few && xpu->dp4a; /* loading may find that the driver refuses it */
-        if (!status && !dot) status = sn_xpu_load_linear(xpu, form, err);
-        if (!status && dot && !made) {
+        if (!status) status = way_of(xpu, &linears[i], form, n, &by, err);
+        if (!status && by != FLOATS && !made) {
             status = sn_xpu_rows8_make(xpu, n, cols, x, err);
             made = true;
             ready = false;
         }
         if (!status && !ready) status = sn_xpu_barrier(xpu, err);
         ready = true;
-        if (!status) status = launch_product(xpu, n, x, (uint32_t)cols, m, form, dot, err);
+        if (!status) status = launch_product(xpu, n, x, (uint32_t)cols, m, form, by, err);
     }
     return status;
 }

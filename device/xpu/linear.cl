@@ -92,13 +92,6 @@ MATVEC(linear8, 8)
     (to[k][line] = v.s0, to[(k) + 1][line] = v.s1, to[(k) + 2][line] = v.s2, to[(k) + 3][line] = v.s3,                 \
      to[(k) + 4][line] = v.s4, to[(k) + 5][line] = v.s5, to[(k) + 6][line] = v.s6, to[(k) + 7][line] = v.s7)
 
-static inline void store_outputs(planes m, uint row, uint out, float8 sums) {
-    float v[8];
-    vstore8(sums, 0, v);
-    for (uint e = 0; e < 8 && out + e < m.rows; e++)
-        m.y[(size_t)row * m.rows + out + e] = m.bias ? v[e] + m.bias[out + e] : v[e];
-}
-
 MATMUL(linear_tile32, 4, 8)
 MATMUL(linear_tile64, 4, 16)
 

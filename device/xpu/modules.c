@@ -170,6 +170,10 @@ static void drop_dot(sn_xpu_dot_kernels *k) {
     *k = (sn_xpu_dot_kernels){0};
 }
 
+/* Of a module that the device can do without: a driver that is older than an instruction in SPIR-V, or cannot compile
+ * it for another reason. */
+static bool is_refusal(ze_result_t result) { return result && result != ZE_RESULT_ERROR_DEVICE_LOST; }
+
 sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err) {
     sn_xpu_dot_kernels *k = &x->dots[form];
     const form_kernel all[] = {{"linear_dot1", 16, 4, &k->matvec1},
@@ -182,12 +186,35 @@ sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err) {
     if (status || !x->dp4a || !spirv.data || k->module) return status;
     ze_result_t result = build_module(x, spirv, SN_LOG_WARN, &k->module);
     if (!result) result = create_form_kernels(form, k->module, sizeof all / sizeof *all, all);
-    if (!result || result == ZE_RESULT_ERROR_DEVICE_LOST) return sn_xpu_check(x, result, "compiling kernels", err);
-    /* a driver older than the instruction in SPIR-V, or one that cannot for another reason: nothing is lost without */
+    if (!is_refusal(result)) return sn_xpu_check(x, result, "compiling kernels", err);
     sn_log(SN_LOG_WARN, "driver compiles no products of bytes, all products are float32",
            "device=%s reason=%s result=0x%x", x->name, sn_xpu_result_text(result), (unsigned)result);
     drop_dot(k);
     x->dp4a = false;
+    x->xmx_lanes = 0; /* few rows are in 8 bits where many are */
+    return SN_OK;
+}
+
+static void drop_xmx(sn_xpu_xmx_kernels *k) {
+    drop_kernel(k->matmul);
+    if (k->module) zeModuleDestroy(k->module);
+    *k = (sn_xpu_xmx_kernels){0};
+}
+
+sn_status sn_xpu_load_xmx(sn_xpu *x, sn_xpu_form form, sn_err *err) {
+    sn_xpu_xmx_kernels *k = &x->xmx[form];
+    const uint32_t lanes = (uint32_t)x->xmx_lanes;
+    const form_kernel kernel = {lanes == 16 ? "linear_xmx16" : "linear_xmx8", lanes, 4, &k->matmul};
+    const sn_xpu_spirv spirv = sn_xpu_spirv_xmx(form, x->xmx_lanes);
+    sn_status status = sn_xpu_check_alive(x, err);
+    if (status || !x->xmx_lanes || !spirv.data || k->module) return status;
+    ze_result_t result = build_module(x, spirv, SN_LOG_WARN, &k->module);
+    if (!result) result = create_form_kernels(form, k->module, 1, &kernel);
+    if (!is_refusal(result)) return sn_xpu_check(x, result, "compiling kernels", err);
+    sn_log(SN_LOG_WARN, "driver compiles nothing for matrix units, products of many rows are float32",
+           "device=%s reason=%s result=0x%x", x->name, sn_xpu_result_text(result), (unsigned)result);
+    drop_xmx(k);
+    x->xmx_lanes = 0;
     return SN_OK;
 }
 
@@ -207,6 +234,7 @@ void sn_xpu_unload(sn_xpu *x) {
         drop_kernel(k->head_linear);
         if (k->module) zeModuleDestroy(k->module);
         drop_dot(&x->dots[i]);
+        drop_xmx(&x->xmx[i]);
     }
     for (int i = 0; i < SN_KV_DTYPE_COUNT; i++) {
         sn_xpu_kv_kernels *k = &x->kv[i];

@@ -116,14 +116,34 @@ static sn_status find_device(sn_xpu *x, sn_err *err) {
     return SN_OK;
 }
 
-/* Whether the driver allocates more at once than the device's limit, if it is asked to. */
-static bool has_relaxed_limits(ze_driver_handle_t driver) {
+static bool has_extension(ze_driver_handle_t driver, const char *name) {
     ze_driver_extension_properties_t all[256];
     uint32_t n = sizeof all / sizeof *all;
     if (zeDriverGetExtensionProperties(driver, &n, all)) return false;
     for (uint32_t i = 0; i < n; i++)
-        if (!strncmp(all[i].name, ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME, sizeof all[i].name)) return true;
+        if (!strncmp(all[i].name, name, sizeof all[i].name)) return true;
     return false;
+}
+
+/* Of an extension that Intel's driver has and the loader's headers do not: its document MODULE_DP_SUPPORT. */
+#define MATRIX_UNITS_EXTENSION "ZE_intel_experimental_device_module_dp_properties"
+enum { MATRIX_UNITS_STYPE = 0x00030013, HAS_MATRIX_UNITS = 2 };
+typedef struct matrix_units {
+    ze_structure_type_t stype;
+    void *pNext;
+    uint32_t flags;
+} matrix_units;
+
+/* The lanes of a subgroup that shares a matrix unit: as many as the smallest subgroup has. 0: the device has none. */
+static int matrix_lanes(const sn_xpu *x, const ze_device_compute_properties_t *compute) {
+    uint32_t least = UINT32_MAX, stype = MATRIX_UNITS_STYPE;
+    matrix_units units = {.pNext = NULL};
+    memcpy(&units.stype, &stype, sizeof stype);
+    ze_device_module_properties_t module = {.stype = ZE_STRUCTURE_TYPE_DEVICE_MODULE_PROPERTIES, .pNext = &units};
+    if (!has_extension(x->driver, MATRIX_UNITS_EXTENSION) || zeDeviceGetModuleProperties(x->device, &module)) return 0;
+    for (uint32_t i = 0; i < compute->numSubGroupSizes && i < ZE_SUBGROUPSIZE_COUNT; i++)
+        if (compute->subGroupSizes[i] < least) least = compute->subGroupSizes[i];
+    return units.flags & HAS_MATRIX_UNITS && (least == 8 || least == 16) ? (int)least : 0;
 }
 
 static sn_status query_device(sn_xpu *x, sn_err *err) {
@@ -142,8 +162,10 @@ static sn_status query_device(sn_xpu *x, sn_err *err) {
                        "and %d",
                        x->name, compute.maxTotalGroupSize, compute.maxSharedLocalMemory, GROUP, LOCAL);
     x->dp4a = module.flags & ZE_DEVICE_MODULE_FLAG_DP4A;
+    x->xmx_lanes = x->dp4a ? matrix_lanes(x, &compute) : 0;
     x->base.allocation_max = p.maxMemAllocSize;
-    x->relaxed = has_relaxed_limits(x->driver);
+    /* the driver allocates more at once than the device's limit, if it is asked to */
+    x->relaxed = has_extension(x->driver, ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME);
     x->memory = device_memory_bytes(x->device);
     snprintf(x->description, sizeof x->description, "%s: %.128s, %.1f GiB", x->name, p.name,
              (double)x->memory / (1024.0 * 1024 * 1024));

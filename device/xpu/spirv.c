@@ -16,7 +16,7 @@ EMBED(kv_q8)
 #define X(form, ...) EMBED(linear_##form)
 SN_XPU_FORMS(X)
 #undef X
-#define X(form, ...) EMBED(linear_dot_##form)
+#define X(form, ...) EMBED(linear_dot_##form) EMBED(linear_xmx8_##form) EMBED(linear_xmx16_##form)
 SN_QUANT_TYPES(X)
 #undef X
 
@@ -51,4 +51,16 @@ sn_xpu_spirv sn_xpu_spirv_dot(sn_xpu_form form) {
 #undef X
     };
     return (sn_xpu_spirv){ends[form][0], (size_t)(ends[form][1] - ends[form][0])};
+}
+
+sn_xpu_spirv sn_xpu_spirv_xmx(sn_xpu_form form, int lanes) {
+    static const uint8_t *const ends[SN_XPU_FORM_COUNT][2][2] = {
+#define X(name, ...)                                                                                                   \
+    [SN_XPU_FORM_##name] = {{sn_xpu_spv_linear_xmx8_##name, sn_xpu_spv_linear_xmx8_##name##_end},                      \
+                            {sn_xpu_spv_linear_xmx16_##name, sn_xpu_spv_linear_xmx16_##name##_end}},
+        SN_QUANT_TYPES(X)
+#undef X
+    };
+    const uint8_t *const *own = ends[form][lanes == 16];
+    return (sn_xpu_spirv){own[0], (size_t)(own[1] - own[0])};
 }

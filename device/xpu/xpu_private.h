@@ -12,8 +12,9 @@
  * batch lies in the batch table.
  *
  * Only Level Zero 1.3 is used. Kernels are OpenCL C, compiled to SPIR-V when the project is built: block.cl and grad.cl
- * once, linear.cl once per form of weight, kv.cl once per type of KV cache; the driver compiles these when the first
- * weight of that form, or the first batch with that cache, comes. */
+ * once, linear.cl once per form of weight, linear_dot.cl and linear_xmx.cl once per quantised form, kv.cl once per type
+ * of KV cache; the driver compiles these when the first weight of that form, or the first batch with that cache, comes.
+ * A driver that refuses linear_dot.cl or linear_xmx.cl costs only these. */
 #ifndef SN_DEVICE_XPU_XPU_PRIVATE_H
 #define SN_DEVICE_XPU_XPU_PRIVATE_H
 
@@ -80,7 +81,8 @@ sn_xpu_spirv sn_xpu_spirv_block(void);
 sn_xpu_spirv sn_xpu_spirv_grad(void);
 sn_xpu_spirv sn_xpu_spirv_kv(sn_kv_dtype dtype);
 sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form);
-sn_xpu_spirv sn_xpu_spirv_dot(sn_xpu_form form); /* data NULL: of a form that is not quantised */
+sn_xpu_spirv sn_xpu_spirv_dot(sn_xpu_form form);            /* data NULL: of a form that is not quantised */
+sn_xpu_spirv sn_xpu_spirv_xmx(sn_xpu_form form, int lanes); /* likewise; lanes: 8 or 16 */
 
 typedef struct sn_xpu_linear_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
@@ -93,6 +95,12 @@ typedef struct sn_xpu_dot_kernels {
     ze_module_handle_t module; /* NULL: not loaded yet */
     ze_kernel_handle_t matvec1, matvec4, matvec8, moe1, moe8;
 } sn_xpu_dot_kernels;
+
+/* The kernel of linear_xmx.cl for one quantised form. */
+typedef struct sn_xpu_xmx_kernels {
+    ze_module_handle_t module; /* NULL: not loaded yet */
+    ze_kernel_handle_t matmul;
+} sn_xpu_xmx_kernels;
 
 /* The kernels of kv.cl for one type of KV cache, compiled when the first batch or copy of that type comes. */
 typedef struct sn_xpu_kv_kernels {
@@ -192,6 +200,8 @@ typedef struct sn_xpu {
     sn_xpu_linear_kernels linear[SN_XPU_FORM_COUNT];
     bool dp4a; /* the device multiplies and adds four pairs of bytes at once, and the driver compiles that */
     sn_xpu_dot_kernels dots[SN_XPU_FORM_COUNT];
+    int xmx_lanes; /* of a subgroup that shares a matrix unit: 8 or 16; 0: no such units, or the driver refuses them */
+    sn_xpu_xmx_kernels xmx[SN_XPU_FORM_COUNT];
     sn_xpu_kv_kernels kv[SN_KV_DTYPE_COUNT];
     uint8_t *staging; /* uploads and downloads go through it */
     size_t staged;    /* bytes of it that may be in use */
@@ -288,6 +298,8 @@ sn_status sn_xpu_load_kv(sn_xpu *x, sn_kv_dtype dtype, sn_err *err);
 sn_status sn_xpu_load_linear(sn_xpu *x, sn_xpu_form form, sn_err *err);
 /* Nothing where there is no such kernel; clears dp4a where the driver does not compile it. */
 sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err);
+/* The same for xmx_lanes, which becomes 0. */
+sn_status sn_xpu_load_xmx(sn_xpu *x, sn_xpu_form form, sn_err *err);
 void sn_xpu_unload(sn_xpu *x);
 
 /* -- weights.c. Offsets of the planes of a weight, and its size. */

@@ -7,6 +7,7 @@
 
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static void run_case(conformance_case which, bool dp4a) {
 #ifdef SN_ZE_TEST_DRIVER
@@ -35,3 +36,17 @@ CONFORMANCE_CASES(X)
 #define X(name)                                                                                                        \
     Test(xpu_without_dp4a, name) { run_case(CONFORMANCE_##name, false); }
 PLAIN_CASES(X)
+#undef X
+
+/* Products of many rows by matrix units, of both kinds. */
+#define X(name)                                                                                                        \
+    Test(xpu_with_xmx8, name) {                                                                                        \
+        setenv("ZE_TEST_XMX", "8", 1);                                                                                 \
+        run_case(CONFORMANCE_##name, true);                                                                            \
+    }                                                                                                                  \
+    Test(xpu_with_xmx16, name) {                                                                                       \
+        setenv("ZE_TEST_XMX", "16", 1);                                                                                \
+        run_case(CONFORMANCE_##name, true);                                                                            \
+    }
+PLAIN_CASES(X)
+#undef X

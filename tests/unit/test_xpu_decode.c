@@ -150,21 +150,24 @@ Test(xpu_decode, operations_that_take_others_along_write_the_same_bits) {
 
 /* -- products of bytes */
 
-/* Of one quantised matrix with a row: 8 bits of the row, and the product. */
-static int product_launches(void) {
+/* Of one quantised matrix with n rows: 8 bits of these, and the product. */
+static int product_launches_of(int n, bool high_precision) {
+    const size_t bytes = (size_t)n * WIDTH * sizeof(float);
     bench b = {0};
     REQUIRE(sn_device_open(xpu, NULL, &b.d, &err));
-    b.at[0] = new_floats(b.d, WIDTH, 1);
-    b.at[1] = new_floats(b.d, WIDTH, 2);
+    b.at[0] = new_floats(b.d, (size_t)n * WIDTH, 1);
+    b.at[1] = new_floats(b.d, (size_t)n * WIDTH, 2);
     load_weight(&b);
     unsigned long before = ze_test_launches();
-    REQUIRE(b.d->ops->linear(b.d, 1, b.at[0], 1, &(sn_linear){&b.weight, NULL, b.at[1], false}, &err));
+    REQUIRE(b.d->ops->linear(b.d, n, b.at[0], 1, &(sn_linear){&b.weight, NULL, b.at[1], high_precision}, &err));
     int launches = (int)(ze_test_launches() - before);
-    for (int i = 0; i < 2; i++) b.d->ops->free(b.d, b.at[i], WIDTH * sizeof(float));
+    for (int i = 0; i < 2; i++) b.d->ops->free(b.d, b.at[i], bytes);
     b.d->ops->free(b.d, (void *)b.weight.device, b.weight.bytes);
     sn_device_close(&b.d);
     return launches;
 }
+
+static int product_launches(void) { return product_launches_of(1, false); }
 
 Test(xpu_decode, a_product_takes_2_launches) { cr_expect_eq(product_launches(), 2); }
 
@@ -197,6 +200,27 @@ Test(xpu_decode, a_product_takes_1_launch_where_the_driver_refuses_products_of_b
 Test(xpu_decode, a_product_takes_1_launch_where_the_driver_refuses_a_kernel_of_products_of_bytes) {
     set_result("ZE_TEST_REFUSE_DOT_KERNELS", ZE_RESULT_ERROR_INVALID_KERNEL_NAME);
     cr_expect_eq(product_launches(), 1);
+    cr_expect_eq(ze_test_objects(), 0);
+}
+
+/* Many rows are in 8 bits only for matrix units; what selects experts is not. */
+Test(xpu_decode, a_product_of_many_rows_takes_2_launches_with_matrix_units) {
+    static const char *const lanes[] = {"8", "16"};
+    cr_expect_eq(product_launches_of(33, false), 1);
+    for (int i = 0; i < 2; i++) {
+        setenv("ZE_TEST_XMX", lanes[i], 1);
+        cr_expect_eq(product_launches_of(33, false), 2, "%s lanes", lanes[i]);
+        cr_expect_eq(product_launches_of(33, true), 1, "%s lanes", lanes[i]);
+    }
+    setenv("ZE_TEST_XMX", "32", 1); /* no kernel is for these */
+    cr_expect_eq(product_launches_of(33, false), 1);
+}
+
+Test(xpu_decode, a_product_of_many_rows_takes_1_launch_where_the_driver_refuses_matrix_units) {
+    setenv("ZE_TEST_XMX", "8", 1);
+    set_result("ZE_TEST_REFUSE_XMX", ZE_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    cr_expect_eq(product_launches_of(33, false), 1);
+    cr_expect_eq(product_launches(), 2);
     cr_expect_eq(ze_test_objects(), 0);
 }
 

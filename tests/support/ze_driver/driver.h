@@ -19,7 +19,8 @@
  * allocated at once, for modules that were built for it), ZE_TEST_NO_DP4A (set: the devices do not multiply four pairs
  * of bytes at once), ZE_TEST_REFUSE_DOTS (they do, but modules with such products do not compile, as in drivers that
  * are older than them: with this ze_result_t), ZE_TEST_REFUSE_DOT_KERNELS (likewise, but they compile, and one of their
- * kernels is refused), ZE_TEST_WAIT_S (300: so many
+ * kernels is refused), ZE_TEST_XMX (the devices have matrix units, and so many lanes in their smallest subgroup),
+ * ZE_TEST_REFUSE_XMX (they do, but modules for them do not compile: this ze_result_t), ZE_TEST_WAIT_S (300: so many
  * seconds after a loss, or after its list was freed, a command that has not ended ends the process with a sentence). */
 #ifndef SN_TESTS_ZE_DRIVER_DRIVER_H
 #define SN_TESTS_ZE_DRIVER_DRIVER_H

@@ -63,6 +63,18 @@ static uint8_t *to_bitcode(const uint8_t *spirv, size_t spirv_bytes, size_t *byt
     return data;
 }
 
+/* A module for matrix units is the same source with these in plain C: SPIR-V on heap memory. NULL: it is no such one,
+ * or there is none. */
+static uint8_t *without_matrix_units(const ze_module_desc_t *desc, size_t *bytes) {
+    static const char function[] = "intel_sub_group_i8_i8_matrix_mad_k32";
+    kernel_info kernels[KERNELS_MAX];
+    char path[256];
+    if (!memmem(desc->pInputModule, desc->inputSize, function, sizeof function - 1)) return NULL;
+    if (spirv_kernels(desc->pInputModule, desc->inputSize / 4, kernels, KERNELS_MAX) != 1) return NULL;
+    snprintf(path, sizeof path, "%s/%s.spv", SN_XPU_EMULATED, kernels->name);
+    return read_all(path, bytes);
+}
+
 /* The result in the environment with which something is refused; 0: nothing is. */
 static ze_result_t refusal(const char *variable) {
     const char *result = getenv(variable);
@@ -77,7 +89,15 @@ ze_result_t module_create(ze_context_handle_t context, ze_device_handle_t device
     if (desc->format != ZE_MODULE_FORMAT_IL_SPIRV) return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
     if (spirv_has_dots(desc->pInputModule, desc->inputSize / 4) && refusal("ZE_TEST_REFUSE_DOTS"))
         return refusal("ZE_TEST_REFUSE_DOTS");
-    uint8_t *bitcode = to_bitcode(desc->pInputModule, desc->inputSize, &bytes);
+    size_t emulated_bytes = 0;
+    uint8_t *emulated = without_matrix_units(desc, &emulated_bytes);
+    if (emulated && refusal("ZE_TEST_REFUSE_XMX")) {
+        free(emulated);
+        return refusal("ZE_TEST_REFUSE_XMX");
+    }
+    uint8_t *bitcode = emulated ? to_bitcode(emulated, emulated_bytes, &bytes)
+                                : to_bitcode(desc->pInputModule, desc->inputSize, &bytes);
+    free(emulated);
     if (!bitcode) return ZE_RESULT_ERROR_MODULE_BUILD_FAILURE;
     const unsigned char *binary = bitcode;
     cl_program program =

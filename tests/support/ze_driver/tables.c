@@ -78,13 +78,30 @@ static ze_result_t driver_properties(ze_driver_handle_t d, ze_driver_properties_
     return ZE_RESULT_SUCCESS;
 }
 
+#define MATRIX_UNITS_EXTENSION "ZE_intel_experimental_device_module_dp_properties"
+
 static ze_result_t driver_extensions(ze_driver_handle_t d, uint32_t *n, ze_driver_extension_properties_t *out) {
     (void)d;
-    bool relaxed = getenv("ZE_TEST_RELAXED");
-    if (relaxed && out && *n)
-        *out = (ze_driver_extension_properties_t){ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME, ZE_MAKE_VERSION(1, 0)};
-    *n = relaxed;
+    static const struct {
+        const char *variable, *name;
+    } all[] = {{"ZE_TEST_RELAXED", ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME}, {"ZE_TEST_XMX", MATRIX_UNITS_EXTENSION}};
+    uint32_t capacity = out ? *n : 0;
+    *n = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (!getenv(all[i].variable)) continue;
+        if (*n < capacity) {
+            out[*n].version = ZE_MAKE_VERSION(1, 0);
+            snprintf(out[*n].name, sizeof out[*n].name, "%s", all[i].name);
+        }
+        ++*n;
+    }
     return ZE_RESULT_SUCCESS;
+}
+
+/* Lanes of the smallest subgroup, on devices with matrix units. */
+static uint32_t matrix_lanes(void) {
+    const char *lanes = getenv("ZE_TEST_XMX");
+    return lanes ? (uint32_t)strtoul(lanes, NULL, 10) : 0;
 }
 
 /* -- its devices */
@@ -114,7 +131,9 @@ static ze_result_t device_compute(ze_device_handle_t d, ze_device_compute_proper
     out->maxTotalGroupSize = out->maxGroupSizeX = out->maxGroupSizeY = out->maxGroupSizeZ = 1024;
     out->maxGroupCountX = out->maxGroupCountY = out->maxGroupCountZ = UINT32_MAX;
     out->maxSharedLocalMemory = 65536;
-    out->numSubGroupSizes = 0;
+    out->numSubGroupSizes = matrix_lanes() ? 2 : 0;
+    out->subGroupSizes[0] = 32;
+    out->subGroupSizes[1] = matrix_lanes();
     return ZE_RESULT_SUCCESS;
 }
 
@@ -122,6 +141,12 @@ static ze_result_t device_module(ze_device_handle_t d, ze_device_module_properti
     (void)d;
     out->spirvVersionSupported = ZE_MAKE_VERSION(1, 2);
     out->flags = getenv("ZE_TEST_NO_DP4A") ? 0 : ZE_DEVICE_MODULE_FLAG_DP4A;
+    struct {
+        ze_structure_type_t stype;
+        void *next;
+        uint32_t flags;
+    } *units = out->pNext; /* of MATRIX_UNITS_EXTENSION: 1: four products of bytes, 2: matrix units */
+    if (units && (unsigned)units->stype == 0x00030013) units->flags = 1 | (matrix_lanes() ? 2 : 0);
     return ZE_RESULT_SUCCESS;
 }
 

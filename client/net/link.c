@@ -609,6 +609,7 @@ static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_
     size_t asked = 0, rounds = 0, refusals = 0;
     sn_peer from = 0;
     sn_status status = SN_OK;
+    sn_err busy = {0};
     link->discovery_until_us = deadline;
     sn_directory_expire(link->directory, sn_unix_ms());
     link_take_late_answers(link);
@@ -629,15 +630,15 @@ static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_
             return sn_fail(err, SN_REFUSED, "%s: %s", link->joined, link->rejected.text);
         if (status || !msg) continue;
         sn_status refused = reply_check(&msg, SN_MSG_PEERS_REPLY, NULL, err);
-        if (refused && ++refusals >= link->n_seeds) return refused;
-        if (refused) continue; /* another node may accept */
+        if (refused && !err->retry_after_ms && ++refusals >= link->n_seeds) return refused;
+        if (refused && (busy = *err).status) continue; /* another node may accept, or this one when it is asked again */
         link_take_announcements(link, from, &msg->peers_reply);
         bool more = msg->peers_reply.next_tag != 0;
         sn_msg_free(&msg);
         status = more ? link_read_peer_pages(link, from, model, err) : SN_OK;
         return status || !more ? status : link_ask_for_wanted(link, from, model, err);
     }
-    if (status) return status;
+    if (status || busy.status) return status ? status : (*err = busy).status;
     return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?",
                    *link->joined ? link->joined : "any address (none was given: use --join)", timeout_ms / 1e3);
 }

@@ -13,12 +13,13 @@ static void bucket_refill(sn_allowance_bucket *b, int64_t bytes_per_s, int64_t b
     b->refilled_us = now_us > 0 ? now_us : 1;
 }
 
-static sn_allowance_bucket *bucket_find(sn_allowance *allowance, const uint8_t key[SN_KEY_SIZE]) {
+/* The bucket of this key in a table of n, or one that makes room for it. */
+static sn_allowance_bucket *bucket_find(sn_allowance_bucket *table, size_t n, const uint8_t key[SN_KEY_SIZE]) {
     uint64_t at;
     memcpy(&at, key, sizeof at);
-    sn_allowance_bucket *oldest = &allowance->peers[at % SN_ALLOWANCE_PEERS_MAX];
+    sn_allowance_bucket *oldest = &table[at % n];
     for (size_t i = 0; i < PROBES; i++) {
-        sn_allowance_bucket *b = &allowance->peers[(at + i) % SN_ALLOWANCE_PEERS_MAX];
+        sn_allowance_bucket *b = &table[(at + i) % n];
         if (b->refilled_us && !memcmp(b->key, key, SN_KEY_SIZE)) return b;
         if (b->refilled_us < oldest->refilled_us) oldest = b;
     }
@@ -27,18 +28,40 @@ static sn_allowance_bucket *bucket_find(sn_allowance *allowance, const uint8_t k
     return oldest;
 }
 
-size_t sn_allowance_left(sn_allowance *allowance, const uint8_t key[SN_KEY_SIZE], int64_t now_us, int *wait_ms) {
-    sn_allowance_bucket *b = bucket_find(allowance, key);
-    bucket_refill(b, SN_ALLOWANCE_BYTES_PER_S, SN_ALLOWANCE_BURST, now_us);
-    bucket_refill(&allowance->all, SN_ALLOWANCE_ALL_BYTES_PER_S, SN_ALLOWANCE_ALL_BURST, now_us);
-    int64_t left = b->left < allowance->all.left ? b->left : allowance->all.left;
-    *wait_ms = left > 0 ? 0 : (int)(-b->left * 1000 / SN_ALLOWANCE_BYTES_PER_S) + 1000;
+/* The buckets from which a peer's bytes are taken. */
+typedef struct buckets {
+    sn_allowance_bucket *of[3];
+    size_t n;
+} buckets;
+
+static buckets buckets_of(sn_allowance *allowance, const sn_allowance_peer *peer, int64_t now_us) {
+    static const uint8_t unknown[SN_ADDRESS_PREFIX];
+    buckets b = {.of = {&allowance->all, bucket_find(allowance->peers, SN_ALLOWANCE_PEERS_MAX, peer->key)}, .n = 2};
+    bucket_refill(b.of[0], SN_ALLOWANCE_ALL_BYTES_PER_S, SN_ALLOWANCE_ALL_BURST, now_us);
+    bucket_refill(b.of[1], SN_ALLOWANCE_BYTES_PER_S, SN_ALLOWANCE_BURST, now_us);
+    if (!memcmp(peer->network, unknown, sizeof unknown)) return b;
+    uint8_t key[SN_KEY_SIZE] = {0};
+    memcpy(key, peer->network, SN_ADDRESS_PREFIX);
+    b.of[b.n++] = bucket_find(allowance->networks, SN_ALLOWANCE_NETWORKS_MAX, key);
+    bucket_refill(b.of[2], SN_ALLOWANCE_NETWORK_BYTES_PER_S, SN_ALLOWANCE_NETWORK_BURST, now_us);
+    return b;
+}
+
+size_t sn_allowance_left(sn_allowance *allowance, const sn_allowance_peer *peer, int64_t now_us, int *wait_ms) {
+    static const int64_t per_s[] = {SN_ALLOWANCE_ALL_BYTES_PER_S, SN_ALLOWANCE_BYTES_PER_S,
+                                    SN_ALLOWANCE_NETWORK_BYTES_PER_S};
+    const buckets b = buckets_of(allowance, peer, now_us);
+    int64_t left = INT64_MAX;
+    *wait_ms = 0;
+    for (size_t i = 0; i < b.n; i++) {
+        int ms = b.of[i]->left > 0 ? 0 : (int)(-b.of[i]->left * 1000 / per_s[i]) + (i == 1 ? 1000 : 100);
+        if (ms > *wait_ms) *wait_ms = ms;
+        if (b.of[i]->left < left) left = b.of[i]->left;
+    }
     return left > 0 ? (size_t)left : 0;
 }
 
-void sn_allowance_spend(sn_allowance *allowance, const uint8_t key[SN_KEY_SIZE], size_t bytes, int64_t now_us) {
-    sn_allowance_bucket *b = bucket_find(allowance, key);
-    bucket_refill(b, SN_ALLOWANCE_BYTES_PER_S, SN_ALLOWANCE_BURST, now_us);
-    b->left -= (int64_t)bytes;
-    allowance->all.left -= (int64_t)bytes;
+void sn_allowance_spend(sn_allowance *allowance, const sn_allowance_peer *peer, size_t bytes, int64_t now_us) {
+    const buckets b = buckets_of(allowance, peer, now_us);
+    for (size_t i = 0; i < b.n; i++) b.of[i]->left -= (int64_t)bytes;
 }

@@ -1,10 +1,12 @@
 /* The allowance of bytes that each peer, a CURVE key, gets of this node's lists of announcements: a token bucket for
- * each of the peers that asked lately, and one for all of them together, because keys cost nothing. A list is hundreds
- * of times as long as the question, so without it a stranger could make a node fill its own connection. A part of
- * sn_membership, plain data; used on the network thread. */
+ * each of the peers that asked lately, and one for all of them together, because keys cost nothing; and between the two
+ * one for each network address, so that no address takes what is there for all. A list is hundreds of times as long as
+ * the question, so without them a stranger could make a node fill its own connection. A part of sn_membership, plain
+ * data; used on the network thread. */
 #ifndef SN_NODE_MEMBERSHIP_ALLOWANCE_H
 #define SN_NODE_MEMBERSHIP_ALLOWANCE_H
 
+#include "net/address_limit.h"
 #include "net/message.h"
 
 enum {
@@ -12,6 +14,9 @@ enum {
                                          one that asked longest ago of a few */
     SN_ALLOWANCE_BYTES_PER_S = 32768, /* of one peer, */
     SN_ALLOWANCE_BURST = 655360,      /* at once: more than a node asks for when it starts */
+    SN_ALLOWANCE_NETWORKS_MAX = 256,
+    SN_ALLOWANCE_NETWORK_BYTES_PER_S = 1 << 20, /* of one network address: half of */
+    SN_ALLOWANCE_NETWORK_BURST = 16 << 20,
     SN_ALLOWANCE_ALL_BYTES_PER_S = 2 << 20, /* of all peers */
     SN_ALLOWANCE_ALL_BURST = 32 << 20
 };
@@ -22,12 +27,17 @@ typedef struct sn_allowance_bucket {
 } sn_allowance_bucket;
 
 typedef struct sn_allowance {
-    sn_allowance_bucket peers[SN_ALLOWANCE_PEERS_MAX], all;
+    sn_allowance_bucket peers[SN_ALLOWANCE_PEERS_MAX], networks[SN_ALLOWANCE_NETWORKS_MAX], all;
 } sn_allowance;
 
+/* The program that asks. network: of zeros where it is not known; then only the other two buckets count. */
+typedef struct sn_allowance_peer {
+    uint8_t key[SN_KEY_SIZE], network[SN_ADDRESS_PREFIX];
+} sn_allowance_peer;
+
 /* How many bytes this peer may get now. *wait_ms: when it may ask again if that is none. */
-size_t sn_allowance_left(sn_allowance *allowance, const uint8_t key[SN_KEY_SIZE], int64_t now_us, int *wait_ms);
+size_t sn_allowance_left(sn_allowance *allowance, const sn_allowance_peer *peer, int64_t now_us, int *wait_ms);
 /* After sn_allowance_left: the peer gets so many. */
-void sn_allowance_spend(sn_allowance *allowance, const uint8_t key[SN_KEY_SIZE], size_t bytes, int64_t now_us);
+void sn_allowance_spend(sn_allowance *allowance, const sn_allowance_peer *peer, size_t bytes, int64_t now_us);
 
 #endif

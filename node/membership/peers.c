@@ -159,11 +159,15 @@ void sn_membership_on_peers(sn_membership *m, const sn_event *event, int64_t now
     memcpy(source.network, event->network, SN_ADDRESS_PREFIX);
     bool asks_nothing = peers->from_tag == UINT64_MAX; /* a push, which is always answered, by an empty list */
     announcements_learn(m, peers->announcements, peers->n_announcements, &source, now_us, unix_ms);
-    size_t left = sn_allowance_left(&m->allowance, event->key, now_us, &err.retry_after_ms);
+    sn_allowance_peer peer = {0};
+    memcpy(peer.key, event->key, SN_KEY_SIZE);
+    memcpy(peer.network, event->network, SN_ADDRESS_PREFIX);
+    size_t left = sn_allowance_left(&m->allowance, &peer, now_us, &err.retry_after_ms);
     if (!left && !peers->n_known && !asks_nothing) {
         int wait_ms = err.retry_after_ms;
-        (void)sn_fail(&err, SN_RETRY, "this node lists %d KiB of announcements a second for one program: ask later",
-                      SN_ALLOWANCE_BYTES_PER_S / 1024);
+        (void)sn_fail(&err, SN_RETRY,
+                      "this node lists %d KiB of announcements a second for one program, and %d for all: ask later",
+                      SN_ALLOWANCE_BYTES_PER_S / 1024, SN_ALLOWANCE_ALL_BYTES_PER_S / 1024);
         err.retry_after_ms = wait_ms;
         sn_membership_refuse(m, event->peer, event->msg, &err);
         return;
@@ -178,7 +182,7 @@ void sn_membership_on_peers(sn_membership *m, const sn_event *event, int64_t now
     else
         sn_membership_send(m, event->peer, &msg);
     if (peers->n_known) sn_gossip_reply_sent(m, bytes);
-    sn_allowance_spend(&m->allowance, event->key, price * bytes + REPLY_BYTES, now_us);
+    sn_allowance_spend(&m->allowance, &peer, price * bytes + REPLY_BYTES, now_us);
     sn_msg_free(&msg);
 }
 

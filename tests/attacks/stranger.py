@@ -8,6 +8,7 @@ weights N: asks for weights at full speed for N seconds, as if nothing was limit
 questions N: asks for the status of the node for N seconds, as fast as it is answered.
 openings N: opens one session again and again for N seconds, as fast as it is answered.
 pages N: asks for announcements for N seconds, as fast as it is answered.
+crowd N: the same from 127.0.0.9, with a new key for every ten pages, eight keys at a time.
 introductions N: asks for introductions by UDP for N seconds, as fast as it can send.
 experts N: asks for experts of the node's last block for N seconds, 512 rows at a time, 64 requests at a time."""
 import os
@@ -29,10 +30,11 @@ ZERO = bytes(32)
 
 class Stranger:
     def __init__(self, address):
+        self.address = address
         self.host, port = address.rsplit(":", 1)
         self.port = int(port)
-        self.node, key = introduce(address)
-        self.socket = connect(zmq.Context.instance(), address, key)
+        self.node, self.key = introduce(address)
+        self.socket = connect(zmq.Context.instance(), address, self.key)
         self.asked = 0
 
     def send(self, kind, shape=None, data=None, **fields):
@@ -110,6 +112,24 @@ def open_again(stranger, seconds):
 
 def ask_for_pages(stranger, seconds):
     keep_asking(stranger, seconds, lambda: stranger.send_peers([]), "peers_reply")
+
+
+def ask_as_a_crowd(stranger, seconds):
+    counts = {}
+    began = time.monotonic()
+    ask = encode("peers", protocol=3, correlation_id=1, model=ZERO, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[],
+                 announcements=[])
+    print("begins", flush=True)
+    while time.monotonic() - began < seconds:
+        crowd = [connect(zmq.Context.instance(), stranger.address, stranger.key, source="127.0.0.9") for _ in range(8)]
+        for s in 10 * crowd:
+            s.send_multipart(ask)
+        for s in 10 * crowd:
+            kind = msgpack.unpackb(s.recv_multipart()[0])["kind"] if s.poll(2000) else "none"
+            counts[kind] = counts.get(kind, 0) + 1
+        for s in crowd:
+            s.close()
+    print("answers", *(f"{n} {kind}" for kind, n in counts.items()), flush=True)
 
 
 def ask_for_introductions(stranger, seconds):
@@ -209,5 +229,5 @@ def proven(stranger, n):
 
 if __name__ == "__main__":
     attacks = {"proven": proven, "hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights, "questions": ask_questions,
-               "openings": open_again, "pages": ask_for_pages, "introductions": ask_for_introductions, "experts": ask_for_experts}
+               "openings": open_again, "pages": ask_for_pages, "crowd": ask_as_a_crowd, "introductions": ask_for_introductions, "experts": ask_for_experts}
     attacks[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

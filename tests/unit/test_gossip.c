@@ -159,26 +159,46 @@ Test(gossip, answers_by_page_and_by_block, .timeout = 60) {
 /* The page is 64 KiB; a stranger that asks again and again gets a burst, and then a rate. Others get theirs. */
 Test(gossip, pages_have_an_allowance_for_each_peer, .timeout = 60) {
     sn_allowance *allowance = calloc(1, sizeof *allowance);
-    uint8_t key[SN_KEY_SIZE] = {1}, other[SN_KEY_SIZE] = {2};
+    sn_allowance_peer peer = {.key = {1}}, other = {.key = {2}};
     int64_t now_us = 1000000;
     int wait_ms;
     size_t got = 0, page;
-    while ((page = sn_min_size(65536, sn_allowance_left(allowance, key, now_us, &wait_ms)))) {
-        sn_allowance_spend(allowance, key, page, now_us);
+    while ((page = sn_min_size(65536, sn_allowance_left(allowance, &peer, now_us, &wait_ms)))) {
+        sn_allowance_spend(allowance, &peer, page, now_us);
         got += page;
     }
     cr_expect_eq(got, SN_ALLOWANCE_BURST);
     cr_expect_gt(wait_ms, 0);
-    cr_expect_eq(sn_allowance_left(allowance, other, now_us, &wait_ms), SN_ALLOWANCE_BURST);
+    cr_expect_eq(sn_allowance_left(allowance, &other, now_us, &wait_ms), SN_ALLOWANCE_BURST);
     now_us += 2000000;
-    cr_expect_eq(sn_allowance_left(allowance, key, now_us, &wait_ms), 2 * SN_ALLOWANCE_BYTES_PER_S);
+    cr_expect_eq(sn_allowance_left(allowance, &peer, now_us, &wait_ms), 2 * SN_ALLOWANCE_BYTES_PER_S);
     got = 0;
     for (uint64_t i = 3; i < 3000; i++) { /* keys cost nothing */
-        memcpy(key, &i, sizeof i);
-        got += page = sn_allowance_left(allowance, key, now_us, &wait_ms);
-        sn_allowance_spend(allowance, key, page, now_us);
+        memcpy(peer.key, &i, sizeof i);
+        got += page = sn_allowance_left(allowance, &peer, now_us, &wait_ms);
+        sn_allowance_spend(allowance, &peer, page, now_us);
     }
     cr_expect_leq(got, (size_t)SN_ALLOWANCE_ALL_BURST);
+    free(allowance);
+}
+
+/* Programs of one address leave others some, however many keys they have. */
+Test(gossip, pages_have_an_allowance_for_each_address) {
+    sn_allowance *allowance = calloc(1, sizeof *allowance);
+    sn_allowance_peer peer = {.network = {127, 0, 0, 9}}, other = {.key = {2}, .network = {127, 0, 0, 1}};
+    int64_t now_us = 1000000;
+    size_t got = 0, page;
+    int wait_ms;
+    for (uint64_t second = 0; second < 60; second++, now_us += 1000000)
+        for (uint64_t i = 1; i < 300; i++) {
+            uint64_t number = second * 1000 + i;
+            memcpy(peer.key, &number, sizeof number);
+            got += page = sn_allowance_left(allowance, &peer, now_us, &wait_ms);
+            cr_assert(page || (wait_ms > 0 && wait_ms <= 2000), "it may ask again after %d ms", wait_ms);
+            sn_allowance_spend(allowance, &peer, page, now_us);
+        }
+    cr_expect_leq(got, (size_t)SN_ALLOWANCE_NETWORK_BURST + 60 * (size_t)SN_ALLOWANCE_NETWORK_BYTES_PER_S);
+    cr_expect_eq(sn_allowance_left(allowance, &other, now_us, &wait_ms), SN_ALLOWANCE_BURST);
     free(allowance);
 }
 

@@ -1,6 +1,9 @@
-/* A client's link reports at once when a node that it needs is lost. */
+/* A client's link reports at once when a node that it needs is lost, and asks a busy one again. */
 #include "client/net/link.h"
 #include "tests/unit/transport_fixture.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
 
 typedef struct fixture {
     transport_fixture w;
@@ -102,4 +105,59 @@ Test(link_loss, a_lost_peer_stays_lost_until_it_is_dialled_again, .timeout = 180
     sn_event asked = expect_message(s.node.t);
     sn_msg_free(&asked.msg);
     fixture_end(&s);
+}
+
+/* -- lists of announcements that are refused for now */
+
+typedef struct busy_node {
+    endpoint *node;
+    int refuses; /* so many questions */
+    atomic_int asked;
+    atomic_bool end;
+} busy_node;
+
+static void *busy_node_run(void *ctx) {
+    busy_node *b = ctx;
+    while (!b->end) {
+        sn_err err = {0};
+        sn_event event;
+        sn_msg *msg = NULL;
+        require_ok(sn_transport_recv(b->node->t, 20, &event, &err), &err);
+        if (!event.msg) continue;
+        bool lists = b->asked++ >= b->refuses;
+        require_ok(sn_msg_new(lists ? SN_MSG_PEERS_REPLY : SN_MSG_ERROR, event.msg->correlation_id, &msg, &err), &err);
+        if (!lists) msg->error.status = SN_RETRY;
+        if (!lists) msg->error.wait_ms = 100;
+        if (!lists) snprintf(msg->error.text, sizeof msg->error.text, "too many ask");
+        require_ok(sn_transport_send(b->node->t, event.peer, &msg, &err), &err);
+        sn_msg_free(&msg);
+        sn_msg_free(&event.msg);
+    }
+    return NULL;
+}
+
+Test(link_loss, a_node_that_is_too_busy_to_list_others_is_asked_again, .timeout = 180) {
+    for (int never = 0; never < 2; never++) {
+        fixture s;
+        sn_err err = {0};
+        pthread_t thread;
+        endpoint client;
+        sn_link *link;
+        sn_seed seed;
+        fixture_begin(&s);
+        endpoint_open(&s.w, &client, false);
+        memcpy(seed.address, s.node.address, sizeof seed.address);
+        memcpy(seed.curve_key, s.node.identity.curve_key, SN_KEY_SIZE);
+        require_ok(sn_link_open_transport(&client.t, &seed, 1, &link, &err), &err);
+        busy_node busy = {.node = &s.node, .refuses = never ? 1000 : 3};
+        cr_assert_eq(pthread_create(&thread, NULL, busy_node_run, &busy), 0);
+        sn_status status = sn_link_discover(link, NULL, never ? 1000 : 60000, &err);
+        busy.end = true;
+        pthread_join(thread, NULL);
+        cr_expect_eq(status, never ? SN_RETRY : SN_OK, "%s", err.text);
+        cr_expect(never ? strstr(err.text, "too many ask") != NULL : busy.asked == 4, "asked %d times, %s", busy.asked,
+                  err.text);
+        sn_link_close(&link);
+        fixture_end(&s);
+    }
 }

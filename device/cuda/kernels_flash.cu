@@ -6,12 +6,15 @@
  * maximum (Milakov & Gimelshein 2018) and the sums over the values stay in registers. While scores are computed, the
  * values of the step are copied to shared memory, and while the values are added up, the next keys.
  *
- * Precision. Factors are tf32, which has 11 significant bits and the exponents of float32; sums are float32. x is split
- * into two of them, high = x rounded and low = x - high cut off, which miss 2^-23 of |x| at most. Keys and values in
- * f16 and 8 bits are exact as tf32 (the scale of 32 elements is a factor of scores, and of weights, in float32): q k =
- * (high + low) k misses 2^-23 |q k|. Those in float32 are split, too, and the product of both low parts, 2^-22 |q k| at
- * most, is left out: 2^-21 |q k| in all, what float32 loses in 8 additions. Sums over d elements are d / 4 or 3 d / 8
- * products of tensor cores, each of which loses a few units of 2^-24 of the sum.
+ * Precision. Sums are float32, and factors have 11 significant bits: those of queries with keys in float32 are tf32,
+ * which has the exponents of float32, and with keys in f16 and 8 bits they are f16, of which a product takes twice as
+ * many in the same time. Keys and values in f16 and 8 bits are exact in both (the scale of 32 elements is a factor of
+ * scores, and of weights, in float32). x is split into two factors, high = x rounded and low = x - high: as tf32 they
+ * miss 2^-23 of |x| at most. As f16 they miss 2^-22 of |x|, and 2^-25 where x is small: so a query is first multiplied
+ * by the power of two that brings its largest element to 2^14, and a weight, which is 1 at most, by 2^15, so that they
+ * miss 2^-39 of the largest. Keys and values in float32 are split, too, and the product of both low parts, 2^-22 |q k|
+ * at most, is left out: 2^-21 |q k| in all, what float32 loses in 8 additions. Sums over d elements are d / 8, d / 4 or
+ * 3 d / 8 products of tensor cores, each of which loses a few units of 2^-24 of the sum.
  *
  * A row never takes a position outside of its range: such scores become -infinity, and where a step that not all rows
  * see has values that are infinite or NaN, they are added to the rows that see them, and are zeros in the products, in
@@ -30,6 +33,8 @@ constexpr int THREADS = 128, WARPS = THREADS / 32;
 template <int DTYPE_, int WIDTH_, int SHARES_> struct form {
     static constexpr int DTYPE = DTYPE_, WIDTH = WIDTH_, SHARES = SHARES_, DIMS = WIDTH * SHARES;
     static constexpr int BYTES = DTYPE == SN_KV_F32 ? 4 : DTYPE == SN_KV_F16 ? 2 : 1;
+    static constexpr bool F16_SCORES = DTYPE != SN_KV_F32; /* scores are products of f16; the scale of values in 8 */
+    static constexpr bool F16_SUMS = DTYPE == SN_KV_F16;   /* bits is part of weights, which f16 might not hold */
     static constexpr int ROWS = 16 * WARPS / SHARES, KEYS = 32 / SHARES;
     static constexpr int BLOCKS = (WIDTH == 64 ? 4 : 3) - (DTYPE == SN_KV_Q8 ? 1 : 0); /* of an SM, by registers */
     static constexpr int COPIERS = THREADS / KEYS;                                     /* threads that copy a key */
@@ -42,7 +47,8 @@ template <int DTYPE_, int WIDTH_, int SHARES_> struct form {
 };
 
 template <class F> struct shared_memory {
-    float *q;             /* (ROWS, Q_STRIDE) */
+    float *q;             /* (ROWS, Q_STRIDE); with F16_SCORES each four elements as put_query has them, and at DIMS the
+                             factor that makes them what they were */
     unsigned char *k, *v; /* (KEYS, K_STRIDE), (KEYS, V_STRIDE) */
     float *k_scales, *v_scales;
     float *exchanged; /* (WARPS, KEYS / 2, 32): scores of each lane */
@@ -107,22 +113,45 @@ __device__ query query_of(const sn_cuda_attention &a, const task &t, int m) {
     q.own = t.position(m);
     q.first = window_start(q.own, a.window);
     if (a.slopes) q.slope = a.slopes[t.head(m)];
-    if (a.sinks && t.tile.n_parts == 1) { /* a sink comes before all keys, else join_tiles adds it */
-        q.largest = a.sinks[t.head(m)];
-        q.total = threadIdx.x % 4 == 0 ? 1.0f : 0.0f;
-    }
     return q;
 }
 
 /* -- copies to shared memory */
+
+/* The power of two that brings x to 2^14 to 2^15 where float32 has it. Infinite: 1. */
+__device__ inline float f16_factor(float x) {
+    int exponent = static_cast<int>(__float_as_uint(x) >> 23) - 127;
+    return exponent > 127 ? 1.0f : __uint_as_float(static_cast<unsigned int>(127 + min(14 - exponent, 126)) << 23);
+}
+
+/* Puts element i of a query to its place: the high parts of four elements come first, then the low ones. */
+__device__ inline void put_query(float *row, int i, float x) {
+    uint16_t *at = reinterpret_cast<uint16_t *>(row) + i / 4 * 8 + i % 4;
+    at[0] = __half_as_ushort(__float2half_rn(x));
+    at[4] = __half_as_ushort(__float2half_rn(x - half_to_float(at[0])));
+}
+
+/* The same of a whole query of n elements by a warp, with zeros up to `padded`. */
+__device__ inline void put_scaled(const float *from, int n, int padded, float *row, float *factor) {
+    int lane = static_cast<int>(threadIdx.x) % 32;
+    float largest = 0;
+    for (int i = lane; i < n; i += 32) largest = fmaxf(largest, fabsf(from[i]));
+    float scale = f16_factor(warp_max(largest));
+    for (int i = lane; i < padded; i += 32) put_query(row, i, i < n ? from[i] * scale : 0.0f);
+    if (lane == 0) *factor = 1 / scale;
+}
 
 /* Copies the queries, with zeros behind them and behind each head, and zeros behind each head of the keys. */
 template <class F> __device__ void begin_block(const sn_cuda_attention &a, const task &t, const shared_memory<F> &s) {
     int lane = static_cast<int>(threadIdx.x) % 32, padded = (a.kv.padded_dim + 31) / 32 * 32;
     for (int m = static_cast<int>(threadIdx.x) / 32; m < F::ROWS; m += WARPS) {
         const float *from = a.q + (m < t.n_queries ? t.row_and_head(a, m) * a.kv.head_dim : 0);
-        for (int i = lane; i < padded; i += 32)
-            s.q[m * F::Q_STRIDE + i] = m < t.n_queries && i < a.kv.head_dim ? from[i] : 0.0f;
+        float *row = s.q + m * F::Q_STRIDE;
+        int n = m < t.n_queries ? a.kv.head_dim : 0;
+        if (F::F16_SCORES)
+            put_scaled(from, n, padded, row, row + F::DIMS);
+        else
+            for (int i = lane; i < padded; i += 32) row[i] = i < n ? from[i] : 0.0f;
     }
     int words = (padded - a.kv.padded_dim) * F::BYTES / 4;
     for (int j = static_cast<int>(threadIdx.x) / F::COPIERS, i = static_cast<int>(threadIdx.x) % F::COPIERS; i < words;
@@ -213,6 +242,47 @@ template <int DTYPE> __device__ inline void multiply(float d[4], const fragment 
     mma_tf32(d, a.high, high);
 }
 
+/* d += a . b of f16; the smaller products come first. */
+__device__ inline void multiply_f16(float d[4], const unsigned int high[4], const unsigned int low[4],
+                                    const unsigned int b[2]) {
+    mma_f16(d, low, b);
+    mma_f16(d, high, b);
+}
+
+/* Four elements of a key as f16. */
+template <int DTYPE> __device__ inline void load_four_f16(const unsigned char *at, unsigned int out[2]) {
+    if (DTYPE == SN_KV_Q8) {
+        bytes_to_f16(*reinterpret_cast<const unsigned int *>(at), out);
+    } else {
+        uint2 v = *reinterpret_cast<const uint2 *>(at);
+        out[0] = v.x, out[1] = v.y;
+    }
+}
+
+/* scores[n] += q . k of 16 elements: q and k of this lane's four. */
+template <class F> __device__ inline void add_f16(float (&scores)[F::KEYS / 8][4], const float *q, unsigned char *k) {
+    uint4 x = *reinterpret_cast<const uint4 *>(q), y = *reinterpret_cast<const uint4 *>(q + 8 * F::Q_STRIDE);
+    const unsigned int high[4] = {x.x, y.x, x.y, y.y}, low[4] = {x.z, y.z, x.w, y.w};
+#pragma unroll
+    for (int n = 0; n < F::KEYS / 8; n++) {
+        unsigned int key[2];
+        load_four_f16<F::DTYPE>(k + 8 * n * F::K_STRIDE, key);
+        multiply_f16(scores[n], high, low, key);
+    }
+}
+
+template <class F> __device__ inline void add_tf32(float (&scores)[F::KEYS / 8][4], const float *q, unsigned char *k) {
+    float4 x = *reinterpret_cast<const float4 *>(q), y = *reinterpret_cast<const float4 *>(q + 8 * F::Q_STRIDE);
+    fragment first(x.x, y.x, x.y, y.y), second(x.z, y.z, x.w, y.w);
+#pragma unroll
+    for (int n = 0; n < F::KEYS / 8; n++) {
+        float key[4];
+        load_four<F::DTYPE>(k + 8 * n * F::K_STRIDE, 0, key);
+        multiply<F::DTYPE>(scores[n], first, key[0], key[1]);
+        multiply<F::DTYPE>(scores[n], second, key[2], key[3]);
+    }
+}
+
 /* scores[n] += q . k of keys from 8 n on, without their scale, over this warp's share of `dims` elements. */
 template <class F> __device__ void add_scores(float (&scores)[F::KEYS / 8][4], const shared_memory<F> &s, int dims) {
     __syncwarp(); /* brings the lanes together, as the products need them */
@@ -228,16 +298,10 @@ template <class F> __device__ void add_scores(float (&scores)[F::KEYS / 8][4], c
         auto &sums = F::GROUPS ? own : scores;
 #pragma unroll
         for (int half = i; half < i + 32; half += 16) {
-            float4 x = *reinterpret_cast<const float4 *>(q + half),
-                   y = *reinterpret_cast<const float4 *>(q + half + 8 * F::Q_STRIDE);
-            fragment first(x.x, y.x, x.y, y.y), second(x.z, y.z, x.w, y.w);
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-                float key[4];
-                load_four<F::DTYPE>(k + 8 * n * F::K_STRIDE, half, key);
-                multiply<F::DTYPE>(sums[n], first, key[0], key[1]);
-                multiply<F::DTYPE>(sums[n], second, key[2], key[3]);
-            }
+            if constexpr (F::F16_SCORES)
+                add_f16<F>(sums, q + half, k + half * F::BYTES);
+            else
+                add_tf32<F>(sums, q + half, k + half * F::BYTES);
         }
 #pragma unroll
         for (int n = 0; n < N && F::GROUPS > 0; n++)
@@ -263,19 +327,20 @@ template <class F> __device__ void take_scores(float (&scores)[F::KEYS / 8][4], 
 }
 
 /* Makes scores weights, relative to the new maxima, and the sums as well. `key`: the position of scores[0][0]; `hides`:
- * some queries do not see some keys of this step. */
+ * some queries do not see some keys of this step; factors: of the first query, in shared memory. */
 template <class F>
-__device__ void weigh(const sn_cuda_attention &a, float (&scores)[F::KEYS / 8][4], query (&queries)[2],
-                      float (&sums)[F::WIDTH / 32][4][4], int key, bool hides) {
+__device__ void weigh(const sn_cuda_attention &a, const float *factors, float (&scores)[F::KEYS / 8][4],
+                      query (&queries)[2], float (&sums)[F::WIDTH / 32][4][4], int key, bool hides) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         query &q = queries[r];
         float largest = q.largest, base, sum = 0;
+        float scale = F::F16_SCORES ? a.scale * factors[8 * r * F::Q_STRIDE] : a.scale;
 #pragma unroll
         for (int i = 0; i < F::KEYS / 4; i++) {
             float &x = scores[i / 2][2 * r + i % 2];
             int at = key + i / 2 * 8 + i % 2;
-            x = softcapped(x * a.scale, a.softcap);
+            x = softcapped(x * scale, a.softcap);
             if (a.slopes) x = alibi_score(x, &q.slope, at, q.own);
             if (hides && (at < q.first || at > q.own)) x = -INFINITY;
             largest = fmaxf(largest, x);
@@ -295,6 +360,53 @@ __device__ void weigh(const sn_cuda_attention &a, float (&scores)[F::KEYS / 8][4
         if (rescale == 1.0f) continue;
 #pragma unroll
         for (int i = 0; i < F::WIDTH / 4; i++) sums[i / 8][i / 2 % 4][2 * r + i % 2] *= rescale;
+    }
+}
+
+constexpr float F16_WEIGHT = 32768.0f; /* 2^15: by what weights are multiplied as f16, and so the sums */
+
+/* Two weights as words of high and low parts. */
+__device__ inline void split_f16(float x, float y, unsigned int *high, unsigned int *low) {
+    *high = pack_f16(x * F16_WEIGHT, y * F16_WEIGHT);
+    *low =
+        pack_f16(fmaf(x, F16_WEIGHT, -half_to_float(*high & 0xffff)), fmaf(y, F16_WEIGHT, -half_to_float(*high >> 16)));
+}
+
+/* Four elements of each of the two values of this lane from `at` on as f16: word i has element i of both. */
+template <class F> __device__ inline void load_pair_f16(const unsigned char *at, unsigned int out[4]) {
+    uint2 x = *reinterpret_cast<const uint2 *>(at), y = *reinterpret_cast<const uint2 *>(at + F::V_STRIDE);
+    out[0] = __byte_perm(x.x, y.x, 0x5410), out[1] = __byte_perm(x.x, y.x, 0x7632);
+    out[2] = __byte_perm(x.y, y.y, 0x5410), out[3] = __byte_perm(x.y, y.y, 0x7632);
+}
+
+/* As add_values, of f16; 16 keys at a time, or 8 and zeros. */
+template <class F>
+__device__ void add_values_f16(float (&sums)[F::WIDTH / 32][4][4], const float (&weights)[F::KEYS / 8][4],
+                               const shared_memory<F> &s, int dims) {
+    __syncwarp(); /* brings the lanes together, as the products need them */
+    constexpr bool BOTH = F::KEYS > 8;
+    int lane = static_cast<int>(threadIdx.x) % 32;
+    int from = static_cast<int>(threadIdx.x) / 32 % F::SHARES * F::WIDTH;
+    const unsigned char *v = s.v + 2 * (lane % 4) * F::V_STRIDE + (from + lane / 4 * 4) * F::BYTES;
+#pragma unroll
+    for (int j = 0; j < F::KEYS / 8; j += 2, v += 16 * F::V_STRIDE) {
+        unsigned int high[4] = {}, low[4] = {};
+        split_f16(weights[j][0], weights[j][1], &high[0], &low[0]);
+        split_f16(weights[j][2], weights[j][3], &high[1], &low[1]);
+        if (BOTH) split_f16(weights[j + 1][0], weights[j + 1][1], &high[2], &low[2]);
+        if (BOTH) split_f16(weights[j + 1][2], weights[j + 1][3], &high[3], &low[3]);
+#pragma unroll
+        for (int b = 0; b < F::WIDTH / 32; b++) {
+            if (from + 32 * b >= dims) break;
+            unsigned int first[4], second[4] = {};
+            load_pair_f16<F>(v + 32 * b * F::BYTES, first);
+            if (BOTH) load_pair_f16<F>(v + 8 * F::V_STRIDE + 32 * b * F::BYTES, second);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const unsigned int values[2] = {first[i], second[i]};
+                multiply_f16(sums[b][i], high, low, values);
+            }
+        }
     }
 }
 
@@ -386,6 +498,13 @@ template <class F> __device__ void clear_not_finite(const sn_cuda_kv &p, const s
 
 /* -- results */
 
+/* Adds a sink to the total; returns what sums are multiplied by then. */
+__device__ inline float add_sink(float sink, query &q) {
+    float largest = fmaxf(q.largest, sink), weight = expf(q.largest - largest);
+    q.total = q.total * weight + expf(sink - largest);
+    return weight;
+}
+
 /* Writes one query of a lane: its result, or that of a part. */
 template <class F>
 __device__ void store_query(const sn_cuda_attention &a, const task &t, int m, int r, query q,
@@ -397,7 +516,9 @@ __device__ void store_query(const sn_cuda_attention &a, const task &t, int m, in
     bool whole = t.tile.n_parts == 1;
     float *to = a.out + t.row_and_head(a, m) * a.kv.head_dim;
     int dims = whole ? a.kv.head_dim : a.kv.padded_dim;
-    float share = whole ? 1 / q.total : 1.0f;
+    float weight = 1;
+    if (whole && a.sinks) weight = add_sink(a.sinks[t.head(m)], q);
+    float share = (whole ? weight / q.total : 1.0f) / (F::F16_SUMS ? F16_WEIGHT : 1.0f);
     if (!whole) {
         size_t row = t.tile.first_part + (t.first_query + m) / t.group * t.tile.n_parts;
         size_t part = row * a.n_heads + t.head(m) * t.tile.n_parts + t.tile.part;
@@ -447,7 +568,7 @@ __global__ void __launch_bounds__(THREADS, F::BLOCKS) attention_tiles(const __gr
         bool not_finite = F::GROUPS == 0 && hides && any_not_finite<F>(a.kv, s);
         if (step <= last) { /* the whole warp */
             if (F::SHARES > 1) take_scores<F>(scores, s);
-            weigh<F>(a, scores, queries, sums, step + 2 * c, hides);
+            weigh<F>(a, s.q + m * F::Q_STRIDE + F::DIMS, scores, queries, sums, step + 2 * c, hides);
         }
         if (not_finite) {
             add_not_finite<F>(sums, queries, s, step, a.kv.padded_dim);
@@ -455,7 +576,11 @@ __global__ void __launch_bounds__(THREADS, F::BLOCKS) attention_tiles(const __gr
             clear_not_finite<F>(a.kv, s);
             __syncthreads();
         }
-        if (step <= last) add_values<F>(sums, scores, s, a.kv.padded_dim);
+        if (step > last) continue; /* the whole warp */
+        if constexpr (F::F16_SUMS)
+            add_values_f16<F>(sums, scores, s, a.kv.padded_dim);
+        else
+            add_values<F>(sums, scores, s, a.kv.padded_dim);
     }
     copies_wait<0>();
     for (int r = 0; r < 2; r++) store_query<F>(a, t, m + 8 * r, r, queries[r], sums);

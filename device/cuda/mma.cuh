@@ -31,6 +31,9 @@ namespace {
 __device__ inline void mma_bf16(float d[4], const unsigned int a[4], const unsigned int b[2]) {
     SN_MMA("m16n8k16", "bf16", d, a, b);
 }
+__device__ inline void mma_f16(float d[4], const unsigned int a[4], const unsigned int b[2]) {
+    SN_MMA("m16n8k16", "f16", d, a, b);
+}
 __device__ inline void mma_tf32(float d[4], const unsigned int a[4], const unsigned int b[2]) {
     SN_MMA("m16n8k8", "tf32", d, a, b);
 }
@@ -41,6 +44,21 @@ __device__ inline unsigned int pack_bf16(float low, float high) {
     unsigned int word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
+}
+
+/* The same as f16. */
+__device__ inline unsigned int pack_f16(float low, float high) {
+    unsigned int word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+/* The four signed bytes of a word as f16, which has them exactly: a byte becomes the low bits of 1024 + 128 + x. */
+__device__ inline void bytes_to_f16(unsigned int bytes, unsigned int out[2]) {
+    bytes ^= 0x80808080u;
+    unsigned int shifted[2] = {__byte_perm(bytes, 0x64646464u, 0x4140), __byte_perm(bytes, 0x64646464u, 0x4342)};
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(out[0]) : "r"(shifted[0]), "r"(0x64806480u));
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(out[1]) : "r"(shifted[1]), "r"(0x64806480u));
 }
 
 __device__ inline unsigned int shared_address(const void *at) {

@@ -60,6 +60,7 @@
     X(attention_over_long_contexts)                                                                                    \
     X(attention_over_page_borders)                                                                                     \
     X(attention_over_a_kv_cache_of_every_type)                                                                         \
+    X(attention_of_queries_of_any_size)                                                                                \
     X(attention_of_prompts_behind_long_contexts)                                                                       \
     X(attention_keeps_nan_in_the_rows_that_see_it)                                                                     \
     X(attention_of_a_batch_without_rows)                                                                               \

@@ -19,8 +19,9 @@ typedef struct attention_case {
     sn_kv_shape shape;
     int group, window; /* query heads of a key-value head */
     float softcap;
-    bool alibi; /* ALiBi, with the slopes below */
-    bool sinks; /* with the sinks below */
+    bool alibi;           /* ALiBi, with the slopes below */
+    bool sinks;           /* with the sinks below */
+    float q_size, k_size; /* factors of queries and keys; 0: 1 */
     int n_sequences, n_past[SEQUENCES_MAX], rows[SEQUENCES_MAX];
     /* -- set by attention_case_begin */
     int n_rows;
@@ -62,9 +63,14 @@ static void *new_page(conformance *c, const sn_kv_shape *shape) {
     return page;
 }
 
+static void resize(float *x, size_t n, float factor) {
+    for (size_t i = 0; i < n && factor != 0; i++) x[i] *= factor;
+}
+
 static void make_sequence(conformance *c, attention_case *s, int i) {
     int end = s->n_past[i] + s->rows[i], page_tokens = s->shape.page_tokens;
     s->k[i] = conformance_random(c, (size_t)end * k_width(s), 10 + (uint64_t)i);
+    resize(s->k[i], (size_t)end * k_width(s), s->k_size);
     s->v[i] = conformance_random(c, (size_t)end * v_width(s), 20 + (uint64_t)i);
     CONFORMANCE_CHECK(c, end <= PAGES * page_tokens && end <= POSITIONS, "the case wants more than %d pages", PAGES);
     for (int p = 0; p * page_tokens < end; p++) s->pages[i][p] = new_page(c, &s->shape);
@@ -99,6 +105,7 @@ static void attention_case_begin(conformance *c, attention_case *s) {
     s->n_rows = 0;
     for (int i = 0; i < s->n_sequences; i++) make_sequence(c, s, i);
     s->q = conformance_random(c, (size_t)s->n_rows * q_width(s), 99);
+    resize(s->q, (size_t)s->n_rows * q_width(s), s->q_size);
     for (int i = 0; i < s->n_sequences; i++) /* in two parts, the second at an odd position */
         for (int half = 0; half < 2; half++) {
             int first = half ? s->n_past[i] / 2 : 0, n = half ? s->n_past[i] - first : s->n_past[i] / 2;
@@ -399,6 +406,24 @@ void conformance_attention_over_a_kv_cache_of_every_type(conformance *c) {
         try_attention_case(c, s);
         s.window = 21;
         s.alibi = s.sinks = true;
+        try_attention_case(c, s);
+    }
+}
+
+/* Numbers that 16 bits do not hold, or not with all of their digits; their products are as large as ever. */
+void conformance_attention_of_queries_of_any_size(conformance *c) {
+    static const struct {
+        float q, k;
+    } sizes[] = {{0x1p-19f, 0x1p15f}, {0x1p18f, 0x1p-14f}, {0x1p-100f, 1}, {0x1p100f, 0}};
+    for (int i = 0; i < 2 * 3 * 4; i++) {
+        attention_case s = attention_case_of(i % SHAPES);
+        s.shape.dtype = i % 2 ? SN_KV_F16 : i / 2 % 2 ? SN_KV_Q8 : SN_KV_F32;
+        s.q_size = sizes[i / 6].q;
+        s.k_size = sizes[i / 6].k;
+        s.sinks = i % 5 == 0;
+        s.n_sequences = 2;
+        memcpy(s.n_past, (int[]){45, 3, 0}, sizeof s.n_past);
+        memcpy(s.rows, (int[]){21, 1, 0}, sizeof s.rows);
         try_attention_case(c, s);
     }
 }

@@ -23,7 +23,7 @@ static void put(cuda_number type, void *to, int i, int x) {
     if (type == CUDA_TF32)
         ((float *)to)[i] = (float)x;
     else
-        ((uint16_t *)to)[i] = sn_f32_to_bf16((float)x);
+        ((uint16_t *)to)[i] = type == CUDA_F16 ? sn_f32_to_f16((float)x) : sn_f32_to_bf16((float)x);
 }
 
 static int a_at(int block, int row, int k) { return (row * INNER + k + 37 * block) % 256; }
@@ -55,7 +55,7 @@ static int count_wrong(cuda_number type, int waits_for) {
 }
 
 Test(cuda_mma, products_have_every_element_in_its_place) {
-    for (cuda_number type = CUDA_BF16; type <= CUDA_TF32; type++)
+    for (cuda_number type = CUDA_BF16; type < CUDA_NUMBERS; type++)
         cr_expect_eq(count_wrong(type, 2), 0, "type %d", (int)type);
 }
 

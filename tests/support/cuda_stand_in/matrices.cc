@@ -35,6 +35,8 @@ __global__ void multiply(cuda_matrices m) {
     load_matrices(wb, b + lane % 8 * 16 + lane / 8 % 2 * 8);
     if (m.type == CUDA_TF32)
         multiply_tf32(d, reinterpret_cast<const uint32_t *>(a), reinterpret_cast<const uint32_t *>(b));
+    else if (m.type == CUDA_F16)
+        mma_f16(d, wa, wb);
     else
         mma_bf16(d, wa, wb);
     for (int i = 0; i < 4; i++) out[i / 2 * 64 + i % 2] = d[i];

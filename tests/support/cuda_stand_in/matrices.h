@@ -2,14 +2,14 @@
 #ifndef SN_TESTS_CUDA_STAND_IN_MATRICES_H
 #define SN_TESTS_CUDA_STAND_IN_MATRICES_H
 
+#include "tests/support/cuda_stand_in/stand_in.h"
+
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef enum cuda_number { CUDA_BF16, CUDA_TF32 } cuda_number;
 
 typedef struct cuda_matrices {
     cuda_number type;

@@ -2,25 +2,37 @@
 #include "tests/support/cuda_stand_in/mma.h"
 
 #include "base/dtype.h"
+#include "tests/support/cuda_stand_in/stand_in.h"
 
 #include <string.h>
 
 enum { COPIES = 64, THREADS_MAX = 1024 };
 
-static float element(uint32_t word, unsigned i) { return sn_bf16_to_f32((uint16_t)(word >> 16 * (i % 2))); }
+static uint64_t products[CUDA_NUMBERS];
+uint64_t cuda_stand_in_products(cuda_number type) { return products[type]; }
+static void count(cuda_number type) { products[type] += cuda_position.thread.x % 32 == 0; }
 
-void cuda_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+static float element(bool f16, uint32_t word, unsigned i) {
+    uint16_t bits = (uint16_t)(word >> 16 * (i % 2));
+    return f16 ? sn_f16_to_f32(bits) : sn_bf16_to_f32(bits);
+}
+
+static void multiply(bool f16, float d[4], const uint32_t a[4], const uint32_t b[2]) {
     const uint32_t own[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
     cuda_words all = cuda_threads_gather(own, 6);
     unsigned lane = cuda_position.thread.x % 32;
+    count(f16 ? CUDA_F16 : CUDA_BF16);
     for (unsigned i = 0; i < 4; i++) {
         unsigned row = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + i % 2;
         for (unsigned k = 0; k < 16; k++) {
             const uint32_t *with_a = all[row % 8 * 4 + k % 8 / 2], *with_b = all[column * 4 + k % 8 / 2];
-            d[i] += element(with_a[row / 8 + k / 8 * 2], k) * element(with_b[4 + k / 8], k);
+            d[i] += element(f16, with_a[row / 8 + k / 8 * 2], k) * element(f16, with_b[4 + k / 8], k);
         }
     }
 }
+
+void cuda_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) { multiply(false, d, a, b); }
+void cuda_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2]) { multiply(true, d, a, b); }
 
 void cuda_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     const uint32_t own[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
@@ -28,6 +40,7 @@ void cuda_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]) {
         if (own[i] & 0x1fff) cuda_threads_fail("a factor of tf32 has more than 11 significant bits");
     cuda_words all = cuda_threads_gather(own, 6);
     unsigned lane = cuda_position.thread.x % 32;
+    count(CUDA_TF32);
     for (unsigned i = 0; i < 4; i++) {
         unsigned row = lane / 4 * 4, column = (2 * (lane % 4) + i % 2) * 4;
         for (unsigned k = 0; k < 8; k++) {

@@ -11,6 +11,7 @@ extern "C" {
 
 /* mma.c: d += a . b of fragments of m16n8k16 of bfloat16. */
 void cuda_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]);
+void cuda_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2]); /* the same of f16 */
 /* d += a . b of fragments of m16n8k8 of tf32. */
 void cuda_mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2]);
 
@@ -32,10 +33,20 @@ bool cuda_copy_due(int groups_left, cuda_copy *copy); /* takes the next one that
 #define SN_MMA_EMULATED
 
 static inline void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma_bf16(d, a, b); }
+static inline void mma_f16(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma_f16(d, a, b); }
 static inline void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2]) { cuda_mma_tf32(d, a, b); }
 
 static inline unsigned pack_bf16(float low, float high) {
     return cuda_bf16(low) | static_cast<unsigned>(cuda_bf16(high)) << 16;
+}
+
+static inline unsigned pack_f16(float low, float high) {
+    return cuda_threads_half(low) | static_cast<unsigned>(cuda_threads_half(high)) << 16;
+}
+
+static inline void bytes_to_f16(unsigned bytes, unsigned out[2]) {
+    for (int i = 0; i < 2; i++, bytes >>= 16)
+        out[i] = pack_f16(static_cast<int8_t>(bytes & 255), static_cast<int8_t>(bytes >> 8 & 255));
 }
 
 /* Each lane reads its row as a whole; all words then go around. */

@@ -66,7 +66,10 @@ uint64_t cuda_stand_in_mallocs(void); /* allocations of device memory so far */
 int cuda_stand_in_contexts(void);     /* devices on which there is a context */
 int cuda_stand_in_objects(void);      /* streams, events, graphs, executable graphs, cuBLAS handles */
 uint64_t cuda_stand_in_atomics(void); /* atomic operations of kernels so far */
-uint64_t cuda_stand_in_loaded(void);  /* bytes of the device's memory that kernels have loaded so far */
+/* Products of matrices by warps of kernels so far; cuBLAS does not count. */
+typedef enum cuda_number { CUDA_BF16, CUDA_F16, CUDA_TF32, CUDA_NUMBERS } cuda_number;
+uint64_t cuda_stand_in_products(cuda_number type);
+uint64_t cuda_stand_in_loaded(void); /* bytes of the device's memory that kernels have loaded so far */
 uint64_t cuda_stand_in_captures(void);
 uint64_t cuda_stand_in_graph_launches(void);
 uint64_t cuda_stand_in_kernels(void); /* launches of kernels and products of cuBLAS, those that a graph repeats once */

@@ -1,6 +1,7 @@
 /* Memory of the stand-in's devices, and pinned memory. The host can touch none of a device's allocations. While an
- * operation of the device runs, an allocation becomes accessible when the operation first touches it (watch.c sees each
- * access of a kernel before it happens), because most operations touch few of many. */
+ * operation of the device runs, an allocation becomes accessible when the operation first touches it or a kernel
+ * has it as an argument (watch.c sees the accesses of kernels before they happen), because most operations touch few of
+ * many. */
 #include "tests/support/cuda_stand_in/stand_in_private.h"
 
 #include <stdlib.h>

@@ -54,6 +54,11 @@ void cuda_watch_begin(const void *all_stacks, size_t stack_bytes, const void *ca
     }
     stacks = (struct range){all_stacks, (const char *)all_stacks + stack_bytes};
     arguments = (struct range){call, (const char *)call + call_bytes};
+    for (size_t i = 0; i + sizeof(void *) <= call_bytes; i += sizeof(void *)) {
+        void *at;
+        memcpy(&at, arguments.at + i, sizeof at);
+        cuda_memory_touch(at, 1); /* the compiler inserts no call before a structure that is passed on by value */
+    }
     watching = true;
     cuda_blocks_launch();
 }

@@ -93,7 +93,7 @@ static inline bool sn_block_is_partial(const sn_block *block, const sn_hparams *
 
 /* ---- forward pass ---- */
 
-/* Activations of a forward pass, on the device, each with capacity for SN_SPAN_ROWS_MAX rows. */
+/* Activations of a forward pass, on the device, each with capacity for a span's largest batch (sn_span_rows_max). */
 typedef struct sn_scratch {
     float *x;         /* (rows, n_embd): the hidden states, from block to block */
     float *h;         /* (rows, n_embd): x after a norm; then what a half of the block adds to x */
@@ -155,9 +155,8 @@ typedef struct sn_experts_apart {
  * host's. */
 typedef struct sn_expert_split {
     const sn_expert_exchange *exchange; /* NULL: none */
-    int32_t *own, *others;              /* (SN_SPAN_ROWS_MAX, n_experts_used): ids from held.first on, and ids; or -1 */
-    float *rows,
-        *out; /* (SN_SPAN_ROWS_MAX, n_embd) and that for each expert of a row; NULL: devices are host_visible */
+    int32_t *own, *others;              /* (rows, n_experts_used): ids from held.first on, and ids; or -1 */
+    float *rows, *out; /* (rows, n_embd) and that for each expert of a row; NULL: devices are host_visible */
 } sn_expert_split;
 
 /* The adapter of one block (adapter.h), on the block's device. Zeroed: none. */

@@ -216,7 +216,7 @@ sn_status sn_moe_run_pairs(const sn_block *block, const sn_forward_pass *pass, c
     m.expert_out = s->pair_rows; /* an expert's input is not needed any more when its output is written */
     alone.next = NULL;           /* other spans foresee nothing */
     for (int i = 0; i < pairs;) {
-        for (p.n_rows = 0; i < pairs && p.n_rows < SN_SPAN_ROWS_MAX; i++) {
+        for (p.n_rows = 0; i < pairs && p.n_rows < SN_SPAN_ROWS; i++) {
             if (request->ids[i] < 0) continue;
             SN_TRY(moe_bring_row(pass, request->rows + (size_t)(i / request->k) * width,
                                  s->pair_rows + (size_t)p.n_rows * width, err));

@@ -64,22 +64,31 @@ static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, s
     memcpy(out, all, sizeof all);
 }
 
-static size_t buffer_bytes(size_t width) { return sn_round_up(width * SN_SPAN_ROWS_MAX * sizeof(float), 64); }
+static size_t buffer_bytes(size_t width, int rows) { return sn_round_up(width * (size_t)rows * sizeof(float), 64); }
 
 /* Floats of the table of one rope. */
-static size_t table_floats(const sn_hparams *hp) { return (size_t)hp->rope_dim * SN_SPAN_ROWS_MAX; }
+static size_t table_floats(const sn_span *span) { return (size_t)span->hp.rope_dim * (size_t)span->rows_max; }
 
-static size_t scratch_bytes(const sn_hparams *hp, bool partial) {
+static size_t scratch_bytes(const sn_hparams *hp, bool partial, int rows) {
     sn_scratch none;
     scratch_buffer buffers[N_BUFFERS];
     size_t bytes = 0;
     scratch_buffers(hp, partial, &none, buffers);
-    for (int i = 0; i < N_BUFFERS; i++) bytes += buffer_bytes(buffers[i].width);
+    for (int i = 0; i < N_BUFFERS; i++) bytes += buffer_bytes(buffers[i].width, rows);
     return bytes;
 }
 
-static sn_device_limits span_limits(const sn_hparams *hp) {
-    return (sn_device_limits){.rows = SN_SPAN_ROWS_MAX,
+/* sn_span_rows_max on these devices. */
+static int span_rows(const sn_hparams *hp, int n_devices, const sn_device *const *devices, bool partial) {
+    size_t rows = SN_SPAN_ROWS, gains = SN_SPAN_ROWS_MAX, row_bytes = (size_t)hp->n_embd * sizeof(float);
+    for (int i = 0; i < n_devices; i++) gains = sn_min_size(gains, (size_t)devices[i]->batch_rows);
+    while (!partial && 2 * rows <= gains && 2 * rows * row_bytes <= SN_SPAN_STEP_BYTES) rows *= 2;
+    return (int)rows;
+}
+
+static sn_device_limits span_limits(const sn_hparams *hp, int rows) {
+    return (sn_device_limits){.rows = rows,
+                              .sequences = SN_SPAN_ROWS,
                               .width = (int)sn_widest_row(hp),
                               .context = hp->n_ctx,
                               .heads = hp->n_heads,
@@ -88,16 +97,16 @@ static sn_device_limits span_limits(const sn_hparams *hp) {
                               .experts_used = hp->n_experts_used};
 }
 
-static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, bool partial, sn_err *err) {
+static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, bool partial, int rows, sn_err *err) {
     scratch_buffer buffers[N_BUFFERS];
-    const sn_device_limits limits = span_limits(hp);
-    h->bytes = scratch_bytes(hp, partial);
+    const sn_device_limits limits = span_limits(hp, rows);
+    h->bytes = scratch_bytes(hp, partial, rows);
     sn_status status = h->device->ops->prepare(h->device, &limits, err);
     if (!status) status = h->device->ops->alloc(h->device, h->bytes, &h->memory, err);
     if (status) return status;
     char *at = h->memory;
     scratch_buffers(hp, partial, &h->scratch, buffers);
-    for (int i = 0; i < N_BUFFERS; at += buffer_bytes(buffers[i++].width)) *buffers[i].at = (float *)(void *)at;
+    for (int i = 0; i < N_BUFFERS; at += buffer_bytes(buffers[i++].width, rows)) *buffers[i].at = (float *)(void *)at;
     /* A span that holds all experts computes others' pairs between its passes only, and needs no memory for that. */
     if (!partial) h->scratch.pair_rows = h->scratch.x, h->scratch.pair_ids = h->scratch.router_out;
     return SN_OK;
@@ -127,10 +136,12 @@ static sn_status mixture_cost(const sn_model *model, const sn_device *device, in
 sn_status sn_span_costs(const sn_model *model, const sn_device *device, const sn_span_part *part, size_t kv_budget,
                         sn_block_cost *costs, size_t *scratch, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(model);
-    const sn_device_limits limits = span_limits(hp);
     SN_TRY(sn_span_check_experts(hp, part, err));
     bool partial = sn_holds_some_experts(hp, sn_span_held(hp, part));
-    if (!sn_add(scratch_bytes(hp, partial), device->ops->prepare_bytes(device, &limits), scratch)) *scratch = SIZE_MAX;
+    int rows = span_rows(hp, 1, &device, partial); /* beside another device it may be fewer */
+    const sn_device_limits limits = span_limits(hp, rows);
+    if (!sn_add(scratch_bytes(hp, partial, rows), device->ops->prepare_bytes(device, &limits), scratch))
+        *scratch = SIZE_MAX;
     for (int b = part->first; b < part->end; b++) {
         sn_block_layout layout;
         sn_block_cost *cost = &costs[b - part->first];
@@ -194,12 +205,13 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
     for (size_t i = 0; i < n && !status; i++)
         status = sn_model_block_hash(model, plan->first + (int)i, &span->hashes[i], err);
     source.hashes = span->hashes;
-    if (!status) status = sn_calloc(&span->cos_sin, table_floats(hp) * (size_t)hp->n_ropes, sizeof(float), err);
+    span->rows_max = span_rows(hp, plan->n_devices, (const sn_device *const *)devices, sn_span_is_partial(span));
+    if (!status) status = sn_calloc(&span->cos_sin, table_floats(span) * (size_t)hp->n_ropes, sizeof(float), err);
     for (int i = 0; i < plan->n_devices && !status; i++) {
         source.scratch[i] = &span->devices[i].scratch;
         span->devices[i].carrier.device = devices[i];
         span->devices[span->n_devices++].device = devices[i];
-        status = span_device_init(&span->devices[i], hp, sn_span_is_partial(span), err);
+        status = span_device_init(&span->devices[i], hp, sn_span_is_partial(span), span->rows_max, err);
     }
     if (!status && span->held.end) status = sn_span_split_init(span, err);
     if (!status) status = check_recurrent(span, err);
@@ -244,6 +256,7 @@ void sn_span_free(sn_span **span) {
 
 /* ---- properties ---- */
 
+int sn_span_rows_max(const sn_span *span) { return span->rows_max; }
 int sn_span_first(const sn_span *span) { return span->first; }
 int sn_span_end(const sn_span *span) { return span->end; }
 const sn_hparams *sn_span_hparams(const sn_span *span) { return &span->hp; }
@@ -271,7 +284,8 @@ sn_span_info sn_span_describe(const sn_span *span) {
                          .bytes = sn_span_bytes(span),
                          .experts = span->held,
                          .exact = true,
-                         .kv_dtype = span->kv_dtype};
+                         .kv_dtype = span->kv_dtype,
+                         .rows_max = span->rows_max};
     for (int i = 0; i < span->n_devices; i++) info.exact &= span->devices[i].device->id.kind == SN_DEVICE_CPU;
     name_devices(span, info.devices);
     return info;
@@ -515,7 +529,7 @@ static sn_status upload_sequences(const span_pass *pass, const sn_span_device *t
         for (int rope = 0; rope < hp->n_ropes; rope++)
             for (int r = 0; r < sequence->n_rows; r++)
                 sn_span_rope_row(hp, rope, sn_kv_cache_length(sequence->kv) + r,
-                                 pass->span->cos_sin + (size_t)rope * table_floats(hp) +
+                                 pass->span->cos_sin + (size_t)rope * table_floats(pass->span) +
                                      (size_t)(row + r) * (size_t)hp->rope_dim);
     }
     return SN_OK;
@@ -539,7 +553,7 @@ static sn_status transfer_hidden_states(const span_pass *pass, const sn_span_dev
     }
     for (int rope = 0; rope < hp->n_ropes && !status && !has_table; rope++)
         status = to->device->ops->upload(to->device, to->scratch.cos_sin[rope],
-                                         pass->span->cos_sin + (size_t)rope * table_floats(hp),
+                                         pass->span->cos_sin + (size_t)rope * table_floats(pass->span),
                                          (size_t)pass->n_rows * (size_t)hp->rope_dim * sizeof(float), err);
     if (!status && !has_table && hp->q_growth > 0)
         status = to->device->ops->upload(to->device, to->scratch.q_factors, pass->span->q_factors,
@@ -579,8 +593,9 @@ static sn_status run_pass(span_pass *pass, sn_err *err) {
     bool has_table[SN_PLAN_DEVICES_MAX] = {false};
     sn_status status = SN_OK;
     pass->n_rows = 0;
+    assert(pass->n_sequences <= SN_SPAN_ROWS);
     for (int i = 0; i < pass->n_sequences; i++) {
-        assert(pass->sequences[i].n_rows > 0 && pass->n_rows + pass->sequences[i].n_rows <= SN_SPAN_ROWS_MAX);
+        assert(pass->sequences[i].n_rows > 0 && pass->n_rows + pass->sequences[i].n_rows <= span->rows_max);
         pass->n_rows += pass->sequences[i].n_rows;
     }
     for (int i = 0; i < span->n_segments && !status; i++) {

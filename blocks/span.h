@@ -21,7 +21,13 @@
 
 typedef struct sn_span sn_span;
 
-enum { SN_SPAN_ROWS_MAX = 512 }; /* rows of one batch; the caller cuts longer inputs into chunks */
+/* Rows of one batch: what every span takes, and what a span takes at most (sn_span_rows_max). The caller cuts longer
+ * inputs into chunks. */
+enum {
+    SN_SPAN_ROWS = 512,
+    SN_SPAN_ROWS_MAX = 2048,
+    SN_SPAN_STEP_BYTES = 16 << 20, /* of the hidden states of a batch of more than SN_SPAN_ROWS rows */
+};
 
 /* ---- loading ---- */
 
@@ -58,6 +64,10 @@ const sn_hash *sn_span_block_hash(const sn_span *span, int block); /* block: its
 /* Whether the block's weights have this hash (sn_model_block_hash), in whatever type keys and values are kept. */
 bool sn_span_has_weights(const sn_span *span, int block, const sn_hash *weights);
 size_t sn_span_bytes(const sn_span *span); /* of the devices' memory: weights and scratch */
+/* Rows of its largest batch: as many as gain on all of its devices (rows_max of device.h), as far as hidden states of
+ * SN_SPAN_STEP_BYTES go, so that a step stays a message of that size; SN_SPAN_ROWS at least. A span with some of the
+ * experts takes SN_SPAN_ROWS, because other nodes compute no more rows of theirs at once. */
+int sn_span_rows_max(const sn_span *span);
 
 /* Bytes that may still be allocated of the device that has least left (device.h: memory_max). Device thread. */
 size_t sn_span_memory_left(const sn_span *span);
@@ -87,6 +97,7 @@ typedef struct sn_span_info {
     sn_expert_range experts;            /* sn_span_experts */
     bool exact;                         /* every block is on a CPU: outputs have the promised bits */
     sn_kv_dtype kv_dtype;               /* in which its KV pools keep keys and values */
+    int rows_max;                       /* sn_span_rows_max */
     char devices[SN_SPAN_DEVICE_NAMES]; /* of its blocks, as "cuda:0,cpu"; "..." stands for those that are too
                                          * many */
 } sn_span_info;
@@ -145,9 +156,9 @@ typedef struct sn_span_sequence {
     float *output;          /* host, (n_rows, n_embd): hidden states after block end - 1 */
 } sn_span_sequence;
 
-/* Computes blocks [first, end) of the span for all rows of the sequences, at most SN_SPAN_ROWS_MAX, as one batch. On
- * failure no KV cache has grown. *moved (or NULL) grows by the bytes of hidden states that were copied to, between and
- * from devices. SN_STOP: a device failed; the sentence names it. */
+/* Computes blocks [first, end) of the span for all rows of the sequences as one batch: at most sn_span_rows_max, of at
+ * most SN_SPAN_ROWS sequences. On failure no KV cache has grown. *moved (or NULL) grows by the bytes of hidden states
+ * that were copied to, between and from devices. SN_STOP: a device failed; the sentence names it. */
 sn_status sn_span_forward(sn_span *span, int first, int end, int n_sequences, const sn_span_sequence *sequences,
                           uint64_t *moved, sn_err *err) SN_MUST_USE;
 

@@ -35,13 +35,13 @@ sn_expert_range sn_span_held(const sn_hparams *hp, const sn_span_part *part) {
 
 sn_status sn_span_split_init(sn_span *span, sn_err *err) {
     sn_expert_split *s = &span->split;
-    size_t width = (size_t)span->hp.n_embd, pairs = (size_t)SN_SPAN_ROWS_MAX * (size_t)span->hp.n_experts_used;
+    size_t width = (size_t)span->hp.n_embd, pairs = (size_t)span->rows_max * (size_t)span->hp.n_experts_used;
     bool staged = false;
     SN_TRY(sn_calloc(&s->own, pairs, sizeof *s->own, err));
     if (!sn_span_is_partial(span)) return SN_OK;
     for (int i = 0; i < span->n_devices; i++) staged |= !span->devices[i].device->host_visible;
     SN_TRY(sn_calloc(&s->others, pairs, sizeof *s->others, err));
-    if (staged) SN_TRY(sn_calloc(&s->rows, SN_SPAN_ROWS_MAX, width * sizeof(float), err));
+    if (staged) SN_TRY(sn_calloc(&s->rows, (size_t)span->rows_max, width * sizeof(float), err));
     return staged ? sn_calloc(&s->out, pairs, width * sizeof(float), err) : SN_OK;
 }
 
@@ -62,9 +62,9 @@ static sn_status check_request(const sn_span *span, const sn_expert_request *r, 
     if (r->block < span->first || r->block >= span->end || !sn_has_experts(hp, r->block))
         return sn_fail(err, SN_REFUSED, "block %d has no experts here", r->block);
     if (hp->experts_scale_input) return refuse_scaled_input(hp, err);
-    if (r->n < 1 || r->n > SN_SPAN_ROWS_MAX || r->n_embd != hp->n_embd || r->k < 1 || r->k > hp->n_experts_used)
+    if (r->n < 1 || r->n > SN_SPAN_ROWS || r->n_embd != hp->n_embd || r->k < 1 || r->k > hp->n_experts_used)
         return sn_fail(err, SN_REFUSED, "%d rows of %d numbers through %d experts each: at most %d of %d through %d",
-                       r->n, r->n_embd, r->k, SN_SPAN_ROWS_MAX, hp->n_embd, hp->n_experts_used);
+                       r->n, r->n_embd, r->k, SN_SPAN_ROWS, hp->n_embd, hp->n_experts_used);
     for (int i = 0; i < r->n * r->k; i++)
         if (r->ids[i] >= 0 && (r->ids[i] < span->held.first || r->ids[i] >= span->held.end))
             return sn_fail(err, SN_REFUSED, "expert %d of block %d is not held here, which has %d:%d", (int)r->ids[i],

@@ -26,9 +26,10 @@ struct sn_span {
     sn_segment
         segments[SN_KV_PARTS_MAX]; /* in the order of their blocks; segment i's KV pages are part i of the pool */
     int n_segments;
-    float *cos_sin;                    /* host, (n_ropes, SN_SPAN_ROWS_MAX, rope_dim): the rope tables of a batch */
+    int rows_max;                      /* of a batch */
+    float *cos_sin;                    /* host, (n_ropes, rows_max, rope_dim): the rope tables of a batch */
     float q_factors[SN_SPAN_ROWS_MAX]; /* of its rows, where hp.q_growth is not 0 */
-    sn_sequence sequences[SN_SPAN_ROWS_MAX];
+    sn_sequence sequences[SN_SPAN_ROWS];
     sn_expert_range held; /* experts of each mixture; {0, 0}: there is none */
     sn_expert_split split;
 };

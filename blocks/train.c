@@ -427,7 +427,7 @@ static piece run_next_piece(sn_train *t, size_t budget, size_t *cost) {
     }
     int left = r->n - r->row;
     p.n = left < ROWS_MULTIPLE ? left : ROWS_MULTIPLE;
-    while (p.n < left && p.n < SN_SPAN_ROWS_MAX) {
+    while (p.n < left && p.n < SN_SPAN_ROWS) {
         int more = left - p.n < ROWS_MULTIPLE ? left : p.n + ROWS_MULTIPLE;
         if (stage_cost(t, r->stage, r->row, more) > budget) break;
         p.n = more;

@@ -51,7 +51,7 @@ static sn_status run_tokens(sn_setup *setup, const sn_token_ids *ids, collector 
     if (!status) status = sn_lm_head_embed(setup->lm_head, ids->ids, (int)ids->n, hidden, err);
     sn_chain_observe(setup->chain, collect_hidden, c);
     for (size_t done = 0, n; done < ids->n && !status && !sn_interrupted; done += n) {
-        n = sn_min_size(SN_SPAN_ROWS_MAX, ids->n - done);
+        n = sn_min_size(SN_SPAN_ROWS, ids->n - done);
         float *rows = hidden + done * c->n_embd;
         status = sn_chain_step(setup->chain, (int)done, (int)n, rows, rows, err);
         if (!status)

@@ -157,7 +157,10 @@ sn_status sn_device_open(sn_device_id id, const sn_device_options *options, sn_d
     *out = NULL;
     if ((unsigned)id.kind >= N_BACKENDS) return sn_fail(err, SN_REFUSED, "device kind %d does not exist", (int)id.kind);
     const backend *b = &backends[id.kind];
-    return b->open ? b->open(id, options, out, err) : sn_fail(err, SN_REFUSED, "%s: use cpu", b->unavailable);
+    if (!b->open) return sn_fail(err, SN_REFUSED, "%s: use cpu", b->unavailable);
+    sn_status status = b->open(id, options, out, err);
+    if (!status && options && options->batch_rows) (*out)->batch_rows = options->batch_rows;
+    return status;
 }
 
 void sn_device_close(sn_device **device) {

@@ -86,6 +86,7 @@ typedef struct sn_device_options {
     const char *isa;
     int timeout_ms;    /* limit of every wait for the device; 0: 60,000 */
     size_t memory_max; /* bytes of its memory that may be allocated; 0: as many as it has */
+    int batch_rows;    /* for tests: that of sn_device; 0: the device's own */
 } sn_device_options;
 
 /* options may be NULL. SN_REFUSED with the reason when there is no such device. */
@@ -488,6 +489,7 @@ struct sn_device {
     size_t allocation_max;          /* bytes of one allocation; 0: no limit of its own */
     size_t memory_used;             /* bytes that are allocated; backends count with the next two functions */
     size_t memory_extra;            /* bytes beside all others with which it is faster: captured batches */
+    int batch_rows;                 /* rows of a batch up to which a row becomes cheaper; 0: no more than usual */
     const struct sn_cancel *cancel; /* of a CPU device: between two blocks it ends loading and forward passes with
                                  SN_STOP; NULL: nothing does. Borrowed; set by the device's owner */
 };

@@ -428,9 +428,9 @@ static sn_status node_start_serving(sn_node *node, sn_err *err) {
                                serving->throughput, wake_network, node, &serving->engine, err);
     if (status) return status;
     sn_span_info facts = sn_span_describe(serving->span);
-    sn_log(SN_LOG_INFO, "serving", "blocks=%d:%d decode_us=%llu prompt_tokens_per_s=%llu", facts.first, facts.end,
-           (unsigned long long)serving->throughput.decode_us,
-           (unsigned long long)serving->throughput.prompt_tokens_per_s);
+    sn_log(SN_LOG_INFO, "serving", "blocks=%d:%d decode_us=%llu prompt_tokens_per_s=%llu step_tokens_max=%d",
+           facts.first, facts.end, (unsigned long long)serving->throughput.decode_us,
+           (unsigned long long)serving->throughput.prompt_tokens_per_s, facts.rows_max);
     sn_protocol_publish_adapters(node->protocol, &serving->adapter_store);
     sn_protocol_serve(node->protocol, &facts, sn_kv_pool_bytes(serving->pool), sn_now_us(), sn_unix_ms());
     return SN_OK;

@@ -21,9 +21,9 @@
 #include <string.h>
 
 enum {
-    PENDING_MAX = 4096,                    /* entries of a log that wait for a check */
-    CHECK_ROWS_MAX = 4 * SN_SPAN_ROWS_MAX, /* rows that go through the auditor in one step */
-    AUDITOR_RETRY_US = 60000000,           /* until an auditor is looked for again, after none was found */
+    PENDING_MAX = 4096,                /* entries of a log that wait for a check */
+    CHECK_ROWS_MAX = 4 * SN_SPAN_ROWS, /* rows that go through the auditor in one step */
+    AUDITOR_RETRY_US = 60000000,       /* until an auditor is looked for again, after none was found */
 };
 
 sn_status sn_audit_new(const sn_audit_options *options, sn_audit **out, sn_err *err) {

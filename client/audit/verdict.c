@@ -172,10 +172,10 @@ sn_status sn_evidence_judge(const sn_evidence *e, sn_chain *reference, sn_verdic
     judging c = {.evidence = e, .kv = sn_kv_dtype_element(sn_chain_kv_dtype(reference))};
     float *rows = NULL;
     sn_status status = judging_begin(&c, err);
-    if (!status) status = sn_calloc(&rows, (size_t)SN_SPAN_ROWS_MAX * (size_t)e->n_embd, sizeof *rows, err);
+    if (!status) status = sn_calloc(&rows, (size_t)SN_SPAN_ROWS * (size_t)e->n_embd, sizeof *rows, err);
     sn_chain_observe(reference, judging_observe, &c);
     for (int at = 0, n; at < e->n_tokens && !status; at += n) {
-        n = e->n_tokens - at < SN_SPAN_ROWS_MAX ? e->n_tokens - at : SN_SPAN_ROWS_MAX;
+        n = e->n_tokens - at < SN_SPAN_ROWS ? e->n_tokens - at : SN_SPAN_ROWS;
         status = sn_chain_step(reference, at, n, e->inputs + (size_t)at * (size_t)e->n_embd, rows, err);
     }
     sn_chain_observe(reference, NULL, NULL);

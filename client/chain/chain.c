@@ -1,8 +1,8 @@
 /* Opening, stepping and closing a chain.
  *
- * sn_chain_step cuts its input into pieces of at most SN_SPAN_ROWS_MAX rows and runs each piece through the hops, group
- * by group (chain_private.h). A long prompt goes through sn_chain_prefill first, which keeps several chunks in flight;
- * what it leaves after a failure continues here, one piece at a time.
+ * sn_chain_step cuts its input into pieces of at most SN_CHAIN_ROWS_MAX rows and runs each piece through the hops,
+ * group by group (chain_private.h). A long prompt goes through sn_chain_prefill first, which keeps several chunks in
+ * flight; what it leaves after a failure continues here, one piece at a time.
  *
  * chain_step_with_failover is where failures end: it runs a piece through one group, and after a failure promotes a
  * replica, or replaces the group by other nodes and replays, until the piece passes or the retries are spent. A group
@@ -143,7 +143,7 @@ static sn_status chain_new(const sn_model *model, const sn_chain_options *option
     chain->hasher = sn_hasher_new();
     if (!chain->hasher) return sn_fail(err, SN_STOP, "out of memory");
     for (int i = 0; i < 2 && !status; i++)
-        status = sn_calloc(&chain->rows[i], (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
+        status = sn_calloc(&chain->rows[i], (size_t)SN_CHAIN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
     if (!status) status = sn_calloc(&chain->weights, (size_t)chain->hp.n_blocks, sizeof *chain->weights, err);
     return status ? status : sn_peer_stats_new(&chain->peer_stats, err);
 }
@@ -378,7 +378,7 @@ static void chain_notify_observer(const sn_chain *chain, int block, const sn_ste
     if (chain->observer) chain->observer(chain->observer_ctx, block, step->position, step->n, rows);
 }
 
-/* Runs a step (at most SN_SPAN_ROWS_MAX rows) through all hops. */
+/* Runs a step (at most SN_CHAIN_ROWS_MAX rows) through all hops. */
 static sn_status chain_step_all_hops(sn_chain *chain, const sn_step *step, sn_err *err) {
     sn_step part = *step;
     for (size_t i = 0, buffer = 0; i < chain->n_hops; buffer ^= 1) {
@@ -401,9 +401,9 @@ static sn_step step_rest(const sn_step *step, int done) {
 
 /* The pieces of a step. */
 static sn_status chain_run_pieces(sn_chain *chain, const sn_step *step, sn_err *err) {
-    int chunk_rows = sn_chain_chunk_rows(chain, step->n);
     for (int done = 0, rows = 0; done < step->n; done += rows) {
-        if (rows) sn_chain_begin_call(chain); /* the limits are those of each piece of a long input */
+        if (rows) sn_chain_begin_call(chain);                 /* the limits are those of each piece of a long input */
+        int chunk_rows = sn_chain_chunk_rows(chain, step->n); /* other nodes may have taken over */
         sn_step rest = step_rest(step, done);
         sn_status status = SN_RETRY;
         rows = 0; /* that this round of the loop runs */
@@ -414,8 +414,8 @@ static sn_status chain_run_pieces(sn_chain *chain, const sn_step *step, sn_err *
         }
         if (status == SN_STOP) return status;
         if (!status || rows) continue;
-        if (rest.n > SN_SPAN_ROWS_MAX) rest.n = SN_SPAN_ROWS_MAX;
-        if (chunk_rows && chunk_rows < rest.n) rest.n = chunk_rows; /* a node may still compute exactly this chunk */
+        int most = chunk_rows ? chunk_rows : SN_SPAN_ROWS; /* a node may still compute exactly this chunk */
+        if (rest.n > most) rest.n = most;
         rows = rest.n;
         status = chain_step_all_hops(chain, &rest, err);
         if (status) return status;

@@ -36,7 +36,7 @@ typedef struct sn_chain_adapter {
 } sn_chain_adapter;
 
 typedef struct sn_chain_limits {
-    int timeout_ms;    /* for one call: opening, or a step of up to SN_SPAN_ROWS_MAX rows through all blocks, with every
+    int timeout_ms;    /* for one call: opening, or a step or a chunk of a long one through all blocks, with every
                           retry, connection and replay that it needs; above 0. Local computation does not count */
     int max_retries;   /* failed nodes in a row after which a call fails, within its time; 0: the first one */
     int prefill_depth; /* steps of a long prompt that may wait at a node, as far as the node allows; 0: none */

@@ -32,6 +32,9 @@ typedef struct sn_chain_call {
     int retries; /* how many more nodes may fail in a row */
 } sn_chain_call;
 
+/* Rows of the longest step that goes through all hops. */
+enum { SN_CHAIN_ROWS_MAX = 1024 };
+
 struct sn_chain {
     sn_chain_options options; /* as given, less what was borrowed while opening; link may be NULL */
     sn_hparams hp;
@@ -52,7 +55,7 @@ struct sn_chain {
     size_t n_hops;
     int length; /* positions of the timeline; hops may hold more, which the next step overwrites */
     sn_hasher *hasher;
-    float *rows[2];            /* hidden states between hops, (SN_SPAN_ROWS_MAX, n_embd) each */
+    float *rows[2];            /* hidden states between hops, (SN_CHAIN_ROWS_MAX, n_embd) each */
     sn_peer_stats *peer_stats; /* measurements and bans of nodes */
     int64_t reroute_us;        /* when to look for a faster route again; 0: before the first token */
     char request_id[SN_REQUEST_ID_MAX + 1];
@@ -119,7 +122,7 @@ bool sn_chain_is_late(const sn_chain *chain);                           /* the c
 size_t sn_chain_group_end(const sn_hop *hops, size_t n_hops, size_t i); /* j of the group that begins at hop i */
 /* Runs a step through local blocks; its time is added to that of the call. */
 sn_status sn_chain_step_local(sn_chain *chain, sn_hop *hop, const sn_step *step, sn_err *err) SN_MUST_USE;
-/* Runs a step (at most SN_SPAN_ROWS_MAX rows) through the group [i, j), without a retry. *failed: as of sn_hops_step.
+/* Runs a step (at most SN_CHAIN_ROWS_MAX rows) through the group [i, j), without a retry. *failed: as of sn_hops_step.
  */
 sn_status sn_chain_step_group(sn_chain *chain, sn_hop *hops, size_t i, size_t j, const sn_step *step, size_t *failed,
                               sn_err *err) SN_MUST_USE;

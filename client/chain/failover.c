@@ -44,11 +44,11 @@ sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const fl
                           sn_err *err) {
     size_t failed;
     float *rows[2] = {NULL, NULL}; /* chain->rows holds the step that failed */
-    size_t size = (size_t)SN_SPAN_ROWS_MAX * (size_t)chain->hp.n_embd;
+    size_t size = (size_t)SN_SPAN_ROWS * (size_t)chain->hp.n_embd;
     sn_status status = SN_OK;
     for (int k = 0; k < 2 && !status; k++) status = sn_calloc(&rows[k], size, sizeof(float), err);
     for (int at = from, n; at < length && !status; at += n) {
-        n = length - at < SN_SPAN_ROWS_MAX ? length - at : SN_SPAN_ROWS_MAX;
+        n = length - at < SN_SPAN_ROWS ? length - at : SN_SPAN_ROWS;
         sn_step step = {at, n, chain->hp.n_embd, inputs + (size_t)at * (size_t)chain->hp.n_embd, NULL};
         for (size_t i = 0, j, buffer = 0; i < n_hops && !status; i = j, buffer ^= 1) {
             j = sn_chain_group_end(hops, n_hops, i);

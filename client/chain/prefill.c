@@ -16,7 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNKS_MAX = 24, CHUNK_ROWS_MIN = 64, CHUNK_ROWS_MAX = 128, CHUNKS_PER_HOP = 4 };
+enum { CHUNKS_MAX = 24, CHUNKS_PER_HOP = 4 };
+
+/* Rows of a chunk. Nodes that take more than SN_SPAN_ROWS in a step are GPUs, which need many rows to be busy. */
+static const struct chunk_limits {
+    int least, most;
+} usual = {64, 128}, large = {256, SN_CHAIN_ROWS_MAX};
 
 typedef struct chunk {
     int position, n;
@@ -37,20 +42,22 @@ typedef struct prefill {
     float *memory;               /* of all buffers */
 } prefill;
 
+static int smaller(int a, int b) { return a < b ? a : b; }
+
 int sn_chain_chunk_rows(const sn_chain *chain, int n) {
     size_t remote = 0;
-    int most = CHUNK_ROWS_MAX;
+    int most = SN_CHAIN_ROWS_MAX;
     for (size_t i = 0; i < chain->n_hops; i++) {
         const sn_hop *hop = &chain->hops[i];
+        most = smaller(most, hop->is_local ? SN_SPAN_ROWS : hop->remote.step_tokens_max);
         if (hop->is_local) continue;
         remote++;
         if (!hop->remote.prefill_depth_max) return 0;
-        if (hop->remote.step_tokens_max < most) most = hop->remote.step_tokens_max;
     }
     if (!remote || chain->options.routing.every_block || !chain->options.limits.prefill_depth) return 0;
+    const struct chunk_limits *limits = most > SN_SPAN_ROWS ? &large : &usual;
     int rows = n / (int)(CHUNKS_PER_HOP * chain->n_hops);
-    if (rows < CHUNK_ROWS_MIN) rows = CHUNK_ROWS_MIN;
-    if (rows > most) rows = most;
+    rows = smaller(rows > limits->least ? rows : limits->least, smaller(limits->most, most));
     return n >= 2 * rows ? rows : 0;
 }
 

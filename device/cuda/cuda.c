@@ -246,6 +246,13 @@ static sn_status open_blas(sn_cuda *cuda, sn_err *err) {
     return sn_fail(err, SN_STOP, "%s: cuBLAS could not start: %s", cuda->description, cublasGetStatusString(result));
 }
 
+/* Rows that gain (docs/BENCHMARKS.md, products of many rows), where the activations of so many take a small part of
+ * the memory. */
+static int batch_rows(size_t memory, size_t memory_max) {
+    const size_t gib = (size_t)1 << 30, usable = sn_min_size(memory, memory_max);
+    return usable >= 20 * gib ? 2048 : usable >= 10 * gib ? 1024 : 0;
+}
+
 static sn_status open_device(sn_cuda *cuda, sn_err *err) {
     int n, ordinal = cuda->base.id.ordinal;
     sn_device_info info;
@@ -255,6 +262,7 @@ static sn_status open_device(sn_cuda *cuda, sn_err *err) {
     if (!status) status = describe_device(ordinal, &info, &cuda->n_multiprocessors, err);
     if (!status) status = sn_cuda_cublas_load(err);
     if (status) return status;
+    cuda->base.batch_rows = batch_rows(info.memory, cuda->base.memory_max);
     snprintf(cuda->description, sizeof cuda->description, "cuda:%d (%s, %s)", ordinal, info.name, info.features);
     if (!status) status = sn_cuda_enter(cuda, err);
     if (!status) status = sn_cuda_products_open(cuda, err);

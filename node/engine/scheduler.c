@@ -62,8 +62,8 @@ struct sn_scheduler {
     batch_kind recent_kinds[BATCH_KINDS]; /* of the newest batches, the newest first */
     sn_job *behind; /* a job whose cache must catch up before it joins a batch; NULL: none in this round */
     sn_job *lead;   /* the job whose kind the batch has */
-    sn_job *chosen[SN_SPAN_ROWS_MAX];
-    sn_span_sequence parts[SN_SPAN_ROWS_MAX];
+    sn_job *chosen[SN_SPAN_ROWS];
+    sn_span_sequence parts[SN_SPAN_ROWS];
     uint64_t row_ns;       /* time that a row adds to a pass; 0: not known */
     int64_t batch_wait_us; /* limit of the batch wait */
     sn_decoding_sessions decoding;
@@ -298,7 +298,8 @@ static sn_job *batch_choose_lead(const sn_scheduler *s) {
 
 /* Adds up to `rows` of the job's remaining rows to the batch, if it has the batch's kind. */
 static void batch_add_job(sn_scheduler *s, sn_job *job, int rows) {
-    int left = job->n_tokens - job->n_done, capacity = SN_SPAN_ROWS_MAX - s->n_rows;
+    int left = job->n_tokens - job->n_done;
+    int capacity = s->n_chosen < SN_SPAN_ROWS ? sn_span_rows_max(s->span) - s->n_rows : 0;
     if (rows > left) rows = left;
     if (rows > capacity) rows = capacity;
     const batch_kind wanted = job_batch_kind(s->lead);
@@ -362,20 +363,29 @@ static int prompts_waiting(const sn_scheduler *s) {
     return n;
 }
 
+/* While no session decodes: as many rows as the span takes, but beyond SN_SPAN_ROWS only as many as take
+ * SN_PREFILL_ALONE_US, because a session that begins to decode waits for the pass. */
+static int prefill_rows_alone(const sn_scheduler *s) {
+    int rows = sn_span_rows_max(s->span);
+    while (rows > SN_SPAN_ROWS && (!s->row_ns || (uint64_t)rows * s->row_ns > (uint64_t)SN_PREFILL_ALONE_US * 1000))
+        rows /= 2;
+    return rows;
+}
+
 /* Limit of the prefill rows in a batch. While sessions decode, it keeps the pass short, also for those whose next step
  * will arrive during the pass; where more prompts wait than rows decode, they may delay those in that ratio. A multiple
  * of 8, because the kernels compute 8 rows at once. */
 static int prefill_rows_max(sn_scheduler *s, bool decoding, int prompts, int64_t now_us) {
     enum { MULTIPLE = 8 };
     int decode_rows = sn_decoding_sessions_rows(&s->decoding, now_us);
-    if (!decoding && !decode_rows && now_us >= s->others_us) return SN_SPAN_ROWS_MAX;
+    if (!decoding && !decode_rows && now_us >= s->others_us) return prefill_rows_alone(s);
     if (!s->row_ns) return SN_PREFILL_ROWS_CONCURRENT;
     int delays = prompts / (decode_rows ? decode_rows : 1);
     if (delays < 1) delays = 1;
     if (delays > SN_PREFILL_DELAYS_MAX) delays = SN_PREFILL_DELAYS_MAX;
     uint64_t rows = (uint64_t)delays * SN_PREFILL_DELAY_US * 1000 / s->row_ns;
     if (rows < (uint64_t)decode_rows) rows = (uint64_t)decode_rows;
-    if (rows > SN_SPAN_ROWS_MAX) rows = SN_SPAN_ROWS_MAX;
+    if (rows > (uint64_t)sn_span_rows_max(s->span)) rows = (uint64_t)sn_span_rows_max(s->span);
     return rows < MULTIPLE ? MULTIPLE : (int)rows / MULTIPLE * MULTIPLE;
 }
 
@@ -444,7 +454,7 @@ static void batch_run(sn_scheduler *s) {
 static void batch_catch_up(sn_scheduler *s) {
     sn_job *job = s->behind;
     sn_adapter **adapter = job->step.adapter;
-    int rows = s->n_chosen ? SN_PREFILL_ROWS_CONCURRENT : SN_SPAN_ROWS_MAX;
+    int rows = s->n_chosen ? SN_PREFILL_ROWS_CONCURRENT : SN_SPAN_ROWS;
     sn_status status =
         sn_span_catch_up(s->span, job->first, job->end, adapter ? *adapter : NULL, *job->kv, rows, &job->err);
     if (status) job_end(job, status, sn_now_us());

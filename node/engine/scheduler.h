@@ -25,8 +25,9 @@ enum {
     SN_PREFILL_ROWS_CONCURRENT = 64, /* prefill rows per batch while others decode, before the time per row is known */
     SN_PREFILL_DELAY_US = 10000, /* afterwards: time that prefill rows may add to a batch, or as many rows as decode; */
     SN_PREFILL_DELAYS_MAX = 4,   /* so many times that where more prompts wait than rows decode, in their ratio */
-    SN_BATCH_WAIT_ROWS = 4,      /* a batch with so many decode rows waits for no more */
-    SN_BATCH_WAIT_US_MAX = 2000, /* nor does it wait for more than this, or half the time of a pass of one row */
+    SN_PREFILL_ALONE_US = 100000, /* while no session decodes: time that a pass of more than SN_SPAN_ROWS may take */
+    SN_BATCH_WAIT_ROWS = 4,       /* a batch with so many decode rows waits for no more */
+    SN_BATCH_WAIT_US_MAX = 2000,  /* nor does it wait for more than this, or half the time of a pass of one row */
 };
 
 sn_status sn_scheduler_new(sn_span *span, sn_kv_pool *pool, sn_scheduler **out, sn_err *err) SN_MUST_USE;

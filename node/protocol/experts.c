@@ -439,9 +439,9 @@ static sn_status request_check_tensor(const sn_protocol *protocol, const sn_msg 
     const sn_wire_tensor *t = &msg->tensor;
     size_t row_bytes = (size_t)protocol->hp->n_embd * sizeof(float);
     if (t->dtype != SN_F32 || t->rank != 2 || t->shape[1] != (uint64_t)protocol->hp->n_embd ||
-        t->shape[0] > SN_SPAN_ROWS_MAX)
+        t->shape[0] > SN_SPAN_ROWS)
         return sn_fail(err, SN_REFUSED, "the rows of EXPERTS are F32 (rows, %d), at most %d", protocol->hp->n_embd,
-                       SN_SPAN_ROWS_MAX);
+                       SN_SPAN_ROWS);
     if (!msg->experts.n_pairs || msg->experts.n_pairs > REPLY_BYTES_MAX / row_bytes + 1)
         return sn_fail(err, SN_REFUSED, "an EXPERTS asks for 1 to %zu pairs of this model",
                        (size_t)REPLY_BYTES_MAX / row_bytes + 1);

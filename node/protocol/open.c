@@ -33,23 +33,25 @@ static sn_status quota_check_open(const sn_protocol *protocol, const uint8_t cli
     return sn_quota_session(protocol->quota, open, err);
 }
 
-/* As how many steps a step at this position counts. Behind a rewind, rows of a session with recurrent states are
+/* As how many steps one of so many rows counts, at this position: rows beyond SN_SPAN_ROWS count like further steps.
+ * Behind a rewind, rows of a session with recurrent states are
  * computed again from the newest state that is left, at most all before the position: they count as in training. The
  * state before the last step is always left. Likewise before the first step behind KV pages of another node. */
-static int steps_of(const sn_protocol *protocol, const sn_session *session, uint64_t position) {
+static int steps_of(const sn_protocol *protocol, const sn_session *session, uint64_t position, uint64_t rows) {
     bool back = position < (uint64_t)session->length && position < (uint64_t)session->last_reply.position;
     bool first = session->migration.imported && !session->last_reply.output && position <= (uint64_t)session->length;
-    if ((!back && !first) || !sn_n_recurrent(protocol->hp, session->first, session->end)) return 1;
-    return 1 + ((int)position + SN_SPAN_ROWS_MAX - 1) / SN_SPAN_ROWS_MAX;
+    int own = rows ? (int)((rows + SN_SPAN_ROWS - 1) / SN_SPAN_ROWS) : 1;
+    if ((!back && !first) || !sn_n_recurrent(protocol->hp, session->first, session->end)) return own;
+    return own + ((int)position + SN_SPAN_ROWS - 1) / SN_SPAN_ROWS;
 }
 
 sn_status sn_protocol_quota_step(sn_protocol *protocol, const sn_session *session, const sn_msg *msg, int64_t now_us,
                                  sn_err *err) {
-    int steps = steps_of(protocol, session, msg->step.position);
-    sn_status status = sn_quota_steps(protocol->quota, session->owner, steps, now_us, err);
     uint64_t rows = msg->tensor.rank ? msg->tensor.shape[0] : 0, end = msg->step.position + rows;
-    if (status || rows > SN_SPAN_ROWS_MAX || end > (uint64_t)session->max_tokens)
-        return status; /* step_check refuses it */
+    bool fits = rows <= (uint64_t)protocol->setup.span.rows_max;
+    int steps = steps_of(protocol, session, msg->step.position, fits ? rows : 0);
+    sn_status status = sn_quota_steps(protocol->quota, session->owner, steps, now_us, err);
+    if (status || !fits || end > (uint64_t)session->max_tokens) return status; /* step_check refuses it */
     size_t bytes = session_kv_bytes(protocol, session, (int)end);
     for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
         const sn_session *other = sn_sessions_at(protocol->sessions, i);
@@ -152,7 +154,7 @@ void sn_protocol_on_open(sn_protocol *protocol, const sn_event *event, int64_t n
     const sn_session *session = sn_sessions_find(protocol->sessions, event->msg->open.session);
     sn_protocol_log_session("session opened", session);
     memcpy(msg->open_reply.session, event->msg->open.session, SN_SESSION_ID_SIZE);
-    msg->open_reply.step_tokens_max = SN_SPAN_ROWS_MAX;
+    msg->open_reply.step_tokens_max = (uint64_t)protocol->setup.span.rows_max;
     msg->open_reply.prefill_depth_max = SN_PREFILL_DEPTH_MAX;
     sn_protocol_send(protocol, event->peer, &msg);
 }

@@ -47,7 +47,7 @@ typedef struct sn_pending_work {
     struct {
         sn_msg *msg;
         int64_t arrived_us;
-    } queue[SN_PREFILL_DEPTH_MAX]; /* STEPs that follow the job's, in order; SN_SPAN_ROWS_MAX tokens at most in all */
+    } queue[SN_PREFILL_DEPTH_MAX]; /* STEPs that follow the job's, in order; the span's rows_max tokens in all */
     size_t n_queued;
 } sn_pending_work;
 

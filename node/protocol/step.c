@@ -46,9 +46,9 @@ static sn_status step_check_tensor(const sn_protocol *protocol, const sn_wire_te
     if (t->rank != 2 || t->shape[1] != (uint64_t)protocol->hp->n_embd)
         return sn_fail(err, SN_REFUSED, "hidden states must have shape (tokens, %d) for this model",
                        protocol->hp->n_embd);
-    if (t->shape[0] < 1 || t->shape[0] > SN_SPAN_ROWS_MAX)
+    if (t->shape[0] < 1 || t->shape[0] > (uint64_t)protocol->setup.span.rows_max)
         return sn_fail(err, SN_REFUSED, "a step of %llu tokens is too long: send at most %d at once",
-                       (unsigned long long)t->shape[0], SN_SPAN_ROWS_MAX);
+                       (unsigned long long)t->shape[0], protocol->setup.span.rows_max);
     return SN_OK;
 }
 
@@ -282,7 +282,7 @@ static sn_status step_enqueue(const sn_protocol *protocol, sn_session *session, 
     if (status) return status;
     uint64_t rows = event->msg->tensor.shape[0];
     for (size_t i = 0; i < session->pending.n_queued; i++) rows += session->pending.queue[i].msg->tensor.shape[0];
-    if (session->pending.n_queued == SN_PREFILL_DEPTH_MAX || rows > SN_SPAN_ROWS_MAX)
+    if (session->pending.n_queued == SN_PREFILL_DEPTH_MAX || rows > (uint64_t)protocol->setup.span.rows_max)
         return sn_fail(err, SN_RETRY, "the session is busy, and %zu steps are queued: wait for their replies",
                        session->pending.n_queued);
     session->pending.queue[session->pending.n_queued].msg = event->msg;

@@ -203,7 +203,7 @@ static sn_status training_batch_check_limits(const sn_protocol *protocol, const 
 /* A batch counts as so many steps of its client's quota: by its rows, as steps have them. */
 static sn_status training_batch_quota(sn_protocol *protocol, const sn_event *event, size_t rows, int64_t now_us,
                                       sn_err *err) {
-    int steps = (int)((rows + SN_SPAN_ROWS_MAX - 1) / SN_SPAN_ROWS_MAX);
+    int steps = (int)((rows + SN_SPAN_ROWS - 1) / SN_SPAN_ROWS);
     if (event->msg->kind == SN_MSG_BACKWARD) steps *= BACKWARD_STEPS;
     return sn_quota_steps(protocol->quota, event->key, steps, now_us, err);
 }

@@ -96,8 +96,11 @@ static void on_loaded(void *owner, void *what, uint64_t which, bool ending) {
     member *m = what;
     if (ending || m->incarnation != which) return;
     sim_actor *previous = sim_set_actor(m->s->time, &m->actor);
-    const sn_span_info span = {
-        .first = m->first, .end = m->end, .hp = &m->s->hp, .block_hash = m->s->block_hash + m->first};
+    const sn_span_info span = {.first = m->first,
+                               .end = m->end,
+                               .hp = &m->s->hp,
+                               .block_hash = m->s->block_hash + m->first,
+                               .rows_max = SN_SPAN_ROWS};
     sn_protocol_serve(m->protocol, &span, (size_t)8 << 30, sn_now_us(), sn_unix_ms());
     m->serving = true;
     sim_set_actor(m->s->time, previous);

@@ -116,7 +116,9 @@ static void start_member(cluster *c, member *m) {
                              .device_map = c->options.device_map,
                              .device_memory = &c->options.device_memory,
                              .n_device_memory = c->options.device_memory ? 1 : 0,
-                             .device_options = {.threads = c->options.threads, .isa = c->options.isa},
+                             .device_options = {.threads = c->options.threads,
+                                                .isa = c->options.isa,
+                                                .batch_rows = c->options.batch_rows},
                              .experts = m->experts,
                              .kv_memory = c->options.kv_memory},
         .sessions_max = (size_t)c->options.sessions_max,
@@ -173,6 +175,8 @@ void cluster_compute_with(cluster *c, const char *isa, int threads) {
     c->options.isa = isa;
     c->options.threads = threads;
 }
+
+void cluster_batch_rows(cluster *c, int rows) { c->options.batch_rows = rows; }
 
 const sn_node *cluster_node(const cluster *c, int number) { return c->members[number].node; }
 int cluster_count(const cluster *c) { return atomic_load(&((cluster *)(uintptr_t)c)->n); }

@@ -15,6 +15,7 @@ typedef struct cluster_options {
     const char *device, *device_map; /* NULL: cpu; none */
     const char *device_memory;       /* as of --device-memory; NULL: none */
     int threads;                     /* 0: 1 */
+    int batch_rows;                  /* of sn_device_options; 0: the device's own */
     size_t kv_memory;                /* 0: 64 MiB */
     size_t tune_memory;              /* 0: none */
     const char *adapters;            /* folder of the adapters that nodes publish; NULL: none */
@@ -45,6 +46,8 @@ int cluster_count(const cluster *c);
 
 /* Nodes that are added later compute with this instruction set (NULL: the best) and number of threads. */
 void cluster_compute_with(cluster *c, const char *isa, int threads);
+/* Nodes that are added later have devices with these batch_rows; 0: the device's own. */
+void cluster_batch_rows(cluster *c, int rows);
 
 /* Cuts the node off for good: no message reaches it or comes from it. */
 void cluster_cut_off(cluster *c, int number);

@@ -76,7 +76,7 @@ static sn_msg *answer_open(const fake_node *f, const sn_msg *request) {
     if (f->fault == FAKE_OPEN_REFUSED) return new_error(request, SN_REFUSED);
     if (f->fault == FAKE_OPEN_OTHER_KIND) return new_other_kind(request);
     REQUIRE(sn_msg_new(SN_MSG_OPEN_REPLY, request->correlation_id, &msg, &err));
-    msg->open_reply.step_tokens_max = f->fault == FAKE_OPEN_ZERO_TOKENS ? 0 : SN_SPAN_ROWS_MAX;
+    msg->open_reply.step_tokens_max = f->fault == FAKE_OPEN_ZERO_TOKENS ? 0 : SN_SPAN_ROWS;
     return msg;
 }
 

@@ -56,8 +56,11 @@ float *testbed_compute_with_adapter(const testbed *w, const sn_buf *image, int f
     if (image) REQUIRE(sn_adapter_load(span, image->data, image->len, &adapter, &err));
     REQUIRE(sn_kv_cache_new(pool, &kv, &err));
     REQUIRE(sn_kv_cache_reserve(kv, n, &err));
-    sn_span_sequence part = {kv, &input, 0, n, out};
-    REQUIRE(sn_span_forward_adapter(span, first, end, adapter, 1, &part, NULL, &err));
+    for (int at = 0, now; at < n; at += now) {
+        now = n - at < SN_SPAN_ROWS ? n - at : SN_SPAN_ROWS;
+        sn_span_sequence part = {kv, &input, at, now, out + (size_t)at * (size_t)w->n_embd};
+        REQUIRE(sn_span_forward_adapter(span, first, end, adapter, 1, &part, NULL, &err));
+    }
     sn_adapter_free(&adapter);
     sn_kv_cache_free(&kv);
     sn_kv_pool_free(&pool);

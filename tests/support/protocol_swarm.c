@@ -66,7 +66,7 @@ int protocol_swarm_add(protocol_swarm *c, int joins) {
         .identity = &m->identity,
         .address = address,
         .name = "",
-        .span = {.hp = &c->hp, .first = first, .end = first + 1, .block_hash = c->block_hash},
+        .span = {.hp = &c->hp, .first = first, .end = first + 1, .block_hash = c->block_hash, .rows_max = SN_SPAN_ROWS},
         .loading = c->auto_blocks > 0,
         .placement = {.auto_blocks = c->auto_blocks,
                       .expects_others = joins >= 0,
@@ -106,8 +106,11 @@ static bool receive_messages(protocol_swarm *c, protocol_swarm_node *m) {
 /* Does what the program swarm-node does for its protocol: loads blocks when the placement asks for them. */
 static void poll_node(protocol_swarm *c, protocol_swarm_node *m) {
     if (m->loaded_us && c->now_us >= m->loaded_us) {
-        const sn_span_info info = {
-            .hp = &c->hp, .first = m->first, .end = m->end, .block_hash = c->block_hash + m->first};
+        const sn_span_info info = {.hp = &c->hp,
+                                   .first = m->first,
+                                   .end = m->end,
+                                   .block_hash = c->block_hash + m->first,
+                                   .rows_max = SN_SPAN_ROWS};
         m->loaded_us = 0;
         sn_protocol_serve(m->protocol, &info, 1 << 20, c->now_us, c->unix_ms + m->skew_ms);
     }

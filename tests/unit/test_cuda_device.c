@@ -537,6 +537,23 @@ Test(cuda_list, listing_makes_no_context) {
     close_device(&d);
 }
 
+static int batch_rows_with(size_t memory, size_t memory_max) {
+    sn_device *d;
+    cuda_stand_in_memory(memory);
+    OK(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, &(sn_device_options){.memory_max = memory_max}, &d, &err));
+    int rows = d->batch_rows;
+    close_device(&d);
+    return rows;
+}
+
+Test(cuda_list, a_card_with_much_memory_takes_long_batches) {
+    const size_t gib = (size_t)1 << 30;
+    cr_expect_eq(batch_rows_with(80 * gib, 0), 2048);
+    cr_expect_eq(batch_rows_with(12 * gib, 0), 1024);
+    cr_expect_eq(batch_rows_with(8 * gib, 0), 0);
+    cr_expect_eq(batch_rows_with(80 * gib, 12 * gib), 1024, "it may not use the rest");
+}
+
 /* What the driver takes by itself is kept free once: of a device that is open it has taken it. */
 Test(cuda_list, an_open_device_needs_no_further_reserve) {
     sn_device_info infos[SN_DEVICES_MAX];

@@ -228,6 +228,25 @@ Test(emulated_devices, golden_families_agree_on_every_device) {
         }
 }
 
+/* More rows than a usual batch has: the workspaces are prepared for them. */
+Test(emulated_devices, a_long_batch_on_cuda_agrees_with_the_cpu) {
+    enum { N = 600 };
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_1, .n_blocks = 1, .n_ctx = 1024});
+    float *rows[2];
+    devices[CUDA]->batch_rows = 1024;
+    for (int k = 0; k < 2; k++) {
+        fixture w = fixture_open(path, k ? "0:1=cuda:0" : "0:1=cpu", NULL);
+        cr_expect_eq(sn_span_rows_max(w.span), k ? 1024 : SN_SPAN_ROWS);
+        rows[k] = make_rows(N, w.hp->n_embd);
+        run_rows(&w, rows[k], N, k ? N : SN_SPAN_ROWS);
+        fixture_close(&w);
+    }
+    size_t n = (size_t)N * 64;
+    cr_expect_leq(largest_distance(rows[1], rows[0], n), 3e-2);
+    free(rows[0]), free(rows[1]);
+    tiny_model_remove(&path);
+}
+
 Test(emulated_devices, recurrent_blocks_on_several_devices_are_refused) {
     fixture w;
     sn_err why = {0};

@@ -19,6 +19,7 @@ enum { N_MIXTURES = sizeof mixtures / sizeof *mixtures };
 static char *folder;
 static sn_model *model;
 static const sn_hparams *hp;
+static int batch_rows; /* of the devices */
 
 static void set_up(void) { folder = temp_folder(); }
 static void tear_down(void) {
@@ -59,7 +60,7 @@ static sn_status holder_plan(holder *h, sn_expert_range experts, const char *map
 }
 
 static sn_status holder_try_open(holder *h, sn_expert_range experts, const char *map, sn_err *err) {
-    const sn_device_options options = {.threads = THREADS, .timeout_ms = 20000};
+    const sn_device_options options = {.threads = THREADS, .timeout_ms = 20000, .batch_rows = batch_rows};
     *h = (holder){0};
     sn_status status = sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &h->device, err);
     if (!status) status = holder_plan(h, experts, map, NULL, err);
@@ -96,6 +97,19 @@ static void group_open(group *g, int asker, const char *map) {
     *g = (group){.asker = asker};
     for (int i = 0; i < PARTS; i++) REQUIRE(holder_try_open(&g->parts[i], part_of(i), map, &err));
     group_join(g);
+}
+
+/* Whatever gains on its device: a span asks others for the experts of no more rows than they take. */
+Test(expert_parts, a_part_of_the_experts_takes_no_long_batches) {
+    holder part, whole;
+    open_family("mixtral");
+    batch_rows = SN_SPAN_ROWS_MAX;
+    REQUIRE(holder_try_open(&part, part_of(0), NULL, &err));
+    REQUIRE(holder_try_open(&whole, (sn_expert_range){0, hp->n_experts}, NULL, &err));
+    cr_expect_eq(sn_span_rows_max(part.span), SN_SPAN_ROWS);
+    cr_expect_eq(sn_span_rows_max(whole.span), SN_SPAN_ROWS_MAX);
+    holder_close(&part);
+    holder_close(&whole);
 }
 
 static void group_close(group *g) {
@@ -371,7 +385,7 @@ Test(expert_parts, requests_that_a_span_cannot_answer_are_refused_with_a_sentenc
                  {{-1, 1, width, 1, rows, ids}, "block -1 has no experts here"},
                  {{last + 1, 1, width, 1, rows, ids}, "has no experts here"},
                  {{last, 0, width, 1, rows, ids}, "0 rows"},
-                 {{last, SN_SPAN_ROWS_MAX + 1, width, 1, rows, ids}, "at most 512"},
+                 {{last, SN_SPAN_ROWS + 1, width, 1, rows, ids}, "at most 512"},
                  {{last, 1, width + 1, 1, rows, ids}, "numbers through"},
                  {{last, 1, width, hp->n_experts_used + 1, rows, ids}, "through"},
                  {{last, 1, width, 0, rows, ids}, "through 0"},

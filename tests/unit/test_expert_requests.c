@@ -92,7 +92,7 @@ static void set_shape(sn_msg *msg, uint64_t rows, uint64_t width) {
 
 Test(expert_requests, requests_whose_sizes_do_not_fit_are_refused) {
     REFUSES(set_shape(msg, 1, EMBD + 1), SN_REFUSED, "F32 (rows, 4)");
-    REFUSES(set_shape(msg, SN_SPAN_ROWS_MAX + 1, EMBD), SN_REFUSED, "F32 (rows, 4)");
+    REFUSES(set_shape(msg, SN_SPAN_ROWS + 1, EMBD), SN_REFUSED, "F32 (rows, 4)");
     REFUSES(msg->experts.n_pairs = 0, SN_REFUSED, "pairs");
     REFUSES(msg->experts.pairs[1].row = 1, SN_REFUSED, "pairs name the rows");
     REFUSES(msg->experts.pairs[1].row = UINT64_MAX, SN_REFUSED, "pairs name the rows");
@@ -136,14 +136,14 @@ Test(expert_requests, requests_of_strangers_leave_half_of_the_places_to_nodes_of
 
 /* A request of 512 rows for two experts each, of 96 MiB with what it gives. */
 static sn_msg *new_large_request(void) {
-    enum { PAIRS = 2 * SN_SPAN_ROWS_MAX };
+    enum { PAIRS = 2 * SN_SPAN_ROWS };
     sn_msg *msg = new_request();
     void *data;
     free(msg->experts.pairs);
     REQUIRE(sn_list_new(PAIRS, SN_EXPERT_PAIRS_MAX, sizeof *msg->experts.pairs, &msg->experts.pairs, &err));
     for (uint64_t i = 0; i < PAIRS; i++) msg->experts.pairs[i] = (sn_expert_pair){i / 2, 1 + i % 2};
     msg->experts.n_pairs = PAIRS;
-    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 2, (uint64_t[]){SN_SPAN_ROWS_MAX, (uint64_t)f.hp.n_embd}, &data, &err));
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 2, (uint64_t[]){SN_SPAN_ROWS, (uint64_t)f.hp.n_embd}, &data, &err));
     memset(data, 0, msg->tensor.bytes);
     return msg;
 }

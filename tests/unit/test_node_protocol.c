@@ -276,6 +276,33 @@ Test(node_protocol, pipelined_steps_are_bounded_in_number_and_tokens) {
     protocol_fixture_end(&b); /* with waiting steps */
 }
 
+/* Opens a session at a node whose span takes so many rows in a batch. */
+static void open_with_rows(protocol_fixture *b, node_session *p, int rows) {
+    sn_span_info span = sn_span_describe(b->span);
+    span.rows_max = rows;
+    sn_protocol_serve(b->protocol, &span, sn_kv_pool_bytes(b->pool), T0, b->unix_ms);
+    protocol_fixture_open(b, p, T0);
+    sn_msg *answer = protocol_fixture_request(b, node_session_open_message(p), T0);
+    cr_assert(answer && answer->kind == SN_MSG_OPEN_REPLY);
+    cr_expect_eq(answer->open_reply.step_tokens_max, (uint64_t)rows);
+    sn_msg_free(&answer);
+}
+
+Test(node_protocol, a_step_is_as_long_as_the_span_takes_rows) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    open_with_rows(&b, &p, 40);
+    send_step(&b, &p, 1, 0, 41, true);
+    cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_REFUSED, "at most 40 at once"));
+    send_step(&b, &p, 1, 0, 40, true);
+    send_step(&b, &p, 2, 40, 30, true);
+    send_step(&b, &p, 3, 70, 11, true); /* 41 would wait */
+    cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_RETRY, "1 steps are queued"));
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
 Test(node_protocol, an_unknown_timeline_is_accepted_only_at_the_sessions_end) {
     protocol_fixture b;
     node_session p;

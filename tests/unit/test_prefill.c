@@ -2,6 +2,7 @@
 #include "tests/support/chain_fixture.h"
 #include "tests/support/require.h"
 #include "tests/support/node_client.h"
+#include "tests/support/tiny_model.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -14,6 +15,8 @@ typedef struct counting_transport {
     sn_transport base;
     sn_transport *inner;
     int in_flight, most_in_flight;
+    int most_rows; /* of a step */
+    int refused;   /* steps */
     sn_peer first; /* receiver of the first step */
     int to_others,
         corrupt_nth; /* the n-th step to other nodes (1: the first) gets a step number that the node refuses; 0: none */
@@ -31,6 +34,7 @@ static sn_status count_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err 
     counting_transport *c = count_of(t);
     if ((*msg)->kind == SN_MSG_STEP) {
         if (!c->first) c->first = peer;
+        if ((int)(*msg)->tensor.shape[0] > c->most_rows) c->most_rows = (int)(*msg)->tensor.shape[0];
         if (peer != c->first && ++c->to_others == c->corrupt_nth) (*msg)->step.step += 1000;
         if (++c->in_flight > c->most_in_flight) c->most_in_flight = c->in_flight;
     }
@@ -40,6 +44,7 @@ static sn_status count_recv(sn_transport *t, int64_t deadline_us, sn_event *out,
     counting_transport *c = count_of(t);
     sn_status status = sn_transport_recv(c->inner, deadline_us, out, err);
     if (!status && out->msg && (out->msg->kind == SN_MSG_STEP_REPLY || out->msg->kind == SN_MSG_ERROR)) c->in_flight--;
+    if (!status && out->msg && out->msg->kind == SN_MSG_ERROR) c->refused++;
     return status;
 }
 static void count_hang_up(sn_transport *t, sn_peer peer) { sn_transport_hang_up(count_of(t)->inner, peer); }
@@ -57,12 +62,12 @@ typedef struct fixture {
     sn_model *model;
     sn_device *device;
     sn_chain *chain;
-    float *rows, *expected, *out; /* (TOKENS, n_embd) */
+    float *rows, *expected, *out; /* (tokens, n_embd) */
     sn_err err;
 } fixture;
 
-static void fixture_make_rows(fixture *r) {
-    size_t n = (size_t)TOKENS * (size_t)r->w->n_embd;
+static void fixture_make_rows(fixture *r, int tokens) {
+    size_t n = (size_t)tokens * (size_t)r->w->n_embd;
     uint32_t random = 4711;
     REQUIRE(sn_calloc(&r->rows, n, sizeof(float), &err));
     REQUIRE(sn_calloc(&r->out, n, sizeof(float), &err));
@@ -70,12 +75,12 @@ static void fixture_make_rows(fixture *r) {
         random = random * 1664525u + 1013904223u;
         r->rows[i] = (float)(random >> 8) / (float)(1 << 23) - 1;
     }
-    r->expected = testbed_compute(r->w, 0, 4, TOKENS, r->rows);
+    r->expected = testbed_compute(r->w, 0, 4, tokens, r->rows);
 }
 
 static void fixture_begin(fixture *r) {
     *r = (fixture){.w = testbed_new(&(cluster_options){.kv_memory = 4096})};
-    fixture_make_rows(r);
+    fixture_make_rows(r, TOKENS);
 }
 
 static void fixture_open_chain(fixture *r, sn_chain_options options, int n_nodes) {
@@ -240,4 +245,65 @@ Test(prefill, reports_missing_blocks_when_no_node_can_take_over) {
     cr_expect(strstr(r.err.text, "2:4"), "%s", r.err.text);
     cr_expect_eq(sn_chain_length(r.chain), 200);
     fixture_end(&r);
+}
+
+/* -- nodes that take more rows in a step, as GPUs do */
+
+enum { LONG = 2400 };
+
+static char *long_model(void) { return tiny_model_make(&(tiny_model_options){.dtype = SN_F32, .n_ctx = 2 * LONG}); }
+
+static void fixture_begin_long(fixture *r, const char *model, int batch_rows) {
+    *r = (fixture){.w = testbed_new(&(cluster_options){.model = model, .kv_memory = 4096, .batch_rows = batch_rows})};
+    fixture_make_rows(r, LONG);
+}
+
+/* The rows of the longest step of n tokens in a swarm of one node, whose device gains by batches of so many. */
+static int longest_step(const char *model, int batch_rows, int n, bool push) {
+    fixture r;
+    fixture_begin_long(&r, model, batch_rows);
+    cluster_add(r.w->cluster, 0, push ? 2 : 4);
+    if (push) cluster_add(r.w->cluster, 2, 4);
+    fixture_open_chain(&r, (sn_chain_options){.routing.push = push}, 1 + push);
+    cr_expect_eq(fixture_step(&r, 0, n), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 0, n), "other bits with batches of %d rows", batch_rows);
+    cr_expect_eq(sn_chain_failovers(r.chain), 0);
+    int rows = r.counting_transport.most_rows;
+    fixture_end(&r);
+    return rows;
+}
+
+Test(prefill, chunks_are_longer_where_the_nodes_take_longer_steps) {
+    char *model = long_model();
+    cr_expect_eq(longest_step(model, 0, LONG, false), 128);
+    cr_expect_eq(longest_step(model, 1024, LONG, false), 600); /* four */
+    cr_expect_eq(longest_step(model, 2048, LONG, true), 300);  /* for each of two nodes */
+    cr_expect_eq(longest_step(model, 2048, 700, false), 256);
+    cr_expect_eq(longest_step(model, 2048, 400, false), 400); /* no chunks */
+    tiny_model_remove(&model);
+}
+
+static bool avoid_at_first(void *ctx, const uint8_t node[SN_KEY_SIZE]) {
+    const uint8_t **avoided = ctx;
+    return *avoided && !memcmp(*avoided, node, SN_KEY_SIZE);
+}
+
+/* Chunks that the lost node took are longer than the steps that its successor takes. */
+Test(prefill, chunks_become_shorter_where_another_node_takes_over) {
+    char *model = long_model();
+    fixture r;
+    fixture_begin_long(&r, model, 1024);
+    cluster_add(r.w->cluster, 0, 4);
+    cluster_batch_rows(r.w->cluster, 0);
+    cluster_add(r.w->cluster, 0, 4);
+    const uint8_t *second = sn_node_id(cluster_node(r.w->cluster, 1));
+    fixture_open_chain(&r, (sn_chain_options){.routing.avoid = avoid_at_first, .routing.avoid_ctx = &second}, 2);
+    second = NULL;
+    cluster_cut_off_at_step(r.w->cluster, 0, 2);
+    cr_expect_eq(fixture_step(&r, 0, LONG), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 0, LONG), "other bits");
+    cr_expect_eq(sn_chain_failovers(r.chain), 1, "%d failovers", (int)sn_chain_failovers(r.chain));
+    cr_expect_eq(r.counting_transport.refused, 0, "%d steps were refused", r.counting_transport.refused);
+    fixture_end(&r);
+    tiny_model_remove(&model);
 }

@@ -16,16 +16,17 @@ typedef struct fixture {
     sn_kv_pool *pool;
     sn_scheduler *scheduler;
     sn_kv_cache *kv[JOBS];
-    float *rows; /* (512, EMBD) */
+    float *rows; /* (SN_SPAN_ROWS_MAX, EMBD) */
     size_t page;
     int64_t now;
 } fixture;
 
-static void fixture_begin(fixture *b, int pages) {
+/* batch_rows: of the device (sn_device_options). */
+static void fixture_begin_with_rows(fixture *b, int pages, int batch_rows) {
     *b = (fixture){.now = 1000000};
     sn_model *model = NULL;
-    sn_device_options options = {.threads = 1};
-    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_F32});
+    sn_device_options options = {.threads = 1, .batch_rows = batch_rows};
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_F32, .n_ctx = batch_rows});
     REQUIRE(sn_model_open(path, &model, &err));
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &b->device, &err));
     REQUIRE(sn_span_load(model, b->device, 0, 4, NULL, NULL, &b->span, &err));
@@ -39,6 +40,8 @@ static void fixture_begin(fixture *b, int pages) {
     b->rows = calloc(SN_SPAN_ROWS_MAX * EMBD, sizeof(float));
     for (int i = 0; i < SN_SPAN_ROWS_MAX * EMBD; i++) b->rows[i] = (float)(i % 97) / 97.0f - 0.5f;
 }
+
+static void fixture_begin(fixture *b, int pages) { fixture_begin_with_rows(b, pages, 0); }
 
 static void fixture_end(fixture *b) {
     sn_scheduler_free(&b->scheduler);
@@ -120,7 +123,7 @@ Test(scheduler, decodes_first_and_prefills_in_small_chunks) {
                  1); /* no session decodes: the batch is for prefill, the older prompt first */
     cr_expect_eq(finished, 1u);
     cr_expect_eq(sn_kv_cache_length(b.kv[0]), 500);
-    cr_expect_eq(sn_kv_cache_length(b.kv[1]), SN_SPAN_ROWS_MAX - (500 - 3 * SN_PREFILL_ROWS_CONCURRENT));
+    cr_expect_eq(sn_kv_cache_length(b.kv[1]), SN_SPAN_ROWS - (500 - 3 * SN_PREFILL_ROWS_CONCURRENT));
     cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
     cr_expect_eq(finished, 2u);
     cr_expect_eq(sn_scheduler_forward_passes(b.scheduler), 5);
@@ -132,7 +135,7 @@ Test(scheduler, decodes_first_and_prefills_in_small_chunks) {
 static int prefill_rows_during(fixture *b, uint64_t row_ns, int decoding) {
     unsigned finished;
     sn_scheduler_set_throughput(b->scheduler, 0, row_ns);
-    add_step(b, 0, 0, SN_SPAN_ROWS_MAX);
+    add_step(b, 0, 0, sn_span_rows_max(b->span));
     for (int s = 1; s <= decoding; s++) add_step(b, s, 0, 1);
     cr_expect_geq(run_batch(b, SN_OK, &finished), decoding);
     int rows = sn_kv_cache_length(b->kv[0]);
@@ -143,12 +146,46 @@ static int prefill_rows_during(fixture *b, uint64_t row_ns, int decoding) {
 Test(scheduler, prefill_delays_decoding_by_a_bounded_time) {
     fixture b;
     fixture_begin(&b, 64);
-    cr_expect_eq(prefill_rows_during(&b, 600000, 3), 16);                 /* 10 ms of 0.6 ms each */
-    cr_expect_eq(prefill_rows_during(&b, 30000, 3), 328);                 /* of 0.03 ms each */
-    cr_expect_eq(prefill_rows_during(&b, 1000, 3), SN_SPAN_ROWS_MAX - 3); /* of almost 0: as many as fit into a batch */
+    cr_expect_eq(prefill_rows_during(&b, 600000, 3), 16);             /* 10 ms of 0.6 ms each */
+    cr_expect_eq(prefill_rows_during(&b, 30000, 3), 328);             /* of 0.03 ms each */
+    cr_expect_eq(prefill_rows_during(&b, 1000, 3), SN_SPAN_ROWS - 3); /* of almost 0: as many as fit into a batch */
     cr_expect_eq(prefill_rows_during(&b, 50000000, 3), 8);  /* never so few that the prompt makes no progress */
     cr_expect_eq(prefill_rows_during(&b, 5000000, 20), 16); /* the number of decode rows, rounded down to 8s */
     fixture_end(&b);
+}
+
+/* As on a GPU. */
+Test(scheduler, a_pass_has_as_many_rows_as_the_device_gains_by_within_a_bounded_time) {
+    fixture b;
+    fixture_begin_with_rows(&b, 256, 2048);
+    cr_expect_eq(sn_span_rows_max(b.span), 2048);
+    cr_expect_eq(prefill_rows_during(&b, 0, 0), SN_SPAN_ROWS, "the time of a row is not known");
+    cr_expect_eq(prefill_rows_during(&b, 40000, 0), 2048, "82 ms");
+    cr_expect_eq(prefill_rows_during(&b, 60000, 0), 1024, "2048 rows take 123 ms");
+    cr_expect_eq(prefill_rows_during(&b, 150000, 0), SN_SPAN_ROWS, "1024 rows take 154 ms");
+    cr_expect_eq(prefill_rows_during(&b, 10000000, 0), SN_SPAN_ROWS, "never fewer");
+    cr_expect_eq(prefill_rows_during(&b, 6000, 3), 1664, "10 ms while others decode");
+    cr_expect_eq(prefill_rows_during(&b, 600000, 3), 16);
+    fixture_end(&b);
+}
+
+Test(scheduler, a_long_pass_gives_the_bits_of_short_ones) {
+    float *output[2];
+    for (int k = 0; k < 2; k++) {
+        fixture b;
+        fixture_begin_with_rows(&b, 64, 2048);
+        sn_scheduler_set_throughput(b.scheduler, 0, k ? 1000 : 0);
+        sn_job *job = add_step(&b, 0, 0, 1900), *done = NULL;
+        while (!done) done = sn_scheduler_run(b.scheduler, ++b.now);
+        cr_assert(done == job && !job->status);
+        cr_expect_eq(sn_scheduler_forward_passes(b.scheduler), k ? 1 : 4);
+        output[k] = malloc(1900 * EMBD * sizeof(float));
+        memcpy(output[k], sn_shared_buffer_data(job->output), 1900 * EMBD * sizeof(float));
+        sn_job_free(&done);
+        fixture_end(&b);
+    }
+    cr_expect(!memcmp(output[0], output[1], 1900 * EMBD * sizeof(float)));
+    free(output[0]), free(output[1]);
 }
 
 Test(scheduler, prompts_may_delay_decoding_in_the_ratio_of_their_number) {
@@ -172,21 +209,21 @@ Test(scheduler, prompts_may_delay_decoding_in_the_ratio_of_their_number) {
 Test(scheduler, keeps_prefill_short_for_a_while_after_decoding) {
     fixture b;
     fixture_begin(&b, 64);
-    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS_MAX, "no session has decoded yet");
+    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS, "no session has decoded yet");
     cr_expect_eq(prefill_rows_during(&b, 600000, 3), 16);
     b.now += 500000; /* the decoding sessions have their tokens and are about to send the next steps */
     cr_expect_eq(prefill_rows_during(&b, 600000, 0), 16);
     b.now += 1000000;
-    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS_MAX, "they stopped decoding");
+    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS, "they stopped decoding");
     unsigned finished;
     add_step(&b, 0, 0, 1);
     run_batch(&b, SN_OK, &finished);
-    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS_MAX, "the session that decoded is in prefill now");
+    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS, "the session that decoded is in prefill now");
     add_step(&b, 1, 0, 1);
     run_batch(&b, SN_OK, &finished);
     add_close(&b, 1);
     run_batch(&b, SN_OK, &finished);
-    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS_MAX, "it was closed");
+    cr_expect_eq(prefill_rows_during(&b, 600000, 0), SN_SPAN_ROWS, "it was closed");
     fixture_end(&b);
 }
 
@@ -266,9 +303,9 @@ Test(scheduler, a_client_with_many_prompts_does_not_starve_others) {
     fixture b;
     unsigned finished, early = 0;
     fixture_begin(&b, 256);
-    for (int s = 0; s < 5; s++) add_step(&b, s, 0, SN_SPAN_ROWS_MAX)->step.client = 1; /* each fills a batch */
-    add_step(&b, 5, 0, SN_SPAN_ROWS_MAX)->step.client = 2;                             /* arrived last */
-    add_step(&b, 6, 0, SN_SPAN_ROWS_MAX)->step.client = UINT64_MAX;
+    for (int s = 0; s < 5; s++) add_step(&b, s, 0, SN_SPAN_ROWS)->step.client = 1; /* each fills a batch */
+    add_step(&b, 5, 0, SN_SPAN_ROWS)->step.client = 2;                             /* arrived last */
+    add_step(&b, 6, 0, SN_SPAN_ROWS)->step.client = UINT64_MAX;
     for (int i = 0; i < 3; i++) {
         cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
         early |= finished;
@@ -557,7 +594,7 @@ Test(scheduler, serves_prompts_by_priority_then_arrival) {
     unsigned finished;
     fixture_begin(&b, 200);
     const int priority[] = {0, -5, 0, 10, 10, -5}, order[] = {3, 4, 0, 2, 1, 5};
-    for (int s = 0; s < 6; s++) add_step_with_priority(&b, s, SN_SPAN_ROWS_MAX, priority[s]);
+    for (int s = 0; s < 6; s++) add_step_with_priority(&b, s, SN_SPAN_ROWS, priority[s]);
     for (int i = 0; i < 6; i++) {
         cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
         cr_expect_eq(finished, 1u << order[i], "in batch %d", i);
@@ -569,13 +606,13 @@ Test(scheduler, no_session_waiting_for_kv_pages_is_overtaken_forever) {
     for (int seconds = 1; seconds < 8; seconds += 6) {
         fixture b;
         unsigned finished;
-        fixture_begin(&b, SN_SPAN_ROWS_MAX / PAGE);
-        add_step_with_priority(&b, 9, SN_SPAN_ROWS_MAX, 0);
+        fixture_begin(&b, SN_SPAN_ROWS / PAGE);
+        add_step_with_priority(&b, 9, SN_SPAN_ROWS, 0);
         cr_expect_eq(run_batch(&b, SN_OK, &finished), 1); /* holds the whole KV cache */
-        add_step_with_priority(&b, 0, SN_SPAN_ROWS_MAX, 0);
+        add_step_with_priority(&b, 0, SN_SPAN_ROWS, 0);
         cr_expect_eq(run_batch(&b, SN_OK, &finished), 0);
         b.now += seconds * 1000000;
-        add_step_with_priority(&b, 1, SN_SPAN_ROWS_MAX, 100);
+        add_step_with_priority(&b, 1, SN_SPAN_ROWS, 100);
         for (unsigned all = 0, first = 0; all != 3 && !sn_scheduler_idle(b.scheduler);) {
             if (run_batch(&b, SN_OK, &finished) == 0 || finished & 1u << 9) {
                 if (!all && b.kv[9]) add_close(&b, 9);

@@ -173,6 +173,48 @@ Test(span_devices, preload_means_the_same_for_resident_and_offloaded_blocks) {
     }
 }
 
+/* The rows of a span's batch on a device that gains by 2,048. */
+static int rows_with_width(int n_embd, size_t *planned, size_t *bytes) {
+    const sn_device_options options = {.threads = 1, .batch_rows = 2048};
+    sn_block_cost cost;
+    sn_device *device = NULL;
+    sn_model *wide = NULL;
+    sn_span *span = NULL;
+    char *file = tiny_model_make(&(tiny_model_options){
+        .dtype = SN_Q8_0, .n_blocks = 1, .n_embd = n_embd, .n_heads = n_embd / 64, .n_kv_heads = 1});
+    REQUIRE(sn_model_open(file, &wide, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
+    REQUIRE(sn_span_costs(wide, device, &(sn_span_part){0, 1, {0}}, 0, &cost, planned, &err));
+    REQUIRE(sn_span_load(wide, device, 0, 1, NULL, NULL, &span, &err));
+    int rows = sn_span_rows_max(span);
+    *planned += cost.weights;
+    *bytes = sn_span_bytes(span);
+    sn_span_free(&span);
+    sn_device_close(&device);
+    sn_model_close(&wide);
+    tiny_model_remove(&file);
+    return rows;
+}
+
+Test(span_devices, a_batch_has_as_many_rows_as_gain_and_as_a_message_holds) {
+    static const int widths[][2] = {{64, 2048}, {2048, 2048}, {2112, 1024}, {4096, 1024}, {4160, 512}};
+    size_t planned, bytes, narrow;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        cr_expect_eq(rows_with_width(widths[i][0], &planned, &bytes), widths[i][1], "of %d", widths[i][0]);
+        cr_expect_leq(bytes, planned, "the plan counts less than the span takes");
+    }
+    rows_with_width(64, &planned, &bytes);
+    sn_span *span = NULL;
+    sn_device *device = NULL;
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, NULL, &device, &err));
+    REQUIRE(sn_span_load(model, device, 0, 1, NULL, NULL, &span, &err));
+    cr_expect_eq(sn_span_rows_max(span), SN_SPAN_ROWS);
+    narrow = sn_span_bytes(span);
+    cr_expect_lt(narrow, bytes);
+    sn_span_free(&span);
+    sn_device_close(&device);
+}
+
 Test(span_devices, a_damaged_image_on_disk_is_rebuilt) {
     float *first = compute_hidden("0:1=cpu,1:8=disk", NULL);
     DIR *dir = opendir(folder);

@@ -404,7 +404,7 @@ int main(int argc, char **argv) {
     sn_environment_use(getenv);
     if (sn_device_open((sn_device_id){SN_DEVICE_CUDA, a.ordinal}, NULL, &d, &err)) {
         printf("no CUDA device: %s\n", err.text);
-        return 0;
+        return 1;
     }
     printf("%s\n", sn_device_describe(d));
     sn_device_close(&d);

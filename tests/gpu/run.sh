@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Runs the parts of the kit, each with a limit of time, on a machine with an NVIDIA GPU and its driver: nothing is installed,
 # nothing is fetched. scripts/gpu_kit.sh makes the folder in which this lies.
-#     ./run.sh [--out FOLDER] [--device cuda:0] [PART...]       # all parts; results: FOLDER/results.json, FOLDER/log.txt
-# SWARM_CUBLAS names the folder of cuBLAS where it is not found by itself; PART_SECONDS is the limit of each part instead of its own.
+#     ./run.sh [--out FOLDER] [--device cuda:0] [PART...]       # all parts; results: FOLDER/results.json, FOLDER/log.txt,
+#                                                               # FOLDER/products.jsonl: times of each way of products
+# The part `list` comes first. Where it finds no such device, nothing else is run.
+# SWARM_CUBLAS names the folder of cuBLAS where it is not found by itself; PART_SECONDS is the limit of each part but `list` instead of its own.
 set -uo pipefail
 kit=$(cd "$(dirname "$0")" && pwd) out=results device=cuda:0
 while [ $# -gt 0 ]; do
@@ -29,7 +31,13 @@ sanitized() {
   done
 }
 
-part_list() { ! command -v nvidia-smi >/dev/null || nvidia-smi; "$bin/swarm-node" --list-devices; }
+# What the way of products of many rows is to be chosen by: a line of JSON each (device/cuda/products.c).
+part_products() { "$bin/bench_cuda" "$n" --products | tee /dev/stderr | grep --line-buffered '^{' >"$out/products.jsonl"; }
+part_list() {
+  ! command -v nvidia-smi >/dev/null || nvidia-smi
+  "$bin/swarm-node" --list-devices | tee "$work/devices"
+  grep -q "^$device " "$work/devices" || { echo "$device is not here: the kit needs an NVIDIA GPU and its driver"; return 1; }
+}
 part_conformance() { "$bin/bench_cuda" "$n" --conformance; }
 part_golden() { python3 "$kit/golden.py" "$bin/swarm" "$device" "$kit/golden"; }
 part_sanitizer() { sanitized; }
@@ -37,16 +45,18 @@ part_kernels_1b() { "$bin/bench_cuda" "$n" --shape 1B; }
 part_kernels_8b() { "$bin/bench_cuda" "$n" --shape 8B; }
 part_model_1b() { speed Q4_K 1b; }
 part_model_8b() { speed Q4_K 8b; }
-declare -A limits=([list]=60 [conformance]=180 [golden]=120 [sanitizer]=240 [kernels_1b]=120 [kernels_8b]=240 [model_1b]=180 [model_8b]=300)
-parts=(list conformance golden kernels_1b kernels_8b model_1b model_8b sanitizer)
+declare -A limits=([list]=60 [products]=240 [conformance]=180 [golden]=120 [sanitizer]=240 [kernels_1b]=120 [kernels_8b]=240 [model_1b]=180 [model_8b]=300)
+parts=(list conformance golden products kernels_1b kernels_8b model_1b model_8b sanitizer)
 
 [ "${1:-}" != --part ] || { "part_$2"; exit; } # as this script calls itself, within the limit
 [ $# -eq 0 ] || parts=("$@")
+[ "${parts[0]}" = list ] || parts=(list "${parts[@]}")
 for part in "${parts[@]}"; do [ -n "${limits[$part]:-}" ] || { echo "there is no part $part: ${!limits[*]}" >&2; exit 2; }; done
 failed=0 separator= results=
 : >"$out/log.txt"
 for part in "${parts[@]}"; do
-  begin=$(date +%s) limit=${PART_SECONDS:-${limits[$part]}}
+  begin=$(date +%s) limit=${limits[$part]}
+  [ "$part" = list ] || limit=${PART_SECONDS:-$limit}
   printf '== %s\n' "$part" | tee -a "$out/log.txt"
   timeout -k 10 "$limit" bash "$kit/run.sh" --out "$out" --device "$device" --part "$part" 2>&1 </dev/null | tee -a "$out/log.txt"
   rc=${PIPESTATUS[0]}
@@ -54,5 +64,6 @@ for part in "${parts[@]}"; do
   results+="$separator"$'\n'"  {\"part\": \"$part\", \"seconds\": $(($(date +%s) - begin)), \"limit\": $limit, \"rc\": $rc, \"timed_out\": $([ "$rc" = 124 ] || [ "$rc" = 137 ] && echo true || echo false)}"
   separator=,
   printf '[%s\n]\n' "$results" >"$out/results.json" # after each part: what a killed run has done stands
+  [ "$part" != list ] || [ "$rc" = 0 ] || break
 done
 exit "$failed"

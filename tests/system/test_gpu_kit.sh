@@ -21,8 +21,15 @@ export CUDA_STAND_IN_STALL=$scratch/stall # the device does not answer
 touch "$scratch/stall"
 run env PART_SECONDS=1 "$kit/run.sh" --out "$scratch/results" golden
 [ "$rc" = 1 ] || fail "a part that hangs is no failure"
-[ "$(query "$scratch/results/results.json" '[p["timed_out"] for p in d]')" = "[True]" ] || fail "$(cat "$scratch/results/results.json")"
+[ "$(query "$scratch/results/results.json" '[p["timed_out"] for p in d]')" = "[False, True]" ] || fail "$(cat "$scratch/results/results.json")"
 rm "$scratch/stall"
+
+run "$kit/run.sh" --out "$scratch/results" --device cuda:7 golden
+[ "$rc" = 1 ] || fail "a device that is missing is no failure"
+[ "$(query "$scratch/results/results.json" '[(p["part"], p["rc"]) for p in d]')" = "[('list', 1)]" ] || fail "$(cat "$scratch/results/results.json")"
+grep -q 'cuda:7 is not here' "$scratch/results/log.txt" || fail "$(cat "$scratch/results/log.txt")"
+run "$kit/bin/bench_cuda" 7 --conformance
+[ "$rc" = 1 ] && grep -q 'no CUDA device' "$scratch/run.out" || fail "nothing is measured, and nothing fails: $(cat "$scratch/run.out")"
 
 succeeds "$kit/bin/bench_cuda" --conformance=add_is_exact
 grep -q 'passed  *add_is_exact' "$scratch/run.out" && grep -q '1 cases, 0 failed' "$scratch/run.out" || fail "$(cat "$scratch/run.out")"

@@ -77,9 +77,15 @@ if(SN_TESTS)
   target_link_libraries(sn_cuda_stand_in PRIVATE sn_device)
   # Where cuBLAS is found: the code, beside a library of a version that no machine has.
   add_library(fake_cublas SHARED ${CMAKE_SOURCE_DIR}/tests/support/fake_cublas/cublas.c)
-  target_include_directories(fake_cublas BEFORE PRIVATE ${stand_in}/include)
-  set_target_properties(fake_cublas PROPERTIES OUTPUT_NAME cublas SOVERSION 99 COMPILE_OPTIONS -fvisibility=default
-    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_cublas)
+  add_library(fake_cublaslt SHARED ${CMAKE_SOURCE_DIR}/tests/support/fake_cublas/cublaslt.c)
+  target_link_libraries(fake_cublas PRIVATE fake_cublaslt)
+  set_target_properties(fake_cublas PROPERTIES OUTPUT_NAME cublas)
+  set_target_properties(fake_cublaslt PROPERTIES OUTPUT_NAME cublasLt)
+  foreach(fake fake_cublas fake_cublaslt)
+    target_include_directories(${fake} BEFORE PRIVATE ${stand_in}/include ${CMAKE_SOURCE_DIR})
+    set_target_properties(${fake} PROPERTIES SOVERSION 99 COMPILE_OPTIONS -fvisibility=default
+      LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_cublas)
+  endforeach()
   add_dependencies(test_cublas fake_cublas)
   target_sources(test_cublas PRIVATE ${CMAKE_SOURCE_DIR}/device/cuda/cublas.c)
   target_include_directories(test_cublas BEFORE PRIVATE ${stand_in}/include)

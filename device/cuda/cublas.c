@@ -3,7 +3,8 @@
  * each call to the loaded library.
  *
  * Where it is looked for: the file or folder that the environment variable SWARM_CUBLAS names, and if it is set nowhere
- * else; then where the loader looks; then the folders of `places`. cuBLAS finds cuBLASLt beside itself. */
+ * else; then where the loader looks; then the folders of `places`. cuBLAS needs cuBLASLt, which it finds beside itself:
+ * that one is used, as it was loaded. */
 #include "base/program_environment.h"
 #include "device/cuda/cuda_private.h"
 
@@ -114,6 +115,23 @@ static void load_library(void) {
     if (complete) return;
     const char *why = dlerror();
     snprintf(reason, sizeof reason, "%s", why ? why : "no " SONAME " was found");
+}
+
+static sn_cuda_lt_library lt;
+static bool lt_complete;
+
+static void load_lt(void) {
+    void *library = open_library("libcublasLt.so." TEXT(CUBLAS_VER_MAJOR));
+    lt_complete = library;
+#define X(member, function) lt_complete = lt_complete && find_symbol(library, #function, &lt.member);
+    SN_CUDA_LT_FUNCTIONS(X)
+#undef X
+}
+
+const sn_cuda_lt_library *sn_cuda_lt_load(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, load_lt);
+    return lt_complete ? &lt : NULL;
 }
 
 sn_status sn_cuda_cublas_load(sn_err *err) {

@@ -139,6 +139,7 @@ static void free_resources(sn_cuda *cuda) {
                                        &cuda->kv_staging,     &cuda->partial, &cuda->grad, &cuda->batch_table,
                                        &cuda->arrivals,       &cuda->groups};
     sn_cuda_graphs_clear(cuda);
+    sn_cuda_lt_close(cuda);
     if (cuda->blas) cublasDestroy_v2(cuda->blas);
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i]->at) cudaFree(buffers[i]->at);
@@ -242,6 +243,7 @@ static sn_status open_streams(sn_cuda *cuda, sn_err *err) {
 static sn_status open_blas(sn_cuda *cuda, sn_err *err) {
     cublasStatus_t result = cublasCreate_v2(&cuda->blas);
     if (result == CUBLAS_STATUS_SUCCESS) result = cublasSetStream_v2(cuda->blas, cuda->work);
+    if (result == CUBLAS_STATUS_SUCCESS && cuda->products_lt) sn_cuda_lt_open(cuda);
     if (result == CUBLAS_STATUS_SUCCESS) return SN_OK;
     return sn_fail(err, SN_STOP, "%s: cuBLAS could not start: %s", cuda->description, cublasGetStatusString(result));
 }

@@ -10,6 +10,7 @@
 #define SN_DEVICE_CUDA_CUDA_PRIVATE_H
 
 #include "device/backends.h"
+#include "device/cuda/cublaslt.h"
 #include "device/cuda/kernels.h"
 #include "device/allocations.h"
 
@@ -88,7 +89,9 @@ typedef struct sn_cuda {
     int n_multiprocessors;
     cudaStream_t work, copies;
     cublasHandle_t blas;
+    sn_cuda_lt lt;
     int sm;            /* compute capability: 90 is 9.0 */
+    bool products_lt;  /* the environment wants cuBLASLt in place of cuBLAS */
     int products_side; /* what the environment says in place of the rule of products.c; -1: nothing */
     uint16_t products_told[SN_DTYPE_COUNT]; /* classes of rows whose way the log knows */
     sn_device_limits limits;
@@ -213,6 +216,27 @@ sn_status sn_cuda_table_upload(sn_cuda *cuda, const sn_kv_shape *shape, int n_ro
                                const sn_sequence *sequences, sn_err *err) SN_MUST_USE;
 sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int block);
 const sn_cuda_state *sn_cuda_states_of(const sn_cuda *cuda);
+
+/* A product for cuBLAS: y (n, n_w) = x (n, x_stride) . w (n_w, w_stride)^T, or y += it with `accumulate`. Rows of y lie
+ * y_stride elements apart. */
+typedef struct sn_cuda_gemm {
+    const void *x;
+    int n, x_stride;
+    const void *w;
+    int n_w, w_stride;
+    cudaDataType_t type; /* of x and w */
+    bool accumulate;
+    float *y;
+    int y_stride;
+} sn_cuda_gemm;
+
+/* -- cublaslt.c */
+
+/* Where the library is missing, the log says so, and cuBLAS multiplies. */
+void sn_cuda_lt_open(sn_cuda *cuda);
+void sn_cuda_lt_close(sn_cuda *cuda);
+/* False: the product is left to cuBLAS. */
+bool sn_cuda_lt_gemm(sn_cuda *cuda, const sn_cuda_gemm *g, cublasStatus_t *result);
 
 /* -- cublas.c */
 /* Loads cuBLAS at the first call (dlopen), so that the program starts where it is not installed; no cuBLAS function may

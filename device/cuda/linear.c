@@ -120,27 +120,15 @@ static sn_status blas_check(sn_cuda *cuda, cublasStatus_t result, sn_err *err) {
     return sn_fail(err, SN_STOP, "%s: cuBLAS failed: %s", cuda->description, cublasGetStatusString(result));
 }
 
-/* A product for cuBLAS: y (n, n_w) = x (n, x_stride) . w (n_w, w_stride)^T, or y += it with `accumulate`. Rows of y lie
- * y_stride elements apart. */
-typedef struct gemm {
-    const void *x;
-    int n, x_stride;
-    const void *w;
-    int n_w, w_stride;
-    cudaDataType_t type; /* of x and w */
-    bool accumulate;
-    float *y;
-    int y_stride;
-} gemm;
-
 /* cuBLAS is column-major, so its matrices are ours transposed. */
-static sn_status gemm_run(sn_cuda *cuda, const gemm *g, sn_err *err) {
+static sn_status gemm_run(sn_cuda *cuda, const sn_cuda_gemm *g, sn_err *err) {
     const float alpha = 1, beta = g->accumulate ? 1 : 0;
-    return blas_check(cuda,
-                      cublasGemmEx(cuda->blas, CUBLAS_OP_T, CUBLAS_OP_N, g->n_w, g->n, g->x_stride, &alpha, g->w,
-                                   g->type, g->w_stride, g->x, g->type, g->x_stride, &beta, g->y, CUDA_R_32F,
-                                   g->y_stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-                      err);
+    cublasStatus_t result;
+    if (!sn_cuda_lt_gemm(cuda, g, &result))
+        result = cublasGemmEx(cuda->blas, CUBLAS_OP_T, CUBLAS_OP_N, g->n_w, g->n, g->x_stride, &alpha, g->w, g->type,
+                              g->w_stride, g->x, g->type, g->x_stride, &beta, g->y, CUDA_R_32F, g->y_stride,
+                              CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    return blas_check(cuda, result, err);
 }
 
 static sn_status multiply_dequantised(sn_cuda *cuda, int n, const sn_cuda_matrix *w, bool accumulate, float *y,
@@ -153,8 +141,8 @@ static sn_status multiply_dequantised(sn_cuda *cuda, int n, const sn_cuda_matrix
         status = sn_cuda_check_launch(cuda, error, "dequantising", err);
         if (!status)
             status = gemm_run(cuda,
-                              &(gemm){cuda->x.at, n, stride, cuda->tile.at, rows, stride, CUDA_R_16BF, accumulate,
-                                      y + first, w->rows},
+                              &(sn_cuda_gemm){cuda->x.at, n, stride, cuda->tile.at, rows, stride, CUDA_R_16BF,
+                                              accumulate, y + first, w->rows},
                               err);
     }
     return status;
@@ -177,12 +165,14 @@ static sn_status blas_product(sn_cuda *cuda, int n, const float *x, const sn_lin
     int stride = (int)sn_cuda_pad((size_t)w.cols, 8);
     if (!w.rows || (residual && w.layout == SN_CUDA_F32)) return SN_OK;
     if (w.layout == SN_CUDA_F32)
-        return gemm_run(cuda, &(gemm){x, n, w.cols, w.plane[0], w.rows, stride, CUDA_R_32F, false, l->y, w.rows}, err);
+        return gemm_run(
+            cuda, &(sn_cuda_gemm){x, n, w.cols, w.plane[0], w.rows, stride, CUDA_R_32F, false, l->y, w.rows}, err);
     sn_status status = round_rows(cuda, n, w.cols, x, residual, rounded, err);
     if (status) return status;
     if (w.layout != SN_CUDA_BF16) return multiply_dequantised(cuda, n, &w, residual, l->y, err);
     return gemm_run(
-        cuda, &(gemm){cuda->x.at, n, stride, w.plane[0], w.rows, stride, CUDA_R_16BF, residual, l->y, w.rows}, err);
+        cuda, &(sn_cuda_gemm){cuda->x.at, n, stride, w.plane[0], w.rows, stride, CUDA_R_16BF, residual, l->y, w.rows},
+        err);
 }
 
 static sn_status add_bias(sn_cuda *cuda, int n, const sn_linear *l, sn_err *err) {

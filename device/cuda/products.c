@@ -9,7 +9,8 @@
  * changes from run to run, so results repeat, and the log tells each choice once.
  *
  * The environment variable SWARM_CUDA_PRODUCTS decides in place of the rule for all types that both can multiply:
- * `kernel-64` or `kernel-128` (the side of the tiles), or `cublas`. For tests, and for measurements (`bench_cuda
+ * `kernel-64` or `kernel-128` (the side of the tiles), `cublas`, or `cublaslt` (cublaslt.c). For tests, and for
+ * measurements (`bench_cuda
  * --products`) that may change the rule. */
 #include "base/log.h"
 #include "base/program_environment.h"
@@ -23,7 +24,7 @@ sn_status sn_cuda_products_open(sn_cuda *cuda, sn_err *err) {
     static const struct {
         const char *name;
         int side;
-    } ways[] = {{"", BY_RULE}, {"kernel-64", SMALL}, {"kernel-128", LARGE}, {"cublas", 0}};
+    } ways[] = {{"", BY_RULE}, {"kernel-64", SMALL}, {"kernel-128", LARGE}, {"cublas", 0}, {"cublaslt", 0}};
     struct cudaDeviceProp prop;
     const char *named = sn_environment("SWARM_CUDA_PRODUCTS");
     cudaError_t error = cudaGetDeviceProperties(&prop, cuda->base.id.ordinal);
@@ -32,10 +33,12 @@ sn_status sn_cuda_products_open(sn_cuda *cuda, sn_err *err) {
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
         if (!strcmp(named ? named : "", ways[i].name)) {
             cuda->products_side = ways[i].side;
+            cuda->products_lt = named && !strcmp(named, "cublaslt");
             return SN_OK;
         }
     return sn_fail(err, SN_REFUSED,
-                   "SWARM_CUDA_PRODUCTS is '%s': set it to kernel-64, kernel-128 or cublas, or unset it", named);
+                   "SWARM_CUDA_PRODUCTS is '%s': set it to kernel-64, kernel-128, cublas or cublaslt, or unset it",
+                   named);
 }
 
 static size_t count_tiles(int side, int n, int n_linears, const sn_linear *linears) {
@@ -65,7 +68,10 @@ static void log_choice(sn_cuda *cuda, int n, const sn_linear *linear, int side) 
     cuda->products_told[dtype] |= (uint16_t)(1 << class);
     sn_log(SN_LOG_INFO, "matrix products", "device=cuda:%d type=%s rows_up_to=%d shape=%zux%zu by=%s tiles=%d",
            cuda->base.id.ordinal, sn_dtype_name(dtype), 64 << class, linear->weight->rows, linear->weight->cols,
-           side ? "kernel" : "cublas", side);
+           side               ? "kernel"
+           : cuda->lt.library ? "cublaslt"
+                              : "cublas",
+           side);
 }
 
 int sn_cuda_products_side(sn_cuda *cuda, int n, int n_linears, const sn_linear *linears) {

@@ -360,7 +360,7 @@ static bool is_wanted(const args *a, const shape *s, sn_dtype dtype) {
 }
 
 static int measure_products(const args *a) {
-    static const char *const ways[] = {"kernel-64", "kernel-128", "cublas", ""};
+    static const char *const ways[] = {"kernel-64", "kernel-128", "cublas", "cublaslt", ""};
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         sn_device *d;
         snprintf(way, sizeof way, "%s", ways[i]);

@@ -32,6 +32,12 @@ static void expect_found(void) {
     cr_assert_str_eq(cublasGetStatusString(CUBLAS_STATUS_SUCCESS), "found");
 }
 
+/* cuBLAS brings it along. */
+static void expect_lt(void) {
+    const sn_cuda_lt_library *lt = sn_cuda_lt_load();
+    cr_assert(lt && lt->create && lt->multiply);
+}
+
 static void expect_refused(const char *part) {
     cr_assert_eq(sn_cuda_cublas_load(&err), SN_REFUSED);
     cr_assert(strstr(err.text, part), "%s", err.text);
@@ -42,11 +48,13 @@ TestSuite(cublas, .init = read_environment);
 
 Test(cublas, where_it_is_not_found_the_sentence_says_how_to_name_it) {
     expect_refused("let the environment variable SWARM_CUBLAS name the folder of libcublas.so.99");
+    cr_expect_null(sn_cuda_lt_load());
 }
 
 Test(cublas, a_folder_may_be_named) {
     setenv("SWARM_CUBLAS", FAKE_CUBLAS, 1);
     expect_found();
+    expect_lt();
 }
 
 Test(cublas, a_file_may_be_named) {

@@ -20,9 +20,9 @@ static char way[] = "kernel-128";
 static char *environment(const char *name) { return strcmp(name, "SWARM_CUDA_PRODUCTS") ? NULL : way; }
 
 static void run_case(conformance_case which) {
-    static const char *const ways[] = {"kernel-128", "cublas", "kernel-64"};
+    static const char *const ways[] = {"kernel-128", "cublas", "kernel-64", "cublaslt"};
     static conformance c;
-    int times = strncmp(conformance_name(which), "linear", 6) ? 2 : 3;
+    int times = strncmp(conformance_name(which), "linear", 6) ? 2 : 4;
     sn_environment_use(environment);
     for (int run = 0; run < times; run++) {
         bool early = run == 1;

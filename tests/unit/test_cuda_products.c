@@ -114,5 +114,75 @@ Test(cuda_products, the_environment_decides_in_place_of_the_rule) {
     cr_expect_eq(count_launches(SN_BF16, 64), 2);
     way = "fast";
     cr_expect_eq(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err), SN_REFUSED);
-    cr_expect(strstr(err.text, "set it to kernel-64, kernel-128 or cublas"), "%s", err.text);
+    cr_expect(strstr(err.text, "set it to kernel-64, kernel-128, cublas or cublaslt"), "%s", err.text);
+}
+
+/* -- cuBLASLt */
+
+static int shift; /* of the output, in elements */
+
+/* The output of n rows through the first matrix, twice the same. */
+static float *multiply(product *p, int n) {
+    float *out = malloc((size_t)n * OUTPUTS * sizeof *out), *x = test_random_floats((size_t)n * COLS, 5);
+    const sn_linear linear = {.weight = &p->weights[0], .y = p->y[0] + shift};
+    OK(p->d->ops->upload(p->d, p->x, x, (size_t)n * COLS * sizeof *x, &err));
+    for (int i = 0; i < 2; i++) OK(p->d->ops->linear(p->d, n, p->x, 1, &linear, &err));
+    OK(p->d->ops->download(p->d, out, p->y[0] + shift, (size_t)n * OUTPUTS * sizeof *out, &err));
+    free(x);
+    return out;
+}
+
+static void expect_products(const char *which, sn_dtype dtype, int n, int asked, int multiplied) {
+    float *out[2];
+    sn_environment_use(environment);
+    for (int k = 0; k < 2; k++) {
+        int before = cuda_stand_in_lt_asked(), before_multiplied = cuda_stand_in_lt_multiplied();
+        way = k ? which : "cublas";
+        product p = product_new(dtype);
+        out[k] = multiply(&p, n);
+        product_free(&p);
+        cr_expect_eq(cuda_stand_in_lt_asked() - before, k ? asked : 0);
+        cr_expect_eq(cuda_stand_in_lt_multiplied() - before_multiplied, k ? multiplied : 0);
+    }
+    cr_expect(!memcmp(out[0], out[1], (size_t)n * OUTPUTS * sizeof(float)), "other products than cuBLAS's");
+    free(out[0]), free(out[1]);
+    cr_expect_eq(cuda_stand_in_objects(), 0);
+}
+
+Test(cuda_products, cublaslt_is_asked_once_for_a_shape) {
+    expect_products("cublaslt", SN_BF16, 40, 1, 2);
+    expect_products("cublaslt", SN_Q4_K, 40, 1, 2);
+    expect_products("cublaslt", SN_F32, 40, 0, 0); /* in float32 by cuBLAS */
+}
+
+/* Algorithms read and store several elements at once. */
+Test(cuda_products, cublaslt_is_told_how_addresses_are_aligned) {
+    shift = 1;
+    expect_products("cublaslt", SN_BF16, 40, 1, 2);
+}
+
+Test(cuda_products, cublas_multiplies_where_cublaslt_does_not) {
+    cuda_stand_in_lt(true, false);
+    expect_products("cublaslt", SN_BF16, 40, 0, 0);
+    cuda_stand_in_lt(false, true);
+    expect_products("cublaslt", SN_BF16, 40, 1, 0); /* that there is no algorithm is kept, too */
+    cuda_stand_in_lt(false, false);
+}
+
+/* More shapes than are kept: those that were not used for longest are asked for again. */
+Test(cuda_products, cublaslt_forgets_the_oldest_shape) {
+    enum { KEPT = 256 };
+    sn_environment_use(environment);
+    way = "cublaslt";
+    product p = product_new(SN_BF16);
+    for (int n = 9; n < 9 + KEPT; n++) free(multiply(&p, n));
+    cr_expect_eq(cuda_stand_in_lt_asked(), KEPT);
+    free(multiply(&p, 9));
+    cr_expect_eq(cuda_stand_in_lt_asked(), KEPT, "it was kept");
+    free(multiply(&p, 9 + KEPT));
+    free(multiply(&p, 9));
+    cr_expect_eq(cuda_stand_in_lt_asked(), KEPT + 1, "the newest one was forgotten");
+    free(multiply(&p, 10));
+    cr_expect_eq(cuda_stand_in_lt_asked(), KEPT + 2, "10 rows were the oldest");
+    product_free(&p);
 }

@@ -64,17 +64,7 @@ const char *cublasGetStatusString(cublasStatus_t status) {
                                                    : "execution failed";
 }
 
-/* c (n, ldc)[:, :m] = b (n, ldb)[:, :k] . a (m, lda)[:, :k]^T in row-major order: the meaning of the call if its
- * matrices are read as row-major. */
-typedef struct product {
-    int m, n, k, lda, ldb, ldc;
-    const void *a, *b;
-    cudaDataType type;
-    bool grow; /* adds the product to c */
-    float *c;
-} product;
-
-static void widen_values(const product *p, const void *from, size_t at, float *out) {
+static void widen_values(const cuda_product *p, const void *from, size_t at, float *out) {
     for (int i = 0; i < p->k; i++)
         out[i] = p->type == CUDA_R_32F ? ((const float *)from)[at + (size_t)i]
                                        : sn_bf16_to_f32(((const uint16_t *)from)[at + (size_t)i]);
@@ -93,7 +83,7 @@ static float dot_product(int k, const float *x, const float *y) {
 }
 
 static void run_product(void *ctx) {
-    const product *p = ctx;
+    const cuda_product *p = ctx;
     size_t k = (size_t)p->k;
     float *b = malloc(((size_t)p->n + 1) * k * sizeof *b), *a = b + (size_t)p->n * k;
     if (!b) abort();
@@ -111,30 +101,36 @@ static void run_product(void *ctx) {
     free(b);
 }
 
+cublasStatus_t cuda_blas_product(cudaStream_t stream, const cuda_product *wanted, float alpha, float beta) {
+    cuda_product *p = malloc(sizeof *p);
+    bool scaled = alpha < 1 || alpha > 1 || ((beta < 0 || beta > 0) && (beta < 1 || beta > 1));
+    /* With bfloat16, matrix units need rows that begin at multiples of 16 bytes; other rows would be slow, not
+     * wrong. */
+    bool slow = wanted->type == CUDA_R_16BF &&
+                (wanted->lda % 8 || wanted->ldb % 8 || ((uintptr_t)wanted->a | (uintptr_t)wanted->b) % 16);
+    if (!p || scaled || slow) {
+        free(p);
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    *p = *wanted;
+    p->grow = beta > 0;
+    cuda_lock();
+    bool fails = cuda_count_down(&fail_product);
+    if (fails) cuda_spoil_capture(stream);
+    cudaError_t error = cuda_stand_in_queue(stream, (cuda_operation){run_product, p, free}, CUDA_OPERATION_KERNEL);
+    cuda_unlock();
+    return error || fails ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
                             const void *alpha, const void *a, cudaDataType type_a, int lda, const void *b,
                             cudaDataType type_b, int ldb, const void *beta, void *c, cudaDataType type_c, int ldc,
                             cublasComputeType_t compute, cublasGemmAlgo_t algorithm) {
     (void)algorithm;
-    float one = *(const float *)alpha, c_scale = *(const float *)beta;
     bool known = op_a == CUBLAS_OP_T && op_b == CUBLAS_OP_N && type_a == type_b && type_c == CUDA_R_32F &&
-                 compute == CUBLAS_COMPUTE_32F && !(one < 1 || one > 1) &&
-                 (!(c_scale < 0 || c_scale > 0) || !(c_scale < 1 || c_scale > 1));
+                 compute == CUBLAS_COMPUTE_32F;
     bool sane = m > 0 && n > 0 && k > 0 && lda >= k && ldb >= k && ldc >= m && handle->workspace;
-    /* With bfloat16, matrix units need rows that begin at multiples of 16 bytes; other rows would be slow, not
-     * wrong. */
-    if (type_a == CUDA_R_16BF) sane = sane && lda % 8 == 0 && ldb % 8 == 0 && ((uintptr_t)a | (uintptr_t)b) % 16 == 0;
-    product *p = malloc(sizeof *p);
-    if (!known || !sane || !p) {
-        free(p);
-        return CUBLAS_STATUS_INVALID_VALUE;
-    }
-    *p = (product){m, n, k, lda, ldb, ldc, a, b, type_a, c_scale > 0, c};
-    cuda_lock();
-    bool fails = cuda_count_down(&fail_product);
-    if (fails) cuda_spoil_capture(handle->stream);
-    cudaError_t error =
-        cuda_stand_in_queue(handle->stream, (cuda_operation){run_product, p, free}, CUDA_OPERATION_KERNEL);
-    cuda_unlock();
-    return error || fails ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+    if (!known || !sane) return CUBLAS_STATUS_INVALID_VALUE;
+    return cuda_blas_product(handle->stream, &(cuda_product){m, n, k, lda, ldb, ldc, a, b, type_a, false, c},
+                             *(const float *)alpha, *(const float *)beta);
 }

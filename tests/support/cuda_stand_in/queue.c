@@ -574,6 +574,7 @@ void cuda_stand_in_reset(void) {
     cuda_stand_in_break(-1, false);
     copies_first = false;
     captures = graph_launches = kernels = 0;
+    cuda_lt_reset();
 }
 
 int cuda_stand_in_objects(void) { return n_objects; }

@@ -52,10 +52,14 @@ void cuda_stand_in_fail_allocation(int nth); /* the nth cudaMalloc or cudaHostAl
 void cuda_stand_in_fail_creation(int nth);   /* likewise for streams, events, executable graphs, cuBLAS handles */
 void cuda_stand_in_spoil_capture(int nth);   /* the nth kernel launch during a capture cannot be recorded */
 void cuda_stand_in_capture_error(int error); /* with this error: 900 */
-void cuda_stand_in_fail_product(int nth);    /* the nth product of cuBLAS fails, and spoils a capture */
-void cuda_stand_in_stall(int ms);            /* the next kernel or copy takes this long, once; or until healed */
-void cuda_stand_in_lose(int nth);            /* from its nth kernel or copy on, the device is lost */
-void cuda_stand_in_heal(void);               /* ends all of these */
+/* cuBLASLt: whether it is missing, or its heuristic knows no algorithm; how often that was asked, and products. */
+void cuda_stand_in_lt(bool is_missing, bool is_clueless);
+int cuda_stand_in_lt_asked(void);
+int cuda_stand_in_lt_multiplied(void);
+void cuda_stand_in_fail_product(int nth); /* the nth product of cuBLAS fails, and spoils a capture */
+void cuda_stand_in_stall(int ms);         /* the next kernel or copy takes this long, once; or until healed */
+void cuda_stand_in_lose(int nth);         /* from its nth kernel or copy on, the device is lost */
+void cuda_stand_in_heal(void);            /* ends all of these */
 
 /* -- counters */
 size_t cuda_stand_in_used(void);      /* bytes of device memory, of all devices, executable graphs included */

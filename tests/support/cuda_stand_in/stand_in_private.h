@@ -64,6 +64,22 @@ void *cuda_new_object(size_t size); /* zeroed; counted */
 void cuda_free_object(void *object);
 bool cuda_count_down(int *counter); /* decrements; true when the counter reaches 0 now */
 
+/* -- blas.c */
+
+/* c (n, ldc)[:, :m] = b (n, ldb)[:, :k] . a (m, lda)[:, :k]^T in row-major order: the meaning of the call if its
+ * matrices are read as row-major. */
+typedef struct cuda_product {
+    int m, n, k, lda, ldb, ldc;
+    const void *a, *b;
+    cudaDataType type;
+    bool grow; /* adds the product to c */
+    float *c;
+} cuda_product;
+
+/* Queues the product, scaled by 1 and added to c times beta, which is 0 or 1. */
+cublasStatus_t cuda_blas_product(cudaStream_t stream, const cuda_product *wanted, float alpha, float beta);
+void cuda_lt_reset(void); /* blas_lt.c */
+
 #ifdef __cplusplus
 }
 #endif

@@ -14,6 +14,8 @@ FUZZ_SECONDS=${FUZZ_SECONDS:-10}
 MUTANTS=${MUTANTS:-8}
 # Builds of the same sources in other folders find the same objects.
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1
+# All of them, and later runs, find the XPU's kernels that PoCL has compiled.
+export POCL_CACHE_DIR=${POCL_CACHE_DIR:-$cache/pocl}
 
 # Under AddressSanitizer and UndefinedBehaviorSanitizer runs what handles bytes from outside or memory with several owners: that is
 # every unit program but these, whose arithmetic takes minutes under sanitizers:
@@ -22,7 +24,10 @@ WITHOUT_ASAN=(
   test_bits test_train test_tiles test_golden test_cpu_device test_cpu_attention
   # the emulations' kernels are compiled without sanitizers; test_cuda_device, test_xpu and test_emulated_memory run their hosts' side
   test_cuda_conformance test_xpu_conformance test_xpu_validation
-  test_emulated_devices test_emulated_head test_emulated_parts test_emulated_recurrent
+  test_emulated_devices test_emulated_head test_emulated_parts test_emulated_recurrent test_xpu_decode
+  # its bytes are one well-formed file; test_gguf, test_tokenizer and the fuzz targets read others, test_cli and the system tests below
+  # run the same program
+  test_real_model
 )
 # The programs themselves run under sanitizers through these system tests: all messages, all kinds of failure, the files.
 WITH_ASAN=(chat failover chain flood protocol private_swarm adapter session_file audit status serve)

@@ -1,6 +1,6 @@
 /* The conformance suite with the CUDA backend on the stand-in: the backend's host side, and the arithmetic of its
  * kernels thread by thread. Twice: with all work as late as possible, and with copies concurrent with the queue as
- * early as possible. Products of many rows go another way each time, and those of `linear` a third one. */
+ * early as possible. Products of many rows go another way each time, and those of `linear` two more. */
 #include "base/program_environment.h"
 #include "tests/support/conformance.h"
 #include "tests/support/cuda_stand_in/stand_in.h"

@@ -159,8 +159,10 @@ sn_status sn_chain_measure_rtt(sn_chain *chain, bool all, sn_err *err) {
             measure_ms = quarter_ms < MEASURE_MS ? quarter_ms : MEASURE_MS;
         status = sn_link_query_status(chain->options.link, nodes, n, measure_ms, true, statuses, err);
         for (size_t i = 0; i < n && !status; i++)
-            sn_peer_stats_note_rtt(chain->peer_stats, nodes[i]->node,
-                                   statuses[i].answered ? statuses[i].rtt_us : measure_ms * 1000, sn_now_us());
+            if (statuses[i].answered)
+                sn_peer_stats_note_rtt(chain->peer_stats, nodes[i]->node, statuses[i].rtt_us, sn_now_us());
+            else
+                sn_peer_stats_note_silence(chain->peer_stats, nodes[i]->node, (int64_t)measure_ms * 1000, sn_now_us());
         if (status) return status;
     }
     return SN_OK;

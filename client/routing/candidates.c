@@ -99,6 +99,7 @@ static void candidate_estimate(const sn_candidate_query *query, const sn_announc
     uint64_t queue = node->queued_steps < LOAD_MAX ? node->queued_steps : LOAD_MAX;
     p->rtt_measured = peer && peer->rtt_us >= 0;
     p->block_measured = peer && peer->block_ns >= 0;
+    p->answers = peer && peer->answers;
     p->rtt_ns = (p->rtt_measured ? clamp_us((uint64_t)peer->rtt_us) : SN_DEFAULT_RTT_US) * 1000;
     p->block_ns = SN_DEFAULT_BLOCK_US * 1000;
     if (node->decode_us) p->block_ns = clamp_us(node->decode_us) * 1000 / span;
@@ -131,7 +132,8 @@ static int compare_ns(const void *a, const void *b) {
 
 /* What a node claims of its speed counts little until it was observed. `known` are the times of a block at nodes that
  * this client has measured or that are proven: a proven one is believed up to CLAIM_GAIN times their median, a stranger
- * is taken for half as fast as their median whatever it claims, and costs SN_STRANGER_US besides. */
+ * is taken for half as fast as their median whatever it claims, and costs SN_STRANGER_US besides, or
+ * SN_SILENT_STRANGER_US until it has answered this client: then no route over known nodes costs as much. */
 static sn_status candidates_doubt_claims(const sn_candidate_query *query, sn_candidates *candidates, sn_err *err) {
     int64_t *known = NULL;
     size_t n = 0;
@@ -151,7 +153,7 @@ static sn_status candidates_doubt_claims(const sn_candidate_query *query, sn_can
         if (!p->node || p->block_measured) continue;
         if (p->block_ns < least) p->block_ns = least;
         if (p->prefill_ns < least / 16) p->prefill_ns = least / 16;
-        if (p->stranger) p->queue_ns += SN_STRANGER_US * 1000;
+        if (p->stranger) p->queue_ns += (p->answers ? SN_STRANGER_US : SN_SILENT_STRANGER_US) * INT64_C(1000);
     }
     free(known);
     return status;

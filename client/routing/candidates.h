@@ -13,7 +13,13 @@
 
 /* Costs that are assumed where none is known; SN_STRANGER_US is added for a stranger; SN_STEP_OVERHEAD_US is added to
  * the queue time of every node. */
-enum { SN_DEFAULT_RTT_US = 20000, SN_DEFAULT_BLOCK_US = 1000, SN_STEP_OVERHEAD_US = 50, SN_STRANGER_US = 20000 };
+enum {
+    SN_DEFAULT_RTT_US = 20000,
+    SN_DEFAULT_BLOCK_US = 1000,
+    SN_STEP_OVERHEAD_US = 50,
+    SN_STRANGER_US = 20000,
+    SN_SILENT_STRANGER_US = 60000000
+};
 
 typedef enum sn_eligibility {
     SN_ELIGIBLE,
@@ -51,6 +57,7 @@ typedef struct sn_candidate {
     bool rtt_measured, block_measured; /* rtt_ns, block_ns: measured by this client */
     int other_block;                   /* of WEIGHTS: the first block that differs */
     const char *kv_dtype;              /* of KV_DTYPE: the name of the node's, static */
+    bool answers;                      /* it has answered this client */
     bool stranger;                     /* neither measured nor proven: its claims do not count */
     double tokens_per_s;               /* through all its blocks, with many tokens at once */
     const sn_candidate_link *links;    /* (n_links): to other candidates, each at most once */

@@ -55,6 +55,13 @@ void sn_peer_stats_note_rtt(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY
                             int64_t now_us) {
     sn_peer_stat *peer = peer_stats_get(peer_stats, node, now_us);
     mean_update(&peer->rtt_us, rtt_us, peer_begin_measure(peer, now_us));
+    peer->answers = true;
+}
+
+void sn_peer_stats_note_silence(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t waited_us,
+                                int64_t now_us) {
+    sn_peer_stats_note_rtt(peer_stats, node, waited_us, now_us);
+    peer_stats_get(peer_stats, node, now_us)->answers = false;
 }
 
 static void peer_decay_failures(sn_peer_stat *peer, int64_t now_us) {

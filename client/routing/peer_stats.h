@@ -23,6 +23,7 @@ typedef struct sn_peer_stat {
     int64_t measured_us; /* time of the newest measurement of a step or round trip; 0: none */
     /* Exponential moving averages; -1: not measured. */
     int64_t rtt_us;   /* round trip to this client */
+    bool answers;     /* false: rtt_us is how long its answer was waited for in vain */
     int64_t queue_us; /* for which a step waited */
     int64_t block_ns; /* for computing one token through one block */
     int failures;     /* not forgotten yet */
@@ -40,6 +41,9 @@ void sn_peer_stats_free(sn_peer_stats **peer_stats); /* accepts NULL */
 const sn_peer_stat *sn_peer_stats_find(const sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE]);
 
 void sn_peer_stats_note_rtt(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t rtt_us, int64_t now_us);
+/* It did not answer within waited_us. */
+void sn_peer_stats_note_silence(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t waited_us,
+                                int64_t now_us);
 /* A step of `tokens` rows through `blocks` blocks that the node has answered correctly. */
 void sn_peer_stats_note_step(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int blocks, int tokens,
                              int64_t queue_us, int64_t compute_us, int64_t now_us);

@@ -123,3 +123,30 @@ Test(slow_nodes, a_node_that_was_slower_than_it_claimed_is_planned_with_what_was
     sn_slow_nodes_free(&slow);
     sn_directory_free(&d);
 }
+
+/* A stranger on one hop would else cost less than two hops of proven nodes that answer late. */
+Test(slow_nodes, a_stranger_that_has_not_answered_costs_more_than_any_known_node) {
+    sn_identity node[3];
+    sn_directory *d = directory_of((const uint64_t[]){8000, 100, 100}, 3, node);
+    sn_peer_stats *stats = NULL;
+    sn_candidates list;
+    int64_t cost[3] = {0};
+    sn_directory_prove(d, node[0].id, NOW + 60000);
+    REQUIRE(sn_peer_stats_new(&stats, &err));
+    sn_peer_stats_note_silence(stats, node[0].id, 5000000, 1);
+    sn_peer_stats_note_rtt(stats, node[1].id, 10000, 1);
+    sn_peer_stats_note_silence(stats, node[2].id, 5000000, 1);
+    const sn_candidate_query query = {
+        .directory = d, .peer_stats = stats, .now_us = 1, .unix_ms = NOW, .n_blocks = BLOCKS, .wire = SN_F32};
+    REQUIRE(sn_candidates_make(&query, &list, &err));
+    for (size_t i = 0; i < list.n; i++)
+        for (int k = 0; k < 3; k++)
+            if (!memcmp(list.at[i].node->node, node[k].id, SN_KEY_SIZE))
+                cost[k] = list.at[i].rtt_ns + list.at[i].queue_ns;
+    cr_expect_geq(cost[2], 10 * cost[0], "a silent stranger costs %ld ms, a known node %ld", (long)(cost[2] / 1000000),
+                  (long)(cost[0] / 1000000));
+    cr_expect_lt(cost[1], cost[0], "a stranger that has answered costs %ld ms", (long)(cost[1] / 1000000));
+    sn_candidates_fini(&list);
+    sn_peer_stats_free(&stats);
+    sn_directory_free(&d);
+}

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { RATE_MAX = 1000000000 };                      /* tokens a second */
 static const int64_t TIME_US_MAX = 3600LL * 1000000; /* announced times are clamped to an hour */
 enum {
     CLAIM_GAIN = 4,
@@ -135,22 +136,28 @@ static int compare_ns(const void *a, const void *b) {
  * is taken for half as fast as their median whatever it claims, and costs SN_STRANGER_US besides, or
  * SN_SILENT_STRANGER_US until it has answered this client: then no route over known nodes costs as much. */
 static sn_status candidates_doubt_claims(const sn_candidate_query *query, sn_candidates *candidates, sn_err *err) {
-    int64_t *known = NULL;
+    int64_t *known = NULL; /* times, and behind them rates */
     size_t n = 0;
     if (!query->unix_ms) return SN_OK;
-    sn_status status = sn_calloc(&known, candidates->n, sizeof *known, err);
+    sn_status status = sn_calloc(&known, 2 * candidates->n, sizeof *known, err);
+    int64_t *rates = known + (known ? candidates->n : 0);
     for (size_t i = 0; i < candidates->n && !status; i++) {
         sn_candidate *p = &candidates->at[i];
         p->stranger =
             p->node && !p->block_measured && !sn_directory_is_proven(query->directory, p->node->node, query->unix_ms);
-        if (p->node && p->eligibility == SN_ELIGIBLE && !p->stranger) known[n++] = p->block_ns;
+        if (!p->node || p->eligibility != SN_ELIGIBLE || p->stranger) continue;
+        rates[n] = p->tokens_per_s < RATE_MAX ? (int64_t)p->tokens_per_s : RATE_MAX;
+        known[n++] = p->block_ns;
     }
     if (!status) qsort(known, n, sizeof *known, compare_ns);
-    int64_t median = n ? known[n / 2] : 0;
+    if (!status) qsort(rates, n, sizeof *rates, compare_ns);
+    int64_t median = n ? known[n / 2] : 0, rate = n ? rates[n / 2] : 0;
     for (size_t i = 0; i < candidates->n && n; i++) {
         sn_candidate *p = &candidates->at[i];
         int64_t least = p->stranger ? 2 * median : median / CLAIM_GAIN;
         if (!p->node || p->block_measured) continue;
+        double most = p->stranger ? (double)rate / 2 : (double)rate * CLAIM_GAIN;
+        if (p->tokens_per_s > most && rate) p->tokens_per_s = most;
         if (p->block_ns < least) p->block_ns = least;
         if (p->prefill_ns < least / 16) p->prefill_ns = least / 16;
         if (p->stranger) p->queue_ns += (p->answers ? SN_STRANGER_US : SN_SILENT_STRANGER_US) * INT64_C(1000);

@@ -150,3 +150,21 @@ Test(slow_nodes, a_stranger_that_has_not_answered_costs_more_than_any_known_node
     sn_peer_stats_free(&stats);
     sn_directory_free(&d);
 }
+
+/* What a route for much work (--route throughput) is drawn by. */
+Test(slow_nodes, the_throughput_that_a_stranger_claims_does_not_count) {
+    sn_identity node[3];
+    sn_directory *d = directory_of((const uint64_t[]){8000, 8000, 100}, 3, node);
+    sn_candidates list;
+    double rate[3] = {0};
+    for (int i = 0; i < 2; i++) sn_directory_prove(d, node[i].id, NOW + 60000);
+    const sn_candidate_query query = {.directory = d, .now_us = 1, .unix_ms = NOW, .n_blocks = BLOCKS, .wire = SN_F32};
+    REQUIRE(sn_candidates_make(&query, &list, &err));
+    for (size_t i = 0; i < list.n; i++)
+        for (int k = 0; k < 3; k++)
+            if (!memcmp(list.at[i].node->node, node[k].id, SN_KEY_SIZE)) rate[k] = list.at[i].tokens_per_s;
+    cr_expect(rate[0] > 0 && rate[0] == rate[1]);
+    cr_expect(rate[2] > 0 && rate[2] <= rate[0] / 2, "%g beside %g", rate[2], rate[0]);
+    sn_candidates_fini(&list);
+    sn_directory_free(&d);
+}

@@ -67,18 +67,20 @@ static sn_status group_pairs(sn_cuda *cuda, const sn_moe_selection *c, bool per_
     size_t pairs = (size_t)c->n * (size_t)c->k;
     *groups = (sn_cuda_groups){.per_row = per_expert ? 1 : c->k};
     if (pairs <= (size_t)c->n_experts && c->n < SN_CUDA_MANY_PAIRS) return SN_OK;
-    if (groups_bytes(pairs, (size_t)c->n_experts, groups) > cuda->groups.bytes) return SN_OK;
+    sn_status status =
+        sn_cuda_buffer_require(cuda, &cuda->groups, groups_bytes(pairs, (size_t)c->n_experts, groups), err);
+    if (status) return status;
     groups->order = cuda->groups.at;
     groups->chunks = (sn_cuda_chunk *)(groups->order + pairs);
     groups->tiles = groups->chunks + groups->n_few + groups->n_many;
     return sn_cuda_check_launch(cuda, sn_cuda_moe_group(cuda->work, c, groups), "moe_group", err);
 }
 
-/* y of all pairs, by the expert. */
-static sn_status multiply_groups(sn_cuda *cuda, const sn_cuda_groups *groups, const float *x, const sn_moe_linear *l,
-                                 sn_err *err) {
+/* y of all pairs of n rows, by the expert. Fewer rows than SN_CUDA_MANY_PAIRS give no expert so many pairs. */
+static sn_status multiply_groups(sn_cuda *cuda, int n, const sn_cuda_groups *groups, const float *x,
+                                 const sn_moe_linear *l, sn_err *err) {
     const sn_cuda_experts experts = experts_of(l->experts);
-    bool apart = groups->n_tiles && experts.first.layout != SN_CUDA_F32 && cuda->products_side != 0;
+    bool apart = n >= SN_CUDA_MANY_PAIRS && experts.first.layout != SN_CUDA_F32 && cuda->products_side != 0;
     cudaError_t error = sn_cuda_moe_grouped(cuda->work, groups, apart, x, &experts, l->bias, l->y);
     sn_status status = sn_cuda_check_launch(cuda, error, "moe_linear", err);
     if (status || !apart) return status;
@@ -107,7 +109,7 @@ sn_status sn_cuda_moe_linear_op(sn_device *d, const sn_moe_selection *c, bool pe
                              "matrices with different numbers of experts or of columns cannot share an input");
         if (!status) status = check_selection(c, w->rows, err);
         if (status || c->n <= 0 || !w->rows) continue;
-        status = groups.order ? multiply_groups(cuda, &groups, x, &linears[i], err)
+        status = groups.order ? multiply_groups(cuda, c->n, &groups, x, &linears[i], err)
                               : multiply_pairs(cuda, c, per_expert, x, &linears[i], err);
     }
     return sn_cuda_op_done(cuda, status);

@@ -189,9 +189,11 @@ constexpr int BLOCK_OUTPUTS = GROUP_THREADS / 32 * OUTPUTS;
 constexpr int PARTS = 8, TILE = PARTS * 128; /* columns in shared memory: of each lane, PARTS times four */
 static_assert(PAIRS * OUTPUTS == 32, "a lane writes one result of its warp");
 
+constexpr int LIST_WARPS = 16, LIST_THREADS = 32 * LIST_WARPS; /* of the block that groups pairs */
+
 /* Where the pairs, chunks and tiles of each expert begin; ends: where those of all end. */
 struct group_begins {
-    int pairs[SN_EXPERTS_MAX], chunks[SN_EXPERTS_MAX], tiles[SN_EXPERTS_MAX];
+    int pairs[SN_EXPERTS_MAX + 1], chunks[SN_EXPERTS_MAX], tiles[SN_EXPERTS_MAX];
     int few_end, many_end, tiles_end;
 };
 
@@ -207,6 +209,7 @@ __device__ void find_begins(group_begins &begins, int n_experts, int n_few) {
         chunk += chunks;
         if (n >= SN_CUDA_MANY_PAIRS) tile += (n + SN_CUDA_TILE_PAIRS - 1) / SN_CUDA_TILE_PAIRS;
     }
+    begins.pairs[n_experts] = pair;
     begins.few_end = few;
     begins.many_end = many;
     begins.tiles_end = tile;
@@ -217,30 +220,68 @@ __device__ inline void list_parts(sn_cuda_chunk *parts, int expert, int first, i
     for (int at = first; at < end; at += size) *parts++ = sn_cuda_chunk{expert, at, min(size, end - at)};
 }
 
-/* By n threads. */
-__device__ inline void clear_parts(sn_cuda_chunk *parts, int first, int end, int n) {
-    for (int i = first + static_cast<int>(threadIdx.x); i < end; i += n) parts[i].n = 0;
+__device__ inline void clear_parts(sn_cuda_chunk *parts, int first, int end) {
+    for (int i = first + static_cast<int>(threadIdx.x); i < end; i += LIST_THREADS) parts[i].n = 0;
 }
 
-/* One block, a thread for each expert. */
-__global__ void __launch_bounds__(SN_EXPERTS_MAX)
+/* Adds the pairs that are this warp's share to counts, its own, by expert. With `order`, a pair is written there,
+ * behind those of its expert that its warp has counted before. */
+__device__ inline void count_pairs(int n_pairs, const int32_t *ids, int n_experts, int *counts, const int *begins,
+                                   int32_t *order) {
+    int lane = this_lane(), share = ((n_pairs + LIST_THREADS - 1) / LIST_THREADS) * 32;
+    int first = static_cast<int>(threadIdx.x) / 32 * share, end = min(first + share, n_pairs);
+    int next = first + lane < end ? ids[first + lane] : -1;
+    for (int at = first; at < end; at += 32) {
+        int pair = at + lane, e = next >= 0 && next < n_experts ? next : -1;
+        next = pair + 32 < end ? ids[pair + 32] : -1;
+        unsigned int alike = __match_any_sync(FULL_WARP, e);
+        int before = __popc(alike & ((1u << lane) - 1)), counted = e >= 0 ? counts[e] : 0;
+        if (e >= 0 && order) order[begins[e] + counted + before] = pair;
+        __syncwarp(); /* all lanes have read their counts */
+        if (e >= 0 && before == 0) counts[e] = counted + __popc(alike);
+        __syncwarp();
+    }
+}
+
+/* Turns the counts of each warp, (LIST_WARPS, n_experts), into how many pairs the warps before it have, and sets totals
+ * to those of all. */
+__device__ inline void add_counts(int n_experts, int *counts, int *totals) {
+    for (int e = static_cast<int>(threadIdx.x); e < n_experts; e += LIST_THREADS) {
+        int total = 0;
+        for (int warp = 0; warp < LIST_WARPS; warp++) {
+            int n = counts[warp * n_experts + e];
+            counts[warp * n_experts + e] = total;
+            total += n;
+        }
+        totals[e] = total;
+    }
+}
+
+/* One block. Its warps share the pairs, and each reads its own twice: to count them, and to write them where those that
+ * the warps before it have of the same expert end. So the pairs of an expert keep their order. */
+__global__ void __launch_bounds__(LIST_THREADS)
     moe_group(int n_pairs, const int32_t *ids, int n_experts, const __grid_constant__ sn_cuda_groups g) {
     __shared__ group_begins begins;
-    int e = static_cast<int>(threadIdx.x), n = 0;
-    for (int i = 0; i < n_pairs; i++) n += ids[i] == e;
-    if (e < n_experts) begins.pairs[e] = n;
+    SN_SHARED_MEMORY(shared);
+    int *counts = reinterpret_cast<int *>(shared), thread = static_cast<int>(threadIdx.x);
+    int *own = counts + thread / 32 * n_experts;
+    for (int i = thread; i < LIST_WARPS * n_experts; i += LIST_THREADS) counts[i] = 0;
     __syncthreads();
-    if (e == 0) find_begins(begins, n_experts, g.n_few);
+    count_pairs(n_pairs, ids, n_experts, own, nullptr, nullptr);
     __syncthreads();
-    if (e >= n_experts) return;
-    clear_parts(g.chunks, begins.few_end, g.n_few, n_experts);
-    clear_parts(g.chunks, begins.many_end, g.n_few + g.n_many, n_experts);
-    clear_parts(g.tiles, begins.tiles_end, g.n_tiles, n_experts);
-    int first = begins.pairs[e];
-    for (int i = 0, at = first; at < first + n; i++)
-        if (ids[i] == e) g.order[at++] = i;
-    list_parts(g.chunks + begins.chunks[e], e, first, first + n, PAIRS);
-    if (n >= SN_CUDA_MANY_PAIRS) list_parts(g.tiles + begins.tiles[e], e, first, first + n, SN_CUDA_TILE_PAIRS);
+    add_counts(n_experts, counts, begins.pairs);
+    __syncthreads();
+    if (thread == 0) find_begins(begins, n_experts, g.n_few);
+    __syncthreads();
+    count_pairs(n_pairs, ids, n_experts, own, begins.pairs, g.order);
+    clear_parts(g.chunks, begins.few_end, g.n_few);
+    clear_parts(g.chunks, begins.many_end, g.n_few + g.n_many);
+    clear_parts(g.tiles, begins.tiles_end, g.n_tiles);
+    for (int e = thread; e < n_experts; e += LIST_THREADS) {
+        int first = begins.pairs[e], end = begins.pairs[e + 1];
+        list_parts(g.chunks + begins.chunks[e], e, first, end, PAIRS);
+        if (end - first >= SN_CUDA_MANY_PAIRS) list_parts(g.tiles + begins.tiles[e], e, first, end, SN_CUDA_TILE_PAIRS);
+    }
 }
 
 /* Columns [begin, begin + TILE) of the rows of x of a chunk, with zeros beyond the last one: (PAIRS, PARTS, lanes). In
@@ -469,8 +510,11 @@ extern "C" cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_sele
 }
 
 extern "C" cudaError_t sn_cuda_moe_group(cudaStream_t stream, const sn_moe_selection *c, const sn_cuda_groups *groups) {
-    unsigned int threads = (static_cast<unsigned int>(c->n_experts) + 31) / 32 * 32;
-    return SN_LAUNCH(moe_group, 1, threads, 0, stream, c->n * c->k, c->ids, c->n_experts, *groups);
+    const size_t shared = LIST_WARPS * sizeof(int) * static_cast<size_t>(c->n_experts);
+    cudaError_t error =
+        cudaFuncSetAttribute(moe_group, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    if (error != cudaSuccess) return error;
+    return SN_LAUNCH(moe_group, 1, LIST_THREADS, shared, stream, c->n * c->k, c->ids, c->n_experts, *groups);
 }
 
 extern "C" cudaError_t sn_cuda_moe_grouped(cudaStream_t stream, const sn_cuda_groups *groups, bool few, const float *x,

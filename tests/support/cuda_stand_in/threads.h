@@ -175,6 +175,17 @@ static inline int __shfl_xor_sync(unsigned mask, int x, int distance) {
         __float_as_uint(__shfl_xor_sync(mask, __uint_as_float(static_cast<unsigned>(x)), distance)));
 }
 
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+/* The lanes whose x is this one's. */
+static inline unsigned __match_any_sync(unsigned mask, int x) {
+    if (mask != 0xffffffffu) cuda_threads_fail("a comparison of part of a warp is not supported");
+    const uint32_t own = static_cast<uint32_t>(x);
+    cuda_words all = cuda_threads_gather(&own, 1);
+    unsigned alike = 0;
+    for (unsigned i = 0; i < 32; i++) alike |= (all[i][0] == own ? 1u : 0u) << i;
+    return alike;
+}
+
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 inline size_t cuda_shared_allowed = 48 * 1024; /* of the next kernel launch */
 template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *, cudaFuncAttribute, int bytes) {

@@ -25,7 +25,8 @@ speed() { made "$1" "$2" && "$bin/swarm" bench --model "$work/$2-$1.gguf" --loca
 sanitized() {
   command -v compute-sanitizer >/dev/null || { echo "there is no compute-sanitizer"; return 77; }
   for tool in memcheck racecheck; do
-    for case in linear_of_every_type attention_while_decoding attention_of_several_prompts; do
+    for case in linear_of_every_type attention_while_decoding attention_of_several_prompts \
+      moe_linear_of_every_type moe_linear_of_many_rows_for_an_expert; do
       compute-sanitizer --error-exitcode 9 --tool $tool "$bin/bench_cuda" "$n" --conformance=$case || return
     done
   done
@@ -45,7 +46,7 @@ part_kernels_1b() { "$bin/bench_cuda" "$n" --shape 1B; }
 part_kernels_8b() { "$bin/bench_cuda" "$n" --shape 8B; }
 part_model_1b() { speed Q4_K 1b; }
 part_model_8b() { speed Q4_K 8b; }
-declare -A limits=([list]=60 [products]=240 [conformance]=180 [golden]=120 [sanitizer]=240 [kernels_1b]=120 [kernels_8b]=240 [model_1b]=180 [model_8b]=300)
+declare -A limits=([list]=60 [products]=240 [conformance]=180 [golden]=120 [sanitizer]=400 [kernels_1b]=120 [kernels_8b]=240 [model_1b]=180 [model_8b]=300)
 parts=(list conformance golden products kernels_1b kernels_8b model_1b model_8b sanitizer)
 
 [ "${1:-}" != --part ] || { "part_$2"; exit; } # as this script calls itself, within the limit

@@ -1,11 +1,12 @@
 /* Products by cuBLASLt, where SWARM_CUDA_PRODUCTS asks for them: bfloat16 weights, or weights that were converted to
  * bfloat16, in place of cublasGemmEx.
  *
- * Which algorithm multiplies is the first answer of the library's heuristic. It is asked once for each shape, and the
- * answer is kept, and told to the log. The question depends on nothing that changes from run to run: of the addresses
- * it says that they are multiples of 16 bytes where they are, and never more, so the same build on the same card with
- * the same library gives the same bits. The workspace is that of cuBLAS, which a plan counts; both run in one stream. A
- * shape without an answer is left to cublasGemmEx. */
+ * Which algorithm multiplies is the first answer of the library's heuristic. It is asked once for each of the last
+ * SN_CUDA_LT_CHOICES shapes, whose answers are kept; the log is told only the first so many, because clients choose the
+ * numbers of rows. The question depends on nothing that changes from run to run: of the addresses it says that they are
+ * multiples of 16 bytes where they are, and never more, so the same build on the same card with the same library gives
+ * the same bits. The workspace is that of cuBLAS, which a plan counts; both run in one stream. A shape without an
+ * answer is left to cublasGemmEx. */
 #include "base/log.h"
 #include "device/cuda/cuda_private.h"
 
@@ -100,7 +101,7 @@ static bool set_alignment(const sn_cuda_lt *lt, uint32_t bytes) {
     return true;
 }
 
-static void ask(sn_cuda *cuda, const layouts *m, sn_cuda_lt_choice *c) {
+static void ask(sn_cuda *cuda, const layouts *m, sn_cuda_lt_choice *c, bool tell) {
     sn_cuda_lt *lt = &cuda->lt;
     cublasLtMatmulHeuristicResult_t answer = {0};
     int n = 0;
@@ -109,7 +110,7 @@ static void ask(sn_cuda *cuda, const layouts *m, sn_cuda_lt_choice *c) {
         !lt->library->heuristic(lt->handle, lt->product, m->w, m->x, m->y, m->y, lt->preference, 1, &answer, &n) &&
         n == 1 && !answer.state && answer.workspaceSize <= SN_CUDA_BLAS_BYTES;
     c->algorithm = answer.algo;
-    log_choice(cuda, c, answer.workspaceSize);
+    if (tell) log_choice(cuda, c, answer.workspaceSize);
 }
 
 /* The choice for a shape: as it was made, or in the entry that was not used for longest. */
@@ -120,8 +121,9 @@ static sn_cuda_lt_choice *choose(sn_cuda *cuda, const sn_cuda_lt_shape *shape, c
         if (!memcmp(&c->shape, shape, sizeof *shape)) return c;
         if (c->last_used < oldest->last_used) oldest = c;
     }
+    bool was_free = !oldest->shape.n;
     *oldest = (sn_cuda_lt_choice){.shape = *shape};
-    ask(cuda, m, oldest);
+    ask(cuda, m, oldest, was_free);
     return oldest;
 }
 

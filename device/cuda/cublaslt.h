@@ -47,7 +47,7 @@ typedef struct sn_cuda_lt_choice {
     uint64_t last_used;
 } sn_cuda_lt_choice;
 
-enum { SN_CUDA_LT_CHOICES = 256 };
+enum { SN_CUDA_LT_CHOICES = 256 }; /* the library is asked once for each of the last so many shapes */
 
 typedef struct sn_cuda_lt {
     const sn_cuda_lt_library *library; /* NULL: it is not used */

@@ -10,8 +10,7 @@
  *
  * The environment variable SWARM_CUDA_PRODUCTS decides in place of the rule for all types that both can multiply:
  * `kernel-64` or `kernel-128` (the side of the tiles), `cublas`, or `cublaslt` (cublaslt.c). For tests, and for
- * measurements (`bench_cuda
- * --products`) that may change the rule. */
+ * measurements (`bench_cuda --products`) that may change the rule. */
 #include "base/log.h"
 #include "base/program_environment.h"
 #include "device/cuda/cuda_private.h"
@@ -68,9 +67,9 @@ static void log_choice(sn_cuda *cuda, int n, const sn_linear *linear, int side) 
     cuda->products_told[dtype] |= (uint16_t)(1 << class);
     sn_log(SN_LOG_INFO, "matrix products", "device=cuda:%d type=%s rows_up_to=%d shape=%zux%zu by=%s tiles=%d",
            cuda->base.id.ordinal, sn_dtype_name(dtype), 64 << class, linear->weight->rows, linear->weight->cols,
-           side               ? "kernel"
-           : cuda->lt.library ? "cublaslt"
-                              : "cublas",
+           side                                  ? "kernel"
+           : cuda->lt.library && dtype != SN_F32 ? "cublaslt"
+                                                 : "cublas",
            side);
 }
 

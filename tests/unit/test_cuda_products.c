@@ -1,5 +1,6 @@
 /* Which way products of many rows go on CUDA, counted on the stand-in: launches of kernels, and whether cuBLAS takes
  * part. */
+#include "base/log.h"
 #include "base/program_environment.h"
 #include "device/device.h"
 #include "device/weight.h"
@@ -132,6 +133,19 @@ static float *multiply(product *p, int n) {
     return out;
 }
 
+/* How many lines with this text the log has kept since it was last asked; `line` is the last one from there on. */
+static int count_lines(const char *text, char line[160]) {
+    sn_buf lines;
+    int n = 0;
+    sn_buf_init(&lines, 1 << 20);
+    sn_log_take(&lines);
+    OK(sn_buf_append(&lines, "", 1, &err));
+    for (const char *at = (char *)lines.data; (at = strstr(at, text)); at += strlen(text), n++)
+        snprintf(line, 160, "%.*s", (int)strcspn(at, "\n"), at);
+    sn_buf_fini(&lines);
+    return n;
+}
+
 static void expect_products(const char *which, sn_dtype dtype, int n, int asked, int multiplied) {
     float *out[2];
     sn_environment_use(environment);
@@ -185,4 +199,38 @@ Test(cuda_products, cublaslt_forgets_the_oldest_shape) {
     free(multiply(&p, 10));
     cr_expect_eq(cuda_stand_in_lt_asked(), KEPT + 2, "10 rows were the oldest");
     product_free(&p);
+}
+
+/* Clients choose the numbers of rows. */
+Test(cuda_products, the_log_is_told_of_as_many_shapes_as_are_kept) {
+    enum { KEPT = 256 };
+    char line[160];
+    sn_environment_use(environment);
+    sn_log_setup(SN_LOG_INFO, false);
+    sn_log_keep(true);
+    way = "cublaslt";
+    product p = product_new(SN_BF16);
+    for (int n = 9; n < 9 + KEPT + 20; n++) free(multiply(&p, n));
+    cr_expect_eq(count_lines(" cublaslt device=", line), KEPT);
+    cr_expect(strstr(line, "rows=264 "), "the last one is '%s'", line);
+    product_free(&p);
+}
+
+Test(cuda_products, the_log_says_cublas_where_it_multiplies_in_float32) {
+    static const struct {
+        sn_dtype dtype;
+        const char *by;
+    } cases[] = {{SN_BF16, " by=cublaslt "}, {SN_F32, " by=cublas "}};
+    char line[160];
+    sn_environment_use(environment);
+    sn_log_setup(SN_LOG_INFO, false);
+    sn_log_keep(true);
+    way = "cublaslt";
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        product p = product_new(cases[i].dtype);
+        free(multiply(&p, 40));
+        cr_expect_eq(count_lines("matrix products", line), 1);
+        cr_expect(strstr(line, cases[i].by), "'%s' has no%s", line, cases[i].by);
+        product_free(&p);
+    }
 }

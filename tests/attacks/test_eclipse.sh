@@ -33,7 +33,7 @@ done
 start crowd python3 "$here/../attacks/stranger.py" "${address[a]}" crowd 12
 for ((i = 0; i < 600; i++)); do grep -q '^begins' "$scratch/crowd.out" && break; pause 0.1; done
 for _ in 1 2 3; do same_text "beside a crowd that asks for pages"; done
-wait_end crowd 60
+wait_end crowd 100
 grep -q '^answers.* error' "$scratch/crowd.out" || fail "the crowd was never refused: $(cat "$scratch/crowd.out")"
 
 # Announced names are refused when they arrive: no program knows such a node, and a few log lines tell.

@@ -15,15 +15,16 @@ for ((i = 0; i < 60; i++)); do n=$(sessions); [ "$n" = 0 ] && break; sleep 0.5; 
 # Four strangers together may have all sessions, and open others as soon as they lose some.
 succeeds "$bin/swarm" status --join "${address[a]}" --json
 MODEL=$(query "$scratch/run.out" 'd["nodes"][0]["model"]')
-MODEL=$MODEL SHAPE=256,64,4 start flood python3 "$here/flood_client.py" "${address[a]}" sessions 8
+MODEL=$MODEL SHAPE=256,64,4 start flood python3 "$here/flood_client.py" "${address[a]}" sessions 120
 for ((i = 0; i < 100; i++)); do n=$(sessions); [ "$n" = 64 ] && break; sleep 0.1; done
 [ "$n" = 64 ] || fail "four strangers have $n sessions"
 for _ in 1 2 3; do
   succeeds "${text[@]}"
   [ "$(query "$scratch/run.out" 'd["ids"]')" = "$ids" ] || fail "the text differs beside four strangers"
 done
-wait_end flood 60
+kill_node flood # still at it
 for ((i = 0; i < 60; i++)); do n=$(sessions); [ "$n" = 0 ] && break; sleep 0.5; done
+[ "$n" = 0 ] || fail "$n sessions of four clients that were killed are still open after 30 seconds"
 
 succeeds python3 "$here/../attacks/stranger.py" "${address[a]}" dial 40
 dialled=$(sed -n 's/^dialled //p' "$scratch/run.out")

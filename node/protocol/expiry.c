@@ -58,6 +58,16 @@ int64_t sn_protocol_close_orphans(sn_protocol *protocol, int64_t now_us) {
 
 void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us) {
     for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
+/* They are large, and who has not asked for one again within that time has it. */
+void sn_protocol_forget_replies(sn_protocol *protocol, int64_t now_us) {
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
+        sn_last_reply *newest = &sn_sessions_at(protocol->sessions, i)->last_reply;
+        if (now_us - newest->done_us < SN_REPLY_KEPT_US) continue;
+        sn_shared_buffer_unref(newest->output);
+        newest->output = NULL;
+    }
+}
+
         sn_session *session = sn_sessions_at(protocol->sessions, i);
         bool idle = now_us - session->used_us > protocol->setup.session_timeout_us && !session->pending.job;
         if (idle) sn_protocol_log_session("session expired", session);

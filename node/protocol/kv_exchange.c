@@ -265,8 +265,8 @@ static sn_status resume_check(sn_protocol *protocol, const sn_event *event, sn_s
     sn_status status = sn_protocol_owned_session(protocol, event, resume->session, out, err);
     if (status) return status;
     if ((*out)->pending.job) return sn_fail(err, SN_RETRY, "the session is busy: wait a moment");
-    const sn_last_reply *newest = &(*out)->last_reply; /* without an output: of a RESUME, which may come twice */
-    if (resume->step < newest->step || (resume->step == newest->step && newest->output))
+    const sn_last_reply *newest = &(*out)->last_reply; /* not computed: of a RESUME, which may come twice */
+    if (resume->step < newest->step || (resume->step == newest->step && newest->computed))
         return sn_fail(err, SN_REBUILD, "this resume comes too late: step %llu was done after it",
                        (unsigned long long)newest->step);
     if (resume->position > (uint64_t)(*out)->max_tokens)
@@ -293,6 +293,7 @@ void sn_protocol_on_resume(sn_protocol *protocol, const sn_event *event, int64_t
     sn_shared_buffer_unref(session->last_reply.output); /* another step may have its number from now on */
     session->last_reply.output = NULL;
     memcpy(session->predecessor, request->predecessor, SN_KEY_SIZE);
+    session->last_reply.computed = false;
     session->used_us = now_us;
     int length = request->position < (uint64_t)session->length ? (int)request->position : session->length;
     memcpy(msg->resume_reply.session, session->id, SN_SESSION_ID_SIZE);

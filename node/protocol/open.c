@@ -34,12 +34,12 @@ static sn_status quota_check_open(const sn_protocol *protocol, const uint8_t cli
 }
 
 /* As how many steps one of so many rows counts, at this position: rows beyond SN_SPAN_ROWS count like further steps.
- * Behind a rewind, rows of a session with recurrent states are
- * computed again from the newest state that is left, at most all before the position: they count as in training. The
- * state before the last step is always left. Likewise before the first step behind KV pages of another node. */
+ * Behind a rewind, rows of a session with recurrent states are computed again from the newest state that is left, at
+ * most all before the position: they count as in training. The state before the last step is always left. Likewise
+ * before the first step behind KV pages of another node. */
 static int steps_of(const sn_protocol *protocol, const sn_session *session, uint64_t position, uint64_t rows) {
     bool back = position < (uint64_t)session->length && position < (uint64_t)session->last_reply.position;
-    bool first = session->migration.imported && !session->last_reply.output && position <= (uint64_t)session->length;
+    bool first = session->migration.imported && !session->last_reply.computed && position <= (uint64_t)session->length;
     int own = rows ? (int)((rows + SN_SPAN_ROWS - 1) / SN_SPAN_ROWS) : 1;
     if ((!back && !first) || !sn_n_recurrent(protocol->hp, session->first, session->end)) return own;
     return own + ((int)position + SN_SPAN_ROWS - 1) / SN_SPAN_ROWS;

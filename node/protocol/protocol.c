@@ -364,7 +364,10 @@ static int64_t protocol_tick_placement(sn_protocol *protocol, int64_t now_us, in
 
 int64_t sn_protocol_tick(sn_protocol *protocol, int64_t now_us, int64_t unix_ms) {
     protocol_set_time(protocol, now_us, unix_ms);
-    if (sn_membership_round(protocol->membership, now_us, unix_ms)) sn_protocol_close_idle_sessions(protocol, now_us);
+    if (sn_membership_round(protocol->membership, now_us, unix_ms)) {
+        sn_protocol_close_idle_sessions(protocol, now_us);
+        sn_protocol_forget_replies(protocol, now_us);
+    }
     int64_t orphans_us = sn_protocol_close_orphans(protocol, now_us);
     int64_t outgoing_us = sn_protocol_outgoing_tick(protocol, now_us);
     int64_t migration_us = sn_kv_migration_tick(protocol, now_us);

@@ -162,6 +162,7 @@ void sn_protocol_make_room(sn_protocol *protocol, const uint8_t newcomer[SN_KEY_
 /* -- step.c */
 
 void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us);
+void sn_protocol_forget_replies(sn_protocol *protocol, int64_t now_us); /* that are older than SN_REPLY_KEPT_US */
 void sn_protocol_next_step(sn_protocol *protocol, sn_session *session, int64_t now_us); /* starts a queued STEP */
 void sn_protocol_step_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us);
 /* An ERROR from a node that this one pushed a step to: passed on to the client of the session. */

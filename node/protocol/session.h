@@ -12,12 +12,17 @@
 #include "net/transport/transport.h"
 #include "node/engine/job.h"
 
-/* The newest step that was done, whose reply is kept so that a repeated request can be answered without computing. */
+enum { SN_REPLY_KEPT_US = 60000000 };
+
+/* The newest step that was done. Its reply is kept for SN_REPLY_KEPT_US, so that a repeated request can be answered
+ * without computing. */
 typedef struct sn_last_reply {
     uint64_t step;            /* its number; RESUME sets it, too, and has no output. 0: none yet */
     sn_shared_buffer *output; /* float32 (n_tokens, n_embd); NULL: none is kept */
     sn_trace trace;           /* this node's entry */
     int position, n_tokens;
+    int64_t done_us;
+    bool computed; /* by a step, not set by RESUME */
 } sn_last_reply;
 
 /* What a receipt says of the input of that step (receipt.c). */

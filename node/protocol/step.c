@@ -6,8 +6,9 @@
  * session's client, also when another node pushed the step, because that node has no client to tell.
  *
  * Three cases besides the plain one:
- *   - A repeated STEP, whose reply was lost, is answered from session->last_reply without computing. It goes where the
- *     first one went: the node that a session pushes to is fixed when the session is opened (session->next).
+ *   - A repeated STEP, whose reply was lost, is answered from session->last_reply without computing, for a minute
+ *     (SN_REPLY_KEPT_US). It goes where the first one went: the node that a session pushes to is fixed when the session
+ * is opened (session->next).
  *   - A STEP that follows the one in the engine is queued, up to SN_PREFILL_DEPTH_MAX of them: a client sends the
  *     chunks of a prompt without waiting for each reply. Such a STEP may have a timeline of zeros, because its client
  *     does not know the hash yet.
@@ -360,6 +361,8 @@ void sn_protocol_step_done(sn_protocol *protocol, sn_session *session, sn_job *j
     session->last_reply.position = job->position;
     session->last_reply.n_tokens = job->n_tokens;
     sn_shared_buffer_unref(session->last_reply.output);
+    session->last_reply.computed = true;
+    session->last_reply.done_us = now_us;
     session->last_reply.output = sn_shared_buffer_ref(job->output);
     session->last_reply.trace = (sn_trace){
         .first_block = (uint64_t)session->first,

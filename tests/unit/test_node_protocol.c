@@ -30,6 +30,30 @@ Test(node_protocol, closes_idle_sessions_and_no_others) {
     protocol_fixture_end(&b);
 }
 
+Test(node_protocol, keeps_the_reply_of_a_step_for_a_minute) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    sn_msg *again[2] = {node_session_step_message(&p, 0, 3), node_session_step_message(&p, 0, 3)};
+    cr_expect(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 3), T0), 0, 3));
+    for (int i = 0; i < 2; i++) {
+        int64_t now_us = T0 + (40 + 20 * i) * SECOND;
+        sn_protocol_tick(b.protocol, now_us, b.unix_ms);
+        again[i]->step.step = 1;
+        sn_msg *answer = protocol_fixture_request(&b, again[i], now_us);
+        if (i)
+            cr_expect(is_refusal(answer, SN_REBUILD, "step 1 does not follow step 1"));
+        else
+            cr_expect(answer && answer->kind == SN_MSG_STEP_REPLY);
+        if (!i) sn_msg_free(&answer);
+    }
+    cr_expect(node_session_reply_ok(
+        &p, protocol_fixture_request(&b, node_session_step_message(&p, 3, 1), T0 + 60 * SECOND), 3, 1));
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
 Test(node_protocol, a_draining_node_serves_and_opens_no_session) {
     protocol_fixture b;
     node_session p, late;

@@ -5,7 +5,9 @@
  * connection of its owner has ended, unless a message of the same CURVE key arrives on another connection before. A
  * node that drains does not wait for owners that are gone. When the table of sessions is full, a session that was
  * opened and never used makes room for a newcomer: the oldest such one, but not before SN_UNUSED_SESSION_US, or at once
- * one of another client that has HOARD_MIN of them: an honest client uses what it opens. */
+ * one of another client that has HOARD_MIN of them, and more than the newcomer: an honest client uses what it opens. A
+ * session that names a source of KV pages has its SN_UNUSED_SESSION_US always: a node that drains hands over all
+ * sessions of a client together, and their first pages are on the way. (Not longer: every client may name a source.) */
 #include "node/protocol/protocol_private.h"
 
 #include "base/log.h"
@@ -56,8 +58,6 @@ int64_t sn_protocol_close_orphans(sn_protocol *protocol, int64_t now_us) {
 
 /* -- idle sessions, and sessions that were never used -------------------------------------------------------------- */
 
-void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us) {
-    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
 /* They are large, and who has not asked for one again within that time has it. */
 void sn_protocol_forget_replies(sn_protocol *protocol, int64_t now_us) {
     for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
@@ -68,6 +68,8 @@ void sn_protocol_forget_replies(sn_protocol *protocol, int64_t now_us) {
     }
 }
 
+void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us) {
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
         sn_session *session = sn_sessions_at(protocol->sessions, i);
         bool idle = now_us - session->used_us > protocol->setup.session_timeout_us && !session->pending.job;
         if (idle) sn_protocol_log_session("session expired", session);
@@ -75,7 +77,15 @@ void sn_protocol_forget_replies(sn_protocol *protocol, int64_t now_us) {
     }
 }
 
-static bool is_unused(const sn_session *session) { return !session->had_job && !session->closing; }
+static bool is_unused(const sn_session *session) {
+    return !session->had_job && !session->migration.resumed && !session->closing;
+}
+
+/* KV pages are on their way into it. */
+static bool is_target(const sn_session *session) {
+    static const uint8_t none[SN_KEY_SIZE];
+    return memcmp(session->migration.source, none, sizeof none) != 0;
+}
 
 /* How many unused sessions the client has. */
 static size_t unused_of(const sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE]) {
@@ -87,14 +97,17 @@ static size_t unused_of(const sn_protocol *protocol, const uint8_t client[SN_KEY
     return n;
 }
 
-/* An unused session of another client that hoards them; NULL: none was found. Clients are counted by the first unused
- * sessions of the table only, so that a large one takes no long time. */
+/* An unused session of another client that hoards them, and would still have as many as the newcomer then has; NULL:
+ * none was found. Two that hoard do not throw each other out. Clients are counted by the first unused sessions of the
+ * table only, so that a large one takes no long time. */
 static sn_session *hoarded_session(sn_protocol *protocol, const uint8_t newcomer[SN_KEY_SIZE]) {
+    size_t own = unused_of(protocol, newcomer);
     for (size_t i = 0, looks = 0; i < sn_sessions_count(protocol->sessions) && looks < HOARD_LOOKS; i++) {
         sn_session *session = sn_sessions_at(protocol->sessions, i);
-        if (!is_unused(session) || !memcmp(session->owner, newcomer, SN_KEY_SIZE)) continue;
+        if (!is_unused(session) || is_target(session) || !memcmp(session->owner, newcomer, SN_KEY_SIZE)) continue;
         looks++;
-        if (unused_of(protocol, session->owner) >= HOARD_MIN) return session;
+        size_t n = unused_of(protocol, session->owner);
+        if (n >= HOARD_MIN && n > own + 1) return session;
     }
     return NULL;
 }

@@ -159,6 +159,67 @@ Test(strangers, who_hoards_unused_sessions_makes_room_for_another_client_at_once
     protocol_fixture_end(&b);
 }
 
+/* Opens n sessions, each with a source of KV pages if `source`. */
+static void open_as(protocol_fixture *b, node_client *client, node_session *p, int n, bool source) {
+    for (int i = 0; i < n; i++) {
+        node_session_init(&p[i], b->w, client, 0, 4);
+        sn_msg *msg = node_session_open_message(&p[i]);
+        if (source) msg->open.kv_source[0] = 1;
+        cr_assert(opened(request_of(b, client, msg, T0)));
+    }
+}
+
+/* The answer to an OPEN of the client at a node that is full: 1: opened, 0: refused. */
+static int opens_another(protocol_fixture *b, node_client *client, int64_t now_us) {
+    node_session p;
+    node_session_init(&p, b->w, client, 0, 4);
+    int ok = opened(request_of(b, client, node_session_open_message(&p), now_us));
+    free(p.timeline);
+    return ok;
+}
+
+Test(strangers, two_that_hoard_do_not_throw_each_other_out) {
+    protocol_fixture b;
+    node_session p[FIXTURE_SESSIONS_MAX];
+    protocol_fixture_begin(&b);
+    node_client second = protocol_fixture_client(&b);
+    open_as(&b, &b.client, p, 5, false);
+    open_as(&b, &second, p + 5, 3, false);
+    cr_expect(opens_another(&b, &second, T0 + 1), "both may have four");
+    for (int i = 0; i < 3; i++) {
+        cr_expect_not(opens_another(&b, &second, T0 + 2));
+        cr_expect_not(opens_another(&b, &b.client, T0 + 2));
+    }
+    for (int i = 0; i < FIXTURE_SESSIONS_MAX; i++) free(p[i].timeline);
+    sn_transport_free(&second.transport);
+    protocol_fixture_end(&b);
+}
+
+/* A node that drains hands over all sessions of a client at once. */
+Test(strangers, sessions_that_wait_for_kv_pages_or_were_resumed_are_not_hoarded) {
+    protocol_fixture b;
+    node_session p[FIXTURE_SESSIONS_MAX];
+    enum { N = FIXTURE_SESSIONS_MAX, RESUMED = 2 };
+    protocol_fixture_begin(&b);
+    node_client second = protocol_fixture_client(&b);
+    open_as(&b, &b.client, p, N, true);
+    cr_expect_not(opens_another(&b, &second, T0 + SN_UNUSED_SESSION_US - 1));
+    for (int i = 0; i < RESUMED; i++) {
+        sn_msg *resume = NULL;
+        REQUIRE(sn_msg_new(SN_MSG_RESUME, 0, &resume, &err));
+        memcpy(resume->resume.session, p[i].id, SN_SESSION_ID_SIZE);
+        resume = protocol_fixture_request(&b, resume, T0 + 1);
+        cr_assert(resume && resume->kind == SN_MSG_RESUME_REPLY);
+        sn_msg_free(&resume);
+    }
+    int places = 0;
+    while (places < N && opens_another(&b, &second, T0 + SN_UNUSED_SESSION_US)) places++;
+    cr_expect_eq(places, N - RESUMED, "%d made room, though %d were resumed", places, RESUMED);
+    for (int i = 0; i < N; i++) free(p[i].timeline);
+    sn_transport_free(&second.transport);
+    protocol_fixture_end(&b);
+}
+
 /* -- where a node can be made to dial ------------------------------------------------------------------------------ */
 
 /* An invented node, whose announcements a stranger signs: it has an identity, and listens at an address

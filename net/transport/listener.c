@@ -188,6 +188,8 @@ void sn_listener_charge(sn_listener *l, sn_peer peer) {
     connection *c = find_peer(l, peer);
     bool crowded = c && charge(&l->paid_us, now, SN_ALL_CHARGED_PER_S, SN_ALL_CHARGED_BURST) > now;
     if (crowded) l->paid_us = now + SECOND_US / SN_ALL_CHARGED_PER_S * SN_ALL_CHARGED_BURST; /* no debt grows */
+    const int64_t most_us = now + (int64_t)SECOND_US / SN_CHARGED_PER_S * SN_CHARGED_BURST;
+    if (c && !crowded && c->paid_us > most_us) c->paid_us = most_us; /* what a crowd has raised ends with it */
     if (crowded)
         c->held_us = charge(&c->paid_us, now, SN_CROWDED_PER_S, SN_CROWDED_BURST);
     else if (c)

@@ -50,6 +50,7 @@ static sn_status put_check_sender(sn_protocol *protocol, const sn_event *event, 
     if (session->migration.resumed || session->last_reply.step)
         return sn_fail(err, SN_REFUSED, "the session has been resumed: its KV pages cannot be replaced any more");
     if (owner) session->owner_peer = event->peer;
+    if (owner) protocol->brought = NULL;
     *out = session;
     return SN_OK;
 }
@@ -292,8 +293,8 @@ void sn_protocol_on_resume(sn_protocol *protocol, const sn_event *event, int64_t
     session->last_reply.step = request->step;
     sn_shared_buffer_unref(session->last_reply.output); /* another step may have its number from now on */
     session->last_reply.output = NULL;
-    memcpy(session->predecessor, request->predecessor, SN_KEY_SIZE);
     session->last_reply.computed = false;
+    memcpy(session->predecessor, request->predecessor, SN_KEY_SIZE);
     session->used_us = now_us;
     int length = request->position < (uint64_t)session->length ? (int)request->position : session->length;
     memcpy(msg->resume_reply.session, session->id, SN_SESSION_ID_SIZE);

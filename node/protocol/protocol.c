@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { BROUGHT_PER_CHARGE = 16 };
+
 /* -- messages out -------------------------------------------------------------------------------------------------- */
 
 sn_msg *sn_protocol_new_msg(sn_msg_kind kind, uint64_t correlation_id) {
@@ -34,8 +36,20 @@ void sn_protocol_send(sn_protocol *protocol, sn_peer peer, sn_msg **msg) {
     sn_msg_free(msg);
 }
 
+/* Steps and KV pages that a node brings for all its clients come over one connection: one client shall not use up its
+ * rate. That node has charged the client for what it repeats, and its clients together have SN_ALL_CHARGED_PER_S there,
+ * which is what this makes of the rate of one connection. */
+static bool is_free(sn_protocol *protocol) {
+    const sn_directory *directory = sn_protocol_directory(protocol);
+    if (!protocol->brought || !sn_proven_keys_has(&protocol->proven, directory, protocol->brought, protocol->unix_ms))
+        return false;
+    return ++protocol->n_brought % BROUGHT_PER_CHARGE != 0;
+}
+
 void sn_protocol_charge(sn_protocol *protocol) {
-    if (protocol->sender) sn_transport_charge(protocol->setup.transport, protocol->sender);
+    if (!protocol->sender || protocol->charged) return;
+    protocol->charged = true;
+    if (!is_free(protocol)) sn_transport_charge(protocol->setup.transport, protocol->sender);
 }
 
 void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *request, const sn_err *why) {
@@ -167,6 +181,7 @@ void sn_protocol_free(sn_protocol **protocol) {
     for (size_t i = 0; p->sessions && i < sn_sessions_count(p->sessions); i++)
         sn_kv_migration_free(sn_sessions_at(p->sessions, i), true);
     sn_sessions_free(&p->sessions);
+    sn_proven_keys_fini(&p->proven);
     sn_adapter_table_clear(&p->adapters);
     sn_protocol_experts_forget(p);
     sn_reach_free(&p->reach);
@@ -246,7 +261,9 @@ static bool brings_work(sn_msg_kind kind) {
 static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
     sn_err err;
     if (protocol->orphans) sn_protocol_owner_is_here(protocol, event);
-    if (!brings_work(event->msg->kind)) sn_transport_charge(protocol->setup.transport, event->peer);
+    sn_msg_kind kind = event->msg->kind;
+    if (kind == SN_MSG_STEP || kind == SN_MSG_KV_PUT || kind == SN_MSG_STATE_PUT) protocol->brought = event->key;
+    if (!brings_work(kind)) sn_protocol_charge(protocol);
     switch (event->msg->kind) {
     case SN_MSG_PEERS:
     case SN_MSG_PEERS_REPLY:
@@ -319,8 +336,10 @@ static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int6
 void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
     protocol_set_time(protocol, now_us, unix_ms);
     protocol->sender = event->peer;
+    protocol->charged = false;
     if (!protocol_handle_end(protocol, event, now_us)) protocol_handle_message(protocol, event, now_us, unix_ms);
     protocol->sender = 0;
+    protocol->brought = NULL;
 }
 
 void sn_protocol_job_done(sn_protocol *protocol, sn_job *job, int64_t now_us) {

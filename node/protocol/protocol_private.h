@@ -16,6 +16,7 @@
 
 #include "node/engine/training.h"
 #include "node/membership/membership.h"
+#include "node/membership/proven_keys.h"
 #include "node/protocol/adapter_table.h"
 #include "node/protocol/expert_group.h"
 #include "node/protocol/protocol.h"
@@ -93,6 +94,10 @@ struct sn_protocol {
     sn_protocol_setup setup; /* without address and name, which membership has copied */
     const sn_hparams *hp;    /* of the model */
     sn_peer sender;          /* of the message that is handled now; 0: none is */
+    bool charged;            /* that message was */
+    const uint8_t *brought;  /* the key that sent it, a STEP or KV pages, if it does not own the session */
+    sn_proven_keys proven;   /* who of those that bring messages is a node */
+    uint64_t n_brought;      /* such messages of proven nodes, that brought no work */
     sn_relaying *relaying;   /* both NULL over a transport without a portal */
     sn_reach *reach;
     sn_membership *membership;
@@ -128,7 +133,8 @@ struct sn_protocol {
 void sn_protocol_send(sn_protocol *protocol, sn_peer peer, sn_msg **msg);
 /* Answers a request with an ERROR, and charges it; request may be NULL (it could not be decoded). */
 void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *request, const sn_err *why);
-/* Counts the message that is handled now, which brings no work, at the rate of its connection (sn_transport_charge). */
+/* Counts the message that is handled now, which brings no work, at the rate of its connection (sn_transport_charge):
+ * once, however often it is called, and one in BROUGHT_PER_CHARGE of what a proven node brings for clients. */
 void sn_protocol_charge(sn_protocol *protocol);
 /* An empty message of the kind, or NULL with a log line when memory is out. */
 sn_msg *sn_protocol_new_msg(sn_msg_kind kind, uint64_t correlation_id);
@@ -156,13 +162,13 @@ void sn_protocol_owner_is_here(sn_protocol *protocol, const sn_event *event);
 /* Closes the sessions whose owner is gone. Returns when to call again. */
 int64_t sn_protocol_close_orphans(sn_protocol *protocol, int64_t now_us);
 void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us);
+void sn_protocol_forget_replies(sn_protocol *protocol, int64_t now_us); /* that are older than SN_REPLY_KEPT_US */
 /* The table of sessions is full: frees one that was never used, if there is one that may go for this client's. */
 void sn_protocol_make_room(sn_protocol *protocol, const uint8_t newcomer[SN_KEY_SIZE], int64_t now_us);
 
 /* -- step.c */
 
 void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us);
-void sn_protocol_forget_replies(sn_protocol *protocol, int64_t now_us); /* that are older than SN_REPLY_KEPT_US */
 void sn_protocol_next_step(sn_protocol *protocol, sn_session *session, int64_t now_us); /* starts a queued STEP */
 void sn_protocol_step_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us);
 /* An ERROR from a node that this one pushed a step to: passed on to the client of the session. */

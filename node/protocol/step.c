@@ -35,6 +35,7 @@ static sn_status step_find_session(sn_protocol *protocol, const sn_event *event,
     if (!owner && !predecessor)
         return sn_fail(err, SN_REFUSED, "this session belongs to another client: open one of your own");
     if (owner) session->owner_peer = event->peer;
+    if (owner) protocol->brought = NULL;
     if (step->n_route && !*session->next.address)
         return sn_fail(err, SN_REFUSED, "this session was opened without a next node: it cannot push");
     *out = session;
@@ -360,9 +361,9 @@ void sn_protocol_step_done(sn_protocol *protocol, sn_session *session, sn_job *j
     session->last_reply.step = session->pending.request_msg->step.step;
     session->last_reply.position = job->position;
     session->last_reply.n_tokens = job->n_tokens;
-    sn_shared_buffer_unref(session->last_reply.output);
     session->last_reply.computed = true;
     session->last_reply.done_us = now_us;
+    sn_shared_buffer_unref(session->last_reply.output);
     session->last_reply.output = sn_shared_buffer_ref(job->output);
     session->last_reply.trace = (sn_trace){
         .first_block = (uint64_t)session->first,

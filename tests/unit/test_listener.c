@@ -308,6 +308,28 @@ Test(listener, while_many_connections_ask_each_has_a_lower_rate) {
     sn_listener_free(&l, 0);
 }
 
+/* What was counted at the lower rate is no debt at the usual one. */
+Test(listener, the_lower_rate_ends_with_the_crowd) {
+    listener_begin();
+    client c = named_client();
+    cr_assert_eq(receive_questions(), 1);
+    l->paid_us = sn_now_us() + (int64_t)SECOND / SN_ALL_CHARGED_PER_S * SN_ALL_CHARGED_BURST; /* by others */
+    for (int i = 0; i < SN_CROWDED_BURST; i++) {
+        send_part(&c, 1, SIZE_MAX);
+        UNTIL(n_waiting() == 1);
+        cr_assert_eq(receive_questions(), 1);
+    }
+    l->paid_us = 0; /* the others are gone */
+    virtual_clock_advance(SECOND / SN_CROWDED_PER_S);
+    for (int i = 0; i < 8; i++) {
+        send_part(&c, 1, SIZE_MAX);
+        UNTIL(n_waiting() == 1);
+        cr_expect_eq(receive_questions(), 1, "message %d has to wait", i);
+        virtual_clock_advance(SECOND / SN_CHARGED_PER_S);
+    }
+    sn_listener_free(&l, 0);
+}
+
 /* -- time */
 
 Test(listener, a_handshake_has_five_seconds_however_slowly_its_bytes_come) {

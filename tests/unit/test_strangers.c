@@ -449,6 +449,77 @@ Test(strangers, messages_that_are_answered_without_work_are_charged) {
     protocol_fixture_end(&b);
 }
 
+/* A client repeats a resume of a busy session every few milliseconds: below the rate, where each counts once. */
+Test(strangers, what_is_refused_is_charged_once) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    sn_transport_ops counting = *b.transport->ops;
+    counting.charge = note_charge;
+    b.transport->ops = &counting;
+    node_session_init(&p, b.w, &b.client, 0, 4);
+    sn_msg *open = node_session_open_message(&p);
+    open->open.model[0] ^= 1;
+    cr_expect_eq(price_of(&b, open, SN_MSG_ERROR), 1, "an open");
+    cr_expect_eq(price_of(&b, about_session(&p, SN_MSG_RESUME), SN_MSG_ERROR), 1, "a resume");
+    cr_expect_eq(price_of(&b, about_session(&p, SN_MSG_KV_GET), SN_MSG_ERROR), 1, "a read");
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
+/* One client can make a node push what the next one refuses, or has computed: what it pushes for others goes on. Nor
+ * is a node free to push at any rate. */
+Test(strangers, what_a_proven_node_pushes_in_vain_is_charged_to_it_a_sixteenth) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    invented node = invent(&b, 1);
+    sn_buf sealed = announce(&b, &node, b.unix_ms + 60000);
+    sn_directory *directory = (sn_directory *)sn_protocol_directory(b.protocol); /* the test's own node */
+    REQUIRE(sn_directory_add(directory, sealed.data, sealed.len, b.unix_ms, &err));
+    sn_transport_ops counting = *b.transport->ops;
+    counting.charge = note_charge;
+    b.transport->ops = &counting;
+    node_session_init(&p, b.w, &b.client, 0, 4); /* never opened here */
+    for (int proven = 0; proven < 2; proven++) {
+        int before = n_charged;
+        if (proven) sn_directory_prove(directory, node.identity.id, b.unix_ms + 60000);
+        b.unix_ms += 5000; /* it takes so long until that counts */
+        for (int i = 0; i < (proven ? 32 : 2); i++) {
+            sn_event event = {.msg = node_session_step_message(&p, 0, 1), .peer = 1000000};
+            memcpy(event.key, node.identity.curve_key, SN_KEY_SIZE);
+            sn_protocol_handle(b.protocol, &event, T0, b.unix_ms);
+        }
+        cr_expect_eq(n_charged - before, 2, "proven %d: charged %d times", proven, n_charged - before);
+    }
+    cr_expect_eq(price_of(&b, node_session_step_message(&p, 0, 1), SN_MSG_ERROR), 1, "a step of a client");
+    sn_buf_fini(&sealed);
+    free(p.timeline);
+    sn_transport_free(&node.transport);
+    protocol_fixture_end(&b);
+}
+
+/* A node may be a client, too, and then pays as one. */
+Test(strangers, what_a_proven_node_repeats_in_a_session_of_its_own_is_charged) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    invented self = {.identity = b.client.identity, .address = "self:1"};
+    sn_buf sealed = announce(&b, &self, b.unix_ms + 60000);
+    sn_directory *directory = (sn_directory *)sn_protocol_directory(b.protocol);
+    REQUIRE(sn_directory_add(directory, sealed.data, sealed.len, b.unix_ms, &err));
+    sn_directory_prove(directory, self.identity.id, b.unix_ms + 60000);
+    protocol_fixture_open(&b, &p, T0);
+    sn_transport_ops counting = *b.transport->ops;
+    counting.charge = note_charge;
+    b.transport->ops = &counting;
+    cr_expect_eq(price_of(&b, node_session_step_message(&p, 0, 3), SN_MSG_STEP_REPLY), 0);
+    cr_expect_eq(price_of(&b, node_session_step_message(&p, 0, 3), SN_MSG_STEP_REPLY), 1);
+    sn_buf_fini(&sealed);
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
 Test(strangers, the_reads_of_a_session_are_few_at_a_time) {
     protocol_fixture b;
     node_session p;

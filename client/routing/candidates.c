@@ -134,13 +134,14 @@ static int compare_ns(const void *a, const void *b) {
 /* What a node claims of its speed counts little until it was observed. `known` are the times of a block at nodes that
  * this client has measured or that are proven: a proven one is believed up to CLAIM_GAIN times their median, a stranger
  * is taken for half as fast as their median whatever it claims, and costs SN_STRANGER_US besides, or
- * SN_SILENT_STRANGER_US until it has answered this client: then no route over known nodes costs as much. */
+ * SN_SILENT_STRANGER_US until it has answered this client: then no route over known nodes costs as much. No step of one
+ * client measures a throughput: that of a measured node is believed as that of a proven one. */
 static sn_status candidates_doubt_claims(const sn_candidate_query *query, sn_candidates *candidates, sn_err *err) {
-    int64_t *known = NULL; /* times, and behind them rates */
+    int64_t *known = NULL, *rates = NULL; /* times of a block; tokens a second */
     size_t n = 0;
     if (!query->unix_ms) return SN_OK;
-    sn_status status = sn_calloc(&known, 2 * candidates->n, sizeof *known, err);
-    int64_t *rates = known + (known ? candidates->n : 0);
+    sn_status status = sn_calloc(&known, candidates->n, sizeof *known, err);
+    if (!status) status = sn_calloc(&rates, candidates->n, sizeof *rates, err);
     for (size_t i = 0; i < candidates->n && !status; i++) {
         sn_candidate *p = &candidates->at[i];
         p->stranger =
@@ -151,18 +152,21 @@ static sn_status candidates_doubt_claims(const sn_candidate_query *query, sn_can
     }
     if (!status) qsort(known, n, sizeof *known, compare_ns);
     if (!status) qsort(rates, n, sizeof *rates, compare_ns);
-    int64_t median = n ? known[n / 2] : 0, rate = n ? rates[n / 2] : 0;
+    /* Of two in the middle the one that claims less. */
+    int64_t median = n ? known[n / 2] : 0, rate = n ? rates[(n - 1) / 2] : 0;
     for (size_t i = 0; i < candidates->n && n; i++) {
         sn_candidate *p = &candidates->at[i];
         int64_t least = p->stranger ? 2 * median : median / CLAIM_GAIN;
-        if (!p->node || p->block_measured) continue;
         double most = p->stranger ? (double)rate / 2 : (double)rate * CLAIM_GAIN;
+        if (!p->node) continue;
         if (p->tokens_per_s > most && rate) p->tokens_per_s = most;
+        if (p->block_measured) continue;
         if (p->block_ns < least) p->block_ns = least;
         if (p->prefill_ns < least / 16) p->prefill_ns = least / 16;
         if (p->stranger) p->queue_ns += (p->answers ? SN_STRANGER_US : SN_SILENT_STRANGER_US) * INT64_C(1000);
     }
     free(known);
+    free(rates);
     return status;
 }
 

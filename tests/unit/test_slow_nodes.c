@@ -62,8 +62,10 @@ Test(slow_nodes, a_damaged_file_and_too_many_nodes_do_no_harm) {
 
 /* -- candidates ---------------------------------------------------------------------------------------------------- */
 
-/* A directory of nodes over all blocks that announce these times of a token, in microseconds. */
-static sn_directory *directory_of(const uint64_t *decode_us, size_t n, sn_identity *identities) {
+/* A directory of nodes over all blocks that announce these times of a token, in microseconds, and tokens a second
+ * (NULL: none). */
+static sn_directory *directory_of_rates(const uint64_t *decode_us, const uint64_t *rates, size_t n,
+                                        sn_identity *identities) {
     sn_directory *d = NULL;
     sn_announcement *a = calloc(1, sizeof *a);
     REQUIRE(sn_directory_new(&d, &err));
@@ -77,7 +79,8 @@ static sn_directory *directory_of(const uint64_t *decode_us, size_t n, sn_identi
                                .state = SN_NODE_ONLINE,
                                .end_block = BLOCKS,
                                .n_blocks = BLOCKS,
-                               .decode_us = decode_us[i]};
+                               .decode_us = decode_us[i],
+                               .tokens_per_s = rates ? rates[i] : 0};
         memcpy(a->node, identities[i].id, SN_KEY_SIZE);
         memcpy(a->curve_key, identities[i].curve_key, SN_KEY_SIZE);
         sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);
@@ -87,6 +90,10 @@ static sn_directory *directory_of(const uint64_t *decode_us, size_t n, sn_identi
     }
     free(a);
     return d;
+}
+
+static sn_directory *directory_of(const uint64_t *decode_us, size_t n, sn_identity *identities) {
+    return directory_of_rates(decode_us, NULL, n, identities);
 }
 
 static int64_t block_ns(const sn_directory *d, const sn_slow_nodes *slow, const sn_identity *node) {
@@ -151,20 +158,48 @@ Test(slow_nodes, a_stranger_that_has_not_answered_costs_more_than_any_known_node
     sn_directory_free(&d);
 }
 
-/* What a route for much work (--route throughput) is drawn by. */
+/* What a route for much work (--route throughput) is drawn by. measured: number of a node that has done a step; -1:
+ * none has. */
+static void rates_of(const sn_directory *d, const sn_identity *nodes, size_t n, int measured, double *rates) {
+    sn_peer_stats *stats = NULL;
+    sn_candidates list;
+    REQUIRE(sn_peer_stats_new(&stats, &err));
+    if (measured >= 0) sn_peer_stats_note_step(stats, nodes[measured].id, BLOCKS, 1, 0, 8000, 1);
+    const sn_candidate_query query = {
+        .directory = d, .peer_stats = stats, .now_us = 1, .unix_ms = NOW, .n_blocks = BLOCKS, .wire = SN_F32};
+    REQUIRE(sn_candidates_make(&query, &list, &err));
+    for (size_t i = 0; i < list.n; i++)
+        for (size_t k = 0; k < n; k++)
+            if (!memcmp(list.at[i].node->node, nodes[k].id, SN_KEY_SIZE)) rates[k] = list.at[i].tokens_per_s;
+    if (measured >= 0)
+        cr_expect_eq(list.at[0].block_measured + list.at[1].block_measured + list.at[2].block_measured, 1);
+    sn_candidates_fini(&list);
+    sn_peer_stats_free(&stats);
+}
+
 Test(slow_nodes, the_throughput_that_a_stranger_claims_does_not_count) {
     sn_identity node[3];
     sn_directory *d = directory_of((const uint64_t[]){8000, 8000, 100}, 3, node);
-    sn_candidates list;
     double rate[3] = {0};
     for (int i = 0; i < 2; i++) sn_directory_prove(d, node[i].id, NOW + 60000);
-    const sn_candidate_query query = {.directory = d, .now_us = 1, .unix_ms = NOW, .n_blocks = BLOCKS, .wire = SN_F32};
-    REQUIRE(sn_candidates_make(&query, &list, &err));
-    for (size_t i = 0; i < list.n; i++)
-        for (int k = 0; k < 3; k++)
-            if (!memcmp(list.at[i].node->node, node[k].id, SN_KEY_SIZE)) rate[k] = list.at[i].tokens_per_s;
+    rates_of(d, node, 3, -1, rate);
     cr_expect(rate[0] > 0 && rate[0] == rate[1]);
     cr_expect(rate[2] > 0 && rate[2] <= rate[0] / 2, "%g beside %g", rate[2], rate[0]);
-    sn_candidates_fini(&list);
     sn_directory_free(&d);
+}
+
+/* A node cannot buy belief in its throughput with one step that it does. Two known nodes have no middle but the lower
+ * one. */
+Test(slow_nodes, the_throughput_that_a_measured_node_claims_counts_a_little) {
+    for (int proven = 1; proven <= 2; proven++) {
+        sn_identity node[3];
+        const uint64_t times[] = {8000, 8000, 8000}, claims[] = {100, 100, 1000000000000000000u};
+        sn_directory *d = directory_of_rates(times, claims, 3, node);
+        double rate[3] = {0};
+        for (int i = 0; i < proven; i++) sn_directory_prove(d, node[i].id, NOW + 60000);
+        rates_of(d, node, 3, 2, rate);
+        cr_expect_eq(rate[0], 100);
+        cr_expect_eq(rate[2], 400, "%g, of %d proven nodes 100 each", rate[2], proven);
+        sn_directory_free(&d);
+    }
 }

@@ -7,14 +7,17 @@
  * lost connection ends a wait at once and not at its deadline.
  *
  * Discovery sends PEERS to every joined node as soon as its CURVE key is known (net/introduction.h), and, when none
- * answers soon, to a few nodes of the directory, since the joined nodes may be gone. The first answer is enough. It
- * begins with that node itself and the nodes that it has proven: from a joined node, they count as proven here, too.
- * Where the answer says that there is more, a few further pages are read from a random place; nodes that the user named
- * are asked for by name or id. */
+ * answers soon, to a few nodes of the directory, since the joined nodes may be gone. A node that is too busy to answer
+ * is asked again when it said, whatever others refuse (client/net/refusals.h). The first answer is enough. It begins
+ * with that node itself and the nodes that it has proven: from a joined node, they count as proven here, too. Where the
+ * answer says that there is more, a few further pages are read from a random place; nodes that the user named are asked
+ * for by name or id. */
 #include "client/net/link.h"
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "client/net/peers_query.h"
+#include "client/net/refusals.h"
 #include "net/introduction.h"
 #include "net/transport/private_swarm.h"
 
@@ -24,14 +27,13 @@
 
 enum {
     SEEDS_MAX = 64,
-    KNOWN_ASKED_MAX = 16,  /* nodes of the directory asked by discovery */
-    REASK_US = 300000,     /* without an answer, discovery asks again */
-    REJECTIONS = 2,        /* messages of another swarm after which a joined node is given up */
-    PROVEN_MS = 600000,    /* for which a joined node's word proves a node */
-    WANTED_DIGITS_MIN = 4, /* a shorter word is no beginning of an id */
-    PAGES_MAX = 4,         /* further pages of a node's PEERS list */
-    PAGE_US = 1000000,     /* to wait for each of them */
-    REQUESTS_MAX = 512,    /* asynchronous requests */
+    KNOWN_ASKED_MAX = 16, /* nodes of the directory asked by discovery */
+    REASK_US = 300000,    /* without an answer, discovery asks again */
+    REJECTIONS = 2,       /* messages of another swarm after which a joined node is given up */
+    PROVEN_MS = 600000,   /* for which a joined node's word proves a node */
+    PAGES_MAX = 4,        /* further pages of a node's PEERS list */
+    PAGE_US = 1000000,    /* to wait for each of them */
+    REQUESTS_MAX = 512,   /* asynchronous requests */
     DRAINING_MAX = 256,
     RETRY_AFTER_MS_MAX = 60000,
     CANCEL_POLL_US = 100000 /* how often a wait looks at the flag that ends it; a signal ends the wait at once */
@@ -52,6 +54,7 @@ struct sn_link {
     } answers[SEEDS_MAX]; /* of the seeds */
     uint64_t discovery;   /* correlation id of the discovery that is waiting; 0: none */
     int64_t discovery_until_us;
+    sn_refusals refusals;     /* of that discovery, or the newest one */
     size_t n_seeds, n_joined; /* n_joined: addresses given, of which those with a known key are seeds */
     char wanted[SN_LINK_WANTED_MAX][2 * SN_KEY_SIZE + 1]; /* names, or first digits of ids */
     size_t n_wanted;
@@ -450,24 +453,11 @@ static void link_take_seeds(sn_link *link) {
     }
 }
 
-/* Which announcements a PEERS asks for. */
-typedef struct peers_query {
-    const sn_hash *model; /* NULL: of every model */
-    uint64_t from_tag, to_tag;
-    const char *name; /* NULL: of any name */
-} peers_query;
-
-static sn_status peers_ask(sn_link *link, sn_peer peer, const peers_query *query, uint64_t correlation_id,
+static sn_status peers_ask(sn_link *link, sn_peer peer, const sn_peers_query *query, uint64_t correlation_id,
                            sn_err *err) {
     sn_msg *msg = NULL;
-    const sn_hash *model = query->model;
-    sn_status status = sn_msg_new(SN_MSG_PEERS, correlation_id, &msg, err);
+    sn_status status = sn_peers_query_message(query, correlation_id, &msg, err);
     if (status) return status;
-    msg->peers.protocol = SN_PROTOCOL_VERSION;
-    msg->peers.from_tag = query->from_tag;
-    msg->peers.to_tag = query->to_tag;
-    if (query->name) snprintf(msg->peers.name, sizeof msg->peers.name, "%s", query->name);
-    if (model) memcpy(msg->peers.model, model->bytes, SN_KEY_SIZE);
     status = sn_link_send(link, peer, &msg, err);
     return status == SN_RETRY ? SN_OK : status; /* this node cannot be reached now; another one may */
 }
@@ -477,7 +467,8 @@ static sn_status peers_dial_and_ask(sn_link *link, const sn_seed *seed, const sn
     *peer = 0;
     sn_status status = sn_link_dial(link, seed->address, seed->curve_key, peer, err);
     if (status) return status == SN_RETRY ? SN_OK : status;
-    return peers_ask(link, *peer, &(peers_query){.model = model}, correlation_id, err);
+    if (!sn_refusals_may_ask(&link->refusals, *peer, sn_now_us())) return SN_OK;
+    return peers_ask(link, *peer, &(sn_peers_query){.model = model}, correlation_id, err);
 }
 
 static sn_status link_ask_seeds(sn_link *link, size_t from, const sn_hash *model, uint64_t correlation_id,
@@ -540,7 +531,7 @@ static void link_take_late_answers(sn_link *link) {
 }
 
 /* Asks one node, and takes what it answers within PAGE_US. *next: where its next page begins; 0: there is none. */
-static sn_status link_ask_one(sn_link *link, sn_peer from, const peers_query *query, uint64_t *next, sn_err *err) {
+static sn_status link_ask_one(sn_link *link, sn_peer from, const sn_peers_query *query, uint64_t *next, sn_err *err) {
     uint64_t correlation_id = sn_link_next_correlation_id(link);
     int64_t page_us = sn_now_us() + PAGE_US, until_us = link->discovery_until_us;
     int64_t deadline = page_us < until_us ? page_us : until_us;
@@ -565,33 +556,18 @@ static sn_status link_read_peer_pages(sn_link *link, sn_peer from, const sn_hash
     sn_status status = SN_OK;
     sn_random(&tag, sizeof tag);
     for (int page = 0; page < PAGES_MAX && tag && !status; page++)
-        status = link_ask_one(link, from, &(peers_query){.model = model, .from_tag = tag}, &tag, err);
+        status = link_ask_one(link, from, &(sn_peers_query){.model = model, .from_tag = tag}, &tag, err);
     return status;
-}
-
-/* The range of tags of ids that begin with these hexadecimal digits; false: they are none. */
-static bool tags_of_digits(const char *digits, uint64_t *from, uint64_t *to) {
-    static const char all[] = "0123456789abcdef";
-    size_t n = strlen(digits);
-    *from = *to = 0;
-    if (n < WANTED_DIGITS_MIN || n != strspn(digits, all)) return false;
-    for (size_t i = 0; i < 16; i++) {
-        const char *at = i < n ? strchr(all, digits[i]) : NULL;
-        uint64_t value = at ? (uint64_t)(at - all) : 0;
-        *from = *from << 4 | value;
-        *to = *to << 4 | (at ? value : 15);
-    }
-    return true;
 }
 
 static sn_status link_ask_for_wanted(sn_link *link, sn_peer from, const sn_hash *model, sn_err *err) {
     sn_status status = SN_OK;
     uint64_t next;
     for (size_t i = 0; i < link->n_wanted && !status; i++) {
-        peers_query query = {.model = model};
-        if (tags_of_digits(link->wanted[i], &query.from_tag, &query.to_tag))
+        sn_peers_query query = {.model = model};
+        if (sn_peers_query_digits(link->wanted[i], &query.from_tag, &query.to_tag))
             status = link_ask_one(link, from, &query, &next, err);
-        query = (peers_query){.model = model, .name = link->wanted[i]};
+        query = (sn_peers_query){.model = model, .name = link->wanted[i]};
         if (!status) status = link_ask_one(link, from, &query, &next, err);
     }
     return status;
@@ -606,11 +582,12 @@ void sn_link_look_for(sn_link *link, const char *const *names, size_t n) {
 static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
     int64_t deadline = sn_now_us() + (int64_t)timeout_ms * 1000, ask_again = 0;
     uint64_t correlation_id = link->discovery = sn_link_next_correlation_id(link);
-    size_t asked = 0, rounds = 0, refusals = 0;
+    size_t asked = 0, rounds = 0;
     sn_peer from = 0;
     sn_status status = SN_OK;
     sn_err busy = {0};
     link->discovery_until_us = deadline;
+    link->refusals.n = 0;
     sn_directory_expire(link->directory, sn_unix_ms());
     link_take_late_answers(link);
     for (int64_t now = sn_now_us(); now < deadline && !status; now = sn_now_us()) {
@@ -630,8 +607,12 @@ static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_
             return sn_fail(err, SN_REFUSED, "%s: %s", link->joined, link->rejected.text);
         if (status || !msg) continue;
         sn_status refused = reply_check(&msg, SN_MSG_PEERS_REPLY, NULL, err);
-        if (refused && !err->retry_after_ms && ++refusals >= link->n_seeds) return refused;
-        if (refused && (busy = *err).status) continue; /* another node may accept, or this one when it is asked again */
+        if (refused) { /* another node may accept, or this one when it is asked again */
+            sn_refusals_note(&link->refusals, from, err, now = sn_now_us());
+            if (sn_refusals_are_final(&link->refusals, link->seed_peers, link->n_seeds, now)) return refused;
+            if (err->retry_after_ms || !busy.retry_after_ms) busy = *err;
+            continue;
+        }
         link_take_announcements(link, from, &msg->peers_reply);
         bool more = msg->peers_reply.next_tag != 0;
         sn_msg_free(&msg);

@@ -1,9 +1,11 @@
 /* A client's link reports at once when a node that it needs is lost, and asks a busy one again. */
 #include "client/net/link.h"
+#include "tests/support/virtual_clock.h"
 #include "tests/unit/transport_fixture.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 
 typedef struct fixture {
     transport_fixture w;
@@ -111,9 +113,14 @@ Test(link_loss, a_lost_peer_stays_lost_until_it_is_dialled_again, .timeout = 180
 
 typedef struct busy_node {
     endpoint *node;
-    int refuses; /* so many questions */
+    int refuses;      /* so many questions */
+    uint64_t wait_ms; /* after which it may be asked again; 0: it refuses for good */
+    const char *text; /* of the refusals */
+    int64_t early_us; /* the shortest time from a refusal to the next question, less wait_ms */
+    int64_t refused_us;
     atomic_int asked;
     atomic_bool end;
+    pthread_t thread;
 } busy_node;
 
 static void *busy_node_run(void *ctx) {
@@ -122,13 +129,16 @@ static void *busy_node_run(void *ctx) {
         sn_err err = {0};
         sn_event event;
         sn_msg *msg = NULL;
-        require_ok(sn_transport_recv(b->node->t, 20, &event, &err), &err);
+        require_ok(sn_transport_recv(b->node->t, sn_now_us() + 20000, &event, &err), &err);
         if (!event.msg) continue;
+        int64_t early_us = sn_now_us() - b->refused_us - (int64_t)b->wait_ms * 1000;
+        if (b->asked && early_us < b->early_us) b->early_us = early_us;
         bool lists = b->asked++ >= b->refuses;
         require_ok(sn_msg_new(lists ? SN_MSG_PEERS_REPLY : SN_MSG_ERROR, event.msg->correlation_id, &msg, &err), &err);
-        if (!lists) msg->error.status = SN_RETRY;
-        if (!lists) msg->error.wait_ms = 100;
-        if (!lists) snprintf(msg->error.text, sizeof msg->error.text, "too many ask");
+        if (!lists) msg->error.status = b->wait_ms ? SN_RETRY : SN_REFUSED;
+        if (!lists) msg->error.wait_ms = b->wait_ms;
+        if (!lists) snprintf(msg->error.text, sizeof msg->error.text, "%s", b->text);
+        b->refused_us = sn_now_us();
         require_ok(sn_transport_send(b->node->t, event.peer, &msg, &err), &err);
         sn_msg_free(&msg);
         sn_msg_free(&event.msg);
@@ -136,28 +146,136 @@ static void *busy_node_run(void *ctx) {
     return NULL;
 }
 
+static void busy_node_begin(busy_node *b) {
+    b->early_us = INT64_MAX;
+    cr_assert_eq(pthread_create(&b->thread, NULL, busy_node_run, b), 0);
+}
+
+static void busy_node_end(busy_node *b) {
+    b->end = true;
+    pthread_join(b->thread, NULL);
+}
+
+/* A client's link that joins these nodes. From then on time passes only while all threads wait. */
+static sn_link *link_joining(fixture *s, endpoint *const *nodes, size_t n) {
+    virtual_clock_begin_still();
+    sn_err err = {0};
+    endpoint client;
+    sn_seed seeds[2];
+    sn_link *link;
+    endpoint_open(&s->w, &client, false);
+    for (size_t i = 0; i < n; i++) {
+        memcpy(seeds[i].address, nodes[i]->address, sizeof seeds[i].address);
+        memcpy(seeds[i].curve_key, nodes[i]->identity.curve_key, SN_KEY_SIZE);
+    }
+    require_ok(sn_link_open_transport(&client.t, seeds, n, &link, &err), &err);
+    return link;
+}
+
+/* The link learns of the node by an announcement. */
+static void know(sn_link *link, const endpoint *node) {
+    sn_err err = {0};
+    sn_buf sealed;
+    sn_announcement *a = calloc(1, sizeof *a);
+    *a = (sn_announcement){.protocol = SN_PROTOCOL_VERSION,
+                           .sequence = 1,
+                           .expires_unix_ms = (uint64_t)sn_unix_ms() + 60000,
+                           .state = SN_NODE_ONLINE,
+                           .end_block = 1,
+                           .n_blocks = 1};
+    memcpy(a->address, node->address, sizeof a->address);
+    memcpy(a->node, node->identity.id, SN_KEY_SIZE);
+    memcpy(a->curve_key, node->identity.curve_key, SN_KEY_SIZE);
+    sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);
+    require_ok(sn_announcement_seal(a, &node->identity, &sealed, &err), &err);
+    require_ok(sn_directory_add(sn_link_directory(link), sealed.data, sealed.len, sn_unix_ms(), &err), &err);
+    sn_buf_fini(&sealed);
+    free(a);
+}
+
 Test(link_loss, a_node_that_is_too_busy_to_list_others_is_asked_again, .timeout = 180) {
-    for (int never = 0; never < 2; never++) {
+    fixture s;
+    sn_err err = {0};
+    fixture_begin(&s);
+    sn_link *link = link_joining(&s, (endpoint *[]){&s.node}, 1);
+    busy_node busy = {.node = &s.node, .refuses = 3, .wait_ms = 100, .text = "too many ask"};
+    busy_node_begin(&busy);
+    sn_status status = sn_link_discover(link, NULL, WAIT_MS, &err);
+    busy_node_end(&busy);
+    cr_expect_eq(status, SN_OK, "%s", err.text);
+    cr_expect_geq(busy.asked, 4);
+    sn_link_close(&link);
+    fixture_end(&s);
+}
+
+Test(link_loss, a_node_that_stays_too_busy_is_why_a_discovery_fails, .timeout = 180) {
+    fixture s;
+    sn_err err = {0};
+    fixture_begin(&s);
+    sn_link *link = link_joining(&s, (endpoint *[]){&s.node}, 1);
+    busy_node busy = {.node = &s.node, .refuses = 1000, .wait_ms = 100, .text = "too many ask"};
+    busy_node_begin(&busy);
+    sn_status status = sn_link_discover(link, NULL, 1000, &err);
+    busy_node_end(&busy);
+    cr_expect_eq(status, SN_RETRY, "%s", err.text);
+    cr_expect_gt(busy.asked, 1);
+    cr_expect(strstr(err.text, "too many ask"), "%s", err.text);
+    sn_link_close(&link);
+    fixture_end(&s);
+}
+
+Test(link_loss, a_busy_node_is_asked_again_when_it_said, .timeout = 180) {
+    fixture s;
+    sn_err err = {0};
+    fixture_begin(&s);
+    sn_link *link = link_joining(&s, (endpoint *[]){&s.node}, 1);
+    busy_node busy = {.node = &s.node, .refuses = 2, .wait_ms = 1500, .text = "too many ask"};
+    busy_node_begin(&busy);
+    sn_status status = sn_link_discover(link, NULL, WAIT_MS, &err);
+    busy_node_end(&busy);
+    cr_expect_eq(status, SN_OK, "%s", err.text);
+    cr_expect_eq(busy.asked, 3, "asked %d times", busy.asked);
+    cr_expect_geq(busy.early_us, 0, "asked %d ms early", (int)(-busy.early_us / 1000));
+    sn_link_close(&link);
+    fixture_end(&s);
+}
+
+/* The other node is asked in every round, too, whether it was joined or is only known. */
+Test(link_loss, a_node_that_refuses_does_not_end_the_wait_for_a_busy_one, .timeout = 180) {
+    for (int joined = 0; joined < 2; joined++) {
         fixture s;
         sn_err err = {0};
-        pthread_t thread;
-        endpoint client;
-        sn_link *link;
-        sn_seed seed;
         fixture_begin(&s);
-        endpoint_open(&s.w, &client, false);
-        memcpy(seed.address, s.node.address, sizeof seed.address);
-        memcpy(seed.curve_key, s.node.identity.curve_key, SN_KEY_SIZE);
-        require_ok(sn_link_open_transport(&client.t, &seed, 1, &link, &err), &err);
-        busy_node busy = {.node = &s.node, .refuses = never ? 1000 : 3};
-        cr_assert_eq(pthread_create(&thread, NULL, busy_node_run, &busy), 0);
-        sn_status status = sn_link_discover(link, NULL, never ? 1000 : 60000, &err);
-        busy.end = true;
-        pthread_join(thread, NULL);
-        cr_expect_eq(status, never ? SN_RETRY : SN_OK, "%s", err.text);
-        cr_expect(never ? strstr(err.text, "too many ask") != NULL : busy.asked == 4, "asked %d times, %s", busy.asked,
-                  err.text);
+        sn_link *link = link_joining(&s, (endpoint *[]){&s.node, &s.other}, joined ? 2 : 1);
+        if (!joined) know(link, &s.other);
+        busy_node busy = {.node = &s.node, .refuses = 5, .wait_ms = 100, .text = "too many ask"};
+        busy_node refusing = {.node = &s.other, .refuses = 1000, .text = "another protocol"};
+        busy_node_begin(&busy);
+        busy_node_begin(&refusing);
+        sn_status status = sn_link_discover(link, NULL, WAIT_MS, &err);
+        busy_node_end(&busy);
+        busy_node_end(&refusing);
+        cr_expect_eq(status, SN_OK, "%s, %s", joined ? "joined" : "known", err.text);
+        cr_expect_geq(refusing.asked, 2);
         sn_link_close(&link);
         fixture_end(&s);
     }
+}
+
+Test(link_loss, nodes_that_all_refuse_for_good_end_a_discovery_at_once, .timeout = 180) {
+    fixture s;
+    sn_err err = {0};
+    fixture_begin(&s);
+    sn_link *link = link_joining(&s, (endpoint *[]){&s.node, &s.other}, 2);
+    busy_node refusing[] = {{.node = &s.node, .refuses = 1000, .text = "another protocol"},
+                            {.node = &s.other, .refuses = 1000, .text = "another protocol"}};
+    for (int i = 0; i < 2; i++) busy_node_begin(&refusing[i]);
+    int64_t begun = sn_now_us();
+    sn_status status = sn_link_discover(link, NULL, WAIT_MS, &err);
+    cr_expect(sn_now_us() - begun < SOON_US);
+    for (int i = 0; i < 2; i++) busy_node_end(&refusing[i]);
+    cr_expect_eq(status, SN_REFUSED, "%s", err.text);
+    cr_expect(strstr(err.text, "another protocol"), "%s", err.text);
+    sn_link_close(&link);
+    fixture_end(&s);
 }

@@ -399,22 +399,26 @@ static sn_step step_rest(const sn_step *step, int done) {
     return (sn_step){step->position + done, step->n - done, step->n_embd, step->in + at, step->out + at};
 }
 
-/* The pieces of a step. */
+/* The pieces of a step. After a failure of chunks the first piece is exactly the chunk that did not pass: a node may
+ * still compute it, or have done so, and knows it again only by its shape. */
 static sn_status chain_run_pieces(sn_chain *chain, const sn_step *step, sn_err *err) {
+    int failed_rows = 0; /* of that chunk */
     for (int done = 0, rows = 0; done < step->n; done += rows) {
-        if (rows) sn_chain_begin_call(chain);                 /* the limits are those of each piece of a long input */
-        int chunk_rows = sn_chain_chunk_rows(chain, step->n); /* other nodes may have taken over */
+        if (rows) sn_chain_begin_call(chain); /* the limits are those of each piece of a long input */
+        int chunk_rows = failed_rows ? failed_rows : sn_chain_chunk_rows(chain, step->n); /* of the nodes of now */
         sn_step rest = step_rest(step, done);
         sn_status status = SN_RETRY;
         rows = 0; /* that this round of the loop runs */
-        if (chunk_rows && group_knows_hash(chain, 0, chain->n_hops, rest.position)) {
+        if (chunk_rows && !failed_rows && group_knows_hash(chain, 0, chain->n_hops, rest.position)) {
             status = sn_chain_prefill(chain, &rest, chunk_rows, &rows, err);
             if (status)
                 sn_log(SN_LOG_INFO, "prefill not pipelined", "request_id=%s text=%s", chain->request_id, err->text);
+            if (status) failed_rows = chunk_rows;
         }
         if (status == SN_STOP) return status;
         if (!status || rows) continue;
-        int most = chunk_rows ? chunk_rows : SN_SPAN_ROWS; /* a node may still compute exactly this chunk */
+        failed_rows = 0;
+        int most = chunk_rows ? chunk_rows : SN_SPAN_ROWS;
         if (rest.n > most) rest.n = most;
         rows = rest.n;
         status = chain_step_all_hops(chain, &rest, err);

@@ -60,7 +60,8 @@ struct sn_chain {
     int64_t reroute_us;        /* when to look for a faster route again; 0: before the first token */
     char request_id[SN_REQUEST_ID_MAX + 1];
     bool audit_failed;
-    bool unsettled; /* a call was cancelled: steps may still be on their way (settle.c) */
+    bool unsettled;    /* a call was cancelled: steps may still be on their way (settle.c) */
+    bool short_chunks; /* long chunks failed: perhaps a link is too slow for them, so no more are sent (prefill.c) */
     struct {
         uint8_t node[SN_KEY_SIZE];
         int64_t until_us;
@@ -174,7 +175,10 @@ sn_status sn_chain_settle(sn_chain *chain, int position, sn_err *err) SN_MUST_US
 
 /* -- prefill.c */
 
-/* Rows of a chunk for an input of n rows; 0: the input is too short to cut, or the nodes take one step at a time. */
+/* Rows of a chunk for n rows over a route of so many hops, all of which take `taken` rows in a step. row_bytes: of a
+ * row on the wire. */
+int sn_chunk_rows(int n, size_t n_hops, int taken, size_t row_bytes);
+/* The same for this chain; 0: the input is too short to cut, or the nodes take one step at a time. */
 int sn_chain_chunk_rows(const sn_chain *chain, int n);
 /* Runs n rows through all hops in chunks of chunk_rows, without retries. *done: rows that passed all hops, in order,
  * before a failure. */

@@ -18,10 +18,10 @@
 
 enum { CHUNKS_MAX = 24, CHUNKS_PER_HOP = 4 };
 
-/* Rows of a chunk. Nodes that take more than SN_SPAN_ROWS in a step are GPUs, which need many rows to be busy. */
-static const struct chunk_limits {
-    int least, most;
-} usual = {64, 128}, large = {256, SN_CHAIN_ROWS_MAX};
+/* Rows of a chunk: a part of the prompt for each node, within these limits. Nodes that take more than SN_SPAN_ROWS in a
+ * step are GPUs, which need many rows to be busy: theirs are long chunks, up to SN_CHAIN_ROWS_MAX rows, where these are
+ * not so many bytes that a slow link or a relay could not carry them within --timeout. */
+enum { CHUNK_ROWS_MIN = 64, CHUNK_ROWS_MAX = 128, LONG_CHUNK_BYTES_MAX = 4 << 20 };
 
 typedef struct chunk {
     int position, n;
@@ -43,21 +43,34 @@ typedef struct prefill {
 } prefill;
 
 static int smaller(int a, int b) { return a < b ? a : b; }
+static int larger(int a, int b) { return a > b ? a : b; }
+
+int sn_chunk_rows(int n, size_t n_hops, int taken, size_t row_bytes) {
+    int rows = n / (int)(CHUNKS_PER_HOP * n_hops), most = CHUNK_ROWS_MAX;
+    if (taken > SN_SPAN_ROWS) most = larger(most, smaller(SN_CHAIN_ROWS_MAX, (int)(LONG_CHUNK_BYTES_MAX / row_bytes)));
+    return smaller(larger(rows, CHUNK_ROWS_MIN), smaller(most, taken));
+}
+
+/* Bytes of a row in the wider of the two types in which rows travel to the hop and from it. */
+static size_t hop_row_bytes(const sn_hop *hop, int n_embd) {
+    size_t in = (size_t)n_embd / sn_dtype_block(hop->input_dtype) * sn_dtype_bytes(hop->input_dtype);
+    size_t out = (size_t)n_embd / sn_dtype_block(hop->output_dtype) * sn_dtype_bytes(hop->output_dtype);
+    return in > out ? in : out;
+}
 
 int sn_chain_chunk_rows(const sn_chain *chain, int n) {
-    size_t remote = 0;
-    int most = SN_CHAIN_ROWS_MAX;
+    size_t row_bytes = 0;
+    int taken = chain->short_chunks ? SN_SPAN_ROWS : SN_CHAIN_ROWS_MAX;
     for (size_t i = 0; i < chain->n_hops; i++) {
         const sn_hop *hop = &chain->hops[i];
-        most = smaller(most, hop->is_local ? SN_SPAN_ROWS : hop->remote.step_tokens_max);
+        taken = smaller(taken, hop->is_local ? SN_SPAN_ROWS : hop->remote.step_tokens_max);
         if (hop->is_local) continue;
-        remote++;
+        size_t bytes = hop_row_bytes(hop, chain->hp.n_embd);
+        if (bytes > row_bytes) row_bytes = bytes;
         if (!hop->remote.prefill_depth_max) return 0;
     }
-    if (!remote || chain->options.routing.every_block || !chain->options.limits.prefill_depth) return 0;
-    const struct chunk_limits *limits = most > SN_SPAN_ROWS ? &large : &usual;
-    int rows = n / (int)(CHUNKS_PER_HOP * chain->n_hops);
-    rows = smaller(rows > limits->least ? rows : limits->least, smaller(limits->most, most));
+    if (!row_bytes || chain->options.routing.every_block || !chain->options.limits.prefill_depth) return 0;
+    int rows = sn_chunk_rows(n, chain->n_hops, taken, row_bytes);
     return n >= 2 * rows ? rows : 0;
 }
 
@@ -73,7 +86,8 @@ static void chunk_notify_observer(const sn_chain *chain, int block, const chunk 
 }
 
 /* Whether chunk k may enter its group now: after the chunks before it, and within the steps and rows that the nodes let
- * wait. The oldest chunk in flight there is being computed and does not wait. */
+ * wait. The oldest chunk in flight there is being computed and does not wait. Behind it no more wait than SN_SPAN_ROWS
+ * or one long chunk, also where nodes would take more: all are on the way at once, over a link that may be slow. */
 static bool chunk_may_enter(const prefill *f, size_t k) {
     const chunk *c = &f->chunks[k];
     const sn_chain *chain = f->chain;
@@ -88,6 +102,7 @@ static bool chunk_may_enter(const prefill *f, size_t k) {
         idle = false;
     }
     if (idle) return true;
+    if (rows > larger(SN_SPAN_ROWS, f->chunk_rows)) return false;
     int limit = chain->options.limits.prefill_depth;
     for (size_t i = c->at, j = sn_chain_group_end(chain->hops, chain->n_hops, i); i < j; i++) {
         const sn_hop_remote *r = &chain->hops[i].remote;
@@ -238,6 +253,7 @@ sn_status sn_chain_prefill(sn_chain *chain, const sn_step *input, int chunk_rows
         if (!status && f.n_chunks) status = prefill_receive(&f, pending, err);
     }
     if (status && status != SN_STOP) prefill_settle(&f, pending);
+    if (status && status != SN_STOP && chunk_rows > CHUNK_ROWS_MAX && !err->retry_after_ms) chain->short_chunks = true;
     *done = f.n_done;
     free(pending);
     free(f.memory);

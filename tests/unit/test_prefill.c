@@ -1,4 +1,5 @@
 /* Long inputs pass through the chain in chunks, several of them in flight: the same bits, whatever fails meanwhile. */
+#include "client/chain/chain_private.h" /* private: the length of chunks for any route */
 #include "tests/support/chain_fixture.h"
 #include "tests/support/require.h"
 #include "tests/support/node_client.h"
@@ -15,8 +16,11 @@ typedef struct counting_transport {
     sn_transport base;
     sn_transport *inner;
     int in_flight, most_in_flight;
-    int most_rows; /* of a step */
-    int refused;   /* steps */
+    int most_rows;                          /* of a step */
+    int refused;                            /* steps */
+    int lose_nth;                           /* the n-th step (1: the first) is lost on its way; 0: none */
+    int n_steps, n_behind, rows_behind[64]; /* all steps; those behind the first reply or error after the lost one */
+    bool lost;
     sn_peer first; /* receiver of the first step */
     int to_others,
         corrupt_nth; /* the n-th step to other nodes (1: the first) gets a step number that the node refuses; 0: none */
@@ -37,6 +41,11 @@ static sn_status count_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err 
         if ((int)(*msg)->tensor.shape[0] > c->most_rows) c->most_rows = (int)(*msg)->tensor.shape[0];
         if (peer != c->first && ++c->to_others == c->corrupt_nth) (*msg)->step.step += 1000;
         if (++c->in_flight > c->most_in_flight) c->most_in_flight = c->in_flight;
+        if (c->lost && c->n_behind < 64) c->rows_behind[c->n_behind++] = (int)(*msg)->tensor.shape[0];
+        if (++c->n_steps == c->lose_nth) {
+            sn_msg_free(msg);
+            return SN_OK;
+        }
     }
     return sn_transport_send(c->inner, peer, msg, err);
 }
@@ -45,6 +54,8 @@ static sn_status count_recv(sn_transport *t, int64_t deadline_us, sn_event *out,
     sn_status status = sn_transport_recv(c->inner, deadline_us, out, err);
     if (!status && out->msg && (out->msg->kind == SN_MSG_STEP_REPLY || out->msg->kind == SN_MSG_ERROR)) c->in_flight--;
     if (!status && out->msg && out->msg->kind == SN_MSG_ERROR) c->refused++;
+    if (!status && out->msg && out->msg->kind == SN_MSG_ERROR && c->lose_nth && c->n_steps >= c->lose_nth)
+        c->lost = true;
     return status;
 }
 static void count_hang_up(sn_transport *t, sn_peer peer) { sn_transport_hang_up(count_of(t)->inner, peer); }
@@ -75,7 +86,7 @@ static void fixture_make_rows(fixture *r, int tokens) {
         random = random * 1664525u + 1013904223u;
         r->rows[i] = (float)(random >> 8) / (float)(1 << 23) - 1;
     }
-    r->expected = testbed_compute(r->w, 0, 4, tokens, r->rows);
+    r->expected = testbed_compute(r->w, 0, r->w->n_blocks, tokens, r->rows);
 }
 
 static void fixture_begin(fixture *r) {
@@ -269,6 +280,7 @@ static int longest_step(const char *model, int batch_rows, int n, bool push) {
     cr_expect(output_is_right(&r, 0, n), "other bits with batches of %d rows", batch_rows);
     cr_expect_eq(sn_chain_failovers(r.chain), 0);
     int rows = r.counting_transport.most_rows;
+    if (!push && batch_rows) cr_expect_eq(r.counting_transport.most_in_flight, 2 * rows > 512 ? 2 : 512 / rows + 1);
     fixture_end(&r);
     return rows;
 }
@@ -278,8 +290,64 @@ Test(prefill, chunks_are_longer_where_the_nodes_take_longer_steps) {
     cr_expect_eq(longest_step(model, 0, LONG, false), 128);
     cr_expect_eq(longest_step(model, 1024, LONG, false), 600); /* four */
     cr_expect_eq(longest_step(model, 2048, LONG, true), 300);  /* for each of two nodes */
-    cr_expect_eq(longest_step(model, 2048, 700, false), 256);
-    cr_expect_eq(longest_step(model, 2048, 400, false), 400); /* no chunks */
+    cr_expect_eq(longest_step(model, 2048, 700, false), 175);
+    tiny_model_remove(&model);
+}
+
+/* Rows of n_embd numbers in f32 over so many nodes, of which each takes 2,048 in a step. */
+static int chunk_over_gpus(int n, size_t n_hops, size_t n_embd) { return sn_chunk_rows(n, n_hops, 2048, 4 * n_embd); }
+
+Test(prefill, a_long_chunk_has_as_many_bytes_as_a_slow_link_carries) {
+    cr_expect_eq(chunk_over_gpus(4096, 1, 1024), 1024);
+    cr_expect_eq(chunk_over_gpus(4096, 1, 2048), 512);
+    cr_expect_eq(chunk_over_gpus(4096, 1, 4096), 256);
+    cr_expect_eq(chunk_over_gpus(4096, 1, 8192), 128);
+    cr_expect_eq(chunk_over_gpus(4096, 1, 100000), 128, "as short as chunks for other nodes, and no shorter");
+    cr_expect_eq(sn_chunk_rows(4096, 1, 512, 4 * 1024), 128);
+    cr_expect_eq(sn_chunk_rows(4096, 1, 100, 4 * 1024), 100);
+}
+
+Test(prefill, a_prompt_for_many_gpus_is_cut_for_all_of_them) {
+    cr_expect_eq(chunk_over_gpus(600, 5, 1024), 64, "ten chunks");
+    cr_expect_eq(chunk_over_gpus(4096, 5, 1024), 204);
+    cr_expect_eq(chunk_over_gpus(4096, 2, 1024), 512);
+}
+
+/* A row has as many bytes as in the type in which it travels. */
+Test(prefill, a_long_chunk_is_longer_where_rows_travel_in_fewer_bits) {
+    char *model = tiny_model_make(&(tiny_model_options){
+        .dtype = SN_F32, .n_ctx = 2 * LONG, .n_blocks = 1, .n_embd = 2048, .n_heads = 16, .n_kv_heads = 1});
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        fixture r;
+        fixture_begin_long(&r, model, 2048);
+        cluster_add(r.w->cluster, 0, 1);
+        fixture_open_chain(&r, (sn_chain_options){.wire.dtype = bf16 ? SN_BF16 : SN_F32}, 1);
+        cr_expect_eq(sn_chain_chunk_rows(r.chain, LONG), bf16 ? 600 : 512);
+        fixture_end(&r);
+    }
+    tiny_model_remove(&model);
+}
+
+/* The chunk that did not pass is sent again as it was, since the node may have it; then they are as short as for a CPU.
+ */
+Test(prefill, long_chunks_that_fail_are_the_last_ones_of_their_chain) {
+    char *model = long_model();
+    fixture r;
+    fixture_begin_long(&r, model, 1024);
+    cluster_add(r.w->cluster, 0, 4);
+    fixture_open_chain(&r, (sn_chain_options){0}, 1);
+    counting_transport *c = &r.counting_transport;
+    c->lose_nth = 2;
+    cr_expect_eq(fixture_step(&r, 0, LONG), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 0, LONG), "other bits");
+    cr_expect_eq(sn_chain_failovers(r.chain), 0, "%d failovers", (int)sn_chain_failovers(r.chain));
+    cr_assert(c->n_behind > 2, "%d steps behind the lost one", c->n_behind);
+    cr_expect_eq(c->rows_behind[0], 600);
+    for (int i = 1; i < c->n_behind; i++) cr_expect_leq(c->rows_behind[i], 128, "step %d", i);
+    c->most_rows = 0;
+    cr_expect_eq(fixture_step(&r, 0, LONG), SN_OK, "%s", r.err.text);
+    cr_expect_eq(c->most_rows, 128);
+    fixture_end(&r);
     tiny_model_remove(&model);
 }
 

@@ -202,6 +202,47 @@ static sn_status moe_run_split(const sn_block *b, const sn_forward_pass *p, cons
     return any && !status ? moe_finish_others(p, m->expert_out, err) : status;
 }
 
+/* -- pairs for other spans */
+
+/* order = the pairs that have an expert, those of each expert together in the order of their rows; returns how many. */
+static int moe_order_pairs(const sn_expert_request *request, sn_pair_place *order) {
+    int next[SN_MODEL_EXPERTS_MAX + 1] = {0}, n = 0; /* next[e]: where the next pair of expert e goes */
+    const int32_t *ids = request->ids;
+    for (int i = 0; i < request->n * request->k; i++)
+        if (ids[i] >= 0) next[ids[i] + 1]++;
+    for (int e = 0; e < SN_MODEL_EXPERTS_MAX; e++) next[e + 1] += next[e];
+    for (int i = 0; i < request->n * request->k; i++)
+        if (ids[i] >= 0) order[next[ids[i]]++] = (sn_pair_place){i, n++};
+    return n;
+}
+
+/* How many of n ordered pairs are computed at once: a GPU's way through an expert depends on how many pairs it has, so
+ * none is cut that has no more of them than a batch. */
+static int moe_pairs_at_once(const int32_t *ids, const sn_pair_place *order, int n) {
+    if (n <= SN_SPAN_ROWS) return n;
+    int whole = SN_SPAN_ROWS;
+    while (whole > 0 && ids[order[whole].pair] == ids[order[whole - 1].pair]) whole--;
+    return whole ? whole : SN_SPAN_ROWS;
+}
+
+static void moe_swap_rows(float *a, float *b, size_t width) {
+    for (size_t i = 0; i < width; i++) {
+        float x = a[i];
+        a[i] = b[i], b[i] = x;
+    }
+}
+
+/* Moves row i of out (n, width) to order[i].place, for all i. */
+static void moe_place_pairs(sn_pair_place *order, int n, size_t width, float *out) {
+    for (int i = 0; i < n; i++)
+        while (order[i].place != i) {
+            const int at = order[i].place;
+            moe_swap_rows(out + (size_t)i * width, out + (size_t)at * width, width);
+            order[i].place = order[at].place;
+            order[at].place = at;
+        }
+}
+
 /* The pairs are rows of their own, of one expert each: what a row's other experts would take is not wasted on them. */
 sn_status sn_moe_run_pairs(const sn_block *block, const sn_forward_pass *pass, const sn_expert_request *request,
                            float *out, sn_err *err) {
@@ -211,22 +252,24 @@ sn_status sn_moe_run_pairs(const sn_block *block, const sn_forward_pass *pass, c
     sn_block alone = *block;
     moe_buffers m = {.slots = (int32_t *)(void *)s->pair_ids, .gate = s->gate, .up = s->up, .act = s->gate};
     int32_t *own = pass->split->own;
-    size_t width = (size_t)pass->hp->n_embd;
-    int pairs = request->n * request->k;
+    sn_pair_place *order = pass->split->order;
+    const size_t width = (size_t)pass->hp->n_embd;
+    const int n = moe_order_pairs(request, order);
     m.expert_out = s->pair_rows; /* an expert's input is not needed any more when its output is written */
     alone.next = NULL;           /* other spans foresee nothing */
-    for (int i = 0; i < pairs;) {
-        for (p.n_rows = 0; i < pairs && p.n_rows < SN_SPAN_ROWS; i++) {
-            if (request->ids[i] < 0) continue;
-            SN_TRY(moe_bring_row(pass, request->rows + (size_t)(i / request->k) * width,
-                                 s->pair_rows + (size_t)p.n_rows * width, err));
-            own[p.n_rows++] = request->ids[i] - block->held.first;
+    for (int at = 0; at < n; at += p.n_rows) {
+        p.n_rows = moe_pairs_at_once(request->ids, order + at, n - at);
+        for (int i = 0; i < p.n_rows; i++) {
+            const int pair = order[at + i].pair;
+            SN_TRY(moe_bring_row(pass, request->rows + (size_t)(pair / request->k) * width,
+                                 s->pair_rows + (size_t)i * width, err));
+            own[i] = request->ids[pair] - block->held.first;
         }
-        if (!p.n_rows) break;
         SN_TRY(moe_run_held(&alone, &p, 1, own, s->pair_rows, &m, err));
-        SN_TRY(d->ops->download(d, out, s->pair_rows, (size_t)p.n_rows * width * sizeof *out, err));
-        out += (size_t)p.n_rows * width;
+        SN_TRY(
+            d->ops->download(d, out + (size_t)at * width, s->pair_rows, (size_t)p.n_rows * width * sizeof *out, err));
     }
+    moe_place_pairs(order, n, width, out);
     return SN_OK;
 }
 

@@ -38,6 +38,7 @@ sn_status sn_span_split_init(sn_span *span, sn_err *err) {
     size_t width = (size_t)span->hp.n_embd, pairs = (size_t)span->rows_max * (size_t)span->hp.n_experts_used;
     bool staged = false;
     SN_TRY(sn_calloc(&s->own, pairs, sizeof *s->own, err));
+    SN_TRY(sn_calloc(&s->order, SN_SPAN_ROWS * (size_t)span->hp.n_experts_used, sizeof *s->order, err));
     if (!sn_span_is_partial(span)) return SN_OK;
     for (int i = 0; i < span->n_devices; i++) staged |= !span->devices[i].device->host_visible;
     SN_TRY(sn_calloc(&s->others, pairs, sizeof *s->others, err));
@@ -48,6 +49,7 @@ sn_status sn_span_split_init(sn_span *span, sn_err *err) {
 void sn_span_split_free(sn_span *span) {
     sn_expert_split *s = &span->split;
     free(s->own);
+    free(s->order);
     free(s->others);
     free(s->rows);
     free(s->out);

@@ -101,7 +101,7 @@ static void experts_compute(sn_engine *e, sn_job *job) {
     sn_experts_task *task = job->experts;
     size_t width = (size_t)sn_span_hparams(e->span)->n_embd;
     size_t most = e->pair_ns ? SN_PREFILL_DELAY_US * 1000 / e->pair_ns : SN_PREFILL_ROWS_CONCURRENT;
-    size_t pairs = sn_min_size(task->n_pairs - task->pairs_done, most < PAIRS_MIN ? PAIRS_MIN : most);
+    size_t pairs = sn_experts_task_next(task, most < PAIRS_MIN ? PAIRS_MIN : most);
     int64_t begun_us = sn_now_us();
     float *rows = NULL; /* then the outputs */
     int32_t *ids = NULL;

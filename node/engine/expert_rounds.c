@@ -61,6 +61,14 @@ sn_status sn_experts_task_order(sn_experts_task *task, sn_err *err) {
     return SN_OK;
 }
 
+size_t sn_experts_task_next(const sn_experts_task *task, size_t most) {
+    const uint32_t *order = task->order + task->pairs_done;
+    size_t left = task->n_pairs - task->pairs_done, whole = most;
+    if (left <= most) return left;
+    while (whole > 0 && task->ids[order[whole]] == task->ids[order[whole - 1]]) whole--;
+    return whole ? whole : most;
+}
+
 int sn_experts_task_part(sn_experts_task *task, size_t n, size_t n_embd, float *rows, int32_t *ids) {
     const float *all = task->request_msg->tensor.data;
     size_t k = (size_t)task->k;

@@ -71,6 +71,9 @@ typedef struct sn_experts_task {
 
 /* Sorts the pairs that are in ids. */
 sn_status sn_experts_task_order(sn_experts_task *task, sn_err *err) SN_MUST_USE;
+/* The pairs of the next part, `most` at most: a GPU's way through an expert depends on how many pairs it has, so none
+ * is cut that has no more of them than that. */
+size_t sn_experts_task_next(const sn_experts_task *task, size_t most);
 /* The next part, of n pairs: the rows that have one of them, rows (m, n_embd), and ids (m, k) of an sn_expert_request.
  * Returns m, at most n. */
 int sn_experts_task_part(sn_experts_task *task, size_t n, size_t n_embd, float *rows, int32_t *ids);

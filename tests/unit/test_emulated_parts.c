@@ -7,6 +7,7 @@
 #include "tests/support/expert_group.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"
+#include "tests/support/tiny_model.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -109,4 +110,31 @@ Test(emulated_parts, parts_on_a_gpu_give_the_bits_of_one_span_on_it) {
             sn_device_close(&device);
             sn_model_close(&model);
         }
+}
+
+/* The experts of a long request have 16 pairs each, which tensor cores multiply; cut into halves, they would not. */
+Test(emulated_parts, an_expert_gives_the_same_bits_whichever_others_a_request_has) {
+    enum { N = 512, EXPERTS = 64, USED = 2, EACH = N * USED / EXPERTS, WIDTH = 64, CHECKED = 8 };
+    static float rows[N * WIDTH], out[N * USED * WIDTH], one[EACH * WIDTH];
+    static int32_t ids[N * USED], own[N * USED];
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_Q8_0, .n_blocks = 1, .n_experts = EXPERTS});
+    REQUIRE(sn_model_open(path, &model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &device, &err));
+    hp = sn_model_hparams(model);
+    sn_span *span = load((sn_expert_range){0, EXPERTS}, NULL);
+    for (int i = 0; i < N * WIDTH; i++) rows[i] = (float)((i * 37 + i / 64 * 11) % 201 - 100) * 0.01f;
+    for (int i = 0; i < N * USED; i++) ids[i] = (i % USED * 7 + i / USED) % EXPERTS;
+    REQUIRE(sn_span_run_experts(span, &(sn_expert_request){0, N, WIDTH, USED, rows, ids}, out, &err));
+    for (int e = 0; e < CHECKED; e++) {
+        for (int i = 0; i < N * USED; i++) own[i] = ids[i] == e ? e : -1;
+        REQUIRE(sn_span_run_experts(span, &(sn_expert_request){0, N, WIDTH, USED, rows, own}, one, &err));
+        for (int i = 0, n = 0; i < N * USED; i++)
+            if (ids[i] == e)
+                cr_expect(!memcmp(out + (size_t)i * WIDTH, one + (size_t)n++ * WIDTH, WIDTH * sizeof *one),
+                          "expert %d, pair %d: other bits", e, i);
+    }
+    sn_span_free(&span);
+    sn_device_close(&device);
+    sn_model_close(&model);
+    tiny_model_remove(&path);
 }

@@ -402,3 +402,52 @@ Test(expert_parts, requests_that_a_span_cannot_answer_are_refused_with_a_sentenc
     free(out);
     holder_close(&h);
 }
+
+/* -- long requests */
+
+static const sn_device_ops *cpu_ops;
+static int n_calls, calls_of[SN_EXPERTS_MAX]; /* those that have a pair of an expert */
+
+static sn_status count_experts(sn_device *d, const sn_moe_selection *c, bool per_expert, const float *x, int n_linears,
+                               const sn_moe_linear *linears, sn_err *err) {
+    bool there[SN_EXPERTS_MAX] = {false};
+    for (int i = 0; i < c->n * c->k; i++) there[c->ids[i]] = true;
+    for (int e = 0; e < SN_EXPERTS_MAX && !per_expert; e++) calls_of[e] += there[e];
+    n_calls += !per_expert;
+    return cpu_ops->moe_linear(d, c, per_expert, x, n_linears, linears, err);
+}
+
+/* A GPU's way through an expert depends on the pairs that it has in a batch, so a batch ends where an expert does. */
+Test(expert_parts, a_long_request_is_computed_expert_by_expert) {
+    enum { N = 400, USED = 2 };
+    open_family("mixtral");
+    holder h;
+    REQUIRE(holder_try_open(&h, (sn_expert_range){0, hp->n_experts}, NULL, &err));
+    const size_t width = (size_t)hp->n_embd, bytes = width * sizeof(float);
+    const int last = hp->n_blocks - 1;
+    float *rows = malloc(N * bytes), *out = malloc(N * USED * bytes), *one = malloc(USED * bytes), *at = out;
+    int32_t ids[N * USED];
+    for (size_t i = 0; i < N * width; i++) rows[i] = (float)((int)(i * 37 + i / 64 * 11) % 201 - 100) * 0.01f;
+    for (int i = 0; i < N; i++) {
+        ids[USED * i] = i % hp->n_experts;
+        ids[USED * i + 1] = i % 9 ? (i + 1 + i / 7 % 2) % hp->n_experts : -1;
+    }
+    sn_device_ops ops = *(cpu_ops = h.device->ops);
+    ops.moe_linear = count_experts;
+    h.device->ops = &ops;
+    REQUIRE(sn_span_run_experts(h.span, &(sn_expert_request){last, N, hp->n_embd, USED, rows, ids}, out, &err));
+    h.device->ops = cpu_ops;
+    cr_expect_eq(n_calls, 2);
+    for (int e = 0; e < hp->n_experts; e++) cr_expect_eq(calls_of[e], 1, "expert %d was cut", e);
+    for (int i = 0; i < N; i++) {
+        const size_t pairs = i % 9 ? 2 : 1;
+        const sn_expert_request alone = {last, 1, hp->n_embd, USED, rows + (size_t)i * width, ids + USED * i};
+        REQUIRE(sn_span_run_experts(h.span, &alone, one, &err));
+        cr_expect(!memcmp(at, one, pairs * bytes), "row %d: other bits, or another place", i);
+        at += pairs * width;
+    }
+    free(rows);
+    free(out);
+    free(one);
+    holder_close(&h);
+}

@@ -6,6 +6,7 @@
 #include "tests/support/virtual_clock.h"
 
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { N = 3, EMBD = 2, K = 2 };
@@ -168,4 +169,24 @@ Test(expert_rounds, rounds_that_are_never_taken_are_refused_after_a_few) {
     }
     cr_expect_eq(status, SN_RETRY);
     cr_expect_lt(n, 20);
+}
+
+/* -- what other nodes ask for */
+
+/* Experts with 3, 1, 4 and 2 pairs. */
+Test(expert_rounds, a_part_ends_where_an_expert_does_unless_it_has_more_pairs) {
+    enum { PAIRS = 10 };
+    static const struct {
+        size_t done, most, pairs;
+    } cases[] = {{0, 10, 10}, {0, 99, 10}, {0, 9, 8}, {0, 7, 4}, {0, 4, 4}, {0, 3, 3}, {0, 2, 2},
+                 {2, 2, 2},   {4, 3, 3},   {7, 2, 1}, {8, 2, 2}, {9, 5, 1}, {3, 4, 1}};
+    sn_experts_task task = {.n_rows = PAIRS / K, .k = K, .n_pairs = PAIRS};
+    task.ids = (int32_t[]){6, 2, 2, 9, 6, 5, 9, 6, 2, 6};
+    REQUIRE(sn_experts_task_order(&task, &err));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        task.pairs_done = cases[i].done;
+        cr_expect_eq(sn_experts_task_next(&task, cases[i].most), cases[i].pairs, "case %zu", i);
+    }
+    free(task.order);
+    free(task.part);
 }

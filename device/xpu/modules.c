@@ -170,9 +170,22 @@ static void drop_dot(sn_xpu_dot_kernels *k) {
     *k = (sn_xpu_dot_kernels){0};
 }
 
+static bool lacks_memory(ze_result_t result) {
+    return result == ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY || result == ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY;
+}
+
 /* Of a module that the device can do without: a driver that is older than an instruction in SPIR-V, or cannot compile
- * it for another reason. */
-static bool is_refusal(ze_result_t result) { return result && result != ZE_RESULT_ERROR_DEVICE_LOST; }
+ * it for another reason that stays. */
+static bool is_refusal(ze_result_t result) {
+    return result && result != ZE_RESULT_ERROR_DEVICE_LOST && !lacks_memory(result);
+}
+
+/* Of one that is no refusal. Memory that lacks does not stop the device: the next call compiles anew. */
+static sn_status check_optional(sn_xpu *x, ze_result_t result, sn_err *err) {
+    if (!lacks_memory(result)) return sn_xpu_check(x, result, "compiling kernels", err);
+    return sn_fail(err, SN_STOP, "%s cannot compile kernels now: %s; give it fewer blocks or less memory for KV caches",
+                   x->name, sn_xpu_result_text(result));
+}
 
 sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err) {
     sn_xpu_dot_kernels *k = &x->dots[form];
@@ -186,10 +199,10 @@ sn_status sn_xpu_load_dot(sn_xpu *x, sn_xpu_form form, sn_err *err) {
     if (status || !x->dp4a || !spirv.data || k->module) return status;
     ze_result_t result = build_module(x, spirv, SN_LOG_WARN, &k->module);
     if (!result) result = create_form_kernels(form, k->module, sizeof all / sizeof *all, all);
-    if (!is_refusal(result)) return sn_xpu_check(x, result, "compiling kernels", err);
+    if (result) drop_dot(k);
+    if (!is_refusal(result)) return check_optional(x, result, err);
     sn_log(SN_LOG_WARN, "driver compiles no products of bytes, all products are float32",
            "device=%s reason=%s result=0x%x", x->name, sn_xpu_result_text(result), (unsigned)result);
-    drop_dot(k);
     x->dp4a = false;
     x->xmx_lanes = 0; /* few rows are in 8 bits where many are */
     return SN_OK;
@@ -210,10 +223,10 @@ sn_status sn_xpu_load_xmx(sn_xpu *x, sn_xpu_form form, sn_err *err) {
     if (status || !x->xmx_lanes || !spirv.data || k->module) return status;
     ze_result_t result = build_module(x, spirv, SN_LOG_WARN, &k->module);
     if (!result) result = create_form_kernels(form, k->module, 1, &kernel);
-    if (!is_refusal(result)) return sn_xpu_check(x, result, "compiling kernels", err);
+    if (result) drop_xmx(k);
+    if (!is_refusal(result)) return check_optional(x, result, err);
     sn_log(SN_LOG_WARN, "driver compiles nothing for matrix units, products of many rows are float32",
            "device=%s reason=%s result=0x%x", x->name, sn_xpu_result_text(result), (unsigned)result);
-    drop_xmx(k);
     x->xmx_lanes = 0;
     return SN_OK;
 }

@@ -151,10 +151,9 @@ Test(xpu_decode, operations_that_take_others_along_write_the_same_bits) {
 /* -- products of bytes */
 
 /* Of one quantised matrix with n rows: 8 bits of these, and the product. */
-static int product_launches_of(int n, bool high_precision) {
+static int product_launches_on(sn_device *d, int n, bool high_precision) {
     const size_t bytes = (size_t)n * WIDTH * sizeof(float);
-    bench b = {0};
-    REQUIRE(sn_device_open(xpu, NULL, &b.d, &err));
+    bench b = {.d = d};
     b.at[0] = new_floats(b.d, (size_t)n * WIDTH, 1);
     b.at[1] = new_floats(b.d, (size_t)n * WIDTH, 2);
     load_weight(&b);
@@ -163,7 +162,14 @@ static int product_launches_of(int n, bool high_precision) {
     int launches = (int)(ze_test_launches() - before);
     for (int i = 0; i < 2; i++) b.d->ops->free(b.d, b.at[i], bytes);
     b.d->ops->free(b.d, (void *)b.weight.device, b.weight.bytes);
-    sn_device_close(&b.d);
+    return launches;
+}
+
+static int product_launches_of(int n, bool high_precision) {
+    sn_device *d;
+    REQUIRE(sn_device_open(xpu, NULL, &d, &err));
+    int launches = product_launches_on(d, n, high_precision);
+    sn_device_close(&d);
     return launches;
 }
 
@@ -186,9 +192,9 @@ static void set_result(const char *variable, ze_result_t result) {
 /* An older driver than the instruction, or one that fails otherwise: the device computes as one without it, and is not
  * lost. */
 Test(xpu_decode, a_product_takes_1_launch_where_the_driver_refuses_products_of_bytes) {
-    static const ze_result_t refusals[] = {ZE_RESULT_ERROR_MODULE_BUILD_FAILURE,  ZE_RESULT_ERROR_UNSUPPORTED_FEATURE,
+    static const ze_result_t refusals[] = {ZE_RESULT_ERROR_MODULE_BUILD_FAILURE, ZE_RESULT_ERROR_UNSUPPORTED_FEATURE,
                                            ZE_RESULT_ERROR_INVALID_NATIVE_BINARY, ZE_RESULT_ERROR_MODULE_LINK_FAILURE,
-                                           ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY,  ZE_RESULT_ERROR_UNKNOWN};
+                                           ZE_RESULT_ERROR_UNKNOWN};
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
         set_result("ZE_TEST_REFUSE_DOTS", refusals[i]);
         cr_expect_eq(product_launches(), 1, "result 0x%x", (unsigned)refusals[i]);
@@ -222,6 +228,32 @@ Test(xpu_decode, a_product_of_many_rows_takes_1_launch_where_the_driver_refuses_
     cr_expect_eq(product_launches_of(33, false), 1);
     cr_expect_eq(product_launches(), 2);
     cr_expect_eq(ze_test_objects(), 0);
+}
+
+/* Memory that lacks for a moment fails what needs it then; neither kernels nor the device are given up. */
+Test(xpu_decode, products_of_bytes_are_compiled_once_there_is_memory) {
+    static const ze_result_t lacks[] = {ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY, ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY};
+    static const struct {
+        const char *variable;
+        int rows;
+    } cases[] = {{"ZE_TEST_REFUSE_DOTS", 1}, {"ZE_TEST_REFUSE_DOT_KERNELS", 8}, {"ZE_TEST_REFUSE_XMX", 33}};
+    const sn_weight w = {.dtype = SN_Q4_1, .rows = 1, .cols = 32};
+    setenv("ZE_TEST_XMX", "8", 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (size_t r = 0; r < 2; r++) {
+            sn_err why = {0};
+            sn_device *d;
+            REQUIRE(sn_device_open(xpu, NULL, &d, &err));
+            set_result(cases[i].variable, lacks[r]);
+            const sn_linear linear = {&w, NULL, NULL, false};
+            cr_expect_eq(d->ops->linear(d, cases[i].rows, NULL, 1, &linear, &why), SN_STOP, "%s", cases[i].variable);
+            cr_expect(strstr(why.text, "cannot compile kernels now: out of"), "%s", why.text);
+            cr_expect(!d->lost, "%s", cases[i].variable);
+            unsetenv(cases[i].variable);
+            cr_expect_eq(product_launches_on(d, cases[i].rows, false), 2, "%s", cases[i].variable);
+            sn_device_close(&d);
+            cr_expect_eq(ze_test_objects(), 0, "%s", cases[i].variable);
+        }
 }
 
 /* A device that is lost while they are compiled is lost. */

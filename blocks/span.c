@@ -82,7 +82,9 @@ static size_t scratch_bytes(const sn_hparams *hp, bool partial, int rows) {
 static int span_rows(const sn_hparams *hp, int n_devices, const sn_device *const *devices, bool partial) {
     size_t rows = SN_SPAN_ROWS, gains = SN_SPAN_ROWS_MAX, row_bytes = (size_t)hp->n_embd * sizeof(float);
     for (int i = 0; i < n_devices; i++) gains = sn_min_size(gains, (size_t)devices[i]->batch_rows);
-    while (!partial && 2 * rows <= gains && 2 * rows * row_bytes <= SN_SPAN_STEP_BYTES) rows *= 2;
+    while (!partial && 2 * rows <= gains && 2 * rows * row_bytes <= SN_SPAN_STEP_BYTES &&
+           sn_device_takes_pairs(2 * rows, (size_t)hp->n_experts_used, sn_widest_row(hp)))
+        rows *= 2;
     return (int)rows;
 }
 
@@ -94,7 +96,8 @@ static sn_device_limits span_limits(const sn_hparams *hp, int rows) {
                               .heads = hp->n_heads,
                               .head_dim = hp->head_dim,
                               .experts = hp->n_experts,
-                              .experts_used = hp->n_experts_used};
+                              .experts_used = hp->n_experts_used,
+                              .expert_width = hp->n_ff};
 }
 
 static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, bool partial, int rows, sn_err *err) {

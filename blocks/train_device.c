@@ -86,6 +86,7 @@ static sn_device_limits train_limits(const sn_hparams *hp, int tokens, size_t wi
                               .head_dim = hp->head_dim,
                               .experts = hp->n_experts,
                               .experts_used = hp->n_experts_used,
+                              .expert_width = hp->n_ff,
                               .grad_tokens = tokens};
 }
 

@@ -3,8 +3,10 @@
 #include "device/device.h"
 
 #include "base/log.h"
+#include "base/mem.h"
 #include "device/backends.h"
 
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -182,7 +184,14 @@ sn_device_limits sn_device_limits_join(const sn_device_limits *a, const sn_devic
                               .head_dim = max_int(a->head_dim, b->head_dim),
                               .experts = max_int(a->experts, b->experts),
                               .experts_used = max_int(a->experts_used, b->experts_used),
+                              .expert_width = max_int(a->expert_width, b->expert_width),
                               .grad_tokens = max_int(a->grad_tokens, b->grad_tokens)};
+}
+
+/* CUDA counts a pair's outputs by four, as blocks of a launch. */
+bool sn_device_takes_pairs(size_t rows, size_t used, size_t width) {
+    size_t pairs;
+    return sn_mul(rows, used, &pairs) && (!pairs || (pairs <= SN_MOE_PAIRS_MAX && width <= INT_MAX / pairs - 4));
 }
 
 size_t sn_device_memory_max(const sn_device_options *options) {

@@ -107,6 +107,7 @@ typedef struct sn_device_limits {
     int sequences;             /* of one batch; 0: as many as rows */
     int heads, head_dim;       /* query heads of attention, and elements of each */
     int experts, experts_used; /* of a mixture of experts, and of these per row; 0: no mixture */
+    int expert_width;          /* elements of a row that moe_linear reads of a pair (per_expert) */
     int grad_tokens;           /* of a sequence in the backward pass; 0: none will come */
 } sn_device_limits;
 /* For each member the larger one of both. */
@@ -140,6 +141,10 @@ typedef struct sn_experts {
 } sn_experts;
 
 enum { SN_EXPERTS_MAX = 1024, SN_EXPERTS_USED_MAX = 64 };
+enum { SN_MOE_PAIRS_MAX = 1 << 18 };
+/* Whether every device takes so many rows, of `used` experts each, in one call of the operations of mixtures. width:
+ * elements of a row that an expert reads or writes. */
+bool sn_device_takes_pairs(size_t rows, size_t used, size_t width);
 
 /* How the logits of a row become its experts and their weights. */
 typedef struct sn_moe_router {

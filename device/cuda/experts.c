@@ -2,11 +2,13 @@
  *
  * One launch groups the pairs of rows and experts where that pays; then two launches for each matrix multiply experts
  * of few pairs and those of many, which tensor cores take. Which way an expert goes depends on nothing but its own
- * pairs, on the device, so that a replayed graph follows them and the bits are the same whichever other experts are
- * there: those of a block may lie on several nodes, or come to the device in several waves. */
+ * pairs in the call, on the device, so that a replayed graph follows them and the bits are the same whichever other
+ * experts are there: they may come to the device in several waves. Pairs that other nodes ask for keep to calls by
+ * expert (sn_moe_run_pairs, sn_experts_task_next), as far as these come together: docs/DEVICES.md. */
 #include "device/cuda/cuda_private.h"
 
-#include <limits.h>
+_Static_assert(SN_MOE_PAIRS_MAX / SN_CUDA_CHUNK_ROWS + 3 * SN_EXPERTS_MAX <= 65535,
+               "chunks lie along y of a launch, which has so many blocks at most");
 
 static sn_cuda_experts experts_of(const sn_experts *experts) {
     return (sn_cuda_experts){sn_cuda_matrix_of(&experts->first), experts->stride};
@@ -14,7 +16,7 @@ static sn_cuda_experts experts_of(const sn_experts *experts) {
 
 static sn_status check_selection(const sn_moe_selection *c, size_t width, sn_err *err) {
     bool possible = c->n_experts >= 1 && c->n_experts <= SN_EXPERTS_MAX && c->k >= 1 && c->k <= SN_EXPERTS_USED_MAX;
-    if (possible && (c->n <= 0 || (size_t)c->n * (size_t)c->k <= (size_t)INT_MAX / 32 / (width + 1))) return SN_OK;
+    if (possible && (c->n <= 0 || sn_device_takes_pairs((size_t)c->n, (size_t)c->k, width))) return SN_OK;
     return sn_fail(err, SN_REFUSED, "%d rows of %zu through %d of %d experts are not possible on a cuda device", c->n,
                    width, c->k, c->n_experts);
 }

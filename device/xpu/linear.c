@@ -15,12 +15,18 @@ static size_t groups_of(size_t n, size_t size) { return (n + size - 1) / size; }
 
 /* -- rows in 8 bits */
 
-/* Experts and matrix units take any number of rows in 8 bits. */
+static size_t rows8_bytes(size_t rows, size_t cols) {
+    const size_t width = sn_round_up(cols, 32);
+    return rows * (width + width / 16 * 2 * sizeof(float));
+}
+
+/* Experts and matrix units take any number of rows in 8 bits, experts also a row for each pair. */
 size_t sn_xpu_rows8_bytes(const sn_xpu *x, const sn_device_limits *limits) {
-    const size_t most = x->xmx_lanes ? (size_t)limits->rows : sn_min_size((size_t)limits->rows, FEW_ROWS_DOT),
-                 pairs = (size_t)limits->rows * (size_t)limits->experts_used, rows = most > pairs ? most : pairs,
-                 width = sn_round_up((size_t)limits->width, 32);
-    return x->dp4a ? rows * (width + width / 16 * 2 * sizeof(float)) : 0;
+    const size_t rows = (size_t)limits->rows, used = (size_t)limits->experts_used;
+    const size_t most = x->xmx_lanes || used ? rows : sn_min_size(rows, FEW_ROWS_DOT),
+                 shared = rows8_bytes(most, (size_t)limits->width),
+                 own = rows8_bytes(rows * used, (size_t)limits->expert_width);
+    return x->dp4a ? shared > own ? shared : own : 0;
 }
 
 sn_xpu_rows8 sn_xpu_rows8_of(const sn_xpu *x, size_t n, size_t cols) {

@@ -226,7 +226,8 @@ enum { BUFFERS = 7 };
 
 /* The bytes of all buffers for these limits. */
 static sn_status buffer_needs(sn_xpu *x, const sn_device_limits *l, buffer_need out[BUFFERS], sn_err *err) {
-    if (l->rows < 0 || l->width < 0 || l->context < 0 || l->sequences < 0 || l->grad_tokens < 0 || l->experts_used < 0)
+    if (l->rows < 0 || l->width < 0 || l->context < 0 || l->sequences < 0 || l->grad_tokens < 0 ||
+        l->experts_used < 0 || l->expert_width < 0)
         return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", l->rows,
                        l->width, l->context);
     const buffer_need all[BUFFERS] = {

@@ -216,7 +216,7 @@ static void put_metadata(sn_buf *buf, const tiny_model_options *o) {
     put_u32(buf, 6); /* type float32 */
     put_bytes(buf, &eps, sizeof eps);
     if (o->n_experts) put_number(buf, o, "expert_count", (uint32_t)o->n_experts);
-    if (o->n_experts) put_number(buf, o, "expert_used_count", 2);
+    if (o->n_experts) put_number(buf, o, "expert_used_count", (uint32_t)o->n_experts_used);
     if (!o->recurrent) return;
     put_number(buf, o, "full_attention_interval", 2);
     put_number(buf, o, "ssm.conv_kernel", TAPS);
@@ -237,6 +237,7 @@ char *tiny_model_make(const tiny_model_options *options) {
     if (!o.n_ff) o.n_ff = wide ? 256 : 96;
     if (!o.n_vocab) o.n_vocab = 96;
     if (!o.n_ctx) o.n_ctx = 512;
+    if (!o.n_experts_used) o.n_experts_used = 2;
     writer w = {.random = o.seed * 1000003u + (unsigned)o.dtype};
     sn_buf file;
     sn_buf_init(&w.head, FILE_MAX);

@@ -12,8 +12,8 @@ typedef struct tiny_model_options {
     int n_blocks, n_embd, n_heads, n_kv_heads, n_ff, n_vocab,
         n_ctx; /* 0: 4, 64 (256 for K types), 4, 2, 96 (256), 96, 512 */
     unsigned seed;
-    int n_experts;  /* 0: none; else each block is a mixture of so many, of which a token takes 2 */
-    bool recurrent; /* qwen35: blocks 0, 2, ... hold recurrent states. With SN_F32 */
+    int n_experts, n_experts_used; /* 0: none; else each block is a mixture of so many, of which a token takes (0: 2) */
+    bool recurrent;                /* qwen35: blocks 0, 2, ... hold recurrent states. With SN_F32 */
 } tiny_model_options;
 
 /* Writes the model to a new file in the temporary folder and returns its path. The caller frees the path and removes

@@ -219,3 +219,22 @@ Test(cuda_experts, a_batch_has_no_pairs_of_the_one_before) {
                      (double)y[i]);
     mixture_free(&m);
 }
+
+/* As many pairs and numbers as a batch of 2,048 rows has with 16 experts each. */
+Test(cuda_experts, a_long_batch_through_many_experts_is_combined) {
+    enum { N = 512, USED = 64, WIDTH = 2048 };
+    const size_t bytes = (size_t)N * USED * WIDTH * sizeof(float), last = (size_t)N * USED * WIDTH - 1;
+    const float four = 4;
+    float y[2];
+    sn_device *d;
+    OK(sn_device_open((sn_device_id){SN_DEVICE_CUDA, 0}, NULL, &d, &err));
+    float *x = new_bytes(d, bytes), *sums = new_bytes(d, bytes / USED); /* zeros */
+    OK(d->ops->upload(d, x + last, &four, sizeof four, &err));
+    OK(d->ops->upload(d, x + last - WIDTH, &four, sizeof four, &err));
+    OK(d->ops->moe_combine(d, &(sn_moe_selection){N, USED, USED, NULL, NULL}, WIDTH, x, sums, &err));
+    OK(d->ops->download(d, y, sums + (size_t)N * WIDTH - 2, sizeof y, &err));
+    cr_expect(y[0] == 0 && y[1] == 8, "%g %g", (double)y[0], (double)y[1]);
+    d->ops->free(d, x, bytes);
+    d->ops->free(d, sums, bytes / USED);
+    sn_device_close(&d);
+}

@@ -128,3 +128,15 @@ Test(device, an_unknown_instruction_set_lists_the_known_ones) {
     cr_assert_eq(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, NULL, &device, &err), SN_OK);
     sn_device_close(&device);
 }
+
+/* Where 2,048 rows are a batch, hidden states have at most 2,048 numbers; 1,024 rows, 4,096. */
+Test(device, mixtures_of_long_batches_are_taken) {
+    static const struct {
+        size_t rows, used, width;
+        bool taken;
+    } cases[] = {{2048, 16, 2048, true},   {2048, 8, 4096, true},   {1024, 16, 4096, true},  {2048, 64, 16379, true},
+                 {2048, 64, 16380, false}, {512, 64, 65531, true},  {512, 64, 65532, false}, {1 << 17, 2, 2048, true},
+                 {1 << 17, 3, 0, false},   {0, 64, SIZE_MAX, true}, {1, 1, SIZE_MAX, false}, {SIZE_MAX, 2, 1, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        cr_expect_eq(sn_device_takes_pairs(cases[i].rows, cases[i].used, cases[i].width), cases[i].taken, "%zu", i);
+}

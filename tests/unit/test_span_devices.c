@@ -215,6 +215,42 @@ Test(span_devices, a_batch_has_as_many_rows_as_gain_and_as_a_message_holds) {
     sn_device_close(&device);
 }
 
+/* A mixture whose rows choose all of `used` experts, on a device that gains by batch_rows; what its activations take.
+ */
+static size_t mixture_scratch(const char *file, int batch_rows) {
+    const sn_device_options options = {.threads = 1, .batch_rows = batch_rows};
+    sn_block_cost cost;
+    sn_device *device = NULL;
+    sn_model *mixture = NULL;
+    size_t scratch;
+    REQUIRE(sn_model_open(file, &mixture, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &device, &err));
+    REQUIRE(sn_span_costs(mixture, device, &(sn_span_part){0, 1, {0}}, 0, &cost, &scratch, &err));
+    sn_device_close(&device);
+    sn_model_close(&mixture);
+    return scratch;
+}
+
+static char *mixture_make(int used, int n_embd, int n_ff) {
+    return tiny_model_make(&(tiny_model_options){.dtype = SN_Q4_0,
+                                                 .n_blocks = 1,
+                                                 .n_embd = n_embd,
+                                                 .n_heads = n_embd / 32,
+                                                 .n_kv_heads = 1,
+                                                 .n_ff = n_ff,
+                                                 .n_experts = used,
+                                                 .n_experts_used = used});
+}
+
+Test(span_devices, a_batch_has_no_more_pairs_than_devices_take) {
+    char *usual = mixture_make(16, 2048, 32), *wide = mixture_make(64, 32, 16384);
+    cr_expect_gt(mixture_scratch(usual, 2048), mixture_scratch(usual, 1024), "2,048 rows through 16 experts are taken");
+    cr_expect_gt(mixture_scratch(wide, 1024), mixture_scratch(wide, 512));
+    cr_expect_eq(mixture_scratch(wide, 2048), mixture_scratch(wide, 1024), "2,048 rows are more than a device takes");
+    tiny_model_remove(&usual);
+    tiny_model_remove(&wide);
+}
+
 Test(span_devices, a_damaged_image_on_disk_is_rebuilt) {
     float *first = compute_hidden("0:1=cpu,1:8=disk", NULL);
     DIR *dir = opendir(folder);

@@ -182,6 +182,28 @@ Test(xpu_experts, activation_and_down_take_2_launches) {
     layer_free(d, &l);
     sn_device_close(&d);
 }
+
+/* Rows of pairs are as wide as experts are inside, which may be a part of the widest row. */
+Test(xpu_experts, rows_in_8_bits_are_prepared_for_pairs) {
+    enum { LONG = 512, WIDE = 8192, USED = 8 };
+    const sn_device_limits own = {
+        .rows = ROWS, .width = COLS, .experts = EXPERTS, .experts_used = K, .expert_width = COLS};
+    const sn_device_limits some[] = {
+        {.rows = LONG, .width = WIDE, .experts = USED, .experts_used = USED, .expert_width = WIDE / 8},
+        {.rows = LONG, .width = WIDE, .experts = USED, .experts_used = USED, .expert_width = WIDE}};
+    sn_device *d;
+    REQUIRE(sn_device_open(xpu, NULL, &d, &err));
+    layer l = layer_new(d, SN_Q4_K);
+    REQUIRE(d->ops->prepare(d, &own, &err));
+    const size_t prepared = d->memory_used;
+    run(d, &l, 0, ROWS, false, N_LINEARS);
+    run(d, &l, 0, ROWS, true, N_LINEARS);
+    cr_expect_eq(d->memory_used, prepared, "%zu bytes more than were prepared", d->memory_used - prepared);
+    const size_t saved = d->ops->prepare_bytes(d, &some[1]) - d->ops->prepare_bytes(d, &some[0]);
+    cr_expect_geq(saved, (size_t)(USED - 1) * LONG * WIDE, "%zu bytes", saved);
+    layer_free(d, &l);
+    sn_device_close(&d);
+}
 #else
 #include <criterion/criterion.h>
 #include <stdio.h>

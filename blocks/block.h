@@ -151,12 +151,13 @@ typedef struct sn_experts_apart {
     float *weights;
 } sn_experts_apart;
 
-/* What the passes of a span that holds some experts need to have the others computed elsewhere. All memory is the
- * host's. */
+/* A pair of a row and an expert. */
 typedef struct sn_pair_place {
     int32_t pair, place; /* its index in the ids of a request, and among the outputs */
 } sn_pair_place;
 
+/* What the passes of a span that holds some experts need to have the others computed elsewhere. All memory is the
+ * host's. */
 typedef struct sn_expert_split {
     const sn_expert_exchange *exchange; /* NULL: none */
     sn_pair_place *order;               /* (SN_SPAN_ROWS, n_experts_used): of a request's pairs, by expert */

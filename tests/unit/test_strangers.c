@@ -384,13 +384,18 @@ static void note_charge(sn_transport *t, sn_peer peer) {
     charged[n_charged++] = peer;
 }
 
+static void count_charges(protocol_fixture *b) {
+    static sn_transport_ops counting;
+    counting = *b->transport->ops;
+    counting.charge = note_charge;
+    b->transport->ops = &counting;
+}
+
 /* The session is the client's; another one, which may push its steps, sends one that does not fit. */
 Test(strangers, a_push_that_is_refused_is_charged_to_its_sender_and_not_to_the_client) {
     protocol_fixture b;
     node_session p;
     protocol_fixture_begin(&b);
-    sn_transport_ops counting = *b.transport->ops;
-    counting.charge = note_charge;
     node_session_init(&p, b.w, &b.client, 0, 4);
     sn_msg *msg = node_session_open_message(&p);
     const uint8_t pusher[SN_KEY_SIZE] = {7};
@@ -398,7 +403,7 @@ Test(strangers, a_push_that_is_refused_is_charged_to_its_sender_and_not_to_the_c
     msg = protocol_fixture_request(&b, msg, T0);
     cr_assert(msg && msg->kind == SN_MSG_OPEN_REPLY);
     sn_msg_free(&msg);
-    b.transport->ops = &counting;
+    count_charges(&b);
     sn_event event = {.msg = node_session_step_message(&p, 5, 3), .peer = 1000000};
     memcpy(event.key, pusher, SN_KEY_SIZE);
     sn_protocol_handle(b.protocol, &event, T0, b.unix_ms);
@@ -433,9 +438,7 @@ Test(strangers, messages_that_are_answered_without_work_are_charged) {
     protocol_fixture b;
     node_session p;
     protocol_fixture_begin(&b);
-    sn_transport_ops counting = *b.transport->ops;
-    counting.charge = note_charge;
-    b.transport->ops = &counting;
+    count_charges(&b);
     node_session_init(&p, b.w, &b.client, 0, 4);
     for (int i = 0; i < 2; i++)
         cr_expect_eq(price_of(&b, node_session_open_message(&p), SN_MSG_OPEN_REPLY), 1, "opened for the %d. time",
@@ -454,9 +457,7 @@ Test(strangers, what_is_refused_is_charged_once) {
     protocol_fixture b;
     node_session p;
     protocol_fixture_begin(&b);
-    sn_transport_ops counting = *b.transport->ops;
-    counting.charge = note_charge;
-    b.transport->ops = &counting;
+    count_charges(&b);
     node_session_init(&p, b.w, &b.client, 0, 4);
     sn_msg *open = node_session_open_message(&p);
     open->open.model[0] ^= 1;
@@ -477,9 +478,7 @@ Test(strangers, what_a_proven_node_pushes_in_vain_is_charged_to_it_a_sixteenth) 
     sn_buf sealed = announce(&b, &node, b.unix_ms + 60000);
     sn_directory *directory = (sn_directory *)sn_protocol_directory(b.protocol); /* the test's own node */
     REQUIRE(sn_directory_add(directory, sealed.data, sealed.len, b.unix_ms, &err));
-    sn_transport_ops counting = *b.transport->ops;
-    counting.charge = note_charge;
-    b.transport->ops = &counting;
+    count_charges(&b);
     node_session_init(&p, b.w, &b.client, 0, 4); /* never opened here */
     for (int proven = 0; proven < 2; proven++) {
         int before = n_charged;
@@ -510,9 +509,7 @@ Test(strangers, what_a_proven_node_repeats_in_a_session_of_its_own_is_charged) {
     REQUIRE(sn_directory_add(directory, sealed.data, sealed.len, b.unix_ms, &err));
     sn_directory_prove(directory, self.identity.id, b.unix_ms + 60000);
     protocol_fixture_open(&b, &p, T0);
-    sn_transport_ops counting = *b.transport->ops;
-    counting.charge = note_charge;
-    b.transport->ops = &counting;
+    count_charges(&b);
     cr_expect_eq(price_of(&b, node_session_step_message(&p, 0, 3), SN_MSG_STEP_REPLY), 0);
     cr_expect_eq(price_of(&b, node_session_step_message(&p, 0, 3), SN_MSG_STEP_REPLY), 1);
     sn_buf_fini(&sealed);

@@ -11,7 +11,8 @@ enum { PAGE = 4096, ALIGNMENT = 64, WAIT_S = 300 };
 
 static int wait_seconds(void) {
     const char *text = getenv("ZE_TEST_WAIT_S");
-    return text ? atoi(text) : WAIT_S;
+    long seconds = text ? strtol(text, NULL, 10) : WAIT_S;
+    return seconds > 0 && seconds < WAIT_S ? (int)seconds : WAIT_S;
 }
 
 struct timespec wait_limit(void) {

@@ -1,5 +1,5 @@
-/* How experts come from their file: in parts that are checked one by one, past the page cache where that is possible, and
- * those that are needed now before those ahead. */
+/* How experts come from their file: in parts that are checked one by one, past the page cache where that is possible,
+ * and those that are needed now before those ahead. */
 #include "base/file.h"
 #include "blocks/expert_reader.h"
 #include "tests/support/files.h"

@@ -279,7 +279,10 @@ Test(expert_slots, the_expert_used_longest_ago_leaves_and_pinned_ones_stay) {
     cr_expect_eq(b.carrier.counts.hits, 4);
     expect_pass(&b, 1, (int32_t[]){1}); /* in place of 3 */
     cr_expect_eq(b.carrier.counts.misses, 4);
-    expect_pass(&b, EXPERTS, (int32_t[]){0, 1, 2, 3, 4, 5, 6, 7}); /* in waves */
+    uint64_t bytes = b.carrier.counts.bytes;
+    expect_pass(&b, EXPERTS,
+                (int32_t[]){0, 1, 2, 3, 4, 5, 6, 7}); /* in waves; what is there computes before it leaves */
+    cr_expect_eq(b.carrier.counts.bytes - bytes, (EXPERTS - SLOTS) * PIECE);
     one_block_close(&b);
 }
 

@@ -71,6 +71,7 @@ typedef struct sn_hop_remote {
     struct sn_kv_replica *replica; /* owned; NULL: none */
     int64_t replica_retry_us;      /* earliest time at which to look for nodes for a replica again */
     bool draining;                 /* the node has said that it drains */
+    int64_t copy_until_us;         /* if it drains: a session with recurrent states is replayed elsewhere after that */
 
     uint64_t last_network_us, last_queue_us, last_compute_us; /* of the newest step; network as in the report */
 } sn_hop_remote;

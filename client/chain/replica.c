@@ -19,6 +19,8 @@
 #include <string.h>
 
 enum { REPLICA_RETRY_US = 1000000, DRAINING_AVOID_US = 60000000, RESUME_MS = 2000, RESEND_US = 3000000 };
+/* How long a session with recurrent states looks for a node to be copied to, before it is replayed. */
+enum { COPY_PATIENCE_US = 5000000 };
 
 void sn_kv_replica_free(sn_kv_replica **replica, sn_link *link) {
     sn_kv_replica *s = *replica;
@@ -266,6 +268,13 @@ static bool hop_can_be_copied(const sn_chain *chain, const sn_hop *hop) {
     return !chain->hp.conv_taps || sn_n_recurrent(&chain->hp, hop->first, hop->end);
 }
 
+/* Whether a hop with recurrent states, whose node drains, no longer waits for another node to copy it to. */
+static bool hop_is_to_be_left(const sn_chain *chain, const sn_hop *hop) {
+    const sn_hop_remote *r = &hop->remote;
+    if (!chain->hp.conv_taps || !r->draining || r->replica) return false;
+    return !hop_can_be_copied(chain, hop) || sn_now_us() >= r->copy_until_us;
+}
+
 /* The node drains, and its KV cache cannot be copied: the next step replays the session elsewhere. */
 static void chain_leave_hop(sn_chain *chain, size_t k) {
     size_t i = k, j = sn_chain_group_end(chain->hops, chain->n_hops, k);
@@ -287,11 +296,12 @@ void sn_chain_poll_hops(sn_chain *chain) {
             sn_log(SN_LOG_INFO, "node draining", "node=%s blocks=%d:%d", hop->report.node, hop->first, hop->end);
             r->draining = true;
             r->replica_retry_us = 0;
+            r->copy_until_us = sn_now_us() + COPY_PATIENCE_US;
             chain_avoid_node(chain, r->node);
         }
         if (!r->draining && !chain->options.kv.replica) continue;
         if (!r->replica && hop_can_be_copied(chain, hop)) replica_try_begin(chain, hop);
-        if (!r->replica && r->draining && chain->hp.conv_taps) chain_leave_hop(chain, k);
+        if (hop_is_to_be_left(chain, hop)) chain_leave_hop(chain, k);
         hop->report.replicated = r->replica && replica_is_ready(chain, hop);
         if (hop->report.replicated && r->draining) hop_switch_to_replica(chain, k);
     }

@@ -86,7 +86,6 @@ static sn_hub_action count_pieces(void *ctx, const char *from, const char *to, c
 /* Steps of one token back and forth between positions 80 and 90 until the chain has left the node. */
 static void step_until_left(chain_fixture *r, int node) {
     int64_t until = sn_now_us() + 20000000;
-    cluster_drain(r->w->cluster, node);
     for (int at = 80; cluster_node_of_block(r->chain, 0) == node && sn_now_us() < until; at = at < 89 ? at + 1 : 80) {
         chain_fixture_steps(r, at, at + 1, 1);
         sn_sleep_us(10000);
@@ -94,18 +93,6 @@ static void step_until_left(chain_fixture *r, int node) {
     cr_assert_neq(cluster_node_of_block(r->chain, 0), node);
     while (!cluster_has_left(r->w->cluster, node) && sn_now_us() < until) sn_sleep_us(2000);
     cr_expect(cluster_has_left(r->w->cluster, node), "the node waits for the session");
-}
-
-/* A session with states is not kept for a copy at a node that may yet be found: the client must know the
- * other one. */
-static void know_all(chain_fixture *r) {
-    const sn_directory *known = sn_link_directory(r->link);
-    size_t n = (size_t)cluster_count(r->w->cluster);
-    for (int64_t until = sn_now_us() + 20000000; sn_directory_count(known) < n && sn_now_us() < until;) {
-        REQUIRE(sn_link_discover(r->link, NULL, 10000, &err));
-        sn_sleep_us(2000);
-    }
-    cr_assert_eq(sn_directory_count(known), n);
 }
 
 Test(recurrent_chain, a_node_that_drains_hands_over_pages_and_a_snapshot) {
@@ -117,14 +104,35 @@ Test(recurrent_chain, a_node_that_drains_hands_over_pages_and_a_snapshot) {
     sn_hub_set_filter(cluster_hub(w->cluster), count_pieces, NULL);
     chain_fixture_open(&r, w, (sn_chain_options){0});
     chain_fixture_steps(&r, 0, 90, 20);
-    know_all(&r);
-    step_until_left(&r, cluster_node_of_block(r.chain, 0));
+    int first = cluster_node_of_block(r.chain, 0);
+    cluster_drain(w->cluster, first);
+    step_until_left(&r, first);
     cr_expect_eq(sn_chain_drains(r.chain), 1);
     cr_expect_eq(sn_chain_replicas_promoted(r.chain), 1);
     cr_expect_eq(sn_chain_replayed(r.chain), 0);
     cr_expect_geq(pieces_before_reply, 1, "the session changed over before a snapshot was there");
     chain_fixture_steps(&r, 80, TESTBED_TOKENS, 7);
     chain_fixture_steps(&r, 30, TESTBED_TOKENS, 9); /* a rewind to before the snapshot */
+    chain_fixture_close(&r);
+    testbed_free(&w);
+}
+
+Test(recurrent_chain, a_node_that_joins_while_the_only_one_drains_is_handed_the_session) {
+    testbed *w = new_testbed((cluster_options){.drain_timeout_s = 20});
+    chain_fixture r;
+    cluster_add(w->cluster, 0, 4);
+    chain_fixture_open(&r, w, (sn_chain_options){0});
+    chain_fixture_steps(&r, 0, 90, 20);
+    cluster_drain(w->cluster, 0);
+    for (int64_t until = sn_now_us() + 20000000; !r.chain->hops[0].remote.draining && sn_now_us() < until;) {
+        sn_chain_poll(r.chain); /* it looks for another node, too, and finds none */
+        sn_sleep_us(2000);
+    }
+    cluster_add(w->cluster, 0, 4);
+    step_until_left(&r, 0);
+    cr_expect_eq(sn_chain_drains(r.chain), 1);
+    cr_expect_eq(sn_chain_replicas_promoted(r.chain), 1);
+    cr_expect_eq(sn_chain_replayed(r.chain), 0);
     chain_fixture_close(&r);
     testbed_free(&w);
 }
@@ -138,6 +146,7 @@ Test(recurrent_chain, a_node_that_only_several_can_replace_is_left_by_a_replay) 
     chain_fixture_steps(&r, 0, 90, 20);
     cluster_add(w->cluster, 0, 2);
     cluster_add(w->cluster, 2, 4);
+    cluster_drain(w->cluster, 0);
     step_until_left(&r, 0);
     cr_expect_eq(sn_chain_drains(r.chain), 1);
     cr_expect_eq(sn_chain_replicas_promoted(r.chain), 0);

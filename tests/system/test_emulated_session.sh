@@ -32,7 +32,7 @@ done
 session_opened() {
   local until=$(($(now_ms) + 60000))
   until [ "$(grep -c 'session opened' "$scratch/$1.err")" -ge "$2" ]; do
-    [ "$(now_ms)" -lt "$until" ] || fail "no session opened on $1"
+    [ "$(now_ms)" -lt "$until" ] || fail "${pair:-$device}: no session opened on $1"
     sleep 0.03
   done
 }
@@ -64,8 +64,9 @@ for device in cuda xpu; do
 done
 
 # The node that has a client's session drains: the session goes to the other one, with an equal device or of another kind, and
-# nothing is computed again. Which of the two nodes the client chose, their logs say.
-for run in cuda:0+cuda:1,50 xpu:0+xpu:0,120 cuda:0+xpu:0,80; do
+# nothing is computed again. Which of the two nodes the client chose, their logs say. The texts are long enough for the client
+# to look for the other node several times, as it does each second.
+for run in cuda:0+cuda:1,120 xpu:0+xpu:0,160 cuda:0+xpu:0,120; do
   pair=${run%,*} n=${run#*,}
   for name in "${!pid[@]}"; do stop_node "$name"; done
   start_node a "$model" all --device "${pair%+*}"

@@ -167,6 +167,10 @@ refuses 2 'generation_config.json of the manifest is no file of org/folder' "$bi
 cp "$fixtures"/golden/mistral/{config.json,model.safetensors} "$hub/org/more/"
 refuses 2 'config.json of the manifest is no file of org/more' "$bin/swarm" generate --model org/more --manifest "$scratch/manifest" "${say[@]}"
 [ ! -e "$SWARM_CACHE/models/org--more/$(basename "$ours")/swarm.manifest" ] || fail "the manifest of another model was kept"
+# A model that is one file has any name, and the size of the manifest's file.
+mkdir "$hub/org/one" && cp "$fixtures/gguf/phi3.gguf" "$hub/org/one/model.gguf"
+succeeds "$bin/swarm" hash "$fixtures/gguf/olmo2.gguf" --identity "$scratch/id" --out "$scratch/other-file"
+refuses 2 'model.gguf is no file of the manifest' "$bin/swarm" generate --model org/one --manifest "$scratch/other-file" "${say[@]}"
 cp "$fixtures"/golden/llama/{config.json,model.safetensors} "$hub/org/more/"
 rm -rf "$SWARM_CACHE/models" "$scratch/hf"
 

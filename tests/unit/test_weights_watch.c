@@ -98,9 +98,11 @@ Test(weights_watch, strangers_and_other_models_count_for_nothing) {
     fixture f = begin();
     announce(&f, 2, SN_KV_F32, true, false);
     announce(&f, 2, SN_KV_F32, false, false);
+    const sn_hash ours = f.model;
     sn_random(&f.model, sizeof f.model);
     announce(&f, 2, SN_KV_F32, true, true);
-    sn_random(&f.model, sizeof f.model);
+    announce(&f, 2, SN_KV_F32, false, true);
+    f.model = ours;
     look(&f);
     cr_expect(!f.watch.n_named && !f.watch.confirmed);
     sn_directory_free(&f.directory);

@@ -20,7 +20,7 @@ enum { EMBD = 64, BLOCKS = 4, CONTEXT = 512, BATCH_US = 1000 };
 static sn_device_ops ops;
 static const sn_device_ops *cpu_ops;
 static int n_batches, n_rows; /* batches that began; rows of attention, forward and backward, over all blocks */
-static int rows_of_batch;
+static int rows_of_batch, n_rounds;
 
 static sn_status count_batch(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *err) {
     n_batches++;
@@ -130,6 +130,7 @@ typedef struct round_result {
 } round_result;
 
 static round_result run_round(void) {
+    cr_assert_lt(++n_rounds, 10000, "the jobs do not end");
     uint64_t passes = sn_scheduler_forward_passes(scheduler);
     round_result r = {0};
     n_batches = n_rows = 0;

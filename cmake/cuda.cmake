@@ -26,7 +26,7 @@ if(SN_CUDA AND SN_NVCC)
   endforeach()
   list(GET SN_CUDA_ARCHITECTURES -1 newest)
   list(APPEND sn_cuda_targets -gencode arch=compute_${newest},code=compute_${newest})
-  # Programs of a third of the size, and of every test. Drivers for CUDA 13 decompress it; older ones may not.
+  # Compressed kernels: every program has a quarter of the size. Drivers for CUDA 13 decompress them, older ones may not.
   execute_process(COMMAND ${SN_NVCC} --version OUTPUT_VARIABLE version ERROR_QUIET)
   set(compressed "")
   if(version MATCHES "release ([0-9]+)" AND CMAKE_MATCH_1 GREATER_EQUAL 13)
@@ -36,8 +36,8 @@ if(SN_CUDA AND SN_NVCC)
   foreach(kernels ${SN_CUDA_KERNELS})
     set(object ${CMAKE_BINARY_DIR}/device_cuda_${kernels}.o)
     add_custom_command(OUTPUT ${object}
-      COMMAND ${CMAKE_C_COMPILER_LAUNCHER} ${SN_NVCC} -std=c++17 -O3 -lineinfo -Werror all-warnings ${sn_cuda_targets} ${compressed} -I${CMAKE_SOURCE_DIR}
-        -Xcompiler=-fPIC,-Wall,-fno-exceptions,-fno-threadsafe-statics -MD -MF ${object}.d
+      COMMAND ${CMAKE_C_COMPILER_LAUNCHER} ${SN_NVCC} -std=c++17 -O3 -lineinfo -Werror all-warnings ${sn_cuda_targets} ${compressed}
+        -I${CMAKE_SOURCE_DIR} -Xcompiler=-fPIC,-Wall,-fno-exceptions,-fno-threadsafe-statics -MD -MF ${object}.d
         -c ${CMAKE_SOURCE_DIR}/device/cuda/kernels_${kernels}.cu -o ${object}
       DEPENDS ${CMAKE_SOURCE_DIR}/device/cuda/kernels_${kernels}.cu DEPFILE ${object}.d
       COMMENT "Compiling CUDA kernels: ${kernels}" VERBATIM)

@@ -195,6 +195,15 @@ wait_metric() {
     pause 0.02
   done
 }
+# idle_steps NAME: prints steps_total when no session is open (a page may be older than the end of a client).
+idle_steps() {
+  local until=$(($(now_ms) + 60000))
+  until [ "$(metric "$1" sessions)" = 0 ]; do
+    [ "$(now_ms)" -lt "$until" ] || fail "$1 has a session for a minute"
+    pause 0.05
+  done
+  metric "$1" steps_total
+}
 
 # slow NAME: stops and continues a node all the time, so that a small model takes seconds. Ends with the node.
 slow() {

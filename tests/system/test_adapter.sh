@@ -49,7 +49,7 @@ done
 
 # A node fails. The link makes each step take some milliseconds of waiting, so that the text lasts two seconds on any machine.
 declare -A steps
-for name in b1 b2; do steps[$name]=$(metric $name steps_total); done
+for name in b1 b2; do steps[$name]=$(idle_steps $name); done
 start_node slow "$model" 0:1 --join "${address[a]}" --emulate-link 1gbit,20ms
 wait_ready slow
 start client "${generate[@]}" --join "${address[slow]}" --deny a --max-tokens 200 --adapter "$scratch/lora" --timeout 20

@@ -16,14 +16,6 @@ blocks() {
   query "$scratch/status.out" "[n['state'] + ' ' + n['blocks'] for n in d['nodes'] if n['name'] == '$1'][0]"
 }
 
-lost_devices() {
-  python3 - "$(sed -n 's/.* metrics=\([0-9]*\).*/\1/p' "$scratch/cuda.out")" <<'END'
-import re, sys, urllib.request
-page = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=10).read().decode()
-print(re.search(r"^swarm_node_lost_devices ([0-9]+)$", page, re.M)[1])
-END
-}
-
 start_node plain "$model" all --device cpu
 wait_ready plain
 start_node cuda "$model" all --device cpu,cuda:0 --device-map 0:1=cuda:0,1:4=cpu --device-timeout 4s --metrics 0 --join "${address[plain]}"
@@ -44,7 +36,7 @@ done
 grep -q 'device lost device=cuda:0 blocks=1:4 text=.*did not answer within 4000 ms' "$scratch/cuda.err" ||
   fail "the log does not say that the device is lost"
 [ "$(blocks cuda)" = "online 1:4" ] || fail "the node announces: $(blocks cuda)"
-[ "$(lost_devices)" = 1 ] || fail "the metrics page shows $(lost_devices) lost devices"
+[ "$(metric cuda lost_devices)" = 1 ] || fail "the metrics page shows $(metric cuda lost_devices) lost devices"
 [ "$(text --join "${address[cuda]}")" = "$expected" ] || fail "another text without the device"
 
 rm "$scratch/stall"
@@ -54,7 +46,7 @@ until [ "$(blocks cuda)" = "online 0:4" ]; do
   sleep 0.2
 done
 [ "$(text --join "${address[cuda]}" --only cuda)" = "$whole" ] || fail "another text after the device came back"
-[ "$(lost_devices)" = 0 ] || fail "the metrics page still shows a lost device"
+[ "$(metric cuda lost_devices)" = 0 ] || fail "the metrics page still shows a lost device"
 [ "$(grep -c 'device lost' "$scratch/cuda.err")" = 1 ] || fail "the loss was logged more than once"
 grep -q 'device works again device=cuda:0' "$scratch/cuda.err" || fail "the log does not say that the device is back"
 for name in "${!pid[@]}"; do stop_node "$name"; done

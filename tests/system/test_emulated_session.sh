@@ -28,35 +28,15 @@ for device in cuda xpu; do
   done
 done
 
-# session_opened NODE N: waits until the node has opened N sessions since its start.
-session_opened() {
-  local until=$(($(now_ms) + 60000))
-  until [ "$(grep -c 'session opened' "$scratch/$1.err")" -ge "$2" ]; do
-    [ "$(now_ms)" -lt "$until" ] || fail "${pair:-$device}: no session opened on $1"
-    sleep 0.03
-  done
-}
-
 # The session of a client that pauses is swapped out; the client goes on as without the pause.
-swapped() {
-  python3 - "$(sed -n 's/.* metrics=\([0-9]*\).*/\1/p' "$scratch/$1.out")" <<'END'
-import re, sys, urllib.request
-page = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=10).read().decode()
-sys.exit(not float(re.search(r"^swarm_node_swapped_bytes ([0-9.]+)$", page, re.M)[1]) > 0)
-END
-}
 for device in cuda xpu; do
-  at=(--join "${address[$device]}" --only "$device" --prompt 7-3 --max-tokens 20)
+  at=(--join "${address[$device]}" --only "$device" --prompt 7-3 --max-tokens 40)
   whole=$(text "${at[@]}")
-  opened=$(grep -c 'session opened' "$scratch/$device.err")
+  steps=$(idle_steps $device)
   start client "${generate[@]}" "${at[@]}"
-  session_opened "$device" $((opened + 1))
+  wait_metric $device steps_total $((steps + 1)) 60
   signal client STOP
-  until=$(($(now_ms) + 60000))
-  until swapped "$device"; do
-    [ "$(now_ms)" -lt "$until" ] || fail "no session on $device was swapped out within a minute"
-    sleep 0.2
-  done
+  wait_metric $device swapped_bytes 1 60
   signal client CONT
   wait_end client 60
   [ $rc = 0 ] || fail "a client whose session was swapped out on $device ended with $rc"
@@ -66,6 +46,7 @@ done
 # The node that has a client's session drains: the session goes to the other one, with an equal device or of another kind, and
 # nothing is computed again. Which of the two nodes the client chose, their logs say. The texts are long enough for the client
 # to look for the other node several times, as it does each second.
+has_opened() { [ "$(grep -c 'session opened' "$scratch/$1.err")" -ge "$2" ]; } # has_opened NODE N: since its start
 for run in cuda:0+cuda:1,120 xpu:0+xpu:0,160 cuda:0+xpu:0,120; do
   pair=${run%,*} n=${run#*,}
   for name in "${!pid[@]}"; do stop_node "$name"; done
@@ -87,7 +68,7 @@ for run in cuda:0+cuda:1,120 xpu:0+xpu:0,160 cuda:0+xpu:0,120; do
   opened=$(grep -c 'session opened' "$scratch/$to.err")
   signal $from TERM
   signal client CONT
-  session_opened $to $((opened + 1))
+  wait_until 60 has_opened $to $((opened + 1))
   wait_end client 100
   [ $rc = 0 ] || fail "$pair: generate ended with $rc"
   query "$scratch/client.out" 'd["timings"]["replayed_tokens"], [h["node"].split("@")[0] for h in d["timings"]["hops"]], len(d["ids"])' |

@@ -11,29 +11,14 @@ export CUDA_STAND_IN_STALL=$scratch/stall ZE_TEST_STALL=$scratch/stall # while t
 
 text() { succeeds "${generate[@]}" "$@"; query "$scratch/run.out" 'd["ids"]'; }
 
-# await WHAT COMMAND...: waits until the command succeeds.
-await() {
-  local until=$(($(now_ms) + 60000))
-  until "${@:2}"; do
-    [ "$(now_ms)" -lt "$until" ] || fail "within a minute: $1"
-    sleep 0.05
-  done
-}
 lines() { [ "$(grep -c "$1" "$scratch/$device.err")" -ge "$2" ]; } # lines TEXT N: the node's log has N such lines
-swapped() {
-  python3 - "$(sed -n 's/.* metrics=\([0-9]*\).*/\1/p' "$scratch/$device.out")" <<'END'
-import re, sys, urllib.request
-page = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=10).read().decode()
-sys.exit(not float(re.search(r"^swarm_node_swapped_bytes ([0-9.]+)$", page, re.M)[1]) > 0)
-END
-}
-
-# swapped_client N: a client whose session, the Nth of the node, is swapped out; it is stopped.
+# swapped_client: a client whose session has computed steps and is swapped out; it is stopped.
 swapped_client() {
+  local steps; steps=$(idle_steps $device)
   start client "${generate[@]}" --join "${address[$device]}"
-  await "no session is opened" lines 'session opened' "$1"
+  wait_metric $device steps_total $((steps + 1)) 60
   signal client STOP
-  await "the session is not swapped out" swapped
+  wait_metric $device swapped_bytes 1 60
 }
 ends_with_the_text() { # ends_with_the_text WHERE
   wait_end client 100
@@ -46,17 +31,16 @@ for device in cuda xpu; do
   wait_ready $device
   whole=$(text --join "${address[$device]}")
 
-  swapped_client 2
+  swapped_client
   touch "$scratch/stall"
   signal client CONT
-  await "the device is not given up" lines 'device lost' 1
+  wait_until 60 lines 'device lost' 1
   rm "$scratch/stall"
   ends_with_the_text "after the device came back"
   grep -q 'device works again device='$device:0 "$scratch/$device.err" || fail "the device did not come back"
   lines 'session opened' 3 || fail "the client did not open its session again"
 
-  opened=$(grep -c 'session opened' "$scratch/$device.err")
-  swapped_client $((opened + 1))
+  swapped_client
   start_node other "$model" all --device cpu --join "${address[$device]}"
   wait_ready other
   touch "$scratch/stall"

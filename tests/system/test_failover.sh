@@ -40,8 +40,7 @@ begin() {
     wait_end client 60
     for name in b1 b2; do
       [ -n "${pid[$name]:-}" ] || continue
-      while [ "$(metric "$name" sessions)" -gt 0 ]; do pause 0.05; done # a page may be older than the end of the client
-      steps[$name]=$(metric "$name" steps_total)
+      steps[$name]=$(idle_steps "$name")
     done
   done
   fail "no node has a session"

@@ -91,13 +91,18 @@ for mode in "" --push; do # shellcheck disable=SC2086
   query "$scratch/run.out" '[h["node"].split("@")[0] for h in d["timings"]["hops"]] == ["p", "q"]' | grep -qx True || fail "nodes without the adapter are used"
 done
 [ "$(text --join "${address[p]}" --only p --only q --max-tokens 200 --adapter "$scratch/lora")" = "$lora" ] || fail "a client with the folder does not use the published adapter"
-succeeds "$bin/swarm" status --join "${address[p]}" --json
-query "$scratch/run.out" 'sorted(n["name"] for n in d["nodes"] if [a["name"] for a in n.get("adapters", [])] == ["dashes"])' | grep -qx "\['p', 'q'\]" || fail "status does not show which nodes publish it"
+# publish NODE NAMES: status shows, by way of this node, that these nodes publish it.
+publish() {
+  succeeds "$bin/swarm" status --join "${address[$1]}" --json
+  query "$scratch/run.out" 'sorted(n["name"] for n in d["nodes"] if [a["name"] for a in n.get("adapters", [])] == ["dashes"])' | grep -qxF "$2"
+}
+wait_until 60 publish p "['p', 'q']"
 hash=$(query "$scratch/run.out" '[n["adapters"][0]["hash"] for n in d["nodes"] if n["name"] == "p"][0]')
 refuses 1 "no node publishes an adapter stripes" "${generate[@]}" --join "${address[p]}" --adapter name:stripes
 refuses 2 "give --join" "${generate[@]}" --local all --adapter name:dashes
 start_node r "$model" all --join "${address[a]}" --adapters "$scratch/others"
 wait_ready r
+wait_until 60 publish r "['p', 'q', 'r']"
 refuses 2 "means different adapters" "${generate[@]}" --join "${address[r]}" --adapter name:dashes
 [ "$(text --join "${address[r]}" --max-tokens 200 --adapter "name:dashes@${hash:0:12}")" = "$lora" ] || fail "the hash does not select it"
 for name in p q r; do stop_node "$name"; done

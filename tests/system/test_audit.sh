@@ -27,12 +27,14 @@ done
 # comes token by token.
 text_model
 piped=("$bin/swarm" generate --model "$scratch/model" --prompt 7-3 --max-tokens 40 --ignore-eos --join "${address[a]}" --emulate-link 1gbit,10ms)
-# first_piece OPTION...: how many bytes the first read from a pipe returns, and how many there are.
+# first_piece OPTION...: how many bytes the program writes first, and how many in all.
 first_piece() {
-  timeout 100 python3 -c 'import subprocess as s, sys
-out = s.Popen(sys.argv[1:], stdout=s.PIPE, bufsize=0).stdout
-first = len(out.read(65536))
-print(first, first + len(out.readall()))' "${piped[@]}" "$@" 2>"$scratch/run.err"
+  timeout 100 python3 -c 'import socket, subprocess, sys
+here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a pipe, but that each read returns one write
+program = subprocess.Popen(sys.argv[1:], stdout=there)
+there.close()
+sizes = [len(piece) for piece in iter(lambda: here.recv(65536), b"")]
+print(sizes[0], sum(sizes))' "${piped[@]}" "$@" 2>"$scratch/run.err"
 }
 read -r first all <<<"$(first_piece "${audit[@]}")"
 [ "${all:-0}" -gt 40 ] && [ "$first" -ge $((all - 1)) ] || fail "with --audit a pipe got $first of $all bytes before the end"

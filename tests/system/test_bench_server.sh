@@ -10,7 +10,7 @@ until [ -s "$scratch/stub.out" ]; do
   pause 0.02
 done
 url=$(cat "$scratch/stub.out")
-bench=("$bin/swarm" bench --prompt-tokens 20 --new-tokens 5 --repeat 2 --warmup 0 --timeout 1 --server)
+bench=("$bin/swarm" bench --prompt-tokens 20 --new-tokens 5 --repeat 2 --warmup 0 --server)
 
 # A server that is right: every report, other prompts for every request, the same ones for the next server.
 succeeds "${bench[@]}" "$url/good" --clients 1,8 --json-file "$scratch/s.json" --csv-file "$scratch/s.csv" --html-file "$scratch/s.html"
@@ -39,13 +39,15 @@ query "$scratch/run.out" 'd["rows"][0]["errors"] == 4 and "the queue is full" in
 
 # Servers that are wrong: one sentence, soon.
 while read -r mode code sentence; do
-  refuses "$code" "$sentence" "${bench[@]}" "$url/$mode" --clients 3 --repeat 1
+  limit=()
+  [[ $mode != silent* && $mode != comments ]] || limit=(--timeout 3)
+  refuses "$code" "$sentence" "${bench[@]}" "$url/$mode" --clients 3 --repeat 1 "${limit[@]}"
   [ "$(grep -c . "$scratch/run.err")" = 1 ] || fail "$mode: not one sentence: $(cat "$scratch/run.err")"
 done <<'END'
 refuses 1 status 429: the queue is full
 html 1 status 502: <html>bad gateway</html>
-silent 1 sent no token for 1 seconds
-comments 1 sent no token for 1 seconds
+silent 1 sent no token for 3 seconds
+comments 1 sent no token for 3 seconds
 silent_list 1 Timeout was reached
 no_model 2 lists no model
 long_line 2 has more than 1048576 bytes

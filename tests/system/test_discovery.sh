@@ -26,11 +26,10 @@ refuses 1 "no node answered at ${address[a]}" "$bin/swarm" status --join "${addr
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 late=127.0.0.1:$port
 start_node early "$model" 2:4 --join "$late"
-wait_ready early
 start client "$bin/swarm" generate --model "$model" --join "$late" --ids-file "$scratch/ids" --max-tokens 8 --json --timeout 30
 sleep 1
 start_node late "$model" 0:2 --listen "$late"
-wait_ready late
+wait_ready early late
 wait_end client 60
 [ $rc = 0 ] || fail "a client that was started before its nodes ended with $rc"
 [ "$(query "$scratch/client.out" 'len(d["ids"])')" = 8 ] || fail "the early client has no tokens"

@@ -33,7 +33,7 @@ for device in cuda xpu; do
   at=(--join "${address[$device]}" --only "$device" --prompt 7-3 --max-tokens 40)
   whole=$(text "${at[@]}")
   steps=$(idle_steps $device)
-  start client "${generate[@]}" "${at[@]}"
+  start client "${generate[@]}" "${at[@]}" --emulate-link 1gbit,50ms # a text of seconds on any machine
   wait_metric $device steps_total $((steps + 1)) 60
   signal client STOP
   wait_metric $device swapped_bytes 1 60
@@ -56,7 +56,7 @@ for run in cuda:0+cuda:1,120 xpu:0+xpu:0,160 cuda:0+xpu:0,120; do
   wait_ready b
   whole=$(text --join "${address[a]}" --prompt 7-3 --max-tokens "$n")
   before=$(grep -c 'session opened' "$scratch/a.err")
-  start client "${generate[@]}" --join "${address[b]}" --prompt 7-3 --max-tokens "$n"
+  start client "${generate[@]}" --join "${address[b]}" --prompt 7-3 --max-tokens "$n" --emulate-link 1gbit,20ms
   until=$(($(now_ms) + 60000)) from=
   while [ -z "$from" ]; do
     [ "$(now_ms)" -lt "$until" ] || fail "$pair: no node has a session"

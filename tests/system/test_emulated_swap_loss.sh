@@ -15,7 +15,7 @@ lines() { [ "$(grep -c "$1" "$scratch/$device.err")" -ge "$2" ]; } # lines TEXT 
 # swapped_client: a client whose session has computed steps and is swapped out; it is stopped.
 swapped_client() {
   local steps; steps=$(idle_steps $device)
-  start client "${generate[@]}" --join "${address[$device]}"
+  start client "${generate[@]}" --join "${address[$device]}" --emulate-link 1gbit,50ms # a text of seconds on any machine
   wait_metric $device steps_total $((steps + 1)) 60
   signal client STOP
   wait_metric $device swapped_bytes 1 60

@@ -38,8 +38,8 @@ done
 
 part d 3:8 "${join[@]}"
 wait_until 60 complete d
-start session "${generate[@]}" --max-tokens 200 "${join[@]}" --only a
 before=$(metric a expert_rounds_total)
+start session "${generate[@]}" --max-tokens 200 "${join[@]}" --only a --emulate-link 1gbit,20ms # seconds, on any machine
 wait_metric a expert_rounds_total $((before + 60)) 60
 kill_node b
 wait_end session 60

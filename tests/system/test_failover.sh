@@ -31,7 +31,7 @@ begin() {
       for name in b1 b2; do
         [ -z "${pid[$name]:-}" ] || [ "$(metric "$name" steps_total)" -lt $((5 + ${steps[$name]:-0})) ] || failing=$name
       done
-      [ -z "$failing" ] || [ -z "${copied:-}" ] || [ "$(metric b1 kv_bytes)" -gt 0 -a "$(metric b2 kv_bytes)" -gt 0 ] || failing=
+      [ -z "$failing" ] || [ -z "${copied:-}" ] || [ "$(metric "$failing" sessions_migrated_total)" -gt 0 ] || failing=
     done
     signal a STOP
     pause 0.1
@@ -67,34 +67,34 @@ end_phase() { end_all; steps=(); }
 
 for push in "" --push; do
   start_nodes b1 b2
-  begin $push
+  begin --timeout 120 $push
   kill_node "$failing"
   signal a CONT
-  same_text 20 # less than --timeout, which is 30
+  same_text 100 # less than --timeout
   end_phase
 
   start_nodes b1 b2
-  begin $push
+  begin --timeout 120 $push
   signal "$failing" TERM # the node migrates its session and leaves: nothing is recomputed
   signal a CONT
-  same_text 20 '[t[k] for k in ("failovers", "replicas_promoted", "replayed_tokens")] == [1, 1, 0]'
+  same_text 100 '[t[k] for k in ("failovers", "replicas_promoted", "replayed_tokens")] == [1, 1, 0]'
   wait_end "$failing" 60
   [ $rc = 0 ] || fail "a node that was stopped during generation ended with $rc"
   end_phase
 
   start_nodes b1 b2
-  copied=yes begin --kv-replica $push
+  copied=yes begin --timeout 120 --kv-replica $push
   kill_node "$failing"
   signal a CONT
   # only what the copy was behind by is computed again: less than the prompt, on a machine of any load
-  same_text 20 't["replicas_promoted"] == 1 and t["replayed_tokens"] < t["prefill_tokens"]'
+  same_text 100 't["replicas_promoted"] == 1 and t["replayed_tokens"] < t["prefill_tokens"]'
   end_phase
 
   start_nodes b1 b2
-  begin --timeout 10 $push # a quarter of it is left for the failover
+  begin --timeout 20 $push # a quarter of it is left for the failover
   signal "$failing" STOP # hangs
   signal a CONT
-  same_text 60
+  same_text 100
   end_phase
 done
 

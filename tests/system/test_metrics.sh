@@ -66,6 +66,9 @@ def get(port, path, method="GET"):
     c = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
     c.request(method, path)
     answer = c.getresponse()
+    if answer.status == 503:  # the node had no time to make a map
+        time.sleep(0.1)
+        return get(port, path, method)
     return answer.status, answer.headers, answer.read().decode()
 for path, kind in (("/swarm", "text/html; charset=utf-8"), ("/pages/swarm.js", "text/javascript; charset=utf-8"), ("/api/swarm", "application/json")):
     status, headers, _ = get(sys.argv[1], path)
@@ -88,8 +91,9 @@ stop_node c
 refuses 1 "metrics 127.0.0.1:$port: cannot listen there" "$bin/swarm-node" --model "$model" --blocks all --listen 127.0.0.1:0 \
   --metrics "127.0.0.1:$port"
 refuses 2 "metrics nowhere: write HOST:PORT" "$bin/swarm-node" --model "$model" --blocks all --listen 127.0.0.1:0 --metrics nowhere
-run "$bin/swarm" generate --model "$model" --join "${address[b]}" --ids-file "$scratch/ids" --max-tokens 5 --timeout 1 --max-retries 1
+run "$bin/swarm" generate --model "$model" --join "${address[b]}" --ids-file "$scratch/ids" --max-tokens 5 --timeout 10 --max-retries 1
 [ $rc = 1 ] || fail "8 tokens are accepted where the quota allows none, exit code $rc"
+i=0
 until scrape "$scratch/values" && [ "$(value 'quota_refusals_total{quota="kv"}')" != 0.0 ]; do
   ((i++ < 400)) || fail "refusals by the quota are not counted: $(cat "$scratch/values")"
   sleep 0.05

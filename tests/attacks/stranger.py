@@ -65,7 +65,9 @@ class Stranger:
     def open(self, me, next=()):
         session = os.urandom(16)
         self.send_open(me, session, next)
-        return session, self.receive()
+        while (answer := self.receive()) and answer["correlation_id"] != self.asked:
+            pass  # a late answer to something else
+        return session, answer
 
 
 def take_weights(stranger, seconds):
@@ -203,15 +205,16 @@ def dial(stranger, n):
         stranger.receive(0.05)
         stranger.send("close", session=session)
         stranger.receive(0.2)
-    time.sleep(0.3)
-    dialled = 0
-    for listener in listeners:
-        try:
-            listener.accept()
-            dialled += 1
-        except BlockingIOError:
-            pass
-    print(f"dialled {dialled}", flush=True)
+    dialled, until = set(), time.monotonic() + 20
+    while not dialled and time.monotonic() < until:
+        time.sleep(0.3)
+        for i, listener in enumerate(listeners):
+            try:
+                listener.accept()
+                dialled.add(i)
+            except BlockingIOError:
+                pass
+    print(f"dialled {len(dialled)}", flush=True)
 
 
 def hold(stranger, n):

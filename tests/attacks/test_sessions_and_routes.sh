@@ -15,7 +15,7 @@ for ((i = 0; i < 60; i++)); do n=$(sessions); [ "$n" = 0 ] && break; sleep 0.5; 
 # Four strangers together may have all sessions, and open others as soon as they lose some.
 succeeds "$bin/swarm" status --join "${address[a]}" --json
 MODEL=$(query "$scratch/run.out" 'd["nodes"][0]["model"]')
-MODEL=$MODEL SHAPE=256,64,4 start flood python3 "$here/flood_client.py" "${address[a]}" sessions 120
+MODEL=$MODEL SHAPE=256,64,4 start flood python3 "$here/flood_client.py" "${address[a]}" sessions 3600
 for ((i = 0; i < 100; i++)); do n=$(sessions); [ "$n" = 64 ] && break; sleep 0.1; done
 [ "$n" = 64 ] || fail "four strangers have $n sessions"
 for _ in 1 2 3; do

@@ -103,7 +103,7 @@ wait_end() {
 
 # wait_file NAME: waits until a program of the test has made $scratch/NAME.
 wait_file() {
-  local until=$(($(now_ms) + 60000))
+  local until=$(($(now_ms) + 180000))
   until [ -e "$scratch/$1" ]; do
     [ "$(now_ms)" -lt "$until" ] || fail "no program came to $1"
     pause 0.02

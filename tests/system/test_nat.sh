@@ -20,7 +20,7 @@ for name in a:1:3 b:3:4; do start_at "${name%%:*}" "$model" "${name#*:}" "${join
 wait_ready a b
 wait_log a 'reached by others.*how=relayed' 60
 wait_log b 'reached by others.*how=relayed' 60
-grep -q 'reached by others.*how=direct address=203.0.113.12:31330' "$scratch/r2.err" || fail "r2 does not know that it is reached directly"
+wait_log r2 'reached by others.*how=direct address=203.0.113.12:31330' 60
 
 generate=(ip netns exec c timeout -k 2 150 "$bin/swarm" generate --model "$model" "${join[@]}" --ids-file "$scratch/ids" --ignore-eos --json
   --timeout 60 --max-retries 20 --max-tokens)
@@ -32,9 +32,11 @@ expect_text() { # expect_text N NAME WHAT: the process NAME must end with the ri
 
 start text "${generate[@]}" 64
 expect_text 64 text "through relays"
-for host in 11 12; do python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())' http://203.0.113.$host:9100/metrics; done >"$scratch/metrics"
-awk '$1 == "swarm_node_relayed_nodes" { nodes += $2 } $1 == "swarm_node_relayed_bytes_total" { bytes += $2 } END { exit !(nodes == 2 && bytes > 100000) }' "$scratch/metrics" ||
-  fail "the relays' metrics: $(grep ^swarm_node_relay "$scratch/metrics")"
+relayed() {
+  for host in 11 12; do python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())' http://203.0.113.$host:9100/metrics; done >"$scratch/metrics"
+  awk '$1 == "swarm_node_relayed_nodes" { nodes += $2 } $1 == "swarm_node_relayed_bytes_total" { bytes += $2 } END { exit !(nodes == 2 && bytes > 100000) }' "$scratch/metrics"
+}
+wait_until 30 relayed
 
 # The relay of a volunteer dies in mid-generation: another one takes its place.
 of_a=$(sed -n 's/.*reached by others.*address=203.0.113.1\([12]\):31330.relay.*/\1/p' "$scratch/a.err" | tail -1)

@@ -74,7 +74,7 @@ done
 
 # Models: not the swarm's, missing, truncated, unreadable.
 refuses 1 "no node serves blocks 0:4" "$bin/swarm" generate --model "$fixtures/golden/qwen3" --join "${address[a]}" \
-  --ids-file "$scratch/ids" --timeout 2
+  --ids-file "$scratch/ids"
 refuses 2 "no-such" "$node" --model "$scratch/no-such" --blocks all
 mkdir "$scratch/cut"
 cp "$llama/config.json" "$scratch/cut/"

@@ -34,7 +34,7 @@ start_node far "$model" 0:4 --join "${address[a]}" --emulate-link 1gbit,500ms
 wait_ready far
 for ((i = 0; i < 300; i++)); do
   run "${route[@]}" --json --deny whole
-  [ -n "$(why far)$(hops | grep far)" ] && break
+  [ "$(hops)" = "a=0:1 b=1:3 c=3:4" ] && [[ "$(why far)" =~ ^slower\ by ]] && break # a node's answer to a measurement may be late
   sleep 0.2
 done
 [ "$(hops)" = "a=0:1 b=1:3 c=3:4" ] && [[ "$(why far)" =~ ^slower\ by ]] || fail "near or far: $(hops), far: $(why far)"
@@ -43,7 +43,7 @@ done
 # The output as text; and without a route.
 succeeds "${route[@]}" --only whole
 grep -q '^a token takes [0-9.]* ms over 1 hop$' "$scratch/run.out" && grep -q 'not among --only$' "$scratch/run.out" || fail "$(cat "$scratch/run.out")"
-refuses 1 'no node serves blocks 1:3 ' "${route[@]}" --only a --only c --timeout 1
+refuses 1 'no node serves blocks 1:3 ' "${route[@]}" --only a --only c
 grep -q '^1:3 *b *not among --only$' "$scratch/run.out" || fail "rejected nodes are not shown when there is no route"
 refuses 2 'must be latency or throughput' "${route[@]}" --route scenic
 refuses 2 'give --join' "$bin/swarm" route --model "$model"

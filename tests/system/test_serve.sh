@@ -12,7 +12,7 @@ serve() {
   wait_ready "$name"
   url=http://${address[$name]}
 }
-client() { timeout -k 2 120 python3 "$here/serve_client.py" "$@" || fail "$1"; }
+client() { timeout -k 2 400 python3 "$here/serve_client.py" "$@" || fail "$1"; }
 generate() { succeeds "$bin/swarm" generate --model "$model" --join "${address[a]}" --json "$@"; query "$scratch/run.out" 'd["text"]'; }
 refused() { refuses 2 "$1" "$bin/swarm" serve --model "$model" "${@:2}"; }
 
@@ -59,16 +59,17 @@ fi
 
 # -- clients that leave, a full queue, SIGTERM, over a node that takes its time
 slow a
-serve small --join "${address[a]}" --max-sessions 1 --queue 1
+serve small --join "${address[a]}" --max-sessions 1 --queue 1 --drain-timeout 300
 client leaving "$url"
 client ending "$url" "${pid[a]}" "${pid[slow]}" "$scratch/answering" "$scratch/draining" &
-asking=$!
+asking=$! pid[asking]=$!
 wait_file answering
 signal small TERM
 wait_file draining
 signal a CONT
 wait "${pid[slow]}" 2>/dev/null; unset "pid[slow]"
-wait "$asking" || fail "SIGTERM in the middle of an answer"
+wait "$asking"; rc=$?; unset "pid[asking]"
+[ $rc = 0 ] || fail "SIGTERM in the middle of an answer"
 wait_end small 60
 [ $rc = 0 ] || fail "after SIGTERM the server ended with exit code $rc"
 
@@ -76,13 +77,14 @@ wait_end small 60
 expected=$(generate --prompt "Once upon a time" --max-tokens 100 --ignore-eos)
 start_node b "$model" all --device cpu --join "${address[a]}"
 wait_ready b
-serve server --join "${address[a]}" --join "${address[b]}" --max-sessions 2 --emulate-link 1gbit,5ms # the answer takes seconds
+serve server --join "${address[a]}" --join "${address[b]}" --max-sessions 2 --emulate-link 1gbit,50ms # the answer takes seconds
 client steady "$url" "$expected" "$scratch/begun" "$scratch/killed" &
-asking=$!
+asking=$! pid[asking]=$!
 wait_file begun
 kill_node "$(cat "$scratch/begun")"
 touch "$scratch/killed"
-wait "$asking" || fail "a node was killed in the middle of an answer"
+wait "$asking"; rc=$?; unset "pid[asking]"
+[ $rc = 0 ] || fail "a node was killed in the middle of an answer"
 stop_node server
 
 # -- a node of its own ends with the server, however that ends

@@ -13,22 +13,24 @@ start server "$bin/swarm" serve --model "$scratch/model" --served-model-name tin
 wait_ready server
 url=http://${address[server]}
 client crowd "$url" "$scratch/begun" &
-asking=$!
+asking=$! pid[asking]=$!
 wait_file begun
 killed=$(cat "$scratch/begun")
 kill_node "$killed"
-wait "$asking" || fail "a crowd"
+wait "$asking"; rc=$?; unset "pid[asking]"
+[ $rc = 0 ] || fail "a crowd"
 
 [ "$killed" = a ] && left=b || left=a
 slow $left
 client ending "$url" "${pid[$left]}" "${pid[slow]}" "$scratch/answering" "$scratch/draining" &
-asking=$!
+asking=$! pid[asking]=$!
 wait_file answering
 signal server TERM
 wait_file draining
 signal $left CONT
 wait "${pid[slow]}" 2>/dev/null; unset "pid[slow]"
-wait "$asking" || fail "SIGTERM in the middle of an answer"
+wait "$asking"; rc=$?; unset "pid[asking]"
+[ $rc = 0 ] || fail "SIGTERM in the middle of an answer"
 wait_end server 60
 [ $rc = 0 ] || fail "after SIGTERM the server ended with exit code $rc"
 stop_node $left

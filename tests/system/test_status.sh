@@ -17,10 +17,11 @@ done
 [ "$(query "$scratch/run.out" 'all(n["version"] and n["device"] == "cpu" and n["kv_bytes_max"] > 0 and n["rtt_ms"] > 0 and n["state"] == "online" for n in d["nodes"])')" = True ] ||
   fail "the statistics of a node: $(cat "$scratch/run.out")"
 [ "$(query "$scratch/run.out" 'len(d["coverage"][0]["tokens_per_s_per_block"])')" = 4 ] || fail "no throughput for each block"
-succeeds "${status[@]}"
+both() { succeeds "${status[@]}"; grep -Eq '^0:1 +2 ' "$scratch/run.out"; } # a node may answer late
+wait_until 60 both
 grep -Eq '^llama \([0-9a-f]{8}\), 4 blocks$' "$scratch/run.out" || fail "the model has no name: $(cat "$scratch/run.out")"
 awk 'length > 120 { exit 1 }' "$scratch/run.out" || fail "lines are longer than 120 columns: $(cat "$scratch/run.out")"
-grep -Eq '^0:1 +2 ' "$scratch/run.out" && grep -Eq '^1:3 +1 ' "$scratch/run.out" && grep -Eq '^3:4 +no node$' "$scratch/run.out" ||
+grep -Eq '^1:3 +1 ' "$scratch/run.out" && grep -Eq '^3:4 +no node$' "$scratch/run.out" ||
   fail "the table: $(cat "$scratch/run.out")"
 
 # Live: one line of JSON each time; a killed node becomes silent and leaves a gap; an interrupt ends it.
@@ -32,12 +33,11 @@ until_lines() {
 }
 until_lines 1
 kill_node b
-until_lines 2
-lines=$(wc -l <"$scratch/live.out")
-until_lines $((lines + 1))
-tail -n 1 "$scratch/live.out" >"$scratch/last"
-[ "$(query "$scratch/last" '[n["answered"] for n in d["nodes"] if n["name"] == "b"], d["coverage"][0]["gaps"]')" = "([False], ['1:4'])" ] ||
-  fail "a node that was killed still counts: $(cat "$scratch/last")"
+b_is_gone() { # a line may have been begun before
+  tail -n 1 "$scratch/live.out" >"$scratch/last"
+  [ "$(query "$scratch/last" '[n["answered"] for n in d["nodes"] if n["name"] == "b"], d["coverage"][0]["gaps"]' 2>/dev/null)" = "([False], ['1:4'])" ]
+}
+wait_until 60 b_is_gone
 signal live INT
 wait_end live 60
 [ $rc = 130 ] || fail "an interrupted watch ended with $rc"
@@ -48,7 +48,7 @@ import os, pty, select, signal, sys, time
 pid, fd = pty.fork()
 if pid == 0:
     os.execv(sys.argv[1], sys.argv[1:])
-seen, until = b"", time.time() + 20
+seen, until = b"", time.time() + 90
 while (seen.count(b"\x1b[H\x1b[J") < 2 or seen.count(b"RTT") < 2) and time.time() < until:
     if select.select([fd], [], [], 0.1)[0]:
         seen += os.read(fd, 65536)

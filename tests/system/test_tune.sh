@@ -79,7 +79,7 @@ start_node d "$model" 10:20 --join "${address[a]}"
 wait_ready d
 kill_node b
 signal tune CONT
-wait_end tune 60
+wait_end tune 180
 [ $rc = 0 ] || fail "after the loss of a node it ended with $rc"
 grep -q 'node failed' "$scratch/tune.err" || fail "the node that was killed was not in use"
 equal "$scratch/lost"

@@ -30,7 +30,7 @@ start_node wrong "$scratch/other/$(basename "$SN_TEST_MODEL")" 0:2 --join "${add
 wait_ready wrong
 until grep -q 'weights shared' "$scratch/wrong.err"; do pause 0.1; done
 dd if=/dev/zero of="$scratch/other/$(basename "$SN_TEST_MODEL")" bs=1M seek=2 count=80 conv=notrunc status=none
-volunteer b --join "${address[a]}"
+volunteer b --join "${address[wrong]}" # a may not have heard yet that it shares the model
 wait_ready b
 [ "$(grep -c 'sender dropped.*name=wrong.*not those of the model' "$scratch/b.err")" = 1 ] || fail "b did not drop the node that sent other bytes"
 cmp -s "$SN_TEST_MODEL" "$(echo "$scratch"/cache-b/models/swarm/*/*.gguf)" || fail "b has other bytes than the seed"

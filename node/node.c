@@ -396,8 +396,10 @@ static sn_status node_poll(sn_node *node, int64_t deadline_us, sn_err *err) {
         deadline_us = 0;
         if (more) sn_protocol_handle(node->protocol, &event, sn_now_us(), sn_unix_ms());
         node_watch_devices(node); /* before the clients hear of it */
-        for (sn_job *job = engine ? sn_engine_next_finished(engine) : NULL; job; job = sn_engine_next_finished(engine))
+        for (sn_job *job; engine && (job = sn_engine_next_finished(engine));) {
+            node_watch_devices(node); /* this job may be the first that failed on one */
             sn_protocol_job_done(node->protocol, job, sn_now_us());
+        }
         for (sn_expert_round *round; engine && (round = sn_engine_next_round(engine));)
             sn_protocol_ask_experts(node->protocol, round, sn_now_us());
     }

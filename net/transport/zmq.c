@@ -43,8 +43,12 @@ enum {
 
 typedef struct dealer {
     void *socket, *monitor;
-    bool up, outage_reported; /* outage_reported: the owner has received the event of this outage */
-    int bridge;               /* the port of its bridge to a relay; 0: it needs none */
+    bool up, outage_seen; /* outage_seen: what the monitor said last is this outage */
+    struct {
+        bool due, was_up;
+        sn_connection how;
+    } outage;   /* due: the owner has not received the event of it */
+    int bridge; /* the port of its bridge to a relay; 0: it needs none */
     sn_peer handle;
     uint8_t key[SN_KEY_SIZE];
     char address[SN_ADDRESS_MAX + 1];
@@ -141,23 +145,25 @@ static sn_status dealers_reserve(zmq *z, sn_err *err) {
 }
 
 /* Reads the monitor of a dealer; true: there is an outage that the owner does not know yet. */
-static bool dealer_has_gone(dealer *d, sn_connection *how, bool *was_up) {
-    while ((*how = sn_zmq_monitor_read(d->monitor)) != SN_CONNECTION_UNCHANGED) {
-        bool outage_reported = d->outage_reported;
-        *was_up = d->up;
-        d->up = *how == SN_CONNECTION_UP;
-        d->outage_reported = !d->up;
-        if (d->outage_reported && !outage_reported) return true;
+static bool dealer_has_gone(dealer *d) {
+    sn_connection how;
+    while (!d->outage.due && (how = sn_zmq_monitor_read(d->monitor)) != SN_CONNECTION_UNCHANGED) {
+        bool was_up = d->up, seen = d->outage_seen;
+        d->up = how == SN_CONNECTION_UP;
+        d->outage_seen = !d->up;
+        if (d->outage_seen && !seen) {
+            d->outage.due = true;
+            d->outage.was_up = was_up;
+            d->outage.how = how;
+        }
     }
-    return false;
+    return d->outage.due;
 }
 
 /* Messages queued for a peer that is not there are dropped at once instead of lingering. */
 static void close_dealer(dealer *d) {
-    sn_connection how;
-    bool was_up = false;
-    while (dealer_has_gone(d, &how, &was_up)) {}
-    if (d->outage_reported) set_int(d->socket, ZMQ_LINGER, 0);
+    while (dealer_has_gone(d)) d->outage.due = false;
+    if (d->outage_seen) set_int(d->socket, ZMQ_LINGER, 0);
     sn_zmq_monitor_close(d->socket, d->monitor);
     zmq_close(d->socket);
 }
@@ -428,20 +434,23 @@ static sn_status receive_any(zmq *z, sn_event *out, sn_err *err) {
     return SN_OK;
 }
 
-/* Reports each outage of a dialled peer once; called when no message waits, so messages that arrived before come first.
- */
-static void report_outage(zmq *z, sn_event *out) {
-    sn_connection how = SN_CONNECTION_UNCHANGED;
-    bool was_up = false;
-    dealer *d = z->dealers, *end = z->dealers + z->n_dealers;
-    while (d < end && !dealer_has_gone(d, &how, &was_up)) d++;
-    if (d == end) return;
+/* A dialled peer with an outage that the owner does not know yet, or NULL. */
+static dealer *find_outage(zmq *z) {
+    for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++)
+        if (dealer_has_gone(d)) return d;
+    return NULL;
+}
+
+/* Each outage is reported once. */
+static void report_outage(dealer *d, sn_event *out) {
+    d->outage.due = false;
     *out = (sn_event){.peer = d->handle, .lost = true, .arrived_us = sn_now_us()};
     memcpy(out->key, d->key, SN_KEY_SIZE);
     (void)sn_fail(&out->err, SN_RETRY,
-                  was_up                      ? "the connection to %s was lost"
-                  : how == SN_CONNECTION_DOWN ? "%s closed the connection before it had proven the expected key"
-                                              : "no program accepts connections at %s",
+                  d->outage.was_up ? "the connection to %s was lost"
+                  : d->outage.how == SN_CONNECTION_DOWN
+                      ? "%s closed the connection before it had proven the expected key"
+                      : "no program accepts connections at %s",
                   d->address);
 }
 
@@ -472,9 +481,13 @@ static sn_status wait_for_any(zmq *z, int64_t deadline_us, bool *woken, sn_err *
     return SN_OK;
 }
 
+/* Messages that arrived before an outage come first, those that came after no socket had one, too. */
 static sn_status next_event(zmq *z, sn_event *out, sn_err *err) {
     sn_status status = receive_any(z, out, err);
-    if (!status && !out->peer) report_outage(z, out);
+    dealer *lost = status || out->peer ? NULL : find_outage(z);
+    if (!lost) return status;
+    status = receive_any(z, out, err);
+    if (!status && !out->peer) report_outage(lost, out);
     return status;
 }
 

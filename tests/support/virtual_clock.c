@@ -66,6 +66,7 @@ static struct {
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 static atomic_bool begun, still; /* still: processor time does not count */
 static _Atomic int64_t leapt_us, last_us;
+static _Atomic int64_t watch_us; /* processor time of the watcher, which is no time of the test */
 static int64_t begin_us, begin_unix_ms, begin_cpu_us;
 
 static int64_t read_us(clockid_t id) {
@@ -76,7 +77,8 @@ static int64_t read_us(clockid_t id) {
 
 int64_t __wrap_sn_now_us(void) {
     if (!atomic_load(&begun)) return __real_sn_now_us();
-    int64_t cpu_us = atomic_load(&still) ? 0 : read_us(CLOCK_PROCESS_CPUTIME_ID) - begin_cpu_us;
+    int64_t cpu_us =
+        atomic_load(&still) ? 0 : read_us(CLOCK_PROCESS_CPUTIME_ID) - begin_cpu_us - atomic_load(&watch_us);
     int64_t now = begin_us + cpu_us + atomic_load(&leapt_us);
     int64_t last = atomic_load(&last_us);
     while (last < now && !atomic_compare_exchange_weak(&last_us, &last, now)) {}
@@ -245,6 +247,7 @@ static void *watch_main(void *ctx) {
             __real_pthread_cond_wait(&all.changed, &all.lock);
         }
         if (all_sleep()) leap_to_deadline();
+        atomic_store(&watch_us, read_us(CLOCK_THREAD_CPUTIME_ID));
         pthread_mutex_unlock(&all.lock);
         __real_sn_sleep_us(again_us);
         pthread_mutex_lock(&all.lock);

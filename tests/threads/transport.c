@@ -52,7 +52,7 @@ static void request_status(pair *p, sn_peer peer, uint64_t request) {
     require_ok(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){576}, &data, &err), &err);
     for (int i = 0; i < 576; i++) ((float *)data)[i] = (float)i;
     require_ok(sn_transport_send(p->client, peer, &msg, &err), &err);
-    int64_t deadline = sn_now_us() + 10000000;
+    int64_t deadline = sn_now_us() + 60000000;
     sn_event event = {0};
     while (!event.msg && sn_now_us() < deadline) require_ok(sn_transport_recv(p->client, deadline, &event, &err), &err);
     if (!event.msg || event.msg->correlation_id != request || ((const float *)event.msg->tensor.data)[575] != 575.0f) {

@@ -212,7 +212,7 @@ static bool is_answered(const char *source, const char *where, int wait_ms) {
 }
 
 /* One address that asks all the time gets a few answers, and takes none from others. */
-Test(introduction, answers_of_one_address_have_a_rate, .timeout = 60) {
+Test(introduction, answers_of_one_address_have_a_rate, .timeout = 180) {
     char where[64];
     sn_identity identity;
     sn_introducer *node = NULL;
@@ -253,7 +253,7 @@ static int count_answers(int fd, int at_most, int wait_ms) {
 
 /* Addresses of questions can be forged, so their number costs a stranger nothing: there is a rate for all of them
  * together. The clock stands still, so the number of answers is exact. */
-Test(introduction, answers_of_all_addresses_have_a_rate, .timeout = 120) {
+Test(introduction, answers_of_all_addresses_have_a_rate, .timeout = 180) {
     enum { OF_ALL = 4000, OF_ONE = 32, ADDRESSES = 160 };
     char where[64];
     sn_identity identity;

@@ -29,7 +29,7 @@ static void own_network(void) {
     cr_assert_eq(ioctl(fd, SIOCSIFFLAGS, &request), 0);
     close(fd);
 }
-TestSuite(lan, .init = own_network, .timeout = 60);
+TestSuite(lan, .init = own_network, .timeout = 180);
 
 static sn_lan *open_lan(int node) { /* -1: only looks */
     sn_lan *lan = NULL;

@@ -28,7 +28,7 @@ static void end(void) {
     sn_transport_free(&node.t);
     sn_transport_free(&relay.t);
 }
-TestSuite(portal, .init = begin, .fini = end, .timeout = 60);
+TestSuite(portal, .init = begin, .fini = end, .timeout = 180);
 
 /* -- raw clients */
 
@@ -105,6 +105,19 @@ static void bring_one(void) {
     require_ok(sn_portal_answer(node.t->portal, relay.address, token, &err), &err);
 }
 
+/* The message of a client that is brought: it calls again if its handshake took too long. */
+static sn_event expect_brought(void) {
+    uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE];
+    sn_err err = {0};
+    for (int64_t until = sn_now_us() + (int64_t)WAIT_MS * 1000;;) {
+        while (sn_portal_next_call(relay.t->portal, key, token))
+            require_ok(sn_portal_answer(node.t->portal, relay.address, token, &err), &err);
+        sn_event event = receive_event(node.t, 10);
+        if (event.msg) return event;
+        cr_assert_lt(sn_now_us(), until, "nothing came");
+    }
+}
+
 static sn_peer dial_through_relay(void) {
     char address[SN_ADDRESS_MAX + 1];
     sn_err err = {0};
@@ -120,8 +133,7 @@ Test(portal, a_client_reaches_a_node_through_a_relay_with_curve_between_the_two)
     register_node();
     sn_peer peer = dial_through_relay();
     cr_assert_eq(send_message(client.t, peer, step_reply_message(7, 100000)), SN_OK);
-    bring_one();
-    sn_event event = expect_message(node.t);
+    sn_event event = expect_brought();
     cr_assert_eq(event.msg->correlation_id, 7);
     cr_assert_eq(event.msg->tensor.bytes, 400000);
     cr_assert(!memcmp(event.key, client.identity.curve_key, SN_KEY_SIZE),
@@ -132,7 +144,7 @@ Test(portal, a_client_reaches_a_node_through_a_relay_with_curve_between_the_two)
     cr_assert_eq(event.msg->correlation_id, 8);
     sn_msg_free(&event.msg);
     sn_portal_stats stats = sn_portal_read_stats(relay.t->portal);
-    cr_assert_eq(stats.relayed_connections, 1);
+    cr_assert_geq(stats.relayed_connections, 1);
     cr_assert_gt(stats.relayed_bytes, 400000);
 }
 
@@ -140,8 +152,7 @@ Test(portal, a_node_does_not_take_a_relays_address_for_that_of_a_client) {
     char host[SN_ADDRESS_MAX + 1];
     register_node();
     cr_assert_eq(send_message(client.t, dial_through_relay(), status_message(1)), SN_OK);
-    bring_one();
-    sn_event event = expect_message(node.t);
+    sn_event event = expect_brought();
     sn_msg_free(&event.msg);
     cr_expect_not(sn_transport_peer_host(node.t, event.peer, host));
     cr_assert_eq(send_message(client.t, endpoint_dial(&client, &node), status_message(2)), SN_OK);
@@ -195,13 +206,15 @@ Test(portal, connections_that_wait_are_bounded_for_each_address) {
     int fd[SN_PORTAL_OF_ADDRESS_MAX];
     uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], byte;
     register_node();
+    int64_t began_us = sn_now_us();
     for (int i = 0; i < SN_PORTAL_OF_ADDRESS_MAX; i++) {
         fd[i] = socks_ask(&relay, node.identity.curve_key);
         next_call(key, token);
     }
     int one_more = raw_connect(relay.address);
     (void)!send(one_more, "\5\1\0", 3, MSG_NOSIGNAL);
-    cr_assert_eq(raw_receive(one_more, &byte, 1), 0, "it should have been refused");
+    bool let_in = raw_receive(one_more, &byte, 1);
+    cr_assert(!let_in || sn_now_us() - began_us > 10000000, "it should have been refused"); /* waits end after 10 s */
     close(one_more);
     for (int i = 0; i < SN_PORTAL_OF_ADDRESS_MAX; i++) close(fd[i]);
 }
@@ -260,8 +273,7 @@ Test(portal, a_relay_reaches_its_own_relayed_nodes_where_its_router_does_not_let
     register_node();
     require_ok(sn_transport_dial(relay.t, "203.0.113.9:31330" SN_RELAYED, node.identity.curve_key, &peer, &err), &err);
     cr_assert_eq(send_message(relay.t, peer, status_message(3)), SN_OK);
-    bring_one();
-    sn_event event = expect_message(node.t);
+    sn_event event = expect_brought();
     cr_assert_eq(event.msg->correlation_id, 3);
     sn_msg_free(&event.msg);
 }

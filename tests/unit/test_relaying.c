@@ -122,8 +122,8 @@ static void end(void) {
     sn_membership_free(&membership);
     sn_portal_free(&transport.portal);
 }
-TestSuite(relaying, .init = begin, .fini = end, .timeout = 60);
-TestSuite(reach, .init = begin, .fini = end, .timeout = 60);
+TestSuite(relaying, .init = begin, .fini = end, .timeout = 180);
+TestSuite(reach, .init = begin, .fini = end, .timeout = 180);
 
 static sn_event event_of(sn_msg_kind kind, sn_peer peer, uint8_t key, uint8_t network) {
     sn_event event = {.peer = peer, .key = {key}, .network = {network}};

@@ -76,7 +76,7 @@ static void tear_down(void) {
     api_swarm_end(&api);
 }
 
-TestSuite(server_engine, .init = set_up, .fini = tear_down, .timeout = 30);
+TestSuite(server_engine, .init = set_up, .fini = tear_down, .timeout = 180);
 
 /* A prompt of n tokens, which differs from those of other `kind`s from its first token on. */
 static void make(work *w, int kind, size_t n, const char *tokens) {

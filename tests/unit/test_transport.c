@@ -154,9 +154,13 @@ static void a_client_that_left_gets_no_reply(transport_fixture *w) {
     endpoint node, client;
     endpoint_open(w, &node, true);
     endpoint_open(w, &client, false);
-    cr_assert_eq(send_message(client.t, endpoint_dial(&client, &node), status_message(1)), SN_OK);
-    endpoint_close(&client); /* messages that were sent still leave */
+    sn_peer to = endpoint_dial(&client, &node);
+    cr_assert_eq(send_message(client.t, to, status_message(1)), SN_OK);
     sn_event event = expect_message(node.t);
+    sn_msg_free(&event.msg);
+    cr_assert_eq(send_message(client.t, to, status_message(3)), SN_OK);
+    endpoint_close(&client); /* messages that were sent still leave */
+    event = expect_message(node.t);
     sn_msg_free(&event.msg);
     sn_status status = SN_OK;
     for (int64_t until = sn_now_us() + SOON_US; status == SN_OK && sn_now_us() < until; sn_sleep_us(1000))

@@ -234,8 +234,8 @@ static conversion parse_conversion(sn_jcall *call, const sn_jstring *format, siz
         ++*at;
         how.precision = parse_number(call, format, at);
     }
-    if (*at >= format->len) sn_jcall_fail(call, "the format ends within a conversion");
-    how.kind = format->text[(*at)++];
+    if (*at >= format->len || !format->text[*at]) sn_jcall_fail(call, "the format ends within a conversion");
+    how.kind = format->text[(*at)++]; /* never NUL, which strchr finds in every string */
     return how;
 }
 

@@ -68,6 +68,7 @@ Test(jinja, names_the_line_and_the_construct_of_an_error) {
                    "line 2: the template refuses this conversation: Roles must alternate");
     expect_refused("\n{% if s %}", NULL, "{% elif %} is missing");
     expect_refused("{% include 'x' %}", NULL, "line 1: {% include %} is not known");
+    expect_refused("{{ '%5\\x00' % 1 }}", NULL, "the format ends within a conversion");
     expect_refused("\n{{ s.split(1) }}", NULL, "line 2, 'split': expected a string, not a int");
     expect_refused("\n{{ foo('x') }}", NULL, "line 2, call: 'foo' is undefined");
 }

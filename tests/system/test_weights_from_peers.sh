@@ -28,7 +28,7 @@ mkdir "$scratch/other"
 cp "$SN_TEST_MODEL" "$scratch/other/"
 start_node wrong "$scratch/other/$(basename "$SN_TEST_MODEL")" 0:2 --join "${address[seed]}" --share-weights 1GiB --log-level debug
 wait_ready wrong
-until grep -q 'weights shared' "$scratch/wrong.err"; do pause 0.1; done
+wait_until 60 grep -q 'weights shared' "$scratch/wrong.err"
 dd if=/dev/zero of="$scratch/other/$(basename "$SN_TEST_MODEL")" bs=1M seek=2 count=80 conv=notrunc status=none
 volunteer b --join "${address[wrong]}" # a may not have heard yet that it shares the model
 wait_ready b

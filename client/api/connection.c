@@ -109,7 +109,7 @@ static sn_status connection_status(swarm_connection *c, json_t **out, sn_err *er
     if (status == SN_RETRY && c->link && sn_directory_count(sn_link_directory(c->link))) status = SN_OK;
     if (!status) status = sn_status_query(c->link, &rows, &n, err);
     if (!status) *out = sn_status_json(rows, n);
-    free(rows);
+    sn_status_free(&rows, n);
     return status;
 }
 

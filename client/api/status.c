@@ -3,7 +3,6 @@
 
 #include "base/mem.h"
 #include "base/text.h"
-#include "client/net/adapter_lookup.h"
 #include "client/routing/candidates.h"
 
 #include <stdio.h>
@@ -12,47 +11,48 @@
 
 enum { QUERY_TIMEOUT_MS = 2000, BLOCKS_SHOWN_MAX = 1024 }; /* an announcement may claim any number of blocks */
 
-/* Asks a node that publishes adapters for their names. */
-static void query_adapters(sn_link *link, sn_status_row *row) {
-    sn_msg *reply = NULL;
-    sn_err err;
-    if (!row->reply.answered || !row->announcement.n_adapters ||
-        sn_adapter_lookup_list(link, &row->announcement, QUERY_TIMEOUT_MS, &reply, &err))
-        return;
-    for (row->n_adapters = 0; row->n_adapters < reply->adapters_reply.n_adapters; row->n_adapters++) {
-        row->adapters[row->n_adapters] = reply->adapters_reply.adapters[row->n_adapters];
-        sn_sanitize_text(row->adapters[row->n_adapters].name);
-    }
-    sn_msg_free(&reply);
+static void sanitize_announcement(sn_announcement *a) {
+    sn_sanitize_text(a->name);
+    sn_sanitize_text(a->version);
+    sn_sanitize_text(a->device);
+    sn_sanitize_text(a->address);
 }
 
-/* Asks all known nodes for their status, concurrently. */
+static void sanitize_reply(sn_node_reply *reply) {
+    sn_sanitize_text(reply->status.model_name);
+    sn_sanitize_text(reply->status.lacking);
+    for (size_t i = 0; reply->adapters && i < reply->adapters->adapters_reply.n_adapters; i++)
+        sn_sanitize_text(reply->adapters->adapters_reply.adapters[i].name);
+}
+
 sn_status sn_status_query(sn_link *link, sn_status_row **rows, size_t *n, sn_err *err) {
     const sn_directory *directory = sn_link_directory(link);
     const sn_announcement **nodes = NULL;
-    sn_node_status *polls = NULL;
+    sn_node_reply *replies = NULL;
     *n = sn_directory_count(directory);
     sn_status status = sn_calloc(rows, *n, sizeof **rows, err);
     if (!status) status = sn_calloc(&nodes, *n, sizeof *nodes, err);
-    if (!status) status = sn_calloc(&polls, *n, sizeof *polls, err);
+    if (!status) status = sn_calloc(&replies, *n, sizeof *replies, err);
     for (size_t i = 0; i < *n && !status; i++) {
         nodes[i] = sn_directory_at(directory, i);
         sn_announcement_copy(&(*rows)[i].announcement, nodes[i]);
-        sn_sanitize_text((*rows)[i].announcement.name);
-        sn_sanitize_text((*rows)[i].announcement.version);
-        sn_sanitize_text((*rows)[i].announcement.device);
-        sn_sanitize_text((*rows)[i].announcement.address);
+        sanitize_announcement(&(*rows)[i].announcement);
     }
-    if (!status) status = sn_link_query_status(link, nodes, *n, QUERY_TIMEOUT_MS, false, polls, err);
-    for (size_t i = 0; i < *n && !status; i++) {
-        (*rows)[i].reply = polls[i];
-        sn_sanitize_text((*rows)[i].reply.status.model_name);
-        sn_sanitize_text((*rows)[i].reply.status.lacking);
-        query_adapters(link, &(*rows)[i]);
+    const sn_link_query query = {nodes, *n, .status = true, .adapters = true, .timeout_ms = QUERY_TIMEOUT_MS};
+    if (!status) status = sn_link_query_nodes(link, &query, replies, err);
+    for (size_t i = 0; i < *n && replies; i++) {
+        (*rows)[i].reply = replies[i];
+        sanitize_reply(&(*rows)[i].reply);
     }
     free(nodes);
-    free(polls);
+    free(replies);
     return status;
+}
+
+void sn_status_free(sn_status_row **rows, size_t n) {
+    for (size_t i = 0; *rows && i < n; i++) sn_msg_free(&(*rows)[i].reply.adapters);
+    free(*rows);
+    *rows = NULL;
 }
 
 static sn_status_coverage block_coverage(const sn_status_row *rows, size_t n, const uint8_t model[SN_KEY_SIZE],
@@ -137,10 +137,11 @@ static json_t *node_json(const sn_status_row *r) {
                  {"bootstrap_peers", s->bootstrap_peers}};
     for (size_t i = 0; i < sizeof stats / sizeof *stats; i++) set_number(o, stats[i].name, stats[i].value);
     json_t *adapters = json_array();
-    for (size_t i = 0; i < r->n_adapters; i++) {
+    for (size_t i = 0; r->reply.adapters && i < r->reply.adapters->adapters_reply.n_adapters; i++) {
+        const struct sn_adapter_info *adapter = &r->reply.adapters->adapters_reply.adapters[i];
         char hash[2 * SN_HASH_SIZE + 1];
-        json_array_append_new(adapters, json_pack("{ss ss}", "name", r->adapters[i].name, "hash",
-                                                  sn_hex(r->adapters[i].hash, SN_HASH_SIZE, hash)));
+        json_array_append_new(
+            adapters, json_pack("{ss ss}", "name", adapter->name, "hash", sn_hex(adapter->hash, SN_HASH_SIZE, hash)));
     }
     json_object_set_new(o, "adapters", adapters);
     json_object_set_new(o, "lacking", json_string(s->lacking));

@@ -9,9 +9,7 @@
 /* A node: its announcement and its reply. */
 typedef struct sn_status_row {
     sn_announcement announcement; /* a copy, its texts sanitized */
-    sn_node_status reply;
-    struct sn_adapter_info adapters[SN_ADAPTERS_MAX]; /* published by the node */
-    size_t n_adapters;
+    sn_node_reply reply;          /* its texts sanitized */
 } sn_status_row;
 
 /* The nodes that serve a block: those that are online and replied. */
@@ -20,8 +18,11 @@ typedef struct sn_status_coverage {
     uint64_t tokens_per_s; /* sum over the nodes; 0 of a node that has not measured it */
 } sn_status_coverage;
 
-/* Asks all nodes that the link knows, at once; takes up to two seconds. Free *rows with free(). SN_STOP only. */
+/* Asks all nodes that the link knows, at once; takes up to two seconds. Free *rows with sn_status_free. SN_STOP only.
+ */
 sn_status sn_status_query(sn_link *link, sn_status_row **rows, size_t *n, sn_err *err) SN_MUST_USE;
+
+void sn_status_free(sn_status_row **rows, size_t n); /* accepts NULL rows */
 
 json_t *sn_status_json(const sn_status_row *rows, size_t n); /* docs/CLIENT.md describes the fields */
 

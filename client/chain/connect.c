@@ -150,17 +150,18 @@ static sn_status chain_list_unmeasured(sn_chain *chain, bool all, bool first_rou
  * time counts as the longest that was waited for. */
 sn_status sn_chain_measure_rtt(sn_chain *chain, bool all, sn_err *err) {
     const sn_announcement *nodes[MEASURED_MAX];
-    sn_node_status statuses[MEASURED_MAX];
+    sn_node_reply replies[MEASURED_MAX];
     for (int round = 0; round < MEASURE_ROUNDS; round++) {
         size_t n;
         sn_status status = chain_list_unmeasured(chain, all, !round, nodes, &n, err);
         if (status || !n) return status;
         int quarter_ms = sn_chain_left_ms(chain, INT_MAX) / 4,
             measure_ms = quarter_ms < MEASURE_MS ? quarter_ms : MEASURE_MS;
-        status = sn_link_query_status(chain->options.link, nodes, n, measure_ms, true, statuses, err);
+        const sn_link_query query = {nodes, n, .status = true, .hurry = true, .timeout_ms = measure_ms};
+        status = sn_link_query_nodes(chain->options.link, &query, replies, err);
         for (size_t i = 0; i < n && !status; i++)
-            if (statuses[i].answered)
-                sn_peer_stats_note_rtt(chain->peer_stats, nodes[i]->node, statuses[i].rtt_us, sn_now_us());
+            if (replies[i].answered)
+                sn_peer_stats_note_rtt(chain->peer_stats, nodes[i]->node, replies[i].rtt_us, sn_now_us());
             else
                 sn_peer_stats_note_silence(chain->peer_stats, nodes[i]->node, (int64_t)measure_ms * 1000, sn_now_us());
         if (status) return status;

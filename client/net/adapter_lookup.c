@@ -1,19 +1,12 @@
 #include "client/net/adapter_lookup.h"
 
+#include "base/clock.h"
+#include "base/mem.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-enum { NODES_ASKED_MAX = 64, ASK_MS = 3000 };
-
-sn_status sn_adapter_lookup_list(sn_link *link, const sn_announcement *node, int timeout_ms, sn_msg **out,
-                                 sn_err *err) {
-    sn_msg *msg = NULL;
-    sn_status status = sn_msg_new(SN_MSG_ADAPTERS, 0, &msg, err);
-    if (status) return status;
-    msg->adapters.protocol = SN_PROTOCOL_VERSION;
-    sn_call call = {node->address, node->curve_key, SN_MSG_ADAPTERS_REPLY, timeout_ms};
-    return sn_link_call(link, &call, &msg, NULL, out, err);
-}
+enum { NODES_ASKED_MAX = 256, ASK_MS = 3000 };
 
 typedef struct adapter_search {
     const char *wanted, *digits; /* digits: first hexadecimal digits of the hash; NULL: any */
@@ -44,29 +37,44 @@ static sn_status search_take_reply(adapter_search *s, const sn_msg_adapters_repl
     return SN_OK;
 }
 
+/* The nodes of the model that announce adapters, proven ones first: a stranger may have announced any number. */
+static size_t list_publishers(const sn_directory *directory, const sn_hash *model,
+                              const sn_announcement *nodes[NODES_ASKED_MAX]) {
+    int64_t now_ms = sn_unix_ms();
+    size_t n = 0;
+    for (int proven = 1; proven >= 0; proven--)
+        for (size_t i = 0; i < sn_directory_count(directory) && n < NODES_ASKED_MAX; i++) {
+            const sn_announcement *a = sn_directory_at(directory, i);
+            if (memcmp(a->model, model->bytes, SN_HASH_SIZE) || !a->n_adapters || a->state != SN_NODE_ONLINE) continue;
+            if (sn_directory_is_proven_at(directory, i, now_ms) == proven) nodes[n++] = a;
+        }
+    return n;
+}
+
+static sn_status search_nodes(adapter_search *s, sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
+    const sn_announcement *nodes[NODES_ASKED_MAX];
+    sn_node_reply *replies = NULL;
+    size_t n = list_publishers(sn_link_directory(link), model, nodes);
+    const sn_link_query query = {nodes, n, .adapters = true, .timeout_ms = timeout_ms};
+    sn_status status = sn_calloc(&replies, n, sizeof *replies, err);
+    if (!status) status = sn_link_query_nodes(link, &query, replies, err);
+    for (size_t i = 0; replies && i < n; i++) {
+        if (!status && replies[i].adapters) status = search_take_reply(s, &replies[i].adapters->adapters_reply, err);
+        sn_msg_free(&replies[i].adapters);
+    }
+    free(replies);
+    return status;
+}
+
 sn_status sn_adapter_lookup(sn_link *link, const sn_hash *model, const char *wanted, int timeout_ms, sn_hash *out,
                             sn_err *err) {
     const char *at = strchr(wanted, '@');
     adapter_search s = {
         .wanted = wanted, .digits = at ? at + 1 : NULL, .len = at ? (size_t)(at - wanted) : strlen(wanted)};
-    sn_announcement *nodes[NODES_ASKED_MAX] = {NULL}; /* copies: while nodes are asked the directory may change */
-    size_t n = 0;
+    int64_t deadline_us = sn_now_us() + (int64_t)timeout_ms * 1000;
     sn_status status = sn_link_discover(link, model, timeout_ms, err);
-    const sn_directory *directory = sn_link_directory(link);
-    for (size_t i = 0; i < sn_directory_count(directory) && n < NODES_ASKED_MAX && !status; i++) {
-        const sn_announcement *a = sn_directory_at(directory, i);
-        if (memcmp(a->model, model->bytes, SN_HASH_SIZE) || !a->n_adapters || a->state != SN_NODE_ONLINE) continue;
-        status = sn_calloc(&nodes[n], 1, sn_announcement_size(a), err);
-        if (!status) sn_announcement_copy(nodes[n++], a);
-    }
-    for (size_t i = 0; i < n && !status; i++) {
-        sn_msg *reply = NULL;
-        sn_err silent;
-        if (!sn_adapter_lookup_list(link, nodes[i], timeout_ms < ASK_MS ? timeout_ms : ASK_MS, &reply, &silent))
-            status = search_take_reply(&s, &reply->adapters_reply, err);
-        sn_msg_free(&reply);
-    }
-    for (size_t i = 0; i < n; i++) free(nodes[i]);
+    int64_t left_ms = (deadline_us - sn_now_us()) / 1000;
+    if (!status && left_ms > 0) status = search_nodes(&s, link, model, left_ms < ASK_MS ? (int)left_ms : ASK_MS, err);
     if (!status && !s.found)
         status =
             sn_fail(err, SN_RETRY,

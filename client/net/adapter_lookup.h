@@ -5,13 +5,10 @@
 
 #include "client/net/link.h"
 
-/* wanted: NAME, or NAME@HEX with the first digits of the hash. Asks nodes of the model that announce adapters.
- * SN_RETRY: no node publishes it, or none answers; SN_REFUSED: the name means different adapters at different nodes. */
+/* wanted: NAME, or NAME@HEX with the first digits of the hash. Asks nodes of the model that announce adapters, at once;
+ * discovery and this share timeout_ms. SN_RETRY: no node publishes it, or none answers; SN_REFUSED: the name means
+ * different adapters at different nodes. */
 sn_status sn_adapter_lookup(sn_link *link, const sn_hash *model, const char *wanted, int timeout_ms, sn_hash *out,
                             sn_err *err) SN_MUST_USE;
-
-/* The list of adapters that one node publishes: its ADAPTERS_REPLY. */
-sn_status sn_adapter_lookup_list(sn_link *link, const sn_announcement *node, int timeout_ms, sn_msg **out,
-                                 sn_err *err) SN_MUST_USE;
 
 #endif

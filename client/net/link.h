@@ -60,17 +60,26 @@ void sn_link_set_cancel(sn_link *link, const sn_cancel *cancel);
 sn_status sn_link_pause(const sn_link *link, int64_t us, sn_err *err) SN_MUST_USE;
 sn_directory *sn_link_directory(sn_link *link);
 
-typedef struct sn_node_status {
+/* Which nodes to ask for what, all at once. */
+typedef struct sn_link_query {
+    const sn_announcement *const *nodes; /* (n) of the directory, which does not change meanwhile */
+    size_t n;
+    bool status;   /* asks for the status, twice */
+    bool adapters; /* asks nodes that announce adapters for their list */
+    bool hurry;    /* once half of the nodes have answered, waits only as long again and a little more */
+    int timeout_ms;
+} sn_link_query;
+
+typedef struct sn_node_reply {
     bool answered;
-    int64_t rtt_us; /* over a connection that existed already, if the node answered twice */
+    int64_t rtt_us; /* of a question about the status; over a connection that existed already, if both were answered */
     sn_msg_status_reply status;
-    char error[160]; /* why there is no answer */
-} sn_node_status;
-/* Asks all of these nodes at once for their status, twice each, and waits until every node has answered or timeout_ms
- * have passed. hurry: once half of the nodes have answered, waits only as long again and a little more. SN_STOP only.
- */
-sn_status sn_link_query_status(sn_link *link, const sn_announcement *const *nodes, size_t n, int timeout_ms, bool hurry,
-                               sn_node_status *out, sn_err *err) SN_MUST_USE;
+    sn_msg *adapters; /* an ADAPTERS_REPLY, of the caller; NULL: none */
+    char error[160];  /* why there is no answer */
+} sn_node_reply;
+/* Waits until every node has answered all questions or timeout_ms have passed. SN_STOP only; free out[].adapters in any
+ * case. */
+sn_status sn_link_query_nodes(sn_link *link, const sn_link_query *query, sn_node_reply *out, sn_err *err) SN_MUST_USE;
 
 /* -- one request and its reply */
 

@@ -42,6 +42,7 @@ void make_announcement_of(const testbed *w, const sn_identity *identity, const c
     a->n_blocks = (uint64_t)w->n_blocks;
     a->kv_bytes_free = (uint64_t)1 << 40;
     for (int i = 0; i < SN_WIRE_DTYPES; i++) a->wire_dtype[a->n_wire_dtype++] = sn_wire_dtypes[i];
+    a->adapters[a->n_adapters++] = 1; /* for which it never answers */
     if (speed) a->decode_us = speed > 0 ? 1 : 1000000;
     for (int i = 0; speed > 0 && i < cluster_count(w->cluster) && i < SN_ROUND_TRIPS_MAX;
          i++) { /* close to every node, too */

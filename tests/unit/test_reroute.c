@@ -62,7 +62,8 @@ Test(reroute, polls_all_nodes_at_once_within_the_time_limit) {
     chain_fixture r;
     chain_fixture_open(&r, w, (sn_chain_options){0});
     const sn_announcement *nodes[3];
-    sn_node_status polls[3];
+    sn_node_reply polls[3];
+    const sn_link_query query = {nodes, 3, .status = true, .timeout_ms = TIMEOUT_MS};
     REQUIRE(sn_link_discover(r.link, NULL, TIMEOUT_MS, &err));
     sn_directory *directory = sn_link_directory(r.link);
     for (int tries = 0; sn_directory_count(directory) < 3 && tries < 100; tries++) {
@@ -71,13 +72,13 @@ Test(reroute, polls_all_nodes_at_once_within_the_time_limit) {
     }
     cr_assert_eq(sn_directory_count(directory), 3);
     for (size_t i = 0; i < 3; i++) nodes[i] = sn_directory_at(directory, i);
-    REQUIRE(sn_link_query_status(r.link, nodes, 3, TIMEOUT_MS, false, polls, &err));
+    REQUIRE(sn_link_query_nodes(r.link, &query, polls, &err));
     for (int i = 0; i < 3; i++) {
         cr_expect(polls[i].answered && polls[i].rtt_us > 0 && polls[i].rtt_us < 20000000, "%s", polls[i].error);
         cr_expect_eq(polls[i].status.sessions_max, 64);
     }
     cluster_cut_off(w->cluster, 1);
-    REQUIRE(sn_link_query_status(r.link, nodes, 3, TIMEOUT_MS, false, polls, &err));
+    REQUIRE(sn_link_query_nodes(r.link, &query, polls, &err));
     int answered = 0;
     for (int i = 0; i < 3; i++) {
         answered += polls[i].answered;

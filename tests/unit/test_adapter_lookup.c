@@ -1,0 +1,100 @@
+/* Asking nodes for the adapters that they publish, beside nodes that announce adapters and never say which. */
+#include "base/clock.h"
+#include "client/api/status.h"
+#include "client/net/adapter_lookup.h"
+#include "tests/support/fake_node.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+enum { SILENT = 5, STRANGERS = 300, TIMEOUT_MS = 10000 };
+
+typedef struct fixture {
+    testbed *w;
+    fake_node *silent[SILENT]; /* answer for their status only */
+    sn_link *link;
+} fixture;
+
+static void fixture_begin(fixture *r) {
+    const cluster_options options = {.tune_memory = 64 << 20, .adapters = SN_FIXTURES "/peft/lora"};
+    char address[16];
+    r->w = testbed_new(&options);
+    cluster_add(r->w->cluster, 2, 0); /* behind the others in a directory, which is in order of the first block */
+    r->link = cluster_link(r->w->cluster);
+    REQUIRE(sn_link_discover(r->link, NULL, TIMEOUT_MS, &err));
+    for (int i = 0; i < SILENT; i++) {
+        snprintf(address, sizeof address, "silent:%d", i + 1);
+        r->silent[i] = fake_node_new(r->w, address, 0, r->w->n_blocks, FAKE_OTHER_KIND);
+        fake_node_announce_to(r->silent[i], r->link);
+    }
+}
+
+static void fixture_end(fixture *r) {
+    sn_link_close(&r->link);
+    for (int i = 0; i < SILENT; i++) fake_node_free(&r->silent[i]);
+    testbed_free(&r->w);
+}
+
+Test(adapter_lookup, finds_a_name_beside_nodes_that_never_say_theirs) {
+    fixture r;
+    sn_hash hash;
+    sn_err why;
+    fixture_begin(&r);
+    int64_t began_us = sn_now_us();
+    cr_expect_eq(sn_adapter_lookup(r.link, &r.w->model, "end", TIMEOUT_MS, &hash, &why), SN_OK, "%s", why.text);
+    cr_expect_lt(sn_now_us() - began_us, 4000000, "one node is asked after the other");
+    cr_expect_eq(sn_adapter_lookup(r.link, &r.w->model, "stripes", TIMEOUT_MS, &hash, &why), SN_RETRY);
+    cr_expect(strstr(why.text, "no node publishes an adapter stripes"), "%s", why.text);
+    fixture_end(&r);
+}
+
+Test(adapter_lookup, ends_when_the_time_is_over) {
+    fixture r;
+    sn_hash hash;
+    sn_err why;
+    fixture_begin(&r);
+    int64_t began_us = sn_now_us();
+    cr_expect_eq(sn_adapter_lookup(r.link, &r.w->model, "end", 1000, &hash, &why), SN_OK, "%s", why.text);
+    cr_expect_leq(sn_now_us() - began_us, 1200000);
+    fixture_end(&r);
+}
+
+Test(adapter_lookup, strangers_do_not_crowd_out_a_proven_node) {
+    fixture r;
+    sn_hash hash;
+    sn_err why;
+    fixture_begin(&r);
+    sn_link *link = cluster_link(r.w->cluster);
+    for (int i = 0; i < STRANGERS; i++) {
+        sn_identity identity;
+        sn_buf sealed;
+        REQUIRE(sn_identity_new(&identity, &err));
+        make_announcement_of(r.w, &identity, "nobody:1", 0, r.w->n_blocks, 0, &sealed);
+        REQUIRE(sn_directory_add(sn_link_directory(link), sealed.data, sealed.len, sn_unix_ms(), &err));
+        sn_buf_fini(&sealed);
+    }
+    cr_expect_eq(sn_adapter_lookup(link, &r.w->model, "end", TIMEOUT_MS, &hash, &why), SN_OK, "%s", why.text);
+    cr_expect_gt(sn_directory_count(sn_link_directory(link)), STRANGERS);
+    sn_link_close(&link);
+    fixture_end(&r);
+}
+
+Test(adapter_lookup, the_status_of_a_swarm_takes_two_seconds_whoever_is_silent) {
+    fixture r;
+    sn_status_row *rows = NULL;
+    size_t n = 0, answered = 0, adapters = 0;
+    fixture_begin(&r);
+    int64_t began_us = sn_now_us();
+    REQUIRE(sn_status_query(r.link, &rows, &n, &err));
+    cr_expect_leq(sn_now_us() - began_us, 2200000, "one node is asked after the other");
+    for (size_t i = 0; i < n; i++) {
+        answered += rows[i].reply.answered;
+        adapters += rows[i].reply.adapters ? rows[i].reply.adapters->adapters_reply.n_adapters : 0;
+    }
+    cr_expect_eq(n, SILENT + 1);
+    cr_expect_eq(answered, SILENT + 1, "a node counts as answering when its adapters are not known");
+    cr_expect_eq(adapters, 2, "begin and end");
+    sn_status_free(&rows, n);
+    fixture_end(&r);
+}

@@ -70,7 +70,7 @@ Test(adapter_lookup, strangers_do_not_crowd_out_a_proven_node) {
         sn_identity identity;
         sn_buf sealed;
         REQUIRE(sn_identity_new(&identity, &err));
-        make_announcement_of(r.w, &identity, "nobody:1", 0, r.w->n_blocks, 0, &sealed);
+        make_announcement_of(r.w, &identity, "nowhere:1", 0, r.w->n_blocks, 0, &sealed);
         REQUIRE(sn_directory_add(sn_link_directory(link), sealed.data, sealed.len, sn_unix_ms(), &err));
         sn_buf_fini(&sealed);
     }

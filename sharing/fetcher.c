@@ -280,7 +280,7 @@ static sn_status ask_for(fetching *g, slot *s, int64_t now_us, sn_err *err) {
     sn_sender *sender = &g->f->senders.all[s->sender];
     const sn_piece *piece = s->what.piece;
     sn_msg *msg = NULL;
-    sn_status status = sn_msg_new(SN_MSG_WEIGHTS, sn_link_next_correlation_id(g->f->link), &msg, err);
+    sn_status status = sn_msg_new(SN_MSG_WEIGHTS, sn_link_new_correlation_id(), &msg, err);
     if (status) return status;
     s->asked = sn_min_size((size_t)(piece->to - piece->from) - s->have, SN_WEIGHTS_SIZE_MAX);
     s->correlation_id = msg->correlation_id;

@@ -64,7 +64,7 @@ sn_status sn_senders_ask(sn_senders *s, sn_link *link, size_t file, int64_t now_
         sn_msg *msg = NULL;
         if (sender->offer_id && now_us > sender->offer_until_us) sn_sender_rest(s, i, now_us);
         if (sender->dropped || sender->asked[file] || sender->offer_id || now_us < sender->not_before_us) continue;
-        status = sn_msg_new(SN_MSG_WEIGHTS_OFFER, sn_link_next_correlation_id(link), &msg, err);
+        status = sn_msg_new(SN_MSG_WEIGHTS_OFFER, sn_link_new_correlation_id(), &msg, err);
         if (!status) status = sn_link_dial(link, sender->address, sender->curve_key, &sender->peer, err);
         if (!status) {
             memcpy(msg->weights_offer.manifest, s->manifest.bytes, SN_KEY_SIZE);

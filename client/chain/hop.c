@@ -83,7 +83,7 @@ static void remote_fini(sn_hop_remote *r, sn_link *link) {
     sn_err err;
     sn_msg *msg = NULL;
     /* A node that did not answer may have opened the session all the same. */
-    if (r->peer && link && !sn_msg_new(SN_MSG_CLOSE, sn_link_next_correlation_id(link), &msg, &err)) {
+    if (r->peer && link && !sn_msg_new(SN_MSG_CLOSE, sn_link_new_correlation_id(), &msg, &err)) {
         memcpy(msg->close.session, r->session, SN_SESSION_ID_SIZE);
         if (sn_link_send(link, r->peer, &msg, &err)) {} /* the session then expires at the node */
     }
@@ -409,7 +409,7 @@ static size_t hops_find_failed(const sn_hop *hops, size_t n_hops, sn_link *link,
 sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, const sn_step *step,
                        int64_t deadline_us, sn_step_in_flight *out, sn_err *err) {
     sn_msg *msg = NULL;
-    *out = (sn_step_in_flight){sn_link_next_correlation_id(link), *step, sn_now_us(), deadline_us};
+    *out = (sn_step_in_flight){sn_link_new_correlation_id(), *step, sn_now_us(), deadline_us};
     sn_status status = step_msg_new(hops, n_hops, out->correlation_id, n_in_flight, step, &msg, err);
     if (status) return status;
     for (size_t i = 0; i < n_hops; i++)

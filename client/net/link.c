@@ -60,8 +60,7 @@ struct sn_link {
     size_t n_wanted;
     char joined[256]; /* the addresses as given, for error messages */
     sn_err rejected;  /* why what a joined node sent last was no message */
-    uint64_t last_correlation_id;
-    sn_peer *alive; /* connections that were dialled and are not lost */
+    sn_peer *alive;   /* connections that were dialled and are not lost */
     size_t n_alive, alive_capacity;
     struct {
         uint64_t correlation_id;
@@ -81,10 +80,7 @@ static sn_status link_new(sn_link **out, sn_err *err) {
     sn_status status = sn_calloc(&link, 1, sizeof *link, err);
     if (status) return status;
     status = sn_directory_new(&link->directory, err);
-    if (status)
-        sn_link_close(&link);
-    else /* random, so that a node does not take requests for those of an earlier run with the same identity */
-        sn_random(&link->last_correlation_id, sizeof link->last_correlation_id);
+    if (status) sn_link_close(&link);
     *out = link;
     return status;
 }
@@ -164,7 +160,13 @@ void sn_link_close(sn_link **link) {
 }
 
 sn_directory *sn_link_directory(sn_link *link) { return link->directory; }
-uint64_t sn_link_next_correlation_id(sn_link *link) { return ++link->last_correlation_id; }
+/* A reply is taken over any connection, because routes and sessions move between connections: a random id
+ * says that its sender has seen the request. */
+uint64_t sn_link_new_correlation_id(void) {
+    uint64_t id;
+    sn_random(&id, sizeof id);
+    return id ? id : 1;
+}
 
 /* -- requests ------------------------------------------------------------------------------------------------------ */
 
@@ -325,7 +327,7 @@ bool sn_link_is_draining(const sn_link *link, const uint8_t session[SN_SESSION_I
 }
 
 sn_status sn_link_request_async(sn_link *link, sn_peer peer, sn_msg **msg, uint64_t *correlation_id, sn_err *err) {
-    *correlation_id = (*msg)->correlation_id = sn_link_next_correlation_id(link);
+    *correlation_id = (*msg)->correlation_id = sn_link_new_correlation_id();
     if (link->n_requests == REQUESTS_MAX) {
         sn_msg_free(msg);
         return sn_fail(err, SN_RETRY, "%d requests are open already", REQUESTS_MAX);
@@ -428,7 +430,7 @@ sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) 
 
 sn_status sn_link_call(sn_link *link, const sn_call *call, sn_msg **msg, sn_peer *peer, sn_msg **out, sn_err *err) {
     sn_peer to = 0;
-    sn_wait wait = {.correlation_id = sn_link_next_correlation_id(link),
+    sn_wait wait = {.correlation_id = sn_link_new_correlation_id(),
                     .wanted = call->wanted,
                     .deadline_us = sn_now_us() + (int64_t)call->timeout_ms * 1000,
                     .peers = &to,
@@ -532,7 +534,7 @@ static void link_take_late_answers(sn_link *link) {
 
 /* Asks one node, and takes what it answers within PAGE_US. *next: where its next page begins; 0: there is none. */
 static sn_status link_ask_one(sn_link *link, sn_peer from, const sn_peers_query *query, uint64_t *next, sn_err *err) {
-    uint64_t correlation_id = sn_link_next_correlation_id(link);
+    uint64_t correlation_id = sn_link_new_correlation_id();
     int64_t page_us = sn_now_us() + PAGE_US, until_us = link->discovery_until_us;
     int64_t deadline = page_us < until_us ? page_us : until_us;
     sn_msg *msg = NULL;
@@ -581,7 +583,7 @@ void sn_link_look_for(sn_link *link, const char *const *names, size_t n) {
 
 static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
     int64_t deadline = sn_now_us() + (int64_t)timeout_ms * 1000, ask_again = 0;
-    uint64_t correlation_id = link->discovery = sn_link_next_correlation_id(link);
+    uint64_t correlation_id = link->discovery = sn_link_new_correlation_id();
     size_t asked = 0, rounds = 0;
     sn_peer from = 0;
     sn_status status = SN_OK;

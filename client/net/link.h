@@ -96,7 +96,7 @@ sn_status sn_link_call(sn_link *link, const sn_call *call, sn_msg **msg, sn_peer
 
 /* -- the same in parts */
 
-uint64_t sn_link_next_correlation_id(sn_link *link); /* never returned before */
+uint64_t sn_link_new_correlation_id(void); /* random, so unique; never 0 */
 /* The connection to a node; made where there is none. After a lost connection its handle is never used again, and the
  * sessions opened over it count as lost; the next dial makes a new one. */
 sn_status sn_link_dial(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_peer *out,

@@ -102,13 +102,13 @@ static size_t queries_open(const node_query *p, size_t n) {
 
 sn_status sn_link_query_nodes(sn_link *link, const sn_link_query *query, sn_node_reply *out, sn_err *err) {
     int64_t began_us = sn_now_us(), deadline_us = began_us + (int64_t)query->timeout_ms * 1000;
-    uint64_t base = sn_link_next_correlation_id(link); /* of ASK_NOTHING * n in a row */
+    uint64_t base =
+        sn_link_new_correlation_id(); /* the nodes see which ids come next: replies count from their own peer only */
     bool hurry = query->hurry;
     node_query *p = NULL;
     memset(out, 0, query->n * sizeof *out);
     sn_status status = sn_calloc(&p, query->n, sizeof *p, err);
     if (status) return status;
-    for (size_t i = 1; i < ASK_NOTHING * query->n; i++) (void)sn_link_next_correlation_id(link);
     for (size_t i = 0; i < query->n; i++) p[i].question = ASK_NOTHING;
     for (size_t i = 0; i < query->n && !status; i++)
         status = node_query_ask(link, query, base, i, ASK_STATUS, &p[i], &out[i], err);

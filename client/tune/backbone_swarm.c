@@ -187,16 +187,16 @@ static sn_status swarm_node_failed(swarm_backbone *s, const hop *h, const sn_err
     return status ? sn_err_context(err, "%s: %.160s; and then", address, cause.text) : SN_OK;
 }
 
-static sn_msg *swarm_new_request(swarm_backbone *s, sn_msg_kind kind, uint64_t *correlation_id, sn_err *err) {
+static sn_msg *new_request(sn_msg_kind kind, uint64_t *correlation_id, sn_err *err) {
     sn_msg *msg = NULL;
-    *correlation_id = sn_link_next_correlation_id(s->options.link);
+    *correlation_id = sn_link_new_correlation_id();
     if (sn_msg_new(kind, *correlation_id, &msg, err)) return NULL;
     return msg;
 }
 
 static sn_status swarm_send_adapter(swarm_backbone *s, hop *h, sn_err *err) {
     void *data;
-    sn_msg *msg = swarm_new_request(s, SN_MSG_ADAPTER_PUT, &h->correlation_id, err);
+    sn_msg *msg = new_request(SN_MSG_ADAPTER_PUT, &h->correlation_id, err);
     if (!msg) return err->status;
     sn_status status = sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){h->image.len / sizeof(float)}, &data, err);
     if (status) {
@@ -234,7 +234,7 @@ static sn_status traversal_fill_message(swarm_backbone *s, const hop *h, const t
 }
 
 static sn_status swarm_send_batch(swarm_backbone *s, hop *h, traversal *t, sn_err *err) {
-    sn_msg *msg = swarm_new_request(s, t->back ? SN_MSG_BACKWARD : SN_MSG_FORWARD, &t->correlation_id, err);
+    sn_msg *msg = new_request(t->back ? SN_MSG_BACKWARD : SN_MSG_FORWARD, &t->correlation_id, err);
     if (!msg) return err->status;
     sn_status status = traversal_fill_message(s, h, t, msg, err);
     if (status) {

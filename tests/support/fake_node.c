@@ -10,6 +10,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+enum { FORGED = 64, FORGE_US = 1000 };
+
 struct fake_node {
     const testbed *testbed;
     int first, end;
@@ -17,6 +19,8 @@ struct fake_node {
     sn_identity identity;
     sn_transport *transport;
     sn_peer owner; /* peer that opened the newest session */
+    sn_peer asker; /* peer that asked for the status */
+    uint64_t seen; /* the correlation id of that request */
     sn_buf sealed;
     pthread_t thread;
     atomic_bool stop;
@@ -135,19 +139,32 @@ static void answer_message(fake_node *f, const sn_event *event) {
         to = f->owner; /* a pushed step comes from another node, its reply goes to the client */
         msg = answer_step(f, event->msg);
     } else if (event->msg->kind == SN_MSG_STATUS && f->fault != FAKE_SILENT) {
+        f->asker = event->peer;
+        f->seen = event->msg->correlation_id;
         REQUIRE(sn_msg_new(SN_MSG_STATUS_REPLY, event->msg->correlation_id, &msg, &err));
     }
     if (event->msg->kind == SN_MSG_OPEN || event->msg->kind == SN_MSG_STEP) atomic_fetch_add(&f->requests, 1);
     if (msg && sn_transport_send(f->transport, to, &msg, &ignored)) sn_msg_free(&msg);
 }
 
+static void send_forged(const fake_node *f) {
+    for (uint64_t i = 1; i <= FORGED; i++) {
+        const sn_msg request = {.correlation_id = f->seen + i};
+        sn_msg *msg = new_error(&request, SN_REFUSED);
+        sn_err ignored;
+        if (sn_transport_send(f->transport, f->asker, &msg, &ignored)) sn_msg_free(&msg);
+    }
+}
+
 static void *node_main(void *ctx) {
     fake_node *f = ctx;
     while (!atomic_load(&f->stop)) {
         sn_event event;
-        REQUIRE(sn_transport_recv(f->transport, sn_now_us() + 1000000, &event, &err));
+        bool forges = f->fault == FAKE_FORGES && f->asker;
+        REQUIRE(sn_transport_recv(f->transport, sn_now_us() + (forges ? FORGE_US : 1000000), &event, &err));
         if (event.msg) answer_message(f, &event);
         sn_msg_free(&event.msg);
+        if (forges) send_forged(f);
     }
     return NULL;
 }

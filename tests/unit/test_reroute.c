@@ -1,5 +1,6 @@
 /* A session moves to a faster route while it continues, and no bit changes. */
 #include "base/clock.h"
+#include "tests/support/fake_node.h"
 #include "tests/support/require.h"
 #include "tests/support/chain_fixture.h"
 
@@ -86,5 +87,28 @@ Test(reroute, polls_all_nodes_at_once_within_the_time_limit) {
     }
     cr_expect_eq(answered, 2);
     chain_fixture_close(&r);
+    testbed_free(&w);
+}
+
+Test(reroute, a_node_cannot_answer_a_question_to_another_one) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    cluster_add(w->cluster, 0, 4);
+    fake_node *forger = fake_node_new(w, "forger:1", 0, 1, FAKE_FORGES);
+    chain_fixture r;
+    chain_fixture_open(&r, w, (sn_chain_options){0});
+    fake_node_announce_to(forger, r.link);
+    cr_assert_eq(sn_directory_count(sn_link_directory(r.link)), 2);
+    size_t first = strcmp(sn_directory_at(sn_link_directory(r.link), 0)->name, "fake") != 0;
+    const sn_announcement *nodes[] = {
+        sn_directory_at(sn_link_directory(r.link), first), /* the ids come in this order */
+        sn_directory_at(sn_link_directory(r.link), !first)};
+    const sn_link_query query = {nodes, 2, .status = true, .timeout_ms = 500};
+    sn_node_reply replies[2];
+    cluster_cut_off(w->cluster, 0);
+    REQUIRE(sn_link_query_nodes(r.link, &query, replies, &err));
+    cr_expect(replies[0].answered, "%s", replies[0].error);
+    cr_expect(!replies[1].answered && strstr(replies[1].error, "no answer in time"), "%s", replies[1].error);
+    chain_fixture_close(&r);
+    fake_node_free(&forger);
     testbed_free(&w);
 }

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { FORGED = 64, FORGE_US = 1000 };
+enum { FORGED = 64, FORGE_US = 100000 };
 
 struct fake_node {
     const testbed *testbed;
@@ -128,6 +128,15 @@ static sn_msg *answer_step(const fake_node *f, const sn_msg *request) {
     return msg;
 }
 
+static void send_forged(const fake_node *f) {
+    for (uint64_t i = 0; i < FORGED; i++) {
+        const sn_msg request = {.correlation_id = f->seen - FORGED / 8 + i};
+        sn_msg *msg = new_error(&request, SN_REFUSED);
+        sn_err ignored;
+        if (sn_transport_send(f->transport, f->asker, &msg, &ignored)) sn_msg_free(&msg);
+    }
+}
+
 static void answer_message(fake_node *f, const sn_event *event) {
     sn_msg *msg = NULL;
     sn_err ignored;
@@ -145,15 +154,6 @@ static void answer_message(fake_node *f, const sn_event *event) {
     }
     if (event->msg->kind == SN_MSG_OPEN || event->msg->kind == SN_MSG_STEP) atomic_fetch_add(&f->requests, 1);
     if (msg && sn_transport_send(f->transport, to, &msg, &ignored)) sn_msg_free(&msg);
-}
-
-static void send_forged(const fake_node *f) {
-    for (uint64_t i = 1; i <= FORGED; i++) {
-        const sn_msg request = {.correlation_id = f->seen + i};
-        sn_msg *msg = new_error(&request, SN_REFUSED);
-        sn_err ignored;
-        if (sn_transport_send(f->transport, f->asker, &msg, &ignored)) sn_msg_free(&msg);
-    }
 }
 
 static void *node_main(void *ctx) {

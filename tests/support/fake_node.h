@@ -30,8 +30,7 @@ typedef enum fake_node_fault {
     FAKE_OPEN_OTHER_KIND,
     FAKE_OPEN_ZERO_TOKENS, /* accepts steps of 0 tokens only */
     FAKE_FAULTS,
-    FAKE_FORGES =
-        FAKE_FAULTS, /* answers for its status, then sends errors with the ids that come after the ones it saw */
+    FAKE_FORGES = FAKE_FAULTS, /* answers for its status, then sends errors with ids near the one that it saw */
 } fake_node_fault;
 
 /* Writes an announcement of blocks of the testbed's model, as a node makes it, to *out (initialised here). speed 1:

@@ -1,7 +1,7 @@
 /* One loop asks, receives, checks and writes. What is wanted becomes a list of pieces; a slot is a piece on its way
  * from one sender, of which one request at a time is open. A piece whose sender fails goes back to the list. Discovery
  * runs before the first piece, again when no node has what is wanted, and every ten seconds. */
-#include "sharing/senders_private.h"
+#include "sharing/fetcher_private.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -21,12 +21,6 @@ enum {
     WAIT_US = 100000,
     PROGRESS_US = 200000,
     PATIENCE_MS = 60000
-};
-
-struct sn_fetcher {
-    sn_swarm_access access;
-    sn_link *link; /* NULL: not opened yet */
-    sn_senders senders;
 };
 
 sn_status sn_fetcher_new(const sn_swarm_access *access, sn_fetcher **out, sn_err *err) {
@@ -57,8 +51,7 @@ static sn_status open_link(sn_fetcher *f, sn_err *err) {
 
 sn_link *sn_fetcher_link(sn_fetcher *f) { return open_link(f, NULL) ? NULL : f->link; }
 
-/* The senders of this manifest; those of another one are forgotten. */
-static sn_status begin(sn_fetcher *f, const sn_hash *manifest, size_t n_files, sn_err *err) {
+sn_status sn_fetcher_begin(sn_fetcher *f, const sn_hash *manifest, size_t n_files, sn_err *err) {
     if (memcmp(&f->senders.manifest, manifest, sizeof *manifest) || f->senders.n_files != n_files) {
         sn_senders_fini(&f->senders);
         sn_senders_init(&f->senders, manifest, n_files);
@@ -66,80 +59,18 @@ static sn_status begin(sn_fetcher *f, const sn_hash *manifest, size_t n_files, s
     return open_link(f, err);
 }
 
-static sn_status discover(sn_fetcher *f, const sn_hash *model, sn_err *err) {
+sn_status sn_fetcher_discover(sn_fetcher *f, const sn_hash *model, sn_err *err) {
     sn_status status = sn_link_discover(f->link, model, DISCOVER_MS, err);
     if (status == SN_STOP || status == SN_REFUSED) return status;
     return sn_senders_update(&f->senders, sn_link_directory(f->link), err);
 }
 
-static int64_t patience_us(const sn_fetcher *f) {
+int64_t sn_fetcher_patience_us(const sn_fetcher *f) {
     return 1000 * (int64_t)(f->access.patience_ms ? f->access.patience_ms : PATIENCE_MS);
 }
 
-static sn_status check_cancel(const sn_fetcher *f, sn_err *err) {
+sn_status sn_fetcher_check_cancel(const sn_fetcher *f, sn_err *err) {
     return sn_is_cancelled(f->access.cancel) ? sn_fail(err, SN_RETRY, "the fetch was cancelled") : SN_OK;
-}
-
-/* -- the manifest -------------------------------------------------------------------------------------------------- */
-
-/* The bytes of a reply to WEIGHTS, appended to a buffer. */
-static sn_status append_bytes(const sn_msg_weights_reply *reply, sn_buf *out, sn_err *err) {
-    sn_status status = SN_OK;
-    for (size_t i = 0; !status && i < reply->n_bytes; i++)
-        status = sn_buf_append(out, reply->bytes[i].data, reply->bytes[i].len, err);
-    return status;
-}
-
-static sn_status manifest_from(sn_fetcher *f, sn_sender *sender, int64_t until_us, sn_buf *text, sn_err *err) {
-    uint64_t size = 1;
-    sn_status status = SN_OK;
-    text->len = 0;
-    while (!status && text->len < size) {
-        sn_msg *msg = NULL, *reply = NULL;
-        int64_t left_us = until_us - sn_now_us();
-        if (left_us <= 0) return sn_fail(err, SN_RETRY, "%s was too slow", sender->address);
-        const sn_call call = {sender->address, sender->curve_key, SN_MSG_WEIGHTS_REPLY,
-                              (int)((left_us < ANSWER_US ? left_us : ANSWER_US) / 1000) + 1};
-        uint64_t rest = text->len ? size - text->len : 1;
-        status = sn_msg_new(SN_MSG_WEIGHTS, 0, &msg, err);
-        if (status) return status;
-        memcpy(msg->weights.manifest, f->senders.manifest.bytes, SN_KEY_SIZE);
-        msg->weights.from = text->len;
-        msg->weights.bytes = rest < SN_WEIGHTS_SIZE_MAX ? rest : SN_WEIGHTS_SIZE_MAX;
-        size_t until = text->len + (size_t)msg->weights.bytes;
-        status = sn_link_call(f->link, &call, &msg, NULL, &reply, err);
-        if (status) return status;
-        size = reply->weights_reply.size;
-        status = append_bytes(&reply->weights_reply, text, err);
-        sn_msg_free(&reply);
-        /* As much as was asked for, so that a sender can draw this out no longer than its silence. */
-        if (!status && (text->len != until || text->len > size || size > SN_MANIFEST_MAX))
-            status = sn_fail(err, SN_REFUSED, "%s sends no manifest", sender->address);
-        if (!status) status = check_cancel(f, err);
-    }
-    return status;
-}
-
-sn_status sn_fetcher_manifest(sn_fetcher *f, const sn_hash *id, int64_t until_us, sn_buf *text, sn_err *err) {
-    sn_err last = {.text = "no node announces it"};
-    sn_status status = begin(f, id, 1, err);
-    if (!until_us) until_us = sn_now_us() + patience_us(f);
-    while (!status && sn_now_us() < until_us) {
-        status = discover(f, NULL, err);
-        for (size_t i = 0; !status && i < f->senders.n; i++) {
-            sn_sender *sender = &f->senders.all[i];
-            if (sender->dropped) continue;
-            sn_status got = manifest_from(f, sender, until_us, text, &last);
-            if (got == SN_STOP) return sn_fail(err, got, "%s", last.text);
-            if (got) continue;
-            const sn_hash hash = sn_hash_of(text->data, text->len);
-            if (!memcmp(&hash, id, sizeof hash)) return SN_OK;
-            sn_sender_drop(sender, "it sent a manifest that is not the one that it announced: it is not asked again");
-        }
-        if (!status) status = sn_link_pause(f->link, DISCOVER_SOON_US, err);
-        if (!status) status = check_cancel(f, err);
-    }
-    return status ? status : sn_fail(err, SN_RETRY, "the manifest of the model was not found: %s", last.text);
 }
 
 /* -- pieces -------------------------------------------------------------------------------------------------------- */
@@ -320,6 +251,7 @@ static sn_status finish(fetching *g, slot *s, sn_err *err) {
         give_back_all(g, s->sender);
         return SN_OK;
     }
+    sender->has_sent = true;
     sender->pieces--;
     s->used = false;
     sn_status status = sn_partial_file_write(&g->files[s->what.file], piece->from, s->data, s->have, err);
@@ -371,7 +303,7 @@ static sn_status look_for_senders(fetching *g, int64_t now_us, sn_err *err) {
     int64_t every_us = slots_used(g) ? DISCOVER_EVERY_US : DISCOVER_SOON_US;
     sn_status status = SN_OK;
     if (!g->discovered_us || now_us - g->discovered_us > every_us) {
-        status = discover(g->f, &g->manifest->model, err);
+        status = sn_fetcher_discover(g->f, &g->manifest->model, err);
         g->discovered_us = sn_now_us();
         if (!slots_used(g)) sn_senders_ask_again(&g->f->senders);
     }
@@ -385,15 +317,15 @@ static sn_status run(fetching *g, sn_err *err) {
     while (!status && (g->n_list || slots_used(g))) {
         int64_t now_us = sn_now_us();
         sn_event event;
-        status = check_cancel(g->f, err);
+        status = sn_fetcher_check_cancel(g->f, err);
         if (!status) status = look_for_senders(g, now_us, err);
         if (!status) fill_slots(g, now_us);
         if (!status) status = ask(g, now_us, err);
-        if (!status && now_us - g->arrived_us > patience_us(g->f))
+        if (!status && now_us - g->arrived_us > sn_fetcher_patience_us(g->f))
             status = sn_fail(err, SN_RETRY,
                              "no node has sent %s of '%s' for %.0f s (%zu of them share the model): is the swarm's "
                              "copy complete?",
-                             g->what, g->manifest->name, (double)patience_us(g->f) / 1e6, g->f->senders.n);
+                             g->what, g->manifest->name, (double)sn_fetcher_patience_us(g->f) / 1e6, g->f->senders.n);
         if (!status) status = sn_link_receive(g->f->link, sn_now_us() + WAIT_US, &event, err);
         if (status) break;
         if (event.msg) status = take(g, event.msg, err);
@@ -417,7 +349,7 @@ sn_status sn_fetcher_fetch(sn_fetcher *f, const sn_manifest *manifest, const sn_
     sn_status status = open_parts(&g, parts, err);
     if (!status && g.n_list) status = sn_cached_make_room(f->access.cache, f->access.cache_max, g.progress.total, err);
     if (!status && g.n_list) {
-        status = begin(f, &manifest->id, manifest->n_files, err);
+        status = sn_fetcher_begin(f, &manifest->id, manifest->n_files, err);
         if (!status) status = run(&g, err);
     }
     return close_parts(&g, status, err);

@@ -15,12 +15,15 @@ void sn_senders_init(sn_senders *s, const sn_hash *manifest, size_t n_files) {
     s->manifest = *manifest;
 }
 
+static void sender_fini(sn_senders *s, sn_sender *sender) {
+    for (size_t f = 0; sender->present && f < s->n_files; f++) sn_range_set_fini(&sender->present[f]);
+    free(sender->present);
+    free(sender->asked);
+    *sender = (sn_sender){0};
+}
+
 void sn_senders_fini(sn_senders *s) {
-    for (size_t i = 0; i < s->n; i++) {
-        for (size_t f = 0; s->all[i].present && f < s->n_files; f++) sn_range_set_fini(&s->all[i].present[f]);
-        free(s->all[i].present);
-        free(s->all[i].asked);
-    }
+    for (size_t i = 0; i < s->n; i++) sender_fini(s, &s->all[i]);
     s->n = 0;
 }
 
@@ -30,17 +33,32 @@ static sn_sender *find_node(sn_senders *s, const uint8_t node[SN_KEY_SIZE]) {
     return NULL;
 }
 
-static sn_status add_node(sn_senders *s, const sn_announcement *a, sn_err *err) {
+/* A place for a node that has none; NULL: there is none. */
+static sn_sender *find_place(sn_senders *s, bool proven) {
+    if (s->n < SN_SENDERS_MAX) return &s->all[s->n++];
+    for (size_t i = 0; i < s->n && proven; i++) {
+        sn_sender *sender = &s->all[i];
+        if (sender->proven || sender->has_sent || sender->pieces) continue;
+        sender_fini(s, sender);
+        return sender;
+    }
+    return NULL;
+}
+
+static sn_status add_node(sn_senders *s, const sn_announcement *a, bool proven, sn_err *err) {
     sn_sender *sender = find_node(s, a->node);
-    if (!sender && s->n == SN_SENDERS_MAX) return SN_OK;
     if (!sender) {
-        sender = &s->all[s->n++];
+        if (!(sender = find_place(s, proven))) return SN_OK;
         *sender = (sn_sender){0};
         memcpy(sender->node, a->node, SN_KEY_SIZE);
         sn_status status = sn_calloc(&sender->asked, s->n_files, sizeof *sender->asked, err);
         if (!status) status = sn_calloc(&sender->present, s->n_files, sizeof *sender->present, err);
-        if (status) return status;
+        if (status) {
+            sender->dropped = true;
+            return status;
+        }
     }
+    sender->proven = proven;
     memcpy(sender->curve_key, a->curve_key, SN_KEY_SIZE);
     memcpy(sender->address, a->address, sizeof sender->address);
     memcpy(sender->name, a->name, sizeof sender->name);
@@ -49,11 +67,14 @@ static sn_status add_node(sn_senders *s, const sn_announcement *a, sn_err *err) 
 
 sn_status sn_senders_update(sn_senders *s, const sn_directory *directory, sn_err *err) {
     sn_status status = SN_OK;
-    for (size_t i = 0; !status && i < sn_directory_count(directory); i++) {
-        const sn_announcement *a = sn_directory_at(directory, i);
-        if (a->state != SN_NODE_OFFLINE && !memcmp(a->manifest, s->manifest.bytes, SN_KEY_SIZE))
-            status = add_node(s, a, err);
-    }
+    int64_t now_ms = sn_unix_ms();
+    for (int proven = 1; proven >= 0; proven--)
+        for (size_t i = 0; !status && i < sn_directory_count(directory); i++) {
+            const sn_announcement *a = sn_directory_at(directory, i);
+            if (a->state != SN_NODE_OFFLINE && !memcmp(a->manifest, s->manifest.bytes, SN_KEY_SIZE) &&
+                sn_directory_is_proven_at(directory, i, now_ms) == proven)
+                status = add_node(s, a, proven, err);
+        }
     return status;
 }
 
@@ -102,14 +123,19 @@ bool sn_senders_take(sn_senders *s, const sn_msg *msg) {
     return false;
 }
 
+static bool is_better(const sn_sender *a, const sn_sender *b) {
+    return a->has_sent != b->has_sent ? a->has_sent : a->pieces < b->pieces;
+}
+
 size_t sn_senders_choose(const sn_senders *s, size_t file, uint64_t from, uint64_t to, int64_t now_us) {
     size_t best = SN_SENDERS_MAX;
     for (size_t i = 0; i < s->n; i++) {
         const sn_sender *sender = &s->all[i];
         if (sender->dropped || !sender->peer || now_us < sender->not_before_us ||
-            sender->pieces == SN_PIECES_PER_SENDER || !sn_range_set_covers(&sender->present[file], from, to))
+            sender->pieces == (sender->has_sent ? SN_PIECES_PER_SENDER : 1) ||
+            !sn_range_set_covers(&sender->present[file], from, to))
             continue;
-        if (best == SN_SENDERS_MAX || sender->pieces < s->all[best].pieces) best = i;
+        if (best == SN_SENDERS_MAX || is_better(sender, &s->all[best])) best = i;
     }
     return best;
 }
@@ -117,6 +143,7 @@ size_t sn_senders_choose(const sn_senders *s, size_t file, uint64_t from, uint64
 void sn_sender_rest(sn_senders *s, size_t i, int64_t now_us) {
     sn_sender *sender = &s->all[i];
     sender->peer = 0;
+    sender->has_sent = false;
     sender->offer_id = 0;
     sender->not_before_us = now_us + REST_US;
     for (size_t f = 0; f < s->n_files; f++) {

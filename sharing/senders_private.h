@@ -11,7 +11,10 @@ typedef struct sn_sender {
     char address[SN_ADDRESS_MAX + 1], name[64];
     sn_peer peer;           /* 0: not connected */
     bool dropped;           /* nothing is taken from it any more */
+    bool proven;            /* by the link's directory */
+    bool has_sent;          /* a piece that was right */
     int pieces;             /* that it is asked for now */
+    int turns;              /* in which it sent no manifest (fetch_manifest.c) */
     int64_t not_before_us;  /* it is left alone until then */
     uint64_t offer_id;      /* correlation id of the question what it has; 0: none is open */
     size_t offer_file;      /* of that question */
@@ -28,14 +31,16 @@ typedef struct sn_senders {
 
 void sn_senders_init(sn_senders *senders, const sn_hash *manifest, size_t n_files);
 void sn_senders_fini(sn_senders *senders);
-/* Adds the nodes of the directory that announce the manifest. */
+/* Adds the nodes of the directory that announce the manifest, proven ones first; where there is no place left, a proven
+ * one takes that of a stranger that sends nothing now. */
 sn_status sn_senders_update(sn_senders *senders, const sn_directory *directory, sn_err *err) SN_MUST_USE;
 /* Asks those that were not asked yet what they have of the file. */
 sn_status sn_senders_ask(sn_senders *senders, sn_link *link, size_t file, int64_t now_us, sn_err *err) SN_MUST_USE;
 void sn_senders_ask_again(sn_senders *senders); /* the next sn_senders_ask asks all: they may have more by now */
 /* Takes an answer, or an error, to that question; false: the message is none. */
 bool sn_senders_take(sn_senders *senders, const sn_msg *msg);
-/* The sender that is asked for least now and has these bytes; SN_SENDERS_MAX: none. */
+/* The sender that is asked for least now and has these bytes; SN_SENDERS_MAX: none. Who has sent nothing yet is asked
+ * for one piece at a time, and only where no other may be asked. */
 size_t sn_senders_choose(const sn_senders *senders, size_t file, uint64_t from, uint64_t to, int64_t now_us);
 /* It did not answer, or its connection is lost: it is left alone for a while and then asked anew what it has. */
 void sn_sender_rest(sn_senders *senders, size_t sender, int64_t now_us);

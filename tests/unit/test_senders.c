@@ -1,0 +1,184 @@
+/* Fetching from nodes of which many are silent, slow or lie: the manifest, and which of them are asked for what. */
+#include "sharing/fetcher_private.h" /* private: the senders, and a link over the test's transport */
+
+#include "base/clock.h"
+#include "tests/support/cluster.h"
+#include "tests/support/node_client.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { STALLING = 20, PEERS = STALLING + 2, SIZE = 300000, BLOB = SN_ANNOUNCEMENT_SIZE_MAX, STRANGERS = 100 };
+
+typedef enum peer_kind { STALLS, LIES, HONEST } peer_kind; /* STALLS: sends one byte and then nothing */
+
+typedef struct peer {
+    peer_kind kind;
+    sn_transport *transport;
+    pthread_t thread;
+    atomic_bool stop;
+} peer;
+
+static const char ADDRESS[] = "192.0.2.1:31330";
+static uint8_t text[SIZE];
+
+static void answer(peer *p, const sn_event *event) {
+    const sn_msg_weights *asked = &event->msg->weights;
+    sn_msg *msg = NULL;
+    sn_err why;
+    if (event->msg->kind != SN_MSG_WEIGHTS || (p->kind == STALLS && asked->from)) return;
+    REQUIRE(sn_msg_new(SN_MSG_WEIGHTS_REPLY, event->msg->correlation_id, &msg, &err));
+    msg->weights_reply.size = SIZE;
+    size_t left = (size_t)asked->bytes, at = (size_t)asked->from, n = (left + BLOB - 1) / BLOB;
+    REQUIRE(sn_list_new(n, n, sizeof *msg->weights_reply.bytes, &msg->weights_reply.bytes, &err));
+    msg->weights_reply.n_bytes = n;
+    for (size_t i = 0; i < n; i++, at += BLOB, left -= left < BLOB ? left : BLOB) {
+        sn_blob *blob = &msg->weights_reply.bytes[i];
+        blob->len = left < BLOB ? left : BLOB;
+        REQUIRE(sn_calloc(&blob->data, blob->len, 1, &err));
+        if (p->kind != LIES) memcpy(blob->data, text + at, blob->len);
+    }
+    if (sn_transport_send(p->transport, event->peer, &msg, &why)) sn_msg_free(&msg);
+}
+
+static void *peer_main(void *context) {
+    peer *p = context;
+    while (!atomic_load(&p->stop)) {
+        sn_event event;
+        REQUIRE(sn_transport_recv(p->transport, sn_now_us() + 1000000, &event, &err));
+        if (event.msg) answer(p, &event);
+        sn_msg_free(&event.msg);
+    }
+    return NULL;
+}
+
+/* Directories are in order of the first block. */
+static void announce(sn_directory *directory, const sn_identity *identity, const char *name, const char *address,
+                     int block, const sn_hash *manifest) {
+    sn_announcement *a = calloc(1, sizeof *a);
+    sn_buf sealed;
+    cr_assert(a);
+    *a = (sn_announcement){.protocol = SN_PROTOCOL_VERSION,
+                           .sequence = (uint64_t)sn_unix_ms(),
+                           .expires_unix_ms = (uint64_t)sn_unix_ms() + SN_ANNOUNCE_LIFE_MS,
+                           .state = SN_NODE_ONLINE,
+                           .first_block = (uint64_t)block,
+                           .end_block = (uint64_t)block + 1,
+                           .n_blocks = 4};
+    memcpy(a->node, identity->id, SN_KEY_SIZE);
+    memcpy(a->curve_key, identity->curve_key, SN_KEY_SIZE);
+    memcpy(a->manifest, manifest->bytes, SN_KEY_SIZE);
+    snprintf(a->address, sizeof a->address, "%s", address);
+    snprintf(a->name, sizeof a->name, "%s", name);
+    sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);
+    REQUIRE(sn_announcement_seal(a, identity, &sealed, &err));
+    REQUIRE(sn_directory_add(directory, sealed.data, sealed.len, sn_unix_ms(), &err));
+    sn_buf_fini(&sealed);
+    free(a);
+}
+
+static void peer_start(peer *p, peer_kind kind, int number, testbed *w, sn_link *link, const sn_hash *manifest) {
+    sn_identity identity;
+    char address[16], bound[SN_ADDRESS_MAX + 1];
+    p->kind = kind;
+    p->transport = cluster_transport(w->cluster, &identity);
+    snprintf(address, sizeof address, "peer:%d", number);
+    REQUIRE(sn_transport_listen(p->transport, address, bound, &err));
+    announce(sn_link_directory(link), &identity, "peer", address, kind == HONEST, manifest);
+    cr_assert_eq(pthread_create(&p->thread, NULL, peer_main, p), 0);
+}
+
+Test(senders, a_manifest_comes_though_many_nodes_stall_and_lie) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    static peer peers[PEERS];
+    const sn_swarm_access access = {.patience_ms = 30000};
+    sn_fetcher *f = NULL;
+    sn_buf got;
+    cluster_add(w->cluster, 0, 0);
+    for (size_t i = 0; i < SIZE; i++) text[i] = (uint8_t)(i * 7 + (i >> 8));
+    const sn_hash id = sn_hash_of(text, SIZE);
+    sn_link *link = cluster_link(w->cluster);
+    for (int i = 0; i < PEERS; i++)
+        peer_start(&peers[i], i < STALLING ? STALLS : i == STALLING ? LIES : HONEST, i + 1, w, link, &id);
+    REQUIRE(sn_fetcher_new(&access, &f, &err));
+    f->link = link;
+    sn_buf_init(&got, SN_MANIFEST_MAX);
+    sn_err why;
+    cr_expect_eq(sn_fetcher_manifest(f, &id, 0, &got, &why), SN_OK, "%s", why.text);
+    cr_expect(got.len == SIZE && !memcmp(got.data, text, SIZE));
+    sn_buf_fini(&got);
+    sn_fetcher_free(&f);
+    for (int i = 0; i < PEERS; i++) {
+        atomic_store(&peers[i].stop, true);
+        sn_transport_wake(peers[i].transport);
+        pthread_join(peers[i].thread, NULL);
+        sn_transport_free(&peers[i].transport);
+    }
+    testbed_free(&w);
+}
+
+static const sn_sender *sender_named(const sn_senders *s, const char *name) {
+    for (size_t i = 0; i < s->n; i++)
+        if (!strcmp(s->all[i].name, name)) return &s->all[i];
+    return NULL;
+}
+
+Test(senders, strangers_do_not_take_the_places_of_proven_nodes) {
+    static sn_senders senders;
+    const sn_hash manifest = {.bytes = {1, 2, 3}};
+    sn_directory *directory = NULL;
+    sn_identity identity;
+    REQUIRE(sn_directory_new(&directory, &err));
+    sn_senders_init(&senders, &manifest, 1);
+    for (int i = 0; i <= STRANGERS; i++) {
+        bool early = i == STRANGERS; /* proven, but behind the strangers in the directory */
+        REQUIRE(sn_identity_new(&identity, &err));
+        announce(directory, &identity, early ? "early" : "stranger", ADDRESS, early, &manifest);
+        if (early) sn_directory_prove(directory, identity.id, INT64_MAX);
+    }
+    REQUIRE(sn_senders_update(&senders, directory, &err));
+    cr_expect_eq(senders.n, SN_SENDERS_MAX);
+    cr_expect(sender_named(&senders, "early"));
+    REQUIRE(sn_identity_new(&identity, &err));
+    announce(directory, &identity, "late", ADDRESS, 1, &manifest); /* when all places are taken */
+    sn_directory_prove(directory, identity.id, INT64_MAX);
+    REQUIRE(sn_senders_update(&senders, directory, &err));
+    cr_expect(sender_named(&senders, "early") && sender_named(&senders, "late"));
+    sn_senders_fini(&senders);
+    sn_directory_free(&directory);
+}
+
+Test(senders, one_that_has_sent_nothing_is_asked_for_one_piece) {
+    static sn_senders senders;
+    const sn_hash manifest = {.bytes = {1, 2, 3}};
+    sn_directory *directory = NULL;
+    REQUIRE(sn_directory_new(&directory, &err));
+    sn_senders_init(&senders, &manifest, 1);
+    for (int i = 0; i < 2; i++) {
+        sn_identity identity;
+        REQUIRE(sn_identity_new(&identity, &err));
+        announce(directory, &identity, "sender", ADDRESS, 0, &manifest);
+    }
+    REQUIRE(sn_senders_update(&senders, directory, &err));
+    cr_assert_eq(senders.n, 2);
+    for (size_t i = 0; i < 2; i++) {
+        senders.all[i].peer = i + 1;
+        REQUIRE(sn_range_set_add(&senders.all[i].present[0], 0, 100, &err));
+        senders.all[i].pieces = 1;
+    }
+    cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), SN_SENDERS_MAX, "both may be silent");
+    senders.all[1].has_sent = true;
+    senders.all[1].pieces = SN_PIECES_PER_SENDER - 1;
+    senders.all[0].pieces = 0;
+    cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 1, "a silent one is preferred");
+    senders.all[1].pieces++;
+    cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 0);
+    sn_sender_rest(&senders, 1, 0);
+    cr_expect_not(senders.all[1].has_sent, "it fell silent");
+    sn_senders_fini(&senders);
+    sn_directory_free(&directory);
+}

@@ -1,6 +1,7 @@
 /* The nodes of a swarm: asking them, counting which blocks they cover, and the JSON object of both. */
 #include "client/api/status.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "client/routing/candidates.h"
@@ -29,21 +30,32 @@ sn_status sn_status_query(sn_link *link, sn_status_row **rows, size_t *n, sn_err
     const sn_directory *directory = sn_link_directory(link);
     const sn_announcement **nodes = NULL;
     sn_node_reply *replies = NULL;
+    size_t *row_of = NULL; /* of the nodes in the order in which they are asked */
     *n = sn_directory_count(directory);
     sn_status status = sn_calloc(rows, *n, sizeof **rows, err);
     if (!status) status = sn_calloc(&nodes, *n, sizeof *nodes, err);
     if (!status) status = sn_calloc(&replies, *n, sizeof *replies, err);
+    if (!status) status = sn_calloc(&row_of, *n, sizeof *row_of, err);
+    int64_t now_ms = sn_unix_ms();
+    for (int proven = 1, k = 0; proven >= 0 && !status;
+         proven--) /* a stranger may have announced any number of nodes */
+        for (size_t i = 0; i < *n; i++) {
+            if (sn_directory_is_proven_at(directory, i, now_ms) != proven) continue;
+            row_of[k] = i;
+            nodes[k++] = sn_directory_at(directory, i);
+        }
     for (size_t i = 0; i < *n && !status; i++) {
-        nodes[i] = sn_directory_at(directory, i);
-        sn_announcement_copy(&(*rows)[i].announcement, nodes[i]);
+        sn_announcement_copy(&(*rows)[i].announcement, sn_directory_at(directory, i));
         sanitize_announcement(&(*rows)[i].announcement);
     }
     const sn_link_query query = {nodes, *n, .status = true, .adapters = true, .timeout_ms = QUERY_TIMEOUT_MS};
     if (!status) status = sn_link_query_nodes(link, &query, replies, err);
-    for (size_t i = 0; i < *n && replies; i++) {
-        (*rows)[i].reply = replies[i];
-        sanitize_reply(&(*rows)[i].reply);
+    for (size_t i = 0; i < *n && row_of && replies; i++) {
+        sn_status_row *row = &(*rows)[row_of[i]];
+        row->reply = replies[i];
+        sanitize_reply(&row->reply);
     }
+    free(row_of);
     free(nodes);
     free(replies);
     return status;

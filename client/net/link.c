@@ -198,7 +198,9 @@ sn_status sn_link_send(sn_link *link, sn_peer peer, sn_msg **msg, sn_err *err) {
     return status;
 }
 
-static void link_forget_peer(sn_link *link, sn_peer peer) {
+size_t sn_link_connections(const sn_link *link) { return link->n_alive; }
+
+void sn_link_hang_up(sn_link *link, sn_peer peer) {
     sn_transport_hang_up(link->transport, peer);
     for (size_t i = 0; i < link->n_alive; i++)
         if (link->alive[i] == peer) link->alive[i] = link->alive[--link->n_alive];
@@ -287,7 +289,7 @@ sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, s
     if (status) return status;
     if (event->lost) {
         sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);
-        link_forget_peer(link, event->peer);
+        sn_link_hang_up(link, event->peer);
     } else if (!event->msg && event->peer) {
         link_note_rejection(link, event);
     }

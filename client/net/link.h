@@ -60,7 +60,10 @@ void sn_link_set_cancel(sn_link *link, const sn_cancel *cancel);
 sn_status sn_link_pause(const sn_link *link, int64_t us, sn_err *err) SN_MUST_USE;
 sn_directory *sn_link_directory(sn_link *link);
 
-/* Which nodes to ask for what, all at once. */
+enum { SN_LINK_ASKED_AT_ONCE = 64 };
+
+/* Which nodes to ask for what, all at once. Of more than SN_LINK_ASKED_AT_ONCE nodes so many are asked at a time, in
+ * their order, and the connections that this takes are closed again. */
 typedef struct sn_link_query {
     const sn_announcement *const *nodes; /* (n) of the directory, which does not change meanwhile */
     size_t n;
@@ -102,6 +105,8 @@ uint64_t sn_link_new_correlation_id(void); /* random, so unique; never 0 */
 sn_status sn_link_dial(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_peer *out,
                        sn_err *err) SN_MUST_USE;
 bool sn_link_is_connected(const sn_link *link, sn_peer peer);
+size_t sn_link_connections(const sn_link *link); /* how many there are */
+void sn_link_hang_up(sn_link *link, sn_peer peer);
 /* SN_RETRY: the message cannot be sent now, or the connection is lost. */
 sn_status sn_link_send(sn_link *link, sn_peer peer, sn_msg **msg, sn_err *err) SN_MUST_USE;
 

@@ -16,7 +16,17 @@ typedef struct node_query {
     sn_peer peer;
     int64_t sent_us;
     int question; /* that the node has not answered yet; ASK_NOTHING: it is not waited for */
+    bool dialled; /* by this query */
 } node_query;
+
+typedef struct querying {
+    sn_link *link;
+    const sn_link_query *query;
+    sn_node_reply *out; /* (n) */
+    node_query *p;      /* (n) */
+    uint64_t base; /* the correlation ids are those from here on: replies count from the peer that was asked only */
+    size_t begun, open; /* nodes that were asked; that are waited for */
+} querying;
 
 static int next_question(const sn_link_query *query, size_t i, int question) {
     const bool asked[] = {query->status, query->status, query->adapters && query->nodes[i]->n_adapters};
@@ -34,93 +44,112 @@ static sn_status question_message(int question, uint64_t correlation_id, sn_msg 
     return SN_OK;
 }
 
-static void node_query_fail(node_query *p, sn_node_reply *out, const char *why) {
-    p->question = ASK_NOTHING;
-    if (!out->answered) snprintf(out->error, sizeof out->error, "%.159s", why);
+/* The node is not waited for any more. Of many nodes those that this query dialled are hung up on: a large swarm, or a
+ * flood of invented nodes, would take all descriptors of the program. */
+static void query_end(querying *q, size_t i) {
+    if (q->p[i].question != ASK_NOTHING) q->open--;
+    q->p[i].question = ASK_NOTHING;
+    if (q->p[i].dialled && q->query->n > SN_LINK_ASKED_AT_ONCE) sn_link_hang_up(q->link, q->p[i].peer);
+    q->p[i].dialled = false;
+}
+
+static void query_fail(querying *q, size_t i, const char *why) {
+    query_end(q, i);
+    if (!q->out[i].answered) snprintf(q->out[i].error, sizeof q->out[i].error, "%.159s", why);
 }
 
 /* Asks a node the next question from `question` on, if there is one. SN_STOP only. */
-static sn_status node_query_ask(sn_link *link, const sn_link_query *query, uint64_t base, size_t i, int question,
-                                node_query *p, sn_node_reply *out, sn_err *err) {
-    const sn_announcement *node = query->nodes[i];
+static sn_status query_ask(querying *q, size_t i, int question, sn_err *err) {
+    const sn_announcement *node = q->query->nodes[i];
+    node_query *p = &q->p[i];
     sn_msg *msg = NULL;
     sn_err why;
-    p->question = next_question(query, i, question);
-    if (p->question == ASK_NOTHING) return SN_OK;
-    sn_status status = question_message(p->question, base + (uint64_t)p->question * query->n + i, &msg, &why);
-    if (!status) status = sn_link_dial(link, node->address, node->curve_key, &p->peer, &why);
+    size_t connections = sn_link_connections(q->link);
+    question = next_question(q->query, i, question);
+    if (question == ASK_NOTHING) {
+        query_end(q, i);
+        return SN_OK;
+    }
+    if (p->question == ASK_NOTHING) q->open++;
+    p->question = question;
+    sn_status status = question_message(question, q->base + (uint64_t)question * q->query->n + i, &msg, &why);
+    if (!status) status = sn_link_dial(q->link, node->address, node->curve_key, &p->peer, &why);
+    p->dialled = p->dialled || sn_link_connections(q->link) > connections;
     p->sent_us = sn_now_us();
-    if (!status) status = sn_link_send(link, p->peer, &msg, &why);
+    if (!status) status = sn_link_send(q->link, p->peer, &msg, &why);
     sn_msg_free(&msg);
-    if (status) node_query_fail(p, out, why.text);
+    if (status) query_fail(q, i, why.text);
     if (status == SN_STOP) *err = why;
     return status == SN_STOP ? status : SN_OK;
 }
 
-/* Takes the reply to the question that is open. */
-static void node_query_take(sn_msg **msg, node_query *p, sn_node_reply *out) {
+/* Asks nodes that were not asked yet, as many as there is room for. */
+static sn_status query_begin(querying *q, sn_err *err) {
+    sn_status status = SN_OK;
+    while (!status && q->begun < q->query->n && q->open < SN_LINK_ASKED_AT_ONCE)
+        status = query_ask(q, q->begun++, ASK_STATUS, err);
+    return status;
+}
+
+/* Takes the reply to the question that is open, and asks the next one. */
+static sn_status query_take(querying *q, size_t i, sn_msg **msg, sn_err *err) {
+    node_query *p = &q->p[i];
+    sn_node_reply *out = &q->out[i];
     sn_msg_kind kind = (*msg)->kind;
     if (kind != (p->question == ASK_ADAPTERS ? SN_MSG_ADAPTERS_REPLY : SN_MSG_STATUS_REPLY)) {
-        node_query_fail(p, out, kind == SN_MSG_ERROR ? (*msg)->error.text : "its reply is of another kind");
-        return;
+        query_fail(q, i, kind == SN_MSG_ERROR ? (*msg)->error.text : "its reply is of another kind");
+        return SN_OK;
     }
     out->answered = true;
     if (p->question == ASK_ADAPTERS) {
         out->adapters = *msg;
         *msg = NULL;
-        return;
+    } else {
+        out->status = (*msg)->status_reply;
+        out->rtt_us = sn_now_us() - p->sent_us;
     }
-    out->status = (*msg)->status_reply;
-    out->rtt_us = sn_now_us() - p->sent_us;
+    return query_ask(q, i, p->question + 1, err);
 }
 
-/* Waits for one event, and asks the node whose reply it is the next question. */
-static sn_status query_step(sn_link *link, const sn_link_query *query, uint64_t base, int64_t deadline_us,
-                            node_query *p, sn_node_reply *out, sn_err *err) {
+static sn_status query_step(querying *q, int64_t deadline_us, sn_err *err) {
     sn_event event;
-    sn_status status = sn_link_receive(link, deadline_us, &event, err);
+    sn_status status = sn_link_receive(q->link, deadline_us, &event, err);
     if (status) return status;
-    uint64_t k = event.msg ? event.msg->correlation_id - base : UINT64_MAX;
-    size_t i = (size_t)(k % query->n);
-    if (p[i].question != ASK_NOTHING && k / query->n == (uint64_t)p[i].question && event.peer == p[i].peer) {
-        node_query_take(&event.msg, &p[i], &out[i]);
-        if (p[i].question != ASK_NOTHING)
-            status = node_query_ask(link, query, base, i, p[i].question + 1, &p[i], &out[i], err);
-    }
+    uint64_t k = event.msg ? event.msg->correlation_id - q->base : UINT64_MAX;
+    size_t n = q->query->n, i = (size_t)(k % n);
+    if (q->p[i].question != ASK_NOTHING && k / n == (uint64_t)q->p[i].question && event.peer == q->p[i].peer)
+        status = query_take(q, i, &event.msg, err);
     sn_msg_free(&event.msg);
-    for (i = 0; i < query->n && event.lost; i++)
-        if (event.peer == p[i].peer && p[i].question != ASK_NOTHING)
-            node_query_fail(&p[i], &out[i], "the connection was lost or could not be made: is the node still running?");
+    for (i = 0; i < q->begun && event.lost; i++)
+        if (event.peer == q->p[i].peer && q->p[i].question != ASK_NOTHING)
+            query_fail(q, i, "the connection was lost or could not be made: is the node still running?");
+    return status ? status : query_begin(q, err);
+}
+
+static sn_status query_run(querying *q, sn_err *err) {
+    int64_t began_us = sn_now_us(), deadline_us = began_us + (int64_t)q->query->timeout_ms * 1000;
+    bool hurry = q->query->hurry;
+    sn_status status = query_begin(q, err);
+    while (q->open && !status && sn_now_us() < deadline_us) {
+        status = query_step(q, deadline_us, err);
+        if (!hurry || 2 * (q->open + q->query->n - q->begun) > q->query->n) continue;
+        int64_t now_us = sn_now_us(), soon_us = now_us + (now_us - began_us) + LAST_ANSWERS_US;
+        if (soon_us < deadline_us) deadline_us = soon_us;
+        hurry = false; /* the deadline is set once */
+    }
+    for (size_t i = 0; i < q->query->n; i++)
+        if (i >= q->begun || q->p[i].question != ASK_NOTHING)
+            query_fail(q, i, i < q->begun ? "no answer in time" : "too many others did not answer: it was not asked");
     return status;
 }
 
-static size_t queries_open(const node_query *p, size_t n) {
-    size_t open = 0;
-    for (size_t i = 0; i < n; i++) open += p[i].question != ASK_NOTHING;
-    return open;
-}
-
 sn_status sn_link_query_nodes(sn_link *link, const sn_link_query *query, sn_node_reply *out, sn_err *err) {
-    int64_t began_us = sn_now_us(), deadline_us = began_us + (int64_t)query->timeout_ms * 1000;
-    uint64_t base =
-        sn_link_new_correlation_id(); /* the nodes see which ids come next: replies count from their own peer only */
-    bool hurry = query->hurry;
-    node_query *p = NULL;
+    querying q = {.link = link, .query = query, .out = out, .base = sn_link_new_correlation_id()};
     memset(out, 0, query->n * sizeof *out);
-    sn_status status = sn_calloc(&p, query->n, sizeof *p, err);
+    sn_status status = sn_calloc(&q.p, query->n, sizeof *q.p, err);
     if (status) return status;
-    for (size_t i = 0; i < query->n; i++) p[i].question = ASK_NOTHING;
-    for (size_t i = 0; i < query->n && !status; i++)
-        status = node_query_ask(link, query, base, i, ASK_STATUS, &p[i], &out[i], err);
-    for (size_t left = queries_open(p, query->n); left && !status && sn_now_us() < deadline_us;) {
-        status = query_step(link, query, base, deadline_us, p, out, err);
-        left = queries_open(p, query->n);
-        int64_t now_us = sn_now_us(), soon_us = now_us + (now_us - began_us) + LAST_ANSWERS_US;
-        if (hurry && 2 * left <= query->n && soon_us < deadline_us) deadline_us = soon_us;
-        if (2 * left <= query->n) hurry = false; /* the deadline is set once */
-    }
-    for (size_t i = 0; i < query->n; i++)
-        if (p[i].question != ASK_NOTHING) node_query_fail(&p[i], &out[i], "no answer in time");
-    free(p);
+    for (size_t i = 0; i < query->n; i++) q.p[i].question = ASK_NOTHING;
+    status = query_run(&q, err);
+    free(q.p);
     return status;
 }

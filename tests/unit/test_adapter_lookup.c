@@ -1,4 +1,4 @@
-/* Asking nodes for the adapters that they publish, beside nodes that announce adapters and never say which. */
+/* Asking many nodes for their status and for the adapters that they publish, beside nodes that do not answer. */
 #include "base/clock.h"
 #include "client/api/status.h"
 #include "client/net/adapter_lookup.h"
@@ -97,4 +97,40 @@ Test(adapter_lookup, the_status_of_a_swarm_takes_two_seconds_whoever_is_silent) 
     cr_expect_eq(adapters, 2, "begin and end");
     sn_status_free(&rows, n);
     fixture_end(&r);
+}
+
+Test(adapter_lookup, a_status_asks_proven_nodes_first_and_keeps_no_connections) {
+    enum { DEAF = SN_LINK_ASKED_AT_ONCE + 20 };
+    static sn_transport *deaf[DEAF]; /* no thread receives what comes to them */
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    sn_status_row *rows = NULL;
+    size_t n = 0, answered = 0, unasked = 0;
+    cluster_add(w->cluster, 2, 0);
+    sn_link *link = cluster_link(w->cluster);
+    REQUIRE(sn_link_discover(link, NULL, TIMEOUT_MS, &err));
+    size_t connections = sn_link_connections(link);
+    for (int i = 0; i < DEAF; i++) {
+        sn_identity identity;
+        sn_buf sealed;
+        char address[16], bound[SN_ADDRESS_MAX + 1];
+        deaf[i] = cluster_transport(w->cluster, &identity);
+        snprintf(address, sizeof address, "deaf:%d", i + 1);
+        REQUIRE(sn_transport_listen(deaf[i], address, bound, &err));
+        make_announcement_of(w, &identity, address, 0, w->n_blocks, 0, &sealed);
+        REQUIRE(sn_directory_add(sn_link_directory(link), sealed.data, sealed.len, sn_unix_ms(), &err));
+        sn_buf_fini(&sealed);
+    }
+    REQUIRE(sn_status_query(link, &rows, &n, &err));
+    cr_expect_eq(n, DEAF + 1);
+    for (size_t i = 0; i < n; i++) {
+        answered += rows[i].reply.answered && rows[i].announcement.first_block == 2;
+        unasked += strstr(rows[i].reply.error, "it was not asked") != NULL;
+    }
+    cr_expect_eq(answered, 1);
+    cr_expect_eq(unasked, DEAF - SN_LINK_ASKED_AT_ONCE);
+    cr_expect_eq(sn_link_connections(link), connections);
+    sn_status_free(&rows, n);
+    sn_link_close(&link);
+    for (int i = 0; i < DEAF; i++) sn_transport_free(&deaf[i]);
+    testbed_free(&w);
 }

@@ -68,8 +68,9 @@ static void print_coverage(const json_t *of) {
     if (missing) printf("%zu of its blocks are not served\n", missing);
 }
 
-/* The nodes of a model, under the name that one of them gives it, and how many serve each of its blocks. */
-static void print_model(const json_t *nodes, const json_t *of) {
+/* The nodes of a model, under the name that one of them gives it, and how many serve each of its blocks. Returns how
+ * many nodes these are. */
+static size_t print_model(const json_t *nodes, const json_t *of) {
     const json_t *n;
     const char *name = "", *id = word(of, "model");
     size_t i;
@@ -77,15 +78,22 @@ static void print_model(const json_t *nodes, const json_t *of) {
     printf("%s (%.8s), %lld blocks\n", *name ? name : "model", id, (long long)number(of, "n_blocks"));
     printf("%-14s %-8s %-9s %-8s %8s %8s %5s %10s %9s  %-8s %s\n", "NAME", "ID", "BLOCKS", "STATE", "TOKENS/S",
            "SESSIONS", "QUEUE", "FREE KV", "RTT", "VERSION", "ADDRESS");
-    json_array_foreach(nodes, i, n) if (!strcmp(word(n, "model"), id)) print_node(n);
+    size_t printed = 0;
+    json_array_foreach(nodes, i, n) {
+        if (strcmp(word(n, "model"), id)) continue;
+        print_node(n);
+        printed++;
+    }
     print_coverage(of);
+    return printed;
 }
 
 void sn_status_print(const json_t *status) {
-    const json_t *of;
-    size_t i;
+    const json_t *of, *nodes = json_object_get(status, "nodes");
+    size_t i, left = json_array_size(nodes);
     json_array_foreach(json_object_get(status, "coverage"), i, of) {
         if (i) putchar('\n');
-        print_model(json_object_get(status, "nodes"), of);
+        left -= print_model(nodes, of);
     }
+    if (left) printf("\n%zu further nodes announce other models: --json lists them, --model shows one model\n", left);
 }

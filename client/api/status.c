@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { QUERY_TIMEOUT_MS = 2000, BLOCKS_SHOWN_MAX = 1024 }; /* an announcement may claim any number of blocks */
+/* An announcement may claim any number of blocks, and each another model. */
+enum { QUERY_TIMEOUT_MS = 2000, BLOCKS_SHOWN_MAX = 1024, MODELS_SHOWN_MAX = 16 };
 
 static void sanitize_announcement(sn_announcement *a) {
     sn_sanitize_text(a->name);
@@ -88,6 +89,12 @@ static bool is_first_of_model(const sn_status_row *rows, size_t i) {
     for (size_t k = 0; k < i; k++)
         if (!memcmp(rows[k].announcement.model, rows[i].announcement.model, SN_KEY_SIZE)) return false;
     return true;
+}
+
+static bool model_answers(const sn_status_row *rows, size_t n, const sn_announcement *of) {
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].reply.answered && !memcmp(rows[i].announcement.model, of->model, SN_KEY_SIZE)) return true;
+    return false;
 }
 
 /* The end of the run of blocks from `block` on that have the same coverage. */
@@ -184,9 +191,12 @@ static json_t *coverage_json(const sn_status_row *rows, size_t n, const sn_annou
 
 json_t *sn_status_json(const sn_status_row *rows, size_t n) {
     json_t *nodes = json_array(), *coverage = json_array();
-    for (size_t i = 0; i < n; i++) {
-        json_array_append_new(nodes, node_json(&rows[i]));
-        if (is_first_of_model(rows, i)) json_array_append_new(coverage, coverage_json(rows, n, &rows[i].announcement));
-    }
+    for (size_t i = 0; i < n; i++) json_array_append_new(nodes, node_json(&rows[i]));
+    for (int answers = 1; answers >= 0; answers--)
+        for (size_t i = 0; i < n && json_array_size(coverage) < MODELS_SHOWN_MAX; i++) {
+            const sn_announcement *a = &rows[i].announcement;
+            if (is_first_of_model(rows, i) && model_answers(rows, n, a) == answers)
+                json_array_append_new(coverage, coverage_json(rows, n, a));
+        }
     return json_pack("{so so}", "nodes", nodes, "coverage", coverage);
 }

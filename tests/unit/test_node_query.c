@@ -36,7 +36,7 @@ static void fixture_end(fixture *r) {
     testbed_free(&r->w);
 }
 
-Test(adapter_lookup, finds_a_name_beside_nodes_that_never_say_theirs) {
+Test(node_query, finds_a_name_beside_nodes_that_never_say_theirs) {
     fixture r;
     sn_hash hash;
     sn_err why;
@@ -49,7 +49,7 @@ Test(adapter_lookup, finds_a_name_beside_nodes_that_never_say_theirs) {
     fixture_end(&r);
 }
 
-Test(adapter_lookup, ends_when_the_time_is_over) {
+Test(node_query, ends_when_the_time_is_over) {
     fixture r;
     sn_hash hash;
     sn_err why;
@@ -60,7 +60,7 @@ Test(adapter_lookup, ends_when_the_time_is_over) {
     fixture_end(&r);
 }
 
-Test(adapter_lookup, strangers_do_not_crowd_out_a_proven_node) {
+Test(node_query, strangers_do_not_crowd_out_a_proven_node) {
     fixture r;
     sn_hash hash;
     sn_err why;
@@ -80,7 +80,7 @@ Test(adapter_lookup, strangers_do_not_crowd_out_a_proven_node) {
     fixture_end(&r);
 }
 
-Test(adapter_lookup, the_status_of_a_swarm_takes_two_seconds_whoever_is_silent) {
+Test(node_query, the_status_of_a_swarm_takes_two_seconds_whoever_is_silent) {
     fixture r;
     sn_status_row *rows = NULL;
     size_t n = 0, answered = 0, adapters = 0;
@@ -99,7 +99,7 @@ Test(adapter_lookup, the_status_of_a_swarm_takes_two_seconds_whoever_is_silent) 
     fixture_end(&r);
 }
 
-Test(adapter_lookup, a_status_asks_proven_nodes_first_and_keeps_no_connections) {
+Test(node_query, a_status_asks_proven_nodes_first_and_keeps_no_connections) {
     enum { DEAF = SN_LINK_ASKED_AT_ONCE + 20 };
     static sn_transport *deaf[DEAF]; /* no thread receives what comes to them */
     testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
@@ -133,4 +133,24 @@ Test(adapter_lookup, a_status_asks_proven_nodes_first_and_keeps_no_connections) 
     sn_link_close(&link);
     for (int i = 0; i < DEAF; i++) sn_transport_free(&deaf[i]);
     testbed_free(&w);
+}
+
+Test(node_query, a_status_shows_the_coverage_of_few_models_those_that_answer_first) {
+    enum { ROWS = 40, SHOWN = 16 };
+    sn_status_row *rows = calloc(ROWS, sizeof *rows);
+    cr_assert(rows);
+    for (int i = 0; i < ROWS; i++) {
+        sn_announcement *a = &rows[i].announcement;
+        a->model[0] = (uint8_t)(i < ROWS - 2 ? i : 200); /* two nodes of one model are the last ones */
+        a->state = SN_NODE_ONLINE;
+        a->end_block = a->n_blocks = 4;
+        rows[i].reply.answered = i == ROWS - 1;
+    }
+    json_t *status = sn_status_json(rows, ROWS), *coverage = json_object_get(status, "coverage");
+    cr_expect_eq(json_array_size(json_object_get(status, "nodes")), ROWS);
+    cr_expect_eq(json_array_size(coverage), SHOWN);
+    const char *first = json_string_value(json_object_get(json_array_get(coverage, 0), "model"));
+    cr_expect(first && !strncmp(first, "c8", 2), "%s", first);
+    json_decref(status);
+    free(rows);
 }

@@ -1,4 +1,5 @@
 /* Fetching from nodes of which many are silent, slow or lie: the manifest, and which of them are asked for what. */
+#include "sharing/groups_private.h"  /* private: what the choice of a model sees */
 #include "sharing/fetcher_private.h" /* private: the senders, and a link over the test's transport */
 
 #include "base/clock.h"
@@ -180,5 +181,23 @@ Test(senders, one_that_has_sent_nothing_is_asked_for_one_piece) {
     sn_sender_rest(&senders, 1, 0);
     cr_expect_not(senders.all[1].has_sent, "it fell silent");
     sn_senders_fini(&senders);
+    sn_directory_free(&directory);
+}
+
+Test(senders, invented_models_do_not_hide_one_that_a_proven_node_shares) {
+    sn_directory *directory = NULL;
+    sn_identity identity;
+    sn_model_group groups[SN_MODEL_GROUPS_MAX];
+    const sn_hash real = {.bytes = {0xff, 1}};
+    REQUIRE(sn_directory_new(&directory, &err));
+    for (int i = 0; i <= STRANGERS; i++) {
+        bool last = i == STRANGERS;
+        const sn_hash invented = {.bytes = {(uint8_t)i, 2}};
+        REQUIRE(sn_identity_new(&identity, &err));
+        announce(directory, &identity, "node", ADDRESS, last, last ? &real : &invented);
+        if (last) sn_directory_prove(directory, identity.id, INT64_MAX);
+    }
+    cr_expect_eq(sn_model_groups(directory, &(sn_swarm_query){0}, groups), SN_MODEL_GROUPS_MAX);
+    cr_expect(!memcmp(&groups[0].manifest, &real, sizeof real) && groups[0].joined);
     sn_directory_free(&directory);
 }

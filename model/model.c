@@ -572,7 +572,7 @@ void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, cons
 }
 
 bool sn_model_tensor_is_scale(const char *name) {
-    static const char *const endings[] = {".weight" F8_SCALES, F8_INPUT_SCALE, PACKED_SCALES};
+    static const char *const endings[] = {(".weight" F8_SCALES), F8_INPUT_SCALE, PACKED_SCALES};
     size_t len = strlen(name);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t n = strlen(endings[i]);

@@ -30,14 +30,19 @@ static sn_sender *next_sender(sn_senders *s, int64_t now_us) {
     return best;
 }
 
-/* A sender that answered, whatever it was, is asked again soon; one that let its time pass comes behind the others. */
-static void lane_end(sn_link *link, lane *l, bool passed) {
+static void lane_end(sn_link *link, lane *l) {
     if (l->correlation_id) sn_link_cancel_request(link, l->correlation_id);
     l->sender->pieces--;
-    l->sender->turns += passed;
-    l->sender->not_before_us = sn_now_us() + DISCOVER_EVERY_US;
     l->sender = NULL;
     sn_buf_fini(&l->text);
+}
+
+/* A sender that said that it cannot send now is asked again soon; one that let its turn pass comes behind the others.
+ */
+static void lane_fail(sn_link *link, lane *l, bool passed) {
+    l->sender->turns += passed;
+    l->sender->not_before_us = sn_now_us() + DISCOVER_EVERY_US;
+    lane_end(link, l);
 }
 
 static sn_status lane_ask(sn_fetcher *f, lane *l, size_t bytes, sn_err *err) {
@@ -68,7 +73,7 @@ static sn_status lanes_fill(sn_fetcher *f, lane lanes[LANES], sn_err *last) {
         sn_sender *sender = lanes[i].sender ? NULL : next_sender(&f->senders, sn_now_us());
         if (!sender) continue;
         sn_status status = lane_begin(f, &lanes[i], sender, last);
-        if (status) lane_end(f->link, &lanes[i], true);
+        if (status) lane_fail(f->link, &lanes[i], true);
         if (status == SN_STOP) return status;
     }
     return SN_OK;
@@ -104,7 +109,7 @@ static sn_status lane_step(sn_fetcher *f, lane *l, const sn_msg *msg, lane **fou
         }
         sn_sender_drop(l->sender, "it sent a manifest that is not the one that it announced: it is not asked again");
     }
-    if (status || done) lane_end(f->link, l, status == SN_REFUSED);
+    if (status || done) lane_fail(f->link, l, status == SN_REFUSED);
     return SN_OK;
 }
 
@@ -118,7 +123,7 @@ static sn_status lanes_step(sn_fetcher *f, lane lanes[LANES], lane **found, sn_e
             status = lane_step(f, l, msg, found, last);
         } else if (lost || sn_now_us() >= l->until_us) {
             (void)sn_fail(last, SN_RETRY, lost ? "%s cannot be reached" : "%s was too slow", l->sender->address);
-            lane_end(f->link, l, true);
+            lane_fail(f->link, l, true);
         }
         sn_msg_free(&msg);
     }
@@ -158,6 +163,6 @@ sn_status sn_fetcher_manifest(sn_fetcher *f, const sn_hash *id, int64_t until_us
         status = sn_fail(err, SN_RETRY, "the manifest of the model was not found: %s", last.text);
     }
     for (size_t i = 0; i < LANES; i++)
-        if (lanes[i].sender) lane_end(f->link, &lanes[i], false);
+        if (lanes[i].sender) lane_end(f->link, &lanes[i]);
     return status;
 }

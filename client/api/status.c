@@ -38,8 +38,8 @@ sn_status sn_status_query(sn_link *link, sn_status_row **rows, size_t *n, sn_err
     if (!status) status = sn_calloc(&replies, *n, sizeof *replies, err);
     if (!status) status = sn_calloc(&row_of, *n, sizeof *row_of, err);
     int64_t now_ms = sn_unix_ms();
-    for (int proven = 1, k = 0; proven >= 0 && !status;
-         proven--) /* a stranger may have announced any number of nodes */
+    /* proven nodes first: a stranger may have announced any number of nodes */
+    for (int proven = 1, k = 0; proven >= 0 && !status; proven--)
         for (size_t i = 0; i < *n; i++) {
             if (sn_directory_is_proven_at(directory, i, now_ms) != proven) continue;
             row_of[k] = i;

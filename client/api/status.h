@@ -18,8 +18,8 @@ typedef struct sn_status_coverage {
     uint64_t tokens_per_s; /* sum over the nodes; 0 of a node that has not measured it */
 } sn_status_coverage;
 
-/* Asks all nodes that the link knows, at once; takes up to two seconds. Free *rows with sn_status_free. SN_STOP only.
- */
+/* Asks the nodes that the link knows, proven ones first; takes up to two seconds. SN_STOP only; free *rows with
+ * sn_status_free in any case. */
 sn_status sn_status_query(sn_link *link, sn_status_row **rows, size_t *n, sn_err *err) SN_MUST_USE;
 
 void sn_status_free(sn_status_row **rows, size_t n); /* accepts NULL rows */

@@ -111,6 +111,8 @@ Test(senders, a_manifest_comes_though_many_nodes_stall_and_lie) {
     sn_err why;
     cr_expect_eq(sn_fetcher_manifest(f, &id, 0, &got, &why), SN_OK, "%s", why.text);
     cr_expect(got.len == SIZE && !memcmp(got.data, text, SIZE));
+    const sn_sender *last = &f->senders.all[f->senders.n - 1]; /* in order of the first block: the honest one */
+    cr_expect(!last->turns && !last->not_before_us, "the node that sent the manifest waits before it sends the files");
     sn_buf_fini(&got);
     sn_fetcher_free(&f);
     for (int i = 0; i < PEERS; i++) {

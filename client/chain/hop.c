@@ -126,7 +126,9 @@ sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const sn_hop_p
     if (status) return status;
     uint64_t tokens = reply->open_reply.step_tokens_max, depth = reply->open_reply.prefill_depth_max;
     sn_msg_free(&reply);
-    if (!tokens) return sn_fail(err, SN_RETRY, "%s takes steps of no tokens: it cannot be used", r->address);
+    if (tokens < SN_SPAN_ROWS) /* each chunk of a prompt has its own time: chunks of one token would have no end */
+        return sn_fail(err, SN_RETRY, "%s takes steps of %d tokens, and %d are the least: it cannot be used",
+                       r->address, (int)tokens, SN_SPAN_ROWS);
     r->prefill_depth_max = depth < SN_PREFILL_DEPTH_MAX ? (int)depth : SN_PREFILL_DEPTH_MAX;
     r->step_tokens_max = tokens < SN_SPAN_ROWS_MAX ? (int)tokens : SN_SPAN_ROWS_MAX;
     return SN_OK;
@@ -387,23 +389,49 @@ static void hops_account_step(sn_hop *hops, size_t n_hops, const sn_msg *result,
     hops[0].report.network_us += first->last_network_us;
 }
 
+static sn_status hop_ask_status(const sn_hop *hop, sn_link *link, uint64_t correlation_id, sn_peer *peer, sn_err *err) {
+    sn_msg *msg = NULL;
+    sn_status status = sn_msg_new(SN_MSG_STATUS, correlation_id, &msg, err);
+    if (status) return status;
+    msg->status.protocol = SN_PROTOCOL_VERSION;
+    status = sn_link_dial(link, hop->remote.address, hop->remote.curve_key, peer, err);
+    if (!status) status = sn_link_send(link, *peer, &msg, err);
+    sn_msg_free(&msg);
+    return status;
+}
+
+/* The first hop whose node does not answer until then; n_hops: all answer. All are asked at once: the times that nodes
+ * take to answer must not add up. */
+static size_t hops_find_silent(const sn_hop *hops, size_t n_hops, sn_link *link, int64_t until_us) {
+    sn_peer peers[SN_HOPS_MAX];
+    sn_wait waits[SN_HOPS_MAX]; /* for answers of hops hop_of[], in order */
+    size_t hop_of[SN_HOPS_MAX], n = 0, silent = n_hops, which;
+    sn_err err;
+    for (size_t i = 0; i < n_hops && i < silent; i++) {
+        uint64_t id = sn_link_new_correlation_id();
+        waits[n] = (sn_wait){id, SN_MSG_STATUS_REPLY, until_us, .peers = &peers[i], .n_peers = 1};
+        if (hop_ask_status(&hops[i], link, id, &peers[i], &err)) silent = i;
+        hop_of[n++] = i;
+    }
+    while (n && hop_of[0] < silent) {
+        sn_msg *alive = NULL;
+        sn_status status = sn_link_wait_any(link, waits, n, &which, &alive, &err);
+        sn_msg_free(&alive);
+        if (status && hop_of[which] < silent) silent = hop_of[which];
+        n--;
+        memmove(waits + which, waits + which + 1, (n - which) * sizeof *waits);
+        memmove(hop_of + which, hop_of + which + 1, (n - which) * sizeof *hop_of);
+    }
+    return silent;
+}
+
 /* The hop that caused a failed step: the one that `session` names, else the first one whose node does not answer. */
 static size_t hops_find_failed(const sn_hop *hops, size_t n_hops, sn_link *link, const uint8_t *session, int probe_ms) {
-    size_t i;
-    for (i = 0; i < n_hops; i++)
+    for (size_t i = 0; i < n_hops; i++)
         if (!memcmp(hops[i].remote.session, session, SN_SESSION_ID_SIZE)) return i;
+    if (n_hops == 1) return 0;
     probe_ms = probe_ms < 1 ? 1 : probe_ms < PROBE_MS ? probe_ms : PROBE_MS;
-    for (i = 0; n_hops > 1 && i < n_hops; i++) {
-        const sn_hop_remote *r = &hops[i].remote;
-        sn_msg *msg = NULL, *alive = NULL;
-        sn_err err;
-        if (sn_msg_new(SN_MSG_STATUS, 0, &msg, &err)) return 0;
-        msg->status.protocol = SN_PROTOCOL_VERSION;
-        sn_call call = {r->address, r->curve_key, SN_MSG_STATUS_REPLY, probe_ms};
-        if (sn_link_call(link, &call, &msg, NULL, &alive, &err)) return i;
-        sn_msg_free(&alive);
-    }
-    return n_hops > 1 ? n_hops : 0;
+    return hops_find_silent(hops, n_hops, link, sn_now_us() + (int64_t)probe_ms * 1000);
 }
 
 sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, const sn_step *step,

@@ -81,7 +81,7 @@ static sn_msg *answer_open(const fake_node *f, const sn_msg *request) {
     if (f->fault == FAKE_OPEN_REFUSED) return new_error(request, SN_REFUSED);
     if (f->fault == FAKE_OPEN_OTHER_KIND) return new_other_kind(request);
     REQUIRE(sn_msg_new(SN_MSG_OPEN_REPLY, request->correlation_id, &msg, &err));
-    msg->open_reply.step_tokens_max = f->fault == FAKE_OPEN_ZERO_TOKENS ? 0 : SN_SPAN_ROWS;
+    msg->open_reply.step_tokens_max = SN_SPAN_ROWS - (f->fault == FAKE_OPEN_SHORT_STEPS);
     return msg;
 }
 
@@ -103,7 +103,12 @@ static sn_msg *answer_step(const fake_node *f, const sn_msg *request) {
     void *data;
     if (f->fault >= FAKE_ERROR_OK && f->fault <= FAKE_ERROR_UNKNOWN)
         return new_error(request, f->fault == FAKE_ERROR_UNKNOWN ? 77 : (uint64_t)(f->fault - FAKE_ERROR_OK));
-    if (f->fault == FAKE_SILENT) return NULL;
+    if (f->fault == FAKE_ERROR_LATER) {
+        msg = new_error(request, SN_RETRY);
+        msg->error.wait_ms = 10;
+        return msg;
+    }
+    if (f->fault == FAKE_SILENT || f->fault == FAKE_PONDERS) return NULL;
     if (f->fault == FAKE_OTHER_KIND) return new_other_kind(request);
     REQUIRE(sn_msg_new(SN_MSG_STEP_REPLY, request->correlation_id, &msg, &err));
     memcpy(msg->step_reply.session, request->step.session, SN_SESSION_ID_SIZE);
@@ -148,6 +153,7 @@ static void answer_message(fake_node *f, const sn_event *event) {
         to = f->owner; /* a pushed step comes from another node, its reply goes to the client */
         msg = answer_step(f, event->msg);
     } else if (event->msg->kind == SN_MSG_STATUS && f->fault != FAKE_SILENT) {
+        if (f->fault == FAKE_PONDERS) sn_sleep_us(FAKE_PONDERS_MS * 1000);
         f->asker = event->peer;
         f->seen = event->msg->correlation_id;
         REQUIRE(sn_msg_new(SN_MSG_STATUS_REPLY, event->msg->correlation_id, &msg, &err));

@@ -24,14 +24,17 @@ typedef enum fake_node_fault {
     FAKE_ERROR_REFUSED,
     FAKE_ERROR_STOP,
     FAKE_ERROR_UNKNOWN,
+    FAKE_ERROR_LATER, /* "try again in 10 ms", each time */
     FAKE_STEP_FAULTS, /* from here on the fault occurs when a session is opened */
     FAKE_OPEN_SILENT = FAKE_STEP_FAULTS,
     FAKE_OPEN_REFUSED,
     FAKE_OPEN_OTHER_KIND,
-    FAKE_OPEN_ZERO_TOKENS, /* accepts steps of 0 tokens only */
+    FAKE_OPEN_SHORT_STEPS, /* accepts steps of fewer tokens than a node must */
     FAKE_FAULTS,
     FAKE_FORGES = FAKE_FAULTS, /* answers for its status, then sends errors with ids near the one that it saw */
+    FAKE_PONDERS,              /* answers no step, and for its status after FAKE_PONDERS_MS */
 } fake_node_fault;
+enum { FAKE_PONDERS_MS = 400 };
 
 /* Writes an announcement of blocks of the testbed's model, as a node makes it, to *out (initialised here). speed 1:
  * announces itself as fast, so that any route prefers it; -1: as slow, so that any route avoids it; 0: announces no

@@ -36,13 +36,15 @@ static sn_chain_options options_of(int timeout_ms, bool push) {
     return options;
 }
 
+static void announce_fake(fixture *t, int i, int first, int end, fake_node_fault fault) {
+    char address[32];
+    snprintf(address, sizeof address, "fake%d:1", i);
+    t->fakes[i] = fake_node_new(t->w, address, first, end, fault);
+    fake_node_announce_to(t->fakes[i], t->client.link);
+}
+
 static void announce_fakes(fixture *t, fake_node_fault fault) {
-    for (int i = 0; i < HOLDERS; i++) {
-        char address[32];
-        snprintf(address, sizeof address, "fake%d:1", i);
-        t->fakes[i] = fake_node_new(t->w, address, 2, 4, fault);
-        fake_node_announce_to(t->fakes[i], t->client.link);
-    }
+    for (int i = 0; i < HOLDERS; i++) announce_fake(t, i, 2, 4, fault);
 }
 
 static void expect_in_time(const fixture *t, sn_status status, int timeout_ms, const char *what) {
@@ -110,6 +112,37 @@ Test(deadline, a_node_that_hangs_leaves_time_for_another_one) {
         cr_expect_eq(chain_fixture_try_steps(&t.client, 20, 30, 2), SN_OK, "%s", t.client.err.text);
         fixture_end(&t);
     }
+}
+
+/* Nor may one that asks to be asked later, each time. */
+Test(deadline, a_node_that_puts_a_client_off_leaves_time_for_another_one) {
+    for (int k = 0; k < 2; k++) {
+        fixture t;
+        fixture_begin(&t);
+        chain_fixture_begin(&t.client, t.w);
+        announce_fakes(&t, FAKE_ERROR_LATER);
+        cr_assert_eq(chain_fixture_try_open(&t.client, options_of(timeouts_ms[k], false)), SN_OK);
+        for (int i = 1; i < HOLDERS; i++) fake_node_free(&t.fakes[i]);
+        cluster_add(t.w->cluster, 2, 4);
+        t.began_us = sn_now_us();
+        cr_expect_eq(chain_fixture_try_steps(&t.client, 0, 1, 1), SN_OK, "%s", t.client.err.text);
+        int ms = (int)((sn_now_us() - t.began_us) / 1000);
+        cr_expect(ms <= timeouts_ms[k] * 4 / 5, "%d ms of %d", ms, timeouts_ms[k]);
+        fixture_end(&t);
+    }
+}
+
+/* After a step without an answer every node of a pushing group is asked whether it is there. */
+Test(deadline, nodes_that_take_their_time_to_answer_do_not_add_up) {
+    fixture t = {.w = testbed_new(&(cluster_options){.kv_memory = 64})};
+    sn_chain_options options = options_of(8 * FAKE_PONDERS_MS + 80, true);
+    options.limits.max_retries = 0;
+    chain_fixture_begin(&t.client, t.w);
+    for (int i = 0; i < HOLDERS; i++) announce_fake(&t, i, i, i + 1, FAKE_PONDERS); /* of a model of four blocks */
+    cr_assert_eq(chain_fixture_try_open(&t.client, options), SN_OK, "%s", t.client.err.text);
+    t.began_us = sn_now_us();
+    expect_in_time(&t, chain_fixture_try_steps(&t.client, 0, 1, 1), options.limits.timeout_ms, "probes");
+    fixture_end(&t);
 }
 
 /* Each piece of a long session has its own limit: all of them together may take longer. */

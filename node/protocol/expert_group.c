@@ -1,7 +1,8 @@
 /* A reading goes through the directory once for each rank of holders, so that those that have computed for this node
  * get their places before those that only say that they would. What was seen of a holder goes over to the new reading.
  * Then the experts are counted that neither this node nor a holder that is counted on has. Choosing reads the holders
- * only: the fastest of those with the expert, and when none has room, the time at which one has. */
+ * only: the fastest of those with the expert that have answered, a new one for a few pairs, and when none has room, the
+ * time at which one has. */
 #include "node/protocol/expert_group.h"
 
 #include <stdio.h>
@@ -17,6 +18,10 @@ enum {
     FAILED_US = 10000000,
     REFUSED_US = 600000000, /* it has blocks that can compute nothing for others, or other limits */
     TURN_US = 10000000,
+    TRY_EVERY_US = 10000000,
+    TRY_AGAIN_US = 600000000,
+    TRY_US = 500000, /* a trial is late after so long: all pairs of the round wait for it */
+    TRY_PAIRS = 16,
     FORGET = 32, /* a holder counts as faster by so small a part each time, so that it is asked again some day */
 };
 
@@ -79,12 +84,16 @@ static void holder_inherit(sn_expert_holder *h, const sn_expert_holder *known, i
     h->failed_until_us = known->failed_until_us;
     h->busy_until_us = known->busy_until_us;
     h->pair_us = known->pair_us - known->pair_us / FORGET;
+    h->answers = known->answers;
+    h->try_us = known->try_us;
 }
 
-/* Who gets a place in the group first: holders that have computed for this node, proven ones, others, and at the end
- * those that have failed. */
+/* Who gets a place in the group first: holders that have computed for this node, proven ones, those that this node has
+ * not met, and at the end proven ones that have failed. Who fails before it was met keeps its place until the turn
+ * changes: else any number of invented holders would be dialled without a pause, one in the place of the other. */
 static int holder_rank(const sn_expert_holder *h) {
-    return h->failed_sequence ? 3 : !h->proven ? 2 : h->pair_us ? 0 : 1;
+    if (!h->proven) return 2;
+    return h->failed_sequence ? 3 : h->answers ? 0 : 1;
 }
 
 static void holders_read(sn_expert_group *group, const sn_expert_group_query *q) {
@@ -169,15 +178,29 @@ static bool holder_is_asked_for(const sn_expert_holder *h, int block, int expert
     return expert >= h->first && expert < h->end && holder_has_block(h, block) && h->proven && !h->failed_sequence;
 }
 
-sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int expert, int64_t now_us) {
-    sn_expert_holder *best = NULL;
-    for (size_t i = 0; i < group->n; i++) {
-        sn_expert_holder *h = &group->holders[i];
-        if (!holder_is_asked_for(h, block, expert) || h->busy_until_us > now_us) continue;
-        if (!best || h->pair_us < best->pair_us) best = h;
+/* Whether a holder that does not answer yet gets a pair, though another one answers: it may be silent. */
+static bool holder_is_tried(sn_expert_group *group, sn_expert_holder *h, int64_t now_us) {
+    if (now_us >= group->try_us && now_us >= h->try_us) {
+        memcpy(group->tried, h->node, SN_KEY_SIZE);
+        group->tried_pairs = 0;
+        group->try_us = now_us + TRY_EVERY_US;
+        h->try_us = now_us + TRY_AGAIN_US;
     }
-    return best;
+    return !memcmp(group->tried, h->node, SN_KEY_SIZE) && group->tried_pairs++ < TRY_PAIRS;
 }
+
+sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int expert, int64_t now_us, bool *trial) {
+    sn_expert_holder *best = NULL, *other = NULL;
+    for (size_t i = 0; i < group->n; i++) {
+        sn_expert_holder *h = &group->holders[i], **kind = h->answers ? &best : &other;
+        if (!holder_is_asked_for(h, block, expert) || h->busy_until_us > now_us) continue;
+        if (!*kind || h->pair_us < (*kind)->pair_us) *kind = h;
+    }
+    *trial = best && other && holder_is_tried(group, other, now_us);
+    return best && !*trial ? best : other;
+}
+
+void sn_expert_group_end_trial(sn_expert_group *group) { group->tried_pairs = TRY_PAIRS; }
 
 int64_t sn_expert_group_room_us(const sn_expert_group *group, int block, int expert) {
     int64_t first_us = INT64_MAX;
@@ -196,6 +219,8 @@ void sn_expert_holder_failed(sn_expert_holder *holder, int64_t now_us) {
     holder->failed_sequence = holder->sequence ? holder->sequence : 1;
     holder->failed_until_us = now_us + FAILED_US;
     holder->pair_us = FAILED_PAIR_US;
+    holder->answers = false;
+    holder->try_us = now_us + TRY_AGAIN_US;
 }
 
 void sn_expert_holder_refused(sn_expert_holder *holder, int64_t now_us) {
@@ -203,7 +228,8 @@ void sn_expert_holder_refused(sn_expert_holder *holder, int64_t now_us) {
     holder->failed_until_us = now_us + REFUSED_US;
 }
 
-int64_t sn_expert_holder_limit_us(const sn_expert_holder *holder, size_t pairs) {
+int64_t sn_expert_holder_limit_us(const sn_expert_holder *holder, size_t pairs, bool trial) {
+    if (trial) return TRY_US;
     int64_t seen_us = holder->pair_us < SEEN_PAIR_US ? holder->pair_us : 0;
     int64_t pair_us = seen_us && SLOWER * seen_us < PAIR_US ? SLOWER * seen_us : PAIR_US;
     return ANSWER_US + (int64_t)pairs * (pair_us > 2 * seen_us ? pair_us : 2 * seen_us);
@@ -211,5 +237,6 @@ int64_t sn_expert_holder_limit_us(const sn_expert_holder *holder, size_t pairs) 
 
 void sn_expert_holder_answered(sn_expert_holder *holder, size_t pairs, int64_t us) {
     int64_t pair_us = us / (int64_t)(pairs + ANSWER_PAIRS) + 1;
+    holder->answers = true;
     holder->pair_us = holder->pair_us ? (7 * holder->pair_us + pair_us) / 8 : pair_us;
 }

@@ -30,6 +30,8 @@ typedef struct sn_expert_holder {
         failed_until_us;   /* as long as this it is neither asked nor counted on, and until it announces itself anew */
     int64_t busy_until_us; /* it had no room: it is not asked */
     int64_t pair_us;       /* running mean of an answer's time by its pairs; 0: not known */
+    bool answers;          /* it has answered, and has not failed since */
+    int64_t try_us;        /* when it may be tried, if it does not */
 } sn_expert_holder;
 
 typedef struct sn_expert_group {
@@ -38,6 +40,9 @@ typedef struct sn_expert_group {
     size_t n;
     bool complete;                    /* this node and the holders that have not failed hold all experts */
     char lacks[SN_TEXT_SIZE_MAX + 1]; /* "experts 86:172 of blocks 0:2"; empty: none */
+    uint8_t tried[SN_KEY_SIZE];       /* the holder that was tried last, */
+    int tried_pairs;                  /* with how many pairs, */
+    int64_t try_us;                   /* and when the next one may be */
 } sn_expert_group;
 
 /* Whether the span holds a part of its experts only. */
@@ -54,9 +59,11 @@ typedef struct sn_expert_group_query {
 
 void sn_expert_group_read(sn_expert_group *group, const sn_expert_group_query *query);
 
-/* The holder of an expert of the block that has answered fastest, of those that have not failed; one that was not asked
- * yet comes first. NULL: none. `block`: counted from the first of the span. */
-sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int expert, int64_t now_us);
+/* The holder of an expert of the block that has answered fastest, of those that have not failed. Where one answers,
+ * others are only tried: one in ten seconds, with a few pairs (*trial), for half a second. NULL: none. `block`: counted
+ * from the first of the span. */
+sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int expert, int64_t now_us, bool *trial);
+void sn_expert_group_end_trial(sn_expert_group *group); /* the holder that is tried gets no more pairs */
 /* When the first of the holders of an expert that have no room is asked again; INT64_MAX: none has it. */
 int64_t sn_expert_group_room_us(const sn_expert_group *group, int block, int expert);
 /* The holder with this id; NULL: none. */
@@ -65,8 +72,9 @@ sn_expert_holder *sn_expert_group_find(sn_expert_group *group, const uint8_t nod
 void sn_expert_holder_failed(sn_expert_holder *holder, int64_t now_us);
 /* It has refused for good: it is not counted on for ten minutes, whatever it announces. */
 void sn_expert_holder_refused(sn_expert_holder *holder, int64_t now_us);
-/* How long an answer with so many pairs may take: longer where the holder was seen to be slow. */
-int64_t sn_expert_holder_limit_us(const sn_expert_holder *holder, size_t pairs);
+/* How long an answer with so many pairs may take: longer where the holder was seen to be slow. trial: all of them are
+ * of a trial. */
+int64_t sn_expert_holder_limit_us(const sn_expert_holder *holder, size_t pairs, bool trial);
 /* An answer with so many pairs has taken so long. */
 void sn_expert_holder_answered(sn_expert_holder *holder, size_t pairs, int64_t us);
 

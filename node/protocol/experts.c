@@ -171,7 +171,8 @@ static sn_status round_share_out(sn_protocol *protocol, int64_t now_us) {
     for (size_t i = 0; i < round->n_pairs; i++) {
         if (x->asked_of[i] != PAIR_OPEN) continue;
         int expert = (int)round->pairs[i].expert;
-        const sn_expert_holder *holder = sn_expert_group_choose(&x->group, block, expert, now_us);
+        bool trial;
+        const sn_expert_holder *holder = sn_expert_group_choose(&x->group, block, expert, now_us, &trial);
         if (!holder && waits_for_room(x, block, expert, now_us)) continue;
         if (!holder)
             return sn_fail(&round->err, SN_RETRY, "no node answers for expert %d of block %d: use another node", expert,
@@ -179,6 +180,7 @@ static sn_status round_share_out(sn_protocol *protocol, int64_t now_us) {
         int at = ask_for(x, holder, ask_pairs_max(round));
         if (at < 0) return sn_fail(&round->err, SN_RETRY, "the experts of a batch are too many to ask for");
         x->asks[at].n_pairs++;
+        x->asks[at].needed |= !trial;
         x->asked_of[i] = at;
     }
     if (x->room_us == INT64_MAX && x->waits_since_us) {
@@ -242,7 +244,7 @@ static sn_status ask_send(sn_protocol *protocol, int at, sn_expert_holder *holde
     if (status) return status;
     ask->peer = holder->peer;
     ask->sent_us = now_us;
-    ask->until_us = now_us + sn_expert_holder_limit_us(holder, ask->n_pairs);
+    ask->until_us = now_us + sn_expert_holder_limit_us(holder, ask->n_pairs, !ask->needed);
     if (ask->until_us > protocol->experts.round->until_us) ask->until_us = protocol->experts.round->until_us;
     protocol->experts.counters.pairs_asked += ask->n_pairs;
     return SN_OK;
@@ -385,13 +387,23 @@ void sn_protocol_experts_lost(sn_protocol *protocol, sn_peer peer, int64_t now_u
     }
 }
 
-/* Asks that are late. */
+/* An ask is late. A trial that was too short for its holder does not make the group incomplete. */
+static void ask_late(sn_protocol *protocol, int at, int64_t now_us) {
+    sn_expert_work *x = &protocol->experts;
+    if (x->asks[at].needed) {
+        ask_failed(protocol, at, now_us, "it has not answered in time");
+        return;
+    }
+    sn_expert_group_end_trial(&x->group);
+    ask_end(x, at, PAIR_OPEN);
+}
+
 static int64_t round_tick(sn_protocol *protocol, int64_t now_us) {
     sn_expert_work *x = &protocol->experts;
     bool any = false;
     for (int i = 0; x->round && i < x->n_asks; i++) {
         if (!x->asks[i].peer || now_us < x->asks[i].until_us) continue;
-        ask_failed(protocol, i, now_us, "it has not answered in time");
+        ask_late(protocol, i, now_us);
         any = true;
     }
     any = any || (x->round && now_us >= x->room_us);

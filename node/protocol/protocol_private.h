@@ -71,6 +71,7 @@ typedef struct sn_expert_ask {
     sn_peer peer;                /* 0: it is not sent, or over */
     uint64_t correlation_id;
     size_t n_pairs;
+    bool needed; /* some of them are of no trial */
     int64_t sent_us, until_us;
 } sn_expert_ask;
 

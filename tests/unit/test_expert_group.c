@@ -73,10 +73,12 @@ static void group_read_at(int64_t now_us) {
 }
 static void group_read(void) { group_read_at(NOW_US); }
 
-static const char *chosen(int block, int expert) {
-    const sn_expert_holder *h = sn_expert_group_choose(&group, block, expert, NOW_US);
+static const char *chosen_at(int block, int expert, int64_t now_us) {
+    bool trial;
+    const sn_expert_holder *h = sn_expert_group_choose(&group, block, expert, now_us, &trial);
     return h ? h->address : "none";
 }
+static const char *chosen(int block, int expert) { return chosen_at(block, expert, NOW_US); }
 
 Test(expert_group, names_the_experts_and_blocks_that_are_missing) {
     group_read();
@@ -169,6 +171,31 @@ Test(expert_group, asks_the_fastest_and_those_that_were_never_asked_first) {
         sn_expert_holder_answered(sn_expert_group_find(&group, b.id), 4, 20000);
     }
     cr_expect_str_eq(chosen(1, 3), "a:1");
+}
+
+/* A newcomer may be silent: then few pairs wait for it, and not for long. */
+Test(expert_group, beside_one_that_answers_a_newcomer_gets_a_few_pairs_now_and_then) {
+    enum { PAIRS = 16, CALLS = 100 };
+    sn_identity a = add_holder("a:1", 3, 8), b = add_holder("b:1", 3, 8);
+    group_read();
+    sn_expert_holder_answered(sn_expert_group_find(&group, a.id), 4, 9000);
+    int of_b = 0;
+    for (int i = 0; i < CALLS; i++) of_b += *chosen(1, 3) == 'b';
+    cr_expect_eq(of_b, PAIRS);
+    cr_expect_str_eq(chosen_at(1, 3, NOW_US + 10000000), "a:1", "it is tried again after minutes only");
+    sn_identity c = add_holder("c:1", 3, 8);
+    group_read();
+    cr_expect_str_eq(chosen_at(1, 3, NOW_US + 9999999), "a:1", "one in ten seconds is tried");
+    cr_expect_str_eq(chosen_at(1, 3, NOW_US + 10000000), "c:1");
+    sn_expert_group_end_trial(&group);
+    cr_expect_str_eq(chosen_at(1, 3, NOW_US + 10000000), "a:1");
+    sn_expert_holder_answered(sn_expert_group_find(&group, c.id), 4, 1000);
+    for (int i = 0; i < CALLS; i++) cr_expect_str_eq(chosen_at(1, 3, NOW_US + 10000000), "c:1", "it answers faster");
+    sn_expert_holder_failed(sn_expert_group_find(&group, c.id), NOW_US);
+    cr_expect_str_eq(chosen_at(1, 3, NOW_US + 20000000), "a:1");
+    sn_expert_holder_failed(sn_expert_group_find(&group, a.id), NOW_US);
+    for (int i = 0; i < CALLS; i++) cr_expect_str_eq(chosen_at(1, 3, NOW_US), "b:1", "there is no other");
+    (void)b;
 }
 
 Test(expert_group, a_holder_that_failed_is_neither_asked_nor_counted_on_for_a_while) {
@@ -274,6 +301,30 @@ Test(expert_group, invented_holders_keep_no_node_from_being_met) {
     for (int i = 0; i < HONEST; i++) cr_expect(met[i]); /* the order of announcements is random: one is left out */
 }
 
+/* A place that changes hands is a connection that is made: invented holders, where nothing listens, must not be dialled
+ * without a pause. */
+Test(expert_group, holders_that_fail_before_they_are_met_keep_their_places_for_a_while) {
+    sn_identity invented[3 * SN_EXPERT_HOLDERS_MAX];
+    bool dialled[3 * SN_EXPERT_HOLDERS_MAX] = {false};
+    int n = 0;
+    proves = false;
+    for (int i = 0; i < 3 * SN_EXPERT_HOLDERS_MAX; i++) invented[i] = add_holder("invented:1", 0, 8);
+    for (int t = 0; t < 200; t++) {
+        group_read_at(NOW_US + t * 10000); /* NOW_US begins a turn */
+        for (int i = 0; i < 3 * SN_EXPERT_HOLDERS_MAX; i++) {
+            sn_expert_holder *h = sn_expert_group_find(&group, invented[i].id);
+            if (!h || h->failed_sequence) continue;
+            sn_expert_holder_failed(h, NOW_US + t * 10000);
+            dialled[i] = true;
+            n++;
+        }
+    }
+    cr_expect_eq(n, SN_EXPERT_HOLDERS_MAX, "%d were dialled in two seconds", n);
+    group_read_at(NOW_US + 10000000);
+    for (int i = 0; i < 3 * SN_EXPERT_HOLDERS_MAX; i++)
+        cr_expect(!dialled[i] || !sn_expert_group_find(&group, invented[i].id), "others have their turn");
+}
+
 Test(expert_group, a_holder_whose_announcement_has_the_number_zero_fails_like_others) {
     sn_identity a = {0};
     REQUIRE(sn_identity_new(&a, &err));
@@ -291,11 +342,11 @@ Test(expert_group, a_holder_whose_announcement_has_the_number_zero_fails_like_ot
 Test(expert_group, a_holder_gets_the_time_that_it_was_seen_to_need) {
     enum { PAIRS = 1000, BASE = 5000000 };
     sn_expert_holder h = {0};
-    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS), BASE + PAIRS * 10000, "not known");
+    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS, false), BASE + PAIRS * 10000, "not known");
     h.pair_us = 100;
-    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS), BASE + PAIRS * 800, "fast");
+    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS, false), BASE + PAIRS * 800, "fast");
     h.pair_us = 50000;
-    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS), BASE + PAIRS * 100000, "slow");
+    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS, false), BASE + PAIRS * 100000, "slow");
     sn_expert_holder_failed(&h, NOW_US);
-    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS), BASE + PAIRS * 10000, "it has failed");
+    cr_expect_eq(sn_expert_holder_limit_us(&h, PAIRS, false), BASE + PAIRS * 10000, "it has failed");
 }

@@ -1,4 +1,5 @@
 /* How a node asks holders for experts, and when it counts on them. */
+#include "node/protocol/protocol_private.h"
 #include "tests/support/expert_fixture.h"
 #include "tests/support/require.h"
 
@@ -261,6 +262,35 @@ Test(expert_protocol, a_holder_that_comes_while_pairs_wait_for_room_is_asked) {
     reply(1, peer, request, 3, EMBD);
     expect_right_answer();
     sn_msg_free(&request);
+}
+
+/* One that has not answered yet gets the pairs as a trial; the round does not wait for it as for one that is needed,
+ * and the group stays complete. */
+Test(expert_protocol, a_newcomer_that_is_silent_does_not_hold_up_a_round) {
+    enum { ROUNDS = 3, TRIAL_US = 500000 };
+    sn_msg *request = NULL;
+    sn_peer peer;
+    experts_announce(&f, 0, SN_NODE_JOINING, 3, 8);
+    for (int i = 0; i < ROUNDS; i++) {
+        ask();
+        cr_assert_eq(asked(&request, &peer), 0);
+        reply(0, peer, request, 3, EMBD);
+        expect_right_answer();
+        sn_msg_free(&request);
+    }
+    experts_announce(&f, 1, SN_NODE_JOINING, 3, 8);
+    ask();
+    cr_assert_eq(asked(&request, &peer), 1);
+    sn_msg_free(&request);
+    experts_pass(&f, TRIAL_US);
+    for (int i = 0; i < ROUNDS; i++) {
+        cr_assert_eq(asked(&request, &peer), 0, "the pairs go to the one that answers");
+        reply(0, peer, request, 3, EMBD);
+        expect_right_answer();
+        sn_msg_free(&request);
+        ask();
+    }
+    cr_expect_null(sn_protocol_experts_lacking(f.protocol));
 }
 
 Test(expert_protocol, an_answer_that_comes_too_late_or_from_another_node_is_ignored) {

@@ -1,5 +1,5 @@
 /* How a node asks holders for experts, and when it counts on them. */
-#include "node/protocol/protocol_private.h"
+#include "node/protocol/protocol_private.h" /* private: whether the group is complete */
 #include "tests/support/expert_fixture.h"
 #include "tests/support/require.h"
 

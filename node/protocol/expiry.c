@@ -77,6 +77,7 @@ void sn_protocol_close_idle_sessions(sn_protocol *protocol, int64_t now_us) {
     }
 }
 
+/* The engine has never heard of it. */
 static bool is_unused(const sn_session *session) {
     return !session->had_job && !session->migration.resumed && !session->closing;
 }
@@ -123,5 +124,5 @@ void sn_protocol_make_room(sn_protocol *protocol, const uint8_t newcomer[SN_KEY_
     if (!oldest) return;
     sn_protocol_log_session("unused session makes room", oldest);
     sn_kv_migration_free(oldest, false);
-    sn_protocol_session_closed(protocol, oldest); /* at once: the engine knows nothing of it */
+    sn_protocol_session_closed(protocol, oldest); /* at once: is_unused */
 }

@@ -330,6 +330,7 @@ sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, const sn
     }
     protocol->jobs++;
     protocol->kv_reads++;
+    session->had_job = true;
     session->migration.reads++;
     return job;
 }

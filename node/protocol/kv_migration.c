@@ -243,7 +243,8 @@ static sn_status migration_start(sn_protocol *protocol, const sn_event *event, i
     migration->session = session;
     migration->first = (int)send->first_block;
     migration->end = (int)send->end_block;
-    migration->recurrent = migration->state.due = recurrent;
+    migration->recurrent = recurrent;
+    migration->state.due = recurrent && session->length > 0;
     migration->acked = (int)send->position;
     memcpy(migration->target, send->target, SN_SESSION_ID_SIZE);
     migration->next = session->migration.outgoing;

@@ -43,9 +43,12 @@ node_client protocol_fixture_client(protocol_fixture *b) {
     return client;
 }
 
-void protocol_fixture_begin(protocol_fixture *b) {
-    *b = (protocol_fixture){
-        .w = testbed_new(&(cluster_options){.kv_memory = 8}), .queue_max = 8, .unix_ms = sn_unix_ms()};
+void protocol_fixture_begin(protocol_fixture *b) { protocol_fixture_begin_with(b, NULL, 8); }
+
+void protocol_fixture_begin_with(protocol_fixture *b, const char *model_path, size_t kv_pages) {
+    *b = (protocol_fixture){.w = testbed_new(&(cluster_options){.model = model_path, .kv_memory = kv_pages}),
+                            .queue_max = 8,
+                            .unix_ms = sn_unix_ms()};
     sn_model *model = NULL;
     sn_device_options options = {.threads = 1};
     char bound[SN_ADDRESS_MAX + 1];
@@ -53,7 +56,7 @@ void protocol_fixture_begin(protocol_fixture *b) {
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &b->device, &err));
     REQUIRE(sn_span_load(model, b->device, 0, 4, NULL, NULL, &b->span, &err));
     sn_model_close(&model);
-    REQUIRE(sn_span_kv_pool(b->span, 8 * b->w->page_bytes, &b->pool, &err));
+    REQUIRE(sn_span_kv_pool(b->span, kv_pages * b->w->page_bytes, &b->pool, &err));
     REQUIRE(sn_scheduler_new(b->span, b->pool, &b->scheduler, &err));
     b->transport = cluster_transport(b->w->cluster, &b->identity);
     REQUIRE(sn_transport_listen(b->transport, "fixture:1", bound, &err));

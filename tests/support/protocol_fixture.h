@@ -33,6 +33,8 @@ typedef struct protocol_fixture {
 } protocol_fixture;
 
 void protocol_fixture_begin(protocol_fixture *b);
+/* With the model at this path (NULL: a tiny one is made), which has four blocks, and so many KV pages. */
+void protocol_fixture_begin_with(protocol_fixture *b, const char *model_path, size_t kv_pages);
 void protocol_fixture_end(protocol_fixture *b);
 /* A further client, dialled to the node. The caller frees its transport before the fixture ends. */
 node_client protocol_fixture_client(protocol_fixture *b);

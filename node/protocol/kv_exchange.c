@@ -144,6 +144,7 @@ static sn_status kv_put_start(sn_protocol *protocol, sn_session *session, sn_eve
     sn_job what = {.position = (int)put->position, .n_tokens = (int)put->n_token_timelines};
     memcpy(what.kv_write.hash.bytes, put->tensor_hash, SN_HASH_SIZE);
     session->length = what.position;
+    sn_kv_migration_rewind(session, session->length);
     session->migration.imported = true;
     sn_status status = sn_session_import_timeline(session, what.position, put->token_timelines, put->n_token_timelines,
                                                   put->origin, err);

@@ -282,6 +282,29 @@ sn_msg *node_session_open_message(node_session *p) {
     return msg;
 }
 
+sn_msg *node_session_kv_put_message(const node_session *p, int position, int n) {
+    sn_msg *msg = NULL;
+    void *data;
+    uint64_t blocks = (uint64_t)(p->end - p->first),
+             width = p->testbed->page_bytes / (size_t)p->testbed->n_blocks / (2 * SN_KV_PAGE_TOKENS * sizeof(float));
+    REQUIRE(sn_msg_new(SN_MSG_KV_PUT, 0, &msg, &err));
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 4, (uint64_t[]){blocks, 2, (uint64_t)n, width}, &data, &err));
+    memset(data, 0, msg->tensor.bytes);
+    sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
+    sn_msg_kv_put *put = &msg->kv_put;
+    memcpy(put->session, p->id, SN_SESSION_ID_SIZE);
+    memcpy(put->origin, p->timeline[0].bytes, SN_HASH_SIZE);
+    memcpy(put->timeline, p->timeline[position].bytes, SN_HASH_SIZE);
+    memcpy(put->tensor_hash, hash.bytes, SN_HASH_SIZE);
+    put->position = (uint64_t)position;
+    REQUIRE(
+        sn_list_new((size_t)n, SN_KV_TRANSFER_TOKENS_MAX, sizeof *put->token_timelines, &put->token_timelines, &err));
+    put->n_token_timelines = (size_t)n;
+    for (int i = 0; i < n; i++)
+        memcpy(put->token_timelines[i].timeline, p->timeline[position + i + 1].bytes, SN_HASH_SIZE);
+    return msg;
+}
+
 sn_msg *node_session_step_message(node_session *p, int position, int n) {
     sn_msg *msg = NULL;
     void *data;

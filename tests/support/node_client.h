@@ -74,6 +74,8 @@ typedef struct node_session {
 sn_msg *node_session_open_message(node_session *p);                      /* a valid message, to be changed or sent */
 sn_msg *node_session_step_message(node_session *p, int position, int n); /* the next step */
 sn_msg *node_session_close_message(const node_session *p);
+/* A KV_PUT of zeros for n tokens, with the hashes of the testbed's rows. */
+sn_msg *node_session_kv_put_message(const node_session *p, int position, int n);
 /* does not open the session yet */
 void node_session_init(node_session *p, testbed *w, node_client *t, int first, int end);
 /* The same with an adapter: the session covers all blocks, and the expected output is that with the adapter. */

@@ -71,20 +71,7 @@ Test(kv_parts, a_node_refuses_a_larger_part) {
     node_session_init(&p, w, t, 0, 4);
     node_session_open(&p);
     for (int tokens = PART_TOKENS; tokens <= PART_TOKENS + 1; tokens++) {
-        sn_msg *msg = NULL;
-        void *data;
-        REQUIRE(sn_msg_new(SN_MSG_KV_PUT, 0, &msg, &err));
-        REQUIRE(sn_msg_new_tensor(msg, SN_F32, 4, (uint64_t[]){4, 2, (uint64_t)tokens, 32}, &data, &err));
-        memset(data, 0, msg->tensor.bytes);
-        sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
-        sn_msg_kv_put *put = &msg->kv_put;
-        memcpy(put->session, p.id, SN_SESSION_ID_SIZE);
-        memcpy(put->origin, p.timeline[0].bytes, SN_HASH_SIZE);
-        memcpy(put->tensor_hash, hash.bytes, SN_HASH_SIZE);
-        REQUIRE(sn_list_new((size_t)tokens, SN_KV_TRANSFER_TOKENS_MAX, sizeof *put->token_timelines,
-                            &put->token_timelines, &err));
-        put->n_token_timelines = (size_t)tokens;
-        sn_msg *answer = node_client_request(t, &msg);
+        sn_msg *msg = node_session_kv_put_message(&p, 0, tokens), *answer = node_client_request(t, &msg);
         if (tokens > PART_TOKENS) {
             cr_expect(is_refusal(answer, SN_REFUSED, "send those of at most 8 tokens at once"));
             continue;

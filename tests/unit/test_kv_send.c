@@ -78,3 +78,24 @@ Test(kv_send, of_a_session_without_tokens_is_answered_without_a_read) {
     sn_msg_free(&reply);
     end();
 }
+
+static void put(int position, int n) {
+    sn_msg *reply = protocol_fixture_request(&b, node_session_kv_put_message(&p[0], position, n), T0);
+    cr_assert(reply && reply->kind == SN_MSG_KV_PUT_REPLY);
+    cr_expect_eq(reply->kv_put_reply.length, position + n);
+    sn_msg_free(&reply);
+}
+
+Test(kv_send, of_a_session_that_is_written_anew_begins_anew) {
+    begin(NULL, 8);
+    protocol_fixture_open(&b, &p[0], T0);
+    put(0, 40);
+    ask_for_copy(&p[0], 40);
+    put(0, 8);
+    ask_for_copy(&p[0], 0);
+    cr_assert_eq(b.n_waiting, 1, "tokens that were replaced count as copied");
+    cr_expect_eq(b.waiting[0]->position, 0);
+    cr_expect_eq(b.waiting[0]->n_tokens, 8);
+    protocol_fixture_run_jobs(&b, T0);
+    end();
+}

@@ -430,6 +430,11 @@ int64_t sn_protocol_experts_tick(sn_protocol *protocol, int64_t now_us) {
 
 /* -- answering ----------------------------------------------------------------------------------------------------- */
 
+/* Its sessions have left; as soon as no job is in the engine, it gives its blocks up. */
+static bool is_vacating(const sn_protocol *protocol) {
+    return protocol->placement.state == SN_PLACEMENT_REBALANCING && !sn_protocol_session_count(protocol);
+}
+
 /* SN_REBUILD: the asker knows an older announcement of this node, and a newer one will tell it. */
 static sn_status request_check_block(const sn_protocol *protocol, const sn_msg_experts *request, sn_err *err) {
     const sn_span_info *span = &protocol->setup.span;
@@ -437,7 +442,7 @@ static sn_status request_check_block(const sn_protocol *protocol, const sn_msg_e
     if (request->protocol != SN_PROTOCOL_VERSION)
         return sn_fail(err, SN_REFUSED, "this node speaks protocol %d, not %llu: use a matching version",
                        SN_PROTOCOL_VERSION, (unsigned long long)request->protocol);
-    if (!sn_placement_serving(&protocol->placement) || protocol->leaving)
+    if (!sn_placement_serving(&protocol->placement) || protocol->leaving || is_vacating(protocol))
         return sn_fail(err, SN_RETRY, "this node serves no blocks now: ask another one");
     if (request->block < first || request->block >= end || !sn_has_experts(protocol->hp, (int)request->block))
         return sn_fail(err, SN_REBUILD, "block %llu is no mixture of experts that is served here",

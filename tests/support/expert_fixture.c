@@ -141,6 +141,7 @@ void experts_begin(expert_fixture *f) {
                                      .session_timeout_us = 60 * SECOND,
                                      .kv_timeout_us = SECOND,
                                      .quota = {.steps_per_s = 10},
+                                     .placement = {.drain_us_max = 30 * SECOND},
                                      .ctx = f,
                                      .submit = submit,
                                      .read_stats = read_stats,

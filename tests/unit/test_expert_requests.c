@@ -189,3 +189,50 @@ Test(expert_requests, jobs_of_a_connection_that_has_ended_are_cancelled) {
     cr_expect(atomic_load(&f.jobs[0]->cancelled));
     cr_expect(!atomic_load(&f.jobs[1]->cancelled));
 }
+
+/* Ends the newest job. */
+static void end_job(void) {
+    sn_job *job = f.jobs[--f.n_jobs];
+    job->status = SN_RETRY;
+    sn_protocol_job_done(f.protocol, job, f.now);
+}
+
+static sn_msg *message_of_client(sn_msg_kind kind) {
+    sn_msg *msg = experts_message(kind, 1000);
+    memcpy(kind == SN_MSG_OPEN ? msg->open.session : msg->close.session, "the only session", SN_SESSION_ID_SIZE);
+    if (kind != SN_MSG_OPEN) return msg;
+    msg->open.protocol = SN_PROTOCOL_VERSION;
+    memcpy(msg->open.model, f.model.bytes, SN_HASH_SIZE);
+    msg->open.end_block = BLOCKS;
+    msg->open.max_tokens = 8;
+    return msg;
+}
+
+/* It would otherwise never change its blocks, and serve no client meanwhile. */
+Test(expert_requests, requests_do_not_keep_a_node_without_sessions_from_other_blocks) {
+    experts_send(&f, &f.holders[0], new_request());
+    cr_assert_eq(f.n_jobs, 1);
+    sn_protocol_reload(f.protocol, f.now, f.unix_ms);
+    expect_refused(new_request(), SN_RETRY, "serves no blocks now");
+    end_job();
+    cr_expect(sn_protocol_wants_rebalance(f.protocol));
+}
+
+Test(expert_requests, requests_are_answered_until_the_sessions_have_left) {
+    sn_peer peer;
+    experts_announce(&f, 0, SN_NODE_JOINING, 3, 8); /* and it answers */
+    experts_send(&f, &f.holders[1], message_of_client(SN_MSG_OPEN));
+    sn_msg *reply = experts_receive(&f.holders[1], SN_MSG_OPEN_REPLY, &peer);
+    cr_assert(reply);
+    sn_msg_free(&reply);
+    sn_protocol_reload(f.protocol, f.now, f.unix_ms);
+    experts_send(&f, &f.holders[0], new_request());
+    cr_expect_eq(f.n_jobs, 1, "a node that drains computes experts for sessions");
+    end_job();
+    sn_msg *error = experts_receive(&f.holders[0], SN_MSG_ERROR, &peer); /* of the job */
+    sn_msg_free(&error);
+    experts_send(&f, &f.holders[1], message_of_client(SN_MSG_CLOSE));
+    cr_assert_eq(f.n_jobs, 1);
+    end_job();
+    expect_refused(new_request(), SN_RETRY, "serves no blocks now");
+}

@@ -249,18 +249,22 @@ sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hop
     return verifier->note_step(verifier->ctx, hops, n_hops, &noted, err);
 }
 
+bool sn_chain_is_put_off(sn_chain *chain, int64_t until_us, sn_status *status, sn_err *err) {
+    int64_t wait_us = *status == SN_RETRY ? (int64_t)err->retry_after_ms * 1000 : 0;
+    if (!wait_us || sn_now_us() + wait_us > until_us) return false;
+    *status = sn_link_pause(chain->options.link, wait_us, err);
+    return !*status;
+}
+
 /* A step that all nodes of the group take at once. A node that limits its clients (--client-steps) answers when to try
  * again: that is not a failure while it falls within the attempt's time. */
 static sn_status group_step_once(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_step *step, size_t *failed,
                                  sn_err *err) {
     int64_t until_us = sn_chain_attempt_until_us(chain);
-    for (;;) {
-        sn_status status = sn_hops_step(hops, n_hops, chain->options.link, step, until_us, failed, err);
-        if (status != SN_RETRY || !err->retry_after_ms || sn_now_us() + (int64_t)err->retry_after_ms * 1000 > until_us)
-            return status;
-        status = sn_link_pause(chain->options.link, (int64_t)err->retry_after_ms * 1000, err);
-        if (status) return status;
-    }
+    sn_status status;
+    do status = sn_hops_step(hops, n_hops, chain->options.link, step, until_us, failed, err);
+    while (sn_chain_is_put_off(chain, until_us, &status, err));
+    return status;
 }
 
 sn_status sn_chain_step_local(sn_chain *chain, sn_hop *hop, const sn_step *step, sn_err *err) {

@@ -116,6 +116,9 @@ sn_chain_call sn_chain_begin_part(sn_chain *chain, int share, int retries);
 /* Until when one node is waited for: three quarters of the time that is left where another one may be tried (of 30 s,
  * longer than a node lets a step wait for KV pages), else all of it. */
 int64_t sn_chain_attempt_until_us(const sn_chain *chain);
+/* Whether a request is to be repeated, because the node said when to try again (--client-steps) and that was waited
+ * for; not where it is later than until_us. *status is that of the request, then of the pause. */
+bool sn_chain_is_put_off(sn_chain *chain, int64_t until_us, sn_status *status, sn_err *err);
 /* The same in milliseconds from now on, at least 1 and at most `most`; and the time that is left of the call. */
 int sn_chain_attempt_ms(const sn_chain *chain, int most);
 int sn_chain_left_ms(const sn_chain *chain, int most);

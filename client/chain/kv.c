@@ -137,21 +137,28 @@ static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const 
     return SN_OK;
 }
 
-/* In parts of the size that nodes accept. */
-static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, const kv_rows *rows, sn_err *err) {
+/* Writes `n` of the tokens, from row `first` on: as many as nodes accept in one part. */
+static sn_status hop_put_part(sn_chain *chain, sn_hop *hop, const kv_rows *rows, int first, int n, sn_err *err) {
     sn_hop_remote *r = &hop->remote;
+    sn_msg *msg = NULL, *reply = NULL;
+    sn_call call = {r->address, r->curve_key, SN_MSG_KV_PUT_REPLY, chain->options.limits.timeout_ms};
+    sn_status status = kv_put_msg_new(chain, hop, rows, first, n, &msg, err);
+    if (!status) status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
+    if (!status && reply->kv_put_reply.length != (uint64_t)(rows->position + first + n))
+        status = sn_fail(err, SN_RETRY, "%s did not take the KV pages", hop->report.node);
+    sn_msg_free(&msg);
+    sn_msg_free(&reply);
+    return status;
+}
+
+static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, const kv_rows *rows, sn_err *err) {
     sn_status status = SN_OK;
     int most = sn_kv_transfer_tokens(chain_kv_offset(chain, hop->end - hop->first, 1) * sizeof(float));
     for (int done = 0, n; done < rows->n && !status; done += n) {
-        sn_msg *msg = NULL, *reply = NULL;
+        int64_t until_us = sn_now_us() + (int64_t)chain->options.limits.timeout_ms * 1000;
         n = rows->n - done < most ? rows->n - done : most;
-        sn_call call = {r->address, r->curve_key, SN_MSG_KV_PUT_REPLY, chain->options.limits.timeout_ms};
-        status = kv_put_msg_new(chain, hop, rows, done, n, &msg, err);
-        if (!status) status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
-        if (!status && reply->kv_put_reply.length != (uint64_t)(rows->position + done + n))
-            status = sn_fail(err, SN_RETRY, "%s did not take the KV pages", hop->report.node);
-        sn_msg_free(&msg);
-        sn_msg_free(&reply);
+        do status = hop_put_part(chain, hop, rows, done, n, err);
+        while (sn_chain_is_put_off(chain, until_us, &status, err));
     }
     return status;
 }

@@ -143,11 +143,13 @@ static sn_status kv_put_start(sn_protocol *protocol, sn_session *session, sn_eve
     const sn_msg_kv_put *put = &event->msg->kv_put;
     sn_job what = {.position = (int)put->position, .n_tokens = (int)put->n_token_timelines};
     memcpy(what.kv_write.hash.bytes, put->tensor_hash, SN_HASH_SIZE);
+    sn_status status = sn_protocol_quota_kv_put(protocol, session, what.position + what.n_tokens, now_us, err);
+    if (status) return status;
     session->length = what.position;
     sn_kv_migration_rewind(session, session->length);
     session->migration.imported = true;
-    sn_status status = sn_session_import_timeline(session, what.position, put->token_timelines, put->n_token_timelines,
-                                                  put->origin, err);
+    status = sn_session_import_timeline(session, what.position, put->token_timelines, put->n_token_timelines,
+                                        put->origin, err);
     return status ? status : put_submit(protocol, session, event, &what, now_us, err);
 }
 
@@ -232,6 +234,7 @@ void sn_protocol_on_state_put(sn_protocol *protocol, sn_event *event, int64_t no
         state_put_reply(protocol, session, event->peer, event->msg->correlation_id, 0);
         return;
     }
+    if (!status) status = sn_quota_step(protocol->quota, session->owner, now_us, &err);
     if (!status) {
         sn_job what = {.position = session->length};
         what.kv_write.piece =

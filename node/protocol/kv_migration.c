@@ -27,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MIGRATIONS_MAX = 8, REPLY_WAIT_US = 2000000, ATTEMPTS_MAX = 5, RETRY_US = 20000 };
+enum { MIGRATIONS_MAX = 8, REPLY_WAIT_US = 2000000, ATTEMPTS_MAX = 5, RETRY_US = 20000, PUT_OFF_US_MAX = 10000000 };
 
 typedef struct sn_kv_migration {
     struct sn_kv_migration *next;
@@ -333,14 +333,20 @@ void sn_kv_migration_on_put_reply(sn_protocol *protocol, const sn_event *event, 
     migration_continue(protocol, migration, now_us);
 }
 
+/* For how long a part that was refused is not sent again. */
+static int64_t put_off_us(uint64_t wait_ms) {
+    int64_t us = wait_ms < PUT_OFF_US_MAX / 1000 ? (int64_t)wait_ms * 1000 : PUT_OFF_US_MAX;
+    return us > REPLY_WAIT_US / 4 ? us : REPLY_WAIT_US / 4;
+}
+
 bool sn_kv_migration_on_error(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
     sn_err why;
     sn_kv_migration *migration = migration_find(protocol, event, event->msg->error.session);
     if (!migration) return false;
     if (event->msg->error.status == SN_RETRY && migration->sent_end &&
         event->msg->correlation_id == migration->correlation_id) {
-        migration->reply_due_us =
-            now_us + REPLY_WAIT_US / 4; /* no KV pages free there, or damaged in transit: the tick tries again */
+        /* No KV pages free there, the quota of the owner used up, or damaged in transit: the tick tries again. */
+        migration->reply_due_us = now_us + put_off_us(event->msg->error.wait_ms);
         return true;
     }
     if (event->msg->error.status == SN_RETRY) return true;

@@ -45,6 +45,23 @@ static int steps_of(const sn_protocol *protocol, const sn_session *session, uint
     return own + ((int)position + SN_SPAN_ROWS - 1) / SN_SPAN_ROWS;
 }
 
+/* Whether the session may have so many tokens, beside the owner's other sessions. */
+static sn_status quota_check_kv(const sn_protocol *protocol, const sn_session *session, int tokens, sn_err *err) {
+    size_t bytes = session_kv_bytes(protocol, session, tokens);
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
+        const sn_session *other = sn_sessions_at(protocol->sessions, i);
+        if (other != session && !memcmp(other->owner, session->owner, SN_KEY_SIZE))
+            bytes += session_kv_bytes(protocol, other, other->length);
+    }
+    return sn_quota_kv(protocol->quota, bytes, err);
+}
+
+sn_status sn_protocol_quota_kv_put(sn_protocol *protocol, const sn_session *session, int tokens, int64_t now_us,
+                                   sn_err *err) {
+    sn_status status = quota_check_kv(protocol, session, tokens, err);
+    return status ? status : sn_quota_step(protocol->quota, session->owner, now_us, err);
+}
+
 sn_status sn_protocol_quota_step(sn_protocol *protocol, const sn_session *session, const sn_msg *msg, int64_t now_us,
                                  sn_err *err) {
     uint64_t rows = msg->tensor.rank ? msg->tensor.shape[0] : 0, end = msg->step.position + rows;
@@ -52,13 +69,7 @@ sn_status sn_protocol_quota_step(sn_protocol *protocol, const sn_session *sessio
     int steps = steps_of(protocol, session, msg->step.position, fits ? rows : 0);
     sn_status status = sn_quota_steps(protocol->quota, session->owner, steps, now_us, err);
     if (status || !fits || end > (uint64_t)session->max_tokens) return status; /* step_check refuses it */
-    size_t bytes = session_kv_bytes(protocol, session, (int)end);
-    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
-        const sn_session *other = sn_sessions_at(protocol->sessions, i);
-        if (other != session && !memcmp(other->owner, session->owner, SN_KEY_SIZE))
-            bytes += session_kv_bytes(protocol, other, other->length);
-    }
-    return sn_quota_kv(protocol->quota, bytes, err);
+    return quota_check_kv(protocol, session, (int)end, err);
 }
 
 /* -- OPEN and CLOSE ------------------------------------------------------------------------------------------------ */

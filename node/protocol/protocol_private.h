@@ -150,6 +150,10 @@ void sn_protocol_session_closed(sn_protocol *protocol, sn_session *session); /* 
 /* Whether the quota of the session's owner allows this STEP, whose tensor was not checked yet. */
 sn_status sn_protocol_quota_step(sn_protocol *protocol, const sn_session *session, const sn_msg *msg, int64_t now_us,
                                  sn_err *err) SN_MUST_USE;
+/* Likewise a part of KV pages, with which the session has so many tokens. It counts as a step of the owner, also when
+ * another node brings it: the owner has named that one. */
+sn_status sn_protocol_quota_kv_put(sn_protocol *protocol, const sn_session *session, int tokens, int64_t now_us,
+                                   sn_err *err) SN_MUST_USE;
 
 void sn_protocol_log_session(const char *event, const sn_session *session);
 

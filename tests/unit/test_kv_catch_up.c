@@ -164,6 +164,30 @@ Test(kv_catch_up, what_is_left_fits_into_one_part) {
     cr_expect_eq(parts_of_the_pause(), 1);
 }
 
+/* The node at which the copy arrives limits the steps of its owner. */
+Test(kv_catch_up, a_part_is_sent_again_when_the_other_node_says_so) {
+    cr_assert(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 8), T0), 0, 8));
+    sn_msg *msg = kv_send_message(), *refusal = NULL;
+    node_client_send(&b.client, &msg);
+    protocol_fixture_read(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
+    receive_part();
+    cr_assert(to.part.msg);
+    REQUIRE(sn_msg_new(SN_MSG_ERROR, to.part.msg->correlation_id, &refusal, &err));
+    refusal->error.status = SN_RETRY;
+    refusal->error.wait_ms = 4000;
+    memcpy(refusal->error.session, to.session, SN_SESSION_ID_SIZE);
+    REQUIRE(sn_transport_send(to.transport, to.part.peer, &refusal, &err));
+    sn_msg_free(&to.part.msg);
+    protocol_fixture_read(&b, T0);
+    for (int s = 1; s <= 4; s++) {
+        sn_protocol_tick(b.protocol, T0 + s * SECOND, b.unix_ms);
+        protocol_fixture_run_jobs(&b, T0 + s * SECOND);
+        receive_part();
+        cr_expect_eq(to.part.msg != NULL, s == 4, "%d seconds later", s);
+    }
+}
+
 /* The copy does not gain on this client: it is told after the first round, and pauses for a longer time. */
 Test(kv_catch_up, an_owner_that_is_faster_than_its_copy_is_told_as_well) {
     int parts;

@@ -63,6 +63,21 @@ Test(kv_parts, a_client_reads_and_writes_a_session_in_parts) {
     testbed_free(&w);
 }
 
+/* Seven parts where two are allowed per second: the last ones are delayed. */
+Test(kv_parts, a_client_that_restores_a_session_waits_for_nodes_that_limit_steps) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 2}});
+    chain_fixture r;
+    sn_hash marks[TOKENS + 1];
+    float *rows = calloc(TOKENS * (size_t)w->n_blocks * 2 * 64 * 64, sizeof *rows);
+    for (int i = 0; i <= TOKENS; i++) marks[i] = sn_hash_of(&i, sizeof i);
+    cluster_add(w->cluster, 0, 4);
+    chain_fixture_open(&r, w, (sn_chain_options){0});
+    REQUIRE(sn_chain_put_kv(r.chain, 0, TOKENS, rows, marks, &err));
+    chain_fixture_close(&r);
+    free(rows);
+    testbed_free(&w);
+}
+
 Test(kv_parts, a_node_refuses_a_larger_part) {
     testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
     node_session p;

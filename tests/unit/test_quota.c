@@ -166,6 +166,68 @@ Test(quota, of_kv_cache_counts_all_sessions_of_a_client) {
     testbed_free(&w);
 }
 
+/* The client writes KV pages of n tokens of zeros. The answer. */
+static sn_msg *put(node_session *p, int position, int n) {
+    sn_msg *msg = node_session_kv_put_message(p, position, n);
+    return node_client_request(p->client, &msg);
+}
+
+static bool put_ok(node_session *p, int position, int n) {
+    sn_msg *answer = put(p, position, n);
+    bool ok = answer->kind == SN_MSG_KV_PUT_REPLY && answer->kv_put_reply.length == (uint64_t)(position + n);
+    sn_msg_free(&answer);
+    return ok;
+}
+
+Test(quota, of_kv_cache_counts_pages_that_are_written_into_sessions) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64, .quota = {.kv_bytes = 3}}); /* pages */
+    cluster_add(w->cluster, 0, 0);
+    node_client *one = node_client_new(w, 0), *two = node_client_new(w, 0);
+    node_session a, b, other;
+    node_session_init(&a, w, one, 0, 4);
+    node_session_init(&b, w, one, 0, 4);
+    node_session_init(&other, w, two, 0, 4);
+    node_session_open(&a);
+    node_session_open(&b);
+    node_session_open(&other);
+    cr_expect(put_ok(&a, 0, 64)); /* two pages of 32 tokens */
+    cr_expect(put_ok(&b, 0, 32));
+    cr_expect(is_refusal(put(&b, 32, 1), SN_RETRY, "of KV pages per client"));
+    cr_expect(put_ok(&other, 0, 96));
+    cr_expect(put_ok(&a, 0, 32), "a rewind frees pages");
+    cr_expect(put_ok(&b, 32, 1));
+    node_session_close(&a);
+    node_session_close(&b);
+    node_session_close(&other);
+    node_client_free(&one);
+    node_client_free(&two);
+    testbed_free(&w);
+}
+
+Test(quota, of_steps_counts_parts_of_kv_pages) {
+    virtual_clock_begin_still(); /* no credit returns meanwhile */
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 2}});
+    cluster_add(w->cluster, 0, 0);
+    node_client *one = node_client_new(w, 0), *two = node_client_new(w, 0);
+    node_session a, other;
+    node_session_init(&a, w, one, 0, 4);
+    node_session_init(&other, w, two, 0, 4);
+    node_session_open(&a);
+    node_session_open(&other);
+    cr_expect(put_ok(&a, 0, 1));
+    sn_msg *early = put(&a, 5, 1); /* nothing is written: the part before it is missing */
+    cr_expect(early->kind == SN_MSG_KV_PUT_REPLY && early->kv_put_reply.length == 1);
+    sn_msg_free(&early);
+    cr_expect(put_ok(&a, 1, 1));
+    cr_expect(is_refusal(put(&a, 2, 1), SN_RETRY, "2 steps per second"));
+    cr_expect(put_ok(&other, 0, 1));
+    node_session_close(&a);
+    node_session_close(&other);
+    node_client_free(&one);
+    node_client_free(&two);
+    testbed_free(&w);
+}
+
 Test(quota, of_steps_counts_repeated_steps) {
     testbed *w = testbed_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 3}});
     cluster_add(w->cluster, 0, 0);

@@ -6,6 +6,7 @@
 #include "tests/support/chain_fixture.h"
 #include "tests/support/generator_fixture.h"
 #include "tests/support/require.h"
+#include "tests/support/virtual_clock.h"
 
 #include <criterion/criterion.h>
 #include <stdatomic.h>
@@ -320,15 +321,25 @@ Test(recurrent_chain, states_are_put_by_the_owner_until_it_goes_on) {
 
 /* Rows behind a state that did not come are computed again, before the first step. */
 Test(recurrent_chain, the_first_step_behind_pages_from_elsewhere_counts_as_several) {
-    by_hand h = by_hand_new(2);
-    put_rows(&h, 70);
+    by_hand h = by_hand_new(3);
+    put_rows(&h, 70); /* counts as one */
     resume_at(&h, 70);
     sn_msg *msg = node_session_step_message(&h.session, 70, 1), *reply = node_client_request(h.client, &msg);
     cr_assert_eq(reply->kind, SN_MSG_STEP_REPLY, "%s", reply->kind == SN_MSG_ERROR ? reply->error.text : "?");
     sn_msg_free(&reply);
     h.session.step++;
     msg = node_session_step_message(&h.session, 71, 1);
-    cr_expect(is_refusal(node_client_request(h.client, &msg), SN_RETRY, "2 steps per second"));
+    cr_expect(is_refusal(node_client_request(h.client, &msg), SN_RETRY, "3 steps per second"));
+    by_hand_free(&h);
+}
+
+Test(recurrent_chain, pieces_of_states_count_in_the_quota_of_steps) {
+    virtual_clock_begin_still(); /* no credit returns meanwhile */
+    by_hand h = by_hand_new(3);
+    put_rows(&h, 70);
+    for (int i = 0; i < 2; i++) expect_floats(&h, state_message(&h, 64, 0, STATE), STATE);
+    sn_msg *msg = state_message(&h, 64, 0, STATE);
+    cr_expect(is_refusal(node_client_request(h.client, &msg), SN_RETRY, "3 steps per second"));
     by_hand_free(&h);
 }
 

@@ -78,6 +78,41 @@ Test(kv_parts, a_client_that_restores_a_session_waits_for_nodes_that_limit_steps
     testbed_free(&w);
 }
 
+/* Seven parts as well: the node that they come from repeats those that are put off. */
+Test(kv_parts, a_kv_migration_waits_for_a_node_that_limits_the_steps_of_its_owner) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 2}});
+    node_session from, to;
+    cluster_add(w->cluster, 0, 0);
+    cluster_add(w->cluster, 0, 0);
+    const sn_node *second = cluster_node(w->cluster, 1);
+    node_client *t = node_client_new(w, 0), u = {.identity = t->identity};
+    u.transport = cluster_transport_as(w->cluster, &u.identity);
+    REQUIRE(sn_transport_dial(u.transport, sn_node_address(second), sn_node_curve_key(second), &u.node, &err));
+    node_session_init(&from, w, t, 0, 4);
+    node_session_init(&to, w, &u, 0, 4);
+    node_session_open(&from);
+    cr_assert(node_session_step_ok(&from, 0, TOKENS));
+    sn_msg *msg = node_session_open_message(&to);
+    memcpy(msg->open.kv_source, sn_node_curve_key(cluster_node(w->cluster, 0)), SN_KEY_SIZE);
+    sn_msg *answer = node_client_request(&u, &msg);
+    cr_assert_eq(answer->kind, SN_MSG_OPEN_REPLY);
+    sn_msg_free(&answer);
+    REQUIRE(sn_msg_new(SN_MSG_KV_SEND, 0, &msg, &err));
+    memcpy(msg->kv_send.session, from.id, SN_SESSION_ID_SIZE);
+    memcpy(msg->kv_send.target, to.id, SN_SESSION_ID_SIZE);
+    msg->kv_send.end_block = 4;
+    node_client_announcement(w, 1, &msg->kv_send.node, &msg->kv_send.n_node);
+    answer = node_client_request(t, &msg);
+    cr_assert_eq(answer->kind, SN_MSG_KV_SEND_REPLY, "%s", answer->kind == SN_MSG_ERROR ? answer->error.text : "?");
+    cr_expect_eq(answer->kv_send_reply.length, TOKENS);
+    sn_msg_free(&answer);
+    node_session_close(&from);
+    node_session_close(&to);
+    sn_transport_free(&u.transport);
+    node_client_free(&t);
+    testbed_free(&w);
+}
+
 Test(kv_parts, a_node_refuses_a_larger_part) {
     testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
     node_session p;

@@ -106,6 +106,41 @@ static int add_char(sn_grammar *g, const sn_char_class *c, bool escaped, int nex
 int sn_add_string_char(sn_grammar *g, const sn_char_class *c, int next) { return add_char(g, c, true, next); }
 int sn_add_plain_char(sn_grammar *g, const sn_char_class *c, int next) { return add_char(g, c, false, next); }
 
+/* \uXXXX of a character that is no surrogate, or of a pair of them. */
+static int add_hexadecimal_escape(sn_grammar *g, int next) {
+    int hex = sn_add_rule(g);
+    sn_set_rule(g, hex,
+                sn_add_split(g, sn_add_bytes(g, '0', '9', SN_END),
+                             sn_add_split(g, sn_add_bytes(g, 'a', 'f', SN_END), sn_add_bytes(g, 'A', 'F', SN_END))));
+    int two = sn_add_call(g, hex, sn_add_call(g, hex, next)), three = sn_add_call(g, hex, two);
+    int not_d = sn_add_split(
+        g, sn_add_bytes(g, '0', '9', three),
+        sn_add_split(g, sn_add_split(g, sn_add_bytes(g, 'a', 'c', three), sn_add_bytes(g, 'e', 'f', three)),
+                     sn_add_split(g, sn_add_bytes(g, 'A', 'C', three), sn_add_bytes(g, 'E', 'F', three))));
+    int d = sn_add_bytes(g, '0', '7', two);
+    int low = sn_add_split(g, sn_add_bytes(g, 'c', 'f', two), sn_add_bytes(g, 'C', 'F', two));
+    int second =
+        sn_add_literal(g, "\\u", 2, sn_add_split(g, sn_add_literal(g, "d", 1, low), sn_add_literal(g, "D", 1, low)));
+    int after_high = sn_add_call(g, hex, sn_add_call(g, hex, second));
+    int high =
+        sn_add_split(g, sn_add_bytes(g, '8', '9', after_high),
+                     sn_add_split(g, sn_add_bytes(g, 'a', 'b', after_high), sn_add_bytes(g, 'A', 'B', after_high)));
+    int after_d = sn_add_split(g, d, high);
+    int begins_d = sn_add_split(g, sn_add_literal(g, "d", 1, after_d), sn_add_literal(g, "D", 1, after_d));
+    return sn_add_literal(g, "\\u", 2, sn_add_split(g, not_d, begins_d));
+}
+
+int sn_add_char_rule(sn_grammar *g) {
+    sn_char_class all = {.n = 0};
+    sn_char_class_invert(&all);
+    int named = sn_add_literal(g, "/", 1, SN_END);
+    for (const char *at = "bfnrt\"\\"; *at; at++) named = sn_add_split(g, sn_add_literal(g, at, 1, SN_END), named);
+    int escaped = sn_add_split(g, sn_add_literal(g, "\\", 1, named), add_hexadecimal_escape(g, SN_END));
+    int rule = sn_add_rule(g);
+    sn_set_rule(g, rule, sn_add_split(g, sn_add_plain_char(g, &all, SN_END), escaped));
+    return rule;
+}
+
 uint32_t sn_next_code_point(const char **at) {
     const uint8_t *p = (const uint8_t *)*at;
     int n = *p < 0x80 ? 1 : *p < 0xE0 ? 2 : *p < 0xF0 ? 3 : 4;

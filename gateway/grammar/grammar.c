@@ -9,6 +9,8 @@
 #include <string.h>
 
 enum { UNKNOWN = -2, NO_STACK = -1, SEEN_SIZE = 4 * SN_GRAMMAR_PLACES_MAX, STACKS_MAX = 1 << 20 };
+/* Steps of building, some hundredths of a second; and places that are followed from state to state, some seconds. */
+enum { WORK_MAX = 1 << 19, FOLLOWED_MAX = 1 << 27 };
 
 /* A stack of returns, as a list that shares its tails: the node that follows the innermost call, and the rest. */
 typedef struct stack_entry {
@@ -37,12 +39,13 @@ struct sn_grammar {
     int32_t *rules; /* where each begins */
     size_t n_nodes, nodes_capacity, n_rules, rules_capacity;
     int begin;
+    size_t work;
     sn_err failed;
     /* -- running -- */
     stack_entry *stacks;
     size_t n_stacks, stacks_capacity;
     state **states;
-    size_t n_states;
+    size_t n_states, state_bytes, n_followed;
     index_table stack_index, state_index;
     /* scratch of one set of places */
     place *found;
@@ -83,10 +86,19 @@ static bool has_room(sn_grammar *g, void *array, size_t n, size_t *capacity, siz
     return true;
 }
 
+static int fail_as_complex(sn_grammar *g) {
+    return sn_grammar_fail(g, SN_REFUSED, "the schema is too complex: make it smaller");
+}
+
+bool sn_grammar_work(sn_grammar *g, size_t steps) {
+    g->work += steps < WORK_MAX ? steps : WORK_MAX;
+    if (g->work >= WORK_MAX && !g->failed.status) (void)fail_as_complex(g);
+    return !g->failed.status;
+}
+
 static int add_node(sn_grammar *g, sn_grammar_node node) {
     if (g->failed.status) return SN_END;
-    if (g->n_nodes >= SN_GRAMMAR_NODES_MAX)
-        return sn_grammar_fail(g, SN_REFUSED, "the schema is too complex: make it smaller");
+    if (g->n_nodes >= SN_GRAMMAR_NODES_MAX) return fail_as_complex(g);
     if (!has_room(g, &g->nodes, g->n_nodes, &g->nodes_capacity, sizeof *g->nodes)) return SN_END;
     g->nodes[g->n_nodes] = node;
     return (int)g->n_nodes++;
@@ -291,6 +303,10 @@ static int compare_places(const void *a, const void *b) {
     return x->stack < y->stack ? -1 : x->stack > y->stack;
 }
 
+static sn_status fail_as_too_many(sn_err *err) {
+    return sn_fail(err, SN_REFUSED, "the schema leads to too many states: make it smaller");
+}
+
 /* The state of the set that was collected; a new one if there is none yet. */
 static sn_status state_of_set(sn_grammar *g, int32_t *out, sn_err *err) {
     if (!g->n_found && !g->found_end) {
@@ -308,8 +324,9 @@ static sn_status state_of_set(sn_grammar *g, int32_t *out, sn_err *err) {
             return SN_OK;
         }
     }
-    if (g->n_states == SN_GRAMMAR_STATES_MAX)
-        return sn_fail(err, SN_REFUSED, "the schema leads to too many states: make it smaller");
+    size_t bytes = sizeof(state) + g->n_found * sizeof *g->found;
+    if (g->n_states == SN_GRAMMAR_STATES_MAX || g->state_bytes + bytes > SN_GRAMMAR_BYTES_MAX)
+        return fail_as_too_many(err);
     state *s = NULL;
     sn_status status = sn_calloc(&s, 1, sizeof *s, err);
     if (!status) status = sn_calloc(&s->places, g->n_found, sizeof *s->places, err);
@@ -321,6 +338,7 @@ static sn_status state_of_set(sn_grammar *g, int32_t *out, sn_err *err) {
     s->may_end = g->found_end;
     if (s->n) memcpy(s->places, g->found, s->n * sizeof *s->places);
     for (int b = 0; b < 256; b++) s->next[b] = UNKNOWN;
+    g->state_bytes += bytes;
     g->states[g->n_states] = s;
     g->state_index.slots[at] = (int32_t)g->n_states;
     *out = (int32_t)g->n_states++;
@@ -344,6 +362,8 @@ static sn_status make_first_state(sn_grammar *g, sn_err *err) {
 }
 
 static sn_status make_next(sn_grammar *g, int from, uint8_t byte, int32_t *out, sn_err *err) {
+    g->n_followed += g->states[from]->n;
+    if (g->n_followed > FOLLOWED_MAX) return fail_as_too_many(err);
     begin_set(g);
     for (size_t i = 0; i < g->states[from]->n; i++) {
         place p = g->states[from]->places[i];
@@ -372,6 +392,10 @@ sn_status sn_grammar_advance(sn_grammar *g, int from, const char *bytes, size_t 
     }
     *next = at;
     return SN_OK;
+}
+
+size_t sn_grammar_bytes(const sn_grammar *g) {
+    return g->state_bytes + g->nodes_capacity * sizeof *g->nodes + g->stacks_capacity * sizeof *g->stacks;
 }
 
 bool sn_grammar_may_end(const sn_grammar *g, int at) { return at != SN_GRAMMAR_DEAD && g->states[at]->may_end; }

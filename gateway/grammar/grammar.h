@@ -23,6 +23,7 @@ enum {
     SN_GRAMMAR_NODES_MAX = 1 << 18,
     SN_GRAMMAR_STATES_MAX = 1 << 15, /* each with a table of 1 KiB */
     SN_GRAMMAR_PLACES_MAX = 1 << 12, /* of one state */
+    SN_GRAMMAR_BYTES_MAX = 32 << 20, /* of all states */
     SN_GRAMMAR_DEPTH_MAX = 128,      /* of calls: JSON that nests deeper is not generated */
     SN_GRAMMAR_DEAD = -1,            /* the state after a byte that is not allowed */
 };
@@ -36,6 +37,7 @@ int sn_grammar_begin(const sn_grammar *grammar); /* the state before the first b
 /* The state after these bytes: SN_GRAMMAR_DEAD if one of them is not allowed. `state` may be SN_GRAMMAR_DEAD. */
 sn_status sn_grammar_advance(sn_grammar *grammar, int state, const char *bytes, size_t len, int *next,
                              sn_err *err) SN_MUST_USE;
+size_t sn_grammar_bytes(const sn_grammar *grammar);            /* of memory that it has taken so far */
 bool sn_grammar_may_end(const sn_grammar *grammar, int state); /* whether the text may end here */
 
 #endif

@@ -31,6 +31,8 @@ sn_status sn_grammar_finish(sn_grammar *g, sn_err *err) SN_MUST_USE;
 sn_status sn_grammar_error(const sn_grammar *g, sn_err *err) SN_MUST_USE;
 /* Lets building fail, with this sentence unless it failed before; returns SN_END. */
 int sn_grammar_fail(sn_grammar *g, sn_status status, const char *format, ...) SN_PRINTF(3, 4);
+/* Counts steps of building that add no node. False: building has failed, because they were too many or before. */
+bool sn_grammar_work(sn_grammar *g, size_t steps);
 
 int sn_add_bytes(sn_grammar *g, uint8_t lo, uint8_t hi, int next);
 int sn_add_split(sn_grammar *g, int a, int b); /* either */
@@ -61,6 +63,7 @@ bool sn_char_class_invert(sn_char_class *c); /* within all code points but surro
 int sn_add_string_char(sn_grammar *g, const sn_char_class *c, int next);
 /* One character of the class, as it is. Characters that JSON strings escape are left out. */
 int sn_add_plain_char(sn_grammar *g, const sn_char_class *c, int next);
+int sn_add_char_rule(sn_grammar *g); /* a rule: any character of a JSON string, as it is or escaped in any way */
 /* The next code point of valid UTF-8; advances *at. */
 uint32_t sn_next_code_point(const char **at);
 

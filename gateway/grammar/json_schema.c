@@ -10,6 +10,7 @@
 #include <string.h>
 
 enum { SCHEMA_DEPTH_MAX = 64, REFS_MAX = 512, TEMPORARIES_MAX = 1024, NUMBER_TEXT = 400 };
+enum { SCHEMA_SIZE_MAX = 1 << 15, TEXT_OF_VALUE = 64 }; /* values; a longer text counts as more of them */
 
 typedef struct compiler {
     sn_grammar *g;
@@ -42,42 +43,6 @@ static int add_value(compiler *c, const json_t *value, int next) {
 }
 
 /* -- strings -- */
-
-/* \uXXXX of a character that is no surrogate, or of a pair of them. */
-static int add_hexadecimal_escape(sn_grammar *g, int next) {
-    int hex = sn_add_rule(g);
-    sn_set_rule(g, hex,
-                sn_add_split(g, sn_add_bytes(g, '0', '9', SN_END),
-                             sn_add_split(g, sn_add_bytes(g, 'a', 'f', SN_END), sn_add_bytes(g, 'A', 'F', SN_END))));
-    int two = sn_add_call(g, hex, sn_add_call(g, hex, next)), three = sn_add_call(g, hex, two);
-    int not_d = sn_add_split(
-        g, sn_add_bytes(g, '0', '9', three),
-        sn_add_split(g, sn_add_split(g, sn_add_bytes(g, 'a', 'c', three), sn_add_bytes(g, 'e', 'f', three)),
-                     sn_add_split(g, sn_add_bytes(g, 'A', 'C', three), sn_add_bytes(g, 'E', 'F', three))));
-    int d = sn_add_bytes(g, '0', '7', two);
-    int low = sn_add_split(g, sn_add_bytes(g, 'c', 'f', two), sn_add_bytes(g, 'C', 'F', two));
-    int second =
-        sn_add_literal(g, "\\u", 2, sn_add_split(g, sn_add_literal(g, "d", 1, low), sn_add_literal(g, "D", 1, low)));
-    int after_high = sn_add_call(g, hex, sn_add_call(g, hex, second));
-    int high =
-        sn_add_split(g, sn_add_bytes(g, '8', '9', after_high),
-                     sn_add_split(g, sn_add_bytes(g, 'a', 'b', after_high), sn_add_bytes(g, 'A', 'B', after_high)));
-    int after_d = sn_add_split(g, d, high);
-    int begins_d = sn_add_split(g, sn_add_literal(g, "d", 1, after_d), sn_add_literal(g, "D", 1, after_d));
-    return sn_add_literal(g, "\\u", 2, sn_add_split(g, not_d, begins_d));
-}
-
-/* One character of a string: as it is, or escaped in any way. */
-static void make_character_rule(compiler *c) {
-    sn_char_class all = {.n = 0};
-    sn_char_class_invert(&all);
-    int named = sn_add_literal(c->g, "/", 1, SN_END);
-    for (const char *at = "bfnrt\"\\"; *at; at++)
-        named = sn_add_split(c->g, sn_add_literal(c->g, at, 1, SN_END), named);
-    int escaped = sn_add_split(c->g, sn_add_literal(c->g, "\\", 1, named), add_hexadecimal_escape(c->g, SN_END));
-    c->character = sn_add_rule(c->g);
-    sn_set_rule(c->g, c->character, sn_add_split(c->g, sn_add_plain_char(c->g, &all, SN_END), escaped));
-}
 
 /* Fewer dates than there are, but none that is not one: no 29 February, four digits of a year. */
 #define DATE                                                                                                           \
@@ -399,7 +364,8 @@ static const json_t *find_pointer(const compiler *c, const char *pointer) {
 static const json_t *resolve(compiler *c, const json_t *schema) {
     for (int hops = 0; json_is_object(schema) && json_object_get(schema, "$ref") && hops < 16; hops++) {
         const char *pointer = json_string_value(json_object_get(schema, "$ref"));
-        schema = pointer ? find_pointer(c, pointer) : NULL;
+        if (!pointer || !sn_grammar_work(c->g, strlen(pointer) / 16)) return NULL;
+        schema = find_pointer(c, pointer);
     }
     return schema;
 }
@@ -421,6 +387,12 @@ static int add_reference(compiler *c, const json_t *schema, int next) {
     return sn_add_call(c->g, rule, next);
 }
 
+/* Elements that are copied when a schema is joined to another one. */
+static size_t size_of_merged(const json_t *schema) {
+    return json_object_size(schema) + json_object_size(json_object_get(schema, "properties")) +
+           json_array_size(json_object_get(schema, "required"));
+}
+
 /* Both schemas at once; NULL, and the compiler has failed, when they cannot be joined by joining their keywords. */
 static const json_t *merge(compiler *c, const json_t *a, const json_t *b) {
     const char *key, *name;
@@ -431,6 +403,7 @@ static const json_t *merge(compiler *c, const json_t *a, const json_t *b) {
         return NULL;
     }
     c->temporaries[c->n_temporaries++] = out;
+    if (!sn_grammar_work(c->g, size_of_merged(a) + size_of_merged(b))) return NULL;
     json_object_foreach((json_t *)b, key, value) {
         json_t *present = json_object_get(out, key);
         if (is_among(key, annotations) || (present && json_equal(present, value))) continue;
@@ -488,13 +461,14 @@ static bool are_disjoint(compiler *c, const json_t *a, const json_t *b) {
     if (const_a && const_b) return !json_equal(const_a, const_b);
     if (type_a && type_b && strcmp(type_a, type_b))
         return !(strchr("in", *type_a) && strchr("in", *type_b) && strcmp(type_a, "null") && strcmp(type_b, "null"));
+    const json_t *required_a = json_object_get(a, "required"), *required_b = json_object_get(b, "required");
+    const size_t n = json_object_size(json_object_get(a, "properties"));
+    if (!sn_grammar_work(c->g, n * (1 + json_array_size(required_a) + json_array_size(required_b)))) return true;
     const char *key;
     json_t *value;
     json_object_foreach(json_object_get(a, "properties"), key, value) {
         const json_t *other = json_object_get(json_object_get(b, "properties"), key);
-        if (!other || !array_holds(json_object_get(a, "required"), key) ||
-            !array_holds(json_object_get(b, "required"), key))
-            continue;
+        if (!other || !array_holds(required_a, key) || !array_holds(required_b, key)) continue;
         const json_t *x = json_object_get(value, "const"), *y = json_object_get(other, "const");
         if (x && y && !json_equal(x, y)) return true;
     }
@@ -507,7 +481,7 @@ static int add_any_of(compiler *c, const json_t *schema, const char *keyword, in
     const json_t *siblings = has_others(schema, alone) ? without(c, schema, keyword) : NULL;
     if (!json_array_size(parts)) return refuse_keyword(c, keyword);
     for (size_t i = 0; i < json_array_size(parts) && !strcmp(keyword, "oneOf"); i++)
-        for (size_t k = 0; k < i; k++)
+        for (size_t k = 0; k < i && sn_grammar_work(c->g, 1); k++)
             if (!are_disjoint(c, json_array_get(parts, k), json_array_get(parts, i)))
                 return sn_grammar_fail(
                     c->g, SN_REFUSED,
@@ -610,14 +584,26 @@ static void make_rules(compiler *c) {
     int line = sn_add_literal(g, "\n", 1, sn_add_repeat(g, indent, -1, 0, 40, SN_END));
     c->space = sn_add_rule(g);
     sn_set_rule(g, c->space, sn_add_split(g, SN_END, sn_add_split(g, sn_add_literal(g, " ", 1, SN_END), line)));
-    make_character_rule(c);
+    c->character = sn_add_char_rule(g);
     c->value = sn_add_rule(g);
     json_t *anything = json_object();
     sn_set_rule(g, c->value, anything ? add_types(c, anything, SN_END) : sn_grammar_fail(g, SN_STOP, "out of memory"));
     json_decref(anything);
 }
 
+/* Values in a schema. */
+static size_t size_of_schema(const json_t *schema) {
+    const char *key;
+    size_t i, n = 1 + json_string_length(schema) / TEXT_OF_VALUE;
+    json_t *value;
+    json_array_foreach((json_t *)schema, i, value) n += size_of_schema(value);
+    json_object_foreach((json_t *)schema, key, value) n += size_of_schema(value) + strlen(key) / TEXT_OF_VALUE;
+    return n;
+}
+
 int sn_add_schema(sn_grammar *g, const json_t *schema, int next) {
+    if (size_of_schema(schema) > SCHEMA_SIZE_MAX)
+        return sn_grammar_fail(g, SN_REFUSED, "the schema is too large: make it smaller");
     compiler *c = calloc(1, sizeof *c);
     if (!c) return sn_grammar_fail(g, SN_STOP, "out of memory for a schema");
     c->g = g;

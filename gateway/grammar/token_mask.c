@@ -108,6 +108,8 @@ void sn_token_masks_free(sn_token_masks **masks) {
     *masks = NULL;
 }
 
+size_t sn_token_masks_bytes(const sn_token_masks *m) { return m->n * m->words * sizeof **m->masks; }
+
 /* path[0...known] are the states of the present token's first bytes; a beginning of dead + 1 bytes is not allowed. */
 static sn_status compute_mask(sn_token_masks *m, int state, uint64_t *mask, sn_err *err) {
     const sn_token_bytes *t = m->tokens;

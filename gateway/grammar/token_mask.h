@@ -20,7 +20,8 @@ enum { SN_TOKEN_MASKS_BYTES = 64 << 20 }; /* kept; the oldest go first */
 /* Borrows both. */
 sn_status sn_token_masks_new(const sn_token_bytes *tokens, sn_grammar *grammar, sn_token_masks **out,
                              sn_err *err) SN_MUST_USE;
-void sn_token_masks_free(sn_token_masks **masks); /* accepts NULL */
+void sn_token_masks_free(sn_token_masks **masks);         /* accepts NULL */
+size_t sn_token_masks_bytes(const sn_token_masks *masks); /* of memory that they have taken so far */
 /* *out: bit id % 64 of word id / 64 says whether the token may come next. Valid until the next call. */
 sn_status sn_token_masks_get(sn_token_masks *masks, int state, const uint64_t **out, sn_err *err) SN_MUST_USE;
 

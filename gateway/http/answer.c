@@ -155,8 +155,11 @@ static bool make_choice(sn_answer *a, size_t index, sn_openai_error *error) {
                       .end = sn_answer_end_choice,
                       .fresh = embeds};
     if (embeds || !r->max_tokens) return true;
+    const sn_constraint_setup setup = {.n_prompt = c->prompt->n,
+                                       .thinks = c->prompt->thinks,
+                                       .later = index && c->prompt->thinks == a->prompts->thinks};
     return sn_request_generation(r, index, &c->generation, error) &&
-           sn_constraint_new(r, a->server->served, c->prompt->n, c->prompt->thinks, &c->constraint, error);
+           sn_constraint_new(r, a->server->served, &setup, &c->constraint, error);
 }
 
 static bool submit(sn_answer *a, sn_openai_error *error) {

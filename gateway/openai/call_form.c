@@ -75,10 +75,8 @@ static char *take_until_arguments(const char *from, const char **end) {
     return close ? strndup(from, (size_t)(at - from)) : NULL;
 }
 
-bool sn_call_form_init(sn_call_form *form, const sn_request *request, const sn_served_model *served,
+bool sn_call_form_init(sn_call_form *form, const json_t *variables, const sn_served_model *served,
                        const json_t *function) {
-    json_t *chat = json_loadb(request->chat, request->chat_len, 0, NULL);
-    const json_t *variables = json_object_get(chat, "variables");
     const char *thought_end = sn_served_model_marks(served)->thought_end, *end = NULL;
     char *prompt, *one, *two;
     render(served, variables, function, 0, &prompt);
@@ -92,7 +90,6 @@ bool sn_call_form_init(sn_call_form *form, const sn_request *request, const sn_s
     swarm_free(prompt);
     swarm_free(one);
     swarm_free(two);
-    json_decref(chat);
     if (form->before && *form->before && form->after && cut_turn(served, form->after)) return true;
     sn_call_form_fini(form);
     return false;

@@ -13,9 +13,9 @@ typedef struct sn_call_form {
     char *again;          /* between the arguments of two calls; NULL: the template shows one call at most */
 } sn_call_form;
 
-/* function: one of the request's functions. False: the template writes calls otherwise than with JSON arguments behind
- * the prompt, or not at all. */
-bool sn_call_form_init(sn_call_form *form, const sn_request *request, const sn_served_model *served,
+/* variables: of the request's conversation, NULL: none. function: one of the request's functions. False: the template
+ * writes calls otherwise than with JSON arguments behind the prompt, or not at all. */
+bool sn_call_form_init(sn_call_form *form, const json_t *variables, const sn_served_model *served,
                        const json_t *function) SN_MUST_USE;
 void sn_call_form_fini(sn_call_form *form);
 

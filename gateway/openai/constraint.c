@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { VARIABLES_MAX = 16 << 10 }; /* bytes: the template is rendered three times with them for each tool */
+
 /* Behind a token of the answer. */
 typedef struct place {
     int32_t id;
@@ -23,7 +25,8 @@ struct sn_constraint {
     size_t n_prompt;
     sn_compiled_answer *answer; /* NULL: all texts are allowed */
     sn_buf places;              /* place: of the answer so far */
-    uint32_t *count; /* (vocab) how often each token occurs in the answer, 0 between calls; NULL: no penalties */
+    uint32_t *count;    /* (vocab) how often each token occurs in the answer, 0 between calls; NULL: no penalties */
+    bool forms, thinks; /* forms: the answer has a grammar, which may not be compiled yet */
     bool failed;
     sn_openai_error error;
 };
@@ -77,14 +80,15 @@ static bool cannot_call(const sn_request *q, sn_openai_error *error) {
 }
 
 /* One tool's call; false: memory is out, or nothing shows how it is written. */
-static bool add_call(sn_answer_shape *s, const sn_request *q, const sn_served_model *served, const json_t *function) {
+static bool add_call(sn_answer_shape *s, const sn_request *q, const sn_served_model *served, const json_t *variables,
+                     const json_t *function) {
     sn_call_shape *call = &s->calls[s->n_calls++];
     sn_call_form form;
     bool one = q->tool_choice >= SN_TOOLS_REQUIRED || !q->parallel_calls, known = false;
     call->strict = json_is_true(json_object_get(function, "strict"));
     call->schema = json_copy(json_object_get(function, "parameters"));
     if (json_object_set_new(call->schema, "type", json_string("object")) ||
-        !sn_call_form_init(&form, q, served, function))
+        !sn_call_form_init(&form, variables, served, function))
         return false;
     for (size_t i = 0; i < (s->n_marks ? s->n_marks : 1); i++) {
         const char *before = form.before;
@@ -108,13 +112,21 @@ static bool add_calls(sn_answer_shape *s, const sn_request *q, const sn_served_m
     sn_err err;
     if (sn_calloc(&s->calls, json_array_size(q->functions), sizeof *s->calls, &err))
         return sn_openai_fail_err(error, &err);
-    for (size_t i = 0; i < json_array_size(q->functions); i++) {
+    json_t *chat = json_loadb(q->chat, q->chat_len, 0, NULL); /* once for all tools: it may be large */
+    const json_t *variables = json_object_get(chat, "variables");
+    bool ok = json_dumpb(variables, NULL, 0, 0) <= VARIABLES_MAX ||
+              sn_openai_fail(error, 400, "invalid_value", "chat_template_kwargs",
+                             "beside tools whose calls are forced or strict 'chat_template_kwargs' have %d bytes at "
+                             "most: make them smaller",
+                             VARIABLES_MAX);
+    for (size_t i = 0; i < json_array_size(q->functions) && ok; i++) {
         const json_t *function = json_array_get(q->functions, i);
         const char *name = json_string_value(json_object_get(function, "name"));
         if (q->tool_choice == SN_TOOLS_NAMED && strcmp(name, q->tool_name)) continue;
-        if (!add_call(s, q, served, function)) return cannot_call(q, error);
+        ok = add_call(s, q, served, variables, function) || cannot_call(q, error);
     }
-    return true;
+    json_decref(chat);
+    return ok;
 }
 
 static void shape_fini(sn_answer_shape *s) {
@@ -134,17 +146,17 @@ static bool any_strict(const sn_request *q) {
 }
 
 /* Who demands what: a call that is forced is the whole answer; a form counts for answers that are no calls. */
-static bool take_answer(sn_constraint *c, bool thinks, sn_openai_error *error) {
+static bool take_answer(sn_constraint *c, sn_openai_error *error) {
     const sn_request *q = c->request;
     const sn_answer_marks *marks = sn_served_model_marks(c->served);
     const bool forced = q->tool_choice >= SN_TOOLS_REQUIRED, calls = forced || q->tool_choice == SN_TOOLS_AUTO;
     sn_answer_shape shape = {.thought = marks->thought,
                              .thought_end = marks->thought_end,
-                             .thinks = thinks,
+                             .thinks = c->thinks,
                              .text = !forced && !q->schema,
                              .schema = forced ? NULL : q->schema};
     sn_err err;
-    if (thinks && !marks->thought_end)
+    if (c->thinks && !marks->thought_end)
         return sn_openai_fail(error, 400, "unsupported_parameter", forced ? "tool_choice" : "response_format",
                               "this model's answers begin with a thought, whose end is not known: switch thinking off, "
                               "as by 'chat_template_kwargs': {\"enable_thinking\": false}");
@@ -167,7 +179,7 @@ static bool take_answer(sn_constraint *c, bool thinks, sn_openai_error *error) {
     return ok;
 }
 
-bool sn_constraint_new(const sn_request *request, sn_served_model *served, size_t n_prompt, bool thinks,
+bool sn_constraint_new(const sn_request *request, sn_served_model *served, const sn_constraint_setup *setup,
                        sn_constraint **out, sn_openai_error *error) {
     sn_err err;
     sn_constraint *c = NULL;
@@ -179,11 +191,13 @@ bool sn_constraint_new(const sn_request *request, sn_served_model *served, size_
     if (sn_calloc(&c, 1, sizeof *c, &err)) return sn_openai_fail_err(error, &err);
     c->request = request;
     c->served = served;
-    c->n_prompt = n_prompt;
+    c->n_prompt = setup->n_prompt;
+    c->thinks = setup->thinks;
+    c->forms = forms;
     sn_buf_init(&c->places, SIZE_MAX);
     size_t vocab = (size_t)swarm_model_vocab(sn_served_model_get(served));
     bool ok = !penalties || !sn_calloc(&c->count, vocab, sizeof *c->count, &err) || sn_openai_fail_err(error, &err);
-    if (ok && forms) ok = take_answer(c, thinks, error);
+    if (ok && forms && !setup->later) ok = take_answer(c, error);
     if (!ok) sn_constraint_free(&c);
     *out = c;
     return ok;
@@ -261,5 +275,6 @@ void sn_constraint_apply(void *constraint, const int32_t *ids, size_t n, float *
     if (c->failed || n < c->n_prompt) return;
     if (c->count) apply_penalties(c, ids + c->n_prompt, n - c->n_prompt, logits);
     for (size_t i = 0; i < q->n_biases; i++) logits[q->biases[i].id] += q->biases[i].bias;
+    if (c->forms && !c->answer) c->failed = !take_answer(c, &c->error);
     if (c->answer) apply_mask(c, ids + c->n_prompt, n - c->n_prompt, logits, vocab);
 }

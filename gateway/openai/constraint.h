@@ -10,10 +10,14 @@
 
 typedef struct sn_constraint sn_constraint;
 
-/* *out is NULL if the request demands nothing: then the session needs no callback. n_prompt: tokens of the prompt,
- * which the answer follows. thinks: the answer begins within a thought, which is free. Borrows both. False: a schema
- * cannot be kept exactly, or the model's template does not show how calls are written. */
-bool sn_constraint_new(const sn_request *request, sn_served_model *served, size_t n_prompt, bool thinks,
+typedef struct sn_constraint_setup {
+    size_t n_prompt; /* tokens of the prompt, which the answer follows */
+    bool thinks;     /* the answer begins within a thought, which is free */
+    bool later;      /* its grammar is compiled when it is first applied: a choice whose like was compiled already */
+} sn_constraint_setup;
+/* *out is NULL if the request demands nothing: then the session needs no callback. Borrows request and model. False: a
+ * schema cannot be kept exactly, or the model's template does not show how calls are written. */
+bool sn_constraint_new(const sn_request *request, sn_served_model *served, const sn_constraint_setup *setup,
                        sn_constraint **out, sn_openai_error *error) SN_MUST_USE;
 void sn_constraint_free(sn_constraint **constraint); /* accepts NULL */
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEPT = 16 }; /* grammars that wait for their next use */
+enum { KEPT = 16, KEPT_BYTES_MAX = 32 << 20 }; /* grammars that wait for their next use, and bytes of them all */
 
 struct sn_served_model {
     const swarm_model *model;
@@ -219,13 +219,24 @@ sn_status sn_served_model_take_answer(sn_served_model *s, const sn_answer_shape 
 void sn_served_model_return_answer(sn_served_model *s, sn_compiled_answer **compiled, bool usable) {
     sn_compiled_answer *c = *compiled;
     *compiled = NULL;
-    if (c && !usable) compiled_free(c);
-    if (!c || !usable) return;
+    if (!c) return;
+    c->bytes = sn_grammar_bytes(c->grammar) + sn_token_masks_bytes(c->masks);
+    if (!usable || c->bytes > KEPT_BYTES_MAX) {
+        compiled_free(c);
+        return;
+    }
+    sn_compiled_answer *dropped[KEPT];
+    int n_dropped = 0;
     pthread_mutex_lock(&s->lock);
-    sn_compiled_answer *oldest = s->n_kept == KEPT ? s->kept[--s->n_kept] : NULL;
+    size_t bytes = c->bytes;
+    for (int i = 0; i < s->n_kept; i++) bytes += s->kept[i]->bytes;
+    while (s->n_kept && (s->n_kept == KEPT || bytes > KEPT_BYTES_MAX)) {
+        dropped[n_dropped] = s->kept[--s->n_kept]; /* the one that was not used for longest */
+        bytes -= dropped[n_dropped++]->bytes;
+    }
     memmove(s->kept + 1, s->kept, (size_t)s->n_kept * sizeof *s->kept);
     s->kept[0] = c;
     s->n_kept++;
     pthread_mutex_unlock(&s->lock);
-    if (oldest) compiled_free(oldest);
+    while (n_dropped) compiled_free(dropped[--n_dropped]);
 }

@@ -37,12 +37,14 @@ const sn_answer_marks *sn_served_model_marks(const sn_served_model *served);
 /* Whether the model's chat template shows tools, or calls of them: else requests with tools can only be refused. */
 bool sn_served_model_calls_tools(const sn_served_model *served);
 
-/* The grammar of an answer and its masks, for one constraint at a time. Those that were given back are kept (a few, by
- * all that their shape says), so that a schema which many requests name is compiled once for each that runs at once. */
+/* The grammar of an answer and its masks, for one constraint at a time. Those that were given back are kept (a few, of
+ * a few MiB, by all that their shape says), so that a schema which many requests name is compiled once for each that
+ * runs at once. */
 typedef struct sn_compiled_answer {
     sn_buf name;
     sn_grammar *grammar;
     sn_token_masks *masks;
+    size_t bytes; /* while it is kept: of memory */
 } sn_compiled_answer;
 /* Marks of thoughts and calls must be those of the model. Errors: as sn_grammar_from_answer. */
 sn_status sn_served_model_take_answer(sn_served_model *served, const sn_answer_shape *shape, sn_compiled_answer **out,

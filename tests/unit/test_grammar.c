@@ -124,6 +124,80 @@ Test(grammar, refuses_a_schema_that_it_cannot_keep_exactly) {
     }
 }
 
+/* -- schemas that are made to cost much -- */
+
+/* before, n times `each` with the number of the time, after */
+static json_t *repeated(const char *before, const char *each, int n, const char *after) {
+    size_t size = strlen(before) + strlen(after) + (size_t)n * (strlen(each) + 12) + 1, at;
+    char *text = malloc(size);
+    cr_assert(text);
+    at = (size_t)sprintf(text, "%s", before);
+    for (int i = 0; i < n; i++) {
+        if (i) text[at++] = ',';
+        at += (size_t)sprintf(text + at, each, i);
+    }
+    sprintf(text + at, "%s", after);
+    json_t *json = json_loads(text, 0, NULL);
+    cr_assert(json, "%.100s", text);
+    free(text);
+    return json;
+}
+
+static void expect_schema(json_t *json, sn_status expected, const char *words) {
+    sn_grammar *grammar = NULL;
+    sn_err reason = {0};
+    cr_expect_eq(sn_grammar_from_schema(json, &grammar, &reason), expected, "%s", reason.text);
+    if (words) cr_expect(strstr(reason.text, words), "%s", reason.text);
+    sn_grammar_free(&grammar);
+    json_decref(json);
+}
+
+#define CONSTANTS(n) repeated("{\"oneOf\":[", "{\"const\":%d}", n, "]}")
+
+/* The work of compiling is bounded, and not only the grammar that comes of it: alternatives are compared in pairs. */
+Test(grammar, refuses_more_alternatives_than_it_can_compare) {
+    expect_schema(CONSTANTS(500), SN_OK, NULL);
+    expect_schema(CONSTANTS(5000), SN_REFUSED, "too complex");
+    expect_schema(repeated("{\"oneOf\":[", "{\"$ref\":\"#/oneOf/x%d\"}", 5000, "]}"), SN_REFUSED, NULL);
+}
+
+/* Each part is joined to a copy of all before. */
+Test(grammar, refuses_to_join_parts_that_are_too_large) {
+    json_t *json = repeated("{\"allOf\":[", "{\"properties\":{\"q%d\":true}}", 1000, "]}"), *all = json_object();
+    for (int i = 0; i < 2000; i++) {
+        char name[16];
+        sprintf(name, "p%d", i);
+        json_object_set_new(all, name, json_true());
+    }
+    json_array_insert_new(json_object_get(json, "allOf"), 0, json_pack("{s:o}", "properties", all));
+    expect_schema(json, SN_REFUSED, "too complex");
+}
+
+Test(grammar, refuses_a_schema_of_too_many_values) {
+    expect_schema(repeated("{\"enum\":[", "%d", 3000, "]}"), SN_OK, NULL);
+    expect_schema(repeated("{\"enum\":[", "%d", 40000, "]}"), SN_REFUSED, "too large");
+}
+
+/* A pattern whose states multiply: which of the last letters were vowels. */
+Test(grammar, states_take_a_bounded_memory) {
+    sn_grammar *grammar =
+        grammar_of("{\"type\":\"string\",\"pattern\":\"^([a-z]*[aeiou][a-z]{900}|([a-z]?){1300})$\"}");
+    sn_err reason = {0};
+    unsigned drawn = 1;
+    int state, steps = 0;
+    REQUIRE(sn_grammar_advance(grammar, sn_grammar_begin(grammar), "\"", 1, &state, &err));
+    sn_status status = SN_OK;
+    for (; !status && state != SN_GRAMMAR_DEAD && steps < 100000; steps++) {
+        drawn = drawn * 1664525 + 1013904223;
+        char letter = (char)('a' + (drawn >> 16) % 26);
+        status = sn_grammar_advance(grammar, state, &letter, 1, &state, &reason);
+    }
+    cr_expect_eq(status, SN_REFUSED, "after %d letters", steps);
+    cr_expect(strstr(reason.text, "too many states"), "%s", reason.text);
+    cr_expect_lt(sn_grammar_bytes(grammar), 2 * SN_GRAMMAR_BYTES_MAX);
+    sn_grammar_free(&grammar);
+}
+
 Test(grammar, never_leads_to_a_dead_end) {
     sn_grammar *grammar = grammar_of("{\"type\":\"number\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":1}");
     int state;

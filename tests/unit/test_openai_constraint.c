@@ -26,10 +26,17 @@ static void open_model(void) { fixture = openai_fixture_open(openai_template); }
 static void close_model(void) { openai_fixture_close(&fixture); }
 TestSuite(openai_constraint, .init = open_model, .fini = close_model);
 
+static bool later; /* grammars are compiled at their first use */
+
+static bool new_constraint(const sn_request *request, bool thinks, sn_constraint **out, sn_openai_error *error) {
+    const sn_constraint_setup setup = {.n_prompt = 1, .thinks = thinks, .later = later};
+    return sn_constraint_new(request, fixture.served, &setup, out, error);
+}
+
 static sn_constraint *constraint_of(const sn_request *request, bool thinks) {
     sn_constraint *c = NULL;
     sn_openai_error error = {0};
-    cr_assert(sn_constraint_new(request, fixture.served, 1, thinks, &c, &error), "%s", error.message);
+    cr_assert(new_constraint(request, thinks, &c, &error), "%s", error.message);
     return c;
 }
 
@@ -86,7 +93,7 @@ static void expect_error(const char *body, bool thinks, const char *param, const
     sn_request *request = openai_request(&fixture, SN_REQUEST_CHAT, body);
     sn_constraint *c = NULL;
     sn_openai_error error = {0};
-    cr_assert_not(sn_constraint_new(request, fixture.served, 1, thinks, &c, &error), "%s", body);
+    cr_assert_not(new_constraint(request, thinks, &c, &error), "%s", body);
     cr_expect_eq(error.status, 400);
     cr_expect_str_eq(error.param, param);
     cr_expect(strstr(error.message, words), "%s", error.message);
@@ -120,6 +127,25 @@ Test(openai_constraint, a_schema_leaves_only_texts_that_it_allows) {
         expect_refused("{" HI FORM "}", false, "Sure: {\"one\": \"session\", \"two\": true}");
         expect_refused("{" HI FORM "}", false, "");
     }
+}
+
+/* Of the choices of a request the first one is compiled before the request waits for its turn. */
+Test(openai_constraint, a_choice_may_be_compiled_when_its_turn_comes) {
+    later = true;
+    expect_allowed("{" HI FORM "}", false, "{\"one\": \"session\", \"two\": true}");
+    expect_refused("{" HI FORM "}", false, "{\"one\": \"other\", \"two\": true}");
+    sn_request *request = openai_request(&fixture, SN_REQUEST_CHAT,
+                                         "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":"
+                                         "{\"name\":\"n\",\"schema\":{\"not\":{}}}}}");
+    sn_constraint *c = constraint_of(request, false);
+    sn_openai_error error;
+    cr_expect_not(sn_constraint_failed(c, &error));
+    free(logits_after(c, NULL, 0));
+    cr_expect(sn_constraint_failed(c, &error));
+    cr_expect(strstr(error.message, "not"), "%s", error.message);
+    sn_constraint_free(&c);
+    sn_request_free(&request);
+    later = false;
 }
 
 Test(openai_constraint, a_thought_comes_before_the_form) {
@@ -157,6 +183,19 @@ Test(openai_constraint, a_tool_that_must_be_called_is_called) {
 }
 
 #define AUTO(strict, more) "{" HI ",\"tools\":[" GET(strict) "," PUT("false") "]" more "}"
+
+/* The template is rendered with them for each tool, before the request waits for its turn. */
+Test(openai_constraint, variables_of_a_template_are_bounded_beside_forced_calls) {
+    enum { SIZE = 17 << 10 };
+    char *body = calloc(1, SIZE + 1024), text[SIZE];
+    memset(text, 'a', sizeof text);
+    text[SIZE - 1] = 0;
+    sprintf(body,
+            "{" HI ",\"tools\":[" GET("false") "],\"tool_choice\":\"%s\",\"chat_template_kwargs\":{\"a\":\"%s\"}}",
+            "required", text);
+    expect_error(body, false, "chat_template_kwargs", "make them smaller");
+    free(body);
+}
 
 Test(openai_constraint, a_strict_tool_is_called_as_its_schema_says) {
     const char *body = AUTO("true", "");

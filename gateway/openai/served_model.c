@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEPT = 16, KEPT_BYTES_MAX = 32 << 20 }; /* grammars that wait for their next use, and bytes of them all */
+enum { KEPT = 16 }; /* grammars that wait for their next use */
 
 struct sn_served_model {
     const swarm_model *model;
@@ -216,21 +216,33 @@ sn_status sn_served_model_take_answer(sn_served_model *s, const sn_answer_shape 
     return status;
 }
 
+static size_t kept_bytes(const sn_served_model *s) {
+    size_t bytes = 0;
+    for (int i = 0; i < s->n_kept; i++) bytes += s->kept[i]->bytes;
+    return bytes;
+}
+
+size_t sn_served_model_kept_bytes(sn_served_model *s) {
+    pthread_mutex_lock(&s->lock);
+    size_t bytes = kept_bytes(s);
+    pthread_mutex_unlock(&s->lock);
+    return bytes;
+}
+
 void sn_served_model_return_answer(sn_served_model *s, sn_compiled_answer **compiled, bool usable) {
     sn_compiled_answer *c = *compiled;
     *compiled = NULL;
     if (!c) return;
     c->bytes = sn_grammar_bytes(c->grammar) + sn_token_masks_bytes(c->masks);
-    if (!usable || c->bytes > KEPT_BYTES_MAX) {
+    if (!usable || c->bytes > SN_KEPT_ANSWERS_BYTES_MAX) {
         compiled_free(c);
         return;
     }
     sn_compiled_answer *dropped[KEPT];
     int n_dropped = 0;
     pthread_mutex_lock(&s->lock);
-    size_t bytes = c->bytes;
-    for (int i = 0; i < s->n_kept; i++) bytes += s->kept[i]->bytes;
-    while (s->n_kept && (s->n_kept == KEPT || bytes > KEPT_BYTES_MAX)) {
+    size_t bytes = c->bytes + kept_bytes(s);
+    while (s->n_kept && (s->n_kept == KEPT || bytes > SN_KEPT_ANSWERS_BYTES_MAX)) {
         dropped[n_dropped] = s->kept[--s->n_kept]; /* the one that was not used for longest */
         bytes -= dropped[n_dropped++]->bytes;
     }

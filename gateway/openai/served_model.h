@@ -51,5 +51,7 @@ sn_status sn_served_model_take_answer(sn_served_model *served, const sn_answer_s
                                       sn_err *err) SN_MUST_USE;
 /* usable: false when it failed, so that it is not used again. Accepts NULL. */
 void sn_served_model_return_answer(sn_served_model *served, sn_compiled_answer **compiled, bool usable);
+enum { SN_KEPT_ANSWERS_BYTES_MAX = 32 << 20 };
+size_t sn_served_model_kept_bytes(sn_served_model *served); /* of those that are kept */
 
 #endif

@@ -148,6 +148,27 @@ Test(openai_constraint, a_choice_may_be_compiled_when_its_turn_comes) {
     later = false;
 }
 
+/* They are kept for requests to come, which name the same schema or never do. */
+Test(openai_constraint, grammars_that_are_kept_take_a_bounded_memory) {
+    enum { GRAMMARS = 12, ITEMS = 80000 };
+    size_t largest = 0;
+    for (int i = 0; i < GRAMMARS; i++) {
+        char body[512];
+        snprintf(body, sizeof body,
+                 "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":"
+                 "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"maxItems\":%d}}}}",
+                 ITEMS + i);
+        sn_request *request = openai_request(&fixture, SN_REQUEST_CHAT, body);
+        sn_constraint *c = constraint_of(request, false);
+        sn_constraint_free(&c);
+        sn_request_free(&request);
+        size_t kept = sn_served_model_kept_bytes(fixture.served);
+        cr_expect_leq(kept, SN_KEPT_ANSWERS_BYTES_MAX);
+        if (kept > largest) largest = kept;
+    }
+    cr_expect_gt(largest, SN_KEPT_ANSWERS_BYTES_MAX / 2, "some are kept: %zu bytes", largest);
+}
+
 Test(openai_constraint, a_thought_comes_before_the_form) {
     expect_allowed("{" HI FORM "}", true, "Well, {\"\n</think>\n\n{\"one\": \"session\", \"two\": true}");
     expect_allowed("{" HI FORM "}", true, "</think>{\"one\": \"session\", \"two\": false}");

@@ -133,10 +133,14 @@ static void read_thought_marks(const sn_chat_template *chat, sn_answer_format *f
 
 /* -- calls -- */
 
-/* The JSON value that begins at the text; NULL: none. *end: behind it. */
-static json_t *load_value(const char *text, const char **end) {
+enum { LOADS_MAX = 64 }; /* where an answer may begin a call: a template may write any number of brackets */
+
+/* The JSON value that begins at the text; NULL: none. *end: behind it. *loads: how often that was tried. */
+static json_t *load_value(const char *text, const char **end, int *loads) {
     json_error_t where;
-    json_t *value = (*text == '{' || *text == '[') ? json_loads(text, JSON_DISABLE_EOF_CHECK, &where) : NULL;
+    if ((*text != '{' && *text != '[') || *loads == LOADS_MAX) return NULL;
+    ++*loads;
+    json_t *value = json_loads(text, JSON_DISABLE_EOF_CHECK, &where);
     if (value) *end = text + where.position;
     return value;
 }
@@ -176,15 +180,16 @@ static bool set_call_marks(sn_answer_format *f, const char *first, size_t n_firs
 
 static bool read_json_calls(sn_answer_format *f, const char *answer, const char *at) {
     const char *end, *next_end;
+    int loads = 0;
     for (const char *begin = answer; begin < at; begin++) {
-        json_t *value = load_value(begin, &end);
+        json_t *value = load_value(begin, &end, &loads);
         bool list = json_is_array(value);
         bool known = value && end > at && read_keys(list ? json_array_get(value, 0) : value, f);
         json_decref(value);
         if (!known) continue;
         const char *second = end;
         while (!list && *second && *second != '{') second++;
-        value = list ? NULL : load_value(second, &next_end);
+        value = list ? NULL : load_value(second, &next_end, &loads);
         bool two = value;
         json_decref(value);
         f->kind = SN_CALLS_JSON;
@@ -197,7 +202,8 @@ static bool read_json_calls(sn_answer_format *f, const char *answer, const char 
 static bool read_named_calls(sn_answer_format *f, const char *answer, const char *at) {
     const char *end = NULL, *begin = at + strlen(name_1), *key = strstr(at, key_1), *second = strstr(at, name_2);
     json_t *value = NULL;
-    while (*begin && (!key || begin < key) && !(value = load_value(begin, &end))) begin++;
+    int loads = 0;
+    while (*begin && (!key || begin < key) && !(value = load_value(begin, &end, &loads))) begin++;
     bool known = json_object_get(value, key_1);
     json_decref(value);
     if (second && second < end) second = NULL; /* it is part of the first call's arguments */

@@ -2,9 +2,11 @@
 #include "model/jinja/render_private.h"
 
 static sn_jvalue lookup(sn_jrender *r, const sn_jstring *name) {
-    for (const sn_jscope *scope = r->scope; scope; scope = scope->parent)
+    for (const sn_jscope *scope = r->scope; scope; scope = scope->parent) {
+        sn_jcharge(r->run, scope->n >> 3);
         for (size_t i = 0; i < scope->n; i++)
             if (sn_jstring_equal(r->run, scope->at[i].name, name)) return scope->at[i].value;
+    }
     const sn_jvalue *variable = sn_jdict_find(r->run, r->variables, sn_jstr(name));
     if (!variable && r->own) variable = sn_jdict_find(r->run, r->own, sn_jstr(name));
     if (variable) return *variable;

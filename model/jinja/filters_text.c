@@ -76,6 +76,7 @@ static sn_jvalue filter_wordcount(sn_jcall *c) {
     const sn_jstring *text = text_of(c);
     int64_t n = 0;
     bool inside = false;
+    sn_jcharge(c->r->run, text->len);
     for (size_t at = 0, len; at < text->len; at += len) {
         uint32_t code = sn_jstring_code(text, at, &len);
         bool word = code == '_' || sn_jhas_class(code, "alpha") || sn_jhas_class(code, "digit");

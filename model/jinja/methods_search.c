@@ -58,6 +58,7 @@ static sn_jvalue stands_at(sn_jcall *c, bool end) {
         sn_jvalue part = several ? c->arg[0].list->at[i] : c->arg[0];
         if (part.kind != SN_J_STRING) sn_jcall_fail(c, "expected a string, not a %s", sn_jtype_name(part));
         size_t len = part.string->len;
+        sn_jcharge(c->r->run, 1 + (len >> 8));
         if (len <= to - from && !memcmp(text->text + (end ? to - len : from), part.string->text, len))
             return sn_jbool(true);
     }
@@ -77,7 +78,7 @@ static bool is_ascii(uint32_t code) { return code < 0x80; }
 static sn_jvalue all_are(sn_jcall *c, bool (*is)(uint32_t code), bool empty) {
     const sn_jstring *text = c->self.string;
     bool all = text->len ? true : empty;
-    sn_jcharge(c->r->run, text->len >> 4);
+    sn_jcharge(c->r->run, text->len);
     for (size_t at = 0, len; at < text->len && all; at += len) all = is(sn_jstring_code(text, at, &len));
     return sn_jbool(all);
 }

@@ -23,22 +23,26 @@ static sn_jvalue method_replace(sn_jcall *c) {
                                sn_jarg_int(c, 2, -1)));
 }
 
-static bool begins_with(const sn_jstring *text, const sn_jstring *part) {
+static bool begins_with(sn_jrun *run, const sn_jstring *text, const sn_jstring *part) {
+    sn_jcharge(run, part->len >> 8);
     return part->len <= text->len && !memcmp(text->text, part->text, part->len);
 }
 
-static bool ends_with(const sn_jstring *text, const sn_jstring *part) {
+static bool ends_with(sn_jrun *run, const sn_jstring *text, const sn_jstring *part) {
+    sn_jcharge(run, part->len >> 8);
     return part->len <= text->len && !memcmp(text->text + text->len - part->len, part->text, part->len);
 }
 
 static sn_jvalue method_removeprefix(sn_jcall *c) {
     const sn_jstring *text = c->self.string, *part = sn_jarg_string(c, 0, "");
-    return begins_with(text, part) ? sn_jstr(sn_jstring_part(c->r->run, text, part->len, text->len)) : c->self;
+    return begins_with(c->r->run, text, part) ? sn_jstr(sn_jstring_part(c->r->run, text, part->len, text->len))
+                                              : c->self;
 }
 
 static sn_jvalue method_removesuffix(sn_jcall *c) {
     const sn_jstring *text = c->self.string, *part = sn_jarg_string(c, 0, "");
-    return ends_with(text, part) ? sn_jstr(sn_jstring_part(c->r->run, text, 0, text->len - part->len)) : c->self;
+    return ends_with(c->r->run, text, part) ? sn_jstr(sn_jstring_part(c->r->run, text, 0, text->len - part->len))
+                                            : c->self;
 }
 
 /* Fills up to a width with `fill`, of which `left` pieces of the gap stand before the text. */
@@ -134,7 +138,9 @@ static sn_jlist *split_spaces(sn_jcall *c, int64_t most) {
     sn_jlist *list = sn_jlist_new(c->r->run, 0);
     size_t at = 0, len = 0;
     for (;; most--) {
+        size_t gap = at;
         while (at < text->len && sn_jis_space(sn_jstring_code(text, at, &len))) at += len;
+        sn_jcharge(c->r->run, (at - gap) >> 2);
         if (at >= text->len) return list;
         if (most == 0) {
             add_part(c, list, at, text->len);
@@ -142,6 +148,7 @@ static sn_jlist *split_spaces(sn_jcall *c, int64_t most) {
         }
         size_t from = at;
         while (at < text->len && !sn_jis_space(sn_jstring_code(text, at, &len))) at += len;
+        sn_jcharge(c->r->run, 1 + ((at - from) >> 2));
         add_part(c, list, from, at);
     }
 }

@@ -102,6 +102,7 @@ static bool look_ahead(sn_jrender *r, sn_jloop *loop) {
 
 static int64_t loop_length(sn_jrender *r, sn_jloop *loop) {
     int64_t n = loop->index0 + 1 + (look_ahead(r, loop) ? 1 : 0);
+    if (!loop->node->c) return n + (int64_t)(loop->list->n - loop->next);
     for (size_t i = loop->next; i < loop->list->n; i++) n += passes_condition(r, loop, loop->list->at[i]);
     return n;
 }

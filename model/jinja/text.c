@@ -58,7 +58,7 @@ static uint32_t to_case(uint32_t code, bool upper) {
 const sn_jstring *sn_jmap_case(sn_jrun *run, const sn_jstring *text, char how) {
     sn_jtext out = sn_jtext_new(run);
     bool word = false; /* inside of a word */
-    sn_jcharge(run, text->len >> 4);
+    sn_jcharge(run, text->len >> 2);
     for (size_t at = 0, len; at < text->len; at += len) {
         uint32_t code = sn_jstring_code(text, at, &len);
         bool cased = to_case(code, true) != code || to_case(code, false) != code || code == 0xdf;
@@ -85,19 +85,20 @@ static bool in_set(const sn_jstring *text, size_t at, size_t len, const sn_jstri
 }
 
 const sn_jstring *sn_jstrip(sn_jrun *run, const sn_jstring *text, const sn_jstring *set, bool left, bool right) {
-    size_t from = 0, to = text->len, len;
+    size_t from = 0, to = text->len, len, steps = 1 + (set ? set->len >> 2 : 0); /* of each character */
     while (left && from < to) {
+        sn_jcharge(run, steps);
         sn_jstring_code(text, from, &len);
         if (!in_set(text, from, len, set)) break;
         from += len;
     }
     while (right && to > from) {
+        sn_jcharge(run, steps);
         size_t at = to - 1;
         while (at > from && ((uint8_t)text->text[at] & 0xc0) == 0x80) at--;
         if (!in_set(text, at, to - at, set)) break;
         to = at;
     }
-    sn_jcharge(run, ((from + text->len - to) >> 4) * (1 + (set ? set->len : 0)));
     return sn_jstring_part(run, text, from, to);
 }
 

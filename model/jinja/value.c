@@ -132,6 +132,7 @@ size_t sn_jstring_rfind(sn_jrun *run, const sn_jstring *text, const sn_jstring *
     if (from > to || part->len > to - from) return SIZE_MAX;
     for (size_t at = to - part->len + 1; at-- > from;) {
         if (!(at & 63)) sn_jcharge(run, 1);
+        if (part->len && text->text[at] == *part->text) sn_jcharge(run, 1 + (part->len >> 8));
         if (!memcmp(text->text + at, part->text, part->len)) return at;
     }
     return SIZE_MAX;

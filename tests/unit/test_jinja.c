@@ -82,6 +82,34 @@ Test(jinja, ends_a_template_that_takes_too_many_steps) {
     expect_refused("{% set l = [1] %}{% for i in l %}{% set _ = l.append(1) %}{% endfor %}", &limits, "steps");
 }
 
+/* A step stands for a bounded time: what a method or filter looks at is charged, however much that is. */
+Test(jinja, ends_a_template_whose_calls_look_at_too_much) {
+    static const char *const templates[] = {
+        "{{ ('a' * 30000).strip('b' * 30000 ~ 'a') }}",
+        "{{ ('a' * 60000).rfind('a' * 30000 ~ 'c') }}",
+        "{% for i in range(10) %}{{ ('a ' * 20000) | wordcount }}{% endfor %}",
+        "{% for i in range(10) %}{{ ('a' * 20000).isalpha() }}{% endfor %}",
+        "{% set s = 'x' * 60000 %}{% for i in range(500) %}{{ s.startswith(s) }}{% endfor %}",
+        "{% set s = 'x' * 60000 %}{% for i in range(500) %}{% set t = s.removeprefix(s) %}{% endfor %}",
+        "{% set s = ' ' * 60000 %}{% for i in range(10) %}{{ s.split() }}{% endfor %}",
+    };
+    sn_jinja_limits limits = sn_jinja_default_limits();
+    limits.steps = 100000;
+    for (size_t i = 0; i < sizeof templates / sizeof *templates; i++)
+        expect_refused(templates[i], &limits, "more than 100000 steps");
+}
+
+Test(jinja, ends_a_template_that_looks_up_too_many_names) {
+    enum { NAMES = 2000 };
+    static char template[NAMES * 24 + 100];
+    sn_jinja_limits limits = sn_jinja_default_limits();
+    size_t n = 0;
+    limits.steps = 100000;
+    for (int i = 0; i < NAMES; i++) n += (size_t)sprintf(template + n, "{%% set a%d = 1 %%}", i);
+    sprintf(template + n, "{%% for i in range(1000) %%}{{ z }}{%% endfor %%}");
+    expect_refused(template, &limits, "more than 100000 steps");
+}
+
 Test(jinja, ends_a_template_that_nests_too_deep) {
     static char open[20001];
     expect_refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", NULL, "deep");

@@ -260,10 +260,17 @@ bool sn_chain_is_put_off(sn_chain *chain, int64_t until_us, sn_status *status, s
  * again: that is not a failure while it falls within the attempt's time. */
 static sn_status group_step_once(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_step *step, size_t *failed,
                                  sn_err *err) {
-    int64_t until_us = sn_chain_attempt_until_us(chain);
+    int64_t until_us = sn_chain_attempt_until_us(chain), began_us = sn_now_us(), put_off_us = 0;
     sn_status status;
-    do status = sn_hops_step(hops, n_hops, chain->options.link, step, until_us, failed, err);
-    while (sn_chain_is_put_off(chain, until_us, &status, err));
+    for (;;) {
+        status = sn_hops_step(hops, n_hops, chain->options.link, step, until_us, failed, err);
+        if (!sn_chain_is_put_off(chain, until_us, &status, err)) break;
+        put_off_us = sn_now_us() - began_us; /* before the try that comes now */
+    }
+    if (!status) {
+        hops[0].remote.last_queue_us += (uint64_t)put_off_us; /* the node's rank shows it */
+        hops[0].report.queue_us += (uint64_t)put_off_us;
+    }
     return status;
 }
 
@@ -357,7 +364,9 @@ static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_s
         if (known) {
             sn_log(SN_LOG_WARN, "step failed", "request_id=%s node=%s position=%d text=%s", chain->request_id,
                    hop->report.node, position, err->text);
-            if (status != SN_REBUILD || !memcmp(rebuilt, hop->remote.node, SN_KEY_SIZE))
+            bool again = !memcmp(rebuilt, hop->remote.node, SN_KEY_SIZE);
+            if (status != SN_REBUILD || *i + failed >= j || again ||
+                !sn_peer_stats_note_loss(chain->peer_stats, hop->remote.node, sn_now_us()))
                 sn_chain_note_failure(chain, chain->hops, j, *i + failed);
             memcpy(rebuilt, hop->remote.node, SN_KEY_SIZE);
             sn_err_context(err, "%s", hop->report.node);

@@ -57,6 +57,7 @@ struct sn_chain {
     sn_hasher *hasher;
     float *rows[2];            /* hidden states between hops, (SN_CHAIN_ROWS_MAX, n_embd) each */
     sn_peer_stats *peer_stats; /* measurements and bans of nodes */
+    int reroute_rest;          /* intervals until then: more after each move that failed */
     int64_t reroute_us;        /* when to look for a faster route again; 0: before the first token */
     char request_id[SN_REQUEST_ID_MAX + 1];
     bool audit_failed;

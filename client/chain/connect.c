@@ -21,6 +21,7 @@
 
 enum {
     OPEN_TIMEOUT_MS = 5000, /* opening computes nothing: a node that does not answer soon is not there */
+    REPLICA_OPEN_MS = 2000, /* a step waits for it, which could do without a replica */
     BRIEF_US = 50000,       /* the search for a node that the session can do without */
     ROUTE_WAIT_US = 3000000,
     ROUTE_POLL_MS = 200,
@@ -366,9 +367,10 @@ static sn_status hop_open_session(sn_chain *chain, const uint8_t *predecessor, c
     const sn_chain_options *o = &chain->options;
     const uint8_t *kv_source = chain->being_replicated ? chain->being_replicated->remote.curve_key : NULL;
     const sn_hop_peers peers = {predecessor, kv_source, next};
+    const int open_ms = kv_source ? REPLICA_OPEN_MS : OPEN_TIMEOUT_MS;
     for (int tries = 0;; tries++) {
         sn_status status =
-            sn_hop_open(hop, o->link, chain->max_tokens, &peers, sn_chain_attempt_ms(chain, OPEN_TIMEOUT_MS), err);
+            sn_hop_open(hop, o->link, chain->max_tokens, &peers, sn_chain_attempt_ms(chain, open_ms), err);
         if (status != SN_REBUILD || !o->adapter.bytes || tries == ADAPTER_PUT_TRIES) return status;
         status = sn_hop_put_adapter(hop, o->link, o->adapter.image, o->adapter.bytes,
                                     sn_chain_attempt_ms(chain, INT_MAX), err);

@@ -374,19 +374,23 @@ static sn_status step_check_reply(const sn_hop *hops, size_t n_hops, const sn_st
     return SN_OK;
 }
 
+/* A part of the time that is left: what nodes state is together no more than what has passed here. */
+static uint64_t take_time(uint64_t *left_us, uint64_t stated_us) {
+    uint64_t us = stated_us < *left_us ? stated_us : *left_us;
+    *left_us -= us;
+    return us;
+}
+
 static void hops_account_step(sn_hop *hops, size_t n_hops, const sn_msg *result, int n, int64_t elapsed_us) {
-    uint64_t in_nodes = 0;
+    uint64_t left_us = elapsed_us > 0 ? (uint64_t)elapsed_us : 0;
     for (size_t i = 0; i < n_hops; i++) {
         const sn_trace *trace = &result->step_reply.trace[i];
         hops[i].report.steps++;
         hops[i].report.tokens += (uint64_t)n;
-        hops[i].report.queue_us += hops[i].remote.last_queue_us = trace->queue_us;
-        hops[i].report.compute_us += hops[i].remote.last_compute_us = trace->compute_us;
-        in_nodes += trace->queue_us + trace->compute_us;
+        hops[i].report.queue_us += hops[i].remote.last_queue_us = take_time(&left_us, trace->queue_us);
+        hops[i].report.compute_us += hops[i].remote.last_compute_us = take_time(&left_us, trace->compute_us);
     }
-    sn_hop_remote *first = &hops[0].remote;
-    first->last_network_us = (uint64_t)elapsed_us > in_nodes ? (uint64_t)elapsed_us - in_nodes : 0;
-    hops[0].report.network_us += first->last_network_us;
+    hops[0].report.network_us += hops[0].remote.last_network_us = left_us;
 }
 
 static sn_status hop_ask_status(const sn_hop *hop, sn_link *link, uint64_t correlation_id, sn_peer *peer, sn_err *err) {
@@ -473,6 +477,12 @@ sn_status sn_hops_receive(sn_hop *hops, size_t n_hops, const sn_step_in_flight *
     return SN_OK;
 }
 
+/* In a group every node could say something about another one: what concerns a hop is believed of that hop's node only.
+ * Else any of them may be at fault: n_hops, and without pushing it will show which. */
+static size_t hops_believe(const sn_hop *hops, size_t n_hops, size_t failed, sn_peer from) {
+    return n_hops == 1 || failed == n_hops || hops[failed].remote.peer == from ? failed : n_hops;
+}
+
 sn_status sn_hops_step(sn_hop *hops, size_t n_hops, sn_link *link, const sn_step *step, int64_t deadline_us,
                        size_t *failed, sn_err *err) {
     int64_t probe_us = (deadline_us - sn_now_us()) / PROBE_SHARE;
@@ -486,10 +496,13 @@ sn_status sn_hops_step(sn_hop *hops, size_t n_hops, sn_link *link, const sn_step
     if (status && status != SN_STOP && sn_link_lost(link, &wait)) {
         *failed = wait.lost_peer;
         status = sn_fail(err, SN_REBUILD, "the connection was lost: is the node still running?");
-    } else if (status)
+    } else if (status) {
         *failed = hops_find_failed(hops, n_hops, link, wait.session, (int)(probe_us / 1000));
-    else
+        if (wait.from) *failed = hops_believe(hops, n_hops, *failed, wait.from);
+    } else {
         status = sn_hops_receive(hops, n_hops, &in_flight, result, failed, err);
+        if (status) *failed = hops_believe(hops, n_hops, *failed, wait.from);
+    }
     sn_msg_free(&result);
     return status;
 }

@@ -69,6 +69,7 @@ typedef struct sn_hop_remote {
     sn_receipt last_receipt;          /* the same receipt, read */
 
     struct sn_kv_replica *replica; /* owned; NULL: none */
+    int64_t replica_wait_us;       /* between the tries to make a replica: longer after each that failed */
     int64_t replica_retry_us;      /* earliest time at which to look for nodes for a replica again */
     bool draining;                 /* the node has said that it drains */
     int64_t copy_until_us;         /* if it drains: a session with recurrent states is replayed elsewhere after that */

@@ -38,8 +38,11 @@ static sn_status kv_check_reply(const sn_chain *chain, const sn_hop *hop, const 
                                 sn_err *err) {
     const sn_wire_tensor *t = &reply->tensor;
     uint64_t m = t->rank == 4 ? t->shape[2] : 0;
-    if (t->dtype != SN_F32 || !m || m > (uint64_t)n || t->shape[0] != (uint64_t)(hop->end - hop->first) ||
-        t->shape[1] != 2 || t->shape[3] != sn_kv_width(&chain->hp) / 2 || reply->kv_get_reply.n_token_timelines != m ||
+    int part = sn_kv_transfer_tokens(chain_kv_offset(chain, hop->end - hop->first, 1) * sizeof(float));
+    if (m < (uint64_t)(n < part ? n : part)) /* each part has its own time: parts of one token would have no end */
+        return sn_fail(err, SN_RETRY, "%s sent fewer KV pages than it must", hop->report.node);
+    if (t->dtype != SN_F32 || m > (uint64_t)n || t->shape[0] != (uint64_t)(hop->end - hop->first) || t->shape[1] != 2 ||
+        t->shape[3] != sn_kv_width(&chain->hp) / 2 || reply->kv_get_reply.n_token_timelines != m ||
         reply->kv_get_reply.position != (uint64_t)position)
         return sn_fail(err, SN_RETRY, "%s sent KV pages of another shape", hop->report.node);
     sn_hash hash = sn_hash_of(t->data, t->bytes);

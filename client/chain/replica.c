@@ -19,6 +19,7 @@
 #include <string.h>
 
 enum { REPLICA_RETRY_US = 1000000, DRAINING_AVOID_US = 60000000, RESUME_MS = 2000, RESEND_US = 3000000 };
+enum { REPLICA_RETRY_US_MAX = 60000000 };
 /* How long a session with recurrent states looks for a node to be copied to, before it is replayed. */
 enum { COPY_PATIENCE_US = 5000000 };
 
@@ -112,9 +113,14 @@ static sn_status replica_begin(sn_chain *chain, sn_hop *hop, sn_err *err) {
 
 static void replica_try_begin(sn_chain *chain, sn_hop *hop) {
     sn_err err;
-    if (sn_now_us() < hop->remote.replica_retry_us) return;
-    hop->remote.replica_retry_us = sn_now_us() + REPLICA_RETRY_US;
-    if (replica_begin(chain, hop, &err))
+    sn_hop_remote *r = &hop->remote;
+    if (sn_now_us() < r->replica_retry_us) return;
+    sn_status status = replica_begin(chain, hop, &err);
+    /* A try may cost a token some seconds, where nodes do not answer. */
+    r->replica_wait_us = 2 * r->replica_wait_us < REPLICA_RETRY_US_MAX ? 2 * r->replica_wait_us : REPLICA_RETRY_US_MAX;
+    if (!status || !r->replica_wait_us) r->replica_wait_us = REPLICA_RETRY_US;
+    r->replica_retry_us = sn_now_us() + r->replica_wait_us;
+    if (status)
         sn_log(SN_LOG_WARN, "no node for a KV replica", "request_id=%s blocks=%d:%d text=%s", chain->request_id,
                hop->first, hop->end, err.text);
 }
@@ -133,7 +139,8 @@ static bool replica_is_ready(sn_chain *chain, sn_hop *hop) {
     for (size_t i = 0; i < replica->n; i++) {
         const sn_hop_remote *target = &replica->hops[i].remote;
         sn_wait lost = {.peers = &target->peer, .n_peers = 1};
-        if (sn_link_lost(chain->options.link, &lost) || sn_link_is_draining(chain->options.link, target->session)) {
+        if (sn_link_lost(chain->options.link, &lost) ||
+            sn_link_is_draining(chain->options.link, target->peer, target->session)) {
             if (!lost.lost) chain_avoid_node(chain, target->node);
             replica_drop(chain, hop, lost.lost ? "its node is lost" : "its node drains, too");
             return false;
@@ -292,7 +299,7 @@ void sn_chain_poll_hops(sn_chain *chain) {
         sn_hop *hop = &chain->hops[k];
         sn_hop_remote *r = &hop->remote;
         if (hop->is_local) continue;
-        if (!r->draining && sn_link_is_draining(link, r->session)) {
+        if (!r->draining && sn_link_is_draining(link, r->peer, r->session)) {
             sn_log(SN_LOG_INFO, "node draining", "node=%s blocks=%d:%d", hop->report.node, hop->first, hop->end);
             r->draining = true;
             r->replica_retry_us = 0;

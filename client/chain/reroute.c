@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { DISCOVER_MS = 300 };
+enum { DISCOVER_MS = 300, REST_MAX = 32 };
 
 /* The chain's present route over these candidates; false: one of its nodes is not among them. */
 static bool chain_present_route(const sn_chain *chain, const sn_candidates *candidates, sn_route *out) {
@@ -75,7 +75,10 @@ sn_status sn_chain_maybe_reroute(sn_chain *chain, sn_err *err) {
     sn_link *link = chain->options.link;
     int64_t now_us = sn_now_us(), every_us = (int64_t)routing->reroute_every_ms * 1000;
     if (!every_us || !link || routing->throughput || routing->every_block || !chain->length) return SN_OK;
-    if (!chain->reroute_us) chain->reroute_us = now_us + every_us; /* the interval begins with the first token */
+    if (!chain->reroute_us) { /* the interval begins with the first token */
+        chain->reroute_us = now_us + every_us;
+        chain->reroute_rest = 1;
+    }
     if (now_us < chain->reroute_us) return SN_OK;
     sn_candidates candidates = {0};
     size_t i = 0, j = 0;
@@ -89,10 +92,11 @@ sn_status sn_chain_maybe_reroute(sn_chain *chain, sn_err *err) {
         uint64_t failovers = chain->failovers;
         status = sn_chain_replace_group(chain, &i, j, chain->length, err);
         if (!status) chain->reroutes++;
+        chain->reroute_rest = !status ? 1 : chain->reroute_rest < REST_MAX ? 2 * chain->reroute_rest : REST_MAX;
         chain->failovers = failovers;
     }
     chain->call = call;
-    chain->reroute_us = sn_now_us() + every_us;
+    chain->reroute_us = sn_now_us() + every_us * chain->reroute_rest;
     if (status && status != SN_STOP)
         sn_log(SN_LOG_INFO, "not rerouted", "request_id=%s text=%s", chain->request_id, err->text);
     return status == SN_STOP ? status : SN_OK;

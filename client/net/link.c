@@ -67,7 +67,10 @@ struct sn_link {
         sn_msg *reply; /* NULL: not arrived yet */
     } requests[REQUESTS_MAX];
     size_t n_requests;
-    uint8_t draining[DRAINING_MAX][SN_SESSION_ID_SIZE]; /* sessions whose nodes drain; the oldest is replaced first */
+    struct {
+        sn_peer peer; /* that said so */
+        uint8_t session[SN_SESSION_ID_SIZE];
+    } draining[DRAINING_MAX]; /* sessions whose nodes drain; the oldest is replaced first */
     size_t n_draining;
 };
 
@@ -206,10 +209,20 @@ void sn_link_hang_up(sn_link *link, sn_peer peer) {
         if (link->alive[i] == peer) link->alive[i] = link->alive[--link->n_alive];
 }
 
+/* A peer that invents sessions replaces its own ones, and not what others have said. */
+static void link_note_draining(sn_link *link, sn_peer peer, const uint8_t session[SN_SESSION_ID_SIZE]) {
+    size_t at = link->n_draining % DRAINING_MAX, of_peer = 0;
+    if (sn_link_is_draining(link, peer, session)) return;
+    for (size_t i = 0; i < link->n_draining && i < DRAINING_MAX; i++)
+        if (link->draining[i].peer == peer && ++of_peer == DRAINING_MAX / 4) at = i;
+    link->n_draining += of_peer < DRAINING_MAX / 4;
+    link->draining[at].peer = peer;
+    memcpy(link->draining[at].session, session, SN_SESSION_ID_SIZE);
+}
+
 /* Keeps replies to asynchronous requests, taking *msg, and notes draining sessions. */
-static void link_keep_message(sn_link *link, sn_msg **msg) {
-    if (*msg && (*msg)->kind == SN_MSG_DRAINING && !sn_link_is_draining(link, (*msg)->draining.session))
-        memcpy(link->draining[link->n_draining++ % DRAINING_MAX], (*msg)->draining.session, SN_SESSION_ID_SIZE);
+static void link_keep_message(sn_link *link, sn_peer from, sn_msg **msg) {
+    if (*msg && (*msg)->kind == SN_MSG_DRAINING) link_note_draining(link, from, (*msg)->draining.session);
     for (size_t i = 0; *msg && i < link->n_requests; i++)
         if (link->requests[i].correlation_id == (*msg)->correlation_id && !link->requests[i].reply) {
             link->requests[i].reply = *msg;
@@ -226,7 +239,7 @@ static void link_note_rejection(sn_link *link, const sn_event *event) {
         if (link->answers[i].rejections++) level = SN_LOG_DEBUG;
         link->rejected = event->err;
     }
-    sn_log(level, "bad message", "text=%s", event->err.text);
+    sn_log_rated(level, "bad message", "text=%s", event->err.text);
 }
 
 /* Whether no joined node can be used: each has sent what is no message, more than once, and nothing else. */
@@ -294,7 +307,7 @@ sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, s
         link_note_rejection(link, event);
     }
     link_note_answer(link, event->peer, &event->msg);
-    link_keep_message(link, &event->msg);
+    link_keep_message(link, event->peer, &event->msg);
     return SN_OK;
 }
 
@@ -322,9 +335,9 @@ void sn_link_poll(sn_link *link) {
     }
 }
 
-bool sn_link_is_draining(const sn_link *link, const uint8_t session[SN_SESSION_ID_SIZE]) {
+bool sn_link_is_draining(const sn_link *link, sn_peer peer, const uint8_t id[SN_SESSION_ID_SIZE]) {
     for (size_t i = 0; i < link->n_draining && i < DRAINING_MAX; i++)
-        if (!memcmp(link->draining[i], session, SN_SESSION_ID_SIZE)) return true;
+        if (link->draining[i].peer == peer && !memcmp(link->draining[i].session, id, SN_SESSION_ID_SIZE)) return true;
     return false;
 }
 
@@ -402,6 +415,7 @@ sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *whic
     *out = NULL;
     for (size_t i = 0; i < n; i++) {
         memset(waits[i].session, 0, sizeof waits[i].session);
+        waits[i].from = 0;
         if (waits[i].deadline_us < soonest) soonest = waits[i].deadline_us;
     }
     for (;;) {
@@ -415,6 +429,7 @@ sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *whic
         if (i < n) {
             *which = i;
             *out = event.msg;
+            waits[i].from = event.peer;
             return reply_check(out, waits[i].wanted, waits[i].session, err);
         }
         sn_msg_free(&event.msg); /* a late reply to a request that was given up */

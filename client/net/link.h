@@ -118,6 +118,7 @@ typedef struct sn_wait {
     const sn_peer *peers;
     size_t n_peers;
     uint8_t session[SN_SESSION_ID_SIZE]; /* out: the session that an ERROR names; zero: none */
+    sn_peer from;                        /* out: who answered; 0: no answer came */
     bool lost;                           /* out: a connection is lost */
     size_t lost_peer;                    /* out: index of that one in `peers` */
 } sn_wait;
@@ -138,8 +139,8 @@ void sn_link_cancel_request(sn_link *link, uint64_t correlation_id);
 /* -- reading without a request */
 
 void sn_link_poll(sn_link *link); /* reads what has arrived, without waiting */
-/* Whether the node of this session has said that it drains. */
-bool sn_link_is_draining(const sn_link *link, const uint8_t session[SN_SESSION_ID_SIZE]);
+/* Whether the node of this session, which is this peer, has said that it drains. */
+bool sn_link_is_draining(const sn_link *link, sn_peer peer, const uint8_t session[SN_SESSION_ID_SIZE]);
 /* The next event until the deadline, for callers with many requests of their own in flight. event->msg belongs to the
  * caller; NULL: none arrived. A lost connection is only removed here: ask sn_link_is_connected. */
 sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) SN_MUST_USE;

@@ -65,6 +65,7 @@ void sn_peer_stats_note_silence(sn_peer_stats *peer_stats, const uint8_t node[SN
 }
 
 static void peer_decay_failures(sn_peer_stat *peer, int64_t now_us) {
+    if (peer->good_steps >= SN_FAILURE_DECAY_STEPS) peer->losses = 0;
     for (; peer->failures > 0 && peer->good_steps >= SN_FAILURE_DECAY_STEPS; peer->failures--)
         peer->good_steps -= SN_FAILURE_DECAY_STEPS;
     for (; peer->failures > 0 && now_us - peer->failed_us >= SN_FAILURE_DECAY_US; peer->failures--)
@@ -78,7 +79,7 @@ void sn_peer_stats_note_step(sn_peer_stats *peer_stats, const uint8_t node[SN_KE
     mean_update(&peer->queue_us, queue_us, fresh);
     /* Many rows share one pass over the weights: their cost says nothing about the cost of a single token. */
     if (tokens == 1 && blocks > 0) mean_update(&peer->block_ns, compute_us * 1000 / blocks, fresh);
-    if (peer->failures) peer->good_steps++;
+    if (peer->failures || peer->losses) peer->good_steps++;
     peer_decay_failures(peer, now_us);
 }
 
@@ -101,6 +102,12 @@ int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node
     peer->banned_until_us = now_us + ban_us;
     peer->looked_up = false;
     return ban_us;
+}
+
+bool sn_peer_stats_note_loss(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us) {
+    sn_peer_stat *peer = peer_stats_get(peer_stats, node, now_us);
+    peer->good_steps = 0;
+    return peer->losses++ < SN_LOSSES_MAX;
 }
 
 int64_t sn_peer_stats_ban_left_us(const sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us) {

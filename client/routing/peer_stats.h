@@ -14,6 +14,7 @@ enum {
     SN_BAN_US = 15000000,               /* after a first failure; doubled for each further one */
     SN_BAN_US_MAX = 600000000,
     SN_FAILURE_DECAY_STEPS = 64,     /* one failure is forgotten after so many good steps, */
+    SN_LOSSES_MAX = 2,               /* sessions that a node may lose meanwhile */
     SN_FAILURE_DECAY_US = 300000000, /* or after so much time without another failure */
 };
 
@@ -27,6 +28,7 @@ typedef struct sn_peer_stat {
     int64_t queue_us; /* for which a step waited */
     int64_t block_ns; /* for computing one token through one block */
     int failures;     /* not forgotten yet */
+    int losses;       /* of sessions, not forgotten yet */
     int64_t banned_until_us, failed_us;
     int good_steps;   /* since the newest failure, less those that made a failure forgotten */
     bool looked_up;   /* the directory was read since the newest failure; it said: */
@@ -49,6 +51,9 @@ void sn_peer_stats_note_step(sn_peer_stats *peer_stats, const uint8_t node[SN_KE
                              int64_t queue_us, int64_t compute_us, int64_t now_us);
 /* The node failed: it is banned for a time that grows with its failures. Returns that time in microseconds. */
 int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
+/* The node has lost a session, as by a restart. False: it has done so SN_LOSSES_MAX times before without
+ * SN_FAILURE_DECAY_STEPS good steps since, and this is a failure: each loss costs a replay. */
+bool sn_peer_stats_note_loss(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
 /* For how much longer the node is banned; 0: it is not. */
 int64_t sn_peer_stats_ban_left_us(const sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
 /* Reads from the directory which nodes are online, and where. The ban for a first failure ends at once when the node

@@ -92,13 +92,19 @@ static sn_status graph_init(graph *g, const sn_candidate *candidates, size_t n, 
 /* A node's part of the network cost between two nodes whose round trip was not measured. */
 static int64_t network_half_ns(const sn_candidate *p, bool push) { return p->rtt_ns / (push ? 4 : 2); }
 
-static int64_t network_ns(const sn_candidate *candidates, int from, int to, bool push) {
+/* Between two that have not measured each other. */
+static int64_t network_unlinked_ns(const sn_candidate *candidates, int from, int to, bool push) {
     const sn_candidate *a = from < 0 ? NULL : &candidates[from], *b = to < 0 ? NULL : &candidates[to];
     bool a_here = !a || !a->node, b_here = !b || !b->node;
     if (a_here || b_here) return (a_here ? 0 : a->rtt_ns / 2) + (b_here ? 0 : b->rtt_ns / 2);
-    for (size_t i = 0; push && i < a->n_links; i++)
-        if (a->links[i].other == (size_t)to) return a->links[i].rtt_ns / 2;
     return network_half_ns(a, push) + network_half_ns(b, push);
+}
+
+static int64_t network_ns(const sn_candidate *candidates, int from, int to, bool push) {
+    const sn_candidate *a = from < 0 ? NULL : &candidates[from];
+    for (size_t i = 0; push && a && a->node && i < a->n_links; i++)
+        if (a->links[i].other == (size_t)to) return a->links[i].rtt_ns / 2;
+    return network_unlinked_ns(candidates, from, to, push);
 }
 
 int64_t sn_route_network_ns(const sn_candidate *candidates, const sn_route_leg *legs, size_t n, size_t i, bool push) {
@@ -136,10 +142,10 @@ static void graph_list_exits(graph *g, int p) {
     qsort(g->exits, (size_t)g->n_exits, sizeof *g->exits, compare_exits);
 }
 
-static void graph_consider(const graph *g, int v, int u, int p, cell *best) {
+static void graph_consider(const graph *g, int v, int p, int64_t network_ns, cell *best) {
     int64_t cost = graph_cell(g, v, p)->done;
     if (cost == UNREACHED) return;
-    cost += network_ns(g->candidates, v, u, g->push);
+    cost += network_ns;
     if (cost < best->entry || (cost == best->entry && v < best->from)) best->entry = cost, best->from = v;
 }
 
@@ -158,18 +164,20 @@ static void graph_enter(graph *g, int u, int p) {
     for (size_t i = 0; i < candidate->n_links && g->push; i++) {
         int v = (int)candidate->links[i].other;
         g->stamp[v] = g->stamps;
-        if (graph_is_usable(g, v) && graph_first(g, v) < p && p <= graph_end(g, v)) graph_consider(g, v, u, p, best);
+        if (graph_is_usable(g, v) && graph_first(g, v) < p && p <= graph_end(g, v))
+            graph_consider(g, v, p, candidate->links[i].rtt_ns / 2, best);
     }
     for (int i = 0; i < g->n_exits; i++) {
         int v = g->exits[i].candidate;
         bool local = !candidate->node || !g->candidates[v].node; /* then the cost is not the sum of two parts */
         if (g->stamp[v] == g->stamps) continue;
-        graph_consider(g, v, u, p, best);
+        graph_consider(g, v, p, network_unlinked_ns(g->candidates, v, u, g->push), best);
         if (!local) break; /* the exits after it cost at least as much */
     }
     for (int i = 0; i < g->n_here; i++) { /* local candidates are not in the order of the exits */
         int v = g->here[i];
-        if (v != u && graph_first(g, v) < p && p <= graph_end(g, v)) graph_consider(g, v, u, p, best);
+        if (v != u && graph_first(g, v) < p && p <= graph_end(g, v))
+            graph_consider(g, v, p, network_unlinked_ns(g->candidates, v, u, g->push), best);
     }
 }
 

@@ -24,7 +24,7 @@ typedef enum fake_node_fault {
     FAKE_ERROR_REFUSED,
     FAKE_ERROR_STOP,
     FAKE_ERROR_UNKNOWN,
-    FAKE_ERROR_LATER, /* "try again in 10 ms", each time */
+    FAKE_ERROR_LATER, /* wants to be asked again in FAKE_LATER_MS, each time */
     FAKE_STEP_FAULTS, /* from here on the fault occurs when a session is opened */
     FAKE_OPEN_SILENT = FAKE_STEP_FAULTS,
     FAKE_OPEN_REFUSED,
@@ -33,8 +33,10 @@ typedef enum fake_node_fault {
     FAKE_FAULTS,
     FAKE_FORGES = FAKE_FAULTS, /* answers for its status, then sends errors with ids near the one that it saw */
     FAKE_PONDERS,              /* answers no step, and for its status after FAKE_PONDERS_MS */
+    FAKE_BLAMES,               /* answers a step with an error that names the session of the next node */
+    FAKE_BOASTS, /* wants to be asked again in FAKE_LATER_MS, then answers, and states a time that no clock has */
 } fake_node_fault;
-enum { FAKE_PONDERS_MS = 400 };
+enum { FAKE_PONDERS_MS = 400, FAKE_LATER_MS = 10 };
 
 /* Writes an announcement of blocks of the testbed's model, as a node makes it, to *out (initialised here). speed 1:
  * announces itself as fast, so that any route prefers it; -1: as slow, so that any route avoids it; 0: announces no

@@ -139,6 +139,48 @@ Test(failover, a_node_cannot_answer_for_another_one) {
     testbed_free(&w);
 }
 
+/* A chain that has opened sessions at a fake node with blocks 0:2 and at a real one with blocks 2:4. */
+static fake_node *open_behind_fake(chain_fixture *r, testbed *w, fake_node_fault fault, bool push) {
+    cluster_add(w->cluster, 2, 4);
+    fake_node *fake = fake_node_new(w, "fake:1", 0, 2, fault);
+    cr_assert_eq(open_with(r, w, (sn_chain_options){.routing.push = push}, fake), SN_OK, "%s", r->err.text);
+    return fake;
+}
+
+/* In a group each node knows the sessions behind it. */
+Test(failover, a_node_of_a_group_cannot_get_another_one_banned) {
+    testbed *w = new_testbed();
+    chain_fixture r;
+    fake_node *fake = open_behind_fake(&r, w, FAKE_BLAMES, true);
+    cluster_add(w->cluster, 0, 2);
+    cr_expect_eq(chain_fixture_try_steps(&r, 0, 10, 1), SN_OK, "%s", r.err.text);
+    cr_expect_eq(sn_peer_stats_ban_left_us(r.chain->peer_stats, sn_node_id(cluster_node(w->cluster, 0)), sn_now_us()),
+                 0, "the node that was blamed");
+    chain_fixture_close(&r);
+    fake_node_free(&fake);
+    testbed_free(&w);
+}
+
+/* What nodes state is no more than the time that has passed, and the time for which they put a client off counts. */
+Test(failover, a_node_cannot_state_its_time_away) {
+    testbed *w = new_testbed();
+    chain_fixture r;
+    fake_node *fake = open_behind_fake(&r, w, FAKE_BOASTS, false);
+    int64_t began_us = sn_now_us();
+    cr_expect_eq(chain_fixture_try_steps(&r, 0, 1, 1), SN_STOP, "its numbers are wrong");
+    uint64_t passed_us = (uint64_t)(sn_now_us() - began_us);
+    const sn_hop_report *report = &r.chain->hops[0].report;
+    cr_expect_leq(report->compute_us, passed_us);
+    cr_expect_geq(report->queue_us, FAKE_LATER_MS * 1000);
+    const sn_peer_stat *known = sn_peer_stats_find(r.chain->peer_stats, r.chain->hops[0].remote.node);
+    cr_assert(known);
+    cr_expect(known->block_ns >= 0 && known->block_ns <= (int64_t)passed_us * 1000);
+    cr_expect_geq(known->queue_us, FAKE_LATER_MS * 1000);
+    chain_fixture_close(&r);
+    fake_node_free(&fake);
+    testbed_free(&w);
+}
+
 static void expect_error_of(fake_node_fault fault, const char *part) {
     testbed *w = new_testbed();
     chain_fixture r;
@@ -342,10 +384,10 @@ Test(failover, nodes_that_do_not_reach_each_other_go_through_the_client) {
     testbed_free(&w);
 }
 
-/* Closes the client's session at node 1 without the client's knowledge, as if the node had been restarted. */
-static void forget_session(testbed *w, const sn_identity *identity, const message_filter *m) {
+/* Closes the client's session at a node without the client's knowledge, as if the node had been restarted. */
+static void forget_session(testbed *w, int number, const sn_identity *identity, const message_filter *m) {
     node_client t = {0};
-    const sn_node *node = cluster_node(w->cluster, 1);
+    const sn_node *node = cluster_node(w->cluster, number);
     sn_msg *msg = NULL;
     REQUIRE(sn_transport_memory_new(cluster_hub(w->cluster), identity, &t.transport, &err));
     REQUIRE(sn_transport_dial(t.transport, sn_node_address(node), sn_node_curve_key(node), &t.node, &err));
@@ -357,6 +399,26 @@ static void forget_session(testbed *w, const sn_identity *identity, const messag
     sn_transport_free(&t.transport);
 }
 
+/* Opens a chain over all nodes with an identity that the test knows, and notes its sessions. */
+static void open_as(chain_fixture *r, testbed *w, bool push, sn_identity *identity, message_filter *m) {
+    sn_hub_set_filter(cluster_hub(w->cluster), filter_message, m);
+    sn_transport *transport = cluster_transport(w->cluster, identity);
+    sn_seed seeds[4];
+    int n = cluster_count(w->cluster);
+    for (int i = 0; i < n; i++) {
+        const sn_node *node = cluster_node(w->cluster, i);
+        snprintf(seeds[i].address, sizeof seeds[i].address, "%s", sn_node_address(node));
+        memcpy(seeds[i].curve_key, sn_node_curve_key(node), SN_KEY_SIZE);
+    }
+    REQUIRE(sn_link_open_transport(&transport, seeds, (size_t)n, &r->link, &err));
+    REQUIRE(sn_model_open(w->path, &r->model, &err));
+    sn_chain_options options = sn_chain_options_default();
+    options.link = r->link;
+    options.limits.timeout_ms = TIMEOUT_MS;
+    options.routing.push = push;
+    REQUIRE(sn_chain_open(r->model, &options, &r->chain, &err));
+}
+
 Test(failover, a_forgotten_session_is_replayed) {
     for (int push = 0; push < 2; push++) {
         testbed *w = new_testbed();
@@ -365,29 +427,38 @@ Test(failover, a_forgotten_session_is_replayed) {
         sn_identity identity;
         cluster_add(w->cluster, 0, 2);
         cluster_add(w->cluster, 2, 4); /* only this node serves these blocks */
-        sn_hub_set_filter(cluster_hub(w->cluster), filter_message, &m);
-        sn_transport *transport = cluster_transport(w->cluster, &identity);
-        sn_seed seeds[2];
-        for (int i = 0; i < 2; i++) {
-            const sn_node *node = cluster_node(w->cluster, i);
-            snprintf(seeds[i].address, sizeof seeds[i].address, "%s", sn_node_address(node));
-            memcpy(seeds[i].curve_key, sn_node_curve_key(node), SN_KEY_SIZE);
-        }
-        REQUIRE(sn_link_open_transport(&transport, seeds, 2, &r.link, &err));
-        REQUIRE(sn_model_open(w->path, &r.model, &err));
-        sn_chain_options options = sn_chain_options_default();
-        options.link = r.link;
-        options.limits.timeout_ms = TIMEOUT_MS;
-        options.routing.push = push;
-        REQUIRE(sn_chain_open(r.model, &options, &r.chain, &err));
+        open_as(&r, w, push, &identity, &m);
         for (int round = 0; round < 3; round++) {
             cr_expect_eq(chain_fixture_try_steps(&r, 30 * round, 30 * (round + 1), 10), SN_OK, "%s", r.err.text);
-            forget_session(w, &identity, &m);
+            forget_session(w, 1, &identity, &m);
         }
         cr_expect_eq(sn_chain_failovers(r.chain), 2);
         chain_fixture_close(&r);
         testbed_free(&w);
     }
+}
+
+/* Each loss costs a replay of all tokens: a node that loses the session again and again is left, where another one
+ * serves its blocks. */
+Test(failover, a_node_that_forgets_sessions_again_and_again_is_left) {
+    testbed *w = new_testbed();
+    message_filter m = {0};
+    chain_fixture r = {.w = w};
+    sn_identity identity;
+    cluster_add(w->cluster, 0, 2);
+    cluster_add(w->cluster, 2, 4);
+    cluster_add(w->cluster, 2, 4);
+    open_as(&r, w, false, &identity, &m);
+    int forgot = cluster_node_of_block(r.chain, 2);
+    for (int at = 0; at < 12; at++) {
+        cr_expect_eq(chain_fixture_try_steps(&r, at, at + 1, 1), SN_OK, "%s", r.err.text);
+        memcpy(m.session, r.chain->hops[r.chain->n_hops - 1].remote.session, sizeof m.session);
+        if (cluster_node_of_block(r.chain, 2) == forgot) forget_session(w, forgot, &identity, &m);
+    }
+    cr_expect_eq(sn_chain_failovers(r.chain), SN_LOSSES_MAX + 1);
+    cr_expect_neq(cluster_node_of_block(r.chain, 2), forgot);
+    chain_fixture_close(&r);
+    testbed_free(&w);
 }
 
 Test(failover, a_session_goes_on_over_another_connection) {

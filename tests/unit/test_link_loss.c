@@ -64,6 +64,41 @@ Test(link_loss, waiting_ends_at_once_when_one_of_the_peers_is_lost, .timeout = 1
     }
 }
 
+static void say_draining(fixture *s, endpoint *m, sn_peer to, uint8_t session) {
+    sn_err err = {0};
+    sn_msg *msg = NULL;
+    require_ok(sn_msg_new(SN_MSG_DRAINING, 0, &msg, &err), &err);
+    memset(msg->draining.session, session, sizeof msg->draining.session);
+    require_ok(sn_transport_send(m->t, to, &msg, &err), &err);
+    sn_link_poll(s->link);
+}
+
+/* A node speaks of its own sessions only, and what it invents does not replace what others have said. */
+Test(link_loss, a_node_cannot_say_that_another_one_drains_nor_hide_that_it_does, .timeout = 180) {
+    enum { INVENTED = 250 };
+    fixture s;
+    fixture_begin(&s);
+    endpoint *ends[] = {&s.node, &s.other};
+    sn_peer peers[2], clients[2];
+    uint8_t honest[SN_SESSION_ID_SIZE], other[SN_SESSION_ID_SIZE];
+    memset(honest, 255, sizeof honest);
+    memset(other, 254, sizeof other);
+    for (int i = 0; i < 2; i++) {
+        peers[i] = dial_by_link(&s, ends[i]);
+        sn_event event = expect_message(ends[i]->t);
+        clients[i] = event.peer;
+        sn_msg_free(&event.msg);
+    }
+    say_draining(&s, &s.other, clients[1], 255);
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < INVENTED; i++) say_draining(&s, &s.node, clients[0], (uint8_t)i);
+    say_draining(&s, &s.node, clients[0], 254);
+    cr_expect(sn_link_is_draining(s.link, peers[1], honest));
+    cr_expect(sn_link_is_draining(s.link, peers[0], other));
+    cr_expect_not(sn_link_is_draining(s.link, peers[1], other), "another node has said so");
+    fixture_end(&s);
+}
+
 Test(link_loss, a_peer_that_is_not_needed_may_be_lost, .timeout = 180) {
     fixture s;
     sn_err err = {0};

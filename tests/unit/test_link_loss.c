@@ -64,18 +64,19 @@ Test(link_loss, waiting_ends_at_once_when_one_of_the_peers_is_lost, .timeout = 1
     }
 }
 
-static void say_draining(fixture *s, endpoint *m, sn_peer to, uint8_t session) {
+static void say_draining(fixture *s, endpoint *m, sn_peer to, uint16_t session) {
     sn_err err = {0};
     sn_msg *msg = NULL;
     require_ok(sn_msg_new(SN_MSG_DRAINING, 0, &msg, &err), &err);
-    memset(msg->draining.session, session, sizeof msg->draining.session);
+    memset(msg->draining.session, session & 255, sizeof msg->draining.session);
+    msg->draining.session[0] = (uint8_t)(session >> 8);
     require_ok(sn_transport_send(m->t, to, &msg, &err), &err);
     sn_link_poll(s->link);
 }
 
 /* A node speaks of its own sessions only, and what it invents does not replace what others have said. */
 Test(link_loss, a_node_cannot_say_that_another_one_drains_nor_hide_that_it_does, .timeout = 180) {
-    enum { INVENTED = 250 };
+    enum { INVENTED = 600, HONEST = 0xFFFF, OTHER = 0xFEFE };
     fixture s;
     fixture_begin(&s);
     endpoint *ends[] = {&s.node, &s.other};
@@ -89,10 +90,9 @@ Test(link_loss, a_node_cannot_say_that_another_one_drains_nor_hide_that_it_does,
         clients[i] = event.peer;
         sn_msg_free(&event.msg);
     }
-    say_draining(&s, &s.other, clients[1], 255);
-    for (int k = 0; k < 2; k++)
-        for (int i = 0; i < INVENTED; i++) say_draining(&s, &s.node, clients[0], (uint8_t)i);
-    say_draining(&s, &s.node, clients[0], 254);
+    say_draining(&s, &s.other, clients[1], HONEST);
+    for (int i = 0; i < INVENTED; i++) say_draining(&s, &s.node, clients[0], (uint16_t)i);
+    say_draining(&s, &s.node, clients[0], OTHER);
     cr_expect(sn_link_is_draining(s.link, peers[1], honest));
     cr_expect(sn_link_is_draining(s.link, peers[0], other));
     cr_expect_not(sn_link_is_draining(s.link, peers[1], other), "another node has said so");

@@ -63,7 +63,7 @@ void listener_make_todo(sn_listener *l, connection *c) {
     l->todo = c;
 }
 
-void listener_drop_sent(connection *c) {
+void listener_drop_sent(sn_listener *l, connection *c) {
     for (outgoing *m = c->sent, *next; m; m = next) {
         next = m->next;
         sn_msg_free(&m->msg);
@@ -71,6 +71,7 @@ void listener_drop_sent(connection *c) {
     }
     c->sent = NULL;
     c->sent_end = &c->sent;
+    l->sent_bytes -= c->sent_bytes;
     c->n_sent = c->sent_bytes = 0;
 }
 
@@ -88,7 +89,7 @@ void listener_drop_received(sn_listener *l, connection *c) {
 
 void listener_free_connection(sn_listener *l, connection *c) {
     listener_drop_received(l, c);
-    listener_drop_sent(c);
+    listener_drop_sent(l, c);
     l->slots[c->slot] = NULL;
     free(c);
 }
@@ -210,13 +211,24 @@ static sn_status outgoing_new(const sn_buf *map, const sn_msg *msg, outgoing **o
     return SN_OK;
 }
 
+/* While all connections together leave too much unread, the one for which most waits ends. */
+static void bound_sent(sn_listener *l) {
+    connection *most = NULL;
+    for (size_t i = 0; l->sent_bytes > l->held_max && i < l->n_slots; i++)
+        if (l->slots[i] && (!most || l->slots[i]->sent_bytes > most->sent_bytes)) most = l->slots[i];
+    if (!most) return;
+    listener_drop_sent(l, most);
+    most->unread = true;
+    listener_make_todo(l, most);
+}
+
 sn_status sn_listener_send(sn_listener *l, sn_peer peer, const sn_buf *map, sn_msg **msg, sn_err *err) {
     outgoing *m = NULL;
     sn_status status = outgoing_new(map, *msg, &m, err);
     if (status) return status;
     pthread_mutex_lock(&l->lock);
     connection *c = find_peer(l, peer);
-    if (!c || c->gone) {
+    if (!c || c->gone || c->unread) {
         status = sn_fail(err, SN_RETRY, "this peer is gone");
     } else if (c->n_sent >= SENT_MAX || c->sent_bytes >= SENT_BYTES_MAX) {
         status = sn_fail(err, SN_RETRY, "the queue of this peer is full: try again later");
@@ -229,7 +241,9 @@ sn_status sn_listener_send(sn_listener *l, sn_peer peer, const sn_buf *map, sn_m
         c->sent_end = &m->next;
         c->n_sent++;
         c->sent_bytes += m->map_len + m->tensor_len;
+        l->sent_bytes += m->map_len + m->tensor_len;
         listener_make_todo(l, c);
+        bound_sent(l);
     }
     pthread_mutex_unlock(&l->lock);
     if (status)
@@ -245,7 +259,7 @@ void sn_listener_hang_up(sn_listener *l, sn_peer peer) {
     if (c) {
         c->known = false;
         c->number = ++l->last_number;
-        listener_drop_sent(c);
+        listener_drop_sent(l, c);
     }
     pthread_mutex_unlock(&l->lock);
 }

@@ -54,6 +54,7 @@ typedef struct connection {
     bool full;              /* what waits has reached its limit, and the owner has not yet taken half of it */
     bool drained;           /* the owner has nothing more to read */
     bool known;             /* the owner has the handle */
+    bool unread;            /* it ends, because too much waited for it to read */
     uint64_t number;        /* of the handle */
     uint8_t key[SN_KEY_SIZE];
     const char *gone; /* why it has ended; NULL: it has not */
@@ -80,8 +81,9 @@ struct sn_listener {
     int64_t paid_us;  /* of all connections, as of each */
     int64_t held_us;  /* when the first of the held ones may be read; of the owner alone */
     uint64_t last_number;
-    size_t received_bytes, held_max; /* held_max: of received_bytes and partial together */
-    int64_t linger_us;               /* -1: runs */
+    size_t received_bytes, sent_bytes; /* of all connections */
+    size_t held_max;                   /* of received_bytes and partial together; of sent_bytes */
+    int64_t linger_us;                 /* -1: runs */
     struct {
         int fd;
         struct sockaddr_storage from;
@@ -97,7 +99,7 @@ void listener_signal(int fd);
 void listener_clear(int fd);
 void listener_make_ready(sn_listener *l, connection *c); /* the owner has something to read of it */
 void listener_make_todo(sn_listener *l, connection *c);  /* the thread has something to do for it */
-void listener_drop_sent(connection *c);
+void listener_drop_sent(sn_listener *l, connection *c);
 void listener_drop_received(sn_listener *l, connection *c);
 void listener_free_connection(sn_listener *l, connection *c);
 

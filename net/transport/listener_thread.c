@@ -46,7 +46,7 @@ void listener_end_connection(sn_listener *l, connection *c, const char *why) {
     l->standings[c->slot] = NULL;
     pthread_mutex_lock(&l->lock);
     c->gone = why;
-    listener_drop_sent(c);
+    listener_drop_sent(l, c);
     if (c->known || c->received || c->is_ready)
         listener_make_ready(l, c);
     else
@@ -147,6 +147,7 @@ static bool seal_next(sn_listener *l, connection *c) {
         if (!c->sent) c->sent_end = &c->sent;
         c->n_sent--;
         c->sent_bytes -= m->map_len + m->tensor_len;
+        l->sent_bytes -= m->map_len + m->tensor_len;
     }
     pthread_mutex_unlock(&l->lock);
     if (!m) return false;
@@ -356,7 +357,7 @@ static void do_todo(sn_listener *l, int64_t now) {
     for (size_t i = 0;; i++) {
         pthread_mutex_lock(&l->lock);
         connection *c = l->todo;
-        bool drained = c && c->drained;
+        bool drained = c && c->drained, unread = c && c->unread;
         if (c && i == l->n_slots) { /* the owner adds as fast as this thread takes: look at the sockets first */
             listener_signal(l->todo_fd);
             c = NULL;
@@ -370,7 +371,13 @@ static void do_todo(sn_listener *l, int64_t now) {
         }
         pthread_mutex_unlock(&l->lock);
         if (!c) return;
-        if (!drained) connection_write(l, c);
+        if (drained) continue;
+        if (unread && c->fd >= 0) {
+            sn_log_rated(SN_LOG_WARN, "connection closed", "text=messages that wait to be read hold more than %zu MiB",
+                         l->held_max >> 20);
+            listener_end_connection(l, c, "it left the most memory of all unread");
+        }
+        connection_write(l, c);
     }
 }
 

@@ -293,8 +293,10 @@ static sn_status step_enqueue(const sn_protocol *protocol, sn_session *session, 
     return SN_OK;
 }
 
-static bool step_has_rows(const sn_msg *msg, uint64_t position, uint64_t n) {
-    return msg->step.position == position && msg->tensor.rank == 2 && msg->tensor.shape[0] == n;
+/* Whether the step brings so many rows, and brings them whole: the reply is as large as they are. */
+static bool step_has_rows(const sn_msg *msg, uint64_t position, uint64_t n, int n_embd) {
+    const sn_wire_tensor *t = &msg->tensor;
+    return msg->step.position == position && t->rank == 2 && t->shape[0] == n && t->shape[1] == (uint64_t)n_embd;
 }
 
 void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us) {
@@ -311,13 +313,14 @@ void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us)
         return;
     }
     bool repeated = msg->step.step == session->last_reply.step && session->last_reply.output &&
-                    step_has_rows(msg, (uint64_t)session->last_reply.position, (uint64_t)session->last_reply.n_tokens);
+                    step_has_rows(msg, (uint64_t)session->last_reply.position, (uint64_t)session->last_reply.n_tokens,
+                                  protocol->hp->n_embd);
     sn_msg *before =
         session->pending.job && session->pending.job->kind == SN_JOB_STEP ? session->pending.request_msg : NULL;
     for (size_t i = 0; before && before->step.step < msg->step.step && i < session->pending.n_queued; i++)
         before = session->pending.queue[i].msg;
     if (before && before->step.step == msg->step.step) { /* repeated while it is in progress: it gets one reply */
-        if (step_has_rows(msg, before->step.position, before->tensor.shape[0])) {
+        if (step_has_rows(msg, before->step.position, before->tensor.shape[0], protocol->hp->n_embd)) {
             before->correlation_id = msg->correlation_id;
             sn_protocol_charge(protocol);
             return;

@@ -226,6 +226,48 @@ Test(listener, messages_that_wait_for_the_owner_are_bounded_and_end_with_their_c
     sn_listener_free(&l, 0);
 }
 
+/* The peer of the next message. */
+static sn_peer receive_peer(void) {
+    sn_inbound in;
+    sn_listener_receive(l, &in);
+    cr_assert(in.peer && !in.gone);
+    sn_zmtp_message_free(&in.message);
+    return in.peer;
+}
+
+static void send_reply(sn_peer peer, size_t bytes) {
+    sn_msg *msg = NULL;
+    void *data;
+    sn_buf map;
+    sn_buf_init(&map, 16);
+    REQUIRE(sn_buf_append(&map, "map", 3, &err));
+    REQUIRE(sn_msg_new(SN_MSG_STEP_REPLY, 1, &msg, &err));
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){bytes / sizeof(float)}, &data, &err));
+    memset(data, 0, bytes);
+    REQUIRE(sn_listener_send(l, peer, &map, &msg, &err));
+    sn_buf_fini(&map);
+}
+
+/* Replies that a peer does not read wait here: the peer for which most waits ends. */
+Test(listener, replies_that_are_not_read_are_bounded_over_all_connections) {
+    enum { PEERS = 4 };
+    listener_begin();
+    l->held_max = PEERS * 1024 * KIB;
+    client clients[PEERS];
+    sn_peer peers[PEERS];
+    for (int i = 0; i < PEERS; i++) {
+        clients[i] = named_client();
+        peers[i] = receive_peer();
+    }
+    for (int i = 0; i < PEERS; i++) send_reply(peers[i], (i == 1 ? 1050 : 1000) * KIB);
+    cr_expect_gt(l->sent_bytes, (size_t)PEERS * 1000 * KIB);
+    send_reply(peers[2], 48 * KIB);
+    cr_expect_leq(l->sent_bytes, l->held_max);
+    expect_closed(&clients[1]);
+    cr_expect_eq(l->n_open, PEERS - 1, "those that leave less unread stay");
+    sn_listener_free(&l, 0);
+}
+
 /* -- messages that bring no work */
 
 /* Takes what may be taken now, and charges for it as a node does for questions. */

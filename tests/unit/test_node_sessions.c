@@ -45,6 +45,17 @@ Test(node_sessions, a_repeated_step_returns_the_same_bytes_without_recomputing) 
     cr_expect_eq(after.tokens, 23);
     sn_msg *msg = repeated_step_message(&p, 2, 20, 2); /* the number of another step */
     cr_expect(is_refusal(node_client_request(t, &msg), SN_REBUILD, "does not follow step 2"));
+    void *narrow; /* 12 bytes for a reply of whole rows */
+    msg = repeated_step_message(&p, 2, 20, 3);
+    sn_msg *small = NULL;
+    REQUIRE(sn_msg_new(SN_MSG_STEP, msg->correlation_id, &small, &err));
+    small->step = msg->step;
+    REQUIRE(sn_msg_new_tensor(small, SN_F32, 2, (uint64_t[]){3, 1}, &narrow, &err));
+    memset(narrow, 0, 3 * sizeof(float));
+    sn_msg *answer = node_client_request(t, &small);
+    cr_expect_eq(answer->kind, SN_MSG_ERROR, "rows of one number were answered with whole ones");
+    sn_msg_free(&answer);
+    sn_msg_free(&msg);
     cr_expect(node_session_step_ok(&p, 23, 5));
     node_session_close(&p);
     node_client_free(&t);

@@ -181,14 +181,12 @@ sn_status sn_audit_dispute(sn_audit *a, sn_audit_log *l, const sn_chain *audited
     d->a = a;
     d->log = l;
     d->entry = &l->entries[0];
+    *out = SN_AUDIT_UNDECIDED; /* whatever fails from here on: the answers differ, so the entry has not passed */
     status = dispute_begin(d, audited, err);
     if (!status) status = dispute_add_auditor(d, err);
-    sn_err arbiter_err = {0};
-    if (!status) {
-        sn_status asked = dispute_ask_arbiter(d, audited, &arbiter_err);
-        if (asked == SN_STOP) status = sn_fail(err, SN_STOP, "%s", arbiter_err.text);
-        *out = asked ? SN_AUDIT_UNDECIDED : dispute_decide(d);
-    }
+    if (!status) status = dispute_ask_arbiter(d, audited, err);
+    if (!status) *out = dispute_decide(d);
+    if (status != SN_STOP) status = SN_OK;
     if (!status && (*out == SN_AUDIT_UNDECIDED || a->report.nodes_banned)) dispute_save_evidence(d);
     if (!status && *out == SN_AUDIT_UNDECIDED)
         snprintf(a->report.verdict, sizeof a->report.verdict,

@@ -467,7 +467,7 @@ sn_status sn_hops_receive(sn_hop *hops, size_t n_hops, const sn_step_in_flight *
         sn_hash sent;
         const float *rows = first->inputs + (size_t)step->position * (size_t)step->n_embd;
         status = sn_rows_hash(rows, step->n, step->n_embd, hops[0].input_dtype, &sent, err);
-        if (!status) status = sn_hops_check_receipts(hops, n_hops, &sent, result, step->position, step->n, failed, err);
+        if (!status) status = sn_hops_check_receipts(hops, n_hops, &sent, result, step, failed, err);
     }
     for (size_t i = 1; i < n_hops && !status; i++)
         status = hop_note_hash(&hops[i], step, result->step_reply.trace[i].timeline, err);

@@ -181,7 +181,7 @@ sn_status sn_hops_receive(sn_hop *hops, size_t n_hops, const sn_step_in_flight *
 /* Checks the receipts of a reply, each against its hop, and all of them against `sent` (SHA-256 of the tensor's bytes
  * as they were sent) and the reply, and keeps them in the hops. *failed: as above; n_hops when two nodes signed
  * different bytes for what went from one to the other. */
-sn_status sn_hops_check_receipts(sn_hop *hops, size_t n_hops, const sn_hash *sent, const sn_msg *result, int position,
-                                 int n, size_t *failed, sn_err *err) SN_MUST_USE;
+sn_status sn_hops_check_receipts(sn_hop *hops, size_t n_hops, const sn_hash *sent, const sn_msg *result,
+                                 const sn_step *step, size_t *failed, sn_err *err) SN_MUST_USE;
 
 #endif

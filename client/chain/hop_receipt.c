@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-static const char *receipt_mismatch(const sn_hop *hop, const sn_receipt *r, const sn_trace *trace, int position,
-                                    int n) {
+static const char *receipt_mismatch(const sn_hop *hop, const sn_receipt *r, const sn_trace *trace,
+                                    const sn_step *step) {
     const sn_hop_remote *remote = &hop->remote;
     if (memcmp(r->node, remote->node, SN_KEY_SIZE)) return "another node signed it";
     if (memcmp(r->session, remote->session, SN_SESSION_ID_SIZE) || r->step != remote->step + 1)
@@ -13,8 +13,9 @@ static const char *receipt_mismatch(const sn_hop *hop, const sn_receipt *r, cons
     if (memcmp(r->model, remote->model.bytes, SN_HASH_SIZE) || memcmp(&r->weights, &remote->weights, SN_HASH_SIZE) ||
         r->first_block != (uint32_t)hop->first || r->end_block != (uint32_t)hop->end)
         return "it is about other blocks";
-    if (r->position != (uint64_t)position || r->n != (uint32_t)n) return "it is about other tokens";
-    if (memcmp(&r->timeline_before, &remote->timeline[position], SN_HASH_SIZE) ||
+    if (r->position != (uint64_t)step->position || r->n != (uint32_t)step->n) return "it is about other tokens";
+    if (r->n_embd != (uint32_t)step->n_embd) return "it is about rows of another width";
+    if (memcmp(&r->timeline_before, &remote->timeline[step->position], SN_HASH_SIZE) ||
         memcmp(&r->timeline_after, trace->timeline, SN_HASH_SIZE))
         return "it is about another timeline";
     if (r->input_dtype != (uint8_t)hop->input_dtype || r->output_dtype != (uint8_t)hop->output_dtype)
@@ -28,8 +29,8 @@ static bool hash_is_of_tensor(const sn_hash *hash, const sn_wire_tensor *t) {
     return !memcmp(hash, &real, sizeof real);
 }
 
-sn_status sn_hops_check_receipts(sn_hop *hops, size_t n_hops, const sn_hash *sent, const sn_msg *result, int position,
-                                 int n, size_t *failed, sn_err *err) {
+sn_status sn_hops_check_receipts(sn_hop *hops, size_t n_hops, const sn_hash *sent, const sn_msg *result,
+                                 const sn_step *step, size_t *failed, sn_err *err) {
     const sn_msg_step_reply *reply = &result->step_reply;
     sn_receipt opened[SN_HOPS_MAX];
     *failed = n_hops - 1;
@@ -42,7 +43,7 @@ sn_status sn_hops_check_receipts(sn_hop *hops, size_t n_hops, const sn_hash *sen
         sn_err reason = {0};
         *failed = i;
         if (sn_receipt_open(sealed->data, sealed->len, r, &reason)) wrong = reason.text;
-        if (!wrong) wrong = receipt_mismatch(&hops[i], r, &reply->trace[i], position, n);
+        if (!wrong) wrong = receipt_mismatch(&hops[i], r, &reply->trace[i], step);
         if (!wrong && !i && memcmp(&r->input, sent, sizeof *sent)) wrong = "it is about another input";
         if (!wrong && i + 1 == n_hops && !hash_is_of_tensor(&r->output, &result->tensor))
             wrong = "it is about another output";

@@ -24,6 +24,7 @@ struct byzantine_node {
     sn_buf sealed;
     float *last_output; /* (n_embd): the output of the newest step of one token */
     bool has_last_output;
+    int last_position; /* of the newest step; -1: none yet */
     pthread_t thread;
     atomic_bool stop;
     atomic_int steps;
@@ -49,7 +50,12 @@ static void tamper_with_job(byzantine_node *b, sn_job *job) {
     float *out = sn_shared_buffer_data(job->output), now[4096];
     size_t row = (size_t)b->n_embd * sizeof *out;
     int step = atomic_fetch_add(&b->steps, 1) + 1;
-    if (step == b->faults.alter_nth_step || (b->faults.alter_every_nth && step % b->faults.alter_every_nth == 0))
+    bool repeated = job->position == b->last_position;
+    b->last_position = job->position;
+    if (b->faults.fail || (b->faults.fail_repeated && repeated))
+        job->status = sn_fail(&job->err, SN_RETRY, "a step that this node does not do");
+    if (step == b->faults.alter_nth_step || (b->faults.alter_every_nth && step % b->faults.alter_every_nth == 0) ||
+        (b->faults.alter_once && !repeated))
         alter_rows(b, out, (size_t)job->n_tokens, step);
     if (!b->faults.stale || job->n_tokens != 1) return;
     memcpy(now, out, row);
@@ -90,6 +96,7 @@ byzantine_node *byzantine_node_new(testbed *w, const char *address, int first, i
     char bound[SN_ADDRESS_MAX + 1];
     if (!b) abort();
     b->faults = faults;
+    b->last_position = -1;
     b->transport = cluster_transport(w->cluster, &b->identity);
     REQUIRE(sn_transport_listen(b->transport, address, bound, &err));
     load_blocks(b, faults.model ? faults.model : w->path, w->kv_dtype, first, end);

@@ -414,6 +414,23 @@ Test(audit, an_undecidable_difference_is_an_error) {
     fixture_end(&t);
 }
 
+/* The answers differ, and that is not forgotten when the auditor says no more. */
+Test(audit, an_auditor_that_fails_in_a_dispute_leaves_the_answer_undecided) {
+    static const char *const deny[] = {"fake"};
+    fixture t;
+    fixture_begin(&t);
+    cluster_add(t.w->cluster, 0, 2);
+    cluster_add(t.w->cluster, 2, 4);
+    t.byzantine = byzantine_node_new(t.w, "byzantine:1", 2, 4,
+                                     (byzantine_faults){.alter_once = true, .fail_repeated = true});
+    t.node_filter = (sn_node_filter){.deny = deny, .n_deny = 1};
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
+    cr_expect_eq(feed_tokens(&t, 0, 30, 10), SN_RETRY);
+    cr_expect(strstr(t.err.text, "nodes differ about blocks 2:4 at position 0"), "%s", t.err.text);
+    cr_expect_eq(sn_audit_get_report(t.audit).nodes_banned, 0);
+    fixture_end(&t);
+}
+
 Test(audit, counts_unchecked_steps_without_an_auditor) {
     fixture t;
     fixture_begin(&t);

@@ -146,7 +146,8 @@ static void fixture_begin(fixture *s) {
 static sn_status take_receipt(fixture *s, sn_err *why) {
     size_t failed = 9;
     REQUIRE(sn_receipt_seal(&s->receipt, &s->identity, s->result->step_reply.receipts[0].data, &err));
-    sn_status status = sn_hops_check_receipts(&s->hop, 1, &s->sent, s->result, 2, 1, &failed, why);
+    const sn_step step = {.position = 2, .n = 1, .n_embd = 2};
+    sn_status status = sn_hops_check_receipts(&s->hop, 1, &s->sent, s->result, &step, &failed, why);
     if (status) cr_expect_eq(failed, 0);
     return status;
 }
@@ -177,6 +178,7 @@ Test(receipt, of_another_step_is_refused) {
     EXPECT_REFUSED(s.receipt.end_block = 4, "other blocks");
     EXPECT_REFUSED(s.receipt.position = 1, "other tokens");
     EXPECT_REFUSED(s.receipt.n = 2, "other tokens");
+    EXPECT_REFUSED(s.receipt.n_embd = 1, "rows of another width");
     EXPECT_REFUSED(s.receipt.timeline_before.bytes[9] ^= 1, "another timeline");
     EXPECT_REFUSED(s.receipt.timeline_after.bytes[9] ^= 1, "another timeline");
     EXPECT_REFUSED(s.receipt.input.bytes[1] ^= 1, "another input");

@@ -116,19 +116,29 @@ void sn_cli_session_close(sn_cli_session *s) {
 
 /* -- the audit -- */
 
+/* What the checks have shown, and no more than that. */
+static const char *audit_result(const json_t *audit) {
+    if (json_integer_value(json_object_get(audit, "nodes_banned"))) return "wrong results found";
+    if (json_is_string(json_object_get(audit, "verdict"))) return "results differ";
+    return json_integer_value(json_object_get(audit, "unchecked")) ? "none of them wrong" : "all results correct";
+}
+
 void sn_cli_audit_print(const json_t *audit, const char *open, const char *close) {
     const char *verdict = json_string_value(json_object_get(audit, "verdict")),
                *evidence = json_string_value(json_object_get(audit, "evidence"));
-    long long unchecked = json_integer_value(json_object_get(audit, "unchecked"));
+    long long failed = json_integer_value(json_object_get(audit, "unchecked_failed")),
+              others = json_integer_value(json_object_get(audit, "unchecked")) - failed;
     if (!audit) return;
     fprintf(stderr, "%saudit: %lld of %lld steps of nodes checked, %s (audit seed %lld)%s\n", open,
             (long long)json_integer_value(json_object_get(audit, "checked")),
-            (long long)json_integer_value(json_object_get(audit, "steps")),
-            json_integer_value(json_object_get(audit, "nodes_banned")) ? "wrong results found" : "all results correct",
+            (long long)json_integer_value(json_object_get(audit, "steps")), audit_result(audit),
             (long long)json_integer_value(json_object_get(audit, "seed")), close);
-    if (unchecked)
-        fprintf(stderr, "%saudit: %lld steps could not be checked: no other node serves their blocks%s\n", open,
-                unchecked, close);
+    if (failed)
+        fprintf(stderr, "%saudit: %lld steps are unchecked: the nodes that were to check them failed%s\n", open, failed,
+                close);
+    if (others)
+        fprintf(stderr, "%saudit: %lld steps are unchecked: no other node serves their blocks%s\n", open, others,
+                close);
     if (verdict) fprintf(stderr, "%saudit: %s%s\n", open, verdict, close);
     if (evidence) fprintf(stderr, "%saudit: evidence is in %s; see 'swarm verify'%s\n", open, evidence, close);
 }

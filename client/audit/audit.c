@@ -7,15 +7,15 @@
  * where all devices are exact, else the rows within a tolerance (sn_rows_close). An entry that matches becomes history.
  * For one that does not, sn_audit_dispute (dispute.c) decides.
  *
- * A node may not check its own work, so the auditor's chain avoids every node that signed an entry of the log. When no
- * auditor is found, entries wait for a later check, up to PENDING_MAX; beyond that the oldest goes unchecked. */
+ * A node may not check its own work, and who failed as an auditor is not asked again soon (auditors.c). When no auditor
+ * is found, entries wait for a later check, up to PENDING_MAX; beyond that the oldest goes unchecked. When auditors
+ * were found, but failed or gave wrong results, the audit is incomplete: entries that are left count as such. */
 #include "client/audit/audit_private.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/random.h"
-#include "model/source.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +23,7 @@
 enum {
     PENDING_MAX = 4096,                /* entries of a log that wait for a check */
     CHECK_ROWS_MAX = 4 * SN_SPAN_ROWS, /* rows that go through the auditor in one step */
+    AUDITORS_MAX = 3,                  /* auditors that one check tries, one after the other */
     AUDITOR_RETRY_US = 60000000,       /* until an auditor is looked for again, after none was found */
 };
 
@@ -70,7 +71,10 @@ bool sn_audit_is_banned(void *ctx, const uint8_t node[SN_KEY_SIZE]) {
 sn_audit_report sn_audit_get_report(const sn_audit *audit) {
     sn_audit_report report = audit->report;
     report.seed = audit->options.seed;
-    for (size_t i = 0; i < audit->n_logs; i++) report.unchecked += audit->logs[i].n;
+    for (size_t i = 0; i < audit->n_logs; i++) {
+        report.unchecked += audit->logs[i].n;
+        if (audit->logs[i].auditor_failed) report.unchecked_failed += audit->logs[i].n;
+    }
     return report;
 }
 
@@ -141,6 +145,7 @@ static sn_status log_skip_oldest(sn_audit *a, sn_audit_log *l, sn_err *err) {
     entry_fini(e);
     memmove(l->entries, l->entries + 1, --l->n * sizeof *l->entries);
     a->report.unchecked++;
+    if (l->auditor_failed) a->report.unchecked_failed++;
     return status;
 }
 
@@ -201,64 +206,10 @@ static sn_status audit_note_step(void *ctx, const sn_hop *hops, size_t n_hops, c
 /* -- checking ---------------------------------------------------------------------------------------------------------
  */
 
-static const uint8_t *entry_signer(const sn_audit_entry *e, size_t hop) {
-    return e->receipts + hop * SN_RECEIPT_SIZE + 16;
-}
-
-/* Whether the node signed an entry of the log: it may then not check it. */
-static bool log_has_signer(const sn_audit_log *l, const uint8_t node[SN_KEY_SIZE]) {
-    for (size_t i = 0; i < l->n; i++)
-        for (size_t k = 0; k < l->entries[i].n_hops; k++)
-            if (!memcmp(entry_signer(&l->entries[i], k), node, SN_KEY_SIZE)) return true;
-    return false;
-}
-
-static bool audit_excludes_node(void *ctx, const uint8_t node[SN_KEY_SIZE]) {
-    const sn_audit *a = ctx;
-    for (size_t i = 0; i < a->n_excluded; i++)
-        if (!memcmp(a->excluded[i], node, SN_KEY_SIZE)) return true;
-    return sn_audit_is_banned(ctx, node) || (a->log_in_check && log_has_signer(a->log_in_check, node));
-}
-
-static bool audit_holds_blocks(const sn_audit *a, const sn_audit_log *l) {
-    for (int b = l->first; b < l->end; b++)
-        if (!sn_model_holds_block(a->options.model, b)) return false;
-    return a->options.device != NULL;
-}
-
-sn_status sn_audit_open_chain(sn_audit *a, const sn_audit_log *l, const sn_chain *audited, bool local,
-                              const bool *cut_at, sn_chain **out, sn_err *err) {
-    sn_chain_options options = sn_chain_twin_options(audited, l->first, l->end); /* the history has virtual tokens */
-    options.max_tokens = a->options.max_tokens;
-    options.limits.timeout_ms = a->options.timeout_ms;
-    options.verification.receipts = true;
-    options.routing.cut_at = cut_at;
-    options.routing.node_filter = a->options.node_filter;
-    options.routing.avoid = audit_excludes_node;
-    options.routing.avoid_ctx = a;
-    if (local && !audit_holds_blocks(a, l))
-        return sn_fail(err, SN_RETRY, "the model's file here does not hold blocks %d:%d", l->first, l->end);
-    if (local)
-        options.local = (sn_chain_local){.device = a->options.device, .first = l->first, .end = l->end};
-    else
-        options.link = a->options.link;
-    a->log_in_check = l;
-    return sn_chain_open(a->options.model, &options, out, err);
-}
-
-/* Whether a node of the auditor has meanwhile signed an entry of the log itself. */
-static bool auditor_is_party(const sn_audit_log *l) {
-    size_t n;
-    const sn_hop *hops = sn_chain_route_hops(l->auditor, &n);
-    for (size_t i = 0; i < n; i++)
-        if (!hops[i].is_local && log_has_signer(l, hops[i].remote.node)) return true;
-    return false;
-}
-
 /* Opens an auditor, if there is none, and brings it to the log's position. */
 static sn_status log_ensure_auditor(sn_audit *a, sn_audit_log *l, const sn_chain *audited, float *scratch,
                                     sn_err *err) {
-    if (l->auditor && auditor_is_party(l)) sn_chain_close(&l->auditor);
+    if (l->auditor && sn_audit_auditor_is_avoided(a, l)) sn_chain_close(&l->auditor);
     a->log_in_check = l; /* the auditor may have to replace nodes of its own */
     if (l->auditor) return SN_OK;
     sn_status status = sn_audit_open_chain(a, l, audited, a->options.local, NULL, &l->auditor, err);
@@ -310,6 +261,7 @@ static sn_status log_settle_entry(sn_audit *a, sn_audit_log *l, sn_err *err) {
 static void log_drop_entries(sn_audit_log *l) {
     for (size_t i = 0; i < l->n; i++) entry_fini(&l->entries[i]);
     l->n = 0;
+    l->auditor_failed = false;
 }
 
 /* Runs the first entries that follow each other through the auditor. When *outcome is not SN_AUDIT_PASSED, it is about
@@ -335,17 +287,39 @@ static sn_status log_check_run(sn_audit *a, sn_audit_log *l, const sn_chain *aud
     return status;
 }
 
-/* Checks all entries of the log. An error is the reason why that was not possible. */
-static sn_status log_check(sn_audit *a, sn_audit_log *l, const sn_chain *audited, sn_audit_outcome *outcome,
+/* Has the log's auditor check the entries. auditor_failed: it, or a node that could have been one, did not do that. */
+static sn_status log_try_auditor(sn_audit *a, sn_audit_log *l, const sn_chain *audited, float *in, float *out,
+                                 sn_audit_outcome *outcome, sn_err *err) {
+    size_t avoided = a->n_avoided;
+    sn_status status = log_ensure_auditor(a, l, audited, out, err);
+    bool found = l->auditor != NULL;
+    while (!status && l->n && l->auditor && *outcome == SN_AUDIT_PASSED)
+        status = log_check_run(a, l, audited, in, out, outcome, err);
+    if (status) sn_chain_close(&l->auditor);
+    bool failed = (status && found) || a->n_avoided > avoided;
+    l->auditor_failed = l->n && (l->auditor_failed || failed);
+    return status;
+}
+
+/* Checks all entries of the log. A wrong auditor is replaced by another one; one that fails only where `all` are to be
+ * checked now, since a later check does it else. After the first one the others share the time of one call. An error is
+ * the reason why entries are left. */
+static sn_status log_check(sn_audit *a, sn_audit_log *l, const sn_chain *audited, bool all, sn_audit_outcome *outcome,
                            sn_err *err) {
     float *in = NULL, *out = NULL;
     size_t size = (size_t)CHECK_ROWS_MAX * (size_t)a->hp->n_embd;
     sn_status status = sn_calloc(&in, size, sizeof *in, err);
     if (!status) status = sn_calloc(&out, size, sizeof *out, err);
-    for (int auditors = 0; !status && l->n && *outcome == SN_AUDIT_PASSED; auditors += !l->auditor) {
-        if (auditors > SN_HOPS_MAX) status = sn_fail(err, SN_RETRY, "no auditor gives the same answer twice");
-        if (!status) status = log_ensure_auditor(a, l, audited, out, err);
-        if (!status) status = log_check_run(a, l, audited, in, out, outcome, err);
+    int64_t until_us = INT64_MAX;
+    for (int tried = 0; !status && l->n && *outcome == SN_AUDIT_PASSED;) {
+        size_t avoided = a->n_avoided;
+        status = log_try_auditor(a, l, audited, in, out, outcome, err);
+        bool another = status ? all && status != SN_STOP && a->n_avoided > avoided : l->n != 0;
+        if (!tried++) until_us = sn_now_us() + (int64_t)a->options.timeout_ms * 1000;
+        if (!another || *outcome != SN_AUDIT_PASSED) break;
+        status = SN_OK;
+        if (tried == AUDITORS_MAX || sn_now_us() > until_us)
+            status = sn_fail(err, SN_RETRY, "%d auditors failed or gave wrong results", tried);
     }
     l->due = status != SN_OK;
     free(in);
@@ -357,15 +331,15 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, int *
     sn_audit *a = ctx;
     sn_err later;
     *wrong_from = -1;
+    if (all) sn_audit_forgive_failures(a); /* the last check asks every node once more */
     for (size_t i = 0; i < a->n_logs && *wrong_from < 0; i++) {
         sn_audit_log *l = &a->logs[i];
         sn_audit_outcome outcome = SN_AUDIT_PASSED;
-        bool wait = !l->auditor && sn_now_us() < l->retry_us; /* no auditor was found a short time ago */
+        bool wait = !all && !l->auditor && sn_now_us() < l->retry_us; /* no auditor was found a short time ago */
         if (!l->n || (!l->due && !all) || wait) continue;
-        sn_status status = log_check(a, l, audited, &outcome, &later);
+        sn_status status = log_check(a, l, audited, all, &outcome, &later);
         if (status == SN_STOP) return sn_fail(err, SN_STOP, "%s", later.text);
-        if (status) { /* the auditor cannot be reached: another one is tried later */
-            sn_chain_close(&l->auditor);
+        if (status) { /* another auditor is tried later */
             l->retry_us = sn_now_us() + AUDITOR_RETRY_US;
             sn_log(SN_LOG_WARN, "audit check postponed", "blocks=%d:%d text=%s", l->first, l->end, later.text);
         }
@@ -377,6 +351,7 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, int *
     return SN_OK;
 }
 
+static bool audit_is_incomplete(void *ctx) { return sn_audit_get_report(ctx).unchecked_failed > 0; }
 static const char *audit_verdict(void *ctx) { return ((sn_audit *)ctx)->report.verdict; }
 
 sn_verifier sn_audit_verifier(sn_audit *audit) {
@@ -385,5 +360,6 @@ sn_verifier sn_audit_verifier(sn_audit *audit) {
                          .note_step = audit_note_step,
                          .check = audit_check,
                          .is_banned = sn_audit_is_banned,
+                         .is_incomplete = audit_is_incomplete,
                          .verdict = audit_verdict};
 }

@@ -43,6 +43,7 @@ bool sn_audit_is_banned(void *ctx, const uint8_t node[SN_KEY_SIZE]);
 typedef struct sn_audit_report {
     uint64_t seed;                      /* of the draws */
     uint64_t steps, checked, unchecked; /* steps of nodes; unchecked: not yet, or no auditor was found */
+    uint64_t unchecked_failed;          /* of these: auditors were found, but failed or gave wrong results */
     uint64_t checks;                    /* draws that asked for a check */
     uint64_t nodes_banned;
     char verdict[256];   /* on the newest failed check: which node, and about what; empty: none failed */

@@ -1,11 +1,13 @@
-/* What audit.c (noting and comparing steps) and dispute.c (deciding which node is wrong) share. */
+/* What audit.c (noting and comparing steps), auditors.c (who may check them) and dispute.c (deciding which node is
+ * wrong) share. */
 #ifndef SN_CLIENT_AUDIT_AUDIT_PRIVATE_H
 #define SN_CLIENT_AUDIT_AUDIT_PRIVATE_H
 
 #include "client/audit/audit.h"
 #include "client/audit/evidence.h"
 
-enum { SN_AUDIT_BANNED_MAX = 64, SN_AUDIT_LOGS_MAX = SN_HOPS_MAX, SN_AUDIT_ANNOUNCEMENTS_MAX = 4 * SN_HOPS_MAX };
+enum { SN_AUDIT_BANNED_MAX = 64, SN_AUDIT_AVOIDED_MAX = 64, SN_AUDIT_LOGS_MAX = SN_HOPS_MAX };
+enum { SN_AUDIT_ANNOUNCEMENTS_MAX = 4 * SN_HOPS_MAX };
 
 /* One step with its answer, kept until it is checked. */
 typedef struct sn_audit_entry {
@@ -25,9 +27,10 @@ typedef struct sn_audit_log {
     size_t n, capacity;
     float *history; /* (length, n_embd): the inputs of the steps before the entries */
     int length, history_capacity;
-    sn_chain *auditor; /* the second session, at position `length`; NULL: none yet */
-    bool due;          /* a draw asked for a check */
-    int64_t retry_us;  /* no auditor was found: earliest time at which to look again */
+    sn_chain *auditor;   /* the second session, at position `length`; NULL: none yet */
+    bool due;            /* a draw asked for a check */
+    bool auditor_failed; /* an auditor was found for the entries, but failed or gave wrong results */
+    int64_t retry_us;    /* no auditor was found: earliest time at which to look again */
 } sn_audit_log;
 
 /* What a node announced when it was first seen: its name, address and keys, signed. */
@@ -35,6 +38,12 @@ typedef struct sn_audit_announcement {
     uint8_t node[SN_KEY_SIZE];
     sn_blob sealed;
 } sn_audit_announcement;
+
+/* A node that is no auditor until then; INT64_MAX: for good. */
+typedef struct sn_audit_avoided {
+    uint8_t node[SN_KEY_SIZE];
+    int64_t until_us;
+} sn_audit_avoided;
 
 struct sn_audit {
     sn_audit_options options;
@@ -44,6 +53,8 @@ struct sn_audit {
     uint64_t rng_state;
     uint8_t banned[SN_AUDIT_BANNED_MAX][SN_KEY_SIZE]; /* the oldest entry is overwritten first */
     size_t n_banned;
+    sn_audit_avoided avoided[SN_AUDIT_AVOIDED_MAX]; /* the oldest entry is overwritten first */
+    size_t n_avoided;
     sn_audit_announcement announcements[SN_AUDIT_ANNOUNCEMENTS_MAX]; /* the oldest entry is overwritten first */
     size_t n_announcements;
     const sn_audit_log *log_in_check;           /* its nodes may not check it */
@@ -55,6 +66,13 @@ struct sn_audit {
 /* Opens a chain over the log's blocks that uses none of the nodes that the log is about. local: on this machine. */
 sn_status sn_audit_open_chain(sn_audit *audit, const sn_audit_log *log, const sn_chain *audited, bool local,
                               const bool *cut_at, sn_chain **out, sn_err *err) SN_MUST_USE;
+/* Whether a node of the log's auditor may no longer be one, for example because it has signed an entry meanwhile. */
+bool sn_audit_auditor_is_avoided(sn_audit *audit, const sn_audit_log *log);
+/* The node is no auditor until then. */
+void sn_audit_avoid(sn_audit *audit, const uint8_t node[SN_KEY_SIZE], int64_t until_us);
+void sn_audit_forgive_failures(
+    sn_audit *audit); /* nodes that failed may be auditors again; those that were wrong not */
+
 /* Keeps the announcement of the hop's node. */
 sn_status sn_audit_keep_announcement(sn_audit *audit, const sn_hop *hop, sn_err *err) SN_MUST_USE;
 /* The kept announcement of a node; NULL: none. */

@@ -63,7 +63,9 @@ typedef struct sn_chain_routing {
     sn_node_filter node_filter; /* --only and --deny */
     sn_slow_nodes *slow_nodes;  /* borrowed; gets what this chain measures. NULL: none is kept */
     bool (*avoid)(void *ctx, const uint8_t node[SN_KEY_SIZE]); /* true: the node is not used; NULL: none is avoided */
-    void *avoid_ctx;
+    /* The node failed, and the chain does not use it for a while; NULL: failures are not told. */
+    void (*note_failure)(void *ctx, const uint8_t node[SN_KEY_SIZE]);
+    void *avoid_ctx;    /* of both */
     bool every_block;   /* cut the route at every block, so that the observer sees the input of each */
     const bool *cut_at; /* (n_blocks): cut the route before these blocks; NULL: nowhere. Borrowed */
 } sn_chain_routing;
@@ -132,6 +134,8 @@ void sn_chain_poll(sn_chain *chain);
  */
 sn_status sn_chain_audit(sn_chain *chain, sn_err *err) SN_MUST_USE;
 bool sn_chain_audit_failed(const sn_chain *chain); /* by the newest sn_chain_step or sn_chain_audit */
+/* Whether steps stay unchecked although there were nodes to check them: these failed. */
+bool sn_chain_audit_is_incomplete(const sn_chain *chain);
 
 /* Calls `watcher` during a long step, with the rows of it that have passed all hops; NULL ends that. */
 void sn_chain_watch(sn_chain *chain, void (*watcher)(void *ctx, int rows), void *ctx);

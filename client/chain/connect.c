@@ -37,7 +37,9 @@ static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client
  */
 
 void sn_chain_ban(sn_chain *chain, const sn_hop *hop) {
+    const sn_chain_routing *routing = &chain->options.routing;
     int64_t ban_us = sn_peer_stats_note_failure(chain->peer_stats, hop->remote.node, sn_now_us());
+    if (routing->note_failure) routing->note_failure(routing->avoid_ctx, hop->remote.node);
     sn_log(SN_LOG_WARN, "node banned", "request_id=%s node=%s blocks=%d:%d seconds=%d", chain->request_id,
            hop->report.node, hop->first, hop->end, (int)(ban_us / 1000000));
 }

@@ -41,4 +41,9 @@ sn_status sn_chain_audit(sn_chain *chain, sn_err *err) {
     return sn_chain_run_audit(chain, true, err);
 }
 
+bool sn_chain_audit_is_incomplete(const sn_chain *chain) {
+    const sn_verifier *verifier = &chain->options.verification.verifier;
+    return verifier->is_incomplete && verifier->is_incomplete(verifier->ctx);
+}
+
 bool sn_chain_audit_failed(const sn_chain *chain) { return chain->audit_failed; }

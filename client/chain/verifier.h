@@ -15,10 +15,12 @@ typedef struct sn_verifier {
     sn_status (*note_step)(void *ctx, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err);
     /* Makes the checks that are due; `all`: checks every step that is not checked yet. *wrong_from: the first position
      * from which the chain's results may be wrong; -1: no check failed. SN_RETRY: results differ, and no third node
-     * can decide which are right. A check that no node can make now is not an error. */
+     * can decide which are right. A check that no node can make now is not an error; is_incomplete tells of it. */
     sn_status (*check)(void *ctx, const struct sn_chain *chain, bool all, int *wrong_from, sn_err *err);
     /* Whether a check showed that the node computes wrong results: the chain then does not use it. */
     bool (*is_banned)(void *ctx, const uint8_t node[SN_KEY_SIZE]);
+    /* Whether steps stay unchecked because nodes that could check them failed. */
+    bool (*is_incomplete)(void *ctx);
     const char *(*verdict)(void *ctx); /* one sentence about the newest failed check */
 } sn_verifier;
 

@@ -463,6 +463,8 @@ static sn_status call_generate(generator_call *r, size_t n_prompt) {
         if (!status) status = call_choose_accepted(r, &done);
         if (before) t->decode_tokens += r->out->ids.n - before;
         if (!status && done) status = sn_chain_audit(chain, r->err);
+        if (!status && done && r->options->when_checked && sn_chain_audit_is_incomplete(chain))
+            status = sn_fail(r->err, SN_RETRY, "the text is not shown: the nodes that were to check it failed");
         if (call_was_cancelled(r, status)) return SN_OK;
         if (status == SN_REBUILD && sn_chain_audit_failed(chain)) {
             status = call_retract(r, n_prompt);

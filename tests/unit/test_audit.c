@@ -421,8 +421,8 @@ Test(audit, an_auditor_that_fails_in_a_dispute_leaves_the_answer_undecided) {
     fixture_begin(&t);
     cluster_add(t.w->cluster, 0, 2);
     cluster_add(t.w->cluster, 2, 4);
-    t.byzantine = byzantine_node_new(t.w, "byzantine:1", 2, 4,
-                                     (byzantine_faults){.alter_once = true, .fail_repeated = true});
+    t.byzantine =
+        byzantine_node_new(t.w, "byzantine:1", 2, 4, (byzantine_faults){.alter_once = true, .fail_repeated = true});
     t.node_filter = (sn_node_filter){.deny = deny, .n_deny = 1};
     fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
     cr_expect_eq(feed_tokens(&t, 0, 30, 10), SN_RETRY);
@@ -442,6 +442,57 @@ Test(audit, counts_unchecked_steps_without_an_auditor) {
     sn_audit_report report = sn_audit_get_report(t.audit);
     cr_expect(report.steps == 3 && report.checked == 0 && report.unchecked == 3, "%d of %d unchecked",
               (int)report.unchecked, (int)report.steps);
+    cr_expect(!report.unchecked_failed && !sn_chain_audit_is_incomplete(t.chain), "no node has failed");
+    fixture_end(&t);
+}
+
+/* -- auditors that fail: strangers that answer every step with an error, and that routes prefer */
+
+enum { FAILING = 5 }; /* more than a chain has retries */
+
+static void open_with_failing_auditors(fixture *t, byzantine_node **failing) {
+    static const char *const deny[] = {"fake"};
+    t->node_filter = (sn_node_filter){.deny = deny, .n_deny = 1}; /* of the chain, not of the audit */
+    fixture_open(t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
+    for (int i = 0; i < FAILING; i++) {
+        char address[32];
+        snprintf(address, sizeof address, "failing%d:1", i);
+        failing[i] = byzantine_node_new(t->w, address, 0, 4, (byzantine_faults){.fail = true});
+        byzantine_node_announce_to(failing[i], t->link);
+    }
+}
+
+Test(audit, the_last_check_goes_on_to_other_auditors_when_some_fail) {
+    fixture t;
+    byzantine_node *failing[FAILING];
+    fixture_begin(&t);
+    cluster_add(t.w->cluster, 0, 4);
+    cluster_add(t.w->cluster, 0, 4);
+    open_with_failing_auditors(&t, failing);
+    cr_expect_eq(feed_tokens(&t, 0, 30, 10), SN_OK, "%s", t.err.text);
+    sn_audit_report before = sn_audit_get_report(t.audit);
+    cr_assert_eq(before.unchecked, 3, "they did not use up the retries of a check");
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    sn_audit_report report = sn_audit_get_report(t.audit);
+    cr_expect(report.checked == 3 && !report.unchecked && !report.unchecked_failed, "%d checked", (int)report.checked);
+    cr_expect(!sn_chain_audit_is_incomplete(t.chain));
+    for (int i = 0; i < FAILING; i++) byzantine_node_free(&failing[i]);
+    fixture_end(&t);
+}
+
+Test(audit, is_incomplete_when_every_auditor_fails) {
+    fixture t;
+    byzantine_node *failing[FAILING];
+    fixture_begin(&t);
+    cluster_add(t.w->cluster, 0, 4);
+    open_with_failing_auditors(&t, failing);
+    cr_expect_eq(feed_tokens(&t, 0, 30, 10), SN_OK, "%s", t.err.text);
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    sn_audit_report report = sn_audit_get_report(t.audit);
+    cr_expect(!report.checked && report.unchecked == 3 && report.unchecked_failed == 3,
+              "%d unchecked, %d of them failed", (int)report.unchecked, (int)report.unchecked_failed);
+    cr_expect(sn_chain_audit_is_incomplete(t.chain));
+    for (int i = 0; i < FAILING; i++) byzantine_node_free(&failing[i]);
     fixture_end(&t);
 }
 

@@ -3,6 +3,7 @@
 #include "client/audit/audit.h"
 #include "tests/support/generator_fixture.h"
 #include "tests/support/byzantine_node.h"
+#include "tests/support/fake_node.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
@@ -152,6 +153,50 @@ Test(audit_text, is_always_checked_to_its_end) {
 Test(audit_text, is_emitted_once_and_right_where_it_is_held) {
     expect_honest_text(
         (test_case){SN_SAMPLING_DEFAULT, {.alter_nth_step = 20, .large_error = true}, false, false, 0.2, true});
+}
+
+/* The only node that could check the text answers its steps with errors: what was to be held until it is checked is not
+ * shown, and what was not is. */
+Test(audit_text, is_not_emitted_where_it_is_held_and_the_auditors_fail) {
+    static const char *const deny[] = {"fake"};
+    static const int32_t prompt[PROMPT] = {5, 17, 3, 80, 41, 2, 66, 9, 30};
+    generator_fixture d = generator_fixture_begin(64, CONTEXT);
+    cluster_add(d.w->cluster, 0, 4);
+    fake_node *failing = fake_node_new(d.w, "fake:1", 0, 4, FAKE_ERROR_RETRY);
+    for (int held = 0; held < 2; held++) {
+        text_sink r = {0};
+        sn_link *link = cluster_link(d.w->cluster);
+        fake_node_announce_to(failing, link);
+        sn_audit_options audit = {
+            .model = d.model, .link = link, .share = 0.2, .seed = 3, .max_tokens = CONTEXT, .timeout_ms = 5000};
+        sn_chain_options options = sn_chain_options_default();
+        options.link = link;
+        options.max_tokens = CONTEXT;
+        options.routing.node_filter = (sn_node_filter){.deny = deny, .n_deny = 1}; /* of the chain, not of the audit */
+        sn_audit *a = NULL;
+        sn_chain *chain = NULL;
+        REQUIRE(sn_audit_new(&audit, &a, &err));
+        options.verification.verifier = sn_audit_verifier(a);
+        REQUIRE(sn_chain_open(d.model, &options, &chain, &err));
+        sn_generator_parts parts = {sn_model_hparams(d.model), d.head, chain, d.tokenizer, CONTEXT, NULL};
+        sn_generate_options generate = {
+            .max_tokens = TOKENS, .ignore_eos = true, .on_text = on_text, .when_checked = held, .ctx = &r};
+        sn_generator *generator = NULL;
+        sn_generation out;
+        sn_err why = {0};
+        REQUIRE(sn_generator_new(&parts, &SN_SAMPLING_DEFAULT, &generator, &err));
+        cr_expect_eq(sn_generator_run(generator, prompt, PROMPT, &generate, &out, &why), held ? SN_RETRY : SN_OK, "%s",
+                     why.text);
+        cr_expect_eq(r.len > 0, !held, "%zu bytes were emitted", r.len);
+        cr_expect(!held || strstr(why.text, "the nodes that were to check it failed"), "%s", why.text);
+        sn_generation_fini(&out);
+        sn_generator_free(&generator);
+        sn_chain_close(&chain);
+        sn_audit_free(&a);
+        sn_link_close(&link);
+    }
+    fake_node_free(&failing);
+    generator_fixture_end(&d);
 }
 
 Test(audit_text, is_the_honest_text_with_drafts) {

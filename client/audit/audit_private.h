@@ -57,10 +57,11 @@ struct sn_audit {
     size_t n_avoided;
     sn_audit_announcement announcements[SN_AUDIT_ANNOUNCEMENTS_MAX]; /* the oldest entry is overwritten first */
     size_t n_announcements;
-    const sn_audit_log *log_in_check;           /* its nodes may not check it */
-    uint8_t excluded[SN_HOPS_MAX][SN_KEY_SIZE]; /* nor may these nodes, while an arbiter is looked for */
+    const sn_audit_log *log_in_check;               /* its nodes may not check it */
+    uint8_t excluded[2 * SN_HOPS_MAX][SN_KEY_SIZE]; /* nor may these nodes, while a dispute lasts */
     size_t n_excluded;
     sn_audit_report report;
+    size_t n_evidence, evidence_bytes; /* files that were saved */
 };
 
 /* Opens a chain over the log's blocks that uses none of the nodes that the log is about. local: on this machine. */
@@ -85,7 +86,7 @@ typedef enum sn_audit_outcome {
 } sn_audit_outcome;
 
 /* The auditor's answer differs from the one of the nodes of the log's first entry. Finds out which is right, saves
- * evidence, and bans the nodes that are wrong. On SN_AUDIT_PASSED the auditor was wrong and is closed. */
+ * evidence, and bans the nodes that are wrong. On SN_AUDIT_PASSED the auditor was wrong: it is closed and avoided. */
 sn_status sn_audit_dispute(sn_audit *audit, sn_audit_log *log, const sn_chain *audited, sn_audit_outcome *out,
                            sn_err *err) SN_MUST_USE;
 

@@ -12,6 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What a session writes at most. The last file may be longer than the bytes that are left. */
+enum { EVIDENCE_FILES_MAX = 16 };
+static const size_t EVIDENCE_BYTES_MAX = (size_t)1 << 30;
+
 /* One dispute, about the log's first entry. */
 typedef struct dispute {
     sn_audit *a;
@@ -20,6 +24,7 @@ typedef struct dispute {
     sn_evidence evidence; /* statements: those of the entry's nodes, then the auditor's */
     sn_verdict verdicts[SN_STATEMENTS_MAX];
     bool local; /* the arbiter was this machine */
+    uint64_t banned_before;
 } dispute;
 
 /* The weights that the nodes announce; where none is announced, those of this machine's file. */
@@ -74,16 +79,28 @@ static sn_status dispute_begin(dispute *d, const sn_chain *audited, sn_err *err)
     return status;
 }
 
-/* The auditor runs this one step again by itself; the evidence gets what it signs. */
+/* The nodes of the auditor's present route take no further part, but for repeating their answer. */
+static void dispute_exclude_auditor(dispute *d) {
+    sn_audit *a = d->a;
+    size_t n_hops;
+    const sn_hop *hops = sn_chain_route_hops(d->log->auditor, &n_hops);
+    for (size_t i = 0; i < n_hops; i++)
+        if (!hops[i].is_local) memcpy(a->excluded[a->n_excluded++], hops[i].remote.node, SN_KEY_SIZE);
+}
+
+/* The auditor runs this one step again by itself; the evidence gets what it signs. Where it fails, only the entry's
+ * nodes are judged. */
 static sn_status dispute_add_auditor(dispute *d, sn_err *err) {
     const sn_audit_entry *entry = d->entry;
     sn_chain *auditor = d->log->auditor;
     float *rows = NULL;
     sn_status status = sn_calloc(&rows, (size_t)entry->n * (size_t)d->a->hp->n_embd, sizeof *rows, err);
     if (!status) status = sn_chain_step(auditor, entry->position, entry->n, entry->rows, rows, err);
+    bool answered = !status;
+    if (status != SN_STOP) status = SN_OK;
     size_t n_hops;
     const sn_hop *hops = sn_chain_route_hops(auditor, &n_hops);
-    for (size_t i = 0; i < n_hops && !status; i++) {
+    for (size_t i = 0; i < n_hops && answered && !status; i++) {
         const sn_hop_remote *remote = &hops[i].remote;
         if (hops[i].is_local) continue;
         bool whole = i + 1 == n_hops && remote->last_receipt.n == (uint32_t)entry->n;
@@ -104,12 +121,8 @@ static sn_status dispute_open_arbiter(dispute *d, const sn_chain *audited, const
     sn_status status = sn_audit_open_chain(a, d->log, audited, true, cut_at, out, err);
     if (status != SN_RETRY) return status;
     d->local = false;
-    size_t n_hops;
-    const sn_hop *hops = sn_chain_route_hops(d->log->auditor, &n_hops);
-    for (size_t i = 0; i < n_hops; i++)
-        if (!hops[i].is_local) memcpy(a->excluded[a->n_excluded++], hops[i].remote.node, SN_KEY_SIZE);
-    status = a->options.link ? sn_audit_open_chain(a, d->log, audited, false, cut_at, out, err) : status;
-    return status;
+    dispute_exclude_auditor(d); /* other nodes may have taken over meanwhile */
+    return a->options.link ? sn_audit_open_chain(a, d->log, audited, false, cut_at, out, err) : status;
 }
 
 static sn_status dispute_ask_arbiter(dispute *d, const sn_chain *audited, sn_err *err) {
@@ -121,7 +134,6 @@ static sn_status dispute_ask_arbiter(dispute *d, const sn_chain *audited, sn_err
     status = dispute_open_arbiter(d, audited, cut_at, &arbiter, err);
     if (!status) status = sn_evidence_judge(&d->evidence, arbiter, d->verdicts, err);
     sn_chain_close(&arbiter);
-    d->a->n_excluded = 0;
     free(cut_at);
     return status;
 }
@@ -151,7 +163,7 @@ static bool dispute_has_wrong(const dispute *d, size_t from, size_t to) {
 static sn_audit_outcome dispute_decide(dispute *d) {
     size_t n = d->entry->n_hops, all = d->evidence.n;
     bool accused = dispute_has_wrong(d, 0, n), auditor = dispute_has_wrong(d, n, all);
-    if (accused && auditor && !d->local) return SN_AUDIT_UNDECIDED; /* three different answers */
+    if (accused && (auditor || all == n) && !d->local) return SN_AUDIT_UNDECIDED; /* no two answers agree */
     if (auditor) dispute_ban_wrong(d, n, all);
     if (accused) {
         dispute_ban_wrong(d, 0, n);
@@ -167,7 +179,13 @@ static sn_audit_outcome dispute_decide(dispute *d) {
 static void dispute_save_evidence(dispute *d) {
     sn_err err;
     sn_audit_report *report = &d->a->report;
-    if (!d->a->options.evidence) return;
+    if (!d->a->options.evidence || !d->evidence.n) return;
+    if (d->a->n_evidence == EVIDENCE_FILES_MAX || d->a->evidence_bytes >= EVIDENCE_BYTES_MAX) {
+        sn_log(SN_LOG_WARN, "evidence not saved", "text=%s", "this session has written as much as it may");
+        return;
+    }
+    d->a->n_evidence++;
+    d->a->evidence_bytes += (size_t)d->evidence.n_tokens * (size_t)d->evidence.n_embd * sizeof(float);
     if (sn_evidence_save(&d->evidence, d->a->options.evidence, report->evidence, &err)) {
         report->evidence[0] = 0;
         sn_log(SN_LOG_WARN, "evidence not saved", "text=%s", err.text);
@@ -181,13 +199,19 @@ sn_status sn_audit_dispute(sn_audit *a, sn_audit_log *l, const sn_chain *audited
     d->a = a;
     d->log = l;
     d->entry = &l->entries[0];
+    d->banned_before = a->report.nodes_banned;
+    dispute_exclude_auditor(d);
+    size_t n_auditors = a->n_excluded;
     *out = SN_AUDIT_UNDECIDED; /* whatever fails from here on: the answers differ, so the entry has not passed */
     status = dispute_begin(d, audited, err);
     if (!status) status = dispute_add_auditor(d, err);
     if (!status) status = dispute_ask_arbiter(d, audited, err);
     if (!status) *out = dispute_decide(d);
     if (status != SN_STOP) status = SN_OK;
-    if (!status && (*out == SN_AUDIT_UNDECIDED || a->report.nodes_banned)) dispute_save_evidence(d);
+    /* An auditor that gives a wrong answer once, and the right one when it signs it, is not proven wrong. */
+    for (size_t i = 0; i < n_auditors && *out == SN_AUDIT_PASSED; i++) sn_audit_avoid(a, a->excluded[i], INT64_MAX);
+    a->n_excluded = 0;
+    if (!status && (*out == SN_AUDIT_UNDECIDED || a->report.nodes_banned > d->banned_before)) dispute_save_evidence(d);
     if (!status && *out == SN_AUDIT_UNDECIDED)
         snprintf(a->report.verdict, sizeof a->report.verdict,
                  "nodes differ about blocks %d:%d at position %d, and no third node can decide; results from there "

@@ -399,6 +399,70 @@ Test(audit, a_lying_auditor_bans_only_itself) {
     fixture_end(&t);
 }
 
+static int evidence_files(const fixture *t) {
+    int n = 0;
+    DIR *folder = opendir(t->folder);
+    for (struct dirent *e = folder ? readdir(folder) : NULL; e; e = readdir(folder)) n += e->d_name[0] != '.';
+    if (folder) closedir(folder);
+    return n;
+}
+
+/* Nothing that it signed is wrong, so it is not banned. */
+Test(audit, an_auditor_that_lies_once_is_not_asked_again) {
+    static const char *const deny[] = {"fake"};
+    fixture t;
+    fixture_begin(&t);
+    for (int i = 0; i < 2; i++) {
+        cluster_add(t.w->cluster, 0, 2);
+        cluster_add(t.w->cluster, 2, 4);
+        cluster_add(t.w->cluster, 2, 4);
+    }
+    t.byzantine = byzantine_node_new(t.w, "byzantine:1", 2, 4, (byzantine_faults){.alter_once = true});
+    t.node_filter = (sn_node_filter){.deny = deny, .n_deny = 1}; /* of the chain, not of the audit */
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
+    cr_assert_eq(feed_tokens(&t, 0, 30, 3), SN_OK, "%s", t.err.text);
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    sn_audit_report report = sn_audit_get_report(t.audit);
+    cr_expect(output_is_right(&t, 30) && !t.audit_failures);
+    cr_expect_eq(byzantine_node_steps(t.byzantine), 2, "%d steps: a lie, and what it signs in the dispute",
+                 byzantine_node_steps(t.byzantine));
+    cr_expect(!report.nodes_banned && report.checked == 20 && !report.unchecked, "%d checked", (int)report.checked);
+    cr_expect_eq(evidence_files(&t), 0, "there is evidence, but no node is banned");
+    fixture_end(&t);
+}
+
+Test(audit, an_auditor_that_lies_and_then_fails_is_not_asked_again) {
+    static const char *const deny[] = {"fake"};
+    fixture t;
+    fixture_begin(&t);
+    for (int i = 0; i < 2; i++) cluster_add(t.w->cluster, 0, 2);
+    cluster_add(t.w->cluster, 2, 4);
+    t.byzantine =
+        byzantine_node_new(t.w, "byzantine:1", 2, 4, (byzantine_faults){.alter_once = true, .fail_repeated = true});
+    t.node_filter = (sn_node_filter){.deny = deny, .n_deny = 1};
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, true);
+    cr_assert_eq(feed_tokens(&t, 0, 30, 3), SN_OK, "%s", t.err.text); /* the arbiter is this machine */
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    sn_audit_report report = sn_audit_get_report(t.audit);
+    cr_expect(output_is_right(&t, 30) && !t.audit_failures && !report.nodes_banned);
+    cr_expect_eq(byzantine_node_steps(t.byzantine), 2, "%d steps", byzantine_node_steps(t.byzantine));
+    cr_expect(report.checked == 10 && report.unchecked == 10 && report.unchecked_failed == 10, "%d checked",
+              (int)report.checked);
+    fixture_end(&t);
+}
+
+Test(audit, writes_no_more_than_some_files_of_evidence) {
+    fixture t;
+    fixture_begin(&t);
+    cluster_add(t.w->cluster, 0, 2);
+    cluster_add(t.w->cluster, 2, 4);
+    t.byzantine = byzantine_node_new(t.w, "byzantine:1", 2, 4, (byzantine_faults){.alter_every_nth = 1});
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
+    for (int i = 0; i < 20; i++) cr_expect_eq(feed_tokens(&t, 0, 3, 3), SN_RETRY, "the answers do not differ");
+    cr_expect_eq(evidence_files(&t), 16, "%d files", evidence_files(&t));
+    fixture_end(&t);
+}
+
 Test(audit, an_undecidable_difference_is_an_error) {
     fixture t;
     fixture_begin(&t);

@@ -257,11 +257,17 @@ static sn_status log_settle_entry(sn_audit *a, sn_audit_log *l, sn_err *err) {
     return status;
 }
 
-/* After a wrong answer the entries that follow are not checked: the chain drops all of these positions. */
-static void log_drop_entries(sn_audit_log *l) {
-    for (size_t i = 0; i < l->n; i++) entry_fini(&l->entries[i]);
+/* After a wrong answer the entries that follow are not checked: the chain drops all positions from the returned one on.
+ * After a rewind that is not the first entry's. */
+static int log_drop_entries(sn_audit_log *l) {
+    int from = l->entries[0].position;
+    for (size_t i = 0; i < l->n; i++) {
+        if (l->entries[i].position < from) from = l->entries[i].position;
+        entry_fini(&l->entries[i]);
+    }
     l->n = 0;
     l->auditor_failed = false;
+    return from;
 }
 
 /* Runs the first entries that follow each other through the auditor. When *outcome is not SN_AUDIT_PASSED, it is about
@@ -270,10 +276,8 @@ static sn_status log_check_run(sn_audit *a, sn_audit_log *l, const sn_chain *aud
                                sn_audit_outcome *outcome, sn_err *err) {
     int rows, position = l->entries[0].position;
     size_t width = (size_t)a->hp->n_embd, k = log_run_length(l, &rows);
-    if (position > l->length) { /* cannot happen with the steps of a chain */
-        log_drop_entries(l);
+    if (position > l->length) /* cannot happen with the steps of a chain */
         return sn_fail(err, SN_RETRY, "steps are missing before position %d", position);
-    }
     for (size_t i = 0, at = 0; i < k; at += (size_t)l->entries[i++].n * width)
         memcpy(in + at, l->entries[i].rows, (size_t)l->entries[i].n * width * sizeof *in);
     sn_status status = sn_chain_step(l->auditor, position, rows, in, out, err);
@@ -344,8 +348,7 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, int *
             sn_log(SN_LOG_WARN, "audit check postponed", "blocks=%d:%d text=%s", l->first, l->end, later.text);
         }
         if (outcome == SN_AUDIT_PASSED) continue;
-        *wrong_from = l->entries[0].position;
-        log_drop_entries(l);
+        *wrong_from = log_drop_entries(l);
         if (outcome == SN_AUDIT_UNDECIDED) return sn_fail(err, SN_RETRY, "%s", a->report.verdict);
     }
     return SN_OK;

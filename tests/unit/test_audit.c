@@ -32,10 +32,14 @@ typedef struct fixture {
     sn_err err;
 } fixture;
 
-static void fixture_begin_with_kv(fixture *t, sn_kv_dtype kv_dtype) {
-    *t = (fixture){.w = testbed_new(&(cluster_options){.kv_memory = 64, .kv_dtype = kv_dtype}), .detected_at = -1};
+static void fixture_begin_of(fixture *t, const cluster_options *nodes) {
+    *t = (fixture){.w = testbed_new(nodes), .detected_at = -1};
     snprintf(t->folder, sizeof t->folder, "/tmp/swarm-test-evidence-XXXXXX");
     cr_assert(mkdtemp(t->folder));
+}
+
+static void fixture_begin_with_kv(fixture *t, sn_kv_dtype kv_dtype) {
+    fixture_begin_of(t, &(cluster_options){.kv_memory = 64, .kv_dtype = kv_dtype});
 }
 
 static void fixture_begin(fixture *t) { fixture_begin_with_kv(t, SN_KV_F32); }
@@ -371,6 +375,30 @@ Test(audit, a_node_cannot_foresee_which_steps_are_checked) {
     cr_expect(long_gaps > checks / 12 && long_gaps < checks / 5, "%d of %d", long_gaps, checks); /* 0.95^40 = 0.13 */
     cr_expect(same < checks / 8, "another seed checks %d of the same steps", same);
     testbed_free(&w);
+}
+
+/* -- after a wrong result */
+
+/* Results that replaced others after a rewind are dropped with those that followed the wrong one. */
+Test(audit, a_wrong_result_before_a_rewind_takes_back_what_came_after_it) {
+    fixture t;
+    fixture_begin(&t);
+    for (int i = 0; i < 2; i++) cluster_add(t.w->cluster, 0, 2);
+    for (int i = 0; i < 2; i++) cluster_add(t.w->cluster, 2, 4);
+    t.byzantine =
+        byzantine_node_new(t.w, "byzantine:1", 2, 4, (byzantine_faults){.alter_nth_step = 4, .alter_every_nth = 5});
+    fixture_open(&t, (sn_audit_options){.share = 1e-9, .seed = 7, .local = true}, false, true);
+    cr_assert_eq(feed_tokens(&t, 0, 40, 10), SN_OK, "%s", t.err.text);  /* wrong from position 30 on, */
+    cr_assert_eq(feed_tokens(&t, 10, 20, 10), SN_OK, "%s", t.err.text); /* and from position 10 on */
+    cr_assert(!output_is_right(&t, 20));
+    cr_assert_eq(sn_chain_audit(t.chain, &t.err), SN_REBUILD, "%s", t.err.text);
+    cr_assert(sn_chain_audit_failed(t.chain));
+    cr_assert_eq(sn_chain_length(t.chain), 10, "%d", sn_chain_length(t.chain));
+    cr_assert_eq(feed_tokens(&t, 10, 40, 10), SN_OK, "%s", t.err.text);
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    cr_expect(output_is_right(&t, 40), "bits differ from those of honest nodes");
+    cr_expect_eq(sn_audit_get_report(t.audit).nodes_banned, 1);
+    fixture_end(&t);
 }
 
 /* -- verdicts */

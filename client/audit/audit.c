@@ -170,6 +170,11 @@ static sn_status entry_init(sn_audit_entry *e, const sn_hop *hops, size_t n_hops
     return SN_OK;
 }
 
+/* The position after the newest step. */
+static int log_end(const sn_audit_log *l) {
+    return l->n ? l->entries[l->n - 1].position + l->entries[l->n - 1].n : l->length;
+}
+
 static sn_status audit_note_step(void *ctx, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err) {
     sn_audit *a = ctx;
     sn_audit_log *l = audit_find_log(a, hops, n_hops);
@@ -178,9 +183,15 @@ static sn_status audit_note_step(void *ctx, const sn_hop *hops, size_t n_hops, c
         a->report.unchecked++;
         return SN_OK;
     }
-    /* The session may have begun with KV pages from elsewhere: the hop knows their inputs. */
+    /* The session may have begun with KV pages from elsewhere. Where the hop knows their inputs, these are the history.
+     */
     sn_status status = SN_OK;
-    if (!l->n && step->position > l->length && hops[0].remote.inputs) {
+    if (step->position > log_end(l)) {
+        if (l->n || !sn_hop_can_replay(&hops[0], 0)) {
+            a->report.unchecked++;
+            l->due = l->n > 0; /* without entries the history can begin anew */
+            return SN_OK;
+        }
         sn_chain_close(&l->auditor);
         status = log_append_history(a, l, 0, step->position, hops[0].remote.inputs, err);
     }
@@ -276,7 +287,7 @@ static sn_status log_check_run(sn_audit *a, sn_audit_log *l, const sn_chain *aud
                                sn_audit_outcome *outcome, sn_err *err) {
     int rows, position = l->entries[0].position;
     size_t width = (size_t)a->hp->n_embd, k = log_run_length(l, &rows);
-    if (position > l->length) /* cannot happen with the steps of a chain */
+    if (position > l->length) /* cannot happen: audit_note_step takes no such step */
         return sn_fail(err, SN_RETRY, "steps are missing before position %d", position);
     for (size_t i = 0, at = 0; i < k; at += (size_t)l->entries[i++].n * width)
         memcpy(in + at, l->entries[i].rows, (size_t)l->entries[i].n * width * sizeof *in);

@@ -45,6 +45,9 @@ static sn_status hop_reserve_timeline(sn_hop *hop, int length, int n_embd, sn_er
         float *inputs = realloc(r->inputs, bytes);
         if (!inputs) return sn_fail(err, SN_STOP, "out of memory to keep %d tokens for a replay", length);
         r->inputs = inputs;
+        size_t row = (size_t)n_embd * sizeof *inputs, known = (size_t)r->timeline_capacity;
+        memset(inputs + known * (size_t)n_embd, 0,
+               bytes - known * row); /* rows may stay unknown: they go to evidence */
     }
     r->timeline_capacity = (int)capacity;
     return SN_OK;

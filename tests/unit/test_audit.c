@@ -401,6 +401,31 @@ Test(audit, a_wrong_result_before_a_rewind_takes_back_what_came_after_it) {
     fixture_end(&t);
 }
 
+/* The rows that entered the second of the new nodes are not known: what it does is not checked against others. */
+Test(audit, honest_nodes_that_take_over_a_part_of_a_kv_cache_are_not_accused) {
+    fixture t;
+    fixture_begin_of(&t, &(cluster_options){.kv_memory = 64, .drain_timeout_s = 20});
+    cluster_add(t.w->cluster, 0, 4);
+    fixture_open(&t, (sn_audit_options){.share = 1e-9, .seed = 7, .local = true}, false, true);
+    cr_assert_eq(feed_tokens(&t, 0, 20, 10), SN_OK, "%s", t.err.text);
+    cluster_add(t.w->cluster, 0, 2);
+    cluster_add(t.w->cluster, 2, 4);
+    cluster_drain(t.w->cluster, 0);
+    for (int i = 0; i < 2000 && !sn_chain_replicas_promoted(t.chain); i++) {
+        sn_chain_poll(t.chain);
+        sn_sleep_us(10000);
+    }
+    cr_assert_eq(sn_chain_replicas_promoted(t.chain), 1, "the session has not moved");
+    cr_assert_eq(feed_tokens(&t, 20, 40, 5), SN_OK, "%s", t.err.text);
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    sn_audit_report report = sn_audit_get_report(t.audit);
+    cr_expect(!t.audit_failures && !report.nodes_banned, "%s", report.verdict);
+    cr_expect_eq(report.unchecked, 4, "%d", (int)report.unchecked); /* steps of blocks 2:4 */
+    cr_expect_eq(report.checked, report.steps - 4);
+    cr_expect(output_is_right(&t, 40));
+    fixture_end(&t);
+}
+
 /* -- verdicts */
 
 Test(audit, a_lying_auditor_bans_only_itself) {

@@ -137,8 +137,10 @@ void sn_cli_audit_print(const json_t *audit, const char *open, const char *close
         fprintf(stderr, "%saudit: %lld steps are unchecked: the nodes that were to check them failed%s\n", open, failed,
                 close);
     if (others)
-        fprintf(stderr, "%saudit: %lld steps are unchecked: no other node serves their blocks%s\n", open, others,
-                close);
+        fprintf(stderr,
+                "%saudit: %lld steps are unchecked: no other node serves their blocks, or their KV cache came from one "
+                "that left%s\n",
+                open, others, close);
     if (verdict) fprintf(stderr, "%saudit: %s%s\n", open, verdict, close);
     if (evidence) fprintf(stderr, "%saudit: evidence is in %s; see 'swarm verify'%s\n", open, evidence, close);
 }

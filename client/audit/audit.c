@@ -342,12 +342,13 @@ static sn_status log_check(sn_audit *a, sn_audit_log *l, const sn_chain *audited
     return status;
 }
 
-static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, int *wrong_from, sn_err *err) {
+static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_finding *out, sn_err *err) {
     sn_audit *a = ctx;
     sn_err later;
-    *wrong_from = -1;
+    *out = (sn_finding){.wrong_from = -1};
+    a->apart = false;
     if (all) sn_audit_forgive_failures(a); /* the last check asks every node once more */
-    for (size_t i = 0; i < a->n_logs && *wrong_from < 0; i++) {
+    for (size_t i = 0; i < a->n_logs && out->wrong_from < 0; i++) {
         sn_audit_log *l = &a->logs[i];
         sn_audit_outcome outcome = SN_AUDIT_PASSED;
         bool wait = !all && !l->auditor && sn_now_us() < l->retry_us; /* no auditor was found a short time ago */
@@ -359,7 +360,7 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, int *
             sn_log(SN_LOG_WARN, "audit check postponed", "blocks=%d:%d text=%s", l->first, l->end, later.text);
         }
         if (outcome == SN_AUDIT_PASSED) continue;
-        *wrong_from = log_drop_entries(l);
+        *out = (sn_finding){log_drop_entries(l), a->apart};
         if (outcome == SN_AUDIT_UNDECIDED) return sn_fail(err, SN_RETRY, "%s", a->report.verdict);
     }
     return SN_OK;

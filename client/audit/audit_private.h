@@ -60,6 +60,7 @@ struct sn_audit {
     const sn_audit_log *log_in_check;               /* its nodes may not check it */
     uint8_t excluded[2 * SN_HOPS_MAX][SN_KEY_SIZE]; /* nor may these nodes, while a dispute lasts */
     size_t n_excluded;
+    bool apart; /* the newest check failed without showing which of several nodes was wrong */
     sn_audit_report report;
     size_t n_evidence, evidence_bytes; /* files that were saved */
 };

@@ -5,8 +5,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "model/source.h"
-#include "net/directory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,32 +25,6 @@ typedef struct dispute {
     uint64_t banned_before;
 } dispute;
 
-/* The weights that the nodes announce; where none is announced, those of this machine's file. */
-static sn_status dispute_fill_hashes(dispute *d, sn_kv_dtype dtype, sn_err *err) {
-    sn_evidence *e = &d->evidence;
-    sn_announcement *announcement = NULL;
-    sn_status status = sn_calloc(&e->block_hash, (size_t)(e->end - e->first), sizeof *e->block_hash, err);
-    if (!status) status = sn_calloc(&announcement, 1, sizeof *announcement, err);
-    for (size_t i = 0; i < d->entry->n_hops && !status; i++) {
-        const sn_blob *sealed = sn_audit_find_announcement(d->a, d->entry->receipts + i * SN_RECEIPT_SIZE + 16);
-        if (!sealed || sn_announcement_parse(sealed->data, sealed->len - SN_SIGNATURE_SIZE, announcement, NULL))
-            continue;
-        for (int b = e->first; b < e->end; b++)
-            if ((uint64_t)b >= announcement->first_block && (uint64_t)b < announcement->end_block)
-                memcpy(&e->block_hash[b - e->first], announcement->block_hash[b - (int)announcement->first_block],
-                       SN_HASH_SIZE);
-    }
-    static const sn_hash none;
-    for (int b = e->first; b < e->end && !status; b++) {
-        sn_hash *hash = &e->block_hash[b - e->first];
-        if (memcmp(hash, &none, sizeof none) || !sn_model_holds_block(d->a->options.model, b)) continue;
-        status = sn_model_block_hash(d->a->options.model, b, hash, err);
-        if (!status) *hash = sn_block_hash_with_kv_dtype(hash, dtype);
-    }
-    free(announcement);
-    return status;
-}
-
 static sn_status dispute_begin(dispute *d, const sn_chain *audited, sn_err *err) {
     const sn_audit_entry *entry = d->entry;
     sn_chain_options audited_as = sn_chain_twin_options(audited, d->log->first, d->log->end);
@@ -70,7 +42,9 @@ static sn_status dispute_begin(dispute *d, const sn_chain *audited, sn_err *err)
     if (status) return status;
     if (before) memcpy(e->inputs, d->log->history, before * sizeof *e->inputs);
     memcpy(e->inputs + before, entry->rows, (size_t)entry->n * width * sizeof *e->inputs);
-    status = dispute_fill_hashes(d, audited_as.kv.dtype, err);
+    size_t n_blocks = (size_t)(e->end - e->first);
+    status = sn_calloc(&e->block_hash, n_blocks, sizeof *e->block_hash, err);
+    if (!status) memcpy(e->block_hash, sn_chain_weights(audited) + e->first, n_blocks * sizeof *e->block_hash);
     for (size_t i = 0; i < entry->n_hops && !status; i++) {
         const uint8_t *sealed = entry->receipts + i * SN_RECEIPT_SIZE;
         status = sn_evidence_add(e, sealed, sn_audit_find_announcement(d->a, sealed + 16),
@@ -160,6 +134,20 @@ static bool dispute_has_wrong(const dispute *d, size_t from, size_t to) {
     return false;
 }
 
+/* No statement is wrong by itself, but the answer is not confirmed. The first statement that is not correct has an
+ * input that a node with a correct one has signed, so its node is the one that differs: but where its device may give
+ * other bits, and it sent its output to another node, the statements do not show which. Then the nodes
+ * are used one by one from now on, and the one that goes on giving wrong results is found. */
+static sn_audit_outcome dispute_decide_first(dispute *d) {
+    size_t i = 0;
+    while (d->verdicts[i].kind == SN_VERDICT_CORRECT) i++;
+    const sn_statement *s = &d->evidence.statements[i];
+    d->a->apart = s->receipt.device != SN_RECEIPT_EXACT && d->entry->n_hops > 1;
+    if (!i && !d->a->apart) return SN_AUDIT_UNDECIDED; /* its input and its timeline are the client's own */
+    if (!d->a->apart) audit_ban(d->a, s, d->verdicts[i].why);
+    return SN_AUDIT_FAILED;
+}
+
 static sn_audit_outcome dispute_decide(dispute *d) {
     size_t n = d->entry->n_hops, all = d->evidence.n;
     bool accused = dispute_has_wrong(d, 0, n), auditor = dispute_has_wrong(d, n, all);
@@ -169,11 +157,8 @@ static sn_audit_outcome dispute_decide(dispute *d) {
         dispute_ban_wrong(d, 0, n);
         return SN_AUDIT_FAILED;
     }
-    if (d->verdicts[n - 1].kind == SN_VERDICT_CORRECT) return SN_AUDIT_PASSED;
-    /* No statement is wrong by itself, but together they are not consistent, and the answer is not confirmed. */
-    for (size_t i = 0; i < n; i++)
-        if (d->verdicts[i].kind != SN_VERDICT_CORRECT) audit_ban(d->a, &d->evidence.statements[i], d->verdicts[i].why);
-    return SN_AUDIT_FAILED;
+    if (auditor || d->verdicts[n - 1].kind == SN_VERDICT_CORRECT) return SN_AUDIT_PASSED;
+    return dispute_decide_first(d);
 }
 
 static void dispute_save_evidence(dispute *d) {
@@ -217,6 +202,12 @@ sn_status sn_audit_dispute(sn_audit *a, sn_audit_log *l, const sn_chain *audited
                  "nodes differ about blocks %d:%d at position %d, and no third node can decide; results from there "
                  "on may be wrong",
                  l->first, l->end, d->entry->position);
+    if (!status && a->apart)
+        snprintf(
+            a->report.verdict, sizeof a->report.verdict,
+            "nodes that push to each other gave a wrong result for blocks %d:%d at position %d; they are used one by "
+            "one from now on",
+            l->first, l->end, d->entry->position);
     if (*out != SN_AUDIT_FAILED) sn_chain_close(&l->auditor);
     sn_evidence_fini(&d->evidence);
     free(d);

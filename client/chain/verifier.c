@@ -2,8 +2,12 @@
  * position on to run its steps again. */
 #include "client/chain/chain_private.h"
 
-static bool group_has_banned(const sn_chain *chain, size_t i, size_t j) {
+/* Whether other hops must replace the group: a node is banned, or the nodes push to each other although they are not
+ * to.
+ */
+static bool group_must_go(const sn_chain *chain, size_t i, size_t j) {
     const sn_verifier *verifier = &chain->options.verification.verifier;
+    if (j - i > 1 && !chain->push) return true;
     for (; i < j; i++)
         if (!chain->hops[i].is_local && verifier->is_banned(verifier->ctx, chain->hops[i].remote.node)) return true;
     return false;
@@ -13,7 +17,7 @@ static sn_status chain_replace_banned(sn_chain *chain, sn_err *err) {
     sn_chain_begin_call(chain); /* the checks have taken their own time */
     for (size_t i = 0, j; i < chain->n_hops; i = j) {
         j = sn_chain_group_end(chain->hops, chain->n_hops, i);
-        if (!group_has_banned(chain, i, j)) continue;
+        if (!group_must_go(chain, i, j)) continue;
         chain->call.retries = chain->options.limits.max_retries;
         sn_status status = sn_chain_replace_group(chain, &i, j, chain->length, err);
         if (status) return status;
@@ -24,15 +28,17 @@ static sn_status chain_replace_banned(sn_chain *chain, sn_err *err) {
 
 sn_status sn_chain_run_audit(sn_chain *chain, bool all, sn_err *err) {
     const sn_verifier *verifier = &chain->options.verification.verifier;
-    int wrong_from;
+    sn_finding found;
     if (!verifier->check) return SN_OK;
-    sn_status status = verifier->check(verifier->ctx, chain, all, &wrong_from, err);
-    if (wrong_from < 0) return status;
-    chain->audit_failed = wrong_from < chain->length;
-    if (chain->audit_failed) chain->length = wrong_from;
+    sn_status status = verifier->check(verifier->ctx, chain, all, &found, err);
+    if (found.wrong_from < 0) return status;
+    if (found.apart) chain->push = false;
+    chain->audit_failed = found.wrong_from < chain->length;
+    if (chain->audit_failed) chain->length = found.wrong_from;
     if (!status) status = chain_replace_banned(chain, err);
     const char *verdict = verifier->verdict(verifier->ctx);
-    if (status) return sn_err_context(err, "results from position %d on may be wrong: %.120s", wrong_from, verdict);
+    if (status)
+        return sn_err_context(err, "results from position %d on may be wrong: %.120s", found.wrong_from, verdict);
     return chain->audit_failed ? sn_fail(err, SN_REBUILD, "%s", verdict) : SN_OK;
 }
 

@@ -7,16 +7,21 @@
 
 struct sn_chain;
 
+typedef struct sn_finding {
+    int wrong_from; /* the first position from which the chain's results may be wrong; -1: no check failed */
+    bool apart;     /* one of several nodes was wrong, and it will show which if they do not push to each other */
+} sn_finding;
+
 typedef struct sn_verifier {
     void *ctx; /* borrowed; must outlive the chain */
     /* A step went through a group of hops, and its reply was accepted. step->in: what entered the first hop, rounded as
      * it travelled; step->out: what left the last one. All memory is valid during the call only. SN_STOP: out of
      * memory. */
     sn_status (*note_step)(void *ctx, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err);
-    /* Makes the checks that are due; `all`: checks every step that is not checked yet. *wrong_from: the first position
-     * from which the chain's results may be wrong; -1: no check failed. SN_RETRY: results differ, and no third node
-     * can decide which are right. A check that no node can make now is not an error; is_incomplete tells of it. */
-    sn_status (*check)(void *ctx, const struct sn_chain *chain, bool all, int *wrong_from, sn_err *err);
+    /* Makes the checks that are due; `all`: checks every step that is not checked yet. SN_RETRY: results differ, and no
+     * third node can decide which are right. A check that no node can make now is not an error; is_incomplete tells of
+     * it. */
+    sn_status (*check)(void *ctx, const struct sn_chain *chain, bool all, sn_finding *out, sn_err *err);
     /* Whether a check showed that the node computes wrong results: the chain then does not use it. */
     bool (*is_banned)(void *ctx, const uint8_t node[SN_KEY_SIZE]);
     /* Whether steps stay unchecked because nodes that could check them failed. */

@@ -117,6 +117,7 @@ byzantine_node *byzantine_node_new(testbed *w, const char *address, int first, i
                                .read_stats = read_stats,
                                .ctx = b};
     setup.span.block_hash = &w->block_hash[first]; /* announced even if the weights are those of another model */
+    if (faults.signs_approximate) setup.span.exact = false;
     if (faults.signs_other_kv_dtype) setup.span.kv_dtype = w->kv_dtype == SN_KV_F32 ? SN_KV_Q8 : SN_KV_F32;
     REQUIRE(sn_protocol_new(&setup, sn_now_us(), &b->protocol, &err));
     make_announcement_of(w, &b->identity, address, first, end, faults.announces_slow ? -1 : 1, &b->sealed);

@@ -18,6 +18,7 @@ typedef struct byzantine_faults {
      * testbed's */
     const char *model;
     bool signs_other_kv_dtype; /* its receipts name another type of keys and values than it keeps */
+    bool signs_approximate;    /* its receipts say that its device may give other bits, as a GPU's do */
     bool announces_slow;       /* announces itself as slow: no route prefers it */
 } byzantine_faults;
 

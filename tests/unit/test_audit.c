@@ -21,8 +21,8 @@ typedef struct fixture {
     sn_device *device; /* set if the client computes blocks */
     sn_audit *audit;
     sn_chain *chain;
-    byzantine_node *byzantine;  /* or NULL */
-    sn_node_filter node_filter; /* of the chain */
+    byzantine_node *byzantine, *gpu; /* or NULL */
+    sn_node_filter node_filter;      /* of the chain */
     /* wire dtype of hidden states between nodes, which are cut at block 2; set by fixture_use_wire_dtype */
     sn_dtype wire;
     float *rounded; /* the reference with rounded rows, for a lossy wire dtype */
@@ -66,6 +66,7 @@ static void fixture_open(fixture *t, sn_audit_options audit, bool push, bool her
     t->link = cluster_link(t->w->cluster);
     REQUIRE(sn_model_open(t->w->path, &t->model, &err));
     if (t->byzantine) byzantine_node_announce_to(t->byzantine, t->link);
+    if (t->gpu) byzantine_node_announce_to(t->gpu, t->link);
     if (here) REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &how, &t->device, &err));
     audit.model = t->model;
     audit.link = t->link;
@@ -101,6 +102,7 @@ static void fixture_end(fixture *t) {
     if (folder) closedir(folder);
     rmdir(t->folder);
     byzantine_node_free(&t->byzantine);
+    byzantine_node_free(&t->gpu);
     free(t->rounded);
     testbed_free(&t->w);
 }
@@ -513,6 +515,46 @@ Test(audit, writes_no_more_than_some_files_of_evidence) {
     fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
     for (int i = 0; i < 20; i++) cr_expect_eq(feed_tokens(&t, 0, 3, 3), SN_RETRY, "the answers do not differ");
     cr_expect_eq(evidence_files(&t), 16, "%d files", evidence_files(&t));
+    fixture_end(&t);
+}
+
+/* -- nodes whose device may give other bits, within a group that pushes */
+
+/* The wrong node is banned, or no longer used. */
+static void expect_only_the_wrong_node_is_banned(fixture *t, bool used_again) {
+    cr_assert_eq(feed_tokens(t, 0, 30, 3), SN_OK, "%s", t->err.text);
+    cr_assert_eq(sn_chain_audit(t->chain, &t->err), SN_OK, "%s", t->err.text);
+    sn_audit_report report = sn_audit_get_report(t->audit);
+    bool wrong_is_banned = sn_audit_is_banned(t->audit, byzantine_node_id(t->byzantine));
+    cr_expect(wrong_is_banned || !used_again, "the wrong node is not banned: %s", report.verdict);
+    cr_expect_eq(report.nodes_banned, wrong_is_banned, "an honest node is banned: %s", report.verdict);
+    cr_expect_geq(t->audit_failures, used_again ? 2 : 1); /* that a node lies, and which */
+}
+
+Test(audit, a_wrong_node_that_claims_a_gpu_has_no_other_node_banned_in_its_place) {
+    fixture t;
+    fixture_begin(&t);
+    for (int i = 0; i < 2; i++) cluster_add(t.w->cluster, 0, 2);
+    for (int i = 0; i < 2; i++) cluster_add(t.w->cluster, 2, 4);
+    t.byzantine =
+        byzantine_node_new(t.w, "byzantine:1", 0, 2,
+                           (byzantine_faults){.alter_every_nth = 3, .large_error = true, .signs_approximate = true});
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 7, .local = true}, true, true);
+    expect_only_the_wrong_node_is_banned(&t, false);
+    cr_expect(output_is_right(&t, 30), "bits differ from those of honest nodes");
+    fixture_end(&t);
+}
+
+/* The first node gives other bits within what is allowed, so that nothing which follows it is exact. */
+Test(audit, a_wrong_node_behind_a_gpu_does_not_have_that_node_banned) {
+    fixture t;
+    fixture_begin(&t);
+    for (int i = 0; i < 2; i++) cluster_add(t.w->cluster, 2, 4);
+    t.gpu = byzantine_node_new(t.w, "gpu:1", 0, 2, (byzantine_faults){.alter_every_nth = 1, .signs_approximate = true});
+    t.byzantine =
+        byzantine_node_new(t.w, "byzantine:1", 2, 4, (byzantine_faults){.alter_every_nth = 3, .large_error = true});
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 7, .local = true}, true, true);
+    expect_only_the_wrong_node_is_banned(&t, true);
     fixture_end(&t);
 }
 

@@ -94,10 +94,11 @@ static void note_session(sn_answer_choice *c, const swarm_session *session) {
         json_array_append_new(hops, json_pack("{sO* sO* sO*}", "node", json_object_get(hop, "node"), "name",
                                               json_object_get(hop, "name"), "blocks", json_object_get(hop, "blocks")));
     }
+    bool checked = json_is_object(audit) && !json_integer_value(json_object_get(audit, "unchecked"));
     pthread_mutex_lock(&a->lock);
+    a->checked = checked && (a->checked || !a->hops); /* of every choice */
     json_decref(a->hops);
     a->hops = hops;
-    a->checked = json_is_object(audit) && !json_integer_value(json_object_get(audit, "unchecked"));
     pthread_mutex_unlock(&a->lock);
     json_decref(o);
     swarm_free(text);

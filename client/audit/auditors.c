@@ -54,8 +54,9 @@ static bool audit_holds_blocks(const sn_audit *a, const sn_audit_log *l) {
 
 sn_status sn_audit_open_chain(sn_audit *a, const sn_audit_log *l, const sn_chain *audited, bool local,
                               const bool *cut_at, sn_chain **out, sn_err *err) {
-    sn_chain_options options = sn_chain_twin_options(audited, l->first, l->end); /* the history has virtual tokens */
-    options.max_tokens = a->options.max_tokens;
+    sn_chain_options options = sn_chain_twin_options(audited, l->first, l->end);
+    if (a->options.max_tokens) /* the history has the virtual tokens */
+        options.max_tokens = a->options.max_tokens + sn_chain_get_adapter(audited)->n_prompt;
     options.limits.timeout_ms = a->options.timeout_ms;
     options.verification.receipts = true;
     options.routing.cut_at = cut_at;

@@ -558,6 +558,26 @@ Test(audit, a_wrong_node_behind_a_gpu_does_not_have_that_node_banned) {
     fixture_end(&t);
 }
 
+/* The auditor is proven wrong, so what the group answered is not in doubt, whatever its first node's statement shows.
+ */
+Test(audit, a_wrong_auditor_of_a_group_with_a_gpu_bans_only_itself) {
+    char id[2 * SN_KEY_SIZE + 1];
+    const char *const deny[] = {id};
+    fixture t;
+    fixture_begin(&t);
+    for (int i = 0; i < 2; i++) cluster_add(t.w->cluster, 2, 4);
+    t.gpu = byzantine_node_new(t.w, "gpu:1", 0, 2, (byzantine_faults){.alter_every_nth = 1, .signs_approximate = true});
+    t.byzantine =
+        byzantine_node_new(t.w, "byzantine:1", 0, 4, (byzantine_faults){.alter_every_nth = 1, .large_error = true});
+    sn_hex(byzantine_node_id(t.byzantine), SN_KEY_SIZE, id);
+    t.node_filter = (sn_node_filter){.deny = deny, .n_deny = 1}; /* of the chain, not of the audit */
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 7}, true, true);
+    cr_assert_eq(feed_tokens(&t, 0, 30, 3), SN_OK, "%s", t.err.text);
+    cr_expect(sn_audit_is_banned(t.audit, byzantine_node_id(t.byzantine)), "it is not banned");
+    cr_expect(sn_audit_get_report(t.audit).nodes_banned == 1 && !t.audit_failures);
+    fixture_end(&t);
+}
+
 Test(audit, an_undecidable_difference_is_an_error) {
     fixture t;
     fixture_begin(&t);
@@ -605,19 +625,19 @@ Test(audit, counts_unchecked_steps_without_an_auditor) {
     fixture_end(&t);
 }
 
-/* -- auditors that fail: strangers that answer every step with an error, and that routes prefer */
+/* -- auditors that fail or are wrong: strangers that routes prefer */
 
 enum { FAILING = 5 }; /* more than a chain has retries */
 
-static void open_with_failing_auditors(fixture *t, byzantine_node **failing) {
+static void open_with_auditors(fixture *t, byzantine_faults faults, byzantine_node **auditors) {
     static const char *const deny[] = {"fake"};
     t->node_filter = (sn_node_filter){.deny = deny, .n_deny = 1}; /* of the chain, not of the audit */
-    fixture_open(t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
+    fixture_open(t, (sn_audit_options){.share = 1, .seed = 1}, false, faults.alter_once); /* with an arbiter or not */
     for (int i = 0; i < FAILING; i++) {
         char address[32];
-        snprintf(address, sizeof address, "failing%d:1", i);
-        failing[i] = byzantine_node_new(t->w, address, 0, 4, (byzantine_faults){.fail = true});
-        byzantine_node_announce_to(failing[i], t->link);
+        snprintf(address, sizeof address, "auditor%d:1", i);
+        auditors[i] = byzantine_node_new(t->w, address, 0, 4, faults);
+        byzantine_node_announce_to(auditors[i], t->link);
     }
 }
 
@@ -627,7 +647,7 @@ Test(audit, the_last_check_goes_on_to_other_auditors_when_some_fail) {
     fixture_begin(&t);
     cluster_add(t.w->cluster, 0, 4);
     cluster_add(t.w->cluster, 0, 4);
-    open_with_failing_auditors(&t, failing);
+    open_with_auditors(&t, (byzantine_faults){.fail = true}, failing);
     cr_expect_eq(feed_tokens(&t, 0, 30, 10), SN_OK, "%s", t.err.text);
     sn_audit_report before = sn_audit_get_report(t.audit);
     cr_assert_eq(before.unchecked, 3, "they did not use up the retries of a check");
@@ -639,12 +659,28 @@ Test(audit, the_last_check_goes_on_to_other_auditors_when_some_fail) {
     fixture_end(&t);
 }
 
+/* Each of them costs the client a computation of the whole history. */
+Test(audit, a_check_tries_no_more_than_three_auditors) {
+    fixture t;
+    byzantine_node *wrong[FAILING];
+    int asked = 0;
+    fixture_begin(&t);
+    cluster_add(t.w->cluster, 0, 4);
+    open_with_auditors(&t, (byzantine_faults){.alter_once = true}, wrong);
+    cr_expect_eq(feed_tokens(&t, 0, 30, 10), SN_OK, "%s", t.err.text); /* one check: the others are postponed */
+    for (int i = 0; i < FAILING; i++) asked += byzantine_node_steps(wrong[i]) > 0;
+    cr_expect_eq(asked, 3, "%d auditors were asked", asked);
+    cr_expect(output_is_right(&t, 30) && !t.audit_failures);
+    for (int i = 0; i < FAILING; i++) byzantine_node_free(&wrong[i]);
+    fixture_end(&t);
+}
+
 Test(audit, is_incomplete_when_every_auditor_fails) {
     fixture t;
     byzantine_node *failing[FAILING];
     fixture_begin(&t);
     cluster_add(t.w->cluster, 0, 4);
-    open_with_failing_auditors(&t, failing);
+    open_with_auditors(&t, (byzantine_faults){.fail = true}, failing);
     cr_expect_eq(feed_tokens(&t, 0, 30, 10), SN_OK, "%s", t.err.text);
     REQUIRE(sn_chain_audit(t.chain, &err));
     sn_audit_report report = sn_audit_get_report(t.audit);

@@ -302,23 +302,22 @@ static sn_status log_check_run(sn_audit *a, sn_audit_log *l, const sn_chain *aud
     return status;
 }
 
-/* Has the log's auditor check the entries. auditor_failed: it, or a node that could have been one, did not do that. */
+/* Has the log's auditor check the entries. auditor_failed: entries are left, and that is not only because no other node
+ * has ever served their blocks. */
 static sn_status log_try_auditor(sn_audit *a, sn_audit_log *l, const sn_chain *audited, float *in, float *out,
                                  sn_audit_outcome *outcome, sn_err *err) {
-    size_t avoided = a->n_avoided;
     sn_status status = log_ensure_auditor(a, l, audited, out, err);
     bool found = l->auditor != NULL;
     while (!status && l->n && l->auditor && *outcome == SN_AUDIT_PASSED)
         status = log_check_run(a, l, audited, in, out, outcome, err);
     if (status) sn_chain_close(&l->auditor);
-    bool failed = (status && found) || a->n_avoided > avoided;
-    l->auditor_failed = l->n && (l->auditor_failed || failed);
+    l->auditor_failed = l->n && (!status || found || a->n_avoided);
     return status;
 }
 
 /* Checks all entries of the log. A wrong auditor is replaced by another one; one that fails only where `all` are to be
- * checked now, since a later check does it else. After the first one the others share the time of one call. An error is
- * the reason why entries are left. */
+ * checked now, since a later check does it else; and when there are no others, those that failed are asked once more.
+ * After the first one the others share the time of one call. An error is the reason why entries are left. */
 static sn_status log_check(sn_audit *a, sn_audit_log *l, const sn_chain *audited, bool all, sn_audit_outcome *outcome,
                            sn_err *err) {
     float *in = NULL, *out = NULL;
@@ -329,7 +328,8 @@ static sn_status log_check(sn_audit *a, sn_audit_log *l, const sn_chain *audited
     for (int tried = 0; !status && l->n && *outcome == SN_AUDIT_PASSED;) {
         size_t avoided = a->n_avoided;
         status = log_try_auditor(a, l, audited, in, out, outcome, err);
-        bool another = status ? all && status != SN_STOP && a->n_avoided > avoided : l->n != 0;
+        bool another = l->n != 0;
+        if (status) another = all && status != SN_STOP && (a->n_avoided > avoided || sn_audit_forgive_failures(a));
         if (!tried++) until_us = sn_now_us() + (int64_t)a->options.timeout_ms * 1000;
         if (!another || *outcome != SN_AUDIT_PASSED) break;
         status = SN_OK;
@@ -347,7 +347,6 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_fi
     sn_err later;
     *out = (sn_finding){.wrong_from = -1};
     a->apart = false;
-    if (all) sn_audit_forgive_failures(a); /* the last check asks every node once more */
     for (size_t i = 0; i < a->n_logs && out->wrong_from < 0; i++) {
         sn_audit_log *l = &a->logs[i];
         sn_audit_outcome outcome = SN_AUDIT_PASSED;

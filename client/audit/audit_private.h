@@ -72,8 +72,8 @@ sn_status sn_audit_open_chain(sn_audit *audit, const sn_audit_log *log, const sn
 bool sn_audit_auditor_is_avoided(sn_audit *audit, const sn_audit_log *log);
 /* The node is no auditor until then. */
 void sn_audit_avoid(sn_audit *audit, const uint8_t node[SN_KEY_SIZE], int64_t until_us);
-void sn_audit_forgive_failures(
-    sn_audit *audit); /* nodes that failed may be auditors again; those that were wrong not */
+/* Nodes that failed may be auditors again, but not those that were wrong. false: there are none. */
+bool sn_audit_forgive_failures(sn_audit *audit);
 
 /* Keeps the announcement of the hop's node. */
 sn_status sn_audit_keep_announcement(sn_audit *audit, const sn_hop *hop, sn_err *err) SN_MUST_USE;

@@ -37,9 +37,15 @@ void sn_audit_avoid(sn_audit *a, const uint8_t node[SN_KEY_SIZE], int64_t until_
     memcpy(avoided->node, node, SN_KEY_SIZE);
 }
 
-void sn_audit_forgive_failures(sn_audit *a) {
-    for (size_t i = 0; i < SN_AUDIT_AVOIDED_MAX; i++)
-        if (a->avoided[i].until_us < INT64_MAX) a->avoided[i].until_us = 0;
+bool sn_audit_forgive_failures(sn_audit *a) {
+    int64_t now_us = sn_now_us();
+    bool any = false;
+    for (size_t i = 0; i < SN_AUDIT_AVOIDED_MAX; i++) {
+        if (a->avoided[i].until_us <= now_us || a->avoided[i].until_us == INT64_MAX) continue;
+        a->avoided[i].until_us = 0;
+        any = true;
+    }
+    return any;
 }
 
 static void audit_note_failure(void *ctx, const uint8_t node[SN_KEY_SIZE]) {

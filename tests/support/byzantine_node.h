@@ -11,7 +11,7 @@ typedef struct byzantine_faults {
     int alter_every_nth; /* the same in every n-th step; 0: in none */
     bool alter_once;     /* the same in every step, but for one at the position of the step before: it is repeated */
     bool fail_repeated;  /* a step at the position of the step before fails */
-    bool fail;           /* every step fails */
+    int fail_steps;      /* so many first steps fail */
     bool stale;          /* from the second step of one token on it replies with the output of the step before */
     bool large_error;    /* in an altered step, all values of the last token are far from the true ones */
     /* path of a model whose weights it computes with, under the name and hashes of the testbed's model; NULL: the

@@ -647,7 +647,7 @@ Test(audit, the_last_check_goes_on_to_other_auditors_when_some_fail) {
     fixture_begin(&t);
     cluster_add(t.w->cluster, 0, 4);
     cluster_add(t.w->cluster, 0, 4);
-    open_with_auditors(&t, (byzantine_faults){.fail = true}, failing);
+    open_with_auditors(&t, (byzantine_faults){.fail_steps = INT_MAX}, failing);
     cr_expect_eq(feed_tokens(&t, 0, 30, 10), SN_OK, "%s", t.err.text);
     sn_audit_report before = sn_audit_get_report(t.audit);
     cr_assert_eq(before.unchecked, 3, "they did not use up the retries of a check");
@@ -656,6 +656,22 @@ Test(audit, the_last_check_goes_on_to_other_auditors_when_some_fail) {
     cr_expect(report.checked == 3 && !report.unchecked && !report.unchecked_failed, "%d checked", (int)report.checked);
     cr_expect(!sn_chain_audit_is_incomplete(t.chain));
     for (int i = 0; i < FAILING; i++) byzantine_node_free(&failing[i]);
+    fixture_end(&t);
+}
+
+Test(audit, the_last_check_asks_an_auditor_again_that_failed_where_there_is_no_other) {
+    static const char *const deny[] = {"fake"};
+    fixture t;
+    fixture_begin(&t);
+    cluster_add(t.w->cluster, 0, 4);
+    t.byzantine = byzantine_node_new(t.w, "busy:1", 0, 4, (byzantine_faults){.fail_steps = 1});
+    t.node_filter = (sn_node_filter){.deny = deny, .n_deny = 1}; /* of the chain, not of the audit */
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
+    cr_expect_eq(feed_tokens(&t, 0, 30, 10), SN_OK, "%s", t.err.text);
+    cr_expect_eq(sn_audit_get_report(t.audit).unchecked_failed, 3);
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    cr_expect_eq(sn_audit_get_report(t.audit).checked, 3);
+    cr_expect(!sn_chain_audit_is_incomplete(t.chain));
     fixture_end(&t);
 }
 
@@ -680,7 +696,7 @@ Test(audit, is_incomplete_when_every_auditor_fails) {
     byzantine_node *failing[FAILING];
     fixture_begin(&t);
     cluster_add(t.w->cluster, 0, 4);
-    open_with_auditors(&t, (byzantine_faults){.fail = true}, failing);
+    open_with_auditors(&t, (byzantine_faults){.fail_steps = INT_MAX}, failing);
     cr_expect_eq(feed_tokens(&t, 0, 30, 10), SN_OK, "%s", t.err.text);
     REQUIRE(sn_chain_audit(t.chain, &err));
     sn_audit_report report = sn_audit_get_report(t.audit);

@@ -178,6 +178,10 @@ static bool holder_is_asked_for(const sn_expert_holder *h, int block, int expert
     return expert >= h->first && expert < h->end && holder_has_block(h, block) && h->proven && !h->failed_sequence;
 }
 
+static bool holder_is_on_trial(const sn_expert_group *group, const sn_expert_holder *h) {
+    return !memcmp(group->tried, h->node, SN_KEY_SIZE) && group->tried_pairs < TRY_PAIRS;
+}
+
 /* Whether a holder that does not answer yet gets a pair, though another one answers: it may be silent. */
 static bool holder_is_tried(sn_expert_group *group, sn_expert_holder *h, int64_t now_us) {
     if (now_us >= group->try_us && now_us >= h->try_us) {
@@ -186,18 +190,27 @@ static bool holder_is_tried(sn_expert_group *group, sn_expert_holder *h, int64_t
         group->try_us = now_us + TRY_EVERY_US;
         h->try_us = now_us + TRY_AGAIN_US;
     }
-    return !memcmp(group->tried, h->node, SN_KEY_SIZE) && group->tried_pairs++ < TRY_PAIRS;
+    if (!holder_is_on_trial(group, h)) return false;
+    group->tried_pairs++;
+    return true;
+}
+
+/* Whether the trial of `a` comes before that of `b`: one that has begun goes on, then who has waited longest is next.
+ */
+static bool trial_is_before(const sn_expert_group *group, const sn_expert_holder *a, const sn_expert_holder *b) {
+    return !holder_is_on_trial(group, b) && (holder_is_on_trial(group, a) || a->try_us < b->try_us);
 }
 
 sn_expert_holder *sn_expert_group_choose(sn_expert_group *group, int block, int expert, int64_t now_us, bool *trial) {
-    sn_expert_holder *best = NULL, *other = NULL;
+    sn_expert_holder *best = NULL, *other = NULL, *newcomer = NULL;
     for (size_t i = 0; i < group->n; i++) {
         sn_expert_holder *h = &group->holders[i], **kind = h->answers ? &best : &other;
         if (!holder_is_asked_for(h, block, expert) || h->busy_until_us > now_us) continue;
         if (!*kind || h->pair_us < (*kind)->pair_us) *kind = h;
+        if (!h->answers && (!newcomer || trial_is_before(group, h, newcomer))) newcomer = h;
     }
-    *trial = best && other && holder_is_tried(group, other, now_us);
-    return best && !*trial ? best : other;
+    *trial = best && newcomer && holder_is_tried(group, newcomer, now_us);
+    return *trial ? newcomer : best ? best : other;
 }
 
 void sn_expert_group_end_trial(sn_expert_group *group) { group->tried_pairs = TRY_PAIRS; }

@@ -93,17 +93,18 @@ sn_status sn_receipt_open(const void *data, size_t len, sn_receipt *out, sn_err 
     if (out->first_block >= out->end_block || !out->n || !out->n_embd || out->position > INT32_MAX ||
         out->n > INT32_MAX - out->position)
         return sn_fail(err, SN_REFUSED, "its blocks, tokens or position are out of range");
-    if (out->device > SN_RECEIPT_APPROXIMATE || !sn_is_printable(out->version, strlen(out->version)))
+    if (out->device > (SN_RECEIPT_APPROXIMATE | SN_RECEIPT_CONTINUED) ||
+        !sn_is_printable(out->version, strlen(out->version)))
         return sn_fail(err, SN_REFUSED, "it names a device or a version that does not exist");
     return SN_OK;
 }
 
-sn_status sn_rows_hash(const float *rows, int n, int n_embd, sn_dtype dtype, sn_hash *out, sn_err *err) {
+sn_status sn_rows_hash_add(sn_hasher *hasher, const float *rows, int n, int n_embd, sn_dtype dtype, sn_err *err) {
     size_t count = (size_t)n * (size_t)n_embd;
     void *wire = NULL;
     size_t bytes;
     if (dtype == SN_F32) {
-        *out = sn_hash_of(rows, count * sizeof *rows);
+        sn_hasher_add(hasher, rows, count * sizeof *rows);
         return SN_OK;
     }
     if (!sn_is_wire_dtype(dtype))
@@ -112,7 +113,16 @@ sn_status sn_rows_hash(const float *rows, int n, int n_embd, sn_dtype dtype, sn_
     if (!status) status = sn_calloc(&wire, (size_t)n, bytes, err);
     if (status) return status;
     sn_wire_encode(dtype, rows, count, wire);
-    *out = sn_hash_of(wire, (size_t)n * bytes);
+    sn_hasher_add(hasher, wire, (size_t)n * bytes);
     free(wire);
     return SN_OK;
+}
+
+sn_status sn_rows_hash(const float *rows, int n, int n_embd, sn_dtype dtype, sn_hash *out, sn_err *err) {
+    sn_hasher *hasher = sn_hasher_new();
+    if (!hasher) return sn_fail(err, SN_STOP, "out of memory");
+    sn_status status = sn_rows_hash_add(hasher, rows, n, n_embd, dtype, err);
+    *out = sn_hasher_end(hasher);
+    sn_hasher_free(hasher);
+    return status;
 }

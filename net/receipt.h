@@ -14,8 +14,9 @@
 enum { SN_RECEIPT_SIZE = 384, SN_RECEIPT_VERSION_SIZE = 20 };
 
 typedef enum sn_receipt_device {
-    SN_RECEIPT_EXACT,       /* CPUs computed every block: a verifier gets equal bits */
-    SN_RECEIPT_APPROXIMATE, /* another device took part: a verifier gets close values */
+    SN_RECEIPT_EXACT = 0,       /* CPUs computed every block: a verifier gets equal bits */
+    SN_RECEIPT_APPROXIMATE = 1, /* bit: another device took part: a verifier gets close values */
+    SN_RECEIPT_CONTINUED = 2,   /* bit: KV pages came from elsewhere, and the signer does not vouch for them */
 } sn_receipt_device;
 
 typedef struct sn_receipt {
@@ -29,7 +30,7 @@ typedef struct sn_receipt {
     uint32_t first_block, end_block, n, n_embd;
     uint8_t input_dtype, output_dtype; /* on the wire, as in a step's reply_dtype */
     uint8_t kv_dtype;                  /* in which the node keeps keys and values, the same numbers */
-    uint8_t device;                    /* sn_receipt_device */
+    uint8_t device;                    /* bits of sn_receipt_device */
     char version[SN_RECEIPT_VERSION_SIZE + 1];
 } sn_receipt;
 
@@ -39,6 +40,9 @@ sn_status sn_receipt_seal(const sn_receipt *receipt, const sn_identity *identity
 /* SHA-256 of n rows (n, n_embd) in the bytes that travel on the wire in this type (F32, F16, BF16, Q8): what a receipt
  * signs as input and output. SN_REFUSED for any other type. */
 sn_status sn_rows_hash(const float *rows, int n, int n_embd, sn_dtype dtype, sn_hash *out, sn_err *err) SN_MUST_USE;
+/* Adds n further rows to a hash that sn_hasher_end ends as sn_rows_hash of all would. */
+sn_status sn_rows_hash_add(sn_hasher *hasher, const float *rows, int n, int n_embd, sn_dtype dtype,
+                           sn_err *err) SN_MUST_USE;
 /* Decodes, and checks the signature and that the numbers are consistent. SN_REFUSED with the reason. */
 sn_status sn_receipt_open(const void *data, size_t len, sn_receipt *out, sn_err *err) SN_MUST_USE;
 

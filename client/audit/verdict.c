@@ -1,5 +1,5 @@
-/* Judging evidence: the reference chain computes the timeline again, an observer keeps each statement's true rows and
- * timeline hashes, and every statement is then compared with them. */
+/* Judging evidence: the reference chain computes the timeline again, an observer hashes each statement's true rows as
+ * they pass, and every statement is then compared with the hashes. */
 #include "client/audit/evidence.h"
 
 #include "base/mem.h"
@@ -17,7 +17,9 @@ static const float TOLERANCE = 0.03f; /* of a row's largest value; see sn_rows_c
 typedef struct statement_check {
     const sn_statement *statement;
     sn_hash at, before, after; /* timeline hash: so far; at the statement's position; after its tokens */
-    float *input, *output;     /* (n, n_embd): the true rows of its tokens */
+    sn_hasher *input, *output; /* of the true rows of its tokens, in the types that it names */
+    sn_err err;                /* why there is no such hash */
+    float *rows;               /* (n, n_embd): the true output, where the device gives other bits and sent its own */
 } statement_check;
 
 typedef struct judging {
@@ -65,13 +67,16 @@ sn_dtype sn_evidence_wire(const sn_evidence *e, bool *round_at, int n_blocks) {
     return wire;
 }
 
-/* Copies those of n rows at `position` that the receipt is about. */
-static void receipt_copy_rows(float *to, const sn_receipt *r, int position, int n, const float *rows) {
+/* Adds those of n rows at `position` that the statement is about to its hash, and to its rows if it has any. */
+static void check_add_rows(statement_check *t, bool is_output, int position, int n, const float *rows) {
+    const sn_receipt *r = &t->statement->receipt;
     size_t width = r->n_embd;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++, rows += width) {
         int64_t at = (int64_t)position + i - (int64_t)r->position;
-        if (at >= 0 && at < (int64_t)r->n)
-            memcpy(to + (size_t)at * width, rows + (size_t)i * width, width * sizeof *to);
+        if (at < 0 || at >= (int64_t)r->n || t->err.text[0]) continue;
+        if (is_output && t->rows) memcpy(t->rows + (size_t)at * width, rows, width * sizeof *rows);
+        (void)!sn_rows_hash_add(is_output ? t->output : t->input, rows, 1, (int)width,
+                                is_output ? r->output_dtype : r->input_dtype, &t->err);
     }
 }
 
@@ -80,9 +85,9 @@ static void judging_observe(void *ctx, int block, int position, int n, const flo
     for (size_t i = 0; i < c->evidence->n; i++) {
         statement_check *t = &c->checks[i];
         const sn_receipt *r = &t->statement->receipt;
-        if (block == (int)r->end_block) receipt_copy_rows(t->output, r, position, n, rows);
+        if (block == (int)r->end_block) check_add_rows(t, true, position, n, rows);
         if (block != (int)r->first_block) continue;
-        receipt_copy_rows(t->input, r, position, n, rows);
+        check_add_rows(t, false, position, n, rows);
         for (int k = 0; k < n; k++) {
             if ((uint64_t)(position + k) == r->position) t->before = t->at;
             t->at = sn_timeline_next(c->hasher, &t->at, rows + (size_t)k * r->n_embd, r->n_embd);
@@ -102,22 +107,28 @@ static sn_status judging_begin(judging *c, sn_err *err) {
         statement_check *t = &c->checks[i];
         t->statement = &e->statements[i];
         const sn_receipt *r = &t->statement->receipt;
-        size_t size = (size_t)r->n * (size_t)r->n_embd;
         sn_hash plain =
             sn_timeline_begin(e->model.bytes, (int)r->first_block, (int)r->end_block,
                               (const uint8_t(*)[SN_HASH_SIZE])(e->block_hash + ((int)r->first_block - e->first)));
         t->at = sn_timeline_with_adapter(&plain, e->adapter_hash.bytes);
-        status = sn_calloc(&t->input, size, sizeof *t->input, err);
-        if (!status) status = sn_calloc(&t->output, size, sizeof *t->output, err);
+        t->input = sn_hasher_new();
+        t->output = sn_hasher_new();
+        if (!t->input || !t->output) status = sn_fail(err, SN_STOP, "out of memory");
+        if (!status && t->statement->outputs && (r->device & SN_RECEIPT_APPROXIMATE))
+            status = sn_calloc(&t->rows, (size_t)r->n, r->n_embd * sizeof *t->rows, err);
     }
     return status;
 }
 
-static sn_verdict verdict_inconclusive(const char *why) {
-    sn_verdict j = {.kind = SN_VERDICT_INCONCLUSIVE};
+static sn_verdict verdict_of(sn_verdict_kind kind, const char *why) {
+    sn_verdict j = {.kind = kind};
     snprintf(j.why, sizeof j.why, "%s", why);
     return j;
 }
+
+static sn_verdict verdict_inconclusive(const char *why) { return verdict_of(SN_VERDICT_INCONCLUSIVE, why); }
+
+static sn_verdict verdict_wrong(const char *why) { return verdict_of(SN_VERDICT_WRONG, why); }
 
 static bool hash_equals(const sn_hash *a, const sn_hash *b) { return !memcmp(a, b, sizeof *a); }
 
@@ -130,7 +141,7 @@ static sn_verdict judge_inexact(const statement_check *t, sn_hash signed_hash) {
     if (!s->outputs || sn_rows_hash(s->outputs, n, n_embd, s->receipt.output_dtype, &given, NULL) ||
         !hash_equals(&given, &signed_hash))
         return verdict_inconclusive("its output is not in the evidence, and its device may give other bits");
-    bool close = sn_rows_close(s->outputs, t->output, n, n_embd);
+    bool close = sn_rows_close(s->outputs, t->rows, n, n_embd);
     sn_verdict j = {.kind = close ? SN_VERDICT_CORRECT : SN_VERDICT_WRONG};
     snprintf(j.why, sizeof j.why, "its output is %s 3%% of a row's largest value from what this file gives",
              close ? "within" : "more than");
@@ -141,10 +152,16 @@ static bool statement_is_rounded_as_others(const judging *c, int block, uint8_t 
     return dtype == (uint8_t)(c->round_at[block] ? c->wire : SN_F32);
 }
 
-static sn_verdict judge_statement(const judging *c, const statement_check *t) {
+/* Whether the reference rounded hidden states inside the statement's blocks, which its node did not. */
+static bool statement_is_cut(const judging *c, const sn_receipt *r) {
+    for (uint32_t b = r->first_block + 1; b < r->end_block; b++)
+        if (c->round_at[b]) return true;
+    return false;
+}
+
+static sn_verdict judge_statement(const judging *c, statement_check *t) {
     const sn_receipt *r = &t->statement->receipt;
     const sn_evidence *e = c->evidence;
-    sn_hash input, output;
     sn_hash weights = sn_hash_of(e->block_hash + ((int)r->first_block - e->first),
                                  (size_t)(r->end_block - r->first_block) * SN_HASH_SIZE);
     if (memcmp(r->model, &e->model, SN_HASH_SIZE) || !hash_equals(&r->weights, &weights))
@@ -154,18 +171,20 @@ static sn_verdict judge_statement(const judging *c, const statement_check *t) {
     if (!statement_is_rounded_as_others(c, (int)r->first_block, r->input_dtype) ||
         !statement_is_rounded_as_others(c, (int)r->end_block, r->output_dtype))
         return verdict_inconclusive("its hidden states travelled in another type than those of other statements");
-    if (sn_rows_hash(t->input, (int)r->n, (int)r->n_embd, r->input_dtype, &input, NULL) ||
-        sn_rows_hash(t->output, (int)r->n, (int)r->n_embd, r->output_dtype, &output, NULL))
-        return verdict_inconclusive("its hidden states are of a type that this program does not know");
+    if (statement_is_cut(c, r))
+        return verdict_inconclusive("other statements say that hidden states were rounded inside its blocks");
+    if (t->err.text[0]) return verdict_inconclusive("its hidden states are of a type that this program does not know");
+    sn_hash input = sn_hasher_end(t->input), output = sn_hasher_end(t->output);
     if (!hash_equals(&input, &r->input)) return verdict_inconclusive("it was given another input");
-    if (!hash_equals(&t->before, &r->timeline_before) || !hash_equals(&t->after, &r->timeline_after))
-        return verdict_inconclusive("it continues another timeline");
-    sn_verdict j = {.kind = SN_VERDICT_CORRECT, .why = "its output is what this file gives, bit by bit"};
-    if (hash_equals(&output, &r->output)) return j;
-    if (r->device != SN_RECEIPT_EXACT) return judge_inexact(t, r->output);
-    j.kind = SN_VERDICT_WRONG;
-    snprintf(j.why, sizeof j.why, "it signed another output than this file gives for the same input and timeline");
-    return j;
+    if (!hash_equals(&t->before, &r->timeline_before)) return verdict_inconclusive("it continues another timeline");
+    if (!hash_equals(&t->after, &r->timeline_after))
+        return verdict_wrong("it signed another timeline than its input continues");
+    if (hash_equals(&output, &r->output))
+        return (sn_verdict){SN_VERDICT_CORRECT, "its output is what this file gives, bit by bit"};
+    if (r->device & SN_RECEIPT_CONTINUED)
+        return verdict_inconclusive("its node was given keys and values from elsewhere, and says so");
+    if (r->device & SN_RECEIPT_APPROXIMATE) return judge_inexact(t, r->output);
+    return verdict_wrong("it signed another output than this file gives for the same input and timeline");
 }
 
 sn_status sn_evidence_judge(const sn_evidence *e, sn_chain *reference, sn_verdict *out, sn_err *err) {
@@ -181,8 +200,9 @@ sn_status sn_evidence_judge(const sn_evidence *e, sn_chain *reference, sn_verdic
     sn_chain_observe(reference, NULL, NULL);
     for (size_t i = 0; i < e->n && !status; i++) out[i] = judge_statement(&c, &c.checks[i]);
     for (size_t i = 0; c.checks && i < e->n; i++) {
-        free(c.checks[i].input);
-        free(c.checks[i].output);
+        sn_hasher_free(c.checks[i].input);
+        sn_hasher_free(c.checks[i].output);
+        free(c.checks[i].rows);
     }
     free(c.checks);
     free(c.round_at);

@@ -44,7 +44,8 @@ static sn_receipt receipt_describe(const sn_protocol *protocol, const sn_session
         .input_dtype = (uint8_t)session->receipt.dtype,
         .output_dtype = (uint8_t)output->dtype,
         .kv_dtype = (uint8_t)sn_kv_dtype_element(span->kv_dtype),
-        .device = span->exact ? SN_RECEIPT_EXACT : SN_RECEIPT_APPROXIMATE,
+        .device = (uint8_t)((span->exact ? SN_RECEIPT_EXACT : SN_RECEIPT_APPROXIMATE) |
+                            (session->migration.imported ? SN_RECEIPT_CONTINUED : 0)),
         .version = SN_VERSION,
     };
     memcpy(r.session, session->id, SN_SESSION_ID_SIZE);

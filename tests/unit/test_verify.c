@@ -175,6 +175,63 @@ Test(verify, ignores_what_was_not_signed) {
     fixture_end(&s);
 }
 
+/* Writes the evidence, and expects these verdicts, one letter each: correct, incorrect, inconclusive as 'c', 'w', '?'. */
+static void expect_verdicts(fixture *s, const char *verdicts) {
+    REQUIRE(sn_evidence_save(&s->e, s->folder, s->path, &err));
+    cr_assert_eq(run_verify(s, s->w->path, "--json"), !strchr(verdicts, 'w'), "%s", s->last.err);
+    json_t *o = program_json(&s->last);
+    for (size_t i = 0; verdicts[i]; i++)
+        cr_expect_str_eq(verdict_at(o, i),
+                         verdicts[i] == 'c'   ? "correct"
+                         : verdicts[i] == 'w' ? "incorrect"
+                                              : "inconclusive",
+                         "statement %zu", i);
+    json_decref(o);
+}
+
+/* A liar signs that hidden states were rounded inside the blocks of an honest node, which computed them in one span. */
+Test(verify, names_no_honest_node_because_of_rounding_that_another_statement_names) {
+    fixture s;
+    fixture_begin(&s);
+    sn_receipt inner = receipt_of(&s, s.true_rows);
+    inner.first_block = 1;
+    inner.end_block = 3;
+    inner.input_dtype = inner.output_dtype = SN_F16;
+    add_statement(&s, &s.honest, receipt_of(&s, s.true_rows), NULL);
+    add_statement(&s, &s.lying, inner, NULL);
+    expect_verdicts(&s, "??");
+    fixture_end(&s);
+}
+
+/* Its timeline is a function of the input, so a node that continues another one with this input lies. */
+Test(verify, names_a_node_whose_timeline_does_not_follow_from_its_input) {
+    fixture s;
+    fixture_begin(&s);
+    sn_receipt r = receipt_of(&s, s.wrong_rows);
+    r.timeline_after.bytes[0] ^= 1;
+    add_statement(&s, &s.lying, r, NULL);
+    expect_verdicts(&s, "w");
+    fixture_end(&s);
+}
+
+/* Who had a node write wrong keys and values under true timeline hashes has no evidence against it. */
+Test(verify, names_no_node_that_continues_kv_pages_from_elsewhere) {
+    fixture s;
+    fixture_begin(&s);
+    sn_receipt r = receipt_of(&s, s.wrong_rows);
+    r.device = SN_RECEIPT_CONTINUED;
+    add_statement(&s, &s.honest, r, NULL);
+    r.device = SN_RECEIPT_CONTINUED | SN_RECEIPT_APPROXIMATE;
+    add_statement(&s, &s.honest, r, s.wrong_rows);
+    r = receipt_of(&s, s.true_rows);
+    r.device = SN_RECEIPT_CONTINUED;
+    add_statement(&s, &s.honest, r, NULL);
+    r.timeline_after.bytes[0] ^= 1; /* this it computes itself */
+    add_statement(&s, &s.lying, r, NULL);
+    expect_verdicts(&s, "??cw");
+    fixture_end(&s);
+}
+
 static void rewrite_evidence(const fixture *s, sn_buf *file) {
     FILE *out = fopen(s->path, "wb");
     cr_assert(out && fwrite(file->data, 1, file->len, out) == file->len && !fclose(out));

@@ -1,5 +1,6 @@
 /* KV migration: a KV cache moves from node to node, or through the client, chunk by chunk, during steps and across
  * rewinds; the results have the bits of a session that never moved. Also: which peers may move it. */
+#include "net/receipt.h"
 #include "tests/support/require.h"
 #include "tests/support/node_client.h"
 
@@ -93,6 +94,36 @@ static void expect_resumed(node_session *to, int position, uint64_t step, int le
     sn_msg_free(&answer);
     to->step = step;
     to->length = length;
+}
+
+/* Its client could make evidence against an honest node: zeros under the timeline hashes of true keys and values. */
+Test(kv_migration, a_receipt_says_that_kv_pages_came_from_elsewhere) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    cluster_add(w->cluster, 0, 4);
+    node_client *t = node_client_new(w, 0);
+    for (int imported = 0; imported < 2; imported++) {
+        node_session p;
+        sn_receipt r;
+        node_session_init(&p, w, t, 0, 4);
+        node_session_open(&p);
+        if (imported) {
+            sn_msg *msg = node_session_kv_put_message(&p, 0, 8), *answer = node_client_request(t, &msg);
+            cr_assert_eq(answer->kind, SN_MSG_KV_PUT_REPLY);
+            sn_msg_free(&answer);
+            expect_resumed(&p, 8, 0, 8);
+        }
+        sn_msg *msg = node_session_step_message(&p, p.length, 4);
+        msg->step.wants_receipt = 1;
+        sn_msg *answer = node_client_request(t, &msg);
+        cr_assert(answer->kind == SN_MSG_STEP_REPLY && answer->step_reply.n_receipts == 1);
+        REQUIRE(sn_receipt_open(answer->step_reply.receipts[0].data, SN_RECEIPT_SIZE, &r, &err));
+        cr_expect_eq(r.device, imported ? SN_RECEIPT_CONTINUED : SN_RECEIPT_EXACT);
+        sn_msg_free(&answer);
+        p.step++;
+        node_session_close(&p);
+    }
+    node_client_free(&t);
+    testbed_free(&w);
 }
 
 Test(kv_migration, a_session_resumes_at_another_node_with_the_same_bits) {

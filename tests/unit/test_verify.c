@@ -175,7 +175,8 @@ Test(verify, ignores_what_was_not_signed) {
     fixture_end(&s);
 }
 
-/* Writes the evidence, and expects these verdicts, one letter each: correct, incorrect, inconclusive as 'c', 'w', '?'. */
+/* Writes the evidence, and expects these verdicts, one letter each: correct, incorrect, inconclusive as 'c', 'w', '?'.
+ */
 static void expect_verdicts(fixture *s, const char *verdicts) {
     REQUIRE(sn_evidence_save(&s->e, s->folder, s->path, &err));
     cr_assert_eq(run_verify(s, s->w->path, "--json"), !strchr(verdicts, 'w'), "%s", s->last.err);
@@ -189,7 +190,7 @@ static void expect_verdicts(fixture *s, const char *verdicts) {
     json_decref(o);
 }
 
-/* A liar signs that hidden states were rounded inside the blocks of an honest node, which computed them in one span. */
+/* A lying node signs that hidden states were rounded inside the blocks of an honest node, which computed them in one span. */
 Test(verify, names_no_honest_node_because_of_rounding_that_another_statement_names) {
     fixture s;
     fixture_begin(&s);

@@ -153,6 +153,7 @@ static bool make_choice(sn_answer *a, size_t index, sn_openai_error *error) {
                       .ctx = c,
                       .run = embeds ? sn_answer_embed : sn_answer_run_choice,
                       .end = sn_answer_end_choice,
+                      .owner = a->owner,
                       .fresh = embeds};
     if (embeds || !r->max_tokens) return true;
     const sn_constraint_setup setup = {.n_prompt = c->prompt->n,
@@ -203,6 +204,7 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
     }
     sn_answer *a = x->answer;
     a->server = x->server;
+    a->owner = x->owner;
     a->arrived_us = x->arrived_us;
     sn_buf_init(&a->out, OUT_MAX);
     pthread_mutex_init(&a->lock, NULL);

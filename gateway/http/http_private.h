@@ -51,6 +51,7 @@ typedef struct sn_exchange {
     sn_buf body;
     const char *path, *host, *origin; /* of libmicrohttpd; the last two are headers, NULL: missing */
     sn_origin from;
+    uint64_t owner; /* sn_access_owner */
     char id[SN_REQUEST_NAME_MAX + 1];
     int64_t arrived_us;
     size_t received;         /* bytes of the body */

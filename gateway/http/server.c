@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 enum {
@@ -30,6 +31,21 @@ static const char *header(sn_exchange *x, const char *name) {
 }
 
 /* -- what is decided by the headers -- */
+
+static enum MHD_Result keep_forwarded(void *last, enum MHD_ValueKind kind, const char *name, const char *value) {
+    (void)kind;
+    if (!strcasecmp(name, "X-Forwarded-For")) *(const char **)last = value;
+    return MHD_YES;
+}
+
+/* Some proxies add a header behind one that their client sent: the last one counts. */
+static uint64_t owner_of(sn_exchange *x) {
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const char *forwarded = NULL;
+    MHD_get_connection_values(x->connection, MHD_HEADER_KIND, keep_forwarded, &forwarded);
+    return sn_access_owner(&x->server->options.access, info ? info->client_addr : NULL, header(x, "Authorization"),
+                           forwarded);
+}
 
 /* The client's name for the request, if it is a word of reasonable length, else a random one. */
 static void name_request(sn_exchange *x) {
@@ -107,6 +123,7 @@ static enum MHD_Result begin(sn_server *server, struct MHD_Connection *connectio
     x->host = header(x, "Host");
     x->origin = header(x, "Origin");
     x->from = sn_access_origin(&server->options.access, x->origin, x->host);
+    x->owner = owner_of(x);
     name_request(x);
     atomic_fetch_add(&server->open, 1);
     if (!admit(x, method, path, &error)) return sn_exchange_refuse(x, &error);

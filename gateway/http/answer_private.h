@@ -42,6 +42,8 @@ struct sn_answer {
     bool checked; /* every step was audited */
     sn_buf out;   /* bytes for the client, of which `sent` are on their way */
     size_t sent;
+    sn_taken taken; /* by `out` */
+    bool is_read;   /* it is complete, and its client has a limit to read the rest */
 };
 
 /* The job of a choice: what the functions of sn_job are. ctx: sn_answer_choice. */

@@ -77,8 +77,10 @@ static enum MHD_Result answer_conversion(sn_exchange *x, sn_request_kind kind,
     sn_openai_error error = {0};
     sn_request *request = NULL;
     char *json = NULL;
-    if (sn_request_parse(kind, (const char *)x->body.data, x->body.len, &x->server->limits, &request, &error))
-        json = convert(x->server, request, &error);
+    if (sn_exchange_may_prepare(x, &error)) {
+        if (sn_exchange_parse(x, kind, &request, &error)) json = convert(x->server, request, &error);
+        sn_load_end(&x->server->load);
+    }
     sn_request_free(&request);
     return error.status ? sn_exchange_refuse(x, &error) : sn_exchange_send_json(x, 200, json);
 }

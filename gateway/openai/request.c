@@ -3,6 +3,8 @@
  */
 #include "gateway/openai/request_private.h"
 
+#include "base/mem.h"
+
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -70,6 +72,13 @@ static size_t depth_of(const char *body, size_t len, size_t *values) {
             depth--;
     }
     return most;
+}
+
+size_t sn_request_memory(const char *body, size_t len) {
+    enum { VALUE_BYTES = 96 };
+    size_t values;
+    (void)depth_of(body, len, &values);
+    return 2 * len + sn_min_size(values, SN_REQUEST_VALUES_MAX) * VALUE_BYTES;
 }
 
 static json_t *load_body(const char *body, size_t len, sn_openai_error *error) {

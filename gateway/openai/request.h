@@ -112,6 +112,8 @@ typedef struct sn_request {
 /* Parses and checks a body (len bytes). False: *error says why, and *out is NULL. */
 bool sn_request_parse(sn_request_kind kind, const char *body, size_t len, const sn_request_limits *limits,
                       sn_request **out, sn_openai_error *error) SN_MUST_USE;
+/* About what a body takes when it was parsed, as values and as texts. */
+size_t sn_request_memory(const char *body, size_t len);
 void sn_request_free(sn_request **request); /* accepts NULL */
 
 /* Choices in all: prompts (one for a chat) times n. */

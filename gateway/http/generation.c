@@ -184,7 +184,8 @@ static void fail_with(sn_answer *a, swarm_code code, const swarm_error *error) {
         (void)sn_openai_fail(&failure, 429, "queue_full", NULL,
                              "Other clients wait, and you have more requests than they: try again later.");
     else
-        (void)sn_openai_fail(&failure, status, NULL, NULL, "%s", error ? swarm_error_text(error) : "Out of memory.");
+        (void)sn_openai_fail(&failure, status, code == SWARM_REBUILD ? "audit_failed" : NULL, NULL, "%s",
+                             error ? swarm_error_text(error) : "Out of memory.");
     if (status == 503 && !failure.code) failure.code = "no_node";
     failure.retry_after_ms = failure.status == 429 ? SN_SERVER_RETRY_AFTER_MS : swarm_error_retry_after_ms(error);
     sn_answer_fail(a, &failure);

@@ -236,7 +236,7 @@ static void insert(sn_server_engine *e, sn_job *job, uint64_t turn) {
 }
 
 /* Takes the last n jobs out of the queue, if all of them have later turns than `turn`: their owners have more jobs than
- * who comes now. NULL: they stay. */
+ * that of the new job. NULL: they stay. */
 static sn_job *displace(sn_server_engine *e, size_t n, uint64_t turn) {
     sn_job **at = &e->first;
     if (n > e->queued) return NULL;

@@ -25,7 +25,7 @@ struct sn_door {
     bool watched, ending;
 };
 
-/* A socket that is shut down stays open until its guest has left, so its number is nobody else's. */
+/* A socket that is shut down stays open until its guest has left, so its number stays its own. */
 static void shut_late_ones(sn_door *door) {
     const int64_t now = sn_now_us();
     const bool crowded = door->n > door->places / 4 * 3;

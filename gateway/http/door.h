@@ -17,7 +17,7 @@ typedef struct sn_guest sn_guest;
 sn_status sn_door_new(size_t places, sn_door **out, sn_err *err) SN_MUST_USE;
 void sn_door_free(sn_door **door); /* after the last guest has left; accepts NULL */
 
-/* NULL: memory is out, and nobody watches the connection. The others accept that. */
+/* NULL: memory is out, and the connection has no limit. The others accept NULL. */
 sn_guest *sn_door_enter(sn_door *door, int fd);
 void sn_door_leave(sn_door *door, sn_guest *guest); /* before fd is closed */
 /* It has this time from now on for what it does next, and the shorter one in a crowd. 0: any time. */

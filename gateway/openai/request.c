@@ -147,8 +147,7 @@ static bool parse_stream(sn_parse *p) {
     struct {
         bool usage, continuous, obfuscation;
     } options = {0};
-#define OPTION(name, member)                                                                                           \
-    { name, SN_FIELD_FLAG, (size_t)((char *)&options.member - (char *)&options), 0, 0, NULL }
+#define OPTION(name, member) {name, SN_FIELD_FLAG, (size_t)((char *)&options.member - (char *)&options), 0, 0, NULL}
     const sn_field fields[] = {OPTION("include_usage", usage),
                                OPTION("continuous_usage_stats", continuous),
                                OPTION("include_obfuscation", obfuscation),

@@ -60,6 +60,13 @@ bool sn_load_take(sn_load *load, sn_taken *taken, size_t bytes) {
     return fits;
 }
 
+size_t sn_load_get_bytes(sn_load *load) {
+    pthread_mutex_lock(&load->lock);
+    const size_t bytes = load->bytes;
+    pthread_mutex_unlock(&load->lock);
+    return bytes;
+}
+
 void sn_load_give_back(sn_load *load, sn_taken *taken) { (void)!sn_load_take(load, taken, 0); }
 
 bool sn_load_begin(sn_load *load) {

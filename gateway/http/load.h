@@ -39,6 +39,7 @@ typedef struct sn_taken {
  * did. */
 bool sn_load_take(sn_load *load, sn_taken *taken, size_t bytes) SN_MUST_USE;
 void sn_load_give_back(sn_load *load, sn_taken *taken);
+size_t sn_load_get_bytes(sn_load *load); /* of all, as counted */
 
 /* Waits for a processor, for a fraction of a second: false: there is none yet. */
 bool sn_load_begin(sn_load *load) SN_MUST_USE;

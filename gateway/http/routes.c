@@ -28,7 +28,7 @@ static enum MHD_Result answer_metrics(sn_exchange *x) {
     sn_err err;
     sn_buf_init(&page, PAGE_MAX);
     enum MHD_Result result;
-    if (!sn_counters_write(&x->server->counters, &load, &page, &err)) {
+    if (!sn_counters_write(&x->server->counters, &load, sn_load_get_bytes(&x->server->load), &page, &err)) {
         result = sn_exchange_send(x, 200, "text/plain; version=0.0.4; charset=utf-8", page.data, page.len);
     } else {
         (void)sn_openai_fail_err(&error, &err);

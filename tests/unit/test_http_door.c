@@ -11,6 +11,7 @@
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -231,5 +232,54 @@ Test(http_server, answers_come_when_their_bodies_are_gone) {
         cr_expect(hear(fd, stream ? "[DONE]" : "\"usage\""));
         close(fd);
     }
+    stop_server();
+}
+
+/* Sends so much of a body, which was announced as one byte longer. */
+static void send_most(int fd, size_t n) {
+    char head[200];
+    char *body = malloc(n);
+    memset(body, ' ', n);
+    snprintf(head, sizeof head, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n", n + 1);
+    say(fd, head);
+    for (size_t at = 0; at < n;) {
+        ssize_t sent = send(fd, body + at, n - at, MSG_NOSIGNAL);
+        cr_assert_gt(sent, 0);
+        at += (size_t)sent;
+    }
+    free(body);
+}
+
+static size_t counted(void) {
+    char text[16384] = "";
+    size_t n = 0, bytes = SIZE_MAX;
+    int fd = dial();
+    say(fd, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    for (ssize_t got; (got = recv(fd, text + n, sizeof text - 1 - n, 0)) > 0;) n += (size_t)got;
+    close(fd);
+    const char *at = strstr(text, "\nswarm_serve_held_bytes ");
+    cr_assert(at && sscanf(at, " swarm_serve_held_bytes %zu", &bytes) == 1, "%s", text);
+    return bytes;
+}
+
+static bool becomes(size_t bytes) {
+    for (int i = 0; i < 500 && counted() != bytes; i++) sn_sleep_us(10000);
+    return counted() == bytes;
+}
+
+Test(http_server, a_body_counts_until_it_is_answered_or_left) {
+    enum { LARGE = 2 << 20 };
+    start_server(0);
+    int first = dial(), second = dial();
+    send_most(first, LARGE);
+    cr_expect(becomes(LARGE), "%zu", counted());
+    send_most(second, LARGE);
+    cr_expect(becomes(2 * (size_t)LARGE), "%zu", counted());
+    say(first, "x");
+    cr_expect(hear(first, "400"));
+    cr_expect(becomes(LARGE), "%zu", counted());
+    close(second);
+    cr_expect(becomes(0), "%zu", counted());
+    close(first);
     stop_server();
 }

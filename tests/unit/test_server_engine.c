@@ -223,7 +223,7 @@ Test(server_engine, owners_are_served_round_robin) {
     finish(&running, SWARM_OK);
 }
 
-Test(server_engine, a_full_queue_refuses_first_the_owner_with_most_jobs, .timeout = 30) {
+Test(server_engine, a_full_queue_refuses_first_the_owner_with_most_jobs) {
     work running, many[4], other[3];
     begin(1, 4);
     hold(&running);

@@ -18,7 +18,7 @@ enum { LOOK_MS = 500, LOCAL_OPTIONS_MAX = 32, KV_SHARE = 4 };
 
 static struct {
     const char *listen, *api_key_file, *tls_cert, *tls_key, *served_model_name;
-    sn_strings cors, host;
+    sn_strings cors, host, proxy;
     sn_block_range local;
     int64_t max_sessions, queue, ctx, session_idle_ms, drain_timeout_ms;
     bool anyone;
@@ -35,6 +35,8 @@ static const sn_option serve_options[] = {
     SN_OPT_STRING("tls-key", "FILE", &given.tls_key, "the key of --tls-cert (PEM)"),
     SN_OPT_STRINGS("host", "NAME", &given.host,
                    "a name by which clients call this server; IP addresses and localhost are always accepted"),
+    SN_OPT_STRINGS("proxy", "ADDRESS", &given.proxy,
+                   "address of a reverse proxy, whose header X-Forwarded-For says who the client is"),
     SN_OPT_STRINGS("cors", "ORIGIN", &given.cors,
                    "web pages of this origin may use the server, as in https://example.org"),
     SN_OPT_STRING("served-model-name", "NAME", &given.served_model_name,
@@ -98,6 +100,8 @@ static sn_status check_settings(serving *s, sn_err *err) {
             given.listen);
     for (size_t i = 0; i < given.cors.n && !status; i++)
         if (sn_access_check_origin(given.cors.items[i], err)) status = sn_err_context(err, "--cors");
+    for (size_t i = 0; i < given.proxy.n && !status; i++)
+        if (sn_access_check_proxy(given.proxy.items[i], err)) status = sn_err_context(err, "--proxy");
     return status;
 }
 
@@ -233,7 +237,9 @@ static sn_status open_server(serving *s, sn_err *err) {
                                             .access = {.hosts = s->hosts.items,
                                                        .n_hosts = s->hosts.n,
                                                        .origins = given.cors.items,
-                                                       .n_origins = given.cors.n},
+                                                       .n_origins = given.cors.n,
+                                                       .proxies = given.proxy.items,
+                                                       .n_proxies = given.proxy.n},
                                             .model_name = model_name(s->name),
                                             .context = session_context(s),
                                             .choices_max = (size_t)(given.max_sessions + given.queue),

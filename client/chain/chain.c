@@ -451,6 +451,7 @@ static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
     chain->length = step->position; /* the step overwrites what the hops hold after it, even when it fails */
     if (!status) status = chain_run_pieces(chain, step, err);
     chain->unsettled = status == SN_STOP;
+    if (status == SN_REBUILD) status = err->status = SN_RETRY; /* a node's word; to callers it is an audit's only */
     if (status) return status;
     chain->length = step->position + step->n;
     return sn_chain_run_audit(chain, false, err);

@@ -440,7 +440,7 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patienc
         bool local = hops[*n - 1].is_local;
         if (!local && status != SN_STOP) sn_chain_ban(chain, &hops[*n - 1]);
         sn_chain_close_hops(chain, hops, *n);
-        if (status == SN_REFUSED && !local)
+        if ((status == SN_REFUSED || status == SN_REBUILD) && !local)
             status = err->status = SN_RETRY; /* one node refused, for example after moving to other blocks */
         if (local || status == SN_STOP || sn_chain_is_late(chain) || chain->call.retries-- <= 0) return status;
     }

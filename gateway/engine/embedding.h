@@ -5,7 +5,8 @@
 #include "include/swarm.h"
 
 /* out (width): the mean, over the tokens ids (n), of the hidden states after the final norm, scaled to length 1. The
- * session is one for hidden states, of all blocks; its timeline begins anew. */
+ * session is one for hidden states, of all blocks; its timeline begins anew. With an audit the embedding was checked.
+ */
 swarm_code sn_embed(const swarm_model *model, swarm_session *session, const int32_t *ids, size_t n, float *out,
                     swarm_error **error);
 

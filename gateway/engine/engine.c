@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { POLL_MS = 1000, RETRY_AFTER_MS = 2000, WORKER_STACK = 2 << 20 };
+enum { POLL_MS = 1000, WORKER_STACK = 2 << 20 };
 
 typedef struct sn_worker {
     sn_server_engine *engine;
@@ -34,7 +34,8 @@ struct sn_server_engine {
     pthread_mutex_t lock;
     pthread_cond_t ended; /* a job has ended */
     sn_worker *workers;   /* (options.sessions_max) */
-    sn_job *first, *last; /* the queue */
+    sn_job *first;        /* the queue, by turns */
+    uint64_t turn;        /* the latest one that was served */
     size_t queued, running;
     bool draining, stopping;
 };
@@ -69,7 +70,7 @@ static void dispatch(sn_server_engine *e) {
         sn_worker *w = choose_worker(e, job);
         if (!w) return;
         e->first = job->next;
-        if (!e->first) e->last = NULL;
+        if (job->turn > e->turn) e->turn = job->turn;
         e->queued--;
         e->running++;
         job->waits = false;
@@ -210,43 +211,85 @@ static void *work(void *worker) {
 
 /* -- jobs -- */
 
+/* The turn of the owner's next job. */
+static uint64_t next_turn(const sn_server_engine *e, uint64_t owner) {
+    uint64_t turn = e->turn;
+    for (size_t i = 0; i < e->options.sessions_max; i++) {
+        const sn_job *job = e->workers[i].job;
+        if (job && job->owner == owner && job->turn > turn) turn = job->turn;
+    }
+    for (const sn_job *job = e->first; job; job = job->next)
+        if (job->owner == owner && job->turn > turn) turn = job->turn;
+    return turn + 1;
+}
+
+static void insert(sn_server_engine *e, sn_job *job, uint64_t turn) {
+    sn_job **at = &e->first;
+    while (*at && (*at)->turn <= turn) at = &(*at)->next;
+    job->next = *at;
+    job->turn = turn;
+    job->worker = NULL;
+    job->waits = true;
+    job->cancelled = job->ended = false;
+    *at = job;
+    e->queued++;
+}
+
+/* Takes the last n jobs out of the queue, if all of them have later turns than `turn`: their owners have more jobs than
+ * that of the new job. NULL: they stay. */
+static sn_job *displace(sn_server_engine *e, size_t n, uint64_t turn) {
+    sn_job **at = &e->first;
+    if (n > e->queued) return NULL;
+    for (size_t i = n; i < e->queued; i++) at = &(*at)->next;
+    sn_job *out = *at;
+    if (!out || out->turn <= turn) return NULL;
+    *at = NULL;
+    e->queued -= n;
+    for (sn_job *job = out; job; job = job->next) job->cancelled = true, job->waits = false;
+    return out;
+}
+
+/* With the lock held, which is free while a job of the queue is told its end: that takes other locks. */
+static void end_unrun(sn_server_engine *e, sn_job *job, swarm_code code) {
+    pthread_mutex_unlock(&e->lock);
+    job->end(job->ctx, code, NULL);
+    pthread_mutex_lock(&e->lock);
+    job->ended = true;
+    pthread_cond_broadcast(&e->ended);
+}
+
 sn_status sn_server_engine_submit(sn_server_engine *e, sn_job *const *jobs, size_t n, sn_err *err) {
     sn_status status = SN_OK;
+    sn_job *displaced = NULL;
     pthread_mutex_lock(&e->lock);
     size_t free_workers = e->options.sessions_max - e->running; /* of those that wait, none is free */
+    const size_t room = free_workers + e->options.queue_max - e->queued;
+    const uint64_t turn = n ? next_turn(e, jobs[0]->owner) : 0;
+    if (n > room && !e->draining) displaced = displace(e, n - room, turn + n - 1);
     if (e->draining)
         status = sn_fail(err, SN_RETRY, "the server is shutting down");
-    else if (n > free_workers + e->options.queue_max - e->queued)
+    else if (n > room && !displaced)
         status = sn_fail(err, SN_RETRY, "%zu requests wait already: try again later", e->queued);
-    if (status) err->retry_after_ms = e->draining ? 0 : RETRY_AFTER_MS;
-    for (size_t i = 0; i < n && !status; i++) {
-        sn_job *job = jobs[i];
-        job->next = NULL;
-        job->worker = NULL;
-        job->waits = true;
-        job->cancelled = job->ended = false;
-        if (e->last)
-            e->last->next = job;
-        else
-            e->first = job;
-        e->last = job;
-        e->queued++;
-    }
+    if (status) err->retry_after_ms = e->draining ? 0 : SN_SERVER_RETRY_AFTER_MS;
+    for (size_t i = 0; i < n && !status; i++) insert(e, jobs[i], turn + i);
     dispatch(e);
+    for (sn_job *job = displaced, *next; job; job = next) {
+        next = job->next;
+        end_unrun(e, job, SWARM_RETRY);
+    }
     pthread_mutex_unlock(&e->lock);
     return status;
 }
 
-static void remove_from_queue(sn_server_engine *e, sn_job *job) {
-    sn_job **at = &e->first, *before = NULL;
-    while (*at && *at != job) before = *at, at = &before->next;
+static void remove_from_queue(sn_server_engine *e, const sn_job *job) {
+    sn_job **at = &e->first;
+    while (*at && *at != job) at = &(*at)->next;
     if (!*at) return;
     *at = job->next;
-    if (e->last == job) e->last = before;
     e->queued--;
 }
 
-/* With the lock held, which is free while a job of the queue is told its end: that takes other locks. */
+/* With the lock held. */
 static void cancel_job(sn_server_engine *e, sn_job *job) {
     if (job->ended || job->cancelled) return;
     job->cancelled = true;
@@ -255,11 +298,7 @@ static void cancel_job(sn_server_engine *e, sn_job *job) {
         return;
     }
     remove_from_queue(e, job);
-    pthread_mutex_unlock(&e->lock);
-    job->end(job->ctx, SWARM_CANCELLED, NULL);
-    pthread_mutex_lock(&e->lock);
-    job->ended = true;
-    pthread_cond_broadcast(&e->ended);
+    end_unrun(e, job, SWARM_CANCELLED);
 }
 
 void sn_server_engine_cancel(sn_server_engine *e, sn_job *job) {

@@ -6,6 +6,10 @@
  * common with the prompt, if it continues most of that session; else to one whose session is of least use, so that
  * conversations that go on find theirs. A session without a job for a while is closed.
  *
+ * The queue is ordered by turns: the first job of an owner has the turn that is served now, each further one a later
+ * turn, so that owners are served round robin however many jobs one of them has. When the queue is full, a job with an
+ * earlier turn takes the place of the one with the latest.
+ *
  * Any thread may call these functions. A job belongs to the caller, which waits for its end (sn_server_engine_finish)
  * before its memory goes. */
 #ifndef SN_GATEWAY_ENGINE_ENGINE_H
@@ -29,17 +33,21 @@ typedef struct sn_server_engine_options {
 typedef struct sn_job {
     const int32_t *prompt; /* (n_prompt), for the choice of a session; borrowed until the end */
     size_t n_prompt;
-    bool fresh; /* needs a session without tokens, which is opened for it and closed at its end */
+    uint64_t owner; /* whose it is: jobs of other owners get their turns between its own */
+    bool fresh;     /* needs a session without tokens, which is opened for it and closed at its end */
     void *ctx;
     /* The work, on a worker's thread. */
     swarm_code (*run)(void *ctx, swarm_session *session, swarm_error **error);
     /* Called once for a job that was submitted, after run or instead of it (no session could be opened; the job was
-     * cancelled while it waited: then by the thread that cancels). The error is borrowed. No lock of the
-     * engine is held; it must not wait for a job's end. */
+     * cancelled while it waited: then by the thread that cancels; it was displaced from the queue, SWARM_RETRY without
+     * an error: then by the thread that submits). The error is borrowed. No lock of the engine is held; it must not
+     * wait for a job's end.
+     */
     void (*end)(void *ctx, swarm_code code, const swarm_error *error);
     /* The engine's. */
     struct sn_job *next;
     struct sn_worker *worker;
+    uint64_t turn;
     bool waits, cancelled, ended;
 } sn_job;
 
@@ -48,8 +56,9 @@ sn_status sn_server_engine_new(const sn_server_engine_options *options, sn_serve
 /* All jobs have ended. */
 void sn_server_engine_free(sn_server_engine **engine);
 
-/* Puts n jobs into the queue, all or none. SN_RETRY: the queue has no room for them (retry_after_ms says when there may
- * be), or the engine drains. */
+/* Puts n jobs of one owner into the queue, all or none. SN_RETRY: the queue has no room for them (retry_after_ms says
+ * when there may be), or the engine drains. Jobs of owners who have more of them may lose their places. */
+enum { SN_SERVER_RETRY_AFTER_MS = 2000 };
 sn_status sn_server_engine_submit(sn_server_engine *engine, sn_job *const *jobs, size_t n, sn_err *err) SN_MUST_USE;
 /* Ends a job early, within about a second: it is taken out of the queue, or its session is cancelled. */
 void sn_server_engine_cancel(sn_server_engine *engine, sn_job *job);

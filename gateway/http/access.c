@@ -3,6 +3,7 @@
 #include "base/host_header.h"
 #include "base/text.h"
 
+#include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -47,8 +48,9 @@ static uint8_t difference(const sn_hash *a, const sn_hash *b) {
     return bits;
 }
 
+static const char scheme[] = "Bearer ";
+
 bool sn_access_has_key(const sn_access *access, const char *authorization) {
-    static const char scheme[] = "Bearer ";
     if (!access->n_keys) return true;
     if (!authorization || strncasecmp(authorization, scheme, sizeof scheme - 1)) return false;
     const char *key = authorization + sizeof scheme - 1;
@@ -56,6 +58,55 @@ bool sn_access_has_key(const sn_access *access, const char *authorization) {
     bool found = false;
     for (size_t i = 0; i < access->n_keys; i++) found |= !difference(&access->keys[i], &given);
     return found;
+}
+
+/* -- whose a request is -- */
+
+/* An IPv4 address as IPv6 writes it; all zero: another family. */
+static struct in6_addr address_of(const struct sockaddr *from) {
+    struct in6_addr out = {.s6_addr = {[10] = 0xFF, [11] = 0xFF}};
+    if (from && from->sa_family == AF_INET6) return ((const struct sockaddr_in6 *)(const void *)from)->sin6_addr;
+    if (from && from->sa_family == AF_INET)
+        memcpy(&out.s6_addr[12], &((const struct sockaddr_in *)(const void *)from)->sin_addr, 4);
+    return out;
+}
+
+static bool parse_address(const char *text, size_t len, struct in6_addr *out) {
+    char word[INET6_ADDRSTRLEN];
+    *out = (struct in6_addr){.s6_addr = {[10] = 0xFF, [11] = 0xFF}};
+    if (len >= sizeof word) return false;
+    memcpy(word, text, len);
+    word[len] = 0;
+    return inet_pton(AF_INET, word, &out->s6_addr[12]) == 1 || inet_pton(AF_INET6, word, out) == 1;
+}
+
+static bool is_proxy(const sn_access *access, const struct in6_addr *address) {
+    struct in6_addr proxy;
+    for (size_t i = 0; i < access->n_proxies; i++)
+        if (parse_address(access->proxies[i], strlen(access->proxies[i]), &proxy) &&
+            !memcmp(&proxy, address, sizeof proxy))
+            return true;
+    return false;
+}
+
+uint64_t sn_access_owner(const sn_access *access, const struct sockaddr *from, const char *authorization,
+                         const char *forwarded) {
+    uint64_t owner;
+    if (access->n_keys && sn_access_has_key(access, authorization)) {
+        const char *word = authorization + sizeof scheme - 1; /* however the scheme is written */
+        const sn_hash key = sn_hash_of(word, strlen(word));
+        memcpy(&owner, key.bytes, sizeof owner);
+        return owner;
+    }
+    struct in6_addr address = address_of(from), behind;
+    const char *last = forwarded ? strrchr(forwarded, ',') : NULL;
+    if (forwarded && is_proxy(access, &address)) {
+        last = last ? last + 1 : forwarded;
+        last += strspn(last, " \t");
+        if (parse_address(last, strcspn(last, " \t"), &behind)) address = behind;
+    }
+    memcpy(&owner, address.s6_addr + (IN6_IS_ADDR_V4MAPPED(&address) ? 8 : 0), sizeof owner);
+    return owner;
 }
 
 bool sn_access_knows_host(const sn_access *access, const char *host) {
@@ -83,4 +134,10 @@ sn_status sn_access_check_origin(const char *origin, sn_err *err) {
         return SN_OK;
     return sn_fail(err, SN_REFUSED, "'%.100s' is no origin: write a scheme and a host, as in https://example.org",
                    origin);
+}
+
+sn_status sn_access_check_proxy(const char *address, sn_err *err) {
+    struct in6_addr parsed;
+    if (parse_address(address, strlen(address), &parsed)) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "'%.100s' is no IP address", address);
 }

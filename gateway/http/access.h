@@ -9,6 +9,8 @@
 #include "base/hash.h"
 #include "base/mem.h"
 
+#include <sys/socket.h>
+
 enum { SN_KEYS_MAX = 1024, SN_KEY_CHARS_MIN = 16, SN_KEY_FILE_MAX = 1 << 20 };
 
 typedef struct sn_access {
@@ -18,6 +20,8 @@ typedef struct sn_access {
     size_t n_hosts;
     const char *const *origins; /* (n_origins) borrowed, as "https://example.org" */
     size_t n_origins;
+    const char *const *proxies; /* (n_proxies) borrowed: addresses whose X-Forwarded-For is believed */
+    size_t n_proxies;
 } sn_access;
 
 /* Reads a file with a key in each line; empty lines and lines that begin with # are ignored. */
@@ -32,7 +36,14 @@ bool sn_access_knows_host(const sn_access *access, const char *host);
  * its pages may read them. */
 typedef enum sn_origin { SN_ORIGIN_REFUSED, SN_ORIGIN_SAME, SN_ORIGIN_NAMED } sn_origin;
 sn_origin sn_access_origin(const sn_access *access, const char *origin, const char *host);
+/* Whose a request is, for shares of what the server has: that of a key where keys are wanted, else that of an address,
+ * of which the first 64 bits count with IPv6. forwarded: the header X-Forwarded-For of a proxy, whose last entry is the
+ * address that the proxy saw; NULL: there is none. */
+uint64_t sn_access_owner(const sn_access *access, const struct sockaddr *from, const char *authorization,
+                         const char *forwarded);
 /* SN_REFUSED unless the text is an origin: a scheme and a host, and nothing behind them. */
 sn_status sn_access_check_origin(const char *origin, sn_err *err) SN_MUST_USE;
+/* SN_REFUSED unless the text is an IP address. */
+sn_status sn_access_check_proxy(const char *address, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { LOOK_MS = 200, SILENCE_MS = 1000, OUT_MAX = 256 << 20, STREAM_BLOCK = 16 << 10 };
+enum { LOOK_MS = 200, SILENCE_MS = 1000, OUT_MAX = 128 << 20, STREAM_BLOCK = 16 << 10 };
 
 /* -- the reply's bytes -- */
 
@@ -25,8 +25,11 @@ void sn_answer_collect(sn_answer *a) {
     const char *bytes;
     if (a->sent == a->out.len) a->sent = a->out.len = 0;
     while ((bytes = sn_reply_take(a->reply, &len), len)) {
-        if (!sn_buf_append(&a->out, bytes, len, &err)) continue;
-        (void)sn_openai_fail(&a->error, 500, NULL, NULL, "The answer is too long for the memory of the server.");
+        if (sn_load_take(&a->server->load, &a->taken, a->out.len + len) && !sn_buf_append(&a->out, bytes, len, &err))
+            continue;
+        if (!a->error.status)
+            (void)sn_openai_fail(&a->error, 503, "overloaded", NULL,
+                                 "What was answered and not read yet is too long for the memory of the server.");
         break;
     }
     pthread_cond_broadcast(&a->changed);
@@ -59,6 +62,8 @@ static ssize_t read_stream(void *exchange, uint64_t at, char *out, size_t max) {
     if (n) memcpy(out, a->out.data + a->sent, n);
     a->sent += n;
     bool ended = a->finished && a->sent == a->out.len;
+    if (a->finished && !a->is_read) sn_exchange_is_read(x, a->out.len - a->sent);
+    a->is_read = a->finished;
     pthread_mutex_unlock(&a->lock);
     if (left) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (n) return (ssize_t)n;
@@ -69,6 +74,7 @@ static ssize_t read_stream(void *exchange, uint64_t at, char *out, size_t max) {
 }
 
 static enum MHD_Result send_stream(sn_exchange *x) {
+    x->streams = true;
     struct MHD_Response *response =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, x, NULL);
     if (response) {
@@ -92,7 +98,12 @@ static enum MHD_Result send_whole(sn_exchange *x) {
     pthread_mutex_unlock(&a->lock);
     if (left) return MHD_NO;
     if (a->error.status) return sn_exchange_refuse(x, &a->error);
-    return sn_exchange_send(x, 200, "application/json", a->out.data, a->out.len);
+    struct MHD_Response *response = MHD_create_response_from_buffer(a->out.len, a->out.data, MHD_RESPMEM_MUST_FREE);
+    if (!response) return MHD_NO;
+    x->to_read = a->out.len;
+    a->out.data = NULL; /* the response's; it counts as taken until the client has it */
+    MHD_add_response_header(response, "Content-Type", "application/json");
+    return sn_exchange_queue(x, 200, response);
 }
 
 /* -- prompts -- */
@@ -153,6 +164,7 @@ static bool make_choice(sn_answer *a, size_t index, sn_openai_error *error) {
                       .ctx = c,
                       .run = embeds ? sn_answer_embed : sn_answer_run_choice,
                       .end = sn_answer_end_choice,
+                      .owner = a->owner,
                       .fresh = embeds};
     if (embeds || !r->max_tokens) return true;
     const sn_constraint_setup setup = {.n_prompt = c->prompt->n,
@@ -181,7 +193,7 @@ static bool prepare(sn_exchange *x, sn_answer *a, sn_request_kind kind, sn_opena
     sn_server *s = x->server;
     sn_err err;
     const sn_reply_head head = {.id = x->id, .created = sn_unix_ms() / 1000};
-    if (!sn_request_parse(kind, (const char *)x->body.data, x->body.len, &s->limits, &a->request, error)) return false;
+    if (!sn_exchange_parse(x, kind, &a->request, error)) return false;
     if (!make_prompts(a, error)) return false;
     const size_t n = kind == SN_REQUEST_EMBEDDING ? 1 : sn_request_choices(a->request); /* one job for all inputs */
     if (sn_calloc(&a->choices, n, sizeof *a->choices, &err)) return sn_openai_fail_err(error, &err);
@@ -203,6 +215,7 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
     }
     sn_answer *a = x->answer;
     a->server = x->server;
+    a->owner = a->taken.owner = x->owner;
     a->arrived_us = x->arrived_us;
     sn_buf_init(&a->out, OUT_MAX);
     pthread_mutex_init(&a->lock, NULL);
@@ -210,7 +223,10 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&a->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (!prepare(x, a, kind, &error)) return sn_exchange_refuse(x, &error);
+    if (!sn_exchange_may_prepare(x, &error)) return sn_exchange_refuse(x, &error);
+    const bool prepared = prepare(x, a, kind, &error);
+    sn_load_end(&x->server->load);
+    if (!prepared) return sn_exchange_refuse(x, &error);
     return a->request->stream ? send_stream(x) : send_whole(x);
 }
 
@@ -236,6 +252,7 @@ void sn_answer_free(sn_answer **answer) {
     free(a->choices);
     json_decref(a->hops);
     sn_buf_fini(&a->out);
+    sn_load_give_back(&a->server->load, &a->taken);
     pthread_cond_destroy(&a->changed);
     pthread_mutex_destroy(&a->lock);
     free(a);

@@ -29,6 +29,7 @@ struct sn_answer {
     sn_answer_prompt *prompts; /* (n_prompts) */
     sn_answer_choice *choices; /* (n_choices) */
     size_t n_prompts, n_choices, submitted;
+    uint64_t owner;
     int64_t arrived_us;
     pthread_mutex_t lock; /* of what follows, and of calls on the reply. No function of the engine is called under it */
     pthread_cond_t changed;
@@ -41,6 +42,8 @@ struct sn_answer {
     bool checked; /* every step was audited */
     sn_buf out;   /* bytes for the client, of which `sent` are on their way */
     size_t sent;
+    sn_taken taken; /* by `out` */
+    bool is_read;   /* it is complete, and its client has a limit to read the rest */
 };
 
 /* The job of a choice: what the functions of sn_job are. ctx: sn_answer_choice. */

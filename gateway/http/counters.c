@@ -43,7 +43,7 @@ static sn_status put_first_token(sn_counters *c, sn_buf *out, sn_err *err) {
                          name, sum, name, us / 1000000, us % 1000000, name, sum);
 }
 
-sn_status sn_counters_write(sn_counters *c, const sn_server_engine_load *load, sn_buf *out, sn_err *err) {
+sn_status sn_counters_write(sn_counters *c, const sn_server_engine_load *load, size_t held, sn_buf *out, sn_err *err) {
     const struct {
         const char *name, *type, *help;
         uint64_t value;
@@ -51,6 +51,7 @@ sn_status sn_counters_write(sn_counters *c, const sn_server_engine_load *load, s
         {"running", "gauge", "Answers that are generated now.", load->running},
         {"queued", "gauge", "Answers that wait for a session.", load->queued},
         {"sessions", "gauge", "Sessions that are open, with those kept for their prefixes.", load->sessions},
+        {"held_bytes", "gauge", "Memory of large requests, and of large answers that were not read yet.", held},
         {"draining", "gauge", "1 while the server shuts down.", load->draining},
         {"prompt_tokens_total", "counter", "Tokens of prompts.", atomic_load(&c->prompt_tokens)},
         {"cached_tokens_total", "counter", "Tokens of prompts that an open session had.",

@@ -18,8 +18,8 @@ typedef struct sn_counters {
 
 void sn_counters_first_token(sn_counters *counters, int64_t us);
 
-/* Appends the page in Prometheus' text format. */
-sn_status sn_counters_write(sn_counters *counters, const sn_server_engine_load *load, sn_buf *out,
+/* Appends the page in Prometheus' text format. held: sn_load_get_bytes. */
+sn_status sn_counters_write(sn_counters *counters, const sn_server_engine_load *load, size_t held, sn_buf *out,
                             sn_err *err) SN_MUST_USE;
 
 #endif

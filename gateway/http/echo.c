@@ -1,6 +1,7 @@
 /* What the model expected at each place of a prompt: the logits of all its tokens, computed a few rows at a time, since
  * a row has as many floats as the vocabulary has tokens. The first token has no log-probability: nothing comes before
  * it. */
+#include "gateway/engine/audited.h"
 #include "gateway/http/answer_private.h"
 
 #include <math.h>
@@ -17,7 +18,8 @@ typedef struct echo {
     double *top_logprobs;   /* the same */
 } echo;
 
-static swarm_code compute(echo *e, swarm_session *session, swarm_error **error) {
+static swarm_code compute(void *ctx, swarm_session *session, swarm_error **error) {
+    echo *e = ctx;
     const sn_answer_prompt *prompt = e->choice->prompt;
     const swarm_model *model = e->choice->answer->server->options.model;
     swarm_code code = swarm_session_rewind(session, 0, error);
@@ -57,7 +59,7 @@ swarm_code sn_answer_echo(sn_answer_choice *c, swarm_session *session, swarm_err
     sn_err err;
     echo e;
     swarm_code code = echo_init(&e, c, &err) ? SWARM_STOP : SWARM_OK;
-    if (!code && e.logits) code = compute(&e, session, error);
+    if (!code && e.logits) code = sn_compute_audited(compute, &e, session, error);
     if (!code) {
         pthread_mutex_lock(&a->lock);
         if (!sn_reply_echo(a->reply, c->index, e.tokens, c->prompt->n, &failure)) sn_answer_fail(a, &failure);

@@ -28,10 +28,38 @@ enum MHD_Result sn_exchange_queue(sn_exchange *x, unsigned code, struct MHD_Resp
     return result;
 }
 
+void sn_exchange_is_read(const sn_exchange *x, size_t bytes) {
+    enum { READ_MS = 120000, CROWDED_MS = 30000, BYTES_PER_MS = 32 };
+    const int64_t for_bytes = (int64_t)(bytes / BYTES_PER_MS);
+    sn_door_allow(x->server->door, x->guest, READ_MS + for_bytes, CROWDED_MS + for_bytes);
+}
+
+bool sn_exchange_parse(sn_exchange *x, sn_request_kind kind, sn_request **out, sn_openai_error *error) {
+    const char *body = (const char *)x->body.data;
+    sn_load *load = &x->server->load;
+    const size_t becomes = sn_request_memory(body, x->body.len);
+    *out = NULL;
+    if (!sn_load_take(load, &x->taken, x->body.len + becomes))
+        return sn_openai_fail(error, 503, "overloaded", NULL, "Too many large requests are in progress: try again.");
+    if (!sn_request_parse(kind, body, x->body.len, &x->server->limits, out, error)) return false;
+    sn_buf_fini(&x->body);
+    (void)!sn_load_take(load, &x->taken, becomes); /* less than before */
+    return true;
+}
+
+bool sn_exchange_may_prepare(const sn_exchange *x, sn_openai_error *error) {
+    enum { WAIT_US = 30000000 };
+    const int64_t until_us = sn_now_us() + WAIT_US;
+    while (sn_now_us() < until_us && !sn_exchange_is_left(x))
+        if (sn_load_begin(&x->server->load)) return true;
+    return sn_openai_fail(error, 503, "overloaded", NULL, "Too many requests are being prepared: try again.");
+}
+
 enum MHD_Result sn_exchange_send(sn_exchange *x, unsigned code, const char *type, const void *data, size_t len) {
     struct MHD_Response *response =
         MHD_create_response_from_buffer(len, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
     if (response) MHD_add_response_header(response, "Content-Type", type);
+    x->to_read = len;
     return sn_exchange_queue(x, code, response);
 }
 

@@ -117,11 +117,19 @@ static void end_choice(sn_answer_choice *c, const char *json) {
     json_decref(o);
 }
 
+static bool has_failed(sn_answer *a) {
+    pthread_mutex_lock(&a->lock);
+    bool failed = a->error.status != 0;
+    pthread_mutex_unlock(&a->lock);
+    return failed;
+}
+
 swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_error **error) {
     sn_answer_choice *c = choice;
     const sn_request *r = c->answer->request;
     swarm_code code = SWARM_OK;
     char *json = NULL;
+    if (has_failed(c->answer)) return SWARM_CANCELLED; /* another choice of it */
     tell_prompt(c, cached_tokens(c, session));
     if (r->echo) code = sn_answer_echo(c, session, error);
     swarm_session_on_event(session, on_event, c);
@@ -159,7 +167,7 @@ swarm_code sn_answer_embed(void *choice, swarm_session *session, swarm_error **e
     sn_answer_choice *c = choice;
     sn_answer *a = c->answer;
     swarm_code code = SWARM_OK;
-    for (size_t i = 0; i < a->n_prompts && !code && !a->error.status; i++) code = embed_prompt(a, i, session, error);
+    for (size_t i = 0; i < a->n_prompts && !code && !has_failed(a); i++) code = embed_prompt(a, i, session, error);
     note_session(c, session);
     return code;
 }
@@ -172,10 +180,14 @@ static void fail_with(sn_answer *a, swarm_code code, const swarm_error *error) {
     int status = code == SWARM_REFUSED ? 400 : code == SWARM_RETRY || code == SWARM_REBUILD ? 503 : 500;
     if (code == SWARM_CANCELLED)
         (void)sn_openai_fail(&failure, 503, "cancelled", NULL, "The server is shutting down.");
+    else if (code == SWARM_RETRY && !error)
+        (void)sn_openai_fail(&failure, 429, "queue_full", NULL,
+                             "Other clients wait, and you have more requests than they: try again later.");
     else
-        (void)sn_openai_fail(&failure, status, NULL, NULL, "%s", error ? swarm_error_text(error) : "Out of memory.");
+        (void)sn_openai_fail(&failure, status, code == SWARM_REBUILD ? "audit_failed" : NULL, NULL, "%s",
+                             error ? swarm_error_text(error) : "Out of memory.");
     if (status == 503 && !failure.code) failure.code = "no_node";
-    failure.retry_after_ms = swarm_error_retry_after_ms(error);
+    failure.retry_after_ms = failure.status == 429 ? SN_SERVER_RETRY_AFTER_MS : swarm_error_retry_after_ms(error);
     sn_answer_fail(a, &failure);
 }
 

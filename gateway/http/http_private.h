@@ -1,6 +1,7 @@
 /* What the files of the HTTP server share.
  *
  * server.c    the daemon, from a connection to a checked request with its body
+ * door.h      how long a connection may take for its part; load.h: what requests take of memory and processors
  * exchange.c  sending: headers of every reply, errors, whether the client is still there
  * routes.c    the table of routes, and the small ones
  * answer.c    chat, completions, embeddings: from a request to jobs of the engine, and from their bytes to the client
@@ -12,6 +13,8 @@
 
 #include "base/clock.h"
 #include "gateway/http/counters.h"
+#include "gateway/http/door.h"
+#include "gateway/http/load.h"
 #include "gateway/http/server.h"
 #include "gateway/openai/reply.h"
 
@@ -19,8 +22,7 @@
 #include <pthread.h>
 
 enum {
-    SN_BODY_MAX = 32 << 20,    /* of a request */
-    SN_BODIES_MAX = 256 << 20, /* of all requests at once */
+    SN_BODY_MAX = 32 << 20, /* of a request */
     SN_REQUEST_NAME_MAX = 64
 };
 
@@ -39,8 +41,9 @@ struct sn_server {
     int port;
     int64_t started_unix_s;
     atomic_bool draining;
-    atomic_size_t open;   /* requests that are not answered yet */
-    atomic_size_t bodies; /* bytes */
+    atomic_size_t open; /* requests that are not answered yet */
+    sn_load load;
+    sn_door *door;
 };
 
 /* A request and its reply, on the thread of their connection. */
@@ -48,15 +51,20 @@ typedef struct sn_exchange {
     sn_server *server;
     struct MHD_Connection *connection;
     const struct sn_route *route;
+    sn_guest *guest;
+    sn_taken taken; /* by the body, then by what it became */
     sn_buf body;
     const char *path, *host, *origin; /* of libmicrohttpd; the last two are headers, NULL: missing */
     sn_origin from;
+    uint64_t owner; /* sn_access_owner */
     char id[SN_REQUEST_NAME_MAX + 1];
     int64_t arrived_us;
     size_t received;         /* bytes of the body */
     sn_openai_error refusal; /* for the end of the body; status 0: none */
     unsigned code;           /* of the reply; 0: none yet */
+    size_t to_read;          /* bytes of the reply */
     sn_answer *answer;
+    bool streams;
 } sn_exchange;
 
 typedef struct sn_route {
@@ -74,6 +82,12 @@ enum MHD_Result sn_exchange_send_json(sn_exchange *x, unsigned code, char *text)
 enum MHD_Result sn_exchange_refuse(sn_exchange *x, const sn_openai_error *error);
 /* Adds the headers of every reply and queues it. Takes the response. */
 enum MHD_Result sn_exchange_queue(sn_exchange *x, unsigned code, struct MHD_Response *response);
+/* From now on the client has a limit to read what is left of its reply. */
+void sn_exchange_is_read(const sn_exchange *x, size_t bytes);
+/* Parses the body, which is then freed. */
+bool sn_exchange_parse(sn_exchange *x, sn_request_kind kind, sn_request **out, sn_openai_error *error) SN_MUST_USE;
+/* Waits until the request may be prepared (sn_load_begin); sn_load_end follows. */
+bool sn_exchange_may_prepare(const sn_exchange *x, sn_openai_error *error) SN_MUST_USE;
 /* Whether the client has closed its connection. */
 bool sn_exchange_is_left(const sn_exchange *x);
 

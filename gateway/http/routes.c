@@ -28,7 +28,7 @@ static enum MHD_Result answer_metrics(sn_exchange *x) {
     sn_err err;
     sn_buf_init(&page, PAGE_MAX);
     enum MHD_Result result;
-    if (!sn_counters_write(&x->server->counters, &load, &page, &err)) {
+    if (!sn_counters_write(&x->server->counters, &load, sn_load_get_bytes(&x->server->load), &page, &err)) {
         result = sn_exchange_send(x, 200, "text/plain; version=0.0.4; charset=utf-8", page.data, page.len);
     } else {
         (void)sn_openai_fail_err(&error, &err);
@@ -77,8 +77,10 @@ static enum MHD_Result answer_conversion(sn_exchange *x, sn_request_kind kind,
     sn_openai_error error = {0};
     sn_request *request = NULL;
     char *json = NULL;
-    if (sn_request_parse(kind, (const char *)x->body.data, x->body.len, &x->server->limits, &request, &error))
-        json = convert(x->server, request, &error);
+    if (sn_exchange_may_prepare(x, &error)) {
+        if (sn_exchange_parse(x, kind, &request, &error)) json = convert(x->server, request, &error);
+        sn_load_end(&x->server->load);
+    }
     sn_request_free(&request);
     return error.status ? sn_exchange_refuse(x, &error) : sn_exchange_send_json(x, 200, json);
 }

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 enum {
@@ -17,7 +18,10 @@ enum {
     CONNECTIONS_OF_ADDRESS_MAX = 256,
     HEADER_BYTES_MAX = 32 << 10, /* and the buffer in which a body is read */
     SILENCE_S = 30,
-    BODY_S = 120,          /* for a whole body */
+    BODY_S = 120, /* for a whole body */
+    HEADERS_MS = 30000,
+    CROWDED_HEADERS_MS = 5000,
+    CROWDED_BODY_MS = 30000,
     STACK_BYTES = 2 << 20, /* for nested JSON and chat templates */
     PEM_BYTES_MAX = 1 << 20,
     CANCEL_MS = 3000, /* for requests that were cancelled when the server ends */
@@ -30,6 +34,21 @@ static const char *header(sn_exchange *x, const char *name) {
 }
 
 /* -- what is decided by the headers -- */
+
+static enum MHD_Result keep_forwarded(void *last, enum MHD_ValueKind kind, const char *name, const char *value) {
+    (void)kind;
+    if (!strcasecmp(name, "X-Forwarded-For")) *(const char **)last = value;
+    return MHD_YES;
+}
+
+/* Some proxies add a header behind one that their client sent: the last one counts. */
+static uint64_t owner_of(sn_exchange *x) {
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const char *forwarded = NULL;
+    MHD_get_connection_values(x->connection, MHD_HEADER_KIND, keep_forwarded, &forwarded);
+    return sn_access_owner(&x->server->options.access, info ? info->client_addr : NULL, header(x, "Authorization"),
+                           forwarded);
+}
 
 /* The client's name for the request, if it is a word of reasonable length, else a random one. */
 static void name_request(sn_exchange *x) {
@@ -103,10 +122,14 @@ static enum MHD_Result begin(sn_server *server, struct MHD_Connection *connectio
     x->connection = connection;
     x->arrived_us = sn_now_us();
     sn_buf_init(&x->body, SN_BODY_MAX);
+    const union MHD_ConnectionInfo *guest = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    if (guest) x->guest = guest->socket_context;
+    sn_door_allow(server->door, x->guest, BODY_S * 1000, CROWDED_BODY_MS);
     x->path = path;
     x->host = header(x, "Host");
     x->origin = header(x, "Origin");
     x->from = sn_access_origin(&server->options.access, x->origin, x->host);
+    x->owner = x->taken.owner = owner_of(x);
     name_request(x);
     atomic_fetch_add(&server->open, 1);
     if (!admit(x, method, path, &error)) return sn_exchange_refuse(x, &error);
@@ -124,14 +147,12 @@ static enum MHD_Result take_piece(sn_exchange *x, const char *data, size_t *len)
     x->received += n;
     if (x->received > 2 * (size_t)SN_BODY_MAX || sn_now_us() - x->arrived_us > BODY_S * 1000000LL) return MHD_NO;
     if (x->code || x->refusal.status) return MHD_YES;
-    if (atomic_fetch_add(&x->server->bodies, n) + n > SN_BODIES_MAX) {
-        atomic_fetch_sub(&x->server->bodies, n);
+    if (!sn_load_take(&x->server->load, &x->taken, x->body.len + n)) {
         (void)sn_openai_fail(&x->refusal, 503, "overloaded", NULL,
                              "Too many large requests are in progress: try again.");
         return MHD_YES;
     }
     if (!sn_buf_append(&x->body, data, n, &err)) return MHD_YES;
-    atomic_fetch_sub(&x->server->bodies, n);
     (void)sn_openai_fail(&x->refusal, 413, "request_too_large", NULL, "A request may have %d bytes at most.",
                          SN_BODY_MAX);
     return MHD_YES;
@@ -147,10 +168,30 @@ static enum MHD_Result handle(void *ctx, struct MHD_Connection *connection, cons
     if (x->code) return MHD_YES;
     if (x->refusal.status) return sn_exchange_refuse(x, &x->refusal);
     /* An answer may take longer than a client may be silent. */
+    sn_door_allow(x->server->door, x->guest, 0, 0);
     MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, 0u);
     enum MHD_Result result = x->route->handle(x);
     MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)SILENCE_S);
+    if (!x->answer || !x->streams) sn_exchange_is_read(x, x->to_read);
     return result;
+}
+
+static void allow_headers(const sn_server *server, sn_guest *guest) {
+    const int64_t ms = server->options.headers_ms ? server->options.headers_ms : HEADERS_MS;
+    sn_door_allow(server->door, guest, ms, ms < CROWDED_HEADERS_MS ? ms : CROWDED_HEADERS_MS);
+}
+
+static void notify_connection(void *ctx, struct MHD_Connection *connection, void **guest,
+                              enum MHD_ConnectionNotificationCode what) {
+    sn_server *server = ctx;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    if (what == MHD_CONNECTION_NOTIFY_STARTED && info) {
+        *guest = sn_door_enter(server->door, info->connect_fd);
+        allow_headers(server, *guest);
+    } else if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+        sn_door_leave(server->door, *guest);
+        *guest = NULL;
+    }
 }
 
 static void completed(void *ctx, struct MHD_Connection *connection, void **state, enum MHD_RequestTerminationCode why) {
@@ -164,8 +205,9 @@ static void completed(void *ctx, struct MHD_Connection *connection, void **state
     sn_log(SN_LOG_INFO, "request", "request_id=%s path=%s code=%u answered=%d ms=%lld", x->id,
            x->route ? x->route->path : "-", x->code, answered, (long long)(sn_now_us() - x->arrived_us) / 1000);
     sn_answer_free(&x->answer);
-    atomic_fetch_sub(&server->bodies, x->body.len);
+    sn_load_give_back(&server->load, &x->taken);
     sn_buf_fini(&x->body);
+    allow_headers(server, x->guest);
     free(x);
     *state = NULL;
     atomic_fetch_sub(&server->open, 1);
@@ -188,10 +230,10 @@ static sn_status start_daemon(sn_server *s, int fd, sn_err *err) {
     if (!s->cert) tls[0].option = MHD_OPTION_END;
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, handle, s, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, completed, s,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-        (unsigned)CONNECTIONS_OF_ADDRESS_MAX, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES_MAX,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENCE_S, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES,
-        MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+        MHD_OPTION_NOTIFY_CONNECTION, notify_connection, s, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)CONNECTIONS_OF_ADDRESS_MAX, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)HEADER_BYTES_MAX, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENCE_S, MHD_OPTION_THREAD_STACK_SIZE,
+        (size_t)STACK_BYTES, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
     if (s->daemon) return SN_OK;
     close(fd);
     return sn_fail(err, s->cert ? SN_REFUSED : SN_STOP, "the HTTP server did not start%s",
@@ -204,6 +246,7 @@ sn_status sn_server_new(const sn_server_options *options, sn_server **out, sn_er
     *out = NULL;
     sn_status status = sn_calloc(&s, 1, sizeof *s, err);
     if (status) return status;
+    sn_load_init(&s->load);
     s->options = *options;
     s->models[0] = options->model_name;
     s->started_unix_s = sn_unix_ms() / 1000;
@@ -218,6 +261,7 @@ sn_status sn_server_new(const sn_server_options *options, sn_server **out, sn_er
     status = sn_served_model_new(options->model, options->model_name, &s->served, err);
     if (!status) s->limits.no_tools = !sn_served_model_calls_tools(s->served);
     if (!status) status = sn_view_new(s, &s->view, err);
+    if (!status) status = sn_door_new(CONNECTIONS_MAX, &s->door, err);
     if (!status && options->tls_cert) status = read_pem("--tls-cert", options->tls_cert, &s->cert, err);
     if (!status && options->tls_key) status = read_pem("--tls-key", options->tls_key, &s->key, err);
     if (!status && sn_listen_tcp(options->host, options->port, &fd, &s->port, err))
@@ -249,6 +293,8 @@ void sn_server_free(sn_server **server) {
     sn_server *s = *server;
     if (!s) return;
     if (s->daemon) MHD_stop_daemon(s->daemon);
+    sn_door_free(&s->door);
+    sn_load_fini(&s->load);
     sn_view_free(&s->view);
     sn_served_model_free(&s->served);
     if (s->key) explicit_bzero(s->key, strlen(s->key));

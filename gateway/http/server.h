@@ -2,7 +2,7 @@
  *
  * Each connection has a thread, on which its requests are read, checked and answered; generations run on the engine's
  * threads. Everything that comes from outside is bounded: connections, connections of one address, bytes of headers and
- * bodies, time without a byte. */
+ * bodies, time without a byte, time for headers, bodies and reading (door.h), memory and preparing (load.h). */
 #ifndef SN_GATEWAY_HTTP_SERVER_H
 #define SN_GATEWAY_HTTP_SERVER_H
 
@@ -23,6 +23,7 @@ typedef struct sn_server_options {
     const char *host;       /* to listen at, and port (0: a free one) */
     int port;
     const char *tls_cert, *tls_key; /* PEM files; NULL: no TLS */
+    int64_t headers_ms;             /* for the headers of a request; 0: 30 s */
 } sn_server_options;                /* borrowed for the server's life */
 
 sn_status sn_server_new(const sn_server_options *options, sn_server **out, sn_err *err) SN_MUST_USE;

@@ -126,13 +126,29 @@ static json_t *piece_json(const sn_served_model *served, int32_t id) {
     return piece;
 }
 
+static sn_status put_piece(sn_buf *out, const sn_served_model *served, int32_t id, const char *comma, sn_err *err) {
+    json_t *json = piece_json(served, id);
+    char *piece = json ? json_dumps(json, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+    sn_status status = piece ? sn_buf_printf(out, err, "%s{\"id\":%d,\"piece\":%s}", comma, (int)id, piece)
+                             : sn_fail(err, SN_STOP, "out of memory for a token's text");
+    free(piece);
+    json_decref(json);
+    return status;
+}
+
+/* Written as text at once: a token would take hundreds of bytes as values of jansson. */
 char *sn_reply_tokenize(const sn_request *request, const sn_served_model *served, const int32_t *ids, size_t n) {
-    json_t *list = json_array();
-    for (size_t i = 0; i < n; i++)
-        json_array_append_new(list, request->with_pieces ? json_pack("{s:I, s:o}", "id", (json_int_t)ids[i], "piece",
-                                                                     piece_json(served, ids[i]))
-                                                         : json_integer(ids[i]));
-    return dump(json_pack("{s:o, s:I}", "tokens", list, "count", (json_int_t)n));
+    sn_buf out;
+    sn_err err;
+    sn_buf_init(&out, SIZE_MAX);
+    sn_status status = sn_buf_printf(&out, &err, "{\"tokens\":[");
+    for (size_t i = 0; i < n && !status; i++)
+        status = request->with_pieces ? put_piece(&out, served, ids[i], i ? "," : "", &err)
+                                      : sn_buf_printf(&out, &err, "%s%d", i ? "," : "", (int)ids[i]);
+    if (!status) status = sn_buf_printf(&out, &err, "],\"count\":%zu}", n);
+    if (!status) status = sn_buf_append(&out, "", 1, &err);
+    if (status) sn_buf_fini(&out);
+    return (char *)out.data;
 }
 
 char *sn_reply_detokenize(const char *text, size_t len) {

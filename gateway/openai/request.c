@@ -3,6 +3,8 @@
  */
 #include "gateway/openai/request_private.h"
 
+#include "base/mem.h"
+
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -49,9 +51,11 @@ void sn_request_free(sn_request **request) {
 
 /* -- the JSON -- */
 
-/* Lists and objects inside each other, counted before anything is built from them. */
-static size_t depth_of(const char *body, size_t len) {
+/* Lists and objects inside each other, and values in all (a body is one, and each of these signs begins one more at
+ * most), counted before anything is built from them. */
+static size_t depth_of(const char *body, size_t len, size_t *values) {
     size_t depth = 0, most = 0;
+    *values = 1;
     bool in_string = false;
     for (size_t i = 0; i < len; i++) {
         char c = body[i];
@@ -59,19 +63,35 @@ static size_t depth_of(const char *body, size_t len) {
             i++;
         else if (c == '"')
             in_string = !in_string;
-        else if (!in_string && (c == '{' || c == '['))
+        else if (!in_string && (c == ',' || c == ':'))
+            ++*values;
+        else if (!in_string && (c == '{' || c == '[')) {
             most = ++depth > most ? depth : most;
-        else if (!in_string && (c == '}' || c == ']') && depth)
+            ++*values;
+        } else if (!in_string && (c == '}' || c == ']') && depth)
             depth--;
     }
     return most;
 }
 
+size_t sn_request_memory(const char *body, size_t len) {
+    enum { VALUE_BYTES = 96 };
+    size_t values;
+    (void)depth_of(body, len, &values);
+    return 2 * len + sn_min_size(values, SN_REQUEST_VALUES_MAX) * VALUE_BYTES;
+}
+
 static json_t *load_body(const char *body, size_t len, sn_openai_error *error) {
     json_error_t problem;
-    if (depth_of(body, len) > SN_REQUEST_DEPTH_MAX) {
+    size_t values;
+    if (depth_of(body, len, &values) > SN_REQUEST_DEPTH_MAX) {
         sn_openai_fail(error, 400, NULL, NULL, "the body nests more than %d lists and objects",
                        (int)SN_REQUEST_DEPTH_MAX);
+        return NULL;
+    }
+    if (values > SN_REQUEST_VALUES_MAX) {
+        sn_openai_fail(error, 413, "request_too_large", NULL, "the body has more than %d values: send it in parts",
+                       (int)SN_REQUEST_VALUES_MAX);
         return NULL;
     }
     json_t *json = json_loadb(body, len, JSON_REJECT_DUPLICATES, &problem);
@@ -241,6 +261,13 @@ static bool parse_variables(sn_parse *p) {
     return !json_object_set_new(p->chat, "variables", all) || sn_out_of_memory(p->error);
 }
 
+bool sn_parse_fits(sn_parse *p, size_t len, const char *path) {
+    const size_t most = SN_REQUEST_TEXT_MAX + SN_REQUEST_TOKEN_BYTES * (size_t)p->limits->context;
+    return len <= most || sn_openai_fail(p->error, 400, "context_length_exceeded", path,
+                                         "'%s' has %zu bytes, which a context of %d tokens does not hold: shorten it",
+                                         path, len, (int)p->limits->context);
+}
+
 /* The JSON texts for the library. */
 static bool dump_chat(sn_parse *p) {
     sn_request *r = p->r;
@@ -250,7 +277,7 @@ static bool dump_chat(sn_parse *p) {
     if (!r->chat || (tools && !r->tools)) return sn_out_of_memory(p->error);
     r->chat_len = strlen(r->chat);
     r->tools_len = r->tools ? strlen(r->tools) : 0;
-    return true;
+    return sn_parse_fits(p, r->chat_len, r->kind == SN_REQUEST_CHAT ? "messages" : "input");
 }
 
 /* Combinations of which each part alone is right. */
@@ -313,6 +340,10 @@ static bool parse_tokenize(sn_parse *p) {
         return sn_openai_fail(p->error, 400, NULL, "content", "the text is missing: give it as 'content', a string");
     prompt->text = b->tokenize_text ? b->tokenize_text : json_string_value(b->prompt);
     prompt->len = strlen(prompt->text); /* JSON texts with NULs are refused */
+    if (prompt->len > SN_REQUEST_TEXT_MAX)
+        return sn_openai_fail(p->error, 413, "request_too_large", b->tokenize_text ? "content" : "prompt",
+                              "the text has %zu bytes: %d at most, so send it in parts", prompt->len,
+                              (int)SN_REQUEST_TEXT_MAX);
     p->r->prompts = prompt;
     p->r->n_prompts = 1;
     p->r->add_special = b->add_special;

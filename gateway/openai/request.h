@@ -24,7 +24,10 @@ typedef enum sn_request_kind {
 } sn_request_kind;
 
 enum {
-    SN_REQUEST_DEPTH_MAX = 64,    /* nested lists and objects of a body */
+    SN_REQUEST_DEPTH_MAX = 64,       /* nested lists and objects of a body */
+    SN_REQUEST_VALUES_MAX = 1000000, /* of a body, of about a hundred bytes each when they are read */
+    SN_REQUEST_TEXT_MAX = 1 << 20,   /* bytes to be tokenized for /tokenize */
+    SN_REQUEST_TOKEN_BYTES = 64,  /* a longer text than this for each token of the context, and 1 MiB, is no prompt */
     SN_REQUEST_STOPS_MAX = 16,    /* stop strings */
     SN_REQUEST_STOP_MAX = 256,    /* bytes of one */
     SN_REQUEST_TOP_MAX = 20,      /* tokens with their log-probabilities at each place */
@@ -109,6 +112,8 @@ typedef struct sn_request {
 /* Parses and checks a body (len bytes). False: *error says why, and *out is NULL. */
 bool sn_request_parse(sn_request_kind kind, const char *body, size_t len, const sn_request_limits *limits,
                       sn_request **out, sn_openai_error *error) SN_MUST_USE;
+/* About what a body takes when it was parsed, as values and as texts. */
+size_t sn_request_memory(const char *body, size_t len);
 void sn_request_free(sn_request **request); /* accepts NULL */
 
 /* Choices in all: prompts (one for a chat) times n. */

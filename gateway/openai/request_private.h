@@ -64,6 +64,8 @@ typedef struct sn_parse {
 
 /* Memory of the request's life, zeroed; NULL: memory is out, and *error is filled. */
 void *sn_parse_alloc(sn_parse *p, size_t n, size_t size);
+/* Whether a text (len bytes) may fit into the context: if not it is refused before it costs a tokenizer's work. */
+bool sn_parse_fits(sn_parse *p, size_t len, const char *path);
 bool sn_out_of_memory(sn_openai_error *error);
 
 /* -- subjects -- */

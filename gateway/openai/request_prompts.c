@@ -29,6 +29,7 @@ static bool take_prompt(sn_parse *p, const json_t *prompt, const char *path) {
         if (!take_ids(p, prompt, path, out)) return false;
     } else if (json_is_string(prompt)) {
         *out = (sn_prompt){.text = json_string_value(prompt), .len = json_string_length(prompt)};
+        if (!sn_parse_fits(p, out->len, path)) return false;
     } else {
         return sn_openai_fail(p->error, 400, NULL, path, "'%s' must be a string or a list of token ids", path);
     }

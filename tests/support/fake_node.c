@@ -79,6 +79,7 @@ static sn_msg *answer_open(const fake_node *f, const sn_msg *request) {
     sn_msg *msg = NULL;
     if (f->fault == FAKE_OPEN_SILENT) return NULL;
     if (f->fault == FAKE_OPEN_REFUSED) return new_error(request, SN_REFUSED);
+    if (f->fault == FAKE_OPEN_REBUILD) return new_error(request, SN_REBUILD);
     if (f->fault == FAKE_OPEN_OTHER_KIND) return new_other_kind(request);
     REQUIRE(sn_msg_new(SN_MSG_OPEN_REPLY, request->correlation_id, &msg, &err));
     msg->open_reply.step_tokens_max = SN_SPAN_ROWS - (f->fault == FAKE_OPEN_SHORT_STEPS);

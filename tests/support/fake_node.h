@@ -28,6 +28,7 @@ typedef enum fake_node_fault {
     FAKE_STEP_FAULTS, /* from here on the fault occurs when a session is opened */
     FAKE_OPEN_SILENT = FAKE_STEP_FAULTS,
     FAKE_OPEN_REFUSED,
+    FAKE_OPEN_REBUILD,
     FAKE_OPEN_OTHER_KIND,
     FAKE_OPEN_SHORT_STEPS, /* accepts steps of fewer tokens than a node must */
     FAKE_FAULTS,

@@ -1,6 +1,7 @@
 /* Who may use the server: keys, names in Host, origins (gateway/http/access.h). */
 #include "gateway/http/access.h"
 
+#include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
@@ -120,4 +121,37 @@ Test(access, an_origin_is_a_scheme_and_a_host) {
         "*", "", "app.example", "https://", "https://app.example/", "https://*.example", "null"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         cr_assert_eq(sn_access_check_origin(wrong[i], &err), SN_REFUSED, "'%s'", wrong[i]);
+}
+
+static uint64_t owner(const sn_access *access, const char *from, const char *authorization, const char *forwarded) {
+    struct sockaddr_in v4 = {.sin_family = AF_INET};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6};
+    const bool is_v4 = inet_pton(AF_INET, from, &v4.sin_addr) == 1;
+    cr_assert(is_v4 || inet_pton(AF_INET6, from, &v6.sin6_addr) == 1);
+    return sn_access_owner(access, is_v4 ? (struct sockaddr *)&v4 : (struct sockaddr *)&v6, authorization, forwarded);
+}
+
+Test(access, a_request_is_its_keys_or_else_its_addresss) {
+    static const char *const proxies[] = {"127.0.0.1"};
+    sn_hash key = sn_hash_of("a-key-of-the-file", 17);
+    const sn_access open = {0}, behind = {.proxies = proxies, .n_proxies = 1}, closed = {.keys = &key, .n_keys = 1};
+    const uint64_t one = owner(&open, "10.0.0.1", NULL, NULL), here = owner(&open, "127.0.0.1", NULL, NULL);
+    cr_expect_neq(one, owner(&open, "10.0.0.2", NULL, NULL));
+    cr_expect_eq(one, owner(&open, "::ffff:10.0.0.1", NULL, NULL));
+    cr_expect_eq(one, owner(&open, "10.0.0.1", "Bearer any", "10.0.0.3"), "anybody can write these");
+    cr_expect_eq(owner(&open, "2001:db8::1", NULL, NULL), owner(&open, "2001:db8::2", NULL, NULL));
+    cr_expect_neq(owner(&open, "2001:db8::1", NULL, NULL), owner(&open, "2001:db8:0:1::1", NULL, NULL));
+    cr_expect_eq(one, owner(&behind, "127.0.0.1", NULL, "1.2.3.4, 10.0.0.1"), "what the client wrote comes first");
+    cr_expect_eq(one, owner(&behind, "127.0.0.1", NULL, "10.0.0.1"));
+    cr_expect_eq(one, owner(&behind, "10.0.0.1", NULL, "10.0.0.2"), "it is no proxy");
+    static const char *const nothing[] = {"", "unknown", "10.0.0.1,", "10.0.0.1:80",
+                                          "1111111111111111111111111111111111111111111111111111"};
+    for (size_t i = 0; i < sizeof nothing / sizeof *nothing; i++)
+        cr_expect_eq(here, owner(&behind, "127.0.0.1", NULL, nothing[i]), "'%s'", nothing[i]);
+    const uint64_t keyed = owner(&closed, "10.0.0.1", "Bearer a-key-of-the-file", NULL);
+    cr_expect_eq(keyed, owner(&closed, "10.0.0.2", "bEARER a-key-of-the-file", NULL));
+    cr_expect_eq(one, owner(&closed, "10.0.0.1", "Bearer another", NULL));
+    sn_err err;
+    cr_expect_eq(sn_access_check_proxy("::1", &err), SN_OK);
+    cr_expect_eq(sn_access_check_proxy("proxy.example", &err), SN_REFUSED);
 }

@@ -1,10 +1,13 @@
 /* A node that lies to a session of the C API: wrong text is retracted, the node is banned, and events say so. */
 #include "client/api/api_private.h" /* private: links that know the lying node */
+#include "gateway/engine/audited.h"
+#include "gateway/engine/embedding.h"
 #include "tests/support/api_fixture.h"
 #include "tests/support/byzantine_node.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { PROMPT = 5, TOKENS = 40 };
@@ -21,7 +24,7 @@ static sn_status open_link(void *ctx, sn_link **out, sn_err *err) {
     return SN_OK;
 }
 
-static void set_up(void) {
+static void begin(int nth) {
     sn_model *model = NULL;
     api = api_swarm_begin((cluster_options){0}, NULL);
     described = (testbed){.path = api.folder, .cluster = api.nodes, .n_blocks = 4};
@@ -32,11 +35,14 @@ static void set_up(void) {
         described.block_hash[b] = sn_block_hash_with_kv_dtype(&described.block_hash[b], SN_KV_F32);
     }
     sn_model_close(&model);
-    const byzantine_faults faults = {.alter_nth_step = 20, .large_error = true};
+    const byzantine_faults faults = {.alter_nth_step = nth, .large_error = true};
     byzantine = byzantine_node_new(&described, "byzantine:1", 2, 4, faults);
     api.connection->open_link = open_link;
     cluster_stop(api.nodes, 1);
 }
+
+static void set_up(void) { begin(20); }
+static void set_up_liar(void) { begin(1); }
 
 /* A session over the lying node, which is the only one of its blocks until the first tokens are computed. */
 static swarm_session *open_over_byzantine(void) {
@@ -124,4 +130,60 @@ Test(api_audit, wrong_text_is_retracted_and_the_node_banned, .init = set_up, .fi
     swarm_session_close(plain);
     swarm_session_close(session);
     swarm_options_free(generation);
+}
+
+/* A session whose steps are not checked on the way, over a node of which each step is a lie. */
+static swarm_session *open_over_liar(void) {
+    swarm_options *options =
+        api_options("audit", "0.000001", "audit-seed", "3", "push", "false", "reroute-every", "0", NULL);
+    swarm_session *session = NULL;
+    API(swarm_session_open(api.model, api.connection, options, NULL, NULL, &session, &error));
+    for (int i = 0; i < 2; i++) {
+        cluster_add(api.nodes, 0, 2);
+        cluster_add(api.nodes, 2, 4);
+    }
+    swarm_options_free(options);
+    return session;
+}
+
+Test(api_audit, an_embedding_is_checked_before_it_is_given_away, .init = set_up_liar, .fini = tear_down) {
+    enum { WIDTH = 64 };
+    float right[WIDTH], got[WIDTH];
+    swarm_session *plain = NULL, *session = open_over_liar();
+    API(swarm_session_open(api.model, NULL, NULL, NULL, NULL, &plain, &error));
+    API(sn_embed(api.model, plain, prompt, PROMPT, right, &error));
+    for (int i = 0; i < 2; i++) { /* the second one begins the timeline anew */
+        API(sn_embed(api.model, session, prompt, PROMPT, got, &error));
+        for (int k = 0; k < WIDTH; k++) cr_assert_float_eq(got[k], right[k], 1e-4, "%d: %g %g", k, got[k], right[k]);
+    }
+    swarm_session_close(plain);
+    swarm_session_close(session);
+}
+
+typedef struct lines {
+    float *logits;
+    int calls;
+} lines;
+
+static swarm_code append(void *ctx, swarm_session *session, swarm_error **error) {
+    lines *l = ctx;
+    l->calls++;
+    swarm_code code = swarm_session_rewind(session, 0, error);
+    return code ? code : swarm_session_append(session, prompt, PROMPT, l->logits, error);
+}
+
+Test(api_audit, what_an_audit_finds_wrong_is_computed_again, .init = set_up_liar, .fini = tear_down) {
+    const size_t n = PROMPT * (size_t)swarm_model_vocab(api.model);
+    lines right = {.logits = calloc(n, sizeof(float))}, got = {.logits = calloc(n, sizeof(float))};
+    swarm_session *plain = NULL, *session = open_over_liar();
+    API(swarm_session_open(api.model, NULL, NULL, NULL, NULL, &plain, &error));
+    API(sn_compute_audited(append, &right, plain, &error));
+    API(sn_compute_audited(append, &got, session, &error));
+    cr_expect_eq(right.calls, 1);
+    cr_expect_eq(got.calls, 2);
+    for (size_t i = 0; i < n; i++) cr_assert_float_eq(got.logits[i], right.logits[i], 1e-3);
+    swarm_session_close(plain);
+    swarm_session_close(session);
+    free(right.logits);
+    free(got.logits);
 }

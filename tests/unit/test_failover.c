@@ -120,6 +120,27 @@ Test(failover, continues_after_a_malformed_reply_of_the_last_pushing_node) {
         if (fault != FAKE_WRONG_TIMELINE && fault != FAKE_SILENT) expect_survival_of((fake_node_fault)fault, true);
 }
 
+/* A node's REBUILD ends neither a call nor an opening as an audit's verdict does. */
+Test(failover, no_node_gives_the_verdict_of_an_audit) {
+    for (int i = 0; i < 2; i++) {
+        testbed *w = new_testbed();
+        chain_fixture r;
+        const sn_chain_options options = {.limits = {TIMEOUT_MS, 0, SN_PREFILL_DEPTH_MAX}};
+        cluster_add(w->cluster, 0, 2);
+        fake_node *faulty = fake_node_new(w, "byzantine:1", 2, 4, i ? FAKE_ERROR_REBUILD : FAKE_OPEN_REBUILD);
+        sn_status status = open_with(&r, w, options, faulty);
+        if (i) {
+            cr_assert_eq(status, SN_OK, "%s", r.err.text);
+            status = chain_fixture_try_steps(&r, 0, 1, 1);
+        }
+        cr_expect_eq(status, SN_RETRY, "status %d: %s", (int)status, r.err.text);
+        cr_expect_geq(fake_node_requests(faulty), 1);
+        chain_fixture_close(&r);
+        fake_node_free(&faulty);
+        testbed_free(&w);
+    }
+}
+
 /* While the chain waits for node 1, which is cut off, a node that it asked before sends errors. */
 Test(failover, a_node_cannot_answer_for_another_one) {
     testbed *w = new_testbed();

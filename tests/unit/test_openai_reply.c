@@ -7,6 +7,7 @@
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -406,4 +407,47 @@ Test(openai_reply, a_failed_reply_is_an_error_body) {
     cr_expect_str_eq(text_of(&e), "{\"error\":{\"message\":\"no node serves the blocks 0:4\",\"type\":\"server_error\","
                                   "\"param\":null,\"code\":\"no_node\"}}");
     end(&e);
+}
+
+/* -- replies without generation -- */
+
+/* What jansson holds now, and the most that it held. */
+static size_t json_live, json_peak;
+
+static void *count_alloc(size_t n) {
+    void *p = malloc(n);
+    json_live += malloc_usable_size(p);
+    if (json_live > json_peak) json_peak = json_live;
+    return p;
+}
+
+/* What is freed by free() stays counted: a few bytes for each token. */
+static void count_free(void *p) {
+    json_live -= malloc_usable_size(p);
+    free(p);
+}
+
+Test(openai_reply, tokens_with_their_pieces_are_written_without_values_of_each) {
+    enum { N = 20000, SMALL = N * 100 };
+    sn_request *r = openai_request(&fixture, SN_REQUEST_TOKENIZE, "{\"content\":\"a\",\"with_pieces\":true}");
+    size_t n;
+    int32_t *some = openai_ids(&fixture, "a \xf0\x9f\x92\xa9", &n), *ids = calloc(N, sizeof *ids);
+    cr_assert_gt(n, 2);
+    for (size_t i = 0; i < N; i++) ids[i] = some[i % n];
+    json_set_alloc_funcs(count_alloc, count_free);
+    char *text = sn_reply_tokenize(r, fixture.served, ids, N);
+    json_set_alloc_funcs(malloc, free);
+    cr_expect_lt(json_peak, SMALL);
+    json_t *o = json_loads(text, 0, NULL), *list = json_object_get(o, "tokens");
+    cr_expect_eq(json_integer_value(json_object_get(o, "count")), N);
+    cr_assert_eq(json_array_size(list), N);
+    for (size_t i = 0; i < N; i++)
+        cr_assert_eq(json_integer_value(json_object_get(json_array_get(list, i), "id")), ids[i]);
+    cr_expect_str_eq(json_string_value(json_object_get(json_array_get(list, 0), "piece")), "a");
+    cr_expect(json_is_array(json_object_get(json_array_get(list, 2), "piece")), "bytes that are no text are a list");
+    json_decref(o);
+    free(text);
+    free(ids);
+    swarm_free(some);
+    sn_request_free(&r);
 }

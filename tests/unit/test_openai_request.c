@@ -347,6 +347,39 @@ Test(openai_request, a_body_that_nests_too_deep_is_refused_before_it_is_read) {
     sn_request_free(&r);
 }
 
+/* A body of n bytes: `fill` between `begin` and `end`. */
+static void expect_too_large(sn_request_kind kind, const char *begin, char fill, size_t n, const char *end,
+                             const char *word) {
+    char *body = malloc(n + 200);
+    sn_request *request = NULL;
+    sn_openai_error error = {0};
+    size_t at = (size_t)sprintf(body, "%s", begin);
+    memset(body + at, fill, n);
+    strcpy(body + at + n, end);
+    cr_assert_not(sn_request_parse(kind, body, strlen(body), &limits, &request, &error));
+    cr_expect(strstr(error.message, word), "%s", error.message);
+    cr_expect(error.status == 413 || !strcmp(error.code, "context_length_exceeded"));
+    free(body);
+}
+
+Test(openai_request, a_body_of_too_many_values_is_refused_before_it_is_read) {
+    expect_too_large(SN_REQUEST_CHAT, "{\"messages\":[1", ',', SN_REQUEST_VALUES_MAX, "1]}",
+                     "more than 1000000 values");
+    char text[100 + 2 * 64];
+    snprintf(text, sizeof text, "{" HI ",\"user\":\"%.*s\"}", 100, ",,,,,,,,,,,,,,,,,,::::::::[[[[[[{{{{");
+    sn_request *r = parse(SN_REQUEST_CHAT, text);
+    sn_request_free(&r);
+}
+
+Test(openai_request, a_text_that_no_context_holds_is_refused_before_it_is_tokenized) {
+    enum { MIB = 1 << 20 };
+    expect_too_large(SN_REQUEST_TOKENIZE, "{\"content\":\"", 'a', MIB + 1, "\"}", "1048577 bytes");
+    expect_too_large(SN_REQUEST_COMPLETION, "{\"prompt\":\"", 'a', MIB + 65 * 64, "\"}", "shorten");
+    expect_too_large(SN_REQUEST_EMBEDDING, "{\"input\":[\"", 'a', MIB + 65 * 64, "\"]}", "input[0]");
+    expect_too_large(SN_REQUEST_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"", 'a', MIB + 65 * 64, "\"}]}",
+                     "shorten");
+}
+
 Test(openai_request, tools_are_refused_where_the_template_has_none) {
     sn_request_limits without = limits;
     sn_request *request = NULL;

@@ -197,6 +197,61 @@ Test(server_engine, the_queue_takes_all_jobs_of_a_request_or_none) {
     run_whole(&waits[2]);
 }
 
+Test(server_engine, owners_are_served_round_robin) {
+    work running, first[3], second[2];
+    begin(1, 8);
+    hold(&running); /* of owner 0, as are all of the first */
+    for (int i = 0; i < 3; i++) {
+        make(&first[i], 2 + i, PROMPT, "1");
+        cr_assert_eq(submit(&first[i]), SN_OK);
+    }
+    for (int i = 0; i < 2; i++) {
+        make(&second[i], 5 + i, PROMPT, "1");
+        second[i].job.owner = 7;
+        atomic_store(&second[i].held, true);
+        cr_assert_eq(submit(&second[i]), SN_OK);
+    }
+    release(&running);
+    while (!atomic_load(&second[0].events)) sn_sleep_us(1000);
+    cr_expect(first[0].ends && !first[1].runs && !second[1].runs, "a turn of each");
+    release(&second[0]);
+    while (!atomic_load(&second[1].events)) sn_sleep_us(1000);
+    cr_expect(first[1].ends && !first[2].runs);
+    release(&second[1]);
+    for (int i = 0; i < 3; i++) finish(&first[i], SWARM_OK);
+    for (int i = 0; i < 2; i++) finish(&second[i], SWARM_OK);
+    finish(&running, SWARM_OK);
+}
+
+Test(server_engine, a_full_queue_refuses_first_the_owner_with_most_jobs) {
+    work running, many[4], other[3];
+    begin(1, 4);
+    hold(&running);
+    for (int i = 0; i < 4; i++) {
+        make(&many[i], 2 + i, PROMPT, "1");
+        cr_assert_eq(submit(&many[i]), SN_OK);
+    }
+    for (int i = 0; i < 3; i++) {
+        make(&other[i], 6 + i, PROMPT, "1");
+        other[i].job.owner = 7;
+    }
+    cr_expect_eq(submit(&other[0]), SN_OK);
+    finish(&many[3], SWARM_RETRY);
+    sn_server_engine_cancel(engine, &many[3].job); /* which its end has come before */
+    cr_expect_eq(submit(&other[1]), SN_OK);
+    finish(&many[2], SWARM_RETRY);
+    cr_expect_eq(submit(&other[2]), SN_RETRY, "it has most of them itself");
+    make(&many[2], 4, PROMPT, "1");
+    cr_expect_eq(submit(&many[2]), SN_RETRY);
+    cr_expect_eq(sn_server_engine_get_load(engine).queued, 4);
+    release(&running);
+    for (int i = 0; i < 2; i++) finish(&many[i], SWARM_OK);
+    finish(&other[0], SWARM_OK);
+    finish(&other[1], SWARM_OK);
+    finish(&running, SWARM_OK);
+    cr_expect(!many[3].runs && !other[2].ends);
+}
+
 Test(server_engine, a_job_in_the_queue_is_cancelled_without_a_lock_and_does_not_run) {
     work running, waits;
     begin(1, 2);

@@ -1,0 +1,48 @@
+/* What requests take of the server while they are in work: memory, of which each owner (sn_access_owner) has a half at
+ * most, and processors, of which as many prepare requests (templates, tokens, grammars) as there are.
+ *
+ * Central type: sn_load. Any thread may call these functions. */
+#ifndef SN_GATEWAY_HTTP_LOAD_H
+#define SN_GATEWAY_HTTP_LOAD_H
+
+#include "base/mem.h"
+
+#include <pthread.h>
+
+enum {
+    SN_LOAD_BYTES_MAX = 512 << 20,
+    SN_LOAD_SHARE_MAX = SN_LOAD_BYTES_MAX / 2,
+    SN_LOAD_SMALL = 1 << 20, /* so much of each request is not counted: large ones keep no small one out */
+    SN_LOAD_OWNERS_MAX = 1024
+};
+
+typedef struct sn_load {
+    pthread_mutex_t lock;
+    pthread_cond_t left;
+    size_t bytes, preparing, preparing_max;
+    struct {
+        uint64_t owner;
+        size_t bytes;
+    } owners[SN_LOAD_OWNERS_MAX]; /* (n_owners) those that have some */
+    size_t n_owners;
+} sn_load;
+
+void sn_load_init(sn_load *load);
+void sn_load_fini(sn_load *load);
+
+/* What one part of a request (its body, its answer) takes; zeroed: nothing. */
+typedef struct sn_taken {
+    uint64_t owner;
+    size_t counted;
+} sn_taken;
+/* The part takes `bytes` now, more or less than before. False: the owner or all have too much, and it takes what it
+ * did. */
+bool sn_load_take(sn_load *load, sn_taken *taken, size_t bytes) SN_MUST_USE;
+void sn_load_give_back(sn_load *load, sn_taken *taken);
+size_t sn_load_get_bytes(sn_load *load); /* of all, as counted */
+
+/* Waits for a processor, for a fraction of a second: false: there is none yet. */
+bool sn_load_begin(sn_load *load) SN_MUST_USE;
+void sn_load_end(sn_load *load);
+
+#endif

@@ -1,0 +1,285 @@
+/* What a stranger takes of the HTTP server: places, time, memory and processors. */
+#include "base/clock.h"
+#include "client/api/api_private.h" /* private: a connection without a swarm */
+#include "gateway/http/door.h"
+#include "gateway/http/load.h"
+#include "gateway/http/server.h"
+#include "tests/support/api_fixture.h"
+#include "tests/support/require.h"
+
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+TestSuite(http_door, .timeout = 120);
+TestSuite(http_load, .timeout = 120);
+TestSuite(http_server, .timeout = 120);
+
+/* Whether the other end is closed within this time. */
+static bool ends(int fd, int ms) {
+    char rest[4096];
+    for (const int64_t until_us = sn_now_us() + ms * 1000LL; sn_now_us() < until_us;) {
+        struct pollfd readable = {.fd = fd, .events = POLLIN};
+        if (poll(&readable, 1, 20) > 0 && recv(fd, rest, sizeof rest, 0) <= 0) return true;
+    }
+    return false;
+}
+
+/* -- the door -- */
+
+enum { PLACES = 4 };
+
+typedef struct visit {
+    int ends[2];
+    sn_guest *guest;
+} visit;
+
+static visit come(sn_door *door) {
+    visit v;
+    cr_assert(!socketpair(AF_UNIX, SOCK_STREAM, 0, v.ends));
+    v.guest = sn_door_enter(door, v.ends[0]);
+    cr_assert(v.guest);
+    return v;
+}
+
+static void go(sn_door *door, visit *v) {
+    sn_door_leave(door, v->guest);
+    close(v->ends[0]);
+    close(v->ends[1]);
+}
+
+Test(http_door, who_is_late_is_shut_out) {
+    sn_door *door;
+    REQUIRE(sn_door_new(PLACES, &door, &err));
+    visit late = come(door), patient = come(door), renewed = come(door);
+    sn_door_allow(door, late.guest, 100, 100);
+    sn_door_allow(door, patient.guest, 0, 0);
+    sn_door_allow(door, renewed.guest, 100, 100);
+    sn_door_allow(door, renewed.guest, 60000, 60000);
+    cr_expect(ends(late.ends[1], 10000));
+    cr_expect(!ends(patient.ends[1], 500) && !ends(renewed.ends[1], 20));
+    go(door, &patient);
+    go(door, &late);
+    go(door, &renewed);
+    sn_door_free(&door);
+}
+
+Test(http_door, a_crowd_has_less_time) {
+    sn_door *door;
+    visit v[PLACES];
+    REQUIRE(sn_door_new(PLACES, &door, &err));
+    v[0] = come(door);
+    sn_door_allow(door, v[0].guest, 60000, 100);
+    cr_expect_not(ends(v[0].ends[1], 600));
+    for (int i = 1; i < PLACES; i++) v[i] = come(door);
+    cr_expect(ends(v[0].ends[1], 10000));
+    for (int i = 0; i < PLACES; i++) go(door, &v[i]);
+    sn_door_free(&door);
+}
+
+/* -- memory and processors -- */
+
+Test(http_load, an_owner_has_a_share_and_small_requests_always_fit) {
+    static sn_load load;
+    sn_load_init(&load);
+    sn_taken one = {.owner = 1}, more = {.owner = 1}, other = {.owner = 2}, third = {.owner = 3};
+    cr_expect_not(sn_load_take(&load, &one, SN_LOAD_SHARE_MAX + 1));
+    cr_expect_not(sn_load_take(&load, &one, SIZE_MAX));
+    cr_assert(sn_load_take(&load, &one, SN_LOAD_SHARE_MAX));
+    cr_expect_not(sn_load_take(&load, &more, SN_LOAD_SMALL + 1));
+    cr_expect(sn_load_take(&load, &more, SN_LOAD_SMALL));
+    cr_assert(sn_load_take(&load, &other, SN_LOAD_SHARE_MAX), "another owner's share is free");
+    cr_expect_not(sn_load_take(&load, &third, SN_LOAD_SMALL + 1), "all is taken");
+    cr_expect(sn_load_take(&load, &third, SN_LOAD_SMALL));
+    sn_load_give_back(&load, &other);
+    sn_load_give_back(&load, &other);
+    cr_assert(sn_load_take(&load, &third, SN_LOAD_SMALL + 1));
+    cr_assert(sn_load_take(&load, &one, SN_LOAD_SMALL + 1), "a part may become less");
+    cr_expect(sn_load_take(&load, &more, SN_LOAD_SHARE_MAX - SN_LOAD_SMALL - 1));
+    sn_load_give_back(&load, &one);
+    sn_load_give_back(&load, &more);
+    sn_load_give_back(&load, &third);
+    cr_expect(!load.bytes && !load.n_owners);
+    sn_load_fini(&load);
+}
+
+Test(http_load, as_many_requests_are_prepared_as_there_are_processors) {
+    static sn_load load;
+    sn_load_init(&load);
+    const size_t most = load.preparing_max;
+    for (size_t i = 0; i < most; i++) cr_assert(sn_load_begin(&load));
+    cr_expect_not(sn_load_begin(&load));
+    sn_load_end(&load);
+    cr_expect(sn_load_begin(&load));
+    sn_load_fini(&load);
+}
+
+/* -- a server -- */
+
+static char *folder;
+static swarm_model *model;
+static swarm_connection *connection;
+static sn_server_engine *engine;
+static sn_server *server;
+
+static sn_status open_no_link(void *ctx, sn_link **out, sn_err *err) {
+    (void)ctx, (void)out;
+    return sn_fail(err, SN_RETRY, "there is no swarm");
+}
+
+static void start_server(int64_t headers_ms) {
+    folder = api_folder();
+    model = api_model(folder);
+    REQUIRE(sn_connection_new(NULL, NULL, &connection, &err));
+    connection->open_link = open_no_link;
+    const sn_server_engine_options jobs = {.model = model, .sessions_max = 1, .queue_max = 2, .idle_ms = 60000};
+    REQUIRE(sn_server_engine_new(&jobs, &engine, &err));
+    const sn_server_options options = {.model = model,
+                                       .connection = connection,
+                                       .engine = engine,
+                                       .model_name = "tiny",
+                                       .context = 96,
+                                       .choices_max = 3,
+                                       .host = "127.0.0.1",
+                                       .headers_ms = headers_ms};
+    REQUIRE(sn_server_new(&options, &server, &err));
+}
+
+static void stop_server(void) {
+    sn_server_free(&server);
+    sn_server_engine_free(&engine);
+    swarm_disconnect(connection);
+    swarm_model_close(model);
+    api_folder_remove(&folder);
+}
+
+static int dial(void) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)sn_server_port(server))};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    cr_assert(fd >= 0 && !connect(fd, (struct sockaddr *)&to, sizeof to));
+    return fd;
+}
+
+static void say(int fd, const char *text) { (void)!send(fd, text, strlen(text), MSG_NOSIGNAL); }
+
+/* Reads a reply until `word` has come. */
+static bool hear(int fd, const char *word) {
+    char text[16384] = "";
+    for (size_t n = 0; !strstr(text, word) && n < sizeof text - 1;) {
+        ssize_t got = recv(fd, text + n, sizeof text - 1 - n, 0);
+        if (got <= 0) return false;
+        n += (size_t)got;
+        text[n] = 0;
+    }
+    return true;
+}
+
+#define ASK "GET /health HTTP/1.1\r\nHost: localhost\r\n"
+
+Test(http_server, headers_that_come_byte_by_byte_end_with_their_connection) {
+    enum { LIMIT_MS = 1000, TURNS = 200 };
+    start_server(LIMIT_MS);
+    int slow = dial(), other = dial();
+    say(slow, ASK "x-slow: ");
+    say(other, ASK "\r\n");
+    cr_expect(hear(other, "\"ok\""));
+    bool ended = false;
+    for (int i = 0; i < TURNS && !ended; i++) {
+        say(slow, "a");
+        ended = ends(slow, 50);
+    }
+    cr_expect(ended);
+    close(slow);
+    close(other);
+    stop_server();
+}
+
+Test(http_server, a_connection_has_its_time_again_after_each_reply) {
+    enum { LIMIT_MS = 2000, TURN_US = 500000, TURNS = 8 };
+    start_server(LIMIT_MS);
+    int fd = dial();
+    for (int i = 0; i < TURNS; i++) {
+        say(fd, ASK "\r\n");
+        cr_assert(hear(fd, "\"ok\""), "turn %d", i);
+        sn_sleep_us(TURN_US);
+    }
+    close(fd);
+    stop_server();
+}
+
+static void post(int fd, const char *path, const char *body) {
+    char head[200];
+    snprintf(head, sizeof head,
+             "POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", path,
+             strlen(body));
+    say(fd, head);
+    say(fd, body);
+}
+
+/* Computed in this process. */
+Test(http_server, answers_come_when_their_bodies_are_gone) {
+    start_server(0);
+    for (int stream = 0; stream < 2; stream++) {
+        int fd = dial();
+        post(fd, "/v1/completions",
+             stream ? "{\"prompt\":[5,6,7,8],\"max_tokens\":2,\"stream\":true}"
+                    : "{\"prompt\":[5,6,7,8],\"max_tokens\":2}");
+        cr_expect(hear(fd, stream ? "[DONE]" : "\"usage\""));
+        close(fd);
+    }
+    stop_server();
+}
+
+/* Sends so much of a body, which was announced as one byte longer. */
+static void send_most(int fd, size_t n) {
+    char head[200];
+    char *body = malloc(n);
+    memset(body, ' ', n);
+    snprintf(head, sizeof head, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n", n + 1);
+    say(fd, head);
+    for (size_t at = 0; at < n;) {
+        ssize_t sent = send(fd, body + at, n - at, MSG_NOSIGNAL);
+        cr_assert_gt(sent, 0);
+        at += (size_t)sent;
+    }
+    free(body);
+}
+
+static size_t counted(void) {
+    char text[16384] = "";
+    size_t n = 0, bytes = SIZE_MAX;
+    int fd = dial();
+    say(fd, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    for (ssize_t got; (got = recv(fd, text + n, sizeof text - 1 - n, 0)) > 0;) n += (size_t)got;
+    close(fd);
+    const char *at = strstr(text, "\nswarm_serve_held_bytes ");
+    cr_assert(at && sscanf(at, " swarm_serve_held_bytes %zu", &bytes) == 1, "%s", text);
+    return bytes;
+}
+
+static bool becomes(size_t bytes) {
+    for (int i = 0; i < 500 && counted() != bytes; i++) sn_sleep_us(10000);
+    return counted() == bytes;
+}
+
+Test(http_server, a_body_counts_until_it_is_answered_or_left) {
+    enum { LARGE = 2 << 20 };
+    start_server(0);
+    int first = dial(), second = dial();
+    send_most(first, LARGE);
+    cr_expect(becomes(LARGE), "%zu", counted());
+    send_most(second, LARGE);
+    cr_expect(becomes(2 * (size_t)LARGE), "%zu", counted());
+    say(first, "x");
+    cr_expect(hear(first, "400"));
+    cr_expect(becomes(LARGE), "%zu", counted());
+    close(second);
+    cr_expect(becomes(0), "%zu", counted());
+    close(first);
+    stop_server();
+}

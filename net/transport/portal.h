@@ -17,7 +17,9 @@
  *
  * A portal has one thread. The functions may be called on any thread and never wait. What strangers can occupy is
  * bounded by the limits below: connections that are not joined have a limit for each network address and 10 seconds; a
- * relayed node has SN_RELAYED_CONNECTIONS_MAX connections, and all relayed bytes together have a rate. */
+ * relayed node has SN_RELAYED_CONNECTIONS_MAX connections, a quarter of them from one network address, clients leave
+ * places to what brings tokens and to what the portal dials, and all relayed bytes together have a rate, of which each
+ * connection has an equal share. */
 #ifndef SN_NET_TRANSPORT_PORTAL_H
 #define SN_NET_TRANSPORT_PORTAL_H
 
@@ -29,7 +31,8 @@
 enum {
     SN_TOKEN_SIZE = SN_SESSION_ID_SIZE,
     SN_RELAYED_NODES_MAX = 32,       /* that one relay serves */
-    SN_RELAYED_CONNECTIONS_MAX = 32, /* of one relayed node, joined or waiting */
+    SN_RELAYED_CONNECTIONS_MAX = 32, /* of one relayed node, joined or waiting, */
+    SN_RELAYED_OF_CLIENT_MAX = 8,    /* of them from one network address */
     SN_PORTAL_OF_ADDRESS_MAX = 16,   /* connections of one network address that are not joined yet */
     SN_PORTAL_DIALS_MAX = 32,        /* connections that the portal is making */
 };

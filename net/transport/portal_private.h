@@ -59,10 +59,10 @@ struct sn_portal {
     bool started;
     bool bridges; /* a client's: nothing is relayed for others */
     /* Of the thread. */
-    sn_passage *passages;  /* (capacity) */
-    struct pollfd *polled; /* (2 * capacity + 1) */
-    size_t n, capacity, first_served;
-    int64_t budget, refilled_us; /* bytes that may be relayed now */
+    sn_passage *passages;            /* (capacity) */
+    struct pollfd *polled;           /* (2 * capacity + 1) */
+    size_t n, capacity, next_served; /* next_served: the passage that is the first to have some of the rate */
+    int64_t budget, refilled_us;     /* bytes that may be relayed now */
     sn_address_limit *calls_of_address;
 
     pthread_mutex_t lock; /* guards the members below */

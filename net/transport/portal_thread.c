@@ -54,11 +54,19 @@ bool sn_portal_is_registered(const sn_portal *g, const uint8_t key[SN_KEY_SIZE])
     return false;
 }
 
-static size_t connections_of(const sn_portal *g, const uint8_t key[SN_KEY_SIZE]) {
-    size_t n = 0;
-    for (const sn_passage *p = g->passages; p < g->passages + g->n; p++)
-        n += (p->stage == SN_PASSAGE_WAITING || p->stage == SN_PASSAGE_JOINED) && !memcmp(p->key, key, SN_KEY_SIZE);
-    return n;
+/* Whether this client may wait for its node beside the others: one network address has a quarter of the node's
+ * connections, and all clients leave a quarter of the places to what brings tokens and to what this portal dials. */
+static bool client_has_room(const sn_portal *g, const sn_passage *client) {
+    size_t clients = 0, of_node = 0, of_address = 0;
+    for (const sn_passage *p = g->passages; p < g->passages + g->n; p++) {
+        if (p->stage != SN_PASSAGE_WAITING && p->stage != SN_PASSAGE_JOINED) continue;
+        clients++;
+        if (memcmp(p->key, client->key, SN_KEY_SIZE)) continue;
+        of_node++;
+        of_address += !memcmp(p->prefix, client->prefix, SN_ADDRESS_PREFIX);
+    }
+    return clients < g->capacity - g->capacity / 4 && of_node < SN_RELAYED_CONNECTIONS_MAX &&
+           of_address < SN_RELAYED_OF_CLIENT_MAX;
 }
 
 /* Sends a few bytes at once: the socket of a peer that follows the protocol has room for them. */
@@ -71,7 +79,7 @@ static void socks_reply(int fd, uint8_t code) {
 
 /* Notes a call for the node that has this key. False: no node has registered it, or a limit is reached. */
 static bool passage_call(sn_portal *g, sn_passage *p) {
-    if (connections_of(g, p->key) >= SN_RELAYED_CONNECTIONS_MAX) return false;
+    if (!client_has_room(g, p)) return false;
     if (!sn_address_limit_allows(g->calls_of_address, p->prefix, sn_now_us())) return false;
     sn_random(p->token, sizeof p->token);
     pthread_mutex_lock(&g->lock);
@@ -236,7 +244,8 @@ static void passage_write(sn_portal *g, sn_passage *p) {
 
 /* -- the thread ---------------------------------------------------------------------------------------------------- */
 
-/* Whether one more connection may come from this address. */
+/* Whether one more connection may come from this address. What comes leaves an eighth of the places to what this portal
+ * makes itself. */
 static bool has_room(const sn_portal *g, const sn_passage *newcomer) {
     size_t of_address = 0, unfinished = 0;
     for (const sn_passage *p = g->passages; p < g->passages + g->n; p++) {
@@ -245,7 +254,8 @@ static bool has_room(const sn_portal *g, const sn_passage *newcomer) {
         of_address += !memcmp(p->prefix, newcomer->prefix, SN_ADDRESS_PREFIX);
     }
     if (newcomer->stage == SN_PASSAGE_DIALS || newcomer->stage == SN_PASSAGE_LOCAL) return g->n < g->capacity;
-    return g->n < g->capacity && unfinished < g->capacity / 2 && of_address < SN_PORTAL_OF_ADDRESS_MAX;
+    return g->n < g->capacity - g->capacity / 8 && unfinished < g->capacity / 2 &&
+           of_address < SN_PORTAL_OF_ADDRESS_MAX;
 }
 
 /* Ends the bridges that are not needed any more. With the lock. */
@@ -306,10 +316,16 @@ static void make_polled(sn_portal *g) {
     g->polled[2 * g->n] = polled_for(g->wake_fd, POLLIN);
 }
 
-static void serve_passage(sn_portal *g, sn_passage *p, bool ready, int64_t now) {
+/* Moves what the joined passage has, at most `share` bytes of the rate. */
+static void serve_joined(sn_portal *g, sn_passage *p, bool ready, int64_t share, int64_t now) {
+    int64_t granted = share < g->budget ? share : g->budget, left = granted;
+    if ((ready && !sn_splice_move(p->splice, &left, now)) || now - p->splice->moved_us > IDLE_US) sn_passage_end(p);
+    g->budget -= granted - left;
+}
+
+static void serve_passage(sn_portal *g, sn_passage *p, bool ready, int64_t share, int64_t now) {
     if (p->stage == SN_PASSAGE_JOINED) {
-        if ((ready && !sn_splice_move(p->splice, &g->budget, now)) || now - p->splice->moved_us > IDLE_US)
-            sn_passage_end(p);
+        serve_joined(g, p, ready, share, now);
         return;
     }
     if (ready && p->stage == SN_PASSAGE_DIALS)
@@ -327,10 +343,11 @@ static void serve_passage(sn_portal *g, sn_passage *p, bool ready, int64_t now) 
 
 /* Removes what has ended, and counts what is left. */
 static void clear_ended(sn_portal *g, int64_t spent) {
-    size_t kept = 0, joined = 0, dials = 0;
+    size_t kept = 0, joined = 0, dials = 0, next = g->next_served;
     pthread_mutex_lock(&g->lock);
     for (size_t i = 0; i < g->n; i++) {
         sn_passage *p = &g->passages[i];
+        if (i == next) g->next_served = kept;
         if (p->stage == SN_PASSAGE_WAITING && !sn_portal_is_registered(g, p->key)) sn_passage_end(p);
         if (p->stage == SN_PASSAGE_ENDED) continue;
         joined += p->stage == SN_PASSAGE_JOINED;
@@ -343,6 +360,24 @@ static void clear_ended(sn_portal *g, int64_t spent) {
     g->n_dials = dials;
     g->relayed_bytes += (uint64_t)spent;
     pthread_mutex_unlock(&g->lock);
+}
+
+/* Serves all that are ready. Each has an equal share of the rate, but a packet's size at least, so that many do not
+ * move single bytes; if it is used up before all have had theirs, the next turn begins behind the last one that had. */
+static void serve_all(sn_portal *g, int64_t now) {
+    enum { SHARE_MIN = 1400 };
+    size_t n = g->n, first = g->next_served, ready = 0;
+    for (size_t i = 0; i < n; i++)
+        ready +=
+            g->passages[i].stage == SN_PASSAGE_JOINED && (g->polled[2 * i].revents || g->polled[2 * i + 1].revents);
+    int64_t share = ready ? g->budget / (int64_t)ready : 0;
+    if (share < SHARE_MIN) share = SHARE_MIN;
+    for (size_t k = 0; k < n; k++) {
+        size_t i = (first + k) % n;
+        int64_t before = g->budget;
+        serve_passage(g, &g->passages[i], g->polled[2 * i].revents || g->polled[2 * i + 1].revents, share, now);
+        if (g->budget < before) g->next_served = (i + 1) % n;
+    }
 }
 
 /* One turn; false: the portal ends. */
@@ -361,12 +396,7 @@ static bool portal_turn(sn_portal *g) {
     if (g->polled[2 * g->n].revents && read(g->wake_fd, &woken, sizeof woken) < 0) return true;
     refill(g, bytes_per_s, now);
     int64_t before = g->budget;
-    size_t n = g->n;
-    g->first_served++; /* so that none is always the last to find something of the rate */
-    for (size_t k = 0; k < n; k++) {
-        size_t i = (g->first_served + k) % n;
-        serve_passage(g, &g->passages[i], g->polled[2 * i].revents || g->polled[2 * i + 1].revents, now);
-    }
+    serve_all(g, now);
     clear_ended(g, before - g->budget);
     return true;
 }

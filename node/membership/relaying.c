@@ -122,8 +122,9 @@ static sn_status register_node(sn_relaying *r, const sn_event *event, int64_t no
     relayed_node *node = find_key(r, event->key);
     size_t of_address = 0;
     if (!r->allowed) return sn_fail(err, SN_REFUSED, "others do not reach this node directly: ask another one");
-    for (size_t i = 0; i < r->n; i++) of_address += !memcmp(r->nodes[i].network, event->network, SN_ADDRESS_PREFIX);
-    if (!node && of_address >= SN_RELAYED_OF_ADDRESS_MAX)
+    for (const relayed_node *n = r->nodes; n < r->nodes + r->n; n++)
+        of_address += n != node && !memcmp(n->network, event->network, SN_ADDRESS_PREFIX);
+    if (of_address >= SN_RELAYED_OF_ADDRESS_MAX)
         return sn_fail(err, SN_RETRY, "this node relays for %d nodes of your network already: ask another one",
                        SN_RELAYED_OF_ADDRESS_MAX);
     sn_status status = sn_portal_register(r->transport->portal, event->key, err);

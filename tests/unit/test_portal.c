@@ -6,6 +6,7 @@
 #include "tests/unit/transport_fixture.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -32,12 +33,16 @@ TestSuite(portal, .init = begin, .fini = end, .timeout = 180);
 
 /* -- raw clients */
 
+static uint8_t raw_network; /* clients connect from 127.0.0.1, or from this network address of loopback */
+
 static int raw_connect(const char *address) {
     sn_host_port parsed;
     cr_assert_eq(sn_parse_host_port(address, SN_HOST_PORT_DIAL, &parsed, NULL), SN_OK);
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)parsed.port)};
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK + raw_network)};
+    cr_assert_eq(bind(fd, (struct sockaddr *)&own, sizeof own), 0);
     cr_assert_eq(connect(fd, (struct sockaddr *)&at, sizeof at), 0);
     return fd;
 }
@@ -83,12 +88,52 @@ static void expect_refused(int fd) {
     close(fd);
 }
 
-static void next_call(uint8_t key[SN_KEY_SIZE], uint8_t token[SN_TOKEN_SIZE]) {
+/* -- a portal without transports */
+
+static void drop_adopted(void *ctx, int fd, const struct sockaddr_storage *from) {
+    (void)ctx, (void)from;
+    close(fd);
+}
+
+/* Gives the portal one end of a connection from this network, and says this at the other. */
+static void take_newcomer(sn_portal *portal, uint8_t network, const void *said, size_t len, int pair[2]) {
+    struct sockaddr_storage from = {0};
+    *(struct sockaddr_in *)&from =
+        (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x0a000001 + network)};
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    cr_assert_eq(fcntl(pair[1], F_SETFL, O_NONBLOCK), 0);
+    cr_assert_eq(send(pair[0], said, len, MSG_NOSIGNAL), (ssize_t)len);
+    sn_portal_take(portal, pair[1], &from);
+}
+
+/* A client that asks for the node. */
+static void take_client(sn_portal *portal, uint8_t network, int pair[2]) {
+    uint8_t request[3 + 5 + SN_RELAY_NAME_LEN + 2] = {5, 1, 0, 5, 1, 0, 3, SN_RELAY_NAME_LEN}, methods[2];
+    char name[SN_RELAY_NAME_LEN + 1];
+    sn_relay_name(node.identity.curve_key, name);
+    memcpy(request + 8, name, SN_RELAY_NAME_LEN);
+    take_newcomer(portal, network, request, sizeof request, pair);
+    cr_assert_eq(raw_receive(pair[0], methods, 2), 2);
+}
+
+static void take_answer(sn_portal *portal, const uint8_t token[SN_TOKEN_SIZE], int pair[2]) {
+    uint8_t line[24] = "SWARM>1";
+    memcpy(line + 8, token, SN_TOKEN_SIZE);
+    take_newcomer(portal, 0, line, sizeof line, pair);
+}
+
+static void await_call(sn_portal *portal, uint8_t key[SN_KEY_SIZE], uint8_t token[SN_TOKEN_SIZE]) {
     int64_t until = sn_now_us() + WAIT_MS * 1000;
-    while (!sn_portal_next_call(relay.t->portal, key, token)) {
+    while (!sn_portal_next_call(portal, key, token)) {
         cr_assert_lt(sn_now_us(), until, "no call came");
         sn_sleep_us(1000);
     }
+}
+
+/* -- */
+
+static void next_call(uint8_t key[SN_KEY_SIZE], uint8_t token[SN_TOKEN_SIZE]) {
+    await_call(relay.t->portal, key, token);
 }
 
 static void register_node(void) {
@@ -205,10 +250,12 @@ Test(portal, places_of_a_relay_are_bounded) {
 Test(portal, connections_that_wait_are_bounded_for_each_address) {
     int fd[SN_PORTAL_OF_ADDRESS_MAX];
     uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], byte;
+    sn_err err = {0};
     register_node();
+    require_ok(sn_portal_register(relay.t->portal, client.identity.curve_key, &err), &err);
     int64_t began_us = sn_now_us();
     for (int i = 0; i < SN_PORTAL_OF_ADDRESS_MAX; i++) {
-        fd[i] = socks_ask(&relay, node.identity.curve_key);
+        fd[i] = socks_ask(&relay, i % 2 ? client.identity.curve_key : node.identity.curve_key);
         next_call(key, token);
     }
     int one_more = raw_connect(relay.address);
@@ -219,18 +266,99 @@ Test(portal, connections_that_wait_are_bounded_for_each_address) {
     for (int i = 0; i < SN_PORTAL_OF_ADDRESS_MAX; i++) close(fd[i]);
 }
 
+/* Joins a client and the relayed node. */
+static int join_one(void) {
+    uint8_t reply[REPLY_SIZE];
+    int fd = socks_ask(&relay, node.identity.curve_key);
+    bring_one();
+    cr_assert_eq(raw_receive(fd, reply, REPLY_SIZE), REPLY_SIZE);
+    cr_assert_eq(reply[1], 0);
+    return fd;
+}
+
 Test(portal, connections_of_one_relayed_node_are_bounded) {
     int fd[SN_RELAYED_CONNECTIONS_MAX];
-    uint8_t reply[REPLY_SIZE];
     register_node();
-    for (int i = 0; i < SN_RELAYED_CONNECTIONS_MAX; i++) { /* joined ones, of which an address may have any number */
-        fd[i] = socks_ask(&relay, node.identity.curve_key);
-        bring_one();
-        cr_assert_eq(raw_receive(fd[i], reply, REPLY_SIZE), REPLY_SIZE);
-        cr_assert_eq(reply[1], 0);
+    for (int i = 0; i < SN_RELAYED_CONNECTIONS_MAX; i++) {
+        raw_network = (uint8_t)(i / SN_RELAYED_OF_CLIENT_MAX);
+        fd[i] = join_one();
     }
+    raw_network = 100;
     expect_refused(socks_ask(&relay, node.identity.curve_key));
     for (int i = 0; i < SN_RELAYED_CONNECTIONS_MAX; i++) close(fd[i]);
+}
+
+Test(portal, a_network_address_has_a_quarter_of_the_connections_of_a_relayed_node) {
+    int fd[SN_RELAYED_OF_CLIENT_MAX];
+    register_node();
+    for (int i = 0; i < SN_RELAYED_OF_CLIENT_MAX; i++) fd[i] = join_one();
+    expect_refused(socks_ask(&relay, node.identity.curve_key));
+    raw_network = 1;
+    close(join_one());
+    for (int i = 0; i < SN_RELAYED_OF_CLIENT_MAX; i++) close(fd[i]);
+}
+
+/* Clients of as many networks as are needed, which are joined with a relayed node. */
+Test(portal, clients_leave_places_to_others_to_tokens_and_to_what_the_portal_dials) {
+    enum { PLACES = 32, CLIENTS = PLACES - PLACES / 4 };
+    const sn_portal_host host = {.adopt = drop_adopted};
+    sn_portal *portal = NULL;
+    sn_err err = {0};
+    int ends[CLIENTS + 1][2], answers[CLIENTS][2];
+    uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], reply[REPLY_SIZE];
+    require_ok(sn_portal_new(&host, PLACES, &portal, &err), &err);
+    sn_portal_set_rate(portal, RATE);
+    require_ok(sn_portal_register(portal, node.identity.curve_key, &err), &err);
+    for (int i = 0; i <= CLIENTS; i++) {
+        take_client(portal, (uint8_t)(1 + i / 4), ends[i]);
+        if (i == CLIENTS) break;
+        await_call(portal, key, token);
+        take_answer(portal, token, answers[i]); /* also where nearly all places are taken */
+        cr_assert_eq(raw_receive(ends[i][0], reply, REPLY_SIZE), REPLY_SIZE);
+        cr_assert_eq(reply[1], 0, "client %d was refused", i);
+    }
+    cr_assert_eq(raw_receive(ends[CLIENTS][0], reply, REPLY_SIZE), REPLY_SIZE);
+    cr_expect_eq(reply[1], 4, "clients took the places of others");
+    sn_portal_free(&portal);
+    for (int i = 0; i < CLIENTS; i++) close(ends[i][0]), close(answers[i][0]);
+    close(ends[CLIENTS][0]);
+}
+
+/* Twelve clients send all the time over a small rate: the bytes that each one gets through differ little. */
+Test(portal, busy_connections_have_equal_parts_of_the_rate) {
+    enum { CLIENTS = 12, ROUNDS = 400 };
+    const sn_portal_host host = {.adopt = drop_adopted};
+    static uint8_t data[1 << 16];
+    sn_portal *portal = NULL;
+    sn_err err = {0};
+    int ends[CLIENTS][2], answers[CLIENTS][2];
+    size_t passed[CLIENTS] = {0}, least = SIZE_MAX, most = 0, all = 0;
+    uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], reply[REPLY_SIZE];
+    require_ok(sn_portal_new(&host, 64, &portal, &err), &err);
+    sn_portal_set_rate(portal, RATE);
+    require_ok(sn_portal_register(portal, node.identity.curve_key, &err), &err);
+    for (int i = 0; i < CLIENTS; i++) {
+        take_client(portal, (uint8_t)(1 + i / 4), ends[i]);
+        await_call(portal, key, token);
+        take_answer(portal, token, answers[i]);
+        cr_assert_eq(raw_receive(ends[i][0], reply, REPLY_SIZE), REPLY_SIZE);
+    }
+    for (int64_t until = sn_now_us() + WAIT_MS * 1000; all < RATE;) {
+        cr_assert_lt(sn_now_us(), until, "%zu bytes came", all);
+        for (int i = 0; i < CLIENTS; i++) {
+            (void)!send(ends[i][0], data, sizeof data, MSG_NOSIGNAL | MSG_DONTWAIT);
+            ssize_t n = recv(answers[i][0], data, sizeof data, MSG_DONTWAIT);
+            if (n > 0) passed[i] += (size_t)n, all += (size_t)n;
+        }
+        sn_sleep_us(1000);
+    }
+    for (int i = 0; i < CLIENTS; i++) {
+        least = passed[i] < least ? passed[i] : least;
+        most = passed[i] > most ? passed[i] : most;
+    }
+    cr_expect_lt(most, 2 * least + 4 * SN_SPLICE_BYTES / CLIENTS, "from %zu to %zu bytes", least, most);
+    sn_portal_free(&portal);
+    for (int i = 0; i < CLIENTS; i++) close(ends[i][0]), close(answers[i][0]);
 }
 
 Test(portal, a_token_answers_one_call) {

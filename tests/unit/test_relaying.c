@@ -169,8 +169,11 @@ Test(relaying, a_network_address_has_a_quarter_of_the_places) {
         cr_assert_eq(register_key((uint8_t)i, 1, (sn_peer)i, T0), SN_OK);
     cr_assert_eq(register_key(100, 1, 100, T0), SN_RETRY);
     cr_assert_eq(register_key(0, 1, 100, T0), SN_OK, "a node renews its place");
+    cr_assert_eq(register_key(50, 3, 50, T0), SN_OK);
+    cr_assert_eq(register_key(50, 1, 50, T0), SN_RETRY, "a node that has its place already came from a full network");
+    cr_assert_eq(register_key(50, 4, 51, T0), SN_OK, "a node's network changes");
     cr_assert_eq(register_key(101, 2, 101, T0), SN_OK);
-    cr_assert_eq(sn_relaying_places(relaying), SN_RELAYED_NODES_MAX - SN_RELAYED_OF_ADDRESS_MAX - 1);
+    cr_assert_eq(sn_relaying_places(relaying), SN_RELAYED_NODES_MAX - SN_RELAYED_OF_ADDRESS_MAX - 2);
 }
 
 Test(relaying, places_end_with_the_connection_and_when_they_are_not_renewed) {

@@ -316,16 +316,10 @@ static void make_polled(sn_portal *g) {
     g->polled[2 * g->n] = polled_for(g->wake_fd, POLLIN);
 }
 
-/* Moves what the joined passage has, at most `share` bytes of the rate. */
-static void serve_joined(sn_portal *g, sn_passage *p, bool ready, int64_t share, int64_t now) {
-    int64_t granted = share < g->budget ? share : g->budget, left = granted;
-    if ((ready && !sn_splice_move(p->splice, &left, now)) || now - p->splice->moved_us > IDLE_US) sn_passage_end(p);
-    g->budget -= granted - left;
-}
-
-static void serve_passage(sn_portal *g, sn_passage *p, bool ready, int64_t share, int64_t now) {
+static void serve_passage(sn_portal *g, sn_passage *p, bool ready, int64_t now) {
     if (p->stage == SN_PASSAGE_JOINED) {
-        serve_joined(g, p, ready, share, now);
+        if ((ready && !sn_splice_move(p->splice, &g->budget, now)) || now - p->splice->moved_us > IDLE_US)
+            sn_passage_end(p);
         return;
     }
     if (ready && p->stage == SN_PASSAGE_DIALS)
@@ -362,20 +356,13 @@ static void clear_ended(sn_portal *g, int64_t spent) {
     pthread_mutex_unlock(&g->lock);
 }
 
-/* Serves all that are ready. Each has an equal share of the rate, but a packet's size at least, so that many do not
- * move single bytes; if it is used up before all have had theirs, the next turn begins behind the last one that had. */
+/* Serves all. Where the rate is used up before all have had their part, the next turn begins behind the last one that
+ * had some. */
 static void serve_all(sn_portal *g, int64_t now) {
-    enum { SHARE_MIN = 1400 };
-    size_t n = g->n, first = g->next_served, ready = 0;
-    for (size_t i = 0; i < n; i++)
-        ready +=
-            g->passages[i].stage == SN_PASSAGE_JOINED && (g->polled[2 * i].revents || g->polled[2 * i + 1].revents);
-    int64_t share = ready ? g->budget / (int64_t)ready : 0;
-    if (share < SHARE_MIN) share = SHARE_MIN;
-    for (size_t k = 0; k < n; k++) {
+    for (size_t k = 0, n = g->n, first = g->next_served; k < n; k++) {
         size_t i = (first + k) % n;
         int64_t before = g->budget;
-        serve_passage(g, &g->passages[i], g->polled[2 * i].revents || g->polled[2 * i + 1].revents, share, now);
+        serve_passage(g, &g->passages[i], g->polled[2 * i].revents || g->polled[2 * i + 1].revents, now);
         if (g->budget < before) g->next_served = (i + 1) % n;
     }
 }

@@ -88,6 +88,7 @@ static void host_refuse(void *ctx, sn_peer peer, const sn_msg *request, const sn
 static void host_describe(void *ctx, sn_announcement *own) { sn_protocol_describe(ctx, own); }
 
 static void host_ask(void *ctx) { sn_membership_ask(((const sn_protocol *)ctx)->membership); }
+static void host_meet(void *ctx, const sn_announcement *node, int64_t now_us) { sn_protocol_meet(ctx, node, now_us); }
 static bool host_bootstrap_complete(void *ctx) {
     return sn_membership_bootstrap_complete(((const sn_protocol *)ctx)->membership);
 }
@@ -136,6 +137,7 @@ static void protocol_init_placement(sn_protocol *protocol, const sn_protocol_set
         .policy = setup->placement,
         .host = {.bootstrap_complete = host_bootstrap_complete,
                  .ask = host_ask,
+                 .meet = host_meet,
                  .announce = host_announce,
                  .drain = host_drain,
                  .session_count = host_session_count,
@@ -271,6 +273,7 @@ static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int6
     case SN_MSG_PONG:
         sn_membership_handle(protocol->membership, event, now_us, unix_ms);
         if (event->msg->kind == SN_MSG_PONG) sn_protocol_experts_pong(protocol, event, now_us);
+        if (event->msg->kind == SN_MSG_PONG) sn_protocol_met(protocol, event);
         break;
     case SN_MSG_OPEN:
         sn_protocol_on_open(protocol, event, now_us);

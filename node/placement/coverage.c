@@ -75,7 +75,7 @@ static void coverage_set_rates(sn_block_coverage *c, const sn_coverage_query *q,
     if (!n) return;
     qsort(known, n, sizeof *known, compare_rates);
     c->rate_max = mul_saturating(known[(n - 1) / 2], BELIEVED_GAIN); /* of two in the middle the one that says less */
-    for (uint64_t i = 0; i < n; i++) { /* in ascending order: no difference is negative */
+    for (uint64_t i = 0; i < n; i++) {                               /* in ascending order: no difference is negative */
         uint64_t rate = min_u64(known[i], c->rate_max);
         mean += (rate - mean) / (i + 1);
     }

@@ -15,7 +15,8 @@ typedef struct sn_bootstrap_peer {
     bool answered;
     bool known; /* its id is known: it comes first in its own list */
     uint8_t id[SN_KEY_SIZE];
-    int pages_left; /* pages of its directory that may still be asked for */
+    int pages_left;   /* pages of its directory that may still be asked for */
+    int64_t until_us; /* of one that was found: when it is given up if it does not answer; 0: never */
 } sn_bootstrap_peer;
 
 struct sn_membership {

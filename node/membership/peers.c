@@ -29,6 +29,9 @@ enum {
     PULL_PRICE = 8,                        /* one peer cannot take the whole gossip budget by its pulls */
     REPLY_BYTES = 64,                      /* of a reply besides its announcements, about */
     BOOTSTRAP_ASKED_BY = 32,               /* nodes of the swarm that ask one bootstrap peer per round, about */
+    FOUND_ENOUGH = 4,                      /* nodes found in a DHT that have answered: they know the others */
+    FOUND_ASKED_MAX = 16,                  /* at a time */
+    FOUND_ANSWER_US = 15000000,            /* perhaps over a relay */
 };
 
 static bool key_is_zero(const uint8_t key[SN_KEY_SIZE]) {
@@ -257,9 +260,43 @@ void sn_membership_join(sn_membership *m, const char *address, const uint8_t cur
     m->n_bootstrap_peers++;
     snprintf(bootstrap_peer->address, sizeof bootstrap_peer->address, "%s", address);
     memcpy(bootstrap_peer->curve_key, curve_key, SN_KEY_SIZE);
-    bootstrap_peer->answered = false;
+    bootstrap_peer->answered = bootstrap_peer->known = false;
     bootstrap_peer->pages_left = PAGES_MAX;
+    bootstrap_peer->until_us = 0;
     if (m->own.sealed.len) bootstrap_ask(m, bootstrap_peer, 0);
+}
+
+/* Gives up those found that did not answer in time. One that has answered before stays until another one answers. */
+static void found_give_up(sn_membership *m, int64_t now_us) {
+    size_t answered = sn_membership_bootstrap_answered(m);
+    for (size_t i = m->n_bootstrap_peers; i-- > 0;) {
+        sn_bootstrap_peer *b = &m->bootstrap_peers[i];
+        if (!b->until_us || b->answered || now_us < b->until_us || (b->known && !answered)) continue;
+        sn_peer peer = b->peer;
+        *b = m->bootstrap_peers[--m->n_bootstrap_peers];
+        if (peer && !sn_membership_uses(m, peer)) sn_transport_hang_up(m->setup.transport, peer);
+    }
+}
+
+bool sn_membership_wants_found(sn_membership *m, int64_t now_us) {
+    size_t answered = 0, silent = 0;
+    found_give_up(m, now_us);
+    for (const sn_bootstrap_peer *b = m->bootstrap_peers; b < m->bootstrap_peers + m->n_bootstrap_peers; b++) {
+        answered += b->until_us && b->answered;
+        silent += b->until_us && !b->answered;
+    }
+    return answered < FOUND_ENOUGH && silent < FOUND_ASKED_MAX && m->n_bootstrap_peers < SN_BOOTSTRAP_PEERS_MAX;
+}
+
+bool sn_membership_join_found(sn_membership *m, const char *address, const uint8_t curve_key[SN_KEY_SIZE],
+                              int64_t now_us) {
+    size_t before = m->n_bootstrap_peers;
+    for (size_t i = 0; i < before; i++)
+        if (!memcmp(m->bootstrap_peers[i].curve_key, curve_key, SN_KEY_SIZE)) return false;
+    sn_membership_join(m, address, curve_key);
+    if (m->n_bootstrap_peers == before) return false;
+    m->bootstrap_peers[before].until_us = now_us + FOUND_ANSWER_US;
+    return true;
 }
 
 size_t sn_membership_answered(const sn_membership *m, sn_peer *peers, size_t max) {

@@ -414,6 +414,15 @@ void sn_protocol_join(sn_protocol *protocol, const char *address, const uint8_t 
     sn_membership_join(protocol->membership, address, curve_key);
 }
 
+bool sn_protocol_wants_found(sn_protocol *protocol, int64_t now_us) {
+    return sn_membership_wants_found(protocol->membership, now_us);
+}
+
+bool sn_protocol_join_found(sn_protocol *protocol, const char *address, const uint8_t curve_key[SN_KEY_SIZE],
+                            int64_t now_us) {
+    return sn_membership_join_found(protocol->membership, address, curve_key, now_us);
+}
+
 bool sn_protocol_wants_blocks(sn_protocol *protocol, int *first, int *end) {
     return !protocol->leaving && sn_placement_wants_blocks(&protocol->placement, first, end);
 }

@@ -77,7 +77,8 @@ const sn_dht_record *sn_dht_found_next(sn_dht_found *f, bool new_only, int64_t n
         uint64_t of_network = asked_of(f, node->network);
         if (new_only && node->asked) continue;
         bool same = best && node->asked == best->asked && of_network == best_of_network;
-        bool better = !best || node->asked < best->asked || (node->asked == best->asked && of_network < best_of_network);
+        bool better =
+            !best || node->asked < best->asked || (node->asked == best->asked && of_network < best_of_network);
         if (!same && !better) continue;
         equal = same ? equal + 1 : 1;
         if (sn_rng_below(&f->seed, equal)) continue;

@@ -3,7 +3,7 @@
  * A DHT keeps what anyone publishes under a key: a stranger may put any number of records of invented nodes beside the
  * honest ones, each validly signed. So none wins by being first: of many a random sample is kept, fair by the network
  * that the address is in (/24 of IPv4, /48 of IPv6); they are asked in turns, those of networks from which few were
- * asked first. Who asks goes on until nodes have answered.
+ * asked first. A program asks on until nodes have answered.
  *
  * Logic only: the time is an argument. Plain data of one thread, zeroed before the first use. */
 #ifndef SN_NET_DHT_FOUND_H

@@ -74,7 +74,7 @@ Test(dht_found, all_nodes_have_their_turn_and_come_again) {
 Test(dht_found, those_that_were_asked_make_room_for_others) {
     for (uint64_t seed = 1; seed < 20; seed++) {
         found = (sn_dht_found){.seed = seed};
-        flood(SN_DHT_FOUND_MAX, true);
+        flood(1000, true);
         while (sn_dht_found_next(&found, true, NOW)) {}
         add(HONEST, "192.0.2.1:1", 1000);
         cr_assert(holds(HONEST), "seed %d", (int)seed);

@@ -28,6 +28,8 @@ typedef struct sn_membership_host {
     /* Completes the node's own announcement: state, model, blocks, rates, load, wire dtypes and adapters. Identity,
      * address, sequence, expiry and the measurements of the network are filled in before the call. */
     void (*describe)(void *ctx, sn_announcement *own);
+    /* Asks this node for an answer, which proves it (sn_membership_prove). */
+    void (*meet)(void *ctx, const sn_announcement *node, int64_t now_us);
     void *ctx;
 } sn_membership_host;
 

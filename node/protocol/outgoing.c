@@ -1,6 +1,6 @@
 /* Connections that clients cause: where sessions push to (OPEN's next) and KV migrations send to (KV_SEND). Those to
- * holders of experts, which steps of any client need (experts.c), and to nodes that placement asks for an answer count
- * as the node's own.
+ * holders of experts, which steps of any client need (experts.c), and to nodes that are asked for an answer count as
+ * the node's own.
  *
  * A stranger must not make this node dial what it likes. So a client names another node by a sealed announcement and
  * not by an address: only what the key of a live announcement has signed is dialled, and only under that node's CURVE
@@ -101,6 +101,7 @@ void sn_protocol_meet(sn_protocol *protocol, const sn_announcement *node, int64_
     memcpy(to.address, node->address, sizeof to.address);
     memcpy(to.curve_key, node->curve_key, SN_KEY_SIZE);
     if (sn_protocol_dial(protocol, protocol->setup.identity->curve_key, &to, now_us, &peer, &err)) return;
+    memcpy(outgoing_find(&protocol->outgoing, &to)->node, node->node, SN_KEY_SIZE);
     sn_msg *msg = sn_protocol_new_msg(SN_MSG_PING, ++protocol->last_correlation_id);
     if (msg) sn_protocol_send(protocol, peer, &msg);
 }
@@ -108,11 +109,9 @@ void sn_protocol_meet(sn_protocol *protocol, const sn_announcement *node, int64_
 /* Only over a connection that this node has made to the announced address. */
 void sn_protocol_met(sn_protocol *protocol, const sn_event *event) {
     const sn_outgoing *o = &protocol->outgoing;
-    const sn_placement *placement = &protocol->placement;
-    size_t at = 0;
-    while (at < o->n && o->all[at].peer != event->peer) at++;
-    for (size_t i = 0; at < o->n && i < placement->n_tried; i++)
-        sn_membership_prove(protocol->membership, placement->tried[i], event->key, protocol->unix_ms);
+    for (size_t i = 0; i < o->n; i++)
+        if (o->all[i].peer == event->peer)
+            sn_membership_prove(protocol->membership, o->all[i].node, event->key, protocol->unix_ms);
 }
 
 void sn_protocol_outgoing_lost(sn_protocol *protocol, sn_peer peer) {

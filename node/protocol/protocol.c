@@ -85,10 +85,10 @@ static void host_send(void *ctx, sn_peer peer, sn_msg **msg) { sn_protocol_send(
 static void host_refuse(void *ctx, sn_peer peer, const sn_msg *request, const sn_err *why) {
     sn_protocol_refuse(ctx, peer, request, why);
 }
+static void host_meet(void *ctx, const sn_announcement *node, int64_t now_us) { sn_protocol_meet(ctx, node, now_us); }
 static void host_describe(void *ctx, sn_announcement *own) { sn_protocol_describe(ctx, own); }
 
 static void host_ask(void *ctx) { sn_membership_ask(((const sn_protocol *)ctx)->membership); }
-static void host_meet(void *ctx, const sn_announcement *node, int64_t now_us) { sn_protocol_meet(ctx, node, now_us); }
 static bool host_bootstrap_complete(void *ctx) {
     return sn_membership_bootstrap_complete(((const sn_protocol *)ctx)->membership);
 }
@@ -115,7 +115,8 @@ static sn_status protocol_new_membership(sn_protocol *protocol, const sn_protoco
         .name = setup->name,
         .directory_max = setup->directory_max,
         .gossip_bytes_per_s = setup->gossip_bytes_per_s,
-        .host = {.send = host_send, .refuse = host_refuse, .describe = host_describe, .ctx = protocol},
+        .host =
+            {.send = host_send, .refuse = host_refuse, .describe = host_describe, .meet = host_meet, .ctx = protocol},
     };
     return sn_membership_new(&membership, &protocol->membership, err);
 }

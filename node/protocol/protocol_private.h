@@ -33,6 +33,7 @@ enum { SN_OUTGOING_MAX = 256 };
 typedef struct sn_outgoing_connection {
     sn_outgoing_target to;
     uint8_t client[SN_KEY_SIZE]; /* CURVE key of the client that caused it */
+    uint8_t node[SN_KEY_SIZE];   /* id of one that was asked for an answer; zero: it was not */
     sn_peer peer;                /* 0: it was lost */
     int64_t used_us;
 } sn_outgoing_connection;

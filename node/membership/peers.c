@@ -29,6 +29,7 @@ enum {
     PULL_PRICE = 8,                        /* one peer cannot take the whole gossip budget by its pulls */
     REPLY_BYTES = 64,                      /* of a reply besides its announcements, about */
     BOOTSTRAP_ASKED_BY = 32,               /* nodes of the swarm that ask one bootstrap peer per round, about */
+    MET_MAX = 16,                          /* of a joined node's proven nodes that are asked for an answer */
     FOUND_ENOUGH = 4,                      /* nodes found in a DHT that have answered: they know the others */
     FOUND_ASKED_MAX = 16,                  /* at a time */
     FOUND_ANSWER_US = 15000000,            /* perhaps over a relay */
@@ -216,6 +217,22 @@ static void bootstrap_note_id(sn_membership *m, const sn_event *event, const sn_
     }
 }
 
+/* Asks nodes that the joined node has proven for an answer: in a flood of invented nodes this one would hardly meet a
+ * real one. */
+static void meet_proven(sn_membership *m, const sn_msg_peers_reply *reply, int64_t now_us, int64_t unix_ms) {
+    for (size_t i = 0, n = 0; i < reply->proven && i < reply->n_announcements && n < MET_MAX; i++) {
+        const sn_blob *sealed = &reply->announcements[i];
+        uint8_t id[SN_KEY_SIZE];
+        uint64_t sequence;
+        if (sn_announcement_peek(sealed->data, sealed->len, id, &sequence, NULL)) continue;
+        const sn_announcement *a = sn_directory_find(m->directory, id);
+        bool self = !memcmp(id, m->setup.identity->id, SN_KEY_SIZE);
+        if (!a || self || a->state == SN_NODE_OFFLINE || sn_directory_is_proven(m->directory, id, unix_ms)) continue;
+        m->setup.host.meet(m->setup.host.ctx, a, now_us);
+        n++;
+    }
+}
+
 void sn_membership_on_peers_reply(sn_membership *m, const sn_event *event, int64_t now_us, int64_t unix_ms) {
     const sn_msg_peers_reply *reply = &event->msg->peers_reply;
     const sn_announcement_source source = {.peer = event->peer, .dialled = true};
@@ -227,6 +244,8 @@ void sn_membership_on_peers_reply(sn_membership *m, const sn_event *event, int64
         sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[i];
         if (bootstrap_peer->peer != event->peer) continue;
         bootstrap_peer->answered = true;
+        if (reply->proven && !bootstrap_peer->met) meet_proven(m, reply, now_us, unix_ms);
+        bootstrap_peer->met |= reply->proven > 0;
         if (reply->next_tag && bootstrap_peer->pages_left) {
             bootstrap_peer->pages_left--;
             bootstrap_ask(m, bootstrap_peer, reply->next_tag);
@@ -260,7 +279,7 @@ void sn_membership_join(sn_membership *m, const char *address, const uint8_t cur
     m->n_bootstrap_peers++;
     snprintf(bootstrap_peer->address, sizeof bootstrap_peer->address, "%s", address);
     memcpy(bootstrap_peer->curve_key, curve_key, SN_KEY_SIZE);
-    bootstrap_peer->answered = bootstrap_peer->known = false;
+    bootstrap_peer->answered = bootstrap_peer->known = bootstrap_peer->met = false;
     bootstrap_peer->pages_left = PAGES_MAX;
     bootstrap_peer->until_us = 0;
     if (m->own.sealed.len) bootstrap_ask(m, bootstrap_peer, 0);

@@ -484,3 +484,25 @@ Test(gossip, when_some_nodes_found_have_answered_no_more_are_asked, .timeout = 6
     }
     protocol_swarm_free(c);
 }
+
+/* The joined node's directory is full of invented nodes, and it has proven the others. */
+Test(gossip, a_newcomer_meets_the_nodes_that_the_joined_one_has_proven, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    int n = 0;
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < 8; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 60);
+    for (int i = 0; i < INVENTED; i++) {
+        REQUIRE(sn_identity_new(&flood.invented[i], &err));
+        sn_buf_init(&flood.sealed[i], SN_ANNOUNCEMENT_SIZE_MAX);
+        flood_announce(c, i);
+        REQUIRE(sn_directory_add(c->nodes[0].protocol->membership->directory, flood.sealed[i].data, flood.sealed[i].len,
+                                 c->unix_ms, &err));
+    }
+    const sn_directory *directory = sn_protocol_directory(c->nodes[protocol_swarm_add(c, 0)].protocol);
+    protocol_swarm_run(c, 10);
+    for (int i = 0; i < 8; i++) n += sn_directory_is_proven(directory, c->nodes[i].identity.id, c->unix_ms);
+    cr_expect_gt(n, 5, "%d of 8 real nodes have been met", n);
+    flood_end();
+    protocol_swarm_free(c);
+}

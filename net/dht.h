@@ -5,16 +5,17 @@
  * without OpenDHT has net/opendht/none.c, whose sn_dht_open says so. OpenDHT listens on UDP on all interfaces and runs
  * its own thread, whose callbacks only enqueue records. The functions below belong to the caller's network thread.
  *
- * A record that is found proves nothing about its node: the address is asked like one that a user gives by --join. */
+ * A record that is found proves nothing about its node, and a stranger may publish any number of them: net/dht_found.h
+ * says whom to ask. */
 #ifndef SN_NET_DHT_H
 #define SN_NET_DHT_H
 
-#include "net/dht_record.h"
+#include "net/dht_found.h"
 
 typedef struct sn_dht sn_dht;
 
 /* Opens the DHT and starts the first search. bootstrap: "HOST:PORT" of any node of the DHT, or "on": this is its first
- * node. port: UDP, 0: any. `on_found` is called on OpenDHT's thread when sn_dht_next may have an address; it may only
+ * node. port: UDP, 0: any. `on_found` is called on OpenDHT's thread when sn_dht_next may have a record; it may only
  * wake another thread. SN_REFUSED: bootstrap is no address, the port is in use, or the build has no OpenDHT. */
 sn_status sn_dht_open(const char *bootstrap, int port, const uint8_t model[SN_KEY_SIZE], void (*on_found)(void *),
                       void *ctx, sn_dht **out, sn_err *err) SN_MUST_USE;
@@ -26,8 +27,7 @@ void sn_dht_search(sn_dht *dht);
 /* Publishes this node's record. It expires after ten minutes: publish again before. */
 sn_status sn_dht_publish(sn_dht *dht, const sn_identity *identity, const char *address, int64_t now_unix_ms,
                          sn_err *err) SN_MUST_USE;
-/* The next address that was found: HOST:PORT#KEY of a record that was verified, each node once. False: there is none.
- */
-bool sn_dht_next(sn_dht *dht, int64_t now_unix_ms, char address[SN_ADDRESS_MAX + 2 * SN_KEY_SIZE + 2]);
+/* The next record that was found and verified, also one that was found before. False: there is none. */
+bool sn_dht_next(sn_dht *dht, int64_t now_unix_ms, sn_dht_record *record);
 
 #endif

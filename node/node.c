@@ -363,6 +363,17 @@ static int64_t node_watch_weights(sn_node *node) {
                                  node->identity.id, &span, sn_now_us(), sn_unix_ms());
 }
 
+/* Asks nodes that were found in the DHT, until enough have answered. */
+static void node_join_found(sn_node *node) {
+    const sn_dht_record *record;
+    while (node->dht_client.dht && sn_protocol_wants_found(node->protocol, sn_now_us()) &&
+           (record = sn_dht_found_next(&node->dht_client.found, false, sn_unix_ms())) &&
+           sn_protocol_join_found(node->protocol, record->address, record->curve_key, sn_now_us())) {
+        sn_log_rated(SN_LOG_INFO, "peer found in DHT", "address=%s", record->address);
+        if (!*node->toward) snprintf(node->toward, sizeof node->toward, "%s", record->address);
+    }
+}
+
 /* What is due by time; returns when to call again. */
 static int64_t node_tick(sn_node *node) {
     sn_hash manifest;
@@ -373,9 +384,9 @@ static int64_t node_tick(sn_node *node) {
     }
     int64_t devices_us = node_try_devices(node);
     int64_t protocol_us = sn_protocol_tick(node->protocol, sn_now_us(), sn_unix_ms());
-    int64_t dht_us =
-        sn_dht_client_tick(&node->dht_client, node->introducer, &node->identity, sn_protocol_address(node->protocol),
-                           node_is_up(node), sn_now_us(), sn_unix_ms());
+    int64_t dht_us = sn_dht_client_tick(&node->dht_client, &node->identity, sn_protocol_address(node->protocol),
+                                        node_is_up(node), sn_now_us(), sn_unix_ms());
+    node_join_found(node);
     int64_t joined_us = node_watch_joined(node), weights_us = node_watch_weights(node);
     if (devices_us < protocol_us) protocol_us = devices_us;
     if (joined_us < protocol_us) protocol_us = joined_us;

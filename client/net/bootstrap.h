@@ -7,7 +7,7 @@
 #include "model/model.h"
 #include "net/message.h"
 
-enum { SN_BOOTSTRAP_FOUND_MAX = 8, SN_BOOTSTRAP_MAX = 64 };
+enum { SN_BOOTSTRAP_FOUND_MAX = 32, SN_BOOTSTRAP_MAX = 64 };
 
 typedef struct sn_bootstrap {
     const char *items[SN_BOOTSTRAP_MAX]; /* for sn_link_open */
@@ -22,8 +22,8 @@ typedef struct sn_bootstrap_options {
     const sn_cancel *cancel; /* ends the search; NULL: nothing does */
 } sn_bootstrap_options;
 
-/* Copies the given addresses and, with a DHT, searches it until some are found. SN_RETRY: no address was given, and
- * none was found within timeout_ms. */
+/* Copies the given addresses and, with a DHT, searches it until some are found (of many a random sample). SN_RETRY: no
+ * address was given, and none was found within timeout_ms. */
 sn_status sn_bootstrap_find(sn_bootstrap *bootstrap, const sn_bootstrap_options *options, const sn_hash *model,
                             int timeout_ms, sn_err *err) SN_MUST_USE;
 

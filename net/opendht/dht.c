@@ -1,10 +1,13 @@
 /* net/dht.h with OpenDHT's C interface; the only file that includes it.
  *
- * OpenDHT's thread calls record_enqueue for each value that a search finds; it copies the bytes into a queue of fixed
- * size under the lock. sn_dht_next, on the caller's thread, takes them out and verifies them. */
+ * OpenDHT's thread calls record_enqueue for each value that a search finds; it copies the bytes into a bag of fixed
+ * size under the lock, where of too many a random sample stays. sn_dht_next, on the caller's thread, takes them out and
+ * verifies them. */
 #include "net/dht.h"
 
+#include "base/hash.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "base/text.h"
 
 #include <opendht/opendht_c.h>
@@ -13,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FOUND_MAX = 64, SEEN_MAX = 64 };
+enum { BAG_MAX = 256 };
 
 struct sn_dht {
     dht_runner *runner;
@@ -21,14 +24,13 @@ struct sn_dht {
     uint8_t model[SN_KEY_SIZE];
     void (*on_found)(void *);
     void *ctx;
-    pthread_mutex_t lock; /* guards the queue: OpenDHT's thread writes it, the caller's thread reads it */
+    pthread_mutex_t lock; /* guards the bag: OpenDHT's thread writes it, the caller's thread reads it */
     struct {
         uint8_t data[SN_DHT_RECORD_SIZE_MAX];
         size_t len;
-    } queue[FOUND_MAX]; /* when it is full a record is dropped; the next search finds it again */
-    size_t first, n;
-    uint8_t seen[SEEN_MAX][SN_KEY_SIZE]; /* ids that sn_dht_next has returned; only the caller's thread uses them */
-    size_t n_seen;
+    } bag[BAG_MAX];
+    size_t n, n_full; /* n_full: records that came since it is full */
+    uint64_t seed;
 };
 
 static bool record_enqueue(const dht_value *value, void *ctx) {
@@ -36,10 +38,10 @@ static bool record_enqueue(const dht_value *value, void *ctx) {
     dht_data_view view = dht_value_get_data(value);
     if (!view.size || view.size > SN_DHT_RECORD_SIZE_MAX) return true;
     pthread_mutex_lock(&d->lock);
-    if (d->n < FOUND_MAX) {
-        size_t at = (d->first + d->n++) % FOUND_MAX;
-        memcpy(d->queue[at].data, view.data, view.size);
-        d->queue[at].len = view.size;
+    size_t at = d->n < BAG_MAX ? d->n++ : (size_t)sn_rng_below(&d->seed, BAG_MAX + ++d->n_full);
+    if (at < BAG_MAX) {
+        memcpy(d->bag[at].data, view.data, view.size);
+        d->bag[at].len = view.size;
     }
     pthread_mutex_unlock(&d->lock);
     d->on_found(d->ctx);
@@ -71,6 +73,7 @@ sn_status sn_dht_open(const char *bootstrap, int port, const uint8_t model[SN_KE
     if (status) return status;
     d->on_found = on_found;
     d->ctx = ctx;
+    sn_random(&d->seed, sizeof d->seed);
     memcpy(d->model, model, SN_KEY_SIZE);
     memcpy(name, salt, sizeof salt - 1);
     memcpy(name + sizeof salt - 1, model, SN_KEY_SIZE);
@@ -118,41 +121,25 @@ sn_status sn_dht_publish(sn_dht *d, const sn_identity *identity, const char *add
     return status;
 }
 
-static bool record_dequeue(sn_dht *d, uint8_t *data, size_t *len) {
+static bool record_take(sn_dht *d, uint8_t *data, size_t *len) {
     pthread_mutex_lock(&d->lock);
     bool any = d->n > 0;
     if (any) {
-        *len = d->queue[d->first].len;
-        memcpy(data, d->queue[d->first].data, *len);
-        d->first = (d->first + 1) % FOUND_MAX;
-        d->n--;
+        d->n_full = 0;
+        *len = d->bag[--d->n].len;
+        memcpy(data, d->bag[d->n].data, *len);
     }
     pthread_mutex_unlock(&d->lock);
     return any;
 }
 
-static bool node_is_new(sn_dht *d, const uint8_t *id) {
-    for (size_t i = 0; i < d->n_seen && i < SEEN_MAX; i++)
-        if (!memcmp(d->seen[i], id, SN_KEY_SIZE)) return false;
-    memcpy(d->seen[d->n_seen++ % SEEN_MAX], id, SN_KEY_SIZE);
-    return true;
-}
-
-bool sn_dht_next(sn_dht *d, int64_t now_unix_ms, char address[SN_ADDRESS_MAX + 2 * SN_KEY_SIZE + 2]) {
+bool sn_dht_next(sn_dht *d, int64_t now_unix_ms, sn_dht_record *record) {
     uint8_t data[SN_DHT_RECORD_SIZE_MAX];
-    char key[2 * SN_KEY_SIZE + 1];
     size_t len = 0;
-    while (record_dequeue(d, data, &len)) {
-        sn_dht_record record;
+    while (record_take(d, data, &len)) {
         sn_err err;
-        if (sn_dht_record_open(data, len, d->model, now_unix_ms, &record, &err)) {
-            sn_log(SN_LOG_DEBUG, "DHT record dropped", "text=%s", err.text);
-            continue;
-        }
-        if (!node_is_new(d, record.node)) continue;
-        snprintf(address, SN_ADDRESS_MAX + 2 * SN_KEY_SIZE + 2, "%s#%s", record.address,
-                 sn_hex(record.curve_key, SN_KEY_SIZE, key));
-        return true;
+        if (!sn_dht_record_open(data, len, d->model, now_unix_ms, record, &err)) return true;
+        sn_log(SN_LOG_DEBUG, "DHT record dropped", "text=%s", err.text);
     }
     return false;
 }

@@ -20,7 +20,7 @@ sn_status sn_dht_publish(sn_dht *dht, const sn_identity *identity, const char *a
     (void)dht, (void)identity, (void)address, (void)now_unix_ms;
     return sn_fail(err, SN_REFUSED, "this build has no OpenDHT");
 }
-bool sn_dht_next(sn_dht *dht, int64_t now_unix_ms, char address[SN_ADDRESS_MAX + 2 * SN_KEY_SIZE + 2]) {
-    (void)dht, (void)now_unix_ms, (void)address;
+bool sn_dht_next(sn_dht *dht, int64_t now_unix_ms, sn_dht_record *record) {
+    (void)dht, (void)now_unix_ms, (void)record;
     return false;
 }

@@ -1,9 +1,9 @@
 #include "node/membership/dht_client.h"
 
+#include "base/hash.h"
 #include "base/log.h"
 
 enum {
-    FOUND_MAX = 16, /* nodes of the DHT that are asked; they know the other nodes of the swarm */
     SEARCHES_FREQUENT = 12,
     SEARCH_FREQUENT_US = 10000000,
     SEARCH_US = 300000000,
@@ -11,22 +11,18 @@ enum {
     PUBLISH_AGAIN_US = 10000000,
 };
 
-static void dht_ask_found(sn_dht_client *client, sn_introducer *introducer, int64_t unix_ms) {
-    char address[SN_ADDRESS_MAX + 2 * SN_KEY_SIZE + 2];
-    sn_err err;
-    while (client->found < FOUND_MAX && sn_dht_next(client->dht, unix_ms, address)) {
-        client->found++;
-        sn_log(SN_LOG_INFO, "peer found in DHT", "address=%s", address);
-        if (sn_introducer_ask(introducer, address, &err))
-            sn_log(SN_LOG_WARN, "introduction not requested", "text=%s", err.text);
-    }
+static void dht_take_found(sn_dht_client *client, int64_t unix_ms) {
+    sn_dht_record record;
+    if (!client->found.seed) sn_random(&client->found.seed, sizeof client->found.seed);
+    for (size_t i = 0; i < SN_DHT_FOUND_MAX && sn_dht_next(client->dht, unix_ms, &record); i++)
+        sn_dht_found_add(&client->found, &record);
 }
 
-int64_t sn_dht_client_tick(sn_dht_client *client, sn_introducer *introducer, const sn_identity *identity,
-                           const char *address, bool serving, int64_t now_us, int64_t unix_ms) {
+int64_t sn_dht_client_tick(sn_dht_client *client, const sn_identity *identity, const char *address, bool serving,
+                           int64_t now_us, int64_t unix_ms) {
     sn_err err;
     if (!client->dht) return INT64_MAX;
-    dht_ask_found(client, introducer, unix_ms);
+    dht_take_found(client, unix_ms);
     if (now_us >= client->search_us) {
         client->search_us = now_us + (client->searches++ < SEARCHES_FREQUENT ? SEARCH_FREQUENT_US : SEARCH_US);
         sn_dht_search(client->dht);

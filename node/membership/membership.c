@@ -200,7 +200,7 @@ void sn_membership_peer_lost(sn_membership *m, const sn_event *event) {
     sn_gossip_peer_lost(m, event->peer);
     for (size_t i = 0; i < m->n_bootstrap_peers; i++)
         if (m->bootstrap_peers[i].peer == event->peer) {
-            m->bootstrap_peers[i].answered = false;
+            m->bootstrap_peers[i].answered = m->bootstrap_peers[i].met = false;
             return;
         }
     if (m->relay == event->peer) m->relay = 0;

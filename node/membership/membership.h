@@ -28,6 +28,8 @@ typedef struct sn_membership_host {
     /* Completes the node's own announcement: state, model, blocks, rates, load, wire dtypes and adapters. Identity,
      * address, sequence, expiry and the measurements of the network are filled in before the call. */
     void (*describe)(void *ctx, sn_announcement *own);
+    /* Asks this node for an answer, which proves it (sn_membership_prove). */
+    void (*meet)(void *ctx, const sn_announcement *node, int64_t now_us);
     void *ctx;
 } sn_membership_host;
 
@@ -47,6 +49,11 @@ void sn_membership_free(sn_membership **membership); /* accepts NULL */
 /* Adds a bootstrap peer: the node at this address is told of this one and asked for the nodes that it knows, again in
  * every round until it answers. Ignored beyond SN_BOOTSTRAP_PEERS_MAX, and for the node's own key. */
 void sn_membership_join(sn_membership *membership, const char *address, const uint8_t curve_key[SN_KEY_SIZE]);
+/* Whether nodes that were found in a DHT are to be asked: few of them have answered, and few are being asked. */
+bool sn_membership_wants_found(sn_membership *membership, int64_t now_us);
+/* Adds one of them as a bootstrap peer, for as long as it answers. False: it is one already, or this node itself. */
+bool sn_membership_join_found(sn_membership *membership, const char *address, const uint8_t curve_key[SN_KEY_SIZE],
+                              int64_t now_us);
 
 /* From the next announcement on, others reach this node at this address, */
 void sn_membership_set_reach(sn_membership *membership, const char *address, sn_reach_kind reach);

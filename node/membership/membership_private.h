@@ -13,9 +13,11 @@ typedef struct sn_bootstrap_peer {
     char address[SN_ADDRESS_MAX + 1];
     uint8_t curve_key[SN_KEY_SIZE];
     bool answered;
+    bool met;   /* nodes that it has proven were asked for an answer */
     bool known; /* its id is known: it comes first in its own list */
     uint8_t id[SN_KEY_SIZE];
-    int pages_left; /* pages of its directory that may still be asked for */
+    int pages_left;   /* pages of its directory that may still be asked for */
+    int64_t until_us; /* of one that was found: when it is given up if it does not answer; 0: never */
 } sn_bootstrap_peer;
 
 struct sn_membership {

@@ -29,6 +29,10 @@ enum {
     PULL_PRICE = 8,                        /* one peer cannot take the whole gossip budget by its pulls */
     REPLY_BYTES = 64,                      /* of a reply besides its announcements, about */
     BOOTSTRAP_ASKED_BY = 32,               /* nodes of the swarm that ask one bootstrap peer per round, about */
+    MET_MAX = 16,                          /* of a joined node's proven nodes that are asked for an answer */
+    FOUND_ENOUGH = 4,                      /* nodes found in a DHT that have answered: they know the others */
+    FOUND_ASKED_MAX = 16,                  /* at a time */
+    FOUND_ANSWER_US = 15000000,            /* perhaps over a relay */
 };
 
 static bool key_is_zero(const uint8_t key[SN_KEY_SIZE]) {
@@ -213,6 +217,22 @@ static void bootstrap_note_id(sn_membership *m, const sn_event *event, const sn_
     }
 }
 
+/* Asks nodes that the joined node has proven for an answer: in a flood of invented nodes this one would hardly meet a
+ * real one. */
+static void meet_proven(sn_membership *m, const sn_msg_peers_reply *reply, int64_t now_us, int64_t unix_ms) {
+    for (size_t i = 0, n = 0; i < reply->proven && i < reply->n_announcements && n < MET_MAX; i++) {
+        const sn_blob *sealed = &reply->announcements[i];
+        uint8_t id[SN_KEY_SIZE];
+        uint64_t sequence;
+        if (sn_announcement_peek(sealed->data, sealed->len, id, &sequence, NULL)) continue;
+        const sn_announcement *a = sn_directory_find(m->directory, id);
+        bool self = !memcmp(id, m->setup.identity->id, SN_KEY_SIZE);
+        if (!a || self || a->state == SN_NODE_OFFLINE || sn_directory_is_proven(m->directory, id, unix_ms)) continue;
+        m->setup.host.meet(m->setup.host.ctx, a, now_us);
+        n++;
+    }
+}
+
 void sn_membership_on_peers_reply(sn_membership *m, const sn_event *event, int64_t now_us, int64_t unix_ms) {
     const sn_msg_peers_reply *reply = &event->msg->peers_reply;
     const sn_announcement_source source = {.peer = event->peer, .dialled = true};
@@ -224,6 +244,8 @@ void sn_membership_on_peers_reply(sn_membership *m, const sn_event *event, int64
         sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[i];
         if (bootstrap_peer->peer != event->peer) continue;
         bootstrap_peer->answered = true;
+        if (reply->proven && !bootstrap_peer->met) meet_proven(m, reply, now_us, unix_ms);
+        bootstrap_peer->met |= reply->proven > 0;
         if (reply->next_tag && bootstrap_peer->pages_left) {
             bootstrap_peer->pages_left--;
             bootstrap_ask(m, bootstrap_peer, reply->next_tag);
@@ -257,9 +279,43 @@ void sn_membership_join(sn_membership *m, const char *address, const uint8_t cur
     m->n_bootstrap_peers++;
     snprintf(bootstrap_peer->address, sizeof bootstrap_peer->address, "%s", address);
     memcpy(bootstrap_peer->curve_key, curve_key, SN_KEY_SIZE);
-    bootstrap_peer->answered = false;
+    bootstrap_peer->answered = bootstrap_peer->known = bootstrap_peer->met = false;
     bootstrap_peer->pages_left = PAGES_MAX;
+    bootstrap_peer->until_us = 0;
     if (m->own.sealed.len) bootstrap_ask(m, bootstrap_peer, 0);
+}
+
+/* Gives up those found that did not answer in time. One that has answered before stays until another one answers. */
+static void found_give_up(sn_membership *m, int64_t now_us) {
+    size_t answered = sn_membership_bootstrap_answered(m);
+    for (size_t i = m->n_bootstrap_peers; i-- > 0;) {
+        sn_bootstrap_peer *b = &m->bootstrap_peers[i];
+        if (!b->until_us || b->answered || now_us < b->until_us || (b->known && !answered)) continue;
+        sn_peer peer = b->peer;
+        *b = m->bootstrap_peers[--m->n_bootstrap_peers];
+        if (peer && !sn_membership_uses(m, peer)) sn_transport_hang_up(m->setup.transport, peer);
+    }
+}
+
+bool sn_membership_wants_found(sn_membership *m, int64_t now_us) {
+    size_t answered = 0, silent = 0;
+    found_give_up(m, now_us);
+    for (const sn_bootstrap_peer *b = m->bootstrap_peers; b < m->bootstrap_peers + m->n_bootstrap_peers; b++) {
+        answered += b->until_us && b->answered;
+        silent += b->until_us && !b->answered;
+    }
+    return answered < FOUND_ENOUGH && silent < FOUND_ASKED_MAX && m->n_bootstrap_peers < SN_BOOTSTRAP_PEERS_MAX;
+}
+
+bool sn_membership_join_found(sn_membership *m, const char *address, const uint8_t curve_key[SN_KEY_SIZE],
+                              int64_t now_us) {
+    size_t before = m->n_bootstrap_peers;
+    for (size_t i = 0; i < before; i++)
+        if (!memcmp(m->bootstrap_peers[i].curve_key, curve_key, SN_KEY_SIZE)) return false;
+    sn_membership_join(m, address, curve_key);
+    if (m->n_bootstrap_peers == before) return false;
+    m->bootstrap_peers[before].until_us = now_us + FOUND_ANSWER_US;
+    return true;
 }
 
 size_t sn_membership_answered(const sn_membership *m, sn_peer *peers, size_t max) {

@@ -26,10 +26,14 @@ enum {
     LOCAL_US = 1000000,       /* between looks at this machine's own address */
     RELAY_ANSWER_US = 5000000,
     RELAY_RENEW_US = 15000000,
-    RELAY_AVOID_US = 60000000, /* a relay that failed */
-    RELAY_SEARCH_US = 500000,  /* between looks for a relay */
-    AVOIDED_MAX = 16,
-    SENTENCE_US = 10000000, /* without a relay, until the owner is told */
+    RELAY_AVOID_US = 60000000, /* a relay that failed; twice as long when it fails again, and so on */
+    RELAY_AVOID_US_MAX = 480000000,
+    RELAY_SEARCH_US = 500000, /* between looks for a relay */
+    AVOIDED_MAX = 64,
+    MEET_MAX = 8,            /* strangers that are asked for an answer at a time, while no relay is known */
+    MEET_US = 3000000,       /* before others are, */
+    MEET_SAME_US = 15000000, /* or the same ones */
+    SENTENCE_US = 10000000,  /* without a relay, until the owner is told */
 };
 
 typedef struct probe {
@@ -65,12 +69,11 @@ struct sn_reach {
         int64_t asked_us, renew_us; /* asked_us: 0 when it has answered */
         char address[SN_ADDRESS_MAX + 1];
     } relay;
-    int64_t search_us;
+    int64_t search_us, meet_us; /* when to look for a relay again, and to ask strangers for an answer */
     struct {
         uint64_t tag;
-        int64_t until_us;
+        int64_t until_us, for_us;
     } avoided[AVOIDED_MAX];
-    size_t next_avoided;
 };
 
 sn_status sn_reach_new(const sn_reach_setup *setup, sn_reach **out, sn_err *err) {
@@ -154,10 +157,16 @@ static void relay_end(sn_reach *r) {
     sn_membership_hold(r->setup.membership, 0);
 }
 
+/* Takes the place of this one if it failed before, or else of that which may be asked again first. */
 static void relay_avoid(sn_reach *r, uint64_t tag, int64_t now_us) {
-    size_t at = r->next_avoided++ % AVOIDED_MAX;
+    size_t at = 0;
+    for (size_t i = 0; i < AVOIDED_MAX && r->avoided[at].tag != tag; i++)
+        if (r->avoided[i].tag == tag || r->avoided[i].until_us < r->avoided[at].until_us) at = i;
+    bool again = r->avoided[at].tag == tag && now_us < r->avoided[at].until_us + RELAY_AVOID_US_MAX;
+    int64_t for_us = again ? 2 * r->avoided[at].for_us : RELAY_AVOID_US;
     r->avoided[at].tag = tag;
-    r->avoided[at].until_us = now_us + RELAY_AVOID_US;
+    r->avoided[at].for_us = for_us < RELAY_AVOID_US_MAX ? for_us : RELAY_AVOID_US_MAX;
+    r->avoided[at].until_us = now_us + r->avoided[at].for_us;
 }
 
 static void relay_failed(sn_reach *r, const char *why, int64_t now_us) {
@@ -184,25 +193,25 @@ static bool is_avoided(const sn_reach *r, uint64_t tag, int64_t now_us) {
     return false;
 }
 
-static bool may_relay(const sn_reach *r, const sn_directory *d, size_t i, bool any, int64_t now_us, int64_t unix_ms) {
+static bool may_relay(const sn_reach *r, const sn_directory *d, size_t i, int64_t unix_ms) {
     const sn_announcement *a = sn_directory_at(d, i);
     return a->relay_places && a->reach != SN_REACH_RELAYED && a->state <= SN_NODE_ONLINE &&
            sn_directory_expiry_at(d, i) > (uint64_t)unix_ms &&
-           memcmp(a->curve_key, r->setup.membership->setup.identity->curve_key, SN_KEY_SIZE) &&
-           (any || !is_avoided(r, sn_node_tag(a->node), now_us));
+           memcmp(a->curve_key, r->setup.membership->setup.identity->curve_key, SN_KEY_SIZE);
 }
 
-/* Of the nodes that offer a place the one with the shortest round trip; of those that were not measured, a random one.
- * A node that failed counts only when there is no other one. NULL: there is none. */
-static const sn_announcement *relay_choose(sn_reach *r, int64_t now_us, int64_t unix_ms) {
+/* Of the proven nodes that offer a place the one with the shortest round trip; of those that were not measured, a
+ * random one. With `any` also one that failed. NULL: there is none. */
+static const sn_announcement *relay_choose(sn_reach *r, bool any, int64_t now_us, int64_t unix_ms) {
     const sn_directory *d = sn_membership_directory(r->setup.membership);
     size_t count = sn_directory_count(d), from = count ? (size_t)sn_rng_below(&r->seed, count) : 0;
     const sn_announcement *best = NULL;
     uint64_t best_us = UINT64_MAX;
-    for (size_t k = 0; k < 2 * count && !(best && k >= count); k++) {
+    for (size_t k = 0; k < count; k++) {
         size_t i = (from + k) % count;
         const sn_announcement *a = sn_directory_at(d, i);
-        if (!may_relay(r, d, i, k >= count, now_us, unix_ms)) continue;
+        if (!may_relay(r, d, i, unix_ms) || !sn_directory_is_proven_at(d, i, unix_ms)) continue;
+        if (!any && is_avoided(r, sn_node_tag(a->node), now_us)) continue;
         uint64_t us = sn_ping_stats_rtt_us(&r->setup.membership->ping_stats, sn_node_tag(a->node));
         if (best && (!us || us >= best_us)) continue;
         best = a;
@@ -211,10 +220,30 @@ static const sn_announcement *relay_choose(sn_reach *r, int64_t now_us, int64_t 
     return best;
 }
 
+/* A stranger may have announced any number of relays. So one that is not proven is not asked to be one: some of them,
+ * drawn at random, are asked for an answer at once. False: there are none. */
+static bool relay_meet(sn_reach *r, int64_t now_us, int64_t unix_ms) {
+    const sn_directory *d = sn_membership_directory(r->setup.membership);
+    const sn_membership_host *host = &r->setup.membership->setup.host;
+    const sn_announcement *drawn[MEET_MAX];
+    size_t n = 0;
+    for (size_t i = 0; i < sn_directory_count(d); i++) {
+        if (!may_relay(r, d, i, unix_ms) || sn_directory_is_proven_at(d, i, unix_ms)) continue;
+        size_t at = n < MEET_MAX ? n : (size_t)sn_rng_below(&r->seed, n + 1); /* each of them with the same chance */
+        if (at < MEET_MAX) drawn[at] = sn_directory_at(d, i);
+        n++;
+    }
+    if (!n || now_us < r->meet_us) return n > 0;
+    r->meet_us = now_us + (n > MEET_MAX ? MEET_US : MEET_SAME_US);
+    for (size_t i = 0; i < n && i < MEET_MAX; i++) host->meet(host->ctx, drawn[i], now_us);
+    return true;
+}
+
 static void relay_search(sn_reach *r, int64_t now_us, int64_t unix_ms) {
-    const sn_announcement *a = relay_choose(r, now_us, unix_ms);
+    const sn_announcement *a = relay_choose(r, false, now_us, unix_ms);
     sn_err err;
     r->search_us = now_us + RELAY_SEARCH_US;
+    if (!a && !relay_meet(r, now_us, unix_ms)) a = relay_choose(r, true, now_us, unix_ms);
     if (!a) return;
     r->relay.tag = sn_node_tag(a->node);
     if (sn_transport_dial(r->setup.transport, a->address, a->curve_key, &r->relay.peer, &err)) {

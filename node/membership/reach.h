@@ -2,8 +2,9 @@
  *
  * The node asks up to three of the nodes that it joined to dial back (DIAL_BACK). Where their tokens arrive, the
  * address that they dialled is the one to announce. Where none arrives, the router is asked to open a port, which is
- * tried by a dial-back in turn; meanwhile a relay is looked for among the nodes that announce places (RELAY). A relay
- * that is lost, or does not answer, is replaced. All of it is tried again from time to time, and at once when this
+ * tried by a dial-back in turn; meanwhile a relay is looked for among the nodes that announce places (RELAY): among
+ * proven ones, and where there is none, others are asked for an answer first. A relay that is lost, or does not answer,
+ * is replaced. All of it is tried again from time to time, and at once when this
  * machine's own address changes. Of nodes that see different addresses of this one, as those inside and outside of a
  * home do, those count that see the most public one.
  *

@@ -5,68 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- coverage -- */
-
-sn_status sn_block_coverage_begin(sn_block_coverage *coverage, int n_blocks, sn_err *err) {
-    memset(coverage, 0, sizeof *coverage);
-    coverage->default_rate = 1;
-    coverage->n_blocks = n_blocks;
-    if (n_blocks < 1 || n_blocks > SN_BLOCK_COVERAGE_MAX)
-        return sn_fail(err, SN_REFUSED,
-                       "block selection works for models of 1 to %d blocks, and this one has %d: give --blocks A:B",
-                       SN_BLOCK_COVERAGE_MAX, n_blocks);
-    return SN_OK;
-}
-
-void sn_block_coverage_add(sn_block_coverage *coverage, int first, int end, uint64_t tokens_per_s, bool serving) {
-    for (int b = first; b < end && b < coverage->n_blocks; b++) {
-        uint64_t rate = tokens_per_s ? tokens_per_s : coverage->default_rate;
-        coverage->rate[b] = coverage->rate[b] > UINT64_MAX - rate ? UINT64_MAX : coverage->rate[b] + rate;
-        coverage->serving[b] += serving;
-    }
-}
-
-/* The nodes that are counted. */
-typedef struct coverage_filter {
-    const uint8_t *model, *exclude;
-    uint64_t joining_below;
-    int n_blocks;
-} coverage_filter;
-
-static bool coverage_counts(const sn_announcement *a, const coverage_filter *filter) {
-    if (memcmp(a->model, filter->model, SN_KEY_SIZE) || a->n_blocks != (uint64_t)filter->n_blocks) return false;
-    if (filter->exclude && !memcmp(a->node, filter->exclude, SN_KEY_SIZE)) return false;
-    return a->state == SN_NODE_ONLINE || (a->state == SN_NODE_JOINING && sn_node_tag(a->node) < filter->joining_below);
-}
-
-/* Mean throughput of the nodes that have measured it. */
-static uint64_t coverage_mean_rate(const sn_directory *directory, const coverage_filter *filter) {
-    uint64_t n = 0, mean = 0;
-    for (size_t i = 0; i < sn_directory_count(directory); i++) {
-        const sn_announcement *a = sn_directory_at(directory, i);
-        if (!coverage_counts(a, filter) || !a->tokens_per_s) continue;
-        n++;
-        mean = a->tokens_per_s > mean ? mean + (a->tokens_per_s - mean) / n : mean - (mean - a->tokens_per_s) / n;
-    }
-    return mean ? mean : 1;
-}
-
-sn_status sn_block_coverage_from_directory(sn_block_coverage *coverage, const sn_directory *directory,
-                                           const uint8_t model[SN_KEY_SIZE], int n_blocks, const uint8_t *exclude,
-                                           uint64_t joining_below, sn_err *err) {
-    const coverage_filter filter = {model, exclude, joining_below, n_blocks};
-    sn_status status = sn_block_coverage_begin(coverage, n_blocks, err);
-    if (status) return status;
-    coverage->default_rate = coverage_mean_rate(directory, &filter);
-    for (size_t i = 0; i < sn_directory_count(directory); i++) {
-        const sn_announcement *a = sn_directory_at(directory, i);
-        if (coverage_counts(a, &filter)) /* its blocks are a range within n_blocks: the directory has checked it */
-            sn_block_coverage_add(coverage, (int)a->first_block, (int)a->end_block, a->tokens_per_s,
-                                  a->state == SN_NODE_ONLINE);
-    }
-    return SN_OK;
-}
-
 /* -- windows -- */
 
 static int compare_rates(const void *x, const void *y) {
@@ -177,7 +115,7 @@ static bool projection_is_worth_move(const projection *present, const projection
 int sn_block_selection_rebalance(const sn_block_coverage *c, int first, int end, uint64_t tokens_per_s,
                                  int gain_percent, uint64_t *seed) {
     int n = end - first, best_at = first;
-    uint64_t rate = tokens_per_s ? tokens_per_s : c->default_rate, n_equal = 0;
+    uint64_t rate = sn_block_coverage_rate(c, tokens_per_s), n_equal = 0;
     projection present, best, other;
     projection_make(c, first, n, rate, &present);
     best = present;

@@ -1,7 +1,5 @@
-/* Block selection: which blocks a node should serve. Pure functions of the block coverage and a seed; used by
- * placement.c.
- *
- * Block coverage (sn_block_coverage) is the throughput of each block, summed over the nodes that serve it.
+/* Block selection: which blocks a node should serve. Pure functions of the block coverage (coverage.h) and a
+ * seed; used by placement.c.
  *
  * Joining: the node takes the window of N consecutive blocks that the swarm lacks most: the one whose sorted
  * throughputs are lexicographically least. After Petals (Borzunov et al., "Petals: Collaborative Inference and
@@ -13,32 +11,13 @@
  * all blocks are served, when the slowest block becomes fast enough. Each of these only improves the coverage, so nodes
  * that move one after another stop after finitely many moves. A node that alone serves a block does not leave it.
  *
- * Throughputs are the nodes' own measurements, signed but not proven. A wrong throughput can keep other
- * nodes away from blocks or attract them. It cannot make a block lose its last node, because leaving a block depends on
- * the number of nodes that serve it. */
+ * Throughputs are the nodes' own measurements, signed but not proven, and are believed within limits (coverage.h). A
+ * wrong one can keep other nodes away from blocks for a while or attract them. It cannot make a block lose its last
+ * node, because leaving a block depends on the number of proven nodes that serve it. */
 #ifndef SN_NODE_PLACEMENT_BLOCK_SELECTION_H
 #define SN_NODE_PLACEMENT_BLOCK_SELECTION_H
 
-#include "net/directory.h"
-
-enum { SN_BLOCK_COVERAGE_MAX = 1024 };
-
-typedef struct sn_block_coverage {
-    int n_blocks;
-    uint64_t rate[SN_BLOCK_COVERAGE_MAX];    /* tokens/s of all nodes that serve the block or load it */
-    uint32_t serving[SN_BLOCK_COVERAGE_MAX]; /* nodes that serve it now */
-    uint64_t default_rate; /* for nodes without a measurement: the mean of the measured ones, at least 1 */
-} sn_block_coverage;
-
-/* An empty coverage. SN_REFUSED: the model has more than SN_BLOCK_COVERAGE_MAX blocks. */
-sn_status sn_block_coverage_begin(sn_block_coverage *coverage, int n_blocks, sn_err *err) SN_MUST_USE;
-/* Adds a node; tokens_per_s 0: not measured. */
-void sn_block_coverage_add(sn_block_coverage *coverage, int first, int end, uint64_t tokens_per_s, bool serving);
-/* Coverage by the nodes of the directory that serve the model, ONLINE or JOINING, without the node `exclude` (NULL:
- * none); of JOINING nodes only those whose tag (sn_node_tag) is below `joining_below`. */
-sn_status sn_block_coverage_from_directory(sn_block_coverage *coverage, const sn_directory *directory,
-                                           const uint8_t model[SN_KEY_SIZE], int n_blocks, const uint8_t *exclude,
-                                           uint64_t joining_below, sn_err *err) SN_MUST_USE;
+#include "node/placement/coverage.h"
 
 /* The first block of the window of n blocks (1 to n_blocks) to serve. Among equal windows those are preferred that
  * leave no stretch shorter than n beside them; the seed selects one of these. */

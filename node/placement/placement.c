@@ -24,7 +24,9 @@ enum {
     CONFIRM_US = 1000000,
     CLAIMS_MAX = 4,
     REBALANCE_CONFIRM_US = 3000000,
-    ASK_US = 250000, /* before a decision: claims of others that it does not show come three times as late */
+    ASK_US = 250000,     /* before a decision: claims of others that it does not show come three times as late */
+    MEET_US = 2000000,   /* for answers of nodes that are not known, which may be behind a relay */
+    CLAIMS_BELIEVED = 2, /* when it joins: nodes that load and have not answered, for each block */
 };
 
 static int64_t random_delay(sn_placement *p, int64_t us) { return (int64_t)sn_rng_below(&p->seed, (uint64_t)us); }
@@ -56,16 +58,42 @@ void sn_placement_init(sn_placement *p, const sn_placement_setup *setup, int64_t
 static void rebalance_schedule(sn_placement *p, int64_t now_us) {
     int64_t every = p->setup.policy.rebalance_us;
     p->due_us = every && p->setup.policy.auto_blocks ? now_us + every / 2 + random_delay(p, every) : INT64_MAX;
+    p->asked = false;
+}
+
+static sn_coverage_query coverage_query(const sn_placement *p, uint64_t below, int64_t unix_ms) {
+    return (sn_coverage_query){.directory = p->setup.directory,
+                               .model = p->setup.model,
+                               .self = p->setup.node,
+                               .n_blocks = p->setup.n_blocks,
+                               .unix_ms = unix_ms,
+                               .joining_below = below,
+                               .claims_max = sn_placement_serving(p) ? 0 : CLAIMS_BELIEVED,
+                               .tried = p->tried,
+                               .n_tried = p->n_tried};
 }
 
 /* The coverage by all other nodes; of those that join, only by nodes with a tag below `below`. False with a log line:
  * the model has too many blocks. */
-static bool coverage_of_others(const sn_placement *p, uint64_t below, sn_block_coverage *coverage) {
+static bool coverage_of_others(const sn_placement *p, uint64_t below, int64_t unix_ms, sn_block_coverage *coverage) {
+    const sn_coverage_query query = coverage_query(p, below, unix_ms);
     sn_err err;
-    sn_status status = sn_block_coverage_from_directory(coverage, p->setup.directory, p->setup.model, p->setup.n_blocks,
-                                                        p->setup.node, below, &err);
+    sn_status status = sn_block_coverage_read(coverage, &query, &err);
     if (status) sn_log(SN_LOG_ERROR, "block selection failed", "text=%s", err.text);
     return !status;
+}
+
+/* Asks nodes that are not proven for an answer. Returns how long to wait for it. Nodes that load are left out while
+ * this one joins: those that start together may not be reached yet. */
+static int64_t placement_meet(sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    const sn_coverage_query query = coverage_query(p, UINT64_MAX, unix_ms);
+    const sn_announcement *drawn[SN_COVERAGE_TRIED_MAX];
+    p->n_tried = sn_coverage_draw(&query, sn_placement_serving(p), &p->seed, drawn);
+    for (size_t i = 0; i < p->n_tried; i++) {
+        memcpy(p->tried[i], drawn[i]->node, SN_KEY_SIZE);
+        p->setup.host.meet(p->setup.host.ctx, drawn[i], now_us);
+    }
+    return p->n_tried ? MEET_US : 0;
 }
 
 /* -- joining ------------------------------------------------------------------------------------------------------- */
@@ -87,9 +115,10 @@ static void placement_choose(sn_placement *p, int64_t now_us, int64_t unix_ms) {
     sn_block_coverage *others = malloc(sizeof *others);
     if (p->state == SN_PLACEMENT_LISTENING) {
         p->state = SN_PLACEMENT_BACKOFF;
-        p->due_us = now_us + (p->setup.policy.expects_others ? random_delay(p, BACKOFF_US_MAX) : 0);
+        p->due_us = now_us + placement_meet(p, now_us, unix_ms);
+        p->due_us += p->setup.policy.expects_others ? random_delay(p, BACKOFF_US_MAX) : 0;
         p->asked = false;
-    } else if (others && coverage_of_others(p, UINT64_MAX, others)) {
+    } else if (others && coverage_of_others(p, UINT64_MAX, unix_ms, others)) {
         placement_claim(p, others, now_us, unix_ms);
     }
     free(others);
@@ -100,14 +129,14 @@ static void placement_choose(sn_placement *p, int64_t now_us, int64_t unix_ms) {
 static void placement_confirm(sn_placement *p, int64_t now_us, int64_t unix_ms) {
     sn_block_coverage *others = malloc(sizeof *others);
     int n = p->end - p->first;
-    bool good =
-        p->claims >= CLAIMS_MAX || !others || !coverage_of_others(p, UINT64_MAX, others) ||
-        sn_block_selection_is_best(others, p->first, n) ||
-        (coverage_of_others(p, sn_node_tag(p->setup.node), others) && sn_block_selection_is_best(others, p->first, n));
+    bool good = p->claims >= CLAIMS_MAX || !others || !coverage_of_others(p, UINT64_MAX, unix_ms, others) ||
+                sn_block_selection_is_best(others, p->first, n) ||
+                (coverage_of_others(p, sn_node_tag(p->setup.node), unix_ms, others) &&
+                 sn_block_selection_is_best(others, p->first, n));
     if (good) {
         p->state = SN_PLACEMENT_LOADING;
         p->load_requested = false;
-    } else if (coverage_of_others(p, UINT64_MAX, others)) {
+    } else if (coverage_of_others(p, UINT64_MAX, unix_ms, others)) {
         placement_claim(p, others, now_us, unix_ms);
         p->due_us += random_delay(p, CONFIRM_US);
     }
@@ -117,11 +146,11 @@ static void placement_confirm(sn_placement *p, int64_t now_us, int64_t unix_ms) 
 /* -- rebalancing --------------------------------------------------------------------------------------------------- */
 
 /* The first of the blocks that the node would move to now; p->first: it stays. */
-static int rebalance_find_target(sn_placement *p) {
+static int rebalance_find_target(sn_placement *p, int64_t unix_ms) {
     sn_block_coverage *others = malloc(sizeof *others);
     const sn_announcement *own = sn_directory_find(p->setup.directory, p->setup.node);
     int to = p->first;
-    if (others && own && coverage_of_others(p, UINT64_MAX, others))
+    if (others && own && coverage_of_others(p, UINT64_MAX, unix_ms, others))
         to = sn_block_selection_rebalance(others, p->first, p->end, own->tokens_per_s, p->setup.policy.rebalance_gain,
                                           &p->seed);
     free(others);
@@ -129,7 +158,12 @@ static int rebalance_find_target(sn_placement *p) {
 }
 
 static void rebalance_consider(sn_placement *p, int64_t now_us, int64_t unix_ms) {
-    p->target_first = rebalance_find_target(p);
+    if (!p->asked) {
+        p->asked = true;
+        p->due_us = now_us + placement_meet(p, now_us, unix_ms);
+        if (p->due_us > now_us) return;
+    }
+    p->target_first = rebalance_find_target(p, unix_ms);
     if (p->target_first == p->first) {
         rebalance_schedule(p, now_us);
         return;
@@ -141,7 +175,7 @@ static void rebalance_consider(sn_placement *p, int64_t now_us, int64_t unix_ms)
 }
 
 static void rebalance_confirm(sn_placement *p, int64_t now_us, int64_t unix_ms) {
-    p->target_first = rebalance_find_target(p);
+    p->target_first = rebalance_find_target(p, unix_ms);
     if (p->target_first != p->first) {
         int n = p->end - p->first;
         sn_log(SN_LOG_INFO, "rebalancing", "from=%d:%d to=%d:%d sessions=%zu", p->first, p->end, p->target_first,

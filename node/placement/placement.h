@@ -8,6 +8,9 @@
  * (BACKOFF), selects blocks and announces them (CLAIMED), and checks again: of two nodes that selected the same blocks
  * at the same time, the one with the lower tag keeps them. Then the blocks are loaded (LOADING) and served (SERVING).
  *
+ * Before it decides, the node asks others that it does not know for an answer (coverage.h says what their announcements
+ * count without one).
+ *
  * Rebalancing: at random times, seldom, the node considers other blocks. First it announces that it drains
  * (REBALANCE_PENDING) and checks again after a few seconds, so that two nodes do not leave the same blocks at once.
  * Then its sessions are migrated (REBALANCING), and it loads the new blocks under the same identity (LOADING).
@@ -20,7 +23,7 @@
 #ifndef SN_NODE_PLACEMENT_PLACEMENT_H
 #define SN_NODE_PLACEMENT_PLACEMENT_H
 
-#include "net/directory.h"
+#include "node/placement/coverage.h"
 
 typedef enum sn_placement_state {
     SN_PLACEMENT_LISTENING, /* which blocks does the swarm lack? */
@@ -39,6 +42,8 @@ typedef struct sn_placement_host {
     /* Asks the bootstrap peers for what is new: before a decision, because a node behind a router that has no relay yet
      * hears from others only what it asks for. */
     void (*ask)(void *ctx);
+    /* Asks this node for an answer, which proves it. */
+    void (*meet)(void *ctx, const sn_announcement *node, int64_t now_us);
     /* The node's state or blocks changed: announces them. */
     void (*announce)(void *ctx, int64_t now_us, int64_t unix_ms);
     /* Takes no new sessions from now on, and asks the owners of the open ones to migrate them. */
@@ -77,7 +82,9 @@ typedef struct sn_placement {
     bool load_requested; /* sn_placement_wants_blocks has returned these blocks */
     int claims;          /* how often blocks were selected for this start */
     int64_t due_us;      /* when to act again */
-    bool asked;          /* for what is new, before the decision that is due */
+    bool asked;          /* for what is new, or for answers, before the decision that is due */
+    uint8_t tried[SN_COVERAGE_TRIED_MAX][SN_KEY_SIZE]; /* nodes that were asked for an answer */
+    size_t n_tried;
     uint64_t seed;       /* RNG state */
     uint64_t rebalances; /* completed since the start */
 } sn_placement;

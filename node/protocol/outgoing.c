@@ -1,5 +1,6 @@
 /* Connections that clients cause: where sessions push to (OPEN's next) and KV migrations send to (KV_SEND). Those to
- * holders of experts, which steps of any client need, count as the node's own (experts.c).
+ * holders of experts, which steps of any client need (experts.c), and to nodes that are asked for an answer count as
+ * the node's own.
  *
  * A stranger must not make this node dial what it likes. So a client names another node by a sealed announcement and
  * not by an address: only what the key of a live announcement has signed is dialled, and only under that node's CURVE
@@ -91,6 +92,26 @@ sn_status sn_protocol_dial(sn_protocol *protocol, const uint8_t client[SN_KEY_SI
     status = sn_transport_dial(protocol->setup.transport, to->address, to->curve_key, &connection->peer, err);
     *out = connection->peer;
     return status;
+}
+
+void sn_protocol_meet(sn_protocol *protocol, const sn_announcement *node, int64_t now_us) {
+    sn_outgoing_target to = {0};
+    sn_peer peer;
+    sn_err err;
+    memcpy(to.address, node->address, sizeof to.address);
+    memcpy(to.curve_key, node->curve_key, SN_KEY_SIZE);
+    if (sn_protocol_dial(protocol, protocol->setup.identity->curve_key, &to, now_us, &peer, &err)) return;
+    memcpy(outgoing_find(&protocol->outgoing, &to)->node, node->node, SN_KEY_SIZE);
+    sn_msg *msg = sn_protocol_new_msg(SN_MSG_PING, ++protocol->last_correlation_id);
+    if (msg) sn_protocol_send(protocol, peer, &msg);
+}
+
+/* Only over a connection that this node has made to the announced address. */
+void sn_protocol_met(sn_protocol *protocol, const sn_event *event) {
+    const sn_outgoing *o = &protocol->outgoing;
+    for (size_t i = 0; i < o->n; i++)
+        if (o->all[i].peer == event->peer)
+            sn_membership_prove(protocol->membership, o->all[i].node, event->key, protocol->unix_ms);
 }
 
 void sn_protocol_outgoing_lost(sn_protocol *protocol, sn_peer peer) {

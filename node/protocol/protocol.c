@@ -85,6 +85,7 @@ static void host_send(void *ctx, sn_peer peer, sn_msg **msg) { sn_protocol_send(
 static void host_refuse(void *ctx, sn_peer peer, const sn_msg *request, const sn_err *why) {
     sn_protocol_refuse(ctx, peer, request, why);
 }
+static void host_meet(void *ctx, const sn_announcement *node, int64_t now_us) { sn_protocol_meet(ctx, node, now_us); }
 static void host_describe(void *ctx, sn_announcement *own) { sn_protocol_describe(ctx, own); }
 
 static void host_ask(void *ctx) { sn_membership_ask(((const sn_protocol *)ctx)->membership); }
@@ -114,7 +115,8 @@ static sn_status protocol_new_membership(sn_protocol *protocol, const sn_protoco
         .name = setup->name,
         .directory_max = setup->directory_max,
         .gossip_bytes_per_s = setup->gossip_bytes_per_s,
-        .host = {.send = host_send, .refuse = host_refuse, .describe = host_describe, .ctx = protocol},
+        .host =
+            {.send = host_send, .refuse = host_refuse, .describe = host_describe, .meet = host_meet, .ctx = protocol},
     };
     return sn_membership_new(&membership, &protocol->membership, err);
 }
@@ -136,6 +138,7 @@ static void protocol_init_placement(sn_protocol *protocol, const sn_protocol_set
         .policy = setup->placement,
         .host = {.bootstrap_complete = host_bootstrap_complete,
                  .ask = host_ask,
+                 .meet = host_meet,
                  .announce = host_announce,
                  .drain = host_drain,
                  .session_count = host_session_count,
@@ -271,6 +274,7 @@ static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int6
     case SN_MSG_PONG:
         sn_membership_handle(protocol->membership, event, now_us, unix_ms);
         if (event->msg->kind == SN_MSG_PONG) sn_protocol_experts_pong(protocol, event, now_us);
+        if (event->msg->kind == SN_MSG_PONG) sn_protocol_met(protocol, event);
         break;
     case SN_MSG_OPEN:
         sn_protocol_on_open(protocol, event, now_us);
@@ -409,6 +413,15 @@ int64_t sn_protocol_tick(sn_protocol *protocol, int64_t now_us, int64_t unix_ms)
 
 void sn_protocol_join(sn_protocol *protocol, const char *address, const uint8_t curve_key[SN_KEY_SIZE]) {
     sn_membership_join(protocol->membership, address, curve_key);
+}
+
+bool sn_protocol_wants_found(sn_protocol *protocol, int64_t now_us) {
+    return sn_membership_wants_found(protocol->membership, now_us);
+}
+
+bool sn_protocol_join_found(sn_protocol *protocol, const char *address, const uint8_t curve_key[SN_KEY_SIZE],
+                            int64_t now_us) {
+    return sn_membership_join_found(protocol->membership, address, curve_key, now_us);
 }
 
 bool sn_protocol_wants_blocks(sn_protocol *protocol, int *first, int *end) {

@@ -110,6 +110,10 @@ int64_t sn_protocol_tick(sn_protocol *protocol, int64_t now_us, int64_t unix_ms)
 
 /* Adds a bootstrap peer (sn_membership_join). */
 void sn_protocol_join(sn_protocol *protocol, const char *address, const uint8_t curve_key[SN_KEY_SIZE]);
+/* As the functions of membership.h with these names. */
+bool sn_protocol_wants_found(sn_protocol *protocol, int64_t now_us);
+bool sn_protocol_join_found(sn_protocol *protocol, const char *address, const uint8_t curve_key[SN_KEY_SIZE],
+                            int64_t now_us);
 
 /* -- blocks */
 

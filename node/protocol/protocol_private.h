@@ -33,6 +33,7 @@ enum { SN_OUTGOING_MAX = 256 };
 typedef struct sn_outgoing_connection {
     sn_outgoing_target to;
     uint8_t client[SN_KEY_SIZE]; /* CURVE key of the client that caused it */
+    uint8_t node[SN_KEY_SIZE];   /* id of one that was asked for an answer; zero: it was not */
     sn_peer peer;                /* 0: it was lost */
     int64_t used_us;
 } sn_outgoing_connection;
@@ -187,6 +188,9 @@ sn_status sn_protocol_read_target(const sn_protocol *protocol, const sn_blob *se
 /* The connection to that node, made where there is none. SN_RETRY: the client caused too many already. */
 sn_status sn_protocol_dial(sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], const sn_outgoing_target *to,
                            int64_t now_us, sn_peer *out, sn_err *err) SN_MUST_USE;
+/* Asks this node for an answer. */
+void sn_protocol_meet(sn_protocol *protocol, const sn_announcement *node, int64_t now_us);
+void sn_protocol_met(sn_protocol *protocol, const sn_event *event); /* a PONG: the answer, perhaps */
 void sn_protocol_outgoing_lost(sn_protocol *protocol, sn_peer peer);
 int64_t sn_protocol_outgoing_tick(sn_protocol *protocol, int64_t now_us); /* returns when to call again */
 

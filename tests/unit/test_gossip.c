@@ -432,3 +432,77 @@ Test(gossip, the_first_page_begins_with_the_node_and_those_that_it_has_proven, .
     flood_end();
     protocol_swarm_free(c);
 }
+
+/* -- nodes that were found in a DHT -------------------------------------------------------------------------------- */
+
+/* Joins invented nodes, as many as it takes. Returns how many these were. */
+static int join_invented(protocol_swarm *c, int node, int from) {
+    int n = 0;
+    for (; n < 100 && sn_protocol_wants_found(c->nodes[node].protocol, c->now_us); n++) {
+        char address[32];
+        uint8_t key[SN_KEY_SIZE] = {1, (uint8_t)(from + n), 2};
+        snprintf(address, sizeof address, "invented%d:1", from + n);
+        cr_assert(sn_protocol_join_found(c->nodes[node].protocol, address, key, c->now_us));
+        cr_assert_not(sn_protocol_join_found(c->nodes[node].protocol, address, key, c->now_us), "joined twice");
+    }
+    return n;
+}
+
+Test(gossip, nodes_found_that_do_not_answer_make_room_for_others, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    protocol_swarm_add(c, -1);
+    protocol_swarm_add(c, -1);
+    protocol_swarm_run(c, 1);
+    int n = join_invented(c, 1, 0);
+    cr_expect(n > 0 && n < SN_BOOTSTRAP_PEERS_MAX / 2, "%d are asked at a time", n);
+    protocol_swarm_run(c, 10);
+    cr_expect_not(sn_protocol_wants_found(c->nodes[1].protocol, c->now_us), "they have more time to answer");
+    for (int turn = 1; turn < 10; turn++) {
+        protocol_swarm_run(c, 20);
+        cr_expect_eq(join_invented(c, 1, n * turn), n, "turn %d", turn);
+    }
+    protocol_swarm_run(c, 20);
+    cr_assert(sn_protocol_wants_found(c->nodes[1].protocol, c->now_us));
+    cr_assert(sn_protocol_join_found(c->nodes[1].protocol, "node0:1", c->nodes[0].identity.curve_key, c->now_us));
+    protocol_swarm_run(c, 20);
+    cr_expect_eq(protocol_swarm_known(c, 0), 2);
+    cr_expect(sn_protocol_wants_found(c->nodes[1].protocol, c->now_us));
+    cr_expect_eq(sn_membership_bootstrap_answered(c->nodes[1].protocol->membership), 1);
+    cr_expect_eq(c->nodes[1].protocol->membership->n_bootstrap_peers, 1, "one that answered is given up, or none else");
+    protocol_swarm_free(c);
+}
+
+Test(gossip, when_some_nodes_found_have_answered_no_more_are_asked, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < 6; i++) protocol_swarm_add(c, -1);
+    for (int i = 1; i < 6; i++) {
+        char address[32];
+        protocol_swarm_run(c, 1);
+        cr_expect_eq(sn_protocol_wants_found(c->nodes[0].protocol, c->now_us), i <= 4, "after %d", i - 1);
+        snprintf(address, sizeof address, "node%d:1", i);
+        cr_assert(sn_protocol_join_found(c->nodes[0].protocol, address, c->nodes[i].identity.curve_key, c->now_us));
+    }
+    protocol_swarm_free(c);
+}
+
+/* The joined node's directory is full of invented nodes, and it has proven the others. */
+Test(gossip, a_newcomer_meets_the_nodes_that_the_joined_one_has_proven, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    int n = 0;
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < 8; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 60);
+    for (int i = 0; i < INVENTED; i++) {
+        REQUIRE(sn_identity_new(&flood.invented[i], &err));
+        sn_buf_init(&flood.sealed[i], SN_ANNOUNCEMENT_SIZE_MAX);
+        flood_announce(c, i);
+        REQUIRE(sn_directory_add(c->nodes[0].protocol->membership->directory, flood.sealed[i].data, flood.sealed[i].len,
+                                 c->unix_ms, &err));
+    }
+    const sn_directory *directory = sn_protocol_directory(c->nodes[protocol_swarm_add(c, 0)].protocol);
+    protocol_swarm_run(c, 10);
+    for (int i = 0; i < 8; i++) n += sn_directory_is_proven(directory, c->nodes[i].identity.id, c->unix_ms);
+    cr_expect_gt(n, 5, "%d of 8 real nodes have been met", n);
+    flood_end();
+    protocol_swarm_free(c);
+}

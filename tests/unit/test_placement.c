@@ -1,7 +1,9 @@
 /* How nodes choose blocks: protocols with automatic placement, in time that the test controls. */
 #include "tests/support/protocol_swarm.h"
+#include "tests/support/require.h"
 
 #include <criterion/criterion.h>
+#include <string.h>
 
 static int count_uncovered(const protocol_swarm *c) {
     int n = 0;
@@ -141,5 +143,104 @@ Test(placement, two_nodes_never_leave_the_same_blocks_at_once, .timeout = 60) {
     cr_expect_leq(most_uncovered, 4, "both moved: %d blocks were uncovered", most_uncovered);
     cr_expect_eq(count_uncovered(c), 0, "neither node has moved since");
     cr_expect_eq(count_rebalances(c), 1);
+    protocol_swarm_free(c);
+}
+
+/* -- a stranger who announces invented nodes ----------------------------------------------------------------------- */
+
+enum { INVENTED = 12 };
+
+static struct {
+    sn_identity identity[INVENTED];
+    int first, end; /* of all of them */
+    int loading;    /* so many of them say that they load */
+    int64_t due_us;
+} stranger;
+
+/* Tells every node of them anew. */
+static void stranger_announces(const protocol_swarm *c, int i) {
+    static sn_announcement a;
+    sn_buf sealed;
+    a = (sn_announcement){.protocol = SN_PROTOCOL_VERSION,
+                          .sequence = (uint64_t)c->unix_ms,
+                          .expires_unix_ms = (uint64_t)c->unix_ms + SN_ANNOUNCE_LIFE_MS,
+                          .state = i < stranger.loading ? SN_NODE_JOINING : SN_NODE_ONLINE,
+                          .first_block = (uint64_t)stranger.first,
+                          .end_block = (uint64_t)stranger.end,
+                          .n_blocks = (uint64_t)c->hp.n_blocks,
+                          .tokens_per_s = UINT64_MAX / 2};
+    memcpy(a.node, stranger.identity[i].id, SN_KEY_SIZE);
+    memcpy(a.curve_key, stranger.identity[i].curve_key, SN_KEY_SIZE);
+    snprintf(a.address, sizeof a.address, "invented%d:1", i);
+    sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);
+    REQUIRE(sn_announcement_seal(&a, &stranger.identity[i], &sealed, &err));
+    for (int k = 0; k < c->n; k++)
+        REQUIRE(
+            sn_directory_add(c->nodes[k].protocol->membership->directory, sealed.data, sealed.len, c->unix_ms, &err));
+    sn_buf_fini(&sealed);
+}
+
+static void stranger_step(protocol_swarm *c) {
+    record_uncovered(c);
+    if (c->now_us < stranger.due_us) return;
+    stranger.due_us = c->now_us + 20 * (int64_t)PROTOCOL_SWARM_SECOND;
+    for (int i = 0; i < INVENTED; i++) stranger_announces(c, i);
+}
+
+static void stranger_begin(protocol_swarm *c, int first, int end, int loading) {
+    for (int i = 0; i < INVENTED; i++) REQUIRE(sn_identity_new(&stranger.identity[i], &err));
+    stranger.first = first;
+    stranger.end = end;
+    stranger.loading = loading;
+    stranger.due_us = 0;
+    most_uncovered = 0;
+    c->on_step = stranger_step;
+}
+
+/* Two nodes serve each half, and invented ones say that they serve one of them, very fast. */
+Test(placement, invented_nodes_drive_no_node_from_its_blocks, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    c->auto_blocks = 4;
+    c->rebalance_s = 20;
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < 4; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 40);
+    for (int b = 0; b < 8; b++) cr_assert_eq(protocol_swarm_serving(c, b), 2);
+    uint64_t before = count_rebalances(c);
+    stranger_begin(c, 0, 4, 3);
+    protocol_swarm_run(c, 300);
+    cr_expect_eq(count_rebalances(c), before, "%d moved", (int)(count_rebalances(c) - before));
+    cr_expect_eq(most_uncovered, 0, "%d blocks were left to invented nodes", most_uncovered);
+    protocol_swarm_free(c);
+}
+
+Test(placement, blocks_of_invented_nodes_are_a_gap_for_one_that_joins, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    c->auto_blocks = 4;
+    protocol_swarm_add(c, -1);
+    protocol_swarm_run(c, 10);
+    int first = c->nodes[0].protocol->placement.first ? 0 : 4;
+    stranger_begin(c, first, first + 4, 0);
+    protocol_swarm_run(c, 1);
+    protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 30);
+    cr_expect_eq(count_uncovered(c), 0, "%d blocks are left to invented nodes", count_uncovered(c));
+    protocol_swarm_free(c);
+}
+
+Test(placement, blocks_of_invented_nodes_are_a_gap_for_a_redundant_one, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    c->auto_blocks = 4;
+    c->rebalance_s = 30;
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < 6; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 40);
+    cr_assert_eq(count_uncovered(c), 0);
+    stranger_begin(c, 4, 8, 3);
+    for (int i = 0; i < 6; i++) c->nodes[i].dead |= c->nodes[i].protocol->placement.first == 4;
+    protocol_swarm_run(c, 5);
+    cr_assert_eq(count_uncovered(c), 4);
+    protocol_swarm_run(c, 240);
+    cr_expect_eq(count_uncovered(c), 0, "%d blocks are left to invented nodes", count_uncovered(c));
     protocol_swarm_free(c);
 }

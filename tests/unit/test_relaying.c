@@ -27,6 +27,9 @@ static sn_msg *sent[SENT_MAX];
 static sn_peer sent_to[SENT_MAX], last_peer;
 static size_t n_sent;
 static char last_dialled[SN_ADDRESS_MAX + 1];
+static uint8_t met[SENT_MAX][SN_KEY_SIZE]; /* nodes that were asked for an answer */
+static size_t n_met;
+static bool proves = true; /* relays that are offered have answered */
 static bool maps;
 static const char *router_address;
 static char own_host[64];
@@ -62,6 +65,10 @@ static void host_refuse(void *ctx, sn_peer peer, const sn_msg *request, const sn
     host_send(ctx, peer, &msg);
 }
 static void host_describe(void *ctx, sn_announcement *own) { (void)ctx, own->n_blocks = 1; }
+static void host_meet(void *ctx, const sn_announcement *node, int64_t now_us) {
+    (void)ctx, (void)now_us;
+    memcpy(met[n_met++ % SENT_MAX], node->node, SN_KEY_SIZE);
+}
 
 static bool local_host(void *ctx, char host[SN_ADDRESS_MAX + 1]) {
     (void)ctx;
@@ -104,7 +111,7 @@ static void begin(void) {
                                        .identity = &identity,
                                        .address = "0.0.0.0:31330",
                                        .name = "n",
-                                       .host = {host_send, host_refuse, host_describe, NULL}};
+                                       .host = {host_send, host_refuse, host_describe, host_meet, NULL}};
     REQUIRE(sn_membership_new(&setup, &membership, &err));
     REQUIRE(sn_relaying_new(&transport, membership, 1 << 20, &relaying, &err));
     const sn_reach_setup reach_setup = {.transport = &transport,
@@ -220,9 +227,16 @@ static uint64_t offer_relay(const char *address) {
     REQUIRE(sn_announcement_list(&blob, &event.msg->peers_reply.announcements, &event.msg->peers_reply.n_announcements,
                                  &err));
     sn_membership_handle(membership, &event, T0, UNIX_MS);
+    if (proves) sn_membership_prove(membership, other.id, other.curve_key, UNIX_MS);
     sn_msg_free(&event.msg);
     sn_buf_fini(&sealed);
     return sn_node_tag(other.id);
+}
+
+static void ping_took(uint64_t tag, int ms) {
+    static uint64_t id;
+    sn_ping_stats_sent(&membership->ping_stats, 1, ++id, tag, 0, T0);
+    sn_ping_stats_answered(&membership->ping_stats, 1, id, T0 + 1000 * ms);
 }
 
 /* The node joins one, which answers with the announcement of a relay. */
@@ -316,9 +330,7 @@ Test(reach, the_relay_is_the_nearest_of_those_that_were_measured) {
     join();
     for (int i = 0; i < RELAYS; i++) {
         snprintf(address, sizeof address, "203.0.113.9:%d", ms[i]);
-        uint64_t tag = offer_relay(address);
-        sn_ping_stats_sent(&membership->ping_stats, 1, (uint64_t)i, tag, 0, T0);
-        sn_ping_stats_answered(&membership->ping_stats, 1, (uint64_t)i, T0 + 1000 * ms[i]);
+        ping_took(offer_relay(address), ms[i]);
     }
     round_of("203.0.113.5:31330", false, T0);
     for (int nth = 1; nth <= RELAYS; nth++) { /* each is lost in turn, and avoided from then on */
@@ -330,6 +342,58 @@ Test(reach, the_relay_is_the_nearest_of_those_that_were_measured) {
         sn_reach_tick(reach, T0 + 6 * SECOND, UNIX_MS);
     }
     cr_expect_str_eq(last_dialled, relay_address, "of the others, the one that was not measured");
+    close(listens);
+}
+
+/* A stranger invents relays. None is asked to be one; some of them are asked for an answer at a time, until the one
+ * that is real is among them. */
+Test(reach, a_relay_is_found_among_invented_ones) {
+    enum { INVENTED = 100 };
+    char address[32];
+    uint64_t real = 0;
+    proves = false;
+    join();
+    for (int i = 0; i < INVENTED; i++) {
+        snprintf(address, sizeof address, "203.0.113.%d:9", i);
+        uint64_t tag = offer_relay(address);
+        if (i == INVENTED / 2) real = tag;
+    }
+    round_of("203.0.113.5:31330", false, T0);
+    cr_expect(n_met > 1 && n_met <= 16, "%zu were asked at a time", n_met);
+    size_t seen = 0;
+    for (int64_t now_us = T0 + 5 * SECOND; !find_sent(SN_MSG_RELAY, NULL); now_us += SECOND / 2) {
+        cr_assert_lt(now_us, T0 + 600 * SECOND, "no relay was found");
+        for (; seen < n_met; seen++) {
+            const sn_announcement *a = sn_directory_find(sn_membership_directory(membership), met[seen % SENT_MAX]);
+            if (sn_node_tag(a->node) == real) sn_membership_prove(membership, a->node, a->curve_key, UNIX_MS);
+        }
+        sn_reach_tick(reach, now_us, UNIX_MS);
+    }
+    snprintf(address, sizeof address, "203.0.113.%d:9", INVENTED / 2);
+    cr_expect_str_eq(last_dialled, address);
+    close(listens);
+}
+
+/* The relay is lost every 70 s: the nearest one is asked again each time later. */
+Test(reach, a_relay_that_failed_often_is_asked_seldom) {
+    char address[32];
+    int n_nearest = 0;
+    join();
+    for (int i = 1; i <= 5; i++) {
+        snprintf(address, sizeof address, "203.0.113.9:%d", i);
+        ping_took(offer_relay(address), 10 * i);
+    }
+    round_of("203.0.113.5:31330", false, T0);
+    for (int i = 0; i < 40; i++) {
+        const int64_t now_us = T0 + (10 + 70 * (int64_t)i) * SECOND;
+        sn_peer relay = 0;
+        cr_assert(find_sent(SN_MSG_RELAY, &relay));
+        n_nearest += !strcmp(last_dialled, "203.0.113.9:1");
+        forget_sent();
+        sn_reach_peer_lost(reach, relay, now_us);
+        sn_reach_tick(reach, now_us, UNIX_MS);
+    }
+    cr_expect_leq(n_nearest, 14, "%d times of 40", n_nearest);
     close(listens);
 }
 

@@ -165,12 +165,17 @@ static bool filter_event(private_swarm *p, sn_event *event) {
     return true;
 }
 
+/* What is not passed on brings no work and is charged, proofs too. A stranger that goes on sending does not make this
+ * wait beyond its deadline. */
 static sn_status private_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err) {
     private_swarm *p = (private_swarm *)t;
     for (;;) {
         sn_status status = sn_transport_recv(p->inner, deadline_us, out, err);
         if (status || filter_event(p, out)) return status;
+        sn_transport_charge(p->inner, out->peer);
         sn_msg_free(&out->msg);
+        *out = (sn_event){0};
+        if (sn_now_us() >= deadline_us) return SN_OK;
     }
 }
 

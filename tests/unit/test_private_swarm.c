@@ -201,6 +201,52 @@ Test(private_swarm, members_prove_themselves_to_a_restarted_node) {
     fixture_end(&c);
 }
 
+/* A transport over which a stranger sends without end. */
+typedef struct flood {
+    sn_transport base;
+    sn_identity stranger;
+    sn_msg_kind kind;
+    int received, charged;
+} flood;
+
+enum { STRANGER = 7 };
+
+static sn_status flood_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *why) {
+    flood *f = (flood *)t;
+    (void)deadline_us;
+    *out = (sn_event){.peer = STRANGER};
+    memcpy(out->key, f->stranger.curve_key, SN_KEY_SIZE);
+    f->received++;
+    return sn_msg_new(f->kind, 1, &out->msg, why);
+}
+static sn_status flood_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *why) {
+    (void)t, (void)peer, (void)why;
+    sn_msg_free(msg);
+    return SN_OK;
+}
+static void flood_charge(sn_transport *t, sn_peer peer) { ((flood *)t)->charged += peer == STRANGER; }
+static void flood_free(sn_transport *t) { (void)t; }
+
+Test(private_swarm, a_strangers_messages_are_charged_and_end_no_later_than_the_wait, .timeout = 20) {
+    static const sn_transport_ops ops = {
+        .recv = flood_recv, .send = flood_send, .charge = flood_charge, .free = flood_free};
+    const sn_msg_kind kinds[] = {SN_MSG_STATUS, SN_MSG_ADMIT, SN_MSG_ERROR};
+    const int64_t waits_us[] = {0, 20000};
+    uint8_t key[SN_SWARM_KEY_SIZE] = {1};
+    for (int i = 0; i < 6; i++) {
+        flood f = {.base.ops = &ops, .kind = kinds[i % 3]};
+        sn_transport *inner = &f.base, *transport = NULL;
+        sn_event event;
+        REQUIRE(sn_identity_new(&f.stranger, &err));
+        REQUIRE(sn_transport_private_swarm_new(&inner, &f.stranger, key, &transport, &err));
+        int64_t wait_us = waits_us[i / 3], began = sn_now_us();
+        REQUIRE(sn_transport_recv(transport, wait_us ? began + wait_us : 0, &event, &err));
+        cr_expect(!event.peer && !event.msg && sn_now_us() - began >= wait_us);
+        cr_expect(f.received > 0 && f.charged == f.received, "%d of %d", f.charged, f.received);
+        sn_transport_free(&transport);
+    }
+}
+
 Test(private_swarm, key_files_are_private_and_never_overwritten) {
     fixture c;
     sn_err why;

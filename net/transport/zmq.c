@@ -39,11 +39,14 @@ enum {
     PORTAL_MAX = 512,
     /* Waits below this end to the microsecond by the timer, for emulated_link.c; zmq_poll waits whole milliseconds. */
     EXACT_US = 1000000,
+    UNREAD_US = 250000, /* between looks at what has come and is in no message */
 };
 
 typedef struct dealer {
-    void *socket, *monitor;
-    bool up, outage_seen; /* outage_seen: what the monitor said last is this outage */
+    void *socket, *monitor; /* NULL: this transport has ended the connection */
+    int fd;                 /* of the connection, which is libzmq's, */
+    uint64_t taken;         /* and the bytes of it that were in messages */
+    bool up, outage_seen;   /* outage_seen: what the monitor said last is this outage */
     struct {
         bool due, was_up;
         sn_connection how;
@@ -67,6 +70,7 @@ typedef struct zmq {
     sn_peer next_peer;
     sn_buf frame; /* scratch: frame 0 of the message being sent */
     int wake_fd, timer_fd;
+    int64_t unread_us; /* when it looks for unread bytes again */
 } zmq;
 
 /* -- sockets -- */
@@ -147,7 +151,11 @@ static sn_status dealers_reserve(zmq *z, sn_err *err) {
 /* Reads the monitor of a dealer; true: there is an outage that the owner does not know yet. */
 static bool dealer_has_gone(dealer *d) {
     sn_connection how;
-    while (!d->outage.due && (how = sn_zmq_monitor_read(d->monitor)) != SN_CONNECTION_UNCHANGED) {
+    while (!d->outage.due && d->monitor && (how = sn_zmq_monitor_read(d->monitor, &d->fd)) != SN_CONNECTION_UNCHANGED) {
+        if (how == SN_CONNECTION_MADE) {
+            d->taken = 0;
+            continue;
+        }
         bool was_up = d->up, seen = d->outage_seen;
         d->up = how == SN_CONNECTION_UP;
         d->outage_seen = !d->up;
@@ -162,10 +170,20 @@ static bool dealer_has_gone(dealer *d) {
 
 /* Messages queued for a peer that is not there are dropped at once instead of lingering. */
 static void close_dealer(dealer *d) {
+    if (!d->socket) return;
     while (dealer_has_gone(d)) d->outage.due = false;
     if (d->outage_seen) set_int(d->socket, ZMQ_LINGER, 0);
     sn_zmq_monitor_close(d->socket, d->monitor);
     zmq_close(d->socket);
+    d->socket = d->monitor = NULL;
+}
+
+/* Ends the connection; what waits to be sent is dropped. */
+static void end_dealer(zmq *z, dealer *d) {
+    if (d->socket) set_int(d->socket, ZMQ_LINGER, 0);
+    if (d->bridge) sn_portal_unbridge(z->bridges, d->bridge);
+    d->bridge = 0;
+    close_dealer(d);
 }
 
 /* A relay is a SOCKS5 proxy, of which the node's key is asked for (portal.h). Where the relay is this program itself,
@@ -189,14 +207,14 @@ static sn_status zmq_transport_dial(sn_transport *t, const char *address, const 
     zmq *z = (zmq *)t;
     *out = 0;
     for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++) {
-        if (strcmp(d->address, address) != 0 || memcmp(d->key, key, SN_KEY_SIZE) != 0) continue;
+        if (!d->socket || strcmp(d->address, address) != 0 || memcmp(d->key, key, SN_KEY_SIZE) != 0) continue;
         *out = d->handle;
         return SN_OK;
     }
     sn_status status = sn_address_check_numeric(address, err);
     if (!status) status = dealers_reserve(z, err);
     if (status) return status;
-    dealer d = {.handle = z->next_peer};
+    dealer d = {.handle = z->next_peer, .fd = -1};
     memcpy(d.key, key, SN_KEY_SIZE);
     memcpy(d.address, address, strlen(address) + 1);
     if (!(d.socket = make_dealer(z, address, err))) return err ? err->status : SN_STOP;
@@ -226,9 +244,7 @@ static void zmq_transport_hang_up(sn_transport *t, sn_peer peer) {
     if (z->listener) sn_listener_hang_up(z->listener, peer);
     dealer *d = find_dealer(z, peer);
     if (!d) return;
-    set_int(d->socket, ZMQ_LINGER, 0);
-    if (d->bridge) sn_portal_unbridge(z->bridges, d->bridge);
-    close_dealer(d);
+    end_dealer(z, d);
     *d = z->dealers[--z->n_dealers];
 }
 
@@ -304,7 +320,7 @@ static sn_status send_frames(void *socket, const sn_buf *map, sn_msg **msg, sn_e
 static sn_status zmq_transport_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *err) {
     zmq *z = (zmq *)t;
     const dealer *d = find_dealer(z, peer);
-    if (!d && !z->listener) return sn_fail(err, SN_RETRY, "this peer is gone");
+    if (d ? !d->socket : !z->listener) return sn_fail(err, SN_RETRY, "this peer is gone");
     z->frame.len = 0;
     sn_status status = sn_msg_encode(*msg, &z->frame, err);
     if (status) return status;
@@ -350,18 +366,25 @@ static sn_status decode_frames(zmq_msg_t *map, zmq_msg_t *tensor, size_t n_frame
     return status;
 }
 
+/* Bytes of a frame on the wire. */
+static size_t frame_bytes(size_t payload) {
+    enum { SHORT_MAX = 255, SHORT_HEADER = 2, LONG_HEADER = 9, SEALED = 33 };
+    return payload + SEALED + (payload + SEALED > SHORT_MAX ? LONG_HEADER : SHORT_HEADER);
+}
+
 /* Reads all frames of one message and keeps the first `capacity`. *n: how many there are, 0: no message waits. */
-static sn_status read_parts(void *socket, zmq_msg_t *parts, size_t capacity, size_t *n, sn_err *err) {
+static sn_status read_parts(dealer *from, zmq_msg_t *parts, size_t capacity, size_t *n, sn_err *err) {
     bool more = true;
     for (*n = 0; more; ++*n) {
         zmq_msg_t surplus, *part = *n < capacity ? &parts[*n] : &surplus;
         zmq_msg_init(&surplus);
-        if (zmq_msg_recv(part, socket, ZMQ_DONTWAIT) < 0) {
+        if (zmq_msg_recv(part, from->socket, ZMQ_DONTWAIT) < 0) {
             int reason = zmq_errno();
             if (!*n && (reason == EAGAIN || reason == EINTR)) return SN_OK;
             return sn_fail(err, SN_STOP, "libzmq cannot receive: %s", zmq_strerror(reason));
         }
         more = zmq_msg_more(part);
+        from->taken += frame_bytes(zmq_msg_size(part));
         zmq_msg_close(&surplus);
     }
     return SN_OK;
@@ -376,11 +399,11 @@ static sn_status decoded(sn_status status, sn_event *out, sn_err *err) {
 }
 
 /* Receives one message of a dialled peer, if one waits. */
-static sn_status receive_from(const dealer *from, sn_event *out, sn_err *err) {
+static sn_status receive_from(dealer *from, sn_event *out, sn_err *err) {
     zmq_msg_t parts[PARTS_MAX];
     size_t n;
     for (int i = 0; i < PARTS_MAX; i++) zmq_msg_init(&parts[i]);
-    sn_status status = read_parts(from->socket, parts, PARTS_MAX, &n, err);
+    sn_status status = read_parts(from, parts, PARTS_MAX, &n, err);
     if (!status && n) {
         memcpy(out->key, from->key, SN_KEY_SIZE);
         out->peer = from->handle;
@@ -423,8 +446,8 @@ static sn_status receive_any(zmq *z, sn_event *out, sn_err *err) {
     size_t n = z->n_dealers + 1;
     for (size_t i = 0; i < n; i++) {
         size_t at = (z->next_socket + i) % n;
-        const dealer *from = at ? &z->dealers[at - 1] : NULL;
-        if (!from && !z->listener) continue;
+        dealer *from = at ? &z->dealers[at - 1] : NULL;
+        if (from ? !from->socket : !z->listener) continue;
         sn_status status = from ? receive_from(from, out, err) : receive_inbound(z, out, err);
         if (status) return status;
         if (!out->peer) continue;
@@ -447,11 +470,31 @@ static void report_outage(dealer *d, sn_event *out) {
     *out = (sn_event){.peer = d->handle, .lost = true, .arrived_us = sn_now_us()};
     memcpy(out->key, d->key, SN_KEY_SIZE);
     (void)sn_fail(&out->err, SN_RETRY,
-                  d->outage.was_up ? "the connection to %s was lost"
+                  !d->socket ? "%s sent more than was taken, or messages without an end: the connection was closed"
+                  : d->outage.was_up ? "the connection to %s was lost"
                   : d->outage.how == SN_CONNECTION_DOWN
                       ? "%s closed the connection before it had proven the expected key"
                       : "no program accepts connections at %s",
                   d->address);
+}
+
+/* libzmq keeps the frames of a message until the last one has come, as many as there are, so a peer could fill the
+ * memory without a message ever coming. The connection with most bytes that are in no message ends when all have too
+ * many. */
+static void end_unread(zmq *z) {
+    uint64_t all = 0, most = 0;
+    dealer *worst = NULL;
+    for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++) {
+        uint64_t came = d->up ? sn_zmq_bytes_received(d->fd) : 0, unread = came > d->taken ? came - d->taken : 0;
+        all += unread;
+        if (unread <= most) continue;
+        most = unread;
+        worst = d;
+    }
+    if (all <= sn_zmq_unread_max()) return;
+    end_dealer(z, worst);
+    worst->up = false;
+    worst->outage.due = true;
 }
 
 /* Waits for any socket or a wake. */
@@ -466,6 +509,7 @@ static sn_status wait_for_any(zmq *z, int64_t deadline_us, bool *woken, sn_err *
     }
     if (z->listener) z->items[n++] = (zmq_pollitem_t){.fd = sn_listener_fd(z->listener), .events = ZMQ_POLLIN};
     for (size_t i = 0; i < z->n_dealers; i++) {
+        if (!z->dealers[i].socket) continue;
         z->items[n++] = (zmq_pollitem_t){.socket = z->dealers[i].socket, .events = ZMQ_POLLIN};
         z->items[n++] = (zmq_pollitem_t){.socket = z->dealers[i].monitor, .events = ZMQ_POLLIN};
     }
@@ -496,10 +540,16 @@ static sn_status zmq_transport_recv(sn_transport *t, int64_t deadline_us, sn_eve
     bool woken = false;
     *out = (sn_event){0};
     for (;;) {
+        int64_t now_us = z->n_dealers ? sn_now_us() : 0;
+        if (now_us > z->unread_us) {
+            z->unread_us = now_us + UNREAD_US;
+            end_unread(z);
+        }
         sn_status status = next_event(z, out, err);
         if (status || out->peer || woken) return status;
         bool last = sn_now_us() >= deadline_us;
         int64_t held_us = z->listener ? sn_listener_held_until(z->listener) : INT64_MAX;
+        if (z->n_dealers && z->unread_us < held_us) held_us = z->unread_us;
         if ((status = wait_for_any(z, held_us < deadline_us ? held_us : deadline_us, &woken, err))) return status;
         if (last) return next_event(z, out, err);
     }

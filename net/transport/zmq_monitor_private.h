@@ -9,6 +9,7 @@
 
 typedef enum sn_connection {
     SN_CONNECTION_UNCHANGED, /* nothing has happened */
+    SN_CONNECTION_MADE,      /* by TCP; the handshake follows */
     SN_CONNECTION_UP,        /* the handshake succeeded */
     SN_CONNECTION_DOWN,      /* it was closed, in the handshake or later */
     SN_CONNECTION_REFUSED,   /* it could not be made; libzmq tries again */
@@ -19,7 +20,12 @@ typedef enum sn_connection {
 sn_status sn_zmq_monitor_open(void *context, void *socket, uint64_t number, void **out, sn_err *err) SN_MUST_USE;
 /* Stops watching; call it before `socket` is closed. monitor may be NULL. */
 void sn_zmq_monitor_close(void *socket, void *monitor);
-/* The next change; does not wait. */
-sn_connection sn_zmq_monitor_read(void *monitor);
+/* The next change; does not wait. MADE: *fd is the connection's descriptor, which stays libzmq's: it may be closed, and
+ * be that of another file, before the outage is read here. */
+sn_connection sn_zmq_monitor_read(void *monitor, int *fd);
+/* Bytes that have come over this connection; 0 where the system does not say, or it is no TCP connection. */
+uint64_t sn_zmq_bytes_received(int fd);
+/* Bytes that may have come from all peers together and are in no message that was taken from libzmq. */
+uint64_t sn_zmq_unread_max(void);
 
 #endif

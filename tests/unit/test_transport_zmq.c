@@ -1,8 +1,18 @@
 /* The ZeroMQ transport with invalid peers, and what only this transport does. */
+#include "net/transport/zmq_monitor_private.h" /* private: the bytes that may be unread */
+#include "net/transport/zmtp_private.h"        /* private: a node that sends what it likes */
 #include "tests/unit/transport_fixture.h"
 
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <zmq.h>
+
+uint64_t __wrap_sn_zmq_unread_max(void); /* the linker's name */
+uint64_t __wrap_sn_zmq_unread_max(void) { return 32 << 20; }
 
 /* -- invalid peers */
 
@@ -255,4 +265,121 @@ Test(zmq, a_peer_that_is_not_read_is_stopped, .timeout = 180) {
     }
     endpoint_close(&client);
     endpoint_close(&node);
+}
+
+/* -- a node that sends what it likes to who has dialled it */
+
+enum { PART = 1 << 16, ENDLESS = 4096 }; /* bytes, and parts */
+
+typedef struct endless_node {
+    sn_identity identity;
+    char address[SN_ADDRESS_MAX + 1];
+    bool complete; /* each part is a message */
+    int listener;
+    atomic_int sent; /* parts, until the connection ended */
+    pthread_t thread;
+} endless_node;
+
+/* Passes on what the ZMTP end has to say. False: the connection has ended. */
+static bool flush_zmtp(sn_zmtp *z, int fd) {
+    const uint8_t *data;
+    for (size_t len; (len = sn_zmtp_output(z, &data));) {
+        ssize_t n = send(fd, data, len, MSG_NOSIGNAL);
+        if (n <= 0) return false;
+        sn_zmtp_written(z, (size_t)n);
+    }
+    return true;
+}
+
+static void *run_endless(void *arg) {
+    endless_node *node = arg;
+    static uint8_t part[PART];
+    uint8_t in[4096];
+    sn_zmtp z;
+    sn_err err;
+    sn_zmtp_message message = {0};
+    int fd = accept(node->listener, NULL, NULL);
+    require_ok(sn_zmtp_init(&z, &node->identity, &err), &err);
+    for (ssize_t n; !sn_zmtp_is_ready(&z) && (n = recv(fd, in, sizeof in, 0)) > 0;) {
+        const uint8_t *at = in;
+        for (size_t left = (size_t)n; left;)
+            if (sn_zmtp_receive(&z, &at, &left, &message) == SN_ZMTP_FAILED) cr_assert_fail("no handshake");
+        sn_zmtp_message_free(&message);
+        if (!flush_zmtp(&z, fd)) break;
+    }
+    while (node->sent < ENDLESS && sn_zmtp_send(&z, part, sizeof part, !node->complete) && flush_zmtp(&z, fd))
+        node->sent++;
+    close(fd);
+    sn_zmtp_fini(&z);
+    return NULL;
+}
+
+static void endless_node_start(endless_node *node) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    sn_err err;
+    require_ok(sn_identity_new(&node->identity, &err), &err);
+    node->listener = socket(AF_INET, SOCK_STREAM, 0);
+    cr_assert(!bind(node->listener, (struct sockaddr *)&at, len) && !listen(node->listener, 1) &&
+              !getsockname(node->listener, (struct sockaddr *)&at, &len));
+    snprintf(node->address, sizeof node->address, "127.0.0.1:%d", ntohs(at.sin_port));
+    cr_assert_eq(pthread_create(&node->thread, NULL, run_endless, node), 0);
+}
+
+static void endless_node_join(endless_node *node) {
+    pthread_join(node->thread, NULL);
+    close(node->listener);
+}
+
+static sn_peer dial_endless(endpoint *client, const endless_node *node) {
+    sn_peer peer;
+    sn_err err = {0};
+    require_ok(sn_transport_dial(client->t, node->address, node->identity.curve_key, &peer, &err), &err);
+    return peer;
+}
+
+/* libzmq keeps the parts of a message that has no end, which never comes to the one who reads. */
+Test(zmq, a_dialled_peer_that_sends_a_message_without_end_is_left, .timeout = 180) {
+    transport_fixture w = {0};
+    endpoint node, client;
+    endless_node endless = {0};
+    sn_err err = {0};
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
+    endless_node_start(&endless);
+    sn_peer peer = dial_endless(&client, &endless);
+    sn_event event = receive_event(client.t, WAIT_MS);
+    cr_assert(event.lost && event.peer == peer, "nothing was reported");
+    cr_expect(strstr(event.err.text, "messages without an end"), "%s", event.err.text);
+    endless_node_join(&endless);
+    cr_expect_lt(endless.sent, ENDLESS, "all was taken");
+    sn_msg *msg = status_message(1);
+    cr_expect_eq(sn_transport_send(client.t, peer, &msg, &err), SN_RETRY);
+    sn_msg_free(&msg);
+    expect_service(&node, &client);
+    sn_peer again = dial_endless(&client, &endless);
+    cr_expect_neq(again, peer, "a connection that was ended is no connection");
+    sn_transport_hang_up(client.t, again);
+    sn_transport_hang_up(client.t, peer);
+    expect_service(&node, &client);
+    endpoint_close(&client);
+    endpoint_close(&node);
+}
+
+/* As many bytes in messages that are read end nothing. */
+Test(zmq, a_dialled_peer_may_send_any_number_of_messages_that_are_read, .timeout = 180) {
+    transport_fixture w = {0};
+    endpoint client;
+    endless_node node = {.complete = true};
+    endpoint_open(&w, &client, false);
+    endless_node_start(&node);
+    sn_peer peer = dial_endless(&client, &node);
+    for (int i = 0; i < ENDLESS; i++) {
+        sn_event event = receive_event(client.t, WAIT_MS);
+        cr_assert(event.peer == peer && !event.lost && !event.msg, "message %d", i);
+        cr_assert_neq(event.err.status, SN_OK);
+    }
+    endless_node_join(&node);
+    cr_expect_eq(node.sent, ENDLESS);
+    endpoint_close(&client);
 }

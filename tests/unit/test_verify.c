@@ -190,7 +190,8 @@ static void expect_verdicts(fixture *s, const char *verdicts) {
     json_decref(o);
 }
 
-/* A lying node signs that hidden states were rounded inside the blocks of an honest node, which computed them in one span. */
+/* A lying node signs that hidden states were rounded inside the blocks of an honest node, which computed them in one
+ * span. */
 Test(verify, names_no_honest_node_because_of_rounding_that_another_statement_names) {
     fixture s;
     fixture_begin(&s);

@@ -2,7 +2,6 @@
  * file, and continues later over another route. */
 #include "client/chain/chain_private.h"
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "net/timeline.h"
 
@@ -57,8 +56,8 @@ static sn_status kv_check_reply(const sn_chain *chain, const sn_hop *hop, const 
 
 /* Reads up to *n tokens of a remote hop into out, which holds n_all tokens of all blocks, from row `done` on; *n: how
  * many came. */
-static sn_status hop_get_kv(sn_chain *chain, sn_hop *hop, int position, int done, int n_all, int *n, float *out,
-                            sn_err *err) {
+static sn_status hop_get_part(sn_chain *chain, sn_hop *hop, int position, int done, int n_all, int *n, float *out,
+                              sn_err *err) {
     sn_hop_remote *r = &hop->remote;
     sn_msg *msg = NULL, *reply = NULL;
     sn_status status = sn_msg_new(SN_MSG_KV_GET, 0, &msg, err);
@@ -66,7 +65,7 @@ static sn_status hop_get_kv(sn_chain *chain, sn_hop *hop, int position, int done
     memcpy(msg->kv_get.session, r->session, SN_SESSION_ID_SIZE);
     msg->kv_get.position = (uint64_t)position;
     msg->kv_get.tokens = (uint64_t)*n;
-    sn_call call = {r->address, r->curve_key, SN_MSG_KV_GET_REPLY, chain->options.limits.timeout_ms};
+    sn_call call = {r->address, r->curve_key, SN_MSG_KV_GET_REPLY, sn_chain_left_ms(chain, INT_MAX)};
     status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
     if (!status) status = kv_check_reply(chain, hop, reply, position, *n, err);
     if (!status) {
@@ -77,6 +76,19 @@ static sn_status hop_get_kv(sn_chain *chain, sn_hop *hop, int position, int done
         *n = (int)m;
     }
     sn_msg_free(&reply);
+    return status;
+}
+
+/* Each part has the time of a call, also where the node puts it off. */
+static sn_status hop_get_kv(sn_chain *chain, sn_hop *hop, int position, int n, float *out, sn_err *err) {
+    sn_status status = SN_OK;
+    for (int done = 0, m; done < n && !status; done += m) {
+        sn_chain_begin_call(chain);
+        do {
+            m = n - done;
+            status = hop_get_part(chain, hop, position + done, done, n, &m, out, err);
+        } while (sn_chain_is_put_off(chain, chain->call.deadline_us, &status, err));
+    }
     return status;
 }
 
@@ -93,10 +105,7 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
             float *k = out + chain_kv_offset(chain, b, n);
             status = sn_span_kv_export(hop->local.span, hop->local.kv, b, position, n, k, k + keys, err);
         }
-        for (int done = 0, m; done < n && !hop->is_local && !status; done += m) {
-            m = n - done;
-            status = hop_get_kv(chain, hop, position + done, done, n, &m, out, err);
-        }
+        if (!hop->is_local) status = hop_get_kv(chain, hop, position, n, out, err);
     }
     return status;
 }
@@ -144,7 +153,7 @@ static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const 
 static sn_status hop_put_part(sn_chain *chain, sn_hop *hop, const kv_rows *rows, int first, int n, sn_err *err) {
     sn_hop_remote *r = &hop->remote;
     sn_msg *msg = NULL, *reply = NULL;
-    sn_call call = {r->address, r->curve_key, SN_MSG_KV_PUT_REPLY, chain->options.limits.timeout_ms};
+    sn_call call = {r->address, r->curve_key, SN_MSG_KV_PUT_REPLY, sn_chain_left_ms(chain, INT_MAX)};
     sn_status status = kv_put_msg_new(chain, hop, rows, first, n, &msg, err);
     if (!status) status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
     if (!status && reply->kv_put_reply.length != (uint64_t)(rows->position + first + n))
@@ -154,14 +163,15 @@ static sn_status hop_put_part(sn_chain *chain, sn_hop *hop, const kv_rows *rows,
     return status;
 }
 
+/* As hop_get_kv. */
 static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, const kv_rows *rows, sn_err *err) {
     sn_status status = SN_OK;
     int most = sn_kv_transfer_tokens(chain_kv_offset(chain, hop->end - hop->first, 1) * sizeof(float));
     for (int done = 0, n; done < rows->n && !status; done += n) {
-        int64_t until_us = sn_now_us() + (int64_t)chain->options.limits.timeout_ms * 1000;
+        sn_chain_begin_call(chain);
         n = rows->n - done < most ? rows->n - done : most;
         do status = hop_put_part(chain, hop, rows, done, n, err);
-        while (sn_chain_is_put_off(chain, until_us, &status, err));
+        while (sn_chain_is_put_off(chain, chain->call.deadline_us, &status, err));
     }
     return status;
 }

@@ -311,13 +311,11 @@ void sn_protocol_on_resume(sn_protocol *protocol, const sn_event *event, int64_t
 
 enum { GETS_MAX = 2 }; /* KV_GETs of a session in the engine: an honest client waits for each, and repeats one */
 
-sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, const sn_job *what) {
+static sn_job *kv_read_submit(sn_protocol *protocol, sn_session *session, const sn_job *what) {
     sn_err err;
     sn_job *job = NULL;
     size_t row = sn_kv_transfer_row_floats(protocol->hp, what->first, what->end),
            floats = what->kv_read.piece.n ? what->kv_read.piece.n : (size_t)what->n_tokens * row;
-    /* The engine's queue has space for one step and one read per session. */
-    if (protocol->kv_reads >= protocol->setup.sessions_max) return NULL;
     sn_status status = sn_calloc(&job, 1, sizeof *job, &err);
     if (!status) *job = *what;
     if (!status) status = sn_shared_buffer_new(floats * sizeof(float), &job->output, &err);
@@ -336,6 +334,17 @@ sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, const sn
     protocol->kv_reads++;
     session->had_job = true;
     session->migration.reads++;
+    return job;
+}
+
+sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, const sn_job *what, bool paid, int64_t now_us,
+                            sn_err *err) {
+    sn_job *job = NULL;
+    /* The engine's queue has space for one step and one read per session. */
+    bool room = protocol->kv_reads < protocol->setup.sessions_max;
+    if (room && !paid && sn_quota_step(protocol->quota, session->owner, now_us, err)) return NULL;
+    if (room) job = kv_read_submit(protocol, session, what);
+    if (!job) (void)sn_fail(err, SN_RETRY, "this node is too busy to read KV pages: try again later");
     return job;
 }
 
@@ -388,7 +397,7 @@ sn_msg *sn_protocol_state_message(uint64_t correlation_id, const sn_session *ses
     return msg;
 }
 
-static sn_status kv_get_start(sn_protocol *protocol, const sn_event *event, sn_err *err) {
+static sn_status kv_get_start(sn_protocol *protocol, const sn_event *event, int64_t now_us, sn_err *err) {
     const sn_msg_kv_get *get = &event->msg->kv_get;
     sn_session *session = NULL;
     sn_status status = sn_protocol_owned_session(protocol, event, get->session, &session, err);
@@ -413,15 +422,14 @@ static sn_status kv_get_start(sn_protocol *protocol, const sn_event *event, sn_e
         .n_tokens = (int)n,
         .kv_read = {.requester = event->peer, .correlation_id = event->msg->correlation_id},
     };
-    if (!sn_protocol_kv_read(protocol, session, &what))
-        return sn_fail(err, SN_RETRY, "this node is too busy to read KV pages: try again later");
+    if (!sn_protocol_kv_read(protocol, session, &what, false, now_us, err)) return SN_RETRY;
     session->migration.gets++;
     return SN_OK;
 }
 
-void sn_protocol_on_kv_get(sn_protocol *protocol, const sn_event *event) {
+void sn_protocol_on_kv_get(sn_protocol *protocol, const sn_event *event, int64_t now_us) {
     sn_err err;
-    if (kv_get_start(protocol, event, &err)) sn_protocol_refuse(protocol, event->peer, event->msg, &err);
+    if (kv_get_start(protocol, event, now_us, &err)) sn_protocol_refuse(protocol, event->peer, event->msg, &err);
 }
 
 void sn_protocol_kv_get_done(sn_protocol *protocol, sn_session *session, sn_job *job) {

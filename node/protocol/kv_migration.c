@@ -36,6 +36,7 @@ typedef struct sn_kv_migration {
     uint8_t target[SN_SESSION_ID_SIZE]; /* the session there */
     int first, end;                     /* blocks */
     bool recurrent;                     /* some of them are */
+    int begun_at;                       /* tokens that the session had when the copy began */
     int acked;                          /* tokens of the present timeline that the target has */
     int valid_end;      /* the part in flight is invalid from here on, because the session was rewound */
     sn_job *job;        /* reads the part in flight; NULL: none does */
@@ -135,10 +136,19 @@ static void migration_forget_states(sn_kv_migration *migration, int position) {
     }
 }
 
+/* Whether the step that made the tokens has paid for this part: it is the first copy of what the newest step added
+ * since the copy began. What was there before, and what a target wants again, count as steps of their own. */
+static bool part_is_paid(const sn_kv_migration *migration, const sn_job *what) {
+    const sn_last_reply *newest = &migration->session->last_reply;
+    return !what->kv_read.piece.n && !migration->attempts && newest->computed && what->position >= newest->position &&
+           what->position >= migration->begun_at;
+}
+
 /* Reads the next part, and tells the owner that the copy has caught up. */
 static void migration_continue(sn_protocol *protocol, sn_kv_migration *migration, int64_t now_us) {
     sn_session *session = migration->session;
     const sn_hparams *hp = protocol->hp;
+    sn_err err = {0};
     if (migration->job || migration->sent_end || session->closing) return;
     int n = session->length - migration->acked, most = sn_kv_transfer_part_tokens(hp, migration->first, migration->end);
     if (migration->reply_wanted && migration_has_caught_up(migration, most)) migration_reply(protocol, migration);
@@ -155,9 +165,10 @@ static void migration_continue(sn_protocol *protocol, sn_kv_migration *migration
     }
     migration->state.turn = !state;
     migration->valid_end = session->length;
-    migration->job = sn_protocol_kv_read(protocol, session, &what);
-    migration->reply_due_us =
-        now_us + (migration->job ? REPLY_WAIT_US : RETRY_US); /* the engine was full: the tick tries again */
+    bool paid = part_is_paid(migration, &what);
+    migration->job = sn_protocol_kv_read(protocol, session, &what, paid, now_us, &err);
+    int64_t wait_us = (int64_t)err.retry_after_ms * 1000; /* of the owner's quota; 0: the engine was full */
+    migration->reply_due_us = now_us + (migration->job ? REPLY_WAIT_US : wait_us ? wait_us : RETRY_US);
 }
 
 static void migration_send_part(sn_protocol *protocol, sn_kv_migration *migration, sn_job *job, int64_t now_us) {
@@ -245,6 +256,7 @@ static sn_status migration_start(sn_protocol *protocol, const sn_event *event, i
     migration->end = (int)send->end_block;
     migration->recurrent = recurrent;
     migration->state.due = recurrent && session->length > 0;
+    migration->begun_at = session->length;
     migration->acked = (int)send->position;
     memcpy(migration->target, send->target, SN_SESSION_ID_SIZE);
     migration->next = session->migration.outgoing;

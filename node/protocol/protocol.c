@@ -248,7 +248,7 @@ static void protocol_handle_kv(sn_protocol *protocol, sn_event *event, int64_t n
     else if (event->msg->kind == SN_MSG_STATE_PUT)
         sn_protocol_on_state_put(protocol, event, now_us);
     else if (event->msg->kind == SN_MSG_KV_GET)
-        sn_protocol_on_kv_get(protocol, event);
+        sn_protocol_on_kv_get(protocol, event, now_us);
     else
         sn_kv_migration_on_put_reply(protocol, event, now_us);
 }

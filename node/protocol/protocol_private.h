@@ -226,7 +226,7 @@ sn_status sn_protocol_add_receipt(const sn_protocol *protocol, const sn_session 
 
 void sn_protocol_on_kv_put(sn_protocol *protocol, sn_event *event, int64_t now_us);
 void sn_protocol_on_state_put(sn_protocol *protocol, sn_event *event, int64_t now_us);
-void sn_protocol_on_kv_get(sn_protocol *protocol, const sn_event *event);
+void sn_protocol_on_kv_get(sn_protocol *protocol, const sn_event *event, int64_t now_us);
 void sn_protocol_on_resume(sn_protocol *protocol, const sn_event *event, int64_t now_us);
 void sn_protocol_kv_put_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us);
 void sn_protocol_kv_get_done(sn_protocol *protocol, sn_session *session, sn_job *job);
@@ -235,9 +235,11 @@ sn_msg *sn_protocol_kv_message(sn_protocol *protocol, sn_msg_kind kind, uint64_t
                                const sn_session *session, sn_job *job);
 /* A STATE_PUT with the piece that a job has read; likewise. */
 sn_msg *sn_protocol_state_message(uint64_t correlation_id, const sn_session *session, sn_job *job);
-/* Submits a job that reads KV pages or a piece of a snapshot; of `what`, blocks, positions and kv_read are read. NULL:
- * the engine is full, or memory is out. */
-sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, const sn_job *what);
+/* Submits a job that reads KV pages or a piece of a snapshot; of `what`, blocks, positions and kv_read are read. It
+ * counts as a step of the session's owner unless it is paid for. NULL: later (SN_RETRY), because the owner's quota is
+ * used up, the engine is full, or memory is out. */
+sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, const sn_job *what, bool paid, int64_t now_us,
+                            sn_err *err);
 /* The session of this id, if the sender owns it; notes the connection as the owner's. */
 sn_status sn_protocol_owned_session(sn_protocol *protocol, const sn_event *event, const uint8_t *id, sn_session **out,
                                     sn_err *err) SN_MUST_USE;

@@ -195,3 +195,59 @@ Test(kv_catch_up, an_owner_that_is_faster_than_its_copy_is_told_as_well) {
     cr_expect_eq(parts, 2);
     cr_expect_geq(parts_of_the_pause(), 2);
 }
+
+static void limit_steps(int64_t per_s) {
+    sn_quota_free(&b.protocol->quota);
+    REQUIRE(sn_quota_new(&(sn_quota_limits){.steps_per_s = per_s}, &b.protocol->quota, &err));
+}
+
+/* The node from which the copy comes limits the steps of the owner. */
+Test(kv_catch_up, what_is_read_counts_as_steps_of_the_owner_and_what_a_step_added_does_not) {
+    cr_assert(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 24), T0), 0, 24));
+    limit_steps(2);
+    sn_msg *msg = kv_send_message(), *get = NULL;
+    node_client_send(&b.client, &msg);
+    protocol_fixture_read(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
+    for (int i = 0; i < 3; i++) {
+        receive_part();
+        acknowledge_part();
+    }
+    cr_expect_eq(to.parts, 2);
+    REQUIRE(sn_msg_new(SN_MSG_KV_GET, 0, &get, &err));
+    memcpy(get->kv_get.session, p.id, SN_SESSION_ID_SIZE);
+    get->kv_get.tokens = 8;
+    cr_expect(is_refusal(protocol_fixture_request(&b, get, T0), SN_RETRY, "2 steps per second"));
+    sn_protocol_tick(b.protocol, T0 + SECOND, b.unix_ms);
+    protocol_fixture_run_jobs(&b, T0 + SECOND);
+    receive_part();
+    cr_expect_eq(to.parts, 3, "a second later");
+    acknowledge_part();
+    limit_steps(1);
+    steps(1);
+    receive_part();
+    cr_expect_eq(to.parts, 4, "what the step added");
+}
+
+/* A node that says that it lost the copy makes the owner pay for another one. */
+Test(kv_catch_up, what_a_target_wants_again_counts_as_a_step) {
+    cr_assert(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 4), T0), 0, 4));
+    limit_steps(1);
+    sn_msg *msg = kv_send_message(), *reply = NULL;
+    node_client_send(&b.client, &msg);
+    protocol_fixture_read(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
+    receive_part();
+    cr_assert(to.part.msg);
+    REQUIRE(sn_msg_new(SN_MSG_KV_PUT_REPLY, to.part.msg->correlation_id, &reply, &err));
+    memcpy(reply->kv_put_reply.session, to.session, SN_SESSION_ID_SIZE);
+    REQUIRE(sn_transport_send(to.transport, to.part.peer, &reply, &err));
+    sn_msg_free(&to.part.msg);
+    for (int s = 0; s < 2; s++) {
+        protocol_fixture_read(&b, T0);
+        if (s) sn_protocol_tick(b.protocol, T0 + 2 * s * SECOND, b.unix_ms);
+        protocol_fixture_run_jobs(&b, T0 + 2 * s * SECOND);
+        receive_part();
+        cr_expect_eq(to.part.msg != NULL, s == 1, "%d seconds later", 2 * s);
+    }
+}

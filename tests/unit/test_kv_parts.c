@@ -1,6 +1,7 @@
 /* KV pages travel in parts of a bounded size, into a node as out of it, so that no part delays the steps of others for
  * long. Here a part is PART_TOKENS tokens: the linker puts __wrap_sn_kv_transfer_tokens in the place of the function
  * that says so. */
+#include "base/clock.h"
 #include "tests/support/chain_fixture.h"
 #include "tests/support/require.h"
 
@@ -74,6 +75,52 @@ Test(kv_parts, a_client_that_restores_a_session_waits_for_nodes_that_limit_steps
     chain_fixture_open(&r, w, (sn_chain_options){0});
     REQUIRE(sn_chain_put_kv(r.chain, 0, TOKENS, rows, marks, &err));
     chain_fixture_close(&r);
+    free(rows);
+    testbed_free(&w);
+}
+
+/* Seven parts that are read: each counts as a step. */
+Test(kv_parts, a_client_that_reads_a_session_waits_for_nodes_that_limit_steps) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 2}});
+    chain_fixture r;
+    float *rows = calloc(TOKENS * (size_t)w->n_blocks * 2 * 64 * 64, sizeof *rows);
+    cluster_add(w->cluster, 0, 4);
+    chain_fixture_open(&r, w, (sn_chain_options){0});
+    chain_fixture_steps(&r, 0, TOKENS, 25);
+    int64_t began_us = sn_now_us();
+    REQUIRE(sn_chain_get_kv(r.chain, 0, TOKENS, rows, &err));
+    cr_expect_geq(sn_now_us() - began_us, 2000000);
+    chain_fixture_close(&r);
+    free(rows);
+    testbed_free(&w);
+}
+
+static _Atomic int64_t second_part_us;
+
+/* The second part is put off; when it comes again, the node does not hear of it. */
+static sn_hub_action lose_what_was_put_off(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    (void)ctx, (void)from, (void)to;
+    if (msg->kind != SN_MSG_KV_PUT) return SN_DELIVER;
+    if (++parts == 2) second_part_us = sn_now_us();
+    return parts > 2 ? SN_DROP : SN_DELIVER;
+}
+
+Test(kv_parts, a_part_that_is_put_off_and_then_lost_has_one_timeout) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64, .quota = {.steps_per_s = 1}});
+    chain_fixture r;
+    sn_hash marks[2 * PART_TOKENS + 1] = {0};
+    float *rows = calloc(2 * PART_TOKENS * (size_t)w->n_blocks * 2 * 64 * 64, sizeof *rows);
+    sn_chain_options options = {0};
+    chain_default_limits(&options);
+    options.limits.timeout_ms = 2000;
+    cluster_add(w->cluster, 0, 4);
+    sn_hub_set_filter(cluster_hub(w->cluster), lose_what_was_put_off, NULL);
+    chain_fixture_open(&r, w, options);
+    cr_expect_eq(sn_chain_put_kv(r.chain, 0, 2 * PART_TOKENS, rows, marks, &r.err), SN_RETRY);
+    int64_t took_us = sn_now_us() - second_part_us;
+    cr_expect(parts > 2 && took_us > 1900000 && took_us < 2600000, "%d parts, %lld us", parts, (long long)took_us);
+    chain_fixture_close(&r);
+    sn_hub_set_filter(cluster_hub(w->cluster), NULL, NULL);
     free(rows);
     testbed_free(&w);
 }

@@ -22,7 +22,8 @@ typedef struct sn_training_task {
     sn_training_task_kind kind;
     sn_msg *request_msg; /* owned: its tensor is the input; NULL of UNLOAD */
     sn_peer requester;
-    uint8_t owner[SN_KEY_SIZE];             /* CURVE key of the requester */
+    uint8_t owner[SN_KEY_SIZE];             /* CURVE key of the requester, */
+    uint8_t network[SN_ADDRESS_PREFIX];     /* and its network address */
     struct sn_adapter_entry *adapter_entry; /* the network thread's: the entry in its table; NULL: no adapter */
     sn_adapter **adapter;                   /* only the device thread looks there; NULL: no adapter */
     int first, end;                         /* blocks */

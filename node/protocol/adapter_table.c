@@ -17,12 +17,27 @@ sn_adapter_entry *sn_adapter_table_find_free(sn_adapter_table *table) {
     return NULL;
 }
 
-sn_adapter_entry *sn_adapter_table_find_oldest(sn_adapter_table *table) {
+/* Whether this network has more than a half of the entries, or of the bytes. */
+static bool network_has_half(const sn_adapter_table *table, const uint8_t network[SN_ADDRESS_PREFIX],
+                             size_t bytes_max) {
+    size_t n = 0, bytes = 0;
+    for (const sn_adapter_entry *e = table->entries; e < table->entries + SN_ADAPTER_ENTRIES_MAX; e++) {
+        if (e->state == SN_ADAPTER_ENTRY_FREE || e->published || memcmp(e->network, network, SN_ADDRESS_PREFIX))
+            continue;
+        n++;
+        bytes += e->bytes;
+    }
+    return n > SN_ADAPTER_ENTRIES_MAX / 2 || bytes > bytes_max / 2;
+}
+
+sn_adapter_entry *sn_adapter_table_find_oldest(sn_adapter_table *table, const uint8_t network[SN_ADDRESS_PREFIX],
+                                               size_t bytes_max, int64_t now_us) {
     sn_adapter_entry *oldest = NULL;
-    for (int i = 0; i < SN_ADAPTER_ENTRIES_MAX; i++) {
-        sn_adapter_entry *entry = &table->entries[i];
-        if (entry->state == SN_ADAPTER_ENTRY_READY && !entry->users && (!oldest || entry->used_us < oldest->used_us))
-            oldest = entry;
+    for (sn_adapter_entry *e = table->entries; e < table->entries + SN_ADAPTER_ENTRIES_MAX; e++) {
+        if (e->state != SN_ADAPTER_ENTRY_READY || e->users || (oldest && e->used_us >= oldest->used_us)) continue;
+        bool kept = now_us - e->used_us < SN_ADAPTER_KEPT_US && memcmp(e->network, network, SN_ADDRESS_PREFIX) &&
+                    !network_has_half(table, e->network, bytes_max);
+        if (!kept) oldest = e;
     }
     return oldest;
 }

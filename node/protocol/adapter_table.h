@@ -11,7 +11,10 @@
 #include "net/directory.h"
 #include "node/engine/adapter_store.h"
 
-enum { SN_ADAPTER_ENTRIES_MAX = 64 };
+enum {
+    SN_ADAPTER_ENTRIES_MAX = 64,
+    SN_ADAPTER_KEPT_US = 60000000, /* that an adapter of a modest network is kept after it was used */
+};
 
 typedef struct sn_adapter_entry {
     enum { SN_ADAPTER_ENTRY_FREE, SN_ADAPTER_ENTRY_LOADING, SN_ADAPTER_ENTRY_READY, SN_ADAPTER_ENTRY_UNLOADING } state;
@@ -20,6 +23,7 @@ typedef struct sn_adapter_entry {
         bytes; /* of the memory for training that it takes: of the image, once loaded of the devices' copy if larger */
     size_t users; /* sessions, and tasks in the engine */
     int64_t used_us;
+    uint8_t network[SN_ADDRESS_PREFIX]; /* of the client that sent it */
     bool published; /* by the node's owner: it always counts as one user, and takes no memory for training */
     char name[SN_ADAPTER_NAME_MAX + 1]; /* of a published one */
     sn_adapter *adapter;
@@ -32,8 +36,11 @@ typedef struct sn_adapter_table {
 /* The entry with this hash in any state but FREE, or NULL. */
 sn_adapter_entry *sn_adapter_table_find(sn_adapter_table *table, const uint8_t hash[SN_KEY_SIZE]);
 sn_adapter_entry *sn_adapter_table_find_free(sn_adapter_table *table); /* or NULL */
-/* The READY entry without users that was used longest ago, or NULL. */
-sn_adapter_entry *sn_adapter_table_find_oldest(sn_adapter_table *table);
+/* The READY entry without users that was used longest ago, of those that a client of this network may have unloaded; or
+ * NULL. What clients of other networks used in the last minute stays, unless their network has more than a half of the
+ * entries or of bytes_max: so one network that sends adapter after adapter unloads its own. */
+sn_adapter_entry *sn_adapter_table_find_oldest(sn_adapter_table *table, const uint8_t network[SN_ADDRESS_PREFIX],
+                                               size_t bytes_max, int64_t now_us);
 size_t sn_adapter_table_bytes(const sn_adapter_table *table); /* of all entries */
 
 /* The READY entry of this hash, marked as used now; *out NULL for a hash of zeros (no adapter). SN_REBUILD: the adapter

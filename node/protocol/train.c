@@ -56,15 +56,17 @@ static void adapter_unload(sn_protocol *protocol, sn_adapter_entry *entry, int64
 
 /* A free entry for an adapter of this size. SN_RETRY: there is none; the oldest adapter without users is being
  * unloaded. */
-static sn_status adapter_reserve_entry(sn_protocol *protocol, size_t bytes, int64_t now_us, sn_adapter_entry **out,
-                                       sn_err *err) {
+static sn_status adapter_reserve_entry(sn_protocol *protocol, const sn_event *event, int64_t now_us,
+                                       sn_adapter_entry **out, sn_err *err) {
+    size_t bytes = event->msg->tensor.bytes;
     if (bytes > protocol->setup.tune_bytes_max / 2)
         return sn_fail(err, SN_REFUSED,
                        "an adapter of %zu MiB is more than half of this node's --tune-memory: use a smaller one",
                        bytes >> 20);
     *out = sn_adapter_table_find_free(&protocol->adapters);
     if (*out && sn_adapter_table_bytes(&protocol->adapters) + bytes <= protocol->setup.tune_bytes_max / 2) return SN_OK;
-    sn_adapter_entry *old = sn_adapter_table_find_oldest(&protocol->adapters);
+    sn_adapter_entry *old =
+        sn_adapter_table_find_oldest(&protocol->adapters, event->network, protocol->setup.tune_bytes_max / 2, now_us);
     if (old) adapter_unload(protocol, old, now_us);
     return sn_fail(err, SN_RETRY, "this node holds as many adapters as it can: try again in a moment, or another node");
 }
@@ -101,7 +103,7 @@ static sn_status adapter_put_start(sn_protocol *protocol, sn_event *event, int64
     memcpy(hash.bytes, put->hash, SN_HASH_SIZE);
     if (sn_adapter_table_find(&protocol->adapters, put->hash))
         return sn_fail(err, SN_RETRY, "this adapter is being loaded or unloaded: try again in a moment");
-    status = adapter_reserve_entry(protocol, t->bytes, now_us, &entry, err);
+    status = adapter_reserve_entry(protocol, event, now_us, &entry, err);
     if (!status) status = sn_calloc(&task, 1, sizeof *task, err);
     if (status) return status;
     *task = (sn_training_task){.kind = SN_TRAINING_ADAPTER_LOAD,
@@ -113,6 +115,7 @@ static sn_status adapter_put_start(sn_protocol *protocol, sn_event *event, int64
     memcpy(task->owner, event->key, SN_KEY_SIZE);
     /* Set before the task is submitted: from then on entry->adapter belongs to the device thread. */
     *entry = (sn_adapter_entry){.state = SN_ADAPTER_ENTRY_LOADING, .hash = hash, .bytes = t->bytes, .used_us = now_us};
+    memcpy(entry->network, event->network, SN_ADDRESS_PREFIX);
     status = task_submit(protocol, task, event->arrived_us, &job, err);
     if (status) {
         *entry = (sn_adapter_entry){0};
@@ -232,6 +235,7 @@ static sn_status training_batch_start(sn_protocol *protocol, sn_event *event, in
                                .n_samples = f->n_samples,
                                .rows = rows};
     memcpy(task->owner, event->key, SN_KEY_SIZE);
+    memcpy(task->network, event->network, SN_ADDRESS_PREFIX);
     status = task_submit(protocol, task, event->arrived_us, &job, err);
     if (status) {
         task->request_msg = NULL;
@@ -300,7 +304,10 @@ void sn_protocol_training_done(sn_protocol *protocol, sn_job *job, int64_t now_u
         protocol->training.jobs[i] = protocol->training.jobs[--protocol->training.n];
         protocol->training.bytes -= task->request_msg->tensor.bytes;
         /* SN_RETRY: the adapters leave too little memory for the batch. */
-        sn_adapter_entry *old = job->status == SN_RETRY ? sn_adapter_table_find_oldest(&protocol->adapters) : NULL;
+        sn_adapter_entry *old = job->status == SN_RETRY
+                                    ? sn_adapter_table_find_oldest(&protocol->adapters, task->network,
+                                                                   protocol->setup.tune_bytes_max / 2, now_us)
+                                    : NULL;
         if (old && old != entry) adapter_unload(protocol, old, now_us);
     }
     if (!task->request_msg) return;

@@ -58,10 +58,11 @@ blocks=$($SSH "${hosts[0]}" "$(quoted "${bin}swarm" inspect --model "$model" --j
 [ -n "$blocks" ] || die "${hosts[0]} does not show the model $model: do ssh, the programs and the model work there?"
 [ "$n" -le "$blocks" ] || die "the model has $blocks blocks, and $hosts_file names $n machines"
 
-# The command on each machine: the node, until it ends or its standard input ends.
+# The command on each machine: the node, until it ends or its standard input ends. Not by `wait -n`, which misses a node
+# that has ended before it.
 # shellcheck disable=SC2016
-alive='exec 3<&0; "$@" 3<&- </dev/null & node=$!; cat <&3 >/dev/null 2>&1 & input=$!
-  wait -n; kill -TERM $node $input 2>/dev/null; wait $node'
+alive='exec 3<&0; "$@" 3<&- </dev/null & node=$!; { read -r _; kill -TERM $node; } <&3 >/dev/null 2>&1 & input=$!
+  exec 3<&-; wait $node; code=$?; kill -TERM $input 2>/dev/null; exit $code'
 
 # start K OPTION...: starts node K in the background.
 start() {

@@ -115,6 +115,7 @@ sn_jvalue sn_jpath(sn_jrender *r, sn_jvalue on, sn_jvalue path) {
     for (size_t from = 0, to; from <= text->len; from = to + 1) {
         int64_t number = 0;
         bool digits = true;
+        sn_jcharge(r->run, 1);
         for (to = from; to < text->len && text->text[to] != '.'; to++) {
             digits = digits && text->text[to] >= '0' && text->text[to] <= '9' && number < (int64_t)1 << 32;
             if (digits) number = 10 * number + (text->text[to] - '0');

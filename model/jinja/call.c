@@ -88,6 +88,7 @@ static void bind_parameters(sn_jcall *call, const char *parameters) {
 
 static sn_jvalue call_builtin(sn_jcall *call, const sn_jbuiltin *builtin) {
     call->name = builtin->name;
+    sn_jcharge(call->r->run, 1);
     if (*builtin->parameters != '*') bind_parameters(call, builtin->parameters);
     return builtin->call(call);
 }
@@ -96,6 +97,12 @@ int64_t sn_jarg_int(sn_jcall *call, size_t i, int64_t otherwise) {
     if (!call->has[i] || call->arg[i].kind == SN_J_NONE) return otherwise;
     if (!sn_jis_int(call->arg[i])) sn_jcall_fail(call, "expected an integer, not a %s", sn_jtype_name(call->arg[i]));
     return sn_jas_int(call->arg[i]);
+}
+
+int64_t sn_jarg_size(sn_jcall *call, size_t i, int64_t otherwise) {
+    static const int64_t MOST = (int64_t)1 << 48;
+    int64_t n = sn_jarg_int(call, i, otherwise);
+    return n > MOST ? MOST : n < -MOST ? -MOST : n;
 }
 
 bool sn_jarg_flag(sn_jcall *call, size_t i, bool otherwise) {

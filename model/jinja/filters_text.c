@@ -31,7 +31,7 @@ static sn_jvalue filter_trim(sn_jcall *c) {
 static sn_jvalue filter_replace(sn_jcall *c) {
     sn_jrun *run = c->r->run;
     return sn_jstr(sn_jreplace(run, text_of(c), sn_jto_string(run, c->arg[0]), sn_jto_string(run, c->arg[1]),
-                               sn_jarg_int(c, 2, -1)));
+                               sn_jarg_size(c, 2, -1)));
 }
 
 static sn_jvalue filter_indent(sn_jcall *c) {
@@ -62,7 +62,7 @@ static sn_jvalue filter_indent(sn_jcall *c) {
 
 static sn_jvalue filter_center(sn_jcall *c) {
     const sn_jstring *text = text_of(c);
-    int64_t width = sn_jarg_int(c, 0, 80), gap = width - (int64_t)text->n_chars;
+    int64_t width = sn_jarg_size(c, 0, 80), gap = width - (int64_t)text->n_chars;
     if (gap <= 0) return sn_jstr(text);
     int64_t left = gap / 2 + (gap & width & 1);
     sn_jtext out = sn_jtext_new(c->r->run);
@@ -91,7 +91,7 @@ static sn_jvalue filter_truncate(sn_jcall *c) {
     if (c->self.kind == SN_J_UNDEFINED) return c->self;
     if (c->self.kind != SN_J_STRING) sn_jcall_fail(c, "a %s is no text", sn_jtype_name(c->self));
     const sn_jstring *text = text_of(c), *end = sn_jarg_string(c, 2, "...");
-    int64_t length = sn_jarg_int(c, 0, 255), leeway = sn_jarg_int(c, 3, 5);
+    int64_t length = sn_jarg_size(c, 0, 255), leeway = sn_jarg_size(c, 3, 5);
     if (length < (int64_t)end->n_chars || leeway < 0) sn_jcall_fail(c, "the length is below that of the end");
     if ((int64_t)text->n_chars <= length + leeway) return sn_jstr(text);
     size_t kept = sn_jstring_offset(run, text, (size_t)(length - (int64_t)end->n_chars));

@@ -123,7 +123,7 @@ static sn_jvalue filter_round(sn_jcall *c) {
     if (sn_jstring_is(method, "common")) {
         if (sn_jis_int(c->self) && precision >= 0) return sn_jint(sn_jas_int(c->self));
         double rounded = round_digits(sn_jas_real(c->self), precision);
-        return sn_jis_int(c->self) ? sn_jint((int64_t)rounded) : sn_jreal(rounded);
+        return sn_jis_int(c->self) ? real_to_int(c, rounded, sn_jint(0)) : sn_jreal(rounded);
     }
     double scale = pow(10, (double)precision), scaled = sn_jas_real(c->self) * scale;
     if (sn_jstring_is(method, "ceil")) return sn_jreal(ceil(scaled) / scale);

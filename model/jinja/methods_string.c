@@ -20,7 +20,7 @@ static sn_jvalue method_rstrip(sn_jcall *c) { return strip(c, false, true); }
 
 static sn_jvalue method_replace(sn_jcall *c) {
     return sn_jstr(sn_jreplace(c->r->run, c->self.string, sn_jarg_string(c, 0, ""), sn_jarg_string(c, 1, ""),
-                               sn_jarg_int(c, 2, -1)));
+                               sn_jarg_size(c, 2, -1)));
 }
 
 static bool begins_with(sn_jrun *run, const sn_jstring *text, const sn_jstring *part) {
@@ -48,7 +48,7 @@ static sn_jvalue method_removesuffix(sn_jcall *c) {
 /* Fills up to a width with `fill`, of which `left` pieces of the gap stand before the text. */
 static sn_jvalue padded(sn_jcall *c, int64_t left, const sn_jstring *fill) {
     const sn_jstring *text = c->self.string;
-    int64_t gap = sn_jarg_int(c, 0, 0) - (int64_t)text->n_chars;
+    int64_t gap = sn_jarg_size(c, 0, 0) - (int64_t)text->n_chars;
     sn_jtext out = sn_jtext_new(c->r->run);
     if (fill->n_chars != 1) sn_jcall_fail(c, "the fill is one character");
     if (left < 0) left = gap > 0 ? gap : 0;
@@ -61,14 +61,14 @@ static sn_jvalue padded(sn_jcall *c, int64_t left, const sn_jstring *fill) {
 static sn_jvalue method_ljust(sn_jcall *c) { return padded(c, 0, sn_jarg_string(c, 1, " ")); }
 static sn_jvalue method_rjust(sn_jcall *c) { return padded(c, -1, sn_jarg_string(c, 1, " ")); }
 static sn_jvalue method_center(sn_jcall *c) {
-    int64_t width = sn_jarg_int(c, 0, 0), gap = width - (int64_t)c->self.string->n_chars;
+    int64_t width = sn_jarg_size(c, 0, 0), gap = width - (int64_t)c->self.string->n_chars;
     return padded(c, gap > 0 ? gap / 2 + (gap & width & 1) : 0, sn_jarg_string(c, 1, " "));
 }
 
 static sn_jvalue method_zfill(sn_jcall *c) {
     const sn_jstring *text = c->self.string;
     size_t sign = text->len && (text->text[0] == '-' || text->text[0] == '+');
-    int64_t gap = sn_jarg_int(c, 0, 0) - (int64_t)text->n_chars;
+    int64_t gap = sn_jarg_size(c, 0, 0) - (int64_t)text->n_chars;
     sn_jtext out = sn_jtext_new(c->r->run);
     sn_jtext_slice(&out, text, 0, sign);
     for (int64_t i = 0; i < gap; i++) sn_jtext_word(&out, "0", 0);
@@ -174,7 +174,7 @@ static const sn_jstring *separator_of(sn_jcall *c) {
 
 static sn_jvalue method_split(sn_jcall *c) {
     const sn_jstring *text = c->self.string, *separator = separator_of(c);
-    int64_t most = sn_jarg_int(c, 1, -1);
+    int64_t most = sn_jarg_size(c, 1, -1);
     if (!separator) return sn_jlist_value(split_spaces(c, most < 0 ? -1 : most));
     sn_jlist *list = sn_jlist_new(c->r->run, 0);
     size_t from = 0, at;
@@ -188,7 +188,7 @@ static sn_jvalue method_split(sn_jcall *c) {
 
 static sn_jvalue method_rsplit(sn_jcall *c) {
     const sn_jstring *text = c->self.string, *separator = separator_of(c);
-    int64_t most = sn_jarg_int(c, 1, -1);
+    int64_t most = sn_jarg_size(c, 1, -1);
     if (!separator) return sn_jlist_value(rsplit_spaces(c, most));
     sn_jlist *list = sn_jlist_new(c->r->run, 0), *turned = sn_jlist_new(c->r->run, 0);
     size_t to = text->len, at;

@@ -97,6 +97,8 @@ sn_jvalue sn_jcall_value(sn_jrender *r, sn_jvalue callee, const sn_jlist *given,
 
 /* Arguments of a call as numbers and texts; the wrong kind fails. */
 int64_t sn_jarg_int(sn_jcall *call, size_t i, int64_t otherwise);
+/* The same for widths and counts: cut to what no text reaches, so that sums with lengths have no overflow. */
+int64_t sn_jarg_size(sn_jcall *call, size_t i, int64_t otherwise);
 bool sn_jarg_flag(sn_jcall *call, size_t i, bool otherwise);
 const sn_jstring *sn_jarg_string(sn_jcall *call, size_t i, const char *otherwise); /* NULL if both are missing */
 _Noreturn void sn_jcall_fail(sn_jcall *call, const char *format, ...) SN_PRINTF(2, 3);

@@ -272,6 +272,7 @@ bool sn_jtruth(sn_jvalue v) {
 
 static bool jlists_equal(sn_jrun *run, const sn_jlist *a, const sn_jlist *b) {
     bool equal = a->n == b->n;
+    if (equal) sn_jcharge(run, a->n >> 4);
     for (size_t i = 0; equal && i < a->n; i++) equal = sn_jequal(run, a->at[i], b->at[i]);
     return equal;
 }
@@ -315,6 +316,7 @@ int sn_jcompare(sn_jrun *run, sn_jvalue a, sn_jvalue b) {
     sn_jenter(run);
     int order = 0;
     size_t i = 0;
+    sn_jcharge(run, sn_min_size(a.list->n, b.list->n) >> 4);
     for (; !order && i < a.list->n && i < b.list->n; i++)
         if (!sn_jequal(run, a.list->at[i], b.list->at[i])) order = sn_jcompare(run, a.list->at[i], b.list->at[i]);
     sn_jleave(run);
@@ -358,9 +360,12 @@ sn_jlist *sn_jiterate(sn_jrun *run, const char *construct, sn_jvalue v) {
     switch (v.kind) {
     case SN_J_LIST:
     case SN_J_TUPLE:
+        sn_jcharge(run, v.list->n >> 4);
         return v.list;
     case SN_J_GENERATOR:
+        sn_jenter(run); /* what makes its items may run over another generator */
         list = v.list->make ? v.list->make(v.list->call) : sn_jlist_copy(run, v.list);
+        sn_jleave(run);
         *v.list = (sn_jlist){0};
         return list;
     case SN_J_DICT:

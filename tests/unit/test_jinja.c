@@ -92,6 +92,14 @@ Test(jinja, ends_a_template_whose_calls_look_at_too_much) {
         "{% set s = 'x' * 60000 %}{% for i in range(500) %}{{ s.startswith(s) }}{% endfor %}",
         "{% set s = 'x' * 60000 %}{% for i in range(500) %}{% set t = s.removeprefix(s) %}{% endfor %}",
         "{% set s = ' ' * 60000 %}{% for i in range(10) %}{{ s.split() }}{% endfor %}",
+        "{% set l = [1] * 10000 %}{% for i in range(200) %}{% set x = l | max %}{% endfor %}",
+        "{% set l = [1] * 10000 %}{% for i in range(200) %}{% set x = l | sum %}{% endfor %}",
+        "{% set l = [''] * 10000 %}{% for i in range(200) %}{{ l | join }}{% endfor %}",
+        "{% set l = [''] * 10000 %}{% for i in range(200) %}{{ ''.join(l) }}{% endfor %}",
+        "{% set l = [1] * 10000 %}{% for i in range(12) %}{{ l | select('none') | join }}{% endfor %}",
+        "{% set l = [s] * 10000 %}{% for i in range(12) %}{{ l | selectattr('y') | join }}{% endfor %}",
+        "{% set l = [1] * 9999 %}{% set m = [1] * 9999 %}{% for i in range(200) %}{% set x = l == m %}{% endfor %}",
+        "{% set l = [1] * 9999 %}{% set m = [1] * 9999 %}{% for i in range(200) %}{% set x = l < m %}{% endfor %}",
     };
     sn_jinja_limits limits = sn_jinja_default_limits();
     limits.steps = 100000;
@@ -116,6 +124,9 @@ Test(jinja, ends_a_template_that_nests_too_deep) {
     expect_refused("{% set l = [] %}{% set _ = l.append(l) %}{{ l }}", NULL, "deep");
     expect_refused("{% set l = [] %}{% set _ = l.append(l) %}{{ l | tojson }}", NULL, "deep");
     expect_refused("{% set l = [] %}{% set _ = l.append(l) %}{{ l == [l] }}", NULL, "deep");
+    expect_refused("{% set ns = namespace(g=l) %}{% for i in range(99999) %}{% set ns.g = ns.g | select %}{% endfor %}"
+                   "{{ ns.g | join }}",
+                   NULL, "deep");
     memset(open, '(', sizeof open - 1);
     memcpy(open, "{{", 2);
     expect_refused(open, NULL, "brackets");
@@ -141,6 +152,22 @@ Test(jinja, ends_a_template_that_writes_too_much) {
                    &limits, "memory");
     expect_refused("{{ [0] * 1000000000000 }}", &limits, "memory");
     expect_refused("{{ 'a'.center(100000000) }}", &limits, "memory");
+}
+
+Test(jinja, takes_widths_and_counts_of_any_size) {
+    json_t *variables = json_pack("{s:I}", "least", (json_int_t)INT64_MIN);
+    sn_jinja_text out;
+    sn_err err = {0};
+    cr_assert_eq(
+        render_with("{{ 'a'.center(least) }}{{ 'b'.ljust(least) }}{{ 'c' | center(least) }}{{ 'd'.zfill(least) }}"
+                    "{{ 'e f g'.split(' ', least) }}{{ 'hi'.replace('i', 'j', least) }}"
+                    "{{ 'klm nop' | truncate(9223372036854775807) }}",
+                    variables, NULL, &out, &err),
+        SN_OK, "%s", err.text);
+    cr_assert_str_eq(out.text, "abcd['e', 'f', 'g']hjklm nop");
+    sn_jinja_text_fini(&out);
+    json_decref(variables);
+    expect_refused("{{ 9223372036854775807 | round(-1) }}", NULL, "64 bits");
 }
 
 Test(jinja, runs_what_other_engines_run_beyond_jinja2) {

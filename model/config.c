@@ -16,7 +16,7 @@ static sn_status check_recurrent(const sn_hparams *h, sn_err *err) {
                 h->delta_value_heads <= SN_HEADS_MAX && h->delta_key_heads <= h->delta_value_heads &&
                 h->delta_value_heads % h->delta_key_heads == 0 && h->delta_key_dim >= 1 &&
                 h->delta_key_dim <= DIM_MAX && h->delta_value_dim >= 1 && h->delta_value_dim <= DIM_MAX;
-    if (!h->conv_taps && !h->delta_key_heads) return SN_OK;
+    if (!h->conv_taps && !h->delta_key_heads && !sn_n_recurrent(h, 0, h->n_blocks)) return SN_OK;
     if (fits) return SN_OK;
     return sn_fail(err, SN_REFUSED,
                    "the model's recurrent blocks cannot be run: %d taps, %d key heads of %d, %d value heads of %d",
@@ -47,12 +47,15 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
          : h->latent ? HEAD_DIM_MAX
                      : h->head_dim},
     };
-    sn_status status = check_recurrent(h, err);
-    if (status) return status;
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
         if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
             return sn_fail(err, SN_REFUSED, "the model's %s is %d; it must lie from %d to %d", ranges[i].what,
                            ranges[i].value, ranges[i].low, ranges[i].high);
+    sn_status status = check_recurrent(h, err);
+    if (status) return status;
+    for (int i = 0; i < h->n_blocks; i++)
+        if (h->dense[i] && h->n_experts && !h->n_ff_dense)
+            return sn_fail(err, SN_REFUSED, "block %d has no experts, and its feed-forward layer no width", i);
     if (h->n_heads % h->n_kv_heads)
         return sn_fail(err, SN_REFUSED, "the model's %d heads cannot share %d key/value heads evenly", h->n_heads,
                        h->n_kv_heads);
@@ -153,6 +156,23 @@ static sn_status fill_rope(const sn_hparams *h, const sn_rope_scaling *s, float 
     return SN_OK;
 }
 
+/* A factor that is not 1 comes from a file, or from a number of it. */
+static sn_status check_factors(const sn_hparams *h, sn_err *err) {
+    const struct {
+        const char *what;
+        float value;
+    } factors[] = {{"scores of attention", h->attn_scale},
+                   {"embeddings", h->embed_scale},
+                   {"residuals", h->residual_scale},
+                   {"logits", h->logit_scale},
+                   {"weights of experts", h->router_scale}};
+    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
+        if (!(factors[i].value > 0 && factors[i].value <= 1e6f))
+            return sn_fail(err, SN_REFUSED, "the model multiplies its %s by %g; it must lie from 0 to 1e6",
+                           factors[i].what, (double)factors[i].value);
+    return SN_OK;
+}
+
 sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope_scaling scaling[SN_ROPES_MAX],
                            sn_err *err) {
     h->alibi = family->alibi;
@@ -171,6 +191,7 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     if (h->residual_scale <= 0) h->residual_scale = 1;
     if (h->logit_scale <= 0) h->logit_scale = 1;
     if (h->router_scale <= 0) h->router_scale = 1;
+    status = check_factors(h, err);
     if (h->n_ropes < 1) h->n_ropes = 1;
     for (int i = 0; i < h->n_ropes && !status; i++) {
         status = check_scaling(&scaling[i], err);

@@ -355,6 +355,7 @@ static sn_model_tensor computed_vector(const sn_model *m, const float *values, s
                              .bytes = n * sizeof *values,
                              .group_rows = n,
                              .group_stride = n,
+                             .vector = true,
                              .tie = m->n_entries + tie};
 }
 
@@ -503,10 +504,9 @@ sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, i
     size_t own;
     sn_tensor_view view = view_of(model, found, role, expert, &own);
     *out = found->tensor;
-    if (vector_rows(&model->hparams, role)) {
-        out->cols *= out->rows, out->rows = 1;
-        set_single_group(out);
-    }
+    out->vector = sn_role_is_vector(role);
+    if (vector_rows(&model->hparams, role)) out->cols *= out->rows, out->rows = 1;
+    set_single_group(out);
     sn_tensor_view_narrow(&view, role, own, out);
     out->tie |= (uint64_t)expert << 32; /* tells experts in one tensor apart */
     return SN_OK;

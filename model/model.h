@@ -254,6 +254,7 @@ typedef struct sn_model_tensor {
     size_t first_row; /* of a split tensor: the row of the file's tensor that lies at `data` */
     bool scales_short, scales_single;
     size_t bytes; /* of the rows, once contiguous */
+    bool vector;  /* the groups are of elements: not so of a matrix with one row */
     size_t group_rows, group_stride;
     size_t row_step, col_step; /* elements; 0: not transposed. Only of F32, F16 and BF16 */
     bool turned;  /* the role's matrix is the transpose of this one, which is quantised: (cols, rows) once decoded */

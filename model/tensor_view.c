@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-size_t sn_tensor_view_units(const sn_model_tensor *t) { return t->rows == 1 && !t->scales ? t->cols : t->rows; }
+size_t sn_tensor_view_units(const sn_model_tensor *t) { return t->vector ? t->cols : t->rows; }
 
 enum {
     BLOCK = 32,
@@ -144,7 +144,7 @@ void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own,
     size_t unit = t->bytes / sn_tensor_view_units(t);
     t->data = (const char *)t->data + view->first * unit_in_file(t);
     if (t->scales) t->first_row += view->first;
-    *(t->rows == 1 ? &t->cols : &t->rows) = own;
+    *(t->vector ? &t->cols : &t->rows) = own;
     t->bytes = own * unit;
     t->group_rows = view->group_rows;
     t->group_stride = view->group_stride;

@@ -16,7 +16,7 @@ typedef struct sn_tensor_view {
     bool turned; /* as in sn_model_tensor */
 } sn_tensor_view;
 
-/* Units of a tensor: of a vector its elements, of a matrix its rows. Split tensors are matrices, also with one row. */
+/* Units of a tensor: of a vector its elements, of a matrix its rows, also where it has one row only. */
 size_t sn_tensor_view_units(const sn_model_tensor *t);
 /* Bytes of a whole tensor in its file, without scales. */
 size_t sn_tensor_view_file_bytes(const sn_model_tensor *t);

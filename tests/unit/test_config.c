@@ -220,6 +220,12 @@ Test(config, refuses_sizes_that_are_missing_or_impossible) {
     expect_refused("{\"model_type\":\"mistral\",\"sliding_window\":-1}", "sliding window is -1");
 }
 
+Test(config, refuses_recurrent_blocks_without_a_state) {
+    expect_refused("{\"model_type\":\"qwen3_5_text\",\"rope_parameters\":{},\"linear_conv_kernel_dim\":0,"
+                   "\"linear_num_key_heads\":0,\"linear_num_value_heads\":-4}",
+                   "recurrent blocks cannot be run");
+}
+
 Test(config, refuses_invalid_configurations) {
     sn_hparams h;
     const sn_family *family;
@@ -409,6 +415,7 @@ Test(config, reads_routers_and_blocks_without_experts) {
     cr_assert(h.dense[0] && h.dense[1] && !h.dense[2] && h.dense[3] && h.n_ff_dense == 96 && h.n_ff == 48);
     cr_assert(h.n_ff_shared == 5632 && h.shared_gated && h.router_scoring == SN_ROUTER_SOFTMAX_ALL);
     expect_refused(QWEN2_MOE "\"mlp_only_layers\":[-1]}", "must hold the numbers");
+    expect_refused(QWEN2_MOE "\"mlp_only_layers\":[1],\"intermediate_size\":0}", "block 1 has no experts, and its");
     expect_refused(QWEN2_MOE "\"scoring_func\":\"sigmoid\"}", "'scoring_func' is sigmoid");
 #define GLM4_MOE "{\"model_type\":\"glm4_moe\",\"moe_intermediate_size\":48,"
     h = expect_accepted(GLM4_MOE "\"n_routed_experts\":16,\"routed_scaling_factor\":2.5,\"attention_bias\":true}");

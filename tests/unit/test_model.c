@@ -228,6 +228,10 @@ Test(model, refuses_gguf_metadata_that_changes_the_mathematics) {
                         "is 0");
     expect_gguf_refused((gguf_options){.architecture = "gemma3", .key = "final_logit_softcapping", .number = 30},
                         "is not known and may");
+    expect_gguf_refused((gguf_options){.architecture = "granite", .key = "attention.scale", .number = NAN},
+                        "its scores of attention by nan");
+    expect_gguf_refused((gguf_options){.architecture = "granite", .key = "embedding_scale", .number = INFINITY},
+                        "its embeddings by inf");
 }
 
 Test(model, refuses_tensors_that_contradict_the_hyperparameters) {
@@ -506,6 +510,7 @@ static void expect_rows(sn_qkv_layout layout, sn_role role, bool vector, const i
                          .cols = vector ? view.whole : width,
                          .data = all,
                          .bytes = view.whole * width * sizeof(float),
+                         .vector = vector,
                          .group_rows = view.whole,
                          .group_stride = view.whole,
                          .tie = 7};
@@ -543,6 +548,25 @@ Test(model, splits_fused_qkv_whole_and_per_head) {
     }
     expect_rows(SN_QKV_SEPARATE, SN_ROLE_FFN_GATE, false, gate, 5);
     expect_rows(SN_QKV_SEPARATE, SN_ROLE_FFN_UP, false, up, 5);
+}
+
+/* Its columns are no units of its own: each expert's row is, and a block of quantised numbers has no part. */
+Test(model, reads_matrices_of_one_row) {
+    enum { EXPERTS = 3, BYTES = 18 }; /* of 32 numbers of Q4_0 */
+    const uint8_t all[EXPERTS * BYTES] = {0};
+    const sn_tensor_naming naming = {0};
+    const int gate[] = {0}, up[] = {1};
+    size_t bytes;
+    expect_rows(SN_QKV_SEPARATE, SN_ROLE_FFN_GATE, false, gate, 1);
+    expect_rows(SN_QKV_SEPARATE, SN_ROLE_FFN_UP, false, up, 1);
+    for (size_t e = 0; e < EXPERTS; e++) {
+        const sn_tensor_view view = sn_tensor_view_of_expert(&naming, SN_ROLE_EXPERTS_UP, false, 1, 32, e, EXPERTS);
+        sn_model_tensor t = {.dtype = SN_Q4_0, .rows = EXPERTS, .cols = 32, .data = all, .bytes = sizeof all};
+        sn_tensor_view_narrow(&view, SN_ROLE_EXPERTS_UP, 1, &t);
+        cr_assert(t.rows == 1 && t.cols == 32 && t.bytes == BYTES && sn_model_n_runs(&t) == 1);
+        cr_assert_eq(sn_model_run(&t, 0, &bytes), all + e * BYTES);
+        cr_assert_eq(bytes, (size_t)BYTES);
+    }
 }
 
 /* Two experts of 3 by 2 whose elements are their positions in the file: gate and up (2, 2, 6), down (2, 2, 3), both

@@ -1,3 +1,6 @@
+/* What both containers' configurations end with: sn_config_finish checks every size and factor against what the devices
+ * compute with (a file can say anything that parses), sets what follows from the family, and fills the tables of the
+ * ropes: a frequency for each pair, scaled as the model says. */
 #include "model/config.h"
 
 #include "base/math.h"

@@ -12,9 +12,12 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-/* MATCH_LIMIT: PCRE2 gives a match up after so many steps of backtracking, because the pattern explodes. The patterns
- * of real models need about one step per byte of text. */
-enum { MATCH_LIMIT = 200 << 20, JIT_STACK_MAX = 8 << 20 };
+/* PCRE2 gives a match up after a number of steps of backtracking at one byte of the text where it tries to begin. The
+ * patterns of real models need about one step per byte, so LIGHT_STEPS are enough unless a run of one kind of
+ * characters is long. Where they are not, step_find tries byte by byte, with limits that double, and all such tries of
+ * a splitter together have HEAVY_STEPS: a pattern that explodes is refused instead of taking that time for every byte.
+ */
+enum { LIGHT_STEPS = 1 << 10, HEAVY_STEPS = 1 << 30, JIT_STACK_MAX = 8 << 20 };
 
 typedef struct split_step {
     pcre2_code *code; /* NULL: the step finds `literal` */
@@ -34,6 +37,7 @@ struct sn_splitter {
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
     pcre2_match_data *match;
+    uint32_t heavy_steps; /* that are left */
 };
 
 /* ---- building ---- */
@@ -58,7 +62,8 @@ static sn_status compile_pattern(const char *pattern, size_t len, pcre2_code **o
     sn_buf_init(&translated, 16 * (size_t)SN_PATTERN_MAX);
     sn_status status = sn_pattern_translate(pattern, len, &translated, err);
     if (status) goto out;
-    *out = pcre2_compile(translated.data, translated.len, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+    *out = pcre2_compile(translated.data, translated.len, PCRE2_UTF | PCRE2_UCP | PCRE2_USE_OFFSET_LIMIT, &code, &at,
+                         NULL);
     if (!*out) {
         char message[128] = "";
         pcre2_get_error_message(code, (PCRE2_UCHAR *)message, sizeof message);
@@ -210,6 +215,7 @@ sn_status sn_splitter_new(const sn_pretokenizer *pretokenizer, sn_splitter **out
     if (status) return status;
     sn_splitter *c = *out;
     c->pretokenizer = pretokenizer;
+    c->heavy_steps = HEAVY_STEPS;
     c->context = pcre2_match_context_create(NULL);
     c->stack = pcre2_jit_stack_create(32 << 10, JIT_STACK_MAX, NULL);
     c->match = pcre2_match_data_create(1, NULL);
@@ -217,7 +223,6 @@ sn_status sn_splitter_new(const sn_pretokenizer *pretokenizer, sn_splitter **out
         sn_splitter_free(out);
         return sn_fail(err, SN_STOP, "out of memory for the pre-tokenizer");
     }
-    pcre2_set_match_limit(c->context, MATCH_LIMIT);
     if (c->stack) pcre2_jit_stack_assign(c->context, NULL, c->stack);
     return SN_OK;
 }
@@ -289,6 +294,29 @@ static sn_status walk_take(walk *w, const split_step *step, size_t start, size_t
     return status;
 }
 
+/* A match that begins from `from` to `last`. */
+static int match_from(sn_splitter *c, const split_step *step, const char *text, size_t len, size_t from, size_t last,
+                      uint32_t steps) {
+    pcre2_set_offset_limit(c->context, last);
+    pcre2_set_match_limit(c->context, steps);
+    return pcre2_match(step->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, c->match, c->context);
+}
+
+/* The same, where some byte may need more than LIGHT_STEPS. */
+static int match_heavily(sn_splitter *c, const split_step *step, const char *text, size_t len, size_t from) {
+    int rc = PCRE2_ERROR_NOMATCH;
+    uint32_t limit = LIGHT_STEPS;
+    for (; rc == PCRE2_ERROR_NOMATCH && from < len; from++) {
+        if (((uint8_t)text[from] & 0xc0) == 0x80) continue; /* within a character */
+        while ((rc = match_from(c, step, text, len, from, from, limit)) == PCRE2_ERROR_MATCHLIMIT) {
+            if (limit > c->heavy_steps / 2) return rc;
+            c->heavy_steps -= limit *= 2;
+        }
+        if (limit > LIGHT_STEPS) limit /= 2; /* the next byte may need as many */
+    }
+    return rc;
+}
+
 /* The first match at or after `from`; none: *start = *end = len. */
 static sn_status step_find(sn_splitter *c, const split_step *step, const char *text, size_t len, size_t from,
                            size_t *start, size_t *end, sn_err *err) {
@@ -301,7 +329,8 @@ static sn_status step_find(sn_splitter *c, const split_step *step, const char *t
         }
         return SN_OK;
     }
-    int rc = pcre2_match(step->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, c->match, c->context);
+    int rc = match_from(c, step, text, len, from, PCRE2_UNSET, LIGHT_STEPS);
+    if (rc == PCRE2_ERROR_MATCHLIMIT) rc = match_heavily(c, step, text, len, from);
     if (rc == PCRE2_ERROR_NOMATCH) return SN_OK;
     const PCRE2_SIZE *at = pcre2_get_ovector_pointer(c->match);
     if (rc >= 0 && at[0] < at[1] && at[0] >= from) {

@@ -388,16 +388,26 @@ Test(tokenizer_files, refuses_patterns_that_two_engines_read_differently) {
     }
 }
 
-Test(tokenizer_files, aborts_a_pattern_that_takes_too_long) {
+/* gpt2's tokenizer.json, whose text is cut by the pattern first. */
+static sn_tokenizer *tokenizer_with_pattern(const char *pattern) {
     json_t *root = fixture_json("gpt2", "tokenizer.json");
-    change_json(
-        root, "pre_tokenizer",
-        "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(?:a|a|a)+b\"}, "
-        "\"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\", \"add_prefix_space\": false}]}");
+    char steps[400];
     sn_tokenizer *t;
+    sn_err err;
+    snprintf(steps, sizeof steps,
+             "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"%s\"}, "
+             "\"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\", \"add_prefix_space\": false}]}",
+             pattern);
+    change_json(root, "pre_tokenizer", steps);
+    cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_OK, "%s", err.text);
+    json_decref(root);
+    return t;
+}
+
+Test(tokenizer_files, aborts_a_pattern_that_takes_too_long) {
+    sn_tokenizer *t = tokenizer_with_pattern("(?:a|a|a)+b");
     sn_token_ids ids;
     sn_err err;
-    cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_OK, "%s", err.text);
     char text[100];
     memset(text, 'a', sizeof text);
     text[98] = 'c', text[99] = 'b';
@@ -406,5 +416,33 @@ Test(tokenizer_files, aborts_a_pattern_that_takes_too_long) {
     cr_assert(strstr(err.text, "cannot cut this text"), "%s", err.text);
     cr_assert_lt(now_s() - start, 60.0);
     sn_tokenizer_close(&t);
-    json_decref(root);
+}
+
+/* No byte takes so many steps that the pattern explodes there, but all together do. */
+Test(tokenizer_files, aborts_a_pattern_that_takes_long_at_every_byte) {
+    sn_tokenizer *t = tokenizer_with_pattern("(?:[a-z]|[a-z]){24}[0-9]");
+    sn_token_ids ids;
+    sn_err err;
+    char text[120];
+    memset(text, 'a', sizeof text);
+    cr_assert_eq(sn_tokenizer_encode(t, text, sizeof text, false, true, &ids, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "cannot cut this text"), "%s", err.text);
+    sn_tokenizer_close(&t);
+}
+
+/* Long runs take steps by their length: as in the patterns of real models. */
+Test(tokenizer_files, cuts_long_runs) {
+    enum { LEN = 1000000 };
+    static char text[LEN + 4];
+    sn_tokenizer *t = tokenizer_with_pattern("\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+");
+    sn_token_ids ids;
+    sn_err err;
+    memset(text, ' ', sizeof text);
+    memcpy(text + LEN / 2, "ab", 2);
+    memcpy(text + LEN + 2, "ab", 2);
+    cr_assert_eq(sn_tokenizer_encode(t, text, sizeof text, false, true, &ids, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(ids.n % 2, 0u);
+    cr_assert(!memcmp(ids.ids, ids.ids + ids.n / 2, ids.n / 2 * sizeof *ids.ids), "the halves are not cut alike");
+    sn_token_ids_fini(&ids);
+    sn_tokenizer_close(&t);
 }

@@ -62,8 +62,6 @@ static ssize_t read_stream(void *exchange, uint64_t at, char *out, size_t max) {
     if (n) memcpy(out, a->out.data + a->sent, n);
     a->sent += n;
     bool ended = a->finished && a->sent == a->out.len;
-    if (a->finished && !a->is_read) sn_exchange_is_read(x, a->out.len - a->sent);
-    a->is_read = a->finished;
     pthread_mutex_unlock(&a->lock);
     if (left) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (n) return (ssize_t)n;
@@ -215,6 +213,7 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
     }
     sn_answer *a = x->answer;
     a->server = x->server;
+    a->exchange = x;
     a->owner = a->taken.owner = x->owner;
     a->arrived_us = x->arrived_us;
     sn_buf_init(&a->out, OUT_MAX);

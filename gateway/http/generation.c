@@ -208,6 +208,8 @@ void sn_answer_end_choice(void *choice, swarm_code code, const swarm_error *erro
         a->finished = true;
     }
     sn_answer_collect(a);
+    /* From here on, and not from when its connection asks for more: one that is read slowly does not for long. */
+    if (a->finished && a->request->stream) sn_exchange_is_read(a->exchange, a->out.len - a->sent);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
 }

@@ -180,6 +180,17 @@ Test(senders, one_that_has_sent_nothing_is_asked_for_one_piece) {
     cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 1, "a silent one is preferred");
     senders.all[1].pieces++;
     cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 0);
+    senders.all[0].has_sent = true; /* but a piece takes it a hundred times as long */
+    senders.all[0].piece_us = 100000000;
+    senders.all[1].piece_us = 1000000;
+    senders.all[1].pieces--;
+    cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 1, "a slow one is preferred");
+    const sn_piece piece = {.to = 10};
+    const int64_t late_us = 4 * (SN_PIECES_PER_SENDER + 1) * 1000000;
+    cr_expect_not(sn_senders_overtake(&senders, 0, &piece, 0, late_us / 2));
+    cr_expect(sn_senders_overtake(&senders, 0, &piece, 0, late_us), "a slow one keeps its piece");
+    senders.all[1].pieces++;
+    cr_expect_not(sn_senders_overtake(&senders, 0, &piece, 0, late_us), "there is no better one");
     sn_sender_rest(&senders, 1, 0);
     cr_expect_not(senders.all[1].has_sent, "it fell silent");
     sn_senders_fini(&senders);

@@ -175,6 +175,7 @@ Test(senders, one_that_has_sent_nothing_is_asked_for_one_piece) {
     }
     cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), SN_SENDERS_MAX, "both may be silent");
     senders.all[1].has_sent = true;
+    senders.all[1].piece_us = 1000000;
     senders.all[1].pieces = SN_PIECES_PER_SENDER - 1;
     senders.all[0].pieces = 0;
     cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 1, "a silent one is preferred");
@@ -182,7 +183,6 @@ Test(senders, one_that_has_sent_nothing_is_asked_for_one_piece) {
     cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 0);
     senders.all[0].has_sent = true; /* but a piece takes it a hundred times as long */
     senders.all[0].piece_us = 100000000;
-    senders.all[1].piece_us = 1000000;
     senders.all[1].pieces--;
     cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 1, "a slow one is preferred");
     const sn_piece piece = {.to = 10};

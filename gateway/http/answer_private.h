@@ -43,7 +43,7 @@ struct sn_answer {
     bool checked; /* every step was audited */
     sn_buf out;   /* bytes for the client, of which `sent` are on their way */
     size_t sent;
-    sn_taken taken; /* by `out` */
+    sn_taken taken; /* by `out` and by what the reply holds */
 };
 
 /* The job of a choice: what the functions of sn_job are. ctx: sn_answer_choice. */

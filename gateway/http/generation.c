@@ -156,6 +156,7 @@ static swarm_code embed_prompt(sn_answer *a, size_t index, swarm_session *sessio
     if (!code) {
         pthread_mutex_lock(&a->lock);
         if (!sn_reply_embedding(a->reply, index, embedding, width, &failure)) sn_answer_fail(a, &failure);
+        sn_answer_collect(a);
         pthread_mutex_unlock(&a->lock);
         atomic_fetch_add(&a->server->counters.prompt_tokens, prompt->n);
     }

@@ -341,17 +341,24 @@ Test(http_server, a_body_counts_until_it_is_answered_or_left) {
     stop_server();
 }
 
-/* Its client reads nothing, so that its connection asks for no more bytes: kernels hold some ten thousand. A connection
- * on which nothing moves is closed after half a minute by other means. */
-Test(http_server, a_finished_stream_has_a_limit_though_its_connection_is_full) {
-    enum { LIMIT_MS = 500, SEGMENT = 536, ROOM = 4096, TURNS = 200, TURN_US = 100000 };
-    start_server_for(0, LIMIT_MS);
+/* A connection whose kernels hold some ten thousand bytes that are not read, and no more. */
+static int dial_narrow(void) {
+    enum { SEGMENT = 536, ROOM = 4096 };
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)sn_server_port(server))};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), segment = SEGMENT, room = ROOM;
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     cr_assert(!setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof segment));
     cr_assert(!setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof room));
     cr_assert(!connect(fd, (struct sockaddr *)&to, sizeof to));
+    return fd;
+}
+
+/* Its client reads nothing, so that its connection asks for no more bytes. One on which nothing moves is closed after
+ * half a minute by other means. */
+Test(http_server, a_finished_stream_has_a_limit_though_its_connection_is_full) {
+    enum { LIMIT_MS = 500, TURNS = 200, TURN_US = 100000 };
+    start_server_for(0, LIMIT_MS);
+    int fd = dial_narrow();
     post(fd, "/v1/completions",
          "{\"prompt\":[5],\"max_tokens\":90,\"n\":3,\"logprobs\":20,\"ignore_eos\":true,\"stream\":true}");
     int turn = 0;
@@ -359,5 +366,18 @@ Test(http_server, a_finished_stream_has_a_limit_though_its_connection_is_full) {
     cr_expect_eq(metric("cancelled_total"), 1);
     cr_expect_eq(metric("generated_tokens_total"), 270, "it was whole");
     close(fd);
+    stop_server();
+}
+
+/* The reply itself has less than a MiB, which is not counted. */
+Test(http_server, log_probabilities_count_until_their_reply_is_gone) {
+    enum { TURNS = 200, TURN_US = 50000, HELD = 270 * 21 * 256 };
+    start_server(0);
+    int fd = dial_narrow();
+    post(fd, "/v1/completions", "{\"prompt\":[5],\"max_tokens\":90,\"n\":3,\"logprobs\":20,\"ignore_eos\":true}");
+    for (int turn = 0; turn < TURNS && counted() < HELD; turn++) sn_sleep_us(TURN_US);
+    cr_expect_geq(counted(), HELD);
+    close(fd);
+    cr_expect(becomes(0), "%zu", counted());
     stop_server();
 }

@@ -219,7 +219,8 @@ static void overtake(fetching *g, int64_t now_us) {
         if (!s->used) continue;
         sn_sender *sender = &g->f->senders.all[s->sender];
         if (now_us - s->begun_us > sender->piece_us) sender->piece_us = now_us - s->begun_us;
-        if (sn_senders_overtake(&g->f->senders, s->what.file, s->what.piece, s->begun_us, now_us)) give_back(g, s);
+        if (sn_senders_overtake(&g->f->senders, s->sender, s->what.file, s->what.piece, s->begun_us, now_us))
+            give_back(g, s);
     }
 }
 

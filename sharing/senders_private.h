@@ -46,8 +46,9 @@ bool sn_senders_take(sn_senders *senders, const sn_msg *msg);
  */
 size_t sn_senders_choose(const sn_senders *senders, size_t file, uint64_t from, uint64_t to, int64_t now_us);
 /* Whether a piece that a sender has been asked for since begun_us is better asked of another one, which has sent and is
- * expected to take a quarter of that time: a slow one does not hold the end of a file, nor a place of the fast ones. */
-bool sn_senders_overtake(const sn_senders *senders, size_t file, const sn_piece *piece, int64_t begun_us,
+ * expected to take a quarter of that time, or where neither has sent was tried for less time: who is slow, or puts off
+ * again and again, holds neither the end of a file nor a place of the fast ones. */
+bool sn_senders_overtake(const sn_senders *senders, size_t sender, size_t file, const sn_piece *piece, int64_t begun_us,
                          int64_t now_us);
 /* It did not answer, or its connection is lost: it is left alone for a while and then asked anew what it has. */
 void sn_sender_rest(sn_senders *senders, size_t sender, int64_t now_us);

@@ -158,8 +158,8 @@ Test(senders, a_manifest_comes_though_many_nodes_stall_and_lie) {
     testbed_free(&w);
 }
 
-/* A sender that puts off for ever what it was asked for is not waited for. */
-Test(senders, files_come_though_many_nodes_put_off) {
+/* Senders that put off for ever what they were asked for are not waited for, be it one piece. */
+static void fetch_among(int n_peers, uint64_t wanted) {
     enum { PIECE = 10000, PIECES = SIZE / PIECE };
     testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
     static peer peers[PEERS];
@@ -180,18 +180,18 @@ Test(senders, files_come_though_many_nodes_put_off) {
                                   .pieces = pieces,
                                   .n_pieces = PIECES};
     sn_link *link = cluster_link(w->cluster);
-    for (int i = 0; i < PEERS; i++)
-        peer_start(&peers[i], i < PEERS - 1 ? PUTS_OFF : HONEST, i + 1, w, link, &manifest.id);
+    for (int i = 0; i < n_peers; i++)
+        peer_start(&peers[i], i < n_peers - 1 ? PUTS_OFF : HONEST, i + 1, w, link, &manifest.id);
     REQUIRE(sn_fetcher_new(&access, &f, &err));
     f->link = link;
     sn_fetcher_part part = {0};
     snprintf(part.path, sizeof part.path, "%s/file", folder);
-    REQUIRE(sn_range_set_add(&part.wanted, 0, SIZE, &err));
+    REQUIRE(sn_range_set_add(&part.wanted, 0, wanted, &err));
     sn_err why;
     cr_expect_eq(sn_fetcher_fetch(f, &manifest, &part, "file", &why), SN_OK, "%s", why.text);
     sn_range_set_fini(&part.wanted);
     sn_fetcher_free(&f);
-    peers_stop(peers, PEERS);
+    peers_stop(peers, n_peers);
     testbed_free(&w);
     static const char *const left[] = {"", ".ranges", ".lock"};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
@@ -201,6 +201,10 @@ Test(senders, files_come_though_many_nodes_put_off) {
     }
     cr_expect(!rmdir(folder));
 }
+
+Test(senders, files_come_though_many_nodes_put_off) { fetch_among(PEERS, SIZE); }
+
+Test(senders, one_piece_comes_though_some_nodes_put_off) { fetch_among(4, 1); }
 
 static const sn_sender *sender_named(const sn_senders *s, const char *name) {
     for (size_t i = 0; i < s->n; i++)
@@ -265,10 +269,10 @@ Test(senders, one_that_has_sent_nothing_is_asked_for_one_piece) {
     cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 1, "a slow one is preferred");
     const sn_piece piece = {.to = 10};
     const int64_t late_us = 4 * (SN_PIECES_PER_SENDER + 1) * 1000000;
-    cr_expect_not(sn_senders_overtake(&senders, 0, &piece, 0, late_us / 2));
-    cr_expect(sn_senders_overtake(&senders, 0, &piece, 0, late_us), "a slow one keeps its piece");
+    cr_expect_not(sn_senders_overtake(&senders, 0, 0, &piece, 0, late_us / 2));
+    cr_expect(sn_senders_overtake(&senders, 0, 0, &piece, 0, late_us), "a slow one keeps its piece");
     senders.all[1].pieces++;
-    cr_expect_not(sn_senders_overtake(&senders, 0, &piece, 0, late_us), "there is no better one");
+    cr_expect_not(sn_senders_overtake(&senders, 0, 0, &piece, 0, late_us), "there is no better one");
     sn_sender_rest(&senders, 1, 0);
     cr_expect_not(senders.all[1].has_sent, "it fell silent");
     sn_senders_fini(&senders);

@@ -14,6 +14,7 @@
 
 enum {
     SLOTS = 32,
+    LOOKS_MAX = 2048,     /* at pieces, before the next message is read */
     ANSWER_US = 15000000, /* for which a sender may be silent */
     DISCOVER_EVERY_US = 10000000,
     DISCOVER_SOON_US = 1000000, /* while no node has what is wanted */
@@ -85,6 +86,7 @@ typedef struct slot {
     todo what;
     size_t sender;
     uint64_t correlation_id; /* of the open request; 0: none */
+    int64_t begun_us;        /* the sender has the piece since then */
     int64_t until_us;        /* for which its answer is waited */
     size_t have, asked;      /* bytes of the piece that are here; that the open request asks for */
     uint8_t data[SN_PIECE_MAX];
@@ -97,8 +99,8 @@ typedef struct fetching {
     sn_partial_file *files; /* (n_files): open where something is wanted */
     bool *wanted;           /* (n_files) */
     todo *list;             /* pieces that no slot has */
-    size_t n_list;
-    slot *slots; /* [SLOTS] */
+    size_t n_list, next;    /* next: at which it is looked on */
+    slot *slots;            /* [SLOTS] */
     int64_t begun_us, told_us, arrived_us, discovered_us;
     sn_hub_progress progress;
 } fetching;
@@ -184,26 +186,41 @@ static void rest(fetching *g, size_t sender, int64_t now_us) {
     sn_sender_rest(&g->f->senders, sender, now_us);
 }
 
-/* Gives free slots a piece that some sender has. */
+/* Gives free slots a piece that some sender has. A call looks at some pieces only, and the next one at those behind
+ * them: where many senders have none of what is left, looking for them would take longer than fetching. */
 static void fill_slots(fetching *g, int64_t now_us) {
-    size_t at = 0;
-    for (size_t i = 0; i < SLOTS && at < g->n_list; i++) {
+    size_t looks = sn_min_size(g->n_list, LOOKS_MAX);
+    for (size_t i = 0; i < SLOTS && looks; i++) {
         slot *s = &g->slots[i];
         size_t sender = SN_SENDERS_MAX;
         if (s->used) continue;
-        for (; at < g->n_list; at++) {
-            const todo *t = &g->list[at];
+        for (; looks && sender == SN_SENDERS_MAX; looks--) {
+            if (g->next >= g->n_list) g->next = 0;
+            const todo *t = &g->list[g->next];
             sender = sn_senders_choose(&g->f->senders, t->file, t->piece->from, t->piece->to, now_us);
-            if (sender != SN_SENDERS_MAX) break;
+            g->next += sender == SN_SENDERS_MAX;
         }
         if (sender == SN_SENDERS_MAX) return;
         s->used = true;
-        s->what = g->list[at];
+        s->what = g->list[g->next];
         s->sender = sender;
+        s->begun_us = now_us;
         s->correlation_id = 0;
         s->have = 0;
-        g->list[at] = g->list[--g->n_list];
+        g->list[g->next] = g->list[--g->n_list];
         g->f->senders.all[sender].pieces++;
+    }
+}
+
+/* What is under way counts in the speed of its sender, and goes to another one that is much faster. */
+static void overtake(fetching *g, int64_t now_us) {
+    for (size_t i = 0; i < SLOTS; i++) {
+        slot *s = &g->slots[i];
+        if (!s->used) continue;
+        sn_sender *sender = &g->f->senders.all[s->sender];
+        if (now_us - s->begun_us > sender->piece_us) sender->piece_us = now_us - s->begun_us;
+        if (sn_senders_overtake(&g->f->senders, s->sender, s->what.file, s->what.piece, s->begun_us, now_us))
+            give_back(g, s);
     }
 }
 
@@ -252,6 +269,7 @@ static sn_status finish(fetching *g, slot *s, sn_err *err) {
         return SN_OK;
     }
     sender->has_sent = true;
+    sender->piece_us = sn_now_us() - s->begun_us + 1;
     sender->pieces--;
     s->used = false;
     sn_status status = sn_partial_file_write(&g->files[s->what.file], piece->from, s->data, s->have, err);
@@ -319,6 +337,7 @@ static sn_status run(fetching *g, sn_err *err) {
         sn_event event;
         status = sn_fetcher_check_cancel(g->f, err);
         if (!status) status = look_for_senders(g, now_us, err);
+        if (!status) overtake(g, now_us);
         if (!status) fill_slots(g, now_us);
         if (!status) status = ask(g, now_us, err);
         if (!status && now_us - g->arrived_us > sn_fetcher_patience_us(g->f))

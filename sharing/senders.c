@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OFFER_WAIT_US = 5000000, REST_US = 5000000 };
+enum { OFFER_WAIT_US = 5000000, REST_US = 5000000, OVERTAKE_US = 1000000, TRIAL_US = 5000000 };
 
 void sn_senders_init(sn_senders *s, const sn_hash *manifest, size_t n_files) {
     s->n = 0;
@@ -123,8 +123,12 @@ bool sn_senders_take(sn_senders *s, const sn_msg *msg) {
     return false;
 }
 
+static int64_t expected_us(const sn_sender *s) { return (s->pieces + 1) * (s->piece_us ? s->piece_us : 1); }
+
 static bool is_better(const sn_sender *a, const sn_sender *b) {
-    return a->has_sent != b->has_sent ? a->has_sent : a->pieces < b->pieces;
+    const int64_t of_a = expected_us(a), of_b = expected_us(b);
+    if (a->has_sent != b->has_sent) return a->has_sent;
+    return of_a != of_b ? of_a < of_b : a->proven && !b->proven;
 }
 
 size_t sn_senders_choose(const sn_senders *s, size_t file, uint64_t from, uint64_t to, int64_t now_us) {
@@ -138,6 +142,16 @@ size_t sn_senders_choose(const sn_senders *s, size_t file, uint64_t from, uint64
         if (best == SN_SENDERS_MAX || is_better(sender, &s->all[best])) best = i;
     }
     return best;
+}
+
+bool sn_senders_overtake(const sn_senders *s, size_t sender, size_t file, const sn_piece *piece, int64_t begun_us,
+                         int64_t now_us) {
+    const int64_t age_us = now_us - begun_us;
+    if (age_us < OVERTAKE_US) return false;
+    const size_t other = sn_senders_choose(s, file, piece->from, piece->to, now_us);
+    if (other == SN_SENDERS_MAX) return false;
+    if (s->all[other].has_sent) return expected_us(&s->all[other]) < age_us / 4;
+    return !s->all[sender].has_sent && age_us > TRIAL_US && expected_us(&s->all[other]) < age_us;
 }
 
 void sn_sender_rest(sn_senders *s, size_t i, int64_t now_us) {

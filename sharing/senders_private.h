@@ -14,6 +14,7 @@ typedef struct sn_sender {
     bool proven;            /* by the link's directory */
     bool has_sent;          /* a piece that was right */
     int pieces;             /* that it is asked for now */
+    int64_t piece_us;       /* that the last of them took, or one of them takes already */
     int turns;              /* in which it sent no manifest (fetch_manifest.c) */
     int64_t not_before_us;  /* it is left alone until then */
     uint64_t offer_id;      /* correlation id of the question what it has; 0: none is open */
@@ -39,9 +40,16 @@ sn_status sn_senders_ask(sn_senders *senders, sn_link *link, size_t file, int64_
 void sn_senders_ask_again(sn_senders *senders); /* the next sn_senders_ask asks all: they may have more by now */
 /* Takes an answer, or an error, to that question; false: the message is none. */
 bool sn_senders_take(sn_senders *senders, const sn_msg *msg);
-/* The sender that is asked for least now and has these bytes; SN_SENDERS_MAX: none. Who has sent nothing yet is asked
- * for one piece at a time, and only where no other may be asked. */
+/* The sender that has these bytes and is expected to send them first, by the time that its last piece took;
+ * SN_SENDERS_MAX: none. Who has sent nothing yet is asked for one piece at a time, and only where no other may be
+ * asked.
+ */
 size_t sn_senders_choose(const sn_senders *senders, size_t file, uint64_t from, uint64_t to, int64_t now_us);
+/* Whether a piece that a sender has been asked for since begun_us is better asked of another one, which has sent and is
+ * expected to take a quarter of that time, or where neither has sent was tried for less time: who is slow, or puts off
+ * again and again, holds neither the end of a file nor a place of the fast ones. */
+bool sn_senders_overtake(const sn_senders *senders, size_t sender, size_t file, const sn_piece *piece, int64_t begun_us,
+                         int64_t now_us);
 /* It did not answer, or its connection is lost: it is left alone for a while and then asked anew what it has. */
 void sn_sender_rest(sn_senders *senders, size_t sender, int64_t now_us);
 /* Says in the log why nothing more is taken from this node. */

@@ -25,6 +25,7 @@ typedef struct sn_worker {
     sn_job *job;            /* NULL: free */
     int32_t *ids;           /* (n_ids): the session's tokens at the end of the last job */
     size_t n_ids, ids_capacity;
+    uint64_t owner;  /* of the last job, and so of the session's tokens */
     int64_t used_us; /* end of the last job */
     bool started;
 } sn_worker;
@@ -42,7 +43,10 @@ struct sn_server_engine {
 
 /* -- the choice of a worker -- */
 
+/* Tokens of other owners count for nothing: how fast an answer comes, and what its reply says of cached tokens, would
+ * tell one owner what another has sent. */
 static size_t common_beginning(const sn_worker *w, const sn_job *job) {
+    if (w->owner != job->owner) return 0;
     size_t n = sn_min_size(w->n_ids, job->n_prompt), same = 0;
     while (same < n && w->ids[same] == job->prompt[same]) same++;
     return same;
@@ -149,7 +153,8 @@ static swarm_code run_in_session(sn_worker *w, sn_job *job, swarm_error **error)
         w->session = session;
         pthread_mutex_unlock(&w->engine->lock);
     }
-    return job->run(job->ctx, w->session, error);
+    if (!session && w->owner != job->owner) code = swarm_session_rewind(w->session, 0, error);
+    return code ? code : job->run(job->ctx, w->session, error);
 }
 
 /* The worker takes its next job when it returns from this one. */
@@ -174,6 +179,7 @@ static void run_job(sn_worker *w) {
     pthread_mutex_lock(&e->lock);
     const bool broken = code && code != SWARM_CANCELLED && w->session;
     w->used_us = sn_now_us();
+    if (run) w->owner = job->owner;
     if (!broken) {
         note_tokens(w);
         set_free(w);

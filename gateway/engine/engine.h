@@ -2,9 +2,10 @@
  * of its own.
  *
  * Central types: sn_job, one generation that a caller describes by a prompt and a function; sn_server_engine. A worker
- * keeps its session open when a job has ended. A job goes to the idle worker whose session has the longest beginning in
- * common with the prompt, if it continues most of that session; else to one whose session is of least use, so that
- * conversations that go on find theirs. A session without a job for a while is closed.
+ * keeps its session open when a job has ended. A job goes to the idle worker whose session, of a job of the same owner,
+ * has the longest beginning in common with the prompt, if it continues most of that session; else to one whose session
+ * is of least use, so that conversations that go on find theirs. What a session holds of another owner is dropped. A
+ * session without a job for a while is closed.
  *
  * The queue is ordered by turns: the first job of an owner has the turn that is served now, each further one a later
  * turn, so that owners are served round robin however many jobs one of them has. When the queue is full, a job with an
@@ -33,7 +34,7 @@ typedef struct sn_server_engine_options {
 typedef struct sn_job {
     const int32_t *prompt; /* (n_prompt), for the choice of a session; borrowed until the end */
     size_t n_prompt;
-    uint64_t owner; /* whose it is: jobs of other owners get their turns between its own */
+    uint64_t owner; /* whose it is: jobs of other owners get their turns between its own, and see nothing of it */
     bool fresh;     /* needs a session without tokens, which is opened for it and closed at its end */
     void *ctx;
     /* The work, on a worker's thread. */

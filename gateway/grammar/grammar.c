@@ -9,7 +9,8 @@
 #include <string.h>
 
 enum { UNKNOWN = -2, NO_STACK = -1, SEEN_SIZE = 4 * SN_GRAMMAR_PLACES_MAX, STACKS_MAX = 1 << 20 };
-/* Steps of building, some hundredths of a second; and places that are followed from state to state, some seconds. */
+/* Steps of building, some hundredths of a second; and places that are looked at from state to state, those that need no
+ * byte among them, some seconds. */
 enum { WORK_MAX = 1 << 19, FOLLOWED_MAX = 1 << 27 };
 
 /* A stack of returns, as a list that shares its tails: the node that follows the innermost call, and the rest. */
@@ -371,6 +372,7 @@ static sn_status make_next(sn_grammar *g, int from, uint8_t byte, int32_t *out, 
         if (byte < node->lo || byte > node->hi) continue;
         if (!collect(g, (place){node->next, p.stack})) return too_complex(g, err);
     }
+    g->n_followed += g->n_seen;
     sn_status status = state_of_set(g, out, err);
     if (!status) g->states[from]->next[byte] = *out;
     return status;

@@ -23,15 +23,15 @@ void sn_answer_collect(sn_answer *a) {
     size_t len;
     sn_err err;
     const char *bytes;
+    sn_load *load = &a->server->load;
+    const size_t held = sn_reply_held(a->reply);
     if (a->sent == a->out.len) a->sent = a->out.len = 0;
-    while ((bytes = sn_reply_take(a->reply, &len), len)) {
-        if (sn_load_take(&a->server->load, &a->taken, a->out.len + len) && !sn_buf_append(&a->out, bytes, len, &err))
-            continue;
-        if (!a->error.status)
-            (void)sn_openai_fail(&a->error, 503, "overloaded", NULL,
-                                 "What was answered and not read yet is too long for the memory of the server.");
-        break;
-    }
+    bool fits = sn_load_take(load, &a->taken, a->out.len + held);
+    while (fits && (bytes = sn_reply_take(a->reply, &len), len))
+        fits = sn_load_take(load, &a->taken, a->out.len + held + len) && !sn_buf_append(&a->out, bytes, len, &err);
+    if (!fits && !a->error.status)
+        (void)sn_openai_fail(&a->error, 503, "overloaded", NULL,
+                             "What was answered and not read yet is too long for the memory of the server.");
     pthread_cond_broadcast(&a->changed);
 }
 
@@ -62,8 +62,6 @@ static ssize_t read_stream(void *exchange, uint64_t at, char *out, size_t max) {
     if (n) memcpy(out, a->out.data + a->sent, n);
     a->sent += n;
     bool ended = a->finished && a->sent == a->out.len;
-    if (a->finished && !a->is_read) sn_exchange_is_read(x, a->out.len - a->sent);
-    a->is_read = a->finished;
     pthread_mutex_unlock(&a->lock);
     if (left) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (n) return (ssize_t)n;
@@ -215,6 +213,7 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
     }
     sn_answer *a = x->answer;
     a->server = x->server;
+    a->exchange = x;
     a->owner = a->taken.owner = x->owner;
     a->arrived_us = x->arrived_us;
     sn_buf_init(&a->out, OUT_MAX);

@@ -25,6 +25,7 @@ typedef struct sn_answer_choice {
 
 struct sn_answer {
     sn_server *server;
+    const sn_exchange *exchange; /* whose answer it is */
     sn_request *request;
     sn_answer_prompt *prompts; /* (n_prompts) */
     sn_answer_choice *choices; /* (n_choices) */
@@ -42,8 +43,7 @@ struct sn_answer {
     bool checked; /* every step was audited */
     sn_buf out;   /* bytes for the client, of which `sent` are on their way */
     size_t sent;
-    sn_taken taken; /* by `out` */
-    bool is_read;   /* it is complete, and its client has a limit to read the rest */
+    sn_taken taken; /* by `out` and by what the reply holds */
 };
 
 /* The job of a choice: what the functions of sn_job are. ctx: sn_answer_choice. */

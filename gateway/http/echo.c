@@ -63,6 +63,7 @@ swarm_code sn_answer_echo(sn_answer_choice *c, swarm_session *session, swarm_err
     if (!code) {
         pthread_mutex_lock(&a->lock);
         if (!sn_reply_echo(a->reply, c->index, e.tokens, c->prompt->n, &failure)) sn_answer_fail(a, &failure);
+        sn_answer_collect(a);
         pthread_mutex_unlock(&a->lock);
     }
     free(e.tokens);

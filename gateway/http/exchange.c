@@ -30,8 +30,9 @@ enum MHD_Result sn_exchange_queue(sn_exchange *x, unsigned code, struct MHD_Resp
 
 void sn_exchange_is_read(const sn_exchange *x, size_t bytes) {
     enum { READ_MS = 120000, CROWDED_MS = 30000, BYTES_PER_MS = 32 };
-    const int64_t for_bytes = (int64_t)(bytes / BYTES_PER_MS);
-    sn_door_allow(x->server->door, x->guest, READ_MS + for_bytes, CROWDED_MS + for_bytes);
+    const int64_t for_bytes = (int64_t)(bytes / BYTES_PER_MS), given = x->server->options.read_ms;
+    const int64_t ms = given ? given : READ_MS;
+    sn_door_allow(x->server->door, x->guest, ms + for_bytes, (ms < CROWDED_MS ? ms : CROWDED_MS) + for_bytes);
 }
 
 bool sn_exchange_parse(sn_exchange *x, sn_request_kind kind, sn_request **out, sn_openai_error *error) {
@@ -47,11 +48,11 @@ bool sn_exchange_parse(sn_exchange *x, sn_request_kind kind, sn_request **out, s
     return true;
 }
 
+static bool has_left(const void *exchange) { return sn_exchange_is_left(exchange); }
+
 bool sn_exchange_may_prepare(const sn_exchange *x, sn_openai_error *error) {
-    enum { WAIT_US = 30000000 };
-    const int64_t until_us = sn_now_us() + WAIT_US;
-    while (sn_now_us() < until_us && !sn_exchange_is_left(x))
-        if (sn_load_begin(&x->server->load)) return true;
+    enum { WAIT_MS = 30000 };
+    if (sn_load_begin(&x->server->load, x->owner, WAIT_MS, has_left, x)) return true;
     return sn_openai_fail(error, 503, "overloaded", NULL, "Too many requests are being prepared: try again.");
 }
 

@@ -156,6 +156,7 @@ static swarm_code embed_prompt(sn_answer *a, size_t index, swarm_session *sessio
     if (!code) {
         pthread_mutex_lock(&a->lock);
         if (!sn_reply_embedding(a->reply, index, embedding, width, &failure)) sn_answer_fail(a, &failure);
+        sn_answer_collect(a);
         pthread_mutex_unlock(&a->lock);
         atomic_fetch_add(&a->server->counters.prompt_tokens, prompt->n);
     }
@@ -208,6 +209,8 @@ void sn_answer_end_choice(void *choice, swarm_code code, const swarm_error *erro
         a->finished = true;
     }
     sn_answer_collect(a);
+    /* From here on, and not from when its connection asks for more: one that is read slowly does not for long. */
+    if (a->finished && a->request->stream) sn_exchange_is_read(a->exchange, a->out.len - a->sent);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
 }

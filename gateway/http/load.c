@@ -7,21 +7,19 @@
 
 enum { LOOK_MS = 200 };
 
+struct sn_load_waiter {
+    sn_load_waiter *next;
+    uint64_t owner, turn;
+    pthread_cond_t wake;
+};
+
 void sn_load_init(sn_load *load) {
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    pthread_condattr_t monotonic;
     *load = (sn_load){.preparing_max = processors > 1 ? (size_t)processors : 1};
     pthread_mutex_init(&load->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&load->left, &monotonic);
-    pthread_condattr_destroy(&monotonic);
 }
 
-void sn_load_fini(sn_load *load) {
-    pthread_cond_destroy(&load->left);
-    pthread_mutex_destroy(&load->lock);
-}
+void sn_load_fini(sn_load *load) { pthread_mutex_destroy(&load->lock); }
 
 /* The bytes of an owner; NULL: there are too many owners. */
 static size_t *bytes_of(sn_load *load, uint64_t owner) {
@@ -69,22 +67,72 @@ size_t sn_load_get_bytes(sn_load *load) {
 
 void sn_load_give_back(sn_load *load, sn_taken *taken) { (void)!sn_load_take(load, taken, 0); }
 
-bool sn_load_begin(sn_load *load) {
-    const int64_t until_us = sn_now_us() + LOOK_MS * 1000;
-    const struct timespec until = {until_us / 1000000, until_us % 1000000 * 1000};
-    int late = 0;
-    pthread_mutex_lock(&load->lock);
-    while (load->preparing == load->preparing_max && !late)
-        late = pthread_cond_timedwait(&load->left, &load->lock, &until);
-    const bool good = load->preparing < load->preparing_max;
+/* -- processors: all with the lock held, but for the last two functions -- */
+
+/* Behind those of its turn: the first request of an owner has the turn after the one that is served now, each further
+ * one a later turn. */
+static void enter(sn_load *load, sn_load_waiter *w) {
+    sn_load_waiter **at = &load->first;
+    w->turn = load->turn;
+    for (const sn_load_waiter *other = load->first; other; other = other->next)
+        if (other->owner == w->owner) w->turn = other->turn; /* the last one is the latest */
+    w->turn++;
+    while (*at && (*at)->turn <= w->turn) at = &(*at)->next;
+    w->next = *at;
+    *at = w;
+    load->waiting++;
+}
+
+static bool is_next(const sn_load *load, const sn_load_waiter *w) {
+    return load->first == w && load->preparing < load->preparing_max;
+}
+
+static void wake_next(const sn_load *load) {
+    if (load->first && is_next(load, load->first)) pthread_cond_signal(&load->first->wake);
+}
+
+/* Takes the processor, if it is its turn, or gives up. */
+static bool leave(sn_load *load, const sn_load_waiter *w) {
+    const bool good = is_next(load, w);
+    sn_load_waiter **at = &load->first;
+    while (*at != w) at = &(*at)->next;
+    *at = w->next;
+    load->waiting--;
     load->preparing += good;
+    if (good && w->turn > load->turn) load->turn = w->turn;
+    wake_next(load);
+    return good;
+}
+
+static void wait_in_line(sn_load *load, sn_load_waiter *w, int64_t until_us, bool (*has_left)(const void *ctx),
+                         const void *ctx) {
+    for (int64_t now = sn_now_us(); !is_next(load, w) && now < until_us; now = sn_now_us()) {
+        const int64_t look_us = now + LOOK_MS * 1000, wake_us = look_us < until_us ? look_us : until_us;
+        const struct timespec wake = {wake_us / 1000000, wake_us % 1000000 * 1000};
+        (void)pthread_cond_timedwait(&w->wake, &load->lock, &wake);
+        if (has_left(ctx)) return;
+    }
+}
+
+bool sn_load_begin(sn_load *load, uint64_t owner, int64_t wait_ms, bool (*has_left)(const void *ctx), const void *ctx) {
+    sn_load_waiter w = {.owner = owner};
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&w.wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    pthread_mutex_lock(&load->lock);
+    enter(load, &w);
+    wait_in_line(load, &w, sn_now_us() + wait_ms * 1000, has_left, ctx);
+    const bool good = leave(load, &w);
     pthread_mutex_unlock(&load->lock);
+    pthread_cond_destroy(&w.wake);
     return good;
 }
 
 void sn_load_end(sn_load *load) {
     pthread_mutex_lock(&load->lock);
     load->preparing--;
-    pthread_cond_signal(&load->left);
+    wake_next(load);
     pthread_mutex_unlock(&load->lock);
 }

@@ -1,5 +1,6 @@
 /* What requests take of the server while they are in work: memory, of which each owner (sn_access_owner) has a half at
- * most, and processors, of which as many prepare requests (templates, tokens, grammars) as there are.
+ * most, and processors, of which as many prepare requests (templates, tokens, grammars) as there are. Owners get them
+ * in turn, as they get sessions (engine.h): one with many requests delays another's by one.
  *
  * Central type: sn_load. Any thread may call these functions. */
 #ifndef SN_GATEWAY_HTTP_LOAD_H
@@ -16,10 +17,13 @@ enum {
     SN_LOAD_OWNERS_MAX = 1024
 };
 
+typedef struct sn_load_waiter sn_load_waiter;
+
 typedef struct sn_load {
     pthread_mutex_t lock;
-    pthread_cond_t left;
-    size_t bytes, preparing, preparing_max;
+    size_t bytes, preparing, preparing_max, waiting;
+    sn_load_waiter *first; /* the (waiting) that want a processor, by turns */
+    uint64_t turn;         /* the latest one that was served */
     struct {
         uint64_t owner;
         size_t bytes;
@@ -41,8 +45,10 @@ bool sn_load_take(sn_load *load, sn_taken *taken, size_t bytes) SN_MUST_USE;
 void sn_load_give_back(sn_load *load, sn_taken *taken);
 size_t sn_load_get_bytes(sn_load *load); /* of all, as counted */
 
-/* Waits for a processor, for a fraction of a second: false: there is none yet. */
-bool sn_load_begin(sn_load *load) SN_MUST_USE;
+/* Waits for a processor. False: there was none in time, or has_left(ctx), which is asked five times a second, says that
+ * none is wanted any more. */
+bool sn_load_begin(sn_load *load, uint64_t owner, int64_t wait_ms, bool (*has_left)(const void *ctx),
+                   const void *ctx) SN_MUST_USE;
 void sn_load_end(sn_load *load);
 
 #endif

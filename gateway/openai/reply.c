@@ -297,7 +297,11 @@ static void send_news(sn_reply *r, sn_reply_choice *c) {
 
 /* -- what happens -- */
 
-static bool keep_token(sn_reply_choice *c, const sn_reply_token *token, sn_err *err) {
+size_t sn_reply_held(const sn_reply *r) { return r->held; }
+
+static bool keep_token(sn_reply *r, sn_reply_choice *c, const sn_reply_token *token, sn_err *err) {
+    enum { KEPT_BYTES = 32, VALUE_BYTES = 256 }; /* as they are kept; as a value of JSON */
+    r->held += (1 + token->n_top) * (r->request->stream ? KEPT_BYTES : VALUE_BYTES);
     sn_told_token told = {token->id, token->logprob, c->alternatives.len / sizeof(sn_alternative), token->n_top};
     for (size_t i = 0; i < token->n_top; i++) {
         const sn_alternative a = {token->top_ids[i], token->top_logprobs[i]};
@@ -317,7 +321,7 @@ bool sn_reply_echo(sn_reply *r, size_t choice, const sn_reply_token *tokens, siz
     sn_status status = sn_calloc(&ids, n, sizeof *ids, &err);
     for (size_t i = 0; i < n && !status; i++) {
         ids[i] = tokens[i].id;
-        if (r->request->logprobs >= 0 && !keep_token(c, &tokens[i], &err)) status = err.status;
+        if (r->request->logprobs >= 0 && !keep_token(r, c, &tokens[i], &err)) status = err.status;
     }
     bool ok = !status || sn_openai_fail_err(error, &err);
     if (ok && swarm_model_detokenize(sn_served_model_get(r->served), ids, n, 0, &text, &len, &cause))
@@ -336,7 +340,7 @@ bool sn_reply_add_token(sn_reply *r, size_t choice, const sn_reply_token *token,
     open_out(r);
     if (sn_buf_append(&c->ids, &token->id, sizeof token->id, &err)) return sn_openai_fail_err(error, &err);
     bool shown = r->request->logprobs >= 0 && (r->request->ignore_eos || !sn_served_model_ends(r->served, token->id));
-    if (shown && !keep_token(c, token, &err)) return sn_openai_fail_err(error, &err);
+    if (shown && !keep_token(r, c, token, &err)) return sn_openai_fail_err(error, &err);
     if (!is_chat(r)) return true;
     if (!read_on(r, c, n_ids(c), error)) return false;
     send_news(r, c);

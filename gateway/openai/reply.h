@@ -66,6 +66,8 @@ void sn_reply_fail(sn_reply *reply, const sn_openai_error *error);
 
 /* The bytes that are ready and were not taken yet; 0: none. Borrowed until the next call on this reply. */
 const char *sn_reply_take(sn_reply *reply, size_t *len);
+/* About the memory of log-probabilities and embeddings: what a whole reply makes of them at its end among it. */
+size_t sn_reply_held(const sn_reply *reply);
 /* Tokens generated so far, in all choices, for metrics. */
 size_t sn_reply_tokens(const sn_reply *reply);
 

@@ -79,9 +79,11 @@ static json_t *base64_json(const float *values, size_t n) {
 }
 
 bool sn_reply_embedding(sn_reply *r, size_t prompt, const float *embedding, size_t width, sn_openai_error *error) {
+    enum { FLOAT_BYTES = 40 }; /* of a value of JSON */
     json_t *values = r->request->base64 ? base64_json(embedding, width) : json_array();
     for (size_t i = 0; i < width && !r->request->base64; i++)
         if (json_array_append_new(values, json_real((double)embedding[i]))) r->no_memory = true;
+    r->held += r->request->base64 ? json_string_length(values) : width * FLOAT_BYTES;
     json_decref(r->embeddings[prompt]);
     r->embeddings[prompt] = values;
     return (values && !r->no_memory) ||

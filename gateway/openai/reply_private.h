@@ -70,6 +70,7 @@ struct sn_reply {
     sn_prompt_usage *prompts; /* (n_prompts) */
     size_t n_prompts;
     json_t **embeddings; /* (n_prompts) of an embedding */
+    size_t held;         /* sn_reply_held */
     sn_buf out;
     size_t taken;
     sn_reply_choice *last; /* the choice that ended last: its end is told with what sn_reply_finish brings */

@@ -162,6 +162,11 @@ bool sn_served_model_calls_tools(const sn_served_model *s) {
 
 /* -- what answers may be -- */
 
+/* With its length, so that no text is taken for the end of one and the beginning of another. */
+static sn_status name_text(const char *text, sn_buf *out, sn_err *err) {
+    return text ? sn_buf_printf(out, err, "%zu:%s", strlen(text), text) : sn_buf_append(out, "-", 1, err);
+}
+
 /* A name for all that a shape says. */
 static sn_status name_shape(const sn_answer_shape *shape, sn_buf *out, sn_err *err) {
     json_t *o = json_pack("{s:b, s:b, s:O*}", "thinks", shape->thinks, "text", shape->text, "schema", shape->schema);
@@ -169,15 +174,13 @@ static sn_status name_shape(const sn_answer_shape *shape, sn_buf *out, sn_err *e
     sn_status status = text ? sn_buf_append(out, text, strlen(text), err) : sn_fail(err, SN_STOP, "out of memory");
     free(text);
     json_decref(o);
-    if (!status) status = sn_buf_printf(out, err, "\n%s", shape->after ? shape->after : "");
+    if (!status) status = name_text(shape->after, out, err);
     for (size_t i = 0; i < shape->n_calls && !status; i++) {
         const sn_call_shape *c = &shape->calls[i];
         const char *parts[] = {c->before[0], c->before[1], c->again, c->strict ? "strict" : NULL};
-        for (size_t k = 0; k < sizeof parts / sizeof *parts && !status; k++)
-            status = sn_buf_printf(out, err, "\n%s", parts[k] ? parts[k] : "");
+        for (size_t k = 0; k < sizeof parts / sizeof *parts && !status; k++) status = name_text(parts[k], out, err);
         text = status ? NULL : json_dumps(c->schema, JSON_COMPACT | JSON_ENCODE_ANY);
-        if (!status)
-            status = text ? sn_buf_append(out, text, strlen(text), err) : sn_fail(err, SN_STOP, "out of memory");
+        if (!status) status = text ? name_text(text, out, err) : sn_fail(err, SN_STOP, "out of memory");
         free(text);
     }
     return status;
@@ -233,7 +236,7 @@ void sn_served_model_return_answer(sn_served_model *s, sn_compiled_answer **comp
     sn_compiled_answer *c = *compiled;
     *compiled = NULL;
     if (!c) return;
-    c->bytes = sn_grammar_bytes(c->grammar) + sn_token_masks_bytes(c->masks);
+    c->bytes = c->name.capacity + sn_grammar_bytes(c->grammar) + sn_token_masks_bytes(c->masks);
     if (!usable || c->bytes > SN_KEPT_ANSWERS_BYTES_MAX) {
         compiled_free(c);
         return;

@@ -198,6 +198,35 @@ Test(grammar, states_take_a_bounded_memory) {
     sn_grammar_free(&grammar);
 }
 
+/* Few states of few places each, the last five letters, but between two of them thousands of places need no byte. */
+Test(grammar, places_that_need_no_byte_count) {
+    enum { EMPTY = 1800, LETTERS = 10, ROOM = 8192 };
+    char pattern[ROOM];
+    size_t n = 0;
+    for (int i = 0; i < LETTERS; i++) n += (size_t)sprintf(pattern + n, "^[a-j]*%c[a-j]{4}$|", 'a' + i);
+    n += (size_t)sprintf(pattern + n, "^([a-j](");
+    memset(pattern + n, '|', EMPTY);
+    memcpy(pattern + n + EMPTY, "))*$", sizeof "))*$");
+    json_t *schema = json_pack("{s:s, s:s}", "type", "string", "pattern", pattern);
+    sn_grammar *grammar;
+    sn_err reason = {0};
+    unsigned drawn = 1;
+    int state, steps = 0;
+    REQUIRE(sn_grammar_from_schema(schema, &grammar, &err));
+    REQUIRE(sn_grammar_advance(grammar, sn_grammar_begin(grammar), "\"", 1, &state, &err));
+    sn_status status = SN_OK;
+    for (; !status && steps < 300000; steps++) {
+        drawn = drawn * 1664525 + 1013904223;
+        char letter = (char)('a' + (drawn >> 16) % LETTERS);
+        status = sn_grammar_advance(grammar, state, &letter, 1, &state, &reason);
+    }
+    cr_expect_eq(status, SN_REFUSED, "after %d letters", steps);
+    cr_expect(strstr(reason.text, "too many states"), "%s", reason.text);
+    cr_expect_lt(sn_grammar_bytes(grammar), SN_GRAMMAR_BYTES_MAX);
+    sn_grammar_free(&grammar);
+    json_decref(schema);
+}
+
 Test(grammar, never_leads_to_a_dead_end) {
     sn_grammar *grammar = grammar_of("{\"type\":\"number\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":1}");
     int state;

@@ -9,7 +9,10 @@
 
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,15 +110,63 @@ Test(http_load, an_owner_has_a_share_and_small_requests_always_fit) {
     sn_load_fini(&load);
 }
 
+static bool stays(const void *ctx) { return ctx != NULL; }
+
 Test(http_load, as_many_requests_are_prepared_as_there_are_processors) {
     static sn_load load;
     sn_load_init(&load);
     const size_t most = load.preparing_max;
-    for (size_t i = 0; i < most; i++) cr_assert(sn_load_begin(&load));
-    cr_expect_not(sn_load_begin(&load));
+    for (size_t i = 0; i < most; i++) cr_assert(sn_load_begin(&load, i, 0, stays, NULL));
+    cr_expect_not(sn_load_begin(&load, 0, 300, stays, NULL));
+    cr_expect_not(sn_load_begin(&load, 0, 60000, stays, &load), "its client has left");
+    cr_expect_eq(load.waiting, 0);
     sn_load_end(&load);
-    cr_expect(sn_load_begin(&load));
+    cr_expect(sn_load_begin(&load, 0, 0, stays, NULL));
     sn_load_fini(&load);
+}
+
+static sn_load crowd;
+static atomic_int served;
+
+typedef struct request {
+    uint64_t owner;
+    int place; /* among those that are served */
+    pthread_t thread;
+} request;
+
+static void *prepare(void *ctx) {
+    request *r = ctx;
+    cr_assert(sn_load_begin(&crowd, r->owner, 60000, stays, NULL));
+    r->place = atomic_fetch_add(&served, 1);
+    sn_load_end(&crowd);
+    return NULL;
+}
+
+static size_t waiting(void) {
+    pthread_mutex_lock(&crowd.lock);
+    const size_t n = crowd.waiting;
+    pthread_mutex_unlock(&crowd.lock);
+    return n;
+}
+
+Test(http_load, owners_get_processors_in_turn) {
+    enum { MANY = 8, N = MANY + 2 };
+    request requests[N];
+    sn_load_init(&crowd);
+    crowd.preparing_max = 1;
+    cr_assert(sn_load_begin(&crowd, 1, 0, stays, NULL));
+    for (size_t i = 0; i < N; i++) {
+        requests[i] = (request){.owner = i < MANY ? 1 : i};
+        cr_assert(!pthread_create(&requests[i].thread, NULL, prepare, &requests[i]));
+        while (waiting() <= i) sn_sleep_us(1000);
+    }
+    sn_load_end(&crowd);
+    for (size_t i = 0; i < N; i++) pthread_join(requests[i].thread, NULL);
+    cr_expect_eq(requests[0].place, 0);
+    cr_expect_eq(requests[MANY].place, 1);
+    cr_expect_eq(requests[MANY + 1].place, 2);
+    for (int i = 1; i < MANY; i++) cr_expect_eq(requests[i].place, 2 + i);
+    sn_load_fini(&crowd);
 }
 
 /* -- a server -- */
@@ -131,7 +182,7 @@ static sn_status open_no_link(void *ctx, sn_link **out, sn_err *err) {
     return sn_fail(err, SN_RETRY, "there is no swarm");
 }
 
-static void start_server(int64_t headers_ms) {
+static void start_server_for(int64_t headers_ms, int64_t read_ms) {
     folder = api_folder();
     model = api_model(folder);
     REQUIRE(sn_connection_new(NULL, NULL, &connection, &err));
@@ -145,9 +196,12 @@ static void start_server(int64_t headers_ms) {
                                        .context = 96,
                                        .choices_max = 3,
                                        .host = "127.0.0.1",
-                                       .headers_ms = headers_ms};
+                                       .headers_ms = headers_ms,
+                                       .read_ms = read_ms};
     REQUIRE(sn_server_new(&options, &server, &err));
 }
+
+static void start_server(int64_t headers_ms) { start_server_for(headers_ms, 0); }
 
 static void stop_server(void) {
     sn_server_free(&server);
@@ -250,17 +304,20 @@ static void send_most(int fd, size_t n) {
     free(body);
 }
 
-static size_t counted(void) {
-    char text[16384] = "";
-    size_t n = 0, bytes = SIZE_MAX;
+static size_t metric(const char *name) {
+    char text[16384] = "", line[64];
+    size_t n = 0, value = SIZE_MAX;
     int fd = dial();
     say(fd, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     for (ssize_t got; (got = recv(fd, text + n, sizeof text - 1 - n, 0)) > 0;) n += (size_t)got;
     close(fd);
-    const char *at = strstr(text, "\nswarm_serve_held_bytes ");
-    cr_assert(at && sscanf(at, " swarm_serve_held_bytes %zu", &bytes) == 1, "%s", text);
-    return bytes;
+    snprintf(line, sizeof line, "\nswarm_serve_%s ", name);
+    const char *at = strstr(text, line);
+    cr_assert(at && sscanf(at + strlen(line), "%zu", &value) == 1, "%s", text);
+    return value;
 }
+
+static size_t counted(void) { return metric("held_bytes"); }
 
 static bool becomes(size_t bytes) {
     for (int i = 0; i < 500 && counted() != bytes; i++) sn_sleep_us(10000);
@@ -281,5 +338,46 @@ Test(http_server, a_body_counts_until_it_is_answered_or_left) {
     close(second);
     cr_expect(becomes(0), "%zu", counted());
     close(first);
+    stop_server();
+}
+
+/* A connection whose kernels hold some ten thousand bytes that are not read, and no more. */
+static int dial_narrow(void) {
+    enum { SEGMENT = 536, ROOM = 4096 };
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)sn_server_port(server))};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), segment = SEGMENT, room = ROOM;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    cr_assert(!setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof segment));
+    cr_assert(!setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof room));
+    cr_assert(!connect(fd, (struct sockaddr *)&to, sizeof to));
+    return fd;
+}
+
+/* Its client reads nothing, so that its connection asks for no more bytes. One on which nothing moves is closed after
+ * half a minute by other means. */
+Test(http_server, a_finished_stream_has_a_limit_though_its_connection_is_full) {
+    enum { LIMIT_MS = 500, TURNS = 200, TURN_US = 100000 };
+    start_server_for(0, LIMIT_MS);
+    int fd = dial_narrow();
+    post(fd, "/v1/completions",
+         "{\"prompt\":[5],\"max_tokens\":90,\"n\":3,\"logprobs\":20,\"ignore_eos\":true,\"stream\":true}");
+    int turn = 0;
+    while (turn++ < TURNS && !metric("cancelled_total")) sn_sleep_us(TURN_US);
+    cr_expect_eq(metric("cancelled_total"), 1);
+    cr_expect_eq(metric("generated_tokens_total"), 270, "it was whole");
+    close(fd);
+    stop_server();
+}
+
+/* The reply itself has less than a MiB, which is not counted. */
+Test(http_server, log_probabilities_count_until_their_reply_is_gone) {
+    enum { TURNS = 200, TURN_US = 50000, HELD = 270 * 21 * 256 };
+    start_server(0);
+    int fd = dial_narrow();
+    post(fd, "/v1/completions", "{\"prompt\":[5],\"max_tokens\":90,\"n\":3,\"logprobs\":20,\"ignore_eos\":true}");
+    for (int turn = 0; turn < TURNS && counted() < HELD; turn++) sn_sleep_us(TURN_US);
+    cr_expect_geq(counted(), HELD);
+    close(fd);
+    cr_expect(becomes(0), "%zu", counted());
     stop_server();
 }

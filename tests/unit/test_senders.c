@@ -11,11 +11,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { STALLING = 20, PEERS = STALLING + 2, SIZE = 300000, BLOB = SN_ANNOUNCEMENT_SIZE_MAX, STRANGERS = 100 };
 
-typedef enum peer_kind { STALLS, LIES, HONEST } peer_kind; /* STALLS: sends one byte and then nothing */
+/* STALLS: sends one byte and then nothing; PUTS_OFF: says that it has all, and asks to be asked later */
+typedef enum peer_kind { STALLS, LIES, HONEST, PUTS_OFF } peer_kind;
 
 typedef struct peer {
     peer_kind kind;
@@ -27,10 +30,37 @@ typedef struct peer {
 static const char ADDRESS[] = "192.0.2.1:31330";
 static uint8_t text[SIZE];
 
+static void reply(peer *p, const sn_event *event, sn_msg *msg) {
+    sn_err why;
+    if (sn_transport_send(p->transport, event->peer, &msg, &why)) sn_msg_free(&msg);
+}
+
+/* What a node has of a file. */
+static void answer_offer(peer *p, const sn_event *event) {
+    sn_msg *msg = NULL;
+    REQUIRE(sn_msg_new(SN_MSG_WEIGHTS_OFFER_REPLY, event->msg->correlation_id, &msg, &err));
+    REQUIRE(sn_list_new(1, 1, sizeof *msg->weights_offer_reply.ranges, &msg->weights_offer_reply.ranges, &err));
+    msg->weights_offer_reply.n_ranges = 1;
+    msg->weights_offer_reply.ranges[0] = (sn_byte_range){.to = SIZE};
+    reply(p, event, msg);
+}
+
+static void put_off(peer *p, const sn_event *event) {
+    sn_msg *msg = NULL;
+    REQUIRE(sn_msg_new(SN_MSG_ERROR, event->msg->correlation_id, &msg, &err));
+    msg->error.status = SN_RETRY;
+    msg->error.wait_ms = 100;
+    reply(p, event, msg);
+}
+
 static void answer(peer *p, const sn_event *event) {
     const sn_msg_weights *asked = &event->msg->weights;
     sn_msg *msg = NULL;
-    sn_err why;
+    if (event->msg->kind == SN_MSG_WEIGHTS_OFFER) answer_offer(p, event);
+    if (event->msg->kind == SN_MSG_WEIGHTS && p->kind == PUTS_OFF) {
+        put_off(p, event);
+        return;
+    }
     if (event->msg->kind != SN_MSG_WEIGHTS || (p->kind == STALLS && asked->from)) return;
     REQUIRE(sn_msg_new(SN_MSG_WEIGHTS_REPLY, event->msg->correlation_id, &msg, &err));
     msg->weights_reply.size = SIZE;
@@ -43,7 +73,7 @@ static void answer(peer *p, const sn_event *event) {
         REQUIRE(sn_calloc(&blob->data, blob->len, 1, &err));
         if (p->kind != LIES) memcpy(blob->data, text + at, blob->len);
     }
-    if (sn_transport_send(p->transport, event->peer, &msg, &why)) sn_msg_free(&msg);
+    reply(p, event, msg);
 }
 
 static void *peer_main(void *context) {
@@ -93,6 +123,15 @@ static void peer_start(peer *p, peer_kind kind, int number, testbed *w, sn_link 
     cr_assert_eq(pthread_create(&p->thread, NULL, peer_main, p), 0);
 }
 
+static void peers_stop(peer *peers, int n) {
+    for (int i = 0; i < n; i++) {
+        atomic_store(&peers[i].stop, true);
+        sn_transport_wake(peers[i].transport);
+        pthread_join(peers[i].thread, NULL);
+        sn_transport_free(&peers[i].transport);
+    }
+}
+
 Test(senders, a_manifest_comes_though_many_nodes_stall_and_lie) {
     testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
     static peer peers[PEERS];
@@ -115,14 +154,57 @@ Test(senders, a_manifest_comes_though_many_nodes_stall_and_lie) {
     cr_expect(!last->turns && !last->not_before_us, "the node that sent the manifest waits before it sends the files");
     sn_buf_fini(&got);
     sn_fetcher_free(&f);
-    for (int i = 0; i < PEERS; i++) {
-        atomic_store(&peers[i].stop, true);
-        sn_transport_wake(peers[i].transport);
-        pthread_join(peers[i].thread, NULL);
-        sn_transport_free(&peers[i].transport);
-    }
+    peers_stop(peers, PEERS);
     testbed_free(&w);
 }
+
+/* Senders that put off for ever what they were asked for are not waited for, be it one piece. */
+static void fetch_among(int n_peers, uint64_t wanted) {
+    enum { PIECE = 10000, PIECES = SIZE / PIECE };
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    static peer peers[PEERS];
+    static sn_piece pieces[PIECES];
+    char folder[] = "/tmp/senders-XXXXXX";
+    cr_assert(mkdtemp(folder));
+    const sn_swarm_access access = {.patience_ms = 30000, .cache = folder};
+    sn_fetcher *f = NULL;
+    cluster_add(w->cluster, 0, 0);
+    for (size_t i = 0; i < SIZE; i++) text[i] = (uint8_t)(i * 7 + (i >> 8));
+    for (uint64_t i = 0; i < PIECES; i++)
+        pieces[i] = (sn_piece){i * PIECE, (i + 1) * PIECE, sn_hash_of(text + i * PIECE, PIECE)};
+    sn_manifest_file file = {.name = "file", .size = SIZE, .n_pieces = PIECES};
+    const sn_manifest manifest = {.id = sn_hash_of(text, SIZE),
+                                  .name = "model",
+                                  .files = &file,
+                                  .n_files = 1,
+                                  .pieces = pieces,
+                                  .n_pieces = PIECES};
+    sn_link *link = cluster_link(w->cluster);
+    for (int i = 0; i < n_peers; i++)
+        peer_start(&peers[i], i < n_peers - 1 ? PUTS_OFF : HONEST, i + 1, w, link, &manifest.id);
+    REQUIRE(sn_fetcher_new(&access, &f, &err));
+    f->link = link;
+    sn_fetcher_part part = {0};
+    snprintf(part.path, sizeof part.path, "%s/file", folder);
+    REQUIRE(sn_range_set_add(&part.wanted, 0, wanted, &err));
+    sn_err why;
+    cr_expect_eq(sn_fetcher_fetch(f, &manifest, &part, "file", &why), SN_OK, "%s", why.text);
+    sn_range_set_fini(&part.wanted);
+    sn_fetcher_free(&f);
+    peers_stop(peers, n_peers);
+    testbed_free(&w);
+    static const char *const left[] = {"", ".ranges", ".lock"};
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "%s/file%s", folder, left[i]);
+        unlink(path);
+    }
+    cr_expect(!rmdir(folder));
+}
+
+Test(senders, files_come_though_many_nodes_put_off) { fetch_among(PEERS, SIZE); }
+
+Test(senders, one_piece_comes_though_some_nodes_put_off) { fetch_among(4, 1); }
 
 static const sn_sender *sender_named(const sn_senders *s, const char *name) {
     for (size_t i = 0; i < s->n; i++)
@@ -175,11 +257,22 @@ Test(senders, one_that_has_sent_nothing_is_asked_for_one_piece) {
     }
     cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), SN_SENDERS_MAX, "both may be silent");
     senders.all[1].has_sent = true;
+    senders.all[1].piece_us = 1000000;
     senders.all[1].pieces = SN_PIECES_PER_SENDER - 1;
     senders.all[0].pieces = 0;
     cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 1, "a silent one is preferred");
     senders.all[1].pieces++;
     cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 0);
+    senders.all[0].has_sent = true; /* but a piece takes it a hundred times as long */
+    senders.all[0].piece_us = 100000000;
+    senders.all[1].pieces--;
+    cr_expect_eq(sn_senders_choose(&senders, 0, 0, 10, 0), 1, "a slow one is preferred");
+    const sn_piece piece = {.to = 10};
+    const int64_t late_us = 4 * (SN_PIECES_PER_SENDER + 1) * 1000000;
+    cr_expect_not(sn_senders_overtake(&senders, 0, 0, &piece, 0, late_us / 2));
+    cr_expect(sn_senders_overtake(&senders, 0, 0, &piece, 0, late_us), "a slow one keeps its piece");
+    senders.all[1].pieces++;
+    cr_expect_not(sn_senders_overtake(&senders, 0, 0, &piece, 0, late_us), "there is no better one");
     sn_sender_rest(&senders, 1, 0);
     cr_expect_not(senders.all[1].has_sent, "it fell silent");
     sn_senders_fini(&senders);

@@ -128,6 +128,34 @@ Test(server_engine, a_prompt_that_continues_a_session_goes_to_it) {
     cr_expect(c.had > PROMPT && d.had > PROMPT, "%zu %zu", c.had, d.had);
 }
 
+Test(server_engine, a_prompt_finds_nothing_of_another_owner) {
+    work a, b, c;
+    begin(1, 4);
+    make(&a, 1, PROMPT, "2");
+    make(&b, 1, PROMPT + 4, "2");
+    make(&c, 1, PROMPT + 6, "2");
+    b.job.owner = c.job.owner = 7;
+    run_whole(&a);
+    run_whole(&b);
+    run_whole(&c);
+    cr_expect(b.session == a.session && c.session == a.session);
+    cr_expect_eq(b.had, 0);
+    cr_expect_gt(c.had, PROMPT, "its owner's");
+}
+
+Test(server_engine, of_two_sessions_a_prompt_continues_none_of_another_owner) {
+    work a, b, c;
+    begin(2, 4);
+    make(&a, 1, PROMPT, "2");
+    make(&b, 2, PROMPT, "2");
+    make(&c, 2, PROMPT + 4, "2");
+    a.job.owner = c.job.owner = 7;
+    run_whole(&a);
+    run_whole(&b);
+    run_whole(&c);
+    cr_expect_eq(c.session, a.session, "the one that was used longest ago");
+}
+
 Test(server_engine, a_session_is_free_when_the_end_of_its_job_is_told) {
     work a, b;
     begin(2, 4);

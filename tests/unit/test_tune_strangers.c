@@ -74,7 +74,7 @@ static void fixture_end(fixture *f) {
     free(f->dx);
 }
 
-/* Announces a very fast node that nobody has, over all blocks, with these weights. */
+/* Announces a very fast node that does not exist, over all blocks, with these weights. */
 static void invent_node(fixture *f, const testbed *weights, bool proven) {
     sn_identity identity;
     sn_buf sealed;

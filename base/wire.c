@@ -110,3 +110,12 @@ void sn_wire_round(sn_dtype dtype, float *rows, size_t n) {
         sn_wire_decode(dtype, block, m, rows + i);
     }
 }
+
+/* Far beyond any hidden state or gradient of a model; the square of it, a million times, is finite. */
+static const float USABLE_MAX = 1e15f;
+
+bool sn_wire_is_usable(const float *rows, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (!(fabsf(rows[i]) <= USABLE_MAX)) return false;
+    return true;
+}

@@ -24,4 +24,8 @@ void sn_wire_decode(sn_dtype dtype, const void *wire, size_t n, float *rows);
 /* Rounds rows to what the receiver of this type would decode. */
 void sn_wire_round(sn_dtype dtype, float *rows, size_t n);
 
+/* Whether all numbers are finite, and so small that norms over a row and sums over many rows stay finite, too: rows and
+ * gradients of a node that are not would spoil all that is computed with them. */
+bool sn_wire_is_usable(const float *rows, size_t n);
+
 #endif

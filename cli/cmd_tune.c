@@ -50,7 +50,8 @@ static sn_status read_data(tune_run *w, sn_err *err) {
 
 static sn_status open_training(tune_run *w, sn_err *err) {
     sn_backbone *backbone = NULL;
-    sn_status status = sn_setup_backbone(&w->setup, (sn_backbone_blocks){0}, &backbone, err);
+    sn_status status =
+        sn_setup_backbone(&w->setup, (sn_backbone_blocks){0}, &w->training.checkpoint.base, &backbone, err);
     if (status) return status;
     return sn_training_open(&w->training, &backbone, (int)w->setup.settings->common.threads, err);
 }

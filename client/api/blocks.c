@@ -47,7 +47,7 @@ static sn_status blocks_open(swarm_blocks *b, const swarm_model *model, swarm_co
     b->range = given->end ? (sn_backbone_blocks){given->first, given->end} : (sn_backbone_blocks){0, all};
     if (b->range.end > all)
         return sn_fail(err, SN_REFUSED, "blocks %d:%d: this model has blocks 0:%d", b->range.first, b->range.end, all);
-    status = sn_setup_backbone(&b->setup, b->range, &b->backbone, err);
+    status = sn_setup_backbone(&b->setup, b->range, NULL, &b->backbone, err);
     return status ? status : blocks_make_params(b, err);
 }
 

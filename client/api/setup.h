@@ -92,8 +92,10 @@ json_t *sn_audit_json(const sn_audit *audit);
 
 /* -- training (setup_training.c) -- */
 
-/* A backbone over these blocks, at nodes (opening the link) or in this process, as the settings say. */
-sn_status sn_setup_backbone(sn_setup *setup, sn_backbone_blocks blocks, sn_backbone **out, sn_err *err) SN_MUST_USE;
+/* A backbone over these blocks, at nodes (opening the link) or in this process, as the settings say. base: as of
+ * sn_backbone_swarm_options. */
+sn_status sn_setup_backbone(sn_setup *setup, sn_backbone_blocks blocks, const sn_base_weights *base, sn_backbone **out,
+                            sn_err *err) SN_MUST_USE;
 
 /* Calls the hook. */
 void sn_setup_phase(const sn_setup *setup, const char *what);

@@ -27,7 +27,8 @@ static sn_status training_open(swarm_training *t, const swarm_model *model, swar
     if (status) return status;
     const sn_training_model parts = {model->model, model->tokenizer, t->setup.lm_head};
     status = sn_training_read(&t->run, &parts, err);
-    if (!status) status = sn_setup_backbone(&t->setup, (sn_backbone_blocks){0}, &backbone, err);
+    if (!status)
+        status = sn_setup_backbone(&t->setup, (sn_backbone_blocks){0}, &t->run.checkpoint.base, &backbone, err);
     if (!status) status = sn_training_open(&t->run, &backbone, (int)s->common.threads, err);
     return status ? status : sn_training_restore(&t->run, err);
 }

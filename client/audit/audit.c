@@ -46,16 +46,17 @@ static void entry_fini(sn_audit_entry *e) {
     *e = (sn_audit_entry){0};
 }
 
+static void log_fini(sn_audit_log *l) {
+    sn_chain_close(&l->auditor);
+    for (size_t k = 0; k < l->n; k++) entry_fini(&l->entries[k]);
+    free(l->entries);
+    free(l->history);
+}
+
 void sn_audit_free(sn_audit **audit) {
     sn_audit *a = *audit;
     if (!a) return;
-    for (size_t i = 0; i < a->n_logs; i++) {
-        sn_audit_log *l = &a->logs[i];
-        sn_chain_close(&l->auditor);
-        for (size_t k = 0; k < l->n; k++) entry_fini(&l->entries[k]);
-        free(l->entries);
-        free(l->history);
-    }
+    for (size_t i = 0; i < a->n_logs; i++) log_fini(&a->logs[i]);
     for (size_t i = 0; i < SN_AUDIT_ANNOUNCEMENTS_MAX; i++) free(a->announcements[i].sealed.data);
     free(a);
     *audit = NULL;
@@ -101,11 +102,43 @@ static sn_status log_append_history(const sn_audit *a, sn_audit_log *l, int posi
     return SN_OK;
 }
 
+/* Entries that are left count as unchecked. */
+static void audit_drop_log(sn_audit *a, size_t i) {
+    sn_audit_log *l = &a->logs[i];
+    a->report.unchecked += l->n;
+    if (l->auditor_failed) a->report.unchecked_failed += l->n;
+    log_fini(l);
+    a->log_in_check = NULL;
+    memmove(l, l + 1, (--a->n_logs - i) * sizeof *l);
+}
+
+/* The session does the blocks of [first, end) in this range now. Other ranges with some of them are left: what waits
+ * there is checked soon, and what is checked is given up, so that nodes which fail one after the other neither fill the
+ * memory with histories nor the places of logs. */
+static void audit_leave_logs(sn_audit *a, int first, int end) {
+    for (size_t i = a->n_logs; i-- > 0;) {
+        sn_audit_log *l = &a->logs[i];
+        bool same = l->first == first && l->end == end;
+        if (same || l->first >= end || l->end <= first) continue;
+        l->left = l->due = true;
+        if (!l->n) audit_drop_log(a, i);
+    }
+}
+
+/* The log of the range; a new one where there is none. When all places are taken, the oldest that was left goes; NULL:
+ * there is none. */
 static sn_audit_log *audit_find_log(sn_audit *a, const sn_hop *hops, size_t n_hops) {
     int first = hops[0].first, end = hops[n_hops - 1].end;
-    for (size_t i = 0; i < a->n_logs; i++)
-        if (a->logs[i].first == first && a->logs[i].end == end) return &a->logs[i];
-    if (a->n_logs == SN_AUDIT_LOGS_MAX) return NULL;
+    size_t oldest = 0;
+    audit_leave_logs(a, first, end);
+    for (size_t i = 0; i < a->n_logs; i++) {
+        if (a->logs[i].first != first || a->logs[i].end != end) continue;
+        a->logs[i].left = false;
+        return &a->logs[i];
+    }
+    while (oldest < a->n_logs && !a->logs[oldest].left) oldest++;
+    if (a->n_logs == SN_AUDIT_LOGS_MAX && oldest == a->n_logs) return NULL;
+    if (a->n_logs == SN_AUDIT_LOGS_MAX) audit_drop_log(a, oldest);
     sn_audit_log *l = &a->logs[a->n_logs++];
     *l = (sn_audit_log){.first = first, .end = end};
     return l;

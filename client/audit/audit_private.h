@@ -6,7 +6,7 @@
 #include "client/audit/audit.h"
 #include "client/audit/evidence.h"
 
-enum { SN_AUDIT_BANNED_MAX = 64, SN_AUDIT_AVOIDED_MAX = 64, SN_AUDIT_LOGS_MAX = SN_HOPS_MAX };
+enum { SN_AUDIT_BANNED_MAX = 1024, SN_AUDIT_AVOIDED_MAX = 1024, SN_AUDIT_LOGS_MAX = SN_HOPS_MAX };
 enum { SN_AUDIT_ANNOUNCEMENTS_MAX = 4 * SN_HOPS_MAX };
 
 /* One step with its answer, kept until it is checked. */
@@ -29,6 +29,7 @@ typedef struct sn_audit_log {
     int length, history_capacity;
     sn_chain *auditor;   /* the second session, at position `length`; NULL: none yet */
     bool due;            /* a draw asked for a check */
+    bool left;           /* the session does these blocks in other ranges now */
     bool auditor_failed; /* an auditor was found for the entries, but failed or gave wrong results */
     int64_t retry_us;    /* no auditor was found: earliest time at which to look again */
 } sn_audit_log;

@@ -19,7 +19,6 @@
 #include "client/chain/replica.h"
 #include "net/timeline.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -343,8 +342,8 @@ static sn_status step_msg_new(const sn_hop *hops, size_t n_hops, uint64_t correl
     return status;
 }
 
-/* A reply is accepted only if it is one to this step: from these nodes, on this timeline, of this shape, with finite
- * numbers only. Decodes it into step->out. */
+/* A reply is accepted only if it is one to this step: from these nodes, on this timeline, of this shape, with numbers
+ * that can be computed with. Decodes it into step->out. */
 static sn_status step_check_reply(const sn_hop *hops, size_t n_hops, const sn_step *step, const sn_msg *result,
                                   size_t *failed, sn_err *err) {
     static const uint8_t unknown[SN_HASH_SIZE]; /* all zero stands for "unknown", so no node may answer it */
@@ -371,9 +370,9 @@ static sn_status step_check_reply(const sn_hop *hops, size_t n_hops, const sn_st
         t->shape[1] != (uint64_t)step->n_embd)
         return sn_fail(err, SN_RETRY, "%s answered hidden states of another shape", last->report.node);
     sn_wire_decode(t->dtype, t->data, size, step->out);
-    for (size_t i = 0; i < size; i++)
-        if (!isfinite(step->out[i]))
-            return sn_fail(err, SN_RETRY, "%s answered hidden states that are not finite", last->report.node);
+    if (!sn_wire_is_usable(step->out, size))
+        return sn_fail(err, SN_RETRY, "%s answered hidden states that are not finite, or are far too large",
+                       last->report.node);
     return SN_OK;
 }
 

@@ -63,7 +63,8 @@ sn_directory *sn_link_directory(sn_link *link);
 enum { SN_LINK_ASKED_AT_ONCE = 64 };
 
 /* Which nodes to ask for what, all at once. Of more than SN_LINK_ASKED_AT_ONCE nodes so many are asked at a time, in
- * their order, and the connections that this takes are closed again. */
+ * their order, and the connections that this takes are closed again, as are those that a query makes beyond
+ * SN_LINK_ASKED_AT_ONCE of the link. */
 typedef struct sn_link_query {
     const sn_announcement *const *nodes; /* (n) of the directory, which does not change meanwhile */
     size_t n;

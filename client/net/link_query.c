@@ -44,12 +44,14 @@ static sn_status question_message(int question, uint64_t correlation_id, sn_msg 
     return SN_OK;
 }
 
-/* The node is not waited for any more. Of many nodes those that this query dialled are hung up on: a large swarm, or a
- * flood of invented nodes, would take all descriptors of the program. */
+/* The node is not waited for any more. Where many are asked, at once or in one query after the other, those that this
+ * query dialled are hung up on: a large swarm, or a flood of invented nodes, would take all descriptors of the program.
+ */
 static void query_end(querying *q, size_t i) {
+    bool many = q->query->n > SN_LINK_ASKED_AT_ONCE || sn_link_connections(q->link) > SN_LINK_ASKED_AT_ONCE;
     if (q->p[i].question != ASK_NOTHING) q->open--;
     q->p[i].question = ASK_NOTHING;
-    if (q->p[i].dialled && q->query->n > SN_LINK_ASKED_AT_ONCE) sn_link_hang_up(q->link, q->p[i].peer);
+    if (q->p[i].dialled && many) sn_link_hang_up(q->link, q->p[i].peer);
     q->p[i].dialled = false;
 }
 

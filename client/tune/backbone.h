@@ -14,6 +14,7 @@
 #include "client/routing/candidates.h"
 #include "client/tune/params.h"
 #include "device/device.h"
+#include "model/base_weights.h"
 
 /* Sequences whose rows are concatenated. The caller owns all memory. */
 typedef struct sn_micro_batch {
@@ -65,10 +66,13 @@ typedef struct sn_backbone_swarm_options {
     int timeout_ms;             /* for one micro-batch at one node */
     int max_retries;            /* failures of nodes in a row that a run tolerates */
     sn_backbone_blocks blocks;
-    const sn_cancel *cancel; /* as of sn_backbone_local_options; it ends opening, too */
+    const sn_cancel *cancel;     /* as of sn_backbone_local_options; it ends opening, too */
+    const sn_base_weights *base; /* of the training that is resumed; NULL, or without blocks: none is. Borrowed while
+                                    opening */
 } sn_backbone_swarm_options;
 /* A backbone over nodes. Waits for a few seconds until a route over its blocks exists. It uses only nodes with the
- * weights of the model's file; where the file lacks a block, only nodes with the weights of the first route. */
+ * weights of the model's file; where the file lacks a block, with those that its manifest says or `base` has, else with
+ * those of the first route whose nodes have all answered. */
 sn_status sn_backbone_swarm(const sn_model *model, const sn_backbone_swarm_options *options, sn_backbone **out,
                             sn_err *err) SN_MUST_USE;
 

@@ -7,15 +7,17 @@
  * name the adapter by its hash. A node that lost it replies SN_REBUILD, and the adapter is sent again. A node that is
  * busy replies SN_RETRY and is asked again after BUSY_RETRY_US, for at most the timeout.
  *
- * When a node fails (lost connection, no reply in time, invalid reply), a new route without it is planned, and all
- * unfinished traversals begin again from the first block. Their results have the same bits, because a node's
- * computation does not depend on the division into hops. swarm_run_all is the event loop; it and all other functions
- * run on the caller's thread. */
+ * The nodes of a route are asked whether they are there before anything else is sent to them, and before their weights
+ * count: who invents a node costs a training seconds. When a node fails (no answer to that question, lost connection,
+ * no reply in time, invalid reply), a new route without it is planned, and all unfinished traversals begin again from
+ * the first block. Their results have the same bits, because a node's computation does not depend on the division into
+ * hops. swarm_run_all is the event loop; it and all other functions run on the caller's thread. */
 #include "client/tune/backbone.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/wire.h"
 #include "client/routing/route.h"
 #include "model/source.h"
 
@@ -27,6 +29,7 @@ enum {
     BUSY_RETRY_US = 20000,
     ROUTE_WAIT_US = 3000000,
     ROUTE_POLL_US = 200000,
+    ANSWER_MS = 5000, /* for the question whether a node is there */
     DISCOVER_SLICE_US = 500000,
     CANCEL_POLL_US = 500000, /* between two looks at the cancel flag */
     ADAPTER_IMAGE_MAX = 1 << 30
@@ -75,6 +78,11 @@ typedef struct swarm_backbone {
 
 static bool swarm_interrupted(const swarm_backbone *s) { return sn_is_cancelled(s->options.cancel); }
 
+/* An interrupt is one error, wherever it was noticed. */
+static sn_status swarm_end(const swarm_backbone *s, sn_status status, sn_err *err) {
+    return status && swarm_interrupted(s) ? sn_fail(err, SN_RETRY, "interrupted") : status;
+}
+
 /* -- the route */
 
 static void swarm_drop_hops(swarm_backbone *s) {
@@ -87,6 +95,7 @@ static sn_status swarm_plan_now(swarm_backbone *s, sn_route *route, sn_err *err)
     const sn_candidate_query query = {.directory = sn_link_directory(s->options.link),
                                       .peer_stats = s->peer_stats,
                                       .now_us = sn_now_us(),
+                                      .unix_ms = sn_unix_ms(),
                                       .model = s->model,
                                       .n_blocks = s->hp->n_blocks,
                                       .block_hash = s->known_hash,
@@ -140,11 +149,49 @@ static void swarm_note_weights(swarm_backbone *s, const sn_route_leg *leg) {
     }
 }
 
+static void swarm_note_failure(swarm_backbone *s, const uint8_t node[SN_KEY_SIZE], const char *address, int first,
+                               int end, const char *why) {
+    sn_log(SN_LOG_WARN, "node failed", "node=%s blocks=%d:%d text=%s", address, first, end, why);
+    sn_peer_stats_note_failure(s->peer_stats, node, sn_now_us());
+}
+
+/* Asks all nodes of the route at once whether they are there. *silent: the last one that does not answer; NULL: all do.
+ */
+static sn_status swarm_ask_nodes(swarm_backbone *s, const sn_route *route, const sn_announcement **silent,
+                                 sn_err *err) {
+    const sn_announcement *nodes[SN_HOPS_MAX];
+    sn_node_reply replies[SN_HOPS_MAX];
+    const int timeout_ms = s->options.timeout_ms < ANSWER_MS ? s->options.timeout_ms : ANSWER_MS;
+    const sn_link_query query = {nodes, route->n, .status = true, .timeout_ms = timeout_ms};
+    *silent = NULL;
+    for (size_t i = 0; i < route->n; i++) nodes[i] = route->legs[i].node;
+    sn_status status = sn_link_query_nodes(s->options.link, &query, replies, err);
+    for (size_t i = 0; i < route->n && !status; i++) {
+        if (replies[i].answered) continue;
+        *silent = nodes[i];
+        swarm_note_failure(s, nodes[i]->node, nodes[i]->address, route->legs[i].first, route->legs[i].end,
+                           replies[i].error);
+    }
+    return status;
+}
+
+/* A route over nodes that have just answered. */
+static sn_status swarm_find_route(swarm_backbone *s, sn_route *route, sn_err *err) {
+    for (;;) {
+        const sn_announcement *silent;
+        sn_status status = swarm_plan_route(s, route, err);
+        if (!status) status = swarm_ask_nodes(s, route, &silent, err);
+        if (status || !silent) return status;
+        if (s->retries-- <= 0)
+            return sn_fail(err, SN_RETRY, "%s does not answer (too many nodes failed)", silent->address);
+    }
+}
+
 static sn_status swarm_take_route(swarm_backbone *s, sn_err *err) {
     sn_route route;
     swarm_drop_hops(s);
-    sn_status status = swarm_plan_route(s, &route, err);
-    for (size_t i = 0; i < route.n && !status; i++) {
+    sn_status status = swarm_find_route(s, &route, err);
+    for (size_t i = 0; !status && i < route.n; i++) {
         const sn_route_leg *leg = &route.legs[i];
         hop *h = &s->hops[s->n_hops++];
         *h = (hop){.first = leg->first, .end = leg->end};
@@ -155,6 +202,7 @@ static sn_status swarm_take_route(swarm_backbone *s, sn_err *err) {
         status = sn_link_dial(s->options.link, h->address, h->curve_key, &h->peer, err);
         if (!status) status = hop_make_image(s, h, err);
     }
+    if (status) swarm_drop_hops(s); /* the next run begins with a whole route */
     return status;
 }
 
@@ -178,8 +226,7 @@ static sn_status swarm_node_failed(swarm_backbone *s, const hop *h, const sn_err
     sn_err cause = *why;
     char address[SN_ADDRESS_MAX + 1];
     memcpy(address, h->address, sizeof address);
-    sn_log(SN_LOG_WARN, "node failed", "node=%s blocks=%d:%d text=%s", address, h->first, h->end, cause.text);
-    sn_peer_stats_note_failure(s->peer_stats, h->node, sn_now_us());
+    swarm_note_failure(s, h->node, address, h->first, h->end, cause.text);
     for (size_t i = 0; i < s->n_traversals; i++)
         if (!s->traversals[i].done) traversal_reset(&s->traversals[i]);
     if (s->retries-- <= 0) return sn_fail(err, SN_RETRY, "%s: %s (too many nodes failed)", address, cause.text);
@@ -323,7 +370,7 @@ static void traversal_backward(swarm_backbone *s, traversal *t, const sn_msg *re
     }
 }
 
-/* Checks that the reply has the expected kind and size and only finite values. */
+/* Checks that the reply has the expected kind and size, and numbers that can be computed with. */
 static sn_status traversal_check_reply(const swarm_backbone *s, const traversal *t, const sn_msg *msg, sn_err *err) {
     size_t rows = (size_t)t->micro_batch->rows * (size_t)s->hp->n_embd, at, n = 0;
     if (msg->kind != (t->back ? SN_MSG_BACKWARD_REPLY : SN_MSG_FORWARD_REPLY))
@@ -334,10 +381,8 @@ static sn_status traversal_check_reply(const swarm_backbone *s, const traversal 
     if (msg->tensor.dtype != SN_F32 || msg->tensor.bytes != n_expected * sizeof(float))
         return sn_fail(err, SN_RETRY, "its reply has %zu bytes where %zu were expected", msg->tensor.bytes,
                        n_expected * sizeof(float));
-    const float *values = msg->tensor.data;
-    for (size_t i = 0; i < n_expected; i++)
-        if (!(values[i] - values[i] == 0))
-            return sn_fail(err, SN_RETRY, "its reply holds a value that is not a finite number");
+    if (!sn_wire_is_usable(msg->tensor.data, n_expected))
+        return sn_fail(err, SN_RETRY, "its reply holds a number that is not finite, or is far too large");
     return SN_OK;
 }
 
@@ -369,6 +414,7 @@ static sn_status swarm_take_batch_reply(swarm_backbone *s, traversal *t, const s
         bool late = sn_now_us() - t->since_us > (int64_t)s->options.timeout_ms * 1000;
         if (msg->error.status == SN_REBUILD && h->image.len && !late) {
             h->adapter_held = false;
+            h->since_us = 0; /* it is sent anew, with its own time */
             return SN_OK;
         }
         if (error_allows_retry(msg, t->since_us, s->options.timeout_ms, &t->not_before_us)) return SN_OK;
@@ -451,12 +497,12 @@ static sn_status swarm_run_all(swarm_backbone *s, bool back, sn_loss_callback lo
 static sn_status swarm_run(sn_backbone *backbone, size_t n, const sn_micro_batch *micro_batches, bool back,
                            sn_loss_callback loss_callback, void *ctx, sn_err *err) {
     swarm_backbone *s = (swarm_backbone *)backbone;
+    s->retries = s->options.max_retries;
     sn_status status = s->n_hops ? SN_OK : swarm_take_route(s, err);
     if (!status) status = sn_calloc(&s->traversals, n, sizeof *s->traversals, err);
-    if (status) return status;
+    if (status) return swarm_end(s, status, err);
     s->n_traversals = n;
     s->back = back;
-    s->retries = s->options.max_retries;
     for (size_t i = 0; i < n; i++) s->traversals[i].micro_batch = &micro_batches[i];
     for (size_t i = 0; i < s->n_hops; i++) s->hops[i].busy = 0;
     status = swarm_run_all(s, back, loss_callback, ctx, err);
@@ -464,7 +510,7 @@ static sn_status swarm_run(sn_backbone *backbone, size_t n, const sn_micro_batch
     free(s->traversals);
     s->traversals = NULL;
     s->n_traversals = 0;
-    return status;
+    return swarm_end(s, status, err);
 }
 
 static sn_status swarm_set_params(sn_backbone *backbone, const sn_params *params, sn_err *err) {
@@ -484,16 +530,24 @@ static void swarm_free(sn_backbone *backbone) {
     free(s);
 }
 
-/* Computes the hashes of the blocks that the model file holds, so that routes avoid nodes with other weights. */
+/* Learns the hashes of the blocks, so that routes avoid nodes with other weights: by the model's file where it holds
+ * them, else by the manifest that the model came with, else by the training that is resumed. */
 static sn_status swarm_learn_hashes(swarm_backbone *s, const sn_model *model, sn_err *err) {
     size_t n = (size_t)s->hp->n_blocks;
+    const sn_base_weights *base = s->options.base;
     sn_status status = sn_calloc(&s->block_hash, n, sizeof *s->block_hash, err);
     if (!status) status = sn_calloc(&s->known_hash, n, sizeof *s->known_hash, err);
     for (int b = s->options.blocks.first; b < s->options.blocks.end && !status; b++) {
-        if (!sn_model_holds_block(model, b)) continue;
-        status = sn_model_block_hash(model, b, &s->block_hash[b], err);
-        s->known_hash[b] = &s->block_hash[b];
+        bool known = base && base->n_blocks == s->hp->n_blocks;
+        if (known) s->block_hash[b] = base->blocks[b];
+        known |= sn_model_told_block_hash(model, b, &s->block_hash[b]);
+        if (sn_model_holds_block(model, b)) {
+            status = sn_model_block_hash(model, b, &s->block_hash[b], err);
+            known = true;
+        }
+        if (known) s->known_hash[b] = &s->block_hash[b];
     }
+    s->options.base = NULL; /* borrowed while opening */
     return status;
 }
 
@@ -509,9 +563,13 @@ sn_status sn_backbone_swarm(const sn_model *model, const sn_backbone_swarm_optio
     s->hp = sn_model_hparams(model);
     if (!s->options.blocks.end) s->options.blocks.end = s->hp->n_blocks;
     s->model = sn_model_id(model);
+    s->retries = options->max_retries;
+    if (options->node_filter.n_only)
+        sn_link_look_for(options->link, options->node_filter.only, options->node_filter.n_only);
     status = sn_peer_stats_new(&s->peer_stats, err);
     if (!status) status = swarm_learn_hashes(s, model, err);
     if (!status) status = swarm_take_route(s, err);
+    status = swarm_end(s, status, err);
     s->base.weights = s->block_hash + s->options.blocks.first;
     if (status)
         swarm_free(&s->base);

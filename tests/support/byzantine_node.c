@@ -1,6 +1,7 @@
 #include "tests/support/byzantine_node.h"
 
 #include "base/clock.h"
+#include "node/engine/training.h"
 #include "node/protocol/protocol.h"
 #include "tests/support/fake_node.h"
 #include "tests/support/require.h"
@@ -45,7 +46,13 @@ static void alter_rows(const byzantine_node *b, float *rows, size_t n, int step)
     for (size_t i = (n - 1) * width; i < n * width && b->faults.large_error; i++) rows[i] = -rows[i];
 }
 
+static void tamper_with_training(const byzantine_node *b, const sn_job *job) {
+    float *out = job->output ? sn_shared_buffer_data(job->output) : NULL;
+    for (size_t i = 0; out && b->faults.huge && i < job->training->result; i++) out[i] = 3e38f;
+}
+
 static void tamper_with_job(byzantine_node *b, sn_job *job) {
+    if (job->kind == SN_JOB_TRAIN && !job->status) tamper_with_training(b, job);
     if (job->kind != SN_JOB_STEP || job->status) return;
     float *out = sn_shared_buffer_data(job->output), now[4096];
     size_t row = (size_t)b->n_embd * sizeof *out;

@@ -13,6 +13,7 @@ typedef struct byzantine_faults {
     bool fail_repeated;  /* a step at the position of the step before fails */
     int fail_steps;      /* so many first steps fail */
     bool stale;          /* from the second step of one token on it replies with the output of the step before */
+    bool huge;           /* hidden states and gradients of training are finite, and as large as floats can be */
     bool large_error;    /* in an altered step, all values of the last token are far from the true ones */
     /* path of a model whose weights it computes with, under the name and hashes of the testbed's model; NULL: the
      * testbed's */

@@ -137,6 +137,7 @@ static sn_msg *answer_step(const fake_node *f, const sn_msg *request) {
     REQUIRE(sn_msg_new_tensor(msg, f->fault == FAKE_OTHER_DTYPE ? SN_F16 : SN_F32, 2, shape, &data, &err));
     memset(data, 0, msg->tensor.bytes);
     if (f->fault == FAKE_NANS) ((float *)data)[shape[0] * shape[1] - 1] = NAN;
+    if (f->fault == FAKE_HUGE) ((float *)data)[0] = -3e38f;
     return msg;
 }
 

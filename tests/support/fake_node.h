@@ -13,6 +13,7 @@ typedef enum fake_node_fault {
     FAKE_WRONG_ROWS,
     FAKE_OTHER_DTYPE, /* float16 where float32 was asked for */
     FAKE_NANS,
+    FAKE_HUGE,           /* a finite number, as large as floats can be */
     FAKE_WRONG_TIMELINE, /* as the first node of a route: the client cannot check the nodes after it */
     FAKE_NO_TIMELINE,
     FAKE_OTHER_ID,

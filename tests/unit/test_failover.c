@@ -221,13 +221,18 @@ static void expect_error_of(fake_node_fault fault, const char *part) {
 }
 
 Test(failover, reports_a_malformed_reply_when_there_is_no_other_node) {
-    static const char *const parts[FAKE_FAULTS] = {
-        [FAKE_SILENT] = "no answer within",         [FAKE_OTHER_KIND] = "answered close_reply where step_reply was due",
-        [FAKE_WRONG_WIDTH] = "another shape",       [FAKE_WRONG_ROWS] = "another shape",
-        [FAKE_OTHER_DTYPE] = "another shape",       [FAKE_NANS] = "not finite",
-        [FAKE_WRONG_TIMELINE] = "another timeline", [FAKE_NO_TIMELINE] = "without its timeline",
-        [FAKE_OTHER_ID] = "another node answered",  [FAKE_NO_TRACE] = "over 0 nodes, not 1",
-        [FAKE_LONG_TRACE] = "over 2 nodes, not 1"};
+    static const char *const parts[FAKE_FAULTS] = {[FAKE_SILENT] = "no answer within",
+                                                   [FAKE_OTHER_KIND] = "answered close_reply where step_reply was due",
+                                                   [FAKE_WRONG_WIDTH] = "another shape",
+                                                   [FAKE_WRONG_ROWS] = "another shape",
+                                                   [FAKE_OTHER_DTYPE] = "another shape",
+                                                   [FAKE_NANS] = "not finite",
+                                                   [FAKE_HUGE] = "far too large",
+                                                   [FAKE_WRONG_TIMELINE] = "another timeline",
+                                                   [FAKE_NO_TIMELINE] = "without its timeline",
+                                                   [FAKE_OTHER_ID] = "another node answered",
+                                                   [FAKE_NO_TRACE] = "over 0 nodes, not 1",
+                                                   [FAKE_LONG_TRACE] = "over 2 nodes, not 1"};
     for (int fault = 0; fault < FAKE_FAULTS; fault++) {
         bool error = fault >= FAKE_ERROR_OK && fault <= FAKE_ERROR_UNKNOWN;
         expect_error_of((fake_node_fault)fault, error ? "the fake node refuses" : parts[fault]);

@@ -99,17 +99,10 @@ Test(node_query, the_status_of_a_swarm_takes_two_seconds_whoever_is_silent) {
     fixture_end(&r);
 }
 
-Test(node_query, a_status_asks_proven_nodes_first_and_keeps_no_connections) {
-    enum { DEAF = SN_LINK_ASKED_AT_ONCE + 20 };
-    static sn_transport *deaf[DEAF]; /* no thread receives what comes to them */
-    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
-    sn_status_row *rows = NULL;
-    size_t n = 0, answered = 0, unasked = 0;
-    cluster_add(w->cluster, 2, 0);
-    sn_link *link = cluster_link(w->cluster);
-    REQUIRE(sn_link_discover(link, NULL, TIMEOUT_MS, &err));
-    size_t connections = sn_link_connections(link);
-    for (int i = 0; i < DEAF; i++) {
+/* Puts n nodes into the link's directory that can be dialled and do not answer: no thread receives what comes to them.
+ */
+static void know_deaf_nodes(const testbed *w, sn_link *link, sn_transport **deaf, int n) {
+    for (int i = 0; i < n; i++) {
         sn_identity identity;
         sn_buf sealed;
         char address[16], bound[SN_ADDRESS_MAX + 1];
@@ -120,6 +113,19 @@ Test(node_query, a_status_asks_proven_nodes_first_and_keeps_no_connections) {
         REQUIRE(sn_directory_add(sn_link_directory(link), sealed.data, sealed.len, sn_unix_ms(), &err));
         sn_buf_fini(&sealed);
     }
+}
+
+Test(node_query, a_status_asks_proven_nodes_first_and_keeps_no_connections) {
+    enum { DEAF = SN_LINK_ASKED_AT_ONCE + 20 };
+    static sn_transport *deaf[DEAF];
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    sn_status_row *rows = NULL;
+    size_t n = 0, answered = 0, unasked = 0;
+    cluster_add(w->cluster, 2, 0);
+    sn_link *link = cluster_link(w->cluster);
+    REQUIRE(sn_link_discover(link, NULL, TIMEOUT_MS, &err));
+    size_t connections = sn_link_connections(link);
+    know_deaf_nodes(w, link, deaf, DEAF);
     REQUIRE(sn_status_query(link, &rows, &n, &err));
     cr_expect_eq(n, DEAF + 1);
     for (size_t i = 0; i < n; i++) {
@@ -130,6 +136,29 @@ Test(node_query, a_status_asks_proven_nodes_first_and_keeps_no_connections) {
     cr_expect_eq(unasked, DEAF - SN_LINK_ASKED_AT_ONCE);
     cr_expect_eq(sn_link_connections(link), connections);
     sn_status_free(&rows, n);
+    sn_link_close(&link);
+    for (int i = 0; i < DEAF; i++) sn_transport_free(&deaf[i]);
+    testbed_free(&w);
+}
+
+/* As a session does that measures round trips again and again, to others each time. */
+Test(node_query, one_query_after_the_other_keeps_few_connections) {
+    enum { DEAF = 3 * SN_LINK_ASKED_AT_ONCE, AT_ONCE = 32 };
+    static sn_transport *deaf[DEAF];
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    const sn_announcement *nodes[AT_ONCE];
+    sn_node_reply replies[AT_ONCE];
+    cluster_add(w->cluster, 0, 0);
+    sn_link *link = cluster_link(w->cluster);
+    REQUIRE(sn_link_discover(link, NULL, TIMEOUT_MS, &err));
+    know_deaf_nodes(w, link, deaf, DEAF);
+    for (size_t at = 0; at < DEAF; at += AT_ONCE) {
+        for (size_t i = 0; i < AT_ONCE; i++) nodes[i] = sn_directory_at(sn_link_directory(link), at + i);
+        const sn_link_query query = {nodes, AT_ONCE, .status = true, .timeout_ms = 500};
+        REQUIRE(sn_link_query_nodes(link, &query, replies, &err));
+        if (!at) cr_expect_gt(sn_link_connections(link), AT_ONCE - 2, "few are kept: they may be used next");
+        cr_expect_leq(sn_link_connections(link), SN_LINK_ASKED_AT_ONCE);
+    }
     sn_link_close(&link);
     for (int i = 0; i < DEAF; i++) sn_transport_free(&deaf[i]);
     testbed_free(&w);

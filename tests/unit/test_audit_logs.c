@@ -1,0 +1,79 @@
+/* What an audit keeps of ranges of blocks that a session has left, because its nodes failed one after the other. */
+#include "client/audit/audit_private.h" /* private: counts the logs */
+#include "tests/support/chain_fixture.h"
+#include "tests/support/require.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+enum { RANGES = 3 * SN_AUDIT_LOGS_MAX };
+
+/* Has the audit note a step of one token at position 0 over blocks [0, end). */
+static sn_status note_step(sn_audit *audit, int end, int n_embd) {
+    const sn_verifier verifier = sn_audit_verifier(audit);
+    static float row[1024];
+    sn_err err = {0};
+    sn_hop *hop = calloc(1, sizeof *hop);
+    cr_assert(hop);
+    hop->end = end;
+    const sn_step step = {0, 1, n_embd, row, row};
+    sn_status status = verifier.note_step(verifier.ctx, hop, 1, &step, &err);
+    free(hop);
+    return status;
+}
+
+Test(audit_logs, nodes_that_fail_do_not_use_up_the_places_of_those_that_follow) {
+    testbed *w = testbed_new(&(cluster_options){0});
+    sn_model *model = NULL;
+    sn_audit *audit = NULL;
+    REQUIRE(sn_model_open(w->path, &model, &err));
+    REQUIRE(sn_audit_new(&(sn_audit_options){.model = model}, &audit, &err));
+    for (int end = 1; end <= RANGES; end++) {
+        cr_assert_eq(note_step(audit, end, w->n_embd), SN_OK);
+        const sn_audit_log *newest = &audit->logs[audit->n_logs - 1];
+        cr_assert(newest->end == end && newest->n == 1, "the step over 0:%d is not kept for a check", end);
+        cr_assert_not(newest->due);
+        if (end > 1) cr_assert(newest[-1].due, "what waits of the range before is checked soon");
+    }
+    const sn_audit_report report = sn_audit_get_report(audit);
+    cr_expect_eq(report.steps, RANGES);
+    cr_expect_eq(report.unchecked, RANGES, "those that were given up count, and those that wait");
+    sn_audit_free(&audit);
+    sn_model_close(&model);
+    testbed_free(&w);
+}
+
+Test(audit_logs, a_range_that_was_left_and_checked_takes_no_memory) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    const int whole = cluster_add(w->cluster, 0, 4);
+    cluster_add(w->cluster, 0, 2);
+    cluster_add(w->cluster, 2, 4);
+    chain_fixture r;
+    sn_device *device = NULL;
+    sn_audit *audit = NULL;
+    chain_fixture_begin(&r, w);
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &device, &err));
+    const sn_audit_options options = {.model = r.model,
+                                      .link = r.link,
+                                      .device = device,
+                                      .local = true,
+                                      .share = 1,
+                                      .max_tokens = TESTBED_TOKENS,
+                                      .timeout_ms = 10000};
+    REQUIRE(sn_audit_new(&options, &audit, &err));
+    cr_assert_eq(chain_fixture_try_open(
+                     &r, (sn_chain_options){.max_tokens = TESTBED_TOKENS,
+                                            .verification.verifier = sn_audit_verifier(audit)}),
+                 SN_OK, "%s", r.err.text);
+    chain_fixture_steps(&r, 0, 20, 5);
+    cr_assert_eq(audit->n_logs, 1);
+    cluster_cut_off(w->cluster, whole);
+    chain_fixture_steps(&r, 20, 30, 5);
+    cr_expect_eq(audit->n_logs, 2, "the history of blocks 0:4 is kept");
+    const sn_audit_report report = sn_audit_get_report(audit);
+    cr_expect(report.checked == report.steps && !report.unchecked);
+    chain_fixture_close(&r);
+    sn_audit_free(&audit);
+    sn_device_close(&device);
+    testbed_free(&w);
+}

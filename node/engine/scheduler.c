@@ -258,7 +258,8 @@ static bool job_admit(sn_scheduler *s, sn_job *job, int64_t now_us, bool *queued
     }
     sn_status status = job_reserve_kv(s, job, *queued);
     if (status == SN_RETRY && now_us < job->deadline_us) {
-        *queued = job->kv_waited = true;
+        job->kv_waited = true;
+        if (!sn_kv_admission_hoards(&s->admission, job)) *queued = true;
         return false;
     }
     if (!status) job->started_us = now_us;
@@ -397,7 +398,7 @@ static sn_job *prefill_next_job(const sn_scheduler *s) {
     sn_job *best = NULL;
     for (sn_job *job = s->jobs; job; job = job->next) {
         if (!job_may_run(job) || job_counts_as_decode(job) || job->last_batch == s->batch_number) continue;
-        if (!best || job->step.client - s->prefill_turn - 1 < best->step.client - s->prefill_turn - 1)
+        if (!best || job->client - s->prefill_turn - 1 < best->client - s->prefill_turn - 1)
             best = job; /* distances are modulo 2^64 */
     }
     return best;
@@ -418,7 +419,7 @@ static void batch_form(sn_scheduler *s, int64_t now_us) {
         job_attach_prefix(s, job);
         if (job->n_done == job->n_tokens) job_end(job, SN_OK, now_us);
         batch_add_job(s, job, budget);
-        if (s->n_rows > before) s->prefill_turn = job->step.client;
+        if (s->n_rows > before) s->prefill_turn = job->client;
         budget -= s->n_rows - before;
     }
 }

@@ -119,6 +119,7 @@ static sn_status put_submit(sn_protocol *protocol, sn_session *session, sn_event
     job->kind = SN_JOB_KV_WRITE;
     job->session = session;
     job->kv = &session->kv;
+    memcpy(&job->client, session->owner, sizeof job->client);
     job->first = session->first;
     job->end = session->end;
     job->arrived_us = event->arrived_us;
@@ -326,6 +327,7 @@ static sn_job *kv_read_submit(sn_protocol *protocol, sn_session *session, const 
     job->kind = SN_JOB_KV_READ;
     job->session = session;
     job->kv = &session->kv;
+    memcpy(&job->client, session->owner, sizeof job->client);
     if (!protocol->setup.submit(protocol->setup.ctx, job)) {
         sn_job_free(&job);
         return NULL;

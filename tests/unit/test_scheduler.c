@@ -303,9 +303,9 @@ Test(scheduler, a_client_with_many_prompts_does_not_starve_others) {
     fixture b;
     unsigned finished, early = 0;
     fixture_begin(&b, 256);
-    for (int s = 0; s < 5; s++) add_step(&b, s, 0, SN_SPAN_ROWS)->step.client = 1; /* each fills a batch */
-    add_step(&b, 5, 0, SN_SPAN_ROWS)->step.client = 2;                             /* arrived last */
-    add_step(&b, 6, 0, SN_SPAN_ROWS)->step.client = UINT64_MAX;
+    for (int s = 0; s < 5; s++) add_step(&b, s, 0, SN_SPAN_ROWS)->client = 1; /* each fills a batch */
+    add_step(&b, 5, 0, SN_SPAN_ROWS)->client = 2;                             /* arrived last */
+    add_step(&b, 6, 0, SN_SPAN_ROWS)->client = UINT64_MAX;
     for (int i = 0; i < 3; i++) {
         cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
         early |= finished;

@@ -13,8 +13,8 @@
  * block each other for ever.
  *
  * A client that has more than half of the pages while another one's job waits for some is the hoarder. Its jobs take no
- * more pages and hold no others up, and a session of it that is between two steps or waits gives its pages, swapped out or
- * discarded, if the hoarder still has as many as the other client then, so that two do not take from each other in
+ * more pages and hold no others up, and a session of it that is between two steps or waits gives its pages, swapped out
+ * or discarded, if the hoarder still has as many as the other client then, so that two do not take from each other in
  * turn; or if it was idle for long. Otherwise one client could keep all others out by sessions that it leaves idle. */
 #ifndef SN_NODE_ENGINE_KV_ADMISSION_H
 #define SN_NODE_ENGINE_KV_ADMISSION_H

@@ -5,8 +5,8 @@
  *   1. jobs_prepare closes sessions, ends cancelled jobs, copies one part of KV pages, and admits steps: a step starts
  *      when its KV cache is rewound, swapped in and has pages reserved for all rows (kv_admission.h). Rows in the
  *      prefix cache are attached.
- *   2. batch_choose_lead takes, among the started steps of the client that was in no batch for longest, the oldest of
- *      the kind (blocks, adapter) that has not run for longest. Only steps of its kind join the batch.
+ *   2. batch_choose_lead takes, among the started steps of the client whose kinds had no batch for longest, the oldest
+ * of the kind (blocks, adapter) that has not run for longest. Only steps of its kind join the batch.
  *   3. Decode steps are added, while others decode up to decode_rows_max of each client, then prefill steps, client by
  *      client, up to prefill_rows_max.
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
@@ -63,7 +63,7 @@ struct sn_scheduler {
     bool kv_copied; /* KV pages were copied in this round: one part per round, to bound the delay */
     batch_kind recent_kinds[BATCH_KINDS]; /* of the newest batches, the newest first */
     struct {
-        uint64_t client, batch; /* number of the newest batch with rows of it; 0: this entry is free */
+        uint64_t client, batch; /* number of the newest batch of a kind for which it had steps; 0: the entry is free */
     } recent_clients[RECENT_CLIENTS];
     sn_job *behind; /* a job whose cache must catch up before it joins a batch; NULL: none in this round */
     sn_job *lead;   /* the job whose kind the batch has */
@@ -292,14 +292,13 @@ static int job_kind_last_turn(const sn_scheduler *s, const sn_job *job) {
     return i;
 }
 
-/* The number of the newest batch with rows of the client; 0: it is long ago, or there was none. */
+/* The number of the newest batch that was of a kind for which the client had steps; 0: it is long ago. */
 static uint64_t client_last_batch(const sn_scheduler *s, uint64_t client) {
     for (int i = 0; i < RECENT_CLIENTS; i++)
         if (s->recent_clients[i].client == client) return s->recent_clients[i].batch;
     return 0;
 }
 
-/* Rows of the client are in the present batch. */
 static void client_note_batch(sn_scheduler *s, uint64_t client) {
     int at = 0;
     for (int i = 0; i < RECENT_CLIENTS && s->recent_clients[at].client != client; i++)
@@ -308,7 +307,7 @@ static void client_note_batch(sn_scheduler *s, uint64_t client) {
     s->recent_clients[at].batch = s->batch_number;
 }
 
-/* Of the client that was in no batch for longest, so that one with many kinds does not delay another one by all of
+/* Of the client whose kinds had no batch for longest, so that one with many kinds does not delay another one by all of
  * them: the oldest job of the kind that has not run for longest, so that no kind waits for ever. */
 static sn_job *batch_choose_lead(const sn_scheduler *s) {
     sn_job *best = NULL;
@@ -326,6 +325,13 @@ static sn_job *batch_choose_lead(const sn_scheduler *s) {
     return best;
 }
 
+/* The batch has the lead's kind: a turn of all clients with steps for it, also of those that get no rows. */
+static void clients_note_batch(sn_scheduler *s) {
+    const batch_kind kind = job_batch_kind(s->lead);
+    for (const sn_job *job = s->jobs; job; job = job->next)
+        if (job_may_run(job) && job_is_of_kind(job, &kind)) client_note_batch(s, job->client);
+}
+
 /* Adds up to `rows` of the job's remaining rows to the batch, if it has the batch's kind. */
 static void batch_add_job(sn_scheduler *s, sn_job *job, int rows) {
     int left = job->n_tokens - job->n_done;
@@ -339,7 +345,6 @@ static void batch_add_job(sn_scheduler *s, sn_job *job, int rows) {
         return;
     }
     rows = job_rows_to_cached_page(s, job, rows);
-    client_note_batch(s, job->client);
     s->chosen[s->n_chosen] = job;
     s->parts[s->n_chosen++] =
         (sn_span_sequence){*job->kv, &job->step.input, job->n_done, rows, job_output_row(s, job, job->n_done)};
@@ -486,6 +491,7 @@ static void batch_form(sn_scheduler *s, int64_t now_us) {
     s->span_rows = 0;
     jobs_prepare(s, now_us);
     s->lead = batch_choose_lead(s);
+    if (s->lead) clients_note_batch(s);
     bool decoding = batch_add_decode_jobs(s, now_us);
     int budget = prefill_rows_max(s, decoding, prompts_waiting(s), now_us);
     for (sn_job *job; budget > 0 && (job = prefill_next_job(s));) {
@@ -595,12 +601,13 @@ static bool training_run_piece(sn_scheduler *s, int64_t now_us) {
     return true;
 }
 
-/* Ends the jobs of clients that are gone. */
+/* Ends the jobs of clients that are gone, and all when the node leaves its blocks. */
 static void training_drop_cancelled(sn_scheduler *s, int64_t now_us) {
     for (sn_job *job = s->training_jobs; job; job = job->next) {
         if (!atomic_load(&job->cancelled)) continue;
         sn_trainer_drop(s->trainer, job);
-        job_end(job, sn_fail(&job->err, SN_REFUSED, "the connection of the client has ended"), now_us);
+        job_end(job, sn_fail(&job->err, SN_RETRY, "the connection has ended, or this node leaves: use another one"),
+                now_us);
     }
 }
 

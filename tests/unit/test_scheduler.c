@@ -399,6 +399,26 @@ Test(scheduler, a_client_with_many_kinds_of_batches_delays_another_by_one) {
     fixture_end(&b);
 }
 
+/* A session that decodes with an adapter beside many clients with prompts. */
+Test(scheduler, many_clients_of_one_kind_delay_another_kind_by_one_batch) {
+    fixture b;
+    unsigned finished;
+    int at = 0, decoded = 0;
+    fixture_begin(&b, 256);
+    sn_scheduler_set_throughput(b.scheduler, 0, 600000); /* 10 ms are 16.7 rows */
+    for (int s = 1; s < 10; s++) add_step(&b, s, 0, 200)->client = (uint64_t)s;
+    add_step_over(&b, 0, at++, 1, 0, 2)->client = 100;
+    for (int i = 0; i < 20; i++) {
+        run_batch(&b, SN_OK, &finished);
+        if (!(finished & 1u)) continue;
+        add_step_over(&b, 0, at++, 1, 0, 2)->client = 100;
+        decoded++;
+    }
+    cr_expect_eq(decoded, 10, "it had %d of 20 batches", decoded);
+    while (!sn_scheduler_idle(b.scheduler)) run_batch(&b, SN_OK, &finished);
+    fixture_end(&b);
+}
+
 Test(scheduler, decode_steps_of_one_client_delay_another_by_a_bounded_time) {
     static const int range[][2] = {{0, 4}, {0, 4}, {0, 4}, {0, 4}, {0, 4}, {0, 4}, {0, 4}};
     static const int rows[] = {1, 8, 8, 8, 8, 8, 8};

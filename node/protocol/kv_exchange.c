@@ -339,8 +339,8 @@ static sn_job *kv_read_submit(sn_protocol *protocol, sn_session *session, const 
     return job;
 }
 
-/* The engine's queue has space for one step and one read per session. A client that has reads there takes no more than
- * half of what is left, so that others find a place. */
+/* The engine's queue has space for one step and one read per session. A client has no more reads there than places are
+ * left, so that others find one. */
 static bool there_is_place_to_read(const sn_protocol *protocol, const sn_session *session) {
     size_t own = 0;
     for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {

@@ -277,6 +277,14 @@ size_t sn_kv_cache_pages_missing(const sn_kv_cache *kv, int n) {
     return needed > available ? needed - available : 0;
 }
 
+size_t sn_kv_cache_page_parts(const sn_kv_cache *kv) {
+    size_t parts = 0;
+    for (size_t i = 0; i < kv->n_pages; i++)
+        if (kv->page_numbers[i] != SN_KV_NONE)
+            parts += SN_KV_PAGE_PARTS / kv->pool->pages.ref_counts[kv->page_numbers[i]];
+    return parts;
+}
+
 /* ---- writing and reading ---- */
 
 static void *const *kv_cache_addresses(const sn_kv_cache *kv, int part) {

@@ -75,6 +75,7 @@ sn_kv_cache *sn_kv_cache_next(const sn_kv_pool *pool, const sn_kv_cache *kv);
 /* Notes of the scheduler about a cache; kvcache/ sets sequence_number and does not read the others. */
 typedef struct sn_kv_cache_usage {
     uint64_t sequence_number; /* grows from cache to cache; read-only */
+    uint64_t client;          /* whose session it is */
     bool busy;                /* a step of the session runs or waits */
     int64_t last_used_us;     /* when the session was busy last */
 } sn_kv_cache_usage;
@@ -83,6 +84,9 @@ sn_kv_cache_usage *sn_kv_cache_usage_of(sn_kv_cache *kv);
  * and how many more of them are needed than the pool has available now. */
 size_t sn_kv_cache_pages_needed(const sn_kv_cache *kv, int n);
 size_t sn_kv_cache_pages_missing(const sn_kv_cache *kv, int n);
+/* What the cache has of the pool, in parts of a page: of a page that n caches use, 1/n. */
+enum { SN_KV_PAGE_PARTS = 5040 };
+size_t sn_kv_cache_page_parts(const sn_kv_cache *kv);
 
 /* ---- writing: a forward pass reserves, writes through sn_kv_cache_sequence, then appends ---- */
 

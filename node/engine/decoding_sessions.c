@@ -27,11 +27,12 @@ bool sn_decoding_sessions_pending(const sn_decoding_sessions *sessions) {
     return false;
 }
 
-void sn_decoding_sessions_record(sn_decoding_sessions *sessions, const void *session, int rows, uint64_t batch,
-                                 int64_t now_us) {
+void sn_decoding_sessions_record(sn_decoding_sessions *sessions, const void *session, uint64_t client, int rows,
+                                 uint64_t batch, int64_t now_us) {
     sn_decoding_sessions_remove(sessions, session);
     if (sessions->n == SN_DECODING_SESSIONS_MAX) session_drop(sessions, 0);
     sessions->list[sessions->n].session = session;
+    sessions->list[sessions->n].client = client;
     sessions->list[sessions->n].rows = rows;
     sessions->list[sessions->n].arrived = false;
     sessions->list[sessions->n].batch = batch;
@@ -43,4 +44,10 @@ int sn_decoding_sessions_rows(sn_decoding_sessions *sessions, int64_t now_us) {
     while (sessions->n && now_us - sessions->list[0].last_us > SN_DECODING_WINDOW_US) session_drop(sessions, 0);
     for (int i = 0; i < sessions->n; i++) rows += sessions->list[i].rows;
     return rows;
+}
+
+bool sn_decoding_sessions_of_others(const sn_decoding_sessions *sessions, uint64_t client) {
+    for (int i = 0; i < sessions->n; i++)
+        if (sessions->list[i].client != client) return true;
+    return false;
 }

@@ -15,6 +15,7 @@ enum {
 typedef struct sn_decoding_sessions {
     struct {
         const void *session; /* only compared */
+        uint64_t client;
         int rows;
         bool arrived;   /* its next step is here */
         uint64_t batch; /* number of the batch that its newest step was in */
@@ -24,12 +25,13 @@ typedef struct sn_decoding_sessions {
 } sn_decoding_sessions;
 
 /* The session's decode step is in this batch. A full list drops its oldest entry. */
-void sn_decoding_sessions_record(sn_decoding_sessions *sessions, const void *session, int rows, uint64_t batch,
-                                 int64_t now_us);
+void sn_decoding_sessions_record(sn_decoding_sessions *sessions, const void *session, uint64_t client, int rows,
+                                 uint64_t batch, int64_t now_us);
 void sn_decoding_sessions_arrived(sn_decoding_sessions *sessions, const void *session); /* its next step is here */
 void sn_decoding_sessions_remove(sn_decoding_sessions *sessions,
                                  const void *session);                         /* it ended, or does other work now */
 int sn_decoding_sessions_rows(sn_decoding_sessions *sessions, int64_t now_us); /* decode rows of all of them */
+bool sn_decoding_sessions_of_others(const sn_decoding_sessions *sessions, uint64_t client); /* of another client */
 /* Whether a session is missing whose newest step was in the same batch as that of a session that is here. */
 bool sn_decoding_sessions_pending(const sn_decoding_sessions *sessions);
 

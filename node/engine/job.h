@@ -28,7 +28,6 @@ typedef enum sn_job_kind {
 } sn_job_kind;
 
 typedef struct sn_step_job {
-    uint64_t client;                /* identifies the client: prefill work of clients alternates */
     sn_adapter **adapter;           /* applied to the blocks; only the device thread looks there; NULL: none */
     sn_tensor input;                /* float32 (n_tokens, n_embd), in the memory of the request, or in input_buffer */
     sn_shared_buffer *input_buffer; /* the input decoded from another wire dtype; NULL: it came as float32 */
@@ -65,6 +64,7 @@ typedef struct sn_job {
     sn_job_kind kind;
     void *session;          /* the network thread's; the device thread only returns it. NULL: of EXPERTS, TRAIN */
     sn_kv_cache **kv;       /* the session's KV cache: made, used and freed by the device thread alone */
+    uint64_t client;        /* identifies the session's owner: clients share batches and KV pages. Not of CLOSE */
     int first, end;         /* blocks */
     int position, n_tokens; /* STEP, KV_READ, KV_WRITE: the positions [position, position + n_tokens) */
     int priority;           /* of the client: higher ones are served first (node/protocol/quota.h) */

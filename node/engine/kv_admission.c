@@ -1,3 +1,8 @@
+/* Each round has two halves. sn_kv_admission_begin looks at all jobs and caches: which are busy, whether there is a
+ * hoarder, who is the claimant. Then the scheduler asks for each job (prepare, reserve), and what it asks for is
+ * granted or put off by these three. At the end of forming the batch, sn_kv_admission_reclaim frees pages for the first
+ * waiting job, in the order of what that costs: of sessions that were idle for a while (swapped out only), of the
+ * hoarder's, of jobs that wait themselves. In the next round only that job takes what the hoarder gave (taken_for). */
 #include "node/engine/kv_admission.h"
 
 #include "base/log.h"
@@ -9,6 +14,7 @@ enum {
     SWAP_BYTES_MAX = 8 << 20, /* per round: a few milliseconds */
     RECENT_STEP_US = 500000,  /* a session with a step within this time is not idle: its next step is expected */
     SWAP_PAUSE_US = 1000000,  /* after a failed swap-out */
+    HOARD_IDLE_US = 10000000, /* an idle session of the hoarder then gives its pages in any case */
 };
 
 void sn_kv_admission_init(sn_kv_admission *admission, sn_kv_pool *pool) {
@@ -24,10 +30,52 @@ static bool job_waits(const sn_job *job) {
     return job->kind != SN_JOB_CLOSE && job->kv_waited && !job->started_us && !job->finished_us && *job->kv;
 }
 
-static void kv_mark_busy(const sn_kv_admission *admission, sn_kv_cache *kv) {
-    sn_kv_cache_usage_of(kv)->busy = true;
-    sn_kv_cache_usage_of(kv)->last_used_us = admission->now_us;
+static void kv_mark_busy(const sn_kv_admission *admission, const sn_job *job) {
+    sn_kv_cache_usage *usage = sn_kv_cache_usage_of(*job->kv);
+    usage->busy = true;
+    usage->last_used_us = admission->now_us;
+    if (job->kind != SN_JOB_CLOSE) usage->client = job->client;
 }
+
+/* -- the hoarder --------------------------------------------------------------------------------------------------- */
+
+/* Pages are counted in parts (sn_kv_cache_page_parts). */
+static size_t parts_of_client(const sn_kv_pool *pool, uint64_t client) {
+    size_t parts = 0;
+    for (sn_kv_cache *kv = sn_kv_cache_next(pool, NULL); kv; kv = sn_kv_cache_next(pool, kv))
+        if (sn_kv_cache_usage_of(kv)->client == client) parts += sn_kv_cache_page_parts(kv);
+    return parts;
+}
+
+/* The client that has more than half of the pages, if one has. */
+static bool client_with_most(const sn_kv_pool *pool, uint64_t *out) {
+    size_t lead = 0;
+    uint64_t client = 0;
+    for (sn_kv_cache *kv = sn_kv_cache_next(pool, NULL); kv; kv = sn_kv_cache_next(pool, kv)) {
+        /* Each part of another client takes one of its lead away: who has more than half is left. */
+        size_t parts = sn_kv_cache_page_parts(kv);
+        bool same = sn_kv_cache_usage_of(kv)->client == client;
+        if (!same && parts > lead) client = sn_kv_cache_usage_of(kv)->client;
+        lead = same ? lead + parts : parts > lead ? parts - lead : lead - parts;
+    }
+    *out = client;
+    return parts_of_client(pool, client) > sn_kv_pool_tokens(pool) / SN_KV_PAGE_TOKENS * SN_KV_PAGE_PARTS / 2;
+}
+
+static void hoarder_find(sn_kv_admission *admission, const sn_job *jobs) {
+    const sn_job *first = jobs;
+    admission->hoards = false;
+    while (first && !job_waits(first)) first = first->next;
+    if (!first || !client_with_most(admission->pool, &admission->hoarder)) return;
+    for (const sn_job *job = first; job; job = job->next)
+        if (job_waits(job) && job->client != admission->hoarder) admission->hoards = true;
+}
+
+bool sn_kv_admission_hoards(const sn_kv_admission *admission, const sn_job *job) {
+    return admission->hoards && job->client == admission->hoarder;
+}
+
+/* -- who may take pages -------------------------------------------------------------------------------------------- */
 
 void sn_kv_admission_begin(sn_kv_admission *admission, const sn_job *jobs, int64_t now_us) {
     admission->now_us = now_us;
@@ -36,17 +84,22 @@ void sn_kv_admission_begin(sn_kv_admission *admission, const sn_job *jobs, int64
     admission->swap_pending = false;
     for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv))
         sn_kv_cache_usage_of(kv)->busy = false;
+    for (const sn_job *job = jobs; job; job = job->next)
+        if (*job->kv) kv_mark_busy(admission, job);
+    hoarder_find(admission, jobs);
     for (const sn_job *job = jobs; job; job = job->next) {
-        if (*job->kv) kv_mark_busy(admission, *job->kv);
+        if (sn_kv_admission_hoards(admission, job)) continue;
         bool long_enough = now_us >= job->deadline_us - (job->deadline_us - job->arrived_us) / 2;
         if (job_waits(job) && long_enough && (!admission->claimant || job_kv_number(job) < admission->claimant))
             admission->claimant = job_kv_number(job);
     }
 }
 
-/* The claimant is an older session. */
-static bool job_is_behind_claim(const sn_kv_admission *admission, const sn_job *job) {
-    return admission->claimant && admission->claimant < job_kv_number(job);
+/* The claimant is an older session, the job is the hoarder's, or the hoarder gave its pages for another one. */
+static bool job_is_behind(const sn_kv_admission *admission, const sn_job *job) {
+    return sn_kv_admission_hoards(admission, job) ||
+           (admission->taken_for && admission->taken_for != job_kv_number(job)) ||
+           (admission->claimant && admission->claimant < job_kv_number(job));
 }
 
 static sn_status job_yield(sn_job *job) {
@@ -58,10 +111,10 @@ sn_status sn_kv_admission_prepare(sn_kv_admission *admission, sn_job *job) {
     if (!*job->kv) {
         sn_status status = sn_kv_cache_new(admission->pool, job->kv, &job->err);
         if (status) return status;
-        kv_mark_busy(admission, *job->kv);
+        kv_mark_busy(admission, job);
     }
     if (job->kind != SN_JOB_KV_READ && sn_kv_cache_length(*job->kv) > at) sn_kv_cache_rewind(*job->kv, at);
-    if (sn_swap_swapped_pages(*job->kv) && job_is_behind_claim(admission, job)) return job_yield(job);
+    if (sn_swap_swapped_pages(*job->kv) && job_is_behind(admission, job)) return job_yield(job);
     sn_status status = sn_swap_in(*job->kv, &admission->swap_pages_left, &job->err);
     if (!status && sn_kv_cache_length(*job->kv) < at)
         status = sn_fail(&job->err, SN_REBUILD, "the KV pages of this session are lost: open a new one and replay");
@@ -69,9 +122,8 @@ sn_status sn_kv_admission_prepare(sn_kv_admission *admission, sn_job *job) {
 }
 
 sn_status sn_kv_admission_reserve(sn_kv_admission *admission, sn_job *job, bool queued) {
-    if (queued && !job->position) return job_yield(job);
-    if (job_is_behind_claim(admission, job) && sn_kv_cache_pages_needed(*job->kv, job_rows_left(job)))
-        return job_yield(job);
+    if (queued && !job->position && admission->taken_for != job_kv_number(job)) return job_yield(job);
+    if (job_is_behind(admission, job) && sn_kv_cache_pages_needed(*job->kv, job_rows_left(job))) return job_yield(job);
     return sn_kv_cache_reserve(*job->kv, job_rows_left(job), &job->err);
 }
 
@@ -90,6 +142,28 @@ static bool kv_swap_out(sn_kv_admission *admission, sn_kv_cache *kv, size_t n) {
     return false;
 }
 
+/* What a KV cache of the hoarder may have at most, if the hoarder is to have no less without it than the job's client
+ * with the pages that it lacks. */
+static size_t parts_to_spare(const sn_kv_admission *admission, const sn_job *job) {
+    size_t lacks = sn_kv_cache_pages_needed(*job->kv, job_rows_left(job)) * SN_KV_PAGE_PARTS;
+    size_t held = parts_of_client(admission->pool, admission->hoarder),
+           others = parts_of_client(admission->pool, job->client) + lacks;
+    return held > others ? held - others : 0;
+}
+
+/* The hoarder's KV cache that has been idle for longest, of those that must give their pages. */
+static sn_kv_cache *kv_find_hoarded(const sn_kv_admission *admission, size_t to_spare) {
+    sn_kv_cache *found = NULL;
+    for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv)) {
+        const sn_kv_cache_usage *usage = sn_kv_cache_usage_of(kv);
+        if (usage->busy || usage->client != admission->hoarder || !sn_kv_cache_page_parts(kv)) continue;
+        bool gives = admission->now_us - usage->last_used_us >= HOARD_IDLE_US ||
+                     (sn_kv_cache_page_parts(kv) <= to_spare && sn_swap_movable_pages(kv));
+        if (gives && (!found || usage->last_used_us < sn_kv_cache_usage_of(found)->last_used_us)) found = kv;
+    }
+    return found;
+}
+
 /* The KV cache that has been idle for longest and has pages that can be moved; last used at before_us at the latest. */
 static sn_kv_cache *kv_find_longest_idle(const sn_kv_admission *admission, int64_t before_us) {
     sn_kv_cache *found = NULL;
@@ -102,31 +176,36 @@ static sn_kv_cache *kv_find_longest_idle(const sn_kv_admission *admission, int64
     return found;
 }
 
-/* The youngest waiting job whose KV cache holds pages, if it is younger than the claimant. */
-static sn_job *job_find_youngest_waiting(const sn_kv_admission *admission, sn_job *jobs) {
+/* The youngest waiting job that must give its pages to `to`: one of the hoarder, or, if `to` is the claimant's, a
+ * younger one. */
+static sn_job *job_find_youngest_waiting(const sn_kv_admission *admission, sn_job *jobs, const sn_job *to) {
+    size_t to_spare = admission->hoards ? parts_to_spare(admission, to) : 0;
     sn_job *found = NULL;
-    for (sn_job *job = jobs; job; job = job->next)
-        if (job_waits(job) && job_kv_number(job) > admission->claimant && sn_swap_movable_pages(*job->kv) &&
-            (!found || job_kv_number(job) > job_kv_number(found)))
-            found = job;
+    for (sn_job *job = jobs; job; job = job->next) {
+        if (!job_waits(job) || !sn_swap_movable_pages(*job->kv)) continue;
+        bool hoarded = sn_kv_admission_hoards(admission, job) && sn_kv_cache_page_parts(*job->kv) <= to_spare;
+        bool younger = admission->claimant == job_kv_number(to) && job_kv_number(job) > admission->claimant;
+        if ((hoarded || younger) && (!found || job_kv_number(job) > job_kv_number(found))) found = job;
+    }
     return found;
 }
 
-/* The waiting job that is served first: the claimant's, otherwise the first in the list. */
+/* The waiting job that is served first: the claimant's, otherwise the first in the list that is not the hoarder's. */
 static sn_job *job_find_first_waiting(const sn_kv_admission *admission, sn_job *jobs) {
     sn_job *first = NULL;
     for (sn_job *job = jobs; job; job = job->next) {
-        if (!job_waits(job)) continue;
+        if (!job_waits(job) || sn_kv_admission_hoards(admission, job)) continue;
         if (job_kv_number(job) == admission->claimant) return job;
         if (!first) first = job;
     }
     return first;
 }
 
-/* Frees the pages that the first waiting job lacks: from idle sessions, and for the claimant from waiting ones, too.
- * Returns the job whose pages had to be discarded, or NULL. */
+/* Frees the pages that the first waiting job lacks: from idle sessions, the hoarder's by force, and for the claimant,
+ * or of the hoarder, from waiting ones, too. Returns the job whose pages had to be discarded, or NULL. */
 static sn_job *kv_free_pages(sn_kv_admission *admission, sn_job *jobs) {
     sn_job *job = job_find_first_waiting(admission, jobs), *victim;
+    admission->taken_for = 0;
     if (!job) return NULL;
     bool claims = admission->claimant && job_kv_number(job) == admission->claimant;
     for (size_t missing; (missing = sn_kv_cache_pages_missing(*job->kv, job_rows_left(job)));) {
@@ -134,10 +213,21 @@ static sn_job *kv_free_pages(sn_kv_admission *admission, sn_job *jobs) {
         admission->swap_pending = admission->swap_pending || (kv && !admission->swap_pages_left);
         if (!kv || !admission->swap_pages_left || !kv_swap_out(admission, kv, missing)) break;
     }
+    for (size_t missing; admission->hoards && admission->swap_pages_left &&
+                         (missing = sn_kv_cache_pages_missing(*job->kv, job_rows_left(job)));) {
+        sn_kv_cache *kv = kv_find_hoarded(admission, parts_to_spare(admission, job));
+        if (!kv) break;
+        admission->taken_for = job_kv_number(job);
+        if (sn_swap_movable_pages(kv) && kv_swap_out(admission, kv, missing)) continue;
+        sn_kv_cache_invalidate(kv);
+        sn_log_rated(SN_LOG_INFO, "KV pages taken from an idle session",
+                     "text=its client has more than half of them, and another one waits");
+    }
     for (size_t missing;
-         claims && (missing = sn_kv_cache_pages_missing(*job->kv, job_rows_left(job))) && admission->swap_pages_left;) {
-        victim = job_find_youngest_waiting(admission, jobs);
+         (missing = sn_kv_cache_pages_missing(*job->kv, job_rows_left(job))) && admission->swap_pages_left;) {
+        victim = job_find_youngest_waiting(admission, jobs, job);
         if (!victim) break;
+        if (sn_kv_admission_hoards(admission, victim)) admission->taken_for = job_kv_number(job);
         if (!victim->position) { /* it has only pages attached from the prefix cache, and can attach them again */
             sn_kv_cache_rewind(*victim->kv, 0);
             victim->n_done = 0;

@@ -10,7 +10,12 @@
  * younger session gets a page before the claimant, and the claimant also gets pages of sessions that are between
  * two steps or wait themselves, the youngest first: their pages are swapped out, or, where that is impossible,
  * discarded, and their clients replay them. So two sessions that each hold half of the pool and need more do not
- * block each other for ever. */
+ * block each other for ever.
+ *
+ * A client that has more than half of the pages while another one's job waits for some is the hoarder. Its jobs take no
+ * more pages and hold no others up, and a session of it that is between two steps or waits gives its pages, swapped out
+ * or discarded, if the hoarder still has as many as the other client then, so that two do not take from each other in
+ * turn; or if it was idle for long. Otherwise one client could keep all others out by sessions that it leaves idle. */
 #ifndef SN_NODE_ENGINE_KV_ADMISSION_H
 #define SN_NODE_ENGINE_KV_ADMISSION_H
 
@@ -24,6 +29,9 @@ typedef struct sn_kv_admission {
     int64_t now_us;         /* of this round */
     size_t swap_pages_left; /* of swap_pages_max, in this round */
     uint64_t claimant;      /* sequence_number of the claimant's KV cache; 0: none */
+    bool hoards;            /* there is a hoarder, */
+    uint64_t hoarder;       /* this client */
+    uint64_t taken_for;     /* sequence_number of the KV cache that gets what the hoarder gave; 0: none */
     bool swap_pending;      /* pages are left to swap in the next round */
     int64_t swap_pause_us;  /* no swap-out before this time, because one failed */
 } sn_kv_admission;
@@ -38,6 +46,8 @@ sn_status sn_kv_admission_prepare(sn_kv_admission *admission, sn_job *job) SN_MU
 /* Reserves KV pages for the rows that are left of the job. `queued`: a job before it waits. SN_RETRY: it has to
  * wait. */
 sn_status sn_kv_admission_reserve(sn_kv_admission *admission, sn_job *job, bool queued) SN_MUST_USE;
+/* Whether the job is one of the hoarder. */
+bool sn_kv_admission_hoards(const sn_kv_admission *admission, const sn_job *job);
 /* After the jobs of the batch were chosen: frees pages for the first waiting job, and swaps out idle sessions. Returns
  * a waiting job whose pages were discarded for that, with job->err set, or NULL. */
 sn_job *sn_kv_admission_reclaim(sn_kv_admission *admission, sn_job *jobs);

@@ -5,9 +5,10 @@
  *   1. jobs_prepare closes sessions, ends cancelled jobs, copies one part of KV pages, and admits steps: a step starts
  *      when its KV cache is rewound, swapped in and has pages reserved for all rows (kv_admission.h). Rows in the
  *      prefix cache are attached.
- *   2. batch_choose_lead takes, among the started steps, the oldest of the kind (blocks, adapter) that has not run for
- *      longest. Only steps of its kind join the batch.
- *   3. Decode steps are added, then prefill steps, client by client, up to prefill_rows_max.
+ *   2. batch_choose_lead takes, among the started steps of the client whose kinds had no batch for longest, the oldest
+ * of the kind (blocks, adapter) that has not run for longest. Only steps of its kind join the batch.
+ *   3. Decode steps are added, while others decode up to decode_rows_max of each client, then prefill steps, client by
+ *      client, up to prefill_rows_max.
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
  *   5. batch_run runs one forward pass; completed pages go into the prefix cache. A step whose recurrent states must be
  *      brought to its position does not join: batch_catch_up computes a piece of that.
@@ -29,7 +30,8 @@
 
 enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000, OTHERS_US = 1000000 };
 enum {
-    BATCH_KINDS = 8, /* kinds of batches whose last use is remembered */
+    BATCH_KINDS = 8,     /* kinds of batches whose last use is remembered */
+    RECENT_CLIENTS = 64, /* clients whose last batch is remembered */
     TRAINING_EVERY_US =
         1000000,      /* a piece is run this often although steps are expected, so that training never starves */
     PIECES_ALONE = 4, /* training alone takes so many pieces at once */
@@ -60,15 +62,20 @@ struct sn_scheduler {
     bool waiting;   /* nothing could run in the newest round */
     bool kv_copied; /* KV pages were copied in this round: one part per round, to bound the delay */
     batch_kind recent_kinds[BATCH_KINDS]; /* of the newest batches, the newest first */
+    struct {
+        uint64_t client, batch; /* number of the newest batch of a kind for which it had steps; 0: the entry is free */
+    } recent_clients[RECENT_CLIENTS];
     sn_job *behind; /* a job whose cache must catch up before it joins a batch; NULL: none in this round */
     sn_job *lead;   /* the job whose kind the batch has */
     sn_job *chosen[SN_SPAN_ROWS];
     sn_span_sequence parts[SN_SPAN_ROWS];
     uint64_t row_ns;       /* time that a row adds to a pass; 0: not known */
+    uint64_t decode_us;    /* time of a pass of one row; 0: not known */
     int64_t batch_wait_us; /* limit of the batch wait */
     sn_decoding_sessions decoding;
     uint64_t batch_number; /* of the batch being formed */
     uint64_t prefill_turn; /* the client whose prefill rows were added last */
+    uint64_t copy_turn;    /* the client whose KV pages may be copied in this round */
     int n_chosen, n_rows;
 };
 
@@ -131,6 +138,7 @@ void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
 
 void sn_scheduler_set_throughput(sn_scheduler *scheduler, uint64_t decode_us, uint64_t row_ns) {
     scheduler->batch_wait_us = decode_us / 2 < SN_BATCH_WAIT_US_MAX ? (int64_t)decode_us / 2 : SN_BATCH_WAIT_US_MAX;
+    scheduler->decode_us = decode_us;
     scheduler->row_ns = row_ns;
 }
 
@@ -258,7 +266,8 @@ static bool job_admit(sn_scheduler *s, sn_job *job, int64_t now_us, bool *queued
     }
     sn_status status = job_reserve_kv(s, job, *queued);
     if (status == SN_RETRY && now_us < job->deadline_us) {
-        *queued = job->kv_waited = true;
+        job->kv_waited = true;
+        if (!sn_kv_admission_hoards(&s->admission, job)) *queued = true;
         return false;
     }
     if (!status) job->started_us = now_us;
@@ -283,17 +292,44 @@ static int job_kind_last_turn(const sn_scheduler *s, const sn_job *job) {
     return i;
 }
 
-/* The oldest job of the kind that has not run for longest, so that no kind waits for ever. */
+/* The number of the newest batch that was of a kind for which the client had steps; 0: it is long ago. */
+static uint64_t client_last_batch(const sn_scheduler *s, uint64_t client) {
+    for (int i = 0; i < RECENT_CLIENTS; i++)
+        if (s->recent_clients[i].client == client) return s->recent_clients[i].batch;
+    return 0;
+}
+
+static void client_note_batch(sn_scheduler *s, uint64_t client) {
+    int at = 0;
+    for (int i = 0; i < RECENT_CLIENTS && s->recent_clients[at].client != client; i++)
+        if (s->recent_clients[i].client == client || s->recent_clients[i].batch < s->recent_clients[at].batch) at = i;
+    s->recent_clients[at].client = client;
+    s->recent_clients[at].batch = s->batch_number;
+}
+
+/* Of the client whose kinds had no batch for longest, so that one with many kinds does not delay another one by all of
+ * them: the oldest job of the kind that has not run for longest, so that no kind waits for ever. */
 static sn_job *batch_choose_lead(const sn_scheduler *s) {
     sn_job *best = NULL;
+    uint64_t since = UINT64_MAX;
     int longest = -1;
     for (sn_job *job = s->jobs; job; job = job->next) {
-        int turn = job_may_run(job) ? job_kind_last_turn(s, job) : -1;
-        if (turn <= longest) continue;
+        if (!job_may_run(job)) continue;
+        uint64_t batch = client_last_batch(s, job->client);
+        int turn = job_kind_last_turn(s, job);
+        if (batch > since || (batch == since && turn <= longest)) continue;
+        since = batch;
         longest = turn;
         best = job;
     }
     return best;
+}
+
+/* The batch has the lead's kind: a turn of all clients with steps for it, also of those that get no rows. */
+static void clients_note_batch(sn_scheduler *s) {
+    const batch_kind kind = job_batch_kind(s->lead);
+    for (const sn_job *job = s->jobs; job; job = job->next)
+        if (job_may_run(job) && job_is_of_kind(job, &kind)) client_note_batch(s, job->client);
 }
 
 /* Adds up to `rows` of the job's remaining rows to the batch, if it has the batch's kind. */
@@ -327,39 +363,83 @@ static void job_copy_kv(sn_scheduler *s, sn_job *job, int64_t now_us) {
 /* Decode steps, and the end of a prompt. */
 static bool job_counts_as_decode(const sn_job *job) { return job->n_tokens - job->n_done <= SN_DECODE_ROWS_MAX; }
 
+static bool job_copies_kv(const sn_job *job) { return job->kind == SN_JOB_KV_READ || job->kind == SN_JOB_KV_WRITE; }
+
+/* The client that comes after the one that copied KV pages last; clients take turns as with their prompts. */
+static uint64_t copy_next_turn(const sn_scheduler *s) {
+    uint64_t after = UINT64_MAX;
+    for (const sn_job *job = s->jobs; job; job = job->next)
+        if (job_copies_kv(job) && job->client - s->copy_turn - 1 < after) after = job->client - s->copy_turn - 1;
+    return s->copy_turn + 1 + after;
+}
+
 static void jobs_prepare(sn_scheduler *s, int64_t now_us) {
     bool queued = false;
+    s->copy_turn = copy_next_turn(s);
     for (sn_job *job = s->jobs; job; job = job->next) {
         if (job->kind == SN_JOB_CLOSE) {
             sn_kv_cache_free(job->kv);
             job_end(job, SN_OK, now_us);
         } else if (atomic_load(&job->cancelled)) {
             job_end(job, sn_fail(&job->err, SN_REFUSED, "the session was closed"), now_us);
-        } else if (job->kind == SN_JOB_KV_READ || job->kind == SN_JOB_KV_WRITE) {
-            if (!s->kv_copied && job_admit(s, job, now_us, &queued)) job_copy_kv(s, job, now_us);
+        } else if (job_copies_kv(job)) {
+            if (!s->kv_copied && job->client == s->copy_turn && job_admit(s, job, now_us, &queued))
+                job_copy_kv(s, job, now_us);
         } else {
             (void)job_admit(s, job, now_us, &queued);
         }
     }
 }
 
+/* Rows that the decode steps of one client may add to a batch while another client decodes: as many as prefill rows may
+ * delay it, or as take as long as a pass of one row. */
+static int decode_rows_max(const sn_scheduler *s) {
+    if (!s->row_ns) return SN_PREFILL_ROWS_CONCURRENT;
+    uint64_t us = s->decode_us > SN_PREFILL_DELAY_US ? s->decode_us : SN_PREFILL_DELAY_US;
+    uint64_t rows = us * 1000 / s->row_ns;
+    return rows < SN_DECODE_ROWS_MAX ? SN_DECODE_ROWS_MAX : rows < SN_SPAN_ROWS_MAX ? (int)rows : SN_SPAN_ROWS_MAX;
+}
+
+/* Whether the decode step would give its client more of the batch than its share; then it waits for the next one. */
+static bool job_exceeds_share(const sn_scheduler *s, const sn_job *job, int share) {
+    int rows = job->n_tokens - job->n_done;
+    if (s->n_rows + rows <= share || !sn_decoding_sessions_of_others(&s->decoding, job->client)) return false;
+    for (int i = 0; i < s->n_chosen; i++)
+        if (s->chosen[i]->client == job->client) rows += s->parts[i].n_rows;
+    return rows > share;
+}
+
 /* Adds the decode steps of the batch's kind. True: there are decode steps, of this or another kind. */
 static bool batch_add_decode_jobs(sn_scheduler *s, int64_t now_us) {
+    const int share = decode_rows_max(s);
     bool any = false;
     for (sn_job *job = s->jobs; job && s->lead; job = job->next) {
         if (!job_may_run(job) || !job_counts_as_decode(job)) continue;
         any = true;
+        if (job_exceeds_share(s, job, share)) continue;
         if (job_is_decode_step(job))
-            sn_decoding_sessions_record(&s->decoding, job->session, job->n_tokens, s->batch_number, now_us);
+            sn_decoding_sessions_record(&s->decoding, job->session, job->client, job->n_tokens, s->batch_number,
+                                        now_us);
         batch_add_job(s, job, SN_DECODE_ROWS_MAX);
     }
     return any;
 }
 
-/* Prompts of which rows are to be computed: a session has one job at a time. */
+static bool job_is_prompt(const sn_job *job) { return job_may_run(job) && !job_counts_as_decode(job); }
+
+static bool job_is_clients_first_prompt(const sn_scheduler *s, const sn_job *job) {
+    const sn_job *first = s->jobs;
+    while (first != job && !(job_is_prompt(first) && first->client == job->client)) first = first->next;
+    return first == job;
+}
+
+/* Prompts of which rows are to be computed: a session has one job at a time. Of a client that delays others one counts.
+ */
 static int prompts_waiting(const sn_scheduler *s) {
     int n = 0;
-    for (const sn_job *job = s->jobs; job; job = job->next) n += job_may_run(job) && !job_counts_as_decode(job);
+    for (const sn_job *job = s->jobs; job; job = job->next)
+        n += job_is_prompt(job) &&
+             (!sn_decoding_sessions_of_others(&s->decoding, job->client) || job_is_clients_first_prompt(s, job));
     return n;
 }
 
@@ -397,28 +477,30 @@ static sn_job *prefill_next_job(const sn_scheduler *s) {
     sn_job *best = NULL;
     for (sn_job *job = s->jobs; job; job = job->next) {
         if (!job_may_run(job) || job_counts_as_decode(job) || job->last_batch == s->batch_number) continue;
-        if (!best || job->step.client - s->prefill_turn - 1 < best->step.client - s->prefill_turn - 1)
+        if (!best || job->client - s->prefill_turn - 1 < best->client - s->prefill_turn - 1)
             best = job; /* distances are modulo 2^64 */
     }
     return best;
 }
 
 static void batch_form(sn_scheduler *s, int64_t now_us) {
+    s->batch_number++;
     s->n_chosen = s->n_rows = 0;
     s->behind = NULL;
     s->kv_copied = false;
     s->span_rows = 0;
     jobs_prepare(s, now_us);
     s->lead = batch_choose_lead(s);
-    int budget = prefill_rows_max(s, batch_add_decode_jobs(s, now_us), prompts_waiting(s), now_us);
-    s->batch_number++;
+    if (s->lead) clients_note_batch(s);
+    bool decoding = batch_add_decode_jobs(s, now_us);
+    int budget = prefill_rows_max(s, decoding, prompts_waiting(s), now_us);
     for (sn_job *job; budget > 0 && (job = prefill_next_job(s));) {
         int before = s->n_rows;
         job->last_batch = s->batch_number;
         job_attach_prefix(s, job);
         if (job->n_done == job->n_tokens) job_end(job, SN_OK, now_us);
         batch_add_job(s, job, budget);
-        if (s->n_rows > before) s->prefill_turn = job->step.client;
+        if (s->n_rows > before) s->prefill_turn = job->client;
         budget -= s->n_rows - before;
     }
 }
@@ -519,12 +601,13 @@ static bool training_run_piece(sn_scheduler *s, int64_t now_us) {
     return true;
 }
 
-/* Ends the jobs of clients that are gone. */
+/* Ends the jobs of clients that are gone, and all when the node leaves its blocks. */
 static void training_drop_cancelled(sn_scheduler *s, int64_t now_us) {
     for (sn_job *job = s->training_jobs; job; job = job->next) {
         if (!atomic_load(&job->cancelled)) continue;
         sn_trainer_drop(s->trainer, job);
-        job_end(job, sn_fail(&job->err, SN_REFUSED, "the connection of the client has ended"), now_us);
+        job_end(job, sn_fail(&job->err, SN_RETRY, "the connection has ended, or this node leaves: use another one"),
+                now_us);
     }
 }
 

@@ -10,7 +10,7 @@
  * and input; the BACKWARD finds them there and skips recomputing the forward pass, or recomputes it when they are gone.
  * Both give the same bits. So saved activations are a cache: when memory is short, the intermediate activations of a
  * sequence are dropped first, then the inputs of its blocks, and entries older than SAVED_US are dropped at the next
- * FORWARD. */
+ * FORWARD. Where they are full, a FORWARD drops some of the client that has most of them, if that is another one. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "node/engine/training.h"
@@ -26,6 +26,7 @@ typedef struct saved_entry {
     sn_hash key; /* of client, adapter, blocks and input */
     sn_saved_activations *saved;
     int64_t since_us;
+    uint64_t client; /* identifies it */
 } saved_entry;
 
 /* One sequence of a batch. */
@@ -115,6 +116,47 @@ static bool saved_drop_intermediates(sn_trainer *t) {
     return true;
 }
 
+static uint64_t task_client(const sn_training_task *task) {
+    uint64_t client;
+    memcpy(&client, task->owner, sizeof client);
+    return client;
+}
+
+/* The number of the client's entries, or their bytes. */
+static size_t saved_of(const sn_trainer *t, uint64_t client, bool bytes) {
+    size_t all = 0;
+    for (size_t i = 0; i < t->n_saved; i++)
+        if (t->saved[i].client == client) all += bytes ? sn_saved_activations_bytes(t->saved[i].saved) : 1;
+    return all;
+}
+
+/* Drops the oldest entry of the client that has most of them, or of the bytes, if that is more than this client has
+ * with so many more. False: it is not. */
+static bool saved_drop_of_most(sn_trainer *t, uint64_t client, size_t more, bool bytes) {
+    size_t most = 0, oldest = t->n_saved;
+    uint64_t from = client;
+    for (size_t i = 0; i < t->n_saved; i++) {
+        size_t has = saved_of(t, t->saved[i].client, bytes);
+        if (has <= most) continue;
+        most = has;
+        from = t->saved[i].client;
+    }
+    if (from == client || most <= saved_of(t, client, bytes) + more) return false;
+    for (size_t i = 0; i < t->n_saved; i++)
+        if (t->saved[i].client == from && (oldest == t->n_saved || t->saved[i].since_us < t->saved[oldest].since_us))
+            oldest = i;
+    saved_drop(t, oldest);
+    return true;
+}
+
+/* Whether one more entry of so many bytes fits, after dropping what must make room for it. */
+static bool saved_make_room(sn_trainer *t, uint64_t client, size_t bytes, size_t most) {
+    if (bytes > most) return false;
+    while (t->saved_bytes + bytes > most && (saved_drop_intermediates(t) || saved_drop_of_most(t, client, bytes, true)))
+        continue;
+    return (t->n_saved < SAVED_MAX || saved_drop_of_most(t, client, 1, false)) && t->saved_bytes + bytes <= most;
+}
+
 /* As saved_drop, but the caller gets the activations. */
 static sn_saved_activations *saved_take(sn_trainer *t, size_t i) {
     sn_saved_activations *saved = t->saved[i].saved;
@@ -145,15 +187,13 @@ static size_t workspaces_bytes(const sn_trainer *t, bool used_only) {
     return bytes;
 }
 
-/* Bytes that this sequence may save. Intermediate activations of others are dropped until the inputs of its blocks
- * fit. */
+/* Bytes that this sequence may save. Others make room for the inputs of its blocks. */
 static size_t saved_capacity(sn_trainer *t, const sn_training_task *task, int tokens) {
     size_t own = workspaces_bytes(t, false), most = trainer_free_bytes(t, task);
     size_t rows = sn_saved_activations_estimate(t->span, task->first, task->end, tokens, false);
-    if (own >= most || t->n_saved == SAVED_MAX) return 0;
-    size_t all = most - own;
-    while (t->saved_bytes + rows > all && saved_drop_intermediates(t)) continue;
-    return t->saved_bytes < all ? all - t->saved_bytes : 0;
+    size_t all = most - sn_min_size(most, own);
+    (void)saved_make_room(t, task_client(task), rows, all);
+    return t->n_saved < SAVED_MAX && t->saved_bytes < all ? all - t->saved_bytes : 0;
 }
 
 /* The entry of this key, or n_saved. */
@@ -374,9 +414,9 @@ static void sequence_end(sn_trainer *t, sn_job *job, workspace *w) {
     size_t most = trainer_free_bytes(t, task), own = workspaces_bytes(t, false);
     if (s->saved && task->kind == SN_TRAINING_FORWARD) {
         size_t all = most - sn_min_size(most, own), bytes = sn_saved_activations_bytes(s->saved);
-        while (t->saved_bytes + bytes > all && saved_drop_intermediates(t)) continue;
-        if (t->n_saved < SAVED_MAX && t->saved_bytes + bytes <= all && saved_find(t, &s->key) == t->n_saved) {
-            t->saved[t->n_saved++] = (saved_entry){s->key, s->saved, job->arrived_us};
+        bool fits = saved_make_room(t, task_client(task), bytes, all);
+        if (fits && saved_find(t, &s->key) == t->n_saved) {
+            t->saved[t->n_saved++] = (saved_entry){s->key, s->saved, job->arrived_us, task_client(task)};
             t->saved_bytes += bytes;
             s->saved = NULL;
         }

@@ -119,6 +119,7 @@ static sn_status put_submit(sn_protocol *protocol, sn_session *session, sn_event
     job->kind = SN_JOB_KV_WRITE;
     job->session = session;
     job->kv = &session->kv;
+    memcpy(&job->client, session->owner, sizeof job->client);
     job->first = session->first;
     job->end = session->end;
     job->arrived_us = event->arrived_us;
@@ -326,6 +327,7 @@ static sn_job *kv_read_submit(sn_protocol *protocol, sn_session *session, const 
     job->kind = SN_JOB_KV_READ;
     job->session = session;
     job->kv = &session->kv;
+    memcpy(&job->client, session->owner, sizeof job->client);
     if (!protocol->setup.submit(protocol->setup.ctx, job)) {
         sn_job_free(&job);
         return NULL;
@@ -337,11 +339,21 @@ static sn_job *kv_read_submit(sn_protocol *protocol, sn_session *session, const 
     return job;
 }
 
+/* The engine's queue has space for one step and one read per session. A client has no more reads there than places are
+ * left, so that others find one. */
+static bool there_is_place_to_read(const sn_protocol *protocol, const sn_session *session) {
+    size_t own = 0;
+    for (size_t i = 0; i < sn_sessions_count(protocol->sessions); i++) {
+        const sn_session *other = sn_sessions_at(protocol->sessions, i);
+        if (!memcmp(other->owner, session->owner, SN_KEY_SIZE)) own += other->migration.reads;
+    }
+    return own + protocol->kv_reads < protocol->setup.sessions_max;
+}
+
 sn_job *sn_protocol_kv_read(sn_protocol *protocol, sn_session *session, const sn_job *what, bool paid, int64_t now_us,
                             sn_err *err) {
     sn_job *job = NULL;
-    /* The engine's queue has space for one step and one read per session. */
-    bool room = protocol->kv_reads < protocol->setup.sessions_max;
+    bool room = there_is_place_to_read(protocol, session);
     if (room && !paid && sn_quota_step(protocol->quota, session->owner, now_us, err)) return NULL;
     if (room) job = kv_read_submit(protocol, session, what);
     if (!job) (void)sn_fail(err, SN_RETRY, "this node is too busy to read KV pages: try again later");

@@ -103,6 +103,7 @@ static void host_close_sessions(void *ctx) {
         sn_session *session = sn_sessions_at(protocol->sessions, i);
         if (!session->closing || !session->pending.job) sn_protocol_close_session(ctx, session);
     }
+    sn_protocol_cancel_all_training(ctx); /* batches may take long, and the node serves no clients meanwhile */
 }
 
 /* -- life cycle ---------------------------------------------------------------------------------------------------- */

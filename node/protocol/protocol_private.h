@@ -264,6 +264,7 @@ void sn_protocol_on_adapter_put(sn_protocol *protocol, sn_event *event, int64_t 
 void sn_protocol_on_adapters(sn_protocol *protocol, const sn_event *event);
 void sn_protocol_on_training_batch(sn_protocol *protocol, sn_event *event, int64_t now_us); /* FORWARD or BACKWARD */
 void sn_protocol_cancel_training(sn_protocol *protocol, sn_peer peer); /* its connection has ended */
+void sn_protocol_cancel_all_training(sn_protocol *protocol);
 void sn_protocol_training_done(sn_protocol *protocol, sn_job *job, int64_t now_us);
 
 /* -- weights.c */

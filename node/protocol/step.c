@@ -156,7 +156,7 @@ static sn_status step_start(sn_protocol *protocol, sn_session *session, sn_event
     job->step.cacheable = !session->migration.imported;
     if (!protocol->setup.prefix_cache_shared) memcpy(job->step.prefix_scope.bytes, session->owner, SN_KEY_SIZE);
     job_set_page_hashes(job, session);
-    memcpy(&job->step.client, session->owner, sizeof job->step.client);
+    memcpy(&job->client, session->owner, sizeof job->client);
     job->priority = sn_quota_priority(protocol->quota, session->owner);
     job->arrived_us = event->arrived_us;
     job->deadline_us = now_us + protocol->setup.kv_timeout_us;

@@ -260,6 +260,10 @@ void sn_protocol_cancel_training(sn_protocol *protocol, sn_peer peer) {
             atomic_store(&protocol->training.jobs[i]->cancelled, true);
 }
 
+void sn_protocol_cancel_all_training(sn_protocol *protocol) {
+    for (size_t i = 0; i < protocol->training.n; i++) atomic_store(&protocol->training.jobs[i]->cancelled, true);
+}
+
 /* -- finished tasks ------------------------------------------------------------------------------------------------ */
 
 static void training_batch_reply(sn_protocol *protocol, const sn_training_task *task, const sn_job *job) {

@@ -2,6 +2,7 @@
  * for ever. */
 #include "node/engine/scheduler.h"
 
+#include "kvcache/prefix_cache.h"
 #include "kvcache/swap.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
@@ -17,6 +18,7 @@ typedef struct fixture {
     sn_kv_pool *pool;
     sn_scheduler *scheduler;
     sn_kv_cache *kv[SESSIONS];
+    uint64_t client[SESSIONS];   /* of the session */
     sn_job *job[SESSIONS];       /* in the scheduler */
     sn_status ended[SESSIONS];   /* status of the newest finished job */
     bool newly_served[SESSIONS]; /* by the newest round, with a step at position 0 */
@@ -32,6 +34,7 @@ static void add_step(fixture *b, int s, int position, int n) {
         .kind = SN_JOB_STEP,
         .session = &b->kv[s],
         .kv = &b->kv[s],
+        .client = b->client[s],
         .end = 2,
         .position = position,
         .n_tokens = n,
@@ -233,6 +236,103 @@ Test(kv_admission, a_new_session_takes_no_pages_of_earlier_ones) {
     fixture_end(&b);
 }
 
+/* Sessions 0 and 1 are of client 1, and have all pages between two steps. */
+static void fill_by_one_client(fixture *b, size_t prefix_cache_memory, int rows) {
+    fixture_begin(b, 4, 0, prefix_cache_memory);
+    b->client[0] = b->client[1] = 1;
+    complete_step(b, 0, 0, rows);
+    complete_step(b, 1, 0, rows);
+    cr_assert_eq(sn_kv_pool_bytes_used(b->pool), sn_kv_pool_bytes(b->pool));
+}
+
+Test(kv_admission, a_client_that_leaves_most_pages_idle_makes_room_for_another) {
+    fixture b;
+    fill_by_one_client(&b, 0, 64);
+    b.client[2] = 2;
+    add_step(&b, 2, 0, 40);
+    cr_expect(job_ends_within(&b, 2, SECOND));
+    cr_expect_eq(b.ended[2], SN_OK);
+    complete_step(&b, 1, 40, 24); /* it was idle for less long */
+    add_step(&b, 0, 64, 1);
+    cr_expect(job_ends_within(&b, 0, SECOND));
+    cr_expect_eq(b.ended[0], SN_REBUILD, "its client is told to replay");
+    fixture_end(&b);
+}
+
+Test(kv_admission, shared_pages_of_one_client_that_are_idle_for_long_make_room) {
+    fixture b;
+    fill_by_one_client(&b, 1 << 20, 4 * PAGE);
+    cr_assert_eq(sn_prefix_cache_pages_shared(b.pool), 4);
+    run_round_after(&b, 5 * SECOND);
+    b.client[2] = 2;
+    add_step(&b, 2, 0, 40);
+    cr_expect(!job_ends_within(&b, 2, 4 * SECOND)); /* each of the two has too much to be given up so soon */
+    cr_expect(job_ends_within(&b, 2, 2 * SECOND));
+    cr_expect_eq(b.ended[2], SN_OK);
+    fixture_end(&b);
+}
+
+Test(kv_admission, two_clients_do_not_take_pages_from_each_other_in_turn) {
+    fixture b;
+    fixture_begin(&b, 4, 0, 0);
+    b.client[0] = 1;
+    b.client[1] = 2;
+    complete_step(&b, 0, 0, 128); /* all pages in one session */
+    add_step(&b, 1, 0, 64);
+    while (b.job[1]) {
+        if (!b.job[0]) add_step(&b, 0, 127, 1);
+        run_round_after(&b, SECOND / 20);
+        run_round_after(&b, SECOND / 20);
+        cr_assert_eq(b.ended[0], SN_OK);
+    }
+    cr_expect_eq(b.ended[1], SN_RETRY);
+    fixture_end(&b);
+}
+
+Test(kv_admission, a_client_with_most_pages_gives_some_also_when_it_waits) {
+    fixture b;
+    fill_by_one_client(&b, 0, 64);
+    add_step(&b, 0, 64, 33);
+    add_step(&b, 1, 64, 33);
+    run_round_after(&b, 1);
+    b.client[2] = 2;
+    add_step(&b, 2, 0, 40);
+    cr_expect(job_ends_within(&b, 2, SECOND));
+    cr_expect_eq(b.ended[2], SN_OK);
+    cr_expect(!b.job[1] && b.ended[1] == SN_REBUILD, "the younger of the two that wait gives its pages");
+    cr_expect(b.job[0], "the other one waits");
+    fixture_end(&b);
+}
+
+Test(kv_admission, a_client_with_most_pages_holds_no_others_up_when_it_waits) {
+    fixture b;
+    fixture_begin(&b, 4, 0, 0);
+    b.client[0] = b.client[1] = 1;
+    b.client[2] = 2;
+    complete_step(&b, 0, 0, 96);
+    add_step(&b, 1, 0, 64);
+    run_round_after(&b, 1);
+    add_step(&b, 2, 0, 1); /* for which there is a page */
+    cr_expect(job_ends_within(&b, 2, SECOND));
+    cr_expect_eq(b.ended[2], SN_OK);
+    cr_expect(b.job[1] && sn_kv_cache_length(b.kv[0]) == 96);
+    fixture_end(&b);
+}
+
+Test(kv_admission, a_client_with_half_of_the_pages_keeps_them) {
+    fixture b;
+    fixture_begin(&b, 4, 0, 0);
+    for (int s = 0; s < 3; s++) b.client[s] = (uint64_t)s + 1;
+    complete_step(&b, 0, 0, 64);
+    complete_step(&b, 1, 0, 64);
+    add_step(&b, 2, 0, 1);
+    cr_expect(job_ends_within(&b, 2, WAIT + SECOND));
+    cr_expect_eq(b.ended[2], SN_RETRY);
+    complete_step(&b, 0, 40, 24);
+    complete_step(&b, 1, 40, 24);
+    fixture_end(&b);
+}
+
 Test(kv_admission, a_cancelled_wait_frees_its_pages_at_once) {
     fixture b;
     fill_in_halves(&b, 0);
@@ -252,10 +352,11 @@ Test(kv_admission, a_cancelled_wait_frees_its_pages_at_once) {
 /* Thousands of steps, rewinds, cancellations and closed sessions in a KV cache that is nearly always full. Every job
  * ends by its deadline, every result has the bits of a session alone, sessions without pages get pages in the order
  * in which they asked, and all memory is freed at the end. */
-static void run_random_work(unsigned seed, int swap_pages, size_t prefix_cache_memory) {
+static void run_random_work(unsigned seed, int swap_pages, size_t prefix_cache_memory, int clients) {
     enum { ROUNDS = 4000 };
     fixture b;
     fixture_begin(&b, 9, swap_pages, prefix_cache_memory);
+    for (int s = 0; s < SESSIONS; s++) b.client[s] = (uint64_t)(s * s % clients);
     uint64_t random = seed;
     int ended[2] = {0};
     for (int i = 0; i < ROUNDS; i++) {
@@ -283,7 +384,7 @@ static void run_random_work(unsigned seed, int swap_pages, size_t prefix_cache_m
             cr_assert(!job || job->started_us || b.now <= job->deadline_us, "seed %u: a job waits beyond its deadline",
                       seed);
             bool served = b.newly_served[k] || (job && !job->position && job->started_us == b.now);
-            bool others_wait = first >= 0 && k != first && b.job[first] && !b.job[first]->started_us;
+            bool others_wait = clients == 1 && first >= 0 && k != first && b.job[first] && !b.job[first]->started_us;
             cr_assert(!served || !others_wait, "seed %u: session %d was served before %d", seed, k, first);
         }
         ended[b.n_ended > before]++;
@@ -300,14 +401,18 @@ static void run_random_work(unsigned seed, int swap_pages, size_t prefix_cache_m
 }
 
 Test(kv_admission, invariants_hold_under_random_work) {
-    for (unsigned seed = 1; seed <= 3; seed++) run_random_work(seed, 0, 0);
+    for (unsigned seed = 1; seed <= 3; seed++) run_random_work(seed, 0, 0, 1);
 }
 Test(kv_admission, invariants_hold_under_random_work_with_swap) {
-    for (unsigned seed = 11; seed <= 13; seed++) run_random_work(seed, 20, 0);
+    for (unsigned seed = 11; seed <= 13; seed++) run_random_work(seed, 20, 0, 1);
 }
 Test(kv_admission, invariants_hold_under_random_work_with_little_swap) {
-    for (unsigned seed = 21; seed <= 23; seed++) run_random_work(seed, 3, 0);
+    for (unsigned seed = 21; seed <= 23; seed++) run_random_work(seed, 3, 0, 1);
 }
 Test(kv_admission, invariants_hold_under_random_work_with_prefix_cache) {
-    for (unsigned seed = 31; seed <= 33; seed++) run_random_work(seed, 10, 12 * PAGE * EMBD * sizeof(float));
+    for (unsigned seed = 31; seed <= 33; seed++) run_random_work(seed, 10, 12 * PAGE * EMBD * sizeof(float), 1);
+}
+Test(kv_admission, invariants_hold_under_random_work_of_clients) {
+    for (unsigned seed = 41; seed <= 49; seed++)
+        run_random_work(seed, seed % 3 ? 0 : 3, seed % 2 ? 12 * PAGE * EMBD * sizeof(float) : 0, 3);
 }

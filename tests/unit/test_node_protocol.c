@@ -416,8 +416,25 @@ Test(node_protocol, training_of_a_client_that_hung_up_is_cancelled) {
     cr_expect(!atomic_load(&b.waiting[0]->cancelled), "another client's");
     cr_expect(atomic_load(&b.waiting[1]->cancelled));
     protocol_fixture_run_jobs(&b, T0);
-    cr_expect(is_refusal(node_client_receive(&b.client, request, 100), SN_REFUSED, "has ended"));
+    cr_expect(is_refusal(node_client_receive(&b.client, request, 100), SN_RETRY, "has ended"));
     sn_transport_free(&second.transport);
+    protocol_fixture_end(&b);
+}
+
+Test(node_protocol, training_does_not_keep_a_node_from_other_blocks) {
+    protocol_fixture b;
+    protocol_fixture_begin(&b);
+    sn_msg *msg = batch_message(&b, 1, 5);
+    uint64_t request = node_client_send(&b.client, &msg);
+    protocol_fixture_read(&b, T0);
+    cr_assert_eq(b.n_waiting, 1);
+    sn_protocol_reload(b.protocol, T0, b.unix_ms);
+    cr_expect(!atomic_load(&b.waiting[0]->cancelled), "there is time yet");
+    sn_protocol_tick(b.protocol, T0 + 1, b.unix_ms);
+    cr_expect(atomic_load(&b.waiting[0]->cancelled));
+    protocol_fixture_run_jobs(&b, T0 + 1);
+    cr_expect(is_refusal(node_client_receive(&b.client, request, 100), SN_RETRY, "this node leaves"));
+    cr_expect(sn_protocol_wants_rebalance(b.protocol));
     protocol_fixture_end(&b);
 }
 

@@ -148,7 +148,7 @@ Test(node_train, forward_and_backward_with_and_without_an_adapter) {
 
 /* One FORWARD, or its BACKWARD, of sequence `number`, with at most bytes_max of memory. Returns the reply's floats,
  * which the caller frees. */
-static float *train_at(sn_trainer *trainer, const testbed *w, bool backward, int number, int64_t at_us,
+static float *train_of(uint8_t client, sn_trainer *trainer, const testbed *w, bool backward, int number, int64_t at_us,
                        size_t bytes_max) {
     sn_msg *msg = batch_message(w, backward ? SN_MSG_BACKWARD : SN_MSG_FORWARD, 0, w->n_blocks, NULL);
     float *x = (float *)(uintptr_t)msg->tensor.data;
@@ -156,6 +156,7 @@ static float *train_at(sn_trainer *trainer, const testbed *w, bool backward, int
     sn_training_task *task = calloc(1, sizeof *task);
     *task = (sn_training_task){.kind = backward ? SN_TRAINING_BACKWARD : SN_TRAINING_FORWARD,
                                .request_msg = msg,
+                               .owner = {client},
                                .end = w->n_blocks,
                                .bytes_max = bytes_max,
                                .samples = msg->forward.samples,
@@ -172,17 +173,71 @@ static float *train_at(sn_trainer *trainer, const testbed *w, bool backward, int
     return out;
 }
 
+static float *train_at(sn_trainer *trainer, const testbed *w, bool backward, int number, int64_t at_us,
+                       size_t bytes_max) {
+    return train_of(0, trainer, w, backward, number, at_us, bytes_max);
+}
+
+typedef struct trainer_fixture {
+    testbed *w;
+    sn_model *model;
+    sn_device *device;
+    sn_span *span;
+    sn_trainer *trainer;
+} trainer_fixture;
+
+static trainer_fixture trainer_begin(void) {
+    trainer_fixture f = {.w = testbed_new(&TRAINING)};
+    REQUIRE(sn_model_open(f.w->path, &f.model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &f.device, &err));
+    REQUIRE(sn_span_load(f.model, f.device, 0, f.w->n_blocks, NULL, NULL, &f.span, &err));
+    REQUIRE(sn_trainer_new(f.span, &f.trainer, &err));
+    return f;
+}
+
+static void trainer_end(trainer_fixture *f) {
+    sn_trainer_free(&f->trainer);
+    sn_span_free(&f->span);
+    sn_device_close(&f->device);
+    sn_model_close(&f->model);
+    testbed_free(&f->w);
+}
+
+/* Whether what the client's FORWARD saves is there for its BACKWARD. */
+static bool saves_activations(trainer_fixture *f, uint8_t client, size_t bytes_max) {
+    free(train_of(client, f->trainer, f->w, false, 1000, 0, bytes_max));
+    size_t saved = sn_trainer_saved_bytes(f->trainer);
+    free(train_of(client, f->trainer, f->w, true, 1000, 0, bytes_max));
+    return sn_trainer_saved_bytes(f->trainer) < saved;
+}
+
+Test(node_train, a_client_that_fills_the_saved_activations_makes_room_for_another) {
+    enum { ENTRIES = 256 };
+    trainer_fixture f = trainer_begin();
+    size_t rows = 0, own = sn_train_bytes(f.span, 22);
+    for (int i = 0; i < SAMPLES; i++)
+        rows += sn_saved_activations_estimate(f.span, 0, f.w->n_blocks, (int)lengths[i], false);
+    for (int i = 0; i <= ENTRIES / SAMPLES; i++) free(train_of(1, f.trainer, f.w, false, i, 0, SIZE_MAX));
+    cr_expect(saves_activations(&f, 2, SIZE_MAX), "the entries are full");
+    trainer_end(&f);
+    f = trainer_begin();
+    size_t most = own + 2 * rows;
+    for (int i = 0; i < 2; i++) free(train_of(1, f.trainer, f.w, false, i, 0, most));
+    cr_expect(saves_activations(&f, 2, most), "the memory is full");
+    free(train_of(1, f.trainer, f.w, false, 0, 0, most));
+    size_t saved = sn_trainer_saved_bytes(f.trainer);
+    free(train_of(3, f.trainer, f.w, false, 0, 0, most));
+    free(train_of(1, f.trainer, f.w, true, 0, 0, most));
+    cr_expect_lt(sn_trainer_saved_bytes(f.trainer), saved, "another client took all");
+    trainer_end(&f);
+}
+
 Test(node_train, saved_activations_end_by_backward_timeout_or_eviction) {
     const int64_t second = 1000000;
-    testbed *w = testbed_new(&TRAINING);
-    sn_model *model = NULL;
-    sn_device *device = NULL;
-    sn_span *span = NULL;
-    sn_trainer *trainer = NULL;
-    REQUIRE(sn_model_open(w->path, &model, &err));
-    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &device, &err));
-    REQUIRE(sn_span_load(model, device, 0, w->n_blocks, NULL, NULL, &span, &err));
-    REQUIRE(sn_trainer_new(span, &trainer, &err));
+    trainer_fixture f = trainer_begin();
+    const testbed *w = f.w;
+    const sn_span *span = f.span;
+    sn_trainer *trainer = f.trainer;
     size_t rows = 0, all = 0, own = sn_train_bytes(span, 22), bytes = (size_t)ROWS * (size_t)w->n_embd * sizeof(float);
     for (int i = 0; i < SAMPLES; i++) {
         rows += sn_saved_activations_estimate(span, 0, w->n_blocks, (int)lengths[i], false);
@@ -207,11 +262,7 @@ Test(node_train, saved_activations_end_by_backward_timeout_or_eviction) {
     float *again = train_at(trainer, w, true, 1, 63 * second, SIZE_MAX);
     cr_expect(!memcmp(plain, late, bytes) && !memcmp(plain, again, bytes), "saved activations change the gradients");
     free(plain), free(late), free(again);
-    sn_trainer_free(&trainer);
-    sn_span_free(&span);
-    sn_device_close(&device);
-    sn_model_close(&model);
-    testbed_free(&w);
+    trainer_end(&f);
 }
 
 Test(node_train, training_changes_no_bit_of_sessions) {

@@ -1,6 +1,7 @@
 #include "node/engine/scheduler.h"
 
 #include "model/safetensors.h"
+#include "node/engine/kv_transfer.h"
 #include "tests/support/far_device.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
@@ -303,9 +304,9 @@ Test(scheduler, a_client_with_many_prompts_does_not_starve_others) {
     fixture b;
     unsigned finished, early = 0;
     fixture_begin(&b, 256);
-    for (int s = 0; s < 5; s++) add_step(&b, s, 0, SN_SPAN_ROWS)->step.client = 1; /* each fills a batch */
-    add_step(&b, 5, 0, SN_SPAN_ROWS)->step.client = 2;                             /* arrived last */
-    add_step(&b, 6, 0, SN_SPAN_ROWS)->step.client = UINT64_MAX;
+    for (int s = 0; s < 5; s++) add_step(&b, s, 0, SN_SPAN_ROWS)->client = 1; /* each fills a batch */
+    add_step(&b, 5, 0, SN_SPAN_ROWS)->client = 2;                             /* arrived last */
+    add_step(&b, 6, 0, SN_SPAN_ROWS)->client = UINT64_MAX;
     for (int i = 0; i < 3; i++) {
         cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
         early |= finished;
@@ -366,6 +367,118 @@ Test(scheduler, a_prompt_is_not_starved_by_decoding_over_other_blocks) {
     }
     cr_expect_eq(batches, 2 * chunked, "the prompt took %d batches: every other one, in small chunks", batches);
     cr_expect_eq(at, chunked + 1, "the other session decoded %d tokens meanwhile", at - 1);
+    fixture_end(&b);
+}
+
+/* Runs batches; a session whose step ends sends its next one of n rows at once. *steps: of each session. */
+static void run_batches(fixture *b, int batches, const int range[][2], int sessions, const int *rows, int *steps) {
+    unsigned finished = (1u << sessions) - 1;
+    int at[JOBS] = {0};
+    for (int s = 0; s < sessions; s++) steps[s] = -1;
+    for (int i = 0; i <= batches; i++) {
+        for (int s = 0; s < sessions; s++) {
+            if (!(finished & 1u << s)) continue;
+            steps[s]++;
+            add_step_over(b, s, at[s], rows[s], range[s][0], range[s][1])->client = s ? 1 : UINT64_MAX;
+            at[s] += rows[s];
+        }
+        if (i < batches) run_batch(b, SN_OK, &finished);
+    }
+    while (!sn_scheduler_idle(b->scheduler)) run_batch(b, SN_OK, &finished);
+}
+
+Test(scheduler, a_client_with_many_kinds_of_batches_delays_another_by_one) {
+    static const int range[][2] = {{0, 4}, {0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}, {1, 4}, {2, 3}};
+    static const int rows[] = {1, 1, 1, 1, 1, 1, 1, 1};
+    fixture b;
+    int steps[8];
+    fixture_begin(&b, 64);
+    run_batches(&b, 28, range, 8, rows, steps);
+    cr_expect_eq(steps[0], 14, "it had %d of 28 batches", steps[0]);
+    for (int s = 1; s < 8; s++) cr_expect_eq(steps[s], 2, "session %d had %d steps", s, steps[s]);
+    fixture_end(&b);
+}
+
+/* A session that decodes with an adapter beside many clients with prompts. */
+Test(scheduler, many_clients_of_one_kind_delay_another_kind_by_one_batch) {
+    fixture b;
+    unsigned finished;
+    int at = 0, decoded = 0;
+    fixture_begin(&b, 256);
+    sn_scheduler_set_throughput(b.scheduler, 0, 600000); /* 10 ms are 16.7 rows */
+    for (int s = 1; s < 10; s++) add_step(&b, s, 0, 200)->client = (uint64_t)s;
+    add_step_over(&b, 0, at++, 1, 0, 2)->client = 100;
+    for (int i = 0; i < 20; i++) {
+        run_batch(&b, SN_OK, &finished);
+        if (!(finished & 1u)) continue;
+        add_step_over(&b, 0, at++, 1, 0, 2)->client = 100;
+        decoded++;
+    }
+    cr_expect_eq(decoded, 10, "it had %d of 20 batches", decoded);
+    while (!sn_scheduler_idle(b.scheduler)) run_batch(&b, SN_OK, &finished);
+    fixture_end(&b);
+}
+
+Test(scheduler, decode_steps_of_one_client_delay_another_by_a_bounded_time) {
+    static const int range[][2] = {{0, 4}, {0, 4}, {0, 4}, {0, 4}, {0, 4}, {0, 4}, {0, 4}};
+    static const int rows[] = {1, 8, 8, 8, 8, 8, 8};
+    fixture b;
+    int steps[7], n = 0;
+    fixture_begin(&b, 64);
+    sn_scheduler_set_throughput(b.scheduler, 0, 600000); /* 10 ms are 16.7 rows */
+    run_batches(&b, 12, range, 7, rows, steps);
+    cr_expect_eq(steps[0], 12, "it had %d of 12 batches", steps[0]);
+    for (int s = 1; s < 7; s++) cr_expect_eq(steps[s], 4, "session %d had %d steps of 12 x 16 / 6 / 8", s, steps[s]);
+    sn_scheduler_set_throughput(b.scheduler, 20000, 600000); /* a pass of one row takes as long as 33 */
+    for (int s = 0; s < 7; s++) add_close(&b, s);
+    run_batch(&b, SN_OK, &(unsigned){0});
+    run_batches(&b, 12, range, 7, rows, steps);
+    for (int s = 1; s < 7; s++) n += steps[s];
+    cr_expect_eq(n, 48, "the others had %d steps of 12 x 32 / 8", n);
+    fixture_end(&b);
+}
+
+Test(scheduler, prompts_of_one_client_delay_another_as_one_does) {
+    fixture b;
+    unsigned finished;
+    int n = 0;
+    fixture_begin(&b, 128);
+    sn_scheduler_set_throughput(b.scheduler, 0, 600000);
+    for (int s = 0; s < 9; s++) add_step(&b, s, 0, 80)->client = 1;
+    add_step(&b, 10, 0, 1)->client = 2;
+    run_batch(&b, SN_OK, &finished);
+    for (int s = 0; s < 9; s++) n += b.kv[s] ? sn_kv_cache_length(b.kv[s]) : 0;
+    cr_expect_eq(n, 16, "%d rows", n);
+    while (!sn_scheduler_idle(b.scheduler)) run_batch(&b, SN_OK, &finished);
+    fixture_end(&b);
+}
+
+/* Adds a job that reads the session's first n rows. */
+static void add_read(fixture *b, int s, int n, uint64_t client) {
+    sn_job *job = calloc(1, sizeof *job);
+    *job = (sn_job){
+        .kind = SN_JOB_KV_READ, .session = &b->kv[s], .kv = &b->kv[s], .client = client, .end = 4, .n_tokens = n};
+    size_t row = sn_kv_transfer_row_floats(sn_span_hparams(b->span), 0, 4);
+    REQUIRE(sn_shared_buffer_new((size_t)n * row * sizeof(float), &job->output, &err));
+    sn_scheduler_add(b->scheduler, job);
+}
+
+Test(scheduler, clients_take_turns_with_copies_of_kv_pages) {
+    fixture b;
+    unsigned finished, early = 0;
+    fixture_begin(&b, 64);
+    for (int s = 0; s < 3; s++) add_step(&b, s, 0, 40);
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 3);
+    for (int i = 0; i < 6; i++) add_read(&b, 0, 40, 1);
+    add_read(&b, 1, 40, 2);
+    add_read(&b, 2, 40, UINT64_MAX);
+    for (int i = 0; i < 3; i++) {
+        cr_expect_eq(run_batch(&b, SN_OK, &finished), 1, "one part in each round");
+        early |= finished;
+    }
+    cr_expect_eq(early, 7u);
+    for (int i = 0; i < 5; i++) cr_expect_eq(run_batch(&b, SN_OK, &finished), 1);
+    cr_expect(sn_scheduler_idle(b.scheduler));
     fixture_end(&b);
 }
 

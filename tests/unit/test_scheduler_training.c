@@ -329,7 +329,7 @@ Test(scheduler_training, cancelled_jobs_are_dropped_at_the_next_piece) {
     n_batches = 0;
     for (sn_job *job = sn_scheduler_run(scheduler, sn_now_us()), *next; job; job = next) {
         next = job->next;
-        dropped += job->status == SN_REFUSED && job->n_done == 0;
+        dropped += job->status == SN_RETRY && job->n_done == 0;
         sn_job_free(&job);
     }
     cr_expect_eq(dropped, 2);

@@ -517,6 +517,50 @@ Test(strangers, what_a_proven_node_repeats_in_a_session_of_its_own_is_charged) {
     protocol_fixture_end(&b);
 }
 
+/* Asks for two parts of the session's KV pages. */
+static void read_twice(const node_session *p, node_client *client) {
+    for (int i = 0; i < 2; i++) {
+        sn_msg *get = about_session(p, SN_MSG_KV_GET);
+        get->kv_get.tokens = 8;
+        node_client_send(client, &get);
+    }
+}
+
+Test(strangers, reads_of_one_client_leave_places_for_those_of_others) {
+    protocol_fixture b;
+    enum { OWN = 3 };
+    node_session own[OWN], other;
+    protocol_fixture_begin(&b);
+    node_client second = protocol_fixture_client(&b);
+    for (int i = 0; i < OWN; i++) {
+        protocol_fixture_open(&b, &own[i], T0);
+        cr_expect(node_session_reply_ok(
+            &own[i], protocol_fixture_request(&b, node_session_step_message(&own[i], 0, 40), T0), 0, 40));
+    }
+    node_session_init(&other, b.w, &second, 0, 4);
+    sn_msg *msg = node_session_open_message(&other);
+    node_client_send(&second, &msg);
+    msg = node_session_step_message(&other, 0, 40);
+    node_client_send(&second, &msg);
+    protocol_fixture_read(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
+    for (int i = 0; i < OWN; i++) read_twice(&own[i], &b.client);
+    protocol_fixture_read(&b, T0);
+    cr_expect_eq(b.n_waiting, FIXTURE_SESSIONS_MAX / 2, "a half of the places");
+    read_twice(&other, &second);
+    protocol_fixture_read(&b, T0);
+    cr_expect_eq(b.n_waiting, FIXTURE_SESSIONS_MAX / 2 + 2);
+    protocol_fixture_run_jobs(&b, T0);
+    read_twice(&own[0], &b.client);
+    protocol_fixture_read(&b, T0);
+    cr_expect_eq(b.n_waiting, 2, "its places are free again");
+    protocol_fixture_run_jobs(&b, T0);
+    sn_transport_free(&second.transport);
+    for (int i = 0; i < OWN; i++) free(own[i].timeline);
+    free(other.timeline);
+    protocol_fixture_end(&b);
+}
+
 Test(strangers, the_reads_of_a_session_are_few_at_a_time) {
     protocol_fixture b;
     node_session p;

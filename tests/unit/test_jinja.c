@@ -87,10 +87,13 @@ Test(jinja, ends_a_template_whose_calls_look_at_too_much) {
     static const char *const templates[] = {
         "{{ ('a' * 30000).strip('b' * 30000 ~ 'a') }}",
         "{{ ('a' * 60000).rfind('a' * 30000 ~ 'c') }}",
-        "{% for i in range(10) %}{{ ('a ' * 20000) | wordcount }}{% endfor %}",
-        "{% for i in range(10) %}{{ ('a' * 20000).isalpha() }}{% endfor %}",
+        "{% set s = 'a ' * 20000 %}{% for i in range(10) %}{{ s | wordcount }}{% endfor %}",
+        "{% set s = 'a' * 20000 %}{% for i in range(10) %}{{ s.isalpha() }}{% endfor %}",
+        "{% set s = 'a' * 20000 %}{% for i in range(50) %}{% set t = s.upper() %}{% endfor %}",
         "{% set s = 'x' * 60000 %}{% for i in range(500) %}{{ s.startswith(s) }}{% endfor %}",
         "{% set s = 'x' * 60000 %}{% for i in range(500) %}{% set t = s.removeprefix(s) %}{% endfor %}",
+        "{% set s = 'x' * 60000 %}{% for i in range(500) %}{% set t = s.removesuffix(s) %}{% endfor %}",
+        "{% set s = 'x' * 60000 %}{% for i in range(20) %}{% set t = s.split() %}{% endfor %}",
         "{% set s = ' ' * 60000 %}{% for i in range(10) %}{{ s.split() }}{% endfor %}",
     };
     sn_jinja_limits limits = sn_jinja_default_limits();

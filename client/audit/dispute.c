@@ -36,7 +36,8 @@ static sn_status dispute_begin(dispute *d, const sn_chain *audited, sn_err *err)
                        .n_embd = d->a->hp->n_embd,
                        .adapter_hash = audited_as.adapter.hash,
                        .n_tokens = entry->position + entry->n,
-                       .unix_ms = sn_unix_ms()};
+                       .unix_ms = sn_unix_ms(),
+                       .first_hand = true};
     snprintf(e->name, sizeof e->name, "%s", d->a->hp->name);
     sn_status status = sn_calloc(&e->inputs, before + (size_t)entry->n * width, sizeof *e->inputs, err);
     if (status) return status;

@@ -34,6 +34,7 @@ typedef struct sn_evidence {
     sn_statement *statements;
     size_t n;
     int64_t unix_ms; /* when it was made */
+    bool first_hand; /* it is judged by the client whose session it is about; not in files */
 } sn_evidence;
 
 void sn_evidence_fini(sn_evidence *evidence);

@@ -21,11 +21,10 @@ void sn_load_init(sn_load *load) {
 
 void sn_load_fini(sn_load *load) { pthread_mutex_destroy(&load->lock); }
 
-/* The bytes of an owner; NULL: there are too many owners. */
+/* The bytes of an owner. */
 static size_t *bytes_of(sn_load *load, uint64_t owner) {
     size_t i = 0;
     while (i < load->n_owners && load->owners[i].owner != owner) i++;
-    if (i == SN_LOAD_OWNERS_MAX) return NULL;
     if (i == load->n_owners) {
         load->owners[load->n_owners++].owner = owner;
         load->owners[i].bytes = 0;
@@ -46,8 +45,8 @@ bool sn_load_take(sn_load *load, sn_taken *taken, size_t bytes) {
     if (counted == before) return true;
     pthread_mutex_lock(&load->lock);
     size_t *own = bytes_of(load, taken->owner);
-    const bool fits = own && (counted < before || (counted - before <= SN_LOAD_SHARE_MAX - *own &&
-                                                   counted - before <= SN_LOAD_BYTES_MAX - load->bytes));
+    const bool fits = counted < before || (counted - before <= SN_LOAD_SHARE_MAX - *own &&
+                                           counted - before <= SN_LOAD_BYTES_MAX - load->bytes);
     if (fits) {
         *own = *own - before + counted;
         load->bytes = load->bytes - before + counted;

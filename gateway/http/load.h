@@ -14,7 +14,7 @@ enum {
     SN_LOAD_BYTES_MAX = 512 << 20,
     SN_LOAD_SHARE_MAX = SN_LOAD_BYTES_MAX / 2,
     SN_LOAD_SMALL = 1 << 20, /* so much of each request is not counted: large ones keep no small one out */
-    SN_LOAD_OWNERS_MAX = 1024
+    SN_LOAD_OWNERS_MAX = SN_LOAD_BYTES_MAX / SN_LOAD_SMALL + 1 /* no more have some at once, with one that asks */
 };
 
 typedef struct sn_load_waiter sn_load_waiter;

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "node/engine/training.h"
 #include "node/protocol/protocol.h"
+#include "node/protocol/session.h"
 #include "tests/support/fake_node.h"
 #include "tests/support/require.h"
 
@@ -59,6 +60,7 @@ static void tamper_with_job(byzantine_node *b, sn_job *job) {
     int step = atomic_fetch_add(&b->steps, 1) + 1;
     bool repeated = job->position == b->last_position;
     b->last_position = job->position;
+    if (b->faults.signs_continued) ((sn_session *)job->session)->migration.imported = true;
     if (step <= b->faults.fail_steps || (b->faults.fail_repeated && repeated))
         job->status = sn_fail(&job->err, SN_RETRY, "a step that this node does not do");
     if (step == b->faults.alter_nth_step || (b->faults.alter_every_nth && step % b->faults.alter_every_nth == 0) ||

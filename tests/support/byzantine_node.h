@@ -20,6 +20,7 @@ typedef struct byzantine_faults {
     const char *model;
     bool signs_other_kv_dtype; /* its receipts name another type of keys and values than it keeps */
     bool signs_approximate;    /* its receipts say that its device may give other bits, as a GPU's do */
+    bool signs_continued;      /* its receipts say that keys and values came from elsewhere */
     bool announces_slow;       /* announces itself as slow: no route prefers it */
 } byzantine_faults;
 

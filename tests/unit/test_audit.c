@@ -578,6 +578,26 @@ Test(audit, a_wrong_auditor_of_a_group_with_a_gpu_bans_only_itself) {
     fixture_end(&t);
 }
 
+/* The last bit of each of its results differs, as on a GPU: there is no third node, so a dispute would be an error. */
+Test(audit, honest_nodes_with_and_without_a_gpu_agree_within_the_tolerance) {
+    static const char *const deny[] = {"fake"};
+    for (int audits = 0; audits < 2; audits++) { /* the node with the GPU serves, or audits */
+        fixture t;
+        fixture_begin(&t);
+        cluster_add(t.w->cluster, 0, 4);
+        t.gpu =
+            byzantine_node_new(t.w, "gpu:1", 0, 4, (byzantine_faults){.alter_every_nth = 1, .signs_approximate = true});
+        if (audits) t.node_filter = (sn_node_filter){.deny = deny, .n_deny = 1};
+        fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
+        cr_assert_eq(feed_tokens(&t, 0, 30, 3), SN_OK, "%s", t.err.text);
+        REQUIRE(sn_chain_audit(t.chain, &err));
+        sn_audit_report report = sn_audit_get_report(t.audit);
+        cr_expect(report.checked == 10 && !report.unchecked && !report.nodes_banned, "%d checked", (int)report.checked);
+        cr_expect_eq(byzantine_node_steps(t.gpu), 10);
+        fixture_end(&t);
+    }
+}
+
 Test(audit, an_undecidable_difference_is_an_error) {
     fixture t;
     fixture_begin(&t);
@@ -590,6 +610,41 @@ Test(audit, an_undecidable_difference_is_an_error) {
               t.err.text);
     cr_expect_eq(sn_audit_get_report(t.audit).nodes_banned, 0);
     expect_evidence(&t, byzantine_node_id(t.byzantine)); /* the evidence proves it to anyone who has the model */
+    fixture_end(&t);
+}
+
+/* Its statements prove nothing to others. */
+Test(audit, a_wrong_node_that_claims_kv_pages_from_elsewhere_is_banned) {
+    for (int here = 0; here < 2; here++) {
+        fixture t;
+        fixture_begin(&t);
+        for (int i = 0; i < 3; i++) cluster_add(t.w->cluster, 0, 4);
+        t.byzantine = byzantine_node_new(t.w, "byzantine:1", 0, 4,
+                                         (byzantine_faults){.alter_every_nth = 3, .signs_continued = true});
+        fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1, .local = here}, false, here);
+        cr_assert_eq(feed_tokens(&t, 0, 30, 3), SN_OK, "%s", t.err.text);
+        REQUIRE(sn_chain_audit(t.chain, &err));
+        cr_expect(sn_audit_is_banned(t.audit, byzantine_node_id(t.byzantine)), "it is not banned");
+        cr_expect(sn_audit_get_report(t.audit).nodes_banned == 1 && t.audit_failures == 1);
+        cr_expect(output_is_right(&t, 30));
+        fixture_end(&t);
+    }
+}
+
+/* One of the three is honest, and nothing shows which. */
+Test(audit, no_node_is_banned_where_no_two_of_three_answers_agree) {
+    static const char *const deny[] = {"fake"};
+    fixture t;
+    fixture_begin(&t);
+    cluster_add(t.w->cluster, 0, 4);
+    t.gpu = byzantine_node_new(t.w, "byzantine:1", 0, 4, (byzantine_faults){.alter_every_nth = 1});
+    t.byzantine =
+        byzantine_node_new(t.w, "byzantine:2", 0, 4, (byzantine_faults){.alter_every_nth = 1, .large_error = true});
+    t.node_filter = (sn_node_filter){.deny = deny, .n_deny = 1}; /* of the chain, not of the audit */
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
+    cr_expect_eq(feed_tokens(&t, 0, 10, 10), SN_RETRY);
+    cr_expect(strstr(t.err.text, "nodes differ about blocks 0:4 at position 0"), "%s", t.err.text);
+    cr_expect_eq(sn_audit_get_report(t.audit).nodes_banned, 0);
     fixture_end(&t);
 }
 
@@ -622,6 +677,39 @@ Test(audit, counts_unchecked_steps_without_an_auditor) {
     cr_expect(report.steps == 3 && report.checked == 0 && report.unchecked == 3, "%d of %d unchecked",
               (int)report.unchecked, (int)report.steps);
     cr_expect(!report.unchecked_failed && !sn_chain_audit_is_incomplete(t.chain), "no node has failed");
+    fixture_end(&t);
+}
+
+/* -- who may audit */
+
+Test(audit, auditors_are_nodes_that_the_user_allows) {
+    static const char *const deny[] = {"fake"};
+    const sn_node_filter filter = {.deny = deny, .n_deny = 1};
+    fixture t;
+    fixture_begin(&t);
+    for (int i = 0; i < 2; i++) cluster_add(t.w->cluster, 0, 4);
+    t.byzantine = byzantine_node_new(t.w, "denied:1", 0, 4, (byzantine_faults){0});
+    t.node_filter = filter;
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1, .node_filter = filter}, false, false);
+    cr_assert_eq(feed_tokens(&t, 0, 30, 3), SN_OK, "%s", t.err.text);
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    cr_expect_eq(sn_audit_get_report(t.audit).checked, 10);
+    cr_expect_eq(byzantine_node_steps(t.byzantine), 0, "a node of --deny is an auditor");
+    fixture_end(&t);
+}
+
+Test(audit, an_auditor_that_takes_the_blocks_over_does_not_check_itself) {
+    fixture t;
+    fixture_begin(&t);
+    for (int i = 0; i < 2; i++) cluster_add(t.w->cluster, 0, 4);
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
+    cr_assert_eq(feed_tokens(&t, 0, 9, 3), SN_OK, "%s", t.err.text);
+    cr_expect_eq(sn_audit_get_report(t.audit).checked, 3, "the other node is no auditor");
+    cluster_cut_off(t.w->cluster, cluster_node_of_block(t.chain, 0));
+    cr_assert_eq(feed_tokens(&t, 9, 18, 3), SN_OK, "%s", t.err.text);
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    sn_audit_report report = sn_audit_get_report(t.audit);
+    cr_expect_geq(report.unchecked, 3, "%d checked, %d unchecked", (int)report.checked, (int)report.unchecked);
     fixture_end(&t);
 }
 

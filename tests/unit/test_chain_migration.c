@@ -187,6 +187,31 @@ Test(chain_migration, a_replica_saves_the_replay_within_a_pushed_chain) {
     expect_replica(true, 1, 10);
 }
 
+/* The node at the address that ctx points to is cut off, and the others exaggerate. */
+static sn_hub_action lengthen_resumes(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    if (!strcmp(from, ctx) || !strcmp(to, ctx)) return SN_DROP;
+    if (msg->kind == SN_MSG_RESUME_REPLY) ((sn_msg *)(uintptr_t)msg)->resume_reply.length = 1 << 30;
+    return SN_DELIVER;
+}
+
+Test(chain_migration, a_replica_of_more_tokens_than_there_are_is_not_used) {
+    testbed *w = new_testbed();
+    char gone[16];
+    chain_fixture r;
+    for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 4);
+    chain_fixture_open(&r, w, (sn_chain_options){.kv.replica = true});
+    chain_fixture_steps(&r, 0, 50, 25);
+    await_replicas(&r);
+    snprintf(gone, sizeof gone, "node%d:1", cluster_node_of_block(r.chain, 0));
+    sn_hub_set_filter(cluster_hub(w->cluster), lengthen_resumes, gone);
+    chain_fixture_steps(&r, 50, 60, 1);
+    cr_expect_eq(sn_chain_failovers(r.chain), 1);
+    cr_expect_eq(sn_chain_replicas_promoted(r.chain), 0);
+    sn_hub_set_filter(cluster_hub(w->cluster), NULL, NULL);
+    chain_fixture_close(&r);
+    testbed_free(&w);
+}
+
 Test(chain_migration, a_replica_follows_rewinds) {
     for (int push = 0; push < 2; push++) {
         testbed *w = new_testbed();

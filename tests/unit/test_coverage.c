@@ -13,9 +13,11 @@ static int n_nodes;
 static uint8_t tried[SN_COVERAGE_TRIED_MAX][SN_KEY_SIZE];
 static sn_directory *directory;
 static sn_coverage_query query;
+static int n_blocks; /* of the model, as nodes that are added say */
 
 static void set_up(void) {
     n_nodes = 0;
+    n_blocks = BLOCKS;
     REQUIRE(sn_directory_new(&directory, &err));
     query = (sn_coverage_query){.directory = directory,
                                 .model = model,
@@ -40,7 +42,7 @@ static void add(int first, int end, uint64_t tokens_per_s, sn_node_state state, 
                           .state = state,
                           .first_block = (uint64_t)first,
                           .end_block = (uint64_t)end,
-                          .n_blocks = BLOCKS,
+                          .n_blocks = (uint64_t)n_blocks,
                           .tokens_per_s = tokens_per_s};
     memcpy(a.model, model, SN_KEY_SIZE);
     memcpy(a.node, identity->id, SN_KEY_SIZE);
@@ -70,6 +72,28 @@ static sn_block_coverage read_coverage(void) {
     sn_block_coverage c;
     REQUIRE(sn_block_coverage_read(&c, &query, &err));
     return c;
+}
+
+/* It may claim any number of blocks. */
+Test(coverage, a_node_that_says_that_the_model_has_another_size_counts_nowhere) {
+    n_blocks = 1 << 20;
+    add_proven(0, 4, 1000);
+    add_proven(n_blocks / 2, n_blocks / 2 + 4, 1000);
+    add_unknown(n_blocks / 2, n_blocks / 2 + 4, 1000);
+    ask(0);
+    cr_expect_eq(query.n_tried, 0);
+    sn_block_coverage c = read_coverage();
+    for (int b = 0; b < BLOCKS; b++) cr_expect(!c.rate[b] && !c.serving[b]);
+}
+
+Test(coverage, so_many_nodes_are_asked_and_no_more) {
+    enum { MANY = 3 * SN_COVERAGE_TRIED_MAX };
+    const sn_announcement *drawn[SN_COVERAGE_TRIED_MAX + 8] = {NULL};
+    uint64_t seed = 5;
+    query.n_blocks = n_blocks = MANY;
+    for (int i = 0; i < MANY; i++) add_unknown(i, i + 1, 10);
+    cr_expect_eq(sn_coverage_draw(&query, false, &seed, drawn), SN_COVERAGE_TRIED_MAX);
+    cr_expect_null(drawn[SN_COVERAGE_TRIED_MAX]);
 }
 
 Test(coverage, a_node_that_is_not_proven_counts_as_the_mean_at_most) {

@@ -504,6 +504,31 @@ Test(failover, a_session_goes_on_over_another_connection) {
     testbed_free(&w);
 }
 
+/* Nodes state limits that no node has. */
+static sn_hub_action exaggerate(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    (void)ctx, (void)from, (void)to;
+    sn_msg *m = (sn_msg *)(uintptr_t)msg;
+    if (m->kind == SN_MSG_OPEN_REPLY) m->open_reply.step_tokens_max = m->open_reply.prefill_depth_max = UINT64_MAX;
+    return SN_DELIVER;
+}
+
+Test(failover, what_nodes_state_is_believed_within_what_the_protocol_allows) {
+    testbed *w = new_testbed();
+    chain_fixture r;
+    cluster_add(w->cluster, 0, 2);
+    cluster_add(w->cluster, 2, 4);
+    sn_hub_set_filter(cluster_hub(w->cluster), exaggerate, NULL);
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
+    for (size_t i = 0; i < r.chain->n_hops; i++) {
+        const sn_hop_remote *remote = &r.chain->hops[i].remote;
+        cr_expect(remote->step_tokens_max == SN_SPAN_ROWS_MAX && remote->prefill_depth_max == SN_PREFILL_DEPTH_MAX);
+    }
+    cr_expect_eq(chain_fixture_try_steps(&r, 0, 30, 10), SN_OK, "%s", r.err.text);
+    sn_hub_set_filter(cluster_hub(w->cluster), NULL, NULL);
+    chain_fixture_close(&r);
+    testbed_free(&w);
+}
+
 Test(failover, lost_messages_change_no_bit) {
     for (int push = 0; push < 2; push++) {
         testbed *w = new_testbed();

@@ -173,9 +173,49 @@ Test(grammar, refuses_to_join_parts_that_are_too_large) {
     expect_schema(json, SN_REFUSED, "too complex");
 }
 
+/* In pairs, through references whose pointers are long. */
+Test(grammar, refuses_references_that_are_too_long_to_follow_so_often) {
+    for (int n = 10; n <= 600; n += 590) {
+        json_t *parts = json_array(), *of = json_object();
+        for (int i = 0; i < n; i++) {
+            char name[128], pointer[160];
+            sprintf(name, "x%0100d", i);
+            sprintf(pointer, "#/$defs/%s", name);
+            json_object_set_new(of, name, json_pack("{s:i}", "const", i));
+            json_array_append_new(parts, json_pack("{s:s}", "$ref", pointer));
+        }
+        expect_schema(json_pack("{s:o, s:o}", "$defs", of, "oneOf", parts), n == 10 ? SN_OK : SN_REFUSED,
+                      n == 10 ? NULL : "too complex");
+    }
+}
+
+/* Each property of one alternative is looked for in what the other one requires. */
+Test(grammar, refuses_alternatives_with_too_many_properties_to_compare) {
+    for (int n = 50; n <= 400; n += 350) {
+        json_t *parts = json_array();
+        for (int i = 0; i < 3; i++) {
+            json_t *properties = json_object(), *required = json_array();
+            for (int k = 0; k < n; k++) {
+                char key[16];
+                sprintf(key, "p%d", k);
+                json_object_set_new(properties, key,
+                                    k + 1 == n ? json_pack("{s:i}", "const", i) : json_pack("{s:s}", "type", "null"));
+                json_array_append_new(required, json_string(key));
+            }
+            json_array_append_new(parts, json_pack("{s:s, s:o, s:o, s:b}", "type", "object", "properties", properties,
+                                                   "required", required, "additionalProperties", 0));
+        }
+        expect_schema(json_pack("{s:o}", "oneOf", parts), n == 50 ? SN_OK : SN_REFUSED, n == 50 ? NULL : "too complex");
+    }
+}
+
 Test(grammar, refuses_a_schema_of_too_many_values) {
     expect_schema(repeated("{\"enum\":[", "%d", 3000, "]}"), SN_OK, NULL);
     expect_schema(repeated("{\"enum\":[", "%d", 40000, "]}"), SN_REFUSED, "too large");
+    char *text = calloc(1, (3 << 20) + 1); /* a long text counts as many */
+    memset(text, 'x', 3 << 20);
+    expect_schema(json_pack("{s:s}", "const", text), SN_REFUSED, "too large");
+    free(text);
 }
 
 /* A pattern whose states multiply: which of the last letters were vowels. */

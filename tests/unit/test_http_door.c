@@ -266,6 +266,23 @@ Test(http_server, a_connection_has_its_time_again_after_each_reply) {
     stop_server();
 }
 
+Test(http_server, headers_of_a_further_request_have_a_limit_as_well) {
+    enum { LIMIT_MS = 1000, TURNS = 200 };
+    start_server(LIMIT_MS);
+    int fd = dial();
+    say(fd, ASK "\r\n");
+    cr_expect(hear(fd, "\"ok\""));
+    say(fd, ASK "x-slow: ");
+    bool ended = false;
+    for (int i = 0; i < TURNS && !ended; i++) {
+        say(fd, "a");
+        ended = ends(fd, 50);
+    }
+    cr_expect(ended);
+    close(fd);
+    stop_server();
+}
+
 static void post(int fd, const char *path, const char *body) {
     char head[200];
     snprintf(head, sizeof head,

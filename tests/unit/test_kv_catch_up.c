@@ -188,6 +188,85 @@ Test(kv_catch_up, a_part_is_sent_again_when_the_other_node_says_so) {
     }
 }
 
+/* Lets the node send the part again, if it does so now. */
+static void try_at(int64_t now_us) {
+    sn_msg_free(&to.part.msg);
+    sn_protocol_tick(b.protocol, now_us, b.unix_ms);
+    protocol_fixture_run_jobs(&b, now_us);
+    receive_part();
+}
+
+/* A node that wants a part in a hundred years is asked again soon. */
+Test(kv_catch_up, a_part_is_put_off_for_ten_seconds_at_most) {
+    cr_assert(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 8), T0), 0, 8));
+    sn_msg *msg = kv_send_message(), *refusal = NULL;
+    node_client_send(&b.client, &msg);
+    protocol_fixture_read(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
+    receive_part();
+    cr_assert(to.part.msg);
+    REQUIRE(sn_msg_new(SN_MSG_ERROR, to.part.msg->correlation_id, &refusal, &err));
+    refusal->error.status = SN_RETRY;
+    refusal->error.wait_ms = UINT64_MAX;
+    memcpy(refusal->error.session, to.session, SN_SESSION_ID_SIZE);
+    REQUIRE(sn_transport_send(to.transport, to.part.peer, &refusal, &err));
+    protocol_fixture_read(&b, T0);
+    try_at(T0 + 9 * SECOND);
+    cr_expect_null(to.part.msg);
+    try_at(T0 + 11 * SECOND);
+    cr_expect_not_null(to.part.msg);
+}
+
+/* A node that never says whether it has got a part is given up, and the owner is told. */
+Test(kv_catch_up, a_part_is_sent_six_times_at_most) {
+    cr_assert(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 8), T0), 0, 8));
+    sn_msg *msg = kv_send_message();
+    uint64_t request = node_client_send(&b.client, &msg);
+    protocol_fixture_read(&b, T0);
+    protocol_fixture_run_jobs(&b, T0);
+    receive_part();
+    for (int turn = 1; turn < 20; turn++) try_at(T0 + 3 * turn * SECOND);
+    cr_expect_eq(to.parts, 6, "%d times", to.parts);
+    cr_expect(is_refusal(node_client_receive(&b.client, request, 1), SN_RETRY, "does not accept the KV pages"));
+}
+
+Test(kv_catch_up, a_session_is_copied_to_eight_others_at_most) {
+    enum { MOST = 8 };
+    steps(3);
+    for (int i = 0; i <= MOST; i++) {
+        to.session[1] = (uint8_t)i;
+        sn_msg *msg = kv_send_message();
+        uint64_t request = node_client_send(&b.client, &msg);
+        protocol_fixture_read(&b, T0);
+        sn_msg *reply = node_client_receive(&b.client, request, 1);
+        if (i < MOST)
+            cr_expect_null(reply, "copy %d", i);
+        else
+            cr_expect(is_refusal(reply, SN_RETRY, "copied to 8 other sessions already"));
+    }
+    protocol_fixture_run_jobs(&b, T0);
+}
+
+/* Of all sessions together. */
+Test(kv_catch_up, as_many_reads_are_in_the_engine_as_there_are_sessions) {
+    steps(3);
+    b.protocol->setup.sessions_max = 1;
+    for (int i = 0; i < 2; i++) {
+        sn_msg *get = NULL;
+        REQUIRE(sn_msg_new(SN_MSG_KV_GET, 0, &get, &err));
+        memcpy(get->kv_get.session, p.id, SN_SESSION_ID_SIZE);
+        get->kv_get.tokens = 1;
+        uint64_t request = node_client_send(&b.client, &get);
+        protocol_fixture_read(&b, T0);
+        sn_msg *reply = node_client_receive(&b.client, request, 1);
+        if (i)
+            cr_expect(is_refusal(reply, SN_RETRY, "too busy to read KV pages"));
+        else
+            cr_expect_null(reply);
+    }
+    protocol_fixture_run_jobs(&b, T0);
+}
+
 /* The copy does not gain on this client: it is told after the first round, and pauses for a longer time. */
 Test(kv_catch_up, an_owner_that_is_faster_than_its_copy_is_told_as_well) {
     int parts;

@@ -95,6 +95,60 @@ Test(kv_parts, a_client_that_reads_a_session_waits_for_nodes_that_limit_steps) {
     testbed_free(&w);
 }
 
+/* -- replies of a node that lies about the KV pages that a client reads: one of their fields is changed on the way */
+
+enum {
+    NOTHING,
+    FEWER,
+    MORE,
+    OTHER_BLOCKS,
+    OTHER_HALVES,
+    OTHER_WIDTH,
+    OTHER_TIMELINES,
+    OTHER_POSITION,
+    OTHER_HASH,
+    CHANGES
+};
+static atomic_int change;
+
+static sn_hub_action change_reply(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    (void)ctx, (void)from, (void)to;
+    sn_msg *m = (sn_msg *)(uintptr_t)msg;
+    sn_msg_kv_get_reply *reply = &m->kv_get_reply;
+    if (m->kind != SN_MSG_KV_GET_REPLY) return SN_DELIVER;
+    if (change == FEWER) m->tensor.shape[2] = reply->n_token_timelines = 1;
+    if (change == MORE) m->tensor.shape[2]++;
+    if (change == OTHER_BLOCKS) m->tensor.shape[0]--;
+    if (change == OTHER_HALVES) m->tensor.shape[1]--;
+    if (change == OTHER_WIDTH) m->tensor.shape[3]--;
+    if (change == OTHER_TIMELINES) reply->n_token_timelines--;
+    if (change == OTHER_POSITION) reply->position++;
+    if (change == OTHER_HASH) reply->token_timelines[reply->n_token_timelines - 1].timeline[0] ^= 1;
+    return SN_DELIVER;
+}
+
+Test(kv_parts, a_client_takes_no_other_kv_pages_than_it_has_asked_for) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    chain_fixture r;
+    float *rows = calloc(PART_TOKENS * (size_t)w->n_blocks * 2 * 64 * 64, sizeof *rows);
+    cluster_add(w->cluster, 0, 4);
+    chain_fixture_open(&r, w, (sn_chain_options){0});
+    chain_fixture_steps(&r, 0, PART_TOKENS, PART_TOKENS);
+    sn_hub_set_filter(cluster_hub(w->cluster), change_reply, NULL);
+    for (change = NOTHING; change < CHANGES; change++) {
+        sn_status status = sn_chain_get_kv(r.chain, 0, PART_TOKENS, rows, &r.err);
+        cr_expect_eq(status, change == NOTHING ? SN_OK : SN_RETRY, "change %d: %s", (int)change, r.err.text);
+        const char *why = change == FEWER        ? "fewer KV pages"
+                          : change == OTHER_HASH ? "another timeline"
+                                                 : "another shape";
+        if (change != NOTHING) cr_expect(strstr(r.err.text, why), "change %d: %s", (int)change, r.err.text);
+    }
+    chain_fixture_close(&r);
+    sn_hub_set_filter(cluster_hub(w->cluster), NULL, NULL);
+    free(rows);
+    testbed_free(&w);
+}
+
 static _Atomic int64_t second_part_us;
 
 /* The second part is put off; when it comes again, the node does not hear of it. */

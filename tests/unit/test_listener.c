@@ -268,6 +268,20 @@ Test(listener, replies_that_are_not_read_are_bounded_over_all_connections) {
     sn_listener_free(&l, 0);
 }
 
+/* What the socket has taken does not wait any more. */
+Test(listener, replies_that_were_sent_do_not_count) {
+    listener_begin();
+    client c = named_client();
+    sn_peer peer = receive_peer();
+    for (int i = 0; i < 3; i++) {
+        send_reply(peer, 16 * KIB);
+        UNTIL(!l->sent_bytes);
+    }
+    cr_expect_eq(l->n_open, 1);
+    close(c.fd);
+    sn_listener_free(&l, 0);
+}
+
 /* -- messages that bring no work */
 
 /* Takes what may be taken now, and charges for it as a node does for questions. */

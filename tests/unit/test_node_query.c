@@ -99,6 +99,27 @@ Test(node_query, the_status_of_a_swarm_takes_two_seconds_whoever_is_silent) {
     fixture_end(&r);
 }
 
+static sn_hub_action answer_something_else(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    (void)ctx, (void)to;
+    if (msg->kind == SN_MSG_STATUS_REPLY && !strcmp(from, "silent:1")) ((sn_msg *)(uintptr_t)msg)->kind = SN_MSG_PONG;
+    return SN_DELIVER;
+}
+
+Test(node_query, a_message_of_another_kind_is_no_answer) {
+    fixture r;
+    sn_status_row *rows = NULL;
+    size_t n = 0, other = 0;
+    fixture_begin(&r);
+    sn_hub_set_filter(cluster_hub(r.w->cluster), answer_something_else, NULL);
+    REQUIRE(sn_status_query(r.link, &rows, &n, &err));
+    for (size_t i = 0; i < n; i++)
+        other += !rows[i].reply.answered && strstr(rows[i].reply.error, "its reply is of another kind");
+    cr_expect_eq(other, 1);
+    sn_hub_set_filter(cluster_hub(r.w->cluster), NULL, NULL);
+    sn_status_free(&rows, n);
+    fixture_end(&r);
+}
+
 /* Puts n nodes into the link's directory that can be dialled and do not answer: no thread receives what comes to them.
  */
 static void know_deaf_nodes(const testbed *w, sn_link *link, sn_transport **deaf, int n) {

@@ -146,6 +146,18 @@ Test(peer_stats, a_node_that_moves_and_leaves_again_and_again_stays_banned) {
     end(&f);
 }
 
+Test(peer_stats, sessions_that_a_node_has_lost_are_forgotten_after_good_steps) {
+    fixture f = begin();
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i <= SN_LOSSES_MAX; i++)
+            cr_expect_eq(sn_peer_stats_note_loss(f.peer_stats, f.identity.id, SECOND), i < SN_LOSSES_MAX, "round %d",
+                         round);
+        for (int i = 0; i < SN_FAILURE_DECAY_STEPS; i++)
+            sn_peer_stats_note_step(f.peer_stats, f.identity.id, 1, 1, 0, 1000, SECOND);
+    }
+    end(&f);
+}
+
 Test(peer_stats, bounds_the_number_of_peers) {
     sn_peer_stats *peer_stats = peer_stats_new();
     for (int i = 0; i <= SN_PEER_STATS_MAX; i++) {

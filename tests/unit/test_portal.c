@@ -122,6 +122,13 @@ static void take_answer(sn_portal *portal, const uint8_t token[SN_TOKEN_SIZE], i
     take_newcomer(portal, 0, line, sizeof line, pair);
 }
 
+/* Whether the portal answers one more newcomer, and does not close its connection at once. */
+static bool is_let_in(sn_portal *portal, uint8_t network, int pair[2]) {
+    uint8_t methods[2];
+    take_newcomer(portal, network, "\5\1\0", 3, pair);
+    return raw_receive(pair[0], methods, 2) == 2;
+}
+
 static void await_call(sn_portal *portal, uint8_t key[SN_KEY_SIZE], uint8_t token[SN_TOKEN_SIZE]) {
     int64_t until = sn_now_us() + WAIT_MS * 1000;
     while (!sn_portal_next_call(portal, key, token)) {
@@ -300,11 +307,11 @@ Test(portal, a_network_address_has_a_quarter_of_the_connections_of_a_relayed_nod
 
 /* Clients of as many networks as are needed, which are joined with a relayed node. */
 Test(portal, clients_leave_places_to_others_to_tokens_and_to_what_the_portal_dials) {
-    enum { PLACES = 32, CLIENTS = PLACES - PLACES / 4 };
+    enum { PLACES = 32, CLIENTS = PLACES - PLACES / 4, LATE = PLACES / 8 + 1 };
     const sn_portal_host host = {.adopt = drop_adopted};
     sn_portal *portal = NULL;
     sn_err err = {0};
-    int ends[CLIENTS + 1][2], answers[CLIENTS][2];
+    int ends[CLIENTS + 1][2], answers[CLIENTS][2], late[LATE][2];
     uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], reply[REPLY_SIZE];
     require_ok(sn_portal_new(&host, PLACES, &portal, &err), &err);
     sn_portal_set_rate(portal, RATE);
@@ -319,9 +326,54 @@ Test(portal, clients_leave_places_to_others_to_tokens_and_to_what_the_portal_dia
     }
     cr_assert_eq(raw_receive(ends[CLIENTS][0], reply, REPLY_SIZE), REPLY_SIZE);
     cr_expect_eq(reply[1], 4, "clients took the places of others");
+    cr_expect_eq(raw_receive(ends[CLIENTS][0], reply, 1), 0);
+    for (int i = 0; i < LATE; i++) /* what comes leaves an eighth of the places to what the portal dials */
+        cr_expect_eq(is_let_in(portal, (uint8_t)(20 + i), late[i]), i < PLACES / 4 - PLACES / 8, "%d", i);
     sn_portal_free(&portal);
+    for (int i = 0; i < LATE; i++) close(late[i][0]);
     for (int i = 0; i < CLIENTS; i++) close(ends[i][0]), close(answers[i][0]);
     close(ends[CLIENTS][0]);
+}
+
+/* Of any number of networks. */
+Test(portal, connections_that_say_nothing_take_a_half_of_the_places) {
+    enum { PLACES = 32 };
+    const sn_portal_host host = {.adopt = drop_adopted};
+    sn_portal *portal = NULL;
+    sn_err err = {0};
+    int ends[PLACES / 2 + 1][2];
+    require_ok(sn_portal_new(&host, PLACES, &portal, &err), &err);
+    int64_t began_us = sn_now_us();
+    for (int i = 0; i < PLACES / 2; i++) cr_assert(is_let_in(portal, (uint8_t)i, ends[i]));
+    bool let_in = is_let_in(portal, PLACES, ends[PLACES / 2]);
+    cr_assert(!let_in || sn_now_us() - began_us > 10000000, "it should have been refused"); /* waits end after 10 s */
+    sn_portal_free(&portal);
+    for (int i = 0; i <= PLACES / 2; i++) close(ends[i][0]);
+}
+
+/* Also where each client leaves before the node has come. */
+Test(portal, calls_of_a_network_address_have_a_rate) {
+    enum { MANY = 2000 };
+    const sn_portal_host host = {.adopt = drop_adopted};
+    sn_portal *portal = NULL;
+    sn_err err = {0};
+    uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE];
+    int n = 0;
+    require_ok(sn_portal_new(&host, 64, &portal, &err), &err);
+    sn_portal_set_rate(portal, RATE);
+    require_ok(sn_portal_register(portal, node.identity.curve_key, &err), &err);
+    for (bool refused = false; n < MANY && !refused; n++) {
+        int pair[2];
+        take_client(portal, 1, pair);
+        struct pollfd reply = {.fd = pair[0], .events = POLLIN};
+        while (!(refused = poll(&reply, 1, 0) > 0) && !sn_portal_next_call(portal, key, token)) sn_sleep_us(200);
+        shutdown(pair[0], SHUT_WR);
+        uint8_t rest[64];
+        while (recv(pair[0], rest, sizeof rest, 0) > 0) {} /* the portal has left, too */
+        close(pair[0]);
+    }
+    cr_expect(n > 64 && n < MANY, "%d calls", n);
+    sn_portal_free(&portal);
 }
 
 /* Twelve clients send all the time over a small rate: the bytes that each one gets through differ little. */

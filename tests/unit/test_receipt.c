@@ -201,6 +201,43 @@ Test(receipt, a_node_that_returns_no_receipt_is_not_used) {
     fixture_end(&s);
 }
 
+/* Two nodes that push: what the first one signs as sent is what the second one signs as received. */
+Test(receipt, of_neighbours_name_the_same_bytes) {
+    for (int change = 0; change < 3; change++) {
+        fixture s;
+        sn_identity second;
+        sn_err why = {0};
+        size_t failed = 9;
+        fixture_begin(&s);
+        REQUIRE(sn_identity_new(&second, &err));
+        sn_hop hops[] = {s.hop, s.hop};
+        hops[1].first = 3;
+        hops[1].end = 4;
+        memcpy(hops[1].remote.node, second.id, SN_KEY_SIZE);
+        sn_receipt receipts[] = {s.receipt, s.receipt};
+        receipts[1].first_block = 3;
+        receipts[1].end_block = 4;
+        receipts[1].input = receipts[0].output = sn_hash_of("between", 7);
+        if (change == 1) receipts[0].output.bytes[0] ^= 1;
+        if (change == 2) hops[0].output_dtype = SN_F16, receipts[0].output_dtype = SN_F16;
+        uint8_t sealed[2][SN_RECEIPT_SIZE];
+        sn_trace traces[] = {s.result->step_reply.trace[0], s.result->step_reply.trace[0]};
+        sn_blob blobs[] = {{sealed[0], SN_RECEIPT_SIZE}, {sealed[1], SN_RECEIPT_SIZE}};
+        sn_msg result = *s.result;
+        result.step_reply.trace = traces;
+        result.step_reply.receipts = blobs;
+        result.step_reply.n_trace = result.step_reply.n_receipts = 2;
+        REQUIRE(sn_receipt_seal(&receipts[0], &s.identity, sealed[0], &err));
+        REQUIRE(sn_receipt_seal(&receipts[1], &second, sealed[1], &err));
+        const sn_step step = {.position = 2, .n = 1, .n_embd = 2};
+        sn_status status = sn_hops_check_receipts(hops, 2, &s.sent, &result, &step, &failed, &why);
+        cr_expect_eq(status, change ? SN_RETRY : SN_OK, "change %d: %s", change, why.text);
+        if (change)
+            cr_expect(failed == 2 && strstr(why.text, "signed other bytes"), "%s", why.text); /* either of them */
+        fixture_end(&s);
+    }
+}
+
 /* -- at the node */
 
 Test(receipt, a_repeated_step_is_signed_again) {

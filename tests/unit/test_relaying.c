@@ -202,11 +202,15 @@ Test(relaying, a_node_is_no_relay_before_it_knows_that_others_reach_it) {
 /* -- how others reach it */
 
 static int listens; /* the socket of the relay's portal */
+static struct {
+    uint8_t data[SN_ANNOUNCEMENT_SIZE_MAX];
+    size_t len;
+} offered; /* the announcement that came last */
 static char relay_address[32];
 static sn_peer joined;
 
 /* The joined node announces one that would be a relay; returns its tag. */
-static uint64_t offer_relay(const char *address) {
+static uint64_t offer_relay_of(const char *address, sn_reach_kind how) {
     sn_identity other;
     sn_buf sealed;
     sn_announcement a = {.protocol = SN_PROTOCOL_VERSION,
@@ -214,6 +218,7 @@ static uint64_t offer_relay(const char *address) {
                          .expires_unix_ms = (uint64_t)UNIX_MS + 60000,
                          .state = SN_NODE_ONLINE,
                          .relay_places = 4,
+                         .reach = how,
                          .end_block = 1,
                          .n_blocks = 1};
     REQUIRE(sn_identity_new(&other, &err));
@@ -224,6 +229,7 @@ static uint64_t offer_relay(const char *address) {
     REQUIRE(sn_announcement_seal(&a, &other, &sealed, &err));
     sn_event event = event_of(SN_MSG_PEERS_REPLY, joined, 9, 0);
     const sn_blob blob = {sealed.data, sealed.len};
+    memcpy(offered.data, sealed.data, offered.len = sealed.len);
     REQUIRE(sn_announcement_list(&blob, &event.msg->peers_reply.announcements, &event.msg->peers_reply.n_announcements,
                                  &err));
     sn_membership_handle(membership, &event, T0, UNIX_MS);
@@ -232,6 +238,8 @@ static uint64_t offer_relay(const char *address) {
     sn_buf_fini(&sealed);
     return sn_node_tag(other.id);
 }
+
+static uint64_t offer_relay(const char *address) { return offer_relay_of(address, SN_REACH_DIRECT); }
 
 static void ping_took(uint64_t tag, int ms) {
     static uint64_t id;
@@ -332,6 +340,7 @@ Test(reach, the_relay_is_the_nearest_of_those_that_were_measured) {
         snprintf(address, sizeof address, "203.0.113.9:%d", ms[i]);
         ping_took(offer_relay(address), ms[i]);
     }
+    ping_took(offer_relay_of("203.0.113.9:1/relay", SN_REACH_RELAYED), 1); /* others do not reach it directly */
     round_of("203.0.113.5:31330", false, T0);
     for (int nth = 1; nth <= RELAYS; nth++) { /* each is lost in turn, and avoided from then on */
         sn_peer relay = 0;
@@ -365,12 +374,38 @@ Test(reach, a_relay_is_found_among_invented_ones) {
         cr_assert_lt(now_us, T0 + 600 * SECOND, "no relay was found");
         for (; seen < n_met; seen++) {
             const sn_announcement *a = sn_directory_find(sn_membership_directory(membership), met[seen % SENT_MAX]);
-            if (sn_node_tag(a->node) == real) sn_membership_prove(membership, a->node, a->curve_key, UNIX_MS);
+            bool proven = sn_node_tag(a->node) == real; /* others answer over a connection with another key */
+            sn_membership_prove(membership, a->node, proven ? a->curve_key : identity.curve_key, UNIX_MS);
         }
         sn_reach_tick(reach, now_us, UNIX_MS);
     }
     snprintf(address, sizeof address, "203.0.113.%d:9", INVENTED / 2);
     cr_expect_str_eq(last_dialled, address);
+    close(listens);
+}
+
+/* A joined node says that it has proven any number of nodes. */
+Test(reach, some_of_the_nodes_that_a_joined_one_has_proven_are_met) {
+    enum { NODES = 40 };
+    char address[32];
+    proves = false;
+    join();
+    sn_event event = event_of(SN_MSG_PEERS_REPLY, joined, 9, 0);
+    sn_msg_peers_reply *reply = &event.msg->peers_reply;
+    REQUIRE(sn_list_new(NODES, NODES, sizeof *reply->announcements, &reply->announcements, &err));
+    reply->n_announcements = reply->proven = NODES;
+    for (int i = 0; i < NODES; i++) {
+        snprintf(address, sizeof address, "203.0.113.%d:9", i);
+        offer_relay(address);
+        sn_blob *copy = &reply->announcements[i];
+        copy->len = offered.len;
+        REQUIRE(sn_calloc(&copy->data, offered.len, 1, &err));
+        memcpy(copy->data, offered.data, offered.len);
+    }
+    n_met = 0;
+    sn_membership_handle(membership, &event, T0, UNIX_MS);
+    cr_expect_eq(n_met, 16, "%zu were met", n_met);
+    sn_msg_free(&event.msg);
     close(listens);
 }
 

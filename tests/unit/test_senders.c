@@ -22,11 +22,13 @@ typedef enum peer_kind { STALLS, LIES, HONEST, PUTS_OFF } peer_kind;
 
 typedef struct peer {
     peer_kind kind;
+    atomic_int begun; /* how often it was asked for the manifest */
     sn_transport *transport;
     pthread_t thread;
     atomic_bool stop;
 } peer;
 
+static uint64_t model_blocks = 4; /* as nodes announce it */
 static const char ADDRESS[] = "192.0.2.1:31330";
 static uint8_t text[SIZE];
 
@@ -56,6 +58,7 @@ static void put_off(peer *p, const sn_event *event) {
 static void answer(peer *p, const sn_event *event) {
     const sn_msg_weights *asked = &event->msg->weights;
     sn_msg *msg = NULL;
+    p->begun += event->msg->kind == SN_MSG_WEIGHTS && !asked->from;
     if (event->msg->kind == SN_MSG_WEIGHTS_OFFER) answer_offer(p, event);
     if (event->msg->kind == SN_MSG_WEIGHTS && p->kind == PUTS_OFF) {
         put_off(p, event);
@@ -99,7 +102,7 @@ static void announce(sn_directory *directory, const sn_identity *identity, const
                            .state = SN_NODE_ONLINE,
                            .first_block = (uint64_t)block,
                            .end_block = (uint64_t)block + 1,
-                           .n_blocks = 4};
+                           .n_blocks = model_blocks};
     memcpy(a->node, identity->id, SN_KEY_SIZE);
     memcpy(a->curve_key, identity->curve_key, SN_KEY_SIZE);
     memcpy(a->manifest, manifest->bytes, SN_KEY_SIZE);
@@ -155,6 +158,28 @@ Test(senders, a_manifest_comes_though_many_nodes_stall_and_lie) {
     sn_buf_fini(&got);
     sn_fetcher_free(&f);
     peers_stop(peers, PEERS);
+    testbed_free(&w);
+}
+
+Test(senders, one_that_sent_another_manifest_is_asked_no_more) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    static peer other;
+    const sn_swarm_access access = {.patience_ms = 10000};
+    const sn_hash id = sn_hash_of("the right one", 13);
+    sn_fetcher *f = NULL;
+    sn_buf got;
+    sn_err why;
+    cluster_add(w->cluster, 0, 0);
+    sn_link *link = cluster_link(w->cluster);
+    peer_start(&other, LIES, 1, w, link, &id);
+    REQUIRE(sn_fetcher_new(&access, &f, &err));
+    f->link = link;
+    sn_buf_init(&got, SN_MANIFEST_MAX);
+    cr_expect_eq(sn_fetcher_manifest(f, &id, 0, &got, &why), SN_RETRY);
+    cr_expect_eq(other.begun, 1, "it was asked %d times", (int)other.begun);
+    sn_buf_fini(&got);
+    sn_fetcher_free(&f);
+    peers_stop(&other, 1);
     testbed_free(&w);
 }
 
@@ -237,6 +262,38 @@ Test(senders, strangers_do_not_take_the_places_of_proven_nodes) {
     sn_directory_free(&directory);
 }
 
+Test(senders, proven_nodes_do_not_take_the_places_of_those_that_send) {
+    static sn_senders senders;
+    const sn_hash manifest = {.bytes = {1, 2, 3}};
+    sn_directory *directory = NULL;
+    sn_identity identity;
+    uint8_t sends[2][SN_KEY_SIZE];
+    bool kept[2] = {false, false};
+    REQUIRE(sn_directory_new(&directory, &err));
+    sn_senders_init(&senders, &manifest, 1);
+    for (int i = 0; i < 2 * SN_SENDERS_MAX; i++) {
+        if (i == SN_SENDERS_MAX) {
+            REQUIRE(sn_senders_update(&senders, directory, &err));
+            senders.all[3].pieces = 1;
+            senders.all[5].has_sent = true;
+            memcpy(sends[0], senders.all[3].node, SN_KEY_SIZE);
+            memcpy(sends[1], senders.all[5].node, SN_KEY_SIZE);
+        }
+        REQUIRE(sn_identity_new(&identity, &err));
+        announce(directory, &identity, "node", ADDRESS, 0, &manifest);
+        if (i >= SN_SENDERS_MAX) sn_directory_prove(directory, identity.id, INT64_MAX);
+    }
+    REQUIRE(sn_senders_update(&senders, directory, &err));
+    for (size_t i = 0; i < senders.n; i++) {
+        kept[0] |= !memcmp(sends[0], senders.all[i].node, SN_KEY_SIZE);
+        kept[1] |= !memcmp(sends[1], senders.all[i].node, SN_KEY_SIZE);
+    }
+    cr_expect(kept[0], "pieces of it are on their way");
+    cr_expect(kept[1], "it has sent pieces");
+    sn_senders_fini(&senders);
+    sn_directory_free(&directory);
+}
+
 Test(senders, one_that_has_sent_nothing_is_asked_for_one_piece) {
     static sn_senders senders;
     const sn_hash manifest = {.bytes = {1, 2, 3}};
@@ -294,5 +351,18 @@ Test(senders, invented_models_do_not_hide_one_that_a_proven_node_shares) {
     }
     cr_expect_eq(sn_model_groups(directory, &(sn_swarm_query){0}, groups), SN_MODEL_GROUPS_MAX);
     cr_expect(!memcmp(&groups[0].manifest, &real, sizeof real) && groups[0].joined);
+    sn_directory_free(&directory);
+}
+
+Test(senders, a_model_of_more_blocks_than_there_can_be_is_none) {
+    sn_directory *directory = NULL;
+    sn_identity identity;
+    sn_model_group groups[SN_MODEL_GROUPS_MAX];
+    const sn_hash manifest = {.bytes = {1, 2, 3}};
+    REQUIRE(sn_directory_new(&directory, &err));
+    REQUIRE(sn_identity_new(&identity, &err));
+    model_blocks = 1 << 30;
+    announce(directory, &identity, "node", ADDRESS, 0, &manifest);
+    cr_expect_eq(sn_model_groups(directory, &(sn_swarm_query){0}, groups), 0);
     sn_directory_free(&directory);
 }

@@ -11,6 +11,7 @@
 #include "tests/support/tiny_model.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 enum { TOKENS = 40, POSITION = 37, N = 3 };
@@ -136,13 +137,21 @@ Test(verify, compares_results_of_other_devices_with_a_tolerance) {
     sn_receipt off = receipt_of(&s, far);
     off.device = SN_RECEIPT_APPROXIMATE;
     add_statement(&s, &s.lying, off, far);
-    add_statement(&s, &s.lying, off, NULL); /* without the output there is no verdict */
+    add_statement(&s, &s.lying, off, NULL);         /* without the output there is no verdict */
+    add_statement(&s, &s.honest, approximate, far); /* nor with another one than it has signed */
+    far[(POSITION + 2) * s.w->n_embd] = NAN;
+    for (int i = 1; i < s.w->n_embd; i++) far[(POSITION + 2) * s.w->n_embd + i] /= 1.1f;
+    off = receipt_of(&s, far);
+    off.device = SN_RECEIPT_APPROXIMATE;
+    add_statement(&s, &s.lying, off, far);
     REQUIRE(sn_evidence_save(&s.e, s.folder, s.path, &err));
     cr_assert_eq(run_verify(&s, s.w->path, "--json"), 0, "%s", s.last.err);
     json_t *o = program_json(&s.last);
     cr_expect_str_eq(verdict_at(o, 0), "correct");
     cr_expect_str_eq(verdict_at(o, 1), "incorrect");
     cr_expect_str_eq(verdict_at(o, 2), "inconclusive");
+    cr_expect_str_eq(verdict_at(o, 3), "inconclusive");
+    cr_expect_str_eq(verdict_at(o, 4), "incorrect");
     json_decref(o);
     free(far);
     fixture_end(&s);
@@ -202,6 +211,18 @@ Test(verify, names_no_honest_node_because_of_rounding_that_another_statement_nam
     add_statement(&s, &s.honest, receipt_of(&s, s.true_rows), NULL);
     add_statement(&s, &s.lying, inner, NULL);
     expect_verdicts(&s, "??");
+    fixture_end(&s);
+}
+
+/* Nor where a lying node signs that hidden states were rounded behind the blocks of both. */
+Test(verify, names_no_honest_node_because_of_rounding_behind_its_blocks) {
+    fixture s;
+    fixture_begin(&s);
+    sn_receipt rounded = receipt_of(&s, s.true_rows);
+    rounded.output_dtype = SN_F16;
+    add_statement(&s, &s.honest, receipt_of(&s, s.true_rows), NULL);
+    add_statement(&s, &s.lying, rounded, NULL);
+    expect_verdicts(&s, "?w");
     fixture_end(&s);
 }
 

@@ -8,7 +8,8 @@
  * page begins with the node's own announcement and those of nodes that it has proven (net/directory.h), so that a flood
  * of invented nodes does not hide them.
  *
- * What one peer gets is bounded (allowance.h): then a page is refused for a while, and a pull gets an empty list.
+ * What one peer gets is bounded (allowance.h): then a page is refused for a while, and a pull gets an empty list. So is
+ * what is verified of what it brings.
  *
  * A bootstrap peer is asked for up to PAGES_MAX pages in every round until it answers; afterwards it is asked like a
  * neighbour, but rarely enough that a swarm which was given one address does not overload that node. */
@@ -136,12 +137,25 @@ static sn_status announcements_list(const sn_membership *m, const sn_msg_peers *
     return status;
 }
 
+/* Whether this one of a message may be verified. The first one that a peer brings always may, since the message was
+ * counted: nodes bring their own that way, also from an address that floods. What is not verified comes again. */
+static bool news_is_allowed(sn_membership *m, const sn_blob *sealed, size_t at, const sn_announcement_source *source,
+                            int64_t now_us) {
+    uint8_t from[SN_ADDRESS_PREFIX];
+    memcpy(from, source->network, sizeof from);
+    if (source->dialled) memcpy(from, &source->peer, sizeof from);
+    if (!at && !source->dialled) return true;
+    return !sn_directory_is_news(m->directory, sealed->data, sealed->len) ||
+           sn_news_allowed(&m->news, from, source->dialled, now_us);
+}
+
 static void announcements_learn(sn_membership *m, const sn_blob *blobs, size_t n, const sn_announcement_source *source,
                                 int64_t now_us, int64_t unix_ms) {
     sn_err err;
     for (size_t i = 0; i < n; i++) {
         sn_directory_change change;
         uint64_t tag;
+        if (!news_is_allowed(m, &blobs[i], i, source, now_us)) continue;
         if (!sn_directory_update(m->directory, blobs[i].data, blobs[i].len, unix_ms, source, &change, &tag, &err))
             sn_gossip_enqueue(m, tag, change, now_us);
         else if (change == SN_CHANGE_NAMED)

@@ -443,6 +443,32 @@ Test(gossip, forged_announcements_of_an_address_take_a_bounded_time) {
     protocol_swarm_free(c);
 }
 
+/* What no announcement is, is asked for again and again: each time all of a large directory are looked at. */
+Test(gossip, looking_for_what_is_not_there_counts_in_the_allowance, .timeout = 60) {
+    enum { QUESTIONS = 400 };
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < HONEST; i++) protocol_swarm_add(c, i ? 0 : -1);
+    flood_begin(c);
+    for (int i = 0; i < 500; i += 250) bring(c, 1, (size_t)i, 250, false);
+    sn_membership *m = c->nodes[0].protocol->membership;
+    sn_event event = {.peer = 1, .key = {9}, .network = {10, 0, 0, 9}};
+    sn_allowance_peer peer = {.key = {9}, .network = {10, 0, 0, 9}};
+    int wait_ms = 0;
+    for (int pulls = 0; pulls < 2; pulls++) {
+        REQUIRE(sn_msg_new(SN_MSG_PEERS, 1, &event.msg, &err));
+        event.msg->peers.protocol = SN_PROTOCOL_VERSION;
+        snprintf(event.msg->peers.name, sizeof event.msg->peers.name, "nobody");
+        if (pulls) REQUIRE(sn_list_new(1, 1, sizeof *event.msg->peers.known, &event.msg->peers.known, &err));
+        event.msg->peers.n_known = (size_t)pulls;
+        for (int i = 0; i < QUESTIONS; i++) sn_membership_on_peers(m, &event, c->now_us, c->unix_ms);
+        sn_msg_free(&event.msg);
+        cr_expect_eq(sn_allowance_left(&m->allowance, &peer, c->now_us, &wait_ms), 0, "it may look for ever");
+    }
+    cr_expect_lt(wait_ms, 10000, "what is not looked at counts: %d ms", wait_ms);
+    flood_end();
+    protocol_swarm_free(c);
+}
+
 /* Strangers with many keys may pull all the time: announcements are passed on all the same. */
 Test(gossip, replies_to_pulls_leave_half_of_the_bandwidth_to_pushes) {
     protocol_swarm *c = protocol_swarm_new(8, 0);

@@ -351,6 +351,14 @@ static sn_status directory_put(sn_directory *d, entry *known, const sn_opened *o
     return SN_OK;
 }
 
+bool sn_directory_is_news(const sn_directory *d, const void *data, size_t len) {
+    uint8_t node[SN_KEY_SIZE];
+    uint64_t sequence = 0;
+    if (sn_announcement_peek(data, len, node, &sequence, NULL)) return false;
+    const entry *known = directory_find_entry(d, node);
+    return !known || sequence > known->known.sequence;
+}
+
 sn_status sn_directory_update(sn_directory *d, const void *data, size_t len, int64_t now_unix_ms,
                               const sn_announcement_source *source, sn_directory_change *change, uint64_t *tag,
                               sn_err *err) {

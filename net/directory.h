@@ -149,6 +149,8 @@ typedef struct sn_announcement_source {
 sn_status sn_directory_update(sn_directory *directory, const void *data, size_t len, int64_t now_unix_ms,
                               const sn_announcement_source *source, sn_directory_change *change, uint64_t *tag,
                               sn_err *err) SN_MUST_USE;
+/* Whether sn_directory_update would verify this one, which takes a while. */
+bool sn_directory_is_news(const sn_directory *directory, const void *data, size_t len);
 /* As sn_directory_update, without the report of what changed. */
 sn_status sn_directory_add(sn_directory *directory, const void *data, size_t len, int64_t now_unix_ms,
                            sn_err *err) SN_MUST_USE;

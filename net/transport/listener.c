@@ -75,6 +75,11 @@ void listener_drop_sent(sn_listener *l, connection *c) {
     c->n_sent = c->sent_bytes = 0;
 }
 
+void listener_count_sealed(sn_listener *l, connection *c, size_t bytes) {
+    l->sent_bytes = l->sent_bytes - c->sealed_bytes + bytes;
+    c->sealed_bytes = bytes;
+}
+
 void listener_drop_received(sn_listener *l, connection *c) {
     for (incoming *m = c->received, *next; m; m = next) {
         next = m->next;
@@ -211,13 +216,16 @@ static sn_status outgoing_new(const sn_buf *map, const sn_msg *msg, outgoing **o
     return SN_OK;
 }
 
+static size_t unsent(const connection *c) { return c->sent_bytes + c->sealed_bytes; }
+
 /* While all connections together leave too much unread, the one for which most waits ends. */
 static void bound_sent(sn_listener *l) {
     connection *most = NULL;
     for (size_t i = 0; l->sent_bytes > l->held_max && i < l->n_slots; i++)
-        if (l->slots[i] && (!most || l->slots[i]->sent_bytes > most->sent_bytes)) most = l->slots[i];
+        if (l->slots[i] && (!most || unsent(l->slots[i]) > unsent(most))) most = l->slots[i];
     if (!most) return;
     listener_drop_sent(l, most);
+    listener_count_sealed(l, most, 0);
     most->unread = true;
     listener_make_todo(l, most);
 }

@@ -61,6 +61,7 @@ typedef struct connection {
     incoming *received, **received_end;
     outgoing *sent, **sent_end;
     size_t n_received, n_sent, received_bytes, sent_bytes;
+    size_t sealed_bytes; /* memory of what has left `sent` and was not written yet, as counted in the listener */
 } connection;
 
 struct sn_listener {
@@ -81,7 +82,7 @@ struct sn_listener {
     int64_t paid_us;  /* of all connections, as of each */
     int64_t held_us;  /* when the first of the held ones may be read; of the owner alone */
     uint64_t last_number;
-    size_t received_bytes, sent_bytes; /* of all connections */
+    size_t received_bytes, sent_bytes; /* of all connections; sent_bytes: with sealed_bytes */
     size_t held_max;                   /* of received_bytes and partial together; of sent_bytes */
     int64_t linger_us;                 /* -1: runs */
     struct {
@@ -100,6 +101,7 @@ void listener_clear(int fd);
 void listener_make_ready(sn_listener *l, connection *c); /* the owner has something to read of it */
 void listener_make_todo(sn_listener *l, connection *c);  /* the thread has something to do for it */
 void listener_drop_sent(sn_listener *l, connection *c);
+void listener_count_sealed(sn_listener *l, connection *c, size_t bytes);
 void listener_drop_received(sn_listener *l, connection *c);
 void listener_free_connection(sn_listener *l, connection *c);
 

@@ -47,6 +47,7 @@ void listener_end_connection(sn_listener *l, connection *c, const char *why) {
     pthread_mutex_lock(&l->lock);
     c->gone = why;
     listener_drop_sent(l, c);
+    listener_count_sealed(l, c, 0);
     if (c->known || c->received || c->is_ready)
         listener_make_ready(l, c);
     else
@@ -186,7 +187,11 @@ static void connection_write(sn_listener *l, connection *c) {
         else
             sn_zmtp_written(&c->zmtp, (size_t)n);
     }
-    if (c->fd >= 0) watch(l, c);
+    if (c->fd < 0) return;
+    pthread_mutex_lock(&l->lock);
+    if (!c->unread) listener_count_sealed(l, c, sn_zmtp_output_memory(&c->zmtp));
+    pthread_mutex_unlock(&l->lock);
+    watch(l, c);
 }
 
 /* -- reading -- */

@@ -42,6 +42,11 @@ void sn_zmtp_message_free(sn_zmtp_message *message) {
 /* Space for n more bytes of output, or NULL. The caller writes all of them. */
 static uint8_t *out_reserve(sn_zmtp *z, size_t n) {
     if (z->out_at == z->out_len) z->out_at = z->out_len = 0;
+    if (n > z->out_capacity - z->out_len && z->out_at > z->out_capacity / 2) {
+        memmove(z->out, z->out + z->out_at, z->out_len - z->out_at); /* a slow reader may never have read all of it */
+        z->out_len -= z->out_at;
+        z->out_at = 0;
+    }
     if (n > z->out_capacity - z->out_len) {
         size_t capacity = 2 * z->out_capacity > z->out_len + n ? 2 * z->out_capacity : z->out_len + n;
         uint8_t *grown = realloc(z->out, capacity);

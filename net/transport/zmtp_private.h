@@ -69,5 +69,7 @@ static inline size_t sn_zmtp_output(const sn_zmtp *z, const uint8_t **data) {
     return z->out_len - z->out_at;
 }
 void sn_zmtp_written(sn_zmtp *z, size_t n);
+/* Bytes of memory that hold them. */
+static inline size_t sn_zmtp_output_memory(const sn_zmtp *z) { return z->out_len > z->out_at ? z->out_capacity : 0; }
 
 #endif

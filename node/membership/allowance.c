@@ -65,3 +65,20 @@ void sn_allowance_spend(sn_allowance *allowance, const sn_allowance_peer *peer, 
     const buckets b = buckets_of(allowance, peer, now_us);
     for (size_t i = 0; i < b.n; i++) b.of[i]->left -= (int64_t)bytes;
 }
+
+bool sn_news_allowed(sn_news_allowance *allowance, const uint8_t source[SN_ADDRESS_PREFIX], bool dialled,
+                     int64_t now_us) {
+    static const int64_t one = 1000000;
+    static const uint8_t unknown[SN_ADDRESS_PREFIX];
+    uint8_t key[SN_KEY_SIZE] = {0};
+    if (!memcmp(source, unknown, sizeof unknown)) return true;
+    memcpy(key, source, SN_ADDRESS_PREFIX);
+    key[SN_ADDRESS_PREFIX] = dialled;
+    sn_allowance_bucket *own = bucket_find(allowance->sources, SN_NEWS_SOURCES_MAX, key);
+    bucket_refill(own, SN_NEWS_PER_S * one, SN_NEWS_BURST * one, now_us);
+    bucket_refill(&allowance->all, SN_NEWS_ALL_PER_S * one, SN_NEWS_ALL_BURST * one, now_us);
+    if (own->left < one || (!dialled && allowance->all.left < one)) return false;
+    own->left -= one;
+    if (!dialled) allowance->all.left -= one;
+    return true;
+}

@@ -18,7 +18,13 @@ enum {
     SN_ALLOWANCE_NETWORK_BYTES_PER_S = 1 << 20, /* of one network address: half of */
     SN_ALLOWANCE_NETWORK_BURST = 16 << 20,
     SN_ALLOWANCE_ALL_BYTES_PER_S = 2 << 20, /* of all peers */
-    SN_ALLOWANCE_ALL_BURST = 32 << 20
+    SN_ALLOWANCE_ALL_BURST = 32 << 20,
+
+    SN_NEWS_SOURCES_MAX = 256,
+    SN_NEWS_PER_S = 64,      /* announcements of one source that are verified, */
+    SN_NEWS_BURST = 2048,    /* at once: all that a node asks of another one when it starts */
+    SN_NEWS_ALL_PER_S = 512, /* of all that dialled this node */
+    SN_NEWS_ALL_BURST = 8192
 };
 
 typedef struct sn_allowance_bucket {
@@ -39,5 +45,15 @@ typedef struct sn_allowance_peer {
 size_t sn_allowance_left(sn_allowance *allowance, const sn_allowance_peer *peer, int64_t now_us, int *wait_ms);
 /* After sn_allowance_left: the peer gets so many. */
 void sn_allowance_spend(sn_allowance *allowance, const sn_allowance_peer *peer, size_t bytes, int64_t now_us);
+
+/* The announcements that a node verifies, in millionths: one takes a tenth of a millisecond of the network thread, and
+ * hundreds come in one message. A source is a network address, or a peer that this node dialled. */
+typedef struct sn_news_allowance {
+    sn_allowance_bucket sources[SN_NEWS_SOURCES_MAX], all;
+} sn_news_allowance;
+
+/* Whether one more of this source may be verified now; counts it. A source of zeros, which is not known, always may. */
+bool sn_news_allowed(sn_news_allowance *allowance, const uint8_t source[SN_ADDRESS_PREFIX], bool dialled,
+                     int64_t now_us);
 
 #endif

@@ -36,6 +36,7 @@ struct sn_membership {
     } own;                 /* announcements of this node */
     sn_gossip gossip;
     sn_allowance allowance;
+    sn_news_allowance news;
     sn_ping_stats ping_stats;
     sn_announcement scratch; /* of the current message */
     uint64_t last_ping;      /* correlation id of the newest PING */

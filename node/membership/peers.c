@@ -8,7 +8,8 @@
  * page begins with the node's own announcement and those of nodes that it has proven (net/directory.h), so that a flood
  * of invented nodes does not hide them.
  *
- * What one peer gets is bounded (allowance.h): then a page is refused for a while, and a pull gets an empty list.
+ * What one peer gets is bounded (allowance.h): then a page is refused for a while, and a pull gets an empty list. So is
+ * what is verified of what it brings.
  *
  * A bootstrap peer is asked for up to PAGES_MAX pages in every round until it answers; afterwards it is asked like a
  * neighbour, but rarely enough that a swarm which was given one address does not overload that node. */
@@ -28,6 +29,7 @@ enum {
     PAGES_MAX = 8,                         /* asked of a bootstrap peer */
     PULL_PRICE = 8,                        /* one peer cannot take the whole gossip budget by its pulls */
     REPLY_BYTES = 64,                      /* of a reply besides its announcements, about */
+    LOOK_BYTES = 4,                        /* an announcement that is looked at and not wanted costs as much time */
     BOOTSTRAP_ASKED_BY = 32,               /* nodes of the swarm that ask one bootstrap peer per round, about */
     MET_MAX = 16,                          /* of a joined node's proven nodes that are asked for an answer */
     FOUND_ENOUGH = 4,                      /* nodes found in a DHT that have answered: they know the others */
@@ -92,7 +94,7 @@ static sn_status announcement_add(const sn_blob *sealed, sn_msg_peers_reply *out
 
 /* Puts this node itself and other proven nodes first. */
 static sn_status announcements_list_proven(const sn_membership *m, const sn_msg_peers *peers, int64_t unix_ms,
-                                           sn_msg_peers_reply *out, size_t *bytes, sn_err *err) {
+                                           sn_msg_peers_reply *out, size_t *bytes, size_t *looks, sn_err *err) {
     const sn_directory *d = m->directory;
     size_t count = sn_directory_known_count(d), own = sn_directory_seek(d, sn_node_tag(m->setup.identity->id));
     sn_status status = SN_OK;
@@ -100,6 +102,7 @@ static sn_status announcements_list_proven(const sn_membership *m, const sn_msg_
         size_t i =
             (own + k) % count; /* this node first; the others from there on, so that each node begins elsewhere */
         if (out->n_announcements == SN_ANNOUNCEMENTS_MAX / 2) break;
+        ++*looks;
         if (!sn_directory_known_is_proven(d, i, unix_ms) || !announcement_is_wanted(peers, d, i, unix_ms)) continue;
         if (sn_directory_known_at(d, i)->state == SN_NODE_OFFLINE) continue;
         status = announcement_add(sn_directory_known_sealed_at(d, i), out, bytes, err);
@@ -109,20 +112,22 @@ static sn_status announcements_list_proven(const sn_membership *m, const sn_msg_
 }
 
 /* The announcements that the asker wants, from from_tag on, until the message is full; then out->next_tag says where
- * the next page begins (0: this is the last one). *bytes counts what was put in. */
+ * the next page begins (0: this is the last one). *bytes counts what was put in, *looks what was looked at. */
 static sn_status announcements_list(const sn_membership *m, const sn_msg_peers *peers, size_t bytes_max,
-                                    int64_t unix_ms, sn_msg_peers_reply *out, size_t *bytes, sn_err *err) {
+                                    int64_t unix_ms, sn_msg_peers_reply *out, size_t *bytes, size_t *looks,
+                                    sn_err *err) {
     const sn_directory *d = m->directory;
     size_t count = sn_directory_known_count(d), first = sn_directory_seek(d, peers->from_tag);
     uint64_t last = peers->to_tag ? peers->to_tag : UINT64_MAX;
     bool first_page = !peers->n_known && !peers->from_tag && !peers->to_tag;
     sn_status status = sn_list_new(sn_min_size(first_page ? count : count - first, SN_ANNOUNCEMENTS_MAX),
                                    SN_ANNOUNCEMENTS_MAX, sizeof *out->announcements, &out->announcements, err);
-    if (!status && first_page) status = announcements_list_proven(m, peers, unix_ms, out, bytes, err);
+    if (!status && first_page) status = announcements_list_proven(m, peers, unix_ms, out, bytes, looks, err);
     size_t n_proven = out->n_announcements;
     for (size_t i = first; i < count && !status; i++) {
         uint64_t tag = sn_directory_known(d, i)->tag;
         if (tag > last) break;
+        ++*looks;
         if (!announcement_is_wanted(peers, d, i, unix_ms)) continue;
         const sn_blob *sealed = sn_directory_known_sealed_at(d, i);
         if (blob_is_listed(sealed, out, n_proven)) continue;
@@ -136,12 +141,25 @@ static sn_status announcements_list(const sn_membership *m, const sn_msg_peers *
     return status;
 }
 
+/* Whether this one of a message may be verified. The first one that a peer brings always may, since the message was
+ * counted: nodes bring their own that way, also from an address that floods. What is not verified comes again. */
+static bool news_is_allowed(sn_membership *m, const sn_blob *sealed, size_t at, const sn_announcement_source *source,
+                            int64_t now_us) {
+    uint8_t from[SN_ADDRESS_PREFIX];
+    memcpy(from, source->network, sizeof from);
+    if (source->dialled) memcpy(from, &source->peer, sizeof from);
+    if (!at && !source->dialled) return true;
+    return !sn_directory_is_news(m->directory, sealed->data, sealed->len) ||
+           sn_news_allowed(&m->news, from, source->dialled, now_us);
+}
+
 static void announcements_learn(sn_membership *m, const sn_blob *blobs, size_t n, const sn_announcement_source *source,
                                 int64_t now_us, int64_t unix_ms) {
     sn_err err;
     for (size_t i = 0; i < n; i++) {
         sn_directory_change change;
         uint64_t tag;
+        if (!news_is_allowed(m, &blobs[i], i, source, now_us)) continue;
         if (!sn_directory_update(m->directory, blobs[i].data, blobs[i].len, unix_ms, source, &change, &tag, &err))
             sn_gossip_enqueue(m, tag, change, now_us);
         else if (change == SN_CHANGE_NAMED)
@@ -178,15 +196,15 @@ void sn_membership_on_peers(sn_membership *m, const sn_event *event, int64_t now
     }
     sn_msg *msg = sn_membership_new_msg(SN_MSG_PEERS_REPLY, event->msg->correlation_id);
     if (!msg) return;
-    size_t most = peers->n_known ? sn_gossip_reply_budget(m, now_us) : PAGE_BYTES_MAX, bytes = 0;
+    size_t most = peers->n_known ? sn_gossip_reply_budget(m, now_us) : PAGE_BYTES_MAX, bytes = 0, looks = 0;
     size_t price = peers->n_known ? PULL_PRICE : 1; /* of a byte */
     most = sn_min_size(most, left / price);
-    if (announcements_list(m, peers, most, unix_ms, &msg->peers_reply, &bytes, &err))
+    if (left && announcements_list(m, peers, most, unix_ms, &msg->peers_reply, &bytes, &looks, &err))
         sn_membership_refuse(m, event->peer, event->msg, &err);
     else
         sn_membership_send(m, event->peer, &msg);
     if (peers->n_known) sn_gossip_reply_sent(m, bytes);
-    sn_allowance_spend(&m->allowance, &peer, price * bytes + REPLY_BYTES, now_us);
+    sn_allowance_spend(&m->allowance, &peer, price * bytes + REPLY_BYTES + LOOK_BYTES * looks, now_us);
     sn_msg_free(&msg);
 }
 

@@ -374,6 +374,101 @@ Test(gossip, a_flood_of_announcements_does_not_hold_up_those_of_others, .timeout
     protocol_swarm_free(c);
 }
 
+/* -- the time that verification takes ------------------------------------------------------------------------------ */
+
+static int news_allowed(sn_news_allowance *allowance, uint64_t network, bool dialled, int64_t now_us) {
+    uint8_t source[SN_ADDRESS_PREFIX];
+    int n = 0;
+    memcpy(source, &network, sizeof source);
+    while (n < 2 * SN_NEWS_BURST && sn_news_allowed(allowance, source, dialled, now_us)) n++;
+    return n;
+}
+
+Test(gossip, announcements_are_verified_at_a_rate_for_each_address_and_for_all) {
+    sn_news_allowance *allowance = calloc(1, sizeof *allowance);
+    int64_t now_us = 1000000;
+    cr_expect_eq(news_allowed(allowance, 7, false, now_us), SN_NEWS_BURST);
+    for (int i = 0; i < 400; i++) sn_news_allowed(allowance, (uint8_t[SN_ADDRESS_PREFIX]){7}, false, now_us += 5000);
+    now_us += 2000000;
+    cr_expect_eq(news_allowed(allowance, 7, false, now_us), 2 * SN_NEWS_PER_S);
+    now_us += 100000000;
+    int all = 0;
+    for (uint64_t network = 1; network < 100; network++) all += news_allowed(allowance, network, false, now_us);
+    cr_expect_eq(all, SN_NEWS_ALL_BURST, "many addresses have more");
+    now_us += 1000000;
+    for (uint64_t network = 1000; network < 1100; network++) all += news_allowed(allowance, network, false, now_us);
+    cr_expect_eq(all, SN_NEWS_ALL_BURST + SN_NEWS_ALL_PER_S);
+    cr_expect_eq(news_allowed(allowance, 7, true, now_us), SN_NEWS_BURST,
+                 "a peer that this node dialled waits for them");
+    cr_expect_eq(news_allowed(allowance, 0, false, now_us), 2 * SN_NEWS_BURST, "an unknown address is limited");
+    free(allowance);
+}
+
+/* Brings n announcements at once: flood.sealed[first], then the following ones, or forged ones. */
+static void bring(protocol_swarm *c, uint8_t network, size_t first, size_t n, bool forged) {
+    sn_event event = {.peer = 1, .network = {10, 0, 0, network}};
+    REQUIRE(sn_msg_new(SN_MSG_PEERS, 1, &event.msg, &err));
+    sn_msg_peers *peers = &event.msg->peers;
+    peers->protocol = SN_PROTOCOL_VERSION;
+    peers->from_tag = UINT64_MAX;
+    REQUIRE(sn_list_new(n, SN_ANNOUNCEMENTS_MAX, sizeof *peers->announcements, &peers->announcements, &err));
+    for (size_t i = 0; i < n; i++) {
+        const sn_buf *sealed = &flood.sealed[first + (forged ? 0 : i)];
+        sn_blob *out = &peers->announcements[peers->n_announcements++];
+        REQUIRE(sn_membership_copy_blob(&(sn_blob){sealed->data, sealed->len}, out, &err));
+        out->data[out->len - 1 - SN_SIGNATURE_SIZE / 2] ^= forged; /* in the point of the signature */
+    }
+    sn_membership_on_peers(c->nodes[0].protocol->membership, &event, c->now_us, c->unix_ms);
+    sn_msg_free(&event.msg);
+}
+
+static bool is_known(const protocol_swarm *c, int invented) {
+    return sn_directory_find(sn_protocol_directory(c->nodes[0].protocol), flood.invented[invented].id) != NULL;
+}
+
+/* A stranger brings announcements with wrong signatures, hundreds in a message: after some thousands no further one
+ * of its address is verified, but the first of each message, which may be that of a node of the same address. */
+Test(gossip, forged_announcements_of_an_address_take_a_bounded_time) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < HONEST; i++) protocol_swarm_add(c, i ? 0 : -1);
+    flood_begin(c);
+    for (int i = 0; i <= SN_NEWS_BURST / 250; i++) bring(c, 1, 0, 252, true);
+    cr_expect(!is_known(c, 0));
+    bring(c, 1, 1, 2, false);
+    cr_expect(is_known(c, 1), "a node cannot bring its own");
+    cr_expect(!is_known(c, 2), "it was verified");
+    bring(c, 2, 3, 2, false);
+    cr_expect(is_known(c, 3) && is_known(c, 4), "those of another address were not verified");
+    flood_end();
+    protocol_swarm_free(c);
+}
+
+/* What no announcement is, is asked for again and again: each time all of a large directory are looked at. */
+Test(gossip, looking_for_what_is_not_there_counts_in_the_allowance, .timeout = 60) {
+    enum { QUESTIONS = 400 };
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < HONEST; i++) protocol_swarm_add(c, i ? 0 : -1);
+    flood_begin(c);
+    for (int i = 0; i < 500; i += 250) bring(c, 1, (size_t)i, 250, false);
+    sn_membership *m = c->nodes[0].protocol->membership;
+    sn_event event = {.peer = 1, .key = {9}, .network = {10, 0, 0, 9}};
+    sn_allowance_peer peer = {.key = {9}, .network = {10, 0, 0, 9}};
+    int wait_ms = 0;
+    for (int pulls = 0; pulls < 2; pulls++) {
+        REQUIRE(sn_msg_new(SN_MSG_PEERS, 1, &event.msg, &err));
+        event.msg->peers.protocol = SN_PROTOCOL_VERSION;
+        snprintf(event.msg->peers.name, sizeof event.msg->peers.name, "nobody");
+        if (pulls) REQUIRE(sn_list_new(1, 1, sizeof *event.msg->peers.known, &event.msg->peers.known, &err));
+        event.msg->peers.n_known = (size_t)pulls;
+        for (int i = 0; i < QUESTIONS; i++) sn_membership_on_peers(m, &event, c->now_us, c->unix_ms);
+        sn_msg_free(&event.msg);
+        cr_expect_eq(sn_allowance_left(&m->allowance, &peer, c->now_us, &wait_ms), 0, "it may look for ever");
+    }
+    cr_expect_lt(wait_ms, 10000, "what is not looked at counts: %d ms", wait_ms);
+    flood_end();
+    protocol_swarm_free(c);
+}
+
 /* Strangers with many keys may pull all the time: announcements are passed on all the same. */
 Test(gossip, replies_to_pulls_leave_half_of_the_bandwidth_to_pushes) {
     protocol_swarm *c = protocol_swarm_new(8, 0);

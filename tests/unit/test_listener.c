@@ -282,6 +282,38 @@ Test(listener, replies_that_were_sent_do_not_count) {
     sn_listener_free(&l, 0);
 }
 
+/* What was sealed for a socket that takes no more counts as well: at most one reply of each connection is. */
+Test(listener, a_reply_that_its_socket_does_not_take_counts_as_unread) {
+    enum { PEERS = 4, SOCKET_BYTES = 32 * KIB };
+    listener_begin();
+    l->held_max = (PEERS + 1) * 1024 * KIB;
+    client clients[PEERS];
+    sn_peer peers[PEERS];
+    for (int i = 0; i < PEERS; i++) {
+        clients[i] = named_client();
+        peers[i] = receive_peer();
+        cr_assert(!setsockopt(clients[i].fd, SOL_SOCKET, SO_RCVBUF, &(int){SOCKET_BYTES}, sizeof(int)));
+    }
+    for (size_t i = 0; i < l->n_slots; i++)
+        if (l->slots[i]) setsockopt(l->slots[i]->fd, SOL_SOCKET, SO_SNDBUF, &(int){SOCKET_BYTES}, sizeof(int));
+    for (int i = 0; i < PEERS; i++) send_reply(peers[i], 1000 * KIB);
+    for (int i = 0; i < 3; i++) listener_turn(l, 5);
+    for (size_t i = 0; i < l->n_slots; i++) cr_assert(!l->slots[i] || !l->slots[i]->sent, "a reply is not sealed");
+    cr_expect_gt(l->sent_bytes, (size_t)PEERS * 1000 * KIB);
+    send_reply(peers[2], 1040 * KIB);
+    send_reply(peers[1], 100 * KIB);
+    cr_expect_leq(l->sent_bytes, l->held_max);
+    expect_closed(&clients[2]);
+    cr_expect_eq(l->n_open, PEERS - 1, "those that leave less unread stay");
+    size_t whole = l->sent_bytes;
+    cr_expect_gt(whole, (size_t)(PEERS - 1) * 1000 * KIB);
+    uint8_t *bytes = calloc(1, 1100 * KIB);
+    cr_assert_eq(read_bytes(&clients[1], bytes, 1100 * KIB), 1100 * KIB);
+    UNTIL(l->sent_bytes < whole - 1000 * KIB); /* what was read counts no more */
+    free(bytes);
+    sn_listener_free(&l, 0);
+}
+
 /* -- messages that bring no work */
 
 /* Takes what may be taken now, and charges for it as a node does for questions. */

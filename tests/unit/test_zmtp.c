@@ -142,6 +142,21 @@ Test(zmtp, a_peer_that_asks_and_never_reads_costs_no_memory) {
     ends_close(&e);
 }
 
+/* A slow reader of an endless answer: what it has read takes no memory, though there is always more to read. */
+Test(zmtp, output_that_is_never_read_to_its_end_takes_little_memory) {
+    enum { FRAMES = 2000, BYTES = 1000 };
+    const uint8_t payload[BYTES] = {0}, *data;
+    ends e;
+    ends_connect(&e);
+    for (int i = 0; i < FRAMES; i++) {
+        cr_assert(sn_zmtp_send(&e.z, payload, sizeof payload, false));
+        size_t waits = sn_zmtp_output(&e.z, &data);
+        sn_zmtp_written(&e.z, waits - 1 - (size_t)i % 100);
+    }
+    cr_expect_lt(sn_zmtp_output_memory(&e.z), 8 * BYTES);
+    ends_close(&e);
+}
+
 Test(zmtp, other_greetings_are_refused_at_their_first_wrong_byte) {
     static const struct {
         size_t at;

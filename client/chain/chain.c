@@ -357,7 +357,9 @@ static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_s
         if (chain->hops[*i].is_local || status == SN_STOP) return status;
         const sn_hop *hop = &chain->hops[*i + failed < j ? *i + failed : *i];
         int first = chain->hops[*i].first, end = chain->hops[j - 1].end;
-        if (known && !returned && sn_chain_return_to_node(chain, *i, j)) {
+        /* A connection that was lost counts as a session that was: else a node could take a second for each token. */
+        if (known && !returned && sn_chain_return_to_node(chain, *i, j) &&
+            sn_peer_stats_note_loss(chain->peer_stats, hop->remote.node, sn_now_us())) {
             returned = true;
             continue;
         }
@@ -366,7 +368,7 @@ static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_s
                    hop->report.node, position, err->text);
             bool again = !memcmp(rebuilt, hop->remote.node, SN_KEY_SIZE);
             if (status != SN_REBUILD || *i + failed >= j || again ||
-                !sn_peer_stats_note_loss(chain->peer_stats, hop->remote.node, sn_now_us()))
+                (!returned && !sn_peer_stats_note_loss(chain->peer_stats, hop->remote.node, sn_now_us())))
                 sn_chain_note_failure(chain, chain->hops, j, *i + failed);
             memcpy(rebuilt, hop->remote.node, SN_KEY_SIZE);
             sn_err_context(err, "%s", hop->report.node);

@@ -51,8 +51,8 @@ void sn_peer_stats_note_step(sn_peer_stats *peer_stats, const uint8_t node[SN_KE
                              int64_t queue_us, int64_t compute_us, int64_t now_us);
 /* The node failed: it is banned for a time that grows with its failures. Returns that time in microseconds. */
 int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
-/* The node has lost a session, as by a restart. False: it has done so SN_LOSSES_MAX times before without
- * SN_FAILURE_DECAY_STEPS good steps since, and this is a failure: each loss costs a replay. */
+/* The node has lost a session, as by a restart, or the connection to it. False: it has done so SN_LOSSES_MAX times
+ * before without SN_FAILURE_DECAY_STEPS good steps since, and this is a failure: each loss costs a replay. */
 bool sn_peer_stats_note_loss(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
 /* For how much longer the node is banned; 0: it is not. */
 int64_t sn_peer_stats_ban_left_us(const sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);

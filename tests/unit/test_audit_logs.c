@@ -61,9 +61,8 @@ Test(audit_logs, a_range_that_was_left_and_checked_takes_no_memory) {
                                       .max_tokens = TESTBED_TOKENS,
                                       .timeout_ms = 10000};
     REQUIRE(sn_audit_new(&options, &audit, &err));
-    cr_assert_eq(chain_fixture_try_open(
-                     &r, (sn_chain_options){.max_tokens = TESTBED_TOKENS,
-                                            .verification.verifier = sn_audit_verifier(audit)}),
+    cr_assert_eq(chain_fixture_try_open(&r, (sn_chain_options){.max_tokens = TESTBED_TOKENS,
+                                                               .verification.verifier = sn_audit_verifier(audit)}),
                  SN_OK, "%s", r.err.text);
     chain_fixture_steps(&r, 0, 20, 5);
     cr_assert_eq(audit->n_logs, 1);

@@ -529,6 +529,25 @@ Test(failover, what_nodes_state_is_believed_within_what_the_protocol_allows) {
     testbed_free(&w);
 }
 
+Test(failover, a_node_that_loses_connections_again_and_again_is_left) {
+    testbed *w = new_testbed();
+    chain_fixture r;
+    cluster_add(w->cluster, 0, 2);
+    cluster_add(w->cluster, 2, 4);
+    cluster_add(w->cluster, 2, 4);
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
+    int loser = cluster_node_of_block(r.chain, 2);
+    for (int at = 0; at < 12; at++) {
+        cr_expect_eq(chain_fixture_try_steps(&r, at, at + 1, 1), SN_OK, "%s", r.err.text);
+        if (at < SN_LOSSES_MAX + 1) cr_expect_eq(cluster_node_of_block(r.chain, 2), loser);
+        if (cluster_node_of_block(r.chain, 2) == loser) r.chain->hops[r.chain->n_hops - 1].remote.peer = 1 << 20;
+    }
+    cr_expect_neq(cluster_node_of_block(r.chain, 2), loser);
+    cr_expect_eq(sn_chain_failovers(r.chain), 1);
+    chain_fixture_close(&r);
+    testbed_free(&w);
+}
+
 Test(failover, lost_messages_change_no_bit) {
     for (int push = 0; push < 2; push++) {
         testbed *w = new_testbed();

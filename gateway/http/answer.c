@@ -134,6 +134,18 @@ static bool read_prompt(sn_answer *a, const sn_prompt *from, sn_answer_prompt *p
            sn_openai_fail_swarm(error, cause);
 }
 
+/* A request may have a minute of work for the tokenizer in many prompts: between two of them others have their turn.
+ */
+static bool make_way(sn_answer *a, sn_openai_error *error) {
+    sn_load *load = &a->server->load;
+    if (sn_exchange_is_left(a->exchange))
+        return sn_openai_fail(error, 503, "cancelled", NULL, "The client has closed its connection.");
+    if (!sn_load_is_wanted(load, a->owner)) return true;
+    sn_load_end(load);
+    a->prepares = sn_exchange_may_prepare(a->exchange, error);
+    return a->prepares;
+}
+
 static bool make_prompts(sn_answer *a, sn_openai_error *error) {
     sn_err err;
     const sn_request *r = a->request;
@@ -142,6 +154,7 @@ static bool make_prompts(sn_answer *a, sn_openai_error *error) {
     if (sn_calloc(&a->prompts, a->n_prompts, sizeof *a->prompts, &err)) return sn_openai_fail_err(error, &err);
     for (size_t i = 0; i < a->n_prompts; i++) {
         sn_answer_prompt *prompt = &a->prompts[i];
+        if (i && !make_way(a, error)) return false;
         prompt->own = true;
         if (!(chat ? render_chat(a, prompt, error) : read_prompt(a, &r->prompts[i], prompt, error))) return false;
         if (!sn_request_check_length(r, prompt->n, &a->server->limits, error)) return false;
@@ -222,9 +235,9 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&a->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (!sn_exchange_may_prepare(x, &error)) return sn_exchange_refuse(x, &error);
-    const bool prepared = prepare(x, a, kind, &error);
-    sn_load_end(&x->server->load);
+    a->prepares = sn_exchange_may_prepare(x, &error);
+    const bool prepared = a->prepares && prepare(x, a, kind, &error);
+    if (a->prepares) sn_load_end(&x->server->load);
     if (!prepared) return sn_exchange_refuse(x, &error);
     return a->request->stream ? send_stream(x) : send_whole(x);
 }

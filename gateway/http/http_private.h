@@ -50,7 +50,7 @@ struct sn_server {
 typedef struct sn_exchange {
     sn_server *server;
     struct MHD_Connection *connection;
-    const struct sn_route *route;
+    const struct sn_http_route *route;
     sn_guest *guest;
     sn_taken taken; /* by the body, then by what it became */
     sn_buf body;
@@ -67,13 +67,13 @@ typedef struct sn_exchange {
     bool streams;
 } sn_exchange;
 
-typedef struct sn_route {
+typedef struct sn_http_route {
     const char *method, *path;
     bool open; /* needs no key */
     enum MHD_Result (*handle)(sn_exchange *exchange);
-} sn_route;
+} sn_http_route;
 /* The route of a method and path; NULL: *known says whether the path is that of another method. */
-const sn_route *sn_route_find(const char *method, const char *path, bool *known);
+const sn_http_route *sn_http_route_find(const char *method, const char *path, bool *known);
 
 /* Replies. The data is copied. */
 enum MHD_Result sn_exchange_send(sn_exchange *x, unsigned code, const char *type, const void *data, size_t len);

@@ -66,7 +66,7 @@ size_t sn_load_get_bytes(sn_load *load) {
 
 void sn_load_give_back(sn_load *load, sn_taken *taken) { (void)!sn_load_take(load, taken, 0); }
 
-/* -- processors: all with the lock held, but for the last two functions -- */
+/* -- processors: all with the lock held, but for the last three functions -- */
 
 /* Behind those of its turn: the first request of an owner has the turn after the one that is served now, each further
  * one a later turn. */
@@ -134,4 +134,12 @@ void sn_load_end(sn_load *load) {
     load->preparing--;
     wake_next(load);
     pthread_mutex_unlock(&load->lock);
+}
+
+bool sn_load_is_wanted(sn_load *load, uint64_t owner) {
+    pthread_mutex_lock(&load->lock);
+    const sn_load_waiter *w = load->first;
+    while (w && w->owner == owner) w = w->next;
+    pthread_mutex_unlock(&load->lock);
+    return w != NULL;
 }

@@ -50,5 +50,8 @@ size_t sn_load_get_bytes(sn_load *load); /* of all, as counted */
 bool sn_load_begin(sn_load *load, uint64_t owner, int64_t wait_ms, bool (*has_left)(const void *ctx),
                    const void *ctx) SN_MUST_USE;
 void sn_load_end(sn_load *load);
+/* Whether a request of another owner waits for a processor, so that a long preparation gives its own away in between.
+ */
+bool sn_load_is_wanted(sn_load *load, uint64_t owner);
 
 #endif

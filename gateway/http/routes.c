@@ -103,9 +103,9 @@ static enum MHD_Result answer_page(sn_exchange *x) {
     return sn_exchange_queue(x, 200, response);
 }
 
-static const sn_route page_route = {"GET", "/", true, answer_page};
+static const sn_http_route page_route = {"GET", "/", true, answer_page};
 
-static const sn_route routes[] = {
+static const sn_http_route routes[] = {
     {"GET", "/health", true, answer_health},
     {"GET", "/openapi.json", true, answer_openapi},
     {"GET", "/v1/models", false, answer_models},
@@ -119,7 +119,7 @@ static const sn_route routes[] = {
     {"POST", "/detokenize", false, answer_detokenize},
 };
 
-const sn_route *sn_route_find(const char *method, const char *path, bool *known) {
+const sn_http_route *sn_http_route_find(const char *method, const char *path, bool *known) {
     const char *wanted = strcmp(method, "HEAD") ? method : "GET";
     *known = false;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {

@@ -87,7 +87,7 @@ static bool admit(sn_exchange *x, const char *method, const char *path, sn_opena
                               "Web pages of other origins may not use this server; 'swarm serve --cors ORIGIN' allows "
                               "one.");
     if (!x->route && !strcmp(method, MHD_HTTP_METHOD_OPTIONS)) return true;
-    if (!x->route) x->route = sn_route_find(method, path, &known);
+    if (!x->route) x->route = sn_http_route_find(method, path, &known);
     if (!x->route && known)
         return sn_openai_fail(error, 405, "method_not_allowed", NULL, "%s has another method than %.16s.", path,
                               method);

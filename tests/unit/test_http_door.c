@@ -1,9 +1,7 @@
 /* What a stranger takes of the HTTP server: places, time, memory and processors. */
 #include "base/clock.h"
-#include "client/api/api_private.h" /* private: a connection without a swarm */
-#include "gateway/http/door.h"
-#include "gateway/http/load.h"
-#include "gateway/http/server.h"
+#include "client/api/api_private.h"    /* private: a connection without a swarm */
+#include "gateway/http/http_private.h" /* private: the processors of a server */
 #include "tests/support/api_fixture.h"
 #include "tests/support/require.h"
 
@@ -396,5 +394,46 @@ Test(http_server, log_probabilities_count_until_their_reply_is_gone) {
     cr_expect_geq(counted(), HELD);
     close(fd);
     cr_expect(becomes(0), "%zu", counted());
+    stop_server();
+}
+
+static void *wait_behind(void *requests_wait) {
+    cr_assert(sn_load_begin(&server->load, 99, 60000, stays, NULL));
+    const int64_t until_us = sn_now_us() + 10000000;
+    size_t *n = requests_wait;
+    while (!*n && sn_now_us() < until_us) {
+        sn_sleep_us(1000);
+        pthread_mutex_lock(&server->load.lock);
+        *n = server->load.waiting;
+        pthread_mutex_unlock(&server->load.lock);
+    }
+    sn_load_end(&server->load);
+    return NULL;
+}
+
+static void wait_for_line(size_t n) {
+    for (size_t now = 0; now != n; sn_sleep_us(1000)) {
+        pthread_mutex_lock(&server->load.lock);
+        now = server->load.waiting;
+        pthread_mutex_unlock(&server->load.lock);
+    }
+}
+
+Test(http_server, a_request_of_many_prompts_makes_way_between_them) {
+    pthread_t other;
+    size_t requests_wait = 0;
+    start_server(0);
+    server->load.preparing_max = 1;
+    cr_assert(sn_load_begin(&server->load, 98, 0, stays, NULL));
+    int fd = dial();
+    post(fd, "/v1/completions", "{\"prompt\":[\"a\",\"b\"],\"max_tokens\":1}");
+    wait_for_line(1);
+    cr_assert(!pthread_create(&other, NULL, wait_behind, &requests_wait));
+    wait_for_line(2);
+    sn_load_end(&server->load);
+    pthread_join(other, NULL);
+    cr_expect_eq(requests_wait, 1, "the request has one prompt, and waits for the turn of the next");
+    cr_expect(hear(fd, "\"usage\""));
+    close(fd);
     stop_server();
 }

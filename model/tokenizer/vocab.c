@@ -151,6 +151,15 @@ static size_t table_size(size_t n) {
     return size;
 }
 
+/* Tokens or merges whose hashes collide on purpose would make every look-up a walk over all of them. Among millions of
+ * others that fill two thirds of a table, the one that is furthest from its place is about 100 slots from it. */
+enum { DISTANCE_MAX = 1024 };
+
+static sn_status check_distance(uint64_t hash, size_t slot, size_t n_slots, const char *what, sn_err *err) {
+    if (((slot - hash) & (n_slots - 1)) <= DISTANCE_MAX) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "the %s of the vocabulary are made to take long to find", what);
+}
+
 /* The slot of the token with these bytes, or the empty slot where it would be inserted. */
 static size_t find_slot(const sn_vocab *vocab, const uint8_t *bytes, size_t len) {
     size_t at = hash_bytes(bytes, len) & (vocab->n_slots - 1);
@@ -219,6 +228,9 @@ sn_status sn_vocab_index(sn_vocab *vocab, size_t n_merges, sn_err *err) {
         size_t slot = find_slot(vocab, vocab->bytes.data + token->start, token->len);
         if (vocab->slots[slot] >= 0)
             return sn_fail(err, SN_REFUSED, "tokens %d and %zu of the vocabulary are the same", vocab->slots[slot], id);
+        sn_status placed = check_distance(hash_bytes(vocab->bytes.data + token->start, token->len), slot,
+                                          vocab->n_slots, "tokens", err);
+        if (placed) return placed;
         vocab->slots[slot] = (int32_t)id;
     }
     return vocab->sentencepiece ? check_byte_tokens(vocab, err) : index_bytes(vocab, err);
@@ -274,6 +286,8 @@ sn_status sn_vocab_merge(sn_vocab *vocab, size_t rank, const char *left, size_t 
     if (vocab->merges[slot].pair != UINT64_MAX)
         return sn_fail(err, SN_REFUSED, "merge %zu, '%.*s' and '%.*s', is given twice", rank, show_left, left,
                        show_right, right);
+    sn_status status = check_distance(hash_pair(pair_of(from, with)), slot, vocab->n_merge_slots, "merges", err);
+    if (status) return status;
     vocab->merges[slot] = (sn_merge){.pair = pair_of(from, with), .rank = (uint32_t)rank, .id = to};
     return SN_OK;
 }

@@ -446,3 +446,38 @@ Test(tokenizer_files, cuts_long_runs) {
     sn_token_ids_fini(&ids);
     sn_tokenizer_close(&t);
 }
+
+/* ---- hashes ---- */
+
+/* Writes a text of 8 letters whose hash (FNV-1a) ends with 13 zeros, other than those before it. */
+static void colliding_text(uint64_t *next, char text[8]) {
+    uint64_t h = 1;
+    while (h & 8191) {
+        uint64_t n = ++*next;
+        for (int i = 0; i < 8; i++, n /= 26) text[i] = (char)('a' + n % 26);
+        h = 0xcbf29ce484222325u;
+        for (int i = 0; i < 8; i++) h = (h ^ (uint8_t)text[i]) * 0x100000001b3u;
+        h ^= h >> 32;
+    }
+}
+
+Test(tokenizer_files, refuses_tokens_that_collide) {
+    enum { TOKENS = 4000, ALIKE = 1100 }; /* a table of 8192 slots */
+    sn_vocab vocab;
+    sn_err err = {0};
+    for (int alike = 100; alike <= ALIKE; alike += ALIKE - 100) {
+        uint64_t next = 0;
+        cr_assert_eq(sn_vocab_init(&vocab, TOKENS, true, &err), SN_OK);
+        for (int i = 0; i < TOKENS; i++) {
+            char text[16];
+            if (i < alike)
+                colliding_text(&next, text);
+            else
+                snprintf(text, sizeof text, "t%07d", i);
+            cr_assert_eq(sn_vocab_set(&vocab, i, text, 8, SN_TOKEN_NORMAL, &err), SN_OK, "%s", err.text);
+        }
+        cr_assert_eq(sn_vocab_index(&vocab, 0, &err), alike == ALIKE ? SN_REFUSED : SN_OK);
+        sn_vocab_fini(&vocab);
+    }
+    cr_assert(strstr(err.text, "made to take long"), "%s", err.text);
+}

@@ -6,6 +6,7 @@
 #include "client/audit/evidence.h"
 #include "tests/support/byzantine_node.h"
 #include "tests/support/cpu_devices.h"
+#include "tests/support/fake_node.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
 
@@ -776,6 +777,32 @@ Test(audit, a_check_tries_no_more_than_three_auditors) {
     cr_expect_eq(asked, 3, "%d auditors were asked", asked);
     cr_expect(output_is_right(&t, 30) && !t.audit_failures);
     for (int i = 0; i < FAILING; i++) byzantine_node_free(&wrong[i]);
+    fixture_end(&t);
+}
+
+/* Nodes that would be auditors open sessions and answer no step: each try takes the time of a call. */
+Test(audit, auditors_after_the_first_share_the_time_of_a_call) {
+    enum { SILENT = 16, CALL_US = 10000000 };
+    static const char *const deny[] = {"fake"};
+    fake_node *silent[SILENT];
+    fixture t;
+    fixture_begin(&t);
+    cluster_add(t.w->cluster, 0, 4);
+    t.node_filter = (sn_node_filter){.deny = deny, .n_deny = 1}; /* of the chain, not of the audit */
+    fixture_open(&t, (sn_audit_options){.share = 1e-9, .seed = 1}, false, false);
+    for (int i = 0; i < SILENT; i++) {
+        char address[32];
+        snprintf(address, sizeof address, "silent%d:1", i);
+        silent[i] = fake_node_new(t.w, address, 0, 4, FAKE_SILENT);
+        fake_node_announce_to(silent[i], t.link);
+    }
+    cr_assert_eq(feed_tokens(&t, 0, 30, 10), SN_OK, "%s", t.err.text);
+    int64_t began_us = sn_now_us();
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    int64_t took_us = sn_now_us() - began_us;
+    cr_expect(took_us > CALL_US && took_us < CALL_US * 5 / 2, "%lld us", (long long)took_us);
+    cr_expect_eq(sn_audit_get_report(t.audit).unchecked_failed, 3);
+    for (int i = 0; i < SILENT; i++) fake_node_free(&silent[i]);
     fixture_end(&t);
 }
 

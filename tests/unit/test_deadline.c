@@ -132,6 +132,39 @@ Test(deadline, a_node_that_puts_a_client_off_leaves_time_for_another_one) {
     }
 }
 
+/* A step waits for the node that is to hold a copy of its KV cache, and can do without. */
+Test(deadline, looking_for_a_replica_among_silent_nodes_costs_little_time) {
+    enum { SILENT = 20, OPEN_US = 2000000, US = 60000000 };
+    fixture t = {.w = testbed_new(&(cluster_options){.kv_memory = 64})};
+    fake_node *silent[SILENT];
+    sn_chain_options options = options_of(20000, false);
+    int asked = 0, position = 0;
+    int64_t longest_us = 0;
+    options.kv.replica = true;
+    cluster_add(t.w->cluster, 0, 4);
+    chain_fixture_open(&t.client, t.w, options);
+    for (int i = 0; i < SILENT; i++) {
+        char address[32];
+        snprintf(address, sizeof address, "silent%d:1", i);
+        silent[i] = fake_node_new(t.w, address, 0, 4, FAKE_OPEN_SILENT);
+        fake_node_announce_to(silent[i], t.client.link);
+    }
+    t.began_us = sn_now_us();
+    while (sn_now_us() - t.began_us < US) {
+        int64_t began_us = sn_now_us();
+        chain_fixture_steps(&t.client, position, position + 1, 1);
+        position = (position + 1) % 40;
+        if (sn_now_us() - began_us > longest_us) longest_us = sn_now_us() - began_us;
+        sn_sleep_us(500000);
+    }
+    for (int i = 0; i < SILENT; i++) asked += fake_node_requests(silent[i]);
+    cr_expect_leq(longest_us, 2 * OPEN_US + OPEN_US / 4, "a step took %lld us", (long long)longest_us);
+    cr_expect(asked > 2 && asked < SILENT * 3 / 4, "%d nodes were asked", asked);
+    chain_fixture_close(&t.client);
+    for (int i = 0; i < SILENT; i++) fake_node_free(&silent[i]);
+    testbed_free(&t.w);
+}
+
 /* After a step without an answer every node of a pushing group is asked whether it is there. */
 Test(deadline, nodes_that_take_their_time_to_answer_do_not_add_up) {
     fixture t = {.w = testbed_new(&(cluster_options){.kv_memory = 64})};

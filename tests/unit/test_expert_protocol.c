@@ -291,6 +291,9 @@ Test(expert_protocol, a_newcomer_that_is_silent_does_not_hold_up_a_round) {
         ask();
     }
     cr_expect_null(sn_protocol_experts_lacking(f.protocol));
+    const sn_expert_holder *newcomer = sn_expert_group_find(&f.protocol->experts.group, f.holders[1].identity.id);
+    cr_assert(newcomer);
+    cr_expect_eq(newcomer->failed_sequence, 0, "a trial was too short for it, which is no failure");
 }
 
 Test(expert_protocol, an_answer_that_comes_too_late_or_from_another_node_is_ignored) {

@@ -1,4 +1,7 @@
 /* What strangers can do to a node's sessions and connections, message by message (docs/SECURITY.md). */
+#include "base/clock.h"
+#include "node/protocol/protocol_private.h" /* private: asks a node for an answer */
+#include "tests/support/fake_node.h"
 #include "tests/support/protocol_fixture.h"
 #include "tests/support/require.h"
 
@@ -582,5 +585,47 @@ Test(strangers, the_reads_of_a_session_are_few_at_a_time) {
         sn_msg_free(&reply);
     }
     free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
+/* -- nodes that were asked for an answer -----------------------------------------------------------------------------
+ */
+
+static void send_pong(sn_transport *from, sn_peer to) {
+    sn_msg *msg = NULL;
+    REQUIRE(sn_msg_new(SN_MSG_PONG, 1, &msg, &err));
+    REQUIRE(sn_transport_send(from, to, &msg, &err));
+}
+
+/* A node is proven where it is announced: not by who has its key and comes from elsewhere. */
+Test(strangers, an_answer_counts_over_the_connection_that_asked) {
+    protocol_fixture b;
+    sn_buf sealed;
+    sn_event event;
+    char bound[SN_ADDRESS_MAX + 1];
+    protocol_fixture_begin(&b);
+    const uint8_t *id = b.client.identity.id; /* the node is the fixture's client, which has connected to this one */
+    sn_transport *there = cluster_transport_as(b.w->cluster, &b.client.identity);
+    REQUIRE(sn_transport_listen(there, "there:1", bound, &err));
+    make_announcement_of(b.w, &b.client.identity, "there:1", 0, 4, 0, &sealed);
+    sn_directory *directory = (sn_directory *)(uintptr_t)sn_protocol_directory(b.protocol);
+    b.unix_ms = sn_unix_ms();
+    REQUIRE(sn_directory_add(directory, sealed.data, sealed.len, b.unix_ms, &err));
+    sn_protocol_tick(b.protocol, T0, b.unix_ms);
+    sn_protocol_meet(b.protocol, sn_directory_find(directory, id), T0);
+    send_pong(b.client.transport, b.client.node);
+    protocol_fixture_read(&b, T0);
+    cr_expect_not(sn_directory_is_proven(directory, id, b.unix_ms), "it answered from elsewhere");
+    bool asked = false;
+    for (event.peer = 1; event.peer && !asked; sn_msg_free(&event.msg)) {
+        REQUIRE(sn_transport_recv(there, 0, &event, &err));
+        asked = event.msg && event.msg->kind == SN_MSG_PING;
+    }
+    cr_assert(asked);
+    send_pong(there, event.peer);
+    protocol_fixture_read(&b, T0);
+    cr_expect(sn_directory_is_proven(directory, id, b.unix_ms));
+    sn_buf_fini(&sealed);
+    sn_transport_free(&there);
     protocol_fixture_end(&b);
 }

@@ -189,6 +189,7 @@ void sn_kv_cache_rewind(sn_kv_cache *kv, int length) {
 
 void sn_kv_cache_invalidate(sn_kv_cache *kv) {
     sn_kv_cache_rewind(kv, 0);
+    sn_kv_cache_states_free(kv);
     kv->invalid = true;
 }
 

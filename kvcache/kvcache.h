@@ -65,7 +65,7 @@ void sn_kv_cache_free(sn_kv_cache **kv); /* accepts NULL; returns the pages to t
 
 const sn_kv_shape *sn_kv_cache_shape(const sn_kv_cache *kv, int part);
 int sn_kv_cache_length(const sn_kv_cache *kv); /* positions stored */
-/* Returns all pages to the pool and marks the contents as lost: from then on reserve and sn_swap_in answer
+/* Returns all pages and states to the pool and marks the contents as lost: from then on reserve and sn_swap_in answer
  * SN_REBUILD. */
 void sn_kv_cache_invalidate(sn_kv_cache *kv);
 
@@ -112,6 +112,8 @@ void sn_kv_cache_rewind(sn_kv_cache *kv, int length);
 enum { SN_KV_SNAPSHOT_TOKENS = 64 }; /* a multiple of SN_KV_PAGE_TOKENS */
 
 bool sn_kv_cache_is_recurrent(const sn_kv_cache *kv);
+size_t sn_kv_pool_sessions_max(const sn_kv_pool *pool); /* caches that have states at once */
+bool sn_kv_cache_has_states(const sn_kv_cache *kv);     /* false, too: they were given up (sn_kv_cache_invalidate) */
 sn_device *sn_kv_cache_states_device(const sn_kv_cache *kv); /* on which its states lie; NULL: it has none */
 /* Where the newest state up to the cache's end is: the end itself, unless it was rewound; of other caches always. */
 int sn_kv_cache_state_position(const sn_kv_cache *kv);

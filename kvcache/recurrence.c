@@ -8,6 +8,8 @@
 
 sn_device *sn_kv_cache_states_device(const sn_kv_cache *kv) { return kv->pool->pages.states.device; }
 bool sn_kv_cache_is_recurrent(const sn_kv_cache *kv) { return sn_kv_cache_states_device(kv); }
+size_t sn_kv_pool_sessions_max(const sn_kv_pool *pool) { return pool->pages.states.n_slots / 2; }
+bool sn_kv_cache_has_states(const sn_kv_cache *kv) { return kv->states.slots[0] != SN_KV_NO_STATE; }
 
 sn_status sn_kv_cache_states_new(sn_kv_cache *kv, sn_err *err) {
     sn_kv_states *states = &kv->pool->pages.states;
@@ -24,9 +26,11 @@ sn_status sn_kv_cache_states_new(sn_kv_cache *kv, sn_err *err) {
 
 void sn_kv_cache_states_free(sn_kv_cache *kv) {
     sn_kv_states *states = &kv->pool->pages.states;
-    const uint32_t slots[] = {kv->states.slots[0], kv->states.slots[1], kv->states.next_slot};
-    for (int i = 0; i < 3; i++)
-        if (slots[i] != SN_KV_NO_STATE) sn_kv_states_give(states, slots[i]);
+    uint32_t *const slots[] = {&kv->states.slots[0], &kv->states.slots[1], &kv->states.next_slot};
+    for (int i = 0; i < 3; i++) {
+        if (*slots[i] != SN_KV_NO_STATE) sn_kv_states_give(states, *slots[i]);
+        *slots[i] = SN_KV_NO_STATE;
+    }
 }
 
 /* ---- the newest state ---- */

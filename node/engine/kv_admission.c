@@ -81,6 +81,7 @@ void sn_kv_admission_begin(sn_kv_admission *admission, const sn_job *jobs, int64
     admission->now_us = now_us;
     admission->swap_pages_left = admission->swap_pages_max;
     admission->claimant = 0;
+    admission->stateless = NULL;
     admission->swap_pending = false;
     for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv))
         sn_kv_cache_usage_of(kv)->busy = false;
@@ -110,6 +111,7 @@ sn_status sn_kv_admission_prepare(sn_kv_admission *admission, sn_job *job) {
     int at = job->position + job->n_done;
     if (!*job->kv) {
         sn_status status = sn_kv_cache_new(admission->pool, job->kv, &job->err);
+        if (status == SN_RETRY && !admission->stateless) admission->stateless = job;
         if (status) return status;
         kv_mark_busy(admission, job);
     }
@@ -242,8 +244,35 @@ static sn_job *kv_free_pages(sn_kv_admission *admission, sn_job *jobs) {
     return NULL;
 }
 
+static size_t states_of_client(const sn_kv_pool *pool, uint64_t client) {
+    size_t n = 0;
+    for (sn_kv_cache *kv = sn_kv_cache_next(pool, NULL); kv; kv = sn_kv_cache_next(pool, kv))
+        n += sn_kv_cache_has_states(kv) && sn_kv_cache_usage_of(kv)->client == client;
+    return n;
+}
+
+/* Whether a session gives its states to the job: as of pages. */
+static bool kv_gives_states(const sn_kv_admission *admission, sn_kv_cache *kv, const sn_job *job) {
+    const sn_kv_cache_usage *usage = sn_kv_cache_usage_of(kv);
+    if (usage->busy || usage->client == job->client || !sn_kv_cache_has_states(kv)) return false;
+    size_t n = states_of_client(admission->pool, usage->client), max = sn_kv_pool_sessions_max(admission->pool);
+    bool idle = admission->now_us - usage->last_used_us >= HOARD_IDLE_US;
+    return n > max / 2 && (idle || n > states_of_client(admission->pool, job->client) + 1);
+}
+
+static void states_take(const sn_kv_admission *admission) {
+    sn_kv_cache *found = NULL;
+    if (!admission->stateless) return;
+    for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv))
+        if (kv_gives_states(admission, kv, admission->stateless) &&
+            (!found || sn_kv_cache_usage_of(kv)->last_used_us < sn_kv_cache_usage_of(found)->last_used_us))
+            found = kv;
+    if (found) sn_kv_cache_invalidate(found);
+}
+
 sn_job *sn_kv_admission_reclaim(sn_kv_admission *admission, sn_job *jobs) {
     sn_job *lost = kv_free_pages(admission, jobs);
+    states_take(admission);
     int64_t after_us = sn_swap_after_us(admission->pool);
     while (after_us) {
         sn_kv_cache *kv = kv_find_longest_idle(admission, admission->now_us - after_us);

@@ -15,7 +15,9 @@
  * A client that has more than half of the pages while another one's job waits for some is the hoarder. Its jobs take no
  * more pages and hold no others up, and a session of it that is between two steps or waits gives its pages, swapped out
  * or discarded, if the hoarder still has as many as the other client then, so that two do not take from each other in
- * turn; or if it was idle for long. Otherwise one client could keep all others out by sessions that it leaves idle. */
+ * turn; or if it was idle for long. Otherwise one client could keep all others out by sessions that it leaves idle. The
+ * same holds for recurrent states: more than half of those are of sessions of one client, and another one finds none.
+ */
 #ifndef SN_NODE_ENGINE_KV_ADMISSION_H
 #define SN_NODE_ENGINE_KV_ADMISSION_H
 
@@ -26,14 +28,15 @@ typedef struct sn_kv_admission {
     sn_kv_pool *pool;
     size_t swap_pages_max; /* pages swapped per round: bounds the delay of the next forward pass */
 
-    int64_t now_us;         /* of this round */
-    size_t swap_pages_left; /* of swap_pages_max, in this round */
-    uint64_t claimant;      /* sequence_number of the claimant's KV cache; 0: none */
-    bool hoards;            /* there is a hoarder, */
-    uint64_t hoarder;       /* this client */
-    uint64_t taken_for;     /* sequence_number of the KV cache that gets what the hoarder gave; 0: none */
-    bool swap_pending;      /* pages are left to swap in the next round */
-    int64_t swap_pause_us;  /* no swap-out before this time, because one failed */
+    int64_t now_us;          /* of this round */
+    size_t swap_pages_left;  /* of swap_pages_max, in this round */
+    uint64_t claimant;       /* sequence_number of the claimant's KV cache; 0: none */
+    bool hoards;             /* there is a hoarder, */
+    uint64_t hoarder;        /* this client */
+    uint64_t taken_for;      /* sequence_number of the KV cache that gets what the hoarder gave; 0: none */
+    const sn_job *stateless; /* the first job of this round for which no recurrent states are left; NULL: none */
+    bool swap_pending;       /* pages are left to swap in the next round */
+    int64_t swap_pause_us;   /* no swap-out before this time, because one failed */
 } sn_kv_admission;
 
 void sn_kv_admission_init(sn_kv_admission *admission, sn_kv_pool *pool);

@@ -11,7 +11,8 @@ pages N: asks for announcements for N seconds, as fast as it is answered.
 crowd N: the same from 127.0.0.9, with a new key for every ten pages, eight keys at a time, for N seconds and, while none was refused, up to a
 minute.
 introductions N: asks for introductions by UDP for N seconds, as fast as it can send.
-experts N: asks for experts of the node's last block for N seconds, 512 rows at a time, 64 requests at a time."""
+experts N: asks for experts of the node's last block for N seconds, 512 rows at a time, 64 requests at a time.
+steps N: steps of ROWS rows (8) in 16 sessions over different blocks for N seconds, in each the next one when one is answered."""
 import os
 import socket
 import sys
@@ -171,6 +172,40 @@ def ask_for_experts(stranger, seconds, width=64):
     print(f"was answered {computed} times and refused {refused}", flush=True)
 
 
+def compute_steps(stranger, seconds):
+    me, width, rows, sessions = stranger.announcement(), int(os.environ.get("WIDTH", "576")), int(os.environ.get("ROWS", "8")), {}
+    data = b"\0\0\0\x3f" * (rows * width)
+    for i in range(16):
+        session, limit = os.urandom(16), 1024
+        end = max(me["first_block"] + 1, me["end_block"] - i)
+        stranger.send("open", protocol=3, session=session, model=me["model"], first_block=me["first_block"], end_block=end, max_tokens=limit,
+                      predecessor=ZERO, next=[], kv_source=ZERO, adapter=ZERO, request_id="stranger")
+        sessions[session] = [0, limit // rows, end]
+    answered = refused = 0
+
+    def step(session):
+        done, most, end = sessions[session]
+        if done == most:
+            return
+        sessions[session][0] += 1
+        stranger.send("step", [rows, width], data, session=session, step=done + 1, position=done * rows, reply_dtype=0, timeline=ZERO, route=[],
+                      trace=[], wants_receipt=0, receipts=[], request_id="stranger")
+
+    began = time.monotonic()
+    print("begins", flush=True)
+    for session in sessions:
+        step(session)
+    while time.monotonic() - began < seconds:
+        reply = stranger.receive(2)
+        if not reply:
+            break
+        answered += reply["kind"] == "step_reply"
+        refused += reply["kind"] == "error"
+        if reply["kind"] == "step_reply":
+            step(reply["session"])
+    print(f"was answered {answered} times and refused {refused} in {time.monotonic() - began:.2f}", flush=True)
+
+
 def invented(template, i, address=None):
     key = Ed25519PrivateKey.generate()
     a = dict(template, node=key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), curve_key=os.urandom(32), name=f"node{i}",
@@ -233,5 +268,5 @@ def proven(stranger, n):
 
 if __name__ == "__main__":
     attacks = {"proven": proven, "hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights, "questions": ask_questions,
-               "openings": open_again, "pages": ask_for_pages, "crowd": ask_as_a_crowd, "introductions": ask_for_introductions, "experts": ask_for_experts}
+               "openings": open_again, "pages": ask_for_pages, "crowd": ask_as_a_crowd, "introductions": ask_for_introductions, "experts": ask_for_experts, "steps": compute_steps}
     attacks[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

@@ -1,6 +1,7 @@
 /* Sessions whose blocks hold recurrent states: whatever is undone, shared or given up, the rows that are computed
  * afterwards have the bits of a session that was never rewound. */
 #include "node/engine/kv_transfer.h"
+#include "node/engine/scheduler.h"
 #include "tests/support/recurrent_sessions.h"
 #include "tests/support/require.h"
 
@@ -88,6 +89,54 @@ Test(recurrent, a_pool_without_room_for_snapshots_computes_from_the_start) {
     cr_expect_eq(sn_kv_cache_state_position(kv), 0);
     recurrent_expect_rows(&s, kv, RECURRENT_TOKENS, 7);
     sn_kv_cache_free(&kv);
+    recurrent_end(&s);
+}
+
+/* A step of one row at the position, which may wait for a second: how it ends. */
+static sn_status step_in_scheduler(const recurrent_sessions *s, sn_scheduler *scheduler, sn_kv_cache **kv,
+                                   uint64_t client, int position) {
+    static int64_t now_us = 1000000;
+    sn_job *job = calloc(1, sizeof *job), *done = NULL;
+    *job = (sn_job){
+        .session = kv,
+        .kv = kv,
+        .client = client,
+        .end = RECURRENT_BLOCKS,
+        .position = position,
+        .n_tokens = 1,
+        .arrived_us = now_us,
+        .deadline_us = now_us + 1000000,
+        .step.input = {.name = "rows", .data = s->inputs, .dtype = SN_F32, .rank = 2, .shape = {1, RECURRENT_WIDTH}}};
+    REQUIRE(sn_shared_buffer_new(RECURRENT_WIDTH * sizeof(float), &job->output, &err));
+    sn_scheduler_add(scheduler, job);
+    while (!done) done = sn_scheduler_run(scheduler, now_us += 100000);
+    cr_assert_eq(done, job);
+    sn_status status = job->status;
+    sn_job_free(&job);
+    return status;
+}
+
+Test(recurrent, a_client_with_most_states_gives_those_of_an_idle_session_to_another) {
+    enum { SESSIONS = 16 };
+    recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
+    size_t bytes = smallest_pool(&s);
+    sn_kv_cache *kv[SESSIONS] = {NULL}, **const other = &kv[SESSIONS - 1], **const third = &kv[SESSIONS - 2];
+    sn_scheduler *scheduler = NULL;
+    sn_kv_pool_free(&s.pool);
+    REQUIRE(sn_span_kv_pool(s.span, bytes, &s.pool, &err));
+    REQUIRE(sn_scheduler_new(s.span, s.pool, &scheduler, &err));
+    const int n = (int)sn_kv_pool_sessions_max(s.pool);
+    cr_assert(n >= 2 && n < SESSIONS - 2 && n % 2 == 0);
+    for (int i = 0; i < n; i++) cr_expect_eq(step_in_scheduler(&s, scheduler, &kv[i], 1, 0), SN_OK);
+    cr_expect_eq(step_in_scheduler(&s, scheduler, &kv[n], 1, 0), SN_RETRY, "a client takes none of its own");
+    cr_expect_eq(step_in_scheduler(&s, scheduler, other, 2, 0), SN_OK);
+    cr_expect_eq(step_in_scheduler(&s, scheduler, &kv[0], 1, 1), SN_REBUILD);
+    for (int i = 1; i < n; i++) cr_expect_eq(step_in_scheduler(&s, scheduler, &kv[i], 1, 1), SN_OK);
+    for (int i = n / 2 + 1; i < n; i++) sn_kv_cache_free(&kv[i]);
+    for (int i = n / 2 + 1; i < n; i++) cr_expect_eq(step_in_scheduler(&s, scheduler, &kv[i], 2, 0), SN_OK);
+    cr_expect_eq(step_in_scheduler(&s, scheduler, third, 3, 0), SN_RETRY, "two with a half each keep it");
+    sn_scheduler_free(&scheduler);
+    for (int i = 0; i < SESSIONS; i++) sn_kv_cache_free(&kv[i]);
     recurrent_end(&s);
 }
 

@@ -564,6 +564,12 @@ Test(gossip, nodes_found_that_do_not_answer_make_room_for_others, .timeout = 60)
     cr_expect(sn_protocol_wants_found(c->nodes[1].protocol, c->now_us));
     cr_expect_eq(sn_membership_bootstrap_answered(c->nodes[1].protocol->membership), 1);
     cr_expect_eq(c->nodes[1].protocol->membership->n_bootstrap_peers, 1, "one that answered is given up, or none else");
+    sn_membership *m = c->nodes[1].protocol->membership;
+    c->nodes[0].dead = true;
+    m->bootstrap_peers[0].answered = false; /* as when its connection is lost */
+    protocol_swarm_run(c, 20);
+    cr_expect(sn_protocol_wants_found(c->nodes[1].protocol, c->now_us));
+    cr_expect_eq(m->n_bootstrap_peers, 1, "the only one that has ever answered is given up");
     protocol_swarm_free(c);
 }
 

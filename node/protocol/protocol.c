@@ -261,8 +261,22 @@ static bool brings_work(sn_msg_kind kind) {
            kind == SN_MSG_EXPERTS;
 }
 
+/* What comes over a connection that this node has made. A node that asks makes one of its own, which has a rate; any
+ * node that is announced may be dialled, and such a connection has none. */
+static bool answers_this_node(sn_msg_kind kind) {
+    return kind == SN_MSG_PEERS_REPLY || kind == SN_MSG_PONG || kind == SN_MSG_DIAL_BACK_REPLY ||
+           kind == SN_MSG_RELAY_REPLY || kind == SN_MSG_RELAY_CALL || kind == SN_MSG_EXPERTS_REPLY ||
+           kind == SN_MSG_KV_PUT_REPLY || kind == SN_MSG_STATE_PUT_REPLY || kind == SN_MSG_ERROR;
+}
+
 static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
     sn_err err;
+    if (event->dialled && !answers_this_node(event->msg->kind)) {
+        sn_log_rated(SN_LOG_INFO, "message dropped", "kind=%s text=it came over a connection that this node has made",
+                     sn_msg_kind_name(event->msg->kind));
+        sn_msg_free(&event->msg);
+        return;
+    }
     if (protocol->orphans) sn_protocol_owner_is_here(protocol, event);
     sn_msg_kind kind = event->msg->kind;
     if (kind == SN_MSG_STEP || kind == SN_MSG_KV_PUT || kind == SN_MSG_STATE_PUT) protocol->brought = event->key;

@@ -567,3 +567,27 @@ Test(strangers, the_reads_of_a_session_are_few_at_a_time) {
     free(p.timeline);
     protocol_fixture_end(&b);
 }
+
+Test(strangers, all_reads_together_are_as_many_as_sessions) {
+    enum { SESSIONS = FIXTURE_SESSIONS_MAX / 2 + 1 };
+    protocol_fixture b;
+    node_session p[SESSIONS];
+    protocol_fixture_begin(&b);
+    b.queue_max = 4 * FIXTURE_SESSIONS_MAX;
+    for (int i = 0; i < SESSIONS; i++) {
+        protocol_fixture_open(&b, &p[i], T0);
+        sn_msg *step = protocol_fixture_request(&b, node_session_step_message(&p[i], 0, 4), T0);
+        cr_expect(node_session_reply_ok(&p[i], step, 0, 4));
+    }
+    for (int i = 0; i < 2 * SESSIONS; i++) {
+        sn_msg *get = about_session(&p[i / 2], SN_MSG_KV_GET);
+        get->kv_get.tokens = 1;
+        node_client_send(&b.client, &get);
+    }
+    protocol_fixture_read(&b, T0);
+    cr_expect_eq(b.n_waiting, FIXTURE_SESSIONS_MAX);
+    cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_RETRY, "too busy to read"));
+    protocol_fixture_run_jobs(&b, T0);
+    for (int i = 0; i < SESSIONS; i++) free(p[i].timeline);
+    protocol_fixture_end(&b);
+}

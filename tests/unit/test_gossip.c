@@ -530,6 +530,37 @@ Test(gossip, a_node_is_proven_by_its_own_key_and_for_ten_minutes) {
     protocol_swarm_free(c);
 }
 
+static int n_asked_for_an_answer;
+static void count_asked(void *ctx, const sn_announcement *node, int64_t now_us) {
+    (void)ctx, (void)node, (void)now_us;
+    n_asked_for_an_answer++;
+}
+
+/* A joined node may say that it has proven any number. */
+Test(gossip, sixteen_nodes_of_a_joined_ones_list_are_asked_for_an_answer) {
+    enum { PROVEN = 40 };
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < HONEST; i++) protocol_swarm_add(c, i ? 0 : -1);
+    flood_begin(c);
+    sn_membership *m = c->nodes[1].protocol->membership;
+    sn_event event = {.peer = m->bootstrap_peers[0].peer, .dialled = true};
+    m->setup.host.meet = count_asked;
+    m->bootstrap_peers[0].met = false;
+    REQUIRE(sn_msg_new(SN_MSG_PEERS_REPLY, 1, &event.msg, &err));
+    sn_msg_peers_reply *reply = &event.msg->peers_reply;
+    REQUIRE(sn_list_new(PROVEN, SN_ANNOUNCEMENTS_MAX, sizeof *reply->announcements, &reply->announcements, &err));
+    for (int i = 0; i < PROVEN; i++) {
+        const sn_blob sealed = {flood.sealed[i].data, flood.sealed[i].len};
+        REQUIRE(sn_membership_copy_blob(&sealed, &reply->announcements[reply->n_announcements++], &err));
+    }
+    reply->proven = PROVEN;
+    sn_membership_on_peers_reply(m, &event, c->now_us, c->unix_ms);
+    cr_expect_eq(n_asked_for_an_answer, 16);
+    sn_msg_free(&event.msg);
+    flood_end();
+    protocol_swarm_free(c);
+}
+
 /* Strangers with many keys may pull all the time: announcements are passed on all the same. */
 Test(gossip, replies_to_pulls_leave_half_of_the_bandwidth_to_pushes) {
     protocol_swarm *c = protocol_swarm_new(8, 0);

@@ -457,7 +457,7 @@ Test(gossip, looking_for_what_is_not_there_counts_in_the_allowance, .timeout = 6
     for (int pulls = 0; pulls < 2; pulls++) {
         REQUIRE(sn_msg_new(SN_MSG_PEERS, 1, &event.msg, &err));
         event.msg->peers.protocol = SN_PROTOCOL_VERSION;
-        snprintf(event.msg->peers.name, sizeof event.msg->peers.name, "nobody");
+        snprintf(event.msg->peers.name, sizeof event.msg->peers.name, "absent");
         if (pulls) REQUIRE(sn_list_new(1, 1, sizeof *event.msg->peers.known, &event.msg->peers.known, &err));
         event.msg->peers.n_known = (size_t)pulls;
         for (int i = 0; i < QUESTIONS; i++) sn_membership_on_peers(m, &event, c->now_us, c->unix_ms);

@@ -297,6 +297,7 @@ static void transport_dequeue(memory_transport *m, sn_event *out) {
     c->queued[q->end]--;
     *out = (sn_event){.msg = q->msg, .peer = c->peers[q->end], .arrived_us = q->arrived_us};
     memcpy(out->key, q->key, SN_KEY_SIZE);
+    out->dialled = !q->end;
     if (!q->msg && q->end == 1) {
         out->gone = true;
         c->peers[1] = 0;

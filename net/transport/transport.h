@@ -32,6 +32,7 @@ typedef struct sn_event {
     /* Of a peer that had dialled this transport: the part of its network address that names its owner. Zeros: this
      * transport dialled it, or has no such addresses. */
     uint8_t network[SN_ADDRESS_PREFIX];
+    bool dialled;       /* this transport dialled the peer */
     int64_t arrived_us; /* sn_now_us when the message was taken from the socket */
     sn_err err;         /* if msg is NULL */
     /* An outage: the connection to a dialled peer was lost, or could not be made (err is SN_RETRY and says which).

@@ -407,6 +407,7 @@ static sn_status receive_from(dealer *from, sn_event *out, sn_err *err) {
     if (!status && n) {
         memcpy(out->key, from->key, SN_KEY_SIZE);
         out->peer = from->handle;
+        out->dialled = true;
         status = decoded(decode_frames(&parts[0], &parts[1], n - 1, &out->msg, &out->err), out, err);
     }
     for (int i = 0; i < PARTS_MAX; i++) zmq_msg_close(&parts[i]);

@@ -262,6 +262,23 @@ static bool brings_work(sn_msg_kind kind) {
            kind == SN_MSG_EXPERTS;
 }
 
+/* What comes over a connection that this node has made. A node that asks makes one of its own, which has a rate; any
+ * node that is announced may be dialled, and such a connection has none. */
+static bool answers_this_node(sn_msg_kind kind) {
+    return kind == SN_MSG_PEERS_REPLY || kind == SN_MSG_PONG || kind == SN_MSG_DIAL_BACK_REPLY ||
+           kind == SN_MSG_RELAY_REPLY || kind == SN_MSG_RELAY_CALL || kind == SN_MSG_EXPERTS_REPLY ||
+           kind == SN_MSG_KV_PUT_REPLY || kind == SN_MSG_STATE_PUT_REPLY || kind == SN_MSG_ERROR;
+}
+
+/* True: it was a question over such a connection. */
+static bool drop_question(sn_event *event) {
+    if (!event->dialled || !event->msg || answers_this_node(event->msg->kind)) return false;
+    sn_log_rated(SN_LOG_INFO, "message dropped", "kind=%s text=it came over a connection that this node has made",
+                 sn_msg_kind_name(event->msg->kind));
+    sn_msg_free(&event->msg);
+    return true;
+}
+
 static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
     sn_err err;
     if (protocol->orphans) sn_protocol_owner_is_here(protocol, event);
@@ -339,6 +356,7 @@ static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int6
 }
 
 void sn_protocol_handle(sn_protocol *protocol, sn_event *event, int64_t now_us, int64_t unix_ms) {
+    if (drop_question(event)) return;
     protocol_set_time(protocol, now_us, unix_ms);
     protocol->sender = event->peer;
     protocol->charged = false;

@@ -25,7 +25,7 @@ typedef struct protocol_fixture {
     sn_transport *transport;
     sn_identity identity;
     sn_protocol *protocol;
-    sn_job *waiting[16];
+    sn_job *waiting[64];
     int n_waiting, queue_max;
     int64_t unix_ms;   /* constant unless the test changes it */
     int not_in_memory; /* of reads of the shared file: so many find nothing in memory */

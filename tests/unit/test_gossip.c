@@ -457,7 +457,7 @@ Test(gossip, looking_for_what_is_not_there_counts_in_the_allowance, .timeout = 6
     for (int pulls = 0; pulls < 2; pulls++) {
         REQUIRE(sn_msg_new(SN_MSG_PEERS, 1, &event.msg, &err));
         event.msg->peers.protocol = SN_PROTOCOL_VERSION;
-        snprintf(event.msg->peers.name, sizeof event.msg->peers.name, "nobody");
+        snprintf(event.msg->peers.name, sizeof event.msg->peers.name, "absent");
         if (pulls) REQUIRE(sn_list_new(1, 1, sizeof *event.msg->peers.known, &event.msg->peers.known, &err));
         event.msg->peers.n_known = (size_t)pulls;
         for (int i = 0; i < QUESTIONS; i++) sn_membership_on_peers(m, &event, c->now_us, c->unix_ms);
@@ -465,6 +465,98 @@ Test(gossip, looking_for_what_is_not_there_counts_in_the_allowance, .timeout = 6
         cr_expect_eq(sn_allowance_left(&m->allowance, &peer, c->now_us, &wait_ms), 0, "it may look for ever");
     }
     cr_expect_lt(wait_ms, 10000, "what is not looked at counts: %d ms", wait_ms);
+    flood_end();
+    protocol_swarm_free(c);
+}
+
+/* One peer that pulls again and again would have all of the gossip's bandwidth. */
+Test(gossip, a_byte_of_a_pull_costs_eight_of_the_allowance) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < HONEST; i++) protocol_swarm_add(c, i ? 0 : -1);
+    flood_begin(c);
+    bring(c, 1, 0, 100, false);
+    sn_membership *m = c->nodes[0].protocol->membership;
+    sn_event event = {.peer = 1, .key = {9}, .network = {10, 0, 0, 9}};
+    sn_allowance_peer peer = {.key = {9}, .network = {10, 0, 0, 9}};
+    int wait_ms;
+    REQUIRE(sn_msg_new(SN_MSG_PEERS, 1, &event.msg, &err));
+    event.msg->peers.protocol = SN_PROTOCOL_VERSION;
+    REQUIRE(sn_list_new(1, 1, sizeof *event.msg->peers.known, &event.msg->peers.known, &err));
+    event.msg->peers.n_known = 1;
+    size_t before = sn_gossip_reply_budget(m, c->now_us);
+    sn_membership_on_peers(m, &event, c->now_us, c->unix_ms);
+    size_t bytes = before - sn_gossip_reply_budget(m, c->now_us);
+    size_t spent = SN_ALLOWANCE_BURST - sn_allowance_left(&m->allowance, &peer, c->now_us, &wait_ms);
+    cr_expect_gt(bytes, 1000);
+    cr_expect_geq(spent, 8 * bytes, "%zu bytes cost %zu", bytes, spent);
+    sn_msg_free(&event.msg);
+    flood_end();
+    protocol_swarm_free(c);
+}
+
+/* They would count as those of a peer that this node chose, and outlast those of the others. */
+Test(gossip, a_list_that_was_not_asked_for_is_dropped) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < HONEST; i++) protocol_swarm_add(c, i ? 0 : -1);
+    flood_begin(c);
+    sn_event event = {.peer = 1000000, .key = {9}, .network = {10, 0, 0, 9}};
+    REQUIRE(sn_msg_new(SN_MSG_PEERS_REPLY, 1, &event.msg, &err));
+    sn_msg_peers_reply *reply = &event.msg->peers_reply;
+    REQUIRE(sn_list_new(1, SN_ANNOUNCEMENTS_MAX, sizeof *reply->announcements, &reply->announcements, &err));
+    const sn_blob sealed = {flood.sealed[0].data, flood.sealed[0].len};
+    REQUIRE(sn_membership_copy_blob(&sealed, &reply->announcements[reply->n_announcements++], &err));
+    sn_membership_on_peers_reply(c->nodes[0].protocol->membership, &event, c->now_us, c->unix_ms);
+    cr_expect(!is_known(c, 0));
+    sn_msg_free(&event.msg);
+    flood_end();
+    protocol_swarm_free(c);
+}
+
+Test(gossip, a_node_is_proven_by_its_own_key_and_for_ten_minutes) {
+    enum { TEN_MINUTES_MS = 600000 };
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < HONEST; i++) protocol_swarm_add(c, i ? 0 : -1);
+    flood_begin(c);
+    bring(c, 1, 0, 1, false);
+    sn_membership *m = c->nodes[0].protocol->membership;
+    const sn_directory *d = sn_protocol_directory(c->nodes[0].protocol);
+    const sn_identity *node = &flood.invented[0];
+    sn_membership_prove(m, node->id, flood.invented[1].curve_key, c->unix_ms);
+    cr_expect(!sn_directory_is_proven(d, node->id, c->unix_ms), "another key has proven it");
+    sn_membership_prove(m, node->id, node->curve_key, c->unix_ms);
+    cr_expect(sn_directory_is_proven(d, node->id, c->unix_ms + TEN_MINUTES_MS - 1));
+    cr_expect(!sn_directory_is_proven(d, node->id, c->unix_ms + TEN_MINUTES_MS + 1));
+    flood_end();
+    protocol_swarm_free(c);
+}
+
+static int n_asked_for_an_answer;
+static void count_asked(void *ctx, const sn_announcement *node, int64_t now_us) {
+    (void)ctx, (void)node, (void)now_us;
+    n_asked_for_an_answer++;
+}
+
+/* A joined node may say that it has proven any number. */
+Test(gossip, sixteen_nodes_of_a_joined_ones_list_are_asked_for_an_answer) {
+    enum { PROVEN = 40 };
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < HONEST; i++) protocol_swarm_add(c, i ? 0 : -1);
+    flood_begin(c);
+    sn_membership *m = c->nodes[1].protocol->membership;
+    sn_event event = {.peer = m->bootstrap_peers[0].peer, .dialled = true};
+    m->setup.host.meet = count_asked;
+    m->bootstrap_peers[0].met = false;
+    REQUIRE(sn_msg_new(SN_MSG_PEERS_REPLY, 1, &event.msg, &err));
+    sn_msg_peers_reply *reply = &event.msg->peers_reply;
+    REQUIRE(sn_list_new(PROVEN, SN_ANNOUNCEMENTS_MAX, sizeof *reply->announcements, &reply->announcements, &err));
+    for (int i = 0; i < PROVEN; i++) {
+        const sn_blob sealed = {flood.sealed[i].data, flood.sealed[i].len};
+        REQUIRE(sn_membership_copy_blob(&sealed, &reply->announcements[reply->n_announcements++], &err));
+    }
+    reply->proven = PROVEN;
+    sn_membership_on_peers_reply(m, &event, c->now_us, c->unix_ms);
+    cr_expect_eq(n_asked_for_an_answer, 16);
+    sn_msg_free(&event.msg);
     flood_end();
     protocol_swarm_free(c);
 }

@@ -24,7 +24,7 @@ static void end(void) {
 }
 
 /* `acked`: so many tokens are said to be there already. */
-static void ask_for_copy(const node_session *from, int acked) {
+static void ask_for_copy_to(const node_session *from, int acked, uint8_t target) {
     sn_msg *msg = NULL;
     sn_buf sealed;
     sn_announcement *a = calloc(1, sizeof *a);
@@ -43,7 +43,7 @@ static void ask_for_copy(const node_session *from, int acked) {
     REQUIRE(sn_announcement_seal(a, &identity, &sealed, &err));
     REQUIRE(sn_announcement_list(&(sn_blob){sealed.data, sealed.len}, &msg->kv_send.node, &msg->kv_send.n_node, &err));
     memcpy(msg->kv_send.session, from->id, SN_SESSION_ID_SIZE);
-    msg->kv_send.target[0] = 7;
+    msg->kv_send.target[0] = target;
     msg->kv_send.end_block = 4;
     msg->kv_send.position = (uint64_t)acked;
     sn_buf_fini(&sealed);
@@ -51,6 +51,8 @@ static void ask_for_copy(const node_session *from, int acked) {
     node_client_send(&b.client, &msg);
     protocol_fixture_read(&b, T0);
 }
+
+static void ask_for_copy(const node_session *from, int acked) { ask_for_copy_to(from, acked, 7); }
 
 /* The device thread would otherwise work on memory that was freed, and what it made there would stay. */
 Test(kv_send, a_session_that_is_read_makes_no_room_and_leaves_no_kv_cache) {
@@ -97,5 +99,22 @@ Test(kv_send, of_a_session_that_is_written_anew_begins_anew) {
     cr_expect_eq(b.waiting[0]->position, 0);
     cr_expect_eq(b.waiting[0]->n_tokens, 8);
     protocol_fixture_run_jobs(&b, T0);
+    end();
+}
+
+Test(kv_send, a_session_is_copied_to_eight_others_at_most) {
+    begin(NULL, 8);
+    protocol_fixture_open(&b, &p[0], T0);
+    put(0, 8);
+    for (uint8_t target = 1; target <= 9; target++) {
+        ask_for_copy_to(&p[0], 8, target);
+        sn_msg *reply = node_client_receive(&b.client, 0, 100);
+        cr_assert(reply);
+        if (target == 9)
+            cr_expect(is_refusal(reply, SN_RETRY, "is copied to 8 other sessions already"));
+        else
+            cr_expect_eq(reply->kind, SN_MSG_KV_SEND_REPLY);
+        if (target < 9) sn_msg_free(&reply);
+    }
     end();
 }

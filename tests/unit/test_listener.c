@@ -282,6 +282,67 @@ Test(listener, replies_that_were_sent_do_not_count) {
     sn_listener_free(&l, 0);
 }
 
+/* The first connection. */
+static connection *first_connection(void) {
+    for (size_t i = 0; i < l->n_slots; i++)
+        if (l->slots[i]) return l->slots[i];
+    return NULL;
+}
+
+Test(listener, a_connection_waits_behind_many_messages_or_many_bytes) {
+    enum { LARGE = 1024 * KIB };
+    listener_begin();
+    client c = named_client();
+    int gone;
+    cr_assert_eq(receive_all(&gone), 1);
+    for (size_t i = 1; i < RECEIVED_MAX; i++) send_part(&c, 1, SIZE_MAX);
+    UNTIL(n_waiting() == RECEIVED_MAX - 1);
+    cr_expect(!first_connection()->full);
+    send_part(&c, 1, SIZE_MAX);
+    UNTIL(n_waiting() == RECEIVED_MAX);
+    cr_expect(first_connection()->full, "messages do not count");
+    cr_assert_eq(receive_all(&gone), RECEIVED_MAX);
+    for (size_t i = 1; i < RECEIVED_BYTES_MAX / LARGE; i++) send_part(&c, LARGE, SIZE_MAX);
+    UNTIL(n_waiting() == RECEIVED_BYTES_MAX / LARGE - 1);
+    cr_expect(!first_connection()->full);
+    send_part(&c, LARGE, SIZE_MAX);
+    UNTIL(n_waiting() == RECEIVED_BYTES_MAX / LARGE);
+    cr_expect(first_connection()->full, "bytes do not count");
+    sn_listener_free(&l, 0);
+}
+
+static sn_status try_reply(sn_peer peer, size_t bytes) {
+    sn_msg *msg = NULL;
+    void *data;
+    sn_err why;
+    sn_buf map;
+    sn_buf_init(&map, 16);
+    REQUIRE(sn_buf_append(&map, "map", 3, &err));
+    REQUIRE(sn_msg_new(SN_MSG_STEP_REPLY, 1, &msg, &err));
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){bytes / sizeof(float)}, &data, &err));
+    memset(data, 0, bytes);
+    sn_status status = sn_listener_send(l, peer, &map, &msg, &why);
+    sn_msg_free(&msg);
+    sn_buf_fini(&map);
+    return status;
+}
+
+Test(listener, many_replies_or_many_bytes_of_replies_wait_for_a_connection) {
+    enum { LARGE = 16 * 1024 * KIB };
+    listener_begin();
+    client many = named_client();
+    sn_peer peer = receive_peer();
+    for (int i = 0; i < SENT_MAX; i++) cr_assert_eq(try_reply(peer, 4), SN_OK);
+    cr_expect_eq(try_reply(peer, 4), SN_RETRY, "replies do not count");
+    client large = named_client();
+    peer = receive_peer();
+    for (int i = 0; i < SENT_BYTES_MAX / LARGE; i++) cr_assert_eq(try_reply(peer, LARGE), SN_OK);
+    cr_expect_eq(try_reply(peer, 4), SN_RETRY, "bytes do not count");
+    close(many.fd);
+    close(large.fd);
+    sn_listener_free(&l, 0);
+}
+
 /* What was sealed for a socket that takes no more counts as well: at most one reply of each connection is. */
 Test(listener, a_reply_that_its_socket_does_not_take_counts_as_unread) {
     enum { PEERS = 4, SOCKET_BYTES = 32 * KIB };

@@ -397,6 +397,28 @@ Test(node_protocol, training_batches_of_many_clients_wait_within_the_memory_of_t
     protocol_fixture_end(&b);
 }
 
+Test(node_protocol, training_batches_of_all_clients_are_bounded) {
+    enum { EACH = 8, CLIENTS = SN_TRAINING_BATCHES_MAX / EACH };
+    protocol_fixture b;
+    node_client clients[CLIENTS + 1];
+    uint64_t request = 0;
+    protocol_fixture_begin(&b);
+    b.queue_max = 2 * SN_TRAINING_BATCHES_MAX;
+    for (int i = 0; i <= CLIENTS; i++) {
+        clients[i] = protocol_fixture_client(&b);
+        for (int k = 0; k < (i < CLIENTS ? EACH : 1); k++) {
+            sn_msg *msg = batch_message(&b, 1, 1);
+            request = node_client_send(&clients[i], &msg);
+        }
+        protocol_fixture_read(&b, T0);
+    }
+    cr_expect_eq(b.n_waiting, SN_TRAINING_BATCHES_MAX);
+    cr_expect(is_refusal(node_client_receive(&clients[CLIENTS], request, 100), SN_RETRY, "32 batches to train"));
+    protocol_fixture_run_jobs(&b, T0);
+    for (int i = 0; i <= CLIENTS; i++) sn_transport_free(&clients[i].transport);
+    protocol_fixture_end(&b);
+}
+
 Test(node_protocol, training_of_a_client_that_hung_up_is_cancelled) {
     protocol_fixture b;
     protocol_fixture_begin(&b);

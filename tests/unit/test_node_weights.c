@@ -112,6 +112,24 @@ Test(node_weights, a_peer_has_eight_places_and_others_get_theirs) {
     protocol_fixture_end(&b);
 }
 
+Test(node_weights, requests_of_all_peers_that_wait_are_bounded) {
+    enum { EACH = 8, PEERS = 256 / EACH };
+    protocol_fixture b;
+    node_client peers[PEERS + 1];
+    begin(&b);
+    for (int i = 0; i <= PEERS; i++) {
+        peers[i] = protocol_fixture_client(&b);
+        for (int k = 0; k < (i < PEERS ? EACH : 1); k++) ask(&b, &peers[i], 0, T0);
+        sn_msg *answer = node_client_receive(&peers[i], 0, i < PEERS ? 1 : 100);
+        if (i < PEERS)
+            cr_expect_null(answer, "peer %d finds no place", i);
+        else
+            cr_expect(is_refusal(answer, SN_RETRY, "gives weights to many"));
+    }
+    for (int i = 0; i <= PEERS; i++) sn_transport_free(&peers[i].transport);
+    protocol_fixture_end(&b);
+}
+
 Test(node_weights, one_request_is_served_between_two_rounds) {
     protocol_fixture b;
     begin(&b);

@@ -4,6 +4,7 @@
 #include "net/transport/portal.h"
 #include "net/transport/splice_private.h" /* private: the rate, byte by byte */
 #include "tests/unit/transport_fixture.h"
+#include "tests/support/virtual_clock.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -106,27 +107,24 @@ static void take_newcomer(sn_portal *portal, uint8_t network, const void *said, 
     sn_portal_take(portal, pair[1], &from);
 }
 
-/* A client that asks for the node. */
-static void take_client(sn_portal *portal, uint8_t network, int pair[2]) {
+/* A client that asks for the node with this key. */
+static void take_client_of(sn_portal *portal, const uint8_t key[SN_KEY_SIZE], uint8_t network, int pair[2]) {
     uint8_t request[3 + 5 + SN_RELAY_NAME_LEN + 2] = {5, 1, 0, 5, 1, 0, 3, SN_RELAY_NAME_LEN}, methods[2];
     char name[SN_RELAY_NAME_LEN + 1];
-    sn_relay_name(node.identity.curve_key, name);
+    sn_relay_name(key, name);
     memcpy(request + 8, name, SN_RELAY_NAME_LEN);
     take_newcomer(portal, network, request, sizeof request, pair);
     cr_assert_eq(raw_receive(pair[0], methods, 2), 2);
+}
+
+static void take_client(sn_portal *portal, uint8_t network, int pair[2]) {
+    take_client_of(portal, node.identity.curve_key, network, pair);
 }
 
 static void take_answer(sn_portal *portal, const uint8_t token[SN_TOKEN_SIZE], int pair[2]) {
     uint8_t line[24] = "SWARM>1";
     memcpy(line + 8, token, SN_TOKEN_SIZE);
     take_newcomer(portal, 0, line, sizeof line, pair);
-}
-
-/* Whether the portal answers one more newcomer, and does not close its connection at once. */
-static bool is_let_in(sn_portal *portal, uint8_t network, int pair[2]) {
-    uint8_t methods[2];
-    take_newcomer(portal, network, "\5\1\0", 3, pair);
-    return raw_receive(pair[0], methods, 2) == 2;
 }
 
 static void await_call(sn_portal *portal, uint8_t key[SN_KEY_SIZE], uint8_t token[SN_TOKEN_SIZE]) {
@@ -307,11 +305,11 @@ Test(portal, a_network_address_has_a_quarter_of_the_connections_of_a_relayed_nod
 
 /* Clients of as many networks as are needed, which are joined with a relayed node. */
 Test(portal, clients_leave_places_to_others_to_tokens_and_to_what_the_portal_dials) {
-    enum { PLACES = 32, CLIENTS = PLACES - PLACES / 4, LATE = PLACES / 8 + 1 };
+    enum { PLACES = 32, CLIENTS = PLACES - PLACES / 4 };
     const sn_portal_host host = {.adopt = drop_adopted};
     sn_portal *portal = NULL;
     sn_err err = {0};
-    int ends[CLIENTS + 1][2], answers[CLIENTS][2], late[LATE][2];
+    int ends[CLIENTS + 1][2], answers[CLIENTS][2];
     uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], reply[REPLY_SIZE];
     require_ok(sn_portal_new(&host, PLACES, &portal, &err), &err);
     sn_portal_set_rate(portal, RATE);
@@ -326,54 +324,66 @@ Test(portal, clients_leave_places_to_others_to_tokens_and_to_what_the_portal_dia
     }
     cr_assert_eq(raw_receive(ends[CLIENTS][0], reply, REPLY_SIZE), REPLY_SIZE);
     cr_expect_eq(reply[1], 4, "clients took the places of others");
-    cr_expect_eq(raw_receive(ends[CLIENTS][0], reply, 1), 0);
-    for (int i = 0; i < LATE; i++) /* what comes leaves an eighth of the places to what the portal dials */
-        cr_expect_eq(is_let_in(portal, (uint8_t)(20 + i), late[i]), i < PLACES / 4 - PLACES / 8, "%d", i);
+    enum { LEFT = PLACES - PLACES / 8 - CLIENTS };
+    int others[LEFT + 1][2];
+    for (int i = 0; i <= LEFT; i++) {
+        take_newcomer(portal, (uint8_t)(100 + i), "\5\1\0", 3, others[i]);
+        cr_expect_eq(raw_receive(others[i][0], reply, 2), i < LEFT ? 2 : 0, "newcomer %d", i);
+    }
     sn_portal_free(&portal);
-    for (int i = 0; i < LATE; i++) close(late[i][0]);
+    for (int i = 0; i <= LEFT; i++) close(others[i][0]);
     for (int i = 0; i < CLIENTS; i++) close(ends[i][0]), close(answers[i][0]);
     close(ends[CLIENTS][0]);
 }
 
-/* Of any number of networks. */
-Test(portal, connections_that_say_nothing_take_a_half_of_the_places) {
-    enum { PLACES = 32 };
+Test(portal, connections_that_wait_have_half_of_the_places_and_an_end) {
+    enum { PLACES = 32, SECOND = 1000000 };
     const sn_portal_host host = {.adopt = drop_adopted};
     sn_portal *portal = NULL;
     sn_err err = {0};
-    int ends[PLACES / 2 + 1][2];
+    int waiting[PLACES / 2 + 1][2];
+    uint8_t bytes[2];
+    virtual_clock_begin_still();
     require_ok(sn_portal_new(&host, PLACES, &portal, &err), &err);
-    int64_t began_us = sn_now_us();
-    for (int i = 0; i < PLACES / 2; i++) cr_assert(is_let_in(portal, (uint8_t)i, ends[i]));
-    bool let_in = is_let_in(portal, PLACES, ends[PLACES / 2]);
-    cr_assert(!let_in || sn_now_us() - began_us > 10000000, "it should have been refused"); /* waits end after 10 s */
+    for (int i = 0; i <= PLACES / 2; i++) {
+        take_newcomer(portal, (uint8_t)i, "\5\1\0", 3, waiting[i]);
+        cr_expect_eq(raw_receive(waiting[i][0], bytes, 2), i < PLACES / 2 ? 2 : 0, "newcomer %d", i);
+    }
+    virtual_clock_advance(6 * SECOND);
+    for (int i = 0; i < PLACES / 2; i++) cr_expect_eq(raw_receive(waiting[i][0], bytes, 1), 0, "%d still waits", i);
     sn_portal_free(&portal);
-    for (int i = 0; i <= PLACES / 2; i++) close(ends[i][0]);
+    for (int i = 0; i <= PLACES / 2; i++) close(waiting[i][0]);
 }
 
-/* Also where each client leaves before the node has come. */
 Test(portal, calls_of_a_network_address_have_a_rate) {
-    enum { MANY = 2000 };
+    enum { NODES = SN_RELAYED_NODES_MAX, BURST = 64, PLACES = 4 * BURST, SECOND = 1000000 };
     const sn_portal_host host = {.adopt = drop_adopted};
     sn_portal *portal = NULL;
     sn_err err = {0};
-    uint8_t key[SN_KEY_SIZE], token[SN_TOKEN_SIZE];
-    int n = 0;
-    require_ok(sn_portal_new(&host, 64, &portal, &err), &err);
+    int ends[BURST + 2][2], answers[BURST + 2][2];
+    uint8_t keys[NODES][SN_KEY_SIZE], key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], reply[REPLY_SIZE];
+    virtual_clock_begin_still();
+    require_ok(sn_portal_new(&host, PLACES, &portal, &err), &err);
     sn_portal_set_rate(portal, RATE);
-    require_ok(sn_portal_register(portal, node.identity.curve_key, &err), &err);
-    for (bool refused = false; n < MANY && !refused; n++) {
-        int pair[2];
-        take_client(portal, 1, pair);
-        struct pollfd reply = {.fd = pair[0], .events = POLLIN};
-        while (!(refused = poll(&reply, 1, 0) > 0) && !sn_portal_next_call(portal, key, token)) sn_sleep_us(200);
-        shutdown(pair[0], SHUT_WR);
-        uint8_t rest[64];
-        while (recv(pair[0], rest, sizeof rest, 0) > 0) {} /* the portal has left, too */
-        close(pair[0]);
+    for (int i = 0; i < NODES; i++) {
+        memset(keys[i], 1 + i, SN_KEY_SIZE);
+        require_ok(sn_portal_register(portal, keys[i], &err), &err);
     }
-    cr_expect(n > 64 && n < MANY, "%d calls", n);
+    for (int i = 0; i < BURST + 2; i++) {
+        if (i == BURST + 1) virtual_clock_advance(SECOND);
+        take_client_of(portal, keys[i % NODES], 1, ends[i]);
+        for (int waits = 0; i != BURST && !sn_portal_next_call(portal, key, token); waits++) {
+            cr_assert_lt(waits, WAIT_MS, "call %d does not come", i);
+            usleep(1000); /* of real time: the clock stands still */
+        }
+        if (i != BURST) take_answer(portal, token, answers[i]);
+        cr_assert_eq(raw_receive(ends[i][0], reply, REPLY_SIZE), REPLY_SIZE);
+        cr_assert_eq(reply[1], i == BURST ? 4 : 0, "call %d", i);
+    }
     sn_portal_free(&portal);
+    for (int i = 0; i < BURST + 2; i++) close(ends[i][0]);
+    for (int i = 0; i < BURST + 2; i++)
+        if (i != BURST) close(answers[i][0]);
 }
 
 /* Twelve clients send all the time over a small rate: the bytes that each one gets through differ little. */

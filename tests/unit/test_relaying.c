@@ -162,6 +162,12 @@ Test(relaying, dial_backs_go_to_the_host_that_asks_at_a_rate) {
     cr_assert_eq(dial_back(NO_HOST, 3, T0 + 12 * SECOND), SN_REFUSED, "an address that is not seen was dialled");
 }
 
+Test(relaying, dial_backs_to_all_addresses_together_have_a_rate) {
+    for (int i = 0; i < SN_DIAL_BACKS_PER_S; i++) cr_assert_eq(dial_back(1, (uint8_t)(10 + i), T0), SN_OK);
+    cr_expect_eq(dial_back(1, 200, T0), SN_RETRY);
+    cr_expect_eq(dial_back(1, 201, T0 + SECOND), SN_OK);
+}
+
 static int register_key(uint8_t key, uint8_t network, sn_peer peer, int64_t now_us) {
     sn_event event = event_of(SN_MSG_RELAY, peer, key, network);
     event.msg->relay.protocol = SN_PROTOCOL_VERSION;

@@ -328,6 +328,33 @@ Test(strangers, a_session_pushes_only_to_the_node_that_it_was_opened_with) {
     protocol_fixture_end(&b);
 }
 
+/* Such a connection has no rate: a node that was dialled because it was announced gets no answers over it. */
+Test(strangers, a_node_that_was_dialled_asks_nothing_over_that_connection) {
+    protocol_fixture b;
+    node_session p;
+    sn_event push = {0}, answer = {0};
+    sn_msg *question = NULL;
+    protocol_fixture_begin(&b);
+    invented node = invent(&b, 0);
+    sn_buf live = announce(&b, &node, b.unix_ms + 60000);
+    node_session_init(&p, b.w, &b.client, 0, 4);
+    cr_expect(opened(protocol_fixture_request(&b, open_with_next(&p, &live), T0)));
+    cr_expect_null(protocol_fixture_request(&b, step_with_route(&p, 0, 3), T0));
+    REQUIRE(sn_transport_recv(node.transport, 0, &push, &err));
+    cr_assert(push.msg && push.msg->kind == SN_MSG_STEP && !push.dialled);
+    REQUIRE(sn_msg_new(SN_MSG_STATUS, 1, &question, &err));
+    REQUIRE(sn_transport_send(node.transport, push.peer, &question, &err));
+    protocol_fixture_read(&b, T0);
+    REQUIRE(sn_transport_recv(node.transport, 0, &answer, &err));
+    cr_expect_null(answer.msg, "it was answered");
+    sn_msg_free(&push.msg);
+    sn_msg_free(&answer.msg);
+    sn_buf_fini(&live);
+    free(p.timeline);
+    sn_transport_free(&node.transport);
+    protocol_fixture_end(&b);
+}
+
 Test(strangers, one_client_causes_few_connections_and_idle_ones_are_closed) {
     enum { TARGETS = 9 };
     protocol_fixture b;

@@ -20,6 +20,7 @@
 #include "base/text.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,14 +40,21 @@ enum {
     PORTAL_MAX = 512,
     /* Waits below this end to the microsecond by the timer, for emulated_link.c; zmq_poll waits whole milliseconds. */
     EXACT_US = 1000000,
-    UNREAD_US = 250000, /* between looks at what has come and is in no message */
+    HELD_US = 250000, /* between looks at what libzmq holds of each dialled peer, and for it */
 };
+
+/* Bytes of tensors that libzmq holds for a dialled peer, and one while there is its dealer; who takes the last ones
+ * frees it. */
+typedef struct unsent {
+    atomic_size_t bytes;
+} unsent;
 
 typedef struct dealer {
     void *socket, *monitor; /* NULL: this transport has ended the connection */
     int fd;                 /* of the connection, which is libzmq's, */
     uint64_t taken;         /* and the bytes of it that were in messages */
-    bool up, outage_seen;   /* outage_seen: what the monitor said last is this outage */
+    unsent *unsent;
+    bool up, outage_seen; /* outage_seen: what the monitor said last is this outage */
     struct {
         bool due, was_up;
         sn_connection how;
@@ -70,7 +78,7 @@ typedef struct zmq {
     sn_peer next_peer;
     sn_buf frame; /* scratch: frame 0 of the message being sent */
     int wake_fd, timer_fd;
-    int64_t unread_us; /* when it looks for unread bytes again */
+    int64_t held_us; /* when it looks again at what libzmq holds */
 } zmq;
 
 /* -- sockets -- */
@@ -168,6 +176,10 @@ static bool dealer_has_gone(dealer *d) {
     return d->outage.due;
 }
 
+static void unsent_release(unsent *u, size_t bytes) {
+    if (atomic_fetch_sub(&u->bytes, bytes) == bytes) free(u);
+}
+
 /* Messages queued for a peer that is not there are dropped at once instead of lingering. */
 static void close_dealer(dealer *d) {
     if (!d->socket) return;
@@ -176,6 +188,8 @@ static void close_dealer(dealer *d) {
     sn_zmq_monitor_close(d->socket, d->monitor);
     zmq_close(d->socket);
     d->socket = d->monitor = NULL;
+    if (d->unsent) unsent_release(d->unsent, 1);
+    d->unsent = NULL;
 }
 
 /* Ends the connection; what waits to be sent is dropped. */
@@ -222,9 +236,13 @@ static sn_status zmq_transport_dial(sn_transport *t, const char *address, const 
         zmq_close(d.socket);
         return status;
     }
-    if (zmq_setsockopt(d.socket, ZMQ_CURVE_SERVERKEY, key, SN_KEY_SIZE) ||
-        zmq_setsockopt(d.socket, ZMQ_CURVE_PUBLICKEY, z->identity.curve_key, SN_KEY_SIZE) || !connect_dealer(z, &d)) {
+    status = sn_calloc(&d.unsent, 1, sizeof *d.unsent, err);
+    if (!status) atomic_init(&d.unsent->bytes, 1);
+    if (!status &&
+        (zmq_setsockopt(d.socket, ZMQ_CURVE_SERVERKEY, key, SN_KEY_SIZE) ||
+         zmq_setsockopt(d.socket, ZMQ_CURVE_PUBLICKEY, z->identity.curve_key, SN_KEY_SIZE) || !connect_dealer(z, &d)))
         status = sn_fail(err, SN_REFUSED, "%s cannot be dialled: %s", address, zmq_strerror(zmq_errno()));
+    if (status) {
         close_dealer(&d);
         return status;
     }
@@ -252,32 +270,34 @@ static void zmq_transport_hang_up(sn_transport *t, sn_peer peer) {
 
 /* What the frame of a tensor owns while libzmq has it. */
 typedef struct sent_tensor {
-    sn_msg *msg;
+    sn_msg *msg; /* NULL: it does not own the data, and a copy follows */
+    unsent *of;
+    size_t bytes; /* of it */
+    uint8_t copy[];
 } sent_tensor;
 
 static void sent_tensor_free(void *data, void *hint) {
     (void)data;
     sent_tensor *c = hint;
     sn_msg_free(&c->msg);
+    unsent_release(c->of, c->bytes);
     free(c);
 }
 
 /* The tensor as a frame that frees the message when it has left; a copy if the message does not own the data. */
-static sn_status tensor_frame(sn_msg *msg, zmq_msg_t *out, sent_tensor **c, sn_err *err) {
+static sn_status tensor_frame(sn_msg *msg, const dealer *d, zmq_msg_t *out, sent_tensor **c, sn_err *err) {
     const sn_wire_tensor *tensor = &msg->tensor;
-    *c = NULL;
-    if (!msg->release) {
-        if (zmq_msg_init_size(out, tensor->bytes)) return sn_fail(err, SN_STOP, "out of memory: no space for a tensor");
-        memcpy(zmq_msg_data(out), tensor->data, tensor->bytes);
-        return SN_OK;
-    }
-    sn_status status = sn_calloc(c, 1, sizeof **c, err);
+    sn_status status = sn_calloc(c, 1, sizeof **c + (msg->release ? 0 : tensor->bytes), err);
     if (status) return status;
-    if (zmq_msg_init_data(out, (void *)(uintptr_t)tensor->data, tensor->bytes, sent_tensor_free, *c)) {
+    **c = (sent_tensor){.of = d->unsent, .bytes = tensor->bytes};
+    if (!msg->release) memcpy((*c)->copy, tensor->data, tensor->bytes);
+    void *data = msg->release ? (void *)(uintptr_t)tensor->data : (*c)->copy;
+    if (zmq_msg_init_data(out, data, tensor->bytes, sent_tensor_free, *c)) {
         free(*c);
         return sn_fail(err, SN_STOP, "out of memory: no space for a tensor's frame");
     }
-    (*c)->msg = msg;
+    atomic_fetch_add(&d->unsent->bytes, tensor->bytes);
+    if (msg->release) (*c)->msg = msg;
     return SN_OK;
 }
 
@@ -290,18 +310,18 @@ static sn_status send_first(void *socket, zmq_msg_t *frame, bool more, sn_err *e
     return SN_OK;
 }
 
-static sn_status send_frames(void *socket, const sn_buf *map, sn_msg **msg, sn_err *err) {
+static sn_status send_frames(const dealer *d, const sn_buf *map, sn_msg **msg, sn_err *err) {
     zmq_msg_t frame, tensor;
     sent_tensor *c = NULL;
-    bool more = (*msg)->tensor.rank != 0;
+    bool more = (*msg)->tensor.rank != 0, owns = (*msg)->release != NULL;
     if (zmq_msg_init_size(&frame, map->len)) return sn_fail(err, SN_STOP, "out of memory: no space for a message");
     memcpy(zmq_msg_data(&frame), map->data, map->len);
-    sn_status status = more ? tensor_frame(*msg, &tensor, &c, err) : SN_OK;
+    sn_status status = more ? tensor_frame(*msg, d, &tensor, &c, err) : SN_OK;
     if (status) {
         zmq_msg_close(&frame);
         return status;
     }
-    status = send_first(socket, &frame, more, err);
+    status = send_first(d->socket, &frame, more, err);
     if (status) { /* the message remains the caller's */
         if (c) c->msg = NULL;
         if (more) zmq_msg_close(&tensor);
@@ -309,8 +329,8 @@ static sn_status send_frames(void *socket, const sn_buf *map, sn_msg **msg, sn_e
         return status;
     }
     /* If the connection is lost in between, the message is lost like any other that was on its way. */
-    if (more && zmq_msg_send(&tensor, socket, ZMQ_DONTWAIT) < 0) zmq_msg_close(&tensor);
-    if (c)
+    if (more && zmq_msg_send(&tensor, d->socket, ZMQ_DONTWAIT) < 0) zmq_msg_close(&tensor);
+    if (more && owns)
         *msg = NULL;
     else
         sn_msg_free(msg);
@@ -324,7 +344,7 @@ static sn_status zmq_transport_send(sn_transport *t, sn_peer peer, sn_msg **msg,
     z->frame.len = 0;
     sn_status status = sn_msg_encode(*msg, &z->frame, err);
     if (status) return status;
-    return d ? send_frames(d->socket, &z->frame, msg, err) : sn_listener_send(z->listener, peer, &z->frame, msg, err);
+    return d ? send_frames(d, &z->frame, msg, err) : sn_listener_send(z->listener, peer, &z->frame, msg, err);
 }
 
 /* -- receiving -- */
@@ -470,29 +490,38 @@ static void report_outage(dealer *d, sn_event *out) {
     d->outage.due = false;
     *out = (sn_event){.peer = d->handle, .lost = true, .arrived_us = sn_now_us()};
     memcpy(out->key, d->key, SN_KEY_SIZE);
-    (void)sn_fail(&out->err, SN_RETRY,
-                  !d->socket ? "%s sent more than was taken, or messages without an end: the connection was closed"
-                  : d->outage.was_up ? "the connection to %s was lost"
-                  : d->outage.how == SN_CONNECTION_DOWN
-                      ? "%s closed the connection before it had proven the expected key"
-                      : "no program accepts connections at %s",
-                  d->address);
+    (void)sn_fail(
+        &out->err, SN_RETRY,
+        !d->socket
+            ? "%s read nothing, or sent more than was taken, or messages without an end: the connection was closed"
+        : d->outage.was_up                    ? "the connection to %s was lost"
+        : d->outage.how == SN_CONNECTION_DOWN ? "%s closed the connection before it had proven the expected key"
+                                              : "no program accepts connections at %s",
+        d->address);
 }
 
 /* libzmq keeps the frames of a message until the last one has come, as many as there are, so a peer could fill the
- * memory without a message ever coming. The connection with most bytes that are in no message ends when all have too
- * many. */
-static void end_unread(zmq *z) {
+ * memory without a message ever coming. */
+static uint64_t unread_of(const dealer *d) {
+    uint64_t came = d->up ? sn_zmq_bytes_received(d->fd) : 0;
+    return came > d->taken ? came - d->taken : 0;
+}
+
+/* It keeps a thousand messages for a peer that reads nothing, of any size. */
+static uint64_t unsent_of(const dealer *d) { return d->unsent ? atomic_load(&d->unsent->bytes) - 1 : 0; }
+
+/* The connection with most bytes of a kind ends when all have too many. */
+static void end_greedy(zmq *z, uint64_t (*held_of)(const dealer *), uint64_t held_max) {
     uint64_t all = 0, most = 0;
     dealer *worst = NULL;
     for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++) {
-        uint64_t came = d->up ? sn_zmq_bytes_received(d->fd) : 0, unread = came > d->taken ? came - d->taken : 0;
-        all += unread;
-        if (unread <= most) continue;
-        most = unread;
+        uint64_t held = held_of(d);
+        all += held;
+        if (held <= most) continue;
+        most = held;
         worst = d;
     }
-    if (all <= sn_zmq_unread_max()) return;
+    if (all <= held_max) return;
     end_dealer(z, worst);
     worst->up = false;
     worst->outage.due = true;
@@ -542,15 +571,16 @@ static sn_status zmq_transport_recv(sn_transport *t, int64_t deadline_us, sn_eve
     *out = (sn_event){0};
     for (;;) {
         int64_t now_us = z->n_dealers ? sn_now_us() : 0;
-        if (now_us > z->unread_us) {
-            z->unread_us = now_us + UNREAD_US;
-            end_unread(z);
+        if (now_us > z->held_us) {
+            z->held_us = now_us + HELD_US;
+            end_greedy(z, unread_of, sn_zmq_unread_max());
+            end_greedy(z, unsent_of, sn_zmq_unsent_max());
         }
         sn_status status = next_event(z, out, err);
         if (status || out->peer || woken) return status;
         bool last = sn_now_us() >= deadline_us;
         int64_t held_us = z->listener ? sn_listener_held_until(z->listener) : INT64_MAX;
-        if (z->n_dealers && z->unread_us < held_us) held_us = z->unread_us;
+        if (z->n_dealers && z->held_us < held_us) held_us = z->held_us;
         if ((status = wait_for_any(z, held_us < deadline_us ? held_us : deadline_us, &woken, err))) return status;
         if (last) return next_event(z, out, err);
     }

@@ -27,5 +27,7 @@ sn_connection sn_zmq_monitor_read(void *monitor, int *fd);
 uint64_t sn_zmq_bytes_received(int fd);
 /* Bytes that may have come from all peers together and are in no message that was taken from libzmq. */
 uint64_t sn_zmq_unread_max(void);
+/* Bytes of tensors that may wait for all peers together. */
+uint64_t sn_zmq_unsent_max(void);
 
 #endif

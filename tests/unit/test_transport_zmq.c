@@ -13,6 +13,8 @@
 
 uint64_t __wrap_sn_zmq_unread_max(void); /* the linker's name */
 uint64_t __wrap_sn_zmq_unread_max(void) { return 32 << 20; }
+uint64_t __wrap_sn_zmq_unsent_max(void);
+uint64_t __wrap_sn_zmq_unsent_max(void) { return 64 << 20; }
 
 /* -- invalid peers */
 
@@ -361,6 +363,62 @@ Test(zmq, a_dialled_peer_that_sends_a_message_without_end_is_left, .timeout = 18
     cr_expect_neq(again, peer, "a connection that was ended is no connection");
     sn_transport_hang_up(client.t, again);
     sn_transport_hang_up(client.t, peer);
+    expect_service(&node, &client);
+    endpoint_close(&client);
+    endpoint_close(&node);
+}
+
+/* The kernel takes the connection, and no program the messages. */
+Test(zmq, a_dialled_peer_that_reads_nothing_does_not_fill_the_memory, .timeout = 180) {
+    enum { FLOATS = 1 << 21, FEW = 4, MANY = 5 }; /* in messages of 8 MiB: below and, with both, above what may wait */
+    transport_fixture w = {0};
+    endpoint node, client;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    char address[SN_ADDRESS_MAX + 1];
+    int silent = socket(AF_INET, SOCK_STREAM, 0);
+    sn_peer peers[2];
+    sn_err err = {0};
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
+    cr_assert(!bind(silent, (struct sockaddr *)&at, sizeof at) && !listen(silent, 8) &&
+              !getsockname(silent, (struct sockaddr *)&at, &(socklen_t){sizeof at}));
+    snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(at.sin_port));
+    for (int i = 0; i < 2; i++) {
+        uint8_t key[SN_KEY_SIZE];
+        memcpy(key, node.identity.curve_key, SN_KEY_SIZE);
+        key[0] ^= (uint8_t)i;
+        require_ok(sn_transport_dial(client.t, address, key, &peers[i], &err), &err);
+    }
+    for (int i = 0; i < FEW; i++) cr_assert_eq(send_message(client.t, peers[0], step_reply_message(1, FLOATS)), SN_OK);
+    expect_service(&node, &client);
+    for (int i = 0; i < MANY; i++) cr_assert_eq(send_message(client.t, peers[1], step_reply_message(1, FLOATS)), SN_OK);
+    sn_event event;
+    do { /* handshakes that take too long are reported, too, on a busy machine */
+        event = receive_event(client.t, WAIT_MS);
+        cr_assert(event.lost, "nothing was reported");
+    } while (!strstr(event.err.text, "read nothing"));
+    cr_expect_eq(event.peer, peers[1]);
+    cr_expect_eq(send_message(client.t, peers[1], status_message(1)), SN_RETRY);
+    cr_expect_eq(send_message(client.t, peers[0], status_message(1)), SN_OK, "it had less");
+    expect_service(&node, &client);
+    endpoint_close(&client);
+    endpoint_close(&node);
+    close(silent);
+}
+
+Test(zmq, a_dialled_peer_that_reads_takes_any_number_of_bytes, .timeout = 180) {
+    enum { FLOATS = 1 << 21, MESSAGES = 12, LOOKS_MS = 600 }; /* 96 MiB; two looks at what waits */
+    transport_fixture w = {0};
+    endpoint node, client;
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
+    sn_peer peer = endpoint_dial(&client, &node);
+    for (int i = 0; i < MESSAGES; i++) {
+        cr_assert_eq(send_message(client.t, peer, step_reply_message(1, FLOATS)), SN_OK);
+        sn_event event = expect_message(node.t);
+        sn_msg_free(&event.msg);
+    }
+    cr_expect_eq(receive_event(client.t, LOOKS_MS).peer, 0, "the connection was ended");
     expect_service(&node, &client);
     endpoint_close(&client);
     endpoint_close(&node);

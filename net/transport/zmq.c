@@ -4,7 +4,7 @@
  * A message is one or two frames: the encoded map and the tensor. The tensor is neither copied on its way to libzmq,
  * which frees the message when the frame has left, nor on its way in: the message owns the frame. A DEALER has exactly
  * one peer. A monitor for each DEALER (zmq_monitor.c) says when its connection is up or down, because libzmq itself
- * reconnects without a report. recv asks the listener and all DEALERs in turn, then the monitors, then waits for any of
+ * reconnects without a report. recv asks the listener and the DEALERs in turn, then the monitors, then waits for any of
  * them, an eventfd (wake) or a timer.
  *
  * Threads: the owner's, which alone uses the sockets here; libzmq's I/O thread and the listener's, which encrypt, and
@@ -75,6 +75,7 @@ typedef struct zmq {
     dealer *dealers;
     zmq_pollitem_t *items; /* (3 + 2 * dealers_capacity): wake, timer, listener, dealers and their monitors */
     size_t n_dealers, dealers_capacity, next_socket;
+    bool turn_of_listener;
     sn_peer next_peer;
     sn_buf frame; /* scratch: frame 0 of the message being sent */
     int wake_fd, timer_fd;
@@ -462,20 +463,29 @@ static sn_status receive_inbound(zmq *z, sn_event *out, sn_err *err) {
     return decoded(status, out, err);
 }
 
-/* Asks every socket once, beginning after the one that had a message last, so that no peer starves the others. */
-static sn_status receive_any(zmq *z, sn_event *out, sn_err *err) {
-    size_t n = z->n_dealers + 1;
-    for (size_t i = 0; i < n; i++) {
-        size_t at = (z->next_socket + i) % n;
-        dealer *from = at ? &z->dealers[at - 1] : NULL;
-        if (from ? !from->socket : !z->listener) continue;
-        sn_status status = from ? receive_from(from, out, err) : receive_inbound(z, out, err);
+/* Receives a message of a dialled peer, of each in turn. */
+static sn_status receive_dialled(zmq *z, sn_event *out, sn_err *err) {
+    for (size_t i = 0; i < z->n_dealers; i++) {
+        size_t at = (z->next_socket + i) % z->n_dealers;
+        if (!z->dealers[at].socket) continue;
+        sn_status status = receive_from(&z->dealers[at], out, err);
         if (status) return status;
         if (!out->peer) continue;
         z->next_socket = at + 1;
         return SN_OK;
     }
     return SN_OK;
+}
+
+/* Every other turn is the listener's: strangers can make a node dial hundreds of peers, whose messages are not charged.
+ */
+static sn_status receive_any(zmq *z, sn_event *out, sn_err *err) {
+    sn_status status = SN_OK;
+    bool of_listener = z->turn_of_listener = !z->turn_of_listener;
+    for (int i = 0; i < 2 && !status && !out->peer; i++, of_listener = !of_listener)
+        if (!of_listener || z->listener)
+            status = of_listener ? receive_inbound(z, out, err) : receive_dialled(z, out, err);
+    return status;
 }
 
 /* A dialled peer with an outage that the owner does not know yet, or NULL. */

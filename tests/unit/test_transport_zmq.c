@@ -269,6 +269,49 @@ Test(zmq, a_peer_that_is_not_read_is_stopped, .timeout = 180) {
     endpoint_close(&node);
 }
 
+/* Peers that a node has dialled send all the time, and one that has dialled it, too. Returns where the last message of
+ * that one is. */
+static int receive_from_all(endpoint *node, endpoint *dialled, const sn_peer *back, int n_dialled, endpoint *client,
+                            int each) {
+    sn_peer peer = endpoint_dial(client, node);
+    int last = 0;
+    for (int i = 0; i < each; i++) {
+        cr_assert_eq(send_message(client->t, peer, status_message(1)), SN_OK);
+        for (int k = 0; k < n_dialled; k++) cr_assert_eq(send_message(dialled[k].t, back[k], status_message(2)), SN_OK);
+    }
+    usleep(100000); /* so that all are there, on a machine that is not busy */
+    for (int i = 1; i <= each * (n_dialled + 1); i++) {
+        sn_event event = expect_message(node->t);
+        if (event.msg->correlation_id == 1) last = i;
+        sn_msg_free(&event.msg);
+    }
+    return last;
+}
+
+Test(zmq, those_that_dialled_wait_for_one_message_of_all_that_were_dialled, .timeout = 180) {
+    enum { DIALLED = 5, EACH = 20, TRIES = 100 };
+    transport_fixture w = {0};
+    endpoint node, client, dialled[DIALLED];
+    sn_peer back[DIALLED];
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
+    expect_service(&node, &client);
+    for (int k = 0; k < DIALLED; k++) {
+        endpoint_open(&w, &dialled[k], true);
+        cr_assert_eq(send_message(node.t, endpoint_dial(&node, &dialled[k]), status_message(3)), SN_OK);
+        sn_event event = expect_message(dialled[k].t);
+        back[k] = event.peer;
+        sn_msg_free(&event.msg);
+    }
+    int last = INT32_MAX, tries = 0;
+    while (last > 2 * EACH + EACH && tries++ < TRIES)
+        last = receive_from_all(&node, dialled, back, DIALLED, &client, EACH);
+    cr_expect_leq(tries, TRIES, "its last message is number %d", last);
+    for (int k = 0; k < DIALLED; k++) endpoint_close(&dialled[k]);
+    endpoint_close(&client);
+    endpoint_close(&node);
+}
+
 /* -- a node that sends what it likes to who has dialled it */
 
 enum { PART = 1 << 16, ENDLESS = 4096 }; /* bytes, and parts */

@@ -43,17 +43,12 @@ enum {
     HELD_US = 250000, /* between looks at what libzmq holds of each dialled peer, and for it */
 };
 
-/* Bytes of tensors that libzmq holds for a dialled peer, and one while there is its dealer; who takes the last ones
- * frees it. */
-typedef struct unsent {
-    atomic_size_t bytes;
-} unsent;
-
 typedef struct dealer {
     void *socket, *monitor; /* NULL: this transport has ended the connection */
     int fd;                 /* of the connection, which is libzmq's, */
     uint64_t taken;         /* and the bytes of it that were in messages */
-    unsent *unsent;
+    /* Bytes of tensors that libzmq has for it, and one while this is here; who takes off the last ones frees it. */
+    atomic_size_t *unsent;
     bool up, outage_seen; /* outage_seen: what the monitor said last is this outage */
     struct {
         bool due, was_up;
@@ -177,8 +172,8 @@ static bool dealer_has_gone(dealer *d) {
     return d->outage.due;
 }
 
-static void unsent_release(unsent *u, size_t bytes) {
-    if (atomic_fetch_sub(&u->bytes, bytes) == bytes) free(u);
+static void unsent_release(atomic_size_t *unsent, size_t bytes) {
+    if (atomic_fetch_sub(unsent, bytes) == bytes) free(unsent);
 }
 
 /* Messages queued for a peer that is not there are dropped at once instead of lingering. */
@@ -238,7 +233,7 @@ static sn_status zmq_transport_dial(sn_transport *t, const char *address, const 
         return status;
     }
     status = sn_calloc(&d.unsent, 1, sizeof *d.unsent, err);
-    if (!status) atomic_init(&d.unsent->bytes, 1);
+    if (!status) atomic_init(d.unsent, 1);
     if (!status &&
         (zmq_setsockopt(d.socket, ZMQ_CURVE_SERVERKEY, key, SN_KEY_SIZE) ||
          zmq_setsockopt(d.socket, ZMQ_CURVE_PUBLICKEY, z->identity.curve_key, SN_KEY_SIZE) || !connect_dealer(z, &d)))
@@ -272,8 +267,8 @@ static void zmq_transport_hang_up(sn_transport *t, sn_peer peer) {
 /* What the frame of a tensor owns while libzmq has it. */
 typedef struct sent_tensor {
     sn_msg *msg; /* NULL: it does not own the data, and a copy follows */
-    unsent *of;
-    size_t bytes; /* of it */
+    atomic_size_t *unsent;
+    size_t bytes;
     uint8_t copy[];
 } sent_tensor;
 
@@ -281,7 +276,7 @@ static void sent_tensor_free(void *data, void *hint) {
     (void)data;
     sent_tensor *c = hint;
     sn_msg_free(&c->msg);
-    unsent_release(c->of, c->bytes);
+    unsent_release(c->unsent, c->bytes);
     free(c);
 }
 
@@ -290,14 +285,14 @@ static sn_status tensor_frame(sn_msg *msg, const dealer *d, zmq_msg_t *out, sent
     const sn_wire_tensor *tensor = &msg->tensor;
     sn_status status = sn_calloc(c, 1, sizeof **c + (msg->release ? 0 : tensor->bytes), err);
     if (status) return status;
-    **c = (sent_tensor){.of = d->unsent, .bytes = tensor->bytes};
+    **c = (sent_tensor){.unsent = d->unsent, .bytes = tensor->bytes};
     if (!msg->release) memcpy((*c)->copy, tensor->data, tensor->bytes);
     void *data = msg->release ? (void *)(uintptr_t)tensor->data : (*c)->copy;
     if (zmq_msg_init_data(out, data, tensor->bytes, sent_tensor_free, *c)) {
         free(*c);
         return sn_fail(err, SN_STOP, "out of memory: no space for a tensor's frame");
     }
-    atomic_fetch_add(&d->unsent->bytes, tensor->bytes);
+    atomic_fetch_add(d->unsent, tensor->bytes);
     if (msg->release) (*c)->msg = msg;
     return SN_OK;
 }
@@ -318,14 +313,11 @@ static sn_status send_frames(const dealer *d, const sn_buf *map, sn_msg **msg, s
     if (zmq_msg_init_size(&frame, map->len)) return sn_fail(err, SN_STOP, "out of memory: no space for a message");
     memcpy(zmq_msg_data(&frame), map->data, map->len);
     sn_status status = more ? tensor_frame(*msg, d, &tensor, &c, err) : SN_OK;
-    if (status) {
-        zmq_msg_close(&frame);
-        return status;
-    }
-    status = send_first(d->socket, &frame, more, err);
+    bool framed = more && !status;
+    if (!status) status = send_first(d->socket, &frame, more, err);
     if (status) { /* the message remains the caller's */
-        if (c) c->msg = NULL;
-        if (more) zmq_msg_close(&tensor);
+        if (framed) c->msg = NULL;
+        if (framed) zmq_msg_close(&tensor);
         zmq_msg_close(&frame);
         return status;
     }
@@ -477,8 +469,7 @@ static sn_status receive_dialled(zmq *z, sn_event *out, sn_err *err) {
     return SN_OK;
 }
 
-/* Every other turn is the listener's: strangers can make a node dial hundreds of peers, whose messages are not charged.
- */
+/* Every other turn is the listener's: strangers can make a node dial many peers, and these send at no charge. */
 static sn_status receive_any(zmq *z, sn_event *out, sn_err *err) {
     sn_status status = SN_OK;
     bool of_listener = z->turn_of_listener = !z->turn_of_listener;
@@ -518,7 +509,7 @@ static uint64_t unread_of(const dealer *d) {
 }
 
 /* It keeps a thousand messages for a peer that reads nothing, of any size. */
-static uint64_t unsent_of(const dealer *d) { return d->unsent ? atomic_load(&d->unsent->bytes) - 1 : 0; }
+static uint64_t unsent_of(const dealer *d) { return d->unsent ? atomic_load(d->unsent) - 1 : 0; }
 
 /* The connection with most bytes of a kind ends when all have too many. */
 static void end_greedy(zmq *z, uint64_t (*held_of)(const dealer *), uint64_t held_max) {

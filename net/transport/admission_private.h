@@ -4,8 +4,9 @@
  * A connection is unnamed until its peer has proven a key and sent a message. Unnamed connections of one address have a
  * quarter of the places, all of an address three quarters. When they are taken, or all are, the oldest unnamed
  * connection makes room, then the one that was idle longest. So an address that only opens connections takes places
- * from itself, and many such addresses take places from connections that say nothing. Logic only: the time is an
- * argument. */
+ * from itself, and many such addresses take places from connections that say nothing. Where few are unnamed, the
+ * address with most connections gives one to a newcomer whose address has far fewer, and takes no unnamed one of such
+ * an address: a few addresses cannot keep others out. Logic only: the time is an argument. */
 #ifndef SN_NET_TRANSPORT_ADMISSION_PRIVATE_H
 #define SN_NET_TRANSPORT_ADMISSION_PRIVATE_H
 

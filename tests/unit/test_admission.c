@@ -75,3 +75,57 @@ Test(admission, busy_connections_keep_their_places_and_idle_ones_make_room) {
     cr_expect_geq(arrive(&t, 1, &ended), 0);
     cr_expect_eq(ended, 5);
 }
+
+/* Two addresses hold all places, with connections that are in use. */
+static void fill_by_two(table *t) {
+    int ended, place;
+    t->now_us = SECOND;
+    for (int i = 0; i < 1000; i++)
+        if ((place = arrive(t, i < 500 ? 2 : 3, &ended)) >= 0) t->places[place].named = true;
+    cr_assert_eq(count(t, 2, true), 3 * CAPACITY / 4);
+    cr_assert_eq(count(t, 3, true), CAPACITY / 4);
+}
+
+Test(admission, two_addresses_cannot_keep_others_out) {
+    table t = {0};
+    fill_by_two(&t);
+    int ended, newcomer = arrive(&t, 1, &ended);
+    cr_assert_geq(newcomer, 0, "there is no place");
+    cr_expect_eq(count(&t, 2, true), 3 * CAPACITY / 4 - 1, "an address with fewer makes room");
+    for (unsigned i = 0; i < 200; i++) {
+        arrive(&t, 2 + i % 2, &ended);
+        cr_assert_neq(ended, newcomer, "an address with many takes the only place of another one");
+    }
+    for (unsigned i = 0; i < CAPACITY / 8 - 1; i++) {
+        cr_expect_geq(arrive(&t, 10 + i, &ended), 0);
+        cr_expect_neq(ended, newcomer);
+    }
+}
+
+Test(admission, many_silent_connections_make_room_for_an_address_with_many) {
+    table t = {.now_us = SECOND};
+    int ended;
+    for (unsigned i = 0; i < CAPACITY; i++) {
+        int place = arrive(&t, i < CAPACITY / 2 ? 2 : 10 + i, &ended);
+        t.places[place].named = i < CAPACITY / 2;
+    }
+    cr_expect_geq(arrive(&t, 2, &ended), 0);
+    cr_expect_geq(ended, 0);
+    cr_expect_eq(count(&t, 2, true), CAPACITY / 2);
+}
+
+Test(admission, a_newcomer_takes_no_place_of_an_address_with_a_few) {
+    enum { FEW = 4 };
+    table t = {.now_us = SECOND};
+    int ended;
+    for (unsigned i = 0; i < CAPACITY; i++) t.places[arrive(&t, 10 + i / FEW, &ended)].named = true;
+    for (int i = 0; i < 1000; i++, t.now_us++) cr_expect_eq(arrive(&t, 1, &ended), -1);
+}
+
+/* A process without descriptors does not know the address of a newcomer. */
+Test(admission, for_an_unknown_newcomer_no_address_gives_a_place) {
+    table t = {0};
+    fill_by_two(&t);
+    const uint8_t unknown[SN_ADDRESS_PREFIX] = {0};
+    cr_expect_eq(sn_admission_decide(t.standings, CAPACITY, CAPACITY, unknown, t.now_us), SN_ADMIT_NOT);
+}

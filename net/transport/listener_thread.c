@@ -30,6 +30,7 @@ enum {
     SEALED_AHEAD = 64 << 10, /* bytes that are sealed before the socket takes them */
     READS_AT_ONCE = 8,       /* of one connection, then it is the turn of others */
     EVENTS = 64,
+    SMALL_MESSAGE = 64, /* bytes of memory that an empty message has; one read brings 1800 of them */
     ACCEPTS_AT_ONCE = 64,
 };
 
@@ -205,7 +206,7 @@ static bool queue_message(sn_listener *l, connection *c, sn_zmtp_message *messag
         return false;
     }
     m->message = *message;
-    m->bytes = message->frames[0].len + message->frames[1].len;
+    m->bytes = sizeof *m + SMALL_MESSAGE + message->frames[0].len + message->frames[1].len;
     c->standing.named = true;
     c->standing.since_us = now;
     pthread_mutex_lock(&l->lock);

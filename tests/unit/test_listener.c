@@ -226,6 +226,26 @@ Test(listener, messages_that_wait_for_the_owner_are_bounded_and_end_with_their_c
     sn_listener_free(&l, 0);
 }
 
+/* 64 KiB of messages of one byte take four times as much. */
+Test(listener, small_messages_that_wait_count_as_the_memory_that_they_take) {
+    enum { MESSAGES = 1700 };
+    listener_begin();
+    client c = named_client();
+    sn_buf bytes;
+    sn_buf_init(&bytes, 1 << 20);
+    for (int i = 0; i < MESSAGES; i++) curve_client_frame(&c.curve, 0, "", 1, &bytes);
+    cr_assert_lt(bytes.len, (size_t)READ_SIZE);
+    for (size_t sent = 0; sent < bytes.len;) { /* without a turn: one read takes all */
+        ssize_t n = send(c.fd, bytes.data + sent, bytes.len - sent, MSG_NOSIGNAL);
+        cr_assert_gt(n, 0);
+        sent += (size_t)n;
+    }
+    UNTIL(n_waiting() > 64);
+    cr_expect_geq(l->received_bytes, n_waiting() * sizeof(incoming));
+    sn_buf_fini(&bytes);
+    sn_listener_free(&l, 0);
+}
+
 /* The peer of the next message. */
 static sn_peer receive_peer(void) {
     sn_inbound in;

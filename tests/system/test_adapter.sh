@@ -78,6 +78,9 @@ mark["blocks"][1] = mark["blocks"][3] = "7" * 64
 json.dump(mark, open(sys.argv[1], "w"))
 END
 refuses 2 'was trained for other weights \(another\): block 1 ' "${generate[@]}" --local all --adapter "$scratch/adapters/foreign"
+cp -r "$scratch/lora" "$scratch/other_head" # the blocks are those of this model, the head is another one
+sed -i 's/"client": "[0-9a-f]*"/"client": "'"$(printf '7%.0s' {1..64})"'"/' "$scratch/other_head/swarm.json"
+refuses 2 'was trained for other weights .*: the embedding, the last norm or the LM head of this model differ' "${generate[@]}" --local all --adapter "$scratch/other_head"
 succeeds "${tune[@]}" "${join[@]}" --data "$scratch/data.jsonl" --method lora --seed 7 --out "$scratch/others/dashes"
 start_node p "$model" 0:2 --join "${address[a]}" --adapters "$scratch/adapters" --tune-memory 0
 start_node q "$model" 2:4 --join "${address[a]}" --adapters "$scratch/adapters" --tune-memory 0

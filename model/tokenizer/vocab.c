@@ -151,23 +151,26 @@ static size_t table_size(size_t n) {
     return size;
 }
 
-/* Tokens or merges whose hashes collide on purpose would make every look-up a walk over all of them. Among millions of
- * others that fill two thirds of a table, the one that is furthest from its place is about 100 slots from it. */
+/* Tokens or merges whose hashes collide on purpose, or fill all slots of a part of a table, would make look-ups a walk
+ * over all of them. Among millions of others that fill two thirds of a table, the one that is furthest from its place is
+ * about 100 slots from it. So a look-up ends after DISTANCE_MAX slots, and what would lie behind is refused. */
 enum { DISTANCE_MAX = 1024 };
+static const size_t NO_SLOT = SIZE_MAX;
 
-static sn_status check_distance(uint64_t hash, size_t slot, size_t n_slots, const char *what, sn_err *err) {
-    if (((slot - hash) & (n_slots - 1)) <= DISTANCE_MAX) return SN_OK;
+static sn_status fail_far(const char *what, sn_err *err) {
     return sn_fail(err, SN_REFUSED, "the %s of the vocabulary are made to take long to find", what);
 }
 
-/* The slot of the token with these bytes, or the empty slot where it would be inserted. */
+/* The slot of the token with these bytes, or the empty slot where it would be inserted; NO_SLOT: both are too far. */
 static size_t find_slot(const sn_vocab *vocab, const uint8_t *bytes, size_t len) {
-    size_t at = hash_bytes(bytes, len) & (vocab->n_slots - 1);
-    for (; vocab->slots[at] >= 0; at = (at + 1) & (vocab->n_slots - 1)) {
+    const size_t first = hash_bytes(bytes, len) & (vocab->n_slots - 1);
+    for (size_t i = 0; i <= DISTANCE_MAX; i++) {
+        const size_t at = (first + i) & (vocab->n_slots - 1);
+        if (vocab->slots[at] < 0) return at;
         const sn_vocab_token *token = &vocab->tokens[vocab->slots[at]];
-        if (token->len == len && !memcmp(vocab->bytes.data + token->start, bytes, len)) break;
+        if (token->len == len && !memcmp(vocab->bytes.data + token->start, bytes, len)) return at;
     }
-    return at;
+    return NO_SLOT;
 }
 
 /* Some vocabularies have no token for a few bytes that did not occur in their training text (SmolLM2: six control
@@ -226,32 +229,34 @@ sn_status sn_vocab_index(sn_vocab *vocab, size_t n_merges, sn_err *err) {
         if (token->kind < SN_TOKEN_SPECIAL && has_inner_space(vocab->bytes.data + token->start, token->len))
             vocab->no_inner_spaces = false;
         size_t slot = find_slot(vocab, vocab->bytes.data + token->start, token->len);
+        if (slot == NO_SLOT) return fail_far("tokens", err);
         if (vocab->slots[slot] >= 0)
             return sn_fail(err, SN_REFUSED, "tokens %d and %zu of the vocabulary are the same", vocab->slots[slot], id);
-        sn_status placed = check_distance(hash_bytes(vocab->bytes.data + token->start, token->len), slot,
-                                          vocab->n_slots, "tokens", err);
-        if (placed) return placed;
         vocab->slots[slot] = (int32_t)id;
     }
     return vocab->sentencepiece ? check_byte_tokens(vocab, err) : index_bytes(vocab, err);
 }
 
 int32_t sn_vocab_find(const sn_vocab *vocab, const void *bytes, size_t len) {
-    return vocab->slots[find_slot(vocab, bytes, len)];
+    const size_t slot = find_slot(vocab, bytes, len);
+    return slot == NO_SLOT ? -1 : vocab->slots[slot];
 }
 
+/* As find_slot. */
 static size_t find_merge_slot(const sn_vocab *vocab, uint64_t pair) {
-    size_t at = hash_pair(pair) & (vocab->n_merge_slots - 1);
-    while (vocab->merges[at].pair != UINT64_MAX && vocab->merges[at].pair != pair)
-        at = (at + 1) & (vocab->n_merge_slots - 1);
-    return at;
+    const size_t first = hash_pair(pair) & (vocab->n_merge_slots - 1);
+    for (size_t i = 0; i <= DISTANCE_MAX; i++) {
+        const size_t at = (first + i) & (vocab->n_merge_slots - 1);
+        if (vocab->merges[at].pair == UINT64_MAX || vocab->merges[at].pair == pair) return at;
+    }
+    return NO_SLOT;
 }
 
 static uint64_t pair_of(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
 
 const sn_merge *sn_vocab_find_merge(const sn_vocab *vocab, int32_t left, int32_t right) {
-    const sn_merge *merge = &vocab->merges[find_merge_slot(vocab, pair_of(left, right))];
-    return merge->pair == UINT64_MAX ? NULL : merge;
+    const size_t slot = find_merge_slot(vocab, pair_of(left, right));
+    return slot == NO_SLOT || vocab->merges[slot].pair == UINT64_MAX ? NULL : &vocab->merges[slot];
 }
 
 /* Appends the bytes of one half of a merge to `out`, which holds *n; false when the text is not one of a token. */
@@ -283,11 +288,10 @@ sn_status sn_vocab_merge(sn_vocab *vocab, size_t rank, const char *left, size_t 
         sn_vocab_kind(vocab, to) == SN_TOKEN_SPECIAL)
         return SN_OK;
     size_t slot = find_merge_slot(vocab, pair_of(from, with));
+    if (slot == NO_SLOT) return fail_far("merges", err);
     if (vocab->merges[slot].pair != UINT64_MAX)
         return sn_fail(err, SN_REFUSED, "merge %zu, '%.*s' and '%.*s', is given twice", rank, show_left, left,
                        show_right, right);
-    sn_status status = check_distance(hash_pair(pair_of(from, with)), slot, vocab->n_merge_slots, "merges", err);
-    if (status) return status;
     vocab->merges[slot] = (sn_merge){.pair = pair_of(from, with), .rank = (uint32_t)rank, .id = to};
     return SN_OK;
 }

@@ -149,9 +149,8 @@ bool sn_senders_overtake(const sn_senders *s, size_t sender, size_t file, const 
     const int64_t age_us = now_us - begun_us;
     if (age_us < OVERTAKE_US) return false;
     const size_t other = sn_senders_choose(s, file, piece->from, piece->to, now_us);
-    if (other == SN_SENDERS_MAX) return false;
-    if (s->all[other].has_sent) return expected_us(&s->all[other]) < age_us / 4;
-    return !s->all[sender].has_sent && age_us > TRIAL_US && expected_us(&s->all[other]) < age_us;
+    if (other == SN_SENDERS_MAX || expected_us(&s->all[other]) >= age_us / 4) return false;
+    return s->all[other].has_sent || (!s->all[sender].has_sent && age_us > TRIAL_US);
 }
 
 void sn_sender_rest(sn_senders *s, size_t i, int64_t now_us) {

@@ -45,9 +45,10 @@ bool sn_senders_take(sn_senders *senders, const sn_msg *msg);
  * asked.
  */
 size_t sn_senders_choose(const sn_senders *senders, size_t file, uint64_t from, uint64_t to, int64_t now_us);
-/* Whether a piece that a sender has been asked for since begun_us is better asked of another one, which has sent and is
- * expected to take a quarter of that time, or where neither has sent was tried for less time: who is slow, or puts off
- * again and again, holds neither the end of a file nor a place of the fast ones. */
+/* Whether a piece that a sender has been asked for since begun_us is better asked of another one, which is expected to
+ * take less than a quarter of that time: who is slow, or puts off again and again, holds neither the end of a file nor
+ * a place of the fast ones. Where neither has sent, the other one is not tried yet, or was for a quarter of the time:
+ * trials grow, so that a piece comes where all are slow. */
 bool sn_senders_overtake(const sn_senders *senders, size_t sender, size_t file, const sn_piece *piece, int64_t begun_us,
                          int64_t now_us);
 /* It did not answer, or its connection is lost: it is left alone for a while and then asked anew what it has. */

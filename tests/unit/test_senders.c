@@ -336,6 +336,37 @@ Test(senders, one_that_has_sent_nothing_is_asked_for_one_piece) {
     sn_directory_free(&directory);
 }
 
+/* Where all are slow, a piece does not go to and fro between them until none ever brings it. */
+Test(senders, trials_of_slow_senders_grow) {
+    static sn_senders senders;
+    enum { SECOND = 1000000 };
+    const sn_hash manifest = {.bytes = {1, 2, 3}};
+    const sn_piece piece = {.to = 10};
+    sn_directory *directory = NULL;
+    sn_identity identity;
+    REQUIRE(sn_directory_new(&directory, &err));
+    sn_senders_init(&senders, &manifest, 1);
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(sn_identity_new(&identity, &err));
+        announce(directory, &identity, "node", ADDRESS, 0, &manifest);
+    }
+    REQUIRE(sn_senders_update(&senders, directory, &err));
+    for (int i = 0; i < 2; i++) {
+        senders.all[i].peer = (sn_peer)i + 1;
+        REQUIRE(sn_range_set_add(&senders.all[i].present[0], 0, 10, &err));
+    }
+    senders.all[0].pieces = 1;
+    cr_expect_not(sn_senders_overtake(&senders, 0, 0, &piece, 0, 4 * SECOND));
+    cr_expect(sn_senders_overtake(&senders, 0, 0, &piece, 0, 6 * SECOND), "the other one is not tried");
+    senders.all[0].pieces = 0;
+    senders.all[0].piece_us = 6 * SECOND;
+    senders.all[1].pieces = 1;
+    cr_expect_not(sn_senders_overtake(&senders, 1, 0, &piece, 0, 20 * SECOND), "both may be slow");
+    cr_expect(sn_senders_overtake(&senders, 1, 0, &piece, 0, 25 * SECOND));
+    sn_senders_fini(&senders);
+    sn_directory_free(&directory);
+}
+
 Test(senders, invented_models_do_not_hide_one_that_a_proven_node_shares) {
     sn_directory *directory = NULL;
     sn_identity identity;

@@ -134,16 +134,21 @@ static bool read_prompt(sn_answer *a, const sn_prompt *from, sn_answer_prompt *p
            sn_openai_fail_swarm(error, cause);
 }
 
+static bool begin_to_prepare(sn_answer *a, sn_openai_error *error) {
+    a->prepares = sn_exchange_may_prepare(a->exchange, error);
+    a->prepares_us = sn_now_us();
+    return a->prepares;
+}
+
 /* A request may have a minute of work for the tokenizer in many prompts: between two of them others have their turn.
  */
 static bool make_way(sn_answer *a, sn_openai_error *error) {
     sn_load *load = &a->server->load;
     if (sn_exchange_is_left(a->exchange))
         return sn_openai_fail(error, 503, "cancelled", NULL, "The client has closed its connection.");
-    if (!sn_load_is_wanted(load, a->owner)) return true;
+    if (!sn_load_is_wanted(load, a->owner, a->prepares_us)) return true;
     sn_load_end(load);
-    a->prepares = sn_exchange_may_prepare(a->exchange, error);
-    return a->prepares;
+    return begin_to_prepare(a, error);
 }
 
 static bool make_prompts(sn_answer *a, sn_openai_error *error) {
@@ -235,8 +240,7 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&a->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    a->prepares = sn_exchange_may_prepare(x, &error);
-    const bool prepared = a->prepares && prepare(x, a, kind, &error);
+    const bool prepared = begin_to_prepare(a, &error) && prepare(x, a, kind, &error);
     if (a->prepares) sn_load_end(&x->server->load);
     if (!prepared) return sn_exchange_refuse(x, &error);
     return a->request->stream ? send_stream(x) : send_whole(x);

@@ -30,7 +30,8 @@ struct sn_answer {
     sn_answer_prompt *prompts; /* (n_prompts) */
     sn_answer_choice *choices; /* (n_choices) */
     size_t n_prompts, n_choices, submitted;
-    bool prepares; /* it has one of the processors that prepare requests (sn_load_begin) */
+    bool prepares;       /* it has one of the processors that prepare requests (sn_load_begin) */
+    int64_t prepares_us; /* since then */
     uint64_t owner;
     int64_t arrived_us;
     pthread_mutex_t lock; /* of what follows, and of calls on the reply. No function of the engine is called under it */

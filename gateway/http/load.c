@@ -5,7 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 200 };
+enum { LOOK_MS = 200, SLICE_US = 200000 };
 
 struct sn_load_waiter {
     sn_load_waiter *next;
@@ -15,7 +15,7 @@ struct sn_load_waiter {
 
 void sn_load_init(sn_load *load) {
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    *load = (sn_load){.preparing_max = processors > 1 ? (size_t)processors : 1};
+    *load = (sn_load){.preparing_max = processors > 1 ? (size_t)processors : 1, .slice_us = SLICE_US};
     pthread_mutex_init(&load->lock, NULL);
 }
 
@@ -136,9 +136,10 @@ void sn_load_end(sn_load *load) {
     pthread_mutex_unlock(&load->lock);
 }
 
-bool sn_load_is_wanted(sn_load *load, uint64_t owner) {
+bool sn_load_is_wanted(sn_load *load, uint64_t owner, int64_t since_us) {
+    const int64_t had_us = sn_now_us() - since_us;
     pthread_mutex_lock(&load->lock);
-    const sn_load_waiter *w = load->first;
+    const sn_load_waiter *w = had_us < load->slice_us ? NULL : load->first;
     while (w && w->owner == owner) w = w->next;
     pthread_mutex_unlock(&load->lock);
     return w != NULL;

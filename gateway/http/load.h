@@ -24,6 +24,7 @@ typedef struct sn_load {
     size_t bytes, preparing, preparing_max, waiting;
     sn_load_waiter *first; /* the (waiting) that want a processor, by turns */
     uint64_t turn;         /* the latest one that was served */
+    int64_t slice_us;      /* for which a preparation of many parts keeps its processor though others wait */
     struct {
         uint64_t owner;
         size_t bytes;
@@ -50,8 +51,8 @@ size_t sn_load_get_bytes(sn_load *load); /* of all, as counted */
 bool sn_load_begin(sn_load *load, uint64_t owner, int64_t wait_ms, bool (*has_left)(const void *ctx),
                    const void *ctx) SN_MUST_USE;
 void sn_load_end(sn_load *load);
-/* Whether a request of another owner waits for a processor, so that a long preparation gives its own away in between.
- */
-bool sn_load_is_wanted(sn_load *load, uint64_t owner);
+/* Whether a preparation that has its processor since then gives it away in between: a request of another owner waits,
+ * and it had the processor for a while. Else many small parts would each wait for all others' whole requests. */
+bool sn_load_is_wanted(sn_load *load, uint64_t owner, int64_t since_us);
 
 #endif

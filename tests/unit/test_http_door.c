@@ -158,6 +158,9 @@ Test(http_load, owners_get_processors_in_turn) {
         cr_assert(!pthread_create(&requests[i].thread, NULL, prepare, &requests[i]));
         while (waiting() <= i) sn_sleep_us(1000);
     }
+    const int64_t now_us = sn_now_us(), hour_us = 3600000000;
+    cr_expect(sn_load_is_wanted(&crowd, 1, now_us - hour_us));
+    cr_expect_not(sn_load_is_wanted(&crowd, 1, now_us + hour_us), "it has it for no time yet");
     sn_load_end(&crowd);
     for (size_t i = 0; i < N; i++) pthread_join(requests[i].thread, NULL);
     cr_expect_eq(requests[0].place, 0);
@@ -424,6 +427,7 @@ Test(http_server, a_request_of_many_prompts_makes_way_between_them) {
     size_t requests_wait = 0;
     start_server(0);
     server->load.preparing_max = 1;
+    server->load.slice_us = 0;
     cr_assert(sn_load_begin(&server->load, 98, 0, stays, NULL));
     int fd = dial();
     post(fd, "/v1/completions", "{\"prompt\":[\"a\",\"b\"],\"max_tokens\":1}");

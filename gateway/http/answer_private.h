@@ -42,8 +42,8 @@ struct sn_answer {
     bool begun, finished;  /* a token came; the reply is complete */
     json_t *hops;          /* of the choice that ended last */
     size_t failovers;
-    bool checked; /* every step was audited */
-    sn_buf out;   /* bytes for the client, of which `sent` are on their way */
+    bool unchecked; /* a step of a choice was not audited */
+    sn_buf out;     /* bytes for the client, of which `sent` are on their way */
     size_t sent;
     sn_taken taken; /* by `out` and by what the reply holds */
 };

@@ -85,6 +85,9 @@ static void note_session(sn_answer_choice *c, const swarm_session *session) {
     swarm_error *error = NULL;
     if (swarm_session_describe(session, &text, NULL, &error)) {
         swarm_error_free(error);
+        pthread_mutex_lock(&a->lock);
+        a->unchecked = true;
+        pthread_mutex_unlock(&a->lock);
         return;
     }
     json_t *o = json_loads(text, 0, NULL), *hop, *hops = json_array();
@@ -96,7 +99,7 @@ static void note_session(sn_answer_choice *c, const swarm_session *session) {
     }
     bool checked = json_is_object(audit) && !json_integer_value(json_object_get(audit, "unchecked"));
     pthread_mutex_lock(&a->lock);
-    a->checked = checked && (a->checked || !a->hops); /* of every choice */
+    a->unchecked |= !checked;
     json_decref(a->hops);
     a->hops = hops;
     pthread_mutex_unlock(&a->lock);
@@ -193,7 +196,7 @@ static void fail_with(sn_answer *a, swarm_code code, const swarm_error *error) {
 }
 
 static json_t *describe_answer(const sn_answer *a) {
-    return json_pack("{sO? sI sb}", "hops", a->hops, "failovers", (json_int_t)a->failovers, "checked", a->checked);
+    return json_pack("{sO? sI sb}", "hops", a->hops, "failovers", (json_int_t)a->failovers, "checked", !a->unchecked);
 }
 
 void sn_answer_end_choice(void *choice, swarm_code code, const swarm_error *error) {

@@ -18,8 +18,8 @@ enum {
     CONNECTIONS_OF_ADDRESS_MAX = 256,
     HEADER_BYTES_MAX = 32 << 10, /* and the buffer in which a body is read */
     SILENCE_S = 30,
-    BODY_S = 120, /* for a whole body */
     HEADERS_MS = 30000,
+    BODY_MS = 120000, /* for a whole body */
     CROWDED_HEADERS_MS = 5000,
     CROWDED_BODY_MS = 30000,
     STACK_BYTES = 2 << 20, /* for nested JSON and chat templates */
@@ -124,7 +124,8 @@ static enum MHD_Result begin(sn_server *server, struct MHD_Connection *connectio
     sn_buf_init(&x->body, SN_BODY_MAX);
     const union MHD_ConnectionInfo *guest = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     if (guest) x->guest = guest->socket_context;
-    sn_door_allow(server->door, x->guest, BODY_S * 1000, CROWDED_BODY_MS);
+    const int64_t ms = server->options.body_ms ? server->options.body_ms : BODY_MS;
+    sn_door_allow(server->door, x->guest, ms, ms < CROWDED_BODY_MS ? ms : CROWDED_BODY_MS);
     x->path = path;
     x->host = header(x, "Host");
     x->origin = header(x, "Origin");
@@ -145,7 +146,7 @@ static enum MHD_Result take_piece(sn_exchange *x, const char *data, size_t *len)
     size_t n = *len;
     *len = 0;
     x->received += n;
-    if (x->received > 2 * (size_t)SN_BODY_MAX || sn_now_us() - x->arrived_us > BODY_S * 1000000LL) return MHD_NO;
+    if (x->received > 2 * (size_t)SN_BODY_MAX) return MHD_NO;
     if (x->code || x->refusal.status) return MHD_YES;
     if (!sn_load_take(&x->server->load, &x->taken, x->body.len + n)) {
         (void)sn_openai_fail(&x->refusal, 503, "overloaded", NULL,

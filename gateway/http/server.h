@@ -24,6 +24,7 @@ typedef struct sn_server_options {
     int port;
     const char *tls_cert, *tls_key; /* PEM files; NULL: no TLS */
     int64_t headers_ms;             /* for the headers of a request; 0: 30 s */
+    int64_t body_ms;                /* for its body; 0: 120 s */
     int64_t read_ms;                /* for reading a finished answer, besides its length; 0: 120 s */
 } sn_server_options;                /* borrowed for the server's life */
 

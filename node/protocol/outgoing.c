@@ -1,12 +1,13 @@
 /* Connections that clients cause: where sessions push to (OPEN's next) and KV migrations send to (KV_SEND). Those to
  * holders of experts, which steps of any client need (experts.c), and to nodes that are asked for an answer count as
- * the node's own.
+ * the node's own, also where a client has caused them first.
  *
  * A stranger must not make this node dial what it likes. So a client names another node by a sealed announcement and
  * not by an address: only what the key of a live announcement has signed is dialled, and only under that node's CURVE
- * key. A client may cause CLIENT_TARGETS_MAX connections, and all clients SN_OUTGOING_MAX; a connection counts until it
- * was not used for IDLE_US, also where no program answered; then the node hangs up. Connections that gossip uses, too,
- * are left to membership. */
+ * key. A client may cause CLIENT_TARGETS_MAX connections; a connection counts until it was not used for IDLE_US, also
+ * where no program answered; then the node hangs up. There are SN_OUTGOING_MAX in all: when they are taken, one makes
+ * room of those that are more, the node's own or those of clients, so that strangers cannot end the others. Connections
+ * that gossip uses, too, are left to membership. */
 #include "node/protocol/protocol_private.h"
 
 #include "net/address.h"
@@ -47,6 +48,10 @@ sn_status sn_protocol_read_target(const sn_protocol *protocol, const sn_blob *se
     return status;
 }
 
+static bool is_own(const sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE]) {
+    return !memcmp(client, protocol->setup.identity->curve_key, SN_KEY_SIZE);
+}
+
 static sn_outgoing_connection *outgoing_find(sn_outgoing *o, const sn_outgoing_target *to) {
     for (size_t i = 0; i < o->n; i++)
         if (!memcmp(o->all[i].to.curve_key, to->curve_key, SN_KEY_SIZE) && !strcmp(o->all[i].to.address, to->address))
@@ -61,22 +66,31 @@ static void outgoing_hang_up(sn_protocol *protocol, sn_outgoing_connection *conn
     *connection = o->all[--o->n];
 }
 
+/* Of the node's own connections, or of those of clients, whichever are more, the one that was not used for longest. A
+ * client that uses one of the node's own ones does not keep it so. */
+static sn_outgoing_connection *outgoing_oldest(sn_outgoing *o) {
+    sn_outgoing_connection *oldest[2] = {NULL, NULL}; /* of clients, own */
+    size_t n_own = 0;
+    for (sn_outgoing_connection *c = o->all; c < o->all + o->n; c++) {
+        const bool own = c->own_us != 0;
+        sn_outgoing_connection **at = &oldest[own];
+        n_own += own;
+        if (!*at || (own ? c->own_us < (*at)->own_us : c->used_us < (*at)->used_us)) *at = c;
+    }
+    return oldest[n_own > SN_OUTGOING_MAX / 2];
+}
+
 static sn_status outgoing_add(sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], const sn_outgoing_target *to,
                               sn_outgoing_connection **out, sn_err *err) {
     sn_outgoing *o = &protocol->outgoing;
     size_t of_client = 0;
-    sn_outgoing_connection *oldest = o->all;
-    for (size_t i = 0; i < o->n; i++) {
-        of_client += !memcmp(o->all[i].client, client, SN_KEY_SIZE);
-        if (o->all[i].used_us < oldest->used_us) oldest = &o->all[i];
-    }
-    bool own = !memcmp(client, protocol->setup.identity->curve_key, SN_KEY_SIZE);
-    if (of_client >= CLIENT_TARGETS_MAX && !own)
+    for (size_t i = 0; i < o->n; i++) of_client += !memcmp(o->all[i].client, client, SN_KEY_SIZE);
+    if (of_client >= CLIENT_TARGETS_MAX && !is_own(protocol, client))
         return sn_fail(err, SN_RETRY,
                        "this node connects to %d other nodes for one client: wait until one of them was not used for "
                        "%d s, or relay the rows yourself",
                        CLIENT_TARGETS_MAX, IDLE_US / 1000000);
-    if (o->n == SN_OUTGOING_MAX) outgoing_hang_up(protocol, oldest);
+    if (o->n == SN_OUTGOING_MAX) outgoing_hang_up(protocol, outgoing_oldest(o));
     *out = &o->all[o->n++];
     **out = (sn_outgoing_connection){.to = *to};
     memcpy((*out)->client, client, SN_KEY_SIZE);
@@ -89,6 +103,7 @@ sn_status sn_protocol_dial(sn_protocol *protocol, const uint8_t client[SN_KEY_SI
     sn_status status = connection ? SN_OK : outgoing_add(protocol, client, to, &connection, err);
     if (status) return status;
     connection->used_us = now_us;
+    if (is_own(protocol, client)) connection->own_us = now_us;
     status = sn_transport_dial(protocol->setup.transport, to->address, to->curve_key, &connection->peer, err);
     *out = connection->peer;
     return status;

@@ -35,7 +35,7 @@ typedef struct sn_outgoing_connection {
     uint8_t client[SN_KEY_SIZE]; /* CURVE key of the client that caused it */
     uint8_t node[SN_KEY_SIZE];   /* id of one that was asked for an answer; zero: it was not */
     sn_peer peer;                /* 0: it was lost */
-    int64_t used_us;
+    int64_t used_us, own_us;     /* when it was used last; own_us: for the node itself, 0: never */
 } sn_outgoing_connection;
 
 typedef struct sn_outgoing {

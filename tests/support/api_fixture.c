@@ -89,6 +89,34 @@ void api_swarm_end(api_swarm *s) {
     api_folder_remove(&s->folder);
 }
 
+static api_swarm *lied_to;
+static testbed described; /* the swarm, as the byzantine node needs it */
+static byzantine_node *byzantine;
+
+static sn_status open_byzantine_link(void *ctx, sn_link **out, sn_err *err) {
+    (void)ctx, (void)err;
+    *out = cluster_link(lied_to->nodes);
+    byzantine_node_announce_to(byzantine, *out);
+    return SN_OK;
+}
+
+byzantine_node *api_swarm_begin_lies(api_swarm *s, byzantine_faults faults) {
+    sn_model *model = NULL;
+    lied_to = s;
+    described = (testbed){.path = s->folder, .cluster = s->nodes, .n_blocks = 4};
+    REQUIRE(sn_model_open(s->folder, &model, &err));
+    described.model = sn_model_id(model);
+    for (int b = 0; b < 4; b++) {
+        REQUIRE(sn_model_block_hash(model, b, &described.block_hash[b], &err));
+        described.block_hash[b] = sn_block_hash_with_kv_dtype(&described.block_hash[b], SN_KV_F32);
+    }
+    sn_model_close(&model);
+    byzantine = byzantine_node_new(&described, "byzantine:1", 2, 4, faults);
+    s->connection->open_link = open_byzantine_link;
+    cluster_stop(s->nodes, 1);
+    return byzantine;
+}
+
 void api_fail(const char *file, int line, const swarm_error *error) {
     fprintf(stderr, "%s:%d: code %d: %s\n", file, line, (int)swarm_error_code(error), swarm_error_text(error));
     abort();

@@ -4,6 +4,7 @@
 #define SN_TESTS_API_FIXTURE_H
 
 #include "include/swarm.h"
+#include "tests/support/byzantine_node.h"
 #include "tests/support/cluster.h"
 
 #include <jansson.h>
@@ -31,6 +32,8 @@ typedef struct api_swarm {
 } api_swarm;
 api_swarm api_swarm_begin(cluster_options nodes, swarm_cancel *cancel); /* nodes.model is ignored */
 void api_swarm_end(api_swarm *s);
+/* A byzantine node takes the place of the one with blocks 2:4; freed before the swarm ends. One in a process. */
+byzantine_node *api_swarm_begin_lies(api_swarm *s, byzantine_faults faults);
 
 /* Ends the test with the error's text if the call failed. */
 #define API(call)                                                                                                      \

@@ -1,9 +1,7 @@
 /* A node that lies to a session of the C API: wrong text is retracted, the node is banned, and events say so. */
-#include "client/api/api_private.h" /* private: links that know the lying node */
 #include "gateway/engine/audited.h"
 #include "gateway/engine/embedding.h"
 #include "tests/support/api_fixture.h"
-#include "tests/support/byzantine_node.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
@@ -14,31 +12,11 @@ enum { PROMPT = 5, TOKENS = 40 };
 static const int32_t prompt[PROMPT] = {1, 40, 41, 42, 43};
 
 static api_swarm api;
-static testbed described; /* the swarm, as the lying node needs it */
 static byzantine_node *byzantine;
 
-static sn_status open_link(void *ctx, sn_link **out, sn_err *err) {
-    (void)ctx, (void)err;
-    *out = cluster_link(api.nodes);
-    byzantine_node_announce_to(byzantine, *out);
-    return SN_OK;
-}
-
 static void begin(int nth) {
-    sn_model *model = NULL;
     api = api_swarm_begin((cluster_options){0}, NULL);
-    described = (testbed){.path = api.folder, .cluster = api.nodes, .n_blocks = 4};
-    REQUIRE(sn_model_open(api.folder, &model, &err));
-    described.model = sn_model_id(model);
-    for (int b = 0; b < 4; b++) {
-        REQUIRE(sn_model_block_hash(model, b, &described.block_hash[b], &err));
-        described.block_hash[b] = sn_block_hash_with_kv_dtype(&described.block_hash[b], SN_KV_F32);
-    }
-    sn_model_close(&model);
-    const byzantine_faults faults = {.alter_nth_step = nth, .large_error = true};
-    byzantine = byzantine_node_new(&described, "byzantine:1", 2, 4, faults);
-    api.connection->open_link = open_link;
-    cluster_stop(api.nodes, 1);
+    byzantine = api_swarm_begin_lies(&api, (byzantine_faults){.alter_nth_step = nth, .large_error = true});
 }
 
 static void set_up(void) { begin(20); }

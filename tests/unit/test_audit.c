@@ -2,7 +2,7 @@
  * honest nodes; honest nodes are never accused. */
 #include "base/clock.h"
 #include "base/wire.h"
-#include "client/audit/audit.h"
+#include "client/audit/audit_private.h" /* private: evidence that was written */
 #include "client/audit/evidence.h"
 #include "tests/support/byzantine_node.h"
 #include "tests/support/cpu_devices.h"
@@ -516,6 +516,19 @@ Test(audit, writes_no_more_than_some_files_of_evidence) {
     fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
     for (int i = 0; i < 20; i++) cr_expect_eq(feed_tokens(&t, 0, 3, 3), SN_RETRY, "the answers do not differ");
     cr_expect_eq(evidence_files(&t), 16, "%d files", evidence_files(&t));
+    fixture_end(&t);
+}
+
+Test(audit, writes_no_more_than_some_bytes_of_evidence) {
+    fixture t;
+    fixture_begin(&t);
+    cluster_add(t.w->cluster, 0, 2);
+    cluster_add(t.w->cluster, 2, 4);
+    t.byzantine = byzantine_node_new(t.w, "byzantine:1", 2, 4, (byzantine_faults){.alter_every_nth = 1});
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1}, false, false);
+    t.audit->evidence_bytes = ((size_t)1 << 30) - 1;
+    for (int i = 0; i < 3; i++) cr_expect_eq(feed_tokens(&t, 0, 3, 3), SN_RETRY, "the answers do not differ");
+    cr_expect_eq(evidence_files(&t), 1, "%d files", evidence_files(&t));
     fixture_end(&t);
 }
 

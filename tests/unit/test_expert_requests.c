@@ -134,6 +134,17 @@ Test(expert_requests, requests_of_strangers_leave_half_of_the_places_to_nodes_of
     for (int i = 0; i <= KEYS; i++) sn_transport_free(&strangers[i].transport);
 }
 
+Test(expert_requests, requests_of_all_nodes_together_are_bounded) {
+    experts_announce(&f, 0, SN_NODE_JOINING, 3, 8); /* and it answers */
+    for (int i = 0; i < SN_EXPERT_JOBS_MAX; i++) {
+        experts_send(&f, &f.holders[0], new_request());
+        cr_assert_eq(f.n_jobs, i + 1);
+        memset(f.jobs[i]->experts->owner, 99, SN_KEY_SIZE); /* as if they came from many nodes */
+        if (i % 8 == 7) experts_pass(&f, SECOND);           /* for its quota of steps */
+    }
+    expect_refused(new_request(), SN_RETRY, "32 requests, 0 of them yours");
+}
+
 /* A request of 512 rows for two experts each, of 96 MiB with what it gives. */
 static sn_msg *new_large_request(void) {
     enum { PAIRS = 2 * SN_SPAN_ROWS };

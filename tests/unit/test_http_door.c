@@ -183,7 +183,8 @@ static sn_status open_no_link(void *ctx, sn_link **out, sn_err *err) {
     return sn_fail(err, SN_RETRY, "there is no swarm");
 }
 
-static void start_server_for(int64_t headers_ms, int64_t read_ms) {
+static void start_server_for(int64_t headers_ms, int64_t body_ms, int64_t read_ms) {
+    static const char *const proxies[] = {"127.0.0.1"};
     folder = api_folder();
     model = api_model(folder);
     REQUIRE(sn_connection_new(NULL, NULL, &connection, &err));
@@ -197,12 +198,14 @@ static void start_server_for(int64_t headers_ms, int64_t read_ms) {
                                        .context = 96,
                                        .choices_max = 3,
                                        .host = "127.0.0.1",
+                                       .access = {.proxies = proxies, .n_proxies = 1},
                                        .headers_ms = headers_ms,
+                                       .body_ms = body_ms,
                                        .read_ms = read_ms};
     REQUIRE(sn_server_new(&options, &server, &err));
 }
 
-static void start_server(int64_t headers_ms) { start_server_for(headers_ms, 0); }
+static void start_server(int64_t headers_ms) { start_server_for(headers_ms, 0, 0); }
 
 static void stop_server(void) {
     sn_server_free(&server);
@@ -284,6 +287,21 @@ Test(http_server, headers_of_a_further_request_have_a_limit_as_well) {
     stop_server();
 }
 
+Test(http_server, a_body_that_comes_byte_by_byte_ends_with_its_connection) {
+    enum { LIMIT_MS = 500, TURNS = 200 };
+    start_server_for(0, LIMIT_MS, 0);
+    int fd = dial();
+    say(fd, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n");
+    bool ended = false;
+    for (int i = 0; i < TURNS && !ended; i++) {
+        say(fd, "a");
+        ended = ends(fd, 50);
+    }
+    cr_expect(ended);
+    close(fd);
+    stop_server();
+}
+
 static void post(int fd, const char *path, const char *body) {
     char head[200];
     snprintf(head, sizeof head,
@@ -308,11 +326,12 @@ Test(http_server, answers_come_when_their_bodies_are_gone) {
 }
 
 /* Sends so much of a body, which was announced as one byte longer. */
-static void send_most(int fd, size_t n) {
-    char head[200];
+static void send_most_with(int fd, size_t n, const char *headers) {
+    char head[300];
     char *body = malloc(n);
     memset(body, ' ', n);
-    snprintf(head, sizeof head, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n", n + 1);
+    snprintf(head, sizeof head, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %zu\r\n\r\n", headers,
+             n + 1);
     say(fd, head);
     for (size_t at = 0; at < n;) {
         ssize_t sent = send(fd, body + at, n - at, MSG_NOSIGNAL);
@@ -321,6 +340,8 @@ static void send_most(int fd, size_t n) {
     }
     free(body);
 }
+
+static void send_most(int fd, size_t n) { send_most_with(fd, n, ""); }
 
 static size_t metric(const char *name) {
     char text[16384] = "", line[64];
@@ -359,6 +380,28 @@ Test(http_server, a_body_counts_until_it_is_answered_or_left) {
     stop_server();
 }
 
+/* Whose memory the server counts first. */
+static uint64_t first_owner(void) {
+    pthread_mutex_lock(&server->load.lock);
+    const uint64_t owner = server->load.n_owners ? server->load.owners[0].owner : 0;
+    pthread_mutex_unlock(&server->load.lock);
+    return owner;
+}
+
+/* The client behind a proxy writes what it likes, and some proxies add a header of their own behind it. */
+Test(http_server, the_last_forwarded_address_of_the_last_header_counts) {
+    enum { LARGE = 2 << 20 };
+    const struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    start_server(0);
+    int fd = dial();
+    send_most_with(fd, LARGE, "X-Forwarded-For: 10.0.0.1, 10.0.0.2\r\nX-Forwarded-For: 10.0.0.3, 10.0.0.4\r\n");
+    cr_expect(becomes(LARGE), "%zu", counted());
+    cr_expect_eq(first_owner(),
+                 sn_access_owner(&server->options.access, (const struct sockaddr *)&from, NULL, "10.0.0.4"));
+    close(fd);
+    stop_server();
+}
+
 /* A connection whose kernels hold some ten thousand bytes that are not read, and no more. */
 static int dial_narrow(void) {
     enum { SEGMENT = 536, ROOM = 4096 };
@@ -373,12 +416,15 @@ static int dial_narrow(void) {
 
 /* Its client reads nothing, so that its connection asks for no more bytes. One on which nothing moves is closed after
  * half a minute by other means. */
-Test(http_server, a_finished_stream_has_a_limit_though_its_connection_is_full) {
+static void expect_limit_of_reading(bool stream) {
     enum { LIMIT_MS = 500, TURNS = 200, TURN_US = 100000 };
-    start_server_for(0, LIMIT_MS);
+    char body[200];
+    start_server_for(0, 0, LIMIT_MS);
     int fd = dial_narrow();
-    post(fd, "/v1/completions",
-         "{\"prompt\":[5],\"max_tokens\":90,\"n\":3,\"logprobs\":20,\"ignore_eos\":true,\"stream\":true}");
+    snprintf(body, sizeof body,
+             "{\"prompt\":[5],\"max_tokens\":90,\"n\":3,\"logprobs\":20,\"ignore_eos\":true,\"stream\":%s}",
+             stream ? "true" : "false");
+    post(fd, "/v1/completions", body);
     int turn = 0;
     while (turn++ < TURNS && !metric("cancelled_total")) sn_sleep_us(TURN_US);
     cr_expect_eq(metric("cancelled_total"), 1);
@@ -386,6 +432,9 @@ Test(http_server, a_finished_stream_has_a_limit_though_its_connection_is_full) {
     close(fd);
     stop_server();
 }
+
+Test(http_server, a_finished_stream_has_a_limit_though_its_connection_is_full) { expect_limit_of_reading(true); }
+Test(http_server, a_finished_answer_has_a_limit_though_its_connection_is_full) { expect_limit_of_reading(false); }
 
 /* The reply itself has less than a MiB, which is not counted. */
 Test(http_server, log_probabilities_count_until_their_reply_is_gone) {

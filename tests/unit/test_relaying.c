@@ -24,7 +24,7 @@ static sn_membership *membership;
 static sn_relaying *relaying;
 static sn_reach *reach;
 static sn_msg *sent[SENT_MAX];
-static sn_peer sent_to[SENT_MAX], last_peer;
+static sn_peer sent_to[SENT_MAX], last_peer, hung_up;
 static size_t n_sent;
 static char last_dialled[SN_ADDRESS_MAX + 1];
 static uint8_t met[SENT_MAX][SN_KEY_SIZE]; /* nodes that were asked for an answer */
@@ -43,7 +43,7 @@ static sn_status fake_dial(sn_transport *t, const char *address, const uint8_t k
     *out = ++last_peer;
     return SN_OK;
 }
-static void fake_hang_up(sn_transport *t, sn_peer peer) { (void)t, (void)peer; }
+static void fake_hang_up(sn_transport *t, sn_peer peer) { (void)t, hung_up = peer; }
 static bool fake_peer_host(sn_transport *t, sn_peer peer, char host[SN_ADDRESS_MAX + 1]) {
     (void)t;
     snprintf(host, SN_ADDRESS_MAX + 1, "127.0.0.1");
@@ -267,12 +267,12 @@ static void join(void) {
     offer_relay(relay_address);
 }
 
-/* A round in which the joined node sees this address; its token comes or does not. */
-static void round_of(const char *seen, bool comes, int64_t now_us) {
+/* A round in which this node answers that it sees this address; the token of the joined one comes or does not. */
+static void round_answered_by(sn_peer peer, const char *seen, bool comes, int64_t now_us) {
     sn_reach_tick(reach, now_us, UNIX_MS);
     const sn_msg *asked = find_sent(SN_MSG_DIAL_BACK, NULL);
     cr_assert(asked, "no dial-back was asked for");
-    sn_event event = event_of(SN_MSG_DIAL_BACK_REPLY, joined, 9, 0);
+    sn_event event = event_of(SN_MSG_DIAL_BACK_REPLY, peer, 9, 0);
     event.msg->correlation_id = asked->correlation_id;
     snprintf(event.msg->dial_back_reply.address, SN_ADDRESS_MAX, "%s", seen);
     sn_reach_handle(reach, &event, now_us, UNIX_MS);
@@ -290,6 +290,8 @@ static void round_of(const char *seen, bool comes, int64_t now_us) {
     }
     sn_reach_tick(reach, now_us + 5 * SECOND, UNIX_MS);
 }
+
+static void round_of(const char *seen, bool comes, int64_t now_us) { round_answered_by(joined, seen, comes, now_us); }
 
 static const sn_announcement *own(void) {
     sn_membership_announce(membership, T0, UNIX_MS);
@@ -335,6 +337,22 @@ Test(reach, a_dial_back_to_another_port_proves_nothing) {
     round_of("203.0.113.5:31331", true, T0);
     cr_expect_str_neq(own()->address, "203.0.113.5:31331", "an address was announced that the node did not ask about");
     close(listens);
+}
+
+Test(reach, an_address_that_another_node_has_seen_proves_nothing) {
+    join();
+    round_answered_by(joined + 1, "203.0.113.66:31330", true, T0);
+    cr_expect_str_neq(own()->address, "203.0.113.66:31330", "it was not asked");
+    close(listens);
+}
+
+Test(reach, connections_to_nodes_found_that_do_not_answer_are_closed) {
+    const uint8_t key[SN_KEY_SIZE] = {8};
+    cr_assert(sn_membership_join_found(membership, "203.0.113.2:31330", key, T0));
+    const sn_peer silent = last_peer;
+    cr_expect(sn_membership_wants_found(membership, T0 + 14 * SECOND) && hung_up != silent);
+    cr_expect(sn_membership_wants_found(membership, T0 + 16 * SECOND));
+    cr_expect_eq(hung_up, silent);
 }
 
 Test(reach, the_relay_is_the_nearest_of_those_that_were_measured) {

@@ -1,5 +1,6 @@
 /* A session moves to a faster route while it continues, and no bit changes. */
 #include "base/clock.h"
+#include "client/chain/chain_private.h" /* private: when a better route is looked for again */
 #include "tests/support/fake_node.h"
 #include "tests/support/require.h"
 #include "tests/support/chain_fixture.h"
@@ -54,6 +55,28 @@ Test(reroute, stays_when_rerouting_is_off) {
     chain_fixture_steps(&r, 0, PROMPT, PROMPT);
     cr_expect_not(step_until_hops(&r, 1, 300));
     chain_fixture_close(&r);
+    testbed_free(&w);
+}
+
+/* The better route is over a node that opens no session; another one that is invented may be the next. */
+Test(reroute, is_tried_less_often_when_it_failed) {
+    enum { EVERY_MS = 60000 };
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    for (int b = 0; b < 4; b++) cluster_add(w->cluster, b, b + 1);
+    chain_fixture r;
+    chain_fixture_open(&r, w, (sn_chain_options){.routing.reroute_every_ms = EVERY_MS});
+    chain_fixture_steps(&r, 0, PROMPT, PROMPT);
+    fake_node *fake = fake_node_new(w, "fake:1", 0, 4, FAKE_OPEN_REFUSED);
+    fake_node_announce_to(fake, r.link);
+    r.chain->reroute_us = 1; /* it is due */
+    r.chain->reroute_rest = 1;
+    const int64_t before_us = sn_now_us();
+    chain_fixture_steps(&r, PROMPT, PROMPT + 1, 1);
+    cr_expect_eq(fake_node_requests(fake), 1);
+    cr_expect_eq(count_hops(&r), 4);
+    cr_expect_geq(r.chain->reroute_us, before_us + 2000LL * EVERY_MS);
+    chain_fixture_close(&r);
+    fake_node_free(&fake);
     testbed_free(&w);
 }
 

@@ -656,3 +656,63 @@ Test(strangers, an_answer_counts_over_the_connection_that_asked) {
     sn_transport_free(&there);
     protocol_fixture_end(&b);
 }
+
+static const uint8_t *own_key(const protocol_fixture *b) { return b->protocol->setup.identity->curve_key; }
+
+/* Client `client` causes a connection to a node of its own. */
+static void cause(protocol_fixture *b, const uint8_t *client, int number, int64_t now_us) {
+    sn_outgoing_target to = {.curve_key = {1, (uint8_t)(number >> 8), (uint8_t)number}};
+    sn_peer peer;
+    snprintf(to.address, sizeof to.address, "invented%d:1", number);
+    REQUIRE(sn_protocol_dial(b->protocol, client, &to, now_us, &peer, &err));
+}
+
+static int caused(const protocol_fixture *b, int from, int to) {
+    int n = 0;
+    for (size_t i = 0; i < b->protocol->outgoing.n; i++) {
+        const uint8_t *key = b->protocol->outgoing.all[i].to.curve_key;
+        const int number = key[1] << 8 | key[2];
+        n += number >= from && number < to;
+    }
+    return n;
+}
+
+/* So many connections, eight of each client, one after the other. */
+static void cause_as_strangers(protocol_fixture *b, int from, int to, int64_t now_us) {
+    for (int i = from; i < to; i++) {
+        const uint8_t client[SN_KEY_SIZE] = {2, (uint8_t)(i / 8 >> 8), (uint8_t)(i / 8)};
+        cause(b, client, i, now_us + i);
+    }
+}
+
+Test(strangers, connections_that_all_clients_cause_are_few_and_end_none_of_the_nodes_own) {
+    enum { MOST = SN_OUTGOING_MAX, FIRST = 1000, OWN = 3000 };
+    protocol_fixture b;
+    protocol_fixture_begin(&b);
+    cause(&b, (const uint8_t[SN_KEY_SIZE]){3}, OWN, T0); /* a client has caused it first */
+    cause(&b, own_key(&b), OWN, T0);
+    cause_as_strangers(&b, FIRST, FIRST + MOST + 8, T0);
+    cr_expect_eq(b.protocol->outgoing.n, MOST);
+    cr_expect_eq(caused(&b, OWN, OWN + 1), 1, "the oldest is the node's own");
+    cr_expect_eq(caused(&b, FIRST + 9, FIRST + MOST + 8), MOST - 1, "it is not the oldest of clients that was hung up");
+    protocol_fixture_end(&b);
+}
+
+/* Strangers invent nodes that this one meets, and clients that use its connections to them. */
+Test(strangers, connections_of_the_node_leave_half_of_them_to_clients) {
+    enum { MOST = SN_OUTGOING_MAX, HALF = MOST / 2 - 1, FIRST = 1000, OWN = 3000, NEEDED = OWN + MOST };
+    protocol_fixture b;
+    protocol_fixture_begin(&b);
+    cause_as_strangers(&b, FIRST, FIRST + HALF, T0);
+    for (int i = OWN; i < OWN + MOST; i++) cause(&b, own_key(&b), i, T0 + SECOND);
+    cr_expect_eq(caused(&b, FIRST, FIRST + HALF), HALF);
+    cause(&b, own_key(&b), NEEDED, T0 + 2 * SECOND);
+    for (int i = NEEDED + 1; i < NEEDED + MOST; i++) cause(&b, own_key(&b), i, T0 + SECOND + i);
+    const int first = NEEDED + HALF + 1; /* of those that are left, beside the needed one */
+    cr_assert_eq(caused(&b, first, NEEDED + MOST), MOST - HALF - 1);
+    cause_as_strangers(&b, first, NEEDED + MOST, T0 + 3 * SECOND);
+    cause(&b, own_key(&b), OWN, T0 + 4 * SECOND);
+    cr_expect_eq(caused(&b, NEEDED, NEEDED + 1), 1, "it was not used last by clients");
+    cr_expect_eq(caused(&b, FIRST, FIRST + HALF), HALF);
+    protocol_fixture_end(&b);
+}

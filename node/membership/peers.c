@@ -29,7 +29,7 @@ enum {
     PAGES_MAX = 8,                         /* asked of a bootstrap peer */
     PULL_PRICE = 8,                        /* one peer cannot take the whole gossip budget by its pulls */
     REPLY_BYTES = 64,                      /* of a reply besides its announcements, about */
-    LOOK_BYTES = 4,                        /* an announcement that is looked at and not wanted costs as much time */
+    LOOK_BYTES = 2,                        /* an announcement that is looked at and not wanted costs as much time */
     BOOTSTRAP_ASKED_BY = 32,               /* nodes of the swarm that ask one bootstrap peer per round, about */
     MET_MAX = 16,                          /* of a joined node's proven nodes that are asked for an answer */
     FOUND_ENOUGH = 4,                      /* nodes found in a DHT that have answered: they know the others */
@@ -102,8 +102,9 @@ static sn_status announcements_list_proven(const sn_membership *m, const sn_msg_
         size_t i =
             (own + k) % count; /* this node first; the others from there on, so that each node begins elsewhere */
         if (out->n_announcements == SN_ANNOUNCEMENTS_MAX / 2) break;
+        if (!sn_directory_known_is_proven(d, i, unix_ms)) continue;
         ++*looks;
-        if (!sn_directory_known_is_proven(d, i, unix_ms) || !announcement_is_wanted(peers, d, i, unix_ms)) continue;
+        if (!announcement_is_wanted(peers, d, i, unix_ms)) continue;
         if (sn_directory_known_at(d, i)->state == SN_NODE_OFFLINE) continue;
         status = announcement_add(sn_directory_known_sealed_at(d, i), out, bytes, err);
     }

@@ -274,10 +274,21 @@ void sn_membership_on_peers_reply(sn_membership *m, const sn_event *event, int64
     }
 }
 
+/* A connection that was lost is made again by itself, unless the transport has ended it: then this dials again. */
+static void bootstrap_dial(sn_membership *m, sn_bootstrap_peer *bootstrap_peer) {
+    sn_peer before = bootstrap_peer->peer;
+    sn_err err;
+    if (sn_transport_dial(m->setup.transport, bootstrap_peer->address, bootstrap_peer->curve_key, &bootstrap_peer->peer,
+                          &err))
+        bootstrap_peer->peer = 0;
+    if (before && before != bootstrap_peer->peer) sn_transport_hang_up(m->setup.transport, before);
+}
+
 void sn_bootstrap_round(sn_membership *m) {
     for (size_t i = 0; i < m->n_bootstrap_peers; i++) {
         sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[i];
         if (!bootstrap_peer->answered) {
+            bootstrap_dial(m, bootstrap_peer);
             bootstrap_peer->pages_left = PAGES_MAX;
             bootstrap_ask(m, bootstrap_peer, 0);
         } else if (sn_rng_below(&m->gossip.seed, sn_directory_count(m->directory)) < BOOTSTRAP_ASKED_BY) {

@@ -587,6 +587,22 @@ Test(gossip, sixteen_nodes_of_a_joined_ones_list_are_asked_for_an_answer) {
     protocol_swarm_free(c);
 }
 
+/* As when a joined node has left too much unread: what is lost then comes not back by itself. */
+Test(gossip, a_joined_node_is_dialled_again_when_its_connection_was_ended) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < 2; i++) protocol_swarm_add(c, i ? 0 : -1);
+    protocol_swarm_run(c, 5);
+    sn_membership *m = c->nodes[1].protocol->membership;
+    cr_assert_eq(sn_membership_bootstrap_answered(m), 1);
+    sn_event event = {.peer = m->bootstrap_peers[0].peer, .lost = true};
+    sn_transport_hang_up(m->setup.transport, event.peer);
+    sn_membership_peer_lost(m, &event);
+    cr_assert_eq(sn_membership_bootstrap_answered(m), 0);
+    protocol_swarm_run(c, 20);
+    cr_expect_eq(sn_membership_bootstrap_answered(m), 1);
+    protocol_swarm_free(c);
+}
+
 /* Strangers with many keys may pull all the time: announcements are passed on all the same. */
 Test(gossip, replies_to_pulls_leave_half_of_the_bandwidth_to_pushes) {
     protocol_swarm *c = protocol_swarm_new(8, 0);

@@ -635,8 +635,8 @@ static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_
         link_take_announcements(link, from, &msg->peers_reply);
         bool more = msg->peers_reply.next_tag != 0;
         sn_msg_free(&msg);
-        status = more ? link_read_peer_pages(link, from, model, err) : SN_OK;
-        return status || !more ? status : link_ask_for_wanted(link, from, model, err);
+        status = more ? link_ask_for_wanted(link, from, model, err) : SN_OK; /* before pages take the allowance */
+        return status || !more ? status : link_read_peer_pages(link, from, model, err);
     }
     if (status || busy.status) return status ? status : (*err = busy).status;
     return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?",

@@ -29,7 +29,7 @@ enum {
     PAGES_MAX = 8,                         /* asked of a bootstrap peer */
     PULL_PRICE = 8,                        /* one peer cannot take the whole gossip budget by its pulls */
     REPLY_BYTES = 64,                      /* of a reply besides its announcements, about */
-    LOOK_BYTES = 4,                        /* an announcement that is looked at and not wanted costs as much time */
+    LOOK_BYTES = 2,                        /* an announcement that is looked at and not wanted costs as much time */
     BOOTSTRAP_ASKED_BY = 32,               /* nodes of the swarm that ask one bootstrap peer per round, about */
     MET_MAX = 16,                          /* of a joined node's proven nodes that are asked for an answer */
     FOUND_ENOUGH = 4,                      /* nodes found in a DHT that have answered: they know the others */
@@ -102,8 +102,9 @@ static sn_status announcements_list_proven(const sn_membership *m, const sn_msg_
         size_t i =
             (own + k) % count; /* this node first; the others from there on, so that each node begins elsewhere */
         if (out->n_announcements == SN_ANNOUNCEMENTS_MAX / 2) break;
+        if (!sn_directory_known_is_proven(d, i, unix_ms)) continue;
         ++*looks;
-        if (!sn_directory_known_is_proven(d, i, unix_ms) || !announcement_is_wanted(peers, d, i, unix_ms)) continue;
+        if (!announcement_is_wanted(peers, d, i, unix_ms)) continue;
         if (sn_directory_known_at(d, i)->state == SN_NODE_OFFLINE) continue;
         status = announcement_add(sn_directory_known_sealed_at(d, i), out, bytes, err);
     }
@@ -273,10 +274,21 @@ void sn_membership_on_peers_reply(sn_membership *m, const sn_event *event, int64
     }
 }
 
+/* A connection that was lost is made again by itself, unless the transport has ended it: then this dials again. */
+static void bootstrap_dial(sn_membership *m, sn_bootstrap_peer *bootstrap_peer) {
+    sn_peer before = bootstrap_peer->peer;
+    sn_err err;
+    if (sn_transport_dial(m->setup.transport, bootstrap_peer->address, bootstrap_peer->curve_key, &bootstrap_peer->peer,
+                          &err))
+        bootstrap_peer->peer = 0;
+    if (before && before != bootstrap_peer->peer) sn_transport_hang_up(m->setup.transport, before);
+}
+
 void sn_bootstrap_round(sn_membership *m) {
     for (size_t i = 0; i < m->n_bootstrap_peers; i++) {
         sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[i];
         if (!bootstrap_peer->answered) {
+            bootstrap_dial(m, bootstrap_peer);
             bootstrap_peer->pages_left = PAGES_MAX;
             bootstrap_ask(m, bootstrap_peer, 0);
         } else if (sn_rng_below(&m->gossip.seed, sn_directory_count(m->directory)) < BOOTSTRAP_ASKED_BY) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A stranger hands over 2,000 and then 14,600 announcements of invented nodes, which claim to serve all blocks fastest: more than
-# a directory has places for (16,384). A client that joins one of two real nodes generates the same text over both of them all the
-# while, with and without --only.
+# A stranger hands over 2,000 and then 14,600 announcements of invented nodes, which claim to serve all blocks fastest. The node
+# takes what the rate of one address allows, about 2,200 of them: more than there are real nodes by far. A client that joins one of
+# two real nodes generates the same text over both of them all the while, with and without --only.
 . "$(dirname "${BASH_SOURCE[0]}")/../system/lib.sh"
 model=$fixtures/golden/llama
 golden_ids llama "$scratch/ids"

@@ -235,6 +235,7 @@ static void deliver_packet(void *owner, void *what, uint64_t which, bool ending)
     if (!ending && p->incarnation == to->incarnation && (ends || (p->epoch == l->epoch && !is_partitioned(l)))) {
         static const char *const names[] = {[GARBLED] = "garbled", [LOST] = "lost", [GONE] = "gone"};
         sn_event event = {.msg = p->msg, .peer = p->peer, .lost = p->kind == LOST, .gone = p->kind == GONE};
+        event.dialled = !p->end;
         memcpy(event.key, p->end ? l->net->hosts[l->ends[0]].key : l->key, SN_KEY_SIZE);
         if (ends) (void)sn_fail(&event.err, SN_RETRY, "the connection to node%d:1 was lost", l->ends[1 - p->end]);
         if (p->kind == GARBLED) (void)sn_fail(&event.err, SN_REFUSED, "these bytes are no message");

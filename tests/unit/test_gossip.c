@@ -1,5 +1,6 @@
 /* How announcements spread. */
 #include "base/mem.h"
+#include "client/net/link.h" /* how many nodes a client looks for */
 #include "tests/support/protocol_swarm.h"
 #include "tests/support/require.h"
 
@@ -445,7 +446,7 @@ Test(gossip, forged_announcements_of_an_address_take_a_bounded_time) {
 
 /* What no announcement is, is asked for again and again: each time all of a large directory are looked at. */
 Test(gossip, looking_for_what_is_not_there_counts_in_the_allowance, .timeout = 60) {
-    enum { QUESTIONS = 400 };
+    enum { QUESTIONS = 1000 };
     protocol_swarm *c = protocol_swarm_new(8, 0);
     for (int i = 0; i < HONEST; i++) protocol_swarm_add(c, i ? 0 : -1);
     flood_begin(c);
@@ -465,6 +466,31 @@ Test(gossip, looking_for_what_is_not_there_counts_in_the_allowance, .timeout = 6
         cr_expect_eq(sn_allowance_left(&m->allowance, &peer, c->now_us, &wait_ms), 0, "it may look for ever");
     }
     cr_expect_lt(wait_ms, 10000, "what is not looked at counts: %d ms", wait_ms);
+    flood_end();
+    protocol_swarm_free(c);
+}
+
+/* A client asks for each node of --only by its name: in a full directory, too, it is to be told of all of them. */
+Test(gossip, a_client_may_look_for_all_its_nodes_in_a_full_directory, .timeout = 60) {
+    enum { PAGE = 65536 };
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < HONEST; i++) protocol_swarm_add(c, i ? 0 : -1);
+    flood_begin(c);
+    for (int i = 0; i < 500; i += 250) bring(c, 1, (size_t)i, 250, false);
+    sn_membership *m = c->nodes[0].protocol->membership;
+    sn_event event = {.peer = 1, .key = {9}, .network = {10, 0, 0, 9}};
+    sn_allowance_peer peer = {.key = {9}, .network = {10, 0, 0, 9}};
+    int wait_ms = 0;
+    REQUIRE(sn_msg_new(SN_MSG_PEERS, 1, &event.msg, &err));
+    event.msg->peers.protocol = SN_PROTOCOL_VERSION;
+    snprintf(event.msg->peers.name, sizeof event.msg->peers.name, "absent");
+    for (int i = 0; i < SN_LINK_WANTED_MAX; i++) sn_membership_on_peers(m, &event, c->now_us, c->unix_ms);
+    size_t spent = SN_ALLOWANCE_BURST - sn_allowance_left(&m->allowance, &peer, c->now_us, &wait_ms);
+    size_t listed = sn_directory_known_count(sn_protocol_directory(c->nodes[0].protocol));
+    cr_assert_geq(listed, 200);
+    cr_expect_lt(PAGE + spent * SN_DIRECTORY_MAX / listed, SN_ALLOWANCE_BURST, "%zu of %zu are too many", spent,
+                 listed);
+    sn_msg_free(&event.msg);
     flood_end();
     protocol_swarm_free(c);
 }
@@ -558,6 +584,22 @@ Test(gossip, sixteen_nodes_of_a_joined_ones_list_are_asked_for_an_answer) {
     cr_expect_eq(n_asked_for_an_answer, 16);
     sn_msg_free(&event.msg);
     flood_end();
+    protocol_swarm_free(c);
+}
+
+/* As when a joined node has left too much unread: what is lost then comes not back by itself. */
+Test(gossip, a_joined_node_is_dialled_again_when_its_connection_was_ended) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < 2; i++) protocol_swarm_add(c, i ? 0 : -1);
+    protocol_swarm_run(c, 5);
+    sn_membership *m = c->nodes[1].protocol->membership;
+    cr_assert_eq(sn_membership_bootstrap_answered(m), 1);
+    sn_event event = {.peer = m->bootstrap_peers[0].peer, .lost = true};
+    sn_transport_hang_up(m->setup.transport, event.peer);
+    sn_membership_peer_lost(m, &event);
+    cr_assert_eq(sn_membership_bootstrap_answered(m), 0);
+    protocol_swarm_run(c, 20);
+    cr_expect_eq(sn_membership_bootstrap_answered(m), 1);
     protocol_swarm_free(c);
 }
 

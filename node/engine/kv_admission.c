@@ -62,13 +62,39 @@ static bool client_with_most(const sn_kv_pool *pool, uint64_t *out) {
     return parts_of_client(pool, client) > sn_kv_pool_tokens(pool) / SN_KV_PAGE_TOKENS * SN_KV_PAGE_PARTS / 2;
 }
 
+/* What a KV cache of the hoarder may have at most, if the hoarder is to have no less without it than the job's client
+ * with the pages that it lacks. */
+static size_t parts_to_spare(const sn_kv_admission *admission, const sn_job *job) {
+    size_t lacks = sn_kv_cache_pages_needed(*job->kv, job_rows_left(job)) * SN_KV_PAGE_PARTS;
+    size_t held = parts_of_client(admission->pool, admission->hoarder),
+           others = parts_of_client(admission->pool, job->client) + lacks;
+    return held > others ? held - others : 0;
+}
+
+/* Whether the job finds all pages that it lacks, if the hoarder gives what it must. One that asks for more than can be
+ * had does not put the hoarder off. */
+static bool hoarder_can_serve(const sn_kv_admission *admission, const sn_job *job) {
+    size_t missing = sn_kv_cache_pages_missing(*job->kv, job_rows_left(job)) * SN_KV_PAGE_PARTS;
+    size_t to_spare = parts_to_spare(admission, job);
+    for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv)) {
+        const sn_kv_cache_usage *usage = sn_kv_cache_usage_of(kv);
+        if (usage->client != admission->hoarder) continue;
+        bool idle = admission->now_us - usage->last_used_us >= HOARD_IDLE_US;
+        size_t parts = sn_kv_cache_page_parts(kv);
+        if (!idle && parts > to_spare) continue;
+        to_spare -= sn_min_size(to_spare, parts);
+        missing -= sn_min_size(missing, idle ? parts : sn_swap_movable_pages(kv) * SN_KV_PAGE_PARTS);
+    }
+    return !missing;
+}
+
 static void hoarder_find(sn_kv_admission *admission, const sn_job *jobs) {
     const sn_job *first = jobs;
     admission->hoards = false;
     while (first && !job_waits(first)) first = first->next;
     if (!first || !client_with_most(admission->pool, &admission->hoarder)) return;
-    for (const sn_job *job = first; job; job = job->next)
-        if (job_waits(job) && job->client != admission->hoarder) admission->hoards = true;
+    while (first && !(job_waits(first) && first->client != admission->hoarder)) first = first->next;
+    admission->hoards = first && hoarder_can_serve(admission, first);
 }
 
 bool sn_kv_admission_hoards(const sn_kv_admission *admission, const sn_job *job) {
@@ -142,15 +168,6 @@ static bool kv_swap_out(sn_kv_admission *admission, sn_kv_cache *kv, size_t n) {
     admission->swap_pause_us = admission->now_us + SWAP_PAUSE_US;
     sn_log(SN_LOG_WARN, "swap-out failed", "text=%s", err.text);
     return false;
-}
-
-/* What a KV cache of the hoarder may have at most, if the hoarder is to have no less without it than the job's client
- * with the pages that it lacks. */
-static size_t parts_to_spare(const sn_kv_admission *admission, const sn_job *job) {
-    size_t lacks = sn_kv_cache_pages_needed(*job->kv, job_rows_left(job)) * SN_KV_PAGE_PARTS;
-    size_t held = parts_of_client(admission->pool, admission->hoarder),
-           others = parts_of_client(admission->pool, job->client) + lacks;
-    return held > others ? held - others : 0;
 }
 
 /* The hoarder's KV cache that has been idle for longest, of those that must give their pages. */

@@ -12,11 +12,12 @@
  * discarded, and their clients replay them. So two sessions that each hold half of the pool and need more do not
  * block each other for ever.
  *
- * A client that has more than half of the pages while another one's job waits for some is the hoarder. Its jobs take no
- * more pages and hold no others up, and a session of it that is between two steps or waits gives its pages, swapped out
- * or discarded, if the hoarder still has as many as the other client then, so that two do not take from each other in
- * turn; or if it was idle for long. Otherwise one client could keep all others out by sessions that it leaves idle. The
- * same holds for recurrent states: more than half of those are of sessions of one client, and another one finds none.
+ * A client that has more than half of the pages, while another one's job waits that gets all it lacks by the rule
+ * below, is the hoarder. Its jobs take no more pages and hold no others up, and a session of it that is between two
+ * steps or waits gives its pages, swapped out or discarded, if the hoarder still has as many as the other client then,
+ * so that two do not take from each other in turn; or if it was idle for long. Otherwise one client could keep all
+ * others out by sessions that it leaves idle. The same holds for recurrent states: more than half of those are of
+ * sessions of one client, and another one finds none.
  */
 #ifndef SN_NODE_ENGINE_KV_ADMISSION_H
 #define SN_NODE_ENGINE_KV_ADMISSION_H

@@ -71,19 +71,27 @@ static size_t parts_to_spare(const sn_kv_admission *admission, const sn_job *job
     return held > others ? held - others : 0;
 }
 
+static bool kv_is_left_idle(const sn_kv_admission *admission, sn_kv_cache *kv) {
+    return admission->now_us - sn_kv_cache_usage_of(kv)->last_used_us >= HOARD_IDLE_US;
+}
+
+/* Whether a KV cache must give its pages, once it is not busy: of the hoarder, and idle for long or not too large. */
+static bool kv_must_give(const sn_kv_admission *admission, sn_kv_cache *kv, size_t to_spare) {
+    size_t parts = sn_kv_cache_page_parts(kv);
+    if (sn_kv_cache_usage_of(kv)->client != admission->hoarder || !parts) return false;
+    return kv_is_left_idle(admission, kv) || (parts <= to_spare && sn_swap_movable_pages(kv));
+}
+
 /* Whether the job finds all pages that it lacks, if the hoarder gives what it must. One that asks for more than can be
  * had does not put the hoarder off. */
 static bool hoarder_can_serve(const sn_kv_admission *admission, const sn_job *job) {
     size_t missing = sn_kv_cache_pages_missing(*job->kv, job_rows_left(job)) * SN_KV_PAGE_PARTS;
     size_t to_spare = parts_to_spare(admission, job);
     for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv)) {
-        const sn_kv_cache_usage *usage = sn_kv_cache_usage_of(kv);
-        if (usage->client != admission->hoarder) continue;
-        bool idle = admission->now_us - usage->last_used_us >= HOARD_IDLE_US;
-        size_t parts = sn_kv_cache_page_parts(kv);
-        if (!idle && parts > to_spare) continue;
+        if (!kv_must_give(admission, kv, to_spare)) continue;
+        size_t parts = sn_kv_cache_page_parts(kv), movable = sn_swap_movable_pages(kv) * SN_KV_PAGE_PARTS;
         to_spare -= sn_min_size(to_spare, parts);
-        missing -= sn_min_size(missing, idle ? parts : sn_swap_movable_pages(kv) * SN_KV_PAGE_PARTS);
+        missing -= sn_min_size(missing, kv_is_left_idle(admission, kv) ? parts : movable);
     }
     return !missing;
 }
@@ -175,9 +183,7 @@ static sn_kv_cache *kv_find_hoarded(const sn_kv_admission *admission, size_t to_
     sn_kv_cache *found = NULL;
     for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv)) {
         const sn_kv_cache_usage *usage = sn_kv_cache_usage_of(kv);
-        if (usage->busy || usage->client != admission->hoarder || !sn_kv_cache_page_parts(kv)) continue;
-        bool gives = admission->now_us - usage->last_used_us >= HOARD_IDLE_US ||
-                     (sn_kv_cache_page_parts(kv) <= to_spare && sn_swap_movable_pages(kv));
+        bool gives = !usage->busy && kv_must_give(admission, kv, to_spare);
         if (gives && (!found || usage->last_used_us < sn_kv_cache_usage_of(found)->last_used_us)) found = kv;
     }
     return found;
@@ -273,8 +279,7 @@ static bool kv_gives_states(const sn_kv_admission *admission, sn_kv_cache *kv, c
     const sn_kv_cache_usage *usage = sn_kv_cache_usage_of(kv);
     if (usage->busy || usage->client == job->client || !sn_kv_cache_has_states(kv)) return false;
     size_t n = states_of_client(admission->pool, usage->client), max = sn_kv_pool_sessions_max(admission->pool);
-    bool idle = admission->now_us - usage->last_used_us >= HOARD_IDLE_US;
-    return n > max / 2 && (idle || n > states_of_client(admission->pool, job->client) + 1);
+    return n > max / 2 && (kv_is_left_idle(admission, kv) || n > states_of_client(admission->pool, job->client) + 1);
 }
 
 static void states_take(const sn_kv_admission *admission) {

@@ -2,7 +2,7 @@
  *
  * Two lists hold the jobs: `jobs` (steps, KV transfers, closing), in order of priority, then of arrival, and
  * `training_jobs`, in turn. sn_scheduler_run does, in this order:
- *   1. jobs_prepare closes sessions, ends cancelled jobs, copies one part of KV pages, and admits steps: a step starts
+ *   1. jobs_prepare closes sessions, ends cancelled jobs, admits steps, and copies one part of KV pages: a step starts
  *      when its KV cache is rewound, swapped in and has pages reserved for all rows (kv_admission.h). Rows in the
  *      prefix cache are attached.
  *   2. batch_choose_lead takes, among the started steps of the client whose kinds had no batch for longest, the oldest
@@ -373,9 +373,29 @@ static uint64_t copy_next_turn(const sn_scheduler *s) {
     return s->copy_turn + 1 + after;
 }
 
+/* Whether sessions without pages wait behind the job. */
+static bool job_holds_up(const sn_scheduler *s, const sn_job *job) {
+    return job->kv_waited && !job->started_us && !job->finished_us && !sn_kv_admission_hoards(&s->admission, job);
+}
+
+/* Copies one part, of the first client in turn for which that is possible now: others may wait for pages. */
+static void jobs_copy_kv(sn_scheduler *s, int64_t now_us) {
+    const uint64_t first = copy_next_turn(s);
+    do {
+        bool queued = false;
+        s->copy_turn = copy_next_turn(s);
+        for (sn_job *job = s->jobs; job && !s->kv_copied; job = job->next) {
+            bool turn = job_copies_kv(job) && !job->finished_us && job->client == s->copy_turn;
+            if (!turn)
+                queued = queued || job_holds_up(s, job);
+            else if (job_admit(s, job, now_us, &queued))
+                job_copy_kv(s, job, now_us);
+        }
+    } while (!s->kv_copied && copy_next_turn(s) != first);
+}
+
 static void jobs_prepare(sn_scheduler *s, int64_t now_us) {
     bool queued = false;
-    s->copy_turn = copy_next_turn(s);
     for (sn_job *job = s->jobs; job; job = job->next) {
         if (job->kind == SN_JOB_CLOSE) {
             sn_kv_cache_free(job->kv);
@@ -383,12 +403,12 @@ static void jobs_prepare(sn_scheduler *s, int64_t now_us) {
         } else if (atomic_load(&job->cancelled)) {
             job_end(job, sn_fail(&job->err, SN_REFUSED, "the session was closed"), now_us);
         } else if (job_copies_kv(job)) {
-            if (!s->kv_copied && job->client == s->copy_turn && job_admit(s, job, now_us, &queued))
-                job_copy_kv(s, job, now_us);
+            queued = queued || job_holds_up(s, job);
         } else {
             (void)job_admit(s, job, now_us, &queued);
         }
     }
+    jobs_copy_kv(s, now_us);
 }
 
 /* Rows that the decode steps of one client may add to a batch while another client decodes: as many as prefill rows may

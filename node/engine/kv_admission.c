@@ -109,6 +109,17 @@ bool sn_kv_admission_hoards(const sn_kv_admission *admission, const sn_job *job)
     return admission->hoards && job->client == admission->hoarder;
 }
 
+static size_t states_of_client(const sn_kv_pool *pool, uint64_t client) {
+    size_t n = 0;
+    for (sn_kv_cache *kv = sn_kv_cache_next(pool, NULL); kv; kv = sn_kv_cache_next(pool, kv))
+        n += sn_kv_cache_has_states(kv) && sn_kv_cache_usage_of(kv)->client == client;
+    return n;
+}
+
+static bool client_has_most_states(const sn_kv_pool *pool, uint64_t client) {
+    return states_of_client(pool, client) > sn_kv_pool_sessions_max(pool) / 2;
+}
+
 /* -- who may take pages -------------------------------------------------------------------------------------------- */
 
 void sn_kv_admission_begin(sn_kv_admission *admission, const sn_job *jobs, int64_t now_us) {
@@ -145,7 +156,8 @@ sn_status sn_kv_admission_prepare(sn_kv_admission *admission, sn_job *job) {
     int at = job->position + job->n_done;
     if (!*job->kv) {
         sn_status status = sn_kv_cache_new(admission->pool, job->kv, &job->err);
-        if (status == SN_RETRY && !admission->stateless) admission->stateless = job;
+        if (status == SN_RETRY && !admission->stateless && !client_has_most_states(admission->pool, job->client))
+            admission->stateless = job;
         if (status) return status;
         kv_mark_busy(admission, job);
     }
@@ -267,19 +279,13 @@ static sn_job *kv_free_pages(sn_kv_admission *admission, sn_job *jobs) {
     return NULL;
 }
 
-static size_t states_of_client(const sn_kv_pool *pool, uint64_t client) {
-    size_t n = 0;
-    for (sn_kv_cache *kv = sn_kv_cache_next(pool, NULL); kv; kv = sn_kv_cache_next(pool, kv))
-        n += sn_kv_cache_has_states(kv) && sn_kv_cache_usage_of(kv)->client == client;
-    return n;
-}
-
 /* Whether a session gives its states to the job: as of pages. */
 static bool kv_gives_states(const sn_kv_admission *admission, sn_kv_cache *kv, const sn_job *job) {
     const sn_kv_cache_usage *usage = sn_kv_cache_usage_of(kv);
     if (usage->busy || usage->client == job->client || !sn_kv_cache_has_states(kv)) return false;
-    size_t n = states_of_client(admission->pool, usage->client), max = sn_kv_pool_sessions_max(admission->pool);
-    return n > max / 2 && (kv_is_left_idle(admission, kv) || n > states_of_client(admission->pool, job->client) + 1);
+    if (!client_has_most_states(admission->pool, usage->client)) return false;
+    return kv_is_left_idle(admission, kv) ||
+           states_of_client(admission->pool, usage->client) > states_of_client(admission->pool, job->client) + 1;
 }
 
 static void states_take(const sn_kv_admission *admission) {

@@ -35,7 +35,7 @@ typedef struct sn_kv_admission {
     bool hoards;             /* there is a hoarder, */
     uint64_t hoarder;        /* this client */
     uint64_t taken_for;      /* sequence_number of the KV cache that gets what the hoarder gave; 0: none */
-    const sn_job *stateless; /* the first job of this round for which no recurrent states are left; NULL: none */
+    const sn_job *stateless; /* the first of this round that finds no recurrent states, and may get some; NULL: none */
     bool swap_pending;       /* pages are left to swap in the next round */
     int64_t swap_pause_us;   /* no swap-out before this time, because one failed */
 } sn_kv_admission;

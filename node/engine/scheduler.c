@@ -2,7 +2,7 @@
  *
  * Two lists hold the jobs: `jobs` (steps, KV transfers, closing), in order of priority, then of arrival, and
  * `training_jobs`, in turn. sn_scheduler_run does, in this order:
- *   1. jobs_prepare closes sessions, ends cancelled jobs, admits steps, and copies one part of KV pages: a step starts
+ *   1. jobs_prepare copies one part of KV pages, closes sessions, ends cancelled jobs, and admits steps: a step starts
  *      when its KV cache is rewound, swapped in and has pages reserved for all rows (kv_admission.h). Rows in the
  *      prefix cache are attached.
  *   2. batch_choose_lead takes, among the started steps of the client whose kinds had no batch for longest, the oldest
@@ -385,7 +385,8 @@ static void jobs_copy_kv(sn_scheduler *s, int64_t now_us) {
         bool queued = false;
         s->copy_turn = copy_next_turn(s);
         for (sn_job *job = s->jobs; job && !s->kv_copied; job = job->next) {
-            bool turn = job_copies_kv(job) && !job->finished_us && job->client == s->copy_turn;
+            bool tries = job_copies_kv(job) && !job->finished_us && !atomic_load(&job->cancelled);
+            bool turn = tries && job->client == s->copy_turn;
             if (!turn)
                 queued = queued || job_holds_up(s, job);
             else if (job_admit(s, job, now_us, &queued))
@@ -396,7 +397,9 @@ static void jobs_copy_kv(sn_scheduler *s, int64_t now_us) {
 
 static void jobs_prepare(sn_scheduler *s, int64_t now_us) {
     bool queued = false;
+    jobs_copy_kv(s, now_us); /* before steps, which may rewind what is read */
     for (sn_job *job = s->jobs; job; job = job->next) {
+        if (job->finished_us) continue;
         if (job->kind == SN_JOB_CLOSE) {
             sn_kv_cache_free(job->kv);
             job_end(job, SN_OK, now_us);
@@ -408,7 +411,6 @@ static void jobs_prepare(sn_scheduler *s, int64_t now_us) {
             (void)job_admit(s, job, now_us, &queued);
         }
     }
-    jobs_copy_kv(s, now_us);
 }
 
 /* Rows that the decode steps of one client may add to a batch while another client decodes: as many as prefill rows may

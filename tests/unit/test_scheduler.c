@@ -482,6 +482,19 @@ Test(scheduler, clients_take_turns_with_copies_of_kv_pages) {
     fixture_end(&b);
 }
 
+Test(scheduler, a_read_comes_before_a_step_that_rewinds_what_it_reads) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 4);
+    add_step(&b, 0, 0, 40);
+    run_batch(&b, SN_OK, &finished);
+    add_read(&b, 0, 40, 0);
+    add_step(&b, 0, 36, 2);
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 2);
+    cr_expect_eq(sn_kv_cache_length(b.kv[0]), 38);
+    fixture_end(&b);
+}
+
 Test(scheduler, copies_that_wait_for_pages_delay_no_others) {
     fixture b;
     unsigned finished;

@@ -6,7 +6,7 @@
  *      when its KV cache is rewound, swapped in and has pages reserved for all rows (kv_admission.h). Rows in the
  *      prefix cache are attached.
  *   2. batch_choose_lead takes, among the started steps of the client whose kinds had no batch for longest, the oldest
- * of the kind (blocks, adapter) that has not run for longest. Only steps of its kind join the batch.
+ *      of the kind (blocks, adapter) that has not run for longest. Only steps of its kind join the batch.
  *   3. Decode steps are added, while others decode up to decode_rows_max of each client, then prefill steps, client by
  *      client, up to prefill_rows_max.
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
@@ -455,8 +455,7 @@ static bool job_is_clients_first_prompt(const sn_scheduler *s, const sn_job *job
     return first == job;
 }
 
-/* Prompts of which rows are to be computed: a session has one job at a time. Of a client that delays others one counts.
- */
+/* Prompts of which rows are to be computed: each is a session's. Of a client that delays others one counts. */
 static int prompts_waiting(const sn_scheduler *s) {
     int n = 0;
     for (const sn_job *job = s->jobs; job; job = job->next)

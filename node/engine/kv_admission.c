@@ -62,17 +62,62 @@ static bool client_with_most(const sn_kv_pool *pool, uint64_t *out) {
     return parts_of_client(pool, client) > sn_kv_pool_tokens(pool) / SN_KV_PAGE_TOKENS * SN_KV_PAGE_PARTS / 2;
 }
 
+/* What a KV cache of the hoarder may have at most, if the hoarder is to have no less without it than the job's client
+ * with the pages that it lacks. */
+static size_t parts_to_spare(const sn_kv_admission *admission, const sn_job *job) {
+    size_t lacks = sn_kv_cache_pages_needed(*job->kv, job_rows_left(job)) * SN_KV_PAGE_PARTS;
+    size_t held = parts_of_client(admission->pool, admission->hoarder),
+           others = parts_of_client(admission->pool, job->client) + lacks;
+    return held > others ? held - others : 0;
+}
+
+static bool kv_is_left_idle(const sn_kv_admission *admission, sn_kv_cache *kv) {
+    return admission->now_us - sn_kv_cache_usage_of(kv)->last_used_us >= HOARD_IDLE_US;
+}
+
+/* Whether a KV cache must give its pages, once it is not busy: of the hoarder, and idle for long or not too large. */
+static bool kv_must_give(const sn_kv_admission *admission, sn_kv_cache *kv, size_t to_spare) {
+    size_t parts = sn_kv_cache_page_parts(kv);
+    if (sn_kv_cache_usage_of(kv)->client != admission->hoarder || !parts) return false;
+    return kv_is_left_idle(admission, kv) || (parts <= to_spare && sn_swap_movable_pages(kv));
+}
+
+/* Whether the job finds all pages that it lacks, if the hoarder gives what it must. One that asks for more than can be
+ * had does not put the hoarder off. */
+static bool hoarder_can_serve(const sn_kv_admission *admission, const sn_job *job) {
+    size_t missing = sn_kv_cache_pages_missing(*job->kv, job_rows_left(job)) * SN_KV_PAGE_PARTS;
+    size_t to_spare = parts_to_spare(admission, job);
+    for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv)) {
+        if (!kv_must_give(admission, kv, to_spare)) continue;
+        size_t parts = sn_kv_cache_page_parts(kv), movable = sn_swap_movable_pages(kv) * SN_KV_PAGE_PARTS;
+        to_spare -= sn_min_size(to_spare, parts);
+        missing -= sn_min_size(missing, kv_is_left_idle(admission, kv) ? parts : movable);
+    }
+    return !missing;
+}
+
 static void hoarder_find(sn_kv_admission *admission, const sn_job *jobs) {
     const sn_job *first = jobs;
     admission->hoards = false;
     while (first && !job_waits(first)) first = first->next;
     if (!first || !client_with_most(admission->pool, &admission->hoarder)) return;
-    for (const sn_job *job = first; job; job = job->next)
-        if (job_waits(job) && job->client != admission->hoarder) admission->hoards = true;
+    while (first && !(job_waits(first) && first->client != admission->hoarder)) first = first->next;
+    admission->hoards = first && hoarder_can_serve(admission, first);
 }
 
 bool sn_kv_admission_hoards(const sn_kv_admission *admission, const sn_job *job) {
     return admission->hoards && job->client == admission->hoarder;
+}
+
+static size_t states_of_client(const sn_kv_pool *pool, uint64_t client) {
+    size_t n = 0;
+    for (sn_kv_cache *kv = sn_kv_cache_next(pool, NULL); kv; kv = sn_kv_cache_next(pool, kv))
+        n += sn_kv_cache_has_states(kv) && sn_kv_cache_usage_of(kv)->client == client;
+    return n;
+}
+
+static bool client_has_most_states(const sn_kv_pool *pool, uint64_t client) {
+    return states_of_client(pool, client) > sn_kv_pool_sessions_max(pool) / 2;
 }
 
 /* -- who may take pages -------------------------------------------------------------------------------------------- */
@@ -111,7 +156,8 @@ sn_status sn_kv_admission_prepare(sn_kv_admission *admission, sn_job *job) {
     int at = job->position + job->n_done;
     if (!*job->kv) {
         sn_status status = sn_kv_cache_new(admission->pool, job->kv, &job->err);
-        if (status == SN_RETRY && !admission->stateless) admission->stateless = job;
+        if (status == SN_RETRY && !admission->stateless && !client_has_most_states(admission->pool, job->client))
+            admission->stateless = job;
         if (status) return status;
         kv_mark_busy(admission, job);
     }
@@ -144,23 +190,12 @@ static bool kv_swap_out(sn_kv_admission *admission, sn_kv_cache *kv, size_t n) {
     return false;
 }
 
-/* What a KV cache of the hoarder may have at most, if the hoarder is to have no less without it than the job's client
- * with the pages that it lacks. */
-static size_t parts_to_spare(const sn_kv_admission *admission, const sn_job *job) {
-    size_t lacks = sn_kv_cache_pages_needed(*job->kv, job_rows_left(job)) * SN_KV_PAGE_PARTS;
-    size_t held = parts_of_client(admission->pool, admission->hoarder),
-           others = parts_of_client(admission->pool, job->client) + lacks;
-    return held > others ? held - others : 0;
-}
-
 /* The hoarder's KV cache that has been idle for longest, of those that must give their pages. */
 static sn_kv_cache *kv_find_hoarded(const sn_kv_admission *admission, size_t to_spare) {
     sn_kv_cache *found = NULL;
     for (sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL); kv; kv = sn_kv_cache_next(admission->pool, kv)) {
         const sn_kv_cache_usage *usage = sn_kv_cache_usage_of(kv);
-        if (usage->busy || usage->client != admission->hoarder || !sn_kv_cache_page_parts(kv)) continue;
-        bool gives = admission->now_us - usage->last_used_us >= HOARD_IDLE_US ||
-                     (sn_kv_cache_page_parts(kv) <= to_spare && sn_swap_movable_pages(kv));
+        bool gives = !usage->busy && kv_must_give(admission, kv, to_spare);
         if (gives && (!found || usage->last_used_us < sn_kv_cache_usage_of(found)->last_used_us)) found = kv;
     }
     return found;
@@ -244,20 +279,13 @@ static sn_job *kv_free_pages(sn_kv_admission *admission, sn_job *jobs) {
     return NULL;
 }
 
-static size_t states_of_client(const sn_kv_pool *pool, uint64_t client) {
-    size_t n = 0;
-    for (sn_kv_cache *kv = sn_kv_cache_next(pool, NULL); kv; kv = sn_kv_cache_next(pool, kv))
-        n += sn_kv_cache_has_states(kv) && sn_kv_cache_usage_of(kv)->client == client;
-    return n;
-}
-
 /* Whether a session gives its states to the job: as of pages. */
 static bool kv_gives_states(const sn_kv_admission *admission, sn_kv_cache *kv, const sn_job *job) {
     const sn_kv_cache_usage *usage = sn_kv_cache_usage_of(kv);
     if (usage->busy || usage->client == job->client || !sn_kv_cache_has_states(kv)) return false;
-    size_t n = states_of_client(admission->pool, usage->client), max = sn_kv_pool_sessions_max(admission->pool);
-    bool idle = admission->now_us - usage->last_used_us >= HOARD_IDLE_US;
-    return n > max / 2 && (idle || n > states_of_client(admission->pool, job->client) + 1);
+    if (!client_has_most_states(admission->pool, usage->client)) return false;
+    return kv_is_left_idle(admission, kv) ||
+           states_of_client(admission->pool, usage->client) > states_of_client(admission->pool, job->client) + 1;
 }
 
 static void states_take(const sn_kv_admission *admission) {

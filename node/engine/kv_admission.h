@@ -12,11 +12,12 @@
  * discarded, and their clients replay them. So two sessions that each hold half of the pool and need more do not
  * block each other for ever.
  *
- * A client that has more than half of the pages while another one's job waits for some is the hoarder. Its jobs take no
- * more pages and hold no others up, and a session of it that is between two steps or waits gives its pages, swapped out
- * or discarded, if the hoarder still has as many as the other client then, so that two do not take from each other in
- * turn; or if it was idle for long. Otherwise one client could keep all others out by sessions that it leaves idle. The
- * same holds for recurrent states: more than half of those are of sessions of one client, and another one finds none.
+ * A client that has more than half of the pages, while another one's job waits that gets all it lacks by the rule
+ * below, is the hoarder. Its jobs take no more pages and hold no others up, and a session of it that is between two
+ * steps or waits gives its pages, swapped out or discarded, if the hoarder still has as many as the other client then,
+ * so that two do not take from each other in turn; or if it was idle for long. Otherwise one client could keep all
+ * others out by sessions that it leaves idle. The same holds for recurrent states: more than half of those are of
+ * sessions of one client, and another one finds none.
  */
 #ifndef SN_NODE_ENGINE_KV_ADMISSION_H
 #define SN_NODE_ENGINE_KV_ADMISSION_H
@@ -34,7 +35,7 @@ typedef struct sn_kv_admission {
     bool hoards;             /* there is a hoarder, */
     uint64_t hoarder;        /* this client */
     uint64_t taken_for;      /* sequence_number of the KV cache that gets what the hoarder gave; 0: none */
-    const sn_job *stateless; /* the first job of this round for which no recurrent states are left; NULL: none */
+    const sn_job *stateless; /* the first of this round that finds no recurrent states, and may get some; NULL: none */
     bool swap_pending;       /* pages are left to swap in the next round */
     int64_t swap_pause_us;   /* no swap-out before this time, because one failed */
 } sn_kv_admission;

@@ -2,11 +2,11 @@
  *
  * Two lists hold the jobs: `jobs` (steps, KV transfers, closing), in order of priority, then of arrival, and
  * `training_jobs`, in turn. sn_scheduler_run does, in this order:
- *   1. jobs_prepare closes sessions, ends cancelled jobs, copies one part of KV pages, and admits steps: a step starts
+ *   1. jobs_prepare copies one part of KV pages, closes sessions, ends cancelled jobs, and admits steps: a step starts
  *      when its KV cache is rewound, swapped in and has pages reserved for all rows (kv_admission.h). Rows in the
  *      prefix cache are attached.
  *   2. batch_choose_lead takes, among the started steps of the client whose kinds had no batch for longest, the oldest
- * of the kind (blocks, adapter) that has not run for longest. Only steps of its kind join the batch.
+ *      of the kind (blocks, adapter) that has not run for longest. Only steps of its kind join the batch.
  *   3. Decode steps are added, while others decode up to decode_rows_max of each client, then prefill steps, client by
  *      client, up to prefill_rows_max.
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
@@ -373,18 +373,40 @@ static uint64_t copy_next_turn(const sn_scheduler *s) {
     return s->copy_turn + 1 + after;
 }
 
+/* Whether sessions without pages wait behind the job. */
+static bool job_holds_up(const sn_scheduler *s, const sn_job *job) {
+    return job->kv_waited && !job->started_us && !job->finished_us && !sn_kv_admission_hoards(&s->admission, job);
+}
+
+/* Copies one part, of the first client in turn for which that is possible now: others may wait for pages. */
+static void jobs_copy_kv(sn_scheduler *s, int64_t now_us) {
+    const uint64_t first = copy_next_turn(s);
+    do {
+        bool queued = false;
+        s->copy_turn = copy_next_turn(s);
+        for (sn_job *job = s->jobs; job && !s->kv_copied; job = job->next) {
+            bool tries = job_copies_kv(job) && !job->finished_us && !atomic_load(&job->cancelled);
+            bool turn = tries && job->client == s->copy_turn;
+            if (!turn)
+                queued = queued || job_holds_up(s, job);
+            else if (job_admit(s, job, now_us, &queued))
+                job_copy_kv(s, job, now_us);
+        }
+    } while (!s->kv_copied && copy_next_turn(s) != first);
+}
+
 static void jobs_prepare(sn_scheduler *s, int64_t now_us) {
     bool queued = false;
-    s->copy_turn = copy_next_turn(s);
+    jobs_copy_kv(s, now_us); /* before steps, which may rewind what is read */
     for (sn_job *job = s->jobs; job; job = job->next) {
+        if (job->finished_us) continue;
         if (job->kind == SN_JOB_CLOSE) {
             sn_kv_cache_free(job->kv);
             job_end(job, SN_OK, now_us);
         } else if (atomic_load(&job->cancelled)) {
             job_end(job, sn_fail(&job->err, SN_REFUSED, "the session was closed"), now_us);
         } else if (job_copies_kv(job)) {
-            if (!s->kv_copied && job->client == s->copy_turn && job_admit(s, job, now_us, &queued))
-                job_copy_kv(s, job, now_us);
+            queued = queued || job_holds_up(s, job);
         } else {
             (void)job_admit(s, job, now_us, &queued);
         }
@@ -433,8 +455,7 @@ static bool job_is_clients_first_prompt(const sn_scheduler *s, const sn_job *job
     return first == job;
 }
 
-/* Prompts of which rows are to be computed: a session has one job at a time. Of a client that delays others one counts.
- */
+/* Prompts of which rows are to be computed: each is a session's. Of a client that delays others one counts. */
 static int prompts_waiting(const sn_scheduler *s) {
     int n = 0;
     for (const sn_job *job = s->jobs; job; job = job->next)

@@ -307,8 +307,8 @@ void sn_protocol_training_done(sn_protocol *protocol, sn_job *job, int64_t now_u
         while (protocol->training.jobs[i] != job) i++;
         protocol->training.jobs[i] = protocol->training.jobs[--protocol->training.n];
         protocol->training.bytes -= task->request_msg->tensor.bytes;
-        /* SN_RETRY: the adapters leave too little memory for the batch. */
-        sn_adapter_entry *old = job->status == SN_RETRY
+        /* SN_RETRY of a batch that is not cancelled: the adapters leave too little memory for it. */
+        sn_adapter_entry *old = job->status == SN_RETRY && !atomic_load(&job->cancelled)
                                     ? sn_adapter_table_find_oldest(&protocol->adapters, task->network,
                                                                    protocol->setup.tune_bytes_max / 2, now_us)
                                     : NULL;

@@ -319,6 +319,22 @@ Test(kv_admission, a_client_with_most_pages_holds_no_others_up_when_it_waits) {
     fixture_end(&b);
 }
 
+Test(kv_admission, a_client_with_most_pages_goes_on_beside_a_step_that_asks_for_too_many) {
+    fixture b;
+    fixture_begin(&b, 4, 0, 0);
+    b.client[0] = 1;
+    b.client[1] = 2;
+    complete_step(&b, 0, 0, 96);
+    add_step(&b, 1, 0, 64); /* which lacks a page, and the other session has too much to be given up */
+    run_round_after(&b, 1);
+    add_step(&b, 0, 96, 1);
+    cr_expect(job_ends_within(&b, 0, SECOND));
+    cr_expect_eq(b.ended[0], SN_OK);
+    cr_expect(job_ends_within(&b, 1, WAIT));
+    cr_expect_eq(b.ended[1], SN_RETRY);
+    fixture_end(&b);
+}
+
 Test(kv_admission, a_client_with_half_of_the_pages_keeps_them) {
     fixture b;
     fixture_begin(&b, 4, 0, 0);

@@ -1,4 +1,5 @@
 /* What a node decides about sessions, steps, drains and training, message by message. */
+#include "model/safetensors.h"
 #include "node/engine/training.h"
 #include "tests/support/protocol_fixture.h"
 #include "tests/support/require.h"
@@ -440,6 +441,50 @@ Test(node_protocol, training_of_a_client_that_hung_up_is_cancelled) {
     protocol_fixture_run_jobs(&b, T0);
     cr_expect(is_refusal(node_client_receive(&b.client, request, 100), SN_RETRY, "has ended"));
     sn_transport_free(&second.transport);
+    protocol_fixture_end(&b);
+}
+
+/* A message with an adapter of one prompt, for any model; its hash. */
+static sn_msg *adapter_put_message(const protocol_fixture *b, sn_hash *hash) {
+    static const float row[4096];
+    sn_msg *msg = NULL;
+    void *data;
+    sn_buf image;
+    sn_buf_init(&image, 1 << 20);
+    const sn_safetensors_entry entry = {"prompt.1", SN_F32, 2, {1, (size_t)b->w->n_embd}, row};
+    REQUIRE(sn_safetensors_serialize(&entry, 1, &image, &err));
+    REQUIRE(sn_msg_new(SN_MSG_ADAPTER_PUT, 0, &msg, &err));
+    REQUIRE(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){image.len / 4}, &data, &err));
+    memcpy(data, image.data, image.len);
+    *hash = sn_hash_of(image.data, image.len);
+    msg->adapter_put.protocol = SN_PROTOCOL_VERSION;
+    memcpy(msg->adapter_put.model, b->w->model.bytes, SN_HASH_SIZE);
+    memcpy(msg->adapter_put.hash, hash->bytes, SN_HASH_SIZE);
+    sn_buf_fini(&image);
+    return msg;
+}
+
+Test(node_protocol, training_that_is_cancelled_unloads_no_adapter) {
+    protocol_fixture b;
+    sn_event event;
+    sn_hash hash;
+    protocol_fixture_begin(&b);
+    sn_msg *answer = protocol_fixture_request(&b, adapter_put_message(&b, &hash), T0), *msg = batch_message(&b, 1, 5);
+    cr_assert(answer && answer->kind == SN_MSG_ADAPTER_PUT_REPLY);
+    sn_msg_free(&answer);
+    node_client_send(&b.client, &msg);
+    REQUIRE(sn_transport_recv(b.transport, 0, &event, &err));
+    sn_peer peer = event.peer;
+    sn_protocol_handle(b.protocol, &event, T0, b.unix_ms);
+    cr_assert_eq(b.n_waiting, 1);
+    event = (sn_event){.peer = peer, .gone = true};
+    sn_protocol_handle(b.protocol, &event, T0, b.unix_ms);
+    protocol_fixture_run_jobs(&b, T0);
+    msg = batch_message(&b, 1, 5);
+    memcpy(msg->forward.adapter, hash.bytes, SN_HASH_SIZE);
+    answer = protocol_fixture_request(&b, msg, T0);
+    cr_expect(answer && answer->kind == SN_MSG_FORWARD_REPLY);
+    sn_msg_free(&answer);
     protocol_fixture_end(&b);
 }
 

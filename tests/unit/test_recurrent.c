@@ -92,11 +92,12 @@ Test(recurrent, a_pool_without_room_for_snapshots_computes_from_the_start) {
     recurrent_end(&s);
 }
 
-/* A step of one row at the position, which may wait for a second: how it ends. */
-static sn_status step_in_scheduler(const recurrent_sessions *s, sn_scheduler *scheduler, sn_kv_cache **kv,
-                                   uint64_t client, int position) {
-    static int64_t now_us = 1000000;
-    sn_job *job = calloc(1, sizeof *job), *done = NULL;
+static int64_t scheduler_us = 1000000;
+
+/* Adds a step of one row at the position, which may wait for a second. */
+static sn_job *add_step(const recurrent_sessions *s, sn_scheduler *scheduler, sn_kv_cache **kv, uint64_t client,
+                        int position) {
+    sn_job *job = calloc(1, sizeof *job);
     *job = (sn_job){
         .session = kv,
         .kv = kv,
@@ -104,16 +105,27 @@ static sn_status step_in_scheduler(const recurrent_sessions *s, sn_scheduler *sc
         .end = RECURRENT_BLOCKS,
         .position = position,
         .n_tokens = 1,
-        .arrived_us = now_us,
-        .deadline_us = now_us + 1000000,
+        .arrived_us = scheduler_us,
+        .deadline_us = scheduler_us + 1000000,
         .step.input = {.name = "rows", .data = s->inputs, .dtype = SN_F32, .rank = 2, .shape = {1, RECURRENT_WIDTH}}};
     REQUIRE(sn_shared_buffer_new(RECURRENT_WIDTH * sizeof(float), &job->output, &err));
     sn_scheduler_add(scheduler, job);
-    while (!done) done = sn_scheduler_run(scheduler, now_us += 100000);
-    cr_assert_eq(done, job);
+    return job;
+}
+
+/* Runs rounds until a job ends, which must be this one: how. */
+static sn_status expect_end(sn_scheduler *scheduler, sn_job *job) {
+    sn_job *done = NULL;
+    while (!done) done = sn_scheduler_run(scheduler, scheduler_us += 100000);
+    cr_assert(done == job && !done->next);
     sn_status status = job->status;
     sn_job_free(&job);
     return status;
+}
+
+static sn_status step_in_scheduler(const recurrent_sessions *s, sn_scheduler *scheduler, sn_kv_cache **kv,
+                                   uint64_t client, int position) {
+    return expect_end(scheduler, add_step(s, scheduler, kv, client, position));
 }
 
 Test(recurrent, a_client_with_most_states_gives_those_of_an_idle_session_to_another) {
@@ -137,6 +149,24 @@ Test(recurrent, a_client_with_most_states_gives_those_of_an_idle_session_to_anot
     cr_expect_eq(step_in_scheduler(&s, scheduler, third, 3, 0), SN_RETRY, "two with a half each keep it");
     sn_scheduler_free(&scheduler);
     for (int i = 0; i < SESSIONS; i++) sn_kv_cache_free(&kv[i]);
+    recurrent_end(&s);
+}
+
+Test(recurrent, a_client_with_most_states_that_waits_itself_holds_no_others_up) {
+    recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
+    size_t bytes = smallest_pool(&s);
+    sn_kv_cache *kv[16] = {NULL};
+    sn_scheduler *scheduler = NULL;
+    sn_kv_pool_free(&s.pool);
+    REQUIRE(sn_span_kv_pool(s.span, bytes, &s.pool, &err));
+    REQUIRE(sn_scheduler_new(s.span, s.pool, &scheduler, &err));
+    const int n = (int)sn_kv_pool_sessions_max(s.pool);
+    for (int i = 0; i < n; i++) cr_expect_eq(step_in_scheduler(&s, scheduler, &kv[i], 1, 0), SN_OK);
+    sn_job *own = add_step(&s, scheduler, &kv[n], 1, 0), *other = add_step(&s, scheduler, &kv[n + 1], 2, 0);
+    cr_expect_eq(expect_end(scheduler, own), SN_OK, "it came first");
+    cr_expect_eq(expect_end(scheduler, other), SN_OK);
+    sn_scheduler_free(&scheduler);
+    for (int i = 0; i < 16; i++) sn_kv_cache_free(&kv[i]);
     recurrent_end(&s);
 }
 

@@ -482,6 +482,39 @@ Test(scheduler, clients_take_turns_with_copies_of_kv_pages) {
     fixture_end(&b);
 }
 
+Test(scheduler, a_read_comes_before_a_step_that_rewinds_what_it_reads) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 4);
+    add_step(&b, 0, 0, 40);
+    run_batch(&b, SN_OK, &finished);
+    add_read(&b, 0, 40, 0);
+    add_step(&b, 0, 36, 2);
+    cr_expect_eq(run_batch(&b, SN_OK, &finished), 2);
+    cr_expect_eq(sn_kv_cache_length(b.kv[0]), 38);
+    fixture_end(&b);
+}
+
+Test(scheduler, copies_that_wait_for_pages_delay_no_others) {
+    fixture b;
+    unsigned finished;
+    fixture_begin(&b, 4);
+    for (int s = 0; s < 2; s++) add_step(&b, s, 0, 2 * PAGE)->client = 2;
+    run_batch(&b, SN_OK, &finished);
+    cr_assert_eq(sn_kv_pool_bytes_used(b.pool), sn_kv_pool_bytes(b.pool));
+    for (int s = 2; s < 4; s++) {
+        sn_job *job = add_step(&b, s, 0, 1);
+        job->kind = SN_JOB_KV_WRITE;
+        job->client = (uint64_t)s + 1;
+    }
+    for (int i = 0; i < 6; i++) add_read(&b, i % 2, PAGE, 1 + (uint64_t)i % 2);
+    for (int i = 0; i < 6; i++) cr_expect_eq(run_batch(&b, SN_OK, &finished), 1, "one part in each round");
+    b.now += 10000000;
+    cr_expect_eq(run_batch(&b, SN_RETRY, &finished), 2, "those that wait end at their deadline");
+    cr_expect(sn_scheduler_idle(b.scheduler));
+    fixture_end(&b);
+}
+
 static sn_adapter *adapter_of(fixture *b, float scale) {
     sn_adapter *t = NULL;
     sn_buf image;

@@ -152,8 +152,8 @@ static size_t table_size(size_t n) {
 }
 
 /* Tokens or merges whose hashes collide on purpose, or fill all slots of a part of a table, would make look-ups a walk
- * over all of them. Among millions of others that fill two thirds of a table, the one that is furthest from its place is
- * about 100 slots from it. So a look-up ends after DISTANCE_MAX slots, and what would lie behind is refused. */
+ * over all of them. Among millions of others that fill two thirds of a table, the one that is furthest from its place
+ * is about 100 slots from it. So a look-up ends after DISTANCE_MAX slots, and what would lie behind is refused. */
 enum { DISTANCE_MAX = 1024 };
 static const size_t NO_SLOT = SIZE_MAX;
 

@@ -4,8 +4,8 @@
  * output, receipts) and the history, which is the inputs of all steps before them. A check makes sure that the log has
  * an auditor, a second chain over these blocks at position `length`, brought there with the history. Then it runs the
  * entries through the auditor, several in one chunk where they follow each other, and compares: the hash of the output
- * where all devices are exact, else the rows within a tolerance (sn_rows_close). An entry that matches becomes history.
- * For one that does not, sn_audit_dispute (dispute.c) decides.
+ * where all devices are exact and no keys and values came from elsewhere, else the rows within a tolerance
+ * (sn_rows_close). An entry that matches becomes history. For one that does not, sn_audit_dispute (dispute.c) decides.
  *
  * A node may not check its own work, and who failed as an auditor is not asked again soon (auditors.c). When no auditor
  * is found, entries wait for a later check, up to PENDING_MAX; beyond that the oldest goes unchecked. When auditors

@@ -4,8 +4,8 @@
  * output, receipts) and the history, which is the inputs of all steps before them. A check makes sure that the log has
  * an auditor, a second chain over these blocks at position `length`, brought there with the history. Then it runs the
  * entries through the auditor, several in one chunk where they follow each other, and compares: the hash of the output
- * where all devices are exact, else the rows within a tolerance (sn_rows_close). An entry that matches becomes history.
- * For one that does not, sn_audit_dispute (dispute.c) decides.
+ * where all devices are exact and no keys and values came from elsewhere, else the rows within a tolerance
+ * (sn_rows_close). An entry that matches becomes history. For one that does not, sn_audit_dispute (dispute.c) decides.
  *
  * A node may not check its own work, and who failed as an auditor is not asked again soon (auditors.c). When no auditor
  * is found, entries wait for a later check, up to PENDING_MAX; beyond that the oldest goes unchecked. When auditors
@@ -188,8 +188,7 @@ static sn_status entry_init(sn_audit_entry *e, const sn_hop *hops, size_t n_hops
     *e = (sn_audit_entry){.position = step->position, .n = step->n, .n_hops = n_hops, .exact = true};
     e->output = last->output;
     e->output_dtype = (sn_dtype)last->output_dtype;
-    for (size_t i = 0; i < n_hops; i++)
-        e->exact = e->exact && !(hops[i].remote.last_receipt.device & SN_RECEIPT_APPROXIMATE);
+    for (size_t i = 0; i < n_hops; i++) e->exact = e->exact && hops[i].remote.last_receipt.device == SN_RECEIPT_EXACT;
     sn_status status = sn_calloc(&e->receipts, n_hops, SN_RECEIPT_SIZE, err);
     if (!status) status = sn_calloc(&e->rows, size, sizeof *e->rows, err);
     if (!status) status = sn_calloc(&e->outputs, size, sizeof *e->outputs, err);
@@ -269,7 +268,7 @@ static bool auditor_is_exact(const sn_chain *auditor) {
     size_t n;
     const sn_hop *hops = sn_chain_route_hops(auditor, &n);
     for (size_t i = 0; i < n; i++) /* local blocks are on a CPU */
-        if (!hops[i].is_local && (hops[i].remote.last_receipt.device & SN_RECEIPT_APPROXIMATE)) return false;
+        if (!hops[i].is_local && hops[i].remote.last_receipt.device != SN_RECEIPT_EXACT) return false;
     return true;
 }
 

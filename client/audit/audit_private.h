@@ -14,7 +14,7 @@ typedef struct sn_audit_entry {
     int position, n;
     size_t n_hops;
     uint8_t *receipts; /* (n_hops, SN_RECEIPT_SIZE) */
-    bool exact;        /* every receipt says that the device is exact */
+    bool exact;        /* every receipt says that the device is exact, and all keys and values its own */
     sn_hash output;    /* as the last hop signed it, and its wire type */
     sn_dtype output_dtype;
     float *rows, *outputs; /* (n, n_embd): what entered the first hop; what left the last one */

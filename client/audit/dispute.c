@@ -143,7 +143,7 @@ static sn_audit_outcome dispute_decide_first(dispute *d) {
     size_t i = 0;
     while (d->verdicts[i].kind == SN_VERDICT_CORRECT) i++;
     const sn_statement *s = &d->evidence.statements[i];
-    d->a->apart = (s->receipt.device & SN_RECEIPT_APPROXIMATE) && d->entry->n_hops > 1;
+    d->a->apart = s->receipt.device != SN_RECEIPT_EXACT && d->entry->n_hops > 1;
     if (!i && !d->a->apart) return SN_AUDIT_UNDECIDED; /* its input and its timeline are the client's own */
     if (!d->a->apart) audit_ban(d->a, s, d->verdicts[i].why);
     return SN_AUDIT_FAILED;

@@ -114,7 +114,7 @@ static sn_status judging_begin(judging *c, sn_err *err) {
         t->input = sn_hasher_new();
         t->output = sn_hasher_new();
         if (!t->input || !t->output) status = sn_fail(err, SN_STOP, "out of memory");
-        if (!status && t->statement->outputs && (r->device & SN_RECEIPT_APPROXIMATE))
+        if (!status && t->statement->outputs && r->device != SN_RECEIPT_EXACT)
             status = sn_calloc(&t->rows, (size_t)r->n, r->n_embd * sizeof *t->rows, err);
     }
     return status;
@@ -140,7 +140,7 @@ static sn_verdict judge_inexact(const statement_check *t, sn_hash signed_hash) {
     sn_hash given;
     if (!s->outputs || sn_rows_hash(s->outputs, n, n_embd, s->receipt.output_dtype, &given, NULL) ||
         !hash_equals(&given, &signed_hash))
-        return verdict_inconclusive("its output is not in the evidence, and its device may give other bits");
+        return verdict_inconclusive("its output is not in the evidence, and it may have other bits");
     bool close = sn_rows_close(s->outputs, t->rows, n, n_embd);
     sn_verdict j = {.kind = close ? SN_VERDICT_CORRECT : SN_VERDICT_WRONG};
     snprintf(j.why, sizeof j.why, "its output is %s 3%% of a row's largest value from what this file gives",
@@ -181,10 +181,11 @@ static sn_verdict judge_statement(const judging *c, statement_check *t) {
         return verdict_wrong("it signed another timeline than its input continues");
     if (hash_equals(&output, &r->output))
         return (sn_verdict){SN_VERDICT_CORRECT, "its output is what this file gives, bit by bit"};
-    /* Its client has another node compute in its place, wherever the wrong keys and values came from. */
+    /* Its client has another node compute in its place, wherever the wrong keys and values came from. Right ones may
+     * have come from a device that is not exact. */
     if ((r->device & SN_RECEIPT_CONTINUED) && !e->first_hand)
         return verdict_inconclusive("its node was given keys and values from elsewhere, and says so");
-    if (r->device & SN_RECEIPT_APPROXIMATE) return judge_inexact(t, r->output);
+    if (r->device != SN_RECEIPT_EXACT) return judge_inexact(t, r->output);
     return verdict_wrong("it signed another output than this file gives for the same input and timeline");
 }
 

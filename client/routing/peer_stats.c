@@ -106,7 +106,9 @@ int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node
 
 bool sn_peer_stats_note_loss(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us) {
     sn_peer_stat *peer = peer_stats_get(peer_stats, node, now_us);
+    if (now_us - peer->lost_us >= SN_FAILURE_DECAY_US) peer->losses = 0;
     peer->good_steps = 0;
+    peer->lost_us = now_us;
     return peer->losses++ < SN_LOSSES_MAX;
 }
 

@@ -23,13 +23,13 @@ typedef struct sn_peer_stat {
     int64_t newest_us;   /* time of the newest measurement or failure */
     int64_t measured_us; /* time of the newest measurement of a step or round trip; 0: none */
     /* Exponential moving averages; -1: not measured. */
-    int64_t rtt_us;   /* round trip to this client */
-    bool answers;     /* false: rtt_us is how long its answer was waited for in vain */
-    int64_t queue_us; /* for which a step waited */
-    int64_t block_ns; /* for computing one token through one block */
-    int failures;     /* not forgotten yet */
-    int losses;       /* of sessions, not forgotten yet */
-    int64_t banned_until_us, failed_us;
+    int64_t rtt_us;                              /* round trip to this client */
+    bool answers;                                /* false: rtt_us is how long its answer was waited for in vain */
+    int64_t queue_us;                            /* for which a step waited */
+    int64_t block_ns;                            /* for computing one token through one block */
+    int failures;                                /* not forgotten yet */
+    int losses;                                  /* of sessions, not forgotten yet */
+    int64_t banned_until_us, failed_us, lost_us; /* the newest failure, and loss */
     int good_steps;   /* since the newest failure, less those that made a failure forgotten */
     bool looked_up;   /* the directory was read since the newest failure; it said: */
     uint64_t address; /* where the node is, as a hash; 0: it is not online */
@@ -52,7 +52,8 @@ void sn_peer_stats_note_step(sn_peer_stats *peer_stats, const uint8_t node[SN_KE
 /* The node failed: it is banned for a time that grows with its failures. Returns that time in microseconds. */
 int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
 /* The node has lost a session, as by a restart, or the connection to it. False: it has done so SN_LOSSES_MAX times
- * before without SN_FAILURE_DECAY_STEPS good steps since, and this is a failure: each loss costs a replay. */
+ * before without SN_FAILURE_DECAY_STEPS good steps or SN_FAILURE_DECAY_US between, and this is a failure: each loss
+ * costs a replay. */
 bool sn_peer_stats_note_loss(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
 /* For how much longer the node is banned; 0: it is not. */
 int64_t sn_peer_stats_ban_left_us(const sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);

@@ -414,7 +414,7 @@ static sn_status swarm_take_batch_reply(swarm_backbone *s, traversal *t, const s
         bool late = sn_now_us() - t->since_us > (int64_t)s->options.timeout_ms * 1000;
         if (msg->error.status == SN_REBUILD && h->image.len && !late) {
             h->adapter_held = false;
-            h->since_us = 0; /* it is sent anew, with its own time */
+            if (!h->correlation_id) h->since_us = 0; /* it is sent anew, with its own time */
             return SN_OK;
         }
         if (error_allows_retry(msg, t->since_us, s->options.timeout_ms, &t->not_before_us)) return SN_OK;

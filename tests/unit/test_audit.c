@@ -633,8 +633,9 @@ Test(audit, a_wrong_node_that_claims_kv_pages_from_elsewhere_is_banned) {
         fixture t;
         fixture_begin(&t);
         for (int i = 0; i < 3; i++) cluster_add(t.w->cluster, 0, 4);
-        t.byzantine = byzantine_node_new(t.w, "byzantine:1", 0, 4,
-                                         (byzantine_faults){.alter_every_nth = 3, .signs_continued = true});
+        t.byzantine =
+            byzantine_node_new(t.w, "byzantine:1", 0, 4,
+                               (byzantine_faults){.alter_every_nth = 3, .large_error = true, .signs_continued = true});
         fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1, .local = here}, false, here);
         cr_assert_eq(feed_tokens(&t, 0, 30, 3), SN_OK, "%s", t.err.text);
         REQUIRE(sn_chain_audit(t.chain, &err));
@@ -643,6 +644,22 @@ Test(audit, a_wrong_node_that_claims_kv_pages_from_elsewhere_is_banned) {
         cr_expect(output_is_right(&t, 30));
         fixture_end(&t);
     }
+}
+
+/* Such keys and values make other bits, where the node that computed them has a GPU. */
+Test(audit, honest_nodes_that_go_on_with_a_gpus_kv_pages_are_not_accused) {
+    fixture t;
+    fixture_begin(&t);
+    cluster_add(t.w->cluster, 0, 4);
+    t.gpu =
+        byzantine_node_new(t.w, "honest:1", 0, 4, (byzantine_faults){.alter_every_nth = 1, .signs_continued = true});
+    fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1, .local = true}, false, true);
+    cr_assert_eq(feed_tokens(&t, 0, 30, 3), SN_OK, "%s", t.err.text);
+    REQUIRE(sn_chain_audit(t.chain, &err));
+    sn_audit_report report = sn_audit_get_report(t.audit);
+    cr_expect(report.checked == 10 && !report.unchecked && !report.nodes_banned, "%s", report.verdict);
+    cr_expect_eq(byzantine_node_steps(t.gpu), 10);
+    fixture_end(&t);
 }
 
 /* One of the three is honest, and nothing shows which. */

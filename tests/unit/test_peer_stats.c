@@ -158,6 +158,14 @@ Test(peer_stats, sessions_that_a_node_has_lost_are_forgotten_after_good_steps) {
     end(&f);
 }
 
+/* As with a client whose own network is lost now and then, and whose answers are short. */
+Test(peer_stats, losses_that_are_minutes_apart_are_no_failure) {
+    fixture f = begin();
+    for (int i = 1; i <= 3 * SN_LOSSES_MAX; i++)
+        cr_expect(sn_peer_stats_note_loss(f.peer_stats, f.identity.id, (int64_t)i * SN_FAILURE_DECAY_US), "loss %d", i);
+    end(&f);
+}
+
 Test(peer_stats, bounds_the_number_of_peers) {
     sn_peer_stats *peer_stats = peer_stats_new();
     for (int i = 0; i <= SN_PEER_STATS_MAX; i++) {

@@ -59,7 +59,7 @@ fi
 
 # -- clients that leave, a full queue, SIGTERM, over a node that takes its time
 slow a
-serve small --join "${address[a]}" --max-sessions 1 --queue 1 --drain-timeout 300
+serve small --join "${address[a]}" --max-sessions 1 --queue 1 --drain-timeout 300 --timeout 120
 client leaving "$url"
 client ending "$url" "${pid[a]}" "${pid[slow]}" "$scratch/answering" "$scratch/draining" &
 asking=$! pid[asking]=$!

@@ -23,13 +23,14 @@ typedef struct sn_peer_stat {
     int64_t newest_us;   /* time of the newest measurement or failure */
     int64_t measured_us; /* time of the newest measurement of a step or round trip; 0: none */
     /* Exponential moving averages; -1: not measured. */
-    int64_t rtt_us;                              /* round trip to this client */
-    bool answers;                                /* false: rtt_us is how long its answer was waited for in vain */
-    int64_t queue_us;                            /* for which a step waited */
-    int64_t block_ns;                            /* for computing one token through one block */
-    int failures;                                /* not forgotten yet */
-    int losses;                                  /* of sessions, not forgotten yet */
-    int64_t banned_until_us, failed_us, lost_us; /* the newest failure, and loss */
+    int64_t rtt_us;   /* round trip to this client */
+    bool answers;     /* false: rtt_us is how long its answer was waited for in vain */
+    int64_t queue_us; /* for which a step waited */
+    int64_t block_ns; /* for computing one token through one block */
+    int failures;     /* not forgotten yet */
+    int losses;       /* of sessions, not forgotten yet */
+    int64_t lost_us;  /* time of the newest of these */
+    int64_t banned_until_us, failed_us;
     int good_steps;   /* since the newest failure, less those that made a failure forgotten */
     bool looked_up;   /* the directory was read since the newest failure; it said: */
     uint64_t address; /* where the node is, as a hash; 0: it is not online */

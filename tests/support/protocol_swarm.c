@@ -118,6 +118,17 @@ static void poll_node(protocol_swarm *c, protocol_swarm_node *m) {
     if (sn_protocol_wants_blocks(m->protocol, &m->first, &m->end)) m->loaded_us = c->now_us + LOAD_US;
 }
 
+sn_transport *protocol_swarm_stranger(protocol_swarm *c, int i, sn_peer *peer) {
+    char address[32];
+    sn_identity identity;
+    sn_transport *transport = NULL;
+    snprintf(address, sizeof address, "node%d:1", i);
+    REQUIRE(sn_identity_new(&identity, &err));
+    REQUIRE(sn_transport_memory_new(c->hub, &identity, &transport, &err));
+    REQUIRE(sn_transport_dial(transport, address, c->nodes[i].identity.curve_key, peer, &err));
+    return transport;
+}
+
 void protocol_swarm_run(protocol_swarm *c, double seconds) {
     for (int64_t until = c->now_us + (int64_t)(seconds * PROTOCOL_SWARM_SECOND); c->now_us < until;) {
         c->now_us += STEP_US;

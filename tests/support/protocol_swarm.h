@@ -38,6 +38,8 @@ protocol_swarm *protocol_swarm_new(int n_blocks, size_t bytes_per_s); /* bytes_p
 void protocol_swarm_free(protocol_swarm *c);
 /* adds a node that joins node `joins` (-1: none); returns its number */
 int protocol_swarm_add(protocol_swarm *c, int joins);
+/* A transport with a key of its own that has dialled node i, for tests that speak the protocol by hand. */
+sn_transport *protocol_swarm_stranger(protocol_swarm *c, int i, sn_peer *peer);
 void protocol_swarm_run(protocol_swarm *c, double seconds);
 size_t protocol_swarm_known(const protocol_swarm *c, int i); /* nodes that the node knows, including itself */
 size_t protocol_swarm_least_known(const protocol_swarm *c);

@@ -380,3 +380,9 @@ bool is_refusal(sn_msg *answer, sn_status status, const char *part) {
     sn_msg_free(&answer);
     return refused;
 }
+
+bool is_opened(sn_msg *answer) {
+    bool ok = answer && answer->kind == SN_MSG_OPEN_REPLY;
+    sn_msg_free(&answer);
+    return ok;
+}

@@ -90,5 +90,7 @@ bool node_session_reply_ok(node_session *p, sn_msg *answer, int position, int n)
 /* True if the reply is an ERROR with this status and a text that contains `part`; prints the reply otherwise.
  * Consumes it (NULL counts as no reply). */
 bool is_refusal(sn_msg *answer, sn_status status, const char *part);
+/* True if the reply is an OPEN_REPLY. Consumes it. */
+bool is_opened(sn_msg *answer);
 
 #endif

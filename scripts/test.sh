@@ -24,7 +24,8 @@ WITHOUT_ASAN=(
   test_bits test_train test_tiles test_golden test_cpu_device test_cpu_attention
   # the emulations' kernels are compiled without sanitizers; test_cuda_device, test_xpu and test_emulated_memory run their hosts' side
   test_cuda_conformance test_xpu_conformance test_xpu_validation
-  test_emulated_devices test_emulated_head test_emulated_parts test_emulated_recurrent test_xpu_decode
+  test_emulated_devices test_emulated_head test_emulated_offload test_emulated_parts test_emulated_recurrent test_emulated_tensors
+  test_xpu_decode
   # its bytes are one well-formed file; test_gguf, test_tokenizer and the fuzz targets read others, test_cli and the system tests below
   # run the same program
   test_real_model
@@ -113,7 +114,8 @@ unit() {
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     if [ "$f" -ne 0 ]; then echo "  FAILED  ${program#"$root"/}"; else echo "  ok      ${program#"$root"/} ($p, $seconds s)"; fi
     cat "$log"
-  done < <({ for program in emulated_devices cuda_conformance bits cuda_device xpu_conformance; do find "$folder/tests" -maxdepth 1 -name "test_$program" -type f; done
+  done < <({ for program in emulated_devices emulated_offload emulated_tensors cuda_conformance bits cuda_device xpu_conformance; do
+      find "$folder/tests" -maxdepth 1 -name "test_$program" -type f; done
     find "$folder/tests" -maxdepth 1 -name 'test_*' -type f -perm -u+x | sort; } | awk '!seen[$0]++' |
     grep -vxF -f <(printf "$folder/tests/%s\n" "$@") | xargs -P 2 -I{} bash -c "unit_one '$part' {}")
 }

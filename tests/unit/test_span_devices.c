@@ -1,5 +1,6 @@
 /* A span over several places: wherever blocks compute and are kept, devices of one kind give the same bits, and all
- * memory is freed. This file uses the CPU; test_emulated_devices.c does the same with emulated accelerators. */
+ * memory is freed. This file uses the CPU; test_emulated_devices.c and test_emulated_offload.c do the same with
+ * emulated accelerators. */
 #include "blocks/span.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"

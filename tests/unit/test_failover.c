@@ -17,6 +17,14 @@ enum {
 
 static testbed *new_testbed(void) { return testbed_new(&(cluster_options){.kv_memory = 64}); }
 
+/* With a node of blocks 0:2, one of 2:4, and so many others of 2:4. */
+static testbed *testbed_of_halves(int others) {
+    testbed *w = new_testbed();
+    cluster_add(w->cluster, 0, 2);
+    for (int i = 0; i <= others; i++) cluster_add(w->cluster, 2, 4);
+    return w;
+}
+
 /* Opens a chain over the present nodes and, if not NULL, a faulty one. */
 static sn_status open_with(chain_fixture *r, testbed *w, sn_chain_options options, const fake_node *faulty) {
     chain_fixture_begin(r, w);
@@ -29,10 +37,8 @@ static sn_status open_with(chain_fixture *r, testbed *w, sn_chain_options option
 
 /* Node 0 serves 0:2; node 1 serves 2:4 and is cut off at its n-th step; nodes 2 and 3 together can replace it. */
 static void expect_survival(int at_step, int chunk, bool push) {
-    testbed *w = new_testbed();
+    testbed *w = testbed_of_halves(0);
     chain_fixture r;
-    cluster_add(w->cluster, 0, 2);
-    cluster_add(w->cluster, 2, 4);
     cluster_add(w->cluster, 2, 3);
     cluster_add(w->cluster, 3, 4);
     cluster_cut_off_at_step(w->cluster, 1, at_step);
@@ -77,10 +83,8 @@ static void expect_error_soon(sn_status status, const chain_fixture *r, int64_t 
 
 Test(failover, reports_missing_blocks_soon_when_no_node_can_take_over) {
     for (int push = 0; push < 2; push++) {
-        testbed *w = new_testbed();
+        testbed *w = testbed_of_halves(0);
         chain_fixture r;
-        cluster_add(w->cluster, 0, 2);
-        cluster_add(w->cluster, 2, 4);
         cr_assert_eq(open_with(&r, w, (sn_chain_options){.routing.push = push}, NULL), SN_OK, "%s", r.err.text);
         cr_assert_eq(chain_fixture_try_steps(&r, 0, 20, 20), SN_OK);
         cluster_cut_off(w->cluster, 1);
@@ -143,11 +147,8 @@ Test(failover, no_node_gives_the_verdict_of_an_audit) {
 
 /* While the chain waits for node 1, which is cut off, a node that it asked before sends errors. */
 Test(failover, a_node_cannot_answer_for_another_one) {
-    testbed *w = new_testbed();
+    testbed *w = testbed_of_halves(1);
     chain_fixture r;
-    cluster_add(w->cluster, 0, 2);
-    cluster_add(w->cluster, 2, 4);
-    cluster_add(w->cluster, 2, 4);
     fake_node *forger = fake_node_new(w, "forger:1", 0, 1, FAKE_FORGES); /* the route with fewer hops passes it by */
     cr_assert_eq(open_with(&r, w, (sn_chain_options){.routing.measure = true}, forger), SN_OK, "%s", r.err.text);
     cr_assert_eq(chain_fixture_try_steps(&r, 0, 5, 1), SN_OK, "%s", r.err.text);
@@ -272,12 +273,10 @@ Test(failover, gives_up_after_the_configured_number_of_failed_replays) {
     enum { FAKE_NODES = 8 };
     const int retries[] = {1, 3};
     for (int i = 0; i < 2; i++) {
-        testbed *w = new_testbed();
+        testbed *w = testbed_of_halves(0);
         chain_fixture r;
         fake_node *fakes[FAKE_NODES];
         int asked = 0;
-        cluster_add(w->cluster, 0, 2);
-        cluster_add(w->cluster, 2, 4);
         cr_assert_eq(
             open_with(&r, w, (sn_chain_options){.limits = {TIMEOUT_MS, retries[i], SN_PREFILL_DEPTH_MAX}}, NULL), SN_OK,
             "%s", r.err.text);
@@ -324,11 +323,9 @@ Test(failover, a_client_with_the_file_uses_only_nodes_with_its_weights) {
 
 Test(failover, rewinds_with_every_chain_mode_and_after_failures) {
     for (int mode = 0; mode < 6; mode++) {
-        testbed *w = new_testbed();
+        testbed *w = testbed_of_halves(0);
         chain_fixture r;
         bool push = mode % 2, dies = mode >= 4;
-        cluster_add(w->cluster, 0, 2);
-        cluster_add(w->cluster, 2, 4);
         cluster_add(w->cluster, 2, 3);
         cluster_add(w->cluster, 3, 4);
         sn_device *device = NULL;
@@ -352,10 +349,8 @@ Test(failover, rewinds_with_every_chain_mode_and_after_failures) {
 }
 
 Test(failover, a_failed_rewind_drops_the_tokens_it_replaced) {
-    testbed *w = new_testbed();
+    testbed *w = testbed_of_halves(0);
     chain_fixture r;
-    cluster_add(w->cluster, 0, 2);
-    cluster_add(w->cluster, 2, 4);
     cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
     cr_assert_eq(chain_fixture_try_steps(&r, 0, 50, 50), SN_OK);
     cluster_cut_off(w->cluster, 1);
@@ -394,11 +389,9 @@ static sn_hub_action filter_message(void *ctx, const char *from, const char *to,
 }
 
 Test(failover, nodes_that_do_not_reach_each_other_go_through_the_client) {
-    testbed *w = new_testbed();
+    testbed *w = testbed_of_halves(0);
     message_filter m = {.drop_pushes = true};
     chain_fixture r;
-    cluster_add(w->cluster, 0, 2);
-    cluster_add(w->cluster, 2, 4);
     sn_hub_set_filter(cluster_hub(w->cluster), filter_message, &m);
     cr_assert_eq(open_with(&r, w, (sn_chain_options){.routing.push = true}, NULL), SN_OK, "%s", r.err.text);
     cr_expect_eq(chain_fixture_try_steps(&r, 0, 60, 10), SN_OK, "%s", r.err.text);
@@ -447,12 +440,10 @@ static void open_as(chain_fixture *r, testbed *w, bool push, sn_identity *identi
 
 Test(failover, a_forgotten_session_is_replayed) {
     for (int push = 0; push < 2; push++) {
-        testbed *w = new_testbed();
+        testbed *w = testbed_of_halves(0);
         message_filter m = {0};
         chain_fixture r = {.w = w};
         sn_identity identity;
-        cluster_add(w->cluster, 0, 2);
-        cluster_add(w->cluster, 2, 4); /* only this node serves these blocks */
         open_as(&r, w, push, &identity, &m);
         for (int round = 0; round < 3; round++) {
             cr_expect_eq(chain_fixture_try_steps(&r, 30 * round, 30 * (round + 1), 10), SN_OK, "%s", r.err.text);
@@ -467,13 +458,10 @@ Test(failover, a_forgotten_session_is_replayed) {
 /* Each loss costs a replay of all tokens: a node that loses the session again and again is left, where another one
  * serves its blocks. */
 Test(failover, a_node_that_forgets_sessions_again_and_again_is_left) {
-    testbed *w = new_testbed();
+    testbed *w = testbed_of_halves(1);
     message_filter m = {0};
     chain_fixture r = {.w = w};
     sn_identity identity;
-    cluster_add(w->cluster, 0, 2);
-    cluster_add(w->cluster, 2, 4);
-    cluster_add(w->cluster, 2, 4);
     open_as(&r, w, false, &identity, &m);
     int forgot = cluster_node_of_block(r.chain, 2);
     for (int at = 0; at < 12; at++) {
@@ -488,10 +476,8 @@ Test(failover, a_node_that_forgets_sessions_again_and_again_is_left) {
 }
 
 Test(failover, a_session_goes_on_over_another_connection) {
-    testbed *w = new_testbed();
+    testbed *w = testbed_of_halves(0);
     chain_fixture r;
-    cluster_add(w->cluster, 0, 2);
-    cluster_add(w->cluster, 2, 4);
     cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
     cr_assert_eq(chain_fixture_try_steps(&r, 0, 30, 10), SN_OK, "%s", r.err.text);
     for (size_t i = 0; i < r.chain->n_hops; i++) r.chain->hops[i].remote.peer = 1 << 20; /* no connection */
@@ -513,10 +499,8 @@ static sn_hub_action exaggerate(void *ctx, const char *from, const char *to, con
 }
 
 Test(failover, what_nodes_state_is_believed_within_what_the_protocol_allows) {
-    testbed *w = new_testbed();
+    testbed *w = testbed_of_halves(0);
     chain_fixture r;
-    cluster_add(w->cluster, 0, 2);
-    cluster_add(w->cluster, 2, 4);
     sn_hub_set_filter(cluster_hub(w->cluster), exaggerate, NULL);
     cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
     for (size_t i = 0; i < r.chain->n_hops; i++) {
@@ -530,11 +514,8 @@ Test(failover, what_nodes_state_is_believed_within_what_the_protocol_allows) {
 }
 
 Test(failover, a_node_that_loses_connections_again_and_again_is_left) {
-    testbed *w = new_testbed();
+    testbed *w = testbed_of_halves(1);
     chain_fixture r;
-    cluster_add(w->cluster, 0, 2);
-    cluster_add(w->cluster, 2, 4);
-    cluster_add(w->cluster, 2, 4);
     cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
     int loser = cluster_node_of_block(r.chain, 2);
     for (int at = 0; at < 12; at++) {
@@ -575,11 +556,9 @@ Test(failover, lost_messages_change_no_bit) {
 }
 
 Test(failover, a_session_whose_open_reply_was_lost_is_closed) {
-    testbed *w = new_testbed();
+    testbed *w = testbed_of_halves(0);
     message_filter m = {.drop_open_reply = true};
     chain_fixture r;
-    cluster_add(w->cluster, 0, 2);
-    cluster_add(w->cluster, 2, 4);
     sn_hub_set_filter(cluster_hub(w->cluster), filter_message, &m);
     int64_t began = sn_now_us();
     expect_error_soon(open_with(&r, w, (sn_chain_options){0}, NULL), &r, began, "opened unheard");

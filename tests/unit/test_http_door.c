@@ -237,21 +237,26 @@ static bool hear(int fd, const char *word) {
     return true;
 }
 
+/* Whether the connection ends within ten seconds while a byte comes every 50 ms. */
+static bool ends_while_bytes_come(int fd) {
+    enum { TURNS = 200 };
+    for (int i = 0; i < TURNS; i++) {
+        say(fd, "a");
+        if (ends(fd, 50)) return true;
+    }
+    return false;
+}
+
 #define ASK "GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 Test(http_server, headers_that_come_byte_by_byte_end_with_their_connection) {
-    enum { LIMIT_MS = 1000, TURNS = 200 };
+    enum { LIMIT_MS = 1000 };
     start_server(LIMIT_MS);
     int slow = dial(), other = dial();
     say(slow, ASK "x-slow: ");
     say(other, ASK "\r\n");
     cr_expect(hear(other, "\"ok\""));
-    bool ended = false;
-    for (int i = 0; i < TURNS && !ended; i++) {
-        say(slow, "a");
-        ended = ends(slow, 50);
-    }
-    cr_expect(ended);
+    cr_expect(ends_while_bytes_come(slow));
     close(slow);
     close(other);
     stop_server();
@@ -271,33 +276,23 @@ Test(http_server, a_connection_has_its_time_again_after_each_reply) {
 }
 
 Test(http_server, headers_of_a_further_request_have_a_limit_as_well) {
-    enum { LIMIT_MS = 1000, TURNS = 200 };
+    enum { LIMIT_MS = 1000 };
     start_server(LIMIT_MS);
     int fd = dial();
     say(fd, ASK "\r\n");
     cr_expect(hear(fd, "\"ok\""));
     say(fd, ASK "x-slow: ");
-    bool ended = false;
-    for (int i = 0; i < TURNS && !ended; i++) {
-        say(fd, "a");
-        ended = ends(fd, 50);
-    }
-    cr_expect(ended);
+    cr_expect(ends_while_bytes_come(fd));
     close(fd);
     stop_server();
 }
 
 Test(http_server, a_body_that_comes_byte_by_byte_ends_with_its_connection) {
-    enum { LIMIT_MS = 500, TURNS = 200 };
+    enum { LIMIT_MS = 500 };
     start_server_for(0, LIMIT_MS, 0);
     int fd = dial();
     say(fd, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n");
-    bool ended = false;
-    for (int i = 0; i < TURNS && !ended; i++) {
-        say(fd, "a");
-        ended = ends(fd, 50);
-    }
-    cr_expect(ended);
+    cr_expect(ends_while_bytes_come(fd));
     close(fd);
     stop_server();
 }

@@ -164,28 +164,28 @@ Test(kv_catch_up, what_is_left_fits_into_one_part) {
     cr_expect_eq(parts_of_the_pause(), 1);
 }
 
-/* The node at which the copy arrives limits the steps of its owner. */
-Test(kv_catch_up, a_part_is_sent_again_when_the_other_node_says_so) {
+/* Asks for a copy of eight tokens, of which the target has the first part then. Returns the request's number. */
+static uint64_t request_first_part(void) {
     cr_assert(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 8), T0), 0, 8));
-    sn_msg *msg = kv_send_message(), *refusal = NULL;
-    node_client_send(&b.client, &msg);
+    sn_msg *msg = kv_send_message();
+    uint64_t request = node_client_send(&b.client, &msg);
     protocol_fixture_read(&b, T0);
     protocol_fixture_run_jobs(&b, T0);
     receive_part();
     cr_assert(to.part.msg);
+    return request;
+}
+
+/* The target wants the part that it has so much later. */
+static void put_part_off(uint64_t wait_ms) {
+    sn_msg *refusal = NULL;
     REQUIRE(sn_msg_new(SN_MSG_ERROR, to.part.msg->correlation_id, &refusal, &err));
     refusal->error.status = SN_RETRY;
-    refusal->error.wait_ms = 4000;
+    refusal->error.wait_ms = wait_ms;
     memcpy(refusal->error.session, to.session, SN_SESSION_ID_SIZE);
     REQUIRE(sn_transport_send(to.transport, to.part.peer, &refusal, &err));
     sn_msg_free(&to.part.msg);
     protocol_fixture_read(&b, T0);
-    for (int s = 1; s <= 4; s++) {
-        sn_protocol_tick(b.protocol, T0 + s * SECOND, b.unix_ms);
-        protocol_fixture_run_jobs(&b, T0 + s * SECOND);
-        receive_part();
-        cr_expect_eq(to.part.msg != NULL, s == 4, "%d seconds later", s);
-    }
 }
 
 /* Lets the node send the part again, if it does so now. */
@@ -196,21 +196,20 @@ static void try_at(int64_t now_us) {
     receive_part();
 }
 
+/* The node at which the copy arrives limits the steps of its owner. */
+Test(kv_catch_up, a_part_is_sent_again_when_the_other_node_says_so) {
+    request_first_part();
+    put_part_off(4000);
+    for (int s = 1; s <= 4; s++) {
+        try_at(T0 + s * SECOND);
+        cr_expect_eq(to.part.msg != NULL, s == 4, "%d seconds later", s);
+    }
+}
+
 /* A node that wants a part in a hundred years is asked again soon. */
 Test(kv_catch_up, a_part_is_put_off_for_ten_seconds_at_most) {
-    cr_assert(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 8), T0), 0, 8));
-    sn_msg *msg = kv_send_message(), *refusal = NULL;
-    node_client_send(&b.client, &msg);
-    protocol_fixture_read(&b, T0);
-    protocol_fixture_run_jobs(&b, T0);
-    receive_part();
-    cr_assert(to.part.msg);
-    REQUIRE(sn_msg_new(SN_MSG_ERROR, to.part.msg->correlation_id, &refusal, &err));
-    refusal->error.status = SN_RETRY;
-    refusal->error.wait_ms = UINT64_MAX;
-    memcpy(refusal->error.session, to.session, SN_SESSION_ID_SIZE);
-    REQUIRE(sn_transport_send(to.transport, to.part.peer, &refusal, &err));
-    protocol_fixture_read(&b, T0);
+    request_first_part();
+    put_part_off(UINT64_MAX);
     try_at(T0 + 9 * SECOND);
     cr_expect_null(to.part.msg);
     try_at(T0 + 11 * SECOND);
@@ -219,12 +218,7 @@ Test(kv_catch_up, a_part_is_put_off_for_ten_seconds_at_most) {
 
 /* A node that never says whether it has got a part is given up, and the owner is told. */
 Test(kv_catch_up, a_part_is_sent_six_times_at_most) {
-    cr_assert(node_session_reply_ok(&p, protocol_fixture_request(&b, node_session_step_message(&p, 0, 8), T0), 0, 8));
-    sn_msg *msg = kv_send_message();
-    uint64_t request = node_client_send(&b.client, &msg);
-    protocol_fixture_read(&b, T0);
-    protocol_fixture_run_jobs(&b, T0);
-    receive_part();
+    uint64_t request = request_first_part();
     for (int turn = 1; turn < 20; turn++) try_at(T0 + 3 * turn * SECOND);
     cr_expect_eq(to.parts, 6, "%d times", to.parts);
     cr_expect(is_refusal(node_client_receive(&b.client, request, 1), SN_RETRY, "does not accept the KV pages"));

@@ -11,7 +11,7 @@
  *      client, up to prefill_rows_max.
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
  *   5. batch_run runs one forward pass; completed pages go into the prefix cache. A step whose recurrent states must be
- *      brought to its position does not join: batch_catch_up computes a piece of that.
+ *      brought to its position does not join: batch_catch_up computes a piece of that, for clients in turn.
  *   6. Training jobs that are cancelled end, and a piece of another one is run, if it is training's turn
  *      (training_may_run). Clients take turns, piece by piece.
  * A job is finished when finished_us is set; jobs_collect_finished takes it out of its list. */
@@ -25,6 +25,7 @@
 #include "node/engine/training.h"
 #include "node/engine/decoding_sessions.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,9 +74,10 @@ struct sn_scheduler {
     uint64_t decode_us;    /* time of a pass of one row; 0: not known */
     int64_t batch_wait_us; /* limit of the batch wait */
     sn_decoding_sessions decoding;
-    uint64_t batch_number; /* of the batch being formed */
-    uint64_t prefill_turn; /* the client whose prefill rows were added last */
-    uint64_t copy_turn;    /* the client whose KV pages may be copied in this round */
+    uint64_t batch_number;  /* of the batch being formed */
+    uint64_t prefill_turn;  /* the client whose prefill rows were added last */
+    uint64_t catch_up_turn; /* the client whose states were brought to their position last */
+    uint64_t copy_turn;     /* the client whose KV pages may be copied in this round */
     int n_chosen, n_rows;
 };
 
@@ -341,7 +343,8 @@ static void batch_add_job(sn_scheduler *s, sn_job *job, int rows) {
     const batch_kind wanted = job_batch_kind(s->lead);
     if (rows <= 0 || !job_is_of_kind(job, &wanted) || job_page_is_in_batch(s, job)) return;
     if (sn_kv_cache_state_position(*job->kv) < sn_kv_cache_length(*job->kv)) {
-        if (!s->behind) s->behind = job;
+        const uint64_t after = s->catch_up_turn + 1; /* clients take turns, as with their prompts */
+        if (!s->behind || job->client - after < s->behind->client - after) s->behind = job;
         return;
     }
     rows = job_rows_to_cached_page(s, job, rows);
@@ -474,11 +477,12 @@ static int prefill_rows_alone(const sn_scheduler *s) {
 }
 
 /* Limit of the prefill rows in a batch. While sessions decode, it keeps the pass short, also for those whose next step
- * will arrive during the pass; where more prompts wait than rows decode, they may delay those in that ratio. A multiple
- * of 8, because the kernels compute 8 rows at once. */
+ * will arrive during the pass; where more prompts wait than rows decode, they may delay those in that ratio. There may
+ * be as many as decode, of each client no more than it has in a batch: it buys its prompts no time by steps of many
+ * sessions. A multiple of 8, because the kernels compute 8 rows at once. */
 static int prefill_rows_max(sn_scheduler *s, bool decoding, int prompts, int64_t now_us) {
     enum { MULTIPLE = 8 };
-    int decode_rows = sn_decoding_sessions_rows(&s->decoding, now_us);
+    int decode_rows = sn_decoding_sessions_rows(&s->decoding, decode_rows_max(s), now_us);
     if (!decoding && !decode_rows && now_us >= s->others_us) return prefill_rows_alone(s);
     if (!s->row_ns) return SN_PREFILL_ROWS_CONCURRENT;
     int delays = prompts / (decode_rows ? decode_rows : 1);
@@ -553,11 +557,24 @@ static void batch_run(sn_scheduler *s) {
     }
 }
 
+/* Rows of such a piece: while others wait, they take as long as prefill rows may, or are those of one page, each of
+ * which is a pass of its own. */
+static int catch_up_rows_max(const sn_scheduler *s, int64_t now_us) {
+    int rows = s->n_chosen ? SN_PREFILL_ROWS_CONCURRENT : SN_SPAN_ROWS;
+    if (now_us >= s->others_us && !sn_decoding_sessions_of_others(&s->decoding, s->behind->client)) return rows;
+    const uint64_t passes = s->decode_us ? SN_PREFILL_DELAY_US / s->decode_us : (uint64_t)rows;
+    uint64_t most = (passes ? passes : 1) * SN_KV_PAGE_TOKENS;
+    if (s->row_ns && most > SN_PREFILL_DELAY_US * 1000 / s->row_ns) most = SN_PREFILL_DELAY_US * 1000 / s->row_ns;
+    if (most < SN_DECODE_ROWS_MAX) most = SN_DECODE_ROWS_MAX;
+    return most < (uint64_t)rows ? (int)most : rows;
+}
+
 /* Computes a piece of the rows that a session with recurrent states needs again. */
-static void batch_catch_up(sn_scheduler *s) {
+static void batch_catch_up(sn_scheduler *s, int64_t now_us) {
     sn_job *job = s->behind;
     sn_adapter **adapter = job->step.adapter;
-    int rows = s->n_chosen ? SN_PREFILL_ROWS_CONCURRENT : SN_SPAN_ROWS;
+    int rows = catch_up_rows_max(s, now_us);
+    s->catch_up_turn = job->client;
     sn_status status =
         sn_span_catch_up(s->span, job->first, job->end, adapter ? *adapter : NULL, *job->kv, rows, &job->err);
     if (status) job_end(job, status, sn_now_us());
@@ -566,7 +583,7 @@ static void batch_catch_up(sn_scheduler *s) {
 /* -- training ------------------------------------------------------------------------------------------------------ */
 
 static bool steps_are_expected(sn_scheduler *s, int64_t now_us) {
-    return s->n_chosen || now_us < s->others_us || sn_decoding_sessions_rows(&s->decoding, now_us);
+    return s->n_chosen || now_us < s->others_us || sn_decoding_sessions_rows(&s->decoding, INT_MAX, now_us);
 }
 
 /* Training waits behind steps: while they run or are expected, it gets one part of the device's time, and they
@@ -639,7 +656,7 @@ sn_job *sn_scheduler_run(sn_scheduler *s, int64_t now_us) {
     sn_job *lost = sn_kv_admission_reclaim(&s->admission, s->jobs);
     if (lost) job_end(lost, lost->err.status, now_us);
     if (s->n_chosen) batch_run(s);
-    if (s->behind && !s->behind->finished_us) batch_catch_up(s);
+    if (s->behind && !s->behind->finished_us) batch_catch_up(s, now_us);
     training_drop_cancelled(s, now_us);
     jobs_collect_finished(&s->training_jobs, &done);
     bool trained = training_may_run(s, now_us) && training_run_piece(s, now_us);

@@ -19,20 +19,19 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "node/engine/client_turns.h"
 #include "node/engine/expert_rounds.h"
 #include "node/engine/kv_transfer.h"
 #include "node/engine/kv_admission.h"
 #include "node/engine/training.h"
 #include "node/engine/decoding_sessions.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000, OTHERS_US = 1000000 };
 enum {
-    BATCH_KINDS = 8,     /* kinds of batches whose last use is remembered */
-    RECENT_CLIENTS = 64, /* clients whose last batch is remembered */
+    BATCH_KINDS = 8, /* kinds of batches whose last use is remembered */
     TRAINING_EVERY_US =
         1000000,      /* a piece is run this often although steps are expected, so that training never starves */
     PIECES_ALONE = 4, /* training alone takes so many pieces at once */
@@ -63,9 +62,7 @@ struct sn_scheduler {
     bool waiting;   /* nothing could run in the newest round */
     bool kv_copied; /* KV pages were copied in this round: one part per round, to bound the delay */
     batch_kind recent_kinds[BATCH_KINDS]; /* of the newest batches, the newest first */
-    struct {
-        uint64_t client, batch; /* number of the newest batch of a kind for which it had steps; 0: the entry is free */
-    } recent_clients[RECENT_CLIENTS];
+    sn_client_turns turns;                /* with batches of the kinds of their steps */
     sn_job *behind; /* a job whose cache must catch up before it joins a batch; NULL: none in this round */
     sn_job *lead;   /* the job whose kind the batch has */
     sn_job *chosen[SN_SPAN_ROWS];
@@ -294,21 +291,6 @@ static int job_kind_last_turn(const sn_scheduler *s, const sn_job *job) {
     return i;
 }
 
-/* The number of the newest batch that was of a kind for which the client had steps; 0: it is long ago. */
-static uint64_t client_last_batch(const sn_scheduler *s, uint64_t client) {
-    for (int i = 0; i < RECENT_CLIENTS; i++)
-        if (s->recent_clients[i].client == client) return s->recent_clients[i].batch;
-    return 0;
-}
-
-static void client_note_batch(sn_scheduler *s, uint64_t client) {
-    int at = 0;
-    for (int i = 0; i < RECENT_CLIENTS && s->recent_clients[at].client != client; i++)
-        if (s->recent_clients[i].client == client || s->recent_clients[i].batch < s->recent_clients[at].batch) at = i;
-    s->recent_clients[at].client = client;
-    s->recent_clients[at].batch = s->batch_number;
-}
-
 /* Of the client whose kinds had no batch for longest, so that one with many kinds does not delay another one by all of
  * them: the oldest job of the kind that has not run for longest, so that no kind waits for ever. */
 static sn_job *batch_choose_lead(const sn_scheduler *s) {
@@ -317,7 +299,7 @@ static sn_job *batch_choose_lead(const sn_scheduler *s) {
     int longest = -1;
     for (sn_job *job = s->jobs; job; job = job->next) {
         if (!job_may_run(job)) continue;
-        uint64_t batch = client_last_batch(s, job->client);
+        uint64_t batch = sn_client_turns_last(&s->turns, job->client);
         int turn = job_kind_last_turn(s, job);
         if (batch > since || (batch == since && turn <= longest)) continue;
         since = batch;
@@ -331,7 +313,8 @@ static sn_job *batch_choose_lead(const sn_scheduler *s) {
 static void clients_note_batch(sn_scheduler *s) {
     const batch_kind kind = job_batch_kind(s->lead);
     for (const sn_job *job = s->jobs; job; job = job->next)
-        if (job_may_run(job) && job_is_of_kind(job, &kind)) client_note_batch(s, job->client);
+        if (job_may_run(job) && job_is_of_kind(job, &kind))
+            sn_client_turns_note(&s->turns, job->client, s->batch_number);
 }
 
 /* Adds up to `rows` of the job's remaining rows to the batch, if it has the batch's kind. */
@@ -583,7 +566,7 @@ static void batch_catch_up(sn_scheduler *s, int64_t now_us) {
 /* -- training ------------------------------------------------------------------------------------------------------ */
 
 static bool steps_are_expected(sn_scheduler *s, int64_t now_us) {
-    return s->n_chosen || now_us < s->others_us || sn_decoding_sessions_rows(&s->decoding, INT_MAX, now_us);
+    return s->n_chosen || now_us < s->others_us || sn_decoding_sessions_rows(&s->decoding, decode_rows_max(s), now_us);
 }
 
 /* Training waits behind steps: while they run or are expected, it gets one part of the device's time, and they

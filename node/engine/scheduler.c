@@ -128,7 +128,7 @@ void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
     sn_job **at = job->kind == SN_JOB_TRAIN ? &scheduler->training_jobs : &scheduler->jobs;
     if (job_is_decode_step(job))
         sn_decoding_sessions_arrived(&scheduler->decoding, job->session);
-    else
+    else if (job->kind != SN_JOB_KV_READ) /* which comes between two steps, of a session that is copied */
         sn_decoding_sessions_remove(&scheduler->decoding, job->session);
     while (*at && !job_goes_before(job, *at)) at = &(*at)->next;
     job->next = *at;

@@ -1,5 +1,6 @@
 /* What the steps of one client may add to a batch in which another client decodes, beyond test_scheduler.c: prompts
  * beside many decode steps, and rows that recurrent states need again. */
+#include "node/engine/kv_transfer.h"
 #include "node/engine/scheduler.h"
 
 #include "tests/support/recurrent_sessions.h"
@@ -83,6 +84,31 @@ Test(batch_shares, a_client_buys_its_prompts_no_time_by_decode_steps) {
     cr_expect_eq(sn_kv_cache_length(b.kv[6]), 16, "%d rows", sn_kv_cache_length(b.kv[6]));
     for (int session = 0; session < SESSIONS; session++)
         while (b.job[session]) run_round(&b);
+    end(&b);
+}
+
+/* A KV replica is read after every step. Without the session among those that decode the prompt would have 150 rows. */
+Test(batch_shares, a_session_that_is_copied_is_expected_to_go_on_decoding) {
+    fixture b;
+    begin(&b);
+    sn_scheduler_set_throughput(b.scheduler, 0, 600000);
+    complete_step(&b, 7, 2, 0, 1);
+    sn_job *read = calloc(1, sizeof *read);
+    *read = (sn_job){.kind = SN_JOB_KV_READ,
+                     .session = &b.kv[7],
+                     .kv = &b.kv[7],
+                     .client = 2,
+                     .end = RECURRENT_BLOCKS,
+                     .n_tokens = 1};
+    size_t row = sn_kv_transfer_row_floats(sn_span_hparams(b.s.span), 0, RECURRENT_BLOCKS);
+    REQUIRE(sn_shared_buffer_new(row * sizeof(float), &read->output, &err));
+    sn_scheduler_add(b.scheduler, read);
+    add_step(&b, 6, 1, 0, 150);
+    sn_job *done = sn_scheduler_run(b.scheduler, b.now += 1000);
+    cr_assert(done == read && !done->next && !done->status, "the prompt was computed at once");
+    sn_job_free(&done);
+    cr_expect_eq(sn_kv_cache_length(b.kv[6]), 16, "%d rows", sn_kv_cache_length(b.kv[6]));
+    while (b.job[6]) run_round(&b);
     end(&b);
 }
 

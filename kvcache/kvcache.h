@@ -76,7 +76,7 @@ sn_kv_cache *sn_kv_cache_next(const sn_kv_pool *pool, const sn_kv_cache *kv);
 typedef struct sn_kv_cache_usage {
     uint64_t sequence_number; /* grows from cache to cache; read-only */
     uint64_t client;          /* whose session it is */
-    bool busy;                /* a step of the session runs or waits */
+    bool busy;                /* a step of the session runs or waits, or a read waits for pages */
     int64_t last_used_us;     /* when the session was busy last */
 } sn_kv_cache_usage;
 sn_kv_cache_usage *sn_kv_cache_usage_of(sn_kv_cache *kv);

@@ -39,10 +39,21 @@ void sn_decoding_sessions_record(sn_decoding_sessions *sessions, const void *ses
     sessions->list[sessions->n++].last_us = now_us;
 }
 
-int sn_decoding_sessions_rows(sn_decoding_sessions *sessions, int64_t now_us) {
+/* What the session adds to at most so many rows of its client, behind the sessions before it in the list. */
+static int rows_added(const sn_decoding_sessions *sessions, int at, int client_rows_max) {
+    int left = client_rows_max;
+    for (int i = 0; i < at; i++)
+        if (sessions->list[i].client == sessions->list[at].client) left -= sessions->list[i].rows;
+    return left < 0 ? 0 : left < sessions->list[at].rows ? left : sessions->list[at].rows;
+}
+
+int sn_decoding_sessions_rows(sn_decoding_sessions *sessions, int client_rows_max, int64_t now_us) {
     int rows = 0;
     while (sessions->n && now_us - sessions->list[0].last_us > SN_DECODING_WINDOW_US) session_drop(sessions, 0);
-    for (int i = 0; i < sessions->n; i++) rows += sessions->list[i].rows;
+    for (int i = 0; i < sessions->n; i++) {
+        bool others = sn_decoding_sessions_of_others(sessions, sessions->list[i].client);
+        rows += others ? rows_added(sessions, i, client_rows_max) : sessions->list[i].rows;
+    }
     return rows;
 }
 

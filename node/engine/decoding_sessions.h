@@ -29,8 +29,9 @@ void sn_decoding_sessions_record(sn_decoding_sessions *sessions, const void *ses
                                  uint64_t batch, int64_t now_us);
 void sn_decoding_sessions_arrived(sn_decoding_sessions *sessions, const void *session); /* its next step is here */
 void sn_decoding_sessions_remove(sn_decoding_sessions *sessions,
-                                 const void *session);                         /* it ended, or does other work now */
-int sn_decoding_sessions_rows(sn_decoding_sessions *sessions, int64_t now_us); /* decode rows of all of them */
+                                 const void *session); /* it ended, or does other work now */
+/* Decode rows of all of them; where several clients have some, at most so many of each. */
+int sn_decoding_sessions_rows(sn_decoding_sessions *sessions, int client_rows_max, int64_t now_us);
 bool sn_decoding_sessions_of_others(const sn_decoding_sessions *sessions, uint64_t client); /* of another client */
 /* Whether a session is missing whose newest step was in the same batch as that of a session that is here. */
 bool sn_decoding_sessions_pending(const sn_decoding_sessions *sessions);

@@ -30,9 +30,10 @@ static bool job_waits(const sn_job *job) {
     return job->kind != SN_JOB_CLOSE && job->kv_waited && !job->started_us && !job->finished_us && *job->kv;
 }
 
+/* A read that only waits for its turn keeps no pages: a client could keep all of them so. */
 static void kv_mark_busy(const sn_kv_admission *admission, const sn_job *job) {
     sn_kv_cache_usage *usage = sn_kv_cache_usage_of(*job->kv);
-    usage->busy = true;
+    usage->busy = usage->busy || job->kind != SN_JOB_KV_READ || job->kv_waited;
     usage->last_used_us = admission->now_us;
     if (job->kind != SN_JOB_CLOSE) usage->client = job->client;
 }
@@ -213,13 +214,19 @@ static sn_kv_cache *kv_find_longest_idle(const sn_kv_admission *admission, int64
     return found;
 }
 
+/* Whether a step that has begun builds on these pages: a read of them may wait beside it. */
+static bool kv_is_in_use(sn_job *jobs, sn_kv_cache *const *kv) {
+    while (jobs && !(jobs->kv == kv && jobs->started_us && !jobs->finished_us)) jobs = jobs->next;
+    return jobs;
+}
+
 /* The youngest waiting job that must give its pages to `to`: one of the hoarder, or, if `to` is the claimant's, a
  * younger one. */
 static sn_job *job_find_youngest_waiting(const sn_kv_admission *admission, sn_job *jobs, const sn_job *to) {
     size_t to_spare = admission->hoards ? parts_to_spare(admission, to) : 0;
     sn_job *found = NULL;
     for (sn_job *job = jobs; job; job = job->next) {
-        if (!job_waits(job) || !sn_swap_movable_pages(*job->kv)) continue;
+        if (!job_waits(job) || !sn_swap_movable_pages(*job->kv) || kv_is_in_use(jobs, job->kv)) continue;
         bool hoarded = sn_kv_admission_hoards(admission, job) && sn_kv_cache_page_parts(*job->kv) <= to_spare;
         bool younger = admission->claimant == job_kv_number(to) && job_kv_number(job) > admission->claimant;
         if ((hoarded || younger) && (!found || job_kv_number(job) > job_kv_number(found))) found = job;
@@ -265,7 +272,8 @@ static sn_job *kv_free_pages(sn_kv_admission *admission, sn_job *jobs) {
         victim = job_find_youngest_waiting(admission, jobs, job);
         if (!victim) break;
         if (sn_kv_admission_hoards(admission, victim)) admission->taken_for = job_kv_number(job);
-        if (!victim->position) { /* it has only pages attached from the prefix cache, and can attach them again */
+        bool attached_only = !victim->position && victim->kind != SN_JOB_KV_READ;
+        if (attached_only) { /* from the prefix cache; it can attach them again */
             sn_kv_cache_rewind(*victim->kv, 0);
             victim->n_done = 0;
             continue;

@@ -42,7 +42,7 @@ typedef struct sn_kv_admission {
 
 void sn_kv_admission_init(sn_kv_admission *admission, sn_kv_pool *pool);
 
-/* Begins a round: marks the KV caches of all jobs (a list by `next`) as busy, and determines the claimant. */
+/* Begins a round: notes which KV caches the jobs (a list by `next`) use, and determines the claimant. */
 void sn_kv_admission_begin(sn_kv_admission *admission, const sn_job *jobs, int64_t now_us);
 /* Makes the job's KV cache what the job builds on: created, rewound, swapped in. SN_RETRY: not in this round;
  * SN_REBUILD: its pages are lost. job->err says why. */

@@ -11,7 +11,7 @@
  *      client, up to prefill_rows_max.
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
  *   5. batch_run runs one forward pass; completed pages go into the prefix cache. A step whose recurrent states must be
- *      brought to its position does not join: batch_catch_up computes a piece of that.
+ *      brought to its position does not join: batch_catch_up computes a piece of that, for clients in turn.
  *   6. Training jobs that are cancelled end, and a piece of another one is run, if it is training's turn
  *      (training_may_run). Clients take turns, piece by piece.
  * A job is finished when finished_us is set; jobs_collect_finished takes it out of its list. */
@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "node/engine/client_turns.h"
 #include "node/engine/expert_rounds.h"
 #include "node/engine/kv_transfer.h"
 #include "node/engine/kv_admission.h"
@@ -30,8 +31,7 @@
 
 enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000, OTHERS_US = 1000000 };
 enum {
-    BATCH_KINDS = 8,     /* kinds of batches whose last use is remembered */
-    RECENT_CLIENTS = 64, /* clients whose last batch is remembered */
+    BATCH_KINDS = 8, /* kinds of batches whose last use is remembered */
     TRAINING_EVERY_US =
         1000000,      /* a piece is run this often although steps are expected, so that training never starves */
     PIECES_ALONE = 4, /* training alone takes so many pieces at once */
@@ -62,9 +62,7 @@ struct sn_scheduler {
     bool waiting;   /* nothing could run in the newest round */
     bool kv_copied; /* KV pages were copied in this round: one part per round, to bound the delay */
     batch_kind recent_kinds[BATCH_KINDS]; /* of the newest batches, the newest first */
-    struct {
-        uint64_t client, batch; /* number of the newest batch of a kind for which it had steps; 0: the entry is free */
-    } recent_clients[RECENT_CLIENTS];
+    sn_client_turns turns;                /* with batches of the kinds of their steps */
     sn_job *behind; /* a job whose cache must catch up before it joins a batch; NULL: none in this round */
     sn_job *lead;   /* the job whose kind the batch has */
     sn_job *chosen[SN_SPAN_ROWS];
@@ -73,9 +71,10 @@ struct sn_scheduler {
     uint64_t decode_us;    /* time of a pass of one row; 0: not known */
     int64_t batch_wait_us; /* limit of the batch wait */
     sn_decoding_sessions decoding;
-    uint64_t batch_number; /* of the batch being formed */
-    uint64_t prefill_turn; /* the client whose prefill rows were added last */
-    uint64_t copy_turn;    /* the client whose KV pages may be copied in this round */
+    uint64_t batch_number;  /* of the batch being formed */
+    uint64_t prefill_turn;  /* the client whose prefill rows were added last */
+    uint64_t catch_up_turn; /* the client whose states were brought to their position last */
+    uint64_t copy_turn;     /* the client whose KV pages may be copied in this round */
     int n_chosen, n_rows;
 };
 
@@ -129,7 +128,7 @@ void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
     sn_job **at = job->kind == SN_JOB_TRAIN ? &scheduler->training_jobs : &scheduler->jobs;
     if (job_is_decode_step(job))
         sn_decoding_sessions_arrived(&scheduler->decoding, job->session);
-    else
+    else if (job->kind != SN_JOB_KV_READ) /* which comes between two steps, of a session that is copied */
         sn_decoding_sessions_remove(&scheduler->decoding, job->session);
     while (*at && !job_goes_before(job, *at)) at = &(*at)->next;
     job->next = *at;
@@ -292,21 +291,6 @@ static int job_kind_last_turn(const sn_scheduler *s, const sn_job *job) {
     return i;
 }
 
-/* The number of the newest batch that was of a kind for which the client had steps; 0: it is long ago. */
-static uint64_t client_last_batch(const sn_scheduler *s, uint64_t client) {
-    for (int i = 0; i < RECENT_CLIENTS; i++)
-        if (s->recent_clients[i].client == client) return s->recent_clients[i].batch;
-    return 0;
-}
-
-static void client_note_batch(sn_scheduler *s, uint64_t client) {
-    int at = 0;
-    for (int i = 0; i < RECENT_CLIENTS && s->recent_clients[at].client != client; i++)
-        if (s->recent_clients[i].client == client || s->recent_clients[i].batch < s->recent_clients[at].batch) at = i;
-    s->recent_clients[at].client = client;
-    s->recent_clients[at].batch = s->batch_number;
-}
-
 /* Of the client whose kinds had no batch for longest, so that one with many kinds does not delay another one by all of
  * them: the oldest job of the kind that has not run for longest, so that no kind waits for ever. */
 static sn_job *batch_choose_lead(const sn_scheduler *s) {
@@ -315,7 +299,7 @@ static sn_job *batch_choose_lead(const sn_scheduler *s) {
     int longest = -1;
     for (sn_job *job = s->jobs; job; job = job->next) {
         if (!job_may_run(job)) continue;
-        uint64_t batch = client_last_batch(s, job->client);
+        uint64_t batch = sn_client_turns_last(&s->turns, job->client);
         int turn = job_kind_last_turn(s, job);
         if (batch > since || (batch == since && turn <= longest)) continue;
         since = batch;
@@ -329,7 +313,8 @@ static sn_job *batch_choose_lead(const sn_scheduler *s) {
 static void clients_note_batch(sn_scheduler *s) {
     const batch_kind kind = job_batch_kind(s->lead);
     for (const sn_job *job = s->jobs; job; job = job->next)
-        if (job_may_run(job) && job_is_of_kind(job, &kind)) client_note_batch(s, job->client);
+        if (job_may_run(job) && job_is_of_kind(job, &kind))
+            sn_client_turns_note(&s->turns, job->client, s->batch_number);
 }
 
 /* Adds up to `rows` of the job's remaining rows to the batch, if it has the batch's kind. */
@@ -341,7 +326,8 @@ static void batch_add_job(sn_scheduler *s, sn_job *job, int rows) {
     const batch_kind wanted = job_batch_kind(s->lead);
     if (rows <= 0 || !job_is_of_kind(job, &wanted) || job_page_is_in_batch(s, job)) return;
     if (sn_kv_cache_state_position(*job->kv) < sn_kv_cache_length(*job->kv)) {
-        if (!s->behind) s->behind = job;
+        const uint64_t after = s->catch_up_turn + 1; /* clients take turns, as with their prompts */
+        if (!s->behind || job->client - after < s->behind->client - after) s->behind = job;
         return;
     }
     rows = job_rows_to_cached_page(s, job, rows);
@@ -474,11 +460,12 @@ static int prefill_rows_alone(const sn_scheduler *s) {
 }
 
 /* Limit of the prefill rows in a batch. While sessions decode, it keeps the pass short, also for those whose next step
- * will arrive during the pass; where more prompts wait than rows decode, they may delay those in that ratio. A multiple
- * of 8, because the kernels compute 8 rows at once. */
+ * will arrive during the pass; where more prompts wait than rows decode, they may delay those in that ratio. There may
+ * be as many as decode, of each client no more than it has in a batch: it buys its prompts no time by steps of many
+ * sessions. A multiple of 8, because the kernels compute 8 rows at once. */
 static int prefill_rows_max(sn_scheduler *s, bool decoding, int prompts, int64_t now_us) {
     enum { MULTIPLE = 8 };
-    int decode_rows = sn_decoding_sessions_rows(&s->decoding, now_us);
+    int decode_rows = sn_decoding_sessions_rows(&s->decoding, decode_rows_max(s), now_us);
     if (!decoding && !decode_rows && now_us >= s->others_us) return prefill_rows_alone(s);
     if (!s->row_ns) return SN_PREFILL_ROWS_CONCURRENT;
     int delays = prompts / (decode_rows ? decode_rows : 1);
@@ -553,11 +540,24 @@ static void batch_run(sn_scheduler *s) {
     }
 }
 
+/* Rows of such a piece: while others wait, they take as long as prefill rows may, or are those of one page, each of
+ * which is a pass of its own. */
+static int catch_up_rows_max(const sn_scheduler *s, int64_t now_us) {
+    int rows = s->n_chosen ? SN_PREFILL_ROWS_CONCURRENT : SN_SPAN_ROWS;
+    if (now_us >= s->others_us && !sn_decoding_sessions_of_others(&s->decoding, s->behind->client)) return rows;
+    const uint64_t passes = s->decode_us ? SN_PREFILL_DELAY_US / s->decode_us : (uint64_t)rows;
+    uint64_t most = (passes ? passes : 1) * SN_KV_PAGE_TOKENS;
+    if (s->row_ns && most > SN_PREFILL_DELAY_US * 1000 / s->row_ns) most = SN_PREFILL_DELAY_US * 1000 / s->row_ns;
+    if (most < SN_DECODE_ROWS_MAX) most = SN_DECODE_ROWS_MAX;
+    return most < (uint64_t)rows ? (int)most : rows;
+}
+
 /* Computes a piece of the rows that a session with recurrent states needs again. */
-static void batch_catch_up(sn_scheduler *s) {
+static void batch_catch_up(sn_scheduler *s, int64_t now_us) {
     sn_job *job = s->behind;
     sn_adapter **adapter = job->step.adapter;
-    int rows = s->n_chosen ? SN_PREFILL_ROWS_CONCURRENT : SN_SPAN_ROWS;
+    int rows = catch_up_rows_max(s, now_us);
+    s->catch_up_turn = job->client;
     sn_status status =
         sn_span_catch_up(s->span, job->first, job->end, adapter ? *adapter : NULL, *job->kv, rows, &job->err);
     if (status) job_end(job, status, sn_now_us());
@@ -566,7 +566,7 @@ static void batch_catch_up(sn_scheduler *s) {
 /* -- training ------------------------------------------------------------------------------------------------------ */
 
 static bool steps_are_expected(sn_scheduler *s, int64_t now_us) {
-    return s->n_chosen || now_us < s->others_us || sn_decoding_sessions_rows(&s->decoding, now_us);
+    return s->n_chosen || now_us < s->others_us || sn_decoding_sessions_rows(&s->decoding, decode_rows_max(s), now_us);
 }
 
 /* Training waits behind steps: while they run or are expected, it gets one part of the device's time, and they
@@ -639,7 +639,7 @@ sn_job *sn_scheduler_run(sn_scheduler *s, int64_t now_us) {
     sn_job *lost = sn_kv_admission_reclaim(&s->admission, s->jobs);
     if (lost) job_end(lost, lost->err.status, now_us);
     if (s->n_chosen) batch_run(s);
-    if (s->behind && !s->behind->finished_us) batch_catch_up(s);
+    if (s->behind && !s->behind->finished_us) batch_catch_up(s, now_us);
     training_drop_cancelled(s, now_us);
     jobs_collect_finished(&s->training_jobs, &done);
     bool trained = training_may_run(s, now_us) && training_run_piece(s, now_us);

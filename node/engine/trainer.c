@@ -5,7 +5,8 @@
  * activations with what is left. A workspace is kept for other sequences until its memory is needed. Sequences of
  * several jobs may be in progress at once, so that one long sequence does not stop other clients' training; a job that
  * finds no memory beside them waits, and until it got its workspace no other job gets one. Before that a job gets the
- * memory for its whole output, for which there are as many bytes again; a job waits for it in the same way. A FORWARD
+ * memory for its whole output, for which there are as many bytes again; a job waits for it in the same way. Small
+ * outputs have half as many for themselves, so that no small job waits for the whole of a large one. A FORWARD
  * that is to be followed by a BACKWARD saves the activations of each sequence under a hash of client, adapter, blocks
  * and input; the BACKWARD finds them there and skips recomputing the forward pass, or recomputes it when they are gone.
  * Both give the same bits. So saved activations are a cache: when memory is short, the intermediate activations of a
@@ -19,6 +20,7 @@
 #include <string.h>
 
 enum { SAVED_MAX = 256, WORKSPACES_MAX = 4 };
+enum { SMALL_OUTPUT = 8 };                /* a small output has so little of bytes_max: an eighth */
 static const int64_t SAVED_US = 60000000; /* saved activations wait so long for their BACKWARD */
 
 /* The saved activations of one sequence. */
@@ -56,13 +58,18 @@ typedef struct loading {
     sn_adapter_loader *loader;
 } loading;
 
+/* Of small outputs, or of the others. */
+typedef struct outputs {
+    const sn_job *waiting; /* the job that gets the next one; NULL: any */
+    size_t bytes;          /* of the jobs that have begun */
+} outputs;
+
 struct sn_trainer {
     sn_span *span;
     loading loading;
     workspace workspaces[WORKSPACES_MAX];
-    const sn_job *waiting;            /* the job that gets the next workspace; NULL: any */
-    const sn_job *waiting_for_output; /* the job that gets the next output; NULL: any */
-    size_t outputs_bytes;             /* of the jobs that have begun */
+    const sn_job *waiting; /* the job that gets the next workspace; NULL: any */
+    outputs small, large;
     sn_hasher *hasher;
     saved_entry saved[SAVED_MAX];
     size_t n_saved, saved_bytes, adapters_bytes;
@@ -326,7 +333,9 @@ static size_t task_grad_floats(const sn_training_task *task) {
                : 0;
 }
 
-static size_t job_output_bytes(const sn_job *job) { return job->output ? job->training->result * sizeof(float) : 0; }
+static bool output_is_small(const sn_training_task *task, size_t bytes) {
+    return bytes <= task->bytes_max / SMALL_OUTPUT;
+}
 
 /* Before the first sequence: the output buffer. *waits: those of others leave too little of task->bytes_max for it; the
  * job that waits gets the next one. A job alone gets what it needs. */
@@ -340,22 +349,28 @@ static sn_status job_begin(sn_trainer *t, sn_job *job, bool *waits, sn_err *err)
         return sn_fail(err, SN_REFUSED,
                        "the gradients of %zu sequences are too large for one message: send fewer at once",
                        task->n_samples);
-    bool other = t->waiting_for_output && t->waiting_for_output != job;
-    *waits = other || (t->outputs_bytes && bytes > task->bytes_max - sn_min_size(task->bytes_max, t->outputs_bytes));
-    if (*waits && !other) t->waiting_for_output = job;
+    bool small = output_is_small(task, bytes);
+    outputs *like = small ? &t->small : &t->large;
+    size_t most = small ? task->bytes_max / 2 : task->bytes_max;
+    bool other = like->waiting && like->waiting != job;
+    *waits = other || (like->bytes && bytes > most - sn_min_size(most, like->bytes));
+    if (*waits && !other) like->waiting = job;
     if (*waits) return SN_OK;
-    t->waiting_for_output = NULL;
+    like->waiting = NULL;
     task->result = floats;
     sn_status status = sn_shared_buffer_new(bytes, &job->output, err);
-    if (!status) t->outputs_bytes += bytes;
+    if (!status) like->bytes += bytes;
     return status;
 }
 
 /* The job has ended, or is dropped: what it waits for and what is counted for it is free for others. */
 static void job_release(sn_trainer *t, const sn_job *job) {
     if (t->waiting == job) t->waiting = NULL;
-    if (t->waiting_for_output == job) t->waiting_for_output = NULL;
-    t->outputs_bytes -= job_output_bytes(job);
+    size_t bytes = job->output ? job->training->result * sizeof(float) : 0;
+    outputs *like = output_is_small(job->training, bytes) ? &t->small : &t->large;
+    like->bytes -= bytes;
+    if (t->small.waiting == job) t->small.waiting = NULL;
+    if (t->large.waiting == job) t->large.waiting = NULL;
 }
 
 static sn_tensor task_rows(const sn_training_task *task, const char *name, const float *from, size_t n, size_t width) {

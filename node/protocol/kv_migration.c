@@ -174,15 +174,16 @@ static void migration_continue(sn_protocol *protocol, sn_kv_migration *migration
 static void migration_send_part(sn_protocol *protocol, sn_kv_migration *migration, sn_job *job, int64_t now_us) {
     sn_err err;
     int end = job->position + job->n_tokens;
+    bool rewound = migration->valid_end < end; /* also before it was read: then it may have failed */
     migration->job = NULL;
-    if (job->status) {
+    if (job->status && !rewound) {
         migration_fail(protocol, migration, &job->err);
         return;
     }
     const sn_state_piece *piece = &job->kv_read.piece;
     if (piece->n && (!piece->position || piece->position > migration->acked)) migration->state.due = false;
     /* A rewind has set acked and state to where it was, or before. */
-    if (migration->valid_end < end || (piece->n && !migration->state.due)) {
+    if (rewound || (piece->n && !migration->state.due)) {
         migration_continue(protocol, migration, now_us);
         return;
     }

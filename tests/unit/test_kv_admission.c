@@ -4,6 +4,7 @@
 
 #include "kvcache/prefix_cache.h"
 #include "kvcache/swap.h"
+#include "node/engine/kv_transfer.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
 
@@ -18,11 +19,11 @@ typedef struct fixture {
     sn_kv_pool *pool;
     sn_scheduler *scheduler;
     sn_kv_cache *kv[SESSIONS];
-    uint64_t client[SESSIONS];   /* of the session */
-    sn_job *job[SESSIONS];       /* in the scheduler */
-    sn_status ended[SESSIONS];   /* status of the newest finished job */
-    bool newly_served[SESSIONS]; /* by the newest round, with a step at position 0 */
-    int n_ended, length[SESSIONS];
+    uint64_t client[SESSIONS];                        /* of the session */
+    sn_job *job[SESSIONS];                            /* in the scheduler */
+    sn_status ended[SESSIONS];                        /* status of the newest finished job */
+    bool newly_served[SESSIONS];                      /* by the newest round, with a step at position 0 */
+    int n_ended, length[SESSIONS], n_reads[SESSIONS]; /* n_reads: in the scheduler */
     float *rows, *expected; /* (LENGTH_MAX, EMBD): the input of every session, and the output of a session alone */
     sn_hash hash[LENGTH_MAX + 1];
     int64_t now;
@@ -50,6 +51,17 @@ static void add_step(fixture *b, int s, int position, int n) {
     sn_scheduler_add(b->scheduler, job);
 }
 
+/* Adds a job that reads the session's first row. */
+static void add_read(fixture *b, int s) {
+    sn_job *job = calloc(1, sizeof *job);
+    *job = (sn_job){
+        .kind = SN_JOB_KV_READ, .session = &b->kv[s], .kv = &b->kv[s], .client = b->client[s], .end = 2, .n_tokens = 1};
+    size_t row = sn_kv_transfer_row_floats(sn_span_hparams(b->span), 0, 2);
+    REQUIRE(sn_shared_buffer_new(row * sizeof(float), &job->output, &err));
+    b->n_reads[s]++;
+    sn_scheduler_add(b->scheduler, job);
+}
+
 static void add_close(fixture *b, int s) {
     sn_job *job = calloc(1, sizeof *job);
     *job = (sn_job){.kind = SN_JOB_CLOSE, .session = &b->kv[s], .kv = &b->kv[s]};
@@ -64,6 +76,11 @@ static void run_round_after(fixture *b, int64_t us) {
     for (sn_job *job = sn_scheduler_run(b->scheduler, b->now), *next; job; job = next) {
         next = job->next;
         int s = (int)((sn_kv_cache **)job->session - b->kv);
+        if (job->kind == SN_JOB_KV_READ) {
+            b->n_reads[s]--;
+            sn_job_free(&job);
+            continue;
+        }
         b->job[s] = NULL;
         b->ended[s] = job->status;
         b->newly_served[s] = job->kind == SN_JOB_STEP && !job->position && job->started_us == b->now;
@@ -256,6 +273,75 @@ Test(kv_admission, a_client_that_leaves_most_pages_idle_makes_room_for_another) 
     add_step(&b, 0, 64, 1);
     cr_expect(job_ends_within(&b, 0, SECOND));
     cr_expect_eq(b.ended[0], SN_REBUILD, "its client is told to replay");
+    fixture_end(&b);
+}
+
+Test(kv_admission, a_client_with_most_pages_keeps_none_by_reads_without_end) {
+    fixture b;
+    fill_by_one_client(&b, 0, 64);
+    b.client[2] = 2;
+    add_step(&b, 2, 0, 40);
+    for (int i = 0; i < 10 && b.job[2]; i++) {
+        for (int s = 0; s < 2; s++)
+            while (b.n_reads[s] < 2) add_read(&b, s);
+        run_round_after(&b, SECOND / 10);
+    }
+    cr_expect_null(b.job[2]);
+    cr_expect_eq(b.ended[2], SN_OK);
+    fixture_end(&b);
+}
+
+/* Session 1 is read, but waits for pages to be swapped in; a step of it brings them in, and begins before it is the
+ * read's turn. Then session 0, which is older, claims pages. */
+Test(kv_admission, pages_of_a_step_that_has_begun_are_not_taken_from_a_read_beside_it) {
+    fixture b;
+    size_t pages = 2;
+    fixture_begin(&b, 6, 8, 0);
+    sn_scheduler_set_throughput(b.scheduler, 0, 1250000); /* 8 rows in a batch beside others */
+    for (int s = 0; s < 5; s++) b.client[s] = (uint64_t)s + 1;
+    complete_step(&b, 0, 0, 32);
+    complete_step(&b, 1, 0, 64);
+    complete_step(&b, 2, 0, 32);
+    complete_step(&b, 3, 0, 32);
+    REQUIRE(sn_swap_out(b.kv[1], &pages, &err));
+    complete_step(&b, 4, 0, 96);
+    add_step(&b, 0, 32, 128);
+    add_read(&b, 1);
+    run_round_after(&b, 1);
+    cr_assert(b.job[0]->kv_waited && b.n_reads[1]);
+    add_read(&b, 2);
+    add_read(&b, 3);
+    add_close(&b, 4);
+    add_step(&b, 1, 64, 32);
+    for (int i = 0; i < 2; i++) {
+        sn_scheduler_note_others(b.scheduler, b.now + 6 * SECOND * i);
+        run_round_after(&b, i ? 6 * SECOND : 1);
+        cr_assert(b.job[1] && b.job[1]->n_done == 8 * (i + 1) && b.n_reads[1], "the step has begun before the read");
+    }
+    cr_expect(job_ends_within(&b, 1, SECOND));
+    cr_expect_eq(b.ended[1], SN_OK);
+    cr_expect(job_ends_within(&b, 0, 3 * SECOND));
+    cr_expect_eq(b.ended[0], SN_OK);
+    cr_expect_eq(b.n_reads[1], 0);
+    fixture_end(&b);
+}
+
+Test(kv_admission, a_session_whose_read_waits_is_swapped_out_and_not_lost) {
+    fixture b;
+    size_t pages = 1;
+    fixture_begin(&b, 5, 8, 0);
+    complete_step(&b, 0, 0, 32);
+    complete_step(&b, 1, 0, 64);
+    REQUIRE(sn_swap_out(b.kv[1], &pages, &err));
+    complete_step(&b, 0, 32, 96);
+    add_step(&b, 0, 128, 32);
+    add_read(&b, 1);
+    run_round_after(&b, 1);
+    cr_assert(b.job[0] && b.n_reads[1]);
+    cr_expect(job_ends_within(&b, 0, 6 * SECOND));
+    cr_expect_eq(b.ended[0], SN_OK);
+    cr_expect_eq(sn_swap_swapped_pages(b.kv[1]), 2);
+    complete_step(&b, 1, 64, 1);
     fixture_end(&b);
 }
 

@@ -102,6 +102,26 @@ Test(kv_send, of_a_session_that_is_written_anew_begins_anew) {
     end();
 }
 
+/* A read that waits for its turn while a step rewinds what it was to read. */
+Test(kv_send, of_a_session_that_is_rewound_before_the_read_goes_on) {
+    sn_err err;
+    begin(NULL, 8);
+    protocol_fixture_open(&b, &p[0], T0);
+    cr_assert(
+        node_session_reply_ok(&p[0], protocol_fixture_request(&b, node_session_step_message(&p[0], 0, 40), T0), 0, 40));
+    ask_for_copy(&p[0], 0);
+    cr_assert_eq(b.n_waiting, 1);
+    sn_job *read = b.waiting[--b.n_waiting];
+    cr_assert(
+        node_session_reply_ok(&p[0], protocol_fixture_request(&b, node_session_step_message(&p[0], 30, 1), T0), 30, 1));
+    read->status = sn_fail(&err, SN_REBUILD, "the pages are not here");
+    sn_protocol_job_done(b.protocol, read, T0);
+    cr_assert_eq(b.n_waiting, 1, "the copy has ended");
+    cr_expect_eq(b.waiting[0]->n_tokens, 31);
+    protocol_fixture_run_jobs(&b, T0);
+    end();
+}
+
 Test(kv_send, a_session_is_copied_to_eight_others_at_most) {
     begin(NULL, 8);
     protocol_fixture_open(&b, &p[0], T0);

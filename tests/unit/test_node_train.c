@@ -3,6 +3,7 @@
 #include "blocks/train.h"
 #include "model/safetensors.h"
 #include "node/engine/training.h"
+#include "node/protocol/adapter_table.h"
 #include "tests/support/require.h"
 #include "tests/support/node_client.h"
 #include "tests/support/virtual_clock.h"
@@ -571,6 +572,33 @@ Test(node_train, batches_of_a_stranger_leave_a_place_for_each_session) {
         sn_msg *msg = batch_message(w, SN_MSG_BACKWARD, 0, w->n_blocks, NULL);
         node_client_send(stranger, &msg);
         if (i % BATCHES == BATCHES - 1) cr_expect(node_session_step_ok(&session, i / BATCHES, 1));
+    }
+    node_session_close(&session);
+    node_client_free(&stranger);
+    node_client_free(&honest);
+    testbed_free(&w);
+}
+
+/* As many as there are entries, none of which has the bytes of its hash; they wait behind the stranger's batches. */
+Test(node_train, adapters_of_a_stranger_leave_a_place_for_each_session) {
+    enum { BATCHES = 8, ROUNDS = 20 };
+    cluster_options options = TRAINING;
+    options.sessions_max = 1;
+    testbed *w = testbed_new(&options);
+    cluster_add(w->cluster, 0, 0);
+    node_client *honest = node_client_new(w, 0), *stranger = node_client_new(w, 0);
+    node_session session;
+    node_session_init(&session, w, honest, 0, w->n_blocks);
+    node_session_open(&session);
+    for (int i = 0; i < ROUNDS; i++) {
+        for (int k = 0; k < BATCHES + SN_ADAPTER_ENTRIES_MAX; k++) {
+            sn_buf image = {.data = (uint8_t *)(int[]){i, k}, .len = 2 * sizeof(int)};
+            sn_msg *msg =
+                k < BATCHES ? batch_message(w, SN_MSG_BACKWARD, 0, w->n_blocks, NULL) : adapter_put_message(w, &image);
+            if (k >= BATCHES) msg->adapter_put.hash[0] ^= 1;
+            node_client_send(stranger, &msg);
+        }
+        cr_expect(node_session_step_ok(&session, i, 1), "round %d", i);
     }
     node_session_close(&session);
     node_client_free(&stranger);

@@ -360,6 +360,23 @@ Test(scheduler_training, outputs_of_many_clients_are_bounded) {
     cr_expect(sn_scheduler_idle(scheduler));
 }
 
+/* Nor for another large one, which waits itself. */
+Test(scheduler_training, a_small_job_does_not_wait_for_the_whole_of_a_large_one) {
+    enum { SEQUENCES = 128, TOKENS = 64 };
+    size_t most = sn_train_bytes(span, TOKENS) + sn_train_bytes(span, 8) + 1000;
+    cr_assert(SEQUENCES * TOKENS * EMBD * sizeof(float) > most && 8 * EMBD * sizeof(float) < most / 8);
+    sn_job *large[2] = {add_training('a', false, SEQUENCES, TOKENS, most)};
+    run_round();
+    large[1] = add_training('c', false, SEQUENCES, TOKENS, most);
+    run_round();
+    add_training('b', true, 1, 8, most);
+    char first = 0;
+    while (!first) first = run_round().finished;
+    cr_assert_eq(first, 'b');
+    cr_expect_lt(large[0]->n_done, SEQUENCES / 4);
+    cr_expect_null(large[1]->output);
+}
+
 /* With memory for one sequence the next one waits, and gets the memory before the client that has it gets it again. */
 Test(scheduler_training, a_job_without_memory_waits_for_one_sequence) {
     size_t own = sn_train_bytes(span, CONTEXT);

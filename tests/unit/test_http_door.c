@@ -449,6 +449,31 @@ Test(http_server, log_probabilities_count_until_their_reply_is_gone) {
     stop_server();
 }
 
+/* The request itself is small. */
+Test(http_server, tokens_count_until_their_reply_is_gone) {
+    enum { TURNS = 200, TURN_US = 50000, TEXT = 300000 };
+    char *body = malloc(TEXT + 100);
+    cr_assert(body);
+    size_t n = (size_t)sprintf(body, "{\"with_pieces\":true,\"content\":\"");
+    for (size_t i = 0; i < TEXT / 4; i++, n += 4) memcpy(body + n, "\xf0\x9f\x92\xa9", 4);
+    strcpy(body + n, "\"}");
+    start_server(0);
+    int fd = dial_narrow();
+    post(fd, "/tokenize", body);
+    for (int turn = 0; turn < TURNS && counted() < SN_LOAD_SMALL; turn++) sn_sleep_us(TURN_US);
+    cr_expect_geq(counted(), SN_LOAD_SMALL);
+    close(fd);
+    cr_expect(becomes(0), "%zu", counted());
+    server->load.bytes = SN_LOAD_BYTES_MAX;
+    fd = dial();
+    post(fd, "/tokenize", body);
+    cr_expect(hear(fd, "are not read yet"));
+    close(fd);
+    server->load.bytes = 0;
+    stop_server();
+    free(body);
+}
+
 static void *wait_behind(void *requests_wait) {
     cr_assert(sn_load_begin(&server->load, 99, 60000, stays, NULL));
     const int64_t until_us = sn_now_us() + 10000000;

@@ -474,6 +474,10 @@ sn_status sn_answer_reader_add(sn_answer_reader *r, const char *text, const uint
         read_channels(r);
     else
         read_plain_answer(r);
+    if (ended) { /* nothing more is read, and each choice of a request has tools of its own */
+        json_decref(r->tools);
+        r->tools = NULL;
+    }
     return r->status;
 }
 

@@ -314,6 +314,22 @@ Test(answer_format, an_argument_in_tags_may_be_long) {
     sn_answer_format_close(&format);
 }
 
+/* They may be large, and a request has many answers, which are kept until the last one has ended. */
+Test(answer_format, tools_are_let_go_at_the_end_of_an_answer) {
+    sn_answer_format *format = format_of(families[0].template);
+    json_t *tools = json_loads(tools_text, 0, NULL);
+    sn_answer_reader *reader = NULL;
+    REQUIRE(sn_answer_reader_open(format, false, tools, &reader, &err));
+    REQUIRE(sn_answer_reader_add(reader, families[0].calls, NULL, strlen(families[0].calls), false, &err));
+    cr_expect_eq(tools->refcount, 2);
+    REQUIRE(sn_answer_reader_add(reader, "", NULL, 0, true, &err));
+    cr_expect_eq(tools->refcount, 1);
+    cr_expect_eq(sn_answer_reader_calls(reader), 2);
+    sn_answer_reader_close(&reader);
+    json_decref(tools);
+    sn_answer_format_close(&format);
+}
+
 /* Byte by byte. If each looked at all bytes before it, this would take minutes. */
 Test(answer_format, a_long_answer_is_read_in_one_go) {
     enum { PART = 100 << 10 };

@@ -325,6 +325,17 @@ Test(http_server, answers_come_when_their_bodies_are_gone) {
     stop_server();
 }
 
+/* Where nodes are silent a status takes seconds, and a page asks for one after the other. */
+Test(http_server, a_session_is_opened_while_the_swarm_is_asked, .timeout = 20) {
+    sn_link *link = NULL;
+    sn_err err;
+    start_server(0);
+    pthread_mutex_lock(&connection->lock);
+    cr_expect_eq(sn_connection_give_link(connection, &link, &err), SN_RETRY, "it makes its own link");
+    pthread_mutex_unlock(&connection->lock);
+    stop_server();
+}
+
 /* Sends so much of a body, which was announced as one byte longer. */
 static void send_most_with(int fd, size_t n, const char *headers) {
     char head[300];

@@ -64,13 +64,14 @@ sn_status sn_connection_needs_link(swarm_connection *c, sn_err *err) {
     return status;
 }
 
+/* Who asks the swarm meanwhile needs the link for seconds, where nodes are silent: a session does not wait for that. */
 sn_status sn_connection_give_link(swarm_connection *c, sn_link **out, sn_err *err) {
-    pthread_mutex_lock(&c->lock);
-    bool fresh = c->discovered && sn_now_us() - c->discovered_us < FRESH_US;
+    const bool idle = !pthread_mutex_trylock(&c->lock);
+    const bool fresh = idle && c->discovered && sn_now_us() - c->discovered_us < FRESH_US;
     *out = fresh ? c->link : NULL;
     if (fresh) c->link = NULL;
     if (fresh) c->discovered = false;
-    pthread_mutex_unlock(&c->lock);
+    if (idle) pthread_mutex_unlock(&c->lock);
     return *out ? SN_OK : c->open_link(c->open_link_ctx, out, err);
 }
 

@@ -143,6 +143,7 @@ swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_erro
     swarm_session_on_logits(session, NULL, NULL);
     note_session(c, session);
     if (!code) end_choice(c, json);
+    sn_constraint_free(&c->constraint); /* its grammar is for the next choice, and not kept until the answer is read */
     swarm_free(json);
     return code;
 }

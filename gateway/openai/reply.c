@@ -301,7 +301,8 @@ size_t sn_reply_held(const sn_reply *r) { return r->held; }
 
 static bool keep_token(sn_reply *r, sn_reply_choice *c, const sn_reply_token *token, sn_err *err) {
     enum { KEPT_BYTES = 32, VALUE_BYTES = 256 }; /* as they are kept; as a value of JSON */
-    r->held += (1 + token->n_top) * (r->request->stream ? KEPT_BYTES : VALUE_BYTES);
+    const bool values = !r->request->stream || r->request->kind == SN_REQUEST_RESPONSE; /* which tells all at its end */
+    r->held += (1 + token->n_top) * (values ? VALUE_BYTES : KEPT_BYTES);
     sn_told_token told = {token->id, token->logprob, c->alternatives.len / sizeof(sn_alternative), token->n_top};
     for (size_t i = 0; i < token->n_top; i++) {
         const sn_alternative a = {token->top_ids[i], token->top_logprobs[i]};

@@ -81,6 +81,17 @@ size_t sn_request_memory(const char *body, size_t len) {
     return 2 * len + sn_min_size(values, SN_REQUEST_VALUES_MAX) * VALUE_BYTES;
 }
 
+/* Calls of earlier answers bring their arguments as texts, in which the values of the body do not count. */
+bool sn_parse_arguments_fit(sn_parse *p, const char *arguments, const char *path) {
+    size_t values;
+    (void)depth_of(arguments, strlen(arguments), &values);
+    p->argument_values += values;
+    return p->argument_values <= SN_REQUEST_ARGUMENT_VALUES_MAX ||
+           sn_openai_fail(p->error, 413, "request_too_large", path,
+                          "the arguments of calls up to '%s' have more than %d values: leave out earlier calls", path,
+                          (int)SN_REQUEST_ARGUMENT_VALUES_MAX);
+}
+
 static json_t *load_body(const char *body, size_t len, sn_openai_error *error) {
     json_error_t problem;
     size_t values;

@@ -24,9 +24,10 @@ typedef enum sn_request_kind {
 } sn_request_kind;
 
 enum {
-    SN_REQUEST_DEPTH_MAX = 64,       /* nested lists and objects of a body */
-    SN_REQUEST_VALUES_MAX = 1000000, /* of a body, of about a hundred bytes each when they are read */
-    SN_REQUEST_TEXT_MAX = 1 << 20,   /* bytes to be tokenized for /tokenize */
+    SN_REQUEST_DEPTH_MAX = 64,                /* nested lists and objects of a body */
+    SN_REQUEST_VALUES_MAX = 1000000,          /* of a body, of about a hundred bytes each when they are read */
+    SN_REQUEST_ARGUMENT_VALUES_MAX = 1 << 18, /* of the arguments of all calls of earlier answers, likewise */
+    SN_REQUEST_TEXT_MAX = 1 << 20,            /* bytes to be tokenized for /tokenize */
     SN_REQUEST_TOKEN_BYTES = 64,  /* a longer text than this for each token of the context, and 1 MiB, is no prompt */
     SN_REQUEST_STOPS_MAX = 16,    /* stop strings */
     SN_REQUEST_STOP_MAX = 256,    /* bytes of one */

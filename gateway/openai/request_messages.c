@@ -72,6 +72,7 @@ static bool add_call(sn_parse *p, const json_t *call, const char *path, json_t *
                               "'%s' must be {\"id\", \"type\": \"function\", \"function\": {\"name\", \"arguments\"}} "
                               "with strings",
                               path);
+    if (!sn_parse_arguments_fit(p, arguments, path)) return false;
     return !json_array_append_new(calls, sn_call_json(id, name, arguments)) || sn_out_of_memory(p->error);
 }
 

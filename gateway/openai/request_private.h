@@ -59,6 +59,7 @@ typedef struct sn_parse {
     sn_body body;
     json_t *chat;           /* {"messages", "tools", "variables"}, built on the way */
     bool assistant_is_open; /* calls of a response join the last message */
+    size_t argument_values; /* in the arguments of all calls so far */
     sn_openai_error *error;
 } sn_parse;
 
@@ -74,6 +75,8 @@ bool sn_parse_messages(sn_parse *p); /* "messages" of a chat (request_messages.c
 json_t *sn_parse_content(sn_parse *p, const json_t *content, const char *path, const char *types);
 /* The role as templates know it; NULL: there is no such role. */
 const char *sn_parse_role(const char *role);
+/* Whether the arguments of a call may be read: values in those of all calls are counted before that. */
+bool sn_parse_arguments_fit(sn_parse *p, const char *arguments, const char *path);
 /* One call of an assistant, with its arguments as templates want them. A new reference; NULL: memory is out. */
 json_t *sn_call_json(const char *id, const char *name, const char *arguments);
 bool sn_parse_tools(sn_parse *p); /* "tools" and "tool_choice" of chats and responses (request_tools.c) */

@@ -87,6 +87,7 @@ static bool add_message(sn_parse *p, const item *m, const char *path) {
 static bool add_call(sn_parse *p, const item *m, const char *path) {
     if (!m->call_id || !m->name || !m->arguments)
         return sn_openai_fail(p->error, 400, NULL, path, "'%s' must have a call_id, a name and arguments", path);
+    if (!sn_parse_arguments_fit(p, m->arguments, path)) return false;
     json_t *message = open_message(p), *calls = json_object_get(message, "tool_calls");
     if (message && !calls && !json_object_set_new(message, "tool_calls", json_array()))
         calls = json_object_get(message, "tool_calls");

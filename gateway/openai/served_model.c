@@ -164,7 +164,9 @@ bool sn_served_model_calls_tools(const sn_served_model *s) {
 
 /* With its length, so that no text is taken for the end of one and the beginning of another. */
 static sn_status name_text(const char *text, sn_buf *out, sn_err *err) {
-    return text ? sn_buf_printf(out, err, "%zu:%s", strlen(text), text) : sn_buf_append(out, "-", 1, err);
+    if (!text) return sn_buf_append(out, "-", 1, err);
+    sn_status status = sn_buf_printf(out, err, "%zu:", strlen(text));
+    return status ? status : sn_buf_append(out, text, strlen(text), err);
 }
 
 /* A name for all that a shape says. */

@@ -202,7 +202,9 @@ static void append_argument(reader *r, sn_buf *arguments, const json_t *key, siz
     json_t *value = is_text == 1 ? NULL : load_text(r, from, to);
     if (!value) value = json_stringn(r->text + from, to - from);
     char *k = json_dumps(key, JSON_ENCODE_ANY), *v = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
-    if (k && v) r->status = sn_buf_printf(arguments, r->err, "%s%s: %s", arguments->len > 1 ? ", " : "", k, v);
+    const char *parts[] = {arguments->len > 1 ? ", " : "", k, ": ", v};
+    for (size_t i = 0; k && v && i < sizeof parts / sizeof *parts && !r->status; i++)
+        r->status = sn_buf_append(arguments, parts[i], strlen(parts[i]), r->err);
     json_decref(value);
     free(k);
     free(v);
@@ -472,6 +474,10 @@ sn_status sn_answer_reader_add(sn_answer_reader *r, const char *text, const uint
         read_channels(r);
     else
         read_plain_answer(r);
+    if (ended) { /* nothing more is read, and each choice of a request has tools of its own */
+        json_decref(r->tools);
+        r->tools = NULL;
+    }
     return r->status;
 }
 

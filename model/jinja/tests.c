@@ -62,12 +62,12 @@ static sn_jvalue test_sameas(sn_jcall *c) {
 static sn_jvalue case_is(sn_jcall *c, const char *wanted, const char *other) {
     const sn_jstring *text = sn_jto_string(c->r->run, c->self);
     bool some = false, all = true;
+    sn_jcharge(c->r->run, text->len);
     for (size_t at = 0, len; at < text->len; at += len) {
         uint32_t code = sn_jstring_code(text, at, &len);
         some = some || sn_jhas_class(code, wanted);
         all = all && !sn_jhas_class(code, other);
     }
-    sn_jcharge(c->r->run, text->len >> 4);
     return sn_jbool(some && all);
 }
 

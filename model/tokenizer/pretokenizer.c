@@ -4,10 +4,13 @@
  * the next step. After the last step the piece goes to the caller's function. So no list of pieces is ever stored. */
 #include "model/tokenizer/pretokenizer.h"
 
+#include "base/clock.h"
 #include "model/tokenizer/pattern.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -16,8 +19,12 @@
  * patterns of real models need about one step per byte, so LIGHT_STEPS are enough unless a run of one kind of
  * characters is long. Where they are not, step_find tries byte by byte, with limits that double, and all such tries of
  * a splitter together have HEAVY_STEPS: a pattern that explodes is refused instead of taking that time for every byte.
- */
+ *
+ * A step of backtracking may look at all that follows, which counts for nothing: "(?=a)a+[bc]" does so at every byte of
+ * a text of a's. So a text has a time, too, that of its thread on a processor: many times what the patterns of real
+ * models need. It is looked at between calls of PCRE2, each of which begins at some bytes only (WINDOW_WORK). */
 enum { LIGHT_STEPS = 1 << 10, HEAVY_STEPS = 1 << 30, JIT_STACK_MAX = 8 << 20 };
+enum { TEXT_US = 2000000, BYTE_US = 4, SLOW_US = 1000, CLOCK_EACH = 4, LOOK_EACH = 1 << 10, WINDOW_WORK = 1 << 22 };
 
 typedef struct split_step {
     pcre2_code *code; /* NULL: the step finds `literal` */
@@ -38,6 +45,10 @@ struct sn_splitter {
     pcre2_jit_stack *stack;
     pcre2_match_data *match;
     uint32_t heavy_steps; /* that are left */
+    uint32_t calls;       /* of PCRE2 */
+    int64_t last_us;      /* when the clock was looked at */
+    int64_t until_us;     /* of the thread's time on a processor, which its texts may take */
+    bool late;            /* they have */
 };
 
 /* ---- building ---- */
@@ -210,12 +221,19 @@ sn_status sn_pretokenizer_add_gpt2(sn_pretokenizer *pretokenizer, sn_err *err) {
 
 /* ---- splitting ---- */
 
+static int64_t thread_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
 sn_status sn_splitter_new(const sn_pretokenizer *pretokenizer, sn_splitter **out, sn_err *err) {
     sn_status status = sn_calloc(out, 1, sizeof **out, err);
     if (status) return status;
     sn_splitter *c = *out;
     c->pretokenizer = pretokenizer;
     c->heavy_steps = HEAVY_STEPS;
+    c->until_us = thread_us() + TEXT_US;
     c->context = pcre2_match_context_create(NULL);
     c->stack = pcre2_jit_stack_create(32 << 10, JIT_STACK_MAX, NULL);
     c->match = pcre2_match_data_create(1, NULL);
@@ -299,20 +317,40 @@ static int match_from(sn_splitter *c, const split_step *step, const char *text, 
                       uint32_t steps) {
     pcre2_set_offset_limit(c->context, last);
     pcre2_set_match_limit(c->context, steps);
-    return pcre2_match(step->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, c->match, c->context);
+    const int rc = pcre2_match(step->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, c->match, c->context);
+    if (++c->calls % CLOCK_EACH && steps <= LIGHT_STEPS) return rc;
+    const int64_t now_us = sn_now_us();
+    const bool slow = now_us - c->last_us > SLOW_US || !(c->calls % LOOK_EACH);
+    c->last_us = now_us;
+    c->late = slow && thread_us() > c->until_us;
+    return c->late ? PCRE2_ERROR_INTERNAL : rc;
 }
 
-/* The same, where some byte may need more than LIGHT_STEPS. */
-static int match_heavily(sn_splitter *c, const split_step *step, const char *text, size_t len, size_t from) {
+/* The same from `from` to before `end`, where some byte may need more than LIGHT_STEPS. */
+static int match_heavily(sn_splitter *c, const split_step *step, const char *text, size_t len, size_t from,
+                         size_t end) {
     int rc = PCRE2_ERROR_NOMATCH;
     uint32_t limit = LIGHT_STEPS;
-    for (; rc == PCRE2_ERROR_NOMATCH && from < len; from++) {
+    for (; rc == PCRE2_ERROR_NOMATCH && from < end; from++) {
         if (((uint8_t)text[from] & 0xc0) == 0x80) continue; /* within a character */
         while ((rc = match_from(c, step, text, len, from, from, limit)) == PCRE2_ERROR_MATCHLIMIT) {
             if (limit > c->heavy_steps / 2) return rc;
             c->heavy_steps -= limit *= 2;
         }
         if (limit > LIGHT_STEPS) limit /= 2; /* the next byte may need as many */
+    }
+    return rc;
+}
+
+/* The first match that begins at `from` or behind it, window by window. */
+static int match_after(sn_splitter *c, const split_step *step, const char *text, size_t len, size_t from) {
+    const size_t width = 1 + WINDOW_WORK / len;
+    int rc = PCRE2_ERROR_NOMATCH;
+    for (size_t end; rc == PCRE2_ERROR_NOMATCH && from < len; from = end) {
+        end = from + sn_min_size(width, len - from);
+        while (end < len && ((uint8_t)text[end] & 0xc0) == 0x80) end++; /* behind a whole character */
+        rc = match_from(c, step, text, len, from, end - 1, LIGHT_STEPS);
+        if (rc == PCRE2_ERROR_MATCHLIMIT) rc = match_heavily(c, step, text, len, from, end);
     }
     return rc;
 }
@@ -329,8 +367,7 @@ static sn_status step_find(sn_splitter *c, const split_step *step, const char *t
         }
         return SN_OK;
     }
-    int rc = match_from(c, step, text, len, from, PCRE2_UNSET, LIGHT_STEPS);
-    if (rc == PCRE2_ERROR_MATCHLIMIT) rc = match_heavily(c, step, text, len, from);
+    const int rc = match_after(c, step, text, len, from);
     if (rc == PCRE2_ERROR_NOMATCH) return SN_OK;
     const PCRE2_SIZE *at = pcre2_get_ovector_pointer(c->match);
     if (rc >= 0 && at[0] < at[1] && at[0] >= from) {
@@ -339,7 +376,10 @@ static sn_status step_find(sn_splitter *c, const split_step *step, const char *t
         return SN_OK;
     }
     char message[128] = "it matches the empty string";
-    if (rc < 0) pcre2_get_error_message(rc, (PCRE2_UCHAR *)message, sizeof message);
+    if (c->late)
+        snprintf(message, sizeof message, "it takes too long");
+    else if (rc < 0)
+        pcre2_get_error_message(rc, (PCRE2_UCHAR *)message, sizeof message);
     return sn_fail(err, SN_REFUSED, "the pre-tokenizer's pattern cannot cut this text: %s", message);
 }
 
@@ -359,5 +399,7 @@ static sn_status split_text(sn_splitter *c, size_t at, const char *text, size_t 
 }
 
 sn_status sn_splitter_run(sn_splitter *splitter, const char *text, size_t len, sn_piece_fn fn, void *ctx, sn_err *err) {
+    splitter->until_us += BYTE_US * (int64_t)len;
+    splitter->last_us = sn_now_us();
     return split_text(splitter, 0, text, len, fn, ctx, err);
 }

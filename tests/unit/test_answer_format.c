@@ -295,6 +295,41 @@ Test(answer_format, a_zero_ends_a_name) {
     sn_answer_format_close(&format);
 }
 
+Test(answer_format, an_argument_in_tags_may_be_long) {
+    enum { LONG = 20000 };
+    static char text[LONG + 200], value[LONG + 1];
+    memset(value, 'a', LONG);
+    const int len =
+        sprintf(text, "<tool_call>\n<function=ask>\n<parameter=q>\n%s\n</parameter>\n</function>\n</tool_call>", value);
+    sn_answer_format *format =
+        format_of(LOOP CONTENT CALLS "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}"
+                                     "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n"
+                                     "</tool_call>" END);
+    json_t *message = NULL, *tools = json_loads(tools_text, 0, NULL);
+    const sn_answer answer = {.text = text, .len = (size_t)len, .ended = true, .tools = tools};
+    REQUIRE(sn_answer_read(format, &answer, &message, &err));
+    cr_expect_eq(json_string_length(json_object_get(call_of(message, 0), "arguments")), LONG + strlen("{\"q\": \"\"}"));
+    json_decref(message);
+    json_decref(tools);
+    sn_answer_format_close(&format);
+}
+
+/* They may be large, and a request has many answers, which are kept until the last one has ended. */
+Test(answer_format, tools_are_let_go_at_the_end_of_an_answer) {
+    sn_answer_format *format = format_of(families[0].template);
+    json_t *tools = json_loads(tools_text, 0, NULL);
+    sn_answer_reader *reader = NULL;
+    REQUIRE(sn_answer_reader_open(format, false, tools, &reader, &err));
+    REQUIRE(sn_answer_reader_add(reader, families[0].calls, NULL, strlen(families[0].calls), false, &err));
+    cr_expect_eq(tools->refcount, 2);
+    REQUIRE(sn_answer_reader_add(reader, "", NULL, 0, true, &err));
+    cr_expect_eq(tools->refcount, 1);
+    cr_expect_eq(sn_answer_reader_calls(reader), 2);
+    sn_answer_reader_close(&reader);
+    json_decref(tools);
+    sn_answer_format_close(&format);
+}
+
 /* Byte by byte. If each looked at all bytes before it, this would take minutes. */
 Test(answer_format, a_long_answer_is_read_in_one_go) {
     enum { PART = 100 << 10 };

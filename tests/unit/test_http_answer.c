@@ -140,3 +140,19 @@ Test(http_answer, a_choice_generates_no_more_when_the_answer_has_failed) {
     swarm_error_free(error);
     swarm_session_close(session);
 }
+
+/* Each may have a grammar of many MiB, and the answer has as many choices as may wait. */
+Test(http_answer, a_choice_that_has_ended_keeps_no_grammar) {
+    swarm_session *session = open_session(false);
+    sn_openai_error failure = {0};
+    const sn_constraint_setup setup = {.n_prompt = 3};
+    sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":2,\"logit_bias\":{\"3\":-100}}");
+    cr_assert(sn_request_generation(answer.request, 0, &c.generation, &failure));
+    cr_assert(sn_constraint_new(answer.request, server.served, &setup, &c.constraint, &failure));
+    cr_assert(c.constraint);
+    API(sn_answer_run_choice(&c, session, &error));
+    cr_expect_null(c.constraint);
+    sn_constraint_free(&c.constraint);
+    swarm_options_free(c.generation);
+    swarm_session_close(session);
+}

@@ -320,6 +320,17 @@ Test(http_server, answers_come_when_their_bodies_are_gone) {
     stop_server();
 }
 
+/* Where nodes are silent a status takes seconds, and a page asks for one after the other. */
+Test(http_server, a_session_is_opened_while_the_swarm_is_asked, .timeout = 20) {
+    sn_link *link = NULL;
+    sn_err err;
+    start_server(0);
+    pthread_mutex_lock(&connection->lock);
+    cr_expect_eq(sn_connection_give_link(connection, &link, &err), SN_RETRY, "it makes its own link");
+    pthread_mutex_unlock(&connection->lock);
+    stop_server();
+}
+
 /* Sends so much of a body, which was announced as one byte longer. */
 static void send_most_with(int fd, size_t n, const char *headers) {
     char head[300];
@@ -442,6 +453,31 @@ Test(http_server, log_probabilities_count_until_their_reply_is_gone) {
     close(fd);
     cr_expect(becomes(0), "%zu", counted());
     stop_server();
+}
+
+/* The request itself is small. */
+Test(http_server, tokens_count_until_their_reply_is_gone) {
+    enum { TURNS = 200, TURN_US = 50000, TEXT = 300000 };
+    char *body = malloc(TEXT + 100);
+    cr_assert(body);
+    size_t n = (size_t)sprintf(body, "{\"with_pieces\":true,\"content\":\"");
+    for (size_t i = 0; i < TEXT / 4; i++, n += 4) memcpy(body + n, "\xf0\x9f\x92\xa9", 4);
+    strcpy(body + n, "\"}");
+    start_server(0);
+    int fd = dial_narrow();
+    post(fd, "/tokenize", body);
+    for (int turn = 0; turn < TURNS && counted() < SN_LOAD_SMALL; turn++) sn_sleep_us(TURN_US);
+    cr_expect_geq(counted(), SN_LOAD_SMALL);
+    close(fd);
+    cr_expect(becomes(0), "%zu", counted());
+    server->load.bytes = SN_LOAD_BYTES_MAX;
+    fd = dial();
+    post(fd, "/tokenize", body);
+    cr_expect(hear(fd, "are not read yet"));
+    close(fd);
+    server->load.bytes = 0;
+    stop_server();
+    free(body);
 }
 
 static void *wait_behind(void *requests_wait) {

@@ -89,6 +89,8 @@ Test(jinja, ends_a_template_whose_calls_look_at_too_much) {
         "{{ ('a' * 60000).rfind('a' * 30000 ~ 'c') }}",
         "{% set s = 'a ' * 20000 %}{% for i in range(10) %}{{ s | wordcount }}{% endfor %}",
         "{% set s = 'a' * 20000 %}{% for i in range(10) %}{{ s.isalpha() }}{% endfor %}",
+        "{% set s = '1' * 20000 %}{% for i in range(10) %}{{ s is lower }}{% endfor %}",
+        "{% set s = 'a' * 20000 %}{% for i in range(250) %}{{ 'baaaa' in s }}{% endfor %}",
         "{% set s = 'a' * 20000 %}{% for i in range(50) %}{% set t = s.upper() %}{% endfor %}",
         "{% set s = 'x' * 60000 %}{% for i in range(500) %}{{ s.startswith(s) }}{% endfor %}",
         "{% set s = 'x' * 60000 %}{% for i in range(500) %}{% set t = s.removeprefix(s) %}{% endfor %}",
@@ -108,6 +110,64 @@ Test(jinja, ends_a_template_whose_calls_look_at_too_much) {
     limits.steps = 100000;
     for (size_t i = 0; i < sizeof templates / sizeof *templates; i++)
         expect_refused(templates[i], &limits, "more than 100000 steps");
+}
+
+/* Of each pair of blocks either leads from the hash before it (FNV-1a of 32 bits) to the same hash behind it. */
+enum { PAIRS = 12, BLOCK = 5, KEYS = 1 << PAIRS };
+
+static uint32_t hash_on(uint32_t hash, const char block[BLOCK]) {
+    for (int i = 0; i < BLOCK; i++) hash = (hash ^ (uint8_t)block[i]) * 16777619u;
+    return hash;
+}
+
+static void write_block(uint32_t number, char out[BLOCK]) {
+    for (int i = 0; i < BLOCK; i++, number /= 26) out[i] = (char)('a' + number % 26);
+}
+
+static uint32_t find_pair(uint32_t hash, char pair[2][BLOCK]) {
+    enum { SLOTS = 1 << 20 };
+    static uint32_t seen[SLOTS];
+    memset(seen, 0, sizeof seen);
+    for (uint32_t number = 1;; number++) {
+        write_block(number, pair[0]);
+        const uint32_t next = hash_on(hash, pair[0]);
+        uint32_t *slot = &seen[next % SLOTS];
+        if (*slot) write_block(*slot, pair[1]);
+        if (*slot && hash_on(hash, pair[1]) == next) return next;
+        *slot = number;
+    }
+}
+
+/* An object of a request may have any keys. */
+static json_t *object_of_keys(bool collide) {
+    static char pairs[PAIRS][2][BLOCK];
+    json_t *object = json_object();
+    uint32_t hash = 2166136261u;
+    for (int i = 0; i < PAIRS; i++) hash = find_pair(hash, pairs[i]);
+    for (int k = 0; k < KEYS; k++) {
+        char key[PAIRS * BLOCK + 1] = "";
+        for (int i = 0; i < PAIRS; i++) memcpy(key + (size_t)i * BLOCK, pairs[i][collide ? k >> i & 1 : 0], BLOCK);
+        if (!collide)
+            memcpy(key, (const char[]){(char)('a' + k / 256), (char)('a' + k / 16 % 16), (char)('a' + k % 16)}, 3);
+        json_object_set_new(object, key, json_null());
+    }
+    cr_assert_eq(json_object_size(object), KEYS);
+    return object;
+}
+
+Test(jinja, keys_whose_hashes_collide_cost_their_steps) {
+    sn_jinja_limits limits = sn_jinja_default_limits();
+    limits.steps = 1 << 20;
+    for (int collide = 0; collide < 2; collide++) {
+        json_t *variables = json_pack("{s:o}", "o", object_of_keys(collide));
+        sn_jinja_text out;
+        sn_err err = {0};
+        cr_expect_eq(render_with("{{ o | length }}", variables, &limits, &out, &err), collide ? SN_REFUSED : SN_OK,
+                     "%s", err.text);
+        if (!collide) cr_expect_str_eq(out.text, "4096");
+        sn_jinja_text_fini(&out);
+        json_decref(variables);
+    }
 }
 
 Test(jinja, ends_a_template_that_looks_up_too_many_names) {

@@ -233,6 +233,16 @@ Test(openai_constraint, a_strict_tool_is_called_as_its_schema_says) {
     expect_error("{" HI ",\"tools\":[" TOOL("odd", "\"a\":{\"not\":{}}", "true") "]}", false, "tools", "not");
 }
 
+Test(openai_constraint, a_strict_tool_may_have_a_long_schema) {
+    enum { LONG = 20000 };
+    static char body[LONG + 1024], text[LONG + 1];
+    memset(text, 'a', LONG);
+    sprintf(body, "{" HI ",\"tools\":[" TOOL("get", "\"key\":{\"description\":\"%s\",\"enum\":[\"a\"]}", "true") "]}",
+            text);
+    expect_allowed(body, false, CALL("get", "{\"key\": \"a\"}"));
+    expect_refused(body, false, CALL("get", "{\"key\": \"b\"}"));
+}
+
 Test(openai_constraint, a_thought_may_speak_of_calls) {
     const char *body = AUTO("true", "");
     expect_allowed(body, false, "<think>\nOr <tool_call>?\n</think>\n\nNo.");

@@ -411,6 +411,20 @@ Test(openai_reply, a_failed_reply_is_an_error_body) {
 
 /* -- replies without generation -- */
 
+/* A stream of a response tells all of them again at its end; of a chat they are gone when they were told. */
+Test(openai_reply, log_probabilities_that_a_stream_keeps_count_as_values) {
+    enum { VALUE = 256 };
+    const int32_t id = 5;
+    exchange kept = begin(SN_REQUEST_RESPONSE, "{\"input\":\"hi\",\"stream\":true,\"top_logprobs\":2}");
+    exchange told = begin(SN_REQUEST_CHAT, "{" HI ",\"stream\":true,\"logprobs\":true,\"top_logprobs\":2}");
+    generate(&kept, 0, &id, 1);
+    generate(&told, 0, &id, 1);
+    cr_expect_geq(sn_reply_held(kept.reply), 3 * VALUE);
+    cr_expect_lt(sn_reply_held(told.reply), VALUE);
+    end(&kept);
+    end(&told);
+}
+
 /* What jansson holds now, and the most that it held. */
 static size_t json_live, json_peak;
 

@@ -371,6 +371,41 @@ Test(openai_request, a_body_of_too_many_values_is_refused_before_it_is_read) {
     sn_request_free(&r);
 }
 
+/* Two calls with so many numbers in all in their arguments, which are JSON within a text. */
+static bool takes_arguments(sn_request_kind kind, size_t values) {
+    const bool chat = kind == SN_REQUEST_CHAT;
+    const size_t size = values * 2 + 1024;
+    char *body = calloc(1, size), *at = body;
+    sn_request *request = NULL;
+    sn_openai_error error = {0};
+    cr_assert(body);
+    at +=
+        sprintf(at, chat ? "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[" : "{\"input\":[");
+    for (int call = 0; call < 2; call++) {
+        at += sprintf(at,
+                      chat ? "%s{\"id\":\"a\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\""
+                           : "%s{\"type\":\"function_call\",\"call_id\":\"a\",\"name\":\"f\",\"arguments\":\"",
+                      call ? "," : "");
+        at += sprintf(at, "{\\\"l\\\":[0");
+        for (size_t i = 1; i < values / 2; i++, at += 2) memcpy(at, ",0", 2);
+        at += sprintf(at, chat ? "]}\"}}" : "]}\"}");
+    }
+    sprintf(at, chat ? "]}]}" : "]}");
+    const bool good = sn_request_parse(kind, body, strlen(body), &limits, &request, &error);
+    cr_expect(good || (error.status == 413 && strstr(error.message, "arguments of calls")), "%s", error.message);
+    sn_request_free(&request);
+    free(body);
+    return good;
+}
+
+Test(openai_request, arguments_of_too_many_values_are_refused_before_they_are_read) {
+    const sn_request_kind kinds[] = {SN_REQUEST_CHAT, SN_REQUEST_RESPONSE};
+    for (int i = 0; i < 2; i++) {
+        cr_expect(takes_arguments(kinds[i], SN_REQUEST_ARGUMENT_VALUES_MAX - 100));
+        cr_expect_not(takes_arguments(kinds[i], SN_REQUEST_ARGUMENT_VALUES_MAX + 100));
+    }
+}
+
 Test(openai_request, a_text_that_no_context_holds_is_refused_before_it_is_tokenized) {
     enum { MIB = 1 << 20 };
     expect_too_large(SN_REQUEST_TOKENIZE, "{\"content\":\"", 'a', MIB + 1, "\"}", "1048577 bytes");

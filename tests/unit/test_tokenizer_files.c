@@ -430,6 +430,21 @@ Test(tokenizer_files, aborts_a_pattern_that_takes_long_at_every_byte) {
     sn_tokenizer_close(&t);
 }
 
+/* Looking at all that follows is one step, and at every byte it takes minutes. */
+Test(tokenizer_files, aborts_a_pattern_that_looks_at_everything_at_every_byte) {
+    enum { LEN = 200000 };
+    sn_tokenizer *t = tokenizer_with_pattern("(?=a)a+[bc]");
+    sn_token_ids ids;
+    sn_err err;
+    char *text = malloc(LEN);
+    cr_assert(text);
+    memset(text, 'a', LEN);
+    cr_assert_eq(sn_tokenizer_encode(t, text, LEN, false, true, &ids, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "takes too long"), "%s", err.text);
+    free(text);
+    sn_tokenizer_close(&t);
+}
+
 /* Long runs take steps by their length: as in the patterns of real models. */
 Test(tokenizer_files, cuts_long_runs) {
     enum { LEN = 1000000 };

@@ -461,8 +461,9 @@ sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int
     /* SN_RETRY of a batch that may be captured: it was not, and not run */
     for (int i = 0; i < (own.graph_key ? 2 : 1) && status == SN_RETRY; i++) {
         status = g->device->ops->batch_begin(g->device, &own, &replayed, err);
-        if (!status && !replayed) status = sn_segment_walk(g, first, end, false, visit_forward, &visit, err);
-        if (!status) status = g->device->ops->batch_end(g->device, err);
+        if (status) continue;
+        if (!replayed) status = sn_segment_walk(g, first, end, false, visit_forward, &visit, err);
+        status = sn_device_batch_end(g->device, &own, status, err);
     }
     return status;
 }

@@ -366,8 +366,8 @@ static sn_status piece_run(piece *p, sn_err *err) {
     const sn_batch batch = {&p->shape, p->n, 1, &p->sequence, 0};
     SN_TRY(piece_upload_rope(p, err));
     SN_TRY(d->ops->batch_begin(d, &batch, &replayed, err));
-    SN_TRY(sn_segment_walk(p->segment, p->first, p->end, p->stage != STAGE_FORWARD, visit_block, p, err));
-    return d->ops->batch_end(d, err);
+    sn_status status = sn_segment_walk(p->segment, p->first, p->end, p->stage != STAGE_FORWARD, visit_block, p, err);
+    return sn_device_batch_end(d, &batch, status, err);
 }
 
 /* ---- cutting a pass into pieces ---- */

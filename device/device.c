@@ -216,6 +216,12 @@ sn_status sn_device_take_memory(sn_device *d, size_t bytes, sn_err *err) {
 
 void sn_device_give_memory(sn_device *d, size_t bytes) { d->memory_used -= bytes; }
 
+sn_status sn_device_batch_end(sn_device *d, const sn_batch *batch, sn_status status, sn_err *err) {
+    sn_err unused; /* `status` has its own sentence */
+    sn_status ended = status && batch->graph_key ? SN_OK : d->ops->batch_end(d, status ? &unused : err);
+    return status ? status : ended;
+}
+
 sn_status sn_device_try(sn_device_id id, const sn_device_options *options, sn_err *err) {
     enum { BYTES = SN_DEVICE_TRY_BYTES };
     uint8_t there[BYTES], back[BYTES] = {0};

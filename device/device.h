@@ -506,4 +506,9 @@ sn_status sn_device_take_memory(sn_device *d, size_t bytes, sn_err *err) SN_MUST
 void sn_device_give_memory(sn_device *d, size_t bytes); /* they are freed, or could not be allocated */
 size_t sn_device_memory_left(const sn_device *d);       /* that may be allocated; of a device without limit SIZE_MAX */
 
+/* Ends a batch whose operations returned `status`, and returns that unless it is SN_OK. A batch may also fail where the
+ * device takes no part, as in an exchange with other nodes: left open, it would keep KV caches from being read and
+ * written. One that failed and has a graph_key is left to the next batch_begin, so that no part of it is captured. */
+sn_status sn_device_batch_end(sn_device *d, const sn_batch *batch, sn_status status, sn_err *err) SN_MUST_USE;
+
 #endif

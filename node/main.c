@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/options.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "base/version.h"
 #include "model/hub/environment.h"
@@ -257,7 +258,8 @@ static void *wait_for_signal(void *unused) {
 
 static void show_progress(void *ctx, int done, int of) {
     (void)ctx;
-    if (isatty(STDERR_FILENO)) fprintf(stderr, "\rloading blocks: %d of %d%s", done, of, done == of ? "\n" : "");
+    if (isatty(STDERR_FILENO)) sn_terminal_control(stderr, "\r");
+    if (isatty(STDERR_FILENO)) fprintf(stderr, "loading blocks: %d of %d%s", done, of, done == of ? "\n" : "");
 }
 
 static void show_plan(const char *table) { fputs(table, stderr); }
@@ -630,6 +632,7 @@ int main(int argc, char **argv) {
     sigaddset(&set, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    sn_terminal_guard();
     sn_environment_use(getenv);
 
     sn_status status = sn_options_parse(&command, argc, argv, &options, &err);

@@ -224,18 +224,23 @@ static int cursor_row(const sn_editor *e) {
     return row_of(e, line->buffer, (size_t)(line->cursor - line->buffer));
 }
 
+/* Prints text that may come from a peer, or names a file that others made. */
+static void print_clean(const sn_editor *e, const char *text, size_t n) {
+    sn_terminal_text state = {0};
+    for (size_t at = 0, part; at < n; at += part) {
+        char clean[3 * (256 + 4)];
+        part = sn_min_size(256, n - at);
+        fwrite(clean, 1, sn_terminal_clean(&state, text + at, part, clean), e->out);
+    }
+}
+
 /* Shows text above the prompt, and the line again below it. */
 static void show_above(sn_editor *e, const char *text, size_t n) {
     int row = cursor_row(e);
     if (modes.smart && row) fprintf(e->out, "\r\033[%dA\033[J", row);
     if (modes.smart && !row) fputs("\r\033[J", e->out);
     if (!modes.smart) fputc('\n', e->out);
-    sn_terminal_text state = {0};
-    for (size_t at = 0, part; at < n; at += part) { /* the text of a log line may come from a peer */
-        char clean[3 * (256 + 4)];
-        part = sn_min_size(256, n - at);
-        fwrite(clean, 1, sn_terminal_clean(&state, text + at, part, clean), e->out);
-    }
+    print_clean(e, text, n);
     if (n && text[n - 1] != '\n') fputc('\n', e->out);
     fflush(e->out);
     el_wset(e->el, EL_REFRESH);
@@ -370,7 +375,9 @@ static void list_completions(sn_editor *e, const sn_completions *c) {
         const char *space = strrchr(c->items[i], ' ');
         if (space && !space[1]) /* a space that follows the word */
             space = memrchr(c->items[i], ' ', (size_t)(space - c->items[i]));
-        fprintf(e->out, "%s%s", space ? space + 1 : c->items[i], i + 1 < c->n ? "  " : "\n");
+        const char *word = space ? space + 1 : c->items[i];
+        print_clean(e, word, strlen(word));
+        fputs(i + 1 < c->n ? "  " : "\n", e->out);
     }
     fflush(e->out);
 }

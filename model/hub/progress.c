@@ -1,4 +1,5 @@
 /* How programs show a fetch. libswarm prints nothing, so this is a file of its own. */
+#include "base/terminal.h"
 #include "base/text.h"
 #include "model/hub/hub.h"
 
@@ -18,5 +19,6 @@ void sn_hub_show_progress(void *context, const sn_hub_progress *progress) {
     char line[SN_HUB_PROGRESS_SIZE];
     (void)context;
     if (!isatty(STDERR_FILENO)) return;
-    fprintf(stderr, "\r%s   %s", sn_hub_progress_text(progress, line), progress->done < progress->total ? "" : "\n");
+    sn_terminal_control(stderr, "\r");
+    fprintf(stderr, "%s   %s", sn_hub_progress_text(progress, line), progress->done < progress->total ? "" : "\n");
 }

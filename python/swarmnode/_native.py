@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -182,7 +183,8 @@ class Cancel:
         self.pointer = ctypes.c_void_p(lib.swarm_cancel_new())
         if not self.pointer:
             raise errors.Stopped("memory is out")
-        self._free = weakref.finalize(self, _free, os.getpid(), lib.swarm_cancel_free, self.pointer, None)
+        self._free = weakref.finalize(self, _free, os.getpid(), lib.swarm_cancel_free, self.pointer, None, _Life())
+        self._free.atexit = False  # a call may read it to the end of the program
 
     def set(self) -> None:
         lib.swarm_cancel_set(self.pointer)
@@ -192,6 +194,8 @@ class Cancel:
 
     def stop(self, ended: threading.Event) -> None:
         """Ends the call of another thread and waits until it has ended; further interruptions do not end the wait."""
+        if sys.is_finalizing():  # other threads do not run any more
+            return
         self.set()
         interrupted: BaseException | None = None
         while not ended.is_set():
@@ -204,10 +208,25 @@ class Cancel:
             raise interrupted
 
 
-def _free(process: int, function: Callable[[ctypes.c_void_p], None], pointer: ctypes.c_void_p, parents: Any) -> None:
-    """Frees a handle, in the process that made it only; then lets go of what the handle borrowed."""
-    if os.getpid() == process:
-        function(pointer)
+class _Life:
+    """How many need a handle: its owner, calls in progress, and what was made from it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # the collector may free what was made from a handle while this thread holds it
+        self.users, self.closed = 1, False
+
+
+def _free(process: int, function: Callable[[ctypes.c_void_p], None], pointer: ctypes.c_void_p, parents: Any,
+          life: _Life) -> None:
+    """Frees a handle, in the process that made it only; then lets go of what the handle borrowed. At the end of the
+    program a handle that another thread still computes with is not freed."""
+    if os.getpid() != process:
+        return
+    with life.lock:
+        if life.users > 1:
+            return
+        life.closed = True
+    function(pointer)
     for parent in parents or ():
         parent._release()
 
@@ -223,28 +242,28 @@ class Handle:
     def _begin(self, pointer: ctypes.c_void_p, close: Callable[[ctypes.c_void_p], None], *borrowed: "Handle | None") -> None:
         """Takes a handle; what it was made from stays open as long."""
         self._pointer, self._process = pointer, os.getpid()
-        self._lock, self._users, self._closed = threading.Lock(), 1, False
-        self._call = threading.Lock()
+        self._life, self._call = _Life(), threading.Lock()
         parents = [b for b in borrowed if b is not None]
         for parent in parents:
             parent._retain()
-        self._end = weakref.finalize(self, _free, self._process, close, pointer, parents)
+        self._end = weakref.finalize(self, _free, self._process, close, pointer, parents, self._life)
 
     def _retain(self) -> ctypes.c_void_p:
         if not hasattr(self, "_process"):
             raise errors.Refused(f"this {self._what} was not opened")
         if os.getpid() != self._process:
             raise errors.Refused(f"this {self._what} belongs to the process that opened it: after a fork, open another one")
-        with self._lock:
-            if self._closed:
-                raise errors.Refused(f"this {self._what} is closed")
-            self._users += 1
+        with self._life.lock:
+            closed = self._life.closed
+            self._life.users += not closed
+        if closed:
+            raise errors.Refused(f"this {self._what} is closed")
         return self._pointer
 
     def _release(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
+        with self._life.lock:
+            self._life.users -= 1
+            last = self._life.users == 0
         if last:
             self._end()
 
@@ -267,14 +286,14 @@ class Handle:
         """Closes it when the calls in progress have ended, and what was made from it was closed. May be repeated."""
         if not hasattr(self, "_process") or os.getpid() != self._process:
             return
-        with self._lock:
-            closed, self._closed = self._closed, True
+        with self._life.lock:
+            closed, self._life.closed = self._life.closed, True
         if not closed:
             self._release()
 
     @property
     def closed(self) -> bool:
-        return getattr(self, "_closed", True)
+        return not hasattr(self, "_life") or self._life.closed
 
     def __enter__(self: "HandleType") -> "HandleType":
         return self

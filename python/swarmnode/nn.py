@@ -57,7 +57,7 @@ class _Remote(torch.autograd.Function):
         hidden, values = ctx.saved_tensors
         blocks: RemoteBlocks = ctx.blocks
         rows, given = _rows(hidden, blocks.model.width), _rows(out_gradient, blocks.model.width)
-        gradient, of_values = torch.empty_like(rows), torch.empty(blocks.n_values)
+        gradient, of_values = torch.empty_like(rows), torch.empty(blocks.n_values, dtype=torch.float32, device="cpu")
         if values is not None:
             _send(blocks, values)
         blocks.backward_at(ctx.lengths, rows.data_ptr(), given.data_ptr(), gradient.data_ptr(), of_values.data_ptr())

@@ -131,11 +131,12 @@ class Session(Handle):
 
     def on_logits(self, change: Callable[[NDArray[np.int32], NDArray[np.float32]], None] | None) -> None:
         """Calls change(ids, logits (vocab)) before a token is sampled; it changes the logits in place, for masks and
-        biases, and must depend on nothing but the ids (n) before the token."""
+        biases, must depend on nothing but the ids (n) before the token, and keeps no reference to the logits, which are
+        the library's."""
 
         def callback(_: Any, ids: int | None, n: int, logits: int, vocab: int) -> None:
             try:
-                before = np.ctypeslib.as_array((ctypes.c_int32 * n).from_address(ids)) if ids and n else np.empty(0, np.int32)
+                before = np.array((ctypes.c_int32 * n).from_address(ids) if ids else (), np.int32)  # a copy may be kept
                 change(before, np.ctypeslib.as_array((ctypes.c_float * vocab).from_address(logits)))  # type: ignore[misc]
             except BaseException as e:
                 self._raised = self._raised or e
@@ -324,10 +325,13 @@ class Session(Handle):
 
     def forward(self, hidden: Any, position: int, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Hidden states (n, width) through the session's blocks (option `blocks`), as positions [position, position +
-        n). A session that is used so has no tokens. `RemoteBlocks.inference_session` is the comfortable form. out
-        (n, width), contiguous, receives the result, which is else a new array."""
+        n). A session that is used so has no tokens. `RemoteBlocks.inference_session` is the comfortable form. out, of the
+        shape of hidden, float32, contiguous and writable, receives the result, which is else a new array."""
         array = self.model.rows(hidden)
-        out = np.empty_like(array) if out is None else out
+        if out is None:
+            out = np.empty_like(array)
+        elif not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.shape != array.shape or not out.flags.carray:
+            raise errors.Refused(f"out is a contiguous, writable array of float32 in the shape {array.shape}")
         with self._use() as pointer:
             self._run(lib.swarm_session_forward, position, array.size // self.model.width, array.ctypes.data,
                       out.ctypes.data, pointer=pointer)

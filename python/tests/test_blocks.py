@@ -81,6 +81,21 @@ def test_an_inference_session_continues_and_rewinds(tiny):
             session.position = 7
 
 
+def test_a_result_goes_to_no_other_array_than_one_of_its_shape(tiny_here):
+    x = np.random.default_rng(6).standard_normal((3, 64), np.float32)
+    read_only = np.zeros((3, 64), np.float32)
+    read_only.flags.writeable = False
+    wrong = [np.zeros((2, 64), np.float32), np.zeros((3, 64)), np.zeros(192, np.float32), np.zeros((64, 3), np.float32).T,
+             np.zeros((6, 64), np.float32)[::2], np.zeros((3, 64), ">f4"), read_only, x.tolist()]
+    with tiny_here.session(blocks="1:2") as session:
+        for out in wrong:
+            with pytest.raises(swarmnode.Refused, match="out is"):
+                session.forward(x, 0, out)
+        assert not any(np.any(out) for out in wrong[:-1])
+        out = np.zeros((3, 64), np.float32)
+        assert session.forward(x, 0, out) is out and np.array_equal(out, session.forward(x, 0))
+
+
 def test_a_contiguous_array_is_not_copied(tiny, monkeypatch):
     blocks = swarmnode.RemoteBlocks(tiny, 0, 2)
     x = np.random.default_rng(2).standard_normal((8, 64), np.float32)

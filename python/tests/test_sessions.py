@@ -100,6 +100,15 @@ def test_logits_can_be_masked_and_events_listened_to(tiny):
         assert [int(e.numbers["id"]) for e in tokens] == made.ids and len(tokens[0].top) == 2
 
 
+def test_the_ids_before_a_token_may_be_kept(tiny_here):
+    kept = []
+    with tiny_here.session() as session:
+        session.on_logits(lambda ids, logits: kept.append(ids))
+        made = session.generate(IDS, max_tokens=3, ignore_eos=True)
+    assert [ids.tolist() for ids in kept] == [IDS + made.ids[:n] for n in range(3)]
+    assert all(ids.flags.owndata for ids in kept)  # and not the library's
+
+
 def test_without_a_listener_no_token_enters_python(tiny):
     entered = []
     with tiny.session() as session:
@@ -235,6 +244,18 @@ def test_leaving_the_loop_ends_the_generation(tiny):
             break
         assert len(IDS) <= session.position < 200
         assert session.generate(max_tokens=1, ignore_eos=True).ids
+
+
+@pytest.mark.parametrize("call", [
+    "pieces = model.session().generate([1, 2], stream=True, max_tokens=0, ignore_eos=True); next(pieces)",
+    "blocks = swarmnode.RemoteBlocks(model); thread = threading.Thread(target=lambda: blocks(rows), daemon=True); "
+    "thread.start(); time.sleep(0.2); assert thread.is_alive()"])
+def test_a_program_may_end_while_a_thread_computes(tiny_path, call):
+    """What the thread computes with is not freed under its hands."""
+    lines = ["import sys, threading, time, numpy, swarmnode", "model = swarmnode.Model(None, sys.argv[1], threads=1)",
+             "rows = numpy.ones((4000, 100, model.width), numpy.float32)", call]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines), tiny_path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_asyncio(tiny):

@@ -41,6 +41,20 @@ def test_gradients_have_the_bits_of_the_c_functions(tiny):
     assert np.array_equal(gradient, x.grad.numpy()) and np.array_equal(values, module.values.grad.numpy())
 
 
+def test_gradients_are_float32_whatever_the_default_is(tiny):
+    module = nn.RemoteSequential(tiny, 0, 1, method="lora")
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            module.values.grad = None
+            module(torch.ones(2, 64, dtype=torch.float32)).sum().backward()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        gradients.append(module.values.grad)
+    assert gradients[1].dtype == torch.float32 and torch.equal(*gradients)
+
+
 def test_the_gradient_belongs_to_the_values_of_the_forward_pass(tiny):
     module = nn.RemoteSequential(tiny, 0, 1, method="lora")
     out = module(torch.ones(2, 64))

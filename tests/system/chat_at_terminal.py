@@ -250,6 +250,14 @@ def harmless():
         shown = t.enter(r"say <think>\e[31m</think>x", "tok/s]")
         check(b"\x1b[31m" not in shown, f"the terminal received {shown!r}")
         leave(t)
+    for ending in "ab":  # names of files that others made
+        make(os.path.join(folder, f"named\x1b]0;owned\x07{ending}"))
+    t = chat()
+    t.send(f"/load {folder}/nam\t\t")
+    shown = t.expect("owned", "owned", "owned")  # in the line, and in the list
+    check(b"\x1b]0;" not in shown, f"the terminal received {shown!r}")
+    t.send("\x15")  # the line is dropped
+    leave(t)
 
 
 def log_lines():

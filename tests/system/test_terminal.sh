@@ -41,6 +41,9 @@ run "$bin/swarm" inspect --model "$scratch/evil"
 on_terminal "$bin/swarm" inspect --model "$scratch/evil" >"$scratch/out" </dev/null
 grep -q evil "$scratch/terminal" || fail "inspect says nothing about the family: $(cat "$scratch/terminal")"
 harmless "the name of a family"
+on_terminal "$bin/swarm-node" --model "$scratch/evil" --blocks 0:1 --listen 127.0.0.1:0 >"$scratch/out" </dev/null
+grep -q evil "$scratch/terminal" || fail "the node says nothing about the family: $(cat "$scratch/terminal")"
+harmless "the name of a family, from a node,"
 
 "$bin/swarm" tokenize --model "$fixtures/tokenizer/qwen2" --text "$evil" --json |
   python3 -c 'import json, sys; print(json.load(sys.stdin)["ids"])' >"$scratch/ids" || fail "tokenize"

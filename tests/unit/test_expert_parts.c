@@ -356,6 +356,40 @@ Test(expert_parts, a_failed_exchange_fails_the_pass_once_and_the_next_one_works)
     group_close(&g);
 }
 
+static const sn_device_ops *plain_ops;
+static int n_open; /* batches that began and did not end */
+
+static sn_status count_begin(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *error) {
+    n_open++;
+    return plain_ops->batch_begin(d, batch, replayed, error);
+}
+
+static sn_status count_end(sn_device *d, sn_err *error) {
+    n_open--;
+    return plain_ops->batch_end(d, error);
+}
+
+/* A GPU refuses to read and write KV caches within a batch, so one of a pass that others failed must not stay open. */
+Test(expert_parts, the_batch_of_a_pass_ends_when_its_exchange_fails) {
+    group g;
+    open_family("mixtral");
+    group_open(&g, 0, NULL);
+    sn_device *d = g.parts[0].device;
+    sn_device_ops counting = *(plain_ops = d->ops);
+    counting.batch_begin = count_begin;
+    counting.batch_end = count_end;
+    d->ops = &counting;
+    g.spans.exchange.finish = finish_fails;
+    sn_err why = {0};
+    float *rows = make_rows();
+    cr_expect_eq(run_rows(g.parts[0].span, 1, &rows, ROWS, &why), SN_RETRY);
+    cr_expect(strstr(why.text, "the holder is gone"), "%s", why.text);
+    cr_expect_eq(n_open, 0);
+    d->ops = plain_ops;
+    free(rows);
+    group_close(&g);
+}
+
 /* An own expert that cannot be read fails the pass while the others compute: what began is ended nevertheless. */
 Test(expert_parts, an_exchange_ends_when_the_own_experts_fail) {
     group g;

@@ -122,6 +122,11 @@ static uint64_t task_client(const sn_training_task *task) {
     return client;
 }
 
+uint64_t sn_training_turn(const sn_training_task *task) {
+    bool batch = task->kind == SN_TRAINING_FORWARD || task->kind == SN_TRAINING_BACKWARD;
+    return batch ? task_client(task) : ~task_client(task);
+}
+
 /* The number of the client's entries, or their bytes. */
 static size_t saved_of(const sn_trainer *t, uint64_t client, bool bytes) {
     size_t all = 0;

@@ -28,6 +28,7 @@
 #include "node/engine/adapter_store.h"
 #include "node/membership/reach.h"
 #include "node/placement/placement.h"
+#include "node/protocol/adapter_table.h"
 #include "node/protocol/quota.h"
 #include "node/protocol/session.h"
 #include "node/protocol/stats.h"
@@ -40,7 +41,8 @@ enum {
                                        its client has many */
     SN_TRAINING_BATCHES_MAX = 32,   /* in the engine, of all clients */
     SN_EXPERT_JOBS_MAX = 32,        /* in the engine, for other nodes */
-    SN_PROTOCOL_OTHER_JOBS_MAX = SN_TRAINING_BATCHES_MAX + SN_EXPERT_JOBS_MAX /* of no session */
+    SN_PROTOCOL_OTHER_JOBS_MAX =
+        SN_TRAINING_BATCHES_MAX + SN_EXPERT_JOBS_MAX + SN_ADAPTER_ENTRIES_MAX /* of no session */
 };
 
 /* What the node has of its model's files, for others. Both functions are called on the network thread and do not wait.

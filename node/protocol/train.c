@@ -63,6 +63,10 @@ static sn_status adapter_reserve_entry(sn_protocol *protocol, const sn_event *ev
         return sn_fail(err, SN_REFUSED,
                        "an adapter of %zu MiB is more than half of this node's --tune-memory: use a smaller one",
                        bytes >> 20);
+    if (!sn_adapter_table_may_load(&protocol->adapters, event->network, bytes, protocol->setup.tune_bytes_max / 2))
+        return sn_fail(err, SN_RETRY,
+                       "this node loads as many adapters of your network as it can: try again in a moment, or another "
+                       "node");
     *out = sn_adapter_table_find_free(&protocol->adapters);
     if (*out && sn_adapter_table_bytes(&protocol->adapters) + bytes <= protocol->setup.tune_bytes_max / 2) return SN_OK;
     sn_adapter_entry *old =

@@ -619,6 +619,39 @@ Test(node_train, a_flood_of_long_sequences_does_not_stop_honest_steps) {
     testbed_free(&w);
 }
 
+/* They would take the node's places for adapters as long as the batches take. */
+Test(node_train, adapters_do_not_wait_behind_their_clients_batches) {
+    enum { BATCHES = 4, TOKENS = 512 };
+    virtual_clock_begin();
+    testbed *w = testbed_new(&TRAINING);
+    cluster_add(w->cluster, 0, 0);
+    node_client *t = node_client_new(w, 0);
+    sn_buf image = image_of(w, 1);
+    sn_msg *put = adapter_put_message(w, &image), *answer;
+    for (int i = 0; i < BATCHES; i++) {
+        sn_msg *msg = batch_message(w, SN_MSG_BACKWARD, 0, 4, NULL);
+        void *data;
+        const uint64_t shape[] = {2, TOKENS, (uint64_t)w->n_embd};
+        REQUIRE(sn_msg_new_tensor(msg, SN_F32, 3, shape, &data, &err));
+        for (int k = 0; k < 2 * TOKENS * w->n_embd; k++) ((float *)data)[k] = (float)(k % 101) / 101;
+        msg->backward.n_samples = 1;
+        msg->backward.samples[0].tokens = TOKENS;
+        node_client_send(t, &msg);
+    }
+    node_client_send(t, &put);
+    int done = 0;
+    while ((answer = node_client_receive(t, 0, TESTBED_WAIT_MS)) && answer->kind == SN_MSG_BACKWARD_REPLY) {
+        done++;
+        sn_msg_free(&answer);
+    }
+    cr_assert(answer && answer->kind == SN_MSG_ADAPTER_PUT_REPLY, "%s", answer ? answer->error.text : "no answer");
+    cr_expect_leq(done, 1, "the adapter waited for %d batches", done);
+    sn_msg_free(&answer);
+    sn_buf_fini(&image);
+    node_client_free(&t);
+    testbed_free(&w);
+}
+
 /* Jobs of no session have places of their own in the device thread's queue: a session always finds one. */
 Test(node_train, batches_of_a_stranger_leave_a_place_for_each_session) {
     enum { BATCHES = 8, ROUNDS = 30 }; /* in some of them the step finds all batches in the queue */

@@ -241,6 +241,8 @@ void sn_adapter_loader_free(sn_adapter_loader **loader) {
     *loader = NULL;
 }
 
+size_t sn_adapter_loader_bytes(const sn_adapter_loader *l) { return l->adapter->bytes; }
+
 /* Loads as many rows of the present tensor as `bytes` allow. *spent: their bytes in the image. */
 static sn_status loader_run_tensor(sn_adapter_loader *l, size_t bytes, size_t *spent, sn_err *err) {
     const sn_safetensors_tensor *from = sn_safetensors_tensor_at(l->file, l->tensor);

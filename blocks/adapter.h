@@ -31,6 +31,7 @@ sn_status sn_adapter_load_start(sn_span *span, const void *image, size_t len, sn
 /* Loads about `bytes` bytes of the image, and at least 16 rows of a tensor. *out: the adapter, at the end. */
 sn_status sn_adapter_load_run(sn_adapter_loader *loader, size_t bytes, bool *done, sn_adapter **out,
                               sn_err *err) SN_MUST_USE;
+size_t sn_adapter_loader_bytes(const sn_adapter_loader *loader); /* of the devices' memory, before the end */
 void sn_adapter_loader_free(sn_adapter_loader **loader); /* accepts NULL; frees what was loaded and not given out */
 void sn_adapter_free(sn_adapter **adapter);              /* accepts NULL; free it before its span */
 

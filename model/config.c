@@ -12,15 +12,17 @@
 
 enum { HEAD_DIM_MAX = 2 * SN_ROPE_FREQS_MAX, LATENT_KEY_MAX = 2 * HEAD_DIM_MAX };
 
-/* The limits are those of the devices (device.h). */
+/* The limits are those of the devices (device.h). Buffers are as large as these sizes say, also where no block is
+ * recurrent: then all of them are 0. */
 static sn_status check_recurrent(const sn_hparams *h, sn_err *err) {
     enum { DIM_MAX = 512, TAPS_MAX = 8 };
     bool fits = h->conv_taps >= 2 && h->conv_taps <= TAPS_MAX && h->delta_key_heads >= 1 &&
                 h->delta_value_heads <= SN_HEADS_MAX && h->delta_key_heads <= h->delta_value_heads &&
                 h->delta_value_heads % h->delta_key_heads == 0 && h->delta_key_dim >= 1 &&
                 h->delta_key_dim <= DIM_MAX && h->delta_value_dim >= 1 && h->delta_value_dim <= DIM_MAX;
-    if (!h->conv_taps && !h->delta_key_heads && !sn_n_recurrent(h, 0, h->n_blocks)) return SN_OK;
-    if (fits) return SN_OK;
+    bool none = !h->conv_taps && !h->delta_key_heads && !h->delta_value_heads && !h->delta_key_dim &&
+                !h->delta_value_dim && !sn_n_recurrent(h, 0, h->n_blocks);
+    if (none || fits) return SN_OK;
     return sn_fail(err, SN_REFUSED,
                    "the model's recurrent blocks cannot be run: %d taps, %d key heads of %d, %d value heads of %d",
                    h->conv_taps, h->delta_key_heads, h->delta_key_dim, h->delta_value_heads, h->delta_value_dim);

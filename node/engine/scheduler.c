@@ -585,11 +585,7 @@ static size_t training_cost_max(sn_scheduler *s, int64_t now_us) {
     return rows * (size_t)(sn_span_end(s->span) - sn_span_first(s->span)) * SN_TRAIN_ROW_COST;
 }
 
-static uint64_t training_client(const sn_job *job) {
-    uint64_t client;
-    memcpy(&client, job->training->owner, sizeof client);
-    return client;
-}
+static uint64_t training_client(const sn_job *job) { return sn_training_turn(job->training); }
 
 /* The oldest job of the client whose turn comes first after `turn`; NULL: none. */
 static sn_job *training_next_job(const sn_scheduler *s, uint64_t turn) {

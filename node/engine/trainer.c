@@ -129,6 +129,11 @@ static uint64_t task_client(const sn_training_task *task) {
     return client;
 }
 
+uint64_t sn_training_turn(const sn_training_task *task) {
+    bool batch = task->kind == SN_TRAINING_FORWARD || task->kind == SN_TRAINING_BACKWARD;
+    return batch ? task_client(task) : ~task_client(task);
+}
+
 /* The number of the client's entries, or their bytes. */
 static size_t saved_of(const sn_trainer *t, uint64_t client, bool bytes) {
     size_t all = 0;
@@ -493,7 +498,35 @@ static sn_status adapter_hash_piece(loading *l, const sn_training_task *task, sn
                : SN_OK;
 }
 
+/* Whether what the adapter takes on the devices so far leaves all adapters within --tune-memory: a LoRA matrix of few
+ * rows takes many times its bytes in the image. SN_REFUSED: it never will; SN_RETRY: others' adapters leave too little.
+ */
+static sn_status adapter_check_memory(const sn_trainer *t, const sn_training_task *task, size_t bytes, sn_err *err) {
+    size_t most = task->bytes_max, others = t->adapters_bytes - task->request_msg->tensor.bytes;
+    if (bytes <= most - sn_min_size(most, others)) return SN_OK;
+    if (bytes > most)
+        return sn_fail(err, SN_REFUSED,
+                       "this adapter takes more than %zu KiB on this node's devices, all of its --tune-memory: use a "
+                       "smaller one, or another node",
+                       most >> 10);
+    return sn_fail(err, SN_RETRY,
+                   "others' adapters take %zu KiB of this node's --tune-memory: try again in a moment, or another node",
+                   others >> 10);
+}
+
+/* The next part of the image, whose bytes have the right hash. */
+static sn_status adapter_load_part(sn_trainer *t, const sn_training_task *task, bool *done, sn_err *err) {
+    loading *l = &t->loading;
+    const sn_wire_tensor *image = &task->request_msg->tensor;
+    sn_status status = l->loader ? SN_OK : sn_adapter_load_start(t->span, image->data, image->bytes, &l->loader, err);
+    if (!status) status = sn_adapter_load_run(l->loader, SN_ADAPTER_PIECE_BYTES, done, task->adapter, err);
+    if (status) return status;
+    return adapter_check_memory(t, task, *done ? sn_adapter_bytes(*task->adapter) : sn_adapter_loader_bytes(l->loader),
+                                err);
+}
+
 static sn_status adapter_load_end(sn_trainer *t, sn_training_task *task, sn_status status, sn_err *err) {
+    if (status) sn_adapter_free(task->adapter);
     sn_adapter_loader_free(&t->loading.loader);
     sn_hasher_free(t->loading.hasher);
     t->loading = (loading){0};
@@ -509,7 +542,6 @@ static sn_status adapter_load_end(sn_trainer *t, sn_training_task *task, sn_stat
 static sn_status adapter_load_piece(sn_trainer *t, const sn_job *job, bool *waits, bool *done, sn_err *err) {
     sn_training_task *task = job->training;
     loading *l = &t->loading;
-    const sn_wire_tensor *image = &task->request_msg->tensor;
     *waits = l->job && l->job != job;
     *done = false;
     if (*waits) return SN_OK;
@@ -518,12 +550,7 @@ static sn_status adapter_load_piece(sn_trainer *t, const sn_job *job, bool *wait
         *done = true;
         return status;
     }
-    if (l->hasher) {
-        status = adapter_hash_piece(l, task, err);
-    } else {
-        if (!l->loader) status = sn_adapter_load_start(t->span, image->data, image->bytes, &l->loader, err);
-        if (!status) status = sn_adapter_load_run(l->loader, SN_ADAPTER_PIECE_BYTES, done, task->adapter, err);
-    }
+    status = l->hasher ? adapter_hash_piece(l, task, err) : adapter_load_part(t, task, done, err);
     *done |= status != SN_OK;
     return *done ? adapter_load_end(t, task, status, err) : SN_OK;
 }

@@ -37,6 +37,10 @@ typedef struct sn_training_task {
 
 void sn_training_task_free(sn_training_task **task); /* accepts NULL */
 
+/* Whose turn the task takes: its client's. Adapters take turns of their own: a node has few places for them, and behind
+ * their client's batches they would hold those for as long as these take. */
+uint64_t sn_training_turn(const sn_training_task *task);
+
 /* The device thread's side; trainer.c says how it works. A batch for which the adapters leave too little memory ends
  * with SN_RETRY. */
 typedef struct sn_trainer sn_trainer;

@@ -49,6 +49,17 @@ size_t sn_adapter_table_bytes(const sn_adapter_table *table) {
     return bytes;
 }
 
+bool sn_adapter_table_may_load(const sn_adapter_table *table, const uint8_t network[SN_ADDRESS_PREFIX], size_t bytes,
+                               size_t bytes_max) {
+    size_t n = 0, all = bytes;
+    for (const sn_adapter_entry *e = table->entries; e < table->entries + SN_ADAPTER_ENTRIES_MAX; e++) {
+        if (e->state != SN_ADAPTER_ENTRY_LOADING || memcmp(e->network, network, SN_ADDRESS_PREFIX)) continue;
+        n++;
+        all += e->bytes;
+    }
+    return !n || (n < SN_ADAPTER_ENTRIES_MAX / 2 && all <= bytes_max / 2);
+}
+
 sn_status sn_adapter_table_use(sn_adapter_table *table, const uint8_t hash[SN_KEY_SIZE], int64_t now_us,
                                sn_adapter_entry **out, sn_err *err) {
     static const uint8_t no_adapter[SN_KEY_SIZE];

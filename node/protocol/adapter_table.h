@@ -42,6 +42,10 @@ sn_adapter_entry *sn_adapter_table_find_free(sn_adapter_table *table); /* or NUL
 sn_adapter_entry *sn_adapter_table_find_oldest(sn_adapter_table *table, const uint8_t network[SN_ADDRESS_PREFIX],
                                                size_t bytes_max, int64_t now_us);
 size_t sn_adapter_table_bytes(const sn_adapter_table *table); /* of all entries */
+/* Whether one more adapter of so many bytes may be loaded for clients of this network: those that are being loaded for
+ * them have at most a half of the entries and, if they are several, of bytes_max. */
+bool sn_adapter_table_may_load(const sn_adapter_table *table, const uint8_t network[SN_ADDRESS_PREFIX], size_t bytes,
+                               size_t bytes_max);
 
 /* The READY entry of this hash, marked as used now; *out NULL for a hash of zeros (no adapter). SN_REBUILD: the adapter
  * is not held. */

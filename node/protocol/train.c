@@ -4,8 +4,8 @@
  * Each request becomes a training task in the engine (node/engine/training.h); the reply is sent when the task is done.
  * The network thread tracks which adapters are held (protocol->adapters) and which batches are in the engine
  * (protocol->training). tune_bytes_max bounds three things: adapters (half of it), batches that wait (as much again),
- * and the memory in which the engine trains (the rest; the device thread checks that). When a new adapter, or a batch
- * that the engine returned for lack of memory, needs space, the adapter that was used longest ago is unloaded and the
+ * and the memory in which the engine trains (the rest; the device thread checks that). When a new adapter needs space,
+ * or the engine returned one or a batch for lack of memory, the adapter that was used longest ago is unloaded and the
  * client is told to try again. */
 #include "node/protocol/protocol_private.h"
 
@@ -63,6 +63,10 @@ static sn_status adapter_reserve_entry(sn_protocol *protocol, const sn_event *ev
         return sn_fail(err, SN_REFUSED,
                        "an adapter of %zu MiB is more than half of this node's --tune-memory: use a smaller one",
                        bytes >> 20);
+    if (!sn_adapter_table_may_load(&protocol->adapters, event->network, bytes, protocol->setup.tune_bytes_max / 2))
+        return sn_fail(err, SN_RETRY,
+                       "this node loads as many adapters of your network as it can: try again in a moment, or another "
+                       "node");
     *out = sn_adapter_table_find_free(&protocol->adapters);
     if (*out && sn_adapter_table_bytes(&protocol->adapters) + bytes <= protocol->setup.tune_bytes_max / 2) return SN_OK;
     sn_adapter_entry *old =
@@ -113,6 +117,7 @@ static sn_status adapter_put_start(sn_protocol *protocol, sn_event *event, int64
                                .request_msg = event->msg,
                                .bytes_max = protocol->setup.tune_bytes_max};
     memcpy(task->owner, event->key, SN_KEY_SIZE);
+    memcpy(task->network, event->network, SN_ADDRESS_PREFIX);
     /* Set before the task is submitted: from then on entry->adapter belongs to the device thread. */
     *entry = (sn_adapter_entry){.state = SN_ADAPTER_ENTRY_LOADING, .hash = hash, .bytes = t->bytes, .used_us = now_us};
     memcpy(entry->network, event->network, SN_ADDRESS_PREFIX);
@@ -307,13 +312,13 @@ void sn_protocol_training_done(sn_protocol *protocol, sn_job *job, int64_t now_u
         while (protocol->training.jobs[i] != job) i++;
         protocol->training.jobs[i] = protocol->training.jobs[--protocol->training.n];
         protocol->training.bytes -= task->request_msg->tensor.bytes;
-        /* SN_RETRY of a batch that is not cancelled: the adapters leave too little memory for it. */
-        sn_adapter_entry *old = job->status == SN_RETRY && !atomic_load(&job->cancelled)
-                                    ? sn_adapter_table_find_oldest(&protocol->adapters, task->network,
-                                                                   protocol->setup.tune_bytes_max / 2, now_us)
-                                    : NULL;
-        if (old && old != entry) adapter_unload(protocol, old, now_us);
     }
+    /* SN_RETRY of what is not cancelled: the adapters leave too little memory for it. */
+    sn_adapter_entry *old = job->status == SN_RETRY && !atomic_load(&job->cancelled)
+                                ? sn_adapter_table_find_oldest(&protocol->adapters, task->network,
+                                                               protocol->setup.tune_bytes_max / 2, now_us)
+                                : NULL;
+    if (old && old != entry) adapter_unload(protocol, old, now_us);
     if (!task->request_msg) return;
     if (job->status)
         sn_protocol_refuse(protocol, task->requester, task->request_msg, &job->err);

@@ -44,3 +44,19 @@ Test(adapter_table, what_was_not_used_for_a_minute_makes_room_for_all) {
     unused->users = 1;
     cr_expect_null(oldest(stranger));
 }
+
+Test(adapter_table, a_network_loads_no_more_than_a_half_at_once) {
+    cr_expect(sn_adapter_table_may_load(&table, stranger, BYTES_MAX, BYTES_MAX), "the first one may take all");
+    for (int i = 0; i < SN_ADAPTER_ENTRIES_MAX / 2; i++) {
+        cr_expect(sn_adapter_table_may_load(&table, stranger, MIB, BYTES_MAX), "%d", i);
+        hold(i, stranger, MIB, NOW)->state = SN_ADAPTER_ENTRY_LOADING;
+    }
+    cr_expect(!sn_adapter_table_may_load(&table, stranger, 0, BYTES_MAX), "places are left to others");
+    cr_expect(sn_adapter_table_may_load(&table, honest, BYTES_MAX, BYTES_MAX));
+    clear();
+    hold(0, stranger, 60 * MIB, NOW)->state = SN_ADAPTER_ENTRY_LOADING;
+    cr_expect(sn_adapter_table_may_load(&table, stranger, 4 * MIB, BYTES_MAX));
+    cr_expect(!sn_adapter_table_may_load(&table, stranger, 4 * MIB + 1, BYTES_MAX), "memory is left to others");
+    table.entries[0].state = SN_ADAPTER_ENTRY_READY;
+    cr_expect(sn_adapter_table_may_load(&table, stranger, BYTES_MAX, BYTES_MAX), "it is loaded");
+}

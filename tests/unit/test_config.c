@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -224,6 +225,29 @@ Test(config, refuses_recurrent_blocks_without_a_state) {
     expect_refused("{\"model_type\":\"qwen3_5_text\",\"rope_parameters\":{},\"linear_conv_kernel_dim\":0,"
                    "\"linear_num_key_heads\":0,\"linear_num_value_heads\":-4}",
                    "recurrent blocks cannot be run");
+    expect_refused("{\"model_type\":\"qwen3_5_text\",\"rope_parameters\":{},\"linear_conv_kernel_dim\":0,"
+                   "\"linear_num_key_heads\":0,\"linear_num_value_heads\":0,\"linear_key_head_dim\":0,"
+                   "\"linear_value_head_dim\":0}",
+                   "recurrent blocks cannot be run");
+}
+
+/* The sizes of states are those of buffers, whatever the blocks are. */
+Test(config, refuses_impossible_states_where_no_block_is_recurrent) {
+    static const char none[] = "\"model_type\":\"qwen3_5_text\",\"rope_parameters\":{},\"full_attention_interval\":1,"
+                               "\"linear_conv_kernel_dim\":0,\"linear_num_key_heads\":0,\"linear_key_head_dim\":0";
+    const struct {
+        int heads, dim;
+    } wrong[] = {{-1, 1}, {1, -1}, {1 << 20, INT32_MIN + 1}, {INT32_MAX, INT32_MAX}, {1, 0}, {0, 1}};
+    char changes[512];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        snprintf(changes, sizeof changes, "{%s,\"linear_num_value_heads\":%d,\"linear_value_head_dim\":%d}", none,
+                 wrong[i].heads, wrong[i].dim);
+        expect_refused(changes, "recurrent blocks cannot be run");
+    }
+    snprintf(changes, sizeof changes, "{%s,\"linear_num_value_heads\":0,\"linear_value_head_dim\":0}", none);
+    sn_hparams h = expect_accepted(changes);
+    cr_expect_eq(sn_delta_width(&h), 0);
+    cr_expect_eq(sn_delta_values(&h), 0);
 }
 
 Test(config, refuses_invalid_configurations) {

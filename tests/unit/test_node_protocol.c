@@ -1,6 +1,7 @@
 /* What a node decides about sessions, steps, drains and training, message by message. */
 #include "model/safetensors.h"
 #include "node/engine/training.h"
+#include "node/protocol/adapter_table.h"
 #include "tests/support/protocol_fixture.h"
 #include "tests/support/require.h"
 
@@ -485,6 +486,28 @@ Test(node_protocol, training_that_is_cancelled_unloads_no_adapter) {
     answer = protocol_fixture_request(&b, msg, T0);
     cr_expect(answer && answer->kind == SN_MSG_FORWARD_REPLY);
     sn_msg_free(&answer);
+    protocol_fixture_end(&b);
+}
+
+Test(node_protocol, adapters_that_one_network_sends_at_once_leave_places_for_others) {
+    enum { HALF = SN_ADAPTER_ENTRIES_MAX / 2 };
+    protocol_fixture b;
+    sn_event event;
+    sn_hash hash;
+    protocol_fixture_begin(&b);
+    b.queue_max = SN_ADAPTER_ENTRIES_MAX;
+    for (int i = 0; i < HALF + 2; i++) {
+        sn_msg *msg = adapter_put_message(&b, &hash);
+        msg->adapter_put.hash[0] = (uint8_t)i;
+        uint64_t request = node_client_send(&b.client, &msg);
+        REQUIRE(sn_transport_recv(b.transport, 0, &event, &err));
+        if (i > HALF) event.network[0] ^= 1;
+        sn_protocol_handle(b.protocol, &event, T0, b.unix_ms);
+        cr_assert_eq(b.n_waiting, i < HALF ? i + 1 : i, "adapter %d", i);
+        if (i == HALF)
+            cr_expect(is_refusal(node_client_receive(&b.client, request, 100), SN_RETRY, "adapters of your network"));
+    }
+    protocol_fixture_run_jobs(&b, T0);
     protocol_fixture_end(&b);
 }
 

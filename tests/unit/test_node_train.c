@@ -332,6 +332,69 @@ static sn_buf image_above(const testbed *w, size_t bytes) {
     return image;
 }
 
+/* LoRA matrices of rank 1 in all blocks: on a CPU 16 rows of A take as much as one. *bytes: what they take there. */
+static sn_buf image_of_rank_one(const testbed *w, size_t *bytes) {
+    static const float values[1024] = {0.5f};
+    static char names[256][16];
+    sn_safetensors_entry entries[256];
+    const size_t embd = (size_t)w->n_embd;
+    size_t n = 0;
+    sn_buf image;
+    for (int b = 0; b < w->n_blocks; b++) {
+        snprintf(names[n], sizeof names[n], "lora_a.%d.q", b);
+        entries[n] = (sn_safetensors_entry){names[n], SN_F32, 2, {1, embd}, values};
+        snprintf(names[++n], sizeof names[n], "lora_b.%d.q", b);
+        entries[n] = (sn_safetensors_entry){names[n], SN_F32, 2, {embd, 1}, values};
+        n++;
+    }
+    *bytes = (size_t)w->n_blocks * (16 + 1) * embd * sizeof(float);
+    sn_buf_init(&image, 1 << 20);
+    REQUIRE(sn_safetensors_serialize(entries, n, &image, &err));
+    return image;
+}
+
+Test(node_train, adapters_take_no_more_than_their_memory_whatever_their_images_take) {
+    cluster_options options = {.tune_memory = 1};
+    size_t taken;
+    testbed *w = testbed_new(&options);
+    sn_buf image = image_of_rank_one(w, &taken);
+    testbed_free(&w);
+    cr_assert_lt(2 * image.len, taken - 1, "the image alone shall not be too large");
+    options.tune_memory = taken - 1;
+    w = testbed_new(&options);
+    cluster_add(w->cluster, 0, 0);
+    node_client *t = node_client_new(w, 0);
+    sn_buf small = image_above(w, (size_t)w->n_embd * sizeof(float));
+    for (int i = 0; i < 3; i++) { /* what it took is free again */
+        sn_msg *msg = adapter_put_message(w, &image);
+        cr_expect(is_refusal(node_client_request(t, &msg), SN_REFUSED, "on this node's devices"));
+    }
+    put_adapter(t, w, &small);
+    node_client_free(&t);
+    testbed_free(&w);
+    /* Beside another one: that makes room, and the next try succeeds. */
+    options.tune_memory = taken + 1;
+    w = testbed_new(&options);
+    cluster_add(w->cluster, 0, 0);
+    t = node_client_new(w, 0);
+    put_adapter(t, w, &small);
+    sn_msg *msg = adapter_put_message(w, &image);
+    cr_expect(is_refusal(node_client_request(t, &msg), SN_RETRY, "others' adapters"));
+    bool accepted = false;
+    for (int tries = 0; tries < 100 && !accepted; tries++) {
+        msg = adapter_put_message(w, &image);
+        sn_msg *answer = node_client_request(t, &msg);
+        accepted = answer->kind == SN_MSG_ADAPTER_PUT_REPLY;
+        cr_expect(!accepted || answer->adapter_put_reply.bytes == taken);
+        cr_assert(accepted || answer->error.status == SN_RETRY, "%s", answer->error.text);
+        sn_msg_free(&answer);
+    }
+    cr_expect(accepted);
+    sn_buf_fini(&image), sn_buf_fini(&small);
+    node_client_free(&t);
+    testbed_free(&w);
+}
+
 static size_t bytes_to_train(const testbed *w, int tokens) {
     sn_model *model = NULL;
     sn_device *device = NULL;
@@ -554,6 +617,39 @@ Test(node_train, a_flood_of_long_sequences_does_not_stop_honest_steps) {
     cr_expect_leq(done, 1, "%d long sequences were trained beside %d steps", done, STEPS);
     node_session_close(&p);
     node_client_free(&t), node_client_free(&flood);
+    testbed_free(&w);
+}
+
+/* They would take the node's places for adapters as long as the batches take. */
+Test(node_train, adapters_do_not_wait_behind_their_clients_batches) {
+    enum { BATCHES = 4, TOKENS = 512 };
+    virtual_clock_begin();
+    testbed *w = testbed_new(&TRAINING);
+    cluster_add(w->cluster, 0, 0);
+    node_client *t = node_client_new(w, 0);
+    sn_buf image = image_of(w, 1);
+    sn_msg *put = adapter_put_message(w, &image), *answer;
+    for (int i = 0; i < BATCHES; i++) {
+        sn_msg *msg = batch_message(w, SN_MSG_BACKWARD, 0, 4, NULL);
+        void *data;
+        const uint64_t shape[] = {2, TOKENS, (uint64_t)w->n_embd};
+        REQUIRE(sn_msg_new_tensor(msg, SN_F32, 3, shape, &data, &err));
+        for (int k = 0; k < 2 * TOKENS * w->n_embd; k++) ((float *)data)[k] = (float)(k % 101) / 101;
+        msg->backward.n_samples = 1;
+        msg->backward.samples[0].tokens = TOKENS;
+        node_client_send(t, &msg);
+    }
+    node_client_send(t, &put);
+    int done = 0;
+    while ((answer = node_client_receive(t, 0, TESTBED_WAIT_MS)) && answer->kind == SN_MSG_BACKWARD_REPLY) {
+        done++;
+        sn_msg_free(&answer);
+    }
+    cr_assert(answer && answer->kind == SN_MSG_ADAPTER_PUT_REPLY, "%s", answer ? answer->error.text : "no answer");
+    cr_expect_leq(done, 1, "the adapter waited for %d batches", done);
+    sn_msg_free(&answer);
+    sn_buf_fini(&image);
+    node_client_free(&t);
     testbed_free(&w);
 }
 

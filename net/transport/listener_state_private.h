@@ -72,6 +72,9 @@ struct sn_listener {
     sn_address_limit *handshakes, *all_handshakes; /* all_handshakes: counts one address, of zeros */
     size_t capacity, n_slots, n_open, partial;     /* partial: bytes of messages that are not complete */
     int64_t turned_us, sweep_us;                   /* when the last turn ended, when the next sweep is due */
+    int64_t large_us;                              /* when the next large message may be sealed */
+    size_t large_slot;                             /* of the connection whose large message was sealed last */
+    bool large_waits;                              /* one waits for that */
     const sn_standing **standings;                 /* (n_slots): of the open connections */
     uint8_t *scratch;
 

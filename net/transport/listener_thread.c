@@ -32,6 +32,11 @@ enum {
     EVENTS = 64,
     SMALL_MESSAGE = 64, /* bytes of memory that an empty message has; one read brings 1800 of them */
     ACCEPTS_AT_ONCE = 64,
+    /* A large message is sealed at once, while all others wait: all of them have 128 MiB a second, a part of what the
+     * thread can seal. A client asks for one with a few bytes (gradients of an adapter), and need not read it. */
+    LARGE_BYTES = 16 << 20,
+    LARGE_BYTES_PER_US = 128,
+    LARGE_LOOK_MS = 10,
 };
 
 /* -- the life of a connection, on the listener's thread -- */
@@ -140,10 +145,22 @@ static void accept_newcomers(sn_listener *l, int64_t now) {
 
 /* -- writing -- */
 
-/* Seals the next message that waits; false: none does, or the connection has ended. */
+/* Whether the message may be sealed now; notes a large one. */
+static bool may_seal(sn_listener *l, const connection *c, const outgoing *m) {
+    const size_t bytes = m->map_len + m->tensor_len;
+    const int64_t now = sn_now_us();
+    if (bytes < LARGE_BYTES) return true;
+    l->large_waits = l->large_waits || now < l->large_us; /* while any waits, write_large says whose turn it is */
+    if (l->large_waits) return false;
+    l->large_us = now + (int64_t)(bytes / LARGE_BYTES_PER_US);
+    l->large_slot = c->slot;
+    return true;
+}
+
+/* Seals the next message that waits; false: none may be sealed, or the connection has ended. */
 static bool seal_next(sn_listener *l, connection *c) {
     pthread_mutex_lock(&l->lock);
-    outgoing *m = c->sent;
+    outgoing *m = c->sent && may_seal(l, c, c->sent) ? c->sent : NULL;
     if (m) {
         c->sent = m->next;
         if (!c->sent) c->sent_end = &c->sent;
@@ -193,6 +210,17 @@ static void connection_write(sn_listener *l, connection *c) {
     if (!c->unread) listener_count_sealed(l, c, sn_zmtp_output_memory(&c->zmtp));
     pthread_mutex_unlock(&l->lock);
     watch(l, c);
+}
+
+/* Writes to connections whose large messages waited, in turn. */
+static void write_large(sn_listener *l, int64_t now) {
+    if (!l->large_waits || now < l->large_us) return;
+    const size_t after = l->large_slot + 1;
+    l->large_waits = false;
+    for (size_t i = 0; i < l->n_slots; i++) {
+        connection *c = l->slots[(after + i) % l->n_slots];
+        if (c && c->fd >= 0) connection_write(l, c);
+    }
 }
 
 /* -- reading -- */
@@ -415,6 +443,7 @@ static void listener_round(sn_listener *l, int wait_ms) {
             connection_write(l, c);
     }
     do_todo(l, now);
+    write_large(l, now);
 }
 
 void listener_turn(sn_listener *l, int wait_ms) {
@@ -438,7 +467,8 @@ static int64_t linger_of(sn_listener *l) {
 void *listener_run(void *arg) {
     sn_listener *l = arg;
     int64_t linger_us;
-    while ((linger_us = linger_of(l)) < 0) listener_turn(l, l->n_open ? SWEEP_US / 1000 : -1);
+    while ((linger_us = linger_of(l)) < 0)
+        listener_turn(l, l->large_waits ? LARGE_LOOK_MS : l->n_open ? SWEEP_US / 1000 : -1);
     epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, l->listen_fd, NULL);
     for (int64_t until = sn_now_us() + linger_us; has_output(l) && sn_now_us() < until;) listener_round(l, 10);
     return NULL;

@@ -395,6 +395,42 @@ Test(listener, a_reply_that_its_socket_does_not_take_counts_as_unread) {
     sn_listener_free(&l, 0);
 }
 
+/* Peers whose reply is not sealed yet. */
+static size_t n_unsealed(void) {
+    size_t n = 0;
+    for (size_t i = 0; i < l->n_slots; i++) n += l->slots[i] && l->slots[i]->sent;
+    return n;
+}
+
+/* Sealing takes the thread that all connections share: large replies wait for each other, and small ones for none. */
+Test(listener, large_replies_leave_time_for_others_and_take_turns) {
+    enum { PEERS = 3, LARGE = 16 * 1024 * KIB, LARGE_US = LARGE / 128 };
+    listener_begin();
+    client clients[PEERS + 1];
+    sn_peer peers[PEERS + 1];
+    for (int i = 0; i <= PEERS; i++) {
+        clients[i] = named_client();
+        peers[i] = receive_peer();
+    }
+    for (int i = 0; i < PEERS; i++) send_reply(peers[i], LARGE);
+    send_reply(peers[PEERS], 16 * KIB);
+    for (int i = 0; i < 3; i++) listener_turn(l, 5);
+    cr_assert_eq(n_unsealed(), PEERS - 1, "one large reply and the small one are sealed, and %zu wait", n_unsealed());
+    connection *first = l->slots[l->large_slot];
+    uint8_t *bytes = calloc(1, LARGE);
+    cr_assert_eq(read_bytes(&clients[first->slot], bytes, LARGE), LARGE);
+    send_reply(peers[first->slot], LARGE);
+    for (size_t left = PEERS; left; left--) {
+        cr_expect_eq(n_unsealed(), left);
+        cr_expect(first->sent, "others come before a second reply");
+        virtual_clock_advance(LARGE_US);
+        listener_turn(l, 5);
+    }
+    cr_expect_eq(n_unsealed(), 0);
+    free(bytes);
+    sn_listener_free(&l, 0);
+}
+
 /* -- messages that bring no work */
 
 /* Takes what may be taken now, and charges for it as a node does for questions. */

@@ -33,6 +33,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 enum {
     LAST_STEPS_WAIT_US = 4000000,
@@ -239,6 +240,12 @@ static bool reach_mapped(void *ctx, char address[SN_ADDRESS_MAX + 1]) {
     return mapping && sn_port_mapping_read(mapping, address);
 }
 
+static size_t outgoing_max(void) {
+    struct rlimit descriptors = {.rlim_cur = RLIM_INFINITY};
+    getrlimit(RLIMIT_NOFILE, &descriptors);
+    return sn_protocol_outgoing_max((size_t)descriptors.rlim_cur);
+}
+
 static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, sn_err *err) {
     const sn_protocol_setup setup = {
         .transport = node->transport,
@@ -254,6 +261,7 @@ static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, 
                       .drain_us_max = node->drain_us ? node->drain_us : REBALANCE_DRAIN_US},
         .model = node->model,
         .sessions_max = config->sessions_max,
+        .outgoing_max = outgoing_max(),
         .session_timeout_us = (int64_t)config->session_timeout_s * 1000000,
         .kv_timeout_us = (int64_t)config->kv_timeout_s * 1000000,
         .tune_bytes_max = config->tune_memory,

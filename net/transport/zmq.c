@@ -45,7 +45,7 @@ enum {
 
 typedef struct dealer {
     void *socket, *monitor; /* NULL: this transport has ended the connection */
-    int fd;                 /* of the connection, which is libzmq's, */
+    int fd;                 /* of the connection, which is libzmq's (-1: there is none), */
     uint64_t taken;         /* and the bytes of it that were in messages */
     /* Bytes of tensors that libzmq has for it, and one while this is here; who takes off the last ones frees it. */
     atomic_size_t *unsent;
@@ -162,6 +162,7 @@ static bool dealer_has_gone(dealer *d) {
         }
         bool was_up = d->up, seen = d->outage_seen;
         d->up = how == SN_CONNECTION_UP;
+        if (!d->up) d->fd = -1;
         d->outage_seen = !d->up;
         if (d->outage_seen && !seen) {
             d->outage.due = true;
@@ -184,6 +185,7 @@ static void close_dealer(dealer *d) {
     sn_zmq_monitor_close(d->socket, d->monitor);
     zmq_close(d->socket);
     d->socket = d->monitor = NULL;
+    d->fd = -1;
     if (d->unsent) unsent_release(d->unsent, 1);
     d->unsent = NULL;
 }
@@ -501,10 +503,10 @@ static void report_outage(dealer *d, sn_event *out) {
         d->address);
 }
 
-/* libzmq keeps the frames of a message until the last one has come, as many as there are, so a peer could fill the
- * memory without a message ever coming. */
+/* libzmq keeps the frames of a message until the last one has come, as many as there are, and in the handshake one of
+ * the same size, so a peer could fill the memory without a message ever coming. */
 static uint64_t unread_of(const dealer *d) {
-    uint64_t came = d->up ? sn_zmq_bytes_received(d->fd) : 0;
+    uint64_t came = d->fd >= 0 ? sn_zmq_bytes_received(d->fd) : 0;
     return came > d->taken ? came - d->taken : 0;
 }
 
@@ -524,7 +526,6 @@ static void end_greedy(zmq *z, uint64_t (*held_of)(const dealer *), uint64_t hel
     }
     if (all <= held_max) return;
     end_dealer(z, worst);
-    worst->up = false;
     worst->outage.due = true;
 }
 

@@ -66,19 +66,37 @@ void sn_allowance_spend(sn_allowance *allowance, const sn_allowance_peer *peer, 
     for (size_t i = 0; i < b.n; i++) b.of[i]->left -= (int64_t)bytes;
 }
 
+enum { ONE = 1000000 };
+
 bool sn_news_allowed(sn_news_allowance *allowance, const uint8_t source[SN_ADDRESS_PREFIX], bool dialled,
                      int64_t now_us) {
-    static const int64_t one = 1000000;
+    static const int64_t one = ONE;
     static const uint8_t unknown[SN_ADDRESS_PREFIX];
     uint8_t key[SN_KEY_SIZE] = {0};
     if (!memcmp(source, unknown, sizeof unknown)) return true;
     memcpy(key, source, SN_ADDRESS_PREFIX);
-    key[SN_ADDRESS_PREFIX] = dialled;
-    sn_allowance_bucket *own = bucket_find(allowance->sources, SN_NEWS_SOURCES_MAX, key);
+    sn_allowance_bucket *own = bucket_find(dialled ? allowance->dialled : allowance->sources, SN_NEWS_SOURCES_MAX, key);
     bucket_refill(own, SN_NEWS_PER_S * one, SN_NEWS_BURST * one, now_us);
     bucket_refill(&allowance->all, SN_NEWS_ALL_PER_S * one, SN_NEWS_ALL_BURST * one, now_us);
     if (own->left < one || (!dialled && allowance->all.left < one)) return false;
     own->left -= one;
     if (!dialled) allowance->all.left -= one;
+    return true;
+}
+
+bool sn_news_of_met_allowed(sn_news_allowance *allowance, int64_t now_us) {
+    bucket_refill(&allowance->met, (int64_t)SN_NEWS_MET_PER_S * ONE, (int64_t)SN_NEWS_MET_BURST * ONE, now_us);
+    if (allowance->met.left < ONE) return false;
+    allowance->met.left -= ONE;
+    return true;
+}
+
+bool sn_news_first_allowed(sn_news_allowance *allowance, uint64_t peer, int64_t now_us) {
+    enum { EACH_US = 1000000 / SN_NEWS_FIRSTS_PER_S };
+    struct sn_news_connection *c = &allowance->connections[peer % SN_NEWS_CONNECTIONS_MAX];
+    const int64_t longest_us = now_us - (int64_t)EACH_US * (SN_NEWS_FIRSTS_BURST - 1);
+    if (c->peer != peer || c->paid_us < longest_us) *c = (struct sn_news_connection){peer, longest_us};
+    if (c->paid_us > now_us) return false;
+    c->paid_us += EACH_US;
     return true;
 }

@@ -20,11 +20,16 @@ enum {
     SN_ALLOWANCE_ALL_BYTES_PER_S = 2 << 20, /* of all peers */
     SN_ALLOWANCE_ALL_BURST = 32 << 20,
 
-    SN_NEWS_SOURCES_MAX = 256,
-    SN_NEWS_PER_S = 64,      /* announcements of one source that are verified, */
-    SN_NEWS_BURST = 2048,    /* at once: all that a node asks of another one when it starts */
-    SN_NEWS_ALL_PER_S = 512, /* of all that dialled this node */
-    SN_NEWS_ALL_BURST = 8192
+    SN_NEWS_SOURCES_MAX = 256, /* network addresses, and as many peers that were dialled, which no address evicts */
+    SN_NEWS_PER_S = 64,        /* announcements of one source that are verified, */
+    SN_NEWS_BURST = 2048,      /* at once: all that a node asks of another one when it starts */
+    SN_NEWS_ALL_PER_S = 512,   /* of all that dialled this node */
+    SN_NEWS_ALL_BURST = 8192,
+    SN_NEWS_MET_PER_S = 128, /* of all that this node dialled and was not told to join */
+    SN_NEWS_MET_BURST = 4096,
+    SN_NEWS_FIRSTS_PER_S = 1, /* beside these: the first ones of messages of one connection, */
+    SN_NEWS_FIRSTS_BURST = 10,
+    SN_NEWS_CONNECTIONS_MAX = 8192 /* as many as a transport has at once: the low bits of their handles differ */
 };
 
 typedef struct sn_allowance_bucket {
@@ -49,11 +54,20 @@ void sn_allowance_spend(sn_allowance *allowance, const sn_allowance_peer *peer, 
 /* The announcements that a node verifies, in millionths: one takes a tenth of a millisecond of the network thread, and
  * hundreds come in one message. A source is a network address, or a peer that this node dialled. */
 typedef struct sn_news_allowance {
-    sn_allowance_bucket sources[SN_NEWS_SOURCES_MAX], all;
+    struct sn_news_connection {
+        uint64_t peer;
+        int64_t paid_us; /* when the first ones that it has brought would have come at the steady rate */
+    } connections[SN_NEWS_CONNECTIONS_MAX];
+    sn_allowance_bucket sources[SN_NEWS_SOURCES_MAX], dialled[SN_NEWS_SOURCES_MAX], all, met;
 } sn_news_allowance;
 
 /* Whether one more of this source may be verified now; counts it. A source of zeros, which is not known, always may. */
 bool sn_news_allowed(sn_news_allowance *allowance, const uint8_t source[SN_ADDRESS_PREFIX], bool dialled,
                      int64_t now_us);
+/* Beside it for peers that this node dialled and was not told to join: a stranger that invents nodes makes it dial one
+ * after the other, each of which would have a new allowance. */
+bool sn_news_of_met_allowed(sn_news_allowance *allowance, int64_t now_us);
+/* The same for the first one of a message of a peer that dialled this node. */
+bool sn_news_first_allowed(sn_news_allowance *allowance, uint64_t peer, int64_t now_us);
 
 #endif

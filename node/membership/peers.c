@@ -142,16 +142,23 @@ static sn_status announcements_list(const sn_membership *m, const sn_msg_peers *
     return status;
 }
 
-/* Whether this one of a message may be verified. The first one that a peer brings always may, since the message was
- * counted: nodes bring their own that way, also from an address that floods. What is not verified comes again. */
+static bool was_told_to_join(const sn_membership *m, sn_peer peer) {
+    for (size_t i = 0; i < m->n_bootstrap_peers; i++)
+        if (m->bootstrap_peers[i].peer == peer) return !m->bootstrap_peers[i].until_us;
+    return false;
+}
+
+/* Whether this one of a message may be verified. The first one that a peer brings has the rate of its own connection,
+ * too: nodes bring their own that way, also from an address that floods. What is not verified comes again. */
 static bool news_is_allowed(sn_membership *m, const sn_blob *sealed, size_t at, const sn_announcement_source *source,
                             int64_t now_us) {
     uint8_t from[SN_ADDRESS_PREFIX];
     memcpy(from, source->network, sizeof from);
     if (source->dialled) memcpy(from, &source->peer, sizeof from);
-    if (!at && !source->dialled) return true;
-    return !sn_directory_is_news(m->directory, sealed->data, sealed->len) ||
-           sn_news_allowed(&m->news, from, source->dialled, now_us);
+    if (!sn_directory_is_news(m->directory, sealed->data, sealed->len)) return true;
+    if (sn_news_allowed(&m->news, from, source->dialled, now_us))
+        return !source->dialled || was_told_to_join(m, source->peer) || sn_news_of_met_allowed(&m->news, now_us);
+    return !at && !source->dialled && sn_news_first_allowed(&m->news, source->peer, now_us);
 }
 
 static void announcements_learn(sn_membership *m, const sn_blob *blobs, size_t n, const sn_announcement_source *source,

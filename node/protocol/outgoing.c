@@ -5,9 +5,9 @@
  * A stranger must not make this node dial what it likes. So a client names another node by a sealed announcement and
  * not by an address: only what the key of a live announcement has signed is dialled, and only under that node's CURVE
  * key. A client may cause CLIENT_TARGETS_MAX connections; a connection counts until it was not used for IDLE_US, also
- * where no program answered; then the node hangs up. There are SN_OUTGOING_MAX in all: when they are taken, one makes
- * room of those that are more, the node's own or those of clients, so that strangers cannot end the others. Connections
- * that gossip uses, too, are left to membership. */
+ * where no program answered; then the node hangs up. There are SN_OUTGOING_MAX in all, fewer where the process has few
+ * descriptors: when they are taken, one makes room of those that are more, the node's own or those of clients, so that
+ * strangers cannot end the others. Connections that gossip uses, too, are left to membership. */
 #include "node/protocol/protocol_private.h"
 
 #include "net/address.h"
@@ -16,7 +16,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CLIENT_TARGETS_MAX = 8, IDLE_US = 60000000 };
+enum { CLIENT_TARGETS_MAX = 8, IDLE_US = 60000000, OUTGOING_MIN = 16, DESCRIPTORS_OF_ALL = 16 };
+
+size_t sn_protocol_outgoing_max(size_t descriptors) {
+    size_t n = descriptors / DESCRIPTORS_OF_ALL;
+    return n < OUTGOING_MIN ? OUTGOING_MIN : n < SN_OUTGOING_MAX ? n : SN_OUTGOING_MAX;
+}
+
+static size_t outgoing_max(const sn_protocol *protocol) {
+    size_t max = protocol->setup.outgoing_max;
+    return max && max < SN_OUTGOING_MAX ? max : SN_OUTGOING_MAX;
+}
 
 /* The node is known by a newer announcement than the client's, which has expired. */
 static sn_status target_from_directory(const sn_protocol *protocol, const sn_blob *sealed, sn_announcement *a,
@@ -68,7 +78,7 @@ static void outgoing_hang_up(sn_protocol *protocol, sn_outgoing_connection *conn
 
 /* Of the node's own connections, or of those of clients, whichever are more, the one that was not used for longest. A
  * client that uses one of the node's own ones does not keep it so. */
-static sn_outgoing_connection *outgoing_oldest(sn_outgoing *o) {
+static sn_outgoing_connection *outgoing_oldest(sn_outgoing *o, size_t max) {
     sn_outgoing_connection *oldest[2] = {NULL, NULL}; /* of clients, own */
     size_t n_own = 0;
     for (sn_outgoing_connection *c = o->all; c < o->all + o->n; c++) {
@@ -77,7 +87,7 @@ static sn_outgoing_connection *outgoing_oldest(sn_outgoing *o) {
         n_own += own;
         if (!*at || (own ? c->own_us < (*at)->own_us : c->used_us < (*at)->used_us)) *at = c;
     }
-    return oldest[n_own > SN_OUTGOING_MAX / 2];
+    return oldest[n_own > max / 2];
 }
 
 static sn_status outgoing_add(sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], const sn_outgoing_target *to,
@@ -90,7 +100,8 @@ static sn_status outgoing_add(sn_protocol *protocol, const uint8_t client[SN_KEY
                        "this node connects to %d other nodes for one client: wait until one of them was not used for "
                        "%d s, or relay the rows yourself",
                        CLIENT_TARGETS_MAX, IDLE_US / 1000000);
-    if (o->n == SN_OUTGOING_MAX) outgoing_hang_up(protocol, outgoing_oldest(o));
+    const size_t max = outgoing_max(protocol);
+    if (o->n >= max) outgoing_hang_up(protocol, outgoing_oldest(o, max));
     *out = &o->all[o->n++];
     **out = (sn_outgoing_connection){.to = *to};
     memcpy((*out)->client, client, SN_KEY_SIZE);

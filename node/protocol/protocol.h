@@ -73,6 +73,8 @@ typedef struct sn_protocol_setup {
     size_t gossip_bytes_per_s; /* limit of the bytes sent as announcements; 0: SN_GOSSIP_BYTES_PER_S */
     size_t kv_bytes_max;       /* size of the KV pool */
     size_t sessions_max;
+    size_t outgoing_max; /* connections that clients, and the node's own needs, make it dial: sn_protocol_outgoing_max;
+                            0: the most */
     int64_t session_timeout_us; /* a session is closed when its owner sent nothing for so long */
     int64_t kv_timeout_us;      /* how long a step may wait for KV pages */
     bool prefix_cache_shared;   /* KV pages of equal prefixes are shared between clients, not only within one client */
@@ -96,6 +98,10 @@ typedef struct sn_protocol_setup {
     void (*answer_round)(void *ctx, sn_expert_round *round);
     void *ctx; /* of these functions */
 } sn_protocol_setup;
+
+/* How many of these a process may have that may open so many descriptors: each takes four of the quarter that
+ * listener and portal leave. */
+size_t sn_protocol_outgoing_max(size_t descriptors);
 
 sn_status sn_protocol_new(const sn_protocol_setup *setup, int64_t now_us, sn_protocol **out, sn_err *err) SN_MUST_USE;
 void sn_protocol_free(sn_protocol **protocol); /* accepts NULL */

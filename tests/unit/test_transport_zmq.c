@@ -320,6 +320,7 @@ typedef struct endless_node {
     sn_identity identity;
     char address[SN_ADDRESS_MAX + 1];
     bool complete; /* each part is a message */
+    bool greets;   /* the parts follow the greeting, as a command of the handshake */
     int listener;
     atomic_int sent; /* parts, until the connection ended */
     pthread_t thread;
@@ -336,6 +337,20 @@ static bool flush_zmtp(sn_zmtp *z, int fd) {
     return true;
 }
 
+/* After the greeting a command that never ends. */
+static void greet_endless(endless_node *node, sn_zmtp *z, int fd) {
+    static const uint8_t part[PART], head[9] = {6, 0, 0, 0, 0, 0x20}; /* a long command of 512 MiB */
+    if (!flush_zmtp(z, fd) || send(fd, head, sizeof head, MSG_NOSIGNAL) != (ssize_t)sizeof head) return;
+    while (node->sent < ENDLESS) {
+        for (size_t at = 0; at < sizeof part;) {
+            ssize_t n = send(fd, part + at, sizeof part - at, MSG_NOSIGNAL);
+            if (n <= 0) return;
+            at += (size_t)n;
+        }
+        node->sent++;
+    }
+}
+
 static void *run_endless(void *arg) {
     endless_node *node = arg;
     static uint8_t part[PART];
@@ -345,14 +360,16 @@ static void *run_endless(void *arg) {
     sn_zmtp_message message = {0};
     int fd = accept(node->listener, NULL, NULL);
     require_ok(sn_zmtp_init(&z, &node->identity, &err), &err);
-    for (ssize_t n; !sn_zmtp_is_ready(&z) && (n = recv(fd, in, sizeof in, 0)) > 0;) {
+    if (node->greets) greet_endless(node, &z, fd);
+    for (ssize_t n; !node->greets && !sn_zmtp_is_ready(&z) && (n = recv(fd, in, sizeof in, 0)) > 0;) {
         const uint8_t *at = in;
         for (size_t left = (size_t)n; left;)
             if (sn_zmtp_receive(&z, &at, &left, &message) == SN_ZMTP_FAILED) cr_assert_fail("no handshake");
         sn_zmtp_message_free(&message);
         if (!flush_zmtp(&z, fd)) break;
     }
-    while (node->sent < ENDLESS && sn_zmtp_send(&z, part, sizeof part, !node->complete) && flush_zmtp(&z, fd))
+    while (!node->greets && node->sent < ENDLESS && sn_zmtp_send(&z, part, sizeof part, !node->complete) &&
+           flush_zmtp(&z, fd))
         node->sent++;
     close(fd);
     sn_zmtp_fini(&z);
@@ -409,6 +426,22 @@ Test(zmq, a_dialled_peer_that_sends_a_message_without_end_is_left, .timeout = 18
     expect_service(&node, &client);
     endpoint_close(&client);
     endpoint_close(&node);
+}
+
+/* A frame of the handshake may be as long as one of a message, and comes before the key is proven. */
+Test(zmq, a_dialled_peer_whose_handshake_has_no_end_is_left, .timeout = 180) {
+    transport_fixture w = {0};
+    endpoint client;
+    endless_node endless = {.greets = true};
+    endpoint_open(&w, &client, false);
+    endless_node_start(&endless);
+    sn_peer peer = dial_endless(&client, &endless);
+    sn_event event = receive_event(client.t, WAIT_MS);
+    cr_assert(event.lost && event.peer == peer, "nothing was reported");
+    cr_expect(strstr(event.err.text, "messages without an end"), "%s", event.err.text);
+    endless_node_join(&endless);
+    cr_expect_lt(endless.sent, ENDLESS, "all was taken");
+    endpoint_close(&client);
 }
 
 /* The kernel takes the connection, and no program the messages. */

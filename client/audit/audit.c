@@ -324,7 +324,9 @@ static sn_status log_check_run(sn_audit *a, sn_audit_log *l, const sn_chain *aud
         return sn_fail(err, SN_RETRY, "steps are missing before position %d", position);
     for (size_t i = 0, at = 0; i < k; at += (size_t)l->entries[i++].n * width)
         memcpy(in + at, l->entries[i].rows, (size_t)l->entries[i].n * width * sizeof *in);
+    uint64_t failovers = sn_chain_failovers(l->auditor);
     sn_status status = sn_chain_step(l->auditor, position, rows, in, out, err);
+    l->auditor_changed = sn_chain_failovers(l->auditor) != failovers;
     for (size_t at = 0; k-- && !status;) {
         size_t size = (size_t)l->entries[0].n * width;
         if (!entry_matches(a, &l->entries[0], l->auditor, out + at))

@@ -23,9 +23,9 @@ typedef struct sn_audit_entry {
 /* All steps over blocks [first, end), in their order. */
 typedef struct sn_audit_log {
     int first, end;
-    sn_audit_entry *entries; /* (n): not checked yet */
-    size_t n, capacity;
-    float *history; /* (length, n_embd): the inputs of the steps before the entries */
+    sn_audit_entry *entries;  /* (n): not checked yet */
+    size_t n, capacity, rows; /* rows: of the entries, which have them in memory */
+    float *history;           /* (length, n_embd): the inputs of the steps before the entries */
     int length, history_capacity;
     sn_chain *auditor;    /* the second session, at position `length`; NULL: none yet */
     bool due;             /* a draw asked for a check */
@@ -52,6 +52,7 @@ struct sn_audit {
     const sn_hparams *hp;
     sn_audit_log logs[SN_AUDIT_LOGS_MAX];
     size_t n_logs;
+    int longest; /* positions of the longest timeline so far */
     uint64_t rng_state;
     uint8_t banned[SN_AUDIT_BANNED_MAX][SN_KEY_SIZE]; /* the oldest entry is overwritten first */
     size_t n_banned;

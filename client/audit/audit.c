@@ -8,8 +8,10 @@
  * (sn_rows_close). An entry that matches becomes history. For one that does not, sn_audit_dispute (dispute.c) decides.
  *
  * A node may not check its own work, and who failed as an auditor is not asked again soon (auditors.c). When no auditor
- * is found, entries wait for a later check, up to PENDING_MAX; beyond that the oldest goes unchecked. When auditors
- * were found, but failed or gave wrong results, the audit is incomplete: entries that are left count as such. */
+ * is found, entries wait for a later check, up to PENDING_MAX; beyond that the oldest goes unchecked. So do entries
+ * with more rows than two timelines have, after a check was tried: nodes that fail, and prompts that follow each other
+ * in one session, would else fill the memory. When auditors were found, but failed or gave wrong results, the audit is
+ * incomplete: entries that are left count as such. */
 #include "client/audit/audit_private.h"
 
 #include "base/clock.h"
@@ -169,14 +171,20 @@ sn_status sn_audit_keep_announcement(sn_audit *a, const sn_hop *hop, sn_err *err
     return status;
 }
 
+/* The first entry is not needed any more. */
+static void log_remove_first(sn_audit_log *l) {
+    l->rows -= (size_t)l->entries[0].n;
+    entry_fini(&l->entries[0]);
+    memmove(l->entries, l->entries + 1, --l->n * sizeof *l->entries);
+}
+
 /* Gives up checking the oldest entry: its rows become history. The auditor is closed, because the next one begins with
  * the whole history. */
 static sn_status log_skip_oldest(sn_audit *a, sn_audit_log *l, sn_err *err) {
     sn_audit_entry *e = &l->entries[0];
     sn_chain_close(&l->auditor);
     sn_status status = e->position <= l->length ? log_append_history(a, l, e->position, e->n, e->rows, err) : SN_OK;
-    entry_fini(e);
-    memmove(l->entries, l->entries + 1, --l->n * sizeof *l->entries);
+    log_remove_first(l);
     a->report.unchecked++;
     if (l->auditor_failed) a->report.unchecked_failed++;
     return status;
@@ -200,6 +208,28 @@ static sn_status entry_init(sn_audit_entry *e, const sn_hop *hops, size_t n_hops
         memcpy(e->receipts + i * SN_RECEIPT_SIZE, hops[i].remote.receipt, SN_RECEIPT_SIZE);
     memcpy(e->rows, step->in, size * sizeof *e->rows);
     memcpy(e->outputs, step->out, size * sizeof *e->outputs);
+    return SN_OK;
+}
+
+/* How many rows may wait for a check in a log. */
+static size_t audit_rows_max(const sn_audit *a) { return 2 * (size_t)a->longest + CHECK_ROWS_MAX; }
+
+/* After a check: of a log with too many rows half of them wait on, at least a whole timeline. Of those that were left
+ * the oldest go. */
+static sn_status audit_trim(sn_audit *a, sn_err *err) {
+    size_t most = audit_rows_max(a), left = 0;
+    for (size_t i = 0; i < a->n_logs; i++) {
+        bool full = a->logs[i].rows > most;
+        while (full && a->logs[i].rows > most / 2) {
+            sn_status status = log_skip_oldest(a, &a->logs[i], err);
+            if (status) return status;
+        }
+    }
+    for (size_t i = a->n_logs; i-- > 0;) {
+        if (!a->logs[i].left) continue;
+        left += a->logs[i].rows + (size_t)a->logs[i].length;
+        if (left > 2 * most) audit_drop_log(a, i);
+    }
     return SN_OK;
 }
 
@@ -240,6 +270,8 @@ static sn_status audit_note_step(void *ctx, const sn_hop *hops, size_t n_hops, c
     if (!status) status = entry_init(&l->entries[l->n], hops, n_hops, step, err);
     if (status) return status;
     l->n++;
+    l->rows += (size_t)step->n;
+    if (a->longest < step->position + step->n) a->longest = step->position + step->n;
     if (audit_draws_check(a)) {
         l->due = true;
         a->report.checks++;
@@ -295,8 +327,7 @@ static size_t log_run_length(const sn_audit_log *l, int *rows) {
 static sn_status log_settle_entry(sn_audit *a, sn_audit_log *l, sn_err *err) {
     sn_audit_entry *e = &l->entries[0];
     sn_status status = log_append_history(a, l, e->position, e->n, e->rows, err);
-    entry_fini(e);
-    memmove(l->entries, l->entries + 1, --l->n * sizeof *l->entries);
+    log_remove_first(l);
     a->report.checked++;
     return status;
 }
@@ -309,7 +340,7 @@ static int log_drop_entries(sn_audit_log *l) {
         if (l->entries[i].position < from) from = l->entries[i].position;
         entry_fini(&l->entries[i]);
     }
-    l->n = 0;
+    l->n = l->rows = 0;
     l->auditor_failed = false;
     return from;
 }
@@ -324,7 +355,9 @@ static sn_status log_check_run(sn_audit *a, sn_audit_log *l, const sn_chain *aud
         return sn_fail(err, SN_RETRY, "steps are missing before position %d", position);
     for (size_t i = 0, at = 0; i < k; at += (size_t)l->entries[i++].n * width)
         memcpy(in + at, l->entries[i].rows, (size_t)l->entries[i].n * width * sizeof *in);
+    uint64_t failovers = sn_chain_failovers(l->auditor);
     sn_status status = sn_chain_step(l->auditor, position, rows, in, out, err);
+    l->auditor_changed = sn_chain_failovers(l->auditor) != failovers;
     for (size_t at = 0; k-- && !status;) {
         size_t size = (size_t)l->entries[0].n * width;
         if (!entry_matches(a, &l->entries[0], l->auditor, out + at))
@@ -383,8 +416,9 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_fi
     for (size_t i = 0; i < a->n_logs && out->wrong_from < 0; i++) {
         sn_audit_log *l = &a->logs[i];
         sn_audit_outcome outcome = SN_AUDIT_PASSED;
-        bool wait = !all && !l->auditor && sn_now_us() < l->retry_us; /* no auditor was found a short time ago */
-        if (!l->n || (!l->due && !all) || wait) continue;
+        bool now = all || l->rows > audit_rows_max(a);
+        bool wait = !now && !l->auditor && sn_now_us() < l->retry_us; /* no auditor was found a short time ago */
+        if (!l->n || (!l->due && !now) || wait) continue;
         sn_status status = log_check(a, l, audited, all, &outcome, &later);
         if (status == SN_STOP) return sn_fail(err, SN_STOP, "%s", later.text);
         if (status) { /* another auditor is tried later */
@@ -395,7 +429,7 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_fi
         *out = (sn_finding){log_drop_entries(l), a->apart};
         if (outcome == SN_AUDIT_UNDECIDED) return sn_fail(err, SN_RETRY, "%s", a->report.verdict);
     }
-    return SN_OK;
+    return out->wrong_from < 0 ? audit_trim(a, err) : SN_OK;
 }
 
 static bool audit_is_incomplete(void *ctx) { return sn_audit_get_report(ctx).unchecked_failed > 0; }

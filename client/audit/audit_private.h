@@ -23,15 +23,16 @@ typedef struct sn_audit_entry {
 /* All steps over blocks [first, end), in their order. */
 typedef struct sn_audit_log {
     int first, end;
-    sn_audit_entry *entries; /* (n): not checked yet */
-    size_t n, capacity;
-    float *history; /* (length, n_embd): the inputs of the steps before the entries */
+    sn_audit_entry *entries;  /* (n): not checked yet */
+    size_t n, capacity, rows; /* rows: of the entries, which have them in memory */
+    float *history;           /* (length, n_embd): the inputs of the steps before the entries */
     int length, history_capacity;
-    sn_chain *auditor;   /* the second session, at position `length`; NULL: none yet */
-    bool due;            /* a draw asked for a check */
-    bool left;           /* the session does these blocks in other ranges now */
-    bool auditor_failed; /* an auditor was found for the entries, but failed or gave wrong results */
-    int64_t retry_us;    /* no auditor was found: earliest time at which to look again */
+    sn_chain *auditor;    /* the second session, at position `length`; NULL: none yet */
+    bool due;             /* a draw asked for a check */
+    bool left;            /* the session does these blocks in other ranges now */
+    bool auditor_failed;  /* an auditor was found for the entries, but failed or gave wrong results */
+    bool auditor_changed; /* a node of it was replaced while it computed its newest answer */
+    int64_t retry_us;     /* no auditor was found: earliest time at which to look again */
 } sn_audit_log;
 
 /* What a node announced when it was first seen: its name, address and keys, signed. */
@@ -51,6 +52,7 @@ struct sn_audit {
     const sn_hparams *hp;
     sn_audit_log logs[SN_AUDIT_LOGS_MAX];
     size_t n_logs;
+    int longest; /* positions of the longest timeline so far */
     uint64_t rng_state;
     uint8_t banned[SN_AUDIT_BANNED_MAX][SN_KEY_SIZE]; /* the oldest entry is overwritten first */
     size_t n_banned;
@@ -88,7 +90,8 @@ typedef enum sn_audit_outcome {
 } sn_audit_outcome;
 
 /* The auditor's answer differs from the one of the nodes of the log's first entry. Finds out which is right, saves
- * evidence, and bans the nodes that are wrong. On SN_AUDIT_PASSED the auditor was wrong: it is closed and avoided. */
+ * evidence, and bans the nodes that are wrong. On SN_AUDIT_PASSED the auditor was wrong: it is closed, and the node
+ * that gave the wrong answer is avoided, or all of the auditor's where it is not known. */
 sn_status sn_audit_dispute(sn_audit *audit, sn_audit_log *log, const sn_chain *audited, sn_audit_outcome *out,
                            sn_err *err) SN_MUST_USE;
 

@@ -23,6 +23,14 @@ typedef struct dispute {
     sn_verdict verdicts[SN_STATEMENTS_MAX];
     bool local; /* the arbiter was this machine */
     uint64_t banned_before;
+    size_t n_auditors; /* nodes of the auditor that gave the answer, as they follow each other */
+    struct {
+        uint8_t node[SN_KEY_SIZE];
+        int end; /* of its blocks */
+        bool exact;
+        float *passed; /* (entry->n, n_embd): what it gave to the next one in that answer; NULL: it was the last one */
+    } auditors[SN_HOPS_MAX];
+    bool answered; /* the auditor has computed the step again */
 } dispute;
 
 static sn_status dispute_begin(dispute *d, const sn_chain *audited, sn_err *err) {
@@ -63,6 +71,53 @@ static void dispute_exclude_auditor(dispute *d) {
         if (!hops[i].is_local) memcpy(a->excluded[a->n_excluded++], hops[i].remote.node, SN_KEY_SIZE);
 }
 
+/* The entry's rows as they entered the auditor's blocks from this one on, in its newest answer. */
+static const float *auditor_rows_at(const dispute *d, int block) {
+    size_t n_hops;
+    const sn_hop *hops = sn_chain_route_hops(d->log->auditor, &n_hops);
+    for (size_t i = 0; i < n_hops; i++)
+        if (hops[i].first == block && !hops[i].is_local && hops[i].length >= d->entry->position + d->entry->n)
+            return hops[i].remote.inputs + (size_t)d->entry->position * (size_t)d->a->hp->n_embd;
+    return NULL;
+}
+
+static size_t entry_bytes(const dispute *d) { return (size_t)d->entry->n * (size_t)d->a->hp->n_embd * sizeof(float); }
+
+static sn_status dispute_note_auditor(dispute *d, sn_err *err) {
+    size_t n_hops;
+    const sn_hop *hops = sn_chain_route_hops(d->log->auditor, &n_hops);
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < n_hops && !status; i++) {
+        const float *passed = auditor_rows_at(d, hops[i].end);
+        if (hops[i].is_local) continue;
+        memcpy(d->auditors[d->n_auditors].node, hops[i].remote.node, SN_KEY_SIZE);
+        d->auditors[d->n_auditors].end = hops[i].end;
+        d->auditors[d->n_auditors].exact = hops[i].remote.last_receipt.device == SN_RECEIPT_EXACT;
+        if (passed) status = sn_calloc(&d->auditors[d->n_auditors].passed, entry_bytes(d), 1, err);
+        if (passed && !status) memcpy(d->auditors[d->n_auditors].passed, passed, entry_bytes(d));
+        d->n_auditors++;
+    }
+    return status;
+}
+
+static bool auditor_passed_the_same(const dispute *d, size_t i) {
+    const float *now = auditor_rows_at(d, d->auditors[i].end), *before = d->auditors[i].passed;
+    if (!now || !before) return false;
+    return d->auditors[i].exact ? !memcmp(now, before, entry_bytes(d))
+                                : sn_rows_close(now, before, d->entry->n, d->a->hp->n_embd);
+}
+
+/* The auditor was wrong. Where that is not proven of any node, it was the one that gave other rows for the same input
+ * when it was asked again, and the others of its chain may be honest. Who was replaced in the midst of the answer may
+ * have been wrong, too: those that are there now need not have been. */
+static void dispute_avoid_auditor(dispute *d) {
+    size_t wrong = 0;
+    if (d->a->report.nodes_banned > d->banned_before || d->log->auditor_changed) return;
+    while (d->answered && wrong + 1 < d->n_auditors && auditor_passed_the_same(d, wrong)) wrong++;
+    for (size_t i = 0; i < d->n_auditors; i++)
+        if (i == wrong || !d->answered) sn_audit_avoid(d->a, d->auditors[i].node, INT64_MAX);
+}
+
 /* The auditor runs this one step again by itself; the evidence gets what it signs. Where it fails, only the entry's
  * nodes are judged. */
 static sn_status dispute_add_auditor(dispute *d, sn_err *err) {
@@ -71,18 +126,21 @@ static sn_status dispute_add_auditor(dispute *d, sn_err *err) {
     float *rows = NULL;
     sn_status status = sn_calloc(&rows, (size_t)entry->n * (size_t)d->a->hp->n_embd, sizeof *rows, err);
     if (!status) status = sn_chain_step(auditor, entry->position, entry->n, entry->rows, rows, err);
-    bool answered = !status;
+    bool answered = d->answered = !status;
     if (status != SN_STOP) status = SN_OK;
     size_t n_hops;
     const sn_hop *hops = sn_chain_route_hops(auditor, &n_hops);
     for (size_t i = 0; i < n_hops && answered && !status; i++) {
         const sn_hop_remote *remote = &hops[i].remote;
         if (hops[i].is_local) continue;
-        bool whole = i + 1 == n_hops && remote->last_receipt.n == (uint32_t)entry->n;
+        bool whole = remote->last_receipt.n == (uint32_t)entry->n, last = i + 1 == n_hops;
+        const float *out = last                                              ? rows
+                           : remote->last_receipt.device == SN_RECEIPT_EXACT ? NULL
+                                                                             : auditor_rows_at(d, hops[i].end);
         status = sn_audit_keep_announcement(d->a, &hops[i], err);
         if (!status)
             status = sn_evidence_add(&d->evidence, remote->receipt, sn_audit_find_announcement(d->a, remote->node),
-                                     whole ? rows : NULL, err);
+                                     whole ? out : NULL, err);
     }
     free(rows);
     return status;
@@ -187,15 +245,15 @@ sn_status sn_audit_dispute(sn_audit *a, sn_audit_log *l, const sn_chain *audited
     d->entry = &l->entries[0];
     d->banned_before = a->report.nodes_banned;
     dispute_exclude_auditor(d);
-    size_t n_auditors = a->n_excluded;
     *out = SN_AUDIT_UNDECIDED; /* whatever fails from here on: the answers differ, so the entry has not passed */
-    status = dispute_begin(d, audited, err);
+    status = dispute_note_auditor(d, err);
+    if (!status) status = dispute_begin(d, audited, err);
     if (!status) status = dispute_add_auditor(d, err);
     if (!status) status = dispute_ask_arbiter(d, audited, err);
     if (!status) *out = dispute_decide(d);
     if (status != SN_STOP) status = SN_OK;
     /* An auditor that gives a wrong answer once, and the right one when it signs it, is not proven wrong. */
-    for (size_t i = 0; i < n_auditors && *out == SN_AUDIT_PASSED; i++) sn_audit_avoid(a, a->excluded[i], INT64_MAX);
+    if (*out == SN_AUDIT_PASSED) dispute_avoid_auditor(d);
     a->n_excluded = 0;
     if (!status && (*out == SN_AUDIT_UNDECIDED || a->report.nodes_banned > d->banned_before)) dispute_save_evidence(d);
     if (!status && *out == SN_AUDIT_UNDECIDED)
@@ -211,6 +269,7 @@ sn_status sn_audit_dispute(sn_audit *a, sn_audit_log *l, const sn_chain *audited
             l->first, l->end, d->entry->position);
     if (*out != SN_AUDIT_FAILED) sn_chain_close(&l->auditor);
     sn_evidence_fini(&d->evidence);
+    for (size_t i = 0; i < d->n_auditors; i++) free(d->auditors[i].passed);
     free(d);
     return status;
 }

@@ -189,11 +189,12 @@ void sn_chain_note_step(sn_chain *chain, const sn_hop *hops, size_t i, size_t j,
             const sn_hop_remote *r = &hops[k].remote;
             sn_peer_stats_note_step(chain->peer_stats, r->node, hops[k].end - hops[k].first, n,
                                     (int64_t)r->last_queue_us, (int64_t)r->last_compute_us, now_us);
-            if (n == 1 && chain->options.routing.slow_nodes) chain_note_speed(chain, &hops[k]);
         }
-    /* For several nodes that push to each other the time is not known link by link. */
-    if (j - i == 1 && !hops[i].is_local && n == 1)
-        sn_peer_stats_note_rtt(chain->peer_stats, hops[i].remote.node, (int64_t)hops[i].remote.last_network_us, now_us);
+    /* For several nodes that push to each other the time is not known link by link, and the last one tells those of the
+     * others: it could have them remembered as slow. */
+    if (j - i > 1 || hops[i].is_local || n != 1) return;
+    if (chain->options.routing.slow_nodes) chain_note_speed(chain, &hops[i]);
+    sn_peer_stats_note_rtt(chain->peer_stats, hops[i].remote.node, (int64_t)hops[i].remote.last_network_us, now_us);
 }
 
 /* -- planning --------------------------------------------------------------------------------------------------------

@@ -61,7 +61,8 @@ static void tamper_with_job(byzantine_node *b, sn_job *job) {
     bool repeated = job->position == b->last_position;
     b->last_position = job->position;
     if (b->faults.signs_continued) ((sn_session *)job->session)->migration.imported = true;
-    if (step <= b->faults.fail_steps || (b->faults.fail_repeated && repeated))
+    bool ended = b->faults.fail_after && step > b->faults.fail_after;
+    if (step <= b->faults.fail_steps || ended || (b->faults.fail_repeated && repeated))
         job->status = sn_fail(&job->err, SN_RETRY, "a step that this node does not do");
     if (step == b->faults.alter_nth_step || (b->faults.alter_every_nth && step % b->faults.alter_every_nth == 0) ||
         (b->faults.alter_once && !repeated))

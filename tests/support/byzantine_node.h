@@ -12,6 +12,7 @@ typedef struct byzantine_faults {
     bool alter_once;     /* the same in every step, but for one at the position of the step before: it is repeated */
     bool fail_repeated;  /* a step at the position of the step before fails */
     int fail_steps;      /* so many first steps fail */
+    int fail_after;      /* all steps after so many fail; 0: none does */
     bool stale;          /* from the second step of one token on it replies with the output of the step before */
     bool huge;           /* hidden states and gradients of training are finite, and as large as floats can be */
     bool large_error;    /* in an altered step, all values of the last token are far from the true ones */

@@ -8,15 +8,17 @@
 
 enum { RANGES = 3 * SN_AUDIT_LOGS_MAX };
 
-/* Has the audit note a step of one token at position 0 over blocks [0, end). */
-static sn_status note_step(sn_audit *audit, int end, int n_embd) {
+enum { PROMPTS = 40, PROMPT_ROWS = 128, ROWS_MAX = 2500, LEFT_ROWS_MAX = 5000 };
+
+/* Has the audit note a step of n tokens at position 0 over blocks [0, end). */
+static sn_status note_step(sn_audit *audit, int end, int n, int n_embd) {
     const sn_verifier verifier = sn_audit_verifier(audit);
-    static float row[1024];
+    static float row[PROMPT_ROWS * 64];
     sn_err err = {0};
     sn_hop *hop = calloc(1, sizeof *hop);
     cr_assert(hop);
     hop->end = end;
-    const sn_step step = {0, 1, n_embd, row, row};
+    const sn_step step = {0, n, n_embd, row, row};
     sn_status status = verifier.note_step(verifier.ctx, hop, 1, &step, &err);
     free(hop);
     return status;
@@ -29,7 +31,7 @@ Test(audit_logs, nodes_that_fail_do_not_use_up_the_places_of_those_that_follow) 
     REQUIRE(sn_model_open(w->path, &model, &err));
     REQUIRE(sn_audit_new(&(sn_audit_options){.model = model}, &audit, &err));
     for (int end = 1; end <= RANGES; end++) {
-        cr_assert_eq(note_step(audit, end, w->n_embd), SN_OK);
+        cr_assert_eq(note_step(audit, end, 1, w->n_embd), SN_OK);
         const sn_audit_log *newest = &audit->logs[audit->n_logs - 1];
         cr_assert(newest->end == end && newest->n == 1, "the step over 0:%d is not kept for a check", end);
         cr_assert_not(newest->due);
@@ -74,5 +76,56 @@ Test(audit_logs, a_range_that_was_left_and_checked_takes_no_memory) {
     chain_fixture_close(&r);
     sn_audit_free(&audit);
     sn_device_close(&device);
+    testbed_free(&w);
+}
+
+/* A server's session without an auditor gets one prompt after the other. */
+Test(audit_logs, prompts_that_wait_for_an_auditor_take_a_bounded_memory) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    cluster_add(w->cluster, 0, 4);
+    chain_fixture r;
+    sn_audit *audit = NULL;
+    chain_fixture_begin(&r, w);
+    const sn_audit_options options = {
+        .model = r.model, .link = r.link, .share = 1, .max_tokens = TESTBED_TOKENS, .timeout_ms = 10000};
+    REQUIRE(sn_audit_new(&options, &audit, &err));
+    cr_assert_eq(chain_fixture_try_open(&r, (sn_chain_options){.max_tokens = TESTBED_TOKENS,
+                                                               .verification.verifier = sn_audit_verifier(audit)}),
+                 SN_OK, "%s", r.err.text);
+    size_t most = 0, steps = 0;
+    for (int i = 0; i < PROMPTS; i++, steps++) {
+        chain_fixture_steps(&r, 0, TESTBED_TOKENS, TESTBED_TOKENS);
+        const sn_audit_log *l = &audit->logs[0];
+        if (most < l->rows) most = l->rows;
+        cr_expect_geq(l->rows, TESTBED_TOKENS, "the newest prompt waits on");
+    }
+    cr_expect_leq(most, ROWS_MAX, "%zu rows wait", most);
+    cr_expect_eq(sn_audit_get_report(audit).unchecked, steps);
+    chain_fixture_close(&r);
+    sn_audit_free(&audit);
+    testbed_free(&w);
+}
+
+Test(audit_logs, ranges_that_were_left_take_a_bounded_memory) {
+    testbed *w = testbed_new(&(cluster_options){0});
+    sn_model *model = NULL;
+    sn_audit *audit = NULL;
+    sn_finding finding;
+    sn_err none;
+    size_t rows = 0;
+    REQUIRE(sn_model_open(w->path, &model, &err));
+    REQUIRE(sn_audit_new(&(sn_audit_options){.model = model}, &audit, &err));
+    const sn_verifier verifier = sn_audit_verifier(audit);
+    for (int end = 1; end <= SN_AUDIT_LOGS_MAX; end++) {
+        cr_assert_eq(note_step(audit, end, PROMPT_ROWS, w->n_embd), SN_OK);
+        audit->logs[audit->n_logs - 1].retry_us = INT64_MAX; /* no auditor was found */
+    }
+    cr_assert_eq(verifier.check(verifier.ctx, NULL, false, &finding, &none), SN_OK);
+    for (size_t i = 0; i < audit->n_logs; i++) rows += audit->logs[i].rows;
+    cr_expect(rows >= PROMPT_ROWS && rows <= LEFT_ROWS_MAX, "%zu rows wait", rows);
+    cr_expect_eq(audit->logs[audit->n_logs - 1].end, SN_AUDIT_LOGS_MAX, "the newest range is not kept");
+    cr_expect_eq(sn_audit_get_report(audit).unchecked, SN_AUDIT_LOGS_MAX);
+    sn_audit_free(&audit);
+    sn_model_close(&model);
     testbed_free(&w);
 }

@@ -1,5 +1,9 @@
 /* Nodes that are slower than they claim: what is remembered of them, and what it does to a route. */
+#include "base/clock.h"
+#include "client/chain/chain_private.h" /* private: notes the times of a step */
 #include "client/routing/candidates.h"
+#include "tests/support/chain_fixture.h"
+#include "tests/support/fake_node.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"
 
@@ -202,4 +206,36 @@ Test(slow_nodes, the_throughput_that_a_measured_node_claims_counts_a_little) {
         cr_expect_eq(rate[2], 400, "%g, of %d proven nodes 100 each", rate[2], proven);
         sn_directory_free(&d);
     }
+}
+
+/* -- what a chain notes -------------------------------------------------------------------------------------------- */
+
+/* Of nodes that push to each other the last one tells the times of all. */
+Test(slow_nodes, who_answers_for_a_group_cannot_have_another_node_remembered_as_slow) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    sn_slow_nodes *slow = slow_nodes_read(NULL, NOW);
+    chain_fixture r;
+    sn_identity honest;
+    sn_buf sealed;
+    cluster_add(w->cluster, 0, 4);
+    chain_fixture_open(&r, w, (sn_chain_options){.max_tokens = TESTBED_TOKENS, .routing.slow_nodes = slow});
+    REQUIRE(sn_identity_new(&honest, &err));
+    make_announcement_of(w, &honest, "honest:1", 0, 2, 1, &sealed);
+    REQUIRE(sn_directory_add(sn_link_directory(r.link), sealed.data, sealed.len, sn_unix_ms(), &err));
+    sn_hop *hops = calloc(2, sizeof *hops);
+    cr_assert(hops);
+    hops[0].end = hops[1].first = 2;
+    hops[1].end = 4;
+    hops[1].pushed = true;
+    hops[0].remote.last_compute_us = 1000000;
+    memcpy(hops[0].remote.node, honest.id, SN_KEY_SIZE);
+    sn_chain_note_step(r.chain, hops, 0, 2, 1);
+    cr_expect_eq(sn_slow_nodes_block_ns(slow, honest.id, sn_unix_ms()), 0);
+    sn_chain_note_step(r.chain, hops, 0, 1, 1);
+    cr_expect_gt(sn_slow_nodes_block_ns(slow, honest.id, sn_unix_ms()), 0, "its own word counts");
+    free(hops);
+    sn_buf_fini(&sealed);
+    sn_slow_nodes_free(&slow);
+    chain_fixture_close(&r);
+    testbed_free(&w);
 }

@@ -157,6 +157,39 @@ Test(verify, compares_results_of_other_devices_with_a_tolerance) {
     fixture_end(&s);
 }
 
+/* A node that says it has a GPU may send numbers in 8 bits as bytes that no other node would: the hash that it signs is
+ * then not that of these numbers as this program writes them. */
+Test(verify, a_client_judges_the_numbers_that_came_to_itself_whatever_their_bytes) {
+    fixture s;
+    sn_model *model = NULL;
+    sn_device *device = NULL;
+    sn_chain *truth = NULL;
+    sn_verdict verdicts[2];
+    fixture_begin(&s);
+    float *far = malloc((size_t)TOKENS * (size_t)s.w->n_embd * sizeof *far);
+    for (int i = 0; i < TOKENS * s.w->n_embd; i++) far[i] = s.true_rows[i] * 1.1f;
+    sn_receipt r = receipt_of(&s, s.w->inputs); /* the hash of other bytes */
+    r.device = SN_RECEIPT_APPROXIMATE;
+    add_statement(&s, &s.lying, r, far);
+    add_statement(&s, &s.honest, r, s.wrong_rows);
+    REQUIRE(sn_model_open(s.w->path, &model, &err));
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &device, &err));
+    sn_chain_options here = sn_chain_options_default();
+    here.local = (sn_chain_local){.device = device, .end = 4};
+    REQUIRE(sn_chain_open(model, &here, &truth, &err));
+    REQUIRE(sn_evidence_judge(&s.e, truth, verdicts, &err));
+    cr_expect(verdicts[0].kind == SN_VERDICT_INCONCLUSIVE && verdicts[1].kind == SN_VERDICT_INCONCLUSIVE);
+    s.e.first_hand = true;
+    REQUIRE(sn_evidence_judge(&s.e, truth, verdicts, &err));
+    cr_expect_eq(verdicts[0].kind, SN_VERDICT_WRONG, "%s", verdicts[0].why);
+    cr_expect_eq(verdicts[1].kind, SN_VERDICT_CORRECT, "%s", verdicts[1].why);
+    sn_chain_close(&truth);
+    sn_device_close(&device);
+    sn_model_close(&model);
+    free(far);
+    fixture_end(&s);
+}
+
 /* A statement about something else proves nothing against its signer, whatever its output. */
 Test(verify, ignores_what_was_not_signed) {
     fixture s;

@@ -64,7 +64,8 @@ sn_status sn_connection_needs_link(swarm_connection *c, sn_err *err) {
     return status;
 }
 
-/* Who asks the swarm meanwhile needs the link for seconds, where nodes are silent: a session does not wait for that. */
+/* A thread that asks the swarm meanwhile needs the link for seconds, where nodes are silent: no session waits for it.
+ */
 sn_status sn_connection_give_link(swarm_connection *c, sn_link **out, sn_err *err) {
     const bool idle = !pthread_mutex_trylock(&c->lock);
     const bool fresh = idle && c->discovered && sn_now_us() - c->discovered_us < FRESH_US;

@@ -56,7 +56,7 @@ bool sn_exchange_may_prepare(const sn_exchange *x, sn_openai_error *error) {
     return sn_openai_fail(error, 503, "overloaded", NULL, "Too many requests are being prepared: try again.");
 }
 
-/* A long reply counts until the client has it, as its request did, which is gone but for a body that nobody reads. */
+/* A long reply counts until the client has it, as its request did, which is gone but for a body that means nothing. */
 enum MHD_Result sn_exchange_send(sn_exchange *x, unsigned code, const char *type, const void *data, size_t len) {
     sn_openai_error error;
     if (!sn_load_take(&x->server->load, &x->taken, x->body.len + len)) {

@@ -23,6 +23,7 @@ static void sanitize_announcement(sn_announcement *a) {
 static void sanitize_reply(sn_node_reply *reply) {
     sn_sanitize_text(reply->status.model_name);
     sn_sanitize_text(reply->status.lacking);
+    sn_sanitize_text(reply->error);
     for (size_t i = 0; reply->adapters && i < reply->adapters->adapters_reply.n_adapters; i++)
         sn_sanitize_text(reply->adapters->adapters_reply.adapters[i].name);
 }

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "base/wire.h"
 #include "client/chain/replica.h"
 #include "net/timeline.h"
@@ -66,6 +67,7 @@ sn_status sn_hop_init(sn_hop *hop, const sn_route_leg *leg, const sn_hash *model
     char id[2 * SN_KEY_SIZE + 1];
     snprintf(hop->report.node, sizeof hop->report.node, "%.30s@%.40s",
              *node->name ? node->name : sn_hex(node->node, 4, id), node->address);
+    sn_sanitize_text(hop->report.node); /* it may be cut inside a character, too */
     hop->pushed = pushed;
     sn_hop_remote *r = &hop->remote;
     *r = (sn_hop_remote){.model = *model, .adapter_hash = *adapter_hash};

@@ -70,19 +70,19 @@ static void expect_only_it_avoided(byzantine_faults faults, int steps, int banne
     fixture_end(&t);
 }
 
-Test(auditors, one_that_lies_once_does_not_have_the_others_of_its_chain_avoided) {
+Test(audit_blame, one_that_lies_once_does_not_have_the_others_of_its_chain_avoided) {
     expect_only_it_avoided((byzantine_faults){.alter_once = true}, 2, 0); /* what it signs is the second step */
 }
 
 /* Nor does it escape because GPUs need not give the same bits. */
-Test(auditors, one_that_lies_and_says_that_it_has_a_gpu_does_not_have_the_others_of_its_chain_avoided) {
+Test(audit_blame, one_that_lies_and_says_that_it_has_a_gpu_does_not_have_the_others_of_its_chain_avoided) {
     expect_only_it_avoided((byzantine_faults){.alter_once = true, .large_error = true, .signs_approximate = true}, 2,
                            0);
     expect_only_it_avoided((byzantine_faults){.alter_every_nth = 1, .large_error = true, .signs_approximate = true}, 2,
                            1);
 }
 
-Test(auditors, one_that_lies_and_fails_does_not_have_the_one_avoided_that_takes_its_place) {
+Test(audit_blame, one_that_lies_and_fails_does_not_have_the_one_avoided_that_takes_its_place) {
     static float rows[TOKENS * 64], out[TOKENS * 64];
     testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
     const size_t row = (size_t)w->n_embd;

@@ -1,0 +1,18 @@
+/* Messages of a client that trains through a node of a testbed. */
+#ifndef SN_TESTS_TRAIN_CLIENT_H
+#define SN_TESTS_TRAIN_CLIENT_H
+
+#include "tests/support/node_client.h"
+
+enum { TRAIN_SAMPLES = 3, TRAIN_ROWS = 40 };
+extern const uint64_t train_lengths[TRAIN_SAMPLES]; /* tokens of the sequences of a batch */
+
+/* An adapter of blocks 1 and 2: a deep prompt and LoRA matrices. */
+sn_buf train_image(const testbed *w, float scale);
+sn_msg *adapter_put_message(const testbed *w, const sn_buf *image);
+void put_adapter(node_client *t, const testbed *w, const sn_buf *image);
+/* A FORWARD, or a BACKWARD with the testbed's hidden states as gradients. Their fields are the same. image: NULL: no
+ * adapter. */
+sn_msg *batch_message(const testbed *w, sn_msg_kind kind, int first, int end, const sn_buf *image);
+
+#endif

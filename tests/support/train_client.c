@@ -65,3 +65,18 @@ void put_adapter(node_client *t, const testbed *w, const sn_buf *image) {
     cr_expect_eq(answer->adapter_put_reply.bytes >= image->len, 1);
     sn_msg_free(&answer);
 }
+
+sn_buf train_image_above(const testbed *w, size_t bytes) {
+    size_t rows = bytes / ((size_t)w->n_embd * sizeof(float)) + 1;
+    float *values = calloc(rows * (size_t)w->n_embd, sizeof *values);
+    const sn_safetensors_entry entry = {"prompt.1", SN_F32, 2, {rows, (size_t)w->n_embd}, values};
+    sn_buf image;
+    sn_buf_init(&image, 1 << 24);
+    REQUIRE(sn_safetensors_serialize(&entry, 1, &image, &err));
+    free(values);
+    return image;
+}
+
+void expect_refused(node_client *t, sn_msg **msg, const char *part) {
+    cr_expect(is_refusal(node_client_request(t, msg), SN_REFUSED, part), "%s", part);
+}

@@ -231,18 +231,6 @@ Test(node_train, training_changes_no_bit_of_sessions) {
     testbed_free(&w);
 }
 
-/* A deep prompt of more than `bytes`. */
-static sn_buf image_above(const testbed *w, size_t bytes) {
-    size_t rows = bytes / ((size_t)w->n_embd * sizeof(float)) + 1;
-    float *values = calloc(rows * (size_t)w->n_embd, sizeof *values);
-    const sn_safetensors_entry entry = {"prompt.1", SN_F32, 2, {rows, (size_t)w->n_embd}, values};
-    sn_buf image;
-    sn_buf_init(&image, 1 << 24);
-    REQUIRE(sn_safetensors_serialize(&entry, 1, &image, &err));
-    free(values);
-    return image;
-}
-
 static size_t bytes_to_train(const testbed *w, int tokens) {
     sn_model *model = NULL;
     sn_device *device = NULL;
@@ -266,7 +254,7 @@ Test(node_train, batches_get_the_memory_that_adapters_leave) {
     w = testbed_new(&options);
     cluster_add(w->cluster, 0, 0);
     node_client *t = node_client_new(w, 0), *other = node_client_new(w, 0);
-    sn_buf image = image_above(w, own / 4), large = image_above(w, options.tune_memory / 2);
+    sn_buf image = train_image_above(w, own / 4), large = train_image_above(w, options.tune_memory / 2);
     expect_answer(t, w, true, 0, 4, NULL);
     sn_msg *msg = adapter_put_message(w, &large);
     cr_expect(is_refusal(node_client_request(other, &msg), SN_REFUSED, "more than half"));
@@ -312,7 +300,7 @@ Test(node_train, an_adapter_evicts_saved_activations) {
     float *plain = train_at(trainer, w, true, 1, 0, own + all);
     free(train_at(trainer, w, false, 1, 0, own + all));
     cr_assert_eq(sn_trainer_saved_bytes(trainer), all);
-    sn_buf image = image_above(w, all / 3);
+    sn_buf image = train_image_above(w, all / 3);
     for (int kind = SN_TRAINING_ADAPTER_LOAD; kind <= SN_TRAINING_ADAPTER_UNLOAD; kind++) {
         sn_training_task *task = calloc(1, sizeof *task);
         *task =
@@ -343,10 +331,6 @@ Test(node_train, an_adapter_evicts_saved_activations) {
     sn_device_close(&device);
     sn_model_close(&model);
     testbed_free(&w);
-}
-
-static void expect_refused(node_client *t, sn_msg **msg, const char *part) {
-    cr_expect(is_refusal(node_client_request(t, msg), SN_REFUSED, part), "%s", part);
 }
 
 Test(node_train, invalid_requests_are_refused) {

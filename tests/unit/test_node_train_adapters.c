@@ -73,7 +73,7 @@ Test(node_train_adapters, adapters_take_no_more_than_their_memory_whatever_their
     w = testbed_new(&options);
     cluster_add(w->cluster, 0, 0);
     node_client *t = node_client_new(w, 0);
-    sn_buf small = image_above(w, (size_t)w->n_embd * sizeof(float));
+    sn_buf small = train_image_above(w, (size_t)w->n_embd * sizeof(float));
     for (int i = 0; i < 3; i++) { /* what it took is free again */
         sn_msg *msg = adapter_put_message(w, &image);
         cr_expect(is_refusal(node_client_request(t, &msg), SN_REFUSED, "on this node's devices"));

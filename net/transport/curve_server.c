@@ -164,12 +164,46 @@ bool sn_curve_server_open(sn_curve_server *curve, uint8_t *body, size_t len) {
     return true;
 }
 
-void sn_curve_server_seal(sn_curve_server *curve, uint8_t flags, const void *payload, size_t len, uint8_t *body) {
-    uint8_t nonce[NONCE], *text = body + SN_CURVE_FLAGS_AT;
+/* The body is a box of NaCl (crypto_box_afternm): the first 32 bytes of the stream are the authenticator's key, the
+ * text takes those that follow, so that the rest of the first block is a piece of its own. */
+enum { BLOCK = 64, AUTH_KEY = crypto_onetimeauth_KEYBYTES, FIRST_PIECE = BLOCK - AUTH_KEY - 1 };
+
+void sn_curve_server_seal_begin(sn_curve_server *curve, uint8_t flags, const void *payload, size_t len, uint8_t *body,
+                                sn_curve_sealing *out) {
+    uint8_t nonce[NONCE], block[BLOCK] = {0};
+    const size_t first = len < FIRST_PIECE ? len : FIRST_PIECE;
+    *out = (sn_curve_sealing){.payload = payload, .body = body, .at = first, .len = len};
     memcpy(body, TEXT_AND_LENGTH(message_name));
     write_counter(curve, body + MESSAGE_NONCE_AT);
     make_nonce(nonce, "CurveZMQMESSAGES", body + MESSAGE_NONCE_AT);
-    text[0] = flags;
-    if (len) memcpy(text + 1, payload, len);
-    (void)!crypto_box_detached_afternm(text, body + MESSAGE_MAC_AT, text, len + 1, nonce, curve->shared);
+    memcpy(out->nonce, nonce + crypto_core_hsalsa20_INPUTBYTES, sizeof out->nonce);
+    (void)!crypto_core_hsalsa20(out->key, nonce, curve->shared, NULL);
+    block[AUTH_KEY] = flags;
+    if (first) memcpy(block + AUTH_KEY + 1, payload, first);
+    (void)!crypto_stream_salsa20_xor(block, block, sizeof block, out->nonce, out->key);
+    crypto_onetimeauth_init(&out->auth, block);
+    memcpy(body + SN_CURVE_FLAGS_AT, block + AUTH_KEY, 1 + first);
+    crypto_onetimeauth_update(&out->auth, body + SN_CURVE_FLAGS_AT, 1 + first);
+    sodium_memzero(block, sizeof block);
+}
+
+bool sn_curve_seal_piece(sn_curve_sealing *s, size_t n) {
+    n = s->len - s->at < n ? s->len - s->at : n - n % BLOCK;
+    uint8_t *text = s->body + SN_CURVE_OVERHEAD + s->at;
+    if (n) {
+        (void)!crypto_stream_salsa20_xor_ic(text, s->payload + s->at, n, s->nonce, 1 + (s->at - FIRST_PIECE) / BLOCK,
+                                            s->key);
+        crypto_onetimeauth_update(&s->auth, text, n);
+    }
+    s->at += n;
+    if (s->at < s->len) return false;
+    crypto_onetimeauth_final(&s->auth, s->body + MESSAGE_MAC_AT);
+    sodium_memzero(s, sizeof *s);
+    return true;
+}
+
+void sn_curve_server_seal(sn_curve_server *curve, uint8_t flags, const void *payload, size_t len, uint8_t *body) {
+    sn_curve_sealing sealing;
+    sn_curve_server_seal_begin(curve, flags, payload, len, body, &sealing);
+    while (!sn_curve_seal_piece(&sealing, SIZE_MAX)) continue;
 }

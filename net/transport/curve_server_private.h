@@ -9,6 +9,7 @@
 
 #include "net/identity.h"
 
+#include <sodium.h>
 #include <stdbool.h>
 
 enum {
@@ -42,5 +43,18 @@ size_t sn_curve_server_answer(sn_curve_server *curve, const uint8_t *command, si
 bool sn_curve_server_open(sn_curve_server *curve, uint8_t *body, size_t len) SN_MUST_USE;
 /* Seals flags and payload into `body`, which has SN_CURVE_OVERHEAD + len bytes. */
 void sn_curve_server_seal(sn_curve_server *curve, uint8_t flags, const void *payload, size_t len, uint8_t *body);
+
+/* The same in pieces. Payload and body stay where they are until it is done. */
+typedef struct sn_curve_sealing {
+    uint8_t key[SN_KEY_SIZE], nonce[crypto_stream_salsa20_NONCEBYTES]; /* of the stream of this body */
+    crypto_onetimeauth_state auth;
+    const uint8_t *payload;
+    uint8_t *body;
+    size_t at, len; /* of the payload */
+} sn_curve_sealing;
+void sn_curve_server_seal_begin(sn_curve_server *curve, uint8_t flags, const void *payload, size_t len, uint8_t *body,
+                                sn_curve_sealing *out);
+/* Goes on with at most n bytes, at least 64; true: the body is sealed. */
+bool sn_curve_seal_piece(sn_curve_sealing *sealing, size_t n);
 
 #endif

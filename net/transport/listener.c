@@ -63,11 +63,15 @@ void listener_make_todo(sn_listener *l, connection *c) {
     l->todo = c;
 }
 
+void listener_free_outgoing(outgoing *m) {
+    if (m) sn_msg_free(&m->msg);
+    free(m);
+}
+
 void listener_drop_sent(sn_listener *l, connection *c) {
     for (outgoing *m = c->sent, *next; m; m = next) {
         next = m->next;
-        sn_msg_free(&m->msg);
-        free(m);
+        listener_free_outgoing(m);
     }
     c->sent = NULL;
     c->sent_end = &c->sent;
@@ -95,6 +99,7 @@ void listener_drop_received(sn_listener *l, connection *c) {
 void listener_free_connection(sn_listener *l, connection *c) {
     listener_drop_received(l, c);
     listener_drop_sent(l, c);
+    listener_free_outgoing(c->sealing);
     l->slots[c->slot] = NULL;
     free(c);
 }

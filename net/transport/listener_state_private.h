@@ -40,6 +40,7 @@ typedef struct connection {
     uint32_t interest;
     bool paused; /* not read, because much waits for the owner */
     sn_zmtp zmtp;
+    outgoing *sealing; /* a large message that is being sealed; NULL: none */
     sn_standing standing;
     int64_t opened_us, heard_us, pinged_us;
     struct sockaddr_storage from;
@@ -72,9 +73,7 @@ struct sn_listener {
     sn_address_limit *handshakes, *all_handshakes; /* all_handshakes: counts one address, of zeros */
     size_t capacity, n_slots, n_open, partial;     /* partial: bytes of messages that are not complete */
     int64_t turned_us, sweep_us;                   /* when the last turn ended, when the next sweep is due */
-    int64_t large_us;                              /* when the next large message may be sealed */
-    size_t large_slot;                             /* of the connection whose large message was sealed last */
-    bool large_waits;                              /* one waits for that */
+    size_t n_sealing, sealing_slot;                /* connections that seal a large message; whose turn was last */
     const sn_standing **standings;                 /* (n_slots): of the open connections */
     uint8_t *scratch;
 
@@ -107,6 +106,7 @@ void listener_drop_sent(sn_listener *l, connection *c);
 void listener_count_sealed(sn_listener *l, connection *c, size_t bytes);
 void listener_drop_received(sn_listener *l, connection *c);
 void listener_free_connection(sn_listener *l, connection *c);
+void listener_free_outgoing(outgoing *m); /* accepts NULL */
 
 /* A listener without its thread: a test takes the turns of it itself. */
 sn_status listener_open(const sn_identity *identity, const char *address, char bound[SN_ADDRESS_MAX + 1],

@@ -1,8 +1,9 @@
 /* The thread of a listener (listener_private.h): it alone owns the sockets and the ZMTP state of connections.
  *
  * It waits in epoll, reads what has come, opens it and puts messages into the connection's queue; it takes messages
- * from the queue in the other direction, seals them and writes them. A sweep four times a second ends connections that
- * stall. Connections that ended in a round of events are freed at its end, because the round may still refer to them.
+ * from the queue in the other direction, seals them and writes them; large ones piece by piece, one piece a round. A
+ * sweep four times a second ends connections that stall. Connections that ended in a round of events are freed at its
+ * end, because the round may still refer to them.
  */
 #include "net/transport/listener_state_private.h"
 
@@ -32,14 +33,18 @@ enum {
     EVENTS = 64,
     SMALL_MESSAGE = 64, /* bytes of memory that an empty message has; one read brings 1800 of them */
     ACCEPTS_AT_ONCE = 64,
-    /* A large message is sealed at once, while all others wait: all of them have 128 MiB a second, a part of what the
-     * thread can seal. A client asks for one with a few bytes (gradients of an adapter), and need not read it. */
-    LARGE_BYTES = 16 << 20,
-    LARGE_BYTES_PER_US = 128,
-    LARGE_LOOK_MS = 10,
+    /* A message of 1 GiB, which a client asks for with a few bytes (gradients of an adapter), and need not read, takes
+     * seconds to seal; a piece takes a millisecond or two. */
+    PIECE_BYTES = 1 << 20,
 };
 
 /* -- the life of a connection, on the listener's thread -- */
+
+static void end_sealing(sn_listener *l, connection *c) {
+    l->n_sealing -= c->sealing != NULL;
+    listener_free_outgoing(c->sealing);
+    c->sealing = NULL;
+}
 
 void listener_end_connection(sn_listener *l, connection *c, const char *why) {
     if (c->fd < 0) return;
@@ -50,6 +55,7 @@ void listener_end_connection(sn_listener *l, connection *c, const char *why) {
     l->partial -= c->partial;
     sn_zmtp_fini(&c->zmtp);
     l->standings[c->slot] = NULL;
+    end_sealing(l, c);
     pthread_mutex_lock(&l->lock);
     c->gone = why;
     listener_drop_sent(l, c);
@@ -145,22 +151,11 @@ static void accept_newcomers(sn_listener *l, int64_t now) {
 
 /* -- writing -- */
 
-/* Whether the message may be sealed now; notes a large one. */
-static bool may_seal(sn_listener *l, const connection *c, const outgoing *m) {
-    const size_t bytes = m->map_len + m->tensor_len;
-    const int64_t now = sn_now_us();
-    if (bytes < LARGE_BYTES) return true;
-    l->large_waits = l->large_waits || now < l->large_us; /* while any waits, write_large says whose turn it is */
-    if (l->large_waits) return false;
-    l->large_us = now + (int64_t)(bytes / LARGE_BYTES_PER_US);
-    l->large_slot = c->slot;
-    return true;
-}
-
-/* Seals the next message that waits; false: none may be sealed, or the connection has ended. */
+/* Seals the next message that waits, or begins to; false: none may be sealed now, or the connection has ended. */
 static bool seal_next(sn_listener *l, connection *c) {
+    if (c->sealing) return false;
     pthread_mutex_lock(&l->lock);
-    outgoing *m = c->sent && may_seal(l, c, c->sent) ? c->sent : NULL;
+    outgoing *m = c->sent;
     if (m) {
         c->sent = m->next;
         if (!c->sent) c->sent_end = &c->sent;
@@ -170,10 +165,15 @@ static bool seal_next(sn_listener *l, connection *c) {
     }
     pthread_mutex_unlock(&l->lock);
     if (!m) return false;
-    bool sealed = sn_zmtp_send(&c->zmtp, m->map, m->map_len, m->tensor != NULL) &&
-                  (!m->tensor || sn_zmtp_send(&c->zmtp, m->tensor, m->tensor_len, false));
-    sn_msg_free(&m->msg);
-    free(m);
+    bool large = m->tensor && m->tensor_len > PIECE_BYTES;
+    bool sealed = sn_zmtp_send(&c->zmtp, m->map, m->map_len, m->tensor != NULL);
+    if (sealed && large)
+        sealed = sn_zmtp_send_begin(&c->zmtp, m->tensor, m->tensor_len);
+    else if (sealed && m->tensor)
+        sealed = sn_zmtp_send(&c->zmtp, m->tensor, m->tensor_len, false);
+    c->sealing = m;
+    l->n_sealing++;
+    if (!sealed || !large) end_sealing(l, c);
     c->standing.since_us = sn_now_us();
     if (!sealed) listener_end_connection(l, c, "there is no memory for a message to it");
     return sealed;
@@ -206,21 +206,22 @@ static void connection_write(sn_listener *l, connection *c) {
             sn_zmtp_written(&c->zmtp, (size_t)n);
     }
     if (c->fd < 0) return;
+    size_t memory = sn_zmtp_output_memory(&c->zmtp) + (c->sealing ? c->sealing->tensor_len : 0);
     pthread_mutex_lock(&l->lock);
-    if (!c->unread) listener_count_sealed(l, c, sn_zmtp_output_memory(&c->zmtp));
+    if (!c->unread) listener_count_sealed(l, c, memory);
     pthread_mutex_unlock(&l->lock);
     watch(l, c);
 }
 
-/* Writes to connections whose large messages waited, in turn. */
-static void write_large(sn_listener *l, int64_t now) {
-    if (!l->large_waits || now < l->large_us) return;
-    const size_t after = l->large_slot + 1;
-    l->large_waits = false;
-    for (size_t i = 0; i < l->n_slots; i++) {
-        connection *c = l->slots[(after + i) % l->n_slots];
-        if (c && c->fd >= 0) connection_write(l, c);
-    }
+/* Goes on with one large message, of connections in turn. */
+static void seal_piece(sn_listener *l) {
+    if (!l->n_sealing) return;
+    do l->sealing_slot = (l->sealing_slot + 1) % l->n_slots;
+    while (!l->slots[l->sealing_slot] || !l->slots[l->sealing_slot]->sealing);
+    connection *c = l->slots[l->sealing_slot];
+    if (!sn_zmtp_seal(&c->zmtp, PIECE_BYTES)) return;
+    end_sealing(l, c);
+    connection_write(l, c);
 }
 
 /* -- reading -- */
@@ -422,7 +423,7 @@ static bool has_output(sn_listener *l) {
     pthread_mutex_lock(&l->lock);
     for (size_t i = 0; i < l->n_slots && !any; i++) {
         const connection *c = l->slots[i];
-        any = c && c->fd >= 0 && (c->sent || sn_zmtp_output(&c->zmtp, &data));
+        any = c && c->fd >= 0 && (c->sent || c->sealing || sn_zmtp_output(&c->zmtp, &data));
     }
     pthread_mutex_unlock(&l->lock);
     return any;
@@ -431,7 +432,7 @@ static bool has_output(sn_listener *l) {
 /* One round: waits for events at most `wait_ms`, and handles them. */
 static void listener_round(sn_listener *l, int wait_ms) {
     struct epoll_event events[EVENTS];
-    int n = epoll_wait(l->epoll_fd, events, EVENTS, wait_ms);
+    int n = epoll_wait(l->epoll_fd, events, EVENTS, l->n_sealing ? 0 : wait_ms);
     int64_t now = sn_now_us();
     for (int i = 0; i < n; i++) {
         connection *c = events[i].data.ptr;
@@ -443,7 +444,7 @@ static void listener_round(sn_listener *l, int wait_ms) {
             connection_write(l, c);
     }
     do_todo(l, now);
-    write_large(l, now);
+    seal_piece(l);
 }
 
 void listener_turn(sn_listener *l, int wait_ms) {
@@ -467,8 +468,7 @@ static int64_t linger_of(sn_listener *l) {
 void *listener_run(void *arg) {
     sn_listener *l = arg;
     int64_t linger_us;
-    while ((linger_us = linger_of(l)) < 0)
-        listener_turn(l, l->large_waits ? LARGE_LOOK_MS : l->n_open ? SWEEP_US / 1000 : -1);
+    while ((linger_us = linger_of(l)) < 0) listener_turn(l, l->n_open ? SWEEP_US / 1000 : -1);
     epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, l->listen_fd, NULL);
     for (int64_t until = sn_now_us() + linger_us; has_output(l) && sn_now_us() < until;) listener_round(l, 10);
     return NULL;

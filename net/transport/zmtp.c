@@ -58,9 +58,11 @@ static uint8_t *out_reserve(sn_zmtp *z, size_t n) {
     return z->out + z->out_len - n;
 }
 
+static size_t head_size_of(size_t len) { return len < 256 ? HEAD_SHORT : HEAD_LONG; }
+
 /* A frame's header in the output; returns where its body goes, or NULL. */
 static uint8_t *out_frame(sn_zmtp *z, uint8_t flags, size_t len) {
-    size_t head_len = len < 256 ? HEAD_SHORT : HEAD_LONG;
+    size_t head_len = head_size_of(len);
     uint8_t *head = out_reserve(z, head_len + len);
     if (!head) return NULL;
     head[0] = (uint8_t)(flags | (head_len == HEAD_LONG ? FRAME_LONG : 0));
@@ -78,11 +80,31 @@ bool sn_zmtp_send(sn_zmtp *z, const void *payload, size_t len, bool more) {
     return send_sealed(z, more ? SEALED_MORE : 0, payload, len);
 }
 
-bool sn_zmtp_ping(sn_zmtp *z) { return send_sealed(z, SEALED_COMMAND, "\x04PING\0\0", PING_HEAD); }
+static bool send_command(sn_zmtp *z, const void *command, size_t len) {
+    return z->sealing_bytes || send_sealed(z, SEALED_COMMAND, command, len);
+}
+
+bool sn_zmtp_ping(sn_zmtp *z) { return send_command(z, "\x04PING\0\0", PING_HEAD); }
+
+bool sn_zmtp_send_begin(sn_zmtp *z, const void *payload, size_t len) {
+    uint8_t *body = out_frame(z, 0, SN_CURVE_OVERHEAD + len);
+    if (!body) return false;
+    z->sealing_bytes = SN_CURVE_OVERHEAD + len + head_size_of(SN_CURVE_OVERHEAD + len);
+    z->out_len -= z->sealing_bytes;
+    sn_curve_server_seal_begin(&z->curve, 0, payload, len, body, &z->sealing);
+    return true;
+}
+
+bool sn_zmtp_seal(sn_zmtp *z, size_t n) {
+    if (!sn_curve_seal_piece(&z->sealing, n)) return false;
+    z->out_len += z->sealing_bytes;
+    z->sealing_bytes = 0;
+    return true;
+}
 
 void sn_zmtp_written(sn_zmtp *z, size_t n) {
     z->out_at += n;
-    if (z->out_at < z->out_len || z->out_capacity <= OUT_KEPT_MAX) return;
+    if (z->out_at < z->out_len || z->sealing_bytes || z->out_capacity <= OUT_KEPT_MAX) return;
     free(z->out);
     z->out = NULL;
     z->out_at = z->out_len = z->out_capacity = 0;
@@ -166,7 +188,7 @@ static bool answer_command(sn_zmtp *z, const uint8_t *command, size_t len) {
     if (z->out_len - z->out_at > PONG_BEHIND_MAX) return true;
     size_t context = sn_min_size(len - PING_HEAD, PING_CONTEXT_MAX);
     memcpy(pong + PONG_HEAD, command + PING_HEAD, context);
-    return send_sealed(z, SEALED_COMMAND, pong, PONG_HEAD + context);
+    return send_command(z, pong, PONG_HEAD + context);
 }
 
 static sn_zmtp_result end_handshake_body(sn_zmtp *z) {

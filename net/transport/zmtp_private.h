@@ -38,6 +38,8 @@ typedef struct sn_zmtp {
     sn_zmtp_message message; /* that arrives */
     uint8_t *out;            /* bytes for the peer: [out_at, out_len) */
     size_t out_at, out_len, out_capacity;
+    sn_curve_sealing sealing; /* of a frame behind out_len, */
+    size_t sealing_bytes;     /* which has so many bytes; 0: none is being sealed */
 } sn_zmtp;
 
 typedef enum sn_zmtp_result {
@@ -59,6 +61,11 @@ static inline bool sn_zmtp_is_ready(const sn_zmtp *z) { return z->curve.state ==
 /* Both seal a frame for the peer; false when memory is out: close the connection. */
 bool sn_zmtp_send(sn_zmtp *z, const void *payload, size_t len, bool more) SN_MUST_USE;
 bool sn_zmtp_ping(sn_zmtp *z) SN_MUST_USE;
+/* The same for the last frame of a message, in pieces: sn_zmtp_seal goes on with n bytes at most, at least 64, and
+ * returns true when the frame is sealed. Until then the payload stays where it is, and nothing else is sent: pings are
+ * left out. */
+bool sn_zmtp_send_begin(sn_zmtp *z, const void *payload, size_t len) SN_MUST_USE;
+bool sn_zmtp_seal(sn_zmtp *z, size_t n);
 /* Bytes of memory that hold what has come of a message that is not complete. */
 static inline size_t sn_zmtp_partial(const sn_zmtp *z) {
     return z->body_capacity + z->message.frames[0].len + z->message.frames[1].len;
@@ -70,6 +77,8 @@ static inline size_t sn_zmtp_output(const sn_zmtp *z, const uint8_t **data) {
 }
 void sn_zmtp_written(sn_zmtp *z, size_t n);
 /* Bytes of memory that hold them. */
-static inline size_t sn_zmtp_output_memory(const sn_zmtp *z) { return z->out_len > z->out_at ? z->out_capacity : 0; }
+static inline size_t sn_zmtp_output_memory(const sn_zmtp *z) {
+    return z->out_len > z->out_at || z->sealing_bytes ? z->out_capacity : 0;
+}
 
 #endif

@@ -157,6 +157,29 @@ Test(zmtp, output_that_is_never_read_to_its_end_takes_little_memory) {
     ends_close(&e);
 }
 
+/* What the client opens with libsodium has the flags and the payload; commands wait until it is complete. */
+Test(zmtp, a_frame_that_is_sealed_in_pieces_is_opened_as_a_whole) {
+    enum { LEN_MAX = 5000 };
+    uint8_t payload[LEN_MAX], body[LEN_MAX + 64], text[LEN_MAX + 64], nonce[24] = "CurveZMQMESSAGES";
+    for (int i = 0; i < LEN_MAX; i++) payload[i] = (uint8_t)(i * 31 + i / 256);
+    ends e;
+    ends_connect(&e);
+    for (size_t len = 0; len <= LEN_MAX; len += len < 300 ? 1 : 211)
+        for (size_t piece = 64; piece < LEN_MAX; piece += 900) {
+            cr_assert(sn_zmtp_send_begin(&e.z, payload, len));
+            size_t pieces = 1;
+            for (; !sn_zmtp_seal(&e.z, piece); pieces++) cr_assert(sn_zmtp_ping(&e.z));
+            cr_expect_geq(pieces, len / piece);
+            size_t size = curve_take_output(&e.z, body, sizeof body), head = len + SN_CURVE_OVERHEAD < 256 ? 2 : 9;
+            cr_assert_eq(size, head + SN_CURVE_OVERHEAD + len, "%zu bytes for %zu", size, len);
+            memcpy(nonce + 16, body + head + 8, 8);
+            cr_assert(!crypto_box_open_easy_afternm(text, body + head + 16, size - head - 16, nonce, e.client.shared),
+                      "%zu bytes in pieces of %zu", len, piece);
+            cr_assert(!text[0] && !memcmp(text + 1, payload, len));
+        }
+    ends_close(&e);
+}
+
 Test(zmtp, other_greetings_are_refused_at_their_first_wrong_byte) {
     static const struct {
         size_t at;

@@ -417,7 +417,7 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_fi
         sn_audit_log *l = &a->logs[i];
         sn_audit_outcome outcome = SN_AUDIT_PASSED;
         bool now = all || l->rows > audit_rows_max(a);
-        bool wait = !now && !l->auditor && sn_now_us() < l->retry_us; /* no auditor was found a short time ago */
+        bool wait = !all && !l->auditor && sn_now_us() < l->retry_us; /* no auditor was found a short time ago */
         if (!l->n || (!l->due && !now) || wait) continue;
         sn_status status = log_check(a, l, audited, all, &outcome, &later);
         if (status == SN_STOP) return sn_fail(err, SN_STOP, "%s", later.text);

@@ -81,7 +81,7 @@ enum MHD_Result sn_exchange_send_json(sn_exchange *x, unsigned code, char *text)
 
 enum MHD_Result sn_exchange_refuse(sn_exchange *x, const sn_openai_error *error) {
     char *text = sn_openai_error_text(error), seconds[24], ms[24];
-    if (!text) return sn_exchange_send_json(x, 500, NULL);
+    if (!text) return sn_exchange_queue(x, 500, NULL); /* memory is out: the connection ends */
     struct MHD_Response *response = MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
     if (response) MHD_add_response_header(response, "Content-Type", "application/json");
     if (response && error->retry_after_ms) {

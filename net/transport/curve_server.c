@@ -1,3 +1,5 @@
+/* The handshake, command by command, with the fields of CurveZMQ at their places; then sealed bodies, which are opened
+ * as a whole, and sealed as a whole or piece by piece, with the same bytes. */
 #include "net/transport/curve_server_private.h"
 
 #include <assert.h>

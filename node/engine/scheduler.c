@@ -540,14 +540,15 @@ static void batch_run(sn_scheduler *s) {
     }
 }
 
-/* Rows of such a piece: while others wait, they take as long as prefill rows may, or are those of one page, each of
- * which is a pass of its own. */
+/* Rows of such a piece: while others wait, they take as long as prefill rows may, or as a pass of one row, in as many
+ * passes of a page each as take so long, and at least in one. */
 static int catch_up_rows_max(const sn_scheduler *s, int64_t now_us) {
     int rows = s->n_chosen ? SN_PREFILL_ROWS_CONCURRENT : SN_SPAN_ROWS;
     if (now_us >= s->others_us && !sn_decoding_sessions_of_others(&s->decoding, s->behind->client)) return rows;
     const uint64_t passes = s->decode_us ? SN_PREFILL_DELAY_US / s->decode_us : (uint64_t)rows;
     uint64_t most = (passes ? passes : 1) * SN_KV_PAGE_TOKENS;
-    if (s->row_ns && most > SN_PREFILL_DELAY_US * 1000 / s->row_ns) most = SN_PREFILL_DELAY_US * 1000 / s->row_ns;
+    const uint64_t us = s->decode_us > SN_PREFILL_DELAY_US ? s->decode_us : SN_PREFILL_DELAY_US;
+    if (s->row_ns && most > us * 1000 / s->row_ns) most = us * 1000 / s->row_ns;
     if (most < SN_DECODE_ROWS_MAX) most = SN_DECODE_ROWS_MAX;
     return most < (uint64_t)rows ? (int)most : rows;
 }

@@ -25,7 +25,7 @@ enum {
     SN_NEWS_BURST = 2048,      /* at once: all that a node asks of another one when it starts */
     SN_NEWS_ALL_PER_S = 512,   /* of all that dialled this node */
     SN_NEWS_ALL_BURST = 8192,
-    SN_NEWS_MET_PER_S = 128, /* of all that this node dialled and was not told to join */
+    SN_NEWS_MET_PER_S = 384, /* of all that this node dialled and was not told to join: six neighbours' */
     SN_NEWS_MET_BURST = 4096,
     SN_NEWS_FIRSTS_PER_S = 1, /* beside these: the first ones of messages of one connection, */
     SN_NEWS_FIRSTS_BURST = 10,

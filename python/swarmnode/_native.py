@@ -223,7 +223,7 @@ def _free(process: int, function: Callable[[ctypes.c_void_p], None], pointer: ct
     if os.getpid() != process:
         return
     with life.lock:
-        if life.users > 1:
+        if life.users > (0 if life.closed else 1):  # an owner that has closed it counts no more
             return
         life.closed = True
     function(pointer)

@@ -248,6 +248,8 @@ def test_leaving_the_loop_ends_the_generation(tiny):
 
 @pytest.mark.parametrize("call", [
     "pieces = model.session().generate([1, 2], stream=True, max_tokens=0, ignore_eos=True); next(pieces)",
+    "session = model.session(); pieces = session.generate([1, 2], stream=True, max_tokens=0, ignore_eos=True); "
+    "next(pieces); session.close()",
     "blocks = swarmnode.RemoteBlocks(model); thread = threading.Thread(target=lambda: blocks(rows), daemon=True); "
     "thread.start(); time.sleep(0.2); assert thread.is_alive()"])
 def test_a_program_may_end_while_a_thread_computes(tiny_path, call):

@@ -145,6 +145,14 @@ Test(batch_shares, rows_that_a_state_needs_again_are_those_of_a_page_where_a_pas
     end(&b);
 }
 
+Test(batch_shares, rows_that_a_state_needs_again_take_as_long_as_one_row_alone) {
+    fixture b;
+    begin(&b);
+    sn_scheduler_set_throughput(b.scheduler, 50000, 2000000);
+    cr_expect_eq(rounds_to_catch_up(&b, 2), 4, "63 rows, 25 in a round");
+    end(&b);
+}
+
 Test(batch_shares, rows_that_a_state_needs_again_wait_for_no_session_of_the_same_client) {
     fixture b;
     begin(&b);

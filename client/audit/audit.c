@@ -416,9 +416,10 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_fi
     for (size_t i = 0; i < a->n_logs && out->wrong_from < 0; i++) {
         sn_audit_log *l = &a->logs[i];
         sn_audit_outcome outcome = SN_AUDIT_PASSED;
-        bool now = all || l->rows > audit_rows_max(a);
-        bool wait = !all && !l->auditor && sn_now_us() < l->retry_us; /* no auditor was found a short time ago */
-        if (!l->n || (!l->due && !now) || wait) continue;
+        bool full = l->rows > audit_rows_max(a);
+        /* No auditor was found a short time ago; where one was, and failed, another one may check what would go. */
+        bool wait = !all && !l->auditor && sn_now_us() < l->retry_us && !(full && l->auditor_failed);
+        if (!l->n || !(l->due || full || all) || wait) continue;
         sn_status status = log_check(a, l, audited, all, &outcome, &later);
         if (status == SN_STOP) return sn_fail(err, SN_STOP, "%s", later.text);
         if (status) { /* another auditor is tried later */

@@ -24,15 +24,7 @@
  * a text of a's. So a text has a time, too, that of its thread on a processor: many times what the patterns of real
  * models need. It is looked at between calls of PCRE2, each of which begins at some bytes only (WINDOW_WORK). */
 enum { LIGHT_STEPS = 1 << 10, HEAVY_STEPS = 1 << 30, JIT_STACK_MAX = 8 << 20 };
-enum {
-    TEXT_US = 2000000,
-    BYTE_US = 4,
-    SLOW_US = 1000,
-    CLOCK_EACH = 4,
-    LOOK_EACH = 1 << 10,
-    WINDOW_WORK = 1 << 22,
-    WINDOW_MIN = 256
-};
+enum { TEXT_US = 2000000, BYTE_US = 4, SLOW_US = 1000, CLOCK_EACH = 4, LOOK_EACH = 1 << 10, WINDOW_WORK = 1 << 22 };
 
 typedef struct split_step {
     pcre2_code *code; /* NULL: the step finds `literal` */
@@ -352,7 +344,7 @@ static int match_heavily(sn_splitter *c, const split_step *step, const char *tex
 
 /* The first match that begins at `from` or behind it, window by window. */
 static int match_after(sn_splitter *c, const split_step *step, const char *text, size_t len, size_t from) {
-    const size_t width = WINDOW_MIN + WINDOW_WORK / len;
+    const size_t width = 1 + WINDOW_WORK / len;
     int rc = PCRE2_ERROR_NOMATCH;
     for (size_t end; rc == PCRE2_ERROR_NOMATCH && from < len; from = end) {
         end = from + sn_min_size(width, len - from);

@@ -41,6 +41,7 @@ typedef struct connection {
     bool paused; /* not read, because much waits for the owner */
     sn_zmtp zmtp;
     outgoing *sealing; /* a large message that is being sealed; NULL: none */
+    uint64_t sealing_number;
     sn_standing standing;
     int64_t opened_us, heard_us, pinged_us;
     struct sockaddr_storage from;
@@ -73,7 +74,8 @@ struct sn_listener {
     sn_address_limit *handshakes, *all_handshakes; /* all_handshakes: counts one address, of zeros */
     size_t capacity, n_slots, n_open, partial;     /* partial: bytes of messages that are not complete */
     int64_t turned_us, sweep_us;                   /* when the last turn ended, when the next sweep is due */
-    size_t n_sealing, sealing_slot;                /* connections that seal a large message; whose turn was last */
+    size_t n_sealing;                              /* connections that seal a large message */
+    uint64_t sealing_number, n_pieces;             /* of the newest of these; pieces that were sealed */
     const sn_standing **standings;                 /* (n_slots): of the open connections */
     uint8_t *scratch;
 

@@ -172,6 +172,7 @@ static bool seal_next(sn_listener *l, connection *c) {
     else if (sealed && m->tensor)
         sealed = sn_zmtp_send(&c->zmtp, m->tensor, m->tensor_len, false);
     c->sealing = m;
+    c->sealing_number = ++l->sealing_number;
     l->n_sealing++;
     if (!sealed || !large) end_sealing(l, c);
     c->standing.since_us = sn_now_us();
@@ -206,19 +207,30 @@ static void connection_write(sn_listener *l, connection *c) {
             sn_zmtp_written(&c->zmtp, (size_t)n);
     }
     if (c->fd < 0) return;
-    size_t memory = sn_zmtp_output_memory(&c->zmtp) + (c->sealing ? c->sealing->tensor_len : 0);
     pthread_mutex_lock(&l->lock);
-    if (!c->unread) listener_count_sealed(l, c, memory);
+    if (!c->unread) listener_count_sealed(l, c, sn_zmtp_output_memory(&c->zmtp));
     pthread_mutex_unlock(&l->lock);
     watch(l, c);
 }
 
-/* Goes on with one large message, of connections in turn. */
+/* The one that waits for longest, or the one of which least is left. */
+static connection *sealing_next(const sn_listener *l, bool oldest) {
+    connection *next = NULL;
+    for (size_t i = 0; i < l->n_slots; i++) {
+        connection *c = l->slots[i];
+        if (!c || !c->sealing) continue;
+        if (!next || (oldest ? c->sealing_number < next->sealing_number
+                             : sn_zmtp_unsealed(&c->zmtp) < sn_zmtp_unsealed(&next->zmtp)))
+            next = c;
+    }
+    return next;
+}
+
+/* Goes on with one large message: the shortest and the oldest by turns. So a longer one delays a shorter one by no more
+ * than itself, none waits for ever, and memory is taken for two at a time. */
 static void seal_piece(sn_listener *l) {
     if (!l->n_sealing) return;
-    do l->sealing_slot = (l->sealing_slot + 1) % l->n_slots;
-    while (!l->slots[l->sealing_slot] || !l->slots[l->sealing_slot]->sealing);
-    connection *c = l->slots[l->sealing_slot];
+    connection *c = sealing_next(l, l->n_pieces++ % 2);
     if (!sn_zmtp_seal(&c->zmtp, PIECE_BYTES)) return;
     end_sealing(l, c);
     connection_write(l, c);
@@ -345,7 +357,7 @@ static void connection_read(sn_listener *l, connection *c, int64_t now) {
 
 static void sweep_connection(sn_listener *l, connection *c, int64_t now) {
     bool ready = sn_zmtp_is_ready(&c->zmtp);
-    if (c->paused) c->heard_us = now; /* it is not read */
+    if (c->paused || c->sealing) c->heard_us = now; /* it is not read, or not asked */
     if (!ready && now - c->opened_us > HANDSHAKE_US) {
         listener_end_connection(l, c, "its handshake took too long");
     } else if (!c->standing.named && now - c->opened_us > SILENT_US && 2 * l->n_open > l->capacity) {

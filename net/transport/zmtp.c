@@ -181,7 +181,8 @@ static bool take_body(sn_zmtp *z, const uint8_t **data, size_t *len) {
 }
 
 /* PING is answered by PONG with the same context; other commands mean nothing here. Behind much output that waits there
- * is no PONG: the output shows as well that this end lives, and a peer that asks and never reads would make it grow. */
+ * is no PONG: the output shows as well that this end lives (libzmq notices it frame by frame), and a peer that asks and
+ * never reads would make it grow. */
 static bool answer_command(sn_zmtp *z, const uint8_t *command, size_t len) {
     uint8_t pong[PONG_HEAD + PING_CONTEXT_MAX] = "\x04PONG";
     if (len < PING_HEAD || memcmp(command, "\x04PING", PONG_HEAD) != 0) return true;
@@ -259,6 +260,7 @@ sn_status sn_zmtp_init(sn_zmtp *z, const sn_identity *identity, sn_err *err) {
 
 void sn_zmtp_fini(sn_zmtp *z) {
     sn_curve_server_fini(&z->curve);
+    sodium_memzero(&z->sealing, sizeof z->sealing);
     frame_free(&z->body);
     sn_zmtp_message_free(&z->message);
     free(z->out);

@@ -66,6 +66,7 @@ bool sn_zmtp_ping(sn_zmtp *z) SN_MUST_USE;
  * left out. */
 bool sn_zmtp_send_begin(sn_zmtp *z, const void *payload, size_t len) SN_MUST_USE;
 bool sn_zmtp_seal(sn_zmtp *z, size_t n);
+static inline size_t sn_zmtp_unsealed(const sn_zmtp *z) { return z->sealing.len - z->sealing.at; }
 /* Bytes of memory that hold what has come of a message that is not complete. */
 static inline size_t sn_zmtp_partial(const sn_zmtp *z) {
     return z->body_capacity + z->message.frames[0].len + z->message.frames[1].len;

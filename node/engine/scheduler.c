@@ -540,8 +540,8 @@ static void batch_run(sn_scheduler *s) {
     }
 }
 
-/* Rows of such a piece: while others wait, they take as long as prefill rows may, or as a pass of one row, in as many
- * passes of a page each as take so long, and at least in one. */
+/* Rows of such a piece: while others wait, they add as much time as prefill rows may, or as a pass of one row takes, in
+ * as many passes of a page each as take so long, and at least in one; whole pages, or an even part of one. */
 static int catch_up_rows_max(const sn_scheduler *s, int64_t now_us) {
     int rows = s->n_chosen ? SN_PREFILL_ROWS_CONCURRENT : SN_SPAN_ROWS;
     if (now_us >= s->others_us && !sn_decoding_sessions_of_others(&s->decoding, s->behind->client)) return rows;
@@ -550,6 +550,8 @@ static int catch_up_rows_max(const sn_scheduler *s, int64_t now_us) {
     const uint64_t us = s->decode_us > SN_PREFILL_DELAY_US ? s->decode_us : SN_PREFILL_DELAY_US;
     if (s->row_ns && most > us * 1000 / s->row_ns) most = us * 1000 / s->row_ns;
     if (most < SN_DECODE_ROWS_MAX) most = SN_DECODE_ROWS_MAX;
+    if (most > SN_KV_PAGE_TOKENS) most -= most % SN_KV_PAGE_TOKENS;
+    while (SN_KV_PAGE_TOKENS % most && most < SN_KV_PAGE_TOKENS) most--;
     return most < (uint64_t)rows ? (int)most : rows;
 }
 

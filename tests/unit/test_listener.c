@@ -395,30 +395,34 @@ Test(listener, a_reply_that_its_socket_does_not_take_counts_as_unread) {
     sn_listener_free(&l, 0);
 }
 
-/* Sealing takes the thread that all connections share: large replies are sealed in pieces, in turn, and small ones go
- * between them. */
+/* Sealing takes the thread that all connections share: large replies are sealed in pieces, the shortest and the oldest
+ * by turns, and small ones go between them. */
 Test(listener, large_replies_leave_time_for_others_and_take_turns) {
-    enum { LARGE = 16 * 1024 * KIB, SMALL = 16 * KIB };
+    enum { PEERS = 5, MIB = 1024 * KIB, LARGE = 32 * MIB, SHORTER = 4 * MIB, SMALL = 16 * KIB };
     listener_begin();
-    client clients[3];
-    sn_peer peers[3];
-    uint8_t *bytes = calloc(1, LARGE + KIB);
-    for (int i = 0; i < 3; i++) {
+    client clients[PEERS];
+    sn_peer peers[PEERS];
+    uint8_t *bytes = calloc(1, LARGE);
+    for (int i = 0; i < PEERS; i++) {
         clients[i] = named_client();
         peers[i] = receive_peer();
     }
-    for (int i = 0; i < 2; i++) send_reply(peers[i], LARGE);
-    for (int i = 0; i < 8; i++) listener_turn(l, 5);
-    cr_assert_eq(l->n_sealing, 2, "they are sealed at once");
-    for (size_t i = 0; i < l->n_slots; i++)
-        if (l->slots[i] && l->slots[i]->sealing) cr_expect_gt(l->slots[i]->zmtp.sealing.at, LARGE / 8, "no turn");
-    send_reply(peers[2], SMALL);
-    cr_expect_gt(read_bytes(&clients[2], bytes, SMALL), SMALL - 1);
-    cr_expect_eq(l->n_sealing, 2, "a small reply waits for large ones");
-    cr_expect_geq(l->sent_bytes, (size_t)2 * LARGE, "what is sealed does not count");
+    send_reply(peers[0], LARGE);
+    listener_turn(l, 5);
+    const sn_zmtp *large = &first_connection()->zmtp;
+    for (int i = 1; i < PEERS - 1; i++) send_reply(peers[i], SHORTER);
+    listener_turn(l, 5);
+    cr_assert_eq(l->n_sealing, PEERS - 1, "they are sealed at once");
+    while (l->n_sealing == PEERS - 1) listener_turn(l, 5);
+    cr_expect_gt(sn_zmtp_unsealed(large), LARGE - 7 * MIB, "a shorter one is sealed behind it");
+    cr_expect_lt(sn_zmtp_unsealed(large), LARGE - 3 * MIB, "the oldest has no turn");
+    send_reply(peers[PEERS - 1], SMALL);
+    cr_expect_gt(read_bytes(&clients[PEERS - 1], bytes, SMALL), SMALL - 1);
+    cr_expect_gt(sn_zmtp_unsealed(large), 0, "a small reply waits for a large one");
+    cr_expect_geq(l->sent_bytes, LARGE + 2 * SHORTER, "what is sealed does not count");
+    close(clients[1].fd);
     cr_expect_gt(read_bytes(&clients[0], bytes, LARGE), LARGE - 1);
-    close(clients[1].fd); /* in the midst of its reply, or behind it */
-    UNTIL(!l->n_sealing && l->n_open == 2);
+    UNTIL(!l->n_sealing && l->n_open == PEERS - 1);
     free(bytes);
     sn_listener_free(&l, 0);
 }

@@ -174,7 +174,7 @@ static sn_status generate(answer *a, char finish[32]) {
         return a->status;
     }
     sn_status status = sn_cli_status(code, &error, a->err);
-    json_t *result = !json ? NULL : json_loadb(json, n, 0, NULL);
+    json_t *result = !json ? NULL : json_loadb(json, n, JSON_ALLOW_NUL, NULL);
     const char *reason = json_string_value(json_object_get(result, "finish_reason"));
     if (reason) snprintf(finish, 32, "%s", reason);
     json_t *timings = json_object_get(result, "timings");
@@ -194,7 +194,7 @@ static sn_status append_answer(answer *a, bool *empty) {
     sn_status status = sn_cli_status(
         swarm_model_read_answer(a->chat->swarm.model, NULL, 0, flags, a->ids, a->n, &json, &n, &error), &error, a->err);
     if (status) return status;
-    json_t *message = json_loadb(json, n, 0, NULL);
+    json_t *message = json_loadb(json, n, JSON_ALLOW_NUL, NULL);
     swarm_free(json);
     *empty = !a->n || !json_string_length(json_object_get(message, "content"));
     if (*empty)

@@ -98,7 +98,7 @@ sn_status sn_conversation_load(const char *path, json_t **out, sn_err *err) {
     sn_status status = sn_read_file(path, FILE_MAX, &file, err);
     if (status) return status;
     json_error_t where;
-    json_t *whole = json_loadb((const char *)file.data, file.len, 0, &where);
+    json_t *whole = json_loadb((const char *)file.data, file.len, JSON_ALLOW_NUL, &where);
     sn_buf_fini(&file);
     if (!whole) return sn_fail(err, SN_REFUSED, "%s:%d holds no JSON: %.200s", path, where.line, where.text);
     json_t *messages = json_is_array(whole) ? whole : json_object_get(whole, "messages");

@@ -231,7 +231,7 @@ static sn_status begin_conversation(sn_chat *c, sn_err *err) {
     if (!sn_program_settings.session.load)
         return system_text ? sn_conversation_set_system(c->messages, system_text, err) : SN_OK;
     const char *extra = swarm_session_extra(c->swarm.session, &n);
-    json_t *messages = extra ? json_loadb(extra, n, 0, NULL) : NULL;
+    json_t *messages = extra ? json_loadb(extra, n, JSON_ALLOW_NUL, NULL) : NULL;
     if (!messages || sn_conversation_check(messages, err)) {
         json_decref(messages);
         return sn_fail(err, SN_REFUSED, "the saved session is no conversation: continue it with swarm generate --load");

@@ -185,7 +185,7 @@ swarm_code swarm_session_append(swarm_session *s, const int32_t *ids, size_t n, 
     if (!status) {
         (void)sn_generator_ids(s->generator, &length);
         s->done = s->reused = length;
-        s->prompt = n > (size_t)s->context - length ? 0 : length + n;
+        s->prompt = length > (size_t)s->context || n > (size_t)s->context - length ? 0 : length + n;
         status = sn_generator_append(s->generator, ids, n, logits, &err);
         s->prompt = 0;
     }

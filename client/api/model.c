@@ -314,7 +314,7 @@ static sn_status render_chat(const swarm_model *m, const char *request, size_t l
     sn_status status = needs_chat(m, err);
     if (!status && with_ids) status = sn_model_needs_tokenizer(m, err);
     if (status) return status;
-    json_t *value = json_loadb(request, length, 0, &why);
+    json_t *value = json_loadb(request, length, JSON_ALLOW_NUL, &why);
     if (!value) return sn_fail(err, SN_REFUSED, "the chat request is no JSON: %.200s at line %d", why.text, why.line);
     status = read_request(value, &parsed, &begins, err);
     if (!status) status = sn_chat_template_render(m->chat, &parsed, &out->prompt, err);

@@ -170,9 +170,9 @@ static sn_status generator_feed(sn_generator *g, size_t end, size_t from, float 
 }
 
 sn_status sn_generator_append(sn_generator *g, const int32_t *ids, size_t n, float *logits, sn_err *err) {
-    size_t length = g->length, from = length + g->chosen, end = from + n;
+    size_t length = g->length, from = length + g->chosen, end = from + n, most = (size_t)g->parts.max_context;
     bool chosen = g->chosen;
-    if (n > (size_t)g->parts.max_context - from)
+    if (from > most || n > most - from) /* from > most: the last token was sampled when the context was full */
         return sn_fail(err, SN_REFUSED, "%zu more tokens do not fit: the timeline has %zu, and the context holds %d", n,
                        from, g->parts.max_context);
     sn_status status = generator_check_ids(g, ids, n, err);

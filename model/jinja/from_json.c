@@ -10,7 +10,8 @@ static sn_jvalue object_value(sn_jrun *run, const json_t *object, bool (*is_own)
         const char *key = json_object_iter_key(at);
         const json_t *item = json_object_iter_value(at);
         const char *text = json_string_value(item);
-        bool own = text && is_own && is_own(key, text);
+        bool whole = text && strlen(text) == json_string_length(item); /* is_own sees the text up to its first NUL */
+        bool own = whole && is_own && is_own(key, text);
         sn_jvalue name = sn_jstr(sn_jstring_new(run, key, strlen(key), mark));
         sn_jdict_set(run, dict, name, sn_jfrom_json(run, item, is_own, own ? 0 : mark));
     }

@@ -184,8 +184,13 @@ static float element_at(const sn_safetensors_tensor *t, size_t i) {
     return t->dtype == SN_F16 ? sn_f16_to_f32(h) : sn_bf16_to_f32(h);
 }
 
+/* Then the file has the bytes of all of its elements (safetensors.h). */
+static bool has_floats(const sn_safetensors_tensor *t) {
+    return t->dtype == SN_F32 || t->dtype == SN_F16 || t->dtype == SN_BF16;
+}
+
 static sn_status check_tensor(const sn_safetensors_tensor *t, size_t rows, size_t cols, sn_err *err) {
-    if (t->dtype != SN_F32 && t->dtype != SN_F16 && t->dtype != SN_BF16)
+    if (!has_floats(t))
         return sn_fail(err, SN_REFUSED, "%.80s is of the type %s: F32, F16 and BF16 are supported", t->name, t->type);
     if (t->n_dims != 2 || t->dims[0] != rows || t->dims[1] != cols)
         return sn_fail(err, SN_REFUSED, "%.80s has another shape than (%zu, %zu): it was trained for another model",
@@ -224,6 +229,13 @@ static size_t lora_used_ranks(const lora *l, const tensor_ref *p, const sn_safet
     return n;
 }
 
+/* Whether the rows of a role lie within its module. Where they do not, sn_peft_modules has a module too many. */
+static bool lora_has_rows(const lora *l, const sn_peft_module *m, sn_role role, size_t rows) {
+    for (size_t row = 0; row < rows; row++)
+        if (sn_peft_row(l->hp, role, row) >= m->outputs) return false;
+    return true;
+}
+
 /* Adds two entries for a role: A (rank, inputs), and the role's rows of B, scaled. *floats: how many of l->values are
  * used. */
 static sn_status lora_add_role(lora *l, const tensor_ref *p, const sn_safetensors_tensor *a,
@@ -231,6 +243,8 @@ static sn_status lora_add_role(lora *l, const tensor_ref *p, const sn_safetensor
     bool used[SN_PEFT_ROLES_MAX * RANK_MAX];
     size_t outputs, inputs, rank = a->dims[0];
     sn_role_shape(l->hp, role, &outputs, &inputs);
+    if (!lora_has_rows(l, p->module, role, outputs))
+        return sn_fail(err, SN_REFUSED, "%.80s cannot be used: its rows are not those of this model's file", b->name);
     size_t n = lora_used_ranks(l, p, b, role, outputs, used);
     if (!n) return SN_OK;
     if (n > RANK_MAX)
@@ -284,11 +298,13 @@ static sn_status lora_add_tensors(lora *l, sn_err *err) {
     size_t n = sn_safetensors_n_tensors(l->file), capacity = 0, floats = 0;
     sn_status status = SN_OK;
     if (!n) return sn_fail(err, SN_REFUSED, "it has no tensors");
-    for (size_t i = 0; i < n; i++)
-        capacity += sn_safetensors_tensor_at(l->file, i)->elements; /* each has bytes in the file */
+    for (size_t i = 0; i < n; i++) {
+        const sn_safetensors_tensor *t = sn_safetensors_tensor_at(l->file, i);
+        if (has_floats(t)) capacity += t->elements; /* of another type any number, without bytes in the file */
+    }
     status = sn_calloc(&l->entries, n * SN_PEFT_ROLES_MAX, sizeof *l->entries, err);
     if (!status) status = sn_calloc(&l->names, n * SN_PEFT_ROLES_MAX, sizeof *l->names, err);
-    if (!status) status = sn_calloc(&l->values, capacity * SN_PEFT_ROLES_MAX, sizeof *l->values, err);
+    if (!status) status = sn_calloc(&l->values, capacity, SN_PEFT_ROLES_MAX * sizeof *l->values, err);
     for (size_t i = 0; i < n && !status; i++) {
         const sn_safetensors_tensor *t = sn_safetensors_tensor_at(l->file, i);
         char other[NAME_SIZE], known[256];
@@ -311,6 +327,7 @@ static sn_status lora_convert(const json_t *config, const sn_safetensors *file, 
                               sn_err *err) {
     lora l = {.hp = hp, .file = file};
     l.n_modules = sn_peft_modules(hp, l.modules);
+    if (!l.n_modules) return sn_fail(err, SN_REFUSED, "adapters of the %s family cannot be used", hp->family);
     sn_status status = lora_read_config(&l, config, err);
     if (!status) status = lora_add_tensors(&l, err);
     if (!status) status = sn_safetensors_serialize(l.entries, l.n, image, err);

@@ -26,6 +26,7 @@ int sn_peft_modules(const sn_hparams *hp, sn_peft_module out[SN_PEFT_MODULES_MAX
     const sn_family *family = family_of(hp);
     const sn_tensor_naming *naming = family->naming[SN_CONTAINER_SAFETENSORS];
     int n = 0;
+    if (hp->latent || naming->q_gated) return 0; /* no adapters: the rows of sn_peft_row would be other ones */
     for (int i = 0; i < N_ADAPTED; i++) {
         sn_role role = adapted[i];
         bool feed_forward = role == SN_ROLE_FFN_GATE || role == SN_ROLE_FFN_UP || role == SN_ROLE_FFN_DOWN;

@@ -15,7 +15,8 @@ typedef struct sn_peft_module {
     size_t outputs, inputs;
 } sn_peft_module;
 
-/* The modules of a block that can have adapters; returns their number. */
+/* The modules of a block that can have adapters; returns their number, 0 where a family takes none (latent attention,
+ * gated attention). */
 int sn_peft_modules(const sn_hparams *hp, sn_peft_module out[SN_PEFT_MODULES_MAX]);
 
 const char *sn_peft_module_end(const sn_peft_module *module); /* "q_proj": the name in target_modules */

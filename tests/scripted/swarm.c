@@ -132,7 +132,7 @@ swarm_code swarm_model_detokenize(const swarm_model *model, const int32_t *ids, 
 swarm_code swarm_model_render_chat(const swarm_model *model, const char *request, size_t request_length, char **text,
                                    size_t *length, int32_t **ids, size_t *n, swarm_error **error) {
     (void)model, (void)error;
-    json_t *whole = json_loadb(request, request_length, 0, NULL);
+    json_t *whole = json_loadb(request, request_length, JSON_ALLOW_NUL, NULL);
     json_decref(messages);
     messages = json_incref(json_object_get(whole, "messages"));
     json_decref(whole);
@@ -150,9 +150,10 @@ swarm_code swarm_model_read_answer(const swarm_model *model, const char *tools, 
                                    const int32_t *ids, size_t n, char **json, size_t *length, swarm_error **error) {
     char *text = calloc(1, n + 1);
     (void)model, (void)tools, (void)tools_length, (void)flags, (void)error;
-    for (size_t i = 0, used = 0; text && i < n; i++)
+    size_t used = 0;
+    for (size_t i = 0; text && i < n; i++)
         if (ids[i] < 256) text[used++] = (char)ids[i];
-    json_t *message = json_pack("{s:s, s:s}", "role", "assistant", "content", text ? text : "");
+    json_t *message = json_pack("{s:s, s:s%}", "role", "assistant", "content", text ? text : "", used);
     *json = json_dumps(message, 0);
     *length = strlen(*json);
     json_decref(message);
@@ -253,6 +254,7 @@ static swarm_code say(swarm_session *s, const char *text, size_t n, int delay_us
         size_t used = end ? (size_t)(end - (text + i)) + 2 : 1;
         if (c == '\\' && i + 1 < n && text[i + 1] == 'n') c = '\n', used = 2;
         if (c == '\\' && i + 1 < n && text[i + 1] == 'e') c = '\033', used = 2;
+        if (c == '\\' && i + 1 < n && text[i + 1] == '0') c = '\0', used = 2;
         token.id = end ? special_id(text + i, used) : (unsigned char)c;
         piece.text = &c;
         piece.length = 1;
@@ -308,9 +310,9 @@ static swarm_code follow(swarm_session *s, const char *script, size_t n, bool *s
     if (!strcmp(script, "turns")) {
         swarm_code code = SWARM_OK;
         for (size_t i = 0; i < json_array_size(messages) && !code; i++) {
-            const char *content = json_string_value(json_object_get(json_array_get(messages, i), "content"));
+            const json_t *content = json_object_get(json_array_get(messages, i), "content");
             code = say(s, i ? "|" : "", i > 0, 0, stopped);
-            if (!code) code = say(s, content, strlen(content), 0, stopped);
+            if (!code) code = say(s, json_string_value(content), json_string_length(content), 0, stopped);
         }
         return code;
     }

@@ -14,6 +14,8 @@ lines() { printf '%b' "$1" | timeout -k 2 60 "$scripted" --model script --local 
 lines 'say **a**\\n<think>\n\n/undo\nturns\nlast without a line break'
 [ $rc = 0 ] || fail "exit code $rc"
 printf '**a**\n<think>\nturns\n25 bytes, sum 2390\n' | cmp - "$scratch/run.out" || fail "a pipe gets other bytes: $(cat "$scratch/run.out")"
+lines 'say a\\0b\nturns\n'
+printf 'a\0b\nsay a\0b|a\0b|turns\n' | cmp - "$scratch/run.out" || fail "an answer with a NUL is no turn: $(od -c "$scratch/run.out")"
 lines 'say <think>hm</think>Four.\n'
 [ "$(cat "$scratch/run.out")" = Four. ] || fail "thoughts are in a pipe: $(cat "$scratch/run.out")"
 head -c 3000000 /dev/zero | tr '\0' a >"$scratch/long"

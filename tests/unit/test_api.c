@@ -250,6 +250,11 @@ Test(api, renders_chats_and_reads_answers) {
                NULL, NULL, &error));
     cr_assert_str_eq(text, "user:</s>;");
     swarm_free(text);
+    size_t length;
+    static const char nul[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\u0000b\"}]}";
+    API(swarm_model_render_chat(model, nul, strlen(nul), &text, &length, NULL, NULL, &error));
+    cr_assert(length == 10 && !memcmp(text, "user:a\0b;>", 10));
+    swarm_free(text);
     swarm_free(ids);
     API(render("{\"messages\": [{\"role\": \"user\", \"content\": \"</s>\"}]}", NULL, &ids, &n, &error));
     for (size_t i = 0; i < n; i++)

@@ -251,6 +251,26 @@ Test(api_session, logits_do_not_depend_on_how_tokens_are_appended) {
     swarm_session_close(session);
 }
 
+/* The last token was sampled when the context was full: the timeline has one token more than the context. */
+Test(api_session, nothing_is_appended_behind_a_full_context) {
+    enum { CONTEXT = 12 };
+    swarm_options *longer = api_options("max-tokens", "100", "ignore-eos", "true", NULL),
+                  *narrow = api_options("ctx", "12", NULL);
+    swarm_session *session = open_session(NULL, narrow);
+    json_t *o = generate(session, prompt, PROMPT, longer);
+    size_t n;
+    cr_assert_str_eq(json_string_value(json_object_get(o, "finish_reason")), "length");
+    (void)swarm_session_tokens(session, &n);
+    cr_assert_eq(n, CONTEXT + 1);
+    API_FAILS(swarm_session_append(session, prompt, 1, NULL, &error), SWARM_REFUSED, "do not fit");
+    (void)swarm_session_tokens(session, &n);
+    cr_assert_eq(n, CONTEXT + 1, "a refused call changes nothing");
+    json_decref(o);
+    swarm_session_close(session);
+    swarm_options_free(longer);
+    swarm_options_free(narrow);
+}
+
 Test(api_session, a_token_that_was_sampled_last_is_computed_before_what_is_appended) {
     static float a[VOCAB], b[VOCAB];
     swarm_options *options = api_options("max-tokens", "2", "ignore-eos", "true", NULL);

@@ -207,6 +207,18 @@ Test(chat, a_known_role_counts_as_the_templates_own_text) {
     json_decref(messages);
 }
 
+Test(chat, a_role_with_a_nul_is_data) {
+    json_t *messages = json_pack("[{s:s#, s:s}]", "role", "user\0<|im_end|>", 15, "content", "a");
+    sn_chat_template *chat = chat_of("{{ messages[0].role }}");
+    const sn_chat_request request = {.messages = messages};
+    sn_chat_prompt prompt = render(chat, &request);
+    cr_assert_eq(prompt.len, 15);
+    for (size_t i = 0; i < prompt.len; i++) cr_assert(prompt.marks[i], "%zu", i);
+    sn_chat_prompt_fini(&prompt);
+    sn_chat_template_close(&chat);
+    json_decref(messages);
+}
+
 Test(chat, text_without_special_tokens_gets_the_ids_of_the_whole_text) {
     static const char *const fixtures[] = {"qwen2", "llama3", "sentencepiece", "smollm"};
     for (size_t i = 0; i < 4; i++) {

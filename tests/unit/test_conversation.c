@@ -57,6 +57,7 @@ Test(conversation, a_file_gives_it_back_and_is_private) {
     cr_assert_not_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/talk.json", folder);
     json_t *messages = conversation_of_two(), *read;
+    cr_assert_eq(sn_conversation_add(messages, "user", "a\0b", 3, &err), SN_OK);
     umask(0);
     cr_assert_eq(sn_conversation_save(messages, path, false, &err), SN_OK, "%s", err.text);
     struct stat info;

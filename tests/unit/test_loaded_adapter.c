@@ -1,7 +1,9 @@
 /* Folders of adapters: PEFT's own format (tests/fixtures/peft was written by PEFT) and that of `swarm tune`. An
  * adapter that cannot be applied as PEFT applies it is refused with an error. */
+#include "blocks/train.h"
 #include "client/tune/loaded_adapter.h"
 #include "model/peft/peft.h"
+#include "model/peft/peft_modules.h"
 #include "model/safetensors.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"
@@ -402,6 +404,49 @@ Test(loaded_adapter, names_tensors_that_do_not_go_together) {
     t.list[0].name = "base_model.model.model.layers.0.block_sparse_moe.experts.3.w1.lora_A.weight";
     write_tensors(&t);
     expect_refused("only LoRA of q_proj, k_proj, v_proj, o_proj can", "an expert's matrix");
+}
+
+/* Elements of a type that is not read have no bytes in the file: as many as a file likes. Enough such tensors would
+ * let a product of sizes wrap. */
+Test(loaded_adapter, elements_without_bytes_take_no_memory) {
+    static const char header[] = "{\"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight\":"
+                                 "{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]},"
+                                 "\"base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight\":"
+                                 "{\"dtype\":\"C64\",\"shape\":[281474976710656,1],\"data_offsets\":[8,8]}}";
+    sn_buf file = {0};
+    put_safetensors(&file, header, 8);
+    write_file(folder, "adapter_model.safetensors", file.data, file.len);
+    write_config(config_of(LORA));
+    expect_refused("has another shape", "a type without bytes");
+    sn_buf_fini(&file);
+}
+
+static void expect_no_adapters(const char *family, const char *why_not) {
+    sn_peft_module modules[SN_PEFT_MODULES_MAX];
+    sn_params *params = NULL;
+    sn_err why = {0};
+    sn_params_shape shape = {.method = SN_METHOD_LORA, .rank = 4, .alpha = 8, .target = {[SN_ROLE_ATTN_Q] = true}};
+    char path[300];
+    snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, family);
+    sn_model_close(&model);
+    REQUIRE(sn_model_open(path, &model, &err));
+    hp = *sn_model_hparams(model);
+    memset(hp.recurrent, 0, sizeof hp.recurrent);
+    cr_expect_eq(sn_peft_modules(&hp, modules), 0, "%s", family);
+    expect_refused("family cannot be used", family);
+    cr_expect_eq(sn_params_new(&hp, &shape, &params, &why), SN_REFUSED, "%s is trained", family);
+    cr_expect(strstr(why.text, why_not), "%s", why.text);
+    sn_params_free(&params);
+}
+
+/* Their Q, or K and V, do not lie in the modules of PEFT as those of other families do. A configuration may say of a
+ * family with recurrent blocks that it has none of them. */
+Test(loaded_adapter, latent_and_gated_attention_take_none) {
+    copy_fixture();
+    expect_no_adapters("deepseek_v3", "latent attention has no backward pass");
+    expect_no_adapters("deepseek_v2", "latent attention has no backward pass");
+    expect_no_adapters("qwen3_5", "gated attention has no backward pass");
+    expect_no_adapters("qwen3_5_moe", "gated attention has no backward pass");
 }
 
 Test(loaded_adapter, loads_virtual_tokens_deep_prompts_and_classifiers) {

@@ -8,9 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-enum { CHUNK = 1 << 20 };
+enum { CHUNK = 1 << 20, TRIES = 8 };
 
 int sn_file_read_at(int fd, void *out, size_t bytes, uint64_t at) {
     for (size_t done = 0; done < bytes;) {
@@ -64,6 +65,8 @@ int sn_file_read_scattered(int fd, struct iovec *places, int n, uint64_t at) {
 }
 
 static sn_status hash_open_file(int fd, uint8_t *chunk, sn_hasher *hasher, const char *path, sn_err *err) {
+    struct stat st;
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) return sn_fail(err, SN_REFUSED, "%s is no regular file", path);
     for (;;) {
         ssize_t n = read(fd, chunk, CHUNK);
         if (n < 0 && errno == EINTR) continue;
@@ -76,7 +79,7 @@ static sn_status hash_open_file(int fd, uint8_t *chunk, sn_hasher *hasher, const
 sn_status sn_file_hash(const char *path, sn_hash *out, sn_err *err) {
     uint8_t *chunk = malloc(CHUNK);
     sn_hasher *hasher = sn_hasher_new();
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a pipe does not wait for its writer */
     sn_status status = SN_OK;
     if (!chunk || !hasher)
         status = sn_fail(err, SN_STOP, "out of memory");
@@ -107,13 +110,24 @@ static sn_status write_failed(const sn_new_file *file, int error, sn_err *err) {
     return sn_fail_write(err, file->path, error);
 }
 
+/* What has the name already, of an attempt that was killed or a link that a stranger made, is removed and never
+ * written to. Another process may make its own between both calls. */
+static int open_anew(const char *path) {
+    int fd = -1;
+    for (int tries = 0; fd < 0 && tries < TRIES && (!tries || errno == EEXIST); tries++) {
+        unlink(path);
+        fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    }
+    return fd;
+}
+
 sn_status sn_new_file_create(const char *path, sn_new_file *out, sn_err *err) {
     out->fd = -1;
     out->bytes = 0;
     if (snprintf(out->path, sizeof out->path, "%s", path) >= (int)sizeof out->path ||
         snprintf(out->unfinished, sizeof out->unfinished, "%s.part", path) >= (int)sizeof out->unfinished)
         return sn_fail(err, SN_REFUSED, "the path %.200s... is too long", path);
-    out->fd = open(out->unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    out->fd = open_anew(out->unfinished);
     return out->fd < 0 ? write_failed(out, errno, err) : SN_OK;
 }
 

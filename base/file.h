@@ -32,8 +32,8 @@ sn_status sn_file_hash(const char *path, sn_hash *out, sn_err *err) SN_MUST_USE;
 /* "folder/name". SN_REFUSED when it is too long. */
 sn_status sn_path_join(char out[SN_PATH_SIZE], const char *folder, const char *name, sn_err *err) SN_MUST_USE;
 
-/* A new file, written from the beginning to the end under its name and ".part", which the next attempt overwrites when
- * the process is killed. */
+/* A new file, written from the beginning to the end under its name and ".part", which the next attempt removes when
+ * the process is killed; a link of that name is removed, too, and never followed. */
 typedef struct sn_new_file {
     int fd; /* -1: closed */
     uint64_t bytes;

@@ -182,7 +182,7 @@ static sn_status read_open_file(int fd, const char *path, bool pipes, size_t lim
 
 static sn_status read_file(const char *path, bool pipes, size_t limit, sn_buf *out, sn_err *err) {
     *out = (sn_buf){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | (pipes ? 0 : O_NONBLOCK)); /* a pipe must not wait for its writer */
     if (fd < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
     sn_status status = read_open_file(fd, path, pipes, limit, out, err);
     close(fd);

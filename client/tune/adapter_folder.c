@@ -14,6 +14,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "blocks/adapter.h"
 #include "device/guard.h"
 #include "model/peft/peft_modules.h"
@@ -26,7 +27,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NAME_SIZE = SN_PEFT_NAME_MAX + 16 };
+enum { NAME_SIZE = SN_PEFT_NAME_MAX + 16, CONFIG_MAX = 64 << 20 };
 
 /* The method's name in the config file. A model that normalises its embeddings needs a name of its own for prompt
  * tuning, because PEFT applies that norm to virtual tokens and this project does not. */
@@ -325,7 +326,11 @@ sn_status sn_adapter_folder_load(const char *folder, const sn_hparams *hp, sn_ad
     *out = (sn_adapter_folder){0};
     sn_status status = sn_path_join(path, folder, "adapter_config.json", err);
     if (status) return status;
-    json_t *config = json_load_file(path, 0, &error);
+    sn_buf text = {0};
+    status = sn_read_file(path, CONFIG_MAX, &text, err);
+    if (status) return status;
+    json_t *config = json_loadb((const char *)text.data, text.len, 0, &error);
+    sn_buf_fini(&text);
     if (!config) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
     status = read_shape(config, hp, out, &shape, err);
     if (!status) status = sn_path_join(path, folder, "adapter_model.safetensors", err);

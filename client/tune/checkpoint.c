@@ -88,14 +88,22 @@ static sn_status save_sums(const char *folder, sn_err *err) {
     return status;
 }
 
+/* A folder of trainings may come from a stranger, with links to other folders among its names: of a link only the
+ * link itself is removed. */
 static void remove_folder(const char *folder) {
-    char path[SN_PATH_SIZE];
-    DIR *dir = opendir(folder);
+    struct stat st;
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir))
-        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && !sn_path_join(path, folder, e->d_name, NULL))
-            unlink(path);
-    if (dir) closedir(dir);
-    rmdir(folder);
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(fd, e->d_name, 0);
+    if (dir)
+        closedir(dir);
+    else if (fd >= 0)
+        close(fd);
+    if (!lstat(folder, &st) && S_ISLNK(st.st_mode))
+        unlink(folder);
+    else
+        rmdir(folder);
 }
 
 /* N of the folder name "step-N"; -1 for any other name. */
@@ -191,6 +199,25 @@ static sn_status check_sums(const char *folder, sn_err *err) {
     return status;
 }
 
+/* The options that decide the result, and the place of the data, whose hash is compared. A checkpoint may come from
+ * a stranger: which nodes are asked, and other files, are up to the one who resumes it. */
+static const char *const option_names[] = {
+    "method", "virtual-tokens", "rank", "alpha",        "targets", "batch",        "accumulate", "seq",      "lr",
+    "steps",  "schedule",       "clip", "warmup-steps", "seed",    "weight-decay", "data",       "data-file"};
+
+static sn_status check_options(json_t *options, const char *path, sn_err *err) {
+    const char *key;
+    json_t *value;
+    json_object_foreach(options, key, value) {
+        size_t i = 0, n = sizeof option_names / sizeof *option_names;
+        while (i < n && strcmp(option_names[i], key)) i++;
+        if (i == n)
+            return sn_fail(err, SN_REFUSED, "%s names the option %.60s, which no checkpoint decides: use another one",
+                           path, key);
+    }
+    return SN_OK;
+}
+
 static sn_status read_index(sn_checkpoint *c, sn_err *err) {
     char path[SN_PATH_SIZE];
     json_error_t error;
@@ -209,6 +236,7 @@ static sn_status read_index(sn_checkpoint *c, sn_err *err) {
              sn_unhex(model, c->model.bytes, SN_HASH_SIZE, NULL))
         status = sn_fail(err, SN_REFUSED, "%s holds an invalid model, step, epoch or position: use another checkpoint",
                          path);
+    if (!status) status = check_options(json_object_get(index, "options"), path, err);
     c->step = step;
     c->epoch = (uint64_t)epoch;
     c->position = (uint64_t)position;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { WIDTH = 720, HEIGHT = 360, LEFT = 64, RIGHT = 16, TOP = 32, BOTTOM = 48, POINTS = 600 };
+enum { WIDTH = 720, HEIGHT = 360, LEFT = 64, RIGHT = 16, TOP = 32, BOTTOM = 48, POINTS = 600, GRID_MAX = 16 };
 
 static void write_csv(FILE *file, const double *losses, size_t n) {
     fprintf(file, "step,loss\n");
@@ -39,9 +39,9 @@ static void write_line(FILE *file, const char *class, double x1, double x2, doub
 /* The grid with its numbers, both axes and their names. */
 static void write_axes(FILE *file, const frame *f) {
     double right = WIDTH - RIGHT, bottom = HEIGHT - BOTTOM, step = grid_step(f->high - f->low);
-    int first = (int)ceil(f->low / step), last = (int)floor(f->high / step + 1e-6);
-    for (int i = first; i <= last; i++) {
-        double y = i * step;
+    double first = ceil(f->low / step), last = floor(f->high / step + 1e-6);
+    for (int i = 0; i < GRID_MAX && first + i <= last; i++) { /* the step of the smallest range is 0 */
+        double y = (first + i) * step;
         write_line(file, "g", LEFT, right, at_y(f, y), at_y(f, y));
         fprintf(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n", LEFT - 6, at_y(f, y) + 4, y);
     }
@@ -63,6 +63,7 @@ static void write_axes(FILE *file, const frame *f) {
 static void write_svg(FILE *file, const double *losses, size_t n) {
     frame f = {1e300, -1e300, n};
     for (size_t i = 0; i < n; i++) {
+        if (!isfinite(losses[i])) continue;
         if (losses[i] < f.low) f.low = losses[i];
         if (losses[i] > f.high) f.high = losses[i];
     }
@@ -82,7 +83,8 @@ static void write_svg(FILE *file, const double *losses, size_t n) {
         double sum = 0;
         size_t m = sn_min_size(each, n - i);
         for (size_t k = 0; k < m; k++) sum += losses[i + k];
-        fprintf(file, "%s%.1f,%.1f", i ? " " : "", at_x(&f, (double)i + 1), at_y(&f, sum / (double)m));
+        if (isfinite(sum))
+            fprintf(file, "%s%.1f,%.1f", i ? " " : "", at_x(&f, (double)i + 1), at_y(&f, sum / (double)m));
     }
     fputs("\"/>\n</svg>\n", file);
 }

@@ -217,6 +217,7 @@ static size_t on_document(char *data, size_t each, size_t n, void *context) {
 static sn_status request(sn_http *http, const char *url, bool head, sn_buf *body, sn_http_answer *answer, sn_err *err) {
     CURL *easy;
     struct curl_slist *headers;
+    char shown[SN_URL_SIZE];
     document d = {.out = body};
     sn_status status = sn_http_prepare(http, url, answer, &easy, &headers, err);
     if (!status) {
@@ -228,7 +229,7 @@ static sn_status request(sn_http *http, const char *url, bool head, sn_buf *body
         curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &answer->code);
         bool redirect = !result && answer->code >= 300 && answer->code < 400 && *answer->location;
         if (d.full)
-            status = sn_fail(err, SN_REFUSED, "%.200s is longer than %zu bytes", url, body->limit);
+            status = sn_fail(err, SN_REFUSED, "%.200s is longer than %zu bytes", sn_http_show(url, shown), body->limit);
         else if (result || (!redirect && answer->code != 200))
             status = sn_http_fail(http, url, result, answer, err);
     }

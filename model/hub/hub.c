@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "model/hub/cached.h"
+#include "model/hub/http_private.h"
 #include "model/source.h"
 
 #include <dirent.h>
@@ -105,6 +106,7 @@ typedef struct new_part {
 static sn_status fetcher_add(fetcher *f, const new_part *new, sn_hub_part **out, sn_err *err) {
     if (f->n_parts == PARTS_MAX) return sn_fail(err, SN_REFUSED, "the model has more than %d files", PARTS_MAX);
     sn_hub_part *part = &f->parts[f->n_parts];
+    char shown[SN_URL_SIZE];
     *part = (sn_hub_part){.size = new->size, .brought = &f->brought};
     if (snprintf(part->path, sizeof part->path, "%s", new->path) >= (int)sizeof part->path ||
         snprintf(part->url, sizeof part->url, "%s", new->url) >= (int)sizeof part->url)
@@ -116,7 +118,8 @@ static sn_status fetcher_add(fetcher *f, const new_part *new, sn_hub_part **out,
     part->manifest = part->of ? &f->manifest : NULL;
     if (f->has_manifest && (!part->of || part->of->size != part->size))
         return sn_fail(err, SN_REFUSED,
-                       "%.200s is no file of the manifest: the manifest is of another model, or version", part->url);
+                       "%.200s is no file of the manifest: the manifest is of another model, or version",
+                       sn_http_show(part->url, shown));
     f->n_parts++;
     *out = part;
     return SN_OK;

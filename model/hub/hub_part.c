@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "model/config.h"
 #include "model/hub/cached.h"
+#include "model/hub/http_private.h"
 #include "model/gguf.h"
 
 #include <errno.h>
@@ -44,6 +45,7 @@ static void tell(receiving *r, bool now) {
 /* A piece whose bytes are all in the file counts from here on, if they are right. */
 static sn_status verify_piece(receiving *r, const sn_piece *piece, sn_err *err) {
     size_t bytes = (size_t)(piece->to - piece->from);
+    char shown[SN_URL_SIZE];
     if (!sn_range_set_covers(&r->arrived, piece->from, piece->to) ||
         sn_range_set_covers(&r->file.present, piece->from, piece->to))
         return SN_OK;
@@ -53,7 +55,7 @@ static sn_status verify_piece(receiving *r, const sn_piece *piece, sn_err *err) 
     if (memcmp(&hash, &piece->hash, sizeof hash))
         return sn_fail(err, SN_REFUSED,
                        "%.300s is not the file of the manifest, at byte %" PRIu64 ": nothing of this was kept",
-                       r->part->url, piece->from);
+                       sn_http_show(r->part->url, shown), piece->from);
     return sn_partial_file_add(&r->file, piece->from, bytes, err);
 }
 
@@ -106,15 +108,17 @@ static sn_status begin_verifying(receiving *r, sn_err *err) {
 static sn_status fetch_missing(receiving *r, sn_http *http, const sn_range_set *missing, sn_err *err) {
     const sn_hub_part *part = r->part;
     sn_http_file file;
+    char shown[SN_URL_SIZE];
     r->progress.total = sn_range_set_bytes(missing);
     sn_status status = sn_cached_make_room(r->settings->cache, r->settings->cache_max, r->progress.total, err);
     if (!status) status = begin_verifying(r, err);
     if (!status) status = sn_http_describe(http, part->url, &file, err);
     if (!status && file.size != part->size)
-        status = sn_fail(err, SN_REFUSED, "%.200s has %" PRIu64 " bytes, and the hub said %" PRIu64, part->url,
-                         file.size, part->size);
+        status = sn_fail(err, SN_REFUSED, "%.200s has %" PRIu64 " bytes, and the hub said %" PRIu64,
+                         sn_http_show(part->url, shown), file.size, part->size);
     if (!status && !part->snapshot && strcmp(file.etag, part->etag)) /* a commit does not change, what a URL has does */
-        status = sn_fail(err, SN_REFUSED, "%.200s has changed while it was fetched: start again", part->url);
+        status = sn_fail(err, SN_REFUSED, "%.200s has changed while it was fetched: start again",
+                         sn_http_show(part->url, shown));
     if (!status) status = sn_http_fetch(http, &file, missing, receive, r, err);
     if (!status && sn_partial_file_is_whole(&r->file)) status = sn_hub_snapshot_check(part, &r->file, err);
     if (status && sn_partial_file_is_whole(&r->file)) return status; /* it was not compared: the next call does */
@@ -126,12 +130,14 @@ static sn_status fetch_missing(receiving *r, sn_http *http, const sn_range_set *
 
 /* With a manifest, pieces are fetched whole. */
 static sn_status widen(const sn_hub_part *part, sn_range_set *out, sn_err *err) {
+    char shown[SN_URL_SIZE];
     sn_status status = SN_OK;
     for (size_t i = 0; !status && i < part->wanted.n; i++) {
         const sn_range *range = &part->wanted.ranges[i];
         uint64_t from = range->from, to = range->to;
         if (to > part->size)
-            return sn_fail(err, SN_REFUSED, "the header of %.200s names bytes beyond its end", part->url);
+            return sn_fail(err, SN_REFUSED, "the header of %.200s names bytes beyond its end",
+                           sn_http_show(part->url, shown));
         if (part->manifest) {
             from = sn_manifest_piece_at(part->manifest, part->of, from)->from;
             to = sn_manifest_piece_at(part->manifest, part->of, to - 1)->to;
@@ -209,6 +215,7 @@ static sn_status read_prefix(const sn_hub_part *part, size_t bytes, void **out, 
 /* How long the header is, by its first bytes; 0: longer than these. */
 static sn_status header_bytes(const sn_hub_part *part, size_t have, size_t *need, sn_err *err) {
     void *prefix = NULL;
+    char shown[SN_URL_SIZE];
     size_t len = strlen(part->path);
     uint64_t json;
     sn_status status = read_prefix(part, have, &prefix, err);
@@ -220,7 +227,7 @@ static sn_status header_bytes(const sn_hub_part *part, size_t have, size_t *need
         *need = json < HEADER_MAX ? sizeof json + (size_t)json : HEADER_MAX + (size_t)1;
     }
     free(prefix);
-    return status ? sn_err_context(err, "%.200s", part->url) : SN_OK;
+    return status ? sn_err_context(err, "%.200s", sn_http_show(part->url, shown)) : SN_OK;
 }
 
 /* Opening a GGUF file may read a tensor, too. */
@@ -235,6 +242,7 @@ static sn_status fetch_config_tensor(const sn_hub_settings *settings, sn_http *h
 
 sn_status sn_hub_part_fetch_header(const sn_hub_settings *settings, sn_http *http, sn_hub_part *part, sn_err *err) {
     size_t have = HEADER_FIRST, need = 0;
+    char shown[SN_URL_SIZE];
     while (true) {
         if (have > part->size) have = (size_t)part->size;
         sn_status status = sn_range_set_add(&part->wanted, 0, have, err);
@@ -243,7 +251,8 @@ sn_status sn_hub_part_fetch_header(const sn_hub_settings *settings, sn_http *htt
         if (status) return status;
         if (need && need <= have) return fetch_config_tensor(settings, http, part, err);
         if (need > HEADER_MAX || have >= HEADER_MAX || have == part->size)
-            return sn_fail(err, SN_REFUSED, "%.200s is no model file: its header does not end", part->url);
+            return sn_fail(err, SN_REFUSED, "%.200s is no model file: its header does not end",
+                           sn_http_show(part->url, shown));
         have = need ? need : 4 * have;
     }
 }

@@ -30,7 +30,7 @@ static sn_status check_pieces(const sn_manifest *m, const sn_manifest_file *file
     sn_range_set present = {0};
     uint8_t *bytes = malloc(SN_PIECE_MAX);
     sn_status status = bytes ? present_of(path, file, &present, err) : sn_fail(err, SN_STOP, "out of memory");
-    int fd = !status && present.n ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    int fd = !status && present.n ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
     const size_t last = file->n_pieces ? file->n_pieces - 1 : 0;
     for (size_t i = 0; !status && fd >= 0 && i < file->n_pieces; i = i < last && i + step > last ? last : i + step) {
         const sn_piece *piece = &m->pieces[file->first_piece + i];

@@ -98,7 +98,7 @@ static sn_status add_piece(int fd, const char *path, uint64_t from, uint64_t to,
 static sn_status add_pieces(making *m, const char *path, const mark *marks, size_t n_marks, uint64_t size, sn_buf *text,
                             sn_err *err) {
     void *buffer = malloc(SN_PIECE_MAX);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     sn_status status = !buffer  ? sn_fail(err, SN_STOP, "out of memory for a piece")
                        : fd < 0 ? sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno))
                                 : SN_OK;

@@ -20,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_SIZE = 4096, NAME_SIZE = SN_PEFT_NAME_MAX + 16, RANK_MAX = 256 };
+enum { PATH_SIZE = 4096, NAME_SIZE = SN_PEFT_NAME_MAX + 16, RANK_MAX = 256, CONFIG_MAX = 64 << 20 };
 
 /* The names of matrices in the image (blocks/adapter.h). */
 static const char *const targets[SN_ROLE_COUNT] = {
@@ -55,7 +55,11 @@ static sn_status read_config(const char *folder, json_t **out, sn_err *err) {
             "%.200s has no adapter_config.json (of a training that is not finished, the newest step-N in the folder is "
             "an adapter)",
             folder);
-    *out = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    sn_buf text = {0};
+    sn_status status = sn_read_file(path, CONFIG_MAX, &text, err);
+    if (status) return status;
+    *out = json_loadb((const char *)text.data, text.len, JSON_REJECT_DUPLICATES, &error);
+    sn_buf_fini(&text);
     if (!*out) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
     if (json_is_object(*out)) return SN_OK;
     json_decref(*out);

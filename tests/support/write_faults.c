@@ -205,6 +205,12 @@ int __real_unlink(const char *path);
 int __wrap_unlink(const char *path);
 int __wrap_unlink(const char *path) { return may_change() ? __real_unlink(path) : -1; }
 
+int __real_unlinkat(int folder, const char *path, int flags);
+int __wrap_unlinkat(int folder, const char *path, int flags);
+int __wrap_unlinkat(int folder, const char *path, int flags) {
+    return may_change() ? __real_unlinkat(folder, path, flags) : -1;
+}
+
 int __real_rmdir(const char *path);
 int __wrap_rmdir(const char *path);
 int __wrap_rmdir(const char *path) { return may_change() ? __real_rmdir(path) : -1; }

@@ -402,6 +402,57 @@ Test(checkpoint, only_the_last_two_remain) {
     sn_tuner_free(&t);
 }
 
+/* -- folders of a stranger */
+
+static void link_in_folder(const char *to, const char *name) {
+    char *path = temp_path(folder, name);
+    cr_assert_eq(symlink(to, path), 0);
+    free(path);
+}
+
+Test(checkpoint, what_links_point_to_is_not_removed) {
+    char *elsewhere = temp_folder();
+    sn_tuner *t = tuner_at(4, 0);
+    write_file(elsewhere, "letter", "dear", 4);
+    link_in_folder(elsewhere, "step-4.part");
+    link_in_folder(elsewhere, "step-9.part");
+    link_in_folder(elsewhere, "step-2");
+    link_in_folder(elsewhere, "step-1");
+    REQUIRE(save(t, &err));
+    char *letter = temp_path(elsewhere, "letter");
+    cr_expect_eq(access(letter, F_OK), 0, "a file behind a link is gone");
+    cr_expect(exists("step-4") && !exists("step-4.part") && !exists("step-9.part") && !exists("step-1"));
+    resumes_as(t, t, "beside links", 0);
+    free(letter);
+    temp_folder_remove(&elsewhere);
+    sn_tuner_free(&t);
+}
+
+Test(checkpoint, an_adapter_whose_configuration_is_a_pipe_is_refused_at_once, .timeout = 20) {
+    sn_adapter_folder found;
+    sn_err why = {0};
+    char *path = temp_path(folder, "adapter_config.json");
+    cr_assert_eq(mkfifo(path, 0600), 0);
+    cr_expect_eq(sn_adapter_folder_load(folder, &hp, &found, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "no regular file"), "%s", why.text);
+    free(path);
+}
+
+/* Nodes, files and keys are named by the one who resumes. */
+Test(checkpoint, options_that_no_checkpoint_decides_are_refused) {
+    static const char *const names[] = {"join", "only", "dht", "identity", "swarm-key", "cache", "resume", "eval-data"};
+    sn_tuner *t = tuner_at(2, 0);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        json_object_set_new(options, names[i], json_string("somewhere"));
+        REQUIRE(save(t, &err));
+        expect_refused(names[i]);
+        json_object_del(options, names[i]);
+    }
+    REQUIRE(save(t, &err));
+    resumes_as(t, t, "without them", 0);
+    sn_tuner_free(&t);
+}
+
 /* -- size */
 
 /* The losses of very many steps make a state of more than a GiB; they are zero, and the file has a hole there. */

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -142,4 +143,43 @@ Test(file, a_new_file_replaces_the_old_one_when_it_is_complete) {
     cr_expect_eq(sn_folder_sync(path, &why), SN_REFUSED);
     free(path);
     free(unfinished);
+}
+
+/* In a folder that a stranger made. */
+Test(file, a_new_file_follows_no_link_and_takes_no_mode_from_what_is_there) {
+    static const char *const others[] = {"other", "none"};
+    struct stat st;
+    char *path = temp_path(folder, "a"), *unfinished = temp_path(folder, "a.part");
+    write_file(folder, "other", "of another", 10);
+    for (int i = 0; i < 2; i++) {
+        char *other = temp_path(folder, others[i]);
+        cr_assert_eq(symlink(other, unfinished), 0);
+        REQUIRE(sn_file_replace(path, "new", 3, &err));
+        expect_content(path, "new");
+        cr_expect(!lstat(path, &st) && S_ISREG(st.st_mode));
+        if (i) cr_expect(access(other, F_OK), "a file was made behind the link");
+        if (!i) expect_content(other, "of another");
+        free(other);
+    }
+    write_file(folder, "a.part", "left by a process that was killed", 33);
+    cr_assert_eq(chmod(unfinished, 0777), 0);
+    REQUIRE(sn_file_replace(path, "newer", 5, &err));
+    expect_content(path, "newer");
+    cr_expect(!stat(path, &st) && !(st.st_mode & 0111), "mode %o", st.st_mode);
+    free(path);
+    free(unfinished);
+}
+
+/* The writer of this pipe never comes. */
+Test(file, a_pipe_in_place_of_a_file_is_refused_at_once, .timeout = 20) {
+    char *path = temp_path(folder, "config.json");
+    sn_buf bytes = {0};
+    sn_hash hash;
+    sn_err why = {0};
+    cr_assert_eq(mkfifo(path, 0600), 0);
+    cr_expect_eq(sn_read_file(path, 100, &bytes, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "no regular file"), "%s", why.text);
+    cr_expect_eq(sn_file_hash(path, &hash, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "no regular file"), "%s", why.text);
+    free(path);
 }

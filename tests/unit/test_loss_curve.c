@@ -74,3 +74,20 @@ Test(loss_curve, no_loss_breaks_it) {
     write_and_read(none, 2, "loss.svg");
     cr_expect_eq(count("<line class=\"a\""), 2);
 }
+
+/* As a checkpoint of a stranger may have them: the number of grid lines does not grow with the losses. */
+Test(loss_curve, losses_without_an_end_have_one_in_the_diagram, .timeout = 20) {
+    const double all[][3] = {{3, -INFINITY, 2},
+                             {INFINITY, 3, 2},
+                             {NAN, 3, 2},
+                             {-INFINITY, INFINITY, NAN},
+                             {1e300, 1.0000000000000003e300, 1e300},
+                             {-1e308, 1e308, 0},
+                             {5e-324, 1e-323, 5e-324}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        write_and_read(all[i], 3, "loss.svg");
+        cr_expect_leq(count("<line class=\"g\""), 20, "%zu", i);
+        cr_expect_eq(count("<line class=\"a\""), 2, "%zu", i);
+        if (i < 3) cr_expect(count("<line class=\"g\"") >= 5 && !strstr(text, "nan") && !strstr(text, "inf"), "%zu", i);
+    }
+}

@@ -233,13 +233,6 @@ static size_t lora_used_ranks(const lora *l, const tensor_ref *p, const sn_safet
     return n;
 }
 
-/* Whether the rows of a role lie within its module. Where they do not, sn_peft_modules has a module too many. */
-static bool lora_has_rows(const lora *l, const sn_peft_module *m, sn_role role, size_t rows) {
-    for (size_t row = 0; row < rows; row++)
-        if (sn_peft_row(l->hp, role, row) >= m->outputs) return false;
-    return true;
-}
-
 /* Adds two entries for a role: A (rank, inputs), and the role's rows of B, scaled. *floats: how many of l->values are
  * used. */
 static sn_status lora_add_role(lora *l, const tensor_ref *p, const sn_safetensors_tensor *a,
@@ -247,8 +240,6 @@ static sn_status lora_add_role(lora *l, const tensor_ref *p, const sn_safetensor
     bool used[SN_PEFT_ROLES_MAX * RANK_MAX];
     size_t outputs, inputs, rank = a->dims[0];
     sn_role_shape(l->hp, role, &outputs, &inputs);
-    if (!lora_has_rows(l, p->module, role, outputs))
-        return sn_fail(err, SN_REFUSED, "%.80s cannot be used: its rows are not those of this model's file", b->name);
     size_t n = lora_used_ranks(l, p, b, role, outputs, used);
     if (!n) return SN_OK;
     if (n > RANK_MAX)

@@ -1,5 +1,6 @@
 #include "tests/support/train_client.h"
 
+#include "base/clock.h"
 #include "model/safetensors.h"
 #include "tests/support/require.h"
 
@@ -79,4 +80,18 @@ sn_buf train_image_above(const testbed *w, size_t bytes) {
 
 void expect_refused(node_client *t, sn_msg **msg, const char *part) {
     cr_expect(is_refusal(node_client_request(t, msg), SN_REFUSED, part), "%s", part);
+}
+
+uint64_t put_adapter_in_place_of_another(node_client *t, const testbed *w, const sn_buf *image) {
+    for (int tries = 0; tries < 1000; tries++) {
+        sn_msg *msg = adapter_put_message(w, image), *answer = node_client_request(t, &msg);
+        bool taken = answer->kind == SN_MSG_ADAPTER_PUT_REPLY;
+        uint64_t bytes = taken ? answer->adapter_put_reply.bytes : 0;
+        cr_assert(taken || answer->error.status == SN_RETRY, "%s", answer->error.text);
+        sn_msg_free(&answer);
+        if (taken) return bytes;
+        sn_sleep_us(1000); /* the node is unloading the other one */
+    }
+    cr_assert_fail("the adapter was never taken");
+    return 0;
 }

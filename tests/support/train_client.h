@@ -12,6 +12,9 @@ sn_buf train_image(const testbed *w, float scale);
 sn_buf train_image_above(const testbed *w, size_t bytes); /* a deep prompt of more than `bytes` */
 sn_msg *adapter_put_message(const testbed *w, const sn_buf *image);
 void put_adapter(node_client *t, const testbed *w, const sn_buf *image);
+/* The same where the node must unload another adapter first: asks again while it says so. Returns what it then takes.
+ */
+uint64_t put_adapter_in_place_of_another(node_client *t, const testbed *w, const sn_buf *image);
 /* A FORWARD, or a BACKWARD with the testbed's hidden states as gradients. Their fields are the same. image: NULL: no
  * adapter. */
 sn_msg *batch_message(const testbed *w, sn_msg_kind kind, int first, int end, const sn_buf *image);

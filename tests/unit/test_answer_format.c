@@ -300,7 +300,8 @@ Test(answer_format, an_argument_in_tags_may_be_long) {
     static char text[LONG + 200], value[LONG + 1];
     memset(value, 'a', LONG);
     const int len =
-        sprintf(text, "<tool_call>\n<function=ask>\n<parameter=q>\n%s\n</parameter>\n</function>\n</tool_call>", value);
+        snprintf(text, sizeof text,
+                 "<tool_call>\n<function=ask>\n<parameter=q>\n%s\n</parameter>\n</function>\n</tool_call>", value);
     sn_answer_format *format =
         format_of(LOOP CONTENT CALLS "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}"
                                      "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n"

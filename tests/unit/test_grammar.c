@@ -131,12 +131,12 @@ static json_t *repeated(const char *before, const char *each, int n, const char 
     size_t size = strlen(before) + strlen(after) + (size_t)n * (strlen(each) + 12) + 1, at;
     char *text = malloc(size);
     cr_assert(text);
-    at = (size_t)sprintf(text, "%s", before);
+    at = (size_t)snprintf(text, size, "%s", before);
     for (int i = 0; i < n; i++) {
         if (i) text[at++] = ',';
-        at += (size_t)sprintf(text + at, each, i);
+        at += (size_t)snprintf(text + at, size - at, each, i);
     }
-    sprintf(text + at, "%s", after);
+    snprintf(text + at, size - at, "%s", after);
     json_t *json = json_loads(text, 0, NULL);
     cr_assert(json, "%.100s", text);
     free(text);
@@ -166,7 +166,7 @@ Test(grammar, refuses_to_join_parts_that_are_too_large) {
     json_t *json = repeated("{\"allOf\":[", "{\"properties\":{\"q%d\":true}}", 1000, "]}"), *all = json_object();
     for (int i = 0; i < 2000; i++) {
         char name[16];
-        sprintf(name, "p%d", i);
+        snprintf(name, sizeof name, "p%d", i);
         json_object_set_new(all, name, json_true());
     }
     json_array_insert_new(json_object_get(json, "allOf"), 0, json_pack("{s:o}", "properties", all));
@@ -179,8 +179,8 @@ Test(grammar, refuses_references_that_are_too_long_to_follow_so_often) {
         json_t *parts = json_array(), *of = json_object();
         for (int i = 0; i < n; i++) {
             char name[128], pointer[160];
-            sprintf(name, "x%0100d", i);
-            sprintf(pointer, "#/$defs/%s", name);
+            snprintf(name, sizeof name, "x%0100d", i);
+            snprintf(pointer, sizeof pointer, "#/$defs/%s", name);
             json_object_set_new(of, name, json_pack("{s:i}", "const", i));
             json_array_append_new(parts, json_pack("{s:s}", "$ref", pointer));
         }
@@ -197,7 +197,7 @@ Test(grammar, refuses_alternatives_with_too_many_properties_to_compare) {
             json_t *properties = json_object(), *required = json_array();
             for (int k = 0; k < n; k++) {
                 char key[16];
-                sprintf(key, "p%d", k);
+                snprintf(key, sizeof key, "p%d", k);
                 json_object_set_new(properties, key,
                                     k + 1 == n ? json_pack("{s:i}", "const", i) : json_pack("{s:s}", "type", "null"));
                 json_array_append_new(required, json_string(key));
@@ -243,8 +243,9 @@ Test(grammar, places_that_need_no_byte_count) {
     enum { EMPTY = 1800, LETTERS = 10, ROOM = 8192 };
     char pattern[ROOM];
     size_t n = 0;
-    for (int i = 0; i < LETTERS; i++) n += (size_t)sprintf(pattern + n, "^[a-j]*%c[a-j]{4}$|", 'a' + i);
-    n += (size_t)sprintf(pattern + n, "^([a-j](");
+    for (int i = 0; i < LETTERS; i++)
+        n += (size_t)snprintf(pattern + n, sizeof pattern - n, "^[a-j]*%c[a-j]{4}$|", 'a' + i);
+    n += (size_t)snprintf(pattern + n, sizeof pattern - n, "^([a-j](");
     memset(pattern + n, '|', EMPTY);
     memcpy(pattern + n + EMPTY, "))*$", sizeof "))*$");
     json_t *schema = json_pack("{s:s, s:s}", "type", "string", "pattern", pattern);

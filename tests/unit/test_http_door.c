@@ -458,11 +458,13 @@ Test(http_server, log_probabilities_count_until_their_reply_is_gone) {
 /* The request itself is small. */
 Test(http_server, tokens_count_until_their_reply_is_gone) {
     enum { TURNS = 200, TURN_US = 50000, TEXT = 300000 };
-    char *body = malloc(TEXT + 100);
+    static const char begin[] = "{\"with_pieces\":true,\"content\":\"", end[] = "\"}";
+    char *body = malloc(TEXT + sizeof begin + sizeof end);
     cr_assert(body);
-    size_t n = (size_t)sprintf(body, "{\"with_pieces\":true,\"content\":\"");
+    size_t n = sizeof begin - 1;
+    memcpy(body, begin, n);
     for (size_t i = 0; i < TEXT / 4; i++, n += 4) memcpy(body + n, "\xf0\x9f\x92\xa9", 4);
-    strcpy(body + n, "\"}");
+    memcpy(body + n, end, sizeof end);
     start_server(0);
     int fd = dial_narrow();
     post(fd, "/tokenize", body);

@@ -3,6 +3,7 @@
 #include "model/safetensors.h"
 #include "net/timeline.h"
 #include "tests/support/require.h"
+#include "tests/support/train_client.h"
 #include "tests/support/node_client.h"
 
 #include <criterion/criterion.h>
@@ -68,23 +69,7 @@ Test(node_adapter, an_adapter_in_use_is_not_evicted) {
     node_session_open(&p);
     for (int i = 0; i < 6; i++) { /* the last adapters evict the first ones */
         sn_buf other = testbed_adapter_image(w, (float)(i + 1));
-        for (int tries = 0, held = 0; !held; tries++) {
-            void *data;
-            sn_msg *msg = NULL;
-            sn_hash hash = sn_hash_of(other.data, other.len);
-            REQUIRE(sn_msg_new(SN_MSG_ADAPTER_PUT, 0, &msg, &err));
-            REQUIRE(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){other.len / 4}, &data, &err));
-            memcpy(data, other.data, other.len);
-            msg->adapter_put.protocol = SN_PROTOCOL_VERSION;
-            memcpy(msg->adapter_put.model, w->model.bytes, SN_HASH_SIZE);
-            memcpy(msg->adapter_put.hash, hash.bytes, SN_HASH_SIZE);
-            sn_msg *answer = node_client_request(t, &msg);
-            held = answer->kind == SN_MSG_ADAPTER_PUT_REPLY;
-            cr_assert(held || answer->error.status == SN_RETRY, "%s", answer->error.text);
-            cr_assert(tries < 100);
-            sn_msg_free(&answer);
-            if (!held) sn_sleep_us(1000); /* the node is still taking the adapter before */
-        }
+        put_adapter_in_place_of_another(t, w, &other);
         sn_buf_fini(&other);
     }
     cr_expect(node_session_step_ok(&p, 0, 5)); /* it was idle: of all adapters it was used longest ago */

@@ -16,7 +16,6 @@ Test(node_train_adapters, unused_adapters_are_evicted_for_new_ones) {
     testbed *w = testbed_new(&options);
     cluster_add(w->cluster, 0, 4);
     node_client *t = node_client_new(w, 0);
-    sn_msg *answer = NULL;
     static float values[20000];
     for (int i = 0; i < 6; i++) {
         sn_buf image;
@@ -24,17 +23,7 @@ Test(node_train_adapters, unused_adapters_are_evicted_for_new_ones) {
         const sn_safetensors_entry entry = {"prompt.1", SN_F32, 2, {256, (size_t)w->n_embd}, values};
         sn_buf_init(&image, 1 << 20);
         REQUIRE(sn_safetensors_serialize(&entry, 1, &image, &err));
-        /* the old adapter is evicted first: the next request finds memory */
-        for (int tries = 0; tries < 100; tries++) {
-            sn_msg *msg = adapter_put_message(w, &image);
-            answer = node_client_request(t, &msg);
-            if (answer->kind == SN_MSG_ADAPTER_PUT_REPLY) break;
-            cr_assert_eq(answer->kind, SN_MSG_ERROR);
-            cr_assert_eq(answer->error.status, SN_RETRY, "%s", answer->error.text);
-            sn_msg_free(&answer);
-        }
-        cr_assert(answer && answer->kind == SN_MSG_ADAPTER_PUT_REPLY, "adapter %d was never accepted", i);
-        sn_msg_free(&answer);
+        put_adapter_in_place_of_another(t, w, &image);
         sn_buf_fini(&image);
     }
     node_client_free(&t);
@@ -89,16 +78,7 @@ Test(node_train_adapters, adapters_take_no_more_than_their_memory_whatever_their
     put_adapter(t, w, &small);
     sn_msg *msg = adapter_put_message(w, &image);
     cr_expect(is_refusal(node_client_request(t, &msg), SN_RETRY, "others' adapters"));
-    bool accepted = false;
-    for (int tries = 0; tries < 100 && !accepted; tries++) {
-        msg = adapter_put_message(w, &image);
-        sn_msg *answer = node_client_request(t, &msg);
-        accepted = answer->kind == SN_MSG_ADAPTER_PUT_REPLY;
-        cr_expect(!accepted || answer->adapter_put_reply.bytes == taken);
-        cr_assert(accepted || answer->error.status == SN_RETRY, "%s", answer->error.text);
-        sn_msg_free(&answer);
-    }
-    cr_expect(accepted);
+    cr_expect_eq(put_adapter_in_place_of_another(t, w, &image), taken);
     sn_buf_fini(&image), sn_buf_fini(&small);
     node_client_free(&t);
     testbed_free(&w);

@@ -408,6 +408,18 @@ static sn_peer dial_endless(endpoint *client, const endless_node *node) {
     return peer;
 }
 
+/* Returns the peer that was left. */
+static sn_peer expect_endless_is_left(endpoint *client, endless_node *node) {
+    endless_node_start(node);
+    sn_peer peer = dial_endless(client, node);
+    sn_event event = receive_event(client->t, WAIT_MS);
+    cr_assert(event.lost && event.peer == peer, "nothing was reported");
+    cr_expect(strstr(event.err.text, "messages without an end"), "%s", event.err.text);
+    endless_node_join(node);
+    cr_expect_lt(node->sent, ENDLESS, "all was taken");
+    return peer;
+}
+
 /* libzmq keeps the parts of a message that has no end, which never comes to the one who reads. */
 Test(zmq, a_dialled_peer_that_sends_a_message_without_end_is_left, .timeout = 180) {
     transport_fixture w = {0};
@@ -416,13 +428,7 @@ Test(zmq, a_dialled_peer_that_sends_a_message_without_end_is_left, .timeout = 18
     sn_err err = {0};
     endpoint_open(&w, &node, true);
     endpoint_open(&w, &client, false);
-    endless_node_start(&endless);
-    sn_peer peer = dial_endless(&client, &endless);
-    sn_event event = receive_event(client.t, WAIT_MS);
-    cr_assert(event.lost && event.peer == peer, "nothing was reported");
-    cr_expect(strstr(event.err.text, "messages without an end"), "%s", event.err.text);
-    endless_node_join(&endless);
-    cr_expect_lt(endless.sent, ENDLESS, "all was taken");
+    sn_peer peer = expect_endless_is_left(&client, &endless);
     sn_msg *msg = status_message(1);
     cr_expect_eq(sn_transport_send(client.t, peer, &msg, &err), SN_RETRY);
     sn_msg_free(&msg);
@@ -442,13 +448,7 @@ Test(zmq, a_dialled_peer_whose_handshake_has_no_end_is_left, .timeout = 180) {
     endpoint client;
     endless_node endless = {.greets = true};
     endpoint_open(&w, &client, false);
-    endless_node_start(&endless);
-    sn_peer peer = dial_endless(&client, &endless);
-    sn_event event = receive_event(client.t, WAIT_MS);
-    cr_assert(event.lost && event.peer == peer, "nothing was reported");
-    cr_expect(strstr(event.err.text, "messages without an end"), "%s", event.err.text);
-    endless_node_join(&endless);
-    cr_expect_lt(endless.sent, ENDLESS, "all was taken");
+    expect_endless_is_left(&client, &endless);
     endpoint_close(&client);
 }
 

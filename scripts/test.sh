@@ -121,7 +121,7 @@ unit() {
     grep -vxF -f <(printf "$folder/tests/%s\n" "$@") | xargs -P 2 -I{} bash -c "unit_one '$part' {}")
 }
 
-# programs PART SCRIPT...: runs system tests, two at a time: they mostly wait, and each has its own folders and ports.
+# programs PART SCRIPT...: runs system tests, three at a time: they mostly wait, and each has its own folders and ports.
 programs() {
   local rc seconds script log part=$1
   shift
@@ -130,7 +130,7 @@ programs() {
     else report "$script ($seconds s)" "$rc"; fi
     if [ "$rc" = 0 ]; then skipped=$((skipped + $(wc -l <"$log"))); sed "s|^not tested: |  skipped: $script: |" "$log"
     elif [ "$rc" != 77 ]; then tail -n 60 "$log"; fi
-  done < <(printf '%s\n' "$@" | awk '!seen[$0]++' | xargs -P 2 -I{} bash -c "program_one '$part' {}")
+  done < <(printf '%s\n' "$@" | awk '!seen[$0]++' | xargs -P 3 -I{} bash -c "program_one '$part' {}")
 }
 
 threads() {

@@ -48,7 +48,9 @@ static uint8_t *out_reserve(sn_zmtp *z, size_t n) {
         z->out_at = 0;
     }
     if (n > z->out_capacity - z->out_len) {
-        size_t capacity = 2 * z->out_capacity > z->out_len + n ? 2 * z->out_capacity : z->out_len + n;
+        /* Twice as much only while it is small: a PING behind a large frame would take as much as another one. */
+        size_t needed = z->out_len + n, doubled = 2 * z->out_capacity;
+        size_t capacity = doubled > needed && doubled <= OUT_KEPT_MAX ? doubled : needed;
         uint8_t *grown = realloc(z->out, capacity);
         if (!grown) return NULL;
         z->out = grown;

@@ -157,6 +157,18 @@ Test(zmtp, output_that_is_never_read_to_its_end_takes_little_memory) {
     ends_close(&e);
 }
 
+Test(zmtp, an_idle_connection_keeps_little_memory) {
+    enum { FRAMES = 4, BYTES = 50000, KEPT_MAX = 1 << 15 };
+    static const uint8_t payload[BYTES];
+    const uint8_t *data;
+    ends e;
+    ends_connect(&e);
+    for (int i = 0; i < FRAMES; i++) cr_assert(sn_zmtp_send(&e.z, payload, BYTES, false));
+    sn_zmtp_written(&e.z, sn_zmtp_output(&e.z, &data));
+    cr_expect_leq(e.z.out_capacity, (size_t)KEPT_MAX);
+    ends_close(&e);
+}
+
 /* Memory that is reserved counts as that of replies which a peer leaves unread. */
 Test(zmtp, a_ping_behind_a_large_frame_takes_no_second_one) {
     enum { BYTES = 1 << 20, SLACK = 1 << 12 };

@@ -3,7 +3,6 @@
 #include <string.h>
 
 enum {
-    BUCKETS = 4096,
     FAR_MORE = 8,     /* times as many connections as another address has */
     UNNAMED_PART = 8, /* of the places, one part of so many: below that, the address with most makes room */
 };
@@ -19,8 +18,7 @@ static size_t count_of(const sn_standing *const *standings, size_t n, const uint
     return count;
 }
 
-/* Addresses share buckets, others with each newcomer. */
-static size_t bucket_of(const sn_standing *s, int64_t now_us) {
+size_t sn_admission_bucket(const sn_standing *s, int64_t now_us) {
     uint64_t x;
     memcpy(&x, s->prefix, sizeof x);
     return (size_t)((x ^ (uint64_t)now_us * UINT64_C(0x9e3779b97f4a7c15)) * UINT64_C(0xd6e8feb86659fd93) >> 52);
@@ -29,16 +27,16 @@ static size_t bucket_of(const sn_standing *s, int64_t now_us) {
 /* Of the address with most connections, if these are far more than the newcomer's address would have, the one that was
  * used least lately; -1: there is no such address. */
 static int of_heaviest(const sn_standing *const *standings, size_t n, size_t of_newcomer, int64_t now_us) {
-    uint16_t counts[BUCKETS] = {0};
+    uint16_t counts[SN_ADMISSION_BUCKETS] = {0};
     size_t heaviest = 0;
     int found = -1;
     for (size_t i = 0; i < n; i++) {
-        size_t at = standings[i] ? bucket_of(standings[i], now_us) : heaviest;
+        size_t at = standings[i] ? sn_admission_bucket(standings[i], now_us) : heaviest;
         counts[at] = (uint16_t)(counts[at] + (standings[i] != NULL));
         if (counts[at] > counts[heaviest]) heaviest = at;
     }
     for (int i = 0; (size_t)i < n; i++)
-        if (standings[i] && bucket_of(standings[i], now_us) == heaviest) found = older(standings, found, i);
+        if (standings[i] && sn_admission_bucket(standings[i], now_us) == heaviest) found = older(standings, found, i);
     bool heavy = found >= 0 && count_of(standings, n, standings[found]->prefix) >= FAR_MORE * (of_newcomer + 1);
     return heavy ? found : -1;
 }

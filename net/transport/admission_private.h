@@ -29,4 +29,8 @@ enum { SN_ADMIT = -1, SN_ADMIT_NOT = -2 };
 int sn_admission_decide(const sn_standing *const *standings, size_t n, size_t capacity,
                         const uint8_t prefix[SN_ADDRESS_PREFIX], int64_t now_us);
 
+/* Where a connection is counted among those of its network address. Addresses share buckets, others at each time. */
+enum { SN_ADMISSION_BUCKETS = 4096 };
+size_t sn_admission_bucket(const sn_standing *standing, int64_t now_us);
+
 #endif

@@ -96,6 +96,56 @@ void listener_drop_received(sn_listener *l, connection *c) {
     c->n_received = c->received_bytes = 0;
 }
 
+static bool is_of_network(const connection *c, const uint8_t network[SN_ADDRESS_PREFIX]) {
+    return !memcmp(c->standing.prefix, network, SN_ADDRESS_PREFIX);
+}
+
+/* The bucket of addresses that hold most. */
+static size_t heaviest_bucket(const sn_listener *l, size_t (*held_of)(const connection *), int64_t now) {
+    size_t held[SN_ADMISSION_BUCKETS] = {0}, heaviest = 0;
+    for (size_t i = 0; i < l->n_slots; i++) {
+        const connection *c = l->slots[i];
+        if (!c) continue;
+        size_t at = sn_admission_bucket(&c->standing, now);
+        held[at] += held_of(c);
+        if (held[at] > held[heaviest]) heaviest = at;
+    }
+    return heaviest;
+}
+
+/* Of the addresses that share the heaviest bucket, the one that has more than half of what they hold, if one has: what
+ * others hold is taken off what it holds. NULL: none holds anything. */
+static const uint8_t *heaviest_network(const sn_listener *l, size_t (*held_of)(const connection *)) {
+    const int64_t now = sn_now_us();
+    const size_t bucket = heaviest_bucket(l, held_of, now);
+    const uint8_t *network = NULL;
+    size_t ahead = 0;
+    for (size_t i = 0; i < l->n_slots; i++) {
+        const connection *c = l->slots[i];
+        if (!c || sn_admission_bucket(&c->standing, now) != bucket) continue;
+        const size_t held = held_of(c);
+        if (network && is_of_network(c, network)) {
+            ahead += held;
+        } else if (held > ahead) {
+            network = c->standing.prefix;
+            ahead = held - ahead;
+        } else {
+            ahead -= held;
+        }
+    }
+    return network;
+}
+
+connection *listener_heaviest(const sn_listener *l, size_t (*held_of)(const connection *)) {
+    const uint8_t *network = heaviest_network(l, held_of);
+    connection *most = NULL;
+    for (size_t i = 0; network && i < l->n_slots; i++) {
+        connection *c = l->slots[i];
+        if (c && is_of_network(c, network) && (!most || held_of(c) > held_of(most))) most = c;
+    }
+    return most;
+}
+
 void listener_free_connection(sn_listener *l, connection *c) {
     listener_drop_received(l, c);
     listener_drop_sent(l, c);
@@ -223,11 +273,9 @@ static sn_status outgoing_new(const sn_buf *map, const sn_msg *msg, outgoing **o
 
 static size_t unsent(const connection *c) { return c->sent_bytes + c->sealed_bytes; }
 
-/* While all connections together leave too much unread, the one for which most waits ends. */
+/* While all connections together leave too much unread, one for which most waits ends. */
 static void bound_sent(sn_listener *l) {
-    connection *most = NULL;
-    for (size_t i = 0; l->sent_bytes > l->held_max && i < l->n_slots; i++)
-        if (l->slots[i] && (!most || unsent(l->slots[i]) > unsent(most))) most = l->slots[i];
+    connection *most = l->sent_bytes > l->held_max ? listener_heaviest(l, unsent) : NULL;
     if (!most) return;
     listener_drop_sent(l, most);
     listener_count_sealed(l, most, 0);

@@ -109,6 +109,10 @@ void listener_count_sealed(sn_listener *l, connection *c, size_t bytes);
 void listener_drop_received(sn_listener *l, connection *c);
 void listener_free_connection(sn_listener *l, connection *c);
 void listener_free_outgoing(outgoing *m); /* accepts NULL */
+/* Of the network address that holds most in all its connections, the connection that holds most; NULL: none holds
+ * anything. One address can have thousands of connections: each of them may hold less than the one message that another
+ * client is sending, which must not end for it. */
+connection *listener_heaviest(const sn_listener *l, size_t (*held_of)(const connection *));
 
 /* A listener without its thread: a test takes the turns of it itself. */
 sn_status listener_open(const sn_identity *identity, const char *address, char bound[SN_ADDRESS_MAX + 1],

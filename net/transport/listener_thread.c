@@ -290,27 +290,23 @@ static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data
     return NULL;
 }
 
-/* While all connections together hold too much, the one that holds most ends, and what it sent is dropped: it would
- * hold its memory until the owner reads it. */
+static size_t held_of(const connection *c) { return c->fd < 0 ? 0 : c->partial + c->received_bytes; }
+
+/* While all connections together hold too much, one that holds most ends, and what it sent is dropped: it would hold
+ * its memory until the owner reads it. */
 static void bound_memory(sn_listener *l, connection *c) {
     size_t partial = sn_zmtp_partial(&c->zmtp);
     l->partial = l->partial - c->partial + partial;
     c->partial = partial;
     pthread_mutex_lock(&l->lock);
     bool within = l->partial + l->received_bytes <= l->held_max;
-    connection *most = NULL;
-    for (size_t i = 0; !within && i < l->n_slots; i++) {
-        connection *other = l->slots[i];
-        if (other && other->fd >= 0 &&
-            (!most || other->partial + other->received_bytes > most->partial + most->received_bytes))
-            most = other;
-    }
+    connection *most = within ? NULL : listener_heaviest(l, held_of);
     if (most) listener_drop_received(l, most);
     pthread_mutex_unlock(&l->lock);
     if (!most) return;
     sn_log_rated(SN_LOG_WARN, "connection closed", "text=messages that arrive hold more than %zu MiB",
                  l->held_max >> 20);
-    listener_end_connection(l, most, "it held the most memory of all");
+    listener_end_connection(l, most, "its network address held the most memory of all");
 }
 
 /* What comes first decides what the connection is. False: nothing has come, or it is no peer's and has been given away.
@@ -422,7 +418,7 @@ static void do_todo(sn_listener *l, int64_t now) {
         if (unread && c->fd >= 0) {
             sn_log_rated(SN_LOG_WARN, "connection closed", "text=messages that wait to be read hold more than %zu MiB",
                          l->held_max >> 20);
-            listener_end_connection(l, c, "it left the most memory of all unread");
+            listener_end_connection(l, c, "its network address left the most memory of all unread");
         }
         connection_write(l, c);
     }

@@ -18,7 +18,8 @@ enum {
     HEAD_LONG = 9,
     HANDSHAKE_BODY_MAX = 2048,
     BODY_FIRST = 4096,            /* bytes of memory for a long frame at first */
-    OUT_KEPT_MAX = 1 << 18,       /* bytes of memory that an idle connection keeps for its output */
+    OUT_DOUBLED_MAX = 1 << 18,    /* bytes of memory for output, up to which it grows by doubling */
+    OUT_KEPT_MAX = 1 << 15,       /* that an idle connection keeps: this counts nowhere, and there are thousands */
     PAD = 48 - SN_CURVE_OVERHEAD, /* before a sealed body, so that its payload is aligned */
     PING_HEAD = 7,                /* name and time to live */
     PONG_HEAD = 5,
@@ -48,7 +49,9 @@ static uint8_t *out_reserve(sn_zmtp *z, size_t n) {
         z->out_at = 0;
     }
     if (n > z->out_capacity - z->out_len) {
-        size_t capacity = 2 * z->out_capacity > z->out_len + n ? 2 * z->out_capacity : z->out_len + n;
+        /* Twice as much only while it is small: a PING behind a large frame would take as much as another one. */
+        size_t needed = z->out_len + n, doubled = 2 * z->out_capacity;
+        size_t capacity = doubled > needed && doubled <= OUT_DOUBLED_MAX ? doubled : needed;
         uint8_t *grown = realloc(z->out, capacity);
         if (!grown) return NULL;
         z->out = grown;

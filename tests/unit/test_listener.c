@@ -1,188 +1,9 @@
-/* What strangers can occupy of a listener: memory, time, descriptors. The test takes the turns of the listener's thread
- * itself and moves the clock, so nothing here depends on how busy the machine is: what was sent is waited for, and
- * takes no time of that clock. */
-#include "base/clock.h"
-#include "net/transport/listener_state_private.h" /* private: turns, and limits that a test can reach */
-#include "tests/support/curve_client.h"
-#include "tests/support/require.h"
-#include "tests/support/virtual_clock.h"
+/* What strangers can occupy of a listener: memory, time, descriptors. */
+#include "listener_fixture.h"
 
-#include <arpa/inet.h>
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <unistd.h>
-
-enum { SECOND = 1000000, TURNS_MAX = 4000, KIB = 1024 };
-
-typedef struct client {
-    curve_client curve;
-    int fd;
-} client;
-
-static sn_identity identity;
-static sn_listener *l;
-static char address[SN_ADDRESS_MAX + 1];
-
-/* Takes turns until the condition holds. */
-#define UNTIL(condition)                                                                                               \
-    do {                                                                                                               \
-        for (int i_ = 0; !(condition) && i_ < TURNS_MAX; i_++) listener_turn(l, 5);                                    \
-        cr_assert(condition, "the listener does not reach: %s", #condition);                                           \
-    } while (0)
-
-static void listener_begin(void) {
-    virtual_clock_begin_still();
-    REQUIRE(sn_identity_new(&identity, &err));
-    REQUIRE(listener_open(&identity, "127.0.0.1:0", address, &l, &err));
-}
-
-/* Lets the time pass, as it does for a thread that is never held up. */
-static void pass(int seconds) {
-    for (int i = 0; i < 2 * seconds; i++) {
-        virtual_clock_advance(SECOND / 2);
-        listener_turn(l, 0);
-    }
-}
-
-/* Connections of which something was read at this time. */
-static size_t n_heard(void) {
-    size_t n = 0;
-    for (size_t i = 0; i < l->n_slots; i++)
-        n += l->slots[i] && l->slots[i]->fd >= 0 && l->slots[i]->heard_us == sn_now_us();
-    return n;
-}
-
-/* Messages that wait for the owner. */
-static size_t n_waiting(void) {
-    size_t n = 0;
-    for (size_t i = 0; i < l->n_slots; i++) n += l->slots[i] ? l->slots[i]->n_received : 0;
-    return n;
-}
-
-static int new_socket(void) {
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    cr_assert_geq(fd, 0);
-    return fd;
-}
-
-/* The kernel completes the connection; the listener accepts it with one of its next turns. */
-static void dial(int fd) {
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    to.sin_port = htons((uint16_t)require_int(strrchr(address, ':') + 1, 1, 65535));
-    cr_assert(!connect(fd, (struct sockaddr *)&to, sizeof to));
-}
-
-static client client_new(void) {
-    client c = {.fd = new_socket()};
-    size_t before = l->n_open;
-    dial(c.fd);
-    UNTIL(l->n_open > before);
-    return c;
-}
-
-/* Takes turns until `len` bytes have come, or the listener has closed the connection. Returns how many came. */
-static size_t read_bytes(const client *c, uint8_t *out, size_t len) {
-    size_t have = 0;
-    for (int i = 0; have < len && i < TURNS_MAX; i++) {
-        ssize_t n = recv(c->fd, out + have, len - have, MSG_DONTWAIT);
-        if (n == 0 || (n < 0 && errno != EAGAIN)) return have;
-        if (n > 0) have += (size_t)n;
-        if (n < 0) listener_turn(l, 5);
-    }
-    cr_assert_eq(have, len, "%zu of %zu bytes came", have, len);
-    return have;
-}
-
-static void expect_closed(const client *c) {
-    uint8_t bytes[4096];
-    for (int i = 0; i < TURNS_MAX; i++) {
-        ssize_t n = recv(c->fd, bytes, sizeof bytes, MSG_DONTWAIT);
-        if (n == 0 || (n < 0 && errno != EAGAIN)) return;
-        listener_turn(l, 5);
-    }
-    cr_assert(false, "the connection is still open");
-}
-
-static void send_bytes(const client *c, const void *data, size_t len) {
-    for (size_t sent = 0; sent < len;) {
-        ssize_t n = send(c->fd, (const uint8_t *)data + sent, len - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (n < 0 && errno != EAGAIN) return; /* closed: the test looks at that */
-        if (n > 0) sent += (size_t)n;
-        listener_turn(l, 0);
-    }
-}
-
-/* False: the listener has closed the connection. */
-static bool shake_hands(client *c) {
-    uint8_t answer[SN_ZMTP_GREETING_SIZE + 170], ready;
-    sn_buf bytes;
-    sn_buf_init(&bytes, 4096);
-    curve_client_init(&c->curve, &identity);
-    curve_client_greeting(&bytes);
-    curve_client_hello(&c->curve, &bytes);
-    send_bytes(c, bytes.data, bytes.len);
-    bool ok = read_bytes(c, answer, sizeof answer) == sizeof answer;
-    bytes.len = 0;
-    if (ok) curve_client_initiate(&c->curve, answer + SN_ZMTP_GREETING_SIZE + 2, &bytes);
-    if (ok) send_bytes(c, bytes.data, bytes.len);
-    ok = ok && read_bytes(c, &ready, 1) == 1;
-    sn_buf_fini(&bytes);
-    return ok;
-}
-
-/* Sends the first `part` bytes of a frame of zeros; SIZE_MAX: all of it, a message. */
-static void send_part(client *c, size_t len, size_t part) {
-    uint8_t *zeros = calloc(1, len);
-    sn_buf bytes;
-    sn_buf_init(&bytes, len + 4096);
-    curve_client_frame(&c->curve, 0, zeros, len, &bytes);
-    send_bytes(c, bytes.data, sn_min_size(part, bytes.len));
-    sn_buf_fini(&bytes);
-    free(zeros);
-}
-
-static void send_command(client *c, const char *command, size_t len) {
-    sn_buf bytes;
-    sn_buf_init(&bytes, 4096);
-    curve_client_frame(&c->curve, 2, command, len, &bytes);
-    send_bytes(c, bytes.data, bytes.len);
-    sn_buf_fini(&bytes);
-}
-
-/* A connection that was answered is open. */
-static void expect_open(client *c) {
-    uint8_t bytes[4096];
-    while (recv(c->fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0) {}
-    send_command(c, "\4PING\0\0", 7);
-    cr_assert_eq(read_bytes(c, bytes, 1), 1, "the connection was closed");
-}
-
-/* A client whose first message has come. */
-static client named_client(void) {
-    client c = client_new();
-    size_t before = n_waiting();
-    cr_assert(shake_hands(&c));
-    send_part(&c, 1, SIZE_MAX);
-    UNTIL(n_waiting() > before);
-    return c;
-}
-
-/* Takes everything that has come; returns how many messages, and in *gone how many ends. */
-static int receive_all(int *gone) {
-    int messages = 0;
-    sn_inbound in;
-    *gone = 0;
-    for (sn_listener_receive(l, &in); in.peer; sn_listener_receive(l, &in)) {
-        messages += !in.gone;
-        *gone += in.gone != NULL;
-        sn_zmtp_message_free(&in.message);
-    }
-    return messages;
-}
 
 /* -- memory */
 
@@ -204,6 +25,54 @@ Test(listener, bytes_of_all_connections_together_are_bounded) {
     receive_all(&gone);
     cr_expect_eq(gone, 1);
     sn_listener_free(&l, 0);
+}
+
+/* A host of which connections are counted in the same place as those of 127.0.0.1. */
+static const char *host_beside(void) {
+    static char host[16];
+    sn_standing own = {0}, other = {0};
+    const uint8_t first[] = {127, 0, 0, 1};
+    memcpy(own.prefix, first, sizeof first);
+    for (unsigned i = 2; i < 1 << 24; i++) {
+        const uint8_t at[] = {127, (uint8_t)(i >> 16), (uint8_t)(i >> 8), (uint8_t)i};
+        memcpy(other.prefix, at, sizeof at);
+        if (i % 256 == 0 || sn_admission_bucket(&own, sn_now_us()) != sn_admission_bucket(&other, sn_now_us()))
+            continue;
+        snprintf(host, sizeof host, "%d.%d.%d.%d", at[0], at[1], at[2], at[3]);
+        return host;
+    }
+    cr_assert(false, "no address shares a place");
+    return NULL;
+}
+
+/* Each of many connections holds less than one message of another address, and all of them most of the memory. */
+static void expect_large_message(const char *host) {
+    enum { MANY = 6, LARGE = 100 * KIB };
+    listener_begin();
+    l->held_max = 256 * KIB;
+    int gone;
+    client honest = named_client_at(host), many[MANY];
+    for (int i = 0; i < MANY; i++) {
+        many[i] = named_client();
+        send_part(&many[i], 40 * KIB, 20 * KIB);
+    }
+    cr_expect_eq(receive_all(&gone), MANY + 1);
+    UNTIL(l->partial >= (size_t)MANY * 32 * KIB); /* memory, which grows by doubling */
+    send_part(&honest, LARGE, SIZE_MAX);
+    UNTIL(n_waiting() == 1);
+    cr_expect_lt(l->n_open, (size_t)MANY + 1, "the address that holds most loses nothing");
+    cr_expect_eq(receive_all(&gone), 1);
+    expect_open(&honest);
+    sn_listener_free(&l, 0);
+}
+
+Test(listener, an_address_of_many_connections_does_not_end_the_large_message_of_another) {
+    expect_large_message("127.0.0.2");
+}
+
+Test(listener, addresses_that_are_counted_in_one_place_are_told_apart) {
+    virtual_clock_begin_still(); /* the place is another one at another time */
+    expect_large_message(host_beside());
 }
 
 /* Messages that the owner has not read count, too, and go with the connection that ended. */
@@ -285,6 +154,27 @@ Test(listener, replies_that_are_not_read_are_bounded_over_all_connections) {
     cr_expect_leq(l->sent_bytes, l->held_max);
     expect_closed(&clients[1]);
     cr_expect_eq(l->n_open, PEERS - 1, "those that leave less unread stay");
+    sn_listener_free(&l, 0);
+}
+
+Test(listener, an_address_that_leaves_many_replies_unread_does_not_end_the_large_reply_of_another) {
+    enum { MANY = 5, LARGE = 1000 * KIB };
+    listener_begin();
+    l->held_max = 4096 * KIB;
+    client honest = named_client_at("127.0.0.2");
+    sn_peer of_honest = receive_peer(), peers[MANY];
+    for (int i = 0; i < MANY; i++) {
+        named_client();
+        peers[i] = receive_peer();
+    }
+    for (int i = 0; i < MANY; i++) send_reply(peers[i], 700 * KIB);
+    cr_assert_gt(l->sent_bytes + LARGE, l->held_max);
+    send_reply(of_honest, LARGE);
+    cr_expect_leq(l->sent_bytes, l->held_max);
+    uint8_t *bytes = calloc(1, LARGE);
+    cr_expect_eq(read_bytes(&honest, bytes, LARGE), LARGE);
+    UNTIL(l->n_open == MANY); /* one of the many has ended */
+    free(bytes);
     sn_listener_free(&l, 0);
 }
 
@@ -623,7 +513,8 @@ static struct rlimit take_all_descriptors(void) {
 
 Test(listener, without_a_descriptor_newcomers_are_told_at_once) {
     listener_begin();
-    client busy = named_client(), newcomers[3] = {{.fd = new_socket()}, {.fd = new_socket()}, {.fd = new_socket()}};
+    client busy = named_client(), newcomers[3];
+    for (int i = 0; i < 3; i++) newcomers[i].fd = new_socket("127.0.0.1");
     struct rlimit before = take_all_descriptors();
     for (int i = 0; i < 3; i++) {
         dial(newcomers[i].fd);
@@ -638,7 +529,7 @@ Test(listener, without_a_descriptor_newcomers_are_told_at_once) {
 
 Test(listener, without_a_descriptor_a_silent_connection_makes_room) {
     listener_begin();
-    client busy = named_client(), silent = client_new(), newcomer = {.fd = new_socket()};
+    client busy = named_client(), silent = client_new(), newcomer = {.fd = new_socket("127.0.0.1")};
     struct rlimit before = take_all_descriptors();
     dial(newcomer.fd);
     cr_expect(shake_hands(&newcomer));

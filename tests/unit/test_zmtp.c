@@ -157,6 +157,31 @@ Test(zmtp, output_that_is_never_read_to_its_end_takes_little_memory) {
     ends_close(&e);
 }
 
+Test(zmtp, an_idle_connection_keeps_little_memory) {
+    enum { FRAMES = 4, BYTES = 50000, KEPT_MAX = 1 << 15 };
+    static const uint8_t payload[BYTES];
+    const uint8_t *data;
+    ends e;
+    ends_connect(&e);
+    for (int i = 0; i < FRAMES; i++) cr_assert(sn_zmtp_send(&e.z, payload, BYTES, false));
+    sn_zmtp_written(&e.z, sn_zmtp_output(&e.z, &data));
+    cr_expect_leq(e.z.out_capacity, (size_t)KEPT_MAX);
+    ends_close(&e);
+}
+
+/* Memory that is reserved counts as that of replies which a peer leaves unread. */
+Test(zmtp, a_ping_behind_a_large_frame_takes_no_second_one) {
+    enum { BYTES = 1 << 20, SLACK = 1 << 12 };
+    uint8_t *payload = calloc(1, BYTES);
+    ends e;
+    ends_connect(&e);
+    cr_assert(sn_zmtp_send(&e.z, payload, BYTES, false));
+    for (int i = 0; i < 10; i++) cr_assert(sn_zmtp_ping(&e.z));
+    cr_expect_lt(sn_zmtp_output_memory(&e.z), BYTES + SLACK);
+    free(payload);
+    ends_close(&e);
+}
+
 /* What the client opens with libsodium has the flags and the payload; commands wait until it is complete. */
 Test(zmtp, a_frame_that_is_sealed_in_pieces_is_opened_as_a_whole) {
     enum { LEN_MAX = 5000 };

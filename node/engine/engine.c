@@ -52,7 +52,7 @@ static void engine_publish_working(sn_engine *e) {
 }
 
 static void engine_publish_stats(sn_engine *e, int64_t busy_us) {
-    sn_throughput_update(&e->throughput, sn_scheduler_rows(e->scheduler), busy_us);
+    sn_throughput_update(&e->throughput, sn_scheduler_rows(e->scheduler), sn_scheduler_pass_us(e->scheduler));
     sn_scheduler_set_throughput(e->scheduler, e->throughput.decode_us, e->throughput.row_ns);
     engine_publish_throughput(e);
     engine_publish_working(e);

@@ -12,8 +12,7 @@
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
  *   5. batch_run runs one forward pass; completed pages go into the prefix cache. A step whose recurrent states must be
  *      brought to its position does not join: batch_catch_up computes a piece of that, for clients in turn.
- *   6. Training jobs that are cancelled end, and a piece of another one is run, if it is training's turn
- *      (training_may_run). Clients take turns, piece by piece.
+ *   6. Training jobs that are cancelled end, and a piece of the next client's is run, if it is due (training_may_run).
  * A job is finished when finished_us is set; jobs_collect_finished takes it out of its list. */
 #include "node/engine/scheduler.h"
 
@@ -31,11 +30,10 @@
 
 enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000, OTHERS_US = 1000000 };
 enum {
-    BATCH_KINDS = 8, /* kinds of batches whose last use is remembered */
-    TRAINING_EVERY_US =
-        1000000,      /* a piece is run this often although steps are expected, so that training never starves */
-    PIECES_ALONE = 4, /* training alone takes so many pieces at once */
-    STEPS_SHARE = 2,  /* while sessions are busy, steps get this many times the time of training */
+    BATCH_KINDS = 8,             /* kinds of batches whose last use is remembered */
+    TRAINING_EVERY_US = 1000000, /* a piece is run this often although steps are expected: it never starves */
+    PIECES_ALONE = 4,            /* training alone takes so many pieces at once */
+    STEPS_SHARE = 2,             /* while sessions are busy, steps get this many times the time of training */
 };
 
 /* What the rows of a batch have in common: their blocks and their adapter. */
@@ -58,6 +56,7 @@ struct sn_scheduler {
     uint64_t forward_passes;
     int64_t others_us; /* until then others wait, too (sn_scheduler_note_others) */
     int span_rows;     /* rows of the newest batch, if it went over the whole span */
+    int64_t pass_us;   /* that its pass took */
     sn_guard_monitor watch;
     bool waiting;   /* nothing could run in the newest round */
     bool kv_copied; /* KV pages were copied in this round: one part per round, to bound the delay */
@@ -165,6 +164,7 @@ bool sn_scheduler_swapping(const sn_scheduler *scheduler) {
 }
 uint64_t sn_scheduler_forward_passes(const sn_scheduler *scheduler) { return scheduler->forward_passes; }
 int sn_scheduler_rows(const sn_scheduler *scheduler) { return scheduler->span_rows; }
+int64_t sn_scheduler_pass_us(const sn_scheduler *scheduler) { return scheduler->pass_us; }
 const sn_guard_monitor *sn_scheduler_watch(const sn_scheduler *scheduler) { return &scheduler->watch; }
 
 /* Moves finished jobs from the list to the front of *done. */
@@ -522,7 +522,8 @@ static void batch_run(sn_scheduler *s) {
     sn_status status =
         sn_span_forward_adapter(s->span, first, end, adapter ? *adapter : NULL, s->n_chosen, s->parts, &moved, &err);
     int64_t now = sn_now_us();
-    s->training_owes_us -= now > begun ? now - begun : 1;
+    s->pass_us = now > begun ? now - begun : 1;
+    s->training_owes_us -= s->pass_us;
     sn_guard_monitor_step(&s->watch, moved, planned, now);
     s->forward_passes++;
     memmove(s->recent_kinds + 1, s->recent_kinds, (BATCH_KINDS - 1) * sizeof *s->recent_kinds);

@@ -59,8 +59,10 @@ bool sn_scheduler_idle(const sn_scheduler *scheduler);     /* holds no jobs */
 bool sn_scheduler_waiting(const sn_scheduler *scheduler);  /* all jobs wait, and no swap is going on */
 bool sn_scheduler_swapping(const sn_scheduler *scheduler); /* pages are to be swapped: run it again soon, jobs or not */
 uint64_t sn_scheduler_forward_passes(const sn_scheduler *scheduler);
-/* Rows of the newest round's batch if it went over the whole span; 0 otherwise. */
+/* Rows of the newest round's batch if it went over the whole span; 0 otherwise. And what its pass took, without what
+ * else the round did. */
 int sn_scheduler_rows(const sn_scheduler *scheduler);
+int64_t sn_scheduler_pass_us(const sn_scheduler *scheduler);
 /* Bytes that crossed device borders in its passes; more than a plan predicts is logged. */
 const sn_guard_monitor *sn_scheduler_watch(const sn_scheduler *scheduler);
 

@@ -109,15 +109,14 @@ bool sn_membership_uses(const sn_membership *m, sn_peer peer) {
     return former || peer_is_in_use(m, peer);
 }
 
-/* The connection to a former neighbour may carry a session's pushes, so it is kept for some rounds before the node
- * hangs up. */
+/* The connection to a former neighbour may soon be of use again, so it is kept for some rounds. */
 static void former_add(sn_membership *m, sn_peer peer) {
     sn_gossip *g = &m->gossip;
     sn_peer *slot = &g->former[g->next_former++ % SN_FORMER_NEIGHBOURS_MAX], oldest = *slot;
     *slot = peer;
     bool kept = false;
     for (size_t k = 0; k < SN_FORMER_NEIGHBOURS_MAX; k++) kept |= g->former[k] == oldest;
-    if (oldest && !kept && !peer_is_in_use(m, oldest)) sn_transport_hang_up(m->setup.transport, oldest);
+    if (oldest && !kept && !peer_is_in_use(m, oldest)) sn_membership_let_go(m, oldest);
 }
 
 static void neighbour_drop(sn_membership *m, size_t i) {

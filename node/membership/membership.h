@@ -30,6 +30,9 @@ typedef struct sn_membership_host {
     void (*describe)(void *ctx, sn_announcement *own);
     /* Asks this node for an answer, which proves it (sn_membership_prove). */
     void (*meet)(void *ctx, const sn_announcement *node, int64_t now_us);
+    /* Whether the node has another use of this connection: then it is the node that hangs up, later. NULL: it never
+     * has. */
+    bool (*uses)(void *ctx, sn_peer peer);
     void *ctx;
 } sn_membership_host;
 

@@ -50,6 +50,11 @@ static inline void sn_membership_refuse(const sn_membership *membership, sn_peer
                                         const sn_err *why) {
     membership->setup.host.refuse(membership->setup.host.ctx, peer, request, why);
 }
+/* Membership does not need this connection any more. */
+static inline void sn_membership_let_go(const sn_membership *membership, sn_peer peer) {
+    const sn_membership_host *host = &membership->setup.host;
+    if (!host->uses || !host->uses(host->ctx, peer)) sn_transport_hang_up(membership->setup.transport, peer);
+}
 /* An empty message of this kind; NULL with a log line when memory is out. */
 sn_msg *sn_membership_new_msg(sn_msg_kind kind, uint64_t correlation_id);
 /* Puts a copy of the node's newest announcement into a new list of one; *n stays 0 when there is none yet. */

@@ -330,7 +330,7 @@ static void found_give_up(sn_membership *m, int64_t now_us) {
         if (!b->until_us || b->answered || now_us < b->until_us || (b->known && !answered)) continue;
         sn_peer peer = b->peer;
         *b = m->bootstrap_peers[--m->n_bootstrap_peers];
-        if (peer && !sn_membership_uses(m, peer)) sn_transport_hang_up(m->setup.transport, peer);
+        if (peer && !sn_membership_uses(m, peer)) sn_membership_let_go(m, peer);
     }
 }
 
@@ -402,7 +402,7 @@ void sn_membership_ask_for_blocks(sn_membership *m, const uint8_t model[SN_KEY_S
 void sn_membership_hold(sn_membership *m, sn_peer relay) {
     sn_peer before = m->relay;
     m->relay = relay;
-    if (before && before != relay && !sn_membership_uses(m, before)) sn_transport_hang_up(m->setup.transport, before);
+    if (before && before != relay && !sn_membership_uses(m, before)) sn_membership_let_go(m, before);
 }
 
 size_t sn_membership_bootstrap_answered(const sn_membership *m) {

@@ -368,6 +368,15 @@ bool sn_protocol_experts_on_error(sn_protocol *protocol, const sn_event *event, 
     return true;
 }
 
+bool sn_protocol_experts_need(const sn_protocol *protocol, sn_peer peer) {
+    const sn_expert_work *x = &protocol->experts;
+    for (int i = 0; peer && i < x->n_asks; i++)
+        if (x->asks[i].peer == peer) return true;
+    for (size_t i = 0; peer && i < x->group.n; i++)
+        if (x->group.holders[i].peer == peer && x->group.holders[i].answers) return true;
+    return false;
+}
+
 void sn_protocol_experts_lost(sn_protocol *protocol, sn_peer peer, int64_t now_us) {
     sn_expert_work *x = &protocol->experts;
     bool any = false;

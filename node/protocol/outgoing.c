@@ -7,7 +7,8 @@
  * key. A client may cause CLIENT_TARGETS_MAX connections; a connection counts until it was not used for IDLE_US, also
  * where no program answered; then the node hangs up. There are SN_OUTGOING_MAX in all, fewer where the process has few
  * descriptors: when they are taken, one makes room of those that are more, the node's own or those of clients, so that
- * strangers cannot end the others. Connections that gossip uses, too, are left to membership. */
+ * strangers cannot end the others. Connections that gossip uses, too, are left to membership, which leaves it those
+ * that are here. */
 #include "node/protocol/protocol_private.h"
 
 #include "net/address.h"
@@ -76,16 +77,23 @@ static void outgoing_hang_up(sn_protocol *protocol, sn_outgoing_connection *conn
     *connection = o->all[--o->n];
 }
 
-/* Of the node's own connections, or of those of clients, whichever are more, the one that was not used for longest. A
- * client that uses one of the node's own ones does not keep it so. */
-static sn_outgoing_connection *outgoing_oldest(sn_outgoing *o, size_t max) {
+/* A client that uses one of the node's own connections does not keep it so. Those to holders of experts at work go
+ * last: a step waits for them. */
+static int64_t last_use_us(const sn_protocol *protocol, const sn_outgoing_connection *c) {
+    if (!c->own_us) return c->used_us;
+    return c->own_us + (sn_protocol_experts_need(protocol, c->peer) ? INT64_MAX / 2 : 0);
+}
+
+/* Of the node's own connections, or of those of clients, whichever are more, the one that was not used for longest. */
+static sn_outgoing_connection *outgoing_oldest(sn_protocol *protocol, size_t max) {
+    sn_outgoing *o = &protocol->outgoing;
     sn_outgoing_connection *oldest[2] = {NULL, NULL}; /* of clients, own */
     size_t n_own = 0;
     for (sn_outgoing_connection *c = o->all; c < o->all + o->n; c++) {
         const bool own = c->own_us != 0;
         sn_outgoing_connection **at = &oldest[own];
         n_own += own;
-        if (!*at || (own ? c->own_us < (*at)->own_us : c->used_us < (*at)->used_us)) *at = c;
+        if (!*at || last_use_us(protocol, c) < last_use_us(protocol, *at)) *at = c;
     }
     return oldest[n_own > max / 2];
 }
@@ -101,7 +109,7 @@ static sn_status outgoing_add(sn_protocol *protocol, const uint8_t client[SN_KEY
                        "%d s, or relay the rows yourself",
                        CLIENT_TARGETS_MAX, IDLE_US / 1000000);
     const size_t max = outgoing_max(protocol);
-    if (o->n >= max) outgoing_hang_up(protocol, outgoing_oldest(o, max));
+    if (o->n >= max) outgoing_hang_up(protocol, outgoing_oldest(protocol, max));
     *out = &o->all[o->n++];
     **out = (sn_outgoing_connection){.to = *to};
     memcpy((*out)->client, client, SN_KEY_SIZE);
@@ -143,6 +151,12 @@ void sn_protocol_met(sn_protocol *protocol, const sn_event *event) {
 void sn_protocol_outgoing_lost(sn_protocol *protocol, sn_peer peer) {
     for (size_t i = 0; i < protocol->outgoing.n; i++)
         if (protocol->outgoing.all[i].peer == peer) protocol->outgoing.all[i].peer = 0;
+}
+
+bool sn_protocol_outgoing_has(const sn_protocol *protocol, sn_peer peer) {
+    for (size_t i = 0; i < protocol->outgoing.n; i++)
+        if (protocol->outgoing.all[i].peer == peer) return true;
+    return false;
 }
 
 int64_t sn_protocol_outgoing_tick(sn_protocol *protocol, int64_t now_us) {

@@ -86,6 +86,7 @@ static void host_refuse(void *ctx, sn_peer peer, const sn_msg *request, const sn
     sn_protocol_refuse(ctx, peer, request, why);
 }
 static void host_meet(void *ctx, const sn_announcement *node, int64_t now_us) { sn_protocol_meet(ctx, node, now_us); }
+static bool host_uses(void *ctx, sn_peer peer) { return sn_protocol_outgoing_has(ctx, peer); }
 static void host_describe(void *ctx, sn_announcement *own) { sn_protocol_describe(ctx, own); }
 
 static void host_ask(void *ctx) { sn_membership_ask(((const sn_protocol *)ctx)->membership); }
@@ -116,8 +117,12 @@ static sn_status protocol_new_membership(sn_protocol *protocol, const sn_protoco
         .name = setup->name,
         .directory_max = setup->directory_max,
         .gossip_bytes_per_s = setup->gossip_bytes_per_s,
-        .host =
-            {.send = host_send, .refuse = host_refuse, .describe = host_describe, .meet = host_meet, .ctx = protocol},
+        .host = {.send = host_send,
+                 .refuse = host_refuse,
+                 .describe = host_describe,
+                 .meet = host_meet,
+                 .uses = host_uses,
+                 .ctx = protocol},
     };
     return sn_membership_new(&membership, &protocol->membership, err);
 }

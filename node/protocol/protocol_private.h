@@ -192,6 +192,7 @@ sn_status sn_protocol_dial(sn_protocol *protocol, const uint8_t client[SN_KEY_SI
 void sn_protocol_meet(sn_protocol *protocol, const sn_announcement *node, int64_t now_us);
 void sn_protocol_met(sn_protocol *protocol, const sn_event *event); /* a PONG: the answer, perhaps */
 void sn_protocol_outgoing_lost(sn_protocol *protocol, sn_peer peer);
+bool sn_protocol_outgoing_has(const sn_protocol *protocol, sn_peer peer); /* whether it is one of these */
 int64_t sn_protocol_outgoing_tick(sn_protocol *protocol, int64_t now_us); /* returns when to call again */
 
 /* -- experts.c */
@@ -204,6 +205,8 @@ void sn_protocol_on_experts(sn_protocol *protocol, sn_event *event, int64_t now_
 /* An ERROR. False: it does not concern a round. */
 bool sn_protocol_experts_on_error(sn_protocol *protocol, const sn_event *event, int64_t now_us);
 void sn_protocol_experts_pong(sn_protocol *protocol, const sn_event *event, int64_t now_us);
+/* Whether experts are asked for over this connection, or a holder has answered over it. */
+bool sn_protocol_experts_need(const sn_protocol *protocol, sn_peer peer);
 void sn_protocol_experts_lost(sn_protocol *protocol, sn_peer peer, int64_t now_us); /* a peer that was dialled */
 void sn_protocol_cancel_experts(sn_protocol *protocol, sn_peer peer);               /* its connection has ended */
 void sn_protocol_experts_done(sn_protocol *protocol, sn_job *job);

@@ -169,6 +169,22 @@ Test(scheduler_training, training_waits_behind_inference) {
     for (int i = 0; i < 5; i++) cr_expect(run_round().training_batches, "the device is idle beside a training job");
 }
 
+/* Else rows would seem to take longer while others train, and prompts would come in fewer rows at once. */
+Test(scheduler_training, training_beside_a_pass_does_not_count_as_its_time) {
+    int together = 0;
+    virtual_clock_begin_still();
+    virtual_clock_advance(1000000); /* beyond the processor's time until here */
+    add_training('a', true, 1, CONTEXT, SIZE_MAX);
+    for (int i = 0; i < 20; i++) {
+        add_decode_step(i);
+        round_result r = run_round();
+        cr_expect_eq(sn_scheduler_rows(scheduler), 1);
+        cr_expect_eq(sn_scheduler_pass_us(scheduler), BATCH_US);
+        together += r.training_batches > 0;
+    }
+    cr_expect_gt(together, 0);
+}
+
 Test(scheduler_training, a_piece_is_bounded_as_prompts_are) {
     int decoding = 0, alone = 0;
     char finished = 0;

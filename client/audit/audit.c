@@ -453,6 +453,11 @@ static sn_status log_check(sn_audit *a, sn_audit_log *l, const sn_chain *audited
     return status;
 }
 
+int64_t sn_audit_pause_us(size_t n_logs, int64_t spent_us) {
+    int64_t pause_us = 2 * (int64_t)n_logs * spent_us;
+    return pause_us > AUDITOR_RETRY_US ? pause_us : AUDITOR_RETRY_US;
+}
+
 static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_finding *out, sn_err *err) {
     sn_audit *a = ctx;
     sn_err later;
@@ -465,10 +470,11 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_fi
         /* No auditor was found a short time ago; where one was, and failed, another one may check what would go. */
         bool wait = !all && !l->auditor && sn_now_us() < l->retry_us && !(full && l->auditor_failed);
         if (!l->n || !(l->due || full || all) || wait) continue;
+        int64_t began_us = sn_now_us();
         sn_status status = log_check(a, l, audited, all, &outcome, &later);
         if (status == SN_STOP) return sn_fail(err, SN_STOP, "%s", later.text);
         if (status) { /* another auditor is tried later */
-            l->retry_us = sn_now_us() + AUDITOR_RETRY_US;
+            l->retry_us = sn_now_us() + sn_audit_pause_us(a->n_logs, sn_now_us() - began_us);
             sn_log(SN_LOG_WARN, "audit check postponed", "blocks=%d:%d text=%s", l->first, l->end, later.text);
         }
         if (outcome == SN_AUDIT_PASSED) continue;

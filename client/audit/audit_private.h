@@ -71,6 +71,10 @@ struct sn_audit {
     size_t n_evidence, evidence_bytes; /* files that were saved */
 };
 
+/* How long no auditor is looked for, after a search or a check took spent_us in vain: ranges that are checked one after
+ * the other, without success, take a third of a session's time at most. */
+int64_t sn_audit_pause_us(size_t n_logs, int64_t spent_us);
+
 /* Opens a chain over the log's blocks that uses none of the nodes that the log is about. local: on this machine. */
 sn_status sn_audit_open_chain(sn_audit *audit, const sn_audit_log *log, const sn_chain *audited, bool local,
                               const bool *cut_at, sn_chain **out, sn_err *err) SN_MUST_USE;

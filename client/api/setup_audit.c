@@ -52,6 +52,7 @@ json_t *sn_audit_json(const sn_audit *audit) {
     json_object_set_new(o, "checked", json_integer((json_int_t)r.checked));
     json_object_set_new(o, "unchecked", json_integer((json_int_t)r.unchecked));
     json_object_set_new(o, "unchecked_failed", json_integer((json_int_t)r.unchecked_failed));
+    json_object_set_new(o, "timeline_checked", json_boolean(sn_audit_timeline_is_checked(audit)));
     json_object_set_new(o, "checks", json_integer((json_int_t)r.checks));
     json_object_set_new(o, "nodes_banned", json_integer((json_int_t)r.nodes_banned));
     json_object_set_new(o, "verdict", *r.verdict ? json_string(r.verdict) : json_null());

@@ -19,6 +19,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,6 +38,7 @@ sn_status sn_audit_new(const sn_audit_options *options, sn_audit **out, sn_err *
     a->options = *options;
     a->hp = sn_model_hparams(options->model);
     a->rng_state = options->seed;
+    a->given_up_from = a->failed_from = INT_MAX;
     *out = a;
     return SN_OK;
 }
@@ -81,6 +83,56 @@ sn_audit_report sn_audit_get_report(const sn_audit *audit) {
     return report;
 }
 
+/* -- what is unchecked ------------------------------------------------------------------------------------------------
+ */
+
+/* The position after the newest step. */
+static int log_end(const sn_audit_log *l) {
+    return l->n ? l->entries[l->n - 1].position + l->entries[l->n - 1].n : l->length;
+}
+
+/* A step goes unchecked. position: its first one. */
+static void audit_give_up(sn_audit *a, int position, bool failed) {
+    a->report.unchecked++;
+    if (a->given_up_from > position) a->given_up_from = position;
+    if (failed) a->report.unchecked_failed++;
+    if (failed && a->failed_from > position) a->failed_from = position;
+}
+
+static void audit_give_up_entry(sn_audit *a, const sn_audit_log *l, const sn_audit_entry *e) {
+    audit_give_up(a, e->past ? INT_MAX : e->position, l->auditor_failed);
+}
+
+/* What a node computes behind a position has its keys and values from the steps before it: a timeline with one that is
+ * unchecked stays so until the session goes back to before it. */
+static void audit_rewind(void *ctx, int position) {
+    sn_audit *a = ctx;
+    if (a->given_up_from >= position) a->given_up_from = INT_MAX;
+    if (a->failed_from >= position) a->failed_from = INT_MAX;
+    for (size_t i = 0; i < a->n_logs; i++) {
+        sn_audit_log *l = &a->logs[i];
+        for (size_t k = 0; k < l->n && log_end(l) > position; k++)
+            if (l->entries[k].position >= position) l->entries[k].past = true;
+    }
+}
+
+/* Whether a step of the timeline waits for a check. failed: one whose auditors failed. */
+static bool audit_waits(const sn_audit *a, bool failed) {
+    for (size_t i = 0; i < a->n_logs; i++) {
+        const sn_audit_log *l = &a->logs[i];
+        for (size_t k = 0; k < l->n && (l->auditor_failed || !failed); k++)
+            if (!l->entries[k].past) return true;
+    }
+    return false;
+}
+
+bool sn_audit_timeline_is_checked(const sn_audit *a) { return a->given_up_from == INT_MAX && !audit_waits(a, false); }
+
+static bool audit_is_incomplete(void *ctx) {
+    const sn_audit *a = ctx;
+    return a->failed_from < INT_MAX || audit_waits(a, true);
+}
+
 /* -- noting steps -----------------------------------------------------------------------------------------------------
  */
 
@@ -107,8 +159,7 @@ static sn_status log_append_history(const sn_audit *a, sn_audit_log *l, int posi
 /* Entries that are left count as unchecked. */
 static void audit_drop_log(sn_audit *a, size_t i) {
     sn_audit_log *l = &a->logs[i];
-    a->report.unchecked += l->n;
-    if (l->auditor_failed) a->report.unchecked_failed += l->n;
+    for (size_t k = 0; k < l->n; k++) audit_give_up_entry(a, l, &l->entries[k]);
     log_fini(l);
     a->log_in_check = NULL;
     memmove(l, l + 1, (--a->n_logs - i) * sizeof *l);
@@ -184,9 +235,8 @@ static sn_status log_skip_oldest(sn_audit *a, sn_audit_log *l, sn_err *err) {
     sn_audit_entry *e = &l->entries[0];
     sn_chain_close(&l->auditor);
     sn_status status = e->position <= l->length ? log_append_history(a, l, e->position, e->n, e->rows, err) : SN_OK;
+    audit_give_up_entry(a, l, e);
     log_remove_first(l);
-    a->report.unchecked++;
-    if (l->auditor_failed) a->report.unchecked_failed++;
     return status;
 }
 
@@ -233,17 +283,12 @@ static sn_status audit_trim(sn_audit *a, sn_err *err) {
     return SN_OK;
 }
 
-/* The position after the newest step. */
-static int log_end(const sn_audit_log *l) {
-    return l->n ? l->entries[l->n - 1].position + l->entries[l->n - 1].n : l->length;
-}
-
 static sn_status audit_note_step(void *ctx, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err) {
     sn_audit *a = ctx;
     sn_audit_log *l = audit_find_log(a, hops, n_hops);
     a->report.steps++;
     if (!l) {
-        a->report.unchecked++;
+        audit_give_up(a, step->position, false);
         return SN_OK;
     }
     /* The session may have begun with KV pages from elsewhere. Where the hop knows their inputs, these are the history.
@@ -251,7 +296,7 @@ static sn_status audit_note_step(void *ctx, const sn_hop *hops, size_t n_hops, c
     sn_status status = SN_OK;
     if (step->position > log_end(l)) {
         if (l->n || !sn_hop_can_replay(&hops[0], 0)) {
-            a->report.unchecked++;
+            audit_give_up(a, step->position, false);
             l->due = l->n > 0; /* without entries the history can begin anew */
             return SN_OK;
         }
@@ -408,6 +453,11 @@ static sn_status log_check(sn_audit *a, sn_audit_log *l, const sn_chain *audited
     return status;
 }
 
+int64_t sn_audit_pause_us(size_t n_logs, int64_t spent_us) {
+    int64_t pause_us = 2 * (int64_t)n_logs * spent_us;
+    return pause_us > AUDITOR_RETRY_US ? pause_us : AUDITOR_RETRY_US;
+}
+
 static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_finding *out, sn_err *err) {
     sn_audit *a = ctx;
     sn_err later;
@@ -420,10 +470,11 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_fi
         /* No auditor was found a short time ago; where one was, and failed, another one may check what would go. */
         bool wait = !all && !l->auditor && sn_now_us() < l->retry_us && !(full && l->auditor_failed);
         if (!l->n || !(l->due || full || all) || wait) continue;
+        int64_t began_us = sn_now_us();
         sn_status status = log_check(a, l, audited, all, &outcome, &later);
         if (status == SN_STOP) return sn_fail(err, SN_STOP, "%s", later.text);
         if (status) { /* another auditor is tried later */
-            l->retry_us = sn_now_us() + AUDITOR_RETRY_US;
+            l->retry_us = sn_now_us() + sn_audit_pause_us(a->n_logs, sn_now_us() - began_us);
             sn_log(SN_LOG_WARN, "audit check postponed", "blocks=%d:%d text=%s", l->first, l->end, later.text);
         }
         if (outcome == SN_AUDIT_PASSED) continue;
@@ -433,13 +484,13 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_fi
     return out->wrong_from < 0 ? audit_trim(a, err) : SN_OK;
 }
 
-static bool audit_is_incomplete(void *ctx) { return sn_audit_get_report(ctx).unchecked_failed > 0; }
 static const char *audit_verdict(void *ctx) { return ((sn_audit *)ctx)->report.verdict; }
 
 sn_verifier sn_audit_verifier(sn_audit *audit) {
     if (!audit) return (sn_verifier){0};
     return (sn_verifier){.ctx = audit,
                          .note_step = audit_note_step,
+                         .rewind = audit_rewind,
                          .check = audit_check,
                          .is_banned = sn_audit_is_banned,
                          .is_incomplete = audit_is_incomplete,

@@ -50,5 +50,8 @@ typedef struct sn_audit_report {
     char evidence[1024]; /* path of the newest evidence file; empty: none */
 } sn_audit_report;
 sn_audit_report sn_audit_get_report(const sn_audit *audit);
+/* Whether every step of the session's present timeline was checked. The report counts the steps of earlier ones, too.
+ */
+bool sn_audit_timeline_is_checked(const sn_audit *audit);
 
 #endif

@@ -15,6 +15,7 @@ typedef struct sn_audit_entry {
     size_t n_hops;
     uint8_t *receipts; /* (n_hops, SN_RECEIPT_SIZE) */
     bool exact;        /* every receipt says that the device is exact, and all keys and values its own */
+    bool past;         /* the session has left its positions, or computes them anew */
     sn_hash output;    /* as the last hop signed it, and its wire type */
     sn_dtype output_dtype;
     float *rows, *outputs; /* (n, n_embd): what entered the first hop; what left the last one */
@@ -52,7 +53,9 @@ struct sn_audit {
     const sn_hparams *hp;
     sn_audit_log logs[SN_AUDIT_LOGS_MAX];
     size_t n_logs;
-    int longest; /* positions of the longest timeline so far */
+    int longest;       /* positions of the longest timeline so far */
+    int given_up_from; /* position of the first step of the timeline that was given up; INT_MAX: none */
+    int failed_from;   /* the same of those whose auditors failed */
     uint64_t rng_state;
     uint8_t banned[SN_AUDIT_BANNED_MAX][SN_KEY_SIZE]; /* the oldest entry is overwritten first */
     size_t n_banned;
@@ -67,6 +70,10 @@ struct sn_audit {
     sn_audit_report report;
     size_t n_evidence, evidence_bytes; /* files that were saved */
 };
+
+/* How long no auditor is looked for, after a search or a check took spent_us in vain: ranges that are checked one after
+ * the other, without success, take a third of a session's time at most. */
+int64_t sn_audit_pause_us(size_t n_logs, int64_t spent_us);
 
 /* Opens a chain over the log's blocks that uses none of the nodes that the log is about. local: on this machine. */
 sn_status sn_audit_open_chain(sn_audit *audit, const sn_audit_log *log, const sn_chain *audited, bool local,

@@ -107,13 +107,25 @@ static bool auditor_passed_the_same(const dispute *d, size_t i) {
                                 : sn_rows_close(now, before, d->entry->n, d->a->hp->n_embd);
 }
 
-/* The auditor was wrong. Where that is not proven of any node, it was the one that gave other rows for the same input
- * when it was asked again, and the others of its chain may be honest. Who was replaced in the midst of the answer may
- * have been wrong, too: those that are there now need not have been. */
+/* Whether the rows that it signed are far from those of the arbiter. */
+static bool auditor_is_far(const dispute *d, size_t i) {
+    for (size_t k = d->entry->n_hops; k < d->evidence.n; k++) {
+        const sn_receipt *r = &d->evidence.statements[k].receipt;
+        if (r->end_block == (uint32_t)d->auditors[i].end && !memcmp(r->node, d->auditors[i].node, SN_KEY_SIZE))
+            return d->verdicts[k].far;
+    }
+    return false;
+}
+
+/* The auditor was wrong. Where that is not proven of any node, as behind one whose device gives other bits, it was the
+ * first one that gave other rows for the same input when it was asked again, or rows far from the true ones; the others
+ * of its chain may be honest. Who was replaced in the midst of the answer may have been wrong, too: those that are
+ * there now need not have been. */
 static void dispute_avoid_auditor(dispute *d) {
     size_t wrong = 0;
     if (d->a->report.nodes_banned > d->banned_before || d->log->auditor_changed) return;
-    while (d->answered && wrong + 1 < d->n_auditors && auditor_passed_the_same(d, wrong)) wrong++;
+    while (d->answered && wrong + 1 < d->n_auditors && auditor_passed_the_same(d, wrong) && !auditor_is_far(d, wrong))
+        wrong++;
     for (size_t i = 0; i < d->n_auditors; i++)
         if (i == wrong || !d->answered) sn_audit_avoid(d->a, d->auditors[i].node, INT64_MAX);
 }
@@ -134,9 +146,7 @@ static sn_status dispute_add_auditor(dispute *d, sn_err *err) {
         const sn_hop_remote *remote = &hops[i].remote;
         if (hops[i].is_local) continue;
         bool whole = remote->last_receipt.n == (uint32_t)entry->n, last = i + 1 == n_hops;
-        const float *out = last                                              ? rows
-                           : remote->last_receipt.device == SN_RECEIPT_EXACT ? NULL
-                                                                             : auditor_rows_at(d, hops[i].end);
+        const float *out = last ? rows : auditor_rows_at(d, hops[i].end);
         status = sn_audit_keep_announcement(d->a, &hops[i], err);
         if (!status)
             status = sn_evidence_add(&d->evidence, remote->receipt, sn_audit_find_announcement(d->a, remote->node),

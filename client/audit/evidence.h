@@ -57,6 +57,7 @@ typedef enum sn_verdict_kind {
 typedef struct sn_verdict {
     sn_verdict_kind kind;
     char why[160]; /* one sentence */
+    bool far;      /* the outputs in the evidence are not even close to the true ones, whatever its input was */
 } sn_verdict;
 /* Judges each statement by `reference`, a trusted chain over at least the evidence's blocks that is cut where
  * statements begin and end (sn_evidence_cuts) and has their wire type (sn_evidence_wire). out: (evidence->n). */

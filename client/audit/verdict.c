@@ -19,7 +19,7 @@ typedef struct statement_check {
     sn_hash at, before, after; /* timeline hash: so far; at the statement's position; after its tokens */
     sn_hasher *input, *output; /* of the true rows of its tokens, in the types that it names */
     sn_err err;                /* why there is no such hash */
-    float *rows;               /* (n, n_embd): the true output, where the device gives other bits and sent its own */
+    float *rows;               /* (n, n_embd): the true output, where the evidence has the node's */
 } statement_check;
 
 typedef struct judging {
@@ -114,7 +114,7 @@ static sn_status judging_begin(judging *c, sn_err *err) {
         t->input = sn_hasher_new();
         t->output = sn_hasher_new();
         if (!t->input || !t->output) status = sn_fail(err, SN_STOP, "out of memory");
-        if (!status && t->statement->outputs && r->device != SN_RECEIPT_EXACT)
+        if (!status && t->statement->outputs)
             status = sn_calloc(&t->rows, (size_t)r->n, r->n_embd * sizeof *t->rows, err);
     }
     return status;
@@ -202,7 +202,11 @@ sn_status sn_evidence_judge(const sn_evidence *e, sn_chain *reference, sn_verdic
         status = sn_chain_step(reference, at, n, e->inputs + (size_t)at * (size_t)e->n_embd, rows, err);
     }
     sn_chain_observe(reference, NULL, NULL);
-    for (size_t i = 0; i < e->n && !status; i++) out[i] = judge_statement(&c, &c.checks[i]);
+    for (size_t i = 0; i < e->n && !status; i++) {
+        const sn_statement *s = &e->statements[i];
+        out[i] = judge_statement(&c, &c.checks[i]);
+        out[i].far = s->outputs && !sn_rows_close(s->outputs, c.checks[i].rows, (int)s->receipt.n, e->n_embd);
+    }
     for (size_t i = 0; c.checks && i < e->n; i++) {
         sn_hasher_free(c.checks[i].input);
         sn_hasher_free(c.checks[i].output);

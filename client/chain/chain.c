@@ -451,6 +451,7 @@ static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
     chain->audit_failed = false;
     if (step->n <= DECODE_ROWS_MAX && step->position == chain->length) status = sn_chain_maybe_reroute(chain, err);
     chain->length = step->position; /* the step overwrites what the hops hold after it, even when it fails */
+    sn_chain_rewind_verifier(chain, step->position);
     if (!status) status = chain_run_pieces(chain, step, err);
     chain->unsettled = status == SN_STOP;
     if (status == SN_REBUILD) status = err->status = SN_RETRY; /* a node's word; to callers it is an audit's only */

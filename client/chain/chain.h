@@ -134,7 +134,7 @@ void sn_chain_poll(sn_chain *chain);
  */
 sn_status sn_chain_audit(sn_chain *chain, sn_err *err) SN_MUST_USE;
 bool sn_chain_audit_failed(const sn_chain *chain); /* by the newest sn_chain_step or sn_chain_audit */
-/* Whether steps stay unchecked although there were nodes to check them: these failed. */
+/* Whether steps of the timeline stay unchecked although there were nodes to check them: these failed. */
 bool sn_chain_audit_is_incomplete(const sn_chain *chain);
 
 /* Calls `watcher` during a long step, with the rows of it that have passed all hops; NULL ends that. */

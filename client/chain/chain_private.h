@@ -152,6 +152,8 @@ sn_status sn_chain_maybe_reroute(sn_chain *chain, sn_err *err) SN_MUST_USE;
 
 /* -- verifier.c */
 
+/* The timeline ends at `position` now, whatever the steps behind it were. */
+void sn_chain_rewind_verifier(const sn_chain *chain, int position);
 /* Makes the checks that are due (`all`: every check that is possible). After a failed one: as sn_chain_audit. */
 sn_status sn_chain_run_audit(sn_chain *chain, bool all, sn_err *err) SN_MUST_USE;
 

@@ -13,6 +13,11 @@ static bool group_must_go(const sn_chain *chain, size_t i, size_t j) {
     return false;
 }
 
+void sn_chain_rewind_verifier(const sn_chain *chain, int position) {
+    const sn_verifier *verifier = &chain->options.verification.verifier;
+    if (verifier->rewind) verifier->rewind(verifier->ctx, position);
+}
+
 static sn_status chain_replace_banned(sn_chain *chain, sn_err *err) {
     sn_chain_begin_call(chain); /* the checks have taken their own time */
     for (size_t i = 0, j; i < chain->n_hops; i = j) {

@@ -18,13 +18,15 @@ typedef struct sn_verifier {
      * it travelled; step->out: what left the last one. All memory is valid during the call only. SN_STOP: out of
      * memory. */
     sn_status (*note_step)(void *ctx, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err);
+    /* The session's timeline ends at `position` now: steps of positions from there on are no part of it any more. */
+    void (*rewind)(void *ctx, int position);
     /* Makes the checks that are due; `all`: checks every step that is not checked yet. SN_RETRY: results differ, and no
      * third node can decide which are right. A check that no node can make now is not an error; is_incomplete tells of
      * it. */
     sn_status (*check)(void *ctx, const struct sn_chain *chain, bool all, sn_finding *out, sn_err *err);
     /* Whether a check showed that the node computes wrong results: the chain then does not use it. */
     bool (*is_banned)(void *ctx, const uint8_t node[SN_KEY_SIZE]);
-    /* Whether steps stay unchecked because nodes that could check them failed. */
+    /* Whether steps of the timeline stay unchecked because nodes that could check them failed. */
     bool (*is_incomplete)(void *ctx);
     const char *(*verdict)(void *ctx); /* one sentence about the newest failed check */
 } sn_verifier;

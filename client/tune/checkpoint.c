@@ -27,7 +27,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { VERSION = 2, SUMS_MAX = 4096 };
+enum { VERSION = 2, SUMS_MAX = 4096, INDEX_MAX = 1 << 20 };
 _Static_assert(sizeof((sn_checkpoint *)0)->path == SN_PATH_SIZE, "a checkpoint's path is a path");
 static const char sums_name[] = "SHA256SUMS";
 static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors", "swarm.json",
@@ -223,7 +223,11 @@ static sn_status read_index(sn_checkpoint *c, sn_err *err) {
     json_error_t error;
     sn_status status = sn_path_join(path, c->path, "checkpoint.json", err);
     if (status) return status;
-    json_t *index = json_load_file(path, 0, &error);
+    sn_buf text = {0};
+    status = sn_read_file(path, INDEX_MAX, &text, err);
+    if (status) return status;
+    json_t *index = json_loadb((const char *)text.data, text.len, 0, &error);
+    sn_buf_fini(&text);
     if (!index) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
     const char *model = json_string_value(json_object_get(index, "model"));
     json_int_t step = json_integer_value(json_object_get(index, "step")),

@@ -97,7 +97,8 @@ static void note_session(sn_answer_choice *c, const swarm_session *session) {
         json_array_append_new(hops, json_pack("{sO* sO* sO*}", "node", json_object_get(hop, "node"), "name",
                                               json_object_get(hop, "name"), "blocks", json_object_get(hop, "blocks")));
     }
-    bool checked = json_is_object(audit) && !json_integer_value(json_object_get(audit, "unchecked"));
+    /* Steps of earlier answers, which the session has left, do not count. */
+    bool checked = json_is_true(json_object_get(audit, "timeline_checked"));
     pthread_mutex_lock(&a->lock);
     a->unchecked |= !checked;
     json_decref(a->hops);
@@ -135,6 +136,7 @@ swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_erro
     if (has_failed(c->answer)) return SWARM_CANCELLED; /* another choice of it */
     tell_prompt(c, cached_tokens(c, session));
     if (r->echo) code = sn_answer_echo(c, session, error);
+    if (r->echo && r->logprobs >= 0) note_session(c, session); /* what is checked later is given away now */
     swarm_session_on_event(session, on_event, c);
     if (c->constraint) swarm_session_on_logits(session, sn_constraint_apply, c->constraint);
     if (!code && c->generation)
@@ -172,7 +174,10 @@ swarm_code sn_answer_embed(void *choice, swarm_session *session, swarm_error **e
     sn_answer_choice *c = choice;
     sn_answer *a = c->answer;
     swarm_code code = SWARM_OK;
-    for (size_t i = 0; i < a->n_prompts && !code && !has_failed(a); i++) code = embed_prompt(a, i, session, error);
+    for (size_t i = 0; i < a->n_prompts && !code && !has_failed(a); i++) {
+        if (i) note_session(c, session); /* the next one is a timeline of its own */
+        code = embed_prompt(a, i, session, error);
+    }
     note_session(c, session);
     return code;
 }

@@ -14,7 +14,7 @@ typedef struct fixture {
     chain_fixture r;
     sn_device *device;
     sn_audit *audit;
-    byzantine_node *byzantine;
+    byzantine_node *byzantine, *gpu; /* gpu: or NULL */
 } fixture;
 
 /* An audited chain over the nodes of the cluster; the byzantine node is an auditor only, and this machine is the
@@ -23,6 +23,7 @@ static void fixture_open(fixture *t, testbed *w) {
     static const char *const deny[] = {"fake"};
     chain_fixture_begin(&t->r, w);
     byzantine_node_announce_to(t->byzantine, t->r.link);
+    if (t->gpu) byzantine_node_announce_to(t->gpu, t->r.link);
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &t->device, &err));
     const sn_audit_options options = {.model = t->r.model,
                                       .link = t->r.link,
@@ -45,6 +46,7 @@ static void fixture_end(fixture *t) {
     chain_fixture_close(&t->r);
     sn_device_close(&t->device);
     byzantine_node_free(&t->byzantine);
+    byzantine_node_free(&t->gpu);
     testbed_free(&w);
 }
 
@@ -96,6 +98,25 @@ Test(audit_blame, one_that_lies_and_fails_does_not_have_the_one_avoided_that_tak
     REQUIRE(sn_chain_step(t.r.chain, 0, TOKENS, rows, out, &err));
     REQUIRE(sn_chain_audit(t.r.chain, &err));
     cr_expect_geq(byzantine_node_steps(t.byzantine), 2, "it was no auditor");
+    expect_all_checked(&t, 0);
+    fixture_end(&t);
+}
+
+/* What follows a GPU has other input than the arbiter, so that no statement proves it wrong. */
+Test(audit_blame, one_that_lies_behind_a_gpu_does_not_have_those_behind_it_avoided) {
+    const byzantine_faults gpu = {.alter_every_nth = 1, .signs_approximate = true};
+    const byzantine_faults lies = {.alter_every_nth = 1, .large_error = true, .signs_approximate = true};
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    fixture t = {0};
+    cluster_add(w->cluster, 0, 4);
+    cluster_add(w->cluster, 1, 2);
+    cluster_add(w->cluster, 2, 4); /* without it no node is left to check blocks 2:4 */
+    t.gpu = byzantine_node_new(w, "gpu:1", 0, 1, gpu);
+    t.byzantine = byzantine_node_new(w, "byzantine:1", 1, 2, lies);
+    fixture_open(&t, w);
+    chain_fixture_steps(&t.r, 0, 30, 3);
+    REQUIRE(sn_chain_audit(t.r.chain, &err));
+    cr_expect_eq(byzantine_node_steps(t.byzantine), 2, "%d steps", byzantine_node_steps(t.byzantine));
     expect_all_checked(&t, 0);
     fixture_end(&t);
 }

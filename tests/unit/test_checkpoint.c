@@ -11,6 +11,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -451,6 +452,21 @@ Test(checkpoint, options_that_no_checkpoint_decides_are_refused) {
     REQUIRE(save(t, &err));
     resumes_as(t, t, "without them", 0);
     sn_tuner_free(&t);
+}
+
+/* A stranger's index is read into memory. */
+Test(checkpoint, an_index_of_more_than_a_mib_is_refused) {
+    enum { TOO_MUCH = 1 << 20 };
+    char *text = calloc(TOO_MUCH + 1, 1);
+    sn_tuner *t = tuner_at(2, 0);
+    cr_assert(text);
+    memset(text, 'x', TOO_MUCH);
+    json_object_set_new(options, "data", json_string(text));
+    REQUIRE(save(t, &err));
+    expect_refused("checkpoint.json");
+    json_object_del(options, "data");
+    sn_tuner_free(&t);
+    free(text);
 }
 
 /* -- size */

@@ -106,6 +106,47 @@ Test(http_answer, an_answer_is_checked_when_each_of_its_choices_is) {
     cr_expect_not(is_checked(true, false));
 }
 
+/* When a node fails, two others come, so that there are nodes to check everything. */
+static int nodes_come(void *nodes, const swarm_event *event) {
+    if (swarm_event_get_kind(event) != SWARM_EVENT_FAILOVER) return 0;
+    cluster_add(nodes, 0, 2);
+    cluster_add(nodes, 2, 4);
+    return 0;
+}
+
+/* The check of the second one makes up for that of the first, which the client may have by then. */
+Test(http_answer, an_embedding_that_was_given_away_unchecked_stays_so) {
+    static const int32_t first[] = {1, 40, 41}, second[] = {1, 50, 51, 52};
+    static const char body[] = "{\"input\":[[1,40,41],[1,50,51,52]]}";
+    const sn_request_limits limits = {
+        .vocab = swarm_model_vocab(api.model), .context = 96, .n_max = 4, .prompts_max = 2, .choices_max = 4};
+    sn_answer_prompt prompts[] = {{.ids = (int32_t *)(uintptr_t)first, .n = sizeof first / sizeof *first},
+                                  {.ids = (int32_t *)(uintptr_t)second, .n = sizeof second / sizeof *second}};
+    sn_answer_choice c = {.answer = &answer};
+    sn_openai_error failure = {0};
+    char *text = NULL;
+    byzantine = api_swarm_begin_lies(&api, (byzantine_faults){.fail_after = 1});
+    swarm_session *session = open_session(true);
+    cluster_add(api.nodes, 2, 4); /* no node checks blocks 0:2 yet */
+    swarm_session_on_event(session, nodes_come, api.nodes);
+    cr_assert(sn_request_parse(SN_REQUEST_EMBEDDING, body, strlen(body), &limits, &answer.request, &failure), "%s",
+              failure.message);
+    cr_assert(sn_reply_new(answer.request, server.served, &(sn_reply_head){"1", 1700000000}, &answer.reply, &failure));
+    sn_buf_init(&answer.out, SIZE_MAX);
+    answer.prompts = prompts;
+    answer.n_prompts = sizeof prompts / sizeof *prompts;
+    API(sn_answer_embed(&c, session, &error));
+    API(swarm_session_describe(session, &text, NULL, &error));
+    json_t *o = api_json(text), *audit = json_object_get(o, "audit");
+    cr_expect(json_is_true(json_object_get(audit, "timeline_checked")) &&
+              !json_integer_value(json_object_get(audit, "unchecked")));
+    cr_expect(answer.unchecked);
+    json_decref(o);
+    answer.prompts = NULL;
+    answer.n_prompts = 0;
+    swarm_session_close(session);
+}
+
 Test(http_answer, a_choice_begins_nothing_when_another_one_has_failed) {
     swarm_session *session = open_session(false);
     swarm_error *error = NULL;

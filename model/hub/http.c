@@ -250,7 +250,7 @@ static sn_status request_patiently(sn_http *http, const char *url, bool head, sn
 static bool is_redirect(const sn_http_answer *a) { return a->code >= 300 && a->code < 400; }
 
 sn_status sn_http_get(sn_http *http, const char *url, size_t limit, sn_buf *out, sn_err *err) {
-    char at[SN_URL_SIZE];
+    char at[SN_URL_SIZE], shown[SN_URL_SIZE];
     sn_http_answer answer;
     snprintf(at, sizeof at, "%s", url);
     sn_buf_init(out, limit + 1);
@@ -258,7 +258,8 @@ sn_status sn_http_get(sn_http *http, const char *url, size_t limit, sn_buf *out,
     for (int i = 0; !status; i++) {
         status = request_patiently(http, at, false, out, &answer, err);
         if (status || !is_redirect(&answer)) break;
-        if (i == REDIRECTS_MAX) status = sn_fail(err, SN_REFUSED, "%.200s redirects without end", url);
+        if (i == REDIRECTS_MAX)
+            status = sn_fail(err, SN_REFUSED, "%.200s redirects without end", sn_http_show(url, shown));
         if (!status) status = sn_http_redirect(at, answer.location, at, err);
     }
     if (!status) status = sn_buf_append(out, "", 1, err);
@@ -278,6 +279,7 @@ static void collect(const sn_http_answer *a, sn_http_file *file) {
 }
 
 sn_status sn_http_describe(sn_http *http, const char *url, sn_http_file *out, sn_err *err) {
+    char shown[SN_URL_SIZE];
     sn_http_answer answer;
     *out = (sn_http_file){0};
     if (strlen(url) >= sizeof out->url) return sn_fail(err, SN_REFUSED, "the URL is too long");
@@ -288,11 +290,13 @@ sn_status sn_http_describe(sn_http *http, const char *url, sn_http_file *out, sn
         if (status) return status;
         collect(&answer, out);
         if (!is_redirect(&answer)) break;
-        if (i == REDIRECTS_MAX) return sn_fail(err, SN_REFUSED, "%.200s redirects without end", url);
+        if (i == REDIRECTS_MAX)
+            return sn_fail(err, SN_REFUSED, "%.200s redirects without end", sn_http_show(url, shown));
         status = sn_http_redirect(out->location, answer.location, out->location, err);
         if (status) return status;
         if (out->size && *out->etag) break; /* the rest of the way is the bytes' */
     }
     if (out->size) return SN_OK;
-    return sn_fail(err, SN_REFUSED, "%.200s does not say its size, so it cannot be fetched in parts", url);
+    return sn_fail(err, SN_REFUSED, "%.200s does not say its size, so it cannot be fetched in parts",
+                   sn_http_show(url, shown));
 }

@@ -201,6 +201,8 @@ sn_status sn_http_fetch(sn_http *http, sn_http_file *file, const sn_range_set *r
                         sn_err *err) {
     fetching f = {.http = http, .file = file, .ranges = ranges, .sink = sink, .context = context};
     int running = 0, handles;
+    char shown[SN_URL_SIZE];
+    sn_http_show(file->url, shown);
     for (int i = 0; i < SLOTS; i++) f.slots[i].all = &f;
     for (size_t i = 0; i < ranges->n; i++)
         if (ranges->ranges[i].to > file->size)
@@ -210,11 +212,11 @@ sn_status sn_http_fetch(sn_http *http, sn_http_file *file, const sn_range_set *r
     sn_status status;
     while (!(status = start_slots(&f, &running, err)) && running) {
         if (sn_is_cancelled(http->settings.cancel)) {
-            status = sn_fail(err, SN_RETRY, "fetching %.200s was cancelled", file->url);
+            status = sn_fail(err, SN_RETRY, "fetching %.200s was cancelled", shown);
             break;
         }
         if (curl_multi_perform(f.multi, &handles) || curl_multi_poll(f.multi, NULL, 0, WAIT_MS, NULL)) {
-            status = sn_fail(err, SN_STOP, "libcurl cannot go on with fetching %.200s", file->url);
+            status = sn_fail(err, SN_STOP, "libcurl cannot go on with fetching %.200s", shown);
             break;
         }
         status = end_slots(&f, err);

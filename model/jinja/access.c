@@ -55,7 +55,7 @@ static sn_jvalue element(sn_jrender *r, sn_jvalue on, int64_t index) {
 
 sn_jvalue sn_jitem(sn_jrender *r, sn_jvalue on, sn_jvalue index) {
     refuse_undefined(r, on, "[...]");
-    if (on.kind == SN_J_DICT && sn_jis_hashable(index)) {
+    if (on.kind == SN_J_DICT && sn_jis_hashable(r->run, index)) {
         const sn_jvalue *item = sn_jdict_find(r->run, on.dict, index);
         if (item) return *item;
     }
@@ -120,6 +120,7 @@ sn_jvalue sn_jpath(sn_jrender *r, sn_jvalue on, sn_jvalue path) {
             digits = digits && text->text[to] >= '0' && text->text[to] <= '9' && number < (int64_t)1 << 32;
             if (digits) number = 10 * number + (text->text[to] - '0');
         }
+        sn_jcharge(r->run, (to - from) >> 4);
         sn_jvalue part = sn_jstr(sn_jstring_part(r->run, text, from, to));
         on = sn_jitem(r, on, digits && to > from ? sn_jint(number) : part);
     }

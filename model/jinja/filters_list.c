@@ -184,7 +184,7 @@ static sn_jlist *unique_items(void *call) {
     for (size_t i = 0; i < list->n; i++) {
         sn_jvalue key =
             folded(c, path ? sn_jpath(c->r, list->at[i], c->arg[1]) : list->at[i], sn_jarg_flag(c, 0, false));
-        if (sn_jis_hashable(key) && sn_jdict_find(run, seen, key)) continue;
+        if (sn_jis_hashable(run, key) && sn_jdict_find(run, seen, key)) continue;
         sn_jdict_set(run, seen, key, sn_jnone());
         sn_jlist_add(run, out, list->at[i]);
     }

@@ -92,6 +92,7 @@ static sn_jvalue filter_int(sn_jcall *c) {
     if (c->self.kind == SN_J_FLOAT) return real_to_int(c, c->self.real, otherwise);
     if (c->self.kind == SN_J_UNDEFINED) sn_jcall_fail(c, "the value is undefined");
     if (c->self.kind != SN_J_STRING) return otherwise;
+    sn_jcharge(c->r->run, c->self.string->len >> 4);
     if (parse_integer(c, c->self.string, (int)base, &integer)) return sn_jint(integer);
     return parse_real(c->self.string, &real) ? real_to_int(c, real, otherwise) : otherwise;
 }
@@ -100,6 +101,7 @@ static sn_jvalue filter_float(sn_jcall *c) {
     double real;
     if (sn_jis_number(c->self)) return sn_jreal(sn_jas_real(c->self));
     if (c->self.kind == SN_J_UNDEFINED) sn_jcall_fail(c, "the value is undefined");
+    if (c->self.kind == SN_J_STRING) sn_jcharge(c->r->run, c->self.string->len >> 4);
     if (c->self.kind == SN_J_STRING && parse_real(c->self.string, &real)) return sn_jreal(real);
     return c->has[0] ? c->arg[0] : sn_jreal(0);
 }

@@ -27,7 +27,7 @@ static sn_jvalue dict_keys(sn_jcall *c) { return dict_list(c, true, false); }
 static sn_jvalue dict_values(sn_jcall *c) { return dict_list(c, false, true); }
 
 static const sn_jvalue *dict_entry(sn_jcall *c) {
-    if (!sn_jis_hashable(c->arg[0])) sn_jcall_fail(c, "a %s cannot be a key", sn_jtype_name(c->arg[0]));
+    if (!sn_jis_hashable(c->r->run, c->arg[0])) sn_jcall_fail(c, "a %s cannot be a key", sn_jtype_name(c->arg[0]));
     return sn_jdict_find(c->r->run, c->self.dict, c->arg[0]);
 }
 

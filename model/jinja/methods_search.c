@@ -43,7 +43,10 @@ static sn_jvalue method_count(sn_jcall *c) {
     size_t from, to;
     int64_t n = 0;
     if (!bounds(c, &from, &to)) return sn_jint(0);
-    if (!part->len) return sn_jint(position(text, to) - position(text, from) + 1);
+    if (!part->len) {
+        sn_jcharge(c->r->run, (from + to) >> 6);
+        return sn_jint(position(text, to) - position(text, from) + 1);
+    }
     for (size_t at; (at = sn_jstring_find(c->r->run, text, part, from, to)) != SIZE_MAX; n++) from = at + part->len;
     return sn_jint(n);
 }

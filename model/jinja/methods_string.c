@@ -88,6 +88,13 @@ static sn_jvalue method_join(sn_jcall *c) {
     return sn_jstr(sn_jtext_end(&out));
 }
 
+/* Of the text's own bytes: no NUL ends it. */
+static bool has_byte_of(const sn_jstring *text, const char *set) {
+    for (size_t i = 0; i < text->len; i++)
+        if (text->text[i] && strchr(set, text->text[i])) return true;
+    return false;
+}
+
 /* "{} {name} {0}".format(...), without conversions and formats. */
 static sn_jvalue method_format(sn_jcall *c) {
     const sn_jstring *text = c->self.string;
@@ -117,7 +124,8 @@ static sn_jvalue method_format(sn_jcall *c) {
             digits = field->text[i] >= '0' && field->text[i] <= '9';
             index = 10 * index + (field->text[i] - '0');
         }
-        if (!digits && strcspn(field->text, ":!.[") < field->len)
+        sn_jcharge(run, 1 + (field->len >> 4));
+        if (!digits && has_byte_of(field, ":!.["))
             sn_jcall_fail(c, "only {}, {0} and {name} are known: use the filter format");
         const sn_jvalue *named = digits ? NULL : sn_jdict_find(run, c->named, sn_jstr(field));
         if (digits ? (size_t)index >= c->given->n : !named) sn_jcall_fail(c, "there is no value for a {...}");

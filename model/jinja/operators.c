@@ -151,7 +151,7 @@ bool sn_jcontains(sn_jrender *r, sn_jvalue item, sn_jvalue in) {
         return sn_jstring_find(r->run, in.string, item.string, 0, in.string->len) != SIZE_MAX;
     }
     if (in.kind == SN_J_DICT) {
-        if (!sn_jis_hashable(item)) refuse_operands(r, SN_JS_IN, item, in);
+        if (!sn_jis_hashable(r->run, item)) refuse_operands(r, SN_JS_IN, item, in);
         return sn_jdict_find(r->run, in.dict, item);
     }
     if (!sn_jis_list(in) && in.kind != SN_J_UNDEFINED && in.kind != SN_J_GENERATOR)

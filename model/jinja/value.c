@@ -187,10 +187,11 @@ sn_jlist *sn_jlist_copy(sn_jrun *run, const sn_jlist *list) {
 
 /* ---- dictionaries ---- */
 
-bool sn_jis_hashable(sn_jvalue key) {
+bool sn_jis_hashable(sn_jrun *run, sn_jvalue key) {
     bool hashable = key.kind <= SN_J_STRING;
     if (key.kind == SN_J_TUPLE) {
         hashable = true;
+        sn_jcharge(run, key.list->n >> 4);
         for (size_t i = 0; i < key.list->n; i++) hashable = hashable && key.list->at[i].kind <= SN_J_STRING;
     }
     return hashable;
@@ -224,7 +225,7 @@ sn_jvalue *sn_jdict_find_word(sn_jrun *run, const sn_jdict *dict, const char *ke
 }
 
 void sn_jdict_set(sn_jrun *run, sn_jdict *dict, sn_jvalue key, sn_jvalue value) {
-    if (!sn_jis_hashable(key)) sn_jfail(run, "", "a %s cannot be the key of a dictionary", sn_jtype_name(key));
+    if (!sn_jis_hashable(run, key)) sn_jfail(run, "", "a %s cannot be the key of a dictionary", sn_jtype_name(key));
     sn_jvalue *known = sn_jdict_find(run, dict, key);
     if (known) {
         *known = value;

@@ -139,7 +139,7 @@ sn_jvalue *sn_jdict_find(sn_jrun *run, const sn_jdict *dict, sn_jvalue key);
 sn_jvalue *sn_jdict_find_word(sn_jrun *run, const sn_jdict *dict, const char *key);
 void sn_jdict_set(sn_jrun *run, sn_jdict *dict, sn_jvalue key, sn_jvalue value);
 void sn_jdict_remove(sn_jrun *run, sn_jdict *dict, sn_jvalue key);
-bool sn_jis_hashable(sn_jvalue key);
+bool sn_jis_hashable(sn_jrun *run, sn_jvalue key);
 
 /* ---- all values ---- */
 

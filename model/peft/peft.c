@@ -224,12 +224,12 @@ static sn_status lora_scale(const lora *l, const tensor_ref *p, size_t rank, flo
 static size_t lora_used_ranks(const lora *l, const tensor_ref *p, const sn_safetensors_tensor *b, sn_role role,
                               size_t rows, bool *used) {
     size_t rank = b->dims[1], n = 0;
-    for (size_t k = 0; k < rank; k++) {
-        used[k] = p->module->n_roles == 1;
-        for (size_t row = 0; row < rows && !used[k]; row++)
-            used[k] = element_at(b, sn_peft_row(l->hp, role, row) * rank + k) != 0;
-        n += used[k];
-    }
+    bool single = p->module->n_roles == 1;
+    for (size_t k = 0; k < rank; k++) used[k] = single;
+    for (size_t row = 0; row < rows && !single; row++)
+        for (size_t k = 0, from = sn_peft_row(l->hp, role, row) * rank; k < rank; k++)
+            used[k] |= element_at(b, from + k) != 0;
+    for (size_t k = 0; k < rank; k++) n += used[k];
     return n;
 }
 

@@ -9,17 +9,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* MATCH_LIMIT: steps of PCRE2 for one match; a usual pattern takes hundreds. */
-enum { PATTERNS_MAX = 4096, LENGTH_MAX = 1000, MATCH_LIMIT = 100000 };
+/* MATCH_LIMIT: steps of PCRE2 for one match; a usual pattern takes hundreds. ITEMS_MAX: items of patterns that are
+ * tried in all matches together: an adapter has a pattern for each of its modules at most, and 500 of them on 500
+ * modules take a tenth of it. HEAP_KIB: of one match, which may recurse. */
+enum { PATTERNS_MAX = 4096, LENGTH_MAX = 1000, MATCH_LIMIT = 100000, ITEMS_MAX = 1 << 27, HEAP_KIB = 16 << 10 };
 
 struct sn_peft_pattern {
     const char *what;
     size_t n;
     pcre2_code **codes;
     double *values;
+    uint32_t items; /* that were tried */
     pcre2_match_context *context;
     pcre2_match_data *match;
 };
+
+/* PCRE2 calls this before each item of a pattern (PCRE2_AUTO_CALLOUT). */
+static int count_item(pcre2_callout_block *block, void *context) {
+    sn_peft_pattern *p = context;
+    (void)block;
+    return p->items++ < ITEMS_MAX ? 0 : PCRE2_ERROR_MATCHLIMIT;
+}
 
 static sn_status pattern_add(sn_peft_pattern *p, const char *key, const json_t *value, sn_err *err) {
     char whole[LENGTH_MAX + 16];
@@ -30,7 +40,8 @@ static sn_status pattern_add(sn_peft_pattern *p, const char *key, const json_t *
     if (strlen(key) > LENGTH_MAX)
         return sn_fail(err, SN_REFUSED, "a pattern of \"%s\" is longer than %d", p->what, LENGTH_MAX);
     snprintf(whole, sizeof whole, "^(.*\\.)?(%s)$", key);
-    p->codes[p->n] = pcre2_compile((PCRE2_SPTR)whole, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code, &at, NULL);
+    p->codes[p->n] =
+        pcre2_compile((PCRE2_SPTR)whole, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_AUTO_CALLOUT, &code, &at, NULL);
     if (!p->codes[p->n])
         return sn_fail(err, SN_REFUSED, "\"%.80s\" in \"%s\" is not a regular expression", key, p->what);
     p->values[p->n++] = json_number_value(value);
@@ -55,6 +66,8 @@ sn_status sn_peft_pattern_new(const json_t *object, const char *what, sn_peft_pa
     p->match = pcre2_match_data_create(1, NULL);
     if (!status && (!p->context || !p->match)) status = sn_fail(err, SN_STOP, "out of memory");
     if (!status) pcre2_set_match_limit(p->context, MATCH_LIMIT);
+    if (!status) pcre2_set_heap_limit(p->context, HEAP_KIB);
+    if (!status) pcre2_set_callout(p->context, count_item, p);
     json_object_foreach((json_t *)(uintptr_t)object, key, value) if (!status) status = pattern_add(p, key, value, err);
     if (status) sn_peft_pattern_free(&p);
     *out = p;

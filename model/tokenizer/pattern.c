@@ -81,6 +81,7 @@ static sn_status translate_in_class(translator *t) {
 
 static sn_status translate_group(translator *t) {
     static const char *const known[] = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
+    if (pattern_follows(t, "(*")) return pattern_refuse(t, "a verb of PCRE2"); /* "(*NO_JIT)" undoes its limits */
     if (!pattern_follows(t, "(?")) return pattern_keep(t, 1);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (pattern_follows(t, known[i])) return pattern_keep(t, strlen(known[i]));

@@ -23,7 +23,7 @@
  * A step of backtracking may look at all that follows, which counts for nothing: "(?=a)a+[bc]" does so at every byte of
  * a text of a's. So a text has a time, too, that of its thread on a processor: many times what the patterns of real
  * models need. It is looked at between calls of PCRE2, each of which begins at some bytes only (WINDOW_WORK). */
-enum { LIGHT_STEPS = 1 << 10, HEAVY_STEPS = 1 << 30, JIT_STACK_MAX = 8 << 20 };
+enum { LIGHT_STEPS = 1 << 10, HEAVY_STEPS = 1 << 30, JIT_STACK_MAX = 8 << 20, HEAP_KIB = 64 << 10 };
 enum { TEXT_US = 2000000, BYTE_US = 4, SLOW_US = 1000, CLOCK_EACH = 4, LOOK_EACH = 1 << 10, WINDOW_WORK = 1 << 22 };
 
 typedef struct split_step {
@@ -242,6 +242,7 @@ sn_status sn_splitter_new(const sn_pretokenizer *pretokenizer, sn_splitter **out
         return sn_fail(err, SN_STOP, "out of memory for the pre-tokenizer");
     }
     if (c->stack) pcre2_jit_stack_assign(c->context, NULL, c->stack);
+    pcre2_set_heap_limit(c->context, HEAP_KIB); /* of matching where there is no JIT */
     return SN_OK;
 }
 

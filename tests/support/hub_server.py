@@ -6,7 +6,7 @@ says how many bytes of files were sent, and how often the store saw the token. W
 requests as real servers now and then do: bodies that end too soon, 429, 500, the whole file instead of a range, gzip,
 locations that have expired. --fault does one thing only, all the time: truncated (each long body ends after a third of it, once for
 each place), whole (a range is answered by 200), gzip, other (other bytes than were asked for), wrong (a byte is another one),
-changes (after its tenth answer the store has another version). --rate: bytes a second of each body. POST /-/commit changes the
+changes (after its tenth answer the store has another version). The store redirects /loop/... to itself. --rate: bytes a second of each body. POST /-/commit changes the
 commit, as a push to the repository does. The first port is a proxy, too: for requests to any host that no resolver finds.
 """
 import functools, gzip, hashlib, json, mmap, os, sys, threading, time
@@ -106,6 +106,8 @@ class Hub(Handler):
 class Store(Handler):
     def do_GET(self):
         path = os.path.join(root, self.path.split("?")[0].lstrip("/"))
+        if self.path.startswith("/loop/"):
+            return self.answer(302, Location=self.path)
         if not os.path.isfile(path):
             return self.answer(404)
         with open(path, "rb") as f:

@@ -44,6 +44,8 @@ kill_node hub
 rm -rf "$SWARM_CACHE"
 start_hub "$hub" --fault changes # a URL has no commit: its version is its ETag
 refuses 2 'has changed while it was fetched' "$bin/swarm" generate --model "$store/org/real/model.gguf" --local all "${ids[@]}"
+# What follows the ? may be a signature: no failure shows it.
+refuses 2 'model.gguf redirects without end' "$bin/swarm" generate --model "$store/loop/model.gguf?signature=1" --local all "${ids[@]}"
 kill_node hub
 rm -rf "$SWARM_CACHE"
 

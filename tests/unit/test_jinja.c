@@ -105,6 +105,12 @@ Test(jinja, ends_a_template_whose_calls_look_at_too_much) {
         "{% set l = [s] * 10000 %}{% for i in range(12) %}{{ l | selectattr('y') | join }}{% endfor %}",
         "{% set l = [1] * 9999 %}{% set m = [1] * 9999 %}{% for i in range(200) %}{% set x = l == m %}{% endfor %}",
         "{% set l = [1] * 9999 %}{% set m = [1] * 9999 %}{% for i in range(200) %}{% set x = l < m %}{% endfor %}",
+        "{% set s = '{a}' * 150 * 100 %}{% for i in range(10) %}{{ s.format(a='') }}{% endfor %}",
+        "{% set s = 'x' * 60000 %}{% for i in range(200) %}{{ s.count('') }}{% endfor %}",
+        "{% set d = {} %}{% set t = (1,) * 10000 %}{% for i in range(200) %}{{ d.get(t) }}{% endfor %}",
+        "{% set s = 'x' * 20000 %}{% set x = ([{}] * 200) | map(attribute=s) | list %}",
+        "{% set s = ' ' * 20000 %}{% for i in range(200) %}{{ s | int }}{% endfor %}",
+        "{% set s = ' ' * 20000 %}{% for i in range(200) %}{{ s | float }}{% endfor %}",
     };
     sn_jinja_limits limits = sn_jinja_default_limits();
     limits.steps = 100000;

@@ -377,6 +377,21 @@ Test(loaded_adapter, names_what_cannot_be_used) {
     expect_refused("a layer that this model does not have", "a shorter model");
 }
 
+/* Each takes few steps, and all of them on all modules take minutes. */
+Test(loaded_adapter, patterns_are_bounded_together) {
+    enum { PATTERNS = 1000 };
+    json_t *config = config_of(LORA), *patterns = json_object();
+    char pattern[80];
+    for (int i = 0; i < PATTERNS; i++) {
+        snprintf(pattern, sizeof pattern, "(?:[a-z0-9_.]|[a-z0-9_.]){12}!%d", i);
+        json_object_set_new(patterns, pattern, json_integer(3));
+    }
+    json_object_set_new(config, "alpha_pattern", patterns);
+    copy_fixture();
+    write_config(config);
+    expect_refused("too long to match", "1000 patterns");
+}
+
 Test(loaded_adapter, names_tensors_that_do_not_go_together) {
     static float broken[1 << 13];
     copy_fixture();

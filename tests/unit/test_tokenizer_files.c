@@ -147,7 +147,7 @@ Test(tokenizer_files, refuses_a_token_that_is_too_long) {
     sn_tokenizer *t = NULL;
     sn_err err = {0};
     cr_expect_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_REFUSED);
-    cr_expect(strstr(err.text, "16385 bytes long"), "%s", err.text);
+    cr_expect(strstr(err.text, "2049 bytes long"), "%s", err.text);
     sn_tokenizer_close(&t);
     free(text);
     json_decref(root);
@@ -373,11 +373,11 @@ Test(tokenizer_files, splits_texts_as_the_reference_implementation) {
 }
 
 Test(tokenizer_files, refuses_patterns_that_two_engines_read_differently) {
-    static const char *const bad[] = {"^a",         "a.b",      "\\w+",      "\\ba",    "\\h",         "(a)\\1",
-                                      "\\p{Greek}", "\\pL",     "\\p{^L}",   "[a&&b]",  "[^a&&[^b]]",  "[a&&[^b]c]",
-                                      "[a&&[^b",    "[a&&[^b]", "[a&&[^]]]", "[a[^b]]", "[[:alpha:]]", "[]a]",
-                                      "(?<n>a)",    "(?m:a)",   "a{2,3}+",   "a{,3}",   "[abc",        "a\\",
-                                      "\\p{",       "\\u0041"};
+    static const char *const bad[] = {"^a",         "a.b",      "\\w+",       "\\ba",       "\\h",         "(a)\\1",
+                                      "\\p{Greek}", "\\pL",     "\\p{^L}",    "[a&&b]",     "[^a&&[^b]]",  "[a&&[^b]c]",
+                                      "[a&&[^b",    "[a&&[^b]", "[a&&[^]]]",  "[a[^b]]",    "[[:alpha:]]", "[]a]",
+                                      "(?<n>a)",    "(?m:a)",   "a{2,3}+",    "a{,3}",      "[abc",        "a\\",
+                                      "\\p{",       "\\u0041",  "(*NO_JIT)a", "a(*COMMIT)b"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         sn_buf out;
         sn_err err = {0};

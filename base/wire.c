@@ -119,3 +119,37 @@ bool sn_wire_is_usable(const float *rows, size_t n) {
         if (!(fabsf(rows[i]) <= USABLE_MAX)) return false;
     return true;
 }
+
+/* -- tiny numbers */
+
+static const float TINY = 0x1p-80f, TINY_ROW = 0x1p-40f;
+
+/* The size below which a number of the row is tiny. */
+static float least_of_row(const float *row, size_t width) {
+    float largest = 0;
+    for (size_t i = 0; i < width; i++) {
+        float size = fabsf(row[i]);
+        if (size > largest && isfinite(size)) largest = size;
+    }
+    if (largest < TINY_ROW) return TINY_ROW;
+    return TINY * fmaxf(largest, 1);
+}
+
+static bool is_tiny(float x, float least) { return x != 0 && fabsf(x) < least; }
+
+bool sn_wire_has_tiny(const float *rows, size_t n_rows, size_t width) {
+    for (size_t r = 0; r < n_rows; r++, rows += width) {
+        float least = least_of_row(rows, width);
+        for (size_t i = 0; i < width; i++)
+            if (is_tiny(rows[i], least)) return true;
+    }
+    return false;
+}
+
+void sn_wire_clear_tiny(float *rows, size_t n_rows, size_t width) {
+    for (size_t r = 0; r < n_rows; r++, rows += width) {
+        float least = least_of_row(rows, width);
+        for (size_t i = 0; i < width; i++)
+            if (is_tiny(rows[i], least)) rows[i] = 0;
+    }
+}

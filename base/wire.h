@@ -28,4 +28,10 @@ void sn_wire_round(sn_dtype dtype, float *rows, size_t n);
  * gradients of a node that are not would spoil all that is computed with them. */
 bool sn_wire_is_usable(const float *rows, size_t n);
 
+/* Numbers so small that sums and products with them would be subnormal, with which some CPUs compute tens of times
+ * slower: of a row (`width` numbers) those below 2^-80 of its largest one and of 1, and all if the largest one is below
+ * 2^-40. No model computes them; a stranger may send them. Cleared ones are 0. */
+bool sn_wire_has_tiny(const float *rows, size_t n_rows, size_t width);
+void sn_wire_clear_tiny(float *rows, size_t n_rows, size_t width);
+
 #endif

@@ -428,8 +428,8 @@ sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int
     if (status) return status;
     status = sn_calloc(&host, (size_t)n * sn_kv_width(&span->hp), sizeof *host, err);
     float *host_v = host + (size_t)n * sn_kv_key_width(&span->hp);
-    if (!status) status = sn_guard(k, NULL, 3, keys, host, NULL, err);
-    if (!status) status = sn_guard(v, NULL, 3, values, host_v, NULL, err);
+    if (!status) status = sn_guard_rows(k, NULL, 3, keys, host, NULL, err);
+    if (!status) status = sn_guard_rows(v, NULL, 3, values, host_v, NULL, err);
     int place = sn_place_of(&span->hp, span->segments[i].first, block);
     if (!status) status = sn_kv_cache_import(kv, i, place, n, host, host_v, err);
     free(host);
@@ -512,7 +512,7 @@ static sn_status upload_sequence(const span_pass *pass, const sn_span_device *to
             (const char *)input.data + (size_t)sequence->first_row * (size_t)stride * sn_dtype_bytes(input.dtype);
     input.shape[0] = sequence->n_rows;
     const int64_t shape[] = {sequence->n_rows, n_embd};
-    return sn_guard(&input, to->device, 2, shape, to->scratch.x + (size_t)row * (size_t)n_embd, pass->moved, err);
+    return sn_guard_rows(&input, to->device, 2, shape, to->scratch.x + (size_t)row * (size_t)n_embd, pass->moved, err);
 }
 
 /* Copies the rows of all sessions to the first device, and writes the rope tables of their positions. */

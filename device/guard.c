@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/wire.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -185,6 +186,36 @@ sn_status sn_guard(const sn_tensor *tensor, sn_device *to, int rank, const int64
                        c.name, reason.text);
     if (moved && (!is_host(tensor->device) || !is_host(to))) *moved += c.n * sn_dtype_bytes(tensor->dtype);
     return SN_OK;
+}
+
+/* The tensor's rows, if it is contiguous float32 in host memory; else NULL. */
+static const float *plain_rows(const sn_tensor *tensor) {
+    bool contiguous = true;
+    for (int i = 0; i < tensor->rank; i++) contiguous = contiguous && !tensor->strides[i];
+    return contiguous && tensor->dtype == SN_F32 && is_host(tensor->device) ? tensor->data : NULL;
+}
+
+sn_status sn_guard_rows(const sn_tensor *tensor, sn_device *to, int rank, const int64_t *wanted, float *out,
+                        uint64_t *moved, sn_err *err) {
+    sn_status status = sn_guard(tensor, to, rank, wanted, out, moved, err); /* checks the shape, too */
+    size_t n_rows = (size_t)tensor->shape[0], width = 1;
+    for (int i = 1; i < rank && !status; i++) width *= (size_t)tensor->shape[i];
+    if (status || n_rows * width == 0) return status;
+    if (is_host(to)) {
+        sn_wire_clear_tiny(out, n_rows, width);
+        return SN_OK;
+    }
+    if (!plain_rows(tensor) || !sn_wire_has_tiny(plain_rows(tensor), n_rows, width)) return SN_OK;
+    sn_tensor cleared = *tensor;
+    float *rows = NULL;
+    status = sn_calloc(&rows, n_rows * width, sizeof *rows, err);
+    if (status) return status;
+    memcpy(rows, tensor->data, n_rows * width * sizeof *rows);
+    sn_wire_clear_tiny(rows, n_rows, width);
+    cleared.data = rows;
+    status = sn_guard(&cleared, to, rank, wanted, out, NULL, err);
+    free(rows);
+    return status;
 }
 
 bool sn_guard_monitor_step(sn_guard_monitor *monitor, uint64_t moved, uint64_t expected, int64_t now_us) {

@@ -19,8 +19,11 @@ enum {
     CHUNK_ELEMENTS = 4096, /* of an item, at least */
 };
 
+/* Floats of scratch memory for a position: its key and its value, and p, dp and capped (sn_attention_grad_job). */
+static size_t attention_row_floats(int head_dim) { return 2 * (size_t)head_dim + 3; }
+
 size_t sn_cpu_grad_bytes(const sn_device_limits *l) {
-    size_t attention = sn_round_up((size_t)l->grad_tokens, SN_LANES) * (2 * (size_t)l->head_dim + 2);
+    size_t attention = sn_round_up((size_t)l->grad_tokens, SN_LANES) * attention_row_floats(l->head_dim);
     if (!l->grad_tokens) return 0;
     return sizeof(float) * (attention > SN_CPU_GRAD_TILE ? attention : SN_CPU_GRAD_TILE);
 }
@@ -215,7 +218,7 @@ sn_status sn_cpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_
     assert(grad->n_kv_heads > 0 && grad->n_heads % grad->n_kv_heads == 0);
     size_t keys = (size_t)grad->first + (size_t)grad->n;
     attention_grad_job job = {.cpu = cpu, .grad = grad, .n_padded = sn_round_up(keys, SN_LANES)};
-    if (!sn_mul(job.n_padded, 2 * (size_t)grad->head_dim + 3, &job.floats))
+    if (!sn_mul(job.n_padded, attention_row_floats(grad->head_dim), &job.floats))
         return sn_fail(err, SN_REFUSED, "gradients of %zu tokens are too large", keys);
     sn_status status = sn_cpu_grad_scratch_reserve(cpu, job.floats, err);
     if (status) return status;

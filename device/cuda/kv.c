@@ -92,6 +92,8 @@ static sn_status kv_copy_chunk(sn_cuda *cuda, const kv_copy *t, sn_err *err) {
 }
 
 static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
+    /* the caller has abandoned the batch */
+    if (cuda->state != SN_CUDA_NO_BATCH && cuda->batch_failed) sn_cuda_batch_abort(cuda);
     if (cuda->state != SN_CUDA_NO_BATCH && !cuda->base.lost)
         return sn_fail(err, SN_REFUSED, "%s: a KV cache cannot be read or written within a batch", cuda->description);
     sn_status status = sn_cuda_enter(cuda, err);

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/queue.h"
+#include "base/wire.h"
 #include "model/model.h"
 
 #include <stdlib.h>
@@ -83,6 +84,7 @@ int sn_experts_task_part(sn_experts_task *task, size_t n, size_t n_embd, float *
         memcpy(rows + (size_t)m * n_embd, all + row * n_embd, n_embd * sizeof *rows);
         memcpy(ids + (size_t)m++ * k, task->part + row * k, k * sizeof *ids);
     }
+    sn_wire_clear_tiny(rows, (size_t)m, n_embd); /* which would delay others' tokens */
     task->part_pairs = n;
     return m;
 }

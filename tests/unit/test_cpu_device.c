@@ -516,6 +516,34 @@ Test(cpu_device, refuses_unprepared_sizes_and_unsupported_weights) {
     test_devices_close(&devices);
 }
 
+/* Memory that a plan counts with is all that there is: a backward pass of the longest sequence finds its place in it.
+ */
+Test(cpu_device, gradients_of_the_longest_sequence_take_what_was_prepared) {
+    enum { N = 80, DIM = 64 };
+    static float q[N * DIM], k[N * DIM], v[N * DIM], dout[N * DIM], dq[N * DIM], dk[N * DIM], dv[N * DIM];
+    const sn_device_limits limits = {.heads = 1, .head_dim = DIM, .grad_tokens = N};
+    const sn_device_options options = {.threads = 2};
+    sn_device *d;
+    OK(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &d, &err));
+    d->memory_max = d->ops->prepare_bytes(d, &limits);
+    OK(d->ops->prepare(d, &limits, &err));
+    OK(d->ops->attention_grad(d,
+                              &(sn_attention_grad){.n = N,
+                                                   .n_heads = 1,
+                                                   .n_kv_heads = 1,
+                                                   .head_dim = DIM,
+                                                   .scale = 1,
+                                                   .q = q,
+                                                   .dout = dout,
+                                                   .k = k,
+                                                   .v = v,
+                                                   .dq = dq,
+                                                   .dk = dk,
+                                                   .dv = dv},
+                              &err));
+    sn_device_close(&d);
+}
+
 Test(cpu_device, loads_and_frees_many_weights) {
     test_devices devices = test_devices_open(&(sn_device_limits){0});
     sn_device *d = devices.at[devices.n - 1];

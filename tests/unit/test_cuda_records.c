@@ -133,6 +133,27 @@ Test(cuda_records, a_failed_batch_is_not_recorded) {
     close_device(&d);
 }
 
+/* In the first round the batch runs directly, in the second one it is recorded. */
+Test(cuda_records, a_batch_that_failed_and_was_abandoned_keeps_no_cache_from_being_copied) {
+    sn_device *d = open_device();
+    model m = model_new(d);
+    sn_sequence sequence = {m.pages, 0, 0, 1, {0}};
+    sn_batch pass = {&shape, 1, 1, &sequence, 5};
+    float k[WIDTH] = {1}, v[WIDTH] = {2}, got_k[WIDTH], got_v[WIDTH];
+    bool recorded;
+    for (int i = 0; i < 2; i++) {
+        OK(d->ops->batch_begin(d, &pass, &recorded, &err));
+        REFUSED(d->ops->kv_write(d, &shape, 0, m.pages, 0, 1, k, v, &err), "within a batch");
+        REFUSED(d->ops->attention(d, &(sn_attention){.n_heads = HEADS + 1, .scale = 1}, m.h, m.out, &err), "heads");
+        OK(d->ops->kv_write(d, &shape, 0, m.pages, 0, 1, k, v, &err));
+        OK(d->ops->kv_read(d, &shape, 0, m.pages, 0, 1, got_k, got_v, &err));
+        cr_assert_eq(memcmp(got_k, k, sizeof k) || memcmp(got_v, v, sizeof v), 0);
+    }
+    cr_assert_eq(d->graphs_captured, 0);
+    model_free(&m);
+    close_device(&d);
+}
+
 Test(cuda_records, a_failed_recording_falls_back_to_direct_execution) {
     sn_device *d = open_device();
     model m = model_new(d);

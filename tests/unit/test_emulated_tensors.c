@@ -88,6 +88,25 @@ Test(emulated_tensors, a_session_continues_with_latents_of_another_device) {
     expect_sessions_to_move(SN_FIXTURES "/golden/deepseek_v3", 5e-2);
 }
 
+/* -- numbers with which CPUs are slow, which no device computes with */
+
+Test(emulated_tensors, tiny_numbers_are_computed_as_zeros_by_all_devices) {
+    static const char *const maps[] = {"0:4=cpu", "0:4=cuda:0", "0:4=xpu:0"};
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_F32});
+    for (int m = 0; m < 3; m++) {
+        emulated_span zeros = emulated_span_open(path, maps[m], NULL), tiny = emulated_span_open(path, maps[m], NULL);
+        size_t n = (size_t)zeros.hp->n_embd;
+        float *expected = calloc(n, sizeof *expected), *rows = calloc(n, sizeof *rows);
+        for (size_t i = 0; i < n; i++) rows[i] = 1e-20f;
+        run_rows(&zeros, expected, 1, 1);
+        run_rows(&tiny, rows, 1, 1);
+        cr_expect(!memcmp(rows, expected, n * sizeof *rows), "%s computes with tiny numbers", maps[m]);
+        free(expected), free(rows);
+        emulated_span_close(&zeros), emulated_span_close(&tiny);
+    }
+    tiny_model_remove(&path);
+}
+
 /* -- tensors from anywhere */
 
 /* A tensor in the memory of a device, NULL: on the host, as F32 or BF16; free it with outside_free. */

@@ -110,6 +110,80 @@ Test(span_devices, offloaded_blocks_give_the_bits_of_resident_ones) {
     free(resident);
 }
 
+/* -- numbers with which CPUs compute tens of times slower, from a client */
+
+typedef struct loaded_span {
+    sn_span *span;
+    sn_kv_pool *pool;
+    sn_kv_cache *kv;
+} loaded_span;
+
+static loaded_span load_span(int tokens) {
+    sn_plan plan = plan_of("0:8=cpu", NULL);
+    loaded_span l = {0};
+    REQUIRE(sn_span_load_plan(model, &plan, &cpu, NULL, NULL, NULL, &l.span, &err));
+    REQUIRE(sn_span_kv_pool(l.span, 16u << 20, &l.pool, &err));
+    REQUIRE(sn_kv_cache_new(l.pool, &l.kv, &err));
+    REQUIRE(sn_kv_cache_reserve(l.kv, tokens, &err));
+    return l;
+}
+
+static void unload_span(loaded_span *l) {
+    sn_kv_cache_free(&l->kv);
+    sn_kv_pool_free(&l->pool);
+    sn_span_free(&l->span);
+}
+
+/* What a new session's two rows become: one of `each` alone, which sees no other, and one of ones behind `first`. */
+static float *compute_two_rows(float each, float first) {
+    int width = sn_model_hparams(model)->n_embd;
+    loaded_span l = load_span(2);
+    float *in = calloc(2 * (size_t)width, sizeof *in), *out = calloc(2 * (size_t)width, sizeof *out);
+    for (int i = 0; i < width; i++) in[i] = each, in[width + i] = i ? 1 : first;
+    sn_tensor input = {.name = "hidden states", .data = in, .dtype = SN_F32, .rank = 2, .shape = {2, width}};
+    sn_span_sequence part = {l.kv, &input, 0, 2, out};
+    REQUIRE(sn_span_forward(l.span, 0, BLOCKS, 1, &part, NULL, &err));
+    cr_expect(in[0] == each && in[width] == first, "the client's rows, which its receipt names, have changed");
+    unload_span(&l);
+    free(in);
+    return out;
+}
+
+Test(span_devices, tiny_numbers_of_a_client_are_computed_as_zeros) {
+    size_t bytes = 2 * (size_t)sn_model_hparams(model)->n_embd * sizeof(float);
+    float *zeros = compute_two_rows(0, 0), *tiny = compute_two_rows(-1e-38f, 1e-41f),
+          *small = compute_two_rows(1e-9f, 0);
+    cr_expect(!memcmp(zeros, tiny, bytes));
+    cr_expect(memcmp(zeros, small, bytes), "numbers that a model may compute are lost");
+    free(zeros);
+    free(tiny);
+    free(small);
+}
+
+Test(span_devices, tiny_keys_and_values_of_a_client_are_kept_as_zeros) {
+    enum { N = 16 };
+    const sn_hparams *hp = sn_model_hparams(model);
+    size_t size = (size_t)N * sn_kv_key_width(hp);
+    loaded_span l = load_span(N);
+    float *k = calloc(size, sizeof *k), *v = calloc(size, sizeof *v), *back = calloc(2 * size, sizeof *back);
+    for (size_t i = 0; i < size; i++) k[i] = i % 2 ? 1 : 1e-40f, v[i] = 1e-30f;
+    sn_tensor keys = {
+        .name = "keys", .data = k, .dtype = SN_F32, .rank = 3, .shape = {N, hp->n_kv_heads, hp->head_dim}};
+    sn_tensor values = keys;
+    values.data = v;
+    for (int b = 0; b < BLOCKS; b++) REQUIRE(sn_span_kv_import(l.span, l.kv, b, N, &keys, &values, &err));
+    sn_kv_cache_append(l.kv, N);
+    for (int b = 0; b < BLOCKS; b++) {
+        REQUIRE(sn_span_kv_export(l.span, l.kv, b, 0, N, back, back + size, &err));
+        for (size_t i = 0; i < size; i++)
+            cr_assert(back[i] == (float)(i % 2) && back[size + i] == 0, "element %zu of block %d", i, b);
+    }
+    unload_span(&l);
+    free(k);
+    free(v);
+    free(back);
+}
+
 /* -- the order of copies and computation, seen at the device's queue */
 
 static const sn_device_ops *cpu_ops;

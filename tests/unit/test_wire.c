@@ -100,6 +100,31 @@ Test(wire, blocks_of_tiny_numbers_are_zeros_before_a_scale_would_be_subnormal) {
     }
 }
 
+Test(wire, tiny_numbers_of_a_row_are_those_that_no_model_computes) {
+    const struct {
+        float row[4], cleared[4];
+    } rows[] = {
+        {{1e-41f, -1e-38f, 0, 9e-13f}, {0}}, /* all of a row whose largest number is below 2^-40 */
+        {{1e-12f, 1e-20f, -1e-24f, 1e-25f}, {1e-12f, 1e-20f, -1e-24f, 0}},
+        {{1, -1e-24f, 8e-25f, -1e-41f}, {1, -1e-24f, 0, 0}},
+        {{-1e15f, 1e-9f, 8e-10f, 1e-24f}, {-1e15f, 1e-9f, 0, 0}}, /* a norm divides by the largest */
+        {{INFINITY, 1, 1e-20f, 1e-30f}, {INFINITY, 1, 1e-20f, 0}},
+    };
+    float all[2][4] = {{1, 2, 3, 0}, {1e-30f, 0, 0, 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        float row[4];
+        memcpy(row, rows[i].row, sizeof row);
+        cr_expect(sn_wire_has_tiny(row, 1, 4), "row %zu", i);
+        sn_wire_clear_tiny(row, 1, 4);
+        cr_expect_arr_eq(row, rows[i].cleared, sizeof row, "row %zu", i);
+        cr_expect_not(sn_wire_has_tiny(row, 1, 4), "row %zu", i);
+    }
+    cr_expect(sn_wire_has_tiny(all[0], 2, 4));
+    cr_expect_not(sn_wire_has_tiny(all[0], 1, 4), "a row depends on the next one");
+    sn_wire_clear_tiny(all[0], 2, 4);
+    cr_expect(all[0][0] == 1 && all[0][2] == 3 && all[1][0] == 0);
+}
+
 Test(wire, eight_bit_error_is_at_most_half_a_step_of_its_block) {
     static float x[N], y[N];
     for (int round = 0; round < 50; round++) {

@@ -187,15 +187,21 @@ static int parse_atom(parser *p) {
     return at;
 }
 
+/* One more than is allowed stands for all larger ones, which an int may not hold. */
+static int read_count(const char *at, char **end) {
+    const long n = strtol(at, end, 10);
+    return n > REPEAT_MAX ? REPEAT_MAX + 1 : (int)n;
+}
+
 /* {m}, {m,} or {m,n} behind the brace; false: it is something else. */
 static bool read_counts(const char **at, int *least, int *most) {
     char *end;
     if (**at < '0' || **at > '9') return false;
-    *least = *most = (int)strtol(*at, &end, 10);
+    *least = *most = read_count(*at, &end);
     if (*end == ',') {
         end++;
         *most = -1;
-        if (*end >= '0' && *end <= '9') *most = (int)strtol(end, &end, 10);
+        if (*end >= '0' && *end <= '9') *most = read_count(end, &end);
     }
     if (*end != '}') return false;
     *at = end + 1;

@@ -32,6 +32,7 @@ void sn_answer_collect(sn_answer *a) {
     if (!fits && !a->error.status)
         (void)sn_openai_fail(&a->error, 503, "overloaded", NULL,
                              "What was answered and not read yet is too long for the memory of the server.");
+    a->is_cut |= !fits;
     pthread_cond_broadcast(&a->changed);
 }
 
@@ -45,8 +46,9 @@ static void wait_for_bytes(sn_answer *a, int64_t until_us) {
     (void)pthread_cond_timedwait(&a->changed, &a->lock, &until);
 }
 
-/* libmicrohttpd asks for bytes of a stream, on the connection's thread. */
-static ssize_t read_stream(void *exchange, uint64_t at, char *out, size_t max) {
+/* On the connection's thread. A stream of which a part was dropped ends like a connection that broke, so that no client
+ * takes it for a whole one. */
+ssize_t sn_answer_stream(void *exchange, uint64_t at, char *out, size_t max) {
     static const char comment[] = ":\n\n";
     const sn_exchange *x = exchange;
     sn_answer *a = x->answer;
@@ -61,11 +63,11 @@ static ssize_t read_stream(void *exchange, uint64_t at, char *out, size_t max) {
     size_t n = sn_min_size(max, a->out.len - a->sent);
     if (n) memcpy(out, a->out.data + a->sent, n);
     a->sent += n;
-    bool ended = a->finished && a->sent == a->out.len;
+    bool ended = a->finished && a->sent == a->out.len, cut = a->is_cut;
     pthread_mutex_unlock(&a->lock);
     if (left) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (n) return (ssize_t)n;
-    if (ended) return MHD_CONTENT_READER_END_OF_STREAM;
+    if (ended) return cut ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
     n = sn_min_size(max, sizeof comment - 1);
     memcpy(out, comment, n);
     return (ssize_t)n;
@@ -74,7 +76,7 @@ static ssize_t read_stream(void *exchange, uint64_t at, char *out, size_t max) {
 static enum MHD_Result send_stream(sn_exchange *x) {
     x->streams = true;
     struct MHD_Response *response =
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, x, NULL);
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, sn_answer_stream, x, NULL);
     if (response) {
         MHD_add_response_header(response, "Content-Type", "text/event-stream; charset=utf-8");
         MHD_add_response_header(response, "Cache-Control", "no-cache");

@@ -40,6 +40,7 @@ struct sn_answer {
     sn_openai_error error; /* the first; status 0: none */
     size_t ended;          /* choices */
     bool begun, finished;  /* a token came; the reply is complete */
+    bool is_cut;           /* the memory of the server had no room for a part of the reply */
     json_t *hops;          /* of the choice that ended last */
     size_t failovers;
     bool unchecked; /* a step of a choice was not audited */
@@ -53,6 +54,8 @@ swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_erro
 swarm_code sn_answer_embed(void *choice, swarm_session *session, swarm_error **error);
 void sn_answer_end_choice(void *choice, swarm_code code, const swarm_error *error);
 
+/* libmicrohttpd asks for bytes of a stream: the callback's type. */
+ssize_t sn_answer_stream(void *exchange, uint64_t at, char *out, size_t max);
 /* Moves what the reply has made to `out` and wakes the connection. Under the lock. */
 void sn_answer_collect(sn_answer *a);
 /* The answer fails with this error, unless it has failed already. Under the lock. */

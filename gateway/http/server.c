@@ -64,6 +64,31 @@ static void name_request(sn_exchange *x) {
     sn_hex(random, sizeof random, x->id);
 }
 
+/* Where a body ends. If a proxy in front of the server saw another end, what follows would be a request that it has not
+ * seen, and the next client on its connection would get the answer. */
+typedef struct framing {
+    int said;      /* how often */
+    bool is_other; /* than in one of the two ways that libmicrohttpd reads as proxies do */
+} framing;
+
+static enum MHD_Result look_at_framing(void *ctx, enum MHD_ValueKind kind, const char *name, const char *value) {
+    framing *f = ctx;
+    const bool encoded = !strcasecmp(name, "Transfer-Encoding");
+    (void)kind;
+    f->said += encoded || !strcasecmp(name, "Content-Length");
+    f->is_other |= strpbrk(name, " \t") || (encoded && (!value || strcasecmp(value, "chunked")));
+    return MHD_YES;
+}
+
+static bool body_ends_clearly(sn_exchange *x, sn_openai_error *error) {
+    framing f = {0};
+    MHD_get_connection_values(x->connection, MHD_HEADER_KIND, look_at_framing, &f);
+    if (f.said <= 1 && !f.is_other) return true;
+    return sn_openai_fail(error, 400, NULL, NULL,
+                          "The headers do not say in one clear way where the body ends: send one Content-Length, or "
+                          "'Transfer-Encoding: chunked'.");
+}
+
 static bool body_may_come(sn_exchange *x, sn_openai_error *error) {
     const char *length = header(x, "Content-Length");
     int64_t n = 0;
@@ -97,7 +122,7 @@ static bool admit(sn_exchange *x, const char *method, const char *path, sn_opena
                               "This server needs a key, in the header 'Authorization: Bearer KEY'.");
     if (atomic_load(&x->server->draining) && !x->route->open)
         return sn_openai_fail(error, 503, "shutting_down", NULL, "The server is shutting down.");
-    return body_may_come(x, error);
+    return body_ends_clearly(x, error) && body_may_come(x, error);
 }
 
 /* A browser asks whether a page of another origin may send a request. */

@@ -56,8 +56,19 @@ _CLASSES: dict[int, type[errors.SwarmError]] = {
 }
 
 
+_INTEGERS = {ctypes.c_int, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_size_t}
+
+
+def check_integers(function: Callable[..., int], *arguments: Any) -> None:
+    """Refuses an integer that its C type does not hold: ctypes would pass its lowest bits, which are another number."""
+    for value, kind in zip(arguments, getattr(function, "argtypes", ())):
+        if kind in _INTEGERS and isinstance(value, int) and kind(value).value != value:
+            raise errors.Refused(f"{value} is out of the range that the library takes")
+
+
 def call(function: Callable[..., int], *arguments: Any) -> None:
     """Calls a function that returns a swarm_code and takes an error last; raises what the code says."""
+    check_integers(function, *arguments)
     error = ctypes.c_void_p()
     code = function(*arguments, ctypes.byref(error))
     if code == _swarm_h.SWARM_OK:
@@ -90,14 +101,41 @@ def call_text(function: Callable[..., int], *arguments: Any) -> str:
     return take_bytes(text, length.value).decode("utf8")
 
 
-def ids_array(ids: Iterable[int]) -> NDArray[np.int32]:
+def ids_array(ids: Iterable[int], what: str = "token id") -> NDArray[np.int32]:
     """Token ids as the library takes them: a list, an array or a tensor of integers, of one dimension."""
     array = np.asarray(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise errors.Refused(f"token ids are integers in one dimension, not {array.dtype} in {array.ndim}")
+        raise errors.Refused(f"{what}s are integers in one dimension, not {array.dtype} in {array.ndim}")
     if array.size and (array.min() < 0 or array.max() > 2**31 - 1):
-        raise errors.Refused("a token id is negative or too large")
+        raise errors.Refused(f"a {what} is negative or too large")
     return np.ascontiguousarray(array, np.int32)
+
+
+def begin_thread(name: str, run: Callable[[], None], cancel: "Cancel") -> threading.Event:
+    """Runs it in a thread of its own, and sets the event at its end. Ctrl-C may come while the thread begins: then it never
+    runs, or has ended."""
+    ended = threading.Event()  # Thread.join calls a thread ended that Ctrl-C interrupted it for (bpo-45274)
+    turn = [True]  # for who takes it first: the thread, or an interruption
+
+    def begin() -> None:
+        try:
+            turn.pop()
+        except IndexError:
+            return
+        try:
+            run()
+        finally:
+            ended.set()
+
+    try:
+        threading.Thread(target=begin, name=name, daemon=True).start()
+    except BaseException:
+        try:
+            turn.pop()
+        except IndexError:
+            cancel.stop(ended)
+        raise
+    return ended
 
 
 def interruptible(cancel: "Cancel", function: Callable[[], Result]) -> Result:
@@ -112,11 +150,8 @@ def interruptible(cancel: "Cancel", function: Callable[[], Result]) -> Result:
             result.append(function())
         except BaseException as e:
             raised.append(e)
-        finally:
-            ended.set()
 
-    ended = threading.Event()  # Thread.join calls a thread ended that Ctrl-C interrupted it for (bpo-45274)
-    threading.Thread(target=run, name="swarmnode call", daemon=True).start()
+    ended = begin_thread("swarmnode call", run, cancel)
     try:
         ended.wait()
     except BaseException:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import errors
-from ._native import Cancel, Handle, call, interruptible, lib, options
+from ._native import Cancel, Handle, call, ids_array, interruptible, lib, options
 from .model import Model
 from .session import Session
 
@@ -99,8 +99,8 @@ class RemoteBlocks(Handle):
         if lengths is None:
             n = np.full(int(np.prod(shape[:-2])) if len(shape) > 2 else 1, shape[-2] if len(shape) > 1 else 1, np.int32)
         else:
-            n = np.ascontiguousarray(lengths, np.int32)
-        if n.ndim != 1 or int(n.sum()) != rows:
+            n = ids_array(lengths, "length").copy()  # the caller may change its array before the backward pass
+        if int(n.sum()) != rows:
             raise errors.Refused(f"sequences of {n.tolist()} rows are not the {rows} rows that were given")
         return n
 

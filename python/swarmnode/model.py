@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _swarm_h, errors
-from ._native import Handle, call, call_text, ids_array, lib, option_keys, options, take_bytes, take_ids
+from ._native import (Handle, call, call_text, check_integers, ids_array, lib, option_keys, options, take_bytes,
+                      take_ids)
 from .swarm import Swarm
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Tokenizer:
     def ends(self, token: int) -> bool:
         """Whether a token ends a text or a turn."""
         with self._model._use() as model:
+            check_integers(lib.swarm_model_ends, model, token)
             return bool(lib.swarm_model_ends(model, token))
 
     def _render(self, messages: Messages, tools: Sequence[Any] | None, answer: bool,

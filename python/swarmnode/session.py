@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _swarm_h, errors
-from ._native import Cancel, Handle, call, call_text, ids_array, interruptible, lib, options
+from ._native import Cancel, Handle, begin_thread, call, call_text, ids_array, interruptible, lib, options
 from .model import Adapter, Messages, Model, Prompt
 
 log = logging.getLogger("swarmnode")
@@ -222,12 +222,8 @@ class Session(Handle):
                 put(None)
             except BaseException as e:
                 put(e)
-            finally:
-                ended.set()
 
-        ended = threading.Event()
-        threading.Thread(target=run, name="swarmnode generation", daemon=True).start()
-        return ended
+        return begin_thread("swarmnode generation", run, self._cancel)
 
     def _stream(self, ids: NDArray[np.int32], given: Mapping[str, Any]) -> Iterator[str]:
         pieces: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()

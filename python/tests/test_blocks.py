@@ -96,6 +96,17 @@ def test_a_result_goes_to_no_other_array_than_one_of_its_shape(tiny_here):
         assert session.forward(x, 0, out) is out and np.array_equal(out, session.forward(x, 0))
 
 
+def test_lengths_are_integers_that_are_copied(tiny_here):
+    blocks = swarmnode.RemoteBlocks(tiny_here, 0, 2)
+    for wrong in ([2**32 + 3], np.array([2**32 + 3]), [4, -1], [1.5, 1.5], [[3]]):
+        with pytest.raises(swarmnode.Refused, match="length"):
+            blocks(np.ones((3, 64), np.float32), wrong)
+    given = np.array([2, 1], np.int32)
+    kept = blocks.sequences((3, 64), given)  # for the backward pass
+    given[:] = 1000
+    assert kept.tolist() == [2, 1]
+
+
 def test_a_contiguous_array_is_not_copied(tiny, monkeypatch):
     blocks = swarmnode.RemoteBlocks(tiny, 0, 2)
     x = np.random.default_rng(2).standard_normal((8, 64), np.float32)

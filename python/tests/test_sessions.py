@@ -18,6 +18,7 @@ import pytest
 
 import swarmnode
 from conftest import BUILD, ROOT, Nodes
+from swarmnode import _native
 
 TEXT = swarmnode.EventKind.TEXT
 IDS = [1, 17, 42, 99, 3, 250, 11, 7]
@@ -182,6 +183,23 @@ def test_cancel_ends_a_call_and_the_session_goes_on(tiny):
     assert blocks(np.ones((2, 64), np.float32)).shape == (2, 64)
 
 
+def test_an_integer_that_c_does_not_hold_is_refused(tiny_here):
+    """Its lowest bits are another number."""
+    for wrong in (2**31, 2**32 + 5, -(2**31) - 1):
+        for use in (tiny_here.tokenizer.token_bytes, tiny_here.tokenizer.ends):
+            with pytest.raises(ValueError, match="out of the range"):
+                use(wrong)
+    with tiny_here.session() as session:
+        session.prefill(IDS)
+        with pytest.raises(ValueError, match="out of the range"):
+            session.position = 2**64 + 2
+        assert session.position == len(IDS)
+    with tiny_here.session(blocks="1:2") as session:
+        for wrong in (-1, 2**64):
+            with pytest.raises(ValueError, match="out of the range"):
+                session.forward(np.ones((1, 64), np.float32), wrong)
+
+
 def test_what_is_closed_or_another_processs_is_refused(tiny_path, swarm):
     model = swarmnode.Model(swarm, tiny_path)
     session = model.session()
@@ -296,6 +314,52 @@ def test_ctrl_c_ends_a_call_and_the_session_goes_on(tiny):
             session.generate(IDS, max_tokens=0, ignore_eos=True)
         assert session.position < 250
         assert session.generate(max_tokens=1, ignore_eos=True).ids
+
+
+class Asked(_native.Cancel):
+    """A flag that the test can see."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = threading.Event()
+
+    def set(self):
+        self.seen.set()
+
+
+def test_an_interruption_while_the_thread_of_a_call_begins_waits_for_its_end(monkeypatch):
+    """The call works with memory that is freed behind the interruption."""
+    start, cancel, ended = threading.Thread.start, Asked(), []
+
+    def interrupted(thread):
+        start(thread)
+        begun.wait()
+        raise KeyboardInterrupt
+
+    def work():
+        begun.set()
+        ended.append(cancel.seen.wait(60))
+
+    begun = threading.Event()
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _native.interruptible(cancel, work)
+    assert ended == [True]
+
+
+def test_a_call_that_was_interrupted_before_its_thread_began_does_nothing(monkeypatch):
+    start, threads, done = threading.Thread.start, [], []
+
+    def interrupted(thread):
+        threads.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _native.interruptible(Asked(), lambda: done.append(1))
+    start(threads[0])
+    threads[0].join()
+    assert not done
 
 
 def test_a_node_that_dies_is_logged_and_changes_nothing(tiny_path, tmp_path, caplog):

@@ -101,6 +101,8 @@ Test(grammar, refuses_a_schema_that_it_cannot_keep_exactly) {
         {"{\"type\":\"number\",\"multipleOf\":3}", "multipleOf"},
         {"{\"type\":\"string\",\"pattern\":\"(?=a)\"}", "look-around"},
         {"{\"type\":\"string\",\"pattern\":\"a{9999}\"}", "too often"},
+        {"{\"type\":\"string\",\"pattern\":\"a{4294967298}\"}", "too often"},
+        {"{\"type\":\"string\",\"pattern\":\"a{1,99999999999999999999}\"}", "too often"},
         {"{\"type\":\"string\",\"pattern\":\"(a\"}", "not closed"},
         {"{\"type\":\"string\",\"pattern\":\"a\",\"minLength\":3}", "two of"},
         {"{\"type\":\"string\",\"format\":\"iri\"}", "iri"},

@@ -182,6 +182,30 @@ Test(http_answer, a_choice_generates_no_more_when_the_answer_has_failed) {
     swarm_session_close(session);
 }
 
+/* Reads the stream to its end, and returns what libmicrohttpd is told there. */
+static ssize_t end_of_stream(void) {
+    static char block[64 << 10];
+    sn_exchange x = {.server = &server, .answer = &answer};
+    ssize_t n;
+    while ((n = sn_answer_stream(&x, 0, block, sizeof block)) > 0) {}
+    return n;
+}
+
+Test(http_answer, a_stream_of_which_a_part_is_dropped_does_not_end_as_a_whole_one) {
+    static const char unread[SN_LOAD_SMALL];
+    sn_taken taken = {0};
+    (void)begin_choice("{\"prompt\":[1,40,41],\"stream\":true}");
+    REQUIRE(sn_buf_append(&answer.out, unread, sizeof unread, &err));
+    sn_answer_collect(&answer);
+    answer.finished = true;
+    cr_expect_eq(end_of_stream(), MHD_CONTENT_READER_END_OF_STREAM);
+    cr_assert(sn_load_take(&server.load, &taken, SN_LOAD_SHARE_MAX), "no memory is left for what is not read");
+    REQUIRE(sn_buf_append(&answer.out, unread, sizeof unread, &err));
+    sn_answer_collect(&answer);
+    cr_expect_eq(end_of_stream(), MHD_CONTENT_READER_END_WITH_ERROR);
+    sn_load_give_back(&server.load, &taken);
+}
+
 /* Each may have a grammar of many MiB, and the answer has as many choices as may wait. */
 Test(http_answer, a_choice_that_has_ended_keeps_no_grammar) {
     swarm_session *session = open_session(false);

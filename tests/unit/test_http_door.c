@@ -306,6 +306,46 @@ static void post(int fd, const char *path, const char *body) {
     say(fd, body);
 }
 
+/* Everything that comes until the connection ends, or nothing has come for ten seconds. */
+static char *hear_all(int fd) {
+    enum { ROOM = 16384, QUIET_MS = 10000 };
+    static char text[ROOM];
+    struct pollfd readable = {.fd = fd, .events = POLLIN};
+    size_t n = 0;
+    for (ssize_t got; n < ROOM - 1 && poll(&readable, 1, QUIET_MS) > 0; n += (size_t)got)
+        if ((got = recv(fd, text + n, ROOM - 1 - n, 0)) <= 0) break;
+    text[n] = 0;
+    return text;
+}
+
+/* What a proxy takes for a body would be a further request. */
+Test(http_server, a_body_whose_end_is_not_clear_is_refused_with_its_connection) {
+    static const char *const heads[] = {
+        "Content-Length: 2\r\nContent-Length: 48\r\n\r\n{}",
+        "Content-Length : 46\r\n\r\n",
+        "Transfer-Encoding: chunked\r\nContent-Length: 51\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    };
+    start_server(0);
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        int fd = dial();
+        say(fd, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\n");
+        say(fd, heads[i]);
+        say(fd, ASK "\r\n");
+        const char *text = hear_all(fd);
+        cr_expect(strstr(text, "where the body ends"), "%s%s", heads[i], text);
+        cr_expect_not(strstr(text, "\"ok\""), "%s%s", heads[i], text);
+        close(fd);
+    }
+    int fd = dial();
+    say(fd, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n" ASK
+            "\r\n");
+    cr_expect(hear(fd, "\"ok\""), "one that is clear has a next request behind it");
+    close(fd);
+    stop_server();
+}
+
 /* Computed in this process. */
 Test(http_server, answers_come_when_their_bodies_are_gone) {
     start_server(0);

@@ -14,6 +14,7 @@
 #include "net/address.h"
 #include "net/transport/portal.h"
 #include "net/transport/listener_private.h"
+#include "net/transport/zmq_frames_private.h"
 #include "net/transport/zmq_monitor_private.h"
 
 #include "base/clock.h"
@@ -40,7 +41,7 @@ enum {
     PORTAL_MAX = 512,
     /* Waits below this end to the microsecond by the timer, for emulated_link.c; zmq_poll waits whole milliseconds. */
     EXACT_US = 1000000,
-    HELD_US = 250000, /* between looks at what libzmq holds of each dialled peer, and for it */
+    HELD_US = 250000, /* between looks at outages, and at what libzmq holds of each dialled peer and for it */
 };
 
 typedef struct dealer {
@@ -52,6 +53,7 @@ typedef struct dealer {
     bool up, outage_seen; /* outage_seen: what the monitor said last is this outage */
     struct {
         bool due, was_up;
+        int passed; /* messages of this peer that came before it was reported */
         sn_connection how;
     } outage;   /* due: the owner has not received the event of it */
     int bridge; /* the port of its bridge to a relay; 0: it needs none */
@@ -74,7 +76,8 @@ typedef struct zmq {
     sn_peer next_peer;
     sn_buf frame; /* scratch: frame 0 of the message being sent */
     int wake_fd, timer_fd;
-    int64_t held_us; /* when it looks again at what libzmq holds */
+    int64_t held_us; /* when it looks again at what libzmq holds, */
+    bool looks;      /* and at outages, though messages wait */
 } zmq;
 
 /* -- sockets -- */
@@ -346,47 +349,6 @@ static sn_status zmq_transport_send(sn_transport *t, sn_peer peer, sn_msg **msg,
 
 enum { PARTS_MAX = 2 }; /* map, tensor */
 
-static void free_frame(void *owner) {
-    zmq_msg_close(owner);
-    free(owner);
-}
-
-/* Moves a received frame into the message; copies the data only if it is not aligned for float. */
-static sn_status attach_tensor_frame(sn_msg *msg, zmq_msg_t *frame, sn_err *err) {
-    size_t len = zmq_msg_size(frame);
-    const void *data = zmq_msg_data(frame);
-    if ((uintptr_t)data % sizeof(float) == 0) {
-        zmq_msg_t *kept = malloc(sizeof *kept);
-        if (!kept) return sn_fail(err, SN_STOP, "out of memory: no space for a frame");
-        zmq_msg_init(kept);
-        zmq_msg_move(kept, frame);
-        sn_status status = sn_msg_attach_tensor(msg, 1, zmq_msg_data(kept), len, free_frame, kept, err);
-        if (status) free_frame(kept);
-        return status;
-    }
-    void *copy = malloc(len ? len : 1);
-    if (!copy) return sn_fail(err, SN_STOP, "out of memory: no space for a tensor");
-    memcpy(copy, data, len);
-    sn_status status = sn_msg_attach_tensor(msg, 1, copy, len, free, copy, err);
-    if (status) free(copy);
-    return status;
-}
-
-static sn_status decode_frames(zmq_msg_t *map, zmq_msg_t *tensor, size_t n_frames, sn_msg **out, sn_err *err) {
-    sn_status status = sn_msg_decode(zmq_msg_data(map), zmq_msg_size(map), out, err);
-    if (!status)
-        status = n_frames == 1 && (*out)->tensor.rank ? attach_tensor_frame(*out, tensor, err)
-                                                      : sn_msg_attach_tensor(*out, n_frames, NULL, 0, NULL, NULL, err);
-    if (status) sn_msg_free(out);
-    return status;
-}
-
-/* Bytes of a frame on the wire. */
-static size_t frame_bytes(size_t payload) {
-    enum { SHORT_MAX = 255, SHORT_HEADER = 2, LONG_HEADER = 9, SEALED = 33 };
-    return payload + SEALED + (payload + SEALED > SHORT_MAX ? LONG_HEADER : SHORT_HEADER);
-}
-
 /* Reads all frames of one message and keeps the first `capacity`. *n: how many there are, 0: no message waits. */
 static sn_status read_parts(dealer *from, zmq_msg_t *parts, size_t capacity, size_t *n, sn_err *err) {
     bool more = true;
@@ -399,7 +361,7 @@ static sn_status read_parts(dealer *from, zmq_msg_t *parts, size_t capacity, siz
             return sn_fail(err, SN_STOP, "libzmq cannot receive: %s", zmq_strerror(reason));
         }
         more = zmq_msg_more(part);
-        from->taken += frame_bytes(zmq_msg_size(part));
+        from->taken += sn_zmq_frame_bytes(zmq_msg_size(part));
         zmq_msg_close(&surplus);
     }
     return SN_OK;
@@ -423,13 +385,13 @@ static sn_status receive_from(dealer *from, sn_event *out, sn_err *err) {
         memcpy(out->key, from->key, SN_KEY_SIZE);
         out->peer = from->handle;
         out->dialled = true;
-        status = decoded(decode_frames(&parts[0], &parts[1], n - 1, &out->msg, &out->err), out, err);
+        status = decoded(sn_zmq_decode(&parts[0], &parts[1], n - 1, &out->msg, &out->err), out, err);
     }
     for (int i = 0; i < PARTS_MAX; i++) zmq_msg_close(&parts[i]);
     return status;
 }
 
-/* As decode_frames; the tensor's frame becomes the message's. */
+/* As sn_zmq_decode; the tensor's frame becomes the message's. */
 static sn_status decode_inbound(sn_zmtp_message *message, sn_msg **out, sn_err *err) {
     sn_zmtp_frame *map = &message->frames[0], *tensor = &message->frames[1];
     sn_status status = sn_msg_decode(map->data, map->len, out, err);
@@ -491,6 +453,7 @@ static dealer *find_outage(zmq *z) {
 /* Each outage is reported once. */
 static void report_outage(dealer *d, sn_event *out) {
     d->outage.due = false;
+    d->outage.passed = 0;
     *out = (sn_event){.peer = d->handle, .lost = true, .arrived_us = sn_now_us()};
     memcpy(out->key, d->key, SN_KEY_SIZE);
     (void)sn_fail(
@@ -557,8 +520,22 @@ static sn_status wait_for_any(zmq *z, int64_t deadline_us, bool *woken, sn_err *
     return SN_OK;
 }
 
+/* Outages that are due though messages wait: a peer that sends all the time must not hide those of others, nor that
+ * they have connected, without which what they send is not bounded. What the lost peer had sent comes first, and not
+ * all that it sends when it has connected again. */
+static sn_status overdue_outage(zmq *z, sn_event *out, sn_err *err) {
+    dealer *lost = z->looks ? find_outage(z) : NULL;
+    bool had_sent = lost && lost->socket && lost->outage.passed++ < 2 * RECV_QUEUE_MAX;
+    sn_status status = had_sent ? receive_from(lost, out, err) : SN_OK;
+    if (lost && !status && !out->peer) report_outage(lost, out);
+    z->looks = lost != NULL;
+    return status;
+}
+
 /* Messages that arrived before an outage come first, those that came after no socket had one, too. */
 static sn_status next_event(zmq *z, sn_event *out, sn_err *err) {
+    sn_status overdue = overdue_outage(z, out, err);
+    if (overdue || out->peer) return overdue;
     sn_status status = receive_any(z, out, err);
     dealer *lost = status || out->peer ? NULL : find_outage(z);
     if (!lost) return status;
@@ -575,6 +552,7 @@ static sn_status zmq_transport_recv(sn_transport *t, int64_t deadline_us, sn_eve
         int64_t now_us = z->n_dealers ? sn_now_us() : 0;
         if (now_us > z->held_us) {
             z->held_us = now_us + HELD_US;
+            z->looks = true;
             end_greedy(z, unread_of, sn_zmq_unread_max());
             end_greedy(z, unsent_of, sn_zmq_unsent_max());
         }

@@ -490,6 +490,35 @@ Test(zmq, a_dialled_peer_that_reads_nothing_does_not_fill_the_memory, .timeout =
     close(silent);
 }
 
+/* A node for which messages always wait hears of an outage all the same. */
+Test(zmq, an_outage_is_reported_though_messages_always_wait, .timeout = 180) {
+    enum { WAITS = 200, LONGEST_S = 30 };
+    transport_fixture w = {0};
+    endpoint node, sender, other;
+    sn_event event = {0};
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &other, true);
+    endpoint_open(&w, &sender, false);
+    sn_peer of_other = endpoint_dial(&node, &other), of_node = endpoint_dial(&sender, &node);
+    expect_service(&other, &node);
+    for (int i = 0; i < WAITS; i++) cr_assert_eq(send_message(sender.t, of_node, status_message(1)), SN_OK);
+    event = expect_message(node.t);
+    sn_msg_free(&event.msg);
+    endpoint_close(&other);
+    const int64_t until_us = sn_now_us() + (int64_t)LONGEST_S * 1000000;
+    for (bool lost = false; !lost;) { /* for each message that is taken, another one comes */
+        cr_assert_lt(sn_now_us(), until_us, "the outage is not reported");
+        event = receive_event(node.t, WAIT_MS);
+        lost = event.lost;
+        sn_msg_free(&event.msg);
+        if (!lost) cr_assert_eq(send_message(sender.t, of_node, status_message(1)), SN_OK);
+        if (!lost) sn_sleep_us(500); /* so that it arrives before the others are taken */
+    }
+    cr_expect_eq(event.peer, of_other);
+    endpoint_close(&sender);
+    endpoint_close(&node);
+}
+
 Test(zmq, a_dialled_peer_that_reads_takes_any_number_of_bytes, .timeout = 180) {
     enum { FLOATS = 1 << 21, MESSAGES = 12, LOOKS_MS = 600 }; /* 96 MiB; two looks at what waits */
     transport_fixture w = {0};

@@ -25,18 +25,17 @@ static sn_status want_bytes(const sn_model *model, const void *data, size_t byte
     return source->want ? source->want(source->context, path, from, bytes, err) : check_bytes(path, from, bytes, err);
 }
 
+/* All from the first run to the last: what lies between is of other roles of the same block, which are wanted, too.
+ * Runs can be single rows, and a file can claim millions of them. */
 static sn_status want_tensor(const sn_model *model, const sn_model_tensor *t, sn_err *err) {
-    sn_status status = SN_OK;
-    size_t bytes;
-    for (size_t i = 0; !status && i < sn_model_n_runs(t); i++) {
-        const void *run = sn_model_run(t, i, &bytes);
-        status = want_bytes(model, run, bytes, err);
-        if (!status && t->scales) {
-            const void *scales = sn_model_run_scales(t, i, &bytes);
-            status = want_bytes(model, scales, bytes, err);
-        }
-    }
-    return status;
+    size_t bytes, n = sn_model_n_runs(t);
+    if (!n) return SN_OK;
+    const char *first = sn_model_run(t, 0, &bytes), *last = sn_model_run(t, n - 1, &bytes);
+    sn_status status = want_bytes(model, first, (size_t)(last - first) + bytes, err);
+    if (status || !t->scales) return status;
+    first = sn_model_run_scales(t, 0, &bytes);
+    last = sn_model_run_scales(t, n - 1, &bytes);
+    return want_bytes(model, first, (size_t)(last - first) + bytes, err);
 }
 
 static sn_status want_roles(const sn_model *model, int first, int end, int block, sn_err *err) {

@@ -4,6 +4,7 @@
 #include "device/quant.h"
 #include "model/model.h"
 #include "model/safetensors.h"
+#include "model/source.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"
 
@@ -162,6 +163,31 @@ Test(gpt_oss, experts_in_mxfp4_equal_those_in_bfloat16) {
     sn_model_close(&same);
     temp_folder_remove(&folder);
     temp_folder_remove(&plain);
+}
+
+static sn_status count_wanted(void *context, const char *path, uint64_t from, uint64_t bytes, sn_err *err) {
+    (void)path, (void)from, (void)bytes, (void)err;
+    ++*(int *)context;
+    return SN_OK;
+}
+
+static sn_status fetch_nothing(void *context, const char *what, sn_err *err) {
+    (void)context, (void)what, (void)err;
+    return SN_OK;
+}
+
+static void free_nothing(void *context) { (void)context; }
+
+/* Rows of gate and up alternate, and a file may claim a million of them for each of a thousand experts. */
+Test(gpt_oss, experts_are_wanted_in_pieces_larger_than_rows) {
+    char *folder = write_folder(AS_PUBLISHED);
+    sn_model *m = open_model(folder);
+    int n = 0;
+    sn_model_set_source(m, &(sn_model_source){count_wanted, fetch_nothing, free_nothing, &n});
+    REQUIRE(sn_model_need_block(m, 0, &err));
+    cr_expect(n >= 2 * 3 * EXPERTS && n < 3 * 3 * EXPERTS + 20, "%d pieces", n);
+    sn_model_close(&m);
+    temp_folder_remove(&folder);
 }
 
 Test(gpt_oss, every_listed_tensor_has_a_type) {

@@ -193,14 +193,14 @@ Test(expert_rounds, a_part_ends_where_an_expert_does_unless_it_has_more_pairs) {
 
 Test(expert_rounds, tiny_numbers_of_a_request_are_computed_as_zeros) {
     enum { WIDTH = 4 };
-    float sent[2 * WIDTH] = {1e-41f, -1e-38f, 0, 1e-20f, 1, -1e-41f, 1e-9f, 0}, rows[2 * WIDTH];
+    float sent[2 * WIDTH] = {1e-41f, -1e-38f, 0, 1e-20f, 1, -1e-41f, 1e-9f, 0}, given[2 * WIDTH];
     const float computed[2 * WIDTH] = {0, 0, 0, 0, 1, 0, 1e-9f, 0};
-    int32_t pairs[] = {3, 1}, ids[2];
+    int32_t pairs[] = {3, 1}, given_ids[2];
     sn_msg msg = {.tensor = {.data = sent}};
     sn_experts_task task = {.request_msg = &msg, .n_rows = 2, .k = 1, .ids = pairs, .n_pairs = 2};
     REQUIRE(sn_experts_task_order(&task, &err));
-    cr_assert_eq(sn_experts_task_part(&task, 2, WIDTH, rows, ids), 2);
-    cr_expect_arr_eq(rows, computed, sizeof rows);
+    cr_assert_eq(sn_experts_task_part(&task, 2, WIDTH, given, given_ids), 2);
+    cr_expect_arr_eq(given, computed, sizeof given);
     free(task.order);
     free(task.part);
 }

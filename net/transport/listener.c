@@ -273,14 +273,16 @@ static sn_status outgoing_new(const sn_buf *map, const sn_msg *msg, outgoing **o
 
 static size_t unsent(const connection *c) { return c->sent_bytes + c->sealed_bytes; }
 
-/* While all connections together leave too much unread, one for which most waits ends. */
+/* While all connections together leave too much unread, one for which most waits ends, and further ones until it is
+ * enough. */
 static void bound_sent(sn_listener *l) {
-    connection *most = l->sent_bytes > l->held_max ? listener_heaviest(l, unsent) : NULL;
-    if (!most) return;
-    listener_drop_sent(l, most);
-    listener_count_sealed(l, most, 0);
-    most->unread = true;
-    listener_make_todo(l, most);
+    connection *most;
+    while (l->sent_bytes > l->held_max && (most = listener_heaviest(l, unsent))) {
+        listener_drop_sent(l, most);
+        listener_count_sealed(l, most, 0);
+        most->unread = true;
+        listener_make_todo(l, most);
+    }
 }
 
 sn_status sn_listener_send(sn_listener *l, sn_peer peer, const sn_buf *map, sn_msg **msg, sn_err *err) {

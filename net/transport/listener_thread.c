@@ -292,21 +292,27 @@ static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data
 
 static size_t held_of(const connection *c) { return c->fd < 0 ? 0 : c->partial + c->received_bytes; }
 
-/* While all connections together hold too much, one that holds most ends, and what it sent is dropped: it would hold
- * its memory until the owner reads it. */
-static void bound_memory(sn_listener *l, connection *c) {
-    size_t partial = sn_zmtp_partial(&c->zmtp);
-    l->partial = l->partial - c->partial + partial;
-    c->partial = partial;
+/* The connection that must end because all together hold too much, or NULL. What it sent is dropped: it would hold its
+ * memory until the owner reads it. */
+static connection *drop_heaviest(sn_listener *l) {
     pthread_mutex_lock(&l->lock);
     bool within = l->partial + l->received_bytes <= l->held_max;
     connection *most = within ? NULL : listener_heaviest(l, held_of);
     if (most) listener_drop_received(l, most);
     pthread_mutex_unlock(&l->lock);
-    if (!most) return;
-    sn_log_rated(SN_LOG_WARN, "connection closed", "text=messages that arrive hold more than %zu MiB",
-                 l->held_max >> 20);
-    listener_end_connection(l, most, "its network address held the most memory of all");
+    return most;
+}
+
+/* While all connections together hold too much, those that hold most end. */
+static void bound_memory(sn_listener *l, connection *c) {
+    size_t partial = sn_zmtp_partial(&c->zmtp);
+    l->partial = l->partial - c->partial + partial;
+    c->partial = partial;
+    for (connection *most; (most = drop_heaviest(l));) {
+        sn_log_rated(SN_LOG_WARN, "connection closed", "text=messages that arrive hold more than %zu MiB",
+                     l->held_max >> 20);
+        listener_end_connection(l, most, "its network address held the most memory of all");
+    }
 }
 
 /* What comes first decides what the connection is. False: nothing has come, or it is no peer's and has been given away.

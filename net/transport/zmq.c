@@ -379,6 +379,7 @@ static sn_status decoded(sn_status status, sn_event *out, sn_err *err) {
 static sn_status receive_from(dealer *from, sn_event *out, sn_err *err) {
     zmq_msg_t parts[PARTS_MAX];
     size_t n;
+    if (from->fd < 0) (void)dealer_has_gone(from); /* before what came over a new connection is counted as read of it */
     for (int i = 0; i < PARTS_MAX; i++) zmq_msg_init(&parts[i]);
     sn_status status = read_parts(from, parts, PARTS_MAX, &n, err);
     if (!status && n) {

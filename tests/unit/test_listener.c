@@ -45,34 +45,40 @@ static const char *host_beside(void) {
     return NULL;
 }
 
-/* Each of many connections holds less than one message of another address, and all of them most of the memory. */
-static void expect_large_message(const char *host) {
-    enum { MANY = 6, LARGE = 100 * KIB };
+/* Each of many connections holds less than one message of another address, and all of them most of the memory: as much
+ * of them ends as is too much. */
+static void expect_large_message(const char *host, int many, size_t each) {
+    enum { LARGE = 100 * KIB };
     listener_begin();
-    l->held_max = 256 * KIB;
+    l->held_max = (size_t)many * each + LARGE / 2;
     int gone;
-    client honest = named_client_at(host), many[MANY];
-    for (int i = 0; i < MANY; i++) {
-        many[i] = named_client();
-        send_part(&many[i], 40 * KIB, 20 * KIB);
+    client honest = named_client_at(host);
+    for (int i = 0; i < many; i++) {
+        client one = named_client();
+        send_part(&one, 40 * KIB, each / 2 + KIB);
     }
-    cr_expect_eq(receive_all(&gone), MANY + 1);
-    UNTIL(l->partial >= (size_t)MANY * 32 * KIB); /* memory, which grows by doubling */
+    cr_expect_eq(receive_all(&gone), many + 1);
+    UNTIL(l->partial >= (size_t)many * each); /* memory, which grows by doubling */
     send_part(&honest, LARGE, SIZE_MAX);
     UNTIL(n_waiting() == 1);
-    cr_expect_lt(l->n_open, (size_t)MANY + 1, "the address that holds most loses nothing");
+    cr_expect_lt(l->n_open, (size_t)many + 1, "the address that holds most loses nothing");
+    cr_expect_leq(l->partial + l->received_bytes, l->held_max);
     cr_expect_eq(receive_all(&gone), 1);
     expect_open(&honest);
     sn_listener_free(&l, 0);
 }
 
 Test(listener, an_address_of_many_connections_does_not_end_the_large_message_of_another) {
-    expect_large_message("127.0.0.2");
+    expect_large_message("127.0.0.2", 6, 32 * KIB);
+}
+
+Test(listener, an_address_of_very_many_connections_loses_as_many_as_is_too_much) {
+    expect_large_message("127.0.0.2", 30, 8 * KIB);
 }
 
 Test(listener, addresses_that_are_counted_in_one_place_are_told_apart) {
     virtual_clock_begin_still(); /* the place is another one at another time */
-    expect_large_message(host_beside());
+    expect_large_message(host_beside(), 6, 32 * KIB);
 }
 
 /* Messages that the owner has not read count, too, and go with the connection that ended. */
@@ -157,25 +163,35 @@ Test(listener, replies_that_are_not_read_are_bounded_over_all_connections) {
     sn_listener_free(&l, 0);
 }
 
-Test(listener, an_address_that_leaves_many_replies_unread_does_not_end_the_large_reply_of_another) {
-    enum { MANY = 5, LARGE = 1000 * KIB };
+/* Each of many connections leaves less unread than one reply of another address has. */
+static void expect_large_reply(size_t many, size_t each) {
+    enum { LARGE = 1000 * KIB };
     listener_begin();
     l->held_max = 4096 * KIB;
     client honest = named_client_at("127.0.0.2");
-    sn_peer of_honest = receive_peer(), peers[MANY];
-    for (int i = 0; i < MANY; i++) {
+    sn_peer of_honest = receive_peer(), peers[30];
+    for (size_t i = 0; i < many; i++) {
         named_client();
         peers[i] = receive_peer();
     }
-    for (int i = 0; i < MANY; i++) send_reply(peers[i], 700 * KIB);
-    cr_assert_gt(l->sent_bytes + LARGE, l->held_max);
+    for (size_t i = 0; i < many; i++) send_reply(peers[i], each);
+    size_t too_much = l->sent_bytes + LARGE - l->held_max, ends = (too_much + each - 1) / each;
+    cr_assert_lt(too_much, (size_t)LARGE);
     send_reply(of_honest, LARGE);
     cr_expect_leq(l->sent_bytes, l->held_max);
     uint8_t *bytes = calloc(1, LARGE);
     cr_expect_eq(read_bytes(&honest, bytes, LARGE), LARGE);
-    UNTIL(l->n_open == MANY); /* one of the many has ended */
+    UNTIL(l->n_open == 1 + many - ends);
     free(bytes);
     sn_listener_free(&l, 0);
+}
+
+Test(listener, an_address_that_leaves_many_replies_unread_does_not_end_the_large_reply_of_another) {
+    expect_large_reply(5, 700 * KIB);
+}
+
+Test(listener, of_an_address_that_leaves_very_many_replies_unread_as_many_end_as_is_too_much) {
+    expect_large_reply(30, 120 * KIB);
 }
 
 /* What the socket has taken does not wait any more. */

@@ -28,8 +28,8 @@ typedef struct sn_tensor {
 sn_status sn_guard(const sn_tensor *tensor, sn_device *to, int rank, const int64_t *wanted, float *out, uint64_t *moved,
                    sn_err *err) SN_MUST_USE;
 
-/* As sn_guard, for contiguous rows (the first dimension) in host memory that a client has sent: numbers with which CPUs
- * are slow (sn_wire_clear_tiny) become 0, for all devices, so that all compute the same. */
+/* As sn_guard, for contiguous rows (the first dimension) of float32 in host memory, as a client has sent them: numbers
+ * with which CPUs are slow (sn_wire_clear_tiny) become 0, for all devices, so that all compute the same. */
 sn_status sn_guard_rows(const sn_tensor *tensor, sn_device *to, int rank, const int64_t *wanted, float *out,
                         uint64_t *moved, sn_err *err) SN_MUST_USE;
 

@@ -454,7 +454,7 @@ static sn_status log_check(sn_audit *a, sn_audit_log *l, const sn_chain *audited
 }
 
 int64_t sn_audit_pause_us(size_t n_logs, int64_t spent_us) {
-    int64_t pause_us = 2 * (int64_t)n_logs * spent_us;
+    int64_t pause_us = (3 * (int64_t)n_logs - 1) * spent_us;
     return pause_us > AUDITOR_RETRY_US ? pause_us : AUDITOR_RETRY_US;
 }
 

@@ -239,7 +239,10 @@ static void dispute_save_evidence(dispute *d) {
         return;
     }
     d->a->n_evidence++;
-    d->a->evidence_bytes += (size_t)d->evidence.n_tokens * (size_t)d->evidence.n_embd * sizeof(float);
+    size_t rows = (size_t)d->evidence.n_tokens;
+    for (size_t i = 0; i < d->evidence.n; i++)
+        rows += d->evidence.statements[i].outputs ? d->evidence.statements[i].receipt.n : 0;
+    d->a->evidence_bytes += rows * (size_t)d->evidence.n_embd * sizeof(float);
     if (sn_evidence_save(&d->evidence, d->a->options.evidence, report->evidence, &err)) {
         report->evidence[0] = 0;
         sn_log(SN_LOG_WARN, "evidence not saved", "text=%s", err.text);

@@ -182,7 +182,7 @@ static sn_verdict judge_statement(const judging *c, statement_check *t) {
     if (!hash_equals(&t->after, &r->timeline_after))
         return verdict_wrong("it signed another timeline than its input continues");
     if (hash_equals(&output, &r->output))
-        return (sn_verdict){SN_VERDICT_CORRECT, "its output is what this file gives, bit by bit"};
+        return (sn_verdict){.kind = SN_VERDICT_CORRECT, .why = "its output is what this file gives, bit by bit"};
     /* Its client has another node compute in its place, wherever the wrong keys and values came from. Right ones may
      * have come from a device that is not exact. */
     if ((r->device & SN_RECEIPT_CONTINUED) && !e->first_hand)

@@ -334,7 +334,7 @@ Test(http_server, a_body_whose_end_is_not_clear_is_refused_with_its_connection) 
         say(fd, heads[i]);
         say(fd, ASK "\r\n");
         const char *text = hear_all(fd);
-        cr_expect(strstr(text, "where the body ends"), "%s%s", heads[i], text);
+        cr_expect(!strncmp(text, "HTTP/1.1 400", 12), "%s%s", heads[i], text); /* by libmicrohttpd, where it is new */
         cr_expect_not(strstr(text, "\"ok\""), "%s%s", heads[i], text);
         close(fd);
     }

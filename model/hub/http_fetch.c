@@ -49,7 +49,10 @@ typedef struct fetching {
     int redirects;      /* since bytes arrived */
 } fetching;
 
-static bool is_http_error(const slot *s) { return s->answer.code != 200 && s->answer.code != 206; }
+/* Code 0: the connection ended before there was an answer, which is no word of the server's. */
+static bool is_http_error(const slot *s) {
+    return s->answer.code && s->answer.code != 200 && s->answer.code != 206;
+}
 
 /* Looks at the headers before the first byte is used. */
 static sn_status judge(slot *s) {

@@ -3,9 +3,9 @@
 FOLDER/ORG/NAME/FILE are the files of repositories. Prints "PORT STORE_PORT" when it listens on 127.0.0.1. Files are
 described by the first port and sent by the second one, as by hubs whose bytes lie in a store elsewhere. GET /-/counts
 says how many bytes of files were sent, and how often the store saw the token. With --faults the store answers many
-requests as real servers now and then do: bodies that end too soon, 429, 500, the whole file instead of a range, gzip,
+requests as real servers now and then do: bodies that end too soon, no answer, 429, 500, the whole file instead of a range, gzip,
 locations that have expired. --fault does one thing only, all the time: truncated (each long body ends after a third of it, once for
-each place), whole (a range is answered by 200), gzip, other (other bytes than were asked for), wrong (a byte is another one),
+each place), silent (the connection ends without an answer, once for each place), whole (a range is answered by 200), gzip, other (other bytes than were asked for), wrong (a byte is another one),
 changes (after its tenth answer the store has another version). The store redirects /loop/... to itself. --rate: bytes a second of each body. POST /-/commit changes the
 commit, as a push to the repository does. The first port is a proxy, too: for requests to any host that no resolver finds.
 """
@@ -139,6 +139,10 @@ class Store(Handler):
             headers["Content_Range"] = f"bytes {begin - 1}-{end - 2}/{len(data)}"
         if fault == "wrong" and end > 60000 >= begin:
             body = body[: 60000 - begin] + bytes([body[60000 - begin] ^ 1]) + body[60001 - begin :]
+        if (fault == "silent" and begin not in cut) or (faulty and nth % 17 == 9):  # no answer at all
+            cut.add(begin)
+            self.close_connection = True
+            return None
         headers["ETag"] = '"v2"' if fault == "changes" and counts["requests"] > 10 else '"v1"'
         truncated = fault == "truncated" and begin not in cut and len(body) > 4000000
         cut.add(begin)

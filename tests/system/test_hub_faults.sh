@@ -29,7 +29,7 @@ print(total)
 PY
 }
 
-for fault in truncated whole gzip; do
+for fault in truncated whole gzip silent; do
   start_hub "$hub" --fault $fault
   fetch
   grep -q 'cannot be fetched\|answers [0-9]\|block 20:' "$scratch/run.err" && fail "$fault: $(cat "$scratch/run.err")"

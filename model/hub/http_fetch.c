@@ -50,9 +50,7 @@ typedef struct fetching {
 } fetching;
 
 /* Code 0: the connection ended before there was an answer, which is no word of the server's. */
-static bool is_http_error(const slot *s) {
-    return s->answer.code && s->answer.code != 200 && s->answer.code != 206;
-}
+static bool is_http_error(const slot *s) { return s->answer.code && s->answer.code != 200 && s->answer.code != 206; }
 
 /* Looks at the headers before the first byte is used. */
 static sn_status judge(slot *s) {

@@ -226,8 +226,8 @@ static connection *sealing_next(const sn_listener *l, bool oldest) {
     return next;
 }
 
-/* Goes on with one large message: the shortest and the oldest by turns. So a short one waits
- * little for longer ones, none waits for ever, and few are half sealed at a time. */
+/* Goes on with one large message: the shortest and the oldest by turns. So a short one waits little for longer ones,
+ * none waits for ever, and few are half sealed at a time. */
 static void seal_piece(sn_listener *l) {
     if (!l->n_sealing) return;
     connection *c = sealing_next(l, l->n_pieces++ % 2);

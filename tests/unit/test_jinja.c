@@ -182,8 +182,8 @@ Test(jinja, ends_a_template_that_looks_up_too_many_names) {
     sn_jinja_limits limits = sn_jinja_default_limits();
     size_t n = 0;
     limits.steps = 100000;
-    for (int i = 0; i < NAMES; i++) n += (size_t)sprintf(template + n, "{%% set a%d = 1 %%}", i);
-    sprintf(template + n, "{%% for i in range(9999) %%}{{ z }}{%% endfor %%}");
+    for (int i = 0; i < NAMES; i++) n += (size_t)snprintf(template + n, sizeof template - n, "{%% set a%d = 1 %%}", i);
+    snprintf(template + n, sizeof template - n, "{%% for i in range(9999) %%}{{ z }}{%% endfor %%}");
     expect_refused(template, &limits, "more than 100000 steps");
 }
 

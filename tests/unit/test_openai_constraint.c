@@ -208,14 +208,13 @@ Test(openai_constraint, a_tool_that_must_be_called_is_called) {
 /* The template is rendered with them for each tool, before the request waits for its turn. */
 Test(openai_constraint, variables_of_a_template_are_bounded_beside_forced_calls) {
     enum { SIZE = 17 << 10 };
-    char *body = calloc(1, SIZE + 1024), text[SIZE];
+    static char body[SIZE + 1024], text[SIZE];
     memset(text, 'a', sizeof text);
     text[SIZE - 1] = 0;
-    sprintf(body,
-            "{" HI ",\"tools\":[" GET("false") "],\"tool_choice\":\"%s\",\"chat_template_kwargs\":{\"a\":\"%s\"}}",
-            "required", text);
+    snprintf(body, sizeof body,
+             "{" HI ",\"tools\":[" GET("false") "],\"tool_choice\":\"%s\",\"chat_template_kwargs\":{\"a\":\"%s\"}}",
+             "required", text);
     expect_error(body, false, "chat_template_kwargs", "make them smaller");
-    free(body);
 }
 
 Test(openai_constraint, a_strict_tool_is_called_as_its_schema_says) {
@@ -237,8 +236,8 @@ Test(openai_constraint, a_strict_tool_may_have_a_long_schema) {
     enum { LONG = 20000 };
     static char body[LONG + 1024], text[LONG + 1];
     memset(text, 'a', LONG);
-    sprintf(body, "{" HI ",\"tools\":[" TOOL("get", "\"key\":{\"description\":\"%s\",\"enum\":[\"a\"]}", "true") "]}",
-            text);
+    snprintf(body, sizeof body,
+             "{" HI ",\"tools\":[" TOOL("get", "\"key\":{\"description\":\"%s\",\"enum\":[\"a\"]}", "true") "]}", text);
     expect_allowed(body, false, CALL("get", "{\"key\": \"a\"}"));
     expect_refused(body, false, CALL("get", "{\"key\": \"b\"}"));
 }

@@ -350,12 +350,13 @@ Test(openai_request, a_body_that_nests_too_deep_is_refused_before_it_is_read) {
 /* A body of n bytes: `fill` between `begin` and `end`. */
 static void expect_too_large(sn_request_kind kind, const char *begin, char fill, size_t n, const char *end,
                              const char *word) {
-    char *body = malloc(n + 200);
+    const size_t at = strlen(begin), end_size = strlen(end) + 1;
+    char *body = malloc(at + n + end_size);
     sn_request *request = NULL;
     sn_openai_error error = {0};
-    size_t at = (size_t)sprintf(body, "%s", begin);
+    memcpy(body, begin, at);
     memset(body + at, fill, n);
-    strcpy(body + at + n, end);
+    memcpy(body + at + n, end, end_size);
     cr_assert_not(sn_request_parse(kind, body, strlen(body), &limits, &request, &error));
     cr_expect(strstr(error.message, word), "%s", error.message);
     cr_expect(error.status == 413 || !strcmp(error.code, "context_length_exceeded"));
@@ -371,30 +372,32 @@ Test(openai_request, a_body_of_too_many_values_is_refused_before_it_is_read) {
     sn_request_free(&r);
 }
 
+static void put(sn_buf *body, const char *text) {
+    sn_err error;
+    cr_assert_eq(sn_buf_append(body, text, strlen(text), &error), SN_OK);
+}
+
 /* Two calls with so many numbers in all in their arguments, which are JSON within a text. */
 static bool takes_arguments(sn_request_kind kind, size_t values) {
     const bool chat = kind == SN_REQUEST_CHAT;
-    const size_t size = values * 2 + 1024;
-    char *body = calloc(1, size), *at = body;
+    sn_buf body;
     sn_request *request = NULL;
     sn_openai_error error = {0};
-    cr_assert(body);
-    at +=
-        sprintf(at, chat ? "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[" : "{\"input\":[");
+    sn_buf_init(&body, values * 2 + 1024);
+    put(&body, chat ? "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[" : "{\"input\":[");
     for (int call = 0; call < 2; call++) {
-        at += sprintf(at,
-                      chat ? "%s{\"id\":\"a\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\""
-                           : "%s{\"type\":\"function_call\",\"call_id\":\"a\",\"name\":\"f\",\"arguments\":\"",
-                      call ? "," : "");
-        at += sprintf(at, "{\\\"l\\\":[0");
-        for (size_t i = 1; i < values / 2; i++, at += 2) memcpy(at, ",0", 2);
-        at += sprintf(at, chat ? "]}\"}}" : "]}\"}");
+        put(&body, call ? "," : "");
+        put(&body, chat ? "{\"id\":\"a\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\""
+                        : "{\"type\":\"function_call\",\"call_id\":\"a\",\"name\":\"f\",\"arguments\":\"");
+        put(&body, "{\\\"l\\\":[0");
+        for (size_t i = 1; i < values / 2; i++) put(&body, ",0");
+        put(&body, chat ? "]}\"}}" : "]}\"}");
     }
-    sprintf(at, chat ? "]}]}" : "]}");
-    const bool good = sn_request_parse(kind, body, strlen(body), &limits, &request, &error);
+    put(&body, chat ? "]}]}" : "]}");
+    const bool good = sn_request_parse(kind, (const char *)body.data, body.len, &limits, &request, &error);
     cr_expect(good || (error.status == 413 && strstr(error.message, "arguments of calls")), "%s", error.message);
     sn_request_free(&request);
-    free(body);
+    sn_buf_fini(&body);
     return good;
 }
 

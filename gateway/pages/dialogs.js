@@ -9,10 +9,15 @@ function show(dialog) {
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((resolve) => dialog.addEventListener("close", () => {
-    before.blur(); // Chromium gives the focus back to a text box, but no caret, after a click in the dialog
-    (before.checkVisibility() ? before : byId("open-more")).focus();
+    const now = document.activeElement;
+    if (now === before || now === document.body || dialog.contains(now)) focusAgain(before); // else a key has moved it meanwhile
     resolve(dialog.returnValue);
   }, { once: true }));
+}
+
+function focusAgain(element) {
+  element.blur(); // Chromium gives the focus back to a text box, but no caret, after a click in the dialog
+  (element.checkVisibility() ? element : byId("open-more")).focus();
 }
 
 for (const button of document.querySelectorAll("dialog [data-cancel]")) button.addEventListener("click", () => button.closest("dialog").close());

@@ -60,15 +60,16 @@ stop_nodes() {
 trap stop_nodes EXIT
 trap 'exit 130' INT TERM
 
-# wait_ready N: waits until node N has printed its ready line; fails when the node ends before.
+# wait_ready N: waits until node N has printed its ready line; fails when the node ends before. Ten minutes are for a machine that
+# has much else to do.
 wait_ready() {
-  local i
-  for ((i = 0; i < 3000; i++)); do
+  local until=$((SECONDS + 600))
+  while [ $SECONDS -lt $until ]; do
     grep -q '^ready:' "$logs/$1.out" 2>/dev/null && return 0
     kill -0 "${pids[$1]}" 2>/dev/null || { cat "$logs/$1.err" >&2; die "node $1 did not start: its log is above"; }
     sleep 0.02
   done
-  die "node $1 was not ready within a minute"
+  die "node $1 was not ready within ten minutes"
 }
 
 blocks=$(build/swarm inspect --model "$model" --json | sed -n 's/.*"n_blocks": *\([0-9]*\).*/\1/p') || exit

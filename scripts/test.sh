@@ -41,6 +41,8 @@ need_packages $BUILD_PACKAGES $TEST_PACKAGES $DEVICE_PACKAGES
 [ $quick = yes ] || need_packages $ARM64_PACKAGES
 passed=0 failed=0 skipped=0
 scratch=$(mktemp -d); export scratch; trap 'rm -rf "$scratch"' EXIT
+# All that a test starts has this in its environment, a folder or file of this run; what still has it when the test has ended is its fault.
+export SN_TEST_PROCESS=$scratch
 report() { # report NAME STATUS: one line a test that is no Criterion suite
   if [ "$2" = 0 ]; then passed=$((passed + 1)); echo "  ok      $1"; else failed=$((failed + 1)); echo "  FAILED  $1"; fi
 }
@@ -85,6 +87,17 @@ unit_one() {
   echo "$p $f $(wc -l <"$log.skipped") $((SECONDS - began)) $2 $log"
 }
 
+# left_behind MARK: prints the processes that still run with this mark, and ends them. Those that are about to end have ten seconds.
+left_behind() {
+  local until=$((SECONDS + 10)) found= file
+  while found=$(grep -lsz "^SN_TEST_PROCESS=$1" /proc/[0-9]*/environ); [ -n "$found" ] && [ $SECONDS -lt $until ]; do sleep 0.1; done
+  for file in $found; do
+    file=${file%/environ}
+    echo "left behind: process ${file#/proc/}: $(tr '\0' ' ' 2>/dev/null <"$file/cmdline")"
+    kill -KILL "${file#/proc/}" 2>/dev/null
+  done
+}
+
 # only_foreign_leaks OUTPUT: whether its sanitizer reports are leaks that begin inside Criterion or pocl, which at times do not free
 # what they made before they end: the allocation is theirs when the frame above the allocator is.
 only_foreign_leaks() {
@@ -99,12 +112,14 @@ program_one() {
   mkdir "$log.reports"
   export ASAN_OPTIONS="log_path=$log.reports/asan:quarantine_size_mb=16" UBSAN_OPTIONS="log_path=$log.reports/ubsan:print_stacktrace=1"
   export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:log_path=$log.reports/tsan"
-  cost "$1" "$2" timeout 900 bash "$2" >"$log" 2>&1; rc=$?
+  SN_TEST_PROCESS=$log cost "$1" "$2" timeout 900 bash "$2" >"$log" 2>&1; rc=$?
   if [ $rc = 0 ]; then grep '^not tested: ' "$log" >"$log.parts"; mv "$log.parts" "$log"; fi
   if [ -n "$(ls -A "$log.reports")" ]; then rc=1; head -n 60 "$log.reports"/* >>"$log"; fi
+  left_behind "$log" >"$log.left"
+  if [ -s "$log.left" ]; then rc=1; cat "$log.left" >>"$log"; fi
   echo "$rc $((SECONDS - began)) $2 $log"
 }
-export -f cost unit_one only_foreign_leaks program_one why_failed
+export -f cost unit_one only_foreign_leaks left_behind program_one why_failed
 
 # unit PART FOLDER [PROGRAM_NOT_TO_RUN...]: runs the Criterion programs of a build, two at a time, the longest first, so that none
 # runs alone at the end.
@@ -207,6 +222,9 @@ else
   threads build
 fi
 
+SN_TEST_PROCESS='' left_behind "$scratch" >"$scratch/left"
+[ ! -s "$scratch/left" ]; report "no process of the tests goes on" $?
+cat "$scratch/left"
 echo
 costs
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -14,6 +14,7 @@ import swarmnode
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("SWARM_BUILD", ROOT / "build"))
+WITH_US = ["setpriv", "--pdeathsig", "KILL"]  # before a command: it ends when the tests end, also where they are killed
 FIXTURES = ROOT / "tests/fixtures"
 
 
@@ -27,7 +28,7 @@ class Nodes:
         log = self.folder / f"node{len(self.processes)}"
         join = [a for address in self.addresses[:1] for a in ("--join", address)]
         process = subprocess.Popen(
-            [BUILD / "swarm-node", "--model", model, "--blocks", blocks, "--name", f"node{len(self.processes)}",
+            [*WITH_US, BUILD / "swarm-node", "--model", model, "--blocks", blocks, "--name", f"node{len(self.processes)}",
              "--threads", "1", "--listen", "127.0.0.1:0", "--kv-memory", "64MiB", *join, *more],
             stdout=open(log, "w"), stderr=open(f"{log}.err", "w"), stdin=subprocess.DEVNULL)
         self.processes.append(process)

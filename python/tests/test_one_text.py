@@ -8,7 +8,7 @@ import time
 import pytest
 
 import swarmnode
-from conftest import BUILD, Nodes
+from conftest import BUILD, WITH_US, Nodes
 
 PROMPT = "Once upon a time"
 GIVEN = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "seed": 11}
@@ -25,7 +25,7 @@ def real_nodes(real_path, tmp_path_factory):
 
 def over_http(model, join, folder):
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
-        server = subprocess.Popen([BUILD / "swarm", "serve", "--model", model, "--join", join, "--listen", "127.0.0.1:0"],
+        server = subprocess.Popen([*WITH_US, BUILD / "swarm", "serve", "--model", model, "--join", join, "--listen", "127.0.0.1:0"],
                                   stdout=out, stderr=err, stdin=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60

@@ -23,6 +23,8 @@ if command -v scdoc >/dev/null; then
     [ -s "$prefix/share/man/man3/$function.3" ] || fail "$function has no man page"
   done
   grep -q 'swarm_session_generate continues' "$prefix/share/man/man3/swarm.3" || fail "swarm(3) lacks the text of swarm.h"
+else
+  not_tested "man pages of the C API (there is no scdoc)"
 fi
 
 # -- they run

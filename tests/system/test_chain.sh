@@ -41,4 +41,6 @@ if [ -n "${SN_TEST_MODEL:-}" ]; then
   cmp "$scratch/text.--local" "$scratch/text.--join" || fail "the text over nodes differs from the local one"
   grep -q Paris "$scratch/text.--join" || fail "the model does not know the capital of France"
   stop_three
+else
+  not_tested "a real model (SN_TEST_MODEL names none)"
 fi

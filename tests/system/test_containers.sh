@@ -48,17 +48,17 @@ done <"$scratch/commands"
 # The image itself, where a container tool runs, finds the base image, and builds it in time.
 tool=$(command -v podman || command -v docker) && timeout 20 "$tool" info >/dev/null 2>&1 && timeout 120 "$tool" pull -q debian:bookworm-slim >/dev/null 2>&1 || tool=
 if [ -n "$tool" ]; then
-  git -C "$root" archive HEAD >"$scratch/tree.tar" 2>/dev/null || { echo "not tested: the image (this is no git checkout)" && exit 0; }
+  git -C "$root" archive HEAD >"$scratch/tree.tar" 2>/dev/null || { not_tested "the image (this is no git checkout)" && exit 0; }
   timeout 400 "$tool" build -q -t swarm-node-test -f packaging/Containerfile - <"$scratch/tree.tar" >"$scratch/build.log" 2>&1
   built=$?
-  [ "$built" != 124 ] || { echo "not tested: the image (it was not built within 400 seconds)" && exit 0; }
+  [ "$built" != 124 ] || { not_tested "the image (it was not built within 400 seconds)" && exit 0; }
   ! grep -qE 'Unable to (fetch|locate)|Could not (resolve|connect)|Temporary failure' "$scratch/build.log" ||
-    { echo "not tested: the image (its packages cannot be fetched)" && exit 0; }
+    { not_tested "the image (its packages cannot be fetched)" && exit 0; }
   [ "$built" = 0 ] || tail -n 20 "$scratch/build.log" >&2
   [ "$built" = 0 ] || fail "the image cannot be built"
   succeeds "$tool" run --rm swarm-node-test --version --json
   "$tool" rmi swarm-node-test >/dev/null
   [ "$(query "$scratch/run.out" 'd["program"]')" = swarm-node ] || fail "the image runs something else"
 else
-  echo "not tested: the image (no container tool runs here)"
+  not_tested "the image (no container tool runs here)"
 fi

@@ -68,6 +68,8 @@ if [ -n "${SN_TEST_MODEL:-}" ]; then
     cmp "$scratch/text" "$scratch/expected" || fail "with $mode the text differs"
   done
   refuses 2 "the draft model's tokenizer, to compare" "$bin/swarm" generate --model "$SN_TEST_MODEL" --local all --prompt x --draft-model "$llama"
+else
+  not_tested "text of a real model (SN_TEST_MODEL names none)"
 fi
 
 refuses 2 "must be off or ngram" "$bin/swarm" generate --model "$llama" --local all --ids-file "$scratch/ids" --draft oracle

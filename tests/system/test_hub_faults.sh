@@ -84,10 +84,10 @@ END
     bytes=$(($(hub_count bytes) - bytes))
     [ "$bytes" -lt $((size + 50000000 - kept)) ] || fail "after the disk was full, $bytes bytes were fetched for $size"
   else
-    echo "not tested: a full disk (no tmpfs can be mounted)"
+    not_tested "a full disk (no tmpfs can be mounted)"
   fi
 else
-  echo "not tested: a full disk (no namespaces)"
+  not_tested "a full disk (no namespaces)"
 fi
 
 # A GGUF file with rope factors in a tensor, which opening reads, behind all blocks.

@@ -25,13 +25,14 @@ refuses 2 "genrate.*generate" "$bin/swarm" genrate
 # Man pages without a warning of roff, and completion in bash, both made from the tables of options.
 commands=$("$bin/swarm" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
 [ "$(wc -w <<<"$commands")" = 16 ] || fail "swarm --help lists other commands than expected: $commands"
+groff=$(command -v groff) || not_tested "how man pages look (there is no groff)"
 for page in swarm swarm-node $commands; do
   case $page in
     swarm | swarm-node) "$bin/$page" --help=man ;;
     *) "$bin/swarm" "$page" --help=man ;;
   esac >"$scratch/$page.1" || fail "there is no man page of $page"
   grep -q '^\.TH ' "$scratch/$page.1" || fail "the man page of $page has no title"
-  if command -v groff >/dev/null; then
+  if [ -n "$groff" ]; then
     groff -man -Tutf8 -ww "$scratch/$page.1" >"$scratch/$page.txt" 2>"$scratch/groff.txt" || fail "groff fails on the page of $page"
     [ ! -s "$scratch/groff.txt" ] || fail "the man page of $page: $(cat "$scratch/groff.txt")"
   fi

@@ -10,7 +10,7 @@ git ls-files -co --exclude-standard -z | xargs -0 cp -a --parents -t "$scratch/c
 cd "$scratch/clone" || exit 1
 if [ -n "$cache" ]; then SWARM_CACHE=$cache; else unset SWARM_CACHE; fi
 export CCACHE_BASEDIR=$scratch/clone CCACHE_NOHASHDIR=1
-timeout -k 5 500 nice scripts/quickstart.sh --prompt "Once upon a time" --max-tokens 8 >"$scratch/text" 2>"$scratch/quickstart.err" </dev/null ||
+timeout -k 5 800 nice scripts/quickstart.sh --prompt "Once upon a time" --max-tokens 8 >"$scratch/text" 2>"$scratch/quickstart.err" </dev/null ||
   fail "the quickstart ended with $?"
 grep -q "[a-z] [a-z]" "$scratch/text" || fail "the quickstart's text is '$(cat "$scratch/text")'"
 [ "$(grep -c '^  node[0-2] at 127.0.0.1:' "$scratch/quickstart.err")" = 3 ] || fail "it did not name its three nodes"
@@ -18,14 +18,14 @@ grep -q "[a-z] [a-z]" "$scratch/text" || fail "the quickstart's text is '$(cat "
 # With --serve, its pages and the API are open at the address that it prints, until it is ended, with all that it started.
 setsid scripts/quickstart.sh --serve --listen 127.0.0.1:0 >"$scratch/serve.out" 2>"$scratch/serve.err" </dev/null &
 pid[serve]=$!
-until=$(($(now_ms) + 100000))
+until=$(($(now_ms) + 600000))
 until url=$(sed -n 's/^OpenAI API: *//p' "$scratch/serve.out" 2>/dev/null) && [ -n "$url" ]; do
   kill -0 "${pid[serve]}" 2>/dev/null && [ "$(now_ms)" -lt "$until" ] || fail "quickstart --serve printed no address"
   pause 0.1
 done
 python3 - "$url" <<'PY' || fail "quickstart --serve does not answer"
 import json, sys, urllib.request
-answer = lambda path, data=None: urllib.request.urlopen(sys.argv[1].removesuffix("/v1") + path, data, timeout=60).read()
+answer = lambda path, data=None: urllib.request.urlopen(sys.argv[1].removesuffix("/v1") + path, data, timeout=300).read()
 assert b"<title>" in answer("/") and b"<title>" in answer("/swarm")
 name = json.loads(answer("/v1/models"))["data"][0]["id"]
 request = {"model": name, "prompt": "Once upon a time", "max_tokens": 4}
@@ -33,6 +33,6 @@ assert json.loads(answer("/v1/completions", json.dumps(request).encode()))["choi
 PY
 group=${pid[serve]}
 signal serve TERM
-wait_end serve 60
+wait_end serve 300
 [ $rc = 130 ] || fail "quickstart --serve ended with $rc"
 ! kill -0 -- "-$group" 2>/dev/null || fail "quickstart --serve left a process behind"

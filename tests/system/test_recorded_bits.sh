@@ -61,6 +61,8 @@ done >"$scratch/bits"
 if [ -n "${SN_TEST_MODEL:-}" ]; then
   echo '[504, 260, 8405, 282, 4649, 314, 7042, 28, 665, 357, 506, 411, 28, 284, 335, 253, 1165]' >"$scratch/ids"
   { record real "$SN_TEST_MODEL" "$scratch/ids"; record_text real/greedy; record_text real/sampled --seed 7 --temperature 0.8; } >>"$scratch/bits"
+elif [ -z "${SN_TEST_MODEL+left out}" ]; then
+  not_tested "bits of the real model (SN_TEST_MODEL names none)"
 fi
 sort -k2 -o "$scratch/bits" "$scratch/bits"
 

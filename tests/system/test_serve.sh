@@ -55,6 +55,8 @@ if command -v openssl >/dev/null && command -v curl >/dev/null; then
     -d '{"model": "tiny", "prompt": "x", "max_tokens": 2, "stream": true}'
   grep -q '^data: \[DONE\]' "$scratch/run.out" || fail "no stream over HTTPS: $(cat "$scratch/run.out")"
   stop_node tls
+else
+  not_tested "HTTPS (there is no openssl or no curl)"
 fi
 
 # -- clients that leave, a full queue, SIGTERM, over a node that takes its time

@@ -47,6 +47,8 @@ if unshare -rn true 2>/dev/null; then # every interface, of a network of its own
   until grep -q '^use it on this machine: .* --join 127.0.0.1:[0-9]* ' "$scratch/open.out"; do kill -0 "${pid[open]}" || fail "no line to copy"; sleep 0.05; done
   until grep -q 'warn .*--public HOST:PORT' "$scratch/open.err"; do kill -0 "${pid[open]}" || fail "no hint at --public"; sleep 0.05; done
   kill_node open
+else
+  not_tested "a node that listens at every interface (namespaces are not permitted)"
 fi
 
 # Pipes as files; addresses as they are pasted.
@@ -138,5 +140,9 @@ here_alone=(--model "$scratch/model" --local all --threads 1)
 shows_progress "scoring: " windows "$bin/swarm" eval "${here_alone[@]}" --file "$scratch/long" --ctx 64
 shows_progress ", context 0" repeats "$bin/swarm" bench "${here_alone[@]}" --prompt-tokens 64 --new-tokens 150 --repeat 1000
 head -c 7900 "$scratch/long" >"$scratch/prompt"
-[ -z "${SN_TEST_MODEL:-}" ] || shows_progress "prefill: " tokens "$bin/swarm" generate --model "$SN_TEST_MODEL" --local all --prompt-file "$scratch/prompt" --max-tokens 1
+if [ -n "${SN_TEST_MODEL:-}" ]; then
+  shows_progress "prefill: " tokens "$bin/swarm" generate --model "$SN_TEST_MODEL" --local all --prompt-file "$scratch/prompt" --max-tokens 1
+else
+  not_tested "the progress of a prompt (SN_TEST_MODEL names none)"
+fi
 stop_node a

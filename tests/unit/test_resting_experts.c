@@ -162,6 +162,8 @@ Test(resting_experts, experts_give_the_same_bits_wherever_they_rest) {
                     cr_expect(counts.misses && counts.bytes, "%s, %s: no expert was brought", mixtures[f], maps[m]);
                     cr_expect(memory < 2 || chunks[c] > 1 || counts.hits > counts.misses,
                               "%s: where all experts have room they are brought once", mixtures[f]);
+                    cr_expect(memory == 2 || chunks[c] > 1 || counts.ahead, "%s, %s: nothing was read ahead",
+                              mixtures[f], maps[m]);
                     free(got);
                 }
         free(want);

@@ -233,7 +233,7 @@ Test(route, an_unmeasured_distance_is_estimated_from_the_others) {
 Test(route, a_node_behind_a_relay_costs_its_relay) {
     fixture *m = fixture_new();
     add_node(m, (node_spec){0, 10, .state = SN_NODE_ONLINE, .relayed = true});
-    add_online_node(m, 0, 10);
+    add_node(m, (node_spec){0, 10, .queue = 1, .state = SN_NODE_ONLINE}); /* a wait that is shorter than the way */
     cr_expect_str_eq(route_text(m, 0, 10), "0:10@1");
     fixture_free(&m);
 }

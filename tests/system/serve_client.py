@@ -46,6 +46,9 @@ class Stream:
         self.response = http.client.HTTPResponse(self.socket)
         self.response.begin()
         self.status = self.response.status
+        if self.status == 200:  # what a proxy between must know, so that it passes each piece on at once
+            kept = [self.response.headers[name] for name in ("X-Accel-Buffering", "Cache-Control")]
+            assert kept == ["no", "no-cache"], kept
 
     def lines(self):
         while line := self.response.readline():

@@ -87,6 +87,26 @@ assert node["id"] == whole["self"] and node["name"] == "b" and node["state"] == 
 assert part["coverage"][0]["nodes_per_block"] == [0, 1, 1, 1], part
 assert part["gaps"] == [{"blocks": "0:1", "command": "swarm-node --model PATH --blocks 0:1 --join " + sys.argv[3]}], part
 END
+# Of a node that has joined it: the way to it, its speed, what it offers.
+mkdir "$scratch/adapters" && cp -r "$fixtures/peft/lora/begin" "$scratch/adapters/one"
+start_node d "$model" 1:4 --join "${address[c]}" --adapters "$scratch/adapters"
+wait_ready d
+python3 - "$(sed -n 's/.* metrics=\([0-9]*\)$/\1/p' "$scratch/c.out")" <<'END' || fail "the map says too little of another node"
+import json, sys, time, urllib.error, urllib.request
+def node(): # as c sees it
+    try:
+        nodes = json.load(urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/api/swarm", timeout=60))["nodes"]
+    except urllib.error.HTTPError: # it had no time to make a map
+        return {}
+    return next((n for n in nodes if n["name"] == "d"), {})
+for _ in range(600):
+    seen = node()
+    if seen.get("rtt_ms", 0) > 0 and seen["tokens_per_s"] > 0: break
+    time.sleep(0.1)
+assert seen["rtt_ms"] > 0 and seen["tokens_per_s"] > 0 and seen["decode_us"] > 0 and seen["prompt_tokens_per_s"] > 0, seen
+assert len(seen["adapters"]) == 1 and seen["adapters"][0]["name"].startswith("@"), seen
+END
+stop_node d
 stop_node c
 refuses 1 "metrics 127.0.0.1:$port: cannot listen there" "$bin/swarm-node" --model "$model" --blocks all --listen 127.0.0.1:0 \
   --metrics "127.0.0.1:$port"

@@ -205,6 +205,38 @@ Test(announcement, texts_for_people_are_printable) {
     sn_buf_fini(&sealed);
 }
 
+/* What its node would not seal, as others may send it. */
+Test(announcement, refuses_bytes_that_no_node_seals) {
+    sn_identity identity = make_identity();
+    sn_announcement a = make_announcement(&identity, 4, 6, 1), back;
+    a.round_trip[1].us = 9; /* a byte */
+    sn_buf sealed = seal_announcement(&a, &identity);
+    size_t len = sealed.len - SN_SIGNATURE_SIZE;
+    const struct {
+        const char *field, *part;
+        uint8_t value; /* of the byte behind its name */
+        size_t cut;
+    } changes[] = {{"state", "state 9", 9, 0},
+                   {"reach", "a way 9", 9, 0},
+                   {"end_block", "2 block hashes for 3", 7, 0},
+                   {"round_trip", "has no time", 0x93, 1}}; /* a list of three, without the last time */
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        sn_err err = {0};
+        uint8_t *at = memmem(sealed.data, len, changes[i].field, strlen(changes[i].field));
+        at += strlen(changes[i].field);
+        uint8_t was = *at;
+        *at = changes[i].value;
+        cr_expect_eq(sn_announcement_parse(sealed.data, len - changes[i].cut, &back, &err), SN_REFUSED);
+        cr_expect(strstr(err.text, changes[i].part), "%s: %s", changes[i].field, err.text);
+        *at = was;
+    }
+    sn_err err = {0};
+    sealed.data[len] = 0xc0;
+    cr_expect_eq(sn_announcement_parse(sealed.data, len + 1, &back, &err), SN_REFUSED);
+    cr_expect(strstr(err.text, "bytes follow"), "%s", err.text);
+    sn_buf_fini(&sealed);
+}
+
 /* The map without its signature, as the fuzz target reads it. SN_WRITE_CORPUS=1 writes the corpus anew. */
 Test(announcement, matches_the_fuzz_corpus) {
     static const char *const path = SN_FIXTURES "/../fuzz/corpus/announcement/two-blocks";

@@ -2,6 +2,7 @@
 #include "model/safetensors.h"
 #include "node/protocol/adapter_table.h"
 #include "node/protocol/protocol.h"
+#include "tests/support/protocol_fixture.h"
 #include "tests/support/require.h"
 #include "tests/support/train_client.h"
 #include "tests/support/virtual_clock.h"
@@ -98,6 +99,27 @@ Test(node_train_adapters, an_adapter_whose_bytes_do_not_have_its_hash_is_refused
     sn_buf_fini(&image);
     node_client_free(&t);
     testbed_free(&w);
+}
+
+/* Two entries with one hash would both take memory, and one of them would never be found. */
+Test(node_train_adapters, an_adapter_that_is_sent_again_while_it_loads_is_loaded_once) {
+    protocol_fixture b;
+    protocol_fixture_begin(&b);
+    sn_buf image = train_image(b.w, 1);
+    sn_msg *first = adapter_put_message(b.w, &image), *again = adapter_put_message(b.w, &image);
+    uint64_t asked = node_client_send(&b.client, &first), asked_again = node_client_send(&b.client, &again);
+    protocol_fixture_read(&b, T0);
+    cr_expect_eq(b.n_waiting, 1);
+    cr_expect(is_refusal(node_client_receive(&b.client, asked_again, 100), SN_RETRY, "is being loaded"));
+    protocol_fixture_run_jobs(&b, T0);
+    sn_msg *answer = node_client_receive(&b.client, asked, 100);
+    cr_assert(answer && answer->kind == SN_MSG_ADAPTER_PUT_REPLY, "%s", answer ? answer->error.text : "no answer");
+    sn_msg_free(&answer);
+    answer = protocol_fixture_request(&b, adapter_put_message(b.w, &image), T0);
+    cr_expect(answer && answer->kind == SN_MSG_ADAPTER_PUT_REPLY, "it is there now");
+    sn_msg_free(&answer);
+    sn_buf_fini(&image);
+    protocol_fixture_end(&b);
 }
 
 /* They would take the node's places for adapters as long as the batches take. */

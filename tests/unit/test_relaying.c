@@ -471,6 +471,29 @@ Test(reach, a_changed_address_is_found_out_anew) {
     close(listens);
 }
 
+/* Whether a dial-back is asked for at this time. */
+static bool asks_at(int64_t now_us) {
+    forget_sent();
+    sn_reach_tick(reach, now_us, UNIX_MS);
+    return find_sent(SN_MSG_DIAL_BACK, NULL) != NULL;
+}
+
+Test(reach, who_was_not_reached_tries_again_and_who_was_is_looked_after) {
+    join();
+    round_of("203.0.113.5:31330", false, T0);
+    cr_expect_not(asks_at(T0 + 200 * SECOND));
+    forget_sent();
+    round_of("203.0.113.5:31330", true, T0 + 310 * SECOND);
+    cr_expect_str_eq(own()->address, "203.0.113.5:31330");
+    cr_expect_eq(own()->reach, SN_REACH_DIRECT);
+    cr_expect_not(asks_at(T0 + 340 * SECOND));
+    forget_sent();
+    round_of("203.0.113.5:31330", false, T0 + 380 * SECOND);
+    cr_expect_eq(own()->reach, SN_REACH_DIRECT, "one round may fail by chance");
+    cr_expect(asks_at(T0 + 391 * SECOND), "it waits for a minute though it may have been lost");
+    close(listens);
+}
+
 /* Whether a connection comes to the relay's portal. */
 static bool is_called(int wait_ms) {
     struct pollfd fd = {.fd = listens, .events = POLLIN};

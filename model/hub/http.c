@@ -4,6 +4,7 @@
 #include "model/hub/http_private.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 
 #include <ctype.h>
 #include <pthread.h>
@@ -18,7 +19,10 @@ enum {
     PATIENCE_MS = 60000,
     STALL_S = 30,
     CONNECT_MS = 15000,
-    RETRY_AFTER_MAX_MS = 300000
+    BACK_OFF_MS = 500,            /* and twice as long with each try */
+    PAUSE_MAX_MS = 300000,        /* that a server may ask for; a longer one is the user's to wait */
+    PAUSE_SAID_MAX_S = 7 * 86400, /* more is as good as this */
+    PAUSE_TOLD_MS = 3000
 };
 
 static pthread_once_t curl_once = PTHREAD_ONCE_INIT;
@@ -104,9 +108,7 @@ static size_t on_header(char *line, size_t each, size_t n, void *context) {
     if (header_is(line, len, "content-encoding", &value)) a->encoded = true;
     if (header_is(line, len, "retry-after", &value)) {
         int64_t seconds = take_number(&value, end); /* a date is taken as "not said" */
-        a->retry_after_ms = seconds < 0                           ? -1
-                            : seconds > RETRY_AFTER_MAX_MS / 1000 ? RETRY_AFTER_MAX_MS
-                                                                  : seconds * 1000;
+        a->retry_after_ms = seconds < 0 ? -1 : 1000 * (seconds < PAUSE_SAID_MAX_S ? seconds : PAUSE_SAID_MAX_S);
     }
     return len;
 }
@@ -186,15 +188,33 @@ sn_status sn_http_fail(const sn_http *http, const char *url, CURLcode result, co
                        a->code);
     if (a->code == 404) return sn_fail(err, SN_REFUSED, "%.200s does not exist: check the name", shown);
     bool busy = a->code == 408 || a->code == 429 || a->code >= 500;
-    sn_status status = sn_fail(err, busy ? SN_RETRY : SN_REFUSED, "%.200s answers %ld", shown, a->code);
-    if (err && busy && a->retry_after_ms > 0) err->retry_after_ms = (int)a->retry_after_ms;
+    if (!busy || a->retry_after_ms <= 0)
+        return sn_fail(err, busy ? SN_RETRY : SN_REFUSED, "%.200s answers %ld", shown, a->code);
+    sn_status status = sn_fail(err, SN_RETRY, "%.200s answers %ld, and asks for a pause: try again in %lld s", shown,
+                               a->code, (long long)a->retry_after_ms / 1000);
+    if (err) err->retry_after_ms = (int)a->retry_after_ms;
     return status;
 }
 
-/* Waits before the next try: as long as the server says, else ever longer. False: cancelled, or patience is out. */
-static bool wait_for_retry(const sn_http *http, int tried, const sn_http_answer *a, int64_t begin_us) {
-    int64_t ms = a->retry_after_ms >= 0 ? a->retry_after_ms : INT64_C(500) << tried;
-    if ((sn_now_us() - begin_us) / 1000 + ms > http->settings.patience_ms) return false;
+int64_t sn_http_pause_ms(const sn_http *http, const char *url, int tried, const sn_http_answer *a) {
+    char shown[SN_URL_SIZE];
+    int64_t asked = a->retry_after_ms, own = (int64_t)BACK_OFF_MS << (tried - 1);
+    if (asked < 0) return own > http->settings.patience_ms ? -1 : own;
+    if (asked > PAUSE_MAX_MS) return -1;
+    if (asked >= PAUSE_TOLD_MS)
+        sn_log_rated(SN_LOG_WARN, "hub asks for a pause", "code=%ld url=%.200s text=fetching goes on in %lld s",
+                     a->code, sn_http_show(url, shown), (long long)asked / 1000);
+    return asked;
+}
+
+/* Waits before the next try. False: cancelled, or patience is out, which pauses that the server asked for do not use.
+ */
+static bool wait_for_retry(const sn_http *http, const char *url, int tried, const sn_http_answer *a,
+                           int64_t *begin_us) {
+    int64_t ms = sn_http_pause_ms(http, url, tried, a);
+    if (a->retry_after_ms >= 0) *begin_us += 1000 * ms;
+    if (ms < 0 || (a->retry_after_ms < 0 && (sn_now_us() - *begin_us) / 1000 + ms > http->settings.patience_ms))
+        return false;
     for (int64_t end = sn_now_us() + ms * 1000; sn_now_us() < end;) {
         if (sn_is_cancelled(http->settings.cancel)) return false;
         sn_sleep_us(20000);
@@ -241,9 +261,9 @@ static sn_status request(sn_http *http, const char *url, bool head, sn_buf *body
 static sn_status request_patiently(sn_http *http, const char *url, bool head, sn_buf *body, sn_http_answer *answer,
                                    sn_err *err) {
     int64_t begin = sn_now_us();
-    for (int tried = 0;; tried++) {
+    for (int tried = 1;; tried++) {
         sn_status status = request(http, url, head, body, answer, err);
-        if (status != SN_RETRY || tried + 1 == TRIES || !wait_for_retry(http, tried, answer, begin)) return status;
+        if (status != SN_RETRY || tried == TRIES || !wait_for_retry(http, url, tried, answer, &begin)) return status;
     }
 }
 

@@ -8,15 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    SLOTS = 4,
-    PIECE = 32 << 20,
-    TRIES = 6,
-    REDIRECTS_MAX = 8,
-    WAIT_MS = 100,
-    BACK_OFF_MS = 500,
-    BACK_OFF_MAX_MS = 30000
-};
+enum { SLOTS = 4, PIECE = 32 << 20, TRIES = 6, REDIRECTS_MAX = 8, WAIT_MS = 100 };
 
 struct fetching;
 
@@ -164,9 +156,9 @@ static sn_status slot_ended(slot *s, CURLcode result, sn_err *err) {
     if (!result && !is_http_error(s)) result = CURLE_PARTIAL_FILE;
     sn_status status = sn_http_fail(f->http, f->file->location, result, &s->answer, err);
     if (status != SN_RETRY || ++s->tried == TRIES || sn_is_cancelled(f->http->settings.cancel)) return status;
-    int64_t ms = s->answer.retry_after_ms >= 0 ? s->answer.retry_after_ms : (int64_t)BACK_OFF_MS << (s->tried - 1);
-    if (ms > f->http->settings.patience_ms) return status;
-    s->not_before_us = sn_now_us() + 1000 * (ms < BACK_OFF_MAX_MS ? ms : BACK_OFF_MAX_MS);
+    int64_t ms = sn_http_pause_ms(f->http, f->file->location, s->tried, &s->answer);
+    if (ms < 0) return status;
+    s->not_before_us = sn_now_us() + 1000 * ms;
     return SN_OK;
 }
 

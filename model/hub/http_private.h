@@ -29,6 +29,10 @@ sn_status sn_http_redirect(const char *url, const char *location, char out[SN_UR
 /* The failure of a request as a sentence; SN_RETRY where trying again may help. */
 sn_status sn_http_fail(const sn_http *http, const char *url, CURLcode result, const sn_http_answer *answer,
                        sn_err *err);
+/* How long to wait before the next try, of those that failed with SN_RETRY: as the server says, up to five minutes,
+ * else ever longer within the caller's patience. Below 0: it is not tried again. A long pause is logged. tried: so
+ * often. */
+int64_t sn_http_pause_ms(const sn_http *http, const char *url, int tried, const sn_http_answer *answer);
 /* "https://host/path": without query. */
 const char *sn_http_show(const char *url, char out[SN_URL_SIZE]);
 

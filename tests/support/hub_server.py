@@ -8,6 +8,9 @@ locations that have expired. --fault does one thing only, all the time: truncate
 each place), silent (the connection ends without an answer, once for each place), whole (a range is answered by 200), gzip, other (other bytes than were asked for), wrong (a byte is another one),
 changes (after its tenth answer the store has another version). The store redirects /loop/... to itself. --rate: bytes a second of each body. POST /-/commit changes the
 commit, as a push to the repository does. The first port is a proxy, too: for requests to any host that no resolver finds.
+Faults of hubs with much to do: busy (each place is answered by 429 and a pause of 2 s once; "early" counts those that come back before),
+away (the store asks for a pause of an hour), together (the store answers when two requests for ranges are there, or after 20 s;
+"together" counts how many were at most).
 """
 import functools, gzip, hashlib, json, mmap, os, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +24,8 @@ def option(name):
 
 fault, rate = option("--fault"), int(option("--rate") or 0)
 cut = set()  # where bodies were truncated
-counts = {"bytes": 0, "requests": 0, "token": 0, "described": 0, "trees": 0, "proxied": 0}
+counts = {"bytes": 0, "requests": 0, "token": 0, "described": 0, "trees": 0, "proxied": 0, "busy": 0, "early": 0, "together": 0}
+pauses, here = {}, threading.Condition()
 state = {"commit": "1" * 40, "nth": 0}
 lock = threading.Lock()
 
@@ -57,6 +61,17 @@ class Handler(BaseHTTPRequestHandler):
                     counts["bytes"] += min(1 << 16, len(body) - at)
             if rate:
                 time.sleep((1 << 16) / rate)
+
+    def busy(self, place):
+        """Answers the first request for a place by 429; whether it did."""
+        with lock:
+            counts["early"] += time.monotonic() < pauses.get(place, 0)
+            if fault != "busy" or place in pauses:
+                return False
+            counts["busy"] += 1
+            pauses[place] = time.monotonic() + 2
+        self.answer(429, b"slow down", Retry_After="2")
+        return True
 
     def do_HEAD(self):
         self.do_GET()
@@ -98,12 +113,24 @@ class Hub(Handler):
         counts["described"] += 1
         if not os.path.isfile(path):
             return self.answer(404)
+        if self.busy("hub"):
+            return None
         self.answer(302, Location=f"http://127.0.0.1:{store.server_port}/{repo}/{name}?signature=1",
                     X_Repo_Commit=state["commit"], X_Linked_Etag='"' + sha256(path) + '"',
                     X_Linked_Size=str(os.path.getsize(path)))
 
 
 class Store(Handler):
+    waiting = 0
+
+    def meet(self):
+        with here:
+            Store.waiting += 1
+            counts["together"] = max(counts["together"], Store.waiting)
+            here.notify_all()
+            here.wait_for(lambda: counts["together"] > 1, 20)
+            Store.waiting -= 1
+
     def do_GET(self):
         path = os.path.join(root, self.path.split("?")[0].lstrip("/"))
         if self.path.startswith("/loop/"):
@@ -124,6 +151,12 @@ class Store(Handler):
             begin, end, code = int(first), min(int(last) + 1, len(data)), 206
         headers = {"Content_Range": f"bytes {begin}-{end - 1}/{len(data)}"} if code == 206 else {}
         body = data[begin:end]
+        if self.busy(begin):
+            return None
+        if fault == "away":
+            return self.answer(429, b"come back", Retry_After="3600")
+        if fault == "together":
+            self.meet()
         if faulty and nth % 7 == 1:
             return self.answer(429, b"slow down", Retry_After="0")
         if faulty and nth % 7 == 2:

@@ -49,6 +49,24 @@ refuses 2 'model.gguf redirects without end' "$bin/swarm" generate --model "$sto
 kill_node hub
 rm -rf "$SWARM_CACHE"
 
+# A hub with much to do: pauses are kept as it asks, several ranges are asked for at once, and who is told to come back in an hour is
+# told when.
+start_hub "$hub" --fault busy
+fetch
+[ "$(is_right)" -gt 30000000 ] || fail "not everything was fetched: $(cat "$scratch/run.err")"
+[ "$(hub_count busy)" -gt 1 ] && [ "$(hub_count early)" = 0 ] || fail "of $(hub_count busy) pauses $(hub_count early) were not kept"
+kill_node hub
+rm -rf "$SWARM_CACHE"
+start_hub "$hub" --fault together
+fetch
+[ "$(hub_count together)" -gt 1 ] || fail "one range is fetched at a time"
+kill_node hub
+rm -rf "$SWARM_CACHE"
+start_hub "$hub" --fault away
+refuses 1 'model.gguf answers 429, and asks for a pause: try again in 3600 s' "$bin/swarm" generate --model org/real --local all "${ids[@]}"
+kill_node hub
+rm -rf "$SWARM_CACHE"
+
 # A process that is killed while it fetches, here in the midst of the embedding: at most 8 MiB are fetched twice.
 start_hub "$hub" --rate 5000000
 start killed "$bin/swarm" generate --model org/real --local all "${ids[@]}"

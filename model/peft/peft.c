@@ -347,15 +347,3 @@ sn_status sn_peft_lora(const char *folder, const sn_hparams *hp, sn_buf *image, 
     json_decref(config);
     return status ? sn_err_context(err, "%.200s", folder) : SN_OK;
 }
-
-sn_status sn_peft_lora_parse(const char *config, size_t len, const void *tensors, size_t tensors_len,
-                             const sn_hparams *hp, sn_buf *image, sn_err *err) {
-    sn_safetensors *file = NULL;
-    json_t *object = json_loadb(config, len, JSON_REJECT_DUPLICATES, NULL);
-    sn_status status = object ? sn_safetensors_open_memory(tensors, tensors_len, "an adapter", &file, err)
-                              : sn_fail(err, SN_REFUSED, "an adapter's configuration is not JSON");
-    if (!status) status = lora_convert(object, file, hp, image, err);
-    sn_safetensors_close(&file);
-    json_decref(object);
-    return status;
-}

@@ -15,9 +15,6 @@ sn_status sn_peft_is_lora(const char *folder, bool *lora, sn_err *err) SN_MUST_U
  * may differ in their targets and ranks. The same folder and model give the same bytes on every machine. SN_REFUSED
  * names what is not supported (DoRA, trained biases, embeddings, ...), or the tensor that does not fit the model. */
 sn_status sn_peft_lora(const char *folder, const sn_hparams *hp, sn_buf *image, sn_err *err) SN_MUST_USE;
-/* The same for the bytes of the two files. */
-sn_status sn_peft_lora_parse(const char *config, size_t len, const void *tensors, size_t tensors_len,
-                             const sn_hparams *hp, sn_buf *image, sn_err *err) SN_MUST_USE;
 
 /* The base_model_name_or_path of the folder's configuration, cut to fit; empty where there is none. */
 enum { SN_PEFT_NAME_SIZE = 128 };

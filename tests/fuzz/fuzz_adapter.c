@@ -3,9 +3,11 @@
  * image. */
 #include "blocks/adapter.h"
 #include "model/peft/peft.h"
+#include "tests/support/files.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -14,10 +16,15 @@ enum { ROWS = 3 };
 static sn_span *span;
 static sn_kv_pool *pool;
 static sn_device *device;
+static char *folder;
+
+static void remove_folder(void) { temp_folder_remove(&folder); }
 
 static void load_once(void) {
     sn_model *model = NULL;
     if (span) return;
+    folder = temp_folder();
+    atexit(remove_folder);
     char *path = tiny_model_make(&(tiny_model_options){.dtype = SN_F32, .n_blocks = 2});
     REQUIRE(sn_model_open(path, &model, &err));
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &(sn_device_options){.threads = 1}, &device, &err));
@@ -64,8 +71,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!size || !end) return 0;
     sn_buf_init(&image, 1 << 24);
     size_t len = (size_t)(end - data);
-    sn_status status =
-        sn_peft_lora_parse((const char *)data, len, end + 1, size - len - 1, sn_span_hparams(span), &image, &err);
+    write_file(folder, "adapter_config.json", data, len);
+    write_file(folder, "adapter_model.safetensors", end + 1, size - len - 1);
+    sn_status status = sn_peft_lora(folder, sn_span_hparams(span), &image, &err);
     if (status && !err.text[0]) abort();
     if (!status && !load_adapter(image.data, image.len)) abort(); /* the image made from a folder fits the model */
     sn_buf_fini(&image);

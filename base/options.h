@@ -72,7 +72,7 @@ typedef struct sn_block_range {
 typedef struct sn_option {
     const char *name;    /* without the dashes */
     const char *metavar; /* stands for the value in help; NULL for a flag, and where the words stand for the value */
-    const char *help;    /* begins with a small letter, has no full stop at the end, and does not repeat the default */
+    const char *help;    /* begins with a small letter, no full stop, no default; NULL: this build refuses the option */
     sn_option_kind kind;
     void *target;           /* of the type that `kind` names */
     const sn_word *words;   /* of ENUM, and of a STRING that must be one of them; ends with a NULL name. Else NULL */

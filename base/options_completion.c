@@ -47,14 +47,15 @@ static void print_command(FILE *out, const sn_program *program, const sn_command
     static const sn_word flag_words[] = {{"true", 1}, {"false", 0}, {NULL, 0}};
     size_t n = sn_command_n_options(command);
     fprintf(out, "    '%s')\n      options='", command_name(program, command));
-    for (size_t i = 0; i < n; i++) print_option_names(out, sn_command_option(command, i)->name);
+    for (size_t i = 0; i < n; i++)
+        if (sn_command_option(command, i)->help) print_option_names(out, sn_command_option(command, i)->name);
     for (size_t i = 0; i < SN_COMMON_OPTIONS; i++) print_option_names(out, sn_common_options[i].name);
     fputs("'\n", out);
     if (command->max_positionals) fputs("      [ \"${current:0:1}\" = - ] || kind=path\n", out);
     fputs("      case $previous in\n", out);
     for (size_t i = 0; i < n; i++) {
         const sn_option *option = sn_command_option(command, i);
-        if (option->kind != SN_OPTION_FLAG)
+        if (option->kind != SN_OPTION_FLAG && option->help)
             print_value_case(out, option->name, option->metavar ? option->metavar : "", option->words);
     }
     print_value_case(out, sn_common_options[0].name, sn_common_options[0].metavar, NULL);

@@ -69,8 +69,9 @@ void sn_options_help(const sn_command *command, FILE *out) {
         const sn_option_group *group = command->groups[g];
         fprintf(out, "\n%s\n", group->title);
         for (size_t i = 0; i < group->n; i++)
-            print_entry(out, group->options[i].name, sn_option_value_name(&group->options[i], value, sizeof value),
-                        sn_option_describe(&group->options[i], text, sizeof text));
+            if (group->options[i].help)
+                print_entry(out, group->options[i].name, sn_option_value_name(&group->options[i], value, sizeof value),
+                            sn_option_describe(&group->options[i], text, sizeof text));
     }
     fputs("\nGeneral:\n", out);
     for (size_t i = 0; i < SN_COMMON_OPTIONS; i++)

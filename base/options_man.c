@@ -112,8 +112,9 @@ void sn_options_man(const sn_command *command, const char *see_also, FILE *out) 
         const sn_option_group *group = command->groups[g];
         man_group_title(out, group->title);
         for (size_t i = 0; i < group->n; i++)
-            man_option(out, group->options[i].name, sn_option_value_name(&group->options[i], value, sizeof value),
-                       sn_option_describe(&group->options[i], text, sizeof text));
+            if (group->options[i].help)
+                man_option(out, group->options[i].name, sn_option_value_name(&group->options[i], value, sizeof value),
+                           sn_option_describe(&group->options[i], text, sizeof text));
     }
     man_group_title(out, "General:");
     for (size_t i = 0; i < SN_COMMON_OPTIONS; i++)

@@ -20,7 +20,7 @@ static const sn_option options_table[] = {
                      "address of a node of the swarm, through which all other nodes are found; HOST:PORT#KEY also "
                      "checks the node's CURVE key; lan: nodes of the local network"),
     SN_OPT_ADDRESS("dht", "HOST:PORT", &sn_program_settings.common.dht, SN_HOST_PORT_DIAL,
-                   "address of a DHT node (OpenDHT), through which nodes of --model are found"),
+                   SN_DHT_HELP("address of a DHT node (OpenDHT), through which nodes of --model are found")),
     SN_OPT_STRING("model", "PATH", &sn_program_settings.common.model, "show only nodes that serve this model"),
     SN_OPT_DURATION_MS("watch", &watch_ms, 0, 86400000,
                        "show the status at this interval until the command is interrupted; 0: once"),

@@ -14,6 +14,13 @@
 
 typedef struct sn_dht sn_dht;
 
+/* The help of an option that needs OpenDHT: none in a build without. */
+#ifdef SN_WITH_DHT
+#define SN_DHT_HELP(text) (text)
+#else
+#define SN_DHT_HELP(text) NULL
+#endif
+
 /* Opens the DHT and starts the first search. bootstrap: "HOST:PORT" of any node of the DHT, or "on": this is its first
  * node. port: UDP, 0: any. `on_found` is called on OpenDHT's thread when sn_dht_next may have a record; it may only
  * wake another thread. SN_REFUSED: bootstrap is no address, the port is in use, or the build has no OpenDHT. */

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Shows that the tests notice when a protection is gone: each patch in tests/mutants removes one, and the test that the patch names
-# must then fail. usage: scripts/mutants.sh [--drawn N] [NAME...]   (all; N drawn by the date; the named ones)
+# must then fail. usage: scripts/mutants.sh [--drawn N] [NAME...]   (all; N drawn by the date; the named ones, or those at a path from /)
 #
 # Each patch is applied to a view of this folder (overlayfs in a mount namespace of its own), so a mutant costs the files that it
 # changes and one test; the tree and its build folder stay as they are. Where no overlay can be mounted, one copy is built.
@@ -15,7 +15,7 @@ export MUTANT_SECONDS=${MUTANT_SECONDS:-180} # of one test: a mutant that never 
 drawn=
 if [ "${1:-}" = --drawn ]; then drawn=${2:?--drawn needs a number}; shift 2; fi
 patches=()
-for name; do patches+=("tests/mutants/$(basename "${name%.patch}").patch"); done
+for name; do [[ $name = /*.patch ]] && patches+=("$name") || patches+=("tests/mutants/$(basename "${name%.patch}").patch"); done
 [ $# -gt 0 ] || patches=(tests/mutants/*.patch)
 for patch in "${patches[@]}"; do [ -f "$patch" ] || die "there is no $patch"; done
 [ -z "$drawn" ] || mapfile -t patches < <(for patch in "${patches[@]}"; do echo "$(sha256sum <<<"$(date +%F) $patch") $patch"; done |

@@ -70,7 +70,8 @@ swarm_code swarm_options_describe(const char *of, char **json, size_t *length, s
     for (size_t len; *keys; keys += len + (keys[len] == ' ')) {
         len = strcspn(keys, " ");
         snprintf(key, sizeof key, "%.*s", (int)len, keys);
-        json_array_append_new(list, option_json(&settings, sn_settings_find(of, key)));
+        const sn_option *option = sn_settings_find(of, key);
+        if (option->help) json_array_append_new(list, option_json(&settings, option));
     }
     return sn_api_end(sn_api_json(list, json, length, &err), &err, NULL, error);
 }

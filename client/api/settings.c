@@ -67,7 +67,7 @@ static const sn_option connection_options[] = {
                      "address of a node of the swarm, through which all other nodes are found; HOST:PORT#KEY also "
                      "checks the node's CURVE key; lan: nodes of the local network"),
     SN_OPT_ADDRESS("dht", "HOST:PORT", &sn_program_settings.common.dht, SN_HOST_PORT_DIAL,
-                   "address of a DHT node (OpenDHT), through which nodes of this model are found"),
+                   SN_DHT_HELP("address of a DHT node (OpenDHT), through which nodes of this model are found")),
     SN_OPT_DURATION_MS("timeout", &sn_program_settings.common.timeout_ms, 1000, 86400000,
                        "limit for connecting, and for each step of a token or of up to 512 tokens of a prompt: through "
                        "all nodes, with "

@@ -14,6 +14,7 @@
 #include "base/options.h"
 #include "client/generate/sampler.h"
 #include "client/tune/training.h"
+#include "net/dht.h"
 
 typedef enum sn_route_choice { SN_ROUTE_LATENCY, SN_ROUTE_THROUGHPUT } sn_route_choice;
 extern const sn_word sn_route_words[];

@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE=1 url="http://${address[server]}"
 mkdir "$scratch/tasks"
 PYTHONPATH=$lm_eval timeout -k 2 250 python3 "$here/../clients/lm_eval_client.py" "$url" "$bin/swarm" "$SN_TEST_MODEL" "$scratch/tasks" \
   >"$scratch/lm_eval.log" 2>&1 || { tail -n 20 "$scratch/lm_eval.log" >&2; fail "lm-eval"; }
-grep '^byte perplexity' "$scratch/lm_eval.log"
+grep '^byte perplexity\|^choices:' "$scratch/lm_eval.log"
 PYTHONPATH=$litellm LITELLM_LOCAL_MODEL_COST_MAP=True timeout -k 2 100 python3 "$here/../clients/litellm_client.py" "$url" || fail "litellm"
 cd "$scratch" # where schemathesis leaves its files
 PYTHONPATH=$schemathesis timeout -k 2 250 python3 -m schemathesis.cli run "$url/openapi.json" --checks not_a_server_error \

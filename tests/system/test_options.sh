@@ -20,6 +20,14 @@ for program in "$bin/swarm" "$node"; do
   [ -z "$needed" ] || fail "$program --version --json has no licence of $needed"
   [ "$(query "$scratch/run.out" 'd["program"], d["version"], d["licence"], d["build"]["dht"]')" != "" ] || fail "it says nothing of the build"
 done
+# A build without OpenDHT shows no option that needs it.
+dht=$(query "$scratch/run.out" 'int(d["build"]["dht"])')
+for program in swarm-node "swarm generate" "swarm status"; do
+  for form in --help --help=man --help=completion; do
+    [ "$("$bin/"$program $form | tr -d '\\' | grep -c -- '--dht')" -gt 0 ] && shown=1 || shown=0
+    [ $shown = "$dht" ] || fail "$program $form: options for a DHT are shown: $shown, in a build that has one: $dht"
+  done
+done
 refuses 2 "genrate.*generate" "$bin/swarm" genrate
 
 # Man pages without a warning of roff, and completion in bash, both made from the tables of options.

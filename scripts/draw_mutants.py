@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Draws refusals by chance, turns each off, and runs the unit tests that know its file: scripts/draw_mutants.py [--seed N] [-n N] [PATH...]
+
+A refusal is an `if` whose only statement returns sn_fail(...); it is turned off by a condition that is never true. PATH: only those in
+these files or folders. The tests are those that call the file's functions, or else include a header of its folder, at most --tests of
+them. scripts/mutants.sh builds and runs what is drawn, in a view of this folder. What SURVIVED is looked at by a person: a test is
+mended, the line is doubled elsewhere, or a system test sees it. --list only prints what was drawn."""
+
+import argparse
+import difflib
+import functools
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+REFUSAL = re.compile(r"^[ ]*(?:if|else if) \(", re.M)
+
+
+def closing(text, at):
+    """The place of the bracket that closes the one at `at`."""
+    depth = 0
+    for i in range(at, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if not depth:
+            return i
+    return len(text)
+
+
+def refusals(text):
+    """(begin, end) of the conditions of refusals."""
+    for match in REFUSAL.finditer(text):
+        end = closing(text, match.end() - 1)
+        if re.match(r"\)\s*return sn_fail\(", text[end : end + 200]):
+            yield match.end(), end
+
+
+@functools.cache
+def unit_tests():
+    return {p.stem: p.read_text() for p in sorted(pathlib.Path("tests/unit").glob("test_*.c")) if "_emulated_" not in p.name}
+
+
+def tests_of(path, text, most):
+    """Unit tests that call the file's functions, those of its name and with the most calls first; or else those that include a header of
+    its folder."""
+    calls = set(re.findall(r"^[a-z].*?[ *](sn_\w+)\(", text, re.M))
+    counts = {name: sum(word in calls for word in re.findall(r"\bsn_\w+", test)) for name, test in unit_tests().items()}
+    known = [name for name in counts if counts[name]]
+    near = [name for name, test in unit_tests().items() if re.search(rf'"{path.parent}/[a-z_]+\.h"', test)]
+    return sorted(known or near, key=lambda name: (path.stem not in name, -counts[name]))[:most]
+
+
+def patch(path, text, place, names):
+    begin, end = place
+    off = f"{text[:begin]}({text[begin:end]}) && 0{text[end:]}"
+    diff = "".join(difflib.unified_diff(text.splitlines(True), off.splitlines(True), f"a/{path}", f"b/{path}"))
+    test = " && ".join(f"build/tests/{name}" for name in names)
+    line = text.count("\n", 0, begin) + 1
+    return f"# removes: {path}:{line}\n# test: {test}\n# builds: {' '.join(names)}\ndiff --git a/{path} b/{path}\n{diff}"
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("-n", type=int, default=8, help="how many are drawn")
+    options.add_argument("--tests", type=int, default=4, help="programs for each of them, at most")
+    options.add_argument("--list", action="store_true")
+    options.add_argument("paths", nargs="*", default=["base", "blocks", "client", "gateway", "kvcache", "model", "net", "node", "sharing"])
+    args = options.parse_args()
+    files = subprocess.run(["git", "ls-files", "--", *args.paths], capture_output=True, text=True, check=True).stdout.split()
+    texts = {pathlib.Path(f): pathlib.Path(f).read_text() for f in files if f.endswith(".c")}
+    found = [(path, place) for path, text in texts.items() if tests_of(path, text, 1) for place in refusals(text)]
+    drawn = random.Random(args.seed).sample(found, min(args.n, len(found)))
+    print(f"{len(drawn)} of {len(found)} refusals, seed {args.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        patches = []
+        for path, place in drawn:
+            text = texts[path]
+            names = tests_of(path, text, args.tests)
+            line = text.count("\n", 0, place[0]) + 1
+            print(f"  {path}:{line}: {' '.join(text[place[0] : place[1]].split())[:90]}: {' '.join(names)}", flush=True)
+            patches.append(pathlib.Path(folder) / f"{str(path).replace('/', '_')}_{line}.patch")
+            patches[-1].write_text(patch(path, text, place, names))
+        return 0 if args.list or not patches else subprocess.run(["scripts/mutants.sh", *patches], check=False).returncode
+
+
+sys.exit(main())

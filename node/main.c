@@ -175,10 +175,8 @@ static const sn_option network[] = {
                      "address of a node of the swarm; HOST:PORT#KEY also checks its CURVE key; lan: the nodes of the "
                      "local network that were started with it"),
     SN_OPT_STRING("dht", "HOST:PORT|on", &args.dht,
-                  SN_DHT_HELP("find nodes, and be found, through the DHT (OpenDHT): the address of a node of it; on: "
-                              "start a new DHT")),
-    SN_OPT_INT("dht-port", "PORT", &args.dht_port, 0, 65535,
-               SN_DHT_HELP("UDP port of this node in the DHT; 0: a free port")),
+                  SN_DHT_HELP("find nodes, and be found, through OpenDHT: a node's address; on: start a new DHT")),
+    SN_OPT_INT("dht-port", "PORT", &args.dht_port, 0, 65535, SN_DHT_HELP("UDP port in the DHT; 0: a free port")),
     SN_OPT_STRING("identity", "FILE", &args.identity, "keys made by 'swarm keygen' (default: new keys for each run)"),
     SN_OPT_STRING("swarm-key", "FILE", &args.swarm_key,
                   "the key of a private swarm, made by 'swarm keygen --swarm-key'; messages from outside are refused"),

@@ -178,6 +178,8 @@ Test(announcement, refuses_invalid_contents) {
     REFUSES(a.address[0] = 0, "no address");
     REFUSES(snprintf(a.address, sizeof a.address, "ipc:///run/other"), "no address");
     REFUSES(snprintf(a.address, sizeof a.address, "host:0"), "no address");
+    REFUSES(a.reach = SN_REACH_RELAYED, "not the address of a node that is relayed");
+    REFUSES(snprintf(a.address, sizeof a.address, "127.0.0.1:7001/relay"), "not the address of a node that is direct");
     REFUSES(memset(a.address, 'a', sizeof a.address), "at most 255");
     REFUSES(a.n_experts = 2, "no part of a mixture");
     REFUSES(a.experts[0] = 5, "no part of a mixture");
@@ -231,6 +233,16 @@ Test(announcement, refuses_bytes_that_no_node_seals) {
         *at = was;
     }
     sn_err err = {0};
+    /* A state of 64 bits whose low half is one that there is. */
+    static const uint8_t wide[] = {0xcf, 0, 0, 0, 1, 0, 0, 0, 1};
+    uint8_t *state = (uint8_t *)memmem(sealed.data, len, "state", 5) + 5, *longer = malloc(len + sizeof wide);
+    size_t before = (size_t)(state - sealed.data);
+    memcpy(longer, sealed.data, before);
+    memcpy(longer + before, wide, sizeof wide);
+    memcpy(longer + before + sizeof wide, state + 1, len - before - 1);
+    cr_expect_eq(sn_announcement_parse(longer, len + sizeof wide - 1, &back, &err), SN_REFUSED);
+    cr_expect(strstr(err.text, "state 4294967297"), "%s", err.text);
+    free(longer);
     sealed.data[len] = 0xc0;
     cr_expect_eq(sn_announcement_parse(sealed.data, len + 1, &back, &err), SN_REFUSED);
     cr_expect(strstr(err.text, "bytes follow"), "%s", err.text);

@@ -1,5 +1,6 @@
 /* swarm serve: an OpenAI-compatible server over a swarm, or over a node of its own. The main thread starts everything,
  * waits for a signal, and ends everything in order. Signals are blocked in all threads, and this one takes them. */
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/api.h"
@@ -109,14 +110,9 @@ static sn_status check_settings(serving *s, sn_err *err) {
 
 /* A quarter of the memory that other programs leave: the pages are taken when they are used. */
 static void default_kv_memory(char out[32]) {
-    unsigned long long kib =
-        (unsigned long long)sysconf(_SC_PHYS_PAGES) * (unsigned long long)sysconf(_SC_PAGESIZE) / 1024;
-    char line[128];
-    FILE *memory = fopen("/proc/meminfo", "re");
-    while (memory && fgets(line, sizeof line, memory))
-        if (!strncmp(line, "MemAvailable:", 13)) kib = strtoull(line + 13, NULL, 10);
-    if (memory) fclose(memory);
-    snprintf(out, 32, "%llu", kib / KV_SHARE * 1024);
+    size_t total, available;
+    sn_memory_read(&total, &available);
+    snprintf(out, 32, "%zu", available / KV_SHARE);
 }
 
 static bool is_any(const char *word, const char *const *words) {

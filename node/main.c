@@ -5,6 +5,7 @@
  * second one stops it at once. While the span is still being loaded, a signal ends the process, after the peers that
  * know the node have been told. --plan and --list-devices print a table and exit. One line "ready: ..." on stdout says
  * that the node serves. */
+#include "base/cgroup.h"
 #include "base/program_environment.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -396,7 +397,9 @@ static sn_status sources_read(sn_err *err) {
 /* Without --model: the model of the swarm that needs this node most, and as many of its blocks as fit. */
 static sn_status model_choose(sn_err *err) {
     char sentence[SN_SWARM_SENTENCE_SIZE];
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 10 * 8;
+    size_t memory, available;
+    sn_memory_read(&memory, &available);
+    memory = memory / 10 * 8;
     const sn_swarm_query query = {args.model_id, memory > args.kv_memory ? memory - args.kv_memory : 1};
     sn_status status = sn_swarm_choose(&swarm, &query, model_name, sentence, err);
     if (status) return status;
@@ -471,6 +474,8 @@ static sn_status blocks_read(blocks *out, sn_err *err) {
 
 /* -- configuration -- */
 
+static size_t swap_memory(void) { return args.swap_memory == SN_SIZE_UNSET ? args.kv_memory : args.swap_memory; }
+
 static sn_device_placement_options device_placement_options(void) {
     return (sn_device_placement_options){
         .device = args.device,
@@ -485,6 +490,7 @@ static sn_device_placement_options device_placement_options(void) {
         .expert_memory = args.expert_memory,
         .device_options = {.threads = (int)args.threads, .isa = args.isa, .timeout_ms = (int)args.device_timeout_ms},
         .kv_memory = args.kv_memory,
+        .host_reserved = args.swap_to == SN_IN_HOST ? swap_memory() : 0,
         .tune_memory = args.tune_memory,
     };
 }
@@ -573,7 +579,7 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
         .swap_to = (sn_residence)args.swap_to,
         .swap_dir = args.swap_dir,
         .swap_after_s = (int)args.swap_after_s,
-        .swap_memory = args.swap_memory == SN_SIZE_UNSET ? args.kv_memory : args.swap_memory,
+        .swap_memory = swap_memory(),
         .tune_memory = args.tune_memory,
         .adapters = args.adapters,
         .startup = &startup,

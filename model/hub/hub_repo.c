@@ -1,5 +1,6 @@
 #include "model/hub/hub_private.h"
 
+#include "base/cgroup.h"
 #include "base/text.h"
 
 #include <errno.h>
@@ -155,9 +156,9 @@ static sn_status list_models(const sn_hub_repo *repo, sn_err *err) {
     char text[512] = "", size[32];
     const char *name;
     json_t *entry;
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    size_t used = 0;
+    size_t used = 0, memory, available;
     int n = 0;
+    sn_memory_read(&memory, &available);
     json_object_foreach(repo->files, name, entry) {
         uint64_t bytes = (uint64_t)json_integer_value(json_array_get(entry, 0));
         if (!is_gguf(name) || n++ >= LISTED || used >= sizeof text) continue;

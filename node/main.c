@@ -71,7 +71,8 @@ static const sn_option serving[] = {
     SN_OPT_STRING(
         "share-weights", "on|off|RATE", &args.share_weights,
         "give the model's files to nodes and clients that ask for them, after the steps of all sessions: at 16 MiB a "
-        "second (on), at another RATE in bytes a second, as in 2MiB, or not at all"),
+        "second, and as fast as it can within its own network (on); at another RATE in bytes a second to all, as in "
+        "2MiB; or not at all"),
     SN_OPT_STRING("cache", "FOLDER", &args.cache,
                   "folder of fetched models (default: SWARM_CACHE, or swarm-node in the user's folder for caches)"),
     SN_OPT_SIZE(
@@ -440,10 +441,11 @@ static sn_status blocks_fit(sn_model *model, sn_err *err) {
     return status;
 }
 
-/* on, off, or bytes a second. */
-static sn_status share_parse(size_t *out, sn_err *err) {
+/* on, off, or bytes a second. A rate that the owner gives holds in the node's own network, too. */
+static sn_status share_parse(size_t *out, size_t *near, sn_err *err) {
     bool on = !strcmp(args.share_weights, "on"), off = !strcmp(args.share_weights, "off");
     *out = on ? SHARE_BYTES_PER_S : 0;
+    *near = on ? SHARE_BYTES_PER_S_MAX : 0;
     if (on || off) return SN_OK;
     if (sn_parse_size(args.share_weights, out, err) || !*out || *out > SHARE_BYTES_PER_S_MAX)
         return sn_fail(err, SN_REFUSED, "--share-weights is on, off, or a rate in bytes a second, as in 2MiB");
@@ -585,7 +587,7 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
         .startup = &startup,
         .on_plan = show_plan,
     };
-    status = share_parse(&config.share_bytes_per_s, err);
+    status = share_parse(&config.share_bytes_per_s, &config.share_near_bytes_per_s, err);
     if (!status) status = relay_parse(&config.relay_bytes_per_s, err);
     if (!status) status = config_read_quota(&config, err);
     if (status) return status;

@@ -18,6 +18,7 @@ typedef struct sn_node_config {
     const sn_hub_settings *hub;   /* how models are fetched by name; NULL: they are paths. Borrowed */
     const sn_swarm_access *swarm; /* how models are fetched from other nodes; NULL: they are not. Copied */
     size_t share_bytes_per_s;     /* at which the node gives its model's files to others; 0: not at all */
+    size_t share_near_bytes_per_s; /* and to machines of its own network; 0: at the same rate */
     int first, end;               /* blocks; equal: from first on as many as fit */
     int auto_blocks;              /* the node selects so many blocks itself; 0: it serves first, end */
     int rebalance_every_s;        /* with auto_blocks: mean time between two considerations of other blocks; 0: never */

@@ -51,6 +51,7 @@ typedef struct sn_weights_request {
     uint8_t key[SN_KEY_SIZE];
     uint64_t correlation_id, file, from;
     size_t bytes;
+    bool near; /* from this machine's own network */
     int tries; /* to read its bytes, which were not in memory */
     int64_t not_before_us;
 } sn_weights_request;
@@ -58,8 +59,15 @@ typedef struct sn_weights_request {
 typedef struct sn_sharing {
     bool shares;
     sn_hash manifest;
-    int64_t left, refilled_us; /* bytes that may be sent now; below zero: owed */
-    int64_t stepped_us;        /* when the newest step arrived */
+    struct {
+        int64_t left, refilled_us; /* bytes that may be sent now; below zero: owed */
+    } rates[2];                    /* towards the internet, and within its own network */
+    struct {
+        char host[SN_ADDRESS_MAX + 1];
+        bool near;
+        int64_t until_us;
+    } asked; /* whether the host is near of which the newest request came */
+    int64_t stepped_us; /* when the newest step arrived */
     sn_weights_request waiting[SN_SHARING_WAITING_MAX];
     size_t n;
 } sn_sharing;

@@ -212,15 +212,16 @@ static sn_status planner_refuse(planner *p, sn_err *err) {
     if (sn_plan_ledger_host_lacks(&p->ledger)) return sn_plan_refuse_host(&p->ledger, err);
     /* Where that one has space, another one lacks it for experts. */
     for (int i = 0; i < query->n_devices && p->ledger.bytes[d] <= query->devices[d].budget; i++) d = i;
-    return sn_fail(err, SN_REFUSED, 
-                   "blocks %d:%d do not fit: %s would need %zu bytes more%s; give fewer blocks, a smaller KV cache%s, or "
-                   "more memory",
-                   query->first, query->end, sn_device_id_name(query->devices[d].id, name),
-                   p->ledger.bytes[d] - sn_min_size(p->ledger.bytes[d], query->devices[d].budget),
-                   offload ? ", with all blocks streamed to it that are not preloaded" : "",
-                   query->offload || p->experts ? ""
-                   : may_rest_in_host(p, d)     ? ", --offload host or disk"
-                                                : ", --offload disk");
+    return sn_fail(
+        err, SN_REFUSED,
+        "blocks %d:%d do not fit: %s would need %zu bytes more%s; give fewer blocks, a smaller KV cache%s, or "
+        "more memory",
+        query->first, query->end, sn_device_id_name(query->devices[d].id, name),
+        p->ledger.bytes[d] - sn_min_size(p->ledger.bytes[d], query->devices[d].budget),
+        offload ? ", with all blocks streamed to it that are not preloaded" : "",
+        query->offload || p->experts ? ""
+        : may_rest_in_host(p, d)     ? ", --offload host or disk"
+                                     : ", --offload disk");
 }
 
 /* The blocks stay on devices, and their experts rest where blocks may be offloaded. */

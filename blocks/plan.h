@@ -27,7 +27,8 @@
  *   5. Else the query is refused.
  *
  * Offloaded weights in host memory do not count towards the budget of the device "cpu", which is for what computes
- * there; but both together stay within query->host_memory. An explicit map is followed exactly, or refused as a whole. */
+ * there; but both together stay within query->host_memory. An explicit map is followed exactly, or refused as a whole.
+ */
 #ifndef SN_BLOCKS_PLAN_H
 #define SN_BLOCKS_PLAN_H
 

@@ -120,7 +120,8 @@ static size_t of_host(const sn_plan_ledger *ledger, int device, size_t bytes) {
 
 static size_t host_taken(const sn_plan_ledger *ledger) {
     size_t sum = ledger->host;
-    for (int d = 0; d < ledger->query->n_devices; d++) sum = sn_plan_add_sizes(sum, of_host(ledger, d, ledger->bytes[d]));
+    for (int d = 0; d < ledger->query->n_devices; d++)
+        sum = sn_plan_add_sizes(sum, of_host(ledger, d, ledger->bytes[d]));
     return sum;
 }
 

@@ -15,6 +15,7 @@
 #include "base/version.h"
 #include "model/hub/environment.h"
 #include "node/node.h"
+#include "node/rate_options.h"
 #include "model/hub/trusted_manifest.h"
 
 #include <pthread.h>
@@ -25,7 +26,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SHARE_BYTES_PER_S = 16 << 20, SHARE_BYTES_PER_S_MAX = 1 << 30 };
 enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 
 /* -- options -- */
@@ -441,17 +441,6 @@ static sn_status blocks_fit(sn_model *model, sn_err *err) {
     return status;
 }
 
-/* on, off, or bytes a second. A rate that the owner gives holds in the node's own network, too. */
-static sn_status share_parse(size_t *out, size_t *near, sn_err *err) {
-    bool on = !strcmp(args.share_weights, "on"), off = !strcmp(args.share_weights, "off");
-    *out = on ? SHARE_BYTES_PER_S : 0;
-    *near = on ? SHARE_BYTES_PER_S_MAX : 0;
-    if (on || off) return SN_OK;
-    if (sn_parse_size(args.share_weights, out, err) || !*out || *out > SHARE_BYTES_PER_S_MAX)
-        return sn_fail(err, SN_REFUSED, "--share-weights is on, off, or a rate in bytes a second, as in 2MiB");
-    return SN_OK;
-}
-
 static sn_status experts_read(const blocks *b, sn_err *err) {
     if (!args.experts) return SN_OK;
     if (b->n_auto || b->first == b->end)
@@ -523,19 +512,6 @@ static sn_status config_read_quota(sn_node_config *config, sn_err *err) {
     return SN_OK;
 }
 
-/* The value of --relay, in bytes a second. */
-static sn_status relay_parse(int64_t *bytes_per_s, sn_err *err) {
-    enum { MIN = 64 << 10, DEFAULT = 4 << 20 };
-    size_t bytes = 0;
-    *bytes_per_s = !strcmp(args.relay, "on") ? DEFAULT : 0;
-    if (*bytes_per_s || !strcmp(args.relay, "off")) return SN_OK;
-    sn_status status = sn_parse_size(args.relay, &bytes, err);
-    if (!status && (bytes < MIN || bytes > SIZE_MAX / 1024))
-        status = sn_fail(err, SN_REFUSED, "give at least 64KiB a second, or off");
-    *bytes_per_s = (int64_t)bytes;
-    return status ? sn_err_context(err, "--relay") : SN_OK;
-}
-
 /* Who joins a node of another machine is to be reached from there. */
 static const char *default_listen(void) {
     for (size_t i = 0; i < args.join.n; i++) {
@@ -587,8 +563,8 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
         .startup = &startup,
         .on_plan = show_plan,
     };
-    status = share_parse(&config.share_bytes_per_s, &config.share_near_bytes_per_s, err);
-    if (!status) status = relay_parse(&config.relay_bytes_per_s, err);
+    status = sn_share_rate_parse(args.share_weights, &config.share_bytes_per_s, &config.share_near_bytes_per_s, err);
+    if (!status) status = sn_relay_rate_parse(args.relay, &config.relay_bytes_per_s, err);
     if (!status) status = config_read_quota(&config, err);
     if (status) return status;
     pthread_t signals;

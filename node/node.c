@@ -268,7 +268,8 @@ static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, 
         .prefix_cache_shared = config->prefix_cache_shared,
         .quota = config->quota,
         .n_joined = config->n_join,
-        .share = {config->share_bytes_per_s, config->share_near_bytes_per_s, sn_shelf_offer, sn_shelf_read, node->shelf},
+        .share = {config->share_bytes_per_s, config->share_near_bytes_per_s, sn_shelf_offer, sn_shelf_read,
+                  node->shelf},
         .reach = {.listen = node->address,
                   .asks = !config->public_address && (config->n_join || config->dht),
                   .relay_bytes_per_s = config->relay_bytes_per_s,
@@ -558,6 +559,17 @@ static sn_status node_drain(sn_node *node, sn_err *err) {
     return status;
 }
 
+/* What the node gave while it ran. */
+static void log_given(const sn_node *node) {
+    sn_node_stats stats;
+    char weights[32], relayed[32];
+    sn_protocol_read_stats(node->protocol, &stats);
+    sn_log(SN_LOG_INFO, "given since the start", "hours=%.2f tokens=%llu sessions=%llu weights=\"%s\" relayed=\"%s\"",
+           (double)(sn_now_us() - stats.started_us) / 3.6e9, (unsigned long long)stats.tokens,
+           (unsigned long long)stats.sessions_opened, sn_format_size(stats.shared_bytes, weights),
+           sn_format_size(stats.relay.relayed_bytes, relayed));
+}
+
 sn_status sn_node_run(sn_node *node, sn_err *err) {
     sn_status status = SN_OK;
     if (node->metrics) node_publish_metrics(node);
@@ -567,6 +579,7 @@ sn_status sn_node_run(sn_node *node, sn_err *err) {
         if (!status) status = node_poll(node, next_us, err);
     }
     if (!status && node->drain_us) status = node_drain(node, err);
+    log_given(node);
     if (status) return status;
     sn_protocol_leave(node->protocol, sn_unix_ms());
     int64_t until = sn_now_us() + LAST_STEPS_WAIT_US;

@@ -14,19 +14,19 @@
 #include <stdatomic.h>
 
 typedef struct sn_node_config {
-    const char *model_path;       /* or a name, if hub is given */
-    const sn_hub_settings *hub;   /* how models are fetched by name; NULL: they are paths. Borrowed */
-    const sn_swarm_access *swarm; /* how models are fetched from other nodes; NULL: they are not. Copied */
-    size_t share_bytes_per_s;     /* at which the node gives its model's files to others; 0: not at all */
+    const char *model_path;        /* or a name, if hub is given */
+    const sn_hub_settings *hub;    /* how models are fetched by name; NULL: they are paths. Borrowed */
+    const sn_swarm_access *swarm;  /* how models are fetched from other nodes; NULL: they are not. Copied */
+    size_t share_bytes_per_s;      /* at which the node gives its model's files to others; 0: not at all */
     size_t share_near_bytes_per_s; /* and to machines of its own network; 0: at the same rate */
-    int first, end;               /* blocks; equal: from first on as many as fit */
-    int auto_blocks;              /* the node selects so many blocks itself; 0: it serves first, end */
-    int rebalance_every_s;        /* with auto_blocks: mean time between two considerations of other blocks; 0: never */
-    int rebalance_gain;           /* per cent by which the swarm's slowest block must become faster */
-    const char *listen;           /* "127.0.0.1:0" */
-    const char *public_address;   /* announced instead of the address it listens at; NULL: that one */
-    int64_t relay_bytes_per_s;    /* that it passes on for nodes behind routers; 0: it is no relay */
-    const char *const *join;      /* addresses of bootstrap peers */
+    int first, end;                /* blocks; equal: from first on as many as fit */
+    int auto_blocks;               /* the node selects so many blocks itself; 0: it serves first, end */
+    int rebalance_every_s;      /* with auto_blocks: mean time between two considerations of other blocks; 0: never */
+    int rebalance_gain;         /* per cent by which the swarm's slowest block must become faster */
+    const char *listen;         /* "127.0.0.1:0" */
+    const char *public_address; /* announced instead of the address it listens at; NULL: that one */
+    int64_t relay_bytes_per_s;  /* that it passes on for nodes behind routers; 0: it is no relay */
+    const char *const *join;    /* addresses of bootstrap peers */
     size_t n_join;
     const char *dht;            /* "HOST:PORT" of a DHT node, "on": be the first DHT node, NULL: no DHT */
     int dht_port;               /* UDP, 0: any */

@@ -137,6 +137,7 @@ static sn_status session_open(sn_protocol *protocol, const sn_event *event, int6
         sn_hash begin = timeline_begin(protocol, (int)open->first_block, (int)open->end_block, open->adapter);
         status = sn_sessions_add(protocol->sessions, open->session, &begin, &session, err);
         if (status) return status;
+        protocol->counters.sessions++;
         session->opened_us = now_us;
         session->adapter_entry = adapter_entry;
         if (adapter_entry) adapter_entry->users++;

@@ -16,13 +16,13 @@
 
 enum {
     PLACES_OF_PEER = 8,
-    BURST = 1 << 20,      /* bytes that may be sent at once after a pause */
-    AT_WORK_US = 1000000, /* after a step, for which sessions count as being at work */
-    AT_WORK_SHARE = 4,    /* the rate is divided by it then, */
-    NEAR_SHARE = 32,      /* and that of the own network, which is not bounded by a line, by this */
+    BURST = 1 << 20,         /* bytes that may be sent at once after a pause */
+    AT_WORK_US = 1000000,    /* after a step, for which sessions count as being at work */
+    AT_WORK_SHARE = 4,       /* the rate is divided by it then, */
+    NEAR_SHARE = 32,         /* and that of the own network, which is not bounded by a line, by this */
     NEAR_LOOK_US = 10000000, /* for which a host that is near stays so */
-    NOT_READ_US = 5000,   /* until bytes that were not in memory are looked for again */
-    FULL_WAIT_MS = 200,   /* told to a peer whose places are taken */
+    NOT_READ_US = 5000,      /* until bytes that were not in memory are looked for again */
+    FULL_WAIT_MS = 200,      /* told to a peer whose places are taken */
     READ_TRIES = 400
 };
 
@@ -168,8 +168,7 @@ static int64_t refill(sn_protocol *protocol, bool near, int64_t now_us) {
     sn_sharing *s = &protocol->sharing;
     int64_t rate = (int64_t)(near ? share->near_bytes_per_s : share->bytes_per_s);
     int64_t left = s->rates[near].left, passed = now_us - s->rates[near].refilled_us;
-    if (s->stepped_us && now_us - s->stepped_us < AT_WORK_US)
-        rate = rate / (near ? NEAR_SHARE : AT_WORK_SHARE) + 1;
+    if (s->stepped_us && now_us - s->stepped_us < AT_WORK_US) rate = rate / (near ? NEAR_SHARE : AT_WORK_SHARE) + 1;
     if (passed > AT_WORK_US || !s->rates[near].refilled_us) passed = AT_WORK_US;
     left += passed * rate / 1000000;
     if (left > BURST) left = BURST;

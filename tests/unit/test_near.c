@@ -17,7 +17,8 @@ static bool is_near(const char *host) {
                                          {"203.0.113.5", "255.255.255.0"},
                                          {"[fd00:1::5]", "[ffff:ffff:ffff:ffff::]"},
                                          {"[fe80::5]", "[ffff:ffff:ffff:ffff::]"}};
-    static char routes[] = "Iface\tDestination\tGateway\tFlags\neth0\t00000000\t0107A8C0\t0003\neth0\t0007A8C0\t00000000\t0001\n";
+    static char routes[] =
+        "Iface\tDestination\tGateway\tFlags\neth0\t00000000\t0107A8C0\t0003\neth0\t0007A8C0\t00000000\t0001\n";
     struct sockaddr_storage address[4] = {0}, mask[4] = {0}, at = {0};
     struct ifaddrs all[5] = {0}; /* the first one has no address, as some of the kernel's */
     for (int i = 0; i < 4; i++) {
@@ -40,7 +41,7 @@ Test(near, this_machine_and_private_addresses_of_its_networks_are_near) {
 }
 
 Test(near, other_networks_public_addresses_and_the_gateway_are_not) {
-    static const char *const far[] = {"192.168.8.77", "10.0.0.1", "203.0.113.9", "8.8.8.8", "[2001:db8::1]",
+    static const char *const far[] = {"192.168.8.77", "10.0.0.1",   "203.0.113.9", "8.8.8.8",    "[2001:db8::1]",
                                       "[fd00:2::9]",  "172.16.0.1", "192.168.7.1", "169.254.1.1"};
     for (size_t i = 0; i < sizeof far / sizeof *far; i++) cr_expect_not(is_near(far[i]), "%s", far[i]);
 }

@@ -497,7 +497,8 @@ Test(plan, what_rests_in_host_memory_has_a_limit) {
     query.host_memory = 180;
     expect_auto_plan(&query, "0 0h 0h 0h");
     query.host_memory = 179;
-    expect_auto_refused(&query, "host memory has room for 179 B, and what is to rest or to be computed there takes 240 B");
+    expect_auto_refused(&query,
+                        "host memory has room for 179 B, and what is to rest or to be computed there takes 240 B");
     cr_assert(strstr(err.text, "--offload disk"), "%s", err.text);
     expect_map_refused(&query, "10:11=cuda:0,11:14=host", "host memory has room for 179 B");
     query.offload = SN_ON_DISK;

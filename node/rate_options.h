@@ -1,4 +1,5 @@
-/* The values of options that say how many bytes a second a node gives away. Used by main.c. SN_REFUSED with a sentence. */
+/* The values of options that say how many bytes a second a node gives away. Used by main.c. SN_REFUSED with a sentence.
+ */
 #ifndef SN_NODE_RATE_OPTIONS_H
 #define SN_NODE_RATE_OPTIONS_H
 

@@ -1,7 +1,7 @@
 /* A shortest path over holes: a hole is a run of blocks without a node, first the gap, then what the node leaves that
- * takes it. A hole that is reached with the least cost is expanded next: each node that is not in its chain yet takes it
- * from where it has to move least. What the chain's nodes have left counts as left, and what they take does not count
- * as held, because they move after the nodes behind them in the chain. */
+ * takes it. A hole that is reached with the least cost is expanded next: each node that is not in its chain yet takes
+ * it from where it has to move least. What the chain's nodes have left counts as left, and what they take does not
+ * count as held, because they move after the nodes behind them in the chain. */
 #include "node/placement/gap.h"
 
 #include <stdlib.h>
@@ -42,7 +42,8 @@ static int clamp(int x, int low, int high) { return x < low ? low : x > high ? h
 /* Where the node stands that takes the hole, or as much of it as it has room for, and moves least. */
 static int place_over(const search *s, const sn_gap_node *node, const hole *h) {
     int n = node->end - node->first;
-    int at = n >= h->end - h->first ? clamp(node->first, h->end - n, h->first) : clamp(node->first, h->first, h->end - n);
+    int at =
+        n >= h->end - h->first ? clamp(node->first, h->end - n, h->first) : clamp(node->first, h->first, h->end - n);
     return clamp(at, 0, s->n_blocks - n);
 }
 

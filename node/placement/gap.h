@@ -1,9 +1,9 @@
 /* Gaps: blocks that no node holds, and who fills them. Pure functions of the nodes that are known; used by placement.c.
  *
  * A gap is filled by a chain of moves: one node takes the gap and may leave blocks that it alone holds; the next one
- * takes these, and so on; the last one leaves only blocks that others hold, too. Of all chains the one counts that loads
- * the fewest blocks, a move counting as one more. It is walked from its end, so no move leaves a block without a node:
- * the last node of the chain moves now, and when it has, the rest of the chain is the plan.
+ * takes these, and so on; the last one leaves only blocks that others hold, too. Of all chains the one counts that
+ * loads the fewest blocks, a move counting as one more. It is walked from its end, so no move leaves a block without a
+ * node: the last node of the chain moves now, and when it has, the rest of the chain is the plan.
  *
  * Nodes that know the same nodes make the same plan, whichever order they know them in, so one node moves and the
  * others know which. */

@@ -26,14 +26,14 @@ enum {
     CONFIRM_US = 1000000,
     CLAIMS_MAX = 4,
     REBALANCE_CONFIRM_US = 3000000,
-    ASK_US = 250000,     /* before a decision: claims of others that it does not show come three times as late */
-    MEET_US = 2000000,   /* for answers of nodes that are not known, which may be behind a relay */
+    ASK_US = 250000,   /* before a decision: claims of others that it does not show come three times as late */
+    MEET_US = 2000000, /* for answers of nodes that are not known, which may be behind a relay */
     GAP_LOOK_US = 1000000,
-    GAP_SETTLE_US = 3000000,  /* after a gap is seen: news arrives, nodes that join take it, unknown ones answer */
+    GAP_SETTLE_US = 3000000,   /* after a gap is seen: news arrives, nodes that join take it, unknown ones answer */
     GAP_PATIENCE_US = 3000000, /* with a node that is to fill it */
     GAP_CONFIRM_US = 1000000,
     GAP_HOLD_US = 60000000, /* for which nodes that drain or load are waited for */
-    CLAIMS_BELIEVED = 2, /* when it joins: nodes that load and have not answered, for each block */
+    CLAIMS_BELIEVED = 2,    /* when it joins: nodes that load and have not answered, for each block */
 };
 
 static int64_t random_delay(sn_placement *p, int64_t us) { return (int64_t)sn_rng_below(&p->seed, (uint64_t)us); }

@@ -15,9 +15,9 @@
  * (REBALANCE_PENDING) and checks again after a few seconds, so that two nodes do not leave the same blocks at once.
  * Then its sessions are migrated (REBALANCING), and it loads the new blocks under the same identity (LOADING).
  *
- * Gaps: while all nodes are known (SN_GAP_NODES_MAX), a node looks each second for blocks that no node holds. All make the
- * same plan (gap.h), and the one that is to move does, in the same steps as for a rebalance, but at once. A node that
- * has its turn and does not use it, because its owner has given it its blocks, is passed over after some seconds.
+ * Gaps: while all nodes are known (SN_GAP_NODES_MAX), a node looks each second for blocks that no node holds. All make
+ * the same plan (gap.h), and the one that is to move does, in the same steps as for a rebalance, but at once. A node
+ * that has its turn and does not use it, because its owner has given it its blocks, is passed over after some seconds.
  *
  * A device is lost: the node serves the blocks that still work, and announces only these. When the device works again,
  * the blocks are exchanged for themselves: the sessions are migrated (REBALANCING), and all are loaded anew (LOADING).

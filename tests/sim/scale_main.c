@@ -94,10 +94,9 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--heal") && more)
             plan.heal_s = require_int(argv[++i], 0, 1000000);
         else {
-            fprintf(
-                stderr,
-                "usage: sim_scale [--nodes N] [--blocks N] [--room MIN:MAX] [--seed N] [--stay S] [--warm S] [--watch S] [--sample S] "
-                "[--heal S] [--quiet]\nSIGTERM and SIGINT end the present stage.\n");
+            fprintf(stderr, "usage: sim_scale [--nodes N] [--blocks N] [--room MIN:MAX] [--seed N] [--stay S] [--warm "
+                            "S] [--watch S] [--sample S] "
+                            "[--heal S] [--quiet]\nSIGTERM and SIGINT end the present stage.\n");
             return 2;
         }
     }

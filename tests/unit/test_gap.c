@@ -10,9 +10,9 @@ static size_t make_nodes(const int (*windows)[2], size_t n, sn_gap_node *out) {
     for (size_t i = 0; i < n; i++) out[i] = (sn_gap_node){windows[i][0], windows[i][1], i + 1, true, false};
     return n;
 }
-#define NODES(...)                                     \
-    static const int windows[][2] = {__VA_ARGS__};     \
-    sn_gap_node nodes[sizeof windows / sizeof *windows]; \
+#define NODES(...)                                                                                                     \
+    static const int windows[][2] = {__VA_ARGS__};                                                                     \
+    sn_gap_node nodes[sizeof windows / sizeof *windows];                                                               \
     size_t n = make_nodes(windows, sizeof windows / sizeof *windows, nodes)
 
 static void expect_move(sn_gap_node *nodes, size_t n, int n_blocks, uint64_t tag, int to) {

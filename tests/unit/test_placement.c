@@ -149,12 +149,14 @@ Test(placement, two_nodes_never_leave_the_same_blocks_at_once, .timeout = 60) {
     protocol_swarm_free(c);
 }
 
-/* -- gaps ----------------------------------------------------------------------------------------------------------- */
+/* -- gaps -----------------------------------------------------------------------------------------------------------
+ */
 
 /* Seconds until every block is served, `most` at most. */
 static double run_until_covered(protocol_swarm *c, int most) {
     int64_t begin_us = c->now_us;
-    while (count_uncovered(c) && c->now_us - begin_us < most * (int64_t)PROTOCOL_SWARM_SECOND) protocol_swarm_run(c, 0.5);
+    while (count_uncovered(c) && c->now_us - begin_us < most * (int64_t)PROTOCOL_SWARM_SECOND)
+        protocol_swarm_run(c, 0.5);
     return (double)(c->now_us - begin_us) / PROTOCOL_SWARM_SECOND;
 }
 
@@ -215,8 +217,10 @@ static void expect_tight_swarm_heals(uint64_t seed, int n, int slots) {
     cr_assert_gt(lost, 0);
     double seconds = run_until_covered(c, 900);
     cr_expect_leq(seconds, 60 + 8 * 10, "seed %d: %.1f s", (int)seed, seconds);
-    cr_expect_leq(count_rebalances(c) - before, 10, "seed %d: %d moves", (int)seed, (int)(count_rebalances(c) - before));
-    cr_expect_leq(most_uncovered, lost + 5, "%d blocks more: those of more than one node that loads", most_uncovered - lost);
+    cr_expect_leq(count_rebalances(c) - before, 10, "seed %d: %d moves", (int)seed,
+                  (int)(count_rebalances(c) - before));
+    cr_expect_leq(most_uncovered, lost + 5, "%d blocks more: those of more than one node that loads",
+                  most_uncovered - lost);
     protocol_swarm_free(c);
 }
 Test(placement, twenty_nodes_with_little_to_spare_close_their_gaps, .timeout = 120) {

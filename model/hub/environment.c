@@ -11,8 +11,7 @@ static const char *variable(const char *name) {
     return value && *value ? value : NULL;
 }
 
-/* The variable's value with what is below it; "" where it is not set, or names the root, which is nobody's folder but
- * the HOME of services. */
+/* The variable's value with what is below it; "" where it is not set, or names the root, the HOME of services. */
 static void folder_of(const char *name, const char *below, char out[SN_PATH_SIZE]) {
     const char *value = variable(name);
     if (!value || !strcmp(value, "/") || snprintf(out, SN_PATH_SIZE, "%s%s", value, below) >= SN_PATH_SIZE) *out = 0;

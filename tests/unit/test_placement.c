@@ -160,7 +160,7 @@ static double run_until_covered(protocol_swarm *c, int most) {
     return (double)(c->now_us - begin_us) / PROTOCOL_SWARM_SECOND;
 }
 
-/* n nodes of 2 to 5 blocks, as many that 61 blocks are held and `spare` more. */
+/* n nodes of 2 to 5 blocks, with places for `slots` blocks in all. */
 static protocol_swarm *tight_swarm(uint64_t seed, int n, int slots) {
     protocol_swarm *c = protocol_swarm_new(61, 0);
     c->rebalance_s = 300;
@@ -223,14 +223,14 @@ static void expect_tight_swarm_heals(uint64_t seed, int n, int slots) {
                   most_uncovered - lost);
     protocol_swarm_free(c);
 }
-Test(placement, twenty_nodes_with_little_to_spare_close_their_gaps, .timeout = 120) {
+Test(placement, twenty_nodes_with_few_places_more_than_blocks_close_their_gaps, .timeout = 120) {
     for (uint64_t seed = 1; seed <= 3; seed++) expect_tight_swarm_heals(seed, 20, 68);
 }
-Test(placement, forty_nodes_with_little_to_spare_close_their_gaps, .timeout = 120) {
+Test(placement, forty_nodes_with_few_places_more_than_blocks_close_their_gaps, .timeout = 120) {
     expect_tight_swarm_heals(4, 40, 96);
 }
 
-/* Nodes whose owners have given them their blocks do not move, which nobody knows but they. */
+/* Nodes whose owners have given them their blocks do not move, and others do not know that. */
 Test(placement, nodes_that_do_not_move_are_passed_over, .timeout = 60) {
     protocol_swarm *c = protocol_swarm_new(3, 0);
     protocol_swarm_add(c, -1);

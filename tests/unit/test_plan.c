@@ -522,8 +522,8 @@ Test(plan, what_rests_in_host_memory_and_what_the_cpu_computes_share_it) {
     static const sn_plan_device cpu[] = {{CPU, 200, 0}};
     sn_plan_query query = even_query(4, 60, 0, cpu, 1);
     query.offload = SN_IN_HOST;
-    query.host_memory = 200;
-    expect_auto_refused(&query, "host memory has room for 200 B");
+    query.host_memory = 359;
+    expect_auto_refused(&query, "host memory has room for 359 B");
     query.host_memory = 360; /* 60 and two slots of 60 beside three blocks that rest */
     expect_auto_plan(&query, "0 0h 0h 0h");
 }

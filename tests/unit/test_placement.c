@@ -195,6 +195,8 @@ Test(placement, a_gap_is_filled_within_seconds_by_one_node, .timeout = 60) {
     uint64_t before = count_rebalances(c);
     for (int i = 0; i < 8; i++)
         if (c->nodes[i].protocol->placement.first == first) leave(c, i);
+    for (int i = 0; i < 8; i++)
+        c->nodes[i].protocol->placement.look_us = c->now_us + PROTOCOL_SWARM_SECOND; /* all at once */
     protocol_swarm_run(c, 1);
     cr_assert_eq(count_uncovered(c), 2);
     cr_expect_leq(run_until_covered(c, 60), 10, "of which its blocks load for two seconds");

@@ -200,8 +200,8 @@ Test(placement, a_gap_is_filled_within_seconds_by_one_node, .timeout = 60) {
     protocol_swarm_run(c, 1);
     cr_assert_eq(count_uncovered(c), 2);
     protocol_swarm_run(c, 2.9);
-    c->partition = 4; /* while all decide who is to move */
-    protocol_swarm_run(c, 0.2);
+    c->partition = 4; /* while all decide who is to move, and confirm it */
+    protocol_swarm_run(c, 1.4);
     c->partition = 0;
     for (int i = 0; i < 8; i++)
         if (!c->nodes[i].dead) sn_membership_announce(c->nodes[i].protocol->membership, c->now_us, c->unix_ms);

@@ -36,8 +36,8 @@ if [ "$(awk '/^MemAvailable/ { print int($2 / 1048576) }' /proc/meminfo)" -lt 50
   group=/sys/fs/cgroup/memory/$(sed -n 's/^[0-9]*:memory://p' /proc/self/cgroup)/plans.$$
   if mkdir "$group" 2>/dev/null; then
     echo 3000000000 >"$group/memory.limit_in_bytes"
-    in_group() { bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" "$@"; }
-    refuses 2 'host memory has room for 2\.[0-9] GiB' in_group "${experts[@]}" --device-map '*.experts=host'
-    rmdir "$group"
+    in_group=(bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group")
+    refuses 2 'host memory has room for 2[.][0-9] GiB' "${in_group[@]}" "${experts[@]}" --device-map '*.experts=host'
+    rmdir "$group" || fail "the control group is in use"
   fi
 fi

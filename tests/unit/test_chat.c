@@ -1,4 +1,5 @@
 /* Conversations through chat templates into text and token ids. */
+#include "base/wide_json.h"
 #include "model/chat/chat_template.h"
 #include "tests/support/tokenizers.h"
 
@@ -83,6 +84,22 @@ Test(chat, gives_templates_what_transformers_gives_them) {
     json_decref(messages);
     json_decref(tools);
     json_decref(variables);
+}
+
+Test(chat, integers_of_any_size_are_shown_with_all_their_digits) {
+#define WIDE "18446744073709551615"
+    static const char text[] = "[{\"role\": \"user\", \"content\": \"x\", \"n\": " WIDE ", \"m\": -" WIDE "0}]";
+    json_t *messages = sn_wide_json_load(text, strlen(text), 0, NULL);
+    sn_chat_template *chat = chat_of("{% set m = messages[0] %}{{ m.n }} {{ m | tojson }} {{ [m.m] }} {{ m.n is integer }} "
+                                     "{{ m.n is number }} {{ m.n is mapping }} {{ m.n == m.n }} {{ m.n == m.m }} "
+                                     "{{ m.n | int }} {{ m.n | string | length }}");
+    const sn_chat_request request = {.messages = messages};
+    sn_chat_prompt prompt = render(chat, &request);
+    cr_expect_str_eq(prompt.text, WIDE " {\"role\": \"user\", \"content\": \"x\", \"n\": " WIDE ", \"m\": -" WIDE
+                                  "0} [-" WIDE "0] True True False True False " WIDE " 20");
+    sn_chat_prompt_fini(&prompt);
+    sn_chat_template_close(&chat);
+    json_decref(messages);
 }
 
 Test(chat, takes_the_template_for_tools_when_there_are_tools) {

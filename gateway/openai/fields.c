@@ -107,12 +107,13 @@ bool sn_read_fields(sn_parse *p, const json_t *object, const char *path, const s
         while (f->name && strcmp(f->name, name)) f++;
         if (json_is_null(value) && f->name) continue;
         sn_path(here, path, name, 0);
-        if (f->kind == SN_FIELD_IGNORED)
-            sn_note_ignored(p, name);
-        else if (!f->name)
+        if (f->kind == SN_FIELD_IGNORED) {
+            if (!asks_for_nothing(f, value)) sn_note_ignored(p, name);
+        } else if (!f->name) {
             return sn_openai_fail(p->error, 400, "unknown_parameter", here, "the field '%s' is not known here", here);
-        else if (!read_field(f, here, value, (char *)into + f->offset, p->error))
+        } else if (!read_field(f, here, value, (char *)into + f->offset, p->error)) {
             return false;
+        }
     }
     return true;
 }

@@ -86,7 +86,7 @@ Test(openai_request, what_changes_no_answer_is_ignored_and_noted) {
                    "cache_prompt num_ctx keep_alive store prediction include_obfuscation");
     expect_ignored(SN_REQUEST_CHAT,
                    "{\"messages\":[{\"role\":\"user\",\"content\":\"\",\"id\":\"m1\",\"timestamp\":1,\"tool_calls\":[]}],"
-                   "\"tools\":[{\"type\":\"function\",\"cache_control\":{},\"function\":{\"name\":\"f\"}},"
+                   "\"tools\":[{\"type\":\"function\",\"cache_control\":{\"type\":\"ephemeral\"},\"function\":{\"name\":\"f\"}},"
                    "{\"type\":\"web_search\"},{\"type\":\"web_search\"}]}",
                    "id timestamp cache_control web_search");
     expect_ignored(SN_REQUEST_RESPONSE,

@@ -23,8 +23,11 @@ static struct {
     sn_block_range local;
     int64_t max_sessions, queue, ctx, session_idle_ms, drain_timeout_ms;
     bool anyone;
-} given = {
-    .listen = "127.0.0.1:8080", .max_sessions = 16, .queue = 64, .session_idle_ms = 86400000, .drain_timeout_ms = 30000};
+} given = {.listen = "127.0.0.1:8080",
+           .max_sessions = 16,
+           .queue = 64,
+           .session_idle_ms = 86400000,
+           .drain_timeout_ms = 30000};
 
 static const sn_option serve_options[] = {
     SN_OPT_ADDRESS("listen", "HOST:PORT", &given.listen, SN_HOST_PORT_LISTEN,
@@ -46,12 +49,14 @@ static const sn_option serve_options[] = {
                   "a file with a chat template, instead of the model's"),
     SN_OPT_INT("max-sessions", "N", &given.max_sessions, 1, 1024, "answers that are generated at once"),
     SN_OPT_INT("queue", "N", &given.queue, 0, 65536, "answers that may wait for a session; more are refused"),
-    SN_OPT_INT("ctx", "N", &sn_program_settings.sampling.ctx, 0, 1 << 30,
-               "limit of a prompt and its answer together, in tokens; 0: what the nodes have memory for when the server "
-               "starts, and the model's limit at most"),
-    SN_OPT_DURATION_MS("session-idle", &given.session_idle_ms, 0, 86400000,
-                       "a session is kept this long after an answer, for a request that continues it, unless another one "
-                       "needs its place"),
+    SN_OPT_INT(
+        "ctx", "N", &sn_program_settings.sampling.ctx, 0, 1 << 30,
+        "limit of a prompt and its answer together, in tokens; 0: what the nodes have memory for when the server "
+        "starts, and the model's limit at most"),
+    SN_OPT_DURATION_MS(
+        "session-idle", &given.session_idle_ms, 0, 86400000,
+        "a session is kept this long after an answer, for a request that continues it, unless another one "
+        "needs its place"),
     SN_OPT_DURATION_MS("drain-timeout", &given.drain_timeout_ms, 0, 86400000,
                        "limit for finishing answers when the server is told to stop"),
 };

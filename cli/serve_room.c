@@ -8,7 +8,8 @@
 
 enum { MOST = 1 << 30 }; /* tokens that a node without any attention has room for */
 
-/* Tokens that all blocks of a node have room for; 0: it does not serve this model now. Its blocks are [*first, *end). */
+/* Tokens that all blocks of a node have room for; 0: it does not serve this model now. Its blocks are [*first, *end).
+ */
 static double tokens_of(const json_t *node, const json_t *description, double bytes, size_t *first, size_t *end) {
     const json_t *blocks = json_object_get(description, "blocks");
     const char *id = json_string_value(json_object_get(description, "id")),

@@ -96,7 +96,7 @@ struct swarm_model {
     sn_chat_template *chat; /* of the model, or of the option; NULL: the same */
     sn_err no_chat;
     sn_sampling_hint sampling; /* as its makers recommend */
-    pthread_mutex_t lock; /* of what follows, which the first call that needs it opens */
+    pthread_mutex_t lock;      /* of what follows, which the first call that needs it opens */
     sn_device *device;
     sn_lm_head *lm_head;
     sn_answer_format *answers;

@@ -26,13 +26,13 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
                    .wire_dtype = SN_F32,                                                                               \
                    .kv_memory = SN_SIZE_UNSET,                                                                         \
                    .device = "cpu"},                                                                                   \
-        .sampling = {.temperature = NAN,                                                                              \
-                     .top_p = NAN,                                                                                    \
-                     .min_p = NAN,                                                                                    \
-                     .repeat_penalty = NAN,                                                                           \
-                     .top_k = SN_INT_UNSET,                                                                           \
-                     .max_tokens = 256,                                                                               \
-                     .seed = SN_INT_UNSET},                                                                           \
+        .sampling = {.temperature = NAN,                                                                               \
+                     .top_p = NAN,                                                                                     \
+                     .min_p = NAN,                                                                                     \
+                     .repeat_penalty = NAN,                                                                            \
+                     .top_k = SN_INT_UNSET,                                                                            \
+                     .max_tokens = 256,                                                                                \
+                     .seed = SN_INT_UNSET},                                                                            \
         .draft = {.tokens = SN_DRAFT_TOKENS},                                                                          \
         .audit = {.seed = SN_INT_UNSET},                                                                               \
         .training = SN_TRAINING_DEFAULTS,                                                                              \

@@ -126,7 +126,7 @@ sn_option sn_settings_option(sn_settings *settings, const sn_option *option);
 /* Whether the settings name a swarm: join or dht. */
 static inline bool sn_settings_has_swarm(const sn_settings *s) { return s->common.join.n || s->common.dht; }
 
-/* Fills in what nobody has said. answer: what the model's makers recommend, for an answer of a conversation, which is
+/* Fills in what was not said. answer: what the model's makers recommend, for an answer of a conversation, which is
  * sampled so, else with temperature 0.7 and top-p 0.95. NULL: a text is continued, with the most likely tokens, or with
  * temperature 0.8 where another setting asks for sampling. */
 void sn_sampling_settings_fill(sn_sampling_settings *settings, const sn_sampling_hint *answer);

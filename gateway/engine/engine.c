@@ -25,8 +25,8 @@ typedef struct sn_worker {
     sn_job *job;            /* NULL: free */
     int32_t *ids;           /* (n_ids): the session's tokens at the end of the last job */
     size_t n_ids, ids_capacity;
-    uint64_t owner;  /* of the last job, and so of the session's tokens */
-    int64_t used_us; /* end of the last job */
+    uint64_t owner;         /* of the last job, and so of the session's tokens */
+    int64_t used_us;        /* end of the last job */
     bool started, gives_up; /* gives_up: its idle session makes room */
 } sn_worker;
 
@@ -216,7 +216,7 @@ static void run_job(sn_worker *w) {
     pthread_mutex_lock(&e->lock);
     const bool broken = code && code != SWARM_CANCELLED && w->session;
     w->used_us = sn_now_us();
-    w->gives_up = false; /* it has the memory */
+    w->gives_up = false;     /* it has the memory */
     if (code == SWARM_RETRY) /* the nodes may lack memory, whatever they had when the server began */
         for (sn_worker *other; (other = oldest_idle(e));) give_up(other);
     if (run) w->owner = job->owner;

@@ -28,8 +28,8 @@ typedef struct sn_server_engine_options {
     swarm_connection *connection;
     const swarm_options *session; /* of "session"; may be NULL */
     size_t sessions_max, queue_max;
-    int64_t idle_ms;   /* a session without a job for this time is closed */
-    size_t tokens_max; /* that nodes have memory for: idle sessions make room for a job. 0: not known */
+    int64_t idle_ms;        /* a session without a job for this time is closed */
+    size_t tokens_max;      /* that nodes have memory for: idle sessions make room for a job. 0: not known */
 } sn_server_engine_options; /* all borrowed for the engine's life */
 
 typedef struct sn_job {

@@ -43,7 +43,7 @@ struct sn_server {
     int64_t started_unix_s;
     atomic_bool draining;
     _Atomic(uint64_t) ignored[SN_IGNORED_LOGGED]; /* hashes of ignored fields that the log has; 0: free */
-    atomic_size_t open; /* requests that are not answered yet */
+    atomic_size_t open;                           /* requests that are not answered yet */
     sn_load load;
     sn_door *door;
 };

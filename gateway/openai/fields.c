@@ -25,8 +25,8 @@ bool sn_is_word(const char *words, const char *word) {
 
 static bool asks_for_nothing(const sn_field *f, const json_t *value) {
     return json_is_false(value) || (json_is_true(value) && f->low == 1) ||
-           (json_is_string(value) && !json_string_length(value)) ||
-           (json_is_array(value) && !json_array_size(value)) || (json_is_object(value) && !json_object_size(value)) ||
+           (json_is_string(value) && !json_string_length(value)) || (json_is_array(value) && !json_array_size(value)) ||
+           (json_is_object(value) && !json_object_size(value)) ||
            (json_is_number(value) && (json_number_value(value) == 0 || json_number_value(value) == f->low));
 }
 

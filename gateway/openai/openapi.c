@@ -58,7 +58,7 @@ static json_t *words_schema(const char *words) {
 
 static json_t *field_schema(sn_request_kind kind, const sn_field *f) {
     static const char *const types[] = {
-        [SN_FIELD_FLAG] = "boolean",       [SN_FIELD_INT] = "integer",          [SN_FIELD_NUMBER] = "number",
+        [SN_FIELD_FLAG] = "boolean", [SN_FIELD_INT] = "integer",   [SN_FIELD_NUMBER] = "number",
         [SN_FIELD_TEXT] = "string",  [SN_FIELD_OBJECT] = "object", [SN_FIELD_LIST] = "array"};
     for (size_t i = 0; i < sizeof details / sizeof *details; i++)
         if (!strcmp(details[i].name, f->name) && (!details[i].one_kind || details[i].kind == kind))
@@ -146,9 +146,9 @@ static json_t *paths_json(void) {
              body_schema(SN_REQUEST_DETOKENIZE, sn_detokenize_fields, "tokens"));
     add_get(paths, "/v1/models", "The model that is served", "application/json");
     json_object_set_new(paths, "/v1/models/{id}",
-                        json_pack("{s:{s:s, s:[{s:s, s:s, s:b, s:{s:s}}], s:o}}", "get", "summary", "The model by its name",
-                                  "parameters", "name", "id", "in", "path", "required", 1, "schema", "type", "string",
-                                  "responses", responses("application/json", false)));
+                        json_pack("{s:{s:s, s:[{s:s, s:s, s:b, s:{s:s}}], s:o}}", "get", "summary",
+                                  "The model by its name", "parameters", "name", "id", "in", "path", "required", 1,
+                                  "schema", "type", "string", "responses", responses("application/json", false)));
     add_get(paths, "/health", "Whether the server answers", "application/json");
     add_get(paths, "/api/swarm", "The nodes, the coverage of the blocks, and what is missing", "application/json");
     add_get(paths, "/metrics", "Counters for Prometheus", "text/plain");

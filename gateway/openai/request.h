@@ -51,8 +51,8 @@ typedef struct sn_request_limits {
     int32_t vocab, context; /* of the model; context is what a session holds */
     int32_t width;          /* floats of an embedding */
     sn_request_sampling sampling;
-    int n_max;              /* "n", 1 or more */
-    int prompts_max;        /* prompts of a completion, inputs of embeddings; times "n" it is at most choices_max */
+    int n_max;       /* "n", 1 or more */
+    int prompts_max; /* prompts of a completion, inputs of embeddings; times "n" it is at most choices_max */
     int choices_max;
     bool no_tools; /* the model's chat template has no tools: requests with tools are refused */
 } sn_request_limits;
@@ -124,8 +124,8 @@ typedef struct sn_request {
 /* Parses and checks a body (len bytes). False: *error says why, and *out is NULL. */
 bool sn_request_parse(sn_request_kind kind, const char *body, size_t len, const sn_request_limits *limits,
                       sn_request **out, sn_openai_error *error) SN_MUST_USE;
-/* The name of a served model that a request calls so: by this name in any case, with the suffix of its file, ":latest", or
- * a path before it. NULL: there is none. */
+/* The name of a served model that a request calls so: by this name in any case, with the suffix of its file, ":latest",
+ * or a path before it. NULL: there is none. */
 const char *sn_request_model(const sn_request_limits *limits, const char *name);
 /* About what a body takes when it was parsed, as values and as texts. */
 size_t sn_request_memory(const char *body, size_t len);

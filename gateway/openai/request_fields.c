@@ -32,7 +32,7 @@ enum { INT_MOST = 1 << 30 };
     NUM("temperature", temperature, 0, 2), NUM("top_p", top_p, 0, 1), INT("top_k", top_k, -1, INT_MOST),               \
         NUM("min_p", min_p, 0, 1), NUM("repeat_penalty", repeat_penalty, 0.01, 100),                                   \
         NUM("repetition_penalty", repetition_penalty, 0.01, 100), NUM("presence_penalty", presence_penalty, -2, 2),    \
-        NUM("frequency_penalty", frequency_penalty, -2, 2), INT("seed", seed, -HUGE_VAL, HUGE_VAL),                        \
+        NUM("frequency_penalty", frequency_penalty, -2, 2), INT("seed", seed, -HUGE_VAL, HUGE_VAL),                    \
         FLAG("ignore_eos", ignore_eos), OBJECT("logit_bias", logit_bias), FLAG("stream", stream),                      \
         OBJECT("stream_options", stream_options), UNCOMMON
 
@@ -103,7 +103,12 @@ const sn_field sn_completion_fields[] = {
 };
 
 const sn_field sn_embedding_fields[] = {
-    ORIGIN, IGNORED("input_type"), ANY("input", prompt), TEXT("encoding_format", encoding), INT("dimensions", dimensions, 1, INT_MOST), END,
+    ORIGIN,
+    IGNORED("input_type"),
+    ANY("input", prompt),
+    TEXT("encoding_format", encoding),
+    INT("dimensions", dimensions, 1, INT_MOST),
+    END,
 };
 
 const sn_field sn_response_fields[] = {

@@ -64,7 +64,8 @@ json_t *sn_call_json(const char *id, const char *name, const char *arguments) {
 /* What else a call has, as the arguments once more, parsed, changes nothing. */
 static bool add_call(sn_parse *p, const json_t *call, const char *path, json_t *calls) {
     const json_t *function = json_object_get(call, "function");
-    const char *id = json_string_value(json_object_get(call, "id")), *type = json_string_value(json_object_get(call, "type"));
+    const char *id = json_string_value(json_object_get(call, "id")),
+               *type = json_string_value(json_object_get(call, "type"));
     const char *name = json_string_value(json_object_get(function, "name")),
                *arguments = json_string_value(json_object_get(function, "arguments"));
     if (!id || !name || !arguments || (json_object_get(call, "type") && (!type || strcmp(type, "function") != 0)))
@@ -150,9 +151,10 @@ static bool add_message(sn_parse *p, const json_t *given, const char *path, json
     char here[SN_PATH_MAX];
     if (!sn_read_fields(p, given, path, message_fields, &m) || !check_message(p, &m, path)) return false;
     sn_path(here, path, "content", 0);
-    json_t *content = m.content
-                          ? sn_parse_content(p, m.content, here, strcmp(m.role, "assistant") ? "text|input_text" : "text|output_text|refusal")
-                          : json_string(m.refusal ? m.refusal : "");
+    json_t *content =
+        m.content ? sn_parse_content(p, m.content, here,
+                                     strcmp(m.role, "assistant") ? "text|input_text" : "text|output_text|refusal")
+                  : json_string(m.refusal ? m.refusal : "");
     if (!content) return false;
     json_t *out = json_pack("{s:s, s:o}", "role", sn_parse_role(m.role), "content", content);
     if (!out || !set_text(out, "name", m.name) || !set_text(out, "tool_call_id", m.call_id) ||

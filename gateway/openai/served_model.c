@@ -89,11 +89,10 @@ static sn_status read_sampling(sn_served_model *s, sn_err *err) {
     if (swarm_model_describe(s->model, &text, NULL, NULL)) return SN_OK;
     json_t *all = json_loads(text, JSON_ALLOW_NUL, NULL);
     const json_t *o = json_object_get(all, "answer_sampling");
-    s->sampling = (sn_request_sampling){json_number_value(json_object_get(o, "temperature")),
-                                        json_number_value(json_object_get(o, "top_p")),
-                                        json_number_value(json_object_get(o, "min_p")),
-                                        json_number_value(json_object_get(o, "repeat_penalty")),
-                                        (int32_t)json_integer_value(json_object_get(o, "top_k"))};
+    s->sampling = (sn_request_sampling){
+        json_number_value(json_object_get(o, "temperature")), json_number_value(json_object_get(o, "top_p")),
+        json_number_value(json_object_get(o, "min_p")), json_number_value(json_object_get(o, "repeat_penalty")),
+        (int32_t)json_integer_value(json_object_get(o, "top_k"))};
     json_decref(all);
     swarm_free(text);
     return all ? SN_OK : sn_fail(err, SN_STOP, "out of memory for the description of a model");

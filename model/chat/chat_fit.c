@@ -33,14 +33,15 @@ static bool shows(const probe *p, const char *messages, const json_t *tools, con
 #define WORDS(...)       ((const char *const[]){__VA_ARGS__, NULL})
 
 static bool shows_tools(const probe *p) {
-    static const char tool[] = "[{\"type\": \"function\", \"function\": {\"name\": \"sn_tool\", \"description\": \"d\", "
-                               "\"parameters\": {\"type\": \"object\", \"properties\": {}}}}]";
-    static const char called[] =
-        "[" SAYS("user", "first") ", {\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"call00000\", "
-        "\"type\": \"function\", \"function\": {\"name\": \"sn_tool\", \"arguments\": {}}}]}]";
+    static const char tool[] =
+        "[{\"type\": \"function\", \"function\": {\"name\": \"sn_tool\", \"description\": \"d\", "
+        "\"parameters\": {\"type\": \"object\", \"properties\": {}}}}]";
+    static const char called[] = "[" SAYS(
+        "user", "first") ", {\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"call00000\", "
+                         "\"type\": \"function\", \"function\": {\"name\": \"sn_tool\", \"arguments\": {}}}]}]";
     json_t *tools = json_loads(tool, 0, NULL);
-    const bool shown = shows(p, "[" SAYS("user", "first") "]", tools, WORDS("sn_tool")) ||
-                       shows(p, called, tools, WORDS("sn_tool"));
+    const bool shown =
+        shows(p, "[" SAYS("user", "first") "]", tools, WORDS("sn_tool")) || shows(p, called, tools, WORDS("sn_tool"));
     json_decref(tools);
     return shown;
 }
@@ -49,13 +50,15 @@ sn_chat_lacks sn_chat_find_lacks(const sn_chat_template *chat, sn_chat_renderer 
     const probe p = {chat, render};
     sn_chat_lacks lacks = {0};
     if (!shows(&p, "[" SAYS("user", "first") "]", NULL, WORDS("first"))) return lacks; /* nothing can be told of it */
-    lacks.system = !shows(&p, "[" SAYS("system", "rules") ", " SAYS("user", "first") "]", NULL, WORDS("rules", "first"));
+    lacks.system =
+        !shows(&p, "[" SAYS("system", "rules") ", " SAYS("user", "first") "]", NULL, WORDS("rules", "first"));
     if (!lacks.system) {
-        lacks.second_system = !shows(&p, "[" SAYS("system", "rules") ", " SAYS("system", "more") ", " SAYS("user", "first") "]",
-                                     NULL, WORDS("rules", "more", "first"));
+        lacks.second_system =
+            !shows(&p, "[" SAYS("system", "rules") ", " SAYS("system", "more") ", " SAYS("user", "first") "]", NULL,
+                   WORDS("rules", "more", "first"));
         lacks.late_system = !shows(&p,
-                                   "[" SAYS("user", "first") ", " SAYS("assistant", "answer") ", " SAYS("system", "rules") ", "
-                                   SAYS("user", "second") "]",
+                                   "[" SAYS("user", "first") ", " SAYS("assistant", "answer") ", " SAYS(
+                                       "system", "rules") ", " SAYS("user", "second") "]",
                                    NULL, WORDS("first", "rules", "second"));
     }
     lacks.repeated_roles =
@@ -102,7 +105,8 @@ static json_t *with_content(const json_t *message, json_t *content) {
 /* -- tools -- */
 
 static const char calls_explained[] =
-    "\n</tools>\nTo call a function, answer with its name and its arguments as JSON, between these marks, once for each "
+    "\n</tools>\nTo call a function, answer with its name and its arguments as JSON, between these marks, once for "
+    "each "
     "call:\n<tool_call>\n{\"name\": \"NAME\", \"arguments\": {\"PARAMETER\": VALUE}}\n</tool_call>";
 
 static json_t *tools_text(const json_t *tools) {
@@ -156,9 +160,8 @@ static json_t *write_tools(const json_t *messages, const json_t *tools) {
     const bool system = list && has_role(first, "system") && json_is_string(content_of(first));
     bool good = out && (list || !json_array_size(tools));
     if (good && list)
-        good = !json_array_append_new(
-            out, system ? with_content(first, joined(content_of(first), SEPARATOR, list))
-                        : json_pack("{s:s, s:O}", "role", "system", "content", list));
+        good = !json_array_append_new(out, system ? with_content(first, joined(content_of(first), SEPARATOR, list))
+                                                  : json_pack("{s:s, s:O}", "role", "system", "content", list));
     for (size_t i = system; i < json_array_size(messages) && good; i++) {
         const json_t *m = json_array_get(messages, i), *calls = calls_of(m);
         good = !json_array_append_new(out, calls                 ? written_calls(m, calls)
@@ -235,7 +238,8 @@ static json_t *move_system(const sn_chat_lacks *lacks, const json_t *messages) {
 /* -- roles that alternate -- */
 
 static bool may_join(const json_t *a, const json_t *b) {
-    const bool same = (has_role(a, "user") && has_role(b, "user")) || (has_role(a, "assistant") && has_role(b, "assistant"));
+    const bool same =
+        (has_role(a, "user") && has_role(b, "user")) || (has_role(a, "assistant") && has_role(b, "assistant"));
     return same && json_is_string(content_of(a)) && json_is_string(content_of(b)) && !calls_of(a) && !calls_of(b);
 }
 
@@ -247,8 +251,8 @@ static json_t *join_repeated(const json_t *messages) {
         const size_t n = json_array_size(out);
         const json_t *last = json_array_get(out, n - 1);
         if (last && may_join(last, message))
-            good = !json_array_set_new(
-                out, n - 1, with_content(last, joined(content_of(last), SEPARATOR, content_of(message))));
+            good = !json_array_set_new(out, n - 1,
+                                       with_content(last, joined(content_of(last), SEPARATOR, content_of(message))));
         else
             good = !json_array_append(out, (json_t *)(uintptr_t)message);
     }

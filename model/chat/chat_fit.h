@@ -4,8 +4,8 @@
  *   - System messages that a template refuses or leaves out (Gemma 2), or takes at the beginning only, stand at the
  *     beginning of the user's message that follows. Several at the beginning are one where only one is taken.
  *   - Messages of the user, or answers, that follow each other are one where roles must alternate.
- *   - Tools of a template that knows none are listed in the system message, as JSON, with the form in which to call one;
- *     calls and results are in that form in the conversation, so the format of answers (answer_format.h) is read from
+ *   - Tools of a template that knows none are listed in the system message, as JSON, with the form in which to call
+ * one; calls and results are in that form in the conversation, so the format of answers (answer_format.h) is read from
  *     it as from any template. */
 #ifndef SN_MODEL_CHAT_CHAT_FIT_H
 #define SN_MODEL_CHAT_CHAT_FIT_H

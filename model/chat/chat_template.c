@@ -81,7 +81,8 @@ static json_t *variables_of(const sn_chat_request *request) {
 }
 
 /* The conversation as it is. */
-static sn_status render(const sn_chat_template *chat, const sn_chat_request *request, sn_chat_prompt *out, sn_err *err) {
+static sn_status render(const sn_chat_template *chat, const sn_chat_request *request, sn_chat_prompt *out,
+                        sn_err *err) {
     sn_jinja_text text = {0};
     bool tools = json_array_size(request->tools) > 0;
     const sn_jinja *template = (tools && chat->with_tools) || !chat->plain ? chat->with_tools : chat->plain;

@@ -90,13 +90,14 @@ Test(chat, integers_of_any_size_are_shown_with_all_their_digits) {
 #define WIDE "18446744073709551615"
     static const char text[] = "[{\"role\": \"user\", \"content\": \"x\", \"n\": " WIDE ", \"m\": -" WIDE "0}]";
     json_t *messages = sn_wide_json_load(text, strlen(text), 0, NULL);
-    sn_chat_template *chat = chat_of("{% set m = messages[0] %}{{ m.n }} {{ m | tojson }} {{ [m.m] }} {{ m.n is integer }} "
-                                     "{{ m.n is number }} {{ m.n is mapping }} {{ m.n == m.n }} {{ m.n == m.m }} "
-                                     "{{ m.n | int }} {{ m.n | string | length }}");
+    sn_chat_template *chat =
+        chat_of("{% set m = messages[0] %}{{ m.n }} {{ m | tojson }} {{ [m.m] }} {{ m.n is integer }} "
+                "{{ m.n is number }} {{ m.n is mapping }} {{ m.n == m.n }} {{ m.n == m.m }} "
+                "{{ m.n | int }} {{ m.n | string | length }}");
     const sn_chat_request request = {.messages = messages};
     sn_chat_prompt prompt = render(chat, &request);
     cr_expect_str_eq(prompt.text, WIDE " {\"role\": \"user\", \"content\": \"x\", \"n\": " WIDE ", \"m\": -" WIDE
-                                  "0} [-" WIDE "0] True True False True False " WIDE " 20");
+                                       "0} [-" WIDE "0] True True False True False " WIDE " 20");
     sn_chat_prompt_fini(&prompt);
     sn_chat_template_close(&chat);
     json_decref(messages);
@@ -130,11 +131,12 @@ Test(chat, takes_the_template_for_tools_when_there_are_tools) {
 
 #define SAYS(role, text) "{\"role\": \"" role "\", \"content\": \"" text "\"}"
 #define CALL                                                                                                           \
-    "{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"abcdefghi\", \"type\": \"function\", "                \
+    "{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"abcdefghi\", \"type\": \"function\", "   \
     "\"function\": {\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}}]}"
 #define RESULT "{\"role\": \"tool\", \"tool_call_id\": \"abcdefghi\", \"name\": \"weather\", \"content\": \"rain\"}"
 #define TOOLS                                                                                                          \
-    "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"d\", \"parameters\": {\"type\": "                \
+    "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"d\", \"parameters\": "         \
+    "{\"type\": "                                                                                                      \
     "\"object\", \"properties\": {}}}}]"
 
 /* The prompt of a conversation; NULL: the template refuses it. */
@@ -156,7 +158,9 @@ static void expect_all_shown(const char *name, const char *template) {
         const char *messages, *tools, *words[5];
     } conversations[] = {
         {"[" SAYS("system", "rules") "," SAYS("user", "one") "]", NULL, {"rules", "one"}},
-        {"[" SAYS("system", "rules") "," SAYS("system", "more") "," SAYS("user", "one") "]", NULL, {"rules", "more", "one"}},
+        {"[" SAYS("system", "rules") "," SAYS("system", "more") "," SAYS("user", "one") "]",
+         NULL,
+         {"rules", "more", "one"}},
         {"[" SAYS("user", "one") "," SAYS("user", "two") "]", NULL, {"one", "two"}},
         {"[" SAYS("user", "one") "," SAYS("assistant", "two") "," SAYS("system", "rules") "," SAYS("user", "three") "]",
          NULL,
@@ -213,12 +217,14 @@ Test(chat, what_a_template_refuses_stands_in_the_users_messages) {
                   "<user>s\n\na\n\nb");
     expect_prompt(ALTERNATE, "[" SAYS("user", "a") "," SAYS("assistant", "b") "," SAYS("system", "s") "]", NULL,
                   "<user>a<assistant>b<user>s");
-    expect_prompt(ALTERNATE, "[" SAYS("user", "a") "," CALL "," RESULT "," RESULT "]", NULL,
-                  "<user>a<assistant><tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\":\"Bern\"}}\n</tool_call>"
-                  "<user><tool_response>\nrain\n</tool_response>\n\n<tool_response>\nrain\n</tool_response>");
+    expect_prompt(
+        ALTERNATE, "[" SAYS("user", "a") "," CALL "," RESULT "," RESULT "]", NULL,
+        "<user>a<assistant><tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\":\"Bern\"}}\n</tool_call>"
+        "<user><tool_response>\nrain\n</tool_response>\n\n<tool_response>\nrain\n</tool_response>");
     /* One that shows all of it is given it as it is. */
     expect_prompt("{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{% endfor %}{{ tools or '' }}",
-                  "[" SAYS("user", "a") "," SAYS("user", "b") "," SAYS("system", "s") "]", NULL, "<user>a<user>b<system>s");
+                  "[" SAYS("user", "a") "," SAYS("user", "b") "," SAYS("system", "s") "]", NULL,
+                  "<user>a<user>b<system>s");
     expect_prompt("{{ raise_exception('never') }}", "[" SAYS("user", "a") "]", NULL, "refused");
 }
 

@@ -80,25 +80,29 @@ static void expect_ignored(sn_request_kind kind, const char *body, const char *n
 
 Test(openai_request, what_changes_no_answer_is_ignored_and_noted) {
     expect_ignored(SN_REQUEST_CHAT,
-                   "{" HI ",\"cache_prompt\":true,\"num_ctx\":4096,\"keep_alive\":\"5m\",\"min_tokens\":0,\"store\":true,"
+                   "{" HI
+                   ",\"cache_prompt\":true,\"num_ctx\":4096,\"keep_alive\":\"5m\",\"min_tokens\":0,\"store\":true,"
                    "\"typical_p\":1,\"skip_special_tokens\":true,\"user\":null,\"stream\":true,\"stream_options\":"
                    "{\"include_obfuscation\":true},\"prediction\":{\"type\":\"content\"}}",
                    "cache_prompt num_ctx keep_alive store prediction include_obfuscation");
-    expect_ignored(SN_REQUEST_CHAT,
-                   "{\"messages\":[{\"role\":\"user\",\"content\":\"\",\"id\":\"m1\",\"timestamp\":1,\"tool_calls\":[]}],"
-                   "\"tools\":[{\"type\":\"function\",\"cache_control\":{\"type\":\"ephemeral\"},\"function\":{\"name\":\"f\"}},"
-                   "{\"type\":\"web_search\"},{\"type\":\"web_search\"}]}",
-                   "id timestamp cache_control web_search");
-    expect_ignored(SN_REQUEST_RESPONSE,
-                   "{\"input\":[{\"role\":\"user\",\"content\":\"x\",\"phase\":\"p\"},{\"type\":\"web_search_call\",\"id\":"
-                   "\"w\"}],\"include\":[\"reasoning.encrypted_content\"],\"store\":true,\"client_metadata\":{\"a\":1},"
-                   "\"reasoning\":{\"effort\":\"low\",\"summary\":\"detailed\"},\"truncation\":\"auto\",\"max_tool_calls\":3,"
-                   "\"tools\":[{\"type\":\"function\",\"name\":\"f\"},{\"type\":\"custom\",\"name\":\"patch\"}]}",
-                   "store client_metadata max_tool_calls phase web_search_call custom reasoning.encrypted_content summary");
+    expect_ignored(
+        SN_REQUEST_CHAT,
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"\",\"id\":\"m1\",\"timestamp\":1,\"tool_calls\":[]}],"
+        "\"tools\":[{\"type\":\"function\",\"cache_control\":{\"type\":\"ephemeral\"},\"function\":{\"name\":\"f\"}},"
+        "{\"type\":\"web_search\"},{\"type\":\"web_search\"}]}",
+        "id timestamp cache_control web_search");
+    expect_ignored(
+        SN_REQUEST_RESPONSE,
+        "{\"input\":[{\"role\":\"user\",\"content\":\"x\",\"phase\":\"p\"},{\"type\":\"web_search_call\",\"id\":"
+        "\"w\"}],\"include\":[\"reasoning.encrypted_content\"],\"store\":true,\"client_metadata\":{\"a\":1},"
+        "\"reasoning\":{\"effort\":\"low\",\"summary\":\"detailed\"},\"truncation\":\"auto\",\"max_tool_calls\":3,"
+        "\"tools\":[{\"type\":\"function\",\"name\":\"f\"},{\"type\":\"custom\",\"name\":\"patch\"}]}",
+        "store client_metadata max_tool_calls phase web_search_call custom reasoning.encrypted_content summary");
 }
 
 Test(openai_request, a_model_is_called_by_its_name_and_what_clients_make_of_it) {
-    static const char *const names[] = {"small", "Small", "small.gguf", "openai/small", "a/b/small.GGUF", "small:latest"};
+    static const char *const names[] = {"small",        "Small",          "small.gguf",
+                                        "openai/small", "a/b/small.GGUF", "small:latest"};
     char body[200];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(body, sizeof body, "{" HI ",\"model\":\"%s\"}", names[i]);
@@ -110,11 +114,12 @@ Test(openai_request, a_model_is_called_by_its_name_and_what_clients_make_of_it) 
 
 Test(openai_request, integers_of_any_size_keep_their_digits) {
 #define WIDE "123456789012345678901234567890"
-    sn_request *r = parse(SN_REQUEST_CHAT,
-                          "{\"messages\":[{\"role\":\"user\",\"content\":\"" WIDE "\"},{\"role\":\"assistant\",\"tool_calls\":[{"
-                          "\"id\":\"i\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\":-" WIDE
-                          "}\"}}]}],\"seed\":18446744073709551615,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
-                          "\"parameters\":{\"maximum\":18446744073709551615}}}]}");
+    sn_request *r =
+        parse(SN_REQUEST_CHAT,
+              "{\"messages\":[{\"role\":\"user\",\"content\":\"" WIDE "\"},{\"role\":\"assistant\",\"tool_calls\":[{"
+              "\"id\":\"i\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\":-" WIDE
+              "}\"}}]}],\"seed\":18446744073709551615,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+              "\"parameters\":{\"maximum\":18446744073709551615}}}]}");
     cr_expect_eq(r->seed, (INT64_C(1) << 52) - 1);
     cr_expect(strstr(r->chat, "\"content\":\"" WIDE "\""), "%s", r->chat);
     cr_expect(strstr(r->chat, "\"arguments\":{\"x\":-" WIDE "}"), "%s", r->chat);

@@ -5,8 +5,9 @@
 #include <string.h>
 
 /* Four blocks of 8 numbers a token, of which the last one has no attention. */
-static const char description[] = "{\"id\": \"m\", \"blocks\": [{\"kv_floats\": 8}, {\"kv_floats\": 8}, {\"kv_floats\": 8}, "
-                                  "{\"kv_floats\": 0}]}";
+static const char description[] =
+    "{\"id\": \"m\", \"blocks\": [{\"kv_floats\": 8}, {\"kv_floats\": 8}, {\"kv_floats\": 8}, "
+    "{\"kv_floats\": 0}]}";
 #define NODE(model, state, blocks, bytes)                                                                              \
     "{\"model\": \"" model "\", \"state\": \"" state "\", \"blocks\": \"" blocks "\", \"kv_bytes_max\": " bytes "}"
 
@@ -24,14 +25,16 @@ static void expect_room(const char *nodes, size_t longest, size_t all) {
 Test(serve_room, a_timeline_is_as_long_as_the_tightest_block_allows) {
     expect_room("[" NODE("m", "online", "0:3", "98304") ", " NODE("m", "online", "3:4", "1") "]", 896, 896);
     expect_room("[" NODE("m", "online", "0:2", "65536") ", " NODE("m", "online", "2:4", "65536") "]", 896, 896);
-    expect_room("[" NODE("m", "online", "0:3", "98304") ", " NODE("m", "online", "0:3", "49152") ", "
-                NODE("m", "online", "3:4", "1") "]", 896, 1344);
+    expect_room("[" NODE("m", "online", "0:3", "98304") ", " NODE("m", "online", "0:3",
+                                                                  "49152") ", " NODE("m", "online", "3:4", "1") "]",
+                896, 1344);
 }
 
 Test(serve_room, what_no_node_of_the_model_says_does_not_count) {
     expect_room("[]", 0, 0);
     expect_room("[" NODE("m", "draining", "0:3", "98304") ", " NODE("x", "online", "0:3", "98304") "]", 0, 0);
-    expect_room("[" NODE("m", "online", "0:9", "98304") ", " NODE("m", "online", "x", "98304") ", "
-                NODE("m", "online", "0:3", "0") ", " NODE("m", "online", "2:2", "5") ", 5, {}]", 0, 0);
+    expect_room("[" NODE("m", "online", "0:9", "98304") ", " NODE("m", "online", "x", "98304") ", " NODE(
+                    "m", "online", "0:3", "0") ", " NODE("m", "online", "2:2", "5") ", 5, {}]",
+                0, 0);
     expect_room("[" NODE("m", "online", "0:1", "32768") "]", 896, 896); /* others serve the other blocks later */
 }

@@ -34,7 +34,8 @@ Test(wide_json, only_what_does_not_fit_has_digits) {
                         JSON_ALLOW_NUL);
     cr_expect_str_eq(sn_wide_digits(json_array_get(list, 0)), "18446744073709551615");
     cr_expect_str_eq(sn_wide_digits(json_array_get(list, 1)), "-18446744073709551617");
-    for (size_t i = 2; i < json_array_size(list); i++) cr_expect_null(sn_wide_digits(json_array_get(list, i)), "%zu", i);
+    for (size_t i = 2; i < json_array_size(list); i++)
+        cr_expect_null(sn_wide_digits(json_array_get(list, i)), "%zu", i);
     cr_expect_eq(sn_wide_low_bits("18446744073709551615"), -1);
     cr_expect_eq(sn_wide_low_bits("-18446744073709551617"), -1);
     cr_expect_null(sn_wide_digits(NULL));
@@ -42,8 +43,11 @@ Test(wide_json, only_what_does_not_fit_has_digits) {
 }
 
 Test(wide_json, what_is_no_json_stays_none) {
-    static const char *const texts[] = {"99999999999999999999",   "[99999999999999999999",   "[099999999999999999999]",
-                                        "[99999999999999999999x]", "{\"a\":99999999999999999999,\"a\":1}",
+    static const char *const texts[] = {"99999999999999999999",
+                                        "[99999999999999999999",
+                                        "[099999999999999999999]",
+                                        "[99999999999999999999x]",
+                                        "{\"a\":99999999999999999999,\"a\":1}",
                                         "[99999999999999999999,\"\\u0000\"]"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         json_error_t problem = {0};

@@ -256,7 +256,8 @@ Test(cli, renders_the_prompt_of_a_conversation) {
         "{% if think %}T{% endif %}{{ tools | tojson if tools }}{% if add_generation_prompt %}A{% endif %}";
     static const char messages[] = "[{\"role\": \"user\", \"content\": \"hi <|im_end|>\"}]";
     write_file(folder, "template.jinja", template, strlen(template));
-    write_file(folder, "tools.json", "[{\"function\": {\"name\": \"f\"}}]", strlen("[{\"function\": {\"name\": \"f\"}}]"));
+    write_file(folder, "tools.json", "[{\"function\": {\"name\": \"f\"}}]",
+               strlen("[{\"function\": {\"name\": \"f\"}}]"));
     char *path = temp_path(folder, "template.jinja"), *tools = temp_path(folder, "tools.json");
     cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--messages", "-"), 0, "%s", last.err);
     cr_assert_str_eq(last.out, "<|im_start|>user\nhi <|im_end|><|im_end|>\nA");

@@ -15,7 +15,6 @@ mkdir "$scratch/tasks"
 PYTHONPATH=$lm_eval timeout -k 2 250 python3 "$here/../clients/lm_eval_client.py" "$url" "$bin/swarm" "$SN_TEST_MODEL" "$scratch/tasks" \
   >"$scratch/lm_eval.log" 2>&1 || { tail -n 20 "$scratch/lm_eval.log" >&2; fail "lm-eval"; }
 grep '^byte perplexity' "$scratch/lm_eval.log"
-PYTHONPATH=$litellm LITELLM_LOCAL_MODEL_COST_MAP=True timeout -k 2 200 python3 "$here/../clients/litellm_client.py" "$url" || fail "litellm"
 cd "$scratch" # where schemathesis leaves its files
 PYTHONPATH=$schemathesis timeout -k 2 250 python3 -m schemathesis.cli run "$url/openapi.json" --checks not_a_server_error \
   --phases coverage,fuzzing --max-examples 15 --seed 1 --no-color >"$scratch/schemathesis.log" 2>&1 ||
@@ -23,4 +22,8 @@ PYTHONPATH=$schemathesis timeout -k 2 250 python3 -m schemathesis.cli run "$url/
 grep 'generated' "$scratch/schemathesis.log" | tail -n 1
 cd "$here"
 stop_node server
+start agents "$bin/swarm" serve --model "$SN_TEST_MODEL" --served-model-name tiny --listen 127.0.0.1:0 --local all --device cpu --max-sessions 2
+wait_ready agents
+PYTHONPATH=$litellm LITELLM_LOCAL_MODEL_COST_MAP=True timeout -k 2 200 python3 "$here/../clients/litellm_client.py" "http://${address[agents]}" || fail "litellm"
+stop_node agents
 echo ok

@@ -25,9 +25,9 @@ typedef struct sn_worker {
     sn_job *job;            /* NULL: free */
     int32_t *ids;           /* (n_ids): the session's tokens at the end of the last job */
     size_t n_ids, ids_capacity;
-    uint64_t owner;  /* of the last job, and so of the session's tokens */
-    int64_t used_us; /* end of the last job */
-    bool started;
+    uint64_t owner;         /* of the last job, and so of the session's tokens */
+    int64_t used_us;        /* end of the last job */
+    bool started, gives_up; /* gives_up: its idle session makes room */
 } sn_worker;
 
 struct sn_server_engine {
@@ -68,11 +68,46 @@ static sn_worker *choose_worker(sn_server_engine *e, const sn_job *job) {
     return longest ? longest : other;
 }
 
+/* The session that was used longest ago of those that are idle and do not give up yet; NULL: there is none. */
+static sn_worker *oldest_idle(sn_server_engine *e) {
+    sn_worker *oldest = NULL;
+    for (size_t i = 0; i < e->options.sessions_max; i++) {
+        sn_worker *w = &e->workers[i];
+        if (w->job || !w->session || w->gives_up) continue;
+        if (!oldest || w->used_us < oldest->used_us) oldest = w;
+    }
+    return oldest;
+}
+
+/* Tokens of sessions, as far as they are known: of jobs their prompts. */
+static size_t tokens_held(const sn_server_engine *e) {
+    size_t n = 0;
+    for (size_t i = 0; i < e->options.sessions_max; i++) {
+        const sn_worker *w = &e->workers[i];
+        if (w->job)
+            n += w->job->n_prompt > w->n_ids ? w->job->n_prompt : w->n_ids;
+        else if (!w->gives_up)
+            n += w->n_ids;
+    }
+    return n;
+}
+
+static void give_up(sn_worker *w) {
+    w->gives_up = true;
+    pthread_cond_signal(&w->wake);
+}
+
+/* Nodes keep the memory of a session until it ends: idle ones end for the jobs. */
+static void make_room(sn_server_engine *e) {
+    sn_worker *w;
+    while (e->options.tokens_max && tokens_held(e) > e->options.tokens_max && (w = oldest_idle(e))) give_up(w);
+}
+
 static void dispatch(sn_server_engine *e) {
     while (e->first) {
         sn_job *job = e->first;
         sn_worker *w = choose_worker(e, job);
-        if (!w) return;
+        if (!w) break;
         e->first = job->next;
         if (job->turn > e->turn) e->turn = job->turn;
         e->queued--;
@@ -82,6 +117,7 @@ static void dispatch(sn_server_engine *e) {
         w->job = job;
         pthread_cond_signal(&w->wake);
     }
+    make_room(e);
 }
 
 /* -- a worker -- */
@@ -96,6 +132,7 @@ static void close_session(sn_worker *w) {
     swarm_session *session = w->session;
     w->session = NULL;
     w->n_ids = 0;
+    w->gives_up = false;
     pthread_mutex_unlock(&w->engine->lock);
     swarm_session_close(session);
     pthread_mutex_lock(&w->engine->lock);
@@ -104,7 +141,7 @@ static void close_session(sn_worker *w) {
 static void care_for_idle_session(sn_worker *w) {
     sn_server_engine *e = w->engine;
     if (!w->session) return;
-    if (sn_now_us() - w->used_us > e->options.idle_ms * 1000) {
+    if (w->gives_up || sn_now_us() - w->used_us > e->options.idle_ms * 1000) {
         close_session(w);
         return;
     }
@@ -179,6 +216,9 @@ static void run_job(sn_worker *w) {
     pthread_mutex_lock(&e->lock);
     const bool broken = code && code != SWARM_CANCELLED && w->session;
     w->used_us = sn_now_us();
+    w->gives_up = false;     /* it has the memory */
+    if (code == SWARM_RETRY) /* the nodes may lack memory, whatever they had when the server began */
+        for (sn_worker *other; (other = oldest_idle(e));) give_up(other);
     if (run) w->owner = job->owner;
     if (!broken) {
         note_tokens(w);

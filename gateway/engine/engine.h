@@ -5,7 +5,7 @@
  * keeps its session open when a job has ended. A job goes to the idle worker whose session, of a job of the same owner,
  * has the longest beginning in common with the prompt, if it continues most of that session; else to one whose session
  * is of least use, so that conversations that go on find theirs. What a session holds of another owner is dropped. A
- * session without a job for a while is closed.
+ * session without a job for a while is closed; before that, those that were used longest ago, when nodes lack memory.
  *
  * The queue is ordered by turns: the first job of an owner has the turn that is served now, each further one a later
  * turn, so that owners are served round robin however many jobs one of them has. When the queue is full, a job with an
@@ -29,6 +29,7 @@ typedef struct sn_server_engine_options {
     const swarm_options *session; /* of "session"; may be NULL */
     size_t sessions_max, queue_max;
     int64_t idle_ms;        /* a session without a job for this time is closed */
+    size_t tokens_max;      /* that nodes have memory for: idle sessions make room for a job. 0: not known */
 } sn_server_engine_options; /* all borrowed for the engine's life */
 
 typedef struct sn_job {

@@ -102,7 +102,6 @@ static bool body_may_come(sn_exchange *x, sn_openai_error *error) {
 /* Whether the request may be answered at all. */
 static bool admit(sn_exchange *x, const char *method, const char *path, sn_openai_error *error) {
     const sn_access *access = &x->server->options.access;
-    bool known = false;
     if (!sn_access_knows_host(access, x->host))
         return sn_openai_fail(error, 403, "host_not_allowed", NULL,
                               "This server does not answer to the name in the header Host; 'swarm serve --host NAME' "
@@ -112,10 +111,10 @@ static bool admit(sn_exchange *x, const char *method, const char *path, sn_opena
                               "Web pages of other origins may not use this server; 'swarm serve --cors ORIGIN' allows "
                               "one.");
     if (!x->route && !strcmp(method, MHD_HTTP_METHOD_OPTIONS)) return true;
-    if (!x->route) x->route = sn_http_route_find(method, path, &known);
-    if (!x->route && known)
-        return sn_openai_fail(error, 405, "method_not_allowed", NULL, "%s has another method than %.16s.", path,
-                              method);
+    if (!x->route) x->route = sn_http_route_find(method, path, &x->allow);
+    if (!x->route && x->allow)
+        return sn_openai_fail(error, 405, "method_not_allowed", NULL, "%.100s is for %s, not for %.16s.", path,
+                              x->allow, method);
     if (!x->route) return sn_openai_fail(error, 404, "not_found", NULL, "This server has no %.100s.", path);
     if (!x->route->open && !sn_access_has_key(access, header(x, "Authorization")))
         return sn_openai_fail(error, 401, "invalid_api_key", NULL,
@@ -285,6 +284,7 @@ sn_status sn_server_new(const sn_server_options *options, sn_server **out, sn_er
                                     .prompts_max = N_PROMPTS_MAX,
                                     .choices_max = (int)sn_min_size(N_CHOICES_MAX, options->choices_max)};
     status = sn_served_model_new(options->model, options->model_name, &s->served, err);
+    if (!status) s->limits.sampling = *sn_served_model_sampling(s->served);
     if (!status) s->limits.no_tools = !sn_served_model_calls_tools(s->served);
     if (!status) status = sn_view_new(s, &s->view, err);
     if (!status) status = sn_door_new(CONNECTIONS_MAX, &s->door, err);

@@ -3,6 +3,8 @@
  * back where a stop string may begin. Events wait in `out` until they are taken. */
 #include "gateway/openai/reply_private.h"
 
+#include "base/wide_json.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,7 +104,10 @@ void sn_reply_send(sn_reply *r, const char *name, json_t *data) {
         sn_reply_send_text(r, "\n");
     }
     if (r->request->stream) sn_reply_send_text(r, "data: ");
+    const size_t before = r->out.len;
     if (!data || json_dump_callback(data, put_json, r, JSON_COMPACT)) r->no_memory = true;
+    /* what is quoted of a request */
+    r->out.len = before + sn_wide_json_restore((char *)r->out.data + before, r->out.len - before);
     if (r->request->stream) sn_reply_send_text(r, "\n\n");
     json_decref(data);
 }

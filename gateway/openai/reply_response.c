@@ -124,7 +124,7 @@ static json_t *response_json(sn_reply *r, const char *status, json_t *output, js
     quote(r, response, "text", json_pack("{s:{s:s}}", "format", "type", "text"));
     quote(r, response, "tool_choice", json_string("auto"));
     quote(r, response, "tools", json_array());
-    quote(r, response, "top_p", json_real(1));
+    quote(r, response, "top_p", json_real(r->request->top_p));
     sn_reply_set(r, response, "truncation", json_string("disabled"));
     sn_reply_set(r, response, "usage", ended ? usage_json(r) : json_null());
     quote(r, response, "user", json_null());

@@ -112,9 +112,10 @@ swarm_code swarm_model_open(const char *path, const swarm_options *options, swar
 void swarm_model_close(swarm_model *model) { free(model); }
 swarm_code swarm_model_describe(const swarm_model *model, char **json, size_t *length, swarm_error **error) {
     (void)model, (void)error;
-    return give(getenv("SCRIPT_SAMPLING")
-                    ? "{\"name\": \"Script\", \"sampling\": {\"temperature\": 0.3, \"top_k\": 20}}"
-                    : "{\"name\": \"Script\", \"family\": \"script\"}",
+#define SAMPLED(first) "\"answer_sampling\": {" first ", \"top_p\": 0.95, \"min_p\": 0.0, \"repeat_penalty\": 1.0}"
+    return give(getenv("SCRIPT_SAMPLING") ? "{\"name\": \"Script\", " SAMPLED("\"temperature\": 0.3, \"top_k\": 20") "}"
+                                          : "{\"name\": \"Script\", \"family\": \"script\", " SAMPLED(
+                                                "\"temperature\": 0.7, \"top_k\": 0") "}",
                 json, length);
 }
 int32_t swarm_model_blocks(const swarm_model *model) { return model ? 1 : 0; }

@@ -34,10 +34,18 @@ client same_text "$url" "$(python3 -c 'import json, sys; print(json.dumps([
   {"text": sys.argv[1], "request": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}},
   {"text": sys.argv[2], "request": {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.9, "top_p": 0.9, "seed": 7}}]))' "$greedy" "$sampled")"
 client prefixes "$url"
+client agents "$url"
+said=$(echo "What is the capital of France?" | "$bin/swarm" chat --model "$model" --join "${address[a]}" --seed 5 2>"$scratch/chat.log") ||
+  fail "swarm chat: $(cat "$scratch/chat.log")"
+client defaults "$url" "$said" 5
 client together "$url"
 client echo "$url"
 client view "$url"
 stop_node server
+
+serve short --join "${address[a]}" --max-sessions 1 --ctx 96
+client limits "$url"
+stop_node short
 
 # -- keys, names, origins, sizes
 printf '# keys\n\nthe-first-key-of-the-file\r\nthe-second-key-of-the-file  \n' >"$scratch/keys"

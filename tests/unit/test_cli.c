@@ -253,17 +253,18 @@ Test(cli, turns_text_into_ids_and_back) {
 Test(cli, renders_the_prompt_of_a_conversation) {
     static const char template[] =
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if think %}T{% endif %}{{ tools | length if tools }}{% if add_generation_prompt %}A{% endif %}";
+        "{% if think %}T{% endif %}{{ tools | tojson if tools }}{% if add_generation_prompt %}A{% endif %}";
     static const char messages[] = "[{\"role\": \"user\", \"content\": \"hi <|im_end|>\"}]";
     write_file(folder, "template.jinja", template, strlen(template));
-    write_file(folder, "tools.json", "[1, 2]", 6);
+    write_file(folder, "tools.json", "[{\"function\": {\"name\": \"f\"}}]",
+               strlen("[{\"function\": {\"name\": \"f\"}}]"));
     char *path = temp_path(folder, "template.jinja"), *tools = temp_path(folder, "tools.json");
     cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--messages", "-"), 0, "%s", last.err);
     cr_assert_str_eq(last.out, "<|im_start|>user\nhi <|im_end|><|im_end|>\nA");
     cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--messages", "-", "--tools", tools, "--set",
                           "think=true", "--no-generation-prompt"),
                  0, "%s", last.err);
-    cr_assert_str_eq(last.out, "<|im_start|>user\nhi <|im_end|><|im_end|>\nT2");
+    cr_assert_str_eq(last.out, "<|im_start|>user\nhi <|im_end|><|im_end|>\nT[{\"function\": {\"name\": \"f\"}}]");
     cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--model", QWEN2, "--messages", "-", "--json"), 0,
                  "%s", last.err);
     json_t *o = json_loads(last.out, 0, NULL), *ids = json_object_get(o, "ids");

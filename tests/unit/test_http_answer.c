@@ -49,6 +49,7 @@ static swarm_session *open_session(bool audited) {
 static sn_answer_choice begin_choice(const char *body) {
     static const char *const names[] = {"tiny"};
     const sn_request_limits limits = {.models = names,
+                                      .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1},
                                       .n_models = 1,
                                       .vocab = swarm_model_vocab(api.model),
                                       .context = 96,
@@ -118,8 +119,12 @@ static int nodes_come(void *nodes, const swarm_event *event) {
 Test(http_answer, an_embedding_that_was_given_away_unchecked_stays_so) {
     static const int32_t first[] = {1, 40, 41}, second[] = {1, 50, 51, 52};
     static const char body[] = "{\"input\":[[1,40,41],[1,50,51,52]]}";
-    const sn_request_limits limits = {
-        .vocab = swarm_model_vocab(api.model), .context = 96, .n_max = 4, .prompts_max = 2, .choices_max = 4};
+    const sn_request_limits limits = {.sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1},
+                                      .vocab = swarm_model_vocab(api.model),
+                                      .context = 96,
+                                      .n_max = 4,
+                                      .prompts_max = 2,
+                                      .choices_max = 4};
     sn_answer_prompt prompts[] = {{.ids = (int32_t *)(uintptr_t)first, .n = sizeof first / sizeof *first},
                                   {.ids = (int32_t *)(uintptr_t)second, .n = sizeof second / sizeof *second}};
     sn_answer_choice c = {.answer = &answer};

@@ -61,14 +61,17 @@ static void end(void *ctx, swarm_code code, const swarm_error *error) {
     atomic_fetch_add(&w->ends, 1);
 }
 
-static void begin(size_t sessions, size_t queue) {
+static void begin_with_room(size_t sessions, size_t queue, size_t tokens) {
     const sn_server_engine_options options = {.model = api.model,
                                               .connection = api.connection,
                                               .sessions_max = sessions,
                                               .queue_max = queue,
-                                              .idle_ms = IDLE_MS};
+                                              .idle_ms = IDLE_MS,
+                                              .tokens_max = tokens};
     REQUIRE(sn_server_engine_new(&options, &engine, &err));
 }
+
+static void begin(size_t sessions, size_t queue) { begin_with_room(sessions, queue, 0); }
 
 static void set_up(void) { api = api_swarm_begin((cluster_options){0}, NULL); }
 static void tear_down(void) {
@@ -201,6 +204,24 @@ Test(server_engine, a_session_without_jobs_is_closed) {
     cr_expect_eq(sn_server_engine_get_load(engine).sessions, 1);
     sn_sleep_us(IDLE_MS * 1000);
     cr_expect_eq(sn_server_engine_get_load(engine).sessions, 0);
+}
+
+/* Three conversations of which nodes hold two: the one that was used longest ago makes room. */
+Test(server_engine, idle_sessions_make_room_for_a_job) {
+    work a, b, c, again;
+    begin_with_room(4, 4, 2 * PROMPT + PROMPT / 2);
+    make(&a, 1, PROMPT, "2");
+    make(&b, 2, PROMPT, "2");
+    make(&c, 3, PROMPT, "2");
+    make(&again, 2, PROMPT, "2");
+    run_whole(&a);
+    run_whole(&b);
+    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 2);
+    run_whole(&c);
+    sn_sleep_us(3 * SECOND_US);
+    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 2);
+    run_whole(&again);
+    cr_expect(again.had >= PROMPT, "the conversation that was used last is gone");
 }
 
 Test(server_engine, the_queue_takes_all_jobs_of_a_request_or_none) {

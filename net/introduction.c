@@ -353,6 +353,21 @@ sn_status sn_introducer_ask(sn_introducer *in, const char *address, sn_err *err)
     return status;
 }
 
+void sn_introducer_ask_again(sn_introducer *in, const char *address) {
+    bool any = false;
+    pthread_mutex_lock(&in->lock);
+    for (query *q = in->queries; q < in->queries + in->n_queries; q++) {
+        if (!q->taken || q->pinned || strcmp(q->numeric[0], address) != 0) continue;
+        q->answered = q->taken = false;
+        q->tries = 0;
+        q->next_us = 0;
+        sn_random(q->nonce, sizeof q->nonce);
+        any = true;
+    }
+    pthread_mutex_unlock(&in->lock);
+    if (any) introducer_wake(in);
+}
+
 bool sn_introducer_next(sn_introducer *in, char address[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE]) {
     bool any = false;
     pthread_mutex_lock(&in->lock);

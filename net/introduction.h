@@ -28,6 +28,8 @@ void sn_introducer_free(sn_introducer **introducer); /* accepts NULL; joins the 
  * Asks at HOST:PORT or HOST:PORT#KEY, whose host may be a name, until an answer arrives: 20 times every half second,
  * then every five seconds. SN_REFUSED: no address, or too many of them. */
 sn_status sn_introducer_ask(sn_introducer *introducer, const char *address, sn_err *err) SN_MUST_USE;
+/* Asks once more at a numeric address that was handed out and not pinned: another node may be there now. */
+void sn_introducer_ask_again(sn_introducer *introducer, const char *address);
 /* Hands out the numeric address of each that answered (or was pinned) once, with its key. False: there is no new one.
  */
 bool sn_introducer_next(sn_introducer *introducer, char address[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE]);

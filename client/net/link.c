@@ -49,6 +49,7 @@ struct sn_link {
     sn_peer seed_peers[SEEDS_MAX]; /* 0: not dialled yet */
     struct {
         bool answered;    /* it has sent a message */
+        bool asked_again; /* for its key, which may be another one than that of the seed */
         int rejections;   /* of what it sent, bytes that are no message of this swarm */
         sn_msg *late;     /* its list of nodes, which came after the discovery that asked for it; NULL: none */
     } answers[SEEDS_MAX]; /* of the seeds */
@@ -60,6 +61,7 @@ struct sn_link {
     size_t n_wanted;
     char joined[256]; /* the addresses as given, for error messages */
     sn_err rejected;  /* why what a joined node sent last was no message */
+    sn_err outage;    /* why a joined node could not be reached last */
     sn_peer *alive;   /* connections that were dialled and are not lost */
     size_t n_alive, alive_capacity;
     struct {
@@ -249,6 +251,20 @@ static bool link_is_rejected(const sn_link *link) {
     return link->n_seeds && link->n_seeds == link->n_joined && !sn_directory_count(link->directory);
 }
 
+/* What was announced for an address where another key speaks now is forgotten. Of a joined node the key may be another
+ * one when it returns, so it is asked for again. */
+static void link_note_outage(sn_link *link, const sn_event *event) {
+    sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);
+    if (*event->other_at) sn_directory_retire(link->directory, event->other_at, event->key);
+    for (size_t i = 0; i < link->n_seeds; i++) {
+        if (link->seed_peers[i] != event->peer) continue;
+        link->outage = event->err;
+        link->answers[i].asked_again = true;
+        if (link->introducer) sn_introducer_ask_again(link->introducer, link->seeds[i].address);
+    }
+    sn_link_hang_up(link, event->peer);
+}
+
 /* The first message of a joined node shows that it is there. A list of nodes that comes after the discovery that asked
  * for it, because another node was faster, is kept for the next one: the directory changes during discoveries only. */
 static void link_note_answer(sn_link *link, sn_peer from, sn_msg **msg) {
@@ -301,8 +317,7 @@ sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, s
     sn_status status = link_receive(link, deadline_us, event, err);
     if (status) return status;
     if (event->lost) {
-        sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);
-        sn_link_hang_up(link, event->peer);
+        link_note_outage(link, event);
     } else if (!event->msg && event->peer) {
         link_note_rejection(link, event);
     }
@@ -464,12 +479,22 @@ sn_status sn_link_call(sn_link *link, const sn_call *call, sn_msg **msg, sn_peer
 
 /* -- discovery ----------------------------------------------------------------------------------------------------- */
 
+/* A joined node that was asked for its key again has its place already. */
+static void link_take_seed(sn_link *link, const sn_seed *seed) {
+    size_t i = 0;
+    while (i < link->n_seeds && !(link->answers[i].asked_again && !strcmp(link->seeds[i].address, seed->address))) i++;
+    if (i == SEEDS_MAX) return;
+    if (i == link->n_seeds) link->n_seeds++;
+    link->answers[i].asked_again = false;
+    if (!memcmp(link->seeds[i].curve_key, seed->curve_key, SN_KEY_SIZE)) return;
+    link->seeds[i] = *seed;
+    link->seed_peers[i] = 0; /* it is dialled by this key */
+}
+
 static void link_take_seeds(sn_link *link) {
-    while (link->introducer && link->n_seeds < SEEDS_MAX) {
-        sn_seed *seed = &link->seeds[link->n_seeds];
-        if (!sn_introducer_next(link->introducer, seed->address, seed->curve_key)) return;
-        link->n_seeds++;
-    }
+    sn_seed seed;
+    while (link->introducer && sn_introducer_next(link->introducer, seed.address, seed.curve_key))
+        link_take_seed(link, &seed);
 }
 
 static sn_status peers_ask(sn_link *link, sn_peer peer, const sn_peers_query *query, uint64_t correlation_id,
@@ -490,11 +515,13 @@ static sn_status peers_dial_and_ask(sn_link *link, const sn_seed *seed, const sn
     return peers_ask(link, *peer, &(sn_peers_query){.model = model}, correlation_id, err);
 }
 
+/* Asks those from `from` on, and those that were not dialled yet. */
 static sn_status link_ask_seeds(sn_link *link, size_t from, const sn_hash *model, uint64_t correlation_id,
                                 sn_err *err) {
     sn_status status = SN_OK;
-    for (size_t i = from; i < link->n_seeds && !status; i++)
-        status = peers_dial_and_ask(link, &link->seeds[i], model, correlation_id, &link->seed_peers[i], err);
+    for (size_t i = 0; i < link->n_seeds && !status; i++)
+        if (i >= from || !link->seed_peers[i])
+            status = peers_dial_and_ask(link, &link->seeds[i], model, correlation_id, &link->seed_peers[i], err);
     return status;
 }
 
@@ -598,8 +625,21 @@ void sn_link_look_for(sn_link *link, const char *const *names, size_t n) {
     link->n_wanted = n < SN_LINK_WANTED_MAX ? n : SN_LINK_WANTED_MAX;
 }
 
+static bool link_has_seed(const sn_link *link) {
+    for (size_t i = 0; i < link->n_seeds; i++)
+        if (sn_link_is_connected(link, link->seed_peers[i])) return true;
+    return false;
+}
+
+static sn_status link_fail_silence(const sn_link *link, int64_t waited_us, sn_err *err) {
+    bool why = link->outage.status != SN_OK;
+    return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?%s%s%s",
+                   *link->joined ? link->joined : "any address (none was given: use --join)", (double)waited_us / 1e6,
+                   why ? " (" : "", why ? link->outage.text : "", why ? ")" : "");
+}
+
 static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
-    int64_t deadline = sn_now_us() + (int64_t)timeout_ms * 1000, ask_again = 0;
+    int64_t began = sn_now_us(), deadline = began + (int64_t)timeout_ms * 1000, ask_again = 0;
     uint64_t correlation_id = link->discovery = sn_link_new_correlation_id();
     size_t asked = 0, rounds = 0;
     sn_peer from = 0;
@@ -607,11 +647,13 @@ static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_
     sn_err busy = {0};
     link->discovery_until_us = deadline;
     link->refusals.n = 0;
+    link->outage.status = SN_OK;
     sn_directory_expire(link->directory, sn_unix_ms());
     link_take_late_answers(link);
     for (int64_t now = sn_now_us(); now < deadline && !status; now = sn_now_us()) {
         link_take_seeds(link);
-        if (now >= ask_again) {
+        bool alone = rounds == 1 && link->n_seeds && !link_has_seed(link); /* no joined node can be waited for */
+        if (alone || now >= ask_again) {
             asked = 0;
             ask_again = now + REASK_US;
             if (rounds++ || !link->n_seeds) status = link_ask_known(link, model, correlation_id, err);
@@ -639,8 +681,7 @@ static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_
         return status || !more ? status : link_read_peer_pages(link, from, model, err);
     }
     if (status || busy.status) return status ? status : (*err = busy).status;
-    return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?",
-                   *link->joined ? link->joined : "any address (none was given: use --join)", timeout_ms / 1e3);
+    return link_fail_silence(link, sn_now_us() - began, err);
 }
 
 sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {

@@ -18,7 +18,8 @@ typedef struct sn_introducer sn_introducer;
 
 /* Starts the thread. identity and bound (the address at which the transport listens): to answer questions; both are
  * NULL in a program that only asks. `identity` is borrowed. `on_found` is called on the thread when an answer arrives,
- * and by sn_introducer_ask for a pinned address; it may only wake another thread. SN_REFUSED: the UDP port is in use.
+ * and by sn_introducer_ask for a pinned address; it may only wake another thread. SN_REFUSED: the UDP port is in use;
+ * retry_after_ms as of a transport that listens.
  */
 sn_status sn_introducer_new(const sn_identity *identity, const char *bound, void (*on_found)(void *), void *ctx,
                             sn_introducer **out, sn_err *err) SN_MUST_USE;

@@ -269,7 +269,7 @@ Test(failover, nodes_that_die_together_end_no_text) {
                 snprintf(address, sizeof address, "dead%d:1", k);
                 announce_dead(&r, address, 2, 4, id);
             }
-            cluster_stop(w->cluster, cluster_node_of_block(r.chain, 2));
+            cluster_kill(w->cluster, cluster_node_of_block(r.chain, 2));
             int64_t began_us = sn_now_us();
             cr_expect_eq(chain_fixture_try_steps(&r, 20, 40, 1), SN_OK, "%d dead: %s", dead[i], r.err.text);
             cr_expect_lt(sn_now_us() - began_us, SN_ABSENCE_US, "%d dead", dead[i]);
@@ -307,7 +307,7 @@ Test(failover, nodes_that_refuse_a_session_end_no_text) {
         fake_node_announce_to(full[k], r.link);
     }
     cluster_add(w->cluster, 2, 4);
-    cluster_stop(w->cluster, 1);
+    cluster_kill(w->cluster, 1);
     cr_expect_eq(chain_fixture_try_steps(&r, 20, 40, 1), SN_OK, "%s", r.err.text);
     chain_fixture_close(&r);
     for (int k = 0; k < FULL; k++) fake_node_free(&full[k]);
@@ -343,7 +343,7 @@ Test(failover, a_node_restarted_with_other_keys_leaves_no_ghost) {
     int first = cluster_node_of_block(r.chain, 2);
     announce_dead(&r, sn_node_address(cluster_node(w->cluster, 3 - first)), 2, 4, ghost);
     announce_dead(&r, "dead:1", 2, 4, dead);
-    cluster_stop(w->cluster, first);
+    cluster_kill(w->cluster, first);
     cr_expect_eq(chain_fixture_try_steps(&r, 20, 40, 1), SN_OK, "%s", r.err.text);
     const sn_directory *directory = sn_link_directory(r.link);
     cr_expect_eq(sn_directory_find_expiry(directory, ghost), 0);
@@ -363,11 +363,11 @@ Test(failover, discovery_asks_others_at_once_when_no_joined_node_is_there) {
         REQUIRE(sn_link_discover(r.link, NULL, TIMEOUT_MS, &err));
         sn_sleep_us(200000);
     }
-    cluster_stop(w->cluster, 0);
+    cluster_kill(w->cluster, 0);
     int64_t began_us = sn_now_us();
     cr_expect_eq(sn_link_discover(r.link, NULL, TIMEOUT_MS, &r.err), SN_OK, "%s", r.err.text);
     cr_expect_lt(sn_now_us() - began_us, 200000);
-    cluster_stop(w->cluster, 1);
+    cluster_kill(w->cluster, 1);
     cr_expect_eq(sn_link_discover(r.link, NULL, 1500, &r.err), SN_RETRY);
     cr_expect(strstr(r.err.text, "within 1.5 seconds") && strstr(r.err.text, "node0:1 was lost"), "%s", r.err.text);
     chain_fixture_close(&r);

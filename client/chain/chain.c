@@ -19,7 +19,7 @@
 
 enum {
     TIMEOUT_MS = 30000,
-    MAX_RETRIES = 3,
+    MAX_RETRIES = 16,
     DECODE_ROWS_MAX = 64 /* a step of at most so many rows is a token with its draft tokens, not a prompt */
 };
 

@@ -8,6 +8,7 @@
 #include "client/chain/chain_private.h" /* private: takes the connections of a chain away */
 
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <string.h>
 
 enum {
@@ -288,6 +289,50 @@ Test(failover, dead_nodes_end_no_opening) {
     chain_fixture_begin(&r, w);
     for (int k = 0; k < DEAD; k++) announce_dead(&r, k % 2 ? "dead:1" : "gone:1", 2, 4, id);
     cr_expect_eq(chain_fixture_try_open(&r, (sn_chain_options){0}), SN_OK, "%s", r.err.text);
+    chain_fixture_close(&r);
+    testbed_free(&w);
+}
+
+/* A node fails in the middle of a text, and each one that takes its place dies in the replay. */
+Test(failover, nodes_that_die_in_a_replay_end_no_text) {
+    enum { DYING = 5 };
+    testbed *w = testbed_of_halves(0);
+    chain_fixture r;
+    fake_node *dying[DYING];
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){.limits = {TIMEOUT_MS, 1, SN_PREFILL_DEPTH_MAX}}, NULL), SN_OK,
+                 "%s", r.err.text);
+    chain_fixture_steps(&r, 0, 20, 20);
+    for (int k = 0; k < DYING; k++) {
+        char address[32];
+        snprintf(address, sizeof address, "dying%d:1", k);
+        dying[k] = fake_node_new(w, address, 2, 4, FAKE_DIES);
+        fake_node_announce_to(dying[k], r.link);
+    }
+    cluster_kill(w->cluster, 1);
+    cluster_add(w->cluster, 2, 4);
+    cr_expect_eq(chain_fixture_try_steps(&r, 20, 40, 1), SN_OK, "%s", r.err.text);
+    chain_fixture_close(&r);
+    for (int k = 0; k < DYING; k++) fake_node_free(&dying[k]);
+    testbed_free(&w);
+}
+
+static void *restart_later(void *w) {
+    sn_sleep_us(3000000);
+    cluster_restart(((testbed *)w)->cluster, 1);
+    return NULL;
+}
+
+/* The only node of some blocks is gone, and comes back with its identity within the time of the step. */
+Test(failover, a_node_that_returns_is_used_at_once) {
+    testbed *w = testbed_of_halves(0);
+    chain_fixture r;
+    pthread_t restarting;
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
+    chain_fixture_steps(&r, 0, 20, 20);
+    cluster_kill(w->cluster, 1);
+    cr_assert_eq(pthread_create(&restarting, NULL, restart_later, w), 0);
+    cr_expect_eq(chain_fixture_try_steps(&r, 20, 40, 1), SN_OK, "%s", r.err.text);
+    pthread_join(restarting, NULL);
     chain_fixture_close(&r);
     testbed_free(&w);
 }

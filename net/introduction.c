@@ -98,8 +98,7 @@ static sn_status introducer_listen(sn_introducer *in, const char *bound, sn_err 
     if (status) return status;
     in->serve_fd = socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (at->ai_family == AF_INET6) setsockopt(in->serve_fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){0}, sizeof(int));
-    if (in->serve_fd < 0 || bind(in->serve_fd, at->ai_addr, at->ai_addrlen))
-    {
+    if (in->serve_fd < 0 || bind(in->serve_fd, at->ai_addr, at->ai_addrlen)) {
         int reason = errno;
         status = sn_fail(err, SN_REFUSED, "the UDP port of %s cannot be used (%s): choose another --listen address",
                          bound, strerror(reason));

@@ -379,8 +379,8 @@ static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_s
                 return sn_err_context(err, "blocks %d:%d were not passed within --timeout %.1f s, last", first, end,
                                       chain->options.limits.timeout_ms / 1e3);
             if (chain->call.retries < 0)
-                return sn_err_context(err, "blocks %d:%d: more nodes than --max-retries allows failed in a row, last", first,
-                                      end);
+                return sn_err_context(err, "blocks %d:%d: more nodes than --max-retries allows failed in a row, last",
+                                      first, end);
         }
         sn_err cause = *err, why;
         if (known && *i + failed < j && !sn_chain_promote_replica(chain, *i, j, *i + failed, from, &why)) continue;

@@ -29,7 +29,7 @@ typedef enum sn_chain_patience {
 /* What is left of the limits of the present call. */
 typedef struct sn_chain_call {
     int64_t deadline_us;
-    int retries; /* so many more nodes may fail in a row; -1: one too many has */
+    int retries;  /* so many more nodes may fail in a row; -1: one too many has */
     bool is_part; /* of a call that can do without: nodes that cannot be reached or open no session count, too */
 } sn_chain_call;
 

@@ -453,8 +453,8 @@ static sn_status chain_open_route(sn_chain *chain, const sn_route *route, sn_hop
     return status;
 }
 
-/* Each turn of the loop takes a node out of the next ones for seconds, and the search for others waits: it ends with the
- * call, or sooner where patience does. */
+/* Each turn of the loop takes a node out of the next ones for seconds, and the search for others waits: it ends with
+ * the call, or sooner where patience does. */
 sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_hop *hops, size_t *n,
                            sn_err *err) {
     int64_t began_us = sn_now_us();

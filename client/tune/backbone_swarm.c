@@ -234,7 +234,8 @@ static sn_status swarm_node_failed(swarm_backbone *s, const hop *h, const sn_err
     swarm_note_failure(s, h->node, address, h->first, h->end, cause.text);
     for (size_t i = 0; i < s->n_traversals; i++)
         if (!s->traversals[i].done) traversal_reset(&s->traversals[i]);
-    s->retries -= sn_link_is_connected(s->options.link, h->peer); /* of dead nodes each is tried once, while it is banned */
+    s->retries -=
+        sn_link_is_connected(s->options.link, h->peer); /* of dead nodes each is tried once, while it is banned */
     if (s->retries < 0) return sn_fail(err, SN_RETRY, "%s: %s (too many nodes failed)", address, cause.text);
     sn_status status = swarm_take_route(s, err);
     return status ? sn_err_context(err, "%s: %.160s; and then", address, cause.text) : SN_OK;

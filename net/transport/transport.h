@@ -40,8 +40,8 @@ typedef struct sn_event {
      * connecting, and messages sent meanwhile wait in the queue, until hang_up. A peer that becomes silent without
      * closing its connection is reported late or not at all. */
     bool lost;
-    /* Of an outage: the address that was dialled, where a program took the connection and did not prove the key that was
-     * expected of it: another one, as after a restart with new keys, or one that ends just now. Else empty. */
+    /* Of an outage: the address that was dialled, where a program took the connection and did not prove the key that
+     * was expected of it: another one, as after a restart with new keys, or one that ends just now. Else empty. */
     char other_at[SN_ADDRESS_MAX + 1];
     /* The connection of a peer that had dialled this transport, and had sent something, has ended: by its owner, by the
      * death of its program, or by a silence that the transport took for its death (err says which). Comes after the

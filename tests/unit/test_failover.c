@@ -241,8 +241,8 @@ Test(failover, reports_a_malformed_reply_when_there_is_no_other_node) {
     }
 }
 
-/* Announces a node that is there no longer, which any route prefers; *id: of it. The address is nobody's, or another
- * node's, as after a restart with new keys. */
+/* Announces a node that is there no longer, which any route prefers; *id: of it. No program listens at the address, or
+ * another node, as after a restart with new keys. */
 static void announce_dead(chain_fixture *r, const char *address, int first, int end, uint8_t id[SN_KEY_SIZE]) {
     sn_identity identity;
     sn_buf sealed;
@@ -369,8 +369,7 @@ Test(failover, an_opening_over_dead_nodes_only_ends_before_its_timeout) {
     chain_fixture_begin(&r, w);
     announce_dead(&r, "dead:1", 2, 4, id);
     int64_t began_us = sn_now_us();
-    sn_status status =
-        chain_fixture_try_open(&r, (sn_chain_options){.limits = {LONG_MS, 3, SN_PREFILL_DEPTH_MAX}});
+    sn_status status = chain_fixture_try_open(&r, (sn_chain_options){.limits = {LONG_MS, 3, SN_PREFILL_DEPTH_MAX}});
     expect_error_soon(status, &r, began_us, "a dead node");
     cr_expect_lt(sn_now_us() - began_us, (int64_t)LONG_MS * 500, "half of the time");
     cr_expect(strstr(r.err.text, "dead:1"), "%s", r.err.text);

@@ -94,7 +94,7 @@ Test(gossip_strangers, a_node_is_proven_by_its_own_key_and_for_ten_minutes) {
     flood_end(c);
 }
 
-/* Nobody else is told of it either. */
+/* No other node is told of it either. */
 Test(gossip_strangers, a_node_at_whose_address_another_key_speaks_is_forgotten) {
     protocol_swarm *c = flood_swarm();
     flood_bring(c, 1, 0, 1, false);

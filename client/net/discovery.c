@@ -1,9 +1,9 @@
-/* Discovery of nodes. It sends PEERS to every joined node as soon as its CURVE key is known (net/introduction.h), and, when none
- * answers soon, to a few nodes of the directory, since the joined nodes may be gone. A node that is too busy to answer
- * is asked again when it said, whatever others refuse (client/net/refusals.h). The first answer is enough. It begins
- * with that node itself and the nodes that it has proven: from a joined node, they count as proven here, too. Where the
- * answer says that there is more, a few further pages are read from a random place; nodes that the user named are asked
- * for by name or id. */
+/* Discovery of nodes. It sends PEERS to every joined node as soon as its CURVE key is known (net/introduction.h), and,
+ * when none answers soon, to a few nodes of the directory, since the joined nodes may be gone. A node that is too busy
+ * to answer is asked again when it said, whatever others refuse (client/net/refusals.h). The first answer is enough. It
+ * begins with that node itself and the nodes that it has proven: from a joined node, they count as proven here, too.
+ * Where the answer says that there is more, a few further pages are read from a random place; nodes that the user named
+ * are asked for by name or id. */
 #include "client/net/link_private.h"
 
 #include "base/clock.h"
@@ -185,7 +185,8 @@ static bool link_has_seed(const sn_link *link) {
 
 static sn_status link_fail_silence(const sn_link *link, int64_t waited_us, sn_err *err) {
     bool why = link->outage.status != SN_OK;
-    return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?%s%s%s",
+    return sn_fail(err, SN_RETRY,
+                   "no node answered at %s within %.1f seconds: is it running, and the address right?%s%s%s",
                    *link->joined ? link->joined : "any address (none was given: use --join)", (double)waited_us / 1e6,
                    why ? " (" : "", why ? link->outage.text : "", why ? ")" : "");
 }
@@ -214,8 +215,8 @@ static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_
         asked = link->n_seeds;
         sn_msg *msg = NULL;
         if (!status)
-            status =
-                sn_link_receive_reply(link, correlation_id, ask_again < deadline ? ask_again : deadline, &msg, &from, err);
+            status = sn_link_receive_reply(link, correlation_id, ask_again < deadline ? ask_again : deadline, &msg,
+                                           &from, err);
         if (!status && link_is_rejected(link))
             return sn_fail(err, SN_REFUSED, "%s: %s", link->joined, link->rejected.text);
         if (status || !msg) continue;

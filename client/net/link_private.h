@@ -22,12 +22,12 @@ struct sn_link {
     sn_seed seeds[LINK_SEEDS_MAX];
     sn_peer seed_peers[LINK_SEEDS_MAX]; /* 0: not dialled yet */
     struct {
-        bool answered;    /* it has sent a message */
-        bool asked_again; /* for its key, which may be another one than that of the seed */
-        int rejections;   /* of what it sent, bytes that are no message of this swarm */
-        sn_msg *late;     /* its list of nodes, which came after the discovery that asked for it; NULL: none */
+        bool answered;         /* it has sent a message */
+        bool asked_again;      /* for its key, which may be another one than that of the seed */
+        int rejections;        /* of what it sent, bytes that are no message of this swarm */
+        sn_msg *late;          /* its list of nodes, which came after the discovery that asked for it; NULL: none */
     } answers[LINK_SEEDS_MAX]; /* of the seeds */
-    uint64_t discovery;   /* correlation id of the discovery that is waiting; 0: none */
+    uint64_t discovery;        /* correlation id of the discovery that is waiting; 0: none */
     int64_t discovery_until_us;
     sn_refusals refusals;     /* of that discovery, or the newest one */
     size_t n_seeds, n_joined; /* n_joined: addresses given, of which those with a known key are seeds */

@@ -98,9 +98,12 @@ static sn_status introducer_listen(sn_introducer *in, const char *bound, sn_err 
     if (status) return status;
     in->serve_fd = socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (at->ai_family == AF_INET6) setsockopt(in->serve_fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){0}, sizeof(int));
-    if (in->serve_fd < 0 || bind(in->serve_fd, at->ai_addr, at->ai_addrlen))
+    if (in->serve_fd < 0 || bind(in->serve_fd, at->ai_addr, at->ai_addrlen)) {
+        int reason = errno;
         status = sn_fail(err, SN_REFUSED, "the UDP port of %s cannot be used (%s): choose another --listen address",
-                         bound, strerror(errno));
+                         bound, strerror(reason));
+        if (err && reason == EADDRINUSE) err->retry_after_ms = SN_PORT_RETRY_MS;
+    }
     freeaddrinfo(at);
     int bytes = RECEIVE_BUFFER;
     if (!status) setsockopt(in->serve_fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
@@ -351,6 +354,21 @@ sn_status sn_introducer_ask(sn_introducer *in, const char *address, sn_err *err)
     if (!status && new.answered) in->on_found(in->ctx); /* no question is needed */
     introducer_wake(in);
     return status;
+}
+
+void sn_introducer_ask_again(sn_introducer *in, const char *address) {
+    bool any = false;
+    pthread_mutex_lock(&in->lock);
+    for (query *q = in->queries; q < in->queries + in->n_queries; q++) {
+        if (!q->taken || q->pinned || strcmp(q->numeric[0], address) != 0) continue;
+        q->answered = q->taken = false;
+        q->tries = 0;
+        q->next_us = 0;
+        sn_random(q->nonce, sizeof q->nonce);
+        any = true;
+    }
+    pthread_mutex_unlock(&in->lock);
+    if (any) introducer_wake(in);
 }
 
 bool sn_introducer_next(sn_introducer *in, char address[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE]) {

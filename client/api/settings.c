@@ -20,7 +20,7 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
                    .route_seed = SN_INT_UNSET,                                                                         \
                    .reroute_every_ms = 20000,                                                                          \
                    .timeout_ms = 30000,                                                                                \
-                   .max_retries = 3,                                                                                   \
+                   .max_retries = 16,                                                                                  \
                    .prefill_depth = SN_PREFILL_DEPTH_MAX,                                                              \
                    .kv_dtype = SN_KV_F32,                                                                              \
                    .wire_dtype = SN_F32,                                                                               \
@@ -113,7 +113,8 @@ static const sn_option chain_options[] = {
                 "keep a KV replica of each session at another node, so that the failure of a node needs no replay of "
                 "the tokens"),
     SN_OPT_INT("max-retries", "N", &sn_program_settings.common.max_retries, 0, 1000,
-               "failed nodes in a row that are replaced before the command fails, within --timeout"),
+               "nodes in a row that may fail although they are there, by a wrong answer or none, before the command "
+               "fails; those that are gone do not count: --timeout bounds the whole"),
     SN_OPT_INT("prefill-depth", "N", &sn_program_settings.common.prefill_depth, 0, SN_PREFILL_DEPTH_MAX,
                "chunks of a long prompt that may wait at a node while it computes another; 0: one chunk at a time"),
     SN_OPT_ENUM("kv-dtype", &sn_program_settings.common.kv_dtype, sn_kv_dtype_words,

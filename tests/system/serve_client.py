@@ -403,5 +403,38 @@ def crowd(url, ready):
     wait_metric(url, "running", 0)
 
 
+def answered(url):
+    """One answer of a tiny model."""
+    post(url, "/v1/completions", prompt=[1, 40, 41], max_tokens=20, temperature=0, ignore_eos=True)
+
+
+def while_nodes_die(url, stop):
+    """Answers of several clients, one after the other, until the file `stop` is there: none fails, and each is the first one
+    again. For a tiny model: prompts are token ids."""
+    prompts = [[1, 40 + i, 41] for i in range(3)]
+    request = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    alone = [post(url, "/v1/completions", prompt=p, **request)["choices"][0]["text"] for p in prompts]
+    wrong, counts = [], [0] * 3
+
+    def ask(i):
+        try:
+            while not os.path.exists(stop):
+                got = post(url, "/v1/completions", prompt=prompts[i], **request)["choices"][0]["text"]
+                assert got == alone[i], (got, alone[i])
+                counts[i] += 1
+        except BaseException as e:
+            wrong.append(repr(e))
+
+    threads = [threading.Thread(target=ask, args=[i]) for i in range(3)]
+    for t in threads:
+        t.start()
+    with open(stop + ".begun", "w"):
+        pass
+    for t in threads:
+        t.join()
+    assert not wrong, wrong
+    print(sum(counts), "answers")
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -405,7 +405,7 @@ static bool compare_arrays(sn_shaper *s, const sn_shape *a, const sn_shape *b) {
 }
 
 static bool compare_shapes(sn_shaper *s, const sn_shape *a, const sn_shape *b) {
-    if (!sn_grammar_work(s->g, 1) || a->type != b->type) return true;
+    if (a->type != b->type) return true;
     if (a->constant || b->constant)
         return (a->constant ? fits(a->constant, b) : fits(b->constant, a)) == FITS_NOT;
     if ((a->most >= 0 && b->least > a->most) || (b->most >= 0 && a->least > b->most)) return true;
@@ -418,6 +418,7 @@ static bool compare_shapes(sn_shaper *s, const sn_shape *a, const sn_shape *b) {
 }
 
 static bool compare_lists(sn_shaper *s, const sn_shapes *a, const sn_shapes *b) {
+    if (!sn_grammar_work(s->g, 1 + a->n * b->n)) return false;
     if ((a->any && (b->any || b->n)) || (b->any && a->n)) return false;
     for (size_t i = 0; i < a->n; i++)
         for (size_t k = 0; k < b->n && !failed(s); k++)
@@ -446,7 +447,7 @@ static void free_alternatives(sn_shapes *each, size_t n) {
 
 static bool all_are_disjoint(sn_shaper *s, const sn_shapes *each, size_t n) {
     for (size_t i = 0; i < n; i++)
-        for (size_t k = 0; k < i && sn_grammar_work(s->g, 1); k++)
+        for (size_t k = 0; k < i; k++)
             if (!compare_lists(s, &each[i], &each[k])) return false;
     return true;
 }

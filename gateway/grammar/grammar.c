@@ -1,8 +1,8 @@
 /* A grammar's program, and running it: sets of places become numbered states with tables of their successors.
  *
- * What is counted is unrolled, so each count has states of its own. Most texts meet few of them, one for each byte; it is
- * masks that look at all tokens. A node of a repeat that is far from its end names one that stands for it (alike), and
- * so do stacks and states made of such nodes: one mask serves all counts but the last ones. */
+ * What is counted is unrolled, so each count has states of its own. Most texts meet few of them, one for each byte; it
+ * is masks that look at all tokens. A node of a repeat that is far from its end names one that stands for it (alike),
+ * and so do stacks and states made of such nodes: one mask serves all counts but the last ones. */
 #include "gateway/grammar/grammar_private.h"
 
 #include "base/mem.h"
@@ -151,7 +151,8 @@ int sn_add_repeat(sn_grammar *g, int rule, int least, int most, int next) {
         if (g->failed.status) return SN_END;
         g->nodes[at].next = element;
     }
-    for (int i = 1; i <= most - least; i++) at = add_counted(g, sn_add_split(g, sn_add_call(g, rule, at), next), i, &alike);
+    for (int i = 1; i <= most - least; i++)
+        at = add_counted(g, sn_add_split(g, sn_add_call(g, rule, at), next), i, &alike);
     for (int i = 1; i <= least; i++) at = add_counted(g, sn_add_call(g, rule, at), i, &alike);
     return at;
 }

@@ -30,7 +30,8 @@ enum {
 };
 
 /* The texts that are JSON for this schema, compact or with a little white space, members in the order of the schema's
- * properties, and others where the schema says so. `true` and {} stand for any JSON. docs/SERVER.md lists the keywords. */
+ * properties, and others where the schema says so. `true` and {} stand for any JSON. docs/SERVER.md lists the keywords.
+ */
 sn_status sn_grammar_from_schema(const json_t *schema, sn_grammar **out, sn_err *err) SN_MUST_USE;
 void sn_grammar_free(sn_grammar **grammar); /* accepts NULL */
 

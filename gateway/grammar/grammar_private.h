@@ -95,9 +95,10 @@ typedef struct sn_limit {
     bool negative, given, out;                              /* out: the limit itself is excluded */
 } sn_limit;
 
-/* JSON numbers from low to high, each if it is given (number.c). Their texts have a bounded length: 18 digits before the
- * point, and with a fraction 15 digits that count, as many as a double tells apart. So a text is within limits exactly
- * when the double that programs read from it is. Exponents, of two digits, stand where nothing limits the number. */
+/* JSON numbers from low to high, each if it is given (number.c). Their texts have a bounded length: 18 digits before
+ * the point, and with a fraction 15 digits that count, as many as a double tells apart. So a text is within limits
+ * exactly when the double that programs read from it is. Exponents, of two digits, stand where nothing limits the
+ * number. */
 typedef struct sn_number_range {
     sn_limit low, high;
     bool integer;

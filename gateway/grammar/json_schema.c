@@ -1,7 +1,7 @@
 /* JSON schemas (draft 2020-12) as grammars. Each keyword is kept exactly, only describes, or is refused: a grammar
- * never accepts JSON that the schema does not. It may accept less: members come in the order of "properties", others only
- * where "additionalProperties" asks for them or no member is named, and keys of those are written without escapes; white
- * space is short, and so are numbers.
+ * never accepts JSON that the schema does not. It may accept less: members come in the order of "properties", others
+ * only where "additionalProperties" asks for them or no member is named, and keys of those are written without escapes;
+ * white space is short, and so are numbers.
  *
  * A schema becomes its shapes (shape_private.h), and each shape the nodes of its type. A schema inside of a value is a
  * rule, made once, so that schemas may contain themselves. */
@@ -88,7 +88,7 @@ static const struct {
     {"email", "^[A-Za-z0-9_+-]+(\\.[A-Za-z0-9_+-]+){0,8}@" LABEL "(\\." LABEL "){1,8}$"},
 };
 
-static int add_string(compiler *c, const sn_shape *x, int next) {
+static int add_string(compiler *c, const sn_json_shape *x, int next) {
     const char *pattern = x->pattern, *format = x->format;
     const bool counted = x->least > 0 || x->most >= 0;
     if ((pattern || format) && (counted || (pattern && format)))
@@ -110,7 +110,7 @@ static int add_space(compiler *c, int next) { return sn_add_call(c->g, c->space,
 static int add_comma(compiler *c, int next) { return add_text(c, ",", add_space(c, next)); }
 
 /* The first elements one by one, the rest as a repeat. */
-static int add_array(compiler *c, const sn_shape *x, int next) {
+static int add_array(compiler *c, const sn_json_shape *x, int next) {
     const int n_prefix = (int)json_array_size(x->prefix), most = x->most;
     const int close = add_text(c, "]", next), end = add_space(c, close);
     int head = n_prefix > 1 ? n_prefix : 1;
@@ -176,7 +176,6 @@ static int add_other_key(compiler *c, const key_names *equal, int next) {
     return may_end ? sn_add_split(c->g, next, at) : at;
 }
 
-
 static int add_colon(compiler *c, int next) {
     return add_text(c, ":", sn_add_split(c->g, next, add_text(c, " ", next)));
 }
@@ -198,7 +197,7 @@ typedef struct members {
     int n;
 } members;
 
-static void add_name(compiler *c, const sn_shape *x, const char *key, members *to) {
+static void add_name(compiler *c, const sn_json_shape *x, const char *key, members *to) {
     const json_t *schema = json_object_get(x->properties, key);
     if (to->n == MEMBERS_MAX) {
         sn_grammar_fail(c->g, SN_REFUSED, "the schema has an object with more than %d properties", MEMBERS_MAX);
@@ -209,7 +208,7 @@ static void add_name(compiler *c, const sn_shape *x, const char *key, members *t
     to->rules[to->n++] = make_member_rule(c, key, schema ? schema : x->additional);
 }
 
-static void name_members(compiler *c, const sn_shape *x, members *out) {
+static void name_members(compiler *c, const sn_json_shape *x, members *out) {
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)x->properties, key, value) {
@@ -223,7 +222,7 @@ static void name_members(compiler *c, const sn_shape *x, members *out) {
 }
 
 /* A rule for a member that has no name; -1: there may be none. */
-static int make_other_rule(compiler *c, const sn_shape *x, const members *named) {
+static int make_other_rule(compiler *c, const sn_json_shape *x, const members *named) {
     if (json_is_false(x->additional) || (!x->additional && named->n)) return -1;
     const int value = sn_add_call(c->g, rule_of(c, x->additional), SN_END), rule = sn_add_rule(c->g);
     const int key = add_other_key(c, &named->names, add_text(c, "\"", add_colon(c, value)));
@@ -244,7 +243,7 @@ static object_tail add_member(compiler *c, int rule, bool required, object_tail 
 }
 
 /* Built from its end: others, and before them each named member. */
-static int add_object(compiler *c, const sn_shape *x, int next) {
+static int add_object(compiler *c, const sn_json_shape *x, int next) {
     members *named = NULL;
     if (sn_calloc(&named, 1, sizeof *named, NULL)) return no_memory(c);
     name_members(c, x, named);
@@ -264,7 +263,7 @@ static int add_object(compiler *c, const sn_shape *x, int next) {
 
 /* -- schemas -- */
 
-static int add_shape(compiler *c, const sn_shape *x, int next) {
+static int add_shape(compiler *c, const sn_json_shape *x, int next) {
     if (x->constant) return add_value(c, x->constant, next);
     switch (x->type) {
     case SN_SHAPE_OBJECT:
@@ -283,12 +282,12 @@ static int add_shape(compiler *c, const sn_shape *x, int next) {
 }
 
 static int add_shapes(compiler *c, const json_t *schema, int next) {
-    sn_shapes shapes;
-    if (!sn_shapes_init(&c->shaper, schema, &shapes)) return SN_END;
+    sn_json_shapes shapes;
+    if (!sn_json_shapes_init(&c->shaper, schema, &shapes)) return SN_END;
     int at = shapes.any ? sn_add_call(c->g, c->value, next) : sn_add_fail(c->g);
     for (size_t i = shapes.n; i-- > 0 && !shapes.any && !failed(c);)
         at = sn_add_split(c->g, add_shape(c, &shapes.at[i], next), at);
-    sn_shapes_fini(&shapes);
+    sn_json_shapes_fini(&shapes);
     return at;
 }
 
@@ -343,7 +342,7 @@ static void make_rules(compiler *c) {
     c->value = sn_add_rule(g);
     int any = sn_add_fail(g);
     for (int type = 0; type < SN_SHAPE_TYPES; type++) {
-        const sn_shape shape = {.type = (sn_shape_type)type, .most = -1};
+        const sn_json_shape shape = {.type = (sn_json_shape_type)type, .most = -1};
         any = sn_add_split(g, any, add_shape(c, &shape, SN_END));
     }
     sn_set_rule(g, c->value, any);

@@ -10,7 +10,19 @@ int sn_schema_refuse(sn_grammar *g, const char *keyword) {
 }
 
 /* What a keyword's value must be. */
-typedef enum value_kind { ANYTHING, TEXT, FLAG, NUMBER, COUNT, TYPES, NAMES, VALUES, SCHEMA, SCHEMAS, MEMBERS } value_kind;
+typedef enum value_kind {
+    ANYTHING,
+    TEXT,
+    FLAG,
+    NUMBER,
+    COUNT,
+    TYPES,
+    NAMES,
+    VALUES,
+    SCHEMA,
+    SCHEMAS,
+    MEMBERS
+} value_kind;
 static const struct {
     const char *name;
     value_kind kind;
@@ -114,12 +126,14 @@ const char *sn_schema_check(sn_shaper *s, const json_t *schema, size_t *n) {
             return NULL;
         }
         if (!fits_kind(value, keywords[i].kind)) {
-            sn_grammar_fail(s->g, SN_REFUSED, "the schema's \"%s\" has a value that it cannot have: see JSON Schema", key);
+            sn_grammar_fail(s->g, SN_REFUSED, "the schema's \"%s\" has a value that it cannot have: see JSON Schema",
+                            key);
             return NULL;
         }
         if (keywords[i].kind == COUNT && json_integer_value(value) > SN_COUNT_MAX) {
-            sn_grammar_fail(s->g, SN_REFUSED, "the schema's \"%s\" is above %d, which is the most: lower it, or leave it out",
-                            key, SN_COUNT_MAX);
+            sn_grammar_fail(s->g, SN_REFUSED,
+                            "the schema's \"%s\" is above %d, which is the most: lower it, or leave it out", key,
+                            SN_COUNT_MAX);
             return NULL;
         }
         if (keywords[i].describes) continue;

@@ -27,9 +27,9 @@ void sn_shaper_fini(sn_shaper *s) {
     json_decref(s->joined);
 }
 
-void sn_shapes_fini(sn_shapes *shapes) {
+void sn_json_shapes_fini(sn_json_shapes *shapes) {
     free(shapes->at);
-    *shapes = (sn_shapes){0};
+    *shapes = (sn_json_shapes){0};
 }
 
 /* Takes a value that lives until the end; NULL: memory was out. */
@@ -39,11 +39,11 @@ static json_t *keep(sn_shaper *s, json_t *value) {
     return NULL;
 }
 
-static void add_shape(sn_shaper *s, sn_shapes *to, const sn_shape *shape) {
+static void add_shape(sn_shaper *s, sn_json_shapes *to, const sn_json_shape *shape) {
     if (!sn_grammar_work(s->g, 1)) return;
     if (to->n == to->capacity) {
         const size_t wanted = to->capacity ? 2 * to->capacity : 8;
-        sn_shape *grown = realloc(to->at, wanted * sizeof *grown);
+        sn_json_shape *grown = realloc(to->at, wanted * sizeof *grown);
         if (!grown) {
             no_memory(s);
             return;
@@ -137,8 +137,8 @@ static int get_count(const json_t *schema, const char *keyword, int otherwise) {
     return value ? (int)json_integer_value(value) : otherwise;
 }
 
-static void add_type(sn_shaper *s, const json_t *schema, sn_shape_type type, bool integer, sn_shapes *to) {
-    sn_shape x = {.type = type, .most = -1};
+static void add_type(sn_shaper *s, const json_t *schema, sn_json_shape_type type, bool integer, sn_json_shapes *to) {
+    sn_json_shape x = {.type = type, .most = -1};
     const json_t *required = json_object_get(schema, "required");
     json_t *keys;
     switch (type) {
@@ -172,10 +172,10 @@ static void add_type(sn_shaper *s, const json_t *schema, sn_shape_type type, boo
 }
 
 /* The types that the schema may be; when it names none, all of them, for which its other keywords count or not. */
-static void add_types(sn_shaper *s, const json_t *schema, sn_shapes *to) {
+static void add_types(sn_shaper *s, const json_t *schema, sn_json_shapes *to) {
     const json_t *type = json_object_get(schema, "type");
     size_t n = json_is_array(type) ? json_array_size(type) : 1;
-    for (int t = 0; t < SN_SHAPE_TYPES && !type; t++) add_type(s, schema, (sn_shape_type)t, false, to);
+    for (int t = 0; t < SN_SHAPE_TYPES && !type; t++) add_type(s, schema, (sn_json_shape_type)t, false, to);
     for (size_t i = 0; type && i < n; i++) {
         const char *name = json_string_value(json_is_array(type) ? json_array_get(type, i) : type);
         bool integer = !strcmp(name, "integer");
@@ -184,7 +184,7 @@ static void add_types(sn_shaper *s, const json_t *schema, sn_shapes *to) {
         if (t == SN_SHAPE_TYPES)
             sn_grammar_fail(s->g, SN_REFUSED, "the schema has a type \"%.40s\", which JSON does not", name);
         else
-            add_type(s, schema, (sn_shape_type)t, integer, to);
+            add_type(s, schema, (sn_json_shape_type)t, integer, to);
     }
 }
 
@@ -211,12 +211,12 @@ static json_t *schema_of_constant(const json_t *value) {
                      "additionalProperties", 0);
 }
 
-static void add_constant(sn_shaper *s, const json_t *value, sn_shapes *to) {
-    static const sn_shape_type types[] = {[JSON_OBJECT] = SN_SHAPE_OBJECT,   [JSON_ARRAY] = SN_SHAPE_ARRAY,
-                                          [JSON_STRING] = SN_SHAPE_STRING,   [JSON_INTEGER] = SN_SHAPE_NUMBER,
-                                          [JSON_REAL] = SN_SHAPE_NUMBER,     [JSON_TRUE] = SN_SHAPE_BOOLEAN,
-                                          [JSON_FALSE] = SN_SHAPE_BOOLEAN,   [JSON_NULL] = SN_SHAPE_NULL};
-    sn_shape x = {.type = types[json_typeof(value)], .most = -1, .constant = json_is_null(value) ? NULL : value};
+static void add_constant(sn_shaper *s, const json_t *value, sn_json_shapes *to) {
+    static const sn_json_shape_type types[] = {
+        [JSON_OBJECT] = SN_SHAPE_OBJECT,  [JSON_ARRAY] = SN_SHAPE_ARRAY, [JSON_STRING] = SN_SHAPE_STRING,
+        [JSON_INTEGER] = SN_SHAPE_NUMBER, [JSON_REAL] = SN_SHAPE_NUMBER, [JSON_TRUE] = SN_SHAPE_BOOLEAN,
+        [JSON_FALSE] = SN_SHAPE_BOOLEAN,  [JSON_NULL] = SN_SHAPE_NULL};
+    sn_json_shape x = {.type = types[json_typeof(value)], .most = -1, .constant = json_is_null(value) ? NULL : value};
     if (json_is_object(value) || json_is_array(value)) {
         if (!sn_grammar_work(s->g, 1 + json_object_size(value) + json_array_size(value))) return;
         const json_t *schema = keep(s, schema_of_constant(value));
@@ -228,7 +228,7 @@ static void add_constant(sn_shaper *s, const json_t *value, sn_shapes *to) {
     add_shape(s, to, &x);
 }
 
-static void add_constants(sn_shaper *s, const json_t *schema, const char *keyword, sn_shapes *to) {
+static void add_constants(sn_shaper *s, const json_t *schema, const char *keyword, sn_json_shapes *to) {
     const json_t *value = json_object_get(schema, keyword);
     if (!strcmp(keyword, "const")) add_constant(s, value, to);
     for (size_t i = 0; strcmp(keyword, "const") && i < json_array_size(value); i++)
@@ -246,7 +246,7 @@ static int characters(const json_t *string) {
     return n;
 }
 
-static fitting fits(const json_t *constant, const sn_shape *x) {
+static fitting fits(const json_t *constant, const sn_json_shape *x) {
     if (x->constant) return json_equal(constant, x->constant) ? FITS : FITS_NOT;
     if (json_is_string(constant)) {
         int n = characters(constant);
@@ -263,7 +263,7 @@ static fitting fits(const json_t *constant, const sn_shape *x) {
     return sn_number_range_is_empty(&range) ? FITS_NOT : FITS;
 }
 
-static void join_strings(sn_shaper *s, sn_shape *to, const sn_shape *other) {
+static void join_strings(sn_shaper *s, sn_json_shape *to, const sn_json_shape *other) {
     if ((to->pattern && other->pattern && strcmp(to->pattern, other->pattern)) ||
         (to->format && other->format && strcmp(to->format, other->format)))
         sn_grammar_fail(s->g, SN_REFUSED,
@@ -272,8 +272,8 @@ static void join_strings(sn_shaper *s, sn_shape *to, const sn_shape *other) {
     if (!to->format) to->format = other->format;
 }
 
-static void join_arrays(sn_shaper *s, sn_shape *to, const sn_shape *other) {
-    const sn_shape mine = *to;
+static void join_arrays(sn_shaper *s, sn_json_shape *to, const sn_json_shape *other) {
+    const sn_json_shape mine = *to;
     const size_t n_mine = json_array_size(mine.prefix), n_other = json_array_size(other->prefix);
     const size_t n = n_mine > n_other ? n_mine : n_other;
     json_t *prefix = n ? keep(s, json_array()) : NULL;
@@ -288,13 +288,13 @@ static void join_arrays(sn_shaper *s, sn_shape *to, const sn_shape *other) {
 }
 
 /* The schema of a member; NULL: any value fits. */
-static const json_t *member_schema(const sn_shape *object, const char *key) {
+static const json_t *member_schema(const sn_json_shape *object, const char *key) {
     const json_t *schema = json_object_get(object->properties, key);
     return schema ? schema : object->additional;
 }
 
-static void join_objects(sn_shaper *s, sn_shape *to, const sn_shape *other) {
-    const sn_shape mine = *to, *both[] = {&mine, other};
+static void join_objects(sn_shaper *s, sn_json_shape *to, const sn_json_shape *other) {
+    const sn_json_shape mine = *to, *both[] = {&mine, other};
     const char *key;
     json_t *value, *properties = NULL, *required;
     if (!sn_grammar_work(s->g, json_object_size(mine.properties) + json_object_size(other->properties) +
@@ -320,12 +320,13 @@ static void join_objects(sn_shaper *s, sn_shape *to, const sn_shape *other) {
 }
 
 /* Adds what fits both. */
-static void join_shapes(sn_shaper *s, const sn_shape *a, const sn_shape *b, sn_shapes *to) {
-    sn_shape x = *a;
+static void join_shapes(sn_shaper *s, const sn_json_shape *a, const sn_json_shape *b, sn_json_shapes *to) {
+    sn_json_shape x = *a;
     if (!sn_grammar_work(s->g, 1) || a->type != b->type) return;
     if (a->constant || b->constant) {
         fitting f = a->constant ? fits(a->constant, b) : fits(b->constant, a);
-        if (f == MAY_FIT) sn_schema_refuse(s->g, json_is_string(a->constant ? a->constant : b->constant) ? "pattern" : "enum");
+        if (f == MAY_FIT)
+            sn_schema_refuse(s->g, json_is_string(a->constant ? a->constant : b->constant) ? "pattern" : "enum");
         if (f == FITS) add_shape(s, to, a->constant ? a : b);
         return;
     }
@@ -339,9 +340,9 @@ static void join_shapes(sn_shaper *s, const sn_shape *a, const sn_shape *b, sn_s
 }
 
 /* Adds what fits both lists to a third. */
-static void join_lists(sn_shaper *s, const sn_shapes *a, const sn_shapes *b, sn_shapes *to) {
+static void join_lists(sn_shaper *s, const sn_json_shapes *a, const sn_json_shapes *b, sn_json_shapes *to) {
     if (a->any || b->any) {
-        const sn_shapes *other = a->any ? b : a;
+        const sn_json_shapes *other = a->any ? b : a;
         to->any |= other->any;
         for (size_t i = 0; i < other->n; i++) add_shape(s, to, &other->at[i]);
         return;
@@ -351,50 +352,51 @@ static void join_lists(sn_shaper *s, const sn_shapes *a, const sn_shapes *b, sn_
 }
 
 /* *list becomes what fits it and `other`, which is freed. */
-static void restrict_to(sn_shaper *s, sn_shapes *list, sn_shapes *other) {
-    sn_shapes out = {0};
+static void restrict_to(sn_shaper *s, sn_json_shapes *list, sn_json_shapes *other) {
+    sn_json_shapes out = {0};
     join_lists(s, list, other, &out);
-    sn_shapes_fini(list);
-    sn_shapes_fini(other);
+    sn_json_shapes_fini(list);
+    sn_json_shapes_fini(other);
     *list = out;
 }
 
 /* -- comparing shapes -- */
 
-static bool compare_lists(sn_shaper *s, const sn_shapes *a, const sn_shapes *b);
+static bool compare_lists(sn_shaper *s, const sn_json_shapes *a, const sn_json_shapes *b);
 
 /* Whether no value fits both schemas, as far as it is seen. */
 static bool compare_schemas(sn_shaper *s, const json_t *a, const json_t *b) {
-    sn_shapes x = {0}, y = {0};
+    sn_json_shapes x = {0}, y = {0};
     if (json_is_false(a) || json_is_false(b)) return true;
     if (is_any(a) || is_any(b) || s->depth > COMPARED_DEPTH_MAX) return false;
     s->depth++;
-    bool disjoint = sn_shapes_init(s, a, &x) && sn_shapes_init(s, b, &y) && compare_lists(s, &x, &y);
+    bool disjoint = sn_json_shapes_init(s, a, &x) && sn_json_shapes_init(s, b, &y) && compare_lists(s, &x, &y);
     s->depth--;
-    sn_shapes_fini(&x);
-    sn_shapes_fini(&y);
+    sn_json_shapes_fini(&x);
+    sn_json_shapes_fini(&y);
     return disjoint;
 }
 
 /* By a member that both must have, or that one must and the other may not. */
-static bool compare_objects(sn_shaper *s, const sn_shape *a, const sn_shape *b) {
-    const sn_shape *both[] = {a, b};
+static bool compare_objects(sn_shaper *s, const sn_json_shape *a, const sn_json_shape *b) {
+    const sn_json_shape *both[] = {a, b};
     const char *key;
     json_t *value;
     for (int i = 0; i < 2; i++) {
-        const sn_shape *other = both[1 - i];
+        const sn_json_shape *other = both[1 - i];
         json_object_foreach((json_t *)both[i]->required, key, value) {
             if (!sn_grammar_work(s->g, 1)) return true;
             const json_t *theirs = member_schema(other, key);
             if (json_is_false(theirs)) return true;
-            if (!i && json_object_get(other->required, key) && compare_schemas(s, member_schema(a, key), theirs)) return true;
+            if (!i && json_object_get(other->required, key) && compare_schemas(s, member_schema(a, key), theirs))
+                return true;
         }
     }
     return false;
 }
 
 /* By an element that both must have. */
-static bool compare_arrays(sn_shaper *s, const sn_shape *a, const sn_shape *b) {
+static bool compare_arrays(sn_shaper *s, const sn_json_shape *a, const sn_json_shape *b) {
     size_t n = json_array_size(a->prefix) > json_array_size(b->prefix) ? json_array_size(a->prefix)
                                                                        : json_array_size(b->prefix);
     for (size_t i = 0; i <= n && (int)i < a->least && (int)i < b->least; i++) {
@@ -404,10 +406,9 @@ static bool compare_arrays(sn_shaper *s, const sn_shape *a, const sn_shape *b) {
     return false;
 }
 
-static bool compare_shapes(sn_shaper *s, const sn_shape *a, const sn_shape *b) {
+static bool compare_shapes(sn_shaper *s, const sn_json_shape *a, const sn_json_shape *b) {
     if (a->type != b->type) return true;
-    if (a->constant || b->constant)
-        return (a->constant ? fits(a->constant, b) : fits(b->constant, a)) == FITS_NOT;
+    if (a->constant || b->constant) return (a->constant ? fits(a->constant, b) : fits(b->constant, a)) == FITS_NOT;
     if ((a->most >= 0 && b->least > a->most) || (b->most >= 0 && a->least > b->most)) return true;
     sn_number_range numbers = a->numbers;
     sn_number_range_join(&numbers, &b->numbers);
@@ -417,7 +418,7 @@ static bool compare_shapes(sn_shaper *s, const sn_shape *a, const sn_shape *b) {
                                        : false;
 }
 
-static bool compare_lists(sn_shaper *s, const sn_shapes *a, const sn_shapes *b) {
+static bool compare_lists(sn_shaper *s, const sn_json_shapes *a, const sn_json_shapes *b) {
     if (!sn_grammar_work(s->g, 1 + a->n * b->n)) return false;
     if ((a->any && (b->any || b->n)) || (b->any && a->n)) return false;
     for (size_t i = 0; i < a->n; i++)
@@ -429,23 +430,23 @@ static bool compare_lists(sn_shaper *s, const sn_shapes *a, const sn_shapes *b) 
 /* -- alternatives -- */
 
 /* The shapes of each alternative within `list`; freed with free_alternatives. NULL: building has failed. */
-static sn_shapes *make_alternatives(sn_shaper *s, const sn_shapes *list, const json_t *parts) {
-    sn_shapes *each = NULL;
+static sn_json_shapes *make_alternatives(sn_shaper *s, const sn_json_shapes *list, const json_t *parts) {
+    sn_json_shapes *each = NULL;
     if (sn_calloc(&each, json_array_size(parts) + 1, sizeof *each, NULL)) no_memory(s);
     for (size_t i = 0; each && i < json_array_size(parts) && !failed(s); i++) {
-        sn_shapes part = {0};
-        if (sn_shapes_init(s, json_array_get(parts, i), &part)) join_lists(s, list, &part, &each[i]);
-        sn_shapes_fini(&part);
+        sn_json_shapes part = {0};
+        if (sn_json_shapes_init(s, json_array_get(parts, i), &part)) join_lists(s, list, &part, &each[i]);
+        sn_json_shapes_fini(&part);
     }
     return each;
 }
 
-static void free_alternatives(sn_shapes *each, size_t n) {
-    for (size_t i = 0; each && i < n; i++) sn_shapes_fini(&each[i]);
+static void free_alternatives(sn_json_shapes *each, size_t n) {
+    for (size_t i = 0; each && i < n; i++) sn_json_shapes_fini(&each[i]);
     free(each);
 }
 
-static bool all_are_disjoint(sn_shaper *s, const sn_shapes *each, size_t n) {
+static bool all_are_disjoint(sn_shaper *s, const sn_json_shapes *each, size_t n) {
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < i; k++)
             if (!compare_lists(s, &each[i], &each[k])) return false;
@@ -453,20 +454,20 @@ static bool all_are_disjoint(sn_shaper *s, const sn_shapes *each, size_t n) {
 }
 
 bool sn_schemas_are_disjoint(sn_shaper *s, const json_t *schemas, bool *disjoint) {
-    const sn_shapes any = {.any = true};
+    const sn_json_shapes any = {.any = true};
     const size_t n = json_array_size(schemas);
-    sn_shapes *each = make_alternatives(s, &any, schemas);
+    sn_json_shapes *each = make_alternatives(s, &any, schemas);
     *disjoint = each && !failed(s) && all_are_disjoint(s, each, n);
     free_alternatives(each, n);
     return !failed(s);
 }
 
 /* *list becomes what fits it and an alternative. */
-static void choose(sn_shaper *s, const json_t *schema, const char *keyword, sn_shapes *list) {
+static void choose(sn_shaper *s, const json_t *schema, const char *keyword, sn_json_shapes *list) {
     const json_t *parts = json_object_get(schema, keyword);
     const size_t n = json_array_size(parts);
     if (!n || failed(s)) return;
-    sn_shapes *each = make_alternatives(s, list, parts), out = {0};
+    sn_json_shapes *each = make_alternatives(s, list, parts), out = {0};
     if (!strcmp(keyword, "oneOf") && each && !failed(s) && !all_are_disjoint(s, each, n))
         sn_grammar_fail(s->g, SN_REFUSED,
                         "the schema's \"oneOf\" has alternatives that one value may fit both: use \"anyOf\"");
@@ -475,19 +476,19 @@ static void choose(sn_shaper *s, const json_t *schema, const char *keyword, sn_s
         for (size_t k = 0; k < each[i].n; k++) add_shape(s, &out, &each[i].at[k]);
     }
     free_alternatives(each, n);
-    sn_shapes_fini(list);
+    sn_json_shapes_fini(list);
     *list = out;
 }
 
 /* -- schemas -- */
 
-static void restrict_to_schema(sn_shaper *s, sn_shapes *list, const json_t *schema) {
-    sn_shapes other = {0};
-    if (schema && sn_shapes_init(s, schema, &other)) restrict_to(s, list, &other);
-    sn_shapes_fini(&other);
+static void restrict_to_schema(sn_shaper *s, sn_json_shapes *list, const json_t *schema) {
+    sn_json_shapes other = {0};
+    if (schema && sn_json_shapes_init(s, schema, &other)) restrict_to(s, list, &other);
+    sn_json_shapes_fini(&other);
 }
 
-static void make_shapes(sn_shaper *s, const json_t *schema, sn_shapes *out) {
+static void make_shapes(sn_shaper *s, const json_t *schema, sn_json_shapes *out) {
     static const char *const elsewhere[] = {"enum", "const", "$ref", "allOf", "anyOf", "oneOf"};
     size_t n = 0, n_elsewhere = 0;
     sn_schema_check(s, schema, &n);
@@ -497,7 +498,7 @@ static void make_shapes(sn_shaper *s, const json_t *schema, sn_shapes *out) {
     out->any = n == n_elsewhere;
     if (!out->any) add_types(s, schema, out);
     for (int i = 0; i < 2; i++) {
-        sn_shapes constants = {0};
+        sn_json_shapes constants = {0};
         if (!json_object_get(schema, elsewhere[i])) continue;
         add_constants(s, schema, elsewhere[i], &constants);
         restrict_to(s, out, &constants);
@@ -509,8 +510,8 @@ static void make_shapes(sn_shaper *s, const json_t *schema, sn_shapes *out) {
     choose(s, schema, "oneOf", out);
 }
 
-bool sn_shapes_init(sn_shaper *s, const json_t *schema, sn_shapes *out) {
-    *out = (sn_shapes){.any = json_is_true(schema)};
+bool sn_json_shapes_init(sn_shaper *s, const json_t *schema, sn_json_shapes *out) {
+    *out = (sn_json_shapes){.any = json_is_true(schema)};
     if (failed(s) || json_is_boolean(schema)) return !failed(s);
     if (!json_is_object(schema)) {
         sn_grammar_fail(s->g, SN_REFUSED, "a schema is a JSON object, true or false");
@@ -521,6 +522,6 @@ bool sn_shapes_init(sn_shaper *s, const json_t *schema, sn_shapes *out) {
         make_shapes(s, schema, out);
         s->depth--;
     }
-    if (failed(s)) sn_shapes_fini(out);
+    if (failed(s)) sn_json_shapes_fini(out);
     return !failed(s);
 }

@@ -9,7 +9,7 @@
 
 #include "gateway/grammar/grammar_private.h"
 
-typedef enum sn_shape_type {
+typedef enum sn_json_shape_type {
     SN_SHAPE_OBJECT,
     SN_SHAPE_ARRAY,
     SN_SHAPE_STRING,
@@ -17,28 +17,28 @@ typedef enum sn_shape_type {
     SN_SHAPE_BOOLEAN,
     SN_SHAPE_NULL,
     SN_SHAPE_TYPES,
-} sn_shape_type;
+} sn_json_shape_type;
 
 enum { SN_COUNT_MAX = 1 << 15 }; /* characters or elements that a schema may count to */
 
 /* Schemas inside are NULL where there is none. All is borrowed from the root or the shaper. */
-typedef struct sn_shape {
-    sn_shape_type type;
-    const json_t *constant;  /* the one string, number or boolean that fits */
-    sn_number_range numbers; /* numbers */
+typedef struct sn_json_shape {
+    sn_json_shape_type type;
+    const json_t *constant;       /* the one string, number or boolean that fits */
+    sn_number_range numbers;      /* numbers */
     const char *pattern, *format; /* strings */
     int least, most;              /* strings: characters; arrays: elements; most -1: no limit */
     const json_t *prefix, *items; /* arrays: a list of schemas, and that of the elements behind them */
     const json_t *properties;     /* objects: schemas by key */
     const json_t *required;       /* an object with the keys that must be there */
     const json_t *additional;     /* schema of other members */
-} sn_shape;
+} sn_json_shape;
 
-typedef struct sn_shapes {
-    sn_shape *at; /* heap, (n) */
+typedef struct sn_json_shapes {
+    sn_json_shape *at; /* heap, (n) */
     size_t n, capacity;
     bool any; /* all values fit */
-} sn_shapes;
+} sn_json_shapes;
 
 typedef struct sn_shaper {
     sn_grammar *g;
@@ -52,13 +52,13 @@ bool sn_shaper_init(sn_shaper *s, sn_grammar *g, const json_t *root); /* false: 
 void sn_shaper_fini(sn_shaper *s);
 
 /* Both return false when building has failed. */
-bool sn_shapes_init(sn_shaper *s, const json_t *schema, sn_shapes *out);
+bool sn_json_shapes_init(sn_shaper *s, const json_t *schema, sn_json_shapes *out);
 /* Whether no value fits two of the schemas of a list. */
 bool sn_schemas_are_disjoint(sn_shaper *s, const json_t *schemas, bool *disjoint);
-void sn_shapes_fini(sn_shapes *shapes);
+void sn_json_shapes_fini(sn_json_shapes *shapes);
 
-/* The keyword that constrains, if a schema has just one, NULL: it has none or more. Building fails for a keyword that is
- * not supported, or has a value that it cannot have. *n: how many there are. */
+/* The keyword that constrains, if a schema has just one, NULL: it has none or more. Building fails for a keyword that
+ * is not supported, or has a value that it cannot have. *n: how many there are. */
 const char *sn_schema_check(sn_shaper *s, const json_t *schema, size_t *n);
 /* What "$ref" names; NULL: building has failed. */
 const json_t *sn_schema_target(sn_shaper *s, const json_t *schema);

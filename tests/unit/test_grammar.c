@@ -43,7 +43,8 @@ static const schema_case cases[] = {
      "{}\n{\"age\":3}\n{\"age\":3,\"name\":\"x\"}\n{\"name\":\"x\",\"b\":1}\n{\"name\":1}"},
     {"{\"properties\":{\"ab\":{\"type\":\"null\"}},\"type\":\"object\",\"additionalProperties\":true}",
      "{\"ab\":null,\"a\":1,\"abc\":2}\n{\"b\":1}", "{\"ab\":1}\n{\"a\":1,\"ab\":null}"},
-    {"{\"properties\":{\"ab\":{\"type\":\"null\"}},\"type\":\"object\"}", "{\"ab\":null}\n{}", "{\"ab\":null,\"a\":1}\n{\"b\":1}"},
+    {"{\"properties\":{\"ab\":{\"type\":\"null\"}},\"type\":\"object\"}", "{\"ab\":null}\n{}",
+     "{\"ab\":null,\"a\":1}\n{\"b\":1}"},
     {"{\"type\":\"object\",\"required\":[\"a\"]}", "{\"a\":[1]}", "{}\n{\"a\":1,\"b\":2}"},
     {LIST, "{\"next\":null}\n{\"next\":{\"next\":{\"next\":null}}}", "{\"next\":{}}\n{\"next\":{\"next\":null}"},
     {"{\"enum\":[\"a\\\"b\",3,null]}", "\"a\\\"b\"\n3\nnull", "\"a\"\n33\ntrue"},
@@ -74,17 +75,21 @@ static const schema_case cases[] = {
     {"{\"allOf\":[{\"properties\":{\"a\":true},\"additionalProperties\":false},{\"properties\":{\"b\":true},"
      "\"additionalProperties\":false}],\"type\":\"object\"}",
      "{}", "{\"a\":1}\n{\"b\":1}\n{\"a\":1,\"b\":1}"},
-    {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"null\"}},\"allOf\":[{\"additionalProperties\":false}]}", "{}",
-     "{\"a\":null}"},
-    {"{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"allOf\":[{\"prefixItems\":[{\"type\":\"number\",\"minimum\":2}]}]}",
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"null\"}},\"allOf\":[{\"additionalProperties\":false}]}",
+     "{}", "{\"a\":null}"},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"allOf\":[{\"prefixItems\":[{\"type\":\"number\","
+     "\"minimum\":2}]}]}",
      "[]\n[2,1]", "[1]\n[2.5]\n[\"x\"]"},
     {"{\"type\":\"object\",\"allOf\":[{\"required\":[\"a\"]},{\"required\":[\"a\",\"b\"]}]}", "{\"a\":1,\"b\":2}",
      "{\"a\":1}\n{\"a\":1,\"a\":1,\"b\":2}"},
     {"{\"anyOf\":[{\"type\":\"string\",\"anyOf\":[false]},{\"type\":\"null\"}]}", "null", "\"x\""},
-    {"{\"type\":[\"integer\",\"null\"],\"minimum\":3,\"allOf\":[{\"minimum\":1,\"maximum\":4}],\"enum\":[2,3,null,\"x\"]}",
+    {"{\"type\":[\"integer\",\"null\"],\"minimum\":3,\"allOf\":[{\"minimum\":1,\"maximum\":4}],\"enum\":[2,3,null,"
+     "\"x\"]}",
      "3\nnull", "2\n4\n\"x\""},
-    {"{\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"n\":{\"$ref\":\"#/$defs/n\"}}},\"m\":{\"properties\":{\"n\":{"
-     "\"$ref\":\"#/$defs/m\"},\"k\":{\"type\":\"null\"}}}},\"allOf\":[{\"$ref\":\"#/$defs/n\"},{\"$ref\":\"#/$defs/m\"}]}",
+    {"{\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"n\":{\"$ref\":\"#/$defs/"
+     "n\"}}},\"m\":{\"properties\":{\"n\":{"
+     "\"$ref\":\"#/$defs/m\"},\"k\":{\"type\":\"null\"}}}},\"allOf\":[{\"$ref\":\"#/$defs/n\"},{\"$ref\":\"#/$defs/"
+     "m\"}]}",
      "{}\n{\"n\":{\"n\":{\"k\":null}}}", "{\"n\":{\"n\":{\"k\":1}}}\n{\"n\":1}"},
     {"{\"oneOf\":[{\"properties\":{\"k\":{\"const\":1}},\"required\":[\"k\"]},{\"properties\":{\"k\":{\"const\":2}},"
      "\"required\":[\"k\"]}],\"type\":\"object\"}",
@@ -96,7 +101,8 @@ static const schema_case cases[] = {
     {"{\"type\":\"number\",\"exclusiveMinimum\":0,\"maximum\":1e-35}",
      "0.00000000000000000000000000000000001\n0.000000000000000000000000000000000009", "0\n0.1\n1e-35"},
     {"{\"type\":\"number\",\"minimum\":0.30000000000000004}", "0.300000000000001\n0.31", "0.3\n0.300000000000000"},
-    {"{\"type\":\"number\",\"exclusiveMinimum\":0.5}", "0.51\n1\n123456789.123456", "0.5\n0.50\n0.5000000000000000000001"},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":0.5}", "0.51\n1\n123456789.123456",
+     "0.5\n0.50\n0.5000000000000000000001"},
     {"{\"type\":\"integer\"}", "123456789012345678\n-1", "1234567890123456789"},
     {"{\"type\":\"number\"}", "0.123456789012345\n1.5E-07", "0.1234567890123456\n1e100"},
 };
@@ -182,7 +188,8 @@ Test(grammar, refuses_a_schema_that_it_cannot_keep_exactly) {
         {"{\"type\":\"number\",\"minimum\":1e-200}", "too many digits"},
         {"{\"type\":\"string\",\"pattern\":\"a\",\"allOf\":[{\"pattern\":\"b\"}]}", "two of"},
         {"{\"enum\":[\"a\"],\"pattern\":\"a\"}", "pattern"},
-        {"{\"oneOf\":[{\"properties\":{\"k\":{\"const\":1}},\"required\":[\"k\"]},{\"properties\":{\"k\":{\"const\":2}},"
+        {"{\"oneOf\":[{\"properties\":{\"k\":{\"const\":1}},\"required\":[\"k\"]},{\"properties\":{\"k\":{\"const\":2}}"
+         ","
          "\"required\":[\"k\"]}]}",
          "anyOf"},
     };
@@ -255,8 +262,8 @@ Test(grammar, refuses_references_that_are_too_long_to_follow_so_often) {
             snprintf(name, sizeof name, "x%0200d", i);
             snprintf(pointer, sizeof pointer, "#/$defs/%s", name);
             json_object_set_new(of, name, json_pack("{s:i}", "const", i));
-            json_array_append_new(parts,
-                                  json_pack("{s:{s:{s:s}}, s:[s]}", "properties", "k", "$ref", pointer, "required", "k"));
+            json_array_append_new(
+                parts, json_pack("{s:{s:{s:s}}, s:[s]}", "properties", "k", "$ref", pointer, "required", "k"));
         }
         expect_schema(json_pack("{s:o, s:s, s:o}", "$defs", of, "type", "object", "oneOf", parts),
                       n == 10 ? SN_OK : SN_REFUSED, n == 10 ? NULL : "too complex");

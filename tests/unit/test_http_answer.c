@@ -228,13 +228,18 @@ Test(http_answer, a_choice_whose_mask_fails_ends_at_once) {
                                "\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":{\"not\":{}}}}}";
     enum { N_PROMPT = 3 };
     static const char *const names[] = {"tiny"};
-    const sn_request_limits limits = {
-        .models = names, .n_models = 1, .vocab = swarm_model_vocab(api.model), .context = 96, .n_max = 4, .choices_max = 4};
+    const sn_request_limits limits = {.models = names,
+                                      .n_models = 1,
+                                      .vocab = swarm_model_vocab(api.model),
+                                      .context = 96,
+                                      .n_max = 4,
+                                      .choices_max = 4};
     swarm_session *session = open_session(false);
     swarm_error *error = NULL;
     sn_openai_error failure = {0};
     sn_request *formed = NULL;
-    const sn_constraint_setup setup = {.n_prompt = N_PROMPT, .later = true}; /* it is compiled, and fails, at its first use */
+    const sn_constraint_setup setup = {.n_prompt = N_PROMPT,
+                                       .later = true}; /* it is compiled, and fails, at its first use */
     size_t n;
     sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":40,\"ignore_eos\":true}");
     cr_assert(sn_request_parse(SN_REQUEST_CHAT, body, strlen(body), &limits, &formed, &failure), "%s", failure.message);

@@ -402,9 +402,10 @@ bool sn_reply_end(sn_reply *r, size_t choice, const char *finish_reason, sn_open
     open_out(r);
     if (c->finish) return true;
     c->finish = !strcmp(finish_reason, "length") ? "length" : "stop";
+    /* Before the end is told: a call that is written in tags has its brace then, with the arguments so far. */
+    c->call_is_cut = is_chat(r) && strcmp(finish_reason, "stop") != 0 && ends_in_call(r, c);
     if (is_chat(r) && !read_on(r, c, n_ids(c), error)) return false;
     send_news(r, c);
-    c->call_is_cut = is_chat(r) && strcmp(finish_reason, "stop") != 0 && ends_in_call(r, c);
     if (!strcmp(c->finish, "stop") && !c->call_is_cut && sn_choice_calls(r, c)) c->finish = "tool_calls";
     if (++r->n_ended == r->n_choices)
         r->last = c;

@@ -16,6 +16,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "net/address_limit.h"
 #include "net/lan.h"
 #include "net/lookup.h"
@@ -289,7 +290,7 @@ sn_status sn_introducer_new(const sn_identity *identity, const char *bound, void
     if (in->ask_fd[0] < 0 || in->wake_fd < 0)
         status = sn_fail(err, SN_STOP, "a UDP socket cannot be opened: %s", strerror(errno));
     if (!status && bound) status = introducer_listen(in, bound, err);
-    if (!status && pthread_create(&in->thread, NULL, introducer_run, in))
+    if (!status && !sn_thread_start(&in->thread, introducer_run, in, NULL))
         status = sn_fail(err, SN_STOP, "the thread for introductions cannot be started");
     if (status)
         sn_introducer_free(&in);

@@ -20,7 +20,7 @@ static sn_status add_key(sn_access *access, const char *key, size_t len, sn_err 
 
 sn_status sn_access_read_keys(sn_access *access, const char *path, sn_err *err) {
     sn_buf text = {0};
-    sn_status status = sn_read_file(path, SN_KEY_FILE_MAX, &text, err);
+    sn_status status = sn_read_secret_file(path, SN_KEY_FILE_MAX, &text, err);
     if (!status) status = sn_calloc(&access->keys, SN_KEYS_MAX, sizeof *access->keys, err);
     const char *at = (const char *)text.data, *end = at + text.len;
     while (!status && at < end) {

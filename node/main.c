@@ -33,7 +33,7 @@ static struct {
     const char *model, *model_id, *manifest, *share_weights, *cache, *blocks, *experts, *adapters, *name;
     const char *listen, *public_address, *relay, *dht, *identity, *swarm_key, *link, *metrics;
     const char *device, *device_map, *offload_dir, *preload, *isa, *swap_dir;
-    sn_strings join, device_memory, priority;
+    sn_strings join, device_memory, priority, metrics_hosts;
     size_t cache_max, expert_memory, kv_memory, client_kv, prefix_cache_memory, swap_memory, tune_memory;
     int kv_dtype, prefix_cache_shared, swap_to, offload, log_level;
     int64_t threads, sessions_max, client_sessions, client_steps, dht_port, rebalance_gain;
@@ -189,6 +189,9 @@ static const sn_option logging[] = {
     SN_OPT_STRING("metrics", "[HOST:]PORT", &args.metrics,
                   "serve Prometheus metrics at http://HOST:PORT/metrics, and a map of the swarm at /swarm; without "
                   "HOST, to this machine only"),
+    SN_OPT_STRINGS("metrics-host", "NAME", &args.metrics_hosts,
+                   "answer --metrics to this name, too: without it, to IP addresses and localhost only, since a web page "
+                   "can make its own name point here"),
     SN_OPT_ENUM("log-level", &args.log_level, sn_log_level_words, "least level of log lines"),
     SN_OPT_FLAG("json-log", &args.json_log, "log lines are JSON objects"),
 };
@@ -565,6 +568,8 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
         .session_timeout_s = (int)args.session_timeout_s,
         .kv_timeout_s = (int)args.kv_timeout_s,
         .metrics = args.metrics,
+        .metrics_hosts = args.metrics_hosts.items,
+        .n_metrics_hosts = args.metrics_hosts.n,
         .drain_timeout_s = (int)args.drain_timeout_s,
         .kv_dtype = (sn_kv_dtype)args.kv_dtype,
         .prefix_cache_shared = args.prefix_cache_shared,

@@ -47,6 +47,8 @@ typedef struct sn_node_config {
     const char *adapters;       /* folder of the adapters that are published; NULL: none */
     bool prefix_cache_shared;   /* prefixes are shared between clients, not only within one client */
     const char *metrics;        /* address of the metrics page: "[HOST:]PORT"; NULL: none */
+    const char *const *metrics_hosts; /* names by which it may be asked, beside addresses */
+    size_t n_metrics_hosts;
     int drain_timeout_s;        /* how long it serves after sn_node_stop, so that sessions can migrate; 0: not at all */
     struct sn_node_startup *startup;    /* NULL: it is not asked to stop while it starts */
     void (*on_plan)(const char *table); /* receives the plan as text before anything is loaded; may be NULL */

@@ -110,12 +110,7 @@ uint64_t sn_access_owner(const sn_access *access, const struct sockaddr *from, c
 }
 
 bool sn_access_knows_host(const sn_access *access, const char *host) {
-    char name[256];
-    if (sn_host_header_is_address(host)) return true;
-    if (!host || !sn_host_header_name(host, name)) return false;
-    for (size_t i = 0; i < access->n_hosts; i++)
-        if (!strcasecmp(name, access->hosts[i])) return true;
-    return false;
+    return sn_host_header_is_known(host, access->hosts, access->n_hosts);
 }
 
 sn_origin sn_access_origin(const sn_access *access, const char *origin, const char *host) {

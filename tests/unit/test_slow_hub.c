@@ -66,7 +66,7 @@ static void tear_down(void) {
     close(listener);
 }
 
-TestSuite(slow_hub, .init = set_up, .fini = tear_down, .timeout = 120);
+TestSuite(slow_hub, .init = set_up, .fini = tear_down, .timeout = 40);
 
 static sn_http *open_http(int64_t patience_ms) {
     sn_http_settings settings = {.patience_ms = patience_ms, .stall_s = 1};

@@ -5,6 +5,7 @@
  * second one stops it at once. While the span is still being loaded, a signal ends the process, after the peers that
  * know the node have been told. --plan and --list-devices print a table and exit. One line "ready: ..." on stdout says
  * that the node serves. */
+#include "base/core_dump.h"
 #include "base/program_environment.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -639,6 +640,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     sn_terminal_guard();
     sn_environment_use(getenv);
+    sn_core_dump_forbid();
 
     sn_status status = sn_options_parse(&command, argc, argv, &options, &err);
     if (!status && (options.help || options.version))

@@ -230,16 +230,19 @@ static void link_keep_message(sn_link *link, sn_peer from, sn_msg **msg) {
         }
 }
 
-/* What a joined node sends is no message: it has another swarm key, for example. It is asked again and again, so the
- * log says it once. */
+/* What a node sends is no message. A joined node that has never answered may have another swarm key, for example: it is
+ * asked again and again, so the log says it once. Any other one answers nothing that it is waited for. */
 static void link_note_rejection(sn_link *link, const sn_event *event) {
     sn_log_level level = SN_LOG_WARN;
+    bool may_answer = false;
     for (size_t i = 0; i < link->n_seeds; i++) {
         if (link->seed_peers[i] != event->peer) continue;
         if (link->answers[i].rejections++) level = SN_LOG_DEBUG;
         link->rejected = event->err;
+        may_answer = !link->answers[i].answered;
     }
     sn_log_rated(level, "bad message", "text=%s", event->err.text);
+    if (!may_answer) sn_link_hang_up(link, event->peer);
 }
 
 /* Whether no joined node can be used: each has sent what is no message, more than once, and nothing else. */

@@ -294,11 +294,16 @@ sn_span_info sn_span_describe(const sn_span *span) {
     return info;
 }
 
-size_t sn_span_bytes(const sn_span *span) {
+size_t sn_span_weight_bytes(const sn_span *span) {
     size_t bytes = 0;
-    for (int i = 0; i < span->n_devices; i++) bytes += span->devices[i].bytes + 2 * span->devices[i].slots.bytes;
     for (int i = 0; i < span->n_segments; i++)
         bytes += sn_segment_bytes(&span->segments[i]) + sn_segment_bytes_apart(&span->segments[i]);
+    return bytes;
+}
+
+size_t sn_span_bytes(const sn_span *span) {
+    size_t bytes = sn_span_weight_bytes(span);
+    for (int i = 0; i < span->n_devices; i++) bytes += span->devices[i].bytes + 2 * span->devices[i].slots.bytes;
     return bytes;
 }
 

@@ -42,6 +42,7 @@ enum {
     QUERIES_MAX = 64,
     RETRY_US = 500000,       /* between the first EAGER_TRIES questions of a query */
     RETRY_SLOW_US = 5000000, /* between the later ones */
+    TOLD_US = 60000000,      /* between two log lines about a host that is not found */
     LOOKUP_POLL_US = 20000,  /* while a host is being looked up, at first */
     EAGER_TRIES = 20,
     MAGIC_SIZE = 8,
@@ -61,6 +62,7 @@ typedef struct query {
     bool answered, taken; /* answered: `key` is known and numeric[0] has it; taken: was handed out */
     int tries;
     int64_t next_us; /* when the next question is due */
+    int64_t told_us; /* when the log said last that the host is not found; 0: it has not */
 } query;
 
 struct sn_introducer {
@@ -185,14 +187,17 @@ static void introducer_receive(sn_introducer *in, int fd) {
 }
 
 /* Looks up the query's host, for every question again until it is found. True: its addresses are known. */
-static bool query_is_found(query *q) {
+static bool query_is_found(query *q, int64_t now_us) {
     sn_err err = {0};
     if (q->n_numeric) return true;
     sn_status status = q->lookup ? SN_OK : sn_lookup_start(q->address, &q->lookup, &err);
     if (!status) status = sn_lookup_wait(q->lookup, 0, q->numeric, &q->n_numeric, &err);
     if (status != SN_RETRY) sn_lookup_free(&q->lookup);
-    if (status && (status != SN_RETRY || q->tries == EAGER_TRIES))
+    bool failed = status && (status != SN_RETRY || q->tries == EAGER_TRIES);
+    if (failed && (!q->told_us || now_us - q->told_us >= TOLD_US)) {
         sn_log(SN_LOG_WARN, "introduction failed", "text=%s", err.text);
+        q->told_us = now_us;
+    }
     return status == SN_OK;
 }
 
@@ -205,7 +210,7 @@ static int introducer_send_due(sn_introducer *in) {
         if (q->answered) continue;
         if (now >= q->next_us) {
             q->next_us = now + (++q->tries < EAGER_TRIES ? RETRY_US : RETRY_SLOW_US);
-            bool found = query_is_found(q);
+            bool found = query_is_found(q, now);
             if (!found && q->lookup && q->tries < EAGER_TRIES) q->next_us = now + LOOKUP_POLL_US;
             if (found && q->pinned) q->answered = any = true;
             for (size_t i = 0; found && !q->pinned && i < q->n_numeric; i++) send_question(in, q->numeric[i], q->nonce);

@@ -362,7 +362,11 @@ static sn_status blocks_parse(const sn_model *model, blocks *out, sn_err *err) {
     if (!strcmp(text, "all")) return SN_OK;
     bool automatic =
         !strcmp(text, "auto") || !strncmp(text, "auto:", strlen("auto:")) || (colon && !strcmp(colon, ":auto"));
-    return automatic ? blocks_parse_auto(text, n_blocks, out, err) : sn_parse_blocks(text, &out->first, &out->end, err);
+    if (automatic) return blocks_parse_auto(text, n_blocks, out, err);
+    sn_status status = sn_parse_blocks(text, &out->first, &out->end, err);
+    if (!status && out->end > n_blocks)
+        status = sn_fail(err, SN_REFUSED, "'%s' is beyond the model's blocks, which are 0:%d", text, n_blocks);
+    return status;
 }
 
 static sn_hub_settings hub;

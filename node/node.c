@@ -588,6 +588,6 @@ const uint8_t *sn_node_curve_key(const sn_node *node) { return node->identity.cu
 size_t sn_node_joined(const sn_node *node) { return sn_protocol_bootstrap_answered(node->protocol); }
 const char *sn_node_announced(const sn_node *node) { return sn_protocol_address(node->protocol); }
 int sn_node_metrics_port(const sn_node *node) { return node->metrics ? sn_metrics_port(node->metrics) : 0; }
-size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->serving.span); }
+size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_weight_bytes(node->serving.span); }
 size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->serving.pool); }
 const sn_span *sn_node_span(const sn_node *node) { return node->serving.span; }

@@ -13,7 +13,7 @@ bool sn_host_header_is_address(const char *host);
 /* Whether it is an address or one of n names. */
 bool sn_host_header_is_known(const char *host, const char *const *names, size_t n);
 
-/* Whether a path as it was sent (/a%20b?c) has a NUL in it, behind which nobody sees it any more. */
+/* Whether a path as it was sent (/a%20b?c) has a NUL in it, and ends there for its reader. */
 bool sn_path_has_nul(const char *sent);
 
 #endif

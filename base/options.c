@@ -351,9 +351,8 @@ static sn_status scan_arguments(parser *p, int argc, char *const *argv, bool app
             status = lacks_model(p->command)
                          ? sn_fail(err, SN_REFUSED, "'%s' is one argument too many; a model is given as --model %s",
                                    word, word)
-                         : sn_fail(err, SN_REFUSED,
-                                   "'%s' is one argument too many; '%s --help' shows what is accepted", word,
-                                   p->command->program);
+                         : sn_fail(err, SN_REFUSED, "'%s' is one argument too many; '%s --help' shows what is accepted",
+                                   word, p->command->program);
         } else if (apply) {
             status = sn_strings_add(&p->out->positionals, word, err);
         }

@@ -307,18 +307,6 @@ size_t sn_span_bytes(const sn_span *span) {
     return bytes;
 }
 
-sn_expert_counts sn_span_expert_counts(const sn_span *span) {
-    sn_expert_counts all = {0};
-    for (int i = 0; i < span->n_devices; i++) {
-        const sn_expert_counts *one = &span->devices[i].carrier.counts;
-        all.hits += one->hits;
-        all.ahead += one->ahead;
-        all.misses += one->misses;
-        all.bytes += one->bytes;
-    }
-    return all;
-}
-
 size_t sn_span_memory_left(const sn_span *span) {
     size_t left = SIZE_MAX;
     for (int i = 0; i < span->n_devices; i++) left = sn_min_size(left, sn_device_memory_left(span->devices[i].device));

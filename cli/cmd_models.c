@@ -102,9 +102,9 @@ static void list_files(const char *cache, work *w) {
             continue;
         w->n++;
         if (sn_cli_output.json)
-            json_array_append_new(w->list, json_pack("{ss sI sI ss ss}", "name", entry->d_name, "bytes",
-                                                     (json_int_t)st.st_size, "linked_bytes", (json_int_t)0, "path", path,
-                                                     "text", "a file"));
+            json_array_append_new(w->list,
+                                  json_pack("{ss sI sI ss ss}", "name", entry->d_name, "bytes", (json_int_t)st.st_size,
+                                            "linked_bytes", (json_int_t)0, "path", path, "text", "a file"));
         else
             printf("%10s %10s  %s  a file: --model %s\n", sn_format_size((size_t)st.st_size, size), "0 B",
                    entry->d_name, path);

@@ -167,11 +167,11 @@ sn_status sn_metrics_new(const char *address, const sn_metrics_facts *facts, sn_
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->map_changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    m->server = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, http_handle, m, MHD_OPTION_LISTEN_SOCKET,
-                                 fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
-                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES_MAX,
-                                 MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENCE_S, MHD_OPTION_URI_LOG_CALLBACK,
-                                 look_at_path, m, MHD_OPTION_END);
+    m->server =
+        MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, http_handle, m, MHD_OPTION_LISTEN_SOCKET, fd,
+                         MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                         (size_t)CONNECTION_BYTES_MAX, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENCE_S,
+                         MHD_OPTION_URI_LOG_CALLBACK, look_at_path, m, MHD_OPTION_END);
     if (!m->server) {
         close(fd);
         sn_metrics_free(&m);

@@ -290,8 +290,12 @@ static sn_status node_open_dht(sn_node *node, const sn_node_config *config, sn_e
 
 static sn_status node_start_metrics(sn_node *node, const sn_node_config *config, sn_err *err) {
     char id[2 * SN_KEY_SIZE + 1];
-    const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id), config->name ? config->name : "",
-                                    sn_unix_ms(), wake_network, node, config->metrics_hosts,
+    const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id),
+                                    config->name ? config->name : "",
+                                    sn_unix_ms(),
+                                    wake_network,
+                                    node,
+                                    config->metrics_hosts,
                                     config->n_metrics_hosts};
     return sn_metrics_new(config->metrics, &facts, &node->metrics, err);
 }

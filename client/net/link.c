@@ -230,9 +230,9 @@ static void link_keep_message(sn_link *link, sn_peer from, sn_msg **msg) {
         }
 }
 
-/* What a node sends is no message. A joined node that has never answered may have another swarm key, for example: it is
- * asked again and again, so the log says it once. Any other one answers nothing that it is waited for. */
-static void link_note_rejection(sn_link *link, const sn_event *event) {
+/* What a node sends is no message: returns whether it is taken for lost. A joined node that has never answered may have
+ * another swarm key, for example: it is asked again and again, so the log says it once. */
+static bool link_note_rejection(sn_link *link, const sn_event *event) {
     sn_log_level level = SN_LOG_WARN;
     bool may_answer = false;
     for (size_t i = 0; i < link->n_seeds; i++) {
@@ -242,7 +242,7 @@ static void link_note_rejection(sn_link *link, const sn_event *event) {
         may_answer = !link->answers[i].answered;
     }
     sn_log_rated(level, "bad message", "text=%s", event->err.text);
-    if (!may_answer) sn_link_hang_up(link, event->peer);
+    return !may_answer;
 }
 
 /* Whether no joined node can be used: each has sent what is no message, more than once, and nothing else. */
@@ -303,12 +303,9 @@ static sn_status link_receive(sn_link *link, int64_t deadline_us, sn_event *even
 sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, sn_err *err) {
     sn_status status = link_receive(link, deadline_us, event, err);
     if (status) return status;
-    if (event->lost) {
-        sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);
+    if (event->lost) sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);
+    if (event->lost || (!event->msg && event->peer && link_note_rejection(link, event)))
         sn_link_hang_up(link, event->peer);
-    } else if (!event->msg && event->peer) {
-        link_note_rejection(link, event);
-    }
     link_note_answer(link, event->peer, &event->msg);
     link_keep_message(link, event->peer, &event->msg);
     return SN_OK;

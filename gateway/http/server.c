@@ -258,8 +258,8 @@ static void completed(void *ctx, struct MHD_Connection *connection, void **state
 
 static sn_status read_pem(const char *option, const char *path, bool secret, char **out, sn_err *err) {
     sn_buf text = {0};
-    sn_status status = secret ? sn_read_secret_file(path, PEM_BYTES_MAX, &text, err)
-                              : sn_read_file(path, PEM_BYTES_MAX, &text, err);
+    sn_status status =
+        secret ? sn_read_secret_file(path, PEM_BYTES_MAX, &text, err) : sn_read_file(path, PEM_BYTES_MAX, &text, err);
     if (status) return sn_err_context(err, "%s", option);
     *out = (char *)text.data; /* with a NUL behind it */
     return SN_OK;

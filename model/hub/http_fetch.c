@@ -1,5 +1,6 @@
 /* Ranges of a file, up to four at once in one thread. A range is cut into pieces; a piece that breaks off continues
- * where it ended. As long as bytes arrive, there is patience: what is counted is tries in a row that brought too few. */
+ * where it ended. As long as bytes arrive, there is patience: what is counted is tries in a row that brought too few.
+ */
 #include "model/hub/http_private.h"
 
 #include "base/clock.h"

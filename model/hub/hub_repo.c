@@ -165,8 +165,8 @@ static sn_status list_models(const sn_hub_repo *repo, sn_err *err) {
         if (!is_gguf(name) || n++ >= LISTED || used >= sizeof text) continue;
         snprintf(size, sizeof size, " (%s%s)", sn_format_size(bytes < 0 ? 0 : (size_t)bytes, bytes_text),
                  (uint64_t)bytes < memory / 10 * 8 ? ", fits here" : "");
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s%s", used ? ", " : "", name,
-                                 bytes < 0 ? "" : size);
+        used +=
+            (size_t)snprintf(text + used, sizeof text - used, "%s%s%s", used ? ", " : "", name, bytes < 0 ? "" : size);
     }
     if (!n) return sn_fail(err, SN_REFUSED, "%s has neither safetensors nor a GGUF file", repo->name.repo);
     return sn_fail(err, SN_REFUSED, "%s has %d models, take one as %s:FILE: %s", repo->name.repo, n, repo->name.repo,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What stands before a request to `swarm serve`: keys in files that nobody else reads, TLS as strong as it is today, paths
+# What stands before a request to `swarm serve`: keys in files that others cannot read, TLS as strong as it is today, paths
 # that say what they mean.
 . "$(dirname "$0")/lib.sh"
 [ -n "${SN_TEST_MODEL:-}" ] || skip "text needs SN_TEST_MODEL"

@@ -23,10 +23,11 @@ static void trickle(int fd) {
     bool good = read(fd, request, sizeof request - 1) > 0;
     const char *range = strstr(request, "bytes=");
     const int at = range ? atoi(range + strlen("bytes=")) : 0;
-    int n = range ? snprintf(head, sizeof head,
-                             "HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\n\r\n",
-                             SIZE - at, at, SIZE - 1, SIZE)
-                  : snprintf(head, sizeof head, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", SIZE);
+    int n =
+        range ? snprintf(head, sizeof head,
+                         "HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\n\r\n",
+                         SIZE - at, at, SIZE - 1, SIZE)
+              : snprintf(head, sizeof head, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", SIZE);
     good = good && write(fd, head, (size_t)n) == n;
     while (good && !atomic_load(&ends)) {
         good = write(fd, "x", 1) == 1;

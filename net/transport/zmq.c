@@ -416,6 +416,8 @@ static sn_status receive_inbound(zmq *z, sn_event *out, sn_err *err) {
     out->gone = inbound.gone != NULL;
     sn_status status = inbound.gone ? sn_fail(&out->err, SN_RETRY, "%s", inbound.gone)
                                     : decode_inbound(&inbound.message, &out->msg, &out->err);
+    if (status && !inbound.gone)
+        out->correlation_id = sn_msg_correlation_id(inbound.message.frames[0].data, inbound.message.frames[0].len);
     sn_zmtp_message_free(&inbound.message);
     return decoded(status, out, err);
 }

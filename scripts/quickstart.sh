@@ -74,7 +74,7 @@ wait_ready() {
   local i
   for ((i = 0; i < 3000; i++)); do
     grep -q '^ready:' "$logs/$1.out" 2>/dev/null && return 0
-    kill -0 "${pids[$1]}" 2>/dev/null || { cat "$logs/$1.err" >&2; die "$2 did not start: its log is above"; }
+    kill -0 "${pids[$1]}" 2>/dev/null || { [ ! -f "$logs/$1.err" ] || cat "$logs/$1.err" >&2; die "$2 did not start: its log is above"; }
     sleep 0.02
   done
   die "$2 was not ready within a minute"
@@ -100,7 +100,7 @@ for ((k = 0; k < nodes; k++)); do
 done
 
 if [ "$serve" = yes ]; then
-  build/swarm serve --model "$model" "${join[@]}" --listen "$listen" >"$logs/$nodes.out" 2> >(tee "$logs/$nodes.err" >&2) &
+  build/swarm serve --model "$model" "${join[@]}" --listen "$listen" >"$logs/$nodes.out" &
   pids[nodes]=$!
   wait_ready "$nodes" "the server"
   url=$(sed -n 's/^ready: .* url=\([^ ]*\) .*/\1/p' "$logs/$nodes.out")

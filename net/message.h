@@ -198,8 +198,8 @@ enum {
 
 #define SN_FIELDS_OPEN_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
     SID(session)                                                                                                       \
-    U64(step_tokens_max, 1, INT32_MAX) /* tokens of the longest step that the node accepts */                          \
-    U64(prefill_depth_max, SN_R_INT)   /* steps that may be sent before the step in computation is answered */
+    U64(step_tokens_max, SN_R_INT)   /* tokens of the longest step that the node accepts */                            \
+    U64(prefill_depth_max, SN_R_INT) /* steps that may be sent before the step in computation is answered */
 
 /* STEP, client to node or node to node, answered by STEP_REPLY: runs the tensor, hidden states (tokens, n_embd),
  * through the session's blocks. Where the route is not empty, the node sends its output to the first node of the route,

@@ -386,7 +386,9 @@ static sn_status receive_from(dealer *from, sn_event *out, sn_err *err) {
         memcpy(out->key, from->key, SN_KEY_SIZE);
         out->peer = from->handle;
         out->dialled = true;
-        status = decoded(sn_zmq_decode(&parts[0], &parts[1], n - 1, &out->msg, &out->err), out, err);
+        status = sn_zmq_decode(&parts[0], &parts[1], n - 1, &out->msg, &out->err);
+        if (status) out->correlation_id = sn_msg_correlation_id(zmq_msg_data(&parts[0]), zmq_msg_size(&parts[0]));
+        status = decoded(status, out, err);
     }
     for (int i = 0; i < PARTS_MAX; i++) zmq_msg_close(&parts[i]);
     return status;

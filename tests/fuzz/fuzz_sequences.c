@@ -112,7 +112,7 @@ static sn_status read_file(void *ctx, uint64_t file, uint64_t from, size_t bytes
     return SN_OK;
 }
 
-/* Nobody asks for experts here: the model has none. */
+/* The model has no experts to ask for. */
 static void answer_round(void *ctx, sn_expert_round *round) { (void)ctx, (void)round; }
 
 static void meet_client(node *n, int i) {

@@ -34,11 +34,12 @@ static sn_status read_files(sn_hub_repo *repo, const json_t *siblings, sn_err *e
         const char *name = json_string_value(json_object_get(file, "rfilename"));
         const json_t *lfs = json_object_get(file, "lfs");
         const char *etag = json_string_value(json_object_get(lfs, "sha256"));
-        json_int_t size = json_integer_value(json_object_get(file, "size"));
+        const json_t *said = json_object_get(file, "size");
+        const json_int_t size = json_is_integer(said) ? json_integer_value(said) : -1;
         if (!etag) etag = json_string_value(json_object_get(file, "blobId"));
-        if (!name || strlen(name) >= SN_HUB_FILE_SIZE || !sn_hub_path_is_safe(name) || size < 0) continue;
+        if (!name || strlen(name) >= SN_HUB_FILE_SIZE || !sn_hub_path_is_safe(name)) continue;
         if (etag && (strlen(etag) >= SN_ETAG_SIZE || strspn(etag, "0123456789abcdef") != strlen(etag))) etag = NULL;
-        json_t *entry = json_pack("[I, s]", size, etag ? etag : "");
+        json_t *entry = json_pack("[I, s]", size < 0 ? -1 : size, etag ? etag : "");
         if (!entry || json_object_set_new(repo->files, name, entry))
             return sn_fail(err, SN_STOP, "out of memory for the list of files");
     }
@@ -141,7 +142,8 @@ void sn_hub_repo_close(sn_hub_repo *repo) {
 bool sn_hub_repo_has(const sn_hub_repo *repo, const char *file, uint64_t *size, const char **etag) {
     const json_t *entry = json_object_get(repo->files, file);
     if (!entry) return false;
-    *size = (uint64_t)json_integer_value(json_array_get(entry, 0));
+    const json_int_t said = json_integer_value(json_array_get(entry, 0));
+    *size = said < 0 ? SN_SIZE_NOT_SAID : (uint64_t)said;
     *etag = json_string_value(json_array_get(entry, 1));
     return true;
 }
@@ -153,17 +155,19 @@ static bool is_gguf(const char *name) {
 
 /* The files with their sizes, and whether this machine's memory holds them as a whole. */
 static sn_status list_models(const sn_hub_repo *repo, sn_err *err) {
-    char text[512] = "", size[32];
+    char text[512] = "", size[64], bytes_text[32];
     const char *name;
     json_t *entry;
     size_t used = 0, memory, available;
     int n = 0;
     sn_memory_read(&memory, &available);
     json_object_foreach(repo->files, name, entry) {
-        uint64_t bytes = (uint64_t)json_integer_value(json_array_get(entry, 0));
+        const json_int_t bytes = json_integer_value(json_array_get(entry, 0));
         if (!is_gguf(name) || n++ >= LISTED || used >= sizeof text) continue;
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s (%s%s)", used ? ", " : "", name,
-                                 sn_format_size(bytes, size), bytes < memory / 10 * 8 ? ", fits here" : "");
+        snprintf(size, sizeof size, " (%s%s)", sn_format_size(bytes < 0 ? 0 : (size_t)bytes, bytes_text),
+                 (uint64_t)bytes < memory / 10 * 8 ? ", fits here" : "");
+        used +=
+            (size_t)snprintf(text + used, sizeof text - used, "%s%s%s", used ? ", " : "", name, bytes < 0 ? "" : size);
     }
     if (!n) return sn_fail(err, SN_REFUSED, "%s has neither safetensors nor a GGUF file", repo->name.repo);
     return sn_fail(err, SN_REFUSED, "%s has %d models, take one as %s:FILE: %s", repo->name.repo, n, repo->name.repo,

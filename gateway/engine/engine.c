@@ -17,8 +17,9 @@
 enum {
     POLL_MS = 1000,
     WORKER_STACK = 2 << 20,
-    FREE_SHARE = 3,    /* an owner runs fewer than so many times the jobs for which sessions are free */
-    OVERTAKEN_MAX = 8, /* a job waits behind no more shorter ones that came after it */
+    FREE_SHARE = 3,      /* an owner runs fewer than so many times the jobs for which sessions are free */
+    COMPUTING_SHARE = 4, /* beside jobs of others, jobs of this part of the sessions compute at once */
+    OVERTAKEN_MAX = 8,   /* a job waits behind no more shorter ones that came after it */
 };
 
 typedef struct sn_worker {
@@ -38,11 +39,11 @@ typedef struct sn_worker {
 struct sn_server_engine {
     sn_server_engine_options options;
     pthread_mutex_t lock;
-    pthread_cond_t ended; /* a job has ended */
-    sn_worker *workers;   /* (options.sessions_max) */
-    sn_job *first;        /* the queue, by turns */
-    uint64_t turn;        /* the latest one that was served */
-    uint64_t computes;    /* counts turns to compute */
+    pthread_cond_t ended;           /* a job has ended */
+    sn_worker *workers;             /* (options.sessions_max) */
+    sn_job *first;                  /* the queue, by turns */
+    uint64_t turn;                  /* the latest one that was served */
+    uint64_t computes;              /* counts turns to compute */
     size_t queued, running, owners; /* jobs; owners of those that run */
     bool draining, stopping;
 };
@@ -96,7 +97,8 @@ static size_t count_owners(const sn_server_engine *e) {
     size_t n = 0;
     for (size_t i = 0; i < e->options.sessions_max; i++) {
         size_t k = 0;
-        while (k < i && !(e->workers[i].job && e->workers[k].job && e->workers[k].job->owner == e->workers[i].job->owner))
+        while (k < i &&
+               !(e->workers[i].job && e->workers[k].job && e->workers[k].job->owner == e->workers[i].job->owner))
             k++;
         n += e->workers[i].job && k == i;
     }
@@ -105,7 +107,7 @@ static size_t count_owners(const sn_server_engine *e) {
 
 /* Jobs of one owner that may compute at once. */
 static size_t computing_max(const sn_server_engine *e) {
-    const size_t most = e->owners > 1 ? e->options.sessions_max / 2 / e->owners : e->options.sessions_max;
+    const size_t most = e->owners > 1 ? e->options.sessions_max / COMPUTING_SHARE / e->owners : e->options.sessions_max;
     return most ? most : 1;
 }
 
@@ -313,7 +315,8 @@ static void insert(sn_server_engine *e, sn_job *job, uint64_t turn) {
     job->overtaken = 0;
     for (; *at && (*at)->turn <= turn; at = &(*at)->next) {
         sn_job *other = *at;
-        if (other->owner != job->owner || other->n_prompt <= job->n_prompt || other->overtaken == OVERTAKEN_MAX) continue;
+        if (other->owner != job->owner || other->n_prompt <= job->n_prompt || other->overtaken == OVERTAKEN_MAX)
+            continue;
         other->overtaken++;
         job->next = other->next;
         job->turn = other->turn;

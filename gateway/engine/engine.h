@@ -14,8 +14,8 @@
  *
  * An owner's next job runs only while it has fewer than three times as many running ones as sessions are free: so a
  * quarter of the sessions (of four or more) is left for others, of whom the next takes three quarters of that. While
- * jobs of several owners run, half of the sessions compute at once, shared equally: the other jobs wait at their next
- * token for their turns among the jobs of their owner (sn_server_engine_take_turn).
+ * jobs of several owners run, a quarter of the sessions compute at once, shared equally: the other jobs wait at their
+ * next token for their turns among the jobs of their owner (sn_server_engine_take_turn).
  *
  * Any thread may call these functions. A job belongs to the caller, which waits for its end (sn_server_engine_finish)
  * before its memory goes. */

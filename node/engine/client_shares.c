@@ -20,7 +20,8 @@ static int64_t clamp(int64_t us, int64_t least, int64_t most) { return us < leas
 static int64_t least_used(const sn_client_shares *shares, int64_t now_us) {
     int64_t least = INT64_MAX;
     for (int i = 0; i < SN_CLIENT_SHARES_MAX; i++)
-        if (sn_client_shares_is_active(&shares->list[i], now_us) && shares->list[i].used_us < least) least = shares->list[i].used_us;
+        if (sn_client_shares_is_active(&shares->list[i], now_us) && shares->list[i].used_us < least)
+            least = shares->list[i].used_us;
     return least == INT64_MAX ? 0 : least;
 }
 
@@ -54,8 +55,8 @@ void sn_client_shares_advance(sn_client_shares *shares, int64_t now_us) {
     shares->now_us = now_us;
     for (int i = 0; i < SN_CLIENT_SHARES_MAX && others > 0; i++) {
         sn_client_share *share = &shares->list[i];
-        share->allowance_us =
-            clamp(share->allowance_us + 2 * passed * others / (2 * others + 5), -OWED_MAX * shares->limit_us, shares->limit_us);
+        share->allowance_us = clamp(share->allowance_us + 2 * passed * others / (2 * others + 5),
+                                    -OWED_MAX * shares->limit_us, shares->limit_us);
     }
 }
 

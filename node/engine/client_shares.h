@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 enum {
-    SN_CLIENT_SHARES_MAX = 64,    /* clients that are remembered: the newest */
+    SN_CLIENT_SHARES_MAX = 64,     /* clients that are remembered: the newest */
     SN_CLIENT_ACTIVE_US = 1000000, /* a client counts as long after its last step as a decoding session */
     SN_SHARE_WINDOW_US = 1000000,
     SN_SHARE_SLACK_US = 20000, /* a client that used only so much more than another one used as much */

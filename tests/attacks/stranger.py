@@ -14,7 +14,7 @@ introductions N: asks for introductions by UDP for N seconds, as fast as it can 
 experts N: asks for experts of the node's last block for N seconds, 512 rows at a time, 64 requests at a time.
 steps N: steps of ROWS rows (8) in 16 sessions over different blocks for N seconds, in each the next one when one is answered.
 greedy N: KEYS clients (1) with SESSIONS sessions (16) over all blocks each, of steps of ROWS rows (1) that no prefix cache has, for N
-seconds; each session begins again where it ends."""
+seconds; a session ends after TOKENS (512), and another one begins."""
 import os
 import random
 import socket
@@ -212,7 +212,7 @@ def compute_steps(stranger, seconds):
 
 def be_greedy(stranger, seconds):
     width, rows = int(os.environ.get("WIDTH", "576")), int(os.environ.get("ROWS", "1"))
-    me, limit, done, computed, poller = stranger.announcement(), 512, {}, 0, zmq.Poller()
+    me, limit, done, computed, poller = stranger.announcement(), int(os.environ.get("TOKENS", "512")), {}, 0, zmq.Poller()
     clients = [stranger] + [Stranger(stranger.address) for _ in range(int(os.environ.get("KEYS", "1")) - 1)]
     noise = struct.pack("<4096f", *(random.uniform(-1, 1) for _ in range(4096))) * (1 + rows * width // 4096)
 

@@ -1,6 +1,6 @@
-/* What an honest client keeps of its speed beside greedy ones: whole loops of the device thread, in virtual time. A pass
- * takes what the test says for its rows and for the positions that they attend to; a client's next step comes when it
- * has its answer. */
+/* What an honest client keeps of its speed beside greedy ones: whole loops of the device thread, in virtual time. A
+ * pass takes what the test says for its rows and for the positions that they attend to; a client's next step comes when
+ * it has its answer. */
 #include "base/clock.h"
 #include "node/engine/client_shares.h"
 #include "tests/support/scheduler_fixture.h"
@@ -13,6 +13,7 @@ enum { HONEST_CLIENT = 1000, HONEST_STEPS = 150, POSITIONS_MAX = 448 };
 /* What a pass takes, in µs. */
 static struct {
     double base, row, position;
+    double busy; /* so many times longer than the scheduler has seen before */
 } cost;
 static uint64_t passes, rows_of_passes;
 
@@ -28,12 +29,12 @@ sn_status __wrap_sn_span_forward_adapter(sn_span *span, int first, int end, cons
         rows_of_passes += (uint64_t)sequences[i].n_rows;
     }
     passes++;
-    virtual_clock_advance((int64_t)us);
+    virtual_clock_advance((int64_t)(us * (cost.busy > 0 ? cost.busy : 1)));
     return __real_sn_span_forward_adapter(span, first, end, adapter, n_sequences, sequences, bytes_moved, err);
 }
 
-/* Sessions of as many clients; a step of `rows` follows another one `gap_us` after its end, at positions from `from` on,
- * again and again. */
+/* Sessions of as many clients; a step of `rows` follows another one `gap_us` after its end, at positions from `from`
+ * on, again and again. */
 typedef struct load {
     int sessions, clients, rows, from;
     int64_t gap_us;
@@ -48,7 +49,8 @@ typedef struct session {
 } session;
 
 static void session_step(scheduler_fixture *b, int s, session *a) {
-    if (a->position + a->load->rows > (a->client == HONEST_CLIENT ? POSITIONS_MAX / 8 : POSITIONS_MAX)) a->position = a->load->from;
+    if (a->position + a->load->rows > (a->client == HONEST_CLIENT ? POSITIONS_MAX / 8 : POSITIONS_MAX))
+        a->position = a->load->from;
     b->now = a->comes_us;
     add_clients_step(b, a->client, s, a->position, a->load->rows);
     a->position += a->load->rows;
@@ -122,11 +124,11 @@ static outcome run(load honest, load greedy) {
                      (double)rows_of_passes / (double)passes};
 }
 
-static const load nobody = {0, 1, 1, 0, 0}, decoder = {1, 1, 1, 0, 1300};
+static const load no_others = {0, 1, 1, 0, 0}, decoder = {1, 1, 1, 0, 1300};
 
 /* The part of its speed that a client that decodes keeps. */
 static double share(load honest, load greedy) {
-    const double alone = run(honest, nobody).step_us, beside = run(honest, greedy).step_us;
+    const double alone = run(honest, no_others).step_us, beside = run(honest, greedy).step_us;
     cr_log_info("%.0f us a step alone, %.0f beside others", alone, beside);
     return alone / beside;
 }
@@ -189,6 +191,10 @@ Test(client_shares, others_have_the_time_that_a_client_leaves) {
 Test(client_shares, equal_clients_share_passes) {
     const double rows = run(decoder, (load){15, 15, 1, 0, 1300}).rows;
     cr_expect_geq(rows, 15.5, "%.1f rows in a pass", rows);
+    cost.busy = 10;
+    const double busy = run(decoder, (load){15, 15, 1, 0, 1300}).rows;
+    cr_expect_geq(busy, 12, "%.1f rows in a pass on a busy machine", busy);
+    cost.busy = 1;
     const double two = run(decoder, (load){1, 1, 1, 0, 1300}).rows;
     cr_expect_geq(two, 1.9, "%.1f rows in a pass", two);
 }

@@ -56,6 +56,8 @@ static int on_event(void *choice, const swarm_event *event) {
     int stop = a->error.status != 0;
     sn_answer_collect(a);
     pthread_mutex_unlock(&a->lock);
+    if (swarm_event_get_kind(event) == SWARM_EVENT_TOKEN)
+        sn_server_engine_take_turn(a->server->options.engine, &c->job);
     return stop;
 }
 

@@ -19,7 +19,8 @@ enum {
     WORKER_STACK = 2 << 20,
     KEPT_SHARE = 8,      /* who runs a job leaves this part of the sessions (of four or more) to others, at least one */
     COMPUTING_SHARE = 4, /* beside jobs of others, jobs of this part of the sessions compute at once */
-    OVERTAKEN_MAX = 8,   /* a job waits behind no more shorter ones that came after it */
+    ANSWER_PREFIX_MAX = 32, /* tokens behind the last message of a prompt: the mark of an answer, and of its thoughts */
+    OVERTAKEN_MAX = 8,      /* a job waits behind no more shorter ones that came after it */
 };
 
 typedef struct sn_worker {
@@ -31,6 +32,7 @@ typedef struct sn_worker {
     sn_job *job;            /* NULL: free */
     int32_t *ids;           /* (n_ids): the session's tokens at the end of the last job */
     size_t n_ids, ids_capacity;
+    size_t n_prompt;        /* of them the last job's prompt */
     uint64_t owner;         /* of the last job, and so of the session's tokens */
     int64_t used_us;        /* end of the last job */
     bool started, gives_up; /* gives_up: its idle session makes room */
@@ -59,20 +61,29 @@ static size_t common_beginning(const sn_worker *w, const sn_job *job) {
     return same;
 }
 
-/* The free worker that a job goes to; NULL: all work. A session that the prompt continues for more than half of its
- * tokens is taken; else a worker without a session, else the one that was used longest ago. */
+/* Whether a prompt that begins with so many of the session's tokens is the next turn of its conversation, or the last
+ * turn again: it has the last prompt in it, but for what a template writes before an answer. Whether it has the answer,
+ * too, does not count: clients leave thoughts out. */
+static bool is_next_turn(const sn_worker *w, size_t same) {
+    return same && same + ANSWER_PREFIX_MAX >= w->n_prompt && 2 * same > w->n_prompt;
+}
+
+/* The free worker that a job goes to; NULL: all work. The session whose conversation the prompt continues is taken;
+ * else a worker without a session, so that conversations with one beginning do not cut each other; else the session
+ * that has most of the prompt, if that is half of the session; else the one that was used longest ago. */
 static sn_worker *choose_worker(sn_server_engine *e, const sn_job *job) {
-    sn_worker *longest = NULL, *other = NULL;
-    size_t most = 0;
+    sn_worker *next = NULL, *alike = NULL, *other = NULL;
+    size_t most_next = 0, most_alike = 0;
     for (size_t i = 0; i < e->options.sessions_max; i++) {
         sn_worker *w = &e->workers[i];
         if (w->job) continue;
         size_t same = job->fresh ? 0 : common_beginning(w, job);
-        if (same > most && same > w->n_ids / 2) longest = w, most = same;
+        if (same > most_next && is_next_turn(w, same)) next = w, most_next = same;
+        if (same > most_alike && same > w->n_ids / 2) alike = w, most_alike = same;
         bool better = !other || (other->session && (!w->session || w->used_us < other->used_us));
         if (better) other = w;
     }
-    return longest ? longest : other;
+    return next ? next : other && !other->session ? other : alike ? alike : other;
 }
 
 /* The session that was used longest ago of those that are idle and do not give up yet; NULL: there is none. */
@@ -235,7 +246,7 @@ static void care_for_idle_session(sn_worker *w) {
 }
 
 /* Remembers the session's tokens; without memory for them it is as if it had none. */
-static void note_tokens(sn_worker *w) {
+static void note_tokens(sn_worker *w, size_t n_prompt) {
     size_t n = 0;
     const int32_t *ids = w->session ? swarm_session_tokens(w->session, &n) : NULL;
     w->n_ids = 0;
@@ -247,6 +258,7 @@ static void note_tokens(sn_worker *w) {
     }
     if (n) memcpy(w->ids, ids, n * sizeof *ids);
     w->n_ids = n;
+    w->n_prompt = sn_min_size(n_prompt, n);
 }
 
 static swarm_code open_session(sn_worker *w, swarm_session **session, swarm_error **error) {
@@ -304,7 +316,7 @@ static void run_job(sn_worker *w) {
         for (sn_worker *other; (other = oldest_idle(e));) give_up(other);
     if (run) w->owner = job->owner;
     if (!broken) {
-        note_tokens(w);
+        note_tokens(w, job->n_prompt);
         set_free(w);
     }
     pthread_mutex_unlock(&e->lock);

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { PROMPT = 12, SECOND_US = 1000000, IDLE_MS = 60000 };
+enum { PROMPT = 12, LONG_PROMPT = 100, SECOND_US = 1000000, IDLE_MS = 60000 };
 
 static api_swarm api;
 static sn_server_engine *engine;
@@ -18,7 +18,7 @@ static sn_server_engine *engine;
 /* A job that generates `tokens` after its prompt. While it is held, it stops after its first token. */
 typedef struct work {
     sn_job job;
-    int32_t prompt[2 * PROMPT];
+    int32_t prompt[LONG_PROMPT + 8];
     const char *tokens; /* "max-tokens" */
     bool asks_engine;   /* at its end */
     bool takes_turns;   /* after its tokens; the second one is held, too, while `held_again` */
@@ -132,6 +132,37 @@ Test(server_engine, a_prompt_that_continues_a_session_goes_to_it) {
     cr_expect_eq(c.session, b.session);
     cr_expect_eq(d.session, a.session);
     cr_expect(c.had > PROMPT && d.had > PROMPT, "%zu %zu", c.had, d.had);
+}
+
+Test(server_engine, a_conversation_goes_on_in_its_session_though_its_long_answer_is_left_out) {
+    work a, b, c;
+    begin(3, 4);
+    make(&a, 1, PROMPT, "40"); /* thoughts, which the next prompt leaves out */
+    make(&b, 2, PROMPT, "2");
+    make(&c, 1, PROMPT + 4, "2");
+    run_whole(&a);
+    run_whole(&b);
+    run_whole(&c);
+    cr_expect_eq(c.session, a.session);
+}
+
+Test(server_engine, conversations_with_one_beginning_do_not_cut_each_other) {
+    work a, b, c;
+    begin(2, 4);
+    make(&a, 1, LONG_PROMPT, "2");
+    make(&b, 1, LONG_PROMPT, "2"); /* another question behind the same system prompt */
+    for (int i = LONG_PROMPT / 2 + 5; i < LONG_PROMPT; i++) b.prompt[i] += 7;
+    make(&c, 1, LONG_PROMPT + 4, "2");
+    run_whole(&a);
+    run_whole(&b);
+    run_whole(&c);
+    cr_expect_neq(b.session, a.session);
+    cr_expect_eq(c.session, a.session);
+    cr_expect_gt(c.had, LONG_PROMPT);
+    make(&b, 1, LONG_PROMPT, "2"); /* with no place left, the session that has more of it */
+    for (int i = LONG_PROMPT / 2 + 20; i < LONG_PROMPT; i++) b.prompt[i] += 9;
+    run_whole(&b);
+    cr_expect_eq(b.session, c.session);
 }
 
 Test(server_engine, a_prompt_finds_nothing_of_another_owner) {

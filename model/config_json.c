@@ -6,6 +6,8 @@
  * null counts as absent. Spellings of transformers 4 and 5 are both read. */
 #include "model/config_private.h"
 
+#include "model/json.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -554,7 +556,7 @@ sn_status sn_config_from_json(const char *text, size_t len, sn_hparams *hparams,
                               sn_err *err) {
     json_error_t wrong;
     *hparams = (sn_hparams){0};
-    json_t *config = json_loadb(text, len, JSON_REJECT_DUPLICATES, &wrong);
+    json_t *config = sn_json_read(text, len, &wrong);
     if (!config) return sn_fail(err, SN_REFUSED, "it is not valid JSON: %s (line %d)", wrong.text, wrong.line);
     sn_status status = read_config(config, hparams, family, err);
     json_decref(config);

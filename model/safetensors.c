@@ -6,9 +6,9 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "model/json.h"
 #include "model/mapped_file.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -209,6 +209,7 @@ static sn_status read_file_bytes(sn_safetensors *s, const uint8_t *data, size_t 
                        "this is not a safetensors file (it does not begin with the length of its header)");
     if (header_len > len - sizeof header_len)
         return sn_fail(err, SN_REFUSED, "the file ends within its header: it is cut off, fetch it again");
+    /* strictly: the format forbids what sn_json_read takes */
     json_t *header = json_loadb((const char *)data + sizeof header_len, header_len, JSON_REJECT_DUPLICATES, &wrong);
     if (!header) return sn_fail(err, SN_REFUSED, "the header is not valid JSON: %s", wrong.text);
     size_t at = sizeof header_len + header_len;
@@ -309,7 +310,7 @@ static sn_status read_index(sn_safetensors *s, const char *folder, const char *i
     json_t *index = NULL, *seen = NULL;
     sn_status status = sn_read_file(index_path, INDEX_MAX, &text, err);
     if (status) return status;
-    index = json_loadb((const char *)text.data, text.len, JSON_REJECT_DUPLICATES, &wrong);
+    index = sn_json_read((const char *)text.data, text.len, &wrong);
     seen = json_object();
     const json_t *weight_map = json_object_get(index, "weight_map");
     if (!seen)

@@ -7,6 +7,8 @@
  * model's tokens; other text is encoded as it is and decodes to itself. */
 #include "model/tokenizer/tokenizer_json.h"
 
+#include "model/json.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -253,7 +255,7 @@ static void read_eog_ids(sn_tokenizer *t, const json_t *generation) {
 static sn_status parse_json(const sn_buf *text, const char *name, json_t **out, sn_err *err) {
     json_error_t why;
     if (!text->data) return SN_OK;
-    *out = json_loadb((const char *)text->data, text->len, JSON_REJECT_DUPLICATES, &why);
+    *out = sn_json_read((const char *)text->data, text->len, &why);
     if (!*out) return sn_fail(err, SN_REFUSED, "%s is not valid JSON: %s, at line %d", name, why.text, why.line);
     if (!json_is_object(*out)) return sn_fail(err, SN_REFUSED, "%s is not a JSON object", name);
     return SN_OK;

@@ -61,6 +61,26 @@ Test(config, uses_the_defaults_of_the_reference) {
     cr_assert(!expect_accepted("{}").o_bias && !expect_accepted("{\"model_type\":\"qwen2\"}").o_bias);
 }
 
+static sn_status read_text(const char *more, sn_hparams *h, sn_err *err) {
+    char text[1024];
+    const sn_family *family;
+    snprintf(text, sizeof text, "%.*s,%s}", (int)(sizeof base - 2), base, more);
+    return sn_config_from_json(text, strlen(text), h, &family, err);
+}
+
+Test(config, reads_what_python_writes_and_uses_no_number_that_is_none) {
+    sn_hparams h;
+    sn_err err;
+    cr_assert_eq(read_text("\"x\":1000000000000000019884624838656,\"y\":[NaN,Infinity]", &h, &err), SN_OK, "%s",
+                 err.text);
+    cr_assert_eq(read_text("\"num_attention_heads\":2", &h, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(h.n_heads, 2, "of a field that is given twice the last counts");
+    cr_assert_eq(read_text("\"rms_norm_eps\":NaN", &h, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "'rms_norm_eps' must be a number"), "%s", err.text);
+    cr_assert_eq(read_text("\"hidden_size\":1000000000000000019884624838656", &h, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "'hidden_size' must be a whole number"), "%s", err.text);
+}
+
 Test(config, sets_the_traits_of_each_family) {
     cr_assert(expect_accepted("{\"model_type\":\"qwen2\"}").qkv_bias);
     cr_assert(expect_accepted("{\"model_type\":\"qwen3\"}").qk_norm);

@@ -256,7 +256,7 @@ sn_status sn_config_tensor_of_gguf(const char *path, uint64_t *from, uint64_t *b
     sn_gguf *gguf = NULL;
     const char *file;
     *from = *bytes = 0;
-    sn_status status = sn_gguf_open(path, &gguf, err);
+    sn_status status = sn_gguf_open_file(path, &gguf, err);
     const sn_gguf_tensor *tensor = status ? NULL : sn_gguf_tensor_find(gguf, freq_factors);
     if (tensor && sn_gguf_file_of(gguf, tensor->data, &file, from)) *bytes = tensor->bytes;
     sn_gguf_close(&gguf);

@@ -7,6 +7,7 @@
 #include "model/config_private.h"
 
 #include "model/json.h"
+#include "model/not_a_model.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -557,7 +558,11 @@ sn_status sn_config_from_json(const char *text, size_t len, sn_hparams *hparams,
     json_error_t wrong;
     *hparams = (sn_hparams){0};
     json_t *config = sn_json_read(text, len, &wrong);
-    if (!config) return sn_fail(err, SN_REFUSED, "it is not valid JSON: %s (line %d)", wrong.text, wrong.line);
+    if (!config) {
+        const char *other = sn_not_a_model(text, len);
+        if (other) return sn_fail(err, SN_REFUSED, "%s", other);
+        return sn_fail(err, SN_REFUSED, "it is not valid JSON: %s (line %d)", wrong.text, wrong.line);
+    }
     sn_status status = read_config(config, hparams, family, err);
     json_decref(config);
     return status;

@@ -1,6 +1,7 @@
 #include "model/hub/hub_private.h"
 
 #include "base/text.h"
+#include "model/gguf_parts.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -150,6 +151,39 @@ static bool is_gguf(const char *name) {
     return len > 5 && !strcmp(name + len - 5, ".gguf");
 }
 
+/* A name stands for a model unless it is a part of one and not the first. */
+static bool is_gguf_model(const char *name) {
+    int number;
+    sn_gguf_parts_of(name, &number);
+    return is_gguf(name) && number == 1;
+}
+
+/* The first part's name, of a model in parts; all of them must be there. */
+static sn_status choose_parts(const sn_hub_repo *repo, char out[SN_HUB_FILE_SIZE], sn_err *err) {
+    char name[SN_PATH_SIZE];
+    const char *etag;
+    uint64_t size;
+    for (int n = sn_gguf_parts_of(out, NULL), i = n; i > 0; i--) {
+        sn_status status = sn_gguf_part_path(out, i, name, err);
+        if (status) return status;
+        if (!sn_hub_repo_has(repo, name, &size, &etag))
+            return sn_fail(err, SN_REFUSED, "%s lacks %.200s, part %d of %d of the model, at revision %s",
+                           repo->name.repo, name, i, n, repo->name.revision);
+    }
+    memcpy(out, name, strlen(out)); /* of the same length */
+    return SN_OK;
+}
+
+/* The bytes of a model, of all its parts. */
+static uint64_t model_bytes(const sn_hub_repo *repo, const char *name) {
+    char part[SN_PATH_SIZE];
+    const char *etag;
+    uint64_t size, sum = 0;
+    for (int n = sn_gguf_parts_of(name, NULL), i = 1; i <= n; i++)
+        if (!sn_gguf_part_path(name, i, part, NULL) && sn_hub_repo_has(repo, part, &size, &etag)) sum += size;
+    return sum;
+}
+
 /* The files with their sizes, and whether this machine's memory holds them as a whole. */
 static sn_status list_models(const sn_hub_repo *repo, sn_err *err) {
     char text[512] = "", size[32];
@@ -159,8 +193,8 @@ static sn_status list_models(const sn_hub_repo *repo, sn_err *err) {
     size_t used = 0;
     int n = 0;
     json_object_foreach(repo->files, name, entry) {
-        uint64_t bytes = (uint64_t)json_integer_value(json_array_get(entry, 0));
-        if (!is_gguf(name) || n++ >= LISTED || used >= sizeof text) continue;
+        uint64_t bytes = model_bytes(repo, name);
+        if (!is_gguf_model(name) || n++ >= LISTED || used >= sizeof text) continue;
         used += (size_t)snprintf(text + used, sizeof text - used, "%s%s (%s%s)", used ? ", " : "", name,
                                  sn_format_size(bytes, size), bytes < memory / 10 * 8 ? ", fits here" : "");
     }
@@ -181,14 +215,14 @@ sn_status sn_hub_repo_choose(const sn_hub_repo *repo, char out[SN_HUB_FILE_SIZE]
             return sn_fail(err, SN_REFUSED, "%s has no file %s at revision %s", repo->name.repo, out,
                            repo->name.revision);
         return is_gguf(out)
-                   ? SN_OK
+                   ? choose_parts(repo, out, err)
                    : sn_fail(err, SN_REFUSED, "%s is no GGUF file: give the repository alone for safetensors", out);
     }
     if (sn_hub_repo_has(repo, "config.json", &size, &etag) &&
         (sn_hub_repo_has(repo, "model.safetensors", &size, &etag) ||
          sn_hub_repo_has(repo, "model.safetensors.index.json", &size, &etag)))
         return SN_OK;
-    json_object_foreach(repo->files, name, entry) if (is_gguf(name) && !n++)
+    json_object_foreach(repo->files, name, entry) if (is_gguf_model(name) && !n++)
         snprintf(out, SN_HUB_FILE_SIZE, "%s", name);
-    return n == 1 ? SN_OK : list_models(repo, err);
+    return n == 1 ? choose_parts(repo, out, err) : list_models(repo, err);
 }

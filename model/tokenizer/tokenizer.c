@@ -211,8 +211,8 @@ static sn_status encode_part(encoding *e, part p) {
 
 /* Whether the token, which stands at `at`, is to stay text. */
 static bool stays_text(const encoding *e, const part *p, const sn_added_token *token, size_t at) {
-    if (token->special && !e->parse_special) return true;
     bool controls = token->special || sn_tokenizer_is_eog(e->tokenizer, token->id);
+    if (controls && !e->parse_special) return true; /* one that ends a text may not be called special (Phi-3's </s>) */
     for (size_t i = at; p->plain && controls && i < at + token->len; i++)
         if (p->plain[i] & 1) return true;
     return false;

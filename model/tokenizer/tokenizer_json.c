@@ -8,6 +8,7 @@
 #include "model/tokenizer/tokenizer_json.h"
 
 #include "model/json.h"
+#include "model/not_a_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -256,6 +257,8 @@ static sn_status parse_json(const sn_buf *text, const char *name, json_t **out, 
     json_error_t why;
     if (!text->data) return SN_OK;
     *out = sn_json_read((const char *)text->data, text->len, &why);
+    const char *other = *out ? NULL : sn_not_a_model(text->data, text->len);
+    if (other) return sn_fail(err, SN_REFUSED, "%s: %s", name, other);
     if (!*out) return sn_fail(err, SN_REFUSED, "%s is not valid JSON: %s, at line %d", name, why.text, why.line);
     if (!json_is_object(*out)) return sn_fail(err, SN_REFUSED, "%s is not a JSON object", name);
     return SN_OK;

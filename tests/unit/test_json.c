@@ -43,11 +43,11 @@ Test(json, texts_stay_as_they_are) {
 }
 
 Test(json, what_is_no_json_is_refused) {
-    static const char *const texts[] = {"",          "[",         "NaN",       "[NaNs]",      "[aNaN]",     "[Nan]",
-                                        "[-NaN]",    "[1NaN]",    "[Infinit]", "[-Infinity1", "[\"a\"NaN]", "[+1]",
-                                        "[1e400e1]", "[\"\\",     "[\"",       "[--1]",       "[1",         "[1.]",
-                                        "[01]",      "{\"a\":N}", "I",         "-I",          "-",          "[.5]",
-                                        "[99999999999999999999-]"};
+    static const char *const texts[] = {"",           "[",      "NaN",       "[NaNs]",    "[aNaN]",
+                                        "[Nan]",      "[-NaN]", "[1NaN]",    "[Infinit]", "[-Infinity1",
+                                        "[\"a\"NaN]", "[+1]",   "[1e400e1]", "[\"\\",     "[\"",
+                                        "[--1]",      "[1",     "[1.]",      "[01]",      "{\"a\":N}",
+                                        "I",          "-I",     "-",         "[.5]",      "[99999999999999999999-]"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) expect_read(texts[i], "");
     char deep[9000];
     memset(deep, '[', sizeof deep);

@@ -333,9 +333,31 @@ Test(model, opens_some_shards_and_reports_what_is_missing) {
     sn_model_tensor t;
     cr_assert(!sn_model_has_block(m, 0));
     cr_assert_eq(sn_model_find(m, SN_ROLE_TOKEN_EMBEDDING, 0, &t, NULL), SN_OK);
-    cr_assert_eq(sn_model_find(m, SN_ROLE_OUTPUT_NORM, 0, &t, NULL), SN_REFUSED);
+    sn_err err = {0};
+    cr_assert_eq(sn_model_find(m, SN_ROLE_OUTPUT_NORM, 0, &t, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "the folder lacks model-00003-of-00003.safetensors"), "%s", err.text);
+    cr_assert_eq(sn_model_find(m, SN_ROLE_FFN_DOWN, 0, &t, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "the folder lacks model-00002-of-00003.safetensors"), "%s", err.text);
     sn_model_close(&m);
     temp_folder_remove(&folder);
+}
+
+Test(model, names_pointers_and_pages_that_are_no_model) {
+    static const char lfs[] = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n",
+                      page[] = "\n<!DOCTYPE html><html><head><title>Log in</title></head></html>";
+    for (int i = 0; i < 2; i++) {
+        const char *text = i ? page : lfs, *sentence = i ? "a page of a website" : "git LFS's pointer";
+        char *folder = temp_folder(), *path = temp_path(folder, "model.gguf");
+        write_file(folder, "model.gguf", text, strlen(text));
+        expect_path_refused(path, sentence);
+        write_file(folder, "config.json", text, strlen(text));
+        expect_path_refused(folder, sentence);
+        copy_file(GOLDEN "llama", folder, "config.json");
+        write_file(folder, "model.safetensors", text, strlen(text));
+        expect_path_refused(folder, sentence);
+        free(path);
+        temp_folder_remove(&folder);
+    }
 }
 
 /* -- ids and hashes */

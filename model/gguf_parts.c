@@ -59,13 +59,13 @@ static sn_status open_part(const char *path, int number, int count, sn_gguf **ou
     int own = 0, of = 0;
     sn_status status = sn_gguf_part_path(path, number, part, err);
     if (!status && access(part, F_OK))
-        return sn_fail(err, SN_REFUSED, "%s is missing, part %d of the %d of this model: put it beside the others", part,
-                       number, count);
+        return sn_fail(err, SN_REFUSED, "%s is missing, part %d of the %d of this model: put it beside the others",
+                       part, number, count);
     if (!status) status = sn_gguf_open_file(part, out, err);
     if (!status) status = read_place(*out, &own, &of, err);
     if (!status && (own != number || of != count))
-        status = sn_fail(err, SN_REFUSED, "%s holds part %d of %d of a model: it is misnamed, fetch it again", part, own,
-                         of);
+        status = sn_fail(err, SN_REFUSED, "%s holds part %d of %d of a model: it is misnamed, fetch it again", part,
+                         own, of);
     return status;
 }
 
@@ -78,8 +78,8 @@ static sn_status join_parts(sn_gguf **parts, int count, sn_err *err) {
     sn_status status = sn_gguf_i32(first, "split.tensors.count", false, &said, err);
     for (int i = 0; i < count; i++) n += parts[i]->n_tensors;
     if (!status && (n > TENSORS_MAX || (said >= 0 && (size_t)said != n)))
-        return sn_fail(err, SN_REFUSED, "the parts hold %zu tensors where the first says %d: they are of different models",
-                       n, said);
+        return sn_fail(err, SN_REFUSED,
+                       "the parts hold %zu tensors where the first says %d: they are of different models", n, said);
     if (!status) status = sn_calloc(&whole.tensors, n, sizeof *whole.tensors, err);
     if (!status) status = sn_calloc(&whole.by_name, n, sizeof *whole.by_name, err);
     if (!status) status = sn_calloc(&whole.maps, (size_t)count, sizeof *whole.maps, err);
@@ -125,9 +125,10 @@ sn_status sn_gguf_open(const char *path, sn_gguf **out, sn_err *err) {
     if (status) return sn_err_context(err, "%s", path), status;
     named = sn_gguf_parts_of(path, &as);
     if (named != count || as != number)
-        return sn_fail(err, SN_REFUSED,
-                       "%s is part %d of %d of a model: name it NAME-%05d-of-%05d.gguf, beside its other parts, which are "
-                       "found by that",
-                       path, number, count, number, count);
+        return sn_fail(
+            err, SN_REFUSED,
+            "%s is part %d of %d of a model: name it NAME-%05d-of-%05d.gguf, beside its other parts, which are "
+            "found by that",
+            path, number, count, number, count);
     return open_parts(path, count, out, err);
 }

@@ -1,7 +1,7 @@
 /* Models whose GGUF file is cut into several, as gguf-split of llama.cpp does it and hubs ask for above 50 GB:
- * NAME-00001-of-00003.gguf, NAME-00002-of-00003.gguf, ... Each is a GGUF file with some of the tensors; the first has the
- * metadata, and every one says in split.no and split.count which part of how many it is. A part finds the others by its
- * path, so programs that know only names (a hub's list, a manifest) find them, too.
+ * NAME-00001-of-00003.gguf, NAME-00002-of-00003.gguf, ... Each is a GGUF file with some of the tensors; the first has
+ * the metadata, and every one says in split.no and split.count which part of how many it is. A part finds the others by
+ * its path, so programs that know only names (a hub's list, a manifest) find them, too.
  *
  * Functions without state. */
 #ifndef SN_MODEL_GGUF_PARTS_H

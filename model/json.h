@@ -14,7 +14,7 @@
 #include <stddef.h>
 
 /* The value, an object or an array, which the caller releases by json_decref; NULL: it is not JSON, or memory is out,
- * as `wrong` says (NULL: nobody asks). Any thread. */
+ * as `wrong` says (NULL: it is not asked for). Any thread. */
 json_t *sn_json_read(const char *text, size_t len, json_error_t *wrong);
 
 #endif

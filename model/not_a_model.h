@@ -1,5 +1,5 @@
-/* Files that are there under a model's name and hold something else: what an unfinished git clone leaves, and pages that
- * were saved in place of a file. */
+/* Files that are there under a model's name and hold something else: what an unfinished git clone leaves, and pages
+ * that were saved in place of a file. */
 #ifndef SN_MODEL_NOT_A_MODEL_H
 #define SN_MODEL_NOT_A_MODEL_H
 

@@ -1,3 +1,5 @@
+/* What a hub says of a repository becomes one object, name to size and version (read_tree), which is kept in the cache
+ * for the time when the hub cannot be reached; the model is chosen among those names (sn_hub_repo_choose). */
 #include "model/hub/hub_private.h"
 
 #include "base/text.h"

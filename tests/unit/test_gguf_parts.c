@@ -1,5 +1,5 @@
-/* Models whose GGUF file is cut into parts: names, and what the parts say of themselves. tests/system/test_split_gguf.sh
- * runs such models. */
+/* Models whose GGUF file is cut into parts: names, and what the parts say of themselves.
+ * tests/system/test_split_gguf.sh runs such models. */
 #include "model/gguf.h"
 #include "model/gguf_parts.h"
 #include "tests/support/files.h"
@@ -108,9 +108,15 @@ Test(gguf_parts, are_known_by_their_names) {
     static const struct {
         const char *path;
         int count, number;
-    } names[] = {{"x/a-00002-of-00003.gguf", 3, 2}, {"a-00000-of-00003.gguf", 1, 1}, {"a-00004-of-00003.gguf", 1, 1},
-                 {"a-0001-of-0003.gguf", 1, 1},     {"a-00001-of-00003.bin", 1, 1},  {"a.gguf", 1, 1},
-                 {"", 1, 1},                        {"a-00001-of-99999.gguf", 1, 1}, {"-00001-of-00002.gguf", 2, 1}};
+    } names[] = {{"x/a-00002-of-00003.gguf", 3, 2},
+                 {"a-00000-of-00003.gguf", 1, 1},
+                 {"a-00004-of-00003.gguf", 1, 1},
+                 {"a-0001-of-0003.gguf", 1, 1},
+                 {"a-00001-of-00003.bin", 1, 1},
+                 {"a.gguf", 1, 1},
+                 {"", 1, 1},
+                 {"a-00001-of-99999.gguf", 1, 1},
+                 {"-00001-of-00002.gguf", 2, 1}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         int number;
         cr_expect_eq(sn_gguf_parts_of(names[i].path, &number), names[i].count, "%s", names[i].path);

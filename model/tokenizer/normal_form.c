@@ -48,9 +48,8 @@ static size_t decompose(utf8proc_option_t options, const char *text, size_t len,
     uint32_t code;
     for (size_t at = 0, step; at < len && (step = sn_utf8_decode(text + at, len - at, &code)); at += step) {
         int unused = 0;
-        utf8proc_ssize_t more =
-            utf8proc_decompose_char((utf8proc_int32_t)code, codes ? codes + n : NULL,
-                                    codes ? (utf8proc_ssize_t)(room - n) : 0, options, &unused);
+        utf8proc_ssize_t more = utf8proc_decompose_char((utf8proc_int32_t)code, codes ? codes + n : NULL,
+                                                        codes ? (utf8proc_ssize_t)(room - n) : 0, options, &unused);
         if (more > 0) n += (size_t)more;
     }
     return n;

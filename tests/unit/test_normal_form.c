@@ -18,8 +18,8 @@ static sn_buf normal(sn_normal_form form, const char *text, size_t len) {
 
 static void expect_form(sn_normal_form form, const char *text, const char *wanted, const char *line) {
     sn_buf out = normal(form, text, strlen(text));
-    cr_expect(out.len == strlen(wanted) && !memcmp(out.data, wanted, out.len), "form %d of %s gives %.*s", (int)form, line,
-              (int)out.len, (const char *)out.data);
+    cr_expect(out.len == strlen(wanted) && !memcmp(out.data, wanted, out.len), "form %d of %s gives %.*s", (int)form,
+              line, (int)out.len, (const char *)out.data);
     sn_buf_fini(&out);
 }
 
@@ -33,7 +33,8 @@ static void write_codes(const char *codes, char *out) {
         else if (c < 0x800)
             *out++ = (char)(0xc0 | c >> 6), *out++ = (char)(0x80 | (c & 0x3f));
         else if (c < 0x10000)
-            *out++ = (char)(0xe0 | c >> 12), *out++ = (char)(0x80 | (c >> 6 & 0x3f)), *out++ = (char)(0x80 | (c & 0x3f));
+            *out++ = (char)(0xe0 | c >> 12), *out++ = (char)(0x80 | (c >> 6 & 0x3f)),
+            *out++ = (char)(0x80 | (c & 0x3f));
         else
             *out++ = (char)(0xf0 | c >> 18), *out++ = (char)(0x80 | (c >> 12 & 0x3f)),
             *out++ = (char)(0x80 | (c >> 6 & 0x3f)), *out++ = (char)(0x80 | (c & 0x3f));
@@ -87,14 +88,21 @@ Test(normal_form, orders_a_long_run_of_combining_characters) {
 
 /* A mark of any byte that a byte of the output may come from is its mark; ASCII keeps its own. */
 Test(normal_form, keeps_marks_of_bytes) {
-    static const char text[] = "ab" "e\xcc\x81" "c\xc3\xa9" "d";
-    static const uint8_t marks[] = {0, 1, 0, 1, 1, 0, 0, 0, 1}, wanted[] = {0, 1, 1, 1, 0, 0, 0, 1};
+    static const char text[] = "ab"
+                               "e\xcc\x81"
+                               "c\xc3\xa9"
+                               "d";
+    static const uint8_t marks[] = {0, 1, 1, 0, 0, 0, 0, 0, 1}, wanted[] = {0, 1, 1, 1, 0, 0, 0, 1};
     sn_buf out, plain;
     sn_err err;
     sn_buf_init(&out, 64);
     sn_buf_init(&plain, 64);
     cr_assert_eq(sn_normal_form_append(SN_NFC, text, sizeof text - 1, marks, &out, &plain, &err), SN_OK);
-    cr_assert(out.len == sizeof wanted && !memcmp(out.data, "ab\xc3\xa9" "c\xc3\xa9" "d", out.len));
+    cr_assert(out.len == sizeof wanted && !memcmp(out.data,
+                                                  "ab\xc3\xa9"
+                                                  "c\xc3\xa9"
+                                                  "d",
+                                                  out.len));
     cr_assert(plain.len == sizeof wanted && !memcmp(plain.data, wanted, sizeof wanted));
     sn_buf_fini(&out);
     sn_buf_fini(&plain);

@@ -226,6 +226,10 @@ static const struct {
     {"normalizer", "null", "leaves spaces as they are"},
     {"normalizer", "{\"type\": \"NFKC\"}", "leaves spaces as they are"},
     {"normalizer.normalizers.1", "{\"type\": \"Lowercase\"}", "'Lowercase'"},
+    {"normalizer",
+     "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, "
+     "\"content\": \"" SN_SPACE "\"}, {\"type\": \"NFKC\"}]}",
+     "'NFKC' is not supported in its place"},
     {"normalizer.normalizers.0.prepend", "\"_\"", "'Prepend'"},
     {"normalizer.normalizers.1.content", "\"_\"", "'Replace'"},
     {"normalizer.normalizers.1", "{\"type\": \"Prepend\", \"prepend\": \"" SN_SPACE "\"}", "'Prepend'"},

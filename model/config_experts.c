@@ -21,14 +21,14 @@ static sn_status read_counts(const json_t *config, const sn_moe_config *m, sn_hp
 
 static sn_status read_router(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
     bool normalised = m->normalised == SN_ALWAYS || m->normalised_default;
-    double scale = 1;
+    double scale = m->scale_default > 0 ? m->scale_default : 1;
     sn_status status = SN_OK;
     const char *word = m->scoring == SN_ROUTER_SIGMOID ? "sigmoid" : "softmax", *scoring = word;
     status = sn_config_text(config, "scoring_func", false, &scoring, err);
     if (!status && strcmp(scoring, word))
         return sn_fail(err, SN_REFUSED, "'scoring_func' is %.64s; in this family %s is known", scoring, word);
     if (!status && m->normalised == SN_IF_DECLARED) status = sn_config_bool(config, "norm_topk_prob", &normalised, err);
-    if (!status) status = sn_config_number(config, "routed_scaling_factor", false, &scale, err);
+    if (!status && m->scale_default > 0) status = sn_config_number(config, "routed_scaling_factor", false, &scale, err);
     if (!status && !(scale > 0 && scale <= 1e6))
         return sn_fail(err, SN_REFUSED, "'routed_scaling_factor' is %g; it must lie from 0 to 1e6", scale);
     h->router_scoring = m->scoring == SN_ROUTER_SOFTMAX_ALL && normalised ? SN_ROUTER_SOFTMAX : m->scoring;
@@ -104,16 +104,18 @@ static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hpa
 /* The groups of experts that the router chooses among. */
 static sn_status read_groups(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
     const char *scoring = m->scoring == SN_ROUTER_SIGMOID ? "sigmoid" : "softmax", *said = scoring, *by = m->groups_by;
-    int groups = 1, used = 1;
+    int groups = m->n_groups ? m->n_groups : 1, used = m->n_groups_used;
     if (!m->groups_by) return SN_OK;
     sn_status status = sn_config_text(config, "scoring_func", false, &said, err);
     if (!status) status = sn_config_text(config, "topk_method", false, &by, err);
     if (status) return status;
-    if (strcmp(said, scoring) || (strcmp(by, m->groups_by) && strcmp(by, "greedy")))
+    bool may_choose = m->scoring != SN_ROUTER_SIGMOID; /* DeepSeek-V3 has one method, and V2 two */
+    if (strcmp(said, scoring) || (strcmp(by, m->groups_by) && (strcmp(by, "greedy") || !may_choose)))
         return sn_fail(err, SN_REFUSED, "'scoring_func' is '%.32s' and 'topk_method' '%.32s'; '%s' is known with '%s'",
                        said, by, scoring, m->groups_by);
+    if (strcmp(by, m->groups_by)) groups = 1;
     if (!strcmp(by, m->groups_by)) status = sn_config_int(config, "n_group", false, &groups, err);
-    if (!status && groups != 1) status = sn_config_int(config, "topk_group", true, &used, err);
+    if (!status && groups != 1) status = sn_config_int(config, "topk_group", !m->n_groups, &used, err);
     return status ? status : sn_config_set_groups(h, groups, used, err);
 }
 

@@ -66,6 +66,7 @@ static const sn_moe_config v2_experts = {
     .n_shared = 2,
     .scoring = SN_ROUTER_SOFTMAX_ALL,
     .normalised = SN_NEVER,
+    .scale_default = 1,
     .groups_by = "group_limited_greedy",
 };
 static const sn_moe_config v3_experts = {
@@ -80,6 +81,9 @@ static const sn_moe_config v3_experts = {
     .normalised = SN_IF_DECLARED,
     .normalised_default = true,
     .correction = true,
+    .scale_default = 2.5,
+    .n_groups = 8,
+    .n_groups_used = 4,
     .groups_by = "noaux_tc",
 };
 static const char *const latent_reads[] = {"n_routed_experts", "n_group", "topk_group", NULL};

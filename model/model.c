@@ -293,8 +293,10 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
     if (!status && own) status = join_f8(m, &own, err);
     if (status) return status;
     if (!own || own->tensor.scales) use_f8_scales(m, name);
-    if (role == SN_ROLE_OUTPUT &&
-        m->hparams.tied_output) { /* a tensor in the file is a copy; the reference ties it, too */
+    /* The files' counts, whatever the configuration says, also where its shard is not here. */
+    if (role == SN_ROLE_OUTPUT && (own || (m->safetensors && sn_safetensors_lacks(m->safetensors, name))))
+        m->hparams.tied_output = false;
+    if (role == SN_ROLE_OUTPUT && m->hparams.tied_output) {
         *slot = m->roles[SN_ROLE_TOKEN_EMBEDDING];
         return SN_OK;
     }

@@ -388,6 +388,10 @@ const sn_mapped_file *sn_safetensors_files(const sn_safetensors *file, size_t *n
     return file->maps;
 }
 
+bool sn_safetensors_lacks(const sn_safetensors *file, const char *name) {
+    return json_object_get(file->missing, name) != NULL;
+}
+
 const char *sn_safetensors_missing(const sn_safetensors *file, const char *name) {
     const char *tensor;
     json_t *shard;

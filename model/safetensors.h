@@ -43,6 +43,8 @@ sn_status sn_safetensors_open_memory(const void *data, size_t len, const char *n
 void sn_safetensors_close(sn_safetensors **file); /* accepts NULL */
 
 /* Tensors, sorted by name; find returns NULL when there is none of that name. */
+/* Whether the index names the tensor in a shard that the folder lacks. */
+bool sn_safetensors_lacks(const sn_safetensors *file, const char *name);
 /* A shard that the index names and the folder lacks: if there are several, that of a tensor whose name ends so. NULL:
  * it lacks none. */
 const char *sn_safetensors_missing(const sn_safetensors *file, const char *name);

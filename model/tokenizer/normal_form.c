@@ -17,7 +17,7 @@ enum { SHORT_RUN = 16, CLASSES = 256 };
 static int class_of(utf8proc_int32_t code) { return utf8proc_get_property(code)->combining_class; }
 
 /* Sorts by class and keeps the order within a class. */
-static void order_run(utf8proc_int32_t *codes, size_t n, utf8proc_int32_t *spare) {
+static void order_run(utf8proc_int32_t *codes, size_t n, utf8proc_int32_t *other) {
     size_t places[CLASSES + 1] = {0};
     if (n <= SHORT_RUN) {
         for (size_t i = 1; i < n; i++)
@@ -30,14 +30,14 @@ static void order_run(utf8proc_int32_t *codes, size_t n, utf8proc_int32_t *spare
     }
     for (size_t i = 0; i < n; i++) places[class_of(codes[i]) + 1]++;
     for (int c = 0; c < CLASSES; c++) places[c + 1] += places[c];
-    for (size_t i = 0; i < n; i++) spare[places[class_of(codes[i])]++] = codes[i];
-    memcpy(codes, spare, n * sizeof *codes);
+    for (size_t i = 0; i < n; i++) other[places[class_of(codes[i])]++] = codes[i];
+    memcpy(codes, other, n * sizeof *codes);
 }
 
-static void order_all(utf8proc_int32_t *codes, size_t n, utf8proc_int32_t *spare) {
+static void order_all(utf8proc_int32_t *codes, size_t n, utf8proc_int32_t *other) {
     for (size_t from = 0, end; from < n; from = end) {
         for (end = from; end < n && class_of(codes[end]); end++) {}
-        order_run(codes + from, end - from, spare);
+        order_run(codes + from, end - from, other);
         end += end == from;
     }
 }

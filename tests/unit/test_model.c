@@ -3,6 +3,7 @@
 #include "tests/support/files.h"
 
 #include <criterion/criterion.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -339,6 +340,29 @@ Test(model, opens_some_shards_and_reports_what_is_missing) {
     cr_assert_eq(sn_model_find(m, SN_ROLE_FFN_DOWN, 0, &t, &err), SN_REFUSED);
     cr_assert(strstr(err.text, "the folder lacks model-00002-of-00003.safetensors"), "%s", err.text);
     sn_model_close(&m);
+    temp_folder_remove(&folder);
+}
+
+/* tie_word_embeddings beside a head of its own, as the reference has it. */
+Test(model, takes_a_head_that_the_files_have) {
+    char *folder = temp_folder();
+    json_error_t wrong;
+    json_t *config = json_load_file(GOLDEN "mistral/config.json", 0, &wrong);
+    cr_assert_not_null(config);
+    json_object_set_new(config, "tie_word_embeddings", json_true());
+    char *text = json_dumps(config, 0);
+    write_file(folder, "config.json", text, strlen(text));
+    copy_file(GOLDEN "mistral", folder, "model.safetensors");
+    sn_model *m = open_model(folder), *own = open_model(GOLDEN "mistral");
+    sn_model_tensor a, b;
+    cr_assert(!sn_model_hparams(m)->tied_output);
+    cr_assert(!sn_model_find(m, SN_ROLE_OUTPUT, 0, &a, NULL) && !sn_model_find(own, SN_ROLE_OUTPUT, 0, &b, NULL));
+    cr_assert(a.bytes == b.bytes && !memcmp(a.data, b.data, a.bytes));
+    cr_assert(!sn_model_find(m, SN_ROLE_TOKEN_EMBEDDING, 0, &a, NULL) && memcmp(a.data, b.data, a.bytes));
+    sn_model_close(&m);
+    sn_model_close(&own);
+    free(text);
+    json_decref(config);
     temp_folder_remove(&folder);
 }
 

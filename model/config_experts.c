@@ -81,6 +81,22 @@ static sn_status read_sparse_list(const json_t *config, sn_hparams *h, sn_err *e
     return SN_OK;
 }
 
+/* Where mlp_layer_types says of each block whether it has experts, nothing else does. */
+static sn_status read_layer_kinds(const json_t *config, sn_hparams *h, sn_err *err) {
+    const json_t *list = sn_config_field(config, "mlp_layer_types");
+    if (!list) return SN_OK;
+    if (!json_is_array(list) || json_array_size(list) != (size_t)h->n_blocks)
+        return sn_fail(err, SN_REFUSED, "'mlp_layer_types' must list the kinds of all %d blocks", h->n_blocks);
+    for (int i = 0; i < h->n_blocks; i++) {
+        const char *kind = json_string_value(json_array_get(list, (size_t)i));
+        h->dense[i] = kind && !strcmp(kind, "dense");
+        if (!h->dense[i] && (!kind || strcmp(kind, "sparse")))
+            return sn_fail(err, SN_REFUSED, "'mlp_layer_types' holds '%.64s'; dense and sparse are known",
+                           kind ? kind : "no text");
+    }
+    return SN_OK;
+}
+
 /* Which blocks have no experts: the first ones, those of a list, and all but every n-th. */
 static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
     int first = m->n_dense, step = 1;
@@ -93,6 +109,7 @@ static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hpa
     for (int i = 0; i < h->n_blocks && !status; i++) h->dense[i] = i < first || (i + 1) % step != 0;
     if (!status) status = read_dense_list(config, h, err);
     if (!status) status = read_sparse_list(config, h, err);
+    if (!status) status = read_layer_kinds(config, h, err);
     for (int i = 0; i < h->n_blocks && !status; i++) any |= h->dense[i];
     if (!status && any && !m->dense_width)
         return sn_fail(err, SN_REFUSED,

@@ -241,7 +241,9 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
 
 /* Files of the llama architecture that are mixtures (Mixtral) give an expert's width as feed_forward_length. */
 static sn_status read_experts(const reader *r, const sn_family *family, sn_hparams *h) {
-    sn_status status = read_int(r, "expert_count", family->moe, &h->n_experts);
+    /* deepseek2 may be without experts (Youtu) */
+    sn_status status = read_int(r, "expert_count", family->moe && !family->latent, &h->n_experts);
+    if (!status && family->latent && !h->n_experts) return SN_OK;
     if (!status) status = read_int(r, "expert_used_count", h->n_experts && family->gguf_moe, &h->n_experts_used);
     if (!status && (h->n_experts || h->n_experts_used) && !family->gguf_moe)
         return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");

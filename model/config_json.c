@@ -143,6 +143,8 @@ static sn_status read_activation(const json_t *config, const sn_family *family, 
     sn_status status = sn_config_text(config, field, false, &name, err);
     if (!status && h->activation == SN_SWIGLU_CLAMPED) return check_clamps(config, name, err);
     if (status || !name) return status;
+    if (family->recurrent && strcmp(name, "silu") && strcmp(name, "swish")) /* it is the recurrent blocks' gate, too */
+        return sn_fail(err, SN_REFUSED, "the activation '%.64s' is not known in this family; silu is", name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i].name)) {
             h->activation = known[i].kind;
@@ -243,6 +245,8 @@ static sn_status read_two_ropes(const json_t *config, const json_t *both, double
     sn_status status = sn_config_number(config, "rope_local_base_freq", false, &s[0].theta, err);
     if (status) return status;
     const json_t *scaling = sn_config_field(config, "rope_scaling");
+    if (!both && sn_config_field(scaling, "type") && !sn_config_field(scaling, "rope_type"))
+        return sn_fail(err, SN_REFUSED, "'rope_scaling' says 'type', which this family ignores: call it 'rope_type'");
     if (!both) return read_rope_object(scaling, "rope_scaling", rotated, &s[1], err);
     const json_t *local = sn_config_field(both, "sliding_attention"), *full = sn_config_field(both, "full_attention");
     if (!json_is_object(both) || json_object_size(both) != (size_t)(!!local + !!full))

@@ -321,7 +321,6 @@ const sn_family sn_families_dense[] = {
         .gguf_architecture = "mistral3",
         .gguf_rope = SN_ROPE_INTERLEAVED,
         .window = SN_WINDOW_GIVEN,
-        .theta_default = 1e6,
         .wrapped = true,
         .naming = USUAL_NAMES,
     },

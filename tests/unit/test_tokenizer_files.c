@@ -42,6 +42,21 @@ Test(tokenizer_files, takes_end_tokens_and_template_from_companion_files) {
     json_decref(generation);
 }
 
+/* Falcon's steps: signs, words, and within the byte-level alphabet digits by three. */
+Test(tokenizer_files, splits_as_falcon_does) {
+    json_t *root = fixture_json("gpt2", "tokenizer.json"), *expected = load_json("tokenizer/", "falcon_steps.json");
+    char *steps = json_dumps(json_object_get(expected, "pre_tokenizer"), 0);
+    sn_tokenizer *t;
+    sn_err err;
+    change_json(root, "pre_tokenizer", steps);
+    cr_assert_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_OK, "%s", err.text);
+    expect_encodings(t, json_object_get(expected, "texts"), false, "falcon");
+    sn_tokenizer_close(&t);
+    free(steps);
+    json_decref(expected);
+    json_decref(root);
+}
+
 /* Python's json writes all of this, transformers the first for every tokenizer without a limit. */
 Test(tokenizer_files, reads_companion_files_as_python_writes_them) {
     static const char config[] = "{\"model_max_length\": 1000000000000000019884624838656, \"x\": [NaN, -Infinity], "
@@ -109,7 +124,7 @@ static const struct {
      "0 bytes long"},
     {"pre_tokenizer",
      "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\", \"add_prefix_space\": false}, {\"type\": "
-     "\"Digits\"}]}",
+     "\"Punctuation\"}]}",
      "after ByteLevel"},
     {"pre_tokenizer",
      "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": "

@@ -384,10 +384,12 @@ static sn_status read_softcaps(const json_t *config, sn_hparams *h, sn_err *err)
            logits = json_object_get(config, "final_logit_softcapping") ? 0 : 30;
     sn_status status = sn_config_number(config, "attn_logit_softcapping", false, &scores, err);
     if (!status) status = sn_config_number(config, "final_logit_softcapping", false, &logits, err);
-    if (!status && !(scores >= 0 && scores <= 1e6 && logits >= 0 && logits <= 1e6))
+    bool none[] = {!sn_config_field(config, "attn_logit_softcapping") && scores == 0,
+                   !sn_config_field(config, "final_logit_softcapping") && logits == 0};
+    if (!status && !((none[0] || (scores > 0 && scores <= 1e6)) && (none[1] || (logits > 0 && logits <= 1e6))))
         return sn_fail(err, SN_REFUSED,
-                       "'attn_logit_softcapping' %g and 'final_logit_softcapping' %g must lie from 0 to 1e6", scores,
-                       logits);
+                       "'attn_logit_softcapping' %g and 'final_logit_softcapping' %g must lie above 0, up to 1e6",
+                       scores, logits);
     h->score_softcap = (float)scores;
     h->logit_softcap = (float)logits;
     return SN_OK;

@@ -136,10 +136,10 @@ sn_status sn_pretokenizer_add(sn_pretokenizer *pretokenizer, const char *pattern
 /* ---- named pre-tokenizers ---- */
 
 /* The patterns as the models' makers published them. */
-#define GPT2  "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define DIGIT "\\p{N}"
+#define GPT2         "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define DIGIT        "\\p{N}"
 #define FALCON_SIGNS "[\\p{P}\\$\\+<=>\\^~\\|`]+"
-#define BLOOM " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+#define BLOOM        " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 #define CL100K(digits)                                                                                                 \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits                                               \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"

@@ -35,8 +35,8 @@ void sn_pretokenizer_free(sn_pretokenizer **pretokenizer); /* accepts NULL */
 sn_status sn_pretokenizer_add(sn_pretokenizer *pretokenizer, const char *pattern, size_t len, bool literal,
                               sn_split split, bool invert, sn_err *err) SN_MUST_USE;
 
-/* Appends a step that sees bytes, which may cut characters: as one that sees them as the byte-level alphabet. The pattern
- * is the caller's own, or has classes, counts and characters of ASCII alone. */
+/* Appends a step that sees bytes, which may cut characters: as one that sees them as the byte-level alphabet. The
+ * pattern is the caller's own, or has classes, counts and characters of ASCII alone. */
 sn_status sn_pretokenizer_add_bytes(sn_pretokenizer *pretokenizer, const char *pattern, sn_split split, bool invert,
                                     sn_err *err) SN_MUST_USE;
 

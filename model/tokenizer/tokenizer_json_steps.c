@@ -66,8 +66,8 @@ static sn_status read_punctuation(steps *s, const json_t *value) {
     return status ? status : steps_add(s, "[\\p{P}$+<=>^`|~]", false, split, false);
 }
 
-/* A step after ByteLevel sees the byte-level alphabet. Its numbers are the digits, and the characters that stand for six
- * bytes, which are parts of others; a pattern of plain ASCII finds the same there as in the text. */
+/* A step after ByteLevel sees the byte-level alphabet. Its numbers are the digits, and the characters that stand for
+ * six bytes, which are parts of others; a pattern of plain ASCII finds the same there as in the text. */
 static sn_status read_late_step(steps *s, const json_t *value, const char *type) {
     const char *regex = sn_json_string(json_object_get(value, "pattern"), "Regex", NULL);
     static const char plain[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz[]{},-";

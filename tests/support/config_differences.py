@@ -1,13 +1,14 @@
 """Compares what configurations mean here with what they mean to transformers.
 
-    config_differences.py SWARM OUT FOLDER... [--field NAME]
+    config_differences.py SWARM OUT FOLDER... [--field NAME] [--every N] [--refused]
 
 Each FOLDER is a small model. Every field of its config.json, and of what transformers adds to it, is left out, set to null and
 changed to other values, one at a time, and the model is run by both. Where transformers runs the changed model, swarm must give the
 same logits (within 1e-4 of the largest) or refuse; what it computes otherwise is printed, and the exit code is 1. OUT is a folder
-for the changed models. The last line counts.
+for the changed models. --field takes changes whose description holds NAME, --every one of N, --refused prints what swarm refuses and
+transformers does not. The last line counts.
 """
-import copy, json, os, struct, subprocess, sys, time, warnings
+import argparse, copy, json, os, struct, subprocess, sys, time, warnings
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -134,13 +135,15 @@ def ours(swarm, folder, out):
 
 
 def main():
-    words = [a for a in sys.argv[1:] if not a.startswith("--")]
-    only = sys.argv[sys.argv.index("--field") + 1] if "--field" in sys.argv else ""
-    swarm, out, *folders = [w for w in words if w != only]
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("swarm"), parser.add_argument("out"), parser.add_argument("folders", nargs="+")
+    parser.add_argument("--field", default=""), parser.add_argument("--every", type=int, default=1), parser.add_argument("--refused", action="store_true")
+    given = parser.parse_args()
+    swarm, out = given.swarm, given.out
     counts = {"same": 0, "refused": 0, "off": 0, "no reference": 0}
     os.makedirs(out + "/model", exist_ok=True)
     json.dump(IDS, open(out + "/ids", "w"))
-    for folder in folders:
+    for folder in given.folders:
         config = json.load(open(folder + "/config.json"))
         for name in os.listdir(out + "/model"):
             os.unlink(out + "/model/" + name)
@@ -148,8 +151,8 @@ def main():
             if name.startswith("model"):
                 os.symlink(os.path.abspath(folder + "/" + name), out + "/model/" + name)
         full = transformers.AutoConfig.from_pretrained(folder).to_dict()
-        for what, changed in [("unchanged", config), *changes(config, full)]:
-            if only and only not in what:
+        for n, (what, changed) in enumerate([("unchanged", config), *changes(config, full)]):
+            if given.field not in what or n % given.every:
                 continue
             json.dump(changed, open(out + "/model/config.json", "w"))
             expected, why = reference(out + "/model")
@@ -162,7 +165,7 @@ def main():
             name = os.path.basename(folder.rstrip("/"))
             if got is None:
                 counts["refused"] += 1
-                if "--refused" in sys.argv or what == "unchanged":
+                if given.refused or what == "unchanged":
                     print(f"refused {name}: {what}: {text[:200]}", flush=True)
                 continue
             off = float((got - expected).abs().max() / expected.abs().max())

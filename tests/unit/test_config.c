@@ -246,7 +246,15 @@ Test(config, routers_have_the_defaults_and_fields_of_their_family) {
         {"deepseek_v3", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", "yarn alone"},
         {"llama4", "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"original_max_position_embeddings\":64}}",
          "type yarn is not supported"},
-        {"gpt_oss", "{\"sliding_window\":0}", "'sliding_window' is 0"}};
+        {"gpt_oss", "{\"sliding_window\":0}", "'sliding_window' is 0"},
+        {"gemma2", "{\"attn_logit_softcapping\":0}", "must lie above 0"},
+        {"gemma2", "{\"final_logit_softcapping\":0.0}", "must lie above 0"},
+        {"gemma3", "{\"rope_parameters\":null,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}",
+         "call it 'rope_type'"},
+        {"gemma3", "{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2}}", "take one out"},
+        {"qwen3_5", "{\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family"},
+        {"glm4_moe_lite", "{\"mlp_layer_types\":[\"dense\"]}", "all 4 blocks"},
+        {"glm4_moe_lite", "{\"mlp_layer_types\":[\"dense\",\"sparse\",\"odd\",\"sparse\"]}", "holds 'odd'"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         cr_expect_eq(read_golden(refused[i][0], refused[i][1], &h, &err), SN_REFUSED, "%s", refused[i][1]);
         cr_expect(strstr(err.text, refused[i][2]), "'%s' does not say '%s'", err.text, refused[i][2]);

@@ -18,9 +18,23 @@ typedef struct announcement_wire {
 } announcement_wire;
 
 static const sn_schema *announcement_schema(void) {
-#define U64(f) {#f, SN_FIELD_U64, offsetof(announcement_wire, a.f), 0, 0, NULL}
-#define KEY(f) {#f, SN_FIELD_BIN, offsetof(announcement_wire, a.f), 0, SN_KEY_SIZE, NULL}
-#define STR(f) {#f, SN_FIELD_STR, offsetof(announcement_wire, a.f), 0, sizeof((announcement_wire *)0)->a.f - 1, NULL}
+#define U64(f, ...)                                                                                                    \
+    {                                                                                                                  \
+        .name = #f, .type = SN_FIELD_U64, .offset = offsetof(announcement_wire, a.f), .range = { __VA_ARGS__ }         \
+    }
+#define KEY(f) {.name = #f, .type = SN_FIELD_BIN, .offset = offsetof(announcement_wire, a.f), .max = SN_KEY_SIZE}
+#define STR(f)                                                                                                         \
+    {.name = #f,                                                                                                       \
+     .type = SN_FIELD_STR,                                                                                             \
+     .offset = offsetof(announcement_wire, a.f),                                                                       \
+     .max = sizeof((announcement_wire *)0)->a.f - 1}
+#define LIST(f, kind, at, n, most, ...)                                                                                \
+    {                                                                                                                  \
+        .name = f, .type = kind, .offset = offsetof(announcement_wire, at),                                            \
+        .n_offset = offsetof(announcement_wire, n), .max = most, .range = {                                            \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
+    }
     static const sn_field fields[] = {
         KEY(node),
         KEY(curve_key),
@@ -28,38 +42,34 @@ static const sn_schema *announcement_schema(void) {
         STR(name),
         STR(version),
         STR(device),
-        U64(protocol),
-        U64(sequence),
-        U64(expires_unix_ms),
-        {"state", SN_FIELD_U64, offsetof(announcement_wire, state), 0, 0, NULL},
-        {"reach", SN_FIELD_U64, offsetof(announcement_wire, reach), 0, 0, NULL},
-        U64(relay_places),
+        U64(protocol, SN_R_U32),
+        U64(sequence, SN_R_ANY),
+        U64(expires_unix_ms, SN_R_COUNT),
+        {.name = "state", .type = SN_FIELD_U64, .offset = offsetof(announcement_wire, state)},
+        {.name = "reach", .type = SN_FIELD_U64, .offset = offsetof(announcement_wire, reach)},
+        U64(relay_places, SN_R_COUNT),
         KEY(model),
         KEY(manifest),
-        U64(first_block),
-        U64(end_block),
-        U64(n_blocks),
-        {"block_hash", SN_FIELD_KEYS, offsetof(announcement_wire, a.block_hash),
-         offsetof(announcement_wire, n_block_hash), SN_SPAN_BLOCKS_MAX, NULL},
-        {"experts", SN_FIELD_U64S, offsetof(announcement_wire, a.experts), offsetof(announcement_wire, a.n_experts), 3,
-         NULL},
-        U64(tokens_per_s),
-        U64(decode_us),
-        U64(prompt_tokens_per_s),
-        U64(network_bytes_per_s),
-        U64(kv_bytes_free),
-        U64(sessions),
-        U64(queued_steps),
-        {"wire_dtype", SN_FIELD_U64S, offsetof(announcement_wire, a.wire_dtype),
-         offsetof(announcement_wire, a.n_wire_dtype), SN_WIRE_DTYPES_MAX, NULL},
-        {"adapters", SN_FIELD_U64S, offsetof(announcement_wire, a.adapters), offsetof(announcement_wire, a.n_adapters),
-         SN_ADAPTERS_MAX, NULL},
-        {"round_trip", SN_FIELD_U64S, offsetof(announcement_wire, round_trip),
-         offsetof(announcement_wire, n_round_trip), 2 * SN_ROUND_TRIPS_MAX, NULL},
+        U64(first_block, SN_R_BLOCK),
+        U64(end_block, SN_R_BLOCK),
+        U64(n_blocks, SN_R_BLOCK),
+        LIST("block_hash", SN_FIELD_KEYS, a.block_hash, n_block_hash, SN_SPAN_BLOCKS_MAX, SN_R_ANY),
+        LIST("experts", SN_FIELD_U64S, a.experts, a.n_experts, 3, SN_R_INT),
+        U64(tokens_per_s, SN_R_COUNT),
+        U64(decode_us, SN_R_DURATION),
+        U64(prompt_tokens_per_s, SN_R_COUNT),
+        U64(network_bytes_per_s, SN_R_COUNT),
+        U64(kv_bytes_free, SN_R_COUNT),
+        U64(sessions, SN_R_COUNT),
+        U64(queued_steps, SN_R_COUNT),
+        LIST("wire_dtype", SN_FIELD_U64S, a.wire_dtype, a.n_wire_dtype, SN_WIRE_DTYPES_MAX, SN_R_ANY),
+        LIST("adapters", SN_FIELD_U64S, a.adapters, a.n_adapters, SN_ADAPTERS_MAX, SN_R_ANY),
+        LIST("round_trip", SN_FIELD_U64S, round_trip, n_round_trip, 2 * SN_ROUND_TRIPS_MAX, SN_R_ANY),
     };
 #undef U64
 #undef KEY
 #undef STR
+#undef LIST
     static const sn_schema schema = {fields, sizeof fields / sizeof *fields, sizeof(announcement_wire)};
     return &schema;
 }
@@ -174,8 +184,9 @@ sn_status sn_announcement_peek(const void *data, size_t len, uint8_t node[SN_KEY
         uint8_t node[SN_KEY_SIZE];
         uint64_t sequence;
     } head;
-    static const sn_field fields[] = {{"node", SN_FIELD_BIN, offsetof(head, node), 0, SN_KEY_SIZE, NULL},
-                                      {"sequence", SN_FIELD_U64, offsetof(head, sequence), 0, 0, NULL}};
+    static const sn_field fields[] = {
+        {.name = "node", .type = SN_FIELD_BIN, .offset = offsetof(head, node), .max = SN_KEY_SIZE},
+        {.name = "sequence", .type = SN_FIELD_U64, .offset = offsetof(head, sequence)}};
     static const sn_schema schema = {fields, 2, sizeof(head)};
     if (len <= SN_SIGNATURE_SIZE || len > SN_ANNOUNCEMENT_SIZE_MAX)
         return sn_fail(err, SN_REFUSED, "%zu bytes are no announcement", len);

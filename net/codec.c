@@ -84,12 +84,29 @@ static sn_status pack_map(msgpack_packer *packer, const sn_schema *schema, const
     return pack_fields(packer, schema, from, err);
 }
 
-static sn_status pack_blob(msgpack_packer *packer, const sn_blob *blob, sn_err *err) {
-    if (blob->len > SN_ANNOUNCEMENT_SIZE_MAX)
-        return sn_fail(err, SN_REFUSED, "it has %zu bytes, at most %d may be sent", blob->len,
-                       SN_ANNOUNCEMENT_SIZE_MAX);
-    msgpack_pack_bin_with_body(packer, blob->data, blob->len);
-    return SN_OK;
+/* What is not sent is not taken: the same checks for both directions. */
+static sn_status check_number(const sn_field *f, uint64_t n, sn_err *err) {
+    if (!f->range.most || (n >= f->range.least && n <= f->range.most)) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "it is %llu and must be %llu to %llu", (unsigned long long)n,
+                   (unsigned long long)f->range.least, (unsigned long long)f->range.most);
+}
+
+static sn_status check_blob_size(const sn_field *f, uint64_t n, sn_err *err) {
+    if (n >= f->range.least && n <= f->range.most) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "one of its elements has %llu bytes and must have %llu to %llu",
+                   (unsigned long long)n, (unsigned long long)f->range.least, (unsigned long long)f->range.most);
+}
+
+static sn_status pack_u64(msgpack_packer *packer, const sn_field *f, uint64_t n, sn_err *err) {
+    sn_status status = check_number(f, n, err);
+    if (!status) msgpack_pack_uint64(packer, n);
+    return status;
+}
+
+static sn_status pack_blob(msgpack_packer *packer, const sn_field *f, const sn_blob *blob, sn_err *err) {
+    sn_status status = check_blob_size(f, blob->len, err);
+    if (!status) msgpack_pack_bin_with_body(packer, blob->data, blob->len);
+    return status;
 }
 
 /* Packs an array field of any type; `from` is the struct that has the field. */
@@ -104,11 +121,11 @@ static sn_status pack_array(msgpack_packer *packer, const sn_field *f, const voi
         if (f->type == SN_FIELD_LIST)
             status = pack_map(packer, f->schema(), elements + i * f->schema()->size, err);
         else if (f->type == SN_FIELD_BLOBS)
-            status = pack_blob(packer, (const sn_blob *)elements + i, err);
+            status = pack_blob(packer, f, (const sn_blob *)elements + i, err);
         else if (f->type == SN_FIELD_KEYS)
             msgpack_pack_bin_with_body(packer, elements + i * SN_KEY_SIZE, SN_KEY_SIZE);
         else
-            msgpack_pack_uint64(packer, ((const uint64_t *)elements)[i]);
+            status = pack_u64(packer, f, ((const uint64_t *)elements)[i], err);
         if (status) return status;
     }
     return SN_OK;
@@ -118,8 +135,7 @@ static sn_status pack_field(msgpack_packer *packer, const sn_field *f, const voi
     const uint8_t *value = CAT(from, f->offset);
     switch (f->type) {
     case SN_FIELD_U64:
-        msgpack_pack_uint64(packer, *(const uint64_t *)value);
-        return SN_OK;
+        return pack_u64(packer, f, *(const uint64_t *)value, err);
     case SN_FIELD_BIN:
         msgpack_pack_bin_with_body(packer, value, f->max);
         return SN_OK;
@@ -168,13 +184,13 @@ static sn_status fail_wrong_type(const char *wanted, sn_err *err) {
     return sn_fail(err, SN_REFUSED, "it must be %s, and is of another type", wanted);
 }
 
-static sn_status read_u64(sn_msgpack_reader *reader, uint64_t *out, sn_err *err) {
+static sn_status read_u64(sn_msgpack_reader *reader, const sn_field *f, uint64_t *out, sn_err *err) {
     sn_msgpack_item item;
     sn_status status = sn_msgpack_next(reader, &item, err);
     if (status) return status;
     if (item.type != SN_MSGPACK_UINT) return fail_wrong_type("an unsigned integer", err);
     *out = item.n;
-    return SN_OK;
+    return check_number(f, item.n, err);
 }
 
 static sn_status read_bin(sn_msgpack_reader *reader, void *out, size_t size, sn_err *err) {
@@ -200,14 +216,12 @@ static sn_status read_str(sn_msgpack_reader *reader, char *out, size_t max, sn_e
     return SN_OK;
 }
 
-static sn_status read_blob(sn_msgpack_reader *reader, sn_blob *out, sn_err *err) {
+static sn_status read_blob(sn_msgpack_reader *reader, const sn_field *f, sn_blob *out, sn_err *err) {
     sn_msgpack_item item;
     sn_status status = sn_msgpack_next(reader, &item, err);
     if (status) return status;
     if (item.type != SN_MSGPACK_BIN) return fail_wrong_type("an array of byte strings", err);
-    if (item.n > SN_ANNOUNCEMENT_SIZE_MAX)
-        return sn_fail(err, SN_REFUSED, "one of its elements has %zu bytes, at most %d are allowed", (size_t)item.n,
-                       SN_ANNOUNCEMENT_SIZE_MAX);
+    if ((status = check_blob_size(f, item.n, err))) return status;
     if ((status = sn_calloc(&out->data, (size_t)item.n, 1, err))) return status;
     out->len = (size_t)item.n;
     memcpy(out->data, item.data, out->len);
@@ -242,11 +256,11 @@ static sn_status read_array(sn_msgpack_reader *reader, const sn_field *f, void *
         if (f->type == SN_FIELD_LIST) {
             status = sn_schema_decode(reader, f->schema(), elements + i * f->schema()->size, err);
         } else if (f->type == SN_FIELD_BLOBS)
-            status = read_blob(reader, (sn_blob *)elements + i, err);
+            status = read_blob(reader, f, (sn_blob *)elements + i, err);
         else if (f->type == SN_FIELD_KEYS)
             status = read_bin(reader, elements + i * SN_KEY_SIZE, SN_KEY_SIZE, err);
         else
-            status = read_u64(reader, (uint64_t *)elements + i, err);
+            status = read_u64(reader, f, (uint64_t *)elements + i, err);
     }
     reader->depth--;
     return status;
@@ -256,7 +270,7 @@ static sn_status read_field(sn_msgpack_reader *reader, const sn_field *f, void *
     uint8_t *value = AT(into, f->offset);
     switch (f->type) {
     case SN_FIELD_U64:
-        return read_u64(reader, (uint64_t *)value, err);
+        return read_u64(reader, f, (uint64_t *)value, err);
     case SN_FIELD_BIN:
         return read_bin(reader, value, f->max, err);
     case SN_FIELD_STR:

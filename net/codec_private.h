@@ -28,6 +28,9 @@ typedef struct sn_field {
     const char *name;
     sn_field_type type;
     size_t offset, n_offset, max;
+    struct {
+        uint64_t least, most; /* of U64, U64S: the number; of BLOBS: bytes of an element; most 0: any */
+    } range;
     const sn_schema *(*schema)(void);
 } sn_field;
 

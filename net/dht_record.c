@@ -7,11 +7,14 @@
 
 static const sn_schema *dht_record_schema(void) {
     static const sn_field fields[] = {
-        {"node", SN_FIELD_BIN, offsetof(sn_dht_record, node), 0, SN_KEY_SIZE, NULL},
-        {"curve_key", SN_FIELD_BIN, offsetof(sn_dht_record, curve_key), 0, SN_KEY_SIZE, NULL},
-        {"model", SN_FIELD_BIN, offsetof(sn_dht_record, model), 0, SN_KEY_SIZE, NULL},
-        {"address", SN_FIELD_STR, offsetof(sn_dht_record, address), 0, SN_ADDRESS_MAX, NULL},
-        {"expires_unix_ms", SN_FIELD_U64, offsetof(sn_dht_record, expires_unix_ms), 0, 0, NULL},
+        {.name = "node", .type = SN_FIELD_BIN, .offset = offsetof(sn_dht_record, node), .max = SN_KEY_SIZE},
+        {.name = "curve_key", .type = SN_FIELD_BIN, .offset = offsetof(sn_dht_record, curve_key), .max = SN_KEY_SIZE},
+        {.name = "model", .type = SN_FIELD_BIN, .offset = offsetof(sn_dht_record, model), .max = SN_KEY_SIZE},
+        {.name = "address", .type = SN_FIELD_STR, .offset = offsetof(sn_dht_record, address), .max = SN_ADDRESS_MAX},
+        {.name = "expires_unix_ms",
+         .type = SN_FIELD_U64,
+         .offset = offsetof(sn_dht_record, expires_unix_ms),
+         .range = {SN_R_COUNT}},
     };
     static const sn_schema schema = {fields, sizeof fields / sizeof *fields, sizeof(sn_dht_record)};
     return &schema;

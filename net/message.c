@@ -15,12 +15,24 @@
 
 /* -- tables -- */
 
-#define F_U64(f)             {.name = #f, .type = SN_FIELD_U64, .offset = offsetof(self, f)},
-#define F_KEY(f)             {.name = #f, .type = SN_FIELD_BIN, .offset = offsetof(self, f), .max = SN_KEY_SIZE},
-#define F_SID(f)             {.name = #f, .type = SN_FIELD_BIN, .offset = offsetof(self, f), .max = SN_SESSION_ID_SIZE},
-#define F_STR(f, limit)      {.name = #f, .type = SN_FIELD_STR, .offset = offsetof(self, f), .max = (limit)},
-#define F_LIST(f, of, limit) {#f, SN_FIELD_LIST, offsetof(self, f), offsetof(self, n_##f), (limit), schema_##of},
-#define F_BLOBS(f, limit)    {#f, SN_FIELD_BLOBS, offsetof(self, f), offsetof(self, n_##f), (limit), NULL},
+#define F_U64(f, ...)   {.name = #f, .type = SN_FIELD_U64, .offset = offsetof(self, f), .range = {__VA_ARGS__}},
+#define F_KEY(f)        {.name = #f, .type = SN_FIELD_BIN, .offset = offsetof(self, f), .max = SN_KEY_SIZE},
+#define F_SID(f)        {.name = #f, .type = SN_FIELD_BIN, .offset = offsetof(self, f), .max = SN_SESSION_ID_SIZE},
+#define F_STR(f, limit) {.name = #f, .type = SN_FIELD_STR, .offset = offsetof(self, f), .max = (limit)},
+#define F_LIST(f, of, limit)                                                                                           \
+    {.name = #f,                                                                                                       \
+     .type = SN_FIELD_LIST,                                                                                            \
+     .offset = offsetof(self, f),                                                                                      \
+     .n_offset = offsetof(self, n_##f),                                                                                \
+     .max = (limit),                                                                                                   \
+     .schema = schema_##of},
+#define F_BLOBS(f, limit, ...)                                                                                         \
+    {.name = #f,                                                                                                       \
+     .type = SN_FIELD_BLOBS,                                                                                           \
+     .offset = offsetof(self, f),                                                                                      \
+     .n_offset = offsetof(self, n_##f),                                                                                \
+     .max = (limit),                                                                                                   \
+     .range = {__VA_ARGS__}},
 
 /* One function for each schema: the lists do not name their struct, so the function calls it `self`. */
 #define DEFINE_SCHEMA(KIND, name)                                                                                      \
@@ -68,23 +80,37 @@ typedef struct msg_header {
 } msg_header;
 
 static const sn_schema *tensor_header_schema(void) {
-    static const sn_field fields[] = {
-        {"dtype", SN_FIELD_STR, offsetof(tensor_header, dtype), 0, sizeof((tensor_header *)0)->dtype - 1, NULL},
-        {"shape", SN_FIELD_U64S, offsetof(tensor_header, shape), offsetof(tensor_header, n_shape), SN_TENSOR_RANK_MAX,
-         NULL}};
+    static const sn_field fields[] = {{.name = "dtype",
+                                       .type = SN_FIELD_STR,
+                                       .offset = offsetof(tensor_header, dtype),
+                                       .max = sizeof((tensor_header *)0)->dtype - 1},
+                                      {.name = "shape",
+                                       .type = SN_FIELD_U64S,
+                                       .offset = offsetof(tensor_header, shape),
+                                       .n_offset = offsetof(tensor_header, n_shape),
+                                       .max = SN_TENSOR_RANK_MAX}}; /* tensor_bytes checks each dimension */
     static const sn_schema schema = {fields, 2, sizeof(tensor_header)};
     return &schema;
 }
 
 static const sn_schema *msg_header_schema(void) {
     static const sn_field fields[] = {
-        {"kind", SN_FIELD_STR, offsetof(msg_header, kind), 0, sizeof((msg_header *)0)->kind - 1, NULL},
-        {"correlation_id", SN_FIELD_U64, offsetof(msg_header, correlation_id), 0, 0, NULL},
-        {"tensor", SN_FIELD_OPTIONAL, offsetof(msg_header, tensor), offsetof(msg_header, n_tensor), 1,
-         tensor_header_schema}};
+        {.name = "kind",
+         .type = SN_FIELD_STR,
+         .offset = offsetof(msg_header, kind),
+         .max = sizeof((msg_header *)0)->kind - 1},
+        {.name = "correlation_id", .type = SN_FIELD_U64, .offset = offsetof(msg_header, correlation_id)},
+        {.name = "tensor",
+         .type = SN_FIELD_OPTIONAL,
+         .offset = offsetof(msg_header, tensor),
+         .n_offset = offsetof(msg_header, n_tensor),
+         .max = 1,
+         .schema = tensor_header_schema}};
     static const sn_schema schema = {fields, 3, sizeof(msg_header)};
     return &schema;
 }
+
+static_assert(SN_WIRE_DTYPE_MAX == SN_WIRE_DTYPES - 1, "types in messages are numbered as in base/wire.h");
 
 /* -- messages -- */
 
@@ -238,6 +264,12 @@ static sn_status decode_msg_header(const uint8_t *frame, size_t len, sn_msg_kind
         return check_tensor_presence(*kind, h->n_tensor != 0, err);
     }
     return sn_fail(err, SN_REFUSED, "messages of kind '%s' are unknown", h->kind);
+}
+
+uint64_t sn_msg_correlation_id(const void *frame, size_t len) {
+    msg_header h = {0};
+    sn_msg_kind kind;
+    return len > SN_MAP_SIZE_MAX || decode_msg_header(frame, len, &kind, &h, NULL) ? 0 : h.correlation_id;
 }
 
 sn_status sn_msg_decode(const void *frame, size_t len, sn_msg **out, sn_err *err) {

@@ -47,17 +47,37 @@ enum {
     SN_PREFILL_DEPTH_MAX = 8, /* steps of a session that wait at a node, beside the one in computation */
     SN_TENSOR_RANK_MAX = 4,
     SN_TENSOR_SIZE_MAX = 1 << 30, /* bytes of the tensor frame */
+    SN_WIRE_DTYPE_MAX = 3,        /* F32, F16, BF16, Q8 */
+    SN_RECEIPT_SIZE = 384,        /* bytes of a receipt (net/receipt.h) */
 };
 
+/* Smallest and largest value: of a number, or of the bytes of a BLOBS field's elements. All but the first fit a signed
+ * integer of 32 (INT, BLOCK, TOKENS) or 64 bits, sums of a few of them too. */
+#define SN_R_ANY        0, UINT64_MAX
+#define SN_R_COUNT      0, INT64_MAX >> 8
+#define SN_R_U32        0, UINT32_MAX
+#define SN_R_INT        0, INT32_MAX
+#define SN_R_FLAG       0, 1
+#define SN_R_DTYPE      0, SN_WIRE_DTYPE_MAX
+#define SN_R_BLOCK      0, 65536
+#define SN_R_TOKENS     0, 1 << 30
+#define SN_R_DURATION   0, INT64_C(1) << 48 /* microseconds: nine years */
+#define SN_R_BYTES      0, SN_ANNOUNCEMENT_SIZE_MAX
+#define SN_R_SOME_BYTES 1, SN_ANNOUNCEMENT_SIZE_MAX
+#define SN_R_RECEIPT    SN_RECEIPT_SIZE, SN_RECEIPT_SIZE
+
 /* Types of fields in the lists:
- *   U64(name)              unsigned integer
+ *   U64(name, range)       unsigned integer within this range (SN_R_..., or two numbers)
  *   KEY(name)              32 bytes, a key or a hash
  *   SID(name)              16 bytes, a session id
  *   STR(name, max)         text of at most max bytes of printable UTF-8, because it is shown on terminals, and a NUL in
  *                          the struct; the encoder replaces other bytes by question marks, the decoder refuses them
  *   LIST(name, type, max)  array of at most max structs sn_<type>, on the heap, owned by the message
- *   BLOBS(name, max)       array of at most max byte strings of at most SN_ANNOUNCEMENT_SIZE_MAX bytes each, also on
+ *   BLOBS(name, max, range)  array of at most max byte strings, each with a number of bytes within this range, also on
  *                          the heap and owned by the message
+ *
+ * A value beyond its range is refused by the decoder, and not sent by the encoder, so a handler may narrow each number
+ * and read each byte string as its range says, on every path.
  *
  * The comment of a request says which program sends it to which, and what it means; the list of its answer X_REPLY,
  * which goes back to the sender, follows right after it. Sizes are in bytes, *_us in microseconds, *_ms in
@@ -70,19 +90,19 @@ enum {
 
 /* An entry of STEP's route: a node that the step is pushed to, after the node before it has computed its blocks. */
 #define SN_FIELDS_ROUTE_ENTRY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
-    SID(session)                 /* the client's session at that node */                                               \
-    U64(dtype)                   /* of the hidden states on their way to that node, numbered as in reply_dtype */      \
-    KEY(timeline)                /* timeline hash at the step's position in that session; all zero: as in STEP */
+    SID(session)           /* the client's session at that node */                                                     \
+    U64(dtype, SN_R_DTYPE) /* of the hidden states on their way to that node, numbered as in reply_dtype */            \
+    KEY(timeline)          /* timeline hash at the step's position in that session; all zero: as in STEP */
 
 /* What a step cost at one node, and where the node's timeline stands after it. */
 #define SN_FIELDS_TRACE(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
-    KEY(node)        /* node id (Ed25519 public key) */                                                                \
-    KEY(timeline)    /* timeline hash after the step */                                                                \
-    U64(first_block) /* of the session */                                                                              \
-    U64(end_block)   /* exclusive */                                                                                   \
-    U64(queue_us)    /* from arrival to the beginning of the computation */                                            \
-    U64(compute_us)  /* of the forward pass over the span that held this step */                                       \
-    U64(node_us)     /* from arrival of the message to sending on: queue, computation and handling */
+    KEY(node)                      /* node id (Ed25519 public key) */                                                  \
+    KEY(timeline)                  /* timeline hash after the step */                                                  \
+    U64(first_block, SN_R_BLOCK)   /* of the session */                                                                \
+    U64(end_block, SN_R_BLOCK)     /* exclusive */                                                                     \
+    U64(queue_us, SN_R_DURATION)   /* from arrival to the beginning of the computation */                              \
+    U64(compute_us, SN_R_DURATION) /* of the forward pass over the span that held this step */                         \
+    U64(node_us, SN_R_DURATION)    /* from arrival of the message to sending on: queue, computation and handling */
 
 /* An element of token_timelines in KV_PUT and KV_GET_REPLY. */
 #define SN_FIELDS_TOKEN_TIMELINE(U64, KEY, SID, STR, LIST, BLOBS)                                                      \
@@ -90,7 +110,7 @@ enum {
 
 /* A sequence of a training batch. */
 #define SN_FIELDS_SAMPLE(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
-    U64(tokens) /* of this sequence */
+    U64(tokens, SN_R_TOKENS) /* of this sequence */
 
 /* An adapter that a node's owner publishes. */
 #define SN_FIELDS_ADAPTER_INFO(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
@@ -104,31 +124,31 @@ enum {
  * bytes of a node id, big-endian. `known` is one blob with 16 bytes for each node of the tag range that the asker
  * knows, in the order of tags: its tag and the newest sequence, big-endian. */
 #define SN_FIELDS_PEERS(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
-    U64(protocol)                              /* SN_PROTOCOL_VERSION */                                               \
-    KEY(model)                                 /* only nodes that serve it; all zero: every model */                   \
-    U64(first_block)                           /* only nodes that serve a block of [first_block, end_block) */         \
-    U64(end_block)                             /* exclusive; 0: any block */                                           \
-    U64(from_tag)                              /* only nodes with a tag in [from_tag, to_tag] */                       \
-    U64(to_tag)                                /* inclusive; 0: up to the last tag */                                  \
-    STR(name, 63)                              /* only nodes of this name; empty: of any name */                       \
-    BLOBS(known, 1)                            /* nodes that the asker knows: tag, sequence, 16 bytes each */          \
-    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX) /* sealed (net/directory.h), that the sender hands over */
+    U64(protocol, SN_R_U32)      /* SN_PROTOCOL_VERSION */                                                             \
+    KEY(model)                   /* only nodes that serve it; all zero: every model */                                 \
+    U64(first_block, SN_R_BLOCK) /* only nodes that serve a block of [first_block, end_block) */                       \
+    U64(end_block, SN_R_BLOCK)   /* exclusive; 0: any block */                                                         \
+    U64(from_tag, SN_R_ANY)      /* only nodes with a tag in [from_tag, to_tag] */                                     \
+    U64(to_tag, SN_R_ANY)        /* inclusive; 0: up to the last tag */                                                \
+    STR(name, 63)                /* only nodes of this name; empty: of any name */                                     \
+    BLOBS(known, 1, SN_R_BYTES)  /* nodes that the asker knows: tag, sequence, 16 bytes each */                        \
+    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX, SN_R_SOME_BYTES) /* sealed (net/directory.h), that the sender hands over */
 
 /* PEERS_REPLY: the announcements that were asked for and are newer than those in `known`, in the order of tags. Where
  * neither `known` nor tags were given, it begins with this node's own and those of nodes that it has proven: with which
  * it exchanged messages itself. */
 #define SN_FIELDS_PEERS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
-    U64(next_tag)                              /* more follow: ask again with this from_tag; 0: these are all */       \
-    U64(proven)                                /* so many come first: of the node itself, then proven by it */         \
-    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX) /* sealed */
+    U64(next_tag, SN_R_ANY)              /* more follow: ask again with this from_tag; 0: these are all */             \
+    U64(proven, 0, SN_ANNOUNCEMENTS_MAX) /* so many come first: of the node itself, then proven by it */               \
+    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX, SN_R_SOME_BYTES) /* sealed */
 
 /* PING, from any program to a node, answered by PONG at once: the time until the answer is the round trip; with
  * padding, it also measures the bandwidth to the node. */
 #define SN_FIELDS_PING(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
-    BLOBS(padding, SN_PADDINGS_MAX) /* bytes without a meaning */
+    BLOBS(padding, SN_PADDINGS_MAX, SN_R_BYTES) /* bytes without a meaning */
 
 #define SN_FIELDS_PONG(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
-    U64(padding_bytes) /* received */
+    U64(padding_bytes, 0, SN_PADDINGS_MAX * SN_ANNOUNCEMENT_SIZE_MAX) /* received */
 
 /* ADMIT, the first message in each direction of a connection in a private swarm: proves that the sender holds the
  * swarm's key (net/transport/private_swarm.h). */
@@ -140,9 +160,9 @@ enum {
 /* DIAL_BACK, from a node to a node that it joined, answered by DIAL_BACK_REPLY: brings the token to the portal at this
  * port of the address from which the request comes, and at no other one. */
 #define SN_FIELDS_DIAL_BACK(U64, KEY, SID, STR, LIST, BLOBS)                                                           \
-    U64(protocol) /* SN_PROTOCOL_VERSION */                                                                            \
-    U64(port)     /* 1 to 65535 */                                                                                     \
-    SID(token)    /* chosen at random */
+    U64(protocol, SN_R_U32) /* SN_PROTOCOL_VERSION */                                                                  \
+    U64(port, 1, 65535)     /* 1 to 65535 */                                                                           \
+    SID(token)              /* chosen at random */
 
 #define SN_FIELDS_DIAL_BACK_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                     \
     STR(address, SN_ADDRESS_MAX) /* that is dialled: the asker's as seen here, with the port that it gave */
@@ -150,10 +170,10 @@ enum {
 /* RELAY, from a node that others cannot reach to one that they can, answered by RELAY_REPLY, again within
  * SN_RELAY_LIFE_MS: brings the node's clients to it, as long as this connection lasts. */
 #define SN_FIELDS_RELAY(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
-    U64(protocol) /* SN_PROTOCOL_VERSION */
+    U64(protocol, SN_R_U32) /* SN_PROTOCOL_VERSION */
 
 #define SN_FIELDS_RELAY_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
-    U64(bytes_per_s) /* that this relay passes on for all its nodes */
+    U64(bytes_per_s, SN_R_COUNT) /* that this relay passes on for all its nodes */
 
 /* RELAY_CALL, from a relay to a node that asked it by RELAY, with correlation_id 0 and without an answer: a client waits
  * for the node, which connects to the relay's portal and names the token. */
@@ -164,44 +184,44 @@ enum {
 
 /* OPEN, client to node, answered by OPEN_REPLY: opens a session over blocks that lie within the node's span. */
 #define SN_FIELDS_OPEN(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
-    U64(protocol)                      /* SN_PROTOCOL_VERSION */                                                       \
+    U64(protocol, SN_R_U32)            /* SN_PROTOCOL_VERSION */                                                       \
     SID(session)                       /* chosen by the client at random */                                            \
     KEY(model)                         /* model id, as in announcements */                                             \
-    U64(first_block)                                                                                                   \
-    U64(end_block)                     /* exclusive */                                                                 \
-    U64(max_tokens)                    /* longest timeline, at most the model's context */                             \
+    U64(first_block, SN_R_BLOCK)                                                                                       \
+    U64(end_block, SN_R_BLOCK)         /* exclusive */                                                                 \
+    U64(max_tokens, SN_R_TOKENS)       /* longest timeline, at most the model's context */                             \
     KEY(predecessor)                   /* CURVE key of the node that may push steps here; all zero: none */            \
-    BLOBS(next, 1)                     /* sealed announcement of the node that steps are pushed to; empty: none */     \
+    BLOBS(next, 1, SN_R_SOME_BYTES)    /* sealed announcement of the node that steps are pushed to; empty: none */     \
     KEY(kv_source)                     /* CURVE key of the node that may send KV_PUT; all zero: none */                \
     KEY(adapter)                       /* hash of the adapter added to the weights, see ADAPTER_PUT; all zero: none */ \
     STR(request_id, SN_REQUEST_ID_MAX) /* for log lines: the same at every node of a chain */
 
 #define SN_FIELDS_OPEN_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
     SID(session)                                                                                                       \
-    U64(step_tokens_max)   /* tokens of the longest step that the node accepts */                                      \
-    U64(prefill_depth_max) /* steps that may be sent before the step in computation is answered */
+    U64(step_tokens_max, SN_R_INT)   /* tokens of the longest step that the node accepts */                            \
+    U64(prefill_depth_max, SN_R_INT) /* steps that may be sent before the step in computation is answered */
 
 /* STEP, client to node or node to node, answered by STEP_REPLY: runs the tensor, hidden states (tokens, n_embd),
  * through the session's blocks. Where the route is not empty, the node sends its output to the first node of the route,
  * as a STEP of the same correlation_id; the last node answers the client. */
 #define SN_FIELDS_STEP(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
-    SID(session)                          /* at the node that the message goes to */                                   \
-    U64(step)                             /* 1, 2, 3, ...; a repeated number is only answered again */                 \
-    U64(position)                         /* of the first token; below the session's end: a rewind */                  \
-    U64(reply_dtype)                      /* of the tensor in the answer: 0 F32, 1 F16, 2 BF16, 3 Q8 */                \
-    KEY(timeline)                         /* timeline hash at position; all zero: after the step before */             \
-    LIST(route, route_entry, SN_HOPS_MAX) /* the nodes after this one, in order */                                     \
-    LIST(trace, trace, SN_HOPS_MAX)       /* one for each node that the step went through; empty from a client */      \
-    U64(wants_receipt)                    /* 1: every node adds its receipt (net/receipt.h) */                         \
-    BLOBS(receipts, SN_HOPS_MAX)          /* of the nodes so far; empty from a client */                               \
-    STR(request_id, SN_REQUEST_ID_MAX)    /* as in OPEN */
+    SID(session)                               /* at the node that the message goes to */                              \
+    U64(step, SN_R_COUNT)                      /* 1, 2, 3, ...; a repeated number is only answered again */            \
+    U64(position, SN_R_TOKENS)                 /* of the first token; below the session's end: a rewind */             \
+    U64(reply_dtype, SN_R_DTYPE)               /* of the tensor in the answer: 0 F32, 1 F16, 2 BF16, 3 Q8 */           \
+    KEY(timeline)                              /* timeline hash at position; all zero: after the step before */        \
+    LIST(route, route_entry, SN_HOPS_MAX)      /* the nodes after this one, in order */                                \
+    LIST(trace, trace, SN_HOPS_MAX)            /* one for each node that the step went through; empty from a client */ \
+    U64(wants_receipt, SN_R_FLAG)              /* 1: every node adds its receipt (net/receipt.h) */                    \
+    BLOBS(receipts, SN_HOPS_MAX, SN_R_RECEIPT) /* of the nodes so far; empty from a client */                          \
+    STR(request_id, SN_REQUEST_ID_MAX)         /* as in OPEN */
 
 /* STEP_REPLY, from the last node of the route to the client, with the hidden states (tokens, n_embd). */
 #define SN_FIELDS_STEP_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
-    SID(session)                    /* at the last node */                                                             \
-    U64(step)                                                                                                          \
-    LIST(trace, trace, SN_HOPS_MAX) /* one for each node, in order */                                                  \
-    BLOBS(receipts, SN_HOPS_MAX)    /* one for each node if they were asked for, in order */
+    SID(session)                               /* at the last node */                                                  \
+    U64(step, SN_R_COUNT)                                                                                              \
+    LIST(trace, trace, SN_HOPS_MAX)            /* one for each node, in order */                                       \
+    BLOBS(receipts, SN_HOPS_MAX, SN_R_RECEIPT) /* one for each node if they were asked for, in order */
 
 /* CLOSE, client to node, answered by CLOSE_REPLY also where the session is not known: frees the session. */
 #define SN_FIELDS_CLOSE(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
@@ -219,21 +239,21 @@ enum {
 
 /* A row of the tensor of EXPERTS, and an expert of its block that the row chose. */
 #define SN_FIELDS_EXPERT_PAIR(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
-    U64(row)                                                                                                           \
-    U64(expert)
+    U64(row, SN_R_INT)                                                                                                 \
+    U64(expert, SN_R_INT)
 
 /* EXPERTS, from a node that holds a part of a block's experts to one that holds others, answered by EXPERTS_REPLY: what
  * these experts make of the rows. The tensor is F32 (rows, n_embd), what enters the mixture of the block; the answer's
  * is F32 (pairs, n_embd): the expert's output for each pair, before it is weighed. */
 #define SN_FIELDS_EXPERTS(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
-    U64(protocol)                                  /* SN_PROTOCOL_VERSION */                                           \
-    U64(block)                                                                                                         \
-    KEY(block_hash)                                /* of the block, as in announcements */                             \
-    LIST(pairs, expert_pair, SN_EXPERT_PAIRS_MAX)  /* in the order of rows; a row has at most as many as it may choose */
+    U64(protocol, SN_R_U32)                       /* SN_PROTOCOL_VERSION */                                            \
+    U64(block, SN_R_BLOCK)                                                                                             \
+    KEY(block_hash)                               /* of the block, as in announcements */                              \
+    LIST(pairs, expert_pair, SN_EXPERT_PAIRS_MAX) /* in the order of rows; a row has at most as many as it may choose */
 
 #define SN_FIELDS_EXPERTS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
-    U64(queue_us)   /* as in a trace */                                                                                \
-    U64(compute_us)
+    U64(queue_us, SN_R_DURATION)   /* as in a trace */                                                                 \
+    U64(compute_us, SN_R_DURATION)
 
 /* -- KV migration -- */
 
@@ -247,77 +267,77 @@ enum {
  * to the session `target` at another node, and keeps the copy up to date from then on. The same request again is
  * answered when the copy is complete. */
 #define SN_FIELDS_KV_SEND(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
-    SID(session)                 /* at the node that the message goes to, which sends */                               \
-    U64(first_block)                                                                                                   \
-    U64(end_block)               /* exclusive */                                                                       \
-    U64(position)                /* tokens that the target holds already */                                            \
-    BLOBS(node, 1)               /* sealed announcement of the other node, not expired */                              \
-    SID(target)                  /* the client's session there, opened with this node as its kv_source */
+    SID(session)                    /* at the node that the message goes to, which sends */                            \
+    U64(first_block, SN_R_BLOCK)                                                                                       \
+    U64(end_block, SN_R_BLOCK)      /* exclusive */                                                                    \
+    U64(position, SN_R_TOKENS)      /* tokens that the target holds already */                                         \
+    BLOBS(node, 1, SN_R_SOME_BYTES) /* sealed announcement of the other node, not expired */                           \
+    SID(target)                     /* the client's session there, opened with this node as its kv_source */
 
 #define SN_FIELDS_KV_SEND_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
     SID(session)                                                                                                       \
-    U64(length)   /* tokens that the target holds now */                                                               \
-    KEY(timeline) /* this session's timeline hash after them */
+    U64(length, SN_R_TOKENS) /* tokens that the target holds now */                                                    \
+    KEY(timeline)            /* this session's timeline hash after them */
 
 /* KV_PUT, node (kv_source) or client to node, answered by KV_PUT_REPLY: writes the KV pages of some tokens into a
  * session; a position below the session's end rewinds it. Where the receiver's timeline has another hash at position
  * nothing is written, and the answer's length is 0. */
 #define SN_FIELDS_KV_PUT(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
-    SID(session)                                                     /* at the node that the message goes to */        \
-    U64(position)                                                    /* of the first token */                          \
-    KEY(origin)                                                      /* first hash of the sender's timeline */         \
-    KEY(timeline)                                                    /* the sender's timeline hash at position */      \
-    KEY(tensor_hash)                                                 /* SHA-256 of the tensor's bytes */               \
+    SID(session)               /* at the node that the message goes to */                                              \
+    U64(position, SN_R_TOKENS) /* of the first token */                                                                \
+    KEY(origin)                /* first hash of the sender's timeline */                                               \
+    KEY(timeline)              /* the sender's timeline hash at position */                                            \
+    KEY(tensor_hash)           /* SHA-256 of the tensor's bytes */                                                     \
     LIST(token_timelines, token_timeline, SN_KV_TRANSFER_TOKENS_MAX) /* one for each token */
 
 #define SN_FIELDS_KV_PUT_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
     SID(session)                                                                                                       \
-    U64(length)  /* tokens of the session now: the next KV_PUT goes on here */
+    U64(length, SN_R_TOKENS) /* tokens of the session now: the next KV_PUT goes on here */
 
 /* STATE_PUT, node (kv_source) or client to node, answered by STATE_PUT_REPLY: a piece of the states of a session's
  * recurrent blocks at a position that its KV pages reach, F32 (1, floats). Its states are one after the other, in the
  * order of blocks; pieces come in order. */
 #define SN_FIELDS_STATE_PUT(U64, KEY, SID, STR, LIST, BLOBS)                                                           \
-    SID(session)     /* at the node that the message goes to */                                                        \
-    U64(position)    /* tokens that the states are a function of; a multiple of 64 */                                  \
-    KEY(origin)      /* as in KV_PUT */                                                                                \
-    KEY(timeline)    /* as in KV_PUT */                                                                                \
-    KEY(tensor_hash) /* SHA-256 of the tensor's bytes */                                                               \
-    U64(offset)      /* floats before this piece; 0: the states at this position begin anew */
+    SID(session)               /* at the node that the message goes to */                                              \
+    U64(position, SN_R_TOKENS) /* tokens that the states are a function of; a multiple of 64 */                        \
+    KEY(origin)                /* as in KV_PUT */                                                                      \
+    KEY(timeline)              /* as in KV_PUT */                                                                      \
+    KEY(tensor_hash)           /* SHA-256 of the tensor's bytes */                                                     \
+    U64(offset, SN_R_COUNT)    /* floats before this piece; 0: the states at this position begin anew */
 
 #define SN_FIELDS_STATE_PUT_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                     \
     SID(session)                                                                                                       \
-    U64(length) /* tokens of the session */                                                                            \
-    U64(floats) /* of the states at this position that are there now; 0: begin again */
+    U64(length, SN_R_TOKENS) /* tokens of the session */                                                               \
+    U64(floats, SN_R_COUNT)  /* of the states at this position that are there now; 0: begin again */
 
 /* KV_GET, client to node, answered by KV_GET_REPLY: reads the KV pages of some tokens of a session. */
 #define SN_FIELDS_KV_GET(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
     SID(session)                                                                                                       \
-    U64(position) /* of the first token */                                                                             \
-    U64(tokens)   /* at most; the answer may hold fewer */
+    U64(position, SN_R_TOKENS) /* of the first token */                                                                \
+    U64(tokens, SN_R_TOKENS)   /* at most; the answer may hold fewer */
 
 /* KV_GET_REPLY, with the fields and the tensor of a KV_PUT. */
 #define SN_FIELDS_KV_GET_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
     SID(session)                                                                                                       \
-    U64(position)                                                    /* of the first token */                          \
-    KEY(origin)                                                      /* first hash of the node's timeline */           \
-    KEY(timeline)                                                    /* the node's timeline hash at position */        \
-    KEY(tensor_hash)                                                 /* SHA-256 of the tensor's bytes */               \
+    U64(position, SN_R_TOKENS) /* of the first token */                                                                \
+    KEY(origin)                /* first hash of the node's timeline */                                                 \
+    KEY(timeline)              /* the node's timeline hash at position */                                              \
+    KEY(tensor_hash)           /* SHA-256 of the tensor's bytes */                                                     \
     LIST(token_timelines, token_timeline, SN_KV_TRANSFER_TOKENS_MAX) /* one for each token */
 
 /* RESUME, client to node, answered by RESUME_REPLY: the client goes on with a session whose KV cache came by KV_PUT or
  * whose chain has changed. No KV_PUT is accepted after it. */
 #define SN_FIELDS_RESUME(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
     SID(session)                                                                                                       \
-    U64(position)    /* at which the next step begins */                                                               \
-    U64(step)        /* the next step has this number + 1; above that of every step sent */                            \
-    KEY(predecessor) /* as in OPEN, from now on */                                                                     \
-    BLOBS(next, 1)   /* as in OPEN, from now on; empty: as before */
+    U64(position, SN_R_TOKENS)      /* at which the next step begins */                                                \
+    U64(step, SN_R_COUNT)           /* the next step has this number + 1; above that of every step sent */             \
+    KEY(predecessor)                /* as in OPEN, from now on */                                                      \
+    BLOBS(next, 1, SN_R_SOME_BYTES) /* as in OPEN, from now on; empty: as before */
 
 #define SN_FIELDS_RESUME_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
     SID(session)                                                                                                       \
-    U64(length)   /* tokens up to position that the node holds; steps supply the others */                             \
-    KEY(timeline) /* timeline hash after them */
+    U64(length, SN_R_TOKENS) /* tokens up to position that the node holds; steps supply the others */                  \
+    KEY(timeline)            /* timeline hash after them */
 
 /* -- adapters and training -- */
 
@@ -325,17 +345,17 @@ enum {
  * blocks/adapter.h), which it holds until others need the memory. The tensor is F32 (n): the bytes of a safetensors
  * image, whose length is a multiple of four. */
 #define SN_FIELDS_ADAPTER_PUT(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
-    U64(protocol) /* SN_PROTOCOL_VERSION */                                                                            \
+    U64(protocol, SN_R_U32) /* SN_PROTOCOL_VERSION */                                                                  \
     KEY(model)                                                                                                         \
-    KEY(hash)     /* SHA-256 of the image: the adapter's name from now on */
+    KEY(hash)               /* SHA-256 of the image: the adapter's name from now on */
 
 #define SN_FIELDS_ADAPTER_PUT_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                   \
     KEY(hash)                                                                                                          \
-    U64(bytes) /* that the adapter takes at the node */
+    U64(bytes, SN_R_COUNT) /* that the adapter takes at the node */
 
 /* ADAPTERS, client to node, answered by ADAPTERS_REPLY: which adapters the node's owner publishes for all clients. */
 #define SN_FIELDS_ADAPTERS(U64, KEY, SID, STR, LIST, BLOBS)                                                            \
-    U64(protocol) /* SN_PROTOCOL_VERSION */
+    U64(protocol, SN_R_U32) /* SN_PROTOCOL_VERSION */
 
 #define SN_FIELDS_ADAPTERS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                      \
     KEY(model)                                    /* that the adapters belong to */                                    \
@@ -346,96 +366,96 @@ enum {
  * other; the answer's are those that leave end_block - 1. With save_activations the node may keep activations for a
  * minute, so that BACKWARD need not compute them again. */
 #define SN_FIELDS_FORWARD(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
-    U64(protocol)                         /* SN_PROTOCOL_VERSION */                                                    \
+    U64(protocol, SN_R_U32)               /* SN_PROTOCOL_VERSION */                                                    \
     KEY(model)                                                                                                         \
-    U64(first_block)                                                                                                   \
-    U64(end_block)                        /* exclusive */                                                              \
+    U64(first_block, SN_R_BLOCK)                                                                                       \
+    U64(end_block, SN_R_BLOCK)            /* exclusive */                                                              \
     KEY(adapter)                          /* hash, as given by ADAPTER_PUT; all zero: none */                          \
-    U64(save_activations)                 /* 1: BACKWARD of the same batch will follow */                              \
+    U64(save_activations, SN_R_FLAG)      /* 1: BACKWARD of the same batch will follow */                              \
     LIST(samples, sample, SN_SAMPLES_MAX) /* the sequences, in order; their tokens add up to rows */
 
 #define SN_FIELDS_FORWARD_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
-    U64(queue_us)   /* as in a trace */                                                                                \
-    U64(compute_us)
+    U64(queue_us, SN_R_DURATION)   /* as in a trace */                                                                 \
+    U64(compute_us, SN_R_DURATION)
 
 /* BACKWARD, client to node, answered by BACKWARD_REPLY: the backward pass of the same batch. The tensor is F32 (2,
  * rows, n_embd): the hidden states that entered first_block, then the gradients of those that left end_block - 1. The
  * answer's is F32 (n): rows * n_embd gradients of the hidden states that entered, then for each sequence the gradients
  * of the adapter's tensors of these blocks. */
 #define SN_FIELDS_BACKWARD(U64, KEY, SID, STR, LIST, BLOBS)                                                            \
-    U64(protocol)                         /* SN_PROTOCOL_VERSION */                                                    \
+    U64(protocol, SN_R_U32)               /* SN_PROTOCOL_VERSION */                                                    \
     KEY(model)                                                                                                         \
-    U64(first_block)                                                                                                   \
-    U64(end_block)                        /* exclusive */                                                              \
+    U64(first_block, SN_R_BLOCK)                                                                                       \
+    U64(end_block, SN_R_BLOCK)            /* exclusive */                                                              \
     KEY(adapter)                          /* as in FORWARD */                                                          \
-    U64(save_activations)                 /* ignored */                                                                \
+    U64(save_activations, SN_R_FLAG)      /* ignored */                                                                \
     LIST(samples, sample, SN_SAMPLES_MAX) /* as in FORWARD */
 
 #define SN_FIELDS_BACKWARD_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                      \
-    U64(queue_us)   /* as in a trace */                                                                                \
-    U64(compute_us)
+    U64(queue_us, SN_R_DURATION)   /* as in a trace */                                                                 \
+    U64(compute_us, SN_R_DURATION)
 
 /* -- weights from peers -- */
 
 /* Bytes [from, to) of a file. */
 #define SN_FIELDS_BYTE_RANGE(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
-    U64(from)                                                                                                          \
-    U64(to) /* exclusive */
+    U64(from, SN_R_COUNT)                                                                                              \
+    U64(to, SN_R_COUNT)   /* exclusive */
 
 /* WEIGHTS_OFFER, from any program to a node, answered by WEIGHTS_OFFER_REPLY: which bytes of a file of the model the
  * node has. */
 #define SN_FIELDS_WEIGHTS_OFFER(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
-    KEY(manifest) /* its id (model/hub/manifest.h), as in announcements */                                             \
-    U64(file)     /* 1, 2, ...: in the order of the manifest */
+    KEY(manifest)            /* its id (model/hub/manifest.h), as in announcements */                                  \
+    U64(file, 1, UINT32_MAX) /* 1, 2, ...: in the order of the manifest */
 
 #define SN_FIELDS_WEIGHTS_OFFER_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                 \
     LIST(ranges, byte_range, SN_BYTE_RANGES_MAX) /* in order; what is beyond the limit is left out */
 
 /* WEIGHTS, from any program to a node, answered by WEIGHTS_REPLY: bytes of a file of the model, or of the manifest. */
 #define SN_FIELDS_WEIGHTS(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
-    KEY(manifest) /* as in WEIGHTS_OFFER */                                                                            \
-    U64(file)     /* 0: the manifest itself */                                                                         \
-    U64(from)     /* the first byte */                                                                                 \
-    U64(bytes)    /* at most SN_WEIGHTS_SIZE_MAX */
+    KEY(manifest)                      /* as in WEIGHTS_OFFER */                                                       \
+    U64(file, SN_R_U32)                /* 0: the manifest itself */                                                    \
+    U64(from, SN_R_COUNT)              /* the first byte */                                                            \
+    U64(bytes, 1, SN_WEIGHTS_SIZE_MAX) /* at most SN_WEIGHTS_SIZE_MAX */
 
 #define SN_FIELDS_WEIGHTS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
-    U64(size)                     /* of the whole file */                                                              \
-    BLOBS(bytes, SN_PADDINGS_MAX) /* one after the other; all but the last have 16384 bytes */
+    U64(size, SN_R_COUNT)                          /* of the whole file */                                             \
+    BLOBS(bytes, SN_PADDINGS_MAX, SN_R_SOME_BYTES) /* one after the other; all but the last have 16384 bytes */
 
 /* -- status and errors -- */
 
 /* STATUS, from any program to a node, answered by STATUS_REPLY: what the node does; counters begin when it starts. */
 #define SN_FIELDS_STATUS(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
-    U64(protocol) /* SN_PROTOCOL_VERSION */
+    U64(protocol, SN_R_U32) /* SN_PROTOCOL_VERSION */
 
 #define SN_FIELDS_STATUS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
-    U64(uptime_ms)                                                                                                     \
-    U64(sessions)              /* open now */                                                                          \
-    U64(sessions_max)                                                                                                  \
-    U64(kv_bytes)              /* of KV pages in use */                                                                \
-    U64(kv_bytes_max)                                                                                                  \
-    U64(weight_bytes)          /* of the span */                                                                       \
-    U64(queued_steps)          /* steps that wait */                                                                   \
-    U64(steps)                 /* computed */                                                                          \
-    U64(tokens)                /* computed */                                                                          \
-    U64(forward_passes)        /* over the span; one may hold steps of several sessions */                             \
-    U64(compute_us)            /* of the forward passes */                                                             \
-    U64(device_transfer_bytes) /* hidden states copied to, between and from devices */                                 \
-    U64(draining)              /* 1: the node leaves */                                                                \
-    U64(shared_pages)          /* KV pages that two or more sessions use */                                            \
-    U64(prefix_cached_tokens)  /* of `tokens`: attached from the prefix cache instead of computed */                   \
-    U64(swapped_bytes)         /* of idle sessions, swapped out of the KV cache */                                     \
-    U64(joined)                /* addresses given with --join */                                                       \
-    U64(bootstrap_peers)       /* nodes that answered there */                                                         \
-    STR(lacking, SN_TEXT_SIZE_MAX) /* experts of its blocks that are missing in its group; empty: none */             \
+    U64(uptime_ms, SN_R_COUNT)                                                                                         \
+    U64(sessions, SN_R_COUNT)              /* open now */                                                              \
+    U64(sessions_max, SN_R_COUNT)                                                                                      \
+    U64(kv_bytes, SN_R_COUNT)              /* of KV pages in use */                                                    \
+    U64(kv_bytes_max, SN_R_COUNT)                                                                                      \
+    U64(weight_bytes, SN_R_COUNT)          /* of the span */                                                           \
+    U64(queued_steps, SN_R_COUNT)          /* steps that wait */                                                       \
+    U64(steps, SN_R_COUNT)                 /* computed */                                                              \
+    U64(tokens, SN_R_COUNT)                /* computed */                                                              \
+    U64(forward_passes, SN_R_COUNT)        /* over the span; one may hold steps of several sessions */                 \
+    U64(compute_us, SN_R_DURATION)         /* of the forward passes */                                                 \
+    U64(device_transfer_bytes, SN_R_COUNT) /* hidden states copied to, between and from devices */                     \
+    U64(draining, SN_R_FLAG)               /* 1: the node leaves */                                                    \
+    U64(shared_pages, SN_R_COUNT)          /* KV pages that two or more sessions use */                                \
+    U64(prefix_cached_tokens, SN_R_COUNT)  /* of `tokens`: attached from the prefix cache instead of computed */       \
+    U64(swapped_bytes, SN_R_COUNT)         /* of idle sessions, swapped out of the KV cache */                         \
+    U64(joined, SN_R_COUNT)                /* addresses given with --join */                                           \
+    U64(bootstrap_peers, SN_R_COUNT)       /* nodes that answered there */                                             \
+    STR(lacking, SN_TEXT_SIZE_MAX)         /* experts of its blocks that are missing in its group; empty: none */      \
     STR(model_name, SN_MODEL_NAME_MAX)
 
 /* ERROR, node to the sender of a request, in place of the answer; the ERROR of a pushed STEP goes to the client. */
 #define SN_FIELDS_ERROR(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
-    U64(status)                 /* sn_status */                                                                        \
-    U64(wait_ms)                /* of SN_RETRY: when the same request may succeed; 0: not known */                     \
+    U64(status, 0, SN_STOP)     /* sn_status */                                                                        \
+    U64(wait_ms, SN_R_INT)      /* of SN_RETRY: when the same request may succeed; 0: not known */                     \
     SID(session)                /* of the message that failed; zero: it had none */                                    \
-    U64(step)                   /* of the message that failed; zero: it had none */                                    \
+    U64(step, SN_R_COUNT)       /* of the message that failed; zero: it had none */                                    \
     STR(text, SN_TEXT_SIZE_MAX) /* one sentence */
 
 /*  KIND, struct sn_msg_..., 1: the message carries a tensor */
@@ -502,14 +522,14 @@ typedef struct sn_blob {
 
 /* The structs: of the lists above, sn_<name> for what stands inside messages, sn_msg_<name> for each message. A LIST or
  * BLOBS field is a pointer `name` and a count `n_<name>`. */
-#define SN_C_U64(name)      uint64_t name;
+#define SN_C_U64(name, ...) uint64_t name;
 #define SN_C_KEY(name)      uint8_t name[SN_KEY_SIZE];
 #define SN_C_SID(name)      uint8_t name[SN_SESSION_ID_SIZE];
 #define SN_C_STR(name, max) char name[(max) + 1];
 #define SN_C_LIST(name, type, max)                                                                                     \
     struct sn_##type *name;                                                                                            \
     size_t n_##name;
-#define SN_C_BLOBS(name, max)                                                                                          \
+#define SN_C_BLOBS(name, max, ...)                                                                                     \
     sn_blob *name;                                                                                                     \
     size_t n_##name;
 #define SN_STRUCT(KIND, name)                                                                                          \
@@ -574,6 +594,10 @@ sn_status sn_msg_encode(const sn_msg *msg, sn_buf *out, sn_err *err) SN_MUST_USE
 /* Decodes frame 0; the caller attaches frame 1 with sn_msg_attach_tensor. The bytes are untrusted: all headers are read
  * and counts are limited before anything is allocated, and maps and arrays nest at most 4 deep. */
 sn_status sn_msg_decode(const void *frame, size_t len, sn_msg **out, sn_err *err) SN_MUST_USE;
+
+/* The correlation id of a frame 0 that sn_msg_decode refused, so that its sender learns which request failed; 0 where
+ * it cannot be read. */
+uint64_t sn_msg_correlation_id(const void *frame, size_t len);
 
 /* Attaches frame 1, after checking that it has exactly the bytes that dtype and shape say. n_frames: frames that
  * followed frame 0; SN_REFUSED where the message has another number. On success the message owns `owner`, on failure

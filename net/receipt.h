@@ -11,7 +11,7 @@
 #include "base/dtype.h"
 #include "net/identity.h"
 
-enum { SN_RECEIPT_SIZE = 384, SN_RECEIPT_VERSION_SIZE = 20 };
+enum { SN_RECEIPT_VERSION_SIZE = 20 };
 
 typedef enum sn_receipt_device {
     SN_RECEIPT_EXACT = 0,       /* CPUs computed every block: a verifier gets equal bits */

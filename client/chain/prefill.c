@@ -151,14 +151,20 @@ static sn_status chunk_send(prefill *f, size_t k, sn_err *err) {
     return status;
 }
 
+/* Rows of the chunk that begins at the position: it ends where a page ends, because a node's prefix cache gives whole
+ * pages of a step. */
+static int rows_to_page_end(int position, int rows) {
+    int beyond = (position + rows) % SN_KV_PAGE_TOKENS;
+    return beyond < rows ? rows - beyond : rows;
+}
+
 static void prefill_make_chunk(prefill *f) {
     const sn_step *input = f->input;
     size_t n_embd = (size_t)input->n_embd;
     if (f->n_chunked == input->n || f->n_chunks == f->chunks_max) return;
     chunk *c = &f->chunks[f->n_chunks++];
-    int left = input->n - f->n_chunked;
-    *c = (chunk){
-        .position = input->position + f->n_chunked, .n = left < f->chunk_rows ? left : f->chunk_rows, .rows = c->rows};
+    int left = input->n - f->n_chunked, position = input->position + f->n_chunked;
+    *c = (chunk){.position = position, .n = smaller(left, rows_to_page_end(position, f->chunk_rows)), .rows = c->rows};
     memcpy(c->rows, input->in + (size_t)f->n_chunked * n_embd, (size_t)c->n * n_embd * sizeof *c->rows);
     f->n_chunked += c->n;
 }

@@ -378,10 +378,9 @@ static sn_status reply_check(sn_msg **msg, sn_msg_kind wanted, uint8_t *session,
     if ((*msg)->kind == wanted) return SN_OK;
     sn_status status;
     if ((*msg)->kind == SN_MSG_ERROR) {
-        uint64_t code = (*msg)->error.status;
         if (session) memcpy(session, (*msg)->error.session, SN_SESSION_ID_SIZE);
-        status = code > SN_OK && code <= SN_STOP ? (sn_status)code : SN_RETRY;
-        if (status == SN_STOP) status = SN_RETRY; /* the node cannot go on; this program can */
+        status = (sn_status)(*msg)->error.status;
+        if (status == SN_OK || status == SN_STOP) status = SN_RETRY; /* the node cannot go on; this program can */
         (void)sn_fail(err, status, "%s", (*msg)->error.text);
         uint64_t wait_ms = (*msg)->error.wait_ms;
         err->retry_after_ms = wait_ms < RETRY_AFTER_MS_MAX ? (int)wait_ms : RETRY_AFTER_MS_MAX;

@@ -1,5 +1,5 @@
 // The dialogs: a question, the settings, the list of shortcuts. A dialog that is closed by Escape was cancelled.
-import { byId } from "./dom.js";
+import { byId, formatNumber } from "./dom.js";
 import { readText, writeText } from "./store.js";
 import { apiKey, setApiKey } from "./stream.js";
 
@@ -9,10 +9,15 @@ function show(dialog) {
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((resolve) => dialog.addEventListener("close", () => {
-    before.blur(); // Chromium gives the focus back to a text box, but no caret, after a click in the dialog
-    before.focus();
+    const now = document.activeElement;
+    if (now === before || now === document.body || dialog.contains(now)) focusAgain(before); // else a key has moved it meanwhile
     resolve(dialog.returnValue);
   }, { once: true }));
+}
+
+function focusAgain(element) {
+  element.blur(); // Chromium gives the focus back to a text box, but no caret, after a click in the dialog
+  (element.checkVisibility() ? element : byId("open-more")).focus();
 }
 
 for (const button of document.querySelectorAll("dialog [data-cancel]")) button.addEventListener("click", () => button.closest("dialog").close());
@@ -51,12 +56,17 @@ export function settings() {
   return { system: typeof read?.system === "string" ? read.system : "", options };
 }
 
-// Lets the user change them; `system` is that of the conversation in front. Gives the new settings; null: cancelled.
-export async function changeSettings(system) {
+// Lets the user change them; `system` is that of the conversation in front, `sampling` what the server does where a request says nothing:
+// an empty field shows it, and is not sent. Gives the new settings; null: cancelled.
+export async function changeSettings(system, sampling) {
   const { options } = settings();
   byId("system").value = system;
   byId("key").value = apiKey();
-  for (const field of fields()) field.value = options[field.dataset.option] ?? "";
+  for (const field of fields()) {
+    const value = sampling?.[field.dataset.option];
+    field.value = options[field.dataset.option] ?? "";
+    field.placeholder = Number.isFinite(value) ? formatNumber(value, 6) : "";
+  }
   if ((await show(byId("settings"))) !== "ok") return null;
   const chosen = { system: byId("system").value, options: {} };
   for (const field of fields()) if (field.value !== "") chosen.options[field.dataset.option] = Number(field.value);

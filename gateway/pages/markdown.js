@@ -1,7 +1,9 @@
-// Markdown as models write it, drawn by DOM calls. HTML in the text stays text, images are shown as links (nothing is
+// Markdown as models write it, with formulas, drawn by DOM calls. HTML in the text stays text, images are shown as links (nothing is
 // loaded), and a link exists only with a scheme of SAFE_SCHEMES. Depth is bounded, a search that found no end is not repeated,
 // and no expression goes back over long runs, so a hostile text costs a small multiple of its length.
 import { copyButton, el } from "./dom.js";
+import { decodeEntities, entityAt } from "./entities.js";
+import { beginsDisplay, draw, formulaAt } from "./formulas.js";
 
 const SAFE_SCHEMES = ["http:", "https:", "mailto:"];
 const DEPTH_MAX = 8;
@@ -10,6 +12,7 @@ const FENCE = /^ {0,3}(`{3,32}|~{3,32})([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6}) +(.*)$/;
 const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
 const QUOTE = /^ {0,3}> ?/;
+const FORMULA_LINES_MAX = 100;
 
 // Draws the text into the container. Blocks that are there with the same source stay, so a text that grows moves neither the
 // selection nor the focus in what stands above.
@@ -57,14 +60,31 @@ function block(lines, i, depth) {
   if (depth < DEPTH_MAX && QUOTE.test(line)) return quote(lines, i, depth);
   if (depth < DEPTH_MAX && ITEM.test(line)) return list(lines, i, depth);
   if (line.includes("|") && i + 1 < lines.length && cells(lines[i + 1]).every((c) => /^:?-+:?$/.test(c))) return table(lines, i);
-  let end = i + 1;
-  while (end < lines.length && lines[end].trim() && !beginsBlock(lines[end])) end++;
+  const end = paragraphEnd(lines, i);
   const text = lines.slice(i, end).map((l) => l.trimStart()).join("\n");
   return [end, () => el("p", {}, ...inline(text, 0))];
 }
 
+function paragraphEnd(lines, i) {
+  let end = behindFormula(lines, i);
+  while (end < lines.length && lines[end].trim() && !beginsBlock(lines[end])) end = behindFormula(lines, end);
+  return end;
+}
+
+// The line behind this one and behind a formula that it begins, whatever the lines of that look like.
+function behindFormula(lines, i) {
+  const [at, open] = [...opaque(lines[i])].at(-1) || [];
+  if (!open?.open) return i + 1;
+  let end = i + 1;
+  while (end < lines.length && end < i + FORMULA_LINES_MAX && lines[end].trim()) end++;
+  const text = lines.slice(i, end).join("\n");
+  const whole = opaque(text).get(at);
+  if (whole && !whole.open) return i + text.slice(0, whole.end).split("\n").length;
+  return beginsDisplay(lines[i]) ? end : i + 1; // its end may be on its way
+}
+
 function beginsBlock(line) {
-  return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || /^ {0,3}(?:[-*+]|1[.)]) /.test(line);
+  return beginsDisplay(line) || FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || /^ {0,3}(?:[-*+]|1[.)]) /.test(line);
 }
 
 function fence(lines, i, [, mark, info]) {
@@ -74,7 +94,8 @@ function fence(lines, i, [, mark, info]) {
   const margin = indent(lines[i]);
   const code = lines.slice(i + 1, end).map((l) => l.slice(Math.min(margin, indent(l)))).join("\n");
   const language = info.trim().split(/\s/)[0];
-  return [Math.min(end + 1, lines.length), () => codeBlock(code, language)];
+  const isWhole = end < lines.length;
+  return [Math.min(end + 1, lines.length), () => (language === "math" && isWhole ? el("p", {}, draw(code, true, code)) : codeBlock(code, language))];
 }
 
 export function codeBlock(code, language) {
@@ -128,8 +149,19 @@ function drawItem(item, depth) {
   return el("li", {}, task && (task[1] === " " ? "☐ " : "☑ "), ...parts);
 }
 
+// The cells of a row. A formula belongs to one cell, whatever signs it has.
 function cells(line) {
-  return line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((c) => c.trim().replaceAll("\\|", "|"));
+  const text = line.trim().replace(/^\||(?<!\\)\|$/g, "");
+  const spans = opaque(text);
+  const found = [""];
+  for (let at = 0; at < text.length; ) {
+    const span = spans.get(at);
+    const end = span?.formula && !span.open ? span.end : text.startsWith("\\|", at) ? at + 2 : at + 1;
+    if (text[at] === "|") found.push("");
+    else found[found.length - 1] += end === at + 2 && text[at + 1] === "|" ? "|" : text.slice(at, end);
+    at = end;
+  }
+  return found.map((c) => c.trim());
 }
 
 function table(lines, i) {
@@ -164,9 +196,35 @@ const MARKS = [["***", "strong", "em"], ["**", "strong"], ["__", "strong"], ["~~
 const isWord = (c) => c !== undefined && /[\p{L}\p{N}]/u.test(c);
 const isSpace = (c) => c === undefined || /\s/.test(c);
 
+// What has no Markdown inside, code and formulas, by where it begins: {end, build}, of formulas also `formula` and `open`.
+function opaque(text) {
+  const found = new Map();
+  const hopeless = new Set(); // runs of backticks that have no end behind here
+  const marks = /[`\\$]/g;
+  for (let mark; (mark = marks.exec(text)); ) {
+    const at = mark.index;
+    const span = text[at] === "`" ? codeSpan(text, at, hopeless) : formulaAt(text, at);
+    if (span) found.set(at, span);
+    marks.lastIndex = span ? span.end : text[at] === "\\" ? at + 2 : text[at] === "`" ? at + ticksAt(text, at).length : at + 1;
+  }
+  return found;
+}
+
+// The text with all of that covered, for searches.
+function covered(text, spans) {
+  let [out, at] = ["", 0];
+  for (const [begin, { end }] of spans) [out, at] = [out + text.slice(at, begin) + "\0".repeat(end - begin), end];
+  return out + text.slice(at);
+}
+
+// A backslash before one of these is Markdown's. Before others it belongs to what is shown: LaTeX has many such pairs.
+const ESCAPE = /^\\(?:[-*_`#~$<>|&.+]|!(?=\[))/;
+
 function inline(text, depth) {
   const out = [];
   const hopeless = new Set(); // marks that have no end behind here
+  const spans = opaque(text);
+  const searched = covered(text, spans);
   let plain = "";
   let at = 0;
   const add = (node, end) => {
@@ -177,12 +235,17 @@ function inline(text, depth) {
   };
   while (at < text.length) {
     const c = text[at];
-    if (c === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] || "")) {
-      plain += text[at + 1];
+    const span = spans.get(at);
+    const entity = c === "&" && entityAt(text, at);
+    if (span) add(span.build(), span.end + (span.display && text[span.end] === "\n" ? 1 : 0));
+    else if (c === "\n" || text.startsWith("\\\n", at)) add(el("br"), at + (c === "\n" ? 1 : 2));
+    else if (c === "\\") {
+      plain += ESCAPE.test(text.slice(at, at + 3)) ? text[at + 1] : text.slice(at, at + 2);
       at += 2;
-    } else if (c === "\n") add(el("br"), at + 1);
-    else if (c === "`" && codeSpan(text, at, hopeless, add)) continue;
-    else if ("*_~".includes(c) && depth < DEPTH_MAX && emphasis(text, at, hopeless, depth, add)) continue;
+    } else if (entity) {
+      plain += entity.text;
+      at = entity.end;
+    } else if ("*_~".includes(c) && depth < DEPTH_MAX && emphasis(text, searched, at, hopeless, depth, add)) continue;
     else if ("[!".includes(c) && depth < DEPTH_MAX && bracketLink(text, at, depth, add)) continue;
     else if ("h<".includes(c) && bareLink(text, at, add)) continue;
     else if (c === "`" || "*_~".includes(c)) {
@@ -198,32 +261,33 @@ function inline(text, depth) {
   return out;
 }
 
-function codeSpan(text, at, hopeless, add) {
-  const ticks = /^`{1,64}/.exec(text.slice(at, at + 64))[0];
-  if (hopeless.has(ticks)) return false;
+const ticksAt = (text, at) => /^`{1,64}/.exec(text.slice(at, at + 64))[0];
+
+function codeSpan(text, at, hopeless) {
+  const ticks = ticksAt(text, at);
+  if (hopeless.has(ticks)) return null;
   let end = at + ticks.length;
   for (;;) {
     end = text.indexOf(ticks, end);
     if (end < 0) {
       hopeless.add(ticks);
-      return false;
+      return null;
     }
     if (text[end + ticks.length] !== "`" && text[end - 1] !== "`") break;
     while (text[end] === "`") end++;
   }
   const code = text.slice(at + ticks.length, end).replaceAll("\n", " ");
-  add(el("code", {}, code.startsWith(" ") && code.endsWith(" ") && code.trim() ? code.slice(1, -1) : code), end + ticks.length);
-  return true;
+  return { end: end + ticks.length, build: () => el("code", {}, code.startsWith(" ") && code.endsWith(" ") && code.trim() ? code.slice(1, -1) : code) };
 }
 
-function emphasis(text, at, hopeless, depth, add) {
+function emphasis(text, searched, at, hopeless, depth, add) {
   for (const [mark, ...tags] of MARKS) {
     if (!text.startsWith(mark, at) || hopeless.has(mark)) continue;
     const begin = at + mark.length;
     if (isSpace(text[begin]) || text[begin] === mark[0] || (mark[0] === "_" && isWord(text[at - 1]))) continue;
     let end = begin;
     do {
-      end = text.indexOf(mark, end + 1);
+      end = searched.indexOf(mark, end + 1);
       if (end > 0 && mark.length === 1 && text[end + 1] === mark) end++; // two: another mark
       else if (end > 0 && !isSpace(text[end - 1]) && !(mark[0] === "_" && isWord(text[end + mark.length]))) break;
     } while (end > 0);
@@ -244,9 +308,10 @@ function bracketLink(text, at, depth, add) {
   const part = text.slice(open, open + 2000);
   const match = /^\[((?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+"[^"]*")?\s*\)/.exec(part);
   if (!match) return false;
-  const label = open === at ? inline(match[1], depth + 1) : ["image: " + (match[1] || match[2])];
+  const address = decodeEntities(match[2]);
+  const label = open === at ? inline(match[1], depth + 1) : ["image: " + (match[1] || address)];
   const end = open + match[0].length;
-  add(link(match[2], label, text.slice(at, end)), end);
+  add(link(address, label, text.slice(at, end)), end);
   return true;
 }
 
@@ -255,7 +320,8 @@ function bareLink(text, at, add) {
   const part = text.slice(at, at + 2000);
   const match = /^<((?:https?:\/\/|mailto:)[^\s<>]+)>|^(https?:\/\/[^\s<>"'`]+)/.exec(part);
   if (!match) return false;
-  const address = match[1] || match[2].replace(/[.,;:!?*_~]+$/, "").replace(/(^[^(]*)\)+$/, "$1");
-  add(link(address, [address], match[0]), at + (match[1] ? match[0].length : address.length));
+  const source = match[1] || match[2].replace(/[.,;:!?*_~]+$/, "").replace(/(^[^(]*)\)+$/, "$1");
+  const address = decodeEntities(source);
+  add(link(address, [address], match[0]), at + (match[1] ? match[0].length : source.length));
   return true;
 }

@@ -8,11 +8,11 @@ const ENDS = {
   length: "The answer ended at the limit of tokens.",
 };
 
-// actions: {edit(m), regenerate(m), turn(m, by)}. place: {index, count} among its siblings; locked: an answer is being made.
-export function drawMessage(m, actions, place, locked) {
+// actions: {edit(m), regenerate(m), turn(m, by)}. place: {index, count} among its siblings. Buttons that lead nowhere have data-end.
+export function drawMessage(m, actions, place) {
   const mine = m.role === "user";
-  const button = (action, label, text, run, disabled = locked) =>
-    el("button", { type: "button", class: "small", "data-action": action, "aria-label": label, disabled, onclick: run }, text);
+  const button = (action, label, text, run, end = false) =>
+    el("button", { type: "button", class: "small", "data-action": action, "aria-label": label, "data-end": end, onclick: run }, text);
   const article = el("article", { class: m.role, "data-id": m.id, "aria-label": mine ? "You" : "Answer" },
     !mine && el("details", { class: "reasoning", hidden: true }, el("summary", {}, "Reasoning"), el("div", { class: "text" })),
     el("div", { class: mine ? "text plain" : "text" }),
@@ -20,21 +20,20 @@ export function drawMessage(m, actions, place, locked) {
     el("p", { class: "facts", hidden: true }),
     el("div", { class: "actions" },
       place.count > 1 && el("span", { class: "versions", role: "group", "aria-label": "Versions" },
-        button("previous", "Previous version", "‹", () => actions.turn(m, -1), locked || place.index === 0),
+        button("previous", "Previous version", "‹", () => actions.turn(m, -1), place.index === 0),
         el("span", {}, `${place.index + 1} / ${place.count}`),
-        button("next", "Next version", "›", () => actions.turn(m, 1), locked || place.index === place.count - 1)),
+        button("next", "Next version", "›", () => actions.turn(m, 1), place.index === place.count - 1)),
       copyButton(() => m.content, mine ? "Copy the message" : "Copy the answer"),
       mine ? button("edit", "Edit the message: it becomes a new branch", "Edit", () => actions.edit(m))
            : button("regenerate", "Make the answer again", "Regenerate", () => actions.regenerate(m))));
-  updateMessage(article, m);
   return article;
 }
 
-// Draws what changed, with `live` while the answer is being made.
-export function updateMessage(article, m, live = false) {
+// Draws what changed. live: "here" or "elsewhere", where the answer is being made, or "".
+export function updateMessage(article, m, live) {
   const texts = article.querySelectorAll(".text");
   if (m.role === "user") {
-    texts[0].textContent = m.content;
+    if (texts[0].textContent !== m.content) texts[0].textContent = m.content;
     return;
   }
   const [reasoning, text] = texts;
@@ -44,8 +43,8 @@ export function updateMessage(article, m, live = false) {
     article.querySelector("summary").textContent = live && !m.content ? "Reasoning…" : "Reasoning";
   }
   renderMarkdown(text, m.content);
-  article.classList.toggle("live", live);
-  article.setAttribute("aria-busy", live);
+  article.classList.toggle("live", Boolean(live));
+  article.setAttribute("aria-busy", Boolean(live));
   show(article.querySelector(".problem"), live ? [] : [m.error || ENDS[m.end]]);
   show(article.querySelector(".facts"), facts(m, live));
 }
@@ -69,7 +68,8 @@ function facts(m, live) {
   const cached = Number(swarm.cached_tokens) || 0;
   const names = hops.map((h) => `${h.name || hopName(String(h.node || ""))} ${h.blocks || ""}`.trim());
   return [
-    live && !m.tokens && el("span", { class: "waiting" }, m.content || m.reasoning ? "answering" : "waiting for the first token"),
+    live === "elsewhere" && el("span", { class: "waiting" }, "answering in another tab"),
+    live === "here" && !m.tokens && el("span", { class: "waiting" }, m.content || m.reasoning ? "answering" : "waiting for the first token"),
     m.tokens > 0 && count(m.tokens, "token"),
     m.rate > 0 && `${formatNumber(m.rate, 1)} tokens/s`,
     names.length > 0 && el("span", { class: "hops", title: "The nodes that computed this answer, with their blocks" }, `${count(names.length, "hop")}: ${names.join(" → ")}`),

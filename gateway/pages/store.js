@@ -1,16 +1,21 @@
-// Conversations, kept in this browser: one record each in IndexedDB; drafts and settings in localStorage. Where the browser
-// keeps nothing, all lives until the page is closed (`kept` is false).
+// Keeps the conversations in this browser: in IndexedDB a record for each conversation (what it has without its messages) and one for
+// each message; drafts and settings in localStorage. Where the browser keeps nothing, all lives until the page is closed (`kept` is false).
 //
-// A conversation: {id, title, system, created, changed, leaf, messages: [{id, parent, role, content, ...}]}. Messages are a tree
-// in the order in which they were made; `leaf` is the last message of the branch that is shown.
+// Pages in several tabs show the same conversations. Each writes the records that it changes and tells the others, which read them, so
+// none takes away what another one wrote. A conversation that another tab deleted is not written again.
+import { follow, inOrder, merge } from "./conversation.js";
+
+const ASK_MS = 2000; // how often a page asks for an answer that another tab makes
+const UNHEARD_MAX = 3; // so many times without a reply: that tab is closed
 
 let db = null;
+let onChange = () => {}; // what is stored was changed by another tab
 export let kept = false;
 export const conversations = new Map(); // id -> conversation
-export const writing = new Set(); // ids of those that get an answer in this tab: what other tabs store does not replace them
+export const making = new Set(); // ids of messages that this tab makes: what is stored of them is older
+const known = new WeakSet(); // conversations that are stored: one that is no longer was deleted
+const elsewhere = new Map(); // id of a message that another tab makes -> how often it was asked for since that tab was heard
 const others = "BroadcastChannel" in window ? new BroadcastChannel("swarm") : null; // pages in other tabs
-
-export const newId = () => [...crypto.getRandomValues(new Uint8Array(12))].map((b) => b.toString(16).padStart(2, "0")).join("");
 
 const finished = (request) =>
   new Promise((resolve, reject) => {
@@ -18,80 +23,147 @@ const finished = (request) =>
     request.onerror = () => reject(request.error);
   });
 
-export async function open(onChange) {
+// Reads all. changed: runs when another tab has changed something; blocked: when another tab has the form of earlier versions open.
+export async function open(changed, blocked) {
+  onChange = changed;
   try {
-    const opening = indexedDB.open("swarm", 1);
-    opening.onupgradeneeded = () => opening.result.createObjectStore("conversations", { keyPath: "id" });
+    const opening = indexedDB.open("swarm", 2);
+    opening.onupgradeneeded = ({ oldVersion }) => upgrade(oldVersion, opening.result, opening.transaction);
+    opening.onblocked = blocked;
     db = await finished(opening);
+    db.onversionchange = () => db.close();
     await load();
     kept = true;
   } catch {
     db = null;
   }
-  others?.addEventListener("message", async () => {
-    await load();
-    onChange();
-  });
+  others?.addEventListener("message", ({ data }) => hear(data || {}));
+  others?.postMessage({ ask: true });
+  setInterval(askOthers, ASK_MS);
 }
 
-async function load() {
+// Version 1 had the messages in the record of their conversation.
+function upgrade(oldVersion, base, transaction) {
+  const heads = oldVersion ? transaction.objectStore("conversations") : base.createObjectStore("conversations", { keyPath: "id" });
+  const all = base.createObjectStore("messages", { keyPath: ["conversation", "id"] });
+  if (oldVersion) finished(heads.getAll()).then((found) => found.forEach((c) => put(heads, all, c, inOrder(c.messages))));
+}
+
+function put(heads, all, { messages: _, ...head }, messages) {
+  heads.put(head);
+  for (const m of messages) all.put({ ...m, conversation: head.id });
+}
+
+/* -- other tabs */
+
+// What tabs say: {changed: id of a conversation, or "" for all}, {making: ids of messages}, {ask: true}.
+async function hear({ changed, making: ids, ask }) {
+  if (ask && making.size) others.postMessage({ making: [...making] });
+  for (const id of ids || []) elsewhere.set(id, 0);
+  if (changed !== undefined) await load(changed);
+  if (!ask) onChange();
+}
+
+function askOthers() {
+  if (!elsewhere.size) return;
+  const silent = [...elsewhere].filter(([, times]) => times >= UNHEARD_MAX);
+  for (const [id, times] of elsewhere) elsewhere.set(id, times + 1);
+  for (const [id] of silent) elsewhere.delete(id);
+  if (silent.length) onChange();
+  others.postMessage({ ask: true });
+}
+
+export const isMadeElsewhere = (m) => m.end === "interrupted" && elsewhere.has(m.id);
+
+/* -- reading and writing */
+
+const allOf = (id) => IDBKeyRange.bound([id], [id, []]);
+
+// Reads one conversation, or all, into those that are here.
+async function load(id) {
   if (!db) return;
-  const found = await finished(db.transaction("conversations").objectStore("conversations").getAll());
-  for (const id of conversations.keys()) if (!writing.has(id)) conversations.delete(id);
-  for (const one of found) if (!writing.has(one.id)) conversations.set(one.id, one);
+  const transaction = db.transaction(["conversations", "messages"]);
+  const [heads, messages] = await Promise.all([
+    finished(transaction.objectStore("conversations").getAll(id || undefined)),
+    finished(transaction.objectStore("messages").getAll(id ? allOf(id) : undefined)),
+  ]);
+  const found = new Map(heads.map((head) => [head.id, []]));
+  for (const { conversation, ...m } of messages) found.get(conversation)?.push(m);
+  for (const c of id ? [conversations.get(id)] : [...conversations.values()]) if (c && known.has(c) && !found.has(c.id)) conversations.delete(c.id);
+  for (const head of heads) take(head, found.get(head.id));
 }
 
-async function write(change) {
+function take(head, messages) {
+  const c = conversations.get(head.id) || { ...head, messages: [] };
+  conversations.set(c.id, c);
+  known.add(c);
+  [c.title, c.system, c.changed] = [head.title, head.system, head.changed];
+  merge(c, messages, (m) => !making.has(m.id));
+  follow(c, head.leaf);
+  for (const m of c.messages) if (m.end !== "interrupted") elsewhere.delete(m.id);
+}
+
+async function write(changed, run) {
   if (!db) return;
   try {
-    await finished(change(db.transaction("conversations", "readwrite").objectStore("conversations")));
-    others?.postMessage("changed");
+    const transaction = db.transaction(["conversations", "messages"], "readwrite");
+    const done = new Promise((resolve, reject) => ([transaction.oncomplete, transaction.onabort] = [resolve, reject]));
+    await Promise.all([run(transaction.objectStore("conversations"), transaction.objectStore("messages")), done]);
+    others?.postMessage({ changed, making: [...making] });
   } catch {
     kept = false; // the disk is full, or the user took the permission
   }
 }
 
-export function save(conversation) {
-  conversations.set(conversation.id, conversation);
-  return write((all) => all.put(conversation));
+// Stores what a conversation has besides messages, and those of its messages that are given. false: another tab has deleted it.
+export async function save(conversation, ...messages) {
+  const { id } = conversation;
+  let deleted = false;
+  conversations.set(id, conversation);
+  await write(id, async (heads, all) => {
+    deleted = known.has(conversation) && !(await finished(heads.getKey(id)));
+    if (!deleted) put(heads, all, conversation, messages);
+  });
+  if (deleted && conversations.get(id) === conversation) {
+    conversations.delete(id);
+    onChange();
+  } else if (db && kept && !deleted) known.add(conversation);
+  return !deleted;
+}
+
+// Stores a message while the page is being closed, when nothing can be awaited.
+export function saveAtOnce(conversation, m) {
+  if (!db) return;
+  const transaction = db.transaction("messages", "readwrite");
+  transaction.objectStore("messages").put({ ...m, conversation: conversation.id });
+  transaction.commit();
 }
 
 export function remove(id) {
   conversations.delete(id);
   writeText("draft." + id, "");
-  return write((all) => all.delete(id));
+  return write(id, (heads, all) => {
+    heads.delete(id);
+    all.delete(allOf(id));
+  });
 }
 
-export function create(system) {
-  const now = Date.now();
-  return { id: newId(), title: "", system, created: now, changed: now, leaf: null, messages: [] };
-}
-
-/* -- the tree */
-
-export const message = (conversation, id) => conversation.messages.find((m) => m.id === id);
-export const siblings = (conversation, of) => conversation.messages.filter((m) => m.parent === of.parent);
-
-// The messages from the first one to the leaf.
-export function branch(conversation, leaf = conversation.leaf) {
-  const path = [];
-  for (let m = message(conversation, leaf); m; m = message(conversation, m.parent)) path.unshift(m);
-  return path;
-}
-
-// Shows the newest branch through a message.
-export function showThrough(conversation, id) {
-  let leaf = id;
-  for (let next; (next = conversation.messages.findLast((m) => m.parent === leaf)); ) leaf = next.id;
-  conversation.leaf = leaf;
-}
-
-export function add(conversation, parent, role, content) {
-  const made = { id: newId(), parent, role, content, created: Date.now() };
-  conversation.messages.push(made);
-  conversation.leaf = made.id;
-  conversation.changed = made.created;
-  return made;
+// Puts conversations of a file among those that are here. Of one that is here too all messages are kept, and what both have is as in
+// the newer one. Gives how many brought something.
+export async function join(list) {
+  const changed = [];
+  for (const there of list) {
+    const here = conversations.get(there.id);
+    const newer = !(here?.changed >= there.changed);
+    const messages = here ? merge(here, there.messages, (m) => newer && !making.has(m.id)) : there.messages;
+    if (!newer && !messages.length) continue;
+    if (here && newer) Object.assign(here, { title: there.title, system: there.system, leaf: there.leaf, changed: there.changed });
+    conversations.set(there.id, here || there);
+    changed.push([here || there, messages]);
+  }
+  await write("", (heads, all) => changed.forEach(([c, messages]) => put(heads, all, c, messages)));
+  if (db && kept) changed.forEach(([c]) => known.add(c));
+  return changed.length;
 }
 
 // The conversations whose title or text holds the words, the newest first.
@@ -101,60 +173,7 @@ export function search(words) {
     const text = [c.title, ...c.messages.map((m) => m.content)].join("\n").toLowerCase();
     return wanted.every((w) => text.includes(w));
   };
-  return [...conversations.values()].filter(holds).sort((a, b) => b.changed - a.changed);
-}
-
-/* -- export and import */
-
-const FORMAT = "swarm-conversations";
-
-export function exported(list) {
-  return JSON.stringify({ format: FORMAT, version: 1, conversations: list }, null, 1);
-}
-
-const isText = (v) => typeof v === "string";
-const isId = (v) => isText(v) && /^[0-9a-f]{1,64}$/.test(v); // as newId makes them
-const whole = (v) => (Number.isFinite(v) ? v : Date.now());
-
-// Keeps of a stranger's message what a message has, each with its type.
-function checkedMessage(m, known, where) {
-  if (!m || !isId(m.id) || !isText(m.content) || !["user", "assistant"].includes(m.role)) throw new Error(`${where} is not a message`);
-  if (known.has(m.id)) throw new Error(`${where} has the id of an earlier one`);
-  if (m.parent !== null && !known.has(m.parent)) throw new Error(`${where} answers a message that is not before it`);
-  const made = { id: m.id, parent: m.parent, role: m.role, content: m.content, created: whole(m.created) };
-  for (const name of ["reasoning", "error", "end", "model"]) if (isText(m[name])) made[name] = m[name];
-  for (const name of ["tokens", "rate"]) if (Number.isFinite(m[name])) made[name] = m[name];
-  if (m.swarm && typeof m.swarm === "object") made.swarm = m.swarm; // drawn with the care that a server's answer needs
-  return made;
-}
-
-function checkedConversation(c, number) {
-  const where = `conversation ${number}`;
-  if (!c || !isId(c.id) || !Array.isArray(c.messages)) throw new Error(`${where} has no id or no messages`);
-  const known = new Set();
-  const messages = c.messages.map((m, i) => {
-    const made = checkedMessage(m, known, `message ${i + 1} of ${where}`);
-    known.add(made.id);
-    return made;
-  });
-  if (c.leaf !== null && !known.has(c.leaf)) throw new Error(`${where} ends with a message that it does not have`);
-  const text = (v, max) => (isText(v) ? v.slice(0, max) : "");
-  return { id: c.id, title: text(c.title, 200), system: text(c.system, 1 << 20), created: whole(c.created), changed: whole(c.changed), leaf: c.leaf, messages };
-}
-
-// Takes all conversations of a file, or none. Of one that is here too, the newer stays. Returns how many are new or newer.
-export async function importText(text) {
-  let file;
-  try {
-    file = JSON.parse(text);
-  } catch {
-    throw new Error("it is not JSON");
-  }
-  if (file?.format !== FORMAT || !Array.isArray(file.conversations)) throw new Error("it is no file that this page exported");
-  const all = file.conversations.map((c, i) => checkedConversation(c, i + 1));
-  const newer = all.filter((c) => !(conversations.get(c.id)?.changed >= c.changed));
-  for (const c of newer) await save(c);
-  return { taken: newer.length, of: all.length };
+  return [...conversations.values()].filter((c) => !wanted.length || holds(c)).sort((a, b) => b.changed - a.changed);
 }
 
 /* -- small texts */

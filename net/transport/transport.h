@@ -32,9 +32,10 @@ typedef struct sn_event {
     /* Of a peer that had dialled this transport: the part of its network address that names its owner. Zeros: this
      * transport dialled it, or has no such addresses. */
     uint8_t network[SN_ADDRESS_PREFIX];
-    bool dialled;       /* this transport dialled the peer */
-    int64_t arrived_us; /* sn_now_us when the message was taken from the socket */
-    sn_err err;         /* if msg is NULL */
+    bool dialled;            /* this transport dialled the peer */
+    int64_t arrived_us;      /* sn_now_us when the message was taken from the socket */
+    sn_err err;              /* if msg is NULL */
+    uint64_t correlation_id; /* if msg is NULL: of the bytes that are no message, where it could be read; else 0 */
     /* An outage: the connection to a dialled peer was lost, or could not be made (err is SN_RETRY and says which).
      * Messages sent before may not have arrived. Reported once until the connection is up again: the transport keeps
      * connecting, and messages sent meanwhile wait in the queue, until hang_up. A peer that becomes silent without

@@ -386,7 +386,9 @@ static sn_status receive_from(dealer *from, sn_event *out, sn_err *err) {
         memcpy(out->key, from->key, SN_KEY_SIZE);
         out->peer = from->handle;
         out->dialled = true;
-        status = decoded(sn_zmq_decode(&parts[0], &parts[1], n - 1, &out->msg, &out->err), out, err);
+        status = sn_zmq_decode(&parts[0], &parts[1], n - 1, &out->msg, &out->err);
+        if (status) out->correlation_id = sn_msg_correlation_id(zmq_msg_data(&parts[0]), zmq_msg_size(&parts[0]));
+        status = decoded(status, out, err);
     }
     for (int i = 0; i < PARTS_MAX; i++) zmq_msg_close(&parts[i]);
     return status;
@@ -416,6 +418,8 @@ static sn_status receive_inbound(zmq *z, sn_event *out, sn_err *err) {
     out->gone = inbound.gone != NULL;
     sn_status status = inbound.gone ? sn_fail(&out->err, SN_RETRY, "%s", inbound.gone)
                                     : decode_inbound(&inbound.message, &out->msg, &out->err);
+    if (status && !inbound.gone)
+        out->correlation_id = sn_msg_correlation_id(inbound.message.frames[0].data, inbound.message.frames[0].len);
     sn_zmtp_message_free(&inbound.message);
     return decoded(status, out, err);
 }

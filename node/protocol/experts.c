@@ -15,6 +15,7 @@
  * in the engine, because an honest one waits for its answers. */
 #include "node/protocol/protocol_private.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -610,8 +611,8 @@ void sn_protocol_experts_done(sn_protocol *protocol, sn_job *job) {
     sn_msg *msg = sn_protocol_new_msg(SN_MSG_EXPERTS_REPLY, task->request_msg->correlation_id);
     if (!msg) return;
     size_t width = (size_t)protocol->hp->n_embd;
-    msg->experts_reply.queue_us = (uint64_t)(job->started_us - job->arrived_us);
-    msg->experts_reply.compute_us = (uint64_t)(job->finished_us - job->started_us);
+    msg->experts_reply.queue_us = sn_us_between(job->arrived_us, job->started_us);
+    msg->experts_reply.compute_us = sn_us_between(job->started_us, job->finished_us);
     msg->tensor = (sn_wire_tensor){
         SN_F32, 2, {task->n_pairs, width}, sn_shared_buffer_data(job->output), task->n_pairs * width * sizeof(float)};
     msg->owner = sn_shared_buffer_ref(job->output);

@@ -64,11 +64,10 @@ sn_status sn_protocol_quota_kv_put(sn_protocol *protocol, const sn_session *sess
 
 sn_status sn_protocol_quota_step(sn_protocol *protocol, const sn_session *session, const sn_msg *msg, int64_t now_us,
                                  sn_err *err) {
-    uint64_t rows = msg->tensor.rank ? msg->tensor.shape[0] : 0, end = msg->step.position + rows;
-    bool fits = rows <= (uint64_t)protocol->setup.span.rows_max;
-    int steps = steps_of(protocol, session, msg->step.position, fits ? rows : 0);
+    uint64_t rows = msg->tensor.shape[0], end = msg->step.position + rows;
+    int steps = steps_of(protocol, session, msg->step.position, rows);
     sn_status status = sn_quota_steps(protocol->quota, session->owner, steps, now_us, err);
-    if (status || !fits || end > (uint64_t)session->max_tokens) return status; /* step_check refuses it */
+    if (status || end > (uint64_t)session->max_tokens) return status; /* step_check_session refuses it */
     return quota_check_kv(protocol, session, (int)end, err);
 }
 

@@ -220,7 +220,8 @@ static bool protocol_handle_end(sn_protocol *protocol, const sn_event *event, in
         sn_protocol_peer_gone(protocol, event->peer, now_us);
         if (protocol->relaying) sn_relaying_peer_gone(protocol->relaying, event->peer);
     } else if (!event->msg && event->peer) {
-        sn_protocol_refuse(protocol, event->peer, NULL, &event->err);
+        const sn_msg unreadable = {.kind = SN_MSG_KIND_COUNT, .correlation_id = event->correlation_id};
+        sn_protocol_refuse(protocol, event->peer, &unreadable, &event->err);
     }
     return !event->msg;
 }

@@ -218,8 +218,6 @@ void sn_protocol_experts_forget(sn_protocol *protocol);
 
 /* Remembers the input of the step at `position` that was just done, while its message is there. */
 void sn_protocol_record_input(const sn_protocol *protocol, sn_session *session, int position);
-/* Whether the receipts of other nodes that came with a step have the right form. */
-sn_status sn_protocol_check_receipts(const sn_msg_step *step, sn_err *err) SN_MUST_USE;
 /* The receipts that came with the request, then this node's own, for a reply with this tensor. To be freed as a
  * message's list, also after an error. */
 sn_status sn_protocol_add_receipt(const sn_protocol *protocol, const sn_session *session, const sn_msg_step *request,

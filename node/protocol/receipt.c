@@ -17,17 +17,6 @@ void sn_protocol_record_input(const sn_protocol *protocol, sn_session *session, 
     session->receipt.tensor = sn_hasher_end(protocol->hasher);
 }
 
-sn_status sn_protocol_check_receipts(const sn_msg_step *step, sn_err *err) {
-    for (size_t i = 0; i < step->n_receipts; i++)
-        if (step->receipts[i].len != SN_RECEIPT_SIZE)
-            return sn_fail(err, SN_REFUSED, "a receipt has %d bytes, and one of those with the step has %zu",
-                           SN_RECEIPT_SIZE, step->receipts[i].len);
-    if (step->n_receipts > step->n_trace)
-        return sn_fail(err, SN_REFUSED, "%zu receipts came with the trace of %zu nodes", step->n_receipts,
-                       step->n_trace);
-    return SN_OK;
-}
-
 static sn_receipt receipt_describe(const sn_protocol *protocol, const sn_session *session,
                                    const sn_wire_tensor *output) {
     const sn_span_info *span = &protocol->setup.span;

@@ -16,6 +16,7 @@
  *     starts. */
 #include "node/protocol/protocol_private.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/wire.h"
@@ -54,28 +55,40 @@ static sn_status step_check_tensor(const sn_protocol *protocol, const sn_wire_te
     return SN_OK;
 }
 
-/* The dtype of the output, for the next node or the client. */
-static sn_status step_check_dtype(const sn_protocol *protocol, uint64_t dtype, sn_err *err) {
-    if (!sn_is_wire_dtype(dtype))
-        return sn_fail(err, SN_REFUSED, "hidden states can be sent as F32, F16, BF16 or Q8, not as type %llu",
-                       (unsigned long long)dtype);
-    if ((size_t)protocol->hp->n_embd % sn_dtype_block((sn_dtype)dtype))
+/* The dtype of the output, for the next node or the client: one for the wire (net/message.h). */
+static sn_status step_check_dtype(const sn_protocol *protocol, sn_dtype dtype, sn_err *err) {
+    if ((size_t)protocol->hp->n_embd % sn_dtype_block(dtype))
         return sn_fail(err, SN_REFUSED,
                        "rows of %d values are not a whole number of %s blocks: choose another wire dtype",
-                       protocol->hp->n_embd, sn_dtype_name((sn_dtype)dtype));
+                       protocol->hp->n_embd, sn_dtype_name(dtype));
     return SN_OK;
 }
 
-static sn_status step_check(const sn_protocol *protocol, const sn_session *session, const sn_msg *msg, sn_err *err) {
+/* The type in which the output of the step goes on. */
+static sn_dtype step_output_dtype(const sn_msg_step *step) {
+    return (sn_dtype)(step->n_route ? step->route[0].dtype : step->reply_dtype);
+}
+
+/* What a STEP says by itself, whatever the session: checked before any path looks at it, also where it repeats one that
+ * was answered. */
+static sn_status step_check_message(const sn_protocol *protocol, const sn_msg *msg, sn_err *err) {
     const sn_msg_step *step = &msg->step;
     sn_status status = step_check_tensor(protocol, &msg->tensor, err);
+    if (!status) status = step_check_dtype(protocol, step_output_dtype(step), err);
     if (status) return status;
-    if (protocol->leaving) return sn_fail(err, SN_RETRY, "this node is leaving: replay the session at another one");
-    if ((status = step_check_dtype(protocol, step->n_route ? step->route[0].dtype : step->reply_dtype, err)))
-        return status;
     if (step->n_route + step->n_trace >= SN_HOPS_MAX)
         return sn_fail(err, SN_REFUSED, "a chain of more than %d nodes is not served", SN_HOPS_MAX);
-    if ((status = sn_protocol_check_receipts(step, err))) return status;
+    if (step->n_receipts > step->n_trace)
+        return sn_fail(err, SN_REFUSED, "%zu receipts came with the trace of %zu nodes", step->n_receipts,
+                       step->n_trace);
+    return SN_OK;
+}
+
+/* Whether the session, as it is now, may be stepped so. */
+static sn_status step_check_session(const sn_protocol *protocol, const sn_session *session, const sn_msg *msg,
+                                    sn_err *err) {
+    const sn_msg_step *step = &msg->step;
+    if (protocol->leaving) return sn_fail(err, SN_RETRY, "this node is leaving: replay the session at another one");
     if (session->pending.job && session->pending.job->kind != SN_JOB_STEP)
         return sn_fail(err, SN_RETRY, "KV pages are still being written into this session: try again in a moment");
     if (session->pending.job)
@@ -241,7 +254,7 @@ static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn
         (*trace)[step->n_trace] = session->last_reply.trace;
         *n_trace = step->n_trace + 1;
         status = reply_set_tensor(msg, session->last_reply.output, session->last_reply.n_tokens, protocol->hp->n_embd,
-                                  (sn_dtype)(push ? step->route[0].dtype : step->reply_dtype), err);
+                                  step_output_dtype(step), err);
     }
     if (!status && step->wants_receipt)
         status = sn_protocol_add_receipt(protocol, session, step, &msg->tensor, receipts, n_receipts, err);
@@ -280,8 +293,6 @@ void sn_protocol_on_error(sn_protocol *protocol, const sn_event *event) {
 
 /* Queues a STEP that follows the newest one accepted. All queued steps may have as many rows as one step. */
 static sn_status step_enqueue(const sn_protocol *protocol, sn_session *session, sn_event *event, sn_err *err) {
-    sn_status status = step_check_tensor(protocol, &event->msg->tensor, err);
-    if (status) return status;
     uint64_t rows = event->msg->tensor.shape[0];
     for (size_t i = 0; i < session->pending.n_queued; i++) rows += session->pending.queue[i].msg->tensor.shape[0];
     if (session->pending.n_queued == SN_PREFILL_DEPTH_MAX || rows > (uint64_t)protocol->setup.span.rows_max)
@@ -293,10 +304,8 @@ static sn_status step_enqueue(const sn_protocol *protocol, sn_session *session, 
     return SN_OK;
 }
 
-/* Whether the step brings so many rows, and brings them whole: the reply is as large as they are. */
-static bool step_has_rows(const sn_msg *msg, uint64_t position, uint64_t n, int n_embd) {
-    const sn_wire_tensor *t = &msg->tensor;
-    return msg->step.position == position && t->rank == 2 && t->shape[0] == n && t->shape[1] == (uint64_t)n_embd;
+static bool step_has_rows(const sn_msg *msg, uint64_t position, uint64_t n) {
+    return msg->step.position == position && msg->tensor.shape[0] == n;
 }
 
 void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us) {
@@ -307,20 +316,20 @@ void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us)
         return;
     }
     const sn_msg *msg = event->msg;
-    sn_status status = sn_protocol_quota_step(protocol, session, msg, now_us, &err); /* repeated steps count, too */
+    sn_status status = step_check_message(protocol, msg, &err);
+    if (!status) status = sn_protocol_quota_step(protocol, session, msg, now_us, &err); /* repeated steps count, too */
     if (status) {
         sn_protocol_refuse(protocol, session->owner_peer, msg, &err);
         return;
     }
     bool repeated = msg->step.step == session->last_reply.step && session->last_reply.output &&
-                    step_has_rows(msg, (uint64_t)session->last_reply.position, (uint64_t)session->last_reply.n_tokens,
-                                  protocol->hp->n_embd);
+                    step_has_rows(msg, (uint64_t)session->last_reply.position, (uint64_t)session->last_reply.n_tokens);
     sn_msg *before =
         session->pending.job && session->pending.job->kind == SN_JOB_STEP ? session->pending.request_msg : NULL;
     for (size_t i = 0; before && before->step.step < msg->step.step && i < session->pending.n_queued; i++)
         before = session->pending.queue[i].msg;
     if (before && before->step.step == msg->step.step) { /* repeated while it is in progress: it gets one reply */
-        if (step_has_rows(msg, before->step.position, before->tensor.shape[0], protocol->hp->n_embd)) {
+        if (step_has_rows(msg, before->step.position, before->tensor.shape[0])) {
             before->correlation_id = msg->correlation_id;
             sn_protocol_charge(protocol);
             return;
@@ -336,7 +345,7 @@ void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us)
         return;
     }
     bool next = before && before->step.step + 1 == msg->step.step;
-    status = next ? step_enqueue(protocol, session, event, &err) : step_check(protocol, session, msg, &err);
+    status = next ? step_enqueue(protocol, session, event, &err) : step_check_session(protocol, session, msg, &err);
     if (!status && !next) status = step_start(protocol, session, event, now_us, &err);
     if (status) sn_protocol_refuse(protocol, session->owner_peer, msg, &err);
 }
@@ -347,7 +356,7 @@ void sn_protocol_next_step(sn_protocol *protocol, sn_session *session, int64_t n
         sn_event event = {.msg = session->pending.queue[0].msg, .arrived_us = session->pending.queue[0].arrived_us};
         memmove(session->pending.queue, session->pending.queue + 1,
                 --session->pending.n_queued * sizeof *session->pending.queue);
-        sn_status status = step_check(protocol, session, event.msg, &err);
+        sn_status status = step_check_session(protocol, session, event.msg, &err);
         if (!status) status = step_start(protocol, session, &event, now_us, &err);
         if (status) sn_protocol_refuse(protocol, session->owner_peer, event.msg, &err);
         sn_msg_free(&event.msg);
@@ -371,9 +380,9 @@ void sn_protocol_step_done(sn_protocol *protocol, sn_session *session, sn_job *j
     session->last_reply.trace = (sn_trace){
         .first_block = (uint64_t)session->first,
         .end_block = (uint64_t)session->end,
-        .queue_us = (uint64_t)(job->started_us - job->arrived_us),
-        .compute_us = (uint64_t)(job->finished_us - job->started_us),
-        .node_us = (uint64_t)(now_us - job->arrived_us),
+        .queue_us = sn_us_between(job->arrived_us, job->started_us),
+        .compute_us = sn_us_between(job->started_us, job->finished_us),
+        .node_us = sn_us_between(job->arrived_us, now_us),
     };
     memcpy(session->last_reply.trace.node, protocol->setup.identity->id, SN_KEY_SIZE);
     memcpy(session->last_reply.trace.timeline, session->timeline[session->length].bytes, SN_HASH_SIZE);

@@ -9,6 +9,7 @@
  * client is told to try again. */
 #include "node/protocol/protocol_private.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "node/engine/training.h"
@@ -276,7 +277,7 @@ static void training_batch_reply(sn_protocol *protocol, const sn_training_task *
     sn_msg *msg =
         sn_protocol_new_msg(back ? SN_MSG_BACKWARD_REPLY : SN_MSG_FORWARD_REPLY, task->request_msg->correlation_id);
     if (!msg) return;
-    uint64_t queue_us = (uint64_t)(job->started_us - job->arrived_us), compute_us = (uint64_t)task->compute_us;
+    uint64_t queue_us = sn_us_between(job->arrived_us, job->started_us), compute_us = (uint64_t)task->compute_us;
     msg->tensor =
         (sn_wire_tensor){SN_F32, 1, {task->result}, sn_shared_buffer_data(job->output), task->result * sizeof(float)};
     if (back) {

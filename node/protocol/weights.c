@@ -67,8 +67,6 @@ static sn_status enqueue(sn_protocol *protocol, const sn_event *event, sn_err *e
     size_t of_peer = 0;
     sn_status status = check_manifest(protocol, request->manifest, err);
     if (status) return status;
-    if (!request->bytes || request->bytes > SN_WEIGHTS_SIZE_MAX)
-        return sn_fail(err, SN_REFUSED, "a request is for 1 to %d bytes of a file", SN_WEIGHTS_SIZE_MAX);
     for (size_t i = 0; i < s->n; i++) of_peer += !memcmp(s->waiting[i].key, event->key, SN_KEY_SIZE);
     if (of_peer == PLACES_OF_PEER || s->n == SN_SHARING_WAITING_MAX) {
         (void)sn_fail(err, SN_RETRY, "this node gives weights to many already: ask again");

@@ -18,6 +18,7 @@ PAGES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../gateway/
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 SWARM = {"hops": [{"node": "a1b2c3d4e5", "name": "alpha", "blocks": "0:12"}, {"node": "b1b2", "name": "beta", "blocks": "12:24"}, {"node": "gamma@192.0.2.7:31337", "blocks": "24:30"}],
          "failovers": 1, "checked": True, "cached_tokens": 118}
+SAMPLING = {"temperature": 0.7, "top_p": 0.95, "top_k": 40}
 HOSTILE = """<script>window.hacked = 1</script> <img src=x onerror="window.hacked = 2"> <iframe srcdoc="<script>parent.hacked = 3</script>">
 
 [a link](javascript:window.hacked=4) [mixed](JaVaScRiPt:window.hacked=5) [tab](java\tscript:window.hacked=6) [data](data:text/html,<script>window.hacked=7</script>)
@@ -34,6 +35,11 @@ HOSTILE = """<script>window.hacked = 1</script> <img src=x onerror="window.hacke
 
 - item <svg onload=window.hacked=14>
 > quote <a href="javascript:window.hacked=15">x</a>
+
+&lt;script&gt;window.hacked=16&lt;/script&gt; [colon](javascript&#x3a;window.hacked=17) [letter](&#106;avascript:window.hacked=18) <https://good.example/?a=1&amp;b=2>
+
+\\( \\text{<img src=x onerror=window.hacked=19>} + <script>window.hacked=20</script> \\) $\\operatorname{<svg onload=window.hacked=21>}$
+\\( \\href{javascript:window.hacked=22}{x} \\) \\( \\class{x" onload="window.hacked=23}{y} \\) \\[ \\tag{<b onclick=window.hacked=24>} x \\] \\( \\begin{array}{c" onclick="window.hacked=25} x \\end{array} \\)
 """
 MARKDOWN = """## A heading
 
@@ -55,7 +61,18 @@ def add(a, b):
 
 > A quotation. [A page](https://example.org/).
 """
-ANSWERS = {"hostile": HOSTILE, "markdown": MARKDOWN, "long": "word " * 2000,
+FORMULA = r"""The sum \(\sum_{i=1}^n i = \frac{n(n+1)}{2}\), and the matrix
+
+\[ A = \begin{pmatrix} a_{11} & a_{12} \\ a_{21} & a_{22} \end{pmatrix}, \qquad \int_{-\infty}^{\infty} e^{-x^2}\,dx = \sqrt{\pi}, \qquad f(x) = \begin{cases} 1 & \text{if } x > 0 \\ 0 & \text{otherwise} \end{cases} \]
+
+Long in a line: \(a_1 + a_2 + a_3 + a_4 + a_5 + a_6 + a_7 + a_8 + a_9 + a_{10} + a_{11} + a_{12} = 0\); it costs $5 or $6.
+"""
+COUNT = " ".join(map(str, range(5000)))
+ANSWERS = {"count": COUNT, "hostile": HOSTILE, "formula": FORMULA, "markdown": MARKDOWN, "long": "word " * 2000,
+           "formulas": "\n\n".join(rf"\[ {f} \]" for f in (
+               *("{" * n + "x" + "}" * n for n in (15, 3000)), r"\frac{1}{" * 18 + "x" + "}" * 18, r"\left(\sqrt{" * 9 + "x" + r"}\right)" * 9, r"\left(" * 1000 + "x" + r"\right)" * 1000,
+               "x^{" * 2000 + "}" * 2000, r"\hat{" * 1500 + "x" + "}" * 1500, r"\begin{matrix}" * 500 + r"\end{matrix}" * 500, "{" * 7000, r"\frac" * 1500, r"\sqrt[" * 1000, "a" * 7900, "a" * 9000,
+               r"\begin{matrix}" + "&" * 3000 + r"\end{matrix}", r"\not" * 2000 + "=")) + "\n\n" + "$" * 20001 + "\n\n" + "$a " * 10000 + "\n\n" + r"\( " * 20000 + "\n\n" + r"\begin{align}" * 5000 + "\n" + r"\\[" * 9000,
            "deep": ">" * 3000 + " x\n" + "- " * 3000 + "\n" + "*a " * 20000 + "\n" + "[" * 20000 + "\n" + "~" * 20000 + "`\n" + "|" * 5000 + "\n" + "-|" * 5000}
 
 
@@ -131,7 +148,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             with open(os.path.join(PAGES, name), "rb") as f:
                 self.reply(f.read(), TYPES[name.split(".")[-1]] + "; charset=utf-8", headers=page_headers())
         elif path == "/v1/models" and self.allowed():
-            self.reply({"object": "list", "data": [{"id": "SmolLM2-135M-Instruct", "object": "model"}]}, "application/json")
+            self.reply({"object": "list", "data": [{"id": "SmolLM2-135M-Instruct", "object": "model", "sampling": SAMPLING}]}, "application/json")
         elif path == "/api/swarm":
             self.reply(swarm_map(self.server.gap), "application/json")
         elif path not in ("/v1/models",):
@@ -144,7 +161,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not self.allowed():
             return
         self.server.asked.append(body)
-        last = body["messages"][-1]["content"]
+        last = body["messages"][-1]["content"].split("\n\n")[-1]
         if last == "busy":
             return self.refuse(429, "all sessions are in use", ("Retry-After", "7"))
         self.send_response(200)
@@ -167,11 +184,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b": waiting\n\n")
         self.chunk({"role": "assistant", "content": ""}, 0)
         n = 0
+        if last == "wait":
+            for _ in range(10000):
+                self.wfile.write(b": waiting\n\n")
+                time.sleep(0.05)
         if last == "think":
             for n, word in enumerate(["Let", " me", " think", "."], 1):
                 self.chunk({"reasoning_content": word}, n)
         text = ANSWERS.get(last) or ("slow " * 3000 if last in ("endless", "error", "cut") else f"An answer to: {last}")
-        parts = [text[i:i + 5] for i in range(0, len(text), 5)] if len(text) < 20000 else [text]
+        size = 50 if last == "long" else 5
+        parts = [text[i:i + size] for i in range(0, len(text), size)] if len(text) < 30000 else [text]
         for i, part in enumerate(parts):
             if last == "error" and i == 5:
                 return self.send({"error": {"message": "no node serves blocks 12:24 any more", "type": "server_error"}})

@@ -11,6 +11,7 @@
 #include "base/hash.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -206,6 +207,8 @@ int64_t __wrap_sn_now_us(void);
 int64_t __wrap_sn_unix_ms(void);
 void __wrap_sn_sleep_us(int64_t us);
 void __wrap_sn_random(void *out, size_t len);
+int __real_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *lock, const struct timespec *until);
+int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *lock, const struct timespec *until);
 
 sim_actor *sim_set_actor(sim_time *time, sim_actor *actor) {
     sim_actor *previous = current_actor;
@@ -228,6 +231,14 @@ void __wrap_sn_sleep_us(int64_t us) {
     }
     int64_t until = sim_global_us(current_actor, sim_local_us(current_time, current_actor) + us);
     while (sim_now(current_time) < until) sim_task_wait(until); /* a message may wake the task early */
+}
+
+/* A wait for another thread, until a time of the actor's clock: as long by the real one. */
+int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *lock, const struct timespec *until) {
+    if (!current_actor) return __real_pthread_cond_timedwait(cond, lock, until);
+    int64_t us = (int64_t)until->tv_sec * 1000000 + until->tv_nsec / 1000 - sn_now_us() + __real_sn_now_us();
+    struct timespec at = {us / 1000000, us % 1000000 * 1000};
+    return __real_pthread_cond_timedwait(cond, lock, &at);
 }
 
 void __wrap_sn_random(void *out, size_t len) {

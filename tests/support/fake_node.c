@@ -102,8 +102,8 @@ static sn_hash honest_timeline(const sn_msg *request) {
 static sn_msg *answer_step(const fake_node *f, const sn_msg *request) {
     sn_msg *msg = NULL;
     void *data;
-    if (f->fault >= FAKE_ERROR_OK && f->fault <= FAKE_ERROR_UNKNOWN)
-        return new_error(request, f->fault == FAKE_ERROR_UNKNOWN ? 77 : (uint64_t)(f->fault - FAKE_ERROR_OK));
+    if (f->fault >= FAKE_ERROR_OK && f->fault <= FAKE_ERROR_STOP)
+        return new_error(request, (uint64_t)(f->fault - FAKE_ERROR_OK));
     if (f->fault == FAKE_ERROR_LATER || (f->fault == FAKE_BOASTS && atomic_load(&f->requests) % 2)) {
         msg = new_error(request, SN_RETRY);
         msg->error.wait_ms = FAKE_LATER_MS;
@@ -129,7 +129,7 @@ static sn_msg *answer_step(const fake_node *f, const sn_msg *request) {
     for (size_t i = before; i < n; i++) {
         memcpy(msg->step_reply.trace[i].node, f->identity.id, SN_KEY_SIZE);
         memcpy(msg->step_reply.trace[i].timeline, timeline.bytes, SN_HASH_SIZE);
-        if (f->fault == FAKE_BOASTS) msg->step_reply.trace[i].compute_us = UINT64_C(1) << 63 | 1;
+        if (f->fault == FAKE_BOASTS) msg->step_reply.trace[i].compute_us = UINT64_C(1) << 48;
         if (f->fault == FAKE_OTHER_ID) msg->step_reply.trace[i].node[5] ^= 4;
     }
     uint64_t shape[] = {request->tensor.shape[0] + (f->fault == FAKE_WRONG_ROWS),

@@ -24,7 +24,6 @@ typedef enum fake_node_fault {
     FAKE_ERROR_REBUILD,
     FAKE_ERROR_REFUSED,
     FAKE_ERROR_STOP,
-    FAKE_ERROR_UNKNOWN,
     FAKE_ERROR_LATER, /* wants to be asked again in FAKE_LATER_MS, each time */
     FAKE_STEP_FAULTS, /* from here on the fault occurs when a session is opened */
     FAKE_OPEN_SILENT = FAKE_STEP_FAULTS,

@@ -102,10 +102,10 @@ def main(address, golden, document):
                       kv_source=bytes(32), adapter=bytes(32), request_id="made-from-the-page")
     assert opened["session"] == session and opened["step_tokens_max"] >= n
 
-    def step(number, position, end, wanted="step_reply", base=None):
-        answer = node.ask(wanted, "step", inputs[position * row:end * row], n_embd, session=session, step=number,
-                          position=position, reply_dtype=0, timeline=base or timeline[position], route=[], trace=[],
-                          wants_receipt=1, receipts=[], request_id="made-from-the-page")
+    def step(number, position, end, wanted="step_reply", base=None, changed={}):
+        fields = dict(session=session, step=number, position=position, reply_dtype=0, timeline=base or timeline[position],
+                      route=[], trace=[], wants_receipt=1, receipts=[], request_id="made-from-the-page")
+        answer = node.ask(wanted, "step", inputs[position * row:end * row], n_embd, **{**fields, **changed})
         if wanted == "error":
             return answer
         result, hidden = answer
@@ -125,6 +125,14 @@ def main(address, golden, document):
     worst = difference(whole, expected)
     assert worst < 1e-4, f"hidden states differ from the reference by {worst}"
     assert step(1, 0, n) == whole, "the reply to a repeated step differs"
+    hop = dict(node=node_id, timeline=timeline[n], first_block=0, end_block=1, queue_us=0, compute_us=0, node_us=0)
+    for changed in (dict(trace=[hop], receipts=[b"short"]), dict(trace=[hop] * 60, receipts=[b""] * 60),
+                    dict(receipts=[bytes(384)]), dict(reply_dtype=1 << 32), dict(reply_dtype=4),
+                    dict(position=1 << 63), dict(wants_receipt=2), dict(trace=[dict(hop, end_block=1 << 32)])):
+        for number in (1, 2):  # of a step that repeats the last one, and of the next one
+            error = step(number, 0, n, "error", changed=changed)
+            assert error["status"] == 3, f"{changed} is refused by {error}"
+    assert step(1, 0, n) == whole, "a step that was refused has changed the session"
     assert step(2, n // 2, n) == whole[n // 2 * row:], "the bits differ after a rewind"
     assert step(3, 5, 6) == whole[5 * row:6 * row], "the bits of one token differ after a rewind"
     error = step(4, 6, 7, "error", b"\1" * 32)

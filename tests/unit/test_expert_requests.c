@@ -78,10 +78,10 @@ Test(expert_requests, a_request_becomes_a_job_and_its_output_the_reply) {
 Test(expert_requests, requests_for_what_is_not_here_are_refused) {
     REFUSES(msg->experts.protocol++, SN_REFUSED, "speaks protocol 3");
     REFUSES(msg->experts.block = BLOCKS, SN_REBUILD, "no mixture of experts that is served here");
-    REFUSES(msg->experts.block = UINT64_MAX, SN_REBUILD, "no mixture of experts that is served here");
+    REFUSES(msg->experts.block = 65536, SN_REBUILD, "no mixture of experts that is served here");
     REFUSES(msg->experts.block = 1, SN_REBUILD, "other weights");
     REFUSES(msg->experts.pairs[1].expert = 3, SN_REFUSED, "expert 3 is not here: this node holds experts 0:3");
-    REFUSES(msg->experts.pairs[1].expert = UINT64_MAX, SN_REFUSED, "is not here");
+    REFUSES(msg->experts.pairs[1].expert = INT32_MAX, SN_REFUSED, "is not here");
 }
 
 static void set_shape(sn_msg *msg, uint64_t rows, uint64_t width) {
@@ -95,7 +95,7 @@ Test(expert_requests, requests_whose_sizes_do_not_fit_are_refused) {
     REFUSES(set_shape(msg, SN_SPAN_ROWS + 1, EMBD), SN_REFUSED, "F32 (rows, 4)");
     REFUSES(msg->experts.n_pairs = 0, SN_REFUSED, "pairs");
     REFUSES(msg->experts.pairs[1].row = 1, SN_REFUSED, "pairs name the rows");
-    REFUSES(msg->experts.pairs[1].row = UINT64_MAX, SN_REFUSED, "pairs name the rows");
+    REFUSES(msg->experts.pairs[1].row = INT32_MAX, SN_REFUSED, "pairs name the rows");
     REFUSES((set_shape(msg, 2, EMBD), msg->experts.pairs[0].row = 1), SN_REFUSED, "in their order");
     sn_msg *msg = new_request();
     free(msg->experts.pairs);

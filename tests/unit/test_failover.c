@@ -235,7 +235,7 @@ Test(failover, reports_a_malformed_reply_when_there_is_no_other_node) {
                                                    [FAKE_NO_TRACE] = "over 0 nodes, not 1",
                                                    [FAKE_LONG_TRACE] = "over 2 nodes, not 1"};
     for (int fault = 0; fault < FAKE_FAULTS; fault++) {
-        bool error = fault >= FAKE_ERROR_OK && fault <= FAKE_ERROR_UNKNOWN;
+        bool error = fault >= FAKE_ERROR_OK && fault <= FAKE_ERROR_STOP;
         expect_error_of((fake_node_fault)fault, error ? "the fake node refuses" : parts[fault]);
     }
 }

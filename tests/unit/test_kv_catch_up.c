@@ -209,7 +209,7 @@ Test(kv_catch_up, a_part_is_sent_again_when_the_other_node_says_so) {
 /* A node that wants a part in a hundred years is asked again soon. */
 Test(kv_catch_up, a_part_is_put_off_for_ten_seconds_at_most) {
     request_first_part();
-    put_part_off(UINT64_MAX);
+    put_part_off(INT32_MAX);
     try_at(T0 + 9 * SECOND);
     cr_expect_null(to.part.msg);
     try_at(T0 + 11 * SECOND);

@@ -21,7 +21,10 @@ static uint64_t next_random(void) { /* xorshift: the same messages in every run 
     return state;
 }
 
-static uint64_t draw_u64(void) { return next_random() >> (next_random() % 64); }
+static uint64_t draw_u64(uint64_t least, uint64_t most) {
+    uint64_t n = next_random() >> (next_random() % 64);
+    return most - least == UINT64_MAX ? n : least + n % (most - least + 1);
+}
 
 static void draw_bytes(uint8_t *out, size_t len) {
     for (size_t i = 0; i < len; i++) out[i] = (uint8_t)(next_random() >> 32);
@@ -33,19 +36,19 @@ static void draw_text(char *out, size_t max) {
     out[i] = 0;
 }
 
-static void draw_blobs(sn_blob **out, size_t *n, size_t max) {
+static void draw_blobs(sn_blob **out, size_t *n, size_t max, uint64_t least, uint64_t most) {
     sn_err err;
     *n = next_random() % 4 ? next_random() % 4 : max;
     if (*n > max) *n = max;
     require_ok(sn_list_new(*n, max, sizeof(sn_blob), out, &err), &err);
     for (size_t i = 0; i < *n; i++) {
-        (*out)[i].len = next_random() % 300;
+        (*out)[i].len = (size_t)draw_u64(least, most < least + 300 ? most : least + 300);
         require_ok(sn_calloc(&(*out)[i].data, (*out)[i].len, 1, &err), &err);
         draw_bytes((*out)[i].data, (*out)[i].len);
     }
 }
 
-#define D_U64(name)      m->name = draw_u64();
+#define D_U64(name, ...) m->name = draw_u64(__VA_ARGS__);
 #define D_KEY(name)      draw_bytes(m->name, SN_KEY_SIZE);
 #define D_SID(name)      draw_bytes(m->name, SN_SESSION_ID_SIZE);
 #define D_STR(name, max) draw_text(m->name, max);
@@ -53,7 +56,7 @@ static void draw_blobs(sn_blob **out, size_t *n, size_t max) {
     m->n_##name = next_random() % 4 ? next_random() % 4 : (max);                                                       \
     require_ok(sn_list_new(m->n_##name, max, sizeof *m->name, &m->name, &err), &err);                                  \
     for (size_t i = 0; i < m->n_##name; i++) draw_##type(&m->name[i]);
-#define D_BLOBS(name, max) draw_blobs(&m->name, &m->n_##name, max);
+#define D_BLOBS(name, max, ...) draw_blobs(&m->name, &m->n_##name, max, __VA_ARGS__);
 #define DRAW(KIND, name)                                                                                               \
     static void draw_##name(sn_##name *m) {                                                                            \
         sn_err err;                                                                                                    \
@@ -73,14 +76,14 @@ SN_MESSAGES(X)
 
 /* -- equality, according to the lists */
 
-#define E_U64(name)      cr_assert_eq(x->name, y->name);
+#define E_U64(name, ...) cr_assert_eq(x->name, y->name);
 #define E_KEY(name)      cr_assert_arr_eq(x->name, y->name, SN_KEY_SIZE);
 #define E_SID(name)      cr_assert_arr_eq(x->name, y->name, SN_SESSION_ID_SIZE);
 #define E_STR(name, max) cr_assert_str_eq(x->name, y->name);
 #define E_LIST(name, type, max)                                                                                        \
     cr_assert_eq(x->n_##name, y->n_##name);                                                                            \
     for (size_t i = 0; i < x->n_##name; i++) same_##type(&x->name[i], &y->name[i]);
-#define E_BLOBS(name, max)                                                                                             \
+#define E_BLOBS(name, max, ...)                                                                                        \
     cr_assert_eq(x->n_##name, y->n_##name);                                                                            \
     for (size_t i = 0; i < x->n_##name; i++) {                                                                         \
         cr_assert_eq(x->name[i].len, y->name[i].len);                                                                  \
@@ -110,7 +113,7 @@ static const bool has_tensor[] = {
 static sn_msg *new_message(sn_msg_kind kind) {
     sn_err err;
     sn_msg *msg;
-    require_ok(sn_msg_new(kind, draw_u64(), &msg, &err), &err);
+    require_ok(sn_msg_new(kind, draw_u64(SN_R_ANY), &msg, &err), &err);
     if (has_tensor[kind]) {
         static const sn_dtype dtypes[] = {SN_F32, SN_F16, SN_BF16, SN_Q8};
         uint64_t shape[SN_TENSOR_RANK_MAX];
@@ -536,7 +539,7 @@ Test(message, enforces_every_limit_of_a_field) {
     expect_refusal(SN_MSG_PEERS_REPLY,
                    "\xad"
                    "announcements",
-                   blob, 4 + SN_ANNOUNCEMENT_SIZE_MAX + 1, 1, "at most 16384");
+                   blob, 4 + SN_ANNOUNCEMENT_SIZE_MAX + 1, 1, "must have 1 to 16384");
     memcpy(blob, (uint8_t[]){0xda, 2, 0}, 3);
     memset(blob + 3, 'x', 512);
     expect_refusal(SN_MSG_ERROR, "\xa4text", blob, 3 + 512, 1, "at most 511");
@@ -551,6 +554,97 @@ Test(message, enforces_every_limit_of_a_field) {
                    "a",
                    3, 1, "a text");
     expect_refusal(SN_MSG_OPEN, "\xaamax_tokens", "\xe0", 1, 1, "unsigned");
+}
+
+/* -- ranges, according to the lists: what is beyond one was written by hand */
+
+/* Refused by the decoder: the message with the bytes of this field, which is the last of its name, replaced. */
+static void expect_range(const sn_msg *msg, const char *field, const void *value, size_t len, const char *error_part) {
+    sn_err err = {0};
+    sn_msg *back;
+    char name[64];
+    int n = snprintf(name, sizeof name, "%c%s", (char)(0xa0 + strlen(field)), field);
+    sn_buf frame = encode_message(msg);
+    uint8_t *at = NULL, *changed = calloc(1, frame.len + len);
+    for (size_t i = 0; i + (size_t)n < frame.len; i++)
+        if (!memcmp(frame.data + i, name, (size_t)n)) at = frame.data + i + n;
+    cr_assert(at && changed, "%s", field);
+    size_t before = (size_t)(at - frame.data), old = *at == 0x91 ? 2 : *at == 0xcd ? 3 : 1;
+    memcpy(changed, frame.data, before);
+    memcpy(changed + before, value, len);
+    memcpy(changed + before + len, at + old, frame.len - before - old);
+    cr_expect_eq(sn_msg_decode(changed, frame.len - old + len, &back, &err), SN_REFUSED, "%s '%s' %s",
+                 sn_msg_kind_name(msg->kind), field, error_part);
+    cr_expect(strstr(err.text, field) && strstr(err.text, error_part), "'%s' is not about '%s'", err.text, field);
+    sn_msg_free(&back);
+    sn_buf_fini(&frame);
+    free(changed);
+}
+
+static void check_number(const sn_msg *msg, const char *field, uint64_t *value, uint64_t least, uint64_t most) {
+    uint64_t beyond[] = {least - 1, most + 1, UINT64_MAX};
+    for (int i = 0; i < 3; i++) {
+        uint8_t value_bytes[9] = {0xcf};
+        if ((i == 0 && !least) || most == UINT64_MAX) continue;
+        for (int k = 0; k < 8; k++) value_bytes[1 + k] = (uint8_t)(beyond[i] >> (56 - 8 * k));
+        *value = least;
+        expect_range(msg, field, value_bytes, sizeof value_bytes, "must be");
+        *value = beyond[i];
+        expect_encode(msg, "must be");
+    }
+    *value = least;
+}
+
+static void check_blobs(const sn_msg *msg, const char *field, uint64_t least, uint64_t most) {
+    uint64_t beyond[] = {least - 1, most + 1};
+    static uint8_t value_bytes[4 + SN_ANNOUNCEMENT_SIZE_MAX + 1];
+    for (int i = least ? 0 : 1; i < 2; i++) {
+        memcpy(value_bytes, (uint8_t[]){0x91, 0xc5, (uint8_t)(beyond[i] >> 8), (uint8_t)beyond[i]}, 4);
+        expect_range(msg, field, value_bytes, 4 + (size_t)beyond[i], "must have");
+    }
+}
+
+/* A list has one element while its fields are checked: the first pass sets all numbers to the least of their ranges. */
+#define L_U64(name, ...) m->name = (uint64_t[]){__VA_ARGS__}[0];
+#define L_NONE(...)
+#define C_U64(name, ...)        check_number(msg, #name, &m->name, __VA_ARGS__);
+#define C_BLOBS(name, max, ...) check_blobs(msg, #name, __VA_ARGS__);
+#define C_LIST(name, type, max)                                                                                        \
+    require_ok(sn_list_new(1, max, sizeof *m->name, &m->name, &err), &err);                                            \
+    m->n_##name = 1;                                                                                                   \
+    range_##type(msg, m->name);                                                                                        \
+    m->n_##name = 0;                                                                                                   \
+    free(m->name);                                                                                                     \
+    m->name = NULL;
+#define RANGE(KIND, name)                                                                                              \
+    static void range_##name(sn_msg *msg, sn_##name *m) {                                                              \
+        sn_err err;                                                                                                    \
+        (void)err, (void)msg, (void)m;                                                                                 \
+        SN_FIELDS_##KIND(L_U64, L_NONE, L_NONE, L_NONE, L_NONE, L_NONE)                                                \
+            SN_FIELDS_##KIND(C_U64, L_NONE, L_NONE, L_NONE, C_LIST, C_BLOBS)                                           \
+    }
+RANGE(ROUTE_ENTRY, route_entry)
+RANGE(TRACE, trace)
+RANGE(TOKEN_TIMELINE, token_timeline)
+RANGE(SAMPLE, sample)
+RANGE(EXPERT_PAIR, expert_pair)
+RANGE(ADAPTER_INFO, adapter_info)
+RANGE(BYTE_RANGE, byte_range)
+#define X(KIND, name, tensor) RANGE(KIND, msg_##name)
+SN_MESSAGES(X)
+#undef X
+
+Test(message, refuses_every_number_and_byte_string_beyond_its_range) {
+    sn_err err;
+    sn_msg *msg;
+    void *data;
+#define X(KIND, name, tensor)                                                                                          \
+    require_ok(sn_msg_new(SN_MSG_##KIND, 1, &msg, &err), &err);                                                        \
+    if (tensor) require_ok(sn_msg_new_tensor(msg, SN_F32, 1, (uint64_t[]){4}, &data, &err), &err);                     \
+    range_msg_##name(msg, &msg->name);                                                                                 \
+    sn_msg_free(&msg);
+    SN_MESSAGES(X)
+#undef X
 }
 
 Test(message, enforces_every_limit_of_a_tensor) {

@@ -357,7 +357,7 @@ Test(node_train, invalid_requests_are_refused) {
         msg->forward.samples[1].tokens = 0;
         expect_refused(t, &msg, "1 to");
         msg = batch_message(w, kind, 1, 3, NULL);
-        msg->forward.samples[1].tokens = UINT64_MAX - 5;
+        msg->forward.samples[1].tokens = (1 << 30) - 5;
         expect_refused(t, &msg, "1 to");
         msg = batch_message(w, kind, 1, 3, NULL);
         msg->forward.n_samples = 0;

@@ -168,7 +168,7 @@ static void stranger_announces(const protocol_swarm *c, int i) {
                           .first_block = (uint64_t)stranger.first,
                           .end_block = (uint64_t)stranger.end,
                           .n_blocks = (uint64_t)c->hp.n_blocks,
-                          .tokens_per_s = UINT64_MAX / 2};
+                          .tokens_per_s = (uint64_t)(INT64_MAX >> 8)};
     memcpy(a.node, stranger.identity[i].id, SN_KEY_SIZE);
     memcpy(a.curve_key, stranger.identity[i].curve_key, SN_KEY_SIZE);
     snprintf(a.address, sizeof a.address, "invented%d:1", i);

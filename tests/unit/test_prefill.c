@@ -244,6 +244,21 @@ Test(prefill, duplicated_messages_change_nothing) {
     }
 }
 
+Test(prefill, a_prompt_that_goes_on_within_a_page_finds_every_whole_page_in_the_prefix_cache) {
+    fixture r = {.w = testbed_new(&(cluster_options){.kv_memory = 4096, .prefix_cache_memory = 1 << 20})};
+    fixture_make_rows(&r, TOKENS);
+    cluster_add(r.w->cluster, 0, 4);
+    fixture_open_chain(&r, (sn_chain_options){0}, 1);
+    cr_assert_eq(fixture_step(&r, 0, 400), SN_OK, "%s", r.err.text);
+    node_client *t = node_client_new(r.w, 0);
+    cr_expect_eq(node_client_status(t).prefix_cached_tokens, 0);
+    cr_assert_eq(fixture_step(&r, 50, 350), SN_OK, "%s", r.err.text); /* the same rows, after a cut */
+    cr_expect(output_is_right(&r, 50, 350), "other bits");
+    cr_expect_eq(node_client_status(t).prefix_cached_tokens, 384 - 64);
+    node_client_free(&t);
+    fixture_end(&r);
+}
+
 Test(prefill, reports_missing_blocks_when_no_node_can_take_over) {
     fixture r;
     fixture_begin(&r);
@@ -288,9 +303,9 @@ static int longest_step(const char *model, int batch_rows, int n, bool push) {
 Test(prefill, chunks_are_longer_where_the_nodes_take_longer_steps) {
     char *model = long_model();
     cr_expect_eq(longest_step(model, 0, LONG, false), 128);
-    cr_expect_eq(longest_step(model, 1024, LONG, false), 600); /* four */
-    cr_expect_eq(longest_step(model, 2048, LONG, true), 300);  /* for each of two nodes */
-    cr_expect_eq(longest_step(model, 2048, 700, false), 175);
+    cr_expect_eq(longest_step(model, 1024, LONG, false), 576); /* four, of whole pages */
+    cr_expect_eq(longest_step(model, 2048, LONG, true), 288);  /* for each of two nodes */
+    cr_expect_eq(longest_step(model, 2048, 700, false), 160);
     tiny_model_remove(&model);
 }
 

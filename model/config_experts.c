@@ -133,6 +133,10 @@ static sn_status read_groups(const json_t *config, const sn_moe_config *m, sn_hp
     if (strcmp(by, m->groups_by)) groups = 1;
     if (!strcmp(by, m->groups_by)) status = sn_config_int(config, "n_group", false, &groups, err);
     if (!status && groups != 1) status = sn_config_int(config, "topk_group", !m->n_groups, &used, err);
+    int chosen = 1;
+    if (!status && groups == 1 && !strcmp(by, m->groups_by))
+        status = sn_config_int(config, "topk_group", false, &chosen, err);
+    if (!status && chosen != 1) return sn_fail(err, SN_REFUSED, "'topk_group' is %d of one group", chosen);
     return status ? status : sn_config_set_groups(h, groups, used, err);
 }
 

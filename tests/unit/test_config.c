@@ -253,6 +253,7 @@ Test(config, routers_have_the_defaults_and_fields_of_their_family) {
          "call it 'rope_type'"},
         {"gemma3", "{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2}}", "take one out"},
         {"qwen3_5", "{\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family"},
+        {"glm4_moe_lite", "{\"topk_group\":0}", "'topk_group' is 0 of one group"},
         {"glm4_moe_lite", "{\"mlp_layer_types\":[\"dense\"]}", "all 4 blocks"},
         {"glm4_moe_lite", "{\"mlp_layer_types\":[\"dense\",\"sparse\",\"odd\",\"sparse\"]}", "holds 'odd'"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {

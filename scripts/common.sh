@@ -57,6 +57,15 @@ pinned_tool() {
   echo "$dir/run"
 }
 
+# for_this_gpu FOLDER: prints cmake options for a folder that is not configured yet: CUDA's kernels take most of a build's
+# time, so they are compiled for the GPUs of this machine alone, and not at all where it has none.
+for_this_gpu() {
+  local kinds
+  [ ! -f "$1/CMakeCache.txt" ] || return 0
+  kinds=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+\.[0-9]$' | tr -d . | sort -nu | paste -sd';') || kinds=
+  if [ -n "$kinds" ]; then echo "-DSN_CUDA_ARCHITECTURES=$kinds"; else echo -DSN_CUDA=OFF; fi
+}
+
 # build FOLDER [cmake option...]: configures, and builds the targets of TARGETS (empty: all).
 build() {
   local dir=$1

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { SMALL_MAX = 256 << 20, PARTS_MAX = 4096 };
@@ -136,6 +137,17 @@ static sn_status make_folder_of(const char *path, sn_err *err) {
     return sn_hub_make_folders(folder, err);
 }
 
+/* The size of a file of which the hub's list says none: what the hub says of the file alone; without the hub, that of
+ * the file as it is here, which has its whole size from the beginning. */
+static sn_status ask_size(const fetcher *f, const char *url, const char *path, uint64_t *out, sn_err *err) {
+    sn_http_file file;
+    struct stat here;
+    sn_status status = sn_http_describe(f->http, url, &file, err);
+    bool known = status == SN_RETRY && !stat(path, &here) && here.st_size > 0;
+    *out = known ? (uint64_t)here.st_size : file.size;
+    return known ? SN_OK : status;
+}
+
 /* The part of a file of the repository; its folder exists afterwards. */
 static sn_status add_repo_file(fetcher *f, const sn_hub_repo *repo, const char *file, bool single, sn_hub_part **out,
                                sn_err *err) {
@@ -150,6 +162,7 @@ static sn_status add_repo_file(fetcher *f, const sn_hub_repo *repo, const char *
     sn_status status = sn_path_join(path, repo->folder, file, err);
     if (status) return status;
     status = make_folder_of(path, err);
+    if (!status && (!size || size == SN_SIZE_NOT_SAID)) status = ask_size(f, url, path, &size, err);
     return status ? status : fetcher_add(f, &(new_part){path, url, file, etag, size, single}, out, err);
 }
 
@@ -209,7 +222,7 @@ static sn_status compare_names(const fetcher *f, const sn_hub_repo *repo, sn_err
     uint64_t size;
     for (size_t i = 0; f->has_manifest && i < f->manifest.n_files; i++) {
         const sn_manifest_file *file = &f->manifest.files[i];
-        if (!sn_hub_repo_has(repo, file->name, &size, &etag) || size != file->size)
+        if (!sn_hub_repo_has(repo, file->name, &size, &etag) || (size != SN_SIZE_NOT_SAID && size != file->size))
             return sn_fail(err, SN_REFUSED,
                            "%s of the manifest is no file of %s, or has another size there: the manifest is of another "
                            "model, or version",

@@ -17,7 +17,7 @@
 enum {
     POLL_MS = 1000,
     WORKER_STACK = 2 << 20,
-    FREE_SHARE = 7,      /* an owner runs fewer than so many times the jobs for which sessions are free */
+    KEPT_SHARE = 8,      /* who runs a job leaves this part of the sessions (of four or more) to others, at least one */
     COMPUTING_SHARE = 4, /* beside jobs of others, jobs of this part of the sessions compute at once */
     OVERTAKEN_MAX = 8,   /* a job waits behind no more shorter ones that came after it */
 };
@@ -174,11 +174,18 @@ void sn_server_engine_take_turn(sn_server_engine *e, sn_job *job) {
 
 /* -- the queue and the workers -- */
 
+/* Sessions that the owner leaves free for others: none if it runs nothing. */
+static size_t left_to_others(const sn_server_engine *e, uint64_t owner) {
+    size_t all = e->options.sessions_max;
+    if (all < 4 || !count_running(e, owner)) return 0;
+    return all < KEPT_SHARE ? 1 : all / KEPT_SHARE;
+}
+
 /* The first job of the queue whose owner may run one more; NULL: none. */
 static sn_job **next_job(sn_server_engine *e) {
     const size_t free_sessions = e->options.sessions_max - e->running;
     sn_job **at = &e->first;
-    while (*at && count_running(e, (*at)->owner) >= FREE_SHARE * free_sessions) at = &(*at)->next;
+    while (*at && free_sessions <= left_to_others(e, (*at)->owner)) at = &(*at)->next;
     return *at ? at : NULL;
 }
 

@@ -12,8 +12,8 @@
  * shortest prompt has the earliest turn. When the queue is full, a job with an earlier turn takes the place of the one
  * with the latest.
  *
- * An owner's next job runs only while it has fewer than three times as many running ones as sessions are free: so a
- * quarter of the sessions (of four or more) is left for others, of whom the next takes three quarters of that. While
+ * An owner that runs a job already leaves an eighth of the sessions (of four or more, at least one) to owners that run
+ * none, so that a newcomer begins at once. While
  * jobs of several owners run, a quarter of the sessions compute at once, shared equally: the other jobs wait at their
  * next token for their turns among the jobs of their owner (sn_server_engine_take_turn).
  *

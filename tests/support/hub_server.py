@@ -89,8 +89,9 @@ class Hub(Handler):
             return self.answer(404)
         if self.headers.get("Authorization") != "Bearer secret" and repo.startswith("closed/"):
             return self.answer(401)
+        names = sorted(os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names)
         files = [{"rfilename": name, "size": os.path.getsize(os.path.join(folder, name)),
-                  "lfs": {"sha256": sha256(os.path.join(folder, name))}} for name in sorted(os.listdir(folder))]
+                  "lfs": {"sha256": sha256(os.path.join(folder, name))}} for name in names]
         if fault == "sizeless":
             files = [{"rfilename": f["rfilename"]} for f in files]
         self.answer(200, json.dumps({"sha": state["commit"], "siblings": files}).encode())

@@ -20,7 +20,7 @@ typedef enum sn_status {
 
 typedef struct sn_err {
     sn_status status;
-    int retry_after_ms; /* with SN_RETRY: after how long the same request may succeed, where that is known; else 0 */
+    int retry_after_ms; /* after how long the same request may succeed, where that is known; else 0 */
     char text[512];     /* one sentence, no newline; truncated to fit */
 } sn_err;
 

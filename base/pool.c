@@ -9,8 +9,10 @@
  * items. */
 #include "base/pool.h"
 
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 #include <assert.h>
 #include <pthread.h>
@@ -121,18 +123,12 @@ void sn_pool_run(sn_pool *pool, size_t n_items, sn_pool_fn fn, void *ctx) {
     }
 }
 
-static int count_cores(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set)) return 1;
-    return CPU_COUNT(&set);
-}
-
 sn_status sn_pool_new(int n_threads, sn_pool **out, sn_err *err) {
     *out = NULL;
     if (n_threads < 0 || n_threads > SN_POOL_THREADS_MAX)
         return sn_fail(err, SN_REFUSED, "%d threads: give a number from 1 to %d, or 0 for as many as there are cores",
                        n_threads, SN_POOL_THREADS_MAX);
-    if (n_threads == 0) n_threads = count_cores() < SN_POOL_THREADS_MAX ? count_cores() : SN_POOL_THREADS_MAX;
+    if (n_threads == 0) n_threads = (int)sn_min_size((size_t)sn_cores(), SN_POOL_THREADS_MAX);
     sn_pool *pool = aligned_alloc(CACHE_LINE, sizeof *pool);
     if (!pool) return sn_fail(err, SN_STOP, "out of memory: a pool of threads needs %zu bytes", sizeof *pool);
     memset(pool, 0, sizeof *pool);
@@ -145,7 +141,7 @@ sn_status sn_pool_new(int n_threads, sn_pool **out, sn_err *err) {
         sn_worker *worker = &pool->workers[i];
         worker->pool = pool;
         worker->index = i;
-        if (pthread_create(&worker->thread, NULL, worker_main, worker)) {
+        if (!sn_thread_start(&worker->thread, worker_main, worker, NULL)) {
             status = sn_fail(err, SN_STOP, "thread %d of %d could not be started: ask for fewer", i + 1, n_threads);
             goto out;
         }

@@ -31,7 +31,7 @@ typedef void (*sn_pool_fn)(void *ctx, size_t item, int worker);
 enum { SN_POOL_THREADS_MAX = 1024 };
 
 /* n_threads: workers, the caller included; with 1 no thread is started. 0: the number of cores that this process may
- * use. */
+ * use (base/cgroup.h). */
 sn_status sn_pool_new(int n_threads, sn_pool **out, sn_err *err) SN_MUST_USE;
 void sn_pool_free(sn_pool **pool); /* accepts NULL; ends and joins the threads */
 

@@ -184,6 +184,13 @@ static bool place_offloaded(planner *p) {
 
 /* ---- refusing ---- */
 
+/* Whether host memory would hold the blocks that device d has no room for. */
+static bool may_rest_in_host(const planner *p, int d) {
+    size_t sum = 0;
+    for (int b = 0; b < p->n; b++) sum = sn_plan_add_sizes(sum, p->query->costs[b].weights);
+    return p->query->devices[d].id.kind != SN_DEVICE_CPU && (!p->query->host_memory || sum <= p->query->host_memory);
+}
+
 /* Finds a device that lacks memory, and how much: all blocks that may be streamed (none where a map places the experts)
  * go to the first device, the others fill the devices in order, and blocks that fit nowhere go to the last one. */
 static sn_status planner_refuse(planner *p, sn_err *err) {
@@ -202,14 +209,19 @@ static sn_status planner_refuse(planner *p, sn_err *err) {
             const sn_block_placement place = resident(p, b, d);
             if (!streamed[b]) sn_plan_ledger_add(&p->ledger, b, &place);
         }
+    if (sn_plan_ledger_host_lacks(&p->ledger)) return sn_plan_refuse_host(&p->ledger, err);
     /* Where that one has space, another one lacks it for experts. */
     for (int i = 0; i < query->n_devices && p->ledger.bytes[d] <= query->devices[d].budget; i++) d = i;
-    return sn_fail(err, SN_REFUSED, "blocks %d:%d do not fit: %s would need %zu bytes more%s; give %s, or more memory",
-                   query->first, query->end, sn_device_id_name(query->devices[d].id, name),
-                   p->ledger.bytes[d] - sn_min_size(p->ledger.bytes[d], query->devices[d].budget),
-                   offload ? ", with all blocks streamed to it that are not preloaded" : "",
-                   query->offload || p->experts ? "fewer blocks, a smaller KV cache"
-                                                : "fewer blocks, a smaller KV cache, --offload host or disk");
+    return sn_fail(
+        err, SN_REFUSED,
+        "blocks %d:%d do not fit: %s would need %zu bytes more%s; give fewer blocks, a smaller KV cache%s, or "
+        "more memory",
+        query->first, query->end, sn_device_id_name(query->devices[d].id, name),
+        p->ledger.bytes[d] - sn_min_size(p->ledger.bytes[d], query->devices[d].budget),
+        offload ? ", with all blocks streamed to it that are not preloaded" : "",
+        query->offload || p->experts ? ""
+        : may_rest_in_host(p, d)     ? ", --offload host or disk"
+                                     : ", --offload disk");
 }
 
 /* The blocks stay on devices, and their experts rest where blocks may be offloaded. */

@@ -27,7 +27,8 @@
  *   5. Else the query is refused.
  *
  * Offloaded weights in host memory do not count towards the budget of the device "cpu", which is for what computes
- * there. An explicit map is followed exactly, or refused as a whole. */
+ * there; but both together stay within query->host_memory. An explicit map is followed exactly, or refused as a whole.
+ */
 #ifndef SN_BLOCKS_PLAN_H
 #define SN_BLOCKS_PLAN_H
 
@@ -98,6 +99,7 @@ typedef struct sn_plan_query {
     bool offload_all;     /* every block that is not preloaded is offloaded, even if all would fit */
     const char *preload;  /* blocks, "10:12,15:16" or "all", and experts, "experts:0:8"; NULL: none */
     size_t expert_memory; /* bytes of slots on each device; 0: what the rest leaves of its budget */
+    size_t host_memory;   /* bytes for what rests in host memory and what the device "cpu" takes; 0: any */
     size_t keep_free;     /* bytes of each device that stay free if that takes no further device: for training */
 } sn_plan_query;
 

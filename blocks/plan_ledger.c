@@ -4,6 +4,8 @@
  * experts. */
 #include "blocks/plan_ledger.h"
 
+#include "base/text.h"
+
 #include <string.h>
 
 sn_status sn_plan_check_query(const sn_plan_query *query, sn_err *err) {
@@ -55,6 +57,7 @@ void sn_plan_ledger_init(sn_plan_ledger *ledger, const sn_plan_query *query, con
     memset(ledger->used, 0, sizeof ledger->used);
     memset(ledger->bytes, 0, sizeof ledger->bytes);
     memset(ledger->slot, 0, sizeof ledger->slot);
+    ledger->host = ledger->disk = 0;
     memset(ledger->held, 0, (size_t)ties->n * sizeof *ledger->held);
 }
 
@@ -104,6 +107,41 @@ static size_t cost_of_experts(const sn_plan_ledger *ledger, int index, const sn_
     return sn_plan_add_sizes(scratch, cost->experts);
 }
 
+/* The bytes of the block that rest in host memory, or on disk. */
+static size_t resting_in(const sn_block_cost *cost, const sn_block_placement *place, sn_residence where) {
+    bool slots = sn_block_has_slots(cost, place);
+    return (slots ? place->experts : place->residence) != where ? 0 : slots ? cost->resting : cost->weights;
+}
+
+/* What the device takes of host memory. */
+static size_t of_host(const sn_plan_ledger *ledger, int device, size_t bytes) {
+    return ledger->query->devices[device].id.kind == SN_DEVICE_CPU ? bytes : 0;
+}
+
+static size_t host_taken(const sn_plan_ledger *ledger) {
+    size_t sum = ledger->host;
+    for (int d = 0; d < ledger->query->n_devices; d++)
+        sum = sn_plan_add_sizes(sum, of_host(ledger, d, ledger->bytes[d]));
+    return sum;
+}
+
+static bool host_holds(const sn_plan_ledger *ledger, size_t more) {
+    size_t limit = ledger->query->host_memory;
+    return !limit || sn_plan_add_sizes(host_taken(ledger), more) <= limit;
+}
+
+size_t sn_plan_ledger_host_lacks(const sn_plan_ledger *ledger) {
+    return host_holds(ledger, 0) || !ledger->host ? 0 : host_taken(ledger) - ledger->query->host_memory;
+}
+
+sn_status sn_plan_refuse_host(const sn_plan_ledger *ledger, sn_err *err) {
+    char takes[32], room[32];
+    return sn_fail(err, SN_REFUSED,
+                   "host memory has room for %s, and what is to rest or to be computed there takes %s: let blocks or "
+                   "experts rest on disk (--offload disk, or =disk in the device map), or serve fewer blocks",
+                   sn_format_size(ledger->query->host_memory, room), sn_format_size(host_taken(ledger), takes));
+}
+
 void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, const sn_block_placement *place) {
     size_t weights = ledger->query->costs[index].weights, experts = cost_of_experts(ledger, index, place);
     int device = place->device, other = place->experts_device;
@@ -111,6 +149,8 @@ void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, const sn_block_placem
     ledger->used[device] = true;
     if (experts) ledger->bytes[other] = sn_plan_add_sizes(ledger->bytes[other], experts);
     if (experts) ledger->used[other] = true;
+    ledger->host = sn_plan_add_sizes(ledger->host, resting_in(&ledger->query->costs[index], place, SN_IN_HOST));
+    ledger->disk = sn_plan_add_sizes(ledger->disk, resting_in(&ledger->query->costs[index], place, SN_ON_DISK));
     if (sn_block_is_streamed(place) && weights > ledger->slot[device]) ledger->slot[device] = weights;
     for (int t = 0; t < ledger->ties->n_of[index]; t++)
         ledger->held[ledger->ties->of[index][t]] |= (uint16_t)(1u << device);
@@ -120,6 +160,10 @@ bool sn_plan_ledger_try_add(sn_plan_ledger *ledger, int index, const sn_block_pl
     size_t budget = ledger->query->devices[place->device].budget, used = ledger->bytes[place->device];
     size_t extra = cost_of(ledger, index, place);
     size_t experts = cost_of_experts(ledger, index, place), other = (size_t)place->experts_device;
+    size_t host = resting_in(&ledger->query->costs[index], place, SN_IN_HOST);
+    host = sn_plan_add_sizes(host, of_host(ledger, place->device, extra));
+    if (experts) host = sn_plan_add_sizes(host, of_host(ledger, place->experts_device, experts));
+    if (!host_holds(ledger, host)) return false;
     if (extra == SIZE_MAX || used > budget || extra > budget - used) return false;
     if (experts && (experts == SIZE_MAX || ledger->bytes[other] > ledger->query->devices[other].budget ||
                     experts > ledger->query->devices[other].budget - ledger->bytes[other]))
@@ -172,13 +216,8 @@ static void finish_block(const sn_plan_query *query, sn_plan_ledger *ledger, int
     const sn_block_cost *cost = &query->costs[b];
     sn_block_placement *place = &out->placements[b];
     sn_plan_ledger_add(ledger, b, place);
-    bool slots = sn_block_has_slots(cost, place);
-    if (!slots) place->experts = SN_ON_DEVICE;
+    if (!sn_block_has_slots(cost, place)) place->experts = SN_ON_DEVICE;
     place->apart = sn_block_is_apart(cost, place);
-    size_t away = slots ? cost->resting : cost->weights;
-    sn_residence at = slots ? place->experts : place->residence;
-    if (at == SN_IN_HOST) out->host_bytes = sn_plan_add_sizes(out->host_bytes, away);
-    if (at == SN_ON_DISK) out->disk_bytes = sn_plan_add_sizes(out->disk_bytes, away);
 }
 
 /* Some of a block's experts are there for other spans too, which ask for them at any time. */
@@ -209,6 +248,9 @@ sn_status sn_plan_finish(const sn_plan_query *query, const sn_tie_table *ties, c
         number_of(query, placements[b].device, number, out);
         if (out->placements[b].apart) number_of(query, placements[b].experts_device, number, out);
     }
+    if (sn_plan_ledger_host_lacks(&ledger)) return sn_plan_refuse_host(&ledger, err);
+    out->host_bytes = ledger.host;
+    out->disk_bytes = ledger.disk;
     for (int d = 0; d < query->n_devices && !status; d++) {
         if (!ledger.used[d]) continue;
         if (ledger.bytes[d] > query->devices[d].budget)

@@ -21,6 +21,7 @@ typedef struct sn_plan_ledger {
     bool used[SN_PLAN_DEVICES_MAX]; /* a block computes there */
     size_t bytes[SN_PLAN_DEVICES_MAX];
     size_t slot[SN_PLAN_DEVICES_MAX]; /* bytes of the largest streamed block */
+    size_t host, disk;                /* bytes that rest there */
     uint16_t held[SN_TIE_GROUPS_MAX]; /* a bit for each device that holds the group */
     int n_pinned;                     /* experts of each block; sn_plan_ledger_init leaves it */
 } sn_plan_ledger;
@@ -37,7 +38,9 @@ void sn_plan_ledger_init(sn_plan_ledger *ledger, const sn_plan_query *query, con
  * query. */
 size_t sn_plan_ledger_tied_cost(const sn_plan_ledger *ledger, int index, int device);
 void sn_plan_ledger_add(sn_plan_ledger *ledger, int index, const sn_block_placement *place);
-/* Adds the block if the device's budget allows it; false: it does not. */
+/* Bytes that host memory lacks for what rests there beside what the device "cpu" takes. */
+size_t sn_plan_ledger_host_lacks(const sn_plan_ledger *ledger);
+/* Adds the block if the device's budget and host memory allow it; false: they do not. */
 bool sn_plan_ledger_try_add(sn_plan_ledger *ledger, int index, const sn_block_placement *place);
 
 static inline bool sn_block_is_streamed(const sn_block_placement *place) {
@@ -52,6 +55,9 @@ static inline bool sn_block_has_slots(const sn_block_cost *cost, const sn_block_
 static inline bool sn_block_is_apart(const sn_block_cost *cost, const sn_block_placement *place) {
     return cost->n_experts && place->apart && place->experts_device != place->device && !sn_block_is_streamed(place);
 }
+
+/* SN_REFUSED with what host memory lacks. */
+sn_status sn_plan_refuse_host(const sn_plan_ledger *ledger, sn_err *err) SN_MUST_USE;
 
 /* What --preload names. */
 typedef struct sn_preload {

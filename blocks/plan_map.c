@@ -210,7 +210,7 @@ static sn_status map_check_memory(const device_map *m, const sn_tie_table *ties,
                                    sn_device_id_name(m->query->devices[d].id, name), ledger.bytes[d] - budget);
     }
     if (at) return sn_fail(err, SN_REFUSED, "too little memory: %s than it may use", lacking);
-    return SN_OK;
+    return sn_plan_ledger_host_lacks(&ledger) ? sn_plan_refuse_host(&ledger, err) : SN_OK;
 }
 
 sn_status sn_plan_explicit(const sn_plan_query *query, const char *map, sn_plan *out, sn_err *err) {

@@ -33,30 +33,19 @@ static const sn_option_group chat_group = SN_OPTION_GROUP("Conversation:", chat_
 
 /* -- sampling -- */
 
-/* What neither the command line nor the model says: answers that vary a little, until the model stops. */
-static void leave_sampling_open(void) {
-    sampling->temperature = sampling->top_p = sampling->min_p = sampling->repeat_penalty = NAN;
-    sampling->top_k = SN_INT_UNSET;
+/* An answer goes on until the model stops. */
+static void prepare(int argc, char *const *argv) {
+    (void)argc, (void)argv;
     sampling->max_tokens = 0;
 }
 
-static void prepare(int argc, char *const *argv) {
-    (void)argc, (void)argv;
-    leave_sampling_open();
-}
-
-static void fill_float(double *value, const json_t *recommended, const char *name, double preset) {
-    const json_t *number = json_object_get(recommended, name);
-    if (isnan(*value)) *value = json_is_number(number) ? json_number_value(number) : preset;
-}
-
-static void fill_sampling(const json_t *recommended) {
-    const json_t *top_k = json_object_get(recommended, "top_k");
-    fill_float(&sampling->temperature, recommended, "temperature", 0.7);
-    fill_float(&sampling->top_p, recommended, "top_p", 0.95);
-    fill_float(&sampling->min_p, recommended, "min_p", 0);
-    fill_float(&sampling->repeat_penalty, recommended, "repeat_penalty", 1);
-    if (sampling->top_k == SN_INT_UNSET) sampling->top_k = json_is_integer(top_k) ? json_integer_value(top_k) : 0;
+/* As the C API samples answers: shown by /set, and changed there. */
+static void fill_sampling(const json_t *answers) {
+    double *const values[] = {&sampling->temperature, &sampling->top_p, &sampling->min_p, &sampling->repeat_penalty};
+    static const char *const names[] = {"temperature", "top_p", "min_p", "repeat_penalty"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (isnan(*values[i])) *values[i] = json_number_value(json_object_get(answers, names[i]));
+    if (sampling->top_k == SN_INT_UNSET) sampling->top_k = json_integer_value(json_object_get(answers, "top_k"));
 }
 
 /* -- a turn -- */
@@ -207,7 +196,7 @@ static sn_status open_model(sn_chat *c, sn_err *err) {
     sn_status status = sn_cli_session_begin(&c->swarm, PRESSES_MAX, sn_editor_restore_terminal, err);
     if (!status) status = sn_cli_describe_model(c->swarm.model, &c->description, err);
     if (status) return status;
-    fill_sampling(json_object_get(c->description, "sampling"));
+    fill_sampling(json_object_get(c->description, "answer_sampling"));
     return check_template(c, err);
 }
 

@@ -223,6 +223,7 @@ static sn_status generate_main(const sn_options *options, int *code, sn_err *err
     sn_cli_session s = {0};
     sn_token_ids prompt = {0};
     sn_status status = check_generate_options(err);
+    sn_sampling_settings_fill(&sn_program_settings.sampling, NULL); /* with --chat, too: scripts want one text */
     if (!status) status = sn_cli_session_begin(&s, PRESSES_MAX, NULL, err);
     if (!status) status = read_prompt(s.model, &prompt, err);
     if (!status) status = check_length(s.model, &prompt, err);
@@ -248,7 +249,8 @@ const sn_cli_command sn_cmd_generate = {
                     "Generates text from a prompt and prints it on standard output, token by token; timings follow "
                     "on standard error.\n"
                     "Without --temperature the most likely token is chosen each time, and every run gives the "
-                    "same text.",
+                    "same text, also with --chat: what the model's makers recommend counts for swarm chat and swarm "
+                    "serve.",
                 .groups = groups,
                 .n_groups = sizeof groups / sizeof *groups,
                 .notes =

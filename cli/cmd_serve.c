@@ -1,13 +1,16 @@
 /* swarm serve: an OpenAI-compatible server over a swarm, or over a node of its own. The main thread starts everything,
  * waits for a signal, and ends everything in order. Signals are blocked in all threads, and this one takes them. */
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/api.h"
 #include "cli/command.h"
 #include "cli/local_node.h"
 #include "cli/options.h"
+#include "cli/serve_room.h"
 #include "gateway/http/server.h"
 
+#include <fnmatch.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,8 +25,11 @@ static struct {
     sn_block_range local;
     int64_t max_sessions, queue, ctx, session_idle_ms, drain_timeout_ms;
     bool anyone;
-} given = {
-    .listen = "127.0.0.1:8080", .max_sessions = 16, .queue = 64, .session_idle_ms = 60000, .drain_timeout_ms = 30000};
+} given = {.listen = "127.0.0.1:8080",
+           .max_sessions = 16,
+           .queue = 64,
+           .session_idle_ms = 86400000,
+           .drain_timeout_ms = 30000};
 
 static const sn_option serve_options[] = {
     SN_OPT_ADDRESS("listen", "HOST:PORT", &given.listen, SN_HOST_PORT_LISTEN,
@@ -45,10 +51,14 @@ static const sn_option serve_options[] = {
                   "a file with a chat template, instead of the model's"),
     SN_OPT_INT("max-sessions", "N", &given.max_sessions, 1, 1024, "answers that are generated at once"),
     SN_OPT_INT("queue", "N", &given.queue, 0, 65536, "answers that may wait for a session; more are refused"),
-    SN_OPT_INT("ctx", "N", &sn_program_settings.sampling.ctx, 0, 1 << 30,
-               "limit of a prompt and its answer together, in tokens; 0: 8192, or the model's limit if that is less"),
-    SN_OPT_DURATION_MS("session-idle", &given.session_idle_ms, 0, 86400000,
-                       "a session is kept this long after an answer, for a request that continues it"),
+    SN_OPT_INT(
+        "ctx", "N", &sn_program_settings.sampling.ctx, 0, 1 << 30,
+        "limit of a prompt and its answer together, in tokens; 0: what the nodes have memory for when the server "
+        "starts, and the model's limit at most"),
+    SN_OPT_DURATION_MS(
+        "session-idle", &given.session_idle_ms, 0, 86400000,
+        "a session is kept this long after an answer, for a request that continues it, unless another one "
+        "needs its place"),
     SN_OPT_DURATION_MS("drain-timeout", &given.drain_timeout_ms, 0, 86400000,
                        "limit for finishing answers when the server is told to stop"),
 };
@@ -62,6 +72,7 @@ typedef struct serving {
     swarm_connection *connection;
     swarm_model *model;
     swarm_options *session;
+    sn_serve_room room;
     sn_server_engine *engine;
     sn_server *server;
     sn_server_options server_options;
@@ -109,14 +120,9 @@ static sn_status check_settings(serving *s, sn_err *err) {
 
 /* A quarter of the memory that other programs leave: the pages are taken when they are used. */
 static void default_kv_memory(char out[32]) {
-    unsigned long long kib =
-        (unsigned long long)sysconf(_SC_PHYS_PAGES) * (unsigned long long)sysconf(_SC_PAGESIZE) / 1024;
-    char line[128];
-    FILE *memory = fopen("/proc/meminfo", "re");
-    while (memory && fgets(line, sizeof line, memory))
-        if (!strncmp(line, "MemAvailable:", 13)) kib = strtoull(line + 13, NULL, 10);
-    if (memory) fclose(memory);
-    snprintf(out, 32, "%llu", kib / KV_SHARE * 1024);
+    size_t total, available;
+    sn_memory_read(&total, &available);
+    snprintf(out, 32, "%zu", available / KV_SHARE);
 }
 
 static bool is_any(const char *word, const char *const *words) {
@@ -196,9 +202,11 @@ static sn_status warm_up(const serving *s, sn_err *err) {
     return status;
 }
 
-/* "folder/Name.gguf" -> "Name". */
+/* "folder/Name.gguf" and "folder/Name-00001-of-00003.gguf" -> "Name". */
 static const char *model_name(char out[256]) {
     static const char suffix[] = ".gguf";
+#define FIVE "[0-9][0-9][0-9][0-9][0-9]"
+#define PART "-" FIVE "-of-" FIVE
     const char *path = sn_program_settings.common.model;
     if (given.served_model_name) return given.served_model_name;
     size_t len = strlen(path);
@@ -207,14 +215,40 @@ static const char *model_name(char out[256]) {
     snprintf(out, 256, "%.*s", (int)(path + len - name), name);
     len = strlen(out);
     if (len > strlen(suffix) && !strcmp(out + len - strlen(suffix), suffix)) out[len - strlen(suffix)] = 0;
+    len = strlen(out);
+    if (len > 15 && !fnmatch(PART, out + len - 15, 0)) out[len - 15] = 0;
     return out;
 }
 
+/* What the nodes have memory for now, with KV caches of the type that sessions want. */
+static sn_status find_room(serving *s, sn_err *err) {
+    static const double bytes[] = {[SN_KV_F32] = 4, [SN_KV_F16] = 2, [SN_KV_Q8] = 1.125};
+    swarm_error *error = NULL;
+    char *text = NULL;
+    json_t *description = NULL, *state = NULL;
+    sn_status status = sn_cli_describe_model(s->model, &description, err);
+    if (!status && swarm_connection_status(s->connection, &text, NULL, &error)) swarm_error_free(error);
+    if (!status && text) status = sn_cli_json(text, &state, err);
+    if (!status) s->room = sn_serve_room_of(state, description, bytes[sn_program_settings.common.kv_dtype]);
+    json_decref(description);
+    json_decref(state);
+    return status;
+}
+
+/* Without --ctx what one timeline has room for, if the nodes say it. */
 static int32_t session_context(const serving *s) {
-    enum { DEFAULT_CONTEXT = 8192 };
-    int32_t most = swarm_model_context(s->model);
-    int64_t asked = sn_program_settings.sampling.ctx ? sn_program_settings.sampling.ctx : DEFAULT_CONTEXT;
-    return asked < most ? (int32_t)asked : most;
+    const size_t most = (size_t)swarm_model_context(s->model), asked = (size_t)sn_program_settings.sampling.ctx;
+    const size_t wanted = asked ? asked : s->room.longest ? s->room.longest : most;
+    return (int32_t)sn_min_size(wanted, most);
+}
+
+static sn_status set_context(const serving *s, sn_err *err) {
+    char text[24];
+    swarm_error *error = NULL;
+    snprintf(text, sizeof text, "%d", (int)session_context(s));
+    sn_log(SN_LOG_INFO, "context", "tokens=%s of_model=%d of_all_sessions=%zu", text,
+           (int)swarm_model_context(s->model), s->room.all);
+    return sn_cli_status(swarm_options_set(s->session, "ctx", text, &error), &error, err);
 }
 
 static sn_status list_hosts(serving *s, sn_err *err) {
@@ -231,7 +265,8 @@ static sn_status open_server(serving *s, sn_err *err) {
                                              .session = s->session,
                                              .sessions_max = (size_t)given.max_sessions,
                                              .queue_max = (size_t)given.queue,
-                                             .idle_ms = given.session_idle_ms};
+                                             .idle_ms = given.session_idle_ms,
+                                             .tokens_max = s->room.all};
     s->server_options = (sn_server_options){.model = s->model,
                                             .connection = s->connection,
                                             .access = {.hosts = s->hosts.items,
@@ -262,6 +297,8 @@ static sn_status open_all(serving *s, sn_err *err) {
     if (!status) status = connect_swarm(s, err);
     if (!status) status = session_options("", &s->session, err);
     if (!status) status = warm_up(s, err);
+    if (!status) status = find_room(s, err);
+    if (!status) status = set_context(s, err);
     if (!status) status = list_hosts(s, err);
     return status ? status : open_server(s, err);
 }

@@ -40,7 +40,7 @@ static sn_status find_evidence_folder(char folder[SN_PATH_SIZE], sn_err *err) {
 /* $SWARM_CACHE, or "swarm-node" in the user's folder for caches; NULL when there is none. */
 static const char *find_cache_folder(char folder[SN_PATH_SIZE]) {
     const char *own = getenv("SWARM_CACHE"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    const char *base = own && *own ? own : cache && *cache ? cache : home && *home ? home : NULL;
+    const char *base = own && *own ? own : cache && *cache ? cache : home && *home && strcmp(home, "/") ? home : NULL;
     if (!base) return NULL;
     const char *below = base == own ? "" : base == cache ? "/swarm-node" : "/.cache/swarm-node";
     int len = snprintf(folder, SN_PATH_SIZE, "%s%s", base, below);

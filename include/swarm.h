@@ -274,12 +274,13 @@ typedef void (*swarm_logits_callback)(void *context, const int32_t *ids, size_t 
 SWARM_API void swarm_session_on_logits(swarm_session *session, swarm_logits_callback callback, void *context);
 
 /* Makes prompt (n) the timeline and continues it. What it shares with the present timeline is not computed again.
- * options: of "generation" (sampling, "max-tokens", "stop"), NULL allowed. *json: {"ids", "text", "finish_reason",
- * "timings"} as `swarm generate --json` prints it; json NULL: not wanted. With SWARM_CANCELLED, too, *json has what was
- * generated until then, "interrupted" (with "audit-hold" only what was checked), or is NULL if the generation had not
- * begun; after other failures it is NULL. A node's failure is not noticed but in events. After a failure the timeline
- * holds what was computed, which the next call does not compute again. Without "seed" the session's random numbers go
- * on. */
+ * options: of "generation" (sampling, "max-tokens", "stop"), NULL allowed: the most likely tokens, or with "answer"
+ * as its makers recommend to sample ("answer_sampling" of the model's description). *json: {"ids", "text",
+ * "finish_reason", "timings"} as `swarm generate --json` prints it; json NULL: not wanted. With SWARM_CANCELLED, too,
+ * *json has what was generated until then, "interrupted" (with "audit-hold" only what was checked), or is NULL if the
+ * generation had not begun; after other failures it is NULL. A node's failure is not noticed but in events. After a
+ * failure the timeline holds what was computed, which the next call does not compute again. Without "seed" the
+ * session's random numbers go on. */
 SWARM_API swarm_code swarm_session_generate(swarm_session *session, const int32_t *prompt, size_t n,
                                             const swarm_options *options, char **json, size_t *length,
                                             swarm_error **error);

@@ -403,6 +403,17 @@ bool sn_directory_is_proven(const sn_directory *d, const uint8_t id[SN_KEY_SIZE]
     return e && entry_is_proven(e, now_unix_ms);
 }
 
+/* The entry is kept: it is by its sequence number that the same announcement is not taken again from others. */
+void sn_directory_retire(sn_directory *d, const char *address, const uint8_t curve_key[SN_KEY_SIZE]) {
+    for (size_t i = 0; i < d->n; i++) {
+        entry *e = &d->entries[d->by_id[i]];
+        const sn_announcement *a = &e->opened->a;
+        if (memcmp(a->curve_key, curve_key, SN_KEY_SIZE) || strcmp(a->address, address)) continue;
+        listed_remove(d, e);
+        e->known.expires_unix_ms = 0;
+    }
+}
+
 void sn_directory_expire(sn_directory *d, int64_t now_unix_ms) {
     uint64_t now = now_unix_ms > 0 ? (uint64_t)now_unix_ms : 0;
     size_t n = 0, n_listed = 0;

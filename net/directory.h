@@ -157,6 +157,9 @@ sn_status sn_directory_add(sn_directory *directory, const void *data, size_t len
 /* The node with this id is proven until then; ignored when it is not known. */
 void sn_directory_prove(sn_directory *directory, const uint8_t id[SN_KEY_SIZE], int64_t until_unix_ms);
 bool sn_directory_is_proven(const sn_directory *directory, const uint8_t id[SN_KEY_SIZE], int64_t now_unix_ms);
+/* No program at this address proves this key any more: what nodes announced so does not count until they sign something
+ * newer. Announcements stay where they are in memory. */
+void sn_directory_retire(sn_directory *directory, const char *address, const uint8_t curve_key[SN_KEY_SIZE]);
 void sn_directory_expire(sn_directory *directory, int64_t now_unix_ms); /* removes what has expired */
 
 /* The live nodes, ordered by first block, then by id: the same order in every program. Pointers are valid until the

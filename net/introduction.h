@@ -18,7 +18,8 @@ typedef struct sn_introducer sn_introducer;
 
 /* Starts the thread. identity and bound (the address at which the transport listens): to answer questions; both are
  * NULL in a program that only asks. `identity` is borrowed. `on_found` is called on the thread when an answer arrives,
- * and by sn_introducer_ask for a pinned address; it may only wake another thread. SN_REFUSED: the UDP port is in use.
+ * and by sn_introducer_ask for a pinned address; it may only wake another thread. SN_REFUSED: the UDP port is in use;
+ * retry_after_ms as of a transport that listens.
  */
 sn_status sn_introducer_new(const sn_identity *identity, const char *bound, void (*on_found)(void *), void *ctx,
                             sn_introducer **out, sn_err *err) SN_MUST_USE;
@@ -28,6 +29,8 @@ void sn_introducer_free(sn_introducer **introducer); /* accepts NULL; joins the 
  * Asks at HOST:PORT or HOST:PORT#KEY, whose host may be a name, until an answer arrives: 20 times every half second,
  * then every five seconds. SN_REFUSED: no address, or too many of them. */
 sn_status sn_introducer_ask(sn_introducer *introducer, const char *address, sn_err *err) SN_MUST_USE;
+/* Asks once more at a numeric address that was handed out and not pinned: another node may be there now. */
+void sn_introducer_ask_again(sn_introducer *introducer, const char *address);
 /* Hands out the numeric address of each that answered (or was pinned) once, with its key. False: there is no new one.
  */
 bool sn_introducer_next(sn_introducer *introducer, char address[SN_ADDRESS_MAX + 1], uint8_t key[SN_KEY_SIZE]);

@@ -5,6 +5,8 @@
  * second one stops it at once. While the span is still being loaded, a signal ends the process, after the peers that
  * know the node have been told. --plan and --list-devices print a table and exit. One line "ready: ..." on stdout says
  * that the node serves. */
+#include "base/cgroup.h"
+#include "base/core_dump.h"
 #include "base/program_environment.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -13,7 +15,9 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "model/hub/environment.h"
+#include "node/blocks_option.h"
 #include "node/node.h"
+#include "node/rate_options.h"
 #include "model/hub/trusted_manifest.h"
 #include "net/dht.h"
 
@@ -25,7 +29,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SHARE_BYTES_PER_S = 16 << 20, SHARE_BYTES_PER_S_MAX = 1 << 30 };
 enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
 
 /* -- options -- */
@@ -34,7 +37,7 @@ static struct {
     const char *model, *model_id, *manifest, *share_weights, *cache, *blocks, *experts, *adapters, *name;
     const char *listen, *public_address, *relay, *dht, *identity, *swarm_key, *link, *metrics;
     const char *device, *device_map, *offload_dir, *preload, *isa, *swap_dir;
-    sn_strings join, device_memory, priority;
+    sn_strings join, device_memory, priority, metrics_hosts;
     size_t cache_max, expert_memory, kv_memory, client_kv, prefix_cache_memory, swap_memory, tune_memory;
     int kv_dtype, prefix_cache_shared, swap_to, offload, log_level;
     int64_t threads, sessions_max, client_sessions, client_steps, dht_port, rebalance_gain;
@@ -71,7 +74,8 @@ static const sn_option serving[] = {
     SN_OPT_STRING(
         "share-weights", "on|off|RATE", &args.share_weights,
         "give the model's files to nodes and clients that ask for them, after the steps of all sessions: at 16 MiB a "
-        "second (on), at another RATE in bytes a second, as in 2MiB, or not at all"),
+        "second, and as fast as it can within its own network (on); at another RATE in bytes a second to all, as in "
+        "2MiB; or not at all"),
     SN_OPT_STRING("cache", "FOLDER", &args.cache,
                   "folder of fetched models (default: SWARM_CACHE, or swarm-node in the user's folder for caches)"),
     SN_OPT_SIZE(
@@ -189,6 +193,10 @@ static const sn_option logging[] = {
     SN_OPT_STRING("metrics", "[HOST:]PORT", &args.metrics,
                   "serve Prometheus metrics at http://HOST:PORT/metrics, and a map of the swarm at /swarm; without "
                   "HOST, to this machine only"),
+    SN_OPT_STRINGS(
+        "metrics-host", "NAME", &args.metrics_hosts,
+        "answer --metrics to this name, too: without it, to IP addresses and localhost only, since a web page "
+        "can make its own name point here"),
     SN_OPT_ENUM("log-level", &args.log_level, sn_log_level_words, "least level of log lines"),
     SN_OPT_FLAG("json-log", &args.json_log, "log lines are JSON objects"),
 };
@@ -322,45 +330,6 @@ static sn_status devices_print(sn_err *err) {
 
 /* -- blocks -- */
 
-/* The value of --blocks: [first, end); from `first` on as many as fit (end == first); n_auto: as many blocks as this,
- * and the node selects which. */
-typedef struct blocks {
-    int first, end, n_auto;
-} blocks;
-
-/* "auto:4", "auto", "10:auto". */
-static sn_status blocks_parse_auto(const char *text, int n_blocks, blocks *out, sn_err *err) {
-    const char *colon = strchr(text, ':');
-    int64_t number = 0;
-    char digits[16];
-    if (!strncmp(text, "auto:", strlen("auto:"))) {
-        sn_status status = sn_parse_int(text + strlen("auto:"), 1, n_blocks, &number, err);
-        if (!status && (args.device_map || args.preload))
-            status = sn_fail(err, SN_REFUSED,
-                             "--device-map and --preload name blocks, which auto:N selects later: give --blocks A:B");
-        *out = (blocks){0, (int)number, (int)number};
-        return status;
-    }
-    if (colon) {
-        snprintf(digits, sizeof digits, "%.*s", (int)(colon - text), text);
-        sn_status status = sn_parse_int(digits, 0, n_blocks - 1, &number, err);
-        if (status) return status;
-    }
-    *out = (blocks){(int)number, (int)number, 0};
-    return SN_OK;
-}
-
-/* "10:20", "all", and the forms above. */
-static sn_status blocks_parse(const sn_model *model, blocks *out, sn_err *err) {
-    const char *text = args.blocks, *colon = strchr(text, ':');
-    int n_blocks = sn_model_hparams(model)->n_blocks;
-    *out = (blocks){0, n_blocks, 0};
-    if (!strcmp(text, "all")) return SN_OK;
-    bool automatic =
-        !strcmp(text, "auto") || !strncmp(text, "auto:", strlen("auto:")) || (colon && !strcmp(colon, ":auto"));
-    return automatic ? blocks_parse_auto(text, n_blocks, out, err) : sn_parse_blocks(text, &out->first, &out->end, err);
-}
-
 static sn_hub_settings hub;
 static sn_swarm_access swarm;
 static sn_trusted_manifest trusted_manifest;
@@ -396,7 +365,9 @@ static sn_status sources_read(sn_err *err) {
 /* Without --model: the model of the swarm that needs this node most, and as many of its blocks as fit. */
 static sn_status model_choose(sn_err *err) {
     char sentence[SN_SWARM_SENTENCE_SIZE];
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 10 * 8;
+    size_t memory, available;
+    sn_memory_read(&memory, &available);
+    memory = memory / 10 * 8;
     const sn_swarm_query query = {args.model_id, memory > args.kv_memory ? memory - args.kv_memory : 1};
     sn_status status = sn_swarm_choose(&swarm, &query, model_name, sentence, err);
     if (status) return status;
@@ -437,17 +408,7 @@ static sn_status blocks_fit(sn_model *model, sn_err *err) {
     return status;
 }
 
-/* on, off, or bytes a second. */
-static sn_status share_parse(size_t *out, sn_err *err) {
-    bool on = !strcmp(args.share_weights, "on"), off = !strcmp(args.share_weights, "off");
-    *out = on ? SHARE_BYTES_PER_S : 0;
-    if (on || off) return SN_OK;
-    if (sn_parse_size(args.share_weights, out, err) || !*out || *out > SHARE_BYTES_PER_S_MAX)
-        return sn_fail(err, SN_REFUSED, "--share-weights is on, off, or a rate in bytes a second, as in 2MiB");
-    return SN_OK;
-}
-
-static sn_status experts_read(const blocks *b, sn_err *err) {
+static sn_status experts_read(const sn_blocks_option *b, sn_err *err) {
     if (!args.experts) return SN_OK;
     if (b->n_auto || b->first == b->end)
         return sn_fail(err, SN_REFUSED, "--experts is for blocks that are given: add --blocks A:B");
@@ -455,7 +416,7 @@ static sn_status experts_read(const blocks *b, sn_err *err) {
     return sn_fail(err, SN_REFUSED, "--experts: '%s' is no range: write A:B, first and end, as in 0:86", args.experts);
 }
 
-static sn_status blocks_read(blocks *out, sn_err *err) {
+static sn_status blocks_read(sn_blocks_option *out, sn_err *err) {
     sn_model *model = NULL;
     if (!args.model && !args.join.n)
         return sn_fail(err, SN_REFUSED, "--model and --blocks are missing, or --join alone: see --help");
@@ -463,13 +424,17 @@ static sn_status blocks_read(blocks *out, sn_err *err) {
     sn_status status = model_pin(err);
     if (!status) status = model_open(&model, err);
     if (!status && !args.blocks) status = blocks_fit(model, err);
-    if (!status && blocks_parse(model, out, err)) status = sn_err_context(err, "--blocks");
+    if (!status && sn_blocks_option_parse(args.blocks, sn_model_hparams(model)->n_blocks,
+                                          args.device_map || args.preload, out, err))
+        status = sn_err_context(err, "--blocks");
     if (!status) status = experts_read(out, err);
     sn_model_close(&model);
     return status;
 }
 
 /* -- configuration -- */
+
+static size_t swap_memory(void) { return args.swap_memory == SN_SIZE_UNSET ? args.kv_memory : args.swap_memory; }
 
 static sn_device_placement_options device_placement_options(void) {
     return (sn_device_placement_options){
@@ -485,6 +450,7 @@ static sn_device_placement_options device_placement_options(void) {
         .expert_memory = args.expert_memory,
         .device_options = {.threads = (int)args.threads, .isa = args.isa, .timeout_ms = (int)args.device_timeout_ms},
         .kv_memory = args.kv_memory,
+        .host_reserved = args.swap_to == SN_IN_HOST ? swap_memory() : 0,
         .tune_memory = args.tune_memory,
     };
 }
@@ -515,19 +481,6 @@ static sn_status config_read_quota(sn_node_config *config, sn_err *err) {
     return SN_OK;
 }
 
-/* The value of --relay, in bytes a second. */
-static sn_status relay_parse(int64_t *bytes_per_s, sn_err *err) {
-    enum { MIN = 64 << 10, DEFAULT = 4 << 20 };
-    size_t bytes = 0;
-    *bytes_per_s = !strcmp(args.relay, "on") ? DEFAULT : 0;
-    if (*bytes_per_s || !strcmp(args.relay, "off")) return SN_OK;
-    sn_status status = sn_parse_size(args.relay, &bytes, err);
-    if (!status && (bytes < MIN || bytes > SIZE_MAX / 1024))
-        status = sn_fail(err, SN_REFUSED, "give at least 64KiB a second, or off");
-    *bytes_per_s = (int64_t)bytes;
-    return status ? sn_err_context(err, "--relay") : SN_OK;
-}
-
 /* Who joins a node of another machine is to be reached from there. */
 static const char *default_listen(void) {
     for (size_t i = 0; i < args.join.n; i++) {
@@ -537,7 +490,7 @@ static const char *default_listen(void) {
     return "127.0.0.1:31330";
 }
 
-static sn_status node_serve(const blocks *b, sn_err *err) {
+static sn_status node_serve(const sn_blocks_option *b, sn_err *err) {
     sn_emulated_link link = {0};
     sn_status status = args.link ? sn_emulated_link_parse(args.link, &link, err) : SN_OK;
     if (status) return sn_err_context(err, "--emulate-link");
@@ -565,6 +518,8 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
         .session_timeout_s = (int)args.session_timeout_s,
         .kv_timeout_s = (int)args.kv_timeout_s,
         .metrics = args.metrics,
+        .metrics_hosts = args.metrics_hosts.items,
+        .n_metrics_hosts = args.metrics_hosts.n,
         .drain_timeout_s = (int)args.drain_timeout_s,
         .kv_dtype = (sn_kv_dtype)args.kv_dtype,
         .prefix_cache_shared = args.prefix_cache_shared,
@@ -573,14 +528,14 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
         .swap_to = (sn_residence)args.swap_to,
         .swap_dir = args.swap_dir,
         .swap_after_s = (int)args.swap_after_s,
-        .swap_memory = args.swap_memory == SN_SIZE_UNSET ? args.kv_memory : args.swap_memory,
+        .swap_memory = swap_memory(),
         .tune_memory = args.tune_memory,
         .adapters = args.adapters,
         .startup = &startup,
         .on_plan = show_plan,
     };
-    status = share_parse(&config.share_bytes_per_s, err);
-    if (!status) status = relay_parse(&config.relay_bytes_per_s, err);
+    status = sn_share_rate_parse(args.share_weights, &config.share_bytes_per_s, &config.share_near_bytes_per_s, err);
+    if (!status) status = sn_relay_rate_parse(args.relay, &config.relay_bytes_per_s, err);
     if (!status) status = config_read_quota(&config, err);
     if (status) return status;
     pthread_t signals;
@@ -601,7 +556,7 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
 }
 
 static sn_status program_run(sn_err *err) {
-    blocks b = {0};
+    sn_blocks_option b = {0};
     sn_log_setup((sn_log_level)args.log_level, args.json_log);
     if (args.list_devices) {
         sn_log_setup(SN_LOG_DEBUG, args.json_log); /* why a backend is missing */
@@ -634,6 +589,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     sn_terminal_guard();
     sn_environment_use(getenv);
+    sn_core_dump_forbid();
 
     sn_status status = sn_options_parse(&command, argc, argv, &options, &err);
     if (!status && (options.help || options.version))

@@ -123,6 +123,8 @@ sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_node_stats *f
         {"shared_pages", "gauge", "KV pages that two or more sessions share.", f->engine.shared_pages},
         {"swapped_bytes", "gauge", "KV pages of idle sessions, swapped out.", f->engine.swapped_bytes},
         {"steps_total", "counter", "Steps computed.", f->steps},
+        {"sessions_opened_total", "counter", "Sessions opened.", f->sessions_opened},
+        {"shared_bytes_total", "counter", "Bytes of the model's files, given to others.", f->shared_bytes},
         {"tokens_total", "counter", "Tokens computed or attached.", f->tokens},
         {"prefix_cached_tokens_total", "counter", "Tokens attached from the prefix cache instead of computed.",
          f->engine.prefix_cached_tokens},

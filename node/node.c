@@ -41,6 +41,7 @@ enum {
     LEAVE_WAIT_US = 100000,
     ROUND_EVENTS_MAX = 256,
     PORTS_TRIED = 20,
+    PORT_WAIT_US = 3000000,
     LONELY_FIRST_US = 5000000, /* without an answer of a joined node, until the log says so; then each minute */
     LONELY_EVERY_US = 60000000,
     REBALANCE_DRAIN_US = 30000000, /* drain limit before a rebalance when --drain-timeout is 0 */
@@ -174,10 +175,23 @@ static void answer_round(void *ctx, sn_expert_round *round) {
         sn_expert_round_free(&round);
 }
 
+/* Whether to try once more to take a port that is in use: a node that was killed holds its ports until the system has
+ * freed its memory, some seconds for many GiB. */
+static bool port_may_come_free(int64_t began_us, sn_status status, const sn_err *err) {
+    bool waits = status == SN_REFUSED && err->retry_after_ms && sn_now_us() - began_us < PORT_WAIT_US;
+    if (waits) sn_log_rated(SN_LOG_INFO, "port in use", "text=%s", err->text);
+    if (waits) sn_sleep_us((int64_t)err->retry_after_ms * 1000);
+    return waits;
+}
+
 static sn_status node_listen(sn_node *node, const sn_node_config *config, sn_err *err) {
+    int64_t began_us = sn_now_us();
     sn_status status = node->transport ? SN_OK : node_new_transport(node, &config->link, err);
     if (!status && config->swarm_key_path) status = node_make_private(node, config->swarm_key_path, err);
-    return status ? status : sn_transport_listen(node->transport, config->listen, node->address, err);
+    if (status) return status;
+    do status = sn_transport_listen(node->transport, config->listen, node->address, err);
+    while (port_may_come_free(began_us, status, err));
+    return status;
 }
 
 static sn_status node_start_introducer(sn_node *node, sn_err *err) {
@@ -189,7 +203,10 @@ static sn_status node_start_introducer(sn_node *node, sn_err *err) {
 static sn_status node_introduce(sn_node *node, const sn_node_config *config, sn_err *err) {
     const char *port = strrchr(config->listen, ':');
     bool any_port = port && !strcmp(port, ":0");
-    sn_status status = node_start_introducer(node, err);
+    int64_t began_us = sn_now_us();
+    sn_status status;
+    do status = node_start_introducer(node, err);
+    while (!any_port && port_may_come_free(began_us, status, err));
     for (int i = 1; i < PORTS_TRIED && status == SN_REFUSED && any_port; i++) {
         sn_transport_free(&node->transport);
         status = node_listen(node, config, err);
@@ -268,7 +285,8 @@ static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, 
         .prefix_cache_shared = config->prefix_cache_shared,
         .quota = config->quota,
         .n_joined = config->n_join,
-        .share = {config->share_bytes_per_s, sn_shelf_offer, sn_shelf_read, node->shelf},
+        .share = {config->share_bytes_per_s, config->share_near_bytes_per_s, sn_shelf_offer, sn_shelf_read,
+                  node->shelf},
         .reach = {.listen = node->address,
                   .asks = !config->public_address && (config->n_join || config->dht),
                   .relay_bytes_per_s = config->relay_bytes_per_s,
@@ -290,8 +308,13 @@ static sn_status node_open_dht(sn_node *node, const sn_node_config *config, sn_e
 
 static sn_status node_start_metrics(sn_node *node, const sn_node_config *config, sn_err *err) {
     char id[2 * SN_KEY_SIZE + 1];
-    const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id), config->name ? config->name : "",
-                                    sn_unix_ms(), wake_network, node};
+    const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id),
+                                    config->name ? config->name : "",
+                                    sn_unix_ms(),
+                                    wake_network,
+                                    node,
+                                    config->metrics_hosts,
+                                    config->n_metrics_hosts};
     return sn_metrics_new(config->metrics, &facts, &node->metrics, err);
 }
 
@@ -558,6 +581,17 @@ static sn_status node_drain(sn_node *node, sn_err *err) {
     return status;
 }
 
+/* What the node gave while it ran. */
+static void log_given(const sn_node *node) {
+    sn_node_stats stats;
+    char weights[32], relayed[32];
+    sn_protocol_read_stats(node->protocol, &stats);
+    sn_log(SN_LOG_INFO, "given since the start", "hours=%.2f tokens=%llu sessions=%llu weights=\"%s\" relayed=\"%s\"",
+           (double)(sn_now_us() - stats.started_us) / 3.6e9, (unsigned long long)stats.tokens,
+           (unsigned long long)stats.sessions_opened, sn_format_size(stats.shared_bytes, weights),
+           sn_format_size(stats.relay.relayed_bytes, relayed));
+}
+
 sn_status sn_node_run(sn_node *node, sn_err *err) {
     sn_status status = SN_OK;
     if (node->metrics) node_publish_metrics(node);
@@ -567,6 +601,7 @@ sn_status sn_node_run(sn_node *node, sn_err *err) {
         if (!status) status = node_poll(node, next_us, err);
     }
     if (!status && node->drain_us) status = node_drain(node, err);
+    log_given(node);
     if (status) return status;
     sn_protocol_leave(node->protocol, sn_unix_ms());
     int64_t until = sn_now_us() + LAST_STEPS_WAIT_US;
@@ -587,6 +622,6 @@ const uint8_t *sn_node_curve_key(const sn_node *node) { return node->identity.cu
 size_t sn_node_joined(const sn_node *node) { return sn_protocol_bootstrap_answered(node->protocol); }
 const char *sn_node_announced(const sn_node *node) { return sn_protocol_address(node->protocol); }
 int sn_node_metrics_port(const sn_node *node) { return node->metrics ? sn_metrics_port(node->metrics) : 0; }
-size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->serving.span); }
+size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_weight_bytes(node->serving.span); }
 size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->serving.pool); }
 const sn_span *sn_node_span(const sn_node *node) { return node->serving.span; }

@@ -14,18 +14,19 @@
 #include <stdatomic.h>
 
 typedef struct sn_node_config {
-    const char *model_path;       /* or a name, if hub is given */
-    const sn_hub_settings *hub;   /* how models are fetched by name; NULL: they are paths. Borrowed */
-    const sn_swarm_access *swarm; /* how models are fetched from other nodes; NULL: they are not. Copied */
-    size_t share_bytes_per_s;     /* at which the node gives its model's files to others; 0: not at all */
-    int first, end;               /* blocks; equal: from first on as many as fit */
-    int auto_blocks;              /* the node selects so many blocks itself; 0: it serves first, end */
-    int rebalance_every_s;        /* with auto_blocks: mean time between two considerations of other blocks; 0: never */
-    int rebalance_gain;           /* per cent by which the swarm's slowest block must become faster */
-    const char *listen;           /* "127.0.0.1:0" */
-    const char *public_address;   /* announced instead of the address it listens at; NULL: that one */
-    int64_t relay_bytes_per_s;    /* that it passes on for nodes behind routers; 0: it is no relay */
-    const char *const *join;      /* addresses of bootstrap peers */
+    const char *model_path;        /* or a name, if hub is given */
+    const sn_hub_settings *hub;    /* how models are fetched by name; NULL: they are paths. Borrowed */
+    const sn_swarm_access *swarm;  /* how models are fetched from other nodes; NULL: they are not. Copied */
+    size_t share_bytes_per_s;      /* at which the node gives its model's files to others; 0: not at all */
+    size_t share_near_bytes_per_s; /* and to machines of its own network; 0: at the same rate */
+    int first, end;                /* blocks; equal: from first on as many as fit */
+    int auto_blocks;               /* the node selects so many blocks itself; 0: it serves first, end */
+    int rebalance_every_s;      /* with auto_blocks: mean time between two considerations of other blocks; 0: never */
+    int rebalance_gain;         /* per cent by which the swarm's slowest block must become faster */
+    const char *listen;         /* "127.0.0.1:0" */
+    const char *public_address; /* announced instead of the address it listens at; NULL: that one */
+    int64_t relay_bytes_per_s;  /* that it passes on for nodes behind routers; 0: it is no relay */
+    const char *const *join;    /* addresses of bootstrap peers */
     size_t n_join;
     const char *dht;            /* "HOST:PORT" of a DHT node, "on": be the first DHT node, NULL: no DHT */
     int dht_port;               /* UDP, 0: any */
@@ -37,17 +38,19 @@ typedef struct sn_node_config {
     sn_device_placement_options device_placement; /* devices, and which block goes where */
     size_t sessions_max;
     int session_timeout_s, kv_timeout_s;
-    sn_kv_dtype kv_dtype;       /* of keys and values in the KV pool */
-    size_t prefix_cache_memory; /* host memory of the prefix cache; 0: none */
-    sn_residence swap_to;       /* where KV caches of idle sessions go; SN_ON_DEVICE: they stay */
-    const char *swap_dir;       /* for disk */
-    size_t swap_memory;         /* bytes there at most */
-    int swap_after_s;           /* idle time before that; 0: only when others need its pages */
-    size_t tune_memory;         /* bytes for training through these blocks; 0: the node does not train */
-    const char *adapters;       /* folder of the adapters that are published; NULL: none */
-    bool prefix_cache_shared;   /* prefixes are shared between clients, not only within one client */
-    const char *metrics;        /* address of the metrics page: "[HOST:]PORT"; NULL: none */
-    int drain_timeout_s;        /* how long it serves after sn_node_stop, so that sessions can migrate; 0: not at all */
+    sn_kv_dtype kv_dtype;             /* of keys and values in the KV pool */
+    size_t prefix_cache_memory;       /* host memory of the prefix cache; 0: none */
+    sn_residence swap_to;             /* where KV caches of idle sessions go; SN_ON_DEVICE: they stay */
+    const char *swap_dir;             /* for disk */
+    size_t swap_memory;               /* bytes there at most */
+    int swap_after_s;                 /* idle time before that; 0: only when others need its pages */
+    size_t tune_memory;               /* bytes for training through these blocks; 0: the node does not train */
+    const char *adapters;             /* folder of the adapters that are published; NULL: none */
+    bool prefix_cache_shared;         /* prefixes are shared between clients, not only within one client */
+    const char *metrics;              /* address of the metrics page: "[HOST:]PORT"; NULL: none */
+    const char *const *metrics_hosts; /* names by which it may be asked, beside addresses */
+    size_t n_metrics_hosts;
+    int drain_timeout_s; /* how long it serves after sn_node_stop, so that sessions can migrate; 0: not at all */
     struct sn_node_startup *startup;    /* NULL: it is not asked to stop while it starts */
     void (*on_plan)(const char *table); /* receives the plan as text before anything is loaded; may be NULL */
 } sn_node_config;

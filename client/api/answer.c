@@ -1,6 +1,7 @@
 /* From tokens to the parts of an answer. A character that more tokens may complete waits. */
 #include "client/api/api_private.h"
 
+#include "base/wide_json.h"
 #include "client/api/report.h"
 #include "model/tokenizer/utf8.h"
 
@@ -33,7 +34,7 @@ swarm_code swarm_answer_open(const swarm_model *m, const char *tools, size_t too
     sn_err err;
     swarm_answer *a = NULL;
     const sn_answer_format *format = NULL;
-    json_t *list = tools ? json_loadb(tools, tools_length, 0, NULL) : NULL;
+    json_t *list = tools ? sn_wide_json_load(tools, tools_length, 0, NULL) : NULL;
     sn_status status =
         tools && !json_is_array(list) ? sn_fail(&err, SN_REFUSED, "the tools are not a JSON list") : SN_OK;
     if (!status) status = sn_model_needs_tokenizer(m, &err);

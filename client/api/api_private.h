@@ -95,7 +95,8 @@ struct swarm_model {
     sn_err no_tokenizer;
     sn_chat_template *chat; /* of the model, or of the option; NULL: the same */
     sn_err no_chat;
-    pthread_mutex_t lock; /* of what follows, which the first call that needs it opens */
+    sn_sampling_hint sampling; /* as its makers recommend */
+    pthread_mutex_t lock;      /* of what follows, which the first call that needs it opens */
     sn_device *device;
     sn_lm_head *lm_head;
     sn_answer_format *answers;

@@ -108,7 +108,9 @@ static sn_status blocks_json(const sn_model *model, bool hashes, json_t *list, s
     for (int b = 0; b < sn_model_hparams(model)->n_blocks; b++) {
         sn_status status = inspect_block(model, b, hashes, &bytes, hex, err);
         if (status) return status;
-        json_t *o = json_pack("{si sI}", "block", b, "bytes", (json_int_t)bytes);
+        const sn_hparams *hp = sn_model_hparams(model);
+        json_t *o = json_pack("{si sI sI}", "block", b, "bytes", (json_int_t)bytes, "kv_floats",
+                              hp->recurrent[b] ? (json_int_t)0 : (json_int_t)sn_kv_width(hp));
         if (*hex) json_object_set_new(o, "hash", json_string(hex));
         json_array_append_new(list, o);
     }

@@ -99,7 +99,7 @@ static sn_status reserve_top(swarm_session *s, int64_t n, sn_err *err) {
 /* Without a seed the random numbers of the session go on. */
 static sn_status set_sampling(swarm_session *s, const sn_settings *o, sn_sampling *out, sn_err *err) {
     bool keep = s->seeded && o->sampling.seed == SN_INT_UNSET;
-    *out = sn_settings_sampling(o);
+    *out = sn_settings_sampling(o, &s->model->sampling);
     sn_status status = sn_generator_set_sampling(s->generator, out, keep, err);
     if (!status && s->setup.draft_model) status = sn_draft_model_set_sampling(s->setup.draft_model, out, err);
     s->seeded = s->seeded || !status;
@@ -203,7 +203,7 @@ static sn_status session_sample(swarm_session *s, const sn_settings *o, int32_t 
     size_t n;
     sn_sampler *sampler = NULL;
     const int32_t *ids = sn_generator_ids(s->generator, &n);
-    const sn_sampling sampling = sampling_at(sn_settings_sampling(o), n);
+    const sn_sampling sampling = sampling_at(sn_settings_sampling(o, &s->model->sampling), n);
     sn_status status = sn_generator_next_logits(s->generator, &logits, err);
     if (!status) status = sn_sampler_new(&sampling, s->setup.hp->n_vocab, &sampler, err);
     if (!status && s->on_logits) change_logits(s, ids, n, logits);

@@ -5,10 +5,10 @@
 #include "client/api/api_private.h"
 
 #include "base/text.h"
+#include "base/wide_json.h"
 #include "client/api/describe.h"
 #include "client/generate/logprob.h"
 #include "model/hub/manifest.h"
-#include "model/sampling_hint.h"
 #include "model/tokenizer/utf8.h"
 
 #include <math.h>
@@ -53,6 +53,7 @@ static sn_status model_open(swarm_model *m, const char *path, const swarm_option
     if (status) return status;
     if (whole) sn_manifest_tell(path, m->model);
     if (whole) m->hp = sn_model_hparams(m->model);
+    m->sampling = path ? sn_sampling_hint_read(path) : (sn_sampling_hint){NAN, NAN, NAN, NAN, NAN};
     if (!path) {
         (void)sn_fail(&m->no_tokenizer, SN_REFUSED, "no model was opened, only a chat template");
     } else if (sn_tokenizer_open(path, &m->tokenizer, &m->no_tokenizer)) {
@@ -123,20 +124,30 @@ sn_status sn_model_open_head(const swarm_model *model, sn_lm_head **out, sn_err 
     return status;
 }
 
-static json_t *sampling_json(const char *path) {
-    const sn_sampling_hint hint = sn_sampling_hint_read(path);
+static json_t *sampling_json(const sn_sampling_hint *hint) {
     const struct {
         const char *name;
         double value;
-    } fields[] = {{"temperature", hint.temperature},
-                  {"top_p", hint.top_p},
-                  {"min_p", hint.min_p},
-                  {"repeat_penalty", hint.repeat_penalty}};
+    } fields[] = {{"temperature", hint->temperature},
+                  {"top_p", hint->top_p},
+                  {"min_p", hint->min_p},
+                  {"repeat_penalty", hint->repeat_penalty}};
     json_t *o = json_object();
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (!isnan(fields[i].value)) json_object_set_new(o, fields[i].name, json_real(fields[i].value));
-    if (!isnan(hint.top_k)) json_object_set_new(o, "top_k", json_integer((json_int_t)hint.top_k));
+    if (!isnan(hint->top_k)) json_object_set_new(o, "top_k", json_integer((json_int_t)hint->top_k));
     return o;
+}
+
+/* How an answer is sampled when its options say nothing. */
+static json_t *answer_sampling_json(const sn_sampling_hint *hint) {
+    sn_sampling_settings s = {NAN, NAN, NAN, NAN, .top_k = SN_INT_UNSET};
+    sn_sampling_settings_fill(&s, hint);
+    return sampling_json(&(sn_sampling_hint){.temperature = s.temperature,
+                                             .top_k = (double)s.top_k,
+                                             .top_p = s.top_p,
+                                             .min_p = s.min_p,
+                                             .repeat_penalty = s.repeat_penalty});
 }
 
 static sn_status describe(const swarm_model *m, json_t **out, sn_err *err) {
@@ -146,7 +157,8 @@ static sn_status describe(const swarm_model *m, json_t **out, sn_err *err) {
     if (status) return status;
     json_object_set_new(*out, "tokenizer_vocab",
                         m->tokenizer ? json_integer(sn_tokenizer_n_vocab(m->tokenizer)) : json_null());
-    json_object_set_new(*out, "sampling", sampling_json(m->path));
+    json_object_set_new(*out, "sampling", sampling_json(&m->sampling));
+    json_object_set_new(*out, "answer_sampling", answer_sampling_json(&m->sampling));
     if (!m->tokenizer) json_object_set_new(*out, "no_tokenizer", json_string(m->no_tokenizer.text));
     sn_chat_source chat = m->tokenizer ? sn_tokenizer_chat_source(m->tokenizer) : (sn_chat_source){0};
     json_object_set_new(*out, "chat_template_bytes", chat.text ? json_integer((json_int_t)chat.len) : json_null());
@@ -314,7 +326,7 @@ static sn_status render_chat(const swarm_model *m, const char *request, size_t l
     sn_status status = needs_chat(m, err);
     if (!status && with_ids) status = sn_model_needs_tokenizer(m, err);
     if (status) return status;
-    json_t *value = json_loadb(request, length, JSON_ALLOW_NUL, &why);
+    json_t *value = sn_wide_json_load(request, length, JSON_ALLOW_NUL, &why);
     if (!value) return sn_fail(err, SN_REFUSED, "the chat request is no JSON: %.200s at line %d", why.text, why.line);
     status = read_request(value, &parsed, &begins, err);
     if (!status) status = sn_chat_template_render(m->chat, &parsed, &out->prompt, err);

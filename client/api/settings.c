@@ -20,13 +20,19 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
                    .route_seed = SN_INT_UNSET,                                                                         \
                    .reroute_every_ms = 20000,                                                                          \
                    .timeout_ms = 30000,                                                                                \
-                   .max_retries = 3,                                                                                   \
+                   .max_retries = 16,                                                                                  \
                    .prefill_depth = SN_PREFILL_DEPTH_MAX,                                                              \
                    .kv_dtype = SN_KV_F32,                                                                              \
                    .wire_dtype = SN_F32,                                                                               \
                    .kv_memory = SN_SIZE_UNSET,                                                                         \
                    .device = "cpu"},                                                                                   \
-        .sampling = {.temperature = NAN, .top_p = 1, .repeat_penalty = 1, .max_tokens = 256, .seed = SN_INT_UNSET},    \
+        .sampling = {.temperature = NAN,                                                                               \
+                     .top_p = NAN,                                                                                     \
+                     .min_p = NAN,                                                                                     \
+                     .repeat_penalty = NAN,                                                                            \
+                     .top_k = SN_INT_UNSET,                                                                            \
+                     .max_tokens = 256,                                                                                \
+                     .seed = SN_INT_UNSET},                                                                            \
         .draft = {.tokens = SN_DRAFT_TOKENS},                                                                          \
         .audit = {.seed = SN_INT_UNSET},                                                                               \
         .training = SN_TRAINING_DEFAULTS,                                                                              \
@@ -107,7 +113,8 @@ static const sn_option chain_options[] = {
                 "keep a KV replica of each session at another node, so that the failure of a node needs no replay of "
                 "the tokens"),
     SN_OPT_INT("max-retries", "N", &sn_program_settings.common.max_retries, 0, 1000,
-               "failed nodes in a row that are replaced before the command fails, within --timeout"),
+               "nodes in a row that may fail although they are there, by a wrong answer or none, before the command "
+               "fails; those that are gone do not count: --timeout bounds the whole"),
     SN_OPT_INT("prefill-depth", "N", &sn_program_settings.common.prefill_depth, 0, SN_PREFILL_DEPTH_MAX,
                "chunks of a long prompt that may wait at a node while it computes another; 0: one chunk at a time"),
     SN_OPT_ENUM("kv-dtype", &sn_program_settings.common.kv_dtype, sn_kv_dtype_words,
@@ -133,9 +140,10 @@ static const sn_option sampling_options[] = {
     SN_OPT_INT("max-tokens", "N", &sn_program_settings.sampling.max_tokens, 0, 1 << 30,
                "limit of generated tokens; 0: until the context is full"),
     SN_OPT_FLOAT(
-        "temperature", "T", &sn_program_settings.sampling.temperature, 0, 1000,
+        "temperature", "T", &sn_program_settings.sampling.temperature, 0, 10,
         "0: always the most likely token; 1: sampled with the model's probabilities (default: 0, and 0.8 where "
-        "--top-k, --top-p or --min-p asks for sampling; of a chat: what the model recommends, else 0.7)"),
+        "--top-k, --top-p or --min-p asks for sampling; of a chat this and the next four: what the model recommends, "
+        "else 0.7 and top-p 0.95)"),
     SN_OPT_INT("top-k", "K", &sn_program_settings.sampling.top_k, 0, 1 << 30,
                "sample among the K most likely tokens; 0: all"),
     SN_OPT_RATIO("top-p", "P", &sn_program_settings.sampling.top_p, 1e-9,
@@ -323,18 +331,29 @@ int64_t sn_random_seed(void) {
     return (int64_t)(seed >> 11);
 }
 
-/* Who gives --top-k alone wants to sample; 0.8 is llama.cpp's temperature. */
-static double effective_temperature(const sn_sampling_settings *o) {
-    if (!isnan(o->temperature)) return o->temperature;
-    return o->top_k || o->top_p < 1 || o->min_p > 0 ? 0.8 : 0;
+static void fill(double *value, double recommended, double otherwise) {
+    if (isnan(*value)) *value = isnan(recommended) ? otherwise : recommended;
 }
 
-sn_sampling sn_settings_sampling(const sn_settings *settings) {
-    const sn_sampling_settings *o = &settings->sampling;
-    return (sn_sampling){.temperature = effective_temperature(o),
-                         .top_k = (int)o->top_k,
-                         .top_p = o->top_p,
-                         .min_p = o->min_p,
-                         .repeat_penalty = o->repeat_penalty,
-                         .seed = (uint64_t)(o->seed == SN_INT_UNSET ? sn_random_seed() : o->seed)};
+/* Who gives --top-k alone wants to sample; 0.8 is llama.cpp's temperature. */
+void sn_sampling_settings_fill(sn_sampling_settings *s, const sn_sampling_hint *answer) {
+    static const sn_sampling_hint none = {NAN, NAN, NAN, NAN, NAN};
+    const sn_sampling_hint *hint = answer ? answer : &none;
+    if (s->top_k == SN_INT_UNSET) s->top_k = isnan(hint->top_k) ? 0 : (int64_t)hint->top_k;
+    fill(&s->min_p, hint->min_p, 0);
+    fill(&s->top_p, hint->top_p, answer ? 0.95 : 1);
+    fill(&s->repeat_penalty, hint->repeat_penalty, 1);
+    const double asked = s->top_k || s->top_p < 1 || s->min_p > 0 ? 0.8 : 0;
+    fill(&s->temperature, hint->temperature, answer ? 0.7 : asked);
+}
+
+sn_sampling sn_settings_sampling(const sn_settings *settings, const sn_sampling_hint *hint) {
+    sn_sampling_settings o = settings->sampling;
+    sn_sampling_settings_fill(&o, settings->api.answer ? hint : NULL);
+    return (sn_sampling){.temperature = o.temperature,
+                         .top_k = (int)o.top_k,
+                         .top_p = o.top_p,
+                         .min_p = o.min_p,
+                         .repeat_penalty = o.repeat_penalty,
+                         .seed = (uint64_t)(o.seed == SN_INT_UNSET ? sn_random_seed() : o.seed)};
 }

@@ -14,6 +14,7 @@
 #include "base/options.h"
 #include "client/generate/sampler.h"
 #include "client/tune/training.h"
+#include "model/sampling_hint.h"
 #include "net/dht.h"
 
 typedef enum sn_route_choice { SN_ROUTE_LATENCY, SN_ROUTE_THROUGHPUT } sn_route_choice;
@@ -39,8 +40,8 @@ typedef struct sn_common_settings {
 } sn_common_settings;
 
 typedef struct sn_sampling_settings {
-    double temperature, top_p, min_p, repeat_penalty; /* temperature NAN: 0, or 0.8 where others ask for sampling */
-    int64_t top_k, seed, max_tokens, ctx; /* seed SN_INT_UNSET: random; max_tokens 0: to the end of the context */
+    double temperature, top_p, min_p, repeat_penalty; /* NAN: as sn_sampling_settings_fill says; so is top_k */
+    int64_t top_k, seed, max_tokens, ctx; /* SN_INT_UNSET: a random seed; max_tokens 0: to the end of the context */
     sn_strings stop;
     bool ignore_eos;
 } sn_sampling_settings;
@@ -126,8 +127,13 @@ sn_option sn_settings_option(sn_settings *settings, const sn_option *option);
 /* Whether the settings name a swarm: join or dht. */
 static inline bool sn_settings_has_swarm(const sn_settings *s) { return s->common.join.n || s->common.dht; }
 
-/* The sampling that the settings describe, with a random seed when none is given. */
-sn_sampling sn_settings_sampling(const sn_settings *settings);
+/* Fills in what was not said. answer: what the model's makers recommend, for an answer of a conversation, which is
+ * sampled so, else with temperature 0.7 and top-p 0.95. NULL: a text is continued, with the most likely tokens, or with
+ * temperature 0.8 where another setting asks for sampling. */
+void sn_sampling_settings_fill(sn_sampling_settings *settings, const sn_sampling_hint *answer);
+/* The sampling that the settings describe, filled in as above by whether they are of an answer; with a random seed when
+ * none is given. */
+sn_sampling sn_settings_sampling(const sn_settings *settings, const sn_sampling_hint *hint);
 
 /* A random number for --seed and others like it: 53 bits, which JSON readers that hold numbers as doubles keep. */
 int64_t sn_random_seed(void);

@@ -19,7 +19,7 @@
 
 enum {
     TIMEOUT_MS = 30000,
-    MAX_RETRIES = 3,
+    MAX_RETRIES = 16,
     DECODE_ROWS_MAX = 64 /* a step of at most so many rows is a token with its draft tokens, not a prompt */
 };
 
@@ -197,13 +197,13 @@ void sn_chain_close(sn_chain **chain) {
 
 void sn_chain_begin_call(sn_chain *chain) {
     chain->call = (sn_chain_call){sn_now_us() + (int64_t)chain->options.limits.timeout_ms * 1000,
-                                  chain->options.limits.max_retries};
+                                  chain->options.limits.max_retries, false};
 }
 
 sn_chain_call sn_chain_begin_part(sn_chain *chain, int share, int retries) {
     sn_chain_call whole = chain->call;
     int64_t now_us = sn_now_us();
-    chain->call = (sn_chain_call){now_us + (whole.deadline_us - now_us) / share, retries};
+    chain->call = (sn_chain_call){now_us + (whole.deadline_us - now_us) / share, retries, true};
     return whole;
 }
 
@@ -236,7 +236,10 @@ void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t
         chain->push = false;
         sn_log(SN_LOG_WARN, "push disabled", "request_id=%s text=%s", chain->request_id,
                "the nodes do not reach each other; hidden states travel by the client from now on");
+        chain->call.retries--;
     } else if (!hops[failed].is_local) {
+        bool gone = !sn_link_is_connected(chain->options.link, hops[failed].remote.peer);
+        chain->call.retries -= !gone || chain->call.is_part;
         sn_chain_ban(chain, &hops[failed]);
     }
 }
@@ -375,8 +378,9 @@ static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_s
             if (sn_chain_is_late(chain))
                 return sn_err_context(err, "blocks %d:%d were not passed within --timeout %.1f s, last", first, end,
                                       chain->options.limits.timeout_ms / 1e3);
-            if (chain->call.retries-- <= 0)
-                return sn_err_context(err, "blocks %d:%d failed too often, last", first, end);
+            if (chain->call.retries < 0)
+                return sn_err_context(err, "blocks %d:%d: more nodes than --max-retries allows failed in a row, last",
+                                      first, end);
         }
         sn_err cause = *err, why;
         if (known && *i + failed < j && !sn_chain_promote_replica(chain, *i, j, *i + failed, from, &why)) continue;

@@ -38,7 +38,9 @@ typedef struct sn_chain_adapter {
 typedef struct sn_chain_limits {
     int timeout_ms;    /* for one call: opening, or a step or a chunk of a long one through all blocks, with every
                           retry, connection and replay that it needs; above 0. Local computation does not count */
-    int max_retries;   /* failed nodes in a row after which a call fails, within its time; 0: the first one */
+    int max_retries;   /* so many nodes in a row may fail a step although they are there: by a wrong answer or none.
+                          Nodes that are gone, or open no session, do not count: the call's time bounds them. 0: the
+                          first one that fails ends the call */
     int prefill_depth; /* steps of a long prompt that may wait at a node, as far as the node allows; 0: none */
 } sn_chain_limits;
 
@@ -102,7 +104,7 @@ typedef struct sn_chain_options {
     sn_chain_adapter adapter; /* zeroed: none */
 } sn_chain_options;
 
-/* Limits of 30 s, 3 retries and the greatest prefill depth; everything else zeroed: nothing is local, pushed, rounded,
+/* Limits of 30 s, 16 retries and the greatest prefill depth; everything else zeroed: nothing is local, pushed, rounded,
  * replicated or verified. Every set of options begins with this. */
 sn_chain_options sn_chain_options_default(void);
 

@@ -29,7 +29,8 @@ typedef enum sn_chain_patience {
 /* What is left of the limits of the present call. */
 typedef struct sn_chain_call {
     int64_t deadline_us;
-    int retries; /* how many more nodes may fail in a row */
+    int retries;  /* so many more nodes may fail in a row; -1: one too many has */
+    bool is_part; /* of a call that can do without: nodes that cannot be reached or open no session count, too */
 } sn_chain_call;
 
 /* Rows of the longest step that goes through all hops. */
@@ -85,7 +86,7 @@ void sn_chain_ban(sn_chain *chain, const sn_hop *hop);
  */
 sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *err) SN_MUST_USE;
 /* Opens sessions along a route over blocks [first, end) into hops (capacity SN_HOPS_MAX). A node that fails to open is
- * banned and another route tried, as often as the call allows. */
+ * banned and another route tried, as long as the call lasts. */
 sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_hop *hops, size_t *n,
                            sn_err *err) SN_MUST_USE;
 /* All nodes as they are known now. Free with sn_candidates_fini; valid as long as the directory does not change. */
@@ -140,8 +141,9 @@ int sn_chain_known_from(const sn_chain *chain, size_t i, size_t j, int position)
 /* Whether only the connection to the node of a group of one hop was lost, and another one to it is there now: its
  * session goes on. */
 bool sn_chain_return_to_node(sn_chain *chain, size_t i, size_t j);
-/* After a failure in the group that ends before hop j: bans the node of hop `failed`. failed == j: every node lives but
- * the nodes do not reach each other; from then on hidden states travel by the client. */
+/* After a failure in the group that ends before hop j: bans the node of hop `failed`, and counts it unless the node is
+ * gone: how many die, time alone bounds. failed == j: every node lives but the nodes do not reach
+ * each other; from then on hidden states travel by the client. */
 void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t failed);
 
 /* -- reroute.c */

@@ -36,12 +36,27 @@ static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client
 /* -- which nodes may be used -----------------------------------------------------------------------------------------
  */
 
-void sn_chain_ban(sn_chain *chain, const sn_hop *hop) {
+static void chain_avoid_for(sn_chain *chain, const sn_hop *hop, int64_t us, const char *what) {
     const sn_chain_routing *routing = &chain->options.routing;
-    int64_t ban_us = sn_peer_stats_note_failure(chain->peer_stats, hop->remote.node, sn_now_us());
     if (routing->note_failure) routing->note_failure(routing->avoid_ctx, hop->remote.node);
-    sn_log(SN_LOG_WARN, "node banned", "request_id=%s node=%s blocks=%d:%d seconds=%d", chain->request_id,
-           hop->report.node, hop->first, hop->end, (int)(ban_us / 1000000));
+    sn_log(SN_LOG_WARN, what, "request_id=%s node=%s blocks=%d:%d seconds=%d", chain->request_id, hop->report.node,
+           hop->first, hop->end, (int)(us / 1000000));
+}
+
+void sn_chain_ban(sn_chain *chain, const sn_hop *hop) {
+    int64_t us = sn_peer_stats_note_failure(chain->peer_stats, hop->remote.node, sn_now_us());
+    chain_avoid_for(chain, hop, us, "node banned");
+}
+
+/* A node opens no session. Many may be gone at once, and some be back soon: each that is not there costs milliseconds
+ * whenever it is tried. */
+static void chain_note_unopened(sn_chain *chain, const sn_hop *hop) {
+    if (sn_link_is_connected(chain->options.link, hop->remote.peer)) {
+        sn_chain_ban(chain, hop);
+    } else {
+        int64_t us = sn_peer_stats_note_absence(chain->peer_stats, hop->remote.node, sn_now_us());
+        chain_avoid_for(chain, hop, us, "node not there");
+    }
 }
 
 /* KV cache of the longest timeline, of one block, as float32. */
@@ -329,10 +344,10 @@ static sn_status chain_fail_local(const sn_chain *chain, int first, int end, sn_
                    first, end, from, to);
 }
 
-sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_route *out,
-                              sn_err *err) {
+/* began_us: when the search for these blocks began, for which there is patience. */
+static sn_status chain_plan_route_since(sn_chain *chain, int64_t began_us, int first, int end,
+                                        sn_chain_patience patience, sn_route *out, sn_err *err) {
     sn_link *link = chain->options.link;
-    int64_t began_us = sn_now_us();
     bool discovered = false;
     for (;;) {
         sn_err asking;
@@ -357,6 +372,11 @@ sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_pati
             status = sn_link_pause(link, (int64_t)sn_chain_left_ms(chain, ROUTE_POLL_MS) * 1000, err);
         if (status == SN_STOP) return status;
     }
+}
+
+sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_route *out,
+                              sn_err *err) {
+    return chain_plan_route_since(chain, sn_now_us(), first, end, patience, out, err);
 }
 
 void sn_chain_close_hops(sn_chain *chain, sn_hop *hops, size_t n) {
@@ -421,28 +441,40 @@ static bool chain_needs_adapter_holders(const sn_chain *chain) {
     return !chain->options.adapter.bytes && memcmp(&chain->options.adapter.hash, &none, sizeof none);
 }
 
+/* Opens a session at each leg. On failure hops[*n - 1] is the one that failed. */
+static sn_status chain_open_route(sn_chain *chain, const sn_route *route, sn_hop *hops, size_t *n, sn_err *err) {
+    const sn_blob *into = NULL, *next;
+    int64_t unix_ms = sn_unix_ms();
+    sn_status status = SN_OK;
+    for (*n = 0; *n < route->n && !status; ++*n, into = next) {
+        next = route_push_target(chain, route, *n, unix_ms);
+        status = chain_open_hop(chain, &route->legs[*n], *n ? &hops[*n - 1] : NULL, into, next, &hops[*n], err);
+    }
+    return status;
+}
+
+/* Each turn of the loop takes a node out of the next ones for seconds, and the search for others waits: it ends with
+ * the call, or sooner where patience does. */
 sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_hop *hops, size_t *n,
                            sn_err *err) {
+    int64_t began_us = sn_now_us();
+    sn_err cause = {0};
     for (;;) {
         sn_route route;
-        sn_status status = sn_chain_plan_route(chain, first, end, patience, &route, err);
-        if (status)
-            return chain_needs_adapter_holders(chain) ? sn_err_context(err, "over nodes that hold the adapter")
-                                                      : status;
-        const sn_blob *into = NULL, *next;
-        int64_t unix_ms = sn_unix_ms();
-        for (*n = 0; *n < route.n && !status; ++*n, into = next) {
-            next = route_push_target(chain, &route, *n, unix_ms);
-            status = chain_open_hop(chain, &route.legs[*n], *n ? &hops[*n - 1] : NULL, into, next, &hops[*n], err);
-        }
+        sn_status status = chain_plan_route_since(chain, began_us, first, end, patience, &route, err);
+        if (status && chain_needs_adapter_holders(chain)) sn_err_context(err, "over nodes that hold the adapter");
+        if (status) return cause.status ? sn_err_context(err, "%.180s; and then", cause.text) : status;
+        status = chain_open_route(chain, &route, hops, n, err);
         for (int b = first; b < end && !status; b++) /* from now on these weights only */
             if (!chain->known_hash[b]) chain->known_hash[b] = &chain->weights[b];
         if (!status) return SN_OK;
         bool local = hops[*n - 1].is_local;
-        if (!local && status != SN_STOP) sn_chain_ban(chain, &hops[*n - 1]);
+        if (!local && status != SN_STOP) chain_note_unopened(chain, &hops[*n - 1]);
         sn_chain_close_hops(chain, hops, *n);
         if ((status == SN_REFUSED || status == SN_REBUILD) && !local)
             status = err->status = SN_RETRY; /* one node refused, for example after moving to other blocks */
-        if (local || status == SN_STOP || sn_chain_is_late(chain) || chain->call.retries-- <= 0) return status;
+        if (local || status == SN_STOP || sn_chain_is_late(chain)) return status;
+        if (chain->call.is_part && chain->call.retries-- <= 0) return status;
+        cause = *err;
     }
 }

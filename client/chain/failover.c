@@ -123,7 +123,7 @@ sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int posit
         status = gap_replay(chain, &g, fresh, n, upper, err);
         if (!status) break;
         sn_chain_close_hops(chain, fresh, n);
-        if (status == SN_STOP || sn_chain_is_late(chain) || chain->call.retries-- <= 0) goto out;
+        if (status == SN_STOP || sn_chain_is_late(chain) || chain->call.retries < 0) goto out;
     }
     sn_chain_close_hops(chain, chain->hops + g.low, j - g.low);
     memmove(chain->hops + g.low + n, chain->hops + j, (chain->n_hops - j) * sizeof *chain->hops);

@@ -1,24 +1,14 @@
-/* Requests over a transport, and discovery of nodes.
+/* Requests over a transport.
  *
  * Every message comes in through sn_link_receive. It keeps two kinds for later: replies to asynchronous requests
  * (requests[], found by correlation id) and notices of draining sessions (draining[], a ring). Everything else goes to
  * the function that is waiting at that time, which matches correlation ids and drops the rest: late replies to requests
  * that were given up. `alive` lists the connections that were dialled and are not lost; waiting checks it first, so a
- * lost connection ends a wait at once and not at its deadline.
- *
- * Discovery sends PEERS to every joined node as soon as its CURVE key is known (net/introduction.h), and, when none
- * answers soon, to a few nodes of the directory, since the joined nodes may be gone. A node that is too busy to answer
- * is asked again when it said, whatever others refuse (client/net/refusals.h). The first answer is enough. It begins
- * with that node itself and the nodes that it has proven: from a joined node, they count as proven here, too. Where the
- * answer says that there is more, a few further pages are read from a random place; nodes that the user named are asked
- * for by name or id. */
-#include "client/net/link.h"
+ * lost connection ends a wait at once and not at its deadline. */
+#include "client/net/link_private.h"
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "client/net/peers_query.h"
-#include "client/net/refusals.h"
-#include "net/introduction.h"
 #include "net/transport/private_swarm.h"
 
 #include <stdio.h>
@@ -26,52 +16,8 @@
 #include <string.h>
 
 enum {
-    SEEDS_MAX = 64,
-    KNOWN_ASKED_MAX = 16, /* nodes of the directory asked by discovery */
-    REASK_US = 300000,    /* without an answer, discovery asks again */
-    REJECTIONS = 2,       /* messages of another swarm after which a joined node is given up */
-    PROVEN_MS = 600000,   /* for which a joined node's word proves a node */
-    PAGES_MAX = 4,        /* further pages of a node's PEERS list */
-    PAGE_US = 1000000,    /* to wait for each of them */
-    REQUESTS_MAX = 512,   /* asynchronous requests */
-    DRAINING_MAX = 256,
     RETRY_AFTER_MS_MAX = 60000,
     CANCEL_POLL_US = 100000 /* how often a wait looks at the flag that ends it; a signal ends the wait at once */
-};
-
-struct sn_link {
-    sn_identity identity;
-    sn_transport *transport;
-    const sn_cancel *cancel;   /* NULL: none */
-    sn_introducer *introducer; /* NULL over other transports */
-    sn_directory *directory;
-    sn_seed seeds[SEEDS_MAX];
-    sn_peer seed_peers[SEEDS_MAX]; /* 0: not dialled yet */
-    struct {
-        bool answered;    /* it has sent a message */
-        int rejections;   /* of what it sent, bytes that are no message of this swarm */
-        sn_msg *late;     /* its list of nodes, which came after the discovery that asked for it; NULL: none */
-    } answers[SEEDS_MAX]; /* of the seeds */
-    uint64_t discovery;   /* correlation id of the discovery that is waiting; 0: none */
-    int64_t discovery_until_us;
-    sn_refusals refusals;     /* of that discovery, or the newest one */
-    size_t n_seeds, n_joined; /* n_joined: addresses given, of which those with a known key are seeds */
-    char wanted[SN_LINK_WANTED_MAX][2 * SN_KEY_SIZE + 1]; /* names, or first digits of ids */
-    size_t n_wanted;
-    char joined[256]; /* the addresses as given, for error messages */
-    sn_err rejected;  /* why what a joined node sent last was no message */
-    sn_peer *alive;   /* connections that were dialled and are not lost */
-    size_t n_alive, alive_capacity;
-    struct {
-        uint64_t correlation_id;
-        sn_msg *reply; /* NULL: not arrived yet */
-    } requests[REQUESTS_MAX];
-    size_t n_requests;
-    struct {
-        sn_peer peer; /* that said so */
-        uint8_t session[SN_SESSION_ID_SIZE];
-    } draining[DRAINING_MAX]; /* sessions whose nodes drain; the oldest is replaced first */
-    size_t n_draining;
 };
 
 #define CONNECTION_LOST "the connection was lost or could not be made: is the node still running?"
@@ -134,7 +80,7 @@ sn_status sn_link_open_transport(sn_transport **transport, const sn_seed *seeds,
                                  sn_err *err) {
     sn_link *link = NULL;
     *out = NULL;
-    if (n_seeds > SEEDS_MAX) return sn_fail(err, SN_REFUSED, "at most %d nodes can be joined", SEEDS_MAX);
+    if (n_seeds > LINK_SEEDS_MAX) return sn_fail(err, SN_REFUSED, "at most %d nodes can be joined", LINK_SEEDS_MAX);
     sn_status status = link_new(&link, err);
     if (status) return status;
     link->transport = *transport;
@@ -211,11 +157,11 @@ void sn_link_hang_up(sn_link *link, sn_peer peer) {
 
 /* A peer that invents sessions replaces its own ones, and not what others have said. */
 static void link_note_draining(sn_link *link, sn_peer peer, const uint8_t session[SN_SESSION_ID_SIZE]) {
-    size_t at = link->n_draining % DRAINING_MAX, of_peer = 0;
+    size_t at = link->n_draining % LINK_DRAINING_MAX, of_peer = 0;
     if (sn_link_is_draining(link, peer, session)) return;
-    for (size_t i = 0; i < link->n_draining && i < DRAINING_MAX; i++)
-        if (link->draining[i].peer == peer && ++of_peer == DRAINING_MAX / 4) at = i;
-    link->n_draining += of_peer < DRAINING_MAX / 4;
+    for (size_t i = 0; i < link->n_draining && i < LINK_DRAINING_MAX; i++)
+        if (link->draining[i].peer == peer && ++of_peer == LINK_DRAINING_MAX / 4) at = i;
+    link->n_draining += of_peer < LINK_DRAINING_MAX / 4;
     link->draining[at].peer = peer;
     memcpy(link->draining[at].session, session, SN_SESSION_ID_SIZE);
 }
@@ -230,23 +176,33 @@ static void link_keep_message(sn_link *link, sn_peer from, sn_msg **msg) {
         }
 }
 
-/* What a joined node sends is no message: it has another swarm key, for example. It is asked again and again, so the
- * log says it once. */
-static void link_note_rejection(sn_link *link, const sn_event *event) {
+/* What a node sends is no message: returns whether it is taken for lost. A joined node that has never answered may have
+ * another swarm key, for example: it is asked again and again, so the log says it once. */
+static bool link_note_rejection(sn_link *link, const sn_event *event) {
     sn_log_level level = SN_LOG_WARN;
+    bool may_answer = false;
     for (size_t i = 0; i < link->n_seeds; i++) {
         if (link->seed_peers[i] != event->peer) continue;
         if (link->answers[i].rejections++) level = SN_LOG_DEBUG;
         link->rejected = event->err;
+        may_answer = !link->answers[i].answered;
     }
     sn_log_rated(level, "bad message", "text=%s", event->err.text);
+    return !may_answer;
 }
 
-/* Whether no joined node can be used: each has sent what is no message, more than once, and nothing else. */
-static bool link_is_rejected(const sn_link *link) {
-    for (size_t i = 0; i < link->n_seeds; i++)
-        if (link->answers[i].rejections < REJECTIONS || link->answers[i].answered) return false;
-    return link->n_seeds && link->n_seeds == link->n_joined && !sn_directory_count(link->directory);
+/* What was announced for an address where another key speaks now is forgotten. Of a joined node the key may be another
+ * one when it returns, so it is asked for again. */
+static void link_note_outage(sn_link *link, const sn_event *event) {
+    sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);
+    if (*event->other_at) sn_directory_retire(link->directory, event->other_at, event->key);
+    for (size_t i = 0; i < link->n_seeds; i++) {
+        if (link->seed_peers[i] != event->peer) continue;
+        link->outage = event->err;
+        link->answers[i].asked_again = true;
+        if (link->introducer) sn_introducer_ask_again(link->introducer, link->seeds[i].address);
+    }
+    sn_link_hang_up(link, event->peer);
 }
 
 /* The first message of a joined node shows that it is there. A list of nodes that comes after the discovery that asked
@@ -301,10 +257,9 @@ sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, s
     sn_status status = link_receive(link, deadline_us, event, err);
     if (status) return status;
     if (event->lost) {
-        sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);
+        link_note_outage(link, event);
+    } else if (!event->msg && event->peer && link_note_rejection(link, event)) {
         sn_link_hang_up(link, event->peer);
-    } else if (!event->msg && event->peer) {
-        link_note_rejection(link, event);
     }
     link_note_answer(link, event->peer, &event->msg);
     link_keep_message(link, event->peer, &event->msg);
@@ -312,8 +267,8 @@ sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, s
 }
 
 /* *out: the next message if it is the reply with this correlation id, else NULL. *from (NULL allowed): its sender. */
-static sn_status link_receive_reply(sn_link *link, uint64_t correlation_id, int64_t deadline_us, sn_msg **out,
-                                    sn_peer *from, sn_err *err) {
+sn_status sn_link_receive_reply(sn_link *link, uint64_t correlation_id, int64_t deadline_us, sn_msg **out,
+                                sn_peer *from, sn_err *err) {
     sn_event event;
     *out = NULL;
     sn_status status = sn_link_receive(link, deadline_us, &event, err);
@@ -336,16 +291,16 @@ void sn_link_poll(sn_link *link) {
 }
 
 bool sn_link_is_draining(const sn_link *link, sn_peer peer, const uint8_t id[SN_SESSION_ID_SIZE]) {
-    for (size_t i = 0; i < link->n_draining && i < DRAINING_MAX; i++)
+    for (size_t i = 0; i < link->n_draining && i < LINK_DRAINING_MAX; i++)
         if (link->draining[i].peer == peer && !memcmp(link->draining[i].session, id, SN_SESSION_ID_SIZE)) return true;
     return false;
 }
 
 sn_status sn_link_request_async(sn_link *link, sn_peer peer, sn_msg **msg, uint64_t *correlation_id, sn_err *err) {
     *correlation_id = (*msg)->correlation_id = sn_link_new_correlation_id();
-    if (link->n_requests == REQUESTS_MAX) {
+    if (link->n_requests == LINK_REQUESTS_MAX) {
         sn_msg_free(msg);
-        return sn_fail(err, SN_RETRY, "%d requests are open already", REQUESTS_MAX);
+        return sn_fail(err, SN_RETRY, "%d requests are open already", LINK_REQUESTS_MAX);
     }
     link->requests[link->n_requests].correlation_id = *correlation_id;
     link->requests[link->n_requests++].reply = NULL;
@@ -374,7 +329,7 @@ void sn_link_cancel_request(sn_link *link, uint64_t correlation_id) {
 }
 
 /* A reply of another kind is freed and becomes an error. session (NULL allowed): the session that an ERROR names. */
-static sn_status reply_check(sn_msg **msg, sn_msg_kind wanted, uint8_t *session, sn_err *err) {
+sn_status sn_link_check_reply(sn_msg **msg, sn_msg_kind wanted, uint8_t *session, sn_err *err) {
     if ((*msg)->kind == wanted) return SN_OK;
     sn_status status;
     if ((*msg)->kind == SN_MSG_ERROR) {
@@ -429,7 +384,7 @@ sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *whic
             *which = i;
             *out = event.msg;
             waits[i].from = event.peer;
-            return reply_check(out, waits[i].wanted, waits[i].session, err);
+            return sn_link_check_reply(out, waits[i].wanted, waits[i].session, err);
         }
         sn_msg_free(&event.msg); /* a late reply to a request that was given up */
         for (int64_t now = sn_now_us(); *which < n; ++*which)
@@ -459,191 +414,4 @@ sn_status sn_link_call(sn_link *link, const sn_call *call, sn_msg **msg, sn_peer
     if (!status) status = sn_link_wait(link, &wait, out, err);
     if (peer) *peer = to;
     return status ? sn_err_context(err, "%s", call->address) : SN_OK;
-}
-
-/* -- discovery ----------------------------------------------------------------------------------------------------- */
-
-static void link_take_seeds(sn_link *link) {
-    while (link->introducer && link->n_seeds < SEEDS_MAX) {
-        sn_seed *seed = &link->seeds[link->n_seeds];
-        if (!sn_introducer_next(link->introducer, seed->address, seed->curve_key)) return;
-        link->n_seeds++;
-    }
-}
-
-static sn_status peers_ask(sn_link *link, sn_peer peer, const sn_peers_query *query, uint64_t correlation_id,
-                           sn_err *err) {
-    sn_msg *msg = NULL;
-    sn_status status = sn_peers_query_message(query, correlation_id, &msg, err);
-    if (status) return status;
-    status = sn_link_send(link, peer, &msg, err);
-    return status == SN_RETRY ? SN_OK : status; /* this node cannot be reached now; another one may */
-}
-
-static sn_status peers_dial_and_ask(sn_link *link, const sn_seed *seed, const sn_hash *model, uint64_t correlation_id,
-                                    sn_peer *peer, sn_err *err) {
-    *peer = 0;
-    sn_status status = sn_link_dial(link, seed->address, seed->curve_key, peer, err);
-    if (status) return status == SN_RETRY ? SN_OK : status;
-    if (!sn_refusals_may_ask(&link->refusals, *peer, sn_now_us())) return SN_OK;
-    return peers_ask(link, *peer, &(sn_peers_query){.model = model}, correlation_id, err);
-}
-
-static sn_status link_ask_seeds(sn_link *link, size_t from, const sn_hash *model, uint64_t correlation_id,
-                                sn_err *err) {
-    sn_status status = SN_OK;
-    for (size_t i = from; i < link->n_seeds && !status; i++)
-        status = peers_dial_and_ask(link, &link->seeds[i], model, correlation_id, &link->seed_peers[i], err);
-    return status;
-}
-
-/* Asks a few nodes of the directory, proven ones first. */
-static sn_status link_ask_known(sn_link *link, const sn_hash *model, uint64_t correlation_id, sn_err *err) {
-    sn_status status = SN_OK;
-    size_t asked = 0;
-    for (int proven = 1; proven >= 0; proven--)
-        for (size_t i = 0; i < sn_directory_count(link->directory) && asked < KNOWN_ASKED_MAX && !status; i++) {
-            const sn_announcement *node = sn_directory_at(link->directory, i);
-            if (sn_directory_is_proven(link->directory, node->node, sn_unix_ms()) != proven) continue;
-            sn_seed known;
-            sn_peer peer;
-            memcpy(known.address, node->address, sizeof known.address);
-            memcpy(known.curve_key, node->curve_key, SN_KEY_SIZE);
-            status = peers_dial_and_ask(link, &known, model, correlation_id, &peer, err);
-            asked++;
-        }
-    return status;
-}
-
-static bool peer_is_seed(const sn_link *link, sn_peer peer) {
-    for (size_t i = 0; i < link->n_seeds; i++)
-        if (link->seed_peers[i] == peer) return true;
-    return false;
-}
-
-static void link_take_announcements(sn_link *link, sn_peer from, const sn_msg_peers_reply *peers) {
-    sn_err err;
-    const sn_announcement_source source = {.peer = from, .dialled = true};
-    int64_t now_ms = sn_unix_ms();
-    uint64_t proven = peer_is_seed(link, from) ? peers->proven : 0;
-    for (size_t i = 0; i < peers->n_announcements; i++) {
-        const sn_blob *sealed = &peers->announcements[i];
-        sn_directory_change change;
-        uint64_t tag;
-        if (sn_directory_update(link->directory, sealed->data, sealed->len, now_ms, &source, &change, &tag, &err))
-            sn_log_rated(change == SN_CHANGE_NAMED ? SN_LOG_INFO : SN_LOG_DEBUG, "announcement dropped", "text=%s",
-                         err.text);
-        else if (i < proven)
-            sn_directory_prove(link->directory,
-                               sn_directory_known_at(link->directory, sn_directory_seek(link->directory, tag))->node,
-                               now_ms + PROVEN_MS);
-    }
-}
-
-static void link_take_late_answers(sn_link *link) {
-    for (size_t i = 0; i < link->n_seeds; i++) {
-        if (link->answers[i].late)
-            link_take_announcements(link, link->seed_peers[i], &link->answers[i].late->peers_reply);
-        sn_msg_free(&link->answers[i].late);
-    }
-}
-
-/* Asks one node, and takes what it answers within PAGE_US. *next: where its next page begins; 0: there is none. */
-static sn_status link_ask_one(sn_link *link, sn_peer from, const sn_peers_query *query, uint64_t *next, sn_err *err) {
-    uint64_t correlation_id = sn_link_new_correlation_id();
-    int64_t page_us = sn_now_us() + PAGE_US, until_us = link->discovery_until_us;
-    int64_t deadline = page_us < until_us ? page_us : until_us;
-    sn_msg *msg = NULL;
-    *next = 0;
-    sn_status status = peers_ask(link, from, query, correlation_id, err);
-    while (!status && !msg && sn_now_us() < deadline)
-        status = link_receive_reply(link, correlation_id, deadline, &msg, NULL, err);
-    if (status || !msg) return status;
-    if (msg->kind == SN_MSG_PEERS_REPLY) {
-        link_take_announcements(link, from, &msg->peers_reply);
-        *next = msg->peers_reply.next_tag;
-    }
-    sn_msg_free(&msg);
-    return SN_OK;
-}
-
-/* In a large swarm a node lists its peers page by page. A few further pages from a random place are a sufficient
- * sample; if all clients read the same first pages, all would choose the same nodes. */
-static sn_status link_read_peer_pages(sn_link *link, sn_peer from, const sn_hash *model, sn_err *err) {
-    uint64_t tag;
-    sn_status status = SN_OK;
-    sn_random(&tag, sizeof tag);
-    for (int page = 0; page < PAGES_MAX && tag && !status; page++)
-        status = link_ask_one(link, from, &(sn_peers_query){.model = model, .from_tag = tag}, &tag, err);
-    return status;
-}
-
-static sn_status link_ask_for_wanted(sn_link *link, sn_peer from, const sn_hash *model, sn_err *err) {
-    sn_status status = SN_OK;
-    uint64_t next;
-    for (size_t i = 0; i < link->n_wanted && !status; i++) {
-        sn_peers_query query = {.model = model};
-        if (sn_peers_query_digits(link->wanted[i], &query.from_tag, &query.to_tag))
-            status = link_ask_one(link, from, &query, &next, err);
-        query = (sn_peers_query){.model = model, .name = link->wanted[i]};
-        if (!status) status = link_ask_one(link, from, &query, &next, err);
-    }
-    return status;
-}
-
-void sn_link_look_for(sn_link *link, const char *const *names, size_t n) {
-    for (size_t i = 0; i < n && i < SN_LINK_WANTED_MAX; i++)
-        snprintf(link->wanted[i], sizeof link->wanted[i], "%s", names[i]);
-    link->n_wanted = n < SN_LINK_WANTED_MAX ? n : SN_LINK_WANTED_MAX;
-}
-
-static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
-    int64_t deadline = sn_now_us() + (int64_t)timeout_ms * 1000, ask_again = 0;
-    uint64_t correlation_id = link->discovery = sn_link_new_correlation_id();
-    size_t asked = 0, rounds = 0;
-    sn_peer from = 0;
-    sn_status status = SN_OK;
-    sn_err busy = {0};
-    link->discovery_until_us = deadline;
-    link->refusals.n = 0;
-    sn_directory_expire(link->directory, sn_unix_ms());
-    link_take_late_answers(link);
-    for (int64_t now = sn_now_us(); now < deadline && !status; now = sn_now_us()) {
-        link_take_seeds(link);
-        if (now >= ask_again) {
-            asked = 0;
-            ask_again = now + REASK_US;
-            if (rounds++ || !link->n_seeds) status = link_ask_known(link, model, correlation_id, err);
-        }
-        if (!status) status = link_ask_seeds(link, asked, model, correlation_id, err);
-        asked = link->n_seeds;
-        sn_msg *msg = NULL;
-        if (!status)
-            status =
-                link_receive_reply(link, correlation_id, ask_again < deadline ? ask_again : deadline, &msg, &from, err);
-        if (!status && link_is_rejected(link))
-            return sn_fail(err, SN_REFUSED, "%s: %s", link->joined, link->rejected.text);
-        if (status || !msg) continue;
-        sn_status refused = reply_check(&msg, SN_MSG_PEERS_REPLY, NULL, err);
-        if (refused) { /* another node may accept, or this one when it is asked again */
-            sn_refusals_note(&link->refusals, from, err, now = sn_now_us());
-            if (sn_refusals_are_final(&link->refusals, link->seed_peers, link->n_seeds, now)) return refused;
-            if (err->retry_after_ms || !busy.retry_after_ms) busy = *err;
-            continue;
-        }
-        link_take_announcements(link, from, &msg->peers_reply);
-        bool more = msg->peers_reply.next_tag != 0;
-        sn_msg_free(&msg);
-        status = more ? link_ask_for_wanted(link, from, model, err) : SN_OK; /* before pages take the allowance */
-        return status || !more ? status : link_read_peer_pages(link, from, model, err);
-    }
-    if (status || busy.status) return status ? status : (*err = busy).status;
-    return sn_fail(err, SN_RETRY, "no node answered at %s within %.1f seconds: is it running, and the address right?",
-                   *link->joined ? link->joined : "any address (none was given: use --join)", timeout_ms / 1e3);
-}
-
-sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
-    sn_status status = link_discover(link, model, timeout_ms, err);
-    link->discovery = 0;
-    return status;
 }

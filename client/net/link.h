@@ -76,6 +76,7 @@ typedef struct sn_link_query {
 
 typedef struct sn_node_reply {
     bool answered;
+    bool gone;      /* the connection could not be made or was lost, before all was answered */
     int64_t rtt_us; /* of a question about the status; over a connection that existed already, if both were answered */
     sn_msg_status_reply status;
     sn_msg *adapters; /* an ADAPTERS_REPLY, of the caller; NULL: none */

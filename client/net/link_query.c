@@ -123,8 +123,10 @@ static sn_status query_step(querying *q, int64_t deadline_us, sn_err *err) {
         status = query_take(q, i, &event.msg, err);
     sn_msg_free(&event.msg);
     for (i = 0; i < q->begun && event.lost; i++)
-        if (event.peer == q->p[i].peer && q->p[i].question != ASK_NOTHING)
+        if (event.peer == q->p[i].peer && q->p[i].question != ASK_NOTHING) {
             query_fail(q, i, "the connection was lost or could not be made: is the node still running?");
+            q->out[i].gone = true;
+        }
     return status ? status : query_begin(q, err);
 }
 

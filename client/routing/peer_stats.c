@@ -90,6 +90,16 @@ static uint64_t hash_of(const char *address) {
     return first;
 }
 
+static int64_t peer_ban(sn_peer_stat *peer, int64_t ban_us, int64_t now_us) {
+    if (peer->banned_until_us < now_us + ban_us) peer->banned_until_us = now_us + ban_us;
+    peer->looked_up = false;
+    return ban_us;
+}
+
+int64_t sn_peer_stats_note_absence(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us) {
+    return peer_ban(peer_stats_get(peer_stats, node, now_us), SN_ABSENCE_US, now_us);
+}
+
 int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us) {
     sn_peer_stat *peer = peer_stats_get(peer_stats, node, now_us);
     peer_decay_failures(peer, now_us);
@@ -99,9 +109,7 @@ int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node
     peer->failures++;
     peer->good_steps = 0;
     peer->failed_us = now_us;
-    peer->banned_until_us = now_us + ban_us;
-    peer->looked_up = false;
-    return ban_us;
+    return peer_ban(peer, ban_us, now_us);
 }
 
 bool sn_peer_stats_note_loss(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us) {

@@ -73,7 +73,7 @@ typedef struct swarm_backbone {
     traversal *traversals;
     size_t n_traversals;
     bool back;   /* this run has a backward pass */
-    int retries; /* node failures left */
+    int retries; /* failures left of nodes that were there */
 } swarm_backbone;
 
 static bool swarm_interrupted(const swarm_backbone *s) { return sn_is_cancelled(s->options.cancel); }
@@ -155,20 +155,24 @@ static void swarm_note_failure(swarm_backbone *s, const uint8_t node[SN_KEY_SIZE
     sn_peer_stats_note_failure(s->peer_stats, node, sn_now_us());
 }
 
-/* Asks all nodes of the route at once whether they are there. *silent: the last one that does not answer; NULL: all do.
- */
-static sn_status swarm_ask_nodes(swarm_backbone *s, const sn_route *route, const sn_announcement **silent,
-                                 sn_err *err) {
+/* Asks all nodes of the route at once whether they are there. *absent: how many are not; *silent: the last one that is
+ * and does not answer; NULL: all do. */
+static sn_status swarm_ask_nodes(swarm_backbone *s, const sn_route *route, size_t *absent,
+                                 const sn_announcement **silent, sn_err *err) {
     const sn_announcement *nodes[SN_HOPS_MAX];
     sn_node_reply replies[SN_HOPS_MAX];
     const int timeout_ms = s->options.timeout_ms < ANSWER_MS ? s->options.timeout_ms : ANSWER_MS;
     const sn_link_query query = {nodes, route->n, .status = true, .timeout_ms = timeout_ms};
     *silent = NULL;
+    *absent = 0;
     for (size_t i = 0; i < route->n; i++) nodes[i] = route->legs[i].node;
     sn_status status = sn_link_query_nodes(s->options.link, &query, replies, err);
     for (size_t i = 0; i < route->n && !status; i++) {
         if (replies[i].answered) continue;
-        *silent = nodes[i];
+        if (replies[i].gone)
+            ++*absent;
+        else
+            *silent = nodes[i];
         swarm_note_failure(s, nodes[i]->node, nodes[i]->address, route->legs[i].first, route->legs[i].end,
                            replies[i].error);
     }
@@ -179,10 +183,11 @@ static sn_status swarm_ask_nodes(swarm_backbone *s, const sn_route *route, const
 static sn_status swarm_find_route(swarm_backbone *s, sn_route *route, sn_err *err) {
     for (;;) {
         const sn_announcement *silent;
+        size_t absent;
         sn_status status = swarm_plan_route(s, route, err);
-        if (!status) status = swarm_ask_nodes(s, route, &silent, err);
-        if (status || !silent) return status;
-        if (s->retries-- <= 0)
+        if (!status) status = swarm_ask_nodes(s, route, &absent, &silent, err);
+        if (status || (!silent && !absent)) return status;
+        if (silent && s->retries-- <= 0)
             return sn_fail(err, SN_RETRY, "%s does not answer (too many nodes failed)", silent->address);
     }
 }
@@ -229,7 +234,9 @@ static sn_status swarm_node_failed(swarm_backbone *s, const hop *h, const sn_err
     swarm_note_failure(s, h->node, address, h->first, h->end, cause.text);
     for (size_t i = 0; i < s->n_traversals; i++)
         if (!s->traversals[i].done) traversal_reset(&s->traversals[i]);
-    if (s->retries-- <= 0) return sn_fail(err, SN_RETRY, "%s: %s (too many nodes failed)", address, cause.text);
+    s->retries -=
+        sn_link_is_connected(s->options.link, h->peer); /* of dead nodes each is tried once, while it is banned */
+    if (s->retries < 0) return sn_fail(err, SN_RETRY, "%s: %s (too many nodes failed)", address, cause.text);
     sn_status status = swarm_take_route(s, err);
     return status ? sn_err_context(err, "%s: %.160s; and then", address, cause.text) : SN_OK;
 }

@@ -1,5 +1,7 @@
 #include "gateway/http/http_private.h"
 
+#include "base/log.h"
+
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +37,27 @@ void sn_exchange_is_read(const sn_exchange *x, size_t bytes) {
     sn_door_allow(x->server->door, x->guest, ms + for_bytes, (ms < CROWDED_MS ? ms : CROWDED_MS) + for_bytes);
 }
 
+/* Whether the log has no line of an ignored field of this name yet. */
+static bool is_news(sn_server *s, const char *name) {
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (; *name; name++) hash = (hash ^ (uint8_t)*name) * 0x100000001b3u;
+    hash |= 1;
+    for (size_t i = 0; i < SN_IGNORED_LOGGED; i++) {
+        uint64_t there = 0;
+        if (atomic_compare_exchange_strong(&s->ignored[i], &there, hash)) return true;
+        if (there == hash) return false;
+    }
+    return false;
+}
+
+static void log_ignored(const sn_exchange *x, const sn_request *r) {
+    char word[64];
+    for (size_t i = 0; i < r->n_ignored; i++)
+        if (is_news(x->server, r->ignored[i]))
+            sn_log(SN_LOG_INFO, "field ignored", "request_id=%s path=%s field=%s", x->id, x->route->path,
+                   sn_log_sanitize(r->ignored[i], word, sizeof word));
+}
+
 bool sn_exchange_parse(sn_exchange *x, sn_request_kind kind, sn_request **out, sn_openai_error *error) {
     const char *body = (const char *)x->body.data;
     sn_load *load = &x->server->load;
@@ -43,6 +66,7 @@ bool sn_exchange_parse(sn_exchange *x, sn_request_kind kind, sn_request **out, s
     if (!sn_load_take(load, &x->taken, x->body.len + becomes))
         return sn_openai_fail(error, 503, "overloaded", NULL, "Too many large requests are in progress: try again.");
     if (!sn_request_parse(kind, body, x->body.len, &x->server->limits, out, error)) return false;
+    log_ignored(x, *out);
     sn_buf_fini(&x->body);
     (void)!sn_load_take(load, &x->taken, becomes); /* less than before */
     return true;
@@ -90,6 +114,7 @@ enum MHD_Result sn_exchange_refuse(sn_exchange *x, const sn_openai_error *error)
         MHD_add_response_header(response, "retry-after", seconds);
         MHD_add_response_header(response, "retry-after-ms", ms);
     }
+    if (response && error->status == 405 && x->allow) MHD_add_response_header(response, "Allow", x->allow);
     if (response && error->status == 401) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
     return sn_exchange_queue(x, (unsigned)error->status, response);
 }

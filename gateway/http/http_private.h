@@ -23,7 +23,8 @@
 
 enum {
     SN_BODY_MAX = 32 << 20, /* of a request */
-    SN_REQUEST_NAME_MAX = 64
+    SN_REQUEST_NAME_MAX = 64,
+    SN_IGNORED_LOGGED = 64, /* names of fields that requests have for nothing: each is logged once, others never */
 };
 
 typedef struct sn_view sn_view;
@@ -41,7 +42,8 @@ struct sn_server {
     int port;
     int64_t started_unix_s;
     atomic_bool draining;
-    atomic_size_t open; /* requests that are not answered yet */
+    _Atomic(uint64_t) ignored[SN_IGNORED_LOGGED]; /* hashes of ignored fields that the log has; 0: free */
+    atomic_size_t open;                           /* requests that are not answered yet */
     sn_load load;
     sn_door *door;
 };
@@ -60,6 +62,7 @@ typedef struct sn_exchange {
     char id[SN_REQUEST_NAME_MAX + 1];
     int64_t arrived_us;
     size_t received;         /* bytes of the body */
+    const char *allow;       /* methods of the path, when it was asked for with another one */
     sn_openai_error refusal; /* for the end of the body; status 0: none */
     unsigned code;           /* of the reply; 0: none yet */
     size_t to_read;          /* bytes of the reply */
@@ -72,8 +75,8 @@ typedef struct sn_http_route {
     bool open; /* needs no key */
     enum MHD_Result (*handle)(sn_exchange *exchange);
 } sn_http_route;
-/* The route of a method and path; NULL: *known says whether the path is that of another method. */
-const sn_http_route *sn_http_route_find(const char *method, const char *path, bool *known);
+/* The route of a method and path; NULL: *allow has the methods of the path, or is NULL where there is no such path. */
+const sn_http_route *sn_http_route_find(const char *method, const char *path, const char **allow);
 
 /* Replies. The data is copied. */
 enum MHD_Result sn_exchange_send(sn_exchange *x, unsigned code, const char *type, const void *data, size_t len);

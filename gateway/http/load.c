@@ -1,9 +1,9 @@
 #include "gateway/http/load.h"
 
+#include "base/cgroup.h"
 #include "base/clock.h"
 
 #include <time.h>
-#include <unistd.h>
 
 enum { LOOK_MS = 200, SLICE_US = 200000 };
 
@@ -14,8 +14,7 @@ struct sn_load_waiter {
 };
 
 void sn_load_init(sn_load *load) {
-    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    *load = (sn_load){.preparing_max = processors > 1 ? (size_t)processors : 1, .slice_us = SLICE_US};
+    *load = (sn_load){.preparing_max = (size_t)sn_cores(), .slice_us = SLICE_US};
     pthread_mutex_init(&load->lock, NULL);
 }
 

@@ -6,9 +6,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MODEL_PATH "/models/"
+enum { MODEL_NAME_MAX = 512 };
+
 static enum MHD_Result answer_models(sn_exchange *x) {
     const sn_server *s = x->server;
     return sn_exchange_send_json(x, 200, sn_reply_models(s->served, s->started_unix_s, s->options.context));
+}
+
+/* The model's name is what follows the route's path. */
+static enum MHD_Result answer_model(sn_exchange *x) {
+    const sn_server *s = x->server;
+    const char *name = strstr(x->path, MODEL_PATH) + strlen(MODEL_PATH);
+    char asked[MODEL_NAME_MAX];
+    sn_openai_error error = {0};
+    snprintf(asked, sizeof asked, "%s", name);
+    for (size_t n = strlen(asked); n && asked[n - 1] == '/';) asked[--n] = 0;
+    if (sn_request_model(&s->limits, asked))
+        return sn_exchange_send_json(x, 200, sn_reply_model(s->served, s->started_unix_s, s->options.context));
+    (void)sn_openai_fail(&error, 404, "model_not_found", "model",
+                         "the model '%.100s' is not served here: this server's model is '%.100s'", asked,
+                         s->options.model_name);
+    return sn_exchange_refuse(x, &error);
 }
 
 /* 200 as long as requests are taken: what balances load over servers asks here. */
@@ -109,6 +128,7 @@ static const sn_http_route routes[] = {
     {"GET", "/health", true, answer_health},
     {"GET", "/openapi.json", true, answer_openapi},
     {"GET", "/v1/models", false, answer_models},
+    {"GET", "/v1/models/", false, answer_model},
     {"GET", "/metrics", false, answer_metrics},
     {"GET", "/api/swarm", false, answer_swarm},
     {"POST", "/v1/chat/completions", false, sn_answer_chat},
@@ -119,17 +139,30 @@ static const sn_http_route routes[] = {
     {"POST", "/detokenize", false, answer_detokenize},
 };
 
-const sn_http_route *sn_http_route_find(const char *method, const char *path, bool *known) {
+/* Paths are one with and without /v1, and with slashes behind them. */
+static const char *without_version(const char *path) {
+    static const char version[] = "/v1";
+    return !strncmp(path, version, strlen(version)) && path[strlen(version)] == '/' ? path + strlen(version) : path;
+}
+
+static bool is_route(const sn_http_route *route, const char *path) {
+    const char *own = without_version(route->path), *asked = without_version(path);
+    const size_t len = strlen(own);
+    if (strncmp(asked, own, len) != 0) return false;
+    const char *rest = asked + len;
+    if (own[len - 1] == '/') return *rest && *rest != '/'; /* a name follows */
+    return !rest[strspn(rest, "/")];
+}
+
+const sn_http_route *sn_http_route_find(const char *method, const char *path, const char **allow) {
     const char *wanted = strcmp(method, "HEAD") ? method : "GET";
-    *known = false;
-    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        if (strcmp(path, routes[i].path)) continue;
+    *allow = NULL;
+    for (size_t i = 0; i < sizeof routes / sizeof *routes && !*allow; i++) {
+        if (!is_route(&routes[i], path)) continue;
         if (!strcmp(wanted, routes[i].method)) return &routes[i];
-        *known = true;
+        *allow = strcmp(routes[i].method, "GET") ? routes[i].method : "GET, HEAD";
     }
-    if (!*known && sn_page_find(path)) {
-        *known = true;
-        return strcmp(wanted, "GET") ? NULL : &page_route;
-    }
-    return NULL;
+    if (*allow || !sn_page_find(path)) return NULL;
+    *allow = strcmp(wanted, "GET") ? "GET, HEAD" : NULL;
+    return *allow ? NULL : &page_route;
 }

@@ -5,6 +5,7 @@
 #include "gateway/openai/constraint.h"
 
 #include "base/mem.h"
+#include "base/wide_json.h"
 #include "gateway/openai/call_form.h"
 
 #include <math.h>
@@ -112,7 +113,7 @@ static bool add_calls(sn_answer_shape *s, const sn_request *q, const sn_served_m
     sn_err err;
     if (sn_calloc(&s->calls, json_array_size(q->functions), sizeof *s->calls, &err))
         return sn_openai_fail_err(error, &err);
-    json_t *chat = json_loadb(q->chat, q->chat_len, 0, NULL); /* once for all tools: it may be large */
+    json_t *chat = sn_wide_json_load(q->chat, q->chat_len, 0, NULL); /* once for all tools: it may be large */
     const json_t *variables = json_object_get(chat, "variables");
     bool ok = json_dumpb(variables, NULL, 0, 0) <= VARIABLES_MAX ||
               sn_openai_fail(error, 400, "invalid_value", "chat_template_kwargs",

@@ -44,7 +44,9 @@ static const struct {
      "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}", 0, false},
     {"encoding_format", "{\"enum\":[\"float\",\"base64\"]}", 0, false},
     {"modalities", "{\"type\":\"array\",\"items\":{\"const\":\"text\"}}", 0, false},
-    {"include", "{\"type\":\"array\",\"items\":{\"const\":\"message.output_text.logprobs\"}}", 0, false},
+    {"include", "{\"type\":\"array\",\"items\":{\"type\":\"string\"}}", 0, false},
+    {"enable_thinking", "{\"type\":\"boolean\"}", 0, false},
+    {"thinking", "{\"type\":\"object\",\"properties\":{\"type\":{\"enum\":[\"enabled\",\"disabled\"]}}}", 0, false},
 };
 
 static json_t *words_schema(const char *words) {
@@ -56,14 +58,13 @@ static json_t *words_schema(const char *words) {
 
 static json_t *field_schema(sn_request_kind kind, const sn_field *f) {
     static const char *const types[] = {
-        [SN_FIELD_FLAG] = "boolean",       [SN_FIELD_INT] = "integer",          [SN_FIELD_NUMBER] = "number",
-        [SN_FIELD_TEXT] = "string",        [SN_FIELD_OBJECT] = "object",        [SN_FIELD_LIST] = "array",
-        [SN_FIELD_UNUSED_TEXT] = "string", [SN_FIELD_UNUSED_OBJECT] = "object", [SN_FIELD_UNUSED_LIST] = "array"};
+        [SN_FIELD_FLAG] = "boolean", [SN_FIELD_INT] = "integer",   [SN_FIELD_NUMBER] = "number",
+        [SN_FIELD_TEXT] = "string",  [SN_FIELD_OBJECT] = "object", [SN_FIELD_LIST] = "array"};
     for (size_t i = 0; i < sizeof details / sizeof *details; i++)
         if (!strcmp(details[i].name, f->name) && (!details[i].one_kind || details[i].kind == kind))
             return json_loads(details[i].schema, 0, NULL);
     if (f->kind == SN_FIELD_ONLY) return words_schema(f->words);
-    if (f->kind == SN_FIELD_ANY) return json_object();
+    if (f->kind == SN_FIELD_ANY || f->kind == SN_FIELD_IGNORED) return json_object();
     json_t *schema = json_pack("{s:s}", "type", types[f->kind]);
     if (f->kind == SN_FIELD_NUMBER || f->kind == SN_FIELD_INT) {
         bool whole = f->kind == SN_FIELD_INT && f->high <= 0x1p53;
@@ -144,6 +145,10 @@ static json_t *paths_json(void) {
     add_post(paths, "/detokenize", "The text of token ids",
              body_schema(SN_REQUEST_DETOKENIZE, sn_detokenize_fields, "tokens"));
     add_get(paths, "/v1/models", "The model that is served", "application/json");
+    json_object_set_new(paths, "/v1/models/{id}",
+                        json_pack("{s:{s:s, s:[{s:s, s:s, s:b, s:{s:s}}], s:o}}", "get", "summary",
+                                  "The model by its name", "parameters", "name", "id", "in", "path", "required", 1,
+                                  "schema", "type", "string", "responses", responses("application/json", false)));
     add_get(paths, "/health", "Whether the server answers", "application/json");
     add_get(paths, "/api/swarm", "The nodes, the coverage of the blocks, and what is missing", "application/json");
     add_get(paths, "/metrics", "Counters for Prometheus", "text/plain");

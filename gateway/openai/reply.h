@@ -74,6 +74,7 @@ size_t sn_reply_tokens(const sn_reply *reply);
 /* Replies without generation, as texts that are freed with free(); NULL: memory is out. */
 char *sn_reply_tokenize(const sn_request *request, const sn_served_model *served, const int32_t *ids, size_t n);
 char *sn_reply_detokenize(const char *text, size_t len);
+char *sn_reply_model(const sn_served_model *served, int64_t created, int32_t context);  /* GET /v1/models/ID */
 char *sn_reply_models(const sn_served_model *served, int64_t created, int32_t context); /* GET /v1/models */
 
 #endif

@@ -157,8 +157,18 @@ char *sn_reply_detokenize(const char *text, size_t len) {
     return dump(json_pack("{s:s%, s:s%}", "content", text, len, "prompt", text, len));
 }
 
+static json_t *model_json(const sn_served_model *served, int64_t created, int32_t context) {
+    const sn_request_sampling *d = sn_served_model_sampling(served);
+    return json_pack("{s:s, s:s, s:I, s:s, s:i, s:{s:f, s:f, s:i, s:f, s:f}}", "id", sn_served_model_name(served),
+                     "object", "model", "created", (json_int_t)created, "owned_by", "swarm", "max_model_len",
+                     (int)context, "default_sampling", "temperature", d->temperature, "top_p", d->top_p, "top_k",
+                     (int)d->top_k, "min_p", d->min_p, "repeat_penalty", d->repeat_penalty);
+}
+
+char *sn_reply_model(const sn_served_model *served, int64_t created, int32_t context) {
+    return dump(model_json(served, created, context));
+}
+
 char *sn_reply_models(const sn_served_model *served, int64_t created, int32_t context) {
-    return dump(json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:i}]}", "object", "list", "data", "id",
-                          sn_served_model_name(served), "object", "model", "created", (json_int_t)created, "owned_by",
-                          "swarm", "max_model_len", (int)context));
+    return dump(json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(served, created, context)));
 }

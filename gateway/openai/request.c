@@ -4,12 +4,14 @@
 #include "gateway/openai/request_private.h"
 
 #include "base/mem.h"
+#include "base/wide_json.h"
 
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 typedef struct block {
     struct block *next;
@@ -105,7 +107,13 @@ static json_t *load_body(const char *body, size_t len, sn_openai_error *error) {
                        (int)SN_REQUEST_VALUES_MAX);
         return NULL;
     }
-    json_t *json = json_loadb(body, len, JSON_REJECT_DUPLICATES, &problem);
+    size_t blank = 0;
+    while (blank < len && strchr(" \t\r\n", body[blank]) && body[blank]) blank++;
+    if (blank == len) {
+        sn_openai_fail(error, 400, "invalid_json", NULL, "the body is empty: send the request as a JSON object");
+        return NULL;
+    }
+    json_t *json = sn_wide_json_load(body, len, JSON_REJECT_DUPLICATES, &problem);
     if (!json)
         sn_openai_fail(error, 400, "invalid_json", NULL, "the body is not JSON: line %d, column %d: %s", problem.line,
                        problem.column, problem.text);
@@ -114,18 +122,39 @@ static json_t *load_body(const char *body, size_t len, sn_openai_error *error) {
 
 /* -- fields of several kinds -- */
 
+/* Whether `word` ends with `end`, in any case; *n: without it. */
+static bool drop_end(const char *word, size_t *n, const char *end) {
+    const size_t len = strlen(end);
+    if (*n <= len || strncasecmp(word + *n - len, end, len) != 0) return false;
+    *n -= len;
+    return true;
+}
+
+const char *sn_request_model(const sn_request_limits *limits, const char *name) {
+    static const char *const endings[] = {"", ":latest", ".gguf"};
+    for (size_t i = 0; i < limits->n_models; i++) {
+        const char *model = limits->models[i];
+        for (size_t k = 0; k < sizeof endings / sizeof *endings; k++) {
+            size_t n = strlen(name);
+            if (*endings[k] && !drop_end(name, &n, endings[k])) continue;
+            const bool whole = n == strlen(model) && !strncasecmp(name, model, n);
+            if (whole || (drop_end(name, &n, model) && name[n - 1] == '/')) return model;
+        }
+    }
+    return NULL;
+}
+
 static bool parse_model(sn_parse *p) {
     const sn_request_limits *l = p->limits;
     p->r->model = l->n_models ? l->models[0] : "";
     if (!p->body.model || !*p->body.model) return true;
-    for (size_t i = 0; i < l->n_models; i++)
-        if (!strcmp(l->models[i], p->body.model)) {
-            p->r->model = l->models[i];
-            return true;
-        }
-    return sn_openai_fail(p->error, 404, "model_not_found", "model",
-                          "the model '%.100s' is not served here: this server's model is '%.100s'", p->body.model,
-                          p->r->model);
+    const char *found = sn_request_model(l, p->body.model);
+    if (!found)
+        return sn_openai_fail(p->error, 404, "model_not_found", "model",
+                              "the model '%.100s' is not served here: this server's model is '%.100s'", p->body.model,
+                              p->r->model);
+    p->r->model = found;
+    return true;
 }
 
 static bool take_stop(sn_parse *p, const json_t *stop, const char *path) {
@@ -156,22 +185,18 @@ static bool parse_stop(sn_parse *p) {
 
 static bool parse_stream(sn_parse *p) {
     struct {
-        bool usage, continuous, obfuscation;
+        bool usage, continuous;
     } options = {0};
 #define OPTION(name, member) {name, SN_FIELD_FLAG, (size_t)((char *)&options.member - (char *)&options), 0, 0, NULL}
     const sn_field fields[] = {OPTION("include_usage", usage),
                                OPTION("continuous_usage_stats", continuous),
-                               OPTION("include_obfuscation", obfuscation),
-                               {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}};
+                               {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL}};
     const json_t *given = p->body.stream_options;
     p->r->stream = p->body.stream;
     if (!given) return true;
     if (!p->body.stream)
         return sn_openai_fail(p->error, 400, NULL, "stream_options", "'stream_options' needs 'stream': true");
-    if (!sn_read_fields(given, "stream_options", fields, &options, p->error)) return false;
-    if (options.obfuscation && p->r->kind != SN_REQUEST_RESPONSE)
-        return sn_openai_fail(p->error, 400, "unsupported_parameter", "stream_options.include_obfuscation",
-                              "'stream_options.include_obfuscation' is not supported: chunks are not padded");
+    if (!sn_read_fields(p, given, "stream_options", fields, &options)) return false;
     p->r->include_usage = options.usage || options.continuous;
     p->r->continuous_usage = options.continuous;
     return true;
@@ -208,10 +233,11 @@ static int64_t int_or(int64_t value, int64_t otherwise) { return value == SN_UNS
 
 static bool parse_penalty(sn_parse *p) {
     const sn_body *b = &p->body;
+    const sn_request_sampling *preset = &p->limits->sampling;
     if (!isnan(b->repeat_penalty) && !isnan(b->repetition_penalty))
         return sn_openai_fail(p->error, 400, NULL, "repetition_penalty",
                               "'repetition_penalty' and 'repeat_penalty' are one setting: give one of them");
-    p->r->repeat_penalty = number_or(b->repeat_penalty, number_or(b->repetition_penalty, 1));
+    p->r->repeat_penalty = number_or(b->repeat_penalty, number_or(b->repetition_penalty, preset->repeat_penalty));
     p->r->presence_penalty = number_or(b->presence_penalty, 0);
     p->r->frequency_penalty = number_or(b->frequency_penalty, 0);
     return true;
@@ -220,11 +246,12 @@ static bool parse_penalty(sn_parse *p) {
 static bool parse_sampling(sn_parse *p) {
     const sn_body *b = &p->body;
     sn_request *r = p->r;
-    r->temperature = number_or(b->temperature, 1);
-    r->top_p = number_or(b->top_p, 1);
+    const sn_request_sampling *preset = &p->limits->sampling;
+    r->temperature = number_or(b->temperature, preset->temperature);
+    r->top_p = number_or(b->top_p, preset->top_p);
     if (r->top_p < 1e-9) r->top_p = 1e-9; /* 0: the most likely token only */
-    r->min_p = number_or(b->min_p, 0);
-    r->top_k = (int32_t)int_or(b->top_k, 0);
+    r->min_p = number_or(b->min_p, preset->min_p);
+    r->top_k = (int32_t)int_or(b->top_k, preset->top_k);
     if (r->top_k < 0) r->top_k = 0;
     r->seed = b->seed == SN_UNSET ? -1 : (int64_t)((uint64_t)b->seed & ((UINT64_C(1) << 52) - 1));
     r->ignore_eos = b->ignore_eos;
@@ -260,12 +287,29 @@ static bool parse_modalities(sn_parse *p) {
     return true;
 }
 
-/* Variables of the template: those that the request names, and how hard the model should think. */
+/* Whether the model should think: a flag, or in the way of other servers {"type": "enabled"}. NULL: nothing is said. */
+static const json_t *wants_thought(const sn_parse *p) {
+    const char *word = json_string_value(json_object_get(p->body.thinking, "type"));
+    if (json_is_boolean(p->body.enable_thinking)) return p->body.enable_thinking;
+    if (json_is_boolean(p->body.thinking)) return p->body.thinking;
+    return !word ? NULL : !strcmp(word, "enabled") ? json_true() : !strcmp(word, "disabled") ? json_false() : NULL;
+}
+
+/* Variables of the template: those that the request names, whether and how hard the model should think, and how much it
+ * should say. */
 static bool parse_variables(sn_parse *p) {
-    json_t *all = json_deep_copy(p->body.variables);
-    if (!all) all = json_object();
-    if (p->body.reasoning_effort &&
-        json_object_set_new(all, "reasoning_effort", json_string(p->body.reasoning_effort))) {
+    const sn_body *b = &p->body;
+    const json_t *thinks = wants_thought(p);
+    if ((b->enable_thinking || b->thinking) && !thinks)
+        return sn_openai_fail(p->error, 400, NULL, b->enable_thinking ? "enable_thinking" : "thinking",
+                              "'enable_thinking' must be true or false, and 'thinking' {\"type\": \"enabled\"} or "
+                              "{\"type\": \"disabled\"}");
+    json_t *all = b->variables ? json_deep_copy(b->variables) : json_object();
+    const bool good =
+        all && (!thinks || !json_object_set(all, "enable_thinking", (json_t *)(uintptr_t)thinks)) &&
+        (!b->reasoning_effort || !json_object_set_new(all, "reasoning_effort", json_string(b->reasoning_effort))) &&
+        (!b->verbosity || !json_object_set_new(all, "verbosity", json_string(b->verbosity)));
+    if (!good) {
         json_decref(all);
         return sn_out_of_memory(p->error);
     }
@@ -283,8 +327,8 @@ bool sn_parse_fits(sn_parse *p, size_t len, const char *path) {
 static bool dump_chat(sn_parse *p) {
     sn_request *r = p->r;
     const json_t *tools = json_object_get(p->chat, "tools");
-    r->chat = json_dumps(p->chat, JSON_COMPACT);
-    if (tools) r->tools = json_dumps(tools, JSON_COMPACT);
+    r->chat = sn_wide_json_dump(p->chat);
+    if (tools) r->tools = sn_wide_json_dump(tools);
     if (!r->chat || (tools && !r->tools)) return sn_out_of_memory(p->error);
     r->chat_len = strlen(r->chat);
     r->tools_len = r->tools ? strlen(r->tools) : 0;
@@ -306,6 +350,8 @@ static bool parse_chat(sn_parse *p) {
         return sn_openai_fail(p->error, 400, NULL, "max_tokens",
                               "'max_tokens' and 'max_completion_tokens' are one limit: give one of them");
     p->r->max_tokens = int_or(b->max_completion_tokens, int_or(b->max_tokens, -1));
+    if (!p->r->max_tokens)
+        return sn_openai_fail(p->error, 400, NULL, "max_tokens", "'max_tokens' must be 1 or more, or -1 for no limit");
     return parse_modalities(p) && parse_sampling(p) && parse_chat_logprobs(p) && sn_parse_messages(p) &&
            sn_parse_tools(p) && sn_parse_response_format(p, b->response_format, "response_format") &&
            parse_variables(p) && dump_chat(p) && check_answer(p);
@@ -402,7 +448,7 @@ bool sn_request_parse(sn_request_kind kind, const char *body, size_t len, const 
     p.r->body = load_body(body, len, error);
     p.chat = json_object();
     bool ok = p.r->body && (p.chat || sn_out_of_memory(error)) &&
-              sn_read_fields(p.r->body, "", kinds[kind].fields, b, error) && parse_model(&p) && kinds[kind].parse(&p);
+              sn_read_fields(&p, p.r->body, "", kinds[kind].fields, b) && parse_model(&p) && kinds[kind].parse(&p);
     json_decref(p.chat);
     if (!ok) sn_request_free(&p.r);
     *out = p.r;
@@ -416,18 +462,13 @@ size_t sn_request_choices(const sn_request *r) { return (r->n_prompts ? r->n_pro
 bool sn_request_check_length(const sn_request *r, size_t n_tokens, const sn_request_limits *limits,
                              sn_openai_error *error) {
     const char *param = r->kind == SN_REQUEST_CHAT ? "messages" : r->kind == SN_REQUEST_COMPLETION ? "prompt" : "input";
-    size_t context = (size_t)limits->context, answer = r->max_tokens > 0 ? (size_t)r->max_tokens : 0;
+    const size_t context = (size_t)limits->context;
+    const bool answers = r->max_tokens && r->kind != SN_REQUEST_EMBEDDING; /* with one token at least */
     if (!n_tokens) return sn_openai_fail(error, 400, NULL, param, "the prompt is empty: give at least one token");
-    if (n_tokens > context || (r->max_tokens < 0 && r->kind != SN_REQUEST_EMBEDDING && n_tokens == context))
+    if (n_tokens > context || (answers && n_tokens == context))
         return sn_openai_fail(error, 400, "context_length_exceeded", param,
                               "the prompt has %zu tokens, and the context holds %zu with the answer: shorten it",
                               n_tokens, context);
-    if (answer > context - n_tokens)
-        return sn_openai_fail(
-            error, 400, "context_length_exceeded", param,
-            "%zu tokens of the prompt and %zu of the answer do not fit into the context of %zu: shorten "
-            "one of them",
-            n_tokens, answer, context);
     return true;
 }
 

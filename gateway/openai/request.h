@@ -35,16 +35,24 @@ enum {
     SN_REQUEST_BIASES_MAX = 1024, /* entries of logit_bias */
     SN_REQUEST_TOOLS_MAX = 128,
     SN_REQUEST_MESSAGES_MAX = 1 << 14,
+    SN_REQUEST_IGNORED_MAX = 16, /* names that are noted; others are ignored without a note */
 };
+
+/* How an answer is sampled where its request says nothing. */
+typedef struct sn_request_sampling {
+    double temperature, top_p, min_p, repeat_penalty;
+    int32_t top_k; /* 0: all */
+} sn_request_sampling;
 
 /* What the server allows. */
 typedef struct sn_request_limits {
-    const char *const *models; /* (n_models) names by which requests may call the model */
+    const char *const *models; /* (n_models) names of the model (sn_request_model says how else requests may call it) */
     size_t n_models;
     int32_t vocab, context; /* of the model; context is what a session holds */
     int32_t width;          /* floats of an embedding */
-    int n_max;              /* "n", 1 or more */
-    int prompts_max;        /* prompts of a completion, inputs of embeddings; times "n" it is at most choices_max */
+    sn_request_sampling sampling;
+    int n_max;       /* "n", 1 or more */
+    int prompts_max; /* prompts of a completion, inputs of embeddings; times "n" it is at most choices_max */
     int choices_max;
     bool no_tools; /* the model's chat template has no tools: requests with tools are refused */
 } sn_request_limits;
@@ -106,6 +114,9 @@ typedef struct sn_request {
     bool stream, include_usage, continuous_usage;
     bool base64; /* embedding: floats as base64 of little-endian float32 */
 
+    const char *ignored[SN_REQUEST_IGNORED_MAX]; /* (n_ignored) names of fields that were given and change nothing */
+    size_t n_ignored;
+
     json_t *body; /* what was parsed; a reply quotes some of it */
     void *own;    /* what the request's lists borrow */
 } sn_request;
@@ -113,13 +124,17 @@ typedef struct sn_request {
 /* Parses and checks a body (len bytes). False: *error says why, and *out is NULL. */
 bool sn_request_parse(sn_request_kind kind, const char *body, size_t len, const sn_request_limits *limits,
                       sn_request **out, sn_openai_error *error) SN_MUST_USE;
+/* The name of a served model that a request calls so: by this name in any case, with the suffix of its file, ":latest",
+ * or a path before it. NULL: there is none. */
+const char *sn_request_model(const sn_request_limits *limits, const char *name);
 /* About what a body takes when it was parsed, as values and as texts. */
 size_t sn_request_memory(const char *body, size_t len);
 void sn_request_free(sn_request **request); /* accepts NULL */
 
 /* Choices in all: prompts (one for a chat) times n. */
 size_t sn_request_choices(const sn_request *request);
-/* Whether prompts of n_tokens leave room for max_tokens in the context. A prompt without tokens is refused. */
+/* Whether a prompt of n_tokens leaves room for an answer in the context: one that asks for more than there is room for
+ * ends with the context. A prompt without tokens is refused. */
 bool sn_request_check_length(const sn_request *request, size_t n_tokens, const sn_request_limits *limits,
                              sn_openai_error *error) SN_MUST_USE;
 /* Options of "generation" for a choice; the caller frees *out with swarm_options_free. Not for max_tokens 0. What they

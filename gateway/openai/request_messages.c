@@ -3,6 +3,7 @@
 #include "gateway/openai/request_private.h"
 
 #include "base/mem.h"
+#include "base/wide_json.h"
 
 #include <string.h>
 
@@ -50,8 +51,9 @@ json_t *sn_parse_content(sn_parse *p, const json_t *content, const char *path, c
 /* -- calls of tools in messages of the assistant -- */
 
 json_t *sn_call_json(const char *id, const char *name, const char *arguments) {
-    json_t *object = json_loads(arguments, 0, NULL); /* an answer that ended early leaves text that is no object */
-    if (!json_is_object(object)) {
+    /* an answer that ended early leaves text that is no object */
+    json_t *object = sn_wide_json_load(arguments, strlen(arguments), 0, NULL);
+    if (!json_is_object(object) || sn_wide_digits(object)) {
         json_decref(object);
         object = json_string(arguments);
     }
@@ -59,15 +61,14 @@ json_t *sn_call_json(const char *id, const char *name, const char *arguments) {
                      object);
 }
 
+/* What else a call has, as the arguments once more, parsed, changes nothing. */
 static bool add_call(sn_parse *p, const json_t *call, const char *path, json_t *calls) {
-    const char *id = NULL, *type = NULL, *name = NULL, *arguments = NULL;
-    json_int_t index = 0;
-    json_t *parsed = NULL; /* the arguments once more, as the openai package sends them back */
-    json_error_t problem;
-    if (json_unpack_ex((json_t *)(uintptr_t)call, &problem, JSON_STRICT, "{s:s, s:s, s?I, s:{s:s, s:s, s?o !} !}", "id",
-                       &id, "type", &type, "index", &index, "function", "name", &name, "arguments", &arguments,
-                       "parsed_arguments", &parsed) ||
-        strcmp(type, "function"))
+    const json_t *function = json_object_get(call, "function");
+    const char *id = json_string_value(json_object_get(call, "id")),
+               *type = json_string_value(json_object_get(call, "type"));
+    const char *name = json_string_value(json_object_get(function, "name")),
+               *arguments = json_string_value(json_object_get(function, "arguments"));
+    if (!id || !name || !arguments || (json_object_get(call, "type") && (!type || strcmp(type, "function") != 0)))
         return sn_openai_fail(p->error, 400, NULL, path,
                               "'%s' must be {\"id\", \"type\": \"function\", \"function\": {\"name\", \"arguments\"}} "
                               "with strings",
@@ -107,11 +108,12 @@ static const sn_field message_fields[] = {
     {"reasoning_content", SN_FIELD_TEXT, AT(reasoning)},
     {"reasoning", SN_FIELD_TEXT, AT(reasoning)},
     {"refusal", SN_FIELD_TEXT, AT(refusal)},
-    {"annotations", SN_FIELD_UNUSED_LIST, AT(role)},
-    {"parsed", SN_FIELD_UNUSED_OBJECT, AT(role)}, /* the content once more, as the openai package sends it back */
     {"audio", SN_FIELD_REFUSED, 0, 0, 0, "the model reads text"},
+    {"images", SN_FIELD_REFUSED, 0, 0, 0, "the model reads text"},
     {"function_call", SN_FIELD_REFUSED, 0, 0, 0, "use 'tool_calls'"},
-    {NULL, SN_FIELD_ANY, 0, 0, 0, NULL},
+    {"prefix", SN_FIELD_REFUSED, 0, 0, 0, "the answer is a new message"},
+    {"partial", SN_FIELD_REFUSED, 0, 0, 0, "the answer is a new message"},
+    {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL}, /* ids, times, annotations: what clients keep with their messages */
 };
 
 const char *sn_parse_role(const char *role) {
@@ -128,7 +130,7 @@ static bool check_message(sn_parse *p, const message *m, const char *path) {
         return sn_openai_fail(p->error, 400, NULL, path,
                               "the role of '%s' must be system, developer, user, assistant or tool", path);
     bool assistant = !strcmp(role, "assistant"), tool = !strcmp(role, "tool");
-    if (!assistant && (m->calls || m->reasoning || m->refusal))
+    if (!assistant && (json_array_size(m->calls) || m->reasoning || m->refusal))
         return sn_openai_fail(p->error, 400, NULL, path,
                               "'%s' has tool_calls, a refusal or reasoning_content, which only the assistant has",
                               path);
@@ -147,11 +149,12 @@ static bool set_text(json_t *object, const char *key, const char *text) {
 static bool add_message(sn_parse *p, const json_t *given, const char *path, json_t *messages) {
     message m = {0};
     char here[SN_PATH_MAX];
-    if (!sn_read_fields(given, path, message_fields, &m, p->error) || !check_message(p, &m, path)) return false;
+    if (!sn_read_fields(p, given, path, message_fields, &m) || !check_message(p, &m, path)) return false;
     sn_path(here, path, "content", 0);
-    json_t *content = m.content
-                          ? sn_parse_content(p, m.content, here, strcmp(m.role, "assistant") ? "text" : "text|refusal")
-                          : json_string(m.refusal ? m.refusal : "");
+    json_t *content =
+        m.content ? sn_parse_content(p, m.content, here,
+                                     strcmp(m.role, "assistant") ? "text|input_text" : "text|output_text|refusal")
+                  : json_string(m.refusal ? m.refusal : "");
     if (!content) return false;
     json_t *out = json_pack("{s:s, s:o}", "role", sn_parse_role(m.role), "content", content);
     if (!out || !set_text(out, "name", m.name) || !set_text(out, "tool_call_id", m.call_id) ||

@@ -14,12 +14,11 @@ typedef enum sn_field_kind {
     SN_FIELD_TEXT,   /* a string into a const char * */
     SN_FIELD_OBJECT, /* an object or list into a const json_t *, checked later */
     SN_FIELD_LIST,
-    SN_FIELD_ANY,         /* any value into a const json_t * */
-    SN_FIELD_UNUSED_TEXT, /* a string, object or list that means nothing here */
-    SN_FIELD_UNUSED_OBJECT,
-    SN_FIELD_UNUSED_LIST,
+    SN_FIELD_ANY,     /* any value into a const json_t * */
+    SN_FIELD_IGNORED, /* any value: it changes no answer, and is noted in the request */
     SN_FIELD_ONLY,    /* a string, one of `words` ("auto|default"), which mean nothing here */
-    SN_FIELD_REFUSED, /* refused, and `words` says why, but for values that ask for nothing (false, 0, "", [], {}) */
+    SN_FIELD_REFUSED, /* refused, and `words` says why, but for values that ask for nothing: false, 0, "", [], {}, and
+                         the number `low`; true where that is 1 */
 } sn_field_kind;
 
 typedef struct sn_field {
@@ -30,9 +29,13 @@ typedef struct sn_field {
     const char *words;
 } sn_field;
 
+typedef struct sn_parse sn_parse;
+
 /* Reads an object by a table, which ends with a NULL name. path: of the object, "" for the body. null counts as a
- * missing field. Fields of no table entry are refused. */
-bool sn_read_fields(const json_t *object, const char *path, const sn_field *fields, void *into, sn_openai_error *error);
+ * missing field. Fields of no table entry are refused, or ignored where the end of the table is of that kind. */
+bool sn_read_fields(sn_parse *p, const json_t *object, const char *path, const sn_field *fields, void *into);
+/* Notes in the request that a part of it is ignored; name is borrowed. */
+void sn_note_ignored(sn_parse *p, const char *name);
 
 /* The path of a member or an element (name NULL) of `path`. Returns out. */
 char *sn_path(char out[SN_PATH_MAX], const char *path, const char *name, size_t index);
@@ -45,15 +48,15 @@ bool sn_is_word(const char *words, const char *word);
 typedef struct sn_body {
     const char *model, *encoding, *tokenize_text, *instructions;
     const json_t *messages, *prompt, *tools, *tool_choice, *response_format, *stop, *stream_options, *logit_bias,
-        *variables, *reasoning, *text_format, *include, *ids, *modalities;
-    const char *reasoning_effort;
+        *variables, *reasoning, *text_format, *include, *ids, *modalities, *enable_thinking, *thinking;
+    const char *reasoning_effort, *verbosity;
     int64_t n, max_tokens, max_completion_tokens, seed, top_k, top_logprobs, logprobs_n, dimensions, best_of;
     double temperature, top_p, min_p, repeat_penalty, repetition_penalty, presence_penalty, frequency_penalty;
     bool stream, ignore_eos, echo, parallel_calls, logprobs_flag, add_special, parse_special, with_pieces;
 } sn_body;
 
 /* What the parts of a request are put into, and what they need. */
-typedef struct sn_parse {
+struct sn_parse {
     sn_request *r;
     const sn_request_limits *limits;
     sn_body body;
@@ -61,7 +64,7 @@ typedef struct sn_parse {
     bool assistant_is_open; /* calls of a response join the last message */
     size_t argument_values; /* in the arguments of all calls so far */
     sn_openai_error *error;
-} sn_parse;
+};
 
 /* Memory of the request's life, zeroed; NULL: memory is out, and *error is filled. */
 void *sn_parse_alloc(sn_parse *p, size_t n, size_t size);

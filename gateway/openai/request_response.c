@@ -2,6 +2,7 @@
  * follow it are one message of the assistant. */
 #include "gateway/openai/request_private.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct item {
@@ -10,14 +11,13 @@ typedef struct item {
 } item;
 
 #define AT(member) offsetof(item, member), 0, 0, NULL
-#define END        {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}
+#define END        {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL} /* what clients keep with their items */
 #define COMMON                                                                                                         \
     {"type", SN_FIELD_TEXT, AT(type)}, {"id", SN_FIELD_TEXT, AT(id)}, { "status", SN_FIELD_TEXT, AT(status) }
 static const sn_field message_fields[] = {
     COMMON,
     {"role", SN_FIELD_TEXT, AT(role)},
     {"content", SN_FIELD_ANY, AT(content)},
-    {"phase", SN_FIELD_UNUSED_TEXT, 0, 0, 0, NULL},
     END,
 };
 static const sn_field call_fields[] = {
@@ -25,6 +25,13 @@ static const sn_field call_fields[] = {
     {"call_id", SN_FIELD_TEXT, AT(call_id)},
     {"name", SN_FIELD_TEXT, AT(name)},
     {"arguments", SN_FIELD_TEXT, AT(arguments)},
+    END,
+};
+static const sn_field custom_fields[] = {
+    COMMON,
+    {"call_id", SN_FIELD_TEXT, AT(call_id)},
+    {"name", SN_FIELD_TEXT, AT(name)},
+    {"input", SN_FIELD_TEXT, AT(arguments)},
     END,
 };
 static const sn_field output_fields[] = {
@@ -65,7 +72,7 @@ static bool add_message(sn_parse *p, const item *m, const char *path) {
                               "the role of '%s' must be system, developer, user or assistant", path);
     sn_path(here, path, "content", 0);
     json_t *content =
-        sn_parse_content(p, m->content, here, assistant ? "output_text|refusal|input_text" : "input_text");
+        sn_parse_content(p, m->content, here, assistant ? "output_text|refusal|input_text|text" : "input_text|text");
     if (!content) return false;
     if (!assistant) {
         p->assistant_is_open = false;
@@ -93,6 +100,18 @@ static bool add_call(sn_parse *p, const item *m, const char *path) {
         calls = json_object_get(message, "tool_calls");
     return (calls && !json_array_append_new(calls, sn_call_json(m->call_id, m->name, m->arguments))) ||
            sn_out_of_memory(p->error);
+}
+
+/* A call of a tool that takes text, of an earlier answer of another model: {"input": TEXT} are its arguments. */
+static bool add_custom_call(sn_parse *p, const item *m, const char *path) {
+    json_t *arguments = m->arguments ? json_pack("{s:s}", "input", m->arguments) : NULL;
+    char *text = arguments ? json_dumps(arguments, JSON_COMPACT) : NULL;
+    item call = *m;
+    call.arguments = text;
+    const bool good = (!m->arguments || text || sn_out_of_memory(p->error)) && add_call(p, &call, path);
+    json_decref(arguments);
+    free(text);
+    return good;
 }
 
 static bool add_output(sn_parse *p, const item *m, const char *path) {
@@ -123,13 +142,24 @@ static bool add_item(sn_parse *p, const json_t *given, const char *path) {
     } kinds[] = {{"message", message_fields, add_message},
                  {"function_call", call_fields, add_call},
                  {"function_call_output", output_fields, add_output},
+                 {"custom_tool_call", custom_fields, add_custom_call},
+                 {"custom_tool_call_output", output_fields, add_output},
                  {"reasoning", reasoning_fields, add_reasoning}};
     const json_t *type = json_object_get(given, "type");
     const char *name = type ? json_string_value(type) : "message";
     item m = {0};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (name && !strcmp(kinds[i].type, name))
-            return sn_read_fields(given, path, kinds[i].fields, &m, p->error) && kinds[i].add(p, &m, path);
+            return sn_read_fields(p, given, path, kinds[i].fields, &m) && kinds[i].add(p, &m, path);
+    if (name && !strcmp(name, "web_search_call")) { /* what was found stands in the message that follows */
+        sn_note_ignored(p, name);
+        return true;
+    }
+    if (name && !strcmp(name, "item_reference"))
+        return sn_openai_fail(p->error, 400, "unsupported_content", path,
+                              "'%s' is an item_reference, and this server keeps no items: send the item itself, as "
+                              "clients do with \"store\": false",
+                              path);
     return sn_openai_fail(p->error, 400, "unsupported_content", path,
                           "'%s' must be a message, function_call, function_call_output or reasoning", path);
 }
@@ -156,14 +186,23 @@ static bool parse_input(sn_parse *p) {
 
 /* -- the other fields -- */
 
+/* But for log-probabilities these add to items that no response has, or to thoughts, which are not encrypted here. */
+static const char included[] =
+    "message.output_text.logprobs|reasoning.encrypted_content|web_search_call.action.sources|web_search_call.results|"
+    "file_search_call.results|code_interpreter_call.outputs|computer_call_output.output.image_url|"
+    "message.input_image.image_url";
+
 static bool parse_include(sn_parse *p) {
     bool logprobs = p->body.top_logprobs != SN_UNSET && p->body.top_logprobs > 0;
     for (size_t i = 0; i < json_array_size(p->body.include); i++) {
         const char *what = json_string_value(json_array_get(p->body.include, i));
-        if (!what || strcmp(what, "message.output_text.logprobs"))
-            return sn_openai_fail(p->error, 400, "unsupported_parameter", "include",
-                                  "'include' may hold \"message.output_text.logprobs\" only");
-        logprobs = true;
+        if (!what || !sn_is_word(included, what))
+            return sn_openai_fail(p->error, 400, "unsupported_parameter", "include", "'include' may hold: %s",
+                                  included);
+        if (!strcmp(what, "message.output_text.logprobs"))
+            logprobs = true;
+        else
+            sn_note_ignored(p, what);
     }
     if (logprobs) p->r->logprobs = p->body.top_logprobs == SN_UNSET ? 0 : (int)p->body.top_logprobs;
     return true;
@@ -171,16 +210,17 @@ static bool parse_include(sn_parse *p) {
 
 static bool parse_reasoning(sn_parse *p) {
     const sn_field fields[] = {{"effort", SN_FIELD_TEXT, offsetof(sn_body, reasoning_effort), 0, 0, NULL},
-                               {"summary", SN_FIELD_ONLY, 0, 0, 0, "auto"},
-                               END};
-    return !p->body.reasoning || sn_read_fields(p->body.reasoning, "reasoning", fields, &p->body, p->error);
+                               {"summary", SN_FIELD_IGNORED, 0, 0, 0, NULL}, /* thoughts come as they are */
+                               {"generate_summary", SN_FIELD_IGNORED, 0, 0, 0, NULL},
+                               {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}};
+    return !p->body.reasoning || sn_read_fields(p, p->body.reasoning, "reasoning", fields, &p->body);
 }
 
 static bool parse_text(sn_parse *p) {
     const sn_field fields[] = {{"format", SN_FIELD_OBJECT, offsetof(sn_body, response_format), 0, 0, NULL},
-                               {"verbosity", SN_FIELD_ONLY, 0, 0, 0, "medium"},
-                               END};
-    return (!p->body.text_format || sn_read_fields(p->body.text_format, "text", fields, &p->body, p->error)) &&
+                               {"verbosity", SN_FIELD_TEXT, offsetof(sn_body, verbosity), 0, 0, NULL},
+                               {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}};
+    return (!p->body.text_format || sn_read_fields(p, p->body.text_format, "text", fields, &p->body)) &&
            sn_parse_response_format(p, p->body.response_format, "text.format");
 }
 

@@ -15,11 +15,11 @@ typedef struct function {
 #define FUNCTION_FIELDS                                                                                                \
     {"name", SN_FIELD_TEXT, AT(name)}, {"description", SN_FIELD_TEXT, AT(description)},                                \
         {"parameters", SN_FIELD_OBJECT, AT(parameters)}, {"strict", SN_FIELD_FLAG, AT(strict)}, {                      \
-        NULL, SN_FIELD_ANY, 0, 0, 0, NULL                                                                              \
+        NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL                                                                          \
     }
 static const sn_field tool_fields[] = {{"type", SN_FIELD_TEXT, AT(type)},
                                        {"function", SN_FIELD_OBJECT, AT(function)},
-                                       {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}};
+                                       {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL}};
 static const sn_field function_fields[] = {FUNCTION_FIELDS};
 static const sn_field flat_fields[] = {{"type", SN_FIELD_TEXT, AT(type)}, FUNCTION_FIELDS};
 
@@ -49,16 +49,12 @@ static bool add_tool(sn_parse *p, const json_t *tool, const char *path, json_t *
     function f = {0};
     char here[SN_PATH_MAX];
     bool flat = p->r->kind == SN_REQUEST_RESPONSE;
-    const char *type = json_string_value(json_object_get(tool, "type"));
-    if (type && strcmp(type, "function"))
-        return sn_openai_fail(p->error, 400, "unsupported_parameter", path,
-                              "'%s' is of type '%.40s': only tools of type 'function' are supported", path, type);
-    if (!sn_read_fields(tool, path, flat ? flat_fields : tool_fields, &f, p->error)) return false;
+    if (!sn_read_fields(p, tool, path, flat ? flat_fields : tool_fields, &f)) return false;
     sn_path(here, path, flat ? "" : "function", 0);
     if (!f.type || (!flat && !f.function))
         return sn_openai_fail(p->error, 400, NULL, path, "'%s' must have a type%s", path,
                               flat ? "" : " and a function");
-    if (!flat && !sn_read_fields(f.function, here, function_fields, &f, p->error)) return false;
+    if (!flat && !sn_read_fields(p, f.function, here, function_fields, &f)) return false;
     if (!check_name(p, f.name, path)) return false;
     if (is_known(tools, f.name))
         return sn_openai_fail(p->error, 400, NULL, path, "two tools have the name '%s'", f.name);
@@ -69,6 +65,31 @@ static bool add_tool(sn_parse *p, const json_t *tool, const char *path, json_t *
                                                          (json_t *)(uintptr_t)parameters, "strict", f.strict)))
         return sn_out_of_memory(p->error);
     return true;
+}
+
+/* Tools that the server would have to run (a search), or of another form (custom), are left out beside functions: the
+ * model does not know of them, and calls none. */
+static const char *other_type(const json_t *tool) {
+    const char *type = json_string_value(json_object_get(tool, "type"));
+    return type && strcmp(type, "function") != 0 ? type : NULL;
+}
+
+static bool add_tools(sn_parse *p, json_t *tools) {
+    const json_t *given = p->body.tools;
+    const size_t n = json_array_size(given);
+    char path[SN_PATH_MAX];
+    for (size_t i = 0; i < n; i++) {
+        const json_t *tool = json_array_get(given, i);
+        const char *type = other_type(tool);
+        if (type)
+            sn_note_ignored(p, type);
+        else if (!add_tool(p, tool, sn_path(path, "tools", NULL, i), tools))
+            return false;
+    }
+    if (!n || json_array_size(tools)) return true;
+    return sn_openai_fail(p->error, 400, "unsupported_parameter", "tools",
+                          "'tools' has no function, but '%.40s': this server runs no tools itself, so give functions",
+                          other_type(json_array_get(given, 0)));
 }
 
 /* -- the choice -- */
@@ -108,9 +129,7 @@ static bool parse_choice(sn_parse *p, const json_t *tools) {
 
 /* With "none" the model is not shown the tools, so that it has no reason to write a call. */
 bool sn_parse_tools(sn_parse *p) {
-    const json_t *given = p->body.tools;
-    char path[SN_PATH_MAX];
-    size_t n = json_array_size(given);
+    size_t n = json_array_size(p->body.tools);
     json_t *tools = json_array();
     p->r->functions = json_array();
     bool ok =
@@ -119,9 +138,7 @@ bool sn_parse_tools(sn_parse *p) {
     if (n && p->limits->no_tools && ok)
         ok = sn_openai_fail(p->error, 400, "unsupported_parameter", "tools",
                             "this model's chat template calls no tools: leave out 'tools'");
-    for (size_t i = 0; i < n && ok; i++)
-        ok = add_tool(p, json_array_get(given, i), sn_path(path, "tools", NULL, i), tools);
-    ok = ok && parse_choice(p, tools);
+    ok = ok && add_tools(p, tools) && parse_choice(p, tools);
     if (ok && p->r->tool_choice != SN_TOOLS_NONE)
         ok = !json_object_set(p->chat, "tools", tools) || sn_out_of_memory(p->error);
     p->r->parallel_calls = p->body.parallel_calls;
@@ -165,7 +182,7 @@ bool sn_parse_response_format(sn_parse *p, const json_t *given, const char *path
     char here[SN_PATH_MAX];
     bool flat = p->r->kind == SN_REQUEST_RESPONSE;
     if (!given) return true;
-    if (!sn_read_fields(given, path, flat ? flat_format_fields : format_fields, &f, p->error)) return false;
+    if (!sn_read_fields(p, given, path, flat ? flat_format_fields : format_fields, &f)) return false;
     if (f.type && !strcmp(f.type, "text")) return true;
     if (f.type && !strcmp(f.type, "json_object")) {
         p->r->schema = json_pack("{s:s}", "type", "object");
@@ -177,5 +194,5 @@ bool sn_parse_response_format(sn_parse *p, const json_t *given, const char *path
     if (flat) return take_schema(p, &f, path);
     sn_path(here, path, "json_schema", 0);
     if (!f.json_schema) return sn_openai_fail(p->error, 400, NULL, here, "'%s' is missing", here);
-    return sn_read_fields(f.json_schema, here, schema_fields, &f, p->error) && take_schema(p, &f, here);
+    return sn_read_fields(p, f.json_schema, here, schema_fields, &f) && take_schema(p, &f, here);
 }

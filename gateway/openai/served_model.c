@@ -18,6 +18,7 @@ struct sn_served_model {
     int32_t *ending;     /* (n_ending) */
     size_t n_ending;
     int32_t vocab;
+    sn_request_sampling sampling;
     json_t *marks_json;
     sn_answer_marks marks; /* borrow from it */
     pthread_mutex_t lock;  /* of what follows */
@@ -81,6 +82,22 @@ static void read_marks(sn_served_model *s) {
         s->marks.calls[s->marks.n_calls] = json_string_value(json_array_get(calls, s->marks.n_calls));
 }
 
+/* A model without weights, which only tests open, has no description. */
+static sn_status read_sampling(sn_served_model *s, sn_err *err) {
+    char *text = NULL;
+    s->sampling = (sn_request_sampling){1, 1, 0, 1, 0};
+    if (swarm_model_describe(s->model, &text, NULL, NULL)) return SN_OK;
+    json_t *all = json_loads(text, JSON_ALLOW_NUL, NULL);
+    const json_t *o = json_object_get(all, "answer_sampling");
+    s->sampling = (sn_request_sampling){
+        json_number_value(json_object_get(o, "temperature")), json_number_value(json_object_get(o, "top_p")),
+        json_number_value(json_object_get(o, "min_p")), json_number_value(json_object_get(o, "repeat_penalty")),
+        (int32_t)json_integer_value(json_object_get(o, "top_k"))};
+    json_decref(all);
+    swarm_free(text);
+    return all ? SN_OK : sn_fail(err, SN_STOP, "out of memory for the description of a model");
+}
+
 sn_status sn_served_model_new(const swarm_model *model, const char *name, sn_served_model **out, sn_err *err) {
     sn_served_model *s = NULL;
     const char **bytes = NULL;
@@ -101,6 +118,7 @@ sn_status sn_served_model_new(const swarm_model *model, const char *name, sn_ser
     if (!status) status = sn_calloc(&bytes, (size_t)s->vocab, sizeof *bytes, err);
     if (!status) status = sn_calloc(&lengths, (size_t)s->vocab, sizeof *lengths, err);
     if (!status) status = read_tokens(s, bytes, lengths, &all, err);
+    if (!status) status = read_sampling(s, err);
     if (!status) read_marks(s);
     sn_buf_fini(&all);
     free(bytes);
@@ -133,6 +151,7 @@ void sn_served_model_free(sn_served_model **served) {
 }
 
 const swarm_model *sn_served_model_get(const sn_served_model *s) { return s->model; }
+const sn_request_sampling *sn_served_model_sampling(const sn_served_model *s) { return &s->sampling; }
 const char *sn_served_model_name(const sn_served_model *s) { return s->name; }
 const sn_answer_marks *sn_served_model_marks(const sn_served_model *s) { return &s->marks; }
 const sn_token_bytes *sn_served_model_tokens(const sn_served_model *s) { return s->tokens; }

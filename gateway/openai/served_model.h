@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "gateway/grammar/answer_grammar.h"
 #include "gateway/grammar/token_mask.h"
-#include "gateway/openai/error.h"
+#include "gateway/openai/request.h"
 
 typedef struct sn_served_model sn_served_model;
 
@@ -33,6 +33,9 @@ typedef struct sn_answer_marks {
     bool calls_known; /* false: nothing says where a call begins */
 } sn_answer_marks;
 const sn_answer_marks *sn_served_model_marks(const sn_served_model *served);
+
+/* As swarm_model_describe says of answers. */
+const sn_request_sampling *sn_served_model_sampling(const sn_served_model *served);
 
 /* Whether the model's chat template shows tools, or calls of them: else requests with tools can only be refused. */
 bool sn_served_model_calls_tools(const sn_served_model *served);

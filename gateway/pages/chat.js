@@ -361,7 +361,7 @@ async function loadModels() {
   }
 }
 
-const samplingOf = (model) => model?.sampling || model?.default_sampling;
+const samplingOf = (model) => model?.default_sampling;
 
 async function openSettings() {
   const chosen = await changeSettings(current.system, samplingOf(models.find((m) => m.id === byId("model").value)));

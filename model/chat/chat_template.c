@@ -1,5 +1,6 @@
 #include "model/chat/chat_template.h"
 
+#include "model/chat/chat_fit.h"
 #include "model/jinja/jinja.h"
 
 #include <stdlib.h>
@@ -8,39 +9,10 @@
 struct sn_chat_template {
     sn_jinja *plain, *with_tools; /* with_tools may be NULL: plain is for both */
     json_t *own;                  /* bos_token, eos_token */
+    sn_chat_lacks lacks;
 };
 
 /* ---- the template ---- */
-
-static sn_status parse_template(const char *text, size_t len, sn_jinja **out, sn_err *err) {
-    if (len > SN_CHAT_TEMPLATE_MAX)
-        return sn_fail(err, SN_REFUSED, "the model's chat template has more than %d bytes", SN_CHAT_TEMPLATE_MAX);
-    sn_status status = sn_jinja_parse(text, len, out, err);
-    if (status) sn_err_context(err, "the model's chat template");
-    return status;
-}
-
-sn_status sn_chat_template_parse(const sn_chat_source *source, sn_chat_template **out, sn_err *err) {
-    *out = NULL;
-    if (!source->len && !source->tool_len)
-        return sn_fail(err, SN_REFUSED,
-                       "the model's files have no chat template, so it was not made for conversations: let it continue "
-                       "a text with swarm generate --prompt");
-    sn_status status = sn_calloc(out, 1, sizeof **out, err);
-    if (status) return status;
-    (*out)->own = json_pack("{s:s, s:s}", "bos_token", source->bos, "eos_token", source->eos);
-    if (!(*out)->own) status = sn_fail(err, SN_REFUSED, "the texts of the model's bos and eos tokens are not UTF-8");
-    if (!status && source->len) status = parse_template(source->text, source->len, &(*out)->plain, err);
-    if (!status && source->tool_len)
-        status = parse_template(source->tool_text, source->tool_len, &(*out)->with_tools, err);
-    if (status) sn_chat_template_close(out);
-    return status;
-}
-
-sn_status sn_chat_template_open(const sn_tokenizer *tokenizer, sn_chat_template **out, sn_err *err) {
-    const sn_chat_source source = sn_tokenizer_chat_source(tokenizer);
-    return sn_chat_template_parse(&source, out, err);
-}
 
 void sn_chat_template_close(sn_chat_template **chat) {
     if (!*chat) return;
@@ -108,24 +80,73 @@ static json_t *variables_of(const sn_chat_request *request) {
     return out;
 }
 
-sn_status sn_chat_template_render(const sn_chat_template *chat, const sn_chat_request *request, sn_chat_prompt *out,
-                                  sn_err *err) {
+/* The conversation as it is. */
+static sn_status render(const sn_chat_template *chat, const sn_chat_request *request, sn_chat_prompt *out,
+                        sn_err *err) {
     sn_jinja_text text = {0};
-    *out = (sn_chat_prompt){0};
-    sn_status status = check_request(request, err);
-    if (status) return status;
     bool tools = json_array_size(request->tools) > 0;
     const sn_jinja *template = (tools && chat->with_tools) || !chat->plain ? chat->with_tools : chat->plain;
     json_t *variables = variables_of(request);
     sn_jinja_input input = {
         .variables = variables, .own = chat->own, .is_own = is_known_role, .limits = sn_jinja_default_limits()};
-    status = variables ? sn_jinja_render(template, &input, &text, err)
-                       : sn_fail(err, SN_STOP, "out of memory for a conversation");
+    sn_status status = variables ? sn_jinja_render(template, &input, &text, err)
+                                 : sn_fail(err, SN_STOP, "out of memory for a conversation");
     if (status == SN_REFUSED) sn_err_context(err, "the chat template");
     json_decref(variables);
     *out = (sn_chat_prompt){text.text, text.marks, text.len};
     return status;
 }
+
+sn_status sn_chat_template_render(const sn_chat_template *chat, const sn_chat_request *request, sn_chat_prompt *out,
+                                  sn_err *err) {
+    *out = (sn_chat_prompt){0};
+    sn_status status = check_request(request, err);
+    if (status) return status;
+    json_t *messages = sn_chat_fit_messages(&chat->lacks, request);
+    sn_chat_request fitting = *request;
+    fitting.messages = messages;
+    if (chat->lacks.tools) fitting.tools = NULL;
+    status = messages ? render(chat, &fitting, out, err) : sn_fail(err, SN_STOP, "out of memory for a conversation");
+    json_decref(messages);
+    return status;
+}
+
+/* ---- opening ---- */
+
+static sn_status parse_template(const char *text, size_t len, sn_jinja **out, sn_err *err) {
+    if (len > SN_CHAT_TEMPLATE_MAX)
+        return sn_fail(err, SN_REFUSED, "the model's chat template has more than %d bytes", SN_CHAT_TEMPLATE_MAX);
+    sn_status status = sn_jinja_parse(text, len, out, err);
+    if (status) sn_err_context(err, "the model's chat template");
+    return status;
+}
+
+sn_status sn_chat_template_parse(const sn_chat_source *source, sn_chat_template **out, sn_err *err) {
+    *out = NULL;
+    if (!source->len && !source->tool_len)
+        return sn_fail(err, SN_REFUSED,
+                       "the model's files have no chat template, so it was not made for conversations: let it continue "
+                       "a text with swarm generate --prompt");
+    sn_status status = sn_calloc(out, 1, sizeof **out, err);
+    if (status) return status;
+    (*out)->own = json_pack("{s:s, s:s}", "bos_token", source->bos, "eos_token", source->eos);
+    if (!(*out)->own) status = sn_fail(err, SN_REFUSED, "the texts of the model's bos and eos tokens are not UTF-8");
+    if (!status && source->len) status = parse_template(source->text, source->len, &(*out)->plain, err);
+    if (!status && source->tool_len)
+        status = parse_template(source->tool_text, source->tool_len, &(*out)->with_tools, err);
+    if (status)
+        sn_chat_template_close(out);
+    else
+        (*out)->lacks = sn_chat_find_lacks(*out, render);
+    return status;
+}
+
+sn_status sn_chat_template_open(const sn_tokenizer *tokenizer, sn_chat_template **out, sn_err *err) {
+    const sn_chat_source source = sn_tokenizer_chat_source(tokenizer);
+    return sn_chat_template_parse(&source, out, err);
+}
+
+/* ---- prompts ---- */
 
 void sn_chat_prompt_fini(sn_chat_prompt *prompt) {
     free(prompt->text);

@@ -11,10 +11,10 @@ static const char *variable(const char *name) {
     return value && *value ? value : NULL;
 }
 
-/* The variable's value with what is below it; "" where it is not set. */
+/* The variable's value with what is below it; "" where it is not set, or names the root, the HOME of services. */
 static void folder_of(const char *name, const char *below, char out[SN_PATH_SIZE]) {
     const char *value = variable(name);
-    if (!value || snprintf(out, SN_PATH_SIZE, "%s%s", value, below) >= SN_PATH_SIZE) *out = 0;
+    if (!value || !strcmp(value, "/") || snprintf(out, SN_PATH_SIZE, "%s%s", value, below) >= SN_PATH_SIZE) *out = 0;
 }
 
 static void find_token(const char *hf_home, char out[SN_HTTP_TOKEN_SIZE]) {
@@ -43,7 +43,9 @@ sn_status sn_hub_settings_read(const char *cache, sn_hub_settings *out, sn_err *
     if (!*out->cache) folder_of("SWARM_CACHE", "", out->cache);
     if (!*out->cache) folder_of("XDG_CACHE_HOME", "/swarm-node", out->cache);
     if (!*out->cache) folder_of("HOME", "/.cache/swarm-node", out->cache);
-    if (!*out->cache) return sn_fail(err, SN_REFUSED, "there is no folder for fetched models: give --cache FOLDER");
+    if (!*out->cache)
+        return sn_fail(err, SN_REFUSED,
+                       "there is no folder for fetched models: give --cache FOLDER, or set SWARM_CACHE or HOME");
     if (sn_hub_set_endpoint(out, endpoint, err)) return sn_err_context(err, "HF_ENDPOINT");
     find_token(hf_home, out->http.token);
     return SN_OK;

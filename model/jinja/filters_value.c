@@ -89,6 +89,7 @@ static sn_jvalue filter_int(sn_jcall *c) {
     double real;
     if (base != 0 && (base < 2 || base > 36)) return otherwise;
     if (sn_jis_int(c->self)) return sn_jint(sn_jas_int(c->self));
+    if (c->self.kind == SN_J_WIDE) return c->self;
     if (c->self.kind == SN_J_FLOAT) return real_to_int(c, c->self.real, otherwise);
     if (c->self.kind == SN_J_UNDEFINED) sn_jcall_fail(c, "the value is undefined");
     if (c->self.kind != SN_J_STRING) return otherwise;

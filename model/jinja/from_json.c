@@ -1,5 +1,7 @@
 #include "model/jinja/value_private.h"
 
+#include "base/wide_json.h"
+
 #include <string.h>
 
 static sn_jvalue object_value(sn_jrun *run, const json_t *object, bool (*is_own)(const char *key, const char *text),
@@ -21,6 +23,12 @@ static sn_jvalue object_value(sn_jrun *run, const json_t *object, bool (*is_own)
 sn_jvalue sn_jfrom_json(sn_jrun *run, const json_t *json, bool (*is_own)(const char *key, const char *text),
                         uint8_t mark) {
     sn_jvalue out = sn_jnone();
+    const char *digits = sn_wide_digits(json);
+    if (digits) {
+        out = sn_jstr(sn_jstring_new(run, digits, strlen(digits), mark));
+        out.kind = SN_J_WIDE;
+        return out;
+    }
     sn_jenter(run);
     switch (json_typeof(json)) {
     case JSON_OBJECT:

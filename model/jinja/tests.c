@@ -9,9 +9,9 @@ static sn_jvalue test_none(sn_jcall *c) { return sn_jbool(c->self.kind == SN_J_N
 static sn_jvalue test_boolean(sn_jcall *c) { return sn_jbool(c->self.kind == SN_J_BOOL); }
 static sn_jvalue test_true(sn_jcall *c) { return sn_jbool(c->self.kind == SN_J_BOOL && c->self.flag); }
 static sn_jvalue test_false(sn_jcall *c) { return sn_jbool(c->self.kind == SN_J_BOOL && !c->self.flag); }
-static sn_jvalue test_integer(sn_jcall *c) { return sn_jbool(c->self.kind == SN_J_INT); }
+static sn_jvalue test_integer(sn_jcall *c) { return sn_jbool(c->self.kind == SN_J_INT || c->self.kind == SN_J_WIDE); }
 static sn_jvalue test_float(sn_jcall *c) { return sn_jbool(c->self.kind == SN_J_FLOAT); }
-static sn_jvalue test_number(sn_jcall *c) { return sn_jbool(sn_jis_number(c->self)); }
+static sn_jvalue test_number(sn_jcall *c) { return sn_jbool(sn_jis_number(c->self) || c->self.kind == SN_J_WIDE); }
 static sn_jvalue test_string(sn_jcall *c) { return sn_jbool(c->self.kind == SN_J_STRING); }
 static sn_jvalue test_mapping(sn_jcall *c) { return sn_jbool(c->self.kind == SN_J_DICT); }
 static sn_jvalue test_callable(sn_jcall *c) {

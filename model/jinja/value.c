@@ -294,7 +294,7 @@ bool sn_jequal(sn_jrun *run, sn_jvalue a, sn_jvalue b) {
     if (sn_jis_int(a) && sn_jis_int(b)) return sn_jas_int(a) == sn_jas_int(b);
     if (sn_jis_number(a) && sn_jis_number(b)) return sn_jas_real(a) == sn_jas_real(b);
     if (a.kind != b.kind) return false;
-    if (a.kind == SN_J_STRING) return sn_jstring_equal(run, a.string, b.string);
+    if (a.kind == SN_J_STRING || a.kind == SN_J_WIDE) return sn_jstring_equal(run, a.string, b.string);
     if (a.kind <= SN_J_NONE) return true;
     if (a.kind == SN_J_FUNCTION) return a.function == b.function;
     if (a.kind == SN_J_LOOP) return a.loop == b.loop;
@@ -333,6 +333,7 @@ const char *sn_jtype_name(sn_jvalue v) {
                                         [SN_J_BOOL] = "bool",
                                         [SN_J_INT] = "int",
                                         [SN_J_FLOAT] = "float",
+                                        [SN_J_WIDE] = "int",
                                         [SN_J_STRING] = "string",
                                         [SN_J_LIST] = "list",
                                         [SN_J_TUPLE] = "tuple",

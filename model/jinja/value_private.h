@@ -13,6 +13,7 @@ typedef enum sn_jkind {
     SN_J_BOOL,
     SN_J_INT,
     SN_J_FLOAT,
+    SN_J_WIDE, /* an integer beyond 64 bits, of a request: it is shown and compared, and nothing is computed with it */
     SN_J_STRING,
     SN_J_LIST,
     SN_J_TUPLE,
@@ -42,7 +43,7 @@ typedef struct sn_jvalue {
         bool flag;
         int64_t integer;
         double real;
-        const sn_jstring *string; /* of undefined: the name that was looked for, or NULL */
+        const sn_jstring *string; /* of undefined: the name that was looked for, or NULL; of a wide integer: digits */
         sn_jlist *list;           /* also of tuples and generators */
         sn_jdict *dict;           /* also of namespaces */
         const sn_jfunction *function;

@@ -110,6 +110,7 @@ void sn_jwrite(sn_jtext *out, sn_jvalue v) {
         sn_jtext_word(out, number, 0);
         return;
     case SN_J_STRING:
+    case SN_J_WIDE:
         sn_jtext_string(out, v.string);
         return;
     case SN_J_LIST:
@@ -176,6 +177,8 @@ static void write_json_scalar(json_writer *w, sn_jvalue v) {
     else if (v.kind == SN_J_INT) {
         snprintf(number, sizeof number, "%" PRId64, v.integer);
         sn_jtext_word(w->out, number, SN_JINJA_DATA);
+    } else if (v.kind == SN_J_WIDE) {
+        sn_jtext_string(w->out, v.string);
     } else if (v.kind == SN_J_FLOAT) {
         format_real(v.real, number);
         sn_jtext_word(w->out,

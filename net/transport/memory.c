@@ -28,6 +28,7 @@ typedef struct connection {
     size_t queued[2];          /* messages that wait at each end */
     sn_msg *reordered[2];      /* kept back by SN_REORDER, for each end */
     bool outage_reported;      /* the dialling end has received the event of this outage */
+    bool other_listens;        /* a transport with another key listens at the address */
     uint8_t key[SN_KEY_SIZE];
     char address[SN_ADDRESS_MAX + 1];
 } connection;
@@ -240,7 +241,8 @@ static sn_status connection_deliver(connection *c, int end, sn_msg **msg, sn_err
 /* Updates the listener of a dialled connection, which may have come or gone since the last message. */
 static void connection_find_listener(sn_hub *hub, connection *c) {
     memory_transport *listener = find_listener(hub, c->address);
-    if (listener && memcmp(listener->key, c->key, SN_KEY_SIZE) != 0) listener = NULL;
+    c->other_listens = listener && memcmp(listener->key, c->key, SN_KEY_SIZE) != 0;
+    if (c->other_listens) listener = NULL;
     if (!listener) connection_report_outage(c);
     if (listener == c->ends[1]) return;
     connection_leave(c, 1);
@@ -304,6 +306,7 @@ static void transport_dequeue(memory_transport *m, sn_event *out) {
         (void)sn_fail(&out->err, SN_RETRY, "the peer has closed its connection");
     } else if (!q->msg) {
         out->lost = true;
+        if (c->other_listens) memcpy(out->other_at, c->address, sizeof out->other_at);
         (void)sn_fail(&out->err, SN_RETRY, "the connection to %s was lost", c->address);
     }
     free(q);

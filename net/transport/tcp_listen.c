@@ -15,7 +15,9 @@ enum { BACKLOG = 1024 };
 static sn_status failed(const char *address, const char *reason, int number, sn_err *err) {
     switch (number) {
     case EADDRINUSE:
-        return sn_fail(err, SN_REFUSED, "%s is in use by another program: choose another --listen address", address);
+        (void)sn_fail(err, SN_REFUSED, "%s is in use by another program: choose another --listen address", address);
+        if (err) err->retry_after_ms = SN_PORT_RETRY_MS;
+        return SN_REFUSED;
     case EACCES:
         return sn_fail(err, SN_REFUSED, "%s needs rights that this program does not have: choose a port above 1023",
                        address);

@@ -41,6 +41,9 @@ typedef struct sn_event {
      * connecting, and messages sent meanwhile wait in the queue, until hang_up. A peer that becomes silent without
      * closing its connection is reported late or not at all. */
     bool lost;
+    /* Of an outage: the address that was dialled, where a program took the connection and did not prove the key that
+     * was expected of it: another one, as after a restart with new keys, or one that ends just now. Else empty. */
+    char other_at[SN_ADDRESS_MAX + 1];
     /* The connection of a peer that had dialled this transport, and had sent something, has ended: by its owner, by the
      * death of its program, or by a silence that the transport took for its death (err says which). Comes after the
      * peer's last message, once; the handle is dead. A program that connects again is a new peer with the same key. Not
@@ -50,7 +53,8 @@ typedef struct sn_event {
 
 typedef struct sn_transport_ops {
     /* Accepts connections at `address` (HOST:PORT; port 0 selects a free one). `bound` gets the real address. Does not
-     * block. SN_REFUSED: the address cannot be used (in use, not of this machine), with what to do. */
+     * block. SN_REFUSED: the address cannot be used (in use, not of this machine), with what to do; where it is in use,
+     * retry_after_ms is set: a program that was killed holds its port until its memory is freed. */
     sn_status (*listen)(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1], sn_err *err);
     /* Starts to connect; does not block. Over ZeroMQ the address is numeric: a transport looks up no names. An event
      * reports that no program listens there, or one with another key. Dialling the same address and key again returns

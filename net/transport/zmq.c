@@ -461,6 +461,8 @@ static void report_outage(dealer *d, sn_event *out) {
     d->outage.passed = 0;
     *out = (sn_event){.peer = d->handle, .lost = true, .arrived_us = sn_now_us()};
     memcpy(out->key, d->key, SN_KEY_SIZE);
+    if (d->socket && !d->outage.was_up && d->outage.how == SN_CONNECTION_DOWN)
+        memcpy(out->other_at, d->address, sizeof out->other_at);
     (void)sn_fail(
         &out->err, SN_RETRY,
         !d->socket

@@ -198,6 +198,7 @@ void sn_membership_handle(sn_membership *m, const sn_event *event, int64_t now_u
 void sn_membership_peer_lost(sn_membership *m, const sn_event *event) {
     sn_log_rated(SN_LOG_INFO, "peer lost", "text=%s", event->err.text);
     sn_gossip_peer_lost(m, event->peer);
+    if (*event->other_at) sn_directory_retire(m->directory, event->other_at, event->key);
     for (size_t i = 0; i < m->n_bootstrap_peers; i++)
         if (m->bootstrap_peers[i].peer == event->peer) {
             m->bootstrap_peers[i].answered = m->bootstrap_peers[i].met = false;

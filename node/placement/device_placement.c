@@ -3,6 +3,7 @@
  * plan does not use are closed again. */
 #include "node/placement/device_placement.h"
 
+#include "base/cgroup.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
@@ -166,6 +167,14 @@ static sn_status plan_fit_blocks(const sn_device_placement_options *options, con
     return sn_fail(err, SN_REFUSED, "not even one block fits: lower --kv-memory, or use devices with more memory");
 }
 
+/* What is free of it, without what idle sessions may be swapped out to. */
+static size_t host_memory(const sn_device_placement_options *options) {
+    size_t total, available;
+    sn_memory_read(&total, &available);
+    available -= sn_min_size(available, options->host_reserved);
+    return available ? available : 1;
+}
+
 static sn_status plan_make(const sn_device_placement_options *options, const sn_hparams *hp, const device_set *c,
                            sn_block_cost *costs, sn_plan_query *query, sn_plan *plan, int *end, sn_err *err) {
     query->devices = c->devices;
@@ -174,6 +183,7 @@ static sn_status plan_make(const sn_device_placement_options *options, const sn_
     query->offload = options->offload;
     query->offload_all = options->offload_all;
     query->expert_memory = options->expert_memory;
+    query->host_memory = host_memory(options);
     query->keep_free = options->tune_memory;
     for (int i = 0; i < c->n; i++)
         if (c->open[i]->memory_extra && !sn_add(options->tune_memory, c->open[i]->memory_extra, &query->keep_free))

@@ -3,6 +3,7 @@
  *   CLAIMED             placement_confirm
  *   SERVING             rebalance_consider
  *   REBALANCE_PENDING   rebalance_confirm
+ * and in SERVING gap_look, each second.
  *
  * Every decision reads the directory anew into an sn_block_coverage, the throughput per block over all other nodes.
  * Conflicts between nodes are resolved without a coordinator: a node announces its intention, waits until the
@@ -13,6 +14,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "node/placement/block_selection.h"
+#include "node/placement/gap.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +26,14 @@ enum {
     CONFIRM_US = 1000000,
     CLAIMS_MAX = 4,
     REBALANCE_CONFIRM_US = 3000000,
-    ASK_US = 250000,     /* before a decision: claims of others that it does not show come three times as late */
-    MEET_US = 2000000,   /* for answers of nodes that are not known, which may be behind a relay */
-    CLAIMS_BELIEVED = 2, /* when it joins: nodes that load and have not answered, for each block */
+    ASK_US = 250000,   /* before a decision: claims of others that it does not show come three times as late */
+    MEET_US = 2000000, /* for answers of nodes that are not known, which may be behind a relay */
+    GAP_LOOK_US = 1000000,
+    GAP_SETTLE_US = 3000000,   /* after a gap is seen: news arrives, nodes that join take it, unknown ones answer */
+    GAP_PATIENCE_US = 3000000, /* with a node that is to fill it */
+    GAP_CONFIRM_US = 1000000,
+    GAP_HOLD_US = 60000000, /* for which nodes that drain or load are waited for */
+    CLAIMS_BELIEVED = 2,    /* when it joins: nodes that load and have not answered, for each block */
 };
 
 static int64_t random_delay(sn_placement *p, int64_t us) { return (int64_t)sn_rng_below(&p->seed, (uint64_t)us); }
@@ -157,7 +164,108 @@ static int rebalance_find_target(sn_placement *p, int64_t unix_ms) {
     return to;
 }
 
+/* -- gaps ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct gap_view {
+    sn_gap_node nodes[SN_GAP_NODES_MAX];
+    size_t n;
+    uint64_t drains; /* the least tag of another node that drains, perhaps to fill the gap; UINT64_MAX: none */
+} gap_view;
+
+/* The proven nodes and this one. False: there may be nodes that this one does not know, so what seems a gap is none. */
+static bool gap_view_read(const sn_placement *p, int64_t unix_ms, gap_view *v) {
+    const sn_directory *d = p->setup.directory;
+    *v = (gap_view){.drains = UINT64_MAX};
+    if (sn_directory_count(d) > SN_GAP_NODES_MAX || p->setup.n_blocks > SN_GAP_BLOCKS_MAX) return false;
+    for (size_t i = 0; i < sn_directory_count(d); i++) {
+        const sn_announcement *a = sn_directory_at(d, i);
+        bool self = !memcmp(a->node, p->setup.node, SN_KEY_SIZE), online = a->state == SN_NODE_ONLINE;
+        if (memcmp(a->model, p->setup.model, SN_KEY_SIZE) || a->n_blocks != (uint64_t)p->setup.n_blocks) continue;
+        if (a->state == SN_NODE_OFFLINE || a->first_block == a->end_block) continue;
+        if (!self && !sn_directory_is_proven_at(d, i, unix_ms)) continue;
+        if (!self && a->state == SN_NODE_DRAINING && sn_node_tag(a->node) < v->drains) v->drains = sn_node_tag(a->node);
+        v->nodes[v->n++] = (sn_gap_node){.first = (int)a->first_block,
+                                         .end = (int)a->end_block,
+                                         .tag = sn_node_tag(a->node),
+                                         .serves = online || self,
+                                         .stays = a->n_experts > 0};
+    }
+    return true;
+}
+
+/* The move of the node whose turn it is, after those that were passed over. */
+static sn_gap_move gap_next_move(gap_view *v, const sn_placement *p, int passed) {
+    sn_gap_move move;
+    for (sn_gap_plan(v->nodes, v->n, p->setup.n_blocks, &move); passed && move.tag; passed--) {
+        for (size_t i = 0; i < v->n; i++) v->nodes[i].stays |= v->nodes[i].tag == move.tag;
+        sn_gap_plan(v->nodes, v->n, p->setup.n_blocks, &move);
+    }
+    return move;
+}
+
+static void gap_begin(sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    p->gap.since_us = now_us;
+    p->gap.next_us = now_us + GAP_SETTLE_US + GAP_PATIENCE_US;
+    p->gap.passed = 0;
+    placement_meet(p, now_us, unix_ms);
+}
+
+static void gap_fill(sn_placement *p, int to, int64_t now_us, int64_t unix_ms) {
+    p->target_first = to;
+    p->gap.filling = true;
+    p->state = SN_PLACEMENT_REBALANCE_PENDING;
+    p->due_us = now_us + GAP_CONFIRM_US;
+    p->asked = false;
+    placement_announce(p, now_us, unix_ms);
+}
+
+static void gap_look(sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    gap_view v;
+    p->look_us = now_us + GAP_LOOK_US;
+    if (!gap_view_read(p, unix_ms, &v) || !sn_gap_exists(v.nodes, v.n, p->setup.n_blocks)) {
+        p->gap.since_us = 0;
+        return;
+    }
+    if (!p->gap.since_us) gap_begin(p, now_us, unix_ms);
+    if (now_us < p->gap.since_us + GAP_SETTLE_US) return;
+    const sn_gap_move move = gap_next_move(&v, p, p->gap.passed);
+    bool holds = now_us < p->gap.since_us + GAP_HOLD_US && (v.drains != UINT64_MAX || move.waits);
+    if (holds) {
+        p->gap.next_us = now_us + GAP_PATIENCE_US;
+    } else if (!move.tag) {
+        p->gap.since_us = 0; /* all were passed over, or it cannot be filled */
+    } else if (move.tag == sn_node_tag(p->setup.node)) {
+        if (!move.waits) gap_fill(p, move.to, now_us, unix_ms);
+    } else if (now_us >= p->gap.next_us) {
+        p->gap.passed++;
+        p->gap.next_us = now_us + GAP_PATIENCE_US;
+    }
+}
+
+/* Whether it still is this node that is to move there: the others serve what it leaves, and none drains that goes
+ * first. */
+static bool gap_is_confirmed(const sn_placement *p, int64_t unix_ms) {
+    gap_view v;
+    const uint64_t own = sn_node_tag(p->setup.node);
+    sn_block_coverage *others = malloc(sizeof *others);
+    bool confirmed = others && gap_view_read(p, unix_ms, &v) && v.drains > own;
+    if (confirmed) {
+        const sn_gap_move move = gap_next_move(&v, p, p->gap.passed);
+        confirmed = move.tag == own && move.to == p->target_first && !move.waits &&
+                    coverage_of_others(p, UINT64_MAX, unix_ms, others) &&
+                    sn_block_selection_may_leave(others, p->first, p->end, p->target_first);
+    }
+    free(others);
+    return confirmed;
+}
+
+/* -- rebalancing --------------------------------------------------------------------------------------------------- */
+
 static void rebalance_consider(sn_placement *p, int64_t now_us, int64_t unix_ms) {
+    if (p->gap.since_us) {
+        rebalance_schedule(p, now_us);
+        return;
+    }
     if (!p->asked) {
         p->asked = true;
         p->due_us = now_us + placement_meet(p, now_us, unix_ms);
@@ -175,7 +283,12 @@ static void rebalance_consider(sn_placement *p, int64_t now_us, int64_t unix_ms)
 }
 
 static void rebalance_confirm(sn_placement *p, int64_t now_us, int64_t unix_ms) {
-    p->target_first = rebalance_find_target(p, unix_ms);
+    bool filling = p->gap.filling;
+    p->gap.filling = false;
+    if (!filling)
+        p->target_first = rebalance_find_target(p, unix_ms);
+    else if (!gap_is_confirmed(p, unix_ms))
+        p->target_first = p->first;
     if (p->target_first != p->first) {
         int n = p->end - p->first;
         sn_log(SN_LOG_INFO, "rebalancing", "from=%d:%d to=%d:%d sessions=%zu", p->first, p->end, p->target_first,
@@ -186,6 +299,7 @@ static void rebalance_confirm(sn_placement *p, int64_t now_us, int64_t unix_ms) 
         return;
     }
     p->state = SN_PLACEMENT_SERVING;
+    p->gap.since_us = 0;
     rebalance_schedule(p, now_us);
     placement_announce(p, now_us, unix_ms);
 }
@@ -214,13 +328,17 @@ int64_t sn_placement_tick(sn_placement *p, int64_t now_us, int64_t unix_ms) {
     }
     if (p->state == SN_PLACEMENT_BACKOFF && now_us >= p->due_us) placement_choose(p, now_us, unix_ms);
     if (p->state == SN_PLACEMENT_CLAIMED && now_us >= p->due_us) placement_confirm(p, now_us, unix_ms);
+    bool looks = p->state == SN_PLACEMENT_SERVING && p->due_us != INT64_MAX;
+    if (looks && now_us >= p->look_us) gap_look(p, now_us, unix_ms);
     if (p->state == SN_PLACEMENT_SERVING && now_us >= p->due_us) rebalance_consider(p, now_us, unix_ms);
     if (p->state == SN_PLACEMENT_REBALANCE_PENDING && now_us >= p->due_us) rebalance_confirm(p, now_us, unix_ms);
     if (p->state == SN_PLACEMENT_REBALANCING && now_us >= p->due_us) {
         p->setup.host.close_sessions(p->setup.host.ctx);
         return now_us + LISTEN_POLL_US;
     }
-    return p->state == SN_PLACEMENT_LOADING ? INT64_MAX : p->due_us - (is_to_ask(p) ? ASK_US : 0);
+    if (p->state == SN_PLACEMENT_LOADING) return INT64_MAX;
+    int64_t next_us = p->due_us - (is_to_ask(p) ? ASK_US : 0);
+    return looks && p->look_us < next_us ? p->look_us : next_us;
 }
 
 bool sn_placement_wants_blocks(sn_placement *p, int *first, int *end) {

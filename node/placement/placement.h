@@ -15,6 +15,10 @@
  * (REBALANCE_PENDING) and checks again after a few seconds, so that two nodes do not leave the same blocks at once.
  * Then its sessions are migrated (REBALANCING), and it loads the new blocks under the same identity (LOADING).
  *
+ * Gaps: while all nodes are known (SN_GAP_NODES_MAX), a node looks each second for blocks that no node holds. All make
+ * the same plan (gap.h), and the one that is to move does, in the same steps as for a rebalance, but at once. A node
+ * that has its turn and does not use it, because its owner has given it its blocks, is passed over after some seconds.
+ *
  * A device is lost: the node serves the blocks that still work, and announces only these. When the device works again,
  * the blocks are exchanged for themselves: the sessions are migrated (REBALANCING), and all are loaded anew (LOADING).
  *
@@ -87,6 +91,12 @@ typedef struct sn_placement {
     size_t n_tried;
     uint64_t seed;       /* RNG state */
     uint64_t rebalances; /* completed since the start */
+    int64_t look_us;     /* when to look for gaps again */
+    struct {
+        int64_t since_us, next_us; /* since when there is a gap; 0: none. When the next best node has its turn */
+        int passed;                /* nodes that had their turn to fill it, and did not */
+        bool filling;              /* this node is about to: in REBALANCE_PENDING */
+    } gap;
 } sn_placement;
 
 void sn_placement_init(sn_placement *placement, const sn_placement_setup *setup, int64_t now_us);

@@ -48,7 +48,8 @@ enum {
 /* What the node has of its model's files, for others. Both functions are called on the network thread and do not wait.
  * file: 1, 2, ... in the order of the manifest (model/hub/manifest.h); 0: the manifest itself, for `read` only. */
 typedef struct sn_share {
-    size_t bytes_per_s; /* at most; 0: the node shares nothing */
+    size_t bytes_per_s;      /* at most; 0: the node shares nothing */
+    size_t near_bytes_per_s; /* at most to machines of its own network (net/near.h); 0: there is no other rate */
     /* Adds the bytes of the file that are here to *out. */
     sn_status (*offer)(void *ctx, uint64_t file, sn_range_set *out, sn_err *err);
     /* Reads exactly these bytes; *size is the size of the whole file. SN_RETRY: they are read from the disk now, ask

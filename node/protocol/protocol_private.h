@@ -51,6 +51,7 @@ typedef struct sn_weights_request {
     uint8_t key[SN_KEY_SIZE];
     uint64_t correlation_id, file, from;
     size_t bytes;
+    bool near; /* from this machine's own network */
     int tries; /* to read its bytes, which were not in memory */
     int64_t not_before_us;
 } sn_weights_request;
@@ -58,8 +59,15 @@ typedef struct sn_weights_request {
 typedef struct sn_sharing {
     bool shares;
     sn_hash manifest;
-    int64_t left, refilled_us; /* bytes that may be sent now; below zero: owed */
-    int64_t stepped_us;        /* when the newest step arrived */
+    struct {
+        int64_t left, refilled_us; /* bytes that may be sent now; below zero: owed */
+    } rates[2];                    /* towards the internet, and within its own network */
+    struct {
+        char host[SN_ADDRESS_MAX + 1];
+        bool near;
+        int64_t until_us;
+    } asked;            /* whether the host is near of which the newest request came */
+    int64_t stepped_us; /* when the newest step arrived */
     sn_weights_request waiting[SN_SHARING_WAITING_MAX];
     size_t n;
 } sn_sharing;
@@ -112,19 +120,19 @@ struct sn_protocol {
     sn_sharing sharing;
     sn_expert_work experts;
     sn_hasher *hasher;
-    size_t orphans;                  /* sessions whose owner's connection has ended */
-    size_t jobs, kv_reads;           /* in the engine; kv_reads: those of them that read KV pages */
-    uint64_t last_correlation_id;    /* of the requests that this node sends to other nodes */
-    bool draining;                   /* opens no sessions */
-    bool leaving;                    /* serves no steps either */
-    int64_t started_us;              /* now_us of sn_protocol_new */
-    int64_t unix_ms, unix_offset_ms; /* wall clock as of the newest call, and its difference to now_us */
-    struct {                         /* counters since the start */
-        uint64_t steps, tokens;
-        uint64_t shared_bytes;          /* of the model's files, given to others */
-        uint64_t sessions_migrated;     /* sessions whose KV pages another node received */
-        uint64_t refusals[SN_STOP + 1]; /* ERRORs sent, by status */
-        sn_histogram step_us, queue_us; /* from arrival to reply, and from arrival to the start of the computation */
+    size_t orphans;                       /* sessions whose owner's connection has ended */
+    size_t jobs, kv_reads;                /* in the engine; kv_reads: those of them that read KV pages */
+    uint64_t last_correlation_id;         /* of the requests that this node sends to other nodes */
+    bool draining;                        /* opens no sessions */
+    bool leaving;                         /* serves no steps either */
+    int64_t started_us;                   /* now_us of sn_protocol_new */
+    int64_t unix_ms, unix_offset_ms;      /* wall clock as of the newest call, and its difference to now_us */
+    struct {                              /* counters since the start */
+        uint64_t steps, tokens, sessions; /* sessions: opened */
+        uint64_t shared_bytes;            /* of the model's files, given to others */
+        uint64_t sessions_migrated;       /* sessions whose KV pages another node received */
+        uint64_t refusals[SN_STOP + 1];   /* ERRORs sent, by status */
+        sn_histogram step_us, queue_us;   /* from arrival to reply, and from arrival to the start of the computation */
     } counters;
 };
 

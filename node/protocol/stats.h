@@ -26,7 +26,9 @@ typedef struct sn_node_stats {
     int first, end;  /* blocks served */
     sn_engine_stats engine;
     uint64_t kv_bytes_max, weight_bytes, sessions, sessions_max, draining;
-    uint64_t steps, tokens;
+    int64_t started_us; /* sn_now_us of the start, since when are counted: */
+    uint64_t steps, tokens, sessions_opened;
+    uint64_t shared_bytes;                   /* of the model's files, given to others */
     uint64_t sessions_migrated;              /* sessions whose KV pages another node received */
     uint64_t refusals[SN_STOP + 1];          /* ERRORs sent, by their status */
     uint64_t quota_refusals[SN_QUOTA_KINDS]; /* those that a quota caused */

@@ -3,22 +3,26 @@
  * notice.
  *
  * Requests for bytes wait in one queue, in which a peer has few places, and are served in order: at a bounded rate, a
- * quarter of it while steps are computed, and no more than one between two rounds of the network thread, so that every
- * message that has arrived meanwhile comes first. */
+ * part of it while steps are computed, and no more than one between two rounds of the network thread, so that every
+ * message that has arrived meanwhile comes first. Requests from the node's own network may have a rate of their own:
+ * what they get takes nothing of the line to the internet. */
 #include "node/protocol/protocol_private.h"
 
 #include "base/mem.h"
+#include "net/near.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
     PLACES_OF_PEER = 8,
-    BURST = 1 << 20,      /* bytes that may be sent at once after a pause */
-    AT_WORK_US = 1000000, /* after a step, for which sessions count as being at work */
-    AT_WORK_SHARE = 4,    /* the rate is divided by it then */
-    NOT_READ_US = 5000,   /* until bytes that were not in memory are looked for again */
-    FULL_WAIT_MS = 200,   /* told to a peer whose places are taken */
+    BURST = 1 << 20,         /* bytes that may be sent at once after a pause */
+    AT_WORK_US = 1000000,    /* after a step, for which sessions count as being at work */
+    AT_WORK_SHARE = 4,       /* the rate is divided by it then, */
+    NEAR_SHARE = 32,         /* and that of the own network, which is not bounded by a line, by this */
+    NEAR_LOOK_US = 10000000, /* for which a host that is near stays so */
+    NOT_READ_US = 5000,      /* until bytes that were not in memory are looked for again */
+    FULL_WAIT_MS = 200,      /* told to a peer whose places are taken */
     READ_TRIES = 400
 };
 
@@ -61,6 +65,20 @@ void sn_protocol_on_weights_offer(sn_protocol *protocol, const sn_event *event) 
     sn_msg_free(&msg);
 }
 
+/* Whether the peer may have the rate of the node's own network. One that comes over a relay has no host. */
+static bool is_near(sn_protocol *protocol, const sn_event *event) {
+    sn_sharing *s = &protocol->sharing;
+    char host[SN_ADDRESS_MAX + 1];
+    if (!protocol->setup.share.near_bytes_per_s) return false;
+    if (!sn_transport_peer_host(protocol->setup.transport, event->peer, host)) return false;
+    if (strcmp(host, s->asked.host) || event->arrived_us >= s->asked.until_us) {
+        snprintf(s->asked.host, sizeof s->asked.host, "%s", host);
+        s->asked.near = sn_host_is_near(host);
+        s->asked.until_us = event->arrived_us + NEAR_LOOK_US;
+    }
+    return s->asked.near;
+}
+
 static sn_status enqueue(sn_protocol *protocol, const sn_event *event, sn_err *err) {
     sn_sharing *s = &protocol->sharing;
     const sn_msg_weights *request = &event->msg->weights;
@@ -78,7 +96,8 @@ static sn_status enqueue(sn_protocol *protocol, const sn_event *event, sn_err *e
                               .correlation_id = event->msg->correlation_id,
                               .file = request->file,
                               .from = request->from,
-                              .bytes = (size_t)request->bytes};
+                              .bytes = (size_t)request->bytes,
+                              .near = is_near(protocol, event)};
     memcpy(w->key, event->key, SN_KEY_SIZE);
     return SN_OK;
 }
@@ -118,40 +137,57 @@ static sn_status make_reply(const sn_protocol *protocol, const sn_weights_reques
     return status;
 }
 
-/* Serves the first request of the queue, or moves it to the end where its bytes are not in memory yet. */
-static void serve_first(sn_protocol *protocol, int64_t now_us) {
+/* Serves a request of the queue, or moves it to the end where its bytes are not in memory yet. */
+static void serve(sn_protocol *protocol, size_t at, int64_t now_us) {
     sn_sharing *s = &protocol->sharing;
-    sn_weights_request first = s->waiting[0];
+    sn_weights_request w = s->waiting[at];
     sn_msg *msg = NULL;
     sn_err err;
-    memmove(s->waiting, s->waiting + 1, --s->n * sizeof *s->waiting);
-    sn_status status = make_reply(protocol, &first, &msg, &err);
-    if (status == SN_RETRY && first.tries < READ_TRIES) {
-        first.tries++;
-        first.not_before_us = now_us + NOT_READ_US;
-        s->waiting[s->n++] = first;
+    memmove(s->waiting + at, s->waiting + at + 1, (--s->n - at) * sizeof *s->waiting);
+    sn_status status = make_reply(protocol, &w, &msg, &err);
+    if (status == SN_RETRY && w.tries < READ_TRIES) {
+        w.tries++;
+        w.not_before_us = now_us + NOT_READ_US;
+        s->waiting[s->n++] = w;
     } else if (status) {
-        const sn_msg request = {.kind = SN_MSG_WEIGHTS, .correlation_id = first.correlation_id};
-        sn_protocol_refuse(protocol, first.peer, &request, &err);
+        const sn_msg request = {.kind = SN_MSG_WEIGHTS, .correlation_id = w.correlation_id};
+        sn_protocol_refuse(protocol, w.peer, &request, &err);
     } else {
-        s->left -= (int64_t)first.bytes;
-        protocol->counters.shared_bytes += first.bytes;
-        sn_protocol_send(protocol, first.peer, &msg);
+        s->rates[w.near].left -= (int64_t)w.bytes;
+        protocol->counters.shared_bytes += w.bytes;
+        sn_protocol_send(protocol, w.peer, &msg);
     }
     sn_msg_free(&msg);
 }
 
+/* When bytes may be sent at the rate of the own network, or of the internet. */
+static int64_t refill(sn_protocol *protocol, bool near, int64_t now_us) {
+    const sn_share *share = &protocol->setup.share;
+    sn_sharing *s = &protocol->sharing;
+    int64_t rate = (int64_t)(near ? share->near_bytes_per_s : share->bytes_per_s);
+    int64_t left = s->rates[near].left, passed = now_us - s->rates[near].refilled_us;
+    if (s->stepped_us && now_us - s->stepped_us < AT_WORK_US) rate = rate / (near ? NEAR_SHARE : AT_WORK_SHARE) + 1;
+    if (passed > AT_WORK_US || !s->rates[near].refilled_us) passed = AT_WORK_US;
+    left += passed * rate / 1000000;
+    if (left > BURST) left = BURST;
+    s->rates[near].left = left;
+    s->rates[near].refilled_us = now_us;
+    if (!rate) return INT64_MAX;
+    return left > 0 ? now_us : now_us + (1 - left) * 1000000 / rate + 1;
+}
+
 int64_t sn_protocol_sharing_tick(sn_protocol *protocol, int64_t now_us) {
     sn_sharing *s = &protocol->sharing;
-    int64_t rate = (int64_t)protocol->setup.share.bytes_per_s, passed = now_us - s->refilled_us;
-    if (s->stepped_us && now_us - s->stepped_us < AT_WORK_US) rate = rate / AT_WORK_SHARE + 1;
-    if (passed > AT_WORK_US || !s->refilled_us) passed = AT_WORK_US;
-    s->left += passed * rate / 1000000;
-    if (s->left > BURST) s->left = BURST;
-    s->refilled_us = now_us;
-    if (!s->n || !rate) return INT64_MAX;
-    if (s->left <= 0) return now_us + (1 - s->left) * 1000000 / rate + 1;
-    if (s->waiting[0].not_before_us > now_us) return s->waiting[0].not_before_us;
-    serve_first(protocol, now_us);
-    return s->n ? now_us : INT64_MAX;
+    const int64_t due_us[2] = {refill(protocol, false, now_us), refill(protocol, true, now_us)};
+    int64_t next_us = INT64_MAX;
+    for (size_t i = 0; i < s->n; i++) {
+        const sn_weights_request *w = &s->waiting[i];
+        int64_t at_us = w->not_before_us > due_us[w->near] ? w->not_before_us : due_us[w->near];
+        if (at_us <= now_us) {
+            serve(protocol, i, now_us);
+            return s->n ? now_us : INT64_MAX;
+        }
+        if (at_us < next_us) next_us = at_us;
+    }
+    return next_us;
 }

@@ -13,7 +13,7 @@ options = {"model": model, "temperature": 0, "max_tokens": 12}
 
 
 def whole_and_streamed():
-    assert [m.id for m in client.models.list()] == [model]
+    assert [m.id for m in client.models.list()] == [model] and client.models.retrieve(model).id == model
     whole = client.chat.completions.create(messages=question, **options)
     text = whole.choices[0].message.content
     assert text and whole.usage.completion_tokens <= 12 and whole.choices[0].finish_reason in ("stop", "length")
@@ -62,8 +62,8 @@ def other_routes(text):
 
 
 def refusals():
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    for wrong in {"temperature": 9}, {"n": 0}, {"model": "another"}, {"tools": [tool]}, {"logit_bias": {"-1": 1}}, {"max_tokens": -1}:
+    tool = {"type": "web_search", "web_search": {}}
+    for wrong in {"temperature": 9}, {"n": 0}, {"model": "another"}, {"tools": [tool]}, {"logit_bias": {"-1": 1}}, {"max_tokens": -2}:
         try:
             client.chat.completions.create(**({"messages": question} | options | wrong))
             raise AssertionError(f"{wrong} was taken")

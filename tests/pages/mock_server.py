@@ -148,7 +148,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             with open(os.path.join(PAGES, name), "rb") as f:
                 self.reply(f.read(), TYPES[name.split(".")[-1]] + "; charset=utf-8", headers=page_headers())
         elif path == "/v1/models" and self.allowed():
-            self.reply({"object": "list", "data": [{"id": "SmolLM2-135M-Instruct", "object": "model", "sampling": SAMPLING}]}, "application/json")
+            self.reply({"object": "list", "data": [{"id": "SmolLM2-135M-Instruct", "object": "model", "default_sampling": SAMPLING}]}, "application/json")
         elif path == "/api/swarm":
             self.reply(swarm_map(self.server.gap), "application/json")
         elif path not in ("/v1/models",):

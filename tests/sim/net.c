@@ -237,6 +237,9 @@ static void deliver_packet(void *owner, void *what, uint64_t which, bool ending)
         sn_event event = {.msg = p->msg, .peer = p->peer, .lost = p->kind == LOST, .gone = p->kind == GONE};
         event.dialled = !p->end;
         memcpy(event.key, p->end ? l->net->hosts[l->ends[0]].key : l->key, SN_KEY_SIZE);
+        const host *there = &l->net->hosts[l->ends[1]];
+        if (p->kind == LOST && there->incarnation && there->listens && memcmp(there->key, l->key, SN_KEY_SIZE))
+            snprintf(event.other_at, sizeof event.other_at, "node%d:1", l->ends[1]);
         if (ends) (void)sn_fail(&event.err, SN_RETRY, "the connection to node%d:1 was lost", l->ends[1 - p->end]);
         if (p->kind == GARBLED) (void)sn_fail(&event.err, SN_REFUSED, "these bytes are no message");
         p->msg = NULL;

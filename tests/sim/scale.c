@@ -245,7 +245,7 @@ static void new_member(scale *s, int number) {
     sim_actor *previous = sim_set_actor(s->time, &m->actor);
     REQUIRE(sn_identity_new(&m->identity, &err));
     sim_set_actor(s->time, previous);
-    m->n_blocks = (int)sim_rng_between(r, s->plan.blocks / 20, s->plan.blocks / 5);
+    m->n_blocks = (int)sim_rng_between(r, s->plan.room_least, s->plan.room_most);
     m->block_us = (uint64_t)sim_rng_between(r, 300, 3000);
     m->host = sim_host_new(s->net, &m->actor, m->identity.curve_key);
     snprintf(m->address, sizeof m->address, "node%d:1", m->host);

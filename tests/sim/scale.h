@@ -10,8 +10,9 @@
 
 typedef struct sim_scale_plan {
     uint64_t seed;
-    int nodes;  /* that are present at a time, about */
-    int blocks; /* of the model */
+    int nodes;                 /* that are present at a time, about */
+    int blocks;                /* of the model */
+    int room_least, room_most; /* blocks for which a node has room */
     /* mean time that a node stays; Weibull distribution with shape 0.6: many leave soon, some stay for hours */
     int stay_s;
     int warm_s;    /* before measurements begin */

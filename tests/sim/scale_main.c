@@ -50,6 +50,16 @@ static void on_signal(int number) {
     skip = 1;
 }
 
+/* "2:5" */
+static void read_room(const char *text, sim_scale_plan *plan) {
+    char end;
+    if (sscanf(text, "%d:%d%c", &plan->room_least, &plan->room_most, &end) != 2 || plan->room_least < 1 ||
+        plan->room_most < plan->room_least || plan->room_most > 20) {
+        fprintf(stderr, "--room takes MIN:MAX, blocks for which a node has room, 1 to 20\n");
+        exit(2);
+    }
+}
+
 int main(int argc, char **argv) {
     sim_scale_plan plan = {.seed = 1,
                            .nodes = 100,
@@ -69,6 +79,8 @@ int main(int argc, char **argv) {
             plan.nodes = require_int(argv[++i], 20, 1000000);
         else if (!strcmp(argv[i], "--blocks") && more)
             plan.blocks = require_int(argv[++i], 20, 1000);
+        else if (!strcmp(argv[i], "--room") && more)
+            read_room(argv[++i], &plan);
         else if (!strcmp(argv[i], "--seed") && more)
             plan.seed = strtoull(argv[++i], NULL, 10);
         else if (!strcmp(argv[i], "--stay") && more)
@@ -82,12 +94,15 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--heal") && more)
             plan.heal_s = require_int(argv[++i], 0, 1000000);
         else {
-            fprintf(
-                stderr,
-                "usage: sim_scale [--nodes N] [--blocks N] [--seed N] [--stay S] [--warm S] [--watch S] [--sample S] "
-                "[--heal S] [--quiet]\nSIGTERM and SIGINT end the present stage.\n");
+            fprintf(stderr, "usage: sim_scale [--nodes N] [--blocks N] [--room MIN:MAX] [--seed N] [--stay S] [--warm "
+                            "S] [--watch S] [--sample S] "
+                            "[--heal S] [--quiet]\nSIGTERM and SIGINT end the present stage.\n");
             return 2;
         }
+    }
+    if (!plan.room_most) {
+        plan.room_least = plan.blocks / 20;
+        plan.room_most = plan.blocks / 5;
     }
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);

@@ -197,6 +197,11 @@ void cluster_stop(cluster *c, int number) {
     pthread_join(m->thread, NULL);
 }
 
+void cluster_kill(cluster *c, int number) {
+    cluster_stop(c, number);
+    sn_node_free(&c->members[number].node);
+}
+
 void cluster_restart(cluster *c, int number) {
     member *m = &c->members[number];
     cluster_stop(c, number);

@@ -60,6 +60,8 @@ int cluster_cut_off_number(const cluster *c); /* -1: none yet */
 void cluster_duplicate_messages(cluster *c, int number);
 /* Ends the node as SIGTERM does, and waits until it has ended. */
 void cluster_stop(cluster *c, int number);
+/* The same, and its connections are lost; no link may be opened to the cluster after that. */
+void cluster_kill(cluster *c, int number);
 /* Ends the node, and starts it again with the same identity, address and blocks. */
 void cluster_restart(cluster *c, int number);
 void cluster_drain(cluster *c, int number); /* as cluster_stop, without waiting */

@@ -114,7 +114,7 @@ static sn_msg *answer_step(const fake_node *f, const sn_msg *request) {
         if (request->step.n_route) memcpy(msg->error.session, request->step.route[0].session, SN_SESSION_ID_SIZE);
         return msg;
     }
-    if (f->fault == FAKE_SILENT || f->fault == FAKE_PONDERS) return NULL;
+    if (f->fault == FAKE_SILENT || f->fault == FAKE_PONDERS || f->fault == FAKE_DIES) return NULL;
     if (f->fault == FAKE_OTHER_KIND) return new_other_kind(request);
     REQUIRE(sn_msg_new(SN_MSG_STEP_REPLY, request->correlation_id, &msg, &err));
     memcpy(msg->step_reply.session, request->step.session, SN_SESSION_ID_SIZE);
@@ -168,6 +168,7 @@ static void answer_message(fake_node *f, const sn_event *event) {
     }
     if (event->msg->kind == SN_MSG_OPEN || event->msg->kind == SN_MSG_STEP) atomic_fetch_add(&f->requests, 1);
     if (msg && sn_transport_send(f->transport, to, &msg, &ignored)) sn_msg_free(&msg);
+    if (event->msg->kind == SN_MSG_STEP && f->fault == FAKE_DIES) atomic_store(&f->stop, true);
 }
 
 static void *node_main(void *ctx) {
@@ -180,6 +181,7 @@ static void *node_main(void *ctx) {
         sn_msg_free(&event.msg);
         if (forges) send_forged(f);
     }
+    if (f->fault == FAKE_DIES) sn_transport_free(&f->transport);
     return NULL;
 }
 
@@ -200,8 +202,7 @@ fake_node *fake_node_new(testbed *w, const char *address, int first, int end, fa
 
 void fake_node_free(fake_node **f) {
     if (!*f) return;
-    atomic_store(&(*f)->stop, true);
-    sn_transport_wake((*f)->transport);
+    if (!atomic_exchange(&(*f)->stop, true)) sn_transport_wake((*f)->transport);
     pthread_join((*f)->thread, NULL);
     sn_transport_free(&(*f)->transport);
     sn_buf_fini(&(*f)->sealed);

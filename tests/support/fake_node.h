@@ -36,6 +36,7 @@ typedef enum fake_node_fault {
     FAKE_PONDERS,              /* answers no step, and for its status after FAKE_PONDERS_MS */
     FAKE_BLAMES,               /* answers a step with an error that names the session of the next node */
     FAKE_BOASTS, /* wants to be asked again in FAKE_LATER_MS, then answers, and states a time that no clock has */
+    FAKE_DIES,   /* its program ends at the first step that it gets */
 } fake_node_fault;
 enum { FAKE_PONDERS_MS = 400, FAKE_LATER_MS = 10 };
 

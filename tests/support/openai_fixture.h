@@ -12,6 +12,7 @@
      .n_models = 2,                                                                                                    \
      .vocab = (n_vocab),                                                                                               \
      .context = (n_context),                                                                                           \
+     .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1},                                                  \
      .width = 8,                                                                                                       \
      .n_max = 4,                                                                                                       \
      .prompts_max = 8,                                                                                                 \

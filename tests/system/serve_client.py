@@ -104,6 +104,63 @@ def same_text(url, expected):
     assert len({c["text"] for c in several["choices"]}) == 1 and [c["index"] for c in several["choices"]] == [0, 1, 2]
 
 
+def defaults(url, said, seed):
+    """Without fields of sampling an answer is that of `swarm chat`; /v1/models says how it is sampled."""
+    ask = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "seed": int(seed)}
+    answer = post(url, "/v1/chat/completions", **ask)["choices"][0]
+    assert answer["message"]["content"].strip() == said.strip(), (answer, said)
+    used = json.loads(call(url, "/v1/models")[2])["data"][0]["default_sampling"]
+    assert used == {"temperature": 0.7, "top_p": 0.95, "top_k": 0, "min_p": 0, "repeat_penalty": 1}, used
+    assert post(url, "/v1/chat/completions", **ask, **used)["choices"][0]["message"] == answer["message"]
+    assert post(url, "/v1/responses", input=ask["messages"], seed=ask["seed"])["output"][0]["content"][0]["text"] == answer["message"]["content"]
+
+
+def limits(url):
+    """An answer may ask for more than there is room for and ends with the context, which --ctx makes short here."""
+    ask = {"messages": [{"role": "user", "content": "Tell a story."}], "temperature": 0, "ignore_eos": True, "max_tokens": 64000}
+    whole = post(url, "/v1/chat/completions", **ask)
+    assert whole["choices"][0]["finish_reason"] == "length" and whole["usage"]["total_tokens"] in (96, 97), whole["usage"]
+    status, _, text = call(url, "/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 200}], "max_tokens": 1})
+    error = json.loads(text)["error"]
+    assert status == 400 and error["code"] == "context_length_exceeded" and "holds 96" in error["message"], (status, error)
+
+
+TOOL = {"type": "function", "function": {"name": "shell", "description": "Runs a command", "parameters": {
+    "type": "object", "properties": {"command": {"type": "string"}, "n": {"type": "integer", "maximum": 18446744073709551615}},
+    "required": ["command"], "additionalProperties": False}}}
+
+
+def agents(url):
+    """What agents send: paths and names as they write them, fields that mean nothing here, tools though the template has none."""
+    for path in "/models", "/v1/models/", "/v1/models/tiny", "/models/openai/TINY", "/v1/health", "/health/":
+        assert call(url, path)[0] == 200, path
+    for path, body, allow in ("/v1/chat/completions", None, "POST"), ("/models", {}, "GET, HEAD"), ("/swarm", {}, "GET, HEAD"):
+        status, headers, _ = call(url, path, body)
+        assert status == 405 and headers["allow"] == allow, (path, status, headers)
+    status, _, text = call(url, "/v1/models/other")
+    assert status == 404 and json.loads(text)["error"]["code"] == "model_not_found", text
+    for path in "/v1/models/", "/v1/model", "/v1", "/v1/chat/completions/x":
+        assert call(url, path)[0] == (200 if path == "/v1/models/" else 404), path
+    status, _, text = call(url, "/chat/completions", b"")
+    assert status == 400 and "is empty" in json.loads(text)["error"]["message"], text
+    forced = post(url, "/v1/chat/completions", messages=[{"role": "user", "content": "List the files."}], tools=[TOOL],
+                  tool_choice="required", max_tokens=100, seed=18446744073709551615, cache_prompt=True, keep_alive="5m")["choices"][0]
+    call_ = forced["message"]["tool_calls"][0]
+    assert forced["finish_reason"] == "tool_calls" and isinstance(json.loads(call_["function"]["arguments"]), dict), forced
+    history = [{"role": "user", "content": "List the files."}, {**forced["message"], "id": "m1", "timestamp": 1},
+               {"role": "tool", "tool_call_id": call_["id"], "content": "a.txt"}, {"role": "user", "content": "So?"}]
+    assert post(url, "/v1/chat/completions", messages=history, tools=[TOOL], max_tokens=4)["usage"]["prompt_tokens"] > 150
+    response = post(url, "/v1/responses", instructions="You are an agent.", max_output_tokens=8, store=True, truncation="auto",
+                    input=[{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+                           {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+                    tools=[{"type": "function", "strict": False, **TOOL["function"]}, {"type": "custom", "name": "apply_patch"},
+                           {"type": "web_search"}], include=["reasoning.encrypted_content"], client_metadata={"a": "b"},
+                    reasoning={"effort": "medium", "summary": "auto"}, text={"verbosity": "low"}, parallel_tool_calls=False)
+    assert response["output"] and response["tools"][0]["parameters"]["properties"]["n"]["maximum"] == 18446744073709551615, response
+    status, _, text = call(url, "/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]})
+    assert status == 400 and "store" in json.loads(text)["error"]["message"], text
+
+
 def prefixes(url):
     """A request that continues a conversation finds its session; another one leaves it alone."""
     chat = [{"role": "user", "content": "Name one colour."}]
@@ -174,7 +231,7 @@ def access(url, key):
         assert call(url, "/v1/models", headers={"Authorization": f"bearer {k}"})[0] == 200
     paths = json.loads(call(url, "/openapi.json")[2])["paths"]
     for path in paths:
-        assert call(url, path, headers=right)[0] != 404, f"{path} is described and not there"
+        assert call(url, path.replace("{id}", MODEL), headers=right)[0] != 404, f"{path} is described and not there"
     assert call(url, "/health")[0] == call(url, "/")[0] == call(url, "/swarm")[0] == 200
     page = call(url, "/")[1]
     assert "script-src 'self'" in page["content-security-policy"] and page["x-content-type-options"] == "nosniff"
@@ -347,6 +404,39 @@ def crowd(url, ready):
     threads[-1].join()
     assert not wrong, wrong
     wait_metric(url, "running", 0)
+
+
+def answered(url):
+    """One answer of a tiny model."""
+    post(url, "/v1/completions", prompt=[1, 40, 41], max_tokens=20, temperature=0, ignore_eos=True)
+
+
+def while_nodes_die(url, stop):
+    """Answers of several clients, one after the other, until the file `stop` is there: none fails, and each is the first one
+    again. For a tiny model: prompts are token ids."""
+    prompts = [[1, 40 + i, 41] for i in range(3)]
+    request = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    alone = [post(url, "/v1/completions", prompt=p, **request)["choices"][0]["text"] for p in prompts]
+    wrong, counts = [], [0] * 3
+
+    def ask(i):
+        try:
+            while not os.path.exists(stop):
+                got = post(url, "/v1/completions", prompt=prompts[i], **request)["choices"][0]["text"]
+                assert got == alone[i], (got, alone[i])
+                counts[i] += 1
+        except BaseException as e:
+            wrong.append(repr(e))
+
+    threads = [threading.Thread(target=ask, args=[i]) for i in range(3)]
+    for t in threads:
+        t.start()
+    with open(stop + ".begun", "w"):
+        pass
+    for t in threads:
+        t.join()
+    assert not wrong, wrong
+    print(sum(counts), "answers")
 
 
 if __name__ == "__main__":

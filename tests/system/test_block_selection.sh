@@ -63,5 +63,22 @@ succeeds "$bin/swarm" generate --model "$model" --join "${address[d]}" --ids-fil
 stop_node d
 stop_node e
 
+# With all defaults: five nodes serve both halves; the two of one half leave, and one of the three others fills the gap, long before it
+# would consider other blocks at its own time.
+start_node s0 "$model" auto:2
+wait_ready s0
+for i in 1 2 3 4; do start_node s$i "$model" auto:2 --join "${address[s0]}"; done
+wait_ready s1 s2 s3 s4
+wait_coverage s0 '\[2, 2, 3, 3\]|\[3, 3, 2, 2\]' 60
+half=$(coverage s0 | grep -q '^\[2' && echo 0:2 || echo 2:4) staying=()
+for i in 4 3 2 1 0; do
+  if grep -q "blocks=$half/4" "$scratch/s$i.out"; then stop_node s$i; else staying+=(s$i); fi
+done
+wait_coverage "${staying[0]}" '\[1, 1, 2, 2\]|\[2, 2, 1, 1\]' 90
+pause 3
+moved=$(for name in "${staying[@]}"; do grep -h ' rebalancing ' "$scratch/$name.err"; done | wc -l)
+[ "$moved" = 1 ] || fail "$moved nodes moved to the gap"
+for name in "${staying[@]}"; do stop_node "$name"; done
+
 refuses 2 'auto:5|at most 4|1 to 4' "$bin/swarm-node" --model "$model" --blocks auto:5
 refuses 2 'give --blocks A:B' "$bin/swarm-node" --model "$model" --blocks auto:2 --device-map 0:2=cpu

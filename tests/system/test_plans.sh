@@ -25,3 +25,19 @@ assert [row[2] for row in rows] == ["cuda:0", "cuda:1"] and rows[0][0] == "0" an
 assert 57 < sum(float(row[3]) for row in rows) < 61  # the file has 58.3 GiB of blocks
 PY
 refuses 2 'do not fit' "$bin/swarm-node" --model "$scratch/gpt-oss-120b.gguf" --blocks all --plan --device cuda:0 --kv-memory 64MiB
+
+# What rests in host memory has the limit of what the machine has, or of the process's control group.
+if [ "$(awk '/^MemAvailable/ { print int($2 / 1048576) }' /proc/meminfo)" -lt 50 ]; then
+  experts=("$bin/swarm-node" --model "$scratch/gpt-oss-120b.gguf" --blocks all --plan --kv-memory 64MiB --device cuda:0)
+  refuses 2 'host memory has room for .* let blocks or experts rest on disk' "${experts[@]}" --device-map '*.experts=host'
+  refuses 2 'host memory has room for' "${experts[@]}" --offload host --offload-all
+  refuses 2 'a smaller KV cache, --offload disk, or more memory' "${experts[@]}"
+  succeeds "${experts[@]}" --device-map '*.experts=disk' --offload-dir "$scratch/blocks"
+  group=/sys/fs/cgroup/memory/$(sed -n 's/^[0-9]*:memory://p' /proc/self/cgroup)/plans.$$
+  if mkdir "$group" 2>/dev/null; then
+    echo 3000000000 >"$group/memory.limit_in_bytes"
+    in_group=(bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group")
+    refuses 2 'host memory has room for 2[.][0-9] GiB' "${in_group[@]}" "${experts[@]}" --device-map '*.experts=host'
+    rmdir "$group" || fail "the control group is in use"
+  fi
+fi

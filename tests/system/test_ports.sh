@@ -10,11 +10,12 @@ ip link set lo up || { echo "loopback cannot be set up: install iproute2"; exit 
 echo "40000 40019" >/proc/sys/net/ipv4/ip_local_port_range || skip "the range of ports cannot be set here"
 model=$fixtures/golden/llama
 
-# hold PORT...: another process uses these ports for UDP.
+# hold PORT...: another process uses these ports for UDP, or with the option TCP for this.
 hold() {
   start holder python3 -uc 'import socket, sys, time
-held = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in sys.argv[1:]]
-for s, port in zip(held, sys.argv[1:]): s.bind(("127.0.0.1", int(port)))
+tcp = sys.argv[1] == "TCP"
+held = [socket.socket(socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) for _ in sys.argv[1 + tcp:]]
+for s, port in zip(held, sys.argv[1 + tcp:]): s.bind(("127.0.0.1", int(port))); tcp and s.listen()
 print("ready: address=none", flush=True)
 time.sleep(600)' "$@"
   wait_ready holder
@@ -31,4 +32,17 @@ kill_node holder
 hold $(seq 40000 40019)
 refuses 2 "UDP port.*--listen" "$bin/swarm-node" --model "$model" --blocks 0:1 --listen 127.0.0.1:0
 refuses 2 "UDP port.*40003.*--listen" "$bin/swarm-node" --model "$model" --blocks 0:1 --listen 127.0.0.1:40003
+kill_node holder
+
+# A program that was killed holds its ports until its memory is freed: they are waited for, though not for long.
+for kind in TCP ""; do
+  hold $kind 40005
+  start_node b "$model" 0:1 --listen 127.0.0.1:40005 --log-level info
+  wait_until 30 grep -q "port in use" "$scratch/b.err"
+  kill_node holder
+  wait_ready b
+  stop_node b
+done
+hold TCP 40005
+refuses 2 "40005 is in use by another program.*--listen" "$bin/swarm-node" --model "$model" --blocks 0:1 --listen 127.0.0.1:40005
 kill_node holder

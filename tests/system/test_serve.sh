@@ -21,7 +21,7 @@ refused '^swarm serve: no node is given' --listen 127.0.0.1:0
 refused 'give --api-key-file FILE' --local all --listen 0.0.0.0:0
 refused 'belong together' --local all --tls-cert x
 refused 'is no origin' --local all --cors '*'
-printf 'short\n' >"$scratch/short"
+printf 'short\n' >"$scratch/short" && chmod 600 "$scratch/short"
 start_node a "$model" all --client-sessions 0 --device cpu
 wait_ready a
 refused 'key 1 has 5 characters' --join "${address[a]}" --api-key-file "$scratch/short"
@@ -34,13 +34,21 @@ client same_text "$url" "$(python3 -c 'import json, sys; print(json.dumps([
   {"text": sys.argv[1], "request": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}},
   {"text": sys.argv[2], "request": {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.9, "top_p": 0.9, "seed": 7}}]))' "$greedy" "$sampled")"
 client prefixes "$url"
+client agents "$url"
+said=$(echo "What is the capital of France?" | "$bin/swarm" chat --model "$model" --join "${address[a]}" --seed 5 2>"$scratch/chat.log") ||
+  fail "swarm chat: $(cat "$scratch/chat.log")"
+client defaults "$url" "$said" 5
 client together "$url"
 client echo "$url"
 client view "$url"
 stop_node server
 
+serve short --join "${address[a]}" --max-sessions 1 --ctx 96
+client limits "$url"
+stop_node short
+
 # -- keys, names, origins, sizes
-printf '# keys\n\nthe-first-key-of-the-file\r\nthe-second-key-of-the-file  \n' >"$scratch/keys"
+printf '# keys\n\nthe-first-key-of-the-file\r\nthe-second-key-of-the-file  \n' >"$scratch/keys" && chmod 600 "$scratch/keys"
 serve closed --join "${address[a]}" --api-key-file "$scratch/keys" --host served.example --cors https://app.example
 client access "$url" the-first-key-of-the-file
 stop_node closed

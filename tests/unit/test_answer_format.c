@@ -264,9 +264,19 @@ Test(answer_format, leaves_special_tokens_out_of_the_content) {
     sn_answer_format_close(&format);
 }
 
-Test(answer_format, of_a_template_without_calls_has_none) {
+Test(answer_format, of_a_template_without_calls_is_the_general_one) {
     sn_answer_format *format = format_of("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}");
-    cr_expect_not(sn_answer_format_calls_tools(format));
+    cr_assert(sn_answer_format_calls_tools(format));
+    json_t *message =
+        read_at_every_cut(format,
+                          "I ask.\n<tool_call>\n{\"name\": \"ask\", \"arguments\": {\"q\": 1}}\n</tool_call>"
+                          "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
+                          NULL, false);
+    cr_expect_str_eq(text_of(message, "content"), "I ask.");
+    cr_expect_str_eq(text_of(call_of(message, 0), "name"), "ask");
+    cr_expect_str_eq(text_of(call_of(message, 0), "arguments"), "{\"q\": 1}");
+    cr_expect_str_eq(text_of(call_of(message, 1), "name"), "f");
+    json_decref(message);
     sn_answer_format_close(&format);
 }
 

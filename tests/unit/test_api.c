@@ -270,7 +270,7 @@ Test(api, renders_chats_and_reads_answers) {
     cr_assert_eq(swarm_model_prompt_thinks(model, "user:hi;", strlen("user:hi;")), 0);
     swarm_free(ids);
     API(swarm_model_answer_marks(model, &json, NULL, &error));
-    cr_assert_str_eq(json, "{\"thought\": [\"<think>\", \"</think>\"], \"calls\": null}");
+    cr_assert_str_eq(json, "{\"thought\": [\"<think>\", \"</think>\"], \"calls\": [\"assistant:\", \"<tool_call>\"]}");
     swarm_free(json);
     static const char *const wrong[] = {
         "",

@@ -1,4 +1,5 @@
 /* Conversations through chat templates into text and token ids. */
+#include "base/wide_json.h"
 #include "model/chat/chat_template.h"
 #include "tests/support/tokenizers.h"
 
@@ -85,6 +86,23 @@ Test(chat, gives_templates_what_transformers_gives_them) {
     json_decref(variables);
 }
 
+Test(chat, integers_of_any_size_are_shown_with_all_their_digits) {
+#define WIDE "18446744073709551615"
+    static const char text[] = "[{\"role\": \"user\", \"content\": \"x\", \"n\": " WIDE ", \"m\": -" WIDE "0}]";
+    json_t *messages = sn_wide_json_load(text, strlen(text), 0, NULL);
+    sn_chat_template *chat =
+        chat_of("{% set m = messages[0] %}{{ m.n }} {{ m | tojson }} {{ [m.m] }} {{ m.n is integer }} "
+                "{{ m.n is number }} {{ m.n is mapping }} {{ m.n == m.n }} {{ m.n == m.m }} "
+                "{{ m.n | int }} {{ m.n | string | length }}");
+    const sn_chat_request request = {.messages = messages};
+    sn_chat_prompt prompt = render(chat, &request);
+    cr_expect_str_eq(prompt.text, WIDE " {\"role\": \"user\", \"content\": \"x\", \"n\": " WIDE ", \"m\": -" WIDE
+                                       "0} [-" WIDE "0] True True False True False " WIDE " 20");
+    sn_chat_prompt_fini(&prompt);
+    sn_chat_template_close(&chat);
+    json_decref(messages);
+}
+
 Test(chat, takes_the_template_for_tools_when_there_are_tools) {
     const sn_chat_source source = {
         .text = "plain", .len = 5, .tool_text = "tools", .tool_len = 5, .bos = "", .eos = ""};
@@ -107,6 +125,107 @@ Test(chat, takes_the_template_for_tools_when_there_are_tools) {
     json_decref(messages);
     json_decref(tools);
     json_decref(none);
+}
+
+/* -- conversations that templates were not written for -- */
+
+#define SAYS(role, text) "{\"role\": \"" role "\", \"content\": \"" text "\"}"
+#define CALL                                                                                                           \
+    "{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"abcdefghi\", \"type\": \"function\", "   \
+    "\"function\": {\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}}]}"
+#define RESULT "{\"role\": \"tool\", \"tool_call_id\": \"abcdefghi\", \"name\": \"weather\", \"content\": \"rain\"}"
+#define TOOLS                                                                                                          \
+    "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"d\", \"parameters\": "         \
+    "{\"type\": "                                                                                                      \
+    "\"object\", \"properties\": {}}}}]"
+
+/* The prompt of a conversation; NULL: the template refuses it. */
+static char *prompt_of(const sn_chat_template *chat, const char *messages, const char *tools) {
+    json_t *list = json_loads(messages, 0, NULL), *some = tools ? json_loads(tools, 0, NULL) : NULL;
+    const sn_chat_request request = {.messages = list, .tools = some};
+    sn_chat_prompt prompt;
+    sn_err err;
+    cr_assert(list, "%s", messages);
+    char *text = sn_chat_template_render(chat, &request, &prompt, &err) ? NULL : strdup(prompt.text);
+    if (text) sn_chat_prompt_fini(&prompt);
+    json_decref(list);
+    json_decref(some);
+    return text;
+}
+
+static void expect_all_shown(const char *name, const char *template) {
+    static const struct {
+        const char *messages, *tools, *words[5];
+    } conversations[] = {
+        {"[" SAYS("system", "rules") "," SAYS("user", "one") "]", NULL, {"rules", "one"}},
+        {"[" SAYS("system", "rules") "," SAYS("system", "more") "," SAYS("user", "one") "]",
+         NULL,
+         {"rules", "more", "one"}},
+        {"[" SAYS("user", "one") "," SAYS("user", "two") "]", NULL, {"one", "two"}},
+        {"[" SAYS("user", "one") "," SAYS("assistant", "two") "," SAYS("system", "rules") "," SAYS("user", "three") "]",
+         NULL,
+         {"one", "two", "rules", "three"}},
+        {"[" SAYS("user", "one") "," SAYS("assistant", "") "," SAYS("user", "two") "," SAYS("user", "three") "]",
+         NULL,
+         {"one", "two", "three"}},
+        {"[" SAYS("system", "rules") "," SAYS("user", "one") "]", TOOLS, {"rules", "one", "weather"}},
+        {"[" SAYS("user", "one") "," CALL "," RESULT "]", TOOLS, {"one", "weather", "Bern", "rain"}},
+    };
+    const sn_chat_source source = {.text = template, .len = strlen(template), .bos = "<s>", .eos = "</s>"};
+    sn_chat_template *chat;
+    sn_err err;
+    cr_assert_eq(sn_chat_template_parse(&source, &chat, &err), SN_OK, "%s", err.text);
+    for (size_t i = 0; i < sizeof conversations / sizeof *conversations; i++) {
+        char *text = prompt_of(chat, conversations[i].messages, conversations[i].tools);
+        cr_expect(text, "%s refuses conversation %zu", name, i);
+        for (size_t k = 0; text && k < 5 && conversations[i].words[k]; k++)
+            cr_expect(strstr(text, conversations[i].words[k]), "%s leaves '%s' out of conversation %zu: %s", name,
+                      conversations[i].words[k], i, text);
+        free(text);
+    }
+    sn_chat_template_close(&chat);
+}
+
+Test(chat, every_template_shows_system_messages_repeated_roles_and_tools) {
+    json_t *list = load_json("tokenizer", "chat.json"), *item;
+    const char *before = "";
+    size_t i;
+    json_array_foreach(list, i, item) {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        if (strcmp(name, before) != 0) expect_all_shown(name, json_string_value(json_object_get(item, "template")));
+        before = name;
+    }
+    json_decref(list);
+}
+
+/* As Gemma 2 and Mistral have it: no system message, and roles that alternate. */
+#define ALTERNATE                                                                                                      \
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"                  \
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}"               \
+    "<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+static void expect_prompt(const char *template, const char *messages, const char *tools, const char *expected) {
+    sn_chat_template *chat = chat_of(template);
+    char *text = prompt_of(chat, messages, tools);
+    cr_expect_str_eq(text ? text : "refused", expected);
+    free(text);
+    sn_chat_template_close(&chat);
+}
+
+Test(chat, what_a_template_refuses_stands_in_the_users_messages) {
+    expect_prompt(ALTERNATE, "[" SAYS("system", "s") "," SAYS("user", "a") "," SAYS("user", "b") "]", NULL,
+                  "<user>s\n\na\n\nb");
+    expect_prompt(ALTERNATE, "[" SAYS("user", "a") "," SAYS("assistant", "b") "," SAYS("system", "s") "]", NULL,
+                  "<user>a<assistant>b<user>s");
+    expect_prompt(
+        ALTERNATE, "[" SAYS("user", "a") "," CALL "," RESULT "," RESULT "]", NULL,
+        "<user>a<assistant><tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\":\"Bern\"}}\n</tool_call>"
+        "<user><tool_response>\nrain\n</tool_response>\n\n<tool_response>\nrain\n</tool_response>");
+    /* One that shows all of it is given it as it is. */
+    expect_prompt("{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{% endfor %}{{ tools or '' }}",
+                  "[" SAYS("user", "a") "," SAYS("user", "b") "," SAYS("system", "s") "]", NULL,
+                  "<user>a<user>b<system>s");
+    expect_prompt("{{ raise_exception('never') }}", "[" SAYS("user", "a") "]", NULL, "refused");
 }
 
 Test(chat, refuses_what_cannot_be_rendered) {

@@ -127,6 +127,7 @@ Test(cli, refuses_bad_usage_with_exit_code_2) {
             ids_file("[1]"));
     REFUSES("give one of --prompt", "generate", "--model", LLAMA, "--local", "all");
     REFUSES("--temperature: '-1' must be a number", "generate", "--model", LLAMA, "--temperature", "-1");
+    REFUSES("--temperature: '300' must be a number", "generate", "--model", LLAMA, "--temperature", "300");
     REFUSES("cannot be opened", "generate", "--model", "/nonexistent.gguf", "--local", "all", "--prompt", "x");
     REFUSES("this model has blocks 0:4", "generate", "--model", LLAMA, "--local", "0:9", "--ids-file", ids_file("[1]"));
     REFUSES("--device", "generate", "--model", LLAMA, "--local", "all", "--device", "toaster", "--ids-file",
@@ -135,6 +136,8 @@ Test(cli, refuses_bad_usage_with_exit_code_2) {
     REFUSES("give one of --text, --file and --ids-file", "eval", "--model", LLAMA, "--local", "all");
     REFUSES("give --join", "status");
     REFUSES("one argument too many", "inspect", "--model", LLAMA, LLAMA);
+    REFUSES("a model is given as --model " LLAMA, "inspect", LLAMA);
+    REFUSES("a model is given as --model " LLAMA, "generate", LLAMA, "--prompt", "x");
     REFUSES("--model PATH is missing", "inspect");
     REFUSES("--kv-dtype: 'int4' must be f32, f16 or q8", "generate", "--model", LLAMA, "--kv-dtype", "int4");
     REFUSES("--top-p: '2' must be a ratio above 0, up to 1", "generate", "--model", LLAMA, "--top-p", "2");
@@ -253,17 +256,18 @@ Test(cli, turns_text_into_ids_and_back) {
 Test(cli, renders_the_prompt_of_a_conversation) {
     static const char template[] =
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if think %}T{% endif %}{{ tools | length if tools }}{% if add_generation_prompt %}A{% endif %}";
+        "{% if think %}T{% endif %}{{ tools | tojson if tools }}{% if add_generation_prompt %}A{% endif %}";
     static const char messages[] = "[{\"role\": \"user\", \"content\": \"hi <|im_end|>\"}]";
     write_file(folder, "template.jinja", template, strlen(template));
-    write_file(folder, "tools.json", "[1, 2]", 6);
+    write_file(folder, "tools.json", "[{\"function\": {\"name\": \"f\"}}]",
+               strlen("[{\"function\": {\"name\": \"f\"}}]"));
     char *path = temp_path(folder, "template.jinja"), *tools = temp_path(folder, "tools.json");
     cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--messages", "-"), 0, "%s", last.err);
     cr_assert_str_eq(last.out, "<|im_start|>user\nhi <|im_end|><|im_end|>\nA");
     cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--messages", "-", "--tools", tools, "--set",
                           "think=true", "--no-generation-prompt"),
                  0, "%s", last.err);
-    cr_assert_str_eq(last.out, "<|im_start|>user\nhi <|im_end|><|im_end|>\nT2");
+    cr_assert_str_eq(last.out, "<|im_start|>user\nhi <|im_end|><|im_end|>\nT[{\"function\": {\"name\": \"f\"}}]");
     cr_assert_eq(SWARM_IN(messages, "render", "--template", path, "--model", QWEN2, "--messages", "-", "--json"), 0,
                  "%s", last.err);
     json_t *o = json_loads(last.out, 0, NULL), *ids = json_object_get(o, "ids");

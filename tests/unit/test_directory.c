@@ -331,6 +331,30 @@ Test(directory, a_node_that_changed_its_curve_key_is_reached_by_the_new_one_only
     sn_directory_free(&d);
 }
 
+/* Another node runs at its address. */
+Test(directory, a_retired_announcement_counts_no_longer_until_a_newer_one) {
+    sn_directory *d = NULL;
+    sn_err err = {0};
+    sn_identity gone = make_identity(), other = make_identity();
+    sn_announcement a = make_announcement(&gone, 0, 2, 5), b = make_announcement(&other, 0, 2, 5);
+    require_ok(sn_directory_new(&d, &err), &err);
+    require_ok(take_announcement(d, &a, &gone, NOW, &err), &err);
+    require_ok(take_announcement(d, &b, &other, NOW, &err), &err);
+    sn_directory_retire(d, "127.0.0.1:7002", gone.curve_key);
+    cr_expect_eq(sn_directory_count(d), 2, "it is at another address");
+    sn_directory_retire(d, a.address, gone.curve_key);
+    cr_expect_eq(sn_directory_count(d), 1);
+    cr_expect(!memcmp(sn_directory_at(d, 0)->node, other.id, SN_KEY_SIZE));
+    cr_expect_eq(sn_directory_find_expiry(d, gone.id), 0);
+    require_ok(take_announcement(d, &a, &gone, NOW, &err), &err); /* others bring it again */
+    sn_directory_expire(d, NOW);
+    cr_expect_eq(sn_directory_count(d), 1);
+    a.sequence++;
+    require_ok(take_announcement(d, &a, &gone, NOW, &err), &err);
+    cr_expect_eq(sn_directory_count(d), 2, "it is back");
+    sn_directory_free(&d);
+}
+
 Test(directory, forgets_what_has_expired) {
     sn_directory *d = make_directory();
     sn_identity identity = make_identity(), other = make_identity();

@@ -94,6 +94,24 @@ Test(gossip_strangers, a_node_is_proven_by_its_own_key_and_for_ten_minutes) {
     flood_end(c);
 }
 
+/* No other node is told of it either. */
+Test(gossip_strangers, a_node_at_whose_address_another_key_speaks_is_forgotten) {
+    protocol_swarm *c = flood_swarm();
+    flood_bring(c, 1, 0, 1, false);
+    const sn_directory *d = sn_protocol_directory(c->nodes[0].protocol);
+    const sn_announcement *known = sn_directory_find(d, flood.invented[0].id);
+    cr_assert(known);
+    cr_assert_neq(sn_directory_find_expiry(d, flood.invented[0].id), 0);
+    sn_event event = {.peer = 1000000, .lost = true};
+    memcpy(event.key, known->curve_key, SN_KEY_SIZE);
+    sn_protocol_handle(c->nodes[0].protocol, &event, c->now_us, c->unix_ms);
+    cr_assert_neq(sn_directory_find_expiry(d, flood.invented[0].id), 0, "it may be back");
+    memcpy(event.other_at, known->address, sizeof event.other_at);
+    sn_protocol_handle(c->nodes[0].protocol, &event, c->now_us, c->unix_ms);
+    cr_expect_eq(sn_directory_find_expiry(d, flood.invented[0].id), 0);
+    flood_end(c);
+}
+
 Test(gossip_strangers, the_first_page_begins_with_the_node_and_those_that_it_has_proven, .timeout = 60) {
     protocol_swarm *c = protocol_swarm_new(8, 0);
     protocol_swarm_add(c, -1);

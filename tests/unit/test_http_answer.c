@@ -49,6 +49,7 @@ static swarm_session *open_session(bool audited) {
 static sn_answer_choice begin_choice(const char *body) {
     static const char *const names[] = {"tiny"};
     const sn_request_limits limits = {.models = names,
+                                      .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1},
                                       .n_models = 1,
                                       .vocab = swarm_model_vocab(api.model),
                                       .context = 96,
@@ -118,8 +119,12 @@ static int nodes_come(void *nodes, const swarm_event *event) {
 Test(http_answer, an_embedding_that_was_given_away_unchecked_stays_so) {
     static const int32_t first[] = {1, 40, 41}, second[] = {1, 50, 51, 52};
     static const char body[] = "{\"input\":[[1,40,41],[1,50,51,52]]}";
-    const sn_request_limits limits = {
-        .vocab = swarm_model_vocab(api.model), .context = 96, .n_max = 4, .prompts_max = 2, .choices_max = 4};
+    const sn_request_limits limits = {.sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1},
+                                      .vocab = swarm_model_vocab(api.model),
+                                      .context = 96,
+                                      .n_max = 4,
+                                      .prompts_max = 2,
+                                      .choices_max = 4};
     sn_answer_prompt prompts[] = {{.ids = (int32_t *)(uintptr_t)first, .n = sizeof first / sizeof *first},
                                   {.ids = (int32_t *)(uintptr_t)second, .n = sizeof second / sizeof *second}};
     sn_answer_choice c = {.answer = &answer};
@@ -219,5 +224,39 @@ Test(http_answer, a_choice_that_has_ended_keeps_no_grammar) {
     cr_expect_null(c.constraint);
     sn_constraint_free(&c.constraint);
     swarm_options_free(c.generation);
+    swarm_session_close(session);
+}
+
+/* What is sampled without a mask is not told, and nothing is sampled after it. */
+Test(http_answer, a_choice_whose_mask_fails_ends_at_once) {
+    static const char body[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"response_format\":{\"type\":"
+                               "\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":{\"not\":{}}}}}";
+    enum { N_PROMPT = 3 };
+    static const char *const names[] = {"tiny"};
+    const sn_request_limits limits = {.models = names,
+                                      .n_models = 1,
+                                      .vocab = swarm_model_vocab(api.model),
+                                      .context = 96,
+                                      .n_max = 4,
+                                      .choices_max = 4};
+    swarm_session *session = open_session(false);
+    swarm_error *error = NULL;
+    sn_openai_error failure = {0};
+    sn_request *formed = NULL;
+    const sn_constraint_setup setup = {.n_prompt = N_PROMPT,
+                                       .later = true}; /* it is compiled, and fails, at its first use */
+    size_t n;
+    sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":40,\"ignore_eos\":true}");
+    cr_assert(sn_request_parse(SN_REQUEST_CHAT, body, strlen(body), &limits, &formed, &failure), "%s", failure.message);
+    cr_assert(sn_request_generation(answer.request, 0, &c.generation, &failure));
+    cr_assert(sn_constraint_new(formed, server.served, &setup, &c.constraint, &failure));
+    (void)sn_answer_run_choice(&c, session, &error);
+    cr_expect_eq(answer.error.status, 400);
+    cr_expect_eq(sn_reply_tokens(answer.reply), 0);
+    (void)swarm_session_tokens(session, &n);
+    cr_expect_leq(n, N_PROMPT + 1, "%zu tokens", n);
+    sn_request_free(&formed);
+    swarm_options_free(c.generation);
+    swarm_error_free(error);
     swarm_session_close(session);
 }

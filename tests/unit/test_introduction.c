@@ -67,6 +67,27 @@ Test(introduction, returns_the_key_of_a_node_that_starts_later) {
     sn_introducer_free(&node);
 }
 
+Test(introduction, a_node_that_returns_with_another_key_is_asked_for_it) {
+    char where[64], address[SN_ADDRESS_MAX + 1];
+    uint8_t key[SN_KEY_SIZE];
+    sn_introducer *introducer = new_introducer();
+    free_port(where);
+    REQUIRE(sn_introducer_ask(introducer, where, &err));
+    for (int life = 0; life < 2; life++) {
+        sn_identity identity;
+        sn_introducer *node = NULL;
+        REQUIRE(sn_identity_new(&identity, &err));
+        REQUIRE(sn_introducer_new(&identity, where, on_wake, NULL, &node, &err));
+        cr_assert(take_within(introducer, address, key, WAIT_MS));
+        cr_expect(!memcmp(key, identity.curve_key, SN_KEY_SIZE), "life %d", life);
+        sn_introducer_free(&node);
+        sn_introducer_ask_again(introducer, "127.0.0.1:1"); /* nothing was handed out for it */
+        cr_expect_not(take_within(introducer, address, key, 50));
+        sn_introducer_ask_again(introducer, where);
+    }
+    sn_introducer_free(&introducer);
+}
+
 Test(introduction, sends_no_query_where_the_key_is_pinned) {
     char where[64], pinned[256], address[SN_ADDRESS_MAX + 1], hex[2 * SN_KEY_SIZE + 1];
     uint8_t key[SN_KEY_SIZE], got[SN_KEY_SIZE];
@@ -80,8 +101,10 @@ Test(introduction, sends_no_query_where_the_key_is_pinned) {
     cr_assert(sn_introducer_next(introducer, address, got));
     cr_expect_str_eq(address, where);
     cr_expect(!memcmp(key, got, sizeof key));
+    sn_introducer_ask_again(introducer, where);
     struct pollfd p = {fd, POLLIN, 0};
     cr_expect_eq(poll(&p, 1, 200), 0, "a query was sent");
+    cr_expect_not(sn_introducer_next(introducer, address, got), "told twice");
     sn_introducer_free(&introducer);
     close(fd);
 }

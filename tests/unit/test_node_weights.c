@@ -97,6 +97,70 @@ Test(node_weights, the_rate_is_bounded_and_steps_leave_a_quarter_of_it) {
     protocol_fixture_end(&b);
 }
 
+/* -- machines of the own network */
+
+static const char *from_host; /* of all peers */
+static bool peer_host(sn_transport *t, sn_peer peer, char host[SN_ADDRESS_MAX + 1]) {
+    (void)t, (void)peer;
+    if (from_host) snprintf(host, SN_ADDRESS_MAX + 1, "%s", from_host);
+    return from_host != NULL;
+}
+
+/* Peers come from the host; they may have 16 times the rate if that is near. */
+static void begin_near(protocol_fixture *b, sn_transport_ops *ops, const char *host) {
+    begin(b);
+    *ops = *b->transport->ops;
+    ops->peer_host = peer_host;
+    b->transport->ops = ops;
+    from_host = host;
+}
+
+/* Messages in 8 s, without and beside steps. */
+static void take_from(const char *host, int *alone, int *beside) {
+    protocol_fixture b;
+    sn_transport_ops ops;
+    int64_t now_us = T0;
+    begin_near(&b, &ops, host);
+    take_for(&b, &now_us, 2 * SECOND, false);
+    *alone = take_for(&b, &now_us, 8 * SECOND, false);
+    take_for(&b, &now_us, 2 * SECOND, true);
+    *beside = take_for(&b, &now_us, 8 * SECOND, true);
+    protocol_fixture_end(&b);
+}
+
+Test(node_weights, machines_of_the_own_network_get_more_and_less_beside_steps) {
+    int alone, beside, per_s = SHARED_BYTES_PER_S / CHUNK;
+    take_from("127.0.0.1", &alone, &beside);
+    cr_expect(alone > 8 * 8 * per_s, "%d messages in 8 s", alone);
+    cr_expect(beside <= 8 * per_s, "%d messages in 8 s beside steps", beside);
+}
+
+Test(node_weights, strangers_get_no_more_where_the_own_network_does) {
+    static const char *const hosts[] = {"198.51.100.7", NULL}; /* NULL: over a relay */
+    for (int i = 0; i < 2; i++) {
+        int alone, beside, per_s = SHARED_BYTES_PER_S / CHUNK;
+        take_from(hosts[i], &alone, &beside);
+        cr_expect(alone >= 7 * per_s && alone <= 9 * per_s, "%d messages in 8 s", alone);
+        cr_expect_leq(beside, 3 * per_s, "%d messages in 8 s beside steps", beside);
+    }
+}
+
+Test(node_weights, a_machine_of_the_own_network_does_not_wait_for_strangers) {
+    protocol_fixture b;
+    sn_transport_ops ops;
+    int64_t now_us = T0;
+    begin_near(&b, &ops, "198.51.100.7");
+    take_for(&b, &now_us, 2 * SECOND, false);
+    for (int i = 0; i < 10; i++) ask(&b, &b.client, 0, now_us);
+    node_client other = protocol_fixture_client(&b);
+    from_host = "127.0.0.1";
+    ask(&b, &other, 0, now_us);
+    now_us += 20000; /* in which its first bytes may be sent */
+    cr_expect_eq(count_replies(&b, &other, &now_us, now_us + 20000), 1);
+    sn_transport_free(&other.transport);
+    protocol_fixture_end(&b);
+}
+
 Test(node_weights, a_peer_has_eight_places_and_others_get_theirs) {
     protocol_fixture b;
     int64_t now_us = T0;

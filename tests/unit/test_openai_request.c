@@ -57,6 +57,79 @@ Test(openai_request, every_setting_of_the_sampling_is_taken) {
     cr_assert_null(r);
 }
 
+Test(openai_request, what_a_request_does_not_say_is_as_the_server_samples) {
+    sn_request_limits own = limits;
+    sn_request *r = NULL;
+    sn_openai_error error = {0};
+    own.sampling = (sn_request_sampling){0.6, 0.95, 0.01, 1.1, 20};
+    const char *body = "{" HI ",\"top_p\":0.5}";
+    cr_assert(sn_request_parse(SN_REQUEST_CHAT, body, strlen(body), &own, &r, &error), "%s", error.message);
+    cr_expect(r->temperature == 0.6 && r->top_p == 0.5 && r->min_p == 0.01 && r->repeat_penalty == 1.1);
+    cr_expect_eq(r->top_k, 20);
+    sn_request_free(&r);
+}
+
+static void expect_ignored(sn_request_kind kind, const char *body, const char *names) {
+    sn_request *r = parse(kind, body);
+    char all[400] = "";
+    for (size_t i = 0; i < r->n_ignored; i++)
+        snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? " " : "", r->ignored[i]);
+    cr_expect_str_eq(all, names, "%s ignores %s", body, all);
+    sn_request_free(&r);
+}
+
+Test(openai_request, what_changes_no_answer_is_ignored_and_noted) {
+    expect_ignored(SN_REQUEST_CHAT,
+                   "{" HI
+                   ",\"cache_prompt\":true,\"num_ctx\":4096,\"keep_alive\":\"5m\",\"min_tokens\":0,\"store\":true,"
+                   "\"typical_p\":1,\"skip_special_tokens\":true,\"user\":null,\"stream\":true,\"stream_options\":"
+                   "{\"include_obfuscation\":true},\"prediction\":{\"type\":\"content\"}}",
+                   "cache_prompt num_ctx keep_alive store prediction include_obfuscation");
+    expect_ignored(
+        SN_REQUEST_CHAT,
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"\",\"id\":\"m1\",\"timestamp\":1,\"tool_calls\":[]}],"
+        "\"tools\":[{\"type\":\"function\",\"cache_control\":{\"type\":\"ephemeral\"},\"function\":{\"name\":\"f\"}},"
+        "{\"type\":\"web_search\"},{\"type\":\"web_search\"}]}",
+        "id timestamp cache_control web_search");
+    expect_ignored(
+        SN_REQUEST_RESPONSE,
+        "{\"input\":[{\"role\":\"user\",\"content\":\"x\",\"phase\":\"p\"},{\"type\":\"web_search_call\",\"id\":"
+        "\"w\"}],\"include\":[\"reasoning.encrypted_content\"],\"store\":true,\"client_metadata\":{\"a\":1},"
+        "\"reasoning\":{\"effort\":\"low\",\"summary\":\"detailed\"},\"truncation\":\"auto\",\"max_tool_calls\":3,"
+        "\"tools\":[{\"type\":\"function\",\"name\":\"f\"},{\"type\":\"custom\",\"name\":\"patch\"}]}",
+        "store client_metadata max_tool_calls phase web_search_call custom reasoning.encrypted_content summary");
+}
+
+Test(openai_request, a_model_is_called_by_its_name_and_what_clients_make_of_it) {
+    static const char *const names[] = {"small",        "Small",          "small.gguf",
+                                        "openai/small", "a/b/small.GGUF", "small:latest"};
+    char body[200];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(body, sizeof body, "{" HI ",\"model\":\"%s\"}", names[i]);
+        sn_request *r = parse(SN_REQUEST_CHAT, body);
+        cr_expect_str_eq(r->model, "small");
+        sn_request_free(&r);
+    }
+}
+
+Test(openai_request, integers_of_any_size_keep_their_digits) {
+#define WIDE "123456789012345678901234567890"
+    sn_request *r =
+        parse(SN_REQUEST_CHAT,
+              "{\"messages\":[{\"role\":\"user\",\"content\":\"" WIDE "\"},{\"role\":\"assistant\",\"tool_calls\":[{"
+              "\"id\":\"i\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\":-" WIDE
+              "}\"}}]}],\"seed\":18446744073709551615,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+              "\"parameters\":{\"maximum\":18446744073709551615}}}]}");
+    cr_expect_eq(r->seed, (INT64_C(1) << 52) - 1);
+    cr_expect(strstr(r->chat, "\"content\":\"" WIDE "\""), "%s", r->chat);
+    cr_expect(strstr(r->chat, "\"arguments\":{\"x\":-" WIDE "}"), "%s", r->chat);
+    cr_expect(strstr(r->tools, "{\"maximum\":18446744073709551615}"), "%s", r->tools);
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_CHAT, "{" HI ",\"seed\":9223372036854775808}");
+    cr_expect_eq(r->seed, 0);
+    sn_request_free(&r);
+}
+
 Test(openai_request, a_field_that_is_null_is_a_missing_one) {
     sn_request *r = parse(SN_REQUEST_CHAT, "{" HI ",\"temperature\":null,\"stop\":null,\"tools\":null,\"n\":null}");
     cr_expect(r->temperature == 1 && !r->n_stops && r->n == 1);
@@ -86,6 +159,11 @@ Test(openai_request, messages_are_written_as_templates_expect_them) {
         "\"n\"},{\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\","
         "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}}]},{\"role\":\"tool\","
         "\"content\":\"t\",\"tool_call_id\":\"i\"}],\"variables\":{}}");
+    expect_chat(SN_REQUEST_CHAT, "{" HI ",\"enable_thinking\":false,\"verbosity\":\"low\"}",
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"variables\":{\"enable_thinking\":false,"
+                "\"verbosity\":\"low\"}}");
+    expect_chat(SN_REQUEST_CHAT, "{" HI ",\"thinking\":{\"type\":\"enabled\"}}",
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"variables\":{\"enable_thinking\":true}}");
     expect_chat(SN_REQUEST_CHAT,
                 "{" HI ",\"reasoning_effort\":\"low\",\"chat_template_kwargs\":{\"enable_thinking\":false}}",
                 "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"variables\":{\"enable_thinking\":false,"
@@ -191,11 +269,11 @@ Test(openai_request, texts_are_tokenized_and_ids_detokenized) {
     sn_request_free(&r);
 }
 
-Test(openai_request, the_prompt_and_the_answer_fit_into_the_context) {
+Test(openai_request, a_prompt_leaves_room_for_an_answer) {
     sn_openai_error error;
-    sn_request *r = parse(SN_REQUEST_CHAT, "{" HI ",\"max_tokens\":10}");
-    cr_expect(sn_request_check_length(r, 54, &limits, &error));
-    cr_expect_not(sn_request_check_length(r, 55, &limits, &error));
+    sn_request *r = parse(SN_REQUEST_CHAT, "{" HI ",\"max_tokens\":64000}");
+    cr_expect(sn_request_check_length(r, 63, &limits, &error)); /* the answer ends with the context */
+    cr_expect_not(sn_request_check_length(r, 64, &limits, &error));
     cr_expect_str_eq(error.code, "context_length_exceeded");
     cr_expect_not(sn_request_check_length(r, SIZE_MAX, &limits, &error));
     cr_expect_not(sn_request_check_length(r, 0, &limits, &error));
@@ -203,6 +281,10 @@ Test(openai_request, the_prompt_and_the_answer_fit_into_the_context) {
     r = parse(SN_REQUEST_CHAT, "{" HI "}");
     cr_expect(sn_request_check_length(r, 63, &limits, &error));
     cr_expect_not(sn_request_check_length(r, 64, &limits, &error));
+    cr_expect(strstr(error.message, "64 tokens") && strstr(error.message, "holds 64"), "%s", error.message);
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":0,\"echo\":true}");
+    cr_expect(sn_request_check_length(r, 64, &limits, &error));
     sn_request_free(&r);
 }
 
@@ -220,7 +302,8 @@ typedef struct refused_case {
 #define ITEMS(list)    SN_REQUEST_RESPONSE, "{\"input\":" list "}"
 
 static const refused_case cases[] = {
-    {SN_REQUEST_CHAT, "", "", "not JSON"},
+    {SN_REQUEST_CHAT, "", "", "is empty"},
+    {SN_REQUEST_CHAT, " \n", "", "is empty"},
     {SN_REQUEST_CHAT, "{", "", "not JSON"},
     {SN_REQUEST_CHAT, "[]", "body", "an object"},
     {SN_REQUEST_CHAT, "{}", "messages", "missing"},
@@ -245,14 +328,27 @@ static const refused_case cases[] = {
     {CHAT("\"frequency_penalty\":-3"), "frequency_penalty", "from -2"},
     {CHAT("\"repeat_penalty\":0"), "repeat_penalty", "from 0.01"},
     {CHAT("\"repeat_penalty\":1,\"repetition_penalty\":1"), "repetition_penalty", "one setting"},
-    {CHAT("\"max_tokens\":0"), "max_tokens", "from 1"},
+    {CHAT("\"max_tokens\":0"), "max_tokens", "1 or more"},
+    {CHAT("\"n\":99999999999999999999"), "n", "from 1"},
+    {CHAT("\"temperature\":99999999999999999999"), "temperature", "from 0 to 2"},
+    {CHAT("\"user\":\"\\u0000\",\"seed\":99999999999999999999"), "", "not JSON"},
+    {CHAT("\"model\":99999999999999999999"), "model", "a string"},
+    {CHAT("\"logit_bias\":99999999999999999999"), "logit_bias", "an object"},
+    {MESSAGES("[{\"role\":\"user\",\"content\":99999999999999999999}]"), "messages[0].content", "a string"},
+    {MESSAGES("[99999999999999999999]"), "messages[0]", "an object"},
+    {CHAT("\"min_tokens\":2"), "min_tokens", "not supported"},
+    {CHAT("\"typical_p\":0.5"), "typical_p", "'top_p'"},
+    {CHAT("\"skip_special_tokens\":false,\"mirostat\":2"), "mirostat", "not supported"},
+    {CHAT("\"thinking\":{\"type\":\"some\"}"), "thinking", "enabled"},
+    {CHAT("\"enable_thinking\":\"yes\""), "enable_thinking", "true or false"},
+    {CHAT("\"model\":\"mall\""), "model", "not served"},
+    {CHAT("\"model\":\"/small/\""), "model", "not served"},
     {CHAT("\"max_tokens\":1,\"max_completion_tokens\":2"), "max_tokens", "one limit"},
     {CHAT("\"stop\":5"), "stop", "a string"},
     {CHAT("\"stop\":[\"\"]"), "stop[0]", "1 to 256"},
     {CHAT("\"stop\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]"), "stop", "16 at most"},
     {CHAT("\"stream\":1"), "stream", "true or false"},
     {CHAT("\"stream_options\":{\"include_usage\":true}"), "stream_options", "needs 'stream'"},
-    {CHAT("\"stream\":true,\"stream_options\":{\"x\":true}"), "stream_options.x", "not known"},
     {CHAT("\"logit_bias\":{\"100\":1}"), "logit_bias.100", "from 0 to 99"},
     {CHAT("\"logit_bias\":{\"-1\":1}"), "logit_bias.-1", "from 0 to 99"},
     {CHAT("\"logit_bias\":{\"1x\":1}"), "logit_bias.1x", "from 0 to 99"},
@@ -260,12 +356,10 @@ static const refused_case cases[] = {
     {CHAT("\"logit_bias\":{\"1\":101}"), "logit_bias.1", "-100 to 100"},
     {CHAT("\"top_logprobs\":2"), "top_logprobs", "needs 'logprobs'"},
     {CHAT("\"logprobs\":true,\"top_logprobs\":21"), "top_logprobs", "to 20"},
-    {CHAT("\"store\":true"), "store", "keeps no answers"},
     {CHAT("\"functions\":[{}]"), "functions", "use 'tools'"},
     {CHAT("\"modalities\":[\"audio\"]"), "modalities", "text"},
-    {CHAT("\"service_tier\":\"flex\""), "service_tier", "auto|default"},
     {CHAT("\"tools\":[5]"), "tools[0]", "an object"},
-    {CHAT("\"tools\":[{\"type\":\"web\"}]"), "tools[0]", "type 'function'"},
+    {CHAT("\"tools\":[{\"type\":\"web\"}]"), "tools", "no function, but 'web'"},
     {CHAT("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}]"), "tools[0]", "letters"},
     {CHAT("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"<|im_end|>\"}}]"), "tools[0]", "letters"},
     {CHAT("\"tools\":[" TOOL("f") "," TOOL("f") "]"), "tools[1]", "two tools"},
@@ -286,7 +380,9 @@ static const refused_case cases[] = {
     {MESSAGES("[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{}}]}]"),
      "messages[0].content[0]", "reads text"},
     {MESSAGES("[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]"), "messages[0].content[0]", "a text"},
-    {MESSAGES("[{\"role\":\"user\",\"content\":\"\",\"tool_calls\":[]}]"), "messages[0]", "only the assistant"},
+    {MESSAGES("[{\"role\":\"user\",\"content\":\"\",\"tool_calls\":[{}]}]"), "messages[0]", "only the assistant"},
+    {MESSAGES("[{\"role\":\"user\",\"content\":\"\",\"images\":[\"x\"]}]"), "messages[0].images", "reads text"},
+    {MESSAGES("[{\"role\":\"assistant\",\"content\":\"\",\"prefix\":true}]"), "messages[0].prefix", "new message"},
     {MESSAGES("[{\"role\":\"tool\",\"content\":\"\"}]"), "messages[0]", "tool_call_id"},
     {MESSAGES("[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"i\"}]}]"), "messages[0].tool_calls[0]", "must be"},
     {SN_REQUEST_COMPLETION, "{}", "prompt", "missing"},
@@ -304,14 +400,17 @@ static const refused_case cases[] = {
     {SN_REQUEST_EMBEDDING, "{\"input\":\"a\",\"dimensions\":4}", "dimensions", "8 dimensions"},
     {SN_REQUEST_EMBEDDING, "{\"input\":\"a\",\"encoding_format\":\"int8\"}", "encoding_format", "float"},
     {RESPOND("\"previous_response_id\":\"x\""), "previous_response_id", "keeps no responses"},
-    {RESPOND("\"store\":true"), "store", "keeps no responses"},
     {RESPOND("\"background\":true"), "background", "not supported"},
-    {RESPOND("\"truncation\":\"auto\""), "truncation", "disabled"},
-    {RESPOND("\"include\":[\"reasoning.encrypted_content\"]"), "include", "logprobs"},
-    {RESPOND("\"tools\":[{\"type\":\"web_search\"}]"), "tools[0]", "type 'function'"},
+    {RESPOND("\"truncation\":\"half\""), "truncation", "disabled"},
+    {RESPOND("\"include\":[\"everything\"]"), "include", "logprobs"},
+    {RESPOND("\"tools\":[{\"type\":\"web_search\"}]"), "tools", "but 'web_search'"},
+    {RESPOND("\"tools\":[{\"type\":\"web_search\"},{\"type\":\"function\",\"name\":\"f\"}],\"tool_choice\":{\"type\":"
+             "\"web_search\"}"),
+     "tool_choice", "must be"},
     {SN_REQUEST_RESPONSE, "{}", "input", "a string"},
     {ITEMS("[]"), "input", "0 items"},
-    {ITEMS("[{\"type\":\"item_reference\",\"id\":\"x\"}]"), "input[0]", "must be"},
+    {ITEMS("[{\"type\":\"item_reference\",\"id\":\"x\"}]"), "input[0]", "keeps no items"},
+    {ITEMS("[{\"type\":\"local_shell_call\"}]"), "input[0]", "must be"},
     {ITEMS("[{\"role\":\"user\",\"content\":[{\"type\":\"input_image\"}]}]"), "input[0].content[0]", "reads text"},
     {ITEMS("[{\"type\":\"function_call\",\"name\":\"f\"}]"), "input[0]", "call_id"},
     {SN_REQUEST_TOKENIZE, "{}", "content", "missing"},
@@ -448,11 +547,11 @@ Test(openai_request, the_document_says_what_requests_may_have) {
              (const char *const[]){"post", "requestBody", "content", "application/json", "schema", "properties", NULL};
          *key; key++)
         chat = json_object_get(chat, *key);
-    cr_expect_eq(json_integer_value(json_object_get(json_object_get(chat, "max_tokens"), "minimum")), 1);
+    cr_expect_eq(json_integer_value(json_object_get(json_object_get(chat, "max_tokens"), "minimum")), -1);
     cr_expect_eq(json_real_value(json_object_get(json_object_get(chat, "temperature"), "maximum")), 2);
     cr_expect(json_object_get(chat, "messages"));
     cr_expect_not(json_object_get(chat, "functions"), "a refused field is in the document");
-    cr_expect_eq(json_object_size(json_object_get(document, "paths")), 11);
+    cr_expect_eq(json_object_size(json_object_get(document, "paths")), 12);
     json_decref(document);
     free(text);
 }

@@ -47,6 +47,17 @@ Test(peer_stats, good_steps_and_time_clear_a_failure) {
     sn_peer_stats_free(&peer_stats);
 }
 
+Test(peer_stats, a_node_that_is_not_there_is_avoided_shortly_and_has_not_failed) {
+    sn_peer_stats *peer_stats = peer_stats_new();
+    for (int i = 0; i < 3; i++) cr_expect_eq(sn_peer_stats_note_absence(peer_stats, a, SECOND), SN_ABSENCE_US);
+    cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, a, SECOND), SN_ABSENCE_US);
+    cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, a, SECOND + SN_ABSENCE_US), 0);
+    cr_expect_eq(sn_peer_stats_note_failure(peer_stats, a, SECOND), SN_BAN_US);
+    sn_peer_stats_note_absence(peer_stats, a, SECOND);
+    cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, a, SECOND), SN_BAN_US, "absence shortens no ban");
+    sn_peer_stats_free(&peer_stats);
+}
+
 Test(peer_stats, means_follow_new_measurements) {
     sn_peer_stats *peer_stats = peer_stats_new();
     sn_peer_stats_note_rtt(peer_stats, a, 1000, SECOND);

@@ -129,7 +129,10 @@ Test(placement, two_nodes_never_leave_the_same_blocks_at_once, .timeout = 60) {
     protocol_swarm_add(c, 0);
     protocol_swarm_run(c, 25);
     const sn_span_info facts = {.hp = &c->hp, .first = 0, .end = 4, .block_hash = c->block_hash};
-    for (int i = 0; i < 2; i++) sn_protocol_serve(c->nodes[i].protocol, &facts, 1 << 20, c->now_us, c->unix_ms);
+    for (int i = 0; i < 2; i++) {
+        sn_protocol_serve(c->nodes[i].protocol, &facts, 1 << 20, c->now_us, c->unix_ms);
+        c->nodes[i].protocol->placement.look_us = INT64_MAX; /* as in a swarm of which they do not know all */
+    }
     protocol_swarm_run(c, 10);
     most_uncovered = 0;
     c->on_step = record_uncovered;
@@ -143,6 +146,114 @@ Test(placement, two_nodes_never_leave_the_same_blocks_at_once, .timeout = 60) {
     cr_expect_leq(most_uncovered, 4, "both moved: %d blocks were uncovered", most_uncovered);
     cr_expect_eq(count_uncovered(c), 0, "neither node has moved since");
     cr_expect_eq(count_rebalances(c), 1);
+    protocol_swarm_free(c);
+}
+
+/* -- gaps -----------------------------------------------------------------------------------------------------------
+ */
+
+/* Seconds until every block is served, `most` at most. */
+static double run_until_covered(protocol_swarm *c, int most) {
+    int64_t begin_us = c->now_us;
+    while (count_uncovered(c) && c->now_us - begin_us < most * (int64_t)PROTOCOL_SWARM_SECOND)
+        protocol_swarm_run(c, 0.5);
+    return (double)(c->now_us - begin_us) / PROTOCOL_SWARM_SECOND;
+}
+
+/* n nodes of 2 to 5 blocks, with places for `slots` blocks in all. */
+static protocol_swarm *tight_swarm(uint64_t seed, int n, int slots) {
+    protocol_swarm *c = protocol_swarm_new(61, 0);
+    c->rebalance_s = 300;
+    for (int i = 0; i < n; i++) {
+        int least = (slots - 5 * (n - 1 - i) > 2) ? slots - 5 * (n - 1 - i) : 2;
+        int most = slots - 2 * (n - 1 - i) < 5 ? slots - 2 * (n - 1 - i) : 5;
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        c->auto_blocks = least + (int)((seed >> 33) % (uint64_t)(most - least + 1));
+        slots -= c->auto_blocks;
+        protocol_swarm_add(c, i ? 0 : -1);
+        protocol_swarm_run(c, 3);
+    }
+    return c;
+}
+
+/* A node says that it leaves, and ends. */
+static void leave(protocol_swarm *c, int i) {
+    sn_protocol_leave(c->nodes[i].protocol, c->unix_ms);
+    c->nodes[i].dead = true;
+}
+
+/* Each of eight blocks is served twice; both nodes with the first two leave, and each of the others could fill in. */
+Test(placement, a_gap_is_filled_within_seconds_by_one_node, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    c->auto_blocks = 2;
+    c->rebalance_s = 300;
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < 8; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 40);
+    cr_assert_eq(count_uncovered(c), 0);
+    int first = c->nodes[0].protocol->placement.first;
+    uint64_t before = count_rebalances(c);
+    for (int i = 0; i < 8; i++)
+        if (c->nodes[i].protocol->placement.first == first) leave(c, i);
+    for (int i = 0; i < 8; i++)
+        c->nodes[i].protocol->placement.look_us = c->now_us + PROTOCOL_SWARM_SECOND; /* all at once */
+    protocol_swarm_run(c, 1);
+    cr_assert_eq(count_uncovered(c), 2);
+    protocol_swarm_run(c, 2.9);
+    c->partition = 4; /* while all decide who is to move, and confirm it */
+    protocol_swarm_run(c, 1.4);
+    c->partition = 0;
+    for (int i = 0; i < 8; i++)
+        if (!c->nodes[i].dead) sn_membership_announce(c->nodes[i].protocol->membership, c->now_us, c->unix_ms);
+    cr_expect_leq(run_until_covered(c, 60), 6, "of which its blocks load for two seconds");
+    protocol_swarm_run(c, 30);
+    cr_expect_eq(count_rebalances(c) - before, 1, "%d nodes moved", (int)(count_rebalances(c) - before));
+    protocol_swarm_free(c);
+}
+
+/* Without a word, a node is believed alive for a minute. Where no node is free, several shift, one after the other. */
+static void expect_tight_swarm_heals(uint64_t seed, int n, int slots) {
+    protocol_swarm *c = tight_swarm(seed, n, slots);
+    cr_expect_leq(run_until_covered(c, 600), 60, "seed %d", (int)seed);
+    protocol_swarm_run(c, 60);
+    uint64_t before = count_rebalances(c);
+    c->nodes[5].dead = true;
+    protocol_swarm_run(c, 1);
+    most_uncovered = 0;
+    c->on_step = record_uncovered;
+    int lost = count_uncovered(c);
+    cr_assert_gt(lost, 0);
+    double seconds = run_until_covered(c, 900);
+    cr_expect_leq(seconds, 60 + 8 * 10, "seed %d: %.1f s", (int)seed, seconds);
+    cr_expect_leq(count_rebalances(c) - before, 10, "seed %d: %d moves", (int)seed,
+                  (int)(count_rebalances(c) - before));
+    cr_expect_leq(most_uncovered, lost + 5, "%d blocks more: those of more than one node that loads",
+                  most_uncovered - lost);
+    protocol_swarm_free(c);
+}
+Test(placement, twenty_nodes_with_few_places_more_than_blocks_close_their_gaps, .timeout = 120) {
+    for (uint64_t seed = 1; seed <= 3; seed++) expect_tight_swarm_heals(seed, 20, 68);
+}
+Test(placement, forty_nodes_with_few_places_more_than_blocks_close_their_gaps, .timeout = 120) {
+    expect_tight_swarm_heals(4, 40, 96);
+}
+
+/* Nodes whose owners have given them their blocks do not move, and others do not know that. */
+Test(placement, nodes_that_do_not_move_are_passed_over, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(3, 0);
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < 6; i++) protocol_swarm_add(c, 0); /* two for each block */
+    c->auto_blocks = 1;
+    c->rebalance_s = 300;
+    protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 30);
+    int last = c->nodes[6].protocol->placement.first, gap = (last + 1) % 3;
+    for (int i = 0; i < 6; i++)
+        if (i % 3 == gap) leave(c, i);
+    protocol_swarm_run(c, 1);
+    cr_assert_eq(count_uncovered(c), 1);
+    cr_expect_leq(run_until_covered(c, 120), 40);
+    cr_expect_eq(c->nodes[6].protocol->placement.rebalances, 1);
     protocol_swarm_free(c);
 }
 

@@ -475,3 +475,70 @@ Test(plan, the_table_shows_runs_and_devices) {
     }
     sn_buf_fini(&out);
 }
+
+/* -- host memory */
+
+/* Two experts of 40 bytes in each block; without experts it has 10, and a slot takes 40. */
+static void set_mixtures(int n) {
+    for (int b = 0; b < n; b++)
+        even[b] = (sn_block_cost){.weights = 90,
+                                  .without_experts = 10,
+                                  .experts = 80,
+                                  .resting = 80,
+                                  .slot = 40,
+                                  .n_experts = 2,
+                                  .n_experts_used = 1};
+}
+
+Test(plan, what_rests_in_host_memory_has_a_limit) {
+    static const sn_plan_device cuda[] = {{CUDA(0), 200, 0}};
+    sn_plan_query query = even_query(4, 60, 0, cuda, 1);
+    query.offload = SN_IN_HOST;
+    query.host_memory = 180;
+    expect_auto_plan(&query, "0 0h 0h 0h");
+    query.host_memory = 179;
+    expect_auto_refused(&query,
+                        "host memory has room for 179 B, and what is to rest or to be computed there takes 240 B");
+    cr_assert(strstr(err.text, "--offload disk"), "%s", err.text);
+    expect_map_refused(&query, "10:11=cuda:0,11:14=host", "host memory has room for 179 B");
+    query.offload = SN_ON_DISK;
+    expect_auto_plan(&query, "0 0d 0d 0d");
+}
+
+Test(plan, experts_that_rest_in_host_memory_have_a_limit) {
+    static const sn_plan_device cuda[] = {{CUDA(0), 210, 0}};
+    sn_plan_query query = even_query(4, 0, 0, cuda, 1);
+    set_mixtures(4);
+    query.host_memory = 320;
+    expect_map_plan(&query, "*.experts=host", "0 0 0 0");
+    cr_assert_eq(plan.host_bytes, 320);
+    query.host_memory = 319;
+    expect_map_refused(&query, "*.experts=host", "host memory has room for 319 B");
+    expect_map_refused(&query, "10:14=cuda:0,*.experts=host", "host memory has room for 319 B");
+    expect_map_plan(&query, "*.experts=disk", "0 0 0 0");
+}
+
+Test(plan, what_rests_in_host_memory_and_what_the_cpu_computes_share_it) {
+    static const sn_plan_device cpu[] = {{CPU, 200, 0}};
+    sn_plan_query query = even_query(4, 60, 0, cpu, 1);
+    query.offload = SN_IN_HOST;
+    query.host_memory = 359;
+    expect_auto_refused(&query, "host memory has room for 359 B");
+    query.host_memory = 360; /* 60 and two slots of 60 beside three blocks that rest */
+    expect_auto_plan(&query, "0 0h 0h 0h");
+}
+
+Test(plan, host_memory_is_recommended_where_it_has_room) {
+    static const sn_plan_device cuda[] = {{CUDA(0), 200, 0}};
+    sn_plan_query query = even_query(4, 60, 0, cuda, 1);
+    query.host_memory = 240;
+    expect_auto_refused(&query, "a smaller KV cache, --offload host or disk, or more memory");
+    query.host_memory = 239;
+    expect_auto_refused(&query, "a smaller KV cache, --offload disk, or more memory");
+}
+
+Test(plan, a_cpu_that_is_too_small_is_not_relieved_by_host_memory) {
+    static const sn_plan_device cpu[] = {{CPU, 200, 0}};
+    sn_plan_query query = even_query(4, 60, 0, cpu, 1);
+    expect_auto_refused(&query, "a smaller KV cache, --offload disk, or more memory");
+}

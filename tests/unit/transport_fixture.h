@@ -103,13 +103,22 @@ static inline sn_event expect_message(sn_transport *t) {
     return event;
 }
 
-static inline void expect_loss(sn_transport *t, sn_peer peer, const char *address) {
+/* *other: whether another program runs at the address now. */
+static inline void expect_outage(sn_transport *t, sn_peer peer, const char *address, bool *other) {
     sn_event event = receive_event(t, WAIT_MS);
     cr_assert_null(event.msg);
+    *other = *event.other_at;
+    if (*other) cr_assert_str_eq(event.other_at, address);
     cr_assert_eq(event.peer, peer);
     cr_assert(event.lost);
     cr_assert_eq(event.err.status, SN_RETRY);
     cr_assert(strstr(event.err.text, address), "%s", event.err.text);
+}
+
+static inline void expect_loss(sn_transport *t, sn_peer peer, const char *address) {
+    bool other;
+    expect_outage(t, peer, address, &other);
+    cr_assert_not(other);
 }
 
 static inline void expect_silence(sn_transport *t, int wait_ms) {

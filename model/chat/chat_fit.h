@@ -1,0 +1,31 @@
+/* Conversations that a template was not written for, in a form that it shows: what it refuses or leaves out goes into
+ * messages that it takes. Which these are is seen by rendering short conversations once, when the template is parsed.
+ *
+ *   - System messages that a template refuses or leaves out (Gemma 2), or takes at the beginning only, stand at the
+ *     beginning of the user's message that follows. Several at the beginning are one where only one is taken.
+ *   - Messages of the user, or answers, that follow each other are one where roles must alternate.
+ *   - Tools of a template that knows none are listed in the system message, as JSON, with the form in which to call
+ * one; calls and results are in that form in the conversation, so the format of answers (answer_format.h) is read from
+ *     it as from any template. */
+#ifndef SN_MODEL_CHAT_CHAT_FIT_H
+#define SN_MODEL_CHAT_CHAT_FIT_H
+
+#include "model/chat/chat_template.h"
+
+/* What a template does not show; all false: it is given every conversation as it is. */
+typedef struct sn_chat_lacks {
+    bool system, second_system, late_system; /* any; another one at the beginning; one that is not at the beginning */
+    bool repeated_roles;                     /* two messages of the user after each other */
+    bool tools;                              /* neither tools nor calls of them */
+} sn_chat_lacks;
+
+/* render: as sn_chat_template_render, of the conversation as it is. */
+typedef sn_status (*sn_chat_renderer)(const sn_chat_template *chat, const sn_chat_request *request, sn_chat_prompt *out,
+                                      sn_err *err);
+sn_chat_lacks sn_chat_find_lacks(const sn_chat_template *chat, sn_chat_renderer render);
+
+/* The messages as the template shows them, a new reference, of a request that was checked; tools are in them where it
+ * lacks those. NULL: memory is out. */
+json_t *sn_chat_fit_messages(const sn_chat_lacks *lacks, const sn_chat_request *request);
+
+#endif

@@ -1,0 +1,76 @@
+#include "net/near.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <string.h>
+
+/* The bytes of the address, and how many. */
+static const uint8_t *bytes_of(const struct sockaddr *at, size_t *n) {
+    *n = at->sa_family == AF_INET ? 4 : 16;
+    return at->sa_family == AF_INET ? (const uint8_t *)&((const struct sockaddr_in *)at)->sin_addr
+                                    : (const uint8_t *)&((const struct sockaddr_in6 *)at)->sin6_addr;
+}
+
+static bool is_loopback(const struct sockaddr *at) {
+    size_t n;
+    const uint8_t *a = bytes_of(at, &n);
+    return n == 4 ? a[0] == 127 : IN6_IS_ADDR_LOOPBACK((const struct in6_addr *)a);
+}
+
+static bool is_private(const struct sockaddr *at) {
+    size_t n;
+    const uint8_t *a = bytes_of(at, &n);
+    if (n == 16) return (a[0] & 0xfe) == 0xfc || (a[0] == 0xfe && (a[1] & 0xc0) == 0x80);
+    return a[0] == 10 || (a[0] == 172 && (a[1] & 0xf0) == 16) || (a[0] == 192 && a[1] == 168) ||
+           (a[0] == 169 && a[1] == 254);
+}
+
+static bool is_in_network(const struct sockaddr *at, const struct ifaddrs *i) {
+    size_t n;
+    if (!i->ifa_addr || !i->ifa_netmask || i->ifa_addr->sa_family != at->sa_family) return false;
+    const uint8_t *a = bytes_of(at, &n), *own = bytes_of(i->ifa_addr, &n);
+    struct sockaddr_storage whole = {.ss_family = at->sa_family}; /* some systems leave a mask's family out */
+    memcpy(&whole, i->ifa_netmask, n == 4 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
+    whole.ss_family = at->sa_family;
+    const uint8_t *mask = bytes_of((const struct sockaddr *)&whole, &n);
+    for (size_t b = 0; b < n; b++)
+        if ((a[b] ^ own[b]) & mask[b]) return false;
+    return true;
+}
+
+/* Whether a line of /proc/net/route has the address as a gateway. */
+static bool is_gateway(const struct sockaddr *at, FILE *gateways) {
+    char line[256];
+    unsigned destination, gateway;
+    if (at->sa_family != AF_INET || !gateways) return false;
+    while (fgets(line, sizeof line, gateways))
+        if (sscanf(line, "%*s %x %x", &destination, &gateway) == 2 && gateway &&
+            gateway == ((const struct sockaddr_in *)at)->sin_addr.s_addr)
+            return true;
+    return false;
+}
+
+bool sn_address_is_near(const struct sockaddr_storage *at, const struct ifaddrs *all, FILE *gateways) {
+    const struct sockaddr *address = (const struct sockaddr *)at;
+    if (at->ss_family != AF_INET && at->ss_family != AF_INET6) return false;
+    if (is_loopback(address)) return true;
+    if (!is_private(address) || is_gateway(address, gateways)) return false;
+    for (const struct ifaddrs *i = all; i; i = i->ifa_next)
+        if (is_in_network(address, i)) return true;
+    return false;
+}
+
+bool sn_host_is_near(const char *host) {
+    char address[SN_ADDRESS_MAX + 8];
+    struct sockaddr_storage at = {0};
+    struct ifaddrs *all = NULL;
+    socklen_t len;
+    sn_err err;
+    snprintf(address, sizeof address, "%s:1", host);
+    if (sn_address_read(address, &at, &len, &err) || getifaddrs(&all)) return false;
+    FILE *gateways = fopen("/proc/net/route", "re");
+    bool near = sn_address_is_near(&at, all, gateways);
+    if (gateways) fclose(gateways);
+    freeifaddrs(all);
+    return near;
+}

@@ -392,7 +392,7 @@ Test(senders, a_model_of_more_blocks_than_there_can_be_is_none) {
     const sn_hash manifest = {.bytes = {1, 2, 3}};
     REQUIRE(sn_directory_new(&directory, &err));
     REQUIRE(sn_identity_new(&identity, &err));
-    model_blocks = 1 << 30;
+    model_blocks = 65536; /* as many as an announcement may say */
     announce(directory, &identity, "node", ADDRESS, 0, &manifest);
     cr_expect_eq(sn_model_groups(directory, &(sn_swarm_query){0}, groups), 0);
     sn_directory_free(&directory);

@@ -124,6 +124,17 @@ sn_chat_source sn_tokenizer_chat_source(const sn_tokenizer *tokenizer) {
                             tokenizer->tool_template_len, tokenizer->bos_text,          tokenizer->eos_text};
 }
 
+/* The unigram model finds its user-defined pieces itself, in texts of users, too. */
+static sn_status check_symbols(const sn_tokenizer *tokenizer, sn_err *err) {
+    for (size_t i = 0; tokenizer->unigram && i < tokenizer->rules->symbols.n; i++)
+        if (sn_tokenizer_is_eog(tokenizer, tokenizer->rules->symbols.tokens[i].id))
+            return sn_fail(err, SN_REFUSED,
+                           "piece %d of tokenizer.model ends an answer and is user-defined, so that any text could: name "
+                           "it in tokenizer_config.json's added_tokens_decoder",
+                           tokenizer->rules->symbols.tokens[i].id);
+    return SN_OK;
+}
+
 sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) {
     /* Tokens that end a text or a turn, which some files do not list as such. */
     static const char *const ends[] = {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>",
@@ -141,7 +152,7 @@ sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) {
         if (!status) status = sn_added_tokens_finish(added, err);
         if (status) return status;
     }
-    return SN_OK;
+    return check_symbols(tokenizer, err);
 }
 
 /* ---- encoding ---- */

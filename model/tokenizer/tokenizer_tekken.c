@@ -36,9 +36,9 @@ static sn_status read_sizes(const json_t *file, size_t *n_special, size_t *n_tok
 /* ---- special tokens ---- */
 
 /* They are special whatever is_control says: Mistral's own tokenizer finds none of them in a text. */
-static sn_status add_special(sn_tokenizer *t, size_t id, const char *text, sn_err *err) {
+static sn_status add_special(sn_tokenizer *t, size_t id, const char *text, size_t len, sn_err *err) {
     const sn_added_token token = {
-        .text = (char *)(uintptr_t)text, .len = strlen(text), .id = (int32_t)id, .special = true};
+        .text = (char *)(uintptr_t)text, .len = len, .id = (int32_t)id, .special = true};
     return sn_tokenizer_add_token(t, 0, &token, err);
 }
 
@@ -59,16 +59,18 @@ static sn_status add_specials(sn_tokenizer *t, const json_t *file, size_t n, sn_
         status = sn_fail(err, SN_REFUSED, "tekken.json names %zu special tokens; %zu have ids", named, n);
     for (size_t i = 0; !status && i < named; i++) {
         const json_t *entry = json_array_get(list, i), *rank = json_object_get(entry, "rank");
-        const char *text = listed ? sn_json_string(entry, "token_str", "") : old_special[i];
+        const json_t *name = json_object_get(entry, "token_str");
         if (listed && (!json_is_integer(rank) || json_integer_value(rank) != (json_int_t)i))
             status = sn_fail(err, SN_REFUSED, "special token %zu of tekken.json does not have the rank %zu", i, i);
+        else if (listed)
+            status = add_special(t, i, json_string_value(name), json_string_length(name), err);
         else
-            status = add_special(t, i, text, err);
+            status = add_special(t, i, old_special[i], strlen(old_special[i]), err);
     }
     for (size_t i = named; !status && i < n; i++) {
         char text[40];
         snprintf(text, sizeof text, "<SPECIAL_%zu>", i);
-        status = add_special(t, i, text, err);
+        status = add_special(t, i, text, strlen(text), err);
     }
     return status;
 }

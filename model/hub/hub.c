@@ -200,7 +200,18 @@ static sn_status fetch_whole(fetcher *f, const sn_hub_repo *repo, const char *fi
 
 static const char *const small[] = {"config.json",           "generation_config.json", "tokenizer.json",
                                     "tokenizer_config.json", "chat_template.jinja",    "model.safetensors.index.json",
-                                    "tiktoken.model"};
+                                    "tiktoken.model",        "tekken.json",            "tokenizer.model",
+                                    "added_tokens.json"};
+
+/* What is read where there is no tokenizer.json only, of up to 20 MB. */
+static bool is_spare(const sn_hub_repo *repo, const char *name) {
+    static const char *const spare[] = {"tiktoken.model", "tekken.json", "tokenizer.model", "added_tokens.json"};
+    const char *etag;
+    uint64_t size;
+    for (size_t i = 0; i < sizeof spare / sizeof *spare; i++)
+        if (!strcmp(name, spare[i])) return sn_hub_repo_has(repo, "tokenizer.json", &size, &etag) && size;
+    return false;
+}
 
 static bool is_shard(const char *name) {
     static const char ending[] = ".safetensors";
@@ -244,7 +255,8 @@ static sn_status fetch_folder(fetcher *f, const sn_hub_repo *repo, sn_err *err) 
     uint64_t size;
     sn_status status = compare_names(f, repo, err);
     for (size_t i = 0; !status && i < sizeof small / sizeof *small; i++)
-        if (sn_hub_repo_has(repo, small[i], &size, &etag) && size && (!f->has_manifest || file_of(f, small[i], false)))
+        if (sn_hub_repo_has(repo, small[i], &size, &etag) && size && !is_spare(repo, small[i]) &&
+            (!f->has_manifest || file_of(f, small[i], false)))
             status = fetch_whole(f, repo, small[i], err);
     json_object_foreach(repo->files, name, entry) {
         sn_hub_part *part;

@@ -41,8 +41,7 @@ sn_status sn_bpe_append(sn_bpe *bpe, int32_t id, sn_err *err) {
 sn_status sn_bpe_append_unknown(sn_bpe *bpe, const sn_vocab *vocab, const uint8_t *bytes, size_t len, sn_err *err) {
     sn_status status = SN_OK;
     const bool fuses = vocab->fuse_unk && bpe->out.n && bpe->out.ids[bpe->out.n - 1] == vocab->unk_id;
-    if (!vocab->byte_fallback)
-        return vocab->unk_id < 0 || fuses ? SN_OK : sn_bpe_append(bpe, vocab->unk_id, err);
+    if (!vocab->byte_fallback) return vocab->unk_id < 0 || fuses ? SN_OK : sn_bpe_append(bpe, vocab->unk_id, err);
     for (size_t i = 0; !status && i < len; i++) status = sn_bpe_append(bpe, vocab->byte_ids[bytes[i]], err);
     return status;
 }

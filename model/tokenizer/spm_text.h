@@ -10,9 +10,9 @@ typedef struct sn_spm_text {
     uint32_t *units; /* heap, (n_units): the double array; NULL: characters stay as they are */
     char *strings;   /* heap, (n_strings): what sequences become, each with a NUL behind it */
     size_t n_units, n_strings;
-    bool leads; /* a space comes first */
+    bool leads;      /* a space comes first */
     bool leads_once; /* not at each part of a text between special tokens, but at its beginning only */
-    bool folds; /* spaces around the text go, and of several in a row one stays */
+    bool folds;      /* spaces around the text go, and of several in a row one stays */
     sn_added_tokens symbols;
 } sn_spm_text;
 

@@ -128,10 +128,11 @@ sn_chat_source sn_tokenizer_chat_source(const sn_tokenizer *tokenizer) {
 static sn_status check_symbols(const sn_tokenizer *tokenizer, sn_err *err) {
     for (size_t i = 0; tokenizer->unigram && i < tokenizer->rules->symbols.n; i++)
         if (sn_tokenizer_is_eog(tokenizer, tokenizer->rules->symbols.tokens[i].id))
-            return sn_fail(err, SN_REFUSED,
-                           "piece %d of tokenizer.model ends an answer and is user-defined, so that any text could: name "
-                           "it in tokenizer_config.json's added_tokens_decoder",
-                           tokenizer->rules->symbols.tokens[i].id);
+            return sn_fail(
+                err, SN_REFUSED,
+                "piece %d of tokenizer.model ends an answer and is user-defined, so that any text could: name "
+                "it in tokenizer_config.json's added_tokens_decoder",
+                tokenizer->rules->symbols.tokens[i].id);
     return SN_OK;
 }
 

@@ -1,5 +1,6 @@
 /* The parts of tokenizer.json (https://huggingface.co/docs/tokenizers) besides its model: normalizer, pre-tokenizer and
- * decoder; and the files that may be in its place. For tokenizer_json.c; every function refuses what it does not know. */
+ * decoder; and the files that may be in its place. For tokenizer_json.c; every function refuses what it does not know.
+ */
 #ifndef SN_MODEL_TOKENIZER_TOKENIZER_JSON_H
 #define SN_MODEL_TOKENIZER_TOKENIZER_JSON_H
 
@@ -19,7 +20,8 @@ sn_status sn_tokenizer_json_steps(sn_tokenizer *t, const json_t *value, sn_err *
  * tokenizer_config.json (`config`, or NULL). */
 sn_status sn_tokenizer_tiktoken(sn_tokenizer *t, const sn_buf *file, const json_t *config, sn_err *err) SN_MUST_USE;
 
-/* The same from a tekken.json (`file`, parsed), and from a tokenizer.model with added_tokens.json (`older`, or NULL). */
+/* The same from a tekken.json (`file`, parsed), and from a tokenizer.model with added_tokens.json (`older`, or NULL).
+ */
 sn_status sn_tokenizer_tekken(sn_tokenizer *t, const json_t *file, const json_t *config, sn_err *err) SN_MUST_USE;
 sn_status sn_tokenizer_spm(sn_tokenizer *t, const sn_buf *file, const json_t *config, const json_t *older,
                            sn_err *err) SN_MUST_USE;

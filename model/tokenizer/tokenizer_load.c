@@ -62,9 +62,9 @@ static sn_status open_folder(const char *path, sn_tokenizer **out, sn_err *err) 
         status = sn_tokenizer_from_files(&files, out, err);
         if (status) sn_err_context(err, "%s", path);
     }
-    sn_buf *all[] = {&files.tokenizer,        &files.tiktoken,          &files.tekken,        &files.sentencepiece,
-                     &files.tokenizer_config, &files.generation_config, &files.chat_template, &files.tool_template,
-                     &files.added_tokens};
+    sn_buf *all[] = {&files.tokenizer,     &files.tiktoken,         &files.tekken,
+                     &files.sentencepiece, &files.tokenizer_config, &files.generation_config,
+                     &files.chat_template, &files.tool_template,    &files.added_tokens};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) sn_buf_fini(all[i]);
     return status;
 }

@@ -33,11 +33,11 @@ struct sn_tokenizer {
     sn_prepend_scheme prepend;
     sn_normal_form forms[SN_NORMAL_FORMS_MAX]; /* that a text is brought to before the second pass, in this order */
     size_t n_forms;
-    sn_spm_text *rules; /* heap: instead of prepend, forms and escapes_early, those of a tokenizer.model; else NULL */
+    sn_spm_text *rules;  /* heap: instead of prepend, forms and escapes_early, those of a tokenizer.model; else NULL */
     sn_unigram *unigram; /* heap: a text's pieces are not merged, but chosen by this; else NULL */
-    bool escapes_early; /* spaces become U+2581 before the second pass, not after it */
-    bool strips_space;  /* sn_tokenizer_strips_space */
-    int32_t bos;        /* id of the begin-of-sequence token; -1: the model has none */
+    bool escapes_early;  /* spaces become U+2581 before the second pass, not after it */
+    bool strips_space;   /* sn_tokenizer_strips_space */
+    int32_t bos;         /* id of the begin-of-sequence token; -1: the model has none */
     bool add_bos;
     int32_t eog_ids[SN_EOG_IDS_MAX];
     size_t n_eog_ids;

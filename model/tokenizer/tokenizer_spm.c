@@ -130,15 +130,17 @@ static sn_status read_file(spm_file *file, text bytes, sn_err *err) {
 }
 
 static sn_status check_file(const spm_file *file, const json_t *config, sn_err *err) {
-    const char *what = file->space_as_suffix                       ? "puts spaces behind words"
-                       : !file->escapes                            ? "keeps spaces as they are"
-                       : file->back_map.len                        ? "changes characters when it decodes"
+    const char *what = file->space_as_suffix                          ? "puts spaces behind words"
+                       : !file->escapes                               ? "keeps spaces as they are"
+                       : file->back_map.len                           ? "changes characters when it decodes"
                        : sn_json_bool(config, "add_eos_token", false) ? "ends every text (add_eos_token)"
-                                                                   : NULL;
+                                                                      : NULL;
     if (what) return sn_fail(err, SN_REFUSED, "the tokenizer of tokenizer.model %s, which is not supported", what);
     if (file->model_type != MODEL_UNIGRAM && file->model_type != MODEL_BPE)
-        return sn_fail(err, SN_REFUSED, "tokenizer.model is of model type %llu; SentencePiece's unigram and BPE (1, 2) "
-                                        "are supported", (unsigned long long)file->model_type);
+        return sn_fail(err, SN_REFUSED,
+                       "tokenizer.model is of model type %llu; SentencePiece's unigram and BPE (1, 2) "
+                       "are supported",
+                       (unsigned long long)file->model_type);
     return SN_OK;
 }
 
@@ -160,8 +162,7 @@ static sn_status join_added(const json_t *config, const json_t *older, json_t **
     json_object_foreach((json_t *)(uintptr_t)older, token, id) {
         char key[24];
         snprintf(key, sizeof key, "%lld", (long long)json_integer_value(id));
-        if (!json_is_integer(id))
-            return sn_fail(err, SN_REFUSED, "added_tokens.json gives '%.60s' no id", token);
+        if (!json_is_integer(id)) return sn_fail(err, SN_REFUSED, "added_tokens.json gives '%.60s' no id", token);
         if (!json_object_get(*out, key) &&
             json_object_set_new(*out, key, json_pack("{s:s,s:b}", "content", token, "special", 1)))
             return sn_fail(err, SN_STOP, "out of memory for added tokens");
@@ -177,7 +178,8 @@ static sn_status count_ids(const json_t *added, size_t n_pieces, size_t *n, sn_e
     json_object_foreach((json_t *)(uintptr_t)added, key, value) {
         char *end;
         const unsigned long long id = strtoull(key, &end, 10);
-        if (*end || *key < '0' || *key > '9' || id >= SN_VOCAB_MAX || !json_is_string(json_object_get(value, "content")))
+        if (*end || *key < '0' || *key > '9' || id >= SN_VOCAB_MAX ||
+            !json_is_string(json_object_get(value, "content")))
             return sn_fail(err, SN_REFUSED,
                            "a token is added with the id '%.60s': ids from 0 to %d are taken, with their content", key,
                            SN_VOCAB_MAX - 1);
@@ -212,15 +214,13 @@ static sn_status add_piece(sn_tokenizer *t, spm_file *file, size_t id, const jso
     const piece *p = &file->pieces[id];
     const json_t *content = json_object_get(entry, "content");
     const bool control = p->type == TYPE_CONTROL || p->type == TYPE_UNKNOWN;
-    const sn_added_token token = {.text = (char *)(uintptr_t)p->text.bytes,
-                                  .len = p->text.len,
-                                  .id = (int32_t)id,
-                                  .special = control};
+    const sn_added_token token = {
+        .text = (char *)(uintptr_t)p->text.bytes, .len = p->text.len, .id = (int32_t)id, .special = control};
     if (p->type == TYPE_UNKNOWN && t->vocab.unk_id >= 0)
         return sn_fail(err, SN_REFUSED, "pieces %d and %zu of tokenizer.model are both unknown", t->vocab.unk_id, id);
     if (p->type == TYPE_UNKNOWN) t->vocab.unk_id = (int32_t)id;
-    if (content && (json_string_length(content) != p->text.len ||
-                    memcmp(json_string_value(content), p->text.bytes, p->text.len)))
+    if (content &&
+        (json_string_length(content) != p->text.len || memcmp(json_string_value(content), p->text.bytes, p->text.len)))
         return sn_fail(err, SN_REFUSED, "tokenizer_config.json calls token %zu '%.60s', and tokenizer.model '%.*s'", id,
                        json_string_value(content), (int)sn_min_size(p->text.len, 60), (const char *)p->text.bytes);
     file->scores[id] = p->type == TYPE_NORMAL ? p->score : 0;
@@ -248,8 +248,7 @@ static sn_status add_pieces(sn_tokenizer *t, spm_file *file, const json_t *added
     if (!status) status = sn_vocab_init(&t->vocab, n, true, err);
     t->vocab.byte_fallback = file->byte_fallback;
     t->vocab.fuse_unk = true;
-    for (size_t id = 0; !status && id < file->n_pieces; id++)
-        status = add_piece(t, file, id, entry_of(added, id), err);
+    for (size_t id = 0; !status && id < file->n_pieces; id++) status = add_piece(t, file, id, entry_of(added, id), err);
     for (size_t id = file->n_pieces; !status && id < n; id++)
         if (entry_of(added, id)) status = add_entry(t, entry_of(added, id), id, false, err);
     if (!status && t->vocab.unk_id < 0)

@@ -9,11 +9,26 @@
 enum { BASE64_MAX = SN_TOKEN_BYTES_MAX / 3 * 4, OLD_VERSION_MAX = 7 };
 
 /* The special tokens of versions up to 7, which do not list them. */
-static const char *const old_special[] = {
-    "<unk>",           "<s>",          "</s>",     "[INST]",          "[/INST]",          "[AVAILABLE_TOOLS]",
-    "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]",    "[IMG]",            "<pad>",
-    "[IMG_BREAK]",     "[IMG_END]",    "[PREFIX]", "[MIDDLE]",        "[SUFFIX]",         "[SYSTEM_PROMPT]",
-    "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"};
+static const char *const old_special[] = {"<unk>",
+                                          "<s>",
+                                          "</s>",
+                                          "[INST]",
+                                          "[/INST]",
+                                          "[AVAILABLE_TOOLS]",
+                                          "[/AVAILABLE_TOOLS]",
+                                          "[TOOL_RESULTS]",
+                                          "[/TOOL_RESULTS]",
+                                          "[TOOL_CALLS]",
+                                          "[IMG]",
+                                          "<pad>",
+                                          "[IMG_BREAK]",
+                                          "[IMG_END]",
+                                          "[PREFIX]",
+                                          "[MIDDLE]",
+                                          "[SUFFIX]",
+                                          "[SYSTEM_PROMPT]",
+                                          "[/SYSTEM_PROMPT]",
+                                          "[TOOL_CONTENT]"};
 static const size_t N_OLD = sizeof old_special / sizeof *old_special;
 
 static sn_status read_sizes(const json_t *file, size_t *n_special, size_t *n_tokens, sn_err *err) {
@@ -28,17 +43,16 @@ static sn_status read_sizes(const json_t *file, size_t *n_special, size_t *n_tok
     *n_special = (size_t)special;
     *n_tokens = (size_t)(all - special);
     const size_t have = json_array_size(json_object_get(file, "vocab"));
-    return have >= *n_tokens ? SN_OK
-                             : sn_fail(err, SN_REFUSED, "tekken.json lists %zu tokens and names %zu: it is damaged",
-                                       have, *n_tokens);
+    return have >= *n_tokens
+               ? SN_OK
+               : sn_fail(err, SN_REFUSED, "tekken.json lists %zu tokens and names %zu: it is damaged", have, *n_tokens);
 }
 
 /* ---- special tokens ---- */
 
 /* They are special whatever is_control says: Mistral's own tokenizer finds none of them in a text. */
 static sn_status add_special(sn_tokenizer *t, size_t id, const char *text, size_t len, sn_err *err) {
-    const sn_added_token token = {
-        .text = (char *)(uintptr_t)text, .len = len, .id = (int32_t)id, .special = true};
+    const sn_added_token token = {.text = (char *)(uintptr_t)text, .len = len, .id = (int32_t)id, .special = true};
     return sn_tokenizer_add_token(t, 0, &token, err);
 }
 
@@ -46,8 +60,9 @@ static sn_status check_old(const json_t *file, sn_err *err) {
     const char *version = sn_json_string(json_object_get(file, "config"), "version", "(none)");
     const bool old = version[0] == 'v' && version[1] >= '1' && version[1] <= '0' + OLD_VERSION_MAX && !version[2];
     return old ? SN_OK
-               : sn_fail(err, SN_REFUSED, "tekken.json of version '%.60s' lists no special tokens, as only v1 to v%d may",
-                         version, OLD_VERSION_MAX);
+               : sn_fail(err, SN_REFUSED,
+                         "tekken.json of version '%.60s' lists no special tokens, as only v1 to v%d may", version,
+                         OLD_VERSION_MAX);
 }
 
 static sn_status add_specials(sn_tokenizer *t, const json_t *file, size_t n, sn_err *err) {
@@ -103,8 +118,7 @@ sn_status sn_tokenizer_tekken(sn_tokenizer *t, const json_t *file, const json_t 
     sn_status status = read_sizes(file, &n_special, &n_tokens, err);
     if (!status) status = sn_vocab_init(&t->vocab, n_special + n_tokens, false, err);
     if (!status) status = add_specials(t, file, n_special, err);
-    for (size_t i = 0; !status && i < n_tokens; i++)
-        status = add_token(t, json_array_get(vocab, i), i, n_special, err);
+    for (size_t i = 0; !status && i < n_tokens; i++) status = add_token(t, json_array_get(vocab, i), i, n_special, err);
     if (!status) status = sn_tokenizer_merge_by_rank(t, "tekken.json", err);
     if (status) return status;
     t->ignore_merges = true; /* a piece that is a token becomes that token */

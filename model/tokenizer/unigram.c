@@ -20,8 +20,7 @@ void sn_unigram_fini(sn_unigram *unigram) {
 static int by_bytes(const void *a, const void *b, void *context) {
     const sn_vocab *vocab = context;
     const sn_vocab_token *x = &vocab->tokens[*(const int32_t *)a], *y = &vocab->tokens[*(const int32_t *)b];
-    const int order =
-        memcmp(vocab->bytes.data + x->start, vocab->bytes.data + y->start, sn_min_size(x->len, y->len));
+    const int order = memcmp(vocab->bytes.data + x->start, vocab->bytes.data + y->start, sn_min_size(x->len, y->len));
     return order ? order : (x->len > y->len) - (x->len < y->len);
 }
 

@@ -24,8 +24,8 @@ void sn_unigram_fini(sn_unigram *unigram); /* accepts a zeroed one */
 sn_status sn_unigram_init(sn_unigram *unigram, const sn_vocab *vocab, const float *scores, const bool *symbols,
                           size_t n_scores, sn_err *err) SN_MUST_USE;
 
-/* Appends the ids of `text`, which is valid UTF-8, to bpe->out. Time: bytes of the text times bytes of the longest piece
- * at worst; memory: 20 bytes for each byte of the text. */
+/* Appends the ids of `text`, which is valid UTF-8, to bpe->out. Time: bytes of the text times bytes of the longest
+ * piece at worst; memory: 20 bytes for each byte of the text. */
 sn_status sn_unigram_encode(const sn_unigram *unigram, const sn_vocab *vocab, sn_bpe *bpe, const char *text, size_t len,
                             sn_err *err) SN_MUST_USE;
 

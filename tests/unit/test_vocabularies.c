@@ -79,7 +79,8 @@ static sn_tokenizer *open_beside(const char *name, const char *config, const cha
     return t;
 }
 
-static void expect_ids(const sn_tokenizer *t, const char *text, bool add_bos, bool parse, const int32_t *ids, size_t n) {
+static void expect_ids(const sn_tokenizer *t, const char *text, bool add_bos, bool parse, const int32_t *ids,
+                       size_t n) {
     sn_token_ids got = encode(t, text, strlen(text), add_bos, parse);
     cr_expect_eq(got.n, n, "%s", text);
     for (size_t i = 0; i < sn_min_size(n, got.n); i++) cr_expect_eq(got.ids[i], ids[i], "%s, %zu", text, i);
@@ -130,7 +131,8 @@ Test(vocabularies, companion_files_add_tokens_and_the_template) {
 
 /* transformers: "legacy": false puts a space before the first part of a text only. */
 Test(vocabularies, each_part_of_a_text_gets_its_space_unless_the_config_is_newer) {
-    sn_tokenizer *older = open_beside("spm_bpe", NULL, NULL), *newer = open_beside("spm_bpe", "{\"legacy\": false}", NULL);
+    sn_tokenizer *older = open_beside("spm_bpe", NULL, NULL),
+                 *newer = open_beside("spm_bpe", "{\"legacy\": false}", NULL);
     const sn_tokenizer *all[] = {older, newer};
     for (size_t i = 0; i < 2; i++) {
         sn_token_ids ids = encode(all[i], "the<s>the", 9, false, true);
@@ -170,7 +172,8 @@ Test(vocabularies, a_continuation_gets_no_space_and_keeps_its_own) {
         sn_err err;
         cr_expect(sn_tokenizer_strips_space(t));
         for (int space = 0; space < 2; space++) {
-            cr_assert_eq(sn_tokenizer_encode_continuation(t, &" the"[!space], (size_t)(3 + space), true, &ids, &err), SN_OK);
+            cr_assert_eq(sn_tokenizer_encode_continuation(t, &" the"[!space], (size_t)(3 + space), true, &ids, &err),
+                         SN_OK);
             sn_buf text = decode(t, &ids, true);
             cr_expect(text.len == (size_t)(3 + space) && !memcmp(text.data, &" the"[!space], text.len));
             sn_buf_fini(&text);
@@ -211,11 +214,13 @@ static const struct {
     {"\x1a\x02\x28\x00", 4, "keeps spaces"},
     {"\x2a\x03\x12\x01x", 5, "when it decodes"},
     {"\x1a\x03\x12\x01x", 5, "map of characters"},
-    {"\x1a\x0a\x12\x08\x04\x00\x00\x00\x00\x00\x00\x00", 12, "map of characters"}, /* no strings */
+    {"\x1a\x0a\x12\x08\x04\x00\x00\x00\x00\x00\x00\x00", 12, "map of characters"},  /* no strings */
     {"\x1a\x0b\x12\x09\x04\x00\x00\x00\x00\x00\x00\x00x", 13, "map of characters"}, /* without the NUL */
     {"\x0a\x05\x0a\x01\x01\x18\x05", 7, "of type 5"},
     {"\x0a\x05\x0a\x01\x01\x18\x02", 7, "both unknown"},
-    {"\x0a\x03\x0a\x01" "e", 5, "are the same"},
+    {"\x0a\x03\x0a\x01"
+     "e",
+     5, "are the same"},
     {"\x0a\x02\x0a\x00", 4, "0 bytes long"},
     {"\x0a\x03\x0a\x01\xff", 5, "not valid UTF-8"},
     {"\x0a\x08\x0a\x01\x01\x15\x00\x00\xc0\x7f", 10, "no finite number"},
@@ -273,7 +278,8 @@ Test(vocabularies, refuse_companion_files_that_do_not_fit_the_model) {
 
 /* Files whose bytes are cut off or changed are refused with a sentence, or are another tokenizer that takes texts. */
 Test(vocabularies, survive_files_that_are_damaged) {
-    static const char text[] = "the session \xef\xbc\xa1 <sep> A\xcc\x8a ab\xcc\x81" "c";
+    static const char text[] = "the session \xef\xbc\xa1 <sep> A\xcc\x8a ab\xcc\x81"
+                               "c";
     uint64_t state = 5;
     for (int k = 0; k < 3000; k++) {
         const sn_buf *file = fixture_file(k % 2 ? "spm_unigram" : "spm_bpe_unknown", "tokenizer.model");
@@ -301,7 +307,8 @@ static const struct {
     {"config", NULL, "vocabulary of 0 tokens"},
     {"config.default_num_special_tokens", "0", "at least one"},
     {"config.default_num_special_tokens", "444", "at least one"},
-    {"special_tokens", "[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]", "names 25 special"},
+    {"special_tokens", "[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]",
+     "names 25 special"},
     {"config.default_vocab_size", "4194305", "at most"},
     {"config.default_vocab_size", "9999", "it is damaged"},
     {"config.pattern", NULL, "no pattern"},

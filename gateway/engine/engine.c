@@ -317,6 +317,7 @@ static void run_job(sn_worker *w) {
     if (run) w->owner = job->owner;
     if (!broken) {
         note_tokens(w, job->n_prompt);
+        set_free(w);
     }
     pthread_mutex_unlock(&e->lock);
     job->end(job->ctx, code, error);

@@ -109,7 +109,7 @@ static void with_spaces(const sn_tokenizer *tokenizer, const char *text, size_t 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static sn_tokenizer *fixed[3]; /* with added tokens; whole words; SentencePiece; never freed */
     sn_err err;
-    if (!fixed[0] && (sn_tokenizer_open(SN_FIXTURES "/tokenizer/qwen2", &fixed[0], &err) ||
+    if (!fixed[0] && (sn_tokenizer_open(SN_FIXTURES "/tokenizer/smollm", &fixed[0], &err) ||
                       sn_tokenizer_open(SN_FIXTURES "/tokenizer/llama3", &fixed[1], &err) ||
                       sn_tokenizer_open(SN_FIXTURES "/tokenizer/sentencepiece", &fixed[2], &err))) {
         fprintf(stderr, "%s\n", err.text);

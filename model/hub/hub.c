@@ -198,9 +198,19 @@ static sn_status fetch_whole(fetcher *f, const sn_hub_repo *repo, const char *fi
     return status ? status : sn_hub_part_fetch(&f->settings, f->http, part, file, err);
 }
 
-static const char *const small[] = {"config.json",           "generation_config.json", "tokenizer.json",
-                                    "tokenizer_config.json", "chat_template.jinja",    "model.safetensors.index.json",
-                                    "tiktoken.model"};
+static const char *const small[] = {"config.json",         "generation_config.json",
+                                    "tokenizer.json",      "tokenizer_config.json",
+                                    "chat_template.jinja", "model.safetensors.index.json",
+                                    "tiktoken.model",      "tekken.json",
+                                    "tokenizer.model",     "added_tokens.json"};
+
+/* What is read only where there is no tokenizer.json, of up to 20 MB. */
+static bool is_second_choice(const char *name) {
+    static const char *const others[] = {"tiktoken.model", "tekken.json", "tokenizer.model", "added_tokens.json"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (!strcmp(name, others[i])) return true;
+    return false;
+}
 
 static bool is_shard(const char *name) {
     static const char ending[] = ".safetensors";
@@ -237,14 +247,19 @@ static sn_status compare_names(const fetcher *f, const sn_hub_repo *repo, sn_err
     return SN_OK;
 }
 
+static bool is_wanted(const fetcher *f, const sn_hub_repo *repo, const char *name) {
+    const char *etag;
+    uint64_t size;
+    return sn_hub_repo_has(repo, name, &size, &etag) && size && (!f->has_manifest || file_of(f, name, false));
+}
+
 /* Configuration and tokenizer of a folder, then the headers of its shards. */
 static sn_status fetch_folder(fetcher *f, const sn_hub_repo *repo, sn_err *err) {
-    const char *name, *etag;
+    const char *name;
     json_t *entry;
-    uint64_t size;
     sn_status status = compare_names(f, repo, err);
     for (size_t i = 0; !status && i < sizeof small / sizeof *small; i++)
-        if (sn_hub_repo_has(repo, small[i], &size, &etag) && size && (!f->has_manifest || file_of(f, small[i], false)))
+        if (is_wanted(f, repo, small[i]) && !(is_second_choice(small[i]) && is_wanted(f, repo, "tokenizer.json")))
             status = fetch_whole(f, repo, small[i], err);
     json_object_foreach(repo->files, name, entry) {
         sn_hub_part *part;

@@ -38,6 +38,14 @@ sn_status sn_bpe_append(sn_bpe *bpe, int32_t id, sn_err *err) {
     return status;
 }
 
+sn_status sn_bpe_append_unknown(sn_bpe *bpe, const sn_vocab *vocab, const uint8_t *bytes, size_t len, sn_err *err) {
+    sn_status status = SN_OK;
+    const bool fuses = vocab->fuse_unk && bpe->out.n && bpe->out.ids[bpe->out.n - 1] == vocab->unk_id;
+    if (!vocab->byte_fallback) return vocab->unk_id < 0 || fuses ? SN_OK : sn_bpe_append(bpe, vocab->unk_id, err);
+    for (size_t i = 0; !status && i < len; i++) status = sn_bpe_append(bpe, vocab->byte_ids[bytes[i]], err);
+    return status;
+}
+
 static void heap_push(sn_bpe *bpe, uint64_t key) {
     size_t at = bpe->n_heap++;
     for (; at > 0 && bpe->heap[(at - 1) / 2] > key; at = (at - 1) / 2) bpe->heap[at] = bpe->heap[(at - 1) / 2];
@@ -139,8 +147,7 @@ static sn_status append_tokens(sn_bpe *bpe, const sn_vocab *vocab, sn_err *err) 
     for (uint32_t i = 0; !status && i != NOWHERE; i = bpe->symbols[i].next) {
         const symbol *s = &bpe->symbols[i];
         if (s->id >= 0) status = sn_bpe_append(bpe, s->id, err);
-        for (uint32_t b = 0; !status && s->id == NO_TOKEN && b < s->len; b++)
-            status = sn_bpe_append(bpe, vocab->byte_ids[bpe->piece[s->start + b]], err);
+        if (s->id == NO_TOKEN) status = sn_bpe_append_unknown(bpe, vocab, bpe->piece + s->start, s->len, err);
     }
     return status;
 }

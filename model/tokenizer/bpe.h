@@ -24,5 +24,8 @@ void sn_bpe_fini(sn_bpe *bpe);
 sn_status sn_bpe_encode_piece(sn_bpe *bpe, const sn_vocab *vocab, bool ignore_merges, const uint8_t *piece, size_t len,
                               sn_err *err) SN_MUST_USE;
 sn_status sn_bpe_append(sn_bpe *bpe, int32_t id, sn_err *err) SN_MUST_USE;
+/* SentencePiece: appends what a character without a token becomes, its byte tokens or the unknown token. */
+sn_status sn_bpe_append_unknown(sn_bpe *bpe, const sn_vocab *vocab, const uint8_t *bytes, size_t len,
+                                sn_err *err) SN_MUST_USE;
 
 #endif

@@ -2,10 +2,12 @@
  *
  *   1. encode_pass, twice: finds added tokens ("<|im_end|>") in the text; the parts between them go on.
  *      Before the second pass a part is brought to the normal forms of Unicode that the file asks for (normalise_part).
+ *      With a tokenizer.model its rules (spm_text.h) are in the place of these, and of 2.
  *   2. escape_spaces, only SentencePiece: spaces become U+2581, perhaps with one before the part. Depending on the file
  *      this happens before the second pass or after it.
  *   3. encode_part: the pre-tokenizer splits a part into pieces.
- *   4. encode_piece: BPE merges the bytes or characters of a piece into tokens.
+ *   4. encode_piece: BPE merges the bytes or characters of a piece into tokens. (Of SentencePiece's other model the
+ *      part is cut as a whole instead of 3 and 4: unigram.h.)
  *
  * All stages append to one list of ids, e->bpe.out, so their order is the order of the text. Decoding is a lookup of
  * each id's bytes. */
@@ -33,6 +35,10 @@ void sn_tokenizer_close(sn_tokenizer **tokenizer) {
     sn_vocab_fini(&(*tokenizer)->vocab);
     sn_pretokenizer_free(&(*tokenizer)->pretokenizer);
     for (int pass = 0; pass < SN_TOKENIZER_PASSES; pass++) sn_added_tokens_fini(&(*tokenizer)->added[pass]);
+    if ((*tokenizer)->rules) sn_spm_text_fini((*tokenizer)->rules);
+    if ((*tokenizer)->unigram) sn_unigram_fini((*tokenizer)->unigram);
+    free((*tokenizer)->rules);
+    free((*tokenizer)->unigram);
     free((*tokenizer)->chat_template);
     free((*tokenizer)->tool_template);
     free(*tokenizer);
@@ -118,6 +124,18 @@ sn_chat_source sn_tokenizer_chat_source(const sn_tokenizer *tokenizer) {
                             tokenizer->tool_template_len, tokenizer->bos_text,          tokenizer->eos_text};
 }
 
+/* The unigram model finds its user-defined pieces itself, in texts of users, too. */
+static sn_status check_symbols(const sn_tokenizer *tokenizer, sn_err *err) {
+    for (size_t i = 0; tokenizer->unigram && i < tokenizer->rules->symbols.n; i++)
+        if (sn_tokenizer_is_eog(tokenizer, tokenizer->rules->symbols.tokens[i].id))
+            return sn_fail(
+                err, SN_REFUSED,
+                "piece %d of tokenizer.model ends an answer and is user-defined, so that any text could: name "
+                "it in tokenizer_config.json's added_tokens_decoder",
+                tokenizer->rules->symbols.tokens[i].id);
+    return SN_OK;
+}
+
 sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) {
     /* Tokens that end a text or a turn, which some files do not list as such. */
     static const char *const ends[] = {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>",
@@ -135,7 +153,7 @@ sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) {
         if (!status) status = sn_added_tokens_finish(added, err);
         if (status) return status;
     }
-    return SN_OK;
+    return check_symbols(tokenizer, err);
 }
 
 /* ---- encoding ---- */
@@ -195,9 +213,17 @@ static sn_status escape_marked_spaces(encoding *e, part *p, bool prepend) {
     return status;
 }
 
-/* Replaces the part by a copy in the tokenizer's normal forms. */
+/* Replaces the part by a copy in the tokenizer's normal forms, or by its rules of SentencePiece. */
 static sn_status normalise_part(encoding *e, part *p) {
     sn_status status = SN_OK;
+    if (e->tokenizer->rules) {
+        const bool continues = p->first ? e->continues : e->tokenizer->rules->leads_once;
+        const sn_spm_source source = {p->text, p->len, p->plain, continues};
+        e->normal[0].len = e->normal_plain[0].len = 0;
+        status = sn_spm_text_append(e->tokenizer->rules, &source, &e->normal[0], &e->normal_plain[0], e->err);
+        *p = (part){(const char *)e->normal[0].data, e->normal[0].len, p->first,
+                    p->plain ? e->normal_plain[0].data : NULL};
+    }
     for (size_t i = 0; i < e->tokenizer->n_forms && !status; i++) {
         sn_buf *text = &e->normal[i % 2], *plain = &e->normal_plain[i % 2];
         text->len = plain->len = 0;
@@ -234,7 +260,8 @@ static sn_status encode_piece(void *ctx, const char *piece, size_t len, sn_err *
 static sn_status encode_part(encoding *e, part p) {
     const sn_tokenizer *t = e->tokenizer;
     sn_status status = SN_OK;
-    if (t->vocab.sentencepiece && !t->escapes_early) {
+    if (t->unigram) return sn_unigram_encode(t->unigram, &t->vocab, &e->bpe, p.text, p.len, e->err);
+    if (t->vocab.sentencepiece && !t->escapes_early && !t->rules) {
         bool prepend = t->prepend == SN_PREPEND_UNLESS_SPACE || (t->prepend == SN_PREPEND_FIRST && p.first);
         status = escape_spaces(e, &p, &e->escaped[1], prepend && !begins_with_space(&p));
     } else if (t->prepend >= SN_PREPEND_UNLESS_SPACE && (t->prepend == SN_PREPEND_UNLESS_SPACE || p.first) &&

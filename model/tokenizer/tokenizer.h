@@ -1,9 +1,9 @@
 /* Tokenizers: text to token ids and back, exactly as the model's own tokenizer does it.
  *
- * Two kinds, both byte pair encoding (Sennrich et al. 2016): byte-level BPE (Radford et al. 2019) and the BPE of
- * SentencePiece (Kudo & Richardson 2018), which merges characters. Central type: sn_tokenizer, read from GGUF metadata
- * or tokenizer.json, immutable once open; any thread may use it. The caller owns it and all texts and ids that it gets.
- * SN_REFUSED for files and texts that cannot be handled exactly; SN_STOP when memory is out. */
+ * Two kinds of byte pair encoding (Sennrich et al. 2016), byte-level (Radford et al. 2019) and SentencePiece's (Kudo &
+ * Richardson 2018), which merges characters; and SentencePiece's unigram model. Central type: sn_tokenizer, read from
+ * GGUF metadata or the files of a folder, immutable once open; any thread may use it. The caller owns it and all texts
+ * and ids that it gets. SN_REFUSED for files and texts that cannot be handled exactly; SN_STOP when memory is out. */
 #ifndef SN_MODEL_TOKENIZER_TOKENIZER_H
 #define SN_MODEL_TOKENIZER_TOKENIZER_H
 
@@ -15,7 +15,8 @@
 
 typedef struct sn_tokenizer sn_tokenizer;
 
-/* `path` is what sn_model_open takes: a GGUF file, or a folder with tokenizer.json (and tokenizer_config.json). */
+/* `path` is what sn_model_open takes: a GGUF file, or a folder with tokenizer.json, tiktoken.model,
+ * tekken.json or tokenizer.model, of which the first counts (and tokenizer_config.json). */
 sn_status sn_tokenizer_open(const char *path, sn_tokenizer **out, sn_err *err) SN_MUST_USE;
 void sn_tokenizer_close(sn_tokenizer **tokenizer); /* accepts NULL */
 
@@ -23,7 +24,8 @@ void sn_tokenizer_close(sn_tokenizer **tokenizer); /* accepts NULL */
  * text. add_bos: a begin-of-sequence token comes first if the model wants one and the text does not begin with one. The
  * text has at most SN_TEXT_MAX bytes of valid UTF-8. A byte for which the vocabulary has no token (rare control
  * characters in SmolLM2) is left out, as the model's own tokenizer does; all other text survives encoding and decoding,
- * except that U+2581 becomes a space with SentencePiece. */
+ * except that U+2581 becomes a space with SentencePiece, and that a tokenizer may change characters, fold spaces, and
+ * have one unknown token for what it lacks. */
 enum { SN_TEXT_MAX = 64 << 20 };
 sn_status sn_tokenizer_encode(const sn_tokenizer *tokenizer, const char *text, size_t len, bool add_bos,
                               bool parse_special, sn_token_ids *out, sn_err *err) SN_MUST_USE;

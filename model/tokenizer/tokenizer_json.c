@@ -192,8 +192,9 @@ static int64_t token_id_of_text(const sn_tokenizer *t, const char *text) {
     return len ? sn_vocab_find(&t->vocab, text, len) : -1;
 }
 
-/* bos_token and similar keys: a text, or an object with the text as its content. */
+/* bos_token and similar keys: a text, or an object with the text as its content. Without the key `out` stays. */
 static void read_token_text(const json_t *config, const char *key, char out[SN_CHAT_TOKEN_MAX]) {
+    if (!json_object_get(config, key)) return;
     const char *text = sn_json_string(config, key, NULL);
     if (!text) text = sn_json_string(json_object_get(config, key), "content", "");
     snprintf(out, SN_CHAT_TOKEN_MAX, "%s", text);
@@ -209,7 +210,9 @@ static const json_t *find_template(const json_t *config, const char *name) {
 }
 
 static sn_status read_config(sn_tokenizer *t, const json_t *config, const sn_tokenizer_files *files, sn_err *err) {
-    char bos[SN_CHAT_TOKEN_MAX] = "", eos[SN_CHAT_TOKEN_MAX] = "";
+    char bos[SN_CHAT_TOKEN_MAX], eos[SN_CHAT_TOKEN_MAX];
+    memcpy(bos, t->bos_text, sizeof bos);
+    memcpy(eos, t->eos_text, sizeof eos);
     read_token_text(config, "bos_token", bos);
     read_token_text(config, "eos_token", eos);
     if (t->bos < 0) t->bos = (int32_t)token_id_of_text(t, bos);
@@ -238,10 +241,13 @@ static void read_eog_ids(sn_tokenizer *t, const json_t *generation) {
             sn_tokenizer_add_eog(t, json_integer_value(json_array_get(value, i)));
 }
 
+/* Every tekken.json has "\u0000" in it, the text of a token that its bytes give, too. */
 static sn_status parse_json(const sn_buf *text, const char *name, json_t **out, sn_err *err) {
     json_error_t why;
-    if (!text->data) return SN_OK;
-    *out = sn_json_read((const char *)text->data, text->len, &why);
+    const char *bytes = (const char *)text->data;
+    if (!bytes) return SN_OK;
+    const bool tekken = !strcmp(name, "tekken.json");
+    *out = tekken ? json_loadb(bytes, text->len, JSON_ALLOW_NUL, &why) : sn_json_read(bytes, text->len, &why);
     const char *other = *out ? NULL : sn_not_a_model(text->data, text->len);
     if (other) return sn_fail(err, SN_REFUSED, "%s: %s", name, other);
     if (!*out) return sn_fail(err, SN_REFUSED, "%s is not valid JSON: %s, at line %d", name, why.text, why.line);
@@ -259,28 +265,45 @@ static sn_status read_pipeline(sn_tokenizer *t, const json_t *root, sn_err *err)
     return status;
 }
 
+typedef struct folder {
+    json_t *tokenizer, *tekken, *config, *generation, *added; /* NULL: the folder does not have the file */
+} folder;
+
+static sn_status parse_folder(const sn_tokenizer_files *files, folder *out, sn_err *err) {
+    sn_status status = parse_json(&files->tokenizer, "tokenizer.json", &out->tokenizer, err);
+    if (!status) status = parse_json(&files->tekken, "tekken.json", &out->tekken, err);
+    if (!status) status = parse_json(&files->tokenizer_config, "tokenizer_config.json", &out->config, err);
+    if (!status) status = parse_json(&files->generation_config, "generation_config.json", &out->generation, err);
+    return status ? status : parse_json(&files->added_tokens, "added_tokens.json", &out->added, err);
+}
+
+static sn_status read_vocabulary(sn_tokenizer *t, const sn_tokenizer_files *files, const folder *have, sn_err *err) {
+    const json_t *root = have->tokenizer;
+    if (!root && files->tiktoken.data) return sn_tokenizer_tiktoken(t, &files->tiktoken, have->config, err);
+    if (!root && have->tekken) return sn_tokenizer_tekken(t, have->tekken, have->config, err);
+    if (!root && files->sentencepiece.data)
+        return sn_tokenizer_spm(t, &files->sentencepiece, have->config, have->added, err);
+    sn_status status = read_model(t, root, err);
+    if (!status) status = read_pipeline(t, root, err);
+    return status ? status : read_post_processor(t, json_object_get(root, "post_processor"), false, err);
+}
+
 sn_status sn_tokenizer_from_files(const sn_tokenizer_files *files, sn_tokenizer **out, sn_err *err) {
-    json_t *root = NULL, *config = NULL, *generation = NULL;
+    folder have = {0};
     *out = NULL;
-    sn_status status = parse_json(&files->tokenizer, "tokenizer.json", &root, err);
-    if (!status) status = parse_json(&files->tokenizer_config, "tokenizer_config.json", &config, err);
-    if (!status) status = parse_json(&files->generation_config, "generation_config.json", &generation, err);
+    sn_status status = parse_folder(files, &have, err);
     if (!status) status = sn_tokenizer_new(out, err);
-    if (!status && !root && files->tiktoken.data) {
-        status = sn_tokenizer_tiktoken(*out, &files->tiktoken, config, err);
-    } else if (!status) {
-        status = read_model(*out, root, err);
-        if (!status) status = read_pipeline(*out, root, err);
-        if (!status) status = read_post_processor(*out, json_object_get(root, "post_processor"), false, err);
-    }
-    if (!status) status = read_config(*out, config, files, err);
+    if (!status) status = read_vocabulary(*out, files, &have, err);
+    if (!status) status = read_config(*out, have.config, files, err);
     if (!status) {
-        read_eog_ids(*out, generation);
+        read_eog_ids(*out, have.generation);
         status = sn_tokenizer_finish(*out, err);
     }
     if (status) sn_tokenizer_close(out);
-    json_decref(root);
-    json_decref(config);
-    json_decref(generation);
+    json_decref(have.tokenizer);
+    json_decref(have.tekken);
+    json_decref(have.config);
+    json_decref(have.generation);
+    json_decref(have.added);
     return status;
 }

@@ -24,40 +24,48 @@ static sn_status read_folder_file(const char *folder, const char *name, size_t l
     return sn_read_file(path, limit, out, err);
 }
 
+/* The first of these that is there is the vocabulary; beside it the others are not read. */
+static sn_status read_vocabulary(const char *folder, sn_tokenizer_files *files, sn_err *err) {
+    const struct {
+        const char *name;
+        sn_buf *out;
+    } kinds[] = {{"tokenizer.json", &files->tokenizer},
+                 {"tiktoken.model", &files->tiktoken},
+                 {"tekken.json", &files->tekken},
+                 {"tokenizer.model", &files->sentencepiece}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (folder_has(folder, kinds[i].name))
+            return read_folder_file(folder, kinds[i].name, TOKENIZER_JSON_MAX, true, kinds[i].out, err);
+    return read_folder_file(folder, kinds[0].name, TOKENIZER_JSON_MAX, true, kinds[0].out, err);
+}
+
+static sn_status read_folder(const char *folder, sn_tokenizer_files *files, sn_err *err) {
+    const struct {
+        const char *name;
+        size_t limit;
+        sn_buf *out;
+    } others[] = {{"added_tokens.json", SIDE_FILE_MAX, &files->added_tokens},
+                  {"tokenizer_config.json", SIDE_FILE_MAX, &files->tokenizer_config},
+                  {"generation_config.json", SIDE_FILE_MAX, &files->generation_config},
+                  {"chat_template.jinja", SN_CHAT_TEMPLATE_MAX, &files->chat_template},
+                  {"additional_chat_templates/tool_use.jinja", SN_CHAT_TEMPLATE_MAX, &files->tool_template}};
+    sn_status status = read_vocabulary(folder, files, err);
+    for (size_t i = !files->sentencepiece.data; !status && i < sizeof others / sizeof *others; i++)
+        status = read_folder_file(folder, others[i].name, others[i].limit, false, others[i].out, err);
+    return status;
+}
+
 static sn_status open_folder(const char *path, sn_tokenizer **out, sn_err *err) {
     sn_tokenizer_files files = {0};
-    bool tiktoken = folder_has(path, "tiktoken.model") && !folder_has(path, "tokenizer.json");
-    sn_status status = read_folder_file(path, "tokenizer.json", TOKENIZER_JSON_MAX, !tiktoken, &files.tokenizer, err);
-    const char *other = folder_has(path, "tokenizer.model") ? "tokenizer.model"
-                        : folder_has(path, "tekken.json")   ? "tekken.json"
-                                                            : NULL;
-    if (status && other && !folder_has(path, "tokenizer.json"))
-        return sn_fail(
-            err, SN_REFUSED,
-            "%s has %s and no tokenizer.json, which is needed for texts: have transformers write it "
-            "(AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)), or use a GGUF file of the model",
-            path, other);
-    if (!status && tiktoken)
-        status = read_folder_file(path, "tiktoken.model", TOKENIZER_JSON_MAX, true, &files.tiktoken, err);
-    if (!status)
-        status = read_folder_file(path, "tokenizer_config.json", SIDE_FILE_MAX, false, &files.tokenizer_config, err);
-    if (!status)
-        status = read_folder_file(path, "generation_config.json", SIDE_FILE_MAX, false, &files.generation_config, err);
-    if (!status)
-        status = read_folder_file(path, "chat_template.jinja", SN_CHAT_TEMPLATE_MAX, false, &files.chat_template, err);
-    if (!status)
-        status = read_folder_file(path, "additional_chat_templates/tool_use.jinja", SN_CHAT_TEMPLATE_MAX, false,
-                                  &files.tool_template, err);
+    sn_status status = read_folder(path, &files, err);
     if (!status) {
         status = sn_tokenizer_from_files(&files, out, err);
         if (status) sn_err_context(err, "%s", path);
     }
-    sn_buf_fini(&files.tokenizer);
-    sn_buf_fini(&files.tiktoken);
-    sn_buf_fini(&files.tokenizer_config);
-    sn_buf_fini(&files.generation_config);
-    sn_buf_fini(&files.chat_template);
-    sn_buf_fini(&files.tool_template);
+    sn_buf *all[] = {&files.tokenizer,     &files.tiktoken,         &files.tekken,
+                     &files.sentencepiece, &files.tokenizer_config, &files.generation_config,
+                     &files.chat_template, &files.tool_template,    &files.added_tokens};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) sn_buf_fini(all[i]);
     return status;
 }
 

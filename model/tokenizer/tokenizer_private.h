@@ -1,5 +1,6 @@
 /* The struct of a tokenizer, for the files that build it: tokenizer_load.c opens files, tokenizer_gguf.c and
- * tokenizer_json*.c read them, tokenizer.c encodes and decodes. */
+ * tokenizer_json*.c, tokenizer_tiktoken.c, tokenizer_tekken.c and
+ * tokenizer_spm.c read them, tokenizer.c encodes and decodes. */
 #ifndef SN_MODEL_TOKENIZER_TOKENIZER_PRIVATE_H
 #define SN_MODEL_TOKENIZER_TOKENIZER_PRIVATE_H
 
@@ -7,7 +8,9 @@
 #include "model/gguf.h"
 #include "model/tokenizer/normal_form.h"
 #include "model/tokenizer/pretokenizer.h"
+#include "model/tokenizer/spm_text.h"
 #include "model/tokenizer/tokenizer.h"
+#include "model/tokenizer/unigram.h"
 #include "model/tokenizer/vocab.h"
 
 enum { SN_TOKENIZER_PASSES = 2, SN_EOG_IDS_MAX = 32, SN_NORMAL_FORMS_MAX = 4 };
@@ -30,9 +33,11 @@ struct sn_tokenizer {
     sn_prepend_scheme prepend;
     sn_normal_form forms[SN_NORMAL_FORMS_MAX]; /* that a text is brought to before the second pass, in this order */
     size_t n_forms;
-    bool escapes_early; /* spaces become U+2581 before the second pass, not after it */
-    bool strips_space;  /* sn_tokenizer_strips_space */
-    int32_t bos;        /* id of the begin-of-sequence token; -1: the model has none */
+    sn_spm_text *rules;  /* heap: instead of prepend, forms and escapes_early, those of a tokenizer.model; else NULL */
+    sn_unigram *unigram; /* heap: a text's pieces are not merged, but chosen by this; else NULL */
+    bool escapes_early;  /* spaces become U+2581 before the second pass, not after it */
+    bool strips_space;   /* sn_tokenizer_strips_space */
+    int32_t bos;         /* id of the begin-of-sequence token; -1: the model has none */
     bool add_bos;
     int32_t eog_ids[SN_EOG_IDS_MAX];
     size_t n_eog_ids;
@@ -56,10 +61,14 @@ sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) SN_MUST_USE;
 /* Builds the tokenizer from a GGUF file's metadata. */
 sn_status sn_tokenizer_from_gguf(const sn_gguf *gguf, sn_tokenizer **out, sn_err *err) SN_MUST_USE;
 
-/* The contents of a folder's files. Files that are missing are zeroed; tokenizer.json or tiktoken.model is required. */
+/* The contents of a folder's files. Files that are missing are zeroed; one of the first four is
+ * required, and goes before those behind it. */
 typedef struct sn_tokenizer_files {
-    sn_buf tokenizer;         /* tokenizer.json; goes before tiktoken.model */
+    sn_buf tokenizer;         /* tokenizer.json */
     sn_buf tiktoken;          /* tiktoken.model */
+    sn_buf tekken;            /* tekken.json */
+    sn_buf sentencepiece;     /* tokenizer.model */
+    sn_buf added_tokens;      /* added_tokens.json: tokens and ids beside tokenizer.model, in older folders */
     sn_buf tokenizer_config;  /* tokenizer_config.json: texts of bos and eos, chat template */
     sn_buf generation_config; /* generation_config.json: ids that end generation */
     sn_buf chat_template;     /* chat_template.jinja of newer folders; goes before tokenizer_config's */

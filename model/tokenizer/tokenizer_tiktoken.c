@@ -23,8 +23,7 @@ static int base64_value(char c) {
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Writes the bytes of a base64 text, which ends in its padding. False: it is none. */
-static bool base64_decode(const char *text, size_t len, uint8_t *out, size_t *n_out) {
+bool sn_base64_decode(const char *text, size_t len, uint8_t *out, size_t *n_out) {
     size_t padding = len && text[len - 1] == '=' ? 1 + (len > 1 && text[len - 2] == '=') : 0, n = 0;
     uint32_t bits = 0;
     if (!len || len % 4) return false;
@@ -59,7 +58,7 @@ static sn_status read_line(sn_vocab *vocab, size_t number, const char *line, siz
     size_t text = space ? (size_t)(space - line) : 0, digits = space ? len - text - 1 : 0, n = 0;
     int64_t rank = 0;
     bool valid = digits && digits <= RANK_DIGITS_MAX && text <= SN_TOKEN_BYTES_MAX / 3 * 4 &&
-                 base64_decode(line, text, bytes, &n);
+                 sn_base64_decode(line, text, bytes, &n);
     for (size_t i = 0; valid && i < digits; i++) {
         char c = space[1 + i];
         valid = c >= '0' && c <= '9';
@@ -118,10 +117,22 @@ static sn_status add_special(sn_tokenizer *t, const json_t *named, size_t id, sn
     return sn_tokenizer_add_token(t, 0, &token, err);
 }
 
+sn_status sn_tokenizer_merge_by_rank(sn_tokenizer *t, const char *file, sn_err *err) {
+    float *scores = NULL;
+    sn_status status = sn_vocab_index(&t->vocab, 0, err);
+    for (int b = 0; !status && b < 256; b++)
+        if (t->vocab.byte_ids[b] < 0)
+            status = sn_fail(err, SN_REFUSED, "%s has no token for byte 0x%02x: it is damaged", file, b);
+    if (!status) status = sn_calloc(&scores, t->vocab.n, sizeof *scores, err);
+    for (size_t id = 0; !status && id < t->vocab.n; id++) scores[id] = -(float)id;
+    if (!status) status = sn_vocab_scores(&t->vocab, scores, err);
+    free(scores);
+    return status;
+}
+
 sn_status sn_tokenizer_tiktoken(sn_tokenizer *t, const sn_buf *file, const json_t *config, sn_err *err) {
     const json_t *named = json_object_get(config, "added_tokens_decoder");
     const char *class = sn_json_string(config, "tokenizer_class", "(none)");
-    float *scores = NULL;
     size_t n;
     bool add_bos;
     if (strcmp(class, "TikTokenTokenizer"))
@@ -133,13 +144,6 @@ sn_status sn_tokenizer_tiktoken(sn_tokenizer *t, const sn_buf *file, const json_
     sn_status status = read_ranks(t, file, &n, err);
     if (!status) status = check_named(named, n, err);
     for (size_t id = n; !status && id < t->vocab.n; id++) status = add_special(t, named, id, err);
-    if (!status) status = sn_vocab_index(&t->vocab, 0, err);
-    for (int b = 0; !status && b < 256; b++)
-        if (t->vocab.byte_ids[b] < 0)
-            status = sn_fail(err, SN_REFUSED, "tiktoken.model has no token for byte 0x%02x: it is damaged", b);
-    if (!status) status = sn_calloc(&scores, t->vocab.n, sizeof *scores, err);
-    for (size_t id = 0; !status && id < t->vocab.n; id++) scores[id] = -(float)id;
-    if (!status) status = sn_vocab_scores(&t->vocab, scores, err);
-    free(scores);
+    if (!status) status = sn_tokenizer_merge_by_rank(t, "tiktoken.model", err);
     return status ? status : sn_pretokenizer_add_named(t->pretokenizer, "kimi-k2", &t->ignore_merges, &add_bos, err);
 }

@@ -1,6 +1,6 @@
 /* The first byte selects the input. Bit 0 clear: the rest is a tokenizer.json (optionally followed by a NUL byte and
- * a tokenizer_config.json), with bit 2 a tiktoken.model in its place, or with bit 1 a GGUF file. Bit 0 set: the rest is
- * text for a fixed tokenizer, which must round-trip. */
+ * a tokenizer_config.json), with bit 2 a tiktoken.model in its place, with bit 3 a tekken.json; or with bit 1 a GGUF
+ * file, or with bit 4 a tokenizer.model. Bit 0 set: the rest is text for a fixed tokenizer, which must round-trip. */
 #include "model/chat/chat_template.h"
 #include "model/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
 #include "model/tokenizer/utf8.h"
@@ -60,11 +60,20 @@ static void load_gguf(const uint8_t *data, size_t size) {
     if (!status) use_tokenizer(tokenizer);
 }
 
-static void load_folder(const uint8_t *data, size_t size, bool tiktoken) {
+static void load_model(const uint8_t *data, size_t size) {
+    const sn_tokenizer_files files = {.sentencepiece = buf_view(data, size)};
+    sn_tokenizer *tokenizer = NULL;
+    sn_err err = {0};
+    sn_status status = sn_tokenizer_from_files(&files, &tokenizer, &err);
+    if (status && !err.text[0]) abort(); /* every refusal has a message */
+    if (!status) use_tokenizer(tokenizer);
+}
+
+static void load_folder(const uint8_t *data, size_t size, int kind) {
     const uint8_t *nul = size ? memchr(data, 0, size) : NULL;
     size_t first = nul ? (size_t)(nul - data) : size;
     sn_tokenizer_files files = {0};
-    *(tiktoken ? &files.tiktoken : &files.tokenizer) = buf_view(data, first);
+    *(kind & 4 ? &files.tiktoken : kind & 8 ? &files.tekken : &files.tokenizer) = buf_view(data, first);
     if (nul) files.tokenizer_config = buf_view(nul + 1, size - first - 1);
     sn_tokenizer *tokenizer = NULL;
     sn_err err;
@@ -100,7 +109,7 @@ static void with_spaces(const sn_tokenizer *tokenizer, const char *text, size_t 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static sn_tokenizer *fixed[3]; /* with added tokens; whole words; SentencePiece; never freed */
     sn_err err;
-    if (!fixed[0] && (sn_tokenizer_open(SN_FIXTURES "/tokenizer/qwen2", &fixed[0], &err) ||
+    if (!fixed[0] && (sn_tokenizer_open(SN_FIXTURES "/tokenizer/smollm", &fixed[0], &err) ||
                       sn_tokenizer_open(SN_FIXTURES "/tokenizer/llama3", &fixed[1], &err) ||
                       sn_tokenizer_open(SN_FIXTURES "/tokenizer/sentencepiece", &fixed[2], &err))) {
         fprintf(stderr, "%s\n", err.text);
@@ -110,8 +119,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!(data[0] & 1)) {
         if (data[0] & 2)
             load_gguf(data + 1, size - 1);
+        else if (data[0] & 16)
+            load_model(data + 1, size - 1);
         else
-            load_folder(data + 1, size - 1, data[0] & 4);
+            load_folder(data + 1, size - 1, data[0] & 12);
         return 0;
     }
     if (data[0] & 8) {

@@ -42,19 +42,6 @@ Test(tokenizer_files, takes_end_tokens_and_template_from_companion_files) {
     json_decref(generation);
 }
 
-Test(tokenizer_files, says_what_to_do_with_other_files_of_tokenizers) {
-    static const char *const names[] = {"tokenizer.model", "tekken.json"};
-    for (size_t i = 0; i < 2; i++) {
-        char *folder = temp_folder();
-        sn_tokenizer *t;
-        sn_err err = {0};
-        write_file(folder, names[i], "x", 1);
-        cr_assert_eq(sn_tokenizer_open(folder, &t, &err), SN_REFUSED);
-        cr_assert(strstr(err.text, names[i]) && strstr(err.text, "save_pretrained"), "%s", err.text);
-        temp_folder_remove(&folder);
-    }
-}
-
 /* Falcon's steps: signs, words, and within the byte-level alphabet digits by three. */
 Test(tokenizer_files, splits_as_falcon_does) {
     json_t *root = fixture_json("gpt2", "tokenizer.json"), *expected = load_json("tokenizer/", "falcon_steps.json");

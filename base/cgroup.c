@@ -68,13 +68,18 @@ static void read_v1(const char *folder, sn_cgroup_limits *out) {
 static void read_v2(const char *folder, sn_cgroup_limits *out) {
     static const char *const limits[] = {"memory.max", "memory.high"}; /* above it a group is slowed down to a halt */
     char path[FOLDER_SIZE + NAME_MAX_BYTES];
-    size_t limit, quota, period;
+    char text[64];
+    size_t limit;
     for (int i = 0; i < 2; i++)
         if (read_number(folder, limits[i], "", &limit))
             limit_memory(folder, limit, "memory.current", reclaimable(folder, "inactive_file ", "active_file "), out);
     snprintf(path, sizeof path, "%s/cpu.max", folder);
     FILE *f = fopen(path, "re");
-    if (f && fscanf(f, "%zu %zu", &quota, &period) == 2) limit_cpus(quota, period, out); /* "max 100000" is none */
+    if (f && fgets(text, sizeof text, f)) {
+        char *second, *end;
+        size_t quota = strtoull(text, &second, 10), period = strtoull(second, &end, 10);
+        if (second != text && end != second) limit_cpus(quota, period, out); /* "max 100000" is none */
+    }
     if (f) fclose(f);
 }
 

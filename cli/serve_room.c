@@ -8,6 +8,15 @@
 
 enum { MOST = 1 << 30 }; /* tokens that a node without any attention has room for */
 
+/* "A:B" */
+static bool read_range(const char *text, size_t *first, size_t *end) {
+    char *colon, *rest;
+    *first = strtoull(text, &colon, 10);
+    if (colon == text || *colon != ':') return false;
+    *end = strtoull(colon + 1, &rest, 10);
+    return rest != colon + 1 && !*rest;
+}
+
 /* Tokens that all blocks of a node have room for; 0: it does not serve this model now. Its blocks are [*first, *end).
  */
 static double tokens_of(const json_t *node, const json_t *description, double bytes, size_t *first, size_t *end) {
@@ -19,7 +28,7 @@ static double tokens_of(const json_t *node, const json_t *description, double by
     const double room = json_number_value(json_object_get(node, "kv_bytes_max")) * 7 / 8;
     double per_token = 0;
     if (!id || !model || strcmp(id, model) != 0 || !state || strcmp(state, "online") != 0 || !range || !(room > 0) ||
-        sscanf(range, "%zu:%zu", first, end) != 2 || *end > json_array_size(blocks) || *first >= *end)
+        !read_range(range, first, end) || *end > json_array_size(blocks) || *first >= *end)
         return 0;
     for (size_t b = *first; b < *end; b++)
         per_token += bytes * json_number_value(json_object_get(json_array_get(blocks, b), "kv_floats"));

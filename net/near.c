@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The bytes of the address, and how many. */
@@ -41,12 +42,13 @@ static bool is_in_network(const struct sockaddr *at, const struct ifaddrs *i) {
 /* Whether a line of /proc/net/route has the address as a gateway. */
 static bool is_gateway(const struct sockaddr *at, FILE *gateways) {
     char line[256];
-    unsigned destination, gateway;
     if (at->sa_family != AF_INET || !gateways) return false;
-    while (fgets(line, sizeof line, gateways))
-        if (sscanf(line, "%*s %x %x", &destination, &gateway) == 2 && gateway &&
-            gateway == ((const struct sockaddr_in *)at)->sin_addr.s_addr)
-            return true;
+    while (fgets(line, sizeof line, gateways)) {
+        char *at_destination = line + strcspn(line, " \t"), *at_gateway; /* behind the interface's name */
+        (void)strtoul(at_destination, &at_gateway, 16);
+        unsigned long gateway = strtoul(at_gateway, NULL, 16);
+        if (gateway && gateway == ((const struct sockaddr_in *)at)->sin_addr.s_addr) return true;
+    }
     return false;
 }
 

@@ -49,7 +49,7 @@ bool sn_limit_init(sn_limit *l, const json_t *number, bool lower, bool out) {
     }
     const double value = json_real_value(number);
     snprintf(text, sizeof text, "%.*e", COUNTING_MAX - 1, value);
-    const int exponent = atoi(strchr(text, 'e') + 1), decimals = COUNTING_MAX - 1 - exponent;
+    const int exponent = (int)strtol(strchr(text, 'e') + 1, NULL, 10), decimals = COUNTING_MAX - 1 - exponent;
     snprintf(text, sizeof text, "%.*f", decimals > 0 ? decimals : 0, value);
     const double rounded = strtod(text, NULL);
     if (rounded != value) l->out = lower ? rounded < value : rounded > value;

@@ -131,12 +131,12 @@ static const json_t *calls_of(const json_t *message) {
 /* Two texts with what stands between them, which an empty one does not need; NULL: none. A new reference. */
 static json_t *joined(const json_t *a, const char *between, const json_t *b) {
     const char *gap = json_string_length(a) && json_string_length(b) ? between : "";
-    const size_t n_a = json_string_length(a), n_b = json_string_length(b), n = n_a + strlen(gap) + n_b;
+    const size_t n_a = json_string_length(a), n_b = json_string_length(b), n_gap = strlen(gap), n = n_a + n_gap + n_b;
     char *text = malloc(n + 1);
     if (!text) return NULL;
     if (n_a) memcpy(text, json_string_value(a), n_a);
-    memcpy(text + n_a, gap, strlen(gap));
-    if (n_b) memcpy(text + n_a + strlen(gap), json_string_value(b), n_b);
+    memcpy(text + n_a, gap, n_gap);
+    if (n_b) memcpy(text + n_a + n_gap, json_string_value(b), n_b);
     json_t *out = json_stringn(text, n);
     free(text);
     return out;

@@ -26,7 +26,8 @@ static double row_us(const sn_scheduler *s) {
 
 /* Expected time that n further rows of the job add to a pass. */
 static double rows_us(const sn_scheduler *s, const sn_job *job, int n) {
-    return n * (row_us(s) + s->position_ns * (sn_job_next_position(job) + n / 2) / 1000);
+    const int middle = sn_job_next_position(job) + n / 2;
+    return n * (row_us(s) + s->position_ns * middle / 1000);
 }
 
 /* The same of those decode rows, or of those rows of prompts, that the client has in the batch: it may have so much of
@@ -120,8 +121,10 @@ void sn_scheduler_learn_costs(sn_scheduler *s) {
     double positions = 0, us = (double)s->pass_us;
     if (s->span_rows == 1)
         s->one_row_us += (us - s->one_row_us) / (s->one_row_us == 0 ? 1 : us < s->one_row_us ? 4 : 64);
-    for (int i = 0; i < s->n_chosen; i++)
-        positions += (double)s->parts[i].n_rows * (sn_job_next_position(s->chosen[i]) + s->parts[i].n_rows / 2);
+    for (int i = 0; i < s->n_chosen; i++) {
+        const int middle = sn_job_next_position(s->chosen[i]) + s->parts[i].n_rows / 2;
+        positions += (double)s->parts[i].n_rows * middle;
+    }
     if (!s->span_rows || !s->decode_us || !s->row_ns || positions <= 0) return;
     const double expected_ns =
         (double)s->decode_us * 1000 + (double)s->row_ns * (s->n_rows - 1) + s->position_ns * positions;

@@ -1,6 +1,7 @@
 #include "net/near.h"
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <string.h>
 
@@ -27,6 +28,7 @@ static bool is_private(const struct sockaddr *at) {
 
 static bool is_in_network(const struct sockaddr *at, const struct ifaddrs *i) {
     size_t n;
+    if (i->ifa_flags & IFF_POINTOPOINT) return false; /* a private network over the internet, as WireGuard's */
     if (!i->ifa_addr || !i->ifa_netmask || i->ifa_addr->sa_family != at->sa_family) return false;
     const uint8_t *a = bytes_of(at, &n), *own = bytes_of(i->ifa_addr, &n);
     struct sockaddr_storage whole = {.ss_family = at->sa_family}; /* some systems leave a mask's family out */
@@ -38,29 +40,57 @@ static bool is_in_network(const struct sockaddr *at, const struct ifaddrs *i) {
     return true;
 }
 
-/* Whether a line of /proc/net/route has the address as a gateway. */
-static bool is_gateway(const struct sockaddr *at, FILE *gateways) {
-    char line[256];
-    unsigned destination, gateway;
-    if (at->sa_family != AF_INET || !gateways) return false;
-    while (fgets(line, sizeof line, gateways))
-        if (sscanf(line, "%*s %x %x", &destination, &gateway) == 2 && gateway &&
-            gateway == ((const struct sockaddr_in *)at)->sin_addr.s_addr)
+/* Whether it is an address of this machine. */
+static bool is_here(const struct sockaddr *at, const struct ifaddrs *all) {
+    size_t n;
+    const uint8_t *a = bytes_of(at, &n);
+    if (is_loopback(at)) return true;
+    for (; all; all = all->ifa_next)
+        if (all->ifa_addr && all->ifa_addr->sa_family == at->sa_family && !memcmp(a, bytes_of(all->ifa_addr, &n), n))
             return true;
     return false;
 }
 
-bool sn_address_is_near(const struct sockaddr_storage *at, const struct ifaddrs *all, FILE *gateways) {
+/* The gateway in a line of /proc/net/route, "eth0 00000000 0107A8C0 ..." in the machine's order of bytes, or of
+ * /proc/net/ipv6_route, whose fifth number it is, as the bytes are. False: the line has none. */
+static bool gateway_read(const char *line, size_t bytes, uint8_t out[16]) {
+    unsigned byte;
+    char hex[33];
+    uint32_t number;
+    if (bytes == 4) {
+        if (sscanf(line, "%*s %*x %8x", &number) != 1 || !number) return false;
+        memcpy(out, &number, sizeof number);
+        return true;
+    }
+    if (sscanf(line, "%*s %*s %*s %*s %32s", hex) != 1 || strlen(hex) != 32) return false;
+    for (size_t i = 0; i < 16; i++) {
+        if (sscanf(hex + 2 * i, "%2x", &byte) != 1) return false;
+        out[i] = (uint8_t)byte;
+    }
+    return true;
+}
+
+static bool is_gateway(const struct sockaddr *at, FILE *gateways) {
+    char line[256];
+    uint8_t gateway[16];
+    size_t n;
+    const uint8_t *a = bytes_of(at, &n);
+    while (gateways && fgets(line, sizeof line, gateways))
+        if (gateway_read(line, n, gateway) && !memcmp(a, gateway, n)) return true;
+    return false;
+}
+
+bool sn_address_is_near(const struct sockaddr_storage *at, bool tunnel, const struct ifaddrs *all, FILE *gateways) {
     const struct sockaddr *address = (const struct sockaddr *)at;
     if (at->ss_family != AF_INET && at->ss_family != AF_INET6) return false;
-    if (is_loopback(address)) return true;
+    if (is_here(address, all)) return !tunnel;
     if (!is_private(address) || is_gateway(address, gateways)) return false;
     for (const struct ifaddrs *i = all; i; i = i->ifa_next)
         if (is_in_network(address, i)) return true;
     return false;
 }
 
-bool sn_host_is_near(const char *host) {
+bool sn_host_is_near(const char *host, bool tunnel) {
     char address[SN_ADDRESS_MAX + 8];
     struct sockaddr_storage at = {0};
     struct ifaddrs *all = NULL;
@@ -68,8 +98,8 @@ bool sn_host_is_near(const char *host) {
     sn_err err;
     snprintf(address, sizeof address, "%s:1", host);
     if (sn_address_read(address, &at, &len, &err) || getifaddrs(&all)) return false;
-    FILE *gateways = fopen("/proc/net/route", "re");
-    bool near = sn_address_is_near(&at, all, gateways);
+    FILE *gateways = fopen(at.ss_family == AF_INET6 ? "/proc/net/ipv6_route" : "/proc/net/route", "re");
+    bool near = sn_address_is_near(&at, tunnel, all, gateways);
     if (gateways) fclose(gateways);
     freeifaddrs(all);
     return near;

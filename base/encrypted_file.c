@@ -9,7 +9,7 @@
  * bytes.
  *
  * Writing collects data in `data` and encrypts it into `wire` when a chunk is full; commit writes the last chunk,
- * syncs, renames the temporary file and syncs the folder. Reading decrypts a chunk as a whole before it returns any
+ * syncs, gives the file its name and syncs the folder. Reading decrypts a chunk as a whole before it returns any
  * byte of it: nothing that was not authenticated leaves this file. */
 #include "base/encrypted_file.h"
 
@@ -36,7 +36,7 @@ enum { CHUNK = 1 << 18, TAG = 16, SALT = 16, MAGIC = 16, KEY = 32, HEADER = 4, S
 static const uint32_t LAST_CHUNK = 1u << 31; /* a flag in a chunk's header, next to its length */
 
 struct sn_encrypted_file {
-    /* temp_path: where a new file is written; empty when reading, and after the commit */
+    /* temp_path: a new file's name until it has its own; empty while it has none, after the commit, and when reading */
     char path[PATH_MAX], temp_path[PATH_MAX];
     int fd;
     uint8_t key[KEY];
@@ -49,15 +49,10 @@ struct sn_encrypted_file {
 /* -- the secret -- */
 
 sn_status sn_file_key_load(const char *path, sn_file_key *out, sn_err *err) {
-    struct stat st;
     *out = (sn_file_key){0};
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
-    sn_status status = SN_OK;
-    if (fstat(fd, &st) || !S_ISREG(st.st_mode))
-        status = sn_fail(err, SN_REFUSED, "%s is not a regular file", path);
-    else if (st.st_mode & 077)
-        status = sn_fail(err, SN_REFUSED, "%s may be read by others: chmod 600 it", path);
+    sn_status status = sn_file_check_secret(fd, path, err);
     if (!status) status = sn_calloc(&out->data, SECRET_MAX, 1, err);
     ssize_t n = status ? 0 : read(fd, out->data, SECRET_MAX);
     close(fd);
@@ -183,19 +178,41 @@ static sn_status encrypted_file_new(const char *path, sn_encrypted_file **out, s
     return SN_OK;
 }
 
+/* A file without a name, of which nothing is left when the program is killed. Where the file system has no such files,
+ * or there is no /proc, through which it gets its name, it has a temporary name from the beginning. */
+static int create_unfinished(sn_encrypted_file *f) {
+    char copy[PATH_MAX];
+    snprintf(copy, sizeof copy, "%s", f->path);
+    int fd = access("/proc/self/fd", X_OK) ? -1 : open(dirname(copy), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    if (fd >= 0) return fd;
+    int n = snprintf(f->temp_path, PATH_MAX, "%s.XXXXXX", f->path);
+    fd = n < PATH_MAX ? mkostemp(f->temp_path, O_CLOEXEC) : -1; /* mode 0600 */
+    if (fd < 0) f->temp_path[0] = 0;
+    return fd;
+}
+
+/* Only a name can replace another one, so a file without one gets a temporary name, for a moment. */
+static bool name_unfinished(sn_encrypted_file *f) {
+    char nameless[32], name[PATH_MAX], digits[7];
+    uint8_t random[3];
+    if (f->temp_path[0]) return true;
+    sn_random(random, sizeof random);
+    sn_hex(random, sizeof random, digits);
+    snprintf(nameless, sizeof nameless, "/proc/self/fd/%d", f->fd);
+    if (snprintf(name, sizeof name, "%s.%s", f->path, digits) >= PATH_MAX) return false;
+    if (linkat(AT_FDCWD, nameless, AT_FDCWD, name, AT_SYMLINK_FOLLOW)) return false;
+    snprintf(f->temp_path, PATH_MAX, "%s", name);
+    return true;
+}
+
 sn_status sn_encrypted_file_create(const char *path, const char magic[17], const sn_file_key *secret,
                                    sn_encrypted_file **out, sn_err *err) {
     uint8_t salt[SALT];
     sn_status status = encrypted_file_new(path, out, err);
     if (status) return status;
     sn_encrypted_file *f = *out;
-    memcpy(f->temp_path, f->path, strlen(f->path));
-    memcpy(f->temp_path + strlen(f->path), ".XXXXXX", 8);
-    f->fd = mkostemp(f->temp_path, O_CLOEXEC); /* mode 0600 */
-    if (f->fd < 0) {
-        f->temp_path[0] = 0;
-        status = sn_fail_write(err, path, errno);
-    }
+    f->fd = create_unfinished(f);
+    if (f->fd < 0) status = sn_fail_write(err, path, errno);
     sn_random(salt, sizeof salt);
     if (!status) status = derive_key(secret, salt, magic, f->key, err);
     if (!status) status = file_write_all(f, magic, MAGIC, err);
@@ -229,7 +246,7 @@ static void sync_folder(const char *path) {
 sn_status sn_encrypted_file_commit(sn_encrypted_file *f, sn_err *err) {
     sn_status status = chunk_write(f, true, err);
     if (status) return status;
-    if (fsync(f->fd) || rename(f->temp_path, f->path)) return sn_fail_write(err, f->path, errno);
+    if (fsync(f->fd) || !name_unfinished(f) || rename(f->temp_path, f->path)) return sn_fail_write(err, f->path, errno);
     f->temp_path[0] = 0;
     sync_folder(f->path);
     return SN_OK;

@@ -3,8 +3,9 @@
  *
  * The data are encrypted with AES-256-GCM (NIST SP 800-38D) in chunks of 256 KiB. The file's key comes from HKDF-SHA256
  * (RFC 5869) over the secret and the file's own random salt. A chunk's number, and whether it is the last one, are
- * authenticated with it, so that chunks cannot be removed or reordered. A new file is written under a temporary name
- * and renamed when it is complete.
+ * authenticated with it, so that chunks cannot be removed or reordered. A new file has its name, or replaces an older
+ * one, when it is complete; of one that is not, nothing is left, also when the program is killed, where the file system
+ * has files without a name (O_TMPFILE).
  *
  * A file belongs to one thread at a time. SN_REFUSED: the file cannot be opened, is damaged, or was encrypted with
  * another key; SN_STOP: memory is out. */

@@ -64,6 +64,17 @@ int sn_file_read_scattered(int fd, struct iovec *places, int n, uint64_t at) {
     return 0;
 }
 
+sn_status sn_file_check_secret(int fd, const char *path, sn_err *err) {
+    struct stat info;
+    if (fstat(fd, &info)) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
+    if (!S_ISREG(info.st_mode)) return sn_fail(err, SN_REFUSED, "%s is no regular file", path);
+    if (info.st_mode & 077)
+        return sn_fail(err, SN_REFUSED,
+                       "%s can be read or written by others (mode %03o): make a new one, or chmod 600 it if none did",
+                       path, (unsigned)info.st_mode & 0777);
+    return SN_OK;
+}
+
 static sn_status hash_open_file(int fd, uint8_t *chunk, sn_hasher *hasher, const char *path, sn_err *err) {
     struct stat st;
     if (fstat(fd, &st) || !S_ISREG(st.st_mode)) return sn_fail(err, SN_REFUSED, "%s is no regular file", path);

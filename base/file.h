@@ -26,6 +26,10 @@ int sn_file_open_uncached(int fd);
  * Returns 0, or the errno of the failure; a file that ends too soon is ENODATA. `places` is overwritten. */
 int sn_file_read_scattered(int fd, struct iovec *places, int n, uint64_t at) SN_MUST_USE;
 
+/* Whether an open file may hold a secret: SN_REFUSED unless it is a regular file that only its owner may read or
+ * write. */
+sn_status sn_file_check_secret(int fd, const char *path, sn_err *err) SN_MUST_USE;
+
 /* SHA-256 of the file's bytes. */
 sn_status sn_file_hash(const char *path, sn_hash *out, sn_err *err) SN_MUST_USE;
 

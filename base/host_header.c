@@ -16,6 +16,17 @@ bool sn_host_header_name(const char *host, char out[256]) {
     return true;
 }
 
+bool sn_path_has_nul(const char *sent) { return strstr(sent, "%00"); }
+
+bool sn_host_header_is_known(const char *host, const char *const *names, size_t n) {
+    char name[256];
+    if (sn_host_header_is_address(host)) return true;
+    if (!host || !sn_host_header_name(host, name)) return false;
+    for (size_t i = 0; i < n; i++)
+        if (!strcasecmp(name, names[i])) return true;
+    return false;
+}
+
 bool sn_host_header_is_address(const char *host) {
     char name[256];
     struct in6_addr address;

@@ -72,15 +72,14 @@ char *sn_log_sanitize(const char *text, char *out, size_t capacity) {
     return out;
 }
 
-bool sn_log_rate_allows(sn_log_rate *rate, int64_t now_us, const char *event) {
+bool sn_log_rate_allows(sn_log_rate *rate, unsigned lines_max, int64_t now_us, const char *event) {
     int64_t until = atomic_load(&rate->until_us);
     if (now_us >= until &&
         atomic_compare_exchange_strong(&rate->until_us, &until, now_us + (int64_t)SN_LOG_RATE_S * 1000000)) {
         unsigned lines = atomic_exchange(&rate->lines, 0);
-        if (lines > SN_LOG_RATE_LINES)
-            sn_log(SN_LOG_WARN, event, "text=%u more like this were not logged", lines - SN_LOG_RATE_LINES);
+        if (lines > lines_max) sn_log(SN_LOG_WARN, event, "text=%u more like this were not logged", lines - lines_max);
     }
-    return atomic_fetch_add(&rate->lines, 1) < SN_LOG_RATE_LINES;
+    return atomic_fetch_add(&rate->lines, 1) < lines_max;
 }
 
 static void write_lines(const char *lines, size_t n) {

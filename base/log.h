@@ -29,20 +29,23 @@ void sn_log_take(sn_buf *out);
 void sn_log(sn_log_level level, const char *event, const char *pairs_format, ...) SN_PRINTF(3, 4);
 
 /* As sn_log, for lines that strangers cause: each place in the source writes at most SN_LOG_RATE_LINES lines in
- * SN_LOG_RATE_S seconds, and its next line afterwards says how many were not written. */
+ * SN_LOG_RATE_S seconds, or `lines` of them where honest peers cause many, and its next line afterwards says how many
+ * were not written. */
 enum { SN_LOG_RATE_LINES = 10, SN_LOG_RATE_S = 10 };
-#define sn_log_rated(level, event, ...)                                                                                \
+#define sn_log_rated(level, event, ...) sn_log_rated_at(SN_LOG_RATE_LINES, level, event, __VA_ARGS__)
+#define sn_log_rated_at(lines, level, event, ...)                                                                      \
     do {                                                                                                               \
         static sn_log_rate rate_of_this_place;                                                                         \
-        if (sn_log_rate_allows(&rate_of_this_place, sn_now_us(), event)) sn_log(level, event, __VA_ARGS__);            \
+        if (sn_log_rate_allows(&rate_of_this_place, lines, sn_now_us(), event)) sn_log(level, event, __VA_ARGS__);     \
     } while (0)
 
 typedef struct sn_log_rate {
     _Atomic int64_t until_us; /* end of the present interval; 0: none has begun */
     atomic_uint lines;        /* in it, written or not */
 } sn_log_rate;
-/* Whether a line of `event` may be written now; counts it. Any thread. */
-bool sn_log_rate_allows(sn_log_rate *rate, int64_t now_us, const char *event);
+/* Whether a line of `event`, of which lines_max are written in SN_LOG_RATE_S, may be written now; counts it. Any
+ * thread. */
+bool sn_log_rate_allows(sn_log_rate *rate, unsigned lines_max, int64_t now_us, const char *event);
 
 /* Copies a value without the characters that would break a line: at most capacity - 1 characters of `text` to `out`.
  * Characters other than letters, digits and ".:-_+" become question marks; an empty value becomes "-". Returns out. */

@@ -141,6 +141,15 @@ static bool find_option(const sn_command *command, const char *name, size_t len,
     return false;
 }
 
+/* Whether a word stands where an option --model that was not given would take it. */
+static bool lacks_model(const sn_command *command) {
+    static const char name[] = "model";
+    size_t i;
+    if (!find_option(command, name, strlen(name), &i)) return false;
+    const sn_option *option = sn_command_option(command, i);
+    return option->kind == SN_OPTION_STRING && !*(const char **)option->target;
+}
+
 /* -- a file -- */
 
 static sn_status options_store_text(sn_options *options, const char *text, size_t len, const char **out, sn_err *err) {
@@ -339,8 +348,11 @@ static sn_status scan_arguments(parser *p, int argc, char *const *argv, bool app
         } else if (!only_positionals && word[0] == '-' && isalpha((unsigned char)word[1])) {
             status = parse_short(p, argc, argv, &at, apply, err);
         } else if (apply && p->out->positionals.n == p->command->max_positionals) {
-            status = sn_fail(err, SN_REFUSED, "'%s' is one argument too many; '%s --help' shows what is accepted", word,
-                             p->command->program);
+            status = lacks_model(p->command)
+                         ? sn_fail(err, SN_REFUSED, "'%s' is one argument too many; a model is given as --model %s",
+                                   word, word)
+                         : sn_fail(err, SN_REFUSED, "'%s' is one argument too many; '%s --help' shows what is accepted",
+                                   word, p->command->program);
         } else if (apply) {
             status = sn_strings_add(&p->out->positionals, word, err);
         }

@@ -12,6 +12,7 @@
 #include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 #include <assert.h>
 #include <pthread.h>
@@ -140,7 +141,7 @@ sn_status sn_pool_new(int n_threads, sn_pool **out, sn_err *err) {
         sn_worker *worker = &pool->workers[i];
         worker->pool = pool;
         worker->index = i;
-        if (pthread_create(&worker->thread, NULL, worker_main, worker)) {
+        if (!sn_thread_start(&worker->thread, worker_main, worker, NULL)) {
             status = sn_fail(err, SN_STOP, "thread %d of %d could not be started: ask for fewer", i + 1, n_threads);
             goto out;
         }

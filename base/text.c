@@ -2,6 +2,7 @@
  * a sentence that says what to write. */
 #include "base/text.h"
 
+#include "base/file.h"
 #include "base/hash.h"
 
 #include <errno.h>
@@ -180,21 +181,29 @@ static sn_status read_open_file(int fd, const char *path, bool pipes, size_t lim
     return status;
 }
 
-static sn_status read_file(const char *path, bool pipes, size_t limit, sn_buf *out, sn_err *err) {
+typedef enum file_kind { REGULAR, SECRET, OR_PIPE } file_kind;
+
+static sn_status read_file(const char *path, file_kind kind, size_t limit, sn_buf *out, sn_err *err) {
+    const bool pipes = kind == OR_PIPE;
     *out = (sn_buf){0};
     int fd = open(path, O_RDONLY | O_CLOEXEC | (pipes ? 0 : O_NONBLOCK)); /* a pipe must not wait for its writer */
     if (fd < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
-    sn_status status = read_open_file(fd, path, pipes, limit, out, err);
+    sn_status status = kind == SECRET ? sn_file_check_secret(fd, path, err) : SN_OK;
+    if (!status) status = read_open_file(fd, path, pipes, limit, out, err);
     close(fd);
     return status;
 }
 
 sn_status sn_read_file(const char *path, size_t limit, sn_buf *out, sn_err *err) {
-    return read_file(path, false, limit, out, err);
+    return read_file(path, REGULAR, limit, out, err);
+}
+
+sn_status sn_read_secret_file(const char *path, size_t limit, sn_buf *out, sn_err *err) {
+    return read_file(path, SECRET, limit, out, err);
 }
 
 sn_status sn_read_file_or_pipe(const char *path, size_t limit, sn_buf *out, sn_err *err) {
-    return read_file(path, true, limit, out, err);
+    return read_file(path, OR_PIPE, limit, out, err);
 }
 
 void sn_sanitize_text(char *text) {

@@ -58,6 +58,8 @@ bool sn_word_value(const sn_word *words, const char *name, int *value); /* false
 /* Reads the whole file and appends a NUL, which is not counted in len. SN_REFUSED when it is not a regular file, cannot
  * be read, or is larger than `limit` bytes. */
 sn_status sn_read_file(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
+/* The same of a file that holds a secret: SN_REFUSED, too, when others may read or write it. */
+sn_status sn_read_secret_file(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
 /* The same of a pipe or device, too. */
 sn_status sn_read_file_or_pipe(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
 

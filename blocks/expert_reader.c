@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -169,7 +170,7 @@ sn_status sn_expert_reader_new(sn_expert_reader **out, sn_err *err) {
         tools->tagger = sn_tagger_new();
         if (!tools->tagger)
             status = sn_fail(err, SN_STOP, "out of memory: experts cannot be read");
-        else if (pthread_create(&reader->threads[reader->n_threads], NULL, reader_run, reader))
+        else if (!sn_thread_start(&reader->threads[reader->n_threads], reader_run, reader, NULL))
             status = sn_fail(err, SN_STOP, "no thread can be started that reads experts");
         else
             reader->n_threads++;

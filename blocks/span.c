@@ -294,24 +294,17 @@ sn_span_info sn_span_describe(const sn_span *span) {
     return info;
 }
 
-size_t sn_span_bytes(const sn_span *span) {
+size_t sn_span_weight_bytes(const sn_span *span) {
     size_t bytes = 0;
-    for (int i = 0; i < span->n_devices; i++) bytes += span->devices[i].bytes + 2 * span->devices[i].slots.bytes;
     for (int i = 0; i < span->n_segments; i++)
         bytes += sn_segment_bytes(&span->segments[i]) + sn_segment_bytes_apart(&span->segments[i]);
     return bytes;
 }
 
-sn_expert_counts sn_span_expert_counts(const sn_span *span) {
-    sn_expert_counts all = {0};
-    for (int i = 0; i < span->n_devices; i++) {
-        const sn_expert_counts *one = &span->devices[i].carrier.counts;
-        all.hits += one->hits;
-        all.ahead += one->ahead;
-        all.misses += one->misses;
-        all.bytes += one->bytes;
-    }
-    return all;
+size_t sn_span_bytes(const sn_span *span) {
+    size_t bytes = sn_span_weight_bytes(span);
+    for (int i = 0; i < span->n_devices; i++) bytes += span->devices[i].bytes + 2 * span->devices[i].slots.bytes;
+    return bytes;
 }
 
 size_t sn_span_memory_left(const sn_span *span) {

@@ -63,7 +63,8 @@ const sn_hparams *sn_span_hparams(const sn_span *span);
 const sn_hash *sn_span_block_hash(const sn_span *span, int block); /* block: its number in the model */
 /* Whether the block's weights have this hash (sn_model_block_hash), in whatever type keys and values are kept. */
 bool sn_span_has_weights(const sn_span *span, int block, const sn_hash *weights);
-size_t sn_span_bytes(const sn_span *span); /* of the devices' memory: weights and scratch */
+size_t sn_span_bytes(const sn_span *span);        /* of the devices' memory: weights and scratch */
+size_t sn_span_weight_bytes(const sn_span *span); /* of these, the weights */
 /* Rows of its largest batch: as many as gain on all of its devices (batch_rows of device.h), as far as hidden states of
  * SN_SPAN_STEP_BYTES go, so that a step stays a message of that size, and as far as devices take the pairs of a mixture
  * (sn_device_takes_pairs); SN_SPAN_ROWS at least. A span with some of the

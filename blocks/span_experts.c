@@ -80,3 +80,15 @@ sn_status sn_span_run_experts(sn_span *span, const sn_expert_request *request, f
     while (request->block >= segment->end) segment++;
     return sn_segment_run_experts(segment, &span->hp, &span->split, request, out, err);
 }
+
+sn_expert_counts sn_span_expert_counts(const sn_span *span) {
+    sn_expert_counts all = {0};
+    for (int i = 0; i < span->n_devices; i++) {
+        const sn_expert_counts *one = &span->devices[i].carrier.counts;
+        all.hits += one->hits;
+        all.ahead += one->ahead;
+        all.misses += one->misses;
+        all.bytes += one->bytes;
+    }
+    return all;
+}

@@ -36,6 +36,7 @@ typedef struct answer {
     bool thinks; /* it ends within a thought */
     int32_t *prompt_ids;
     size_t n_prompt_ids;
+    size_t n_reused; /* of these, tokens that the session knew */
     int64_t began_us, first_us, last_us;
     sn_progress_bar *bar;
     json_t *audit;    /* its report, of a call that ended; NULL: none */
@@ -109,6 +110,7 @@ static int on_event(void *context, const swarm_event *event) {
     case SWARM_EVENT_PROGRESS:
         sn_progress_bar_set(a->bar, (size_t)swarm_event_number(event, "done"),
                             (size_t)swarm_event_number(event, "total"));
+        a->n_reused = (size_t)swarm_event_number(event, "reused");
         break;
     case SWARM_EVENT_TOKEN:
         sn_progress_bar_end(&a->bar);
@@ -165,6 +167,7 @@ static sn_status generate(answer *a, char finish[32]) {
     swarm_options_free(options);
     snprintf(finish, 32, "interrupted");
     c->last = (sn_chat_figures){.prompt_tokens = a->n_prompt_ids,
+                                .reused_tokens = a->n_reused,
                                 .answer_tokens = a->n,
                                 .first_token_us = a->n ? a->first_us - a->began_us : 0,
                                 .decode_us = a->n ? a->last_us - a->first_us : 0};

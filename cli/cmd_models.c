@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static const sn_option options_table[] = {
     SN_OPT_STRING("cache", "FOLDER", &sn_program_settings.common.cache,
@@ -87,6 +88,30 @@ static sn_status work_on(void *ctx, const sn_cached_model *model, sn_err *err) {
     return SN_OK;
 }
 
+/* Models that lie in the folder as files, as scripts/quickstart.sh fetches one. They are listed; who put them there
+ * removes them. */
+static void list_files(const char *cache, work *w) {
+    static const char ending[] = ".gguf";
+    char path[SN_PATH_SIZE], size[32];
+    struct stat st;
+    DIR *listed = opendir(cache);
+    for (const struct dirent *entry; listed && (entry = readdir(listed));) {
+        size_t len = strlen(entry->d_name), n = sizeof ending - 1;
+        if (len <= n || strcmp(entry->d_name + len - n, ending) || sn_path_join(path, cache, entry->d_name, NULL) ||
+            stat(path, &st) || !S_ISREG(st.st_mode))
+            continue;
+        w->n++;
+        if (sn_cli_output.json)
+            json_array_append_new(w->list,
+                                  json_pack("{ss sI sI ss ss}", "name", entry->d_name, "bytes", (json_int_t)st.st_size,
+                                            "linked_bytes", (json_int_t)0, "path", path, "text", "a file"));
+        else
+            printf("%10s %10s  %s  a file: --model %s\n", sn_format_size((size_t)st.st_size, size), "0 B",
+                   entry->d_name, path);
+    }
+    if (listed) closedir(listed);
+}
+
 static sn_status models_main(const sn_options *options, int *code, sn_err *err) {
     (void)code;
     const sn_strings *given = &options->positionals;
@@ -101,6 +126,8 @@ static sn_status models_main(const sn_options *options, int *code, sn_err *err) 
     if (!status && w.remove && !*w.name)
         status = sn_fail(err, SN_REFUSED, "name the model to remove, as 'swarm models' lists it");
     if (!status) status = sn_cached_models(hub.cache, work_on, &w, err);
+    if (!status && !w.verify && !w.remove && !*w.name) list_files(hub.cache, &w);
+    if (!status && !w.n && !*w.name && !sn_cli_output.json) printf("no model was fetched to %s\n", hub.cache);
     if (!status && !w.n && *w.name)
         status = sn_fail(err, SN_REFUSED, "no fetched model has a name that begins with '%s'", w.name);
     if (!status && sn_cli_output.json) return sn_print_json(json_pack("{so}", "models", w.list), err);

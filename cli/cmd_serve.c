@@ -10,6 +10,7 @@
 #include "cli/serve_room.h"
 #include "gateway/http/server.h"
 
+#include <fnmatch.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -201,9 +202,11 @@ static sn_status warm_up(const serving *s, sn_err *err) {
     return status;
 }
 
-/* "folder/Name.gguf" -> "Name". */
+/* "folder/Name.gguf" and "folder/Name-00001-of-00003.gguf" -> "Name". */
 static const char *model_name(char out[256]) {
     static const char suffix[] = ".gguf";
+#define FIVE "[0-9][0-9][0-9][0-9][0-9]"
+#define PART "-" FIVE "-of-" FIVE
     const char *path = sn_program_settings.common.model;
     if (given.served_model_name) return given.served_model_name;
     size_t len = strlen(path);
@@ -212,6 +215,8 @@ static const char *model_name(char out[256]) {
     snprintf(out, 256, "%.*s", (int)(path + len - name), name);
     len = strlen(out);
     if (len > strlen(suffix) && !strcmp(out + len - strlen(suffix), suffix)) out[len - strlen(suffix)] = 0;
+    len = strlen(out);
+    if (len > 15 && !fnmatch(PART, out + len - 15, 0)) out[len - 15] = 0;
     return out;
 }
 

@@ -1,4 +1,5 @@
 /* The program `swarm`: finds the command in the first argument and runs it with the rest. */
+#include "base/core_dump.h"
 #include "base/program_environment.h"
 #include "base/terminal.h"
 #include "base/version.h"
@@ -48,6 +49,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     sn_terminal_guard();
     sn_environment_use(getenv);
+    sn_core_dump_forbid();
     if (argc < 2 && isatty(STDOUT_FILENO) && isatty(STDERR_FILENO)) {
         print_first_steps();
         return end_of_output();

@@ -21,14 +21,14 @@ static sn_status read_counts(const json_t *config, const sn_moe_config *m, sn_hp
 
 static sn_status read_router(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
     bool normalised = m->normalised == SN_ALWAYS || m->normalised_default;
-    double scale = 1;
+    double scale = m->scale_default > 0 ? m->scale_default : 1;
     sn_status status = SN_OK;
     const char *word = m->scoring == SN_ROUTER_SIGMOID ? "sigmoid" : "softmax", *scoring = word;
     status = sn_config_text(config, "scoring_func", false, &scoring, err);
     if (!status && strcmp(scoring, word))
         return sn_fail(err, SN_REFUSED, "'scoring_func' is %.64s; in this family %s is known", scoring, word);
     if (!status && m->normalised == SN_IF_DECLARED) status = sn_config_bool(config, "norm_topk_prob", &normalised, err);
-    if (!status) status = sn_config_number(config, "routed_scaling_factor", false, &scale, err);
+    if (!status && m->scale_default > 0) status = sn_config_number(config, "routed_scaling_factor", false, &scale, err);
     if (!status && !(scale > 0 && scale <= 1e6))
         return sn_fail(err, SN_REFUSED, "'routed_scaling_factor' is %g; it must lie from 0 to 1e6", scale);
     h->router_scoring = m->scoring == SN_ROUTER_SOFTMAX_ALL && normalised ? SN_ROUTER_SOFTMAX : m->scoring;
@@ -81,6 +81,22 @@ static sn_status read_sparse_list(const json_t *config, sn_hparams *h, sn_err *e
     return SN_OK;
 }
 
+/* Where mlp_layer_types says of each block whether it has experts, nothing else does. */
+static sn_status read_layer_kinds(const json_t *config, sn_hparams *h, sn_err *err) {
+    const json_t *list = sn_config_field(config, "mlp_layer_types");
+    if (!list) return SN_OK;
+    if (!json_is_array(list) || json_array_size(list) != (size_t)h->n_blocks)
+        return sn_fail(err, SN_REFUSED, "'mlp_layer_types' must list the kinds of all %d blocks", h->n_blocks);
+    for (int i = 0; i < h->n_blocks; i++) {
+        const char *kind = json_string_value(json_array_get(list, (size_t)i));
+        h->dense[i] = kind && !strcmp(kind, "dense");
+        if (!h->dense[i] && (!kind || strcmp(kind, "sparse")))
+            return sn_fail(err, SN_REFUSED, "'mlp_layer_types' holds '%.64s'; dense and sparse are known",
+                           kind ? kind : "no text");
+    }
+    return SN_OK;
+}
+
 /* Which blocks have no experts: the first ones, those of a list, and all but every n-th. */
 static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
     int first = m->n_dense, step = 1;
@@ -93,6 +109,7 @@ static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hpa
     for (int i = 0; i < h->n_blocks && !status; i++) h->dense[i] = i < first || (i + 1) % step != 0;
     if (!status) status = read_dense_list(config, h, err);
     if (!status) status = read_sparse_list(config, h, err);
+    if (!status) status = read_layer_kinds(config, h, err);
     for (int i = 0; i < h->n_blocks && !status; i++) any |= h->dense[i];
     if (!status && any && !m->dense_width)
         return sn_fail(err, SN_REFUSED,
@@ -104,16 +121,22 @@ static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hpa
 /* The groups of experts that the router chooses among. */
 static sn_status read_groups(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
     const char *scoring = m->scoring == SN_ROUTER_SIGMOID ? "sigmoid" : "softmax", *said = scoring, *by = m->groups_by;
-    int groups = 1, used = 1;
+    int groups = m->n_groups ? m->n_groups : 1, used = m->n_groups_used;
     if (!m->groups_by) return SN_OK;
     sn_status status = sn_config_text(config, "scoring_func", false, &said, err);
     if (!status) status = sn_config_text(config, "topk_method", false, &by, err);
     if (status) return status;
-    if (strcmp(said, scoring) || (strcmp(by, m->groups_by) && strcmp(by, "greedy")))
+    bool may_choose = m->scoring != SN_ROUTER_SIGMOID; /* DeepSeek-V3 has one method, and V2 two */
+    if (strcmp(said, scoring) || (strcmp(by, m->groups_by) && (strcmp(by, "greedy") || !may_choose)))
         return sn_fail(err, SN_REFUSED, "'scoring_func' is '%.32s' and 'topk_method' '%.32s'; '%s' is known with '%s'",
                        said, by, scoring, m->groups_by);
+    if (strcmp(by, m->groups_by)) groups = 1;
     if (!strcmp(by, m->groups_by)) status = sn_config_int(config, "n_group", false, &groups, err);
-    if (!status && groups != 1) status = sn_config_int(config, "topk_group", true, &used, err);
+    if (!status && groups != 1) status = sn_config_int(config, "topk_group", !m->n_groups, &used, err);
+    int chosen = 1;
+    if (!status && groups == 1 && !strcmp(by, m->groups_by))
+        status = sn_config_int(config, "topk_group", false, &chosen, err);
+    if (!status && chosen != 1) return sn_fail(err, SN_REFUSED, "'topk_group' is %d of one group", chosen);
     return status ? status : sn_config_set_groups(h, groups, used, err);
 }
 

@@ -26,9 +26,10 @@ sn_status sn_config_number(const json_t *object, const char *name, bool required
 }
 
 sn_status sn_config_bool(const json_t *object, const char *name, bool *out, sn_err *err) {
-    const json_t *value = sn_config_field(object, name);
+    const json_t *value = json_object_get(object, name);
     if (!value) return SN_OK;
-    if (!json_is_boolean(value)) return sn_fail(err, SN_REFUSED, "'%s' must be true or false", name);
+    if (!json_is_boolean(value) && !json_is_null(value))
+        return sn_fail(err, SN_REFUSED, "'%s' must be true or false", name);
     *out = json_is_true(value);
     return SN_OK;
 }

@@ -241,7 +241,9 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
 
 /* Files of the llama architecture that are mixtures (Mixtral) give an expert's width as feed_forward_length. */
 static sn_status read_experts(const reader *r, const sn_family *family, sn_hparams *h) {
-    sn_status status = read_int(r, "expert_count", family->moe, &h->n_experts);
+    /* deepseek2 may be without experts (Youtu) */
+    sn_status status = read_int(r, "expert_count", family->moe && !family->latent, &h->n_experts);
+    if (!status && family->latent && !h->n_experts) return SN_OK;
     if (!status) status = read_int(r, "expert_used_count", h->n_experts && family->gguf_moe, &h->n_experts_used);
     if (!status && (h->n_experts || h->n_experts_used) && !family->gguf_moe)
         return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");
@@ -256,7 +258,7 @@ sn_status sn_config_tensor_of_gguf(const char *path, uint64_t *from, uint64_t *b
     sn_gguf *gguf = NULL;
     const char *file;
     *from = *bytes = 0;
-    sn_status status = sn_gguf_open(path, &gguf, err);
+    sn_status status = sn_gguf_open_file(path, &gguf, err);
     const sn_gguf_tensor *tensor = status ? NULL : sn_gguf_tensor_find(gguf, freq_factors);
     if (tensor && sn_gguf_file_of(gguf, tensor->data, &file, from)) *bytes = tensor->bytes;
     sn_gguf_close(&gguf);

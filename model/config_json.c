@@ -6,6 +6,9 @@
  * null counts as absent. Spellings of transformers 4 and 5 are both read. */
 #include "model/config_private.h"
 
+#include "model/json.h"
+#include "model/not_a_model.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -84,6 +87,12 @@ static sn_status check_quantised(const json_t *config, const sn_family *family, 
 }
 
 static sn_status check_neutral(const json_t *config, const sn_family *family, sn_err *err) {
+    bool causal = true;
+    sn_status status = sn_config_bool(config, "is_causal", &causal, err);
+    if (status) return status;
+    if (!causal)
+        return sn_fail(err, SN_REFUSED,
+                       "'is_causal' is false: each token would see the later ones, which is not supported");
     for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
         const json_t *value = sn_config_field(config, must_be_neutral[i].field);
         bool neutral = !value || json_is_false(value) ||
@@ -129,12 +138,13 @@ static sn_status read_activation(const json_t *config, const sn_family *family, 
                  {"gelu", SN_GELU},
                  {"gelu_pytorch_tanh", SN_GELU_TANH},
                  {"gelu_new", SN_GELU_TANH}};
-    static const char *const names[] = {"hidden_activation", "hidden_act", "activation", NULL};
-    const char *name = NULL;
+    const char *name = NULL, *field = family->activation_field ? family->activation_field : "hidden_act";
     h->activation = family->activation_default;
-    sn_status status = sn_config_text(config, find_spelling(config, names), false, &name, err);
+    sn_status status = sn_config_text(config, field, false, &name, err);
     if (!status && h->activation == SN_SWIGLU_CLAMPED) return check_clamps(config, name, err);
     if (status || !name) return status;
+    if (family->recurrent && strcmp(name, "silu") && strcmp(name, "swish")) /* it is the recurrent blocks' gate, too */
+        return sn_fail(err, SN_REFUSED, "the activation '%.64s' is not known in this family; silu is", name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i].name)) {
             h->activation = known[i].kind;
@@ -234,12 +244,17 @@ static sn_status read_two_ropes(const json_t *config, const json_t *both, double
     double local_rotated = *rotated;
     sn_status status = sn_config_number(config, "rope_local_base_freq", false, &s[0].theta, err);
     if (status) return status;
-    if (!both) return read_rope_object(sn_config_field(config, "rope_scaling"), "rope_scaling", rotated, &s[1], err);
+    const json_t *scaling = sn_config_field(config, "rope_scaling");
+    if (!both && sn_config_field(scaling, "type") && !sn_config_field(scaling, "rope_type"))
+        return sn_fail(err, SN_REFUSED, "'rope_scaling' says 'type', which this family ignores: call it 'rope_type'");
+    if (!both) return read_rope_object(scaling, "rope_scaling", rotated, &s[1], err);
     const json_t *local = sn_config_field(both, "sliding_attention"), *full = sn_config_field(both, "full_attention");
     if (!json_is_object(both) || json_object_size(both) != (size_t)(!!local + !!full))
         return sn_fail(err, SN_REFUSED, "'rope_parameters' must hold sliding_attention and full_attention");
     status = read_rope_object(local, "sliding_attention", &local_rotated, &s[0], err);
     if (!status) status = read_rope_object(full, "full_attention", rotated, &s[1], err);
+    if (!status && scaling)
+        status = sn_fail(err, SN_REFUSED, "'rope_scaling' and 'rope_parameters' are both there: take one out");
     if (!status && local_rotated != *rotated)
         return sn_fail(err, SN_REFUSED,
                        "'partial_rotary_factor' differs between kinds of blocks, which is not supported");
@@ -247,14 +262,15 @@ static sn_status read_two_ropes(const json_t *config, const json_t *both, double
 }
 
 /* In transformers 5 rope_parameters holds everything; before, rope_scaling held the scaling, and rope_theta was a field
- * of its own. */
+ * of its own. Where both are there, as people add the second, that one counts alone. */
 static sn_status read_rope(const json_t *config, const sn_family *family, sn_hparams *h,
                            sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
-    const json_t *rope = sn_config_field(config, "rope_parameters");
-    double rotated = family->rotated_default > 0 ? family->rotated_default : 1;
+    const json_t *rope = sn_config_field(config, "rope_parameters"), *scaling = sn_config_field(config, "rope_scaling");
+    const double usual_rotated = family->rotated_default > 0 ? family->rotated_default : 1;
+    double rotated = usual_rotated;
     int rotary_dim = 0;
-    if (family->rope_required && !rope && !sn_config_field(config, "rope_scaling"))
-        return sn_fail(err, SN_REFUSED, "'rope_parameters' is missing");
+    bool wins = scaling && (!json_is_object(scaling) || json_object_size(scaling)); /* an empty one says nothing */
+    if (family->rope_required && !rope && !wins) return sn_fail(err, SN_REFUSED, "'rope_parameters' is missing");
     h->n_ropes = family->local_theta > 0 || family->local_unscaled ? 2 : 1;
     sn_rope_scaling *usual = &s[h->n_ropes - 1];
     s[0].theta = family->local_theta;
@@ -268,9 +284,11 @@ static sn_status read_rope(const json_t *config, const sn_family *family, sn_hpa
     if (h->n_ropes > 1)
         status = read_two_ropes(config, rope, &rotated, s, err);
     else
-        status = read_rope_object(rope ? rope : sn_config_field(config, "rope_scaling"),
-                                  rope ? "rope_parameters" : "rope_scaling", &rotated, s, err);
+        status = read_rope_object(wins ? scaling : rope, wins ? "rope_scaling" : "rope_parameters", &rotated, s, err);
     if (status) return status;
+    if (!family->rotates_part && usual->kind == SN_ROPE_SCALING_NONE) rotated = usual_rotated;
+    if (!family->rotates_part && rotated != usual_rotated)
+        return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is set, which is not supported for this family");
     if (!(rotated > 0 && rotated <= 1))
         return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is %g; it must lie from 0 to 1", rotated);
     h->rope_dim = rotary_dim ? rotary_dim : (int)(h->head_dim * rotated);
@@ -330,11 +348,12 @@ static sn_status read_no_rope(const json_t *config, const sn_family *family, sn_
 }
 
 /* Llama 4: blocks with rope attend to their chunk, the others to everything, with queries that grow. */
-static sn_status read_chunks(const json_t *config, sn_hparams *h, sn_err *err) {
+static sn_status read_chunks(const json_t *config, bool yarn, sn_hparams *h, sn_err *err) {
     const json_t *list = sn_config_field(config, "layer_types");
     bool grows = true;
     double growth = 0.1, step = 8192;
     int chunk = 8192;
+    if (yarn) return sn_fail(err, SN_REFUSED, "rope scaling of type yarn is not supported for this family");
     sn_status status = sn_config_int(config, "attention_chunk_size", false, &chunk, err);
     if (!status) status = sn_config_bool(config, "attn_temperature_tuning", &grows, err);
     if (!status) status = sn_config_number(config, "attn_scale", false, &growth, err);
@@ -365,10 +384,12 @@ static sn_status read_softcaps(const json_t *config, sn_hparams *h, sn_err *err)
            logits = json_object_get(config, "final_logit_softcapping") ? 0 : 30;
     sn_status status = sn_config_number(config, "attn_logit_softcapping", false, &scores, err);
     if (!status) status = sn_config_number(config, "final_logit_softcapping", false, &logits, err);
-    if (!status && !(scores >= 0 && scores <= 1e6 && logits >= 0 && logits <= 1e6))
+    bool none[] = {!sn_config_field(config, "attn_logit_softcapping") && scores == 0,
+                   !sn_config_field(config, "final_logit_softcapping") && logits == 0};
+    if (!status && !((none[0] || (scores > 0 && scores <= 1e6)) && (none[1] || (logits > 0 && logits <= 1e6))))
         return sn_fail(err, SN_REFUSED,
-                       "'attn_logit_softcapping' %g and 'final_logit_softcapping' %g must lie from 0 to 1e6", scores,
-                       logits);
+                       "'attn_logit_softcapping' %g and 'final_logit_softcapping' %g must lie above 0, up to 1e6",
+                       scores, logits);
     h->score_softcap = (float)scores;
     h->logit_softcap = (float)logits;
     return SN_OK;
@@ -431,6 +452,8 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
     }
     if (family->window_pattern) status = read_pattern(config, family, h, err);
     if (!status) status = read_layer_types(config, h->n_blocks, h->full_attention, &sliding, err);
+    if (!status && sliding && window == 0 && sn_config_field(config, "sliding_window"))
+        return sn_fail(err, SN_REFUSED, "'sliding_window' is 0: a token must at least see itself");
     if (!status && sliding) h->window = window;
     return status;
 }
@@ -443,7 +466,7 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     static const char *const heads[] = {"num_attention_heads", "n_head", NULL};
     static const char *const ff[] = {"intermediate_size", "ffn_hidden_size", "n_inner", NULL};
     static const char *const ctx[] = {"max_position_embeddings", "seq_length", NULL};
-    double eps = family->layer_norm ? 1e-5 : 1e-6;
+    double eps = family->eps_default > 0 ? family->eps_default : family->layer_norm ? 1e-5 : 1e-6;
     sn_status status = sn_config_int(config, find_spelling(config, blocks), true, &h->n_blocks, err);
     if (!status) status = sn_config_int(config, find_spelling(config, embd), true, &h->n_embd, err);
     if (!status) status = sn_config_int(config, find_spelling(config, heads), true, &h->n_heads, err);
@@ -532,7 +555,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_no_rope(config, *family, h, err);
     if (!status) status = sn_config_read_recurrent(config, *family, h, err);
-    if (!status && (*family)->chunks) status = read_chunks(config, h, err);
+    if (!status && (*family)->chunks) status = read_chunks(config, scaling[0].kind == SN_ROPE_SCALING_YARN, h, err);
     if (!status) status = read_activation(config, *family, h, err);
     if (!status) status = read_scales(config, *family, h, err);
     if (!status) status = sn_config_read_experts(config, *family, h, err);
@@ -554,8 +577,12 @@ sn_status sn_config_from_json(const char *text, size_t len, sn_hparams *hparams,
                               sn_err *err) {
     json_error_t wrong;
     *hparams = (sn_hparams){0};
-    json_t *config = json_loadb(text, len, JSON_REJECT_DUPLICATES, &wrong);
-    if (!config) return sn_fail(err, SN_REFUSED, "it is not valid JSON: %s (line %d)", wrong.text, wrong.line);
+    json_t *config = sn_json_read(text, len, &wrong);
+    if (!config) {
+        const char *other = sn_not_a_model(text, len);
+        if (other) return sn_fail(err, SN_REFUSED, "%s", other);
+        return sn_fail(err, SN_REFUSED, "it is not valid JSON: %s (line %d)", wrong.text, wrong.line);
+    }
     sn_status status = read_config(config, hparams, family, err);
     json_decref(config);
     return status;

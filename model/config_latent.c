@@ -44,8 +44,16 @@ sn_status sn_config_read_latent(const json_t *config, const sn_family *family, c
     if (!status) status = sn_config_int(config, "qk_nope_head_dim", true, &h->nope_dim, err);
     if (!status) status = sn_config_int(config, "qk_rope_head_dim", true, &rope_dim, err);
     if (!status) status = sn_config_int(config, "v_head_dim", true, &h->value_dim, err);
+    int head_dim = rope_dim; /* how transformers calls the rotated part when it saves a configuration */
+    if (!status) status = sn_config_int(config, "head_dim", false, &head_dim, err);
+    if (!status && head_dim != rope_dim)
+        return sn_fail(err, SN_REFUSED, "'head_dim' is %d and 'qk_rope_head_dim' %d: they must be equal", head_dim,
+                       rope_dim);
+    if (!status && scaling->kind != SN_ROPE_SCALING_NONE && scaling->kind != SN_ROPE_SCALING_YARN)
+        return sn_fail(err, SN_REFUSED, "of kinds of rope scaling this family knows yarn alone");
     if (!status) status = sn_config_bool(config, "attention_bias", &bias, err);
-    if (!status) status = sn_config_bool(config, "rope_interleave", &neighbours, err);
+    if (!status && family->moe->scoring == SN_ROUTER_SIGMOID) /* V2 does not read it */
+        status = sn_config_bool(config, "rope_interleave", &neighbours, err);
     if (!status) status = sn_config_int(config, "moe_layer_freq", false, &every, err);
     if (!status && (bias || every != 1))
         return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family",

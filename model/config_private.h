@@ -1,6 +1,7 @@
 /* For the files that read config.json (config_json.c and those it calls): its fields, checked one by one, and the parts
  * that have a file of their own. A field that is absent, and one that is null, count alike: the value stays as it was,
- * or SN_REFUSED when it is required. Errors name the field. Functions without state. Private to model/. */
+ * or SN_REFUSED when it is required; of true and false, null is false, as in Python. Errors name the field. Functions
+ * without state. Private to model/. */
 #ifndef SN_MODEL_CONFIG_PRIVATE_H
 #define SN_MODEL_CONFIG_PRIVATE_H
 

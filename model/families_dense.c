@@ -219,7 +219,7 @@ static const char *const falcon_reads[] = {"parallel_attn", "new_decoder_archite
 #define FALCON                                                                                                         \
     .name = "falcon", .gguf_architecture = "falcon", .gguf_rope = SN_ROPE_NEOX, .qkv_bias = SN_IF_DECLARED,            \
     .linear_bias = SN_IF_DECLARED, .layer_norm = true, .activation_default = SN_GELU, .tied_default = true,            \
-    .ff_multiple = 4, .ctx_default = 2048, .config_fields = falcon_reads
+    .activation_field = "activation", .ff_multiple = 4, .ctx_default = 2048, .config_fields = falcon_reads
 
 static const char *const smollm3_reads[] = {"no_rope_layers", NULL};
 static const char *const granite_reads[] = {"embedding_multiplier", "attention_multiplier", "residual_multiplier",
@@ -261,6 +261,8 @@ const sn_family sn_families_dense[] = {
     },
     {
         .name = "phi3",
+        .rotates_part = true,
+        .eps_default = 1e-5,
         .gguf_architecture = "phi3",
         .gguf_rope = SN_ROPE_NEOX,
         .window = SN_WINDOW_GIVEN,
@@ -268,6 +270,7 @@ const sn_family sn_families_dense[] = {
     },
     {
         .name = "olmo2",
+        .eps_default = 1e-5,
         .gguf_architecture = "olmo2",
         .gguf_rope = SN_ROPE_NEOX,
         .qkv_bias = SN_IF_DECLARED,
@@ -278,6 +281,7 @@ const sn_family sn_families_dense[] = {
     },
     {
         .name = "olmo3",
+        .eps_default = 1e-5,
         .gguf_rope = SN_ROPE_NEOX,
         .qkv_bias = SN_IF_DECLARED,
         .qk_norm = SN_ALWAYS,
@@ -312,15 +316,17 @@ const sn_family sn_families_dense[] = {
     },
     {
         .name = "ministral3",
+        .rope_required = true,
+        .eps_default = 1e-5,
         .gguf_architecture = "mistral3",
         .gguf_rope = SN_ROPE_INTERLEAVED,
         .window = SN_WINDOW_GIVEN,
-        .theta_default = 1e6,
         .wrapped = true,
         .naming = USUAL_NAMES,
     },
     {
         .name = "gemma2",
+        .activation_field = "hidden_activation",
         .gguf_architecture = "gemma2",
         .gguf_rope = SN_ROPE_NEOX,
         .qkv_bias = SN_IF_DECLARED,
@@ -339,6 +345,7 @@ const sn_family sn_families_dense[] = {
     },
     {
         .name = "gemma3_text",
+        .activation_field = "hidden_activation",
         .gguf_architecture = "gemma3",
         .gguf_rope = SN_ROPE_NEOX,
         .qkv_bias = SN_IF_DECLARED,
@@ -374,6 +381,7 @@ const sn_family sn_families_dense[] = {
     },
     {
         .name = "bloom",
+        .activation_field = "",
         .gguf_architecture = "bloom",
         .gguf_rope = SN_ROPE_NEOX,
         .qkv_bias = SN_ALWAYS,

@@ -128,6 +128,7 @@ static const sn_moe_config glm4_experts = {
     .scoring = SN_ROUTER_SIGMOID,
     .normalised = SN_IF_DECLARED,
     .normalised_default = true,
+    .scale_default = 1,
     .correction = true,
     .dense_width = "intermediate_size",
     .n_shared = 1,
@@ -229,6 +230,7 @@ static const char *const gpt_oss_reads[] = {"num_experts",  "num_local_experts",
 const sn_family sn_families_experts[] = {
     {
         .name = "mixtral",
+        .eps_default = 1e-5,
         .window = SN_WINDOW_GIVEN,
         .theta_default = 1e6,
         .moe = &mixtral_experts,
@@ -259,6 +261,8 @@ const sn_family sn_families_experts[] = {
     },
     {
         .name = "glm4_moe",
+        .rotates_part = true,
+        .eps_default = 1e-5,
         .gguf_architecture = "glm4moe",
         .gguf_rope = SN_ROPE_NEOX,
         .qkv_bias = SN_IF_DECLARED,
@@ -273,6 +277,7 @@ const sn_family sn_families_experts[] = {
     },
     {
         .name = "minimax_m2",
+        .rotates_part = true,
         .gguf_architecture = "minimax-m2",
         .gguf_rope = SN_ROPE_NEOX,
         .qk_norm = SN_ALWAYS,
@@ -286,6 +291,7 @@ const sn_family sn_families_experts[] = {
     },
     {
         .name = "llama4_text",
+        .eps_default = 1e-5,
         .gguf_architecture = "llama4",
         .gguf_rope = SN_ROPE_INTERLEAVED,
         .neighbours = true,
@@ -303,6 +309,7 @@ const sn_family sn_families_experts[] = {
     },
     {
         .name = "gpt_oss",
+        .eps_default = 1e-5,
         .gguf_architecture = "gpt-oss",
         .gguf_rope = SN_ROPE_NEOX,
         .gguf_moe = true,

@@ -66,6 +66,7 @@ static const sn_moe_config v2_experts = {
     .n_shared = 2,
     .scoring = SN_ROUTER_SOFTMAX_ALL,
     .normalised = SN_NEVER,
+    .scale_default = 1,
     .groups_by = "group_limited_greedy",
 };
 static const sn_moe_config v3_experts = {
@@ -80,6 +81,24 @@ static const sn_moe_config v3_experts = {
     .normalised = SN_IF_DECLARED,
     .normalised_default = true,
     .correction = true,
+    .scale_default = 2.5,
+    .n_groups = 8,
+    .n_groups_used = 4,
+    .groups_by = "noaux_tc",
+};
+static const sn_moe_config glm4_lite_experts = {
+    .width = "moe_intermediate_size",
+    .dense_width = "intermediate_size",
+    .n_experts = 64,
+    .n_experts_used = 4,
+    .n_ff = 1536,
+    .n_shared = 1,
+    .n_dense = 1,
+    .scoring = SN_ROUTER_SIGMOID,
+    .normalised = SN_IF_DECLARED,
+    .normalised_default = true,
+    .correction = true,
+    .scale_default = 1.8,
     .groups_by = "noaux_tc",
 };
 static const char *const latent_reads[] = {"n_routed_experts", "n_group", "topk_group", NULL};
@@ -92,6 +111,7 @@ static const char *const latent_reads[] = {"n_routed_experts", "n_group", "topk_
 const sn_family sn_families_latent[] = {
     {LATENT, .name = "deepseek_v2", .moe = &v2_experts},
     {LATENT, .name = "deepseek_v3", .moe = &v3_experts, .gguf_architecture = "deepseek2"},
+    {LATENT, .name = "glm4_moe_lite", .moe = &glm4_lite_experts, .eps_default = 1e-5},
     {LATENT, .name = "kimi_k2", .moe = &v3_experts, .theta_default = 50000},
     {.name = NULL},
 };

@@ -105,7 +105,8 @@ static const char *const moe_reads[] = {"num_experts", NULL};
 
 #define QWEN3_5                                                                                                        \
     .gguf_rope = SN_ROPE_NEOX, .qkv_bias = SN_IF_DECLARED, .qk_norm = SN_ALWAYS, .recurrent = true, .wrapped = true,   \
-    .further_blocks = true, .norm_plus_one = true, .head_dim_default = 256, .rotated_default = 0.25
+    .further_blocks = true, .norm_plus_one = true, .head_dim_default = 256, .rotated_default = 0.25,                   \
+    .rotates_part = true
 
 #define QWEN3_5_MOE                                                                                                    \
     .name = "qwen3_5_moe_text", QWEN3_5, .gguf_moe = true, .moe = &qwen3_5_experts, .config_fields = moe_reads,        \

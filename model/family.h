@@ -70,7 +70,9 @@ typedef struct sn_moe_config {
         *shared_width; /* the field with the n_ff of the shared expert; NULL: n_shared_experts times an expert's */
     int n_shared, n_ff_shared, n_dense; /* defaults of n_shared_experts, shared_width and first_k_dense_replace */
     bool shared_gated;
-    bool scales_input; /* the weight of an expert multiplies its input */
+    double scale_default;        /* of routed_scaling_factor; 0: the family ignores that field */
+    int n_groups, n_groups_used; /* defaults of n_group and topk_group; 0: 1 */
+    bool scales_input;           /* the weight of an expert multiplies its input */
 } sn_moe_config;
 
 typedef struct sn_family {
@@ -92,24 +94,26 @@ typedef struct sn_family {
     int window_pattern; /* where config.json does not list the blocks, every n-th has full attention; 0: none has */
     /* Defaults of config.json's fields; 0: those of most families. */
     int head_dim_default;
-    double theta_default, attn_scalar_default;
+    double theta_default, attn_scalar_default, eps_default;
     bool tied_default;
     sn_activation activation_default;
-    double local_theta;     /* rope theta of the blocks with a window; 0: that of the others */
-    bool local_unscaled;    /* blocks with a window have the same rope theta, without scaling */
-    const char *windowed;   /* the name of the family that its GGUF files with a window belong to; or NULL */
-    double rotated_default; /* partial_rotary_factor */
-    int no_rope_interval;   /* config.json may list no_rope_layers; without the list every n-th block has no rope */
-    bool softcaps;          /* scores of attention and logits are bounded by numbers of the file */
-    bool neighbours;        /* files of Hugging Face rotate neighbouring dimensions, as some GGUF files do */
-    bool chunks;            /* blocks with rope attend to their chunk of positions */
-    bool multipliers;       /* embeddings, scores, residuals and logits are multiplied by numbers of the file */
-    bool wrapped;           /* config.json may have these fields in text_config, beside those of an image encoder */
-    bool recurrent;         /* blocks without attention have a gated delta rule, the others an output gate */
-    bool rope_required;     /* config.json must have rope_parameters or rope_scaling */
-    bool yarn_untruncated;  /* GGUF: sn_rope_scaling.truncate is false */
-    bool norm_plus_one;     /* safetensors store the factors of norms minus 1 */
-    bool scales_embeddings; /* embeddings are multiplied by sqrt(n_embd) */
+    const char *activation_field; /* of config.json; NULL: hidden_act; "": none */
+    double local_theta;           /* rope theta of the blocks with a window; 0: that of the others */
+    bool local_unscaled;          /* blocks with a window have the same rope theta, without scaling */
+    const char *windowed;         /* the name of the family that its GGUF files with a window belong to; or NULL */
+    double rotated_default;       /* partial_rotary_factor */
+    bool rotates_part;            /* config.json may say it; other families ignore it while rope has no scaling */
+    int no_rope_interval; /* config.json may list no_rope_layers; without the list every n-th block has no rope */
+    bool softcaps;        /* scores of attention and logits are bounded by numbers of the file */
+    bool neighbours;      /* files of Hugging Face rotate neighbouring dimensions, as some GGUF files do */
+    bool chunks;          /* blocks with rope attend to their chunk of positions */
+    bool multipliers;     /* embeddings, scores, residuals and logits are multiplied by numbers of the file */
+    bool wrapped;         /* config.json may have these fields in text_config, beside those of an image encoder */
+    bool recurrent;       /* blocks without attention have a gated delta rule, the others an output gate */
+    bool rope_required;   /* config.json must have rope_parameters or rope_scaling: the reference's default is scaled */
+    bool yarn_untruncated;                              /* GGUF: sn_rope_scaling.truncate is false */
+    bool norm_plus_one;                                 /* safetensors store the factors of norms minus 1 */
+    bool scales_embeddings;                             /* embeddings are multiplied by sqrt(n_embd) */
     const sn_tensor_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files exist */
     const sn_moe_config *moe;                           /* NULL: no mixture of experts */
     bool further_blocks; /* files may hold blocks after the last one, which predict several tokens; they are not used */

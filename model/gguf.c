@@ -2,10 +2,10 @@
  * against the bytes that are left before memory of its size is allocated, so a file cannot make the reader allocate
  * more than a few times the file's length. Values are then sorted by key, tensors by offset (to find overlaps) and by
  * name. Duplicates are neighbours then, and lookups are binary searches. */
-#include "model/gguf.h"
+#include "model/gguf_private.h"
 
 #include "base/mem.h"
-#include "model/mapped_file.h"
+#include "model/not_a_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 
 enum {
     VALUES_MAX = 1 << 16,
-    TENSORS_MAX = 1 << 17,
+    TENSORS_MAX = 1 << 20,
     KEY_MAX = 1 << 16,
     ALIGNMENT_DEFAULT = 32,
     ALIGNMENT_MAX = 1 << 16,
@@ -25,18 +25,6 @@ enum {
     TENSOR_BYTES_MIN = 8 + 4 + 4 + 8 /* length of the name, number of dimensions, type, offset */
 };
 static const uint64_t ELEMENTS_MAX = 1ull << 48; /* of a tensor: far below an overflow of any size */
-
-struct sn_gguf {
-    sn_mapped_file map; /* zeroed if the bytes belong to the caller */
-    const uint8_t *data;
-    size_t len;
-    int version;
-    size_t alignment;
-    size_t n_values, n_tensors;
-    sn_gguf_value *values; /* sorted by key */
-    sn_gguf_tensor *tensors;
-    const sn_gguf_tensor **by_name; /* [n_tensors], sorted */
-};
 
 typedef struct cursor {
     const uint8_t *data;
@@ -72,7 +60,8 @@ static const struct {
     [24] = {"I8", -1},          [25] = {"I16", -1},       [26] = {"I32", SN_I32},
     [27] = {"I64", SN_I64},     [28] = {"F64", -1},       [29] = {"IQ1_M", -1},
     [30] = {"BF16", SN_BF16},   [34] = {"TQ1_0", -1},     [35] = {"TQ2_0", -1},
-    [39] = {"MXFP4", SN_MXFP4},
+    [39] = {"MXFP4", SN_MXFP4}, [40] = {"NVFP4", -1},     [41] = {"Q1_0", -1},
+    [42] = {"Q2_0", -1},
 };
 
 /* ---- the cursor ---- */
@@ -232,13 +221,14 @@ static sn_status read_type(cursor *c, sn_gguf_tensor *tensor) {
     sn_status status = cursor_take_u32(c, "the directory of tensors", &type);
     if (status) return status;
     size_t known = sizeof tensor_types / sizeof *tensor_types;
-    if (type >= known || !tensor_types[type].name)
-        return sn_fail(c->err, SN_REFUSED, "tensor '%s' is of unknown type %u", tensor->name, type);
-    if (tensor_types[type].dtype < 0)
+    char name[24];
+    snprintf(name, sizeof name, "the unknown type %u", type);
+    bool named = type < known && tensor_types[type].name;
+    if (!named || tensor_types[type].dtype < 0)
         return sn_fail(c->err, SN_REFUSED,
-                       "tensor '%s' is of type %s, which is not supported: use a Q4_0 to Q8_0, Q*_K, "
+                       "tensor '%s' is of %s%s, which is not supported: use a Q4_0 to Q8_0, Q*_K, "
                        "IQ4_NL, IQ4_XS, MXFP4, F16, BF16 or F32 file of the model",
-                       tensor->name, tensor_types[type].name);
+                       tensor->name, named ? "type " : "", named ? tensor_types[type].name : name);
     tensor->dtype = (sn_dtype)tensor_types[type].dtype;
     return SN_OK;
 }
@@ -315,10 +305,15 @@ static sn_status check_tensors(sn_gguf *g, sn_err *err) {
         if (sorted[i - 1]->data + sorted[i - 1]->bytes > sorted[i]->data)
             return sn_fail(err, SN_REFUSED, "the data of tensors '%s' and '%s' overlap", sorted[i - 1]->name,
                            sorted[i]->name);
-    qsort(sorted, g->n_tensors, sizeof *sorted, compare_names);
+    return sn_gguf_sort_names(g, err);
+}
+
+sn_status sn_gguf_sort_names(sn_gguf *g, sn_err *err) {
+    for (size_t i = 0; i < g->n_tensors; i++) g->by_name[i] = &g->tensors[i];
+    qsort(g->by_name, g->n_tensors, sizeof *g->by_name, compare_names);
     for (size_t i = 1; i < g->n_tensors; i++)
-        if (!strcmp(sorted[i - 1]->name, sorted[i]->name))
-            return sn_fail(err, SN_REFUSED, "tensor '%s' is in the file twice", sorted[i]->name);
+        if (!strcmp(g->by_name[i - 1]->name, g->by_name[i]->name))
+            return sn_fail(err, SN_REFUSED, "tensor '%s' is in the file twice", g->by_name[i]->name);
     return SN_OK;
 }
 
@@ -348,6 +343,8 @@ static sn_status locate_tensors(cursor *c, sn_gguf *g, const uint64_t *offsets) 
 static sn_status read_header(cursor *c, sn_gguf *g, uint64_t **offsets) {
     uint32_t magic, version;
     uint64_t n_tensors, n_values;
+    const char *other = sn_not_a_model(c->data, c->len);
+    if (other) return sn_fail(c->err, SN_REFUSED, "%s", other);
     sn_status status = cursor_take_u32(c, "the header", &magic);
     if (!status) status = cursor_take_u32(c, "the header", &version);
     if (status) return status;
@@ -385,8 +382,6 @@ sn_status sn_gguf_open_memory(const void *data, size_t len, const char *name, sn
     *out = NULL;
     sn_status status = sn_calloc(&g, 1, sizeof *g, err);
     if (status) return status;
-    g->data = data;
-    g->len = len;
     cursor c = {.data = data, .len = len, .err = err};
     status = read_header(&c, g, &offsets);
     if (!status) status = locate_tensors(&c, g, offsets);
@@ -400,16 +395,19 @@ sn_status sn_gguf_open_memory(const void *data, size_t len, const char *name, sn
     return SN_OK;
 }
 
-sn_status sn_gguf_open(const char *path, sn_gguf **out, sn_err *err) {
-    sn_mapped_file map;
+sn_status sn_gguf_open_file(const char *path, sn_gguf **out, sn_err *err) {
+    sn_mapped_file *map = NULL;
     *out = NULL;
-    sn_status status = sn_mapped_file_open(path, &map, err);
-    if (status) return status;
-    status = sn_gguf_open_memory(map.data, map.len, path, out, err);
-    if (status)
-        sn_mapped_file_close(&map);
-    else
-        (*out)->map = map;
+    sn_status status = sn_calloc(&map, 1, sizeof *map, err);
+    if (!status) status = sn_mapped_file_open(path, map, err);
+    if (!status) status = sn_gguf_open_memory(map->data, map->len, path, out, err);
+    if (!status) {
+        (*out)->maps = map;
+        (*out)->n_maps = 1;
+        return SN_OK;
+    }
+    if (map) sn_mapped_file_close(map);
+    free(map);
     return status;
 }
 
@@ -420,13 +418,19 @@ void sn_gguf_close(sn_gguf **gguf) {
     free(g->values);
     free(g->tensors);
     free(g->by_name);
-    sn_mapped_file_close(&g->map);
+    for (size_t i = 0; i < g->n_maps; i++) sn_mapped_file_close(&g->maps[i]);
+    free(g->maps);
     free(g);
     *gguf = NULL;
 }
 
 bool sn_gguf_file_of(const sn_gguf *gguf, const void *bytes, const char **path, uint64_t *offset) {
-    return sn_mapped_file_has(&gguf->map, bytes, path, offset);
+    return sn_mapped_files_have(gguf->maps, gguf->n_maps, bytes, path, offset);
+}
+
+const sn_mapped_file *sn_gguf_files(const sn_gguf *gguf, size_t *n) {
+    *n = gguf->n_maps;
+    return gguf->maps;
 }
 
 int sn_gguf_version(const sn_gguf *gguf) { return gguf->version; }

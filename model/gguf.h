@@ -1,6 +1,8 @@
 /* GGUF files, versions 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): typed metadata, then the
  * directory of tensors, then their data. Little-endian files only.
  *
+ * A model may be cut into several files, which sn_gguf_open joins: metadata is then that of the first.
+ *
  * Central type: sn_gguf, immutable once open; any thread may read it. Opening checks the whole header (counts, lengths,
  * types, duplicate names, offsets, overlaps), so that lookups need no further check. Only names are copied: strings,
  * arrays and tensor data are views into the mapped file, at any alignment, valid until sn_gguf_close. SN_REFUSED says
@@ -9,6 +11,7 @@
 #define SN_MODEL_GGUF_H
 
 #include "base/dtype.h"
+#include "model/mapped_file.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,7 +65,10 @@ typedef struct sn_gguf_tensor {
 
 typedef struct sn_gguf sn_gguf;
 
+/* Opens the model that the file is, or is a part of: then with all parts (gguf_parts.h). */
 sn_status sn_gguf_open(const char *path, sn_gguf **out, sn_err *err) SN_MUST_USE;
+/* Opens this one file, with the tensors that are in it. */
+sn_status sn_gguf_open_file(const char *path, sn_gguf **out, sn_err *err) SN_MUST_USE;
 /* The same for bytes in memory, which belong to the caller and must outlive the sn_gguf. `name` replaces the path in
  * errors.
  */
@@ -73,6 +79,8 @@ void sn_gguf_close(sn_gguf **gguf); /* accepts NULL */
 sn_status sn_gguf_header_bytes(const void *prefix, size_t len, size_t *header_bytes, sn_err *err) SN_MUST_USE;
 /* As sn_model_file_of. */
 bool sn_gguf_file_of(const sn_gguf *gguf, const void *bytes, const char **path, uint64_t *offset);
+/* The files that are open, n of them. */
+const sn_mapped_file *sn_gguf_files(const sn_gguf *gguf, size_t *n);
 int sn_gguf_version(const sn_gguf *gguf);
 
 /* The value of a key; NULL: the file does not have it. */

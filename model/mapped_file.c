@@ -36,10 +36,28 @@ void sn_mapped_file_close(sn_mapped_file *map) {
     *map = (sn_mapped_file){0};
 }
 
-bool sn_mapped_file_has(const sn_mapped_file *map, const void *bytes, const char **path, uint64_t *offset) {
-    uintptr_t at = (uintptr_t)bytes, begin = (uintptr_t)map->data;
-    if (!map->data || at < begin || at - begin >= map->len) return false;
-    *path = map->path;
-    *offset = at - begin;
+static int compare_places(const void *a, const void *b) {
+    uintptr_t x = (uintptr_t)((const sn_mapped_file *)a)->data, y = (uintptr_t)((const sn_mapped_file *)b)->data;
+    return (x > y) - (x < y);
+}
+
+void sn_mapped_files_sort(sn_mapped_file *maps, size_t n) {
+    if (n) qsort(maps, n, sizeof *maps, compare_places);
+}
+
+bool sn_mapped_files_have(const sn_mapped_file *maps, size_t n, const void *bytes, const char **path,
+                          uint64_t *offset) {
+    uintptr_t at = (uintptr_t)bytes;
+    size_t low = 0, high = n; /* the last file that begins at or before the bytes is low - 1 */
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if ((uintptr_t)maps[middle].data <= at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (!low || at - (uintptr_t)maps[low - 1].data >= maps[low - 1].len) return false;
+    *path = maps[low - 1].path;
+    *offset = at - (uintptr_t)maps[low - 1].data;
     return true;
 }

@@ -21,7 +21,9 @@ typedef struct sn_mapped_file {
  * writing into them. */
 sn_status sn_mapped_file_open(const char *path, sn_mapped_file *out, sn_err *err) SN_MUST_USE;
 void sn_mapped_file_close(sn_mapped_file *map); /* accepts a zeroed one */
-/* Whether `bytes` points into the file; then *path is the file's, and *offset the place in it. */
-bool sn_mapped_file_has(const sn_mapped_file *map, const void *bytes, const char **path, uint64_t *offset);
+/* Several files in the order of their addresses, so that the one that holds given bytes is found by halving. */
+void sn_mapped_files_sort(sn_mapped_file *maps, size_t n);
+/* Whether `bytes` points into one of the files; then *path is that file's, and *offset the place in it. */
+bool sn_mapped_files_have(const sn_mapped_file *maps, size_t n, const void *bytes, const char **path, uint64_t *offset);
 
 #endif

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "model/config.h"
+#include "model/gguf_parts.h"
 #include "model/identity.h"
 #include "model/mapped_file.h"
 #include "model/partial_file.h"
@@ -48,7 +49,7 @@ struct sn_model {
     sn_gguf *gguf; /* of the two containers one is open, the other NULL */
     sn_safetensors *safetensors;
     sn_container container;
-    char container_name[16];
+    char container_name[32];
     sn_hparams hparams;
     const sn_family *family;
     entry *entries; /* [n_entries], sorted by name */
@@ -292,8 +293,10 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
     if (!status && own) status = join_f8(m, &own, err);
     if (status) return status;
     if (!own || own->tensor.scales) use_f8_scales(m, name);
-    if (role == SN_ROLE_OUTPUT &&
-        m->hparams.tied_output) { /* a tensor in the file is a copy; the reference ties it, too */
+    /* The files' counts, whatever the configuration says, also where its shard is not here. */
+    if (role == SN_ROLE_OUTPUT && (own || (m->safetensors && sn_safetensors_lacks(m->safetensors, name))))
+        m->hparams.tied_output = false;
+    if (role == SN_ROLE_OUTPUT && m->hparams.tied_output) {
         *slot = m->roles[SN_ROLE_TOKEN_EMBEDDING];
         return SN_OK;
     }
@@ -361,13 +364,14 @@ static sn_model_tensor computed_vector(const sn_model *m, const float *values, s
 
 /* ---- open ---- */
 
-/* Names the model by the last part of its path, without ".gguf". */
+/* Names the model by the last part of its path, without ".gguf" and which part of the model the file is. */
 static void name_by_path(sn_hparams *hparams, const char *path) {
     size_t end = strlen(path);
     while (end > 1 && path[end - 1] == '/') end--;
     size_t start = end;
     while (start > 0 && path[start - 1] != '/') start--;
-    if (end - start > 5 && !strncmp(path + end - 5, ".gguf", 5)) end -= 5;
+    size_t ending = sn_gguf_parts_of(path, NULL) > 1 ? strlen("-00001-of-00001.gguf") : strlen(".gguf");
+    if (end - start > ending && !strncmp(path + end - 5, ".gguf", 5)) end -= ending;
     sn_config_copy_name(hparams->name, path + start, end - start);
 }
 
@@ -375,7 +379,10 @@ static sn_status open_gguf(sn_model *m, const char *path, sn_err *err) {
     sn_status status = sn_gguf_open(path, &m->gguf, err);
     if (status) return status;
     m->container = SN_CONTAINER_GGUF;
-    snprintf(m->container_name, sizeof m->container_name, "GGUF v%d", sn_gguf_version(m->gguf));
+    size_t n_files;
+    sn_gguf_files(m->gguf, &n_files);
+    snprintf(m->container_name, sizeof m->container_name, n_files > 1 ? "GGUF v%d, %zu files" : "GGUF v%d",
+             sn_gguf_version(m->gguf), n_files);
     status = sn_config_from_gguf(m->gguf, &m->hparams, &m->family, err);
     if (!status) status = list_gguf(m, err);
     if (!status) status = bind_roles(m, err);
@@ -463,13 +470,11 @@ bool sn_model_file_of(const sn_model *model, const void *bytes, const char **pat
 }
 
 bool sn_model_has_holes(const sn_model *model) {
-    const char *path, *last = NULL;
-    uint64_t offset;
-    for (size_t i = 0; i < model->n_entries; i++) {
-        if (!sn_model_file_of(model, model->entries[i].tensor.data, &path, &offset) || path == last) continue;
-        if (sn_partial_file_exists(path)) return true;
-        last = path;
-    }
+    size_t n;
+    const sn_mapped_file *files =
+        model->gguf ? sn_gguf_files(model->gguf, &n) : sn_safetensors_files(model->safetensors, &n);
+    for (size_t i = 0; i < n; i++)
+        if (sn_partial_file_exists(files[i].path)) return true;
     return false;
 }
 
@@ -479,6 +484,14 @@ const sn_hparams *sn_model_hparams(const sn_model *model) { return &model->hpara
 
 sn_status sn_model_find(const sn_model *model, sn_role role, int block, sn_model_tensor *out, sn_err *err) {
     return sn_model_find_expert(model, role, block, 0, out, err);
+}
+
+/* Names the shard that the folder lacks. */
+static sn_status fail_missing(const sn_model *m, const char *name, sn_err *err) {
+    const char *shard = m->safetensors && err ? sn_safetensors_missing(m->safetensors, name) : NULL;
+    if (!shard) return sn_fail(err, SN_REFUSED, "tensor '%s' is not in the model's files", name);
+    return sn_fail(err, SN_REFUSED,
+                   "tensor '%s' is not in the model's files: the folder lacks %s, which its index names", name, shard);
 }
 
 sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, int expert, sn_model_tensor *out,
@@ -500,7 +513,7 @@ sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, i
     if (expert < 0 || expert >= sn_role_n_matrices(&model->hparams, role))
         return sn_fail(err, SN_REFUSED, "the model has no expert of number %d", expert);
     const entry *found = *slot_of(model, role, block, expert);
-    if (!found) return sn_fail(err, SN_REFUSED, "tensor '%s' is not in the model's files", name);
+    if (!found) return fail_missing(model, name, err);
     size_t own;
     sn_tensor_view view = view_of(model, found, role, expert, &own);
     *out = found->tensor;

@@ -1,14 +1,15 @@
 /* A file is opened in three steps: read_file_bytes parses the JSON header and reads one entry per tensor (type, shape,
  * offsets, each checked); check_offsets sorts the file's tensors by offset and refuses gaps and overlaps; and, after
- * all files of a folder, sort_names sorts all tensors by name and refuses names that occur twice. Sizes are limited so
+ * all files of a folder, sort_all sorts all tensors by name and refuses names that occur twice. Sizes are limited so
  * that no product of dimensions overflows. Writing is in safetensors_write.c. */
 #include "model/safetensors.h"
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "model/json.h"
 #include "model/mapped_file.h"
+#include "model/not_a_model.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +17,8 @@
 
 enum {
     HEADER_MAX = 100000000, /* the limit of the format */
-    INDEX_MAX = 64 << 20,
-    TENSORS_MAX = 1 << 17,
+    INDEX_MAX = 256 << 20,
+    TENSORS_MAX = 1 << 20,
     SHARDS_MAX = 4096,
     NAME_MAX_BYTES = SN_SAFETENSORS_NAME_MAX,
 };
@@ -28,6 +29,7 @@ struct sn_safetensors {
     size_t n_maps;
     sn_safetensors_tensor *tensors; /* sorted by name, once open */
     size_t n_tensors, capacity;
+    json_t *missing; /* object: tensors of shards that are not in the folder, to their file; or NULL */
 };
 
 /* One file while it is read. */
@@ -202,6 +204,8 @@ static sn_status read_entries(sn_safetensors *s, const file_bytes *file, json_t 
 static sn_status read_file_bytes(sn_safetensors *s, const uint8_t *data, size_t len, sn_err *err) {
     uint64_t header_len;
     json_error_t wrong;
+    const char *other = sn_not_a_model(data, len);
+    if (other) return sn_fail(err, SN_REFUSED, "%s", other);
     if (len < sizeof header_len) return sn_fail(err, SN_REFUSED, "%zu bytes are too few for a safetensors file", len);
     memcpy(&header_len, data, sizeof header_len);
     if (header_len > HEADER_MAX)
@@ -209,6 +213,7 @@ static sn_status read_file_bytes(sn_safetensors *s, const uint8_t *data, size_t 
                        "this is not a safetensors file (it does not begin with the length of its header)");
     if (header_len > len - sizeof header_len)
         return sn_fail(err, SN_REFUSED, "the file ends within its header: it is cut off, fetch it again");
+    /* strictly: the format forbids what sn_json_read takes */
     json_t *header = json_loadb((const char *)data + sizeof header_len, header_len, JSON_REJECT_DUPLICATES, &wrong);
     if (!header) return sn_fail(err, SN_REFUSED, "the header is not valid JSON: %s", wrong.text);
     size_t at = sizeof header_len + header_len;
@@ -217,7 +222,9 @@ static sn_status read_file_bytes(sn_safetensors *s, const uint8_t *data, size_t 
     return status;
 }
 
-static sn_status sort_names(sn_safetensors *s, sn_err *err) {
+/* After the last file. */
+static sn_status sort_all(sn_safetensors *s, sn_err *err) {
+    sn_mapped_files_sort(s->maps, s->n_maps);
     if (s->n_tensors) qsort(s->tensors, s->n_tensors, sizeof *s->tensors, compare_names);
     for (size_t i = 1; i < s->n_tensors; i++)
         if (!strcmp(s->tensors[i - 1].name, s->tensors[i].name))
@@ -231,7 +238,7 @@ sn_status sn_safetensors_open_memory(const void *data, size_t len, const char *n
     *out = NULL;
     sn_status status = sn_calloc(&s, 1, sizeof *s, err);
     if (!status) status = read_file_bytes(s, data, len, err);
-    if (!status) status = sort_names(s, err);
+    if (!status) status = sort_all(s, err);
     if (status) {
         sn_safetensors_close(&s);
         sn_err_context(err, "%s", name);
@@ -259,7 +266,7 @@ sn_status sn_safetensors_open(const char *path, sn_safetensors **out, sn_err *er
     sn_status status = sn_calloc(&s, 1, sizeof *s, err);
     if (!status) status = sn_calloc(&s->maps, 1, sizeof *s->maps, err);
     if (!status) status = add_file(s, path, err);
-    if (!status) status = sort_names(s, err);
+    if (!status) status = sort_all(s, err);
     if (status)
         sn_safetensors_close(&s);
     else
@@ -277,10 +284,17 @@ static sn_status add_shard(sn_safetensors *s, const char *folder, const char *na
     char path[SN_MAPPED_FILE_PATH_MAX];
     if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
         return sn_fail(err, SN_REFUSED, "the path of the folder is too long");
-    return access(path, F_OK) ? SN_OK : add_file(s, path, err);
+    return add_file(s, path, err);
 }
 
-/* Opens each shard that weight_map (tensor to file) names, once; `seen` collects the names of files. */
+/* Whether the folder lacks the shard. */
+static bool shard_is_missing(const char *folder, const char *name) {
+    char path[SN_MAPPED_FILE_PATH_MAX];
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path && access(path, F_OK);
+}
+
+/* Opens each shard that weight_map (tensor to file) names, once; `seen` collects the names of files, and whether they
+ * are missing. */
 static sn_status add_shards(sn_safetensors *s, const char *folder, const json_t *weight_map, json_t *seen,
                             sn_err *err) {
     const char *tensor;
@@ -291,12 +305,17 @@ static sn_status add_shards(sn_safetensors *s, const char *folder, const json_t 
         if (!name || !plain_file_name(name))
             return sn_fail(err, SN_REFUSED, "weight_map gives tensor '%.100s' a file that is not a plain file name",
                            tensor);
-        if (json_object_get(seen, name)) continue;
+        const json_t *is_missing = json_object_get(seen, name);
+        if (json_is_true(is_missing) && json_object_set(s->missing, tensor, file))
+            return sn_fail(err, SN_STOP, "out of memory for the index of shards");
+        if (is_missing) continue;
         if (json_object_size(seen) == SHARDS_MAX)
             return sn_fail(err, SN_REFUSED, "more than %d shards are not taken", SHARDS_MAX);
-        if (json_object_set_new(seen, name, json_true()))
+        bool missing = shard_is_missing(folder, name);
+        if (json_object_set_new(seen, name, json_boolean(missing)) ||
+            (missing && json_object_set(s->missing, tensor, file)))
             return sn_fail(err, SN_STOP, "out of memory for the index of shards");
-        status = add_shard(s, folder, name, err);
+        if (!missing) status = add_shard(s, folder, name, err);
         if (status) return status;
     }
     if (!s->n_maps) return sn_fail(err, SN_REFUSED, "none of the shards that it lists is in the folder");
@@ -309,10 +328,11 @@ static sn_status read_index(sn_safetensors *s, const char *folder, const char *i
     json_t *index = NULL, *seen = NULL;
     sn_status status = sn_read_file(index_path, INDEX_MAX, &text, err);
     if (status) return status;
-    index = json_loadb((const char *)text.data, text.len, JSON_REJECT_DUPLICATES, &wrong);
+    index = sn_json_read((const char *)text.data, text.len, &wrong);
     seen = json_object();
+    s->missing = json_object();
     const json_t *weight_map = json_object_get(index, "weight_map");
-    if (!seen)
+    if (!seen || !s->missing)
         status = sn_fail(err, SN_STOP, "out of memory for the index of shards");
     else if (!index)
         status = sn_fail(err, SN_REFUSED, "it is not valid JSON: %s", wrong.text);
@@ -339,7 +359,7 @@ sn_status sn_safetensors_open_folder(const char *folder, sn_safetensors **out, s
         return sn_fail(err, SN_REFUSED, "%s has neither model.safetensors nor model.safetensors.index.json", folder);
     sn_status status = sn_calloc(&s, 1, sizeof *s, err);
     if (!status) status = read_index(s, folder, index, err);
-    if (!status) status = sort_names(s, err);
+    if (!status) status = sort_all(s, err);
     if (status)
         sn_safetensors_close(&s);
     else
@@ -352,6 +372,7 @@ void sn_safetensors_close(sn_safetensors **file) {
     if (!s) return;
     for (size_t i = 0; i < s->n_tensors; i++) free((void *)s->tensors[i].name);
     for (size_t i = 0; i < s->n_maps; i++) sn_mapped_file_close(&s->maps[i]);
+    json_decref(s->missing);
     free(s->tensors);
     free(s->maps);
     free(s);
@@ -359,9 +380,27 @@ void sn_safetensors_close(sn_safetensors **file) {
 }
 
 bool sn_safetensors_file_of(const sn_safetensors *file, const void *bytes, const char **path, uint64_t *offset) {
-    for (size_t i = 0; i < file->n_maps; i++)
-        if (sn_mapped_file_has(&file->maps[i], bytes, path, offset)) return true;
-    return false;
+    return sn_mapped_files_have(file->maps, file->n_maps, bytes, path, offset);
+}
+
+const sn_mapped_file *sn_safetensors_files(const sn_safetensors *file, size_t *n) {
+    *n = file->n_maps;
+    return file->maps;
+}
+
+bool sn_safetensors_lacks(const sn_safetensors *file, const char *name) {
+    return json_object_get(file->missing, name) != NULL;
+}
+
+const char *sn_safetensors_missing(const sn_safetensors *file, const char *name) {
+    const char *tensor;
+    json_t *shard;
+    size_t n = strlen(name);
+    json_object_foreach(file->missing, tensor, shard) {
+        size_t len = strlen(tensor);
+        if (len >= n && !strcmp(tensor + len - n, name)) return json_string_value(shard);
+    }
+    return json_string_value(json_object_iter_value(json_object_iter(file->missing)));
 }
 
 size_t sn_safetensors_n_tensors(const sn_safetensors *file) { return file->n_tensors; }

@@ -9,6 +9,7 @@
 
 #include "base/dtype.h"
 #include "base/mem.h"
+#include "model/mapped_file.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,6 +43,13 @@ sn_status sn_safetensors_open_memory(const void *data, size_t len, const char *n
 void sn_safetensors_close(sn_safetensors **file); /* accepts NULL */
 
 /* Tensors, sorted by name; find returns NULL when there is none of that name. */
+/* Whether the index names the tensor in a shard that the folder lacks. */
+bool sn_safetensors_lacks(const sn_safetensors *file, const char *name);
+/* A shard that the index names and the folder lacks: if there are several, that of a tensor whose name ends so. NULL:
+ * it lacks none. */
+const char *sn_safetensors_missing(const sn_safetensors *file, const char *name);
+/* The files that are open, n of them. */
+const sn_mapped_file *sn_safetensors_files(const sn_safetensors *file, size_t *n);
 /* As sn_model_file_of. */
 bool sn_safetensors_file_of(const sn_safetensors *file, const void *bytes, const char **path, uint64_t *offset);
 size_t sn_safetensors_n_tensors(const sn_safetensors *file);

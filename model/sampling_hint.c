@@ -3,8 +3,8 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "model/gguf.h"
+#include "model/json.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -28,7 +28,7 @@ static void read_folder(const char *path, const field *fields, size_t n) {
     char file[SN_PATH_SIZE];
     sn_buf text;
     if (sn_path_join(file, path, "generation_config.json", NULL) || sn_read_file(file, FILE_MAX, &text, NULL)) return;
-    json_t *config = json_loadb((const char *)text.data, text.len, 0, NULL);
+    json_t *config = sn_json_read((const char *)text.data, text.len, NULL);
     for (size_t i = 0; i < n; i++) {
         const json_t *value = json_object_get(config, fields[i].json);
         if (json_is_number(value)) keep(&fields[i], json_number_value(value));

@@ -16,6 +16,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "net/address_limit.h"
 #include "net/lan.h"
 #include "net/lookup.h"
@@ -41,6 +42,7 @@ enum {
     QUERIES_MAX = 64,
     RETRY_US = 500000,       /* between the first EAGER_TRIES questions of a query */
     RETRY_SLOW_US = 5000000, /* between the later ones */
+    TOLD_US = 60000000,      /* between two log lines about a host that is not found */
     LOOKUP_POLL_US = 20000,  /* while a host is being looked up, at first */
     EAGER_TRIES = 20,
     MAGIC_SIZE = 8,
@@ -60,6 +62,7 @@ typedef struct query {
     bool answered, taken; /* answered: `key` is known and numeric[0] has it; taken: was handed out */
     int tries;
     int64_t next_us; /* when the next question is due */
+    int64_t told_us; /* when the log said last that the host is not found; 0: it has not */
 } query;
 
 struct sn_introducer {
@@ -187,14 +190,17 @@ static void introducer_receive(sn_introducer *in, int fd) {
 }
 
 /* Looks up the query's host, for every question again until it is found. True: its addresses are known. */
-static bool query_is_found(query *q) {
+static bool query_is_found(query *q, int64_t now_us) {
     sn_err err = {0};
     if (q->n_numeric) return true;
     sn_status status = q->lookup ? SN_OK : sn_lookup_start(q->address, &q->lookup, &err);
     if (!status) status = sn_lookup_wait(q->lookup, 0, q->numeric, &q->n_numeric, &err);
     if (status != SN_RETRY) sn_lookup_free(&q->lookup);
-    if (status && (status != SN_RETRY || q->tries == EAGER_TRIES))
+    bool failed = status && (status != SN_RETRY || q->tries == EAGER_TRIES);
+    if (failed && (!q->told_us || now_us - q->told_us >= TOLD_US)) {
         sn_log(SN_LOG_WARN, "introduction failed", "text=%s", err.text);
+        q->told_us = now_us;
+    }
     return status == SN_OK;
 }
 
@@ -207,7 +213,7 @@ static int introducer_send_due(sn_introducer *in) {
         if (q->answered) continue;
         if (now >= q->next_us) {
             q->next_us = now + (++q->tries < EAGER_TRIES ? RETRY_US : RETRY_SLOW_US);
-            bool found = query_is_found(q);
+            bool found = query_is_found(q, now);
             if (!found && q->lookup && q->tries < EAGER_TRIES) q->next_us = now + LOOKUP_POLL_US;
             if (found && q->pinned) q->answered = any = true;
             for (size_t i = 0; found && !q->pinned && i < q->n_numeric; i++) send_question(in, q->numeric[i], q->nonce);
@@ -292,7 +298,7 @@ sn_status sn_introducer_new(const sn_identity *identity, const char *bound, void
     if (in->ask_fd[0] < 0 || in->wake_fd < 0)
         status = sn_fail(err, SN_STOP, "a UDP socket cannot be opened: %s", strerror(errno));
     if (!status && bound) status = introducer_listen(in, bound, err);
-    if (!status && pthread_create(&in->thread, NULL, introducer_run, in))
+    if (!status && !sn_thread_start(&in->thread, introducer_run, in, NULL))
         status = sn_fail(err, SN_STOP, "the thread for introductions cannot be started");
     if (status)
         sn_introducer_free(&in);

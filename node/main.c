@@ -6,6 +6,7 @@
  * know the node have been told. --plan and --list-devices print a table and exit. One line "ready: ..." on stdout says
  * that the node serves. */
 #include "base/cgroup.h"
+#include "base/core_dump.h"
 #include "base/program_environment.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -14,6 +15,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "model/hub/environment.h"
+#include "node/blocks_option.h"
 #include "node/node.h"
 #include "node/rate_options.h"
 #include "model/hub/trusted_manifest.h"
@@ -34,7 +36,7 @@ static struct {
     const char *model, *model_id, *manifest, *share_weights, *cache, *blocks, *experts, *adapters, *name;
     const char *listen, *public_address, *relay, *dht, *identity, *swarm_key, *link, *metrics;
     const char *device, *device_map, *offload_dir, *preload, *isa, *swap_dir;
-    sn_strings join, device_memory, priority;
+    sn_strings join, device_memory, priority, metrics_hosts;
     size_t cache_max, expert_memory, kv_memory, client_kv, prefix_cache_memory, swap_memory, tune_memory;
     int kv_dtype, prefix_cache_shared, swap_to, offload, log_level;
     int64_t threads, sessions_max, client_sessions, client_steps, dht_port, rebalance_gain;
@@ -191,6 +193,10 @@ static const sn_option logging[] = {
     SN_OPT_STRING("metrics", "[HOST:]PORT", &args.metrics,
                   "serve Prometheus metrics at http://HOST:PORT/metrics, and a map of the swarm at /swarm; without "
                   "HOST, to this machine only"),
+    SN_OPT_STRINGS(
+        "metrics-host", "NAME", &args.metrics_hosts,
+        "answer --metrics to this name, too: without it, to IP addresses and localhost only, since a web page "
+        "can make its own name point here"),
     SN_OPT_ENUM("log-level", &args.log_level, sn_log_level_words, "least level of log lines"),
     SN_OPT_FLAG("json-log", &args.json_log, "log lines are JSON objects"),
 };
@@ -324,45 +330,6 @@ static sn_status devices_print(sn_err *err) {
 
 /* -- blocks -- */
 
-/* The value of --blocks: [first, end); from `first` on as many as fit (end == first); n_auto: as many blocks as this,
- * and the node selects which. */
-typedef struct blocks {
-    int first, end, n_auto;
-} blocks;
-
-/* "auto:4", "auto", "10:auto". */
-static sn_status blocks_parse_auto(const char *text, int n_blocks, blocks *out, sn_err *err) {
-    const char *colon = strchr(text, ':');
-    int64_t number = 0;
-    char digits[16];
-    if (!strncmp(text, "auto:", strlen("auto:"))) {
-        sn_status status = sn_parse_int(text + strlen("auto:"), 1, n_blocks, &number, err);
-        if (!status && (args.device_map || args.preload))
-            status = sn_fail(err, SN_REFUSED,
-                             "--device-map and --preload name blocks, which auto:N selects later: give --blocks A:B");
-        *out = (blocks){0, (int)number, (int)number};
-        return status;
-    }
-    if (colon) {
-        snprintf(digits, sizeof digits, "%.*s", (int)(colon - text), text);
-        sn_status status = sn_parse_int(digits, 0, n_blocks - 1, &number, err);
-        if (status) return status;
-    }
-    *out = (blocks){(int)number, (int)number, 0};
-    return SN_OK;
-}
-
-/* "10:20", "all", and the forms above. */
-static sn_status blocks_parse(const sn_model *model, blocks *out, sn_err *err) {
-    const char *text = args.blocks, *colon = strchr(text, ':');
-    int n_blocks = sn_model_hparams(model)->n_blocks;
-    *out = (blocks){0, n_blocks, 0};
-    if (!strcmp(text, "all")) return SN_OK;
-    bool automatic =
-        !strcmp(text, "auto") || !strncmp(text, "auto:", strlen("auto:")) || (colon && !strcmp(colon, ":auto"));
-    return automatic ? blocks_parse_auto(text, n_blocks, out, err) : sn_parse_blocks(text, &out->first, &out->end, err);
-}
-
 static sn_hub_settings hub;
 static sn_swarm_access swarm;
 static sn_trusted_manifest trusted_manifest;
@@ -441,7 +408,7 @@ static sn_status blocks_fit(sn_model *model, sn_err *err) {
     return status;
 }
 
-static sn_status experts_read(const blocks *b, sn_err *err) {
+static sn_status experts_read(const sn_blocks_option *b, sn_err *err) {
     if (!args.experts) return SN_OK;
     if (b->n_auto || b->first == b->end)
         return sn_fail(err, SN_REFUSED, "--experts is for blocks that are given: add --blocks A:B");
@@ -449,7 +416,7 @@ static sn_status experts_read(const blocks *b, sn_err *err) {
     return sn_fail(err, SN_REFUSED, "--experts: '%s' is no range: write A:B, first and end, as in 0:86", args.experts);
 }
 
-static sn_status blocks_read(blocks *out, sn_err *err) {
+static sn_status blocks_read(sn_blocks_option *out, sn_err *err) {
     sn_model *model = NULL;
     if (!args.model && !args.join.n)
         return sn_fail(err, SN_REFUSED, "--model and --blocks are missing, or --join alone: see --help");
@@ -457,7 +424,9 @@ static sn_status blocks_read(blocks *out, sn_err *err) {
     sn_status status = model_pin(err);
     if (!status) status = model_open(&model, err);
     if (!status && !args.blocks) status = blocks_fit(model, err);
-    if (!status && blocks_parse(model, out, err)) status = sn_err_context(err, "--blocks");
+    if (!status && sn_blocks_option_parse(args.blocks, sn_model_hparams(model)->n_blocks,
+                                          args.device_map || args.preload, out, err))
+        status = sn_err_context(err, "--blocks");
     if (!status) status = experts_read(out, err);
     sn_model_close(&model);
     return status;
@@ -521,7 +490,7 @@ static const char *default_listen(void) {
     return "127.0.0.1:31330";
 }
 
-static sn_status node_serve(const blocks *b, sn_err *err) {
+static sn_status node_serve(const sn_blocks_option *b, sn_err *err) {
     sn_emulated_link link = {0};
     sn_status status = args.link ? sn_emulated_link_parse(args.link, &link, err) : SN_OK;
     if (status) return sn_err_context(err, "--emulate-link");
@@ -549,6 +518,8 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
         .session_timeout_s = (int)args.session_timeout_s,
         .kv_timeout_s = (int)args.kv_timeout_s,
         .metrics = args.metrics,
+        .metrics_hosts = args.metrics_hosts.items,
+        .n_metrics_hosts = args.metrics_hosts.n,
         .drain_timeout_s = (int)args.drain_timeout_s,
         .kv_dtype = (sn_kv_dtype)args.kv_dtype,
         .prefix_cache_shared = args.prefix_cache_shared,
@@ -585,7 +556,7 @@ static sn_status node_serve(const blocks *b, sn_err *err) {
 }
 
 static sn_status program_run(sn_err *err) {
-    blocks b = {0};
+    sn_blocks_option b = {0};
     sn_log_setup((sn_log_level)args.log_level, args.json_log);
     if (args.list_devices) {
         sn_log_setup(SN_LOG_DEBUG, args.json_log); /* why a backend is missing */
@@ -618,6 +589,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     sn_terminal_guard();
     sn_environment_use(getenv);
+    sn_core_dump_forbid();
 
     sn_status status = sn_options_parse(&command, argc, argv, &options, &err);
     if (!status && (options.help || options.version))

@@ -1,5 +1,6 @@
 /* libmicrohttpd's thread answers from copies that the node publishes: counters at each loop, the map when it was asked
- * for. The map is for browsers, so it answers by an address alone; /metrics answers by any name. */
+ * for. It answers by an address and by the names of --metrics-host, so that no web page reads it by a name of its own
+ * that is made to point here. */
 #include "node/metrics.h"
 
 #include "base/clock.h"
@@ -93,19 +94,30 @@ static enum MHD_Result http_map(sn_metrics *metrics, struct MHD_Connection *conn
     return result;
 }
 
+/* Not NULL: the path has a NUL. http_handle finds it in *state. */
+static void *look_at_path(void *ctx, const char *sent, struct MHD_Connection *connection) {
+    (void)connection;
+    return sn_path_has_nul(sent) ? ctx : NULL;
+}
+
 /* 8 parameters: the callback type of libmicrohttpd */
 static enum MHD_Result http_handle(void *ctx, struct MHD_Connection *connection, const char *url, const char *method,
                                    const char *version, const char *upload, size_t *upload_size, void **state) {
-    (void)version, (void)upload, (void)upload_size, (void)state;
+    (void)version, (void)upload, (void)upload_size;
     sn_metrics *metrics = ctx;
+    const bool has_nul = *state;
+    *state = NULL;
+    if (has_nul) return http_refuse(connection, MHD_HTTP_BAD_REQUEST, "the path has a NUL in it\n");
     if (strcmp(method, MHD_HTTP_METHOD_GET) && strcmp(method, MHD_HTTP_METHOD_HEAD))
         return http_refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this server answers only GET\n");
-    if (!strcmp(url, "/metrics")) return http_metrics(metrics, connection);
     const sn_page *page = strcmp(url, "/") ? sn_page_find(url) : NULL; /* a node has no chat */
-    if (!page && strcmp(url, "/api/swarm"))
+    if (!page && strcmp(url, "/api/swarm") && strcmp(url, "/metrics"))
         return http_refuse(connection, MHD_HTTP_NOT_FOUND, "this server has /metrics, /swarm and /api/swarm\n");
-    if (!sn_host_header_is_address(MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST)))
-        return http_refuse(connection, MHD_HTTP_FORBIDDEN, "open the map by an IP address or localhost\n");
+    const char *host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST);
+    if (!sn_host_header_is_known(host, metrics->facts.hosts, metrics->facts.n_hosts))
+        return http_refuse(connection, MHD_HTTP_FORBIDDEN,
+                           "ask by an IP address, by localhost, or by a name that --metrics-host allows\n");
+    if (!strcmp(url, "/metrics")) return http_metrics(metrics, connection);
     return page ? http_reply(connection, MHD_HTTP_OK, page->type, page->data, page->len)
                 : http_map(metrics, connection);
 }
@@ -155,10 +167,11 @@ sn_status sn_metrics_new(const char *address, const sn_metrics_facts *facts, sn_
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->map_changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    m->server = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, http_handle, m, MHD_OPTION_LISTEN_SOCKET,
-                                 fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
-                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES_MAX,
-                                 MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENCE_S, MHD_OPTION_END);
+    m->server =
+        MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, http_handle, m, MHD_OPTION_LISTEN_SOCKET, fd,
+                         MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                         (size_t)CONNECTION_BYTES_MAX, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENCE_S,
+                         MHD_OPTION_URI_LOG_CALLBACK, look_at_path, m, MHD_OPTION_END);
     if (!m->server) {
         close(fd);
         sn_metrics_free(&m);

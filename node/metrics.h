@@ -17,6 +17,8 @@ typedef struct sn_metrics_facts {
     /* Called on the server's thread when the map is asked for: wakes the network thread. NULL: there is no map. */
     void (*wake)(void *ctx);
     void *ctx;
+    const char *const *hosts; /* names in the header Host that it answers to, beside addresses; borrowed */
+    size_t n_hosts;
 } sn_metrics_facts;
 
 typedef struct sn_metrics sn_metrics;

@@ -319,8 +319,13 @@ static sn_status node_open_dht(sn_node *node, const sn_node_config *config, sn_e
 
 static sn_status node_start_metrics(sn_node *node, const sn_node_config *config, sn_err *err) {
     char id[2 * SN_KEY_SIZE + 1];
-    const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id), config->name ? config->name : "",
-                                    sn_unix_ms(), wake_network, node};
+    const sn_metrics_facts facts = {sn_hex(node->identity.id, SN_KEY_SIZE, id),
+                                    config->name ? config->name : "",
+                                    sn_unix_ms(),
+                                    wake_network,
+                                    node,
+                                    config->metrics_hosts,
+                                    config->n_metrics_hosts};
     return sn_metrics_new(config->metrics, &facts, &node->metrics, err);
 }
 
@@ -635,6 +640,6 @@ const uint8_t *sn_node_curve_key(const sn_node *node) { return node->identity.cu
 size_t sn_node_joined(const sn_node *node) { return sn_protocol_bootstrap_answered(node->protocol); }
 const char *sn_node_announced(const sn_node *node) { return sn_protocol_address(node->protocol); }
 int sn_node_metrics_port(const sn_node *node) { return node->metrics ? sn_metrics_port(node->metrics) : 0; }
-size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_bytes(node->serving.span); }
+size_t sn_node_weight_bytes(const sn_node *node) { return sn_span_weight_bytes(node->serving.span); }
 size_t sn_node_kv_tokens(const sn_node *node) { return sn_kv_pool_tokens(node->serving.pool); }
 const sn_span *sn_node_span(const sn_node *node) { return node->serving.span; }

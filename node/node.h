@@ -38,17 +38,19 @@ typedef struct sn_node_config {
     sn_device_placement_options device_placement; /* devices, and which block goes where */
     size_t sessions_max;
     int session_timeout_s, kv_timeout_s;
-    sn_kv_dtype kv_dtype;       /* of keys and values in the KV pool */
-    size_t prefix_cache_memory; /* host memory of the prefix cache; 0: none */
-    sn_residence swap_to;       /* where KV caches of idle sessions go; SN_ON_DEVICE: they stay */
-    const char *swap_dir;       /* for disk */
-    size_t swap_memory;         /* bytes there at most */
-    int swap_after_s;           /* idle time before that; 0: only when others need its pages */
-    size_t tune_memory;         /* bytes for training through these blocks; 0: the node does not train */
-    const char *adapters;       /* folder of the adapters that are published; NULL: none */
-    bool prefix_cache_shared;   /* prefixes are shared between clients, not only within one client */
-    const char *metrics;        /* address of the metrics page: "[HOST:]PORT"; NULL: none */
-    int drain_timeout_s;        /* how long it serves after sn_node_stop, so that sessions can migrate; 0: not at all */
+    sn_kv_dtype kv_dtype;             /* of keys and values in the KV pool */
+    size_t prefix_cache_memory;       /* host memory of the prefix cache; 0: none */
+    sn_residence swap_to;             /* where KV caches of idle sessions go; SN_ON_DEVICE: they stay */
+    const char *swap_dir;             /* for disk */
+    size_t swap_memory;               /* bytes there at most */
+    int swap_after_s;                 /* idle time before that; 0: only when others need its pages */
+    size_t tune_memory;               /* bytes for training through these blocks; 0: the node does not train */
+    const char *adapters;             /* folder of the adapters that are published; NULL: none */
+    bool prefix_cache_shared;         /* prefixes are shared between clients, not only within one client */
+    const char *metrics;              /* address of the metrics page: "[HOST:]PORT"; NULL: none */
+    const char *const *metrics_hosts; /* names by which it may be asked, beside addresses */
+    size_t n_metrics_hosts;
+    int drain_timeout_s; /* how long it serves after sn_node_stop, so that sessions can migrate; 0: not at all */
     struct sn_node_startup *startup;    /* NULL: it is not asked to stop while it starts */
     void (*on_plan)(const char *table); /* receives the plan as text before anything is loaded; may be NULL */
 } sn_node_config;

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/thread.h"
+#include "model/gguf_parts.h"
 #include "model/hub/hub.h"
 #include "model/partial_file.h"
 #include "model/source.h"
@@ -81,7 +82,8 @@ static sn_status cached_path(const sn_shelf *s, char out[SN_PATH_SIZE], sn_err *
     sn_hash all = {0};
     DIR *listed = model_folder(s, folder) ? opendir(folder) : NULL;
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
-    add_facts(hasher, s->path, "");
+    for (int i = 1; i <= sn_gguf_parts_of(s->path, NULL); i++)
+        if (!sn_gguf_part_path(s->path, i, path, NULL)) add_facts(hasher, path, "");
     /* The order of names in a folder is that of the file system, so their hashes are added up without one. */
     for (const struct dirent *entry; listed && (entry = readdir(listed));) {
         if (!sn_hub_is_model_file(entry->d_name) || sn_path_join(path, folder, entry->d_name, NULL)) continue;
@@ -146,17 +148,10 @@ static sn_status find_manifest(sn_shelf *s, sn_err *err) {
 }
 
 static sn_status open_files(sn_shelf *s, sn_err *err) {
-    char folder[SN_PATH_SIZE];
-    bool several = model_folder(s, folder);
     sn_status status = sn_calloc(&s->files, s->manifest.n_files, sizeof *s->files, err);
     for (size_t i = 0; !status && i < s->manifest.n_files; i++) s->files[i].fd = -1;
-    for (size_t i = 0; !status && i < s->manifest.n_files; i++) {
-        shelf_file *f = &s->files[i];
-        if (several)
-            status = sn_path_join(f->path, folder, s->manifest.files[i].name, err);
-        else
-            snprintf(f->path, sizeof f->path, "%s", s->path);
-    }
+    for (size_t i = 0; !status && i < s->manifest.n_files; i++)
+        status = sn_manifest_file_path(&s->manifest, i, s->path, s->files[i].path, err);
     return status;
 }
 

@@ -2,7 +2,7 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 1
 
-BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libzmq3-dev libsodium-dev libmsgpack-dev libssl-dev libjansson-dev libpcre2-dev libmicrohttpd-dev libedit-dev libcurl4-openssl-dev libminiupnpc-dev libnatpmp-dev"
+BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libzmq3-dev libsodium-dev libmsgpack-dev libssl-dev libjansson-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev libedit-dev libcurl4-openssl-dev libminiupnpc-dev libnatpmp-dev"
 # OpenDHT (GPL-3) is only for the tests: they build with -DSN_DHT=ON, other builds have no --dht.
 TEST_PACKAGES="libopendht-c-dev iproute2 nftables miniupnpd miniupnpd-nftables libcriterion-dev clang libclang-rt-14-dev python3 python3-pip python3-zmq python3-msgpack unzip ccache slurm-wlm abigail-tools scdoc chromium chromium-driver python3-selenium"
 # For the Intel XPU backend: the loader, compilers from OpenCL C to SPIR-V, Intel's compiler as a check, OpenCL on the CPU to run on.
@@ -55,6 +55,15 @@ pinned_tool() {
     mv "$tmp" "$dir"
   fi
   echo "$dir/run"
+}
+
+# for_this_gpu FOLDER: prints cmake options for a folder that is not configured yet: CUDA's kernels take most of a build's
+# time, so they are compiled for the GPUs of this machine alone, and not at all where it has none.
+for_this_gpu() {
+  local kinds
+  [ ! -f "$1/CMakeCache.txt" ] || return 0
+  kinds=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+\.[0-9]$' | tr -d . | sort -nu | paste -sd';') || kinds=
+  if [ -n "$kinds" ]; then echo "-DSN_CUDA_ARCHITECTURES=$kinds"; else echo -DSN_CUDA=OFF; fi
 }
 
 # build FOLDER [cmake option...]: configures, and builds the targets of TARGETS (empty: all).

@@ -42,11 +42,20 @@ done
 [[ $nodes =~ ^[1-9][0-9]?$ ]] || die "--nodes must be a number from 1 to 99"
 [[ $max_tokens =~ ^[1-9][0-9]*$ ]] || die "--max-tokens must be a number from 1 on"
 
+# Whether a program listens at HOST:PORT. Any address is asked at this machine's own.
+is_taken() {
+  local host=${1%:*} port=${1##*:}
+  host=${host#[} host=${host%]}
+  case $host in '*' | 0.0.0.0) host=127.0.0.1 ;; ::) host=::1 ;; esac
+  [ "$port" != 0 ] && (exec 3<>"/dev/tcp/$host/$port") 2>/dev/null
+}
+[ "$serve" = no ] || ! is_taken "$listen" || die "another program listens at $listen: end it, or give another --listen HOST:PORT"
+
 need_packages $BUILD_PACKAGES
 [ -n "$model" ] || need_packages $MODEL_PACKAGES
 say "building"
-TARGETS=(swarm swarm-node)
-build build -DCMAKE_BUILD_TYPE=Release
+TARGETS=(swarm swarm-node swarm_shared) # the last one for 'cmake --install build'
+build build -DCMAKE_BUILD_TYPE=Release $(for_this_gpu build)
 if [ -z "$model" ]; then model=$(real_model) || die "no model: give one with --model PATH"; fi
 
 logs=$(mktemp -d)
@@ -60,15 +69,15 @@ stop_nodes() {
 trap stop_nodes EXIT
 trap 'exit 130' INT TERM
 
-# wait_ready N: waits until node N has printed its ready line; fails when the node ends before.
+# wait_ready N NAME: waits until process N has printed its ready line; fails when it ends before.
 wait_ready() {
   local i
   for ((i = 0; i < 3000; i++)); do
     grep -q '^ready:' "$logs/$1.out" 2>/dev/null && return 0
-    kill -0 "${pids[$1]}" 2>/dev/null || { cat "$logs/$1.err" >&2; die "node $1 did not start: its log is above"; }
+    kill -0 "${pids[$1]}" 2>/dev/null || { [ ! -f "$logs/$1.err" ] || cat "$logs/$1.err" >&2; die "$2 did not start: its log is above"; }
     sleep 0.02
   done
-  die "node $1 was not ready within a minute"
+  die "$2 was not ready within a minute"
 }
 
 blocks=$(build/swarm inspect --model "$model" --json | sed -n 's/.*"n_blocks": *\([0-9]*\).*/\1/p') || exit
@@ -80,20 +89,20 @@ for ((k = 0; k < nodes; k++)); do
     --listen 127.0.0.1:0 --kv-memory 256MiB "${join[@]}" >"$logs/$k.out" 2>"$logs/$k.err" &
   pids[k]=$!
   if [ "$k" = 0 ]; then
-    wait_ready 0
+    wait_ready 0 "node 0"
     address=$(sed -n 's/^ready: address=\([^ ]*\).*/\1/p' "$logs/0.out")
     join=(--join "$address")
   fi
 done
 for ((k = 0; k < nodes; k++)); do
-  wait_ready "$k"
+  wait_ready "$k" "node $k"
   sed -n "s|^ready: address=\([^ ]*\).* blocks=\([^ ]*\)/\([0-9]*\) weights=\([^ ]* [^ ]*\).*|  node$k at \1: blocks \2 of \3, \4 of weights|p" "$logs/$k.out" >&2
 done
 
 if [ "$serve" = yes ]; then
   build/swarm serve --model "$model" "${join[@]}" --listen "$listen" >"$logs/$nodes.out" &
   pids[nodes]=$!
-  wait_ready "$nodes"
+  wait_ready "$nodes" "the server"
   url=$(sed -n 's/^ready: .* url=\([^ ]*\) .*/\1/p' "$logs/$nodes.out")
   printf 'chat in a browser:  %s/\nmap of the swarm:   %s/swarm\nOpenAI API:         %s/v1\n' "$url" "$url" "$url"
   wait "${pids[nodes]}"

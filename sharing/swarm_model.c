@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "model/config.h"
+#include "model/gguf_parts.h"
 #include "model/hub/cached.h"
 #include "model/source.h"
 
@@ -93,7 +94,8 @@ static sn_status fetch_headers(swarm_source *s, const char *folder, char path[SN
         if (!status) status = sn_range_set_add(&s->parts[i].wanted, from, from + bytes, err);
         if (!status) status = source_fetch(s, "header", err);
     }
-    snprintf(path, SN_PATH_SIZE, "%s", s->manifest.n_files == 1 ? s->parts[0].path : folder);
+    bool gguf = s->manifest.n_files == 1 || sn_gguf_parts_of(s->manifest.files[0].name, NULL) > 1;
+    snprintf(path, SN_PATH_SIZE, "%s", gguf ? s->parts[0].path : folder);
     return status;
 }
 

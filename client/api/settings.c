@@ -140,7 +140,7 @@ static const sn_option sampling_options[] = {
     SN_OPT_INT("max-tokens", "N", &sn_program_settings.sampling.max_tokens, 0, 1 << 30,
                "limit of generated tokens; 0: until the context is full"),
     SN_OPT_FLOAT(
-        "temperature", "T", &sn_program_settings.sampling.temperature, 0, 1000,
+        "temperature", "T", &sn_program_settings.sampling.temperature, 0, 10,
         "0: always the most likely token; 1: sampled with the model's probabilities (default: 0, and 0.8 where "
         "--top-k, --top-p or --min-p asks for sampling; of a chat this and the next four: what the model recommends, "
         "else 0.7 and top-p 0.95)"),

@@ -176,16 +176,19 @@ static void link_keep_message(sn_link *link, sn_peer from, sn_msg **msg) {
         }
 }
 
-/* What a joined node sends is no message: it has another swarm key, for example. It is asked again and again, so the
- * log says it once. */
-static void link_note_rejection(sn_link *link, const sn_event *event) {
+/* What a node sends is no message: returns whether it is taken for lost. A joined node that has never answered may have
+ * another swarm key, for example: it is asked again and again, so the log says it once. */
+static bool link_note_rejection(sn_link *link, const sn_event *event) {
     sn_log_level level = SN_LOG_WARN;
+    bool may_answer = false;
     for (size_t i = 0; i < link->n_seeds; i++) {
         if (link->seed_peers[i] != event->peer) continue;
         if (link->answers[i].rejections++) level = SN_LOG_DEBUG;
         link->rejected = event->err;
+        may_answer = !link->answers[i].answered;
     }
     sn_log_rated(level, "bad message", "text=%s", event->err.text);
+    return !may_answer;
 }
 
 /* What was announced for an address where another key speaks now is forgotten. Of a joined node the key may be another
@@ -255,8 +258,8 @@ sn_status sn_link_receive(sn_link *link, int64_t deadline_us, sn_event *event, s
     if (status) return status;
     if (event->lost) {
         link_note_outage(link, event);
-    } else if (!event->msg && event->peer) {
-        link_note_rejection(link, event);
+    } else if (!event->msg && event->peer && link_note_rejection(link, event)) {
+        sn_link_hang_up(link, event->peer);
     }
     link_note_answer(link, event->peer, &event->msg);
     link_keep_message(link, event->peer, &event->msg);

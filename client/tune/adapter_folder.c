@@ -17,11 +17,11 @@
 #include "base/text.h"
 #include "blocks/adapter.h"
 #include "device/guard.h"
+#include "model/json.h"
 #include "model/peft/peft_modules.h"
 #include "model/safetensors.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -329,7 +329,7 @@ sn_status sn_adapter_folder_load(const char *folder, const sn_hparams *hp, sn_ad
     sn_buf text = {0};
     status = sn_read_file(path, CONFIG_MAX, &text, err);
     if (status) return status;
-    json_t *config = json_loadb((const char *)text.data, text.len, 0, &error);
+    json_t *config = sn_json_read((const char *)text.data, text.len, &error);
     sn_buf_fini(&text);
     if (!config) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
     status = read_shape(config, hp, out, &shape, err);

@@ -14,7 +14,14 @@
 #include <string.h>
 #include <time.h>
 
-enum { POLL_MS = 1000, WORKER_STACK = 2 << 20 };
+enum {
+    POLL_MS = 1000,
+    WORKER_STACK = 2 << 20,
+    KEPT_SHARE = 8,      /* who runs a job leaves this part of the sessions (of four or more) to others, at least one */
+    COMPUTING_SHARE = 4, /* beside jobs of others, jobs of this part of the sessions compute at once */
+    ANSWER_PREFIX_MAX = 32, /* tokens behind the last message of a prompt: the mark of an answer, and of its thoughts */
+    OVERTAKEN_MAX = 8,      /* a job waits behind no more shorter ones that came after it */
+};
 
 typedef struct sn_worker {
     sn_server_engine *engine;
@@ -25,6 +32,7 @@ typedef struct sn_worker {
     sn_job *job;            /* NULL: free */
     int32_t *ids;           /* (n_ids): the session's tokens at the end of the last job */
     size_t n_ids, ids_capacity;
+    size_t n_prompt;        /* of them the last job's prompt */
     uint64_t owner;         /* of the last job, and so of the session's tokens */
     int64_t used_us;        /* end of the last job */
     bool started, gives_up; /* gives_up: its idle session makes room */
@@ -33,11 +41,12 @@ typedef struct sn_worker {
 struct sn_server_engine {
     sn_server_engine_options options;
     pthread_mutex_t lock;
-    pthread_cond_t ended; /* a job has ended */
-    sn_worker *workers;   /* (options.sessions_max) */
-    sn_job *first;        /* the queue, by turns */
-    uint64_t turn;        /* the latest one that was served */
-    size_t queued, running;
+    pthread_cond_t ended;           /* a job has ended */
+    sn_worker *workers;             /* (options.sessions_max) */
+    sn_job *first;                  /* the queue, by turns */
+    uint64_t turn;                  /* the latest one that was served */
+    uint64_t computes;              /* counts turns to compute */
+    size_t queued, running, owners; /* jobs; owners of those that run */
     bool draining, stopping;
 };
 
@@ -52,20 +61,29 @@ static size_t common_beginning(const sn_worker *w, const sn_job *job) {
     return same;
 }
 
-/* The free worker that a job goes to; NULL: all work. A session that the prompt continues for more than half of its
- * tokens is taken; else a worker without a session, else the one that was used longest ago. */
+/* Whether a prompt that begins with so many of the session's tokens is the next turn of its conversation, or the last
+ * turn again: it has the last prompt in it, but for what a template writes before an answer. Whether it has the answer,
+ * too, does not count: clients leave thoughts out. */
+static bool is_next_turn(const sn_worker *w, size_t same) {
+    return same && same + ANSWER_PREFIX_MAX >= w->n_prompt && 2 * same > w->n_prompt;
+}
+
+/* The free worker that a job goes to; NULL: all work. The session whose conversation the prompt continues is taken;
+ * else a worker without a session, so that conversations with one beginning do not cut each other; else the session
+ * that has most of the prompt, if that is half of the session; else the one that was used longest ago. */
 static sn_worker *choose_worker(sn_server_engine *e, const sn_job *job) {
-    sn_worker *longest = NULL, *other = NULL;
-    size_t most = 0;
+    sn_worker *next = NULL, *alike = NULL, *other = NULL;
+    size_t most_next = 0, most_alike = 0;
     for (size_t i = 0; i < e->options.sessions_max; i++) {
         sn_worker *w = &e->workers[i];
         if (w->job) continue;
         size_t same = job->fresh ? 0 : common_beginning(w, job);
-        if (same > most && same > w->n_ids / 2) longest = w, most = same;
+        if (same > most_next && is_next_turn(w, same)) next = w, most_next = same;
+        if (same > most_alike && same > w->n_ids / 2) alike = w, most_alike = same;
         bool better = !other || (other->session && (!w->session || w->used_us < other->used_us));
         if (better) other = w;
     }
-    return longest ? longest : other;
+    return next ? next : other && !other->session ? other : alike ? alike : other;
 }
 
 /* The session that was used longest ago of those that are idle and do not give up yet; NULL: there is none. */
@@ -103,30 +121,106 @@ static void make_room(sn_server_engine *e) {
     while (e->options.tokens_max && tokens_held(e) > e->options.tokens_max && (w = oldest_idle(e))) give_up(w);
 }
 
-static void dispatch(sn_server_engine *e) {
-    while (e->first) {
-        sn_job *job = e->first;
-        sn_worker *w = choose_worker(e, job);
-        if (!w) break;
-        e->first = job->next;
-        if (job->turn > e->turn) e->turn = job->turn;
-        e->queued--;
-        e->running++;
-        job->waits = false;
-        job->worker = w;
-        w->job = job;
-        pthread_cond_signal(&w->wake);
-    }
-    make_room(e);
-}
-
-/* -- a worker -- */
-
 static void wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms) {
     const int64_t until_us = sn_now_us() + ms * 1000;
     const struct timespec until = {until_us / 1000000, until_us % 1000000 * 1000};
     (void)pthread_cond_timedwait(cond, lock, &until);
 }
+
+/* -- shares of owners -- */
+
+/* Jobs of the owner that run. */
+static size_t count_running(const sn_server_engine *e, uint64_t owner) {
+    size_t n = 0;
+    for (size_t i = 0; i < e->options.sessions_max; i++) {
+        const sn_job *job = e->workers[i].job;
+        n += job && job->owner == owner;
+    }
+    return n;
+}
+
+static size_t count_owners(const sn_server_engine *e) {
+    size_t n = 0;
+    for (size_t i = 0; i < e->options.sessions_max; i++) {
+        size_t k = 0;
+        while (k < i &&
+               !(e->workers[i].job && e->workers[k].job && e->workers[k].job->owner == e->workers[i].job->owner))
+            k++;
+        n += e->workers[i].job && k == i;
+    }
+    return n;
+}
+
+/* Jobs of one owner that may compute at once. */
+static size_t computing_max(const sn_server_engine *e) {
+    const size_t most = e->owners > 1 ? e->options.sessions_max / COMPUTING_SHARE / e->owners : e->options.sessions_max;
+    return most ? most : 1;
+}
+
+/* Whether so many of the owner's running jobs have an earlier turn to compute that this one waits. */
+static bool waits_for_turn(const sn_server_engine *e, const sn_job *job) {
+    size_t before = 0;
+    for (size_t i = 0; i < e->options.sessions_max; i++) {
+        const sn_job *other = e->workers[i].job;
+        before += other && other != job && other->owner == job->owner && other->computes < job->computes;
+    }
+    return before >= computing_max(e);
+}
+
+/* After the number of running jobs has changed, or the turn of one. */
+static void wake_paused(sn_server_engine *e) {
+    for (size_t i = 0; i < e->options.sessions_max; i++)
+        if (e->workers[i].job && e->workers[i].job->paused) pthread_cond_signal(&e->workers[i].wake);
+}
+
+void sn_server_engine_take_turn(sn_server_engine *e, sn_job *job) {
+    pthread_mutex_lock(&e->lock);
+    job->computes = ++e->computes; /* behind the others of its owner */
+    if (e->owners > 1) wake_paused(e);
+    job->paused = true;
+    while (!job->cancelled && waits_for_turn(e, job)) wait_ms(&job->worker->wake, &e->lock, POLL_MS);
+    job->paused = false;
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* -- the queue and the workers -- */
+
+/* Sessions that the owner leaves free for others: none if it runs nothing. */
+static size_t left_to_others(const sn_server_engine *e, uint64_t owner) {
+    size_t all = e->options.sessions_max;
+    if (all < 4 || !count_running(e, owner)) return 0;
+    return all < KEPT_SHARE ? 1 : all / KEPT_SHARE;
+}
+
+/* The first job of the queue whose owner may run one more; NULL: none. */
+static sn_job **next_job(sn_server_engine *e) {
+    const size_t free_sessions = e->options.sessions_max - e->running;
+    sn_job **at = &e->first;
+    while (*at && free_sessions <= left_to_others(e, (*at)->owner)) at = &(*at)->next;
+    return *at ? at : NULL;
+}
+
+static void dispatch(sn_server_engine *e) {
+    for (sn_job **at; (at = next_job(e));) {
+        sn_job *job = *at;
+        sn_worker *w = choose_worker(e, job);
+        if (!w) break;
+        *at = job->next;
+        if (job->turn > e->turn) e->turn = job->turn;
+        e->queued--;
+        e->running++;
+        job->waits = false;
+        job->computes = ++e->computes;
+        job->worker = w;
+        w->job = job;
+        pthread_cond_signal(&w->wake);
+    }
+    e->owners = count_owners(e);
+    wake_paused(e);
+    make_room(e);
+}
+
+/* -- a worker -- */
 
 static void close_session(sn_worker *w) {
     swarm_session *session = w->session;
@@ -152,7 +246,7 @@ static void care_for_idle_session(sn_worker *w) {
 }
 
 /* Remembers the session's tokens; without memory for them it is as if it had none. */
-static void note_tokens(sn_worker *w) {
+static void note_tokens(sn_worker *w, size_t n_prompt) {
     size_t n = 0;
     const int32_t *ids = w->session ? swarm_session_tokens(w->session, &n) : NULL;
     w->n_ids = 0;
@@ -164,6 +258,7 @@ static void note_tokens(sn_worker *w) {
     }
     if (n) memcpy(w->ids, ids, n * sizeof *ids);
     w->n_ids = n;
+    w->n_prompt = sn_min_size(n_prompt, n);
 }
 
 static swarm_code open_session(sn_worker *w, swarm_session **session, swarm_error **error) {
@@ -221,7 +316,7 @@ static void run_job(sn_worker *w) {
         for (sn_worker *other; (other = oldest_idle(e));) give_up(other);
     if (run) w->owner = job->owner;
     if (!broken) {
-        note_tokens(w);
+        note_tokens(w, job->n_prompt);
         set_free(w);
     }
     pthread_mutex_unlock(&e->lock);
@@ -269,14 +364,26 @@ static uint64_t next_turn(const sn_server_engine *e, uint64_t owner) {
     return turn + 1;
 }
 
+/* A longer job of the owner gives its turn to the new one, and takes that of the next longer one, and so on; the last
+ * has the new turn. */
 static void insert(sn_server_engine *e, sn_job *job, uint64_t turn) {
     sn_job **at = &e->first;
-    while (*at && (*at)->turn <= turn) at = &(*at)->next;
-    job->next = *at;
-    job->turn = turn;
     job->worker = NULL;
     job->waits = true;
-    job->cancelled = job->ended = false;
+    job->paused = job->cancelled = job->ended = false;
+    job->overtaken = 0;
+    for (; *at && (*at)->turn <= turn; at = &(*at)->next) {
+        sn_job *other = *at;
+        if (other->owner != job->owner || other->n_prompt <= job->n_prompt || other->overtaken == OVERTAKEN_MAX)
+            continue;
+        other->overtaken++;
+        job->next = other->next;
+        job->turn = other->turn;
+        *at = job;
+        job = other;
+    }
+    job->next = *at;
+    job->turn = turn;
     *at = job;
     e->queued++;
 }
@@ -341,6 +448,7 @@ static void cancel_job(sn_server_engine *e, sn_job *job) {
     job->cancelled = true;
     if (!job->waits) {
         if (job->worker->job == job) swarm_cancel_set(job->worker->cancel); /* else its end is being told */
+        if (job->paused) pthread_cond_signal(&job->worker->wake);
         return;
     }
     remove_from_queue(e, job);

@@ -8,8 +8,14 @@
  * session without a job for a while is closed; before that, those that were used longest ago, when nodes lack memory.
  *
  * The queue is ordered by turns: the first job of an owner has the turn that is served now, each further one a later
- * turn, so that owners are served round robin however many jobs one of them has. When the queue is full, a job with an
- * earlier turn takes the place of the one with the latest.
+ * turn, so that owners are served round robin however many jobs one of them has. Of an owner's jobs the one with the
+ * shortest prompt has the earliest turn. When the queue is full, a job with an earlier turn takes the place of the one
+ * with the latest.
+ *
+ * An owner that runs a job already leaves an eighth of the sessions (of four or more, at least one) to owners that run
+ * none, so that a newcomer begins at once. While
+ * jobs of several owners run, a quarter of the sessions compute at once, shared equally: the other jobs wait at their
+ * next token for their turns among the jobs of their owner (sn_server_engine_take_turn).
  *
  * Any thread may call these functions. A job belongs to the caller, which waits for its end (sn_server_engine_finish)
  * before its memory goes. */
@@ -49,8 +55,9 @@ typedef struct sn_job {
     /* The engine's. */
     struct sn_job *next;
     struct sn_worker *worker;
-    uint64_t turn;
-    bool waits, cancelled, ended;
+    uint64_t turn, computes; /* since when it computes, or waits to; in order */
+    int overtaken;           /* by so many shorter ones of its owner */
+    bool waits, paused, cancelled, ended;
 } sn_job;
 
 sn_status sn_server_engine_new(const sn_server_engine_options *options, sn_server_engine **out,
@@ -69,6 +76,10 @@ void sn_server_engine_cancel_all(sn_server_engine *engine);
  * a second then (swarm_cancel_set) and what `run` does besides waits for nothing; else when `run` has done its work,
  * whose steps have the limit of the session's option "timeout". */
 void sn_server_engine_finish(sn_server_engine *engine, sn_job *job);
+
+/* `run` calls this after each token, with no lock held: it returns when the next one may be computed, or at once when
+ * the job is cancelled. */
+void sn_server_engine_take_turn(sn_server_engine *engine, sn_job *job);
 
 /* From now on submits are refused. */
 void sn_server_engine_drain(sn_server_engine *engine);

@@ -89,7 +89,7 @@ static int add_answer(builder *b) {
     sn_set_rule(b->g, space,
                 sn_add_split(b->g, sn_add_bytes(b->g, ' ', ' ', SN_END), sn_add_bytes(b->g, '\n', '\n', SN_END)));
     if (!s->thought_end) return content;
-    int behind = s->text ? content : sn_add_repeat(b->g, space, -1, 0, SPACES_MAX, content);
+    int behind = s->text ? content : sn_add_repeat(b->g, space, 0, SPACES_MAX, content);
     if (s->thinks) return add_thought(b, behind);
     if (!s->text) return content;
     const sn_search_mark begins[] = {{s->thought, true, add_thought(b, content)}, {s->thought_end, true, content}};

@@ -1,4 +1,8 @@
-/* A grammar's program, and running it: sets of places become numbered states with tables of their successors. */
+/* A grammar's program, and running it: sets of places become numbered states with tables of their successors.
+ *
+ * What is counted is unrolled, so each count has states of its own. Most texts meet few of them, one for each byte; it
+ * is masks that look at all tokens. A node of a repeat that is far from its end names one that stands for it (alike),
+ * and so do stacks and states made of such nodes: one mask serves all counts but the last ones. */
 #include "gateway/grammar/grammar_private.h"
 
 #include "base/mem.h"
@@ -8,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { PART = 16, PARTS = 256 / PART }; /* of a state's table, which is filled in parts */
 enum { UNKNOWN = -2, NO_STACK = -1, SEEN_SIZE = 4 * SN_GRAMMAR_PLACES_MAX, STACKS_MAX = 1 << 20 };
 /* Steps of building, some hundredths of a second; and places that are looked at from state to state, those that need no
  * byte among them, some seconds. */
@@ -15,7 +20,7 @@ enum { WORK_MAX = 1 << 19, FOLLOWED_MAX = 1 << 27 };
 
 /* A stack of returns, as a list that shares its tails: the node that follows the innermost call, and the rest. */
 typedef struct stack_entry {
-    int32_t node, below, depth;
+    int32_t node, below, depth, alike; /* alike: the stack of the nodes that stand for its own, or UNKNOWN */
 } stack_entry;
 
 typedef struct place {
@@ -26,7 +31,8 @@ typedef struct state {
     place *places; /* heap, (n), sorted: nodes of the kind SN_NODE_BYTES */
     size_t n;
     bool may_end;
-    int32_t next[256]; /* a state, SN_GRAMMAR_DEAD, or UNKNOWN */
+    int32_t alike;        /* or UNKNOWN */
+    int32_t *next[PARTS]; /* (PART) by byte: a state, SN_GRAMMAR_DEAD, or UNKNOWN; NULL: all are unknown */
 } state;
 
 /* Indices of things that have a hash, in a table of a power of two; -1: empty. */
@@ -101,16 +107,17 @@ static int add_node(sn_grammar *g, sn_grammar_node node) {
     if (g->failed.status) return SN_END;
     if (g->n_nodes >= SN_GRAMMAR_NODES_MAX) return fail_as_complex(g);
     if (!has_room(g, &g->nodes, g->n_nodes, &g->nodes_capacity, sizeof *g->nodes)) return SN_END;
+    node.alike = (int32_t)g->n_nodes;
     g->nodes[g->n_nodes] = node;
     return (int)g->n_nodes++;
 }
 
 int sn_add_bytes(sn_grammar *g, uint8_t lo, uint8_t hi, int next) {
-    return add_node(g, (sn_grammar_node){SN_NODE_BYTES, lo, hi, next, 0});
+    return add_node(g, (sn_grammar_node){SN_NODE_BYTES, lo, hi, next, 0, 0});
 }
-int sn_add_split(sn_grammar *g, int a, int b) { return add_node(g, (sn_grammar_node){SN_NODE_SPLIT, 0, 0, a, b}); }
+int sn_add_split(sn_grammar *g, int a, int b) { return add_node(g, (sn_grammar_node){SN_NODE_SPLIT, 0, 0, a, b, 0}); }
 int sn_add_call(sn_grammar *g, int rule, int next) {
-    return add_node(g, (sn_grammar_node){SN_NODE_CALL, 0, 0, next, rule});
+    return add_node(g, (sn_grammar_node){SN_NODE_CALL, 0, 0, next, rule, 0});
 }
 int sn_add_fail(sn_grammar *g) { return add_node(g, (sn_grammar_node){.kind = SN_NODE_FAIL}); }
 
@@ -129,26 +136,25 @@ void sn_set_rule(sn_grammar *g, int rule, int begin) {
 }
 void sn_set_begin(sn_grammar *g, int begin) { g->begin = begin; }
 
-/* One more element: after a separator, if there is one. */
-static int add_element(sn_grammar *g, int rule, int separator, int next) {
-    next = sn_add_call(g, rule, next);
-    return separator < 0 ? next : sn_add_call(g, separator, next);
+/* A node before `n` more elements: those with more than there are bytes to look at are alike. */
+static int add_counted(sn_grammar *g, int node, int n, int *alike) {
+    if (n == SN_GRAMMAR_LOOK) *alike = node;
+    if (n > SN_GRAMMAR_LOOK && !g->failed.status) g->nodes[node].alike = *alike;
+    return node;
 }
 
-int sn_add_repeat(sn_grammar *g, int rule, int separator, int least, int most, int next) {
-    int at = next;
-    if (most == 0) return next;
+int sn_add_repeat(sn_grammar *g, int rule, int least, int most, int next) {
+    int at = next, alike = 0;
     if (most < 0) { /* a loop: either an element and the loop again, or on */
-        int loop = sn_add_split(g, SN_END, next), element = add_element(g, rule, separator, loop);
+        at = sn_add_split(g, SN_END, next);
+        const int element = sn_add_call(g, rule, at);
         if (g->failed.status) return SN_END;
-        g->nodes[loop].next = element;
-        at = loop;
+        g->nodes[at].next = element;
     }
-    for (int i = most; i > (least > 1 ? least : 1); i--)
-        at = sn_add_split(g, add_element(g, rule, separator, at), next);
-    for (int i = least; i > 1; i--) at = add_element(g, rule, separator, at);
-    at = sn_add_call(g, rule, at); /* the first one has no separator */
-    return least > 0 ? at : sn_add_split(g, at, next);
+    for (int i = 1; i <= most - least; i++)
+        at = add_counted(g, sn_add_split(g, sn_add_call(g, rule, at), next), i, &alike);
+    for (int i = 1; i <= least; i++) at = add_counted(g, sn_add_call(g, rule, at), i, &alike);
+    return at;
 }
 
 sn_status sn_grammar_new(sn_grammar **out, sn_err *err) {
@@ -170,6 +176,7 @@ void sn_grammar_free(sn_grammar **grammar) {
     sn_grammar *g = *grammar;
     if (!g) return;
     for (size_t i = 0; g->states && i < g->n_states; i++) {
+        for (int k = 0; k < PARTS; k++) free(g->states[i]->next[k]);
         free(g->states[i]->places);
         free(g->states[i]);
     }
@@ -223,7 +230,7 @@ static bool table_has_room(sn_grammar *g, index_table *t, size_t n) {
 
 /* The stack `below` with a return to `node` on top. NO_STACK with *ok false: memory is out, or there are too many. */
 static int32_t push(sn_grammar *g, int32_t node, int32_t below, bool *ok) {
-    stack_entry e = {node, below, below == NO_STACK ? 1 : g->stacks[below].depth + 1};
+    stack_entry e = {node, below, below == NO_STACK ? 1 : g->stacks[below].depth + 1, UNKNOWN};
     *ok = g->n_stacks < STACKS_MAX && table_has_room(g, &g->stack_index, g->n_stacks);
     if (!*ok) return NO_STACK;
     size_t at = stack_hash(&e) & (g->stack_index.size - 1);
@@ -338,7 +345,7 @@ static sn_status state_of_set(sn_grammar *g, int32_t *out, sn_err *err) {
     s->n = g->n_found;
     s->may_end = g->found_end;
     if (s->n) memcpy(s->places, g->found, s->n * sizeof *s->places);
-    for (int b = 0; b < 256; b++) s->next[b] = UNKNOWN;
+    s->alike = UNKNOWN;
     g->state_bytes += bytes;
     g->states[g->n_states] = s;
     g->state_index.slots[at] = (int32_t)g->n_states;
@@ -362,6 +369,17 @@ static sn_status make_first_state(sn_grammar *g, sn_err *err) {
     return status;
 }
 
+/* Where the state keeps its successor by a byte; NULL: memory is out. */
+static int32_t *successor(sn_grammar *g, int from, uint8_t byte) {
+    int32_t **part = &g->states[from]->next[byte / PART];
+    if (!*part) {
+        *part = malloc(PART * sizeof **part);
+        for (int i = 0; *part && i < PART; i++) (*part)[i] = UNKNOWN;
+        g->state_bytes += PART * sizeof **part;
+    }
+    return *part ? &(*part)[byte % PART] : NULL;
+}
+
 static sn_status make_next(sn_grammar *g, int from, uint8_t byte, int32_t *out, sn_err *err) {
     g->n_followed += g->states[from]->n;
     if (g->n_followed > FOLLOWED_MAX) return fail_as_too_many(err);
@@ -373,9 +391,7 @@ static sn_status make_next(sn_grammar *g, int from, uint8_t byte, int32_t *out, 
         if (!collect(g, (place){node->next, p.stack})) return too_complex(g, err);
     }
     g->n_followed += g->n_seen;
-    sn_status status = state_of_set(g, out, err);
-    if (!status) g->states[from]->next[byte] = *out;
-    return status;
+    return state_of_set(g, out, err);
 }
 
 int sn_grammar_begin(const sn_grammar *grammar) {
@@ -387,12 +403,43 @@ sn_status sn_grammar_advance(sn_grammar *g, int from, const char *bytes, size_t 
     int32_t at = from;
     for (size_t i = 0; i < len && at != SN_GRAMMAR_DEAD; i++) {
         uint8_t byte = (uint8_t)bytes[i];
-        int32_t known = g->states[at]->next[byte];
-        sn_status status = known == UNKNOWN ? make_next(g, at, byte, &known, err) : SN_OK;
+        int32_t *known = successor(g, at, byte);
+        if (!known) return sn_fail(err, SN_STOP, "out of memory for a grammar");
+        sn_status status = *known == UNKNOWN ? make_next(g, at, byte, known, err) : SN_OK;
         if (status) return status;
-        at = known;
+        at = *known;
     }
     *next = at;
+    return SN_OK;
+}
+
+static int32_t stack_alike(sn_grammar *g, int32_t stack, bool *ok) {
+    if (stack == NO_STACK || !*ok) return NO_STACK;
+    if (g->stacks[stack].alike == UNKNOWN) {
+        const stack_entry e = g->stacks[stack];
+        const int32_t below = stack_alike(g, e.below, ok);
+        const int32_t alike = *ok ? push(g, g->nodes[e.node].alike, below, ok) : NO_STACK;
+        if (*ok) g->stacks[stack].alike = alike;
+        return alike;
+    }
+    return g->stacks[stack].alike;
+}
+
+sn_status sn_grammar_alike(sn_grammar *g, int at, int *alike, sn_err *err) {
+    state *s = g->states[at];
+    bool ok = true;
+    if (s->alike == UNKNOWN) {
+        begin_set(g);
+        g->found_end = s->may_end;
+        for (size_t i = 0; i < s->n && ok; i++) {
+            const place p = {s->places[i].node, stack_alike(g, s->places[i].stack, &ok)};
+            if (ok && is_new(g, p, &ok)) g->found[g->n_found++] = p;
+        }
+        if (!ok) return too_complex(g, err);
+        sn_status status = state_of_set(g, &s->alike, err);
+        if (status) return status;
+    }
+    *alike = s->alike;
     return SN_OK;
 }
 

@@ -20,6 +20,7 @@ typedef struct sn_grammar_node {
     sn_node_kind kind;
     uint8_t lo, hi;
     int32_t next, other;
+    int32_t alike; /* a node before which the next SN_GRAMMAR_LOOK bytes may be the same, mostly itself */
 } sn_grammar_node;
 
 enum { SN_END = 0 }; /* the node that ends a rule */
@@ -42,8 +43,8 @@ int sn_add_literal(sn_grammar *g, const char *text, size_t len, int next);
 /* A new rule whose beginning is set later, so that it may call itself. */
 int sn_add_rule(sn_grammar *g);
 void sn_set_rule(sn_grammar *g, int rule, int begin);
-/* `rule` least to most times (most < 0: any number), with `separator` (a rule, or -1) between. */
-int sn_add_repeat(sn_grammar *g, int rule, int separator, int least, int most, int next);
+/* `rule` least to most times (most < 0: any number). */
+int sn_add_repeat(sn_grammar *g, int rule, int least, int most, int next);
 void sn_set_begin(sn_grammar *g, int begin); /* where the text begins */
 
 /* -- characters (characters.c) -- */
@@ -87,12 +88,25 @@ int sn_add_schema(sn_grammar *g, const json_t *schema, int next);
  * somewhere unless it is anchored (regex.c). */
 int sn_add_pattern(sn_grammar *g, const char *pattern, int next);
 
-/* A JSON number from `low` to `high` (NULL: no limit; decimal notation) (number.c). */
+/* A limit of a number, in decimal digits. */
+enum { SN_LIMIT_DIGITS = 64 };
+typedef struct sn_limit {
+    char whole[SN_LIMIT_DIGITS], fraction[SN_LIMIT_DIGITS]; /* without zeros before and after; whole "0" */
+    bool negative, given, out;                              /* out: the limit itself is excluded */
+} sn_limit;
+
+/* JSON numbers from low to high, each if it is given (number.c). Their texts have a bounded length: 18 digits before
+ * the point, and with a fraction 15 digits that count, as many as a double tells apart. So a text is within limits
+ * exactly when the double that programs read from it is. Exponents, of two digits, stand where nothing limits the
+ * number. */
 typedef struct sn_number_range {
-    const char *low, *high;
-    bool low_is_out, high_is_out; /* exclusive */
+    sn_limit low, high;
     bool integer;
 } sn_number_range;
+/* False: the number has too many digits. lower: the limit is a lower one. */
+bool sn_limit_init(sn_limit *limit, const json_t *number, bool lower, bool out) SN_MUST_USE;
+void sn_number_range_join(sn_number_range *range, const sn_number_range *other); /* what is in both */
+bool sn_number_range_is_empty(const sn_number_range *range);                     /* false: it may be empty */
 int sn_add_number(sn_grammar *g, const sn_number_range *range, int next);
 
 #endif

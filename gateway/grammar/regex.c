@@ -261,7 +261,7 @@ static int add_tree(parser *p, int at, int next) {
     }
     int rule = sn_add_rule(p->g);
     sn_set_rule(p->g, rule, add_tree(p, x->a, SN_END));
-    return sn_add_repeat(p->g, rule, -1, x->least, x->most, next);
+    return sn_add_repeat(p->g, rule, x->least, x->most, next);
 }
 
 /* Any characters. */
@@ -270,7 +270,7 @@ static int add_anything(sn_grammar *g, int next) {
     sn_char_class_invert(&all);
     int rule = sn_add_rule(g);
     sn_set_rule(g, rule, sn_add_string_char(g, &all, SN_END));
-    return sn_add_repeat(g, rule, -1, 0, -1, next);
+    return sn_add_repeat(g, rule, 0, -1, next);
 }
 
 /* The outer alternatives, each with its own anchors. */

@@ -1,5 +1,6 @@
 /* Masks over a vocabulary. The tokens are sorted by their bytes, so neighbours share beginnings: the grammar walks only
- * over what a token does not share with the one before it, and skips all that share a beginning that is not allowed. */
+ * over what a token does not share with the one before it, and skips all that share a beginning that is not allowed.
+ * States that are alike for as many bytes as the longest token has share a mask. */
 #include "gateway/grammar/token_mask.h"
 
 #include "base/mem.h"
@@ -100,7 +101,7 @@ sn_status sn_token_masks_new(const sn_token_bytes *tokens, sn_grammar *grammar, 
 void sn_token_masks_free(sn_token_masks **masks) {
     sn_token_masks *m = *masks;
     if (!m) return;
-    for (int i = 0; m->masks && i < SN_GRAMMAR_STATES_MAX; i++) free(m->masks[i]);
+    for (size_t i = 0; i < m->n; i++) free(m->masks[m->order[(m->first + i) % m->most]]);
     free(m->masks);
     free(m->order);
     free(m->path);
@@ -136,9 +137,11 @@ static sn_status compute_mask(sn_token_masks *m, int state, uint64_t *mask, sn_e
 sn_status sn_token_masks_get(sn_token_masks *m, int state, const uint64_t **out, sn_err *err) {
     if (state < 0 || state >= SN_GRAMMAR_STATES_MAX)
         return sn_fail(err, SN_REFUSED, "the text is not one that the schema allows");
+    sn_status status = m->tokens->longest <= SN_GRAMMAR_LOOK ? sn_grammar_alike(m->grammar, state, &state, err) : SN_OK;
+    if (status) return status;
     if (!m->masks[state]) {
         uint64_t *mask = NULL;
-        sn_status status = sn_calloc(&mask, m->words, sizeof *mask, err);
+        status = sn_calloc(&mask, m->words, sizeof *mask, err);
         if (!status) status = compute_mask(m, state, mask, err);
         if (status) {
             free(mask);

@@ -20,7 +20,7 @@ static sn_status add_key(sn_access *access, const char *key, size_t len, sn_err 
 
 sn_status sn_access_read_keys(sn_access *access, const char *path, sn_err *err) {
     sn_buf text = {0};
-    sn_status status = sn_read_file(path, SN_KEY_FILE_MAX, &text, err);
+    sn_status status = sn_read_secret_file(path, SN_KEY_FILE_MAX, &text, err);
     if (!status) status = sn_calloc(&access->keys, SN_KEYS_MAX, sizeof *access->keys, err);
     const char *at = (const char *)text.data, *end = at + text.len;
     while (!status && at < end) {
@@ -110,12 +110,7 @@ uint64_t sn_access_owner(const sn_access *access, const struct sockaddr *from, c
 }
 
 bool sn_access_knows_host(const sn_access *access, const char *host) {
-    char name[256];
-    if (sn_host_header_is_address(host)) return true;
-    if (!host || !sn_host_header_name(host, name)) return false;
-    for (size_t i = 0; i < access->n_hosts; i++)
-        if (!strcasecmp(name, access->hosts[i])) return true;
-    return false;
+    return sn_host_header_is_known(host, access->hosts, access->n_hosts);
 }
 
 sn_origin sn_access_origin(const sn_access *access, const char *origin, const char *host) {

@@ -50,10 +50,14 @@ static int on_event(void *choice, const swarm_event *event) {
     sn_answer *a = c->answer;
     sn_openai_error error = {0};
     pthread_mutex_lock(&a->lock);
-    if (!a->error.status && !tell(c, event, &error)) sn_answer_fail(a, &error);
+    /* A token that was sampled without its mask is not told. */
+    bool failed = c->constraint && sn_constraint_failed(c->constraint, &error);
+    if (!a->error.status && (failed || !tell(c, event, &error))) sn_answer_fail(a, &error);
     int stop = a->error.status != 0;
     sn_answer_collect(a);
     pthread_mutex_unlock(&a->lock);
+    if (swarm_event_get_kind(event) == SWARM_EVENT_TOKEN)
+        sn_server_engine_take_turn(a->server->options.engine, &c->job);
     return stop;
 }
 

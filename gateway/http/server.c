@@ -3,6 +3,7 @@
  * lives from the first of these calls to completed(). */
 #include "gateway/http/http_private.h"
 
+#include "base/host_header.h"
 #include "base/listen.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -135,11 +136,21 @@ static enum MHD_Result answer_preflight(sn_exchange *x) {
     return sn_exchange_queue(x, 204, response);
 }
 
+/* What libmicrohttpd hands over in place of a new request's state, when its path has a NUL. */
+static char nul_in_path;
+
+static void *look_at_path(void *ctx, const char *sent, struct MHD_Connection *connection) {
+    (void)ctx, (void)connection;
+    return sn_path_has_nul(sent) ? &nul_in_path : NULL;
+}
+
 static enum MHD_Result begin(sn_server *server, struct MHD_Connection *connection, const char *method, const char *path,
                              void **state) {
     sn_exchange *x;
     sn_err err;
     sn_openai_error error = {0};
+    const bool has_nul = *state == &nul_in_path;
+    *state = NULL;
     if (sn_calloc(&x, 1, sizeof *x, &err)) return MHD_NO;
     *state = x;
     x->server = server;
@@ -157,6 +168,10 @@ static enum MHD_Result begin(sn_server *server, struct MHD_Connection *connectio
     x->owner = x->taken.owner = owner_of(x);
     name_request(x);
     atomic_fetch_add(&server->open, 1);
+    if (has_nul) {
+        (void)sn_openai_fail(&error, 400, "invalid_path", NULL, "The path has a NUL in it.");
+        return sn_exchange_refuse(x, &error);
+    }
     if (!admit(x, method, path, &error)) return sn_exchange_refuse(x, &error);
     if (!x->route) return answer_preflight(x);
     return MHD_YES;
@@ -188,7 +203,7 @@ static enum MHD_Result handle(void *ctx, struct MHD_Connection *connection, cons
                               const char *version, const char *upload, size_t *upload_size, void **state) {
     (void)version;
     sn_exchange *x = *state;
-    if (!x) return begin(ctx, connection, method, path, state);
+    if (!*state || *state == &nul_in_path) return begin(ctx, connection, method, path, state);
     if (*upload_size) return take_piece(x, upload, upload_size);
     if (x->code) return MHD_YES;
     if (x->refusal.status) return sn_exchange_refuse(x, &x->refusal);
@@ -240,17 +255,24 @@ static void completed(void *ctx, struct MHD_Connection *connection, void **state
 
 /* -- start and end -- */
 
-static sn_status read_pem(const char *option, const char *path, char **out, sn_err *err) {
+static sn_status read_pem(const char *option, const char *path, bool secret, char **out, sn_err *err) {
     sn_buf text = {0};
-    if (sn_read_file(path, PEM_BYTES_MAX, &text, err)) return sn_err_context(err, "%s", option);
+    sn_status status =
+        secret ? sn_read_secret_file(path, PEM_BYTES_MAX, &text, err) : sn_read_file(path, PEM_BYTES_MAX, &text, err);
+    if (status) return sn_err_context(err, "%s", option);
     *out = (char *)text.data; /* with a NUL behind it */
     return SN_OK;
 }
 
 static sn_status start_daemon(sn_server *s, int fd, sn_err *err) {
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL;
-    struct MHD_OptionItem tls[] = {
-        {MHD_OPTION_HTTPS_MEM_CERT, 0, s->cert}, {MHD_OPTION_HTTPS_MEM_KEY, 0, s->key}, {MHD_OPTION_END, 0, NULL}};
+    /* What browsers and libraries of the last ten years speak, all of it with forward secrecy and AEAD. */
+    static char tls_suites[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2:-KX-ALL:+ECDHE-ECDSA:+ECDHE-RSA:-CIPHER-ALL:"
+                               "+AES-256-GCM:+CHACHA20-POLY1305:+AES-128-GCM";
+    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, s->cert},
+                                   {MHD_OPTION_HTTPS_MEM_KEY, 0, s->key},
+                                   {MHD_OPTION_HTTPS_PRIORITIES, 0, tls_suites},
+                                   {MHD_OPTION_END, 0, NULL}};
     if (s->cert) flags |= MHD_USE_TLS;
     if (!s->cert) tls[0].option = MHD_OPTION_END;
     s->daemon = MHD_start_daemon(
@@ -258,7 +280,7 @@ static sn_status start_daemon(sn_server *s, int fd, sn_err *err) {
         MHD_OPTION_NOTIFY_CONNECTION, notify_connection, s, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)CONNECTIONS_OF_ADDRESS_MAX, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)HEADER_BYTES_MAX, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENCE_S, MHD_OPTION_THREAD_STACK_SIZE,
-        (size_t)STACK_BYTES, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+        (size_t)STACK_BYTES, MHD_OPTION_URI_LOG_CALLBACK, look_at_path, NULL, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
     if (s->daemon) return SN_OK;
     close(fd);
     return sn_fail(err, s->cert ? SN_REFUSED : SN_STOP, "the HTTP server did not start%s",
@@ -288,8 +310,8 @@ sn_status sn_server_new(const sn_server_options *options, sn_server **out, sn_er
     if (!status) s->limits.no_tools = !sn_served_model_calls_tools(s->served);
     if (!status) status = sn_view_new(s, &s->view, err);
     if (!status) status = sn_door_new(CONNECTIONS_MAX, &s->door, err);
-    if (!status && options->tls_cert) status = read_pem("--tls-cert", options->tls_cert, &s->cert, err);
-    if (!status && options->tls_key) status = read_pem("--tls-key", options->tls_key, &s->key, err);
+    if (!status && options->tls_cert) status = read_pem("--tls-cert", options->tls_cert, false, &s->cert, err);
+    if (!status && options->tls_key) status = read_pem("--tls-key", options->tls_key, true, &s->key, err);
     if (!status && sn_listen_tcp(options->host, options->port, &fd, &s->port, err))
         status = sn_err_context(err, "--listen %s:%d", options->host, options->port);
     if (!status) status = start_daemon(s, fd, err);

@@ -1,6 +1,6 @@
 /* A reply keeps the tokens that each choice was told of. Of a chat the answer so far is read on with each token, and
  * what its texts gained since the last time is sent; so no delta depends on where tokens end. A text is held
- * back where a stop string may begin. Events wait in `out` until they are taken. */
+ * back where a stop string may begin, in arguments of calls too. Events wait in `out` until they are taken. */
 #include "gateway/openai/reply_private.h"
 
 #include "base/wide_json.h"
@@ -226,8 +226,23 @@ const char *sn_choice_call_name(const sn_reply_choice *c, size_t call, size_t *l
     return answer_text(c, SWARM_ANSWER_CALL, call, len);
 }
 
-const char *sn_choice_arguments(const sn_reply_choice *c, size_t call, size_t *len) {
-    return answer_text(c, SWARM_ANSWER_ARGUMENTS, call, len);
+const char *sn_choice_arguments(const sn_reply *r, const sn_reply_choice *c, size_t call, size_t *len) {
+    const size_t *sent = (const size_t *)(const void *)c->calls_sent.data;
+    const char *text = answer_text(c, SWARM_ANSWER_ARGUMENTS, call, len);
+    const size_t from = call < c->calls_sent.len / sizeof *sent ? sent[call] : 0;
+    if (from < *len) *len = cut_at_stop(r->request, text, from, *len, c->finish != NULL);
+    return text;
+}
+
+/* Whether the answer ended within its last call, which a client must not run. */
+static bool ends_in_call(const sn_reply *r, const sn_reply_choice *c) {
+    const size_t n = sn_choice_calls(r, c);
+    size_t len;
+    if (!n) return false;
+    const char *arguments = sn_choice_arguments(r, c, n - 1, &len);
+    json_t *whole = json_loadb(arguments, len, JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, NULL);
+    json_decref(whole);
+    return !whole;
 }
 
 /* Reads on to the first n tokens of the answer. The thought took the fewest tokens that hold all of it. */
@@ -272,7 +287,7 @@ static void send_calls(sn_reply *r, sn_reply_choice *c) {
     const size_t n = sn_choice_calls(r, c);
     for (size_t i = c->calls_done; i < n; i++) {
         size_t len, none = 0;
-        const char *text = sn_choice_arguments(c, i, &len);
+        const char *text = sn_choice_arguments(r, c, i, &len);
         if (i == c->calls_sent.len / sizeof none) {
             r->no_memory |= sn_buf_append(&c->calls_sent, &none, sizeof none, &err) != SN_OK;
             if (r->no_memory) return;
@@ -381,7 +396,7 @@ bool sn_reply_retract(sn_reply *r, size_t choice, size_t kept_bytes, size_t kept
         (void)sn_choice_text(r, c, SN_PART_REASONING, &reasoning);
         sent = c->told_sent > kept_told || content < c->text_sent || reasoning < c->reasoning_sent;
         for (size_t i = 0; i < c->calls_sent.len / sizeof *calls; i++)
-            sent |= i >= sn_choice_calls(r, c) || (sn_choice_arguments(c, i, &len), len < calls[i]);
+            sent |= i >= sn_choice_calls(r, c) || (sn_choice_arguments(r, c, i, &len), len < calls[i]);
     }
     return !sent || sn_openai_fail(error, 503, "audit_failed", NULL,
                                    "an audit found that text which was sent is wrong: ask again for the answer");
@@ -392,9 +407,11 @@ bool sn_reply_end(sn_reply *r, size_t choice, const char *finish_reason, sn_open
     open_out(r);
     if (c->finish) return true;
     c->finish = !strcmp(finish_reason, "length") ? "length" : "stop";
+    /* Before the end is told: a call that is written in tags has its brace then, with the arguments so far. */
+    c->call_is_cut = is_chat(r) && strcmp(finish_reason, "stop") != 0 && ends_in_call(r, c);
     if (is_chat(r) && !read_on(r, c, n_ids(c), error)) return false;
     send_news(r, c);
-    if (!strcmp(c->finish, "stop") && sn_choice_calls(r, c)) c->finish = "tool_calls";
+    if (!strcmp(c->finish, "stop") && !c->call_is_cut && sn_choice_calls(r, c)) c->finish = "tool_calls";
     if (++r->n_ended == r->n_choices)
         r->last = c;
     else if (r->request->stream)

@@ -79,7 +79,7 @@ static json_t *message_json(sn_reply *r, sn_reply_choice *c) {
     json_t *calls = n_calls ? json_array() : NULL;
     for (size_t i = 0; i < n_calls; i++) {
         size_t len;
-        const char *arguments = sn_choice_arguments(c, i, &len);
+        const char *arguments = sn_choice_arguments(r, c, i, &len);
         if (json_array_append_new(calls, call_json(r, c, i, arguments, len))) r->no_memory = true;
     }
     if (calls) sn_reply_set(r, message, "tool_calls", calls);

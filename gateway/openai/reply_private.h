@@ -37,6 +37,7 @@ typedef struct sn_reply_choice {
     size_t calls_done;                /* calls that the client has */
     size_t n_reasoning;               /* tokens of the thought */
     bool begun;
+    bool call_is_cut;   /* the answer ended within its last call */
     const char *finish; /* "stop", "length", "tool_calls"; NULL before the end */
 } sn_reply_choice;
 
@@ -105,7 +106,8 @@ const char *sn_choice_text(const sn_reply *r, const sn_reply_choice *c, sn_answe
 /* Calls of the choice's answer; with parallel calls not wanted, the first. */
 size_t sn_choice_calls(const sn_reply *r, const sn_reply_choice *c);
 const char *sn_choice_call_name(const sn_reply_choice *c, size_t call, size_t *len);
-const char *sn_choice_arguments(const sn_reply_choice *c, size_t call, size_t *len);
+/* Cut as the text is. */
+const char *sn_choice_arguments(const sn_reply *r, const sn_reply_choice *c, size_t call, size_t *len);
 
 /* -- log-probabilities (reply_logprobs.c): of tokens [told_sent, told), which then count as sent -- */
 json_t *sn_chat_logprobs(sn_reply *r, sn_reply_choice *c); /* a list of {"token", "logprob", "bytes", "top_logprobs"} */

@@ -68,7 +68,8 @@ static json_t *item_json(sn_reply *r, sn_reply_choice *c, const item *i, bool do
     json_t *id = item_id(r, i), *parts = json_array();
     if (i->part == SN_PART_CALL) {
         char call_id[SN_CALL_ID_BYTES];
-        const char *name = sn_choice_call_name(c, i->call, &n_name), *arguments = sn_choice_arguments(c, i->call, &len);
+        const char *name = sn_choice_call_name(c, i->call, &n_name),
+                   *arguments = sn_choice_arguments(r, c, i->call, &len);
         json_decref(parts);
         sn_reply_call_id(r, c->index, i->call, call_id);
         return json_pack("{s:o, s:s, s:s, s:s, s:s%, s:s%}", "id", id, "type", "function_call", "status", status,
@@ -135,10 +136,17 @@ static const char *end_status(const sn_reply_choice *c) {
     return c->finish && !strcmp(c->finish, "length") ? "incomplete" : "completed";
 }
 
+/* Of an item: a whole call may be run, also where what follows it was cut. */
+static const char *item_status(const sn_reply *r, const sn_reply_choice *c, const item *i) {
+    const bool whole = i->part == SN_PART_CALL && !(c->call_is_cut && i->call + 1 == sn_choice_calls(r, c));
+    return whole ? "completed" : end_status(c);
+}
+
 static json_t *output_json(sn_reply *r, sn_reply_choice *c) {
     json_t *output = json_array();
     for (size_t i = 0; i < n_items(r->response); i++)
-        if (json_array_append_new(output, item_json(r, c, item_at(r->response, i), true, end_status(c))))
+        if (json_array_append_new(
+                output, item_json(r, c, item_at(r->response, i), true, item_status(r, c, item_at(r->response, i)))))
             r->no_memory = true;
     return output;
 }
@@ -219,7 +227,7 @@ static void send_done(sn_reply *r, sn_reply_choice *c, size_t at) {
     if (i.part == SN_PART_CALL) {
         const char *text = sn_choice_call_name(c, i.call, &len);
         json_t *data = with(place(r, at), "name", json_stringn(text, len));
-        text = sn_choice_arguments(c, i.call, &len);
+        text = sn_choice_arguments(r, c, i.call, &len);
         send(r, "response.function_call_arguments.done", with(data, "arguments", json_stringn(text, len)));
     } else {
         bool content = i.part == SN_PART_CONTENT;
@@ -230,7 +238,8 @@ static void send_done(sn_reply *r, sn_reply_choice *c, size_t at) {
         send(r, "response.content_part.done", with(part_place(r, at), "part", part_json(r, i.part, text, len)));
     }
     send(r, "response.output_item.done",
-         json_pack("{s:I, s:o}", "output_index", (json_int_t)at, "item", item_json(r, c, &i, true, end_status(c))));
+         json_pack("{s:I, s:o}", "output_index", (json_int_t)at, "item",
+                   item_json(r, c, &i, true, item_status(r, c, &i))));
 }
 
 static void response_end(sn_reply *r, sn_reply_choice *c, json_t *swarm) {

@@ -16,7 +16,9 @@ enum {
     REDIRECTS_MAX = 8,
     TRIES = 5,
     PATIENCE_MS = 60000,
-    STALL_S = 30,
+    DOCUMENT_S = 1800, /* for a whole document, of 64 MiB at most */
+    STALL_S = 30,      /* at fewer bytes a second than SLOW: four requests at once over a modem are faster */
+    SLOW = 512,
     CONNECT_MS = 15000,
     RETRY_AFTER_MAX_MS = 300000
 };
@@ -149,8 +151,8 @@ sn_status sn_http_prepare(const sn_http *http, const char *url, sn_http_answer *
     curl_easy_setopt(easy, CURLOPT_XFERINFOFUNCTION, on_progress);
     curl_easy_setopt(easy, CURLOPT_XFERINFODATA, http->settings.cancel);
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
-    curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1L);
-    curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
+    curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, (long)SLOW);
+    curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)(http->settings.stall_s ? http->settings.stall_s : STALL_S));
     return SN_OK;
 }
 
@@ -222,6 +224,7 @@ static sn_status request(sn_http *http, const char *url, bool head, sn_buf *body
     sn_status status = sn_http_prepare(http, url, answer, &easy, &headers, err);
     if (!status) {
         curl_easy_setopt(easy, CURLOPT_NOBODY, head ? 1L : 0L);
+        curl_easy_setopt(easy, CURLOPT_TIMEOUT, (long)DOCUMENT_S);
         curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_document);
         curl_easy_setopt(easy, CURLOPT_WRITEDATA, &d);
         if (body) body->len = 0;

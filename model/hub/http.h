@@ -23,6 +23,7 @@ typedef struct sn_http_settings {
     char endpoint[SN_URL_SIZE];     /* the only host that gets the token: "https://..." without a slash at its end */
     char token[SN_HTTP_TOKEN_SIZE]; /* "": none */
     int64_t patience_ms;            /* with a server that is busy; 0: 60 s */
+    int stall_s;                    /* a request that is slower than 512 bytes a second for this long fails; 0: 30 */
     const sn_cancel *cancel;        /* NULL: never */
 } sn_http_settings;
 

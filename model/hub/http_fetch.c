@@ -1,5 +1,6 @@
 /* Ranges of a file, up to four at once in one thread. A range is cut into pieces; a piece that breaks off continues
- * where it ended. As long as bytes arrive, there is patience: what is counted is tries in a row without a byte. */
+ * where it ended. As long as bytes arrive, there is patience: what is counted is tries in a row that brought too few.
+ */
 #include "model/hub/http_private.h"
 
 #include "base/clock.h"
@@ -11,6 +12,7 @@
 enum {
     SLOTS = 4,
     PIECE = 32 << 20,
+    ENOUGH = 1 << 16, /* bytes of a try that count as an answer: a server that trickles has no endless patience */
     TRIES = 6,
     REDIRECTS_MAX = 8,
     WAIT_MS = 100,
@@ -29,7 +31,8 @@ typedef struct slot {
     uint64_t at, to; /* still missing; at == to: the slot is free */
     uint64_t skip;   /* bytes of an answer with the whole file that come before `at` */
     bool judged;     /* the answer's headers were looked at */
-    int tried;       /* in a row without a byte */
+    int tried;       /* in a row that brought less than ENOUGH, or what was missing */
+    uint64_t begun;  /* where the present try began */
     int64_t not_before_us;
     sn_status status; /* of the sink, or of an answer that cannot be right */
     sn_err err;
@@ -89,7 +92,8 @@ static size_t on_bytes(char *data, size_t each, size_t n, void *context) {
     if (bytes) s->status = s->all->sink(s->all->context, s->at, data + skip, bytes, &s->err);
     if (s->status) return 0;
     s->at += bytes;
-    if (bytes) s->tried = 0, s->all->located_again = false, s->all->redirects = 0;
+    if (s->at - s->begun >= ENOUGH) s->tried = 0;
+    if (bytes) s->all->located_again = false, s->all->redirects = 0;
     return s->at == s->to && skip + bytes < len ? 0 : len; /* enough: more is not read */
 }
 
@@ -106,6 +110,7 @@ static sn_status slot_start(slot *s, sn_err *err) {
     char range[64];
     s->judged = false;
     s->skip = 0;
+    s->begun = s->at;
     snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, s->at, s->to - 1);
     sn_status status = sn_http_prepare(s->all->http, s->all->file->location, &s->answer, &s->easy, &s->headers, err);
     if (status) return status;

@@ -4,6 +4,7 @@
 #include "model/hub/hub_private.h"
 
 #include "base/text.h"
+#include "model/gguf_parts.h"
 #include "model/hub/cached.h"
 #include "model/hub/http_private.h"
 #include "model/source.h"
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { SMALL_MAX = 256 << 20, PARTS_MAX = 4096 };
@@ -89,8 +91,11 @@ static sn_status fetcher_fetch(void *context, const char *what, sn_err *err) {
     return status ? sn_err_context(err, "%s", what) : SN_OK;
 }
 
-/* The manifest's file of this name; of a model that is one file, its file. NULL: it has none. */
+/* The manifest's file of this name (the folder it is in does not count); of a model that is one file, its file. NULL:
+ * it has none. */
 static const sn_manifest_file *file_of(const fetcher *f, const char *name, bool single) {
+    const char *slash = strrchr(name, '/');
+    if (slash) name = slash + 1;
     for (size_t i = 0; f->has_manifest && i < f->manifest.n_files; i++)
         if (single || !strcmp(f->manifest.files[i].name, name)) return &f->manifest.files[i];
     return NULL;
@@ -132,6 +137,17 @@ static sn_status make_folder_of(const char *path, sn_err *err) {
     return sn_hub_make_folders(folder, err);
 }
 
+/* The size of a file of which the hub's list says none: what the hub says of the file alone; without the hub, that of
+ * the file as it is here, which has its whole size from the beginning. */
+static sn_status ask_size(const fetcher *f, const char *url, const char *path, uint64_t *out, sn_err *err) {
+    sn_http_file file;
+    struct stat here;
+    sn_status status = sn_http_describe(f->http, url, &file, err);
+    bool known = status == SN_RETRY && !stat(path, &here) && here.st_size > 0;
+    *out = known ? (uint64_t)here.st_size : file.size;
+    return known ? SN_OK : status;
+}
+
 /* The part of a file of the repository; its folder exists afterwards. */
 static sn_status add_repo_file(fetcher *f, const sn_hub_repo *repo, const char *file, bool single, sn_hub_part **out,
                                sn_err *err) {
@@ -146,6 +162,7 @@ static sn_status add_repo_file(fetcher *f, const sn_hub_repo *repo, const char *
     sn_status status = sn_path_join(path, repo->folder, file, err);
     if (status) return status;
     status = make_folder_of(path, err);
+    if (!status && (!size || size == SN_SIZE_NOT_SAID)) status = ask_size(f, url, path, &size, err);
     return status ? status : fetcher_add(f, &(new_part){path, url, file, etag, size, single}, out, err);
 }
 
@@ -155,10 +172,12 @@ static sn_status find_manifest(fetcher *f, const char *path, bool folder, sn_err
     const sn_trusted_manifest *given = f->settings.manifest;
     uint64_t here, missing;
     sn_status status = sn_manifest_read_beside(path, &f->has_manifest, NULL, &f->manifest, err);
-    if (!folder && f->has_manifest && f->manifest.n_files != 1) f->has_manifest = false; /* of a folder */
+    const size_t n_files = (size_t)sn_gguf_parts_of(path, NULL);
+    if (!folder && f->has_manifest && f->manifest.n_files != n_files) f->has_manifest = false; /* of a folder */
     if (status || !given) return status;
-    if (!folder && given->manifest.n_files != 1)
-        return sn_fail(err, SN_REFUSED, "--manifest is that of a model of several files, and this one is one file");
+    if (!folder && given->manifest.n_files != n_files)
+        return sn_fail(err, SN_REFUSED, "--manifest is that of a model of %zu files, and this one has %zu",
+                       given->manifest.n_files, n_files);
     if (f->has_manifest && !memcmp(&f->manifest.id, &given->manifest.id, sizeof given->manifest.id)) return SN_OK;
     f->has_manifest = f->is_new = true;
     f->in_folder = folder;
@@ -203,7 +222,7 @@ static sn_status compare_names(const fetcher *f, const sn_hub_repo *repo, sn_err
     uint64_t size;
     for (size_t i = 0; f->has_manifest && i < f->manifest.n_files; i++) {
         const sn_manifest_file *file = &f->manifest.files[i];
-        if (!sn_hub_repo_has(repo, file->name, &size, &etag) || size != file->size)
+        if (!sn_hub_repo_has(repo, file->name, &size, &etag) || (size != SN_SIZE_NOT_SAID && size != file->size))
             return sn_fail(err, SN_REFUSED,
                            "%s of the manifest is no file of %s, or has another size there: the manifest is of another "
                            "model, or version",
@@ -236,9 +255,22 @@ static sn_status fetch_folder(fetcher *f, const sn_hub_repo *repo, sn_err *err) 
     return status;
 }
 
+/* The header of a GGUF file, or of each part of it. */
+static sn_status fetch_gguf(fetcher *f, const sn_hub_repo *repo, const char *file, sn_err *err) {
+    char name[SN_PATH_SIZE];
+    sn_hub_part *part;
+    const int n = sn_gguf_parts_of(file, NULL);
+    sn_status status = SN_OK;
+    for (int i = 1; !status && i <= n; i++) {
+        status = sn_gguf_part_path(file, i, name, err);
+        if (!status) status = add_repo_file(f, repo, name, n == 1, &part, err);
+        if (!status) status = sn_hub_part_fetch_header(&f->settings, f->http, part, err);
+    }
+    return status;
+}
+
 static sn_status fetch_repo(fetcher *f, const sn_model_name *name, char path[SN_PATH_SIZE], sn_err *err) {
     sn_hub_repo repo;
-    sn_hub_part *part;
     char file[SN_HUB_FILE_SIZE];
     sn_status status = sn_hub_repo_open(&f->settings, f->http, name, &repo, err);
     if (status) return status;
@@ -249,30 +281,51 @@ static sn_status fetch_repo(fetcher *f, const sn_model_name *name, char path[SN_
     if (!*file) snprintf(path, SN_PATH_SIZE, "%s", repo.folder);
     if (!status) status = make_folder_of(path, err);
     if (!status) status = find_manifest(f, path, !*file, err);
-    if (!status && *file) {
-        status = add_repo_file(f, &repo, file, true, &part, err);
-        if (!status) status = sn_hub_part_fetch_header(&f->settings, f->http, part, err);
-    } else if (!status) {
-        status = fetch_folder(f, &repo, err);
-    }
+    if (!status) status = *file ? fetch_gguf(f, &repo, file, err) : fetch_folder(f, &repo, err);
     sn_hub_repo_close(&repo);
     return status;
 }
 
-/* The folder of a URL's file is named by URL and version, so another version never mixes with it. */
+/* The URL of part `number` of the model whose part `url` names; what follows the name stays. */
+static sn_status url_of_part(const char *url, int number, char out[SN_URL_SIZE], sn_err *err) {
+    char path[SN_PATH_SIZE], shown[SN_URL_SIZE];
+    snprintf(shown, sizeof shown, "%.*s", (int)strcspn(url, "?#"), url);
+    sn_status status = sn_gguf_part_path(shown, number, path, err);
+    if (!status && snprintf(out, SN_URL_SIZE, "%s%s", path, url + strlen(shown)) >= SN_URL_SIZE)
+        return sn_fail(err, SN_REFUSED, "the URL is too long");
+    return status;
+}
+
+/* Adds part `number` of the model at `path`, by the URL of the first, whose size and version are known. */
+static sn_status add_url_part(fetcher *f, const char *url, int number, const char *path, const sn_http_file *first,
+                              sn_err *err) {
+    char own[SN_URL_SIZE], here[SN_PATH_SIZE];
+    sn_http_file file = *first;
+    sn_hub_part *part;
+    bool single = sn_gguf_parts_of(path, NULL) == 1;
+    sn_status status = url_of_part(url, number, own, err);
+    if (!status) status = sn_gguf_part_path(path, number, here, err);
+    if (!status && number > 1) status = sn_http_describe(f->http, own, &file, err);
+    if (!status) status = fetcher_add(f, &(new_part){here, own, "", file.etag, file.size, single}, &part, err);
+    return status ? status : sn_hub_part_fetch_header(&f->settings, f->http, part, err);
+}
+
+/* The folder of a URL's file is named by URL and version, of a model in parts those of the first, so another version
+ * never mixes with it. */
 static sn_status fetch_url(fetcher *f, const char *url, char path[SN_PATH_SIZE], sn_err *err) {
     sn_http_file file;
-    sn_hub_part *part;
-    char folder[SN_PATH_SIZE], shown[SN_URL_SIZE], version[SN_URL_SIZE + SN_ETAG_SIZE + 2];
-    snprintf(shown, sizeof shown, "%.*s", (int)strcspn(url, "?#"), url);
+    char first[SN_URL_SIZE], folder[SN_PATH_SIZE], shown[SN_URL_SIZE], version[SN_URL_SIZE + SN_ETAG_SIZE + 2];
+    sn_status status = url_of_part(url, 1, first, err);
+    if (status) return status;
+    snprintf(shown, sizeof shown, "%.*s", (int)strcspn(first, "?#"), first);
     const char *name = strrchr(shown, '/') + 1;
     size_t len = strlen(name);
     if (len < 6 || len >= SN_HUB_FILE_SIZE || strcmp(name + len - 5, ".gguf") || !sn_hub_path_is_safe(name))
         return sn_fail(err, SN_REFUSED, "the URL of a model ends with the name of a .gguf file, and %.200s does not",
                        shown);
-    sn_status status = sn_http_describe(f->http, url, &file, err);
+    status = sn_http_describe(f->http, first, &file, err);
     if (status) return status;
-    snprintf(version, sizeof version, "%s %s", url, file.etag);
+    snprintf(version, sizeof version, "%s %s", first, file.etag);
     sn_hash hash = sn_hash_of(version, strlen(version));
     if (snprintf(folder, sizeof folder, "%s/models/url/%02x%02x%02x%02x%02x%02x%02x%02x", f->settings.cache,
                  hash.bytes[0], hash.bytes[1], hash.bytes[2], hash.bytes[3], hash.bytes[4], hash.bytes[5],
@@ -281,8 +334,9 @@ static sn_status fetch_url(fetcher *f, const char *url, char path[SN_PATH_SIZE],
     status = sn_cached_hold(folder, &f->held, err);
     if (!status) status = sn_path_join(path, folder, name, err);
     if (!status) status = find_manifest(f, path, false, err);
-    if (!status) status = fetcher_add(f, &(new_part){path, url, "", file.etag, file.size, true}, &part, err);
-    return status ? status : sn_hub_part_fetch_header(&f->settings, f->http, part, err);
+    for (int i = 1; !status && i <= sn_gguf_parts_of(path, NULL); i++)
+        status = add_url_part(f, first, i, path, &file, err);
+    return status;
 }
 
 static sn_status check_model(const fetcher *f, sn_model **model, sn_err *err) {

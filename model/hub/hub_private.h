@@ -22,6 +22,8 @@ typedef struct sn_hub_repo {
 sn_status sn_hub_repo_open(const sn_hub_settings *settings, sn_http *http, const sn_model_name *name, sn_hub_repo *out,
                            sn_err *err) SN_MUST_USE;
 void sn_hub_repo_close(sn_hub_repo *repo);
+/* Whether it has the file. *size: SN_SIZE_NOT_SAID where the hub's list says none, as that of some mirrors. */
+#define SN_SIZE_NOT_SAID UINT64_MAX
 bool sn_hub_repo_has(const sn_hub_repo *repo, const char *file, uint64_t *size, const char **etag);
 /* The GGUF file to take when the name says none; out[0] is 0 for a folder of safetensors. */
 sn_status sn_hub_repo_choose(const sn_hub_repo *repo, char out[SN_HUB_FILE_SIZE], sn_err *err) SN_MUST_USE;

@@ -1,7 +1,10 @@
+/* What a hub says of a repository becomes one object, name to size and version (read_tree), which is kept in the cache
+ * for the time when the hub cannot be reached; the model is chosen among those names (sn_hub_repo_choose). */
 #include "model/hub/hub_private.h"
 
 #include "base/cgroup.h"
 #include "base/text.h"
+#include "model/gguf_parts.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -34,11 +37,12 @@ static sn_status read_files(sn_hub_repo *repo, const json_t *siblings, sn_err *e
         const char *name = json_string_value(json_object_get(file, "rfilename"));
         const json_t *lfs = json_object_get(file, "lfs");
         const char *etag = json_string_value(json_object_get(lfs, "sha256"));
-        json_int_t size = json_integer_value(json_object_get(file, "size"));
+        const json_t *said = json_object_get(file, "size");
+        const json_int_t size = json_is_integer(said) ? json_integer_value(said) : -1;
         if (!etag) etag = json_string_value(json_object_get(file, "blobId"));
-        if (!name || strlen(name) >= SN_HUB_FILE_SIZE || !sn_hub_path_is_safe(name) || size < 0) continue;
+        if (!name || strlen(name) >= SN_HUB_FILE_SIZE || !sn_hub_path_is_safe(name)) continue;
         if (etag && (strlen(etag) >= SN_ETAG_SIZE || strspn(etag, "0123456789abcdef") != strlen(etag))) etag = NULL;
-        json_t *entry = json_pack("[I, s]", size, etag ? etag : "");
+        json_t *entry = json_pack("[I, s]", size < 0 ? -1 : size, etag ? etag : "");
         if (!entry || json_object_set_new(repo->files, name, entry))
             return sn_fail(err, SN_STOP, "out of memory for the list of files");
     }
@@ -141,7 +145,8 @@ void sn_hub_repo_close(sn_hub_repo *repo) {
 bool sn_hub_repo_has(const sn_hub_repo *repo, const char *file, uint64_t *size, const char **etag) {
     const json_t *entry = json_object_get(repo->files, file);
     if (!entry) return false;
-    *size = (uint64_t)json_integer_value(json_array_get(entry, 0));
+    const json_int_t said = json_integer_value(json_array_get(entry, 0));
+    *size = said < 0 ? SN_SIZE_NOT_SAID : (uint64_t)said;
     *etag = json_string_value(json_array_get(entry, 1));
     return true;
 }
@@ -151,19 +156,57 @@ static bool is_gguf(const char *name) {
     return len > 5 && !strcmp(name + len - 5, ".gguf");
 }
 
+/* A name stands for a model unless it is a part of one and not the first. */
+static bool is_gguf_model(const char *name) {
+    int number;
+    sn_gguf_parts_of(name, &number);
+    return is_gguf(name) && number == 1;
+}
+
+/* The first part's name, of a model in parts; all of them must be there. */
+static sn_status choose_parts(const sn_hub_repo *repo, char out[SN_HUB_FILE_SIZE], sn_err *err) {
+    char name[SN_PATH_SIZE];
+    const char *etag;
+    uint64_t size;
+    for (int n = sn_gguf_parts_of(out, NULL), i = n; i > 0; i--) {
+        sn_status status = sn_gguf_part_path(out, i, name, err);
+        if (status) return status;
+        if (!sn_hub_repo_has(repo, name, &size, &etag))
+            return sn_fail(err, SN_REFUSED, "%s lacks %.200s, part %d of %d of the model, at revision %s",
+                           repo->name.repo, name, i, n, repo->name.revision);
+    }
+    memcpy(out, name, strlen(out)); /* of the same length */
+    return SN_OK;
+}
+
+/* The bytes of a model, of all its parts; below 0: the hub does not say them. */
+static json_int_t model_bytes(const sn_hub_repo *repo, const char *name) {
+    char part[SN_PATH_SIZE];
+    json_int_t sum = 0;
+    for (int n = sn_gguf_parts_of(name, NULL), i = 1; i <= n; i++) {
+        if (sn_gguf_part_path(name, i, part, NULL)) return -1;
+        const json_int_t bytes = json_integer_value(json_array_get(json_object_get(repo->files, part), 0));
+        if (bytes < 0) return -1;
+        sum += bytes;
+    }
+    return sum;
+}
+
 /* The files with their sizes, and whether this machine's memory holds them as a whole. */
 static sn_status list_models(const sn_hub_repo *repo, sn_err *err) {
-    char text[512] = "", size[32];
+    char text[512] = "", size[64], bytes_text[32];
     const char *name;
     json_t *entry;
     size_t used = 0, memory, available;
     int n = 0;
     sn_memory_read(&memory, &available);
     json_object_foreach(repo->files, name, entry) {
-        uint64_t bytes = (uint64_t)json_integer_value(json_array_get(entry, 0));
-        if (!is_gguf(name) || n++ >= LISTED || used >= sizeof text) continue;
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s (%s%s)", used ? ", " : "", name,
-                                 sn_format_size(bytes, size), bytes < memory / 10 * 8 ? ", fits here" : "");
+        const json_int_t bytes = model_bytes(repo, name);
+        if (!is_gguf_model(name) || n++ >= LISTED || used >= sizeof text) continue;
+        snprintf(size, sizeof size, " (%s%s)", sn_format_size(bytes < 0 ? 0 : (size_t)bytes, bytes_text),
+                 (uint64_t)bytes < memory / 10 * 8 ? ", fits here" : "");
+        used +=
+            (size_t)snprintf(text + used, sizeof text - used, "%s%s%s", used ? ", " : "", name, bytes < 0 ? "" : size);
     }
     if (!n) return sn_fail(err, SN_REFUSED, "%s has neither safetensors nor a GGUF file", repo->name.repo);
     return sn_fail(err, SN_REFUSED, "%s has %d models, take one as %s:FILE: %s", repo->name.repo, n, repo->name.repo,
@@ -182,14 +225,14 @@ sn_status sn_hub_repo_choose(const sn_hub_repo *repo, char out[SN_HUB_FILE_SIZE]
             return sn_fail(err, SN_REFUSED, "%s has no file %s at revision %s", repo->name.repo, out,
                            repo->name.revision);
         return is_gguf(out)
-                   ? SN_OK
+                   ? choose_parts(repo, out, err)
                    : sn_fail(err, SN_REFUSED, "%s is no GGUF file: give the repository alone for safetensors", out);
     }
     if (sn_hub_repo_has(repo, "config.json", &size, &etag) &&
         (sn_hub_repo_has(repo, "model.safetensors", &size, &etag) ||
          sn_hub_repo_has(repo, "model.safetensors.index.json", &size, &etag)))
         return SN_OK;
-    json_object_foreach(repo->files, name, entry) if (is_gguf(name) && !n++)
+    json_object_foreach(repo->files, name, entry) if (is_gguf_model(name) && !n++)
         snprintf(out, SN_HUB_FILE_SIZE, "%s", name);
-    return n == 1 ? SN_OK : list_models(repo, err);
+    return n == 1 ? choose_parts(repo, out, err) : list_models(repo, err);
 }

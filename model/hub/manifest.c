@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "model/gguf_parts.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -150,8 +151,12 @@ static bool is_folder(const char *path) {
     return !stat(path, &st) && S_ISDIR(st.st_mode);
 }
 
-/* "PATH.manifest", or swarm.manifest in the folder that the model is or lies in. */
-static sn_status place_beside(const char *path, bool in_folder, char out[SN_PATH_SIZE], sn_err *err) {
+/* "PATH.manifest" (of a model in several GGUF files, that of the first), or swarm.manifest in the folder that the model
+ * is or lies in. */
+static sn_status place_beside(const char *model, bool in_folder, char out[SN_PATH_SIZE], sn_err *err) {
+    char path[SN_PATH_SIZE];
+    sn_status status = sn_gguf_part_path(model, 1, path, err);
+    if (status) return status;
     const char *slash = strrchr(path, '/');
     int len = is_folder(path) || !in_folder ? (int)strlen(path) : slash ? (int)(slash - path) : 0;
     const char *name = !in_folder ? SN_MANIFEST_ENDING : len ? "/" SN_MANIFEST_NAME : SN_MANIFEST_NAME;
@@ -180,6 +185,20 @@ sn_status sn_manifest_write_beside(const char *path, bool folder, const sn_buf *
     char place[SN_PATH_SIZE];
     sn_status status = place_beside(path, folder, place, err);
     return status ? status : sn_file_replace(place, text->data, text->len, err);
+}
+
+sn_status sn_manifest_file_path(const sn_manifest *m, size_t file, const char *path, char out[SN_PATH_SIZE],
+                                sn_err *err) {
+    char folder[SN_PATH_SIZE];
+    const char *slash = strrchr(path, '/');
+    bool single = m->n_files == 1 && !is_folder(path);
+    if (is_folder(path)) return sn_path_join(out, path, m->files[file].name, err);
+    if (snprintf(folder, sizeof folder, "%.*s", single || !slash ? (int)strlen(path) : (int)(slash - path), path) >=
+        (int)sizeof folder)
+        return sn_fail(err, SN_REFUSED, "the path %s is too long", path);
+    if (!single) return sn_path_join(out, slash ? folder : ".", m->files[file].name, err);
+    memcpy(out, folder, sizeof folder);
+    return SN_OK;
 }
 
 void sn_manifest_tell(const char *path, sn_model *model) {

@@ -19,6 +19,7 @@
 #define SN_MODEL_HUB_MANIFEST_H
 
 #include "base/cancel.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "model/hub/model_name.h"
 #include "model/model.h"
@@ -72,6 +73,10 @@ sn_status sn_manifest_read_beside(const char *path, bool *found, sn_buf *text, s
                                   sn_err *err) SN_MUST_USE;
 /* Writes one there. folder: the model is a folder. */
 sn_status sn_manifest_write_beside(const char *path, bool folder, const sn_buf *text, sn_err *err) SN_MUST_USE;
+
+/* The path of a file of the model at `path`, which is a folder, the file itself, or one of several GGUF files. */
+sn_status sn_manifest_file_path(const sn_manifest *manifest, size_t file, const char *path, char out[SN_PATH_SIZE],
+                                sn_err *err) SN_MUST_USE;
 
 /* Appends the manifest of the model at `path` to *text. Reads all of its bytes. SN_REFUSED: the files have holes or are
  * not complete. SN_RETRY: cancelled (NULL: never). */

@@ -61,18 +61,14 @@ sn_status sn_manifest_check_file(const sn_manifest *m, const sn_manifest_file *f
 enum { SAMPLE = 8 };
 static sn_status check_files(const sn_manifest *m, const char *path, bool sample, uint64_t *here, uint64_t *missing,
                              sn_err *err) {
-    struct stat st;
     char name[SN_PATH_SIZE];
     uint64_t all = 0;
     sn_status status = SN_OK;
     *here = *missing = 0;
-    if (stat(path, &st)) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
+    if (access(path, F_OK)) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
     for (size_t i = 0; !status && i < m->n_files; i++) {
         all += m->files[i].size;
-        if (S_ISDIR(st.st_mode))
-            status = sn_path_join(name, path, m->files[i].name, err);
-        else
-            snprintf(name, sizeof name, "%s", path);
+        status = sn_manifest_file_path(m, i, path, name, err);
         size_t n = m->files[i].n_pieces, step = sample && n > SAMPLE ? n / SAMPLE : 1;
         if (!status) status = check_pieces(m, &m->files[i], name, step, here, err);
     }

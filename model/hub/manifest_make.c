@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "model/gguf_parts.h"
 #include "model/hub/hub.h"
 #include "model/source.h"
 
@@ -62,14 +63,20 @@ static int compare_marks(const void *a, const void *b) {
 
 static int compare_paths(const void *a, const void *b) { return strcmp(a, b); }
 
-/* The files that a program opens: one GGUF file, or those of a folder. */
+/* The files that a program opens: GGUF files, or those of a folder. */
 static sn_status list_files(making *m, const char *path, sn_err *err) {
     struct stat st;
     sn_status status = SN_OK;
     if (stat(path, &st)) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
     if (!S_ISDIR(st.st_mode)) {
-        snprintf(m->paths[m->n_paths++], SN_PATH_SIZE, "%s", path);
-        return SN_OK;
+        int n = sn_gguf_parts_of(path, NULL);
+        if (n > SN_MANIFEST_FILES_MAX)
+            return sn_fail(err, SN_REFUSED, "%s has more than %d parts", path, SN_MANIFEST_FILES_MAX);
+        while (!status && m->n_paths < n) {
+            status = sn_gguf_part_path(path, m->n_paths + 1, m->paths[m->n_paths], err);
+            m->n_paths++;
+        }
+        return status;
     }
     DIR *folder = opendir(path);
     if (!folder) return sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
@@ -126,7 +133,10 @@ static sn_status add_file(making *m, int file, sn_buf *text, sn_err *err) {
     while (first + n < m->n_marks && m->marks[first + n].file == file) n++;
     uint64_t size = (uint64_t)st.st_size, header = n ? m->marks[first].from : size;
     if (!size) return SN_OK;
-    if (!sn_hub_path_is_safe(name) || strlen(name) >= SN_HUB_FILE_SIZE) name = "model.gguf";
+    if (!sn_hub_path_is_safe(name) || strlen(name) >= SN_HUB_FILE_SIZE) {
+        if (m->n_paths > 1) return sn_fail(err, SN_REFUSED, "%s has a name that cannot be shared: rename it", path);
+        name = "model.gguf";
+    }
     sn_status status = sn_buf_printf(text, err, "file %" PRIu64 " %" PRIu64 " %s\n", size, header, name);
     return status ? status : add_pieces(m, path, m->marks + first, n, size, text, err);
 }

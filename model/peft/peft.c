@@ -9,11 +9,11 @@
 #include "model/peft/peft.h"
 
 #include "base/text.h"
+#include "model/json.h"
 #include "model/peft/peft_modules.h"
 #include "model/peft/peft_pattern.h"
 #include "model/safetensors.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +58,7 @@ static sn_status read_config(const char *folder, json_t **out, sn_err *err) {
     sn_buf text = {0};
     sn_status status = sn_read_file(path, CONFIG_MAX, &text, err);
     if (status) return status;
-    *out = json_loadb((const char *)text.data, text.len, JSON_REJECT_DUPLICATES, &error);
+    *out = sn_json_read((const char *)text.data, text.len, &error);
     sn_buf_fini(&text);
     if (!*out) return sn_fail(err, SN_REFUSED, "%s cannot be read: %.100s", path, error.text);
     if (json_is_object(*out)) return SN_OK;
@@ -351,7 +351,7 @@ sn_status sn_peft_lora(const char *folder, const sn_hparams *hp, sn_buf *image, 
 sn_status sn_peft_lora_parse(const char *config, size_t len, const void *tensors, size_t tensors_len,
                              const sn_hparams *hp, sn_buf *image, sn_err *err) {
     sn_safetensors *file = NULL;
-    json_t *object = json_loadb(config, len, JSON_REJECT_DUPLICATES, NULL);
+    json_t *object = sn_json_read(config, len, NULL);
     sn_status status = object ? sn_safetensors_open_memory(tensors, tensors_len, "an adapter", &file, err)
                               : sn_fail(err, SN_REFUSED, "an adapter's configuration is not JSON");
     if (!status) status = lora_convert(object, file, hp, image, err);

@@ -65,47 +65,63 @@ void sn_pretokenizer_free(sn_pretokenizer **pretokenizer) {
     *pretokenizer = NULL;
 }
 
-static sn_status compile_pattern(const char *pattern, size_t len, pcre2_code **out, sn_err *err) {
-    sn_buf translated;
+static sn_status compile_translated(const sn_buf *pattern, uint32_t options, pcre2_code **out, sn_err *err) {
     int code = 0;
     PCRE2_SIZE at = 0;
     uint32_t matches_empty = 0;
-    sn_buf_init(&translated, 16 * (size_t)SN_PATTERN_MAX);
-    sn_status status = sn_pattern_translate(pattern, len, &translated, err);
-    if (status) goto out;
-    *out = pcre2_compile(translated.data, translated.len, PCRE2_UTF | PCRE2_UCP | PCRE2_USE_OFFSET_LIMIT, &code, &at,
-                         NULL);
+    *out = pcre2_compile(pattern->data, pattern->len, options | PCRE2_USE_OFFSET_LIMIT, &code, &at, NULL);
     if (!*out) {
         char message[128] = "";
         pcre2_get_error_message(code, (PCRE2_UCHAR *)message, sizeof message);
-        status =
-            sn_fail(err, SN_REFUSED, "the pattern of the pre-tokenizer is wrong at byte %zu: %s", (size_t)at, message);
-        goto out;
+        return sn_fail(err, SN_REFUSED, "the pattern of the pre-tokenizer is wrong at byte %zu: %s", (size_t)at,
+                       message);
     }
     pcre2_pattern_info(*out, PCRE2_INFO_MATCHEMPTY, &matches_empty);
     if (matches_empty) {
         pcre2_code_free(*out);
         *out = NULL;
-        status = sn_fail(err, SN_REFUSED,
-                         "the pattern of the pre-tokenizer can match the empty string, which is not supported");
-        goto out;
+        return sn_fail(err, SN_REFUSED,
+                       "the pattern of the pre-tokenizer can match the empty string, which is not supported");
     }
     (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE); /* optional: without JIT matching is slower */
-out:
+    return SN_OK;
+}
+
+static sn_status compile_pattern(const char *pattern, size_t len, pcre2_code **out, sn_err *err) {
+    sn_buf translated;
+    sn_buf_init(&translated, 16 * (size_t)SN_PATTERN_MAX);
+    sn_status status = sn_pattern_translate(pattern, len, &translated, err);
+    if (!status) status = compile_translated(&translated, PCRE2_UTF | PCRE2_UCP, out, err);
     sn_buf_fini(&translated);
+    return status;
+}
+
+static sn_status check_room(const sn_pretokenizer *pretokenizer, sn_err *err) {
+    if (pretokenizer->n < SN_PRETOKENIZER_STEPS_MAX) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "the pre-tokenizer has more than %d steps", SN_PRETOKENIZER_STEPS_MAX);
+}
+
+sn_status sn_pretokenizer_add_bytes(sn_pretokenizer *pretokenizer, const char *pattern, sn_split split, bool invert,
+                                    sn_err *err) {
+    split_step *s = &pretokenizer->steps[pretokenizer->n];
+    const sn_buf text = {.data = (uint8_t *)(uintptr_t)pattern, .len = strlen(pattern)};
+    sn_status status = check_room(pretokenizer, err);
+    if (status) return status;
+    *s = (split_step){.split = split, .invert = invert};
+    status = compile_translated(&text, 0, &s->code, err);
+    if (!status) pretokenizer->n++;
     return status;
 }
 
 sn_status sn_pretokenizer_add(sn_pretokenizer *pretokenizer, const char *pattern, size_t len, bool literal,
                               sn_split split, bool invert, sn_err *err) {
-    if (pretokenizer->n == SN_PRETOKENIZER_STEPS_MAX)
-        return sn_fail(err, SN_REFUSED, "the pre-tokenizer has more than %d steps", SN_PRETOKENIZER_STEPS_MAX);
+    sn_status status = check_room(pretokenizer, err);
+    if (status) return status;
     if (len == 0 || len > SN_PATTERN_MAX)
         return sn_fail(err, SN_REFUSED, "a pattern of the pre-tokenizer is %zu bytes long; 1 to %d are taken", len,
                        SN_PATTERN_MAX);
     split_step *s = &pretokenizer->steps[pretokenizer->n];
     *s = (split_step){.split = split, .invert = invert};
-    sn_status status = SN_OK;
     if (literal) {
         s->literal_len = len;
         status = sn_calloc(&s->literal, len, 1, err);
@@ -120,8 +136,10 @@ sn_status sn_pretokenizer_add(sn_pretokenizer *pretokenizer, const char *pattern
 /* ---- named pre-tokenizers ---- */
 
 /* The patterns as the models' makers published them. */
-#define GPT2  "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define DIGIT "\\p{N}"
+#define GPT2         "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define DIGIT        "\\p{N}"
+#define FALCON_SIGNS "[\\p{P}\\$\\+<=>\\^~\\|`]+"
+#define BLOOM        " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 #define CL100K(digits)                                                                                                 \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits                                               \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -181,8 +199,12 @@ static const struct {
     {"llama-bpe", {CL100K("\\p{N}{1,3}")}, true, true},
     {"llama3", {CL100K("\\p{N}{1,3}")}, true, true},
     {"llama-v3", {CL100K("\\p{N}{1,3}")}, true, true},
+    {"falcon3", {CL100K("\\p{N}{1,3}")}, true, true},
     {"dbrx", {CL100K("\\p{N}{1,3}")}, false, false},
     {"smaug-bpe", {CL100K("\\p{N}{1,3}")}, false, false},
+    {"falcon", {FALCON_SIGNS, GPT2, "[0-9][0-9][0-9]"}, false, false},
+    {"bloom", {BLOOM}, false, false},
+    {"deepseek-coder", {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", DEEPSEEK_CJK, DIGIT}, false, false},
     {"deepseek-llm", {"[\\r\\n]", DEEPSEEK_WORDS, DEEPSEEK_SIGNS, "\\s+$", DEEPSEEK_CJK, DIGIT}, false, false},
     {"deepseek-v3", {"\\p{N}{1,3}", DEEPSEEK3_CJK, DEEPSEEK3}, false, false},
     {"kimi-k2", {KIMI}, true, false},

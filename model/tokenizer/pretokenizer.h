@@ -35,6 +35,11 @@ void sn_pretokenizer_free(sn_pretokenizer **pretokenizer); /* accepts NULL */
 sn_status sn_pretokenizer_add(sn_pretokenizer *pretokenizer, const char *pattern, size_t len, bool literal,
                               sn_split split, bool invert, sn_err *err) SN_MUST_USE;
 
+/* Appends a step that sees bytes, which may cut characters: as one that sees them as the byte-level alphabet. The
+ * pattern is the caller's own, or has classes, counts and characters of ASCII alone. */
+sn_status sn_pretokenizer_add_bytes(sn_pretokenizer *pretokenizer, const char *pattern, sn_split split, bool invert,
+                                    sn_err *err) SN_MUST_USE;
+
 /* Appends the steps that a GGUF file names in tokenizer.ggml.pre; SN_REFUSED for an unknown name. *ignore_merges and
  * *add_bos: what the name implies beyond the steps. */
 sn_status sn_pretokenizer_add_named(sn_pretokenizer *pretokenizer, const char *name, bool *ignore_merges, bool *add_bos,

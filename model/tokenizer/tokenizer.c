@@ -1,6 +1,7 @@
 /* Encoding a text takes four stages:
  *
  *   1. encode_pass, twice: finds added tokens ("<|im_end|>") in the text; the parts between them go on.
+ *      Before the second pass a part is brought to the normal forms of Unicode that the file asks for (normalise_part).
  *   2. escape_spaces, only SentencePiece: spaces become U+2581, perhaps with one before the part. Depending on the file
  *      this happens before the second pass or after it.
  *   3. encode_part: the pre-tokenizer splits a part into pieces.
@@ -47,6 +48,26 @@ sn_status sn_tokenizer_add_token(sn_tokenizer *tokenizer, int pass, const sn_add
 void sn_tokenizer_add_eog(sn_tokenizer *tokenizer, int64_t id) {
     if (id < 0 || (size_t)id >= tokenizer->vocab.n || sn_tokenizer_is_eog(tokenizer, (int32_t)id)) return;
     if (tokenizer->n_eog_ids < SN_EOG_IDS_MAX) tokenizer->eog_ids[tokenizer->n_eog_ids++] = (int32_t)id;
+}
+
+/* The second pass sees texts in the tokenizer's normal forms: its tokens are brought to them. */
+static sn_status normalise_added_tokens(sn_tokenizer *tokenizer, sn_added_tokens *added, sn_err *err) {
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < added->n * tokenizer->n_forms && !status; i++) {
+        sn_added_token *token = &added->tokens[i / tokenizer->n_forms];
+        sn_buf text;
+        sn_buf_init(&text, SN_TOKEN_BYTES_MAX);
+        status = sn_normal_form_append(tokenizer->forms[i % tokenizer->n_forms], token->text, token->len, NULL, &text,
+                                       NULL, err);
+        if (!status && text.len) {
+            free(token->text);
+            token->text = (char *)text.data;
+            token->len = text.len;
+            added->first_bytes[text.data[0]] = true;
+        }
+        if (status) sn_buf_fini(&text);
+    }
+    return status;
 }
 
 /* The second pass may see a text whose spaces are U+2581 already: its tokens are rewritten in the same way. */
@@ -109,7 +130,8 @@ sn_status sn_tokenizer_finish(sn_tokenizer *tokenizer, sn_err *err) {
             for (size_t e = 0; added->tokens[i].special && e < n_ends; e++)
                 if (added->tokens[i].len == strlen(ends[e]) && !memcmp(added->tokens[i].text, ends[e], strlen(ends[e])))
                     sn_tokenizer_add_eog(tokenizer, added->tokens[i].id);
-        sn_status status = pass == 1 ? escape_added_tokens(tokenizer, added, err) : SN_OK;
+        sn_status status = pass == 1 ? normalise_added_tokens(tokenizer, added, err) : SN_OK;
+        if (!status && pass == 1) status = escape_added_tokens(tokenizer, added, err);
         if (!status) status = sn_added_tokens_finish(added, err);
         if (status) return status;
     }
@@ -124,6 +146,7 @@ typedef struct encoding {
     sn_bpe bpe;
     sn_buf escaped[SN_TOKENIZER_PASSES]; /* a part with its spaces as U+2581: made before and after the second pass */
     sn_buf escaped_plain;                /* the marks of escaped[0], where there are marks */
+    sn_buf normal[2], normal_plain[2];   /* a part in a normal form, and its marks; of two forms in turns */
     bool parse_special;
     bool continues; /* the text continues another one: no space is put before it */
     sn_err *err;
@@ -172,6 +195,18 @@ static sn_status escape_marked_spaces(encoding *e, part *p, bool prepend) {
     return status;
 }
 
+/* Replaces the part by a copy in the tokenizer's normal forms. */
+static sn_status normalise_part(encoding *e, part *p) {
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < e->tokenizer->n_forms && !status; i++) {
+        sn_buf *text = &e->normal[i % 2], *plain = &e->normal_plain[i % 2];
+        text->len = plain->len = 0;
+        status = sn_normal_form_append(e->tokenizer->forms[i], p->text, p->len, p->plain, text, plain, e->err);
+        *p = (part){(const char *)text->data, text->len, p->first, p->plain ? plain->data : NULL};
+    }
+    return status;
+}
+
 static bool begins_with_space(const part *p) {
     return *p->text == ' ' || (p->len >= SN_SPACE_LEN && !memcmp(p->text, SN_SPACE, SN_SPACE_LEN));
 }
@@ -211,8 +246,8 @@ static sn_status encode_part(encoding *e, part p) {
 
 /* Whether the token, which stands at `at`, is to stay text. */
 static bool stays_text(const encoding *e, const part *p, const sn_added_token *token, size_t at) {
-    if (token->special && !e->parse_special) return true;
     bool controls = token->special || sn_tokenizer_is_eog(e->tokenizer, token->id);
+    if (controls && !e->parse_special) return true; /* one that ends a text may not be called special (Phi-3's </s>) */
     for (size_t i = at; p->plain && controls && i < at + token->len; i++)
         if (p->plain[i] & 1) return true;
     return false;
@@ -227,7 +262,8 @@ static sn_status encode_pass(encoding *e, int pass, part p) {
     const sn_tokenizer *t = e->tokenizer;
     sn_status status = SN_OK;
     if (pass == SN_TOKENIZER_PASSES) return encode_part(e, p);
-    if (pass == 1 && t->escapes_early) status = escape_marked_spaces(e, &p, t->prepend == SN_PREPEND_ALWAYS);
+    if (pass == 1) status = normalise_part(e, &p);
+    if (!status && pass == 1 && t->escapes_early) status = escape_marked_spaces(e, &p, t->prepend == SN_PREPEND_ALWAYS);
     size_t done = 0, from = 0, at;
     const sn_added_token *token;
     while (!status && from <= p.len && (token = sn_added_tokens_find(&t->added[pass], p.text, p.len, from, &at))) {
@@ -261,6 +297,9 @@ typedef struct encode_how {
     const uint8_t *plain;
 } encode_how;
 
+/* A normal form may lengthen a text: U+FDFA has 3 bytes, and in the forms KC and KD 33. */
+enum { GROWTH_MAX = 11 };
+
 static sn_status encode_text(const sn_tokenizer *tokenizer, const char *text, size_t len, encode_how how,
                              sn_token_ids *out, sn_err *err) {
     *out = (sn_token_ids){0};
@@ -271,6 +310,8 @@ static sn_status encode_text(const sn_tokenizer *tokenizer, const char *text, si
     encoding e = {.tokenizer = tokenizer, .parse_special = how.parse_special, .continues = how.continues, .err = err};
     sn_buf_init(&e.escaped_plain, SN_SPACE_LEN * ((size_t)SN_TEXT_MAX + 1));
     for (int i = 0; i < SN_TOKENIZER_PASSES; i++) sn_buf_init(&e.escaped[i], SN_SPACE_LEN * ((size_t)SN_TEXT_MAX + 1));
+    for (int i = 0; i < 2; i++) sn_buf_init(&e.normal[i], GROWTH_MAX * ((size_t)SN_TEXT_MAX + 1));
+    for (int i = 0; i < 2; i++) sn_buf_init(&e.normal_plain[i], GROWTH_MAX * ((size_t)SN_TEXT_MAX + 1));
     sn_status status = sn_splitter_new(tokenizer->pretokenizer, &e.splitter, err);
     if (!status && len) status = encode_pass(&e, 0, (part){text, len, true, how.plain});
     if (!status && how.add_bos) status = prepend_bos(tokenizer, &e.bpe, err);
@@ -280,6 +321,8 @@ static sn_status encode_text(const sn_tokenizer *tokenizer, const char *text, si
     }
     for (int i = 0; i < SN_TOKENIZER_PASSES; i++) sn_buf_fini(&e.escaped[i]);
     sn_buf_fini(&e.escaped_plain);
+    for (int i = 0; i < 2; i++) sn_buf_fini(&e.normal[i]);
+    for (int i = 0; i < 2; i++) sn_buf_fini(&e.normal_plain[i]);
     sn_splitter_free(&e.splitter);
     sn_bpe_fini(&e.bpe);
     return status;

@@ -28,19 +28,30 @@ static sn_status read_sentencepiece(const sn_gguf *gguf, sn_tokenizer *t, sn_err
     return SN_OK;
 }
 
-static sn_status read_kind(const sn_gguf *gguf, sn_tokenizer *t, bool *sentencepiece, sn_err *err) {
+/* Gemma 4: SentencePiece's tokens with a list of merges, within lines. */
+static sn_status read_gemma4(sn_tokenizer *t, sn_err *err) {
+    static const char lines[] = "[^\\n]+|\\n+";
+    t->escapes_early = true;
+    t->add_bos = true;
+    return sn_pretokenizer_add(t->pretokenizer, lines, sizeof lines - 1, false, SN_SPLIT_ISOLATED, false, err);
+}
+
+static sn_status read_kind(const sn_gguf *gguf, sn_tokenizer *t, bool *sentencepiece, bool *scored, sn_err *err) {
     sn_gguf_str model, pre = {0};
     bool space_in_front = false;
     sn_status status = sn_gguf_string(gguf, "tokenizer.ggml.model", true, &model, err);
     if (!status) status = sn_gguf_string(gguf, "tokenizer.ggml.pre", false, &pre, err);
     if (!status) status = sn_gguf_bool(gguf, "tokenizer.ggml.add_space_prefix", false, &space_in_front, err);
     if (status) return status;
-    *sentencepiece = sn_gguf_str_equals(model, "llama");
+    bool gemma4 = sn_gguf_str_equals(model, "gemma4");
+    *scored = sn_gguf_str_equals(model, "llama");
+    *sentencepiece = gemma4 || sn_gguf_str_equals(model, "llama");
+    if (gemma4) return read_gemma4(t, err);
     if (*sentencepiece) return read_sentencepiece(gguf, t, err);
     if (!sn_gguf_str_equals(model, "gpt2"))
         return sn_fail(err, SN_REFUSED,
-                       "the tokenizer is of the kind '%.*s'; byte-level BPE ('gpt2') and SentencePiece's BPE ('llama') "
-                       "are supported",
+                       "the tokenizer is of the kind '%.*s'; byte-level BPE ('gpt2') and SentencePiece's BPE ('llama', "
+                       "'gemma4') are supported",
                        (int)sn_min_size(model.len, 60), model.data);
     if (space_in_front)
         return sn_fail(err, SN_REFUSED, "the tokenizer puts a space before the text, which is not supported");
@@ -137,7 +148,7 @@ static sn_status read_merges(const sn_gguf *gguf, sn_tokenizer *t, sn_err *err) 
     return status;
 }
 
-static sn_status read_tokens(const sn_gguf *gguf, sn_tokenizer *t, bool sentencepiece, sn_err *err) {
+static sn_status read_tokens(const sn_gguf *gguf, sn_tokenizer *t, bool sentencepiece, bool scored, sn_err *err) {
     const sn_gguf_value *tokens = NULL, *types = NULL;
     sn_status status = sn_gguf_array(gguf, "tokenizer.ggml.tokens", SN_GGUF_STRING, true, &tokens, err);
     if (!status) status = sn_gguf_array(gguf, "tokenizer.ggml.token_type", SN_GGUF_I32, true, &types, err);
@@ -150,7 +161,7 @@ static sn_status read_tokens(const sn_gguf *gguf, sn_tokenizer *t, bool sentence
     for (size_t i = 0; !status && i < tokens->n; i++)
         status = read_token(t, (int32_t)i, sn_gguf_string_at(tokens, i), sn_gguf_i32_at(types, i), phi3, err);
     if (status) return status;
-    return sentencepiece ? read_scores(gguf, t, err) : read_merges(gguf, t, err);
+    return scored ? read_scores(gguf, t, err) : read_merges(gguf, t, err);
 }
 
 static sn_status read_id(const sn_gguf *gguf, const char *key, const sn_tokenizer *t, int32_t *id, sn_err *err) {
@@ -194,9 +205,9 @@ static sn_status read_eog_and_chat(const sn_gguf *gguf, sn_tokenizer *t, sn_err 
 sn_status sn_tokenizer_from_gguf(const sn_gguf *gguf, sn_tokenizer **out, sn_err *err) {
     sn_status status = sn_tokenizer_new(out, err);
     if (status) return status;
-    bool sentencepiece = false;
-    status = read_kind(gguf, *out, &sentencepiece, err);
-    if (!status) status = read_tokens(gguf, *out, sentencepiece, err);
+    bool sentencepiece = false, scored = false;
+    status = read_kind(gguf, *out, &sentencepiece, &scored, err);
+    if (!status) status = read_tokens(gguf, *out, sentencepiece, scored, err);
     if (!status) status = read_eog_and_chat(gguf, *out, err);
     if (!status) status = sn_tokenizer_finish(*out, err);
     if (status) sn_tokenizer_close(out);

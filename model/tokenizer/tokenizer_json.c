@@ -1,11 +1,11 @@
 /* Builds a tokenizer from tokenizer.json, with the companion files tokenizer_config.json, generation_config.json and
  * chat_template.jinja. read_model reads vocabulary and merges, read_pipeline the normalizer, pre-tokenizer and decoder
  * (tokenizer_json_steps.c, tokenizer_json_spaces.c), read_post_processor the begin-of-sequence token, read_config and
- * read_eog_ids the companion files. Everything that would change the tokens and is not known is refused.
- *
- * A normalizer NFC (Qwen) is accepted and not applied: text in normal form C, as nearly all text is, gives exactly the
- * model's tokens; other text is encoded as it is and decodes to itself. */
+ * read_eog_ids the companion files. Everything that would change the tokens and is not known is refused. */
 #include "model/tokenizer/tokenizer_json.h"
+
+#include "model/json.h"
+#include "model/not_a_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,19 +143,7 @@ static sn_status read_model(sn_tokenizer *t, const json_t *root, sn_err *err) {
     return status;
 }
 
-/* ---- normalizer and post-processor ---- */
-
-/* Of a byte-level tokenizer. */
-static sn_status check_normalizer(const json_t *value, sn_err *err) {
-    const char *type = sn_json_string(value, "type", "(none)");
-    if (!value || json_is_null(value) || !strcmp(type, "NFC")) return SN_OK;
-    const json_t *list = json_object_get(value, "normalizers");
-    bool only_nfc = !strcmp(type, "Sequence") && json_is_array(list);
-    for (size_t i = 0; only_nfc && i < json_array_size(list); i++)
-        only_nfc = !strcmp(sn_json_string(json_array_get(list, i), "type", ""), "NFC");
-    if (only_nfc) return SN_OK;
-    return sn_fail(err, SN_REFUSED, "the tokenizer's normalizer '%.60s' is not supported, only NFC is", type);
-}
+/* ---- post-processor ---- */
 
 static sn_status read_template(sn_tokenizer *t, const json_t *value, sn_err *err) {
     const json_t *single = json_object_get(value, "single");
@@ -253,7 +241,9 @@ static void read_eog_ids(sn_tokenizer *t, const json_t *generation) {
 static sn_status parse_json(const sn_buf *text, const char *name, json_t **out, sn_err *err) {
     json_error_t why;
     if (!text->data) return SN_OK;
-    *out = json_loadb((const char *)text->data, text->len, JSON_REJECT_DUPLICATES, &why);
+    *out = sn_json_read((const char *)text->data, text->len, &why);
+    const char *other = *out ? NULL : sn_not_a_model(text->data, text->len);
+    if (other) return sn_fail(err, SN_REFUSED, "%s: %s", name, other);
     if (!*out) return sn_fail(err, SN_REFUSED, "%s is not valid JSON: %s, at line %d", name, why.text, why.line);
     if (!json_is_object(*out)) return sn_fail(err, SN_REFUSED, "%s is not a JSON object", name);
     return SN_OK;
@@ -263,8 +253,7 @@ static sn_status parse_json(const sn_buf *text, const char *name, json_t **out, 
 static sn_status read_pipeline(sn_tokenizer *t, const json_t *root, sn_err *err) {
     const json_t *normalizer = json_object_get(root, "normalizer");
     bool sentencepiece = t->vocab.sentencepiece;
-    sn_status status =
-        sentencepiece ? sn_tokenizer_json_normalizer(t, normalizer, err) : check_normalizer(normalizer, err);
+    sn_status status = sn_tokenizer_json_normalizer(t, normalizer, err);
     if (!status) status = sn_tokenizer_json_steps(t, json_object_get(root, "pre_tokenizer"), err);
     if (!status && sentencepiece) status = sn_tokenizer_json_decoder(t, json_object_get(root, "decoder"), err);
     return status;

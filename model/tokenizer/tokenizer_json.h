@@ -19,7 +19,7 @@ sn_status sn_tokenizer_json_steps(sn_tokenizer *t, const json_t *value, sn_err *
  * tokenizer_config.json (`config`, or NULL). */
 sn_status sn_tokenizer_tiktoken(sn_tokenizer *t, const sn_buf *file, const json_t *config, sn_err *err) SN_MUST_USE;
 
-/* SentencePiece: "normalizer" and "decoder". */
+/* "normalizer"; and of SentencePiece "decoder". */
 sn_status sn_tokenizer_json_normalizer(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
 sn_status sn_tokenizer_json_decoder(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
 

@@ -1,4 +1,4 @@
-/* How a tokenizer.json of SentencePiece's kind turns spaces into U+2581 and back: its normalizer and its decoder. (The
+/* Unicode's normal forms, and how a tokenizer.json of SentencePiece's kind turns spaces into U+2581 and back. (The
  * pre-tokenizer Metaspace, which some files have instead of the normalizer, is in tokenizer_json_steps.c.) */
 #include "model/tokenizer/tokenizer_json.h"
 
@@ -34,21 +34,36 @@ static bool part_replaces(const json_t *part, const char *from, const char *to) 
            part_says(part, "content", to);
 }
 
+/* Whether the part is one of Unicode's forms, which then goes to the tokenizer. */
+static bool take_form(sn_tokenizer *t, const json_t *part) {
+    static const char *const names[] = {[SN_NFC] = "NFC", [SN_NFD] = "NFD", [SN_NFKC] = "NFKC", [SN_NFKD] = "NFKD"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        /* behind U+2581 for spaces, a form that makes spaces of other characters would leave these */
+        if (!part_is(part, names[i]) || t->n_forms == SN_NORMAL_FORMS_MAX || t->escapes_early) continue;
+        t->forms[t->n_forms++] = (sn_normal_form)i;
+        return true;
+    }
+    return false;
+}
+
 sn_status sn_tokenizer_json_normalizer(sn_tokenizer *t, const json_t *value, sn_err *err) {
     const json_t *parts[PARTS_MAX];
     size_t n;
     sn_status status = list_parts(value, "normalizers", "normalizer", parts, &n, err);
     for (size_t i = 0; !status && i < n; i++) {
-        if (part_is(parts[i], "Prepend") && part_says(parts[i], "prepend", SN_SPACE) && t->prepend == SN_PREPEND_NEVER)
+        if (take_form(t, parts[i])) continue;
+        bool spaces = t->vocab.sentencepiece;
+        if (spaces && part_is(parts[i], "Prepend") && part_says(parts[i], "prepend", SN_SPACE) &&
+            t->prepend == SN_PREPEND_NEVER)
             t->prepend = SN_PREPEND_ALWAYS;
-        else if (part_replaces(parts[i], " ", SN_SPACE))
+        else if (spaces && part_replaces(parts[i], " ", SN_SPACE))
             t->escapes_early = true;
         else
-            status = sn_fail(
-                err, SN_REFUSED,
-                "the tokenizer's normalizer '%.60s' is not supported: only those of SentencePiece are, which put "
-                "U+2581 for spaces and before the text",
-                sn_json_string(parts[i], "type", "(none)"));
+            status = sn_fail(err, SN_REFUSED,
+                             "the tokenizer's normalizer '%.60s' is not supported in its place: NFC, NFD, NFKC and "
+                             "NFKD are, and then "
+                             "those of SentencePiece, which put U+2581 for spaces and before the text",
+                             sn_json_string(parts[i], "type", "(none)"));
     }
     if (!status && t->prepend && !t->escapes_early)
         status = sn_fail(err, SN_REFUSED,

@@ -59,6 +59,31 @@ static sn_status read_behavior(const char *name, sn_split *out, sn_err *err) {
     return sn_fail(err, SN_REFUSED, "a Split of the pre-tokenizer has the behavior '%.60s', which is not known", name);
 }
 
+/* Punctuation is what Unicode calls so, and all signs of ASCII. */
+static sn_status read_punctuation(steps *s, const json_t *value) {
+    sn_split split = SN_SPLIT_ISOLATED;
+    sn_status status = read_behavior(sn_json_string(value, "behavior", "Isolated"), &split, s->err);
+    return status ? status : steps_add(s, "[\\p{P}$+<=>^`|~]", false, split, false);
+}
+
+/* A step after ByteLevel sees the byte-level alphabet. Its numbers are the digits, and the characters that stand for
+ * six bytes, which are parts of others; a pattern of plain ASCII finds the same there as in the text. */
+static sn_status read_late_step(steps *s, const json_t *value, const char *type) {
+    const char *regex = sn_json_string(json_object_get(value, "pattern"), "Regex", NULL);
+    static const char plain[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz[]{},-";
+    sn_split split = SN_SPLIT_ISOLATED;
+    if (!strcmp(type, "Digits"))
+        return sn_pretokenizer_add_bytes(
+            s->t->pretokenizer, "[0-9\\xb2\\xb3\\xb9\\xbc-\\xbe]",
+            sn_json_bool(value, "individual_digits", false) ? SN_SPLIT_ISOLATED : SN_SPLIT_CONTIGUOUS, false, s->err);
+    if (strcmp(type, "Split") || !regex || regex[strspn(regex, plain)])
+        return sn_fail(s->err, SN_REFUSED,
+                       "the pre-tokenizer has a step '%.60s' after ByteLevel, which is not supported", type);
+    sn_status status = read_behavior(sn_json_string(value, "behavior", "(none)"), &split, s->err);
+    if (status) return status;
+    return sn_pretokenizer_add_bytes(s->t->pretokenizer, regex, split, sn_json_bool(value, "invert", false), s->err);
+}
+
 static sn_status read_split(steps *s, const json_t *value) {
     const json_t *pattern = json_object_get(value, "pattern");
     const char *regex = sn_json_string(pattern, "Regex", NULL), *literal = sn_json_string(pattern, "String", NULL);
@@ -105,13 +130,12 @@ static sn_status read_step(steps *s, const json_t *value, int depth) {
             status = read_step(s, json_array_get(list, i), depth + 1);
         return status;
     }
-    if (s->byte_level) /* such a step would see the byte-level alphabet, not the text */
-        return sn_fail(s->err, SN_REFUSED,
-                       "the pre-tokenizer has a step '%.60s' after ByteLevel, which is not supported", type);
+    if (s->byte_level) return read_late_step(s, value, type);
     if (!strcmp(type, "ByteLevel")) return read_byte_level(s, value);
     if (!strcmp(type, "Metaspace") && s->sentencepiece) return read_metaspace(s, value);
     s->n++;
     if (!strcmp(type, "Split")) return read_split(s, value);
+    if (!strcmp(type, "Punctuation")) return read_punctuation(s, value);
     if (!strcmp(type, "Digits"))
         return steps_add(s, "\\p{N}", false,
                          sn_json_bool(value, "individual_digits", false) ? SN_SPLIT_ISOLATED : SN_SPLIT_CONTIGUOUS,

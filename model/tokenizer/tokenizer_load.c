@@ -28,6 +28,15 @@ static sn_status open_folder(const char *path, sn_tokenizer **out, sn_err *err) 
     sn_tokenizer_files files = {0};
     bool tiktoken = folder_has(path, "tiktoken.model") && !folder_has(path, "tokenizer.json");
     sn_status status = read_folder_file(path, "tokenizer.json", TOKENIZER_JSON_MAX, !tiktoken, &files.tokenizer, err);
+    const char *other = folder_has(path, "tokenizer.model") ? "tokenizer.model"
+                        : folder_has(path, "tekken.json")   ? "tekken.json"
+                                                            : NULL;
+    if (status && other && !folder_has(path, "tokenizer.json"))
+        return sn_fail(
+            err, SN_REFUSED,
+            "%s has %s and no tokenizer.json, which is needed for texts: have transformers write it "
+            "(AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)), or use a GGUF file of the model",
+            path, other);
     if (!status && tiktoken)
         status = read_folder_file(path, "tiktoken.model", TOKENIZER_JSON_MAX, true, &files.tiktoken, err);
     if (!status)

@@ -5,11 +5,12 @@
 
 #include "model/tokenizer/added_tokens.h"
 #include "model/gguf.h"
+#include "model/tokenizer/normal_form.h"
 #include "model/tokenizer/pretokenizer.h"
 #include "model/tokenizer/tokenizer.h"
 #include "model/tokenizer/vocab.h"
 
-enum { SN_TOKENIZER_PASSES = 2, SN_EOG_IDS_MAX = 32 };
+enum { SN_TOKENIZER_PASSES = 2, SN_EOG_IDS_MAX = 32, SN_NORMAL_FORMS_MAX = 4 };
 
 /* SentencePiece: which parts of the text, between added tokens, get a space before them. */
 typedef enum sn_prepend_scheme {
@@ -27,6 +28,8 @@ struct sn_tokenizer {
     sn_added_tokens added[SN_TOKENIZER_PASSES];
     bool ignore_merges; /* a piece that is a token becomes that token, whatever the merges say */
     sn_prepend_scheme prepend;
+    sn_normal_form forms[SN_NORMAL_FORMS_MAX]; /* that a text is brought to before the second pass, in this order */
+    size_t n_forms;
     bool escapes_early; /* spaces become U+2581 before the second pass, not after it */
     bool strips_space;  /* sn_tokenizer_strips_space */
     int32_t bos;        /* id of the begin-of-sequence token; -1: the model has none */

@@ -15,9 +15,17 @@ void sn_decoding_sessions_remove(sn_decoding_sessions *sessions, const void *ses
         }
 }
 
-void sn_decoding_sessions_arrived(sn_decoding_sessions *sessions, const void *session) {
+void sn_decoding_sessions_arrived(sn_decoding_sessions *sessions, const void *session, int64_t arrived_us) {
     for (int i = 0; i < sessions->n; i++)
-        if (sessions->list[i].session == session) sessions->list[i].arrived = true;
+        if (sessions->list[i].session == session) {
+            sessions->list[i].arrived = true;
+            if (sessions->list[i].ended_us) sessions->list[i].gap_us = arrived_us - sessions->list[i].ended_us;
+        }
+}
+
+void sn_decoding_sessions_computed(sn_decoding_sessions *sessions, uint64_t batch, int64_t now_us) {
+    for (int i = 0; i < sessions->n; i++)
+        if (sessions->list[i].batch == batch) sessions->list[i].ended_us = now_us;
 }
 
 bool sn_decoding_sessions_pending(const sn_decoding_sessions *sessions) {
@@ -29,31 +37,19 @@ bool sn_decoding_sessions_pending(const sn_decoding_sessions *sessions) {
 
 void sn_decoding_sessions_record(sn_decoding_sessions *sessions, const void *session, uint64_t client, int rows,
                                  uint64_t batch, int64_t now_us) {
+    int64_t gap_us = -1;
+    for (int i = 0; i < sessions->n; i++)
+        if (sessions->list[i].session == session) gap_us = sessions->list[i].gap_us;
     sn_decoding_sessions_remove(sessions, session);
     if (sessions->n == SN_DECODING_SESSIONS_MAX) session_drop(sessions, 0);
-    sessions->list[sessions->n].session = session;
-    sessions->list[sessions->n].client = client;
-    sessions->list[sessions->n].rows = rows;
-    sessions->list[sessions->n].arrived = false;
-    sessions->list[sessions->n].batch = batch;
-    sessions->list[sessions->n++].last_us = now_us;
+    sessions->list[sessions->n++] = (sn_decoding_session){
+        .session = session, .client = client, .rows = rows, .batch = batch, .last_us = now_us, .gap_us = gap_us};
 }
 
-/* What the session adds to at most so many rows of its client, behind the sessions before it in the list. */
-static int rows_added(const sn_decoding_sessions *sessions, int at, int client_rows_max) {
-    int left = client_rows_max;
-    for (int i = 0; i < at; i++)
-        if (sessions->list[i].client == sessions->list[at].client) left -= sessions->list[i].rows;
-    return left < 0 ? 0 : left < sessions->list[at].rows ? left : sessions->list[at].rows;
-}
-
-int sn_decoding_sessions_rows(sn_decoding_sessions *sessions, int client_rows_max, int64_t now_us) {
+int sn_decoding_sessions_rows(sn_decoding_sessions *sessions, int64_t now_us) {
     int rows = 0;
     while (sessions->n && now_us - sessions->list[0].last_us > SN_DECODING_WINDOW_US) session_drop(sessions, 0);
-    for (int i = 0; i < sessions->n; i++) {
-        bool others = sn_decoding_sessions_of_others(sessions, sessions->list[i].client);
-        rows += others ? rows_added(sessions, i, client_rows_max) : sessions->list[i].rows;
-    }
+    for (int i = 0; i < sessions->n; i++) rows += sessions->list[i].rows;
     return rows;
 }
 

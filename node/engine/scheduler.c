@@ -7,8 +7,8 @@
  *      prefix cache are attached.
  *   2. batch_choose_lead takes, among the started steps of the client whose kinds had no batch for longest, the oldest
  *      of the kind (blocks, adapter) that has not run for longest. Only steps of its kind join the batch.
- *   3. Decode steps are added, while others decode up to decode_rows_max of each client, then prefill steps, client by
- *      client, up to prefill_rows_max.
+ *   3. Decode steps are added, then prefill steps, client by client, up to prefill_rows_max; of each client no more
+ * than others may be delayed by (client_shares.h).
  *   4. sn_kv_admission_reclaim frees pages for a waiting step; a step that loses its pages thereby ends.
  *   5. batch_run runs one forward pass; completed pages go into the prefix cache. A step whose recurrent states must be
  *      brought to its position does not join: batch_catch_up computes a piece of that, for clients in turn.
@@ -18,63 +18,18 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "node/engine/client_turns.h"
 #include "node/engine/expert_rounds.h"
 #include "node/engine/kv_transfer.h"
-#include "node/engine/kv_admission.h"
-#include "node/engine/training.h"
-#include "node/engine/decoding_sessions.h"
+#include "node/engine/scheduler_private.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { KV_READ_WAIT_US = 10000000, OVERTAKEN_US_MAX = 5000000, OTHERS_US = 1000000 };
 enum {
-    BATCH_KINDS = 8,             /* kinds of batches whose last use is remembered */
     TRAINING_EVERY_US = 1000000, /* a piece is run this often although steps are expected: it never starves */
     PIECES_ALONE = 4,            /* training alone takes so many pieces at once */
     STEPS_SHARE = 2,             /* while sessions are busy, steps get this many times the time of training */
-};
-
-/* What the rows of a batch have in common: their blocks and their adapter. */
-typedef struct batch_kind {
-    int first, end;
-    sn_adapter **adapter;
-} batch_kind;
-
-struct sn_scheduler {
-    sn_span *span;
-    sn_kv_pool *pool;
-    sn_kv_admission admission;
-    sn_job *jobs;          /* in order of priority, then of arrival */
-    sn_job *training_jobs; /* in order of arrival */
-    sn_trainer *trainer;
-    uint64_t training_turn;   /* the client whose piece was run last */
-    int64_t trained_us;       /* when the last piece was run */
-    int64_t training_owes_us; /* time that steps get before the next piece */
-    double training_unit_ns;  /* measured time of a piece by its estimated cost; 0: not known */
-    uint64_t forward_passes;
-    int64_t others_us; /* until then others wait, too (sn_scheduler_note_others) */
-    int span_rows;     /* rows of the newest batch, if it went over the whole span */
-    int64_t pass_us;   /* that its pass took */
-    sn_guard_monitor watch;
-    bool waiting;   /* nothing could run in the newest round */
-    bool kv_copied; /* KV pages were copied in this round: one part per round, to bound the delay */
-    batch_kind recent_kinds[BATCH_KINDS]; /* of the newest batches, the newest first */
-    sn_client_turns turns;                /* with batches of the kinds of their steps */
-    sn_job *behind; /* a job whose cache must catch up before it joins a batch; NULL: none in this round */
-    sn_job *lead;   /* the job whose kind the batch has */
-    sn_job *chosen[SN_SPAN_ROWS];
-    sn_span_sequence parts[SN_SPAN_ROWS];
-    uint64_t row_ns;       /* time that a row adds to a pass; 0: not known */
-    uint64_t decode_us;    /* time of a pass of one row; 0: not known */
-    int64_t batch_wait_us; /* limit of the batch wait */
-    sn_decoding_sessions decoding;
-    uint64_t batch_number;  /* of the batch being formed */
-    uint64_t prefill_turn;  /* the client whose prefill rows were added last */
-    uint64_t catch_up_turn; /* the client whose states were brought to their position last */
-    uint64_t copy_turn;     /* the client whose KV pages may be copied in this round */
-    int n_chosen, n_rows;
 };
 
 void sn_job_free(sn_job **job) {
@@ -93,6 +48,7 @@ sn_status sn_scheduler_new(sn_span *span, sn_kv_pool *pool, sn_scheduler **out, 
     if (status) return status;
     (*out)->span = span;
     (*out)->pool = pool;
+    (*out)->shares.limit_us = SN_PREFILL_DELAY_US;
     sn_kv_admission_init(&(*out)->admission, pool);
     status = sn_trainer_new(span, &(*out)->trainer, err);
     if (status) sn_scheduler_free(out);
@@ -125,8 +81,9 @@ static bool job_is_decode_step(const sn_job *job) {
 
 void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
     sn_job **at = job->kind == SN_JOB_TRAIN ? &scheduler->training_jobs : &scheduler->jobs;
+    if (job->kind == SN_JOB_STEP) sn_scheduler_client_comes(scheduler, job);
     if (job_is_decode_step(job))
-        sn_decoding_sessions_arrived(&scheduler->decoding, job->session);
+        sn_decoding_sessions_arrived(&scheduler->decoding, job->session, job->arrived_us);
     else if (job->kind != SN_JOB_KV_READ) /* which comes between two steps, of a session that is copied */
         sn_decoding_sessions_remove(&scheduler->decoding, job->session);
     while (*at && !job_goes_before(job, *at)) at = &(*at)->next;
@@ -138,9 +95,12 @@ void sn_scheduler_set_throughput(sn_scheduler *scheduler, uint64_t decode_us, ui
     scheduler->batch_wait_us = decode_us / 2 < SN_BATCH_WAIT_US_MAX ? (int64_t)decode_us / 2 : SN_BATCH_WAIT_US_MAX;
     scheduler->decode_us = decode_us;
     scheduler->row_ns = row_ns;
+    scheduler->shares.limit_us = sn_scheduler_delay_us_max(scheduler);
 }
 
-int64_t sn_scheduler_batch_wait(const sn_scheduler *s, int64_t now_us) {
+int64_t sn_scheduler_batch_wait(sn_scheduler *s, int64_t now_us) {
+    const int64_t delayed_us = sn_scheduler_delayed_client_wait(s, now_us);
+    if (delayed_us) return delayed_us;
     int rows = 0;
     int64_t came_us = INT64_MAX;
     for (const sn_job *job = s->jobs; job; job = job->next) {
@@ -195,7 +155,6 @@ static void job_end(sn_job *job, sn_status status, int64_t now_us) {
 
 /* -- rows from the prefix cache ------------------------------------------------------------------------------------ */
 
-static int job_next_position(const sn_job *job) { return job->position + job->n_done; }
 static float *job_output_row(const sn_scheduler *s, const sn_job *job, int row) {
     return (float *)sn_shared_buffer_data(job->output) + (size_t)row * (size_t)sn_span_hparams(s->span)->n_embd;
 }
@@ -212,8 +171,8 @@ static int job_full_pages(const sn_job *job) {
 
 /* Attaches the cached pages that follow the job's last row. */
 static void job_attach_prefix(sn_scheduler *s, sn_job *job) {
-    int next = job_page_index(job, job_next_position(job));
-    if (job_next_position(job) % SN_KV_PAGE_TOKENS || next >= job_full_pages(job)) return;
+    int next = job_page_index(job, sn_job_next_position(job));
+    if (sn_job_next_position(job) % SN_KV_PAGE_TOKENS || next >= job_full_pages(job)) return;
     int pages = sn_prefix_cache_attach(*job->kv, &job->step.prefix_scope, job->step.page_hashes + next,
                                        job_full_pages(job) - next, job_output_row(s, job, job->n_done));
     job->n_done += pages * SN_KV_PAGE_TOKENS;
@@ -221,13 +180,14 @@ static void job_attach_prefix(sn_scheduler *s, sn_job *job) {
 
 /* Whether a job in the batch computes the page that this job needs next: then this one waits for it. */
 static bool job_page_is_in_batch(const sn_scheduler *s, const sn_job *job) {
-    int next = job_page_index(job, job_next_position(job));
-    if (job_next_position(job) % SN_KV_PAGE_TOKENS || next >= job_full_pages(job) || !sn_prefix_cache_enabled(s->pool))
+    int next = job_page_index(job, sn_job_next_position(job));
+    if (sn_job_next_position(job) % SN_KV_PAGE_TOKENS || next >= job_full_pages(job) ||
+        !sn_prefix_cache_enabled(s->pool))
         return false;
     for (int i = 0; i < s->n_chosen; i++) {
         const sn_job *other = s->chosen[i];
-        int same = job_page_index(other, job_next_position(job));
-        if (job_next_position(other) <= job_next_position(job) && same < job_full_pages(other) &&
+        int same = job_page_index(other, sn_job_next_position(job));
+        if (sn_job_next_position(other) <= sn_job_next_position(job) && same < job_full_pages(other) &&
             !memcmp(&other->step.prefix_scope, &job->step.prefix_scope, sizeof job->step.prefix_scope) &&
             !memcmp(&other->step.page_hashes[same], &job->step.page_hashes[next], sizeof job->step.page_hashes[next]))
             return true;
@@ -237,11 +197,11 @@ static bool job_page_is_in_batch(const sn_scheduler *s, const sn_job *job) {
 
 /* Rows to compute, at most `rows`: those before the next cached page, which will be attached. */
 static int job_rows_to_cached_page(const sn_scheduler *s, const sn_job *job, int rows) {
-    for (int page = job_page_index(job, job_next_position(job)) + 1; page < job_full_pages(job); page++) {
+    for (int page = job_page_index(job, sn_job_next_position(job)) + 1; page < job_full_pages(job); page++) {
         int begin = (job->position / SN_KV_PAGE_TOKENS + page) * SN_KV_PAGE_TOKENS;
-        if (begin >= job_next_position(job) + rows) break;
+        if (begin >= sn_job_next_position(job) + rows) break;
         if (sn_prefix_cache_contains(s->pool, &job->step.prefix_scope, &job->step.page_hashes[page]))
-            return begin - job_next_position(job);
+            return begin - sn_job_next_position(job);
     }
     return rows;
 }
@@ -277,18 +237,24 @@ static bool job_admit(sn_scheduler *s, sn_job *job, int64_t now_us, bool *queued
     return true;
 }
 
-static bool job_is_of_kind(const sn_job *job, const batch_kind *k) {
+static bool job_is_of_kind(const sn_job *job, const sn_batch_kind *k) {
     return job->first == k->first && job->end == k->end && job->step.adapter == k->adapter;
 }
-static batch_kind job_batch_kind(const sn_job *job) { return (batch_kind){job->first, job->end, job->step.adapter}; }
+static sn_batch_kind job_batch_kind(const sn_job *job) {
+    return (sn_batch_kind){job->first, job->end, job->step.adapter};
+}
 
-static bool job_may_run(const sn_job *job) { return job->kind == SN_JOB_STEP && job->started_us && !job->finished_us; }
-
-/* How many batches ago one of the job's kind was run; BATCH_KINDS: longer ago, or never. */
+/* How many batches ago one of the job's kind was run; SN_BATCH_KINDS: longer ago, or never. */
 static int job_kind_last_turn(const sn_scheduler *s, const sn_job *job) {
     int i = 0;
-    while (i < BATCH_KINDS && !job_is_of_kind(job, &s->recent_kinds[i])) i++;
+    while (i < SN_BATCH_KINDS && !job_is_of_kind(job, &s->recent_kinds[i])) i++;
     return i;
+}
+
+static uint64_t client_last_batch(const sn_scheduler *s, uint64_t client) {
+    for (int i = 0; i < SN_CLIENT_SHARES_MAX; i++)
+        if (s->shares.list[i].active_us && s->shares.list[i].client == client) return s->shares.list[i].batch;
+    return 0;
 }
 
 /* Of the client whose kinds had no batch for longest, so that one with many kinds does not delay another one by all of
@@ -298,8 +264,8 @@ static sn_job *batch_choose_lead(const sn_scheduler *s) {
     uint64_t since = UINT64_MAX;
     int longest = -1;
     for (sn_job *job = s->jobs; job; job = job->next) {
-        if (!job_may_run(job)) continue;
-        uint64_t batch = sn_client_turns_last(&s->turns, job->client);
+        if (!sn_job_may_run(job)) continue;
+        uint64_t batch = client_last_batch(s, job->client);
         int turn = job_kind_last_turn(s, job);
         if (batch > since || (batch == since && turn <= longest)) continue;
         since = batch;
@@ -311,10 +277,10 @@ static sn_job *batch_choose_lead(const sn_scheduler *s) {
 
 /* The batch has the lead's kind: a turn of all clients with steps for it, also of those that get no rows. */
 static void clients_note_batch(sn_scheduler *s) {
-    const batch_kind kind = job_batch_kind(s->lead);
+    const sn_batch_kind kind = job_batch_kind(s->lead);
     for (const sn_job *job = s->jobs; job; job = job->next)
-        if (job_may_run(job) && job_is_of_kind(job, &kind))
-            sn_client_turns_note(&s->turns, job->client, s->batch_number);
+        if (sn_job_may_run(job) && job_is_of_kind(job, &kind))
+            sn_client_shares_of(&s->shares, job->client, s->shares.now_us)->batch = s->batch_number;
 }
 
 /* Adds up to `rows` of the job's remaining rows to the batch, if it has the batch's kind. */
@@ -323,7 +289,7 @@ static void batch_add_job(sn_scheduler *s, sn_job *job, int rows) {
     int capacity = s->n_chosen < SN_SPAN_ROWS ? sn_span_rows_max(s->span) - s->n_rows : 0;
     if (rows > left) rows = left;
     if (rows > capacity) rows = capacity;
-    const batch_kind wanted = job_batch_kind(s->lead);
+    const sn_batch_kind wanted = job_batch_kind(s->lead);
     if (rows <= 0 || !job_is_of_kind(job, &wanted) || job_page_is_in_batch(s, job)) return;
     if (sn_kv_cache_state_position(*job->kv) < sn_kv_cache_length(*job->kv)) {
         const uint64_t after = s->catch_up_turn + 1; /* clients take turns, as with their prompts */
@@ -345,9 +311,6 @@ static void job_copy_kv(sn_scheduler *s, sn_job *job, int64_t now_us) {
         job->kind == SN_JOB_KV_READ ? sn_kv_transfer_read(s->span, job) : sn_kv_transfer_write(s->span, job);
     job_end(job, status, sn_now_us());
 }
-
-/* Decode steps, and the end of a prompt. */
-static bool job_counts_as_decode(const sn_job *job) { return job->n_tokens - job->n_done <= SN_DECODE_ROWS_MAX; }
 
 static bool job_copies_kv(const sn_job *job) { return job->kind == SN_JOB_KV_READ || job->kind == SN_JOB_KV_WRITE; }
 
@@ -399,54 +362,40 @@ static void jobs_prepare(sn_scheduler *s, int64_t now_us) {
     }
 }
 
-/* Rows that the decode steps of one client may add to a batch while another client decodes: as many as prefill rows may
- * delay it, or as take as long as a pass of one row. */
-static int decode_rows_max(const sn_scheduler *s) {
-    if (!s->row_ns) return SN_PREFILL_ROWS_CONCURRENT;
-    uint64_t us = s->decode_us > SN_PREFILL_DELAY_US ? s->decode_us : SN_PREFILL_DELAY_US;
-    uint64_t rows = us * 1000 / s->row_ns;
-    return rows < SN_DECODE_ROWS_MAX ? SN_DECODE_ROWS_MAX : rows < SN_SPAN_ROWS_MAX ? (int)rows : SN_SPAN_ROWS_MAX;
-}
-
-/* Whether the decode step would give its client more of the batch than its share; then it waits for the next one. */
-static bool job_exceeds_share(const sn_scheduler *s, const sn_job *job, int share) {
-    int rows = job->n_tokens - job->n_done;
-    if (s->n_rows + rows <= share || !sn_decoding_sessions_of_others(&s->decoding, job->client)) return false;
-    for (int i = 0; i < s->n_chosen; i++)
-        if (s->chosen[i]->client == job->client) rows += s->parts[i].n_rows;
-    return rows > share;
+static void batch_add_decode_job(sn_scheduler *s, sn_job *job, int64_t now_us) {
+    if (job_is_decode_step(job))
+        sn_decoding_sessions_record(&s->decoding, job->session, job->client, job->n_tokens, s->batch_number, now_us);
+    batch_add_job(s, job, SN_DECODE_ROWS_MAX);
 }
 
 /* Adds the decode steps of the batch's kind. True: there are decode steps, of this or another kind. */
 static bool batch_add_decode_jobs(sn_scheduler *s, int64_t now_us) {
-    const int share = decode_rows_max(s);
     bool any = false;
     for (sn_job *job = s->jobs; job && s->lead; job = job->next) {
-        if (!job_may_run(job) || !job_counts_as_decode(job)) continue;
+        if (!sn_job_may_run(job) || !sn_job_counts_as_decode(job)) continue;
         any = true;
-        if (job_exceeds_share(s, job, share)) continue;
-        if (job_is_decode_step(job))
-            sn_decoding_sessions_record(&s->decoding, job->session, job->client, job->n_tokens, s->batch_number,
-                                        now_us);
-        batch_add_job(s, job, SN_DECODE_ROWS_MAX);
+        if (!sn_scheduler_exceeds_share(s, job)) batch_add_decode_job(s, job, now_us);
     }
     return any;
 }
 
-static bool job_is_prompt(const sn_job *job) { return job_may_run(job) && !job_counts_as_decode(job); }
-
-static bool job_is_clients_first_prompt(const sn_scheduler *s, const sn_job *job) {
-    const sn_job *first = s->jobs;
-    while (first != job && !(job_is_prompt(first) && first->client == job->client)) first = first->next;
-    return first == job;
+/* Where no client may add anything: steps of the lead's client, as many as take the time of a pass of one row. */
+static void batch_add_lead(sn_scheduler *s, int64_t now_us) {
+    for (sn_job *job = s->jobs; job; job = job->next) {
+        if (job->client != s->lead->client || !sn_job_may_run(job)) continue;
+        if (sn_scheduler_client_us(s, job->client, true) + sn_scheduler_client_us(s, job->client, false) >
+            (double)sn_scheduler_base_us(s))
+            return;
+        batch_add_decode_job(s, job, now_us);
+    }
 }
 
-/* Prompts of which rows are to be computed: each is a session's. Of a client that delays others one counts. */
+static bool job_is_prompt(const sn_job *job) { return sn_job_may_run(job) && !sn_job_counts_as_decode(job); }
+
+/* Prompts of which rows are to be computed: each is a session's. */
 static int prompts_waiting(const sn_scheduler *s) {
     int n = 0;
-    for (const sn_job *job = s->jobs; job; job = job->next)
-        n += job_is_prompt(job) &&
-             (!sn_decoding_sessions_of_others(&s->decoding, job->client) || job_is_clients_first_prompt(s, job));
+    for (const sn_job *job = s->jobs; job; job = job->next) n += job_is_prompt(job);
     return n;
 }
 
@@ -461,11 +410,9 @@ static int prefill_rows_alone(const sn_scheduler *s) {
 
 /* Limit of the prefill rows in a batch. While sessions decode, it keeps the pass short, also for those whose next step
  * will arrive during the pass; where more prompts wait than rows decode, they may delay those in that ratio. There may
- * be as many as decode, of each client no more than it has in a batch: it buys its prompts no time by steps of many
- * sessions. A multiple of 8, because the kernels compute 8 rows at once. */
+ * be as many as decode. What one client may add is less (sn_scheduler_prompt_rows_max). */
 static int prefill_rows_max(sn_scheduler *s, bool decoding, int prompts, int64_t now_us) {
-    enum { MULTIPLE = 8 };
-    int decode_rows = sn_decoding_sessions_rows(&s->decoding, decode_rows_max(s), now_us);
+    int decode_rows = sn_decoding_sessions_rows(&s->decoding, now_us);
     if (!decoding && !decode_rows && now_us >= s->others_us) return prefill_rows_alone(s);
     if (!s->row_ns) return SN_PREFILL_ROWS_CONCURRENT;
     int delays = prompts / (decode_rows ? decode_rows : 1);
@@ -474,7 +421,7 @@ static int prefill_rows_max(sn_scheduler *s, bool decoding, int prompts, int64_t
     uint64_t rows = (uint64_t)delays * SN_PREFILL_DELAY_US * 1000 / s->row_ns;
     if (rows < (uint64_t)decode_rows) rows = (uint64_t)decode_rows;
     if (rows > (uint64_t)sn_span_rows_max(s->span)) rows = (uint64_t)sn_span_rows_max(s->span);
-    return rows < MULTIPLE ? MULTIPLE : (int)rows / MULTIPLE * MULTIPLE;
+    return rows < SN_ROWS_MULTIPLE ? SN_ROWS_MULTIPLE : (int)rows / SN_ROWS_MULTIPLE * SN_ROWS_MULTIPLE;
 }
 
 void sn_scheduler_note_others(sn_scheduler *scheduler, int64_t now_us) { scheduler->others_us = now_us + OTHERS_US; }
@@ -484,7 +431,7 @@ void sn_scheduler_note_others(sn_scheduler *scheduler, int64_t now_us) { schedul
 static sn_job *prefill_next_job(const sn_scheduler *s) {
     sn_job *best = NULL;
     for (sn_job *job = s->jobs; job; job = job->next) {
-        if (!job_may_run(job) || job_counts_as_decode(job) || job->last_batch == s->batch_number) continue;
+        if (!sn_job_may_run(job) || sn_job_counts_as_decode(job) || job->last_batch == s->batch_number) continue;
         if (!best || job->client - s->prefill_turn - 1 < best->client - s->prefill_turn - 1)
             best = job; /* distances are modulo 2^64 */
     }
@@ -507,10 +454,12 @@ static void batch_form(sn_scheduler *s, int64_t now_us) {
         job->last_batch = s->batch_number;
         job_attach_prefix(s, job);
         if (job->n_done == job->n_tokens) job_end(job, SN_OK, now_us);
-        batch_add_job(s, job, budget);
+        const int most = sn_scheduler_prompt_rows_max(s, job);
+        batch_add_job(s, job, budget < most ? budget : most);
         if (s->n_rows > before) s->prefill_turn = job->client;
         budget -= s->n_rows - before;
     }
+    if (s->lead && !s->n_rows) batch_add_lead(s, now_us);
 }
 
 static void batch_run(sn_scheduler *s) {
@@ -526,14 +475,16 @@ static void batch_run(sn_scheduler *s) {
     s->training_owes_us -= s->pass_us;
     sn_guard_monitor_step(&s->watch, moved, planned, now);
     s->forward_passes++;
-    memmove(s->recent_kinds + 1, s->recent_kinds, (BATCH_KINDS - 1) * sizeof *s->recent_kinds);
+    memmove(s->recent_kinds + 1, s->recent_kinds, (SN_BATCH_KINDS - 1) * sizeof *s->recent_kinds);
     s->recent_kinds[0] = job_batch_kind(s->chosen[0]);
     if (!status && first == sn_span_first(s->span) && end == sn_span_end(s->span)) s->span_rows = s->n_rows;
+    sn_scheduler_learn_costs(s);
+    sn_scheduler_clients_account_pass(s, begun, now);
     for (int i = 0; i < s->n_chosen; i++) {
         sn_job *job = s->chosen[i];
         if (!status && job->step.cacheable)
             sn_prefix_cache_insert(*job->kv, &job->step.prefix_scope,
-                                   job->step.page_hashes + job_page_index(job, job_next_position(job)),
+                                   job->step.page_hashes + job_page_index(job, sn_job_next_position(job)),
                                    s->parts[i].n_rows, s->parts[i].output);
         job->n_done += s->parts[i].n_rows;
         if (status) job->err = err;
@@ -561,16 +512,20 @@ static void batch_catch_up(sn_scheduler *s, int64_t now_us) {
     sn_job *job = s->behind;
     sn_adapter **adapter = job->step.adapter;
     int rows = catch_up_rows_max(s, now_us);
+    const int64_t begun_us = sn_now_us();
     s->catch_up_turn = job->client;
     sn_status status =
         sn_span_catch_up(s->span, job->first, job->end, adapter ? *adapter : NULL, *job->kv, rows, &job->err);
+    sn_scheduler_clients_wait(s, sn_now_us());
+    sn_client_shares_of(&s->shares, job->client, s->shares.now_us)->cost = 1;
+    sn_scheduler_clients_account(s, begun_us, 0);
     if (status) job_end(job, status, sn_now_us());
 }
 
 /* -- training ------------------------------------------------------------------------------------------------------ */
 
 static bool steps_are_expected(sn_scheduler *s, int64_t now_us) {
-    return s->n_chosen || now_us < s->others_us || sn_decoding_sessions_rows(&s->decoding, decode_rows_max(s), now_us);
+    return s->n_chosen || now_us < s->others_us || sn_decoding_sessions_rows(&s->decoding, now_us);
 }
 
 /* Training waits behind steps: while they run or are expected, it gets one part of the device's time, and they

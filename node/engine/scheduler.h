@@ -45,7 +45,7 @@ void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job);
  * one another. Once the first of them is here, its pass is worth a short wait for the others, because a few more rows
  * hardly cost more than one. Returns until when to wait for jobs before the next sn_scheduler_run; 0: run now. A
  * session that does not arrive in time is not waited for again, and a single session never waits. */
-int64_t sn_scheduler_batch_wait(const sn_scheduler *scheduler, int64_t now_us);
+int64_t sn_scheduler_batch_wait(sn_scheduler *scheduler, int64_t now_us);
 
 /* Something else waits for the device thread at short intervals, as a decoding session does (EXPERTS of other nodes):
  * passes are kept short for a while. */

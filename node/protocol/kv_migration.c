@@ -74,8 +74,8 @@ void sn_kv_migration_free(sn_session *session, bool engine_is_gone) {
 }
 
 static void migration_fail(sn_protocol *protocol, sn_kv_migration *migration, const sn_err *why) {
-    sn_log(SN_LOG_WARN, "KV transfer failed", "request_id=%s tokens=%d text=%s", migration->session->request_id,
-           migration->acked, why->text);
+    sn_log_rated(SN_LOG_WARN, "KV transfer failed", "request_id=%s tokens=%d text=%s", migration->session->request_id,
+                 migration->acked, why->text);
     if (migration->reply_wanted) {
         sn_msg *msg = sn_protocol_new_msg(SN_MSG_ERROR, migration->reply_correlation_id);
         if (msg) {

@@ -162,6 +162,8 @@ class Model(Handle):
         """The token ids of a prompt (a text, messages, or ids), and whether an answer is expected."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt), False
+        if not isinstance(prompt, Iterable):
+            raise errors.Refused(f"a prompt is a text, messages or token ids, and no {type(prompt).__name__}")
         listed = list(prompt)
         if listed and isinstance(listed[0], Mapping):
             return self.tokenizer._render(listed, None, True, None)[1], True  # type: ignore[arg-type]

@@ -143,7 +143,7 @@ def test_what_a_callback_raises_comes_out_of_the_call(tiny):
 def test_mistakes_are_refused_with_a_sentence(tiny, tiny_path):
     for wrong in (lambda: swarmnode.Model(None, "/nowhere"), lambda: tiny.generate(IDS, nonsense=1),
                   lambda: tiny.generate(IDS, temperature=-1), lambda: tiny.session(blocks="3:9"),
-                  lambda: tiny.generate([1.5]), lambda: tiny.generate([-1]), lambda: tiny.generate([320]),
+                  lambda: tiny.generate([1.5]), lambda: tiny.generate(5), lambda: tiny.generate([-1]), lambda: tiny.generate([320]),
                   lambda: tiny.logits(np.zeros((2, 64))), lambda: tiny.logits(np.zeros((2, 63), np.float32))):
         with pytest.raises(swarmnode.Refused, match=r"\w+ \w+ \w+"):
             wrong()

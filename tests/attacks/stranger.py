@@ -12,9 +12,13 @@ crowd N: the same from 127.0.0.9, with a new key for every ten pages, eight keys
 minute.
 introductions N: asks for introductions by UDP for N seconds, as fast as it can send.
 experts N: asks for experts of the node's last block for N seconds, 512 rows at a time, 64 requests at a time.
-steps N: steps of ROWS rows (8) in 16 sessions over different blocks for N seconds, in each the next one when one is answered."""
+steps N: steps of ROWS rows (8) in 16 sessions over different blocks for N seconds, in each the next one when one is answered.
+greedy N: KEYS clients (1) with SESSIONS sessions (16) over all blocks each, of steps of ROWS rows (1) that no prefix cache has, for N
+seconds; a session ends after TOKENS (512), and another one begins."""
 import os
+import random
 import socket
+import struct
 import sys
 import time
 
@@ -206,6 +210,48 @@ def compute_steps(stranger, seconds):
     print(f"was answered {answered} times and refused {refused} in {time.monotonic() - began:.2f}", flush=True)
 
 
+def be_greedy(stranger, seconds):
+    width, rows = int(os.environ.get("WIDTH", "576")), int(os.environ.get("ROWS", "1"))
+    me, limit, done, computed, poller = stranger.announcement(), int(os.environ.get("TOKENS", "512")), {}, 0, zmq.Poller()
+    clients = [stranger] + [Stranger(stranger.address) for _ in range(int(os.environ.get("KEYS", "1")) - 1)]
+    noise = struct.pack("<4096f", *(random.uniform(-1, 1) for _ in range(4096))) * (1 + rows * width // 4096)
+
+    def begin(client):
+        session = os.urandom(16)
+        client.send("open", protocol=3, session=session, model=me["model"], first_block=me["first_block"], end_block=me["end_block"],
+                    max_tokens=limit, predecessor=ZERO, next=[], kv_source=ZERO, adapter=ZERO, request_id="stranger")
+        done[session] = 0
+        step(client, session)
+
+    def step(client, session):
+        if done[session] == limit // rows:
+            del done[session]
+            client.send("close", session=session)
+            return begin(client)
+        data = struct.pack("<f", random.uniform(-1, 1)) + noise[4 : 4 * rows * width]
+        client.send("step", [rows, width], data, session=session, step=done[session] + 1, position=done[session] * rows, reply_dtype=0,
+                    timeline=ZERO, route=[], trace=[], wants_receipt=0, receipts=[], request_id="stranger")
+        done[session] += 1
+
+    for client in clients:
+        poller.register(client.socket, zmq.POLLIN)
+        for _ in range(int(os.environ.get("SESSIONS", "16"))):
+            begin(client)
+    began = time.monotonic()
+    print("begins", flush=True)
+    while time.monotonic() - began < seconds:
+        ready = dict(poller.poll(1000))
+        for client in clients:
+            while client.socket in ready and client.socket.poll(0):
+                reply = client.receive()
+                if reply["kind"] == "error":
+                    sys.exit(f"refused: {reply['text']}")
+                if reply["kind"] == "step_reply":
+                    computed += rows
+                    step(client, reply["session"])
+    print(f"computed {computed} rows in {time.monotonic() - began:.2f}", flush=True)
+
+
 def invented(template, i, address=None):
     key = Ed25519PrivateKey.generate()
     a = dict(template, node=key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), curve_key=os.urandom(32), name=f"node{i}",
@@ -268,5 +314,6 @@ def proven(stranger, n):
 
 if __name__ == "__main__":
     attacks = {"proven": proven, "hoard": hoard, "dial": dial, "hold": hold, "weights": take_weights, "questions": ask_questions,
-               "openings": open_again, "pages": ask_for_pages, "crowd": ask_as_a_crowd, "introductions": ask_for_introductions, "experts": ask_for_experts, "steps": compute_steps}
+               "openings": open_again, "pages": ask_for_pages, "crowd": ask_as_a_crowd, "introductions": ask_for_introductions, "experts": ask_for_experts, "steps": compute_steps,
+               "greedy": be_greedy}
     attacks[sys.argv[2]](Stranger(sys.argv[1]), int(sys.argv[3]))

@@ -40,7 +40,7 @@ struct swarm_model {
 struct swarm_event {
     swarm_event_kind kind;
     const char *text;
-    size_t length, done, total;
+    size_t length, done, total, reused;
     int32_t id;
 };
 struct swarm_session {
@@ -176,6 +176,7 @@ const char *swarm_event_text(const swarm_event *event, size_t *length) {
 }
 double swarm_event_number(const swarm_event *event, const char *name) {
     if (!strcmp(name, "id")) return event->id;
+    if (!strcmp(name, "reused")) return (double)event->reused;
     return (double)(!strcmp(name, "done") ? event->done : event->total);
 }
 
@@ -292,7 +293,8 @@ static swarm_code follow(swarm_session *s, const char *script, size_t n, bool *s
         return atomic_load(&s->cancel->set) ? SWARM_CANCELLED : say(s, "ready", 5, 0, stopped);
     }
     if (!strcmp(script, "endless")) {
-        swarm_code code = SWARM_OK;
+        swarm_event progress = {.kind = SWARM_EVENT_PROGRESS, .text = "", .done = 7, .total = 7, .reused = 4};
+        swarm_code code = step(s, &progress, stopped);
         while (!code && !*stopped) code = say(s, "word ", 5, STEP_US / 4, stopped);
         return code;
     }

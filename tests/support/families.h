@@ -37,6 +37,7 @@ static const char *const FAMILIES[] = {
     "deepseek_v2",
     "deepseek_v2_grouped",
     "deepseek_v3",
+    "glm4_moe_lite",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 
@@ -45,7 +46,7 @@ static inline bool family_is_recurrent(const char *name) { return !strncmp(name,
 
 /* These run on CPUs only, and are not trained. */
 static inline bool family_is_limited(const char *name) {
-    return family_is_recurrent(name) || !strncmp(name, "deepseek", 8);
+    return family_is_recurrent(name) || !strncmp(name, "deepseek", 8) || !strcmp(name, "glm4_moe_lite");
 }
 
 #endif

@@ -6,7 +6,7 @@ says how many bytes of files were sent, and how often the store saw the token. W
 requests as real servers now and then do: bodies that end too soon, no answer, 429, 500, the whole file instead of a range, gzip,
 locations that have expired. --fault does one thing only, all the time: truncated (each long body ends after a third of it, once for
 each place), silent (the connection ends without an answer, once for each place), whole (a range is answered by 200), gzip, other (other bytes than were asked for), wrong (a byte is another one),
-changes (after its tenth answer the store has another version). The store redirects /loop/... to itself. --rate: bytes a second of each body. POST /-/commit changes the
+changes (after its tenth answer the store has another version), sizeless (the list of files has names alone, as that of a mirror). The store redirects /loop/... to itself. --rate: bytes a second of each body. POST /-/commit changes the
 commit, as a push to the repository does. The first port is a proxy, too: for requests to any host that no resolver finds.
 """
 import functools, gzip, hashlib, json, mmap, os, sys, threading, time
@@ -89,8 +89,11 @@ class Hub(Handler):
             return self.answer(404)
         if self.headers.get("Authorization") != "Bearer secret" and repo.startswith("closed/"):
             return self.answer(401)
+        names = sorted(os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names)
         files = [{"rfilename": name, "size": os.path.getsize(os.path.join(folder, name)),
-                  "lfs": {"sha256": sha256(os.path.join(folder, name))}} for name in sorted(os.listdir(folder))]
+                  "lfs": {"sha256": sha256(os.path.join(folder, name))}} for name in names]
+        if fault == "sizeless":
+            files = [{"rfilename": f["rfilename"]} for f in files]
         self.answer(200, json.dumps({"sha": state["commit"], "siblings": files}).encode())
 
     def resolve(self, repo, name):

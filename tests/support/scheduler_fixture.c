@@ -2,10 +2,12 @@
 
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/virtual_clock.h"
 
 #include <criterion/criterion.h>
 
 void scheduler_fixture_begin_with_rows(scheduler_fixture *b, int pages, int batch_rows) {
+    virtual_clock_begin_still();
     *b = (scheduler_fixture){.now = 1000000};
     sn_model *model = NULL;
     sn_device_options options = {.threads = 1, .batch_rows = batch_rows};
@@ -56,6 +58,12 @@ sn_job *add_step_over(scheduler_fixture *b, int s, int position, int n, int firs
     sn_job *job = new_step(b, s, position, n, first, end);
     sn_scheduler_add(b->scheduler, job);
     return job;
+}
+
+void add_clients_step(scheduler_fixture *b, uint64_t client, int s, int position, int n) {
+    sn_job *job = new_step(b, s, position, n, 0, 4);
+    job->client = client;
+    sn_scheduler_add(b->scheduler, job);
 }
 
 sn_job *add_step(scheduler_fixture *b, int s, int position, int n) { return add_step_over(b, s, position, n, 0, 4); }

@@ -1,5 +1,5 @@
 /* A scheduler by hand: one span on the CPU, a KV pool, and steps that the test adds and runs batch by batch, in time
- * that it controls. A failure here ends the process. */
+ * that it controls (passes take none by the virtual clock). A failure here ends the process. */
 #ifndef SN_TESTS_SCHEDULER_FIXTURE_H
 #define SN_TESTS_SCHEDULER_FIXTURE_H
 
@@ -25,6 +25,8 @@ void scheduler_fixture_end(scheduler_fixture *b);
 
 /* Adds a step of n tokens for session s over all blocks to the scheduler. It waits up to 10 s for KV pages. */
 sn_job *add_step(scheduler_fixture *b, int s, int position, int n);
+/* The same of this client, which the scheduler knows from when the step comes. */
+void add_clients_step(scheduler_fixture *b, uint64_t client, int s, int position, int n);
 /* The same over blocks [first, end). */
 sn_job *add_step_over(scheduler_fixture *b, int s, int position, int n, int first, int end);
 /* The same over all blocks, at position 0; it waits up to a minute. */

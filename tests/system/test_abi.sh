@@ -77,7 +77,7 @@ evidence.c fwrite         into a file
 loss_curve.c fprintf      into a file
 loss_curve.c fwrite       into a file
 "
-never='exit|_exit|_Exit|quick_exit|abort|atexit|on_exit|v?f?printf|v?dprintf|puts|putchar|putc|fputs|fputc|fwrite|perror|psignal|stdout|stderr|stdin|__v?f?printf_chk|signal|sigaction|sigprocmask|pthread_sigmask|getenv|secure_getenv|environ|setenv|putenv|unsetenv|fork|vfork|system|popen|chdir|umask|setlocale|srand|rand|srandom|random|dup2|pthread_atfork'
+never='exit|_exit|_Exit|quick_exit|abort|atexit|on_exit|v?f?printf|v?dprintf|puts|putchar|putc|fputs|fputc|fwrite|perror|psignal|stdout|stderr|stdin|__v?[fd]?printf_chk|signal|sigaction|sigprocmask|pthread_sigmask|getenv|secure_getenv|environ|setenv|putenv|unsetenv|fork|vfork|system|popen|chdir|umask|setlocale|srand|rand|srandom|random|dup2|pthread_atfork'
 linked=$(readelf -sW "$library" | awk '$4 == "FILE" {print $8}' | sort -u)
 found=0
 for archive in base device model kvcache blocks net dht client; do
@@ -85,6 +85,7 @@ for archive in base device model kvcache blocks net dht client; do
     found=$((found + 1))
     grep -qx "$object" <<<"$linked" || continue
     grep -q "^$object $symbol\( \|$\)" <<<"$allowed" || fail "$object of libswarm calls $symbol"
-  done < <(nm -A "$bin/libsn_$archive.a" 2>/dev/null | sed -nE "s/^[^:]*:([^:]*)\.o: +U ($never)\$/\1 \2/p" | sort -u)
+  done < <(nm -A "$bin/libsn_$archive.a" 2>/dev/null | sed -nE "s/^[^:]*:([^:]*)\.o: +U ($never)\$/\1 \2/p" |
+    sed -E 's/ __([a-z]+)_chk$/ \1/' | sort -u) # the checked forms of _FORTIFY_SOURCE
 done
 [ $found -gt 5 ] || fail "the archives of libswarm's objects could not be read"

@@ -37,6 +37,14 @@ for fault in truncated whole gzip silent; do
   kill_node hub
   rm -rf "$SWARM_CACHE"
 done
+# A list of files that says no sizes: each file's own answer does. Without the hub, the file that is here.
+start_hub "$hub" --fault sizeless
+fetch
+[ "$(is_right)" -gt 30000000 ] || fail "a list without sizes: not everything was fetched: $(cat "$scratch/run.err")"
+kill_node hub
+fetch
+grep -q 'cannot be fetched\|cannot be read' "$scratch/run.err" && fail "a list without sizes, and no hub: $(cat "$scratch/run.err")"
+rm -rf "$SWARM_CACHE"
 start_hub "$hub" --fault other
 fetch
 tail -n 1 "$scratch/run.err" | grep -q 'sends other bytes than were asked for' || fail "other bytes were taken: $(cat "$scratch/run.err")"

@@ -40,6 +40,14 @@ bytes=$(hub_count bytes)
 generates org/folder
 grep -q 'manifest' "$scratch/run.err" && fail "what was fetched earlier is spoken of again"
 
+# Models that lie in the folder as files are listed, and an empty folder says so.
+mkdir "$scratch/with-file" "$scratch/empty"
+echo GGUF >"$scratch/with-file/one.gguf"
+succeeds "$bin/swarm" models --cache "$scratch/with-file"
+grep -q "one.gguf  a file: --model $scratch/with-file/one.gguf" "$scratch/run.out" || fail "a file is not listed: $(cat "$scratch/run.out")"
+succeeds "$bin/swarm" models --cache "$scratch/empty"
+[ "$(cat "$scratch/run.out")" = "no model was fetched to $scratch/empty" ] || fail "an empty folder says $(cat "$scratch/run.out")"
+
 succeeds "$bin/swarm" models --json
 [ "$(query "$scratch/run.out" 'd["models"][0]["linked_bytes"]')" = $(($(stat -c %s+ "$hub"/org/folder/*) 0)) ] || fail "$(cat "$scratch/run.out")"
 

@@ -107,6 +107,12 @@ succeeds "$bin/swarm" keygen --out "$scratch/id"
 refuses 2 "exist|overwr" "$bin/swarm" keygen --out "$scratch/id"
 start_node keyed "$llama" all --identity "$scratch/id"
 wait_ready keyed
+# The ready line says of the weights what the table of the plan says; blocks that the model lacks are one sentence.
+succeeds "$node" --model "$llama" --blocks all --plan --device cpu
+planned=$(awk '$1 == "0:4" { print $3, $4 }' "$scratch/run.out")
+grep -q " weights=$planned kv_cache=" "$scratch/keyed.out" || fail "the plan has weights of $planned: $(cat "$scratch/keyed.out")"
+refuses 2 "'0:99' is beyond the model's blocks, which are 0:4" "$node" --model "$llama" --blocks 0:99 --listen 127.0.0.1:0
+[ "$(wc -l <"$scratch/run.err")" = 1 ] || fail "there is more than the sentence: $(cat "$scratch/run.err")"
 chmod 0644 "$scratch/id"
 refuses 2 "chmod 600|mode|others" "$node" --model "$llama" --blocks all --listen 127.0.0.1:0 --identity "$scratch/id"
 refuses 2 "$scratch/cut.gguf" "$node" --model "$llama" --blocks all --identity "$scratch/cut.gguf"

@@ -4,6 +4,7 @@
 # built with libswarm-dev run there, and after a purge nothing is left.
 . "$(dirname "$0")/lib.sh"
 . "$(dirname "$0")/bare_root.sh"
+. "$(dirname "$0")/hardened.sh"
 for tool in cpack dpkg dpkg-deb dpkg-shlibdeps chroot python3; do
   command -v $tool >/dev/null || skip "needs $tool"
 done
@@ -46,6 +47,7 @@ listing >"$scratch/before"
 
 succeeds dpkg --root="$root" --force-not-root --log=/dev/null -i "${debs[@]}"
 succeeds chroot "$root" /usr/bin/swarm-node --help
+is_sanitized || hardened "$root"/usr/bin/swarm "$root"/usr/bin/swarm-node "$root"/usr/lib/libswarm.so.0
 grep -q -- '--blocks' "$scratch/run.out" || fail "swarm-node --help does not explain --blocks"
 succeeds chroot "$root" /usr/bin/swarm --help
 grep -q generate "$scratch/run.out" || fail "swarm --help does not name generate"

@@ -3,6 +3,7 @@
 # installs works alone, also in a bare Debian.
 . "$(dirname "$0")/lib.sh"
 . "$(dirname "$0")/bare_root.sh"
+. "$(dirname "$0")/hardened.sh"
 for tool in ccache cmake ninja; do command -v $tool >/dev/null || skip "needs $tool: without it the build takes minutes"; done
 python_tests
 root=$(realpath "$here/../..")
@@ -15,6 +16,7 @@ wheel=$scratch/wheels/swarmnode-$version-py3-none-$platform.whl
 [ -f "$wheel" ] || fail "the wheel's name is not right: $(ls "$scratch/wheels")"
 python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-index --target "$scratch/site" "$wheel" >&2 ||
   fail "the wheel was not installed"
+hardened "$scratch/site/swarmnode/libswarm.so.0" "$scratch/site/swarmnode/bin/swarm" "$scratch/site/swarmnode/bin/swarm-node"
 unset SWARM_LIBRARY
 for program in swarm swarm-node; do
   [ "$(PYTHONPATH=$scratch/site "$scratch/site/bin/$program" --version | grep -oE '[0-9]+\.[0-9]+\.[0-9]+' | head -1)" = "$version" ] || fail "the wheel has no $program"

@@ -10,10 +10,31 @@ git ls-files -co --exclude-standard -z | xargs -0 cp -a --parents -t "$scratch/c
 cd "$scratch/clone" || exit 1
 if [ -n "$cache" ]; then SWARM_CACHE=$cache; else unset SWARM_CACHE; fi
 export CCACHE_BASEDIR=$scratch/clone CCACHE_NOHASHDIR=1
+# A port that is taken is noticed before anything is built.
+start taken python3 -c 'import socket, time
+s = socket.create_server(("127.0.0.1", 0))
+print(s.getsockname()[1], flush=True)
+time.sleep(600)'
+until [ -s "$scratch/taken.out" ]; do pause 0.02; done
+refuses 1 "^quickstart.sh: another program listens at 127.0.0.1:$(cat "$scratch/taken.out"): " scripts/quickstart.sh --serve --listen "127.0.0.1:$(cat "$scratch/taken.out")"
+[ ! -e build ] || fail "it was built before the port was looked at"
+kill_node taken
+
+# Where there is no GPU, no kernels are compiled for one, whatever compiler is found.
+if ! command -v nvidia-smi >/dev/null; then
+  mkdir -p "$scratch/cuda" && printf '#!/bin/sh\necho "nvcc was started" >&2; exit 1\n' >"$scratch/cuda/nvcc" && chmod +x "$scratch/cuda/nvcc"
+  PATH=$scratch/cuda:$PATH
+fi
 timeout -k 5 500 nice scripts/quickstart.sh --prompt "Once upon a time" --max-tokens 8 >"$scratch/text" 2>"$scratch/quickstart.err" </dev/null ||
   fail "the quickstart ended with $?"
 grep -q "[a-z] [a-z]" "$scratch/text" || fail "the quickstart's text is '$(cat "$scratch/text")'"
 [ "$(grep -c '^  node[0-2] at 127.0.0.1:' "$scratch/quickstart.err")" = 3 ] || fail "it did not name its three nodes"
+
+# What README says next: an installation, with which a program is built.
+succeeds cmake --install build --prefix "$scratch/prefix"
+PKG_CONFIG_PATH=$(dirname "$(find "$scratch/prefix" -name swarm.pc)") && export PKG_CONFIG_PATH
+succeeds cc examples/generate.c -o "$scratch/generate" $(pkg-config --cflags --libs swarm)
+LD_LIBRARY_PATH=$(dirname "$PKG_CONFIG_PATH") refuses 2 '^usage: ' "$scratch/generate"
 
 # With --serve, its pages and the API are open at the address that it prints, until it is ended, with all that it started.
 setsid scripts/quickstart.sh --serve --listen 127.0.0.1:0 >"$scratch/serve.out" 2>"$scratch/serve.err" </dev/null &

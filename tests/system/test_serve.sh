@@ -21,7 +21,7 @@ refused '^swarm serve: no node is given' --listen 127.0.0.1:0
 refused 'give --api-key-file FILE' --local all --listen 0.0.0.0:0
 refused 'belong together' --local all --tls-cert x
 refused 'is no origin' --local all --cors '*'
-printf 'short\n' >"$scratch/short"
+printf 'short\n' >"$scratch/short" && chmod 600 "$scratch/short"
 start_node a "$model" all --client-sessions 0 --device cpu
 wait_ready a
 refused 'key 1 has 5 characters' --join "${address[a]}" --api-key-file "$scratch/short"
@@ -48,7 +48,7 @@ client limits "$url"
 stop_node short
 
 # -- keys, names, origins, sizes
-printf '# keys\n\nthe-first-key-of-the-file\r\nthe-second-key-of-the-file  \n' >"$scratch/keys"
+printf '# keys\n\nthe-first-key-of-the-file\r\nthe-second-key-of-the-file  \n' >"$scratch/keys" && chmod 600 "$scratch/keys"
 serve closed --join "${address[a]}" --api-key-file "$scratch/keys" --host served.example --cors https://app.example
 client access "$url" the-first-key-of-the-file
 stop_node closed

@@ -70,6 +70,6 @@ cp "$file" "$scratch/long"
 echo more >>"$scratch/long"
 refuses 2 'holds more than a saved session' "${load[@]}" "$scratch/long" --session-key "$scratch/key"
 chmod 644 "$scratch/key"
-refuses 2 'may be read by others' "${load[@]}" "$file" --session-key "$scratch/key"
+refuses 2 'read or written by others' "${load[@]}" "$file" --session-key "$scratch/key"
 ls "$scratch" | grep -q 'session\.' && fail "an unfinished file is left"
 stop_three

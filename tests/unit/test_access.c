@@ -4,7 +4,9 @@
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static sn_status read_keys(sn_access *access, const char *text, sn_err *err) {
@@ -44,6 +46,23 @@ Test(access, one_of_the_keys_must_be_shown_exactly) {
         cr_assert_not(sn_access_has_key(&access, wrong[i]), "'%s' is a key", wrong[i]);
     cr_assert_not(sn_access_has_key(&access, NULL));
     sn_access_fini(&access);
+}
+
+Test(access, a_file_of_keys_that_others_can_read_is_refused) {
+    char path[] = "/tmp/sn_keys_XXXXXX";
+    int fd = mkstemp(path);
+    static const mode_t modes[] = {0640, 0604, 0620, 0602};
+    cr_assert(fd >= 0 && write(fd, "a-key-of-16-chars\n", 18) == 18);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        sn_access access = {0};
+        sn_err err = {0};
+        cr_assert_eq(fchmod(fd, modes[i]), 0);
+        cr_expect_eq(sn_access_read_keys(&access, path, &err), SN_REFUSED, "mode %o", (unsigned)modes[i]);
+        cr_expect(strstr(err.text, "chmod 600"), "%s", err.text);
+        sn_access_fini(&access);
+    }
+    close(fd);
+    unlink(path);
 }
 
 Test(access, a_file_of_short_keys_or_of_none_is_refused) {

@@ -5,6 +5,7 @@
 
 #include "tests/support/recurrent_sessions.h"
 #include "tests/support/require.h"
+#include "tests/support/virtual_clock.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -21,6 +22,7 @@ typedef struct fixture {
 
 static void begin(fixture *b) {
     static const recurrent_options on_cpu = {.model = SN_FIXTURES "/golden/qwen3_5", .device = {SN_DEVICE_CPU, 0}};
+    virtual_clock_begin_still();
     *b = (fixture){.s = recurrent_begin(on_cpu, 16u << 20), .now = SECOND};
     REQUIRE(sn_scheduler_new(b->s.span, b->s.pool, &b->scheduler, &err));
 }

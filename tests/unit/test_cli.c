@@ -127,6 +127,7 @@ Test(cli, refuses_bad_usage_with_exit_code_2) {
             ids_file("[1]"));
     REFUSES("give one of --prompt", "generate", "--model", LLAMA, "--local", "all");
     REFUSES("--temperature: '-1' must be a number", "generate", "--model", LLAMA, "--temperature", "-1");
+    REFUSES("--temperature: '300' must be a number", "generate", "--model", LLAMA, "--temperature", "300");
     REFUSES("cannot be opened", "generate", "--model", "/nonexistent.gguf", "--local", "all", "--prompt", "x");
     REFUSES("this model has blocks 0:4", "generate", "--model", LLAMA, "--local", "0:9", "--ids-file", ids_file("[1]"));
     REFUSES("--device", "generate", "--model", LLAMA, "--local", "all", "--device", "toaster", "--ids-file",
@@ -135,6 +136,8 @@ Test(cli, refuses_bad_usage_with_exit_code_2) {
     REFUSES("give one of --text, --file and --ids-file", "eval", "--model", LLAMA, "--local", "all");
     REFUSES("give --join", "status");
     REFUSES("one argument too many", "inspect", "--model", LLAMA, LLAMA);
+    REFUSES("a model is given as --model " LLAMA, "inspect", LLAMA);
+    REFUSES("a model is given as --model " LLAMA, "generate", LLAMA, "--prompt", "x");
     REFUSES("--model PATH is missing", "inspect");
     REFUSES("--kv-dtype: 'int4' must be f32, f16 or q8", "generate", "--model", LLAMA, "--kv-dtype", "int4");
     REFUSES("--top-p: '2' must be a ratio above 0, up to 1", "generate", "--model", LLAMA, "--top-p", "2");

@@ -61,6 +61,26 @@ Test(config, uses_the_defaults_of_the_reference) {
     cr_assert(!expect_accepted("{}").o_bias && !expect_accepted("{\"model_type\":\"qwen2\"}").o_bias);
 }
 
+static sn_status read_text(const char *more, sn_hparams *h, sn_err *err) {
+    char text[1024];
+    const sn_family *family;
+    snprintf(text, sizeof text, "%.*s,%s}", (int)(sizeof base - 2), base, more);
+    return sn_config_from_json(text, strlen(text), h, &family, err);
+}
+
+Test(config, reads_what_python_writes_and_uses_no_number_that_is_none) {
+    sn_hparams h;
+    sn_err err;
+    cr_assert_eq(read_text("\"x\":1000000000000000019884624838656,\"y\":[NaN,Infinity]", &h, &err), SN_OK, "%s",
+                 err.text);
+    cr_assert_eq(read_text("\"num_attention_heads\":2", &h, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(h.n_heads, 2, "of a field that is given twice the last counts");
+    cr_assert_eq(read_text("\"rms_norm_eps\":NaN", &h, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "'rms_norm_eps' must be a number"), "%s", err.text);
+    cr_assert_eq(read_text("\"hidden_size\":1000000000000000019884624838656", &h, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "'hidden_size' must be a whole number"), "%s", err.text);
+}
+
 Test(config, sets_the_traits_of_each_family) {
     cr_assert(expect_accepted("{\"model_type\":\"qwen2\"}").qkv_bias);
     cr_assert(expect_accepted("{\"model_type\":\"qwen3\"}").qk_norm);
@@ -147,12 +167,111 @@ Test(config, blends_frequencies_as_yarn_does) {
     cr_assert_eq(expect_accepted("{}").rope_scale[0], 1.0f);
 }
 
+/* As people add it to what transformers 5 saved. */
+Test(config, rope_scaling_wins_over_rope_parameters) {
+#define BOTH                                                                                                           \
+    "{\"rope_theta\":1000.0,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":5000000.0},\"rope_"          \
+    "scaling\":"
+    const sn_hparams both = expect_accepted(BOTH "{\"type\":\"linear\",\"factor\":2}}"),
+                     plain = expect_accepted("{\"rope_theta\":1000.0}");
+    for (int i = 0; i < 8; i++) cr_assert_eq(both.rope_freq[i], plain.rope_freq[i] / 2, "%d", i);
+    const sn_hparams empty = expect_accepted(BOTH "{}}"), null = expect_accepted(BOTH "null}"),
+                     saved = expect_accepted("{\"rope_theta\":5000000.0}");
+    cr_assert_arr_eq(empty.rope_freq, saved.rope_freq, sizeof saved.rope_freq);
+    cr_assert_arr_eq(null.rope_freq, saved.rope_freq, sizeof saved.rope_freq);
+    expect_refused(BOTH "{\"type\":\"dynamic\",\"factor\":2}}", "'rope_scaling': rope type 'dynamic'");
+    expect_refused(BOTH "3}", "'rope_scaling' must be an object");
+}
+
+Test(config, refuses_what_looks_ahead) {
+    expect_refused("{\"is_causal\":false}", "'is_causal' is false");
+    expect_accepted("{\"is_causal\":true}");
+}
+
+Test(config, of_two_fields_for_the_activation_each_family_reads_its_own) {
+    cr_assert_eq(expect_accepted("{\"hidden_activation\":\"gelu\"}").activation, SN_SILU);
+    cr_assert_eq(expect_accepted("{\"activation\":\"gelu\"}").activation, SN_SILU);
+    cr_assert_eq(expect_accepted("{\"model_type\":\"gemma2\",\"hidden_act\":\"silu\"}").activation, SN_GELU_TANH);
+    cr_assert_eq(expect_accepted("{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}").activation, SN_SILU);
+}
+
+Test(config, defaults_are_those_of_the_family) {
+    static const char *const fives[] = {"phi3", "olmo2", "olmo3"}, *const sixes[] = {"llama", "mistral", "qwen3"};
+    char changes[128];
+    for (size_t i = 0; i < 3; i++) {
+        snprintf(changes, sizeof changes, "{\"model_type\":\"%s\",\"delete\":\"rms_norm_eps\"}", fives[i]);
+        cr_assert_eq(expect_accepted(changes).norm_eps, 1e-5f, "%s", fives[i]);
+        snprintf(changes, sizeof changes, "{\"model_type\":\"%s\",\"delete\":\"rms_norm_eps\"}", sixes[i]);
+        cr_assert_eq(expect_accepted(changes).norm_eps, 1e-6f, "%s", sixes[i]);
+    }
+    expect_refused("{\"model_type\":\"ministral3\"}", "'rope_parameters' is missing");
+    cr_assert(!expect_accepted("{\"attention_bias\":null}").qkv_bias);
+}
+
+/* A configuration of the golden models, with some fields replaced (null: left out). */
+static sn_status read_golden(const char *name, const char *changes, sn_hparams *h, sn_err *err) {
+    char path[256];
+    const sn_family *family;
+    const char *key;
+    json_t *extra = json_loads(changes, 0, NULL), *value;
+    snprintf(path, sizeof path, SN_FIXTURES "/golden/%s/config.json", name);
+    json_t *config = json_load_file(path, 0, NULL);
+    cr_assert(config && extra, "%s %s", path, changes);
+    json_object_foreach(extra, key, value) {
+        json_object_set(config, key, value);
+        if (json_is_null(value)) json_object_del(config, key);
+    }
+    char *text = json_dumps(config, 0);
+    sn_status status = sn_config_from_json(text, strlen(text), h, &family, err);
+    free(text);
+    json_decref(config);
+    json_decref(extra);
+    return status;
+}
+
+Test(config, routers_have_the_defaults_and_fields_of_their_family) {
+    sn_hparams h;
+    sn_err err;
+    cr_assert_eq(
+        read_golden("deepseek_v3", "{\"routed_scaling_factor\":null,\"n_group\":null,\"topk_group\":null}", &h, &err),
+        SN_OK, "%s", err.text);
+    cr_assert(h.router_scale == 2.5f && h.n_expert_groups == 8 && h.n_expert_groups_used == 4);
+    cr_assert_eq(read_golden("qwen3_moe", "{\"routed_scaling_factor\":3}", &h, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(h.router_scale, 1.0f, "the family ignores it");
+    cr_assert_eq(read_golden("deepseek_v2", "{\"rope_interleave\":false}", &h, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(h.rope_style, SN_ROPE_INTERLEAVED, "DeepSeek-V2 ignores it");
+    static const char *const refused[][3] = {
+        {"deepseek_v3", "{\"topk_method\":\"greedy\"}", "'topk_method' 'greedy'"},
+        {"deepseek_v3", "{\"head_dim\":2}", "they must be equal"},
+        {"deepseek_v3", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", "yarn alone"},
+        {"llama4", "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"original_max_position_embeddings\":64}}",
+         "type yarn is not supported"},
+        {"gpt_oss", "{\"sliding_window\":0}", "'sliding_window' is 0"},
+        {"gemma2", "{\"attn_logit_softcapping\":0}", "must lie above 0"},
+        {"gemma2", "{\"final_logit_softcapping\":0.0}", "must lie above 0"},
+        {"gemma3", "{\"rope_parameters\":null,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}",
+         "call it 'rope_type'"},
+        {"gemma3", "{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2}}", "take one out"},
+        {"qwen3_5", "{\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family"},
+        {"glm4_moe_lite", "{\"topk_group\":0}", "'topk_group' is 0 of one group"},
+        {"glm4_moe_lite", "{\"mlp_layer_types\":[\"dense\"]}", "all 4 blocks"},
+        {"glm4_moe_lite", "{\"mlp_layer_types\":[\"dense\",\"sparse\",\"odd\",\"sparse\"]}", "holds 'odd'"}};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        cr_expect_eq(read_golden(refused[i][0], refused[i][1], &h, &err), SN_REFUSED, "%s", refused[i][1]);
+        cr_expect(strstr(err.text, refused[i][2]), "'%s' does not say '%s'", err.text, refused[i][2]);
+    }
+}
+
 Test(config, rotates_a_part_of_a_head) {
-    sn_hparams h = expect_accepted("{\"partial_rotary_factor\":0.5}");
+#define PHI "{\"model_type\":\"phi3\","
+    sn_hparams h = expect_accepted(PHI "\"partial_rotary_factor\":0.5}");
     cr_assert_eq(h.rope_dim, 8);
     cr_assert_float_eq(h.rope_freq[1], 0.1f, 1e-7f);
-    expect_refused("{\"partial_rotary_factor\":1.5}", "'partial_rotary_factor' is 1.5");
-    expect_refused("{\"partial_rotary_factor\":0.2}", "come in pairs");
+    expect_refused(PHI "\"partial_rotary_factor\":1.5}", "'partial_rotary_factor' is 1.5");
+    expect_refused(PHI "\"partial_rotary_factor\":0.2}", "come in pairs");
+    cr_assert_eq(expect_accepted("{\"partial_rotary_factor\":0.5}").rope_dim, 16, "this family ignores it");
+    expect_refused("{\"partial_rotary_factor\":0.5,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}",
+                   "'partial_rotary_factor' is set");
 }
 
 Test(config, refuses_unknown_rope_types) {

@@ -4,6 +4,8 @@
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
+#include <dirent.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -138,6 +140,32 @@ Test(encrypted_file, that_is_not_committed_leaves_what_was_there) {
     cr_expect(now.len == file_len && !memcmp(now.data, file, file_len));
     cr_expect_eq(read_changed(now.data, now.len, &key, &n), SN_OK);
     free(now.data);
+}
+
+static size_t count_files(void) {
+    size_t n = 0;
+    DIR *dir = opendir(folder);
+    cr_assert(dir);
+    for (struct dirent *e; (e = readdir(dir));) n += *e->d_name != '.';
+    closedir(dir);
+    return n;
+}
+
+/* What a killed program leaves is what lies there before it commits or closes. */
+Test(encrypted_file, leaves_nothing_when_the_program_is_killed_while_it_writes) {
+    int nameless = open(folder, O_TMPFILE | O_WRONLY, 0600);
+    if (nameless < 0) cr_skip_test("this file system has no files without a name");
+    close(nameless);
+    sn_encrypted_file *f = NULL;
+    REQUIRE(sn_encrypted_file_create(path, magic, &key, &f, &err));
+    REQUIRE(sn_encrypted_file_write(f, data, DATA, &err));
+    cr_expect_eq(count_files(), 1, "an unfinished file has a name");
+    REQUIRE(sn_encrypted_file_commit(f, &err));
+    sn_encrypted_file_close(&f);
+    cr_expect_eq(count_files(), 1, "a temporary name is left");
+    struct stat info;
+    cr_assert_eq(stat(path, &info), 0);
+    cr_expect_eq(info.st_mode & 0777, 0600);
 }
 
 Test(encrypted_file, needs_a_key_that_nobody_else_can_read) {

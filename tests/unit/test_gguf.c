@@ -342,7 +342,7 @@ Test(gguf, names_tensor_and_type_that_it_does_not_support) {
     expect_refused(&b, "tensor 'blk.0.x' is of type IQ2_XXS");
     b = file_of(1, 0);
     put_gguf_tensor(&b, "blk.0.x", 256, 1, 1000, 0), put_zeros(&b, 128);
-    expect_refused(&b, "tensor 'blk.0.x' is of unknown type 1000");
+    expect_refused(&b, "tensor 'blk.0.x' is of the unknown type 1000, which is not supported: use a Q4_0");
     b = file_of(1, 0);
     put_gguf_tensor(&b, "blk.0.x", 256, 1, 32, 0), put_zeros(&b, 128);
     expect_refused(&b, "unknown type 32");

@@ -1,4 +1,5 @@
 /* Grammars of JSON schemas: which texts they allow, which schemas they refuse, and masks over a vocabulary. */
+#include "base/wide_json.h"
 #include "gateway/grammar/grammar.h"
 #include "gateway/grammar/token_mask.h"
 #include "tests/support/require.h"
@@ -9,7 +10,7 @@
 #include <string.h>
 
 static sn_grammar *grammar_of(const char *schema) {
-    json_t *json = json_loads(schema, JSON_DECODE_ANY, NULL);
+    json_t *json = sn_wide_json_load(schema, strlen(schema), JSON_DECODE_ANY, NULL);
     sn_grammar *grammar = NULL;
     cr_assert(json, "%s", schema);
     REQUIRE(sn_grammar_from_schema(json, &grammar, &err));
@@ -41,8 +42,11 @@ static const schema_case cases[] = {
     {"{\"type\":\"object\"}", "{}\n{\"a\":1, \"b\": [true]}", "[]\n{\"a\"}\n{,}"},
     {PERSON, "{\"name\":\"x\"}\n{\"name\": \"x\", \"age\": 3}",
      "{}\n{\"age\":3}\n{\"age\":3,\"name\":\"x\"}\n{\"name\":\"x\",\"b\":1}\n{\"name\":1}"},
-    {"{\"properties\":{\"ab\":{\"type\":\"null\"}},\"type\":\"object\"}", "{\"ab\":null,\"a\":1,\"abc\":2}\n{\"b\":1}",
-     "{\"ab\":1}\n{\"a\":1,\"ab\":null}"},
+    {"{\"properties\":{\"ab\":{\"type\":\"null\"}},\"type\":\"object\",\"additionalProperties\":true}",
+     "{\"ab\":null,\"a\":1,\"abc\":2}\n{\"b\":1}", "{\"ab\":1}\n{\"a\":1,\"ab\":null}"},
+    {"{\"properties\":{\"ab\":{\"type\":\"null\"}},\"type\":\"object\"}", "{\"ab\":null}\n{}",
+     "{\"ab\":null,\"a\":1}\n{\"b\":1}"},
+    {"{\"type\":\"object\",\"required\":[\"a\"]}", "{\"a\":[1]}", "{}\n{\"a\":1,\"b\":2}"},
     {LIST, "{\"next\":null}\n{\"next\":{\"next\":{\"next\":null}}}", "{\"next\":{}}\n{\"next\":{\"next\":null}"},
     {"{\"enum\":[\"a\\\"b\",3,null]}", "\"a\\\"b\"\n3\nnull", "\"a\"\n33\ntrue"},
     {"{\"enum\":[1,\"x\",2],\"type\":\"integer\"}", "1\n2", "\"x\"\n3"},
@@ -58,6 +62,8 @@ static const schema_case cases[] = {
     {"{\"type\":\"string\",\"pattern\":\"^[^a]\\\"$\"}", "\"b\\\"\"\n\"\\n\\\"\"", "\"a\\\"\"\n\"b\""},
     {"{\"type\":\"string\",\"format\":\"date\"}", "\"2026-11-22\"", "\"2026-13-01\"\n\"2026-02-30\"\n\"26-01-01\""},
     {"{\"type\":\"string\",\"format\":\"uuid\"}", "\"123e4567-e89b-12d3-a456-426614174000\"", "\"123e4567\""},
+    {"{\"type\":\"integer\",\"minimum\":-99999999999999999999,\"maximum\":18446744073709551615}", "-5\n0\n7", "1.5"},
+    {"{\"type\":\"integer\",\"minimum\":18446744073709551615}", "18446744073709551616", "5\n18446744073709551614"},
     {"{\"type\":\"integer\",\"minimum\":-12,\"maximum\":105}", "-12\n-1\n0\n99\n105", "-13\n106\n-0\n1.0\n1000"},
     {"{\"type\":\"integer\",\"exclusiveMinimum\":9}", "10\n99\n123456789", "9\n0\n-10"},
     {"{\"type\":\"number\",\"minimum\":-1.25,\"exclusiveMaximum\":2}", "-1.25\n-1.2\n0\n0.5\n1.999",
@@ -68,6 +74,40 @@ static const schema_case cases[] = {
      "\"b\":{\"const\":2}},\"required\":[\"b\"]}]}",
      "{\"a\":1,\"b\":2}", "{\"a\":1}\n{\"a\":2,\"b\":2}"},
     {"{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}", "\"x\"\nnull", "1"},
+    /* What constrains one value from several places. */
+    {"{\"allOf\":[{\"properties\":{\"a\":true},\"additionalProperties\":false},{\"properties\":{\"b\":true},"
+     "\"additionalProperties\":false}],\"type\":\"object\"}",
+     "{}", "{\"a\":1}\n{\"b\":1}\n{\"a\":1,\"b\":1}"},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"null\"}},\"allOf\":[{\"additionalProperties\":false}]}",
+     "{}", "{\"a\":null}"},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"allOf\":[{\"prefixItems\":[{\"type\":\"number\","
+     "\"minimum\":2}]}]}",
+     "[]\n[2,1]", "[1]\n[2.5]\n[\"x\"]"},
+    {"{\"type\":\"object\",\"allOf\":[{\"required\":[\"a\"]},{\"required\":[\"a\",\"b\"]}]}", "{\"a\":1,\"b\":2}",
+     "{\"a\":1}\n{\"a\":1,\"a\":1,\"b\":2}"},
+    {"{\"anyOf\":[{\"type\":\"string\",\"anyOf\":[false]},{\"type\":\"null\"}]}", "null", "\"x\""},
+    {"{\"type\":[\"integer\",\"null\"],\"minimum\":3,\"allOf\":[{\"minimum\":1,\"maximum\":4}],\"enum\":[2,3,null,"
+     "\"x\"]}",
+     "3\nnull", "2\n4\n\"x\""},
+    {"{\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"n\":{\"$ref\":\"#/$defs/"
+     "n\"}}},\"m\":{\"properties\":{\"n\":{"
+     "\"$ref\":\"#/$defs/m\"},\"k\":{\"type\":\"null\"}}}},\"allOf\":[{\"$ref\":\"#/$defs/n\"},{\"$ref\":\"#/$defs/"
+     "m\"}]}",
+     "{}\n{\"n\":{\"n\":{\"k\":null}}}", "{\"n\":{\"n\":{\"k\":1}}}\n{\"n\":1}"},
+    {"{\"oneOf\":[{\"properties\":{\"k\":{\"const\":1}},\"required\":[\"k\"]},{\"properties\":{\"k\":{\"const\":2}},"
+     "\"required\":[\"k\"]}],\"type\":\"object\"}",
+     "{\"k\":1}\n{\"k\":2}", "\"x\"\n{}"},
+    /* Numbers. */
+    {"{\"enum\":[0.1,1.0,{\"a\":[2.5]}]}", "0.1\n1\n{\"a\": [2.5]}", "0.10000000000000001\n1.0"},
+    {"{\"type\":\"integer\",\"maximum\":9007199254740993}", "9007199254740993", "9007199254740994"},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":1e-35,\"maximum\":1}", "0.5\n1.0", "0\n0.0\n1.00000000000000000001"},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":0,\"maximum\":1e-35}",
+     "0.00000000000000000000000000000000001\n0.000000000000000000000000000000000009", "0\n0.1\n1e-35"},
+    {"{\"type\":\"number\",\"minimum\":0.30000000000000004}", "0.300000000000001\n0.31", "0.3\n0.300000000000000"},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":0.5}", "0.51\n1\n123456789.123456",
+     "0.5\n0.50\n0.5000000000000000000001"},
+    {"{\"type\":\"integer\"}", "123456789012345678\n-1", "1234567890123456789"},
+    {"{\"type\":\"number\"}", "0.123456789012345\n1.5E-07", "0.1234567890123456\n1e100"},
 };
 
 /* Whether the grammar allows each of the texts, or none of them. */
@@ -91,6 +131,10 @@ Test(grammar, allows_a_line_and_an_indent_between_members) {
     sn_grammar *grammar = grammar_of(PERSON);
     cr_expect(allows(grammar, "{\n  \"name\": \"x\",\n\t\"age\": 3\n}"));
     cr_expect_not(allows(grammar, "{\n\n\"name\":\"x\"}"));
+    cr_expect(allows(grammar, "{\n                    \"name\": \"x\"}"));
+    cr_expect_not(allows(grammar, "{\n                     \"name\": \"x\"}"));
+    cr_expect_not(allows(grammar, "{\"name\":  \"x\"}"));
+    cr_expect_not(allows(grammar, "{\"name\" :\"x\"}"));
     sn_grammar_free(&grammar);
 }
 
@@ -104,6 +148,19 @@ Test(grammar, refuses_a_schema_that_it_cannot_keep_exactly) {
         {"{\"type\":\"string\",\"pattern\":\"a{4294967298}\"}", "too often"},
         {"{\"type\":\"string\",\"pattern\":\"a{1,99999999999999999999}\"}", "too often"},
         {"{\"type\":\"string\",\"pattern\":\"(a\"}", "not closed"},
+        {"{\"type\":\"string\",\"pattern\":\"[a\"}", "a [ is not closed"},
+        {"{\"type\":\"string\",\"pattern\":\"a)\"}", "closes nothing"},
+        {"{\"type\":\"string\",\"pattern\":\"[b-a]\"}", "backwards"},
+        {"{\"type\":\"string\",\"pattern\":\"[a-\\\\d]\"}", "ends with a class"},
+        {"{\"type\":\"string\",\"pattern\":\"a{3,2}\"}", "backwards"},
+        {"{\"type\":\"string\",\"pattern\":\"a{x}\"}", "does not begin a repeat"},
+        {"{\"type\":\"string\",\"pattern\":\"*a\"}", "nothing before it"},
+        {"{\"type\":\"string\",\"pattern\":\"a^b\"}", "outer alternative"},
+        {"{\"type\":\"string\",\"pattern\":\"(a$)b\"}", "outer alternative"},
+        {"{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}", "back references"},
+        {"{\"type\":\"string\",\"pattern\":\"\\\\u12\"}", "too few hexadecimal"},
+        {"{\"type\":\"string\",\"pattern\":\"\\\\u{41\"}", "a brace is not closed"},
+        {"{\"type\":\"string\",\"pattern\":\"(?<=a)\"}", "look-around"},
         {"{\"type\":\"string\",\"pattern\":\"a\",\"minLength\":3}", "two of"},
         {"{\"type\":\"string\",\"format\":\"iri\"}", "iri"},
         {"{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"string\",\"maxLength\":3}]}", "anyOf"},
@@ -114,9 +171,34 @@ Test(grammar, refuses_a_schema_that_it_cannot_keep_exactly) {
         {"false", "no JSON"},
         {"{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "no JSON"},
         {"3", "object, true or false"},
+        {"{\"type\":\"string\",\"maxLength\":40000}", "above 32768"},
+        {"{\"type\":\"array\",\"minItems\":40000}", "above 32768"},
+        {"{\"$ref\":3}", "$ref"},
+        {"{\"type\":[]}", "type"},
+        {"{\"enum\":\"a\"}", "enum"},
+        {"{\"pattern\":3}", "pattern"},
+        {"{\"minimum\":\"3\"}", "minimum"},
+        {"{\"enum\":[1,18446744073709551615]}", "64 bits"},
+        {"{\"uniqueItems\":1}", "uniqueItems"},
+        {"{\"prefixItems\":{}}", "prefixItems"},
+        {"{\"required\":[1]}", "required"},
+        {"{\"properties\":{\"a\":1}}", "properties"},
+        {"{\"properties\":[]}", "properties"},
+        {"{\"required\":\"a\"}", "required"},
+        {"{\"anyOf\":[]}", "anyOf"},
+        {"{\"items\":[true]}", "items"},
+        {"{\"properties\":{\"a\":{\"$id\":\"x\"}}}", "$id"},
+        {"{\"type\":\"number\",\"maximum\":1e23}", "too many digits"},
+        {"{\"type\":\"number\",\"minimum\":1e-200}", "too many digits"},
+        {"{\"type\":\"string\",\"pattern\":\"a\",\"allOf\":[{\"pattern\":\"b\"}]}", "two of"},
+        {"{\"enum\":[\"a\"],\"pattern\":\"a\"}", "pattern"},
+        {"{\"oneOf\":[{\"properties\":{\"k\":{\"const\":1}},\"required\":[\"k\"]},{\"properties\":{\"k\":{\"const\":2}}"
+         ","
+         "\"required\":[\"k\"]}]}",
+         "anyOf"},
     };
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
-        json_t *json = json_loads(schemas[i][0], JSON_DECODE_ANY, NULL);
+        json_t *json = sn_wide_json_load(schemas[i][0], strlen(schemas[i][0]), JSON_DECODE_ANY, NULL);
         sn_grammar *grammar = NULL;
         sn_err err = {0};
         cr_expect_eq(sn_grammar_from_schema(json, &grammar, &err), SN_REFUSED, "%s", schemas[i][0]);
@@ -177,37 +259,36 @@ Test(grammar, refuses_to_join_parts_that_are_too_large) {
 
 /* In pairs, through references whose pointers are long. */
 Test(grammar, refuses_references_that_are_too_long_to_follow_so_often) {
-    for (int n = 10; n <= 600; n += 590) {
+    for (int n = 10; n <= 250; n += 240) {
         json_t *parts = json_array(), *of = json_object();
         for (int i = 0; i < n; i++) {
-            char name[128], pointer[160];
-            snprintf(name, sizeof name, "x%0100d", i);
+            char name[220], pointer[240];
+            snprintf(name, sizeof name, "x%0200d", i);
             snprintf(pointer, sizeof pointer, "#/$defs/%s", name);
             json_object_set_new(of, name, json_pack("{s:i}", "const", i));
-            json_array_append_new(parts, json_pack("{s:s}", "$ref", pointer));
+            json_array_append_new(
+                parts, json_pack("{s:{s:{s:s}}, s:[s]}", "properties", "k", "$ref", pointer, "required", "k"));
         }
-        expect_schema(json_pack("{s:o, s:o}", "$defs", of, "oneOf", parts), n == 10 ? SN_OK : SN_REFUSED,
-                      n == 10 ? NULL : "too complex");
+        expect_schema(json_pack("{s:o, s:s, s:o}", "$defs", of, "type", "object", "oneOf", parts),
+                      n == 10 ? SN_OK : SN_REFUSED, n == 10 ? NULL : "too complex");
     }
 }
 
-/* Each property of one alternative is looked for in what the other one requires. */
+/* Each member that one alternative requires is looked for in the other one. */
 Test(grammar, refuses_alternatives_with_too_many_properties_to_compare) {
-    for (int n = 50; n <= 400; n += 350) {
+    for (int n = 4; n <= 64; n += 60) {
         json_t *parts = json_array();
-        for (int i = 0; i < 3; i++) {
-            json_t *properties = json_object(), *required = json_array();
-            for (int k = 0; k < n; k++) {
+        for (int i = 0; i < n; i++) {
+            json_t *required = json_array();
+            for (int k = 0; k < 400; k++) {
                 char key[16];
                 snprintf(key, sizeof key, "p%d", k);
-                json_object_set_new(properties, key,
-                                    k + 1 == n ? json_pack("{s:i}", "const", i) : json_pack("{s:s}", "type", "null"));
                 json_array_append_new(required, json_string(key));
             }
-            json_array_append_new(parts, json_pack("{s:s, s:o, s:o, s:b}", "type", "object", "properties", properties,
-                                                   "required", required, "additionalProperties", 0));
+            json_array_append_new(parts, json_pack("{s:s, s:{s:{s:i}}, s:o}", "type", "object", "properties", "p399",
+                                                   "const", i, "required", required));
         }
-        expect_schema(json_pack("{s:o}", "oneOf", parts), n == 50 ? SN_OK : SN_REFUSED, n == 50 ? NULL : "too complex");
+        expect_schema(json_pack("{s:o}", "oneOf", parts), n == 4 ? SN_OK : SN_REFUSED, n == 4 ? NULL : "too complex");
     }
 }
 
@@ -344,6 +425,28 @@ Test(token_masks, have_exactly_the_tokens_that_the_grammar_allows_one_by_one) {
         sn_token_masks_free(&masks);
         sn_grammar_free(&grammar);
     }
+    sn_token_bytes_free(&tokens);
+}
+
+/* The number of a state's mask stands for it: far from a limit there is one for all counts. */
+Test(token_masks, of_a_long_string_are_few_and_end_where_the_string_must) {
+    vocabulary v;
+    sn_token_bytes *tokens = make_vocabulary(&v);
+    sn_grammar *grammar = grammar_of("{\"type\":\"string\",\"minLength\":20000,\"maxLength\":30000}");
+    sn_token_masks *masks = NULL;
+    const uint64_t *mask;
+    int state;
+    REQUIRE(sn_token_masks_new(tokens, grammar, &masks, &err));
+    REQUIRE(sn_grammar_advance(grammar, sn_grammar_begin(grammar), "\"", 1, &state, &err));
+    for (int n = 0; n <= 30000; n++) {
+        REQUIRE(sn_token_masks_get(masks, state, &mask, &err));
+        cr_assert_eq(mask['"' / 64] >> ('"' % 64) & 1, n >= 20000, "after %d characters", n);
+        cr_assert_eq(mask['a' / 64] >> ('a' % 64) & 1, n < 30000, "after %d characters", n);
+        if (n < 30000) REQUIRE(sn_grammar_advance(grammar, state, "a", 1, &state, &err));
+    }
+    cr_expect_lt(sn_token_masks_bytes(masks) / (((v.n + 63) / 64) * 8), 4 * SN_GRAMMAR_LOOK);
+    sn_token_masks_free(&masks);
+    sn_grammar_free(&grammar);
     sn_token_bytes_free(&tokens);
 }
 

@@ -226,3 +226,37 @@ Test(http_answer, a_choice_that_has_ended_keeps_no_grammar) {
     swarm_options_free(c.generation);
     swarm_session_close(session);
 }
+
+/* What is sampled without a mask is not told, and nothing is sampled after it. */
+Test(http_answer, a_choice_whose_mask_fails_ends_at_once) {
+    static const char body[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"response_format\":{\"type\":"
+                               "\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":{\"not\":{}}}}}";
+    enum { N_PROMPT = 3 };
+    static const char *const names[] = {"tiny"};
+    const sn_request_limits limits = {.models = names,
+                                      .n_models = 1,
+                                      .vocab = swarm_model_vocab(api.model),
+                                      .context = 96,
+                                      .n_max = 4,
+                                      .choices_max = 4};
+    swarm_session *session = open_session(false);
+    swarm_error *error = NULL;
+    sn_openai_error failure = {0};
+    sn_request *formed = NULL;
+    const sn_constraint_setup setup = {.n_prompt = N_PROMPT,
+                                       .later = true}; /* it is compiled, and fails, at its first use */
+    size_t n;
+    sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":40,\"ignore_eos\":true}");
+    cr_assert(sn_request_parse(SN_REQUEST_CHAT, body, strlen(body), &limits, &formed, &failure), "%s", failure.message);
+    cr_assert(sn_request_generation(answer.request, 0, &c.generation, &failure));
+    cr_assert(sn_constraint_new(formed, server.served, &setup, &c.constraint, &failure));
+    (void)sn_answer_run_choice(&c, session, &error);
+    cr_expect_eq(answer.error.status, 400);
+    cr_expect_eq(sn_reply_tokens(answer.reply), 0);
+    (void)swarm_session_tokens(session, &n);
+    cr_expect_leq(n, N_PROMPT + 1, "%zu tokens", n);
+    sn_request_free(&formed);
+    swarm_options_free(c.generation);
+    swarm_error_free(error);
+    swarm_session_close(session);
+}

@@ -1,7 +1,9 @@
 #include "net/identity.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +20,16 @@ static void setup(void) {
 static void teardown(void) {
     unlink(path);
     rmdir(folder);
+}
+
+static bool disk_is_full; /* the linker replaces pwrite */
+
+ssize_t __real_pwrite(int fd, const void *data, size_t n, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *data, size_t n, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *data, size_t n, off_t at) {
+    if (!disk_is_full) return __real_pwrite(fd, data, n, at);
+    errno = ENOSPC;
+    return -1;
 }
 
 TestSuite(identity, .init = setup, .fini = teardown);
@@ -71,7 +83,16 @@ Test(identity, is_never_overwritten) {
     cr_assert_eq(sn_identity_load(path, &loaded, &err), SN_OK, "%s", err.text);
     cr_assert_arr_eq(loaded.id, first.id, SN_KEY_SIZE);
     cr_assert_eq(sn_identity_save(&first, "/no/such/folder/key", &err), SN_REFUSED);
-    cr_assert(strstr(err.text, "cannot be made"), "%s", err.text);
+    cr_assert(strstr(err.text, "cannot be written"), "%s", err.text);
+}
+
+Test(identity, a_full_disk_is_told_from_a_wrong_path_and_leaves_no_file) {
+    sn_err err = {0};
+    sn_identity made = make_identity();
+    disk_is_full = true;
+    cr_assert_eq(sn_identity_save(&made, path, &err), SN_STOP);
+    cr_assert(strstr(err.text, "No space left"), "%s", err.text);
+    cr_assert_eq(access(path, F_OK), -1);
 }
 
 Test(identity, refuses_a_file_that_others_can_read) {

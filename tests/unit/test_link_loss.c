@@ -64,6 +64,68 @@ Test(link_loss, waiting_ends_at_once_when_one_of_the_peers_is_lost, .timeout = 1
     }
 }
 
+/* A transport over which each message arrives as bytes that are none. */
+typedef struct garbling {
+    sn_transport base;
+    sn_transport *inner;
+} garbling;
+
+static sn_transport *inner_of(sn_transport *t) { return ((garbling *)(void *)t)->inner; }
+static sn_status garble_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
+                             sn_err *err) {
+    return sn_transport_dial(inner_of(t), address, key, out, err);
+}
+static sn_status garble_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *err) {
+    return sn_transport_send(inner_of(t), peer, msg, err);
+}
+static sn_status garble_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err) {
+    sn_status status = sn_transport_recv(inner_of(t), deadline_us, out, err);
+    if (!status && out->msg) (void)sn_fail(&out->err, SN_REFUSED, "not a message");
+    if (!status) sn_msg_free(&out->msg);
+    return status;
+}
+static void garble_hang_up(sn_transport *t, sn_peer peer) { sn_transport_hang_up(inner_of(t), peer); }
+static void garble_wake(sn_transport *t) { sn_transport_wake(inner_of(t)); }
+static void garble_free(sn_transport *t) {
+    sn_transport *inner = inner_of(t);
+    sn_transport_free(&inner);
+    free(t);
+}
+
+Test(link_loss, waiting_ends_at_once_when_a_peer_sends_what_is_no_message, .timeout = 180) {
+    static const sn_transport_ops ops = {.dial = garble_dial,
+                                         .send = garble_send,
+                                         .recv = garble_recv,
+                                         .hang_up = garble_hang_up,
+                                         .wake = garble_wake,
+                                         .free = garble_free};
+    fixture s;
+    endpoint client;
+    sn_err err = {0};
+    garbling *t = calloc(1, sizeof *t);
+    fixture_begin(&s);
+    sn_link_close(&s.link);
+    endpoint_open(&s.w, &client, false);
+    *t = (garbling){.base.ops = &ops, .inner = client.t};
+    sn_transport *transport = &t->base;
+    require_ok(sn_link_open_transport(&transport, NULL, 0, &s.link, &err), &err);
+    sn_peer peer = dial_by_link(&s, &s.node);
+    sn_event asked = expect_message(s.node.t);
+    cr_assert_eq(send_message(s.node.t, asked.peer, step_reply_message(1, 4)), SN_OK);
+    sn_msg_free(&asked.msg);
+    int64_t begun = sn_now_us();
+    sn_wait wait = {.correlation_id = 1,
+                    .wanted = SN_MSG_STEP_REPLY,
+                    .deadline_us = begun + (int64_t)WAIT_MS * 1000,
+                    .peers = &peer,
+                    .n_peers = 1};
+    sn_msg *answer;
+    cr_expect_eq(sn_link_wait(s.link, &wait, &answer, &err), SN_RETRY);
+    cr_expect(wait.lost);
+    cr_expect(sn_now_us() - begun < SOON_US);
+    fixture_end(&s);
+}
+
 static void say_draining(fixture *s, endpoint *m, sn_peer to, uint16_t session) {
     sn_err err = {0};
     sn_msg *msg = NULL;

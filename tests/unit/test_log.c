@@ -1,5 +1,6 @@
 /* Log lines: those that strangers cause have a rate; those that a program keeps wait. */
 #include "base/log.h"
+#include "node/protocol/protocol_private.h" /* private: what a node logs of sessions */
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -8,12 +9,29 @@ Test(log, lines_of_one_place_have_a_rate) {
     sn_log_rate rate = {0}, other = {0};
     int64_t now = 5000000;
     int written = 0;
-    for (int i = 0; i < 1000; i++) written += sn_log_rate_allows(&rate, now + i, "event");
+    for (int i = 0; i < 1000; i++) written += sn_log_rate_allows(&rate, SN_LOG_RATE_LINES, now + i, "event");
     cr_expect_eq(written, SN_LOG_RATE_LINES);
-    cr_expect(sn_log_rate_allows(&other, now, "event"), "another place has a rate of its own");
+    cr_expect(sn_log_rate_allows(&other, 1, now, "event"), "another place has a rate of its own");
     now += SN_LOG_RATE_S * 1000000;
-    for (int i = 0; i < 1000; i++) written += sn_log_rate_allows(&rate, now + i, "event");
+    for (int i = 0; i < 1000; i++) written += sn_log_rate_allows(&rate, SN_LOG_RATE_LINES, now + i, "event");
     cr_expect_eq(written, 2 * SN_LOG_RATE_LINES);
+}
+
+/* A client that opens and closes sessions as fast as a node answers fills no disk: 40 lines a second, 0.6 GB a day. */
+Test(log, lines_of_sessions_have_a_rate) {
+    sn_buf lines;
+    const sn_session session = {.request_id = "a-request"};
+    sn_buf_init(&lines, 1 << 20);
+    sn_log_setup(SN_LOG_INFO, false);
+    sn_log_keep(true);
+    for (int i = 0; i < 5000; i++) sn_protocol_log_session(i % 2 ? "session closed" : "session opened", &session);
+    sn_log_take(&lines);
+    sn_log_keep(false);
+    size_t n = 0;
+    for (size_t i = 0; i < lines.len; i++) n += lines.data[i] == '\n';
+    cr_expect_geq(n, 100, "requests are followed by them");
+    cr_expect_lt(n, 1200, "%zu lines", n); /* three intervals, where the machine is slow */
+    sn_buf_fini(&lines);
 }
 
 Test(log, lines_wait_while_they_are_kept) {

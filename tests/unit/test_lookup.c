@@ -3,6 +3,7 @@
 #include "net/lookup.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "tests/support/require.h"
 
 #include <arpa/inet.h>
@@ -98,6 +99,28 @@ Test(lookup, a_slow_resolver_is_left_behind, .timeout = 60) {
 }
 
 static void on_found(void *ctx) { (void)ctx; }
+
+/* The name is looked up twice a second; the log says once a minute that it is not found. */
+Test(lookup, a_name_that_is_not_found_is_told_once_and_not_at_each_look, .timeout = 120) {
+    sn_introducer *client = NULL;
+    sn_buf lines;
+    int told = 0;
+    sn_buf_init(&lines, 1 << 20);
+    sn_log_setup(SN_LOG_WARN, false);
+    sn_log_keep(true);
+    REQUIRE(sn_introducer_new(NULL, NULL, on_found, NULL, &client, &err));
+    REQUIRE(sn_introducer_ask(client, "missing:7", &err));
+    for (int64_t until = sn_now_us() + 60000000; atomic_load(&resolver_calls) < 4 && sn_now_us() < until;)
+        sn_sleep_us(10000);
+    cr_expect_geq(atomic_load(&resolver_calls), 4);
+    sn_introducer_free(&client);
+    sn_log_take(&lines);
+    sn_log_keep(false);
+    REQUIRE(sn_buf_append(&lines, "", 1, &err));
+    for (const char *at = (char *)lines.data; (at = strstr(at, "introduction failed")); at++) told++;
+    cr_expect_eq(told, 1);
+    sn_buf_fini(&lines);
+}
 
 /* A slow name among the nodes to join delays neither the others nor the answers to others. */
 Test(lookup, a_slow_name_stops_no_introduction, .timeout = 60) {

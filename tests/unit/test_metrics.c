@@ -11,7 +11,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-static const sn_metrics_facts facts = {"0badcafe", "a \"quoted\\ name\nof two lines", 1500, NULL, NULL};
+static const char *const hosts[] = {"node.example"};
+static const sn_metrics_facts facts = {"0badcafe", "a \"quoted\\ name\nof two lines", 1500, NULL, NULL, hosts, 1};
 
 static bool has_line(const char *page, const char *line) {
     for (const char *at = page; (at = strstr(at, line)); at++)
@@ -157,12 +158,18 @@ Test(metrics, are_served_during_updates_and_with_silent_clients) {
     }
     cr_expect_gt(last, 0);
     cr_expect_eq(strncmp(send_request(sn_metrics_port(m), "GET /", "localhost"), "HTTP/1.1 404 ", 13), 0);
-    static const char *const hosts[] = {"localhost:9100", "127.0.0.1", "[::1]:9100", "evil.example:9100",
-                                        "localhost.evil"};
-    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) { /* the map is for no name that a web page may have */
-        const char *answer = send_request(sn_metrics_port(m), "GET /swarm", hosts[i]);
-        cr_expect_eq(strncmp(answer, i < 3 ? "HTTP/1.1 200 " : "HTTP/1.1 403 ", 13), 0, "%s: %.40s", hosts[i], answer);
+    static const char *const names[] = {"localhost:9100", "127.0.0.1",         "[::1]:9100",
+                                        "NODE.example",   "evil.example:9100", "localhost.evil"};
+    static const char *const asked[] = {"GET /swarm", "GET /metrics"};
+    for (size_t i = 0; i < 2 * sizeof names / sizeof *names; i++) { /* it is for no name that a web page may have */
+        const char *answer = send_request(sn_metrics_port(m), asked[i % 2], names[i / 2]);
+        cr_expect_eq(strncmp(answer, i / 2 < 4 ? "HTTP/1.1 200 " : "HTTP/1.1 403 ", 13), 0, "%s: %.40s", names[i / 2],
+                     answer);
     }
+    static const char *const cut[] = {"GET /metrics%00", "GET /metrics%00x", "GET /swarm%00/..?a", "GET /%00"};
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
+        cr_expect_eq(strncmp(send_request(sn_metrics_port(m), cut[i], "localhost"), "HTTP/1.1 400 ", 13), 0, "%s",
+                     cut[i]);
     cr_expect_eq(strncmp(send_request(sn_metrics_port(m), "POST /metrics", "x"), "HTTP/1.1 405 ", 13), 0);
     atomic_store(&stop, true);
     pthread_join(publisher, NULL);

@@ -3,6 +3,7 @@
 #include "tests/support/files.h"
 
 #include <criterion/criterion.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -333,9 +334,54 @@ Test(model, opens_some_shards_and_reports_what_is_missing) {
     sn_model_tensor t;
     cr_assert(!sn_model_has_block(m, 0));
     cr_assert_eq(sn_model_find(m, SN_ROLE_TOKEN_EMBEDDING, 0, &t, NULL), SN_OK);
-    cr_assert_eq(sn_model_find(m, SN_ROLE_OUTPUT_NORM, 0, &t, NULL), SN_REFUSED);
+    sn_err err = {0};
+    cr_assert_eq(sn_model_find(m, SN_ROLE_OUTPUT_NORM, 0, &t, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "the folder lacks model-00003-of-00003.safetensors"), "%s", err.text);
+    cr_assert_eq(sn_model_find(m, SN_ROLE_FFN_DOWN, 0, &t, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "the folder lacks model-00002-of-00003.safetensors"), "%s", err.text);
     sn_model_close(&m);
     temp_folder_remove(&folder);
+}
+
+/* tie_word_embeddings beside a head of its own, as the reference has it. */
+Test(model, takes_a_head_that_the_files_have) {
+    char *folder = temp_folder();
+    json_error_t wrong;
+    json_t *config = json_load_file(GOLDEN "mistral/config.json", 0, &wrong);
+    cr_assert_not_null(config);
+    json_object_set_new(config, "tie_word_embeddings", json_true());
+    char *text = json_dumps(config, 0);
+    write_file(folder, "config.json", text, strlen(text));
+    copy_file(GOLDEN "mistral", folder, "model.safetensors");
+    sn_model *m = open_model(folder), *own = open_model(GOLDEN "mistral");
+    sn_model_tensor a, b;
+    cr_assert(!sn_model_hparams(m)->tied_output);
+    cr_assert(!sn_model_find(m, SN_ROLE_OUTPUT, 0, &a, NULL) && !sn_model_find(own, SN_ROLE_OUTPUT, 0, &b, NULL));
+    cr_assert(a.bytes == b.bytes && !memcmp(a.data, b.data, a.bytes));
+    cr_assert(!sn_model_find(m, SN_ROLE_TOKEN_EMBEDDING, 0, &a, NULL) && memcmp(a.data, b.data, a.bytes));
+    sn_model_close(&m);
+    sn_model_close(&own);
+    free(text);
+    json_decref(config);
+    temp_folder_remove(&folder);
+}
+
+Test(model, names_pointers_and_pages_that_are_no_model) {
+    static const char lfs[] = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n",
+                      page[] = "\n<!DOCTYPE html><html><head><title>Log in</title></head></html>";
+    for (int i = 0; i < 2; i++) {
+        const char *text = i ? page : lfs, *sentence = i ? "a page of a website" : "git LFS's pointer";
+        char *folder = temp_folder(), *path = temp_path(folder, "model.gguf");
+        write_file(folder, "model.gguf", text, strlen(text));
+        expect_path_refused(path, sentence);
+        write_file(folder, "config.json", text, strlen(text));
+        expect_path_refused(folder, sentence);
+        copy_file(GOLDEN "llama", folder, "config.json");
+        write_file(folder, "model.safetensors", text, strlen(text));
+        expect_path_refused(folder, sentence);
+        free(path);
+        temp_folder_remove(&folder);
+    }
 }
 
 /* -- ids and hashes */

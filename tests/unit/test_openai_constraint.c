@@ -148,16 +148,18 @@ Test(openai_constraint, a_choice_may_be_compiled_when_its_turn_comes) {
     later = false;
 }
 
+#define INTEGERS "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"maxItems\":%d}"
+
 /* They are kept for requests to come, which name the same schema or never do. */
 Test(openai_constraint, grammars_that_are_kept_take_a_bounded_memory) {
-    enum { GRAMMARS = 12, ITEMS = 80000 };
+    enum { GRAMMARS = 12, ITEMS = 30000 };
     size_t largest = 0;
     for (int i = 0; i < GRAMMARS; i++) {
-        char body[512];
+        char body[1024];
         snprintf(body, sizeof body,
                  "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":"
-                 "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"maxItems\":%d}}}}",
-                 ITEMS + i);
+                 "{\"type\":\"array\",\"prefixItems\":[" INTEGERS "," INTEGERS "," INTEGERS "]}}}}",
+                 ITEMS + i, ITEMS, ITEMS);
         sn_request *request = openai_request(&fixture, SN_REQUEST_CHAT, body);
         sn_constraint *c = constraint_of(request, false);
         sn_constraint_free(&c);
@@ -178,6 +180,9 @@ Test(openai_constraint, a_thought_comes_before_the_form) {
 }
 
 Test(openai_constraint, a_schema_that_cannot_be_kept_is_refused) {
+    expect_error("{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":"
+                 "{\"type\":\"string\",\"maxLength\":100000}}}}",
+                 false, "response_format.json_schema.schema", "above 32768");
     expect_error("{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":"
                  "{\"not\":{}}}}}",
                  false, "response_format.json_schema.schema", "not");

@@ -372,6 +372,66 @@ Test(openai_reply, a_stop_string_is_never_sent) {
     cr_expect_str_eq(hear_stop("zero one three", "length").content, "zero one three");
 }
 
+#define CALL_OF(arguments, rest) "<tool_call>\n{\"name\": \"get\", \"arguments\": " arguments rest
+
+/* A stop string within a call cuts it, and no client may take what is left for a call to run. */
+Test(openai_reply, a_stop_string_cuts_a_call_which_then_is_none_to_run) {
+    static const struct {
+        const char *stop, *answer, *finish, *arguments, *reason;
+    } cases[] = {
+        {"x", CALL_OF("{\"of\": \"ax", ""), "stop_text", "{\"of\": \"a", "stop"},
+        {"}", CALL_OF("{\"of\": \"a\"}", ""), "stop_text", "{\"of\": \"a\"", "stop"},
+        {"xyz", CALL_OF("{\"of\": \"axy", ""), "length", "{\"of\": \"axy", "length"},
+        {"</tool_call>", CALL_OF("{\"of\": \"a\"}", "}\n</tool_call>"), "stop_text", "{\"of\": \"a\"}", "tool_calls"},
+        {"never", CALL_OF("{\"of\": \"a\"}", "}\n</tool_call><|im_end|>"), "stop", "{\"of\": \"a\"}", "tool_calls"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (int stream = 0; stream < 2; stream++) {
+            char body[2048];
+            size_t n;
+            snprintf(body, sizeof body, "{" HI TOOLS ",\"stream\":%s,\"stop\":[\"%s\"]}", stream ? "true" : "false",
+                     cases[i].stop);
+            exchange e = begin(SN_REQUEST_CHAT, body);
+            int32_t *ids = openai_ids(&fixture, cases[i].answer, &n);
+            generate(&e, 0, ids, n);
+            OK(sn_reply_end(e.reply, 0, cases[i].finish, &error));
+            OK(sn_reply_finish(e.reply, NULL, &error));
+            if (stream) {
+                heard h = hear(text_of(&e));
+                cr_expect_str_eq(h.arguments, cases[i].arguments);
+                cr_expect_str_eq(h.finish, cases[i].reason, "%s: %s", cases[i].answer, h.finish);
+                cr_expect_str_eq(h.content, "");
+            } else {
+                take(&e);
+                json_t *o = json_loads(text_of(&e), 0, NULL);
+                const json_t *choice = json_array_get(json_object_get(o, "choices"), 0);
+                const json_t *calls = json_object_get(json_object_get(choice, "message"), "tool_calls");
+                const json_t *function = json_object_get(json_array_get(calls, 0), "function");
+                cr_expect_str_eq(json_string_value(json_object_get(function, "arguments")), cases[i].arguments);
+                cr_expect_str_eq(json_string_value(json_object_get(choice, "finish_reason")), cases[i].reason);
+                json_decref(o);
+            }
+            swarm_free(ids);
+            end(&e);
+        }
+    }
+}
+
+/* The first call is whole, the second one is cut. */
+Test(openai_reply, a_response_says_which_call_is_cut) {
+    const char *answer = CALL_OF("{\"of\": \"a\"}", "}\n</tool_call>\n") CALL_OF("{\"of\": \"b", "");
+    exchange e = answered(SN_REQUEST_RESPONSE, "{\"input\":\"hi\"" FLAT_TOOLS "}", &answer, 1, "length");
+    json_t *o = json_loads(text_of(&e), 0, NULL);
+    const json_t *output = json_object_get(o, "output"), *first = json_array_get(output, 0),
+                 *second = json_array_get(output, 1);
+    cr_assert_eq(json_array_size(output), 2, "%s", text_of(&e));
+    cr_expect_str_eq(json_string_value(json_object_get(o, "status")), "incomplete");
+    cr_expect_str_eq(json_string_value(json_object_get(first, "status")), "completed");
+    cr_expect_str_eq(json_string_value(json_object_get(second, "status")), "incomplete");
+    json_decref(o);
+    end(&e);
+}
+
 /* -- retractions and errors -- */
 
 Test(openai_reply, what_was_not_sent_can_be_retracted) {

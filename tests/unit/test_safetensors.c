@@ -231,3 +231,26 @@ Test(safetensors, refuses_to_write_a_file_that_it_could_not_read) {
     free(nowhere);
     temp_folder_remove(&folder);
 }
+
+/* Kimi K2's folder has 139,583: weights and scales of 384 experts in 60 blocks. */
+Test(safetensors, takes_a_file_with_a_quarter_of_a_million_tensors) {
+    enum { N = 1 << 18 };
+    sn_safetensors *s = NULL;
+    sn_err err = {0};
+    sn_buf header, b = {0};
+    sn_buf_init(&header, 100 << 20);
+    for (int i = 0; i < N; i++)
+        cr_assert_eq(sn_buf_printf(&header, &err,
+                                   "%c\"tensor.%d\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}",
+                                   i ? ',' : '{', i),
+                     SN_OK);
+    cr_assert_eq(sn_buf_append(&header, "}", 2, &err), SN_OK);
+    put_safetensors(&b, (const char *)header.data, 0);
+    cr_assert_eq(sn_safetensors_open_memory(b.data, b.len, "many", &s, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(sn_safetensors_n_tensors(s), N);
+    cr_assert(sn_safetensors_find(s, "tensor.0") && sn_safetensors_find(s, "tensor.262143") &&
+              !sn_safetensors_find(s, "tensor.262144"));
+    sn_safetensors_close(&s);
+    sn_buf_fini(&header);
+    sn_buf_fini(&b);
+}

@@ -224,7 +224,12 @@ static const struct {
     {"model.merges.1", "[\"" SN_SPACE "\", \"" SN_SPACE "\"]", "given twice"},
     {"model.continuing_subword_prefix", "\"##\"", "continuing_subword_prefix"},
     {"normalizer", "null", "leaves spaces as they are"},
-    {"normalizer", "{\"type\": \"NFKC\"}", "'NFKC'"},
+    {"normalizer", "{\"type\": \"NFKC\"}", "leaves spaces as they are"},
+    {"normalizer.normalizers.1", "{\"type\": \"Lowercase\"}", "'Lowercase'"},
+    {"normalizer",
+     "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, "
+     "\"content\": \"" SN_SPACE "\"}, {\"type\": \"NFKC\"}]}",
+     "'NFKC' is not supported in its place"},
     {"normalizer.normalizers.0.prepend", "\"_\"", "'Prepend'"},
     {"normalizer.normalizers.1.content", "\"_\"", "'Replace'"},
     {"normalizer.normalizers.1", "{\"type\": \"Prepend\", \"prepend\": \"" SN_SPACE "\"}", "'Prepend'"},
@@ -282,6 +287,31 @@ Test(sentencepiece, never_makes_special_tokens_of_plain_text) {
         sn_token_ids_fini(&plain);
         sn_tokenizer_close(&all[i]);
     }
+}
+
+/* Phi-3's "</s>" ends a text and is not called special. */
+Test(sentencepiece, never_makes_the_end_of_a_text_of_plain_text) {
+    json_t *root = part_of_fixture("tokenizer.json"), *token, *generation = NULL;
+    sn_tokenizer *t;
+    sn_err err;
+    size_t i;
+    json_array_foreach(json_object_get(root, "added_tokens"), i, token) {
+        if (strcmp(json_string_value(json_object_get(token, "content")), "</s>")) continue;
+        json_object_set_new(token, "special", json_false());
+        generation = json_pack("{s:O}", "eos_token_id", json_object_get(token, "id"));
+    }
+    cr_assert_not_null(generation);
+    cr_assert_eq(tokenizer_from_json(root, NULL, generation, NULL, &t, &err), SN_OK, "%s", err.text);
+    for (int special = 0; special < 2; special++) {
+        sn_token_ids ids = encode(t, "a</s>", 5, false, special);
+        bool ends = false;
+        for (size_t k = 0; k < ids.n; k++) ends = ends || sn_tokenizer_is_eog(t, ids.ids[k]);
+        cr_assert_eq(ends, special);
+        sn_token_ids_fini(&ids);
+    }
+    sn_tokenizer_close(&t);
+    json_decref(generation);
+    json_decref(root);
 }
 
 /* A file may hold merges whose result is the text of a special token. */

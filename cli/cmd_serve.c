@@ -7,10 +7,10 @@
 #include "cli/command.h"
 #include "cli/local_node.h"
 #include "cli/options.h"
+#include "cli/serve_name.h"
 #include "cli/serve_room.h"
 #include "gateway/http/server.h"
 
-#include <fnmatch.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,7 +77,7 @@ typedef struct serving {
     sn_server *server;
     sn_server_options server_options;
     sn_host_port listen;
-    char name[256];
+    char name[SN_SERVE_NAME_SIZE];
     sn_strings hosts; /* of --host, and the one of --listen */
 } serving;
 
@@ -202,22 +202,8 @@ static sn_status warm_up(const serving *s, sn_err *err) {
     return status;
 }
 
-/* "folder/Name.gguf" and "folder/Name-00001-of-00003.gguf" -> "Name". */
-static const char *model_name(char out[256]) {
-    static const char suffix[] = ".gguf";
-#define FIVE "[0-9][0-9][0-9][0-9][0-9]"
-#define PART "-" FIVE "-of-" FIVE
-    const char *path = sn_program_settings.common.model;
-    if (given.served_model_name) return given.served_model_name;
-    size_t len = strlen(path);
-    while (len > 1 && path[len - 1] == '/') len--;
-    const char *slash = memrchr(path, '/', len), *name = slash && slash + 1 < path + len ? slash + 1 : path;
-    snprintf(out, 256, "%.*s", (int)(path + len - name), name);
-    len = strlen(out);
-    if (len > strlen(suffix) && !strcmp(out + len - strlen(suffix), suffix)) out[len - strlen(suffix)] = 0;
-    len = strlen(out);
-    if (len > 15 && !fnmatch(PART, out + len - 15, 0)) out[len - 15] = 0;
-    return out;
+static const char *model_name(char out[SN_SERVE_NAME_SIZE]) {
+    return given.served_model_name ? given.served_model_name : sn_serve_name(sn_program_settings.common.model, out);
 }
 
 /* What the nodes have memory for now, with KV caches of the type that sessions want. */

@@ -36,13 +36,15 @@ enum { INT_MOST = 1 << 30 };
         FLAG("ignore_eos", ignore_eos), OBJECT("logit_bias", logit_bias), FLAG("stream", stream),                      \
         OBJECT("stream_options", stream_options), UNCOMMON
 
-/* What other servers sample by. */
+/* What other servers sample by. The numbers of a sampler that is off mean nothing: programs send all of them. */
 #define UNCOMMON                                                                                                       \
     UNLESS("min_tokens", 0, "an answer ends where the model ends it, unless 'ignore_eos' is true"),                    \
         UNLESS("typical_p", 1, "use 'top_p' or 'min_p'"), UNLESS("tfs_z", 1, "use 'top_p' or 'min_p'"),                \
         UNLESS("top_a", 0, "use 'top_p' or 'min_p'"), UNLESS("mirostat", 0, "use 'top_p' or 'min_p'"),                 \
         UNLESS("xtc_probability", 0, "use 'top_p' or 'min_p'"), UNLESS("dynatemp_range", 0, "use 'temperature'"),      \
-        UNLESS("dry_multiplier", 0, "use 'repeat_penalty'"),                                                           \
+        UNLESS("dry_multiplier", 0, "use 'repeat_penalty'"), IGNORED("mirostat_tau"), IGNORED("mirostat_eta"),         \
+        IGNORED("xtc_threshold"), IGNORED("dynatemp_exponent"), IGNORED("dry_base"), IGNORED("dry_allowed_length"),    \
+        IGNORED("dry_penalty_last_n"), IGNORED("dry_sequence_breakers"),                                               \
         UNLESS("repeat_last_n", 64, "'repeat_penalty' counts the last 64 tokens"),                                     \
         UNLESS("length_penalty", 1, "there is no beam search"), REFUSED("use_beam_search", "answers are sampled"),     \
         UNLESS("skip_special_tokens", 1, "special tokens are no text"),                                                \

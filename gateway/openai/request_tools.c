@@ -14,7 +14,8 @@ typedef struct function {
 #define AT(member) offsetof(function, member), 0, 0, NULL
 #define FUNCTION_FIELDS                                                                                                \
     {"name", SN_FIELD_TEXT, AT(name)}, {"description", SN_FIELD_TEXT, AT(description)},                                \
-        {"parameters", SN_FIELD_OBJECT, AT(parameters)}, {"strict", SN_FIELD_FLAG, AT(strict)}, {                      \
+        {"parameters", SN_FIELD_OBJECT, AT(parameters)}, {"strict", SN_FIELD_FLAG, AT(strict)},                        \
+        {"input_schema", SN_FIELD_REFUSED, 0, 0, 0, "use 'parameters'"}, {                                             \
         NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL                                                                          \
     }
 static const sn_field tool_fields[] = {{"type", SN_FIELD_TEXT, AT(type)},

@@ -3,16 +3,17 @@ import { el } from "./dom.js";
 import { drawMath, isEnvironment } from "./math.js";
 
 const DOLLAR_MAX = 2000; // characters between $ and $
+export const MISSES_MAX = 64; // signs $ of a text that are followed until no other one is found; those behind are text
 const WIDE = 60; // characters of a formula in a line that may be wider than a phone
 
 // The formula that begins at `at`: {end, build, display: on lines of its own}, with `open` where its end is missing (then all up to the text's end is shown as it is
-// written: the end may be on its way). null: none begins.
-export function formulaAt(text, at) {
+// written: the end may be on its way). null: none begins. misses: {left} of MISSES_MAX for this text.
+export function formulaAt(text, at, misses) {
   const two = text.slice(at, at + 2);
   if (two === "\\(") return delimited(text, at, 2, "\\)", false);
   if (two === "\\[") return delimited(text, at, 2, "\\]", true);
   if (two === "$$") return doubleDollar(text, at);
-  if (text[at] === "$") return dollar(text, at);
+  if (text[at] === "$") return dollar(text, at, misses);
   const begin = two === "\\b" && /^\\begin\{([a-zA-Z]{1,20}\*?)\}/.exec(text.slice(at, at + 32));
   return begin && isEnvironment(begin[1]) ? environment(text, at, begin[1]) : null;
 }
@@ -63,9 +64,10 @@ function doubleDollar(text, at) {
 
 // $x$ as in Pandoc: no space inside at the ends, no letter or digit around; and what reads like "$5 to the US$" is no formula.
 const isWord = (c) => c !== undefined && /[\p{L}\p{N}$]/u.test(c);
-function dollar(text, at) {
-  if (isWord(text[at - 1]) || /^\s/.test(text[at + 1])) return null;
+function dollar(text, at, misses) {
+  if (!misses.left || isWord(text[at - 1]) || /^\s/.test(text[at + 1])) return null;
   const end = findDollar(text.slice(0, at + DOLLAR_MAX), at + 1);
+  if (end < 0) misses.left--;
   const tex = text.slice(at + 1, end);
   if (end < 0 || !tex || /\s$/.test(tex) || isWord(text[end + 1])) return null;
   if (/^\d/.test(tex) && /\s/.test(tex) && !/[\\^_=<>+*/]/.test(tex)) return null;

@@ -3,7 +3,7 @@
 // and no expression goes back over long runs, so a hostile text costs a small multiple of its length.
 import { copyButton, el } from "./dom.js";
 import { decodeEntities, entityAt } from "./entities.js";
-import { beginsDisplay, draw, formulaAt } from "./formulas.js";
+import { beginsDisplay, draw, formulaAt, MISSES_MAX } from "./formulas.js";
 
 const SAFE_SCHEMES = ["http:", "https:", "mailto:"];
 const DEPTH_MAX = 8;
@@ -200,10 +200,11 @@ const isSpace = (c) => c === undefined || /\s/.test(c);
 function opaque(text) {
   const found = new Map();
   const hopeless = new Set(); // runs of backticks that have no end behind here
+  const misses = { left: MISSES_MAX };
   const marks = /[`\\$]/g;
   for (let mark; (mark = marks.exec(text)); ) {
     const at = mark.index;
-    const span = text[at] === "`" ? codeSpan(text, at, hopeless) : formulaAt(text, at);
+    const span = text[at] === "`" ? codeSpan(text, at, hopeless) : formulaAt(text, at, misses);
     if (span) found.set(at, span);
     marks.lastIndex = span ? span.end : text[at] === "\\" ? at + 2 : text[at] === "`" ? at + ticksAt(text, at).length : at + 1;
   }

@@ -46,7 +46,8 @@ export async function open(changed, blocked) {
 function upgrade(oldVersion, base, transaction) {
   const heads = oldVersion ? transaction.objectStore("conversations") : base.createObjectStore("conversations", { keyPath: "id" });
   const all = base.createObjectStore("messages", { keyPath: ["conversation", "id"] });
-  if (oldVersion) finished(heads.getAll()).then((found) => found.forEach((c) => put(heads, all, c, inOrder(c.messages))));
+  const rewrite = (found) => found.forEach((c) => put(heads, all, c, inOrder(c.messages)));
+  if (oldVersion) finished(heads.getAll()).then(rewrite).catch(() => transaction.abort()); // all of them, or they stay as they are
 }
 
 function put(heads, all, { messages: _, ...head }, messages) {

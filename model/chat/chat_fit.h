@@ -4,19 +4,22 @@
  *   - System messages that a template refuses or leaves out (Gemma 2), or takes at the beginning only, stand at the
  *     beginning of the user's message that follows. Several at the beginning are one where only one is taken.
  *   - Messages of the user, or answers, that follow each other are one where roles must alternate.
- *   - Tools of a template that knows none are listed in the system message, as JSON, with the form in which to call
- * one; calls and results are in that form in the conversation, so the format of answers (answer_format.h) is read from
- *     it as from any template. */
+ *   - Tools of a template that lists none are in the system message, as JSON, with the form in which to call one: its
+ * own, if it shows calls. Else calls are in one form for all such templates, and so are results that it leaves out or
+ *     refuses: the format of answers (answer_format.h) is read from it as from any template. */
 #ifndef SN_MODEL_CHAT_CHAT_FIT_H
 #define SN_MODEL_CHAT_CHAT_FIT_H
 
 #include "model/chat/chat_template.h"
 
+enum { SN_CHAT_FORM_MAX = 1024 };
+
 /* What a template does not show; all false: it is given every conversation as it is. */
 typedef struct sn_chat_lacks {
     bool system, second_system, late_system; /* any; another one at the beginning; one that is not at the beginning */
     bool repeated_roles;                     /* two messages of the user after each other */
-    bool tools;                              /* neither tools nor calls of them */
+    bool tools, calls, results;              /* the list of tools; calls in answers; their results */
+    char form[SN_CHAT_FORM_MAX];             /* a call as the template writes it, if it lacks the list only; else "" */
 } sn_chat_lacks;
 
 /* render: as sn_chat_template_render, of the conversation as it is. */

@@ -267,6 +267,13 @@ def test_formulas_without_end_or_depth_stay_text(b, server, address):
     assert bounded == [0, 2, 3, 11, 13] and nested < 80, (drawn, nested)
     lost = b.js("const t = document.querySelector('article.assistant > .text').textContent; return ['{'.repeat(7000), '\\\\frac'.repeat(1500), 'a'.repeat(9000), '$'.repeat(20001), '\\\\( '.repeat(20000)].map((s) => t.includes(s))")
     assert all(lost), lost
+    # A sign $ that no other one ends is searched 2,000 characters on: after so many of them no more are.
+    found = b.js("""return import('/pages/markdown.js').then(({ renderMarkdown }) => [64, 65].map((n) => {
+      const div = document.createElement('div');
+      renderMarkdown(div, '{$a '.repeat(n) + '$x$');
+      return [div.querySelectorAll('math').length, div.textContent.length];
+    }))""")
+    assert found[0][0] == 1 and found[1] == [0, len('{$a ' * 65 + '$x$')], found
 
 
 def test_the_policy_of_the_pages_stops_what_is_injected(b, server, address):

@@ -135,7 +135,7 @@ Test(chat, takes_the_template_for_tools_when_there_are_tools) {
     "\"function\": {\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}}]}"
 #define RESULT "{\"role\": \"tool\", \"tool_call_id\": \"abcdefghi\", \"name\": \"weather\", \"content\": \"rain\"}"
 #define TOOLS                                                                                                          \
-    "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"d\", \"parameters\": "         \
+    "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"described\", \"parameters\": " \
     "{\"type\": "                                                                                                      \
     "\"object\", \"properties\": {}}}}]"
 
@@ -170,6 +170,10 @@ static void expect_all_shown(const char *name, const char *template) {
          {"one", "two", "three"}},
         {"[" SAYS("system", "rules") "," SAYS("user", "one") "]", TOOLS, {"rules", "one", "weather"}},
         {"[" SAYS("user", "one") "," CALL "," RESULT "]", TOOLS, {"one", "weather", "Bern", "rain"}},
+        {"[" SAYS("system", "rules") "," SAYS("user", "one") "," SAYS("assistant", "two") "," SAYS(
+             "system", "more") "," SAYS("user", "three") "]",
+         TOOLS,
+         {"rules", "one", "two", "more", "described"}},
     };
     const sn_chat_source source = {.text = template, .len = strlen(template), .bos = "<s>", .eos = "</s>"};
     sn_chat_template *chat;
@@ -226,6 +230,56 @@ Test(chat, what_a_template_refuses_stands_in_the_users_messages) {
                   "[" SAYS("user", "a") "," SAYS("user", "b") "," SAYS("system", "s") "]", NULL,
                   "<user>a<user>b<system>s");
     expect_prompt("{{ raise_exception('never') }}", "[" SAYS("user", "a") "]", NULL, "refused");
+}
+
+/* One that shows the last system message only, as DeepSeek-R1's, and calls without a list of tools. */
+#define LAST_SYSTEM                                                                                                    \
+    "{% set ns = namespace(system='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.system = "         \
+    "m.content %}"                                                                                                     \
+    "{% endif %}{% endfor %}{{ ns.system }}{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>"           \
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | "      \
+    "tojson }}"                                                                                                        \
+    "{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant><think>{% endif %}"
+
+Test(chat, no_system_message_takes_the_place_of_another_one) {
+    expect_prompt(LAST_SYSTEM,
+                  "[" SAYS("system", "s") "," SAYS("system", "t") "," SAYS("user", "a") "," SAYS(
+                      "assistant", "b") "," SAYS("system", "u") "," SAYS("user", "c") "]",
+                  NULL, "s\n\nt<user>a<assistant>b<user>u\n\nc<assistant><think>");
+}
+
+Test(chat, tools_are_listed_with_the_templates_own_form_of_calls) {
+    expect_prompt(
+        LAST_SYSTEM, "[" SAYS("user", "a") "," CALL "," RESULT "]", TOOLS,
+        "You can call these functions, which are described as JSON, when they help:\n<tools>\n"
+        "{\"type\":\"function\",\"function\":{\"name\":\"weather\",\"description\":\"described\",\"parameters\":"
+        "{\"type\":\"object\",\"properties\":{}}}}\n</tools>\n"
+        "To call a function, answer with its name and its arguments in this form:\n"
+        "<call>NAME{\"PARAMETER\": \"VALUE\"}"
+        "<user>a<assistant><call>weather{\"city\": \"Bern\"}<tool>rain<assistant><think>");
+}
+
+/* As Granite 3.3's: tools are listed, and results shown, but no calls. */
+Test(chat, a_call_that_a_template_leaves_out_is_written_into_the_answer) {
+    expect_prompt("{{ tools or '' }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+                  "[" SAYS("user", "a") "," CALL "," RESULT "]", NULL,
+                  "<user>a<assistant><tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\":\"Bern\"}}\n"
+                  "</tool_call><tool>rain");
+}
+
+Test(chat, many_messages_become_one_in_the_time_that_their_bytes_take) {
+    enum { MANY = 1 << 16 }; /* two by two, they would be copied for minutes */
+    sn_chat_template *chat = chat_of(ALTERNATE);
+    json_t *messages = json_array();
+    for (int i = 0; i < MANY; i++)
+        json_array_append_new(messages, json_pack("{s:s, s:s}", "role", i % 2 ? "user" : "system", "content",
+                                                  "0123456789012345678901234567890123456789"));
+    const sn_chat_request request = {.messages = messages};
+    sn_chat_prompt prompt = render(chat, &request);
+    cr_expect_eq(prompt.len, strlen("<user>") + MANY * 42 - 2);
+    sn_chat_prompt_fini(&prompt);
+    sn_chat_template_close(&chat);
+    json_decref(messages);
 }
 
 Test(chat, refuses_what_cannot_be_rendered) {

@@ -85,6 +85,10 @@ Test(openai_request, what_changes_no_answer_is_ignored_and_noted) {
                    "\"typical_p\":1,\"skip_special_tokens\":true,\"user\":null,\"stream\":true,\"stream_options\":"
                    "{\"include_obfuscation\":true},\"prediction\":{\"type\":\"content\"}}",
                    "cache_prompt num_ctx keep_alive store prediction include_obfuscation");
+    expect_ignored(SN_REQUEST_CHAT,
+                   "{" HI ",\"mirostat\":0,\"mirostat_tau\":5,\"dry_multiplier\":0,\"dry_base\":1.75,"
+                   "\"dry_sequence_breakers\":[\"x\"],\"xtc_probability\":0,\"xtc_threshold\":0.1}",
+                   "mirostat_tau dry_base dry_sequence_breakers xtc_threshold");
     expect_ignored(
         SN_REQUEST_CHAT,
         "{\"messages\":[{\"role\":\"user\",\"content\":\"\",\"id\":\"m1\",\"timestamp\":1,\"tool_calls\":[]}],"

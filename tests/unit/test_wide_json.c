@@ -42,6 +42,25 @@ Test(wide_json, only_what_does_not_fit_has_digits) {
     json_decref(list);
 }
 
+/* Each takes far more memory than its digits. */
+Test(wide_json, a_text_has_a_bounded_number_of_wide_integers) {
+    enum { DIGITS = 19 };
+    for (size_t n = SN_WIDE_MAX; n <= SN_WIDE_MAX + 1; n++) {
+        char *text = malloc(n * (DIGITS + 1) + 1);
+        for (size_t i = 0; i < n; i++) {
+            text[i * (DIGITS + 1)] = i ? ',' : '[';
+            memset(text + i * (DIGITS + 1) + 1, '9', DIGITS);
+        }
+        text[n * (DIGITS + 1)] = ']';
+        json_error_t problem = {0};
+        json_t *list = sn_wide_json_load(text, n * (DIGITS + 1) + 1, 0, &problem);
+        cr_expect_eq(json_array_size(list), n == SN_WIDE_MAX ? n : 0);
+        cr_expect_eq(strstr(problem.text, "too big integer") != NULL, !list);
+        json_decref(list);
+        free(text);
+    }
+}
+
 Test(wide_json, what_is_no_json_stays_none) {
     static const char *const texts[] = {"99999999999999999999",
                                         "[99999999999999999999",

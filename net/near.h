@@ -8,11 +8,13 @@
 #include <stdio.h>
 
 /* Whether the numeric host (as sn_transport_peer_host gives it) is this machine, or has a private address (RFC 1918,
- * unique local, link-local) in the network of one of this machine's interfaces. The address of the gateway is not near:
- * routers and containers may pass strangers on under it. */
-bool sn_host_is_near(const char *host);
+ * unique local, link-local) in the network of one of this machine's interfaces that is no tunnel. The address of a
+ * gateway is not near: routers and containers may pass strangers on under it. Nor is this machine itself where it is
+ * reached by a `tunnel`, whose end is here and passes strangers on, too. */
+bool sn_host_is_near(const char *host, bool tunnel);
 
-/* The rule alone: `all` are the interfaces, `gateways` the content of /proc/net/route, or NULL. */
-bool sn_address_is_near(const struct sockaddr_storage *at, const struct ifaddrs *all, FILE *gateways);
+/* The rule alone: `all` are the interfaces, `gateways` the content of /proc/net/route, for IPv6 of
+ * /proc/net/ipv6_route, or NULL. */
+bool sn_address_is_near(const struct sockaddr_storage *at, bool tunnel, const struct ifaddrs *all, FILE *gateways);
 
 #endif

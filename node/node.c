@@ -263,6 +263,12 @@ static size_t outgoing_max(void) {
     return sn_protocol_outgoing_max((size_t)descriptors.rlim_cur);
 }
 
+/* Over a transport other than ZeroMQ there is no introducer. */
+static void ask_key(void *ctx, const char *address) {
+    const sn_node *node = ctx;
+    if (node->introducer) sn_introducer_ask_again(node->introducer, address);
+}
+
 static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, sn_err *err) {
     const sn_protocol_setup setup = {
         .transport = node->transport,
@@ -285,8 +291,12 @@ static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, 
         .prefix_cache_shared = config->prefix_cache_shared,
         .quota = config->quota,
         .n_joined = config->n_join,
-        .share = {config->share_bytes_per_s, config->share_near_bytes_per_s, sn_shelf_offer, sn_shelf_read,
-                  node->shelf},
+        .share = {.bytes_per_s = config->share_bytes_per_s,
+                  .near_bytes_per_s = config->share_near_bytes_per_s,
+                  .tunnel = config->public_address != NULL,
+                  .offer = sn_shelf_offer,
+                  .read = sn_shelf_read,
+                  .ctx = node->shelf},
         .reach = {.listen = node->address,
                   .asks = !config->public_address && (config->n_join || config->dht),
                   .relay_bytes_per_s = config->relay_bytes_per_s,
@@ -294,6 +304,7 @@ static sn_status node_new_protocol(sn_node *node, const sn_node_config *config, 
         .submit = engine_submit,
         .read_stats = read_stats,
         .answer_round = answer_round,
+        .ask_key = ask_key,
         .ctx = node,
     };
     return sn_protocol_new(&setup, sn_now_us(), &node->protocol, err);
@@ -318,13 +329,21 @@ static sn_status node_start_metrics(sn_node *node, const sn_node_config *config,
     return sn_metrics_new(config->metrics, &facts, &node->metrics, err);
 }
 
+static sn_node_given given_of(const sn_node_stats *stats) {
+    return (sn_node_given){.hours = (double)(sn_now_us() - stats->started_us) / 3.6e9,
+                           .tokens = stats->tokens,
+                           .sessions = stats->sessions_opened,
+                           .weights_bytes = stats->shared_bytes,
+                           .relayed_bytes = stats->relay.relayed_bytes};
+}
+
 static void node_publish_metrics(const sn_node *node) {
     sn_node_stats stats;
     sn_protocol_read_stats(node->protocol, &stats);
     sn_metrics_publish(node->metrics, &stats);
     if (!sn_metrics_wants_map(node->metrics)) return;
     const sn_swarm_map_view view = {node->identity.id, node->model.bytes, sn_protocol_address(node->protocol),
-                                    node->hp.name, node->hp.n_blocks};
+                                    node->hp.name,     node->hp.n_blocks, given_of(&stats)};
     char *map = NULL;
     sn_err err;
     if (sn_swarm_map(sn_protocol_directory(node->protocol), &view, &map, &err))
@@ -581,15 +600,14 @@ static sn_status node_drain(sn_node *node, sn_err *err) {
     return status;
 }
 
-/* What the node gave while it ran. */
 static void log_given(const sn_node *node) {
     sn_node_stats stats;
     char weights[32], relayed[32];
     sn_protocol_read_stats(node->protocol, &stats);
+    const sn_node_given given = given_of(&stats);
     sn_log(SN_LOG_INFO, "given since the start", "hours=%.2f tokens=%llu sessions=%llu weights=\"%s\" relayed=\"%s\"",
-           (double)(sn_now_us() - stats.started_us) / 3.6e9, (unsigned long long)stats.tokens,
-           (unsigned long long)stats.sessions_opened, sn_format_size(stats.shared_bytes, weights),
-           sn_format_size(stats.relay.relayed_bytes, relayed));
+           given.hours, (unsigned long long)given.tokens, (unsigned long long)given.sessions,
+           sn_format_size(given.weights_bytes, weights), sn_format_size(given.relayed_bytes, relayed));
 }
 
 sn_status sn_node_run(sn_node *node, sn_err *err) {

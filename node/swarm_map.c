@@ -99,6 +99,12 @@ static json_t *gaps_json(const sn_swarm_map_view *view, const uint64_t *holders)
     return gaps;
 }
 
+static json_t *given_json(const sn_node_given *given) {
+    return json_pack("{sf sI sI sI sI}", "hours", given->hours, "tokens", (json_int_t)given->tokens, "sessions",
+                     (json_int_t)given->sessions, "weights_bytes", (json_int_t)given->weights_bytes, "relayed_bytes",
+                     (json_int_t)given->relayed_bytes);
+}
+
 sn_status sn_swarm_map(const sn_directory *directory, const sn_swarm_map_view *view, char **json, sn_err *err) {
     uint64_t *holders = NULL, *rates = NULL;
     *json = NULL;
@@ -109,11 +115,11 @@ sn_status sn_swarm_map(const sn_directory *directory, const sn_swarm_map_view *v
         json_t *coverage = json_pack("{so si so so}", "model", hex_json(view->model), "n_blocks", view->n_blocks,
                                      "nodes_per_block", numbers_json(holders, view->n_blocks), "tokens_per_s_per_block",
                                      numbers_json(rates, view->n_blocks));
-        json_t *map =
-            json_pack("{so s{so so si} si so s[o] so s[] sI}", "self", hex_json(view->node), "model", "name",
-                      text_json(view->model_name), "id", hex_json(view->model), "blocks", view->n_blocks, "blocks",
-                      view->n_blocks, "nodes", nodes_json(directory, view->node), "coverage", coverage, "gaps",
-                      gaps_json(view, holders), "errors", "nodes_known", (json_int_t)sn_directory_count(directory));
+        json_t *map = json_pack(
+            "{so so s{so so si} si so s[o] so s[] sI}", "self", hex_json(view->node), "given", given_json(&view->given),
+            "model", "name", text_json(view->model_name), "id", hex_json(view->model), "blocks", view->n_blocks,
+            "blocks", view->n_blocks, "nodes", nodes_json(directory, view->node), "coverage", coverage, "gaps",
+            gaps_json(view, holders), "errors", "nodes_known", (json_int_t)sn_directory_count(directory));
         *json = map ? json_dumps(map, JSON_COMPACT) : NULL;
         json_decref(map);
         if (!*json) status = sn_fail(err, SN_STOP, "no memory for the map of the swarm");

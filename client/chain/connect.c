@@ -49,9 +49,9 @@ void sn_chain_ban(sn_chain *chain, const sn_hop *hop) {
 }
 
 /* A node opens no session. Many may be gone at once, and some be back soon: each that is not there costs milliseconds
- * whenever it is tried. */
-static void chain_note_unopened(sn_chain *chain, const sn_hop *hop) {
-    if (sn_link_is_connected(chain->options.link, hop->remote.peer)) {
+ * whenever it is tried. One that lets the client wait before it closes the connection is no such node. */
+static void chain_note_unopened(sn_chain *chain, const sn_hop *hop, int64_t tried_us) {
+    if (sn_link_is_connected(chain->options.link, hop->remote.peer) || sn_now_us() - tried_us > SN_ABSENCE_US) {
         sn_chain_ban(chain, hop);
     } else {
         int64_t us = sn_peer_stats_note_absence(chain->peer_stats, hop->remote.node, sn_now_us());
@@ -344,7 +344,8 @@ static sn_status chain_fail_local(const sn_chain *chain, int first, int end, sn_
                    first, end, from, to);
 }
 
-/* began_us: when the search for these blocks began, for which there is patience. */
+/* began_us: when the search for these blocks began, for which there is patience. Where nodes that did not answer have
+ * taken all of it, the swarm is asked once all the same: another one may have joined meanwhile. */
 static sn_status chain_plan_route_since(sn_chain *chain, int64_t began_us, int first, int end,
                                         sn_chain_patience patience, sn_route *out, sn_err *err) {
     sn_link *link = chain->options.link;
@@ -355,13 +356,16 @@ static sn_status chain_plan_route_since(sn_chain *chain, int64_t began_us, int f
         if (!status) status = sn_chain_cut_route(chain, out, err);
         if (status == SN_RETRY && !link) return chain_fail_local(chain, first, end, err);
         if (status != SN_RETRY) return status;
-        if (!chain_may_wait(chain, patience, began_us)) {
+        bool waits = chain_may_wait(chain, patience, began_us);
+        if (!waits && (discovered || patience == SN_CHAIN_WAIT_BRIEFLY || sn_chain_is_late(chain))) {
             if (patience == SN_CHAIN_WAIT_JOINED && chain_sees_other_models(chain)) continue;
             const char *silent = patience == SN_CHAIN_WAIT_BRIEFLY ? NULL : sn_link_unanswered(link);
             return silent ? sn_err_context(err, "%s has not answered, and of the nodes that are known", silent)
                           : status;
         }
-        int wait_ms = sn_chain_left_ms(chain, patience == SN_CHAIN_WAIT_BRIEFLY ? BRIEF_US / 1000 : INT_MAX);
+        int wait_ms = sn_chain_left_ms(chain, patience == SN_CHAIN_WAIT_BRIEFLY ? BRIEF_US / 1000
+                                              : waits                           ? INT_MAX
+                                                                                : ROUTE_WAIT_US / 1000);
         sn_status asked = sn_link_discover(link, &chain->model, wait_ms, &asking);
         discovered = discovered || !asked;
         if (asked && (!discovered || asked != SN_RETRY)) /* the cause: no node could be asked */
@@ -441,13 +445,15 @@ static bool chain_needs_adapter_holders(const sn_chain *chain) {
     return !chain->options.adapter.bytes && memcmp(&chain->options.adapter.hash, &none, sizeof none);
 }
 
-/* Opens a session at each leg. On failure hops[*n - 1] is the one that failed. */
-static sn_status chain_open_route(sn_chain *chain, const sn_route *route, sn_hop *hops, size_t *n, sn_err *err) {
+/* Opens a session at each leg. On failure hops[*n - 1] is the one that failed, which was tried since *tried_us. */
+static sn_status chain_open_route(sn_chain *chain, const sn_route *route, sn_hop *hops, size_t *n, int64_t *tried_us,
+                                  sn_err *err) {
     const sn_blob *into = NULL, *next;
     int64_t unix_ms = sn_unix_ms();
     sn_status status = SN_OK;
     for (*n = 0; *n < route->n && !status; ++*n, into = next) {
         next = route_push_target(chain, route, *n, unix_ms);
+        *tried_us = sn_now_us();
         status = chain_open_hop(chain, &route->legs[*n], *n ? &hops[*n - 1] : NULL, into, next, &hops[*n], err);
     }
     return status;
@@ -457,19 +463,19 @@ static sn_status chain_open_route(sn_chain *chain, const sn_route *route, sn_hop
  * the call, or sooner where patience does. */
 sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_hop *hops, size_t *n,
                            sn_err *err) {
-    int64_t began_us = sn_now_us();
+    int64_t began_us = sn_now_us(), tried_us = began_us;
     sn_err cause = {0};
     for (;;) {
         sn_route route;
         sn_status status = chain_plan_route_since(chain, began_us, first, end, patience, &route, err);
         if (status && chain_needs_adapter_holders(chain)) sn_err_context(err, "over nodes that hold the adapter");
         if (status) return cause.status ? sn_err_context(err, "%.180s; and then", cause.text) : status;
-        status = chain_open_route(chain, &route, hops, n, err);
+        status = chain_open_route(chain, &route, hops, n, &tried_us, err);
         for (int b = first; b < end && !status; b++) /* from now on these weights only */
             if (!chain->known_hash[b]) chain->known_hash[b] = &chain->weights[b];
         if (!status) return SN_OK;
         bool local = hops[*n - 1].is_local;
-        if (!local && status != SN_STOP) chain_note_unopened(chain, &hops[*n - 1]);
+        if (!local && status != SN_STOP) chain_note_unopened(chain, &hops[*n - 1], tried_us);
         sn_chain_close_hops(chain, hops, *n);
         if ((status == SN_REFUSED || status == SN_REBUILD) && !local)
             status = err->status = SN_RETRY; /* one node refused, for example after moving to other blocks */

@@ -79,6 +79,7 @@ void sn_peer_stats_note_step(sn_peer_stats *peer_stats, const uint8_t node[SN_KE
     mean_update(&peer->queue_us, queue_us, fresh);
     /* Many rows share one pass over the weights: their cost says nothing about the cost of a single token. */
     if (tokens == 1 && blocks > 0) mean_update(&peer->block_ns, compute_us * 1000 / blocks, fresh);
+    peer->absences = 0;
     if (peer->failures || peer->losses) peer->good_steps++;
     peer_decay_failures(peer, now_us);
 }
@@ -97,7 +98,10 @@ static int64_t peer_ban(sn_peer_stat *peer, int64_t ban_us, int64_t now_us) {
 }
 
 int64_t sn_peer_stats_note_absence(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us) {
-    return peer_ban(peer_stats_get(peer_stats, node, now_us), SN_ABSENCE_US, now_us);
+    sn_peer_stat *peer = peer_stats_get(peer_stats, node, now_us);
+    int64_t ban_us = (int64_t)SN_ABSENCE_US << peer->absences;
+    if (ban_us < SN_ABSENCE_US_MAX) peer->absences++;
+    return peer_ban(peer, ban_us, now_us);
 }
 
 int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us) {
@@ -132,7 +136,7 @@ void sn_peer_stats_note_online(sn_peer_stats *peer_stats, const sn_directory *di
         const sn_announcement *a = sn_directory_find(directory, peer->node);
         uint64_t address = a && a->state == SN_NODE_ONLINE ? hash_of(a->address) : 0;
         bool returned = peer->looked_up && address && address != peer->address;
-        if (returned && peer->failures <= 1) peer->banned_until_us = 0;
+        if (returned && peer->failures <= 1 && peer->absences <= 1) peer->banned_until_us = 0;
         peer->looked_up = true;
         peer->address = address;
     }

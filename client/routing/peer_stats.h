@@ -13,7 +13,8 @@ enum {
     SN_PEER_STATS_FRESH_US = 120000000, /* older measurements do not count */
     SN_BAN_US = 15000000,               /* after a first failure; doubled for each further one */
     SN_BAN_US_MAX = 600000000,
-    SN_ABSENCE_US = 2000000,         /* for which a node that could not be reached is not tried again */
+    SN_ABSENCE_US = 2000000,         /* for which a node that could not be reached is not tried again; doubled each */
+    SN_ABSENCE_US_MAX = 64000000,    /* time, up to the life of an announcement of a node that is gone */
     SN_FAILURE_DECAY_STEPS = 64,     /* one failure is forgotten after so many good steps, */
     SN_LOSSES_MAX = 2,               /* sessions that a node may lose meanwhile */
     SN_FAILURE_DECAY_US = 300000000, /* or after so much time without another failure */
@@ -29,6 +30,7 @@ typedef struct sn_peer_stat {
     int64_t queue_us; /* for which a step waited */
     int64_t block_ns; /* for computing one token through one block */
     int failures;     /* not forgotten yet */
+    int absences;     /* since its newest step, as far as they make the next ban longer */
     int losses;       /* of sessions, not forgotten yet */
     int64_t lost_us;  /* time of the newest of these */
     int64_t banned_until_us, failed_us;
@@ -53,7 +55,8 @@ void sn_peer_stats_note_step(sn_peer_stats *peer_stats, const uint8_t node[SN_KE
                              int64_t queue_us, int64_t compute_us, int64_t now_us);
 /* The node failed: it is banned for a time that grows with its failures. Returns that time in microseconds. */
 int64_t sn_peer_stats_note_failure(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
-/* The node could not be reached: it is banned for SN_ABSENCE_US, and no failure is counted. Returns that time. */
+/* The node could not be reached: it is banned for a time that grows while no step of it is noted, and no failure is
+ * counted. Returns that time. */
 int64_t sn_peer_stats_note_absence(sn_peer_stats *peer_stats, const uint8_t node[SN_KEY_SIZE], int64_t now_us);
 /* The node has lost a session, as by a restart, or the connection to it. False: it has done so SN_LOSSES_MAX times
  * before without SN_FAILURE_DECAY_STEPS good steps or SN_FAILURE_DECAY_US between, and this is a failure: each loss

@@ -152,6 +152,17 @@ function drawSummary(data, cover, gaps) {
   return missing;
 }
 
+// Only a node that shows its own page says it.
+function drawGiven(data) {
+  const given = data.given && typeof data.given === "object" ? data.given : null;
+  byId("given").hidden = !given;
+  if (!given) return;
+  const parts = [`${shown(given.tokens)} tokens of ${shown(given.sessions)} sessions in ${shown(given.hours, "", 1)} hours`];
+  if (given.weights_bytes > 0) parts.push(`${bytes(given.weights_bytes)} of the model's files`);
+  if (given.relayed_bytes > 0) parts.push(`${bytes(given.relayed_bytes)} passed on for other nodes`);
+  byId("given").textContent = `This node gave since its start: ${parts.join(", ")}.`;
+}
+
 let missingBefore = null;
 
 function draw(data) {
@@ -165,6 +176,7 @@ function draw(data) {
   byId("model").textContent = String(data.model?.name || names.get(all[0]?.model) || "The swarm");
   byId("to-chat").hidden = Boolean(data.self); // a node has no chat
   const missing = drawSummary(data, all[0], gaps);
+  drawGiven(data);
   drawGaps(gaps);
   drawCoverage(all, names);
   drawNodes(data);

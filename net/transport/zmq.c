@@ -468,7 +468,7 @@ static void report_outage(dealer *d, sn_event *out) {
         !d->socket
             ? "%s read nothing, or sent more than was taken, or messages without an end: the connection was closed"
         : d->outage.was_up                    ? "the connection to %s was lost"
-        : d->outage.how == SN_CONNECTION_DOWN ? "%s closed the connection before it had proven the expected key"
+        : d->outage.how == SN_CONNECTION_DOWN ? "%s took the connection and did not prove the expected key"
                                               : "no program accepts connections at %s",
         d->address);
 }

@@ -202,6 +202,7 @@ void sn_membership_peer_lost(sn_membership *m, const sn_event *event) {
     for (size_t i = 0; i < m->n_bootstrap_peers; i++)
         if (m->bootstrap_peers[i].peer == event->peer) {
             m->bootstrap_peers[i].answered = m->bootstrap_peers[i].met = false;
+            sn_bootstrap_ask_key(m, &m->bootstrap_peers[i]);
             return;
         }
     if (m->relay == event->peer) m->relay = 0;

@@ -33,6 +33,9 @@ typedef struct sn_membership_host {
     /* Whether the node has another use of this connection: then it is the node that hangs up, later. NULL: it never
      * has. */
     bool (*uses)(void *ctx, sn_peer peer);
+    /* Asks once more which key the node at a joined address has; the answer is given to sn_membership_join. NULL, or no
+     * answer: it keeps the one that it has. */
+    void (*ask_key)(void *ctx, const char *address);
     void *ctx;
 } sn_membership_host;
 
@@ -50,7 +53,8 @@ sn_status sn_membership_new(const sn_membership_setup *setup, sn_membership **ou
 void sn_membership_free(sn_membership **membership); /* accepts NULL */
 
 /* Adds a bootstrap peer: the node at this address is told of this one and asked for the nodes that it knows, again in
- * every round until it answers. Ignored beyond SN_BOOTSTRAP_PEERS_MAX, and for the node's own key. */
+ * every round until it answers. Where one at this address does not answer and host.ask_key was called for it, it is
+ * replaced: the node there has another key now. Ignored beyond SN_BOOTSTRAP_PEERS_MAX, and for the node's own key. */
 void sn_membership_join(sn_membership *membership, const char *address, const uint8_t curve_key[SN_KEY_SIZE]);
 /* Whether nodes that were found in a DHT are to be asked: few of them have answered, and few are being asked. */
 bool sn_membership_wants_found(sn_membership *membership, int64_t now_us);

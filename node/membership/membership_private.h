@@ -13,8 +13,9 @@ typedef struct sn_bootstrap_peer {
     char address[SN_ADDRESS_MAX + 1];
     uint8_t curve_key[SN_KEY_SIZE];
     bool answered;
-    bool met;   /* nodes that it has proven were asked for an answer */
-    bool known; /* its id is known: it comes first in its own list */
+    bool asked_key; /* the node at its address was asked for its key again: it may have another one */
+    bool met;       /* nodes that it has proven were asked for an answer */
+    bool known;     /* its id is known: it comes first in its own list */
     uint8_t id[SN_KEY_SIZE];
     int pages_left;   /* pages of its directory that may still be asked for */
     int64_t until_us; /* of one that was found: when it is given up if it does not answer; 0: never */
@@ -68,6 +69,8 @@ sn_status sn_membership_copy_blob(const sn_blob *from, sn_blob *to, sn_err *err)
 void sn_membership_on_peers(sn_membership *membership, const sn_event *event, int64_t now_us, int64_t unix_ms);
 void sn_membership_on_peers_reply(sn_membership *membership, const sn_event *event, int64_t now_us, int64_t unix_ms);
 void sn_bootstrap_round(sn_membership *membership);
+/* A joined node does not answer: another one may be at its address, as after a restart with new keys. */
+void sn_bootstrap_ask_key(sn_membership *membership, sn_bootstrap_peer *bootstrap_peer);
 
 /* -- gossip.c: passing announcements on */
 

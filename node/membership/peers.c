@@ -291,10 +291,18 @@ static void bootstrap_dial(sn_membership *m, sn_bootstrap_peer *bootstrap_peer) 
     if (before && before != bootstrap_peer->peer) sn_transport_hang_up(m->setup.transport, before);
 }
 
+/* One that was found stands with the key that it was found with. */
+void sn_bootstrap_ask_key(sn_membership *m, sn_bootstrap_peer *bootstrap_peer) {
+    if (bootstrap_peer->until_us || !m->setup.host.ask_key) return;
+    bootstrap_peer->asked_key = true;
+    m->setup.host.ask_key(m->setup.host.ctx, bootstrap_peer->address);
+}
+
 void sn_bootstrap_round(sn_membership *m) {
     for (size_t i = 0; i < m->n_bootstrap_peers; i++) {
         sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[i];
         if (!bootstrap_peer->answered) {
+            if (bootstrap_peer->asked_key) sn_bootstrap_ask_key(m, bootstrap_peer); /* its connection was lost once */
             bootstrap_dial(m, bootstrap_peer);
             bootstrap_peer->pages_left = PAGES_MAX;
             bootstrap_ask(m, bootstrap_peer, 0);
@@ -304,22 +312,35 @@ void sn_bootstrap_round(sn_membership *m) {
     }
 }
 
+/* The place of a peer that is joined now: a new one, or that of a peer that does not answer any more, whose address was
+ * asked for its key again. NULL: there is no room, or that address has the key that it had, or still answers. */
+static sn_bootstrap_peer *bootstrap_place(sn_membership *m, const char *address, const uint8_t curve_key[SN_KEY_SIZE]) {
+    bool known = false;
+    for (sn_bootstrap_peer *b = m->bootstrap_peers; b < m->bootstrap_peers + m->n_bootstrap_peers; b++) {
+        if (!b->asked_key || strcmp(b->address, address) != 0) continue;
+        if (!b->answered && memcmp(b->curve_key, curve_key, SN_KEY_SIZE) != 0) return b;
+        known = true;
+    }
+    return !known && m->n_bootstrap_peers < SN_BOOTSTRAP_PEERS_MAX ? &m->bootstrap_peers[m->n_bootstrap_peers] : NULL;
+}
+
 void sn_membership_join(sn_membership *m, const char *address, const uint8_t curve_key[SN_KEY_SIZE]) {
-    sn_bootstrap_peer *bootstrap_peer = &m->bootstrap_peers[m->n_bootstrap_peers];
+    sn_bootstrap_peer *b = bootstrap_place(m, address, curve_key);
+    sn_peer peer;
     sn_err err;
-    if (m->n_bootstrap_peers == SN_BOOTSTRAP_PEERS_MAX || !memcmp(curve_key, m->setup.identity->curve_key, SN_KEY_SIZE))
-        return;
-    if (sn_transport_dial(m->setup.transport, address, curve_key, &bootstrap_peer->peer, &err)) {
+    if (!b || !memcmp(curve_key, m->setup.identity->curve_key, SN_KEY_SIZE)) return;
+    if (sn_transport_dial(m->setup.transport, address, curve_key, &peer, &err)) {
         sn_log(SN_LOG_WARN, "cannot join", "address=%s text=%s", address, err.text);
         return;
     }
-    m->n_bootstrap_peers++;
-    snprintf(bootstrap_peer->address, sizeof bootstrap_peer->address, "%s", address);
-    memcpy(bootstrap_peer->curve_key, curve_key, SN_KEY_SIZE);
-    bootstrap_peer->answered = bootstrap_peer->known = bootstrap_peer->met = false;
-    bootstrap_peer->pages_left = PAGES_MAX;
-    bootstrap_peer->until_us = 0;
-    if (m->own.sealed.len) bootstrap_ask(m, bootstrap_peer, 0);
+    const bool is_new = b == &m->bootstrap_peers[m->n_bootstrap_peers];
+    const sn_peer before = is_new ? 0 : b->peer;
+    *b = (sn_bootstrap_peer){.peer = peer, .asked_key = !is_new, .pages_left = PAGES_MAX};
+    snprintf(b->address, sizeof b->address, "%s", address);
+    memcpy(b->curve_key, curve_key, SN_KEY_SIZE);
+    m->n_bootstrap_peers += is_new;
+    if (before && before != peer && !sn_membership_uses(m, before)) sn_membership_let_go(m, before);
+    if (m->own.sealed.len) bootstrap_ask(m, b, 0);
 }
 
 /* Gives up those found that did not answer in time. One that has answered before stays until another one answers. */

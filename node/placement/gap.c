@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HOLES_MAX = 512 };
+enum { HOLES_MAX = 512, EXPANDED_MAX = 2048 /* in all of a plan: some milliseconds of the thread that asks */ };
 
 typedef struct hole {
     int first, end; /* equal: nothing is left open, the chain is complete */
@@ -20,7 +20,7 @@ typedef struct hole {
 typedef struct search {
     const sn_gap_node *nodes;
     size_t n;
-    int n_blocks, n_holes;
+    int n_blocks, n_holes, n_expanded;
     int held[SN_GAP_BLOCKS_MAX], left[SN_GAP_BLOCKS_MAX]; /* by how many nodes; without the chain of a hole */
     hole holes[HOLES_MAX];
 } search;
@@ -96,6 +96,8 @@ static int find_chain(search *s, int first, int end) {
         for (int i = 0; i < s->n_holes; i++)
             if (!s->holes[i].expanded && (best < 0 || s->holes[i].cost < s->holes[best].cost)) best = i;
         if (best < 0 || s->holes[best].first == s->holes[best].end) return best;
+        if (s->n_expanded == EXPANDED_MAX) return -1;
+        s->n_expanded++;
         expand(s, best);
     }
 }
@@ -122,7 +124,19 @@ bool sn_gap_exists(const sn_gap_node *nodes, size_t n, int n_blocks) {
     return false;
 }
 
-void sn_gap_plan(sn_gap_node *nodes, size_t n, int n_blocks, sn_gap_move *out) {
+/* The move that is due for the first gap that can be filled. */
+static void find_move(search *s, sn_gap_move *out) {
+    *out = (sn_gap_move){0};
+    for (int b = 0, end; b < s->n_blocks && !out->tag; b = end + 1) {
+        for (end = b; end < s->n_blocks && !s->held[end];) end++;
+        int chain = end > b ? find_chain(s, b, end) : -1;
+        if (chain < 0) continue;
+        const hole *last = &s->holes[chain];
+        *out = (sn_gap_move){s->nodes[last->node].tag, last->to, has_to_wait(s, last->node, last->to)};
+    }
+}
+
+void sn_gap_plan(sn_gap_node *nodes, size_t n, int n_blocks, int passed, sn_gap_move *out) {
     search *s = calloc(1, sizeof *s);
     *out = (sn_gap_move){0};
     if (!s) return;
@@ -131,12 +145,7 @@ void sn_gap_plan(sn_gap_node *nodes, size_t n, int n_blocks, sn_gap_move *out) {
     s->n = n;
     s->n_blocks = n_blocks;
     count_held(nodes, n, n_blocks, s->held);
-    for (int b = 0, end; b < n_blocks && !out->tag; b = end + 1) {
-        for (end = b; end < n_blocks && !s->held[end];) end++;
-        int chain = end > b ? find_chain(s, b, end) : -1;
-        if (chain < 0) continue;
-        const hole *last = &s->holes[chain];
-        *out = (sn_gap_move){nodes[last->node].tag, last->to, has_to_wait(s, last->node, last->to)};
-    }
+    for (find_move(s, out); passed > 0 && out->tag; passed--, find_move(s, out))
+        for (size_t i = 0; i < n; i++) nodes[i].stays |= nodes[i].tag == out->tag;
     free(s);
 }

@@ -33,7 +33,9 @@ typedef struct sn_gap_move {
 
 /* Whether a block of the model, of up to SN_GAP_BLOCKS_MAX, is held by no node. */
 bool sn_gap_exists(const sn_gap_node *nodes, size_t n, int n_blocks);
-/* Plans for the first gap that can be filled. Sorts the nodes. */
-void sn_gap_plan(sn_gap_node *nodes, size_t n, int n_blocks, sn_gap_move *out);
+/* Plans for the first gap that can be filled, after so many nodes that had their turn are passed over: they count as
+ * those that stay. Sorts the nodes. The search is bounded: of many gaps that cannot be filled some may hide one that
+ * can. */
+void sn_gap_plan(sn_gap_node *nodes, size_t n, int n_blocks, int passed, sn_gap_move *out);
 
 #endif

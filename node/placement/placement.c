@@ -193,16 +193,6 @@ static bool gap_view_read(const sn_placement *p, int64_t unix_ms, gap_view *v) {
     return true;
 }
 
-/* The move of the node whose turn it is, after those that were passed over. */
-static sn_gap_move gap_next_move(gap_view *v, const sn_placement *p, int passed) {
-    sn_gap_move move;
-    for (sn_gap_plan(v->nodes, v->n, p->setup.n_blocks, &move); passed && move.tag; passed--) {
-        for (size_t i = 0; i < v->n; i++) v->nodes[i].stays |= v->nodes[i].tag == move.tag;
-        sn_gap_plan(v->nodes, v->n, p->setup.n_blocks, &move);
-    }
-    return move;
-}
-
 static void gap_begin(sn_placement *p, int64_t now_us, int64_t unix_ms) {
     p->gap.since_us = now_us;
     p->gap.next_us = now_us + GAP_SETTLE_US + GAP_PATIENCE_US;
@@ -228,7 +218,8 @@ static void gap_look(sn_placement *p, int64_t now_us, int64_t unix_ms) {
     }
     if (!p->gap.since_us) gap_begin(p, now_us, unix_ms);
     if (now_us < p->gap.since_us + GAP_SETTLE_US) return;
-    const sn_gap_move move = gap_next_move(&v, p, p->gap.passed);
+    sn_gap_move move;
+    sn_gap_plan(v.nodes, v.n, p->setup.n_blocks, p->gap.passed, &move);
     bool holds = now_us < p->gap.since_us + GAP_HOLD_US && (v.drains != UINT64_MAX || move.waits);
     if (holds) {
         p->gap.next_us = now_us + GAP_PATIENCE_US;
@@ -243,14 +234,16 @@ static void gap_look(sn_placement *p, int64_t now_us, int64_t unix_ms) {
 }
 
 /* Whether it still is this node that is to move there: the others serve what it leaves, and none drains that goes
- * first. */
-static bool gap_is_confirmed(const sn_placement *p, int64_t unix_ms) {
+ * first; one that drains for ever holds no other up. */
+static bool gap_is_confirmed(const sn_placement *p, int64_t now_us, int64_t unix_ms) {
     gap_view v;
+    sn_gap_move move;
     const uint64_t own = sn_node_tag(p->setup.node);
     sn_block_coverage *others = malloc(sizeof *others);
-    bool confirmed = others && gap_view_read(p, unix_ms, &v) && v.drains > own;
+    bool confirmed =
+        others && gap_view_read(p, unix_ms, &v) && (v.drains > own || now_us >= p->gap.since_us + GAP_HOLD_US);
     if (confirmed) {
-        const sn_gap_move move = gap_next_move(&v, p, p->gap.passed);
+        sn_gap_plan(v.nodes, v.n, p->setup.n_blocks, p->gap.passed, &move);
         confirmed = move.tag == own && move.to == p->target_first && !move.waits &&
                     coverage_of_others(p, UINT64_MAX, unix_ms, others) &&
                     sn_block_selection_may_leave(others, p->first, p->end, p->target_first);
@@ -287,7 +280,7 @@ static void rebalance_confirm(sn_placement *p, int64_t now_us, int64_t unix_ms) 
     p->gap.filling = false;
     if (!filling)
         p->target_first = rebalance_find_target(p, unix_ms);
-    else if (!gap_is_confirmed(p, unix_ms))
+    else if (!gap_is_confirmed(p, now_us, unix_ms))
         p->target_first = p->first;
     if (p->target_first != p->first) {
         int n = p->end - p->first;

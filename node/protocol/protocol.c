@@ -87,6 +87,10 @@ static void host_refuse(void *ctx, sn_peer peer, const sn_msg *request, const sn
 }
 static void host_meet(void *ctx, const sn_announcement *node, int64_t now_us) { sn_protocol_meet(ctx, node, now_us); }
 static bool host_uses(void *ctx, sn_peer peer) { return sn_protocol_outgoing_has(ctx, peer); }
+static void host_ask_key(void *ctx, const char *address) {
+    const sn_protocol *protocol = ctx;
+    protocol->setup.ask_key(protocol->setup.ctx, address);
+}
 static void host_describe(void *ctx, sn_announcement *own) { sn_protocol_describe(ctx, own); }
 
 static void host_ask(void *ctx) { sn_membership_ask(((const sn_protocol *)ctx)->membership); }
@@ -122,6 +126,7 @@ static sn_status protocol_new_membership(sn_protocol *protocol, const sn_protoco
                  .describe = host_describe,
                  .meet = host_meet,
                  .uses = host_uses,
+                 .ask_key = setup->ask_key ? host_ask_key : NULL,
                  .ctx = protocol},
     };
     return sn_membership_new(&membership, &protocol->membership, err);

@@ -50,6 +50,7 @@ enum {
 typedef struct sn_share {
     size_t bytes_per_s;      /* at most; 0: the node shares nothing */
     size_t near_bytes_per_s; /* at most to machines of its own network (net/near.h); 0: there is no other rate */
+    bool tunnel;             /* what comes from this machine may be of strangers, whom a tunnel passes on */
     /* Adds the bytes of the file that are here to *out. */
     sn_status (*offer)(void *ctx, uint64_t file, sn_range_set *out, sn_err *err);
     /* Reads exactly these bytes; *size is the size of the whole file. SN_RETRY: they are read from the disk now, ask
@@ -97,6 +98,8 @@ typedef struct sn_protocol_setup {
     sn_engine_stats (*read_stats)(void *ctx);
     /* Gives a round back that sn_protocol_ask_experts took. */
     void (*answer_round)(void *ctx, sn_expert_round *round);
+    /* Asks once more which key the node at a joined address has, for sn_protocol_join. NULL: keys stay. */
+    void (*ask_key)(void *ctx, const char *address);
     void *ctx; /* of these functions */
 } sn_protocol_setup;
 

@@ -73,7 +73,7 @@ static bool is_near(sn_protocol *protocol, const sn_event *event) {
     if (!sn_transport_peer_host(protocol->setup.transport, event->peer, host)) return false;
     if (strcmp(host, s->asked.host) || event->arrived_us >= s->asked.until_us) {
         snprintf(s->asked.host, sizeof s->asked.host, "%s", host);
-        s->asked.near = sn_host_is_near(host);
+        s->asked.near = sn_host_is_near(host, protocol->setup.share.tunnel);
         s->asked.until_us = event->arrived_us + NEAR_LOOK_US;
     }
     return s->asked.near;

@@ -138,22 +138,23 @@ static void node_begin(node *n) {
     REQUIRE(sn_transport_listen(n->transport, "node:1", bound, &err));
     REQUIRE(sn_span_kv_pool(span, 1 << 18, &n->pool, &err));
     REQUIRE(sn_scheduler_new(span, n->pool, &n->scheduler, &err));
-    const sn_protocol_setup setup = {.transport = n->transport,
-                                     .identity = &n->identity,
-                                     .address = "node:1",
-                                     .name = "node",
-                                     .span = sn_span_describe(span),
-                                     .model = model_id,
-                                     .kv_bytes_max = sn_kv_pool_bytes(n->pool),
-                                     .sessions_max = SESSIONS_MAX,
-                                     .tune_bytes_max = 1 << 20,
-                                     .session_timeout_us = 60 * SECOND,
-                                     .kv_timeout_us = SECOND,
-                                     .share = {1 << 30, offer_file, read_file, n},
-                                     .submit = submit_job,
-                                     .read_stats = read_stats,
-                                     .answer_round = answer_round,
-                                     .ctx = n};
+    const sn_protocol_setup setup = {
+        .transport = n->transport,
+        .identity = &n->identity,
+        .address = "node:1",
+        .name = "node",
+        .span = sn_span_describe(span),
+        .model = model_id,
+        .kv_bytes_max = sn_kv_pool_bytes(n->pool),
+        .sessions_max = SESSIONS_MAX,
+        .tune_bytes_max = 1 << 20,
+        .session_timeout_us = 60 * SECOND,
+        .kv_timeout_us = SECOND,
+        .share = {.bytes_per_s = 1 << 30, .offer = offer_file, .read = read_file, .ctx = n},
+        .submit = submit_job,
+        .read_stats = read_stats,
+        .answer_round = answer_round,
+        .ctx = n};
     REQUIRE(sn_protocol_new(&setup, n->now_us, &n->protocol, &err));
     sn_protocol_share(n->protocol, &model_id, n->now_us, UNIX_MS);
     for (int i = 0; i < CLIENTS; i++) meet_client(n, i);

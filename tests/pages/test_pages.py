@@ -747,6 +747,20 @@ def test_the_map_shows_coverage_nodes_and_gaps(b, server, address):
     return ["ERR_EMPTY_RESPONSE"]
 
 
+def test_the_map_of_a_node_says_what_it_gave(b, server, address):
+    original = mock_server.swarm_map
+    given = {"hours": 26.4, "tokens": 412876, "sessions": 311, "weights_bytes": 3 << 30, "relayed_bytes": 0}
+    try:
+        for shape, says in ((given, "This node gave since its start: 412,876 tokens of 311 sessions in 26.4 hours, 3 GiB of the model's files."),
+                            ({"tokens": "x", "hours": None}, "This node gave since its start: – tokens of – sessions in – hours."), (7, "")):
+            mock_server.swarm_map = lambda gap: original(gap) | {"self": "ab", "given": shape}
+            b.open(address + "/swarm")
+            b.until_text("#updated", "as of")
+            assert b.text("#given") == says, b.text("#given")
+    finally:
+        mock_server.swarm_map = original
+
+
 def test_the_map_works_when_fields_are_missing(b, server, address):
     shapes = [{}, {"blocks": 3, "nodes": [], "coverage": []}, {"nodes": None, "coverage": 5, "gaps": [{"blocks": "x"}], "errors": [1]}, {"nodes": [{}, None, {"blocks": "9:3", "tokens": "x", "adapters": [None, {"name": 5}]}]},
               {"coverage": [{"n_blocks": 4, "nodes_per_block": [1, 0, 0, 1]}], "nodes": [{"id": "ab", "address": "h:1"}]}]

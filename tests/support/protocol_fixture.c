@@ -71,7 +71,11 @@ void protocol_fixture_begin_with(protocol_fixture *b, const char *model_path, si
                                      .tune_bytes_max = TUNE_BYTES,
                                      .session_timeout_us = 60 * SECOND,
                                      .kv_timeout_us = SECOND,
-                                     .share = {SHARED_BYTES_PER_S, SHARED_NEAR_BYTES_PER_S, offer_file, read_file, b},
+                                     .share = {.bytes_per_s = SHARED_BYTES_PER_S,
+                                               .near_bytes_per_s = SHARED_NEAR_BYTES_PER_S,
+                                               .offer = offer_file,
+                                               .read = read_file,
+                                               .ctx = b},
                                      .submit = submit_job,
                                      .read_stats = read_stats,
                                      .ctx = b};

@@ -182,7 +182,7 @@ metric() {
   local ready line value= page
   read -r ready <"$scratch/$1.out"
   [[ $ready =~ \ metrics=([0-9]+) ]] && exec {page}<>"/dev/tcp/127.0.0.1/${BASH_REMATCH[1]}" || fail "$1 has no page of metrics"
-  printf 'GET /metrics HTTP/1.0\r\n\r\n' >&"$page"
+  printf 'GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n' >&"$page"
   while read -r -t 60 line <&"$page"; do
     case $line in "swarm_node_$2 "*) value=${line##* } ;; esac
   done

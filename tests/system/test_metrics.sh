@@ -84,6 +84,7 @@ assert all(m["nodes"][0]["device"] == "cpu" for m in (whole, part)), whole
 assert whole["blocks"] == 4 and whole["gaps"] == [] and whole["coverage"][0]["nodes_per_block"] == [1] * 4, whole
 node, = whole["nodes"]
 assert node["id"] == whole["self"] and node["name"] == "b" and node["state"] == "online" and node["blocks"] == "0:4" and node["kv_bytes_free"] > 0, node
+assert whole["given"] == {"hours": whole["given"]["hours"], "tokens": 0, "sessions": 0, "weights_bytes": 0, "relayed_bytes": 0} and 0 < whole["given"]["hours"] < 1, whole
 assert part["coverage"][0]["nodes_per_block"] == [0, 1, 1, 1], part
 assert part["gaps"] == [{"blocks": "0:1", "command": "swarm-node --model PATH --blocks 0:1 --join " + sys.argv[3]}], part
 END

@@ -79,3 +79,15 @@ start_node n0 "$model" all --listen "${address[n0]}"
 wait_ready n0
 kill_node n1
 ask "although the joined node is back"
+end_all
+
+# -- two nodes that know only each other: one returns with new keys at its address, and they find each other again
+start_node n0 "$model" all --metrics 0
+wait_ready n0
+start_node n1 "$model" all --metrics 0 --join "${address[n0]}"
+wait_ready n1
+wait_metric n1 announcements 2 60
+kill_node n0
+start_node n0 "$model" all --metrics 0 --listen "${address[n0]}"
+wait_ready n0
+wait_metric n0 announcements 2 90

@@ -359,6 +359,23 @@ Test(failover, nodes_that_refuse_a_session_end_no_text) {
     testbed_free(&w);
 }
 
+/* The client knows one node of these blocks, which takes its patience and does not answer; another one has joined. */
+Test(failover, a_silent_node_does_not_hide_one_that_has_joined) {
+    testbed *w = new_testbed();
+    chain_fixture r;
+    cluster_add(w->cluster, 0, 2);
+    chain_fixture_begin(&r, w);
+    REQUIRE(sn_link_discover(r.link, NULL, TIMEOUT_MS, &err));
+    fake_node *silent = fake_node_new(w, "silent:1", 2, 4, FAKE_OPEN_SILENT);
+    fake_node_announce_to(silent, r.link);
+    cluster_add(w->cluster, 2, 4);
+    cr_expect_eq(chain_fixture_try_open(&r, (sn_chain_options){0}), SN_OK, "%s", r.err.text);
+    cr_expect_eq(fake_node_requests(silent), 1);
+    chain_fixture_close(&r);
+    fake_node_free(&silent);
+    testbed_free(&w);
+}
+
 /* The search for the blocks ends when its patience does, however often nodes that are not there could be tried. */
 Test(failover, an_opening_over_dead_nodes_only_ends_before_its_timeout) {
     enum { LONG_MS = 40000 };

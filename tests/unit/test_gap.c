@@ -16,7 +16,7 @@ static size_t make_nodes(const int (*windows)[2], size_t n, sn_gap_node *out) {
     size_t n = make_nodes(windows, sizeof windows / sizeof *windows, nodes)
 
 static void expect_move(sn_gap_node *nodes, size_t n, int n_blocks, uint64_t tag, int to) {
-    sn_gap_plan(nodes, n, n_blocks, &move);
+    sn_gap_plan(nodes, n, n_blocks, 0, &move);
     cr_expect_eq(move.tag, tag, "node %d is to move", (int)move.tag);
     cr_expect(!tag || move.to == to, "to %d", move.to);
 }
@@ -25,6 +25,15 @@ Test(gap, whoever_leaves_nothing_open_and_loads_least_fills_it) {
     NODES({0, 4}, {0, 4}, {4, 6}, {4, 6}, {8, 12});
     cr_expect(sn_gap_exists(nodes, n, 12));
     expect_move(nodes, n, 12, 3, 6); /* two blocks to load, not four */
+}
+
+Test(gap, nodes_that_had_their_turn_are_passed_over) {
+    static const uint64_t turns[] = {3, 4, 1, 2, 0};
+    for (int passed = 0; passed < 5; passed++) {
+        NODES({0, 4}, {0, 4}, {4, 6}, {4, 6}, {8, 12});
+        sn_gap_plan(nodes, n, 12, passed, &move);
+        cr_expect_eq(move.tag, turns[passed], "node %d is to move after %d", (int)move.tag, passed);
+    }
 }
 
 Test(gap, a_node_at_its_edge_shifts_over_it) {
@@ -100,8 +109,8 @@ Test(gap, random_swarms_close_their_gaps_without_opening_others) {
         for (int step = 0; step < 200; step++) {
             for (size_t i = 0; i < n; i++) other[i] = nodes[n - 1 - i];
             sn_gap_move same;
-            sn_gap_plan(nodes, n, BLOCKS, &move);
-            sn_gap_plan(other, n, BLOCKS, &same);
+            sn_gap_plan(nodes, n, BLOCKS, 0, &move);
+            sn_gap_plan(other, n, BLOCKS, 0, &same);
             cr_assert(move.tag == same.tag && move.to == same.to);
             if (!move.tag) break;
             int before[BLOCKS] = {0}, after[BLOCKS] = {0}, opened = 0;

@@ -97,6 +97,43 @@ Test(gossip, a_joined_node_is_dialled_again_when_its_connection_was_ended) {
     protocol_swarm_free(c);
 }
 
+static int asked_keys;
+
+static void note_asked(void *ctx, const char *address) {
+    (void)ctx;
+    cr_expect_str_eq(address, "node0:1");
+    asked_keys++;
+}
+
+/* As when two nodes know only each other, and one of them starts again with new keys at the same address. */
+Test(gossip, a_joined_node_that_returns_with_another_key_is_joined_by_it) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    for (int i = 0; i < 3; i++) protocol_swarm_add(c, i == 1 ? 0 : -1); /* node 2 plays node 0 after its restart */
+    sn_membership *m = c->nodes[1].protocol->membership;
+    m->setup.host.ask_key = note_asked;
+    protocol_swarm_run(c, 5);
+    cr_assert_eq(sn_membership_bootstrap_answered(m), 1);
+    const sn_event event = {.peer = m->bootstrap_peers[0].peer, .lost = true};
+    sn_membership_peer_lost(m, &event);
+    cr_expect_eq(asked_keys, 1);
+    sn_membership_join(m, "node0:1", c->nodes[0].identity.curve_key); /* the same key: nothing changes */
+    cr_expect_eq(m->n_bootstrap_peers, 1);
+    cr_expect_eq(m->bootstrap_peers[0].peer, event.peer);
+    sn_membership_join(m, "node0:1", c->nodes[2].identity.curve_key);
+    cr_assert_eq(m->n_bootstrap_peers, 1);
+    cr_expect_arr_eq(m->bootstrap_peers[0].curve_key, c->nodes[2].identity.curve_key, SN_KEY_SIZE);
+    cr_expect_neq(m->bootstrap_peers[0].peer, event.peer);
+    protocol_swarm_run(c, 40); /* no node with that key listens there: it is asked for in every round */
+    cr_expect_geq(asked_keys, 3);
+    sn_membership_join(m, "node0:1", c->nodes[0].identity.curve_key);
+    protocol_swarm_run(c, 20);
+    cr_expect_eq(sn_membership_bootstrap_answered(m), 1);
+    sn_membership_join(m, "node0:1", c->nodes[2].identity.curve_key); /* a late answer, while this one is there */
+    cr_expect_eq(m->n_bootstrap_peers, 1);
+    cr_expect_arr_eq(m->bootstrap_peers[0].curve_key, c->nodes[0].identity.curve_key, SN_KEY_SIZE);
+    protocol_swarm_free(c);
+}
+
 /* -- within the bandwidth */
 
 /* With 2 KiB/s a node cannot receive all 80 announcements within their lifetime: it knows a part of the nodes, and

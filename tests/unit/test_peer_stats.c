@@ -49,12 +49,28 @@ Test(peer_stats, good_steps_and_time_clear_a_failure) {
 
 Test(peer_stats, a_node_that_is_not_there_is_avoided_shortly_and_has_not_failed) {
     sn_peer_stats *peer_stats = peer_stats_new();
-    for (int i = 0; i < 3; i++) cr_expect_eq(sn_peer_stats_note_absence(peer_stats, a, SECOND), SN_ABSENCE_US);
+    cr_expect_eq(sn_peer_stats_note_absence(peer_stats, a, SECOND), SN_ABSENCE_US);
     cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, a, SECOND), SN_ABSENCE_US);
     cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, a, SECOND + SN_ABSENCE_US), 0);
     cr_expect_eq(sn_peer_stats_note_failure(peer_stats, a, SECOND), SN_BAN_US);
     sn_peer_stats_note_absence(peer_stats, a, SECOND);
     cr_expect_eq(sn_peer_stats_ban_left_us(peer_stats, a, SECOND), SN_BAN_US, "absence shortens no ban");
+    sn_peer_stats_free(&peer_stats);
+}
+
+/* Else those of many that are gone, or close their connections at once, would be tried again before all others were. */
+Test(peer_stats, a_node_that_is_never_there_is_avoided_for_longer_each_time) {
+    sn_peer_stats *peer_stats = peer_stats_new();
+    int64_t ban_us = SN_ABSENCE_US;
+    for (int i = 0; i < 40; i++) {
+        cr_expect_eq(sn_peer_stats_note_absence(peer_stats, a, SECOND), ban_us);
+        if (ban_us < SN_ABSENCE_US_MAX) ban_us *= 2;
+    }
+    cr_expect_eq(ban_us, SN_ABSENCE_US_MAX);
+    sn_peer_stats_note_rtt(peer_stats, a, 1000, SECOND);
+    cr_expect_eq(sn_peer_stats_note_absence(peer_stats, a, SECOND), SN_ABSENCE_US_MAX, "an answer is no step");
+    sn_peer_stats_note_step(peer_stats, a, 10, 1, 50, 3000, SECOND);
+    cr_expect_eq(sn_peer_stats_note_absence(peer_stats, a, SECOND), SN_ABSENCE_US);
     sn_peer_stats_free(&peer_stats);
 }
 

@@ -211,6 +211,30 @@ Test(placement, a_gap_is_filled_within_seconds_by_one_node, .timeout = 60) {
     protocol_swarm_free(c);
 }
 
+/* A stranger may say for ever that it drains: then it is not the node that moves. */
+Test(placement, a_node_that_drains_for_ever_keeps_no_gap_open, .timeout = 60) {
+    protocol_swarm *c = protocol_swarm_new(8, 0);
+    c->auto_blocks = 2;
+    c->rebalance_s = 3000;
+    protocol_swarm_add(c, -1);
+    for (int i = 1; i < 8; i++) protocol_swarm_add(c, 0);
+    protocol_swarm_run(c, 40);
+    cr_assert_eq(count_uncovered(c), 0);
+    int drains = 0, left = 0;
+    for (int i = 1; i < 8; i++) /* whose turn it is before that of all others */
+        if (sn_node_tag(c->nodes[i].identity.id) < sn_node_tag(c->nodes[drains].identity.id)) drains = i;
+    sn_protocol_drain(c->nodes[drains].protocol, c->unix_ms);
+    while (c->nodes[left].protocol->placement.first == c->nodes[drains].protocol->placement.first) left++;
+    int first = c->nodes[left].protocol->placement.first;
+    for (int i = 0; i < 8; i++)
+        if (c->nodes[i].protocol->placement.first == first) leave(c, i);
+    protocol_swarm_run(c, 1);
+    cr_assert_eq(count_uncovered(c), 2);
+    cr_expect_leq(run_until_covered(c, 400), 100);
+    cr_expect_eq(c->nodes[drains].protocol->draining, true);
+    protocol_swarm_free(c);
+}
+
 /* Without a word, a node is believed alive for a minute. Where no node is free, several shift, one after the other. */
 static void expect_tight_swarm_heals(uint64_t seed, int n, int slots) {
     protocol_swarm *c = tight_swarm(seed, n, slots);

@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-/* Starts a thread that takes no signals: they stay with the program's own threads, whose handlers expect them. Returns
+/* Starts a thread that takes no signals but those of its own faults: the others stay with the program's own threads, whose handlers expect them. Returns
  * false where none can be started, and then sets *error (or NULL) to an errno. Any thread may call it. */
 bool sn_thread_start(pthread_t *thread, void *(*run)(void *ctx), void *ctx, int *error);
 

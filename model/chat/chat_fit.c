@@ -130,15 +130,14 @@ static const json_t *calls_of(const json_t *message) {
 
 /* Two texts with what stands between them, which an empty one does not need; NULL: none. A new reference. */
 static json_t *joined(const json_t *a, const char *between, const json_t *b) {
-    const char *gap = json_string_length(a) && json_string_length(b) ? between : "";
-    const size_t n_a = json_string_length(a), n_b = json_string_length(b), n_gap = strlen(gap), n = n_a + n_gap + n_b;
-    char *text = malloc(n + 1);
-    if (!text) return NULL;
-    if (n_a) memcpy(text, json_string_value(a), n_a);
-    memcpy(text + n_a, gap, n_gap);
-    if (n_b) memcpy(text + n_a + n_gap, json_string_value(b), n_b);
-    json_t *out = json_stringn(text, n);
-    free(text);
+    const size_t n_a = json_string_length(a), n_b = json_string_length(b);
+    sn_buf all;
+    sn_buf_init(&all, SIZE_MAX);
+    bool whole = !n_a || !sn_buf_append(&all, json_string_value(a), n_a, NULL);
+    if (whole && n_a && n_b) whole = !sn_buf_append(&all, between, strlen(between), NULL);
+    if (whole && n_b) whole = !sn_buf_append(&all, json_string_value(b), n_b, NULL);
+    json_t *out = whole ? json_stringn(all.len ? (const char *)all.data : "", all.len) : NULL;
+    sn_buf_fini(&all);
     return out;
 }
 

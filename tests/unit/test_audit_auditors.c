@@ -56,7 +56,7 @@ Test(audit_auditors, an_auditor_that_takes_the_blocks_over_does_not_check_itself
 
 /* -- auditors that fail or are wrong: strangers that routes prefer */
 
-enum { FAILING = 5 }; /* more than a chain has retries */
+enum { FAILING = 18 }; /* more than a chain has retries */
 
 static void open_with_auditors(audit_fixture *t, byzantine_faults faults, byzantine_node **auditors) {
     const bool arbiter = faults.alter_once; /* this machine */

@@ -18,6 +18,10 @@ static void set_up(void) {
     pthread_mutex_init(&answer.lock, NULL);
     pthread_cond_init(&answer.changed, NULL);
     sn_load_init(&server.load);
+    /* It runs no job here: it is asked for turns. */
+    const sn_server_engine_options engine = {
+        .model = api.model, .connection = api.connection, .sessions_max = 1, .queue_max = 1, .idle_ms = 60000};
+    REQUIRE(sn_server_engine_new(&engine, &server.options.engine, &err));
     answer.server = &server;
 }
 
@@ -29,6 +33,7 @@ static void tear_down(void) {
     sn_load_fini(&server.load);
     sn_served_model_free(&server.served);
     byzantine_node_free(&byzantine);
+    sn_server_engine_free(&server.options.engine);
     api_swarm_end(&api);
 }
 

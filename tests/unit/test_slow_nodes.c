@@ -197,7 +197,7 @@ Test(slow_nodes, the_throughput_that_a_stranger_claims_does_not_count) {
 Test(slow_nodes, the_throughput_that_a_measured_node_claims_counts_a_little) {
     for (int proven = 1; proven <= 2; proven++) {
         sn_identity node[3];
-        const uint64_t times[] = {8000, 8000, 8000}, claims[] = {100, 100, 1000000000000000000u};
+        const uint64_t times[] = {8000, 8000, 8000}, claims[] = {100, 100, 10000000000000000u};
         sn_directory *d = directory_of_rates(times, claims, 3, node);
         double rate[3] = {0};
         for (int i = 0; i < proven; i++) sn_directory_prove(d, node[i].id, NOW + 60000);

@@ -12,8 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The signals from 1 to 31 that a thread can block. */
-static const uint64_t blockable = 0x7FFFFFFF & ~(1u << (SIGKILL - 1)) & ~(1u << (SIGSTOP - 1));
+#define BIT(signal) (1u << ((signal) - 1))
+/* The signals from 1 to 31 that come from elsewhere and that a thread can block; those of its own faults it takes. */
+static const uint64_t blockable = 0x7FFFFFFF & ~(BIT(SIGKILL) | BIT(SIGSTOP) | BIT(SIGSEGV) | BIT(SIGBUS) |
+                                                 BIT(SIGILL) | BIT(SIGFPE) | BIT(SIGTRAP) | BIT(SIGSYS));
 
 static uint64_t blocked_by(const char *thread) {
     char path[300], line[256];

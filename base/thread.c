@@ -1,6 +1,5 @@
 #include "base/thread.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
@@ -18,14 +17,12 @@ bool sn_thread_start(pthread_t *thread, void *(*run)(void *ctx), void *ctx, int 
     return !failed;
 }
 
-/* Idle is below every niceness, also where the program itself runs nicer than others. */
+/* An idle thread on a busy machine would take seconds to hear that it is to end, so idle is only where there is no
+ * niceness left above that of the program. */
 void sn_thread_step_back(void) {
-    enum { STEP = 10, IO_OF_THREAD = 1, IO_IDLE = 3 << 13 }; /* linux/ioprio.h, which not all C libraries bring */
+    enum { STEP = 10, NICEST = 19, IO_OF_THREAD = 1, IO_IDLE = 3 << 13 }; /* linux/ioprio.h */
     const struct sched_param none = {0};
-    if (sched_setscheduler(0, SCHED_IDLE, &none)) {
-        errno = 0;
-        int now = getpriority(PRIO_PROCESS, 0);
-        if (!errno) setpriority(PRIO_PROCESS, 0, now + STEP);
-    }
+    const int now = getpriority(PRIO_PROCESS, 0); /* on Linux of the thread */
+    if (now + STEP > NICEST || setpriority(PRIO_PROCESS, 0, now + STEP)) (void)sched_setscheduler(0, SCHED_IDLE, &none);
     (void)syscall(SYS_ioprio_set, IO_OF_THREAD, 0, IO_IDLE);
 }

@@ -9,8 +9,8 @@
  * false where none can be started, and then sets *error (or NULL) to an errno. Any thread may call it. */
 bool sn_thread_start(pthread_t *thread, void *(*run)(void *ctx), void *ctx, int *error);
 
-/* The calling thread, and those that it starts from now on, let all others go first: they take processor time and disks
- * that nobody else on the machine wants. */
+/* The calling thread, and those that it starts from now on, let the others of this program go first, however nice it
+ * runs, at the processor and at the disk. */
 void sn_thread_step_back(void);
 
 #endif

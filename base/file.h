@@ -7,7 +7,6 @@
 
 #include "base/hash.h"
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
@@ -30,19 +29,6 @@ int sn_file_read_scattered(int fd, struct iovec *places, int n, uint64_t at) SN_
 /* Whether an open file may hold a secret: SN_REFUSED unless it is a regular file that only its owner may read or
  * write. */
 sn_status sn_file_check_secret(int fd, const char *path, sn_err *err) SN_MUST_USE;
-
-/* What tells whether a file is the same one, with the same bytes, as before. The system sets `changed` (ctime) at each
- * change of bytes or of what else is here, and no program can set it back. */
-typedef struct sn_file_facts {
-    uint64_t device, inode, size;
-    int64_t modified_ns, changed_ns; /* since 1970 */
-} sn_file_facts;
-
-/* Of the open file, or of the file at `path` if fd is -1. False: the system does not say. */
-bool sn_file_facts_read(int fd, const char *path, sn_file_facts *out);
-bool sn_file_facts_equal(const sn_file_facts *a, const sn_file_facts *b);
-/* Whether the next change of the file will show: not so right after a change, since times of files go by steps. */
-bool sn_file_facts_are_settled(const sn_file_facts *facts);
 
 /* SHA-256 of the file's bytes. */
 sn_status sn_file_hash(const char *path, sn_hash *out, sn_err *err) SN_MUST_USE;

@@ -32,7 +32,7 @@ static bool must_stop(void *ctx) {
 }
 
 static sn_status hash_block(sn_block_hashing *h, int i, sn_err *err) {
-    const sn_stop stop = {must_stop, h};
+    const sn_halt stop = {must_stop, h};
     sn_status status = sn_model_hash_block(h->model, h->first + i, &stop, &h->hashes[i], err);
     return status && must_stop(h) ? sn_fail(err, SN_STOP, "the computation was cancelled") : status;
 }

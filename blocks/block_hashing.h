@@ -1,5 +1,5 @@
-/* The hashes of a span's blocks, computed on threads beside the loading of the blocks: each block is hashed about when it
- * is loaded, so that its bytes come from the disk once.
+/* The hashes of a span's blocks, computed on threads beside the loading of the blocks: each block is hashed about when
+ * it is loaded, so that its bytes come from the disk once.
  *
  * The thread that loads calls these functions; the model and the hashes outlive the hashing. Of a model whose bytes are
  * fetched (model/source.h) the hashes are computed at once, because a fetch brings a whole block. */

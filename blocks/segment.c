@@ -146,8 +146,7 @@ static sn_status experts_on_disk(const sn_segment_source *source, sn_device *dev
     if (!store) return sn_fail(err, SN_REFUSED, "the experts of block %d rest on disk: give --offload-dir", number);
     if (!sn_mul(n, r->layout.expert_bytes, &bytes)) return sn_fail(err, SN_REFUSED, "block %d is too large", number);
     SN_TRY(find_hash(source, number, &weights, err));
-    r->key = image_key(weights, device, bytes, r->layout.expert_bytes,
-                       all ? (sn_expert_range){0} : r->layout.held);
+    r->key = image_key(weights, device, bytes, r->layout.expert_bytes, all ? (sn_expert_range){0} : r->layout.held);
     r->experts.stride = r->layout.expert_bytes;
     r->experts.file = r->experts.uncached = -1;
     r->experts.read_bytes = r->layout.read_bytes;

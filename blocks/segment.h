@@ -62,8 +62,8 @@ typedef struct sn_segment {
 /* What all segments of a span are loaded from. */
 typedef struct sn_segment_source {
     const sn_model *model;
-    const sn_plan *plan;       /* says which blocks are offloaded, and where to */
-    const sn_hash *hashes;     /* of the plan's blocks, each once `hashing` has it */
+    const sn_plan *plan;   /* says which blocks are offloaded, and where to */
+    const sn_hash *hashes; /* of the plan's blocks, each once `hashing` has it */
     sn_block_hashing *hashing;
     sn_offload_store *store;   /* for blocks on disk; else NULL */
     sn_device *const *devices; /* of the plan, with the scratch of each */

@@ -83,13 +83,13 @@ static void add_tensor(sn_hasher *hasher, sn_role role, const sn_model_tensor *t
 /* Adds the bytes of matrices, and looks now and then whether to stop. */
 typedef struct byte_adder {
     const sn_model *model;
-    const sn_stop *stop;
+    const sn_halt *stop;
 } byte_adder;
 
 static sn_status add_bytes(const byte_adder *a, sn_hasher *hasher, const void *data, size_t bytes, sn_err *err) {
-    for (size_t at = 0; at < bytes; at += SN_STOP_BYTES) {
+    for (size_t at = 0; at < bytes; at += SN_HALT_BYTES) {
         if (a->stop && a->stop->now(a->stop->ctx)) return sn_fail(err, SN_RETRY, "the hash was not finished");
-        sn_hasher_add(hasher, (const char *)data + at, sn_min_size(bytes - at, SN_STOP_BYTES));
+        sn_hasher_add(hasher, (const char *)data + at, sn_min_size(bytes - at, SN_HALT_BYTES));
     }
     return SN_OK;
 }
@@ -143,7 +143,7 @@ sn_status sn_model_add_block(const sn_model *model, int block, sn_hasher *hasher
     return status;
 }
 
-static sn_status compute_block_hash(const sn_model *model, int block, const sn_stop *stop, sn_hash *out, sn_err *err) {
+static sn_status compute_block_hash(const sn_model *model, int block, const sn_halt *stop, sn_hash *out, sn_err *err) {
     byte_adder adder = {model, stop};
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
@@ -153,7 +153,7 @@ static sn_status compute_block_hash(const sn_model *model, int block, const sn_s
     return status;
 }
 
-sn_status sn_model_hash_block(const sn_model *model, int block, const sn_stop *stop, sn_hash *out, sn_err *err) {
+sn_status sn_model_hash_block(const sn_model *model, int block, const sn_halt *stop, sn_hash *out, sn_err *err) {
     sn_kept_hash kept;
     sn_status status = sn_model_need_block(model, block, err);
     if (status || sn_kept_hash_find(model, block, &kept, out)) return status;
@@ -170,7 +170,7 @@ sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err)
     return sn_model_hash_client(model, NULL, out, err);
 }
 
-sn_status sn_model_hash_client(const sn_model *model, const sn_stop *stop, sn_hash *out, sn_err *err) {
+sn_status sn_model_hash_client(const sn_model *model, const sn_halt *stop, sn_hash *out, sn_err *err) {
     const sn_hparams *h = sn_model_hparams(model);
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");

@@ -1,5 +1,6 @@
 #include "model/kept_hash.h"
 
+#include "base/file.h"
 #include "model/identity.h"
 
 #include <fcntl.h>
@@ -26,8 +27,8 @@ static void add_place(const sn_model *model, sn_hasher *hasher, const void *byte
 static sn_status add_places(void *ctx, sn_hasher *hasher, const sn_model_tensor *t, sn_err *err) {
     char line[256];
     (void)err;
-    int n = snprintf(line, sizeof line, "%zu %d%d%d %zu %zu %zu %zu\n", t->first_row, t->scales_short,
-                     t->scales_single, t->turned, t->group_rows, t->group_stride, t->row_step, t->col_step);
+    int n = snprintf(line, sizeof line, "%zu %d%d%d %zu %zu %zu %zu\n", t->first_row, t->scales_short, t->scales_single,
+                     t->turned, t->group_rows, t->group_stride, t->row_step, t->col_step);
     sn_hasher_add(hasher, line, (size_t)n);
     add_place(ctx, hasher, t->data);
     add_place(ctx, hasher, t->scales);
@@ -104,8 +105,10 @@ bool sn_kept_hash_find(const sn_model *model, int block, sn_kept_hash *kept, sn_
     char folder[SN_PATH_SIZE], path[SN_PATH_SIZE];
     *kept = (sn_kept_hash){0};
     if (!sn_model_cache(model)) return false;
-    if (!make_key(model, block, kept)) kept->keeps = false;
-    else if (path_of(model, &kept->key, folder, path)) return read_record(path, &kept->key, out);
+    if (!make_key(model, block, kept))
+        kept->keeps = false;
+    else if (path_of(model, &kept->key, folder, path))
+        return read_record(path, &kept->key, out);
     return false;
 }
 

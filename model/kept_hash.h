@@ -23,7 +23,7 @@ bool sn_kept_hash_find(const sn_model *model, int block, sn_kept_hash *kept, sn_
 void sn_kept_hash_keep(const sn_model *model, int block, const sn_kept_hash *kept, const sn_hash *hash);
 
 /* model.c */
-const char *sn_model_cache(const sn_model *model);                       /* NULL: no hashes are kept */
+const char *sn_model_cache(const sn_model *model);                      /* NULL: no hashes are kept */
 const sn_mapped_file *sn_model_files(const sn_model *model, size_t *n); /* those that are open */
 
 #endif

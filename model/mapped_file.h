@@ -2,7 +2,8 @@
 #ifndef SN_MODEL_MAPPED_FILE_H
 #define SN_MODEL_MAPPED_FILE_H
 
-#include "base/file.h"
+#include "base/err.h"
+#include "base/file_facts.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -567,7 +567,7 @@ const sn_mapped_file *sn_model_files(const sn_model *model, size_t *n) {
 }
 
 /* Another thread may hold the lock as long as it hashes. */
-static bool lock_until(sn_model *m, const sn_stop *stop) {
+static bool lock_until(sn_model *m, const sn_halt *stop) {
     for (struct timespec until; !stop || !stop->now(stop->ctx);) {
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += LOCK_LOOK_NS;
@@ -577,7 +577,7 @@ static bool lock_until(sn_model *m, const sn_stop *stop) {
     return false;
 }
 
-sn_status sn_model_known_block_hash(const sn_model *model, int block, const sn_stop *stop, sn_hash *out, sn_err *err) {
+sn_status sn_model_known_block_hash(const sn_model *model, int block, const sn_halt *stop, sn_hash *out, sn_err *err) {
     sn_model *m = (sn_model *)(uintptr_t)model; /* constant for callers; the lock is for what is computed late */
     known_hash *known = &m->known_hashes[block];
     sn_status status = SN_OK;

@@ -7,6 +7,7 @@
 #include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/file_facts.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "base/thread.h"
@@ -73,8 +74,8 @@ static bool add_facts(sn_hasher *hasher, const char *path, const char *name) {
     sn_file_facts f;
     char line[SN_PATH_SIZE + 256], *real = realpath(path, NULL);
     bool known = sn_file_facts_read(-1, path, &f) && sn_file_facts_are_settled(&f);
-    snprintf(line, sizeof line, "%s %s %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64 "\n",
-             real ? real : "", name, f.device, f.inode, f.size, f.modified_ns, f.changed_ns);
+    snprintf(line, sizeof line, "%s %s %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64 "\n", real ? real : "",
+             name, f.device, f.inode, f.size, f.modified_ns, f.changed_ns);
     sn_hasher_add(hasher, line, strlen(line));
     free(real);
     return known;
@@ -122,7 +123,7 @@ static bool is_cancelled(void *ctx) { return sn_is_cancelled(ctx); }
 /* Whether the manifest is of the model as it is now: the files may have been replaced since. Models of one form have
  * one id, so the last block that is here is compared, too. */
 static bool is_of_model(sn_shelf *s) {
-    const sn_stop stop = {is_cancelled, &s->cancel};
+    const sn_halt stop = {is_cancelled, &s->cancel};
     const sn_manifest *manifest = &s->manifest;
     sn_model *model = NULL;
     sn_hash hash;

@@ -272,9 +272,8 @@ static bool stop_verifying(void *ctx) {
 }
 
 /* Hashes a block as far as the bounds allow. */
-static sn_status verify_block(verifying *v, const sn_model *model, int block, bool *known, sn_hash *out,
-                              sn_err *err) {
-    const sn_stop stop = {stop_verifying, v};
+static sn_status verify_block(verifying *v, const sn_model *model, int block, bool *known, sn_hash *out, sn_err *err) {
+    const sn_halt stop = {stop_verifying, v};
     uint64_t bytes = 0;
     bool kept = sn_model_knows_block_hash(model, block);
     sn_status status = kept ? SN_OK : sn_model_block_bytes(model, block, &bytes, err);

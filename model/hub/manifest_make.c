@@ -60,7 +60,7 @@ static sn_status note_range(void *context, const char *path, uint64_t from, uint
 static sn_status fetch_nothing(void *context, const char *what, sn_err *err) {
     (void)what;
     return sn_is_cancelled(((making *)context)->how->cancel) ? sn_fail(err, SN_RETRY, "the manifest was not finished")
-                                                        : SN_OK;
+                                                             : SN_OK;
 }
 
 static void free_nothing(void *context) { (void)context; }
@@ -212,7 +212,7 @@ static void forget_block(const making *m, int block) {
 /* Name and hashes. */
 static sn_status add_model(making *m, const sn_model *model, sn_buf *text, sn_err *err) {
     const sn_hparams *hp = sn_model_hparams(model);
-    const sn_stop stop = {is_cancelled, m};
+    const sn_halt stop = {is_cancelled, m};
     sn_hash hash, id = sn_model_id(model);
     char name[SN_MODEL_NAME_SIZE];
     snprintf(name, sizeof name, "%s", hp->name);

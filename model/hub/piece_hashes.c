@@ -114,8 +114,8 @@ sn_status sn_pieces_hash(const char *path, sn_piece *pieces, size_t n, bool bypa
     if (n_threads > THREADS_MAX) n_threads = THREADS_MAX;
     sn_status status = SN_OK;
     for (size_t at = 0, count; !status && at < n; at += count) {
-        batch b = {.fd = fd, .pieces = pieces + at, .n = count = n - at < BATCH ? n - at : BATCH,
-                   .cancel = making->cancel};
+        batch b = {
+            .fd = fd, .pieces = pieces + at, .n = count = n - at < BATCH ? n - at : BATCH, .cancel = making->cancel};
         if (read_batch(log, b.pieces, count)) continue;
         hash_batch(&b, n_threads);
         const int error = atomic_load(&b.error);

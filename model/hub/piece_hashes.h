@@ -7,11 +7,12 @@
 /* The pieces that were hashed by an earlier, cancelled making: a file of hashes in the order in which they were
  * computed, in batches with a check each. What follows a batch that is wrong is cut off. Of one thread. */
 typedef struct sn_piece_log {
-    int fd; /* -1: nothing is kept */
+    int fd;       /* -1: nothing is kept */
     sn_hash last; /* check of the batch before, by which the next one is checked */
 } sn_piece_log;
 
-void sn_piece_log_open(const char *path, sn_piece_log *out); /* path NULL, or a file that cannot be used: none is kept */
+void sn_piece_log_open(const char *path,
+                       sn_piece_log *out); /* path NULL, or a file that cannot be used: none is kept */
 void sn_piece_log_close(sn_piece_log *log);
 
 /* Fills in the hashes of pieces (n), whose bytes lie in the file at `path`. bypass: what was read leaves the system's

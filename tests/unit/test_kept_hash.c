@@ -1,6 +1,7 @@
 /* Hashes that are kept over starts: found for files that are as they were, and never for others. That a kept hash was
  * taken, and none computed, shows in a hash that no weights have. */
 #include "base/file.h"
+#include "base/file_facts.h"
 #include "base/text.h"
 #include "model/model.h"
 #include "tests/support/files.h"
@@ -219,7 +220,7 @@ Test(kept_hash, a_hash_ends_when_it_is_told_to_and_is_not_kept) {
     fixture f = begin();
     sn_model *model = open_model(&f, true);
     counter c = {0, 3};
-    const sn_stop stop = {is_enough, &c};
+    const sn_halt stop = {is_enough, &c};
     sn_hash hash;
     sn_err why;
     cr_expect_eq(sn_model_hash_block(model, 0, &stop, &hash, &why), SN_RETRY);
@@ -234,12 +235,12 @@ Test(kept_hash, is_asked_about_its_end_at_least_once_a_mib) {
     fixture f = begin();
     sn_model *model = open_model(&f, false);
     counter c = {0, 1 << 30};
-    const sn_stop stop = {is_enough, &c};
+    const sn_halt stop = {is_enough, &c};
     sn_hash hash;
     uint64_t bytes;
     REQUIRE(sn_model_block_bytes(model, 0, &bytes, &err));
     REQUIRE(sn_model_hash_block(model, 0, &stop, &hash, &err));
-    cr_expect_geq((uint64_t)c.asked, (bytes + SN_STOP_BYTES - 1) / SN_STOP_BYTES);
+    cr_expect_geq((uint64_t)c.asked, (bytes + SN_HALT_BYTES - 1) / SN_HALT_BYTES);
     sn_model_close(&model);
     end(&f);
 }

@@ -223,8 +223,7 @@ Test(manifest, of_a_terabyte_is_read) {
     sn_buf_init(&text, SN_MANIFEST_MAX);
     REQUIRE(sn_buf_append(&text, small.data, (size_t)(files - (const char *)small.data) + 1, &err));
     REQUIRE(sn_buf_printf(&text, &err, "file %zu 1000 model.gguf\n", n << 20));
-    for (size_t i = 0; i < n; i++)
-        REQUIRE(sn_buf_printf(&text, &err, "piece 1048576 %064zx\n", i));
+    for (size_t i = 0; i < n; i++) REQUIRE(sn_buf_printf(&text, &err, "piece 1048576 %064zx\n", i));
     REQUIRE(sn_manifest_parse((const char *)text.data, text.len, &m, &err));
     cr_expect_eq(m.n_pieces, n);
     sn_manifest_fini(&m);

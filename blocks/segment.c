@@ -48,8 +48,9 @@ static sn_hash image_key(const sn_hash *weights, const sn_device *device, size_t
     return sn_hash_of(&all, some.end ? sizeof all : offsetof(struct image_key, some));
 }
 
-static const sn_hash *hash_of(const sn_segment_source *source, int number) {
-    return &source->hashes[number - source->plan->first];
+static sn_status find_hash(const sn_segment_source *source, int number, const sn_hash **out, sn_err *err) {
+    *out = &source->hashes[number - source->plan->first];
+    return sn_block_hashing_wait(source->hashing, number, err);
 }
 
 static sn_status store_on_device(const sn_model *model, sn_device *device, int number, sn_block_storage *r,
@@ -74,9 +75,11 @@ static sn_status store_on_disk(const sn_segment_source *source, sn_device *devic
                                sn_err *err) {
     const sn_model *model = source->model;
     sn_offload_store *store = source->store;
+    const sn_hash *weights;
     void *image = NULL;
     if (!store) return sn_fail(err, SN_REFUSED, "block %d is offloaded to disk: give --offload-dir", number);
-    r->key = image_key(hash_of(source, number), device, r->layout.bytes, 0, (sn_expert_range){0});
+    SN_TRY(find_hash(source, number, &weights, err));
+    r->key = image_key(weights, device, r->layout.bytes, 0, (sn_expert_range){0});
     if (sn_offload_store_has(store, &r->key, r->layout.bytes, r->layout.bytes)) return SN_OK;
     sn_status status = sn_pages_alloc(&image, r->layout.bytes, err);
     if (!status) status = sn_block_pack(model, device, number, &r->layout, image, err);
@@ -137,12 +140,13 @@ static sn_status experts_on_disk(const sn_segment_source *source, sn_device *dev
                                  sn_err *err) {
     const sn_model *model = source->model;
     sn_offload_store *store = source->store;
+    const sn_hash *weights;
     size_t n = (size_t)sn_n_held(r->layout.held), bytes;
     bool all = (int)n == sn_model_hparams(model)->n_experts;
     if (!store) return sn_fail(err, SN_REFUSED, "the experts of block %d rest on disk: give --offload-dir", number);
     if (!sn_mul(n, r->layout.expert_bytes, &bytes)) return sn_fail(err, SN_REFUSED, "block %d is too large", number);
-    r->key = image_key(hash_of(source, number), device, bytes, r->layout.expert_bytes,
-                       all ? (sn_expert_range){0} : r->layout.held);
+    SN_TRY(find_hash(source, number, &weights, err));
+    r->key = image_key(weights, device, bytes, r->layout.expert_bytes, all ? (sn_expert_range){0} : r->layout.held);
     r->experts.stride = r->layout.expert_bytes;
     r->experts.file = r->experts.uncached = -1;
     r->experts.read_bytes = r->layout.read_bytes;

@@ -9,6 +9,7 @@
 #ifndef SN_BLOCKS_SEGMENT_H
 #define SN_BLOCKS_SEGMENT_H
 
+#include "blocks/block_hashing.h"
 #include "blocks/expert_slots.h"
 #include "blocks/offload_store.h"
 #include "blocks/plan.h"
@@ -61,8 +62,9 @@ typedef struct sn_segment {
 /* What all segments of a span are loaded from. */
 typedef struct sn_segment_source {
     const sn_model *model;
-    const sn_plan *plan;       /* says which blocks are offloaded, and where to */
-    const sn_hash *hashes;     /* of the plan's blocks: to compute one reads all of a block's weights */
+    const sn_plan *plan;   /* says which blocks are offloaded, and where to */
+    const sn_hash *hashes; /* of the plan's blocks, each once `hashing` has it */
+    sn_block_hashing *hashing;
     sn_offload_store *store;   /* for blocks on disk; else NULL */
     sn_device *const *devices; /* of the plan, with the scratch of each */
     const sn_scratch *scratch[SN_PLAN_DEVICES_MAX];

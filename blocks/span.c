@@ -205,8 +205,9 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
     span->end = plan->end;
     size_t n = (size_t)(plan->end - plan->first);
     status = sn_calloc(&span->hashes, n, sizeof *span->hashes, err);
-    for (size_t i = 0; i < n && !status; i++)
-        status = sn_model_block_hash(model, plan->first + (int)i, &span->hashes[i], err);
+    if (!status)
+        status = sn_block_hashing_begin(model, plan->first, plan->end, devices[0]->cancel, span->hashes,
+                                        &source.hashing, err);
     source.hashes = span->hashes;
     span->rows_max = span_rows(hp, plan->n_devices, (const sn_device *const *)devices, sn_span_is_partial(span));
     if (!status) status = sn_calloc(&span->cos_sin, table_floats(span) * (size_t)hp->n_ropes, sizeof(float), err);
@@ -219,6 +220,8 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
     if (!status && span->held.end) status = sn_span_split_init(span, err);
     if (!status) status = check_recurrent(span, err);
     if (!status) status = load_segments(span, &source, progress, ctx, err);
+    sn_status hashed = sn_block_hashing_end(&source.hashing, !status, status ? NULL : err);
+    if (!status) status = hashed;
     for (int i = 0; i < span->n_devices && !status; i++)
         status = sn_expert_carrier_alloc(&span->devices[i].carrier, err);
     for (int i = 0; i < span->n_segments && !status; i++)

@@ -3,6 +3,8 @@
  * family adds hyperparameters or roles. The texts are part of the hashes: never change one. */
 #include "model/identity.h"
 
+#include "base/mem.h"
+#include "model/kept_hash.h"
 #include "model/source.h"
 
 #include <inttypes.h>
@@ -78,54 +80,101 @@ static void add_tensor(sn_hasher *hasher, sn_role role, const sn_model_tensor *t
     add_line(hasher, "%s=%s %zu %zu\n", sn_role_name(role), sn_dtype_name(tensor->dtype), tensor->rows, tensor->cols);
 }
 
-/* Adds the bytes of a tensor that is not stored row by row, as if it were. */
-static sn_status add_contiguous(sn_hasher *hasher, const sn_model *model, const sn_model_tensor *tensor, sn_err *err) {
+/* Adds the bytes of matrices, and looks now and then whether to stop. */
+typedef struct byte_adder {
+    const sn_model *model;
+    const sn_halt *stop;
+} byte_adder;
+
+static sn_status add_bytes(const byte_adder *a, sn_hasher *hasher, const void *data, size_t bytes, sn_err *err) {
+    for (size_t at = 0; at < bytes; at += SN_HALT_BYTES) {
+        if (a->stop && a->stop->now(a->stop->ctx)) return sn_fail(err, SN_RETRY, "the hash was not finished");
+        sn_hasher_add(hasher, (const char *)data + at, sn_min_size(bytes - at, SN_HALT_BYTES));
+    }
+    return SN_OK;
+}
+
+/* A tensor that is not stored row by row, as if it were. */
+static sn_status add_contiguous(const byte_adder *a, sn_hasher *hasher, const sn_model_tensor *tensor, sn_err *err) {
     const void *rows;
     void *copy;
     sn_status status = sn_model_contiguous(tensor, &rows, &copy, err);
-    if (!status) sn_hasher_add(hasher, rows, tensor->bytes);
+    if (!status) status = add_bytes(a, hasher, rows, tensor->bytes, err);
     free(copy);
-    sn_model_release_pages(model, tensor);
     return status;
 }
 
-/* Adds one matrix or vector: its description and its bytes. */
+static sn_status add_weights(void *ctx, sn_hasher *hasher, const sn_model_tensor *tensor, sn_err *err) {
+    const byte_adder *a = ctx;
+    sn_status status = SN_OK;
+    if (tensor->col_step || tensor->scales) {
+        status = add_contiguous(a, hasher, tensor, err);
+    } else {
+        for (size_t i = 0, bytes; !status && i < sn_model_n_runs(tensor); i++) {
+            const void *run = sn_model_run(tensor, i, &bytes);
+            status = add_bytes(a, hasher, run, bytes, err);
+        }
+    }
+    sn_model_release_pages(a->model, tensor);
+    return status;
+}
+
+/* One matrix or vector. */
 static sn_status add_matrix(sn_hasher *hasher, const sn_model *model, sn_role role, int block, int expert,
-                            sn_err *err) {
+                            sn_add_matrix add, void *ctx, sn_err *err) {
     sn_model_tensor tensor;
     sn_status status = sn_model_find_expert(model, role, block, expert, &tensor, err);
     if (status || !tensor.data) return status;
     add_tensor(hasher, role, &tensor);
-    if (tensor.col_step || tensor.scales) return add_contiguous(hasher, model, &tensor, err);
-    for (size_t i = 0, bytes; i < sn_model_n_runs(&tensor); i++) {
-        const void *run = sn_model_run(&tensor, i, &bytes);
-        sn_hasher_add(hasher, run, bytes);
-    }
-    sn_model_release_pages(model, &tensor);
-    return SN_OK;
+    return add(ctx, hasher, &tensor, err);
 }
 
-sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) {
+sn_status sn_model_add_block(const sn_model *model, int block, sn_hasher *hasher, sn_add_matrix add, void *ctx,
+                             sn_err *err) {
+    const sn_hparams *h = sn_model_hparams(model);
+    bool known = block >= 0 && block < h->n_blocks; /* else no tensor is found */
+    sn_status status = SN_OK;
+    if (known) add_hparams(hasher, h, sn_window_of(h, block), sn_rope_of(h, block));
+    if (known && h->no_rope[block]) add_line(hasher, "no_rope=1\n");
+    if (known && h->recurrent[block]) add_delta(hasher, h);
+    for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++)
+        for (int i = 0; !status && i < sn_role_n_matrices(h, (sn_role)role); i++)
+            status = add_matrix(hasher, model, (sn_role)role, block, i, add, ctx, err);
+    return status;
+}
+
+static sn_status compute_block_hash(const sn_model *model, int block, const sn_halt *stop, sn_hash *out, sn_err *err) {
+    byte_adder adder = {model, stop};
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
-    sn_status status = sn_model_need_block(model, block, err);
-    const sn_hparams *h = sn_model_hparams(model);
-    if (block >= 0 && block < h->n_blocks) add_hparams(hasher, h, sn_window_of(h, block), sn_rope_of(h, block));
-    if (block >= 0 && block < h->n_blocks && h->no_rope[block]) add_line(hasher, "no_rope=1\n");
-    if (block >= 0 && block < h->n_blocks && h->recurrent[block]) add_delta(hasher, h);
-    for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++) {
-        for (int i = 0; !status && i < sn_role_n_matrices(h, (sn_role)role); i++)
-            status = add_matrix(hasher, model, (sn_role)role, block, i, err);
-    }
+    sn_status status = sn_model_add_block(model, block, hasher, add_weights, &adder, err);
     if (!status) *out = sn_hasher_end(hasher);
     sn_hasher_free(hasher);
     return status;
 }
 
+sn_status sn_model_hash_block(const sn_model *model, int block, const sn_halt *stop, sn_hash *out, sn_err *err) {
+    sn_kept_hash kept;
+    sn_status status = sn_model_need_block(model, block, err);
+    if (status || sn_kept_hash_find(model, block, &kept, out)) return status;
+    status = compute_block_hash(model, block, stop, out, err);
+    if (!status) sn_kept_hash_keep(model, block, &kept, out);
+    return status;
+}
+
+sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) {
+    return sn_model_hash_block(model, block, NULL, out, err);
+}
+
 sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err) {
+    return sn_model_hash_client(model, NULL, out, err);
+}
+
+sn_status sn_model_hash_client(const sn_model *model, const sn_halt *stop, sn_hash *out, sn_err *err) {
     const sn_hparams *h = sn_model_hparams(model);
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
+    byte_adder adder = {model, stop};
     sn_status status = sn_model_need_ends(model, err);
     add_line(hasher, "n_embd=%d\nn_vocab=%d\nnorm_eps=%08" PRIx32 "\nlayer_norm=%d\nembed_scale=%08" PRIx32 "\n",
              h->n_embd, h->n_vocab, float_bits(h->norm_eps), h->layer_norm, float_bits(h->embed_scale));
@@ -133,7 +182,7 @@ sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err)
     if (h->logit_softcap > 0) add_line(hasher, "logit_softcap=%08" PRIx32 "\n", float_bits(h->logit_softcap));
     for (int role = 0; !status && role < SN_ROLE_FIRST_OF_BLOCK; role++)
         if (role != SN_ROLE_OUTPUT || !h->tied_output) /* else it is the embedding, which is hashed already */
-            status = add_matrix(hasher, model, (sn_role)role, 0, 0, err);
+            status = add_matrix(hasher, model, (sn_role)role, 0, 0, add_weights, &adder, err);
     if (!status) *out = sn_hasher_end(hasher);
     sn_hasher_free(hasher);
     return status;

@@ -16,7 +16,7 @@ static sn_status mapped_file_map(int fd, const char *path, sn_mapped_file *out, 
     void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) return sn_fail(err, SN_STOP, "%s cannot be mapped into memory: %s", path, strerror(errno));
     *out = (sn_mapped_file){.data = data, .len = (size_t)st.st_size, .path = strdup(path)};
-    if (out->path) return SN_OK;
+    if (out->path && sn_file_facts_read(fd, NULL, &out->facts)) return SN_OK;
     sn_mapped_file_close(out);
     return sn_fail(err, SN_STOP, "out of memory for the name of a file");
 }

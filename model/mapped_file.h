@@ -3,6 +3,7 @@
 #define SN_MODEL_MAPPED_FILE_H
 
 #include "base/err.h"
+#include "base/file_facts.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,7 +14,8 @@ enum { SN_MAPPED_FILE_PATH_MAX = 4096 };
 typedef struct sn_mapped_file {
     const uint8_t *data; /* NULL when nothing is mapped */
     size_t len;
-    char *path; /* as it was opened */
+    char *path;          /* as it was opened */
+    sn_file_facts facts; /* when it was opened */
 } sn_mapped_file;
 
 /* SN_REFUSED for a file that is not regular, is empty, or cannot be read. If another process shortens the file while it

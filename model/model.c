@@ -11,6 +11,7 @@
 #include "model/config.h"
 #include "model/gguf_parts.h"
 #include "model/identity.h"
+#include "model/kept_hash.h"
 #include "model/mapped_file.h"
 #include "model/partial_file.h"
 #include "model/safetensors.h"
@@ -25,9 +26,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { CONFIG_MAX = 16 << 20 };
+enum { CONFIG_MAX = 16 << 20, LOCK_LOOK_NS = 50000000 };
 #define F8_SCALES      "_scale_inv"        /* what follows the name of a tensor in the name of its scales */
 #define PACKED_SCALES  "_scales"           /* the same of MXFP4 in two tensors */
 #define F8_INPUT_SCALE ".activation_scale" /* stands for its ".weight" in the name of the scale of its inputs */
@@ -61,6 +63,7 @@ struct sn_model {
     sn_model_source source;
     pthread_mutex_t lock;     /* of what follows */
     known_hash *known_hashes; /* (n_blocks) */
+    char *cache;              /* sn_model_keep_hashes; constant, too; NULL: none */
     bool told;                /* they are a manifest's; not of what follows the lock, but constant */
 };
 
@@ -453,6 +456,7 @@ void sn_model_close(sn_model **model) {
     free(m->roles);
     free(m->entries);
     free(m->known_hashes);
+    free(m->cache);
     pthread_mutex_destroy(&m->lock);
     sn_gguf_close(&m->gguf);
     sn_safetensors_close(&m->safetensors);
@@ -471,8 +475,7 @@ bool sn_model_file_of(const sn_model *model, const void *bytes, const char **pat
 
 bool sn_model_has_holes(const sn_model *model) {
     size_t n;
-    const sn_mapped_file *files =
-        model->gguf ? sn_gguf_files(model->gguf, &n) : sn_safetensors_files(model->safetensors, &n);
+    const sn_mapped_file *files = sn_model_files(model, &n);
     for (size_t i = 0; i < n; i++)
         if (sn_partial_file_exists(files[i].path)) return true;
     return false;
@@ -552,16 +555,61 @@ void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor
 
 sn_hash sn_model_id(const sn_model *model) { return model->id; }
 
-sn_status sn_model_known_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) {
+void sn_model_keep_hashes(sn_model *model, const char *cache) {
+    free(model->cache);
+    model->cache = cache ? strdup(cache) : NULL; /* without memory for it they are computed again */
+}
+
+const char *sn_model_cache(const sn_model *model) { return model->cache; }
+
+const sn_mapped_file *sn_model_files(const sn_model *model, size_t *n) {
+    return model->gguf ? sn_gguf_files(model->gguf, n) : sn_safetensors_files(model->safetensors, n);
+}
+
+/* Another thread may hold the lock as long as it hashes. */
+static bool lock_until(sn_model *m, const sn_halt *stop) {
+    for (struct timespec until; !stop || !stop->now(stop->ctx);) {
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOCK_LOOK_NS;
+        if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+        if (!pthread_mutex_timedlock(&m->lock, &until)) return true;
+    }
+    return false;
+}
+
+sn_status sn_model_known_block_hash(const sn_model *model, int block, const sn_halt *stop, sn_hash *out, sn_err *err) {
     sn_model *m = (sn_model *)(uintptr_t)model; /* constant for callers; the lock is for what is computed late */
     known_hash *known = &m->known_hashes[block];
     sn_status status = SN_OK;
-    pthread_mutex_lock(&m->lock);
-    if (!known->known) status = sn_model_block_hash(m, block, &known->hash, err);
+    if (!lock_until(m, stop)) return sn_fail(err, SN_RETRY, "the hash was not finished");
+    if (!known->known) status = sn_model_hash_block(m, block, stop, &known->hash, err);
     known->known = !status;
     *out = known->hash;
     pthread_mutex_unlock(&m->lock);
     return status;
+}
+
+bool sn_model_knows_block_hash(const sn_model *model, int block) {
+    sn_model *m = (sn_model *)(uintptr_t)model;
+    sn_kept_hash kept;
+    sn_hash hash;
+    if (pthread_mutex_trylock(&m->lock)) return false; /* another thread hashes */
+    bool known = m->known_hashes[block].known;
+    pthread_mutex_unlock(&m->lock);
+    return known || (!sn_model_get_source(model)->want && sn_kept_hash_find(model, block, &kept, &hash));
+}
+
+sn_status sn_model_block_bytes(const sn_model *model, int block, uint64_t *out, sn_err *err) {
+    const sn_hparams *hp = sn_model_hparams(model);
+    *out = 0;
+    for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++)
+        for (int i = 0; i < sn_role_n_matrices(hp, (sn_role)role); i++) {
+            sn_model_tensor t;
+            sn_status status = sn_model_find_expert(model, (sn_role)role, block, i, &t, err);
+            if (status) return status;
+            if (t.data) *out += t.bytes; /* of files that are mapped: no sum is too large */
+        }
+    return SN_OK;
 }
 
 void sn_model_set_block_hashes(sn_model *model, const sn_hash *hashes) {

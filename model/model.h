@@ -302,9 +302,29 @@ void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor
  * the order of SN_ROLES dtype, rows, cols and bytes. Reads the block's tensors and releases their pages. */
 sn_status sn_model_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) SN_MUST_USE;
 
-/* The same of a block of the model, computed by the first call and kept, so that a client that opens many sessions
- * reads the weights once. Any thread. */
-sn_status sn_model_known_block_hash(const sn_model *model, int block, sn_hash *out, sn_err *err) SN_MUST_USE;
+/* When to stop long work: asked at least every SN_HALT_BYTES that are read. */
+enum { SN_HALT_BYTES = 1 << 20 };
+typedef struct sn_halt {
+    bool (*now)(void *ctx);
+    void *ctx;
+} sn_halt;
+
+/* The same, but SN_RETRY once stop->now says true. stop NULL: never. */
+sn_status sn_model_hash_block(const sn_model *model, int block, const sn_halt *stop, sn_hash *out,
+                              sn_err *err) SN_MUST_USE;
+
+/* From now on block hashes are kept in this folder of caches, and found there as long as the files that they were
+ * computed of are as they were (model/kept_hash.h). Before other threads use the model. cache: copied; NULL: not so. */
+void sn_model_keep_hashes(sn_model *model, const char *cache);
+
+/* The hash of a block of the model, computed by the first call and remembered, so that a client that opens many
+ * sessions reads the weights once. Any thread. */
+sn_status sn_model_known_block_hash(const sn_model *model, int block, const sn_halt *stop, sn_hash *out,
+                                    sn_err *err) SN_MUST_USE;
+/* Whether that call would read no weights, because the hash is remembered or kept. */
+bool sn_model_knows_block_hash(const sn_model *model, int block);
+/* The bytes of a block's weights, as its hash reads them. */
+sn_status sn_model_block_bytes(const sn_model *model, int block, uint64_t *out, sn_err *err) SN_MUST_USE;
 
 /* The hashes of all blocks as a manifest says them (model/hub/manifest.h), for a program that has not all blocks.
  * Before other threads use the model. hashes: (n_blocks), copied. */
@@ -315,6 +335,8 @@ bool sn_model_told_block_hash(const sn_model *model, int block, sn_hash *out);
 /* As sn_model_block_hash, for the weights that a client computes with itself: embedding, its norm, the last norm, LM
  * head. */
 sn_status sn_model_client_hash(const sn_model *model, sn_hash *out, sn_err *err) SN_MUST_USE;
+/* stop: as in sn_model_hash_block. */
+sn_status sn_model_hash_client(const sn_model *model, const sn_halt *stop, sn_hash *out, sn_err *err) SN_MUST_USE;
 
 /* SHA-256 that identifies the model without reading weights: of the hyperparameters, and of name, dtype and shape of
  * every block tensor. Different ids mean different models; models of equal ids may still differ in their block hashes.

@@ -496,6 +496,7 @@ static sn_status node_start_serving(sn_node *node, sn_err *err) {
            (unsigned long long)serving->throughput.prompt_tokens_per_s, facts.rows_max);
     sn_protocol_publish_adapters(node->protocol, &serving->adapter_store);
     sn_protocol_serve(node->protocol, &facts, sn_kv_pool_bytes(serving->pool), sn_now_us(), sn_unix_ms());
+    if (node->shelf) sn_shelf_begin(node->shelf);
     return SN_OK;
 }
 

@@ -24,6 +24,7 @@ sn_status sn_serving_load(sn_serving *serving, const sn_load_request *request, s
     sn_device_placement *placement = &serving->device_placement;
     char path[SN_PATH_SIZE];
     sn_status status = sn_swarm_open_model(options->model_path, options->swarm, options->hub, path, &model, err);
+    if (!status && options->swarm) sn_model_keep_hashes(model, options->swarm->cache);
     if (!status && options->keep_ends && sn_swarm_name_is(options->model_path)) status = sn_model_need_ends(model, err);
     if (!status)
         status = sn_device_placement_make(&options->device_placement, model, request->first, &end, placement, err);

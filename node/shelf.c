@@ -4,8 +4,10 @@
  * its list, at most once a second. */
 #include "node/shelf.h"
 
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/file_facts.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "base/thread.h"
@@ -19,15 +21,15 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { LOOK_EVERY_US = 1000000, NICE = 10 };
+enum { LOOK_EVERY_US = 1000000, THREADS_MAX = 4 };
 
 typedef struct shelf_file {
     char path[SN_PATH_SIZE];
@@ -42,6 +44,7 @@ struct sn_shelf {
     void *ctx;
     pthread_t thread;
     sn_cancel cancel;
+    sem_t begin; /* posted when all may be read, and at the end */
     atomic_bool finished;
     bool taken;
     /* Of the thread until it has finished. */
@@ -66,30 +69,34 @@ static bool model_folder(const sn_shelf *s, char out[SN_PATH_SIZE]) {
     return folder;
 }
 
-static void add_facts(sn_hasher *hasher, const char *path, const char *name) {
-    struct stat st = {0};
-    char line[SN_PATH_SIZE + 128], *real = stat(path, &st) ? NULL : realpath(path, NULL);
-    snprintf(line, sizeof line, "%s %s %lld %lld.%09ld\n", real ? real : "", name, (long long)st.st_size,
-             (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec);
+/* Until all files are settled a change may not show in their facts. */
+static bool add_facts(sn_hasher *hasher, const char *path, const char *name) {
+    sn_file_facts f;
+    char line[SN_PATH_SIZE + 256], *real = realpath(path, NULL);
+    bool known = sn_file_facts_read(-1, path, &f) && sn_file_facts_are_settled(&f);
+    snprintf(line, sizeof line, "%s %s %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64 "\n", real ? real : "",
+             name, f.device, f.inode, f.size, f.modified_ns, f.changed_ns);
     sn_hasher_add(hasher, line, strlen(line));
     free(real);
+    return known;
 }
 
-/* Where the manifest of these files, as they are now, is kept. */
-static sn_status cached_path(const sn_shelf *s, char out[SN_PATH_SIZE], sn_err *err) {
+/* Where the manifest of these files, as they are now, is kept. *settled: it may be kept. */
+static sn_status cached_path(const sn_shelf *s, char out[SN_PATH_SIZE], bool *settled, sn_err *err) {
     char folder[SN_PATH_SIZE], path[SN_PATH_SIZE], hex[2 * SN_HASH_SIZE + 1], name[2 * SN_HASH_SIZE + 16];
     sn_hasher *hasher = sn_hasher_new();
     sn_hash all = {0};
     DIR *listed = model_folder(s, folder) ? opendir(folder) : NULL;
+    *settled = true;
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
     for (int i = 1; i <= sn_gguf_parts_of(s->path, NULL); i++)
-        if (!sn_gguf_part_path(s->path, i, path, NULL)) add_facts(hasher, path, "");
+        if (!sn_gguf_part_path(s->path, i, path, NULL)) *settled &= add_facts(hasher, path, "");
     /* The order of names in a folder is that of the file system, so their hashes are added up without one. */
     for (const struct dirent *entry; listed && (entry = readdir(listed));) {
         if (!sn_hub_is_model_file(entry->d_name) || sn_path_join(path, folder, entry->d_name, NULL)) continue;
         sn_hasher *one = sn_hasher_new();
         if (!one) continue;
-        add_facts(one, path, entry->d_name);
+        *settled &= add_facts(one, path, entry->d_name);
         const sn_hash hash = sn_hasher_end(one);
         for (size_t i = 0; i < SN_HASH_SIZE; i++) all.bytes[i] ^= hash.bytes[i];
         sn_hasher_free(one);
@@ -111,40 +118,64 @@ static sn_status read_manifest(sn_shelf *s, const char *path, sn_err *err) {
     return status ? status : sn_manifest_parse((const char *)s->text.data, s->text.len, &s->manifest, err);
 }
 
+static bool is_cancelled(void *ctx) { return sn_is_cancelled(ctx); }
+
 /* Whether the manifest is of the model as it is now: the files may have been replaced since. Models of one form have
  * one id, so the last block that is here is compared, too. */
-static bool is_of_model(const sn_manifest *manifest, const char *path) {
+static bool is_of_model(sn_shelf *s) {
+    const sn_halt stop = {is_cancelled, &s->cancel};
+    const sn_manifest *manifest = &s->manifest;
     sn_model *model = NULL;
     sn_hash hash;
     sn_err err;
-    if (sn_model_open(path, &model, &err)) return false;
+    if (sn_model_open(s->path, &model, &err)) return false;
+    sn_model_keep_hashes(model, s->cache);
     const sn_hash id = sn_model_id(model);
     int block = sn_model_hparams(model)->n_blocks - 1;
     bool same = !memcmp(&id, &manifest->model, sizeof id) && manifest->n_blocks == block + 1;
     while (block >= 0 && !sn_model_holds_block(model, block)) block--;
     if (same && block >= 0)
-        same = !sn_model_block_hash(model, block, &hash, &err) && !memcmp(&hash, &manifest->blocks[block], sizeof hash);
+        same = !sn_model_hash_block(model, block, &stop, &hash, &err) &&
+               !memcmp(&hash, &manifest->blocks[block], sizeof hash);
     sn_model_close(&model);
     return same;
 }
 
+/* Makes the manifest that `path` is for, beside the work of the node. */
+static sn_status make_manifest(sn_shelf *s, const char *path, bool settled, sn_err *err) {
+    char resumed[SN_PATH_SIZE], after[SN_PATH_SIZE];
+    const int half = sn_cores() / 2, threads = half < 1 ? 1 : half < THREADS_MAX ? half : THREADS_MAX;
+    if (snprintf(resumed, sizeof resumed, "%s.pieces", path) >= (int)sizeof resumed)
+        return sn_fail(err, SN_REFUSED, "the path of the cache is too long");
+    while (sem_wait(&s->begin)) {}
+    if (sn_is_cancelled(&s->cancel)) return sn_fail(err, SN_RETRY, "the manifest was not finished");
+    sn_log(SN_LOG_INFO, "making the manifest", "text=the whole model is read, beside the work, to be shared");
+    sn_buf_fini(&s->text);
+    sn_buf_init(&s->text, SN_MANIFEST_MAX);
+    const sn_manifest_making making = {&s->cancel, threads, s->cache, settled ? resumed : NULL};
+    sn_status status = sn_manifest_make(s->path, &making, &s->text, err);
+    if (!status) unlink(resumed);
+    if (!status) status = sn_manifest_parse((const char *)s->text.data, s->text.len, &s->manifest, err);
+    if (!status) status = cached_path(s, after, &(bool){false}, err);
+    if (!status && strcmp(after, path))
+        return sn_fail(err, SN_REFUSED, "the model's files were changed while they were hashed");
+    if (!status && settled && sn_file_replace(path, s->text.data, s->text.len, err)) /* made again at the next start */
+        sn_log(SN_LOG_INFO, "manifest not kept", "text=%s", err->text);
+    return status;
+}
+
 static sn_status find_manifest(sn_shelf *s, sn_err *err) {
     char path[SN_PATH_SIZE];
-    bool found;
+    bool found, settled;
     sn_status status = sn_manifest_read_beside(s->path, &found, &s->text, &s->manifest, err);
-    if (status || (found && is_of_model(&s->manifest, s->path))) return status;
+    if (status || (found && is_of_model(s))) return status;
+    if (sn_is_cancelled(&s->cancel)) return sn_fail(err, SN_RETRY, "the manifest was not compared");
     if (found)
         sn_log(SN_LOG_WARN, "manifest not used",
                "text=the manifest beside %s is of another model: make it again with 'swarm hash'", s->path);
-    status = cached_path(s, path, err);
+    status = cached_path(s, path, &settled, err);
     if (status || !read_manifest(s, path, NULL)) return status;
-    sn_buf_fini(&s->text);
-    sn_buf_init(&s->text, SN_MANIFEST_MAX);
-    status = sn_manifest_make(s->path, &s->cancel, &s->text, err);
-    if (!status) status = sn_manifest_parse((const char *)s->text.data, s->text.len, &s->manifest, err);
-    if (!status && sn_file_replace(path, s->text.data, s->text.len, err)) /* it is made again at the next start */
-        sn_log(SN_LOG_INFO, "manifest not kept", "text=%s", err->text);
-    return status;
+    return make_manifest(s, path, settled, err);
 }
 
 static sn_status open_files(sn_shelf *s, sn_err *err) {
@@ -158,7 +189,7 @@ static sn_status open_files(sn_shelf *s, sn_err *err) {
 static void *shelf_run(void *arg) {
     sn_shelf *s = arg;
     sn_err err;
-    setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
+    sn_thread_step_back();
     sn_status status = find_manifest(s, &err);
     if (!status) s->text.len = s->manifest.len; /* receivers compare it with the id, and ask for no signature */
     if (!status) status = open_files(s, &err);
@@ -178,7 +209,9 @@ sn_status sn_shelf_new(const char *path, const char *cache, void (*done)(void *)
     snprintf(s->cache, sizeof s->cache, "%s", cache);
     s->done = done;
     s->ctx = ctx;
+    sem_init(&s->begin, 0, 0);
     if (!sn_thread_start(&s->thread, shelf_run, s, NULL)) {
+        sem_destroy(&s->begin);
         free(s);
         return sn_fail(err, SN_STOP, "the system has no thread left");
     }
@@ -186,11 +219,15 @@ sn_status sn_shelf_new(const char *path, const char *cache, void (*done)(void *)
     return SN_OK;
 }
 
+void sn_shelf_begin(sn_shelf *s) { sem_post(&s->begin); }
+
 void sn_shelf_free(sn_shelf **shelf) {
     sn_shelf *s = *shelf;
     if (!s) return;
     atomic_store(&s->cancel.set, 1);
+    sem_post(&s->begin);
     pthread_join(s->thread, NULL);
+    sem_destroy(&s->begin);
     for (size_t i = 0; s->files && i < s->manifest.n_files; i++) {
         if (s->files[i].fd >= 0) close(s->files[i].fd);
         sn_range_set_fini(&s->files[i].present);

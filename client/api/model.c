@@ -51,6 +51,7 @@ static sn_status model_open(swarm_model *m, const char *path, const swarm_option
     }
     if (!status && path) status = sn_api_text(path, strlen(path), &m->path, NULL, err);
     if (status) return status;
+    if (whole) sn_model_keep_hashes(m->model, o->common.cache);
     if (whole) sn_manifest_tell(path, m->model);
     if (whole) m->hp = sn_model_hparams(m->model);
     m->sampling = path ? sn_sampling_hint_read(path) : (sn_sampling_hint){NAN, NAN, NAN, NAN, NAN};

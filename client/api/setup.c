@@ -68,6 +68,7 @@ sn_status sn_setup_open(sn_setup *setup, bool needs_tokenizer, sn_err *err) {
                        "compute the whole model in this process");
     sn_setup_phase(setup, "loading the embedding and the LM head");
     sn_status status = sn_model_open(s->common.model, &setup->model, err);
+    if (!status) sn_model_keep_hashes(setup->model, s->common.cache);
     if (!status) setup->hp = sn_model_hparams(setup->model);
     if (!status && s->common.adapter && !published_adapter_name(setup))
         status = sn_setup_adapter(setup, setup->model, &setup->adapter, err);

@@ -31,7 +31,9 @@ enum {
     ADAPTER_PUT_TRIES = 3,
     MEASURED_MAX = 32, /* nodes measured at once; of more nodes the seed decides which */
 };
-static const size_t VERIFY_BYTES_MAX = (size_t)8 << 30; /* weights that a client hashes to compare with its nodes' */
+/* What a client hashes to compare with its nodes', and for how long; what it knows from an earlier start is no part. */
+static const uint64_t VERIFY_BYTES_MAX = (uint64_t)8 << 30;
+static const int64_t VERIFY_US_MAX = 10000000, VERIFY_TOLD_US = 2000000;
 
 /* -- which nodes may be used -----------------------------------------------------------------------------------------
  */
@@ -244,8 +246,56 @@ static void chain_know_hash(sn_chain *chain, int block, const sn_hash *weights) 
     chain->known_hash[block] = &chain->block_hash[block];
 }
 
+/* -- the hashes of this machine's file -------------------------------------------------------------------------------
+ */
+
+typedef struct verifying {
+    const sn_chain *chain;
+    int64_t began_us, until_us;
+    uint64_t bytes_left;
+    int skipped; /* blocks */
+    bool told, ended;
+} verifying;
+
+/* Also tells the user why nothing happens. */
+static bool stop_verifying(void *ctx) {
+    verifying *v = ctx;
+    int64_t now_us = sn_now_us();
+    if (!v->told && now_us - v->began_us > VERIFY_TOLD_US) {
+        v->told = true;
+        sn_log(SN_LOG_WARN, "hashing the model's file",
+               "text=its blocks are compared with those of the nodes: this takes up to %d more seconds, and less at "
+               "the next start",
+               (int)((v->until_us - now_us) / 1000000) + 1);
+    }
+    return now_us >= v->until_us || sn_link_is_cancelled(v->chain->options.link);
+}
+
+/* Hashes a block as far as the bounds allow. */
+static sn_status verify_block(verifying *v, const sn_model *model, int block, bool *known, sn_hash *out, sn_err *err) {
+    const sn_halt stop = {stop_verifying, v};
+    uint64_t bytes = 0;
+    bool kept = sn_model_knows_block_hash(model, block);
+    sn_status status = kept ? SN_OK : sn_model_block_bytes(model, block, &bytes, err);
+    if (status) return status;
+    if (bytes > v->bytes_left) v->ended = true;
+    if (v->ended && !kept) {
+        v->skipped++;
+        return SN_OK;
+    }
+    v->bytes_left -= bytes;
+    status = sn_model_known_block_hash(model, block, kept ? NULL : &stop, out, err);
+    *known = !status;
+    if (status != SN_RETRY) return status;
+    if (sn_link_is_cancelled(v->chain->options.link))
+        return sn_fail(err, SN_STOP, "comparing the model's file with the nodes was cancelled");
+    v->ended = true;
+    v->skipped++;
+    return SN_OK;
+}
+
 sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *err) {
-    size_t n = (size_t)chain->hp.n_blocks, budget = VERIFY_BYTES_MAX;
+    size_t n = (size_t)chain->hp.n_blocks;
     sn_status status = sn_calloc(&chain->block_hash, n, sizeof *chain->block_hash, err);
     if (!status) status = sn_calloc(&chain->file_hash, n, sizeof *chain->file_hash, err);
     if (!status) status = sn_calloc(&chain->known_hash, n, sizeof *chain->known_hash, err);
@@ -259,23 +309,24 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
     }
     chain->options.verification.hashes_from = NULL; /* borrowed while opening */
     if (like) return status;
+    verifying v = {.chain = chain, .began_us = sn_now_us(), .bytes_left = VERIFY_BYTES_MAX};
+    const int64_t quarter_us = (int64_t)chain->options.limits.timeout_ms * 1000 / 4;
+    v.until_us = v.began_us + (quarter_us < VERIFY_US_MAX ? quarter_us : VERIFY_US_MAX);
     for (int b = 0; b < chain->hp.n_blocks && !status; b++) {
-        bool here = b >= chain->options.local.first && b < chain->options.local.end;
+        bool here = b >= chain->options.local.first && b < chain->options.local.end, known = false;
         if (here || !chain->options.link) continue;
         if (base && base->n_blocks) chain_know_hash(chain, b, &base->blocks[b]);
         if (sn_model_told_block_hash(model, b, &hash)) chain_know_hash(chain, b, &hash);
-        if (!budget || !sn_model_holds_block(model, b)) continue;
-        for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT && !status; role++) {
-            sn_model_tensor t;
-            status = sn_model_find(model, (sn_role)role, b, &t, err);
-            if (!status) budget -= sn_min_size(budget, t.data ? t.bytes : 0);
-        }
-        if (status || !budget) continue;
-        status = sn_model_known_block_hash(model, b, &hash, err);
-        if (!status && base && base->n_blocks && memcmp(&hash, &base->blocks[b], sizeof hash))
+        if (sn_model_holds_block(model, b)) status = verify_block(&v, model, b, &known, &hash, err);
+        if (!status && known && base && base->n_blocks && memcmp(&hash, &base->blocks[b], sizeof hash))
             status = sn_base_weights_block_differs(base, b, err);
-        if (!status) chain_know_hash(chain, b, &hash);
+        if (!status && known) chain_know_hash(chain, b, &hash);
     }
+    if (!status && v.skipped)
+        sn_log(SN_LOG_INFO, "blocks not compared",
+               "text=%d blocks of the model's file were not hashed to be compared with those of nodes: it takes too "
+               "long for one start",
+               v.skipped);
     return status;
 }
 

@@ -225,6 +225,8 @@ const char *sn_link_unanswered(const sn_link *link) {
 
 void sn_link_set_cancel(sn_link *link, const sn_cancel *cancel) { link->cancel = cancel; }
 
+bool sn_link_is_cancelled(const sn_link *link) { return sn_is_cancelled(link->cancel); }
+
 static sn_status link_check_cancel(const sn_link *link, sn_err *err) {
     return sn_is_cancelled(link->cancel) ? sn_fail(err, SN_STOP, "the wait for a node was cancelled") : SN_OK;
 }

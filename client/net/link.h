@@ -56,6 +56,7 @@ const char *sn_link_unanswered(const sn_link *link);
 void sn_link_look_for(sn_link *link, const char *const *names, size_t n);
 /* From now on every wait ends soon after the flag is set, with SN_STOP, as long as it is set. Borrowed; NULL: none. */
 void sn_link_set_cancel(sn_link *link, const sn_cancel *cancel);
+bool sn_link_is_cancelled(const sn_link *link);
 /* Sleeps; SN_STOP when that was cancelled. */
 sn_status sn_link_pause(const sn_link *link, int64_t us, sn_err *err) SN_MUST_USE;
 sn_directory *sn_link_directory(sn_link *link);

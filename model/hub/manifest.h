@@ -25,7 +25,8 @@
 #include "model/model.h"
 #include "model/range_set.h"
 
-enum { SN_PIECE_MAX = 1 << 20, SN_MANIFEST_MAX = 64 << 20, SN_MANIFEST_FILES_MAX = 1024 };
+/* A manifest of SN_MANIFEST_MAX bytes is of 3.4 TB. */
+enum { SN_PIECE_MAX = 1 << 20, SN_MANIFEST_MAX = 256 << 20, SN_MANIFEST_FILES_MAX = 1024 };
 
 /* The manifest beside a model's files: this name in the folder of a model that is a folder, or comes from a swarm; for
  * another file its own name and SN_MANIFEST_ENDING. */
@@ -78,9 +79,19 @@ sn_status sn_manifest_write_beside(const char *path, bool folder, const sn_buf *
 sn_status sn_manifest_file_path(const sn_manifest *manifest, size_t file, const char *path, char out[SN_PATH_SIZE],
                                 sn_err *err) SN_MUST_USE;
 
-/* Appends the manifest of the model at `path` to *text. Reads all of its bytes. SN_REFUSED: the files have holes or are
- * not complete. SN_RETRY: cancelled (NULL: never). */
-sn_status sn_manifest_make(const char *path, const sn_cancel *cancel, sn_buf *text, sn_err *err) SN_MUST_USE;
+/* How a manifest is made. Zeroed: on all cores, and from the files alone. */
+typedef struct sn_manifest_making {
+    const sn_cancel *cancel; /* looked at after every piece; NULL: never set */
+    int threads;             /* 0: one for each core */
+    const char *cache;       /* sn_model_keep_hashes; NULL: nothing is kept */
+    const char *resumed;     /* pieces that are done are kept in this file and not hashed again; the caller gives it a
+                                name that is of these files, as they are, alone, and removes it. NULL: not kept */
+} sn_manifest_making;
+
+/* Appends the manifest of the model at `path` to *text. Reads all of its bytes; where they are more than a quarter of
+ * the memory, they do not stay in the system's page cache. making: NULL as zeroed. SN_REFUSED: the files have holes, or
+ * are not complete, or too large for a manifest, which is said before they are read. SN_RETRY: cancelled. */
+sn_status sn_manifest_make(const char *path, const sn_manifest_making *making, sn_buf *text, sn_err *err) SN_MUST_USE;
 
 /* Compares the files of the model at `path`, as far as they are here, with the manifest. *here, *missing: bytes that
  * are right, and that are not here. SN_REFUSED: a file is another one. */

@@ -150,3 +150,83 @@ Test(manifest, refuses_what_does_not_add_up) {
     }
     sn_buf_fini(&text);
 }
+
+/* -- made in parts */
+
+static char *copy_model(void) {
+    char *copy = temp_folder();
+    copy_file(folder, copy, "config.json");
+    copy_file(folder, copy, "model.safetensors");
+    return copy;
+}
+
+static sn_buf make_in_parts(const char *model, const char *log) {
+    sn_buf text;
+    sn_buf_init(&text, SN_MANIFEST_MAX);
+    REQUIRE(sn_manifest_make(model, &(sn_manifest_making){.resumed = log, .threads = 2}, &text, &err));
+    return text;
+}
+
+/* The lines of the pieces. */
+static bool has_same_pieces(const sn_buf *a, const sn_buf *b) {
+    const char *x = memmem(a->data, a->len, "\npiece ", 7), *y = memmem(b->data, b->len, "\npiece ", 7);
+    size_t n = a->len - (size_t)(x - (const char *)a->data);
+    return n == b->len - (size_t)(y - (const char *)b->data) && !memcmp(x, y, n);
+}
+
+/* That hashes are taken from the log shows in files that were changed under its name. */
+Test(manifest, goes_on_with_the_pieces_that_were_hashed) {
+    char *model = copy_model(), *other = temp_folder(), *log = temp_path(other, "pieces"),
+         *weights = temp_path(model, "model.safetensors");
+    sn_buf first = make_in_parts(model, log);
+    FILE *file = fopen(weights, "r+b");
+    cr_assert(file && !fseek(file, -1000, SEEK_END) && fputc('x', file) == 'x' && !fclose(file));
+    sn_buf resumed = make_in_parts(model, log), plain = make_in_parts(model, NULL);
+    cr_expect(has_same_pieces(&first, &resumed));
+    cr_expect_not(has_same_pieces(&first, &plain));
+    sn_buf_fini(&resumed);
+    file = fopen(log, "r+b"); /* what is damaged does not count, and is written anew */
+    cr_assert(file && fputc('x', file) == 'x' && !fclose(file));
+    for (int i = 0; i < 2; i++) {
+        resumed = make_in_parts(model, log);
+        cr_expect(has_same_pieces(&plain, &resumed));
+        sn_buf_fini(&resumed);
+    }
+    sn_buf_fini(&first);
+    sn_buf_fini(&plain);
+    free(weights);
+    free(log);
+    temp_folder_remove(&other);
+    temp_folder_remove(&model);
+}
+
+Test(manifest, that_is_cancelled_hashes_no_further_piece) {
+    char *other = temp_folder(), *log = temp_path(other, "pieces");
+    const sn_cancel cancel = {.set = 1};
+    sn_buf text;
+    sn_err err;
+    struct stat st;
+    sn_buf_init(&text, SN_MANIFEST_MAX);
+    cr_expect_eq(sn_manifest_make(folder, &(sn_manifest_making){.cancel = &cancel, .resumed = log}, &text, &err),
+                 SN_RETRY);
+    cr_expect(!stat(log, &st) && !st.st_size);
+    sn_buf_fini(&text);
+    free(log);
+    temp_folder_remove(&other);
+}
+
+Test(manifest, of_a_terabyte_is_read) {
+    sn_buf small = make(), text;
+    sn_manifest m;
+    const size_t n = (size_t)1 << 20;
+    const char *files = memmem(small.data, small.len, "\nfile ", 6);
+    sn_buf_init(&text, SN_MANIFEST_MAX);
+    REQUIRE(sn_buf_append(&text, small.data, (size_t)(files - (const char *)small.data) + 1, &err));
+    REQUIRE(sn_buf_printf(&text, &err, "file %zu 1000 model.gguf\n", n << 20));
+    for (size_t i = 0; i < n; i++) REQUIRE(sn_buf_printf(&text, &err, "piece 1048576 %064zx\n", i));
+    REQUIRE(sn_manifest_parse((const char *)text.data, text.len, &m, &err));
+    cr_expect_eq(m.n_pieces, n);
+    sn_manifest_fini(&m);
+    sn_buf_fini(&text);
+    sn_buf_fini(&small);
+}

@@ -402,7 +402,7 @@ Test(model, keeps_the_hash_of_a_block_for_clients_with_many_sessions) {
     sn_model_tensor t;
     sn_hash kept, again, read;
     sn_err err;
-    cr_assert_eq(sn_model_known_block_hash(m, 0, &kept, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(sn_model_known_block_hash(m, 0, NULL, &kept, &err), SN_OK, "%s", err.text);
     cr_assert_eq(sn_model_block_hash(m, 0, &read, &err), SN_OK);
     cr_assert_arr_eq(&kept, &read, sizeof kept);
     cr_assert_eq(sn_model_find(m, SN_ROLE_FFN_UP, 0, &t, &err), SN_OK);
@@ -414,7 +414,7 @@ Test(model, keeps_the_hash_of_a_block_for_clients_with_many_sessions) {
     char *weights = memmem(file, (size_t)st.st_size, t.data, t.bytes);
     cr_assert_not_null(weights);
     weights[0] ^= 1;
-    cr_assert_eq(sn_model_known_block_hash(m, 0, &again, &err), SN_OK);
+    cr_assert_eq(sn_model_known_block_hash(m, 0, NULL, &again, &err), SN_OK);
     cr_assert_arr_eq(&kept, &again, sizeof kept);
     munmap(file, (size_t)st.st_size);
     close(fd);

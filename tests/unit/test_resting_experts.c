@@ -323,11 +323,11 @@ Test(resting_experts, experts_are_planned_as_what_they_take_where_they_rest) {
 
 static atomic_int blocks_hashed;
 
-sn_status __real_sn_model_block_hash(const sn_model *m, int block, sn_hash *out, sn_err *why);
-sn_status __wrap_sn_model_block_hash(const sn_model *m, int block, sn_hash *out, sn_err *why);
-sn_status __wrap_sn_model_block_hash(const sn_model *m, int block, sn_hash *out, sn_err *why) {
+sn_status __real_sn_model_hash_block(const sn_model *m, int block, const sn_halt *stop, sn_hash *out, sn_err *why);
+sn_status __wrap_sn_model_hash_block(const sn_model *m, int block, const sn_halt *stop, sn_hash *out, sn_err *why);
+sn_status __wrap_sn_model_hash_block(const sn_model *m, int block, const sn_halt *stop, sn_hash *out, sn_err *why) {
     blocks_hashed++;
-    return __real_sn_model_block_hash(m, block, out, why);
+    return __real_sn_model_hash_block(m, block, stop, out, why);
 }
 
 Test(resting_experts, a_start_reads_the_weights_of_a_block_once_for_its_hash) {

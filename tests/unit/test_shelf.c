@@ -61,6 +61,7 @@ static bool uses_manifest_beside(const fixture *f) {
     sem_init(&done, 0, 0);
     REQUIRE(sn_manifest_parse((const char *)f->text.data, f->text.len, &beside, &err));
     REQUIRE(sn_shelf_new(f->model, f->folder, post, &done, &shelf, &err));
+    sn_shelf_begin(shelf);
     sem_wait(&done);
     cr_assert(sn_shelf_take(shelf, &id), "the node shares nothing");
     bool same = !memcmp(&id, &beside.id, sizeof id);

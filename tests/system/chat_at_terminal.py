@@ -115,7 +115,7 @@ def stopping():
     t = chat()
     t.begin("endless", "word word")
     interrupt(t, "[stopped after ", " tokens: they stay in the conversation, /undo removes the turn]\r\n")
-    t.enter("/stats", "prompt 7 tokens, 4 of them known")
+    t.enter("/stats", " tokens, 4 of them known")
     shown = t.enter("turns", "|turns")
     check(b"endless|word word" in shown, f"the stopped answer is not in the conversation: {shown!r}")
     t.begin("stuck")

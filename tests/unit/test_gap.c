@@ -130,5 +130,5 @@ Test(gap, random_swarms_close_their_gaps_without_opening_others) {
     }
     cr_expect_geq(closed, 195, "%d of 200 swarms have no gap", closed);
     cr_expect_leq(moves / 200, 40, "%d moves", moves);
-    cr_log_warn("closed %d, moves %d", closed, moves);
+    cr_log_info("closed %d, moves %d", closed, moves);
 }

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,7 +92,7 @@ json_t *sn_json_read(const char *text, size_t len, json_error_t *wrong) {
     json_t *value = r.failed ? NULL : json_loadb((const char *)r.out.data, r.out.len, 0, wrong);
     if (r.failed && wrong) {
         *wrong = (json_error_t){0};
-        strcpy(wrong->text, "out of memory");
+        snprintf(wrong->text, sizeof wrong->text, "out of memory");
     }
     sn_buf_fini(&r.out);
     return value;

@@ -265,7 +265,7 @@ static void make_open(const node *n, sn_msg_open *open, const operation *o) {
     if (o->how & 2) memcpy(open->kv_source, n->clients[1 - o->client].identity.curve_key, SN_KEY_SIZE);
     if (o->how & 4) memcpy(open->predecessor, n->clients[1 - o->client].identity.curve_key, SN_KEY_SIZE);
     if (o->how & 8) memcpy(open->adapter, n->clients[o->client].adapter.bytes, SN_HASH_SIZE);
-    strcpy(open->request_id, "fuzz");
+    snprintf(open->request_id, sizeof open->request_id, "fuzz");
 }
 
 /* FORWARD and BACKWARD have the same fields. */

@@ -48,11 +48,18 @@ def device(kind, inner):
     return f"<device><deviceType>urn:schemas-upnp-org:device:{kind}:1</deviceType>{inner}</device>"
 
 
-SERVICES = (f"<serviceList><service><serviceType>{SERVICE}</serviceType><controlURL>/control</controlURL><eventSubURL>/e</eventSubURL>"
+def service(kind, place):
+    return (f"<serviceList><service><serviceType>{kind}</serviceType><controlURL>{place}</controlURL><eventSubURL>/e</eventSubURL>"
             "<SCPDURL>/s</SCPDURL></service></serviceList>")
-ROOT = ('<?xml version="1.0"?><root xmlns="urn:schemas-upnp-org:device-1-0">' + device(
-    "InternetGatewayDevice", "<deviceList>" + device("WANDevice", "<deviceList>" + device("WANConnectionDevice", SERVICES) + "</deviceList>") +
-    "</deviceList>") + "</root>")
+
+
+def devices(inner):
+    return f"<deviceList>{inner}</deviceList>"
+
+
+CONNECTION = device("WANConnectionDevice", service(SERVICE, "/control"))
+WAN = device("WANDevice", service("urn:schemas-upnp-org:service:WANCommonInterfaceConfig:1", "/common") + devices(CONNECTION))
+ROOT = '<?xml version="1.0"?><root xmlns="urn:schemas-upnp-org:device-1-0">' + device("InternetGatewayDevice", devices(WAN)) + "</root>"
 
 
 class Control(http.server.BaseHTTPRequestHandler):

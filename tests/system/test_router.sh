@@ -48,6 +48,7 @@ kill_node a-router
 
 # A firewall of IPv6 opens a port by PCP.
 kill_node seed
+six_only seed
 start_at seed "$model" 0:2 --listen '[2001:db8::11]:31330' --relay off
 wait_ready seed
 six_home s 41

@@ -21,7 +21,8 @@ pack() {
   mkdir -p "$kit/bin" "$kit/golden"
   for program; do cp "$program" "$kit/bin/"; done
   strip "$kit"/bin/*
-  python3 scripts/bundle.py --lib "$kit/lib" --licences "$kit/licences" "$kit"/bin/* >&2
+  python3 scripts/bundle.py --lib "$kit/lib" --licences "$kit/licences" --leave libcuda.so.1 libcublas.so.1{1..3} libcublasLt.so.1{1..3} \
+    libcudart.so.1{1..3} -- "$kit"/bin/* >&2 # what llama-bench takes from the GPU's machine
   tar -C "$kit" -czf "$kit/programs.tar.gz" bin lib # run.sh unpacks them
   rm -r "$kit/bin" "$kit/lib"
   for family in $families; do cp -r "tests/fixtures/golden/$family" "$kit/golden/"; done

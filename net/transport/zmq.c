@@ -217,15 +217,26 @@ static bool connect_dealer(zmq *z, dealer *d) {
     return !zmq_connect(d->socket, endpoint);
 }
 
+/* Whoever proves a key is whom the caller wants, at whichever address: a node of the local network has another one
+ * there than it announces, which a router may not lead back. But what goes through a relay is left for a direct way. */
+static dealer *find_dialled(zmq *z, const char *address, const uint8_t key[SN_KEY_SIZE]) {
+    sn_host_port at;
+    dealer *other = NULL;
+    bool relayed = !sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, NULL) && at.relayed;
+    for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++) {
+        if (!d->socket || memcmp(d->key, key, SN_KEY_SIZE) != 0) continue;
+        if (!strcmp(d->address, address)) return d;
+        if (d->up && (relayed || !d->bridge)) other = d;
+    }
+    return other;
+}
+
 static sn_status zmq_transport_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
                                     sn_err *err) {
     zmq *z = (zmq *)t;
-    *out = 0;
-    for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++) {
-        if (!d->socket || strcmp(d->address, address) != 0 || memcmp(d->key, key, SN_KEY_SIZE) != 0) continue;
-        *out = d->handle;
-        return SN_OK;
-    }
+    const dealer *dialled = find_dialled(z, address, key);
+    *out = dialled ? dialled->handle : 0;
+    if (dialled) return SN_OK;
     sn_status status = sn_address_check_numeric(address, err);
     if (!status) status = dealers_reserve(z, err);
     if (status) return status;

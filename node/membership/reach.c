@@ -54,6 +54,7 @@ struct sn_reach {
     probe probes[PROBES_MAX];
     size_t n_probes;            /* 0: no round runs */
     bool probes_mapped;         /* the round is about the port that the router opened */
+    bool put_off;               /* a node has refused to dial back in this round */
     int64_t round_us, ended_us; /* when the round began, and ends; round_us 0 and ended_us: when the next one is due */
     bool reached;               /* what is announced was tried and works */
     bool settled;               /* a round has ended with an answer */
@@ -290,6 +291,7 @@ static void round_begin(sn_reach *r, bool mapped, int port, int64_t now_us) {
     size_t n = sn_membership_answered(r->setup.membership, peers, PROBES_MAX);
     r->n_probes = 0;
     r->probes_mapped = mapped;
+    r->put_off = false;
     for (size_t i = 0; i < n; i++) {
         sn_msg *msg = sn_membership_new_msg(SN_MSG_DIAL_BACK, ++r->last_id);
         if (!msg) break;
@@ -339,7 +341,7 @@ static void round_end(sn_reach *r, const probe *best, bool reached, int64_t now_
         r->failures = 0;
         r->unreached_us = 0;
         r->told = false;
-        r->ended_us = now_us + VERIFY_US;
+        r->ended_us = now_us + (r->put_off && scope_of(best->address) < 2 ? RETRY_US : VERIFY_US);
         announce(r, best->address, r->probes_mapped ? SN_REACH_MAPPED : SN_REACH_DIRECT, true, now_us, unix_ms);
         return;
     }
@@ -365,6 +367,11 @@ static int64_t round_tick(sn_reach *r, int64_t now_us, int64_t unix_ms) {
     }
     bool reached;
     const probe *best = best_probe(r, &reached);
+    if (best && r->probes_mapped && r->setup.host.mapped(r->setup.host.ctx, mapped) &&
+        scope_of(best->address) < scope_of(mapped)) {
+        best = NULL; /* it was dialled inside of the router, not through the port */
+        reached = false;
+    }
     bool settled = reached && (all_answered(r) || now_us - r->round_us > SETTLE_US);
     if (settled || now_us >= r->ended_us) round_end(r, best, reached, now_us, unix_ms);
     return r->n_probes && reached ? now_us + SETTLE_US : r->ended_us;
@@ -425,6 +432,7 @@ bool sn_reach_on_error(sn_reach *r, const sn_event *event, int64_t now_us) {
     for (size_t i = 0; i < r->n_probes; i++)
         if (r->probes[i].peer == event->peer && r->probes[i].id == event->msg->correlation_id) {
             r->probes[i] = r->probes[--r->n_probes]; /* another one may dial back */
+            r->put_off = true;
             if (!r->n_probes) r->ended_us = now_us + RETRY_US;
             return true;
         }

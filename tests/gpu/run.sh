@@ -42,6 +42,8 @@ prompts() {
 }
 # llama.cpp over the same file: prompts of the same lengths, tokens after a context of 0 and 4,000.
 llama() {
+  local LD_LIBRARY_PATH=${SWARM_CUBLAS:-}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export LD_LIBRARY_PATH
   made "$1" "$shape" && "$bin/llama-bench" -m "$work/$shape-$1.gguf" -ngl 99 -p "${lengths// /,}" -n 128 -r 3 -o jsonl &&
     "$bin/llama-bench" -m "$work/$shape-$1.gguf" -ngl 99 -p 0 -n 128 -d 4000 -r 3 -o jsonl
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A router that opens ports: a volunteer behind it is reached through one, by PCP (of IPv4, and through a firewall of IPv6) or
 # UPnP-IGD, and the port is closed when the node ends. Older routers, which give ports for a short time or for ever, are asked so.
+# Volunteers and a client behind one router, which does not lead its own address back, meet in their local network.
 internet=5.5.5 # miniupnpd opens no port where its own address is one of those for documents
 . "$(dirname "${BASH_SOURCE[0]}")/nat.sh"
 command -v miniupnpd >/dev/null || skip "miniupnpd (packages miniupnpd, miniupnpd-nftables) is not installed"
@@ -45,6 +46,24 @@ asked 725 && asked 'tcp 31330 0' && asked 'udp 31330 0' || fail "a router withou
 stop_node a
 asked 'closed tcp 31330' && asked 'closed udp 31330' || fail "the port is not closed: $(cat "$scratch/a-router.out")"
 kill_node a-router
+
+neighbour b a 3
+neighbour c a 4
+open_ports a enable_natpmp=yes enable_upnp=no
+for name in a:2:3 b:3:4; do start_at "${name%%:*}" "$model" "${name#*:}" --join 5.5.5.11:31330 --join lan; done
+wait_ready a b
+for name in a b; do wait_log $name 'reached by others.*how=mapped address=5.5.5.21' 150; done
+at=$(sed -n 's/.*reached by others.*how=mapped address=\([0-9.:]*\).*/\1/p' "$scratch/a.err" | tail -1)
+! ip netns exec c timeout 3 python3 -c 'import socket, sys; socket.create_connection(sys.argv[1].split(":"), 2)' "$at" 2>/dev/null ||
+  fail "this router leads $at back: nothing is tested"
+golden_ids llama "$scratch/ids" 8
+generate=("$bin/swarm" generate --model "$model" --ids-file "$scratch/ids" --max-tokens 24 --ignore-eos --json)
+succeeds ip netns exec c "${generate[@]}" --join 5.5.5.11:31330 --join lan --timeout 60
+through=$(query "$scratch/run.out" 'd["ids"]')
+succeeds "${generate[@]}" --local all
+[ "$through" = "$(query "$scratch/run.out" 'd["ids"]')" ] || fail "the text of nodes behind the same router is another one"
+stop_node a
+stop_node b
 
 # A firewall of IPv6 opens a port by PCP.
 kill_node seed

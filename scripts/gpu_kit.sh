@@ -15,14 +15,15 @@ families="llama qwen3 gemma3 falcon bloom_odd mixtral qwen3_moe gpt_oss deepseek
 
 # pack KIT PROGRAM...
 pack() {
-  local kit=$1 bytes program family
+  local kit=$1 bytes program family leave=()
   shift
   rm -rf "$kit"
   mkdir -p "$kit/bin" "$kit/golden"
   for program; do cp "$program" "$kit/bin/"; done
   strip "$kit"/bin/*
-  python3 scripts/bundle.py --lib "$kit/lib" --licences "$kit/licences" --leave libcuda.so.1 libcublas.so.1{1..3} libcublasLt.so.1{1..3} \
-    libcudart.so.1{1..3} -- "$kit"/bin/* >&2 # what llama-bench takes from the GPU's machine
+  # llama-bench takes these from the GPU's machine.
+  [ ! -f "$kit/bin/llama-bench" ] || leave=(--leave libcuda.so.1 libcudart.so.1{1..3} libcublas.so.1{1..3} libcublasLt.so.1{1..3} --)
+  python3 scripts/bundle.py --lib "$kit/lib" --licences "$kit/licences" "${leave[@]}" "$kit"/bin/* >&2
   tar -C "$kit" -czf "$kit/programs.tar.gz" bin lib # run.sh unpacks them
   rm -r "$kit/bin" "$kit/lib"
   for family in $families; do cp -r "tests/fixtures/golden/$family" "$kit/golden/"; done

@@ -1,7 +1,8 @@
 /* Builds a tokenizer from tokenizer.json, with the companion files tokenizer_config.json, generation_config.json and
  * chat_template.jinja. read_model reads vocabulary and merges, read_pipeline the normalizer, pre-tokenizer and decoder
- * (tokenizer_json_steps.c, tokenizer_json_spaces.c; tokenizer_json_unigram.c: the other model), read_post_processor the begin-of-sequence token, read_config and
- * read_eog_ids the companion files. Everything that would change the tokens and is not known is refused. */
+ * (tokenizer_json_steps.c, tokenizer_json_spaces.c; tokenizer_json_unigram.c: the other model), read_post_processor the
+ * begin-of-sequence token, read_config and read_eog_ids the companion files. Everything that would change the tokens
+ * and is not known is refused. */
 #include "model/tokenizer/tokenizer_json.h"
 
 #include "model/json.h"

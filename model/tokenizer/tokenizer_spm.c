@@ -31,9 +31,9 @@ typedef struct piece {
 } piece;
 
 typedef struct spm_file {
-    piece *pieces; /* heap, (n_pieces) */
+    piece *pieces;  /* heap, (n_pieces) */
     double *scores; /* heap, (n_pieces) */
-    bool *symbols; /* heap, (n_pieces): the piece is user-defined */
+    bool *symbols;  /* heap, (n_pieces): the piece is user-defined */
     size_t n_pieces;
     uint64_t model_type;
     bool byte_fallback, space_as_suffix, leads, folds, escapes;

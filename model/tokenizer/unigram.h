@@ -20,9 +20,9 @@ typedef struct sn_unigram {
 
 void sn_unigram_fini(sn_unigram *unigram); /* accepts a zeroed one */
 
-/* Takes the normal tokens below n_scores of the indexed vocabulary and, with SentencePiece's `symbols`, the added ones of
- * which symbols[id] is true, as user-defined symbols. Without symbols the model is of a tokenizer.json. SN_REFUSED when
- * a score is not finite or a piece too long. scores, symbols: (n_scores), or symbols NULL. */
+/* Takes the normal tokens below n_scores of the indexed vocabulary and, with SentencePiece's `symbols`, the added ones
+ * of which symbols[id] is true, as user-defined symbols. Without symbols the model is of a tokenizer.json. SN_REFUSED
+ * when a score is not finite or a piece too long. scores, symbols: (n_scores), or symbols NULL. */
 sn_status sn_unigram_init(sn_unigram *unigram, const sn_vocab *vocab, const double *scores, const bool *symbols,
                           size_t n_scores, sn_err *err) SN_MUST_USE;
 

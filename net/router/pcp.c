@@ -196,5 +196,4 @@ static void pcp_close(sn_router_port *port) {
     close(fd);
 }
 
-const sn_router_way sn_router_pcp = {
-    .name = "pcp", .six = true, .four = true, .open = pcp_open, .close = pcp_close};
+const sn_router_way sn_router_pcp = {.name = "pcp", .six = true, .four = true, .open = pcp_open, .close = pcp_close};

@@ -1,5 +1,5 @@
-/* Ways to ask a router for a port, in the order in which a mapping tries them (port_mapping.c). All functions are called
- * on the mapping's thread, and wait a few seconds at most. */
+/* Ways to ask a router for a port, in the order in which a mapping tries them (port_mapping.c). All functions are
+ * called on the mapping's thread, and wait a few seconds at most. */
 #ifndef SN_NET_ROUTER_ROUTER_PRIVATE_H
 #define SN_NET_ROUTER_ROUTER_PRIVATE_H
 
@@ -15,9 +15,9 @@ typedef struct sn_router_port {
     char own[SN_ADDRESS_MAX + 1]; /* this machine's numeric host; IPv6 in brackets */
     int outside;                  /* the number at the router; 0: none was given yet */
     char host[SN_ADDRESS_MAX + 1];
-    int seconds;         /* from its answer until it closes the port; 0: it never does by itself */
-    void *state;         /* of the way that opened it; NULL before, and after close */
-    bool only_permanent; /* of UPnP: the router takes no lease */
+    int seconds;                      /* from its answer until it closes the port; 0: it never does by itself */
+    void *state;                      /* of the way that opened it; NULL before, and after close */
+    bool only_permanent;              /* of UPnP: the router takes no lease */
     uint8_t nonce[SN_PCP_NONCE_SIZE]; /* of PCP: by it the router knows who may renew and close the port */
 } sn_router_port;
 
@@ -38,8 +38,8 @@ sn_status sn_port_mapping_new_by(const sn_router_way *const *ways, size_t n, int
 
 /* A MAP request of PCP for TCP or UDP (IPPROTO_*); seconds 0: closes the port. False: own is no address. */
 bool sn_pcp_request(const sn_router_port *port, int protocol, int seconds, uint8_t out[SN_PCP_SIZE]);
-/* Reads the answer to a request into outside, host and seconds. False: it answers another one, or refuses; *refused says
- * which. */
+/* Reads the answer to a request into outside, host and seconds. False: it answers another one, or refuses; *refused
+ * says which. */
 bool sn_pcp_read(const uint8_t *data, size_t len, const uint8_t request[SN_PCP_SIZE], sn_router_port *port,
                  bool *refused);
 

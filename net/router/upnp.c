@@ -74,7 +74,7 @@ static void close_outside(const sn_router_port *port, const char *protocol) {
 static bool upnp_open_ports(sn_router_port *port) {
     bool opened = false;
     for (int i = 0; i < PORTS_TRIED && !opened; i++) {
-        int next = port->inside + 1009 * i, outside = port->outside ? port->outside
+        int next = port->inside + 1009 * i, outside = port->outside  ? port->outside
                                                       : next > 65535 ? port->inside - 1009 * i
                                                                      : next;
         opened = open_outside(port, outside, "TCP");

@@ -217,18 +217,22 @@ static bool connect_dealer(zmq *z, dealer *d) {
     return !zmq_connect(d->socket, endpoint);
 }
 
-/* Whoever proves a key is whom the caller wants, at whichever address: a node of the local network has another one
- * there than it announces, which a router may not lead back. But what goes through a relay is left for a direct way. */
-static dealer *find_dialled(zmq *z, const char *address, const uint8_t key[SN_KEY_SIZE]) {
+/* Of a key that was proven at an address of a private network, the address outside is the same node, which a router may
+ * not lead back inside; so is the way through a relay. */
+static bool stands_for(const dealer *d, const char *address) {
     sn_host_port at;
-    dealer *other = NULL;
-    bool relayed = !sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, NULL) && at.relayed;
-    for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++) {
+    if (!d->up || d->bridge || sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, NULL)) return false;
+    return at.relayed || sn_address_scope(d->address) < sn_address_scope(address);
+}
+
+static const dealer *find_dialled(const zmq *z, const char *address, const uint8_t key[SN_KEY_SIZE]) {
+    const dealer *near = NULL;
+    for (const dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++) {
         if (!d->socket || memcmp(d->key, key, SN_KEY_SIZE) != 0) continue;
         if (!strcmp(d->address, address)) return d;
-        if (d->up && (relayed || !d->bridge)) other = d;
+        if (stands_for(d, address)) near = d;
     }
-    return other;
+    return near;
 }
 
 static sn_status zmq_transport_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,

@@ -27,6 +27,13 @@ succeeds env KIT_QUICK=1 "$kit/run.sh" --out "$scratch/results" prompts_8b nodes
   fail "other results: $(cat "$scratch/results/results.json" "$scratch/results/log.txt")"
 [ "$(grep -c 'prompts of \(8\|24\) tokens' "$scratch/results/log.txt")" = 5 ] || fail "not each type has each prompt: $(cat "$scratch/results/log.txt")"
 
+# A double of llama-bench says what it is asked.
+printf '#!/bin/sh\necho "double $*"\n' >"$kit/bin/llama-bench" && chmod +x "$kit/bin/llama-bench"
+succeeds env KIT_QUICK=1 "$kit/run.sh" --out "$scratch/results" llama_8b
+for asked in 'Q4_K.gguf .*-p 8,24 ' 'Q4_K.gguf .*-d 4000 ' 'BF16.gguf .*-p 8,24 ' 'BF16.gguf .*-d 4000 '; do
+  grep -q "^double -m .*$asked" "$scratch/results/log.txt" || fail "llama-bench was not asked for $asked: $(cat "$scratch/results/log.txt")"
+done
+
 export CUDA_STAND_IN_STALL=$scratch/stall # the device does not answer
 touch "$scratch/stall"
 run env PART_SECONDS=1 "$kit/run.sh" --out "$scratch/results" golden

@@ -209,10 +209,11 @@ Test(node_experts, a_long_request_is_computed_in_parts_that_delay_no_step_for_lo
     testbed_free(&w);
 }
 
-/* -- a step that comes while a part is computed: the linker replaces the engine's calls by ones that watch their order */
+/* -- a step that comes while a part is computed: the linker replaces the engine's calls by ones that watch their order
+ */
 
 static atomic_bool step_comes, step_came, was_met; /* was_met: it came in the middle of a part */
-static atomic_int parts_before, most_parts_before;  /* that were begun before its pass, since it came */
+static atomic_int parts_before, most_parts_before; /* that were begun before its pass, since it came */
 
 /* In the device thread, at the beginning of a part. */
 static void meet_step(void) {

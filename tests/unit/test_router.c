@@ -1,6 +1,6 @@
 /* Ports that routers open: when they are asked for again, by which way, and PCP's messages. */
 #include "base/clock.h"
-#include "net/router/router_private.h" /* ways of a test's own, and the messages of PCP */
+#include "net/router/router_private.h" /* private: ways of a test's own, and the messages of PCP */
 #include "tests/support/require.h"
 #include "tests/support/virtual_clock.h"
 
@@ -134,9 +134,9 @@ Test(router, another_address_of_this_machine_has_a_port_of_its_own) {
 /* -- PCP */
 
 static const uint8_t request_of_four[SN_PCP_SIZE] = {
-    2, 1, 0,   0,   0, 0, 0, 180, 0, 0, 0, 0, 0, 0, 0, 0,    0,    0,    0xff, 0xff, 192,  168,  1, 2,
-    1, 2, 3,   4,   5, 6, 7, 8,   9, 10, 11, 12,             6,    0,    0,    0,    0x7a, 0x62, 0x7a, 0x62,
-    0, 0, 0,   0,   0, 0, 0, 0,   0, 0, 0xff, 0xff, 0, 0, 0, 0};
+    2,    1,    0,    0,    0, 0, 0, 180, 0, 0, 0, 0, 0, 0,  0,    0,    0, 0, 0xff, 0xff,
+    192,  168,  1,    2,    1, 2, 3, 4,   5, 6, 7, 8, 9, 10, 11,   12,   6, 0, 0,    0,
+    0x7a, 0x62, 0x7a, 0x62, 0, 0, 0, 0,   0, 0, 0, 0, 0, 0,  0xff, 0xff, 0, 0, 0,    0};
 
 static void answer(const uint8_t request[SN_PCP_SIZE], uint8_t out[SN_PCP_SIZE]) {
     static const uint8_t outside[] = {0x12, 0x34, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 203, 0, 113, 5};

@@ -247,7 +247,8 @@ static const struct {
     {"decoder", METASPACE(""), "byte tokens bytes"},
     {"decoder", SEQUENCE(REPLACE ", " METASPACE("")), "'Metaspace'"},
     {"decoder", SEQUENCE("{\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"}, " METASPACE("")), "'Metaspace'"},
-    {"decoder", SEQUENCE("{\"type\": \"ByteFallback\"}, " METASPACE("") ", {\"type\": \"Fuse\"}, " STRIP("1")), "'Strip'"},
+    {"decoder", SEQUENCE("{\"type\": \"ByteFallback\"}, " METASPACE("") ", {\"type\": \"Fuse\"}, " STRIP("1")),
+     "'Strip'"},
 };
 
 Test(sentencepiece, refuses_every_kind_of_wrong_tokenizer_json) {

@@ -312,6 +312,9 @@ static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int6
         protocol->sharing.stepped_us = now_us;
         sn_protocol_on_step(protocol, event, now_us);
         break;
+    case SN_MSG_ATTACH:
+        sn_protocol_on_attach(protocol, event, now_us);
+        break;
     case SN_MSG_CLOSE:
         sn_protocol_on_close(protocol, event);
         break;
@@ -396,6 +399,8 @@ void sn_protocol_job_done(sn_protocol *protocol, sn_job *job, int64_t now_us) {
             sn_protocol_step_done(protocol, session, job, now_us);
         else if (job->kind == SN_JOB_KV_WRITE)
             sn_protocol_kv_put_done(protocol, session, job, now_us);
+        else if (job->kind == SN_JOB_ATTACH)
+            sn_protocol_attach_done(protocol, session, job, now_us);
         sn_msg_free(&session->pending.request_msg);
         sn_protocol_next_step(protocol, session, now_us);
     }

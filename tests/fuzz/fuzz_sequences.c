@@ -460,6 +460,7 @@ static void pack_blobs(packer *p, const char *name, const sn_blob *honest, size_
     enum { COUNT_OF_##name = 0 SN_FIELDS_##KIND(COUNT_1, COUNT_1, COUNT_1, COUNT_1, COUNT_1, COUNT_1) };
 #define STRUCT(KIND, name) COUNT(KIND, name) PACK(KIND, name)
 STRUCT(ROUTE_ENTRY, route_entry)
+STRUCT(ATTACH_POINT, attach_point)
 STRUCT(TRACE, trace)
 STRUCT(TOKEN_TIMELINE, token_timeline)
 STRUCT(SAMPLE, sample)

@@ -22,6 +22,7 @@
 #include "base/file.h"
 #include "client/api/entry.h"
 #include "client/api/setup.h"
+#include "client/chain/prefix_index.h"
 #include "include/swarm.h"
 #include "model/chat/answer_format.h"
 
@@ -67,6 +68,7 @@ struct swarm_connection {
     sn_api_options options;
     sn_entry entry;
     swarm_cancel *cancel; /* borrowed; may be NULL */
+    sn_prefix_index *prefixes; /* of all its sessions */
     sn_hash model;        /* whose nodes are looked for; meaningful if has_model */
     bool has_model;
     /* Opens a link of this connection's identity. For tests over another transport it is replaced before the first call

@@ -104,6 +104,7 @@ typedef struct sn_chain_options {
     sn_chain_wire wire;
     sn_chain_verification verification;
     sn_chain_adapter adapter; /* zeroed: none */
+    struct sn_prefix_index *prefixes; /* what is known of earlier sessions (prefix_index.h); borrowed, NULL: nothing */
 } sn_chain_options;
 
 /* Limits of 30 s, 16 retries, 64 MiB for replays and the greatest prefill depth; everything else zeroed: nothing is local, pushed, rounded,
@@ -133,6 +134,15 @@ void sn_chain_rewind(sn_chain *chain, int position); /* the timeline ends at `po
  * them; positions count as in sn_chain_step. Before the first step. What it points to is borrowed until the chain is
  * closed. With a verifier it keeps them all the same. NULL: it has to keep them, as without this call. */
 void sn_chain_set_source(sn_chain *chain, const sn_row_source *source);
+
+/* Before a prompt of n tokens runs, of which the timeline has a beginning: nodes that still have KV pages of more of it
+ * attach them, and the timeline then ends there, before the prompt's last token (or a little earlier than before, where
+ * nodes have less than they had). Does nothing without options.prefixes and a source, with local blocks, or with a
+ * verifier. scope: only prefixes noted under the same text are found; NULL: none. SN_STOP only. */
+sn_status sn_chain_attach_prefix(sn_chain *chain, const int32_t *tokens, size_t n, const char *scope,
+                                 sn_err *err) SN_MUST_USE;
+/* Remembers the timeline in options.prefixes; tokens: all that the chain has computed. */
+void sn_chain_note_prefix(sn_chain *chain, const int32_t *tokens, const char *scope);
 
 /* Work between steps: reads messages, and moves the KV caches of draining nodes to others. Every step begins with it. A
  * caller that pauses, for example for input from a user, calls it from time to time: otherwise a node that drains

@@ -3,6 +3,7 @@
  * chain.c      opening, closing, steps over all hops
  * connect.c    which nodes may be used, planning a route, opening sessions along it
  * prefill.c    long inputs in chunks of which several are in flight
+ * attach.c     KV pages of known prefixes, by their hashes
  * failover.c   other hops replace a failed group, brought to the same position by replay
  * replica.c    KV replicas and draining nodes
  * reroute.c    moving to a faster route

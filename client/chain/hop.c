@@ -317,6 +317,20 @@ sn_status sn_hop_set_timeline(sn_hop *hop, int position, int n_embd, const sn_ha
     return hop_keep_rows(hop, &(sn_step){0, position, n_embd, inputs, NULL}, err);
 }
 
+sn_status sn_hop_attached(sn_hop *hop, const int *positions, const sn_hash *timelines, size_t stride, size_t n,
+                          sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    const int length = positions[n - 1];
+    sn_status status = hop_reserve_timeline(hop, length, err);
+    if (status) return status;
+    memset(r->timeline + 1, 0, (size_t)length * sizeof *r->timeline); /* not known */
+    for (size_t k = 0; k < n; k++) r->timeline[positions[k]] = timelines[k * stride];
+    sn_kept_rows_fini(&r->inputs);
+    r->inputs.from = SN_ROWS_NONE;
+    hop->length = length;
+    return SN_OK;
+}
+
 /* -- a step over nodes ------------------------------------------------------------------------------------------------
  */
 

@@ -157,6 +157,11 @@ sn_status sn_hop_copy_timeline(sn_hop *hop, sn_hop *source_hop, int position, sn
 sn_status sn_hop_set_timeline(sn_hop *hop, int position, int n_embd, const sn_hash *token_timelines,
                               const float *inputs, sn_err *err) SN_MUST_USE;
 
+/* The node made the pages up to positions[n - 1] of a known prefix the session's. timelines[k * stride]: the hash at
+ * positions[k]. */
+sn_status sn_hop_attached(sn_hop *hop, const int *positions, const sn_hash *timelines, size_t stride, size_t n,
+                          sn_err *err) SN_MUST_USE;
+
 /* -- steps */
 
 /* Runs a step through local blocks. */

@@ -306,9 +306,11 @@ static sn_status call_begin(generator_call *r, const int32_t *prompt, size_t n_p
     memcpy(g->timeline, prompt, n_prompt * sizeof *prompt);
     g->length = same;
     g->chosen = false;
+    status = sn_chain_attach_prefix(g->parts.chain, prompt, n_prompt, r->options->prefix_scope, r->err);
+    g->length = (size_t)sn_chain_length(g->parts.chain);
     r->out->timings.prompt_tokens = n_prompt;
-    r->out->timings.reused_tokens = same;
-    return SN_OK;
+    r->out->timings.reused_tokens = g->length;
+    return status;
 }
 
 static sn_status call_keep_id(generator_call *r, int32_t id, const sn_rng_state *rng_state) {
@@ -504,5 +506,6 @@ sn_status sn_generator_run(sn_generator *generator, const int32_t *prompt, size_
     sn_buf_fini(&r.token);
     free(r.rng_states);
     generator_agree(generator);
+    sn_chain_note_prefix(generator->parts.chain, generator->timeline, options->prefix_scope);
     return status;
 }

@@ -194,11 +194,19 @@ static sn_status chain_ask_hops(sn_chain *chain, const known_prefix *known, sn_e
     return SN_OK;
 }
 
+/* Whether every hop can be brought from `from` to the timeline's end, with rows that are known here. */
+static bool hops_can_go_on(const sn_chain *chain, int from) {
+    for (size_t i = 0; i < chain->n_hops; i++)
+        if (!chain->hops[i].pushed && !sn_hop_can_replay(&chain->hops[i], from)) return false;
+    return true;
+}
+
 sn_status sn_chain_attach_prefix(sn_chain *chain, const int32_t *tokens, size_t n, const char *scope, sn_err *err) {
     known_prefix known = {.n = 0};
     const int virtual_tokens = chain->options.adapter.n_prompt;
     if (!chain_may_attach(chain) || !n) return SN_OK;
     const int here = common_position(chain, chain->length);
+    if (!hops_can_go_on(chain, here)) chain->length = here; /* behind a rewind among attached positions */
     sn_chain_begin_call(chain);
     sn_status status = known_find(chain, tokens, scope, virtual_tokens + (int)n - 1, &known, err);
     if (!status && known.n && known.positions[known.n - 1] >= here + LEAST_GAIN) {

@@ -393,7 +393,7 @@ int sn_prefix_cache_attach(sn_kv_cache *kv, const sn_prefix_cache_scope *scope, 
 /* Lists the entries of the pages before the point, the last one first, at chain[]. Returns the position from which on
  * all of them are known: 0 if they reach back to the beginning. */
 static int chain_find(const sn_prefix_cache *p, const sn_prefix_cache_scope *scope, const sn_hash *begin,
-                      const sn_prefix_point *point, uint32_t *chain) {
+                      const sn_prefix_cache_point *point, uint32_t *chain) {
     const sn_hash *end = &point->timeline;
     int at = point->position;
     for (; at > 0; at -= SN_KV_PAGE_TOKENS, end = &p->timelines[*chain++].before)
@@ -415,7 +415,7 @@ static bool attach_chain(sn_kv_cache *kv, const uint32_t *chain, int n, sn_hash 
 }
 
 int sn_prefix_cache_attach_known(sn_kv_cache *kv, const sn_prefix_cache_scope *scope, const sn_hash *begin,
-                                 const sn_prefix_point *points, size_t n, sn_hash **timeline) {
+                                 const sn_prefix_cache_point *points, size_t n, sn_hash **timeline) {
     sn_prefix_cache *p = kv->pool->prefix_cache;
     int unknown = INT_MAX, found = 0; /* of the pages that end at this position or behind it, some are not there */
     uint32_t *chain = NULL;

@@ -43,16 +43,16 @@ int sn_prefix_cache_attach(sn_kv_cache *kv, const sn_prefix_cache_scope *scope, 
 bool sn_prefix_cache_contains(const sn_kv_pool *pool, const sn_prefix_cache_scope *scope, const sn_hash *end);
 
 /* A position of a timeline, a multiple of SN_KV_PAGE_TOKENS and above 0, and the hash there. */
-typedef struct sn_prefix_point {
+typedef struct sn_prefix_cache_point {
     int position;
     sn_hash timeline;
-} sn_prefix_point;
+} sn_prefix_cache_point;
 /* Makes the pages up to the first of the n points that is known, with all pages before it back to the timeline's
  * beginning, those of the cache, in place of all that it held. Points go from later to earlier positions. Returns the
  * position, and in *timeline, which the caller frees, the hashes at positions 0 to this one; or 0 and NULL: none is
  * known, and the cache is as before, or memory is out. */
 int sn_prefix_cache_attach_known(sn_kv_cache *kv, const sn_prefix_cache_scope *scope, const sn_hash *begin,
-                                 const sn_prefix_point *points, size_t n, sn_hash **timeline);
+                                 const sn_prefix_cache_point *points, size_t n, sn_hash **timeline);
 
 /* Stores the last n rows of the cache, just appended, with their outputs (n, width). pages[0] holds the first of these
  * rows, pages[1] follows, and so on; only pages that are full now are read. */

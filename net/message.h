@@ -36,7 +36,7 @@ enum {
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
     SN_PADDINGS_MAX = 16, /* blobs in a PING */
     SN_BYTE_RANGES_MAX = 4096,
-    SN_ATTACH_POINTS_MAX = 256, /* positions at which a prefix may be known, in one message */
+    SN_ATTACH_POINTS_MAX = 256,    /* positions at which a prefix may be known, in one message */
     SN_WEIGHTS_SIZE_MAX = 1 << 17, /* bytes of a model's file in one message */
     SN_RELAY_LIFE_MS = 60000,      /* of a registration at a relay */
     SN_TEXT_SIZE_MAX = 511,

@@ -37,7 +37,7 @@ sn_status sn_connection_new(const swarm_options *options, swarm_cancel *cancel, 
     const char *model = c->options.settings.common.model;
     c->has_model = model != NULL;
     if (!status && model) status = read_model_id(model, &c->model, err);
-    if (!status) status = sn_prefix_index_new(SN_PREFIX_INDEX_BYTES, NULL, &c->prefixes, err);
+    if (!status) status = sn_known_prefixes_new(SN_KNOWN_PREFIXES_BYTES, NULL, &c->prefixes, err);
     if (status) {
         swarm_disconnect(c);
         return status;
@@ -57,8 +57,8 @@ static sn_status read_prefixes(swarm_connection *c, sn_err *err) {
     if (status) return status;
     if (mkdir(o->cache, 0700)) {} /* it is there already, or saving fails; the folder below, too */
     if (mkdir(folder, 0700)) {}
-    sn_prefix_index_free(&c->prefixes);
-    return sn_prefix_index_new(SN_PREFIX_INDEX_BYTES, path, &c->prefixes, err);
+    sn_known_prefixes_free(&c->prefixes);
+    return sn_known_prefixes_new(SN_KNOWN_PREFIXES_BYTES, path, &c->prefixes, err);
 }
 
 static sn_status connection_open(swarm_connection *c, sn_err *err) {
@@ -110,8 +110,8 @@ swarm_code swarm_connect(const swarm_options *options, swarm_cancel *cancel, swa
 void swarm_disconnect(swarm_connection *c) {
     if (!c) return;
     sn_link_close(&c->link);
-    sn_prefix_index_save(c->prefixes);
-    sn_prefix_index_free(&c->prefixes);
+    sn_known_prefixes_save(c->prefixes);
+    sn_known_prefixes_free(&c->prefixes);
     explicit_bzero(&c->entry.identity, sizeof c->entry.identity);
     sn_api_options_fini(&c->options);
     pthread_mutex_destroy(&c->lock);

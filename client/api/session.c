@@ -127,7 +127,7 @@ swarm_code swarm_session_open(const swarm_model *model, swarm_connection *connec
 void swarm_session_close(swarm_session *s) {
     if (!s) return;
     sn_generator_free(&s->generator);
-    sn_prefix_index_save(s->setup.prefixes);
+    sn_known_prefixes_save(s->setup.prefixes);
     sn_setup_close(&s->setup);
     sn_api_options_fini(&s->options);
     sn_buf_fini(&s->extra);

@@ -271,7 +271,8 @@ static const struct {
      groups},
     {"session",
      "local only deny route route-seed reroute-every request-id push kv-replica timeout max-retries prefill-depth "
-     "replay-memory kv-dtype wire-dtype kv-memory device threads isa ctx timeline load session-key draft draft-model draft-tokens "
+     "replay-memory kv-dtype wire-dtype kv-memory device threads isa ctx timeline load session-key draft draft-model "
+     "draft-tokens "
      "audit audit-seed audit-local audit-hold evidence blocks",
      groups},
     {"generation",

@@ -160,9 +160,10 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
     options.end = setup->settings->api.blocks.end;
     options.request_id = o->request_id;
     options.plan_only = setup->plan_only;
-    options.limits = (sn_chain_limits){
-        .timeout_ms = (int)o->timeout_ms, .max_retries = (int)o->max_retries, .prefill_depth = (int)o->prefill_depth,
-        .replay_memory = o->replay_memory};
+    options.limits = (sn_chain_limits){.timeout_ms = (int)o->timeout_ms,
+                                       .max_retries = (int)o->max_retries,
+                                       .prefill_depth = (int)o->prefill_depth,
+                                       .replay_memory = o->replay_memory};
     options.kv = (sn_chain_kv){.dtype = (sn_kv_dtype)o->kv_dtype, .replica = o->kv_replica};
     options.wire.dtype = (sn_dtype)o->wire_dtype;
     options.routing = (sn_chain_routing){.push = o->push,

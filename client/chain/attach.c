@@ -1,12 +1,12 @@
 /* Prefixes by their hashes: before a prompt runs, the nodes are asked for the KV pages of its beginning, which they may
  * still have from an earlier session of this client. What they have neither goes up to them nor comes back.
  *
- * sn_chain_note_prefix puts into the index, for each end of a page of the timeline, the hash that each hop has there.
- * The key commits to what determines these hashes: the nodes in order, their blocks, weights and KV type (the first
- * hash of each hop), where hidden states are rounded, and the tokens. So a route that leads over another node finds
- * nothing; it could not use it either, because that node needs the rows.
+ * sn_chain_note_prefix remembers, for each end of a page of the timeline, the hash that each hop has there, under a key
+ * that commits to what determines these hashes: the nodes in order, their blocks, weights and KV type (the first hash
+ * of each hop), where hidden states are rounded, and the tokens. So a route that leads over another node finds nothing;
+ * it could not use it either, because that node needs the rows.
  *
- * sn_chain_attach_prefix asks every hop at once with all positions that the index knows, and the timeline then ends
+ * sn_chain_attach_prefix asks every hop at once with all positions that the client knows, and the timeline then ends
  * where all hops agree. The rows of attached positions are not known here, but for those of the first block, which the
  * chain's source gives again: a failover replays from there. A chain with a verifier does neither, because an auditor
  * needs every row. */
@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "client/chain/prefix_index.h"
+#include "client/chain/known_prefixes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -77,7 +77,7 @@ void sn_chain_note_prefix(sn_chain *chain, const int32_t *tokens, const char *sc
         key = page_key(chain, &key, end - PAGE, tokens);
         if (!hops_know_hash(chain, end)) continue;
         for (size_t i = 0; i < chain->n_hops; i++) timelines[i] = chain->hops[i].remote.timeline[end];
-        sn_prefix_index_put(chain->options.prefixes, &key, timelines, chain->n_hops);
+        sn_known_prefixes_put(chain->options.prefixes, &key, timelines, chain->n_hops);
     }
 }
 
@@ -100,7 +100,7 @@ static void known_thin_out(known_prefix *known, size_t n_hops) {
     known->n = kept;
 }
 
-/* Positions up to `most` that the index knows; thinned out as often as they do not fit. */
+/* Positions up to `most` that the client knows; thinned out as often as they do not fit. */
 static sn_status known_find(sn_chain *chain, const int32_t *tokens, const char *scope, int most, known_prefix *known,
                             sn_err *err) {
     const size_t n_hops = chain->n_hops;
@@ -110,7 +110,7 @@ static sn_status known_find(sn_chain *chain, const int32_t *tokens, const char *
     for (int end = PAGE; end <= most && !status; end += PAGE) {
         key = page_key(chain, &key, end - PAGE, tokens);
         if (known->n == SN_ATTACH_POINTS_MAX) known_thin_out(known, n_hops);
-        if (!sn_prefix_index_get(chain->options.prefixes, &key, known->timelines + known->n * n_hops, n_hops)) continue;
+        if (!sn_known_prefixes_get(chain->options.prefixes, &key, known->timelines + known->n * n_hops, n_hops)) continue;
         known->positions[known->n++] = end;
     }
     return status;

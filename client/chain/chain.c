@@ -28,11 +28,10 @@ enum {
  */
 
 sn_chain_options sn_chain_options_default(void) {
-    return (sn_chain_options){
-        .limits = {.timeout_ms = TIMEOUT_MS,
-                   .max_retries = MAX_RETRIES,
-                   .replay_memory = REPLAY_MEMORY,
-                   .prefill_depth = SN_PREFILL_DEPTH_MAX}};
+    return (sn_chain_options){.limits = {.timeout_ms = TIMEOUT_MS,
+                                         .max_retries = MAX_RETRIES,
+                                         .replay_memory = REPLAY_MEMORY,
+                                         .prefill_depth = SN_PREFILL_DEPTH_MAX}};
 }
 
 sn_chain_options sn_chain_twin_options(const sn_chain *chain, int first, int end) {

@@ -36,12 +36,12 @@ typedef struct sn_chain_adapter {
 } sn_chain_adapter;
 
 typedef struct sn_chain_limits {
-    int timeout_ms;    /* for one call: opening, or a step or a chunk of a long one through all blocks, with every
-                          retry, connection and replay that it needs; above 0. Local computation does not count */
-    int max_retries;   /* so many nodes in a row may fail a step although they are there: by a wrong answer or none.
-                          Nodes that are gone, or open no session, do not count: the call's time bounds them. 0: the
-                          first one that fails ends the call */
-    int prefill_depth; /* steps of a long prompt that may wait at a node, as far as the node allows; 0: none */
+    int timeout_ms;       /* for one call: opening, or a step or a chunk of a long one through all blocks, with every
+                             retry, connection and replay that it needs; above 0. Local computation does not count */
+    int max_retries;      /* so many nodes in a row may fail a step although they are there: by a wrong answer or none.
+                             Nodes that are gone, or open no session, do not count: the call's time bounds them. 0: the
+                             first one that fails ends the call */
+    int prefill_depth;    /* steps of a long prompt that may wait at a node, as far as the node allows; 0: none */
     size_t replay_memory; /* bytes of hidden states that each hop but the first keeps, so that after a failure the
                              blocks before it are not computed again; 0: all */
 } sn_chain_limits;
@@ -104,11 +104,12 @@ typedef struct sn_chain_options {
     sn_chain_wire wire;
     sn_chain_verification verification;
     sn_chain_adapter adapter; /* zeroed: none */
-    struct sn_prefix_index *prefixes; /* what is known of earlier sessions (prefix_index.h); borrowed, NULL: nothing */
+    struct sn_known_prefixes
+        *prefixes; /* what is known of earlier sessions (known_prefixes.h); borrowed, NULL: nothing */
 } sn_chain_options;
 
-/* Limits of 30 s, 16 retries, 64 MiB for replays and the greatest prefill depth; everything else zeroed: nothing is local, pushed, rounded,
- * replicated or verified. Every set of options begins with this. */
+/* Limits of 30 s, 16 retries, 64 MiB for replays and the greatest prefill depth; everything else zeroed: nothing is
+ * local, pushed, rounded, replicated or verified. Every set of options begins with this. */
 sn_chain_options sn_chain_options_default(void);
 
 /* -- the session */

@@ -56,7 +56,7 @@ struct sn_chain {
     sn_hop hops[SN_HOPS_MAX];
     size_t n_hops;
     sn_row_source tokens, source; /* as given; with the virtual tokens before them. rows NULL: there is none */
-    int length; /* positions of the timeline; hops may hold more, which the next step overwrites */
+    int length;                   /* positions of the timeline; hops may hold more, which the next step overwrites */
     sn_hasher *hasher;
     float *rows[2];            /* hidden states between hops, (SN_CHAIN_ROWS_MAX, n_embd) each */
     sn_peer_stats *peer_stats; /* measurements and bans of nodes */

@@ -19,8 +19,8 @@ static bool tell_token(sn_answer_choice *c, const swarm_event *event, sn_openai_
     return sn_reply_add_token(a->reply, c->index, &token, error);
 }
 
-/* So many tokens of the prompt were not computed: the session had them, or nodes had kept them from an earlier one. With
- * the answer's lock. */
+/* So many tokens of the prompt were not computed: the session had them, or nodes had kept them from an earlier one.
+ * With the answer's lock. */
 static void tell_prompt(sn_answer_choice *c, size_t cached) {
     sn_answer *a = c->answer;
     if (c->told_prompt || c->index % (size_t)a->request->n) return; /* choices of one prompt count it once */

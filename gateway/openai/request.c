@@ -488,7 +488,8 @@ bool sn_request_generation(const sn_request *r, size_t choice, uint64_t owner, s
     char scope[20];
     snprintf(scope, sizeof scope, "%016" PRIx64, owner);
     bool is_answer = r->kind == SN_REQUEST_CHAT || r->kind == SN_REQUEST_RESPONSE;
-    bool ok = !swarm_options_set(o, "prefix-scope", scope, &cause) && set_number(o, "max-tokens", r->max_tokens > 0 ? (double)r->max_tokens : 0, &cause) &&
+    bool ok = !swarm_options_set(o, "prefix-scope", scope, &cause) &&
+              set_number(o, "max-tokens", r->max_tokens > 0 ? (double)r->max_tokens : 0, &cause) &&
               set_number(o, "temperature", r->temperature, &cause) && set_number(o, "top-p", r->top_p, &cause) &&
               set_number(o, "top-k", r->top_k, &cause) && set_number(o, "min-p", r->min_p, &cause) &&
               set_number(o, "repeat-penalty", r->repeat_penalty, &cause) &&

@@ -37,7 +37,7 @@ typedef struct sn_step_job {
 
 typedef struct sn_attach_job {
     sn_prefix_cache_scope prefix_scope;
-    sn_prefix_point *points; /* owned, (n_points), from later to earlier positions */
+    sn_prefix_cache_point *points; /* owned, (n_points), from later to earlier positions */
     size_t n_points;
     sn_hash begin;     /* the session's timeline hash at position 0 */
     sn_hash *timeline; /* result, owned: the hashes at positions 0 to n_done; NULL: none */

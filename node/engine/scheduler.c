@@ -3,8 +3,8 @@
  * Two lists hold the jobs: `jobs` (steps, KV transfers, closing), in order of priority, then of arrival, and
  * `training_jobs`, in turn. sn_scheduler_run does, in this order:
  *   1. jobs_prepare copies one part of KV pages, attaches known prefixes, closes sessions, ends cancelled jobs, and
- *      admits steps: a step starts when its KV cache is rewound, swapped in and has pages reserved for all rows (kv_admission.h). Rows in the
- *      prefix cache are attached.
+ *      admits steps: a step starts when its KV cache is rewound, swapped in and has pages reserved for all rows
+ * (kv_admission.h). Rows in the prefix cache are attached.
  *   2. batch_choose_lead takes, among the started steps of the client whose kinds had no batch for longest, the oldest
  *      of the kind (blocks, adapter) that has not run for longest. Only steps of its kind join the batch.
  *   3. Decode steps are added, then prefill steps, client by client, up to prefill_rows_max; of each client no more
@@ -217,8 +217,8 @@ static void job_attach_known(sn_scheduler *s, sn_job *job, int64_t now_us) {
     sn_status status = *job->kv ? SN_OK : sn_kv_cache_new(s->pool, job->kv, &job->err);
     job->started_us = now_us;
     if (!status)
-        job->n_done = sn_prefix_cache_attach_known(*job->kv, &a->prefix_scope, &a->begin, a->points, a->n_points,
-                                                   &a->timeline);
+        job->n_done =
+            sn_prefix_cache_attach_known(*job->kv, &a->prefix_scope, &a->begin, a->points, a->n_points, &a->timeline);
     if (job->n_done) sn_kv_cache_usage_of(*job->kv)->client = job->client;
     if (job->n_done) sn_kv_cache_usage_of(*job->kv)->last_used_us = now_us;
     job->status = status;
@@ -505,8 +505,8 @@ static void batch_run(sn_scheduler *s) {
         sn_job *job = s->chosen[i];
         if (!status && job->step.cacheable)
             sn_prefix_cache_insert(*job->kv, &job->step.prefix_scope,
-                                   job->step.pages + job_page_index(job, sn_job_next_position(job)),
-                                   s->parts[i].n_rows, s->parts[i].output);
+                                   job->step.pages + job_page_index(job, sn_job_next_position(job)), s->parts[i].n_rows,
+                                   s->parts[i].output);
         job->n_done += s->parts[i].n_rows;
         if (status) job->err = err;
         if (status || job->n_done == job->n_tokens) job_end(job, status, now);

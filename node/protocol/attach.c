@@ -55,7 +55,7 @@ static sn_status attach_start(sn_protocol *protocol, sn_session *session, sn_eve
     status = sn_calloc(&job->attach.points, attach->n_points, sizeof *job->attach.points, err);
     for (; !status && job->attach.n_points < attach->n_points; job->attach.n_points++) {
         const sn_attach_point *from = &attach->points[job->attach.n_points];
-        sn_prefix_point *to = &job->attach.points[job->attach.n_points];
+        sn_prefix_cache_point *to = &job->attach.points[job->attach.n_points];
         to->position = (int)from->position;
         memcpy(to->timeline.bytes, from->timeline, SN_HASH_SIZE);
     }

@@ -1,7 +1,7 @@
 /* KV pages that a client takes by their hashes: what travels, and that the outputs have the bits of rows that were
  * sent. */
 #include "client/chain/chain.h"
-#include "client/chain/prefix_index.h"
+#include "client/chain/known_prefixes.h"
 #include "net/transport/transport.h"
 #include "tests/support/node_client.h"
 #include "tests/support/require.h"
@@ -49,9 +49,8 @@ static void count_free(sn_transport *t) {
     sn_transport_free(&count_of(t)->inner);
     free(t);
 }
-static const sn_transport_ops count_ops = {NULL,          count_dial, count_send, count_recv,
-                                           count_hang_up, count_wake, count_free, NULL,
-                                           NULL};
+static const sn_transport_ops count_ops = {NULL,       count_dial, count_send, count_recv, count_hang_up,
+                                           count_wake, count_free, NULL,       NULL};
 
 /* -- a swarm of three nodes and a client -- */
 
@@ -59,7 +58,7 @@ typedef struct fixture {
     char *path;
     testbed *w;
     sn_identity identity;
-    sn_prefix_index *prefixes;
+    sn_known_prefixes *prefixes;
     size_t bytes; /* of the client's messages */
     sn_link *link;
     sn_model *model;
@@ -78,18 +77,19 @@ static fixture *fixture_begin(size_t pages, size_t outputs) {
                                                     .n_ff = EMBD,
                                                     .n_ctx = CONTEXT,
                                                     .seed = 5});
-    r->w = testbed_new(&(cluster_options){
-        .model = r->path, .kv_memory = pages, .prefix_cache_memory = outputs * SN_KV_PAGE_TOKENS * EMBD * sizeof(float)});
+    r->w = testbed_new(&(cluster_options){.model = r->path,
+                                          .kv_memory = pages,
+                                          .prefix_cache_memory = outputs * SN_KV_PAGE_TOKENS * EMBD * sizeof(float)});
     for (int b = 0; b < N_BLOCKS; b++) cluster_add(r->w->cluster, b, b + 1);
     REQUIRE(sn_identity_new(&r->identity, &err));
-    REQUIRE(sn_prefix_index_new(SN_PREFIX_INDEX_BYTES, NULL, &r->prefixes, &err));
+    REQUIRE(sn_known_prefixes_new(SN_KNOWN_PREFIXES_BYTES, NULL, &r->prefixes, &err));
     REQUIRE(sn_model_open(r->path, &r->model, &err));
     for (int i = 0; i < CONTEXT; i++) r->tokens[i] = i * 31 % VOCAB;
     return r;
 }
 
 static void fixture_end(fixture **r) {
-    sn_prefix_index_free(&(*r)->prefixes);
+    sn_known_prefixes_free(&(*r)->prefixes);
     sn_model_close(&(*r)->model);
     testbed_free(&(*r)->w);
     tiny_model_remove(&(*r)->path);
@@ -133,8 +133,8 @@ static void close_session(fixture *r) {
     sn_link_close(&r->link);
 }
 
-/* Runs the first n tokens, of which those that are attached count as `attached`; the output of the last `wanted` ones is
- * given back, to be freed. */
+/* Runs the first n tokens, of which those that are attached count as `attached`; the output of the last `wanted` ones
+ * is given back, to be freed. */
 static float *run_turn(fixture *r, int n, int wanted, int *attached) {
     float *in = calloc((size_t)n * EMBD, sizeof *in), *out = calloc((size_t)n * EMBD, sizeof *out);
     REQUIRE(sn_chain_attach_prefix(r->chain, r->tokens, (size_t)n, r->scope, &err));
@@ -151,7 +151,7 @@ static float *run_turn(fixture *r, int n, int wanted, int *attached) {
 /* What another client gets, for whom everything is computed. */
 static void expect_bits(fixture *r, int n, int wanted, const float *got) {
     const sn_identity own = r->identity;
-    sn_prefix_index *prefixes = r->prefixes;
+    sn_known_prefixes *prefixes = r->prefixes;
     int attached;
     r->prefixes = NULL;
     REQUIRE(sn_identity_new(&r->identity, &err));
@@ -267,6 +267,44 @@ Test(known_prefix, is_as_long_as_all_nodes_have_it) {
     open_session(r);
     float *got = run_turn(r, 330, 200, &attached);
     cr_expect_eq(attached, 0);
+    close_session(r);
+    expect_bits(r, 330, 200, got);
+    free(got);
+    fixture_end(&r);
+}
+
+/* Another client takes all pages of one node that no session holds. */
+static void fill_node(fixture *r, int number, int n) {
+    sn_chain_options options = sn_chain_options_default();
+    sn_link *link = cluster_link(r->w->cluster);
+    sn_chain *chain = NULL;
+    float *rows = calloc((size_t)n * EMBD, sizeof *rows);
+    options.link = link;
+    options.first = number;
+    options.end = number + 1;
+    REQUIRE(sn_chain_open(r->model, &options, &chain, &err));
+    REQUIRE(sn_chain_step(chain, 0, n, rows, rows, &err));
+    sn_chain_close(&chain);
+    sn_link_close(&link);
+    free(rows);
+}
+
+Test(known_prefix, a_node_that_has_less_does_not_go_on_with_what_it_held) {
+    enum { PAGES = 64, HELD = 330 / SN_KV_PAGE_TOKENS + 1 }; /* a node with one block has room for more of them */
+    fixture *r = fixture_begin(PAGES, 16);
+    int attached;
+    open_session(r);
+    free(run_turn(r, 320, 1, &attached));
+    close_session(r);
+    open_session(r);
+    r->tokens[40] += 3;
+    free(run_turn(r, 330, 1, &attached));
+    r->tokens[40] -= 3;
+    fill_node(r, 1, (N_BLOCKS * PAGES - HELD) * SN_KV_PAGE_TOKENS);
+    sn_chain_rewind(r->chain, 40);
+    float *got = run_turn(r, 330, 200, &attached);
+    cr_expect_leq(attached, 40);
+    cr_expect_eq(sn_chain_failovers(r->chain), 0, "no node was asked for what it does not have");
     close_session(r);
     expect_bits(r, 330, 200, got);
     free(got);

@@ -293,9 +293,9 @@ Test(prefix_cache, cached_pages_are_evicted_from_the_end) {
 
 /* Takes the pages up to the first of these positions of the source that is known. */
 static int session_attach(session *l, const session *source, const int *positions, size_t n) {
-    sn_prefix_point points[8];
+    sn_prefix_cache_point points[8];
     sn_hash *timeline;
-    for (size_t i = 0; i < n; i++) points[i] = (sn_prefix_point){positions[i], source->hash[positions[i]]};
+    for (size_t i = 0; i < n; i++) points[i] = (sn_prefix_cache_point){positions[i], source->hash[positions[i]]};
     const int at = sn_prefix_cache_attach_known(l->kv, &l->scope, &l->hash[0], points, n, &timeline);
     if (!at) return 0;
     cr_expect(!memcmp(timeline, source->hash, (size_t)(at + 1) * sizeof *timeline));

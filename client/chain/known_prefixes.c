@@ -2,7 +2,7 @@
  * hand came by last: then the hand passes it by once. Entries of one bucket form a chain.
  *
  * The file is a line of text, then for each entry its key, the number of its hashes (8 bytes) and these. */
-#include "client/chain/prefix_index.h"
+#include "client/chain/known_prefixes.h"
 
 #include "base/file.h"
 #include "base/log.h"
@@ -27,7 +27,7 @@ typedef struct entry {
     bool used;
 } entry;
 
-struct sn_prefix_index {
+struct sn_known_prefixes {
     pthread_mutex_t lock;
     entry *entries;   /* (ENTRIES_MAX) */
     int32_t *buckets; /* (ENTRIES_MAX): the first entry of each */
@@ -36,19 +36,19 @@ struct sn_prefix_index {
     char *path;
 };
 
-static int32_t *bucket_of(sn_prefix_index *x, const sn_hash *key) {
+static int32_t *bucket_of(sn_known_prefixes *x, const sn_hash *key) {
     uint64_t bits;
     memcpy(&bits, key->bytes, sizeof bits);
     return &x->buckets[bits % ENTRIES_MAX];
 }
 
-static entry *find(sn_prefix_index *x, const sn_hash *key) {
+static entry *find(sn_known_prefixes *x, const sn_hash *key) {
     int32_t i = *bucket_of(x, key);
     while (i != NONE && memcmp(&x->entries[i].key, key, sizeof *key)) i = x->entries[i].next;
     return i == NONE ? NULL : &x->entries[i];
 }
 
-static void drop(sn_prefix_index *x, entry *e) {
+static void drop(sn_known_prefixes *x, entry *e) {
     int32_t *at = bucket_of(x, &e->key);
     while (&x->entries[*at] != e) at = &x->entries[*at].next;
     *at = e->next;
@@ -58,7 +58,7 @@ static void drop(sn_prefix_index *x, entry *e) {
 }
 
 /* The next free place. */
-static entry *make_room(sn_prefix_index *x, size_t bytes) {
+static entry *make_room(sn_known_prefixes *x, size_t bytes) {
     for (;; x->hand = (x->hand + 1) % ENTRIES_MAX) {
         entry *e = &x->entries[x->hand];
         if (e->timelines && !e->used) drop(x, e);
@@ -67,7 +67,7 @@ static entry *make_room(sn_prefix_index *x, size_t bytes) {
     }
 }
 
-static void put(sn_prefix_index *x, const sn_hash *key, const sn_hash *timelines, size_t n) {
+static void put(sn_known_prefixes *x, const sn_hash *key, const sn_hash *timelines, size_t n) {
     const size_t bytes = n * sizeof *timelines;
     entry *e = find(x, key);
     if (!n || n > HASHES_MAX || bytes > x->bytes_max) return;
@@ -85,13 +85,13 @@ static void put(sn_prefix_index *x, const sn_hash *key, const sn_hash *timelines
     x->changed = true;
 }
 
-void sn_prefix_index_put(sn_prefix_index *x, const sn_hash *key, const sn_hash *timelines, size_t n) {
+void sn_known_prefixes_put(sn_known_prefixes *x, const sn_hash *key, const sn_hash *timelines, size_t n) {
     pthread_mutex_lock(&x->lock);
     put(x, key, timelines, n);
     pthread_mutex_unlock(&x->lock);
 }
 
-bool sn_prefix_index_get(sn_prefix_index *x, const sn_hash *key, sn_hash *timelines, size_t n) {
+bool sn_known_prefixes_get(sn_known_prefixes *x, const sn_hash *key, sn_hash *timelines, size_t n) {
     pthread_mutex_lock(&x->lock);
     entry *e = find(x, key);
     const bool found = e && e->n == n;
@@ -104,7 +104,7 @@ bool sn_prefix_index_get(sn_prefix_index *x, const sn_hash *key, sn_hash *timeli
 /* -- the file -- */
 
 /* Whatever is wrong with the file, what was read before it holds: prefixes that are missing are computed again. */
-static void load(sn_prefix_index *x, int fd) {
+static void load(sn_known_prefixes *x, int fd) {
     char head[sizeof HEAD - 1];
     sn_hash hashes[1 + HASHES_MAX];
     uint64_t n, at = sizeof head;
@@ -123,7 +123,7 @@ static void load(sn_prefix_index *x, int fd) {
 }
 
 /* The oldest entries come first. */
-static sn_status write_entries(const sn_prefix_index *x, sn_new_file *file, sn_err *err) {
+static sn_status write_entries(const sn_known_prefixes *x, sn_new_file *file, sn_err *err) {
     sn_status status = sn_new_file_write(file, HEAD, sizeof HEAD - 1, err);
     for (size_t i = 0; i < ENTRIES_MAX && !status; i++) {
         const entry *e = &x->entries[(x->hand + i) % ENTRIES_MAX];
@@ -136,7 +136,7 @@ static sn_status write_entries(const sn_prefix_index *x, sn_new_file *file, sn_e
     return status;
 }
 
-void sn_prefix_index_save(sn_prefix_index *x) {
+void sn_known_prefixes_save(sn_known_prefixes *x) {
     sn_err err;
     sn_new_file file;
     if (!x || !x->path) return;
@@ -155,10 +155,10 @@ void sn_prefix_index_save(sn_prefix_index *x) {
     pthread_mutex_unlock(&x->lock);
 }
 
-/* -- the index -- */
+/* -- what is known -- */
 
-sn_status sn_prefix_index_new(size_t bytes_max, const char *path, sn_prefix_index **out, sn_err *err) {
-    sn_prefix_index *x = NULL;
+sn_status sn_known_prefixes_new(size_t bytes_max, const char *path, sn_known_prefixes **out, sn_err *err) {
+    sn_known_prefixes *x = NULL;
     sn_status status = sn_calloc(&x, 1, sizeof *x, err);
     *out = x;
     if (status) return status;
@@ -168,7 +168,7 @@ sn_status sn_prefix_index_new(size_t bytes_max, const char *path, sn_prefix_inde
     if (!status) status = sn_calloc(&x->buckets, ENTRIES_MAX, sizeof *x->buckets, err);
     if (!status && path && !(x->path = strdup(path))) status = sn_fail(err, SN_STOP, "out of memory");
     if (status) {
-        sn_prefix_index_free(out);
+        sn_known_prefixes_free(out);
         return status;
     }
     memset(x->buckets, 0xff, ENTRIES_MAX * sizeof *x->buckets); /* NONE */
@@ -181,8 +181,8 @@ sn_status sn_prefix_index_new(size_t bytes_max, const char *path, sn_prefix_inde
     return SN_OK;
 }
 
-void sn_prefix_index_free(sn_prefix_index **index) {
-    sn_prefix_index *x = *index;
+void sn_known_prefixes_free(sn_known_prefixes **index) {
+    sn_known_prefixes *x = *index;
     if (!x) return;
     for (size_t i = 0; x->entries && i < ENTRIES_MAX; i++) free(x->entries[i].timelines);
     free(x->entries);

@@ -110,7 +110,8 @@ static sn_status known_find(sn_chain *chain, const int32_t *tokens, const char *
     for (int end = PAGE; end <= most && !status; end += PAGE) {
         key = page_key(chain, &key, end - PAGE, tokens);
         if (known->n == SN_ATTACH_POINTS_MAX) known_thin_out(known, n_hops);
-        if (!sn_known_prefixes_get(chain->options.prefixes, &key, known->timelines + known->n * n_hops, n_hops)) continue;
+        if (!sn_known_prefixes_get(chain->options.prefixes, &key, known->timelines + known->n * n_hops, n_hops))
+            continue;
         known->positions[known->n++] = end;
     }
     return status;

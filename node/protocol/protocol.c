@@ -271,8 +271,8 @@ static void protocol_handle_kv(sn_protocol *protocol, sn_event *event, int64_t n
  * charges it. */
 static bool brings_work(sn_msg_kind kind) {
     return kind == SN_MSG_STEP || kind == SN_MSG_KV_PUT || kind == SN_MSG_STATE_PUT || kind == SN_MSG_KV_GET ||
-           kind == SN_MSG_ATTACH || kind == SN_MSG_ADAPTER_PUT || kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD ||
-           kind == SN_MSG_EXPERTS;
+           kind == SN_MSG_ATTACH || kind == SN_MSG_ADAPTER_PUT || kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD ||
+           kind == SN_MSG_BACKWARD || kind == SN_MSG_EXPERTS;
 }
 
 /* What comes over a connection that this node has made. A node that asks makes one of its own, which has a rate; any

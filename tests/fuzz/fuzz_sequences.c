@@ -567,7 +567,7 @@ static void take_replies(node *n) {
 
 static const sn_msg_kind often[] = {SN_MSG_OPEN,     SN_MSG_STEP,        SN_MSG_STEP,  SN_MSG_KV_PUT,
                                     SN_MSG_KV_GET,   SN_MSG_RESUME,      SN_MSG_CLOSE, SN_MSG_FORWARD,
-                                    SN_MSG_BACKWARD, SN_MSG_ADAPTER_PUT, SN_MSG_STEP, SN_MSG_ATTACH};
+                                    SN_MSG_BACKWARD, SN_MSG_ADAPTER_PUT, SN_MSG_STEP,  SN_MSG_ATTACH};
 
 static operation draw_operation(node *n, sn_msg_kind *kind) {
     uint8_t what = draw(), who = draw();

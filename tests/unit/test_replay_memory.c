@@ -54,8 +54,8 @@ static void fixture_end(fixture *r) {
 }
 
 static void run(fixture *r, int from, int end) {
-    REQUIRE(sn_chain_step(r->c.chain, from, end - from, r->rows + (size_t)from * EMBD, r->out + (size_t)from * EMBD,
-                          &err));
+    REQUIRE(
+        sn_chain_step(r->c.chain, from, end - from, r->rows + (size_t)from * EMBD, r->out + (size_t)from * EMBD, &err));
 }
 
 static size_t bytes_kept(const fixture *r, int hop) {

@@ -23,7 +23,9 @@ static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error 
     sn_answer *a = c->answer;
     const char *text;
     size_t len;
-    switch (swarm_event_get_kind(event)) {
+    const int kind = swarm_event_get_kind(event);
+    c->told = c->told || kind == SWARM_EVENT_TOKEN || kind == SWARM_EVENT_TEXT;
+    switch (kind) {
     case SWARM_EVENT_TOKEN:
         return tell_token(c, event, error);
     case SWARM_EVENT_TEXT:
@@ -63,6 +65,8 @@ static int on_event(void *choice, const swarm_event *event) {
 
 /* -- the run -- */
 
+bool sn_answer_may_repeat(void *choice) { return !((const sn_answer_choice *)choice)->told; }
+
 /* Tokens of the prompt that the session has: all but the last can be used. */
 static size_t cached_tokens(const sn_answer_choice *c, const swarm_session *session) {
     size_t n, same = 0;
@@ -78,6 +82,8 @@ static void tell_prompt(sn_answer_choice *c, size_t cached) {
     pthread_mutex_lock(&a->lock);
     sn_reply_prompt(a->reply, c->prompt_index, c->prompt->n, cached, c->prompt->thinks);
     pthread_mutex_unlock(&a->lock);
+    if (c->counted) return; /* it runs once more */
+    c->counted = true;
     atomic_fetch_add(&a->server->counters.prompt_tokens, c->prompt->n);
     atomic_fetch_add(&a->server->counters.cached_tokens, cached);
 }
@@ -139,6 +145,7 @@ swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_erro
     char *json = NULL;
     if (has_failed(c->answer)) return SWARM_CANCELLED; /* another choice of it */
     tell_prompt(c, cached_tokens(c, session));
+    c->told = c->told || r->echo;
     if (r->echo) code = sn_answer_echo(c, session, error);
     if (r->echo && r->logprobs >= 0) note_session(c, session); /* what is checked later is given away now */
     swarm_session_on_event(session, on_event, c);
@@ -198,8 +205,11 @@ static void fail_with(sn_answer *a, swarm_code code, const swarm_error *error) {
         (void)sn_openai_fail(&failure, 429, "queue_full", NULL,
                              "Other clients wait, and you have more requests than they: try again later.");
     else
-        (void)sn_openai_fail(&failure, status, code == SWARM_REBUILD ? "audit_failed" : NULL, NULL, "%s",
-                             error ? swarm_error_text(error) : "Out of memory.");
+        (void)sn_openai_fail(&failure, status,
+                             code == SWARM_REBUILD                            ? "audit_failed"
+                             : !strcmp(swarm_error_reason(error), "too_long") ? "context_length_exceeded"
+                                                                              : NULL,
+                             NULL, "%s", error ? swarm_error_text(error) : "Out of memory.");
     if (status == 503 && !failure.code) failure.code = "no_node";
     failure.retry_after_ms = failure.status == 429 ? SN_SERVER_RETRY_AFTER_MS : swarm_error_retry_after_ms(error);
     sn_answer_fail(a, &failure);

@@ -19,6 +19,13 @@ static bool tell_token(sn_answer_choice *c, const swarm_event *event, sn_openai_
     return sn_reply_add_token(a->reply, c->index, &token, error);
 }
 
+static bool tell_progress(sn_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
+    const sn_reply_progress progress = {.done = (size_t)swarm_event_number(event, "done"),
+                                        .cached = (size_t)swarm_event_number(event, "reused"),
+                                        .ms = (sn_now_us() - c->answer->arrived_us) / 1000};
+    return sn_reply_add_progress(c->answer->reply, c->index, &progress, error);
+}
+
 static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
     sn_answer *a = c->answer;
     const char *text;
@@ -40,6 +47,7 @@ static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error 
         a->failovers++;
         return true;
     case SWARM_EVENT_PROGRESS:
+        return tell_progress(c, event, error);
     case SWARM_EVENT_MOVE:
     case SWARM_EVENT_AUDIT:
         return true;

@@ -33,7 +33,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { CHUNK = 1 << 18, TAG = SN_SEAL_TAG, SALT = 16, MAGIC = 16, KEY = SN_SEAL_KEY, HEADER = 4, SECRET_MIN = 16, SECRET_MAX = 1 << 16 };
+enum {
+    CHUNK = 1 << 18,
+    TAG = SN_SEAL_TAG,
+    SALT = 16,
+    MAGIC = 16,
+    KEY = SN_SEAL_KEY,
+    HEADER = 4,
+    SECRET_MIN = 16,
+    SECRET_MAX = 1 << 16
+};
 static const uint32_t LAST_CHUNK = 1u << 31; /* a flag in a chunk's header, next to its length */
 
 struct sn_encrypted_file {

@@ -21,7 +21,7 @@ typedef enum sn_status {
 /* Why, where programs act on it; the sentence is for people. */
 typedef enum sn_reason {
     SN_REASON_NONE,
-    SN_REASON_NO_ROOM,  /* not SN_REFUSED: sessions, perhaps idle ones of the asker, have a node's KV memory or places */
+    SN_REASON_NO_ROOM, /* not SN_REFUSED: sessions, perhaps idle ones of the asker, have a node's KV memory or places */
     SN_REASON_TOO_LONG, /* SN_REFUSED: no KV memory there could hold a timeline of so many tokens */
     SN_REASONS
 } sn_reason;

@@ -59,8 +59,9 @@ static const sn_option serve_options[] = {
         "session-idle", &given.session_idle_ms, 0, 86400000,
         "a session is kept this long after an answer, for a request that continues it, unless another one "
         "needs its place"),
-    SN_OPT_STRING("swap-to", "off|host|disk", &given.swap_to,
-                  "with --local all: where the KV cache of idle sessions goes when others need its place (default: host)"),
+    SN_OPT_STRING(
+        "swap-to", "off|host|disk", &given.swap_to,
+        "with --local all: where the KV cache of idle sessions goes when others need its place (default: host)"),
     SN_OPT_STRING("swap-memory", "SIZE", &given.swap_memory, "with --local all: limit of host memory or disk for it"),
     SN_OPT_STRING("swap-dir", "FOLDER", &given.swap_dir, "with --local all: folder for --swap-to disk"),
     SN_OPT_DURATION_MS("drain-timeout", &given.drain_timeout_ms, 0, 86400000,
@@ -105,8 +106,9 @@ static sn_status check_settings(serving *s, sn_err *err) {
                        "--audit-hold is for a terminal: with --audit a request without \"stream\" gets text that was "
                        "checked");
     if (!local->given && (given.swap_to || given.swap_memory || given.swap_dir))
-        return sn_fail(err, SN_REFUSED,
-                       "--swap-to, --swap-memory and --swap-dir are of the node of --local all: give them to swarm-node");
+        return sn_fail(
+            err, SN_REFUSED,
+            "--swap-to, --swap-memory and --swap-dir are of the node of --local all: give them to swarm-node");
     if (!given.tls_cert != !given.tls_key)
         return sn_fail(err, SN_REFUSED, "--tls-cert and --tls-key belong together: give both, or neither");
     sn_status status = sn_parse_host_port(given.listen, SN_HOST_PORT_LISTEN, &s->listen, err);
@@ -139,7 +141,7 @@ static bool is_any(const char *word, const char *const *words) {
 
 /* The node has the options of the command line that concern computing. */
 static sn_status start_node(serving *s, sn_err *err) {
-    static const char *const passed[] = {"device", "threads", "isa", "kv-dtype", "kv-memory",
+    static const char *const passed[] = {"device",  "threads",     "isa",      "kv-dtype",  "kv-memory",
                                          "swap-to", "swap-memory", "swap-dir", "swarm-key", NULL};
     char memory[32], names[10][40], sessions[24];
     size_t n = 0, k = 0;

@@ -38,8 +38,7 @@ sn_serve_room sn_serve_room_of(const json_t *status, const json_t *description) 
     size_t *most = calloc(n + 1, sizeof *most), *sum = calloc(n + 1, sizeof *sum);
     size_t i, first = 0, end = 0;
     json_array_foreach(nodes, i, node) {
-        const sn_serve_room here =
-            most && sum ? room_of(node, description, &first, &end) : (sn_serve_room){0};
+        const sn_serve_room here = most && sum ? room_of(node, description, &first, &end) : (sn_serve_room){0};
         for (size_t b = first; b < end && here.longest; b++) {
             most[b] = here.longest > most[b] ? here.longest : most[b];
             sum[b] += here.all;

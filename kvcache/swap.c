@@ -25,8 +25,8 @@
 
 /* A slot holds the bytes of a page, one part after the other. */
 typedef struct slot {
-    void *host;              /* host memory: the bytes. File: NULL */
-    uint64_t number;         /* file: of the piece that was sealed, */
+    void *host;               /* host memory: the bytes. File: NULL */
+    uint64_t number;          /* file: of the piece that was sealed, */
     uint8_t tag[SN_SEAL_TAG]; /* and its tag */
 } slot;
 
@@ -37,7 +37,7 @@ typedef struct sn_swap {
     slot *slots;
     size_t n_slots, n_free;
     uint32_t *free_slots;
-    void *buffer; /* file: one page, between device and file */
+    void *buffer;             /* file: one page, between device and file */
     uint8_t key[SN_SEAL_KEY]; /* of the file */
     uint64_t sealed;          /* pages so far: each has a number of its own */
 } sn_swap;

@@ -1,10 +1,10 @@
 /* Swap: moves the KV pages of idle sessions out of the pool to host memory or to a file, and back.
  *
  * A swapped page is a copy of the device's own bytes, so a cache that is swapped in equals the one that was swapped out
- * bit by bit. Pages come back through the device guard (device/guard.h). In a file they are encrypted (AES-256-GCM, with
- * a key that lies in this process's memory only), and what was changed there does not come back. A cache moves page by page, at most as many per call as the caller says, so
- * that steps of other sessions run in between. While any page is swapped out the cache takes no step
- * (sn_kv_cache_reserve answers SN_RETRY).
+ * bit by bit. Pages come back through the device guard (device/guard.h). In a file they are encrypted (AES-256-GCM,
+ * with a key that lies in this process's memory only), and what was changed there does not come back. A cache moves
+ * page by page, at most as many per call as the caller says, so that steps of other sessions run in between. While any
+ * page is swapped out the cache takes no step (sn_kv_cache_reserve answers SN_RETRY).
  *
  * Used by the devices' thread, as the pool. */
 #ifndef SN_KVCACHE_SWAP_H

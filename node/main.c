@@ -132,9 +132,10 @@ static const sn_option kv_cache[] = {
     SN_OPT_DURATION_S("swap-after", &args.swap_after_s, 0, 1000000,
                       "a session without a step for this time is swapped out in any case; 0: only when another session "
                       "needs the KV pages"),
-    SN_OPT_SIZE("swap-memory", "SIZE", &args.swap_memory,
-                "limit of host memory or disk for swapped sessions (default: four times --kv-memory, and of host memory "
-                "at most a quarter of what the blocks and the KV cache leave)"),
+    SN_OPT_SIZE(
+        "swap-memory", "SIZE", &args.swap_memory,
+        "limit of host memory or disk for swapped sessions (default: four times --kv-memory, and of host memory "
+        "at most a quarter of what the blocks and the KV cache leave)"),
     SN_OPT_STRING("swap-dir", "FOLDER", &args.swap_dir, "folder for --swap-to disk; the file in it has no name"),
 };
 

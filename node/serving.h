@@ -47,7 +47,8 @@ typedef struct sn_load_request {
 } sn_load_request;
 
 /* Bytes of idle sessions besides the KV memory where the owner did not say: four times as much, and of host memory at
- * most a quarter of what is available once the blocks are loaded, less the KV memory that is still to be taken of it. */
+ * most a quarter of what is available once the blocks are loaded, less the KV memory that is still to be taken of it.
+ */
 size_t sn_serving_swap_default(size_t kv_memory, bool disk, bool kv_in_host, size_t available);
 
 /* Loads all but the engine, and measures the span's throughput. May take minutes; on any one thread. */

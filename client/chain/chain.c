@@ -472,7 +472,8 @@ static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
     if (step->n <= DECODE_ROWS_MAX && step->position == chain->length) status = sn_chain_maybe_reroute(chain, err);
     chain->length = step->position; /* the step overwrites what the hops hold after it, even when it fails */
     sn_chain_rewind_verifier(chain, step->position);
-    if (!status) status = sn_chain_make_room(chain, step->position, tokens > chain->tokens ? tokens : chain->tokens, err);
+    if (!status)
+        status = sn_chain_make_room(chain, step->position, tokens > chain->tokens ? tokens : chain->tokens, err);
     if (!status) status = chain_run_pieces(chain, step, err);
     chain->unsettled = status == SN_STOP;
     if (status == SN_REBUILD) status = err->status = SN_RETRY; /* a node's word; to callers it is an audit's only */

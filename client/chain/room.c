@@ -45,7 +45,8 @@ static sn_status check_hop(sn_chain *chain, const sn_hop *hop, int tokens, sn_er
     return sn_fail_because(err, SN_REFUSED, SN_REASON_TOO_LONG,
                            "%d tokens do not fit: for blocks %d:%d %s KV memory for %d at most: shorten the prompt, or "
                            "raise --kv-memory there",
-                           tokens, hop->first, hop->end, hop->is_local ? "this program has" : "the nodes have", longest);
+                           tokens, hop->first, hop->end, hop->is_local ? "this program has" : "the nodes have",
+                           longest);
 }
 
 sn_status sn_chain_make_room(sn_chain *chain, int position, int tokens, sn_err *err) {

@@ -327,8 +327,8 @@ void sn_candidates_ignore_kv(sn_candidates *candidates) {
 /* Not a matter of time: its weights, its program, or what the client was told to use. */
 static bool is_never_used(sn_eligibility why) {
     static const bool never[SN_ELIGIBILITY_COUNT] = {
-        [SN_INELIGIBLE_PROTOCOL] = true, [SN_INELIGIBLE_MODEL] = true, [SN_INELIGIBLE_WEIGHTS] = true,
-        [SN_INELIGIBLE_KV_DTYPE] = true, [SN_INELIGIBLE_WIRE] = true,  [SN_INELIGIBLE_NOT_IN_ONLY] = true,
+        [SN_INELIGIBLE_PROTOCOL] = true, [SN_INELIGIBLE_MODEL] = true,  [SN_INELIGIBLE_WEIGHTS] = true,
+        [SN_INELIGIBLE_KV_DTYPE] = true, [SN_INELIGIBLE_WIRE] = true,   [SN_INELIGIBLE_NOT_IN_ONLY] = true,
         [SN_INELIGIBLE_DENIED] = true,   [SN_INELIGIBLE_ADAPTER] = true};
     return never[why];
 }

@@ -32,10 +32,10 @@ typedef enum sn_eligibility {
     SN_INELIGIBLE_NOT_IN_ONLY, /* not in the node filter's `only` list */
     SN_INELIGIBLE_DENIED,
     SN_INELIGIBLE_BANNED,
-    SN_INELIGIBLE_PARTY,   /* computes these blocks of the session already: a replica or an audit needs another node */
-    SN_INELIGIBLE_ADAPTER, /* does not hold the session's adapter, which this client cannot upload */
+    SN_INELIGIBLE_PARTY,    /* computes these blocks of the session already: a replica or an audit needs another node */
+    SN_INELIGIBLE_ADAPTER,  /* does not hold the session's adapter, which this client cannot upload */
     SN_INELIGIBLE_KV_SMALL, /* its KV memory could never hold the session */
-    SN_INELIGIBLE_KV_FULL, /* its free KV memory does not suffice for one block of the session */
+    SN_INELIGIBLE_KV_FULL,  /* its free KV memory does not suffice for one block of the session */
     SN_ELIGIBILITY_COUNT
 } sn_eligibility;
 const char *sn_eligibility_name(sn_eligibility eligibility); /* "banned", ... */
@@ -106,6 +106,6 @@ void sn_candidates_ignore_kv(sn_candidates *candidates); /* nodes without free K
 /* The longest timeline that, of each of these blocks, some node could hold that this session might use, now or later. A
  * node that does not say counts as one without a limit; INT_MAX too where there is no node at all. */
 int sn_candidates_tokens_max(const sn_candidates *candidates, int first, int end);
-void sn_candidates_fini(sn_candidates *candidates);      /* accepts a zeroed list */
+void sn_candidates_fini(sn_candidates *candidates); /* accepts a zeroed list */
 
 #endif

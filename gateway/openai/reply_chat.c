@@ -31,9 +31,9 @@ static void begin_choice(sn_reply *r, sn_reply_choice *c) {
 static void chat_progress(sn_reply *r, sn_reply_choice *c, json_t *progress) {
     begin_choice(r, c);
     json_t *chunk = sn_reply_start(r, "chat.completion.chunk");
-    sn_reply_set(r, chunk, "choices",
-                 json_pack("[{s:I, s:{}, s:n, s:n}]", "index", (json_int_t)c->index, "delta", "logprobs",
-                           "finish_reason"));
+    sn_reply_set(
+        r, chunk, "choices",
+        json_pack("[{s:I, s:{}, s:n, s:n}]", "index", (json_int_t)c->index, "delta", "logprobs", "finish_reason"));
     sn_reply_set(r, chunk, "prompt_progress", progress);
     sn_reply_send(r, NULL, chunk);
 }

@@ -30,9 +30,9 @@ static void completion_delta(sn_reply *r, sn_reply_choice *c, sn_answer_part par
 
 static void completion_progress(sn_reply *r, sn_reply_choice *c, json_t *progress) {
     json_t *chunk = sn_reply_start(r, "text_completion");
-    sn_reply_set(r, chunk, "choices",
-                 json_pack("[{s:I, s:s, s:n, s:n}]", "index", (json_int_t)c->index, "text", "", "logprobs",
-                           "finish_reason"));
+    sn_reply_set(
+        r, chunk, "choices",
+        json_pack("[{s:I, s:s, s:n, s:n}]", "index", (json_int_t)c->index, "text", "", "logprobs", "finish_reason"));
     sn_reply_set(r, chunk, "prompt_progress", progress);
     sn_reply_send(r, NULL, chunk);
 }

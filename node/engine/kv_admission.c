@@ -127,7 +127,8 @@ static bool client_has_most_states(const sn_kv_pool *pool, uint64_t client) {
 
 static const sn_kv_cache_usage *usage_of_turn(const sn_kv_admission *admission) {
     sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL);
-    while (kv && sn_kv_cache_usage_of(kv)->sequence_number != admission->turn) kv = sn_kv_cache_next(admission->pool, kv);
+    while (kv && sn_kv_cache_usage_of(kv)->sequence_number != admission->turn)
+        kv = sn_kv_cache_next(admission->pool, kv);
     return kv ? sn_kv_cache_usage_of(kv) : NULL;
 }
 
@@ -184,7 +185,8 @@ void sn_kv_admission_begin(sn_kv_admission *admission, const sn_job *jobs, int64
     turn_find(admission, jobs);
 }
 
-/* The claimant is another session, and by age an older one; the job is the hoarder's, or the hoarder gave its pages for another one. */
+/* The claimant is another session, and by age an older one; the job is the hoarder's, or the hoarder gave its pages for
+ * another one. */
 static bool job_is_behind(const sn_kv_admission *admission, const sn_job *job) {
     return sn_kv_admission_hoards(admission, job) ||
            (admission->taken_for && admission->taken_for != job_kv_number(job)) ||

@@ -6,7 +6,7 @@
 
 static const char description[] = "{\"id\": \"m\", \"blocks\": [{}, {}, {}, {}]}";
 #define NODE(model, state, blocks, tokens)                                                                             \
-    "{\"model\": \"" model "\", \"state\": \"" state "\", \"blocks\": \"" blocks "\", \"kv_tokens_max\": " tokens                 \
+    "{\"model\": \"" model "\", \"state\": \"" state "\", \"blocks\": \"" blocks "\", \"kv_tokens_max\": " tokens      \
     ", \"kv_bytes_max\": 65536}"
 
 static void expect_room(const char *nodes, size_t longest, size_t all) {
@@ -22,8 +22,8 @@ static void expect_room(const char *nodes, size_t longest, size_t all) {
 
 Test(serve_room, a_timeline_is_as_long_as_the_tightest_block_allows) {
     expect_room("[" NODE("m", "online", "0:3", "1024") ", " NODE("m", "online", "3:4", "2048") "]", 1024, 896);
-    expect_room("[" NODE("m", "online", "0:3", "1024") ", " NODE("m", "online", "0:3", "512") ", " NODE(
-                    "m", "online", "3:4", "4096") "]",
+    expect_room("[" NODE("m", "online", "0:3", "1024") ", " NODE("m", "online", "0:3",
+                                                                 "512") ", " NODE("m", "online", "3:4", "4096") "]",
                 1024, 1344);
 }
 

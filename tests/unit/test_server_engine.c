@@ -258,7 +258,7 @@ Test(server_engine, idle_sessions_make_room_for_a_job) {
     cr_expect(again.had >= PROMPT, "the conversation that was used last is gone");
 }
 
-/* Nodes with 10 pages each: two conversations of 4 pages fit, and nobody says so before. */
+/* Nodes with 10 pages each: two conversations of 4 pages fit, and the server does not know. */
 static void begin_over_full_nodes(void) {
     tear_down();
     const size_t page = 2 * 2 * 32 * sizeof(float) * 32; /* 2 blocks */

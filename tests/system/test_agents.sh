@@ -32,9 +32,9 @@ python3 -c 'import json, sys; a, b = (json.load(open(f)) for f in sys.argv[1:]);
 [ "$(metric small swapped_bytes)" -le "$(metric small swap_max_bytes)" ] || fail "swapped sessions exceed their limit"
 
 tokens=$(metric small tokens_total)
-client too_long "http://${address[two]}" 20000
-python3 -c 'import json; json.dump([3 + i % 300 for i in range(20000)], open("'"$scratch"'/ids", "w"))'
-refuses 2 "20000 tokens do not fit: for blocks 0:4 the nodes have KV memory for 13312 at most" \
+client too_long "http://${address[two]}" 14000
+python3 -c 'import json; json.dump([3 + i % 300 for i in range(14000)], open("'"$scratch"'/ids", "w"))'
+refuses 2 "14000 tokens do not fit: for blocks 0:4 the nodes have KV memory for 13312 at most" \
   "$bin/swarm" generate --model "$scratch/model" --ids-file "$scratch/ids" --max-tokens 4 --join "${address[small]}"
 [ "$(metric small tokens_total)" = "$tokens" ] || fail "a prompt that fits nowhere was computed"
 ! grep -q "banned" "$scratch/run.err" "$scratch/two.err" || fail "the node was banned for a prompt that fits nowhere"
@@ -42,7 +42,7 @@ refuses 2 "20000 tokens do not fit: for blocks 0:4 the nodes have KV memory for 
 # With a node that holds it, it is computed there, whichever is nearer.
 start_node roomy "$scratch/model" all "${node_options[@]}" --join "${address[small]}"
 wait_ready roomy
-for seed in 1 2 3 4; do
+for seed in 1 2; do
   succeeds "$bin/swarm" generate --model "$scratch/model" --ids-file "$scratch/ids" --max-tokens 4 --seed $seed --json \
     --join "${address[small]}" --join "${address[roomy]}"
   ! grep -q "banned" "$scratch/run.err" || fail "a node was banned for a prompt that does not fit it"

@@ -51,7 +51,7 @@ static sn_status check_hop(sn_chain *chain, const sn_hop *hop, int tokens, sn_er
 
 sn_status sn_chain_make_room(sn_chain *chain, int position, int tokens, sn_err *err) {
     sn_status status = SN_OK;
-    chain->tokens = tokens;
+    chain->expected = tokens;
     for (size_t i = 0; (i = find_small_hop(chain, i, tokens)) < chain->n_hops && !status; i++)
         status = check_hop(chain, &chain->hops[i], tokens, err);
     for (size_t i = 0; !status && (i = find_small_hop(chain, i, tokens)) < chain->n_hops;) {
@@ -62,7 +62,7 @@ sn_status sn_chain_make_room(sn_chain *chain, int position, int tokens, sn_err *
         status = sn_chain_replace_group(chain, &i, sn_chain_group_end(chain->hops, chain->n_hops, i), position, err);
         chain->failovers = failovers;
     }
-    if (status) chain->tokens = 0;
+    if (status) chain->expected = 0;
     return status;
 }
 

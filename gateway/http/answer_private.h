@@ -19,7 +19,7 @@ typedef struct sn_answer_choice {
     const sn_answer_prompt *prompt;
     size_t prompt_index;
     sn_job job;
-    bool counted, told;        /* its prompt is; something of it */
+    bool told_prompt, told;    /* the reply knows how much of the prompt was computed; the client knows of the answer */
     swarm_options *generation; /* NULL: nothing is generated */
     sn_constraint *constraint; /* NULL: none */
 } sn_answer_choice;

@@ -308,8 +308,7 @@ static sn_status call_begin(generator_call *r, const int32_t *prompt, size_t n_p
     g->length = same;
     g->chosen = false;
     status = sn_chain_expect(g->parts.chain, (int)same, (int)n_prompt, r->err);
-    if (!status)
-        status = sn_chain_attach_prefix(g->parts.chain, prompt, n_prompt, r->options->prefix_scope, r->err);
+    if (!status) status = sn_chain_attach_prefix(g->parts.chain, prompt, n_prompt, r->options->prefix_scope, r->err);
     g->length = (size_t)sn_chain_length(g->parts.chain);
     r->out->timings.prompt_tokens = n_prompt;
     r->out->timings.reused_tokens = g->length;

@@ -246,10 +246,13 @@ static bool reach_local_host(void *ctx, char host[SN_ADDRESS_MAX + 1]) {
 }
 static void reach_map_port(void *ctx) {
     sn_node *node = ctx;
+    char own[SN_ADDRESS_MAX + 1];
     sn_host_port at;
     sn_err err;
-    if (node->port_mapping || sn_parse_host_port(node->address, SN_HOST_PORT_LISTEN, &at, &err)) return;
-    if (sn_port_mapping_new(at.port, wake_network, node, &node->port_mapping, &err))
+    if (!reach_local_host(ctx, own) || sn_parse_host_port(node->address, SN_HOST_PORT_LISTEN, &at, &err)) return;
+    if (node->port_mapping)
+        sn_port_mapping_move(node->port_mapping, own);
+    else if (sn_port_mapping_new(at.port, own, wake_network, node, &node->port_mapping, &err))
         sn_log(SN_LOG_WARN, "the router is not asked", "text=%s", err.text);
 }
 static bool reach_mapped(void *ctx, char address[SN_ADDRESS_MAX + 1]) {

@@ -257,7 +257,7 @@ def check_documents():
 def check_python():
     """The Python package: lengths, nothing but its own modules, numpy and the standard library where no extra is named, and the
     declarations of include/swarm.h."""
-    extras = {"python/swarmnode/nn.py": {"torch"}, "python/swarmnode/hf.py": {"torch", "transformers"}}
+    extras = {"python/swarmnode/nn.py": {"torch"}, "python/swarmnode/hf.py": {"safetensors", "torch", "transformers"}}
     for path in tracked("python/*.py", "examples/python/*.py"):
         text = read(path)
         if text.count("\n") > FILE_LINES_MAX:

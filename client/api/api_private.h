@@ -124,10 +124,13 @@ sn_status sn_model_open_answers(const swarm_model *model, const sn_answer_format
 sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection *connection, const sn_cancel *cancel,
                        sn_settings *settings, sn_err *err) SN_MUST_USE;
 
+/* Makes the folder of results, unless it is there. */
+sn_status sn_api_folder(const char *path, sn_err *err) SN_MUST_USE;
+
 struct swarm_adapter {
     const swarm_model *model;
     sn_loaded_adapter loaded; /* zeroed: nodes hold it */
-    char *name;               /* "name:NAME@HASH", or the folder */
+    char *name;               /* "name:NAME@HASH", or the folder; NULL: values of blocks */
     char *warning;            /* NULL: none */
 };
 

@@ -60,8 +60,10 @@ static size_t chain_kv_bytes(const sn_chain *chain) {
 /* The local blocks must be those that the adapter was trained for. */
 static sn_status chain_check_local(const sn_chain *chain, sn_err *err) {
     const sn_base_weights *base = chain->options.adapter.base;
-    for (int b = chain->options.local.first; b < chain->options.local.end && base && base->n_blocks; b++)
-        if (!sn_span_has_weights(chain->span, b, &base->blocks[b])) return sn_base_weights_block_differs(base, b, err);
+    for (int b = chain->options.local.first; b < chain->options.local.end; b++) {
+        const sn_hash *hash = sn_base_weights_block(base, b);
+        if (hash && !sn_span_has_weights(chain->span, b, hash)) return sn_base_weights_block_differs(base, b, err);
+    }
     return SN_OK;
 }
 

@@ -316,10 +316,11 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
     for (int b = 0; b < chain->hp.n_blocks && !status; b++) {
         bool here = b >= chain->options.local.first && b < chain->options.local.end, known = false;
         if (here || !chain->options.link) continue;
-        if (base && base->n_blocks) chain_know_hash(chain, b, &base->blocks[b]);
+        const sn_hash *of_base = sn_base_weights_block(base, b);
+        if (of_base) chain_know_hash(chain, b, of_base);
         if (sn_model_told_block_hash(model, b, &hash)) chain_know_hash(chain, b, &hash);
         if (sn_model_holds_block(model, b)) status = verify_block(&v, model, b, &known, &hash, err);
-        if (!status && known && base && base->n_blocks && memcmp(&hash, &base->blocks[b], sizeof hash))
+        if (!status && known && of_base && memcmp(&hash, of_base, sizeof hash))
             status = sn_base_weights_block_differs(base, b, err);
         if (!status && known) chain_know_hash(chain, b, &hash);
     }

@@ -103,6 +103,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "swarm_blocks_parameters": (c_size_t, [c_void_p]),
     "swarm_blocks_set": (c_int, [c_void_p, c_void_p, POINTER(c_void_p)]),
     "swarm_blocks_get": (c_int, [c_void_p, c_void_p, POINTER(c_void_p)]),
+    "swarm_blocks_adapter": (c_int, [c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_void_p)]),
+    "swarm_blocks_save": (c_int, [c_void_p, c_void_p, c_char_p, POINTER(c_void_p)]),
     "swarm_blocks_forward": (c_int, [c_void_p, c_size_t, c_void_p, c_void_p, c_void_p, POINTER(c_void_p)]),
     "swarm_blocks_backward": (c_int, [c_void_p, c_size_t, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p)]),
     "swarm_training_open": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_void_p)]),

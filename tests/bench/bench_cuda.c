@@ -125,7 +125,10 @@ static void load_block(model *m, sn_dtype dtype, sn_weight w[MATRICES]) {
 }
 
 static void model_load(model *m, sn_device *d, const shape *s, sn_dtype dtype) {
-    *m = (model){.d = d, .s = s, .kv = {s->n_blocks, s->n_kv_heads, s->head_dim, PAGE}};
+    *m = (model){
+        .d = d,
+        .s = s,
+        .kv = {.n_blocks = s->n_blocks, .n_kv_heads = s->n_kv_heads, .head_dim = s->head_dim, .page_tokens = PAGE}};
     size_t e = (size_t)s->n_embd, q = (size_t)(s->n_heads * s->head_dim), kv = (size_t)(s->n_kv_heads * s->head_dim);
     m->w = calloc((size_t)s->n_blocks, sizeof *m->w);
     for (int b = 0; b < s->n_blocks; b++) load_block(m, dtype, m->w[b]);

@@ -30,7 +30,8 @@ static void make_file(const uint8_t *data, size_t size, const char *path) {
     sn_encrypted_file *file = NULL;
     sn_err err;
     require(!sn_encrypted_file_create(path, "swarm session 1\n", &key, &file, &err) &&
-            !sn_encrypted_file_write(file, head, sizeof head, &err) && !sn_encrypted_file_write(file, data, len, &err) &&
+            !sn_encrypted_file_write(file, head, sizeof head, &err) &&
+            !sn_encrypted_file_write(file, data, len, &err) &&
             !sn_encrypted_file_write(file, data + size - rest, rest, &err) && !sn_encrypted_file_commit(file, &err));
     sn_encrypted_file_close(&file);
 }

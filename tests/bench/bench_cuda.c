@@ -13,7 +13,7 @@
  * two long vectors. */
 #include "base/program_environment.h"
 #include "base/clock.h"
-#include "device/weight.h"
+#include "tests/support/weight_whole.h"
 #include "tests/support/conformance.h"
 #include "tests/support/cpu_devices.h"
 #include "tests/support/require.h"
@@ -109,7 +109,7 @@ static void load_matrix(model *m, sn_dtype dtype, size_t rows, size_t cols, sn_w
     require_ok(sn_dtype_row_bytes(dtype, cols, &row_bytes, &err));
     uint8_t *all = malloc(rows * row_bytes);
     for (size_t r = 0; r < rows; r += ROWS) memcpy(all + r * row_bytes, few, ROWS * row_bytes);
-    require_ok(sn_weight_load(m->d, dtype, rows, cols, all, out, &err));
+    require_ok(weight_load(m->d, dtype, rows, cols, all, out, &err));
     m->bytes += out->bytes;
     m->file_bytes += rows * row_bytes;
     free(all);

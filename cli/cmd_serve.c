@@ -7,6 +7,7 @@
 #include "cli/command.h"
 #include "cli/local_node.h"
 #include "cli/options.h"
+#include "cli/serve_identity.h"
 #include "cli/serve_name.h"
 #include "cli/serve_room.h"
 #include "gateway/http/server.h"
@@ -166,6 +167,7 @@ static sn_status start_node(serving *s, sn_err *err) {
 
 static sn_status connect_swarm(serving *s, sn_err *err) {
     swarm_error *error = NULL;
+    if (sn_serve_identity(err)) return err->status;
     swarm_options *options = sn_cli_options("connection", NULL, err);
     if (!options) return err->status;
     sn_status status = SN_OK;

@@ -73,6 +73,7 @@ INNER = {
     "cli/cmd_forward.c": "cli/setup.h model/safetensors.h",
     "cli/cmd_hash.c": "model/hub/manifest.h net/identity.h model/hub/trusted_manifest.h",
     "cli/cmd_models.c": "model/hub/cached.h model/hub/environment.h model/hub/manifest.h",
+    "cli/serve_identity.c": "net/identity.h",
     "cli/cmd_keygen.c": "net/identity.h net/transport/private_swarm.h",
     "cli/cmd_route.c": "cli/setup.h client/chain/explanation.h",
     "cli/cmd_tune.c": "cli/setup.h",

@@ -22,6 +22,7 @@
 #include "base/file.h"
 #include "client/api/entry.h"
 #include "client/api/setup.h"
+#include "client/chain/known_prefixes.h"
 #include "include/swarm.h"
 #include "model/chat/answer_format.h"
 
@@ -66,8 +67,9 @@ sn_status sn_api_text(const void *data, size_t len, char **text, size_t *length,
 struct swarm_connection {
     sn_api_options options;
     sn_entry entry;
-    swarm_cancel *cancel; /* borrowed; may be NULL */
-    sn_hash model;        /* whose nodes are looked for; meaningful if has_model */
+    swarm_cancel *cancel;        /* borrowed; may be NULL */
+    sn_known_prefixes *prefixes; /* of all its sessions */
+    sn_hash model;               /* whose nodes are looked for; meaningful if has_model */
     bool has_model;
     /* Opens a link of this connection's identity. For tests over another transport it is replaced before the first call
      * that needs one. */

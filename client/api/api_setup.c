@@ -18,6 +18,7 @@ sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection
                       .tokenizer = model->tokenizer};
     sn_status status = sn_model_open_head(model, &out->lm_head, err);
     if (!status && connection) status = sn_connection_give_link(connection, &out->link, err);
+    if (connection) out->prefixes = connection->prefixes;
     if (!status && connection) sn_link_set_cancel(out->link, cancel);
     return status;
 }

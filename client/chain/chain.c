@@ -20,6 +20,7 @@
 enum {
     TIMEOUT_MS = 30000,
     MAX_RETRIES = 16,
+    REPLAY_MEMORY = 64 << 20,
     DECODE_ROWS_MAX = 64 /* a step of at most so many rows is a token with its draft tokens, not a prompt */
 };
 
@@ -27,8 +28,10 @@ enum {
  */
 
 sn_chain_options sn_chain_options_default(void) {
-    return (sn_chain_options){
-        .limits = {.timeout_ms = TIMEOUT_MS, .max_retries = MAX_RETRIES, .prefill_depth = SN_PREFILL_DEPTH_MAX}};
+    return (sn_chain_options){.limits = {.timeout_ms = TIMEOUT_MS,
+                                         .max_retries = MAX_RETRIES,
+                                         .replay_memory = REPLAY_MEMORY,
+                                         .prefill_depth = SN_PREFILL_DEPTH_MAX}};
 }
 
 sn_chain_options sn_chain_twin_options(const sn_chain *chain, int first, int end) {
@@ -192,6 +195,28 @@ void sn_chain_close(sn_chain **chain) {
     *chain = NULL;
 }
 
+/* Positions of the chain count from the first virtual token, those of the caller's source from the token behind them.
+ */
+static sn_status chain_source_rows(void *ctx, int position, int n, float *out, sn_err *err) {
+    const sn_chain *chain = ctx;
+    const sn_chain_adapter *adapter = &chain->options.adapter;
+    const size_t width = (size_t)chain->hp.n_embd;
+    int before = adapter->n_prompt - position;
+    if (before < 0) before = 0;
+    if (before > n) before = n;
+    if (before) memcpy(out, adapter->prompt + (size_t)position * width, (size_t)before * width * sizeof *out);
+    if (before == n) return SN_OK;
+    return chain->tokens.rows(chain->tokens.ctx, position + before - adapter->n_prompt, n - before,
+                              out + (size_t)before * width, err);
+}
+
+void sn_chain_set_source(sn_chain *chain, const sn_row_source *source) {
+    chain->tokens = source ? *source : (sn_row_source){0};
+    chain->source = (sn_row_source){source ? chain_source_rows : NULL, chain};
+    for (size_t i = 0; i < chain->n_hops; i++)
+        if (!chain->hops[i].is_local) sn_chain_limit_inputs(chain, &chain->hops[i]);
+}
+
 /* -- the limits of a call ---------------------------------------------------------------------------------------------
  */
 
@@ -246,10 +271,14 @@ void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t
 
 sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err) {
     const sn_verifier *verifier = &chain->options.verification.verifier;
+    float *rows = NULL; /* as they travelled */
     if (!verifier->note_step) return SN_OK;
-    sn_step noted = *step;
-    noted.in = hops[0].remote.inputs + (size_t)step->position * (size_t)step->n_embd; /* as it travelled */
-    return verifier->note_step(verifier->ctx, hops, n_hops, &noted, err);
+    sn_status status = sn_calloc(&rows, (size_t)step->n * (size_t)step->n_embd, sizeof *rows, err);
+    if (!status) status = sn_hop_inputs(&hops[0], step->position, step->n, step->n_embd, rows, err);
+    const sn_step noted = {step->position, step->n, step->n_embd, rows, step->out};
+    if (!status) status = verifier->note_step(verifier->ctx, hops, n_hops, &noted, err);
+    free(rows);
+    return status;
 }
 
 bool sn_chain_is_put_off(sn_chain *chain, int64_t until_us, sn_status *status, sn_err *err) {
@@ -326,11 +355,10 @@ static sn_status chain_step_group_from(sn_chain *chain, size_t i, size_t j, int 
     if (!before) return sn_chain_step_group(chain, chain->hops, i, j, step, failed, err);
     *failed = j - i; /* no node */
     sn_status status = sn_calloc(&rows, 2 * all, sizeof *rows, err);
-    if (status) return status;
-    memcpy(rows, chain->hops[i].remote.inputs + (size_t)from * row, before * sizeof *rows);
-    memcpy(rows + before, step->in, (all - before) * sizeof *rows);
+    if (!status) status = sn_hop_inputs(&chain->hops[i], from, step->position - from, step->n_embd, rows, err);
+    if (!status) memcpy(rows + before, step->in, (all - before) * sizeof *rows);
     sn_step longer = {from, step->position - from + step->n, step->n_embd, rows, rows + all};
-    status = sn_chain_step_group(chain, chain->hops, i, j, &longer, failed, err);
+    if (!status) status = sn_chain_step_group(chain, chain->hops, i, j, &longer, failed, err);
     if (!status) memcpy(step->out, rows + all + before, (all - before) * sizeof *rows);
     if (!status && j < chain->n_hops) {
         const sn_step again = {from, step->position - from, step->n_embd, rows + all, NULL};

@@ -3,6 +3,7 @@
  * chain.c      opening, closing, steps over all hops
  * connect.c    which nodes may be used, planning a route, opening sessions along it
  * prefill.c    long inputs in chunks of which several are in flight
+ * attach.c     KV pages of known prefixes, by their hashes
  * failover.c   other hops replace a failed group, brought to the same position by replay
  * replica.c    KV replicas and draining nodes
  * reroute.c    moving to a faster route
@@ -54,7 +55,8 @@ struct sn_chain {
     sn_kv_pool *pool;           /* of the local blocks; NULL: none */
     sn_hop hops[SN_HOPS_MAX];
     size_t n_hops;
-    int length; /* positions of the timeline; hops may hold more, which the next step overwrites */
+    sn_row_source tokens, source; /* as given; with the virtual tokens before them. rows NULL: there is none */
+    int length;                   /* positions of the timeline; hops may hold more, which the next step overwrites */
     sn_hasher *hasher;
     float *rows[2];            /* hidden states between hops, (SN_CHAIN_ROWS_MAX, n_embd) each */
     sn_peer_stats *peer_stats; /* measurements and bans of nodes */
@@ -104,6 +106,8 @@ sn_status sn_chain_cut_route(const sn_chain *chain, sn_route *route, sn_err *err
 sn_status sn_chain_measure_rtt(sn_chain *chain, bool all, sn_err *err) SN_MUST_USE;
 /* Updates peer statistics after a step of n rows through the group [i, j). */
 void sn_chain_note_step(sn_chain *chain, const sn_hop *hops, size_t i, size_t j, int n);
+/* How much of its inputs a remote hop keeps. */
+void sn_chain_limit_inputs(const sn_chain *chain, sn_hop *hop);
 void sn_chain_close_hops(sn_chain *chain, sn_hop *hops, size_t n);
 /* The type in which hidden states cross the boundary before `block`. */
 sn_dtype sn_chain_wire_at(const sn_chain *chain, int block);
@@ -194,8 +198,8 @@ sn_status sn_chain_prefill(sn_chain *chain, const sn_step *input, int chunk_rows
 
 /* -- failover.c */
 
-/* Brings hops from `from` to `length` tokens with the rows that entered their first block (length, n_embd). */
-sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const float *inputs, int from, int length,
+/* Brings hops from `from` to `length` tokens with the inputs of a hop at the same first block, which may be hops[0]. */
+sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_hop *inputs, int from, int length,
                           sn_err *err) SN_MUST_USE;
 /* Replaces the group [*i, j) by other hops at `position`. *i becomes the first of these. Hops before the group are
  * replaced, too, where they are needed to compute the group's input. */

@@ -468,6 +468,21 @@ static const sn_blob *route_push_target(const sn_chain *chain, const sn_route *r
     return sn_directory_find_sealed(directory, to->node);
 }
 
+/* Of the first block the inputs are made again, or are all there is to begin a replay with. Those of the others save
+ * computing the blocks before them: they stay within --replay-memory, and below the keys and values of their tokens. */
+void sn_chain_limit_inputs(const sn_chain *chain, sn_hop *hop) {
+    sn_hop_remote *r = &hop->remote;
+    if (hop->first == chain->options.first) {
+        const bool kept = !chain->source.rows || chain->options.verification.verifier.note_step;
+        r->source = kept ? NULL : &chain->source;
+        return;
+    }
+    const int attend = hop->end - hop->first - sn_n_recurrent(&chain->hp, hop->first, hop->end);
+    const size_t width = sn_kv_width(&chain->hp);
+    r->inputs_max = chain->options.limits.replay_memory;
+    r->inputs_token_max = (size_t)attend * width / sn_dtype_block(r->kv_dtype) * sn_dtype_bytes(r->kv_dtype);
+}
+
 /* next: as route_push_target says of this leg. */
 static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const sn_hop *before, bool pushed,
                                 const sn_blob *next, sn_hop *hop, sn_err *err) {
@@ -487,6 +502,7 @@ static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const 
     hop->remote.request_id = chain->request_id;
     hop->remote.wants_receipt = chain->options.verification.receipts;
     hop->remote.kv_dtype = sn_kv_dtype_element(chain->options.kv.dtype);
+    sn_chain_limit_inputs(chain, hop);
     return hop_open_session(chain, pushed ? before->remote.curve_key : NULL, next, hop, err);
 }
 

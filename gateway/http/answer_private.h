@@ -19,6 +19,7 @@ typedef struct sn_answer_choice {
     const sn_answer_prompt *prompt;
     size_t prompt_index;
     sn_job job;
+    bool told_prompt;          /* the reply knows how much of the prompt was computed */
     swarm_options *generation; /* NULL: nothing is generated */
     sn_constraint *constraint; /* NULL: none */
 } sn_answer_choice;

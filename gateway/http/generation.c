@@ -19,6 +19,17 @@ static bool tell_token(sn_answer_choice *c, const swarm_event *event, sn_openai_
     return sn_reply_add_token(a->reply, c->index, &token, error);
 }
 
+/* So many tokens of the prompt were not computed: the session had them, or nodes had kept them from an earlier one.
+ * With the answer's lock. */
+static void tell_prompt(sn_answer_choice *c, size_t cached) {
+    sn_answer *a = c->answer;
+    if (c->told_prompt || c->index % (size_t)a->request->n) return; /* choices of one prompt count it once */
+    c->told_prompt = true;
+    sn_reply_prompt(a->reply, c->prompt_index, c->prompt->n, cached, c->prompt->thinks);
+    atomic_fetch_add(&a->server->counters.prompt_tokens, c->prompt->n);
+    atomic_fetch_add(&a->server->counters.cached_tokens, cached);
+}
+
 static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
     sn_answer *a = c->answer;
     const char *text;
@@ -38,6 +49,8 @@ static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error 
         a->failovers++;
         return true;
     case SWARM_EVENT_PROGRESS:
+        tell_prompt(c, (size_t)swarm_event_number(event, "reused"));
+        return true;
     case SWARM_EVENT_MOVE:
     case SWARM_EVENT_AUDIT:
         return true;
@@ -63,7 +76,7 @@ static int on_event(void *choice, const swarm_event *event) {
 
 /* -- the run -- */
 
-/* Tokens of the prompt that the session has: all but the last can be used. */
+/* Tokens of the prompt that the session has before it runs: all but the last can be used. */
 static size_t cached_tokens(const sn_answer_choice *c, const swarm_session *session) {
     size_t n, same = 0;
     const int32_t *ids = swarm_session_tokens(session, &n);
@@ -72,14 +85,10 @@ static size_t cached_tokens(const sn_answer_choice *c, const swarm_session *sess
     return same == c->prompt->n && same ? same - 1 : same;
 }
 
-static void tell_prompt(sn_answer_choice *c, size_t cached) {
-    sn_answer *a = c->answer;
-    if (c->index % (size_t)a->request->n) return; /* choices of one prompt count it once */
-    pthread_mutex_lock(&a->lock);
-    sn_reply_prompt(a->reply, c->prompt_index, c->prompt->n, cached, c->prompt->thinks);
-    pthread_mutex_unlock(&a->lock);
-    atomic_fetch_add(&a->server->counters.prompt_tokens, c->prompt->n);
-    atomic_fetch_add(&a->server->counters.cached_tokens, cached);
+static void tell_prompt_now(sn_answer_choice *c, size_t cached) {
+    pthread_mutex_lock(&c->answer->lock);
+    tell_prompt(c, cached);
+    pthread_mutex_unlock(&c->answer->lock);
 }
 
 /* Where the choice was computed, for our own member of the reply. */
@@ -138,7 +147,7 @@ swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_erro
     swarm_code code = SWARM_OK;
     char *json = NULL;
     if (has_failed(c->answer)) return SWARM_CANCELLED; /* another choice of it */
-    tell_prompt(c, cached_tokens(c, session));
+    if (r->echo) tell_prompt_now(c, cached_tokens(c, session));
     if (r->echo) code = sn_answer_echo(c, session, error);
     if (r->echo && r->logprobs >= 0) note_session(c, session); /* what is checked later is given away now */
     swarm_session_on_event(session, on_event, c);
@@ -147,6 +156,7 @@ swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_erro
         code = swarm_session_generate(session, c->prompt->ids, c->prompt->n, c->generation, &json, NULL, error);
     swarm_session_on_event(session, NULL, NULL);
     swarm_session_on_logits(session, NULL, NULL);
+    tell_prompt_now(c, 0); /* where nothing was computed */
     note_session(c, session);
     if (!code) end_choice(c, json);
     sn_constraint_free(&c->constraint); /* its grammar is for the next choice, and not kept until the answer is read */

@@ -261,6 +261,8 @@ static void protocol_handle_kv(sn_protocol *protocol, sn_event *event, int64_t n
         sn_protocol_on_state_put(protocol, event, now_us);
     else if (event->msg->kind == SN_MSG_KV_GET)
         sn_protocol_on_kv_get(protocol, event, now_us);
+    else if (event->msg->kind == SN_MSG_ATTACH)
+        sn_protocol_on_attach(protocol, event, now_us);
     else
         sn_kv_migration_on_put_reply(protocol, event, now_us);
 }
@@ -269,8 +271,8 @@ static void protocol_handle_kv(sn_protocol *protocol, sn_event *event, int64_t n
  * charges it. */
 static bool brings_work(sn_msg_kind kind) {
     return kind == SN_MSG_STEP || kind == SN_MSG_KV_PUT || kind == SN_MSG_STATE_PUT || kind == SN_MSG_KV_GET ||
-           kind == SN_MSG_ADAPTER_PUT || kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD ||
-           kind == SN_MSG_EXPERTS;
+           kind == SN_MSG_ATTACH || kind == SN_MSG_ADAPTER_PUT || kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD ||
+           kind == SN_MSG_BACKWARD || kind == SN_MSG_EXPERTS;
 }
 
 /* What comes over a connection that this node has made. A node that asks makes one of its own, which has a rate; any
@@ -338,6 +340,7 @@ static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int6
     case SN_MSG_STATE_PUT:
     case SN_MSG_STATE_PUT_REPLY:
     case SN_MSG_KV_GET:
+    case SN_MSG_ATTACH:
         protocol_handle_kv(protocol, event, now_us);
         break;
     case SN_MSG_RESUME:
@@ -396,6 +399,8 @@ void sn_protocol_job_done(sn_protocol *protocol, sn_job *job, int64_t now_us) {
             sn_protocol_step_done(protocol, session, job, now_us);
         else if (job->kind == SN_JOB_KV_WRITE)
             sn_protocol_kv_put_done(protocol, session, job, now_us);
+        else if (job->kind == SN_JOB_ATTACH)
+            sn_protocol_attach_done(protocol, session, job, now_us);
         sn_msg_free(&session->pending.request_msg);
         sn_protocol_next_step(protocol, session, now_us);
     }

@@ -100,6 +100,14 @@ sn_status sn_session_hash_rows(sn_session *session, int position, int n, size_t 
     return status;
 }
 
+void sn_session_take_timeline(sn_session *session, sn_hash **timeline, int length) {
+    free(session->timeline);
+    session->timeline = *timeline;
+    session->timeline_capacity = length + 1;
+    session->length = length;
+    *timeline = NULL;
+}
+
 sn_status sn_session_import_timeline(sn_session *session, int position, const sn_token_timeline *token_timelines,
                                      size_t n, const uint8_t origin[SN_KEY_SIZE], sn_err *err) {
     sn_status status = timeline_reserve(session, position + (int)n, err);

@@ -45,8 +45,10 @@ static void add_step(fixture *b, int s, int position, int n) {
         .step.input = {
             .name = "rows", .data = b->rows + position * EMBD, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};
     REQUIRE(sn_shared_buffer_new((size_t)n * EMBD * sizeof(float), &job->output, &err));
-    for (int i = 0, page = position / PAGE + 1; (page + i) * PAGE <= position + n; i++)
-        job->step.page_hashes[i] = b->hash[(page + i) * PAGE];
+    job->step.n_pages = (position + n) / PAGE - position / PAGE;
+    if (job->step.n_pages) job->step.pages = calloc((size_t)job->step.n_pages, sizeof *job->step.pages);
+    for (int i = 0; i < job->step.n_pages; i++)
+        memcpy(&job->step.pages[i], &b->hash[(position / PAGE + i) * PAGE], sizeof *job->step.pages);
     b->job[s] = job;
     sn_scheduler_add(b->scheduler, job);
 }

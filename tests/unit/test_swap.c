@@ -247,13 +247,13 @@ Test(swap, shared_pages_in_use_are_not_swapped_out) {
     REQUIRE(sn_prefix_cache_enable(s.pool, 4, 8 * PAGE * 4 * sizeof(float), &err));
     sn_kv_cache *a = kv_new(&s), *b = kv_new(&s);
     sn_prefix_cache_scope scope = {{1}};
-    sn_hash ends[4];
+    sn_page_timeline named[4] = {0};
     float output[100 * 4] = {0};
     size_t pages = 8;
-    for (int i = 0; i < 4; i++) ends[i] = sn_hash_of(&i, sizeof i);
+    for (int i = 0; i < 4; i++) named[i].after[PAGE - 1] = sn_hash_of(&i, sizeof i);
     append_rows(&s, a, 1, 100);
-    sn_prefix_cache_insert(a, &scope, ends, 100, output);
-    cr_assert_eq(sn_prefix_cache_attach(b, &scope, ends, 2, output), 2);
+    sn_prefix_cache_insert(a, &scope, named, 100, output);
+    cr_assert_eq(sn_prefix_cache_attach(b, &scope, named, 2, output), 2);
     REQUIRE(sn_swap_out(a, &pages, &err));
     cr_expect_eq(sn_swap_swapped_pages(a), 2, "two pages are shared with b");
     cr_expect_eq(sn_kv_pool_bytes_used(s.pool), 2 * s.page);

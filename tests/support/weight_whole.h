@@ -4,7 +4,8 @@
 
 #include "device/weight.h"
 
-/* `host`: rows x cols elements of `dtype` as in the model file; not needed after the call. sn_weight_unload frees it. */
+/* `host`: rows x cols elements of `dtype` as in the model file; not needed after the call. sn_weight_unload frees it.
+ */
 static inline sn_status weight_load(sn_device *device, sn_dtype dtype, size_t rows, size_t cols, const void *host,
                                     sn_weight *out, sn_err *err) {
     size_t bytes;

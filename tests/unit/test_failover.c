@@ -30,7 +30,9 @@ static testbed *testbed_of_halves(int others) {
 static sn_status open_with(chain_fixture *r, testbed *w, sn_chain_options options, const fake_node *faulty) {
     chain_fixture_begin(r, w);
     if (faulty) fake_node_announce_to(faulty, r->link);
-    if (!options.limits.timeout_ms) options.limits = (sn_chain_limits){TIMEOUT_MS, 3, SN_PREFILL_DEPTH_MAX};
+    if (!options.limits.timeout_ms)
+        options.limits =
+            (sn_chain_limits){.timeout_ms = TIMEOUT_MS, .max_retries = 3, .prefill_depth = SN_PREFILL_DEPTH_MAX};
     return chain_fixture_try_open(r, options);
 }
 

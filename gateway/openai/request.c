@@ -75,13 +75,15 @@ static extent extent_of(const char *body, size_t len) {
         if (c == '"') {
             in_string = !in_string;
         } else if (in_string && c == '\\') {
-            e.quoted += ++i < len && body[i] == 'u' ? sign_bytes('{') : 0; /* any sign */
+            i++;
+            e.quoted += i < len && body[i] == 'u' ? sign_bytes('{') : 0; /* any sign */
         } else if (in_string) {
             e.quoted += bytes;
         } else if (bytes) {
             e.values++;
             e.bytes += bytes;
-            if ((c == '[' || c == '{') && ++depth > e.depth) e.depth = depth;
+            depth += c == '[' || c == '{';
+            if (depth > e.depth) e.depth = depth;
         } else if ((c == ']' || c == '}') && depth) {
             depth--;
         }

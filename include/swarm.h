@@ -63,6 +63,10 @@ SWARM_API swarm_code swarm_error_code(const swarm_error *error);  /* NULL: SWARM
 SWARM_API const char *swarm_error_text(const swarm_error *error); /* one sentence, borrowed; NULL: "" */
 /* With SWARM_RETRY: after how many milliseconds a node said that it can; 0: it is not known. */
 SWARM_API int64_t swarm_error_retry_after_ms(const swarm_error *error);
+/* Why, where a program can act on it: "no_room" (sessions have the KV memory or the places of the nodes: with
+ * SWARM_RETRY, after which sessions that are idle may be closed), "too_long" (the timeline has more tokens than KV
+ * memory anywhere holds: SWARM_REFUSED), or "". Static. */
+SWARM_API const char *swarm_error_reason(const swarm_error *error);
 SWARM_API void swarm_error_free(swarm_error *error);
 
 /* -- options */

@@ -314,13 +314,13 @@ void sn_prefix_cache_insert(sn_kv_cache *kv, const sn_prefix_cache_scope *scope,
                             const float *output) {
     sn_prefix_cache *p = kv->pool->prefix_cache;
     if (!p) return;
-    for (int at = kv->length - n, rows; at < kv->length; at += rows, pages++) {
+    for (int at = kv->length - n, rows, page = 0; at < kv->length; at += rows, page++) {
         int left = SN_KV_PAGE_TOKENS - at % SN_KV_PAGE_TOKENS;
         rows = kv->length - at < left ? kv->length - at : left;
         open_entry_append(kv, at, rows, output);
         output += (size_t)rows * p->width;
         if (rows < left) continue;
-        open_entry_publish(kv, scope, pages);
+        open_entry_publish(kv, scope, &pages[page]);
         pages_touch(p, kv, at + rows, true); /* before the next page evicts the oldest one */
     }
 }

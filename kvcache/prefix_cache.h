@@ -55,7 +55,7 @@ int sn_prefix_cache_attach_known(sn_kv_cache *kv, const sn_prefix_cache_scope *s
                                  const sn_prefix_cache_point *points, size_t n, sn_hash **timeline);
 
 /* Stores the last n rows of the cache, just appended, with their outputs (n, width). pages[0] holds the first of these
- * rows, pages[1] follows, and so on; only pages that are full now are read. */
+ * rows, pages[1] follows, and so on; only pages that are full now are read, so it may be NULL where none is. */
 void sn_prefix_cache_insert(sn_kv_cache *kv, const sn_prefix_cache_scope *scope, const sn_page_timeline *pages, int n,
                             const float *output);
 

@@ -462,6 +462,7 @@ enum {
     U64(shared_pages, SN_R_COUNT)          /* KV pages that two or more sessions use */                                \
     U64(prefix_cached_tokens, SN_R_COUNT)  /* of `tokens`: attached from the prefix cache instead of computed */       \
     U64(swapped_bytes, SN_R_COUNT)         /* of idle sessions, swapped out of the KV cache */                         \
+    U64(swap_bytes_max, SN_R_COUNT)        /* for them; 0: they stay in the KV cache */                                \
     U64(joined, SN_R_COUNT)                /* addresses given with --join */                                           \
     U64(bootstrap_peers, SN_R_COUNT)       /* nodes that answered there */                                             \
     STR(lacking, SN_TEXT_SIZE_MAX)         /* experts of its blocks that are missing in its group; empty: none */      \
@@ -471,6 +472,8 @@ enum {
 #define SN_FIELDS_ERROR(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
     U64(status, 0, SN_STOP)     /* sn_status */                                                                        \
     U64(wait_ms, SN_R_INT)      /* of SN_RETRY: when the same request may succeed; 0: not known */                     \
+    U64(reason, SN_R_INT)       /* 1: sessions have the node's KV memory or places; 2: its KV memory could never hold  \
+                                 * the session (sn_reason); others: none that programs act on */                       \
     SID(session)                /* of the message that failed; zero: it had none */                                    \
     U64(step, SN_R_COUNT)       /* of the message that failed; zero: it had none */                                    \
     STR(text, SN_TEXT_SIZE_MAX) /* one sentence */

@@ -225,6 +225,17 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)}
 
 
+def check_tables():
+    """Text right behind a table's row, or a heading right behind text, becomes a part of what is before it."""
+    for page in tracked("*.md"):
+        code, before = False, ""
+        for number, line in enumerate(read(page).splitlines(), 1):
+            code ^= line.startswith("```")
+            if not code and line and ((before.startswith("|") and not line.startswith("|")) or (before and re.match("#+ ", line))):
+                breach(f"{page}:{number}: leave a line free before it")
+            before = line
+
+
 def check_documents():
     """Every link of a page leads to a file and a heading that exist, and every file that it names in `quotes` exists."""
     tops = "|".join(sorted({f.split("/")[0] for f in tracked("*/*")}))
@@ -313,6 +324,7 @@ def main():
         check_test_includes(path, read(path))
     check_callers(tops)
     check_protocol_page()
+    check_tables()
     check_documents()
     check_python()
     check_mutants()

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "client/chain/known_prefixes.h"
 
 #include <stdlib.h>
@@ -22,8 +23,9 @@
 
 enum {
     PAGE = SN_KV_PAGE_TOKENS,
-    LEAST_GAIN = 2 * PAGE, /* positions that are worth a round trip */
-    NEWEST = 64,           /* of more positions than fit: so many at the end, and others evenly before them */
+    LEAST_GAIN = 2 * PAGE,  /* positions that are worth a round trip */
+    LEAST_ROUTE = 8 * PAGE, /* and those that are worth sessions at other nodes */
+    NEWEST = 64,            /* of more positions than fit: so many at the end, and others evenly before them */
     ATTACH_MS = 10000
 };
 
@@ -38,16 +40,25 @@ static sn_hash joined_hash(const sn_hash *before, const void *data, size_t len) 
     return sn_hash_of(both, sizeof both);
 }
 
-/* The key at position 0. */
-static sn_hash chain_prefix_key(const sn_chain *chain, const char *scope) {
+/* The key of the tokens' route at position 0. */
+static sn_hash chain_route_key(const sn_chain *chain, const char *scope) {
     const sn_chain_adapter *adapter = &chain->options.adapter;
-    const uint8_t dtype = (uint8_t)chain->options.wire.dtype;
+    const int of[] = {(int)chain->options.wire.dtype, (int)chain->options.kv.dtype, chain->options.first,
+                      chain->options.end};
     sn_hash key = sn_hash_of(scope ? scope : "", scope ? strlen(scope) : 0);
-    key = joined_hash(&key, &dtype, sizeof dtype);
-    if (chain->round_at) key = joined_hash(&key, chain->round_at, (size_t)chain->hp.n_blocks + 1);
+    key = joined_hash(&key, &chain->model, sizeof chain->model);
+    key = joined_hash(&key, of, sizeof of);
+    key = joined_hash(&key, &adapter->hash, sizeof adapter->hash);
     if (adapter->n_prompt)
         key = joined_hash(&key, adapter->prompt,
                           (size_t)adapter->n_prompt * (size_t)chain->hp.n_embd * sizeof *adapter->prompt);
+    return key;
+}
+
+/* The key of the hops' timelines at position 0. */
+static sn_hash chain_prefix_key(const sn_chain *chain, const char *scope) {
+    sn_hash key = chain_route_key(chain, scope);
+    if (chain->round_at) key = joined_hash(&key, chain->round_at, (size_t)chain->hp.n_blocks + 1);
     for (size_t i = 0; i < chain->n_hops; i++) {
         key = joined_hash(&key, chain->hops[i].remote.node, SN_KEY_SIZE);
         key = joined_hash(&key, &chain->hops[i].remote.timeline[0], sizeof(sn_hash));
@@ -70,15 +81,75 @@ static bool hops_know_hash(const sn_chain *chain, int position) {
 }
 
 void sn_chain_note_prefix(sn_chain *chain, const int32_t *tokens, const char *scope) {
-    sn_hash timelines[SN_HOPS_MAX];
+    sn_hash timelines[SN_HOPS_MAX], nodes[SN_HOPS_MAX], last;
     if (!chain_may_attach(chain)) return;
-    sn_hash key = chain_prefix_key(chain, scope);
+    sn_hash key = chain_prefix_key(chain, scope), route = chain_route_key(chain, scope);
+    bool any = false;
     for (int end = PAGE; end <= chain->length; end += PAGE) {
         key = page_key(chain, &key, end - PAGE, tokens);
+        route = page_key(chain, &route, end - PAGE, tokens);
         if (!hops_know_hash(chain, end)) continue;
+        any = true;
+        last = route;
         for (size_t i = 0; i < chain->n_hops; i++) timelines[i] = chain->hops[i].remote.timeline[end];
         sn_known_prefixes_put(chain->options.prefixes, &key, timelines, chain->n_hops);
     }
+    for (size_t i = 0; i < chain->n_hops; i++) memcpy(nodes[i].bytes, chain->hops[i].remote.node, SN_KEY_SIZE);
+    if (any) sn_known_prefixes_put(chain->options.prefixes, &last, nodes, chain->n_hops);
+}
+
+/* -- the route that a prefix took -- */
+
+/* The nodes that had the longest beginning of the tokens; returns how many. */
+static size_t known_route(const sn_chain *chain, const int32_t *tokens, const char *scope, int most,
+                          sn_hash nodes[SN_HOPS_MAX]) {
+    sn_hash key = chain_route_key(chain, scope), found[SN_HOPS_MAX];
+    size_t n = 0;
+    for (int end = PAGE; end <= most; end += PAGE) {
+        key = page_key(chain, &key, end - PAGE, tokens);
+        const size_t here =
+            end < LEAST_ROUTE ? 0 : sn_known_prefixes_get(chain->options.prefixes, &key, found, SN_HOPS_MAX);
+        if (here) memcpy(nodes, found, here * sizeof *found);
+        if (here) n = here;
+    }
+    return n;
+}
+
+static bool route_is_taken(const sn_chain *chain, const sn_hash *nodes, size_t n) {
+    size_t i = 0;
+    while (i < n && i < chain->n_hops && !memcmp(nodes[i].bytes, chain->hops[i].remote.node, SN_KEY_SIZE)) i++;
+    return i == n && n == chain->n_hops;
+}
+
+/* A session without tokens moves to the nodes that have a prefix of them, where the route that it was opened over is
+ * another one of several that are as good. Where that fails, it stays where it is. */
+static sn_status chain_take_known_route(sn_chain *chain, const sn_hash *nodes, size_t n, sn_err *err) {
+    sn_node_filter *filter = &chain->options.routing.node_filter;
+    const sn_node_filter given = *filter;
+    char names[SN_HOPS_MAX][2 * SN_KEY_SIZE + 1];
+    const char *only[SN_HOPS_MAX];
+    sn_hop *fresh = NULL;
+    size_t n_fresh = 0;
+    if (chain->length || chain->round_at || given.n_only || route_is_taken(chain, nodes, n)) return SN_OK;
+    for (size_t i = 0; i < n; i++) only[i] = sn_hex(nodes[i].bytes, SN_KEY_SIZE, names[i]);
+    sn_status status = sn_calloc(&fresh, SN_HOPS_MAX, sizeof *fresh, err);
+    if (status) return status;
+    const sn_chain_call call = sn_chain_begin_part(chain, 4, 0);
+    filter->only = only;
+    filter->n_only = n;
+    status =
+        sn_chain_connect(chain, chain->options.first, chain->options.end, SN_CHAIN_WAIT_BRIEFLY, fresh, &n_fresh, err);
+    *filter = given;
+    chain->call = call;
+    sn_log(SN_LOG_DEBUG, "known route", "request_id=%s nodes=%zu text=%s", chain->request_id, n,
+           status ? err->text : "taken");
+    if (!status) {
+        sn_chain_close_hops(chain, chain->hops, chain->n_hops);
+        memcpy(chain->hops, fresh, n_fresh * sizeof *fresh);
+        chain->n_hops = n_fresh;
+    }
+    free(fresh);
+    return status == SN_STOP ? status : SN_OK;
 }
 
 /* -- what is known of a prompt -- */
@@ -110,9 +181,9 @@ static sn_status known_find(sn_chain *chain, const int32_t *tokens, const char *
     for (int end = PAGE; end <= most && !status; end += PAGE) {
         key = page_key(chain, &key, end - PAGE, tokens);
         if (known->n == SN_ATTACH_POINTS_MAX) known_thin_out(known, n_hops);
-        if (!sn_known_prefixes_get(chain->options.prefixes, &key, known->timelines + known->n * n_hops, n_hops))
-            continue;
-        known->positions[known->n++] = end;
+        if (sn_known_prefixes_get(chain->options.prefixes, &key, known->timelines + known->n * n_hops, n_hops) ==
+            n_hops)
+            known->positions[known->n++] = end;
     }
     return status;
 }
@@ -206,10 +277,14 @@ sn_status sn_chain_attach_prefix(sn_chain *chain, const int32_t *tokens, size_t 
     known_prefix known = {.n = 0};
     const int virtual_tokens = chain->options.adapter.n_prompt;
     if (!chain_may_attach(chain) || !n) return SN_OK;
+    const int most = virtual_tokens + (int)n - 1;
+    sn_hash nodes[SN_HOPS_MAX];
+    sn_chain_begin_call(chain);
+    const size_t n_nodes = chain->length ? 0 : known_route(chain, tokens, scope, most, nodes);
+    if (n_nodes && chain_take_known_route(chain, nodes, n_nodes, err)) return SN_STOP;
     const int here = common_position(chain, chain->length);
     if (!hops_can_go_on(chain, here)) chain->length = here; /* behind a rewind among attached positions */
-    sn_chain_begin_call(chain);
-    sn_status status = known_find(chain, tokens, scope, virtual_tokens + (int)n - 1, &known, err);
+    sn_status status = known_find(chain, tokens, scope, most, &known, err);
     if (!status && known.n && known.positions[known.n - 1] >= here + LEAST_GAIN) {
         status = chain_ask_hops(chain, &known, err);
         sn_log(SN_LOG_DEBUG, "prefix asked for", "request_id=%s tokens=%d before=%d known=%d", chain->request_id,

@@ -368,6 +368,18 @@ static sn_status chain_step_group_from(sn_chain *chain, size_t i, size_t j, int 
     return status;
 }
 
+/* Whether no other node can take the group's blocks now, and the one that has no room is not tried again within the
+ * call: then there is nothing to wait for. */
+static bool chain_is_alone(sn_chain *chain, size_t i, size_t j, const sn_hop *full) {
+    const int64_t now_us = sn_now_us(),
+                  banned_us = sn_peer_stats_ban_left_us(chain->peer_stats, full->remote.node, now_us);
+    sn_route route;
+    sn_err none;
+    return now_us + banned_us > chain->call.deadline_us &&
+           sn_chain_plan_route(chain, chain->hops[i].first, chain->hops[j - 1].end, SN_CHAIN_WAIT_BRIEFLY, &route,
+                               &none) == SN_RETRY;
+}
+
 /* Runs a step through the group that begins at hop *i, with as many failovers as the limits allow. *i becomes the hop
  * after those that the step has passed: after a replacement by several hops, only the first of them. */
 static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_step *step, sn_err *err) {
@@ -410,9 +422,12 @@ static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_s
                 return sn_err_context(err, "blocks %d:%d: more nodes than --max-retries allows failed in a row, last",
                                       first, end);
         }
+        if (known && err->reason == SN_REASON_NO_ROOM && chain_is_alone(chain, *i, j, hop))
+            return err->status = SN_RETRY;
         sn_err cause = *err, why;
         if (known && *i + failed < j && !sn_chain_promote_replica(chain, *i, j, *i + failed, from, &why)) continue;
         status = sn_chain_replace_group(chain, i, j, position, err);
+        if (status && known && !err->reason) err->reason = cause.reason;
         if (status) return known ? sn_err_context(err, "%.180s; and then", cause.text) : status;
     }
 }
@@ -475,6 +490,7 @@ static sn_status chain_run_pieces(sn_chain *chain, const sn_step *step, sn_err *
 
 /* A step of any length. Its positions count from the first virtual token. */
 static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
+    const int tokens = step->position + step->n;
     sn_status status = SN_OK;
     sn_chain_begin_call(chain);
     if (chain->unsettled) status = sn_chain_settle(chain, step->position, err);
@@ -484,6 +500,8 @@ static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
     if (step->n <= DECODE_ROWS_MAX && step->position == chain->length) status = sn_chain_maybe_reroute(chain, err);
     chain->length = step->position; /* the step overwrites what the hops hold after it, even when it fails */
     sn_chain_rewind_verifier(chain, step->position);
+    if (!status)
+        status = sn_chain_make_room(chain, step->position, tokens > chain->expected ? tokens : chain->expected, err);
     if (!status) status = chain_run_pieces(chain, step, err);
     chain->unsettled = status == SN_STOP;
     if (status == SN_REBUILD) status = err->status = SN_RETRY; /* a node's word; to callers it is an audit's only */

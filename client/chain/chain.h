@@ -128,6 +128,10 @@ void sn_chain_close(sn_chain **chain); /* accepts NULL; closes the sessions at t
  * sn_chain_audit_failed is true, the timeline ends at the first position whose results may be wrong, other nodes have
  * replaced the banned one, and the caller runs the steps from there again. */
 sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) SN_MUST_USE;
+/* Before steps from `position` on that will make the timeline so many tokens long: SN_REFUSED with SN_REASON_TOO_LONG
+ * and the numbers if no node of some block has KV memory for them; other nodes take the places of those that have not.
+ * A step looks for its own tokens only. */
+sn_status sn_chain_expect(sn_chain *chain, int position, int tokens, sn_err *err) SN_MUST_USE;
 int sn_chain_length(const sn_chain *chain);          /* tokens in the timeline */
 void sn_chain_rewind(sn_chain *chain, int position); /* the timeline ends at `position`, if it is longer */
 

@@ -7,6 +7,7 @@
  * failover.c   other hops replace a failed group, brought to the same position by replay
  * replica.c    KV replicas and draining nodes
  * reroute.c    moving to a faster route
+ * room.c       nodes that can hold the timeline
  * kv.c         the KV cache of all blocks, read and written
  * verifier.c   what happens after a failed check
  * settle.c     after a cancelled call
@@ -43,6 +44,7 @@ struct sn_chain {
     sn_hash model;
     sn_chain_call call;
     int max_tokens;             /* of the timeline, with virtual tokens */
+    int expected;               /* tokens that it will have at least: nodes that cannot hold them are not used */
     bool push;                  /* options.routing.push, until nodes turn out not to reach each other */
     sn_hash *block_hash;        /* (n_blocks): of the blocks whose weights this machine's file holds */
     sn_hash *file_hash;         /* (n_blocks): of the same weights, whatever the element type of the KV cache */
@@ -149,6 +151,12 @@ bool sn_chain_return_to_node(sn_chain *chain, size_t i, size_t j);
  * gone: how many die, time alone bounds. failed == j: every node lives but the nodes do not reach
  * each other; from then on hidden states travel by the client. */
 void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t failed);
+
+/* -- room.c */
+
+/* The timeline goes on at `position` and will have so many tokens: nodes that cannot hold them are replaced, or
+ * SN_REFUSED with SN_REASON_TOO_LONG. Costs nothing where all can. */
+sn_status sn_chain_make_room(sn_chain *chain, int position, int tokens, sn_err *err) SN_MUST_USE;
 
 /* -- reroute.c */
 

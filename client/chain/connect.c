@@ -104,6 +104,7 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
                                 .node_filter = o->routing.node_filter,
                                 .adapter = o->adapter.bytes ? 0 : sn_node_tag(o->adapter.hash.bytes),
                                 .kv_bytes_per_block = chain_kv_bytes_per_block(chain),
+                                .tokens = (uint64_t)(chain->expected > chain->length ? chain->expected : chain->length),
                                 .wire = o->wire.dtype,
                                 .seed = o->routing.seed};
     if (link) sn_peer_stats_note_online(chain->peer_stats, query.directory);

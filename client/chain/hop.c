@@ -61,7 +61,7 @@ sn_status sn_hop_init(sn_hop *hop, const sn_route_leg *leg, const sn_hash *model
     sn_sanitize_text(hop->report.node); /* it may be cut inside a character, too */
     hop->pushed = pushed;
     sn_hop_remote *r = &hop->remote;
-    *r = (sn_hop_remote){.model = *model, .adapter_hash = *adapter_hash};
+    *r = (sn_hop_remote){.model = *model, .adapter_hash = *adapter_hash, .tokens_max = (int)node->kv_tokens_max};
     memcpy(r->node, node->node, SN_KEY_SIZE);
     memcpy(r->curve_key, node->curve_key, SN_KEY_SIZE);
     memcpy(r->address, node->address, sizeof r->address);

@@ -57,6 +57,7 @@ typedef struct sn_hop_remote {
     uint8_t session[SN_SESSION_ID_SIZE];
     uint64_t step;         /* number of the newest step that the session has done */
     uint64_t step_sent;    /* highest number that a STEP or RESUME to the session had: it may have done that one, too */
+    int tokens_max;        /* that a session at the node can have; 0: not known */
     int step_tokens_max;   /* rows that the node takes in one step */
     int prefill_depth_max; /* steps that may wait at the node while it computes one; 0: none */
 

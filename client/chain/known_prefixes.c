@@ -91,14 +91,14 @@ void sn_known_prefixes_put(sn_known_prefixes *x, const sn_hash *key, const sn_ha
     pthread_mutex_unlock(&x->lock);
 }
 
-bool sn_known_prefixes_get(sn_known_prefixes *x, const sn_hash *key, sn_hash *timelines, size_t n) {
+size_t sn_known_prefixes_get(sn_known_prefixes *x, const sn_hash *key, sn_hash *timelines, size_t most) {
     pthread_mutex_lock(&x->lock);
     entry *e = find(x, key);
-    const bool found = e && e->n == n;
-    if (found) memcpy(timelines, e->timelines, n * sizeof *timelines);
-    if (found) e->used = true;
+    const size_t n = e && e->n <= most ? e->n : 0;
+    if (n) memcpy(timelines, e->timelines, n * sizeof *timelines);
+    if (n) e->used = true;
     pthread_mutex_unlock(&x->lock);
-    return found;
+    return n;
 }
 
 /* -- the file -- */
@@ -181,8 +181,8 @@ sn_status sn_known_prefixes_new(size_t bytes_max, const char *path, sn_known_pre
     return SN_OK;
 }
 
-void sn_known_prefixes_free(sn_known_prefixes **index) {
-    sn_known_prefixes *x = *index;
+void sn_known_prefixes_free(sn_known_prefixes **prefixes) {
+    sn_known_prefixes *x = *prefixes;
     if (!x) return;
     for (size_t i = 0; x->entries && i < ENTRIES_MAX; i++) free(x->entries[i].timelines);
     free(x->entries);
@@ -190,5 +190,5 @@ void sn_known_prefixes_free(sn_known_prefixes **index) {
     free(x->path);
     pthread_mutex_destroy(&x->lock);
     free(x);
-    *index = NULL;
+    *prefixes = NULL;
 }

@@ -163,6 +163,7 @@ static sn_status generator_check_ids(const sn_generator *g, const int32_t *ids, 
 static sn_status generator_feed(sn_generator *g, size_t end, size_t from, float *logits, sn_err *err) {
     size_t n_embd = (size_t)g->parts.hp->n_embd, n_vocab = (size_t)g->parts.hp->n_vocab;
     sn_status status = SN_OK;
+    if (g->length < end) status = sn_chain_expect(g->parts.chain, (int)g->length, (int)end, err);
     for (size_t n; g->length < end && !status; g->length += status ? 0 : n) {
         n = sn_min_size(CHUNK_ROWS, end - g->length);
         status = sn_lm_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, err);
@@ -306,7 +307,8 @@ static sn_status call_begin(generator_call *r, const int32_t *prompt, size_t n_p
     memcpy(g->timeline, prompt, n_prompt * sizeof *prompt);
     g->length = same;
     g->chosen = false;
-    status = sn_chain_attach_prefix(g->parts.chain, prompt, n_prompt, r->options->prefix_scope, r->err);
+    status = sn_chain_expect(g->parts.chain, (int)same, (int)n_prompt, r->err);
+    if (!status) status = sn_chain_attach_prefix(g->parts.chain, prompt, n_prompt, r->options->prefix_scope, r->err);
     g->length = (size_t)sn_chain_length(g->parts.chain);
     r->out->timings.prompt_tokens = n_prompt;
     r->out->timings.reused_tokens = g->length;
@@ -462,15 +464,20 @@ static sn_status call_generate(generator_call *r, size_t n_prompt) {
         size_t before = r->out->ids.n;
         status = call_feed(r, n_prompt + before);
         if (call_was_cancelled(r, status)) return SN_OK;
+        if (status && before && r->err->reason == SN_REASON_TOO_LONG) { /* as where the context is full */
+            r->out->finish = SN_FINISH_LENGTH;
+            done = true;
+            status = SN_OK;
+        }
         if (!t->prefill_us)
             t->prefill_us = sn_now_us() - r->began_us;
-        else if (!status)
+        else if (!status && !done)
             t->decode_steps++;
         if (!status && !r->out->ids.n && call_is_interrupted(r)) {
             r->out->finish = SN_FINISH_INTERRUPTED;
             return SN_OK;
         }
-        if (!status) status = call_choose_accepted(r, &done);
+        if (!status && !done) status = call_choose_accepted(r, &done);
         if (before) t->decode_tokens += r->out->ids.n - before;
         if (!status && done) status = sn_chain_audit(chain, r->err);
         if (!status && done && r->options->when_checked && sn_chain_audit_is_incomplete(chain))

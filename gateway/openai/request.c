@@ -206,6 +206,7 @@ static bool parse_stream(sn_parse *p) {
                                {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL}};
     const json_t *given = p->body.stream_options;
     p->r->stream = p->body.stream;
+    p->r->return_progress = p->body.stream && p->body.return_progress;
     if (!given) return true;
     if (!p->body.stream)
         return sn_openai_fail(p->error, 400, NULL, "stream_options", "'stream_options' needs 'stream': true");

@@ -112,7 +112,8 @@ typedef struct sn_request {
 
     bool echo; /* completion: the prompt comes before the text, with its log-probabilities if those are asked for */
     bool stream, include_usage, continuous_usage;
-    bool base64; /* embedding: floats as base64 of little-endian float32 */
+    bool return_progress; /* a stream's chunks tell how much of the prompt is computed */
+    bool base64;          /* embedding: floats as base64 of little-endian float32 */
 
     const char *ignored[SN_REQUEST_IGNORED_MAX]; /* (n_ignored) names of fields that were given and change nothing */
     size_t n_ignored;

@@ -505,8 +505,9 @@ static void batch_run(sn_scheduler *s) {
         sn_job *job = s->chosen[i];
         if (!status && job->step.cacheable)
             sn_prefix_cache_insert(*job->kv, &job->step.prefix_scope,
-                                   job->step.pages + job_page_index(job, sn_job_next_position(job)), s->parts[i].n_rows,
-                                   s->parts[i].output);
+                                   job->step.n_pages ? &job->step.pages[job_page_index(job, sn_job_next_position(job))]
+                                                     : NULL,
+                                   s->parts[i].n_rows, s->parts[i].output);
         job->n_done += s->parts[i].n_rows;
         if (status) job->err = err;
         if (status || job->n_done == job->n_tokens) job_end(job, status, now);

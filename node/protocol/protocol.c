@@ -56,6 +56,7 @@ void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *reque
     sn_msg *msg = sn_protocol_new_msg(SN_MSG_ERROR, request ? request->correlation_id : 0);
     if (!msg) return;
     msg->error.status = (uint64_t)why->status;
+    msg->error.reason = (uint64_t)why->reason;
     msg->error.wait_ms = why->retry_after_ms > 0 ? (uint64_t)why->retry_after_ms : 0;
     if (request && request->kind == SN_MSG_STEP) {
         memcpy(msg->error.session, request->step.session, SN_SESSION_ID_SIZE);
@@ -463,11 +464,11 @@ bool sn_protocol_wants_blocks(sn_protocol *protocol, int *first, int *end) {
     return !protocol->leaving && sn_placement_wants_blocks(&protocol->placement, first, end);
 }
 
-void sn_protocol_serve(sn_protocol *protocol, const sn_span_info *span, size_t kv_bytes_max, int64_t now_us,
+void sn_protocol_serve(sn_protocol *protocol, const sn_span_info *span, sn_kv_room kv, int64_t now_us,
                        int64_t unix_ms) {
     protocol->setup.span = *span;
     protocol->setup.span.hp = protocol->hp;
-    protocol->setup.kv_bytes_max = kv_bytes_max;
+    protocol->setup.kv = kv;
     sn_placement_serve(&protocol->placement, span->first, span->end, now_us);
     sn_protocol_experts_served(protocol, now_us);
     if (sn_membership_own_announcement(protocol->membership).len)
@@ -489,7 +490,7 @@ void sn_protocol_vacate(sn_protocol *protocol, int64_t now_us, int64_t unix_ms) 
     sn_protocol_experts_forget(protocol);
     sn_adapter_table_clear(&protocol->adapters);
     protocol->setup.span.block_hash = NULL; /* it pointed into the old span */
-    protocol->setup.kv_bytes_max = 0;
+    protocol->setup.kv = (sn_kv_room){0};
     sn_membership_announce(protocol->membership, now_us, unix_ms);
 }
 

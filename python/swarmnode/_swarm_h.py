@@ -36,6 +36,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "swarm_error_code": (c_int, [c_void_p]),
     "swarm_error_text": (c_char_p, [c_void_p]),
     "swarm_error_retry_after_ms": (c_int64, [c_void_p]),
+    "swarm_error_reason": (c_char_p, [c_void_p]),
     "swarm_error_free": (None, [c_void_p]),
     "swarm_options_new": (c_void_p, []),
     "swarm_options_set": (c_int, [c_void_p, c_char_p, c_char_p, POINTER(c_void_p)]),

@@ -146,7 +146,7 @@ static void node_begin(node *n) {
         .name = "node",
         .span = sn_span_describe(span),
         .model = model_id,
-        .kv_bytes_max = sn_kv_pool_bytes(n->pool),
+        .kv = sn_kv_room_of(n->pool),
         .sessions_max = SESSIONS_MAX,
         .tune_bytes_max = 1 << 20,
         .session_timeout_us = 60 * SECOND,

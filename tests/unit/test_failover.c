@@ -132,8 +132,7 @@ Test(failover, no_node_gives_the_verdict_of_an_audit) {
     for (int i = 0; i < 2; i++) {
         testbed *w = new_testbed();
         chain_fixture r;
-        const sn_chain_options options = {
-            .limits = {.timeout_ms = TIMEOUT_MS, .max_retries = 0, .prefill_depth = SN_PREFILL_DEPTH_MAX}};
+        const sn_chain_options options = {.limits = {.timeout_ms = TIMEOUT_MS, .prefill_depth = SN_PREFILL_DEPTH_MAX}};
         cluster_add(w->cluster, 0, 2);
         fake_node *faulty = fake_node_new(w, "byzantine:1", 2, 4, i ? FAKE_ERROR_REBUILD : FAKE_OPEN_REBUILD);
         sn_status status = open_with(&r, w, options, faulty);
@@ -750,10 +749,7 @@ Test(failover, lost_messages_change_no_bit) {
         }
         sn_hub_set_filter(cluster_hub(w->cluster), filter_message, &m);
         cr_assert_eq(
-            open_with(&r, w,
-                      (sn_chain_options){
-                          .limits = {.timeout_ms = TIMEOUT_MS, .max_retries = 8, .prefill_depth = SN_PREFILL_DEPTH_MAX},
-                          .routing.push = push},
+            open_with(&r, w, (sn_chain_options){.limits = {TIMEOUT_MS, 8, SN_PREFILL_DEPTH_MAX}, .routing.push = push},
                       NULL),
             SN_OK, "%s", r.err.text);
         int tries = 0;

@@ -66,6 +66,7 @@ typedef struct fixture {
     int32_t tokens[CONTEXT];
     const char *scope;
     bool push;
+    uint64_t seed; /* of the choice among equal routes */
 } fixture;
 
 static fixture *fixture_begin(size_t pages, size_t outputs) {
@@ -124,6 +125,7 @@ static void open_session(fixture *r) {
     options.link = r->link;
     options.prefixes = r->prefixes;
     options.routing.push = r->push;
+    options.routing.seed = r->seed;
     REQUIRE(sn_chain_open(r->model, &options, &r->chain, &err));
     sn_chain_set_source(r->chain, &(sn_row_source){embed, r});
 }
@@ -331,6 +333,24 @@ Test(known_prefix, is_computed_again_where_a_node_dies_behind_it) {
         free(got);
         fixture_end(&r);
     }
+}
+
+Test(known_prefix, is_looked_for_where_the_conversation_was) {
+    fixture *r = fixture_begin(256, 16);
+    int attached;
+    for (int b = 0; b < N_BLOCKS; b++) cluster_add(r->w->cluster, b, b + 1); /* routes that are as good */
+    open_session(r);
+    free(run_turn(r, 320, 1, &attached));
+    close_session(r);
+    for (r->seed = 1; r->seed < 8; r->seed++) {
+        open_session(r);
+        float *got = run_turn(r, 330, 9, &attached);
+        cr_expect_geq(attached, 288, "seed %d", (int)r->seed);
+        close_session(r);
+        if (r->seed == 7) expect_bits(r, 330, 9, got);
+        free(got);
+    }
+    fixture_end(&r);
 }
 
 /* -- the node's side -- */

@@ -176,6 +176,34 @@ Test(swap, others_cannot_open_the_file) {
     fixture_end(&s);
 }
 
+/* Whether the file holds these bytes at all. */
+static bool file_has(int fd, const void *bytes, size_t n) {
+    uint8_t data[1 << 16];
+    ssize_t got = pread(fd, data, sizeof data, 0);
+    return got > 0 && memmem(data, (size_t)got, bytes, n);
+}
+
+Test(swap, the_file_tells_nothing_of_a_session) {
+    fixture s = fixture_begin(6, "/tmp", 6);
+    sn_kv_cache *a = kv_new(&s);
+    size_t pages = 8;
+    append_rows(&s, a, 1, 100);
+    float row[ROW];
+    for (int i = 0; i < ROW; i++) row[i] = kv_value(1, 0, 99, i);
+    REQUIRE(sn_swap_out(a, &pages, &err));
+    int fd = unnamed_file();
+    struct stat info;
+    cr_assert(!fstat(fd, &info) && info.st_size >= (off_t)(4 * s.page - s.page));
+    cr_expect(!file_has(fd, &row[1], 2 * sizeof *row), "keys lie in the file as they are");
+    uint8_t zeros[64] = {0};
+    cr_expect(!file_has(fd, zeros, sizeof zeros), "what a page does not use lies in the file as it is");
+    pages = 8;
+    REQUIRE(sn_swap_in(a, &pages, &err));
+    expect_rows(a, 1, 100);
+    sn_kv_cache_free(&a);
+    fixture_end(&s);
+}
+
 Test(swap, a_damaged_page_loses_its_session_only) {
     const off_t at[] = {0, 1000, -1}; /* from the page's end */
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {

@@ -1,5 +1,7 @@
 #include "base/listen.h"
 
+#include "base/log.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -17,20 +19,39 @@ static int bound_port(int fd) {
                                           : ((struct sockaddr_in *)(void *)&at)->sin_port);
 }
 
+bool sn_port_may_come_free(int64_t began_us, sn_status status, const sn_err *err) {
+    enum { PORT_WAIT_US = 3000000 };
+    const bool waits = status && err->retry_after_ms && sn_now_us() - began_us < PORT_WAIT_US;
+    if (waits) sn_log_rated(SN_LOG_INFO, "port in use", "text=%s", err->text);
+    if (waits) sn_sleep_us((int64_t)err->retry_after_ms * 1000);
+    return waits;
+}
+
+static sn_status listen_at(const struct addrinfo *at, int *fd, sn_err *err) {
+    int yes = 1;
+    *fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (*fd >= 0 && !setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) &&
+        !bind(*fd, at->ai_addr, at->ai_addrlen) && !listen(*fd, SN_LISTEN_BACKLOG))
+        return SN_OK;
+    const int reason = errno;
+    (void)sn_fail(err, SN_RETRY, "cannot listen there: %s", strerror(reason));
+    if (reason == EADDRINUSE) err->retry_after_ms = SN_PORT_RETRY_MS;
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+    return SN_RETRY;
+}
+
 sn_status sn_listen_tcp(const char *host, int port, int *fd, int *bound, sn_err *err) {
     char service[16];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
-    int yes = 1;
+    const int64_t began_us = sn_now_us();
+    sn_status status;
     snprintf(service, sizeof service, "%d", port);
     int code = getaddrinfo(strcmp(host, "*") ? host : NULL, service, &hints, &found);
     if (code) return sn_fail(err, SN_REFUSED, "%s", gai_strerror(code));
-    *fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool ready = *fd >= 0 && !setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) &&
-                 !bind(*fd, found->ai_addr, found->ai_addrlen) && !listen(*fd, SN_LISTEN_BACKLOG);
-    sn_status status = ready ? SN_OK : sn_fail(err, SN_RETRY, "cannot listen there: %s", strerror(errno));
+    do status = listen_at(found, fd, err);
+    while (sn_port_may_come_free(began_us, status, err));
     freeaddrinfo(found);
-    if (status && *fd >= 0) close(*fd);
     *bound = status ? 0 : bound_port(*fd);
-    if (status) *fd = -1;
     return status;
 }

@@ -19,7 +19,7 @@ enum {
     HEADER_MAX = 1 << 20 /* bytes of the image's header, which is read in one piece: 3840 tensors take 400 KB */
 };
 
-/* The device memory of a block's prompt; LoRA matrices own theirs (sn_weight_load). */
+/* The device memory of a block's prompt; LoRA matrices own theirs. */
 typedef struct prompt_memory {
     void *memory;
     size_t bytes;

@@ -46,22 +46,17 @@ typedef struct sn_train_sequence {
     const sn_tensor *x; /* (n, n_embd): hidden states that enter block `first`, from any device, through the guard */
 } sn_train_sequence;
 
-/* Forward pass. out: host, (n, n_embd), the hidden states after the last block. saved (NULL: save nothing): gets as
- * much as fits into saved_bytes_max bytes and into memory; *saved is NULL when that is nothing, and after a failure. */
-sn_status sn_train_forward(sn_train *train, const sn_train_sequence *sequence, float *out, size_t saved_bytes_max,
-                           sn_saved_activations **saved, sn_err *err) SN_MUST_USE;
-
-/* Backward pass of the same sequence. saved: of its forward pass; NULL: the forward pass is repeated. dout (n, n_embd):
- * the gradient of the output. dx: host, (n, n_embd): gets the gradient of x. grads: host, sn_adapter_n_params(adapter,
- * first, end) floats: gets the gradients of the adapter. */
-sn_status sn_train_backward(sn_train *train, const sn_train_sequence *sequence, const sn_saved_activations *saved,
-                            const sn_tensor *dout, float *dx, float *grads, sn_err *err) SN_MUST_USE;
-
-/* The same passes in pieces, so that the devices can compute for others in between: start one, then call sn_train_run
- * until *done, which is set at a failure, too. One pass at a time. All memory that is named here must stay until then,
- * the tensor's data but not its struct; *saved is set at the end. The results do not depend on the budgets. */
+/* A pass is computed in pieces, so that the devices can compute for others in between: start one, then call
+ * sn_train_run until *done, which is set at a failure, too. One pass at a time. All memory that is named here must stay
+ * until then, the tensor's data but not its struct; *saved is set at the end. The results do not depend on the budgets.
+ *
+ * Forward: out: host, (n, n_embd), the hidden states after the last block. saved (NULL: save nothing): gets as much as
+ * fits into saved_bytes_max bytes and into memory; *saved is NULL when that is nothing, and after a failure. */
 sn_status sn_train_start_forward(sn_train *train, const sn_train_sequence *sequence, float *out, size_t saved_bytes_max,
                                  sn_saved_activations **saved, sn_err *err) SN_MUST_USE;
+/* Backward, of the same sequence. saved: of its forward pass; NULL: the forward pass is repeated. dout (n, n_embd): the
+ * gradient of the output. dx: host, (n, n_embd): gets the gradient of x. grads: host, sn_adapter_n_params(adapter,
+ * first, end) floats: gets the gradients of the adapter. */
 sn_status sn_train_start_backward(sn_train *train, const sn_train_sequence *sequence, const sn_saved_activations *saved,
                                   const sn_tensor *dout, float *dx, float *grads, sn_err *err) SN_MUST_USE;
 

@@ -172,7 +172,7 @@ static sn_status route_main(const sn_options *options, int *code, sn_err *err) {
     int max_tokens = 0;
     setup.plan_only = true;
     if (!sn_settings_has_swarm(&sn_program_settings) && !sn_program_settings.common.local.given)
-        return sn_fail(err, SN_REFUSED, "give --join HOST:PORT of a node of the swarm, or --dht");
+        return sn_fail(err, SN_REFUSED, "give --join HOST:PORT of a node of the swarm" SN_OR_DHT);
     sn_catch_interrupts();
     sn_status status = sn_model_open(sn_program_settings.common.model, &setup.model, err);
     if (!status) setup.hp = sn_model_hparams(setup.model);

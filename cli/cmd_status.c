@@ -69,7 +69,7 @@ static sn_status status_main(const sn_options *options, int *code, sn_err *err) 
     swarm_connection *connection = NULL;
     swarm_error *error = NULL;
     if (!sn_settings_has_swarm(&sn_program_settings))
-        return sn_fail(err, SN_REFUSED, "give --join HOST:PORT of a node of the swarm, or --dht");
+        return sn_fail(err, SN_REFUSED, "give --join HOST:PORT of a node of the swarm" SN_OR_DHT);
     if (o->dht && !o->model) return sn_fail(err, SN_REFUSED, "--dht finds the nodes of one model: give --model, too");
     sn_catch_interrupts();
     (void)options;

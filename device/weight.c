@@ -21,18 +21,6 @@ sn_status sn_weight_upload(sn_device *device, sn_dtype dtype, size_t rows, size_
     return status;
 }
 
-sn_status sn_weight_load(sn_device *device, sn_dtype dtype, size_t rows, size_t cols, const void *host, sn_weight *out,
-                         sn_err *err) {
-    size_t bytes;
-    void *place = NULL;
-    *out = (sn_weight){0};
-    sn_status status = device->ops->weight_size(device, dtype, rows, cols, &bytes, err);
-    if (!status) status = device->ops->alloc(device, bytes, &place, err);
-    if (!status) status = sn_weight_upload(device, dtype, rows, cols, host, place, out, err);
-    if (status && place) device->ops->free(device, place, bytes);
-    return status;
-}
-
 void sn_weight_unload(sn_device *device, sn_weight *weight) {
     if (weight->device) device->ops->free(device, (void *)weight->device, weight->bytes);
     *weight = (sn_weight){0};

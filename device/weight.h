@@ -1,15 +1,10 @@
-/* One weight on a device: allocation, conversion and copy in one call, for weights that are loaded one by one (LM head,
- * adapters). Spans place the weights of a block together instead. Called on the device's thread. SN_REFUSED for a type
- * or size that the device cannot use, SN_STOP when its memory is out. */
+/* One weight on a device: conversion and copy in one call. Called on the device's thread. SN_REFUSED for a type or size
+ * that the device cannot use, SN_STOP when its memory is out. */
 #ifndef SN_DEVICE_WEIGHT_H
 #define SN_DEVICE_WEIGHT_H
 
 #include "device/device.h"
 
-/* Allocates, converts and copies a matrix. `host`: rows x cols elements of `dtype` as in the model file; not needed
- * after the call. sn_weight_unload frees it. */
-sn_status sn_weight_load(sn_device *device, sn_dtype dtype, size_t rows, size_t cols, const void *host, sn_weight *out,
-                         sn_err *err) SN_MUST_USE;
 void sn_weight_unload(sn_device *device, sn_weight *weight); /* accepts a zeroed weight; zeroes it */
 
 /* Converts a matrix and copies it to `place` on the device (weight_size bytes, the caller's), through host memory where

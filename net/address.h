@@ -7,8 +7,6 @@
 
 #include <sys/socket.h>
 
-enum { SN_PORT_RETRY_MS = 20 }; /* retry_after_ms of a port that is in use */
-
 /* Checks an address that stands in a message or is given to a transport: SN_REFUSED when it is none, with a sentence
  * that is safe to print even if the address came from a peer. to_listen: port 0 and the host * are addresses, too. */
 sn_status sn_address_check(const char *address, bool to_listen, sn_err *err) SN_MUST_USE;

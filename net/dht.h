@@ -14,11 +14,13 @@
 
 typedef struct sn_dht sn_dht;
 
-/* The help of an option that needs OpenDHT: none in a build without. */
+/* The help of an option that needs OpenDHT, and the end of a sentence that names --dht: none in a build without. */
 #ifdef SN_WITH_DHT
 #define SN_DHT_HELP(text) (text)
+#define SN_OR_DHT         ", or --dht"
 #else
 #define SN_DHT_HELP(text) NULL
+#define SN_OR_DHT         ""
 #endif
 
 /* Opens the DHT and starts the first search. bootstrap: "HOST:PORT" of any node of the DHT, or "on": this is its first

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/listen.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "base/thread.h"

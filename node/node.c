@@ -13,6 +13,7 @@
 #include "node/node.h"
 
 #include "base/clock.h"
+#include "base/listen.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
@@ -41,7 +42,6 @@ enum {
     LEAVE_WAIT_US = 100000,
     ROUND_EVENTS_MAX = 256,
     PORTS_TRIED = 20,
-    PORT_WAIT_US = 3000000,
     LONELY_FIRST_US = 5000000, /* without an answer of a joined node, until the log says so; then each minute */
     LONELY_EVERY_US = 60000000,
     REBALANCE_DRAIN_US = 30000000, /* drain limit before a rebalance when --drain-timeout is 0 */
@@ -175,22 +175,13 @@ static void answer_round(void *ctx, sn_expert_round *round) {
         sn_expert_round_free(&round);
 }
 
-/* Whether to try once more to take a port that is in use: a node that was killed holds its ports until the system has
- * freed its memory, some seconds for many GiB. */
-static bool port_may_come_free(int64_t began_us, sn_status status, const sn_err *err) {
-    bool waits = status == SN_REFUSED && err->retry_after_ms && sn_now_us() - began_us < PORT_WAIT_US;
-    if (waits) sn_log_rated(SN_LOG_INFO, "port in use", "text=%s", err->text);
-    if (waits) sn_sleep_us((int64_t)err->retry_after_ms * 1000);
-    return waits;
-}
-
 static sn_status node_listen(sn_node *node, const sn_node_config *config, sn_err *err) {
     int64_t began_us = sn_now_us();
     sn_status status = node->transport ? SN_OK : node_new_transport(node, &config->link, err);
     if (!status && config->swarm_key_path) status = node_make_private(node, config->swarm_key_path, err);
     if (status) return status;
     do status = sn_transport_listen(node->transport, config->listen, node->address, err);
-    while (port_may_come_free(began_us, status, err));
+    while (sn_port_may_come_free(began_us, status, err));
     return status;
 }
 
@@ -206,7 +197,7 @@ static sn_status node_introduce(sn_node *node, const sn_node_config *config, sn_
     int64_t began_us = sn_now_us();
     sn_status status;
     do status = node_start_introducer(node, err);
-    while (!any_port && port_may_come_free(began_us, status, err));
+    while (!any_port && sn_port_may_come_free(began_us, status, err));
     for (int i = 1; i < PORTS_TRIED && status == SN_REFUSED && any_port; i++) {
         sn_transport_free(&node->transport);
         status = node_listen(node, config, err);

@@ -4,6 +4,7 @@
 Prints one line for each breach, and exits with 1 if there is any. scripts/check.sh runs it with the checks of format.
 """
 import ast
+import collections
 import os
 import re
 import subprocess
@@ -289,6 +290,24 @@ def check_mutants():
             breach(f"{patch} does not apply: {applies.stderr.splitlines()[0]}; make it again against this tree")
 
 
+# Functions that only tests call: they read state that nothing else shows, or put a transport of theirs in place.
+FOR_TESTS = set(
+    """sn_answer_read sn_device_describe sn_directory_add sn_generator_length sn_hub_free sn_hub_new sn_hub_set_filter
+    sn_kept_rows_bytes sn_link_open_transport sn_prefix_cache_pages_evictable sn_served_model_ending sn_served_model_kept_bytes sn_span_experts
+    sn_status_name sn_ties_bytes sn_ties_holders sn_trainer_saved_bytes sn_transport_memory_new""".split()
+)
+
+
+def check_callers(tops):
+    """A function of a header is called by the programs, not by tests alone."""
+    sources = {path: code_only(read(path)) for path in tracked(*(f"{top}/*.{end}" for top in tops for end in ("c", "h", "cu")))}
+    words = collections.Counter(word for text in sources.values() for word in re.findall(r"\bsn_\w+", text))
+    for path, text in sources.items():
+        for name in re.findall(r"^[a-z][^\n(;{]*[ *](sn_\w+)\(", text, re.M) if path.endswith(".h") and "static inline" not in text else ():
+            if words[name] <= 2 and name not in FOR_TESTS:
+                breach(f"{path}: nothing but tests calls {name}(): delete it, or move it into tests/support")
+
+
 def main():
     tops = sorted({r.split("/")[0] for r in ROOMS})
     for path in tracked(*(f"{top}/*.{end}" for top in tops for end in ("cu", "cuh", "cl", "clh"))):
@@ -303,6 +322,7 @@ def main():
         check_functions(path, text)
     for path in tracked("tests/*.c", "tests/*.h", "tests/*.cc", "examples/*.c"):
         check_test_includes(path, read(path))
+    check_callers(tops)
     check_protocol_page()
     check_tables()
     check_documents()

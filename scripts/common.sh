@@ -66,10 +66,11 @@ for_this_gpu() {
   if [ -n "$kinds" ]; then echo "-DSN_CUDA_ARCHITECTURES=$kinds"; else echo -DSN_CUDA=OFF; fi
 }
 
-# build FOLDER [cmake option...]: configures, and builds the targets of TARGETS (empty: all).
+# build FOLDER [cmake option...]: configures, with SN_STRICT as a further option, and builds the targets of TARGETS (empty: all).
 build() {
   local dir=$1
   shift
+  [ -z "${SN_STRICT:-}" ] || set -- "$SN_STRICT" "$@"
   ! command -v ccache >/dev/null || set -- -DCMAKE_C_COMPILER_LAUNCHER=ccache "$@"
   cmake -G Ninja -B "$dir" "$@" >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed: see its messages above"; }
   ninja -C "$dir" "${TARGETS[@]}" >&2 || die "the build failed: see the messages of the compiler above"

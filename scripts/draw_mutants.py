@@ -2,9 +2,9 @@
 """Draws refusals by chance, turns each off, and runs the unit tests that know its file: scripts/draw_mutants.py [--seed N] [-n N] [PATH...]
 
 A refusal is an `if` whose only statement returns sn_fail(...); it is turned off by a condition that is never true. PATH: only those in
-these files or folders. The tests are those that call the file's functions, or else include a header of its folder, at most --tests of
-them. scripts/mutants.sh builds and runs what is drawn, in a view of this folder. What SURVIVED is looked at by a person: a test is
-mended, the line is doubled elsewhere, or a system test sees it. --list only prints what was drawn."""
+these files or folders. The tests are those that quote its sentence, then those that call the file's functions, or else include a header
+of its folder, at most --tests of them. scripts/mutants.sh builds and runs what is drawn, in a view of this folder. What SURVIVED is
+looked at by a person: a test is mended, the line is doubled elsewhere, or a system test sees it. --list only prints what was drawn."""
 
 import argparse
 import difflib
@@ -42,14 +42,24 @@ def unit_tests():
     return {p.stem: p.read_text() for p in sorted(pathlib.Path("tests/unit").glob("test_*.c")) if "_emulated_" not in p.name}
 
 
-def tests_of(path, text, most):
-    """Unit tests that call the file's functions, those of its name and with the most calls first; or else those that include a header of
-    its folder."""
+def quotes(text, end):
+    """How often each unit test has three words in a row of the sentence of the refusal whose condition ends here."""
+    begin = text.index("sn_fail(", end)
+    sentence = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', text[begin : closing(text, begin + len("sn_fail"))]))
+    pieces = [piece.split() for piece in re.split(r"%[-+0-9.*]*[a-z]+", sentence)]
+    runs = [" ".join(words[i : i + 3]) for words in pieces for i in range(len(words) - 2)]
+    return {name: sum(run in test for run in runs) for name, test in unit_tests().items()}
+
+
+def tests_of(path, text, place, most):
+    """Unit tests that quote the sentence, then those that call the file's functions, those of its name and with the most calls first; or
+    else those that include a header of its folder."""
     calls = set(re.findall(r"^[a-z].*?[ *](sn_\w+)\(", text, re.M))
     counts = {name: sum(word in calls for word in re.findall(r"\bsn_\w+", test)) for name, test in unit_tests().items()}
-    known = [name for name in counts if counts[name]]
+    quoted = quotes(text, place[1]) if place else dict.fromkeys(counts, 0)
+    known = [name for name in counts if counts[name] or quoted[name]]
     near = [name for name, test in unit_tests().items() if re.search(rf'"{path.parent}/[a-z_]+\.h"', test)]
-    return sorted(known or near, key=lambda name: (path.stem not in name, -counts[name]))[:most]
+    return sorted(known or near, key=lambda name: (-quoted[name], path.stem not in name, -counts[name]))[:most]
 
 
 def patch(path, text, place, names):
@@ -71,14 +81,14 @@ def main():
     args = options.parse_args()
     files = subprocess.run(["git", "ls-files", "--", *args.paths], capture_output=True, text=True, check=True).stdout.split()
     texts = {pathlib.Path(f): pathlib.Path(f).read_text() for f in files if f.endswith(".c")}
-    found = [(path, place) for path, text in texts.items() if tests_of(path, text, 1) for place in refusals(text)]
+    found = [(path, place) for path, text in texts.items() if tests_of(path, text, None, 1) for place in refusals(text)]
     drawn = random.Random(args.seed).sample(found, min(args.n, len(found)))
     print(f"{len(drawn)} of {len(found)} refusals, seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         patches = []
         for path, place in drawn:
             text = texts[path]
-            names = tests_of(path, text, args.tests)
+            names = tests_of(path, text, place, args.tests)
             line = text.count("\n", 0, place[0]) + 1
             print(f"  {path}:{line}: {' '.join(text[place[0] : place[1]].split())[:90]}: {' '.join(names)}", flush=True)
             patches.append(pathlib.Path(folder) / f"{str(path).replace('/', '_')}_{line}.patch")

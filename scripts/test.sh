@@ -12,6 +12,8 @@ case "${1:-}" in
 esac
 FUZZ_SECONDS=${FUZZ_SECONDS:-10}
 MUTANTS=${MUTANTS:-8}
+# A warning ends a build, under GCC and, of the fuzz targets, under clang; of all sources clang-tidy (check.sh --tidy) reports clang's.
+export SN_STRICT=-DCMAKE_COMPILE_WARNING_AS_ERROR=ON
 # Builds of the same sources in other folders find the same objects.
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1
 # All of them, and later runs, find the XPU's kernels that PoCL has compiled.

@@ -61,9 +61,10 @@ static void log_ignored(const sn_exchange *x, const sn_request *r) {
 bool sn_exchange_parse(sn_exchange *x, sn_request_kind kind, sn_request **out, sn_openai_error *error) {
     const char *body = (const char *)x->body.data;
     sn_load *load = &x->server->load;
-    const size_t becomes = sn_request_memory(body, x->body.len);
+    size_t passing;
+    const size_t becomes = sn_request_memory(body, x->body.len, &passing);
     *out = NULL;
-    if (!sn_load_take(load, &x->taken, x->body.len + becomes))
+    if (!sn_load_take(load, &x->taken, x->body.len + becomes + passing))
         return sn_openai_fail(error, 503, "overloaded", NULL, "Too many large requests are in progress: try again.");
     if (!sn_request_parse(kind, body, x->body.len, &x->server->limits, out, error)) return false;
     log_ignored(x, *out);

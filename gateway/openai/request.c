@@ -54,41 +54,53 @@ void sn_request_free(sn_request **request) {
 
 /* -- the JSON -- */
 
-/* Lists and objects inside each other, and values in all (a body is one, and each of these signs begins one more at
- * most), counted before anything is built from them. */
-static size_t depth_of(const char *body, size_t len, size_t *values) {
-    size_t depth = 0, most = 0;
-    *values = 1;
+/* What a body is when it is read, at most, counted before anything is built from it. */
+typedef struct extent {
+    size_t depth;  /* of lists and objects inside each other */
+    size_t values; /* a body is one, and each sign of its structure begins one more */
+    size_t bytes;  /* of them in memory, beside their texts */
+    size_t quoted; /* the same of signs in texts, which are JSON themselves where they are arguments of calls */
+} extent;
+
+/* What jansson takes: a list, an object (with room for some members), and whatever else, with its place there. */
+static size_t sign_bytes(char c) { return c == ',' || c == ':' ? 96 : c == '[' ? 144 : c == '{' ? 240 : 0; }
+
+static extent extent_of(const char *body, size_t len) {
+    extent e = {.values = 1};
+    size_t depth = 0;
     bool in_string = false;
     for (size_t i = 0; i < len; i++) {
-        char c = body[i];
-        if (in_string && c == '\\')
-            i++;
-        else if (c == '"')
+        const char c = body[i];
+        const size_t bytes = sign_bytes(c);
+        if (c == '"') {
             in_string = !in_string;
-        else if (!in_string && (c == ',' || c == ':'))
-            ++*values;
-        else if (!in_string && (c == '{' || c == '[')) {
-            most = ++depth > most ? depth : most;
-            ++*values;
-        } else if (!in_string && (c == '}' || c == ']') && depth)
+        } else if (in_string && c == '\\') {
+            i++;
+            e.quoted += i < len && body[i] == 'u' ? sign_bytes('{') : 0; /* any sign */
+        } else if (in_string) {
+            e.quoted += bytes;
+        } else if (bytes) {
+            e.values++;
+            e.bytes += bytes;
+            depth += c == '[' || c == '{';
+            if (depth > e.depth) e.depth = depth;
+        } else if ((c == ']' || c == '}') && depth) {
             depth--;
+        }
     }
-    return most;
+    return e;
 }
 
-size_t sn_request_memory(const char *body, size_t len) {
-    enum { VALUE_BYTES = 96 };
-    size_t values;
-    (void)depth_of(body, len, &values);
-    return 2 * len + sn_min_size(values, SN_REQUEST_VALUES_MAX) * VALUE_BYTES;
+size_t sn_request_memory(const char *body, size_t len, size_t *passing) {
+    const extent e = extent_of(body, len);
+    const bool refused = e.values > SN_REQUEST_VALUES_MAX;
+    *passing = refused ? 0 : sn_min_size(e.quoted, SN_REQUEST_ARGUMENT_VALUES_MAX * sign_bytes('{'));
+    return refused ? 0 : 2 * len + e.bytes;
 }
 
 /* Calls of earlier answers bring their arguments as texts, in which the values of the body do not count. */
 bool sn_parse_arguments_fit(sn_parse *p, const char *arguments, const char *path) {
-    size_t values;
-    (void)depth_of(arguments, strlen(arguments), &values);
-    p->argument_values += values;
+    p->argument_values += extent_of(arguments, strlen(arguments)).values;
     return p->argument_values <= SN_REQUEST_ARGUMENT_VALUES_MAX ||
            sn_openai_fail(p->error, 413, "request_too_large", path,
                           "the arguments of calls up to '%s' have more than %d values: leave out earlier calls", path,
@@ -97,13 +109,13 @@ bool sn_parse_arguments_fit(sn_parse *p, const char *arguments, const char *path
 
 static json_t *load_body(const char *body, size_t len, sn_openai_error *error) {
     json_error_t problem;
-    size_t values;
-    if (depth_of(body, len, &values) > SN_REQUEST_DEPTH_MAX) {
+    const extent e = extent_of(body, len);
+    if (e.depth > SN_REQUEST_DEPTH_MAX) {
         sn_openai_fail(error, 400, NULL, NULL, "the body nests more than %d lists and objects",
                        (int)SN_REQUEST_DEPTH_MAX);
         return NULL;
     }
-    if (values > SN_REQUEST_VALUES_MAX) {
+    if (e.values > SN_REQUEST_VALUES_MAX) {
         sn_openai_fail(error, 413, "request_too_large", NULL, "the body has more than %d values: send it in parts",
                        (int)SN_REQUEST_VALUES_MAX);
         return NULL;
@@ -255,7 +267,8 @@ static bool parse_sampling(sn_parse *p) {
     r->min_p = number_or(b->min_p, preset->min_p);
     r->top_k = (int32_t)int_or(b->top_k, preset->top_k);
     if (r->top_k < 0) r->top_k = 0;
-    r->seed = b->seed == SN_UNSET ? -1 : (int64_t)((uint64_t)b->seed & ((UINT64_C(1) << 52) - 1));
+    const bool random = b->seed == SN_UNSET || json_integer_value(json_object_get(r->body, "seed")) == -1;
+    r->seed = random ? -1 : (int64_t)((uint64_t)b->seed & ((UINT64_C(1) << 52) - 1));
     r->ignore_eos = b->ignore_eos;
     int64_t n = int_or(b->n, 1);
     if (n > p->limits->n_max)

@@ -25,7 +25,7 @@ typedef enum sn_request_kind {
 
 enum {
     SN_REQUEST_DEPTH_MAX = 64,                /* nested lists and objects of a body */
-    SN_REQUEST_VALUES_MAX = 1000000,          /* of a body, of about a hundred bytes each when they are read */
+    SN_REQUEST_VALUES_MAX = 1000000,          /* of a body, of up to 240 bytes each when they are read */
     SN_REQUEST_ARGUMENT_VALUES_MAX = 1 << 18, /* of the arguments of all calls of earlier answers, likewise */
     SN_REQUEST_TEXT_MAX = 1 << 20,            /* bytes to be tokenized for /tokenize */
     SN_REQUEST_TOKEN_BYTES = 64,  /* a longer text than this for each token of the context, and 1 MiB, is no prompt */
@@ -100,7 +100,7 @@ typedef struct sn_request {
     int64_t max_tokens; /* 0: nothing is generated; -1: until the context is full */
     double temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
     int32_t top_k; /* 0: all */
-    int64_t seed;  /* of choice 0, and of choice k this plus k; -1: none was given */
+    int64_t seed;  /* of choice 0, and of choice k this plus k; -1: a random one */
     bool ignore_eos;
     const char **stops; /* (n_stops) */
     size_t n_stops;
@@ -128,8 +128,9 @@ bool sn_request_parse(sn_request_kind kind, const char *body, size_t len, const 
 /* The name of a served model that a request calls so: by this name in any case, with the suffix of its file, ":latest",
  * or a path before it. NULL: there is none. */
 const char *sn_request_model(const sn_request_limits *limits, const char *name);
-/* About what a body takes when it was parsed, as values and as texts. */
-size_t sn_request_memory(const char *body, size_t len);
+/* What a body takes when it was parsed, as values and as texts, at most; *passing: so much more while it is parsed, for
+ * the arguments of earlier calls, which are texts of JSON. */
+size_t sn_request_memory(const char *body, size_t len, size_t *passing);
 void sn_request_free(sn_request **request); /* accepts NULL */
 
 /* Choices in all: prompts (one for a chat) times n. */

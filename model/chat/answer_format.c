@@ -286,8 +286,6 @@ void sn_answer_format_close(sn_answer_format **format) {
     *format = NULL;
 }
 
-bool sn_answer_format_calls_tools(const sn_answer_format *f) { return f->kind != SN_CALLS_NONE; }
-
 bool sn_answer_format_prompt_thinks(const sn_answer_format *f, const char *prompt, size_t len) {
     size_t n = strlen(f->thought);
     while (len && is_space(prompt[len - 1])) len--;

@@ -20,7 +20,6 @@ typedef struct sn_answer_format sn_answer_format;
 
 sn_status sn_answer_format_open(const sn_chat_template *chat, sn_answer_format **out, sn_err *err) SN_MUST_USE;
 void sn_answer_format_close(sn_answer_format **format); /* accepts NULL */
-bool sn_answer_format_calls_tools(const sn_answer_format *format);
 /* Whether an answer to this prompt (len bytes) begins within a thought. */
 bool sn_answer_format_prompt_thinks(const sn_answer_format *format, const char *prompt, size_t len);
 

@@ -1,5 +1,6 @@
 #include "net/transport/tcp_listen_private.h"
 
+#include "base/listen.h"
 #include "base/text.h"
 
 #include <errno.h>

@@ -113,8 +113,8 @@ static void tell(const sn_reach *r, sn_reach_kind kind) {
         [SN_REACH_DIRECT] = "others reach this node directly",
         [SN_REACH_MAPPED] = "others reach this node through a port that the router has opened for it",
         [SN_REACH_RELAYED] =
-            "others reach this node through a relay, because no other way works: this is slower; for "
-            "a direct way forward (IPv6: open) the TCP and UDP port of --listen in the router to this machine",
+            ("others reach this node through a relay, because no other way works: this is slower; for a direct way "
+             "forward (IPv6: open) the TCP and UDP port of --listen in the router to this machine"),
     };
     sn_log(SN_LOG_INFO, "reached by others", "how=%s address=%s text=%s", sn_reach_name(kind),
            sn_membership_address(r->setup.membership), how[kind]);

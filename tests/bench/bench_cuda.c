@@ -13,7 +13,7 @@
  * two long vectors. */
 #include "base/program_environment.h"
 #include "base/clock.h"
-#include "device/weight.h"
+#include "tests/support/weight_whole.h"
 #include "tests/support/conformance.h"
 #include "tests/support/cpu_devices.h"
 #include "tests/support/require.h"
@@ -109,7 +109,7 @@ static void load_matrix(model *m, sn_dtype dtype, size_t rows, size_t cols, sn_w
     require_ok(sn_dtype_row_bytes(dtype, cols, &row_bytes, &err));
     uint8_t *all = malloc(rows * row_bytes);
     for (size_t r = 0; r < rows; r += ROWS) memcpy(all + r * row_bytes, few, ROWS * row_bytes);
-    require_ok(sn_weight_load(m->d, dtype, rows, cols, all, out, &err));
+    require_ok(weight_load(m->d, dtype, rows, cols, all, out, &err));
     m->bytes += out->bytes;
     m->file_bytes += rows * row_bytes;
     free(all);
@@ -125,7 +125,10 @@ static void load_block(model *m, sn_dtype dtype, sn_weight w[MATRICES]) {
 }
 
 static void model_load(model *m, sn_device *d, const shape *s, sn_dtype dtype) {
-    *m = (model){.d = d, .s = s, .kv = {s->n_blocks, s->n_kv_heads, s->head_dim, PAGE}};
+    *m = (model){
+        .d = d,
+        .s = s,
+        .kv = {.n_blocks = s->n_blocks, .n_kv_heads = s->n_kv_heads, .head_dim = s->head_dim, .page_tokens = PAGE}};
     size_t e = (size_t)s->n_embd, q = (size_t)(s->n_heads * s->head_dim), kv = (size_t)(s->n_kv_heads * s->head_dim);
     m->w = calloc((size_t)s->n_blocks, sizeof *m->w);
     for (int b = 0; b < s->n_blocks; b++) load_block(m, dtype, m->w[b]);

@@ -214,9 +214,11 @@ static const struct {
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static attention_case attention_case_of(int shape) {
-    return (attention_case){
-        .shape = {BLOCKS, shapes[shape].kv_heads, shapes[shape].head_dim, shapes[shape].page_tokens},
-        .group = shapes[shape].group};
+    return (attention_case){.shape = {.n_blocks = BLOCKS,
+                                      .n_kv_heads = shapes[shape].kv_heads,
+                                      .head_dim = shapes[shape].head_dim,
+                                      .page_tokens = shapes[shape].page_tokens},
+                            .group = shapes[shape].group};
 }
 
 /* -- the KV cache */
@@ -440,18 +442,24 @@ void conformance_attention_of_prompts_behind_long_contexts(conformance *c) {
     conformance_prepare(c, &(sn_device_limits){.rows = 80, .width = 1024, .context = 512, .heads = 4, .head_dim = 512});
     for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
         if (c->head_dim_max && prompts[i].head_dim > c->head_dim_max) continue;
-        attention_case s = {
-            .shape = {BLOCKS, prompts[i].kv_heads, prompts[i].head_dim, prompts[i].page_tokens, prompts[i].dtype},
-            .group = prompts[i].group,
-            .window = prompts[i].window,
-            .n_sequences = 3};
+        attention_case s = {.shape = {.n_blocks = BLOCKS,
+                                      .n_kv_heads = prompts[i].kv_heads,
+                                      .head_dim = prompts[i].head_dim,
+                                      .page_tokens = prompts[i].page_tokens,
+                                      .dtype = prompts[i].dtype},
+                            .group = prompts[i].group,
+                            .window = prompts[i].window,
+                            .n_sequences = 3};
         s.alibi = i % 3 == 1, s.sinks = i % 2;
         memcpy(s.n_past, (int[]){470, 300, 0}, sizeof s.n_past);
         memcpy(s.rows, (int[]){1, i == 2 ? 67 : 14, 11}, sizeof s.rows);
         try_attention_case(c, s);
     }
     conformance_prepare(c, &(sn_device_limits){.rows = 80, .width = 1024, .context = POSITIONS, .head_dim = 24});
-    attention_case s = {.shape = {BLOCKS, 1, 24, 272}, .group = 1, .n_sequences = 2, .n_past = {4300, 4100}};
+    attention_case s = {.shape = {.n_blocks = BLOCKS, .n_kv_heads = 1, .head_dim = 24, .page_tokens = 272},
+                        .group = 1,
+                        .n_sequences = 2,
+                        .n_past = {4300, 4100}};
     memcpy(s.rows, (int[]){1, 40, 0}, sizeof s.rows);
     try_attention_case(c, s);
 }

@@ -150,7 +150,7 @@ static void norm_grad_by_differences(conformance *c, const char *name, norm_grad
             double *weights = as_doubles(c, weight, width);
             for (size_t r = 0; r < n; r++) {
                 double bound = fmax(allowed, 4);
-                for (size_t i = 0; i < width && !allowed; i++)
+                for (size_t i = 0; i < width && allowed == 0; i++)
                     bound = fmax(bound, 4 / fmax(fabs((double)x[r * width + i]), 0.05));
                 row_ctx ctx = {width, weights, as_doubles(c, dy + r * width, width), NULL, (double)eps};
                 check_grad(c, name, norm, &ctx, as_doubles(c, x + r * width, width), width, got + r * width,

@@ -5,11 +5,11 @@
  * The copies are static and made once, under a lock, because several devices share them. Random weights are random
  * bits of a block whose half-precision scales are overwritten with finite numbers; sn_dequantize_row gives the
  * values that the tests compare with. */
+#include "tests/support/weight_whole.h"
 #include "tests/support/cpu_devices.h"
 
 #include "device/cpu/cpu_private.h" /* private: puts kernels of the tests into an open device */
 #include "device/quant.h"
-#include "device/weight.h"
 #include "tests/support/amx_trap.h"
 #include "tests/support/tiles.h"
 
@@ -196,7 +196,7 @@ sn_status test_weight_make(sn_device *d, sn_dtype dtype, size_t rows, size_t col
     sn_weight *weight = malloc(sizeof *weight);
     *out = NULL;
     if (!weight) return sn_fail(err, SN_STOP, "out of memory");
-    sn_status status = sn_weight_load(d, dtype, rows, cols, host, weight, err);
+    sn_status status = weight_load(d, dtype, rows, cols, host, weight, err);
     if (status)
         free(weight);
     else

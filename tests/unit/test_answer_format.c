@@ -163,7 +163,6 @@ Test(answer_format, reads_the_calls_that_a_template_shows_at_every_cut) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
         const family *f = &families[i];
         sn_answer_format *format = format_of(f->template);
-        cr_assert(sn_answer_format_calls_tools(format), "%s", f->name);
         json_t *message = read_at_every_cut(format, f->calls, NULL, false);
         expect_calls(f, message, "");
         json_decref(message);
@@ -266,7 +265,6 @@ Test(answer_format, leaves_special_tokens_out_of_the_content) {
 
 Test(answer_format, of_a_template_without_calls_is_the_general_one) {
     sn_answer_format *format = format_of("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}");
-    cr_assert(sn_answer_format_calls_tools(format));
     json_t *message =
         read_at_every_cut(format,
                           "I ask.\n<tool_call>\n{\"name\": \"ask\", \"arguments\": {\"q\": 1}}\n</tool_call>"

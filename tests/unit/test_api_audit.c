@@ -64,8 +64,8 @@ static int read_event(void *context, const swarm_event *event) {
         r->n_text += length;
         break;
     case SWARM_EVENT_RETRACT:
-        cr_assert_lt(swarm_event_number(event, "kept"), r->n_text);
-        cr_assert_lt(swarm_event_number(event, "kept_tokens"), r->n_ids);
+        cr_assert_lt(swarm_event_number(event, "kept"), (double)r->n_text);
+        cr_assert_lt(swarm_event_number(event, "kept_tokens"), (double)r->n_ids);
         r->n_text = (size_t)swarm_event_number(event, "kept");
         r->n_ids = (size_t)swarm_event_number(event, "kept_tokens");
         r->retractions++;

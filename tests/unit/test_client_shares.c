@@ -2,7 +2,7 @@
  * pass takes what the test says for its rows and for the positions that they attend to; a client's next step comes when
  * it has its answer. */
 #include "base/clock.h"
-#include "node/engine/client_shares.h"
+#include "node/engine/scheduler_private.h" /* private: what clients have used */
 #include "tests/support/scheduler_fixture.h"
 #include "tests/support/virtual_clock.h"
 
@@ -197,4 +197,25 @@ Test(client_shares, equal_clients_share_passes) {
     cost.busy = 1;
     const double two = run(decoder, (load){1, 1, 1, 0, 1300}).rows;
     cr_expect_geq(two, 1.9, "%.1f rows in a pass", two);
+}
+
+/* A step of one row delays the client that waits by less than a pass of its own would delay its client. */
+Test(client_shares, a_step_that_costs_little_joins_however_long_another_client_waited) {
+    scheduler_fixture b;
+    unsigned finished = 0;
+    scheduler_fixture_begin(&b, 64);
+    sn_scheduler_set_throughput(b.scheduler, (uint64_t)cost.base, (uint64_t)(cost.row * 1000));
+    for (int s = 0; s < 4; s++) add_clients_step(&b, (uint64_t)s + 1, s, 0, s < 3 ? 1 : 8);
+    for (int i = 0; i < SN_CLIENT_SHARES_MAX; i++) {
+        sn_client_share *share = &b.scheduler->shares.list[i];
+        share->allowance_us = share->client == 1 ? -1000000 : 0;
+        share->used_us = share->client == 1 ? 0 : SN_SHARE_WINDOW_US / 2;
+    }
+    run_batch(&b, SN_OK, &finished);
+    cr_expect_eq(finished, 7, "the steps of sessions %x", finished);
+    while (!sn_scheduler_idle(b.scheduler)) {
+        b.now = sn_now_us();
+        run_batch(&b, SN_OK, &finished);
+    }
+    scheduler_fixture_end(&b);
 }

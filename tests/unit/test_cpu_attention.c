@@ -26,7 +26,11 @@ typedef struct attention_case {
 } attention_case;
 
 static attention_case attention_case_new(sn_kv_dtype dtype, int n_kv_heads, int group, int head_dim, int window) {
-    attention_case s = {.shape = {BLOCKS, n_kv_heads, head_dim, 32, dtype},
+    attention_case s = {.shape = {.n_blocks = BLOCKS,
+                                  .n_kv_heads = n_kv_heads,
+                                  .head_dim = head_dim,
+                                  .page_tokens = 32,
+                                  .dtype = dtype},
                         .n_heads = n_kv_heads * group,
                         .window = window,
                         .n_past = {0, 45, 127},

@@ -3,7 +3,7 @@
 #include "base/log.h"
 #include "base/program_environment.h"
 #include "device/device.h"
-#include "device/weight.h"
+#include "tests/support/weight_whole.h"
 #include "tests/support/cpu_devices.h"
 #include "tests/support/cuda_stand_in/stand_in.h"
 
@@ -37,7 +37,7 @@ static product product_new(sn_dtype dtype) {
     for (int i = 0; i < MATRICES; i++) {
         float *values = malloc(OUTPUTS * COLS * sizeof *values);
         void *file = test_random_weight(dtype, OUTPUTS, COLS, 3, values);
-        OK(sn_weight_load(p.d, dtype, OUTPUTS, COLS, file, &p.weights[i], &err));
+        OK(weight_load(p.d, dtype, OUTPUTS, COLS, file, &p.weights[i], &err));
         p.y[i] = new_floats(p.d, ROWS * OUTPUTS);
         test_weight_free(file);
         free(values);

@@ -49,6 +49,8 @@ Test(dht_record, opens_as_sealed_for_its_model_and_time_only) {
     expect_refused(&sealed, sealed.len, NOW + SN_DHT_RECORD_LIFE_MS, record.model, "expired");
     expect_refused(&sealed, sealed.len, NOW - (SN_DHT_RECORD_LIFE_MS_MAX - SN_DHT_RECORD_LIFE_MS) - 1, record.model,
                    "ahead");
+    expect_refused(&sealed, SN_SIGNATURE_SIZE, NOW, record.model, "64 bytes are no DHT record");
+    expect_refused(&sealed, SN_DHT_RECORD_SIZE_MAX + 1, NOW, record.model, "bytes are no DHT record");
     for (size_t i = 0; i < sealed.len; i++) { /* any changed byte, any truncation */
         sealed.data[i] ^= 0x10;
         cr_assert_eq(sn_dht_record_open(sealed.data, sealed.len, record.model, NOW, &back, &err), SN_REFUSED,

@@ -749,7 +749,10 @@ Test(failover, lost_messages_change_no_bit) {
         }
         sn_hub_set_filter(cluster_hub(w->cluster), filter_message, &m);
         cr_assert_eq(
-            open_with(&r, w, (sn_chain_options){.limits = {TIMEOUT_MS, 8, SN_PREFILL_DEPTH_MAX}, .routing.push = push},
+            open_with(&r, w,
+                      (sn_chain_options){
+                          .limits = {.timeout_ms = TIMEOUT_MS, .max_retries = 8, .prefill_depth = SN_PREFILL_DEPTH_MAX},
+                          .routing.push = push},
                       NULL),
             SN_OK, "%s", r.err.text);
         int tries = 0;

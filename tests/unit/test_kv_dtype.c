@@ -60,7 +60,7 @@ Test(kv_dtype, has_the_same_bits_for_any_chunks_threads_and_instruction_set) {
         fixture s;
         fixture_begin(&s, isas[i], 1 + i);
         for (int t = 0; t < SN_KV_DTYPE_COUNT; t++) {
-            sn_chain_options options = {.local = {.device = s.device, .end = 4}, .kv = {(sn_kv_dtype)t}};
+            sn_chain_options options = {.local = {.device = s.device, .end = 4}, .kv = {.dtype = (sn_kv_dtype)t}};
             if (!i) compute_hidden(&s, options, TOKENS, first[t]);
             const int chunks[] = {1, 13, TOKENS};
             for (int c = 0; c < 3; c++) {
@@ -90,11 +90,11 @@ Test(kv_dtype, nodes_of_another_kv_dtype_are_no_replacement) {
     sn_link *link = cluster_link(c);
     sn_chain *chain = NULL;
     sn_err why;
-    sn_chain_options options = {.local = {.device = s.device, .end = 4}, .kv = {SN_KV_Q8}};
+    sn_chain_options options = {.local = {.device = s.device, .end = 4}, .kv = {.dtype = SN_KV_Q8}};
     compute_hidden(&s, options, 9, here);
-    compute_hidden(&s, (sn_chain_options){.link = link, .kv = {SN_KV_Q8}}, 20, there);
+    compute_hidden(&s, (sn_chain_options){.link = link, .kv = {.dtype = SN_KV_Q8}}, 20, there);
     cr_expect(same_hidden(here, there));
-    compute_hidden(&s, (sn_chain_options){.link = link, .kv = {SN_KV_Q8}}, 70,
+    compute_hidden(&s, (sn_chain_options){.link = link, .kv = {.dtype = SN_KV_Q8}}, 70,
                    there); /* its first pages are known now */
     cr_expect(same_hidden(here, there));
     options = sn_chain_options_default();
@@ -104,7 +104,7 @@ Test(kv_dtype, nodes_of_another_kv_dtype_are_no_replacement) {
     cr_expect_null(chain);
     cluster_cut_off_at_step(c, 1, 2); /* one of the two nodes fails: the other one continues with the same bits */
     cluster_cut_off_at_step(c, 2, 20);
-    compute_hidden(&s, (sn_chain_options){.link = link, .kv = {SN_KV_Q8}}, 10, there);
+    compute_hidden(&s, (sn_chain_options){.link = link, .kv = {.dtype = SN_KV_Q8}}, 10, there);
     cr_expect(same_hidden(here, there));
     sn_link_close(&link);
     cluster_free(&c);

@@ -129,6 +129,36 @@ Test(manifest, refuses_names_that_leave_the_folder) {
     sn_buf_fini(&text);
 }
 
+/* A manifest with so many more lines of this kind. */
+static bool is_refused_with(const sn_buf *text, const char *line, size_t n) {
+    const char *at = memmem(text->data, text->len, line, strlen(line));
+    cr_assert(at);
+    const size_t len = (size_t)(strchr(at + 1, '\n') - at);
+    char *lines = malloc(n * len + strlen(line) + 1);
+    for (size_t i = 0; i < n; i++) memcpy(lines + i * len, at, len);
+    memcpy(lines + n * len, line, strlen(line) + 1);
+    const bool refused = is_refused(text, line, lines);
+    free(lines);
+    return refused;
+}
+
+Test(manifest, refuses_more_blocks_than_a_model_has_and_other_bytes) {
+    sn_buf text = make();
+    cr_expect(!is_refused_with(&text, "\nblock ", SN_BLOCKS_MAX - 4));
+    cr_expect(is_refused_with(&text, "\nblock ", SN_BLOCKS_MAX - 3));
+    const char *name = memmem(text.data, text.len, "\nname ", 6);
+    cr_assert(name);
+    text.data[name + 7 - (const char *)text.data] = 0;
+    cr_expect(is_refused(&text, "swarm", "swarm"), "a zero byte was taken");
+    static const char empty[] = "swarm manifest 1\n";
+    sn_manifest m;
+    sn_err err = {0};
+    cr_expect_eq(sn_manifest_parse(empty, sizeof empty - 1, &m, &err), SN_REFUSED);
+    cr_expect(strstr(err.text, "swarm hash"), "%s", err.text);
+    sn_manifest_fini(&m);
+    sn_buf_fini(&text);
+}
+
 Test(manifest, refuses_what_does_not_add_up) {
     sn_buf text = make();
     cr_expect(is_refused(&text, "swarm manifest 1", "swarm manifest 2"));

@@ -342,6 +342,30 @@ Test(node_protocol, an_unknown_timeline_is_accepted_only_at_the_sessions_end) {
     protocol_fixture_end(&b);
 }
 
+Test(node_protocol, sessions_beyond_the_context_and_chains_of_too_many_nodes_are_refused) {
+    const uint64_t lengths[] = {0, 1 << 20};
+    protocol_fixture b;
+    node_session p, q;
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    node_session_init(&q, b.w, &b.client, 0, 4);
+    for (int i = 0; i < 2; i++) {
+        sn_msg *msg = node_session_open_message(&q);
+        msg->open.max_tokens = lengths[i];
+        cr_expect(is_refusal(protocol_fixture_request(&b, msg, T0), SN_REFUSED, "longer than the model's context"));
+    }
+    for (size_t n = SN_HOPS_MAX - 1; n <= SN_HOPS_MAX; n++) {
+        sn_msg *msg = node_session_step_message(&p, 0, 1);
+        REQUIRE(sn_list_new(n, SN_HOPS_MAX, sizeof *msg->step.trace, &msg->step.trace, &err));
+        msg->step.n_trace = n;
+        sn_msg *answer = protocol_fixture_request(&b, msg, T0);
+        cr_expect_eq(is_refusal(answer, SN_REFUSED, "a chain of more than"), n == SN_HOPS_MAX);
+    }
+    free(q.timeline);
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
 Test(node_protocol, closing_a_session_frees_its_waiting_steps) {
     protocol_fixture b;
     node_session p;

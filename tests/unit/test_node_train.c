@@ -5,6 +5,7 @@
 #include "model/safetensors.h"
 #include "node/engine/training.h"
 #include "node/protocol/adapter_table.h"
+#include "tests/support/train_whole.h"
 #include "tests/support/require.h"
 #include "tests/support/train_client.h"
 #include "tests/support/virtual_clock.h"
@@ -36,11 +37,11 @@ static float *compute_batch(const testbed *w, bool backward, int first, int end,
         sn_tensor dout = x;
         dout.data = w->hidden + row * width;
         if (backward)
-            REQUIRE(sn_train_backward(train, &(sn_train_sequence){first, end, adapter, &x}, NULL, &dout,
-                                      out + row * width, out + TRAIN_ROWS * width + (size_t)i * floats, &err));
+            REQUIRE(train_backward(train, &(sn_train_sequence){first, end, adapter, &x}, NULL, &dout, out + row * width,
+                                   out + TRAIN_ROWS * width + (size_t)i * floats, &err));
         else
-            REQUIRE(sn_train_forward(train, &(sn_train_sequence){first, end, adapter, &x}, out + row * width, 0, NULL,
-                                     &err));
+            REQUIRE(
+                train_forward(train, &(sn_train_sequence){first, end, adapter, &x}, out + row * width, 0, NULL, &err));
     }
     sn_adapter_free(&adapter);
     sn_train_free(&train);

@@ -5,6 +5,7 @@
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,13 +36,13 @@ Test(openai_request, a_chat_has_the_defaults_of_the_api) {
 
 Test(openai_request, every_setting_of_the_sampling_is_taken) {
     sn_request *r = parse(SN_REQUEST_CHAT,
-                          "{" HI ",\"n\":2,\"stop\":[\"a\",\"b\"],\"seed\":-1,\"temperature\":0,\"top_p\":0.5,"
+                          "{" HI ",\"n\":2,\"stop\":[\"a\",\"b\"],\"seed\":-2,\"temperature\":0,\"top_p\":0.5,"
                           "\"top_k\":-1,\"min_p\":0.1,\"repetition_penalty\":1.1,\"presence_penalty\":-2,"
                           "\"frequency_penalty\":2,\"logit_bias\":{\"5\":-100,\"7\":1.5},\"logprobs\":true,"
                           "\"top_logprobs\":3,\"max_completion_tokens\":5,\"ignore_eos\":true,\"stream\":true,"
                           "\"stream_options\":{\"include_usage\":true,\"continuous_usage_stats\":true},\"user\":\"u\","
                           "\"metadata\":{\"a\":\"b\"},\"store\":false,\"service_tier\":\"auto\"}");
-    cr_expect(r->n == 2 && r->n_stops == 2 && !strcmp(r->stops[1], "b") && r->seed == (INT64_C(1) << 52) - 1);
+    cr_expect(r->n == 2 && r->n_stops == 2 && !strcmp(r->stops[1], "b") && r->seed == (INT64_C(1) << 52) - 2);
     cr_expect(r->temperature == 0 && r->top_p == 0.5 && r->top_k == 0 && r->min_p == 0.1);
     cr_expect(r->repeat_penalty == 1.1 && r->presence_penalty == -2 && r->frequency_penalty == 2);
     cr_expect(r->n_biases == 2 && r->biases[0].id == 5 && r->biases[0].bias == -100 && r->biases[1].bias == 1.5F);
@@ -55,6 +56,15 @@ Test(openai_request, every_setting_of_the_sampling_is_taken) {
     }
     sn_request_free(&r);
     cr_assert_null(r);
+}
+
+Test(openai_request, a_seed_of_minus_one_is_random) {
+    sn_request *r = parse(SN_REQUEST_CHAT, "{" HI ",\"seed\":-1}");
+    cr_expect_eq(r->seed, -1);
+    sn_request_free(&r);
+    r = parse(SN_REQUEST_CHAT, "{" HI ",\"seed\":18446744073709551615}");
+    cr_expect_eq(r->seed, (INT64_C(1) << 52) - 1);
+    sn_request_free(&r);
 }
 
 Test(openai_request, what_a_request_does_not_say_is_as_the_server_samples) {
@@ -473,6 +483,55 @@ Test(openai_request, a_body_of_too_many_values_is_refused_before_it_is_read) {
     snprintf(text, sizeof text, "{" HI ",\"user\":\"%.*s\"}", 100, ",,,,,,,,,,,,,,,,,,::::::::[[[[[[{{{{");
     sn_request *r = parse(SN_REQUEST_CHAT, text);
     sn_request_free(&r);
+}
+
+/* A body that has `unit` so many times in a list, between begin and end. */
+static char *many(const char *begin, const char *unit, const char *end) {
+    enum { TIMES = 10000 };
+    const size_t begin_len = strlen(begin), len = strlen(unit), end_size = strlen(end) + 1;
+    char *body = malloc(begin_len + TIMES * (len + 1) + end_size), *at = memcpy(body, begin, begin_len);
+    at += begin_len;
+    for (size_t i = 0; i < TIMES; i++) {
+        memcpy(at, unit, len);
+        at[len] = ',';
+        at += len + 1;
+    }
+    memcpy(at - 1, end, end_size);
+    return body;
+}
+
+static size_t counted(char *body, bool passing) {
+    size_t more, all = sn_request_memory(body, strlen(body), &more);
+    free(body);
+    return passing ? more : all;
+}
+
+/* Sanitizers' allocators say 0. */
+static size_t heap_bytes(void) { return mallinfo2().uordblks + mallinfo2().hblkhd; }
+
+Test(openai_request, what_a_body_takes_when_it_is_read_is_counted_before) {
+    static const struct {
+        const char *unit, *in_arguments;
+    } units[] = {{"{}", "{}"},
+                 {"[]", "\\u005b\\u005d"},
+                 {"1", "1"},
+                 {"\"\"", "\\\"\\\""},
+                 {"true", "true"},
+                 {"{\"a\":1}", "{\\\"a\\\":1}"},
+                 {"{\"a\":{\"b\":\"c\"}}", "{\\\"a\\\":{\\\"b\\\":\\\"c\\\"}}"},
+                 {"[[[[1]]]]", "[[[[1]]]]"}};
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        char *body = many("{" HI ",\"metadata\":[", units[i].unit, "]}");
+        const size_t before = heap_bytes();
+        sn_request *r = parse(SN_REQUEST_CHAT, body);
+        const size_t taken = heap_bytes() - before, all = counted(body, false);
+        const size_t passing = counted(many("{\"arguments\":\"[", units[i].in_arguments, "]\"}"), true);
+        cr_expect(taken <= all, "%s: %zu bytes, counted %zu", units[i].unit, taken, all);
+        cr_expect(taken <= passing + (passing >> 3), "%s: %zu bytes, counted %zu", units[i].in_arguments, taken,
+                  passing);
+        cr_expect(!taken || all < 10 * taken, "%s: %zu bytes, counted %zu", units[i].unit, taken, all);
+        sn_request_free(&r);
+    }
 }
 
 static void put(sn_buf *body, const char *text) {

@@ -111,7 +111,7 @@ static void begin(void) {
                                        .identity = &identity,
                                        .address = "0.0.0.0:31330",
                                        .name = "n",
-                                       .host = {host_send, host_refuse, host_describe, host_meet, NULL}};
+                                       .host = {host_send, host_refuse, host_describe, host_meet, NULL, NULL, NULL}};
     REQUIRE(sn_membership_new(&setup, &membership, &err));
     REQUIRE(sn_relaying_new(&transport, membership, 1 << 20, &relaying, &err));
     const sn_reach_setup reach_setup = {.transport = &transport,

@@ -4,6 +4,7 @@
 #include "blocks/train.h"
 #include "client/generate/lm_head.h"
 #include "model/safetensors.h"
+#include "tests/support/train_whole.h"
 #include "tests/support/cpu_devices.h"
 #include "tests/support/families.h"
 #include "tests/support/require.h"
@@ -71,8 +72,8 @@ static void through_spans(const sn_model *model, sn_device *device, sn_lm_head *
         REQUIRE(sn_train_new(spans[i], 100, &trains[i], &err));
         sn_tensor in = rows_tensor("hidden states", x[i], n, width);
         x[i + 1] = malloc(bytes);
-        REQUIRE(sn_train_forward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], NULL, &in}, x[i + 1], 0, NULL,
-                                 &err));
+        REQUIRE(
+            train_forward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], NULL, &in}, x[i + 1], 0, NULL, &err));
     }
     float *logits = malloc((size_t)n * (size_t)hp->n_vocab * sizeof(float)),
           *dlogits = malloc((size_t)n * (size_t)hp->n_vocab * sizeof(float));
@@ -82,8 +83,8 @@ static void through_spans(const sn_model *model, sn_device *device, sn_lm_head *
     REQUIRE(sn_lm_head_logits_grad(head, x[n_spans], n, dlogits, dy, &err));
     for (int i = n_spans - 1; i >= 0; i--) {
         sn_tensor in = rows_tensor("hidden states", x[i], n, width), out = rows_tensor("gradients", dy, n, width);
-        REQUIRE(sn_train_backward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], NULL, &in}, NULL, &out, dx,
-                                  NULL, &err));
+        REQUIRE(train_backward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], NULL, &in}, NULL, &out, dx, NULL,
+                               &err));
         memcpy(dy, dx, bytes);
         sn_train_free(&trains[i]);
         sn_span_free(&spans[i]);
@@ -233,8 +234,8 @@ static double objective(sn_span *span, sn_train *train, parameters *t, const flo
     sn_tensor in = rows_tensor("hidden states", x, n, width);
     float *out = malloc((size_t)n * (size_t)width * sizeof *out);
     double sum = 0;
-    REQUIRE(sn_train_forward(train, &(sn_train_sequence){sn_span_first(span), sn_span_end(span), adapter, &in}, out, 0,
-                             NULL, &err));
+    REQUIRE(train_forward(train, &(sn_train_sequence){sn_span_first(span), sn_span_end(span), adapter, &in}, out, 0,
+                          NULL, &err));
     for (int i = 0; i < n * width; i++) sum += (double)out[i] * (double)weights[i];
     sn_adapter_free(&adapter);
     free(out);
@@ -309,8 +310,8 @@ static float *compute_gradients(const train_case *w, sn_device *device, const sn
         adapters[i] = load_adapter(w->parameters, spans[i]);
         x[i + 1] = malloc(row_bytes);
         sn_tensor in = rows_tensor("hidden states", x[i], TOKENS, width);
-        REQUIRE(sn_train_forward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], adapters[i], &in}, x[i + 1],
-                                 SIZE_MAX, &saved[i], &err));
+        REQUIRE(train_forward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], adapters[i], &in}, x[i + 1],
+                              SIZE_MAX, &saved[i], &err));
         cr_assert(saved[i] && sn_saved_activations_has_inner(saved[i]));
         REQUIRE(sn_train_start_forward(trains[i], &(sn_train_sequence){ends[i], ends[i + 1], adapters[i], &in}, dy, 0,
                                        NULL, &err));
@@ -434,12 +435,12 @@ Test(train, saved_activations_replace_a_second_forward) {
                       rows_tensor("hidden states", other, TOKENS, width)};
     sn_tensor dout = rows_tensor("gradients", w.dout, TOKENS, width);
     sn_saved_activations *saved = NULL;
-    REQUIRE(sn_train_forward(train, &(sn_train_sequence){1, 3, NULL, &in[1]}, out, SIZE_MAX, &saved, &err));
+    REQUIRE(train_forward(train, &(sn_train_sequence){1, 3, NULL, &in[1]}, out, SIZE_MAX, &saved, &err));
     cr_assert(saved);
     for (int i = 0; i < 2; i++) { /* the gradients of the second one are computed */
         dx[i] = malloc(floats * sizeof *out);
-        REQUIRE(sn_train_backward(train, &(sn_train_sequence){1, 3, NULL, &in[i]}, i ? NULL : saved, &dout, dx[i], NULL,
-                                  &err));
+        REQUIRE(train_backward(train, &(sn_train_sequence){1, 3, NULL, &in[i]}, i ? NULL : saved, &dout, dx[i], NULL,
+                               &err));
     }
     cr_expect(!memcmp(dx[0], dx[1], floats * sizeof *out));
     sn_saved_activations_free(&saved);
@@ -468,7 +469,7 @@ Test(train, saved_activations_stay_within_their_budget) {
     const size_t capacity[] = {rows_alone - 1, rows_alone, all - 1, all};
     for (int i = 0; i < 4; i++) {
         sn_saved_activations *saved = NULL;
-        REQUIRE(sn_train_forward(train, &(sn_train_sequence){0, 3, NULL, &in}, out, capacity[i], &saved, &err));
+        REQUIRE(train_forward(train, &(sn_train_sequence){0, 3, NULL, &in}, out, capacity[i], &saved, &err));
         cr_assert_eq(saved != NULL, i > 0);
         if (!saved) continue;
         cr_expect_eq(sn_saved_activations_has_inner(saved), i == 3);
@@ -497,8 +498,8 @@ static void expect_inference_is_training(train_case w) {
     REQUIRE(sn_train_new(span, TOKENS, &train, &err));
     sn_adapter *adapter = load_adapter(w.parameters, span);
     sn_tensor in = rows_tensor("hidden states", w.x, TOKENS, width);
-    REQUIRE(sn_train_forward(train, &(sn_train_sequence){0, w.hp->n_blocks, adapter, &in}, want, 0, NULL, &err));
-    REQUIRE(sn_train_forward(train, &(sn_train_sequence){0, w.hp->n_blocks, NULL, &in}, plain, 0, NULL, &err));
+    REQUIRE(train_forward(train, &(sn_train_sequence){0, w.hp->n_blocks, adapter, &in}, want, 0, NULL, &err));
+    REQUIRE(train_forward(train, &(sn_train_sequence){0, w.hp->n_blocks, NULL, &in}, plain, 0, NULL, &err));
     REQUIRE(sn_span_kv_pool(span, 8 << 20, &pool, &err));
     REQUIRE(sn_kv_cache_new(pool, &kv, &err));
     for (int at = 0, n; at < TOKENS; at += n) { /* in steps that cut the prompt */

@@ -189,9 +189,9 @@ typedef enum sn_kv_dtype {
 } sn_kv_dtype;
 extern const sn_word sn_kv_dtype_words[]; /* "f32", "f16", "q8" */
 const char *sn_kv_dtype_name(sn_kv_dtype dtype);
-sn_dtype sn_kv_dtype_element(sn_kv_dtype dtype); /* the element type of the same name */
+sn_dtype sn_kv_dtype_element(sn_kv_dtype dtype);                 /* the element type of the same name */
 bool sn_kv_dtype_of_element(uint64_t element, sn_kv_dtype *out); /* false: no cache has this type */
-extern const sn_word sn_isa_words[];             /* instruction sets of the CPU kernels: device/cpu/kernels.h */
+extern const sn_word sn_isa_words[]; /* instruction sets of the CPU kernels: device/cpu/kernels.h */
 
 /* A session's KV cache on this device is a list of pages of `page_tokens` positions. A page holds the keys and values
  * of all n_blocks blocks (transformer layers) in the backend's own layout, kv_page_bytes in size. Position p lies in

@@ -22,7 +22,8 @@ static void look_at(sn_weights_watch *watch, const sn_announcement *a, const sn_
     char id[2 * SN_KEY_SIZE + 1];
     for (int b = span->first; b < span->end; b++) {
         if (b < (int)a->first_block || b >= (int)a->end_block) continue;
-        bool same = !memcmp(span->block_hash[b - span->first].bytes, a->block_hash[b - (int)a->first_block], SN_HASH_SIZE);
+        bool same =
+            !memcmp(span->block_hash[b - span->first].bytes, a->block_hash[b - (int)a->first_block], SN_HASH_SIZE);
         if (same && !watch->confirmed) {
             watch->confirmed = true;
             sn_log(SN_LOG_INFO, "weights confirmed", "node=%s block=%d text=another node announces the same weights",

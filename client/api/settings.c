@@ -22,7 +22,7 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
                    .timeout_ms = 30000,                                                                                \
                    .max_retries = 16,                                                                                  \
                    .prefill_depth = SN_PREFILL_DEPTH_MAX,                                                              \
-                   .kv_dtype = SN_KV_DTYPE_DEFAULT,                                                                              \
+                   .kv_dtype = SN_KV_DTYPE_DEFAULT,                                                                    \
                    .wire_dtype = SN_F32,                                                                               \
                    .kv_memory = SN_SIZE_UNSET,                                                                         \
                    .device = "cpu"},                                                                                   \
@@ -118,7 +118,8 @@ static const sn_option chain_options[] = {
     SN_OPT_INT("prefill-depth", "N", &sn_program_settings.common.prefill_depth, 0, SN_PREFILL_DEPTH_MAX,
                "chunks of a long prompt that may wait at a node while it computes another; 0: one chunk at a time"),
     SN_OPT_ENUM("kv-dtype", &sn_program_settings.common.kv_dtype, sn_kv_dtype_words,
-                "element type of the KV cache: nodes with this type are used, and local blocks use it. f32 takes twice the memory of "
+                "element type of the KV cache: nodes with this type are used, and local blocks use it. f32 takes twice "
+                "the memory of "
                 "f16, q8 about half of it; each type gives other results"),
     SN_OPT_ENUM("wire-dtype", &sn_program_settings.common.wire_dtype, sn_wire_dtype_words,
                 "element type of hidden states on the network. f32 is exact. The others are lossy, for slow links: "

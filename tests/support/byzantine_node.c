@@ -24,7 +24,7 @@ struct byzantine_node {
     sn_engine *engine;
     sn_protocol *protocol;
     sn_buf sealed;
-    sn_hash hashes[8]; /* of the blocks, as if they were those of float32 */
+    sn_hash hashes[8];  /* of the blocks, as if they were those of float32 */
     float *last_output; /* (n_embd): the output of the newest step of one token */
     bool has_last_output;
     int last_position; /* of the newest step; -1: none yet */

@@ -108,7 +108,7 @@ INLINE void delta_tiles(int tiles, size_t lanes, const sn_delta_job *job, size_t
                        vf_set(chunk->k[0][i]), seen[j]);
     }
     for (int t = 0; t < chunk->n; t++, from = to) {
-        const int next = t + 1 < chunk->n ? t + 1 : t; /* behind the last row nobody reads what is seen */
+        const int next = t + 1 < chunk->n ? t + 1 : t; /* what is seen behind the last row is not used */
         const float *k = chunk->k[t], *q = chunk->q[t], *next_k = chunk->k[next];
         const vf decay = vf_set(chunk->decay[t]), beta = vf_set(chunk->beta[t]),
                  next_decay = vf_set(chunk->decay[next]);

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/sealing.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +33,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { CHUNK = 1 << 18, TAG = 16, SALT = 16, MAGIC = 16, KEY = 32, HEADER = 4, SECRET_MIN = 16, SECRET_MAX = 1 << 16 };
+enum {
+    CHUNK = 1 << 18,
+    TAG = SN_SEAL_TAG,
+    SALT = 16,
+    MAGIC = 16,
+    KEY = SN_SEAL_KEY,
+    HEADER = 4,
+    SECRET_MIN = 16,
+    SECRET_MAX = 1 << 16
+};
 static const uint32_t LAST_CHUNK = 1u << 31; /* a flag in a chunk's header, next to its length */
 
 struct sn_encrypted_file {
@@ -91,23 +101,9 @@ static sn_status derive_key(const sn_file_key *secret, const uint8_t salt[SALT],
 
 /* -- chunks -- */
 
-/* Encrypts or decrypts n bytes of chunk number f->chunks; authenticates `head` with it. Returns false when memory is
- * out, or (decrypting) when the bytes are not what was encrypted. */
-static bool chunk_crypt(const sn_encrypted_file *f, bool encrypt, const uint8_t head[HEADER], const uint8_t *from,
-                        size_t n, uint8_t *to, uint8_t tag[TAG]) {
-    /* never used twice with a key: the key belongs to this file alone, and chunks are numbered */
-    uint8_t nonce[12] = {0};
-    for (int i = 0; i < 8; i++) nonce[4 + i] = (uint8_t)(f->chunks >> (8 * i));
-    int len = 0;
-    EVP_CIPHER_CTX *ctx = EVP_CIPHER_CTX_new();
-    bool good = ctx && EVP_CipherInit_ex(ctx, EVP_aes_256_gcm(), NULL, f->key, nonce, encrypt) == 1 &&
-                EVP_CipherUpdate(ctx, NULL, &len, head, HEADER) == 1 &&
-                EVP_CipherUpdate(ctx, to, &len, from, (int)n) == 1;
-    if (good && !encrypt) good = EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_GCM_SET_TAG, TAG, tag) == 1;
-    good = good && EVP_CipherFinal_ex(ctx, to + n, &len) == 1;
-    if (good && encrypt) good = EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_GCM_GET_TAG, TAG, tag) == 1;
-    EVP_CIPHER_CTX_free(ctx);
-    return good;
+/* Chunk number f->chunks: the key belongs to this file alone, and chunks are numbered. */
+static sn_seal_piece chunk_piece(const sn_encrypted_file *f, const uint8_t head[HEADER]) {
+    return (sn_seal_piece){f->key, f->chunks, head, HEADER};
 }
 
 static sn_status file_write_all(sn_encrypted_file *f, const void *data, size_t len, sn_err *err) {
@@ -138,7 +134,8 @@ static size_t file_read_all(sn_encrypted_file *f, uint8_t *data, size_t len) {
 static sn_status chunk_write(sn_encrypted_file *f, bool last, sn_err *err) {
     uint32_t header = (uint32_t)f->len | (last ? LAST_CHUNK : 0);
     for (int i = 0; i < HEADER; i++) f->wire[i] = (uint8_t)(header >> (8 * i));
-    if (!chunk_crypt(f, true, f->wire, f->data, f->len, f->wire + HEADER, f->wire + HEADER + f->len))
+    const sn_seal_piece piece = chunk_piece(f, f->wire);
+    if (!sn_seal(&piece, f->data, f->len, f->wire + HEADER, f->wire + HEADER + f->len))
         return sn_fail(err, SN_STOP, "out of memory for encrypting %s", f->path);
     sn_status status = file_write_all(f, f->wire, HEADER + f->len + TAG, err);
     f->chunks++;
@@ -155,7 +152,8 @@ static sn_status chunk_read(sn_encrypted_file *f, sn_err *err) {
     if (len > CHUNK) return sn_fail(err, SN_REFUSED, "%s is damaged", f->path);
     if (file_read_all(f, f->wire + HEADER, len + TAG) < len + TAG)
         return sn_fail(err, SN_REFUSED, "%s is cut short", f->path);
-    if (!chunk_crypt(f, false, f->wire, f->wire + HEADER, len, f->data, f->wire + HEADER + len))
+    const sn_seal_piece piece = chunk_piece(f, f->wire);
+    if (!sn_unseal(&piece, f->wire + HEADER, len, f->data, f->wire + HEADER + len))
         return sn_fail(err, SN_REFUSED,
                        f->chunks ? "%s is damaged" : "%s was encrypted with another key, or is damaged", f->path);
     f->chunks++;

@@ -4,15 +4,28 @@
 #include <stdio.h>
 #include <string.h>
 
+static sn_status fail(sn_err *err, sn_status status, sn_reason reason, const char *format, va_list args) {
+    if (!err) return status;
+    err->status = status;
+    err->reason = reason;
+    err->retry_after_ms = 0;
+    vsnprintf(err->text, sizeof err->text, format, args);
+    return status;
+}
+
 sn_status sn_fail(sn_err *err, sn_status status, const char *format, ...) {
-    if (err) {
-        va_list args;
-        va_start(args, format);
-        err->status = status;
-        err->retry_after_ms = 0;
-        vsnprintf(err->text, sizeof err->text, format, args);
-        va_end(args);
-    }
+    va_list args;
+    va_start(args, format);
+    fail(err, status, SN_REASON_NONE, format, args);
+    va_end(args);
+    return status;
+}
+
+sn_status sn_fail_because(sn_err *err, sn_status status, sn_reason reason, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fail(err, status, reason, format, args);
+    va_end(args);
     return status;
 }
 

@@ -18,8 +18,17 @@ typedef enum sn_status {
     SN_STOP,    /* this device or process cannot continue (out of memory, device lost) */
 } sn_status;
 
+/* Why, where programs act on it; the sentence is for people. */
+typedef enum sn_reason {
+    SN_REASON_NONE,
+    SN_REASON_NO_ROOM, /* not SN_REFUSED: sessions, perhaps idle ones of the asker, have a node's KV memory or places */
+    SN_REASON_TOO_LONG, /* SN_REFUSED: no KV memory there could hold a timeline of so many tokens */
+    SN_REASONS
+} sn_reason;
+
 typedef struct sn_err {
     sn_status status;
+    sn_reason reason;
     int retry_after_ms; /* after how long the same request may succeed, where that is known; else 0 */
     char text[512];     /* one sentence, no newline; truncated to fit */
 } sn_err;
@@ -27,6 +36,9 @@ typedef struct sn_err {
 /* Sets *err (NULL allowed) and returns `status`, so that a failure is one line: return sn_fail(err, SN_REFUSED, ...).
  */
 sn_status sn_fail(sn_err *err, sn_status status, const char *format, ...) SN_PRINTF(3, 4);
+
+/* The same with a reason. */
+sn_status sn_fail_because(sn_err *err, sn_status status, sn_reason reason, const char *format, ...) SN_PRINTF(4, 5);
 
 /* Prefixes the sentence of *err (NULL allowed) with "context: " and returns its status. */
 sn_status sn_err_context(sn_err *err, const char *format, ...) SN_PRINTF(2, 3);

@@ -7,6 +7,7 @@
 #include "cli/command.h"
 #include "cli/local_node.h"
 #include "cli/options.h"
+#include "cli/serve_identity.h"
 #include "cli/serve_name.h"
 #include "cli/serve_room.h"
 #include "gateway/http/server.h"
@@ -20,7 +21,7 @@
 enum { LOOK_MS = 500, LOCAL_OPTIONS_MAX = 32, KV_SHARE = 4 };
 
 static struct {
-    const char *listen, *api_key_file, *tls_cert, *tls_key, *served_model_name;
+    const char *listen, *api_key_file, *tls_cert, *tls_key, *served_model_name, *swap_to, *swap_memory, *swap_dir;
     sn_strings cors, host, proxy;
     sn_block_range local;
     int64_t max_sessions, queue, ctx, session_idle_ms, drain_timeout_ms;
@@ -59,6 +60,11 @@ static const sn_option serve_options[] = {
         "session-idle", &given.session_idle_ms, 0, 86400000,
         "a session is kept this long after an answer, for a request that continues it, unless another one "
         "needs its place"),
+    SN_OPT_STRING(
+        "swap-to", "off|host|disk", &given.swap_to,
+        "with --local all: where the KV cache of idle sessions goes when others need its place (default: host)"),
+    SN_OPT_STRING("swap-memory", "SIZE", &given.swap_memory, "with --local all: limit of host memory or disk for it"),
+    SN_OPT_STRING("swap-dir", "FOLDER", &given.swap_dir, "with --local all: folder for --swap-to disk"),
     SN_OPT_DURATION_MS("drain-timeout", &given.drain_timeout_ms, 0, 86400000,
                        "limit for finishing answers when the server is told to stop"),
 };
@@ -100,6 +106,10 @@ static sn_status check_settings(serving *s, sn_err *err) {
         return sn_fail(err, SN_REFUSED,
                        "--audit-hold is for a terminal: with --audit a request without \"stream\" gets text that was "
                        "checked");
+    if (!local->given && (given.swap_to || given.swap_memory || given.swap_dir))
+        return sn_fail(
+            err, SN_REFUSED,
+            "--swap-to, --swap-memory and --swap-dir are of the node of --local all: give them to swarm-node");
     if (!given.tls_cert != !given.tls_key)
         return sn_fail(err, SN_REFUSED, "--tls-cert and --tls-key belong together: give both, or neither");
     sn_status status = sn_parse_host_port(given.listen, SN_HOST_PORT_LISTEN, &s->listen, err);
@@ -132,8 +142,9 @@ static bool is_any(const char *word, const char *const *words) {
 
 /* The node has the options of the command line that concern computing. */
 static sn_status start_node(serving *s, sn_err *err) {
-    static const char *const passed[] = {"device", "threads", "isa", "kv-dtype", "kv-memory", "swarm-key", NULL};
-    char memory[32], names[8][40], sessions[24];
+    static const char *const passed[] = {"device",  "threads",     "isa",      "kv-dtype",  "kv-memory",
+                                         "swap-to", "swap-memory", "swap-dir", "swarm-key", NULL};
+    char memory[32], names[10][40], sessions[24];
     size_t n = 0, k = 0;
     const char *argv[LOCAL_OPTIONS_MAX + 1] = {"--model",
                                                sn_program_settings.common.model,
@@ -154,7 +165,7 @@ static sn_status start_node(serving *s, sn_err *err) {
         argv[n++] = "--kv-memory";
         argv[n++] = memory;
     }
-    for (size_t i = 0; i < s->options->n_given && k < 8; i++) {
+    for (size_t i = 0; i < s->options->n_given && k < 10; i++) {
         const sn_written_option *o = &s->options->given[i];
         if (!is_any(o->option->name, passed)) continue;
         snprintf(names[k], sizeof names[k], "--%s", o->option->name);
@@ -166,6 +177,7 @@ static sn_status start_node(serving *s, sn_err *err) {
 
 static sn_status connect_swarm(serving *s, sn_err *err) {
     swarm_error *error = NULL;
+    if (sn_serve_identity(err)) return err->status;
     swarm_options *options = sn_cli_options("connection", NULL, err);
     if (!options) return err->status;
     sn_status status = SN_OK;
@@ -206,16 +218,15 @@ static const char *model_name(char out[SN_SERVE_NAME_SIZE]) {
     return given.served_model_name ? given.served_model_name : sn_serve_name(sn_program_settings.common.model, out);
 }
 
-/* What the nodes have memory for now, with KV caches of the type that sessions want. */
+/* What the nodes have memory for. */
 static sn_status find_room(serving *s, sn_err *err) {
-    static const double bytes[] = {[SN_KV_F32] = 4, [SN_KV_F16] = 2, [SN_KV_Q8] = 1.125};
     swarm_error *error = NULL;
     char *text = NULL;
     json_t *description = NULL, *state = NULL;
     sn_status status = sn_cli_describe_model(s->model, &description, err);
     if (!status && swarm_connection_status(s->connection, &text, NULL, &error)) swarm_error_free(error);
     if (!status && text) status = sn_cli_json(text, &state, err);
-    if (!status) s->room = sn_serve_room_of(state, description, bytes[sn_program_settings.common.kv_dtype]);
+    if (!status) s->room = sn_serve_room_of(state, description);
     json_decref(description);
     json_decref(state);
     return status;

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 1 << 30 }; /* tokens that a node without any attention has room for */
-
 /* "A:B" */
 static bool read_range(const char *text, size_t *first, size_t *end) {
     char *colon, *rest;
@@ -17,42 +15,40 @@ static bool read_range(const char *text, size_t *first, size_t *end) {
     return rest != colon + 1 && !*rest;
 }
 
-/* Tokens that all blocks of a node have room for; 0: it does not serve this model now. Its blocks are [*first, *end).
- */
-static double tokens_of(const json_t *node, const json_t *description, double bytes, size_t *first, size_t *end) {
-    const json_t *blocks = json_object_get(description, "blocks");
+/* What a node of this model has room for; zeros: it does not serve it now. Its blocks are [*first, *end). */
+static sn_serve_room room_of(const json_t *node, const json_t *description, size_t *first, size_t *end) {
     const char *id = json_string_value(json_object_get(description, "id")),
                *model = json_string_value(json_object_get(node, "model")),
                *state = json_string_value(json_object_get(node, "state")),
                *range = json_string_value(json_object_get(node, "blocks"));
-    const double room = json_number_value(json_object_get(node, "kv_bytes_max")) * 7 / 8;
-    double per_token = 0;
-    if (!id || !model || strcmp(id, model) != 0 || !state || strcmp(state, "online") != 0 || !range || !(room > 0) ||
-        !read_range(range, first, end) || *end > json_array_size(blocks) || *first >= *end)
-        return 0;
-    for (size_t b = *first; b < *end; b++)
-        per_token += bytes * json_number_value(json_object_get(json_array_get(blocks, b), "kv_floats"));
-    return room / per_token < MOST ? room / per_token : MOST;
+    const double tokens = json_number_value(json_object_get(node, "kv_tokens_max")),
+                 bytes = json_number_value(json_object_get(node, "kv_bytes_max")),
+                 swapped = json_number_value(json_object_get(node, "swap_bytes_max"));
+    if (!id || !model || strcmp(id, model) != 0 || !state || strcmp(state, "online") != 0 || !range || !(bytes > 0) ||
+        !(tokens > 0) || !read_range(range, first, end) ||
+        *end > json_array_size(json_object_get(description, "blocks")) || *first >= *end)
+        return (sn_serve_room){0};
+    return (sn_serve_room){(size_t)tokens, (size_t)(tokens * (1 + swapped / bytes) * 7 / 8)};
 }
 
-sn_serve_room sn_serve_room_of(const json_t *status, const json_t *description, double bytes) {
+sn_serve_room sn_serve_room_of(const json_t *status, const json_t *description) {
     const json_t *nodes = json_object_get(status, "nodes"), *node;
     const size_t n = json_array_size(json_object_get(description, "blocks"));
     sn_serve_room room = {0};
-    double *most = calloc(n + 1, sizeof *most), *sum = calloc(n + 1, sizeof *sum);
+    size_t *most = calloc(n + 1, sizeof *most), *sum = calloc(n + 1, sizeof *sum);
     size_t i, first = 0, end = 0;
     json_array_foreach(nodes, i, node) {
-        const double tokens = most && sum ? tokens_of(node, description, bytes, &first, &end) : 0;
-        for (size_t b = first; b < end && tokens > 0; b++) {
-            most[b] = tokens > most[b] ? tokens : most[b];
-            sum[b] += tokens;
+        const sn_serve_room here = most && sum ? room_of(node, description, &first, &end) : (sn_serve_room){0};
+        for (size_t b = first; b < end && here.longest; b++) {
+            most[b] = here.longest > most[b] ? here.longest : most[b];
+            sum[b] += here.all;
         }
     }
     bool any = false;
     for (size_t b = 0; b < n && most && sum; b++) {
-        if (!(most[b] > 0)) continue; /* no node serves it yet */
-        room.longest = any ? sn_min_size(room.longest, (size_t)most[b]) : (size_t)most[b];
-        room.all = any ? sn_min_size(room.all, (size_t)sum[b]) : (size_t)sum[b];
+        if (!most[b]) continue; /* no node serves it yet */
+        room.longest = any ? sn_min_size(room.longest, most[b]) : most[b];
+        room.all = any ? sn_min_size(room.all, sum[b]) : sum[b];
         any = true;
     }
     free(most);

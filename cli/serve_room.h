@@ -7,11 +7,11 @@
 
 typedef struct sn_serve_room {
     size_t longest; /* tokens of one timeline, of which each block is at one node. 0: no node says */
-    size_t all;     /* of all timelines together */
+    size_t all;     /* of all timelines together, with those that idle sessions give up for a while */
 } sn_serve_room;
 
-/* status: as swarm_connection_status has it; description: as swarm_model_describe. bytes: of a number in the KV cache.
- * Of the memory an eighth is left for what nodes keep besides. */
-sn_serve_room sn_serve_room_of(const json_t *status, const json_t *description, double bytes);
+/* status: as swarm_connection_status has it; description: as swarm_model_describe. Of all timelines together an eighth
+ * is left, for what is on its way between KV memory and the place of idle sessions, and for pages that are not full. */
+sn_serve_room sn_serve_room_of(const json_t *status, const json_t *description);
 
 #endif

@@ -63,6 +63,10 @@ SWARM_API swarm_code swarm_error_code(const swarm_error *error);  /* NULL: SWARM
 SWARM_API const char *swarm_error_text(const swarm_error *error); /* one sentence, borrowed; NULL: "" */
 /* With SWARM_RETRY: after how many milliseconds a node said that it can; 0: it is not known. */
 SWARM_API int64_t swarm_error_retry_after_ms(const swarm_error *error);
+/* Why, where a program can act on it: "no_room" (sessions have the KV memory or the places of the nodes: with
+ * SWARM_RETRY, after which sessions that are idle may be closed), "too_long" (the timeline has more tokens than KV
+ * memory anywhere holds: SWARM_REFUSED), or "". Static. */
+SWARM_API const char *swarm_error_reason(const swarm_error *error);
 SWARM_API void swarm_error_free(swarm_error *error);
 
 /* -- options */
@@ -334,11 +338,22 @@ SWARM_API swarm_code swarm_blocks_open(const swarm_model *model, swarm_connectio
                                        swarm_error **error);
 SWARM_API void swarm_blocks_close(swarm_blocks *blocks);
 /* Trainable values inside the blocks, by the options "method" (lora, deep-prompt), "rank", "alpha", "targets",
- * "virtual-tokens", "seed": how many floats; 0: no method was given. docs/FINE-TUNING.md says their order. */
+ * "virtual-tokens", "seed": how many floats; 0: no method was given, or prompt, whose virtual tokens are the caller's.
+ * docs/FINE-TUNING.md says their order. */
 SWARM_API size_t swarm_blocks_parameters(const swarm_blocks *blocks);
 /* Copies the values (of swarm_blocks_parameters) for later calls; initial values are those of `swarm tune`. */
 SWARM_API swarm_code swarm_blocks_set(swarm_blocks *blocks, const float *values, swarm_error **error);
 SWARM_API swarm_code swarm_blocks_get(const swarm_blocks *blocks, float *values, swarm_error **error);
+/* The present values as an adapter for sessions over this model: a copy, which needs the model and not the blocks. With
+ * prompt ("virtual-tokens", width), of the methods prompt and deep-prompt, the session puts these virtual tokens before
+ * every timeline. prompt NULL: nothing stands before it, and deep prompts are added to its first rows, as
+ * swarm_blocks_forward does. */
+SWARM_API swarm_code swarm_blocks_adapter(swarm_blocks *blocks, const float *prompt, swarm_adapter **adapter,
+                                          swarm_error **error);
+/* Writes the present values into a folder, which is made, for swarm_adapter_open; LoRA and prompt tuning in PEFT's
+ * format. The methods prompt and deep-prompt need prompt, as above. */
+SWARM_API swarm_code swarm_blocks_save(swarm_blocks *blocks, const float *prompt, const char *folder,
+                                       swarm_error **error);
 /* out (rows, width) of in (rows, width): `sequences` sequences one after another, of lengths (sequences) rows. The
  * arrays of these two functions must not overlap. After a failure what they hold is undefined. */
 SWARM_API swarm_code swarm_blocks_forward(swarm_blocks *blocks, size_t sequences, const int32_t *lengths,

@@ -238,8 +238,9 @@ static sn_status kv_cache_copy_on_write(sn_kv_cache *kv, sn_err *err) {
 sn_status sn_kv_cache_reserve(sn_kv_cache *kv, int n, sn_err *err) {
     sn_kv_pages *pages = &kv->pool->pages;
     if (n < 0 || n > INT32_MAX - SN_KV_PAGE_TOKENS - kv->length || pages_for(kv->length + n) > pages->n_pages)
-        return sn_fail(err, SN_REFUSED, "a KV cache of %lld tokens cannot fit: this KV pool holds %zu in all",
-                       (long long)kv->length + n, sn_kv_pool_tokens(kv->pool));
+        return sn_fail_because(err, SN_REFUSED, SN_REASON_TOO_LONG,
+                               "a KV cache of %lld tokens cannot fit: this KV pool holds %zu in all",
+                               (long long)kv->length + n, sn_kv_pool_tokens(kv->pool));
     if (kv->invalid) return sn_fail(err, SN_REBUILD, "the session's KV cache is lost: open a new session and replay");
     if (kv->n_swapped) return sn_fail(err, SN_RETRY, "the session is swapped out: it must be swapped in first");
     size_t need = pages_for(kv->length + n), more = need > kv->n_pages ? need - kv->n_pages : 0;
@@ -251,8 +252,8 @@ sn_status sn_kv_cache_reserve(sn_kv_cache *kv, int n, sn_err *err) {
         copy = false;
     }
     if (more + copy > available)
-        return sn_fail(err, SN_RETRY, "the KV cache is full: sessions use %zu of %zu pages", sn_kv_pages_used(pages),
-                       pages->n_pages);
+        return sn_fail_because(err, SN_RETRY, SN_REASON_NO_ROOM, "the KV cache is full: sessions use %zu of %zu pages",
+                               sn_kv_pages_used(pages), pages->n_pages);
     if (need > kv->capacity) {
         sn_status status = sn_kv_cache_grow(kv, sn_min_size(need * 2, pages->n_pages), err);
         if (status) return status;

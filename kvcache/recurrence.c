@@ -18,8 +18,9 @@ sn_status sn_kv_cache_states_new(sn_kv_cache *kv, sn_err *err) {
         .slots = {SN_KV_NO_STATE, SN_KV_NO_STATE}, .positions = {-1, -1}, .next_slot = SN_KV_NO_STATE, .written = -1};
     if (!sn_kv_cache_is_recurrent(kv)) return SN_OK;
     if (states->n_free + states->n_kept < 2)
-        return sn_fail(err, SN_RETRY, "the recurrent states of other sessions fill this KV pool: it has room for %zu",
-                       states->n_slots / 2);
+        return sn_fail_because(err, SN_RETRY, SN_REASON_NO_ROOM,
+                               "the recurrent states of other sessions fill this KV pool: it has room for %zu",
+                               states->n_slots / 2);
     for (int i = 0; i < 2; i++) own->slots[i] = sn_kv_states_take(states);
     return SN_OK;
 }

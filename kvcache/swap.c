@@ -1,7 +1,8 @@
 /* The budget is divided into slots of one page each. Free slots are a stack; an occupied slot belongs to one page of
  * one KV cache, which notes the slot's number in kv->swap_slots[i] and SN_KV_NONE in kv->page_numbers[i]. In host
- * memory each slot allocates its bytes when it is filled. In a file slot i lies at i * page_bytes, its hash stays in
- * memory, and the file's blocks are released when the slot becomes free.
+ * memory each slot allocates its bytes when it is filled. In a file slot i lies at i * page_bytes, encrypted with a key
+ * that this process draws and never writes; its tag stays in memory, and the file's blocks are released when the slot
+ * becomes free.
  *
  * swap_out goes from the last page to the first, swap_in from the first to the last: each stops when the caller's
  * number of pages is moved and goes on at the next call. A page is released (swap_out) or its slot is freed (swap_in)
@@ -9,7 +10,9 @@
 #include "kvcache/swap.h"
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/mem.h"
+#include "base/sealing.h"
 #include "device/guard.h"
 #include "kvcache/kvcache_private.h"
 
@@ -22,8 +25,9 @@
 
 /* A slot holds the bytes of a page, one part after the other. */
 typedef struct slot {
-    void *host;   /* host memory: the bytes. File: NULL */
-    sn_hash hash; /* file: of the bytes */
+    void *host;               /* host memory: the bytes. File: NULL */
+    uint64_t number;          /* file: of the piece that was sealed, */
+    uint8_t tag[SN_SEAL_TAG]; /* and its tag */
 } slot;
 
 typedef struct sn_swap {
@@ -33,7 +37,9 @@ typedef struct sn_swap {
     slot *slots;
     size_t n_slots, n_free;
     uint32_t *free_slots;
-    void *buffer; /* file: one page, between device and file */
+    void *buffer;             /* file: one page, between device and file */
+    uint8_t key[SN_SEAL_KEY]; /* of the file */
+    uint64_t sealed;          /* pages so far: each has a number of its own */
 } sn_swap;
 
 /* Opens a file without a name: no other process can open it, and it vanishes with its descriptor. */
@@ -106,7 +112,10 @@ static sn_status slot_store_page(sn_swap *swap, uint32_t page, uint32_t number, 
     }
     sn_status status = page_download(swap->pages, page, swap->buffer, err);
     if (status) return status;
-    to->hash = sn_hash_of(swap->buffer, bytes);
+    to->number = ++swap->sealed;
+    const sn_seal_piece piece = {.key = swap->key, .number = to->number};
+    if (!sn_seal(&piece, swap->buffer, bytes, swap->buffer, to->tag))
+        return sn_fail(err, SN_RETRY, "an idle session stays in the KV cache: no memory to encrypt it");
     return swap_file_write(swap->fd, swap->buffer, bytes, (uint64_t)number * bytes, err);
 }
 
@@ -115,8 +124,8 @@ static sn_status slot_load_page(sn_swap *swap, uint32_t page, uint32_t number, s
     const slot *from = &swap->slots[number];
     if (swap->fd < 0) return page_upload(swap->pages, page, from->host, err);
     bool good = !sn_file_read_at(swap->fd, swap->buffer, bytes, (uint64_t)number * bytes);
-    sn_hash hash = sn_hash_of(swap->buffer, bytes);
-    if (!good || memcmp(&hash, &from->hash, sizeof hash))
+    const sn_seal_piece piece = {.key = swap->key, .number = from->number};
+    if (!good || !sn_unseal(&piece, swap->buffer, bytes, swap->buffer, from->tag))
         return sn_fail(err, SN_REBUILD,
                        "the session was swapped out to disk and is damaged there: open a new session and replay");
     return page_upload(swap->pages, page, swap->buffer, err);
@@ -167,7 +176,8 @@ sn_status sn_swap_in(sn_kv_cache *kv, size_t *pages, sn_err *err) {
         if (kv->page_numbers[i] != SN_KV_NONE) continue;
         if (!*pages) return sn_fail(err, SN_RETRY, "the session is being swapped in");
         if (!sn_kv_pages_reclaim(pool_pages, 1))
-            return sn_fail(err, SN_RETRY, "the KV cache is full: an idle session waits for pages to be swapped in");
+            return sn_fail_because(err, SN_RETRY, SN_REASON_NO_ROOM,
+                                   "the KV cache is full: an idle session waits for pages to be swapped in");
         uint32_t page = sn_kv_pages_next_free(pool_pages);
         sn_status status = slot_load_page(kv->pool->swap, page, kv->swap_slots[i], err);
         if (status) {
@@ -189,6 +199,7 @@ static void swap_free(sn_kv_pool *pool) {
     free(swap->slots);
     free(swap->free_slots);
     free(swap->buffer);
+    explicit_bzero(swap->key, sizeof swap->key);
     free(swap);
     pool->swap = NULL;
 }
@@ -206,6 +217,7 @@ sn_status sn_swap_enable(sn_kv_pool *pool, const char *dir, size_t budget, int64
     if (status) return status;
     pool->swap = swap;
     *swap = (sn_swap){.pages = &pool->pages, .fd = -1, .after_us = after_us, .n_slots = n};
+    sn_random(swap->key, sizeof swap->key);
     if (dir) status = swap_file_open(dir, &swap->fd, err);
     if (!status && dir) status = sn_calloc(&swap->buffer, page_bytes, 1, err);
     if (!status) status = sn_calloc(&swap->slots, n, sizeof *swap->slots, err);
@@ -223,4 +235,10 @@ bool sn_swap_enabled(const sn_kv_pool *pool) { return pool->swap != NULL; }
 int64_t sn_swap_after_us(const sn_kv_pool *pool) { return pool->swap ? pool->swap->after_us : 0; }
 size_t sn_swap_bytes(const sn_kv_pool *pool) {
     return pool->swap ? (pool->swap->n_slots - pool->swap->n_free) * pool->pages.page_bytes : 0;
+}
+
+sn_kv_room sn_kv_room_of(const sn_kv_pool *pool) {
+    return (sn_kv_room){.bytes_max = sn_kv_pool_bytes(pool),
+                        .tokens_max = sn_kv_pool_tokens(pool),
+                        .swap_bytes_max = pool->swap ? pool->swap->n_slots * pool->pages.page_bytes : 0};
 }

@@ -1,10 +1,10 @@
 /* Swap: moves the KV pages of idle sessions out of the pool to host memory or to a file, and back.
  *
  * A swapped page is a copy of the device's own bytes, so a cache that is swapped in equals the one that was swapped out
- * bit by bit. Pages come back through the device guard (device/guard.h); out of a file only when their hash is the one
- * that was computed when they were written. A cache moves page by page, at most as many per call as the caller says, so
- * that steps of other sessions run in between. While any page is swapped out the cache takes no step
- * (sn_kv_cache_reserve answers SN_RETRY).
+ * bit by bit. Pages come back through the device guard (device/guard.h). In a file they are encrypted (AES-256-GCM,
+ * with a key that lies in this process's memory only), and what was changed there does not come back. A cache moves
+ * page by page, at most as many per call as the caller says, so that steps of other sessions run in between. While any
+ * page is swapped out the cache takes no step (sn_kv_cache_reserve answers SN_RETRY).
  *
  * Used by the devices' thread, as the pool. */
 #ifndef SN_KVCACHE_SWAP_H
@@ -20,6 +20,14 @@ sn_status sn_swap_enable(sn_kv_pool *pool, const char *dir, size_t budget, int64
 bool sn_swap_enabled(const sn_kv_pool *pool);
 int64_t sn_swap_after_us(const sn_kv_pool *pool);
 size_t sn_swap_bytes(const sn_kv_pool *pool); /* swapped out now */
+
+/* What a pool holds. */
+typedef struct sn_kv_room {
+    size_t bytes_max;      /* of its pages */
+    size_t tokens_max;     /* of a timeline: a session that takes a step lies in the pool completely */
+    size_t swap_bytes_max; /* of idle sessions besides; 0: they stay in the pool */
+} sn_kv_room;
+sn_kv_room sn_kv_room_of(const sn_kv_pool *pool);
 
 /* Swaps out up to *pages pages and lowers *pages by as many. Pages that other caches use, too, stay in the pool: moving
  * them frees nothing. SN_RETRY when the budget is spent or the disk is full; a page that could not be moved stays in

@@ -13,13 +13,33 @@
 
 enum { FILE_SIZE_MAX = 1 << 20 };
 
-sn_status sn_base_weights_init(sn_base_weights *out, const sn_model *model, const sn_hash *blocks, sn_err *err) {
-    const sn_hparams *hp = sn_model_hparams(model);
+sn_status sn_base_weights_of_blocks(sn_base_weights *out, const sn_hparams *hp, int first, int end,
+                                    const sn_hash *hashes, sn_err *err) {
     *out = (sn_base_weights){.n_blocks = hp->n_blocks};
     snprintf(out->model, sizeof out->model, "%s", hp->name);
     sn_status status = sn_calloc(&out->blocks, (size_t)hp->n_blocks, sizeof *out->blocks, err);
-    if (!status) memcpy(out->blocks, blocks, (size_t)hp->n_blocks * sizeof *blocks);
-    return status ? status : sn_model_client_hash(model, &out->client, err);
+    if (!status) memcpy(out->blocks + first, hashes, (size_t)(end - first) * sizeof *hashes);
+    return status;
+}
+
+sn_status sn_base_weights_add_client(sn_base_weights *weights, const sn_model *model, sn_err *err) {
+    return sn_model_client_hash(model, &weights->client, err);
+}
+
+sn_status sn_base_weights_init(sn_base_weights *out, const sn_model *model, const sn_hash *hashes, sn_err *err) {
+    const sn_hparams *hp = sn_model_hparams(model);
+    sn_status status = sn_base_weights_of_blocks(out, hp, 0, hp->n_blocks, hashes, err);
+    return status ? status : sn_base_weights_add_client(out, model, err);
+}
+
+static bool hash_is_known(const sn_hash *hash) {
+    static const sn_hash none;
+    return memcmp(hash, &none, sizeof none) != 0;
+}
+
+const sn_hash *sn_base_weights_block(const sn_base_weights *weights, int block) {
+    bool known = weights && block < weights->n_blocks && hash_is_known(&weights->blocks[block]);
+    return known ? &weights->blocks[block] : NULL;
 }
 
 void sn_base_weights_fini(sn_base_weights *weights) {
@@ -29,7 +49,7 @@ void sn_base_weights_fini(sn_base_weights *weights) {
 
 static json_t *hash_json(const sn_hash *hash) {
     char hex[2 * SN_HASH_SIZE + 1];
-    return json_string(sn_hex(hash->bytes, SN_HASH_SIZE, hex));
+    return hash_is_known(hash) ? json_string(sn_hex(hash->bytes, SN_HASH_SIZE, hex)) : json_null();
 }
 
 sn_status sn_base_weights_save(const sn_base_weights *weights, const char *folder, sn_err *err) {
@@ -59,7 +79,10 @@ static sn_status base_weights_read(const json_t *mark, const char *path, sn_base
     bool valid = n && n <= SN_BLOCKS_MAX && hash_read(json_object_get(mark, "client"), &out->client);
     sn_status status = valid ? sn_calloc(&out->blocks, n, sizeof *out->blocks, err) : SN_OK;
     if (status) return status;
-    for (size_t b = 0; b < n && valid; b++) valid = hash_read(json_array_get(blocks, b), &out->blocks[b]);
+    for (size_t b = 0; b < n && valid; b++) {
+        const json_t *hash = json_array_get(blocks, b);
+        valid = json_is_null(hash) || hash_read(hash, &out->blocks[b]);
+    }
     if (!valid) return sn_fail(err, SN_REFUSED, "%s does not name weights: remove it, or save the adapter again", path);
     if (!model) model = "a model of no name";
     sn_config_copy_name(out->model, model, strlen(model));

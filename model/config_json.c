@@ -321,6 +321,16 @@ static sn_status read_layer_types(const json_t *config, int n_blocks, bool *full
     return SN_OK;
 }
 
+/* The reference takes layer_types although use_sliding_window is false, with a window of nothing. */
+static sn_status check_no_window(const json_t *config, sn_err *err) {
+    const json_t *list = sn_config_field(config, "layer_types");
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_string_value(json_array_get(list, i)) &&
+            !strcmp(json_string_value(json_array_get(list, i)), "sliding_attention"))
+            return sn_fail(err, SN_REFUSED, "'layer_types' holds sliding_attention and 'use_sliding_window' is false");
+    return SN_OK;
+}
+
 /* Every n-th block has full attention, unless layer_types says otherwise. */
 static sn_status read_pattern(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     int pattern = family->window_pattern;
@@ -448,7 +458,7 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
             sliding = first_sliding < h->n_blocks;
             for (int i = 0; i < first_sliding && sliding; i++) h->full_attention[i] = true;
         }
-        if (!sliding) return SN_OK;
+        if (!sliding) return check_no_window(config, err);
     }
     if (family->window_pattern) status = read_pattern(config, family, h, err);
     if (!status) status = read_layer_types(config, h->n_blocks, h->full_attention, &sliding, err);
@@ -537,7 +547,7 @@ static sn_status unwrap(const json_t **config, sn_hparams *h, sn_err *err) {
 
 static sn_status read_config(const json_t *config, sn_hparams *h, const sn_family **family, sn_err *err) {
     const char *type = "", *name = "";
-    bool bias;
+    bool bias, qkv_bias = true;
     sn_rope_scaling scaling[SN_ROPES_MAX] = {0};
     if (!json_is_object(config)) return sn_fail(err, SN_REFUSED, "it is not a JSON object");
     sn_status status = unwrap(&config, h, err);
@@ -560,6 +570,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status) status = read_scales(config, *family, h, err);
     if (!status) status = sn_config_read_experts(config, *family, h, err);
     if (!status) status = sn_config_bool(config, "attention_bias", &bias, err);
+    if (!status && family_reads(*family, "qkv_bias")) status = sn_config_bool(config, "qkv_bias", &qkv_bias, err);
     if (!status && (*family)->qk_norm == SN_IF_DECLARED) status = read_qk_norm(config, *family, h, err);
     if (!status) status = sn_config_bool(config, "tie_word_embeddings", &h->tied_output, err);
     if (!status) status = sn_config_text(config, "_name_or_path", false, &name, err);
@@ -567,7 +578,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     sn_config_copy_name(h->name, name, strlen(name));
     h->norm_plus_one = (*family)->norm_plus_one;
-    h->qkv_bias = (*family)->qkv_bias == SN_ALWAYS || ((*family)->qkv_bias == SN_IF_DECLARED && bias);
+    h->qkv_bias = ((*family)->qkv_bias == SN_ALWAYS && qkv_bias) || ((*family)->qkv_bias == SN_IF_DECLARED && bias);
     h->linear_bias = (*family)->linear_bias == SN_ALWAYS || ((*family)->linear_bias == SN_IF_DECLARED && bias);
     h->o_bias = h->linear_bias || ((*family)->qkv_bias == SN_IF_DECLARED && bias && !(*family)->no_o_bias);
     return sn_config_finish(h, *family, scaling, err);

@@ -181,6 +181,7 @@ static const sn_moe_config llama4_experts = {
 static const char *const llama4_reads[] = {"num_local_experts", "no_rope_layers", "attention_chunk_size", "use_qk_norm",
                                            NULL};
 static const char *const moe_reads[] = {"num_experts", "num_local_experts", NULL};
+static const char *const qwen2_moe_reads[] = {"num_experts", "num_local_experts", "qkv_bias", NULL};
 
 /* gpt-oss: biases of all matrices, attention sinks, experts stored transposed. */
 static const sn_tensor_naming naming_hf_gpt_oss = {
@@ -256,7 +257,7 @@ const sn_family sn_families_experts[] = {
         .window = SN_WINDOW_SWITCHED,
         .moe = &qwen2_experts,
         .gguf_moe = true,
-        .config_fields = moe_reads,
+        .config_fields = qwen2_moe_reads,
         .naming = {[SN_CONTAINER_SAFETENSORS] = &naming_hf_qwen2_moe, [SN_CONTAINER_GGUF] = &naming_gguf_shared},
     },
     {

@@ -78,3 +78,19 @@ sn_status sn_address_parse(const char *text, char plain[SN_ADDRESS_MAX + 1], uin
     memcpy(key, parsed.key, SN_KEY_SIZE);
     return SN_OK;
 }
+
+int sn_address_scope(const char *address) {
+    sn_host_port at;
+    uint8_t four[4];
+    struct in6_addr six;
+    if (sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, NULL)) return 0;
+    if (inet_pton(AF_INET6, at.host, &six) == 1) {
+        if (IN6_IS_ADDR_LOOPBACK(&six)) return 0;
+        return (six.s6_addr[0] & 0xfe) == 0xfc || IN6_IS_ADDR_LINKLOCAL(&six) ? 1 : 2;
+    }
+    if (inet_pton(AF_INET, at.host, four) != 1 || four[0] == 127) return 0;
+    const int a = four[0], b = four[1];
+    bool private = a == 10 || (a == 172 && b >= 16 && b < 32) || (a == 192 && b == 168) || (a == 169 && b == 254) ||
+                   (a == 100 && b >= 64 && b < 128);
+    return private ? 1 : 2;
+}

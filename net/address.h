@@ -26,6 +26,10 @@ bool sn_address_host(const struct sockaddr_storage *at, char host[SN_ADDRESS_MAX
  * all addresses. */
 void sn_address_of_own(const char *bound, char own[SN_ADDRESS_MAX + 1]);
 
+/* How far a numeric HOST:PORT reaches: 2: everywhere, 1: inside a private network, 0: on this machine, or it is none.
+ */
+int sn_address_scope(const char *address);
+
 /* The socket address of a numeric HOST:PORT. */
 sn_status sn_address_read(const char *address, struct sockaddr_storage *out, socklen_t *len, sn_err *err) SN_MUST_USE;
 

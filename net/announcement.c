@@ -61,6 +61,7 @@ static const sn_schema *announcement_schema(void) {
         U64(prompt_tokens_per_s, SN_R_COUNT),
         U64(network_bytes_per_s, SN_R_COUNT),
         U64(kv_bytes_free, SN_R_COUNT),
+        U64(kv_tokens_max, SN_R_TOKENS),
         U64(sessions, SN_R_COUNT),
         U64(queued_steps, SN_R_COUNT),
         LIST("wire_dtype", SN_FIELD_U64S, a.wire_dtype, a.n_wire_dtype, SN_WIRE_DTYPES_MAX, SN_R_ANY),

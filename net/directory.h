@@ -71,6 +71,7 @@ typedef struct sn_announcement {
     uint64_t prompt_tokens_per_s; /* forward passes of many tokens */
     uint64_t network_bytes_per_s; /* to other nodes, the median of the measurements */
     uint64_t kv_bytes_free, sessions, queued_steps;
+    uint64_t kv_tokens_max;                  /* no session at this node can have more tokens; 0: it does not say */
     uint64_t wire_dtype[SN_WIRE_DTYPES_MAX]; /* of tensors that it receives and sends, numbered as in reply_dtype */
     size_t n_wire_dtype;
     uint64_t adapters[SN_ADAPTERS_MAX]; /* that its owner publishes: the first 8 bytes of their hashes, big-endian */

@@ -44,6 +44,7 @@
         return &schema;                                                                                                \
     }
 DEFINE_SCHEMA(ROUTE_ENTRY, route_entry)
+DEFINE_SCHEMA(ATTACH_POINT, attach_point)
 DEFINE_SCHEMA(TRACE, trace)
 DEFINE_SCHEMA(TOKEN_TIMELINE, token_timeline)
 DEFINE_SCHEMA(SAMPLE, sample)

@@ -36,6 +36,7 @@ enum {
     SN_ANNOUNCEMENT_SIZE_MAX = 16384,
     SN_PADDINGS_MAX = 16, /* blobs in a PING */
     SN_BYTE_RANGES_MAX = 4096,
+    SN_ATTACH_POINTS_MAX = 256,    /* positions at which a prefix may be known, in one message */
     SN_WEIGHTS_SIZE_MAX = 1 << 17, /* bytes of a model's file in one message */
     SN_RELAY_LIFE_MS = 60000,      /* of a registration at a relay */
     SN_TEXT_SIZE_MAX = 511,
@@ -222,6 +223,22 @@ enum {
     U64(step, SN_R_COUNT)                                                                                              \
     LIST(trace, trace, SN_HOPS_MAX)            /* one for each node, in order */                                       \
     BLOBS(receipts, SN_HOPS_MAX, SN_R_RECEIPT) /* one for each node if they were asked for, in order */
+
+/* A position of a timeline at which a page of the prefix cache ends, and the hash there. */
+#define SN_FIELDS_ATTACH_POINT(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
+    U64(position, 1, 1 << 30) /* a multiple of 32 */                                                                   \
+    KEY(timeline)             /* timeline hash at position */
+
+/* ATTACH, client to node, answered by ATTACH_REPLY: the session goes on behind the first of these points whose KV pages
+ * the node still has in its prefix cache, with all before it, in place of what it holds. Neither rows nor outputs
+ * travel. */
+#define SN_FIELDS_ATTACH(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
+    SID(session)                                                                                                       \
+    LIST(points, attach_point, SN_ATTACH_POINTS_MAX) /* from later to earlier positions */
+
+#define SN_FIELDS_ATTACH_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
+    SID(session)                                                                                                       \
+    U64(length, SN_R_TOKENS) /* tokens of the session now; 0: none of the points is known, it is as it was before */
 
 /* CLOSE, client to node, answered by CLOSE_REPLY also where the session is not known: frees the session. */
 #define SN_FIELDS_CLOSE(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
@@ -445,6 +462,7 @@ enum {
     U64(shared_pages, SN_R_COUNT)          /* KV pages that two or more sessions use */                                \
     U64(prefix_cached_tokens, SN_R_COUNT)  /* of `tokens`: attached from the prefix cache instead of computed */       \
     U64(swapped_bytes, SN_R_COUNT)         /* of idle sessions, swapped out of the KV cache */                         \
+    U64(swap_bytes_max, SN_R_COUNT)        /* for them; 0: they stay in the KV cache */                                \
     U64(joined, SN_R_COUNT)                /* addresses given with --join */                                           \
     U64(bootstrap_peers, SN_R_COUNT)       /* nodes that answered there */                                             \
     STR(lacking, SN_TEXT_SIZE_MAX)         /* experts of its blocks that are missing in its group; empty: none */      \
@@ -454,6 +472,8 @@ enum {
 #define SN_FIELDS_ERROR(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
     U64(status, 0, SN_STOP)     /* sn_status */                                                                        \
     U64(wait_ms, SN_R_INT)      /* of SN_RETRY: when the same request may succeed; 0: not known */                     \
+    U64(reason, SN_R_INT)       /* 1: sessions have the node's KV memory or places; 2: its KV memory could never hold  \
+                                 * the session (sn_reason); others: none that programs act on */                       \
     SID(session)                /* of the message that failed; zero: it had none */                                    \
     U64(step, SN_R_COUNT)       /* of the message that failed; zero: it had none */                                    \
     STR(text, SN_TEXT_SIZE_MAX) /* one sentence */
@@ -499,6 +519,8 @@ enum {
     X(WEIGHTS_OFFER_REPLY, weights_offer_reply, 0)                                                                     \
     X(WEIGHTS, weights, 0)                                                                                             \
     X(WEIGHTS_REPLY, weights_reply, 0)                                                                                 \
+    X(ATTACH, attach, 0)                                                                                               \
+    X(ATTACH_REPLY, attach_reply, 0)                                                                                   \
     X(CLOSE, close, 0)                                                                                                 \
     X(CLOSE_REPLY, close_reply, 0)                                                                                     \
     X(STATUS, status, 0)                                                                                               \
@@ -537,6 +559,7 @@ typedef struct sn_blob {
         SN_FIELDS_##KIND(SN_C_U64, SN_C_KEY, SN_C_SID, SN_C_STR, SN_C_LIST, SN_C_BLOBS)                                \
     } sn_##name;
 SN_STRUCT(ROUTE_ENTRY, route_entry)
+SN_STRUCT(ATTACH_POINT, attach_point)
 SN_STRUCT(TRACE, trace)
 SN_STRUCT(TOKEN_TIMELINE, token_timeline)
 SN_STRUCT(SAMPLE, sample)

@@ -55,7 +55,7 @@ static struct {
           .client_sessions = SN_INT_UNSET,
           .session_timeout_s = 600,
           .kv_timeout_s = 20,
-          .swap_after_s = 60,
+          .swap_to = SN_IN_HOST,
           .drain_timeout_s = 30,
           .rebalance_every_s = 300,
           .rebalance_gain = 20,
@@ -131,10 +131,12 @@ static const sn_option kv_cache[] = {
                 "host memory for the prefix cache; 0: no prefix cache (default: an eighth of --kv-memory)"),
     SN_OPT_ENUM("swap-to", &args.swap_to, residence_words, "where the KV cache of idle sessions is swapped out to"),
     SN_OPT_DURATION_S("swap-after", &args.swap_after_s, 0, 1000000,
-                      "a session without a step for this time is swapped out; 0: only when another session needs the "
-                      "KV pages"),
-    SN_OPT_SIZE("swap-memory", "SIZE", &args.swap_memory,
-                "limit of host memory or disk for swapped sessions (default: as --kv-memory)"),
+                      "a session without a step for this time is swapped out in any case; 0: only when another session "
+                      "needs the KV pages"),
+    SN_OPT_SIZE(
+        "swap-memory", "SIZE", &args.swap_memory,
+        "limit of host memory or disk for swapped sessions (default: four times --kv-memory, and of host memory "
+        "at most a quarter of what the blocks and the KV cache leave)"),
     SN_OPT_STRING("swap-dir", "FOLDER", &args.swap_dir, "folder for --swap-to disk; the file in it has no name"),
 };
 
@@ -435,8 +437,6 @@ static sn_status blocks_read(sn_blocks_option *out, sn_err *err) {
 
 /* -- configuration -- */
 
-static size_t swap_memory(void) { return args.swap_memory == SN_SIZE_UNSET ? args.kv_memory : args.swap_memory; }
-
 static sn_device_placement_options device_placement_options(void) {
     return (sn_device_placement_options){
         .device = args.device,
@@ -451,7 +451,7 @@ static sn_device_placement_options device_placement_options(void) {
         .expert_memory = args.expert_memory,
         .device_options = {.threads = (int)args.threads, .isa = args.isa, .timeout_ms = (int)args.device_timeout_ms},
         .kv_memory = args.kv_memory,
-        .host_reserved = args.swap_to == SN_IN_HOST ? swap_memory() : 0,
+        .host_reserved = args.swap_to == SN_IN_HOST && args.swap_memory != SN_SIZE_UNSET ? args.swap_memory : 0,
         .tune_memory = args.tune_memory,
     };
 }
@@ -529,7 +529,7 @@ static sn_status node_serve(const sn_blocks_option *b, sn_err *err) {
         .swap_to = (sn_residence)args.swap_to,
         .swap_dir = args.swap_dir,
         .swap_after_s = (int)args.swap_after_s,
-        .swap_memory = swap_memory(),
+        .swap_memory = args.swap_memory,
         .tune_memory = args.tune_memory,
         .adapters = args.adapters,
         .startup = &startup,

@@ -122,6 +122,7 @@ sn_status sn_metrics_write(const sn_metrics_facts *facts, const sn_node_stats *f
          f->relay.relayed_bytes},
         {"shared_pages", "gauge", "KV pages that two or more sessions share.", f->engine.shared_pages},
         {"swapped_bytes", "gauge", "KV pages of idle sessions, swapped out.", f->engine.swapped_bytes},
+        {"swap_max_bytes", "gauge", "Limit of them.", f->swap_bytes_max},
         {"steps_total", "counter", "Steps computed.", f->steps},
         {"sessions_opened_total", "counter", "Sessions opened.", f->sessions_opened},
         {"shared_bytes_total", "counter", "Bytes of the model's files, given to others.", f->shared_bytes},

@@ -246,10 +246,13 @@ static bool reach_local_host(void *ctx, char host[SN_ADDRESS_MAX + 1]) {
 }
 static void reach_map_port(void *ctx) {
     sn_node *node = ctx;
+    char own[SN_ADDRESS_MAX + 1];
     sn_host_port at;
     sn_err err;
-    if (node->port_mapping || sn_parse_host_port(node->address, SN_HOST_PORT_LISTEN, &at, &err)) return;
-    if (sn_port_mapping_new(at.port, wake_network, node, &node->port_mapping, &err))
+    if (!reach_local_host(ctx, own) || sn_parse_host_port(node->address, SN_HOST_PORT_LISTEN, &at, &err)) return;
+    if (node->port_mapping)
+        sn_port_mapping_move(node->port_mapping, own);
+    else if (sn_port_mapping_new(at.port, own, wake_network, node, &node->port_mapping, &err))
         sn_log(SN_LOG_WARN, "the router is not asked", "text=%s", err.text);
 }
 static bool reach_mapped(void *ctx, char address[SN_ADDRESS_MAX + 1]) {
@@ -491,11 +494,14 @@ static sn_status node_start_serving(sn_node *node, sn_err *err) {
                                serving->throughput, wake_network, node, &serving->engine, err);
     if (status) return status;
     sn_span_info facts = sn_span_describe(serving->span);
-    sn_log(SN_LOG_INFO, "serving", "blocks=%d:%d decode_us=%llu prompt_tokens_per_s=%llu step_tokens_max=%d",
+    const sn_kv_room room = sn_kv_room_of(serving->pool);
+    sn_log(SN_LOG_INFO, "serving",
+           "blocks=%d:%d decode_us=%llu prompt_tokens_per_s=%llu step_tokens_max=%d kv_tokens=%zu swap_bytes=%zu",
            facts.first, facts.end, (unsigned long long)serving->throughput.decode_us,
-           (unsigned long long)serving->throughput.prompt_tokens_per_s, facts.rows_max);
+           (unsigned long long)serving->throughput.prompt_tokens_per_s, facts.rows_max, room.tokens_max,
+           room.swap_bytes_max);
     sn_protocol_publish_adapters(node->protocol, &serving->adapter_store);
-    sn_protocol_serve(node->protocol, &facts, sn_kv_pool_bytes(serving->pool), sn_now_us(), sn_unix_ms());
+    sn_protocol_serve(node->protocol, &facts, room, sn_now_us(), sn_unix_ms());
     if (node->shelf) sn_shelf_begin(node->shelf);
     return SN_OK;
 }

@@ -1,6 +1,9 @@
 #include "node/serving.h"
 
+#include "base/cgroup.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "base/options.h"
 #include "kvcache/swap.h"
 #include "model/source.h"
 
@@ -8,12 +11,42 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-static sn_status swap_open(sn_kv_pool *pool, const sn_serving_options *options, sn_err *err) {
-    bool disk = options->swap_to == SN_ON_DISK;
+enum { SWAP_SHARE = 4, SWAP_KV_TIMES = 4 };
+
+size_t sn_serving_swap_default(size_t kv_memory, bool disk, bool kv_in_host, size_t available) {
+    size_t most;
+    if (!sn_mul(kv_memory, SWAP_KV_TIMES, &most)) most = SIZE_MAX;
+    if (disk) return most;
+    if (kv_in_host) available -= sn_min_size(available, kv_memory);
+    return sn_min_size(available / SWAP_SHARE, most);
+}
+
+/* After the blocks were loaded: what they leave of the memory is known. */
+static size_t swap_default(const sn_serving *serving, const sn_serving_options *options) {
+    size_t total, available;
+    bool in_host = false;
+    const sn_device_placement *placement = &serving->device_placement;
+    for (int i = 0; i < placement->plan.n_devices; i++)
+        in_host = in_host || placement->devices[i]->id.kind == SN_DEVICE_CPU;
+    sn_memory_read(&total, &available);
+    return sn_serving_swap_default(options->device_placement.kv_memory, options->swap_to == SN_ON_DISK, in_host,
+                                   available);
+}
+
+static sn_status swap_open(const sn_serving *serving, const sn_serving_options *options, sn_err *err) {
+    const bool disk = options->swap_to == SN_ON_DISK, unset = options->swap_memory == SN_SIZE_UNSET;
+    const size_t page = sn_kv_pool_bytes(serving->pool) / (sn_kv_pool_tokens(serving->pool) / SN_KV_PAGE_TOKENS);
     if (options->swap_to == SN_ON_DEVICE) return SN_OK;
     if (disk && !options->swap_dir)
         return sn_fail(err, SN_REFUSED, "idle sessions are to be swapped out to disk: give --swap-dir");
-    return sn_swap_enable(pool, disk ? options->swap_dir : NULL, options->swap_memory,
+    const size_t budget = unset ? swap_default(serving, options) : options->swap_memory;
+    if (unset && budget < page) {
+        sn_log(SN_LOG_WARN, "idle sessions stay in the KV cache",
+               "text=the blocks leave no host memory for them, and sessions beyond --kv-memory wait: give --swap-to "
+               "disk, or less --kv-memory");
+        return SN_OK;
+    }
+    return sn_swap_enable(serving->pool, disk ? options->swap_dir : NULL, budget,
                           (int64_t)options->swap_after_s * 1000000, err);
 }
 
@@ -38,7 +71,7 @@ sn_status sn_serving_load(sn_serving *serving, const sn_load_request *request, s
     if (!status && options->adapters)
         status = sn_adapter_store_load(options->adapters, serving->span, &serving->adapter_store, err);
     if (!status) serving->throughput = sn_throughput_measure(serving->span, serving->pool);
-    if (!status) status = swap_open(serving->pool, options, err);
+    if (!status) status = swap_open(serving, options, err);
     if (!status)
         status = sn_prefix_cache_enable(serving->pool, sn_span_hparams(serving->span)->n_embd,
                                         options->prefix_cache_memory, err);

@@ -23,7 +23,7 @@ typedef struct sn_serving_options {
     size_t prefix_cache_memory; /* host memory of the prefix cache; 0: none */
     sn_residence swap_to;       /* where the KV caches of idle sessions go; SN_ON_DEVICE: they stay */
     const char *swap_dir;       /* for SN_ON_DISK */
-    size_t swap_memory;         /* bytes there at most */
+    size_t swap_memory;         /* bytes there at most; SN_SIZE_UNSET: sn_serving_swap_default */
     int swap_after_s;           /* idle time before a KV cache is swapped out; 0: only when others need its pages */
     const char *adapters;       /* folder of the adapters that are published; NULL: none */
     void (*on_plan)(const char *table); /* receives the plan as text before anything is loaded; may be NULL */
@@ -45,6 +45,11 @@ typedef struct sn_load_request {
     sn_progress progress; /* on the loading thread; may be NULL */
     void *progress_ctx;
 } sn_load_request;
+
+/* Bytes of idle sessions besides the KV memory where the owner did not say: four times as much, and of host memory at
+ * most a quarter of what is available once the blocks are loaded, less the KV memory that is still to be taken of it.
+ */
+size_t sn_serving_swap_default(size_t kv_memory, bool disk, bool kv_in_host, size_t available);
 
 /* Loads all but the engine, and measures the span's throughput. May take minutes; on any one thread. */
 sn_status sn_serving_load(sn_serving *serving, const sn_load_request *request, sn_err *err) SN_MUST_USE;

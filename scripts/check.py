@@ -72,6 +72,7 @@ INNER = {
     "cli/cmd_forward.c": "cli/setup.h model/safetensors.h",
     "cli/cmd_hash.c": "model/hub/manifest.h net/identity.h model/hub/trusted_manifest.h",
     "cli/cmd_models.c": "model/hub/cached.h model/hub/environment.h model/hub/manifest.h",
+    "cli/serve_identity.c": "net/identity.h",
     "cli/cmd_keygen.c": "net/identity.h net/transport/private_swarm.h",
     "cli/cmd_route.c": "cli/setup.h client/chain/explanation.h",
     "cli/cmd_tune.c": "cli/setup.h",
@@ -223,6 +224,17 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)}
 
 
+def check_tables():
+    """Text right behind a table's row, or a heading right behind text, becomes a part of what is before it."""
+    for page in tracked("*.md"):
+        code, before = False, ""
+        for number, line in enumerate(read(page).splitlines(), 1):
+            code ^= line.startswith("```")
+            if not code and line and ((before.startswith("|") and not line.startswith("|")) or (before and re.match("#+ ", line))):
+                breach(f"{page}:{number}: leave a line free before it")
+            before = line
+
+
 def check_documents():
     """Every link of a page leads to a file and a heading that exist, and every file that it names in `quotes` exists."""
     tops = "|".join(sorted({f.split("/")[0] for f in tracked("*/*")}))
@@ -245,7 +257,7 @@ def check_documents():
 def check_python():
     """The Python package: lengths, nothing but its own modules, numpy and the standard library where no extra is named, and the
     declarations of include/swarm.h."""
-    extras = {"python/swarmnode/nn.py": {"torch"}, "python/swarmnode/hf.py": {"torch", "transformers"}}
+    extras = {"python/swarmnode/nn.py": {"torch"}, "python/swarmnode/hf.py": {"safetensors", "torch", "transformers"}}
     for path in tracked("python/*.py", "examples/python/*.py"):
         text = read(path)
         if text.count("\n") > FILE_LINES_MAX:
@@ -292,6 +304,7 @@ def main():
     for path in tracked("tests/*.c", "tests/*.h", "tests/*.cc", "examples/*.c"):
         check_test_includes(path, read(path))
     check_protocol_page()
+    check_tables()
     check_documents()
     check_python()
     check_mutants()

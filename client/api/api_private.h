@@ -22,6 +22,7 @@
 #include "base/file.h"
 #include "client/api/entry.h"
 #include "client/api/setup.h"
+#include "client/chain/known_prefixes.h"
 #include "include/swarm.h"
 #include "model/chat/answer_format.h"
 
@@ -66,8 +67,9 @@ sn_status sn_api_text(const void *data, size_t len, char **text, size_t *length,
 struct swarm_connection {
     sn_api_options options;
     sn_entry entry;
-    swarm_cancel *cancel; /* borrowed; may be NULL */
-    sn_hash model;        /* whose nodes are looked for; meaningful if has_model */
+    swarm_cancel *cancel;        /* borrowed; may be NULL */
+    sn_known_prefixes *prefixes; /* of all its sessions */
+    sn_hash model;               /* whose nodes are looked for; meaningful if has_model */
     bool has_model;
     /* Opens a link of this connection's identity. For tests over another transport it is replaced before the first call
      * that needs one. */
@@ -122,10 +124,13 @@ sn_status sn_model_open_answers(const swarm_model *model, const sn_answer_format
 sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection *connection, const sn_cancel *cancel,
                        sn_settings *settings, sn_err *err) SN_MUST_USE;
 
+/* Makes the folder of results, unless it is there. */
+sn_status sn_api_folder(const char *path, sn_err *err) SN_MUST_USE;
+
 struct swarm_adapter {
     const swarm_model *model;
     sn_loaded_adapter loaded; /* zeroed: nodes hold it */
-    char *name;               /* "name:NAME@HASH", or the folder */
+    char *name;               /* "name:NAME@HASH", or the folder; NULL: values of blocks */
     char *warning;            /* NULL: none */
 };
 

@@ -4,12 +4,14 @@
  * caller gave. */
 #include "client/api/api_private.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { MICRO_BATCH_ROWS = 512 }; /* and one sequence at least */
 
 struct swarm_blocks {
+    const swarm_model *model;
     swarm_cancel *cancel;
     sn_api_options options;
     sn_setup setup;
@@ -28,11 +30,14 @@ static bool has_key(const swarm_options *options, const char *key) {
 static sn_status blocks_make_params(swarm_blocks *b, sn_err *err) {
     const sn_training_settings *s = &b->options.settings.training;
     if (!has_key(&b->options.copy, "method")) return SN_OK;
-    if (s->method != SN_METHOD_LORA && s->method != SN_METHOD_DEEP_PROMPT)
-        return sn_fail(err, SN_REFUSED, "method %s has no values inside blocks: lora and deep-prompt have",
-                       sn_method_name((sn_method)s->method));
+    if (s->method == SN_METHOD_HEAD)
+        return sn_fail(err, SN_REFUSED,
+                       "a classifier has no values in or before the blocks: lora, prompt and "
+                       "deep-prompt have");
     sn_status status = sn_training_params(s, b->setup.hp, 0, b->setup.lm_head, &b->params, err);
     if (status) return status;
+    b->params->first = b->range.first;
+    b->params->end = b->range.end;
     sn_params_block_range(b->params, b->range.first, b->range.end, &b->at, &b->n_params);
     return b->backbone->ops->set(b->backbone, b->params, err);
 }
@@ -58,6 +63,7 @@ swarm_code swarm_blocks_open(const swarm_model *model, swarm_connection *connect
     sn_status status = sn_calloc(&b, 1, sizeof *b, &err);
     if (!status) {
         b->cancel = cancel;
+        b->model = model;
         status = blocks_open(b, model, connection, options, &err);
     }
     if (!status)
@@ -98,6 +104,63 @@ swarm_code swarm_blocks_get(const swarm_blocks *b, float *values, swarm_error **
     sn_err err;
     sn_status status = needs_params(b, &err);
     if (!status) memcpy(values, b->params->values + b->at, b->n_params * sizeof *values);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+/* -- adapters -- */
+
+/* Notes the virtual tokens that the caller trains (NULL: none) among the values. *base: the weights of the blocks. */
+static sn_status prepare_adapter(swarm_blocks *b, const float *prompt, sn_base_weights *base, sn_err *err) {
+    const float *rows;
+    *base = (sn_base_weights){0};
+    if (!b->params)
+        return sn_fail(err, SN_REFUSED,
+                       "these blocks have no adapter: open them with a method, lora, prompt or "
+                       "deep-prompt");
+    size_t n = (size_t)sn_params_prompt(b->params, &rows) * (size_t)b->setup.hp->n_embd;
+    if (prompt && !n) return sn_fail(err, SN_REFUSED, "LoRA has no virtual tokens: give no prompt");
+    if (!prompt && n == b->params->n_floats)
+        return sn_fail(err, SN_REFUSED, "prompt tuning is its virtual tokens: give them as the prompt");
+    if (prompt) memcpy(b->params->values, prompt, n * sizeof *prompt);
+    sn_status status =
+        sn_base_weights_of_blocks(base, b->setup.hp, b->range.first, b->range.end, b->backbone->weights, err);
+    snprintf(base->folder, sizeof base->folder, "the adapter of blocks %d:%d", b->range.first, b->range.end);
+    return status;
+}
+
+static sn_status blocks_adapter(swarm_blocks *b, const float *prompt, swarm_adapter *a, sn_err *err) {
+    sn_base_weights base;
+    sn_status status = prepare_adapter(b, prompt, &base, err);
+    a->model = b->model;
+    if (!status) status = sn_loaded_adapter_of(b->params, b->setup.hp, prompt != NULL, &base, &a->loaded, err);
+    sn_base_weights_fini(&base);
+    return status;
+}
+
+swarm_code swarm_blocks_adapter(swarm_blocks *b, const float *prompt, swarm_adapter **adapter, swarm_error **error) {
+    sn_err err;
+    swarm_adapter *a = NULL;
+    sn_status status = sn_calloc(&a, 1, sizeof *a, &err);
+    if (!status) status = blocks_adapter(b, prompt, a, &err);
+    if (!status)
+        *adapter = a;
+    else
+        swarm_adapter_close(a);
+    return sn_api_end(status, &err, NULL, error);
+}
+
+swarm_code swarm_blocks_save(swarm_blocks *b, const float *prompt, const char *folder, swarm_error **error) {
+    sn_err err;
+    sn_base_weights base;
+    sn_status status = prepare_adapter(b, prompt, &base, &err);
+    if (!status && !prompt && b->params->shape.method == SN_METHOD_DEEP_PROMPT)
+        status = sn_fail(&err, SN_REFUSED,
+                         "deep prompts are kept with the virtual tokens at whose places they are "
+                         "added: give these as the prompt");
+    if (!status) status = sn_base_weights_add_client(&base, b->model->model, &err);
+    if (!status) status = sn_api_folder(folder, &err);
+    if (!status) status = sn_adapter_folder_save(folder, b->params, b->setup.hp, &base, NULL, &err);
+    sn_base_weights_fini(&base);
     return sn_api_end(status, &err, NULL, error);
 }
 

@@ -6,6 +6,7 @@
 #include "client/api/status.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <string.h>
 
 enum { FRESH_US = 10 * 1000 * 1000 }; /* what the link knows of the swarm is new for so long */
@@ -36,6 +37,7 @@ sn_status sn_connection_new(const swarm_options *options, swarm_cancel *cancel, 
     const char *model = c->options.settings.common.model;
     c->has_model = model != NULL;
     if (!status && model) status = read_model_id(model, &c->model, err);
+    if (!status) status = sn_known_prefixes_new(SN_KNOWN_PREFIXES_BYTES, NULL, &c->prefixes, err);
     if (status) {
         swarm_disconnect(c);
         return status;
@@ -44,12 +46,28 @@ sn_status sn_connection_new(const swarm_options *options, swarm_cancel *cancel, 
     return SN_OK;
 }
 
+/* Nodes find what they kept for an earlier process by its key: what is known of it is in a file of that name. */
+static sn_status read_prefixes(swarm_connection *c, sn_err *err) {
+    enum { NAME_KEY = 8 }; /* bytes of the key */
+    const sn_common_settings *o = &c->options.settings.common;
+    char path[SN_PATH_SIZE], folder[SN_PATH_SIZE], name[2 * NAME_KEY + 1];
+    if (!o->identity || !o->cache) return SN_OK;
+    sn_status status = sn_path_join(folder, o->cache, "prefixes", err);
+    if (!status) status = sn_path_join(path, folder, sn_hex(c->entry.identity.curve_key, NAME_KEY, name), err);
+    if (status) return status;
+    if (mkdir(o->cache, 0700)) {} /* it is there already, or saving fails; the folder below, too */
+    if (mkdir(folder, 0700)) {}
+    sn_known_prefixes_free(&c->prefixes);
+    return sn_known_prefixes_new(SN_KNOWN_PREFIXES_BYTES, path, &c->prefixes, err);
+}
+
 static sn_status connection_open(swarm_connection *c, sn_err *err) {
     const sn_settings *s = &c->options.settings;
     if (!sn_settings_has_swarm(s)) return sn_fail(err, SN_REFUSED, "give join, the HOST:PORT of a node, or dht");
     if (s->common.dht && !c->has_model)
         return sn_fail(err, SN_REFUSED, "dht finds the nodes of one model: give the path of this model, too");
     sn_status status = sn_entry_find(&c->entry, s, &c->model, sn_api_flag(c->cancel), err);
+    if (!status) status = read_prefixes(c, err);
     if (!status) status = sn_connection_needs_link(c, err);
     if (!status) status = sn_link_discover(c->link, c->has_model ? &c->model : NULL, (int)s->common.timeout_ms, err);
     c->discovered = !status;
@@ -92,6 +110,8 @@ swarm_code swarm_connect(const swarm_options *options, swarm_cancel *cancel, swa
 void swarm_disconnect(swarm_connection *c) {
     if (!c) return;
     sn_link_close(&c->link);
+    sn_known_prefixes_save(c->prefixes);
+    sn_known_prefixes_free(&c->prefixes);
     explicit_bzero(&c->entry.identity, sizeof c->entry.identity);
     sn_api_options_fini(&c->options);
     pthread_mutex_destroy(&c->lock);

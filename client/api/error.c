@@ -7,12 +7,13 @@
 
 struct swarm_error {
     swarm_code code;
+    sn_reason reason;
     int64_t retry_after_ms;
     char text[sizeof((sn_err *)0)->text];
 };
 
 /* When there is no memory for an error. */
-static const swarm_error no_memory = {SWARM_STOP, 0, "out of memory"};
+static const swarm_error no_memory = {SWARM_STOP, SN_REASON_NONE, 0, "out of memory"};
 
 const char *swarm_version(void) { return SN_VERSION; }
 
@@ -22,14 +23,20 @@ swarm_code swarm_error_code(const swarm_error *error) { return error ? error->co
 const char *swarm_error_text(const swarm_error *error) { return error ? error->text : ""; }
 int64_t swarm_error_retry_after_ms(const swarm_error *error) { return error ? error->retry_after_ms : 0; }
 
+const char *swarm_error_reason(const swarm_error *error) {
+    static const char *const names[SN_REASONS] = {"", "no_room", "too_long"};
+    return error ? names[error->reason] : "";
+}
+
 void swarm_error_free(swarm_error *error) {
     if (error != &no_memory) free(error);
 }
 
-static swarm_error *error_new(swarm_code code, const char *text, int64_t retry_after_ms) {
+static swarm_error *error_new(swarm_code code, const char *text, sn_reason reason, int64_t retry_after_ms) {
     swarm_error *error = calloc(1, sizeof *error);
     if (!error) return (swarm_error *)(uintptr_t)&no_memory;
     error->code = code;
+    error->reason = reason;
     error->retry_after_ms = retry_after_ms;
     snprintf(error->text, sizeof error->text, "%s", text);
     return error;
@@ -40,7 +47,8 @@ swarm_code sn_api_end(sn_status status, const sn_err *err, const sn_cancel *canc
     bool cancelled = sn_is_cancelled(cancel);
     swarm_code code = cancelled ? SWARM_CANCELLED : (swarm_code)status;
     if (error)
-        *error = error_new(code, cancelled ? "the call was cancelled" : err->text, cancelled ? 0 : err->retry_after_ms);
+        *error = cancelled ? error_new(code, "the call was cancelled", SN_REASON_NONE, 0)
+                           : error_new(code, err->text, err->reason, err->retry_after_ms);
     return code;
 }
 
@@ -50,7 +58,7 @@ swarm_code sn_api_fail(swarm_code code, swarm_error **error, const char *format,
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (error) *error = error_new(code, text, 0);
+    if (error) *error = error_new(code, text, SN_REASON_NONE, 0);
     return code;
 }
 

@@ -141,6 +141,7 @@ static sn_status session_generate(swarm_session *s, const int32_t *prompt, size_
                                          .on_retract = on_retract,
                                          .on_token = on_token,
                                          .change_logits = s->on_logits ? change_logits : NULL,
+                                         .prefix_scope = o->api.prefix_scope,
                                          .ctx = s,
                                          .cancel = &s->stop};
     s->prompt = n;

@@ -127,6 +127,7 @@ swarm_code swarm_session_open(const swarm_model *model, swarm_connection *connec
 void swarm_session_close(swarm_session *s) {
     if (!s) return;
     sn_generator_free(&s->generator);
+    sn_known_prefixes_save(s->setup.prefixes);
     sn_setup_close(&s->setup);
     sn_api_options_fini(&s->options);
     sn_buf_fini(&s->extra);
@@ -183,6 +184,7 @@ static sn_status session_forward(swarm_session *s, size_t position, size_t n, co
     if (n > (size_t)s->context - position)
         return sn_fail(err, SN_REFUSED, "%zu rows at position %zu do not fit into the context of %d: raise ctx", n,
                        position, s->context);
+    if (!s->of_hidden_states) sn_chain_set_source(s->setup.chain, NULL);
     s->of_hidden_states = true;
     if (n) return sn_chain_step(s->setup.chain, (int)position, (int)n, in, out, err);
     sn_chain_rewind(s->setup.chain, (int)position);

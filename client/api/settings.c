@@ -22,6 +22,7 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
                    .timeout_ms = 30000,                                                                                \
                    .max_retries = 16,                                                                                  \
                    .prefill_depth = SN_PREFILL_DEPTH_MAX,                                                              \
+                   .replay_memory = 64 << 20,                                                                          \
                    .kv_dtype = SN_KV_DTYPE_DEFAULT,                                                                    \
                    .wire_dtype = SN_F32,                                                                               \
                    .kv_memory = SN_SIZE_UNSET,                                                                         \
@@ -117,6 +118,9 @@ static const sn_option chain_options[] = {
                "fails; those that are gone do not count: --timeout bounds the whole"),
     SN_OPT_INT("prefill-depth", "N", &sn_program_settings.common.prefill_depth, 0, SN_PREFILL_DEPTH_MAX,
                "chunks of a long prompt that may wait at a node while it computes another; 0: one chunk at a time"),
+    SN_OPT_SIZE("replay-memory", "SIZE", &sn_program_settings.common.replay_memory,
+                "memory of a session for the hidden states that each node but the first got, so that when one fails "
+                "the blocks before it are not computed again; 0: no limit"),
     SN_OPT_ENUM("kv-dtype", &sn_program_settings.common.kv_dtype, sn_kv_dtype_words,
                 "element type of the KV cache: nodes with this type are used, and local blocks use it. f32 takes twice "
                 "the memory of "
@@ -215,6 +219,9 @@ static const sn_option api_options[] = {
                "with each token its log-probability, and those of the N most likely tokens; -1: none"),
     SN_OPT_FLAG("answer", &sn_program_settings.api.answer,
                 "the text is a turn of a conversation, not a continuation of the prompt's text"),
+    SN_OPT_STRING("prefix-scope", "TEXT", &sn_program_settings.api.prefix_scope,
+                  "tokens of an earlier session, of which nodes still have keys and values, are found again only by "
+                  "generations with the same text"),
     SN_OPT_ENUM("parts", &sn_program_settings.api.parts, parts_words,
                 "tokenizer: only the tokenizer is read, and nothing can be computed"),
     SN_OPT_STRING("template", "FILE", &sn_program_settings.api.chat_template,
@@ -266,11 +273,14 @@ static const struct {
      groups},
     {"session",
      "local only deny route route-seed reroute-every request-id push kv-replica timeout max-retries prefill-depth "
-     "kv-dtype wire-dtype kv-memory device threads isa ctx timeline load session-key draft draft-model draft-tokens "
+     "replay-memory kv-dtype wire-dtype kv-memory device threads isa ctx timeline load session-key draft draft-model "
+     "draft-tokens "
      "audit audit-seed audit-local audit-hold evidence blocks",
      groups},
     {"generation",
-     "max-tokens temperature top-k top-p min-p repeat-penalty seed stop ignore-eos audit-hold logprobs answer", groups},
+     "max-tokens temperature top-k top-p min-p repeat-penalty seed stop ignore-eos audit-hold logprobs answer "
+     "prefix-scope",
+     groups},
     {"blocks", "blocks only deny timeout max-retries device threads isa method rank alpha targets virtual-tokens seed",
      training_groups},
     {"training",

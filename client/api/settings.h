@@ -30,6 +30,7 @@ typedef struct sn_common_settings {
     int route;          /* sn_route_choice */
     int64_t route_seed; /* SN_INT_UNSET: random */
     int64_t reroute_every_ms, timeout_ms, max_retries, prefill_depth;
+    size_t replay_memory;
     const char *request_id;   /* NULL: random */
     int kv_dtype, wire_dtype; /* sn_kv_dtype, sn_dtype */
     size_t kv_memory;         /* of local blocks; SN_SIZE_UNSET: what the longest timeline needs */
@@ -72,6 +73,7 @@ typedef struct sn_api_settings {
     int64_t timeline;          /* expected tokens of a session, beside those of a saved one */
     int64_t logprobs;          /* tokens that a token's event lists; -1: not even its own probability is computed */
     bool answer;               /* the text is a turn of a conversation */
+    const char *prefix_scope;  /* only prefixes of generations with this text are found again; NULL: none */
     int parts;                 /* sn_model_parts */
     const char *chat_template; /* file with a chat template, instead of the model's */
     bool hashes, tensors;      /* in the description of a model */

@@ -160,8 +160,10 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
     options.end = setup->settings->api.blocks.end;
     options.request_id = o->request_id;
     options.plan_only = setup->plan_only;
-    options.limits = (sn_chain_limits){
-        .timeout_ms = (int)o->timeout_ms, .max_retries = (int)o->max_retries, .prefill_depth = (int)o->prefill_depth};
+    options.limits = (sn_chain_limits){.timeout_ms = (int)o->timeout_ms,
+                                       .max_retries = (int)o->max_retries,
+                                       .prefill_depth = (int)o->prefill_depth,
+                                       .replay_memory = o->replay_memory};
     options.kv = (sn_chain_kv){.dtype = (sn_kv_dtype)o->kv_dtype, .replica = o->kv_replica};
     options.wire.dtype = (sn_dtype)o->wire_dtype;
     options.routing = (sn_chain_routing){.push = o->push,
@@ -172,6 +174,7 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
                                          .every_block = every_block,
                                          .node_filter = {o->only.items, o->only.n, o->deny.items, o->deny.n}};
     options.adapter = sn_loaded_adapter_for_chain(&setup->adapter);
+    options.prefixes = setup->prefixes;
     sn_status status = check_request_id(o->request_id, err);
     if (!status && options.end > setup->hp->n_blocks)
         status = sn_fail(err, SN_REFUSED, "blocks %d:%d: this model has blocks 0:%d", options.first, options.end,

@@ -44,6 +44,7 @@ typedef struct sn_setup {
     sn_link *link;   /* NULL without a swarm */
     sn_audit *audit; /* NULL without one */
     sn_slow_nodes *slow_nodes;
+    struct sn_known_prefixes *prefixes; /* borrowed: the connection's; NULL without one */
     sn_chain *chain;
     sn_draft draft; /* without a source: no draft tokens */
     sn_draft_model *draft_model;

@@ -127,6 +127,7 @@ static json_t *node_json(const sn_status_row *r) {
             json_sprintf("%llu:%llu", (unsigned long long)a->experts[0], (unsigned long long)a->experts[1]));
         set_number(o, "n_experts", a->experts[2]);
     }
+    set_number(o, "kv_tokens_max", a->kv_tokens_max);
     set_number(o, "tokens_per_s", a->tokens_per_s);
     set_number(o, "decode_us", a->decode_us);
     set_number(o, "prompt_tokens_per_s", a->prompt_tokens_per_s);
@@ -153,6 +154,7 @@ static json_t *node_json(const sn_status_row *r) {
                  {"shared_pages", s->shared_pages},
                  {"prefix_cached_tokens", s->prefix_cached_tokens},
                  {"swapped_bytes", s->swapped_bytes},
+                 {"swap_bytes_max", s->swap_bytes_max},
                  {"joined", s->joined},
                  {"bootstrap_peers", s->bootstrap_peers}};
     for (size_t i = 0; i < sizeof stats / sizeof *stats; i++) set_number(o, stats[i].name, stats[i].value);

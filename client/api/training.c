@@ -3,10 +3,7 @@
 
 #include "client/tune/training.h"
 
-#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 
 struct swarm_training {
     swarm_cancel *cancel;
@@ -82,8 +79,7 @@ swarm_code swarm_training_checkpoint(swarm_training *t, const char *folder, swar
 
 swarm_code swarm_training_save(swarm_training *t, const char *folder, swarm_error **error) {
     sn_err err;
-    sn_status status = mkdir(folder, 0777) && errno != EEXIST
-                           ? sn_fail(&err, SN_REFUSED, "the folder %.200s cannot be made: %s", folder, strerror(errno))
-                           : sn_training_save(&t->run, folder, &err);
+    sn_status status = sn_api_folder(folder, &err);
+    if (!status) status = sn_training_save(&t->run, folder, &err);
     return sn_api_end(status, &err, NULL, error);
 }

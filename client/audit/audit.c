@@ -301,7 +301,11 @@ static sn_status audit_note_step(void *ctx, const sn_hop *hops, size_t n_hops, c
             return SN_OK;
         }
         sn_chain_close(&l->auditor);
-        status = log_append_history(a, l, 0, step->position, hops[0].remote.inputs, err);
+        float *before = NULL;
+        status = sn_calloc(&before, (size_t)step->position * (size_t)step->n_embd, sizeof *before, err);
+        if (!status) status = sn_hop_inputs(&hops[0], 0, step->position, step->n_embd, before, err);
+        if (!status) status = log_append_history(a, l, 0, step->position, before, err);
+        free(before);
     }
     if (!status && l->n == PENDING_MAX) status = log_skip_oldest(a, l, err);
     if (!status && l->n == l->capacity) {

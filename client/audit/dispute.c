@@ -71,40 +71,45 @@ static void dispute_exclude_auditor(dispute *d) {
         if (!hops[i].is_local) memcpy(a->excluded[a->n_excluded++], hops[i].remote.node, SN_KEY_SIZE);
 }
 
-/* The entry's rows as they entered the auditor's blocks from this one on, in its newest answer. */
-static const float *auditor_rows_at(const dispute *d, int block) {
-    size_t n_hops;
-    const sn_hop *hops = sn_chain_route_hops(d->log->auditor, &n_hops);
-    for (size_t i = 0; i < n_hops; i++)
-        if (hops[i].first == block && !hops[i].is_local && hops[i].length >= d->entry->position + d->entry->n)
-            return hops[i].remote.inputs + (size_t)d->entry->position * (size_t)d->a->hp->n_embd;
-    return NULL;
-}
-
 static size_t entry_bytes(const dispute *d) { return (size_t)d->entry->n * (size_t)d->a->hp->n_embd * sizeof(float); }
+
+/* The entry's rows as they entered the auditor's blocks from this one on, in its newest answer; *out NULL: they are not
+ * known. */
+static sn_status auditor_rows_at(const dispute *d, int block, float **out, sn_err *err) {
+    size_t n_hops;
+    const sn_audit_entry *e = d->entry;
+    const sn_hop *hops = sn_chain_route_hops(d->log->auditor, &n_hops), *at = NULL;
+    *out = NULL;
+    for (size_t i = 0; i < n_hops; i++)
+        if (hops[i].first == block && !hops[i].is_local && hops[i].length >= e->position + e->n) at = &hops[i];
+    if (!at || !sn_hop_can_replay(at, e->position)) return SN_OK;
+    sn_status status = sn_calloc(out, entry_bytes(d), 1, err);
+    return status ? status : sn_hop_inputs(at, e->position, e->n, d->a->hp->n_embd, *out, err);
+}
 
 static sn_status dispute_note_auditor(dispute *d, sn_err *err) {
     size_t n_hops;
     const sn_hop *hops = sn_chain_route_hops(d->log->auditor, &n_hops);
     sn_status status = SN_OK;
     for (size_t i = 0; i < n_hops && !status; i++) {
-        const float *passed = auditor_rows_at(d, hops[i].end);
         if (hops[i].is_local) continue;
         memcpy(d->auditors[d->n_auditors].node, hops[i].remote.node, SN_KEY_SIZE);
         d->auditors[d->n_auditors].end = hops[i].end;
         d->auditors[d->n_auditors].exact = hops[i].remote.last_receipt.device == SN_RECEIPT_EXACT;
-        if (passed) status = sn_calloc(&d->auditors[d->n_auditors].passed, entry_bytes(d), 1, err);
-        if (passed && !status) memcpy(d->auditors[d->n_auditors].passed, passed, entry_bytes(d));
-        d->n_auditors++;
+        status = auditor_rows_at(d, hops[i].end, &d->auditors[d->n_auditors++].passed, err);
     }
     return status;
 }
 
 static bool auditor_passed_the_same(const dispute *d, size_t i) {
-    const float *now = auditor_rows_at(d, d->auditors[i].end), *before = d->auditors[i].passed;
-    if (!now || !before) return false;
-    return d->auditors[i].exact ? !memcmp(now, before, entry_bytes(d))
-                                : sn_rows_close(now, before, d->entry->n, d->a->hp->n_embd);
+    sn_err err;
+    float *now;
+    const float *before = d->auditors[i].passed;
+    bool known = !auditor_rows_at(d, d->auditors[i].end, &now, &err) && now && before;
+    bool same = known && (d->auditors[i].exact ? !memcmp(now, before, entry_bytes(d))
+                                               : sn_rows_close(now, before, d->entry->n, d->a->hp->n_embd));
+    free(now);
+    return same;
 }
 
 /* Whether the rows that it signed are far from those of the arbiter. */
@@ -146,11 +151,16 @@ static sn_status dispute_add_auditor(dispute *d, sn_err *err) {
         const sn_hop_remote *remote = &hops[i].remote;
         if (hops[i].is_local) continue;
         bool whole = remote->last_receipt.n == (uint32_t)entry->n, last = i + 1 == n_hops;
-        const float *out = last ? rows : auditor_rows_at(d, hops[i].end);
-        status = sn_audit_keep_announcement(d->a, &hops[i], err);
+        float *passed = NULL;
+        if (whole && !last) status = auditor_rows_at(d, hops[i].end, &passed, err);
+        if (!status) status = sn_audit_keep_announcement(d->a, &hops[i], err);
         if (!status)
             status = sn_evidence_add(&d->evidence, remote->receipt, sn_audit_find_announcement(d->a, remote->node),
-                                     whole ? out : NULL, err);
+                                     !whole ? NULL
+                                     : last ? rows
+                                            : passed,
+                                     err);
+        free(passed);
     }
     free(rows);
     return status;

@@ -20,6 +20,7 @@
 enum {
     TIMEOUT_MS = 30000,
     MAX_RETRIES = 16,
+    REPLAY_MEMORY = 64 << 20,
     DECODE_ROWS_MAX = 64 /* a step of at most so many rows is a token with its draft tokens, not a prompt */
 };
 
@@ -27,8 +28,10 @@ enum {
  */
 
 sn_chain_options sn_chain_options_default(void) {
-    return (sn_chain_options){
-        .limits = {.timeout_ms = TIMEOUT_MS, .max_retries = MAX_RETRIES, .prefill_depth = SN_PREFILL_DEPTH_MAX}};
+    return (sn_chain_options){.limits = {.timeout_ms = TIMEOUT_MS,
+                                         .max_retries = MAX_RETRIES,
+                                         .replay_memory = REPLAY_MEMORY,
+                                         .prefill_depth = SN_PREFILL_DEPTH_MAX}};
 }
 
 sn_chain_options sn_chain_twin_options(const sn_chain *chain, int first, int end) {
@@ -57,8 +60,10 @@ static size_t chain_kv_bytes(const sn_chain *chain) {
 /* The local blocks must be those that the adapter was trained for. */
 static sn_status chain_check_local(const sn_chain *chain, sn_err *err) {
     const sn_base_weights *base = chain->options.adapter.base;
-    for (int b = chain->options.local.first; b < chain->options.local.end && base && base->n_blocks; b++)
-        if (!sn_span_has_weights(chain->span, b, &base->blocks[b])) return sn_base_weights_block_differs(base, b, err);
+    for (int b = chain->options.local.first; b < chain->options.local.end; b++) {
+        const sn_hash *hash = sn_base_weights_block(base, b);
+        if (hash && !sn_span_has_weights(chain->span, b, hash)) return sn_base_weights_block_differs(base, b, err);
+    }
     return SN_OK;
 }
 
@@ -191,6 +196,28 @@ void sn_chain_close(sn_chain **chain) {
     *chain = NULL;
 }
 
+/* Positions of the chain count from the first virtual token, those of the caller's source from the token behind them.
+ */
+static sn_status chain_source_rows(void *ctx, int position, int n, float *out, sn_err *err) {
+    const sn_chain *chain = ctx;
+    const sn_chain_adapter *adapter = &chain->options.adapter;
+    const size_t width = (size_t)chain->hp.n_embd;
+    int before = adapter->n_prompt - position;
+    if (before < 0) before = 0;
+    if (before > n) before = n;
+    if (before) memcpy(out, adapter->prompt + (size_t)position * width, (size_t)before * width * sizeof *out);
+    if (before == n) return SN_OK;
+    return chain->tokens.rows(chain->tokens.ctx, position + before - adapter->n_prompt, n - before,
+                              out + (size_t)before * width, err);
+}
+
+void sn_chain_set_source(sn_chain *chain, const sn_row_source *source) {
+    chain->tokens = source ? *source : (sn_row_source){0};
+    chain->source = (sn_row_source){source ? chain_source_rows : NULL, chain};
+    for (size_t i = 0; i < chain->n_hops; i++)
+        if (!chain->hops[i].is_local) sn_chain_limit_inputs(chain, &chain->hops[i]);
+}
+
 /* -- the limits of a call ---------------------------------------------------------------------------------------------
  */
 
@@ -245,10 +272,14 @@ void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t
 
 sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err) {
     const sn_verifier *verifier = &chain->options.verification.verifier;
+    float *rows = NULL; /* as they travelled */
     if (!verifier->note_step) return SN_OK;
-    sn_step noted = *step;
-    noted.in = hops[0].remote.inputs + (size_t)step->position * (size_t)step->n_embd; /* as it travelled */
-    return verifier->note_step(verifier->ctx, hops, n_hops, &noted, err);
+    sn_status status = sn_calloc(&rows, (size_t)step->n * (size_t)step->n_embd, sizeof *rows, err);
+    if (!status) status = sn_hop_inputs(&hops[0], step->position, step->n, step->n_embd, rows, err);
+    const sn_step noted = {step->position, step->n, step->n_embd, rows, step->out};
+    if (!status) status = verifier->note_step(verifier->ctx, hops, n_hops, &noted, err);
+    free(rows);
+    return status;
 }
 
 bool sn_chain_is_put_off(sn_chain *chain, int64_t until_us, sn_status *status, sn_err *err) {
@@ -325,11 +356,10 @@ static sn_status chain_step_group_from(sn_chain *chain, size_t i, size_t j, int 
     if (!before) return sn_chain_step_group(chain, chain->hops, i, j, step, failed, err);
     *failed = j - i; /* no node */
     sn_status status = sn_calloc(&rows, 2 * all, sizeof *rows, err);
-    if (status) return status;
-    memcpy(rows, chain->hops[i].remote.inputs + (size_t)from * row, before * sizeof *rows);
-    memcpy(rows + before, step->in, (all - before) * sizeof *rows);
+    if (!status) status = sn_hop_inputs(&chain->hops[i], from, step->position - from, step->n_embd, rows, err);
+    if (!status) memcpy(rows + before, step->in, (all - before) * sizeof *rows);
     sn_step longer = {from, step->position - from + step->n, step->n_embd, rows, rows + all};
-    status = sn_chain_step_group(chain, chain->hops, i, j, &longer, failed, err);
+    if (!status) status = sn_chain_step_group(chain, chain->hops, i, j, &longer, failed, err);
     if (!status) memcpy(step->out, rows + all + before, (all - before) * sizeof *rows);
     if (!status && j < chain->n_hops) {
         const sn_step again = {from, step->position - from, step->n_embd, rows + all, NULL};
@@ -337,6 +367,18 @@ static sn_status chain_step_group_from(sn_chain *chain, size_t i, size_t j, int 
     }
     free(rows);
     return status;
+}
+
+/* Whether no other node can take the group's blocks now, and the one that has no room is not tried again within the
+ * call: then there is nothing to wait for. */
+static bool chain_is_alone(sn_chain *chain, size_t i, size_t j, const sn_hop *full) {
+    const int64_t now_us = sn_now_us(),
+                  banned_us = sn_peer_stats_ban_left_us(chain->peer_stats, full->remote.node, now_us);
+    sn_route route;
+    sn_err none;
+    return now_us + banned_us > chain->call.deadline_us &&
+           sn_chain_plan_route(chain, chain->hops[i].first, chain->hops[j - 1].end, SN_CHAIN_WAIT_BRIEFLY, &route,
+                               &none) == SN_RETRY;
 }
 
 /* Runs a step through the group that begins at hop *i, with as many failovers as the limits allow. *i becomes the hop
@@ -381,9 +423,12 @@ static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_s
                 return sn_err_context(err, "blocks %d:%d: more nodes than --max-retries allows failed in a row, last",
                                       first, end);
         }
+        if (known && err->reason == SN_REASON_NO_ROOM && chain_is_alone(chain, *i, j, hop))
+            return err->status = SN_RETRY;
         sn_err cause = *err, why;
         if (known && *i + failed < j && !sn_chain_promote_replica(chain, *i, j, *i + failed, from, &why)) continue;
         status = sn_chain_replace_group(chain, i, j, position, err);
+        if (status && known && !err->reason) err->reason = cause.reason;
         if (status) return known ? sn_err_context(err, "%.180s; and then", cause.text) : status;
     }
 }
@@ -446,6 +491,7 @@ static sn_status chain_run_pieces(sn_chain *chain, const sn_step *step, sn_err *
 
 /* A step of any length. Its positions count from the first virtual token. */
 static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
+    const int tokens = step->position + step->n;
     sn_status status = SN_OK;
     sn_chain_begin_call(chain);
     if (chain->unsettled) status = sn_chain_settle(chain, step->position, err);
@@ -455,6 +501,8 @@ static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
     if (step->n <= DECODE_ROWS_MAX && step->position == chain->length) status = sn_chain_maybe_reroute(chain, err);
     chain->length = step->position; /* the step overwrites what the hops hold after it, even when it fails */
     sn_chain_rewind_verifier(chain, step->position);
+    if (!status)
+        status = sn_chain_make_room(chain, step->position, tokens > chain->expected ? tokens : chain->expected, err);
     if (!status) status = chain_run_pieces(chain, step, err);
     chain->unsettled = status == SN_STOP;
     if (status == SN_REBUILD) status = err->status = SN_RETRY; /* a node's word; to callers it is an audit's only */

@@ -36,12 +36,14 @@ typedef struct sn_chain_adapter {
 } sn_chain_adapter;
 
 typedef struct sn_chain_limits {
-    int timeout_ms;    /* for one call: opening, or a step or a chunk of a long one through all blocks, with every
-                          retry, connection and replay that it needs; above 0. Local computation does not count */
-    int max_retries;   /* so many nodes in a row may fail a step although they are there: by a wrong answer or none.
-                          Nodes that are gone, or open no session, do not count: the call's time bounds them. 0: the
-                          first one that fails ends the call */
-    int prefill_depth; /* steps of a long prompt that may wait at a node, as far as the node allows; 0: none */
+    int timeout_ms;       /* for one call: opening, or a step or a chunk of a long one through all blocks, with every
+                             retry, connection and replay that it needs; above 0. Local computation does not count */
+    int max_retries;      /* so many nodes in a row may fail a step although they are there: by a wrong answer or none.
+                             Nodes that are gone, or open no session, do not count: the call's time bounds them. 0: the
+                             first one that fails ends the call */
+    int prefill_depth;    /* steps of a long prompt that may wait at a node, as far as the node allows; 0: none */
+    size_t replay_memory; /* bytes of hidden states that each hop but the first keeps, so that after a failure the
+                             blocks before it are not computed again; 0: all */
 } sn_chain_limits;
 
 /* Blocks that this machine computes. */
@@ -102,10 +104,12 @@ typedef struct sn_chain_options {
     sn_chain_wire wire;
     sn_chain_verification verification;
     sn_chain_adapter adapter; /* zeroed: none */
+    struct sn_known_prefixes
+        *prefixes; /* what is known of earlier sessions (known_prefixes.h); borrowed, NULL: nothing */
 } sn_chain_options;
 
-/* Limits of 30 s, 16 retries and the greatest prefill depth; everything else zeroed: nothing is local, pushed, rounded,
- * replicated or verified. Every set of options begins with this. */
+/* Limits of 30 s, 16 retries, 64 MiB for replays and the greatest prefill depth; everything else zeroed: nothing is
+ * local, pushed, rounded, replicated or verified. Every set of options begins with this. */
 sn_chain_options sn_chain_options_default(void);
 
 /* -- the session */
@@ -124,8 +128,26 @@ void sn_chain_close(sn_chain **chain); /* accepts NULL; closes the sessions at t
  * sn_chain_audit_failed is true, the timeline ends at the first position whose results may be wrong, other nodes have
  * replaced the banned one, and the caller runs the steps from there again. */
 sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) SN_MUST_USE;
+/* Before steps from `position` on that will make the timeline so many tokens long: SN_REFUSED with SN_REASON_TOO_LONG
+ * and the numbers if no node of some block has KV memory for them; other nodes take the places of those that have not.
+ * A step looks for its own tokens only. */
+sn_status sn_chain_expect(sn_chain *chain, int position, int tokens, sn_err *err) SN_MUST_USE;
 int sn_chain_length(const sn_chain *chain);          /* tokens in the timeline */
 void sn_chain_rewind(sn_chain *chain, int position); /* the timeline ends at `position`, if it is longer */
+
+/* From now on the chain asks for the rows that entered its first block, where it needs them again, instead of keeping
+ * them; positions count as in sn_chain_step. Before the first step. What it points to is borrowed until the chain is
+ * closed. With a verifier it keeps them all the same. NULL: it has to keep them, as without this call. */
+void sn_chain_set_source(sn_chain *chain, const sn_row_source *source);
+
+/* Before a prompt of n tokens runs, of which the timeline has a beginning: nodes that still have KV pages of more of it
+ * attach them, and the timeline then ends there, before the prompt's last token (or a little earlier than before, where
+ * nodes have less than they had). Does nothing without options.prefixes and a source, with local blocks, or with a
+ * verifier. scope: only prefixes noted under the same text are found; NULL: none. SN_STOP only. */
+sn_status sn_chain_attach_prefix(sn_chain *chain, const int32_t *tokens, size_t n, const char *scope,
+                                 sn_err *err) SN_MUST_USE;
+/* Remembers the timeline in options.prefixes; tokens: all that the chain has computed. */
+void sn_chain_note_prefix(sn_chain *chain, const int32_t *tokens, const char *scope);
 
 /* Work between steps: reads messages, and moves the KV caches of draining nodes to others. Every step begins with it. A
  * caller that pauses, for example for input from a user, calls it from time to time: otherwise a node that drains
@@ -157,7 +179,7 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
 sn_status sn_chain_put_kv(sn_chain *chain, int position, int n, const float *in, const sn_hash *token_timelines,
                           sn_err *err) SN_MUST_USE;
 /* After the last sn_chain_put_kv: the timeline has `position` tokens. inputs (position, n_embd): what entered the first
- * block, for replays. */
+ * block, for replays; NULL: what the chain's source gives, if it has one. */
 sn_status sn_chain_resume(sn_chain *chain, int position, const sn_hash *token_timelines, const float *inputs,
                           sn_err *err) SN_MUST_USE;
 

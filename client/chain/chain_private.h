@@ -3,9 +3,11 @@
  * chain.c      opening, closing, steps over all hops
  * connect.c    which nodes may be used, planning a route, opening sessions along it
  * prefill.c    long inputs in chunks of which several are in flight
+ * attach.c     KV pages of known prefixes, by their hashes
  * failover.c   other hops replace a failed group, brought to the same position by replay
  * replica.c    KV replicas and draining nodes
  * reroute.c    moving to a faster route
+ * room.c       nodes that can hold the timeline
  * kv.c         the KV cache of all blocks, read and written
  * verifier.c   what happens after a failed check
  * settle.c     after a cancelled call
@@ -42,6 +44,7 @@ struct sn_chain {
     sn_hash model;
     sn_chain_call call;
     int max_tokens;        /* of the timeline, with virtual tokens */
+    int expected;          /* tokens that it will have at least: nodes that cannot hold them are not used */
     bool push;             /* options.routing.push, until nodes turn out not to reach each other */
     sn_hash *weights;      /* (n_blocks): what each block's weights must hash to, where it is known */
     const sn_hash **known; /* (n_blocks): into weights; NULL: not known yet */
@@ -53,7 +56,8 @@ struct sn_chain {
     sn_kv_pool *pool;      /* of the local blocks; NULL: none */
     sn_hop hops[SN_HOPS_MAX];
     size_t n_hops;
-    int length; /* positions of the timeline; hops may hold more, which the next step overwrites */
+    sn_row_source tokens, source; /* as given; with the virtual tokens before them. rows NULL: there is none */
+    int length;                   /* positions of the timeline; hops may hold more, which the next step overwrites */
     sn_hasher *hasher;
     float *rows[2];            /* hidden states between hops, (SN_CHAIN_ROWS_MAX, n_embd) each */
     sn_peer_stats *peer_stats; /* measurements and bans of nodes */
@@ -103,6 +107,8 @@ sn_status sn_chain_cut_route(const sn_chain *chain, sn_route *route, sn_err *err
 sn_status sn_chain_measure_rtt(sn_chain *chain, bool all, sn_err *err) SN_MUST_USE;
 /* Updates peer statistics after a step of n rows through the group [i, j). */
 void sn_chain_note_step(sn_chain *chain, const sn_hop *hops, size_t i, size_t j, int n);
+/* How much of its inputs a remote hop keeps. */
+void sn_chain_limit_inputs(const sn_chain *chain, sn_hop *hop);
 void sn_chain_close_hops(sn_chain *chain, sn_hop *hops, size_t n);
 /* The type in which hidden states cross the boundary before `block`. */
 sn_dtype sn_chain_wire_at(const sn_chain *chain, int block);
@@ -144,6 +150,12 @@ bool sn_chain_return_to_node(sn_chain *chain, size_t i, size_t j);
  * gone: how many die, time alone bounds. failed == j: every node lives but the nodes do not reach
  * each other; from then on hidden states travel by the client. */
 void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t failed);
+
+/* -- room.c */
+
+/* The timeline goes on at `position` and will have so many tokens: nodes that cannot hold them are replaced, or
+ * SN_REFUSED with SN_REASON_TOO_LONG. Costs nothing where all can. */
+sn_status sn_chain_make_room(sn_chain *chain, int position, int tokens, sn_err *err) SN_MUST_USE;
 
 /* -- reroute.c */
 
@@ -193,8 +205,8 @@ sn_status sn_chain_prefill(sn_chain *chain, const sn_step *input, int chunk_rows
 
 /* -- failover.c */
 
-/* Brings hops from `from` to `length` tokens with the rows that entered their first block (length, n_embd). */
-sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const float *inputs, int from, int length,
+/* Brings hops from `from` to `length` tokens with the inputs of a hop at the same first block, which may be hops[0]. */
+sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_hop *inputs, int from, int length,
                           sn_err *err) SN_MUST_USE;
 /* Replaces the group [*i, j) by other hops at `position`. *i becomes the first of these. Hops before the group are
  * replaced, too, where they are needed to compute the group's input. */

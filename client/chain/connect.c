@@ -92,6 +92,7 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
                                 .node_filter = o->routing.node_filter,
                                 .adapter = o->adapter.bytes ? 0 : sn_node_tag(o->adapter.hash.bytes),
                                 .kv_bytes_per_block = chain_kv_bytes_per_block(chain),
+                                .tokens = (uint64_t)(chain->expected > chain->length ? chain->expected : chain->length),
                                 .wire = o->wire.dtype,
                                 .seed = o->routing.seed};
     if (link) sn_peer_stats_note_online(chain->peer_stats, query.directory);
@@ -295,10 +296,11 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
     for (int b = 0; b < chain->hp.n_blocks && !status; b++) {
         bool here = b >= chain->options.local.first && b < chain->options.local.end, known = false;
         if (here || !chain->options.link) continue;
-        if (base && base->n_blocks) chain_know_weights(chain, b, &base->blocks[b]);
+        const sn_hash *of_base = sn_base_weights_block(base, b);
+        if (of_base) chain_know_weights(chain, b, of_base);
         if (sn_model_told_block_hash(model, b, &hash)) chain_know_weights(chain, b, &hash);
         if (sn_model_holds_block(model, b)) status = verify_block(&v, model, b, &known, &hash, err);
-        if (!status && known && base && base->n_blocks && memcmp(&hash, &base->blocks[b], sizeof hash))
+        if (!status && known && of_base && memcmp(&hash, of_base, sizeof hash))
             status = sn_base_weights_block_differs(base, b, err);
         if (!status && known) chain_know_weights(chain, b, &hash);
     }
@@ -448,6 +450,21 @@ static const sn_blob *route_push_target(const sn_chain *chain, const sn_route *r
     return sn_directory_find_sealed(directory, to->node);
 }
 
+/* Of the first block the inputs are made again, or are all there is to begin a replay with. Those of the others save
+ * computing the blocks before them: they stay within --replay-memory, and below the keys and values of their tokens. */
+void sn_chain_limit_inputs(const sn_chain *chain, sn_hop *hop) {
+    sn_hop_remote *r = &hop->remote;
+    if (hop->first == chain->options.first) {
+        const bool kept = !chain->source.rows || chain->options.verification.verifier.note_step;
+        r->source = kept ? NULL : &chain->source;
+        return;
+    }
+    const int attend = hop->end - hop->first - sn_n_recurrent(&chain->hp, hop->first, hop->end);
+    const size_t width = sn_kv_width(&chain->hp);
+    r->inputs_max = chain->options.limits.replay_memory;
+    r->inputs_token_max = (size_t)attend * width / sn_dtype_block(r->kv_dtype) * sn_dtype_bytes(r->kv_dtype);
+}
+
 /* next: as route_push_target says of this leg. */
 static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const sn_hop *before, bool pushed,
                                 const sn_blob *next, sn_hop *hop, sn_err *err) {
@@ -466,6 +483,7 @@ static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const 
     hop->remote.request_id = chain->request_id;
     hop->remote.wants_receipt = chain->options.verification.receipts;
     hop->remote.kv_dtype = sn_kv_dtype_element(chain->options.kv.dtype);
+    sn_chain_limit_inputs(chain, hop);
     return hop_open_session(chain, pushed ? before->remote.curve_key : NULL, next, hop, err);
 }
 

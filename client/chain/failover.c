@@ -40,7 +40,7 @@ bool sn_chain_return_to_node(sn_chain *chain, size_t i, size_t j) {
     return node && strcmp(node->address, hop->remote.address) && hop_returns(chain, hop, node->address);
 }
 
-sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const float *inputs, int from, int length,
+sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_hop *inputs, int from, int length,
                           sn_err *err) {
     size_t failed;
     float *rows[2] = {NULL, NULL}; /* chain->rows holds the step that failed */
@@ -49,8 +49,9 @@ sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const fl
     for (int k = 0; k < 2 && !status; k++) status = sn_calloc(&rows[k], size, sizeof(float), err);
     for (int at = from, n; at < length && !status; at += n) {
         n = length - at < SN_SPAN_ROWS ? length - at : SN_SPAN_ROWS;
-        sn_step step = {at, n, chain->hp.n_embd, inputs + (size_t)at * (size_t)chain->hp.n_embd, NULL};
-        for (size_t i = 0, j, buffer = 0; i < n_hops && !status; i = j, buffer ^= 1) {
+        status = sn_hop_inputs(inputs, at, n, chain->hp.n_embd, rows[0], err);
+        sn_step step = {at, n, chain->hp.n_embd, rows[0], NULL};
+        for (size_t i = 0, j, buffer = 1; i < n_hops && !status; i = j, buffer ^= 1) {
             j = sn_chain_group_end(hops, n_hops, i);
             step.out = rows[buffer];
             status = sn_chain_step_group(chain, hops, i, j, &step, &failed, err);
@@ -99,7 +100,7 @@ static sn_status gap_connect(sn_chain *chain, const gap *g, sn_hop *fresh, size_
 }
 
 static sn_status gap_replay(sn_chain *chain, const gap *g, sn_hop *fresh, size_t n, size_t upper, sn_err *err) {
-    const float *inputs = chain->hops[g->low].remote.inputs;
+    const sn_hop *inputs = &chain->hops[g->low];
     sn_status status = sn_chain_replay(chain, fresh, n, inputs, 0, g->position, err);
     return status ? status : sn_chain_replay(chain, fresh, upper, inputs, g->position, g->length, err);
 }

@@ -7,7 +7,7 @@
  * over the hashes of pushed hops, and account the cost to each hop.
  *
  * The client computes the timeline hash of the first hop itself, because it has the rows that enter there. It keeps
- * these rows (remote.inputs) for replays.
+ * these rows (remote.inputs) for replays, the newest ones within a limit, unless they can be made again.
  *
  * After a failure hops_find_failed finds out which hop caused it: the one that the ERROR names by its session, else the
  * first node that does not answer a STATUS request. */
@@ -29,26 +29,17 @@ enum {
     PROBE_SHARE = 8, /* or within this part of the time of a short step */
     RESUME_RETRY_US = 5000,
     ADAPTER_RETRY_US = 20000,
-    ADAPTER_RETRIES_US = 3000000
+    ADAPTER_RETRIES_US = 3000000,
+    INPUTS_LEAST = 2048 /* rows that stay, whatever the limit: steps that are in progress may be run again */
 };
 
-static sn_status hop_reserve_timeline(sn_hop *hop, int length, int n_embd, sn_err *err) {
+static sn_status hop_reserve_timeline(sn_hop *hop, int length, sn_err *err) {
     sn_hop_remote *r = &hop->remote;
     if (length < r->timeline_capacity) return SN_OK;
-    size_t capacity = (size_t)length + (size_t)length / 2 + 64, bytes;
+    size_t capacity = (size_t)length + (size_t)length / 2 + 64;
     sn_hash *timeline = realloc(r->timeline, capacity * sizeof *timeline);
     if (!timeline) return sn_fail(err, SN_STOP, "out of memory for a timeline of %d tokens", length);
     r->timeline = timeline;
-    if (!hop->pushed) {
-        if (!sn_mul(capacity * sizeof(float), (size_t)n_embd, &bytes))
-            return sn_fail(err, SN_STOP, "a timeline is too long");
-        float *inputs = realloc(r->inputs, bytes);
-        if (!inputs) return sn_fail(err, SN_STOP, "out of memory to keep %d tokens for a replay", length);
-        r->inputs = inputs;
-        size_t row = (size_t)n_embd * sizeof *inputs, known = (size_t)r->timeline_capacity;
-        memset(inputs + known * (size_t)n_embd, 0,
-               bytes - known * row); /* rows may stay unknown: they go to evidence */
-    }
     r->timeline_capacity = (int)capacity;
     return SN_OK;
 }
@@ -77,7 +68,7 @@ sn_status sn_hop_init(sn_hop *hop, const sn_route_leg *leg, const sn_hash *model
     sn_sanitize_text(hop->report.node); /* it may be cut inside a character, too */
     hop->pushed = pushed;
     sn_hop_remote *r = &hop->remote;
-    *r = (sn_hop_remote){.model = *model, .adapter_hash = *adapter_hash};
+    *r = (sn_hop_remote){.model = *model, .adapter_hash = *adapter_hash, .tokens_max = (int)node->kv_tokens_max};
     memcpy(r->node, node->node, SN_KEY_SIZE);
     memcpy(r->curve_key, node->curve_key, SN_KEY_SIZE);
     memcpy(r->address, node->address, sizeof r->address);
@@ -101,7 +92,7 @@ static void remote_fini(sn_hop_remote *r, sn_link *link) {
     }
     sn_kv_replica_free(&r->replica, link);
     free(r->timeline);
-    free(r->inputs);
+    sn_kept_rows_fini(&r->inputs);
 }
 
 void sn_hop_fini(sn_hop *hop, sn_link *link) {
@@ -189,40 +180,48 @@ static bool hash_is_known(const sn_hash *hash) {
     return memcmp(hash, &unknown, sizeof unknown) != 0;
 }
 
-sn_status sn_hop_record(sn_hop *hop, const sn_step *step, sn_hasher *hasher, sn_err *err) {
+/* Keeps the rows of the step, as they travel. */
+static sn_status hop_keep_rows(sn_hop *hop, const sn_step *step, sn_err *err) {
     sn_hop_remote *r = &hop->remote;
-    size_t width = (size_t)step->n_embd, size = (size_t)step->n * width;
-    sn_status status = hop_reserve_timeline(hop, step->position + step->n, step->n_embd, err);
-    if (status) return status;
-    float *rows = r->inputs + (size_t)step->position * width;
-    memmove(rows, step->in, size * sizeof *rows); /* a replay may read its rows from these inputs */
-    sn_wire_round(hop->input_dtype, rows, size);
-    if (step->position < r->inputs_from) r->inputs_from = step->position;
-    for (int i = 0; i < step->n; i++) {
-        sn_hash *hash = &r->timeline[step->position + i];
-        hash[1] = sn_timeline_next(hasher, hash, rows + (size_t)i * width, width);
-    }
-    hop->length = step->position + step->n;
+    if (r->source) return SN_OK;
+    sn_status status =
+        sn_kept_rows_put(&r->inputs, hop->input_dtype, step->position, step->n, step->n_embd, step->in, err);
+    if (status || !r->inputs_max) return status;
+    const size_t by_tokens = (size_t)(step->position + step->n) * r->inputs_token_max;
+    sn_kept_rows_limit(&r->inputs, sn_min_size(r->inputs_max, by_tokens), INPUTS_LEAST);
     return SN_OK;
 }
 
-sn_status sn_hop_keep_inputs(sn_hop *hop, const sn_step *step, sn_err *err) {
+sn_status sn_hop_record(sn_hop *hop, const sn_step *step, sn_hasher *hasher, sn_err *err) {
     sn_hop_remote *r = &hop->remote;
-    if (hop->is_local || hop->pushed || r->inputs_from != SN_INPUTS_NONE) return SN_OK;
-    size_t width = (size_t)step->n_embd, size = (size_t)step->n * width;
-    sn_status status = hop_reserve_timeline(hop, step->position + step->n, step->n_embd, err);
-    if (status) return status;
-    float *rows = r->inputs + (size_t)step->position * width;
-    memcpy(rows, step->in, size * sizeof *rows);
-    sn_wire_round(hop->input_dtype, rows, size);
-    r->inputs_from = step->position;
-    return SN_OK;
+    size_t width = (size_t)step->n_embd;
+    float *row = NULL; /* as it travels, if that is not as it is */
+    sn_status status = hop_reserve_timeline(hop, step->position + step->n, err);
+    if (!status) status = hop_keep_rows(hop, step, err);
+    if (!status && hop->input_dtype != SN_F32) status = sn_calloc(&row, width, sizeof *row, err);
+    for (int i = 0; i < step->n && !status; i++) {
+        sn_hash *hash = &r->timeline[step->position + i];
+        const float *in = step->in + (size_t)i * width;
+        if (row) {
+            memcpy(row, in, width * sizeof *row);
+            sn_wire_round(hop->input_dtype, row, width);
+        }
+        hash[1] = sn_timeline_next(hasher, hash, row ? row : in, width);
+    }
+    free(row);
+    if (!status) hop->length = step->position + step->n;
+    return status;
+}
+
+sn_status sn_hop_keep_inputs(sn_hop *hop, const sn_step *step, sn_err *err) {
+    if (hop->is_local || hop->pushed || hop->remote.inputs.from != SN_ROWS_NONE) return SN_OK;
+    return hop_keep_rows(hop, step, err);
 }
 
 /* Drops positions from step->position on and notes the hash after the step, as the node of a pushed hop states it. */
 static sn_status hop_note_hash(sn_hop *hop, const sn_step *step, const uint8_t timeline[SN_HASH_SIZE], sn_err *err) {
     int end = step->position + step->n;
-    sn_status status = hop_reserve_timeline(hop, end, 0, err);
+    sn_status status = hop_reserve_timeline(hop, end, err);
     if (status) return status;
     for (int i = step->position + 1; i < end; i++) hop->remote.timeline[i] = (sn_hash){{0}};
     memcpy(hop->remote.timeline[end].bytes, timeline, SN_HASH_SIZE);
@@ -235,7 +234,21 @@ bool sn_hop_knows_hash(const sn_hop *hop, int position) {
 }
 
 bool sn_hop_can_replay(const sn_hop *hop, int from) {
-    return !hop->is_local && !hop->pushed && hop->remote.inputs_from <= from;
+    return !hop->is_local && !hop->pushed && (hop->remote.source || hop->remote.inputs.from <= from);
+}
+
+sn_status sn_hop_inputs(const sn_hop *hop, int position, int n, int n_embd, float *out, sn_err *err) {
+    const sn_hop_remote *r = &hop->remote;
+    if (!r->source) {
+        if (!sn_kept_rows_have(&r->inputs, position, n))
+            return sn_fail(err, SN_RETRY, "blocks %d:%d cannot be computed again: their inputs are not known here",
+                           hop->first, hop->end);
+        sn_kept_rows_get(&r->inputs, position, n, n_embd, out);
+        return SN_OK;
+    }
+    sn_status status = r->source->rows(r->source->ctx, position, n, out, err);
+    if (!status) sn_wire_round(hop->input_dtype, out, (size_t)n * (size_t)n_embd);
+    return status;
 }
 
 /* The hash at a position of a hop whose KV cache was copied from a session with this timeline. */
@@ -285,20 +298,16 @@ sn_status sn_hop_resume(sn_hop *hop, sn_link *link, const sn_resume_point *at, i
     return SN_OK;
 }
 
-sn_status sn_hop_copy_timeline(sn_hop *hop, sn_hop *source_hop, int position, int n_embd, sn_err *err) {
+sn_status sn_hop_copy_timeline(sn_hop *hop, sn_hop *source_hop, int position, sn_err *err) {
     sn_hop_remote *r = &hop->remote, *source = &source_hop->remote;
     bool inputs = !hop->pushed && !source_hop->pushed && hop->first == source_hop->first;
-    int capacity = source->timeline_capacity > position ? source->timeline_capacity : position;
-    sn_status status = hop_reserve_timeline(hop, capacity, inputs ? 0 : n_embd, err);
+    sn_status status = hop_reserve_timeline(hop, position, err);
     if (status) return status;
     for (int i = 1; i <= position; i++) r->timeline[i] = replicated_hash(hop, source->timeline, i);
-    if (inputs) {
-        free(r->inputs);
-        r->inputs = source->inputs;
-        source->inputs = NULL;
-        r->timeline_capacity = source->timeline_capacity;
-    }
-    r->inputs_from = inputs ? source->inputs_from : SN_INPUTS_NONE;
+    sn_kept_rows_fini(&r->inputs);
+    if (inputs) r->inputs = source->inputs;
+    if (inputs) source->inputs = (sn_kept_rows){0};
+    if (!inputs) r->inputs.from = SN_ROWS_NONE;
     hop->length = position;
     return SN_OK;
 }
@@ -306,13 +315,27 @@ sn_status sn_hop_copy_timeline(sn_hop *hop, sn_hop *source_hop, int position, in
 sn_status sn_hop_set_timeline(sn_hop *hop, int position, int n_embd, const sn_hash *token_timelines,
                               const float *inputs, sn_err *err) {
     sn_hop_remote *r = &hop->remote;
-    sn_status status = hop_reserve_timeline(hop, position, n_embd, err);
+    sn_status status = hop_reserve_timeline(hop, position, err);
     if (status) return status;
     for (int i = 1; i <= position; i++) r->timeline[i] = replicated_hash(hop, token_timelines, i);
-    bool known = inputs && !hop->pushed;
-    if (known) memcpy(r->inputs, inputs, (size_t)position * (size_t)n_embd * sizeof *inputs);
-    r->inputs_from = known ? 0 : SN_INPUTS_NONE;
+    sn_kept_rows_fini(&r->inputs);
+    r->inputs.from = SN_ROWS_NONE;
     hop->length = position;
+    if (!inputs || hop->pushed) return SN_OK;
+    return hop_keep_rows(hop, &(sn_step){0, position, n_embd, inputs, NULL}, err);
+}
+
+sn_status sn_hop_attached(sn_hop *hop, const int *positions, const sn_hash *timelines, size_t stride, size_t n,
+                          sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    const int length = positions[n - 1];
+    sn_status status = hop_reserve_timeline(hop, length, err);
+    if (status) return status;
+    memset(r->timeline + 1, 0, (size_t)length * sizeof *r->timeline); /* not known */
+    for (size_t k = 0; k < n; k++) r->timeline[positions[k]] = timelines[k * stride];
+    sn_kept_rows_fini(&r->inputs);
+    r->inputs.from = SN_ROWS_NONE;
+    hop->length = length;
     return SN_OK;
 }
 
@@ -470,6 +493,16 @@ sn_wait sn_hops_wait(const sn_hop *hops, size_t n_hops, const sn_step_in_flight 
                      .n_peers = n_hops};
 }
 
+/* The hash of the step's tensor as it went to the first hop. */
+static sn_status hop_hash_input(const sn_hop *hop, const sn_step *step, sn_hash *out, sn_err *err) {
+    float *rows = NULL;
+    sn_status status = sn_calloc(&rows, (size_t)step->n * (size_t)step->n_embd, sizeof *rows, err);
+    if (!status) status = sn_hop_inputs(hop, step->position, step->n, step->n_embd, rows, err);
+    if (!status) status = sn_rows_hash(rows, step->n, step->n_embd, hop->input_dtype, out, err);
+    free(rows);
+    return status;
+}
+
 sn_status sn_hops_receive(sn_hop *hops, size_t n_hops, const sn_step_in_flight *in_flight, const sn_msg *result,
                           size_t *failed, sn_err *err) {
     const sn_step *step = &in_flight->step;
@@ -477,8 +510,7 @@ sn_status sn_hops_receive(sn_hop *hops, size_t n_hops, const sn_step_in_flight *
     sn_status status = step_check_reply(hops, n_hops, step, result, failed, err);
     if (!status && first->wants_receipt) {
         sn_hash sent;
-        const float *rows = first->inputs + (size_t)step->position * (size_t)step->n_embd;
-        status = sn_rows_hash(rows, step->n, step->n_embd, hops[0].input_dtype, &sent, err);
+        status = hop_hash_input(&hops[0], step, &sent, err);
         if (!status) status = sn_hops_check_receipts(hops, n_hops, &sent, result, step, failed, err);
     }
     for (size_t i = 1; i < n_hops && !status; i++)

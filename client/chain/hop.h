@@ -4,7 +4,8 @@
  * remote part (a node and the session there). Consecutive remote hops whose nodes push hidden states to each other form
  * a group: the functions named sn_hops_* take such a group as `hops` (n_hops of them), of which only the first one gets
  * its input from the client. For every group the client keeps the rows that entered it, so that other nodes can be
- * brought to the same position by replay.
+ * brought to the same position by replay: as they travelled, within a limit. Of the first block of a chain that knows
+ * how to make them again, from tokens, none are kept.
  *
  * Used by the chain that owns the hops, on the chain's thread; audits read the hops. Every function that waits for a
  * node takes a timeout or a deadline. Errors of a node: SN_RETRY (this step failed; another node may do it), SN_REBUILD
@@ -14,11 +15,10 @@
 #define SN_CLIENT_CHAIN_HOP_H
 
 #include "blocks/adapter.h"
+#include "client/chain/kept_rows.h"
 #include "client/net/link.h"
 #include "client/routing/route.h"
 #include "net/receipt.h"
-
-#include <limits.h>
 
 struct sn_kv_replica; /* client/chain/replica.h */
 
@@ -40,7 +40,11 @@ typedef struct sn_hop_local {
     sn_kv_cache *kv;           /* the hop's own */
 } sn_hop_local;
 
-enum { SN_INPUTS_NONE = INT_MAX };
+/* Makes the rows (n, n_embd) again that entered the chain's first block. */
+typedef struct sn_row_source {
+    sn_status (*rows)(void *ctx, int position, int n, float *out, sn_err *err); /* NULL: it cannot */
+    void *ctx;
+} sn_row_source;
 
 /* A node's session. The timeline has one hash for each position that the session holds: hash [i] commits to the weights
  * and to the first i rows (net/timeline.h). Of a pushed hop the client knows only the hashes that the node's replies
@@ -53,15 +57,18 @@ typedef struct sn_hop_remote {
     uint8_t session[SN_SESSION_ID_SIZE];
     uint64_t step;         /* number of the newest step that the session has done */
     uint64_t step_sent;    /* highest number that a STEP or RESUME to the session had: it may have done that one, too */
+    int tokens_max;        /* that a session at the node can have; 0: not known */
     int step_tokens_max;   /* rows that the node takes in one step */
     int prefill_depth_max; /* steps that may wait at the node while it computes one; 0: none */
 
     sn_hash model, weights; /* weights: SHA-256 of sn_hop_hash_with_kv of its blocks */
     sn_hash adapter_hash;   /* all zero: no adapter */
     int timeline_capacity;
-    sn_hash *timeline; /* [i], i <= length; all zero where it is not known */
-    float *inputs;     /* (length, n_embd), rounded as they travelled; NULL for a pushed hop */
-    int inputs_from;   /* inputs are known from this position on; SN_INPUTS_NONE after KV pages came from elsewhere */
+    sn_hash *timeline;       /* [i], i <= length; all zero where it is not known */
+    sn_kept_rows inputs;     /* from SN_ROWS_NONE after KV pages came from elsewhere; of a pushed hop there are none */
+    size_t inputs_max;       /* bytes of them; 0: without a limit */
+    size_t inputs_token_max; /* and no more for each token: what its keys and values take there */
+    const sn_row_source *source; /* the chain's, of a hop at its first block that needs no inputs therefore; or NULL */
 
     bool wants_receipt;               /* every step asks for a receipt */
     sn_dtype kv_dtype;                /* in which the node keeps keys and values; a receipt must say so */
@@ -130,6 +137,8 @@ sn_status sn_hop_record(sn_hop *hop, const sn_step *step, sn_hasher *hasher, sn_
 sn_status sn_hop_keep_inputs(sn_hop *hop, const sn_step *step, sn_err *err) SN_MUST_USE;
 bool sn_hop_knows_hash(const sn_hop *hop, int position);
 bool sn_hop_can_replay(const sn_hop *hop, int from); /* the inputs are known from position `from` on */
+/* The inputs (n, n_embd) of positions [position, position + n), as they travelled, of a hop that can replay them. */
+sn_status sn_hop_inputs(const sn_hop *hop, int position, int n, int n_embd, float *out, sn_err *err) SN_MUST_USE;
 
 /* Where a session that holds KV pages from elsewhere continues. */
 typedef struct sn_resume_point {
@@ -145,11 +154,16 @@ sn_status sn_hop_resume(sn_hop *hop, sn_link *link, const sn_resume_point *at, i
                         sn_err *err) SN_MUST_USE;
 /* For a hop whose KV cache is a copy of the one of source_hop, or of a later part of its blocks: takes over what is
  * known of the first `position` tokens. Where both hops begin at the same block, the inputs move to `hop`. */
-sn_status sn_hop_copy_timeline(sn_hop *hop, sn_hop *source_hop, int position, int n_embd, sn_err *err) SN_MUST_USE;
+sn_status sn_hop_copy_timeline(sn_hop *hop, sn_hop *source_hop, int position, sn_err *err) SN_MUST_USE;
 /* For a hop into which KV pages of `position` tokens with these hashes were put ([0]: of the beginning). inputs:
  * (position, n_embd), or NULL where they are not known. */
 sn_status sn_hop_set_timeline(sn_hop *hop, int position, int n_embd, const sn_hash *token_timelines,
                               const float *inputs, sn_err *err) SN_MUST_USE;
+
+/* The node made the pages up to positions[n - 1] of a known prefix the session's. timelines[k * stride]: the hash at
+ * positions[k]. */
+sn_status sn_hop_attached(sn_hop *hop, const int *positions, const sn_hash *timelines, size_t stride, size_t n,
+                          sn_err *err) SN_MUST_USE;
 
 /* -- steps */
 

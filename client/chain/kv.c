@@ -210,6 +210,22 @@ sn_status sn_chain_put_kv(sn_chain *chain, int position, int n, const float *in,
     return status;
 }
 
+/* The first hop keeps what the source gives, if it must: then a verifier needs it. */
+static sn_status hop_keep_source(const sn_chain *chain, sn_hop *hop, int position, sn_err *err) {
+    const size_t width = (size_t)chain->hp.n_embd;
+    float *rows = NULL;
+    if (!chain->source.rows || hop->remote.source) return SN_OK;
+    sn_status status = sn_calloc(&rows, (size_t)SN_SPAN_ROWS * width, sizeof *rows, err);
+    for (int at = 0, n; at < position && !status; at += n) {
+        n = position - at < SN_SPAN_ROWS ? position - at : SN_SPAN_ROWS;
+        status = chain->source.rows(chain->source.ctx, at, n, rows, err);
+        if (!status)
+            status = sn_kept_rows_put(&hop->remote.inputs, hop->input_dtype, at, n, chain->hp.n_embd, rows, err);
+    }
+    free(rows);
+    return status;
+}
+
 sn_status sn_chain_resume(sn_chain *chain, int position, const sn_hash *token_timelines, const float *inputs,
                           sn_err *err) {
     const uint8_t *before = NULL;
@@ -225,6 +241,7 @@ sn_status sn_chain_resume(sn_chain *chain, int position, const sn_hash *token_ti
                 status = sn_fail(err, SN_RETRY, "%s lost a part of the KV cache", hop->report.node);
             if (!status)
                 status = sn_hop_set_timeline(hop, position, chain->hp.n_embd, token_timelines, i ? NULL : inputs, err);
+            if (!status && !i && !inputs) status = hop_keep_source(chain, hop, position, err);
             if (status) return status;
         }
         hop->length = position;

@@ -205,7 +205,7 @@ static sn_status replica_put_in_place(sn_chain *chain, size_t k, int position, s
         return sn_fail(err, SN_RETRY, "the route over the nodes that are left has more than %d hops", SN_HOPS_MAX);
     replica->hops[0].pushed = old.pushed;
     for (size_t m = 0; m < replica->n; m++) {
-        sn_status status = sn_hop_copy_timeline(&replica->hops[m], &old, position, chain->hp.n_embd, err);
+        sn_status status = sn_hop_copy_timeline(&replica->hops[m], &old, position, err);
         if (status) return status; /* out of memory */
     }
     memmove(chain->hops + k + replica->n, chain->hops + k + 1, (chain->n_hops - k - 1) * sizeof *chain->hops);
@@ -229,7 +229,7 @@ sn_status sn_chain_promote_replica(sn_chain *chain, size_t i, size_t j, size_t k
         return status;
     }
     if (from < position &&
-        sn_chain_replay(chain, chain->hops + i, j - i - 1 + n, chain->hops[i].remote.inputs, from, position, err)) {
+        sn_chain_replay(chain, chain->hops + i, j - i - 1 + n, chain->hops + i, from, position, err)) {
         sn_log(SN_LOG_WARN, "KV replica not completed", "text=%s", err->text);
         for (size_t m = i; m < j - 1 + n; m++) chain->hops[m].length = -1; /* the next step replaces the group */
     }

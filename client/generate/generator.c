@@ -62,6 +62,12 @@ const char *sn_finish_name(sn_finish finish) {
     return names[finish];
 }
 
+/* The chain needs rows of its timeline again. */
+static sn_status generator_rows(void *ctx, int position, int n, float *out, sn_err *err) {
+    const sn_generator *g = ctx;
+    return sn_lm_head_embed(g->parts.head, g->timeline + position, n, out, err);
+}
+
 sn_status sn_generator_new(const sn_generator_parts *parts, const sn_sampling *sampling, sn_generator **out,
                            sn_err *err) {
     sn_generator *g = NULL;
@@ -76,6 +82,7 @@ sn_status sn_generator_new(const sn_generator_parts *parts, const sn_sampling *s
     if (!status) status = sn_calloc(&g->output, n_embd * CHUNK_ROWS, sizeof *g->output, err);
     g->n_rows = parts->draft ? parts->draft->n_max + 1 : 1;
     if (!status) status = sn_calloc(&g->logits, g->n_rows * n_vocab, sizeof *g->logits, err);
+    if (!status) sn_chain_set_source(parts->chain, &(sn_row_source){generator_rows, g});
     if (status) sn_generator_free(&g);
     *out = g;
     return status;
@@ -156,6 +163,7 @@ static sn_status generator_check_ids(const sn_generator *g, const int32_t *ids, 
 static sn_status generator_feed(sn_generator *g, size_t end, size_t from, float *logits, sn_err *err) {
     size_t n_embd = (size_t)g->parts.hp->n_embd, n_vocab = (size_t)g->parts.hp->n_vocab;
     sn_status status = SN_OK;
+    if (g->length < end) status = sn_chain_expect(g->parts.chain, (int)g->length, (int)end, err);
     for (size_t n; g->length < end && !status; g->length += status ? 0 : n) {
         n = sn_min_size(CHUNK_ROWS, end - g->length);
         status = sn_lm_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, err);
@@ -295,12 +303,16 @@ static sn_status call_begin(generator_call *r, const int32_t *prompt, size_t n_p
     if (status) return status;
     size_t known = sn_min_size(g->length, (size_t)sn_chain_length(g->parts.chain)), same = 0;
     while (same < known && same + 1 < n_prompt && g->timeline[same] == prompt[same]) same++;
+    sn_chain_rewind(g->parts.chain, (int)same); /* before the tokens behind it change */
     memcpy(g->timeline, prompt, n_prompt * sizeof *prompt);
     g->length = same;
     g->chosen = false;
+    status = sn_chain_expect(g->parts.chain, (int)same, (int)n_prompt, r->err);
+    if (!status) status = sn_chain_attach_prefix(g->parts.chain, prompt, n_prompt, r->options->prefix_scope, r->err);
+    g->length = (size_t)sn_chain_length(g->parts.chain);
     r->out->timings.prompt_tokens = n_prompt;
-    r->out->timings.reused_tokens = same;
-    return SN_OK;
+    r->out->timings.reused_tokens = g->length;
+    return status;
 }
 
 static sn_status call_keep_id(generator_call *r, int32_t id, const sn_rng_state *rng_state) {
@@ -452,15 +464,20 @@ static sn_status call_generate(generator_call *r, size_t n_prompt) {
         size_t before = r->out->ids.n;
         status = call_feed(r, n_prompt + before);
         if (call_was_cancelled(r, status)) return SN_OK;
+        if (status && before && r->err->reason == SN_REASON_TOO_LONG) { /* as where the context is full */
+            r->out->finish = SN_FINISH_LENGTH;
+            done = true;
+            status = SN_OK;
+        }
         if (!t->prefill_us)
             t->prefill_us = sn_now_us() - r->began_us;
-        else if (!status)
+        else if (!status && !done)
             t->decode_steps++;
         if (!status && !r->out->ids.n && call_is_interrupted(r)) {
             r->out->finish = SN_FINISH_INTERRUPTED;
             return SN_OK;
         }
-        if (!status) status = call_choose_accepted(r, &done);
+        if (!status && !done) status = call_choose_accepted(r, &done);
         if (before) t->decode_tokens += r->out->ids.n - before;
         if (!status && done) status = sn_chain_audit(chain, r->err);
         if (!status && done && r->options->when_checked && sn_chain_audit_is_incomplete(chain))
@@ -496,5 +513,6 @@ sn_status sn_generator_run(sn_generator *generator, const int32_t *prompt, size_
     sn_buf_fini(&r.token);
     free(r.rng_states);
     generator_agree(generator);
+    sn_chain_note_prefix(generator->parts.chain, generator->timeline, options->prefix_scope);
     return status;
 }

@@ -65,6 +65,7 @@ typedef struct sn_generate_options {
     /* Changes the logits (n_vocab) of the token after ids (n), before it is sampled; a function of the ids alone. NULL:
      * they stay. */
     void (*change_logits)(void *ctx, const int32_t *ids, size_t n, float *logits);
+    const char *prefix_scope; /* of sn_chain_attach_prefix; NULL: none */
     void *ctx;
     const sn_cancel *cancel; /* checked between tokens; the functions above may set it. NULL: never */
 } sn_generate_options;

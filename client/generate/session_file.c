@@ -258,10 +258,8 @@ static sn_status session_put_kv(sn_session_file *s, sn_chain *chain, const sn_ha
 sn_status sn_session_file_restore(sn_session_file *s, sn_lm_head *head, sn_chain *chain, sn_generator *generator,
                                   sn_err *err) {
     const sn_chain_adapter *adapter = sn_chain_get_adapter(chain);
-    size_t width = (size_t)sn_model_hparams(s->model)->n_embd, before = (size_t)adapter->n_prompt;
-    s->virtual = before;
+    s->virtual = (size_t)adapter->n_prompt;
     sn_hash *token_timelines = NULL;
-    float *inputs = NULL; /* the chain keeps them for replays */
     sn_status status = sn_generator_resume(generator, s->ids, s->n, s->seen, &s->rng_state, err);
     if (!status) status = session_check_weights(s, chain, err);
     if (!status && !kv_row_floats(sn_model_hparams(s->model))) {
@@ -270,13 +268,7 @@ sn_status sn_session_file_restore(sn_session_file *s, sn_lm_head *head, sn_chain
     }
     if (!status) status = make_token_timelines(s, &token_timelines, err);
     if (!status) status = session_put_kv(s, chain, token_timelines, err);
-    if (!status) status = sn_calloc(&inputs, (before + s->seen) * width, sizeof *inputs, err);
-    if (!status && before) memcpy(inputs, adapter->prompt, before * width * sizeof *inputs);
-    for (size_t at = 0; at < s->seen && !status; at += EMBED_ROWS)
-        status = sn_lm_head_embed(head, s->ids + at, (int)sn_min_size(EMBED_ROWS, s->seen - at),
-                                  inputs + (before + at) * width, err);
-    if (!status) status = sn_chain_resume(chain, kv_tokens(s), token_timelines, inputs, err);
+    if (!status) status = sn_chain_resume(chain, kv_tokens(s), token_timelines, NULL, err);
     free(token_timelines);
-    free(inputs);
     return status ? sn_err_context(err, "the session cannot be continued") : SN_OK;
 }

@@ -338,7 +338,9 @@ sn_status sn_link_check_reply(sn_msg **msg, sn_msg_kind wanted, uint8_t *session
         if (session) memcpy(session, (*msg)->error.session, SN_SESSION_ID_SIZE);
         status = (sn_status)(*msg)->error.status;
         if (status == SN_OK || status == SN_STOP) status = SN_RETRY; /* the node cannot go on; this program can */
-        (void)sn_fail(err, status, "%s", (*msg)->error.text);
+        const uint64_t reason = (*msg)->error.reason;
+        (void)sn_fail_because(err, status, reason < SN_REASONS ? (sn_reason)reason : SN_REASON_NONE, "%s",
+                              (*msg)->error.text);
         uint64_t wait_ms = (*msg)->error.wait_ms;
         err->retry_after_ms = wait_ms < RETRY_AFTER_MS_MAX ? (int)wait_ms : RETRY_AFTER_MS_MAX;
     } else {

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,6 +37,7 @@ const char *sn_eligibility_name(sn_eligibility eligibility) {
                                                             "banned",
                                                             "takes part already",
                                                             "without the adapter",
+                                                            "too little KV memory",
                                                             "no KV memory"};
     return (size_t)eligibility < SN_ELIGIBILITY_COUNT ? names[eligibility] : "?";
 }
@@ -87,6 +89,7 @@ static sn_eligibility node_eligibility(const sn_candidate_query *query, const sn
     if (query->node_filter.n_only && !node_matches_any(node, query->node_filter.only, query->node_filter.n_only))
         return SN_INELIGIBLE_NOT_IN_ONLY;
     if (!node_holds_adapter(node, query->adapter)) return SN_INELIGIBLE_ADAPTER;
+    if (node->kv_tokens_max && node->kv_tokens_max < query->tokens) return SN_INELIGIBLE_KV_SMALL;
     if (sn_peer_stats_ban_left_us(query->peer_stats, node->node, query->now_us)) return SN_INELIGIBLE_BANNED;
     return SN_ELIGIBLE;
 }
@@ -320,6 +323,29 @@ void sn_candidates_ignore_kv(sn_candidates *candidates) {
         p->blocks_max = p->end - p->first;
         if (p->eligibility == SN_INELIGIBLE_KV_FULL) p->eligibility = SN_ELIGIBLE;
     }
+}
+
+/* Not a matter of time: its weights, its program, or what the client was told to use. */
+static bool is_never_used(sn_eligibility why) {
+    static const bool never[SN_ELIGIBILITY_COUNT] = {
+        [SN_INELIGIBLE_PROTOCOL] = true, [SN_INELIGIBLE_MODEL] = true,  [SN_INELIGIBLE_WEIGHTS] = true,
+        [SN_INELIGIBLE_KV_DTYPE] = true, [SN_INELIGIBLE_WIRE] = true,   [SN_INELIGIBLE_NOT_IN_ONLY] = true,
+        [SN_INELIGIBLE_DENIED] = true,   [SN_INELIGIBLE_ADAPTER] = true};
+    return never[why];
+}
+
+int sn_candidates_tokens_max(const sn_candidates *candidates, int first, int end) {
+    int least = INT_MAX;
+    for (int b = first; b < end; b++) {
+        int most = -1;
+        for (const sn_candidate *p = candidates->at; p < candidates->at + candidates->n; p++) {
+            if (!p->node || b < p->first || b >= p->end || is_never_used(p->eligibility)) continue;
+            const int tokens = p->node->kv_tokens_max ? (int)p->node->kv_tokens_max : INT_MAX;
+            if (tokens > most) most = tokens;
+        }
+        if (most >= 0 && most < least) least = most;
+    }
+    return least;
 }
 
 void sn_candidates_fini(sn_candidates *candidates) {

@@ -32,9 +32,10 @@ typedef enum sn_eligibility {
     SN_INELIGIBLE_NOT_IN_ONLY, /* not in the node filter's `only` list */
     SN_INELIGIBLE_DENIED,
     SN_INELIGIBLE_BANNED,
-    SN_INELIGIBLE_PARTY,   /* computes these blocks of the session already: a replica or an audit needs another node */
-    SN_INELIGIBLE_ADAPTER, /* does not hold the session's adapter, which this client cannot upload */
-    SN_INELIGIBLE_KV_FULL, /* its free KV memory does not suffice for one block of the session */
+    SN_INELIGIBLE_PARTY,    /* computes these blocks of the session already: a replica or an audit needs another node */
+    SN_INELIGIBLE_ADAPTER,  /* does not hold the session's adapter, which this client cannot upload */
+    SN_INELIGIBLE_KV_SMALL, /* its KV memory could never hold the session */
+    SN_INELIGIBLE_KV_FULL,  /* its free KV memory does not suffice for one block of the session */
     SN_ELIGIBILITY_COUNT
 } sn_eligibility;
 const char *sn_eligibility_name(sn_eligibility eligibility); /* "banned", ... */
@@ -89,6 +90,7 @@ typedef struct sn_candidate_query {
     sn_dtype wire;               /* of hidden states; SN_F32: every node accepts them */
     uint64_t adapter;            /* tag of the adapter that nodes must hold already; 0: none */
     uint64_t kv_bytes_per_block; /* the session's greatest KV cache of one block; 0: KV memory is not considered */
+    uint64_t tokens;             /* that the session will have at least; 0: not known */
     uint64_t seed;               /* decides among candidates of equal cost; 0: the directory's order decides */
 } sn_candidate_query;
 
@@ -101,6 +103,9 @@ typedef struct sn_candidates {
 /* One candidate for each node of the directory, eligible or not, and one for local blocks. */
 sn_status sn_candidates_make(const sn_candidate_query *query, sn_candidates *out, sn_err *err) SN_MUST_USE;
 void sn_candidates_ignore_kv(sn_candidates *candidates); /* nodes without free KV memory become eligible */
-void sn_candidates_fini(sn_candidates *candidates);      /* accepts a zeroed list */
+/* The longest timeline that, of each of these blocks, some node could hold that this session might use, now or later. A
+ * node that does not say counts as one without a limit; INT_MAX too where there is no node at all. */
+int sn_candidates_tokens_max(const sn_candidates *candidates, int first, int end);
+void sn_candidates_fini(sn_candidates *candidates); /* accepts a zeroed list */
 
 #endif

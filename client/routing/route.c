@@ -273,6 +273,7 @@ static void advise(const sn_candidate *candidate, char out[200]) {
         [SN_INELIGIBLE_BANNED] = ": they failed a moment ago; try again later",
         [SN_INELIGIBLE_PARTY] = ": a replica or an audit needs another node with these blocks",
         [SN_INELIGIBLE_ADAPTER] = ": give --adapter FOLDER to bring the adapter along",
+        [SN_INELIGIBLE_KV_SMALL] = ": the session has more tokens than their --kv-memory holds",
     };
     char id[9];
     const char *text = advice[candidate->eligibility];

@@ -69,6 +69,16 @@ static const sn_param *find_param(const sn_params *p, int block, sn_role role, b
 
 static json_t *number_json(double x) { return x == (double)(int)x ? json_integer((int)x) : json_real(x); }
 
+/* The layers that have LoRA, for PEFT, unless all have. */
+static void config_add_layers(json_t *config, const sn_params *p) {
+    json_t *layers = json_array();
+    for (int b = p->first; b < p->end; b++) json_array_append_new(layers, json_integer(b));
+    if (p->end - p->first < p->n_blocks)
+        json_object_set_new(config, "layers_to_transform", layers);
+    else
+        json_decref(layers);
+}
+
 /* The adapter of a fused module has the sum of the ranks of its matrices. Its alpha grows equally, so the scale
  * alpha / rank stays the same. */
 static void config_add_lora(json_t *config, const sn_params_shape *s, const sn_hparams *hp) {
@@ -106,6 +116,7 @@ static json_t *config_json(const sn_params *p, const sn_hparams *hp, char *const
         json_object_set_new(config, "prompt_tuning_init", json_string("RANDOM"));
     } else if (s->method == SN_METHOD_LORA) {
         config_add_lora(config, s, hp);
+        config_add_layers(config, p);
     } else {
         json_t *list = json_array();
         for (int i = 0; i < s->n_labels; i++) json_array_append_new(list, json_string(labels[i]));
@@ -163,7 +174,7 @@ static void tensors_add_module(tensors *t, const sn_params *p, const sn_hparams 
 static void tensors_add_all(tensors *t, const sn_params *p, const sn_hparams *hp) {
     sn_peft_module modules[SN_PEFT_MODULES_MAX];
     int n_modules = sn_peft_modules(hp, modules);
-    for (int b = 0; b < p->n_blocks && p->shape.method == SN_METHOD_LORA; b++)
+    for (int b = p->first; b < p->end && p->shape.method == SN_METHOD_LORA; b++)
         for (int m = 0; m < n_modules; m++) tensors_add_module(t, p, hp, &modules[m], b);
     for (size_t i = 0; i < p->n && p->shape.method != SN_METHOD_LORA; i++) {
         const sn_param *param = &p->list[i];
@@ -179,7 +190,7 @@ static size_t count_floats(const sn_params *p, const sn_hparams *hp) {
     size_t n = n_modules ? 0 : p->n_floats;
     for (int m = 0; m < n_modules; m++)
         n += (size_t)module_count_targets(&p->shape, &modules[m]) * (modules[m].inputs + modules[m].outputs);
-    return n_modules ? n * (size_t)p->shape.rank * (size_t)p->n_blocks : n;
+    return n_modules ? n * (size_t)p->shape.rank * (size_t)(p->end - p->first) : n;
 }
 
 static sn_status save_tensors(const char *folder, const sn_params *p, const sn_hparams *hp, sn_err *err) {

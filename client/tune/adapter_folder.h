@@ -17,8 +17,9 @@ typedef struct sn_adapter_folder {
 
 /* Writes both files into `folder`, which must exist, and swarm.json for the weights `base` (NULL: unknown, none is
  * written). An earlier adapter there is replaced as a whole: while its files change, adapter_config.json is missing,
- * and the folder is refused. `labels`: names of a classifier's labels (params->shape.n_labels); not read for other
- * methods. SN_REFUSED when a file cannot be written. */
+ * and the folder is refused. Of LoRA, only the blocks that params says are trained are written. `labels`: names of a
+ * classifier's labels (params->shape.n_labels); not read for other methods. SN_REFUSED when a file cannot be written.
+ */
 sn_status sn_adapter_folder_save(const char *folder, const sn_params *params, const sn_hparams *hp,
                                  const sn_base_weights *base, char *const *labels, sn_err *err) SN_MUST_USE;
 /* Loads a folder as trainable parameters. LoRA of matrices that the model's files store fused (q, k and v in one

@@ -22,6 +22,19 @@ sn_status sn_loaded_adapter_load(const char *folder, const sn_hparams *hp, sn_lo
     return status;
 }
 
+sn_status sn_loaded_adapter_of(const sn_params *params, const sn_hparams *hp, bool with_prompt, sn_base_weights *base,
+                               sn_loaded_adapter *out, sn_err *err) {
+    sn_params **own = &out->folder.params;
+    *out = (sn_loaded_adapter){.method = params->shape.method, .base = *base};
+    *base = (sn_base_weights){0};
+    sn_buf_init(&out->image, IMAGE_MAX);
+    sn_status status = sn_params_image(params, params->first, params->end, &out->image, err);
+    if (!status && with_prompt) status = sn_params_new(hp, &params->shape, own, err);
+    if (!status && with_prompt) memcpy((*own)->values, params->values, params->n_floats * sizeof *params->values);
+    if (status) sn_loaded_adapter_fini(out);
+    return status;
+}
+
 void sn_loaded_adapter_fini(sn_loaded_adapter *loaded) {
     sn_buf_fini(&loaded->image);
     sn_base_weights_fini(&loaded->base);

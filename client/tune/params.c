@@ -132,7 +132,7 @@ sn_status sn_params_new(const sn_hparams *hp, const sn_params_shape *shape, sn_p
     if (!status) status = sn_calloc(&p, 1, sizeof *p, err);
     if (status) return status;
     p->shape = *shape;
-    p->n_blocks = hp->n_blocks;
+    p->n_blocks = p->end = hp->n_blocks;
     p->n_embd = hp->n_embd;
     params_lay_out(p, hp);
     status = sn_calloc(&p->list, p->n, sizeof *p->list, err);

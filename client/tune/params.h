@@ -41,6 +41,7 @@ typedef struct sn_params_shape {
 typedef struct sn_params {
     sn_params_shape shape;
     int n_blocks, n_embd;
+    int first, end; /* only values of these blocks are trained, which their owner may set; 0 and n_blocks at first */
     sn_param *list;
     size_t n;
     float *values;

@@ -1,7 +1,7 @@
 """Trains LoRA of remote blocks with PyTorch, on the lines of a .jsonl file with {"text"}: the losses of `swarm tune
---schedule constant`, when a batch holds all lines.
+--schedule constant`, when a batch holds all lines. OUT is then an adapter, for `swarm generate --adapter` and PEFT.
 
-python tune.py MODEL TEXTS.jsonl STEPS [HOST:PORT]"""
+python tune.py MODEL TEXTS.jsonl STEPS OUT [HOST:PORT]"""
 
 import json
 import sys
@@ -13,7 +13,7 @@ import swarmnode
 from swarmnode import nn
 
 
-def main(path, data, steps, *join):
+def main(path, data, steps, out, *join):
     model = swarmnode.Model(swarmnode.Swarm(join=join) if join else None, path)
     texts = [torch.tensor(model.tokenizer.encode(json.loads(line)["text"])) for line in open(data)]
     blocks = nn.RemoteSequential(model, method="lora", rank=8, targets="q,v")
@@ -31,6 +31,7 @@ def main(path, data, steps, *join):
         torch.nn.utils.clip_grad_norm_(blocks.parameters(), 1.0)
         optimizer.step()
         print(f"{step} {loss.item():.7f}", flush=True)
+    blocks.save_adapter(out)
 
 
 main(*sys.argv[1:])

@@ -20,6 +20,8 @@ enum {
     KEPT_SHARE = 8,      /* who runs a job leaves this part of the sessions (of four or more) to others, at least one */
     COMPUTING_SHARE = 4, /* beside jobs of others, jobs of this part of the sessions compute at once */
     ANSWER_PREFIX_MAX = 32, /* tokens behind the last message of a prompt: the mark of an answer, and of its thoughts */
+    CLOSING_MS = 20,        /* how often a job looks whether idle sessions are closed that make room for it, */
+    CLOSING_LOOKS = 100,    /* and how many times at most */
     OVERTAKEN_MAX = 8,      /* a job waits behind no more shorter ones that came after it */
 };
 
@@ -119,6 +121,26 @@ static void give_up(sn_worker *w) {
 static void make_room(sn_server_engine *e) {
     sn_worker *w;
     while (e->options.tokens_max && tokens_held(e) > e->options.tokens_max && (w = oldest_idle(e))) give_up(w);
+}
+
+/* A node has no room for a job: idle sessions end that hold as many tokens as it has, those that were used longest ago
+ * first. False: there is none. */
+static bool give_room_to(sn_server_engine *e, const sn_job *job) {
+    sn_worker *w;
+    size_t given = 0;
+    bool any = false;
+    while ((!any || given < job->n_prompt) && (w = oldest_idle(e))) {
+        given += w->n_ids;
+        any = true;
+        give_up(w);
+    }
+    return any;
+}
+
+static bool any_gives_up(const sn_server_engine *e) {
+    for (size_t i = 0; i < e->options.sessions_max; i++)
+        if (e->workers[i].gives_up) return true;
+    return false;
 }
 
 static void wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms) {
@@ -296,6 +318,26 @@ static void set_free(sn_worker *w) {
     dispatch(w->engine);
 }
 
+/* Runs the job, and once more where idle sessions of this server had the room that it needs at a node. */
+static swarm_code run_with_room(sn_worker *w, sn_job *job, swarm_error **error) {
+    sn_server_engine *e = w->engine;
+    for (;;) {
+        swarm_code code = run_in_session(w, job, error);
+        if (code != SWARM_RETRY || strcmp(swarm_error_reason(*error), "no_room") != 0) return code;
+        pthread_mutex_lock(&e->lock);
+        bool again = give_room_to(e, job) && !job->repeated && !job->cancelled;
+        if (again) again = job->may_repeat && job->may_repeat(job->ctx);
+        if (again && w->session) close_session(w); /* it avoids the node that was full */
+        for (int i = 0; again && any_gives_up(e) && i < CLOSING_LOOKS; i++) wait_ms(&w->wake, &e->lock, CLOSING_MS);
+        job->repeated = true;
+        pthread_mutex_unlock(&e->lock);
+        if (!again) return code;
+        sn_log_rated(SN_LOG_INFO, "idle sessions closed", "text=%s", swarm_error_text(*error));
+        swarm_error_free(*error);
+        *error = NULL;
+    }
+}
+
 /* The worker is free before the end is told: a client that has its answer may at once send the request that continues
  * it. After a failure its session is closed first, which may take a while, so that the next job finds another route. */
 static void run_job(sn_worker *w) {
@@ -306,14 +348,12 @@ static void run_job(sn_worker *w) {
     bool run = !job->cancelled;
     if (run) swarm_cancel_clear(w->cancel);
     pthread_mutex_unlock(&e->lock);
-    if (run) code = run_in_session(w, job, &error);
+    if (run) code = run_with_room(w, job, &error);
     if (code && code != SWARM_CANCELLED) sn_log_rated(SN_LOG_WARN, "job failed", "text=%s", swarm_error_text(error));
     pthread_mutex_lock(&e->lock);
     const bool broken = code && code != SWARM_CANCELLED && w->session;
     w->used_us = sn_now_us();
-    w->gives_up = false;     /* it has the memory */
-    if (code == SWARM_RETRY) /* the nodes may lack memory, whatever they had when the server began */
-        for (sn_worker *other; (other = oldest_idle(e));) give_up(other);
+    w->gives_up = false; /* it has the memory */
     if (run) w->owner = job->owner;
     if (!broken) {
         note_tokens(w, job->n_prompt);
@@ -370,7 +410,7 @@ static void insert(sn_server_engine *e, sn_job *job, uint64_t turn) {
     sn_job **at = &e->first;
     job->worker = NULL;
     job->waits = true;
-    job->paused = job->cancelled = job->ended = false;
+    job->paused = job->cancelled = job->repeated = job->ended = false;
     job->overtaken = 0;
     for (; *at && (*at)->turn <= turn; at = &(*at)->next) {
         sn_job *other = *at;

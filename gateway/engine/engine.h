@@ -5,7 +5,9 @@
  * keeps its session open when a job has ended. A job goes to the idle worker whose session, of a job of the same owner,
  * has the longest beginning in common with the prompt, if it continues most of that session; else to one whose session
  * is of least use, so that conversations that go on find theirs. What a session holds of another owner is dropped. A
- * session without a job for a while is closed; before that, those that were used longest ago, when nodes lack memory.
+ * session without a job for a while is closed; before that, those that were used longest ago, when nodes lack memory:
+ * as far as that is known before (tokens_max), and when a node says so to a job, which runs once more then if it has
+ * told nothing.
  *
  * The queue is ordered by turns: the first job of an owner has the turn that is served now, each further one a later
  * turn, so that owners are served round robin however many jobs one of them has. Of an owner's jobs the one with the
@@ -46,6 +48,9 @@ typedef struct sn_job {
     void *ctx;
     /* The work, on a worker's thread. */
     swarm_code (*run)(void *ctx, swarm_session *session, swarm_error **error);
+    /* Whether nothing of the work was shown yet, so that it may run once more; NULL: it may not. On the worker's
+     * thread, after run. */
+    bool (*may_repeat)(void *ctx);
     /* Called once for a job that was submitted, after run or instead of it (no session could be opened; the job was
      * cancelled while it waited: then by the thread that cancels; it was displaced from the queue, SWARM_RETRY without
      * an error: then by the thread that submits). The error is borrowed. No lock of the engine is held; it must not
@@ -57,7 +62,7 @@ typedef struct sn_job {
     struct sn_worker *worker;
     uint64_t turn, computes; /* since when it computes, or waits to; in order */
     int overtaken;           /* by so many shorter ones of its owner */
-    bool waits, paused, cancelled, ended;
+    bool waits, paused, cancelled, repeated, ended;
 } sn_job;
 
 sn_status sn_server_engine_new(const sn_server_engine_options *options, sn_server_engine **out,

@@ -181,6 +181,7 @@ static bool make_choice(sn_answer *a, size_t index, sn_openai_error *error) {
                       .n_prompt = c->prompt->n,
                       .ctx = c,
                       .run = embeds ? sn_answer_embed : sn_answer_run_choice,
+                      .may_repeat = embeds ? NULL : sn_answer_may_repeat,
                       .end = sn_answer_end_choice,
                       .owner = a->owner,
                       .fresh = embeds};
@@ -188,7 +189,7 @@ static bool make_choice(sn_answer *a, size_t index, sn_openai_error *error) {
     const sn_constraint_setup setup = {.n_prompt = c->prompt->n,
                                        .thinks = c->prompt->thinks,
                                        .later = index && c->prompt->thinks == a->prompts->thinks};
-    return sn_request_generation(r, index, &c->generation, error) &&
+    return sn_request_generation(r, index, a->owner, &c->generation, error) &&
            sn_constraint_new(r, a->server->served, &setup, &c->constraint, error);
 }
 

@@ -19,6 +19,7 @@ typedef struct sn_answer_choice {
     const sn_answer_prompt *prompt;
     size_t prompt_index;
     sn_job job;
+    bool told_prompt, told;    /* the reply knows how much of the prompt was computed; the client knows of the answer */
     swarm_options *generation; /* NULL: nothing is generated */
     sn_constraint *constraint; /* NULL: none */
 } sn_answer_choice;
@@ -51,6 +52,7 @@ struct sn_answer {
 
 /* The job of a choice: what the functions of sn_job are. ctx: sn_answer_choice. */
 swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_error **error);
+bool sn_answer_may_repeat(void *choice);
 swarm_code sn_answer_embed(void *choice, swarm_session *session, swarm_error **error);
 void sn_answer_end_choice(void *choice, swarm_code code, const swarm_error *error);
 

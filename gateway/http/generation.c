@@ -19,11 +19,32 @@ static bool tell_token(sn_answer_choice *c, const swarm_event *event, sn_openai_
     return sn_reply_add_token(a->reply, c->index, &token, error);
 }
 
+/* So many tokens of the prompt were not computed: the session had them, or nodes had kept them from an earlier one.
+ * With the answer's lock. */
+static void tell_prompt(sn_answer_choice *c, size_t cached) {
+    sn_answer *a = c->answer;
+    if (c->told_prompt || c->index % (size_t)a->request->n) return; /* choices of one prompt count it once */
+    c->told_prompt = true;
+    sn_reply_prompt(a->reply, c->prompt_index, c->prompt->n, cached, c->prompt->thinks);
+    atomic_fetch_add(&a->server->counters.prompt_tokens, c->prompt->n);
+    atomic_fetch_add(&a->server->counters.cached_tokens, cached);
+}
+
+static bool tell_progress(sn_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
+    const sn_reply_progress progress = {.done = (size_t)swarm_event_number(event, "done"),
+                                        .cached = (size_t)swarm_event_number(event, "reused"),
+                                        .ms = (sn_now_us() - c->answer->arrived_us) / 1000};
+    tell_prompt(c, progress.cached);
+    return sn_reply_add_progress(c->answer->reply, c->index, &progress, error);
+}
+
 static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
     sn_answer *a = c->answer;
     const char *text;
     size_t len;
-    switch (swarm_event_get_kind(event)) {
+    const int kind = swarm_event_get_kind(event);
+    c->told = c->told || kind == SWARM_EVENT_TOKEN || kind == SWARM_EVENT_TEXT;
+    switch (kind) {
     case SWARM_EVENT_TOKEN:
         return tell_token(c, event, error);
     case SWARM_EVENT_TEXT:
@@ -38,6 +59,7 @@ static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error 
         a->failovers++;
         return true;
     case SWARM_EVENT_PROGRESS:
+        return tell_progress(c, event, error);
     case SWARM_EVENT_MOVE:
     case SWARM_EVENT_AUDIT:
         return true;
@@ -63,7 +85,9 @@ static int on_event(void *choice, const swarm_event *event) {
 
 /* -- the run -- */
 
-/* Tokens of the prompt that the session has: all but the last can be used. */
+bool sn_answer_may_repeat(void *choice) { return !((const sn_answer_choice *)choice)->told; }
+
+/* Tokens of the prompt that the session has before it runs: all but the last can be used. */
 static size_t cached_tokens(const sn_answer_choice *c, const swarm_session *session) {
     size_t n, same = 0;
     const int32_t *ids = swarm_session_tokens(session, &n);
@@ -72,14 +96,10 @@ static size_t cached_tokens(const sn_answer_choice *c, const swarm_session *sess
     return same == c->prompt->n && same ? same - 1 : same;
 }
 
-static void tell_prompt(sn_answer_choice *c, size_t cached) {
-    sn_answer *a = c->answer;
-    if (c->index % (size_t)a->request->n) return; /* choices of one prompt count it once */
-    pthread_mutex_lock(&a->lock);
-    sn_reply_prompt(a->reply, c->prompt_index, c->prompt->n, cached, c->prompt->thinks);
-    pthread_mutex_unlock(&a->lock);
-    atomic_fetch_add(&a->server->counters.prompt_tokens, c->prompt->n);
-    atomic_fetch_add(&a->server->counters.cached_tokens, cached);
+static void tell_prompt_now(sn_answer_choice *c, size_t cached) {
+    pthread_mutex_lock(&c->answer->lock);
+    tell_prompt(c, cached);
+    pthread_mutex_unlock(&c->answer->lock);
 }
 
 /* Where the choice was computed, for our own member of the reply. */
@@ -138,7 +158,8 @@ swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_erro
     swarm_code code = SWARM_OK;
     char *json = NULL;
     if (has_failed(c->answer)) return SWARM_CANCELLED; /* another choice of it */
-    tell_prompt(c, cached_tokens(c, session));
+    c->told = c->told || r->echo;
+    if (r->echo) tell_prompt_now(c, cached_tokens(c, session));
     if (r->echo) code = sn_answer_echo(c, session, error);
     if (r->echo && r->logprobs >= 0) note_session(c, session); /* what is checked later is given away now */
     swarm_session_on_event(session, on_event, c);
@@ -147,6 +168,7 @@ swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_erro
         code = swarm_session_generate(session, c->prompt->ids, c->prompt->n, c->generation, &json, NULL, error);
     swarm_session_on_event(session, NULL, NULL);
     swarm_session_on_logits(session, NULL, NULL);
+    if (!code) tell_prompt_now(c, 0); /* where nothing was computed; after a failure it may run once more */
     note_session(c, session);
     if (!code) end_choice(c, json);
     sn_constraint_free(&c->constraint); /* its grammar is for the next choice, and not kept until the answer is read */
@@ -198,8 +220,11 @@ static void fail_with(sn_answer *a, swarm_code code, const swarm_error *error) {
         (void)sn_openai_fail(&failure, 429, "queue_full", NULL,
                              "Other clients wait, and you have more requests than they: try again later.");
     else
-        (void)sn_openai_fail(&failure, status, code == SWARM_REBUILD ? "audit_failed" : NULL, NULL, "%s",
-                             error ? swarm_error_text(error) : "Out of memory.");
+        (void)sn_openai_fail(&failure, status,
+                             code == SWARM_REBUILD                            ? "audit_failed"
+                             : !strcmp(swarm_error_reason(error), "too_long") ? "context_length_exceeded"
+                                                                              : NULL,
+                             NULL, "%s", error ? swarm_error_text(error) : "Out of memory.");
     if (status == 503 && !failure.code) failure.code = "no_node";
     failure.retry_after_ms = failure.status == 429 ? SN_SERVER_RETRY_AFTER_MS : swarm_error_retry_after_ms(error);
     sn_answer_fail(a, &failure);

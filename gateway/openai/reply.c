@@ -402,6 +402,17 @@ bool sn_reply_retract(sn_reply *r, size_t choice, size_t kept_bytes, size_t kept
                                    "an audit found that text which was sent is wrong: ask again for the answer");
 }
 
+bool sn_reply_add_progress(sn_reply *r, size_t choice, const sn_reply_progress *progress, sn_openai_error *error) {
+    sn_reply_choice *c = &r->choices[choice];
+    if (!r->request->return_progress || !r->form->progress || n_ids(c)) return true;
+    open_out(r);
+    r->form->progress(r, c,
+                      json_pack("{s:I, s:I, s:I, s:I}", "total", (json_int_t)r->prompts[c->prompt].tokens, "cache",
+                                (json_int_t)progress->cached, "processed", (json_int_t)progress->done, "time_ms",
+                                (json_int_t)progress->ms));
+    return done(r, error);
+}
+
 bool sn_reply_end(sn_reply *r, size_t choice, const char *finish_reason, sn_openai_error *error) {
     sn_reply_choice *c = &r->choices[choice];
     open_out(r);

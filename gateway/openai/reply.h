@@ -41,6 +41,14 @@ void sn_reply_prompt(sn_reply *reply, size_t prompt, size_t n_tokens, size_t cac
 /* All functions below return false when the reply failed (memory; an answer that was retracted after it was sent):
  * *error says why, and sn_reply_fail should follow. */
 
+/* How far the choice's prompt is, before its first token: `done` of its tokens, `cached` of which were not computed
+ * again, after so many ms. Told to streams that were asked for with "return_progress", else nothing. */
+typedef struct sn_reply_progress {
+    size_t done, cached;
+    int64_t ms;
+} sn_reply_progress;
+bool sn_reply_add_progress(sn_reply *reply, size_t choice, const sn_reply_progress *progress,
+                           sn_openai_error *error) SN_MUST_USE;
 /* With "echo": the tokens of a choice's prompt, before its first token. */
 bool sn_reply_echo(sn_reply *reply, size_t choice, const sn_reply_token *tokens, size_t n,
                    sn_openai_error *error) SN_MUST_USE;

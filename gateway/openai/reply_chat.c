@@ -28,6 +28,16 @@ static void begin_choice(sn_reply *r, sn_reply_choice *c) {
     c->told.len = told;
 }
 
+static void chat_progress(sn_reply *r, sn_reply_choice *c, json_t *progress) {
+    begin_choice(r, c);
+    json_t *chunk = sn_reply_start(r, "chat.completion.chunk");
+    sn_reply_set(
+        r, chunk, "choices",
+        json_pack("[{s:I, s:{}, s:n, s:n}]", "index", (json_int_t)c->index, "delta", "logprobs", "finish_reason"));
+    sn_reply_set(r, chunk, "prompt_progress", progress);
+    sn_reply_send(r, NULL, chunk);
+}
+
 static json_t *call_json(const sn_reply *r, const sn_reply_choice *c, size_t call, const char *arguments, size_t len) {
     char id[SN_CALL_ID_BYTES];
     size_t n_name;
@@ -110,6 +120,7 @@ void sn_reply_send_error(sn_reply *r, const sn_openai_error *error) {
 
 const sn_reply_form sn_chat_form = {.id_prefix = "chatcmpl-",
                                     .delta = chat_delta,
+                                    .progress = chat_progress,
                                     .end = chat_end,
                                     .finish = chat_finish,
                                     .whole = chat_whole,

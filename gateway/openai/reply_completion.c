@@ -28,6 +28,15 @@ static void completion_delta(sn_reply *r, sn_reply_choice *c, sn_answer_part par
     c->finish = finish;
 }
 
+static void completion_progress(sn_reply *r, sn_reply_choice *c, json_t *progress) {
+    json_t *chunk = sn_reply_start(r, "text_completion");
+    sn_reply_set(
+        r, chunk, "choices",
+        json_pack("[{s:I, s:s, s:n, s:n}]", "index", (json_int_t)c->index, "text", "", "logprobs", "finish_reason"));
+    sn_reply_set(r, chunk, "prompt_progress", progress);
+    sn_reply_send(r, NULL, chunk);
+}
+
 static void completion_end(sn_reply *r, sn_reply_choice *c, json_t *swarm) {
     send_chunk(r, json_pack("[o]", choice_json(r, c, "", 0)), r->request->continuous_usage, swarm);
 }
@@ -53,6 +62,7 @@ static json_t *completion_whole(sn_reply *r, json_t *swarm) {
 
 const sn_reply_form sn_completion_form = {.id_prefix = "cmpl-",
                                           .delta = completion_delta,
+                                          .progress = completion_progress,
                                           .end = completion_end,
                                           .finish = completion_finish,
                                           .whole = completion_whole,

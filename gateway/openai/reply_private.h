@@ -51,6 +51,7 @@ typedef struct sn_reply_form {
     void (*begin)(sn_reply *r); /* before the first event of a stream; NULL: nothing */
     /* Of a stream: text that is new in a part */
     void (*delta)(sn_reply *r, sn_reply_choice *c, sn_answer_part part, size_t call, const char *text, size_t len);
+    void (*progress)(sn_reply *r, sn_reply_choice *c, json_t *progress); /* of a stream; takes it. NULL: not told */
     void (*end)(sn_reply *r, sn_reply_choice *c,
                 json_t *swarm);                   /* of a stream: the choice's end; swarm of the last: or NULL */
     void (*finish)(sn_reply *r, json_t *swarm);   /* of a stream: what follows the last choice */

@@ -8,6 +8,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,6 +194,7 @@ static bool parse_stream(sn_parse *p) {
                                {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL}};
     const json_t *given = p->body.stream_options;
     p->r->stream = p->body.stream;
+    p->r->return_progress = p->body.stream && p->body.return_progress;
     if (!given) return true;
     if (!p->body.stream)
         return sn_openai_fail(p->error, 400, NULL, "stream_options", "'stream_options' needs 'stream': true");
@@ -478,13 +480,17 @@ static bool set_number(swarm_options *o, const char *key, double value, swarm_er
     return !swarm_options_set(o, key, text, cause);
 }
 
-bool sn_request_generation(const sn_request *r, size_t choice, swarm_options **out, sn_openai_error *error) {
+bool sn_request_generation(const sn_request *r, size_t choice, uint64_t owner, swarm_options **out,
+                           sn_openai_error *error) {
     swarm_error *cause = NULL;
     swarm_options *o = swarm_options_new();
     *out = NULL;
     if (!o) return sn_out_of_memory(error);
+    char scope[20];
+    snprintf(scope, sizeof scope, "%016" PRIx64, owner);
     bool is_answer = r->kind == SN_REQUEST_CHAT || r->kind == SN_REQUEST_RESPONSE;
-    bool ok = set_number(o, "max-tokens", r->max_tokens > 0 ? (double)r->max_tokens : 0, &cause) &&
+    bool ok = !swarm_options_set(o, "prefix-scope", scope, &cause) &&
+              set_number(o, "max-tokens", r->max_tokens > 0 ? (double)r->max_tokens : 0, &cause) &&
               set_number(o, "temperature", r->temperature, &cause) && set_number(o, "top-p", r->top_p, &cause) &&
               set_number(o, "top-k", r->top_k, &cause) && set_number(o, "min-p", r->min_p, &cause) &&
               set_number(o, "repeat-penalty", r->repeat_penalty, &cause) &&

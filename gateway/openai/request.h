@@ -112,7 +112,8 @@ typedef struct sn_request {
 
     bool echo; /* completion: the prompt comes before the text, with its log-probabilities if those are asked for */
     bool stream, include_usage, continuous_usage;
-    bool base64; /* embedding: floats as base64 of little-endian float32 */
+    bool return_progress; /* a stream's chunks tell how much of the prompt is computed */
+    bool base64;          /* embedding: floats as base64 of little-endian float32 */
 
     const char *ignored[SN_REQUEST_IGNORED_MAX]; /* (n_ignored) names of fields that were given and change nothing */
     size_t n_ignored;
@@ -137,10 +138,10 @@ size_t sn_request_choices(const sn_request *request);
  * ends with the context. A prompt without tokens is refused. */
 bool sn_request_check_length(const sn_request *request, size_t n_tokens, const sn_request_limits *limits,
                              sn_openai_error *error) SN_MUST_USE;
-/* Options of "generation" for a choice; the caller frees *out with swarm_options_free. Not for max_tokens 0. What they
- * leave out (penalties other than repeat_penalty, biases, schemas, tools that must be called) is done by a constraint
- * (constraint.h). */
-bool sn_request_generation(const sn_request *request, size_t choice, swarm_options **out,
+/* Options of "generation" for a choice of a request of this owner; the caller frees *out with swarm_options_free. Not
+ * for max_tokens 0. What they leave out (penalties other than repeat_penalty, biases, schemas, tools that must be
+ * called) is done by a constraint (constraint.h). */
+bool sn_request_generation(const sn_request *request, size_t choice, uint64_t owner, swarm_options **out,
                            sn_openai_error *error) SN_MUST_USE;
 
 #endif

@@ -26,7 +26,7 @@ enum { INT_MOST = 1 << 30 };
         IGNORED("prompt_cache_options"), IGNORED("metadata"), IGNORED("client_metadata"), IGNORED("service_tier"),     \
         IGNORED("store"), IGNORED("cache_prompt"), IGNORED("num_ctx"), IGNORED("keep_alive"), IGNORED("id_slot"),      \
         IGNORED("slot_id"), IGNORED("priority"), IGNORED("request_id"), IGNORED("timings_per_token"),                  \
-        IGNORED("return_progress"), IGNORED("litellm_call_id"), TEXT("model", model)
+        IGNORED("litellm_call_id"), TEXT("model", model)
 
 #define SAMPLING                                                                                                       \
     NUM("temperature", temperature, 0, 2), NUM("top_p", top_p, 0, 1), INT("top_k", top_k, -1, INT_MOST),               \
@@ -34,7 +34,7 @@ enum { INT_MOST = 1 << 30 };
         NUM("repetition_penalty", repetition_penalty, 0.01, 100), NUM("presence_penalty", presence_penalty, -2, 2),    \
         NUM("frequency_penalty", frequency_penalty, -2, 2), INT("seed", seed, -HUGE_VAL, HUGE_VAL),                    \
         FLAG("ignore_eos", ignore_eos), OBJECT("logit_bias", logit_bias), FLAG("stream", stream),                      \
-        OBJECT("stream_options", stream_options), UNCOMMON
+        FLAG("return_progress", return_progress), OBJECT("stream_options", stream_options), UNCOMMON
 
 /* What other servers sample by. The numbers of a sampler that is off mean nothing: programs send all of them. */
 #define UNCOMMON                                                                                                       \

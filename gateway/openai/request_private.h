@@ -52,7 +52,8 @@ typedef struct sn_body {
     const char *reasoning_effort, *verbosity;
     int64_t n, max_tokens, max_completion_tokens, seed, top_k, top_logprobs, logprobs_n, dimensions, best_of;
     double temperature, top_p, min_p, repeat_penalty, repetition_penalty, presence_penalty, frequency_penalty;
-    bool stream, ignore_eos, echo, parallel_calls, logprobs_flag, add_special, parse_special, with_pieces;
+    bool stream, return_progress, ignore_eos, echo, parallel_calls, logprobs_flag, add_special, parse_special,
+        with_pieces;
 } sn_body;
 
 /* What the parts of a request are put into, and what they need. */

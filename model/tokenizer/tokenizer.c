@@ -126,7 +126,7 @@ sn_chat_source sn_tokenizer_chat_source(const sn_tokenizer *tokenizer) {
 
 /* The unigram model finds its user-defined pieces itself, in texts of users, too. */
 static sn_status check_symbols(const sn_tokenizer *tokenizer, sn_err *err) {
-    for (size_t i = 0; tokenizer->unigram && i < tokenizer->rules->symbols.n; i++)
+    for (size_t i = 0; tokenizer->unigram && tokenizer->rules && i < tokenizer->rules->symbols.n; i++)
         if (sn_tokenizer_is_eog(tokenizer, tokenizer->rules->symbols.tokens[i].id))
             return sn_fail(
                 err, SN_REFUSED,
@@ -241,6 +241,7 @@ static sn_status encode_piece(void *ctx, const char *piece, size_t len, sn_err *
     encoding *e = ctx;
     const sn_tokenizer *t = e->tokenizer;
     const char *end = piece + len;
+    if (t->unigram) return sn_unigram_encode(t->unigram, &t->vocab, &e->bpe, piece, len, err);
     /* Where no token has a space inside, the piece is cut before each space, because several short pieces are faster
      * than a long one. Not where characters may be left out: their neighbours then touch and may merge. */
     bool cuts = t->vocab.no_inner_spaces && !t->ignore_merges && (t->vocab.byte_fallback || t->vocab.unk_id >= 0);
@@ -260,7 +261,7 @@ static sn_status encode_piece(void *ctx, const char *piece, size_t len, sn_err *
 static sn_status encode_part(encoding *e, part p) {
     const sn_tokenizer *t = e->tokenizer;
     sn_status status = SN_OK;
-    if (t->unigram) return sn_unigram_encode(t->unigram, &t->vocab, &e->bpe, p.text, p.len, e->err);
+    if (t->unigram && t->rules) return encode_piece(e, p.text, p.len, e->err);
     if (t->vocab.sentencepiece && !t->escapes_early && !t->rules) {
         bool prepend = t->prepend == SN_PREPEND_UNLESS_SPACE || (t->prepend == SN_PREPEND_FIRST && p.first);
         status = escape_spaces(e, &p, &e->escaped[1], prepend && !begins_with_space(&p));

@@ -1,7 +1,8 @@
 /* Builds a tokenizer from tokenizer.json, with the companion files tokenizer_config.json, generation_config.json and
  * chat_template.jinja. read_model reads vocabulary and merges, read_pipeline the normalizer, pre-tokenizer and decoder
- * (tokenizer_json_steps.c, tokenizer_json_spaces.c), read_post_processor the begin-of-sequence token, read_config and
- * read_eog_ids the companion files. Everything that would change the tokens and is not known is refused. */
+ * (tokenizer_json_steps.c, tokenizer_json_spaces.c; tokenizer_json_unigram.c: the other model), read_post_processor the
+ * begin-of-sequence token, read_config and read_eog_ids the companion files. Everything that would change the tokens
+ * and is not known is refused. */
 #include "model/tokenizer/tokenizer_json.h"
 
 #include "model/json.h"
@@ -16,8 +17,9 @@
 static sn_status check_model(const json_t *model, bool sentencepiece, sn_err *err) {
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     const char *type = sn_json_string(model, "type", json_is_object(model) ? "BPE" : "(none)");
-    if (strcmp(type, "BPE"))
-        return sn_fail(err, SN_REFUSED, "the tokenizer's model is '%.60s'; only BPE is supported", type);
+    if (strcmp(type, "BPE") && (strcmp(type, "Unigram") || !sentencepiece))
+        return sn_fail(err, SN_REFUSED,
+                       "the tokenizer's model is '%.60s'; BPE is supported, and Unigram over characters", type);
     if (!sentencepiece && sn_json_bool(model, "byte_fallback", false))
         return sn_fail(err, SN_REFUSED,
                        "the tokenizer falls back to byte tokens and is of byte-level BPE, which has no use for them: "
@@ -105,8 +107,10 @@ static sn_status read_token(sn_tokenizer *t, const char *text, size_t len, const
     return sn_vocab_set(&t->vocab, json_integer_value(id), text, len, byte ? SN_TOKEN_BYTE : SN_TOKEN_NORMAL, err);
 }
 
-static sn_status read_tokens(sn_tokenizer *t, const json_t *root, bool sentencepiece, size_t n_merges, sn_err *err) {
-    const json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
+/* vocab: texts and their ids. */
+static sn_status read_tokens(sn_tokenizer *t, const json_t *root, const json_t *vocab, bool sentencepiece,
+                             size_t n_merges, sn_err *err) {
+    const json_t *model = json_object_get(root, "model");
     const json_t *added = json_object_get(root, "added_tokens");
     json_int_t largest;
     if (!json_is_object(vocab)) return sn_fail(err, SN_REFUSED, "the tokenizer's model has no vocab");
@@ -117,8 +121,7 @@ static sn_status read_tokens(sn_tokenizer *t, const json_t *root, bool sentencep
         status = read_token(t, json_object_iter_key(at), json_object_iter_key_len(at), json_object_iter_value(at), err);
     for (size_t i = 0; !status && i < json_array_size(added); i++)
         status = read_added_token(t, json_array_get(added, i), vocab, err);
-    if (!status) status = sn_vocab_index(&t->vocab, n_merges, err);
-    return status ? status : check_unknown(t, json_object_get(root, "model"), err);
+    return status ? status : sn_vocab_index(&t->vocab, n_merges, err);
 }
 
 static sn_status read_merge(sn_tokenizer *t, size_t rank, const json_t *value, sn_err *err) {
@@ -131,12 +134,24 @@ static sn_status read_merge(sn_tokenizer *t, size_t rank, const json_t *value, s
                           json_string_length(right), err);
 }
 
+static sn_status read_unigram(sn_tokenizer *t, const json_t *root, sn_err *err) {
+    const json_t *model = json_object_get(root, "model");
+    json_t *ids = NULL;
+    sn_status status = sn_tokenizer_json_unigram_ids(model, &ids, err);
+    if (!status) status = read_tokens(t, root, ids, true, 0, err);
+    json_decref(ids);
+    return status ? status : sn_tokenizer_json_unigram(t, model, err);
+}
+
 static sn_status read_model(sn_tokenizer *t, const json_t *root, sn_err *err) {
     const json_t *model = json_object_get(root, "model"), *merges = json_object_get(model, "merges");
     bool sentencepiece = !sn_tokenizer_json_is_byte_level(root);
     sn_status status = check_model(model, sentencepiece, err);
+    if (!status && !strcmp(sn_json_string(model, "type", ""), "Unigram")) return read_unigram(t, root, err);
     if (!status && !json_is_array(merges)) status = sn_fail(err, SN_REFUSED, "the tokenizer's model has no merges");
-    if (!status) status = read_tokens(t, root, sentencepiece, json_array_size(merges), err);
+    if (!status)
+        status = read_tokens(t, root, json_object_get(model, "vocab"), sentencepiece, json_array_size(merges), err);
+    if (!status) status = check_unknown(t, model, err);
     for (size_t i = 0; !status && i < json_array_size(merges); i++)
         status = read_merge(t, i, json_array_get(merges, i), err);
     t->ignore_merges = sn_json_bool(model, "ignore_merges", false);

@@ -16,6 +16,11 @@ bool sn_tokenizer_json_is_byte_level(const json_t *root);
  * normalizer. */
 sn_status sn_tokenizer_json_steps(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
 
+/* The pieces of a Unigram `model` as an object of ids, which the caller releases, also after an error. */
+sn_status sn_tokenizer_json_unigram_ids(const json_t *model, json_t **out, sn_err *err) SN_MUST_USE;
+/* The scores of that model and its unknown token, when the vocabulary is indexed. */
+sn_status sn_tokenizer_json_unigram(sn_tokenizer *t, const json_t *model, sn_err *err) SN_MUST_USE;
+
 /* Instead of tokenizer.json: vocabulary, special tokens and pre-tokenizer of a tiktoken.model (`file`) beside
  * tokenizer_config.json (`config`, or NULL). */
 sn_status sn_tokenizer_tiktoken(sn_tokenizer *t, const sn_buf *file, const json_t *config, sn_err *err) SN_MUST_USE;

@@ -58,6 +58,10 @@ sn_status sn_tokenizer_json_normalizer(sn_tokenizer *t, const json_t *value, sn_
             t->prepend = SN_PREPEND_ALWAYS;
         else if (spaces && part_replaces(parts[i], " ", SN_SPACE))
             t->escapes_early = true;
+        else if (part_is(parts[i], "Precompiled"))
+            status = sn_fail(err, SN_REFUSED,
+                             "the tokenizer's normalizer is a Precompiled map of characters, which is read from "
+                             "SentencePiece's own file alone: save that as tokenizer.model, and remove tokenizer.json");
         else
             status = sn_fail(err, SN_REFUSED,
                              "the tokenizer's normalizer '%.60s' is not supported in its place: NFC, NFD, NFKC and "
@@ -71,6 +75,15 @@ sn_status sn_tokenizer_json_normalizer(sn_tokenizer *t, const json_t *value, sn_
     return status;
 }
 
+/* Metaspace is Replace and Strip in one; behind Fuse it would take all spaces away. */
+static bool take_metaspace(sn_tokenizer *t, const json_t *part, bool have[4]) {
+    bool leads = sn_json_bool(part, "add_prefix_space", true); /* of older files */
+    if (!part_is(part, "Metaspace") || !part_says(part, "replacement", SN_SPACE) || have[0] || have[2] || have[3])
+        return false;
+    t->strips_space = strcmp(sn_json_string(part, "prepend_scheme", leads ? "always" : "never"), "never") != 0;
+    return have[0] = have[3] = true;
+}
+
 sn_status sn_tokenizer_json_decoder(sn_tokenizer *t, const json_t *value, sn_err *err) {
     static const char *const order[] = {"Replace", "ByteFallback", "Fuse", "Strip"};
     const json_t *parts[PARTS_MAX];
@@ -78,7 +91,8 @@ sn_status sn_tokenizer_json_decoder(sn_tokenizer *t, const json_t *value, sn_err
     bool have[4] = {false};
     sn_status status = list_parts(value, "decoders", "decoder", parts, &n, err);
     for (size_t i = 0; !status && i < n; i++) {
-        while (at < 4 && !part_is(parts[i], order[at])) at++;
+        if (take_metaspace(t, parts[i], have)) continue;
+        while (at < 4 && (have[at] || !part_is(parts[i], order[at]))) at++;
         const json_t *start = json_object_get(parts[i], "start"), *stop = json_object_get(parts[i], "stop");
         bool known = at < 4 && (at != 0 || part_replaces(parts[i], SN_SPACE, " ")) &&
                      (at != 3 || (have[2] && part_says(parts[i], "content", " ") && json_integer_value(stop) == 0 &&

@@ -31,9 +31,9 @@ typedef struct piece {
 } piece;
 
 typedef struct spm_file {
-    piece *pieces; /* heap, (n_pieces) */
-    float *scores; /* heap, (n_pieces) */
-    bool *symbols; /* heap, (n_pieces): the piece is user-defined */
+    piece *pieces;  /* heap, (n_pieces) */
+    double *scores; /* heap, (n_pieces) */
+    bool *symbols;  /* heap, (n_pieces): the piece is user-defined */
     size_t n_pieces;
     uint64_t model_type;
     bool byte_fallback, space_as_suffix, leads, folds, escapes;
@@ -223,7 +223,7 @@ static sn_status add_piece(sn_tokenizer *t, spm_file *file, size_t id, const jso
         (json_string_length(content) != p->text.len || memcmp(json_string_value(content), p->text.bytes, p->text.len)))
         return sn_fail(err, SN_REFUSED, "tokenizer_config.json calls token %zu '%.60s', and tokenizer.model '%.*s'", id,
                        json_string_value(content), (int)sn_min_size(p->text.len, 60), (const char *)p->text.bytes);
-    file->scores[id] = p->type == TYPE_NORMAL ? p->score : 0;
+    file->scores[id] = p->type == TYPE_NORMAL ? (double)p->score : 0;
     if (content && p->type != TYPE_BYTE) return add_entry(t, entry, id, control, err);
     file->symbols[id] = p->type == TYPE_USER_DEFINED;
     switch (p->type) {
@@ -266,7 +266,7 @@ static sn_status add_scores(sn_tokenizer *t, const spm_file *file, sn_err *err) 
                       : sn_unigram_init(t->unigram, &t->vocab, file->scores, file->symbols, file->n_pieces, err);
     }
     status = sn_calloc(&scores, t->vocab.n, sizeof *scores, err);
-    if (!status) memcpy(scores, file->scores, file->n_pieces * sizeof *scores);
+    for (size_t id = 0; !status && id < file->n_pieces; id++) scores[id] = (float)file->scores[id];
     if (!status) status = sn_vocab_scores(&t->vocab, scores, err);
     free(scores);
     return status;

@@ -1,5 +1,5 @@
-/* Viterbi's algorithm over the bytes of the text: for each place the best way to it, by the sums that SentencePiece's
- * own encoder makes, in its order and its types, so that equal and nearly equal ways are decided as there. */
+/* Viterbi's algorithm over the bytes of the text: for each place the best way to it, by the sums that the
+ * references' own encoders make, in their order and types, so that equal and nearly equal ways are decided as there. */
 #include "model/tokenizer/unigram.h"
 
 #include "model/tokenizer/utf8.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const float UNKNOWN_PENALTY = 10;
+static const double UNKNOWN_PENALTY = 10;
 
 void sn_unigram_fini(sn_unigram *unigram) {
     free(unigram->order);
@@ -24,28 +24,33 @@ static int by_bytes(const void *a, const void *b, void *context) {
     return order ? order : (x->len > y->len) - (x->len < y->len);
 }
 
-sn_status sn_unigram_init(sn_unigram *unigram, const sn_vocab *vocab, const float *scores, const bool *symbols,
+/* A sum of two numbers, as the reference keeps it. */
+static double keep(const sn_unigram *u, double sum) { return u->in_float ? (double)(float)sum : sum; }
+
+sn_status sn_unigram_init(sn_unigram *unigram, const sn_vocab *vocab, const double *scores, const bool *symbols,
                           size_t n_scores, sn_err *err) {
-    float lowest = FLT_MAX;
-    unigram->best = FLT_MIN; /* as in SentencePiece, which looks for the greatest score from here on */
+    double lowest = (double)FLT_MAX;
+    unigram->best = (double)FLT_MIN; /* as in SentencePiece, which looks for the greatest score from here on */
     unigram->n_scores = n_scores;
+    unigram->in_float = symbols != NULL;
     sn_status status = sn_calloc(&unigram->order, n_scores, sizeof *unigram->order, err);
     if (!status) status = sn_calloc(&unigram->scores, n_scores, sizeof *unigram->scores, err);
     for (size_t id = 0; !status && id < n_scores; id++) {
         const sn_token_kind kind = sn_vocab_kind(vocab, (int32_t)id);
-        if (kind != SN_TOKEN_NORMAL && !(kind == SN_TOKEN_ADDED && symbols[id])) continue;
+        const bool symbol = symbols && symbols[id];
+        if (!isfinite(scores[id])) status = sn_fail(err, SN_REFUSED, "the score of piece %zu is no finite number", id);
+        if (!symbols) lowest = fmin(lowest, scores[id]); /* of special tokens, too */
+        if (kind != SN_TOKEN_NORMAL && !(kind == SN_TOKEN_ADDED && symbol)) continue;
         if (vocab->tokens[id].len > SN_UNIGRAM_PIECE_MAX)
             status = sn_fail(err, SN_REFUSED, "piece %zu has %u bytes; at most %d are taken", id, vocab->tokens[id].len,
                              SN_UNIGRAM_PIECE_MAX);
-        else if (!isfinite(scores[id]))
-            status = sn_fail(err, SN_REFUSED, "the score of piece %zu is no finite number", id);
         unigram->scores[id] = scores[id];
         unigram->order[unigram->n++] = (int32_t)id;
-        if (symbols[id]) continue;
-        lowest = fminf(lowest, scores[id]);
-        unigram->best = fmaxf(unigram->best, scores[id]);
+        if (symbol) continue;
+        lowest = fmin(lowest, scores[id]);
+        unigram->best = fmax(unigram->best, scores[id]);
     }
-    unigram->unknown = lowest - UNKNOWN_PENALTY;
+    unigram->unknown = keep(unigram, lowest - UNKNOWN_PENALTY);
     if (!status) qsort_r(unigram->order, unigram->n, sizeof *unigram->order, by_bytes, (void *)(uintptr_t)vocab);
     return status;
 }
@@ -65,28 +70,28 @@ static size_t first_with(const sn_unigram *u, const sn_vocab *vocab, size_t from
 
 /* The best way to a place of the text. */
 typedef struct place {
+    double score;
     int32_t id;    /* the last piece of the way; -1: an unknown character */
     uint32_t from; /* where it begins */
     uint32_t next; /* on the best way to the end: where the piece ends that begins here */
-    float score;
     bool reached;
 } place;
 
-static void offer(place *at, int32_t id, size_t from, double score) {
-    if (at->reached && !(score > (double)at->score)) return;
-    *at = (place){.id = id, .from = (uint32_t)from, .score = (float)score, .reached = true};
+static void offer(const sn_unigram *u, place *at, int32_t id, size_t from, double score) {
+    if (at->reached && !(score > at->score)) return;
+    *at = (place){.id = id, .from = (uint32_t)from, .score = keep(u, score), .reached = true};
 }
 
 static double score_of(const sn_unigram *u, const sn_vocab *vocab, int32_t id, size_t len) {
-    if (sn_vocab_kind(vocab, id) == SN_TOKEN_ADDED) return (double)((float)len * u->best) - 0.1;
-    return (double)u->scores[id];
+    if (sn_vocab_kind(vocab, id) == SN_TOKEN_ADDED) return keep(u, (double)len * u->best) - 0.1;
+    return u->scores[id];
 }
 
 /* Offers all pieces that begin at `from`. */
 static void step(const sn_unigram *u, const sn_vocab *vocab, place *places, const uint8_t *text, size_t len,
                  size_t from, size_t character) {
     size_t low = 0, high = u->n;
-    const float till_here = places[from].score;
+    const double till_here = places[from].score;
     bool single = false;
     for (size_t depth = 0; from + depth < len; depth++) {
         const int byte = text[from + depth];
@@ -95,10 +100,10 @@ static void step(const sn_unigram *u, const sn_vocab *vocab, place *places, cons
         if (low == high) break;
         const int32_t id = u->order[low];
         if (vocab->tokens[id].len != depth + 1) continue;
-        offer(&places[from + depth + 1], id, from, score_of(u, vocab, id, depth + 1) + (double)till_here);
+        offer(u, &places[from + depth + 1], id, from, score_of(u, vocab, id, depth + 1) + till_here);
         single |= depth + 1 == character;
     }
-    if (!single) offer(&places[from + character], -1, from, (double)(u->unknown + till_here));
+    if (!single) offer(u, &places[from + character], -1, from, keep(u, u->unknown + till_here));
 }
 
 static sn_status append_way(const sn_vocab *vocab, sn_bpe *bpe, place *places, const char *text, size_t len,

@@ -58,7 +58,8 @@ typedef struct sn_transport_ops {
     sn_status (*listen)(sn_transport *t, const char *address, char bound[SN_ADDRESS_MAX + 1], sn_err *err);
     /* Starts to connect; does not block. Over ZeroMQ the address is numeric: a transport looks up no names. An event
      * reports that no program listens there, or one with another key. Dialling the same address and key again returns
-     * the same handle. */
+     * the same handle; over ZeroMQ so do an address that reaches further and one through a relay, of a key that was
+     * proven at an address nearby. */
     sn_status (*dial)(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out, sn_err *err);
     /* Sends; takes *msg and sets it NULL on success only. Does not block: SN_RETRY when the peer's queue is full or the
      * peer is gone. */

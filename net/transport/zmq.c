@@ -217,15 +217,30 @@ static bool connect_dealer(zmq *z, dealer *d) {
     return !zmq_connect(d->socket, endpoint);
 }
 
+/* Of a key that was proven at an address of a private network, the address outside is the same node, which a router may
+ * not lead back inside; so is the way through a relay. */
+static bool stands_for(const dealer *d, const char *address) {
+    sn_host_port at;
+    if (!d->up || d->bridge || sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, NULL)) return false;
+    return at.relayed || sn_address_scope(d->address) < sn_address_scope(address);
+}
+
+static const dealer *find_dialled(const zmq *z, const char *address, const uint8_t key[SN_KEY_SIZE]) {
+    const dealer *near = NULL;
+    for (const dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++) {
+        if (!d->socket || memcmp(d->key, key, SN_KEY_SIZE) != 0) continue;
+        if (!strcmp(d->address, address)) return d;
+        if (stands_for(d, address)) near = d;
+    }
+    return near;
+}
+
 static sn_status zmq_transport_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
                                     sn_err *err) {
     zmq *z = (zmq *)t;
-    *out = 0;
-    for (dealer *d = z->dealers; d < z->dealers + z->n_dealers; d++) {
-        if (!d->socket || strcmp(d->address, address) != 0 || memcmp(d->key, key, SN_KEY_SIZE) != 0) continue;
-        *out = d->handle;
-        return SN_OK;
-    }
+    const dealer *dialled = find_dialled(z, address, key);
+    *out = dialled ? dialled->handle : 0;
+    if (dialled) return SN_OK;
     sn_status status = sn_address_check_numeric(address, err);
     if (!status) status = dealers_reserve(z, err);
     if (status) return status;

@@ -31,8 +31,10 @@ static sn_status adapter_check_base(const char *path, const char *name, const sn
     } else if (!status && base.n_blocks != sn_span_hparams(span)->n_blocks) {
         status = sn_fail(err, SN_REFUSED, "it was trained for a model of %d blocks", base.n_blocks);
     }
-    for (int b = sn_span_first(span); b < sn_span_end(span) && !status && base.n_blocks; b++)
-        if (!sn_span_has_weights(span, b, &base.blocks[b])) status = sn_base_weights_block_differs(&base, b, err);
+    for (int b = sn_span_first(span); b < sn_span_end(span) && !status; b++) {
+        const sn_hash *hash = sn_base_weights_block(&base, b);
+        if (hash && !sn_span_has_weights(span, b, hash)) status = sn_base_weights_block_differs(&base, b, err);
+    }
     sn_base_weights_fini(&base);
     return status;
 }

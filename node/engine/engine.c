@@ -168,6 +168,7 @@ static sn_status engine_new_rounds(sn_engine *e, sn_err *err) {
 
 static void *engine_run(void *arg) {
     sn_engine *e = arg;
+    bool steps_had_their_turn = true; /* since the last part for other nodes */
     while (!atomic_load(&e->stop)) {
         int64_t now = sn_now_us(), wait = 0;
         if (e->experts || sn_scheduler_swapping(e->scheduler))
@@ -177,7 +178,7 @@ static void *engine_run(void *arg) {
         else if (sn_scheduler_waiting(e->scheduler))
             wait = now + KV_POLL_US;
         for (sn_job *job = sn_queue_pop(e->inbox, wait); job; job = sn_queue_pop(e->inbox, 0)) engine_take(e, job);
-        (void)engine_compute_experts(e);
+        if (steps_had_their_turn || sn_scheduler_idle(e->scheduler)) steps_had_their_turn = !engine_compute_experts(e);
         now = sn_now_us();
         int64_t until = sn_scheduler_batch_wait(e->scheduler, now);
         if (until) {
@@ -185,6 +186,7 @@ static void *engine_run(void *arg) {
             if (more) engine_take(e, more);
             continue;
         }
+        steps_had_their_turn |= !sn_scheduler_idle(e->scheduler);
         sn_job *done = sn_scheduler_run(e->scheduler, now);
         engine_publish_stats(e, sn_now_us() - now);
         engine_publish_jobs(e, done);

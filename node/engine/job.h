@@ -13,11 +13,9 @@
 
 #include <stdatomic.h>
 
-/* KV pages that the rows of one step can complete. */
-enum { SN_JOB_PAGES_MAX = SN_SPAN_ROWS_MAX / SN_KV_PAGE_TOKENS + 1 };
-
 typedef enum sn_job_kind {
     SN_JOB_STEP,     /* run tokens through the session's blocks */
+    SN_JOB_ATTACH,   /* make known pages of the prefix cache the session's; n_done: positions, 0: as it was before */
     SN_JOB_CLOSE,    /* free the session's KV cache; needs nothing but the header */
     SN_JOB_KV_READ,  /* copy n_tokens of the KV cache from `position` on, or a piece of a snapshot, to `output`
                         (kv_transfer.h has the layout) */
@@ -32,9 +30,18 @@ typedef struct sn_step_job {
     sn_tensor input;                /* float32 (n_tokens, n_embd), in the memory of the request, or in input_buffer */
     sn_shared_buffer *input_buffer; /* the input decoded from another wire dtype; NULL: it came as float32 */
     bool cacheable; /* the timeline was computed here from the first row on: the prefix cache may keep its pages */
-    sn_prefix_cache_scope prefix_scope;    /* sessions that may share these pages */
-    sn_hash page_hashes[SN_JOB_PAGES_MAX]; /* timeline hash at the end of each page that the step completes, in order */
+    sn_prefix_cache_scope prefix_scope; /* sessions that may share these pages */
+    sn_page_timeline *pages;            /* owned, [n_pages]: those that the step completes, in order */
+    int n_pages;
 } sn_step_job;
+
+typedef struct sn_attach_job {
+    sn_prefix_cache_scope prefix_scope;
+    sn_prefix_cache_point *points; /* owned, (n_points), from later to earlier positions */
+    size_t n_points;
+    sn_hash begin;     /* the session's timeline hash at position 0 */
+    sn_hash *timeline; /* result, owned: the hashes at positions 0 to n_done; NULL: none */
+} sn_attach_job;
 
 /* A piece of the snapshot at a position: floats [offset, offset + n) of those of the job's blocks. */
 typedef struct sn_state_piece {
@@ -72,6 +79,7 @@ typedef struct sn_job {
     atomic_bool cancelled;           /* set by the network thread: the job is returned soon, without its work done */
     union {
         sn_step_job step;
+        sn_attach_job attach;
         sn_kv_read_job kv_read;
         sn_kv_write_job kv_write;
         struct sn_training_task *training; /* owned */

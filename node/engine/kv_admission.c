@@ -14,6 +14,8 @@ enum {
     SWAP_BYTES_MAX = 8 << 20, /* per round: a few milliseconds */
     RECENT_STEP_US = 500000,  /* a session with a step within this time is not idle: its next step is expected */
     SWAP_PAUSE_US = 1000000,  /* after a failed swap-out */
+    CLAIM_US = 200000,        /* after that a waiting session may get the turn, where pages can be swapped out */
+    TURN_US = 2000000,        /* that it keeps at most: moving a session takes a tenth of it, or so */
     HOARD_IDLE_US = 10000000, /* an idle session of the hoarder then gives its pages in any case */
 };
 
@@ -123,6 +125,45 @@ static bool client_has_most_states(const sn_kv_pool *pool, uint64_t client) {
 
 /* -- who may take pages -------------------------------------------------------------------------------------------- */
 
+static const sn_kv_cache_usage *usage_of_turn(const sn_kv_admission *admission) {
+    sn_kv_cache *kv = sn_kv_cache_next(admission->pool, NULL);
+    while (kv && sn_kv_cache_usage_of(kv)->sequence_number != admission->turn)
+        kv = sn_kv_cache_next(admission->pool, kv);
+    return kv ? sn_kv_cache_usage_of(kv) : NULL;
+}
+
+/* Whether the session that has the turn still makes use of it; a new timeline of it waits behind others. */
+static bool turn_lasts(const sn_kv_admission *admission, const sn_job *jobs, const sn_job *longest) {
+    const sn_kv_cache_usage *usage = usage_of_turn(admission);
+    if (!usage || admission->now_us >= admission->turn_until_us) return false;
+    for (const sn_job *job = jobs; job; job = job->next)
+        if (job_waits(job) && job_kv_number(job) == admission->turn && !job->position && job != longest) return false;
+    return usage->busy || admission->now_us - usage->last_used_us < RECENT_STEP_US;
+}
+
+/* The turn of a session that waits is claimed for it; it is the next one's when it is over. */
+static void turn_find(sn_kv_admission *admission, const sn_job *jobs) {
+    const sn_job *longest = NULL;
+    int64_t n = 0;
+    if (!sn_swap_enabled(admission->pool) || admission->now_us < admission->swap_pause_us) return;
+    for (const sn_job *job = jobs; job; job = job->next) {
+        const bool waits = job_waits(job) && !sn_kv_admission_hoards(admission, job);
+        if (!waits || admission->now_us - job->arrived_us < CLAIM_US) continue;
+        n++;
+        if (!longest || job->arrived_us < longest->arrived_us) longest = job;
+    }
+    if (!turn_lasts(admission, jobs, longest)) {
+        if (!longest) return;
+        const int64_t part_us = (longest->deadline_us - longest->arrived_us) / 2 / n;
+        admission->turn = job_kv_number(longest);
+        admission->turn_until_us = admission->now_us + (part_us < TURN_US ? part_us : TURN_US);
+    }
+    admission->claimant = 0;
+    admission->by_turns = true;
+    for (const sn_job *job = jobs; job; job = job->next)
+        if (job_waits(job) && job_kv_number(job) == admission->turn) admission->claimant = admission->turn;
+}
+
 void sn_kv_admission_begin(sn_kv_admission *admission, const sn_job *jobs, int64_t now_us) {
     admission->now_us = now_us;
     admission->swap_pages_left = admission->swap_pages_max;
@@ -140,17 +181,22 @@ void sn_kv_admission_begin(sn_kv_admission *admission, const sn_job *jobs, int64
         if (job_waits(job) && long_enough && (!admission->claimant || job_kv_number(job) < admission->claimant))
             admission->claimant = job_kv_number(job);
     }
+    admission->by_turns = false;
+    turn_find(admission, jobs);
 }
 
-/* The claimant is an older session, the job is the hoarder's, or the hoarder gave its pages for another one. */
+/* The claimant is another session, and by age an older one; the job is the hoarder's, or the hoarder gave its pages for
+ * another one. */
 static bool job_is_behind(const sn_kv_admission *admission, const sn_job *job) {
     return sn_kv_admission_hoards(admission, job) ||
            (admission->taken_for && admission->taken_for != job_kv_number(job)) ||
-           (admission->claimant && admission->claimant < job_kv_number(job));
+           (admission->claimant && (admission->by_turns ? admission->claimant != job_kv_number(job)
+                                                        : admission->claimant < job_kv_number(job)));
 }
 
 static sn_status job_yield(sn_job *job) {
-    return sn_fail(&job->err, SN_RETRY, "the KV cache is full, and other sessions wait for pages before this one");
+    return sn_fail_because(&job->err, SN_RETRY, SN_REASON_NO_ROOM,
+                           "the KV cache is full, and other sessions wait for pages before this one");
 }
 
 sn_status sn_kv_admission_prepare(sn_kv_admission *admission, sn_job *job) {
@@ -171,7 +217,9 @@ sn_status sn_kv_admission_prepare(sn_kv_admission *admission, sn_job *job) {
 }
 
 sn_status sn_kv_admission_reserve(sn_kv_admission *admission, sn_job *job, bool queued) {
-    if (queued && !job->position && admission->taken_for != job_kv_number(job)) return job_yield(job);
+    const bool first = admission->taken_for == job_kv_number(job) ||
+                       (admission->by_turns && admission->claimant == job_kv_number(job));
+    if (queued && !job->position && !first) return job_yield(job);
     if (job_is_behind(admission, job) && sn_kv_cache_pages_needed(*job->kv, job_rows_left(job))) return job_yield(job);
     return sn_kv_cache_reserve(*job->kv, job_rows_left(job), &job->err);
 }
@@ -228,7 +276,9 @@ static sn_job *job_find_youngest_waiting(const sn_kv_admission *admission, sn_jo
     for (sn_job *job = jobs; job; job = job->next) {
         if (!job_waits(job) || !sn_swap_movable_pages(*job->kv) || kv_is_in_use(jobs, job->kv)) continue;
         bool hoarded = sn_kv_admission_hoards(admission, job) && sn_kv_cache_page_parts(*job->kv) <= to_spare;
-        bool younger = admission->claimant == job_kv_number(to) && job_kv_number(job) > admission->claimant;
+        bool younger = admission->claimant == job_kv_number(to) &&
+                       (admission->by_turns ? job_kv_number(job) != admission->claimant
+                                            : job_kv_number(job) > admission->claimant);
         if ((hoarded || younger) && (!found || job_kv_number(job) > job_kv_number(found))) found = job;
     }
     return found;
@@ -279,9 +329,11 @@ static sn_job *kv_free_pages(sn_kv_admission *admission, sn_job *jobs) {
             continue;
         }
         if (kv_swap_out(admission, *victim->kv, missing)) continue;
+        if (admission->by_turns) break;
         sn_kv_cache_invalidate(*victim->kv);
-        (void)sn_fail(&victim->err, SN_REBUILD,
-                      "the KV cache is full, and an older session needs the pages: replay at another node, or later");
+        (void)sn_fail_because(
+            &victim->err, SN_REBUILD, SN_REASON_NO_ROOM,
+            "the KV cache is full, and an older session needs the pages: replay at another node, or later");
         return victim;
     }
     return NULL;

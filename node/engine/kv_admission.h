@@ -12,6 +12,11 @@
  * discarded, and their clients replay them. So two sessions that each hold half of the pool and need more do not
  * block each other for ever.
  *
+ * Where pages can be swapped out, that costs little, and sessions take turns instead: who has waited for CLAIM_US, the
+ * longest of all, becomes the claimant at once, for a part of its limit, also in its further steps, and gets pages of
+ * every session that is between two steps or waits. Nothing is discarded for a turn. So agents whose conversations fit
+ * in part only all go on.
+ *
  * A client that has more than half of the pages, while another one's job waits that gets all it lacks by the rule
  * below, is the hoarder. Its jobs take no more pages and hold no others up, and a session of it that is between two
  * steps or waits gives its pages, swapped out or discarded, if the hoarder still has as many as the other client then,
@@ -32,6 +37,9 @@ typedef struct sn_kv_admission {
     int64_t now_us;          /* of this round */
     size_t swap_pages_left;  /* of swap_pages_max, in this round */
     uint64_t claimant;       /* sequence_number of the claimant's KV cache; 0: none */
+    bool by_turns;           /* it has its turn: others wait, older ones, too, and none is discarded for it */
+    uint64_t turn;           /* sequence_number of the KV cache that has the turn, */
+    int64_t turn_until_us;   /* until then */
     bool hoards;             /* there is a hoarder, */
     uint64_t hoarder;        /* this client */
     uint64_t taken_for;      /* sequence_number of the KV cache that gets what the hoarder gave; 0: none */

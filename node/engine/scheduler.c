@@ -2,9 +2,9 @@
  *
  * Two lists hold the jobs: `jobs` (steps, KV transfers, closing), in order of priority, then of arrival, and
  * `training_jobs`, in turn. sn_scheduler_run does, in this order:
- *   1. jobs_prepare copies one part of KV pages, closes sessions, ends cancelled jobs, and admits steps: a step starts
- *      when its KV cache is rewound, swapped in and has pages reserved for all rows (kv_admission.h). Rows in the
- *      prefix cache are attached.
+ *   1. jobs_prepare copies one part of KV pages, attaches known prefixes, closes sessions, ends cancelled jobs, and
+ *      admits steps: a step starts when its KV cache is rewound, swapped in and has pages reserved for all rows
+ * (kv_admission.h). Rows in the prefix cache are attached.
  *   2. batch_choose_lead takes, among the started steps of the client whose kinds had no batch for longest, the oldest
  *      of the kind (blocks, adapter) that has not run for longest. Only steps of its kind join the batch.
  *   3. Decode steps are added, then prefill steps, client by client, up to prefill_rows_max; of each client no more
@@ -35,7 +35,14 @@ enum {
 void sn_job_free(sn_job **job) {
     sn_job *j = *job;
     if (!j) return;
-    if (j->kind == SN_JOB_STEP) sn_shared_buffer_unref(j->step.input_buffer);
+    if (j->kind == SN_JOB_STEP) {
+        sn_shared_buffer_unref(j->step.input_buffer);
+        free(j->step.pages);
+    }
+    if (j->kind == SN_JOB_ATTACH) {
+        free(j->attach.points);
+        free(j->attach.timeline);
+    }
     if (j->kind == SN_JOB_TRAIN) sn_training_task_free(&j->training);
     if (j->kind == SN_JOB_EXPERTS) sn_experts_task_free(&j->experts);
     sn_shared_buffer_unref(j->output);
@@ -159,21 +166,18 @@ static float *job_output_row(const sn_scheduler *s, const sn_job *job, int row) 
     return (float *)sn_shared_buffer_data(job->output) + (size_t)row * (size_t)sn_span_hparams(s->span)->n_embd;
 }
 
-/* Number of the page that holds `position`, counted from the page of the job's first row: an index of
- * step.page_hashes. */
+/* Number of the page that holds `position`, counted from the page of the job's first row: an index of step.pages. */
 static int job_page_index(const sn_job *job, int position) {
     return position / SN_KV_PAGE_TOKENS - job->position / SN_KV_PAGE_TOKENS;
 }
-/* Length of step.page_hashes. */
-static int job_full_pages(const sn_job *job) {
-    return job->step.cacheable ? job_page_index(job, job->position + job->n_tokens) : 0;
-}
+/* How many of step.pages may be shared. */
+static int job_full_pages(const sn_job *job) { return job->step.cacheable ? job->step.n_pages : 0; }
 
 /* Attaches the cached pages that follow the job's last row. */
 static void job_attach_prefix(sn_scheduler *s, sn_job *job) {
     int next = job_page_index(job, sn_job_next_position(job));
     if (sn_job_next_position(job) % SN_KV_PAGE_TOKENS || next >= job_full_pages(job)) return;
-    int pages = sn_prefix_cache_attach(*job->kv, &job->step.prefix_scope, job->step.page_hashes + next,
+    int pages = sn_prefix_cache_attach(*job->kv, &job->step.prefix_scope, job->step.pages + next,
                                        job_full_pages(job) - next, job_output_row(s, job, job->n_done));
     job->n_done += pages * SN_KV_PAGE_TOKENS;
 }
@@ -189,7 +193,7 @@ static bool job_page_is_in_batch(const sn_scheduler *s, const sn_job *job) {
         int same = job_page_index(other, sn_job_next_position(job));
         if (sn_job_next_position(other) <= sn_job_next_position(job) && same < job_full_pages(other) &&
             !memcmp(&other->step.prefix_scope, &job->step.prefix_scope, sizeof job->step.prefix_scope) &&
-            !memcmp(&other->step.page_hashes[same], &job->step.page_hashes[next], sizeof job->step.page_hashes[next]))
+            !memcmp(sn_page_end(&other->step.pages[same]), sn_page_end(&job->step.pages[next]), sizeof(sn_hash)))
             return true;
     }
     return false;
@@ -200,10 +204,25 @@ static int job_rows_to_cached_page(const sn_scheduler *s, const sn_job *job, int
     for (int page = job_page_index(job, sn_job_next_position(job)) + 1; page < job_full_pages(job); page++) {
         int begin = (job->position / SN_KV_PAGE_TOKENS + page) * SN_KV_PAGE_TOKENS;
         if (begin >= sn_job_next_position(job) + rows) break;
-        if (sn_prefix_cache_contains(s->pool, &job->step.prefix_scope, &job->step.page_hashes[page]))
+        if (sn_prefix_cache_contains(s->pool, &job->step.prefix_scope, sn_page_end(&job->step.pages[page])))
             return begin - sn_job_next_position(job);
     }
     return rows;
+}
+
+/* -- known prefixes ------------------------------------------------------------------------------------------------ */
+
+static void job_attach_known(sn_scheduler *s, sn_job *job, int64_t now_us) {
+    sn_attach_job *a = &job->attach;
+    sn_status status = *job->kv ? SN_OK : sn_kv_cache_new(s->pool, job->kv, &job->err);
+    job->started_us = now_us;
+    if (!status)
+        job->n_done =
+            sn_prefix_cache_attach_known(*job->kv, &a->prefix_scope, &a->begin, a->points, a->n_points, &a->timeline);
+    if (job->n_done) sn_kv_cache_usage_of(*job->kv)->client = job->client;
+    if (job->n_done) sn_kv_cache_usage_of(*job->kv)->last_used_us = now_us;
+    job->status = status;
+    job->finished_us = now_us;
 }
 
 /* -- forming a batch ----------------------------------------------------------------------------------------------- */
@@ -354,6 +373,8 @@ static void jobs_prepare(sn_scheduler *s, int64_t now_us) {
             job_end(job, SN_OK, now_us);
         } else if (atomic_load(&job->cancelled)) {
             job_end(job, sn_fail(&job->err, SN_REFUSED, "the session was closed"), now_us);
+        } else if (job->kind == SN_JOB_ATTACH) {
+            job_attach_known(s, job, now_us);
         } else if (job_copies_kv(job)) {
             queued = queued || job_holds_up(s, job);
         } else {
@@ -484,7 +505,8 @@ static void batch_run(sn_scheduler *s) {
         sn_job *job = s->chosen[i];
         if (!status && job->step.cacheable)
             sn_prefix_cache_insert(*job->kv, &job->step.prefix_scope,
-                                   job->step.page_hashes + job_page_index(job, sn_job_next_position(job)),
+                                   job->step.n_pages ? &job->step.pages[job_page_index(job, sn_job_next_position(job))]
+                                                     : NULL,
                                    s->parts[i].n_rows, s->parts[i].output);
         job->n_done += s->parts[i].n_rows;
         if (status) job->err = err;

@@ -10,7 +10,6 @@
 #include "net/address.h"
 #include "node/membership/membership_private.h"
 
-#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +53,7 @@ struct sn_reach {
     probe probes[PROBES_MAX];
     size_t n_probes;            /* 0: no round runs */
     bool probes_mapped;         /* the round is about the port that the router opened */
+    bool put_off;               /* a node has refused to dial back in this round */
     int64_t round_us, ended_us; /* when the round began, and ends; round_us 0 and ended_us: when the next one is due */
     bool reached;               /* what is announced was tried and works */
     bool settled;               /* a round has ended with an answer */
@@ -105,23 +105,6 @@ static int port_of(const char *address) {
 
 static bool listens_everywhere(const sn_reach *r) {
     return !strncmp(r->listen, "0.0.0.0:", 8) || !strncmp(r->listen, "[::]:", 5);
-}
-
-/* How far an address reaches: 2: everywhere, 1: inside a private network, 0: on this machine. */
-static int scope_of(const char *address) {
-    sn_host_port at;
-    uint8_t four[4];
-    struct in6_addr six;
-    if (sn_parse_host_port(address, SN_HOST_PORT_DIAL, &at, NULL)) return 0;
-    if (inet_pton(AF_INET6, at.host, &six) == 1) {
-        if (IN6_IS_ADDR_LOOPBACK(&six)) return 0;
-        return (six.s6_addr[0] & 0xfe) == 0xfc || IN6_IS_ADDR_LINKLOCAL(&six) ? 1 : 2;
-    }
-    if (inet_pton(AF_INET, at.host, four) != 1 || four[0] == 127) return 0;
-    const int a = four[0], b = four[1];
-    bool private = a == 10 || (a == 172 && b >= 16 && b < 32) || (a == 192 && b == 168) || (a == 169 && b == 254) ||
-                   (a == 100 && b >= 64 && b < 128);
-    return private ? 1 : 2;
 }
 
 /* What the owner of this node is told. */
@@ -290,6 +273,7 @@ static void round_begin(sn_reach *r, bool mapped, int port, int64_t now_us) {
     size_t n = sn_membership_answered(r->setup.membership, peers, PROBES_MAX);
     r->n_probes = 0;
     r->probes_mapped = mapped;
+    r->put_off = false;
     for (size_t i = 0; i < n; i++) {
         sn_msg *msg = sn_membership_new_msg(SN_MSG_DIAL_BACK, ++r->last_id);
         if (!msg) break;
@@ -311,9 +295,9 @@ static const probe *best_probe(const sn_reach *r, bool *reached) {
     const probe *best = NULL;
     *reached = false;
     for (const probe *p = r->probes; p < r->probes + r->n_probes; p++) {
-        if (!p->answered || (best && scope_of(p->address) < scope_of(best->address))) continue;
+        if (!p->answered || (best && sn_address_scope(p->address) < sn_address_scope(best->address))) continue;
         bool came = sn_portal_was_reached(r->setup.transport->portal, p->token);
-        bool better = !best || scope_of(p->address) > scope_of(best->address);
+        bool better = !best || sn_address_scope(p->address) > sn_address_scope(best->address);
         if (better || (came && !*reached)) best = p;
         *reached = better ? came : came || *reached;
     }
@@ -339,7 +323,7 @@ static void round_end(sn_reach *r, const probe *best, bool reached, int64_t now_
         r->failures = 0;
         r->unreached_us = 0;
         r->told = false;
-        r->ended_us = now_us + VERIFY_US;
+        r->ended_us = now_us + (r->put_off && sn_address_scope(best->address) < 2 ? RETRY_US : VERIFY_US);
         announce(r, best->address, r->probes_mapped ? SN_REACH_MAPPED : SN_REACH_DIRECT, true, now_us, unix_ms);
         return;
     }
@@ -365,6 +349,11 @@ static int64_t round_tick(sn_reach *r, int64_t now_us, int64_t unix_ms) {
     }
     bool reached;
     const probe *best = best_probe(r, &reached);
+    if (best && r->probes_mapped && r->setup.host.mapped(r->setup.host.ctx, mapped) &&
+        sn_address_scope(best->address) < sn_address_scope(mapped)) {
+        best = NULL; /* it was dialled inside of the router, not through the port */
+        reached = false;
+    }
     bool settled = reached && (all_answered(r) || now_us - r->round_us > SETTLE_US);
     if (settled || now_us >= r->ended_us) round_end(r, best, reached, now_us, unix_ms);
     return r->n_probes && reached ? now_us + SETTLE_US : r->ended_us;
@@ -425,6 +414,7 @@ bool sn_reach_on_error(sn_reach *r, const sn_event *event, int64_t now_us) {
     for (size_t i = 0; i < r->n_probes; i++)
         if (r->probes[i].peer == event->peer && r->probes[i].id == event->msg->correlation_id) {
             r->probes[i] = r->probes[--r->n_probes]; /* another one may dial back */
+            r->put_off = true;
             if (!r->n_probes) r->ended_us = now_us + RETRY_US;
             return true;
         }

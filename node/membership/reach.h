@@ -17,7 +17,8 @@
 typedef struct sn_reach_host {
     /* The numeric host that this machine has towards the swarm. False: none is known. */
     bool (*local_host)(void *ctx, char host[SN_ADDRESS_MAX + 1]);
-    /* Begins to ask the router for a port; does nothing when it has begun. */
+    /* Begins to ask the router for a port of this machine's address; when it has begun, looks whether that is another.
+     */
     void (*map_port)(void *ctx);
     /* The address that the router has opened. False: none, or not yet. */
     bool (*mapped)(void *ctx, char address[SN_ADDRESS_MAX + 1]);

@@ -19,7 +19,7 @@ typedef struct sn_device_placement_options {
     size_t expert_memory;             /* bytes of slots for experts on each device; 0: what the rest leaves */
     sn_device_options device_options; /* for every device opened */
     size_t kv_memory;                 /* bytes reserved for the KV pool */
-    size_t host_reserved; /* bytes of host memory that nothing of the blocks may take: for swapped KV pages */
+    size_t host_reserved; /* bytes of host memory that nothing of the blocks may take: for swapped KV pages, if given */
     size_t tune_memory;   /* bytes that training may take where blocks leave them */
 } sn_device_placement_options;
 

@@ -452,6 +452,7 @@ void sn_protocol_kv_get_done(sn_protocol *protocol, sn_session *session, sn_job 
         msg = sn_protocol_kv_message(protocol, SN_MSG_KV_GET_REPLY, job->kv_read.correlation_id, session, job);
     } else if ((msg = sn_protocol_new_msg(SN_MSG_ERROR, job->kv_read.correlation_id))) {
         msg->error.status = (uint64_t)job->status;
+        msg->error.reason = (uint64_t)job->err.reason;
         memcpy(msg->error.session, session->id, SN_SESSION_ID_SIZE);
         snprintf(msg->error.text, sizeof msg->error.text, "%s", job->err.text);
     }

@@ -56,6 +56,7 @@ void sn_protocol_refuse(sn_protocol *protocol, sn_peer peer, const sn_msg *reque
     sn_msg *msg = sn_protocol_new_msg(SN_MSG_ERROR, request ? request->correlation_id : 0);
     if (!msg) return;
     msg->error.status = (uint64_t)why->status;
+    msg->error.reason = (uint64_t)why->reason;
     msg->error.wait_ms = why->retry_after_ms > 0 ? (uint64_t)why->retry_after_ms : 0;
     if (request && request->kind == SN_MSG_STEP) {
         memcpy(msg->error.session, request->step.session, SN_SESSION_ID_SIZE);
@@ -261,6 +262,8 @@ static void protocol_handle_kv(sn_protocol *protocol, sn_event *event, int64_t n
         sn_protocol_on_state_put(protocol, event, now_us);
     else if (event->msg->kind == SN_MSG_KV_GET)
         sn_protocol_on_kv_get(protocol, event, now_us);
+    else if (event->msg->kind == SN_MSG_ATTACH)
+        sn_protocol_on_attach(protocol, event, now_us);
     else
         sn_kv_migration_on_put_reply(protocol, event, now_us);
 }
@@ -269,8 +272,8 @@ static void protocol_handle_kv(sn_protocol *protocol, sn_event *event, int64_t n
  * charges it. */
 static bool brings_work(sn_msg_kind kind) {
     return kind == SN_MSG_STEP || kind == SN_MSG_KV_PUT || kind == SN_MSG_STATE_PUT || kind == SN_MSG_KV_GET ||
-           kind == SN_MSG_ADAPTER_PUT || kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD || kind == SN_MSG_BACKWARD ||
-           kind == SN_MSG_EXPERTS;
+           kind == SN_MSG_ATTACH || kind == SN_MSG_ADAPTER_PUT || kind == SN_MSG_WEIGHTS || kind == SN_MSG_FORWARD ||
+           kind == SN_MSG_BACKWARD || kind == SN_MSG_EXPERTS;
 }
 
 /* What comes over a connection that this node has made. A node that asks makes one of its own, which has a rate; any
@@ -338,6 +341,7 @@ static void protocol_handle_message(sn_protocol *protocol, sn_event *event, int6
     case SN_MSG_STATE_PUT:
     case SN_MSG_STATE_PUT_REPLY:
     case SN_MSG_KV_GET:
+    case SN_MSG_ATTACH:
         protocol_handle_kv(protocol, event, now_us);
         break;
     case SN_MSG_RESUME:
@@ -396,6 +400,8 @@ void sn_protocol_job_done(sn_protocol *protocol, sn_job *job, int64_t now_us) {
             sn_protocol_step_done(protocol, session, job, now_us);
         else if (job->kind == SN_JOB_KV_WRITE)
             sn_protocol_kv_put_done(protocol, session, job, now_us);
+        else if (job->kind == SN_JOB_ATTACH)
+            sn_protocol_attach_done(protocol, session, job, now_us);
         sn_msg_free(&session->pending.request_msg);
         sn_protocol_next_step(protocol, session, now_us);
     }
@@ -458,11 +464,11 @@ bool sn_protocol_wants_blocks(sn_protocol *protocol, int *first, int *end) {
     return !protocol->leaving && sn_placement_wants_blocks(&protocol->placement, first, end);
 }
 
-void sn_protocol_serve(sn_protocol *protocol, const sn_span_info *span, size_t kv_bytes_max, int64_t now_us,
+void sn_protocol_serve(sn_protocol *protocol, const sn_span_info *span, sn_kv_room kv, int64_t now_us,
                        int64_t unix_ms) {
     protocol->setup.span = *span;
     protocol->setup.span.hp = protocol->hp;
-    protocol->setup.kv_bytes_max = kv_bytes_max;
+    protocol->setup.kv = kv;
     sn_placement_serve(&protocol->placement, span->first, span->end, now_us);
     sn_protocol_experts_served(protocol, now_us);
     if (sn_membership_own_announcement(protocol->membership).len)
@@ -484,7 +490,7 @@ void sn_protocol_vacate(sn_protocol *protocol, int64_t now_us, int64_t unix_ms) 
     sn_protocol_experts_forget(protocol);
     sn_adapter_table_clear(&protocol->adapters);
     protocol->setup.span.block_hash = NULL; /* it pointed into the old span */
-    protocol->setup.kv_bytes_max = 0;
+    protocol->setup.kv = (sn_kv_room){0};
     sn_membership_announce(protocol->membership, now_us, unix_ms);
 }
 

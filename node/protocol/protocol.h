@@ -24,6 +24,7 @@
 #ifndef SN_NODE_PROTOCOL_PROTOCOL_H
 #define SN_NODE_PROTOCOL_PROTOCOL_H
 
+#include "kvcache/swap.h"
 #include "model/range_set.h"
 #include "node/engine/adapter_store.h"
 #include "node/membership/reach.h"
@@ -73,7 +74,7 @@ typedef struct sn_protocol_setup {
     sn_placement_policy placement;
     size_t directory_max;      /* nodes remembered; 0: SN_DIRECTORY_MAX */
     size_t gossip_bytes_per_s; /* limit of the bytes sent as announcements; 0: SN_GOSSIP_BYTES_PER_S */
-    size_t kv_bytes_max;       /* size of the KV pool */
+    sn_kv_room kv;             /* of the KV pool */
     size_t sessions_max;
     size_t outgoing_max; /* connections that clients, and the node's own needs, make it dial: sn_protocol_outgoing_max;
                             0: the most */
@@ -132,9 +133,8 @@ bool sn_protocol_join_found(sn_protocol *protocol, const char *address, const ui
 /* True, once, when the node has decided which blocks to load: [*first, *end); equal: from first on as many as fit. */
 bool sn_protocol_wants_blocks(sn_protocol *protocol, int *first, int *end);
 /* The blocks are loaded and served from now on. *span is copied; its block hashes are borrowed until
- * sn_protocol_vacate. kv_bytes_max: size of the KV pool. */
-void sn_protocol_serve(sn_protocol *protocol, const sn_span_info *span, size_t kv_bytes_max, int64_t now_us,
-                       int64_t unix_ms);
+ * sn_protocol_vacate. kv: of the KV pool. */
+void sn_protocol_serve(sn_protocol *protocol, const sn_span_info *span, sn_kv_room kv, int64_t now_us, int64_t unix_ms);
 /* The adapters that the node's owner publishes, before sn_protocol_serve: the protocol takes them out of the store. */
 void sn_protocol_publish_adapters(sn_protocol *protocol, sn_adapter_store *store);
 /* True when the node moves to other blocks, and no session and no job uses the present ones any more. */

@@ -231,6 +231,14 @@ void sn_protocol_record_input(const sn_protocol *protocol, sn_session *session, 
 sn_status sn_protocol_add_receipt(const sn_protocol *protocol, const sn_session *session, const sn_msg_step *request,
                                   const sn_wire_tensor *output, sn_blob **out, size_t *n, sn_err *err) SN_MUST_USE;
 
+/* -- attach.c */
+
+/* Whose KV pages the session may share: its owner's, or those of all. */
+sn_prefix_cache_scope sn_protocol_prefix_scope(const sn_protocol *protocol, const sn_session *session);
+
+void sn_protocol_on_attach(sn_protocol *protocol, sn_event *event, int64_t now_us);
+void sn_protocol_attach_done(sn_protocol *protocol, sn_session *session, sn_job *job, int64_t now_us);
+
 /* -- kv_exchange.c */
 
 void sn_protocol_on_kv_put(sn_protocol *protocol, sn_event *event, int64_t now_us);

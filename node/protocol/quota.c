@@ -52,17 +52,18 @@ uint64_t sn_quota_refusals(const sn_quota *q, sn_quota_kind kind) { return q->re
 sn_status sn_quota_session(sn_quota *q, size_t open, sn_err *err) {
     if (!q->limits.sessions || open < q->limits.sessions) return SN_OK;
     q->refusals[SN_QUOTA_SESSIONS]++;
-    return sn_fail(err, SN_RETRY, "this node allows %zu sessions per client: close one, or use another node",
-                   q->limits.sessions);
+    return sn_fail_because(err, SN_RETRY, SN_REASON_NO_ROOM,
+                           "this node allows %zu sessions per client: close one, or use another node",
+                           q->limits.sessions);
 }
 
 sn_status sn_quota_kv(sn_quota *q, size_t bytes, sn_err *err) {
     char limit[32];
     if (!q->limits.kv_bytes || bytes <= q->limits.kv_bytes) return SN_OK;
     q->refusals[SN_QUOTA_KV]++;
-    return sn_fail(err, SN_RETRY,
-                   "this node keeps at most %s of KV pages per client: close a session, or use another node",
-                   sn_format_size(q->limits.kv_bytes, limit));
+    return sn_fail_because(err, SN_RETRY, SN_REASON_NO_ROOM,
+                           "this node keeps at most %s of KV pages per client: close a session, or use another node",
+                           sn_format_size(q->limits.kv_bytes, limit));
 }
 
 static bucket *bucket_find(sn_quota *q, const uint8_t key[SN_KEY_SIZE], int64_t now_us) {

@@ -9,6 +9,8 @@
 
 /* -- the announcement ---------------------------------------------------------------------------------------------- */
 
+enum { KV_TOKENS_SAID_MAX = 1 << 30 }; /* a message says no more */
+
 static sn_node_state announced_state(const sn_protocol *protocol) {
     if (protocol->leaving) return SN_NODE_OFFLINE;
     const sn_placement *p = &protocol->placement;
@@ -57,7 +59,8 @@ void sn_protocol_describe(const sn_protocol *protocol, sn_announcement *a) {
         if ((size_t)protocol->hp->n_embd % sn_dtype_block(sn_wire_dtypes[i]) == 0)
             a->wire_dtype[a->n_wire_dtype++] = sn_wire_dtypes[i];
     sn_adapter_table_announce(&protocol->adapters, a);
-    a->kv_bytes_free = protocol->setup.kv_bytes_max - stats.kv_bytes;
+    a->kv_bytes_free = protocol->setup.kv.bytes_max - stats.kv_bytes;
+    a->kv_tokens_max = sn_min_size(protocol->setup.kv.tokens_max, KV_TOKENS_SAID_MAX);
     a->sessions = sn_sessions_count(protocol->sessions);
     a->queued_steps = stats.queued_steps;
 }
@@ -81,7 +84,7 @@ void sn_protocol_on_status(sn_protocol *protocol, const sn_event *event, int64_t
         .sessions = sn_sessions_count(protocol->sessions),
         .sessions_max = protocol->setup.sessions_max,
         .kv_bytes = stats.kv_bytes,
-        .kv_bytes_max = protocol->setup.kv_bytes_max,
+        .kv_bytes_max = protocol->setup.kv.bytes_max,
         .weight_bytes = protocol->setup.span.bytes,
         .queued_steps = stats.queued_steps,
         .steps = protocol->counters.steps,
@@ -93,6 +96,7 @@ void sn_protocol_on_status(sn_protocol *protocol, const sn_event *event, int64_t
         .shared_pages = stats.shared_pages,
         .prefix_cached_tokens = stats.prefix_cached_tokens,
         .swapped_bytes = stats.swapped_bytes,
+        .swap_bytes_max = protocol->setup.kv.swap_bytes_max,
         .joined = protocol->setup.n_joined,
         .bootstrap_peers = sn_membership_bootstrap_answered(protocol->membership),
     };
@@ -108,7 +112,8 @@ void sn_protocol_read_stats(const sn_protocol *protocol, sn_node_stats *out) {
         .first = protocol->placement.working_first,
         .end = protocol->placement.working_end,
         .engine = setup->read_stats(setup->ctx),
-        .kv_bytes_max = setup->kv_bytes_max,
+        .kv_bytes_max = setup->kv.bytes_max,
+        .swap_bytes_max = setup->kv.swap_bytes_max,
         .weight_bytes = setup->span.bytes,
         .sessions = sn_sessions_count(protocol->sessions),
         .sessions_max = setup->sessions_max,

@@ -56,8 +56,8 @@ static sn_status timeline_reserve(sn_session *session, int length, sn_err *err) 
 sn_status sn_sessions_add(sn_sessions *s, const uint8_t id[SN_SESSION_ID_SIZE], const sn_hash *begin, sn_session **out,
                           sn_err *err) {
     if (s->n == s->max)
-        return sn_fail(err, SN_RETRY, "this node serves %zu sessions already, its limit: try another node or later",
-                       s->max);
+        return sn_fail_because(err, SN_RETRY, SN_REASON_NO_ROOM,
+                               "this node serves %zu sessions already, its limit: try another node or later", s->max);
     sn_session *session = NULL;
     sn_status status = sn_calloc(&session, 1, sizeof *session, err);
     if (!status) status = timeline_reserve(session, 0, err);
@@ -98,6 +98,14 @@ sn_status sn_session_hash_rows(sn_session *session, int position, int n, size_t 
         at[1] = sn_timeline_next(hasher, at, rows + (size_t)i * n_embd, n_embd);
     }
     return status;
+}
+
+void sn_session_take_timeline(sn_session *session, sn_hash **timeline, int length) {
+    free(session->timeline);
+    session->timeline = *timeline;
+    session->timeline_capacity = length + 1;
+    session->length = length;
+    *timeline = NULL;
 }
 
 sn_status sn_session_import_timeline(sn_session *session, int position, const sn_token_timeline *token_timelines,

@@ -111,6 +111,8 @@ sn_session *sn_sessions_at(sn_sessions *sessions, size_t i); /* i < count, in an
  * steps. */
 sn_status sn_session_hash_rows(sn_session *session, int position, int n, size_t n_embd, const float *rows,
                                sn_hasher *hasher, sn_err *err) SN_MUST_USE;
+/* The session now has `length` tokens with these hashes [0, length], which it takes. */
+void sn_session_take_timeline(sn_session *session, sn_hash **timeline, int length);
 /* Extends session->timeline from `position` (<= length) on by the n hashes that came with KV pages, without changing
  * length. `origin` is the first hash of the sender's timeline; when it differs from this session's first hash (the
  * model is cut into other spans there), the hashes are grafted (sn_timeline_graft). */

@@ -25,7 +25,7 @@ typedef struct sn_node_stats {
     char model[128]; /* name */
     int first, end;  /* blocks served */
     sn_engine_stats engine;
-    uint64_t kv_bytes_max, weight_bytes, sessions, sessions_max, draining;
+    uint64_t kv_bytes_max, swap_bytes_max, weight_bytes, sessions, sessions_max, draining;
     int64_t started_us; /* sn_now_us of the start, since when are counted: */
     uint64_t steps, tokens, sessions_opened;
     uint64_t shared_bytes;                   /* of the model's files, given to others */

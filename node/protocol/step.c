@@ -116,10 +116,14 @@ static sn_status step_check_session(const sn_protocol *protocol, const sn_sessio
 }
 
 /* The names under which the prefix cache keeps the pages that the step completes. */
-static void job_set_page_hashes(sn_job *job, const sn_session *session) {
-    int page = job->position / SN_KV_PAGE_TOKENS + 1;
-    for (int i = 0; (page + i) * SN_KV_PAGE_TOKENS <= job->position + job->n_tokens; i++)
-        job->step.page_hashes[i] = session->timeline[(page + i) * SN_KV_PAGE_TOKENS];
+static sn_status job_set_pages(sn_job *job, const sn_session *session, sn_err *err) {
+    const int first = job->position / SN_KV_PAGE_TOKENS;
+    job->step.n_pages = (job->position + job->n_tokens) / SN_KV_PAGE_TOKENS - first;
+    if (!job->step.n_pages) return SN_OK;
+    sn_status status = sn_calloc(&job->step.pages, (size_t)job->step.n_pages, sizeof *job->step.pages, err);
+    for (int i = 0; i < job->step.n_pages && !status; i++)
+        memcpy(&job->step.pages[i], &session->timeline[(first + i) * SN_KV_PAGE_TOKENS], sizeof *job->step.pages);
+    return status;
 }
 
 /* The rows as float32: in place in the message, or decoded into a buffer. */
@@ -154,6 +158,8 @@ static sn_status step_start(sn_protocol *protocol, sn_session *session, sn_event
     if (!status)
         status = sn_session_hash_rows(session, session->length, job->n_tokens, (size_t)protocol->hp->n_embd,
                                       job->step.input.data, protocol->hasher, err);
+    if (!status) job->position = session->length;
+    if (!status) status = job_set_pages(job, session, err);
     if (status) {
         sn_job_free(&job);
         return status;
@@ -164,11 +170,9 @@ static sn_status step_start(sn_protocol *protocol, sn_session *session, sn_event
     job->first = session->first;
     job->end = session->end;
     job->step.adapter = session->adapter_entry ? &session->adapter_entry->adapter : NULL;
-    job->position = (int)event->msg->step.position;
     /* Pages computed on top of imported ones depend on what another node claimed: no other session may attach them. */
     job->step.cacheable = !session->migration.imported;
-    if (!protocol->setup.prefix_cache_shared) memcpy(job->step.prefix_scope.bytes, session->owner, SN_KEY_SIZE);
-    job_set_page_hashes(job, session);
+    job->step.prefix_scope = sn_protocol_prefix_scope(protocol, session);
     memcpy(&job->client, session->owner, sizeof job->client);
     job->priority = sn_quota_priority(protocol->quota, session->owner);
     job->arrived_us = event->arrived_us;

@@ -74,6 +74,7 @@ def call(function: Callable[..., int], *arguments: Any) -> None:
     if code == _swarm_h.SWARM_OK:
         return
     raised = _CLASSES.get(code, errors.SwarmError)(lib.swarm_error_text(error).decode("utf8", "replace"))
+    raised.reason = lib.swarm_error_reason(error).decode()
     if isinstance(raised, errors.RetryElsewhere):
         raised.retry_after = lib.swarm_error_retry_after_ms(error) / 1000 or None
     lib.swarm_error_free(error)

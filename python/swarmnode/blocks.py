@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import errors
-from ._native import Cancel, Handle, call, ids_array, interruptible, lib, options
-from .model import Model
+from ._native import Cancel, Handle, call, describe_options, ids_array, interruptible, lib, option_keys, options
+from .model import Adapter, Model
 from .session import Session
 
 
@@ -23,7 +24,8 @@ class RemoteBlocks(Handle):
     `len(blocks)`, `blocks[2:5]` and `blocks[3]` count from `first`.
 
     With method="lora" (rank, alpha, targets) or "deep-prompt" (virtual_tokens) they hold values to train:
-    `swarmnode.nn.RemoteSequential` makes them a torch module. Other options: `describe_options("blocks")`."""
+    `swarmnode.nn.RemoteSequential` makes them a torch module. With "prompt" they hold none: virtual tokens are the caller's.
+    Other options: `describe_options("blocks")`."""
 
     _what = "range of blocks"
     _exclusive = True
@@ -46,7 +48,7 @@ class RemoteBlocks(Handle):
                 if model.swarm:
                     model.swarm._release()
         self.n_values: int = lib.swarm_blocks_parameters(pointer)
-        """How many floats there are to train; 0: no method was given."""
+        """How many floats there are to train; 0: no method was given, or "prompt"."""
 
     def __len__(self) -> int:
         return self.end - self.first
@@ -89,6 +91,42 @@ class RemoteBlocks(Handle):
             raise errors.Refused(f"these blocks have {self.n_values} values, not {array.shape}")
         self.sent = None  # also when the call fails
         self._run(lib.swarm_blocks_set, array.ctypes.data)
+
+    def option(self, key: str) -> Any:
+        """An option as it was given, else its default as text; None: it has none."""
+        given = self.options.get(key)
+        if given is None:
+            given = next(o["default"] for o in describe_options("blocks") if o["key"] == key.replace("_", "-"))
+        return given
+
+    @property
+    def virtual_tokens(self) -> int:
+        """How many stand before the text, with the methods "prompt" and "deep-prompt"; else 0."""
+        return int(self.option("virtual_tokens")) if self.options.get("method") in ("prompt", "deep-prompt") else 0
+
+    # -- adapters
+
+    def _virtual_rows(self, prompt: Any) -> NDArray[np.float32] | None:
+        if prompt is None:
+            return None
+        rows = self.model.rows(prompt)
+        if rows.shape != (self.virtual_tokens, self.model.width):
+            raise errors.Refused(f"these blocks have {self.virtual_tokens} virtual tokens of {self.model.width}, not {rows.shape}")
+        return rows
+
+    def adapter(self, prompt: Any = None) -> Adapter:
+        """The present values as an adapter for sessions of the model: a copy. prompt (virtual_tokens, width): the virtual
+        tokens that a session puts before its text, with the methods "prompt" and "deep-prompt"; None: there are none, and
+        deep prompts are added to the first rows, as in `blocks(hidden)`."""
+        rows, pointer = self._virtual_rows(prompt), ctypes.c_void_p()
+        self._run(lib.swarm_blocks_adapter, None if rows is None else rows.ctypes.data, ctypes.byref(pointer))
+        return Adapter._made(self.model, pointer)
+
+    def save_adapter(self, folder: str | os.PathLike[str], prompt: Any = None) -> None:
+        """Writes the present values into a folder for `Adapter`, `swarm generate --adapter` and, with LoRA and virtual
+        tokens alone, PEFT. prompt: as of `adapter`; deep prompts need it, too."""
+        rows = self._virtual_rows(prompt)
+        self._run(lib.swarm_blocks_save, None if rows is None else rows.ctypes.data, os.fsencode(folder))
 
     # -- passes
 
@@ -143,8 +181,15 @@ class RemoteBlocks(Handle):
                   values if self.n_values else None)
 
     def inference_session(self, max_length: int | None = None, **given: Any) -> InferenceSession:
-        """A KV cache over these blocks, for decoding: `session.step(hidden)` continues where the last step ended."""
-        return InferenceSession(self.model, self.first, self.end, max_length=max_length, **given)
+        """A KV cache over these blocks, for decoding: `session.step(hidden)` continues where the last step ended. It
+        computes with the values as they are now, and over nodes that these blocks may use."""
+        made = {"adapter": self.adapter()} if self.n_values else {}
+        return InferenceSession(self.model, self.first, self.end, max_length=max_length,
+                                **{**made, **self.session_options(), **given})
+
+    def session_options(self) -> dict[str, Any]:
+        """Of the options of these blocks those that sessions have, too."""
+        return {key: value for key, value in self.options.items() if key in option_keys("session") - {"blocks"}}
 
     def __repr__(self) -> str:
         return f"<swarmnode.RemoteBlocks {self.first}:{self.end} of {self.model.path}>"

@@ -2,7 +2,11 @@
 
 
 class SwarmError(Exception):
-    """The base of all errors of this package."""
+    """The base of all errors of this package.
+
+    reason: "no_room" (sessions have the nodes' KV memory or places), "too_long" (no node could hold so many tokens), or ""."""
+
+    reason: str = ""
 
 
 class RetryElsewhere(SwarmError):

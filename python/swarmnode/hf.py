@@ -1,11 +1,12 @@
 """A model of transformers whose blocks a swarm computes: `generate()`, pipelines, Trainer and PEFT's prompt tuning take it.
 
 It has no cache of transformers: `generate()` gives the whole sequence with every token, and timelines of the swarm, which
-know what they computed, compute only what is new.
+know what they computed, compute only what is new. What is trained goes with them as an adapter.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -17,10 +18,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Pret
 from transformers.modeling_outputs import CausalLMOutput
 
 from . import errors, nn
-from .model import Model
+from .blocks import RemoteBlocks
+from .model import Adapter, Model
 from .session import Session
 from .swarm import Swarm
 
+FROZEN = "embed_tokens.weight"  # of the state, which has it from the model
+TUNED = {"method", "virtual_tokens", "rank", "alpha", "targets"}  # options that say what is trained
 TIMELINES_MAX = 16  # that are kept between calls; a batch may have more
 
 
@@ -52,6 +56,13 @@ class _Timelines:
 
     def __init__(self, model: Model, **given: Any) -> None:
         self._model, self._given, self._kept = model, given, list[_Timeline]()
+        self._owns_adapter = "adapter" not in given
+
+    def use(self, adapter: Adapter | None) -> None:
+        """What is computed from now on goes with this adapter; keys and values of another one are given up."""
+        if self._owns_adapter and self._given.get("adapter") is not adapter:
+            self.close()
+            self._given["adapter"] = adapter
 
     def logits(self, rows: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """Logits (rows, vocab) of the last place of rows of token ids or embeddings."""
@@ -113,31 +124,41 @@ class GenerationSession(_Timelines):
         self.close()
 
 
-_active: ContextVar[GenerationSession | None] = ContextVar("session of generate()", default=None)
+_active: ContextVar[_Timelines | None] = ContextVar("timelines of generate()", default=None)
 
 
 class SwarmConfig(PretrainedConfig):
-    """The sizes of a model by the names of transformers."""
+    """The sizes of a model by the names of transformers; base_model: where it is; tuning: the options of what is trained."""
 
     model_type = "swarm"
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """PEFT asks this class for the vocabulary of the model itself, whose folder says another type."""
+        config, unused = super().get_config_dict(*args, **given)
+        return {**config, "model_type": cls.model_type}, unused
 
 
 class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
     """`DistributedModelForCausalLM.from_pretrained(path, swarm=Swarm(join=[...]))`.
 
-    Weights of the blocks stay at the nodes and are not trained; the embedding is here, frozen."""
+    Weights of the blocks stay at the nodes and are not trained; the embedding is here, frozen. `save_pretrained` keeps what
+    is trained: values in the blocks, and virtual tokens before the text (`prompt_embeddings`)."""
 
     config_class = SwarmConfig
     main_input_name = "input_ids"
     _no_split_modules: list[str] = []
+    _keys_to_ignore_on_save = [FROZEN]
 
-    def __init__(self, config: SwarmConfig, model: Model, n_prompt: int = 0, **given: Any) -> None:
+    def __init__(self, config: SwarmConfig, model: Model, **given: Any) -> None:
         super().__init__(config)
         self.remote = model
         self.embed_tokens = torch.nn.Embedding(model.vocab, model.width)
-        self.prompt_embeddings = torch.nn.Embedding(n_prompt, model.width) if n_prompt else None
         self.blocks = nn.RemoteSequential(model, **given)
-        self._timelines = _Timelines(model)
+        n_prompt = self.blocks.blocks.virtual_tokens
+        self.prompt_embeddings = torch.nn.Embedding(n_prompt, model.width) if n_prompt else None
+        self._timelines = _Timelines(model, **self.blocks.blocks.session_options())
+        self._made: tuple[list[np.ndarray[Any, Any]], Adapter] | None = None
         self.post_init()
         table = torch.from_numpy(model.embed(np.arange(model.vocab)))
         self.embed_tokens.weight = torch.nn.Parameter(table, requires_grad=False)
@@ -148,23 +169,76 @@ class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], *, swarm: Swarm | None = None,
                         initial_peers: str | Sequence[str] | None = None, tuning_mode: str | None = None,
-                        pre_seq_len: int = 16, **given: Any) -> DistributedModelForCausalLM:
-        """name: as for `swarmnode.Model`. swarm, or initial_peers ("HOST:PORT" of its nodes): who computes the blocks;
-        neither: this process does. tuning_mode: "ptune" trains pre_seq_len embeddings before the text, "deep_ptune" so
-        many in every block. Other options: those of `swarmnode.nn.RemoteSequential` ("method", "only", "deny", ...)."""
-        if tuning_mode not in (None, "ptune", "deep_ptune"):
-            raise errors.Refused(f"tuning_mode is ptune or deep_ptune, not {tuning_mode}")
-        if tuning_mode == "deep_ptune":
-            given = {**given, "method": "deep-prompt", "virtual_tokens": pre_seq_len}
-        model = Model(Swarm(join=initial_peers) if initial_peers else swarm, name)
-        hp = model.describe()["hparams"]
-        ends = [token for token in range(model.vocab) if model.tokenizer.ends(token)]
-        config = SwarmConfig(vocab_size=model.vocab, hidden_size=model.width, num_hidden_layers=model.blocks,
-                             num_attention_heads=hp["n_heads"], max_position_embeddings=model.context,
-                             tie_word_embeddings=False, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0,
-                             use_cache=False)
-        made: DistributedModelForCausalLM = cls(config, model, pre_seq_len if tuning_mode == "ptune" else 0, **given).eval()
+                        pre_seq_len: int = 16, base_model: str | os.PathLike[str] | None = None, **given: Any
+                        ) -> DistributedModelForCausalLM:
+        """name: as for `swarmnode.Model`, or a folder of `save_pretrained`. swarm, or initial_peers ("HOST:PORT" of its
+        nodes): who computes the blocks; neither: this process does. tuning_mode: "ptune" trains pre_seq_len embeddings before
+        the text, "deep_ptune" these and so many in every further block. base_model: where the model of such a folder is now.
+        Other options: those of `swarmnode.nn.RemoteSequential` ("method", "only", "deny", ...)."""
+        modes = {"ptune": "prompt", "deep_ptune": "deep-prompt"}
+        if "config" in given:  # of AutoModelForCausalLM, which gives more that means nothing here
+            raise errors.Refused("a model of a swarm is opened by AutoDistributedModelForCausalLM of swarmnode.hf")
+        saved = _saved(name)
+        if tuning_mode is not None:
+            if tuning_mode not in modes:
+                raise errors.Refused(f"tuning_mode is ptune or deep_ptune, not {tuning_mode}")
+            given = {**given, "method": modes[tuning_mode], "virtual_tokens": pre_seq_len}
+        if saved:
+            if TUNED & given.keys():
+                raise errors.Refused(f"{name} says itself how it was tuned: leave out {', '.join(sorted(TUNED & given.keys()))}")
+            given, base_model = {**given, **saved.tuning}, base_model or saved.base_model
+        base = base_model or name
+        model = Model(Swarm(join=initial_peers) if initial_peers else swarm, base)
+        made: DistributedModelForCausalLM = cls(_config(model, base), model, **given).eval()
+        made.config.tuning = _tuning(made.blocks.blocks)
+        if saved:
+            made._load(name)
         return made
+
+    def _load(self, folder: str | os.PathLike[str]) -> None:
+        """What was trained, from a folder of `save_pretrained`."""
+        if not self.config.tuning:
+            return
+        Adapter(self.remote, folder).close()  # refuses other weights than those that it was trained for
+        path, older = (os.path.join(folder, name) for name in ("model.safetensors", "pytorch_model.bin"))
+        state: dict[str, torch.Tensor] = {}
+        if os.path.exists(path):
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        elif os.path.exists(older):
+            state = torch.load(older, map_location="cpu", weights_only=True)
+        wanted = {key: value.shape for key, value in self.state_dict().items() if key != FROZEN}
+        if {key: value.shape for key, value in state.items()} != wanted:
+            raise errors.Refused(f"{folder} does not have the values that its config.json names")
+        self.load_state_dict(state, strict=False)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **given: Any) -> Any:
+        """Writes what was trained, and neither blocks nor embedding: for `from_pretrained`, and as an adapter for
+        `swarmnode.Adapter`, `swarm generate --adapter` and, but for deep prompts, PEFT."""
+        result = super().save_pretrained(save_directory, *args, **given)
+        if self.config.tuning and given.get("is_main_process", True):
+            self.blocks.save_adapter(save_directory, self._prompt())
+            path = os.path.join(save_directory, "adapter_config.json")
+            with open(path) as file:
+                config = {**json.load(file), "base_model_name_or_path": self.config.base_model}
+            with open(f"{path}.new", "w") as file:
+                json.dump(config, file, indent=2)
+            os.replace(f"{path}.new", path)
+        return result
+
+    def _prompt(self) -> torch.Tensor | None:
+        return None if self.prompt_embeddings is None else self.prompt_embeddings.weight
+
+    def _adapter(self) -> Adapter | None:
+        """What is trained as it is now; the same object as long as it does not change."""
+        prompt = self._prompt()
+        values = [t.detach().cpu().numpy().copy() for t in (self.blocks.values, prompt) if t is not None]
+        if not values:
+            return None
+        if self._made is None or not all(map(np.array_equal, values, self._made[0])):
+            self._made = values, self.blocks.adapter(prompt)
+        return self._made[1]
 
     def _init_weights(self, module: Any) -> None:
         """Nothing is initialised: weights come from the model."""
@@ -174,23 +248,26 @@ class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
 
     def inference_session(self, max_length: int | None = None, **given: Any) -> GenerationSession:
         """A conversation for `generate(..., session=)`, of max_length tokens at most."""
-        longer = self.prompt_embeddings.num_embeddings if max_length and self.prompt_embeddings else 0
-        return GenerationSession(self.remote, max_length and max_length + longer, **given)
+        return GenerationSession(self.remote, max_length, **{**self.blocks.blocks.session_options(), **given})
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, session: GenerationSession | None = None,
                  **given: Any) -> Any:
         """`generate()` of transformers. With a session `inputs` (batch, tokens) are what follows its tokens (None: nothing
         but them), and the result begins with `inputs`."""
-        if session is None:
-            return super().generate(inputs, *args, **given)
-        new = given.pop("input_ids", None) if inputs is None else inputs
-        before = session.position
-        tokens, given["attention_mask"] = session._append(new, given.get("attention_mask"))
-        active = _active.set(session)
+        timelines = self._timelines if session is None else session
+        timelines.use(self._adapter())
+        active = _active.set(timelines)
         try:
-            result = super().generate(tokens, *args, **given)
+            if session is None:
+                return super().generate(inputs, *args, **given)
+            return self._continue(session, given.pop("input_ids", None) if inputs is None else inputs, *args, **given)
         finally:
             _active.reset(active)
+
+    def _continue(self, session: GenerationSession, new: torch.Tensor | None, *args: Any, **given: Any) -> Any:
+        before = session.position
+        tokens, given["attention_mask"] = session._append(new, given.get("attention_mask"))
+        result = super().generate(tokens, *args, **given)
         whole = result if isinstance(result, torch.Tensor) else result.sequences
         made = torch.ones_like(whole[:, tokens.shape[1] :])
         session.output_ids, session._mask = whole, torch.cat([given["attention_mask"], made], 1)
@@ -215,20 +292,17 @@ class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
         """logits (batch, tokens, vocab) of input_ids (batch, tokens) or inputs_embeds (batch, tokens, width), and with
         labels (batch, tokens; -100: not learned) their loss: the mean, or the sum over num_items_in_batch. Positions of
         which attention_mask is 0 are left out, on either side. logits_to_keep: only so many last ones; 0: all."""
-        decodes = logits_to_keep == 1 and labels is None and self.blocks.values is None and not torch.is_grad_enabled()
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is None:
             raise errors.Refused("input_ids or inputs_embeds are needed")
         mask = torch.ones(given.shape[:2]) if attention_mask is None else attention_mask[:, -given.shape[1] :]
-        if decodes and inputs_embeds is None and self.prompt_embeddings is None:
-            return CausalLMOutput(logits=self._decode(given, mask))  # by token ids
+        if logits_to_keep == 1 and labels is None and not torch.is_grad_enabled():
+            return CausalLMOutput(logits=self._decode(given, mask))
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.prompt_embeddings is not None:
             prompt = self.prompt_embeddings.weight.expand(len(hidden), -1, -1)
             hidden = torch.cat([prompt, hidden], 1)
             mask = torch.cat([torch.ones(prompt.shape[:2]).to(mask), mask], 1)
-        if decodes:
-            return CausalLMOutput(logits=self._decode(hidden, mask))
         kept = mask.bool()
         out = torch.zeros_like(hidden)
         out[kept] = self.blocks(hidden[kept], kept.sum(1).tolist())
@@ -242,10 +316,47 @@ class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutput(loss=loss, logits=logits)
 
     def _decode(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The logits (batch, 1, vocab) of each row's last place, by timelines that have most of the row already."""
+        """The logits (batch, 1, vocab) of each row's last place, of token ids or embeddings, by timelines that have most of
+        the row already."""
         array, kept = rows.detach().cpu().numpy(), mask.cpu().numpy() != 0
-        timelines = _active.get() or self._timelines
+        timelines = _active.get()
+        if timelines is None:  # not within generate()
+            timelines = self._timelines
+            timelines.use(self._adapter())
         return nn.like(timelines.logits([row[k] for row, k in zip(array, kept)])[:, None], rows)
+
+
+def _config(model: Model, name: str | os.PathLike[str]) -> SwarmConfig:
+    hp = model.describe()["hparams"]
+    ends = [token for token in range(model.vocab) if model.tokenizer.ends(token)]
+    base = os.path.abspath(name) if os.path.exists(name) else str(name)
+    return SwarmConfig(vocab_size=model.vocab, hidden_size=model.width, num_hidden_layers=model.blocks,
+                       num_attention_heads=hp["n_heads"], max_position_embeddings=model.context, tie_word_embeddings=False,
+                       eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0, use_cache=False, name_or_path=base,
+                       base_model=base, tuning={})
+
+
+def _tuning(blocks: RemoteBlocks) -> dict[str, Any]:
+    """The options with which `from_pretrained` opens such blocks again; empty: nothing is trained."""
+    method = blocks.options.get("method")
+    kinds = {} if method is None else {"rank": int, "alpha": float, "targets": str} if method == "lora" else {"virtual_tokens": int}
+    made = {key: kind(value) for key, kind in kinds.items() if (value := blocks.option(key)) is not None}
+    return made if method is None else {"method": method, **made}
+
+
+def _saved(name: str | os.PathLike[str]) -> SwarmConfig | None:
+    """The configuration of a folder of `save_pretrained`; None: it is none."""
+    path = os.path.join(name, "config.json")
+    if not os.path.exists(path):
+        return None
+    with open(path) as file:
+        config = json.load(file)
+    if config.get("model_type") != SwarmConfig.model_type:
+        return None
+    tuning = config.get("tuning")
+    if not isinstance(tuning, dict) or tuning.keys() - TUNED or not isinstance(config.get("base_model"), str):
+        raise errors.Refused(f"{path} does not say of which model it is: save it again with save_pretrained()")
+    return SwarmConfig(**config)
 
 
 AutoDistributedModelForCausalLM = DistributedModelForCausalLM

@@ -266,7 +266,8 @@ class Model(Handle):
 
 
 class Adapter(Handle):
-    """An adapter for sessions: a folder (of `swarm tune`, or of PEFT), or "name:NAME" of one that nodes publish."""
+    """An adapter for sessions: a folder (of `swarm tune`, `save_adapter` or PEFT), or "name:NAME" of one that nodes publish.
+    `RemoteBlocks.adapter` makes one of the values that blocks train."""
 
     _what = "adapter"
 
@@ -279,3 +280,10 @@ class Adapter(Handle):
         warning = lib.swarm_adapter_warning(pointer)
         if warning:
             logging.getLogger("swarmnode").warning("%s", warning.decode())
+
+    @classmethod
+    def _made(cls, model: Model, pointer: ctypes.c_void_p) -> Adapter:
+        """One that the library has made."""
+        adapter = cls.__new__(cls)
+        adapter._begin(pointer, lib.swarm_adapter_close, model)
+        return adapter

@@ -5,6 +5,7 @@ Hidden states travel as float32 in host memory; a contiguous tensor of the CPU i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from . import errors
 from .blocks import InferenceSession, RemoteBlocks
-from .model import Model
+from .model import Adapter, Model
 
 
 def like(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> torch.Tensor:
@@ -30,9 +31,13 @@ def _rows(tensor: torch.Tensor, width: int) -> torch.Tensor:
     return tensor.detach().cpu().contiguous()
 
 
+def _array(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else tensor.detach().cpu().numpy()
+
+
 def _send(blocks: RemoteBlocks, values: torch.Tensor) -> None:
     """Gives the blocks values to compute with, unless they have them."""
-    array = values.detach().cpu().numpy()
+    array = _array(values)
     if blocks.sent is None or not np.array_equal(blocks.sent, array):
         blocks.values = array
         blocks.sent = array.copy()
@@ -102,7 +107,8 @@ class RemoteSequential(torch.nn.Module):
     """Blocks [first, end) of a model as a module: hidden states (batch, tokens, width) of float32 in and out.
 
     With method="lora" (rank, alpha, targets) or "deep-prompt" (virtual_tokens), `values` is their trainable parameter,
-    initially that of `swarm tune` (seed); `named_values` shows its parts. Other options: `describe_options("blocks")`.
+    initially that of `swarm tune` (seed); `named_values` shows its parts, `adapter` and `save_adapter` give them to sessions
+    and keep them. Other options: `describe_options("blocks")`.
     """
 
     def __init__(self, model: Model, first: int = 0, end: int | None = None, **given: Any) -> None:
@@ -129,15 +135,16 @@ class RemoteSequential(torch.nn.Module):
             at += n
 
     def _parts(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        blocks, given = self.blocks, self.blocks.options
+        blocks = self.blocks
         hp = blocks.model.describe()["hparams"]
         width, ff, heads, kv = hp["n_embd"], hp["n_ff"], hp["n_heads"] * hp["head_dim"], hp["n_kv_heads"] * hp["head_dim"]
         sizes = {"q": (width, heads), "k": (width, kv), "v": (width, kv), "o": (heads, width), "gate": (width, ff),
                  "up": (width, ff), "down": (ff, width)}
-        rank, targets = int(given.get("rank") or 8), str(given.get("targets") or "q,v")
+        rank, targets = int(blocks.option("rank")), str(blocks.option("targets"))
         for block in range(blocks.first, blocks.end):
-            if given["method"] == "deep-prompt":
-                yield f"{block}.prompt", (int(given.get("virtual_tokens") or 16), width)
+            if blocks.virtual_tokens:
+                if block:  # what enters block 0 are the virtual tokens themselves
+                    yield f"{block}.prompt", (blocks.virtual_tokens, width)
                 continue
             for target, (inputs, outputs) in sizes.items():
                 if targets == "all" or target in targets.split(","):
@@ -145,8 +152,26 @@ class RemoteSequential(torch.nn.Module):
                     yield f"{block}.{target}.B", (outputs, rank)
 
     def inference_session(self, max_length: int | None = None, **given: Any) -> InferenceSession:
-        """A KV cache over these blocks without their trained values, for decoding hidden states step by step."""
+        """A KV cache over these blocks with `values` as they are now, for decoding hidden states step by step."""
+        self._send_values()
         return self.blocks.inference_session(max_length, **given)
+
+    def adapter(self, prompt: torch.Tensor | None = None) -> Adapter:
+        """`values` as they are now as an adapter for sessions of the model: a copy. prompt (virtual_tokens, width): the
+        virtual tokens that a session puts before its text, with the methods "prompt" and "deep-prompt"; None: there are
+        none, and deep prompts are added to the first rows, as in a forward pass."""
+        self._send_values()
+        return self.blocks.adapter(_array(prompt))
+
+    def save_adapter(self, folder: str | os.PathLike[str], prompt: torch.Tensor | None = None) -> None:
+        """Writes `values` into a folder for `swarmnode.Adapter`, `swarm generate --adapter` and, with LoRA and virtual tokens
+        alone, PEFT. prompt: as of `adapter`; deep prompts need it, too."""
+        self._send_values()
+        self.blocks.save_adapter(folder, _array(prompt))
+
+    def _send_values(self) -> None:
+        if self.values is not None:
+            _send(self.blocks, self.values)
 
     def __len__(self) -> int:
         return len(self.blocks)

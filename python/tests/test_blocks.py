@@ -1,6 +1,7 @@
 """Remote blocks with numpy."""
 
 import gc
+import json
 import struct
 import tracemalloc
 
@@ -11,15 +12,20 @@ import swarmnode
 from conftest import FIXTURES
 
 
+DTYPES = {"F32": np.float32, "I64": np.int64}
+
+
+def tensors(path):
+    """The arrays of a safetensors file, by name."""
+    data = path.read_bytes()
+    n = 8 + struct.unpack("<Q", data[:8])[0]
+    entries = {name: e for name, e in json.loads(data[8:n]).items() if name != "__metadata__" and e["dtype"] in DTYPES}
+    return {name: np.frombuffer(data[n:][slice(*e["data_offsets"])], DTYPES[e["dtype"]]).reshape(e["shape"]) for name, e in entries.items()}
+
+
 def golden(name, dtype=np.float32):
     """An array of the reference: PyTorch's numbers for the tiny model."""
-    import json
-
-    data = (FIXTURES / "golden/llama/golden.safetensors").read_bytes()
-    n = struct.unpack("<Q", data[:8])[0]
-    entry = json.loads(data[8 : 8 + n])[name]
-    begin, end = entry["data_offsets"]
-    return np.frombuffer(data[8 + n + begin : 8 + n + end], dtype).reshape(entry["shape"])
+    return tensors(FIXTURES / "golden/llama/golden.safetensors")[name].astype(dtype, copy=False)
 
 
 def close(a, b, tolerance=1e-4):
@@ -163,3 +169,32 @@ def test_values_of_lora_are_set_and_read(tiny):
     assert (blocks.values == np.float32(0.1)).all() and not np.array_equal(blocks(x), plain)
     with pytest.raises(swarmnode.Refused):
         blocks.values = np.zeros(3)
+
+
+def test_sessions_compute_with_the_values_and_a_folder_keeps_them(tiny, tmp_path):
+    blocks, x = swarmnode.RemoteBlocks(tiny, 1, 3, method="lora", rank=2), np.random.default_rng(3).standard_normal((4, 64), np.float32)
+    blocks.values = np.full(blocks.n_values, 0.1, np.float32)
+    expected = blocks(x)
+    with blocks.inference_session(max_length=8) as session:
+        blocks.values = np.zeros(blocks.n_values, np.float32)  # a session keeps those with which it began
+        assert np.array_equal(session.step(x), expected) and not np.array_equal(blocks(x), expected)
+    blocks.values = np.full(blocks.n_values, 0.1, np.float32)
+    blocks.save_adapter(tmp_path / "kept")
+    adapter = blocks.adapter()
+    blocks.close()
+    for kept in (adapter, swarmnode.Adapter(tiny, tmp_path / "kept")):
+        with tiny.session(blocks="1:3", adapter=kept) as session:
+            assert np.array_equal(session.forward(x, 0), expected)
+    with pytest.raises(swarmnode.Refused, match="is closed"):
+        blocks.adapter()
+    with pytest.raises(swarmnode.Refused, match="with a method"):
+        swarmnode.RemoteBlocks(tiny, 1, 3).save_adapter(tmp_path / "kept")
+
+
+def test_a_session_keeps_to_the_nodes_of_its_blocks(tiny):
+    blocks = swarmnode.RemoteBlocks(tiny, 0, 1, only=["node0"], method="lora", timeout="10s")
+    with blocks.inference_session(max_length=8) as session:
+        assert {"only": ["node0"], "timeout": "10s"}.items() <= session._given.items()
+        session.step(np.zeros((1, 64), np.float32))
+    with pytest.raises(swarmnode.RetryElsewhere, match="--only leaves them out"):
+        blocks.inference_session(max_length=8, only=["node7"])

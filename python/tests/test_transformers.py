@@ -1,12 +1,17 @@
 """The model of transformers: generation, sessions, batches, the loss, pipelines, Trainer, PEFT's prompt tuning, and programs
 that were written for Petals."""
 
+import inspect
 import json
+import shutil
+import subprocess
+import warnings
 
 import numpy as np
 import pytest
 
 import swarmnode
+from conftest import BUILD
 from test_blocks import close, golden
 from test_examples import run as run_example
 
@@ -78,6 +83,36 @@ def test_trainer_trains(tiny_path, nodes, tmp_path):
     assert len(losses) == 6 and losses[-1] < losses[0] - 0.1
 
 
+def test_trainer_saves_resumes_and_evaluates(tiny_path, nodes, tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # an old Trainer saves what a new PyTorch does not load otherwise
+    rows = [{"input_ids": torch.tensor(ids), "labels": torch.tensor(ids)} for ids in (IDS, IDS[::-1], IDS[2:], [5, *IDS])]
+    strategy = "eval_strategy" if "eval_strategy" in inspect.signature(transformers.TrainingArguments).parameters else "evaluation_strategy"
+
+    def trainer(folder):
+        model = hf.DistributedModelForCausalLM.from_pretrained(tiny_path, initial_peers=nodes.addresses, method="lora", rank=2)
+        given = transformers.TrainingArguments(str(folder), max_steps=6, learning_rate=0.02, per_device_train_batch_size=1, logging_steps=1,
+                                               per_device_eval_batch_size=1, save_steps=3, eval_steps=3, report_to=[], disable_tqdm=True,
+                                               **{strategy: "steps"})
+        return transformers.Trainer(model=model, args=given, train_dataset=rows, eval_dataset=rows[:2])
+
+    def history(of, key):
+        return [entry[key] for entry in of.state.log_history if key in entry]
+
+    whole, resumed = trainer(tmp_path / "whole"), trainer(tmp_path / "resumed")
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-3"))  # as after a kill: all others are new
+    assert len(history(whole, "loss")) == 6 and history(resumed, "loss") == history(whole, "loss")
+    assert history(resumed, "eval_loss") == history(whole, "eval_loss") and history(whole, "eval_loss")[1] < history(whole, "eval_loss")[0]
+    assert torch.equal(resumed.model.blocks.values, whole.model.blocks.values)
+    for parameter, state in resumed.optimizer.state.items():  # it is where its parameter is
+        assert state["exp_avg"].device == parameter.device and state["exp_avg"].dtype == parameter.dtype and state["exp_avg"].any()
+    by_hand = [resumed.model(r["input_ids"][None], labels=r["labels"][None]).loss.item() for r in rows[:2]]
+    assert abs(resumed.evaluate()["eval_loss"] - sum(by_hand) / 2) < 1e-6
+    again = hf.DistributedModelForCausalLM.from_pretrained(tmp_path / "resumed/checkpoint-6", initial_peers=nodes.addresses)
+    assert torch.equal(again.blocks.values, whole.model.blocks.values)
+
+
 def petals(name, *arguments, lines=""):
     return run_example(f"../../python/tests/petals/{name}", *arguments, lines=lines)
 
@@ -115,7 +150,107 @@ def test_generate_with_a_prompt_of_embeddings_computes_only_what_is_new(tiny_pat
     assert out[0].tolist() == row
     alone = model.generate(rows[1:, 2:], max_new_tokens=5, do_sample=False, eos_token_id=None)
     assert out[1, 8:].tolist() == alone[0, 6:].tolist()
-    assert [len(t.row) for t in model._timelines._kept] == [3 + 6 + 4, 3 + 8 + 4]  # two timelines: the row alone continued its own
+    assert [len(t.row) for t in model._timelines._kept] == [6 + 4, 8 + 4]  # two timelines: the row alone continued its own
+
+
+TUNED = [{"method": "lora", "rank": 3, "targets": "q,v,down"}, {"tuning_mode": "ptune", "pre_seq_len": 3},
+         {"tuning_mode": "deep_ptune", "pre_seq_len": 3}]
+
+
+def tuned(path, given, **more):
+    """A model whose tuned values say something."""
+    model = hf.DistributedModelForCausalLM.from_pretrained(path, **given, **more)
+    change(model, 1)
+    return model
+
+
+def change(model, seed):
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data.normal_(std=0.2, generator=torch.Generator().manual_seed(seed))
+
+
+def greedy(model, n=5):
+    """The most likely tokens by forward passes of the whole row."""
+    row = list(IDS)
+    while len(row) < len(IDS) + n:
+        row.append(int(model(torch.tensor([row])).logits[0, -1].argmax()))
+    return row
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """How many tokens each call of a session computed."""
+    rows, append = [], swarmnode.Session._append
+    monkeypatch.setattr(swarmnode.Session, "_append", lambda self, ids, logits: (rows.append(len(ids)), append(self, ids, logits)))
+    return rows
+
+
+@pytest.mark.parametrize("given", TUNED)
+def test_generate_with_what_is_tuned_computes_each_token_once(tiny_path, swarm, distributed, computed, given):
+    model = tuned(tiny_path, given, swarm=swarm)
+    asked = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    made = model.generate(torch.tensor([IDS]), **asked)[0].tolist()
+    assert [n for n in computed if n] == [len(IDS) - 1, 1, 1, 1, 1, 1]  # a step for each token, over the nodes
+    assert made == greedy(model) and made != greedy(distributed)
+    with model.inference_session(max_length=64) as session:
+        assert model.generate(torch.tensor([IDS]), session=session, **asked)[0].tolist() == made
+        change(model, 2)  # training goes on
+        again = greedy(model)
+        assert again != made and model.generate(torch.tensor([IDS]), **asked)[0].tolist() == again
+        session.position = len(IDS)
+        assert model.generate(None, session=session, **asked)[0].tolist() == again[len(IDS):]
+
+
+@pytest.mark.parametrize("given", TUNED)
+def test_what_save_pretrained_writes_opens_everywhere(tiny, tiny_path, swarm, nodes, tmp_path, given):
+    model, ids = tuned(tiny_path, given, swarm=swarm), torch.tensor([IDS])
+    model.save_pretrained(tmp_path)
+    assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 80_000  # neither blocks nor embedding
+    again = hf.DistributedModelForCausalLM.from_pretrained(tmp_path, swarm=swarm)
+    logits = model(ids).logits.detach()
+    assert torch.equal(again(ids).logits, logits)
+    with tiny.session(adapter=swarmnode.Adapter(tiny, tmp_path)) as session:
+        assert np.array_equal(session.step(IDS), logits[0].numpy())
+    (tmp_path / "ids").write_text(json.dumps(IDS))
+    done = subprocess.run([BUILD / "swarm", "generate", "--model", tiny_path, "--join", nodes.addresses[0], "--adapter", tmp_path, "--ids-file",
+                           tmp_path / "ids", "--max-tokens", "5", "--ignore-eos", "--json"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and json.loads(done.stdout)["ids"] == greedy(model)[len(IDS):], done.stderr
+    if given.get("tuning_mode") != "deep_ptune":
+        peft = pytest.importorskip("peft")
+        base = json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"]
+        plain = transformers.AutoModelForCausalLM.from_pretrained(base, torch_dtype=torch.float32)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*(missing|unexpected).*")
+            theirs = peft.PeftModel.from_pretrained(plain, tmp_path).eval()
+        assert close(logits[0], theirs(ids, attention_mask=torch.ones_like(ids)).logits[0, -len(IDS):].detach().numpy())
+
+
+def test_what_is_not_tuned_is_saved_as_its_model(distributed, swarm, tmp_path):
+    distributed.save_pretrained(tmp_path)
+    again = hf.DistributedModelForCausalLM.from_pretrained(tmp_path, swarm=swarm)
+    assert torch.equal(again(torch.tensor([IDS])).logits, distributed(torch.tensor([IDS])).logits)
+    assert not (tmp_path / "adapter_config.json").exists()
+    with pytest.raises(swarmnode.Refused, match="AutoDistributedModelForCausalLM"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_tuned_folder_fits_its_model_alone(tiny_path, tmp_path):
+    tuned(tiny_path, TUNED[0]).save_pretrained(tmp_path / "tuned")
+    moved = shutil.copytree(tiny_path, tmp_path / "moved")
+    opens = hf.DistributedModelForCausalLM.from_pretrained
+    assert opens(tmp_path / "tuned", base_model=moved).blocks.blocks.option("rank") == 3
+    with pytest.raises(swarmnode.Refused, match="leave out method"):
+        opens(tmp_path / "tuned", tuning_mode="ptune")
+    other = bytearray((moved / "model.safetensors").read_bytes())
+    other[-3] ^= 1  # of the last norm
+    (moved / "model.safetensors").write_bytes(other)
+    with pytest.raises(swarmnode.Refused, match="other weights"):
+        opens(tmp_path / "tuned", base_model=moved)
+    config = json.loads((tmp_path / "tuned/config.json").read_text())
+    (tmp_path / "tuned/config.json").write_text(json.dumps({**config, "tuning": {**config["tuning"], "rank": 4}}))
+    with pytest.raises(swarmnode.Refused, match="does not have the values"):
+        opens(tmp_path / "tuned")
 
 
 def test_rows_of_a_padded_batch_are_alone(distributed):
@@ -137,7 +272,7 @@ def test_the_loss_is_the_references(distributed):
     assert abs(2 * accumulated.loss.item() - out.loss.item()) < 1e-5
 
 
-def test_prompt_tuning_of_peft_learns(distributed):
+def test_prompt_tuning_of_peft_learns(distributed, tiny, tmp_path):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     model = peft.get_peft_model(distributed, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
@@ -151,3 +286,6 @@ def test_prompt_tuning_of_peft_learns(distributed):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.1
+    model.save_pretrained(tmp_path, safe_serialization=True)  # by PEFT
+    with torch.no_grad(), tiny.session(adapter=swarmnode.Adapter(tiny, tmp_path)) as session:
+        assert close(session.step(IDS), model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -len(IDS):].numpy(), 1e-6)

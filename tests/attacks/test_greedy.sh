@@ -8,10 +8,7 @@ attacked 64
 beside() {
   WIDTH=64 TOKENS=256 KEYS=$1 SESSIONS=$2 ROWS=$3 start stranger python3 "$here/../attacks/stranger.py" "${address[a]}" greedy 6
   for ((i = 0; i < 600; i++)); do grep -q '^begins' "$scratch/stranger.out" && break; pause 0.1; done
-  for ((i = 0; i < 3; i++)); do
-    succeeds "${text[@]}"
-    [ "$(query "$scratch/run.out" 'd["ids"]')" = "$ids" ] || fail "the text differs beside $*"
-  done
+  for ((i = 0; i < 3; i++)); do honest "strangers: $*"; done
   wait_end stranger 60
   local rows; rows=$(sed -n 's/^computed \([0-9]*\) rows.*/\1/p' "$scratch/stranger.out")
   [ "${rows:-0}" -gt 1000 ] || fail "the strangers computed ${rows:-no} rows: $(cat "$scratch/stranger.out" "$scratch/stranger.err")"

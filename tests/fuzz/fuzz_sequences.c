@@ -137,6 +137,7 @@ static void node_begin(node *n) {
     REQUIRE(sn_transport_memory_new(n->hub, &n->identity, &n->transport, &err));
     REQUIRE(sn_transport_listen(n->transport, "node:1", bound, &err));
     REQUIRE(sn_span_kv_pool(span, 1 << 18, &n->pool, &err));
+    REQUIRE(sn_prefix_cache_enable(n->pool, sn_span_hparams(span)->n_embd, 1 << 14, &err));
     REQUIRE(sn_scheduler_new(span, n->pool, &n->scheduler, &err));
     const sn_protocol_setup setup = {
         .transport = n->transport,
@@ -145,11 +146,12 @@ static void node_begin(node *n) {
         .name = "node",
         .span = sn_span_describe(span),
         .model = model_id,
-        .kv_bytes_max = sn_kv_pool_bytes(n->pool),
+        .kv = sn_kv_room_of(n->pool),
         .sessions_max = SESSIONS_MAX,
         .tune_bytes_max = 1 << 20,
         .session_timeout_us = 60 * SECOND,
         .kv_timeout_us = SECOND,
+        .prefix_cache_shared = true,
         .share = {.bytes_per_s = 1 << 30, .offer = offer_file, .read = read_file, .ctx = n},
         .submit = submit_job,
         .read_stats = read_stats,
@@ -221,7 +223,7 @@ static void make_trace(sn_msg_step *step, size_t n) {
 /* The next step; or the last one again, or one that rewinds. */
 static void make_step(sn_msg *msg, const operation *o) {
     sn_msg_step *step = &msg->step;
-    int n = 1 + o->how % 3, position = 0;
+    int n = o->how & 64 ? SN_KV_PAGE_TOKENS : 1 + o->how % 3, position = 0;
     step->step = 1;
     if (o->at) {
         bool again = o->how & 16 && o->at->last_reply.output;
@@ -310,6 +312,24 @@ static void make_resume(sn_msg_resume *resume, const operation *o) {
     resume->step = o->at->last_reply.step + 1;
 }
 
+/* The ends of the pages that some session has led to: all rows are zeros, so others over the same blocks have them. */
+static void make_attach(node *n, sn_msg_attach *attach, const operation *o) {
+    const sn_session *known = o->at;
+    memcpy(attach->session, o->session, SN_SESSION_ID_SIZE);
+    for (size_t i = 0; i < sn_sessions_count(n->protocol->sessions); i++) {
+        const sn_session *s = sn_sessions_at(n->protocol->sessions, i);
+        if (!known || s->length > known->length) known = s;
+    }
+    if (!known || known->length < SN_KV_PAGE_TOKENS) return;
+    const size_t pages = (size_t)known->length / SN_KV_PAGE_TOKENS;
+    REQUIRE(sn_list_new(pages, SN_ATTACH_POINTS_MAX, sizeof *attach->points, &attach->points, &err));
+    for (attach->n_points = 0; attach->n_points < pages; attach->n_points++) {
+        const size_t at = (pages - attach->n_points) * SN_KV_PAGE_TOKENS;
+        attach->points[attach->n_points].position = at;
+        memcpy(attach->points[attach->n_points].timeline, known->timeline[at].bytes, SN_HASH_SIZE);
+    }
+}
+
 static void fill(node *n, sn_msg *msg, const operation *o) {
     switch (msg->kind) {
     case SN_MSG_OPEN:
@@ -332,6 +352,9 @@ static void fill(node *n, sn_msg *msg, const operation *o) {
     case SN_MSG_KV_SEND:
         memcpy(msg->kv_send.session, o->session, SN_SESSION_ID_SIZE);
         msg->kv_send.end_block = N_BLOCKS;
+        break;
+    case SN_MSG_ATTACH:
+        make_attach(n, &msg->attach, o);
         break;
     case SN_MSG_RESUME:
         make_resume(&msg->resume, o);
@@ -460,6 +483,7 @@ static void pack_blobs(packer *p, const char *name, const sn_blob *honest, size_
     enum { COUNT_OF_##name = 0 SN_FIELDS_##KIND(COUNT_1, COUNT_1, COUNT_1, COUNT_1, COUNT_1, COUNT_1) };
 #define STRUCT(KIND, name) COUNT(KIND, name) PACK(KIND, name)
 STRUCT(ROUTE_ENTRY, route_entry)
+STRUCT(ATTACH_POINT, attach_point)
 STRUCT(TRACE, trace)
 STRUCT(TOKEN_TIMELINE, token_timeline)
 STRUCT(SAMPLE, sample)
@@ -543,7 +567,7 @@ static void take_replies(node *n) {
 
 static const sn_msg_kind often[] = {SN_MSG_OPEN,     SN_MSG_STEP,        SN_MSG_STEP,  SN_MSG_KV_PUT,
                                     SN_MSG_KV_GET,   SN_MSG_RESUME,      SN_MSG_CLOSE, SN_MSG_FORWARD,
-                                    SN_MSG_BACKWARD, SN_MSG_ADAPTER_PUT, SN_MSG_STEP};
+                                    SN_MSG_BACKWARD, SN_MSG_ADAPTER_PUT, SN_MSG_STEP,  SN_MSG_ATTACH};
 
 static operation draw_operation(node *n, sn_msg_kind *kind) {
     uint8_t what = draw(), who = draw();

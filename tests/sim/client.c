@@ -140,6 +140,7 @@ static sn_status open_chain(sim_client *c, sn_err *err) {
         const sim_adapter *a = sim_model_adapter(c->plan.adapter);
         options.adapter = (sn_chain_adapter){.hash = a->hash, .image = a->image.data, .bytes = a->image.len};
     }
+    if (!c->swarm->bits_flipped) options.prefixes = c->swarm->prefixes;
     begin_calls(c, 1);
     status = sn_chain_open(sim_model_get()->model, &options, &c->chain, err);
     end_calls(c);

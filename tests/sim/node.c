@@ -195,7 +195,7 @@ static void start_serving(void *owner, void *what, uint64_t which, bool ending) 
     node->working = false;
     node->engine_us = INT64_MAX;
     sn_span_info info = sn_span_describe(span);
-    sn_protocol_serve(node->protocol, &info, sn_kv_pool_bytes(node->pool), sn_now_us(), sn_unix_ms());
+    sn_protocol_serve(node->protocol, &info, sn_kv_room_of(node->pool), sn_now_us(), sn_unix_ms());
     sim_trace_event(node->swarm->time, "serves", (uint64_t)node->number, (uint64_t)(node->first << 8 | node->end));
     leave_actor(node, previous);
     sim_node_poll(node);

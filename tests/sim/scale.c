@@ -101,7 +101,7 @@ static void on_loaded(void *owner, void *what, uint64_t which, bool ending) {
                                .hp = &m->s->hp,
                                .block_hash = m->s->block_hash + m->first,
                                .rows_max = SN_SPAN_ROWS};
-    sn_protocol_serve(m->protocol, &span, (size_t)8 << 30, sn_now_us(), sn_unix_ms());
+    sn_protocol_serve(m->protocol, &span, (sn_kv_room){.bytes_max = (size_t)8 << 30}, sn_now_us(), sn_unix_ms());
     m->serving = true;
     sim_set_actor(m->s->time, previous);
     poll_member(m);

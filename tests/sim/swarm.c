@@ -10,6 +10,7 @@
  * A failed check ends the process with the seed, which repeats the same events. */
 #include "tests/sim/swarm.h"
 
+#include "client/chain/known_prefixes.h"
 #include "net/directory.h"
 #include "tests/sim/model.h"
 #include "tests/support/require.h"
@@ -412,6 +413,7 @@ static void swarm_fini(swarm *s) {
     for (int i = 0; i < s->n_nodes; i++) sim_part_free(&s->nodes[i]);
     sim_time_free(&s->time);
     for (int i = 0; i < s->n_clients; i++) sim_client_free(&s->clients[i]);
+    sn_known_prefixes_free(&s->prefixes);
     sim_net_free(&s->net);
     free(s->clients);
     free(s->nodes);
@@ -426,6 +428,7 @@ static void draw_swarm(swarm *s, sim_options options) {
     if (options.theme) s->theme = options.theme;
     sim_model_use(s->theme == SIM_RECURRENT ? SIM_STATES : s->theme == SIM_EXPERTS ? SIM_MIXTURE : SIM_USUAL);
     s->nodes = sim_alloc(NODES_MAX * sizeof *s->nodes);
+    REQUIRE(sn_known_prefixes_new(SN_KNOWN_PREFIXES_BYTES, NULL, &s->prefixes, &err));
     (s->theme == SIM_SPARSE ? draw_sparse_nodes : s->theme == SIM_EXPERTS ? draw_expert_nodes : draw_dense_nodes)(s);
     draw_faults(s);
     for (int i = 0; options.flip_bits && i < s->n_nodes; i++) s->nodes[i].flips_bits = true;

@@ -130,9 +130,10 @@ struct swarm {
     int n_nodes;
     sim_client **clients;
     int n_clients;
-    uint64_t incarnations; /* programs and sets of blocks started so far */
-    bool bits_flipped;     /* a node flips bits */
-    bool garbles;          /* bytes of messages change: an error may then have any status */
+    uint64_t incarnations;              /* programs and sets of blocks started so far */
+    struct sn_known_prefixes *prefixes; /* of all clients, which know them where nodes share among clients */
+    bool bits_flipped;                  /* a node flips bits */
+    bool garbles;                       /* bytes of messages change: an error may then have any status */
     sim_stats stats;
 };
 

@@ -119,7 +119,7 @@ byzantine_node *byzantine_node_new(testbed *w, const char *address, int first, i
                                .name = "byzantine",
                                .span = sn_span_describe(b->span),
                                .model = w->model,
-                               .kv_bytes_max = sn_kv_pool_bytes(b->pool),
+                               .kv = sn_kv_room_of(b->pool),
                                .sessions_max = SESSIONS,
                                .session_timeout_us = 600000000,
                                .kv_timeout_us = 1000000,

@@ -151,7 +151,7 @@ void experts_begin(expert_fixture *f) {
         .end = BLOCKS, .hp = &f->hp, .block_hash = f->hashes, .exact = true, .devices = "cpu", .experts = {0, 3}};
     int first, end;
     need(sn_protocol_wants_blocks(f->protocol, &first, &end), "the node wants no blocks");
-    sn_protocol_serve(f->protocol, &span, 1 << 20, f->now, f->unix_ms);
+    sn_protocol_serve(f->protocol, &span, (sn_kv_room){.bytes_max = 1 << 20}, f->now, f->unix_ms);
     for (int i = 0; i < HOLDERS; i++) {
         char address[32];
         snprintf(address, sizeof address, "holder%d:1", i);

@@ -66,7 +66,7 @@ void protocol_fixture_begin_with(protocol_fixture *b, const char *model_path, si
                                      .name = "fixture",
                                      .span = sn_span_describe(b->span),
                                      .model = b->w->model,
-                                     .kv_bytes_max = sn_kv_pool_bytes(b->pool),
+                                     .kv = sn_kv_room_of(b->pool),
                                      .sessions_max = FIXTURE_SESSIONS_MAX,
                                      .tune_bytes_max = TUNE_BYTES,
                                      .session_timeout_us = 60 * SECOND,

@@ -112,7 +112,7 @@ static void poll_node(protocol_swarm *c, protocol_swarm_node *m) {
                                    .block_hash = c->block_hash + m->first,
                                    .rows_max = SN_SPAN_ROWS};
         m->loaded_us = 0;
-        sn_protocol_serve(m->protocol, &info, 1 << 20, c->now_us, c->unix_ms + m->skew_ms);
+        sn_protocol_serve(m->protocol, &info, (sn_kv_room){.bytes_max = 1 << 20}, c->now_us, c->unix_ms + m->skew_ms);
     }
     if (sn_protocol_wants_rebalance(m->protocol)) sn_protocol_vacate(m->protocol, c->now_us, c->unix_ms + m->skew_ms);
     if (sn_protocol_wants_blocks(m->protocol, &m->first, &m->end)) m->loaded_us = c->now_us + LOAD_US;

@@ -113,23 +113,23 @@ void recurrent_other_rows(const recurrent_sessions *s, sn_kv_cache *kv, int n) {
     recurrent_forward(s, kv, s->inputs + (TOKENS - n) * WIDTH, n, out);
 }
 
-/* The hashes of all ends of pages. */
-static void name_pages(sn_hash ends[TOKENS / PAGE + 1]) {
-    memset(ends, 0, (TOKENS / PAGE + 1) * sizeof *ends);
-    for (size_t i = 0; i <= TOKENS / PAGE; i++) ends[i].bytes[0] = (uint8_t)(i + 1);
+static void name_pages(sn_page_timeline pages[TOKENS / PAGE + 1]) {
+    memset(pages, 0, (TOKENS / PAGE + 1) * sizeof *pages);
+    for (size_t i = 0; i <= TOKENS / PAGE; i++) pages[i].after[PAGE - 1].bytes[0] = (uint8_t)(i + 1);
+    for (size_t i = 1; i <= TOKENS / PAGE; i++) pages[i].before = *sn_page_end(&pages[i - 1]);
 }
 
 void recurrent_publish(const recurrent_sessions *s, sn_kv_cache *kv, int until) {
     static const sn_prefix_cache_scope scope;
-    sn_hash ends[TOKENS / PAGE + 1];
-    name_pages(ends);
+    sn_page_timeline named[TOKENS / PAGE + 1];
+    name_pages(named);
     recurrent_expect_rows(s, kv, until, until);
-    sn_prefix_cache_insert(kv, &scope, ends, until, s->want);
+    sn_prefix_cache_insert(kv, &scope, named, until, s->want);
 }
 
 int recurrent_attach(sn_kv_cache *kv, int pages, float *out) {
     static const sn_prefix_cache_scope scope;
-    sn_hash ends[TOKENS / PAGE + 1];
-    name_pages(ends);
-    return sn_prefix_cache_attach(kv, &scope, ends, pages, out);
+    sn_page_timeline named[TOKENS / PAGE + 1];
+    name_pages(named);
+    return sn_prefix_cache_attach(kv, &scope, named, pages, out);
 }

@@ -24,10 +24,9 @@ host() {
 # lets out what comes from inside, and in only the answers to it.
 home() {
   host "$1-router" "$2"
-  ip netns add "$1" && ip -n "$1-router" link add lan type veth peer name eth0 netns "$1" &&
-    ip -n "$1-router" addr add 192.168.1.1/24 dev lan && ip -n "$1-router" link set lan up &&
-    ip -n "$1" addr add 192.168.1.2/24 dev eth0 && ip -n "$1" link set lo up && ip -n "$1" link set eth0 up &&
-    ip -n "$1" route add default via 192.168.1.1 || fail "the home $1 cannot be made"
+  ip -n "$1-router" link add lan type bridge && ip -n "$1-router" addr add 192.168.1.1/24 dev lan && ip -n "$1-router" link set lan up ||
+    fail "the home $1 cannot be made"
+  neighbour "$1" "$1" 2
   ip netns exec "$1-router" sysctl -q net.ipv4.ip_forward=1 || skip "packets cannot be forwarded here"
   ip netns exec "$1-router" nft -f - <<'END' || skip "nftables cannot be used here"
 table inet home {
@@ -42,18 +41,28 @@ table inet home {
 END
 }
 
+# neighbour NAME HOME NUMBER: a machine at 192.168.1.NUMBER in that home.
+neighbour() {
+  ip netns add "$1" && ip -n "$2-router" link add "to_$1" type veth peer name eth0 netns "$1" && ip -n "$2-router" link set "to_$1" master lan up &&
+    ip -n "$1" addr add "192.168.1.$3/24" dev eth0 && ip -n "$1" link set lo up && ip -n "$1" link set eth0 up &&
+    ip -n "$1" route add default via 192.168.1.1 || fail "the machine $1 cannot be put into the home $2"
+}
+
 # six_home NAME NUMBER: a machine at 2001:db8:NUMBER::2, without IPv4, behind the router NAME-router at 2001:db8::NUMBER, which
 # translates nothing, lets out what comes from inside, and in only the answers to it.
 six_home() {
   host "$1-router" "$2"
   ip netns add "$1" && ip -n "$1-router" link add lan type veth peer name eth0 netns "$1" && ip -n "$1-router" link set lan up &&
-    ip -n "$1-router" -6 addr add "2001:db8:$2::1/64" dev lan nodad && ip -n "$1" link set lo up && ip -n "$1" link set eth0 up &&
+    ip -n "$1-router" -6 addr add "2001:db8:$2::1/64" dev lan nodad && ip -n "$1-router" addr add 192.168.1.1/24 dev lan && ip -n "$1" link set lo up && ip -n "$1" link set eth0 up &&
     ip -n "$1" -6 addr add "2001:db8:$2::2/64" dev eth0 nodad && ip -n "$1" -6 route add default via "2001:db8:$2::1" &&
     ip -n "$1-router" -6 route add default via 2001:db8::1 && ip -6 route add "2001:db8:$2::/64" via "2001:db8::$2" || fail "the home $1 cannot be made"
   sysctl -q net.ipv6.conf.all.forwarding=1 && ip netns exec "$1-router" sysctl -q net.ipv6.conf.all.forwarding=1 || skip "packets cannot be forwarded here"
   ip netns exec "$1-router" nft -f - <<'END' || skip "nftables cannot be used here"
 table inet home {
-  chain forward { type filter hook forward priority 0; policy drop; ct state established,related accept; iifname "lan" accept; }
+  chain miniupnpd { }
+  chain prerouting_miniupnpd { }
+  chain postrouting_miniupnpd { }
+  chain forward { type filter hook forward priority 0; policy drop; ct state established,related accept; iifname "lan" accept; jump miniupnpd; }
 }
 END
 }

@@ -56,10 +56,11 @@ check
 # -- the library
 
 succeeds "$record" --check "$library"
-others=$(nm -D --defined-only "$library" | awk '{print $3}' | sed 's/@.*//' | grep -v '^swarm_\|^LIBSWARM_')
+exported=$(nm -D --defined-only "$library" | awk '{print $3}' | sed 's/@.*//')
+others=$(grep -v '^swarm_\|^LIBSWARM_' <<<"$exported")
 [ -z "$others" ] || fail "libswarm exports more than swarm_*:" $others
 for function in $(sed -n 's/^SWARM_API [^(]*\(swarm_[a-z_]*\)(.*/\1/p' "$sources/include/swarm.h"); do
-  nm -D --defined-only "$library" | grep -q " $function\(@\|$\)" || fail "swarm.h declares $function, which libswarm does not export"
+  grep -qx "$function" <<<"$exported" || fail "swarm.h declares $function, which libswarm does not export"
 done
 
 # What a library must not call: it ends no process, prints nothing, handles no signals, reads no environment. The exceptions:

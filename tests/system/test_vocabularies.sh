@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Token ids are those of llama.cpp's vectors, over the real vocabularies that lie beside them in its sources, which the package
-# llama-cpp-python of PyPI has (77 MB, fetched once).
+# llama-cpp-python of PyPI has (77 MB, fetched once). BLOOM's and Falcon 3's are not among them: how their texts are split is compared
+# with the reference's engine by test_tokenizer_files (tests/fixtures/tokenizer/pieces.json).
 . "$(dirname "$0")/lib.sh"
 version=0.3.36
 folder=$tools/llama-vocabularies-$version

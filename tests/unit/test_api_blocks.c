@@ -2,6 +2,7 @@
  * over every cut and over nodes, and values inside the blocks. */
 #include "model/safetensors.h"
 #include "tests/support/api_fixture.h"
+#include "tests/support/files.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
@@ -180,6 +181,100 @@ Test(api_blocks, a_cut_changes_no_bit_and_blocks_compute_what_sessions_do) {
     swarm_blocks_close(high);
 }
 
+/* -- adapters -- */
+
+enum { VIRTUAL = 3 };
+static float virtual_tokens[VIRTUAL * WIDTH];
+
+/* Blocks with a method and values that change something. */
+static swarm_blocks *trained(const char *method, const char *range) {
+    swarm_blocks *blocks = open_blocks(
+        api.connection, api_options("blocks", range, "method", method, "rank", "2", "virtual-tokens", "3", NULL));
+    size_t n = swarm_blocks_parameters(blocks);
+    float *values = calloc(n + 1, sizeof *values);
+    fill(values, n, 3, 0.3f);
+    if (n) API(swarm_blocks_set(blocks, values, &error));
+    fill(virtual_tokens, VIRTUAL * WIDTH, 7, 1);
+    free(values);
+    return blocks;
+}
+
+/* Rows through a session with an adapter, half of them first. */
+static void session_rows(swarm_connection *over, const char *range, const swarm_adapter *adapter, const float *in,
+                         float *out) {
+    enum { HALF = 4, ALL = 9 };
+    swarm_session *session = NULL;
+    swarm_options *options = api_options("blocks", range, NULL);
+    API(swarm_session_open(api.model, over, options, adapter, NULL, &session, &error));
+    API(swarm_session_forward(session, 0, HALF, in, out, &error));
+    API(swarm_session_forward(session, HALF, ALL - HALF, in + HALF * WIDTH, out + HALF * WIDTH, &error));
+    swarm_session_close(session);
+    swarm_options_free(options);
+}
+
+Test(api_blocks, a_session_with_the_values_computes_what_the_blocks_do) {
+    static const char *const methods[] = {"lora", "deep-prompt"}, *const ranges[] = {"0:4", "1:3"};
+    static float in[9 * WIDTH], want[9 * WIDTH], plain[9 * WIDTH], got[9 * WIDTH];
+    fill(in, 9 * WIDTH, 1, 1);
+    for (int m = 0; m < 2; m++)
+        for (int r = 0; r < 2; r++) {
+            swarm_blocks *blocks = trained(methods[m], ranges[r]);
+            swarm_adapter *adapter = NULL;
+            API(swarm_blocks_forward(blocks, 1, (int32_t[]){9}, in, want, &error));
+            API(swarm_blocks_adapter(blocks, NULL, &adapter, &error));
+            swarm_blocks_close(blocks); /* the adapter is a copy */
+            session_rows(NULL, ranges[r], NULL, in, plain);
+            cr_expect_arr_neq(plain, want, sizeof want, "%s: the values change nothing", methods[m]);
+            for (int over = 0; over < 2; over++) {
+                session_rows(over ? api.connection : NULL, ranges[r], adapter, in, got);
+                cr_expect_arr_eq(got, want, sizeof want, "%s of %s", methods[m], ranges[r]);
+            }
+            swarm_adapter_close(adapter);
+        }
+}
+
+/* Tokens of a session with an adapter. */
+static char *answer(swarm_connection *over, const swarm_adapter *adapter) {
+    static const int32_t prompt[] = {1, 40, 41, 42, 43};
+    swarm_options *options = api_options("max-tokens", "12", "ignore-eos", "true", NULL);
+    swarm_session *session = NULL;
+    char *text = NULL;
+    API(swarm_session_open(api.model, over, NULL, adapter, NULL, &session, &error));
+    API(swarm_session_generate(session, prompt, 5, options, &text, NULL, &error));
+    json_t *all = api_json(text);
+    char *ids = json_dumps(json_object_get(all, "ids"), 0);
+    json_decref(all);
+    swarm_session_close(session);
+    swarm_options_free(options);
+    return ids;
+}
+
+Test(api_blocks, values_are_kept_in_a_folder) {
+    static const char *const methods[] = {"lora", "prompt", "deep-prompt"}, *const ranges[] = {"0:4", "1:3"};
+    char *plain = answer(NULL, NULL);
+    for (int m = 0; m < 3; m++)
+        for (int r = 0; r < 2; r++) {
+            const float *prompt = m ? virtual_tokens : NULL;
+            swarm_blocks *blocks = trained(methods[m], ranges[r]);
+            swarm_adapter *held = NULL, *kept = NULL;
+            char *folder = temp_folder();
+            API(swarm_blocks_adapter(blocks, prompt, &held, &error));
+            API(swarm_blocks_save(blocks, prompt, folder, &error));
+            API(swarm_adapter_open(api.model, NULL, folder, &kept, &error));
+            cr_expect(!swarm_adapter_warning(kept), "%s", swarm_adapter_warning(kept));
+            char *a = answer(NULL, held), *b = answer(api.connection, kept);
+            cr_expect_str_neq(a, plain, "%s of %s changes nothing", methods[m], ranges[r]);
+            cr_expect_str_eq(a, b, "%s of %s", methods[m], ranges[r]);
+            free(a);
+            free(b);
+            swarm_adapter_close(held);
+            swarm_adapter_close(kept);
+            swarm_blocks_close(blocks);
+            temp_folder_remove(&folder);
+        }
+    free(plain);
+}
+
 /* -- finite differences -- */
 
 /* The loss <dout, f(in)> along a direction, of the input or of the values. */
@@ -261,13 +356,34 @@ Test(api_blocks, what_cannot_be_is_refused) {
     static float rows[ROWS * WIDTH];
     swarm_blocks *blocks = open_blocks(NULL, NULL);
     expect_refused("blocks", "2:5", "blocks 0:4");
-    expect_refused("method", "prompt", "lora and deep-prompt");
+    expect_refused("method", "head", "lora, prompt and deep-prompt");
     expect_refused("temperature", "0", "no option of");
     API_FAILS(swarm_blocks_forward(blocks, 2, (int32_t[]){1, 0}, rows, rows, &error), SWARM_REFUSED,
               "sequence 1 has 0");
     API_FAILS(swarm_blocks_forward(blocks, 1, (int32_t[]){257}, rows, rows, &error), SWARM_REFUSED, "1 to 256");
     API(swarm_blocks_forward(blocks, 0, NULL, NULL, NULL, &error));
     swarm_blocks_close(blocks);
+}
+
+Test(api_blocks, what_is_no_adapter_is_refused) {
+    static const char *const of[][2] = {
+        {NULL, "with a method"}, {"lora", "no virtual tokens"}, {"prompt", "is its virtual tokens"}};
+    char *folder = temp_folder();
+    for (int m = 0; m < 3; m++) {
+        swarm_blocks *blocks = of[m][0] ? trained(of[m][0], "0:4") : open_blocks(NULL, NULL);
+        const float *prompt = m < 2 ? virtual_tokens : NULL;
+        swarm_adapter *adapter = NULL;
+        API_FAILS(swarm_blocks_adapter(blocks, prompt, &adapter, &error), SWARM_REFUSED, of[m][1]);
+        API_FAILS(swarm_blocks_save(blocks, prompt, folder, &error), SWARM_REFUSED, of[m][1]);
+        cr_expect(!adapter);
+        swarm_blocks_close(blocks);
+    }
+    swarm_blocks *deep = trained("deep-prompt", "0:4"), *lora = trained("lora", "0:4");
+    API_FAILS(swarm_blocks_save(deep, NULL, folder, &error), SWARM_REFUSED, "virtual tokens at whose places");
+    API_FAILS(swarm_blocks_save(lora, NULL, "/proc/no/folder", &error), SWARM_REFUSED, "cannot be made");
+    swarm_blocks_close(deep);
+    swarm_blocks_close(lora);
+    temp_folder_remove(&folder);
 }
 
 Test(api_blocks, a_cancelled_call_leaves_the_blocks_usable) {

@@ -52,6 +52,45 @@ Test(api_session, local_blocks_and_nodes_generate_the_same_tokens) {
     swarm_options_free(options);
 }
 
+static uint64_t rows_computed(void) {
+    uint64_t rows = 0;
+    char *text = NULL;
+    API(swarm_connection_status(api.connection, &text, NULL, &error));
+    json_t *o = api_json(text), *node;
+    size_t i;
+    json_array_foreach(json_object_get(o, "nodes"), i, node) {
+        rows += (uint64_t)json_integer_value(json_object_get(node, "tokens"));
+    }
+    json_decref(o);
+    return rows;
+}
+
+/* Nodes whose KV memory holds 96 tokens of a context of 256. */
+Test(api_session, a_prompt_that_fits_nowhere_is_refused_before_it_is_computed) {
+    int32_t ids[120];
+    swarm_error *error = NULL;
+    for (int i = 0; i < 120; i++) ids[i] = 3 + i % 300;
+    tear_down();
+    api = api_swarm_begin((cluster_options){.kv_memory = 3 * (2 * 2 * 32 * 32 * sizeof(float))}, NULL);
+    swarm_options *options = api_options("max-tokens", "50", "ignore-eos", "true", NULL);
+    swarm_session *session = open_session(api.connection, NULL);
+    const uint64_t before = rows_computed();
+    const int64_t began_us = sn_now_us();
+    cr_assert_eq(swarm_session_generate(session, ids, 120, options, NULL, NULL, &error), SWARM_REFUSED);
+    cr_expect(strstr(swarm_error_text(error), "120 tokens do not fit"), "%s", swarm_error_text(error));
+    cr_expect(strstr(swarm_error_text(error), "for 96 at most"), "%s", swarm_error_text(error));
+    cr_expect_str_eq(swarm_error_reason(error), "too_long");
+    cr_expect_lt(sn_now_us() - began_us, 5000000); /* of the virtual clock, and of 30 s */
+    cr_expect_eq(rows_computed(), before);
+    swarm_error_free(error);
+    json_t *o = generate(session, ids, 90, options); /* the node was not banned */
+    cr_expect_str_eq(json_string_value(json_object_get(o, "finish_reason")), "length");
+    cr_expect_eq(json_array_size(json_object_get(o, "ids")), 7, "96 - 90, and one that is not computed");
+    json_decref(o);
+    swarm_session_close(session);
+    swarm_options_free(options);
+}
+
 Test(api_session, the_status_lists_the_nodes) {
     json_t *o = NULL;
     for (int tries = 0; json_array_size(json_object_get(o, "nodes")) < 2 && tries < 200; tries++) {

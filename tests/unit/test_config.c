@@ -110,6 +110,9 @@ Test(config, reads_the_sliding_window_as_each_family_means_it) {
         expect_accepted(SLIDING "\"max_window_layers\":2,\"layer_types\":[\"full_attention\",\"full_attention\","
                                 "\"full_attention\",\"sliding_attention\"]}");
     for (int b = 0; b < 4; b++) cr_assert_eq(sn_window_of(&last, b), b < 3 ? 0 : 8);
+    expect_refused("{\"model_type\":\"qwen2\",\"layer_types\":[\"full_attention\",\"full_attention\","
+                   "\"full_attention\",\"sliding_attention\"]}",
+                   "'use_sliding_window' is false");
     expect_refused("{\"model_type\":\"mistral\",\"layer_types\":[\"full_attention\"]}", "all 4 blocks");
     expect_refused("{\"model_type\":\"mistral\",\"layer_types\":[1,2,3,4]}", "no text");
 }
@@ -557,6 +560,7 @@ Test(config, reads_routers_and_blocks_without_experts) {
     sn_hparams h = expect_accepted(QWEN2_MOE "\"mlp_only_layers\":[1],\"decoder_sparse_step\":3}");
     cr_assert(h.dense[0] && h.dense[1] && !h.dense[2] && h.dense[3] && h.n_ff_dense == 96 && h.n_ff == 48);
     cr_assert(h.n_ff_shared == 5632 && h.shared_gated && h.router_scoring == SN_ROUTER_SOFTMAX_ALL);
+    cr_assert(h.qkv_bias && !expect_accepted(QWEN2_MOE "\"qkv_bias\":false}").qkv_bias);
     expect_refused(QWEN2_MOE "\"mlp_only_layers\":[-1]}", "must hold the numbers");
     expect_refused(QWEN2_MOE "\"mlp_only_layers\":[1],\"intermediate_size\":0}", "block 1 has no experts, and its");
     expect_refused(QWEN2_MOE "\"scoring_func\":\"sigmoid\"}", "'scoring_func' is sigmoid");

@@ -30,7 +30,9 @@ static testbed *testbed_of_halves(int others) {
 static sn_status open_with(chain_fixture *r, testbed *w, sn_chain_options options, const fake_node *faulty) {
     chain_fixture_begin(r, w);
     if (faulty) fake_node_announce_to(faulty, r->link);
-    if (!options.limits.timeout_ms) options.limits = (sn_chain_limits){TIMEOUT_MS, 3, SN_PREFILL_DEPTH_MAX};
+    if (!options.limits.timeout_ms)
+        options.limits =
+            (sn_chain_limits){.timeout_ms = TIMEOUT_MS, .max_retries = 3, .prefill_depth = SN_PREFILL_DEPTH_MAX};
     return chain_fixture_try_open(r, options);
 }
 
@@ -130,7 +132,7 @@ Test(failover, no_node_gives_the_verdict_of_an_audit) {
     for (int i = 0; i < 2; i++) {
         testbed *w = new_testbed();
         chain_fixture r;
-        const sn_chain_options options = {.limits = {TIMEOUT_MS, 0, SN_PREFILL_DEPTH_MAX}};
+        const sn_chain_options options = {.limits = {.timeout_ms = TIMEOUT_MS, .prefill_depth = SN_PREFILL_DEPTH_MAX}};
         cluster_add(w->cluster, 0, 2);
         fake_node *faulty = fake_node_new(w, "byzantine:1", 2, 4, i ? FAKE_ERROR_REBUILD : FAKE_OPEN_REBUILD);
         sn_status status = open_with(&r, w, options, faulty);
@@ -299,8 +301,12 @@ Test(failover, nodes_that_die_in_a_replay_end_no_text) {
     testbed *w = testbed_of_halves(0);
     chain_fixture r;
     fake_node *dying[DYING];
-    cr_assert_eq(open_with(&r, w, (sn_chain_options){.limits = {TIMEOUT_MS, 1, SN_PREFILL_DEPTH_MAX}}, NULL), SN_OK,
-                 "%s", r.err.text);
+    cr_assert_eq(
+        open_with(&r, w,
+                  (sn_chain_options){
+                      .limits = {.timeout_ms = TIMEOUT_MS, .max_retries = 1, .prefill_depth = SN_PREFILL_DEPTH_MAX}},
+                  NULL),
+        SN_OK, "%s", r.err.text);
     chain_fixture_steps(&r, 0, 20, 20);
     for (int k = 0; k < DYING; k++) {
         char address[32];
@@ -386,7 +392,9 @@ Test(failover, an_opening_over_dead_nodes_only_ends_before_its_timeout) {
     chain_fixture_begin(&r, w);
     announce_dead(&r, "dead:1", 2, 4, id);
     int64_t began_us = sn_now_us();
-    sn_status status = chain_fixture_try_open(&r, (sn_chain_options){.limits = {LONG_MS, 3, SN_PREFILL_DEPTH_MAX}});
+    sn_status status = chain_fixture_try_open(
+        &r,
+        (sn_chain_options){.limits = {.timeout_ms = LONG_MS, .max_retries = 3, .prefill_depth = SN_PREFILL_DEPTH_MAX}});
     expect_error_soon(status, &r, began_us, "a dead node");
     cr_expect_lt(sn_now_us() - began_us, (int64_t)LONG_MS * 500, "half of the time");
     cr_expect(strstr(r.err.text, "dead:1"), "%s", r.err.text);
@@ -450,9 +458,12 @@ Test(failover, gives_up_after_the_configured_number_of_failures) {
             snprintf(address, sizeof address, "faulty%d:1", k);
             fakes[k] = fake_node_new(w, address, 2, 4, FAKE_NANS);
         }
-        cr_assert_eq(
-            open_with(&r, w, (sn_chain_options){.limits = {TIMEOUT_MS, retries[i], SN_PREFILL_DEPTH_MAX}}, fakes[0]),
-            SN_OK, "%s", r.err.text);
+        cr_assert_eq(open_with(&r, w,
+                               (sn_chain_options){.limits = {.timeout_ms = TIMEOUT_MS,
+                                                             .max_retries = retries[i],
+                                                             .prefill_depth = SN_PREFILL_DEPTH_MAX}},
+                               fakes[0]),
+                     SN_OK, "%s", r.err.text);
         for (int k = 1; k < FAKE_NODES; k++) fake_node_announce_to(fakes[k], r.link);
         cr_expect_neq(chain_fixture_try_steps(&r, 0, 10, 10), SN_OK);
         for (int k = 0; k < FAKE_NODES; k++) asked += fake_node_requests(fakes[k]) > 0;
@@ -472,9 +483,12 @@ Test(failover, gives_up_after_the_configured_number_of_failed_replays) {
         chain_fixture r;
         fake_node *fakes[FAKE_NODES];
         int asked = 0;
-        cr_assert_eq(
-            open_with(&r, w, (sn_chain_options){.limits = {TIMEOUT_MS, retries[i], SN_PREFILL_DEPTH_MAX}}, NULL), SN_OK,
-            "%s", r.err.text);
+        cr_assert_eq(open_with(&r, w,
+                               (sn_chain_options){.limits = {.timeout_ms = TIMEOUT_MS,
+                                                             .max_retries = retries[i],
+                                                             .prefill_depth = SN_PREFILL_DEPTH_MAX}},
+                               NULL),
+                     SN_OK, "%s", r.err.text);
         chain_fixture_steps(&r, 0, 20, 20);
         for (int k = 0; k < FAKE_NODES; k++) {
             char address[32];

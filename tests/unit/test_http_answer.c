@@ -178,7 +178,7 @@ Test(http_answer, a_choice_generates_no_more_when_the_answer_has_failed) {
     sn_openai_error failure = {0};
     size_t n;
     sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":40,\"ignore_eos\":true}");
-    cr_assert(sn_request_generation(answer.request, 0, &c.generation, &failure));
+    cr_assert(sn_request_generation(answer.request, 0, 7, &c.generation, &failure));
     cr_assert(sn_load_take(&server.load, &taken, SN_LOAD_SHARE_MAX), "no memory is left for what is not read");
     answer.out.len = SN_LOAD_SMALL + 1;
     (void)sn_answer_run_choice(&c, session, &error);
@@ -222,7 +222,7 @@ Test(http_answer, a_choice_that_has_ended_keeps_no_grammar) {
     sn_openai_error failure = {0};
     const sn_constraint_setup setup = {.n_prompt = 3};
     sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":2,\"logit_bias\":{\"3\":-100}}");
-    cr_assert(sn_request_generation(answer.request, 0, &c.generation, &failure));
+    cr_assert(sn_request_generation(answer.request, 0, 7, &c.generation, &failure));
     cr_assert(sn_constraint_new(answer.request, server.served, &setup, &c.constraint, &failure));
     cr_assert(c.constraint);
     API(sn_answer_run_choice(&c, session, &error));
@@ -253,7 +253,7 @@ Test(http_answer, a_choice_whose_mask_fails_ends_at_once) {
     size_t n;
     sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":40,\"ignore_eos\":true}");
     cr_assert(sn_request_parse(SN_REQUEST_CHAT, body, strlen(body), &limits, &formed, &failure), "%s", failure.message);
-    cr_assert(sn_request_generation(answer.request, 0, &c.generation, &failure));
+    cr_assert(sn_request_generation(answer.request, 0, 7, &c.generation, &failure));
     cr_assert(sn_constraint_new(formed, server.served, &setup, &c.constraint, &failure));
     (void)sn_answer_run_choice(&c, session, &error);
     cr_expect_eq(answer.error.status, 400);

@@ -45,8 +45,10 @@ static void add_step(fixture *b, int s, int position, int n) {
         .step.input = {
             .name = "rows", .data = b->rows + position * EMBD, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};
     REQUIRE(sn_shared_buffer_new((size_t)n * EMBD * sizeof(float), &job->output, &err));
-    for (int i = 0, page = position / PAGE + 1; (page + i) * PAGE <= position + n; i++)
-        job->step.page_hashes[i] = b->hash[(page + i) * PAGE];
+    job->step.n_pages = (position + n) / PAGE - position / PAGE;
+    if (job->step.n_pages) job->step.pages = calloc((size_t)job->step.n_pages, sizeof *job->step.pages);
+    for (int i = 0; i < job->step.n_pages; i++)
+        memcpy(&job->step.pages[i], &b->hash[(position / PAGE + i) * PAGE], sizeof *job->step.pages);
     b->job[s] = job;
     sn_scheduler_add(b->scheduler, job);
 }
@@ -205,6 +207,50 @@ Test(kv_admission, an_active_session_is_not_swapped_out_immediately) {
     }
     cr_expect_null(b.job[1]);
     cr_expect_eq(b.ended[1], SN_OK);
+    fixture_end(&b);
+}
+
+/* Four prompts of 7 pages in steps of one page, in a pool that holds two of them and no half of all four. */
+static int64_t run_four_prompts(int swap_pages) {
+    enum { PROMPTS = 4, PAGES = 7 };
+    fixture b;
+    fixture_begin(&b, 14, swap_pages, 0);
+    int64_t began = b.now;
+    for (int left = PROMPTS; left && b.now < began + 600 * SECOND;) {
+        left = 0;
+        for (int s = 0; s < PROMPTS; s++) {
+            if (b.job[s] || b.length[s] == PAGES * PAGE) {
+                left += b.job[s] != NULL;
+                continue;
+            }
+            cr_assert_eq(b.ended[s], SN_OK, "session %d, token %d", s, b.length[s]);
+            add_step(&b, s, b.length[s], PAGE);
+            left++;
+        }
+        run_round_after(&b, SECOND / 50);
+    }
+    for (int s = 0; s < PROMPTS; s++) cr_expect_eq(b.length[s], PAGES * PAGE);
+    int64_t took = b.now - began;
+    fixture_end(&b);
+    return took;
+}
+
+Test(kv_admission, sessions_that_fit_in_part_take_turns_where_pages_are_swapped_out) {
+    int64_t took = run_four_prompts(28);
+    cr_expect_lt(took, WAIT, "%lld ms", (long long)took / 1000); /* less than one step may wait */
+}
+
+Test(kv_admission, nothing_is_discarded_for_a_turn) {
+    fixture b;
+    fixture_begin(&b, 4, 1, 0); /* what is swapped out makes no room for the turn */
+    complete_step(&b, 0, 0, 64);
+    complete_step(&b, 1, 0, 64);
+    add_step(&b, 0, 64, 64);
+    add_step(&b, 1, 64, 64);
+    for (int i = 0; i < 40; i++) run_round_after(&b, SECOND / 10); /* four seconds */
+    cr_expect(b.job[0] && b.job[1], "a session lost its pages before half of the wait was over");
+    cr_assert(job_ends_within(&b, 0, WAIT) && job_ends_within(&b, 1, WAIT));
+    cr_expect_eq(b.ended[0], SN_OK);
     fixture_end(&b);
 }
 

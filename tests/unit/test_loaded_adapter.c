@@ -267,6 +267,26 @@ Test(loaded_adapter, names_all_weights_that_it_was_trained_for) {
     sn_base_weights_fini(&base);
 }
 
+Test(loaded_adapter, may_name_the_weights_of_some_blocks) {
+    sn_base_weights base, read;
+    sn_hash hashes[2];
+    copy_fixture();
+    for (int i = 0; i < 2; i++) REQUIRE(sn_model_block_hash(model, 1 + i, &hashes[i], &err));
+    REQUIRE(sn_base_weights_of_blocks(&base, &hp, 1, 3, hashes, &err));
+    REQUIRE(sn_base_weights_add_client(&base, model, &err));
+    REQUIRE(sn_base_weights_save(&base, folder, &err));
+    REQUIRE(sn_base_weights_load(folder, &read, &err));
+    REQUIRE(sn_base_weights_check_client(&read, model, &err));
+    cr_assert_eq(read.n_blocks, hp.n_blocks);
+    for (int b = 0; b <= hp.n_blocks; b++) {
+        const sn_hash *hash = sn_base_weights_block(&read, b);
+        cr_expect(b == 1 || b == 2 ? hash && !memcmp(hash, &hashes[b - 1], sizeof *hash) : !hash, "block %d", b);
+    }
+    cr_expect(!sn_base_weights_block(NULL, 0));
+    sn_base_weights_fini(&base);
+    sn_base_weights_fini(&read);
+}
+
 /* Changes one bit of a tensor in model.safetensors. */
 static void flip_bit_of(const char *in, const char *tensor) {
     char *path = temp_path(in, "model.safetensors");

@@ -64,6 +64,7 @@ static void draw_blobs(sn_blob **out, size_t *n, size_t max, uint64_t least, uin
         SN_FIELDS_##KIND(D_U64, D_KEY, D_SID, D_STR, D_LIST, D_BLOBS)                                                  \
     }
 DRAW(ROUTE_ENTRY, route_entry)
+DRAW(ATTACH_POINT, attach_point)
 DRAW(TRACE, trace)
 DRAW(TOKEN_TIMELINE, token_timeline)
 DRAW(SAMPLE, sample)
@@ -94,6 +95,7 @@ SN_MESSAGES(X)
         SN_FIELDS_##KIND(E_U64, E_KEY, E_SID, E_STR, E_LIST, E_BLOBS)                                                  \
     }
 SAME(ROUTE_ENTRY, route_entry)
+SAME(ATTACH_POINT, attach_point)
 SAME(TRACE, trace)
 SAME(TOKEN_TIMELINE, token_timeline)
 SAME(SAMPLE, sample)
@@ -624,6 +626,7 @@ static void check_blobs(const sn_msg *msg, const char *field, uint64_t least, ui
             SN_FIELDS_##KIND(C_U64, L_NONE, L_NONE, L_NONE, C_LIST, C_BLOBS)                                           \
     }
 RANGE(ROUTE_ENTRY, route_entry)
+RANGE(ATTACH_POINT, attach_point)
 RANGE(TRACE, trace)
 RANGE(TOKEN_TIMELINE, token_timeline)
 RANGE(SAMPLE, sample)

@@ -3,12 +3,16 @@
  * and without one the node serves no client. */
 #include "base/clock.h"
 #include "blocks/span.h"
+#include "node/engine/engine.h"
+#include "node/engine/scheduler.h"
 #include "tests/support/node_client.h"
 #include "tests/support/require.h"
 #include "tests/support/virtual_clock.h"
 
 #include <criterion/criterion.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 /* 4 blocks, of which the first has no experts; 8 experts, 3 for each token. */
 static const cluster_options OPTIONS = {.model = SN_FIXTURES "/golden/deepseek_v3", .kv_memory = 64};
@@ -144,6 +148,7 @@ Test(node_experts, without_a_holder_a_step_is_to_be_taken_elsewhere_and_clients_
 
 /* -- what a request takes: the linker replaces the span's function by one that takes longer by the clock */
 
+static void meet_step(void);
 static int pair_us, n_calls, most_pairs; /* most_pairs: of a call but the first */
 
 sn_status __real_sn_span_run_experts(sn_span *span, const sn_expert_request *request, float *out, sn_err *why);
@@ -151,13 +156,14 @@ sn_status __wrap_sn_span_run_experts(sn_span *span, const sn_expert_request *req
 sn_status __wrap_sn_span_run_experts(sn_span *span, const sn_expert_request *request, float *out, sn_err *why) {
     int pairs = 0;
     for (int i = 0; i < request->n * request->k; i++) pairs += request->ids[i] >= 0;
+    meet_step();
     if (pair_us) virtual_clock_advance((int64_t)pairs * pair_us);
     if (n_calls++ && pairs > most_pairs) most_pairs = pairs;
     return __real_sn_span_run_experts(span, request, out, why);
 }
 
-/* The reply to a request of so many rows, each of them for experts 0, 3 and 7 of block 1. */
-static sn_msg *ask_for_experts(const testbed *w, node_client *t, int rows) {
+/* A request of so many rows, each of them for experts 0, 3 and 7 of block 1. */
+static sn_msg *expert_request(const testbed *w, int rows) {
     enum { EACH = 3 };
     static const uint64_t experts[EACH] = {0, 3, 7};
     sn_msg *msg = NULL;
@@ -173,7 +179,11 @@ static sn_msg *ask_for_experts(const testbed *w, node_client *t, int rows) {
     msg->experts.protocol = SN_PROTOCOL_VERSION;
     msg->experts.block = 1;
     memcpy(msg->experts.block_hash, w->block_hash[1].bytes, SN_HASH_SIZE);
-    sn_msg *answer = node_client_request(t, &msg);
+    return msg;
+}
+
+static sn_msg *ask_for_experts(const testbed *w, node_client *t, int rows) {
+    sn_msg *msg = expert_request(w, rows), *answer = node_client_request(t, &msg);
     cr_assert_eq(answer->kind, SN_MSG_EXPERTS_REPLY);
     return answer;
 }
@@ -195,6 +205,76 @@ Test(node_experts, a_long_request_is_computed_in_parts_that_delay_no_step_for_lo
     }
     cr_expect(most_pairs > 0 && most_pairs <= 2 * DELAY_US / PAIR_US, "%d pairs at once", most_pairs);
     sn_msg_free(&whole);
+    node_client_free(&t);
+    testbed_free(&w);
+}
+
+/* -- a step that comes while a part is computed: the linker replaces the engine's calls by ones that watch their order
+ */
+
+static atomic_bool step_comes, step_came, was_met; /* was_met: it came in the middle of a part */
+static atomic_int parts_before, most_parts_before; /* that were begun before its pass, since it came */
+
+/* In the device thread, at the beginning of a part. */
+static void meet_step(void) {
+    if (step_came) parts_before++;
+    if (!step_comes || step_came) return;
+    while (!step_came) usleep(100); /* no time of the virtual clock */
+    was_met = true;
+}
+
+bool __real_sn_engine_submit(sn_engine *e, sn_job *job);
+bool __wrap_sn_engine_submit(sn_engine *e, sn_job *job);
+bool __wrap_sn_engine_submit(sn_engine *e, sn_job *job) {
+    const bool step = step_comes && job->kind == SN_JOB_STEP, submitted = __real_sn_engine_submit(e, job);
+    if (step) step_came = true;
+    return submitted;
+}
+
+sn_job *__real_sn_scheduler_run(sn_scheduler *scheduler, int64_t now_us);
+sn_job *__wrap_sn_scheduler_run(sn_scheduler *scheduler, int64_t now_us);
+sn_job *__wrap_sn_scheduler_run(sn_scheduler *scheduler, int64_t now_us) {
+    sn_job *done = __real_sn_scheduler_run(scheduler, now_us);
+    for (const sn_job *job = done; job && step_came; job = job->next) {
+        if (job->kind != SN_JOB_STEP) continue;
+        if (was_met && parts_before > most_parts_before) most_parts_before = parts_before;
+        step_comes = step_came = false;
+    }
+    return done;
+}
+
+Test(node_experts, a_client_that_decodes_waits_for_no_part_but_the_one_in_which_its_step_comes) {
+    enum { ROWS = 80, PAIR_US = 1000, STEPS = 24, AT_ONCE = 3 };
+    testbed *w = testbed_new(&OPTIONS);
+    cluster_add(w->cluster, 0, 0);
+    node_client *t = node_client_new(w, 0), *stranger = node_client_new(w, 0);
+    node_session p;
+    int waiting = 0, met = 0;
+    open_when_complete(&p, w, t);
+    pair_us = PAIR_US;
+    for (int i = 0; i < 10; i++) { /* until the node knows how long a pair takes */
+        sn_msg *reply = ask_for_experts(w, stranger, ROWS);
+        sn_msg_free(&reply);
+    }
+    for (int at = 0; at < STEPS; at++) {
+        for (; waiting < AT_ONCE; waiting++) {
+            sn_msg *request = expert_request(w, ROWS);
+            node_client_send(stranger, &request);
+        }
+        parts_before = 0;
+        was_met = false;
+        step_comes = true;
+        cr_expect(node_session_step_ok(&p, at, 1));
+        met += was_met;
+        sn_msg *reply = node_client_receive(stranger, 0, TESTBED_WAIT_MS);
+        cr_assert(reply && reply->kind == SN_MSG_EXPERTS_REPLY);
+        sn_msg_free(&reply);
+        waiting--;
+    }
+    cr_expect_gt(met, 0, "no step came in the middle of a part");
+    cr_expect_eq(most_parts_before, 0, "a step waited for %d further parts", most_parts_before);
+    node_session_close(&p);
+    node_client_free(&stranger);
     node_client_free(&t);
     testbed_free(&w);
 }

@@ -157,8 +157,11 @@ static void add_step(fixture *b, int s, int position, int n) {
         .step.input = {
             .name = "rows", .data = b->rows + position * EMBD, .dtype = SN_F32, .rank = 2, .shape = {n, EMBD}}};
     REQUIRE(sn_shared_buffer_new((size_t)n * EMBD * sizeof(float), &job->output, &err));
-    for (int i = 0, page = position / SN_KV_PAGE_TOKENS + 1; (page + i) * SN_KV_PAGE_TOKENS <= position + n; i++)
-        job->step.page_hashes[i] = b->hash[(page + i) * SN_KV_PAGE_TOKENS];
+    const int first = position / SN_KV_PAGE_TOKENS;
+    job->step.n_pages = (position + n) / SN_KV_PAGE_TOKENS - first;
+    if (job->step.n_pages) job->step.pages = calloc((size_t)job->step.n_pages, sizeof *job->step.pages);
+    for (int i = 0; i < job->step.n_pages; i++)
+        memcpy(&job->step.pages[i], &b->hash[(first + i) * SN_KV_PAGE_TOKENS], sizeof *job->step.pages);
     sn_scheduler_add(b->scheduler, job);
 }
 

@@ -306,7 +306,7 @@ Test(node_protocol, pipelined_steps_are_bounded_in_number_and_tokens) {
 static void open_with_rows(protocol_fixture *b, node_session *p, int rows) {
     sn_span_info span = sn_span_describe(b->span);
     span.rows_max = rows;
-    sn_protocol_serve(b->protocol, &span, sn_kv_pool_bytes(b->pool), T0, b->unix_ms);
+    sn_protocol_serve(b->protocol, &span, sn_kv_room_of(b->pool), T0, b->unix_ms);
     protocol_fixture_open(b, p, T0);
     sn_msg *answer = protocol_fixture_request(b, node_session_open_message(p), T0);
     cr_assert(answer && answer->kind == SN_MSG_OPEN_REPLY);

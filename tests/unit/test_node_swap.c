@@ -1,5 +1,6 @@
 /* A node that swaps idle sessions to disk: the client does not notice, unless the disk returns other data. */
 #include "base/clock.h"
+#include "node/serving.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"
 #include "tests/support/node_client.h"
@@ -61,4 +62,14 @@ Test(node_swap, two_clients_alternate_in_a_cache_that_holds_one) {
     node_client_await_kv_bytes(t, 0);
     node_client_free(&t), node_client_free(&u);
     testbed_free(&w);
+}
+
+Test(node_swap, by_default_idle_sessions_get_a_share_of_what_the_blocks_leave) {
+    const size_t mib = 1 << 20;
+    cr_expect_eq(sn_serving_swap_default(512 * mib, false, true, 16384 * mib), 2048 * mib);
+    cr_expect_eq(sn_serving_swap_default(512 * mib, false, true, 4608 * mib), 1024 * mib);
+    cr_expect_eq(sn_serving_swap_default(512 * mib, false, false, 4096 * mib), 1024 * mib);
+    cr_expect_eq(sn_serving_swap_default(512 * mib, false, true, 100 * mib), 0);
+    cr_expect_eq(sn_serving_swap_default(512 * mib, true, true, 100 * mib), 2048 * mib);
+    cr_expect_eq(sn_serving_swap_default(SIZE_MAX / 2, true, true, 0), SIZE_MAX);
 }

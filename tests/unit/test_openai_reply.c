@@ -525,3 +525,32 @@ Test(openai_reply, tokens_with_their_pieces_are_written_without_values_of_each) 
     swarm_free(some);
     sn_request_free(&r);
 }
+
+Test(openai_reply, a_stream_that_asks_for_it_tells_how_far_the_prompt_is) {
+    static const struct {
+        sn_request_kind kind;
+        const char *body;
+        int told;
+    } cases[] = {
+        {SN_REQUEST_CHAT,
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"stream\":true,\"return_progress\":true}", 2},
+        {SN_REQUEST_COMPLETION, "{\"prompt\":\"a\",\"stream\":true,\"return_progress\":true}", 2},
+        {SN_REQUEST_COMPLETION, "{\"prompt\":\"a\",\"stream\":true}", 0},
+        {SN_REQUEST_COMPLETION, "{\"prompt\":\"a\",\"return_progress\":true}", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        exchange e = begin(cases[i].kind, cases[i].body);
+        OK(sn_reply_add_progress(e.reply, 0, &(sn_reply_progress){4, 2, 10}, &error));
+        OK(sn_reply_add_progress(e.reply, 0, &(sn_reply_progress){7, 2, 20}, &error));
+        OK(sn_reply_add_token(e.reply, 0, &(sn_reply_token){.id = 40}, &error));
+        OK(sn_reply_add_progress(e.reply, 0, &(sn_reply_progress){7, 2, 30}, &error)); /* an answer has begun */
+        OK(sn_reply_end(e.reply, 0, "length", &error));
+        OK(sn_reply_finish(e.reply, NULL, &error));
+        const char *text = text_of(&e), *first, *second;
+        first = strstr(text, "\"prompt_progress\":{\"total\":7,\"cache\":2,\"processed\":4,\"time_ms\":10}");
+        second = strstr(text, "\"prompt_progress\":{\"total\":7,\"cache\":2,\"processed\":7,\"time_ms\":20}");
+        cr_expect_eq((first != NULL) + (second && second > first), cases[i].told, "%zu: %s", i, text);
+        cr_expect_null(strstr(text, "\"time_ms\":30"));
+        end(&e);
+    }
+}

@@ -50,7 +50,7 @@ Test(openai_request, every_setting_of_the_sampling_is_taken) {
     swarm_options *options = NULL;
     sn_openai_error error;
     for (size_t choice = 0; choice < 2; choice++) {
-        cr_expect(sn_request_generation(r, choice, &options, &error), "%s", error.message);
+        cr_expect(sn_request_generation(r, choice, 7, &options, &error), "%s", error.message);
         swarm_options_free(options);
     }
     sn_request_free(&r);

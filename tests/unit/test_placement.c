@@ -103,7 +103,7 @@ Test(placement, moves_never_uncover_a_block_and_converge, .timeout = 60) {
     for (int i = 1; i < 10; i++) {
         const sn_span_info facts = {
             .hp = &c->hp, .first = i < 8 ? 0 : 4, .end = i < 8 ? 4 : 8, .block_hash = c->block_hash};
-        sn_protocol_serve(c->nodes[i].protocol, &facts, 1 << 20, c->now_us, c->unix_ms);
+        sn_protocol_serve(c->nodes[i].protocol, &facts, (sn_kv_room){.bytes_max = 1 << 20}, c->now_us, c->unix_ms);
     }
     most_uncovered = 0;
     c->on_step = record_uncovered;
@@ -130,7 +130,7 @@ Test(placement, two_nodes_never_leave_the_same_blocks_at_once, .timeout = 60) {
     protocol_swarm_run(c, 25);
     const sn_span_info facts = {.hp = &c->hp, .first = 0, .end = 4, .block_hash = c->block_hash};
     for (int i = 0; i < 2; i++) {
-        sn_protocol_serve(c->nodes[i].protocol, &facts, 1 << 20, c->now_us, c->unix_ms);
+        sn_protocol_serve(c->nodes[i].protocol, &facts, (sn_kv_room){.bytes_max = 1 << 20}, c->now_us, c->unix_ms);
         c->nodes[i].protocol->placement.look_us = INT64_MAX; /* as in a swarm of which they do not know all */
     }
     protocol_swarm_run(c, 10);

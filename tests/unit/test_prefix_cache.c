@@ -95,13 +95,13 @@ static void session_extend(session *l, int n, const uint8_t *tokens) {
 
 /* Attaches pages of known tokens and writes the others, as a step does. SN_RETRY leaves the session unchanged. */
 static sn_status session_step(fixture *s, session *l, int n, const uint8_t *tokens) {
-    sn_hash ends[LENGTH_MAX / PAGE + 1];
+    sn_page_timeline named[LENGTH_MAX / PAGE + 1];
     float output[LENGTH_MAX * WIDTH], expected[WIDTH], k[LENGTH_MAX * ROW], v[LENGTH_MAX * ROW];
     sn_err why;
     session_extend(l, n, tokens);
     int first = l->length / PAGE, pages = (l->length + n) / PAGE - first, done = 0;
-    for (int i = 0; i < pages; i++) ends[i] = l->hash[(first + i + 1) * PAGE];
-    if (l->length % PAGE == 0) done = PAGE * sn_prefix_cache_attach(l->kv, &l->scope, ends, pages, output);
+    for (int i = 0; i < pages; i++) memcpy(&named[i], &l->hash[(first + i) * PAGE], sizeof *named);
+    if (l->length % PAGE == 0) done = PAGE * sn_prefix_cache_attach(l->kv, &l->scope, named, pages, output);
     for (int i = 0; i < done; i++) {
         output_row(&l->hash[l->length + i + 1], expected);
         cr_assert(!memcmp(output + i * WIDTH, expected, sizeof expected), "outputs of row %d", i);
@@ -122,7 +122,7 @@ static sn_status session_step(fixture *s, session *l, int n, const uint8_t *toke
     }
     sn_kv_cache_append(l->kv, left);
     for (int i = 0; i < left; i++) output_row(&l->hash[at + i + 1], output + i * WIDTH);
-    sn_prefix_cache_insert(l->kv, &l->scope, ends + done / PAGE, left, output);
+    sn_prefix_cache_insert(l->kv, &l->scope, named + done / PAGE, left, output);
     l->length += n;
     l->attached += done;
     return SN_OK;
@@ -291,6 +291,75 @@ Test(prefix_cache, cached_pages_are_evicted_from_the_end) {
     fixture_end(&s);
 }
 
+/* Takes the pages up to the first of these positions of the source that is known. */
+static int session_attach(session *l, const session *source, const int *positions, size_t n) {
+    sn_prefix_cache_point points[8];
+    sn_hash *timeline;
+    for (size_t i = 0; i < n; i++) points[i] = (sn_prefix_cache_point){positions[i], source->hash[positions[i]]};
+    const int at = sn_prefix_cache_attach_known(l->kv, &l->scope, &l->hash[0], points, n, &timeline);
+    if (!at) return 0;
+    cr_expect(!memcmp(timeline, source->hash, (size_t)(at + 1) * sizeof *timeline));
+    memcpy(l->hash, timeline, (size_t)(at + 1) * sizeof *timeline);
+    free(timeline);
+    l->length = at;
+    return at;
+}
+
+Test(prefix_cache, a_known_hash_gives_all_pages_before_it_without_outputs) {
+    fixture s = fixture_begin(12, 1); /* outputs of one page are kept */
+    session *a = session_new(&s, 1), *b = session_new(&s, 1);
+    REQUIRE(session_step(&s, a, 100, plain));
+    const session known = *a;
+    session_free(&a);
+    cr_expect_eq(session_attach(b, &known, (int[]){96, 64}, 2), 96);
+    expect_session(b);
+    REQUIRE(session_step(&s, b, 40, plain)); /* goes on behind it */
+    expect_session(b);
+    session *c = session_new(&s, 1);
+    cr_expect_eq(session_attach(c, b, (int[]){128}, 1), 128, "pages behind attached ones are found by their hash, too");
+    expect_session(c);
+    session_free(&b);
+    session_free(&c);
+    fixture_end(&s);
+}
+
+Test(prefix_cache, a_known_hash_is_looked_for_from_the_latest_position_to_the_earliest) {
+    fixture s = fixture_begin(6, 6);
+    session *a = session_new(&s, 1), *b = session_new(&s, 1), *c = session_new(&s, 1);
+    REQUIRE(session_step(&s, a, 4 * PAGE, plain));
+    const session known = *a;
+    session_free(&a);
+    REQUIRE(session_step(&s, b, 4 * PAGE, other)); /* evicts the last two pages of a */
+    session_free(&b);
+    cr_expect_eq(session_attach(c, &known, (int[]){4 * PAGE, 3 * PAGE}, 2), 0);
+    cr_expect_eq(session_attach(c, &known, (int[]){4 * PAGE, 3 * PAGE, 2 * PAGE, PAGE}, 4), 2 * PAGE);
+    expect_session(c);
+    session_free(&c);
+    fixture_end(&s);
+}
+
+Test(prefix_cache, a_hash_that_is_not_known_leaves_the_session_as_it_is) {
+    fixture s = fixture_begin(16, 16);
+    session *a = session_new(&s, 1), *b = session_new(&s, 2), *c = session_new(&s, 1);
+    REQUIRE(session_step(&s, a, 64, plain));
+    REQUIRE(session_step(&s, b, 40, other));
+    REQUIRE(session_step(&s, c, 40, other));
+    const session mine = *b, yours = *c;
+    cr_expect_eq(session_attach(b, a, (int[]){64, 32}, 2), 0, "pages of another scope");
+    c->hash[0].bytes[0] = 1; /* blocks, weights or an adapter that the pages were not computed with */
+    cr_expect_eq(session_attach(c, a, (int[]){64, 32}, 2), 0, "pages of another beginning");
+    c->hash[0] = yours.hash[0];
+    cr_expect(!memcmp(mine.hash, b->hash, sizeof mine.hash));
+    expect_session(b);
+    expect_session(c);
+    cr_expect_eq(session_attach(c, a, (int[]){64, 32}, 2), 64); /* in place of what it held */
+    expect_session(c);
+    session_free(&a);
+    session_free(&b);
+    session_free(&c);
+    fixture_end(&s);
+}
+
 Test(prefix_cache, outputs_stay_within_their_budget) {
     fixture s = fixture_begin(16, 3);
     session *a = session_new(&s, 1), *b = session_new(&s, 1);
@@ -300,7 +369,7 @@ Test(prefix_cache, outputs_stay_within_their_budget) {
     expect_session(b);
     session_free(&a);
     session_free(&b);
-    cr_expect_leq(sn_prefix_cache_pages_evictable(s.pool), 3);
+    cr_expect_eq(sn_prefix_cache_pages_evictable(s.pool), 5, "pages stay also without their outputs");
     fixture_end(&s);
 }
 

@@ -494,6 +494,43 @@ Test(reach, who_was_not_reached_tries_again_and_who_was_is_looked_after) {
     close(listens);
 }
 
+/* Another machine of the same home dials the address that it sees, not the port of the router. */
+Test(reach, a_port_that_the_router_opened_counts_when_it_was_dialled_from_outside) {
+    join();
+    round_of("203.0.113.5:31330", false, T0);
+    router_address = "203.0.113.5:40000";
+    round_of("192.168.1.2:40000", true, T0 + 6 * SECOND);
+    cr_expect_neq(own()->reach, SN_REACH_MAPPED);
+    cr_expect_str_neq(own()->address, "192.168.1.2:40000");
+    forget_sent();
+    round_of("203.0.113.5:40000", true, T0 + 20 * SECOND);
+    cr_expect_str_eq(own()->address, "203.0.113.5:40000");
+    cr_expect_eq(own()->reach, SN_REACH_MAPPED);
+    close(listens);
+}
+
+Test(reach, who_was_put_off_by_one_and_reached_from_within_a_home_asks_again_soon) {
+    const uint8_t key[SN_KEY_SIZE] = {7};
+    sn_peer to = 0;
+    join();
+    sn_membership_join(membership, "192.168.1.9:31330", key);
+    sn_event answers = event_of(SN_MSG_PEERS_REPLY, last_peer, 7, 0);
+    sn_membership_handle(membership, &answers, T0, UNIX_MS);
+    sn_msg_free(&answers.msg);
+    forget_sent();
+    sn_reach_tick(reach, T0, UNIX_MS);
+    cr_assert(n_sent == 2 && find_sent(SN_MSG_DIAL_BACK, &to) && to == last_peer);
+    sn_event refuses = event_of(SN_MSG_ERROR, joined, 9, 0);
+    refuses.msg->correlation_id = sent[0]->correlation_id;
+    cr_assert(sn_reach_on_error(reach, &refuses, T0));
+    sn_msg_free(&refuses.msg);
+    round_answered_by(last_peer, "192.168.1.2:31330", true, T0);
+    cr_expect_str_eq(own()->address, "192.168.1.2:31330");
+    forget_sent();
+    cr_expect(asks_at(T0 + 12 * SECOND));
+    close(listens);
+}
+
 /* Whether a connection comes to the relay's portal. */
 static bool is_called(int wait_ms) {
     struct pollfd fd = {.fd = listens, .events = POLLIN};

@@ -3,6 +3,7 @@
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,7 +22,7 @@ typedef struct fixture {
 
 /* The served blocks are announced; a test may change the announcement before it is signed. */
 typedef struct node_spec {
-    int first, end, sessions, queue, n_blocks, kv_free, decode_us;
+    int first, end, sessions, queue, n_blocks, kv_free, decode_us, tokens_max;
     bool q8; /* accepts Q8 */
     bool relayed;
     int neighbour, neighbour_rtt_us; /* a round trip to the node of this number - 1 */
@@ -68,6 +69,7 @@ static int add_node(fixture *m, node_spec s) {
     a->queued_steps = (uint64_t)s.queue;
     a->kv_bytes_free = (uint64_t)s.kv_free;
     a->decode_us = (uint64_t)s.decode_us;
+    a->kv_tokens_max = (uint64_t)s.tokens_max;
     if (s.neighbour)
         a->round_trip[0] =
             (struct sn_round_trip){sn_node_tag(m->nodes[s.neighbour - 1].id), (uint64_t)s.neighbour_rtt_us};
@@ -120,6 +122,36 @@ Test(route, takes_the_fewest_nodes) {
     add_node(m, (node_spec){0, 10, .queue = 1, .state = SN_NODE_ONLINE});
     cr_expect_str_eq(route_text(m, 0, 10), "0:10@4"); /* waiting for a step is still faster than one more hop */
     cr_expect_str_eq(route_text(m, 2, 5), "2:5@3");
+    fixture_free(&m);
+}
+
+static int longest_of(fixture *m, int first, int end) {
+    sn_candidates candidates;
+    REQUIRE(sn_candidates_make(&m->query, &candidates, &err));
+    const int longest = sn_candidates_tokens_max(&candidates, first, end);
+    sn_candidates_fini(&candidates);
+    return longest;
+}
+
+Test(route, goes_where_the_timeline_fits) {
+    fixture *m = fixture_new();
+    add_node(m, (node_spec){0, 6, .state = SN_NODE_ONLINE, .tokens_max = 100});
+    add_node(m, (node_spec){6, 10, .state = SN_NODE_ONLINE, .tokens_max = 1000});
+    m->query.tokens = 100;
+    cr_expect_str_eq(route_text(m, 0, 10), "0:6@0 6:10@1");
+    m->query.tokens = 101;
+    cr_expect_eq(longest_of(m, 0, 10), 100);
+    cr_expect(strstr(route_text(m, 0, 10), "1 too little KV memory"), "%s", m->err.text);
+    add_node(m, (node_spec){0, 6, .queue = 9, .state = SN_NODE_ONLINE, .tokens_max = 500});
+    cr_expect_str_eq(route_text(m, 0, 10), "0:6@2 6:10@1");
+    cr_expect_eq(longest_of(m, 0, 10), 500);
+    add_node(m, (node_spec){0, 6, .state = SN_NODE_DRAINING, .tokens_max = 800}); /* another time it may serve */
+    cr_expect_eq(longest_of(m, 0, 10), 800);
+    add_node(m, (node_spec){0, 6, .state = SN_NODE_ONLINE, .tokens_max = 900, .other = 12}); /* never */
+    cr_expect_eq(longest_of(m, 0, 10), 800 + 100 * (m->query.block_hash == NULL));
+    add_online_node(m, 0, 6); /* does not say */
+    cr_expect_eq(longest_of(m, 0, 6), INT_MAX);
+    cr_expect_eq(longest_of(m, 0, 10), 1000);
     fixture_free(&m);
 }
 

@@ -244,7 +244,11 @@ static const struct {
     {"decoder", SEQUENCE(REPLACE ", {\"type\": \"ByteFallback\"}, " STRIP("1")), "'Strip'"},
     {"decoder", SEQUENCE(REPLACE ", {\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"}, " STRIP("2")), "'Strip'"},
     {"decoder", SEQUENCE(REPLACE ", {\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"}, {\"type\": \"CTC\"}"), "'CTC'"},
-    {"decoder", METASPACE(""), "'Metaspace'"},
+    {"decoder", METASPACE(""), "byte tokens bytes"},
+    {"decoder", SEQUENCE(REPLACE ", " METASPACE("")), "'Metaspace'"},
+    {"decoder", SEQUENCE("{\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"}, " METASPACE("")), "'Metaspace'"},
+    {"decoder", SEQUENCE("{\"type\": \"ByteFallback\"}, " METASPACE("") ", {\"type\": \"Fuse\"}, " STRIP("1")),
+     "'Strip'"},
 };
 
 Test(sentencepiece, refuses_every_kind_of_wrong_tokenizer_json) {
@@ -368,4 +372,77 @@ Test(sentencepiece, encodes_long_runs_without_spaces) {
     cr_assert_lt(now_s() - start, 60.0);
     free(text);
     for (size_t k = 0; k < 2; k++) sn_tokenizer_close(&all[k]);
+}
+
+/* -- the model Unigram of tokenizer.json */
+
+/* The file of a variant: the fixture's with this variant's parts in it. */
+static json_t *unigram_json(const json_t *fixture, const json_t *variant) {
+    json_t *root = json_deep_copy(json_object_get(fixture, "root")), *model = json_object_get(root, "model");
+    json_t *parts = json_deep_copy(json_object_get(variant, "parts"));
+    json_object_update(model, json_object_get(parts, "model"));
+    json_object_del(parts, "model");
+    json_object_update(root, parts);
+    json_decref(parts);
+    return root;
+}
+
+Test(unigram, of_tokenizer_json_gives_the_ids_and_texts_of_the_reference) {
+    json_t *fixture = load_json("tokenizer", "unigram.json"), *variant, *item;
+    size_t i, k;
+    cr_assert_geq(json_array_size(json_object_get(fixture, "variants")), 4u);
+    json_array_foreach(json_object_get(fixture, "variants"), i, variant) {
+        const char *name = json_string_value(json_object_get(variant, "name"));
+        sn_tokenizer *t = open_json(unigram_json(fixture, variant));
+        expect_encodings(t, json_object_get(variant, "expected"), true, name);
+        json_array_foreach(json_object_get(variant, "expected"), k, item) {
+            const json_t *text = json_object_get(item, "text"), *shown = json_object_get(item, "shown");
+            sn_token_ids ids = encode(t, json_string_value(text), json_string_length(text), true, true);
+            /* Metaspace takes several signs U+2581 of the first token away, and this program one. */
+            if (strncmp(json_string_value(text), "  ", 2) != 0) expect_decoded(t, &ids, shown, name);
+            sn_token_ids_fini(&ids);
+        }
+        sn_tokenizer_close(&t);
+    }
+    json_decref(fixture);
+}
+
+Test(unigram, texts_of_users_make_no_special_tokens) {
+    json_t *fixture = load_json("tokenizer", "unigram.json");
+    static const char text[] = "a </s><s> b";
+    sn_tokenizer *t = open_json(unigram_json(fixture, json_array_get(json_object_get(fixture, "variants"), 1)));
+    sn_token_ids ids = encode(t, text, strlen(text), false, false);
+    for (size_t i = 0; i < ids.n; i++) cr_expect_gt(ids.ids[i], 2);
+    sn_token_ids_fini(&ids);
+    sn_tokenizer_close(&t);
+    json_decref(fixture);
+}
+
+Test(unigram, refuses_models_that_are_not_whole) {
+    static const struct {
+        const char *path, *value, *says;
+    } bad[] = {{"model.unk_id", "null", "unk_id"},
+               {"model.unk_id", "100000", "unk_id"},
+               {"model.unk_id", "-1", "unk_id"},
+               {"model.vocab", "[]", "0 pieces"},
+               {"model.vocab", "{}", "0 pieces"},
+               {"model.vocab", "[[\"a\", 1, 2]]", "a text with a score"},
+               {"model.vocab", "[[\"a\", \"b\"]]", "a text with a score"},
+               {"model.vocab", "[[\"a\", 0], [\"a\", 0]]", "twice"},
+               {"model.byte_fallback", "true", "byte"},
+               {"pre_tokenizer", "{\"type\": \"ByteLevel\", \"add_prefix_space\": false}", "over characters"},
+               {"decoder", "{\"type\": \"ByteLevel\"}", "over characters"},
+               {"normalizer", "{\"type\": \"Precompiled\", \"precompiled_charsmap\": \"\"}", "tokenizer.model"}};
+    json_t *fixture = load_json("tokenizer", "unigram.json");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        json_t *root = unigram_json(fixture, json_array_get(json_object_get(fixture, "variants"), 0));
+        sn_tokenizer *t = NULL;
+        sn_err err = {0};
+        change_json(root, bad[i].path, bad[i].value);
+        cr_expect_eq(tokenizer_from_json(root, NULL, NULL, NULL, &t, &err), SN_REFUSED, "%s %s", bad[i].path,
+                     bad[i].value);
+        cr_expect(strstr(err.text, bad[i].says), "%s", err.text);
+        json_decref(root);
+    }
+    json_decref(fixture);
 }

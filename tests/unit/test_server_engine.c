@@ -258,6 +258,60 @@ Test(server_engine, idle_sessions_make_room_for_a_job) {
     cr_expect(again.had >= PROMPT, "the conversation that was used last is gone");
 }
 
+/* Nodes with 10 pages each: two conversations of 4 pages fit, and the server does not know. */
+static void begin_over_full_nodes(void) {
+    tear_down();
+    const size_t page = 2 * 2 * 32 * sizeof(float) * 32; /* 2 blocks */
+    api = api_swarm_begin((cluster_options){.kv_memory = 10 * page}, NULL);
+    begin(4, 4);
+}
+
+static bool repeats(void *ctx) { return !atomic_load(&((work *)ctx)->events); }
+
+Test(server_engine, an_idle_session_ends_when_a_node_says_that_it_has_no_room) {
+    work a, b, c, again;
+    begin_over_full_nodes();
+    make(&a, 1, LONG_PROMPT, "2");
+    make(&b, 2, LONG_PROMPT, "2");
+    make(&c, 3, LONG_PROMPT, "2");
+    make(&again, 2, LONG_PROMPT + 4, "2");
+    c.job.may_repeat = again.job.may_repeat = repeats;
+    run_whole(&a);
+    run_whole(&b);
+    run_whole(&c);
+    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 2, "the one that was used longest ago made room");
+    run_whole(&again);
+    cr_expect_geq(again.had, LONG_PROMPT, "the conversation that was used last is gone");
+}
+
+Test(server_engine, a_job_that_has_told_something_does_not_run_again_but_makes_room_for_the_next) {
+    work a, b, c;
+    begin_over_full_nodes();
+    make(&a, 1, LONG_PROMPT, "2");
+    make(&b, 2, LONG_PROMPT, "2");
+    make(&c, 3, LONG_PROMPT, "2");
+    run_whole(&a);
+    run_whole(&b);
+    cr_assert_eq(submit(&c), SN_OK); /* may_repeat is NULL */
+    finish(&c, SWARM_RETRY);
+    make(&c, 3, LONG_PROMPT, "2");
+    run_whole(&c);
+}
+
+Test(server_engine, idle_sessions_stay_when_a_job_fails_for_another_reason) {
+    work a, b;
+    begin(4, 4);
+    make(&a, 1, PROMPT, "2");
+    make(&b, 2, PROMPT, "2");
+    b.job.may_repeat = repeats;
+    run_whole(&a);
+    cluster_cut_off(api.nodes, 1);
+    cr_assert_eq(submit(&b), SN_OK);
+    finish(&b, SWARM_RETRY);
+    sn_sleep_us(3 * SECOND_US);
+    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 1, "the idle session was closed");
+}
+
 Test(server_engine, the_queue_takes_all_jobs_of_a_request_or_none) {
     work running, waits[3];
     sn_err err;

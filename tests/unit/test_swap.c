@@ -176,6 +176,34 @@ Test(swap, others_cannot_open_the_file) {
     fixture_end(&s);
 }
 
+/* Whether the file holds these bytes at all. */
+static bool file_has(int fd, const void *bytes, size_t n) {
+    uint8_t data[1 << 16];
+    ssize_t got = pread(fd, data, sizeof data, 0);
+    return got > 0 && memmem(data, (size_t)got, bytes, n);
+}
+
+Test(swap, the_file_tells_nothing_of_a_session) {
+    fixture s = fixture_begin(6, "/tmp", 6);
+    sn_kv_cache *a = kv_new(&s);
+    size_t pages = 8;
+    append_rows(&s, a, 1, 100);
+    float row[ROW];
+    for (int i = 0; i < ROW; i++) row[i] = kv_value(1, 0, 99, i);
+    REQUIRE(sn_swap_out(a, &pages, &err));
+    int fd = unnamed_file();
+    struct stat info;
+    cr_assert(!fstat(fd, &info) && info.st_size >= (off_t)(4 * s.page - s.page));
+    cr_expect(!file_has(fd, &row[1], 2 * sizeof *row), "keys lie in the file as they are");
+    uint8_t zeros[64] = {0};
+    cr_expect(!file_has(fd, zeros, sizeof zeros), "what a page does not use lies in the file as it is");
+    pages = 8;
+    REQUIRE(sn_swap_in(a, &pages, &err));
+    expect_rows(a, 1, 100);
+    sn_kv_cache_free(&a);
+    fixture_end(&s);
+}
+
 Test(swap, a_damaged_page_loses_its_session_only) {
     const off_t at[] = {0, 1000, -1}; /* from the page's end */
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
@@ -247,13 +275,13 @@ Test(swap, shared_pages_in_use_are_not_swapped_out) {
     REQUIRE(sn_prefix_cache_enable(s.pool, 4, 8 * PAGE * 4 * sizeof(float), &err));
     sn_kv_cache *a = kv_new(&s), *b = kv_new(&s);
     sn_prefix_cache_scope scope = {{1}};
-    sn_hash ends[4];
+    sn_page_timeline named[4] = {0};
     float output[100 * 4] = {0};
     size_t pages = 8;
-    for (int i = 0; i < 4; i++) ends[i] = sn_hash_of(&i, sizeof i);
+    for (int i = 0; i < 4; i++) named[i].after[PAGE - 1] = sn_hash_of(&i, sizeof i);
     append_rows(&s, a, 1, 100);
-    sn_prefix_cache_insert(a, &scope, ends, 100, output);
-    cr_assert_eq(sn_prefix_cache_attach(b, &scope, ends, 2, output), 2);
+    sn_prefix_cache_insert(a, &scope, named, 100, output);
+    cr_assert_eq(sn_prefix_cache_attach(b, &scope, named, 2, output), 2);
     REQUIRE(sn_swap_out(a, &pages, &err));
     cr_expect_eq(sn_swap_swapped_pages(a), 2, "two pages are shared with b");
     cr_expect_eq(sn_kv_pool_bytes_used(s.pool), 2 * s.page);

@@ -157,6 +157,34 @@ Test(zmq, clients_without_curve_are_rejected, .timeout = 180) {
     endpoint_close(&node);
 }
 
+/* A node has another address in its own network than outside of it. */
+Test(zmq, a_key_that_was_proven_nearby_is_not_dialled_outside, .timeout = 180) {
+    static const char outside[] = "[2001:db8::5]:9", relayed[] = "127.0.0.3:9/relay", as_near[] = "127.0.0.3:9";
+    transport_fixture w = {0};
+    endpoint node, client;
+    sn_peer here, before, later;
+    sn_err err = {0};
+    endpoint_open(&w, &node, true);
+    endpoint_open(&w, &client, false);
+    uint8_t other_key[SN_KEY_SIZE];
+    memcpy(other_key, client.identity.curve_key, SN_KEY_SIZE);
+    here = endpoint_dial(&client, &node);
+    require_ok(sn_transport_dial(client.t, relayed, node.identity.curve_key, &before, &err), &err);
+    cr_expect_neq(before, here, "it has not proven its key yet");
+    sn_transport_hang_up(client.t, before);
+    expect_service(&node, &client);
+    require_ok(sn_transport_dial(client.t, outside, node.identity.curve_key, &later, &err), &err);
+    cr_expect_eq(later, here);
+    require_ok(sn_transport_dial(client.t, relayed, node.identity.curve_key, &later, &err), &err);
+    cr_expect_eq(later, here);
+    require_ok(sn_transport_dial(client.t, as_near, node.identity.curve_key, &later, &err), &err);
+    cr_expect_neq(later, here, "the node may have moved");
+    require_ok(sn_transport_dial(client.t, relayed, other_key, &later, &err), &err);
+    cr_expect_neq(later, here, "another key is another node");
+    endpoint_close(&client);
+    endpoint_close(&node);
+}
+
 /* A connection that claims the routing id of another one is another peer: it gets none of its replies. */
 Test(zmq, a_claimed_routing_id_names_no_peer, .timeout = 180) {
     transport_fixture w = {0};

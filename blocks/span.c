@@ -347,14 +347,13 @@ sn_hash sn_block_hash_with_kv_dtype(const sn_hash *weights, sn_kv_dtype dtype) {
 }
 
 bool sn_span_has_weights(const sn_span *span, int block, const sn_hash *weights) {
-    sn_hash hash = sn_block_hash_with_kv_dtype(weights, span->kv_dtype);
-    return !memcmp(&hash, sn_span_block_hash(span, block), sizeof hash);
+    return !memcmp(weights, sn_span_block_hash(span, block), sizeof *weights);
 }
 
-void sn_span_set_kv_dtype(sn_span *span, sn_kv_dtype dtype) {
-    span->kv_dtype = dtype;
-    for (int i = 0; i < span->end - span->first; i++)
-        span->hashes[i] = sn_block_hash_with_kv_dtype(&span->hashes[i], dtype);
+void sn_span_set_kv_dtype(sn_span *span, sn_kv_dtype dtype) { span->kv_dtype = dtype; }
+
+sn_hash sn_span_info_hash_with_kv(const sn_span_info *span, int block) {
+    return sn_block_hash_with_kv_dtype(&span->block_hash[block - span->first], span->kv_dtype);
 }
 
 static sn_kv_part recurrent_part(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype) {

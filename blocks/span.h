@@ -60,8 +60,8 @@ sn_status sn_span_costs(const sn_model *model, const sn_device *device, const sn
 int sn_span_first(const sn_span *span);
 int sn_span_end(const sn_span *span);
 const sn_hparams *sn_span_hparams(const sn_span *span);
-const sn_hash *sn_span_block_hash(const sn_span *span, int block); /* block: its number in the model */
-/* Whether the block's weights have this hash (sn_model_block_hash), in whatever type keys and values are kept. */
+/* Of the block's weights (sn_model_block_hash); block: its number in the model. */
+const sn_hash *sn_span_block_hash(const sn_span *span, int block);
 bool sn_span_has_weights(const sn_span *span, int block, const sn_hash *weights);
 size_t sn_span_bytes(const sn_span *span);        /* of the devices' memory: weights and scratch */
 size_t sn_span_weight_bytes(const sn_span *span); /* of these, the weights */
@@ -94,7 +94,7 @@ enum { SN_SPAN_DEVICE_NAMES = 32 };
 typedef struct sn_span_info {
     int first, end;
     const sn_hparams *hp;               /* of the whole model */
-    const sn_hash *block_hash;          /* [end - first] */
+    const sn_hash *block_hash;          /* [end - first]: of each block's weights (sn_model_block_hash) */
     size_t bytes;                       /* sn_span_bytes */
     sn_expert_range experts;            /* sn_span_experts */
     bool exact;                         /* every block is on a CPU: outputs have the promised bits */
@@ -108,8 +108,9 @@ sn_span_info sn_span_describe(const sn_span *span); /* valid as long as the span
 /* The hash that identifies what a block computes: its weights and the type of its keys and values, because both decide
  * the results. For float32 it is the hash of the weights. */
 sn_hash sn_block_hash_with_kv_dtype(const sn_hash *weights, sn_kv_dtype dtype);
-/* From now on KV pools of the span store this type, and the block hashes include it. Call at most once, before any
- * other use of the span. */
+sn_hash sn_span_info_hash_with_kv(const sn_span_info *span, int block);
+/* From now on KV pools of the span store this type (float32 at first). Call at most once, before any other use of the
+ * span. */
 void sn_span_set_kv_dtype(sn_span *span, sn_kv_dtype dtype);
 
 /* ---- some of the experts (plan->experts) ---- */

@@ -274,7 +274,14 @@ const sn_word sn_isa_words[] = {{"c", 0},    {"avx2", 1},    {"avx512", 2}, {"am
 
 const char *sn_kv_dtype_name(sn_kv_dtype dtype) { return sn_kv_dtype_words[dtype].name; }
 
-sn_dtype sn_kv_dtype_element(sn_kv_dtype dtype) {
-    static const sn_dtype elements[SN_KV_DTYPE_COUNT] = {SN_F32, SN_F16, SN_Q8};
-    return elements[dtype];
+static const sn_dtype kv_elements[SN_KV_DTYPE_COUNT] = {SN_F32, SN_F16, SN_Q8};
+sn_dtype sn_kv_dtype_element(sn_kv_dtype dtype) { return kv_elements[dtype]; }
+
+bool sn_kv_dtype_of_element(uint64_t element, sn_kv_dtype *out) {
+    for (int t = 0; t < SN_KV_DTYPE_COUNT; t++)
+        if (element == (uint64_t)kv_elements[t]) {
+            *out = (sn_kv_dtype)t;
+            return true;
+        }
+    return false;
 }

@@ -180,11 +180,18 @@ typedef struct sn_moe_linear {
 /* How keys and values are stored. F16: rounded to the nearest half, at most 65504. Q8: each 32 elements of a head's key
  * or value (the last group may have fewer) as integers of at most 127 times a bfloat16. Reading gives float32 exactly
  * as stored, and storing what was read gives the same bytes again; attention computes in float32 on what is stored. */
-typedef enum sn_kv_dtype { SN_KV_F32, SN_KV_F16, SN_KV_Q8, SN_KV_DTYPE_COUNT } sn_kv_dtype;
+typedef enum sn_kv_dtype {
+    SN_KV_F32,
+    SN_KV_F16,
+    SN_KV_Q8,
+    SN_KV_DTYPE_COUNT,
+    SN_KV_DTYPE_DEFAULT = SN_KV_F16 /* of the programs, nodes and clients alike */
+} sn_kv_dtype;
 extern const sn_word sn_kv_dtype_words[]; /* "f32", "f16", "q8" */
 const char *sn_kv_dtype_name(sn_kv_dtype dtype);
-sn_dtype sn_kv_dtype_element(sn_kv_dtype dtype); /* the element type of the same name */
-extern const sn_word sn_isa_words[];             /* instruction sets of the CPU kernels: device/cpu/kernels.h */
+sn_dtype sn_kv_dtype_element(sn_kv_dtype dtype);                 /* the element type of the same name */
+bool sn_kv_dtype_of_element(uint64_t element, sn_kv_dtype *out); /* false: no cache has this type */
+extern const sn_word sn_isa_words[]; /* instruction sets of the CPU kernels: device/cpu/kernels.h */
 
 /* A session's KV cache on this device is a list of pages of `page_tokens` positions. A page holds the keys and values
  * of all n_blocks blocks (transformer layers) in the backend's own layout, kv_page_bytes in size. Position p lies in

@@ -54,6 +54,7 @@ static const sn_schema *announcement_schema(void) {
         U64(end_block, SN_R_BLOCK),
         U64(n_blocks, SN_R_BLOCK),
         LIST("block_hash", SN_FIELD_KEYS, a.block_hash, n_block_hash, SN_SPAN_BLOCKS_MAX, SN_R_ANY),
+        U64(kv_dtype, SN_R_INT),
         LIST("experts", SN_FIELD_U64S, a.experts, a.n_experts, 3, SN_R_INT),
         U64(tokens_per_s, SN_R_COUNT),
         U64(decode_us, SN_R_DURATION),
@@ -106,6 +107,8 @@ static sn_status announcement_check_contents(const sn_announcement *a, sn_err *e
                        (unsigned long long)a->protocol, SN_PROTOCOL_VERSION);
     if ((unsigned)a->state > SN_NODE_OFFLINE) return sn_fail(err, SN_REFUSED, "state %d does not exist", (int)a->state);
     if (!memcmp(a->curve_key, none, SN_KEY_SIZE)) return sn_fail(err, SN_REFUSED, "its CURVE key is all zero");
+    if (a->kv_dtype != SN_F32 && a->kv_dtype != SN_F16 && a->kv_dtype != SN_Q8)
+        return sn_fail(err, SN_REFUSED, "no KV cache has type %llu", (unsigned long long)a->kv_dtype);
     sn_status status = announcement_check_blocks(a, err);
     if (!status) status = announcement_check_experts(a, err);
     if (!status) status = sn_address_check(a->address, false, err);

@@ -80,7 +80,8 @@ typedef struct sn_announcement {
         uint64_t node, us;            /* node: sn_node_tag of its id */
     } round_trip[SN_ROUND_TRIPS_MAX]; /* to other nodes, as measured */
     size_t n_round_trip;
-    /* One for each block of the span; zero while JOINING. The last member: an announcement in a directory ends after
+    uint64_t kv_dtype; /* in which it keeps keys and values, numbered as in reply_dtype */
+    /* The hash of each block's weights; zero while JOINING. The last member: an announcement in a directory ends after
      * the last hash of its span, so only sn_announcement_copy may copy it. */
     uint8_t block_hash[SN_SPAN_BLOCKS_MAX][SN_KEY_SIZE];
 } sn_announcement;

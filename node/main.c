@@ -59,7 +59,8 @@ static struct {
           .drain_timeout_s = 30,
           .rebalance_every_s = 300,
           .rebalance_gain = 20,
-          .device_timeout_ms = 60000};
+          .device_timeout_ms = 60000,
+          .kv_dtype = SN_KV_DTYPE_DEFAULT};
 
 static const sn_word prefix_cache_words[] = {{"own", false}, {"all", true}, {NULL, 0}};
 static const sn_word residence_words[] = {{"off", SN_ON_DEVICE}, {"host", SN_IN_HOST}, {"disk", SN_ON_DISK}, {NULL, 0}};
@@ -121,8 +122,8 @@ static const sn_option sessions[] = {
 static const sn_option kv_cache[] = {
     SN_OPT_SIZE("kv-memory", "SIZE", &args.kv_memory, "memory for the KV cache of all sessions"),
     SN_OPT_ENUM("kv-dtype", &args.kv_dtype, sn_kv_dtype_words,
-                "element type of the KV cache. f16 and q8 give other results than f32; only clients that ask for the "
-                "type use the node"),
+                "element type of the KV cache. f32 takes twice the memory of f16, q8 about half of it; each type gives "
+                "other results, and only clients that ask for it use the node"),
     SN_OPT_DURATION_S("kv-timeout", &args.kv_timeout_s, 0, 100000, "limit for a step that waits for KV pages"),
     SN_OPT_ENUM("prefix-cache", &args.prefix_cache_shared, prefix_cache_words,
                 "sessions that share KV pages of equal prefixes: those of one client (own), or of all clients (all)"),

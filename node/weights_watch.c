@@ -7,21 +7,6 @@
 
 enum { EVERY_US = 5000000 };
 
-typedef enum verdict { SAME, OTHER, NOT_KNOWN } verdict;
-
-/* A node's announced hashes are those of its weights with the type of its KV cache, so equal weights may have other
- * hashes. */
-static verdict compare_block(const sn_span_info *span, int block, const uint8_t *announced) {
-    const sn_hash *own = &span->block_hash[block - span->first];
-    if (!memcmp(own->bytes, announced, SN_HASH_SIZE)) return SAME;
-    if (span->kv_dtype != SN_KV_F32) return NOT_KNOWN;
-    for (const sn_word *w = sn_kv_dtype_words; w->name; w++) {
-        const sn_hash hash = sn_block_hash_with_kv_dtype(own, (sn_kv_dtype)w->value);
-        if (!memcmp(hash.bytes, announced, SN_HASH_SIZE)) return SAME;
-    }
-    return OTHER;
-}
-
 /* Whether this node with other weights is to be named; notes it. */
 static bool is_new(sn_weights_watch *watch, const uint8_t node[SN_KEY_SIZE]) {
     uint64_t digits;
@@ -37,13 +22,14 @@ static void look_at(sn_weights_watch *watch, const sn_announcement *a, const sn_
     char id[2 * SN_KEY_SIZE + 1];
     for (int b = span->first; b < span->end; b++) {
         if (b < (int)a->first_block || b >= (int)a->end_block) continue;
-        verdict found = compare_block(span, b, a->block_hash[b - (int)a->first_block]);
-        if (found == SAME && !watch->confirmed) {
+        bool same =
+            !memcmp(span->block_hash[b - span->first].bytes, a->block_hash[b - (int)a->first_block], SN_HASH_SIZE);
+        if (same && !watch->confirmed) {
             watch->confirmed = true;
             sn_log(SN_LOG_INFO, "weights confirmed", "node=%s block=%d text=another node announces the same weights",
                    sn_hex(a->node, SN_KEY_SIZE, id), b);
         }
-        if (found != OTHER || !is_new(watch, a->node)) continue;
+        if (same || !is_new(watch, a->node)) continue;
         sn_log_rated(
             SN_LOG_WARN, "weights differ", "node=%s name=%s block=%d text=%s", sn_hex(a->node, SN_KEY_SIZE, id),
             a->name, b,

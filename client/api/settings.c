@@ -23,7 +23,7 @@ static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_
                    .max_retries = 16,                                                                                  \
                    .prefill_depth = SN_PREFILL_DEPTH_MAX,                                                              \
                    .replay_memory = 64 << 20,                                                                          \
-                   .kv_dtype = SN_KV_F32,                                                                              \
+                   .kv_dtype = SN_KV_DTYPE_DEFAULT,                                                                    \
                    .wire_dtype = SN_F32,                                                                               \
                    .kv_memory = SN_SIZE_UNSET,                                                                         \
                    .device = "cpu"},                                                                                   \
@@ -122,7 +122,9 @@ static const sn_option chain_options[] = {
                 "memory of a session for the hidden states that each node but the first got, so that when one fails "
                 "the blocks before it are not computed again; 0: no limit"),
     SN_OPT_ENUM("kv-dtype", &sn_program_settings.common.kv_dtype, sn_kv_dtype_words,
-                "element type of the KV cache: nodes with this type are used, and local blocks use it"),
+                "element type of the KV cache: nodes with this type are used, and local blocks use it. f32 takes twice "
+                "the memory of "
+                "f16, q8 about half of it; each type gives other results"),
     SN_OPT_ENUM("wire-dtype", &sn_program_settings.common.wire_dtype, sn_wire_dtype_words,
                 "element type of hidden states on the network. f32 is exact. The others are lossy, for slow links: "
                 "the text differs, and depends on where the blocks are cut into nodes"),

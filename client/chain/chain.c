@@ -149,7 +149,7 @@ static sn_status chain_new(const sn_model *model, const sn_chain_options *option
     if (!chain->hasher) return sn_fail(err, SN_STOP, "out of memory");
     for (int i = 0; i < 2 && !status; i++)
         status = sn_calloc(&chain->rows[i], (size_t)SN_CHAIN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
-    if (!status) status = sn_calloc(&chain->weights, (size_t)chain->hp.n_blocks, sizeof *chain->weights, err);
+    if (!status) status = sn_calloc(&chain->computed_by, (size_t)chain->hp.n_blocks, sizeof *chain->computed_by, err);
     return status ? status : sn_peer_stats_new(&chain->peer_stats, err);
 }
 
@@ -188,11 +188,10 @@ void sn_chain_close(sn_chain **chain) {
     sn_hasher_free(c->hasher);
     sn_peer_stats_free(&c->peer_stats);
     for (int i = 0; i < 2; i++) free(c->rows[i]);
-    free(c->block_hash);
-    free(c->file_hash);
     free(c->weights);
+    free(c->computed_by);
     free(c->round_at);
-    free(c->known_hash);
+    free(c->known);
     free(c);
     *chain = NULL;
 }
@@ -553,7 +552,7 @@ void sn_chain_rewind(sn_chain *chain, int position) {
 }
 
 const sn_chain_adapter *sn_chain_get_adapter(const sn_chain *chain) { return &chain->options.adapter; }
-const sn_hash *sn_chain_weights(const sn_chain *chain) { return chain->weights; }
+const sn_hash *sn_chain_weights(const sn_chain *chain) { return chain->computed_by; }
 sn_kv_dtype sn_chain_kv_dtype(const sn_chain *chain) { return chain->options.kv.dtype; }
 const char *sn_chain_request_id(const sn_chain *chain) { return chain->request_id; }
 uint64_t sn_chain_failovers(const sn_chain *chain) { return chain->failovers; }

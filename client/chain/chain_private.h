@@ -43,18 +43,17 @@ struct sn_chain {
     sn_hparams hp;
     sn_hash model;
     sn_chain_call call;
-    int max_tokens;             /* of the timeline, with virtual tokens */
-    int expected;               /* tokens that it will have at least: nodes that cannot hold them are not used */
-    bool push;                  /* options.routing.push, until nodes turn out not to reach each other */
-    sn_hash *block_hash;        /* (n_blocks): of the blocks whose weights this machine's file holds */
-    sn_hash *file_hash;         /* (n_blocks): of the same weights, whatever the element type of the KV cache */
-    const sn_hash **known_hash; /* (n_blocks): what each block's weights must hash to; NULL: not known yet */
-    sn_hash *weights;           /* (n_blocks): hashes of the weights that compute the blocks now */
-    bool *round_at;             /* (n_blocks + 1): boundaries at which hidden states are rounded to the wire type; they
-                                   never change, so that a replacement gives the same bits. NULL: not known yet */
-    sn_span *span;              /* local blocks; NULL: none */
-    sn_adapter *adapter;        /* of the local blocks; NULL: none */
-    sn_kv_pool *pool;           /* of the local blocks; NULL: none */
+    int max_tokens;        /* of the timeline, with virtual tokens */
+    int expected;          /* tokens that it will have at least: nodes that cannot hold them are not used */
+    bool push;             /* options.routing.push, until nodes turn out not to reach each other */
+    sn_hash *weights;      /* (n_blocks): what each block's weights must hash to, where it is known */
+    const sn_hash **known; /* (n_blocks): into weights; NULL: not known yet */
+    sn_hash *computed_by;  /* (n_blocks): sn_block_hash_with_kv_dtype of what computes the blocks now */
+    bool *round_at;        /* (n_blocks + 1): boundaries at which hidden states are rounded to the wire type; they
+                              never change, so that a replacement gives the same bits. NULL: not known yet */
+    sn_span *span;         /* local blocks; NULL: none */
+    sn_adapter *adapter;   /* of the local blocks; NULL: none */
+    sn_kv_pool *pool;      /* of the local blocks; NULL: none */
     sn_hop hops[SN_HOPS_MAX];
     size_t n_hops;
     sn_row_source tokens, source; /* as given; with the virtual tokens before them. rows NULL: there is none */

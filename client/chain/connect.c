@@ -6,7 +6,7 @@
  * nodes: the place of a dead node is thus taken at once where another node is known.
  *
  * sn_chain_connect opens a session at each leg of the route. A node that does not open its session is banned, and the
- * next route avoids it. After the first connection the weights of every block are fixed (known_hash): nodes with other
+ * next route avoids it. After the first connection the weights of every block are fixed (known): nodes with other
  * weights can then no longer take over, since the text would change. */
 #include "client/chain/chain_private.h"
 
@@ -61,23 +61,10 @@ static void chain_note_unopened(sn_chain *chain, const sn_hop *hop, int64_t trie
     }
 }
 
-/* KV cache of the longest timeline, of one block, as float32. */
+/* KV cache of the longest timeline, of one block; eight bits with their scales count as nine. */
 static uint64_t chain_kv_bytes_per_block(const sn_chain *chain) {
-    return sizeof(float) * (uint64_t)chain->max_tokens * sn_kv_width(&chain->hp);
-}
-
-/* Whether the node has the weights of this machine's file, and only its KV cache is of another type: *dtype. */
-static bool node_differs_in_kv_dtype(const sn_chain *chain, const sn_announcement *node, const char **dtype) {
-    for (const sn_word *w = sn_kv_dtype_words; w->name; w++) {
-        int b = (int)node->first_block, end = (int)node->end_block;
-        for (; b < end && chain->known_hash[b] == &chain->block_hash[b]; b++) {
-            sn_hash hash = sn_block_hash_with_kv_dtype(&chain->file_hash[b], (sn_kv_dtype)w->value);
-            if (memcmp(hash.bytes, node->block_hash[b - (int)node->first_block], SN_HASH_SIZE)) break;
-        }
-        *dtype = w->name;
-        if (b == end) return true;
-    }
-    return false;
+    static const uint64_t eighths[SN_KV_DTYPE_COUNT] = {[SN_KV_F32] = 32, [SN_KV_F16] = 16, [SN_KV_Q8] = 9};
+    return (uint64_t)chain->max_tokens * sn_kv_width(&chain->hp) * eighths[chain->options.kv.dtype] / 8;
 }
 
 /* What the chain itself has against an otherwise eligible node. */
@@ -98,7 +85,8 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
                                 .slow_nodes = o->routing.slow_nodes,
                                 .model = chain->model,
                                 .n_blocks = chain->hp.n_blocks,
-                                .block_hash = chain->known_hash,
+                                .block_hash = chain->known,
+                                .kv_dtype = (int)sn_kv_dtype_element(o->kv.dtype),
                                 .local_first = o->local.first,
                                 .local_end = o->local.end,
                                 .node_filter = o->routing.node_filter,
@@ -113,9 +101,6 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
         sn_candidate *candidate = &out->at[i];
         if (candidate->node && candidate->eligibility == SN_ELIGIBLE)
             candidate->eligibility = chain_objection(chain, candidate->node);
-        if (candidate->eligibility == SN_INELIGIBLE_WEIGHTS &&
-            node_differs_in_kv_dtype(chain, candidate->node, &candidate->kv_dtype))
-            candidate->eligibility = SN_INELIGIBLE_KV_DTYPE;
     }
     return status;
 }
@@ -241,10 +226,9 @@ static sn_status chain_plan_route_now(sn_chain *chain, int first, int end, sn_ro
     return status;
 }
 
-static void chain_know_hash(sn_chain *chain, int block, const sn_hash *weights) {
-    chain->block_hash[block] = sn_block_hash_with_kv_dtype(weights, chain->options.kv.dtype);
-    chain->file_hash[block] = *weights;
-    chain->known_hash[block] = &chain->block_hash[block];
+static void chain_know_weights(sn_chain *chain, int block, const sn_hash *weights) {
+    chain->weights[block] = *weights;
+    chain->known[block] = &chain->weights[block];
 }
 
 /* -- the hashes of this machine's file -------------------------------------------------------------------------------
@@ -297,17 +281,13 @@ static sn_status verify_block(verifying *v, const sn_model *model, int block, bo
 
 sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *err) {
     size_t n = (size_t)chain->hp.n_blocks;
-    sn_status status = sn_calloc(&chain->block_hash, n, sizeof *chain->block_hash, err);
-    if (!status) status = sn_calloc(&chain->file_hash, n, sizeof *chain->file_hash, err);
-    if (!status) status = sn_calloc(&chain->known_hash, n, sizeof *chain->known_hash, err);
+    sn_status status = sn_calloc(&chain->weights, n, sizeof *chain->weights, err);
+    if (!status) status = sn_calloc(&chain->known, n, sizeof *chain->known, err);
     const sn_chain *like = chain->options.verification.hashes_from;
     const sn_base_weights *base = chain->options.adapter.base;
     sn_hash hash;
-    for (size_t b = 0; b < n && !status && like; b++) {
-        if (!like->known_hash[b]) continue;
-        chain->block_hash[b] = *like->known_hash[b];
-        chain->known_hash[b] = &chain->block_hash[b];
-    }
+    for (int b = 0; b < chain->hp.n_blocks && !status && like; b++)
+        if (like->known[b]) chain_know_weights(chain, b, like->known[b]);
     chain->options.verification.hashes_from = NULL; /* borrowed while opening */
     if (like) return status;
     verifying v = {.chain = chain, .began_us = sn_now_us(), .bytes_left = VERIFY_BYTES_MAX};
@@ -317,12 +297,12 @@ sn_status sn_chain_learn_hashes(sn_chain *chain, const sn_model *model, sn_err *
         bool here = b >= chain->options.local.first && b < chain->options.local.end, known = false;
         if (here || !chain->options.link) continue;
         const sn_hash *of_base = sn_base_weights_block(base, b);
-        if (of_base) chain_know_hash(chain, b, of_base);
-        if (sn_model_told_block_hash(model, b, &hash)) chain_know_hash(chain, b, &hash);
+        if (of_base) chain_know_weights(chain, b, of_base);
+        if (sn_model_told_block_hash(model, b, &hash)) chain_know_weights(chain, b, &hash);
         if (sn_model_holds_block(model, b)) status = verify_block(&v, model, b, &known, &hash, err);
         if (!status && known && of_base && memcmp(&hash, of_base, sizeof hash))
             status = sn_base_weights_block_differs(base, b, err);
-        if (!status && known) chain_know_hash(chain, b, &hash);
+        if (!status && known) chain_know_weights(chain, b, &hash);
     }
     if (!status && v.skipped)
         sn_log(SN_LOG_INFO, "blocks not compared",
@@ -493,10 +473,9 @@ static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const 
     hop->input_dtype = sn_chain_wire_at(chain, hop->first);
     hop->output_dtype = sn_chain_wire_at(chain, hop->end);
     for (int b = leg->first; b < leg->end; b++)
-        memcpy(chain->weights[b].bytes,
-               hop->is_local ? sn_span_block_hash(chain->span, b)->bytes
-                             : leg->node->block_hash[b - (int)leg->node->first_block],
-               SN_HASH_SIZE);
+        chain->computed_by[b] =
+            hop->is_local ? sn_block_hash_with_kv_dtype(sn_span_block_hash(chain->span, b), chain->options.kv.dtype)
+                          : sn_hop_hash_with_kv(leg->node, b);
     if (hop->is_local) {
         hop->local = (sn_hop_local){.span = chain->span, .adapter = chain->adapter};
         return sn_kv_cache_new(chain->pool, &hop->local.kv, err);
@@ -528,6 +507,18 @@ static sn_status chain_open_route(sn_chain *chain, const sn_route *route, sn_hop
     return status;
 }
 
+/* From now on the blocks of the leg have these weights only. */
+static void chain_keep_weights(sn_chain *chain, const sn_route_leg *leg) {
+    for (int b = leg->first; b < leg->end; b++) {
+        if (chain->known[b]) continue;
+        memcpy(chain->weights[b].bytes,
+               leg->node ? leg->node->block_hash[b - (int)leg->node->first_block]
+                         : sn_span_block_hash(chain->span, b)->bytes,
+               SN_HASH_SIZE);
+        chain->known[b] = &chain->weights[b];
+    }
+}
+
 /* Each turn of the loop takes a node out of the next ones for seconds, and the search for others waits: it ends with
  * the call, or sooner where patience does. */
 sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_hop *hops, size_t *n,
@@ -540,8 +531,7 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patienc
         if (status && chain_needs_adapter_holders(chain)) sn_err_context(err, "over nodes that hold the adapter");
         if (status) return cause.status ? sn_err_context(err, "%.180s; and then", cause.text) : status;
         status = chain_open_route(chain, &route, hops, n, &tried_us, err);
-        for (int b = first; b < end && !status; b++) /* from now on these weights only */
-            if (!chain->known_hash[b]) chain->known_hash[b] = &chain->weights[b];
+        for (size_t i = 0; i < route.n && !status; i++) chain_keep_weights(chain, &route.legs[i]);
         if (!status) return SN_OK;
         bool local = hops[*n - 1].is_local;
         if (!local && status != SN_STOP) chain_note_unopened(chain, &hops[*n - 1], tried_us);

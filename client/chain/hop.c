@@ -44,6 +44,13 @@ static sn_status hop_reserve_timeline(sn_hop *hop, int length, sn_err *err) {
     return SN_OK;
 }
 
+sn_hash sn_hop_hash_with_kv(const sn_announcement *node, int block) {
+    sn_hash weights;
+    sn_kv_dtype dtype = SN_KV_F32;
+    memcpy(weights.bytes, node->block_hash[block - (int)node->first_block], SN_HASH_SIZE);
+    return sn_kv_dtype_of_element(node->kv_dtype, &dtype) ? sn_block_hash_with_kv_dtype(&weights, dtype) : weights;
+}
+
 sn_status sn_hop_init(sn_hop *hop, const sn_route_leg *leg, const sn_hash *model, const sn_hash *adapter_hash,
                       bool pushed, sn_err *err) {
     *hop = (sn_hop){.first = leg->first, .end = leg->end, .is_local = !leg->node};
@@ -67,9 +74,10 @@ sn_status sn_hop_init(sn_hop *hop, const sn_route_leg *leg, const sn_hash *model
     memcpy(r->address, node->address, sizeof r->address);
     r->timeline = malloc(sizeof *r->timeline);
     if (!r->timeline) return sn_fail(err, SN_STOP, "out of memory");
-    const uint8_t(*block_hash)[SN_HASH_SIZE] = &node->block_hash[hop->first - (int)node->first_block];
-    r->weights = sn_hash_of(block_hash, (size_t)(hop->end - hop->first) * SN_HASH_SIZE);
-    sn_hash begin = sn_timeline_begin(model->bytes, hop->first, hop->end, block_hash);
+    sn_hash blocks[SN_SPAN_BLOCKS_MAX];
+    for (int b = hop->first; b < hop->end; b++) blocks[b - hop->first] = sn_hop_hash_with_kv(node, b);
+    r->weights = sn_hash_of(blocks, (size_t)(hop->end - hop->first) * SN_HASH_SIZE);
+    sn_hash begin = sn_timeline_begin(model->bytes, hop->first, hop->end, (const uint8_t(*)[SN_HASH_SIZE])blocks);
     r->timeline[0] = sn_timeline_with_adapter(&begin, adapter_hash->bytes);
     return SN_OK;
 }

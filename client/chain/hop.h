@@ -61,7 +61,7 @@ typedef struct sn_hop_remote {
     int step_tokens_max;   /* rows that the node takes in one step */
     int prefill_depth_max; /* steps that may wait at the node while it computes one; 0: none */
 
-    sn_hash model, weights; /* weights: SHA-256 of the block hashes that the node announces */
+    sn_hash model, weights; /* weights: SHA-256 of sn_hop_hash_with_kv of its blocks */
     sn_hash adapter_hash;   /* all zero: no adapter */
     int timeline_capacity;
     sn_hash *timeline;       /* [i], i <= length; all zero where it is not known */
@@ -106,6 +106,8 @@ typedef struct sn_step {
 
 /* -- sessions */
 
+/* What a block of an announced node computes: the hash of its weights and of the type of its keys and values. */
+sn_hash sn_hop_hash_with_kv(const sn_announcement *node, int block);
 /* Prepares a hop for a leg of a route. adapter_hash all zero: no adapter. The caller sets the fields of a local hop's
  * union member. No session is opened. */
 sn_status sn_hop_init(sn_hop *hop, const sn_route_leg *leg, const sn_hash *model, const sn_hash *adapter_hash,

@@ -29,7 +29,7 @@ const char *sn_eligibility_name(sn_eligibility eligibility) {
                                                             "not online",
                                                             "another protocol",
                                                             "another model",
-                                                            "other weights or another --kv-dtype",
+                                                            "other weights",
                                                             "another --kv-dtype",
                                                             "not of this --wire-dtype",
                                                             "not among --only",
@@ -83,6 +83,7 @@ static sn_eligibility node_eligibility(const sn_candidate_query *query, const sn
         return SN_INELIGIBLE_MODEL;
     if (node->state != SN_NODE_ONLINE) return SN_INELIGIBLE_STATE;
     if (node_other_block(query, node) >= 0) return SN_INELIGIBLE_WEIGHTS;
+    if (query->kv_dtype >= 0 && node->kv_dtype != (uint64_t)query->kv_dtype) return SN_INELIGIBLE_KV_DTYPE;
     if (!node_accepts_dtype(node, query->wire)) return SN_INELIGIBLE_WIRE;
     if (node_matches_any(node, query->node_filter.deny, query->node_filter.n_deny)) return SN_INELIGIBLE_DENIED;
     if (query->node_filter.n_only && !node_matches_any(node, query->node_filter.only, query->node_filter.n_only))

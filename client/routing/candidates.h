@@ -27,7 +27,7 @@ typedef enum sn_eligibility {
     SN_INELIGIBLE_PROTOCOL,
     SN_INELIGIBLE_MODEL,       /* another model, or another number of blocks */
     SN_INELIGIBLE_WEIGHTS,     /* other weights under the same name */
-    SN_INELIGIBLE_KV_DTYPE,    /* the weights are the same, the element type of the KV cache is another one */
+    SN_INELIGIBLE_KV_DTYPE,    /* the element type of its KV cache */
     SN_INELIGIBLE_WIRE,        /* does not accept hidden states in the session's wire type */
     SN_INELIGIBLE_NOT_IN_ONLY, /* not in the node filter's `only` list */
     SN_INELIGIBLE_DENIED,
@@ -57,7 +57,6 @@ typedef struct sn_candidate {
     int64_t prefill_ns;                /* the same for a token among many that are computed together */
     bool rtt_measured, block_measured; /* rtt_ns, block_ns: measured by this client */
     int other_block;                   /* of WEIGHTS: the first block that differs */
-    const char *kv_dtype;              /* of KV_DTYPE: the name of the node's, static */
     bool answers;                      /* it has answered this client */
     bool stranger;                     /* neither measured nor proven: its claims do not count */
     double tokens_per_s;               /* through all its blocks, with many tokens at once */
@@ -83,6 +82,7 @@ typedef struct sn_candidate_query {
     int64_t unix_ms;                 /* by which proven nodes are proven; 0: none is, and no node is a stranger */
     sn_hash model;
     int n_blocks;
+    int kv_dtype;                     /* sn_dtype in which nodes must keep keys and values; -1: in any */
     const sn_hash *const *block_hash; /* (n_blocks): what each block's weights must hash to, NULL where unknown; the
                                          array may be NULL */
     int local_first, local_end;       /* the client's local blocks; equal: none */

@@ -12,6 +12,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/wire.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -281,7 +282,7 @@ static void advise(const sn_candidate *candidate, char out[200]) {
         snprintf(out, 200, ": block %d of node %s has other weights; one of the files is damaged or another version",
                  candidate->other_block, sn_hex(candidate->node->node, 4, id));
     else if (candidate->eligibility == SN_INELIGIBLE_KV_DTYPE)
-        snprintf(out, 200, ": give --kv-dtype %s", candidate->kv_dtype);
+        snprintf(out, 200, ": give --kv-dtype %s", sn_word_name(sn_wire_dtype_words, (int)candidate->node->kv_dtype));
 }
 
 /* The error when there is no route, with the blocks that no eligible candidate holds, such as "3:7, 12:13". */

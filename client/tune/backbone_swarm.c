@@ -99,6 +99,7 @@ static sn_status swarm_plan_now(swarm_backbone *s, sn_route *route, sn_err *err)
                                       .model = s->model,
                                       .n_blocks = s->hp->n_blocks,
                                       .block_hash = s->known_hash,
+                                      .kv_dtype = -1, /* training keeps its own, in float32 */
                                       .node_filter = s->options.node_filter};
     sn_status status = sn_candidates_make(&query, &candidates, err);
     sn_candidates_ignore_kv(&candidates); /* training uses no KV cache */

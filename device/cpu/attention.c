@@ -14,6 +14,7 @@
  * cut. */
 #include "device/cpu/cpu_private.h"
 
+#include "base/log.h"
 #include "base/mem.h"
 
 #include <assert.h>
@@ -54,7 +55,20 @@ typedef struct kv_slot {
     uint8_t *value;
 } kv_slot;
 
-static uint16_t f16_saturate(float x) { return sn_f32_to_f16(x > 65504 ? 65504 : x < -65504 ? -65504 : x); }
+/* Stores n numbers as halves, `step` apart; what is beyond their range becomes the largest one, and is told. */
+static void store_halves(uint16_t *to, size_t step, const float *x, int n) {
+    const float most = 65504;
+    bool beyond = false;
+    for (int d = 0; d < n; d++) {
+        to[(size_t)d * step] = sn_f32_to_f16(x[d] > most ? most : x[d] < -most ? -most : x[d]);
+        beyond |= fabsf(x[d]) > most;
+    }
+    if (beyond)
+        sn_log_rated_at(1, SN_LOG_WARN, "keys or values beyond f16",
+                        "text=numbers above %d are kept as that, so the text may be another one than in float32: give "
+                        "--kv-dtype f32 to all nodes and clients of this model",
+                        (int)most);
+}
 
 /* Quantises n <= 32 elements: x ~ d * q; returns d as bfloat16. Since d has 8 bits of mantissa and q is at most 127, d
  * * q is exact, and quantising it again gives the same d and q. */
@@ -95,7 +109,7 @@ static void store_key(const kv_slot *to, const float *k) {
     if (to->dtype == SN_KV_F32)
         for (int d = 0; d < to->dim; d++) floats[d * SN_LANES] = k[d];
     else if (to->dtype == SN_KV_F16)
-        for (int d = 0; d < to->dim; d++) halves[d * SN_LANES] = f16_saturate(k[d]);
+        store_halves(halves, SN_LANES, k, to->dim);
     else
         for (size_t b = 0; b < sn_kv_n_scales(to->dim); b++) {
             int n = block_size(to->dim, b), first = (int)b * SN_KV_BLOCK;
@@ -124,7 +138,7 @@ static void store_value(const kv_slot *to, const float *v) {
     if (to->dtype == SN_KV_F32)
         memcpy(to->value, v, (size_t)to->dim * sizeof *v);
     else if (to->dtype == SN_KV_F16)
-        for (int d = 0; d < to->dim; d++) ((uint16_t *)(void *)to->value)[d] = f16_saturate(v[d]);
+        store_halves((uint16_t *)(void *)to->value, 1, v, to->dim);
     else
         for (size_t b = 0; b < sn_kv_n_scales(to->dim); b++)
             put_scale(

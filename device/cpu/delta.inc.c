@@ -1,8 +1,8 @@
 /* Recurrent blocks: the short convolution and the gated delta rule. Part of kernels.inc.c, which says at its top how
  * the bits are kept equal. Here a lane is a channel of the convolution, and a column of a head's matrix; rows follow
- * each other one by one in the order of their positions. So a row's result does not depend on how the rows are cut into
- * calls. (The chunked form of the delta rule, Yang et al. 2024, adds up in another order for each chunk: it is not
- * used.) */
+ * each other one by one in the order of their positions, eight of them in one go over the columns. So a row's result
+ * does not depend on how the rows are cut into calls. (The chunked form of the delta rule, Yang et al. 2024, adds up in
+ * another order for each chunk: it is not used.) */
 
 /* -- the short convolution */
 
@@ -81,69 +81,92 @@ INLINE void put_tile(float *y, vf x, size_t lanes) {
         vf_store(y, x);
 }
 
-/* One row, columns [c, c + tiles * 16) of the matrix, of which the last `lanes` tile may be narrower: from -> to (which
- * may be the same), and out.
+/* Rows of a sequence that pass over a head's matrix together, and what they are to it. */
+enum { DELTA_ROWS = 8 };
+typedef struct delta_chunk {
+    int n;
+    float k[DELTA_ROWS][SN_DELTA_DIM_MAX], q[DELTA_ROWS][SN_DELTA_DIM_MAX];
+    float decay[DELTA_ROWS], beta[DELTA_ROWS];
+} delta_chunk;
+
+/* The rows of the chunk, columns [c, c + tiles * 16) of the matrix, of which the last `lanes` tile may be narrower:
+ * from -> to (which may be the same), and out. An element of the matrix is read and written once for each row: when a
+ * row changes it, the next row's sum takes it in, which has the order that it would have by itself.
  *
- * 9 parameters: inlined with constant tiles, so that the sums stay in registers. */
-INLINE void delta_tiles(int tiles, size_t lanes, const sn_delta_job *job, size_t c, const float *k, const float *q,
-                        const float *gates, const float *from, float *to) {
+ * 7 parameters: inlined with constant tiles, so that the sums stay in registers. */
+INLINE void delta_tiles(int tiles, size_t lanes, const sn_delta_job *job, size_t c, const delta_chunk *chunk,
+                        const float *from, float *to) {
     const size_t width = (size_t)job->value_dim, dim = (size_t)job->key_dim;
-    const vf decay = vf_set(gates[0]), beta = vf_set(gates[1]);
-    const float *v = job->v + c;
     vf seen[4], change[4], result[4];
     UNROLL
-    for (int j = 0; j < tiles; j++) seen[j] = result[j] = vf_set(0);
+    for (int j = 0; j < tiles; j++) seen[j] = vf_set(0);
     for (size_t i = 0; i < dim; i++) {
         UNROLL
         for (int j = 0; j < tiles; j++)
-            seen[j] = vf_fma(vf_mul(load_tile(from + i * width + c + (size_t)j * SN_LANES, lanes), decay), vf_set(k[i]),
-                             seen[j]);
+            seen[j] =
+                vf_fma(vf_mul(load_tile(from + i * width + c + (size_t)j * SN_LANES, lanes), vf_set(chunk->decay[0])),
+                       vf_set(chunk->k[0][i]), seen[j]);
     }
-    UNROLL
-    for (int j = 0; j < tiles; j++)
-        change[j] = vf_mul(vf_sub(load_tile(v + (size_t)j * SN_LANES, lanes), seen[j]), beta);
-    for (size_t i = 0; i < dim; i++) {
+    for (int t = 0; t < chunk->n; t++, from = to) {
+        const int next = t + 1 < chunk->n ? t + 1 : t; /* what is seen behind the last row is not used */
+        const float *k = chunk->k[t], *q = chunk->q[t], *next_k = chunk->k[next];
+        const vf decay = vf_set(chunk->decay[t]), beta = vf_set(chunk->beta[t]),
+                 next_decay = vf_set(chunk->decay[next]);
+        const float *v = job->v + (size_t)t * job->qkv_stride + c;
+        float *out = job->out + (size_t)t * job->n_heads * width + c;
         UNROLL
         for (int j = 0; j < tiles; j++) {
-            size_t at = i * width + c + (size_t)j * SN_LANES;
-            vf s = vf_fma(vf_set(k[i]), change[j], vf_mul(load_tile(from + at, lanes), decay));
-            put_tile(to + at, s, lanes);
-            result[j] = vf_fma(s, vf_set(q[i]), result[j]);
+            change[j] = vf_mul(vf_sub(load_tile(v + (size_t)j * SN_LANES, lanes), seen[j]), beta);
+            seen[j] = result[j] = vf_set(0);
         }
+        for (size_t i = 0; i < dim; i++) {
+            UNROLL
+            for (int j = 0; j < tiles; j++) {
+                size_t at = i * width + c + (size_t)j * SN_LANES;
+                vf s = vf_fma(vf_set(k[i]), change[j], vf_mul(load_tile(from + at, lanes), decay));
+                put_tile(to + at, s, lanes);
+                result[j] = vf_fma(s, vf_set(q[i]), result[j]);
+                seen[j] = vf_fma(vf_mul(s, next_decay), vf_set(next_k[i]), seen[j]);
+            }
+        }
+        UNROLL
+        for (int j = 0; j < tiles; j++) put_tile(out + (size_t)j * SN_LANES, result[j], lanes);
     }
-    UNROLL
-    for (int j = 0; j < tiles; j++) put_tile(job->out + c + (size_t)j * SN_LANES, result[j], lanes);
 }
 
-/* The job's first row. */
-static void delta_row(const sn_delta_job *job, const float *from, float *to) {
+/* The job's first rows: n <= DELTA_ROWS. */
+static void delta_rows(const sn_delta_job *job, int n, const float *from, float *to) {
     enum { TILES = 4 };
     const size_t width = (size_t)job->value_dim;
-    float k[SN_DELTA_DIM_MAX], q[SN_DELTA_DIM_MAX];
-    const float gates[] = {
-        first_lane(exp_lanes(vf_set(job->rate * softplus(*job->a + job->time_bias)))),
-        first_lane(sigmoid_lanes(vf_set(*job->b))),
-    };
+    delta_chunk chunk;
+    chunk.n = n;
+    for (int t = 0; t < n; t++) {
+        const size_t row = (size_t)t * job->qkv_stride, gate = (size_t)t * job->n_heads;
+        chunk.decay[t] = first_lane(exp_lanes(vf_set(job->rate * softplus(job->a[gate] + job->time_bias))));
+        chunk.beta[t] = first_lane(sigmoid_lanes(vf_set(job->b[gate])));
+        unit_length((size_t)job->key_dim, job->k + row, 1, chunk.k[t]);
+        unit_length((size_t)job->key_dim, job->q + row, 1 / __builtin_sqrtf((float)job->key_dim), chunk.q[t]);
+    }
     size_t c = 0;
-    unit_length((size_t)job->key_dim, job->k, 1, k);
-    unit_length((size_t)job->key_dim, job->q, 1 / __builtin_sqrtf((float)job->key_dim), q);
-    for (; c + TILES * SN_LANES <= width; c += TILES * SN_LANES)
-        delta_tiles(TILES, SN_LANES, job, c, k, q, gates, from, to);
+    for (; c + TILES * SN_LANES <= width; c += TILES * SN_LANES) delta_tiles(TILES, SN_LANES, job, c, &chunk, from, to);
     for (; c < width; c += SN_LANES)
-        delta_tiles(1, width - c < SN_LANES ? width - c : SN_LANES, job, c, k, q, gates, from, to);
+        delta_tiles(1, width - c < SN_LANES ? width - c : SN_LANES, job, c, &chunk, from, to);
 }
 
 static void delta_rule(const sn_delta_job *job) {
     const size_t floats = (size_t)job->key_dim * (size_t)job->value_dim;
     const float *from = job->before;
-    sn_delta_job row = *job;
+    sn_delta_job rest = *job;
     if (!from) from = memset(job->after, 0, floats * sizeof *job->after);
-    for (int t = 0; t < job->n; t++) {
-        delta_row(&row, from, job->after);
-        from = job->after;
-        if (job->snapshot && t + 1 == job->snapshot_rows) memcpy(job->snapshot, from, floats * sizeof *from);
-        row.q += job->qkv_stride, row.k += job->qkv_stride, row.v += job->qkv_stride;
-        row.a += job->n_heads, row.b += job->n_heads;
-        row.out += job->n_heads * (size_t)job->value_dim;
+    for (int t = 0, n; t < job->n; t += n, from = job->after) {
+        const int end = job->snapshot && t < job->snapshot_rows ? job->snapshot_rows : job->n;
+        n = end - t < DELTA_ROWS ? end - t : DELTA_ROWS;
+        delta_rows(&rest, n, from, job->after);
+        if (job->snapshot && t + n == job->snapshot_rows)
+            memcpy(job->snapshot, job->after, floats * sizeof *job->after);
+        rest.q += (size_t)n * job->qkv_stride, rest.k += (size_t)n * job->qkv_stride;
+        rest.v += (size_t)n * job->qkv_stride;
+        rest.a += (size_t)n * job->n_heads, rest.b += (size_t)n * job->n_heads;
+        rest.out += (size_t)n * job->n_heads * (size_t)job->value_dim;
     }
 }

@@ -99,9 +99,9 @@ static sn_status session_check_open(const sn_protocol *protocol, const sn_msg_op
 
 /* The first hash of a session's timeline: model, blocks, their weights, adapter. */
 static sn_hash timeline_begin(const sn_protocol *protocol, int first, int end, const uint8_t adapter[SN_KEY_SIZE]) {
-    uint8_t hashes[SN_SPAN_BLOCKS_MAX][SN_HASH_SIZE];
+    sn_hash hashes[SN_SPAN_BLOCKS_MAX];
     const sn_span_info *span = &protocol->setup.span;
-    for (int b = first; b < end; b++) memcpy(hashes[b - first], span->block_hash[b - span->first].bytes, SN_HASH_SIZE);
+    for (int b = first; b < end; b++) hashes[b - first] = sn_span_info_hash_with_kv(span, b);
     sn_hash begin = sn_timeline_begin(protocol->setup.model.bytes, first, end, (const uint8_t(*)[SN_HASH_SIZE])hashes);
     return sn_timeline_with_adapter(&begin, adapter);
 }

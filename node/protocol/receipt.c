@@ -40,8 +40,9 @@ static sn_receipt receipt_describe(const sn_protocol *protocol, const sn_session
     memcpy(r.session, session->id, SN_SESSION_ID_SIZE);
     memcpy(r.model, protocol->setup.model.bytes, SN_HASH_SIZE);
     memcpy(&r.timeline_after, session->last_reply.trace.timeline, SN_HASH_SIZE);
-    r.weights = sn_hash_of(span->block_hash + (session->first - span->first),
-                           (size_t)(session->end - session->first) * SN_HASH_SIZE);
+    sn_hash blocks[SN_SPAN_BLOCKS_MAX];
+    for (int b = session->first; b < session->end; b++) blocks[b - session->first] = sn_span_info_hash_with_kv(span, b);
+    r.weights = sn_hash_of(blocks, (size_t)(session->end - session->first) * SN_HASH_SIZE);
     sn_hasher_add(protocol->hasher, output->data, output->bytes);
     r.output = sn_hasher_end(protocol->hasher);
     return r;

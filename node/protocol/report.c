@@ -46,6 +46,7 @@ void sn_protocol_describe(const sn_protocol *protocol, sn_announcement *a) {
     a->n_blocks = (uint64_t)protocol->hp->n_blocks;
     for (int b = placement->working_first; span->block_hash && b < placement->working_end; b++)
         memcpy(a->block_hash[b - placement->working_first], span->block_hash[b - placement->first].bytes, SN_HASH_SIZE);
+    a->kv_dtype = (uint64_t)sn_kv_dtype_element(span->kv_dtype);
     if (span->block_hash && sn_span_info_is_part(span)) {
         a->n_experts = 3;
         a->experts[0] = (uint64_t)span->experts.first;

@@ -5,7 +5,7 @@
  * Usage: bench_kernels [THREADS [ISA [PART]]]     default: 1 and 2 threads; every instruction set of the machine; all
  * parts
  *
- * Parts: memory, peak, linear, rows, token, large, experts, attention, grad, small, pack. */
+ * Parts: memory, peak, linear, rows, token, large, experts, attention, delta, grad, small, pack. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
@@ -170,6 +170,35 @@ static void bench_token(sn_device *d, sn_dtype dtype, sn_dtype head_dtype) {
            sn_dtype_name(head_dtype), best, (double)bytes * 1e-6 / best);
     for (int i = 0; i <= BLOCKS; i++) d->ops->free(d, images[i], i == BLOCKS ? HEAD_IMAGE : IMAGE);
     free(x), free(y);
+}
+
+/* The delta rule of Qwen3-Next's shape: 32 heads with a matrix of 128 by 128 each. */
+static void bench_delta(sn_device *d, int rows) {
+    enum { KEYS = 16, VALUES = 32, DIM = 128, WIDTH = (2 * KEYS + VALUES) * DIM };
+    const sn_delta_shape shape = {
+        .n_blocks = 1, .n_key_heads = KEYS, .n_value_heads = VALUES, .key_dim = DIM, .value_dim = DIM, .taps = 4};
+    const size_t floats = sn_delta_floats(&shape);
+    float *qkv = test_random_floats((size_t)rows * WIDTH, 7), *gates = test_random_floats((size_t)rows * VALUES, 8);
+    float *state = calloc(2 * floats, sizeof *state), *out = malloc((size_t)rows * VALUES * DIM * sizeof *out);
+    float rates[VALUES], bias[VALUES] = {0};
+    for (int h = 0; h < VALUES; h++) rates[h] = -0.1f; /* the state forgets, as in models */
+    const sn_delta delta = {.shape = shape, .rates = rates, .time_bias = bias};
+    const sn_kv_shape kv = {1, 1, 64, 32, SN_KV_F32, 0};
+    const sn_sequence s = {.n_rows = rows, .state = {.before = state, .after = state + floats}};
+    double best = 1e9;
+    const sn_batch batch = {.shape = &kv, .n_sequences = 1, .sequences = &s};
+    bool replayed;
+    require_ok(d->ops->batch_begin(d, &batch, &replayed, &err));
+    for (int r = 0; r < REPEATS; r++) {
+        int64_t start = sn_now_us();
+        require_ok(d->ops->delta_rule(d, &delta, qkv, gates, gates, out, &err));
+        double us = (double)(sn_now_us() - start);
+        best = us < best ? us : best;
+    }
+    printf("  delta rule, %3d rows: %8.1f us a block, %.1f us a row, %6.1f GFLOP/s\n", rows, best, best / rows,
+           8.0 * VALUES * DIM * DIM * rows / best * 1e-3);
+    require_ok(d->ops->batch_end(d, &err));
+    free(qkv), free(gates), free(state), free(out);
 }
 
 /* SmolLM2's attention: 9 heads over 3, of 64 elements. */
@@ -516,6 +545,7 @@ static void bench_device(sn_device *d, sn_pool *pool, const char *part, bool pla
             if (!plain) bench_attention(d, (sn_kv_dtype)t, 0, 512);
         }
     }
+    for (int rows = 1; (all || !strcmp(part, "delta")) && rows <= 512; rows *= 8) bench_delta(d, rows);
     if (!plain && (all || !strcmp(part, "experts"))) bench_experts(d);
     if (!plain && (all || !strcmp(part, "grad"))) bench_grad(d);
     if (all || !strcmp(part, "small")) bench_small(d);

@@ -36,7 +36,7 @@ def run(swarm, device, family, n, scratch):
     ids, out = list(want["input_ids"]), scratch / f"{family.name}-{n}.safetensors"
     n = min(n or len(ids), len(ids))
     (scratch / "ids.json").write_text(json.dumps(ids[:n]))
-    done = subprocess.run([swarm, "forward", "--model", family, "--local", "all", "--device", device, "--every-block",
+    done = subprocess.run([swarm, "forward", "--model", family, "--local", "all", "--device", device, "--every-block", "--kv-dtype", "f32",
                            "--ids-file", scratch / "ids.json", "--out", out], capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         return f"FAILED {done.stderr.strip()[-300:]}"

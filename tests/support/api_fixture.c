@@ -75,6 +75,7 @@ api_swarm api_swarm_begin(cluster_options nodes, swarm_cancel *cancel) {
     api_swarm s = {.folder = api_folder()};
     s.model = api_model(s.folder);
     nodes.model = s.folder;
+    nodes.kv_dtype = SN_KV_DTYPE_DEFAULT; /* of sessions, too */
     s.nodes = cluster_new(&nodes);
     cluster_add(s.nodes, 0, 2);
     cluster_add(s.nodes, 2, 4);
@@ -103,13 +104,10 @@ static sn_status open_byzantine_link(void *ctx, sn_link **out, sn_err *err) {
 byzantine_node *api_swarm_begin_lies(api_swarm *s, byzantine_faults faults) {
     sn_model *model = NULL;
     lied_to = s;
-    described = (testbed){.path = s->folder, .cluster = s->nodes, .n_blocks = 4};
+    described = (testbed){.path = s->folder, .cluster = s->nodes, .n_blocks = 4, .kv_dtype = SN_KV_DTYPE_DEFAULT};
     REQUIRE(sn_model_open(s->folder, &model, &err));
     described.model = sn_model_id(model);
-    for (int b = 0; b < 4; b++) {
-        REQUIRE(sn_model_block_hash(model, b, &described.block_hash[b], &err));
-        described.block_hash[b] = sn_block_hash_with_kv_dtype(&described.block_hash[b], SN_KV_F32);
-    }
+    for (int b = 0; b < 4; b++) REQUIRE(sn_model_block_hash(model, b, &described.block_hash[b], &err));
     sn_model_close(&model);
     byzantine = byzantine_node_new(&described, "byzantine:1", 2, 4, faults);
     s->connection->open_link = open_byzantine_link;

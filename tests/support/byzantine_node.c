@@ -24,6 +24,7 @@ struct byzantine_node {
     sn_engine *engine;
     sn_protocol *protocol;
     sn_buf sealed;
+    sn_hash hashes[8];  /* of the blocks, as if they were those of float32 */
     float *last_output; /* (n_embd): the output of the newest step of one token */
     bool has_last_output;
     int last_position; /* of the newest step; -1: none yet */
@@ -128,7 +129,10 @@ byzantine_node *byzantine_node_new(testbed *w, const char *address, int first, i
                                .ctx = b};
     setup.span.block_hash = &w->block_hash[first]; /* announced even if the weights are those of another model */
     if (faults.signs_approximate) setup.span.exact = false;
-    if (faults.signs_other_kv_dtype) setup.span.kv_dtype = w->kv_dtype == SN_KV_F32 ? SN_KV_Q8 : SN_KV_F32;
+    for (int k = 0; faults.signs_float32 && k < end - first; k++)
+        b->hashes[k] = sn_block_hash_with_kv_dtype(&w->block_hash[first + k], w->kv_dtype);
+    if (faults.signs_float32) setup.span.block_hash = b->hashes;
+    if (faults.signs_float32) setup.span.kv_dtype = SN_KV_F32;
     REQUIRE(sn_protocol_new(&setup, sn_now_us(), &b->protocol, &err));
     make_announcement_of(w, &b->identity, address, first, end, faults.announces_slow ? -1 : 1, &b->sealed);
     if (pthread_create(&b->thread, NULL, node_main, b)) abort();

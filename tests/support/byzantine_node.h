@@ -19,10 +19,10 @@ typedef struct byzantine_faults {
     /* path of a model whose weights it computes with, under the name and hashes of the testbed's model; NULL: the
      * testbed's */
     const char *model;
-    bool signs_other_kv_dtype; /* its receipts name another type of keys and values than it keeps */
-    bool signs_approximate;    /* its receipts say that its device may give other bits, as a GPU's do */
-    bool signs_continued;      /* its receipts say that keys and values came from elsewhere */
-    bool announces_slow;       /* announces itself as slow: no route prefers it */
+    bool signs_float32;     /* its receipts say that keys and values are float32, which they are not */
+    bool signs_approximate; /* its receipts say that its device may give other bits, as a GPU's do */
+    bool signs_continued;   /* its receipts say that keys and values came from elsewhere */
+    bool announces_slow;    /* announces itself as slow: no route prefers it */
 } byzantine_faults;
 
 typedef struct byzantine_node byzantine_node;

@@ -124,7 +124,7 @@ def reference(folder):
 
 def ours(swarm, folder, out):
     run = subprocess.run([swarm, "forward", "--model", folder, "--local", "all", "--ids-file", out + "/ids", "--out", out + "/logits", "--force",
-                          "--threads", "1"], capture_output=True, text=True)
+                          "--threads", "1", "--kv-dtype", "f32"], capture_output=True, text=True)
     if run.returncode:
         return None, run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit code {run.returncode}"
     with open(out + "/logits", "rb") as f:

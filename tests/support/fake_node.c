@@ -54,6 +54,7 @@ void make_announcement_of(const testbed *w, const sn_identity *identity, const c
         a->round_trip[i].us = 1;
         a->n_round_trip = (size_t)i + 1;
     }
+    a->kv_dtype = (uint64_t)sn_kv_dtype_element(w->kv_dtype);
     for (int b = first; b < end; b++) memcpy(a->block_hash[b - first], w->block_hash[b].bytes, SN_HASH_SIZE);
     sn_buf_init(out, SN_ANNOUNCEMENT_SIZE_MAX);
     REQUIRE(sn_announcement_seal(a, identity, out, &err));

@@ -87,7 +87,10 @@ sn_hash *testbed_timeline(const testbed *w, int first, int end, int n, const flo
     sn_hasher *hasher = sn_hasher_new();
     uint8_t hashes[8][SN_HASH_SIZE];
     if (!timeline || !hasher) abort();
-    for (int b = first; b < end; b++) memcpy(hashes[b - first], w->block_hash[b].bytes, SN_HASH_SIZE);
+    for (int b = first; b < end; b++) {
+        sn_hash hash = sn_block_hash_with_kv_dtype(&w->block_hash[b], w->kv_dtype);
+        memcpy(hashes[b - first], hash.bytes, SN_HASH_SIZE);
+    }
     timeline[0] = sn_timeline_begin(w->model.bytes, first, end, (const uint8_t(*)[SN_HASH_SIZE])hashes);
     for (int i = 0; i < n; i++)
         timeline[i + 1] =
@@ -107,10 +110,7 @@ testbed *testbed_new(const cluster_options *options) {
     w->n_blocks = sn_model_hparams(model)->n_blocks;
     w->n_embd = sn_model_hparams(model)->n_embd;
     w->kv_dtype = options->kv_dtype;
-    for (int b = 0; b < w->n_blocks; b++) {
-        REQUIRE(sn_model_block_hash(model, b, &w->block_hash[b], &err));
-        w->block_hash[b] = sn_block_hash_with_kv_dtype(&w->block_hash[b], w->kv_dtype);
-    }
+    for (int b = 0; b < w->n_blocks; b++) REQUIRE(sn_model_block_hash(model, b, &w->block_hash[b], &err));
     sn_model_close(&model);
     w->inputs = make_rows(TESTBED_TOKENS, w->n_embd);
     w->hidden = testbed_compute(w, 0, w->n_blocks, TESTBED_TOKENS, w->inputs);

@@ -12,6 +12,7 @@ import time
 from swarm_peer import connect, encode, introduce, msgpack, zmq
 
 TIMEOUT_S = 10
+F32, F16, Q8 = 0, 1, 3  # as in reply_dtype
 
 
 def sha256(*parts):
@@ -73,7 +74,7 @@ def difference(a, b):
 
 def find_announcement(node, node_id):
     zero = bytes(32)
-    everything = dict(protocol=3, model=zero, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[], announcements=[])
+    everything = dict(protocol=4, model=zero, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[], announcements=[])
     for sealed in node.ask("peers_reply", "peers", **everything)["announcements"]:
         announcement = msgpack.unpackb(sealed[:-64])
         if announcement["node"] == node_id:
@@ -92,12 +93,14 @@ def main(address, golden, document):
     (n, n_embd), inputs = tensor("hidden.0")
     expected = tensor(f"hidden.{me['n_blocks']}")[1]
     row = 4 * n_embd
-    timeline = [begin_timeline(me["model"], 0, me["n_blocks"], me["block_hash"])]
+    kv_dtype = me["kv_dtype"]
+    computes = [w if kv_dtype == F32 else sha256(w, b"swarm kv " + {F16: b"f16", Q8: b"q8"}[kv_dtype]) for w in me["block_hash"]]
+    timeline = [begin_timeline(me["model"], 0, me["n_blocks"], computes)]
     for i in range(n):
         timeline.append(sha256(timeline[i], inputs[i * row:(i + 1) * row]))
 
     session = os.urandom(16)
-    opened = node.ask("open_reply", "open", protocol=3, session=session, model=me["model"], first_block=0,
+    opened = node.ask("open_reply", "open", protocol=4, session=session, model=me["model"], first_block=0,
                       end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32), next=[],
                       kv_source=bytes(32), adapter=bytes(32), request_id="made-from-the-page")
     assert opened["session"] == session and opened["step_tokens_max"] >= n
@@ -113,17 +116,17 @@ def main(address, golden, document):
         trace, = result["trace"]
         assert trace["node"] == node_id and trace["timeline"] == timeline[end], "the timeline hash differs"
         receipt, = result["receipts"]
-        weights = sha256(*me["block_hash"])
+        weights = sha256(*computes)
         start = (b"swarm receipt 1\0" + node_id + session + me["model"] + weights + timeline[position] + timeline[end] +
                  sha256(inputs[position * row:end * row]) + sha256(hidden) + struct.pack("<QQ", number, position))
         assert receipt[:272] == start, "the receipt differs"
-        assert receipt[280:299] == struct.pack("<4I3B", 0, me["n_blocks"], end - position, n_embd, 0, 0, 0)
+        assert receipt[280:299] == struct.pack("<4I3B", 0, me["n_blocks"], end - position, n_embd, 0, 0, kv_dtype)
         assert abs(struct.unpack("<Q", receipt[272:280])[0] - 1000 * time.time()) < 60000 and receipt[299] == 0
         return hidden
 
     whole = step(1, 0, n)
     worst = difference(whole, expected)
-    assert worst < 1e-4, f"hidden states differ from the reference by {worst}"
+    assert worst < {F32: 1e-4, F16: 0.05, Q8: 1}[kv_dtype], f"hidden states differ from the reference by {worst}"
     assert step(1, 0, n) == whole, "the reply to a repeated step differs"
     hop = dict(node=node_id, timeline=timeline[n], first_block=0, end_block=1, queue_us=0, compute_us=0, node_us=0)
     for changed in (dict(trace=[hop], receipts=[b"short"]), dict(trace=[hop] * 60, receipts=[b""] * 60),
@@ -139,7 +142,7 @@ def main(address, golden, document):
     assert error["status"] == 2 and error["text"].startswith("MISMATCH") and error["session"] == session, error
     assert step(4, 7, 8, "error")["status"] == 3, "a position beyond the end is accepted"
     assert step(4, 6, n) == whole[6 * row:], "a failed step was counted"
-    assert node.ask("status_reply", "status", protocol=3)["sessions"] == 1
+    assert node.ask("status_reply", "status", protocol=4)["sessions"] == 1
     assert node.ask("error", "peers", protocol=999, model=bytes(32), first_block=0, end_block=0,
                     from_tag=0, to_tag=0, name="", known=[], announcements=[])["status"] == 3
     assert node.ask("close_reply", "close", session=session)["session"] == session

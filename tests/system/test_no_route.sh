@@ -7,7 +7,7 @@ start_node a "$llama" 0:3
 start_node other "$fixtures/golden/qwen3" all
 wait_ready a other
 start_node b "$llama" 3:4 --join "${address[a]}"
-start_node half "$llama" all --kv-dtype f16
+start_node exact "$llama" all --kv-dtype f32
 cp -r "$llama" "$scratch/damaged"
 python3 - "$scratch/damaged/model.safetensors" <<'PY'
 import json, struct, sys
@@ -20,15 +20,15 @@ with open(sys.argv[1], "r+b") as f:
     f.write(bytes([byte ^ 1]))
 PY
 start_node damaged "$scratch/damaged" all
-wait_ready b half damaged
+wait_ready b exact damaged
 generate=("$bin/swarm" generate --model "$llama" --ids-file "$scratch/ids" --max-tokens 2 --timeout 20)
 text=$("${generate[@]}" --join "${address[b]}" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["ids"])') || fail "the nodes do not work"
 
 refuses 1 'blocks 3:4 .*1 denied.*: --deny leaves them out' "${generate[@]}" --join "${address[a]}" --deny b
 refuses 1 'blocks 0:3 .*1 not among --only.*: --only leaves them out' "${generate[@]}" --join "${address[a]}" --only b
-refuses 1 'blocks 0:4 .*1 another --kv-dtype.*: give --kv-dtype f16' "${generate[@]}" --join "${address[half]}"
-refuses 1 'blocks 0:4 .*: give --kv-dtype f16' "${generate[@]}" --join "${address[half]}" --kv-dtype q8
-succeeds "${generate[@]}" --join "${address[half]}" --kv-dtype f16
+refuses 1 'blocks 0:4 .*1 another --kv-dtype.*: give --kv-dtype f32' "${generate[@]}" --join "${address[exact]}"
+refuses 1 'blocks 0:4 .*: give --kv-dtype f32' "${generate[@]}" --join "${address[exact]}" --kv-dtype q8
+succeeds "${generate[@]}" --join "${address[exact]}" --kv-dtype f32
 refuses 1 'blocks 0:4 .*other weights.*: block 2 of node [0-9a-f]{8} has other weights; one of the files is damaged' \
   "${generate[@]}" --join "${address[damaged]}"
 refuses 1 "blocks 0:4 .*1 another model.*: they serve another model, .*'swarm status'" "${generate[@]}" --join "${address[other]}"
@@ -50,4 +50,4 @@ kill -0 "${pid[waiting]}" || fail "the client gave up: $(cat "$scratch/waiting.e
 signal late CONT
 wait_end waiting 60
 [ $rc = 0 ] && [ "$(query "$scratch/waiting.out" 'd["ids"]')" = "$text" ] || fail "a node that answered late is not used: $(cat "$scratch/waiting.err")"
-for name in a other half damaged late; do stop_node "$name"; done
+for name in a other exact damaged late; do stop_node "$name"; done

@@ -142,7 +142,7 @@ example() { # example FILE NAME=VALUE...: all lines of the example enabled, with
 }
 chmod 0600 "$scratch/id"
 example node.conf "model=$llama" blocks=0:4 listen=127.0.0.1:0 "public=${address[a]}" "join=${address[a]}" \
-  "identity=$scratch/id" isa=c device-map=0:1=cpu,1:2=host,2:4=disk "offload-dir=$scratch/blocks" preload=1:2 "swap-dir=$scratch" \
+  "identity=$scratch/id" isa=c kv-dtype=f16 device-map=0:1=cpu,1:2=host,2:4=disk "offload-dir=$scratch/blocks" preload=1:2 "swap-dir=$scratch" \
   metrics=0 "cache=$scratch/cache" "priority=$key=2" "adapters=$fixtures/peft/lora"
 start configured "$node" --config "$scratch/node.conf" --name attic2
 wait_ready configured
@@ -150,7 +150,7 @@ grep -q 'in host memory, preloaded' "$scratch/configured.err" || fail "the file'
 [ "$(ls "$scratch/blocks")" ] || fail "the file's offload-dir is ignored"
 succeeds "$bin/swarm" keygen --out "$scratch/client-id"
 example client.conf "model=$llama" "join=${address[a]}" local=0:2 only=a "identity=$scratch/client-id" temperature=0 \
-  "cache=$scratch/cache" kv-dtype=f32 "evidence=$scratch/evidence" "adapter=$fixtures/peft/lora/end"
+  "cache=$scratch/cache" kv-dtype=f16 "evidence=$scratch/evidence" "adapter=$fixtures/peft/lora/end"
 succeeds "$bin/swarm" generate --config "$scratch/client.conf" --ids-file "$scratch/ids" --max-tokens 5 --json
 [ "$(query "$scratch/run.out" 'len(d["ids"])')" = 5 ] || fail "the command line does not override the file"
 echo "colour = red" >>"$scratch/node.conf"

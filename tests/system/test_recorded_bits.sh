@@ -29,23 +29,31 @@ print(hashlib.sha256(v.encode() if isinstance(v, str) else json.dumps(v, separat
 END
 }
 
-# record ITEM MODEL IDS ISA...: hidden states and logits; each further instruction set must give the same file.
+# record ITEM MODEL IDS ISA...: hidden states and logits with keys and values as float32, then as they are kept by default; each
+# further instruction set must give the same files.
 record() {
-  local item=$1 model=$2 ids=$3 isa
+  local item=$1 model=$2 ids=$3 dtype isa
   shift 3
-  succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --force --out "$scratch/out" --every-block
-  hash_tensors "$scratch/out" "$item/forward"
-  for isa; do
-    succeeds "$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --force --out "$scratch/isa" --every-block --isa "$isa"
-    cmp -s "$scratch/out" "$scratch/isa" || fail "$item: --isa $isa gives other bits than the default"
+  for dtype in f32 f16; do
+    forward=("$bin/swarm" forward --model "$model" --local all --ids-file "$ids" --force --every-block)
+    [ $dtype = f16 ] || forward+=(--kv-dtype $dtype)
+    succeeds "${forward[@]}" --out "$scratch/out"
+    hash_tensors "$scratch/out" "$item/forward$([ $dtype = f32 ] || echo -$dtype)"
+    for isa; do
+      succeeds "${forward[@]}" --out "$scratch/isa" --isa "$isa"
+      cmp -s "$scratch/out" "$scratch/isa" || fail "$item: --isa $isa gives other bits than the default with keys and values in $dtype"
+    done
   done
 }
 record_text() { # ITEM OPTION...
   local item=$1
   shift
-  succeeds "$bin/swarm" generate --model "$SN_TEST_MODEL" --local all --prompt 'Once upon a time' --max-tokens 64 --json "$@"
-  hash_json "$scratch/run.out" ids "$item-ids"
-  hash_json "$scratch/run.out" text "$item-text"
+  local generate=("$bin/swarm" generate --model "$SN_TEST_MODEL" --local all --prompt 'Once upon a time' --max-tokens 64 --json "$@")
+  for dtype in f32 f16; do
+    succeeds "${generate[@]}" $([ $dtype = f16 ] || echo --kv-dtype $dtype)
+    hash_json "$scratch/run.out" ids "$item-ids$([ $dtype = f32 ] || echo -$dtype)"
+    hash_json "$scratch/run.out" text "$item-text$([ $dtype = f32 ] || echo -$dtype)"
+  done
 }
 
 for golden in "$fixtures"/golden/*/; do
@@ -54,7 +62,7 @@ for golden in "$fixtures"/golden/*/; do
   for model in "golden/$name" "gguf/$name.gguf"; do
     [ -e "$fixtures/$model" ] || continue
     record "${model%.gguf}" "$fixtures/$model" "$scratch/ids" c ${SN_TEST_ISAS-}
-    succeeds "$bin/swarm" generate --model "$fixtures/$model" --local all --ids-file "$scratch/ids" --max-tokens 16 --json
+    succeeds "$bin/swarm" generate --model "$fixtures/$model" --local all --ids-file "$scratch/ids" --max-tokens 16 --json --kv-dtype f32
     hash_json "$scratch/run.out" ids "${model%.gguf}/generate-ids"
   done
 done >"$scratch/bits"

@@ -19,7 +19,7 @@ static void set_up(void) {
     folder = api_folder();
     place = temp_folder();
     model = api_model(folder);
-    nodes = cluster_new(&(cluster_options){.model = folder});
+    nodes = cluster_new(&(cluster_options){.model = folder, .kv_dtype = SN_KV_DTYPE_DEFAULT});
     cluster_add(nodes, 0, 4);
     connection = api_connection(nodes, NULL);
 }

@@ -137,12 +137,12 @@ Test(audit, detects_stale_results_over_kv_caches_of_every_type) {
 
 /* What the block hashes announce and what the receipt says must be one: otherwise the receipt cannot be verified. */
 Test(audit, a_receipt_that_names_another_kv_dtype_is_refused) {
-    for (int kv = SN_KV_F32; kv <= SN_KV_Q8; kv++) {
+    for (int kv = SN_KV_F16; kv <= SN_KV_Q8; kv++) {
         audit_fixture t;
         audit_fixture_begin_with_kv(&t, (sn_kv_dtype)kv);
         cluster_add(t.w->cluster, 0, 2);
         cluster_add(t.w->cluster, 2, 4);
-        t.byzantine = byzantine_node_new(t.w, "byzantine:1", 2, 4, (byzantine_faults){.signs_other_kv_dtype = true});
+        t.byzantine = byzantine_node_new(t.w, "byzantine:1", 2, 4, (byzantine_faults){.signs_float32 = true});
         audit_fixture_open(&t, (sn_audit_options){.share = 1, .seed = 1, .local = true}, false, true);
         cr_assert_eq(feed_tokens(&t, 0, 20, 10), SN_OK, "%s", t.err.text);
         cr_expect_eq(byzantine_node_steps(t.byzantine), 1, "its receipt was accepted");

@@ -369,7 +369,7 @@ Test(cli, forward_agrees_with_the_reference_at_every_block_of_every_family) {
         char model[512], *ids;
         sn_safetensors *golden = open_golden(FAMILIES[f], model, &ids), *got;
         cr_assert_eq(SWARM_IN(ids, "forward", "--model", model, "--local", "all", "--ids-file", "-", "--out", out_path,
-                              "--every-block", "--force"),
+                              "--every-block", "--force", "--kv-dtype", "f32"),
                      0, "%s: %s", FAMILIES[f], last.err);
         REQUIRE(sn_safetensors_open(out_path, &got, &err));
         cr_assert_eq(sn_safetensors_n_tensors(got), 6, "hidden.0 to hidden.4, and logits");
@@ -404,7 +404,7 @@ Test(cli, generates_the_references_greedy_tokens_of_every_family) {
         char model[512], *ids;
         sn_safetensors *golden = open_golden(FAMILIES[f], model, &ids);
         cr_assert_eq(SWARM_IN(ids, "generate", "--model", model, "--local", "all", "--ids-file", "-", "--max-tokens",
-                              "16", "--ignore-eos", "--json"),
+                              "16", "--ignore-eos", "--json", "--kv-dtype", "f32"),
                      0, "%s: %s", FAMILIES[f], last.err);
         json_t *o = program_json(&last), *want = golden_ids(golden, "greedy");
         cr_assert(json_equal(json_object_get(o, "ids"), want), "%s: %s", FAMILIES[f], last.out);

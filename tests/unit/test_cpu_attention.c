@@ -1,5 +1,6 @@
 /* Attention and KV pages: equal bits however the rows are grouped, and accuracy compared with naive double-precision
  * arithmetic. */
+#include "base/log.h"
 #include "base/math.h"
 #include "tests/support/cpu_devices.h"
 
@@ -353,6 +354,27 @@ Test(cpu_attention, stores_nan_in_eight_bits) {
     cr_expect(k[3] > 1e38f && k[4] < -1e38f && k[1] == 0);
     round_trip_kv(devices.at[0], SN_KV_F16, x, k, v);
     cr_expect(isnan(k[1]) && k[3] == 65504 && k[4] == -65504 && k[2] == -2);
+    test_devices_close(&devices);
+}
+
+Test(cpu_attention, says_that_numbers_are_beyond_f16) {
+    test_devices devices = test_devices_open(&limits);
+    float x[40] = {65504, -65504, 1}, k[40], v[40];
+    sn_buf lines;
+    sn_buf_init(&lines, SN_LOG_KEPT_BYTES);
+    sn_log_setup(SN_LOG_WARN, false);
+    sn_log_keep(true);
+    round_trip_kv(devices.at[0], SN_KV_F16, x, k, v);
+    sn_log_take(&lines);
+    cr_expect(!lines.len, "what f16 holds is no fault");
+    x[1] = -65520; /* the least that would become infinite */
+    round_trip_kv(devices.at[0], SN_KV_F16, x, k, v);
+    sn_log_take(&lines);
+    cr_expect(memmem(lines.data, lines.len, "--kv-dtype f32", 14));
+    sn_buf_fini(&lines);
+    cr_expect(k[0] == 65504 && k[1] == -65504 && v[1] == -65504);
+    round_trip_kv(devices.at[0], SN_KV_F32, x, k, v);
+    cr_expect(k[1] == -65520);
     test_devices_close(&devices);
 }
 

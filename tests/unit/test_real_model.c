@@ -40,7 +40,8 @@ TestSuite(real_model, .init = set_up, .fini = tear_down);
 /* Runs `swarm COMMAND --model M --local all ...` with this input; returns its output as JSON. */
 #define SWARM(input, command, ...)                                                                                     \
     do {                                                                                                               \
-        const char *const argv[] = {SN_SWARM, command, "--model", model, "--local", "all", __VA_ARGS__, NULL};         \
+        const char *const argv[] = {SN_SWARM, command,      "--model", model,       "--local",                         \
+                                    "all",    "--kv-dtype", "f32",     __VA_ARGS__, NULL};                             \
         program_fini(&last);                                                                                           \
         last = program_run(argv, input);                                                                               \
         cr_assert_eq(last.code, 0, "%s", last.err);                                                                    \

@@ -141,8 +141,9 @@ Test(tune, same_bits_over_any_cut_of_the_swarm) {
     for (int method = 0; method < SN_METHOD_COUNT; method++) {
         sn_tuner *want = tuner_new(b, local, (sn_method)method, 2, 3);
         run_steps(want, 3);
-        for (int c = 0; c < 3; c++) {
-            cluster *nodes = cluster_new(&(cluster_options){.model = b->path, .tune_memory = 64 << 20});
+        for (int c = 0; c < 3; c++) { /* training keeps its own keys and values, whatever nodes do in sessions */
+            cluster *nodes =
+                cluster_new(&(cluster_options){.model = b->path, .tune_memory = 64 << 20, .kv_dtype = (sn_kv_dtype)c});
             for (int i = 0; i <= c; i++) cluster_add(nodes, cuts[c][i], cuts[c][i + 1]);
             sn_link *link = cluster_link(nodes);
             sn_backbone *backbone = swarm_backbone(b, link, 10000, 1);

@@ -40,7 +40,7 @@ static sn_receipt receipt_of(const fixture *s, const float *outputs) {
                     .unix_ms = 1790000000000,
                     .version = "1"};
     memcpy(r.model, &w->model, sizeof r.model);
-    r.weights = sn_hash_of(w->block_hash, 4 * sizeof *w->block_hash);
+    r.weights = sn_hash_of(s->e.block_hash, 4 * sizeof *s->e.block_hash);
     r.timeline_before = timeline[POSITION];
     r.timeline_after = timeline[POSITION + N];
     r.input = sn_hash_of(w->inputs + POSITION * row, N * row * sizeof(float));
@@ -73,7 +73,7 @@ static void fixture_begin_with_kv(fixture *s, sn_kv_dtype kv_dtype) {
     s->e = (sn_evidence){
         .model = w->model, .name = "tiny", .end = 4, .n_embd = w->n_embd, .n_tokens = TOKENS, .unix_ms = 1790000000000};
     REQUIRE(sn_calloc(&s->e.block_hash, 4, sizeof *s->e.block_hash, &err));
-    memcpy(s->e.block_hash, w->block_hash, 4 * sizeof *w->block_hash);
+    for (int b = 0; b < 4; b++) s->e.block_hash[b] = sn_block_hash_with_kv_dtype(&w->block_hash[b], kv_dtype);
     REQUIRE(sn_calloc(&s->e.inputs, size, sizeof *s->e.inputs, &err));
     memcpy(s->e.inputs, w->inputs, size * sizeof(float));
 }

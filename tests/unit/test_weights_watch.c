@@ -40,15 +40,14 @@ static void announce(fixture *f, uint64_t first, sn_kv_dtype dtype, bool change,
                          .first_block = first,
                          .end_block = 9,
                          .n_blocks = 10,
+                         .kv_dtype = (uint64_t)sn_kv_dtype_element(dtype),
                          .wire_dtype = {SN_F32},
                          .n_wire_dtype = 1};
     memcpy(a.node, identity.id, SN_KEY_SIZE);
     memcpy(a.curve_key, identity.curve_key, SN_KEY_SIZE);
     memcpy(a.model, &f->model, SN_KEY_SIZE);
     for (uint64_t b = first; b < 9; b++) {
-        sn_hash hash = {0};
-        if (b >= FIRST && b < END) hash = sn_block_hash_with_kv_dtype(&f->hashes[b - FIRST], dtype);
-        memcpy(a.block_hash[b - first], &hash, SN_KEY_SIZE);
+        if (b >= FIRST && b < END) memcpy(a.block_hash[b - first], &f->hashes[b - FIRST], SN_KEY_SIZE);
     }
     if (change) a.block_hash[5 - first][0] ^= 1;
     sn_buf_init(&sealed, SN_ANNOUNCEMENT_SIZE_MAX);

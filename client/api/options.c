@@ -85,6 +85,7 @@ sn_status sn_api_options_init(sn_api_options *out, const swarm_options *given, c
         out->settings.common.device = like->common.device;
         out->settings.common.isa = like->common.isa;
         out->settings.common.threads = like->common.threads;
+        out->settings.common.kv_dtype = like->common.kv_dtype;
     }
     for (size_t i = 0; given && i < given->n && !status; i++) {
         status = options_add(&out->copy, given->given[i].key, given->given[i].value, err);

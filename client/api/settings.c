@@ -269,7 +269,8 @@ static const struct {
     const sn_option_group *const *groups; /* ends with NULL */
 } kinds[] = {
     {"connection", "join dht model timeout identity swarm-key emulate-link cache", groups},
-    {"model", "device threads isa parts template hashes tensors cache cache-max manifest hub hub-token hub-cache",
+    {"model",
+     "device threads isa kv-dtype parts template hashes tensors cache cache-max manifest hub hub-token hub-cache",
      groups},
     {"session",
      "local only deny route route-seed reroute-every request-id push kv-replica timeout max-retries prefill-depth "

@@ -169,11 +169,12 @@ class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], *, swarm: Swarm | None = None,
                         initial_peers: str | Sequence[str] | None = None, tuning_mode: str | None = None,
-                        pre_seq_len: int = 16, base_model: str | os.PathLike[str] | None = None, **given: Any
-                        ) -> DistributedModelForCausalLM:
+                        pre_seq_len: int = 16, base_model: str | os.PathLike[str] | None = None, kv_dtype: str | None = None,
+                        **given: Any) -> DistributedModelForCausalLM:
         """name: as for `swarmnode.Model`, or a folder of `save_pretrained`. swarm, or initial_peers ("HOST:PORT" of its
         nodes): who computes the blocks; neither: this process does. tuning_mode: "ptune" trains pre_seq_len embeddings before
         the text, "deep_ptune" these and so many in every further block. base_model: where the model of such a folder is now.
+        kv_dtype: of the KV caches of generation, as the nodes have; None: f16.
         Other options: those of `swarmnode.nn.RemoteSequential` ("method", "only", "deny", ...)."""
         modes = {"ptune": "prompt", "deep_ptune": "deep-prompt"}
         if "config" in given:  # of AutoModelForCausalLM, which gives more that means nothing here
@@ -188,7 +189,7 @@ class DistributedModelForCausalLM(PreTrainedModel, GenerationMixin):
                 raise errors.Refused(f"{name} says itself how it was tuned: leave out {', '.join(sorted(TUNED & given.keys()))}")
             given, base_model = {**given, **saved.tuning}, base_model or saved.base_model
         base = base_model or name
-        model = Model(Swarm(join=initial_peers) if initial_peers else swarm, base)
+        model = Model(Swarm(join=initial_peers) if initial_peers else swarm, base, kv_dtype=kv_dtype)
         made: DistributedModelForCausalLM = cls(_config(model, base), model, **given).eval()
         made.config.tuning = _tuning(made.blocks.blocks)
         if saved:

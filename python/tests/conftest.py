@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("SWARM_BUILD", ROOT / "build"))
 WITH_US = ["setpriv", "--pdeathsig", "KILL"]  # before a command: it ends when the tests end, also where they are killed
 FIXTURES = ROOT / "tests/fixtures"
+KV = {"kv_dtype": "f32"}  # of the tiny model: sessions then have the bits of forward passes, which keep float32
+F32 = ("--kv-dtype", "f32")
 
 
 class Nodes:
@@ -72,9 +74,25 @@ def nodes(tiny_path):
     with tempfile.TemporaryDirectory() as folder:
         started = Nodes(folder)
         try:
+            yield started.start(tiny_path, "0:2", *F32).start(tiny_path, "2:4", *F32)
+        finally:
+            started.end()
+
+
+@pytest.fixture(scope="session")
+def usual_nodes(tiny_path):
+    """Nodes without that option, for programs that name none."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = Nodes(folder)
+        try:
             yield started.start(tiny_path, "0:2").start(tiny_path, "2:4")
         finally:
             started.end()
+
+
+@pytest.fixture(scope="session")
+def usual(usual_nodes, tiny_path):
+    return swarmnode.Model(swarmnode.Swarm(join=usual_nodes.addresses), tiny_path, threads=1)
 
 
 @pytest.fixture(scope="session")
@@ -85,13 +103,13 @@ def swarm(nodes):
 @pytest.fixture(scope="session")
 def tiny(swarm, tiny_path):
     """The model over two nodes."""
-    return swarmnode.Model(swarm, tiny_path, threads=1)
+    return swarmnode.Model(swarm, tiny_path, threads=1, **KV)
 
 
 @pytest.fixture(scope="session")
 def tiny_here(tiny_path):
     """The model, computed in this process."""
-    return swarmnode.Model(None, tiny_path, threads=1)
+    return swarmnode.Model(None, tiny_path, threads=1, **KV)
 
 
 @pytest.fixture(scope="session")
@@ -104,4 +122,4 @@ def real_path():
 
 @pytest.fixture(scope="session")
 def real(real_path):
-    return swarmnode.Model(None, real_path)
+    return swarmnode.Model(None, real_path, **KV)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import swarmnode
-from conftest import BUILD, ROOT, Nodes
+from conftest import BUILD, F32, KV, ROOT, Nodes
 from swarmnode import _native
 
 TEXT = swarmnode.EventKind.TEXT
@@ -25,7 +25,7 @@ IDS = [1, 17, 42, 99, 3, 250, 11, 7]
 
 
 def swarm_generate(model, *options):
-    out = subprocess.run([BUILD / "swarm", "generate", "--model", model, "--local", "all", "--json", *options],
+    out = subprocess.run([BUILD / "swarm", "generate", *F32, "--model", model, "--local", "all", "--json", *options],
                          capture_output=True, check=True, timeout=120)
     return json.loads(out.stdout)
 
@@ -201,7 +201,7 @@ def test_an_integer_that_c_does_not_hold_is_refused(tiny_here):
 
 
 def test_what_is_closed_or_another_processs_is_refused(tiny_path, swarm):
-    model = swarmnode.Model(swarm, tiny_path)
+    model = swarmnode.Model(swarm, tiny_path, **KV)
     session = model.session()
     model.close()
     session.prefill(IDS)  # what a session needs stays open
@@ -272,7 +272,7 @@ def test_leaving_the_loop_ends_the_generation(tiny):
     "thread.start(); time.sleep(0.2); assert thread.is_alive()"])
 def test_a_program_may_end_while_a_thread_computes(tiny_path, call):
     """What the thread computes with is not freed under its hands."""
-    lines = ["import sys, threading, time, numpy, swarmnode", "model = swarmnode.Model(None, sys.argv[1], threads=1)",
+    lines = ["import sys, threading, time, numpy, swarmnode", "model = swarmnode.Model(None, sys.argv[1], threads=1, kv_dtype='f32')",
              "rows = numpy.ones((4000, 100, model.width), numpy.float32)", call]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines), tiny_path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -365,8 +365,8 @@ def test_a_call_that_was_interrupted_before_its_thread_began_does_nothing(monkey
 def test_a_node_that_dies_is_logged_and_changes_nothing(tiny_path, tmp_path, caplog):
     nodes = Nodes(tmp_path)
     try:
-        nodes.start(tiny_path, "0:4").start(tiny_path, "0:4")
-        model = swarmnode.Model(swarmnode.Swarm(join=nodes.addresses), tiny_path)
+        nodes.start(tiny_path, "0:4", *F32).start(tiny_path, "0:4", *F32)
+        model = swarmnode.Model(swarmnode.Swarm(join=nodes.addresses), tiny_path, **KV)
         expected = model.generate(IDS, max_tokens=8, ignore_eos=True).ids
         with model.session() as session, caplog.at_level(logging.WARNING, "swarmnode"):
             session.prefill(IDS)

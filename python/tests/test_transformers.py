@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import swarmnode
-from conftest import BUILD
+from conftest import BUILD, F32, KV
 from test_blocks import close, golden
 from test_examples import run as run_example
 
@@ -24,7 +24,7 @@ IDS = [1, 17, 42, 99, 3, 250, 11, 7]
 
 @pytest.fixture(scope="module")
 def distributed(swarm, tiny_path):
-    return hf.DistributedModelForCausalLM.from_pretrained(tiny_path, swarm=swarm)
+    return hf.DistributedModelForCausalLM.from_pretrained(tiny_path, swarm=swarm, **KV)
 
 
 def test_generate_gives_the_tokens_of_the_swarm(distributed, tiny):
@@ -72,7 +72,7 @@ def test_a_pipeline_generates(distributed, tiny, tiny_path):
 def test_trainer_trains(tiny_path, nodes, tmp_path):
     pytest.importorskip("accelerate")
     torch.manual_seed(0)
-    model = hf.DistributedModelForCausalLM.from_pretrained(tiny_path, initial_peers=nodes.addresses, tuning_mode="ptune", pre_seq_len=4)
+    model = hf.DistributedModelForCausalLM.from_pretrained(tiny_path, initial_peers=nodes.addresses, tuning_mode="ptune", pre_seq_len=4, **KV)
     rows = [{"input_ids": torch.tensor(IDS), "labels": torch.tensor(IDS)}] * 2
     given = transformers.TrainingArguments(str(tmp_path), max_steps=6, learning_rate=0.05, per_device_train_batch_size=1,
                                            logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True,
@@ -90,7 +90,7 @@ def test_trainer_saves_resumes_and_evaluates(tiny_path, nodes, tmp_path, monkeyp
     strategy = "eval_strategy" if "eval_strategy" in inspect.signature(transformers.TrainingArguments).parameters else "evaluation_strategy"
 
     def trainer(folder):
-        model = hf.DistributedModelForCausalLM.from_pretrained(tiny_path, initial_peers=nodes.addresses, method="lora", rank=2)
+        model = hf.DistributedModelForCausalLM.from_pretrained(tiny_path, initial_peers=nodes.addresses, method="lora", rank=2, **KV)
         given = transformers.TrainingArguments(str(folder), max_steps=6, learning_rate=0.02, per_device_train_batch_size=1, logging_steps=1,
                                                per_device_eval_batch_size=1, save_steps=3, eval_steps=3, report_to=[], disable_tqdm=True,
                                                **{strategy: "steps"})
@@ -109,7 +109,7 @@ def test_trainer_saves_resumes_and_evaluates(tiny_path, nodes, tmp_path, monkeyp
         assert state["exp_avg"].device == parameter.device and state["exp_avg"].dtype == parameter.dtype and state["exp_avg"].any()
     by_hand = [resumed.model(r["input_ids"][None], labels=r["labels"][None]).loss.item() for r in rows[:2]]
     assert abs(resumed.evaluate()["eval_loss"] - sum(by_hand) / 2) < 1e-6
-    again = hf.DistributedModelForCausalLM.from_pretrained(tmp_path / "resumed/checkpoint-6", initial_peers=nodes.addresses)
+    again = hf.DistributedModelForCausalLM.from_pretrained(tmp_path / "resumed/checkpoint-6", initial_peers=nodes.addresses, **KV)
     assert torch.equal(again.blocks.values, whole.model.blocks.values)
 
 
@@ -117,31 +117,31 @@ def petals(name, *arguments, lines=""):
     return run_example(f"../../python/tests/petals/{name}", *arguments, lines=lines)
 
 
-def test_a_program_for_petals_generates_text(tiny, tiny_path, nodes):
-    ids = tiny.tokenizer.encode("A cat sat")
-    out = petals("generation.py", tiny_path, "A cat sat", *nodes.addresses)
-    assert out == "A cat sat" + tiny.generate(ids, max_tokens=12).text + "\n"
+def test_a_program_for_petals_generates_text(usual, tiny_path, usual_nodes):
+    ids = usual.tokenizer.encode("A cat sat")
+    out = petals("generation.py", tiny_path, "A cat sat", *usual_nodes.addresses)
+    assert out == "A cat sat" + usual.generate(ids, max_tokens=12).text + "\n"
 
 
-def test_a_program_for_petals_chats(tiny, tiny_path, nodes):
-    out = petals("chat.py", tiny_path, nodes.addresses[0], lines="one\ntwo\n").splitlines()
-    with tiny.session() as session:
+def test_a_program_for_petals_chats(usual, tiny_path, usual_nodes):
+    out = petals("chat.py", tiny_path, usual_nodes.addresses[0], lines="one\ntwo\n").splitlines()
+    with usual.session() as session:
         for line, said in zip(("one\n", "two\n"), out):
-            more = tiny.tokenizer.encode(f"Human: {line}AI:", begins=session.position == 0)
+            more = usual.tokenizer.encode(f"Human: {line}AI:", begins=session.position == 0)
             made = session.generate([*session.tokens, *more], max_tokens=10, ignore_eos=True).ids
             assert said.split() == [*map(str, made), str(len(session.tokens))]
 
 
 @pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
-def test_a_program_for_petals_tunes_a_prompt(tiny_path, nodes, mode):
-    *losses, said = petals("prompt_tuning.py", tiny_path, mode, "A cat sat.", *nodes.addresses).splitlines()
+def test_a_program_for_petals_tunes_a_prompt(tiny_path, usual_nodes, mode):
+    *losses, said = petals("prompt_tuning.py", tiny_path, mode, "A cat sat.", *usual_nodes.addresses).splitlines()
     assert len(losses) == 20 and float(losses[-1]) < float(losses[0]) - 1
     made, learned = json.loads(f"[{said.replace('] [', '],[')}]")
     assert made[:2] == learned[:2]  # and generate() has the tuned prompt
 
 
 def test_generate_with_a_prompt_of_embeddings_computes_only_what_is_new(tiny_path, nodes):
-    model = hf.DistributedModelForCausalLM.from_pretrained(tiny_path, initial_peers=nodes.addresses[0], tuning_mode="ptune", pre_seq_len=3)
+    model = hf.DistributedModelForCausalLM.from_pretrained(tiny_path, initial_peers=nodes.addresses[0], tuning_mode="ptune", pre_seq_len=3, **KV)
     row, rows = list(IDS), torch.tensor([IDS, [0, 0, *IDS[2:]]])
     mask = torch.tensor([[1] * 8, [0] * 2 + [1] * 6])
     out = model.generate(rows, attention_mask=mask, max_new_tokens=5, do_sample=False, eos_token_id=None)
@@ -159,7 +159,7 @@ TUNED = [{"method": "lora", "rank": 3, "targets": "q,v,down"}, {"tuning_mode": "
 
 def tuned(path, given, **more):
     """A model whose tuned values say something."""
-    model = hf.DistributedModelForCausalLM.from_pretrained(path, **given, **more)
+    model = hf.DistributedModelForCausalLM.from_pretrained(path, **given, **more, **KV)
     change(model, 1)
     return model
 
@@ -207,13 +207,13 @@ def test_what_save_pretrained_writes_opens_everywhere(tiny, tiny_path, swarm, no
     model, ids = tuned(tiny_path, given, swarm=swarm), torch.tensor([IDS])
     model.save_pretrained(tmp_path)
     assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 80_000  # neither blocks nor embedding
-    again = hf.DistributedModelForCausalLM.from_pretrained(tmp_path, swarm=swarm)
+    again = hf.DistributedModelForCausalLM.from_pretrained(tmp_path, swarm=swarm, **KV)
     logits = model(ids).logits.detach()
     assert torch.equal(again(ids).logits, logits)
     with tiny.session(adapter=swarmnode.Adapter(tiny, tmp_path)) as session:
         assert np.array_equal(session.step(IDS), logits[0].numpy())
     (tmp_path / "ids").write_text(json.dumps(IDS))
-    done = subprocess.run([BUILD / "swarm", "generate", "--model", tiny_path, "--join", nodes.addresses[0], "--adapter", tmp_path, "--ids-file",
+    done = subprocess.run([BUILD / "swarm", "generate", *F32, "--model", tiny_path, "--join", nodes.addresses[0], "--adapter", tmp_path, "--ids-file",
                            tmp_path / "ids", "--max-tokens", "5", "--ignore-eos", "--json"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and json.loads(done.stdout)["ids"] == greedy(model)[len(IDS):], done.stderr
     if given.get("tuning_mode") != "deep_ptune":
@@ -228,7 +228,7 @@ def test_what_save_pretrained_writes_opens_everywhere(tiny, tiny_path, swarm, no
 
 def test_what_is_not_tuned_is_saved_as_its_model(distributed, swarm, tmp_path):
     distributed.save_pretrained(tmp_path)
-    again = hf.DistributedModelForCausalLM.from_pretrained(tmp_path, swarm=swarm)
+    again = hf.DistributedModelForCausalLM.from_pretrained(tmp_path, swarm=swarm, **KV)
     assert torch.equal(again(torch.tensor([IDS])).logits, distributed(torch.tensor([IDS])).logits)
     assert not (tmp_path / "adapter_config.json").exists()
     with pytest.raises(swarmnode.Refused, match="AutoDistributedModelForCausalLM"):

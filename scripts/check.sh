@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a compiler does not check: who includes whom, lengths, retired words (scripts/check.py); clang-format; with --tidy,
+# What a compiler does not check: who includes whom, lengths, documents (scripts/check.py); clang-format; with --tidy,
 # clang-tidy over what the build folder (build) compiles; with --fix, formats instead of complaining.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

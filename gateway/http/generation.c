@@ -42,7 +42,7 @@ static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error 
     sn_answer *a = c->answer;
     const char *text;
     size_t len;
-    const int kind = swarm_event_get_kind(event);
+    const swarm_event_kind kind = swarm_event_get_kind(event);
     c->told = c->told || kind == SWARM_EVENT_TOKEN || kind == SWARM_EVENT_TEXT;
     switch (kind) {
     case SWARM_EVENT_TOKEN:

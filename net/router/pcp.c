@@ -12,6 +12,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -100,14 +101,20 @@ bool sn_pcp_read(const uint8_t *data, size_t len, const uint8_t request[SN_PCP_S
 
 /* -- the router */
 
+/* Of a line "eth0 00000000 0101A8C0 ...": the second number, if the first one is 0; else 0. */
+static uint32_t of_default_route(const char *line) {
+    char to[9], gateway[9];
+    if (sscanf(line, "%*s %8s %8s", to, gateway) != 2 || strspn(to, "0") != 8) return 0;
+    return (uint32_t)strtoul(gateway, NULL, 16);
+}
+
 /* The router of the default route of IPv4: "eth0 00000000 0101A8C0 ..." in the machine's order of bytes. */
 static bool gateway_of_four(struct sockaddr_storage *out, socklen_t *len) {
     struct sockaddr_in *four = (struct sockaddr_in *)out;
     char line[256];
-    unsigned destination, gateway = 0;
+    uint32_t gateway = 0;
     FILE *routes = fopen("/proc/net/route", "re");
-    while (routes && !gateway && fgets(line, sizeof line, routes))
-        if (sscanf(line, "%*s %8x %8x", &destination, &gateway) != 2 || destination) gateway = 0;
+    while (routes && !gateway && fgets(line, sizeof line, routes)) gateway = of_default_route(line);
     if (routes) fclose(routes);
     four->sin_family = AF_INET;
     four->sin_port = htons(PORT);
@@ -125,12 +132,7 @@ static bool gateway_of_six(struct sockaddr_storage *out, socklen_t *len) {
     while (routes && !found && fgets(line, sizeof line, routes)) {
         if (sscanf(line, "%32s %2s %*s %*s %32s %*s %*s %*s %*s %15s", to, size, hex, interface) != 4) continue;
         if (strspn(to, "0") != 32 || strcmp(size, "00") != 0 || strspn(hex, "0") == 32 || strlen(hex) != 32) continue;
-        found = true;
-        for (int i = 0; i < 16; i++) {
-            unsigned byte = 0;
-            found &= sscanf(hex + (size_t)2 * (size_t)i, "%2x", &byte) == 1;
-            six->sin6_addr.s6_addr[i] = (uint8_t)byte;
-        }
+        found = !sn_unhex(hex, six->sin6_addr.s6_addr, sizeof six->sin6_addr.s6_addr, NULL);
         six->sin6_scope_id = IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr) ? if_nametoindex(interface) : 0;
     }
     if (routes) fclose(routes);

@@ -72,10 +72,14 @@ swarm_connection *api_connection(cluster *c, swarm_cancel *cancel) {
 }
 
 api_swarm api_swarm_begin(cluster_options nodes, swarm_cancel *cancel) {
+    nodes.kv_dtype = SN_KV_DTYPE_DEFAULT; /* of sessions, too */
+    return api_swarm_begin_with_kv(nodes, cancel);
+}
+
+api_swarm api_swarm_begin_with_kv(cluster_options nodes, swarm_cancel *cancel) {
     api_swarm s = {.folder = api_folder()};
     s.model = api_model(s.folder);
     nodes.model = s.folder;
-    nodes.kv_dtype = SN_KV_DTYPE_DEFAULT; /* of sessions, too */
     s.nodes = cluster_new(&nodes);
     cluster_add(s.nodes, 0, 2);
     cluster_add(s.nodes, 2, 4);

@@ -31,6 +31,8 @@ typedef struct api_swarm {
     swarm_connection *connection;
 } api_swarm;
 api_swarm api_swarm_begin(cluster_options nodes, swarm_cancel *cancel); /* nodes.model is ignored */
+/* The same with nodes of the KV type that the options give; sessions name it, too. */
+api_swarm api_swarm_begin_with_kv(cluster_options nodes, swarm_cancel *cancel);
 void api_swarm_end(api_swarm *s);
 /* A byzantine node takes the place of the one with blocks 2:4; freed before the swarm ends. One in a process. */
 byzantine_node *api_swarm_begin_lies(api_swarm *s, byzantine_faults faults);

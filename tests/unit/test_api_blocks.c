@@ -18,7 +18,8 @@ static swarm_cancel *cancel;
 
 static void set_up(void) {
     cancel = swarm_cancel_new();
-    api = api_swarm_begin((cluster_options){.tune_memory = 64 << 20}, NULL);
+    /* sessions have the bits of forward passes, which keep float32 */
+    api = api_swarm_begin_with_kv((cluster_options){.tune_memory = 64 << 20, .kv_dtype = SN_KV_F32}, NULL);
 }
 
 static void tear_down(void) {
@@ -204,7 +205,7 @@ static void session_rows(swarm_connection *over, const char *range, const swarm_
                          float *out) {
     enum { HALF = 4, ALL = 9 };
     swarm_session *session = NULL;
-    swarm_options *options = api_options("blocks", range, NULL);
+    swarm_options *options = api_options("blocks", range, "kv-dtype", "f32", NULL);
     API(swarm_session_open(api.model, over, options, adapter, NULL, &session, &error));
     API(swarm_session_forward(session, 0, HALF, in, out, &error));
     API(swarm_session_forward(session, HALF, ALL - HALF, in + HALF * WIDTH, out + HALF * WIDTH, &error));
@@ -237,15 +238,17 @@ Test(api_blocks, a_session_with_the_values_computes_what_the_blocks_do) {
 static char *answer(swarm_connection *over, const swarm_adapter *adapter) {
     static const int32_t prompt[] = {1, 40, 41, 42, 43};
     swarm_options *options = api_options("max-tokens", "12", "ignore-eos", "true", NULL);
+    swarm_options *opened = api_options("kv-dtype", "f32", NULL);
     swarm_session *session = NULL;
     char *text = NULL;
-    API(swarm_session_open(api.model, over, NULL, adapter, NULL, &session, &error));
+    API(swarm_session_open(api.model, over, opened, adapter, NULL, &session, &error));
     API(swarm_session_generate(session, prompt, 5, options, &text, NULL, &error));
     json_t *all = api_json(text);
     char *ids = json_dumps(json_object_get(all, "ids"), 0);
     json_decref(all);
     swarm_session_close(session);
     swarm_options_free(options);
+    swarm_options_free(opened);
     return ids;
 }
 

@@ -71,7 +71,7 @@ Test(api_session, a_prompt_that_fits_nowhere_is_refused_before_it_is_computed) {
     swarm_error *error = NULL;
     for (int i = 0; i < 120; i++) ids[i] = 3 + i % 300;
     tear_down();
-    api = api_swarm_begin((cluster_options){.kv_memory = 3 * (2 * 2 * 32 * 32 * sizeof(float))}, NULL);
+    api = api_swarm_begin((cluster_options){.kv_memory = 3 * (2 * 2 * 32 * 32 * sizeof(uint16_t))}, NULL);
     swarm_options *options = api_options("max-tokens", "50", "ignore-eos", "true", NULL);
     swarm_session *session = open_session(api.connection, NULL);
     const uint64_t before = rows_computed();

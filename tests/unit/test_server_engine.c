@@ -261,7 +261,7 @@ Test(server_engine, idle_sessions_make_room_for_a_job) {
 /* Nodes with 10 pages each: two conversations of 4 pages fit, and the server does not know. */
 static void begin_over_full_nodes(void) {
     tear_down();
-    const size_t page = 2 * 2 * 32 * sizeof(float) * 32; /* 2 blocks */
+    const size_t page = 2 * 2 * 32 * sizeof(uint16_t) * 32; /* 2 blocks, f16 */
     api = api_swarm_begin((cluster_options){.kv_memory = 10 * page}, NULL);
     begin(4, 4);
 }

@@ -35,7 +35,8 @@ static sn_status open_draft(sn_bench_draft *d, sn_err *err) {
                                             .device = d->device,
                                             .hp = p->hp,
                                             .sampling = case_sampling(d->config, 0),
-                                            .max_context = p->prompt_tokens + p->new_tokens};
+                                            .max_context = p->prompt_tokens + p->new_tokens,
+                                            .kv_dtype = p->kv_dtype};
     d->draft = sn_draft_make(sn_draft_ngram, NULL, (int)sn_program_settings.draft.tokens);
     if (strcmp(d->config->draft, "model")) return SN_OK;
     if (sn_tokenizer_open(sn_program_settings.common.model, &d->tokenizer, err) == SN_STOP) return SN_STOP;

@@ -9,8 +9,13 @@ sn_status sn_setup_open_draft(sn_setup *setup, const sn_sampling *sampling, int 
     if (!o->model) return SN_OK;
     sn_status status = sn_setup_need_device(setup, err);
     if (status) return status;
-    sn_draft_model_options model_options = {o->model,         setup->device, setup->hp,
-                                            setup->tokenizer, *sampling,     max_context};
+    const sn_draft_model_options model_options = {.path = o->model,
+                                                  .device = setup->device,
+                                                  .hp = setup->hp,
+                                                  .tokenizer = setup->tokenizer,
+                                                  .sampling = *sampling,
+                                                  .max_context = max_context,
+                                                  .kv_dtype = (sn_kv_dtype)setup->settings->common.kv_dtype};
     sn_setup_phase(setup, "loading the draft model");
     status = sn_draft_model_open(&model_options, &setup->draft_model, err);
     sn_setup_phase(setup, NULL);

@@ -52,6 +52,7 @@ typedef struct sn_draft_model_options {
     const sn_tokenizer *tokenizer; /* of that model; NULL: it has none */
     sn_sampling sampling;          /* of the text */
     int max_context;               /* longest timeline of the text */
+    sn_kv_dtype kv_dtype;          /* of the text's session: a model then drafts what it would say itself */
 } sn_draft_model_options;
 
 /* SN_REFUSED: a token id has another meaning in the two models. */

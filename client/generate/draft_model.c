@@ -80,6 +80,7 @@ static sn_status draft_model_load(sn_draft_model *m, const sn_draft_model_option
     m->capacity = (size_t)(hp->n_ctx < options->max_context ? hp->n_ctx : options->max_context);
     sn_chain_options chain_options = sn_chain_options_default();
     chain_options.max_tokens = (int)m->capacity;
+    chain_options.kv.dtype = options->kv_dtype;
     chain_options.local = (sn_chain_local){.device = options->device, .end = hp->n_blocks};
     sn_status status = sn_lm_head_load(m->model, options->device, &m->head, err);
     if (!status) status = sn_chain_open(m->model, &chain_options, &m->chain, err);

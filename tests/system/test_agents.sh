@@ -11,9 +11,9 @@ start_server() { # NAME NODE [option...]
   start "$name" "$bin/swarm" serve --model "$scratch/model" --served-model-name tiny --join "${address[$node]}" --listen 127.0.0.1:0 "$@"
 }
 node_options=(--client-sessions 0 --device cpu --metrics 0 --prefix-cache-memory 0)
-# A token takes 1 KiB. Of 13 MiB two conversations take 12.
+# A token takes 512 bytes. Of 6.5 MiB two conversations take 6.
 start_node big "$scratch/model" all "${node_options[@]}"
-start_node small "$scratch/model" all "${node_options[@]}" --kv-memory 13MiB
+start_node small "$scratch/model" all "${node_options[@]}" --kv-memory 6656KiB
 wait_ready big small
 start_server all big
 start_server one small
@@ -24,7 +24,7 @@ client agents "http://${address[all]}" 4 6000 3 >"$scratch/expected"
 client agents "http://${address[one]}" 4 6000 3 >"$scratch/texts"
 cmp -s "$scratch/texts" "$scratch/expected" || fail "four agents at one server get other texts"
 [ "$(metric small swapped_bytes)" -gt 0 ] || fail "no idle session was swapped out"
-[ "$(metric small swap_max_bytes)" = $((52 << 20)) ] || fail "idle sessions may take $(metric small swap_max_bytes) bytes"
+[ "$(metric small swap_max_bytes)" = $((26 << 20)) ] || fail "idle sessions may take $(metric small swap_max_bytes) bytes"
 # Those of the first server are idle now; another one has the same conversations.
 client agents "http://${address[two]}" 4 6000 2 >"$scratch/texts"
 python3 -c 'import json, sys; a, b = (json.load(open(f)) for f in sys.argv[1:]); sys.exit(a != [t[:2] for t in b])' \

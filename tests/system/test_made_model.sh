@@ -13,7 +13,7 @@ expected=$(query "$scratch/run.out" 'd["ids"]')
 start_node a "$scratch/made" 0:1 --metrics 0
 start_node b "$scratch/made" 1:3 --metrics 0
 wait_ready a b
-page=$((32 * (128 + 16) * 4)) # bytes of 32 positions of a block
+page=$((32 * (128 + 16) * 2)) # bytes of 32 positions of a block, f16
 for node in "a 1" "b 2"; do
   read -r name blocks <<<"$node"
   tokens=$(((64 << 20) / (page * blocks) * 32))

@@ -103,7 +103,7 @@ refuses 2 "kv-memory" "$node" --model "$llama" --blocks all --listen 127.0.0.1:0
 start_node small "$llama" all --kv-memory 40KiB --kv-timeout 1
 wait_ready small
 golden_ids llama "$scratch/long" 200
-refuses 2 "200 tokens do not fit.* 32 at most" "$bin/swarm" forward --model "$llama" --join "${address[small]}" --ids-file "$scratch/long" --out \
+refuses 2 "200 tokens do not fit.* 64 at most" "$bin/swarm" forward --model "$llama" --join "${address[small]}" --ids-file "$scratch/long" --out \
   "$scratch/x" --timeout 5
 golden_ids llama "$scratch/longer" 300
 for mode in "--join ${address[a]}" "--local all"; do

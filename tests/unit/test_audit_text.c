@@ -73,8 +73,8 @@ static sn_generation write_over_nodes(const generator_fixture *d, const test_cas
     options.routing.push = s->push;
     options.verification.verifier = sn_audit_verifier(audit);
     sn_chain *chain = NULL;
-    sn_draft_model_options model_options = {d->w->path, d->device,   sn_model_hparams(d->model),
-                                            NULL,       s->sampling, CONTEXT};
+    sn_draft_model_options model_options = {d->w->path, d->device, sn_model_hparams(d->model), NULL, s->sampling,
+                                            CONTEXT,    SN_KV_F32};
     sn_draft_model *m = NULL;
     REQUIRE(sn_chain_open(d->model, &options, &chain, &err));
     if (s->drafts) REQUIRE(sn_draft_model_open(&model_options, &m, &err));

@@ -216,7 +216,8 @@ Test(draft, leaves_the_chain_ready_for_the_next_turn) {
 
 static sn_draft_model *open_draft_model(const generator_fixture *d, const char *path, const sn_sampling *sampling) {
     sn_draft_model *m = NULL;
-    sn_draft_model_options model_options = {path, d->device, sn_model_hparams(d->model), NULL, *sampling, CONTEXT};
+    sn_draft_model_options model_options = {path,    d->device, sn_model_hparams(d->model), NULL, *sampling,
+                                            CONTEXT, SN_KV_F32};
     REQUIRE(sn_draft_model_open(&model_options, &m, &err));
     return m;
 }
@@ -250,7 +251,8 @@ Test(draft, refuses_a_draft_model_with_other_tokens) {
     sn_draft_model *m = NULL;
     sn_err why;
     char *other = tiny_model_make(&(tiny_model_options){.dtype = SN_F32, .n_vocab = 100});
-    sn_draft_model_options model_options = {other, d.device, sn_model_hparams(d.model), NULL, samplings[0], CONTEXT};
+    sn_draft_model_options model_options = {other,   d.device, sn_model_hparams(d.model), NULL, samplings[0],
+                                            CONTEXT, SN_KV_F32};
     cr_expect_eq(sn_draft_model_open(&model_options, &m, &why), SN_REFUSED);
     cr_expect(strstr(why.text, "has 100 tokens and the model 96"), "%s", why.text);
     model_options.tokenizer = d.tokenizer;

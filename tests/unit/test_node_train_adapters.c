@@ -34,7 +34,7 @@ Test(node_train_adapters, unused_adapters_are_evicted_for_new_ones) {
 /* LoRA matrices of rank 1 in all blocks: on a CPU 16 rows of A take as much as one. *bytes: what they take there. */
 static sn_buf image_of_rank_one(const testbed *w, size_t *bytes) {
     static const float values[1024] = {0.5f};
-    static char names[256][16];
+    static char names[256][24];
     sn_safetensors_entry entries[256];
     const size_t embd = (size_t)w->n_embd;
     size_t n = 0;

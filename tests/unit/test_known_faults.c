@@ -16,7 +16,9 @@ Test(known_faults, failover_works_repeatedly_within_a_text) {
     testbed *w = testbed_new(&OPTIONS);
     for (int i = 0; i < 4; i++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
     chain_fixture r;
-    chain_fixture_open(&r, w, (sn_chain_options){.limits = {10000, 8, SN_PREFILL_DEPTH_MAX}});
+    chain_fixture_open(
+        &r, w,
+        (sn_chain_options){.limits = {.timeout_ms = 10000, .max_retries = 8, .prefill_depth = SN_PREFILL_DEPTH_MAX}});
     cr_assert(!chain_fixture_try_steps(&r, 0, 30, 30));
     for (int lost = 0; lost < 6; lost++) { /* a node in use, of the first blocks and of the last ones alternately */
         cluster_cut_off(w->cluster, cluster_node_of_block(r.chain, lost % 2 ? 2 : 0));

@@ -322,7 +322,9 @@ static void expect_delay_without_failover(bool push) {
     chain_fixture r;
     cluster_add(w->cluster, 0, 2);
     cluster_add(w->cluster, 2, 4);
-    chain_fixture_open(&r, w, (sn_chain_options){.limits = {10000, 0, SN_PREFILL_DEPTH_MAX}, .routing.push = push});
+    chain_fixture_open(&r, w,
+                       (sn_chain_options){.limits = {.timeout_ms = 10000, .prefill_depth = SN_PREFILL_DEPTH_MAX},
+                                          .routing.push = push});
     chain_fixture_steps(&r, 0, 25, 1);
     cr_expect_eq(sn_chain_failovers(r.chain), 0, "push %d", push);
     chain_fixture_close(&r);

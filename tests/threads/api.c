@@ -61,7 +61,7 @@ static void *ask(void *ctx) {
 int main(void) {
     char *folder = api_folder(), *ids[SESSIONS] = {NULL};
     model = api_model(folder);
-    cluster *nodes = cluster_new(&(cluster_options){.model = folder});
+    cluster *nodes = cluster_new(&(cluster_options){.model = folder, .kv_dtype = SN_KV_DTYPE_DEFAULT});
     cluster_add(nodes, 0, 2);
     cluster_add(nodes, 2, 4);
     connection = api_connection(nodes, NULL);

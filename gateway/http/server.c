@@ -238,7 +238,7 @@ static void completed(void *ctx, struct MHD_Connection *connection, void **state
     sn_server *server = ctx;
     sn_exchange *x = *state;
     (void)connection;
-    if (!x) return;
+    if (!x || *state == &nul_in_path) return; /* it ended before it was handled */
     bool answered = x->code && why == MHD_REQUEST_TERMINATED_COMPLETED_OK;
     if (x->answer && !answered) atomic_fetch_add(&server->counters.cancelled, 1);
     atomic_fetch_add(&server->counters.requests[answered ? x->code % SN_STATUS_CODES : 0], 1);

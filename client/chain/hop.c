@@ -188,7 +188,7 @@ static sn_status hop_keep_rows(sn_hop *hop, const sn_step *step, sn_err *err) {
         sn_kept_rows_put(&r->inputs, hop->input_dtype, step->position, step->n, step->n_embd, step->in, err);
     if (status || !r->inputs_max) return status;
     const size_t by_tokens = (size_t)(step->position + step->n) * r->inputs_token_max;
-    sn_kept_rows_limit(&r->inputs, sn_min_size(r->inputs_max, by_tokens), INPUTS_LEAST);
+    sn_kept_rows_limit(&r->inputs, by_tokens ? sn_min_size(r->inputs_max, by_tokens) : r->inputs_max, INPUTS_LEAST);
     return SN_OK;
 }
 

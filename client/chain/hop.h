@@ -67,7 +67,7 @@ typedef struct sn_hop_remote {
     sn_hash *timeline;       /* [i], i <= length; all zero where it is not known */
     sn_kept_rows inputs;     /* from SN_ROWS_NONE after KV pages came from elsewhere; of a pushed hop there are none */
     size_t inputs_max;       /* bytes of them; 0: without a limit */
-    size_t inputs_token_max; /* and no more for each token: what its keys and values take there */
+    size_t inputs_token_max; /* and no more for each token: what its keys and values take; 0: it has none */
     const sn_row_source *source; /* the chain's, of a hop at its first block that needs no inputs therefore; or NULL */
 
     bool wants_receipt;               /* every step asks for a receipt */

@@ -57,5 +57,3 @@ void sn_kept_rows_limit(sn_kept_rows *rows, size_t most, int least) {
     rows->data = smaller;
     rows->capacity = (int)(left + left / 2);
 }
-
-size_t sn_kept_rows_bytes(const sn_kept_rows *rows) { return (size_t)rows->capacity * rows->row_bytes; }

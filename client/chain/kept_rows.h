@@ -31,6 +31,5 @@ bool sn_kept_rows_have(const sn_kept_rows *rows, int position, int n);
 void sn_kept_rows_get(const sn_kept_rows *rows, int position, int n, int n_embd, float *out);
 /* Drops the oldest rows where all take more than `most` bytes, but none of the newest `least` rows. */
 void sn_kept_rows_limit(sn_kept_rows *rows, size_t most, int least);
-size_t sn_kept_rows_bytes(const sn_kept_rows *rows); /* of memory */
 
 #endif

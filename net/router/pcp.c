@@ -1,5 +1,6 @@
 /* PCP (RFC 6887): one datagram asks the default gateway for a port, of IPv4 or, through a firewall that translates
  * nothing, of IPv6; one answers. No library of the distribution speaks it. */
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/random.h"
@@ -32,7 +33,7 @@ enum {
     INSIDE_AT = 40,
     OUTSIDE_AT = 42,
     HOST_AT = 44,
-    TRIES = 3, /* of TRY_MS, and twice as long each */
+    TRIES = 3, /* of TRY_MS, and twice as long each, whatever comes meanwhile */
     TRY_MS = 250,
 };
 
@@ -166,8 +167,10 @@ static bool pcp_ask(int fd, sn_router_port *port, int protocol, int seconds) {
     if (!sn_pcp_request(port, protocol, seconds, request)) return false;
     for (int tries = 0; tries < TRIES; tries++) {
         struct pollfd readable = {.fd = fd, .events = POLLIN};
+        const int64_t until_us = sn_now_us() + (int64_t)(TRY_MS << tries) * 1000;
         if (send(fd, request, sizeof request, 0) < 0 && errno == ECONNREFUSED) return false;
-        while (poll(&readable, 1, TRY_MS << tries) > 0) {
+        for (int64_t left_us; (left_us = until_us - sn_now_us()) > 0;) {
+            if (poll(&readable, 1, (int)(left_us / 1000) + 1) <= 0) continue;
             ssize_t n = recv(fd, data, sizeof data, 0);
             if (n < 0) return false; /* no program listens there */
             if (sn_pcp_read(data, (size_t)n, request, port, &refused)) return true;

@@ -260,6 +260,11 @@ def access(url, key):
     nested = b'{"model":"tiny","prompt":' + b"[" * 100000
     assert call(url, "/v1/completions", nested, right)[0] == 400
 
+    c = socket.create_connection(address(url), timeout=LIMIT)  # a NUL in the path, and refused before it is handled
+    c.sendall(b"POST /v%001/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9#9\r\n\r\n")
+    assert b" 400 " in c.recv(100)
+    c.close()
+    assert call(url, "/health", headers=right)[0] == 200  # the server is there
     c = socket.create_connection(address(url), timeout=LIMIT)
     c.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nContent-Length: 99999999999\r\n\r\n".encode())
     assert b" 413 " in c.recv(100)

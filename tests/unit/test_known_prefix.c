@@ -150,6 +150,15 @@ static float *run_turn(fixture *r, int n, int wanted, int *attached) {
     return out;
 }
 
+/* A session of its own for the first n tokens. */
+static void run_session(fixture *r, int n) {
+    int attached;
+    open_session(r);
+    free(run_turn(r, n, 1, &attached));
+    cr_expect_eq(attached, 0);
+    close_session(r);
+}
+
 /* What another client gets, for whom everything is computed. */
 static void expect_bits(fixture *r, int n, int wanted, const float *got) {
     const sn_identity own = r->identity;
@@ -171,9 +180,7 @@ Test(known_prefix, a_conversation_that_goes_on_after_a_pause_moves_few_bytes, .t
     enum { FIRST = 20000, SECOND = FIRST + 200, PAGES = 2 * (SECOND / SN_KV_PAGE_TOKENS + 1) };
     fixture *r = fixture_begin(PAGES, 64); /* outputs of a tenth of the turn are kept */
     int attached;
-    open_session(r);
-    free(run_turn(r, FIRST, 1, &attached));
-    close_session(r);
+    run_session(r, FIRST);
     const size_t first = r->bytes;
     open_session(r);
     float *got = run_turn(r, SECOND, 100, &attached);
@@ -190,10 +197,7 @@ static void expect_attached(bool push) {
     fixture *r = fixture_begin(512, 16);
     int attached;
     r->push = push;
-    open_session(r);
-    free(run_turn(r, 900, 1, &attached));
-    cr_expect_eq(attached, 0);
-    close_session(r);
+    run_session(r, 900);
     for (int n = 1000; n <= 1200; n += 100) { /* each turn goes on behind the one before it */
         open_session(r);
         float *got = run_turn(r, n, 90, &attached);
@@ -213,14 +217,9 @@ Test(known_prefix, of_other_tokens_or_another_scope_is_not_taken) {
     fixture *r = fixture_begin(256, 16);
     int attached;
     r->scope = "a";
-    open_session(r);
-    free(run_turn(r, 320, 1, &attached));
-    close_session(r);
-    open_session(r);
-    r->scope = "b";
-    free(run_turn(r, 320, 1, &attached));
-    cr_expect_eq(attached, 0, "another scope");
-    close_session(r);
+    run_session(r, 320);
+    r->scope = "b"; /* has none of these */
+    run_session(r, 320);
     r->scope = "a";
     r->tokens[100]++;
     open_session(r);
@@ -235,9 +234,7 @@ Test(known_prefix, of_other_tokens_or_another_scope_is_not_taken) {
 Test(known_prefix, is_taken_into_a_session_that_holds_other_tokens) {
     fixture *r = fixture_begin(256, 16);
     int attached;
-    open_session(r);
-    free(run_turn(r, 320, 1, &attached));
-    close_session(r);
+    run_session(r, 320);
     open_session(r);
     r->tokens[40] += 3;
     free(run_turn(r, 200, 1, &attached));
@@ -262,9 +259,7 @@ Test(known_prefix, is_taken_into_a_session_that_holds_other_tokens) {
 Test(known_prefix, is_as_long_as_all_nodes_have_it) {
     fixture *r = fixture_begin(256, 16);
     int attached;
-    open_session(r);
-    free(run_turn(r, 320, 1, &attached));
-    close_session(r);
+    run_session(r, 320);
     cluster_restart(r->w->cluster, 1); /* it has lost everything */
     open_session(r);
     float *got = run_turn(r, 330, 200, &attached);
@@ -295,9 +290,7 @@ Test(known_prefix, a_node_that_has_less_does_not_go_on_with_what_it_held) {
     enum { PAGES = 64, HELD = 330 / SN_KV_PAGE_TOKENS + 1 }; /* a node with one block has room for more of them */
     fixture *r = fixture_begin(PAGES, 16);
     int attached;
-    open_session(r);
-    free(run_turn(r, 320, 1, &attached));
-    close_session(r);
+    run_session(r, 320);
     open_session(r);
     r->tokens[5] += 3;
     free(run_turn(r, 330, 1, &attached));
@@ -317,11 +310,7 @@ Test(known_prefix, is_computed_again_where_a_node_dies_behind_it) {
     for (int dies = 0; dies < N_BLOCKS; dies++) {
         fixture *r = fixture_begin(256, 16);
         int attached;
-        cluster_add(r->w->cluster, 0, N_BLOCKS); /* may take over, and is not used before */
-        cluster_cut_off(r->w->cluster, N_BLOCKS);
-        open_session(r);
-        free(run_turn(r, 320, 1, &attached));
-        close_session(r);
+        run_session(r, 320);
         open_session(r);
         REQUIRE(sn_chain_attach_prefix(r->chain, r->tokens, 330, NULL, &err));
         cr_expect_geq(sn_chain_length(r->chain), 288);
@@ -339,9 +328,7 @@ Test(known_prefix, is_looked_for_where_the_conversation_was) {
     fixture *r = fixture_begin(256, 16);
     int attached;
     for (int b = 0; b < N_BLOCKS; b++) cluster_add(r->w->cluster, b, b + 1); /* routes that are as good */
-    open_session(r);
-    free(run_turn(r, 320, 1, &attached));
-    close_session(r);
+    run_session(r, 320);
     for (r->seed = 1; r->seed < 8; r->seed++) {
         open_session(r);
         float *got = run_turn(r, 330, 9, &attached);

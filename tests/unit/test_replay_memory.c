@@ -60,7 +60,8 @@ static void run(fixture *r, int from, int end) {
 
 static size_t bytes_kept(const fixture *r, int hop) {
     size_t n;
-    return sn_kept_rows_bytes(&sn_chain_route_hops(r->c.chain, &n)[hop].remote.inputs);
+    const sn_kept_rows *kept = &sn_chain_route_hops(r->c.chain, &n)[hop].remote.inputs;
+    return (size_t)kept->capacity * kept->row_bytes;
 }
 
 /* The output of the last rows is what a whole model gives. */

@@ -6,6 +6,7 @@
 
 #include <criterion/criterion.h>
 #include <netinet/in.h>
+#include <stdio.h>
 #include <string.h>
 
 /* -- ways that keep an account, under the virtual clock */
@@ -24,7 +25,7 @@ static bool first_open(sn_router_port *port) {
     if (first.n_asked < ASKED_MAX) first.at_us[first.n_asked] = sn_now_us();
     first.n_asked++;
     memcpy(first.own, port->own, sizeof first.own);
-    strcpy(port->host, "203.0.113.1");
+    snprintf(port->host, sizeof port->host, "203.0.113.1");
     port->outside = port->inside;
     port->seconds = first.seconds;
     return first.works;
@@ -35,7 +36,7 @@ static void first_close(sn_router_port *port) {
 }
 static bool second_open(sn_router_port *port) {
     second.n_asked++;
-    strcpy(port->host, "203.0.113.2");
+    snprintf(port->host, sizeof port->host, "203.0.113.2");
     port->outside = port->inside + 1;
     port->seconds = SN_ROUTER_LEASE_S;
     return true;
@@ -62,6 +63,16 @@ static sn_port_mapping *mapping(const char *own) {
 }
 
 static void pass(int seconds) { sn_sleep_us((int64_t)seconds * 1000000); }
+
+/* By the first way. */
+static sn_port_mapping *opened_mapping(void) {
+    virtual_clock_begin_still();
+    first.works = true;
+    first.seconds = SN_ROUTER_LEASE_S;
+    sn_port_mapping *m = mapping("192.168.1.2");
+    pass(10);
+    return m;
+}
 
 static int64_t longest_pause_us(void) {
     int64_t longest = 0;
@@ -95,12 +106,8 @@ Test(router, a_port_is_asked_for_again_long_before_the_router_closes_it) {
 }
 
 Test(router, a_router_that_stops_to_answer_is_asked_by_the_next_way) {
-    virtual_clock_begin_still();
-    first.works = true;
-    first.seconds = SN_ROUTER_LEASE_S;
-    sn_port_mapping *m = mapping("192.168.1.2");
+    sn_port_mapping *m = opened_mapping();
     char address[SN_ADDRESS_MAX + 1];
-    pass(10);
     first.works = false;
     pass(120);
     cr_assert(sn_port_mapping_read(m, address));
@@ -111,12 +118,8 @@ Test(router, a_router_that_stops_to_answer_is_asked_by_the_next_way) {
 }
 
 Test(router, another_address_of_this_machine_has_a_port_of_its_own) {
-    virtual_clock_begin_still();
-    first.works = true;
-    first.seconds = SN_ROUTER_LEASE_S;
-    sn_port_mapping *m = mapping("192.168.1.2");
+    sn_port_mapping *m = opened_mapping();
     char address[SN_ADDRESS_MAX + 1];
-    pass(10);
     sn_port_mapping_move(m, "192.168.1.2");
     pass(10);
     cr_expect_eq(first.n_closed, 0);
@@ -159,7 +162,7 @@ Test(router, pcp_has_the_messages_of_rfc_6887) {
     cr_expect_eq(port.outside, 0x1234);
     cr_expect_eq(port.seconds, 120);
 
-    strcpy(port.own, "[2001:db8:41::2]");
+    snprintf(port.own, sizeof port.own, "[2001:db8:41::2]");
     static const uint8_t six[16] = {0x20, 0x01, 0x0d, 0xb8, 0, 0x41, [15] = 2};
     cr_assert(sn_pcp_request(&port, IPPROTO_UDP, 180, request));
     cr_expect_arr_eq(request + 8, six, 16);
@@ -195,6 +198,6 @@ Test(router, what_is_no_answer_to_the_request_of_pcp_is_not_believed) {
     cr_expect_not(sn_pcp_read(other_version, sizeof other_version, request, &port, &refused));
     cr_expect(refused);
     cr_expect_eq(port.outside, 0);
-    strcpy(port.own, "name.example");
+    snprintf(port.own, sizeof port.own, "name.example");
     cr_expect_not(sn_pcp_request(&port, IPPROTO_TCP, 180, request));
 }

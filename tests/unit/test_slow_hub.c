@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -22,7 +23,7 @@ static void trickle(int fd) {
     char request[4096] = "", head[256];
     bool good = read(fd, request, sizeof request - 1) > 0;
     const char *range = strstr(request, "bytes=");
-    const int at = range ? atoi(range + strlen("bytes=")) : 0;
+    const int at = range ? (int)(strtoul(range + strlen("bytes="), NULL, 10) % SIZE) : 0;
     int n =
         range ? snprintf(head, sizeof head,
                          "HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\n\r\n",

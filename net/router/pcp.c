@@ -160,14 +160,13 @@ static int gateway_dial(const sn_router_port *port) {
     return -1;
 }
 
-/* Asks until the answer comes; false: it refuses, or there is none. */
-static bool pcp_ask(int fd, sn_router_port *port, int protocol, int seconds) {
+bool sn_pcp_ask(int fd, sn_router_port *port, int protocol, int seconds) {
     uint8_t request[SN_PCP_SIZE], data[1100];
     bool refused = false;
     if (!sn_pcp_request(port, protocol, seconds, request)) return false;
     for (int tries = 0; tries < TRIES; tries++) {
         struct pollfd readable = {.fd = fd, .events = POLLIN};
-        const int64_t until_us = sn_now_us() + (int64_t)(TRY_MS << tries) * 1000;
+        int64_t until_us = sn_now_us() + (int64_t)(TRY_MS << tries) * 1000;
         if (send(fd, request, sizeof request, 0) < 0 && errno == ECONNREFUSED) return false;
         for (int64_t left_us; (left_us = until_us - sn_now_us()) > 0;) {
             if (poll(&readable, 1, (int)(left_us / 1000) + 1) <= 0) continue;
@@ -185,9 +184,9 @@ static bool pcp_open(sn_router_port *port) {
     if (!memcmp(port->nonce, none, sizeof none)) sn_random(port->nonce, sizeof port->nonce);
     int fd = gateway_dial(port);
     if (fd < 0) return false;
-    bool opened = pcp_ask(fd, port, IPPROTO_TCP, SN_ROUTER_LEASE_S) && port->seconds && port->outside;
+    bool opened = sn_pcp_ask(fd, port, IPPROTO_TCP, SN_ROUTER_LEASE_S) && port->seconds && port->outside;
     sn_router_port udp = *port;
-    if (opened && (!pcp_ask(fd, &udp, IPPROTO_UDP, SN_ROUTER_LEASE_S) || udp.outside != port->outside))
+    if (opened && (!sn_pcp_ask(fd, &udp, IPPROTO_UDP, SN_ROUTER_LEASE_S) || udp.outside != port->outside))
         sn_log(SN_LOG_DEBUG, "router", "text=it opened the TCP port and not the UDP port of its number");
     close(fd);
     return opened;
@@ -196,8 +195,8 @@ static bool pcp_open(sn_router_port *port) {
 static void pcp_close(sn_router_port *port) {
     int fd = gateway_dial(port);
     if (fd < 0) return;
-    (void)pcp_ask(fd, port, IPPROTO_TCP, 0);
-    (void)pcp_ask(fd, port, IPPROTO_UDP, 0);
+    (void)sn_pcp_ask(fd, port, IPPROTO_TCP, 0);
+    (void)sn_pcp_ask(fd, port, IPPROTO_UDP, 0);
     close(fd);
 }
 

@@ -42,5 +42,8 @@ bool sn_pcp_request(const sn_router_port *port, int protocol, int seconds, uint8
  * says which. */
 bool sn_pcp_read(const uint8_t *data, size_t len, const uint8_t request[SN_PCP_SIZE], sn_router_port *port,
                  bool *refused);
+/* Sends the request over a connected datagram socket until its answer comes, which goes into outside, host and seconds.
+ * False: the router refuses, or answers not within two seconds, whatever else it sends. */
+bool sn_pcp_ask(int fd, sn_router_port *port, int protocol, int seconds);
 
 #endif

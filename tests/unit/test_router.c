@@ -6,8 +6,12 @@
 
 #include <criterion/criterion.h>
 #include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 /* -- ways that keep an account, under the virtual clock */
 
@@ -200,4 +204,29 @@ Test(router, what_is_no_answer_to_the_request_of_pcp_is_not_believed) {
     cr_expect_eq(port.outside, 0);
     snprintf(port.own, sizeof port.own, "name.example");
     cr_expect_not(sn_pcp_request(&port, IPPROTO_TCP, 180, request));
+}
+
+/* Sends what is no answer until the other end is closed, or for far longer than anybody may wait. */
+static atomic_bool flooding;
+static void *flood(void *fd) {
+    static const uint8_t nothing[SN_PCP_SIZE];
+    const int64_t until_us = sn_now_us() + INT64_C(20000000);
+    while (sn_now_us() < until_us)
+        if (send(*(int *)fd, nothing, sizeof nothing, MSG_NOSIGNAL) < 0) return NULL;
+    flooding = false;
+    return NULL;
+}
+
+Test(router, a_router_that_never_stops_to_send_is_left) {
+    sn_router_port port = {.inside = 31330, .own = "192.168.1.2", .nonce = {1, 2, 3}};
+    int ends[2];
+    pthread_t router;
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends), 0);
+    flooding = true;
+    cr_assert_eq(pthread_create(&router, NULL, flood, &ends[1]), 0);
+    cr_expect_not(sn_pcp_ask(ends[0], &port, IPPROTO_TCP, 180));
+    cr_expect(flooding);
+    close(ends[0]);
+    pthread_join(router, NULL);
+    close(ends[1]);
 }

@@ -12,6 +12,13 @@ void chain_default_limits(sn_chain_options *options) {
     options->limits.timeout_ms = TIMEOUT_MS;
 }
 
+testbed *testbed_of_halves(int others) {
+    testbed *w = testbed_new(&(cluster_options){.kv_memory = 64});
+    cluster_add(w->cluster, 0, 2);
+    for (int i = 0; i <= others; i++) cluster_add(w->cluster, 2, 4);
+    return w;
+}
+
 void chain_fixture_begin(chain_fixture *r, testbed *w) {
     *r = (chain_fixture){.w = w, .link = cluster_link(w->cluster)};
     REQUIRE(sn_model_open(w->path, &r->model, &err));

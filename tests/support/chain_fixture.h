@@ -13,6 +13,8 @@ typedef struct chain_fixture {
     sn_err err; /* of the call that failed last */
 } chain_fixture;
 
+/* With a node of blocks 0:2, one of 2:4, and so many others of 2:4. */
+testbed *testbed_of_halves(int others);
 /* Where options->limits is zeroed: the default limits, with 10 s for a step. */
 void chain_default_limits(sn_chain_options *options);
 void chain_fixture_begin(chain_fixture *r, testbed *w); /* opens link and model; a failure ends the process */

@@ -172,6 +172,7 @@ Test(failover, a_node_of_a_group_cannot_get_another_one_banned) {
     cr_expect_eq(chain_fixture_try_steps(&r, 0, 10, 1), SN_OK, "%s", r.err.text);
     cr_expect_eq(sn_peer_stats_ban_left_us(r.chain->peer_stats, sn_node_id(cluster_node(w->cluster, 0)), sn_now_us()),
                  0, "the node that was blamed");
+    cr_expect_eq(sn_chain_failovers(r.chain), 2, "the one that loses its session twice within a step is left");
     chain_fixture_close(&r);
     fake_node_free(&fake);
     testbed_free(&w);

@@ -10,7 +10,9 @@
  * that the family does not have is NULL in the block, and its step is left out. Adapters (prompt, LoRA) add to the
  * result of the frozen weights.
  *
- * Each step is one operation of the device. */
+ * Each step is one operation of the device, and so are steps that belong together: a norm and the products of its
+ * result, rope and the store, attention or an activation and the product behind it. What a half adds to x is added by
+ * the norm of the next half, of the next block, too (sn_forward_pass.due). */
 #include "blocks/block.h"
 
 #include "blocks/delta.h"
@@ -28,16 +30,44 @@ size_t sn_block_norm_elements(const sn_hparams *hp, int n_rows, sn_role role) {
 }
 
 /* RMS norm: Zhang & Sennrich 2019. Layer norm: Ba et al. 2016. */
-sn_status sn_block_norm(const sn_block *b, const sn_forward_pass *p, sn_role role, const float *x, float *y,
-                        sn_err *err) {
-    int width = b->width[role], rows = (int)(sn_block_norm_elements(p->hp, p->n_rows, role) / (size_t)width);
+static sn_norm block_norm_of(const sn_block *b, const sn_hparams *hp, sn_role role) {
     sn_role bias = sn_role_bias(role);
     bool inner = role == SN_ROLE_ATTN_Q_LOW_NORM || role == SN_ROLE_ATTN_LATENT_NORM;
-    float eps = inner ? p->hp->latent_eps : p->hp->norm_eps;
-    if (p->hp->layer_norm)
-        return p->device->ops->layer_norm(p->device, rows, width, x, b->vector[role],
-                                          bias == SN_ROLE_COUNT ? NULL : b->vector[bias], eps, y, err);
-    return p->device->ops->rms_norm(p->device, rows, width, x, b->vector[role], eps, y, err);
+    return (sn_norm){.layer = hp->layer_norm,
+                     .width = b->width[role],
+                     .weight = b->vector[role],
+                     .bias = bias == SN_ROLE_COUNT ? NULL : b->vector[bias],
+                     .eps = inner ? hp->latent_eps : hp->norm_eps};
+}
+
+sn_status sn_block_norm(const sn_block *b, const sn_forward_pass *p, sn_role role, const float *x, float *y,
+                        sn_err *err) {
+    const sn_device_ops *ops = p->device->ops;
+    const sn_norm m = block_norm_of(b, p->hp, role);
+    int rows = (int)(sn_block_norm_elements(p->hp, p->n_rows, role) / (size_t)m.width);
+    return m.layer ? ops->layer_norm(p->device, rows, m.width, x, m.weight, m.bias, m.eps, y, err)
+                   : ops->rms_norm(p->device, rows, m.width, x, m.weight, m.eps, y, err);
+}
+
+sn_half_input sn_half_input_of(const sn_block *b, const sn_forward_pass *p, sn_role role, float *x, const float *add,
+                               float *h) {
+    if (!b->vector[role]) return sn_half_input_at(x);
+    sn_half_input input = {h, block_norm_of(b, p->hp, role)};
+    input.norm.x = x;
+    input.norm.add = add;
+    input.norm.y = h;
+    return input;
+}
+
+sn_status sn_half_linear(sn_device *d, int n, const sn_half_input *input, int n_linears, const sn_linear *linears,
+                         sn_err *err) {
+    return input->norm.y ? d->ops->norm_linear(d, n, &input->norm, n_linears, linears, err)
+                         : d->ops->linear(d, n, input->u, n_linears, linears, err);
+}
+
+sn_status sn_block_add_due(const sn_forward_pass *p, sn_err *err) {
+    size_t elements = (size_t)p->n_rows * (size_t)p->hp->n_embd;
+    return p->due ? p->device->ops->add(p->device, elements, p->scratch->x, p->due, err) : SN_OK;
 }
 
 sn_status sn_block_add_prompt(const sn_forward_pass *p, sn_err *err) {
@@ -65,20 +95,18 @@ sn_status sn_block_add_lora(const sn_forward_pass *p, sn_role role, const float 
     return p->device->ops->add(p->device, (size_t)p->n_rows * b->rows, y, p->scratch->lora_out, err);
 }
 
-/* *u (n, n_embd), the input of a half: h = norm(x), or x itself where the family has no norm there. */
-static sn_status block_pre_norm(const sn_block *b, const sn_forward_pass *p, sn_role role, float *h, const float **u,
-                                sn_err *err) {
-    *u = b->vector[role] ? h : p->scratch->x;
-    return b->vector[role] ? sn_block_norm(b, p, role, p->scratch->x, h, err) : SN_OK;
+/* The input of a half, u = norm(x + due), or x + due where the family has no norm there; pass->due: what is due. */
+static sn_status block_begin_half(const sn_block *b, const sn_forward_pass *p, sn_role role, sn_half_input *input,
+                                  sn_err *err) {
+    *input = sn_half_input_of(b, p, role, p->scratch->x, p->due, p->scratch->h);
+    return b->vector[role] ? SN_OK : sn_block_add_due(p, err);
 }
 
-/* x += h (n, n_embd), or norm(h) where the family has a post-norm, times residual_scale. */
-static sn_status block_add_residual(const sn_block *b, const sn_forward_pass *p, sn_role role, sn_err *err) {
-    const sn_scratch *s = p->scratch;
-    float scale = p->hp->residual_scale;
-    if (b->vector[role]) SN_TRY(sn_block_norm(b, p, role, s->h, s->h, err));
-    if (scale != 1) SN_TRY(p->device->ops->scale(p->device, p->n_rows, p->hp->n_embd, s->h, scale, NULL, s->h, err));
-    return p->device->ops->add(p->device, (size_t)p->n_rows * (size_t)p->hp->n_embd, s->x, s->h, err);
+/* h (n, n_embd), which is due then: h, or norm(h) where the family has a post-norm, times residual_scale. */
+static sn_status block_end_half(const sn_block *b, const sn_forward_pass *p, sn_role role, sn_err *err) {
+    float *h = p->scratch->h, scale = p->hp->residual_scale;
+    if (b->vector[role]) SN_TRY(sn_block_norm(b, p, role, h, h, err));
+    return scale != 1 ? p->device->ops->scale(p->device, p->n_rows, p->hp->n_embd, h, scale, NULL, h, err) : SN_OK;
 }
 
 /* ---- the two halves ---- */
@@ -86,8 +114,8 @@ static sn_status block_add_residual(const sn_block *b, const sn_forward_pass *p,
 /* h (n, n_embd) = attention(u), u (n, n_embd), for latent attention (DeepSeek-AI 2024), in the absorbed form: a head's
  * matrix of keys multiplies its q instead of the latents, so that all heads attend to the latents themselves. Prompts
  * take this form, too: another one would round differently, and the bits would depend on the chunking. */
-static sn_status block_latent_attention(const sn_block *b, int index, const sn_forward_pass *p, const float *u,
-                                        sn_err *err) {
+static sn_status block_latent_attention(const sn_block *b, int index, const sn_forward_pass *p,
+                                        const sn_half_input *input, sn_err *err) {
     sn_device *d = p->device;
     const sn_device_ops *ops = d->ops;
     const sn_hparams *hp = p->hp;
@@ -101,11 +129,9 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
                              {&b->matrix[SN_ROLE_ATTN_K], NULL, s->k, precise},
                              {&b->matrix[SN_ROLE_ATTN_V], NULL, s->v, precise}};
     const sn_linear q = {&b->matrix[SN_ROLE_ATTN_Q], NULL, s->head_rows, precise};
-    SN_TRY(ops->linear(d, n, u, 3, qkv, err));
-    if (hp->q_rank) {
-        SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_Q_LOW_NORM, s->q_low, s->q_low, err));
-        SN_TRY(ops->linear(d, n, s->q_low, 1, &q, err));
-    }
+    const sn_half_input low = sn_half_input_of(b, p, SN_ROLE_ATTN_Q_LOW_NORM, s->q_low, NULL, s->q_low);
+    SN_TRY(sn_half_linear(d, n, input, 3, qkv, err));
+    if (hp->q_rank) SN_TRY(sn_half_linear(d, n, &low, 1, &q, err));
     SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_LATENT_NORM, s->v, s->v, err));
 
     /* q (n, heads, latent + rope): the first nope elements of a head times its Wk_up; the last rope elements, and k,
@@ -127,38 +153,40 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
 }
 
 /* h (n, n_embd) = attention(u), u (n, n_embd). Grouped-query attention (Ainslie et al. 2023). */
-static sn_status block_attention(const sn_block *b, int index, const sn_forward_pass *p, const float *u, sn_err *err) {
+static sn_status block_attention(const sn_block *b, int index, const sn_forward_pass *p, const sn_half_input *input,
+                                 sn_err *err) {
     sn_device *d = p->device;
     const sn_device_ops *ops = d->ops;
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
     int n = p->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     bool precise = sn_needs_precision(hp);
-    if (hp->latent) return block_latent_attention(b, index, p, u, err);
+    if (hp->latent) return block_latent_attention(b, index, p, input, err);
 
     /* q (n, heads, dim) = u Wq^T + bq;  k, v (n, kv_heads, dim) = u Wk^T + bk, u Wv^T + bv;  out_gate like q */
     const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], s->q, precise},
                              {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], s->k, precise},
                              {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v, precise},
                              {&b->matrix[SN_ROLE_ATTN_GATE], NULL, s->out_gate, precise}};
-    SN_TRY(ops->linear(d, n, u, hp->attn_gate ? 4 : 3, qkv, err));
-    SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_Q, u, s->q, err));
-    SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_K, u, s->k, err));
-    SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_V, u, s->v, err));
+    SN_TRY(sn_half_linear(d, n, input, hp->attn_gate ? 4 : 3, qkv, err));
+    SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_Q, input->u, s->q, err));
+    SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_K, input->u, s->k, err));
+    SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_V, input->u, s->v, err));
 
     /* q = norm(q), k = norm(k): each head by itself, or all heads of a row as one (qk_norm_wide) */
     if (b->vector[SN_ROLE_ATTN_Q_NORM]) SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_Q_NORM, s->q, s->q, err));
     if (b->vector[SN_ROLE_ATTN_K_NORM]) SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_K_NORM, s->k, s->k, err));
 
-    /* q, k rotated by their positions (Su et al. 2021); q multiplied by a factor that grows with the position */
+    /* q, k rotated by their positions (Su et al. 2021); k, v join the KV cache; q multiplied by a factor that grows
+     * with the position */
     const sn_rope rope = {hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
-    if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
-    if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
+    const sn_rotated rotated = {rope, n, heads, kv_heads, dim, s->q, s->k};
+    SN_TRY(hp->no_rope[p->number] ? ops->kv_store(d, index, s->k, s->v, err)
+                                  : ops->rope_store(d, index, &rotated, s->v, err));
     if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads * dim, s->q, 1, s->q_factors, s->q, err));
 
-    /* k, v join the KV cache;  attn (n, heads, dim) = softmax(q K^T * scale) V over the positions up to each row's own
-     */
-    SN_TRY(ops->kv_store(d, index, s->k, s->v, err));
+    /* attn (n, heads, dim) = softmax(q K^T * scale) V over the positions up to each row's own; where there is a gate,
+     * attn = attn * sigmoid(out_gate);  h (n, n_embd) = attn Wo^T + bo */
     const sn_attention attention = {.block = index,
                                     .n_heads = heads,
                                     .window = sn_window_of(hp, p->number),
@@ -166,70 +194,71 @@ static sn_status block_attention(const sn_block *b, int index, const sn_forward_
                                     .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
                                     .sinks = b->vector[SN_ROLE_ATTN_SINKS],
                                     .softcap = hp->score_softcap};
-    SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
-
-    /* attn = attn * sigmoid(out_gate) */
-    if (hp->attn_gate)
-        SN_TRY(
-            ops->activate(d, (size_t)n * (size_t)heads * (size_t)dim, SN_SIGMOID, s->out_gate, s->attn, s->attn, err));
-
-    /* h (n, n_embd) = attn Wo^T + bo */
     const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], b->vector[SN_ROLE_ATTN_O_BIAS], s->h, precise};
-    SN_TRY(ops->linear(d, n, s->attn, 1, &o, err));
+    const sn_gated gated = {SN_SIGMOID, s->out_gate, s->attn, s->attn};
+    if (hp->attn_gate) {
+        SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
+        SN_TRY(ops->activate_linear(d, n, &gated, &o, err));
+    } else {
+        SN_TRY(ops->attention_linear(d, n, &attention, s->q, s->attn, &o, err));
+    }
     return sn_block_add_lora(p, SN_ROLE_ATTN_O, s->attn, s->h, err);
 }
 
 /* h (n, n_embd) = feed_forward(u), u (n, n_embd). Gated: Shazeer 2020; with experts: moe.c. */
-static sn_status block_feed_forward(const sn_block *b, const sn_forward_pass *p, const float *u, sn_err *err) {
+static sn_status block_feed_forward(const sn_block *b, const sn_forward_pass *p, const sn_half_input *input,
+                                    sn_err *err) {
     sn_device *d = p->device;
-    const sn_device_ops *ops = d->ops;
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
     int n = p->n_rows;
     bool precise = sn_needs_precision(hp);
-    if (sn_block_has_experts(b)) return sn_moe_forward(b, p, u, err);
+    if (sn_block_has_experts(b)) return sn_moe_forward(b, p, input, err);
 
     /* gated: up, gate (n, n_ff) = u Wup^T + bup, u Wgate^T;  else gate = u Wup^T + bup */
     float *up = hp->gated ? s->up : s->gate;
     const sn_linear up_gate[] = {{&b->matrix[SN_ROLE_FFN_UP], b->vector[SN_ROLE_FFN_UP_BIAS], up, precise},
                                  {&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate, precise}};
-    SN_TRY(ops->linear(d, n, u, hp->gated ? 2 : 1, up_gate, err));
-    SN_TRY(sn_block_add_lora(p, SN_ROLE_FFN_GATE, u, s->gate, err));
-    SN_TRY(sn_block_add_lora(p, SN_ROLE_FFN_UP, u, up, err));
+    SN_TRY(sn_half_linear(d, n, input, hp->gated ? 2 : 1, up_gate, err));
+    SN_TRY(sn_block_add_lora(p, SN_ROLE_FFN_GATE, input->u, s->gate, err));
+    SN_TRY(sn_block_add_lora(p, SN_ROLE_FFN_UP, input->u, up, err));
 
-    /* gate (n, n_ff) = activation(gate) * up;  else gate = activation(gate) */
-    SN_TRY(
-        ops->activate(d, (size_t)n * sn_block_n_ff(b), hp->activation, s->gate, hp->gated ? up : NULL, s->gate, err));
-
-    /* h (n, n_embd) = gate Wdown^T + bdown */
+    /* gate (n, n_ff) = activation(gate) * up;  else gate = activation(gate);  h (n, n_embd) = gate Wdown^T + bdown */
+    const sn_gated act = {hp->activation, s->gate, hp->gated ? up : NULL, s->gate};
     const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], b->vector[SN_ROLE_FFN_DOWN_BIAS], s->h, precise};
-    SN_TRY(ops->linear(d, n, s->gate, 1, &down, err));
+    SN_TRY(d->ops->activate_linear(d, n, &act, &down, err));
     return sn_block_add_lora(p, SN_ROLE_FFN_DOWN, s->gate, s->h, err);
 }
 
 /* ---- the block ---- */
 
 sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pass *pass, sn_err *err) {
-    const sn_scratch *s = pass->scratch;
-    bool parallel = pass->hp->parallel;
-    const float *u, *v = NULL; /* (n, n_embd): the inputs of attention and of the feed-forward */
+    sn_forward_pass p = *pass;
+    const sn_scratch *s = p.scratch;
+    sn_half_input u, v; /* of attention, and of the feed-forward */
 
     /* x += prompt (Li & Liang 2021) */
-    SN_TRY(sn_block_add_prompt(pass, err));
+    if (p.adapter && p.adapter->n_prompt) {
+        SN_TRY(sn_block_add_due(&p, err));
+        SN_TRY(sn_block_add_prompt(&p, err));
+        p.due = NULL;
+    }
 
-    /* u = norm(x);  parallel: v = norm(x) of the same x */
-    SN_TRY(block_pre_norm(block, pass, SN_ROLE_ATTN_NORM, s->h, &u, err));
-    if (parallel) SN_TRY(block_pre_norm(block, pass, SN_ROLE_FFN_NORM, s->ffn_input, &v, err));
+    /* u = norm(x);  x += attention(u), or the recurrent half of u: due */
+    SN_TRY(block_begin_half(block, &p, SN_ROLE_ATTN_NORM, &u, err));
+    SN_TRY(p.hp->recurrent[p.number] ? sn_delta_forward(block, index, &p, &u, err)
+                                     : block_attention(block, index, &p, &u, err));
+    p.due = s->h;
 
-    /* x += attention(u), or the recurrent half of u */
-    SN_TRY(pass->hp->recurrent[pass->number] ? sn_delta_forward(block, index, pass, u, err)
-                                             : block_attention(block, index, pass, u, err));
-    SN_TRY(block_add_residual(block, pass, SN_ROLE_ATTN_POST_NORM, err));
+    /* v = norm(x), parallel: of the same x */
+    if (p.hp->parallel) {
+        v = sn_half_input_at(block->vector[SN_ROLE_FFN_NORM] ? s->ffn_input : s->x);
+        if (v.u == s->ffn_input) SN_TRY(sn_block_norm(block, &p, SN_ROLE_FFN_NORM, s->x, s->ffn_input, err));
+    }
+    SN_TRY(block_end_half(block, &p, SN_ROLE_ATTN_POST_NORM, err));
+    SN_TRY(p.hp->parallel ? sn_block_add_due(&p, err) : block_begin_half(block, &p, SN_ROLE_FFN_NORM, &v, err));
 
-    /* v = norm(x), unless parallel */
-    if (!parallel) SN_TRY(block_pre_norm(block, pass, SN_ROLE_FFN_NORM, s->h, &v, err));
-
-    /* x += feed_forward(v) */
-    SN_TRY(block_feed_forward(block, pass, v, err));
-    return block_add_residual(block, pass, SN_ROLE_FFN_POST_NORM, err);
+    /* x += feed_forward(v): due */
+    SN_TRY(block_feed_forward(block, &p, &v, err));
+    return block_end_half(block, &p, SN_ROLE_FFN_POST_NORM, err);
 }

@@ -186,13 +186,32 @@ typedef struct sn_forward_pass {
     int number;                      /* of the block in the model */
     uint64_t *moved;              /* grows by the bytes that cross a device's border in the block; NULL: not counted */
     const sn_expert_split *split; /* NULL: the span holds all experts */
+    const float *due; /* (n_rows, n_embd), to be added to scratch->x: what the block before has left; NULL: nothing */
 } sn_forward_pass;
 
-/* Replaces scratch->x (n_rows, n_embd) by the block's output and stores the rows' keys and values. `index`: of the
- * block within the part of the KV pages, or of the recurrent states: sn_place_of. */
+/* From the hidden states scratch->x + pass->due (n_rows, n_embd) to scratch->x + scratch->h: the latter is due in the
+ * next block, whose first norm adds it, or behind the last one by sn_block_add_due. Stores the rows' keys and values.
+ * `index`: of the block within the part of the KV pages, or of the recurrent states: sn_place_of. */
 sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pass *pass, sn_err *err) SN_MUST_USE;
+/* scratch->x += pass->due, if anything is. */
+sn_status sn_block_add_due(const sn_forward_pass *pass, sn_err *err) SN_MUST_USE;
 
 /* ---- steps of the forward pass, which block_grad.c repeats ---- */
+
+/* The input u (n_rows, n_embd) of a half of a block: its first products make it, by sn_half_linear; or it is there. */
+typedef struct sn_half_input {
+    const float *u;
+    sn_norm norm; /* y is u; or NULL: u is there */
+} sn_half_input;
+
+static inline sn_half_input sn_half_input_at(const float *u) { return (sn_half_input){.u = u}; }
+/* u = norm(x + add), in h; of a family without this norm u = x, which must not lack anything then. x becomes x + add;
+ * add may be NULL, or h. */
+sn_half_input sn_half_input_of(const sn_block *block, const sn_forward_pass *pass, sn_role role, float *x,
+                               const float *add, float *h);
+/* The first products of a half, of the n rows of u. */
+sn_status sn_half_linear(sn_device *device, int n, const sn_half_input *input, int n_linears, const sn_linear *linears,
+                         sn_err *err) SN_MUST_USE;
 
 /* Elements of the tensor that the norm `role` reads: (n_rows, n_embd), or q or k for their norms. */
 size_t sn_block_norm_elements(const sn_hparams *hp, int n_rows, sn_role role);

@@ -17,15 +17,14 @@
 /* This pass as a forward pass, for the functions of block.h. */
 static sn_forward_pass forward_pass_of(const sn_backward_pass *p, sn_scratch *s) {
     *s = (sn_scratch){.x = p->scratch->x, .lora_mid = p->scratch->lora_mid, .lora_out = p->scratch->lora_out};
-    return (sn_forward_pass){p->device, p->hp, s,   p->sequence->n_rows, 1, p->sequence, p->adapter,
-                             p->number, NULL,  NULL};
-}
-
-/* *u (n, n_embd), the input of a half: h = norm(x), or x itself where the family has no norm there. */
-static sn_status recompute_pre_norm(const sn_block *b, const sn_forward_pass *f, sn_role role, const float *x, float *h,
-                                    const float **u, sn_err *err) {
-    *u = b->vector[role] ? h : x;
-    return b->vector[role] ? sn_block_norm(b, f, role, x, h, err) : SN_OK;
+    return (sn_forward_pass){.device = p->device,
+                             .hp = p->hp,
+                             .scratch = s,
+                             .n_rows = p->sequence->n_rows,
+                             .n_sequences = 1,
+                             .sequences = p->sequence,
+                             .adapter = p->adapter,
+                             .number = p->number};
 }
 
 /* dx = the gradient of the input x of the norm `role` from that of its output, dy; accumulate: dx += it. */
@@ -75,36 +74,33 @@ static sn_status recompute_attention(const sn_block *b, const sn_backward_pass *
     int n = p->sequence->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
     bool precise = sn_needs_precision(hp);
     const sn_rope rope = {hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
+    const sn_rotated rotated = {rope, n, heads, kv_heads, dim, s->q, s->k};
     bool qk_norm = b->vector[SN_ROLE_ATTN_Q_NORM];
     float *q = qk_norm ? s->q0 : s->q, *k = qk_norm ? s->k0 : s->k;
     float *out = b->vector[SN_ROLE_ATTN_POST_NORM] ? s->o1 : s->mid;
-    const float *u;
+    const sn_half_input input = sn_half_input_of(b, f, SN_ROLE_ATTN_NORM, s->x, NULL, s->h1);
 
-    SN_TRY(recompute_pre_norm(b, f, SN_ROLE_ATTN_NORM, s->x, s->h1, &u, err));
     const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], q, precise},
                              {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], k, precise},
                              {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v, precise}};
-    SN_TRY(ops->linear(d, n, u, 3, qkv, err));
-    SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_Q, u, q, err));
-    SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_K, u, k, err));
-    SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_V, u, s->v, err));
+    SN_TRY(sn_half_linear(d, n, &input, 3, qkv, err));
+    SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_Q, input.u, q, err));
+    SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_K, input.u, k, err));
+    SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_V, input.u, s->v, err));
     if (qk_norm) {
         SN_TRY(sn_block_norm(b, f, SN_ROLE_ATTN_Q_NORM, q, s->q, err));
         SN_TRY(sn_block_norm(b, f, SN_ROLE_ATTN_K_NORM, k, s->k, err));
     }
-    if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, heads, dim, s->q, &rope, err));
-    if (!hp->no_rope[p->number]) SN_TRY(ops->rope(d, n, kv_heads, dim, s->k, &rope, err));
+    SN_TRY(hp->no_rope[p->number] ? ops->kv_store(d, 0, s->k, s->v, err) : ops->rope_store(d, 0, &rotated, s->v, err));
     if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads * dim, s->q, 1, s->q_factors, s->q, err));
-    SN_TRY(ops->kv_store(d, 0, s->k, s->v, err));
     const sn_attention attention = {.n_heads = heads,
                                     .window = sn_window_of(hp, p->number),
                                     .scale = hp->attn_scale,
                                     .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
                                     .sinks = b->vector[SN_ROLE_ATTN_SINKS],
                                     .softcap = hp->score_softcap};
-    SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
     const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], b->vector[SN_ROLE_ATTN_O_BIAS], out, precise};
-    SN_TRY(ops->linear(d, n, s->attn, 1, &o, err));
+    SN_TRY(ops->attention_linear(d, n, &attention, s->q, s->attn, &o, err));
     SN_TRY(sn_block_add_lora(f, SN_ROLE_ATTN_O, s->attn, out, err));
     if (out == s->o1) SN_TRY(sn_block_norm(b, f, SN_ROLE_ATTN_POST_NORM, s->o1, s->mid, err));
     SN_TRY(scale_residual(p, s->mid, s->mid, err));
@@ -112,11 +108,9 @@ static sn_status recompute_attention(const sn_block *b, const sn_backward_pass *
 }
 
 /* The hidden states that the feed-forward half reads: those between the halves, or x where the halves are parallel. */
-static const float *ffn_norm_input(const sn_backward_pass *p) {
-    return p->hp->parallel ? p->scratch->x : p->scratch->mid;
-}
+static float *ffn_norm_input(const sn_backward_pass *p) { return p->hp->parallel ? p->scratch->x : p->scratch->mid; }
 
-/* What the feed-forward itself reads, which recompute_pre_norm left there. */
+/* What the feed-forward itself reads, which recompute_ffn or recompute_norms left there. */
 static const float *ffn_input(const sn_block *b, const sn_backward_pass *p) {
     return b->vector[SN_ROLE_FFN_NORM] ? p->scratch->h2 : ffn_norm_input(p);
 }
@@ -134,17 +128,16 @@ static sn_status recompute_ffn(const sn_block *b, const sn_backward_pass *p, con
     int n = p->sequence->n_rows;
     bool gated = p->hp->gated, precise = sn_needs_precision(p->hp);
     float *up = gated ? s->up : s->gate;
-    const float *u;
-    SN_TRY(recompute_pre_norm(b, f, SN_ROLE_FFN_NORM, ffn_norm_input(p), s->h2, &u, err));
+    const sn_half_input input = sn_half_input_of(b, f, SN_ROLE_FFN_NORM, ffn_norm_input(p), NULL, s->h2);
     if (sn_block_has_experts(b)) {
-        SN_TRY(sn_moe_recompute(b, p, u, err));
-        return b->vector[SN_ROLE_FFN_POST_NORM] ? sn_moe_combine(b, p, u, s->o2, err) : SN_OK;
+        SN_TRY(sn_moe_recompute(b, p, &input, err));
+        return b->vector[SN_ROLE_FFN_POST_NORM] ? sn_moe_combine(b, p, input.u, s->o2, err) : SN_OK;
     }
     const sn_linear up_gate[] = {{&b->matrix[SN_ROLE_FFN_UP], b->vector[SN_ROLE_FFN_UP_BIAS], up, precise},
                                  {&b->matrix[SN_ROLE_FFN_GATE], NULL, s->gate, precise}};
-    SN_TRY(d->ops->linear(d, n, u, gated ? 2 : 1, up_gate, err));
-    SN_TRY(sn_block_add_lora(f, SN_ROLE_FFN_GATE, u, s->gate, err));
-    SN_TRY(sn_block_add_lora(f, SN_ROLE_FFN_UP, u, up, err));
+    SN_TRY(sn_half_linear(d, n, &input, gated ? 2 : 1, up_gate, err));
+    SN_TRY(sn_block_add_lora(f, SN_ROLE_FFN_GATE, input.u, s->gate, err));
+    SN_TRY(sn_block_add_lora(f, SN_ROLE_FFN_UP, input.u, up, err));
     SN_TRY(recompute_activation(b, p, err));
     if (!b->vector[SN_ROLE_FFN_POST_NORM]) return SN_OK;
     const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], b->vector[SN_ROLE_FFN_DOWN_BIAS], s->o2, precise};
@@ -257,10 +250,10 @@ sn_status sn_block_backward_qkv(const sn_block *b, const sn_backward_pass *p, sn
 /* Recomputes what is never saved because it is cheap: norms and the activation, which are inputs of LoRA matrices. */
 static sn_status recompute_norms(const sn_block *b, const sn_backward_pass *p, const sn_forward_pass *f, sn_err *err) {
     const sn_grad_scratch *s = p->scratch;
-    const float *u;
     bool shared = b->matrix[SN_ROLE_SHARED_UP].rows; /* the shared expert is computed again: see moe.h */
-    if (p->grads) SN_TRY(recompute_pre_norm(b, f, SN_ROLE_ATTN_NORM, s->x, s->h1, &u, err));
-    if (p->grads || shared) SN_TRY(recompute_pre_norm(b, f, SN_ROLE_FFN_NORM, ffn_norm_input(p), s->h2, &u, err));
+    if (p->grads && b->vector[SN_ROLE_ATTN_NORM]) SN_TRY(sn_block_norm(b, f, SN_ROLE_ATTN_NORM, s->x, s->h1, err));
+    if ((p->grads || shared) && b->vector[SN_ROLE_FFN_NORM])
+        SN_TRY(sn_block_norm(b, f, SN_ROLE_FFN_NORM, ffn_norm_input(p), s->h2, err));
     return p->grads && p->grads->lora[SN_ROLE_FFN_DOWN].a ? recompute_activation(b, p, err) : SN_OK;
 }
 

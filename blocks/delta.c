@@ -10,7 +10,8 @@ sn_delta_shape sn_delta_shape_of(const sn_hparams *hp, int n_blocks) {
                             .key_heads_alternate = hp->delta_heads_alternate};
 }
 
-sn_status sn_delta_forward(const sn_block *b, int place, const sn_forward_pass *p, const float *u, sn_err *err) {
+sn_status sn_delta_forward(const sn_block *b, int place, const sn_forward_pass *p, const sn_half_input *input,
+                           sn_err *err) {
     sn_device *d = p->device;
     const sn_device_ops *ops = d->ops;
     const sn_hparams *hp = p->hp;
@@ -28,17 +29,15 @@ sn_status sn_delta_forward(const sn_block *b, int place, const sn_forward_pass *
                             {&b->matrix[SN_ROLE_DELTA_GATE], NULL, s->out_gate, precise},
                             {&b->matrix[SN_ROLE_DELTA_TIME], NULL, s->time, precise},
                             {&b->matrix[SN_ROLE_DELTA_WRITE], NULL, s->write, precise}};
-    SN_TRY(ops->linear(d, n, u, 4, in, err));
+    SN_TRY(sn_half_linear(d, n, input, 4, in, err));
 
     /* mixed = silu(convolution(mixed));  attn (n, value heads, value_dim) = delta_rule(mixed) */
     SN_TRY(ops->short_conv(d, &delta, s->mixed, err));
     SN_TRY(ops->delta_rule(d, &delta, s->mixed, s->time, s->write, s->attn, err));
 
-    /* attn = norm(attn) * silu(out_gate), each head by itself */
-    SN_TRY(ops->rms_norm(d, heads, dim, s->attn, b->vector[SN_ROLE_DELTA_NORM], hp->norm_eps, s->attn, err));
-    SN_TRY(ops->activate(d, (size_t)heads * (size_t)dim, SN_SILU, s->out_gate, s->attn, s->attn, err));
-
-    /* h (n, n_embd) = attn Wout^T */
+    /* attn = norm(attn) * silu(out_gate), each head by itself;  h (n, n_embd) = attn Wout^T */
+    const sn_gated gated = {SN_SILU, s->out_gate, s->attn, s->attn};
     const sn_linear out = {&b->matrix[SN_ROLE_DELTA_OUT], NULL, s->h, precise};
-    return ops->linear(d, n, s->attn, 1, &out, err);
+    SN_TRY(ops->rms_norm(d, heads, dim, s->attn, b->vector[SN_ROLE_DELTA_NORM], hp->norm_eps, s->attn, err));
+    return ops->activate_linear(d, n, &gated, &out, err);
 }

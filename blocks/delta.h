@@ -9,9 +9,9 @@
 /* The states of n_blocks recurrent blocks. */
 sn_delta_shape sn_delta_shape_of(const sn_hparams *hp, int n_blocks);
 
-/* scratch->h (n_rows, n_embd) = recurrent half(u), u (n_rows, n_embd); u may be scratch->h. place: of the block among
- * the recurrent ones of the KV pages' part. Reads and writes the states of the batch's sequences. */
-sn_status sn_delta_forward(const sn_block *block, int place, const sn_forward_pass *pass, const float *u,
+/* scratch->h (n_rows, n_embd) = recurrent half(u), u (n_rows, n_embd), which may be scratch->h. place: of the block
+ * among the recurrent ones of the KV pages' part. Reads and writes the states of the batch's sequences. */
+sn_status sn_delta_forward(const sn_block *block, int place, const sn_forward_pass *pass, const sn_half_input *input,
                            sn_err *err) SN_MUST_USE;
 
 #endif

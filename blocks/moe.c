@@ -49,11 +49,11 @@ static const sn_experts *moe_experts(const sn_block *b, sn_role role) {
 }
 
 /* logits (n, n_experts) = u Wr^T + br; ids (n, k): the chosen experts of a row; weights (n, k) */
-static sn_status moe_route(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const float *u,
+static sn_status moe_route(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const sn_half_input *input,
                            const moe_buffers *m, sn_err *err) {
     const sn_moe_router router = moe_router_of(b, hp);
     const sn_linear logits = {&b->matrix[SN_ROLE_ROUTER], b->vector[SN_ROLE_ROUTER_BIAS], m->logits, true};
-    SN_TRY(d->ops->linear(d, n, u, 1, &logits, err));
+    SN_TRY(sn_half_linear(d, n, input, 1, &logits, err));
     return d->ops->moe_gate(d, n, &router, m->logits, m->ids, m->weights, err);
 }
 
@@ -73,12 +73,11 @@ static sn_status moe_run_selected(const sn_block *b, sn_device *d, const sn_hpar
         SN_TRY(ops->scale(d, pairs, hp->n_ff, m->gate, 1, m->weights, m->gate, err));
         SN_TRY(ops->scale(d, pairs, hp->n_ff, m->up, 1, m->weights, m->up, err));
     }
-    /* act (n, k, n_ff) = activation(gate) * up */
-    SN_TRY(ops->activate(d, (size_t)pairs * (size_t)hp->n_ff, hp->activation, m->gate, m->up, m->act, err));
-    /* expert_out (n, k, n_embd) = act Wdown_e^T + bdown_e */
+    /* act (n, k, n_ff) = activation(gate) * up;  expert_out (n, k, n_embd) = act Wdown_e^T + bdown_e */
+    const sn_gated act = {hp->activation, m->gate, m->up, m->act};
     const sn_moe_linear down = {moe_experts(b, SN_ROLE_EXPERTS_DOWN), b->vector[SN_ROLE_EXPERTS_DOWN_BIAS],
                                 m->expert_out};
-    return ops->moe_linear(d, selected, true, m->act, 1, &down, err);
+    return ops->activate_moe_linear(d, selected, &act, &down, err);
 }
 
 /* -- experts that rest elsewhere */
@@ -87,14 +86,10 @@ static sn_status moe_run_selected(const sn_block *b, sn_device *d, const sn_hpar
  * buffers are those that the experts of this block need later. */
 static sn_status moe_foresee_next(const sn_block *next, const sn_forward_pass *p, int32_t *foreseen, sn_err *err) {
     const sn_scratch *s = p->scratch;
-    const float *u = s->x;
+    const sn_half_input input = sn_half_input_of(next, p, SN_ROLE_FFN_NORM, s->x, NULL, s->expert_out);
     size_t pairs = (size_t)p->n_rows * (size_t)p->hp->n_experts_used;
     moe_buffers m = {.logits = s->gate, .weights = s->up, .ids = (int32_t *)(void *)(s->up + pairs)};
-    if (next->vector[SN_ROLE_FFN_NORM]) {
-        u = s->expert_out;
-        SN_TRY(sn_block_norm(next, p, SN_ROLE_FFN_NORM, s->x, s->expert_out, err));
-    }
-    SN_TRY(moe_route(next, p->device, p->hp, p->n_rows, u, &m, err));
+    SN_TRY(moe_route(next, p->device, p->hp, p->n_rows, &input, &m, err));
     SN_TRY(p->device->ops->download(p->device, foreseen, m.ids, pairs * sizeof *foreseen, err));
     for (size_t i = 0; i < pairs; i++) foreseen[i] -= next->held.first;
     return SN_OK;
@@ -283,29 +278,31 @@ typedef struct shared_buffers {
     float *out;             /* (n, n_embd) */
 } shared_buffers;
 
-/* The shared expert's activations for u (n, n_embd); all but `out`, which only a weight needs in a backward pass. */
-static sn_status shared_inner(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const float *u,
+/* gate and up of the shared expert for u (n, n_embd), and its weight. */
+static sn_status shared_inner(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const sn_half_input *input,
                               const shared_buffers *m, sn_err *err) {
     const sn_linear gate_up[] = {{.weight = &b->matrix[SN_ROLE_SHARED_GATE], .y = m->gate, .high_precision = true},
                                  {.weight = &b->matrix[SN_ROLE_SHARED_UP], .y = m->up, .high_precision = true}};
     const sn_linear logit = {.weight = &b->matrix[SN_ROLE_SHARED_ROUTER], .y = m->logit, .high_precision = true};
-    SN_TRY(d->ops->linear(d, n, u, 2, gate_up, err));
-    SN_TRY(d->ops->activate(d, (size_t)n * (size_t)hp->n_ff_shared, hp->activation, m->gate, m->up, m->act, err));
+    SN_TRY(sn_half_linear(d, n, input, 2, gate_up, err));
     if (!hp->shared_gated) return SN_OK;
-    SN_TRY(d->ops->linear(d, n, u, 1, &logit, err));
+    SN_TRY(d->ops->linear(d, n, input->u, 1, &logit, err));
     return d->ops->activate(d, (size_t)n, SN_SIGMOID, m->logit, NULL, m->weight, err);
 }
 
-static sn_status shared_down(const sn_block *b, sn_device *d, int n, const shared_buffers *m, sn_err *err) {
+/* act = activation(gate) * up;  out = act Wdown^T */
+static sn_status shared_down(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const shared_buffers *m,
+                             sn_err *err) {
+    const sn_gated act = {hp->activation, m->gate, m->up, m->act};
     const sn_linear down = {.weight = &b->matrix[SN_ROLE_SHARED_DOWN], .y = m->out, .high_precision = true};
-    return d->ops->linear(d, n, m->act, 1, &down, err);
+    return d->ops->activate_linear(d, n, &act, &down, err);
 }
 
 /* out (n, n_embd) = weight * (act Wdown^T), of u (n, n_embd) */
-static sn_status shared_forward(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const float *u,
-                                const shared_buffers *m, sn_err *err) {
-    SN_TRY(shared_inner(b, d, hp, n, u, m, err));
-    SN_TRY(shared_down(b, d, n, m, err));
+static sn_status shared_forward(const sn_block *b, sn_device *d, const sn_hparams *hp, int n,
+                                const sn_half_input *input, const shared_buffers *m, sn_err *err) {
+    SN_TRY(shared_inner(b, d, hp, n, input, m, err));
+    SN_TRY(shared_down(b, d, hp, n, m, err));
     return hp->shared_gated ? d->ops->scale(d, n, hp->n_embd, m->out, 1, m->weight, m->out, err) : SN_OK;
 }
 
@@ -330,9 +327,10 @@ static sn_status shared_backward(const sn_block *b, const sn_backward_pass *p, c
     const float *d_out = d_added;
     float *dh = p->scratch->dh, *dlogit = p->scratch->dlogits;
     int n = p->sequence->n_rows;
-    SN_TRY(shared_inner(b, d, hp, n, u, &m, err));
+    const sn_half_input input = sn_half_input_at(u);
+    SN_TRY(shared_inner(b, d, hp, n, &input, &m, err));
     if (hp->shared_gated) {
-        SN_TRY(shared_down(b, d, n, &m, err));
+        SN_TRY(shared_down(b, d, hp, n, &m, err));
         SN_TRY(ops->dot_rows(d, n, hp->n_embd, d_added, m.out, dlogit, err));
         SN_TRY(ops->activate_grad(d, (size_t)n, SN_SIGMOID, m.logit, NULL, dlogit, dlogit, NULL, err));
         SN_TRY(ops->linear_input_grad(d, n, dlogit, &b->matrix[SN_ROLE_SHARED_ROUTER], true, dh, err));
@@ -386,14 +384,16 @@ static sn_status moe_run_chosen(const sn_block *b, const sn_forward_pass *p, con
     return moe_run_held(b, p, p->hp->n_experts_used, ids, u, m, err);
 }
 
-sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const float *u, sn_err *err) {
+sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const sn_half_input *input, sn_err *err) {
     const sn_scratch *s = p->scratch;
     const sn_hparams *hp = p->hp;
     const shared_buffers shared = {s->gate, s->up, s->gate, s->router_out, s->router_out, s->shared_out};
     moe_buffers m = moe_buffers_at(hp, p->n_rows, s->router_out);
     m.gate = s->gate, m.up = s->up, m.act = s->gate, m.expert_out = s->expert_out;
-    if (hp->n_ff_shared) SN_TRY(shared_forward(b, p->device, hp, p->n_rows, u, &shared, err));
-    SN_TRY(moe_route(b, p->device, hp, p->n_rows, u, &m, err));
+    const float *u = input->u;
+    const sn_half_input made = sn_half_input_at(u);
+    if (hp->n_ff_shared) SN_TRY(shared_forward(b, p->device, hp, p->n_rows, input, &shared, err));
+    SN_TRY(moe_route(b, p->device, hp, p->n_rows, hp->n_ff_shared ? &made : input, &m, err));
     const sn_moe_selection selection = moe_selection_of(hp, p->n_rows, &m);
     if (b->apart) {
         SN_TRY(moe_run_apart(b, p, u, &m, err));
@@ -417,22 +417,23 @@ static moe_buffers moe_buffers_of(const sn_backward_pass *p) {
                          .expert_out = s->expert_out};
 }
 
-sn_status sn_moe_recompute(const sn_block *b, const sn_backward_pass *p, const float *u, sn_err *err) {
+sn_status sn_moe_recompute(const sn_block *b, const sn_backward_pass *p, const sn_half_input *input, sn_err *err) {
     const moe_buffers m = moe_buffers_of(p);
     const sn_moe_selection selection = moe_selection_of(p->hp, p->sequence->n_rows, &m);
-    SN_TRY(moe_route(b, p->device, p->hp, p->sequence->n_rows, u, &m, err));
-    return moe_run_selected(b, p->device, p->hp, &selection, u, &m, err);
+    SN_TRY(moe_route(b, p->device, p->hp, p->sequence->n_rows, input, &m, err));
+    return moe_run_selected(b, p->device, p->hp, &selection, input->u, &m, err);
 }
 
 sn_status sn_moe_combine(const sn_block *b, const sn_backward_pass *p, const float *u, float *added, sn_err *err) {
     sn_device *d = p->device;
     const moe_buffers m = moe_buffers_of(p);
     const shared_buffers shared = shared_buffers_of(p);
+    const sn_half_input input = sn_half_input_at(u);
     int n = p->sequence->n_rows;
     const sn_moe_selection selection = moe_selection_of(p->hp, n, &m);
     SN_TRY(d->ops->moe_combine(d, &selection, p->hp->n_embd, m.expert_out, added, err));
     if (!p->hp->n_ff_shared) return SN_OK;
-    SN_TRY(shared_forward(b, d, p->hp, n, u, &shared, err));
+    SN_TRY(shared_forward(b, d, p->hp, n, &input, &shared, err));
     return d->ops->add(d, (size_t)n * (size_t)p->hp->n_embd, added, shared.out, err);
 }
 

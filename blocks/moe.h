@@ -16,8 +16,9 @@ static inline size_t sn_moe_router_width(const sn_hparams *hp) {
     return (size_t)hp->n_experts + 3 * (size_t)hp->n_experts_used;
 }
 
-/* scratch->h (n_rows, n_embd) = feed_forward(u), u (n_rows, n_embd); u may be scratch->h. */
-sn_status sn_moe_forward(const sn_block *block, const sn_forward_pass *pass, const float *u, sn_err *err) SN_MUST_USE;
+/* scratch->h (n_rows, n_embd) = feed_forward(u), u (n_rows, n_embd), which may be scratch->h. */
+sn_status sn_moe_forward(const sn_block *block, const sn_forward_pass *pass, const sn_half_input *input,
+                         sn_err *err) SN_MUST_USE;
 
 /* Computes the pairs that the request asks for, all of them held by the block: out, host, (pairs, n_embd). Of the pass
  * only device, hp, scratch and split are read. It may run while a forward pass of the same device waits for its
@@ -27,7 +28,7 @@ sn_status sn_moe_run_pairs(const sn_block *block, const sn_forward_pass *pass, c
 
 /* sn_moe_forward up to expert_out, each intermediate activation in its own place: scratch->logits, expert_weights,
  * expert_ids, gate, up, act, expert_out. */
-sn_status sn_moe_recompute(const sn_block *block, const sn_backward_pass *pass, const float *u,
+sn_status sn_moe_recompute(const sn_block *block, const sn_backward_pass *pass, const sn_half_input *input,
                            sn_err *err) SN_MUST_USE;
 /* After it: added (n_rows, n_embd), the weighted sum of expert_out, and of the shared expert's output. */
 sn_status sn_moe_combine(const sn_block *block, const sn_backward_pass *pass, const float *u, float *added,

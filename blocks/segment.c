@@ -395,7 +395,15 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
     forward_visit *v = ctx;
     v->pass.number = number;
     v->pass.adapter = v->adapters ? &v->adapters[number - v->segment->first] : NULL;
-    return sn_block_forward(block, sn_place_of(v->pass.hp, v->segment->first, number), &v->pass, err);
+    SN_TRY(sn_block_forward(block, sn_place_of(v->pass.hp, v->segment->first, number), &v->pass, err));
+    v->pass.due = v->pass.scratch->h;
+    return SN_OK;
+}
+
+/* All blocks, within a batch. */
+static sn_status run_blocks(sn_segment *g, int first, int end, forward_visit visit, sn_err *err) {
+    SN_TRY(sn_segment_walk(g, first, end, false, visit_forward, &visit, err));
+    return sn_block_add_due(&visit.pass, err);
 }
 
 bool sn_segment_has_experts_elsewhere(const sn_segment *g, int first, int end) {
@@ -449,10 +457,16 @@ static void assert_all_on_device(const sn_segment *g, const sn_hparams *hp, cons
 
 sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int end, const sn_batch *batch,
                              const sn_block_adapter *adapters, sn_err *err) {
-    forward_visit visit = {
-        g,
-        {g->device, hp, g->scratch, batch->n_rows, batch->n_sequences, batch->sequences, NULL, 0, g->moved, g->split},
-        adapters};
+    const forward_visit visit = {g,
+                                 {.device = g->device,
+                                  .hp = hp,
+                                  .scratch = g->scratch,
+                                  .n_rows = batch->n_rows,
+                                  .n_sequences = batch->n_sequences,
+                                  .sequences = batch->sequences,
+                                  .moved = g->moved,
+                                  .split = g->split},
+                                 adapters};
     sn_batch own = *batch;
     bool replayed = false,
          streams = segment_next_streamed(g, first, end, 1) != end || sn_segment_has_experts_elsewhere(g, first, end);
@@ -466,7 +480,7 @@ sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int
     for (int i = 0; i < (own.graph_key ? 2 : 1) && status == SN_RETRY; i++) {
         status = g->device->ops->batch_begin(g->device, &own, &replayed, err);
         if (status) continue;
-        if (!replayed) status = sn_segment_walk(g, first, end, false, visit_forward, &visit, err);
+        if (!replayed) status = run_blocks(g, first, end, visit, err);
         status = sn_device_batch_end(g->device, &own, status, err);
     }
     return status;

@@ -277,6 +277,32 @@ typedef struct sn_rope {
     const float *cos_sin; /* device, (n, dim / 2, 2): one entry per row */
 } sn_rope;
 
+/* A norm of rows whose sum comes first: x += add; y = norm(x). All pointers: device. */
+typedef struct sn_norm {
+    bool layer; /* layer_norm; else rms_norm, without `bias` */
+    int width;
+    float *x;         /* (n, width) */
+    const float *add; /* (n, width), or NULL: nothing is added, and x stays as it is */
+    const float *weight, *bias;
+    float eps;
+    float *y; /* (n, width); may be add, or without that x */
+} sn_norm;
+
+/* y = activation(gate) * up, with the pointers and aliases of `activate`. */
+typedef struct sn_gated {
+    sn_activation kind;
+    const float *gate, *up;
+    float *y;
+} sn_gated;
+
+/* The queries and keys of a batch of n rows, whose KV cache is not latent, that one rope rotates in place: q (n,
+ * n_heads, head_dim), k (n, n_kv_heads, head_dim), with the heads of the cache. */
+typedef struct sn_rotated {
+    sn_rope rope;
+    int n, n_heads, n_kv_heads, head_dim;
+    float *q, *k; /* device */
+} sn_rotated;
+
 /* Attention of one block over the KV cache. */
 typedef struct sn_attention {
     int block, n_heads; /* n_heads: query heads, a multiple of n_kv_heads (GQA) */
@@ -426,6 +452,25 @@ typedef struct sn_device_ops {
                              sn_err *err);
     /* y (n, cols) = row ids[i] of the weight, as float32. ids: host, each below weight->rows (checked). */
     sn_status (*get_rows)(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
+
+    /* ---- what belongs together in a block, so that a device may do it in fewer launches ----
+     *
+     * Each is the operations that it names, one after the other, with the same bits in all that they write; composed.c
+     * composes it for backends that have no kernel for it. */
+
+    /* x += add; y (n, width) = rms_norm or layer_norm of x; linears of y. At least one matrix. */
+    sn_status (*norm_linear)(sn_device *d, int n, const sn_norm *norm, int n_linears, const sn_linear *linears,
+                             sn_err *err);
+    /* Within a batch: rope of q and of k; kv_store of k and v. */
+    sn_status (*rope_store)(sn_device *d, int block, const sn_rotated *rotated, const float *v, sn_err *err);
+    /* Within a batch of n rows: attention; linear of its result, out (n, n_heads * sn_kv_value_dim). */
+    sn_status (*attention_linear)(sn_device *d, int n, const sn_attention *params, const float *q, float *out,
+                                  const sn_linear *linear, sn_err *err);
+    /* y (n, cols) = activate; linear of y. */
+    sn_status (*activate_linear)(sn_device *d, int n, const sn_gated *gated, const sn_linear *linear, sn_err *err);
+    /* y (n, k, cols) = activate, of all pairs; moe_linear of y, per expert. */
+    sn_status (*activate_moe_linear)(sn_device *d, const sn_moe_selection *selection, const sn_gated *gated,
+                                     const sn_moe_linear *linear, sn_err *err);
 
     /* ---- mixtures of experts, forward ---- */
 

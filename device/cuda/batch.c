@@ -276,7 +276,6 @@ void sn_cuda_batch_abort(sn_cuda *cuda) {
         cudaGetLastError(); /* a failed capture is not an error of the device */
     }
     cuda->state = SN_CUDA_NO_BATCH;
-    cuda->held.kind = SN_CUDA_HELD_NONE;
     cuda->graph = NULL;
 }
 

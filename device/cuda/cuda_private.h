@@ -58,31 +58,6 @@ typedef enum sn_cuda_batch_state {
     SN_CUDA_REPLAYING
 } sn_cuda_batch_state;
 
-typedef enum sn_cuda_held_kind {
-    SN_CUDA_HELD_NONE,
-    SN_CUDA_HELD_ADD,
-    SN_CUDA_HELD_NORM,
-    SN_CUDA_HELD_ACTIVATE,
-    SN_CUDA_HELD_ROPE,
-    SN_CUDA_HELD_ATTENTION
-} sn_cuda_held_kind;
-
-/* An operation that is held back until the next one: held.c. */
-typedef struct sn_cuda_held {
-    sn_cuda_held_kind kind;
-    int n;             /* rows, of all but the next two */
-    size_t count;      /* elements of add and activate */
-    sn_cuda_norm norm; /* of add: sum and add */
-    sn_activation activation;
-    const float *gate, *up;
-    float *y;
-    sn_rope rope; /* of one or two x: (n, heads, head_dim) */
-    int heads[2], head_dim;
-    float *rotated[2]; /* the second one may be NULL */
-    sn_cuda_attention attention;
-    int n_splits;
-} sn_cuda_held;
-
 typedef struct sn_cuda {
     sn_device base;
     char description[192];
@@ -134,7 +109,6 @@ typedef struct sn_cuda {
     sn_cuda_graph graphs[SN_CUDA_GRAPHS_MAX];
     sn_cuda_graph *graph; /* of the open batch, or NULL */
     uint64_t n_batches;
-    sn_cuda_held held; /* only in a batch */
     bool batch_failed; /* an operation of the open batch failed: it is not captured */
 
     char stop_reason[320]; /* base.lost points to it */
@@ -142,9 +116,7 @@ typedef struct sn_cuda {
 
 /* -- queue.c: errors, waits */
 
-/* Begins an operation: makes the device current for this thread. SN_STOP when the device has stopped. Launches what is
- * held; sn_cuda_enter_holding leaves that to an operation that may take it along. */
-sn_status sn_cuda_enter_holding(sn_cuda *cuda, sn_err *err) SN_MUST_USE;
+/* Begins an operation: makes the device current for this thread. SN_STOP when the device has stopped. */
 sn_status sn_cuda_enter(sn_cuda *cuda, sn_err *err) SN_MUST_USE;
 /* As sn_cuda_enter, for operations that are not allowed in a batch that is or can be captured. SN_REFUSED there. */
 sn_status sn_cuda_enter_uncaptured(sn_cuda *cuda, const char *what, sn_err *err) SN_MUST_USE;
@@ -162,16 +134,6 @@ sn_status sn_cuda_wait_stream(sn_cuda *cuda, cudaStream_t stream, sn_err *err) S
 /* Whether both streams are empty or the device is lost, so that freeing memory cannot block. Queries for at most 20 ms.
  */
 bool sn_cuda_idle(sn_cuda *cuda);
-
-/* -- held.c */
-/* Launches what is held, if anything; with `form`, of what makes the rows of x of linear, these besides in 8 bits. */
-sn_status sn_cuda_release(sn_cuda *cuda, sn_cuda_eight_bits form, sn_err *err) SN_MUST_USE;
-/* Holds an operation back, when nothing else is held; launches it outside of a batch. */
-sn_status sn_cuda_hold(sn_cuda *cuda, const sn_cuda_held *held, sn_err *err) SN_MUST_USE;
-/* Whether what is held makes x (n, cols) and can write it in 8 bits. */
-bool sn_cuda_held_makes(const sn_cuda *cuda, int n, int cols, const float *x);
-/* Whether what is held rotates q and k (n) for a KV cache of this shape. */
-bool sn_cuda_held_ropes(const sn_cuda *cuda, const sn_kv_shape *shape, int n, const float *k);
 
 /* -- memory.c */
 sn_status sn_cuda_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);
@@ -250,6 +212,11 @@ bool sn_cuda_free_memory(int ordinal, size_t *bytes);
 /* -- linear.c */
 size_t sn_cuda_x_bytes(const sn_device_limits *limits); /* bytes of cuda->x; above PTRDIFF_MAX: too large */
 sn_status sn_cuda_linear_op(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
+sn_status sn_cuda_norm_linear_op(sn_device *d, int n, const sn_norm *norm, int n_linears, const sn_linear *linears,
+                                 sn_err *err);
+sn_status sn_cuda_attention_linear_op(sn_device *d, int n, const sn_attention *params, const float *q, float *out,
+                                      const sn_linear *linear, sn_err *err);
+sn_status sn_cuda_activate_linear_op(sn_device *d, int n, const sn_gated *gated, const sn_linear *linear, sn_err *err);
 
 /* -- products.c: products of many rows */
 sn_status sn_cuda_products_open(sn_cuda *cuda, sn_err *err) SN_MUST_USE;
@@ -258,11 +225,17 @@ int sn_cuda_products_side(sn_cuda *cuda, int n, int n_linears, const sn_linear *
 
 /* -- kv.c */
 sn_status sn_cuda_kv_store_op(sn_device *d, int block, const float *k, const float *v, sn_err *err);
+sn_status sn_cuda_rope_store_op(sn_device *d, int block, const sn_rotated *rotated, const float *v, sn_err *err);
 sn_status sn_cuda_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           float *k, float *v, sn_err *err);
 sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                            const float *k, const float *v, sn_err *err);
 sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+/* Whether attention of the open batch can write its rows, n, in 8 bits besides. */
+bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n);
+/* attention, which writes its rows besides where `form` says. */
+sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float *q, float *out, sn_cuda_eight_bits form,
+                         sn_err *err) SN_MUST_USE;
 /* Bytes of cuda->kv_staging, cuda->partial and cuda->arrivals for calls within these limits. */
 size_t sn_cuda_kv_staging_bytes(const sn_device_limits *limits);
 size_t sn_cuda_partial_bytes(const sn_cuda *cuda, const sn_device_limits *limits);
@@ -297,6 +270,7 @@ sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, co
 sn_status sn_cuda_layer_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
                                 float eps, float *y, sn_err *err);
 sn_status sn_cuda_rope_op(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
+sn_status sn_cuda_check_rope(const sn_rope *rope, int head_dim, sn_err *err) SN_MUST_USE;
 sn_status sn_cuda_activate_op(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
                               sn_err *err);
 sn_status sn_cuda_add_op(sn_device *d, size_t n, float *y, const float *x, sn_err *err);

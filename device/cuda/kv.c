@@ -43,20 +43,25 @@ static cudaError_t load(const sn_cuda *cuda, const sn_cuda_kv *kv, int n_rows, f
 
 sn_status sn_cuda_kv_store_op(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
-    sn_status status = sn_cuda_enter_holding(cuda, err);
+    sn_status status = sn_cuda_enter(cuda, err);
     if (!status) status = kv_check_block(cuda, block, err);
-    sn_cuda_held held = cuda->held;
-    bool ropes = !status && sn_cuda_held_ropes(cuda, &cuda->shape, cuda->n_rows, k);
-    if (ropes)
-        cuda->held.kind = SN_CUDA_HELD_NONE;
-    else if (!status)
-        status = sn_cuda_release(cuda, (sn_cuda_eight_bits){0}, err);
     if (!status && cuda->n_rows) {
         sn_cuda_kv kv = sn_cuda_kv_of(cuda, &cuda->shape, block);
-        cudaError_t error = ropes ? sn_cuda_rope_store(cuda->work, &kv, cuda->n_rows, &held.rope, held.heads[0],
-                                                       held.rotated[0], held.rotated[1], v)
-                                  : store(cuda, &kv, cuda->n_rows, k, v);
-        status = sn_cuda_check_launch(cuda, error, "kv_store", err);
+        status = sn_cuda_check_launch(cuda, store(cuda, &kv, cuda->n_rows, k, v), "kv_store", err);
+    }
+    return sn_cuda_op_done(cuda, status);
+}
+
+sn_status sn_cuda_rope_store_op(sn_device *d, int block, const sn_rotated *p, const float *v, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status) status = kv_check_block(cuda, block, err);
+    if (!status) status = sn_cuda_check_rope(&p->rope, p->head_dim, err);
+    if (!status && cuda->n_rows) {
+        sn_cuda_kv kv = sn_cuda_kv_of(cuda, &cuda->shape, block);
+        status = sn_cuda_check_launch(
+            cuda, sn_cuda_rope_store(cuda->work, &kv, cuda->n_rows, &p->rope, p->n_heads, p->q, p->k, v), "rope_store",
+            err);
     }
     return sn_cuda_op_done(cuda, status);
 }
@@ -174,13 +179,14 @@ sn_status sn_cuda_attention_scratch(sn_cuda *cuda, sn_cuda_attention *a, int n_r
     return status;
 }
 
-static sn_status attention_by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
+static sn_status attention_by_splits(sn_cuda *cuda, sn_cuda_attention *a, sn_cuda_eight_bits form, sn_err *err) {
     int group = a->n_heads / a->kv.n_kv_heads,
         blocks = a->kv.n_kv_heads * ((group + SN_CUDA_SPLIT_HEADS - 1) / SN_CUDA_SPLIT_HEADS);
     int n_splits = sn_cuda_attention_n_splits(cuda, cuda->n_few, blocks);
     sn_status status = sn_cuda_attention_scratch(cuda, a, cuda->n_few, n_splits, a->kv.head_dim, err);
-    const sn_cuda_held held = {SN_CUDA_HELD_ATTENTION, .n = cuda->n_few, .attention = *a, .n_splits = n_splits};
-    return status ? status : sn_cuda_hold(cuda, &held, err);
+    if (status) return status;
+    return sn_cuda_check_launch(cuda, sn_cuda_attention_split(cuda->work, a, cuda->n_few, n_splits, form), "attention",
+                                err);
 }
 
 static sn_status attention_by_tiles(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) {
@@ -194,14 +200,18 @@ static sn_status attention_by_tiles(sn_cuda *cuda, sn_cuda_attention *a, sn_err 
     return sn_cuda_check_launch(cuda, error, "attention", err);
 }
 
-sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
-    sn_cuda *cuda = (sn_cuda *)d;
-    sn_status status = sn_cuda_enter(cuda, err);
-    if (!status) status = kv_check_block(cuda, params->block, err);
+/* Attention by tiles does not. */
+bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n) {
+    return !cuda->shape.latent && cuda->n_few == n && cuda->shape.head_dim % 32 == 0;
+}
+
+sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float *q, float *out, sn_cuda_eight_bits form,
+                         sn_err *err) {
+    sn_status status = kv_check_block(cuda, params->block, err);
     if (!status && (params->n_heads <= 0 || params->n_heads % cuda->shape.n_kv_heads))
         status = sn_fail(err, SN_REFUSED, "%d query heads cannot share %d key-value heads evenly", params->n_heads,
                          cuda->shape.n_kv_heads);
-    if (status || !cuda->n_rows) return sn_cuda_op_done(cuda, status);
+    if (status || !cuda->n_rows) return status;
     sn_cuda_attention a = {.kv = sn_cuda_kv_of(cuda, &cuda->shape, params->block),
                            .n_heads = params->n_heads,
                            .window = params->window,
@@ -215,6 +225,13 @@ sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const f
         status = sn_cuda_latent_attend(cuda, &a, err);
     else if (cuda->n_few < cuda->n_rows)
         status = attention_by_tiles(cuda, &a, err);
-    if (!status && !a.kv.latent && cuda->n_few) status = attention_by_splits(cuda, &a, err);
+    if (!status && !a.kv.latent && cuda->n_few) status = attention_by_splits(cuda, &a, form, err);
+    return status;
+}
+
+sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status) status = sn_cuda_attend(cuda, params, q, out, (sn_cuda_eight_bits){0}, err);
     return sn_cuda_op_done(cuda, status);
 }

@@ -64,7 +64,6 @@ static sn_status few_rows_input(sn_cuda *cuda, int n, const float *x, const sn_w
     if (plain) *float_x = parts.padded;
     if (done[plain]) return SN_OK;
     done[plain] = true;
-    if (cuda->held.kind) return sn_cuda_release(cuda, (sn_cuda_eight_bits){parts.q, parts.scales}, err);
     cudaError_t error = plain ? sn_cuda_pad_rows(cuda->work, n, cols, x, stride, parts.padded)
                               : sn_cuda_quantize(cuda->work, n, cols, x, parts.q, parts.scales);
     return sn_cuda_check_launch(cuda, error, "converting rows", err);
@@ -89,9 +88,10 @@ static int take_group(int n_linears, const sn_linear *linears, sn_cuda_linear gr
     return n;
 }
 
-static sn_status linear_few_rows(sn_cuda *cuda, int n, const float *x, int n_linears, const sn_linear *linears,
-                                 sn_err *err) {
-    bool done[2] = {false, false}; /* done[0]: x was quantised; done[1]: x was padded */
+/* quantised: x has been. */
+static sn_status linear_few_rows(sn_cuda *cuda, int n, const float *x, bool quantised, int n_linears,
+                                 const sn_linear *linears, sn_err *err) {
+    bool done[2] = {quantised, false}; /* done[1]: x was padded */
     sn_status status = SN_OK;
     for (int i = 0, taken; i < n_linears && !status; i += taken) {
         sn_cuda_linear group[SN_CUDA_LINEARS];
@@ -215,19 +215,72 @@ static sn_status linear_many_rows(sn_cuda *cuda, int n, const float *x, int n_li
     return status;
 }
 
-sn_status sn_cuda_linear_op(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
-    sn_cuda *cuda = (sn_cuda *)d;
-    sn_status status = sn_cuda_enter_holding(cuda, err);
-    if (!n) n_linears = 0;
-    if (!status && n_linears) status = linear_check(cuda, n, n_linears, linears, err);
-    /* what makes x is left to few_rows_input, which comes first */
-    bool taken = !status && n_linears && !is_float(linears[0].weight) && rows_are_few(n, linears[0].weight) &&
-                 sn_cuda_held_makes(cuda, n, (int)linears[0].weight->cols, x);
-    if (!status && !taken) status = sn_cuda_release(cuda, (sn_cuda_eight_bits){0}, err);
+/* quantised: x has been, for few rows. */
+static sn_status linear_run(sn_cuda *cuda, int n, const float *x, bool quantised, int n_linears,
+                            const sn_linear *linears, sn_err *err) {
+    sn_status status = SN_OK;
     for (int i = 0, end; i < n_linears && !status; i = end) {
         bool few = rows_are_few(n, linears[i].weight);
         for (end = i + 1; end < n_linears && rows_are_few(n, linears[end].weight) == few;) end++;
-        status = (few ? linear_few_rows : linear_many_rows)(cuda, n, x, end - i, linears + i, err);
+        status = few ? linear_few_rows(cuda, n, x, quantised && i == 0, end - i, linears + i, err)
+                     : linear_many_rows(cuda, n, x, end - i, linears + i, err);
     }
+    return status;
+}
+
+static sn_status linear_begin(sn_cuda *cuda, int n, int n_linears, const sn_linear *linears, sn_err *err) {
+    sn_status status = sn_cuda_enter(cuda, err);
+    return status || !n || !n_linears ? status : linear_check(cuda, n, n_linears, linears, err);
+}
+
+sn_status sn_cuda_linear_op(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = linear_begin(cuda, n, n_linears, linears, err);
+    if (!status && n) status = linear_run(cuda, n, x, false, n_linears, linears, err);
+    return sn_cuda_op_done(cuda, status);
+}
+
+/* -- products of rows that the same call makes */
+
+/* Where what makes x (n, cols) writes it in 8 bits besides; nowhere if the first matrix reads another form. */
+static sn_cuda_eight_bits form_for(const sn_cuda *cuda, int n, const sn_linear *first) {
+    const few_parts parts = few_parts_of(cuda);
+    if (is_float(first->weight) || !rows_are_few(n, first->weight)) return (sn_cuda_eight_bits){0};
+    return (sn_cuda_eight_bits){parts.q, parts.scales};
+}
+
+sn_status sn_cuda_norm_linear_op(sn_device *d, int n, const sn_norm *p, int n_linears, const sn_linear *linears,
+                                 sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    if (p->layer) return sn_composed_norm_linear(d, n, p, n_linears, linears, err);
+    sn_status status = linear_begin(cuda, n, n_linears, linears, err);
+    if (status || !n) return sn_cuda_op_done(cuda, status);
+    const sn_cuda_eight_bits form = form_for(cuda, n, linears);
+    const sn_cuda_norm norm = {p->width, p->x, p->add, p->x, p->weight, p->eps, p->y, form};
+    status = sn_cuda_check_launch(cuda, sn_cuda_rms_norm(cuda->work, n, &norm), "rms_norm", err);
+    if (!status) status = linear_run(cuda, n, p->y, form.q, n_linears, linears, err);
+    return sn_cuda_op_done(cuda, status);
+}
+
+sn_status sn_cuda_attention_linear_op(sn_device *d, int n, const sn_attention *params, const float *q, float *out,
+                                      const sn_linear *linear, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = linear_begin(cuda, n, 1, linear, err);
+    sn_cuda_eight_bits form = {0};
+    if (!status && sn_cuda_attends_in_8_bits(cuda, n)) form = form_for(cuda, n, linear);
+    if (!status) status = sn_cuda_attend(cuda, params, q, out, form, err);
+    if (!status && n) status = linear_run(cuda, n, out, form.q, 1, linear, err);
+    return sn_cuda_op_done(cuda, status);
+}
+
+sn_status sn_cuda_activate_linear_op(sn_device *d, int n, const sn_gated *p, const sn_linear *linear, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    const size_t elements = (size_t)n * linear->weight->cols;
+    sn_status status = linear_begin(cuda, n, 1, linear, err);
+    if (status || !elements) return sn_cuda_op_done(cuda, status);
+    const sn_cuda_eight_bits form = form_for(cuda, n, linear);
+    status = sn_cuda_check_launch(cuda, sn_cuda_activate(cuda->work, elements, p->kind, p->gate, p->up, p->y, form),
+                                  "activate", err);
+    if (!status) status = linear_run(cuda, n, p->y, form.q, 1, linear, err);
     return sn_cuda_op_done(cuda, status);
 }

@@ -46,18 +46,13 @@ sn_status sn_cuda_check(sn_cuda *cuda, cudaError_t error, const char *what, sn_e
 /* The current CUDA device of this thread, as far as this backend has set it. */
 static _Thread_local int thread_device = -1;
 
-sn_status sn_cuda_enter_holding(sn_cuda *cuda, sn_err *err) {
+sn_status sn_cuda_enter(sn_cuda *cuda, sn_err *err) {
     if (cuda->base.lost) return fail_stopped(cuda, err);
     if (thread_device == cuda->base.id.ordinal) return SN_OK;
     thread_device = -1;
     sn_status status = sn_cuda_check(cuda, cudaSetDevice(cuda->base.id.ordinal), "choosing it", err);
     if (!status) thread_device = cuda->base.id.ordinal;
     return status;
-}
-
-sn_status sn_cuda_enter(sn_cuda *cuda, sn_err *err) {
-    sn_status status = sn_cuda_enter_holding(cuda, err);
-    return status ? status : sn_cuda_release(cuda, (sn_cuda_eight_bits){0}, err);
 }
 
 sn_status sn_cuda_op_done(sn_cuda *cuda, sn_status status) {

@@ -1,22 +1,13 @@
-/* The operations on rows and elements: argument checks and one kernel launch each, of some of them held back (held.c).
- */
+/* The operations on rows and elements: argument checks and one kernel launch each. */
 #include "device/cuda/cuda_private.h"
 
 sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                               sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
-    sn_cuda_held own = {SN_CUDA_HELD_NORM, .n = n, .norm = {width, x, NULL, NULL, weight, eps, y, {0}}};
-    sn_status status = sn_cuda_enter_holding(cuda, err);
-    const sn_cuda_held *before = &cuda->held;
-    bool adds = n > 0 && width > 0 && before->kind == SN_CUDA_HELD_ADD && before->norm.sum == x &&
-                before->count == (size_t)n * (size_t)width;
-    if (adds) {
-        own.norm.add = before->norm.add;
-        own.norm.sum = before->norm.sum;
-    } else if (!status) {
-        status = sn_cuda_release(cuda, (sn_cuda_eight_bits){0}, err);
-    }
-    if (!status && n > 0 && width > 0) status = sn_cuda_hold(cuda, &own, err);
+    const sn_cuda_norm norm = {width, x, NULL, NULL, weight, eps, y, {0}};
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status && n > 0 && width > 0)
+        status = sn_cuda_check_launch(cuda, sn_cuda_rms_norm(cuda->work, n, &norm), "rms_norm", err);
     return sn_cuda_op_done(cuda, status);
 }
 
@@ -30,25 +21,19 @@ sn_status sn_cuda_layer_norm_op(sn_device *d, int n, int width, const float *x, 
     return sn_cuda_op_done(cuda, status);
 }
 
+sn_status sn_cuda_check_rope(const sn_rope *rope, int head_dim, sn_err *err) {
+    if (rope->dim % 2 == 0 && rope->dim >= 0 && rope->dim <= head_dim) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "%d dimensions of a head of %d cannot be rotated in pairs", rope->dim, head_dim);
+}
+
 sn_status sn_cuda_rope_op(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
-    sn_cuda_held own = {SN_CUDA_HELD_ROPE,    .n = n,        .rope = *rope, .heads = {n_heads},
-                        .head_dim = head_dim, .rotated = {x}};
-    sn_status status = sn_cuda_enter_holding(cuda, err);
-    if (!status && (rope->dim % 2 || rope->dim < 0 || rope->dim > head_dim))
-        status =
-            sn_fail(err, SN_REFUSED, "%d dimensions of a head of %d cannot be rotated in pairs", rope->dim, head_dim);
-    if (status || n <= 0 || n_heads <= 0 || rope->dim == 0) return sn_cuda_op_done(cuda, status);
-    sn_cuda_held *first = &cuda->held;
-    if (first->kind == SN_CUDA_HELD_ROPE && !first->rotated[1] && first->n == n && first->head_dim == head_dim &&
-        first->rope.rotate_half == rope->rotate_half && first->rope.dim == rope->dim &&
-        first->rope.cos_sin == rope->cos_sin) {
-        first->rotated[1] = x;
-        first->heads[1] = n_heads;
-        return SN_OK;
-    }
-    status = sn_cuda_release(cuda, (sn_cuda_eight_bits){0}, err);
-    if (!status) status = sn_cuda_hold(cuda, &own, err);
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status) status = sn_cuda_check_rope(rope, head_dim, err);
+    if (!status && n > 0 && n_heads > 0 && rope->dim)
+        status = sn_cuda_check_launch(
+            cuda, sn_cuda_rope(cuda->work, n, n_heads, head_dim, x, rope->rotate_half, rope->dim, rope->cos_sin),
+            "rope", err);
     return sn_cuda_op_done(cuda, status);
 }
 
@@ -56,16 +41,16 @@ sn_status sn_cuda_activate_op(sn_device *d, size_t n, sn_activation kind, const 
                               sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
-    const sn_cuda_held own = {SN_CUDA_HELD_ACTIVATE, .count = n, .activation = kind, .gate = gate, .up = up, .y = y};
-    if (!status && n) status = sn_cuda_hold(cuda, &own, err);
+    if (!status && n)
+        status = sn_cuda_check_launch(cuda, sn_cuda_activate(cuda->work, n, kind, gate, up, y, (sn_cuda_eight_bits){0}),
+                                      "activate", err);
     return sn_cuda_op_done(cuda, status);
 }
 
 sn_status sn_cuda_add_op(sn_device *d, size_t n, float *y, const float *x, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);
-    const sn_cuda_held own = {SN_CUDA_HELD_ADD, .count = n, .norm = {.sum = y, .add = x}};
-    if (!status && n) status = sn_cuda_hold(cuda, &own, err);
+    if (!status && n) status = sn_cuda_check_launch(cuda, sn_cuda_add(cuda->work, n, y, x), "add", err);
     return sn_cuda_op_done(cuda, status);
 }
 

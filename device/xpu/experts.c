@@ -159,31 +159,62 @@ static sn_status make_input(sn_xpu *xpu, const sn_moe_selection *c, const moe_pa
     return status;
 }
 
-sn_status sn_xpu_moe_linear(sn_device *d, const sn_moe_selection *c, bool per_expert, const float *x, int n_linears,
-                            const sn_moe_linear *linears, sn_err *err) {
-    sn_xpu *xpu = sn_xpu_of(d);
+static sn_status check_linears(sn_xpu *xpu, const sn_moe_selection *c, int n_linears, const sn_moe_linear *linears,
+                               sn_err *err) {
     sn_status status = check_selection(c, err);
     if (!status) status = sn_xpu_check_alive(xpu, err);
-    if (status || c->n <= 0 || n_linears <= 0) return status;
-    for (int i = 0; i < n_linears; i++)
+    for (int i = 0; i < n_linears && !status; i++)
         if (linears[i].experts->first.cols != linears[0].experts->first.cols || linears[i].experts->n != c->n_experts)
             return sn_fail(err, SN_REFUSED,
                            "matrices with different numbers of experts or of columns cannot share an input");
+    return status;
+}
+
+static bool dots_for(const sn_xpu *xpu, const sn_experts *experts) {
+    return xpu->dp4a && sn_dtype_quantised(experts->first.dtype);
+}
+
+/* rows8: the input is there in 8 bits. */
+static sn_status moe_run(sn_xpu *xpu, const sn_moe_selection *c, bool per_expert, const float *x, bool rows8,
+                         int n_linears, const sn_moe_linear *linears, sn_err *err) {
     moe_pairs pairs;
-    moe_made made = {0};
-    status = pairs_of(xpu, c, per_expert, &pairs, err);
+    moe_made made = {.rows8 = rows8};
+    sn_status status = pairs_of(xpu, c, per_expert, &pairs, err);
     for (int i = 0, count = 0; i < n_linears && !status; i += count) {
         moe_matrices m;
         status = matrices_of(n_linears - i, linears + i, &m, err);
         if (status) break;
         count = m.n;
         status = sn_xpu_load_dot(xpu, m.form, err);
-        const bool dot = xpu->dp4a && sn_dtype_quantised(linears[i].experts->first.dtype);
+        const bool dot = dots_for(xpu, linears[i].experts);
         if (!status && !dot) status = sn_xpu_load_linear(xpu, m.form, err);
         if (!status) status = make_input(xpu, c, &pairs, x, m.cols, dot, &made, err);
         if (!status) status = launch_pairs(xpu, &pairs, &m, dot, x, err);
     }
     return status;
+}
+
+sn_status sn_xpu_moe_linear(sn_device *d, const sn_moe_selection *c, bool per_expert, const float *x, int n_linears,
+                            const sn_moe_linear *linears, sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    sn_status status = check_linears(xpu, c, n_linears, linears, err);
+    return status || c->n <= 0 ? status : moe_run(xpu, c, per_expert, x, false, n_linears, linears, err);
+}
+
+sn_status sn_xpu_activate_moe_linear(sn_device *d, const sn_moe_selection *c, const sn_gated *p,
+                                     const sn_moe_linear *linear, sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    const sn_weight *w = &linear->experts->first;
+    const size_t pairs = (size_t)c->n * (size_t)c->k;
+    sn_xpu_layout layout;
+    sn_xpu_rows8 rows = {0};
+    sn_status status = check_linears(xpu, c, 1, linear, err);
+    if (status || c->n <= 0) return status;
+    status = sn_xpu_layout_of(w->dtype, w->rows, w->cols, &layout, err);
+    if (!status) status = sn_xpu_load_dot(xpu, layout.form, err);
+    if (!status && dots_for(xpu, linear->experts)) status = sn_xpu_rows8_reserve(xpu, pairs, w->cols, &rows, err);
+    if (!status) status = sn_xpu_launch_activate(xpu, pairs * w->cols, p, rows, err);
+    return status ? status : moe_run(xpu, c, true, p->y, rows.q, 1, linear, err);
 }
 
 sn_status sn_xpu_moe_combine(sn_device *d, const sn_moe_selection *c, int width, const float *x, float *y,

@@ -129,8 +129,6 @@ sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed
     sn_xpu *x = sn_xpu_of(d);
     uint8_t *table = NULL;
     *replayed = false;
-    x->in_batch = false;
-    x->held.kind = SN_XPU_HELD_NONE; /* of a batch that failed */
     sn_status status = kv_check_shape(batch->shape, err);
     table_size size = table_measure(batch);
     if (!status && size.rows != (size_t)batch->n_rows)
@@ -157,48 +155,40 @@ sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed
         status = sn_xpu_upload(d, x->batch_table.device, table, bytes, err);
     }
     free(table);
-    x->in_batch = !status;
     return status;
 }
 
-sn_status sn_xpu_batch_end(sn_device *d, sn_err *err) {
-    sn_xpu *x = sn_xpu_of(d);
-    sn_status status = sn_xpu_release(x, (sn_xpu_rows8){0}, err);
-    x->in_batch = false;
-    return status ? status : sn_xpu_check_alive(x, err);
-}
+sn_status sn_xpu_batch_end(sn_device *d, sn_err *err) { return sn_xpu_check_alive(sn_xpu_of(d), err); }
 
 /* -- operations within a batch */
 
-/* rope of q and k, which are held, and the store. */
-static sn_status rope_store(sn_xpu *x, int block, float *k, const float *v, sn_err *err) {
-    const sn_xpu_held h = x->held;
+sn_status sn_xpu_rope_store(sn_device *d, int block, const sn_rotated *p, const float *v, sn_err *err) {
+    sn_xpu *x = sn_xpu_of(d);
+    assert(block >= 0 && block < x->shape.n_blocks && !x->shape.latent && p->n == x->batch_rows);
     const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
-    uint32_t rotate_half = h.rope.rotate_half;
+    uint32_t rotate_half = p->rope.rotate_half;
     sn_xpu_arg args[] = {SN_XPU_ARG(rows),
                          SN_XPU_ARG(pages),
                          SN_XPU_ARG(block),
-                         SN_XPU_ARG(h.heads[0]),
-                         SN_XPU_ARG(h.heads[1]),
-                         SN_XPU_ARG(h.head_dim),
+                         SN_XPU_ARG(p->n_heads),
+                         SN_XPU_ARG(p->n_kv_heads),
+                         SN_XPU_ARG(p->head_dim),
                          SN_XPU_ARG(x->shape.page_tokens),
-                         SN_XPU_ARG(h.rope.dim),
+                         SN_XPU_ARG(p->rope.dim),
                          SN_XPU_ARG(rotate_half),
-                         SN_XPU_ARG(h.rope.cos_sin),
-                         SN_XPU_ARG(h.rotated[0]),
-                         SN_XPU_ARG(k),
+                         SN_XPU_ARG(p->rope.cos_sin),
+                         SN_XPU_ARG(p->q),
+                         SN_XPU_ARG(p->k),
                          SN_XPU_ARG(v)};
-    x->held.kind = SN_XPU_HELD_NONE;
     sn_status status = sn_xpu_barrier(x, err);
     return status ? status
-                  : sn_xpu_launch(x, x->kv[x->shape.dtype].rope_store, (size_t)(h.heads[0] + h.heads[1]),
-                                  (size_t)x->batch_rows, COUNT(args), args, err);
+                  : sn_xpu_launch(x, x->kv[x->shape.dtype].rope_store, (size_t)(p->n_heads + p->n_kv_heads),
+                                  (size_t)p->n, COUNT(args), args, err);
 }
 
 sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     assert(block >= 0 && block < x->shape.n_blocks);
-    if (sn_xpu_held_ropes(x, k)) return rope_store(x, block, x->held.rotated[1], v, err);
     const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
     sn_xpu_arg args[] = {SN_XPU_ARG(rows),
                          SN_XPU_ARG(pages),
@@ -239,15 +229,16 @@ sn_xpu_parts sn_xpu_divide_context(const sn_xpu *x, int32_t window, size_t group
 }
 
 sn_status sn_xpu_join_parts(sn_xpu *x, const sn_attention *params, int elements, sn_xpu_parts parts, float *out,
-                            sn_err *err) {
-    const sn_xpu_held own = {SN_XPU_HELD_JOIN,
-                             .n = x->batch_singles,
-                             .heads = {params->n_heads},
-                             .head_dim = elements,
-                             .window = params->window,
-                             .parts = parts,
-                             .y = out};
-    return sn_xpu_hold(x, &own, err);
+                            sn_xpu_rows8 rows8, sn_err *err) {
+    const uint8_t *singles = (uint8_t *)x->batch_table.device + x->tiles_at + 16 * x->batch_tiles;
+    sn_xpu_arg args[] = {
+        SN_XPU_ARG(singles), SN_XPU_ARG(params->n_heads), SN_XPU_ARG(elements),     SN_XPU_ARG(params->window),
+        SN_XPU_ARG(out),     SN_XPU_ARG(parts.n),         SN_XPU_ARG(parts.tokens), SN_XPU_ARG(x->partial.device),
+        SN_XPU_ARG(rows8.q), SN_XPU_ARG(rows8.scales)};
+    sn_status status = sn_xpu_barrier(x, err);
+    return status ? status
+                  : sn_xpu_launch(x, x->kv[x->shape.dtype].attention_join, (size_t)params->n_heads,
+                                  (size_t)x->batch_singles, COUNT(args), args, err);
 }
 
 /* Groups of attention_row for each row and part. */
@@ -256,8 +247,14 @@ static size_t row_groups(const sn_xpu *x, const sn_attention *params) {
     return (size_t)x->shape.n_kv_heads * (size_t)teams;
 }
 
+bool sn_xpu_attends_in_8_bits(const sn_xpu *x) { return !x->shape.latent && x->shape.head_dim % 32 == 0; }
+
 sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
-    sn_xpu *x = sn_xpu_of(d);
+    return sn_xpu_attend(sn_xpu_of(d), params, q, out, (sn_xpu_rows8){0}, err);
+}
+
+sn_status sn_xpu_attend(sn_xpu *x, const sn_attention *params, const float *q, float *out, sn_xpu_rows8 rows8,
+                        sn_err *err) {
     const sn_kv_shape *shape = &x->shape;
     assert(params->n_heads > 0 && params->n_heads % shape->n_kv_heads == 0 && params->block >= 0 &&
            params->block < shape->n_blocks);
@@ -268,21 +265,8 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
     if (parts.n > 1)
         status = sn_xpu_buffer_reserve(
             x, &x->partial, sn_xpu_slot_bytes(rows * (size_t)params->n_heads * parts.n, shape->head_dim), err);
-    const sn_xpu_held own = {SN_XPU_HELD_ATTENTION,
-                             .n = x->batch_rows,
-                             .x = q,
-                             .y = out,
-                             .heads = {params->n_heads},
-                             .head_dim = shape->head_dim,
-                             .window = params->window,
-                             .attention = *params,
-                             .parts = parts};
-    return status ? status : sn_xpu_hold(x, &own, err);
-}
-
-sn_status sn_xpu_launch_attention(sn_xpu *x, const sn_xpu_held *h, sn_xpu_rows8 rows8, sn_err *err) {
-    const sn_kv_shape *shape = &x->shape;
-    const sn_attention *params = &h->attention;
+    if (!status) status = sn_xpu_barrier(x, err);
+    if (status) return status;
     const uint8_t *tiles = (uint8_t *)x->batch_table.device + x->tiles_at, *singles = tiles + 16 * x->batch_tiles,
                   *pages = (uint8_t *)x->batch_table.device + x->pages_at;
     const size_t tile_bytes = SN_XPU_TILE_ROWS * (size_t)shape->head_dim * sizeof(float);
@@ -298,15 +282,15 @@ sn_status sn_xpu_launch_attention(sn_xpu *x, const sn_xpu_held *h, sn_xpu_rows8 
                          SN_XPU_ARG(params->softcap),
                          SN_XPU_ARG(params->slopes),
                          SN_XPU_ARG(params->sinks),
-                         SN_XPU_ARG(h->x),
-                         SN_XPU_ARG(h->y),
-                         SN_XPU_ARG(h->parts.n),
-                         SN_XPU_ARG(h->parts.tokens),
+                         SN_XPU_ARG(q),
+                         SN_XPU_ARG(out),
+                         SN_XPU_ARG(parts.n),
+                         SN_XPU_ARG(parts.tokens),
                          SN_XPU_ARG(x->partial.device),
                          SN_XPU_ARG(rows8.q),
                          SN_XPU_ARG(rows8.scales)};
-    sn_status status = sn_xpu_launch(x, x->kv[shape->dtype].attention_row, row_groups(x, params),
-                                     (size_t)x->batch_singles * h->parts.n, COUNT(args), args, err);
+    status = sn_xpu_launch(x, x->kv[shape->dtype].attention_row, row_groups(x, params), rows * parts.n, COUNT(args),
+                           args, err);
     args[0] = SN_XPU_ARG(tiles);
     args[14] = SN_XPU_ARG(rows8.q);
     args[15] = SN_XPU_ARG(rows8.scales);
@@ -314,9 +298,7 @@ sn_status sn_xpu_launch_attention(sn_xpu *x, const sn_xpu_held *h, sn_xpu_rows8 
     if (!status)
         status = sn_xpu_launch(x, x->kv[shape->dtype].attention_tile, (size_t)params->n_heads, (size_t)x->batch_tiles,
                                COUNT(args), args, err);
-    if (status || h->parts.n == 1) return status;
-    status = sn_xpu_barrier(x, err);
-    return status ? status : sn_xpu_launch_join(x, h, rows8, err);
+    return status || parts.n == 1 ? status : sn_xpu_join_parts(x, params, shape->head_dim, parts, out, rows8, err);
 }
 
 /* -- export and import: chunks of positions, through a buffer on the device */

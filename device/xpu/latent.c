@@ -53,7 +53,8 @@ sn_status sn_xpu_latent_attention(sn_xpu *x, const sn_attention *params, const f
     if (!status) status = sn_xpu_barrier(x, err);
     if (!status)
         status = sn_xpu_launch(x, x->kv[shape->dtype].latent_attention, groups, n * parts.n, COUNT(args), args, err);
-    return status || parts.n == 1 ? status : sn_xpu_join_parts(x, params, shape->latent, parts, out, err);
+    if (status || parts.n == 1) return status;
+    return sn_xpu_join_parts(x, params, shape->latent, parts, out, (sn_xpu_rows8){0}, err);
 }
 
 sn_status sn_xpu_head_linear(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,

@@ -2,9 +2,10 @@
  *
  * Few rows: kernels that read each weight once for up to 8 of them. Where the device has an instruction for four
  * products of bytes (dp4a), quantised weights are multiplied with x in 8 bits in groups of 32, as on the CPU, up to 32
- * rows, and any number where the device has matrix units (XMX); the operation that makes x writes it so, if it is held
- * back (held.c). Elsewhere everything is float32, many rows by tiles. */
+ * rows, and any number where the device has matrix units (XMX); an operation that makes x in the same call writes it
+ * so. Elsewhere everything is float32, many rows by tiles. */
 #include "base/mem.h"
+#include "device/backends.h"
 #include "device/xpu/xpu_private.h"
 
 #define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))
@@ -34,16 +35,19 @@ sn_xpu_rows8 sn_xpu_rows8_of(const sn_xpu *x, size_t n, size_t cols) {
     return (sn_xpu_rows8){at, at + n * cols};
 }
 
-sn_status sn_xpu_rows8_make(sn_xpu *x, int n, size_t cols, const float *in, sn_err *err) {
-    const size_t all = (size_t)n * cols;
-    /* what is held may be in the way of a larger buffer: it is launched with the old one, or with none */
+sn_status sn_xpu_rows8_reserve(sn_xpu *x, size_t n, size_t cols, sn_xpu_rows8 *rows, sn_err *err) {
+    const size_t all = n * cols;
     sn_status status = sn_xpu_buffer_reserve(x, &x->rows8, all + all / 16 * 2 * sizeof(float), err);
-    if (status) return status;
-    const sn_xpu_rows8 rows = sn_xpu_rows8_of(x, (size_t)n, cols);
-    if (sn_xpu_held_makes(x, n, (int)cols, in)) return sn_xpu_release(x, rows, err);
-    uint64_t n_groups = all / 32;
+    *rows = sn_xpu_rows8_of(x, n, cols);
+    return status;
+}
+
+sn_status sn_xpu_rows8_make(sn_xpu *x, int n, size_t cols, const float *in, sn_err *err) {
+    sn_xpu_rows8 rows;
+    uint64_t n_groups = (size_t)n * cols / 32;
+    sn_status status = sn_xpu_rows8_reserve(x, (size_t)n, cols, &rows, err);
     sn_xpu_arg args[] = {SN_XPU_ARG(n_groups), SN_XPU_ARG(in), SN_XPU_ARG(rows.q), SN_XPU_ARG(rows.scales)};
-    status = sn_xpu_barrier(x, err);
+    if (!status) status = sn_xpu_barrier(x, err);
     return status ? status
                   : sn_xpu_launch(x, x->kernels[SN_XPU_quantise], groups_of(n_groups, 64), 1, COUNT(args), args, err);
 }
@@ -128,15 +132,19 @@ static sn_status launch_product(sn_xpu *x, int n, const float *in, uint32_t cols
     return sn_xpu_launch(x, kernel, groups, groups_of((size_t)n, rows), n_args, args, err);
 }
 
-sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
-    sn_xpu *xpu = sn_xpu_of(d);
-    if (n <= 0 || n_linears <= 0) return sn_xpu_check_alive(xpu, err);
+static sn_status check_cols(int n_linears, const sn_linear *linears, sn_err *err) {
     const size_t cols = linears[0].weight->cols;
     for (int i = 1; i < n_linears; i++)
         if (linears[i].weight->cols != cols)
             return sn_fail(err, SN_REFUSED, "matrices of %zu and %zu columns cannot share an input", cols,
                            linears[i].weight->cols);
-    bool made = false; /* rows8 has x */
+    return SN_OK;
+}
+
+/* made: rows8 has x. */
+static sn_status linear_run(sn_xpu *xpu, int n, const float *x, bool made, int n_linears, const sn_linear *linears,
+                            sn_err *err) {
+    const size_t cols = linears[0].weight->cols;
     bool ready = false;
     sn_status status = SN_OK;
     for (int i = 0, count = 0; i < n_linears && !status; i += count) {
@@ -155,4 +163,56 @@ sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, cons
         if (!status) status = launch_product(xpu, n, x, (uint32_t)cols, m, form, by, err);
     }
     return status;
+}
+
+sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    if (n <= 0 || n_linears <= 0) return sn_xpu_check_alive(xpu, err);
+    sn_status status = check_cols(n_linears, linears, err);
+    return status ? status : linear_run(xpu, n, x, false, n_linears, linears, err);
+}
+
+/* -- products of rows that the same call makes */
+
+/* Where what makes x (n, cols) writes it in 8 bits besides; nowhere if the first matrix reads floats. */
+static sn_status rows8_for(sn_xpu *xpu, int n, int n_linears, const sn_linear *linears, sn_xpu_rows8 *rows,
+                           sn_err *err) {
+    const sn_weight *first = linears[0].weight;
+    sn_xpu_layout layout;
+    way by = FLOATS;
+    *rows = (sn_xpu_rows8){0};
+    sn_status status = check_cols(n_linears, linears, err);
+    if (!status) status = sn_xpu_layout_of(first->dtype, first->rows, first->cols, &layout, err);
+    if (!status) status = way_of(xpu, &linears[0], layout.form, n, &by, err);
+    return status || by == FLOATS ? status : sn_xpu_rows8_reserve(xpu, (size_t)n, first->cols, rows, err);
+}
+
+sn_status sn_xpu_norm_linear(sn_device *d, int n, const sn_norm *p, int n_linears, const sn_linear *linears,
+                             sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    sn_xpu_rows8 rows;
+    if (p->layer) return sn_composed_norm_linear(d, n, p, n_linears, linears, err);
+    if (n <= 0) return sn_xpu_check_alive(xpu, err);
+    sn_status status = rows8_for(xpu, n, n_linears, linears, &rows, err);
+    if (!status) status = sn_xpu_launch_norm(xpu, n, p, rows, err);
+    return status ? status : linear_run(xpu, n, p->y, rows.q, n_linears, linears, err);
+}
+
+sn_status sn_xpu_attention_linear(sn_device *d, int n, const sn_attention *params, const float *q, float *out,
+                                  const sn_linear *linear, sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    sn_xpu_rows8 rows = {0};
+    if (n <= 0) return sn_xpu_check_alive(xpu, err);
+    sn_status status = sn_xpu_attends_in_8_bits(xpu) ? rows8_for(xpu, n, 1, linear, &rows, err) : SN_OK;
+    if (!status) status = sn_xpu_attend(xpu, params, q, out, rows, err);
+    return status ? status : linear_run(xpu, n, out, rows.q, 1, linear, err);
+}
+
+sn_status sn_xpu_activate_linear(sn_device *d, int n, const sn_gated *p, const sn_linear *linear, sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    sn_xpu_rows8 rows;
+    if (n <= 0) return sn_xpu_check_alive(xpu, err);
+    sn_status status = rows8_for(xpu, n, 1, linear, &rows, err);
+    if (!status) status = sn_xpu_launch_activate(xpu, (size_t)n * linear->weight->cols, p, rows, err);
+    return status ? status : linear_run(xpu, n, p->y, rows.q, 1, linear, err);
 }

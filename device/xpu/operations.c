@@ -1,4 +1,4 @@
-/* The operations on rows and elements: argument checks and kernel launches, of some of them held back (held.c). */
+/* The operations on rows and elements: argument checks and one kernel launch each. */
 #include "device/xpu/xpu_private.h"
 
 #include "base/mem.h"
@@ -11,18 +11,20 @@ static size_t groups_of(size_t n, size_t size) { return (n + size - 1) / size; }
 
 enum { STEPS = 64 }; /* as in linear.cl */
 
+sn_status sn_xpu_launch_norm(sn_xpu *x, int n, const sn_norm *p, sn_xpu_rows8 rows, sn_err *err) {
+    assert(n >= 0 && p->width > 0);
+    if (n == 0) return sn_xpu_check_alive(x, err);
+    sn_xpu_arg args[] = {SN_XPU_ARG(p->width), SN_XPU_ARG(p->x),   SN_XPU_ARG(p->weight),
+                         SN_XPU_ARG(p->eps),   SN_XPU_ARG(p->y),   SN_XPU_ARG(p->add),
+                         SN_XPU_ARG(p->x),     SN_XPU_ARG(rows.q), SN_XPU_ARG(rows.scales)};
+    sn_status status = sn_xpu_barrier(x, err);
+    return status ? status : sn_xpu_launch(x, x->kernels[SN_XPU_rms_norm], (size_t)n, 1, COUNT(args), args, err);
+}
+
 sn_status sn_xpu_rms_norm(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                           sn_err *err) {
-    sn_xpu *xpu = sn_xpu_of(d);
-    assert(n >= 0 && width > 0);
-    sn_xpu_held own = {SN_XPU_HELD_NORM, .n = n, .width = width, .x = x, .weight = weight, .eps = eps, .y = y};
-    const sn_xpu_held *before = &xpu->held;
-    if (before->kind == SN_XPU_HELD_ADD && before->added == x && before->count == (size_t)n * (size_t)width) {
-        own.more = before->more;
-        own.added = before->added;
-        xpu->held.kind = SN_XPU_HELD_NONE;
-    }
-    return n > 0 ? sn_xpu_hold(xpu, &own, err) : sn_xpu_check_alive(xpu, err);
+    const sn_norm norm = {.width = width, .x = (float *)x, .weight = weight, .eps = eps, .y = y};
+    return sn_xpu_launch_norm(sn_xpu_of(d), n, &norm, (sn_xpu_rows8){0}, err);
 }
 
 sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
@@ -41,28 +43,36 @@ sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, 
     const size_t pairs = (size_t)n * (size_t)n_heads * (size_t)(rope->dim / 2);
     if (pairs > INT32_MAX) return sn_fail(err, SN_REFUSED, "%d rows of %d heads are too many at once", n, n_heads);
     if (!pairs) return sn_xpu_check_alive(xpu, err);
-    sn_xpu_held *first = &xpu->held;
-    if (first->kind == SN_XPU_HELD_ROPE && !first->rotated[1] && first->n == n && first->head_dim == head_dim &&
-        first->rotated[0] != x && first->rope.rotate_half == rope->rotate_half && first->rope.dim == rope->dim &&
-        first->rope.cos_sin == rope->cos_sin) {
-        first->rotated[1] = x;
-        first->heads[1] = n_heads;
-        return SN_OK;
-    }
-    const sn_xpu_held own = {SN_XPU_HELD_ROPE,     .n = n,        .rope = *rope, .heads = {n_heads},
-                             .head_dim = head_dim, .rotated = {x}};
-    return sn_xpu_hold(xpu, &own, err);
+    uint32_t count = (uint32_t)pairs, rotate_half = rope->rotate_half;
+    sn_xpu_arg args[] = {SN_XPU_ARG(count),       SN_XPU_ARG(n_heads), SN_XPU_ARG(head_dim),     SN_XPU_ARG(rope->dim),
+                         SN_XPU_ARG(rotate_half), SN_XPU_ARG(x),       SN_XPU_ARG(rope->cos_sin)};
+    sn_status status = sn_xpu_barrier(xpu, err);
+    return status ? status
+                  : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_rope], groups_of(pairs, 64), 1, COUNT(args), args, err);
+}
+
+sn_status sn_xpu_launch_activate(sn_xpu *x, size_t n, const sn_gated *p, sn_xpu_rows8 rows, sn_err *err) {
+    if (n == 0) return sn_xpu_check_alive(x, err);
+    uint64_t count = n;
+    uint32_t kind = (uint32_t)p->kind;
+    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(kind),   SN_XPU_ARG(p->gate),    SN_XPU_ARG(p->up),
+                         SN_XPU_ARG(p->y),  SN_XPU_ARG(rows.q), SN_XPU_ARG(rows.scales)};
+    sn_status status = sn_xpu_barrier(x, err);
+    return status ? status : sn_xpu_launch(x, x->kernels[SN_XPU_activate], groups_of(n, 64), 1, COUNT(args), args, err);
 }
 
 sn_status sn_xpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
                           sn_err *err) {
-    const sn_xpu_held own = {SN_XPU_HELD_ACTIVATE, .count = n, .activation = kind, .x = gate, .up = up, .y = y};
-    return n ? sn_xpu_hold(sn_xpu_of(d), &own, err) : sn_xpu_check_alive(sn_xpu_of(d), err);
+    return sn_xpu_launch_activate(sn_xpu_of(d), n, &(sn_gated){kind, gate, up, y}, (sn_xpu_rows8){0}, err);
 }
 
 sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err) {
-    const sn_xpu_held own = {SN_XPU_HELD_ADD, .count = n, .added = y, .more = x};
-    return n ? sn_xpu_hold(sn_xpu_of(d), &own, err) : sn_xpu_check_alive(sn_xpu_of(d), err);
+    sn_xpu *xpu = sn_xpu_of(d);
+    if (n == 0) return sn_xpu_check_alive(xpu, err);
+    uint64_t count = n;
+    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(y), SN_XPU_ARG(x)};
+    sn_status status = sn_xpu_barrier(xpu, err);
+    return status ? status : sn_xpu_launch(xpu, xpu->kernels[SN_XPU_add], groups_of(n, 64), 1, COUNT(args), args, err);
 }
 
 sn_status sn_xpu_scale(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,

@@ -123,8 +123,7 @@ void sn_xpu_queue_close(sn_xpu *x) {
 /* -- order and waits */
 
 sn_status sn_xpu_barrier(sn_xpu *x, sn_err *err) {
-    sn_status status = sn_xpu_release(x, (sn_xpu_rows8){0}, err);
-    if (!status) status = sn_xpu_check_alive(x, err);
+    sn_status status = sn_xpu_check_alive(x, err);
     if (status) return status;
     x->busy = true;
     return sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, NULL, 0, NULL), "ordering work", err);
@@ -145,8 +144,7 @@ static sn_status wait_event(sn_xpu *x, ze_event_handle_t event, const char *what
 }
 
 sn_status sn_xpu_wait(sn_xpu *x, sn_err *err) {
-    sn_status status = sn_xpu_release(x, (sn_xpu_rows8){0}, err);
-    if (!status) status = sn_xpu_check_alive(x, err);
+    sn_status status = sn_xpu_check_alive(x, err);
     if (status || !x->busy) return status;
     status = sn_xpu_check(x, zeCommandListAppendBarrier(x->queue, x->idle, 0, NULL), "finishing its work", err);
     if (!status) status = wait_event(x, x->idle, "finishing its work", err);
@@ -210,8 +208,7 @@ static sn_status copy_slot_acquire(sn_xpu *x, sn_xpu_copy *copy, sn_err *err) {
 sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
     sn_xpu_copy *copy = &x->copy[x->next_fence % SN_XPU_COPIES];
-    sn_status status = sn_xpu_release(x, (sn_xpu_rows8){0}, err); /* the copy starts after it */
-    if (!status) status = copy_slot_acquire(x, copy, err);
+    sn_status status = copy_slot_acquire(x, copy, err);
     if (status) return status;
     *fence = copy->fence = x->next_fence++;
     if (bytes == 0) return SN_OK;
@@ -233,8 +230,7 @@ static sn_xpu_copy *copy_slot_find(sn_xpu *x, sn_fence fence) {
 
 sn_status sn_xpu_copy_join(sn_device *d, sn_fence fence, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
-    sn_status status = sn_xpu_release(x, (sn_xpu_rows8){0}, err);
-    if (!status) status = sn_xpu_check_alive(x, err);
+    sn_status status = sn_xpu_check_alive(x, err);
     sn_xpu_copy *copy = copy_slot_find(x, fence);
     if (status || !copy || copy->is_joined) return status;
     copy->is_joined = x->busy = true;

@@ -3,9 +3,8 @@
  *
  * Two immediate command lists: one is the queue of work, the other runs concurrent copies, on a copy engine of its own
  * where the device has one. Commands of a list may overlap, so each operation begins with a barrier (sn_xpu_barrier);
- * the launches behind it are independent of each other. Some operations are held back until the next one, which takes
- * them along (held.c). Every wait is for an event and has a limit. All
- * functions are called on the device's thread. The operations are those of sn_device_ops (device/device.h), which
+ * the launches behind it are independent of each other. Every wait is for an event and has a limit. All functions are
+ * called on the device's thread. The operations are those of sn_device_ops (device/device.h), which
  * documents them.
  *
  * Batches are never captured: an immediate list takes a launch within microseconds, and what changes from batch to
@@ -147,38 +146,6 @@ typedef struct sn_xpu_parts {
     uint32_t n, tokens; /* of a part: a multiple of 64 */
 } sn_xpu_parts;
 
-typedef enum sn_xpu_held_kind {
-    SN_XPU_HELD_NONE,
-    SN_XPU_HELD_ADD,
-    SN_XPU_HELD_NORM,
-    SN_XPU_HELD_ACTIVATE,
-    SN_XPU_HELD_ROPE,
-    SN_XPU_HELD_ATTENTION,
-    SN_XPU_HELD_JOIN /* of latent attention */
-} sn_xpu_held_kind;
-
-/* An operation that is held back until the next one: held.c. */
-typedef struct sn_xpu_held {
-    sn_xpu_held_kind kind;
-    int n;             /* rows: of norm, rope and attention */
-    size_t count;      /* elements: of add and activate */
-    const float *x;    /* of norm; of activate: gate; of attention: queries */
-    float *y;          /* of norm, activate, attention and join: what they make */
-    const float *more; /* of add, and of norm if it adds first: added += more */
-    float *added;
-    int width; /* of norm */
-    const float *weight;
-    float eps;
-    sn_activation activation;
-    const float *up;
-    sn_rope rope;           /* of one or two x: (n, heads, head_dim) */
-    float *rotated[2];      /* the second one may be NULL */
-    int heads[2], head_dim; /* of rope; of attention and join: heads[0] and elements of a result */
-    int32_t window;         /* of attention and join, and the parts of single rows */
-    sn_xpu_parts parts;
-    sn_attention attention;
-} sn_xpu_held;
-
 typedef struct sn_xpu {
     sn_device base;
     char name[32], description[192];
@@ -214,8 +181,6 @@ typedef struct sn_xpu {
     size_t tiles_at, states_at, pages_at;       /* offsets in batch_table */
     int n_sequences;
     const sn_sequence *sequences; /* the caller's, until batch_end */
-    bool in_batch;
-    sn_xpu_held held; /* only in a batch */
     /* -- after SN_STOP */
     bool hung;
     char stop_reason[sizeof(((sn_err *)0)->text)]; /* base.lost points to it */
@@ -235,7 +200,7 @@ const char *sn_xpu_result_text(ze_result_t result); /* the result in words */
 
 sn_status sn_xpu_queue_open(sn_xpu *x, sn_err *err);
 void sn_xpu_queue_close(sn_xpu *x);
-/* Work queued later starts when all earlier work is done, what was held included. */
+/* Work queued later starts when all earlier work is done. */
 sn_status sn_xpu_barrier(sn_xpu *x, sn_err *err);
 sn_status sn_xpu_wait(sn_xpu *x, sn_err *err); /* waits until the queue is empty */
 void sn_xpu_wait_stopped(sn_xpu *x);           /* the same after a stop, as far as possible */
@@ -260,18 +225,6 @@ sn_status sn_xpu_launch(sn_xpu *x, ze_kernel_handle_t kernel, size_t groups_x, s
  * *bytes: the device's memory that is free now. False: the driver does not tell, as Intel's without rights to it, or
  * loaders before zesInit unless ZES_ENABLE_SYSMAN=1 is in the environment. */
 bool sn_xpu_free_memory(ze_device_handle_t device, size_t *bytes);
-
-/* -- held.c */
-/* Launches what is held, if anything; with `rows`, of what makes the x of linear, these besides in 8 bits. */
-sn_status sn_xpu_release(sn_xpu *x, sn_xpu_rows8 rows, sn_err *err);
-/* Holds an operation back, after a release; launches it outside of a batch. */
-sn_status sn_xpu_hold(sn_xpu *x, const sn_xpu_held *held, sn_err *err);
-/* Joins the parts of single rows; a barrier has been queued. */
-sn_status sn_xpu_launch_join(sn_xpu *x, const sn_xpu_held *held, sn_xpu_rows8 rows, sn_err *err);
-/* Whether what is held makes y (n, cols) and can write it in 8 bits. */
-bool sn_xpu_held_makes(const sn_xpu *x, int n, int cols, const float *y);
-/* Whether what is held rotates q and this k of the batch's rows for its KV cache. */
-bool sn_xpu_held_ropes(const sn_xpu *x, const float *k);
 
 /* -- memory.c */
 sn_status sn_xpu_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);
@@ -328,11 +281,21 @@ int sn_xpu_matrix_args(const sn_xpu_matrix *matrices, sn_xpu_arg *args);
 size_t sn_xpu_rows8_bytes(const sn_xpu *x,
                           const sn_device_limits *limits);            /* of rows8, for calls within these limits */
 sn_xpu_rows8 sn_xpu_rows8_of(const sn_xpu *x, size_t n, size_t cols); /* where rows8_make has written them */
+/* Makes room for them. */
+sn_status sn_xpu_rows8_reserve(sn_xpu *x, size_t n, size_t cols, sn_xpu_rows8 *rows, sn_err *err);
 /* Writes the n rows of x to rows8, behind a barrier. */
 sn_status sn_xpu_rows8_make(sn_xpu *x, int n, size_t cols, const float *in, sn_err *err);
 sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
+sn_status sn_xpu_norm_linear(sn_device *d, int n, const sn_norm *norm, int n_linears, const sn_linear *linears,
+                             sn_err *err);
+sn_status sn_xpu_attention_linear(sn_device *d, int n, const sn_attention *params, const float *q, float *out,
+                                  const sn_linear *linear, sn_err *err);
+sn_status sn_xpu_activate_linear(sn_device *d, int n, const sn_gated *gated, const sn_linear *linear, sn_err *err);
 
 /* -- operations.c */
+/* rms_norm of norm->x, to which it may add first, and activate; the result is written to `rows` besides. */
+sn_status sn_xpu_launch_norm(sn_xpu *x, int n, const sn_norm *norm, sn_xpu_rows8 rows, sn_err *err);
+sn_status sn_xpu_launch_activate(sn_xpu *x, size_t n, const sn_gated *gated, sn_xpu_rows8 rows, sn_err *err);
 sn_status sn_xpu_rms_norm(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                           sn_err *err);
 sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
@@ -365,6 +328,8 @@ sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, cons
                           float *weights, sn_err *err);
 sn_status sn_xpu_moe_linear(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
                             int n_linears, const sn_moe_linear *linears, sn_err *err);
+sn_status sn_xpu_activate_moe_linear(sn_device *d, const sn_moe_selection *selection, const sn_gated *gated,
+                                     const sn_moe_linear *linear, sn_err *err);
 sn_status sn_xpu_moe_combine(sn_device *d, const sn_moe_selection *selection, int width, const float *x, float *y,
                              sn_err *err);
 sn_status sn_xpu_moe_linear_grad(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *dy,
@@ -379,20 +344,24 @@ size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
 sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *err);
 sn_status sn_xpu_batch_end(sn_device *d, sn_err *err);
 sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err);
+sn_status sn_xpu_rope_store(sn_device *d, int block, const sn_rotated *rotated, const float *v, sn_err *err);
 sn_status sn_xpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                          float *k, float *v, sn_err *err);
 sn_status sn_xpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           const float *k, const float *v, sn_err *err);
 sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
-/* Launches attention that was held; a barrier has been queued. */
-sn_status sn_xpu_launch_attention(sn_xpu *x, const sn_xpu_held *held, sn_xpu_rows8 rows, sn_err *err);
+/* Whether attention of the open batch can write its rows in 8 bits besides. */
+bool sn_xpu_attends_in_8_bits(const sn_xpu *x);
+/* attention, which writes its rows to rows8 besides. */
+sn_status sn_xpu_attend(sn_xpu *x, const sn_attention *params, const float *q, float *out, sn_xpu_rows8 rows8,
+                        sn_err *err);
 /* Divides the contexts of single rows; `groups`: of all rows with one part each. */
 sn_xpu_parts sn_xpu_divide_context(const sn_xpu *x, int32_t window, size_t groups);
 /* Bytes of x->partial for n results of this many elements. */
 size_t sn_xpu_slot_bytes(size_t n, int elements);
-/* Joins the parts of single rows, which are all rows, with results of `elements` elements. */
+/* Joins the parts of single rows, with results of `elements` elements. */
 sn_status sn_xpu_join_parts(sn_xpu *x, const sn_attention *params, int elements, sn_xpu_parts parts, float *out,
-                            sn_err *err);
+                            sn_xpu_rows8 rows8, sn_err *err);
 
 /* -- latent.c */
 sn_status sn_xpu_latent_attention(sn_xpu *x, const sn_attention *params, const float *q, float *out, sn_err *err);

@@ -82,6 +82,11 @@
     X(recurrent_blocks_follow_their_formulas)                                                                          \
     X(recurrent_blocks_refuse_what_is_not_possible)                                                                    \
     X(a_recorded_batch_follows_its_states)                                                                             \
+    X(norm_linear_has_the_bits_of_its_steps)                                                                           \
+    X(activate_linear_has_the_bits_of_its_steps)                                                                       \
+    X(activate_moe_linear_has_the_bits_of_its_steps)                                                                   \
+    X(rope_store_has_the_bits_of_its_steps)                                                                            \
+    X(attention_linear_has_the_bits_of_its_steps)                                                                      \
     X(linear_input_grad_of_every_type)                                                                                 \
     X(linear_weight_grad_accumulates)                                                                                  \
     X(rms_norm_grad_by_differences)                                                                                    \

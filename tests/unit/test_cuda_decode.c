@@ -117,19 +117,18 @@ Test(cuda_decode, a_block_takes_9_launches) {
     cr_assert_eq(two, 2 * 9 + 1);
 }
 
-/* -- operations that take others along write what they write one by one */
+/* 9 rows: attention by tiles and its join, which write no 8 bits. */
+Test(cuda_decode, what_belongs_together_takes_7_launches) {
+    const sn_device_id cuda = {SN_DEVICE_CUDA, 0};
+    for (int n = 1; n <= 8; n += 7)
+        cr_assert_eq(together_launches(cuda, SN_KV_F32, 3, n, cuda_stand_in_kernels), 7, "%d rows", n);
+    cr_assert_eq(together_launches(cuda, SN_KV_F32, 3, 9, cuda_stand_in_kernels), 9);
+}
 
-enum { WIDTH = 64, HEADS = 2, DIM = 32, BUFFERS = 10, N_MAX = 12, PAGES = 2 };
+/* -- into how many parts attention splits a context */
+
+enum { WIDTH = 64, HEADS = 2, DIM = 32, LONG = 1000, PROMPT = 24, SESSIONS = 2 };
 static const sn_kv_shape shape = {1, HEADS, DIM, 16, SN_KV_F32, 0};
-
-typedef struct half_block {
-    sn_device *d;
-    bool apart; /* nothing is taken along */
-    int n;
-    sn_weight weight;
-    float *buffers[BUFFERS], *norm, *cos_sin;
-    void *pages[PAGES];
-} half_block;
 
 static float *new_floats(sn_device *d, size_t n, uint64_t seed) {
     float *values = test_random_floats(n, seed), *at = new_bytes(d, n * sizeof *values);
@@ -137,94 +136,6 @@ static float *new_floats(sn_device *d, size_t n, uint64_t seed) {
     free(values);
     return at;
 }
-
-static half_block half_block_new(sn_device *d, int n, bool apart) {
-    half_block b = {.d = d, .apart = apart, .n = n, .weight = new_weight(d, SN_Q4_1, WIDTH, WIDTH)};
-    for (int i = 0; i < BUFFERS; i++) b.buffers[i] = new_floats(d, N_MAX * WIDTH, 10 + (uint64_t)i);
-    b.norm = new_floats(d, WIDTH, 1);
-    b.cos_sin = new_floats(d, N_MAX * DIM, 2);
-    for (int i = 0; i < PAGES; i++) b.pages[i] = new_bytes(d, d->ops->kv_page_bytes(d, &shape));
-    return b;
-}
-
-static void half_block_free(half_block *b) {
-    const sn_device_ops *ops = b->d->ops;
-    for (int i = 0; i < BUFFERS; i++) ops->free(b->d, b->buffers[i], N_MAX * WIDTH * sizeof(float));
-    ops->free(b->d, b->norm, WIDTH * sizeof(float));
-    ops->free(b->d, b->cos_sin, N_MAX * DIM * sizeof(float));
-    ops->free(b->d, (void *)b->weight.device, b->weight.bytes);
-    for (int i = 0; i < PAGES; i++) ops->free(b->d, b->pages[i], ops->kv_page_bytes(b->d, &shape));
-}
-
-/* An operation that does nothing, before which all others are launched. */
-static void part(const half_block *b) {
-    if (b->apart) OK(b->d->ops->scale(b->d, 0, WIDTH, b->norm, 1, NULL, b->buffers[0], &err));
-}
-
-static void half_block_ops(const half_block *b) {
-    sn_device *d = b->d;
-    const sn_device_ops *ops = d->ops;
-    float *const *at = b->buffers, *x = at[0], *h = at[1], *q = at[2], *k = at[3], *v = at[4], *attn = at[5];
-    int n = b->n;
-    const size_t all = (size_t)n * WIDTH;
-    const sn_linear qkv[] = {{&b->weight, NULL, q, false}, {&b->weight, NULL, k, false}, {&b->weight, NULL, v, false}};
-    const sn_linear o = {&b->weight, NULL, at[6], false}, down = {&b->weight, NULL, at[9], false};
-    const sn_rope rope = {true, DIM / 2, b->cos_sin};
-    OK(ops->add(d, all, x, h, &err));
-    part(b);
-    OK(ops->rms_norm(d, n, WIDTH, x, b->norm, 1e-5f, h, &err));
-    part(b);
-    OK(ops->linear(d, n, h, 3, qkv, &err));
-    part(b);
-    OK(ops->rope(d, n, HEADS, DIM, q, &rope, &err));
-    part(b);
-    OK(ops->rope(d, n, HEADS, DIM, k, &rope, &err));
-    part(b);
-    OK(ops->kv_store(d, 0, k, v, &err));
-    part(b);
-    OK(ops->attention(d, &(sn_attention){.n_heads = HEADS, .scale = 0.25f}, q, attn, &err));
-    part(b);
-    OK(ops->linear(d, n, attn, 1, &o, &err));
-    part(b);
-    OK(ops->activate(d, all, SN_SILU, at[7], at[8], at[7], &err));
-    part(b);
-    OK(ops->linear(d, n, at[7], 1, &down, &err));
-    part(b);
-}
-
-static int half_block_run(half_block *b, float *out, float *kv) {
-    sn_device *d = b->d;
-    sn_sequence sequence = {b->pages, 3, 0, b->n, {0}};
-    bool replayed;
-    OK(d->ops->batch_begin(d, &(sn_batch){&shape, b->n, 1, &sequence, 0}, &replayed, &err));
-    uint64_t before = cuda_stand_in_kernels();
-    half_block_ops(b);
-    int launches = (int)(cuda_stand_in_kernels() - before);
-    OK(d->ops->batch_end(d, &err));
-    for (int i = 0; i < BUFFERS; i++)
-        OK(d->ops->download(d, out + i * N_MAX * WIDTH, b->buffers[i], N_MAX * WIDTH * sizeof *out, &err));
-    OK(d->ops->kv_read(d, &shape, 0, b->pages, 3, b->n, kv, kv + N_MAX * WIDTH, &err));
-    return launches;
-}
-
-Test(cuda_decode, operations_that_take_others_along_write_the_same_bits) {
-    static float out[2][BUFFERS * N_MAX * WIDTH], kv[2][2 * N_MAX * WIDTH];
-    for (int n = 1; n <= N_MAX; n += 4) /* 9 rows: attention by tiles and its join, which write no 8 bits */
-        for (int apart = 0; apart < 2; apart++) {
-            sn_device *d = open_device();
-            half_block b = half_block_new(d, n, apart);
-            cr_assert_eq(half_block_run(&b, out[apart], kv[apart]), n <= 8 ? (apart ? 13 : 7) : apart ? 14 : 9);
-            half_block_free(&b);
-            sn_device_close(&d);
-            if (!apart) continue;
-            cr_assert_eq(memcmp(out[0], out[1], sizeof out[0]), 0, "%d rows", n);
-            cr_assert_eq(memcmp(kv[0], kv[1], sizeof kv[0]), 0, "%d rows", n);
-        }
-}
-
-/* -- into how many parts attention splits a context */
-
-enum { LONG = 1000, PROMPT = 24, SESSIONS = 2 };
 
 /* Up to two sessions, whose contexts repeat one page. */
 typedef struct contexts {

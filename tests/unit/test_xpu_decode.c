@@ -1,5 +1,4 @@
-/* What decoding on an XPU costs, counted by the test driver: launches of kernels; and that operations that take others
- * along write what they write one by one. */
+/* What decoding on an XPU costs, counted by the test driver: launches of kernels. */
 #ifdef SN_ZE_TEST_DRIVER
 #include "tests/support/ze_driver/use.h"
 
@@ -32,17 +31,23 @@ Test(xpu_decode, a_block_takes_9_launches) {
 
 Test(xpu_decode, a_block_of_float_matrices_takes_9_launches) { cr_expect_eq(block_launches(SN_F16, 0), 9); }
 
-/* -- what operations that take others along write */
+/* One row behind a few; behind many, whose parts are joined. 9: attention by tiles. 17: both. */
+Test(xpu_decode, what_belongs_together_takes_7_launches) {
+    cr_expect_eq(together_launches(xpu, SN_KV_F16, 3, 1, ze_test_launches), 7);
+    cr_expect_eq(together_launches(xpu, SN_KV_F32, 150, 1, ze_test_launches), 8);
+    cr_expect_eq(together_launches(xpu, SN_KV_Q8, 150, 9, ze_test_launches), 7);
+    cr_expect_eq(together_launches(xpu, SN_KV_F32, 20, 17, ze_test_launches), 8);
+    cr_expect_eq(together_launches(xpu, SN_KV_F16, 150, 17, ze_test_launches), 9);
+}
 
-enum { HEADS = 2, DIM = 64, WIDTH = HEADS * DIM, ROWS = 17, PAST = 150, POSITIONS = PAST + ROWS, BUFFERS = 8 };
-enum { PAGE = 16, PAGES = (POSITIONS + PAGE - 1) / PAGE };
+/* -- products of bytes */
+
+enum { WIDTH = 128 };
 
 typedef struct bench {
     sn_device *d;
-    bool apart; /* nothing is taken along */
-    float *at[BUFFERS], *norm, *cos_sin;
+    float *at[2];
     sn_weight weight;
-    void *pages[PAGES];
 } bench;
 
 static float *new_floats(sn_device *d, size_t n, uint64_t seed) {
@@ -67,88 +72,6 @@ static void load_weight(bench *b) {
     free(image);
     test_weight_free(file);
 }
-
-/* Before `finish` returns, all that was held is launched. */
-static void take(const bench *b, sn_status status) {
-    REQUIRE(status);
-    if (b->apart) REQUIRE(b->d->ops->finish(b->d, &err));
-}
-
-static void run_block(const bench *b, int n) {
-    sn_device *d = b->d;
-    const sn_device_ops *ops = d->ops;
-    const size_t all = (size_t)n * WIDTH;
-    float *const *at = b->at;
-    const sn_weight *w = &b->weight;
-    sn_err err = {0};
-    const sn_rope rope = {true, DIM / 2, b->cos_sin};
-    take(b, ops->add(d, all, at[0], at[1], &err));
-    take(b, ops->rms_norm(d, n, WIDTH, at[0], b->norm, 1e-5f, at[1], &err));
-    take(b, ops->linear(d, n, at[1], 3,
-                        (sn_linear[]){{w, NULL, at[2], false}, {w, NULL, at[3], false}, {w, b->norm, at[4], false}},
-                        &err));
-    take(b, ops->rope(d, n, HEADS, DIM, at[2], &rope, &err));
-    take(b, ops->rope(d, n, HEADS, DIM, at[3], &rope, &err));
-    take(b, ops->kv_store(d, 0, at[3], at[4], &err));
-    take(b, ops->attention(d, &(sn_attention){.n_heads = HEADS, .scale = 0.25f}, at[2], at[5], &err));
-    take(b, ops->linear(d, n, at[5], 1, &(sn_linear){w, NULL, at[6], false}, &err));
-    take(b, ops->activate(d, all, SN_SILU, at[6], at[4], at[6], &err));
-    take(b, ops->linear(d, n, at[6], 1, &(sn_linear){w, NULL, at[7], false}, &err));
-    take(b, ops->add(d, all, at[7], at[0], &err));
-    take(b, ops->scale(d, n, WIDTH, at[7], 3, NULL, at[7], &err)); /* takes nothing along */
-}
-
-/* Rows, then keys and values. Returns the launches. */
-static int run(sn_kv_dtype dtype, int past, int n, bool apart, float *rows, float *kv) {
-    const sn_kv_shape shape = {1, HEADS, DIM, PAGE, dtype, 0};
-    bench b = {.apart = apart};
-    bool replayed;
-    REQUIRE(sn_device_open(xpu, NULL, &b.d, &err));
-    const sn_device_ops *ops = b.d->ops;
-    const size_t page = ops->kv_page_bytes(b.d, &shape);
-    for (int i = 0; i < BUFFERS; i++) b.at[i] = new_floats(b.d, ROWS * WIDTH, 10 + (uint64_t)i);
-    b.norm = new_floats(b.d, WIDTH, 1);
-    b.cos_sin = new_floats(b.d, ROWS * DIM, 2);
-    load_weight(&b);
-    for (int i = 0; i < PAGES; i++) REQUIRE(ops->alloc(b.d, page, &b.pages[i], &err));
-    const sn_sequence sequence = {b.pages, past, 0, n, {0}};
-    REQUIRE(ops->batch_begin(b.d, &(sn_batch){&shape, n, 1, &sequence, 0}, &replayed, &err));
-    uint64_t before = ze_test_launches();
-    run_block(&b, n);
-    REQUIRE(ops->batch_end(b.d, &err));
-    int launches = (int)(ze_test_launches() - before);
-    for (int i = 0; i < BUFFERS; i++)
-        REQUIRE(ops->download(b.d, rows + i * ROWS * WIDTH, b.at[i], ROWS * WIDTH * sizeof *rows, &err));
-    REQUIRE(ops->kv_read(b.d, &shape, 0, b.pages, past, n, kv, kv + ROWS * WIDTH, &err));
-    for (int i = 0; i < BUFFERS; i++) ops->free(b.d, b.at[i], ROWS * WIDTH * sizeof *rows);
-    for (int i = 0; i < PAGES; i++) ops->free(b.d, b.pages[i], page);
-    ops->free(b.d, b.norm, WIDTH * sizeof *rows);
-    ops->free(b.d, b.cos_sin, ROWS * DIM * sizeof *rows);
-    ops->free(b.d, (void *)b.weight.device, b.weight.bytes);
-    sn_device_close(&b.d);
-    return launches;
-}
-
-static void expect_same_bits(sn_kv_dtype dtype, int past, int n, int together, int apart) {
-    static float rows[2][BUFFERS * ROWS * WIDTH], kv[2][2 * ROWS * WIDTH];
-    cr_expect_eq(run(dtype, past, n, false, rows[0], kv[0]), together);
-    cr_expect_eq(run(dtype, past, n, true, rows[1], kv[1]), apart);
-    cr_expect_eq(memcmp(rows[0], rows[1], sizeof rows[0]), 0, "%d rows", n);
-    cr_expect_eq(memcmp(kv[0], kv[1], (size_t)n * WIDTH * sizeof **kv), 0, "keys of %d rows", n);
-    cr_expect_eq(memcmp(kv[0] + ROWS * WIDTH, kv[1] + ROWS * WIDTH, (size_t)n * WIDTH * sizeof **kv), 0,
-                 "values of %d rows", n);
-}
-
-/* One row behind a few; behind many, whose parts are joined. 9: attention by tiles. 17: both. */
-Test(xpu_decode, operations_that_take_others_along_write_the_same_bits) {
-    expect_same_bits(SN_KV_F16, 3, 1, 9, 15);
-    expect_same_bits(SN_KV_F32, PAST, 1, 10, 16);
-    expect_same_bits(SN_KV_Q8, PAST, 9, 9, 15);
-    expect_same_bits(SN_KV_F32, 20, 17, 10, 16);
-    expect_same_bits(SN_KV_F16, PAST, 17, 11, 17);
-}
-
-/* -- products of bytes */
 
 /* Of one quantised matrix with n rows: 8 bits of these, and the product. */
 static int product_launches_on(sn_device *d, int n, bool high_precision) {

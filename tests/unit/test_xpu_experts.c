@@ -161,24 +161,17 @@ Test(xpu_experts, gate_and_up_take_1_launch_where_the_driver_refuses_products_of
     cr_expect_eq(launches(SN_Q4_K, 1), 1);
 }
 
-/* Within a batch the activation between up and down writes its rows in 8 bits. */
+/* The activation between up and down writes its rows in 8 bits. */
 Test(xpu_experts, activation_and_down_take_2_launches) {
-    static const sn_kv_shape shape = {1, 1, 32, 16, SN_KV_F32, 0};
     sn_device *d;
-    bool replayed;
     REQUIRE(sn_device_open(xpu, NULL, &d, &err));
     layer l = layer_new(d, SN_Q4_K);
-    const size_t page = d->ops->kv_page_bytes(d, &shape);
-    void *pages[1];
-    REQUIRE(d->ops->alloc(d, page, &pages[0], &err));
-    const sn_sequence sequence = {pages, 0, 0, 1, {0}};
-    REQUIRE(d->ops->batch_begin(d, &(sn_batch){&shape, 1, 1, &sequence, 0}, &replayed, &err));
+    const sn_moe_selection selection = {1, EXPERTS, K, l.ids, NULL};
+    const sn_moe_linear down = {&l.experts[0], NULL, l.y[0]};
+    REQUIRE(d->ops->finish(d, &err));
     unsigned long before = ze_test_launches();
-    REQUIRE(d->ops->activate(d, K * COLS, SN_SILU, l.x, NULL, l.x, &err));
-    run(d, &l, 0, 1, true, 1);
-    REQUIRE(d->ops->batch_end(d, &err));
+    REQUIRE(d->ops->activate_moe_linear(d, &selection, &(sn_gated){SN_SILU, l.x, NULL, l.x}, &down, &err));
     cr_expect_eq((int)(ze_test_launches() - before), 2);
-    d->ops->free(d, pages[0], page);
     layer_free(d, &l);
     sn_device_close(&d);
 }

@@ -19,18 +19,16 @@ sn_status sn_device_check_delta(const sn_delta_shape *shape, int n_sequences, co
 /* SN_REFUSED where the groups of a router's experts are not possible. */
 sn_status sn_device_check_groups(const sn_moe_router *router, sn_err *err) SN_MUST_USE;
 
+/* Declares a function as the operation `name`, which sn_device_ops documents. */
+#define SN_OPERATION(name, function) __typeof__(*((const sn_device_ops *)0)->name) function
+
 /* composed.c: the operations of the same names, by those that each consists of, for the tables of backends that have no
  * kernel for them, or not for this call. */
-sn_status sn_composed_norm_linear(sn_device *d, int n, const sn_norm *norm, int n_linears, const sn_linear *linears,
-                                  sn_err *err) SN_MUST_USE;
-sn_status sn_composed_rope_store(sn_device *d, int block, const sn_rotated *rotated, const float *v,
-                                 sn_err *err) SN_MUST_USE;
-sn_status sn_composed_attention_linear(sn_device *d, int n, const sn_attention *params, const float *q, float *out,
-                                       const sn_linear *linear, sn_err *err) SN_MUST_USE;
-sn_status sn_composed_activate_linear(sn_device *d, int n, const sn_gated *gated, const sn_linear *linear,
-                                      sn_err *err) SN_MUST_USE;
-sn_status sn_composed_activate_moe_linear(sn_device *d, const sn_moe_selection *selection, const sn_gated *gated,
-                                          const sn_moe_linear *linear, sn_err *err) SN_MUST_USE;
+SN_OPERATION(norm_linear, sn_composed_norm_linear);
+SN_OPERATION(rope_store, sn_composed_rope_store);
+SN_OPERATION(attention_linear, sn_composed_attention_linear);
+SN_OPERATION(activate_linear, sn_composed_activate_linear);
+SN_OPERATION(activate_moe_linear, sn_composed_activate_moe_linear);
 
 sn_status sn_cpu_open(sn_device_id id, const sn_device_options *options, sn_device **out, sn_err *err) SN_MUST_USE;
 const char *sn_cpu_describe(const sn_device *device);

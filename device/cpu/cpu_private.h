@@ -46,38 +46,29 @@ sn_status sn_cpu_scratch_reserve(sn_cpu *cpu, void *pages, size_t *bytes, size_t
 
 /* -- attention.c */
 
-size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
-sn_status sn_cpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err);
-sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
-                         float *k, float *v, sn_err *err);
-sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
-                          const float *k, const float *v, sn_err *err);
-sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+SN_OPERATION(kv_page_bytes, sn_cpu_kv_page_bytes);
+SN_OPERATION(kv_store, sn_cpu_kv_store);
+SN_OPERATION(kv_read, sn_cpu_kv_read);
+SN_OPERATION(kv_write, sn_cpu_kv_write);
+SN_OPERATION(attention, sn_cpu_attention);
 
 /* -- delta.c */
 
-sn_status sn_cpu_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
-sn_status sn_cpu_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
-                            float *out, sn_err *err);
+SN_OPERATION(short_conv, sn_cpu_short_conv);
+SN_OPERATION(delta_rule, sn_cpu_delta_rule);
 
 /* -- head_linear.c */
 
-sn_status sn_cpu_head_linear(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
-                             sn_err *err);
+SN_OPERATION(head_linear, sn_cpu_head_linear);
 
 /* -- grad.c */
 
-sn_status sn_cpu_linear_input_grad(sn_device *d, int n, const float *dy, const sn_weight *weight, bool accumulate,
-                                   float *dx, sn_err *err);
-sn_status sn_cpu_linear_weight_grad(sn_device *d, int n, int rows, int cols, const float *dy, const float *x, float *dw,
-                                    sn_err *err);
-sn_status sn_cpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
-                               const float *dy, bool accumulate, float *dx, sn_err *err);
-sn_status sn_cpu_layer_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
-                                 const float *dy, bool accumulate, float *dx, sn_err *err);
-sn_status sn_cpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
-                               const float *dy, float *dgate, float *dup, sn_err *err);
-sn_status sn_cpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
+SN_OPERATION(linear_input_grad, sn_cpu_linear_input_grad);
+SN_OPERATION(linear_weight_grad, sn_cpu_linear_weight_grad);
+SN_OPERATION(rms_norm_grad, sn_cpu_rms_norm_grad);
+SN_OPERATION(layer_norm_grad, sn_cpu_layer_norm_grad);
+SN_OPERATION(activate_grad, sn_cpu_activate_grad);
+SN_OPERATION(attention_grad, sn_cpu_attention_grad);
 
 /* Columns of a weight that are unpacked at a time, and the floats of scratch memory per worker that this takes. */
 enum { SN_CPU_GRAD_COLS = 64, SN_CPU_GRAD_TILE = SN_CPU_GRAD_COLS * 4 * SN_LANES };
@@ -101,18 +92,12 @@ sn_status sn_cpu_grad_scratch_reserve(sn_cpu *cpu, size_t floats, sn_err *err) S
 
 /* -- experts.c */
 
-sn_status sn_cpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
-                          float *weights, sn_err *err);
-sn_status sn_cpu_moe_linear(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
-                            int n_linears, const sn_moe_linear *linears, sn_err *err);
-sn_status sn_cpu_moe_combine(sn_device *d, const sn_moe_selection *selection, int width, const float *x, float *y,
-                             sn_err *err);
-sn_status sn_cpu_moe_linear_grad(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *dy,
-                                 const sn_experts *experts, bool accumulate, float *dx, sn_err *err);
-sn_status sn_cpu_moe_combine_grad(sn_device *d, const sn_moe_selection *selection, int width, const float *x,
-                                  const float *dy, float *dx, float *dweights, sn_err *err);
-sn_status sn_cpu_moe_gate_grad(sn_device *d, const sn_moe_selection *selection, const sn_moe_router *router,
-                               const float *logits, const float *dweights, float *dlogits, sn_err *err);
+SN_OPERATION(moe_gate, sn_cpu_moe_gate);
+SN_OPERATION(moe_linear, sn_cpu_moe_linear);
+SN_OPERATION(moe_combine, sn_cpu_moe_combine);
+SN_OPERATION(moe_linear_grad, sn_cpu_moe_linear_grad);
+SN_OPERATION(moe_combine_grad, sn_cpu_moe_combine_grad);
+SN_OPERATION(moe_gate_grad, sn_cpu_moe_gate_grad);
 /* Bytes of moe_scratch that these limits need. SN_REFUSED when the limits are not possible. */
 sn_status sn_cpu_moe_bytes(const sn_device_limits *limits, size_t *bytes, sn_err *err) SN_MUST_USE;
 /* Bytes of moe_grad_scratch that these limits need; false: too many. */

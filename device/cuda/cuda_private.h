@@ -136,17 +136,17 @@ sn_status sn_cuda_wait_stream(sn_cuda *cuda, cudaStream_t stream, sn_err *err) S
 bool sn_cuda_idle(sn_cuda *cuda);
 
 /* -- memory.c */
-sn_status sn_cuda_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);
-void sn_cuda_free(sn_device *d, void *device, size_t bytes);
-bool sn_cuda_owns(const sn_device *d, const void *device, size_t bytes);
-sn_status sn_cuda_upload(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err);
-sn_status sn_cuda_download(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
-sn_status sn_cuda_finish(sn_device *d, sn_err *err);
-sn_status sn_cuda_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err);
-void sn_cuda_host_free(sn_device *d, void *host, size_t bytes);
-sn_status sn_cuda_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence, sn_err *err);
-sn_status sn_cuda_copy_join(sn_device *d, sn_fence fence, sn_err *err);
-sn_status sn_cuda_copy_wait(sn_device *d, sn_fence fence, sn_err *err);
+SN_OPERATION(alloc, sn_cuda_alloc);
+SN_OPERATION(free, sn_cuda_free);
+SN_OPERATION(owns, sn_cuda_owns);
+SN_OPERATION(upload, sn_cuda_upload);
+SN_OPERATION(download, sn_cuda_download);
+SN_OPERATION(finish, sn_cuda_finish);
+SN_OPERATION(host_alloc, sn_cuda_host_alloc);
+SN_OPERATION(host_free, sn_cuda_host_free);
+SN_OPERATION(copy_begin, sn_cuda_copy_begin);
+SN_OPERATION(copy_join, sn_cuda_copy_join);
+SN_OPERATION(copy_wait, sn_cuda_copy_wait);
 /* Makes the buffer at least `bytes`; its old contents are lost. When it grows, it waits and drops all graphs, which
  * contain the old address. After a failure it is as before. */
 sn_status sn_cuda_buffer_reserve(sn_cuda *cuda, sn_cuda_buffer *buffer, size_t bytes, sn_err *err) SN_MUST_USE;
@@ -157,14 +157,13 @@ sn_status sn_cuda_buffer_require(sn_cuda *cuda, const sn_cuda_buffer *buffer, si
 sn_status sn_cuda_upload_staged(sn_cuda *cuda, void *device, const void *host, size_t bytes, sn_err *err) SN_MUST_USE;
 
 /* -- pack.c */
-sn_status sn_cuda_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err);
-sn_status sn_cuda_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
-                              sn_err *err);
+SN_OPERATION(weight_size, sn_cuda_weight_size);
+SN_OPERATION(weight_pack, sn_cuda_weight_pack);
 sn_cuda_matrix sn_cuda_matrix_of(const sn_weight *weight);
 
 /* -- batch.c */
-sn_status sn_cuda_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *err);
-sn_status sn_cuda_batch_end(sn_device *d, sn_err *err);
+SN_OPERATION(batch_begin, sn_cuda_batch_begin);
+SN_OPERATION(batch_end, sn_cuda_batch_end);
 void sn_cuda_graphs_clear(sn_cuda *cuda);
 void sn_cuda_batch_abort(sn_cuda *cuda); /* ends the open batch without keeping anything of it */
 /* The most pages that a batch within these limits has. */
@@ -211,12 +210,10 @@ bool sn_cuda_free_memory(int ordinal, size_t *bytes);
 
 /* -- linear.c */
 size_t sn_cuda_x_bytes(const sn_device_limits *limits); /* bytes of cuda->x; above PTRDIFF_MAX: too large */
-sn_status sn_cuda_linear_op(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
-sn_status sn_cuda_norm_linear_op(sn_device *d, int n, const sn_norm *norm, int n_linears, const sn_linear *linears,
-                                 sn_err *err);
-sn_status sn_cuda_attention_linear_op(sn_device *d, int n, const sn_attention *params, const float *q, float *out,
-                                      const sn_linear *linear, sn_err *err);
-sn_status sn_cuda_activate_linear_op(sn_device *d, int n, const sn_gated *gated, const sn_linear *linear, sn_err *err);
+SN_OPERATION(linear, sn_cuda_linear_op);
+SN_OPERATION(norm_linear, sn_cuda_norm_linear_op);
+SN_OPERATION(attention_linear, sn_cuda_attention_linear_op);
+SN_OPERATION(activate_linear, sn_cuda_activate_linear_op);
 
 /* -- products.c: products of many rows */
 sn_status sn_cuda_products_open(sn_cuda *cuda, sn_err *err) SN_MUST_USE;
@@ -224,13 +221,11 @@ sn_status sn_cuda_products_open(sn_cuda *cuda, sn_err *err) SN_MUST_USE;
 int sn_cuda_products_side(sn_cuda *cuda, int n, int n_linears, const sn_linear *linears);
 
 /* -- kv.c */
-sn_status sn_cuda_kv_store_op(sn_device *d, int block, const float *k, const float *v, sn_err *err);
-sn_status sn_cuda_rope_store_op(sn_device *d, int block, const sn_rotated *rotated, const float *v, sn_err *err);
-sn_status sn_cuda_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
-                          float *k, float *v, sn_err *err);
-sn_status sn_cuda_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
-                           const float *k, const float *v, sn_err *err);
-sn_status sn_cuda_attention_op(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+SN_OPERATION(kv_store, sn_cuda_kv_store_op);
+SN_OPERATION(rope_store, sn_cuda_rope_store_op);
+SN_OPERATION(kv_read, sn_cuda_kv_read);
+SN_OPERATION(kv_write, sn_cuda_kv_write);
+SN_OPERATION(attention, sn_cuda_attention_op);
 /* Whether attention of the open batch can write its rows, n, in 8 bits besides. */
 bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n);
 /* attention, which writes its rows besides where `form` says. */
@@ -240,7 +235,7 @@ sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float 
 size_t sn_cuda_kv_staging_bytes(const sn_device_limits *limits);
 size_t sn_cuda_partial_bytes(const sn_cuda *cuda, const sn_device_limits *limits);
 size_t sn_cuda_arrivals_bytes(const sn_device_limits *limits);
-size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
+SN_OPERATION(kv_page_bytes, sn_cuda_kv_page_bytes);
 size_t sn_cuda_kv_head_bytes(const sn_kv_shape *shape); /* of a page: one block's keys and values of a head */
 /* The most parts that each of n_rows rows' keys are split into where a part of one row takes `blocks` thread blocks: as
  * many as fill the device, and some where rows may differ in length. It depends only on what identifies a captured
@@ -256,55 +251,38 @@ sn_status sn_cuda_attention_scratch(sn_cuda *cuda, sn_cuda_attention *a, int n_r
 /* -- latent.c */
 /* attention over a latent KV cache: fills in the scratch memory, and launches. */
 sn_status sn_cuda_latent_attend(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err) SN_MUST_USE;
-sn_status sn_cuda_head_linear_op(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
-                                 sn_err *err);
+SN_OPERATION(head_linear, sn_cuda_head_linear_op);
 
 /* -- delta.c */
-sn_status sn_cuda_short_conv_op(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
-sn_status sn_cuda_delta_rule_op(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
-                                float *out, sn_err *err);
+SN_OPERATION(short_conv, sn_cuda_short_conv_op);
+SN_OPERATION(delta_rule, sn_cuda_delta_rule_op);
 
 /* -- rowwise.c */
-sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
-                              sn_err *err);
-sn_status sn_cuda_layer_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
-                                float eps, float *y, sn_err *err);
-sn_status sn_cuda_rope_op(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
+SN_OPERATION(rms_norm, sn_cuda_rms_norm_op);
+SN_OPERATION(layer_norm, sn_cuda_layer_norm_op);
+SN_OPERATION(rope, sn_cuda_rope_op);
 sn_status sn_cuda_check_rope(const sn_rope *rope, int head_dim, sn_err *err) SN_MUST_USE;
-sn_status sn_cuda_activate_op(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
-                              sn_err *err);
-sn_status sn_cuda_add_op(sn_device *d, size_t n, float *y, const float *x, sn_err *err);
-sn_status sn_cuda_scale_op(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,
-                           sn_err *err);
-sn_status sn_cuda_dot_rows_op(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err);
-sn_status sn_cuda_get_rows_op(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
+SN_OPERATION(activate, sn_cuda_activate_op);
+SN_OPERATION(add, sn_cuda_add_op);
+SN_OPERATION(scale, sn_cuda_scale_op);
+SN_OPERATION(dot_rows, sn_cuda_dot_rows_op);
+SN_OPERATION(get_rows, sn_cuda_get_rows_op);
 
 /* -- grad.c */
-sn_status sn_cuda_linear_input_grad_op(sn_device *d, int n, const float *dy, const sn_weight *weight, bool accumulate,
-                                       float *dx, sn_err *err);
-sn_status sn_cuda_linear_weight_grad_op(sn_device *d, int n, int rows, int cols, const float *dy, const float *x,
-                                        float *dw, sn_err *err);
-sn_status sn_cuda_rms_norm_grad_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
-                                   const float *dy, bool accumulate, float *dx, sn_err *err);
-sn_status sn_cuda_layer_norm_grad_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
-                                     const float *dy, bool accumulate, float *dx, sn_err *err);
-sn_status sn_cuda_activate_grad_op(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
-                                   const float *dy, float *dgate, float *dup, sn_err *err);
-sn_status sn_cuda_attention_grad_op(sn_device *d, const sn_attention_grad *grad, sn_err *err);
+SN_OPERATION(linear_input_grad, sn_cuda_linear_input_grad_op);
+SN_OPERATION(linear_weight_grad, sn_cuda_linear_weight_grad_op);
+SN_OPERATION(rms_norm_grad, sn_cuda_rms_norm_grad_op);
+SN_OPERATION(layer_norm_grad, sn_cuda_layer_norm_grad_op);
+SN_OPERATION(activate_grad, sn_cuda_activate_grad_op);
+SN_OPERATION(attention_grad, sn_cuda_attention_grad_op);
 
 /* -- experts.c */
 size_t sn_cuda_groups_bytes(const sn_device_limits *limits); /* bytes of cuda->groups */
-sn_status sn_cuda_moe_gate_op(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
-                              float *weights, sn_err *err);
-sn_status sn_cuda_moe_linear_op(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
-                                int n_linears, const sn_moe_linear *linears, sn_err *err);
-sn_status sn_cuda_moe_combine_op(sn_device *d, const sn_moe_selection *selection, int width, const float *x, float *y,
-                                 sn_err *err);
-sn_status sn_cuda_moe_linear_grad_op(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *dy,
-                                     const sn_experts *experts, bool accumulate, float *dx, sn_err *err);
-sn_status sn_cuda_moe_combine_grad_op(sn_device *d, const sn_moe_selection *selection, int width, const float *x,
-                                      const float *dy, float *dx, float *dweights, sn_err *err);
-sn_status sn_cuda_moe_gate_grad_op(sn_device *d, const sn_moe_selection *selection, const sn_moe_router *router,
-                                   const float *logits, const float *dweights, float *dlogits, sn_err *err);
+SN_OPERATION(moe_gate, sn_cuda_moe_gate_op);
+SN_OPERATION(moe_linear, sn_cuda_moe_linear_op);
+SN_OPERATION(moe_combine, sn_cuda_moe_combine_op);
+SN_OPERATION(moe_linear_grad, sn_cuda_moe_linear_grad_op);
+SN_OPERATION(moe_combine_grad, sn_cuda_moe_combine_grad_op);
+SN_OPERATION(moe_gate_grad, sn_cuda_moe_gate_grad_op);
 
 #endif

@@ -1,8 +1,6 @@
 /* Recurrent blocks on an XPU: argument checks and kernel launches. */
 #include "device/xpu/xpu_private.h"
 
-#include "device/backends.h"
-
 #define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))
 
 sn_status sn_xpu_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_err *err) {

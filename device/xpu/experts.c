@@ -2,7 +2,6 @@
 #include "device/xpu/xpu_private.h"
 
 #include "base/mem.h"
-#include "device/backends.h"
 
 #define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))
 enum { ITEMS = 64 };

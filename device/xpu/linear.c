@@ -5,7 +5,6 @@
  * rows, and any number where the device has matrix units (XMX); an operation that makes x in the same call writes it
  * so. Elsewhere everything is float32, many rows by tiles. */
 #include "base/mem.h"
-#include "device/backends.h"
 #include "device/xpu/xpu_private.h"
 
 #define COUNT(args) ((int)(sizeof(args) / sizeof *(args)))

@@ -9,7 +9,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "device/backends.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

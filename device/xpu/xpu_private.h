@@ -17,8 +17,8 @@
 #ifndef SN_DEVICE_XPU_XPU_PRIVATE_H
 #define SN_DEVICE_XPU_XPU_PRIVATE_H
 
-#include "device/device.h"
 #include "device/allocations.h"
+#include "device/backends.h"
 #include "device/quant.h"
 
 #include <level_zero/ze_api.h>
@@ -204,10 +204,10 @@ void sn_xpu_queue_close(sn_xpu *x);
 sn_status sn_xpu_barrier(sn_xpu *x, sn_err *err);
 sn_status sn_xpu_wait(sn_xpu *x, sn_err *err); /* waits until the queue is empty */
 void sn_xpu_wait_stopped(sn_xpu *x);           /* the same after a stop, as far as possible */
-sn_status sn_xpu_finish(sn_device *d, sn_err *err);
-sn_status sn_xpu_copy_begin(sn_device *d, void *device, const void *host, size_t bytes, sn_fence *fence, sn_err *err);
-sn_status sn_xpu_copy_join(sn_device *d, sn_fence fence, sn_err *err);
-sn_status sn_xpu_copy_wait(sn_device *d, sn_fence fence, sn_err *err);
+SN_OPERATION(finish, sn_xpu_finish);
+SN_OPERATION(copy_begin, sn_xpu_copy_begin);
+SN_OPERATION(copy_join, sn_xpu_copy_join);
+SN_OPERATION(copy_wait, sn_xpu_copy_wait);
 
 /* An argument of a kernel: bytes that are copied; or, with data NULL, that many bytes of local memory. */
 typedef struct sn_xpu_arg {
@@ -227,13 +227,13 @@ sn_status sn_xpu_launch(sn_xpu *x, ze_kernel_handle_t kernel, size_t groups_x, s
 bool sn_xpu_free_memory(ze_device_handle_t device, size_t *bytes);
 
 /* -- memory.c */
-sn_status sn_xpu_alloc(sn_device *d, size_t bytes, void **device, sn_err *err);
-void sn_xpu_free(sn_device *d, void *device, size_t bytes);
-bool sn_xpu_owns(const sn_device *d, const void *device, size_t bytes);
-sn_status sn_xpu_upload(sn_device *d, void *device, const void *host, size_t bytes, sn_err *err);
-sn_status sn_xpu_download(sn_device *d, void *host, const void *device, size_t bytes, sn_err *err);
-sn_status sn_xpu_host_alloc(sn_device *d, size_t bytes, void **host, sn_err *err);
-void sn_xpu_host_free(sn_device *d, void *host, size_t bytes);
+SN_OPERATION(alloc, sn_xpu_alloc);
+SN_OPERATION(free, sn_xpu_free);
+SN_OPERATION(owns, sn_xpu_owns);
+SN_OPERATION(upload, sn_xpu_upload);
+SN_OPERATION(download, sn_xpu_download);
+SN_OPERATION(host_alloc, sn_xpu_host_alloc);
+SN_OPERATION(host_free, sn_xpu_host_free);
 size_t sn_xpu_buffer_bytes(size_t bytes); /* that a buffer of at least `bytes` takes */
 /* Makes the buffer at least `bytes`; its old contents are lost when it grows. After a failure it is as before. */
 sn_status sn_xpu_buffer_reserve(sn_xpu *x, sn_xpu_buffer *buffer, size_t bytes, sn_err *err);
@@ -262,9 +262,8 @@ typedef struct sn_xpu_layout {
     size_t highs, scales, supers, bytes;
 } sn_xpu_layout;
 sn_status sn_xpu_layout_of(sn_dtype dtype, size_t rows, size_t cols, sn_xpu_layout *out, sn_err *err);
-sn_status sn_xpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err);
-sn_status sn_xpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
-                             sn_err *err);
+SN_OPERATION(weight_size, sn_xpu_weight_size);
+SN_OPERATION(weight_pack, sn_xpu_weight_pack);
 
 /* -- linear.c */
 enum { SN_XPU_MATRICES = 3, SN_XPU_OUTPUTS = 4 }; /* of a launch; of a group of matvec: as in planes.clh */
@@ -285,71 +284,51 @@ sn_xpu_rows8 sn_xpu_rows8_of(const sn_xpu *x, size_t n, size_t cols); /* where r
 sn_status sn_xpu_rows8_reserve(sn_xpu *x, size_t n, size_t cols, sn_xpu_rows8 *rows, sn_err *err);
 /* Writes the n rows of x to rows8, behind a barrier. */
 sn_status sn_xpu_rows8_make(sn_xpu *x, int n, size_t cols, const float *in, sn_err *err);
-sn_status sn_xpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err);
-sn_status sn_xpu_norm_linear(sn_device *d, int n, const sn_norm *norm, int n_linears, const sn_linear *linears,
-                             sn_err *err);
-sn_status sn_xpu_attention_linear(sn_device *d, int n, const sn_attention *params, const float *q, float *out,
-                                  const sn_linear *linear, sn_err *err);
-sn_status sn_xpu_activate_linear(sn_device *d, int n, const sn_gated *gated, const sn_linear *linear, sn_err *err);
+SN_OPERATION(linear, sn_xpu_linear);
+SN_OPERATION(norm_linear, sn_xpu_norm_linear);
+SN_OPERATION(attention_linear, sn_xpu_attention_linear);
+SN_OPERATION(activate_linear, sn_xpu_activate_linear);
 
 /* -- operations.c */
 /* rms_norm of norm->x, to which it may add first, and activate; the result is written to `rows` besides. */
 sn_status sn_xpu_launch_norm(sn_xpu *x, int n, const sn_norm *norm, sn_xpu_rows8 rows, sn_err *err);
 sn_status sn_xpu_launch_activate(sn_xpu *x, size_t n, const sn_gated *gated, sn_xpu_rows8 rows, sn_err *err);
-sn_status sn_xpu_rms_norm(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
-                          sn_err *err);
-sn_status sn_xpu_rope(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
-sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
-                            float eps, float *y, sn_err *err);
-sn_status sn_xpu_activate(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,
-                          sn_err *err);
-sn_status sn_xpu_add(sn_device *d, size_t n, float *y, const float *x, sn_err *err);
-sn_status sn_xpu_scale(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,
-                       sn_err *err);
-sn_status sn_xpu_dot_rows(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err);
-sn_status sn_xpu_get_rows(sn_device *d, const sn_weight *weight, int n, const int32_t *ids, float *y, sn_err *err);
+SN_OPERATION(rms_norm, sn_xpu_rms_norm);
+SN_OPERATION(rope, sn_xpu_rope);
+SN_OPERATION(layer_norm, sn_xpu_layer_norm);
+SN_OPERATION(activate, sn_xpu_activate);
+SN_OPERATION(add, sn_xpu_add);
+SN_OPERATION(scale, sn_xpu_scale);
+SN_OPERATION(dot_rows, sn_xpu_dot_rows);
+SN_OPERATION(get_rows, sn_xpu_get_rows);
 
 /* -- grad.c */
-sn_status sn_xpu_linear_input_grad(sn_device *d, int n, const float *dy, const sn_weight *weight, bool accumulate,
-                                   float *dx, sn_err *err);
-sn_status sn_xpu_linear_weight_grad(sn_device *d, int n, int rows, int cols, const float *dy, const float *x, float *dw,
-                                    sn_err *err);
-sn_status sn_xpu_rms_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
-                               const float *dy, bool accumulate, float *dx, sn_err *err);
-sn_status sn_xpu_layer_norm_grad(sn_device *d, int n, int width, const float *x, const float *weight, float eps,
-                                 const float *dy, bool accumulate, float *dx, sn_err *err);
-sn_status sn_xpu_activate_grad(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up,
-                               const float *dy, float *dgate, float *dup, sn_err *err);
-sn_status sn_xpu_attention_grad(sn_device *d, const sn_attention_grad *grad, sn_err *err);
+SN_OPERATION(linear_input_grad, sn_xpu_linear_input_grad);
+SN_OPERATION(linear_weight_grad, sn_xpu_linear_weight_grad);
+SN_OPERATION(rms_norm_grad, sn_xpu_rms_norm_grad);
+SN_OPERATION(layer_norm_grad, sn_xpu_layer_norm_grad);
+SN_OPERATION(activate_grad, sn_xpu_activate_grad);
+SN_OPERATION(attention_grad, sn_xpu_attention_grad);
 
 /* -- experts.c */
 size_t sn_xpu_groups_bytes(const sn_device_limits *limits); /* of `groups`, for calls within these limits */
-sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,
-                          float *weights, sn_err *err);
-sn_status sn_xpu_moe_linear(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *x,
-                            int n_linears, const sn_moe_linear *linears, sn_err *err);
-sn_status sn_xpu_activate_moe_linear(sn_device *d, const sn_moe_selection *selection, const sn_gated *gated,
-                                     const sn_moe_linear *linear, sn_err *err);
-sn_status sn_xpu_moe_combine(sn_device *d, const sn_moe_selection *selection, int width, const float *x, float *y,
-                             sn_err *err);
-sn_status sn_xpu_moe_linear_grad(sn_device *d, const sn_moe_selection *selection, bool per_expert, const float *dy,
-                                 const sn_experts *experts, bool accumulate, float *dx, sn_err *err);
-sn_status sn_xpu_moe_combine_grad(sn_device *d, const sn_moe_selection *selection, int width, const float *x,
-                                  const float *dy, float *dx, float *dweights, sn_err *err);
-sn_status sn_xpu_moe_gate_grad(sn_device *d, const sn_moe_selection *selection, const sn_moe_router *router,
-                               const float *logits, const float *dweights, float *dlogits, sn_err *err);
+SN_OPERATION(moe_gate, sn_xpu_moe_gate);
+SN_OPERATION(moe_linear, sn_xpu_moe_linear);
+SN_OPERATION(activate_moe_linear, sn_xpu_activate_moe_linear);
+SN_OPERATION(moe_combine, sn_xpu_moe_combine);
+SN_OPERATION(moe_linear_grad, sn_xpu_moe_linear_grad);
+SN_OPERATION(moe_combine_grad, sn_xpu_moe_combine_grad);
+SN_OPERATION(moe_gate_grad, sn_xpu_moe_gate_grad);
 
 /* -- kv.c */
-size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape);
-sn_status sn_xpu_batch_begin(sn_device *d, const sn_batch *batch, bool *replayed, sn_err *err);
-sn_status sn_xpu_batch_end(sn_device *d, sn_err *err);
-sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err);
-sn_status sn_xpu_rope_store(sn_device *d, int block, const sn_rotated *rotated, const float *v, sn_err *err);
-sn_status sn_xpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
-                         float *k, float *v, sn_err *err);
-sn_status sn_xpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
-                          const float *k, const float *v, sn_err *err);
-sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+SN_OPERATION(kv_page_bytes, sn_xpu_kv_page_bytes);
+SN_OPERATION(batch_begin, sn_xpu_batch_begin);
+SN_OPERATION(batch_end, sn_xpu_batch_end);
+SN_OPERATION(kv_store, sn_xpu_kv_store);
+SN_OPERATION(rope_store, sn_xpu_rope_store);
+SN_OPERATION(kv_read, sn_xpu_kv_read);
+SN_OPERATION(kv_write, sn_xpu_kv_write);
+SN_OPERATION(attention, sn_xpu_attention);
 /* Whether attention of the open batch can write its rows in 8 bits besides. */
 bool sn_xpu_attends_in_8_bits(const sn_xpu *x);
 /* attention, which writes its rows to rows8 besides. */
@@ -365,12 +344,10 @@ sn_status sn_xpu_join_parts(sn_xpu *x, const sn_attention *params, int elements,
 
 /* -- latent.c */
 sn_status sn_xpu_latent_attention(sn_xpu *x, const sn_attention *params, const float *q, float *out, sn_err *err);
-sn_status sn_xpu_head_linear(sn_device *d, int n, const float *x, int x_width, const sn_experts *heads, float *y,
-                             sn_err *err);
+SN_OPERATION(head_linear, sn_xpu_head_linear);
 
 /* -- delta.c */
-sn_status sn_xpu_short_conv(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
-sn_status sn_xpu_delta_rule(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
-                            float *out, sn_err *err);
+SN_OPERATION(short_conv, sn_xpu_short_conv);
+SN_OPERATION(delta_rule, sn_xpu_delta_rule);
 
 #endif

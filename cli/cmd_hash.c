@@ -4,9 +4,9 @@
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"
-#include "model/hub/manifest.h"
+#include "sharing/hub/manifest.h"
 #include "net/identity.h"
-#include "model/hub/trusted_manifest.h"
+#include "sharing/hub/trusted_manifest.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -17,7 +17,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "model/hub/cached.h"
+#include "sharing/hub/cached.h"
 #include "net/introduction.h"
 #include "net/lookup.h"
 #include "net/router/port_mapping.h"

@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "model/gguf_parts.h"
-#include "model/hub/hub.h"
+#include "sharing/hub/hub.h"
 #include "model/partial_file.h"
 #include "model/source.h"
 

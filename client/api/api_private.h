@@ -24,7 +24,7 @@
 #include "client/api/setup.h"
 #include "client/chain/known_prefixes.h"
 #include "include/swarm.h"
-#include "model/chat/answer_format.h"
+#include "text/chat/answer_format.h"
 
 #include <pthread.h>
 

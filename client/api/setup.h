@@ -16,7 +16,7 @@
 #include "client/net/link.h"
 #include "client/tune/backbone.h"
 #include "client/tune/loaded_adapter.h"
-#include "model/tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <jansson.h>
 

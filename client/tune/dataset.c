@@ -13,7 +13,7 @@
 
 #include "base/random.h"
 #include "base/text.h"
-#include "model/chat/chat_template.h"
+#include "text/chat/chat_template.h"
 
 #include <jansson.h>
 #include <stdlib.h>

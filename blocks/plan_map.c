@@ -1,6 +1,6 @@
 /* Parses what users write about placement: explicit maps (--device-map), and ranges of blocks and experts (--preload).
  */
-#include "base/text.h"
+#include "base/parse.h"
 #include "blocks/plan_ledger.h"
 
 #include <stdio.h>

@@ -1,6 +1,5 @@
 /* Commands of a chat: a table of names, arguments, help and functions, which /help, completion and suggestions read. */
 #include "base/file.h"
-#include "base/text.h"
 #include "cli/api.h"
 #include "cli/chat.h"
 #include "cli/chat_conversation.h"

@@ -1,6 +1,6 @@
 /* swarm hash: the manifest of a model's files, or whether the files are those of a manifest. */
 #include "base/file.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"

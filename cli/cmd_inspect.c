@@ -1,5 +1,5 @@
 /* swarm inspect: what a model file holds, as the description of the C API has it, for people or as JSON. */
-#include "base/text.h"
+#include "base/parse.h"
 #include "cli/api.h"
 #include "cli/command.h"
 #include "cli/io.h"

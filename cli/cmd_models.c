@@ -1,5 +1,6 @@
 /* swarm models: what was fetched and lies in the cache; verifying it, and removing it. */
-#include "base/text.h"
+#include "base/parse.h"
+#include "base/file.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"

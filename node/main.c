@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "base/terminal.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "base/version.h"
 #include "sharing/hub/environment.h"
 #include "node/blocks_option.h"

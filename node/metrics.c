@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/host_header.h"
 #include "base/listen.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "gateway/pages/pages.h"
 
 #include <errno.h>

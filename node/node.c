@@ -16,7 +16,7 @@
 #include "base/listen.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "sharing/hub/cached.h"
 #include "net/introduction.h"
 #include "net/lookup.h"

@@ -9,7 +9,6 @@
 #include "base/file.h"
 #include "base/file_facts.h"
 #include "base/log.h"
-#include "base/text.h"
 #include "base/thread.h"
 #include "model/gguf_parts.h"
 #include "sharing/hub/hub.h"

@@ -4,7 +4,7 @@
  * thread may call any function. */
 #include "client/api/api_private.h"
 
-#include "base/text.h"
+#include "base/file.h"
 #include "base/wide_json.h"
 #include "client/api/describe.h"
 #include "client/generate/logprob.h"

@@ -12,7 +12,7 @@
 #include "client/tune/dataset.h"
 
 #include "base/random.h"
-#include "base/text.h"
+#include "base/file.h"
 #include "text/chat/chat_template.h"
 
 #include <jansson.h>

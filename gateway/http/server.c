@@ -3,10 +3,11 @@
  * lives from the first of these calls to completed(). */
 #include "gateway/http/http_private.h"
 
+#include "base/file.h"
 #include "base/host_header.h"
 #include "base/listen.h"
 #include "base/log.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdio.h>
 #include <stdlib.h>

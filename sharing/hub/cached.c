@@ -3,7 +3,7 @@
 #include "sharing/hub/cached.h"
 
 #include "base/clock.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "sharing/hub/hub_private.h"
 
 #include <dirent.h>

@@ -1,6 +1,6 @@
 #include "sharing/hub/environment.h"
 
-#include "base/text.h"
+#include "base/file.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,6 @@
  * fetcher_fetch, from any thread. The fetcher holds the folder of the cache (cached.h) until the model is closed. */
 #include "sharing/hub/hub_private.h"
 
-#include "base/text.h"
 #include "model/gguf_parts.h"
 #include "sharing/hub/cached.h"
 #include "sharing/hub/http_private.h"

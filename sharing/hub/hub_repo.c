@@ -3,7 +3,8 @@
 #include "sharing/hub/hub_private.h"
 
 #include "base/cgroup.h"
-#include "base/text.h"
+#include "base/file.h"
+#include "base/parse.h"
 #include "model/gguf_parts.h"
 
 #include <errno.h>

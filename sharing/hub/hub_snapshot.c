@@ -3,7 +3,7 @@
  * link to it. Where the two caches lie in different file systems, whole files stay in ours. */
 #include "sharing/hub/hub_private.h"
 
-#include "base/text.h"
+#include "base/file.h"
 
 #include <dirent.h>
 #include <errno.h>

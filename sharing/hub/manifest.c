@@ -3,7 +3,6 @@
 #include "sharing/hub/manifest.h"
 
 #include "base/file.h"
-#include "base/text.h"
 #include "model/gguf_parts.h"
 
 #include <ctype.h>

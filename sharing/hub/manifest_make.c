@@ -4,7 +4,7 @@
 
 #include "base/cgroup.h"
 #include "base/file.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "model/gguf_parts.h"
 #include "sharing/hub/hub.h"
 #include "sharing/hub/piece_hashes.h"

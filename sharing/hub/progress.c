@@ -1,6 +1,6 @@
 /* How programs show a fetch. libswarm prints nothing, so this is a file of its own. */
 #include "base/terminal.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "sharing/hub/hub.h"
 
 #include <stdio.h>

@@ -1,7 +1,6 @@
 #include "sharing/hub/trusted_manifest.h"
 
 #include "base/file.h"
-#include "base/text.h"
 #include "net/identity.h"
 
 #include <stdio.h>

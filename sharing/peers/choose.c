@@ -2,7 +2,6 @@
 #include "sharing/peers/groups_private.h"
 
 #include "base/clock.h"
-#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

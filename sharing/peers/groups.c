@@ -1,7 +1,6 @@
 #include "sharing/peers/groups_private.h"
 
 #include "base/clock.h"
-#include "base/text.h"
 
 #include <string.h>
 

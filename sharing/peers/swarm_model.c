@@ -3,7 +3,6 @@
 #include "sharing/peers/swarm_model.h"
 
 #include "base/file.h"
-#include "base/text.h"
 #include "model/config.h"
 #include "model/gguf_parts.h"
 #include "sharing/hub/cached.h"

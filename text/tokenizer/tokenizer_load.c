@@ -1,7 +1,7 @@
 /* Opens the files of a tokenizer: a GGUF file, or a Hugging Face folder. */
 #include "text/tokenizer/tokenizer_private.h"
 
-#include "base/text.h"
+#include "base/file.h"
 
 #include <stdio.h>
 #include <sys/stat.h>

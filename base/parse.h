@@ -1,7 +1,7 @@
-/* Parsing what people write: sizes, numbers, addresses; and whole files. Any thread may call these functions. Parsers
+/* Parsing what people write: sizes, numbers, addresses, words. Any thread may call these functions. Parsers
  * return SN_REFUSED with a sentence that quotes the text and says what to write. */
-#ifndef SN_BASE_TEXT_H
-#define SN_BASE_TEXT_H
+#ifndef SN_BASE_PARSE_H
+#define SN_BASE_PARSE_H
 
 #include "base/mem.h"
 
@@ -54,14 +54,6 @@ typedef struct sn_word {
 } sn_word;
 const char *sn_word_name(const sn_word *words, int value);              /* the word for a value, or NULL */
 bool sn_word_value(const sn_word *words, const char *name, int *value); /* false: there is no such word */
-
-/* Reads the whole file and appends a NUL, which is not counted in len. SN_REFUSED when it is not a regular file, cannot
- * be read, or is larger than `limit` bytes. */
-sn_status sn_read_file(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
-/* The same of a file that holds a secret: SN_REFUSED, too, when others may read or write it. */
-sn_status sn_read_secret_file(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
-/* The same of a pipe or device, too. */
-sn_status sn_read_file_or_pipe(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
 
 /* Replaces what is not printable ASCII: names that nodes announce go to terminals. */
 void sn_sanitize_text(char *text);

@@ -1,5 +1,5 @@
-/* Files as a whole. A new file is written beside its name and takes it when its bytes are on the disk; whoever reads one
- * says how much of it may come, and what kind of file it must be. */
+/* Files as a whole. A new file is written beside its name and takes it when its bytes are on the disk; whoever reads
+ * one says how much of it may come, and what kind of file it must be. */
 #include "base/file.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
 #include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "cli/api.h"
+#include "cli/program.h"
 #include "cli/command.h"
 #include "cli/local_node.h"
 #include "cli/options.h"

@@ -80,7 +80,7 @@ INNER = {
     "cli/cmd_verify.c": "cli/setup.h client/audit/evidence.h model/source.h net/directory.h",
     "cli/fetch_model.c": "sharing/hub/cached.h sharing/hub/environment.h model/source.h sharing/hub/trusted_manifest.h sharing/peers/swarm_model.h",
 }
-FILE_LINES_MAX, FUNCTION_LINES_MAX, PARAMETERS_MAX, DESIGN_NOTE_LINES = 650, 75, 7, 200
+FUNCTION_LINES_MAX, PARAMETERS_MAX, DESIGN_NOTE_LINES = 75, 7, 200
 
 breaches = 0
 
@@ -181,8 +181,6 @@ def check_functions(path, text):
 
 def check_file(path, text):
     lines = text.count("\n")
-    if lines > FILE_LINES_MAX:
-        breach(f"{path} has {lines} lines: one subject a file, {FILE_LINES_MAX} at most")
     if lines > DESIGN_NOTE_LINES and path.endswith(".c") and not text.startswith("/*"):
         breach(f"{path} has {lines} lines and no comment at its top that says how it works")
     if path.endswith(".h") and not path.endswith(".inc.h"):
@@ -239,13 +237,11 @@ def check_documents():
 
 
 def check_python():
-    """The Python package: lengths, nothing but its own modules, numpy and the standard library where no extra is named, and the
+    """The Python package: nothing but its own modules, numpy and the standard library where no extra is named, and the
     declarations of include/swarm.h."""
     extras = {"python/swarmnode/nn.py": {"torch"}, "python/swarmnode/hf.py": {"safetensors", "torch", "transformers"}}
     for path in tracked("python/*.py", "examples/python/*.py"):
         text = read(path)
-        if text.count("\n") > FILE_LINES_MAX:
-            breach(f"{path} has {text.count(chr(10))} lines: one subject a file, {FILE_LINES_MAX} at most")
         if path.startswith("python/swarmnode/"):
             nodes = list(ast.walk(ast.parse(text)))
             imported = {a.name.split(".")[0] for n in nodes if isinstance(n, ast.Import) for a in n.names}

@@ -38,8 +38,8 @@ ROOMS = {
     "gateway/grammar": "",
     "gateway/openai": "include gateway/grammar",
     "gateway/pages": "",
-    "gateway/engine": "include",
-    "gateway/http": "include gateway/engine gateway/openai gateway/pages",
+    "gateway/queue": "include",
+    "gateway/http": "include gateway/queue gateway/openai gateway/pages",
     "node/engine": "blocks kvcache device model model/peft net net/transport",
     "node/membership": "net net/transport",
     "node/placement": "blocks device model net",
@@ -55,7 +55,7 @@ ROOMS = {
     "client/api": "include client/tune client/generate client/audit client/chain client/net client/routing sharing/hub blocks device "
     "model model/peft text/tokenizer text/chat net net/transport",
     "cli/terminal": "",
-    "cli": "cli/terminal gateway/http gateway/engine include",
+    "cli": "cli/terminal gateway/http gateway/queue include",
     "cli/bench": "cli client/api client/tune client/generate client/chain client/net client/routing blocks device model "
     "text/tokenizer net net/transport",
 }

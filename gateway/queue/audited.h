@@ -1,7 +1,7 @@
 /* Results that are given away only when an audit has found nothing wrong with them, as swarm_session_generate does with
  * text. Belongs to the thread of the session. */
-#ifndef SN_GATEWAY_ENGINE_AUDITED_H
-#define SN_GATEWAY_ENGINE_AUDITED_H
+#ifndef SN_GATEWAY_QUEUE_AUDITED_H
+#define SN_GATEWAY_QUEUE_AUDITED_H
 
 #include "include/swarm.h"
 

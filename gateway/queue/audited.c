@@ -1,4 +1,4 @@
-#include "gateway/engine/audited.h"
+#include "gateway/queue/audited.h"
 
 enum { TRIES = 4 }; /* each time a node is banned */
 

@@ -1,7 +1,7 @@
-#include "gateway/engine/embedding.h"
+#include "gateway/queue/embedding.h"
 
 #include "base/mem.h"
-#include "gateway/engine/audited.h"
+#include "gateway/queue/audited.h"
 
 #include <math.h>
 #include <stdlib.h>

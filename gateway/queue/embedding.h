@@ -1,6 +1,6 @@
 /* The embedding of a text: what its tokens' hidden states have in common. Belongs to the thread of the session. */
-#ifndef SN_GATEWAY_ENGINE_EMBEDDING_H
-#define SN_GATEWAY_ENGINE_EMBEDDING_H
+#ifndef SN_GATEWAY_QUEUE_EMBEDDING_H
+#define SN_GATEWAY_QUEUE_EMBEDDING_H
 
 #include "include/swarm.h"
 

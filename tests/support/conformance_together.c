@@ -42,6 +42,12 @@ static void matrices_new(conformance *c, int n, const sn_dtype dtypes[LINEARS], 
         m->linears[i % 2][i / 2] = (sn_linear){.weight = &m->weights[i / 2].weight, .y = m->y[i / 2].at[i % 2]};
 }
 
+/* Multiplies other rows, so that the device keeps nothing of what the steps made of theirs. */
+static void forget(conformance *c, int n, const sn_linear *linear) {
+    const float *x = twin_new(c, (size_t)n * linear->weight->cols, 77).at[0];
+    CONFORMANCE_OK(c, c->device->ops->linear(c->device, n, x, 1, linear, &c->err));
+}
+
 static const sn_dtype forms[][LINEARS] = {
     {SN_Q4_1, SN_Q4_1, SN_F16}, {SN_F16, SN_Q4_1, SN_F32}, {SN_Q6_K, SN_BF16, SN_Q4_1}};
 enum { FORMS = sizeof forms / sizeof *forms };
@@ -69,6 +75,7 @@ static void try_norm(conformance *c, int n, const sn_dtype dtypes[LINEARS], bool
         c, layer ? ops->layer_norm(c->device, n, COLS, x.at[0], norm.weight, norm.bias, norm.eps, h.at[0], &c->err)
                  : ops->rms_norm(c->device, n, COLS, x.at[0], norm.weight, norm.eps, h.at[0], &c->err));
     CONFORMANCE_OK(c, ops->linear(c->device, n, h.at[0], LINEARS, m.linears[0], &c->err));
+    forget(c, n, m.linears[1]);
     CONFORMANCE_OK(c, ops->norm_linear(c->device, n, &norm, LINEARS, m.linears[1], &c->err));
     expect_same(c, "the sum", n, &x);
     expect_same(c, "the norm", n, &h);
@@ -93,6 +100,7 @@ static void try_activation(conformance *c, int n, sn_dtype dtype, sn_activation 
     CONFORMANCE_OK(c,
                    ops->activate(c->device, gate.n, kind, gate.at[0], has_up ? up.at[0] : NULL, gate.at[0], &c->err));
     CONFORMANCE_OK(c, ops->linear(c->device, n, gate.at[0], 1, m.linears[0], &c->err));
+    forget(c, n, m.linears[1]);
     CONFORMANCE_OK(c, ops->activate_linear(c->device, n, &gated, m.linears[1], &c->err));
     expect_same(c, "the activation", n, &gate);
     expect_same(c, "a product of an activation", n, &m.y[0]);
@@ -138,6 +146,8 @@ static void try_experts(conformance *c, int n, sn_dtype dtype) {
     CONFORMANCE_OK(c, ops->activate(c->device, gate.n, SN_SILU, gate.at[0], up.at[0], gate.at[0], &c->err));
     CONFORMANCE_OK(c, ops->moe_linear(c->device, &selection, true, gate.at[0], 1,
                                       &(sn_moe_linear){&experts, NULL, y.at[0]}, &c->err));
+    CONFORMANCE_OK(c, ops->moe_linear(c->device, &selection, true, up.at[0], 1, /* forgets, as above */
+                                      &(sn_moe_linear){&experts, NULL, y.at[1]}, &c->err));
     CONFORMANCE_OK(
         c, ops->activate_moe_linear(c->device, &selection, &gated, &(sn_moe_linear){&experts, NULL, y.at[1]}, &c->err));
     expect_same(c, "the activation of experts", n, &gate);
@@ -245,6 +255,7 @@ static void try_attention(conformance *c, sn_kv_shape shape, sn_dtype dtype, int
         begin(c, &s, way);
         CONFORMANCE_OK(c, ops->kv_store(c->device, 0, k.at[way], v.at[way], &c->err));
         if (way) {
+            forget(c, n, m.linears[1]);
             CONFORMANCE_OK(c,
                            ops->attention_linear(c->device, n, &attention, q.at[1], out.at[1], m.linears[1], &c->err));
         } else {

@@ -233,6 +233,17 @@ def check_documents():
                 breach(f"{page}: names {name}, which does not exist")
 
 
+def check_named_tests():
+    """The tests that docs/SECURITY.md names behind `Tests:` exist: suites of unit tests, and files."""
+    known = {os.path.basename(f) for f in tracked("tests/*")}
+    for path in tracked("tests/*.c"):
+        known |= set(re.findall(r"^(?:Parameterized)?Test\((?:struct [^,]*, |[\w *]+ \*?\w+, )?(\w+),", read(path), re.M))
+    for names in re.findall(r"Tests:\s((?:\s*`[^`]+`,?)+)", read("docs/SECURITY.md")):
+        for name in re.findall(r"`([^`]+)`", names):
+            if name not in known:
+                breach(f"docs/SECURITY.md names the test {name}, which does not exist")
+
+
 def check_python():
     """The Python package: lengths, nothing but its own modules, numpy and the standard library where no extra is named, and the
     declarations of include/swarm.h."""
@@ -304,6 +315,7 @@ def main():
     check_made_documents()
     check_tables()
     check_documents()
+    check_named_tests()
     check_python()
     check_mutants()
     return 1 if breaches else 0

@@ -3,13 +3,14 @@
 
     scripts/make_docs.py [--check]
 
-docs/PROTOCOL.md has the messages of net/message.h. With --check it writes nothing and fails when a page is not what it would write
+docs/PROTOCOL.md has the messages of net/message.h, docs/SECURITY.md a table of limits. With --check it writes nothing and fails when a page is not what it would write
 (scripts/check.py runs that).
 """
 import os
 import re
 import sys
 
+import docs_limits
 import docs_messages
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -29,7 +30,8 @@ def filled(page, text, parts):
 
 
 def main():
-    pages = {"docs/PROTOCOL.md": docs_messages.sections() | {"messages with a tensor": docs_messages.with_tensor() + "\n"}}
+    pages = {"docs/PROTOCOL.md": docs_messages.sections() | {"messages with a tensor": docs_messages.with_tensor()},
+             "docs/SECURITY.md": {"limits": docs_limits.table()}}
     stale = []
     for page, parts in pages.items():
         path = os.path.join(ROOT, page)

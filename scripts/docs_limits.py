@@ -159,7 +159,7 @@ def definitions():
     """{name: [(file, expression)]} of every constant that an enum of the product gives a value."""
     out = subprocess.run(["git", "ls-files", "--", "*.c", "*.h"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found = {}
-    for path in out.splitlines():
+    for path in sorted(set(out.splitlines())):
         if path.split("/")[0] not in ("tests", "examples") and os.path.exists(os.path.join(ROOT, path)):
             with open(os.path.join(ROOT, path), encoding="utf8") as f:
                 text = re.sub(r"/\*.*?\*/", "", f.read(), flags=re.S)

@@ -1,6 +1,7 @@
 """The messages of net/message.h as tables of docs/PROTOCOL.md: title, comment, fields with types and limits."""
 import os
 import re
+import textwrap
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HEADER = os.path.join(ROOT, "net/message.h")
@@ -70,6 +71,10 @@ def prose(comment, constants, messages, names):
     return re.sub(r" \(sn_\w+\)", "", text).replace("|", "\\|")
 
 
+def wrapped(text):
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
 def lists_of(header):
     """{NAME: (comment above its list, [(macro, field, arguments, comment)])} of all SN_FIELDS_NAME."""
     found = {}
@@ -108,7 +113,7 @@ def sections():
         said = text(comment)
         if name in kinds:  # its name is the title, as is that of its reply
             said = re.sub(r"^`\w+`[,:] ", "", re.sub(r", answered by `\w+`:", ":", said, count=1))
-        lines = [said[:1].upper() + said[1:], ""] if said else []
+        lines = [wrapped(said[:1].upper() + said[1:]), ""] if said else []
         lines += table(rows, asked, text, header, constants) + [""]
         for macro, _, arguments, _ in rows:
             of = arguments.split(",")[0] if macro == "LIST" else ""
@@ -132,4 +137,4 @@ def with_tensor():
     """The messages that carry a tensor, for the sentence of the page that names them."""
     with open(HEADER, encoding="utf8") as f:
         kinds = re.findall(r"^ *X\([A-Z_]+, ([a-z_]+), 1\)", f.read(), re.M)
-    return ", ".join(f"`{k}`" for k in kinds[:-1]) + f" and `{kinds[-1]}`"
+    return wrapped(", ".join(f"`{k}`" for k in kinds[:-1]) + f" and `{kinds[-1]}`")

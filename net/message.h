@@ -7,8 +7,8 @@
  *
  * The lists SN_FIELDS_X below are the source of the structs sn_msg_x, of the encoder, of the decoder with its limits,
  * and of the fuzz target; their comments are also the tables of docs/PROTOCOL.md, for programs in other languages
- * (scripts/make_docs.py writes them). A decoder accepts a map in any order, ignores unknown fields, and refuses a field that is missing,
- * of another type, or beyond its limit.
+ * (scripts/make_docs.py writes them). A decoder accepts a map in any order, ignores unknown fields, and refuses a field
+ * that is missing, of another type, or beyond its limit.
  *
  * The central type is sn_msg: its kind, its correlation id, its tensor, and a union of the structs of all kinds. A
  * message belongs to one owner at a time; sn_transport_send (net/transport/transport.h) takes it over. The functions

@@ -20,7 +20,7 @@ typedef struct sn_xblock {
     float sum;            /* d * (sum of q) */
     float half_sum[2];    /* d * (sum of q) of each half */
     int32_t bias;         /* -128 * (sum of q): corrects a product with unsigned weights q + 128 */
-    int32_t half_bias[2]; /* the same of each half */
+    int32_t half_bias[2]; /* -32 * (sum of q) of each half */
     int32_t nibble_bias;  /* -8 * (sum of q) */
 } sn_xblock;
 _Static_assert(sizeof(sn_xblock) == 64, "an activation block is a cache line");

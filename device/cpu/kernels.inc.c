@@ -91,8 +91,8 @@ INLINE void quantize_block(const float *x, sn_xblock *out) {
     out->half_sum[0] = out->d * (float)sum_a;
     out->half_sum[1] = out->d * (float)sum_b;
     out->bias = -128 * (sum_a + sum_b);
-    out->half_bias[0] = -128 * sum_a;
-    out->half_bias[1] = -128 * sum_b;
+    out->half_bias[0] = -32 * sum_a;
+    out->half_bias[1] = -32 * sum_b;
     out->nibble_bias = -8 * (sum_a + sum_b);
 }
 
@@ -103,26 +103,41 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
 /* -- linear, quantised types: one panel and `rows` rows of x. acc[r] holds 16 outputs of row r. The number of rows and
  * the type are constants of each tile function, so that acc stays in registers. */
 
-/* What corrects a product with numbers that are larger than the integers by sn_cpu_zero; exact. */
-INLINE int32_t zero_bias(sn_dtype t, const sn_xblock *x, int h) {
-    return sn_cpu_fine(t)        ? x->half_bias[h] * sn_cpu_zero(t) / 128
-           : sn_cpu_zero(t) % 64 ? x->nibble_bias * sn_cpu_zero(t) / 8
-                                 : x->bias * sn_cpu_zero(t) / 128;
+/* What corrects a product with numbers that are larger than the integers by sn_cpu_zero. The shifts are exact. */
+INLINE vi zero_bias(sn_dtype t, const sn_xblock *x, int h) {
+    switch (sn_cpu_zero(t)) {
+    case 4:
+        return vi_shift(vi_set(x->half_bias[h]), 3);
+    case 8:
+        return vi_set(x->nibble_bias);
+    case 12:
+        return vi_add(vi_set(x->nibble_bias), vi_shift(vi_set(x->nibble_bias), 1));
+    case 16:
+        return vi_shift(vi_set(x->bias), 3);
+    case 32:
+        return vi_set(x->half_bias[h]);
+    case 128:
+        return vi_set(x->bias);
+    default: /* 0: types with offsets */
+        return vi_set(0);
+    }
 }
 
 #ifdef ROW_PAIRS /* an instruction multiplies two rows at a time */
 #include "device/cpu/row_pairs.inc.c"
 #else
-/* The integer sums of one group of 32 k, or of its half h in fine types, for each row. */
-INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vi *dot) {
-    const bool fine = sn_cpu_fine(t), bytes = sn_cpu_forms[t].low_bits == 8;
-    const int pairs = fine ? 2 : 4;
-    vs sum[ROW_TILE];
+/* Whether one pass gives the sums of both halves. Of few rows their chains would be too few. */
+INLINE bool at_once(int rows) { return HALVES_AT_ONCE && rows > 2; }
+
+/* The integer sums of one group of 32 k for each row, or of its half h in fine types, unless both come at once. */
+INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vs *sum) {
+    const bool half = sn_cpu_fine(t) && !at_once(rows), bytes = sn_cpu_forms[t].low_bits == 8;
+    const int pairs = half ? 2 : 4;
     UNROLL
     for (int r = 0; r < rows; r++) sum[r] = vs_zero();
     UNROLL
-    for (int i = 0; i < pairs; i++) { /* two vectors: neighbours, or those that share a byte */
-        const int first = fine ? 4 * h + 2 * i : bytes ? 2 * i : i, second = fine || bytes ? first + 1 : i + 4;
+    for (int i = 0; i < pairs; i++) { /* two vectors: neighbours, or of both halves, which may share bytes */
+        const int first = half ? 4 * h + 2 * i : bytes ? 2 * i : i, second = half || bytes ? first + 1 : i + 4;
         const vb a = load_numbers(t, w, first), b = load_numbers(t, w, second);
         UNROLL
         for (int r = 0; r < rows; r++) { /* each weight is loaded once for all rows */
@@ -130,25 +145,29 @@ INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_x
             sum[r] = vs_dot(sum[r], sn_cpu_bits(t), a, q + 4 * first, b, q + 4 * second);
         }
     }
-    UNROLL
-    for (int r = 0; r < rows; r++) dot[r] = vs_end(sum[r], sn_cpu_bits(t), zero_bias(t, x + (size_t)r * stride, h));
 }
 #endif
 
-/* One group of 32 k, or its half h in fine types.
+/* One group of 32 k.
  *
- * 9 parameters: inlined with constant rows, type and h; a struct would keep acc and the heads out of registers. */
-INLINE void group_tile(int rows, sn_dtype t, const uint8_t *w, int h, vf head_d, vf head_m, const sn_xblock *x,
-                       size_t stride, vf *acc) {
-    vf d, m = vf_set(0);
-    vi dot[ROW_TILE];
-    group_sums(rows, t, w, h, x, stride, dot);
-    load_scales(t, w + sn_cpu_code_bytes(t), h, head_d, head_m, &d, &m);
+ * 8 parameters: inlined with constant rows and type; a struct would keep acc and the heads out of registers. */
+INLINE void group_tile(int rows, sn_dtype t, const uint8_t *w, vf head_d, vf head_m, const sn_xblock *x, size_t stride,
+                       vf *acc) {
+    const bool fine = sn_cpu_fine(t);
+    const int halves = fine ? 2 : 1;
+    vs sum[ROW_TILE];
     UNROLL
-    for (int r = 0; r < rows; r++) {
-        const sn_xblock *xr = x + (size_t)r * stride;
-        acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), vf_from_int(dot[r]), acc[r]);
-        if (sn_cpu_offsets(t)) acc[r] = vf_fma(m, vf_set(sn_cpu_fine(t) ? xr->half_sum[h] : xr->sum), acc[r]);
+    for (int h = 0; h < halves; h++) {
+        vf d, m = vf_set(0);
+        if (!h || !at_once(rows)) group_sums(rows, t, w, h, x, stride, sum);
+        load_scales(t, w + sn_cpu_code_bytes(t), h, head_d, head_m, &d, &m);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            const sn_xblock *xr = x + (size_t)r * stride;
+            const vi dot = vs_end(sum[r], sn_cpu_bits(t), fine && at_once(rows) ? h : -1, zero_bias(t, xr, h));
+            acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), vf_from_int(dot), acc[r]);
+            if (sn_cpu_offsets(t)) acc[r] = vf_fma(m, vf_set(fine ? xr->half_sum[h] : xr->sum), acc[r]);
+        }
     }
 }
 
@@ -164,8 +183,7 @@ INLINE void quantised_tile(int rows, sn_dtype t, const uint8_t *w, size_t n_bloc
         w += sn_cpu_head_bytes(t);
         for (size_t g = 0; g < sn_cpu_groups(t); g++, x++, w += sn_cpu_group_bytes(t)) {
             prefetch_lines(w, sn_cpu_group_bytes(t), prefetch);
-            group_tile(rows, t, w, 0, head_d, head_m, x, stride, acc);
-            if (sn_cpu_fine(t)) group_tile(rows, t, w, 1, head_d, head_m, x, stride, acc);
+            group_tile(rows, t, w, head_d, head_m, x, stride, acc);
         }
     }
 }

@@ -106,6 +106,8 @@ static inline vi vi_add(vi x, vi y) { return BOTH(vi, _mm256_add_epi32, x, y); }
 static inline vi vi_sub(vi x, vi y) { return BOTH(vi, _mm256_sub_epi32, x, y); }
 static inline vi vi_and(vi x, vi y) { return BOTH(vi, _mm256_and_si256, x, y); }
 static inline vi vi_max(vi x, vi y) { return BOTH(vi, _mm256_max_epi32, x, y); }
+typedef int32_t ints __attribute__((vector_size(32)));
+static inline vi vi_shift(vi x, int n) { return (vi){(__m256i)((ints)x.a >> n), (__m256i)((ints)x.b >> n)}; }
 static inline vi vi_exponent(vi x) { return (vi){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
 /* The pack instructions work on 128-bit halves: the permutation between them restores the order. */
 static inline void vi_store_i8(int8_t *p, vi x) {
@@ -136,7 +138,10 @@ static inline __m256i bits_of(__m256i x, int shift, int mask) {
     return _mm256_and_si256((__m256i)(shift < 0 ? w << -shift : w >> shift), _mm256_set1_epi8((char)mask));
 }
 static inline vb vb_bits(vb x, int shift, int mask) { return (vb){bits_of(x.a, shift, mask), bits_of(x.b, shift, mask)}; }
-static inline vb vb_or(vb x, vb y) { return BOTH(vb, _mm256_or_si256, x, y); }
+static inline vb vb_or_bits(vb x, vb y, int shift, int mask) {
+    y = vb_bits(y, shift, mask);
+    return BOTH(vb, _mm256_or_si256, x, y);
+}
 static inline vb vb_less(vb x, uint8_t less) {
     __m256i all = _mm256_set1_epi8((char)less);
     return (vb){_mm256_sub_epi8(x.a, all), _mm256_sub_epi8(x.b, all)};
@@ -175,6 +180,7 @@ static inline __m256i dot_signed(__m256i w, __m256i x) {
 /* Of fewer than 5 bits 16 sums of 16 bits each: eight pairs of at most 2 * 15 * 127 stay below 2^15, so they are
  * widened once. Else 8 sums of 32 bits. */
 typedef vi vs;
+enum { HALVES_AT_ONCE = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
 static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8_t *xb) {
     const __m256i x = broadcast_four(xa), y = broadcast_four(xb);
@@ -186,10 +192,11 @@ static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8
     if (bits < 5) return materialize((vi){_mm256_add_epi16(s.a, pairs.a), _mm256_add_epi16(s.b, pairs.b)});
     return materialize(vi_add(s, (vi){pairs_to_ints(pairs.a), pairs_to_ints(pairs.b)}));
 }
-static inline vi vs_end(vs s, int bits, int32_t bias) {
+static inline vi vs_end(vs s, int bits, int half, vi bias) {
+    (void)half;
     if (bits == 8) return s;
     if (bits < 5) s = (vi){pairs_to_ints(s.a), pairs_to_ints(s.b)};
-    return vi_add(s, vi_set(bias));
+    return vi_add(s, bias);
 }
 
 #undef BOTH

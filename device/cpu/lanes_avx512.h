@@ -64,6 +64,8 @@ static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 static inline vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 static inline vi vi_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
+typedef int32_t ints __attribute__((vector_size(64)));
+static inline vi vi_shift(vi a, int n) { return (vi)((ints)a >> n); }
 static inline vi vi_exponent(vi a) { return _mm512_slli_epi32(a, 23); }
 static inline void vi_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
 static inline int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
@@ -72,11 +74,13 @@ static inline int32_t vi_top(vi a) { return _mm512_reduce_max_epi32(a); }
 static inline vb vb_load(const void *p) { return _mm512_loadu_si512(p); }
 /* Shifts of vector types take a constant or not, at every level of optimisation. */
 typedef uint16_t words __attribute__((vector_size(64)));
+static inline vb shifted(vb a, int shift) { return (vb)(shift < 0 ? (words)a << -shift : (words)a >> shift); }
 static inline vb vb_bits(vb a, int shift, int mask) {
-    words w = (words)a;
-    return _mm512_and_si512((vb)(shift < 0 ? w << -shift : w >> shift), _mm512_set1_epi8((char)mask));
+    return _mm512_and_si512(shifted(a, shift), _mm512_set1_epi8((char)mask));
 }
-static inline vb vb_or(vb a, vb b) { return _mm512_or_si512(a, b); }
+static inline vb vb_or_bits(vb a, vb b, int shift, int mask) {
+    return _mm512_ternarylogic_epi32(a, shifted(b, shift), _mm512_set1_epi8((char)mask), 0xf8); /* a | b & c */
+}
 static inline vb vb_less(vb a, uint8_t less) { return _mm512_sub_epi8(a, _mm512_set1_epi8((char)less)); }
 static inline vb vb_lookup(const uint8_t table[16], vb places) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), places);
@@ -92,14 +96,15 @@ static inline vi broadcast_four(const int8_t *x) {
 typedef struct {
     __m512i a, b;
 } vs;
+enum { HALVES_AT_ONCE = 1 };
 static inline vs vs_zero(void) { return (vs){_mm512_setzero_si512(), _mm512_setzero_si512()}; }
 static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8_t *xb) {
     (void)bits;
     return (vs){_mm512_dpbusd_epi32(s.a, a, broadcast_four(xa)), _mm512_dpbusd_epi32(s.b, b, broadcast_four(xb))};
 }
-static inline vi vs_end(vs s, int bits, int32_t bias) {
+static inline vi vs_end(vs s, int bits, int half, vi bias) {
     (void)bits;
-    return vi_add(vi_add(s.a, s.b), vi_set(bias));
+    return vi_add(half < 0 ? vi_add(s.a, s.b) : half ? s.b : s.a, bias);
 }
 
 #endif

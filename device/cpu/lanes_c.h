@@ -92,6 +92,7 @@ EACH(vi, vi_sub, (vi a, vi b), (int32_t)((uint32_t)a.v[j] - (uint32_t)b.v[j]))
 EACH(vi, vi_and, (vi a, vi b), a.v[j] & b.v[j])
 EACH(vi, vi_from_u8, (const void *p), ((const uint8_t *)p)[j])
 EACH(vi, vi_max, (vi a, vi b), a.v[j] > b.v[j] ? a.v[j] : b.v[j])
+EACH(vi, vi_shift, (vi a, int n), a.v[j] >> n) /* to the right */
 EACH(vi, vi_exponent, (vi a), (int32_t)((uint32_t)a.v[j] << 23))
 static inline void vi_store_i8(int8_t *p, vi a) {
     for (int j = 0; j < 16; j++) p[j] = (int8_t)a.v[j];
@@ -116,7 +117,8 @@ static inline vb vb_bits(vb a, int shift, int mask) { /* shift: to the right; ne
     for (int j = 0; j < 64; j++) a.v[j] = (uint8_t)((shift < 0 ? a.v[j] << -shift : a.v[j] >> shift) & mask);
     return a;
 }
-static inline vb vb_or(vb a, vb b) {
+static inline vb vb_or_bits(vb a, vb b, int shift, int mask) { /* a | vb_bits(b, shift, mask) */
+    b = vb_bits(b, shift, mask);
     for (int j = 0; j < 64; j++) a.v[j] |= b.v[j];
     return a;
 }
@@ -139,16 +141,20 @@ static inline vi dot4(vi acc, vb w, const int8_t *x) {
 /* vs: sums of products with four bytes of x at a time, in the form that is fastest on the machine. vs_dot adds those of
  * two vectors of unsigned numbers below 2^bits, bits <= 6 or 8; of fewer than five bits at most eight vectors come
  * together. vs_end returns the sums plus the bias, which corrects that the numbers are unsigned; of 8 bits, sets that
- * multiply signed bytes have subtracted 128 already. */
+ * multiply signed bytes have subtracted 128 already.
+ *
+ * HALVES_AT_ONCE: the sums of the first vectors and of the second ones stay apart, so that one pass gives the sums of
+ * both halves of a group: vs_end returns that of `half` 0 or 1, or of both for -1. */
 typedef vi vs;
+enum { HALVES_AT_ONCE = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
 static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8_t *xb) {
     (void)bits;
     return dot4(dot4(s, a, xa), b, xb);
 }
-static inline vi vs_end(vs s, int bits, int32_t bias) {
-    (void)bits;
-    return vi_add(s, vi_set(bias));
+static inline vi vs_end(vs s, int bits, int half, vi bias) {
+    (void)bits, (void)half;
+    return vi_add(s, bias);
 }
 
 #undef EACH

@@ -121,6 +121,7 @@ EACH(vi, vi_add, (vi x, vi y), vaddq_s32(x.v[j], y.v[j]))
 EACH(vi, vi_sub, (vi x, vi y), vsubq_s32(x.v[j], y.v[j]))
 EACH(vi, vi_and, (vi x, vi y), vandq_s32(x.v[j], y.v[j]))
 EACH(vi, vi_max, (vi x, vi y), vmaxq_s32(x.v[j], y.v[j]))
+EACH(vi, vi_shift, (vi x, int n), vshlq_s32(x.v[j], vdupq_n_s32(-n)))
 EACH(vi, vi_exponent, (vi x), vshlq_n_s32(x.v[j], 23))
 static inline void vi_store_i8(int8_t *p, vi x) {
     int16x8_t low = vmovn_high_s32(vmovn_s32(x.v[0]), x.v[1]), high = vmovn_high_s32(vmovn_s32(x.v[2]), x.v[3]);
@@ -136,7 +137,8 @@ static inline int32_t vi_top(vi x) {
 EACH(vb, vb_load, (const void *p), vld1q_u8((const uint8_t *)p + 16 * j))
 EACH(vb, vb_bits, (vb x, int shift, int mask),
      vandq_u8(vshlq_u8(x.v[j], vdupq_n_s8((int8_t)-shift)), vdupq_n_u8((uint8_t)mask)))
-EACH(vb, vb_or, (vb x, vb y), vorrq_u8(x.v[j], y.v[j]))
+EACH(vb, or_each, (vb x, vb y), vorrq_u8(x.v[j], y.v[j]))
+static inline vb vb_or_bits(vb x, vb y, int shift, int mask) { return or_each(x, vb_bits(y, shift, mask)); }
 EACH(vb, vb_less, (vb x, uint8_t less), vsubq_u8(x.v[j], vdupq_n_u8(less)))
 EACH(vb, vb_lookup, (const uint8_t table[16], vb places), vqtbl1q_u8(vld1q_u8(table), places.v[j]))
 static inline void vb_store(void *p, vb x) {
@@ -157,6 +159,7 @@ static inline __attribute__((always_inline)) int32x4_t dot_four(int32x4_t s, int
 #endif
 }
 typedef vi vs;
+enum { HALVES_AT_ONCE = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
 EACH(vs, dot, (vs s, vb w, int8x16_t x), dot_four(s.v[j], vreinterpretq_s8_u8(w.v[j]), x))
 /* Of 8 bits the signed numbers; of fewer the numbers themselves are signed bytes. */
@@ -167,159 +170,9 @@ static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8
     }
     return dot(dot(s, a, broadcast_four(xa)), b, broadcast_four(xb));
 }
-static inline vi vs_end(vs s, int bits, int32_t bias) { return bits == 8 ? s : vi_add(s, vi_set(bias)); }
-
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-#define LANES_NAME    "i8mm"
-#define LANES_KERNELS sn_cpu_kernels_i8mm
-#elif defined(__ARM_FEATURE_DOTPROD)
-#define LANES_NAME    "dotprod"
-#define LANES_KERNELS sn_cpu_kernels_dotprod
-#else
-#define LANES_NAME    "neon"
-#define LANES_KERNELS sn_cpu_kernels_neon
-#endif
-#define ROW_TILE 4 /* rows of x whose results stay in registers */
-
-typedef struct {
-    float32x4_t v[4];
-} vf;
-typedef struct {
-    int32x4_t v[4];
-} vi;
-typedef struct {
-    uint8x16_t v[4];
-} vb;
-
-/* Defines a function whose result has `expression` in quarter j. */
-#define EACH(type, name, arguments, expression)                                                                        \
-    static inline __attribute__((always_inline)) type name arguments {                                                 \
-        type r;                                                                                                        \
-        _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) r.v[j] = expression;                                       \
-        return r;                                                                                                      \
-    }
-
-EACH(vf, vf_load, (const float *p), vld1q_f32(p + 4 * j))
-static inline void vf_store(float *p, vf x) {
-    for (int j = 0; j < 4; j++) vst1q_f32(p + 4 * j, x.v[j]);
-}
-static inline vf vf_load_n(const float *p, size_t n) {
-    float t[16] = {0};
-    memcpy(t, p, n * sizeof *p);
-    return vf_load(t);
-}
-static inline void vf_store_n(float *p, vf x, size_t n) {
-    float t[16];
-    vf_store(t, x);
-    memcpy(p, t, n * sizeof *p);
-}
-EACH(vf, vf_set, (float x), vdupq_n_f32(x))
-EACH(vf, vf_add, (vf x, vf y), vaddq_f32(x.v[j], y.v[j]))
-EACH(vf, vf_sub, (vf x, vf y), vsubq_f32(x.v[j], y.v[j]))
-EACH(vf, vf_mul, (vf x, vf y), vmulq_f32(x.v[j], y.v[j]))
-EACH(vf, vf_div, (vf x, vf y), vdivq_f32(x.v[j], y.v[j]))
-EACH(vf, vf_fma, (vf x, vf y, vf z), vfmaq_f32(z.v[j], x.v[j], y.v[j]))
-EACH(vf, vf_if_less, (vf p, vf q, vf x, vf y), vbslq_f32(vcltq_f32(p.v[j], q.v[j]), x.v[j], y.v[j]))
-/* Not vmaxq_f32, whose result is NaN when either is. */
-EACH(vf, vf_max, (vf x, vf y), vbslq_f32(vcgtq_f32(x.v[j], y.v[j]), x.v[j], y.v[j]))
-EACH(vf, vf_min, (vf x, vf y), vbslq_f32(vcltq_f32(x.v[j], y.v[j]), x.v[j], y.v[j]))
-EACH(vf, vf_if_nan, (vf p, vf x, vf y), vbslq_f32(vceqq_f32(p.v[j], p.v[j]), y.v[j], x.v[j]))
-static inline uint16x4_t four_halves(const void *p, int at) {
-    uint16x4_t h;
-    memcpy(&h, (const uint8_t *)p + 8 * at, sizeof h);
-    return h;
-}
-EACH(vf, vf_from_f16, (const void *p), vcvt_f32_f16(vreinterpret_f16_u16(four_halves(p, j))))
-EACH(vf, vf_from_bf16, (const void *p), vreinterpretq_f32_u32(vshll_n_u16(four_halves(p, j), 16)))
-static inline vf vf_from_f8(const void *p) { /* the sign comes twice, and once it is masked */
-    const uint16x8_t bits = vdupq_n_u16(0xbf80);
-    int8x16_t all = vld1q_s8(p);
-    float16x8_t low = vreinterpretq_f16_u16(vandq_u16(vreinterpretq_u16_s16(vshll_n_s8(vget_low_s8(all), 7)), bits)),
-                high = vreinterpretq_f16_u16(vandq_u16(vreinterpretq_u16_s16(vshll_high_n_s8(all, 7)), bits));
-    return (vf){{vcvt_f32_f16(vget_low_f16(low)), vcvt_high_f32_f16(low), vcvt_f32_f16(vget_low_f16(high)),
-                 vcvt_high_f32_f16(high)}};
-}
-static inline vf vf_set_bf16(const void *p) {
-    uint16_t half;
-    memcpy(&half, p, sizeof half);
-    float32x4_t all = vreinterpretq_f32_u32(vdupq_n_u32((uint32_t)half << 16));
-    return (vf){{all, all, all, all}};
-}
-static inline vf vf_from_i8(const void *p) {
-    int8x16_t all = vld1q_s8(p);
-    int16x8_t low = vmovl_s8(vget_low_s8(all)), high = vmovl_high_s8(all);
-    return (vf){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
-                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))}};
-}
-EACH(vf, vf_from_int, (vi x), vcvtq_f32_s32(x.v[j]))
-EACH(vf, vf_bits, (vi x), vreinterpretq_f32_s32(x.v[j]))
-
-EACH(vi, vi_bits, (vf x), vreinterpretq_s32_f32(x.v[j]))
-EACH(vi, vi_load, (const int32_t *p), vld1q_s32(p + 4 * j))
-EACH(vi, vi_set, (int32_t x), vdupq_n_s32(x))
-EACH(vi, vi_add, (vi x, vi y), vaddq_s32(x.v[j], y.v[j]))
-EACH(vi, vi_sub, (vi x, vi y), vsubq_s32(x.v[j], y.v[j]))
-EACH(vi, vi_and, (vi x, vi y), vandq_s32(x.v[j], y.v[j]))
-EACH(vi, vi_max, (vi x, vi y), vmaxq_s32(x.v[j], y.v[j]))
-EACH(vi, vi_exponent, (vi x), vshlq_n_s32(x.v[j], 23))
-static inline void vi_store_i8(int8_t *p, vi x) {
-    int16x8_t low = vmovn_high_s32(vmovn_s32(x.v[0]), x.v[1]), high = vmovn_high_s32(vmovn_s32(x.v[2]), x.v[3]);
-    vst1q_s8(p, vmovn_high_s16(vmovn_s16(low), high));
-}
-static inline int32_t vi_sum(vi x) {
-    return vaddvq_s32(vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3])));
-}
-static inline int32_t vi_top(vi x) {
-    return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.v[0], x.v[1]), vmaxq_s32(x.v[2], x.v[3])));
-}
-
-EACH(vb, vb_load, (const void *p), vld1q_u8((const uint8_t *)p + 16 * j))
-EACH(vb, vb_bits, (vb x, int shift, int mask),
-     vandq_u8(vshlq_u8(x.v[j], vdupq_n_s8((int8_t)-shift)), vdupq_n_u8((uint8_t)mask)))
-EACH(vb, vb_or, (vb x, vb y), vorrq_u8(x.v[j], y.v[j]))
-EACH(vb, vb_less, (vb x, uint8_t less), vsubq_u8(x.v[j], vdupq_n_u8(less)))
-EACH(vb, vb_lookup, (const uint8_t table[16], vb places), vqtbl1q_u8(vld1q_u8(table), places.v[j]))
-static inline void vb_store(void *p, vb x) {
-    for (int j = 0; j < 4; j++) vst1q_u8((uint8_t *)p + 16 * j, x.v[j]);
-}
-
-static inline int8x16_t broadcast_four(const int8_t *x) {
-    int32_t word;
-    memcpy(&word, x, sizeof word);
-    return vreinterpretq_s8_s32(vdupq_n_s32(word));
-}
-/* s + the four products of each lane, of signed weights. */
-static inline __attribute__((always_inline)) int32x4_t dot_four(int32x4_t s, int8x16_t w, int8x16_t x) {
-#if defined(__ARM_FEATURE_DOTPROD)
-    return vdotq_s32(s, w, x);
-#else /* a pair of products is at most 2 * 128 * 127 < 2^15 */
-    return vpadalq_s16(s, vpaddq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)), vmull_high_s8(w, x)));
-#endif
-}
-typedef vi vs;
-static inline vs vs_zero(void) { return vi_set(0); }
-EACH(vs, dot, (vs s, vb w, int8x16_t x), dot_four(s.v[j], vreinterpretq_s8_u8(w.v[j]), x))
-static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) {
-    return dot(dot(s, low, broadcast_four(x)), high, broadcast_four(x + 16));
-}
-static inline vi vs_end_nibbles(vs s, int32_t bias) { return vi_add(s, vi_set(bias)); }
-
-typedef vb vw;
-EACH(vw, vw_load, (const void *p), veorq_u8(vld1q_u8((const uint8_t *)p + 16 * j), vdupq_n_u8(128)))
-static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
-    (void)c;
-    return dot(s, w, broadcast_four(x));
-}
-static inline vi vs_end_bytes(vs s, int32_t bias) {
-    (void)bias;
-    return s;
-}
-typedef vb vt; /* the numbers of the table, signed */
-static inline vt vt_of(vb places) { return vb_lookup(sn_q4_table, places); }
-static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) { return vs_nibbles(s, low, high, x); }
-static inline vi vs_end_table(vs s, int32_t bias) {
-    (void)bias;
-    return s;
+static inline vi vs_end(vs s, int bits, int half, vi bias) {
+    (void)half;
+    return bits == 8 ? s : vi_add(s, bias);
 }
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)

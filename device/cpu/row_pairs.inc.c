@@ -2,7 +2,7 @@
  * each). Part of kernels.inc.c, in place of its group_sums. Sums of integers are exact, so their bits are the same. */
 
 /* As in kernels.inc.c; an odd last row is multiplied alone. Numbers of 8 bits are made signed, of fewer bits they are. */
-INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vi *dot) {
+INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vs *dot) {
     const bool bytes = sn_cpu_bits(t) == 8;
     const int vectors = sn_cpu_fine(t) ? 4 : 8, pairs = rows / 2, odd = rows % 2;
     vp sum[ROW_TILE / 2];
@@ -22,8 +22,5 @@ INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_x
         if (odd) alone = dot_single(dot_single(alone, a, last), b, last + 4);
     }
     UNROLL
-    for (int r = 0; r < rows; r++) {
-        vi total = odd && r == rows - 1 ? alone : vp_row(sum[r / 2], r % 2);
-        dot[r] = bytes ? total : vi_add(total, vi_set(zero_bias(t, x + (size_t)r * stride, h)));
-    }
+    for (int r = 0; r < rows; r++) dot[r] = odd && r == rows - 1 ? alone : vp_row(sum[r / 2], r % 2);
 }

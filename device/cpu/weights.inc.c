@@ -17,8 +17,8 @@ INLINE vb load_codes(sn_dtype t, const uint8_t *w, int v) {
                : low == 4 ? vb_bits(vb_load(w + SN_VECTOR * (v % 4)), v / 4 * 4, 15)
                           : vb_bits(vb_load(w + SN_VECTOR * (v / 4)), v % 4 * 2, 3);
     w += SN_VECTOR * low;
-    if (high == 1) codes = vb_or(codes, vb_bits(vb_load(w), v - low, 1 << low));
-    if (high == 2) codes = vb_or(codes, vb_bits(vb_load(w + SN_VECTOR * (v / 4)), v % 4 * 2 - low, 3 << low));
+    if (high == 1) codes = vb_or_bits(codes, vb_load(w), v - low, 1 << low);
+    if (high == 2) codes = vb_or_bits(codes, vb_load(w + SN_VECTOR * (v / 4)), v % 4 * 2 - low, 3 << low);
     return codes;
 }
 /* The numbers that the codes stand for, unsigned: see sn_cpu_zero. */

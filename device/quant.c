@@ -268,7 +268,8 @@ static void split_codes(sn_dtype dtype, const sn_quant_form *form, const uint8_t
     }
     int zero = dtype == SN_Q4_0 ? 0 : form->zero; /* it is decoded as 0..15 already */
     sn_quant_decode(dtype, block, groups);
-    for (size_t i = 0; i < n; i++) codes[i] = (uint8_t)(groups[i / 32].q[i % 32] + zero);
+    for (size_t g = 0; g < n / 32; g++)
+        for (size_t i = 0; i < 32; i++) codes[32 * g + i] = (uint8_t)(groups[g].q[i] + zero);
 }
 
 void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out) {

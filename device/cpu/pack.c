@@ -21,37 +21,52 @@ typedef struct pack_job {
     const uint8_t *host;
 } pack_job;
 
+/* Vectors of codes as words of eight bytes. */
+typedef uint64_t code_words[8][SN_VECTOR / 8];
+
 /* Puts `bits` bits of each code, from bit `shift` on, into their plane. */
-static void pack_plane(const uint8_t codes[8][SN_VECTOR], int bits, int shift, uint8_t *out) {
+static inline void pack_plane(const code_words codes, int bits, int shift, uint8_t *out) {
     const size_t vectors = (size_t)bits; /* of 64 bytes; each holds 8 / bits vectors of codes */
+    const uint64_t mask = 0x0101010101010101 * ((1u << bits) - 1);
+    uint64_t plane[4][SN_VECTOR / 8] = {{0}};
     for (size_t v = 0; v < 8; v++) {
         size_t to = bits == 4 ? v % 4 : v * vectors / 8;
         int at = bits == 4 ? (int)(v / 4 * 4) : bits * (int)(v % (8 / vectors));
-        for (size_t i = 0; i < SN_VECTOR; i++)
-            out[SN_VECTOR * to + i] |= (uint8_t)((codes[v][i] >> shift & ((1 << bits) - 1)) << at);
+        for (size_t i = 0; i < SN_VECTOR / 8; i++) plane[to][i] |= (codes[v][i] >> shift & mask) << at;
     }
+    memcpy(out, plane, SN_VECTOR * vectors);
 }
 
 static void pack_codes(const sn_quant_form *form, const sn_quant_parts *rows, size_t group, uint8_t *out) {
-    uint8_t codes[8][SN_VECTOR];
-    for (size_t r = 0; r < SN_LANES; r++)
-        for (size_t v = 0; v < 8; v++) memcpy(&codes[v][4 * r], rows[r].codes + SN_QUANT_GROUP * group + 4 * v, 4);
+    union {
+        code_words words;
+        uint32_t four[8][SN_LANES]; /* the codes of vector and lane */
+    } codes;
+    for (size_t r = 0; r < SN_LANES; r++) {
+        uint32_t own[8];
+        memcpy(own, rows[r].codes + SN_QUANT_GROUP * group, sizeof own);
+        for (size_t v = 0; v < 8; v++) codes.four[v][r] = own[v];
+    }
     if (form->low_bits == 8) {
         for (size_t v = 0; v < 8; v++)
-            for (size_t i = 0; i < SN_VECTOR; i++) out[SN_VECTOR * v + i] = codes[v][i] ^ 0x80;
+            for (size_t r = 0; r < SN_LANES; r++) codes.four[v][r] ^= 0x80808080; /* q + 128 */
+        memcpy(out, codes.four, sizeof codes.four);
         return;
     }
-    memset(out, 0, SN_VECTOR * (size_t)(form->low_bits + form->high_bits));
-    pack_plane(codes, form->low_bits, 0, out);
-    if (form->high_bits) pack_plane(codes, form->high_bits, form->low_bits, out + SN_VECTOR * form->low_bits);
+    if (form->low_bits == 4)
+        pack_plane(codes.words, 4, 0, out);
+    else
+        pack_plane(codes.words, 2, 0, out);
+    if (form->high_bits) pack_plane(codes.words, form->high_bits, form->low_bits, out + SN_VECTOR * form->low_bits);
 }
 
 /* Lays the scales of a group (or the parts of a head) side by side: all first ones, then all second ones. */
 static void pack_scales(const uint8_t *first, size_t bytes, bool halves, uint8_t *out) {
-    const size_t size = halves ? 2 : 1;
-    for (size_t part = 0; part < bytes / size; part++)
-        for (size_t r = 0; r < SN_LANES; r++, out += size)
-            memcpy(out, first + r * sizeof(sn_quant_parts) + part * size, size);
+    for (size_t r = 0; r < SN_LANES; r++, first += sizeof(sn_quant_parts))
+        if (halves)
+            for (size_t part = 0; part < bytes / 2; part++) memcpy(out + 2 * (SN_LANES * part + r), first + 2 * part, 2);
+        else
+            for (size_t part = 0; part < bytes; part++) out[SN_LANES * part + r] = first[part];
 }
 
 static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) {

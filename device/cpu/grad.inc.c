@@ -106,8 +106,7 @@ INLINE void unpack_columns(sn_dtype t, const uint8_t *at, size_t step, size_t n,
     float columns[4 * SN_LANES];
     const float *from = (const float *)at;
     for (size_t c = 0; c < n && t != SN_F32; c++, from = columns)
-        vf_store(columns + SN_LANES * c,
-                 t == SN_F16 ? vf_from_f16(at + step * c) : vf_from_bf16(at + step * c));
+        vf_store(columns + SN_LANES * c, t == SN_F16 ? vf_from_f16(at + step * c) : vf_from_bf16(at + step * c));
     for (size_t lane = 0; n == 4 && lane < SN_LANES; lane += 4) transpose_4x4(from + lane, out + lane * stride, stride);
     for (size_t c = 0; n < 4 && c < n; c++)
         for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride + c] = from[SN_LANES * c + lane];
@@ -125,7 +124,7 @@ INLINE void unpack_f8(const uint8_t *panel, size_t first, size_t end, float *out
 }
 
 INLINE void unpack_type(sn_dtype t, const sn_cpu_weight *w, size_t number, size_t first, size_t end, float *out,
-                          size_t stride) {
+                        size_t stride) {
     const uint8_t *panel = w->data + number * w->panel_bytes;
     size_t offset = 0, step = 0, groups = sn_cpu_groups(t);
     for (size_t k = first; sn_cpu_quantised(t) && k < end; k += 32)

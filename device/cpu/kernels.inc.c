@@ -256,11 +256,11 @@ INLINE void tile(int rows, int panels, sn_dtype t, const sn_linear_job *job, siz
 typedef void (*tile_fn)(const sn_linear_job *job, size_t panel, int row);
 #define TILE(name, rows)                                                                                               \
     SPECIAL(tile_##name##_##rows, const sn_linear_job *job, size_t panel, int row) {                                   \
-        tile(rows, 1, SN_##name, job, panel, row);                                                              \
+        tile(rows, 1, SN_##name, job, panel, row);                                                                     \
     }
 #define PAIR(name, rows)                                                                                               \
     SPECIAL(pair_##name##_##rows, const sn_linear_job *job, size_t panel, int row) {                                   \
-        tile(rows, 2, SN_##name, job, panel, row);                                                              \
+        tile(rows, 2, SN_##name, job, panel, row);                                                                     \
     }
 #define FEW_ROWS(shape, name) shape(name, 1) shape(name, 2)
 #define ROWS(shape, name)     FEW_ROWS(shape, name) shape(name, 3) shape(name, 4) MORE_ROWS(shape, name)
@@ -286,8 +286,8 @@ static const tile_fn tile_fns[SN_DTYPE_COUNT][ROW_TILE] = {
     SN_FLOAT_TYPES(X) SN_QUANT_TYPES(X)
 #undef X
 };
-static const tile_fn pair_fns[SN_DTYPE_COUNT][PAIR_TILE] = {[SN_F16] = {PAIR_ROWS(PAIR_NAME, F16)},
-                                                            [SN_BF16] = {PAIR_ROWS(PAIR_NAME, BF16)}};
+static const tile_fn pair_fns[SN_DTYPE_COUNT][PAIR_TILE] = {
+    [SN_F16] = {PAIR_ROWS(PAIR_NAME, F16)}, [SN_BF16] = {PAIR_ROWS(PAIR_NAME, BF16)}};
 
 /* All rows of the job with each panel, in as few tiles as possible, of equal sizes as far as possible: a tile loads its
  * weights once, so a tile of a single row costs twice as much per row. */

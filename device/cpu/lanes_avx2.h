@@ -83,8 +83,8 @@ static inline vf vf_from_i8(const void *p) {
 }
 static inline __m256 from_e8(__m128i p) { /* the greater is right, below 2 the second */
     __m256i e = _mm256_cvtepu8_epi32(p), one = _mm256_set1_epi32(1);
-    return _mm256_castsi256_ps(
-        _mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(e, one), 23), _mm256_slli_epi32(_mm256_add_epi32(e, one), 21)));
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(e, one), 23),
+                                                _mm256_slli_epi32(_mm256_add_epi32(e, one), 21)));
 }
 static inline vf vf_from_e8(const void *p) {
     const __m128i all = _mm_loadu_si128(p);
@@ -137,7 +137,9 @@ static inline __m256i bits_of(__m256i x, int shift, int mask) {
     words w = (words)x;
     return _mm256_and_si256((__m256i)(shift < 0 ? w << -shift : w >> shift), _mm256_set1_epi8((char)mask));
 }
-static inline vb vb_bits(vb x, int shift, int mask) { return (vb){bits_of(x.a, shift, mask), bits_of(x.b, shift, mask)}; }
+static inline vb vb_bits(vb x, int shift, int mask) {
+    return (vb){bits_of(x.a, shift, mask), bits_of(x.b, shift, mask)};
+}
 static inline vb vb_or_bits(vb x, vb y, int shift, int mask) {
     y = vb_bits(y, shift, mask);
     return BOTH(vb, _mm256_or_si256, x, y);

@@ -50,8 +50,8 @@ static inline vf vf_set_bf16(const void *p) {
 static inline vf vf_from_i8(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
 static inline vf vf_from_e8(const void *p) { /* the greater is right, below 2 the second */
     __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(p)), one = _mm512_set1_epi32(1);
-    return _mm512_castsi512_ps(
-        _mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(e, one), 23), _mm512_slli_epi32(_mm512_add_epi32(e, one), 21)));
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(e, one), 23),
+                                                _mm512_slli_epi32(_mm512_add_epi32(e, one), 21)));
 }
 static inline vf vf_from_int(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }

@@ -22,13 +22,13 @@ enum {
 };
 
 typedef struct stage {
-    _Alignas(64) int8_t q[STAGE_GROUPS * STAGE_GROUP_BYTES];                  /* [k / 4][lane][k % 4] */
+    _Alignas(64) int8_t q[STAGE_GROUPS * STAGE_GROUP_BYTES];            /* [k / 4][lane][k % 4] */
     float d[2 * STAGE_GROUPS][SN_LANES], m[2 * STAGE_GROUPS][SN_LANES]; /* per step */
 } stage;
 
 /* Unpacks groups [first, first + n) of a panel. */
-INLINE void stage_fill_as(sn_dtype t, stage *s, const sn_cpu_weight *w, sn_prefetch prefetch, size_t panel, size_t first,
-                          size_t n) {
+INLINE void stage_fill_as(sn_dtype t, stage *s, const sn_cpu_weight *w, sn_prefetch prefetch, size_t panel,
+                          size_t first, size_t n) {
     const int steps = sn_cpu_fine(t) ? 2 : 1;
     for (size_t i = 0; i < n; i++) {
         const size_t block_number = (first + i) / sn_cpu_groups(t), g = (first + i) % sn_cpu_groups(t);
@@ -118,7 +118,8 @@ INLINE void scale_step(bool fine, bool offsets, const float *scales, const float
 INLINE void tile_product_run(bool fine, bool offsets, const tile_product *job) {
     _Alignas(64) int32_t sums[SLOTS][ROWS][SN_LANES];
     const stage *s = job->stage;
-    const size_t per_group = fine ? 2 : 1, steps = job->n_groups * per_group, step_bytes = STAGE_GROUP_BYTES / per_group;
+    const size_t per_group = fine ? 2 : 1, steps = job->n_groups * per_group,
+                 step_bytes = STAGE_GROUP_BYTES / per_group;
     const size_t x_bytes = job->x_bytes, delay = SLOTS - 1;
     vf acc[ROWS];
     UNROLL
@@ -166,7 +167,8 @@ static void panels_multiply(const sn_linear_job *job, size_t panel, size_t n_pan
     float last[STAGE_PANELS][ROWS * SN_LANES];
     for (size_t group = 0; group < n_groups; group += STAGE_GROUPS) {
         const size_t n_staged = sn_min_size(STAGE_GROUPS, n_groups - group);
-        for (size_t p = 0; p < n_panels; p++) stage_fill[w->dtype](&stages[p], w, job->prefetch, panel + p, group, n_staged);
+        for (size_t p = 0; p < n_panels; p++)
+            stage_fill[w->dtype](&stages[p], w, job->prefetch, panel + p, group, n_staged);
         for (size_t row = 0; row < n; row += ROWS)
             for (size_t p = 0; p < n_panels; p++) {
                 const size_t from = sn_min_size(row, n - ROWS), first = (panel + p) * SN_LANES;

@@ -64,7 +64,8 @@ static void pack_codes(const sn_quant_form *form, const sn_quant_parts *rows, si
 static void pack_scales(const uint8_t *first, size_t bytes, bool halves, uint8_t *out) {
     for (size_t r = 0; r < SN_LANES; r++, first += sizeof(sn_quant_parts))
         if (halves)
-            for (size_t part = 0; part < bytes / 2; part++) memcpy(out + 2 * (SN_LANES * part + r), first + 2 * part, 2);
+            for (size_t part = 0; part < bytes / 2; part++)
+                memcpy(out + 2 * (SN_LANES * part + r), first + 2 * part, 2);
         else
             for (size_t part = 0; part < bytes; part++) out[SN_LANES * part + r] = first[part];
 }
@@ -152,8 +153,9 @@ sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, si
     size_t row_bytes, padded, panel_bytes;
     sn_status status = sn_dtype_row_bytes(dtype, cols, &row_bytes, err);
     if (status) return status;
-    if (!sn_mul(cols / sn_cpu_block(dtype), sn_cpu_block_bytes(dtype), &panel_bytes) || !sn_add(rows, SN_LANES - 1, &padded) ||
-        !sn_mul(padded / SN_LANES, panel_bytes, bytes) || padded / SN_LANES > UINT32_MAX)
+    if (!sn_mul(cols / sn_cpu_block(dtype), sn_cpu_block_bytes(dtype), &panel_bytes) ||
+        !sn_add(rows, SN_LANES - 1, &padded) || !sn_mul(padded / SN_LANES, panel_bytes, bytes) ||
+        padded / SN_LANES > UINT32_MAX)
         return sn_fail(err, SN_REFUSED, "a matrix of %zu rows of %zu is too large", rows, cols);
     return SN_OK;
 }

@@ -1,7 +1,8 @@
 /* The integer sums of a group where an instruction multiplies two rows of x with two outputs at a time (SMMLA: 8 k of
  * each). Part of kernels.inc.c, in place of its group_sums. Sums of integers are exact, so their bits are the same. */
 
-/* As in kernels.inc.c; an odd last row is multiplied alone. Numbers of 8 bits are made signed, of fewer bits they are. */
+/* As in kernels.inc.c; an odd last row is multiplied alone. Numbers of 8 bits are made signed, of fewer bits they are.
+ */
 INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vs *dot) {
     const bool bytes = sn_cpu_bits(t) == 8;
     const int vectors = sn_cpu_fine(t) ? 4 : 8, pairs = rows / 2, odd = rows % 2;

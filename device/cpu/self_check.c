@@ -13,7 +13,8 @@ static uint32_t lcg_next(uint32_t *state) { return (*state = *state * 1664525 + 
 
 /* Random codes and scales; the halves among these are of ordinary size. */
 static void random_block(sn_dtype t, uint8_t *block, uint32_t *random) {
-    const size_t head = sn_cpu_head_bytes(t), halves = head ? 0 : sn_cpu_code_bytes(t), end = head ? head : sn_cpu_group_bytes(t);
+    const size_t head = sn_cpu_head_bytes(t), halves = head ? 0 : sn_cpu_code_bytes(t),
+                 end = head ? head : sn_cpu_group_bytes(t);
     for (size_t i = 0; i < sn_cpu_block_bytes(t); i++) block[i] = (uint8_t)lcg_next(random);
     for (size_t at = halves; at < end; at += 2) {
         const uint16_t half = (uint16_t)(0x2c00 | (lcg_next(random) & 0x83ff));
@@ -34,10 +35,8 @@ bool sn_cpu_kernels_bit_equal(const sn_cpu_kernels *a, const sn_cpu_kernels *b) 
         const sn_dtype t = products[i];
         const size_t blocks = COLS / sn_cpu_block(t), bytes = sn_cpu_block_bytes(t);
         for (size_t block = 0; block < PANELS * blocks; block++) random_block(t, data + block * bytes, &random);
-        sn_linear_job job = {.weight = {t, ROWS, COLS, blocks, blocks * bytes, PANELS, data},
-                             .n = N,
-                             .xq = xq,
-                             .xq_stride = GROUPS + 1};
+        sn_linear_job job = {
+            .weight = {t, ROWS, COLS, blocks, blocks * bytes, PANELS, data}, .n = N, .xq = xq, .xq_stride = GROUPS + 1};
         memset(y, 0, sizeof y);
         job.y = y[0];
         a->linear(&job, 0, PANELS);

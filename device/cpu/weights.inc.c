@@ -36,7 +36,8 @@ INLINE void load_head(sn_dtype t, const uint8_t *block, vf *d, vf *m) {
     *d = *m = vf_set(0);
     if (sn_cpu_forms[t].super_bytes) *d = vf_from_f16(block);
     if (sn_cpu_forms[t].super_bytes > 2) *m = vf_from_f16(block + 2 * SN_LANES);
-    if (sn_cpu_forms[t].scale == SN_SCALE_N) *m = vf_mul(*m, vf_set(0x1p-4f)); /* load_scales has 16 times the offsets */
+    if (sn_cpu_forms[t].scale == SN_SCALE_N)
+        *m = vf_mul(*m, vf_set(0x1p-4f)); /* load_scales has 16 times the offsets */
 }
 
 /* The scales of the group at p (of its half h in fine types), and the offsets where there are any. head_d, head_m: of

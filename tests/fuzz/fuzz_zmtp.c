@@ -30,7 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     sn_zmtp z;
     sn_buf bytes;
     if (!identity.curve_key[0] && sn_identity_new(&identity, NULL)) abort();
-    if (!size || sn_zmtp_init(&z, &identity, NULL)) return 0;
+    if (!size || sn_zmtp_init(&z, &identity, NULL, NULL)) return 0;
     sn_buf_init(&bytes, BYTES_MAX);
     if (data[0]) {
         curve_client client;

@@ -15,7 +15,7 @@ typedef struct ends {
 
 static void ends_open(ends *e) {
     REQUIRE(sn_identity_new(&e->identity, &err));
-    REQUIRE(sn_zmtp_init(&e->z, &e->identity, &err));
+    REQUIRE(sn_zmtp_init(&e->z, &e->identity, NULL, &err));
     curve_client_init(&e->client, &e->identity);
     sn_buf_init(&e->bytes, 64 << 20);
 }
@@ -62,7 +62,7 @@ Test(zmtp, reads_messages_however_their_bytes_are_cut) {
     for (size_t part = 1; part < 1500; part += part < 80 ? 1 : 97) {
         ends e;
         ends_connect(&e);
-        cr_assert_arr_eq(e.z.curve.client_key, e.client.identity.curve_key, SN_KEY_SIZE);
+        cr_assert_arr_eq(e.z.curve.peer_key, e.client.identity.curve_key, SN_KEY_SIZE);
         curve_client_frame(&e.client, 1, map, sizeof map, &e.bytes);
         curve_client_frame(&e.client, 2, "\x04PING\0\0ctx", 10, &e.bytes); /* a command may come between frames */
         curve_client_frame(&e.client, 0, tensor, sizeof tensor, &e.bytes);

@@ -1,7 +1,7 @@
 /* Connections that a listener makes (listener_private.h): to a peer, or to its relay, which is asked for it by SOCKS5
  * (portal.h). From then on they are as those that were accepted. One that ends is reported to the owner once, until it
  * is up again, among the messages that came before; it is made again after a pause, which doubles until it is up. What
- * waits to be sent stays. All but the functions that say so are the thread's. */
+ * waits to be sent stays. All of it is on the listener's thread. */
 #include "base/clock.h"
 #include "base/hash.h"
 #include "net/transport/listener_state_private.h"

@@ -208,7 +208,7 @@ void listener_watch(sn_listener *l, connection *c) {
     const uint8_t *data;
     bool connects = c->dialled && !c->begun && !c->dialled->asks;
     bool writes = connects || (c->begun && sn_zmtp_output(&c->zmtp, &data) > 0);
-    uint32_t interest = (c->paused ? 0 : EPOLLIN) | (writes ? EPOLLOUT : 0);
+    uint32_t interest = (c->paused && sn_zmtp_is_ready(&c->zmtp) ? 0 : EPOLLIN) | (writes ? EPOLLOUT : 0);
     struct epoll_event event = {.events = interest, .data.ptr = c};
     if (interest == c->interest) return;
     c->interest = interest;

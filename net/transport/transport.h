@@ -114,8 +114,8 @@ static inline void sn_transport_free(sn_transport **t) {
     *t = NULL;
 }
 
-/* ZeroMQ over TCP: a listener for DEALERs, one DEALER socket for each dialled peer, CURVE on all of them. Any key is
- * admitted; an event has the key that was proven. `identity` gives the CURVE key pair and is copied. */
+/* ZeroMQ's protocol over TCP: a ROUTER to those that dial it, a DEALER to each peer that it dials, CURVE with both. Any
+ * key is admitted; an event has the key that was proven. `identity` gives the CURVE key pair and is copied. */
 sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, sn_err *err) SN_MUST_USE;
 
 /* In memory, for tests: transports of one hub reach each other by their addresses ("node0:1"), which name nothing

@@ -256,7 +256,7 @@ Test(zmq, an_address_of_another_machine_cannot_be_listened_on, .timeout = 180) {
     endpoint_close(&node);
 }
 
-/* A name would be looked up by libzmq, and a slow one would stop all its connections. */
+/* A slow resolver would hold up the owner. */
 Test(zmq, a_name_is_not_dialled, .timeout = 180) {
     static const char *const names[] = {"localhost:7001", "slow.example.org:7001", "1.2.3:7001"};
     transport_fixture w = {0};

@@ -7,7 +7,7 @@
 #include "net/transport/portal.h"
 
 #include "base/clock.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -271,9 +271,9 @@ def check_mutants():
 
 # Functions that only tests call: they read state that nothing else shows, or put a transport of theirs in place.
 FOR_TESTS = set(
-    """sn_answer_read sn_device_describe sn_directory_add sn_generator_length sn_hub_free sn_hub_new sn_hub_set_filter
-    sn_link_open_transport sn_prefix_cache_pages_evictable sn_served_model_ending sn_served_model_kept_bytes sn_span_experts
-    sn_status_name sn_ties_bytes sn_ties_holders sn_trainer_saved_bytes sn_transport_memory_new""".split()
+    """sn_answer_read sn_device_describe sn_directory_add sn_generator_length sn_link_open_transport
+    sn_prefix_cache_pages_evictable sn_served_model_ending sn_served_model_kept_bytes sn_span_experts sn_status_name sn_ties_bytes
+    sn_ties_holders sn_trainer_saved_bytes""".split()
 )
 
 

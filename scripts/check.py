@@ -73,7 +73,7 @@ INNER = {
     "cli/cmd_forward.c": "cli/setup.h model/safetensors.h",
     "cli/cmd_hash.c": "sharing/hub/manifest.h net/identity.h sharing/hub/trusted_manifest.h",
     "cli/cmd_models.c": "sharing/hub/cached.h sharing/hub/environment.h sharing/hub/manifest.h",
-    "cli/serve_identity.c": "net/identity.h",
+    "cli/cmd_serve.c": "net/identity.h",
     "cli/cmd_keygen.c": "net/identity.h net/transport/private_swarm.h",
     "cli/cmd_route.c": "cli/setup.h client/chain/explanation.h",
     "cli/cmd_tune.c": "cli/setup.h",

@@ -24,18 +24,18 @@ Test(grow, an_array_keeps_its_elements_and_gets_room_for_those_asked_for) {
 }
 
 Test(grow, what_cannot_be_allocated_leaves_the_array_as_it_was) {
-    sn_err err;
+    sn_err why;
     uint8_t *list = NULL;
     size_t capacity = 0;
-    cr_expect_eq(sn_grow(&list, &capacity, SIZE_MAX / 2, 4, &err), SN_STOP); /* more bytes than a size_t counts */
+    cr_expect_eq(sn_grow(&list, &capacity, SIZE_MAX / 2, 4, &why), SN_STOP); /* more bytes than a size_t counts */
     cr_expect(!list && !capacity);
     REQUIRE(sn_grow(&list, &capacity, 3, 1, &err));
     const uint8_t *const before = list;
     const size_t held = capacity;
-    cr_expect_eq(sn_grow(&list, &capacity, SIZE_MAX / 2, 1, &err), SN_STOP); /* more than any machine has */
+    cr_expect_eq(sn_grow(&list, &capacity, SIZE_MAX / 2, 1, &why), SN_STOP); /* more than any machine has */
     cr_expect(list == before && capacity == held);
     capacity = SIZE_MAX / 2 + 2; /* twice that has no number */
-    cr_expect_eq(sn_grow(&list, &capacity, SIZE_MAX - 1, 1, &err), SN_STOP);
+    cr_expect_eq(sn_grow(&list, &capacity, SIZE_MAX - 1, 1, &why), SN_STOP);
     cr_expect(list == before);
     free(list);
 }

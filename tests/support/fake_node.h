@@ -53,6 +53,6 @@ void fake_node_free(fake_node **f);                            /* before the tes
 void fake_node_announce_to(const fake_node *f, sn_link *link); /* puts its announcement into the link's directory */
 /* The same of a stranger with all blocks, very fast as it says. */
 void fake_node_claim_speed(const fake_node *f, const testbed *w, const char *address, sn_link *link);
-int fake_node_requests(const fake_node *f);                    /* OPENs and STEPs received */
+int fake_node_requests(const fake_node *f); /* OPENs and STEPs received */
 
 #endif

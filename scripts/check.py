@@ -287,6 +287,13 @@ def check_callers(tops):
                 breach(f"{path}: nothing but tests calls {name}(): delete it, or move it into tests/support")
 
 
+def check_threads(path, text):
+    """Threads of libswarm leave the signals of a host program alone: sn_thread_start starts them."""
+    programs = ("node/", "gateway/", "cli/")
+    if path != "base/thread.c" and not path.startswith(programs) and re.search(r"\bpthread_create\b|\bthrd_create\b", code_only(text)):
+        breach(f"{path} starts a thread that takes the signals of a host program: use sn_thread_start (base/thread.h)")
+
+
 def check_rooms():
     """Includes go one way: a room may include those that stand before it."""
     before = []
@@ -309,6 +316,7 @@ def main():
         check_includes(path, text)
         check_file(path, text)
         check_functions(path, text)
+        check_threads(path, text)
     for path in tracked("tests/*.c", "tests/*.h", "tests/*.cc", "examples/*.c"):
         check_test_includes(path, read(path))
     check_callers(tops)

@@ -3,6 +3,7 @@
  * For ThreadSanitizer, which cannot run under Criterion. */
 #include "base/clock.h"
 #include "net/transport/transport.h"
+#include "tests/support/memory_transport.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

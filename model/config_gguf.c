@@ -124,8 +124,8 @@ static sn_status check_keys(const reader *r) {
     return SN_OK;
 }
 
-/* DeepSeek-V2 and V3 share an architecture. V3's router is of function 2; where a file says nothing, as those of GLM-4.7-Flash,
- * it is V3's that corrects its scores. */
+/* DeepSeek-V2 and V3 share an architecture. V3's router is of function 2; where a file says nothing, as those of
+ * GLM-4.7-Flash, it is V3's that corrects its scores. */
 static sn_status is_deepseek_v2(const reader *r, bool *out) {
     char name[KEY_SIZE];
     int func = 0, n_dense = 0;

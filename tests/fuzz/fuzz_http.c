@@ -70,7 +70,8 @@ static int finish_connecting(int fd) {
     int reason = ETIMEDOUT;
     socklen_t len = sizeof reason;
     for (int64_t end_us = sn_now_us() + END_MS * 1000LL; sn_now_us() < end_us;)
-        if (poll(&writable, 1, TURN_MS) > 0) return getsockopt(fd, SOL_SOCKET, SO_ERROR, &reason, &len) ? errno : reason;
+        if (poll(&writable, 1, TURN_MS) > 0)
+            return getsockopt(fd, SOL_SOCKET, SO_ERROR, &reason, &len) ? errno : reason;
     return reason;
 }
 

@@ -354,8 +354,8 @@ static void add_joined(gguf *g, const sn_model *m, sn_role first, sn_role second
     add_tensor(g, name, 2, (const size_t[]){cols, rows}, BF16, a.data, rows * cols * 2);
 }
 
-/* The golden model as the converter writes it (split), or as older converters did (joined); silent: without the router's
- * function, as GLM-4.7-Flash is published. */
+/* The golden model as the converter writes it (split), or as older converters did (joined); silent: without the
+ * router's function, as GLM-4.7-Flash is published. */
 static char *write_golden(const char *folder, const sn_model *m, bool split, bool silent) {
     const key_value keys[] = {{"expert_gating_func", false, 2},
                               {"block_count", false, 5}, /* with the block that predicts further tokens */

@@ -1,6 +1,6 @@
+/* Files as a whole. A new file is written beside its name and takes it when its bytes are on the disk; whoever reads
+ * one says how much of it may come, and what kind of file it must be. */
 #include "base/file.h"
-
-#include "base/mem.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -85,6 +85,52 @@ static sn_status hash_open_file(int fd, uint8_t *chunk, sn_hasher *hasher, const
         if (!n) return SN_OK;
         sn_hasher_add(hasher, chunk, (size_t)n);
     }
+}
+
+static sn_status read_open_file(int fd, const char *path, bool pipes, size_t limit, sn_buf *out, sn_err *err) {
+    struct stat st;
+    bool regular = !fstat(fd, &st) && S_ISREG(st.st_mode);
+    if (!regular && !pipes) return sn_fail(err, SN_REFUSED, "%s is no regular file", path);
+    if (regular && (size_t)st.st_size > limit)
+        return sn_fail(err, SN_REFUSED, "%s has %zu bytes; at most %zu are taken", path, (size_t)st.st_size, limit);
+    sn_buf_init(out, limit + 1);
+    char chunk[65536];
+    ssize_t got;
+    sn_status status = SN_OK;
+    while (!status && ((got = read(fd, chunk, sizeof chunk)) > 0 || (got < 0 && errno == EINTR)))
+        if (got > 0) status = sn_buf_append(out, chunk, (size_t)got, err);
+    if (!status && got < 0) status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
+    if (!status) status = sn_buf_append(out, "", 1, err);
+    if (status)
+        sn_buf_fini(out);
+    else
+        out->len--;
+    return status;
+}
+
+typedef enum file_kind { REGULAR, SECRET, OR_PIPE } file_kind;
+
+static sn_status read_file(const char *path, file_kind kind, size_t limit, sn_buf *out, sn_err *err) {
+    const bool pipes = kind == OR_PIPE;
+    *out = (sn_buf){0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC | (pipes ? 0 : O_NONBLOCK)); /* a pipe must not wait for its writer */
+    if (fd < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
+    sn_status status = kind == SECRET ? sn_file_check_secret(fd, path, err) : SN_OK;
+    if (!status) status = read_open_file(fd, path, pipes, limit, out, err);
+    close(fd);
+    return status;
+}
+
+sn_status sn_read_file(const char *path, size_t limit, sn_buf *out, sn_err *err) {
+    return read_file(path, REGULAR, limit, out, err);
+}
+
+sn_status sn_read_secret_file(const char *path, size_t limit, sn_buf *out, sn_err *err) {
+    return read_file(path, SECRET, limit, out, err);
+}
+
+sn_status sn_read_file_or_pipe(const char *path, size_t limit, sn_buf *out, sn_err *err) {
+    return read_file(path, OR_PIPE, limit, out, err);
 }
 
 sn_status sn_file_hash(const char *path, sn_hash *out, sn_err *err) {

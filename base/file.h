@@ -1,11 +1,12 @@
 /* Reading and writing of files as a whole: calls that transfer all bytes or fail, hashes of files of any size, and new
  * files that appear under their name only when they are complete and on the disk. Sizes and offsets have 64 bits, and
- * no call holds a file in memory. Any thread may call these functions; an sn_new_file belongs to one thread. SN_REFUSED
- * with a sentence that names the path and the cause; SN_STOP when the disk is full or fails. */
+ * only sn_read_* hold a file in memory. Any thread may call these functions; an sn_new_file belongs to one thread.
+ * SN_REFUSED with a sentence that names the path and the cause; SN_STOP when the disk is full or fails. */
 #ifndef SN_BASE_FILE_H
 #define SN_BASE_FILE_H
 
 #include "base/hash.h"
+#include "base/mem.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -29,6 +30,14 @@ int sn_file_read_scattered(int fd, struct iovec *places, int n, uint64_t at) SN_
 /* Whether an open file may hold a secret: SN_REFUSED unless it is a regular file that only its owner may read or
  * write. */
 sn_status sn_file_check_secret(int fd, const char *path, sn_err *err) SN_MUST_USE;
+
+/* Reads the whole file and appends a NUL, which is not counted in len. SN_REFUSED when it is not a regular file, cannot
+ * be read, or is larger than `limit` bytes. */
+sn_status sn_read_file(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
+/* The same of a file that holds a secret: SN_REFUSED, too, when others may read or write it. */
+sn_status sn_read_secret_file(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
+/* The same of a pipe or device, too. */
+sn_status sn_read_file_or_pipe(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
 
 /* SHA-256 of the file's bytes. */
 sn_status sn_file_hash(const char *path, sn_hash *out, sn_err *err) SN_MUST_USE;

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

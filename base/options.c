@@ -6,6 +6,7 @@
  * command line drops the values of the file. Values point into argv or, from a file, into copies in sn_options.texts.
  * base/options_value.c has the kinds of options. */
 #include "base/options_private.h"
+#include "base/file.h"
 
 #include <ctype.h>
 #include <stdlib.h>

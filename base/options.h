@@ -20,7 +20,7 @@
 #ifndef SN_BASE_OPTIONS_H
 #define SN_BASE_OPTIONS_H
 
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -30,11 +30,11 @@ enum {
     CACHE_LINE = 64,
 };
 
-typedef struct sn_worker {
+typedef struct pool_worker {
     sn_pool *pool;
     pthread_t thread;
     int index;
-} sn_worker;
+} pool_worker;
 
 struct sn_pool {
     _Alignas(CACHE_LINE) _Atomic uint64_t work; /* items of the run << 32 | index of the next item */
@@ -47,7 +47,7 @@ struct sn_pool {
     pthread_cond_t wake;
     int n_threads;
     int n_started; /* threads to join, without the caller */
-    sn_worker *workers;
+    pool_worker *workers;
 };
 
 static bool has_work(uint64_t work) { return (uint32_t)work < work >> 32; }
@@ -88,7 +88,7 @@ static void worker_sleep(sn_pool *pool) {
 }
 
 static void *worker_main(void *arg) {
-    sn_worker *worker = arg;
+    pool_worker *worker = arg;
     sn_pool *pool = worker->pool;
     while (!atomic_load(&pool->stop)) {
         pool_run_items(pool, worker->index);
@@ -138,7 +138,7 @@ sn_status sn_pool_new(int n_threads, sn_pool **out, sn_err *err) {
     sn_status status = sn_calloc(&pool->workers, (size_t)n_threads, sizeof *pool->workers, err);
     if (status) goto out;
     for (int i = 1; i < n_threads; i++) {
-        sn_worker *worker = &pool->workers[i];
+        pool_worker *worker = &pool->workers[i];
         worker->pool = pool;
         worker->index = i;
         if (!sn_thread_start(&worker->thread, worker_main, worker, NULL)) {

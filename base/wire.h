@@ -8,7 +8,7 @@
 #define SN_BASE_WIRE_H
 
 #include "base/dtype.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 enum { SN_WIRE_DTYPES = 4 };
 extern const sn_dtype sn_wire_dtypes[SN_WIRE_DTYPES]; /* F32, F16, BF16, Q8 */

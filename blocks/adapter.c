@@ -5,7 +5,7 @@
 #include "blocks/adapter.h"
 
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "blocks/span_private.h"
 #include "device/weight.h"
 #include "model/safetensors.h"

@@ -4,7 +4,7 @@
  * experts. */
 #include "blocks/plan_ledger.h"
 
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <string.h>
 

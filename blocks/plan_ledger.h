@@ -1,5 +1,5 @@
-/* The ledger of a placement: what it costs a device to take a block, given the blocks that it has already. Shared by
- * plan.c (automatic placement) and plan_map.c (explicit maps); private to blocks/. */
+/* The ledger of a placement: what it costs a device to take a block, given the blocks that it has already. Private
+ * to blocks/. */
 #ifndef SN_BLOCKS_PLAN_LEDGER_H
 #define SN_BLOCKS_PLAN_LEDGER_H
 
@@ -65,12 +65,6 @@ typedef struct sn_preload {
     bool experts[SN_PLAN_EXPERTS_MAX];
     int n_experts; /* how many of them */
 } sn_preload;
-sn_status sn_plan_parse_preload(const sn_plan_query *query, sn_preload *out, sn_err *err) SN_MUST_USE;
-
-/* Automatic placement of blocks whose experts are where `experts` says, [end - first]: experts, apart and
- * experts_device. */
-sn_status sn_plan_auto_experts(const sn_plan_query *query, const sn_block_placement *experts, sn_plan *out,
-                               sn_err *err) SN_MUST_USE;
 
 /* Makes the plan of these placements, whose devices are indices into the query's devices. SN_REFUSED: the slots of
  * experts find too little memory. */

@@ -1,5 +1,5 @@
 /* Prints a plan as a table. */
-#include "base/text.h"
+#include "base/parse.h"
 #include "blocks/plan.h"
 
 #include <stdio.h>

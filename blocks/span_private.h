@@ -1,5 +1,5 @@
-/* The struct of a span, for span.c (forward passes), span_experts.c, train.c (forward and backward passes for
- * training), adapter.c and saved_activations.c. */
+/* The struct of a span, for span.c (forward passes), train.c (forward and backward passes for training), adapter.c and
+ * saved_activations.c. */
 #ifndef SN_BLOCKS_SPAN_PRIVATE_H
 #define SN_BLOCKS_SPAN_PRIVATE_H
 
@@ -34,20 +34,11 @@ struct sn_span {
     sn_expert_split split;
 };
 
-/* -- spans that hold some experts (span_experts.c) */
-
-/* Refuses a range of experts that is not one of the model's, and blocks and families that are not held in part. */
-sn_status sn_span_check_experts(const sn_hparams *hp, const sn_span_part *part, sn_err *err) SN_MUST_USE;
-/* The experts of a part that was checked; {0, 0}: it has no mixture. */
-sn_expert_range sn_span_held(const sn_hparams *hp, const sn_span_part *part);
 /* Whether these are some of the model's experts, and not all. */
 static inline bool sn_holds_some_experts(const sn_hparams *hp, sn_expert_range held) {
     return held.end && sn_n_held(held) < hp->n_experts;
 }
 static inline bool sn_span_is_partial(const sn_span *span) { return sn_holds_some_experts(&span->hp, span->held); }
-/* Of a span with mixtures, once the devices are known. */
-sn_status sn_span_split_init(sn_span *span, sn_err *err) SN_MUST_USE;
-void sn_span_split_free(sn_span *span);
 
 /* Writes the row of a rope's table for a position: (rope_dim/2, 2) cosines and sines. The angle of pair i is position *
  * freq[i] as a float32 product, like the reference's; cosine and sine come from base/math.h, the same on every machine,

@@ -6,7 +6,7 @@
 #ifndef SN_CLI_CHAT_H
 #define SN_CLI_CHAT_H
 
-#include "cli/session.h"
+#include "cli/program.h"
 #include "cli/terminal/answer_view.h"
 #include "cli/terminal/editor.h"
 

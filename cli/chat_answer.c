@@ -6,7 +6,7 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
-#include "cli/api.h"
+#include "cli/program.h"
 #include "cli/chat.h"
 #include "cli/chat_conversation.h"
 #include "cli/io.h"

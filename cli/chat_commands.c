@@ -1,7 +1,6 @@
 /* Commands of a chat: a table of names, arguments, help and functions, which /help, completion and suggestions read. */
 #include "base/file.h"
-#include "base/text.h"
-#include "cli/api.h"
+#include "cli/program.h"
 #include "cli/chat.h"
 #include "cli/chat_conversation.h"
 #include "client/api/settings.h"

@@ -1,7 +1,6 @@
 #include "cli/chat_conversation.h"
 
 #include "base/file.h"
-#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * While input is awaited, the session is polled, so that a draining node can move it. Log lines wait while a person
  * reads an answer: they appear behind it, or above the prompt. */
 #include "base/log.h"
-#include "cli/api.h"
+#include "cli/program.h"
 #include "cli/chat.h"
 #include "cli/chat_conversation.h"
 #include "cli/command.h"

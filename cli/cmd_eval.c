@@ -6,12 +6,11 @@
  * hidden states of a whole window are computed first, then the logits of SCORE_ROWS rows at a time. A session of the C
  * API computes them. */
 #include "base/math.h"
-#include "cli/api.h"
+#include "cli/program.h"
 #include "cli/command.h"
 #include "cli/eval_classifier.h"
 #include "cli/io.h"
 #include "cli/progress.h"
-#include "cli/session.h"
 #include "cli/options.h"
 #include "client/generate/logprob.h"
 

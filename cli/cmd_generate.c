@@ -1,13 +1,11 @@
 /* swarm generate: text from a prompt, printed token by token. The session of the C API does the work; here are the
  * prompt, the events as they become text on standard output, and the report. */
-#include "cli/api.h"
+#include "cli/program.h"
 #include "cli/chat_conversation.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"
 #include "cli/progress.h"
-#include "cli/report.h"
-#include "cli/session.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,6 +141,36 @@ static int on_event(void *context, const swarm_event *event) {
 
 /* -- the generation -- */
 
+static double number(const json_t *o, const char *name) { return json_number_value(json_object_get(o, name)); }
+static long long count(const json_t *o, const char *name) { return (long long)number(o, name); }
+static const char *word(const json_t *o, const char *name) { return json_string_value(json_object_get(o, name)); }
+
+static double hop_ms(const json_t *hop) {
+    return number(hop, "network_ms") + number(hop, "queue_ms") + number(hop, "compute_ms");
+}
+
+/* The object "timings" of a generation (docs/CLIENT.md) as text, with each hop's share of the time. */
+static void print_report(const json_t *t, size_t n_generated) {
+    const json_t *hops = json_object_get(t, "hops"), *hop;
+    size_t i;
+    fprintf(stderr, "prompt %lld tokens, %.1f tok/s; first token after %.0f ms; %zu tokens", count(t, "prefill_tokens"),
+            number(t, "prefill_tok_s"), number(t, "ttft_ms"), n_generated);
+    if (count(t, "decode_tokens")) fprintf(stderr, ", %.1f tok/s", number(t, "decode_tok_s"));
+    if (count(t, "drafted"))
+        fprintf(stderr, " in %lld forward passes; %lld of %lld drafted tokens accepted", count(t, "decode_steps"),
+                count(t, "accepted"), count(t, "drafted"));
+    if (count(t, "failovers")) fprintf(stderr, "; %lld nodes replaced", count(t, "failovers"));
+    double all = number(t, "client_ms") + number(t, "draft_ms");
+    json_array_foreach(hops, i, hop) all += hop_ms(hop);
+    double percent = all > 0 ? 100 / all : 0;
+    fprintf(stderr, "\n  %4.1f %%  client: embedding, LM head, sampling\n", number(t, "client_ms") * percent);
+    if (number(t, "draft_ms") > 0) fprintf(stderr, "  %4.1f %%  client: drafting\n", number(t, "draft_ms") * percent);
+    json_array_foreach(hops, i, hop)
+        fprintf(stderr, "  %4.1f %%  blocks %s at %s; a step: %.2f ms compute, %.2f ms queue, %.2f ms network\n",
+                hop_ms(hop) * percent, word(hop, "blocks"), word(hop, "node"), number(hop, "compute_ms_per_step"),
+                number(hop, "queue_ms_per_step"), number(hop, "network_ms_per_step"));
+}
+
 /* The result of the API with the prompt before it. */
 static sn_status print_generation(const sn_token_ids *prompt, const json_t *result, sn_err *err) {
     const json_t *seed = json_object_get(result, "seed");
@@ -155,7 +183,7 @@ static sn_status print_generation(const sn_token_ids *prompt, const json_t *resu
     putchar('\n');
     sn_status status = sn_flush_stdout(err);
     if (seed) fprintf(stderr, "seed %lld; ", (long long)json_integer_value(seed));
-    sn_report_print(json_object_get(result, "timings"), json_array_size(json_object_get(result, "ids")));
+    print_report(json_object_get(result, "timings"), json_array_size(json_object_get(result, "ids")));
     sn_cli_audit_print(json_object_get(result, "audit"), "", "");
     return status;
 }

@@ -1,12 +1,12 @@
 /* swarm hash: the manifest of a model's files, or whether the files are those of a manifest. */
 #include "base/file.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"
-#include "model/hub/manifest.h"
+#include "sharing/hub/manifest.h"
 #include "net/identity.h"
-#include "model/hub/trusted_manifest.h"
+#include "sharing/hub/trusted_manifest.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,11 +1,12 @@
 /* swarm models: what was fetched and lies in the cache; verifying it, and removing it. */
-#include "base/text.h"
+#include "base/parse.h"
+#include "base/file.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"
-#include "model/hub/cached.h"
-#include "model/hub/environment.h"
-#include "model/hub/manifest.h"
+#include "sharing/hub/cached.h"
+#include "sharing/hub/environment.h"
+#include "sharing/hub/manifest.h"
 
 #include <dirent.h>
 #include <stdio.h>

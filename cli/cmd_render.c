@@ -1,5 +1,5 @@
 /* swarm render: the prompt that a chat template makes of a conversation, by the C API. */
-#include "cli/api.h"
+#include "cli/program.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"

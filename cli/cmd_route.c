@@ -3,7 +3,7 @@
  * The chain is opened with plan_only, so it plans a route and opens no session. client/chain/explanation.h gives all
  * candidates with their costs; this file prints the legs of the route and, with --explain, why each other candidate was
  * rejected, as text or as JSON. */
-#include "base/text.h"
+#include "base/parse.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/setup.h"

@@ -3,7 +3,7 @@
 #include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "cli/api.h"
+#include "cli/program.h"
 #include "cli/command.h"
 #include "cli/local_node.h"
 #include "cli/options.h"
@@ -79,7 +79,7 @@ typedef struct serving {
     swarm_model *model;
     swarm_options *session;
     sn_serve_room room;
-    sn_server_engine *engine;
+    sn_server_queue *queue;
     sn_server *server;
     sn_server_options server_options;
     sn_host_port listen;
@@ -257,13 +257,13 @@ static sn_status list_hosts(serving *s, sn_err *err) {
 }
 
 static sn_status open_server(serving *s, sn_err *err) {
-    const sn_server_engine_options engine = {.model = s->model,
-                                             .connection = s->connection,
-                                             .session = s->session,
-                                             .sessions_max = (size_t)given.max_sessions,
-                                             .queue_max = (size_t)given.queue,
-                                             .idle_ms = given.session_idle_ms,
-                                             .tokens_max = s->room.all};
+    const sn_server_queue_options queue = {.model = s->model,
+                                           .connection = s->connection,
+                                           .session = s->session,
+                                           .sessions_max = (size_t)given.max_sessions,
+                                           .queue_max = (size_t)given.queue,
+                                           .idle_ms = given.session_idle_ms,
+                                           .tokens_max = s->room.all};
     s->server_options = (sn_server_options){.model = s->model,
                                             .connection = s->connection,
                                             .access = {.hosts = s->hosts.items,
@@ -282,8 +282,8 @@ static sn_status open_server(serving *s, sn_err *err) {
     sn_status status = SN_OK;
     if (given.api_key_file && sn_access_read_keys(&s->server_options.access, given.api_key_file, err))
         status = sn_err_context(err, "--api-key-file");
-    if (!status) status = sn_server_engine_new(&engine, &s->engine, err);
-    s->server_options.engine = s->engine;
+    if (!status) status = sn_server_queue_new(&queue, &s->queue, err);
+    s->server_options.queue = s->queue;
     return status ? status : sn_server_new(&s->server_options, &s->server, err);
 }
 
@@ -303,7 +303,7 @@ static sn_status open_all(serving *s, sn_err *err) {
 static void close_all(serving *s) {
     swarm_cancel_set(s->stop);
     sn_server_free(&s->server);
-    sn_server_engine_free(&s->engine);
+    sn_server_queue_free(&s->queue);
     swarm_options_free(s->session);
     swarm_disconnect(s->connection);
     swarm_cancel_free(s->stop);

@@ -1,7 +1,7 @@
 /* swarm status: which nodes serve which blocks, once or repeatedly. */
 #include "base/clock.h"
 #include "base/terminal.h"
-#include "cli/api.h"
+#include "cli/program.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"

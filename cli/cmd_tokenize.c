@@ -1,5 +1,5 @@
 /* swarm tokenize: text to token ids and back, by the C API. */
-#include "cli/api.h"
+#include "cli/program.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/options.h"

@@ -1,11 +1,11 @@
 #include "cli/fetch_model.h"
 
 #include "cli/options.h"
-#include "model/hub/cached.h"
-#include "model/hub/environment.h"
+#include "sharing/hub/cached.h"
+#include "sharing/hub/environment.h"
 #include "model/source.h"
-#include "model/hub/trusted_manifest.h"
-#include "sharing/swarm_model.h"
+#include "sharing/hub/trusted_manifest.h"
+#include "sharing/peers/swarm_model.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 #include "cli/io.h"
 
 #include "base/file.h"
-#include "base/text.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "include/swarm.h"
-#include "model/tokenizer/ids.h"
+#include "text/tokenizer/ids.h"
 
 #include <jansson.h>
 

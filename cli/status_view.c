@@ -2,7 +2,7 @@
  * 120 columns with IPv4 addresses. The JSON has all that the nodes say. */
 #include "cli/status_view.h"
 
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdio.h>
 #include <string.h>

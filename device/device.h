@@ -31,7 +31,7 @@
 #include "base/activation.h"
 #include "base/dtype.h"
 #include "base/router.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdbool.h>
 #include <stddef.h>

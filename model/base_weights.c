@@ -2,7 +2,6 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/text.h"
 #include "model/config.h"
 
 #include <jansson.h>

@@ -218,3 +218,35 @@ void sn_config_copy_name(char out[SN_MODEL_NAME_SIZE], const char *name, size_t 
     }
     out[used] = 0;
 }
+
+/* -- latent attention (DeepSeek-AI 2024): what follows from its sizes in both containers -- */
+
+sn_status sn_config_finish_latent(sn_hparams *h, int rope_dim, const sn_rope_scaling *s, sn_err *err) {
+    enum { DIM_MAX = 1024 };
+    const struct {
+        const char *what;
+        int value, low, high;
+    } ranges[] = {{"width of the latent", h->latent, 1, DIM_MAX},
+                  {"number of rotated dimensions", rope_dim, 2, DIM_MAX / 2},
+                  {"width of a head's keys without rope", h->nope_dim, 1, DIM_MAX},
+                  {"width of a head's values", h->value_dim, 1, DIM_MAX},
+                  {"rank of the queries", h->q_rank, 0, 1 << 17}};
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
+            return sn_fail(err, SN_REFUSED, "the model's %s is %d; it must lie from %d to %d", ranges[i].what,
+                           ranges[i].value, ranges[i].low, ranges[i].high);
+    if ((h->latent + rope_dim) % 2 || h->latent + rope_dim > DIM_MAX)
+        return sn_fail(err, SN_REFUSED,
+                       "a latent of %d with %d rotated dimensions is not taken: together they must be "
+                       "even, and at most %d",
+                       h->latent, rope_dim, DIM_MAX);
+    h->n_kv_heads = 1;
+    h->head_dim = h->latent + rope_dim;
+    h->rope_dim = rope_dim;
+    h->latent_eps = 1e-6f; /* the reference's, whatever rms_norm_eps is */
+    /* yarn lengthens q and k by g(mscale_all_dim) each: the rope's factor leaves that out, so that it applies to the
+     * whole score, not to the rotated part alone */
+    double growth = s->kind == SN_ROPE_SCALING_YARN ? sn_yarn_growth(s, s->mscale_all_dim) : 1;
+    h->attn_scale = (float)(growth * growth / sqrt((double)(h->nope_dim + rope_dim)));
+    return SN_OK;
+}

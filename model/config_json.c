@@ -4,14 +4,63 @@
  * not change the mathematics and are ignored. Defaults that differ between families are in the family's descriptor.
  *
  * null counts as absent. Spellings of transformers 4 and 5 are both read. */
-#include "model/config_private.h"
+#include "model/config.h"
 
 #include "model/json.h"
 #include "model/not_a_model.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+/* ---- fields ---- */
+
+/* A field that is absent, and one that is null, count alike: the value stays as it was, or SN_REFUSED when it is
+ * required; of true and false, null is false, as in Python. Errors name the field. */
+
+static const json_t *config_field(const json_t *object, const char *name) {
+    const json_t *value = json_object_get(object, name);
+    return json_is_null(value) ? NULL : value;
+}
+
+static sn_status config_int(const json_t *object, const char *name, bool required, int *out, sn_err *err) {
+    const json_t *value = config_field(object, name);
+    if (!value && !required) return SN_OK;
+    if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
+    json_int_t wide = json_integer_value(value);
+    if (!json_is_integer(value) || wide < INT32_MIN || wide > INT32_MAX)
+        return sn_fail(err, SN_REFUSED, "'%s' must be a whole number", name);
+    *out = (int)wide;
+    return SN_OK;
+}
+
+static sn_status config_number(const json_t *object, const char *name, bool required, double *out, sn_err *err) {
+    const json_t *value = config_field(object, name);
+    if (!value && !required) return SN_OK;
+    if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
+    if (!json_is_number(value)) return sn_fail(err, SN_REFUSED, "'%s' must be a number", name);
+    *out = json_number_value(value);
+    return SN_OK;
+}
+
+static sn_status config_bool(const json_t *object, const char *name, bool *out, sn_err *err) {
+    const json_t *value = json_object_get(object, name);
+    if (!value) return SN_OK;
+    if (!json_is_boolean(value) && !json_is_null(value))
+        return sn_fail(err, SN_REFUSED, "'%s' must be true or false", name);
+    *out = json_is_true(value);
+    return SN_OK;
+}
+
+static sn_status config_text(const json_t *object, const char *name, bool required, const char **out, sn_err *err) {
+    const json_t *value = config_field(object, name);
+    if (!value && !required) return SN_OK;
+    if (!value) return sn_fail(err, SN_REFUSED, "'%s' is missing", name);
+    if (!json_is_string(value)) return sn_fail(err, SN_REFUSED, "'%s' must be a text", name);
+    *out = json_string_value(value);
+    return SN_OK;
+}
 
 /* Fields that change the mathematics in a way that is not implemented, with the value at which they do nothing. Each
  * must be absent, null, false, or have this value. */
@@ -65,7 +114,7 @@ static bool family_reads(const sn_family *family, const char *name) {
 /* Weights that are quantised in the files: FP8 with scales of blocks or matrices, and MXFP4 in families that read this
  * field. */
 static sn_status check_quantised(const json_t *config, const sn_family *family, sn_err *err) {
-    const json_t *about = sn_config_field(config, "quantization_config"), *block;
+    const json_t *about = config_field(config, "quantization_config"), *block;
     const char *method = json_string_value(json_object_get(about, "quant_method"));
     if (!about || (method && !strcmp(method, "mxfp4") && family_reads(family, "quantization_config"))) return SN_OK;
     if (!method || strcmp(method, "fp8"))
@@ -88,13 +137,13 @@ static sn_status check_quantised(const json_t *config, const sn_family *family, 
 
 static sn_status check_neutral(const json_t *config, const sn_family *family, sn_err *err) {
     bool causal = true;
-    sn_status status = sn_config_bool(config, "is_causal", &causal, err);
+    sn_status status = config_bool(config, "is_causal", &causal, err);
     if (status) return status;
     if (!causal)
         return sn_fail(err, SN_REFUSED,
                        "'is_causal' is false: each token would see the later ones, which is not supported");
     for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
-        const json_t *value = sn_config_field(config, must_be_neutral[i].field);
+        const json_t *value = config_field(config, must_be_neutral[i].field);
         bool neutral = !value || json_is_false(value) ||
                        (json_is_number(value) && json_number_value(value) == must_be_neutral[i].neutral);
         if (!neutral && !family_reads(family, must_be_neutral[i].field))
@@ -102,7 +151,7 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
                            must_be_neutral[i].field);
     }
     for (size_t i = 0; i < sizeof must_be_absent / sizeof *must_be_absent; i++)
-        if (sn_config_field(config, must_be_absent[i]) && !family_reads(family, must_be_absent[i]))
+        if (config_field(config, must_be_absent[i]) && !family_reads(family, must_be_absent[i]))
             return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family", must_be_absent[i]);
     return check_quantised(config, family, err);
 }
@@ -112,15 +161,15 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
 /* The first of the spellings (NULL-terminated) that is present; the first of all when none is. */
 static const char *find_spelling(const json_t *config, const char *const *names) {
     for (const char *const *at = names; *at; at++)
-        if (sn_config_field(config, *at)) return *at;
+        if (config_field(config, *at)) return *at;
     return *names;
 }
 
 /* The clamped activation has constants, and only its published ones are implemented. config.json calls it silu. */
 static sn_status check_clamps(const json_t *config, const char *name, sn_err *err) {
     double alpha = 1.702, limit = 7;
-    sn_status status = sn_config_number(config, "swiglu_alpha", false, &alpha, err);
-    if (!status) status = sn_config_number(config, "swiglu_limit", false, &limit, err);
+    sn_status status = config_number(config, "swiglu_alpha", false, &alpha, err);
+    if (!status) status = config_number(config, "swiglu_limit", false, &limit, err);
     if (!status && (alpha != 1.702 || limit != 7))
         return sn_fail(err, SN_REFUSED, "'swiglu_alpha' is %g and 'swiglu_limit' %g; only 1.702 and 7 are known", alpha,
                        limit);
@@ -140,7 +189,7 @@ static sn_status read_activation(const json_t *config, const sn_family *family, 
                  {"gelu_new", SN_GELU_TANH}};
     const char *name = NULL, *field = family->activation_field ? family->activation_field : "hidden_act";
     h->activation = family->activation_default;
-    sn_status status = sn_config_text(config, field, false, &name, err);
+    sn_status status = config_text(config, field, false, &name, err);
     if (!status && h->activation == SN_SWIGLU_CLAMPED) return check_clamps(config, name, err);
     if (status || !name) return status;
     if (family->recurrent && strcmp(name, "silu") && strcmp(name, "swish")) /* it is the recurrent blocks' gate, too */
@@ -188,20 +237,20 @@ static sn_status read_yarn(const json_t *rope, sn_rope_scaling *s, sn_err *err) 
     s->beta_fast = 32;
     s->beta_slow = 1;
     s->truncate = true;
-    sn_status status = sn_config_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
-    if (!status) status = sn_config_number(rope, "beta_fast", false, &s->beta_fast, err);
-    if (!status) status = sn_config_number(rope, "beta_slow", false, &s->beta_slow, err);
-    if (!status) status = sn_config_number(rope, "attention_factor", false, &s->attention_factor, err);
-    if (!status) status = sn_config_number(rope, "mscale", false, &s->mscale, err);
-    if (!status) status = sn_config_number(rope, "mscale_all_dim", false, &s->mscale_all_dim, err);
-    if (!status) status = sn_config_number(rope, "llama_4_scaling_beta", false, &s->q_growth, err);
-    return status ? status : sn_config_bool(rope, "truncate", &s->truncate, err);
+    sn_status status = config_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
+    if (!status) status = config_number(rope, "beta_fast", false, &s->beta_fast, err);
+    if (!status) status = config_number(rope, "beta_slow", false, &s->beta_slow, err);
+    if (!status) status = config_number(rope, "attention_factor", false, &s->attention_factor, err);
+    if (!status) status = config_number(rope, "mscale", false, &s->mscale, err);
+    if (!status) status = config_number(rope, "mscale_all_dim", false, &s->mscale_all_dim, err);
+    if (!status) status = config_number(rope, "llama_4_scaling_beta", false, &s->q_growth, err);
+    return status ? status : config_bool(rope, "truncate", &s->truncate, err);
 }
 
 static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *err) {
     const char *type = "default";
-    sn_status status = sn_config_text(rope, "type", false, &type, err); /* old spelling */
-    if (!status) status = sn_config_text(rope, "rope_type", false, &type, err);
+    sn_status status = config_text(rope, "type", false, &type, err); /* old spelling */
+    if (!status) status = config_text(rope, "rope_type", false, &type, err);
     if (status) return status;
     if (!strcmp(type, "default"))
         s->kind = SN_ROPE_SCALING_NONE;
@@ -214,12 +263,12 @@ static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *
     else
         return sn_fail(err, SN_REFUSED, "rope type '%.64s' is not known; default, linear, llama3 and yarn are", type);
     if (s->kind == SN_ROPE_SCALING_NONE) return SN_OK;
-    status = sn_config_number(rope, "factor", true, &s->factor, err);
+    status = config_number(rope, "factor", true, &s->factor, err);
     if (status || s->kind == SN_ROPE_SCALING_LINEAR) return status;
     if (s->kind == SN_ROPE_SCALING_YARN) return read_yarn(rope, s, err);
-    status = sn_config_number(rope, "low_freq_factor", true, &s->low_freq_factor, err);
-    if (!status) status = sn_config_number(rope, "high_freq_factor", true, &s->high_freq_factor, err);
-    if (!status) status = sn_config_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
+    status = config_number(rope, "low_freq_factor", true, &s->low_freq_factor, err);
+    if (!status) status = config_number(rope, "high_freq_factor", true, &s->high_freq_factor, err);
+    if (!status) status = config_number(rope, "original_max_position_embeddings", true, &s->original_ctx, err);
     return status;
 }
 
@@ -230,8 +279,8 @@ static sn_status read_rope_object(const json_t *rope, const char *where, double 
     if (!rope) return SN_OK;
     if (!json_is_object(rope)) return sn_fail(err, SN_REFUSED, "'%s' must be an object", where);
     sn_status status = check_rope_fields(rope, err);
-    if (!status) status = sn_config_number(rope, "rope_theta", false, &s->theta, err);
-    if (!status) status = sn_config_number(rope, "partial_rotary_factor", false, rotated, err);
+    if (!status) status = config_number(rope, "rope_theta", false, &s->theta, err);
+    if (!status) status = config_number(rope, "partial_rotary_factor", false, rotated, err);
     if (!status) status = read_rope_kind(rope, s, err);
     if (status) sn_err_context(err, "'%s'", where);
     return status;
@@ -242,13 +291,13 @@ static sn_status read_rope_object(const json_t *rope, const char *where, double 
 static sn_status read_two_ropes(const json_t *config, const json_t *both, double *rotated,
                                 sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
     double local_rotated = *rotated;
-    sn_status status = sn_config_number(config, "rope_local_base_freq", false, &s[0].theta, err);
+    sn_status status = config_number(config, "rope_local_base_freq", false, &s[0].theta, err);
     if (status) return status;
-    const json_t *scaling = sn_config_field(config, "rope_scaling");
-    if (!both && sn_config_field(scaling, "type") && !sn_config_field(scaling, "rope_type"))
+    const json_t *scaling = config_field(config, "rope_scaling");
+    if (!both && config_field(scaling, "type") && !config_field(scaling, "rope_type"))
         return sn_fail(err, SN_REFUSED, "'rope_scaling' says 'type', which this family ignores: call it 'rope_type'");
     if (!both) return read_rope_object(scaling, "rope_scaling", rotated, &s[1], err);
-    const json_t *local = sn_config_field(both, "sliding_attention"), *full = sn_config_field(both, "full_attention");
+    const json_t *local = config_field(both, "sliding_attention"), *full = config_field(both, "full_attention");
     if (!json_is_object(both) || json_object_size(both) != (size_t)(!!local + !!full))
         return sn_fail(err, SN_REFUSED, "'rope_parameters' must hold sliding_attention and full_attention");
     status = read_rope_object(local, "sliding_attention", &local_rotated, &s[0], err);
@@ -265,7 +314,7 @@ static sn_status read_two_ropes(const json_t *config, const json_t *both, double
  * of its own. Where both are there, as people add the second, that one counts alone. */
 static sn_status read_rope(const json_t *config, const sn_family *family, sn_hparams *h,
                            sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
-    const json_t *rope = sn_config_field(config, "rope_parameters"), *scaling = sn_config_field(config, "rope_scaling");
+    const json_t *rope = config_field(config, "rope_parameters"), *scaling = config_field(config, "rope_scaling");
     const double usual_rotated = family->rotated_default > 0 ? family->rotated_default : 1;
     double rotated = usual_rotated;
     int rotary_dim = 0;
@@ -275,10 +324,10 @@ static sn_status read_rope(const json_t *config, const sn_family *family, sn_hpa
     sn_rope_scaling *usual = &s[h->n_ropes - 1];
     s[0].theta = family->local_theta;
     usual->theta = family->theta_default > 0 ? family->theta_default : 10000;
-    sn_status status = sn_config_number(config, "rope_theta", false, &usual->theta, err);
-    if (!status) status = sn_config_number(config, "partial_rotary_factor", false, &rotated, err);
+    sn_status status = config_number(config, "rope_theta", false, &usual->theta, err);
+    if (!status) status = config_number(config, "partial_rotary_factor", false, &rotated, err);
     if (!status && family_reads(family, "rotary_dim"))
-        status = sn_config_int(config, "rotary_dim", false, &rotary_dim, err);
+        status = config_int(config, "rotary_dim", false, &rotary_dim, err);
     if (status) return status;
     if (family->local_unscaled) s[0].theta = usual->theta;
     if (h->n_ropes > 1)
@@ -302,7 +351,7 @@ static sn_status read_rope(const json_t *config, const sn_family *family, sn_hpa
 /* layer_types lists the blocks one by one. *sliding: whether any block has the window. */
 static sn_status read_layer_types(const json_t *config, int n_blocks, bool *full_attention, bool *sliding,
                                   sn_err *err) {
-    const json_t *list = sn_config_field(config, "layer_types");
+    const json_t *list = config_field(config, "layer_types");
     if (!list) return SN_OK;
     if (!json_is_array(list) || json_array_size(list) != (size_t)n_blocks)
         return sn_fail(err, SN_REFUSED, "'layer_types' must list the kinds of all %d blocks", n_blocks);
@@ -323,7 +372,7 @@ static sn_status read_layer_types(const json_t *config, int n_blocks, bool *full
 
 /* The reference takes layer_types although use_sliding_window is false, with a window of nothing. */
 static sn_status check_no_window(const json_t *config, sn_err *err) {
-    const json_t *list = sn_config_field(config, "layer_types");
+    const json_t *list = config_field(config, "layer_types");
     for (size_t i = 0; i < json_array_size(list); i++)
         if (json_string_value(json_array_get(list, i)) &&
             !strcmp(json_string_value(json_array_get(list, i)), "sliding_attention"))
@@ -334,8 +383,8 @@ static sn_status check_no_window(const json_t *config, sn_err *err) {
 /* Every n-th block has full attention, unless layer_types says otherwise. */
 static sn_status read_pattern(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     int pattern = family->window_pattern;
-    sn_status status = sn_config_int(config, "_sliding_window_pattern", false, &pattern, err);
-    if (!status) status = sn_config_int(config, "sliding_window_pattern", false, &pattern, err);
+    sn_status status = config_int(config, "_sliding_window_pattern", false, &pattern, err);
+    if (!status) status = config_int(config, "sliding_window_pattern", false, &pattern, err);
     if (!status && pattern < 1) return sn_fail(err, SN_REFUSED, "'sliding_window_pattern' is %d", pattern);
     for (int i = 0; i < h->n_blocks && !status; i++) h->full_attention[i] = (i + 1) % pattern == 0;
     return status;
@@ -343,10 +392,10 @@ static sn_status read_pattern(const json_t *config, const sn_family *family, sn_
 
 /* Blocks without rope: those with a 0 in the list, or every n-th. */
 static sn_status read_no_rope(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
-    const json_t *list = sn_config_field(config, "no_rope_layers");
+    const json_t *list = config_field(config, "no_rope_layers");
     int interval = family->no_rope_interval;
     if (!interval) return SN_OK;
-    sn_status status = sn_config_int(config, "no_rope_layer_interval", false, &interval, err);
+    sn_status status = config_int(config, "no_rope_layer_interval", false, &interval, err);
     if (status) return status;
     if (interval < 1) return sn_fail(err, SN_REFUSED, "'no_rope_layer_interval' is %d", interval);
     if (list && (!json_is_array(list) || (json_array_size(list) && json_array_size(list) != (size_t)h->n_blocks)))
@@ -359,15 +408,15 @@ static sn_status read_no_rope(const json_t *config, const sn_family *family, sn_
 
 /* Llama 4: blocks with rope attend to their chunk, the others to everything, with queries that grow. */
 static sn_status read_chunks(const json_t *config, bool yarn, sn_hparams *h, sn_err *err) {
-    const json_t *list = sn_config_field(config, "layer_types");
+    const json_t *list = config_field(config, "layer_types");
     bool grows = true;
     double growth = 0.1, step = 8192;
     int chunk = 8192;
     if (yarn) return sn_fail(err, SN_REFUSED, "rope scaling of type yarn is not supported for this family");
-    sn_status status = sn_config_int(config, "attention_chunk_size", false, &chunk, err);
-    if (!status) status = sn_config_bool(config, "attn_temperature_tuning", &grows, err);
-    if (!status) status = sn_config_number(config, "attn_scale", false, &growth, err);
-    if (!status) status = sn_config_number(config, "floor_scale", false, &step, err);
+    sn_status status = config_int(config, "attention_chunk_size", false, &chunk, err);
+    if (!status) status = config_bool(config, "attn_temperature_tuning", &grows, err);
+    if (!status) status = config_number(config, "attn_scale", false, &growth, err);
+    if (!status) status = config_number(config, "floor_scale", false, &step, err);
     if (status) return status;
     if (chunk < 1 || !(step >= 1 && step <= 1e9) || step != floor(step))
         return sn_fail(err, SN_REFUSED, "'attention_chunk_size' is %d and 'floor_scale' %g; both must be whole numbers",
@@ -392,10 +441,10 @@ static sn_status read_chunks(const json_t *config, bool yarn, sn_hparams *h, sn_
 static sn_status read_softcaps(const json_t *config, sn_hparams *h, sn_err *err) {
     double scores = json_object_get(config, "attn_logit_softcapping") ? 0 : 50,
            logits = json_object_get(config, "final_logit_softcapping") ? 0 : 30;
-    sn_status status = sn_config_number(config, "attn_logit_softcapping", false, &scores, err);
-    if (!status) status = sn_config_number(config, "final_logit_softcapping", false, &logits, err);
-    bool none[] = {!sn_config_field(config, "attn_logit_softcapping") && scores == 0,
-                   !sn_config_field(config, "final_logit_softcapping") && logits == 0};
+    sn_status status = config_number(config, "attn_logit_softcapping", false, &scores, err);
+    if (!status) status = config_number(config, "final_logit_softcapping", false, &logits, err);
+    bool none[] = {!config_field(config, "attn_logit_softcapping") && scores == 0,
+                   !config_field(config, "final_logit_softcapping") && logits == 0};
     if (!status && !((none[0] || (scores > 0 && scores <= 1e6)) && (none[1] || (logits > 0 && logits <= 1e6))))
         return sn_fail(err, SN_REFUSED,
                        "'attn_logit_softcapping' %g and 'final_logit_softcapping' %g must lie above 0, up to 1e6",
@@ -408,10 +457,10 @@ static sn_status read_softcaps(const json_t *config, sn_hparams *h, sn_err *err)
 /* Granite's four factors. */
 static sn_status read_multipliers(const json_t *config, sn_hparams *h, sn_err *err) {
     double embeddings = 1, attention = 1, residual = 1, logits = 1;
-    sn_status status = sn_config_number(config, "embedding_multiplier", false, &embeddings, err);
-    if (!status) status = sn_config_number(config, "attention_multiplier", false, &attention, err);
-    if (!status) status = sn_config_number(config, "residual_multiplier", false, &residual, err);
-    if (!status) status = sn_config_number(config, "logits_scaling", false, &logits, err);
+    sn_status status = config_number(config, "embedding_multiplier", false, &embeddings, err);
+    if (!status) status = config_number(config, "attention_multiplier", false, &attention, err);
+    if (!status) status = config_number(config, "residual_multiplier", false, &residual, err);
+    if (!status) status = config_number(config, "logits_scaling", false, &logits, err);
     if (!status && !(embeddings > 0 && embeddings <= 1e6 && attention > 0 && attention <= 1e6 && residual > 0 &&
                      residual <= 1e6 && logits > 0 && logits <= 1e6))
         return sn_fail(err, SN_REFUSED,
@@ -436,7 +485,7 @@ static sn_status read_scales(const json_t *config, const sn_family *family, sn_h
         if (softcaps) return softcaps;
     }
     if (!(scalar > 0)) return SN_OK;
-    sn_status status = sn_config_number(config, "query_pre_attn_scalar", false, &scalar, err);
+    sn_status status = config_number(config, "query_pre_attn_scalar", false, &scalar, err);
     if (!status && !(scalar > 0 && scalar <= 1e9))
         return sn_fail(err, SN_REFUSED, "'query_pre_attn_scalar' is %g; it must lie from 0 to 1e9", scalar);
     h->attn_scale = 1.0f / sqrtf((float)scalar);
@@ -447,14 +496,14 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
     if (family->window == SN_WINDOW_NONE) return SN_OK;
     bool sliding = true;
     int window = json_object_get(config, "sliding_window") ? 0 : family->window_default, first_sliding = 0;
-    sn_status status = sn_config_int(config, "sliding_window", false, &window, err);
+    sn_status status = config_int(config, "sliding_window", false, &window, err);
     if (status) return status;
     if (family->window == SN_WINDOW_SWITCHED) {
         sliding = false;
-        status = sn_config_bool(config, "use_sliding_window", &sliding, err);
-        if (!status) status = sn_config_int(config, "max_window_layers", sliding, &first_sliding, err);
+        status = config_bool(config, "use_sliding_window", &sliding, err);
+        if (!status) status = config_int(config, "max_window_layers", sliding, &first_sliding, err);
         if (status) return status;
-        if (sliding && !sn_config_field(config, "layer_types")) {
+        if (sliding && !config_field(config, "layer_types")) {
             sliding = first_sliding < h->n_blocks;
             for (int i = 0; i < first_sliding && sliding; i++) h->full_attention[i] = true;
         }
@@ -462,9 +511,248 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
     }
     if (family->window_pattern) status = read_pattern(config, family, h, err);
     if (!status) status = read_layer_types(config, h->n_blocks, h->full_attention, &sliding, err);
-    if (!status && sliding && window == 0 && sn_config_field(config, "sliding_window"))
+    if (!status && sliding && window == 0 && config_field(config, "sliding_window"))
         return sn_fail(err, SN_REFUSED, "'sliding_window' is 0: a token must at least see itself");
     if (!status && sliding) h->window = window;
+    return status;
+}
+
+/* ---- latent attention ---- */
+
+static sn_status read_latent(const json_t *config, const sn_family *family, const sn_rope_scaling *scaling,
+                             sn_hparams *h, sn_err *err) {
+    int rope_dim = 0, every = 1;
+    bool bias = false, neighbours = true;
+    if (!family->latent) return SN_OK;
+    sn_status status = config_int(config, "kv_lora_rank", true, &h->latent, err);
+    if (!status) status = config_int(config, "q_lora_rank", false, &h->q_rank, err);
+    if (!status) status = config_int(config, "qk_nope_head_dim", true, &h->nope_dim, err);
+    if (!status) status = config_int(config, "qk_rope_head_dim", true, &rope_dim, err);
+    if (!status) status = config_int(config, "v_head_dim", true, &h->value_dim, err);
+    int head_dim = rope_dim; /* how transformers calls the rotated part when it saves a configuration */
+    if (!status) status = config_int(config, "head_dim", false, &head_dim, err);
+    if (!status && head_dim != rope_dim)
+        return sn_fail(err, SN_REFUSED, "'head_dim' is %d and 'qk_rope_head_dim' %d: they must be equal", head_dim,
+                       rope_dim);
+    if (!status && scaling->kind != SN_ROPE_SCALING_NONE && scaling->kind != SN_ROPE_SCALING_YARN)
+        return sn_fail(err, SN_REFUSED, "of kinds of rope scaling this family knows yarn alone");
+    if (!status) status = config_bool(config, "attention_bias", &bias, err);
+    if (!status && family->moe->scoring == SN_ROUTER_SIGMOID) /* V2 does not read it */
+        status = config_bool(config, "rope_interleave", &neighbours, err);
+    if (!status) status = config_int(config, "moe_layer_freq", false, &every, err);
+    if (!status && (bias || every != 1))
+        return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family",
+                       bias ? "attention_bias" : "moe_layer_freq");
+    h->rope_style = neighbours ? SN_ROPE_INTERLEAVED : SN_ROPE_NEOX;
+    return status ? status : sn_config_finish_latent(h, rope_dim, scaling, err);
+}
+
+/* ---- which blocks are recurrent, and their sizes ---- */
+
+/* layer_types, or every n-th block has attention. */
+static sn_status read_kinds(const json_t *config, sn_hparams *h, sn_err *err) {
+    const json_t *list = config_field(config, "layer_types");
+    int every = 4;
+    sn_status status = config_int(config, "full_attention_interval", false, &every, err);
+    if (!status && every < 1) return sn_fail(err, SN_REFUSED, "'full_attention_interval' is %d", every);
+    if (!status && list && (!json_is_array(list) || json_array_size(list) != (size_t)h->n_blocks))
+        return sn_fail(err, SN_REFUSED, "'layer_types' must list the kinds of all %d blocks", h->n_blocks);
+    for (int i = 0; i < h->n_blocks && !status; i++) {
+        const char *kind = list ? json_string_value(json_array_get(list, (size_t)i)) : NULL;
+        h->recurrent[i] = list ? kind && !strcmp(kind, "linear_attention") : (i + 1) % every != 0;
+        if (list && !h->recurrent[i] && (!kind || strcmp(kind, "full_attention")))
+            return sn_fail(err, SN_REFUSED,
+                           "'layer_types' holds '%.64s'; full_attention and linear_attention are known here",
+                           kind ? kind : "no text");
+    }
+    return status;
+}
+
+static sn_status read_recurrent(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    const struct {
+        const char *field;
+        int *value, usual;
+    } fields[] = {{"linear_conv_kernel_dim", &h->conv_taps, 4},
+                  {"linear_num_key_heads", &h->delta_key_heads, 16},
+                  {"linear_num_value_heads", &h->delta_value_heads, 32},
+                  {"linear_key_head_dim", &h->delta_key_dim, 128},
+                  {"linear_value_head_dim", &h->delta_value_dim, 128}};
+    if (!family->recurrent) return SN_OK;
+    bool gate = true;
+    sn_status status = config_bool(config, "attn_output_gate", &gate, err);
+    if (!status && !gate)
+        return sn_fail(err, SN_REFUSED, "'attn_output_gate' is false, which is not supported for this family");
+    if (!status) status = read_kinds(config, h, err);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields && !status; i++) {
+        *fields[i].value = fields[i].usual;
+        status = config_int(config, fields[i].field, false, fields[i].value, err);
+    }
+    h->delta_log_rates = true;
+    return status;
+}
+
+/* ---- the mixture of experts: its numbers, its router, and which blocks have a plain feed-forward instead ---- */
+
+static sn_status read_counts(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+    static const char *const spellings[] = {"num_experts", "num_local_experts", "n_routed_experts"};
+    sn_status status = SN_OK;
+    h->n_experts = m->n_experts;
+    h->n_experts_used = m->n_experts_used;
+    h->n_ff = m->n_ff;
+    for (size_t i = 0; i < sizeof spellings / sizeof *spellings && !status; i++)
+        status = config_int(config, spellings[i], false, &h->n_experts, err);
+    if (!status) status = config_int(config, "num_experts_per_tok", false, &h->n_experts_used, err);
+    if (!status) status = config_int(config, m->width, false, &h->n_ff, err);
+    if (!status && (h->n_experts < 1 || h->n_experts > SN_MODEL_EXPERTS_MAX))
+        return sn_fail(err, SN_REFUSED, "the model claims %d experts", h->n_experts);
+    return status;
+}
+
+static sn_status read_router(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+    bool normalised = m->normalised == SN_ALWAYS || m->normalised_default;
+    double scale = m->scale_default > 0 ? m->scale_default : 1;
+    sn_status status = SN_OK;
+    const char *word = m->scoring == SN_ROUTER_SIGMOID ? "sigmoid" : "softmax", *scoring = word;
+    status = config_text(config, "scoring_func", false, &scoring, err);
+    if (!status && strcmp(scoring, word))
+        return sn_fail(err, SN_REFUSED, "'scoring_func' is %.64s; in this family %s is known", scoring, word);
+    if (!status && m->normalised == SN_IF_DECLARED) status = config_bool(config, "norm_topk_prob", &normalised, err);
+    if (!status && m->scale_default > 0) status = config_number(config, "routed_scaling_factor", false, &scale, err);
+    if (!status && !(scale > 0 && scale <= 1e6))
+        return sn_fail(err, SN_REFUSED, "'routed_scaling_factor' is %g; it must lie from 0 to 1e6", scale);
+    h->router_scoring = m->scoring == SN_ROUTER_SOFTMAX_ALL && normalised ? SN_ROUTER_SOFTMAX : m->scoring;
+    h->router_normalised = m->scoring == SN_ROUTER_SIGMOID && normalised;
+    h->router_correction = m->correction;
+    h->router_scale = (float)scale;
+    h->experts_scale_input = m->scales_input;
+    return status;
+}
+
+static sn_status read_shared(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+    enum { SHARED_MAX = 64, WIDTH_MAX = 1 << 20 };
+    int n = m->n_shared;
+    sn_status status = SN_OK;
+    h->n_ff_shared = m->n_ff_shared;
+    h->shared_gated = m->shared_gated;
+    if (m->shared_width) return config_int(config, m->shared_width, false, &h->n_ff_shared, err);
+    if (n) status = config_int(config, "n_shared_experts", false, &n, err);
+    if (!status && (n < 0 || n > SHARED_MAX || h->n_ff < 1 || h->n_ff > WIDTH_MAX))
+        return sn_fail(err, SN_REFUSED, "%d shared experts of width %d are not possible", n, h->n_ff);
+    h->n_ff_shared = n * h->n_ff;
+    return status;
+}
+
+/* Marks the blocks that mlp_only_layers lists. */
+static sn_status read_dense_list(const json_t *config, sn_hparams *h, sn_err *err) {
+    const json_t *list = config_field(config, "mlp_only_layers");
+    if (list && !json_is_array(list)) return sn_fail(err, SN_REFUSED, "'mlp_only_layers' must be a list");
+    for (size_t i = 0; list && i < json_array_size(list); i++) {
+        const json_t *block = json_array_get(list, i);
+        json_int_t number = json_integer_value(block);
+        if (!json_is_integer(block) || number < 0)
+            return sn_fail(err, SN_REFUSED, "'mlp_only_layers' must hold the numbers of blocks");
+        if (number < h->n_blocks) h->dense[number] = true;
+    }
+    return SN_OK;
+}
+
+/* Where moe_layers lists the blocks with experts, all others are dense. */
+static sn_status read_sparse_list(const json_t *config, sn_hparams *h, sn_err *err) {
+    const json_t *list = config_field(config, "moe_layers");
+    if (list && !json_is_array(list)) return sn_fail(err, SN_REFUSED, "'moe_layers' must be a list");
+    for (int i = 0; list && i < h->n_blocks; i++) h->dense[i] = true;
+    for (size_t i = 0; list && i < json_array_size(list); i++) {
+        json_int_t number = json_integer_value(json_array_get(list, i));
+        if (!json_is_integer(json_array_get(list, i)) || number < 0 || number >= h->n_blocks)
+            return sn_fail(err, SN_REFUSED, "'moe_layers' must hold numbers of blocks");
+        h->dense[number] = false;
+    }
+    return SN_OK;
+}
+
+/* Where mlp_layer_types says of each block whether it has experts, nothing else does. */
+static sn_status read_layer_kinds(const json_t *config, sn_hparams *h, sn_err *err) {
+    const json_t *list = config_field(config, "mlp_layer_types");
+    if (!list) return SN_OK;
+    if (!json_is_array(list) || json_array_size(list) != (size_t)h->n_blocks)
+        return sn_fail(err, SN_REFUSED, "'mlp_layer_types' must list the kinds of all %d blocks", h->n_blocks);
+    for (int i = 0; i < h->n_blocks; i++) {
+        const char *kind = json_string_value(json_array_get(list, (size_t)i));
+        h->dense[i] = kind && !strcmp(kind, "dense");
+        if (!h->dense[i] && (!kind || strcmp(kind, "sparse")))
+            return sn_fail(err, SN_REFUSED, "'mlp_layer_types' holds '%.64s'; dense and sparse are known",
+                           kind ? kind : "no text");
+    }
+    return SN_OK;
+}
+
+/* Which blocks have no experts: the first ones, those of a list, and all but every n-th. */
+static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+    int first = m->n_dense, step = 1;
+    bool any = false;
+    sn_status status = config_int(config, "first_k_dense_replace", false, &first, err);
+    if (!status) status = config_int(config, "decoder_sparse_step", false, &step, err);
+    if (!status) status = config_int(config, "interleave_moe_layer_step", false, &step, err);
+    if (!status && (first < 0 || step < 1))
+        return sn_fail(err, SN_REFUSED, "'first_k_dense_replace' is %d and 'decoder_sparse_step' %d", first, step);
+    for (int i = 0; i < h->n_blocks && !status; i++) h->dense[i] = i < first || (i + 1) % step != 0;
+    if (!status) status = read_dense_list(config, h, err);
+    if (!status) status = read_sparse_list(config, h, err);
+    if (!status) status = read_layer_kinds(config, h, err);
+    for (int i = 0; i < h->n_blocks && !status; i++) any |= h->dense[i];
+    if (!status && any && !m->dense_width)
+        return sn_fail(err, SN_REFUSED,
+                       "'decoder_sparse_step', 'mlp_only_layers' or 'first_k_dense_replace' mixes blocks with and "
+                       "without experts, which is not supported for this family");
+    return !status && any ? config_int(config, m->dense_width, true, &h->n_ff_dense, err) : status;
+}
+
+/* The groups of experts that the router chooses among. */
+static sn_status read_groups(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+    const char *scoring = m->scoring == SN_ROUTER_SIGMOID ? "sigmoid" : "softmax", *said = scoring, *by = m->groups_by;
+    int groups = m->n_groups ? m->n_groups : 1, used = m->n_groups_used;
+    if (!m->groups_by) return SN_OK;
+    sn_status status = config_text(config, "scoring_func", false, &said, err);
+    if (!status) status = config_text(config, "topk_method", false, &by, err);
+    if (status) return status;
+    bool may_choose = m->scoring != SN_ROUTER_SIGMOID; /* DeepSeek-V3 has one method, and V2 two */
+    if (strcmp(said, scoring) || (strcmp(by, m->groups_by) && (strcmp(by, "greedy") || !may_choose)))
+        return sn_fail(err, SN_REFUSED, "'scoring_func' is '%.32s' and 'topk_method' '%.32s'; '%s' is known with '%s'",
+                       said, by, scoring, m->groups_by);
+    if (strcmp(by, m->groups_by)) groups = 1;
+    if (!strcmp(by, m->groups_by)) status = config_int(config, "n_group", false, &groups, err);
+    if (!status && groups != 1) status = config_int(config, "topk_group", !m->n_groups, &used, err);
+    int chosen = 1;
+    if (!status && groups == 1 && !strcmp(by, m->groups_by))
+        status = config_int(config, "topk_group", false, &chosen, err);
+    if (!status && chosen != 1) return sn_fail(err, SN_REFUSED, "'topk_group' is %d of one group", chosen);
+    return status ? status : sn_config_set_groups(h, groups, used, err);
+}
+
+sn_status sn_config_set_groups(sn_hparams *h, int groups, int used, sn_err *err) {
+    if (groups == 1) return SN_OK;
+    if (groups < 1 || groups > h->n_experts || h->n_experts % groups || used < 1 || used > groups ||
+        h->n_experts_used > h->n_experts / groups * used)
+        return sn_fail(err, SN_REFUSED,
+                       "%d of %d groups of the model's %d experts, of which a token uses %d, are not possible", used,
+                       groups, h->n_experts, h->n_experts_used);
+    h->n_expert_groups = groups;
+    h->n_expert_groups_used = used;
+    return SN_OK;
+}
+
+static sn_status read_experts(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    const sn_moe_config *m = family->moe;
+    bool slides = false;
+    if (!m) return SN_OK;
+    sn_status status = read_counts(config, m, h, err);
+    if (!status) status = read_router(config, m, h, err);
+    if (!status) status = read_shared(config, m, h, err);
+    if (!status) status = read_groups(config, m, h, err);
+    if (!status) status = read_dense(config, m, h, err);
+    if (!status) status = config_bool(config, "use_sliding_window", &slides, err);
+    if (!status && slides && family->window == SN_WINDOW_NONE)
+        return sn_fail(err, SN_REFUSED, "'use_sliding_window' is set, which is not supported for this family");
     return status;
 }
 
@@ -477,22 +765,22 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     static const char *const ff[] = {"intermediate_size", "ffn_hidden_size", "n_inner", NULL};
     static const char *const ctx[] = {"max_position_embeddings", "seq_length", NULL};
     double eps = family->eps_default > 0 ? family->eps_default : family->layer_norm ? 1e-5 : 1e-6;
-    sn_status status = sn_config_int(config, find_spelling(config, blocks), true, &h->n_blocks, err);
-    if (!status) status = sn_config_int(config, find_spelling(config, embd), true, &h->n_embd, err);
-    if (!status) status = sn_config_int(config, find_spelling(config, heads), true, &h->n_heads, err);
+    sn_status status = config_int(config, find_spelling(config, blocks), true, &h->n_blocks, err);
+    if (!status) status = config_int(config, find_spelling(config, embd), true, &h->n_embd, err);
+    if (!status) status = config_int(config, find_spelling(config, heads), true, &h->n_heads, err);
     if (!status && h->n_embd > 0 && h->n_embd <= INT32_MAX / 8) h->n_ff = family->ff_multiple * h->n_embd;
-    if (!status) status = sn_config_int(config, find_spelling(config, ff), !family->ff_multiple, &h->n_ff, err);
-    if (!status) status = sn_config_int(config, "vocab_size", true, &h->n_vocab, err);
+    if (!status) status = config_int(config, find_spelling(config, ff), !family->ff_multiple, &h->n_ff, err);
+    if (!status) status = config_int(config, "vocab_size", true, &h->n_vocab, err);
     h->n_ctx = family->ctx_default;
-    if (!status) status = sn_config_int(config, find_spelling(config, ctx), !family->ctx_default, &h->n_ctx, err);
+    if (!status) status = config_int(config, find_spelling(config, ctx), !family->ctx_default, &h->n_ctx, err);
     if (!status)
-        status = sn_config_number(config, family->layer_norm ? "layer_norm_epsilon" : "rms_norm_eps", false, &eps, err);
+        status = config_number(config, family->layer_norm ? "layer_norm_epsilon" : "rms_norm_eps", false, &eps, err);
     if (status) return status;
     h->norm_eps = (float)eps;
     h->n_kv_heads = h->n_heads;
     h->head_dim = family->head_dim_default;
-    status = sn_config_int(config, "num_key_value_heads", false, &h->n_kv_heads, err);
-    if (!status) status = sn_config_int(config, "head_dim", false, &h->head_dim, err);
+    status = config_int(config, "num_key_value_heads", false, &h->n_kv_heads, err);
+    if (!status) status = config_int(config, "head_dim", false, &h->head_dim, err);
     if (status) return status;
     if (h->n_heads < 1) return sn_fail(err, SN_REFUSED, "'num_attention_heads' is %d", h->n_heads);
     if (!h->head_dim && h->n_embd % h->n_heads)
@@ -510,12 +798,12 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
 static sn_status read_falcon(const json_t *config, const sn_family **family, sn_hparams *h, bool *bias, sn_err *err) {
     bool late = false, parallel = true, multi_query = true;
     int norms = 2;
-    sn_status status = sn_config_bool(config, "new_decoder_architecture", &late, err);
-    if (!status) status = sn_config_bool(config, "parallel_attn", &parallel, err);
-    if (!status) status = sn_config_bool(config, "multi_query", &multi_query, err);
-    if (!status) status = sn_config_bool(config, "bias", bias, err);
-    if (!status) status = sn_config_int(config, "num_ln_in_parallel_attn", false, &norms, err);
-    if (!status && late) status = sn_config_int(config, "num_kv_heads", false, &h->n_kv_heads, err);
+    sn_status status = config_bool(config, "new_decoder_architecture", &late, err);
+    if (!status) status = config_bool(config, "parallel_attn", &parallel, err);
+    if (!status) status = config_bool(config, "multi_query", &multi_query, err);
+    if (!status) status = config_bool(config, "bias", bias, err);
+    if (!status) status = config_int(config, "num_ln_in_parallel_attn", false, &norms, err);
+    if (!status && late) status = config_int(config, "num_kv_heads", false, &h->n_kv_heads, err);
     if (status) return status;
     if (late && norms != 1 && norms != 2)
         return sn_fail(err, SN_REFUSED, "'num_ln_in_parallel_attn' is %d; 1 and 2 are known", norms);
@@ -526,21 +814,21 @@ static sn_status read_falcon(const json_t *config, const sn_family **family, sn_
 
 static sn_status read_qk_norm(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     h->qk_norm = family->qk_norm_plain;
-    sn_status status = sn_config_bool(config, "use_qk_norm", &h->qk_norm, err);
+    sn_status status = config_bool(config, "use_qk_norm", &h->qk_norm, err);
     h->qk_norm_plain = h->qk_norm && family->qk_norm_plain;
     return status;
 }
 
 /* Where the model has an image encoder, too, the fields of the text model are in text_config; *config becomes that. */
 static sn_status unwrap(const json_t **config, sn_hparams *h, sn_err *err) {
-    const json_t *text = sn_config_field(*config, "text_config");
+    const json_t *text = config_field(*config, "text_config");
     const char *type = NULL;
     const sn_family *family;
-    if (!text || sn_config_text(text, "model_type", true, &type, NULL) ||
+    if (!text || config_text(text, "model_type", true, &type, NULL) ||
         sn_family_find(SN_CONTAINER_SAFETENSORS, type, &family, NULL) || !family->wrapped)
         return SN_OK;
     sn_status status = check_quantised(*config, family, err);
-    if (!status) status = sn_config_bool(*config, "tie_word_embeddings", &h->tied_output, err);
+    if (!status) status = config_bool(*config, "tie_word_embeddings", &h->tied_output, err);
     *config = text;
     return status;
 }
@@ -551,7 +839,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     sn_rope_scaling scaling[SN_ROPES_MAX] = {0};
     if (!json_is_object(config)) return sn_fail(err, SN_REFUSED, "it is not a JSON object");
     sn_status status = unwrap(&config, h, err);
-    if (!status) status = sn_config_text(config, "model_type", true, &type, err);
+    if (!status) status = config_text(config, "model_type", true, &type, err);
     if (!status) status = sn_family_find(SN_CONTAINER_SAFETENSORS, type, family, err);
     if (status) return status;
     bias = (*family)->bias_default;
@@ -561,19 +849,19 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
         status = read_falcon(config, family, h, &bias, err);
     h->rope_style = (*family)->neighbours ? SN_ROPE_INTERLEAVED : SN_ROPE_NEOX;
     if (!status) status = read_rope(config, *family, h, scaling, err);
-    if (!status) status = sn_config_read_latent(config, *family, scaling, h, err);
+    if (!status) status = read_latent(config, *family, scaling, h, err);
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_no_rope(config, *family, h, err);
-    if (!status) status = sn_config_read_recurrent(config, *family, h, err);
+    if (!status) status = read_recurrent(config, *family, h, err);
     if (!status && (*family)->chunks) status = read_chunks(config, scaling[0].kind == SN_ROPE_SCALING_YARN, h, err);
     if (!status) status = read_activation(config, *family, h, err);
     if (!status) status = read_scales(config, *family, h, err);
-    if (!status) status = sn_config_read_experts(config, *family, h, err);
-    if (!status) status = sn_config_bool(config, "attention_bias", &bias, err);
-    if (!status && family_reads(*family, "qkv_bias")) status = sn_config_bool(config, "qkv_bias", &qkv_bias, err);
+    if (!status) status = read_experts(config, *family, h, err);
+    if (!status) status = config_bool(config, "attention_bias", &bias, err);
+    if (!status && family_reads(*family, "qkv_bias")) status = config_bool(config, "qkv_bias", &qkv_bias, err);
     if (!status && (*family)->qk_norm == SN_IF_DECLARED) status = read_qk_norm(config, *family, h, err);
-    if (!status) status = sn_config_bool(config, "tie_word_embeddings", &h->tied_output, err);
-    if (!status) status = sn_config_text(config, "_name_or_path", false, &name, err);
+    if (!status) status = config_bool(config, "tie_word_embeddings", &h->tied_output, err);
+    if (!status) status = config_text(config, "_name_or_path", false, &name, err);
     if (status) return status;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     sn_config_copy_name(h->name, name, strlen(name));

@@ -83,7 +83,7 @@ typedef struct sn_family {
     sn_trait qk_norm;
     bool qk_norm_wide, qk_norm_plain;
     bool layer_norm, parallel, alibi;
-    bool latent; /* latent attention: config_latent.c */
+    bool latent; /* latent attention */
     sn_trait linear_bias;
     bool bias_default; /* attention_bias where config.json does not say it */
     bool no_o_bias;    /* attention_bias is not about the output matrix */

@@ -7,7 +7,7 @@
 #include "model/model.h"
 
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/file.h"
 #include "model/config.h"
 #include "model/gguf_parts.h"
 #include "model/identity.h"

@@ -326,7 +326,7 @@ bool sn_model_knows_block_hash(const sn_model *model, int block);
 /* The bytes of a block's weights, as its hash reads them. */
 sn_status sn_model_block_bytes(const sn_model *model, int block, uint64_t *out, sn_err *err) SN_MUST_USE;
 
-/* The hashes of all blocks as a manifest says them (model/hub/manifest.h), for a program that has not all blocks.
+/* The hashes of all blocks as a manifest says them (sharing/hub/manifest.h), for a program that has not all blocks.
  * Before other threads use the model. hashes: (n_blocks), copied. */
 void sn_model_set_block_hashes(sn_model *model, const sn_hash *hashes);
 /* Whether they were set; then the hash of this block. */

@@ -2,7 +2,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/file.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -5,7 +5,7 @@
 #include "model/safetensors.h"
 
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/file.h"
 #include "model/json.h"
 #include "model/mapped_file.h"
 #include "model/not_a_model.h"

@@ -1,7 +1,6 @@
 #include "model/sampling_hint.h"
 
 #include "base/file.h"
-#include "base/text.h"
 #include "model/gguf.h"
 #include "model/json.h"
 

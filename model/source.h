@@ -1,5 +1,5 @@
 /* Models whose files are not whole: their headers are there, and the bytes of tensors are fetched before they are read
- * (model/hub fetches them). For other models these functions do nothing.
+ * (sharing/hub fetches them). For other models these functions do nothing.
  *
  * A function that reads tensors of a block calls sn_model_need_block first, on a thread that may wait for a network. */
 #ifndef SN_MODEL_SOURCE_H

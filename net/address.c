@@ -1,6 +1,6 @@
 #include "net/address.h"
 
-#include "base/text.h"
+#include "base/parse.h"
 #include "net/codec_private.h"
 
 #include <arpa/inet.h>

@@ -1,5 +1,5 @@
 /* Addresses of nodes. An address is the text HOST:PORT in options, messages and logs alike (sn_parse_host_port in
- * base/text.h has the form); an address that a user gives may also pin the node's key: HOST:PORT#KEY. */
+ * base/parse.h has the form); an address that a user gives may also pin the node's key: HOST:PORT#KEY. */
 #ifndef SN_NET_ADDRESS_H
 #define SN_NET_ADDRESS_H
 

@@ -1,7 +1,7 @@
 /* Announcements (net/directory.h): one map after a schema, then a signature; and the rules for their contents. */
 #include "net/directory.h"
 
-#include "base/text.h"
+#include "base/parse.h"
 #include "net/address.h"
 #include "net/codec_private.h"
 

@@ -57,7 +57,7 @@ typedef struct sn_announcement {
     sn_reach_kind reach;
     uint64_t relay_places;         /* for so many further nodes it would be a relay */
     uint8_t model[SN_KEY_SIZE];    /* sn_model_id */
-    uint8_t manifest[SN_KEY_SIZE]; /* of the files that it shares (model/hub/manifest.h); all zero: it shares none */
+    uint8_t manifest[SN_KEY_SIZE]; /* of the files that it shares (sharing/hub/manifest.h); all zero: it shares none */
     uint64_t first_block, end_block, n_blocks; /* [first_block, end_block) of the model's n_blocks; an empty range only
                                                 * while JOINING, or OFFLINE */
     /* Of each mixture among its blocks it holds experts [experts[0], experts[1]) of experts[2] only; none: all. It is

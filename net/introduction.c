@@ -16,7 +16,7 @@
 #include "base/hash.h"
 #include "base/listen.h"
 #include "base/log.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "base/thread.h"
 #include "net/address_limit.h"
 #include "net/lan.h"

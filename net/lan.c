@@ -3,7 +3,7 @@
  * families at which the node listens, since its host is taken from the datagram. */
 #include "net/lan.h"
 
-#include "base/text.h"
+#include "base/parse.h"
 #include "net/dht_record.h"
 
 #include <arpa/inet.h>

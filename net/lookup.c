@@ -1,7 +1,7 @@
 #include "net/lookup.h"
 
 #include "base/clock.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "base/thread.h"
 
 #include <ifaddrs.h>

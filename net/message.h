@@ -422,7 +422,7 @@ enum {
 /* WEIGHTS_OFFER, from any program to a node, answered by WEIGHTS_OFFER_REPLY: which bytes of a file of the model the
  * node has. */
 #define SN_FIELDS_WEIGHTS_OFFER(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
-    KEY(manifest)            /* its id (model/hub/manifest.h), as in announcements */                                  \
+    KEY(manifest)            /* its id (sharing/hub/manifest.h), as in announcements */                                  \
     U64(file, 1, UINT32_MAX) /* 1, 2, ...: in the order of the manifest */
 
 #define SN_FIELDS_WEIGHTS_OFFER_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                 \

@@ -1,6 +1,6 @@
 #include "node/blocks_option.h"
 
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdio.h>
 #include <string.h>

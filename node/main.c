@@ -12,13 +12,13 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "base/terminal.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "base/version.h"
-#include "model/hub/environment.h"
+#include "sharing/hub/environment.h"
 #include "node/blocks_option.h"
 #include "node/node.h"
 #include "node/rate_options.h"
-#include "model/hub/trusted_manifest.h"
+#include "sharing/hub/trusted_manifest.h"
 #include "net/dht.h"
 
 #include <pthread.h>

@@ -8,7 +8,7 @@
 
 #include "node/placement/device_placement.h"
 #include "node/protocol/quota.h"
-#include "sharing/swarm_model.h"
+#include "sharing/peers/swarm_model.h"
 #include "net/transport/emulated_link.h"
 
 #include <stdatomic.h>

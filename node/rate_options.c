@@ -1,6 +1,6 @@
 #include "node/rate_options.h"
 
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdbool.h>
 #include <string.h>

@@ -10,7 +10,7 @@
 #include "node/engine/adapter_store.h"
 #include "node/engine/engine.h"
 #include "node/placement/device_placement.h"
-#include "sharing/swarm_model.h"
+#include "sharing/peers/swarm_model.h"
 
 /* What the owner of a node wants of the blocks' memory. Borrowed as long as a load runs. */
 typedef struct sn_serving_options {

@@ -9,10 +9,9 @@
 #include "base/file.h"
 #include "base/file_facts.h"
 #include "base/log.h"
-#include "base/text.h"
 #include "base/thread.h"
 #include "model/gguf_parts.h"
-#include "model/hub/hub.h"
+#include "sharing/hub/hub.h"
 #include "model/partial_file.h"
 #include "model/source.h"
 

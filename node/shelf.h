@@ -10,7 +10,7 @@
 #ifndef SN_NODE_SHELF_H
 #define SN_NODE_SHELF_H
 
-#include "model/hub/manifest.h"
+#include "sharing/hub/manifest.h"
 #include "node/protocol/protocol.h"
 
 typedef struct sn_shelf sn_shelf;

@@ -2,7 +2,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <jansson.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 #include "node/weights_watch.h"
 
 #include "base/log.h"
-#include "base/text.h"
 
 #include <string.h>
 

@@ -13,7 +13,7 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # Which rooms (folders) the files of a room may include, beside the room itself and base/. docs/ARCHITECTURE.md explains
-# the order. A room that stands here before another one never includes it.
+# the order. A room stands behind those that it may include.
 ROOMS = {
     "base": "",
     "include": "",
@@ -22,42 +22,42 @@ ROOMS = {
     "device/cuda": "device",
     "device/xpu": "device",
     "model": "",
-    "model/tokenizer": "model",
-    "model/jinja": "model/tokenizer",
-    "model/chat": "model model/tokenizer model/jinja",
     "model/peft": "model",
-    "model/hub": "model net",
+    "text/tokenizer": "model",
+    "text/jinja": "text/tokenizer",
+    "text/chat": "model text/tokenizer text/jinja",
     "kvcache": "device",
     "blocks": "kvcache device model",
     "net": "",
     "net/transport": "net",
     "net/opendht": "net",
     "net/router": "net",
+    "client/net": "model net net/transport",
+    "sharing/hub": "model net",
+    "sharing/peers": "sharing/hub client/net model net net/transport",
+    "gateway/grammar": "",
+    "gateway/openai": "include gateway/grammar",
+    "gateway/pages": "",
+    "gateway/queue": "include",
+    "gateway/http": "include gateway/queue gateway/openai gateway/pages",
     "node/engine": "blocks kvcache device model model/peft net net/transport",
     "node/membership": "net net/transport",
     "node/placement": "blocks device model net",
     "node/protocol": "node/engine node/membership node/placement blocks kvcache device model net net/transport",
-    "sharing": "client/net model model/hub net net/transport",
-    "node": "gateway/pages model/hub sharing node/engine node/membership node/placement node/protocol blocks kvcache device model net net/router net/transport",
-    "client/net": "model net net/transport",
+    "node": "gateway/pages sharing/hub sharing/peers node/engine node/membership node/placement node/protocol blocks kvcache device "
+    "model net net/router net/transport",
     "client/routing": "model net",
     "client/chain": "client/net client/routing blocks kvcache device model net net/transport",
     "client/audit": "client/chain client/net client/routing blocks device model net net/transport",
-    "client/generate": "client/chain blocks device model model/tokenizer net",
-    "client/tune": "client/generate client/chain client/net client/routing blocks device model model/tokenizer model/chat "
-    "model/peft net net/transport",
-    "client/api": "include client/tune client/generate client/audit client/chain client/net client/routing blocks device model model/hub "
-    "model/tokenizer model/chat model/peft net net/transport",
-    "gateway/grammar": "",
-    "gateway/openai": "include gateway/grammar",
-    "gateway/pages": "",
+    "client/generate": "client/chain blocks device model text/tokenizer net",
+    "client/tune": "client/generate client/chain client/net client/routing blocks device model model/peft text/tokenizer text/chat "
+    "net net/transport",
+    "client/api": "include client/tune client/generate client/audit client/chain client/net client/routing sharing/hub blocks device "
+    "model model/peft text/tokenizer text/chat net net/transport",
     "cli/terminal": "",
-    "gateway/openai": "include gateway/grammar",
-    "gateway/engine": "include",
-    "gateway/http": "include gateway/engine gateway/openai gateway/pages",
-    "cli": "cli/terminal gateway/http gateway/engine include",
+    "cli": "cli/terminal gateway/http gateway/queue include",
     "cli/bench": "cli client/api client/tune client/generate client/chain client/net client/routing blocks device model "
-    "model/tokenizer net net/transport",
+    "text/tokenizer net net/transport",
 }
 # The program stands on the C API (include/swarm.h). What its files include besides, each for a reason that docs/ARCHITECTURE.md
 # gives. cli/setup.h opens what is below the API, so it stands here as well.
@@ -65,22 +65,22 @@ INNER = {
     "cli/options.h": "client/api/settings.h",
     "cli/chat_answer.c": "client/api/settings.h",
     "cli/chat_commands.c": "client/api/settings.h",
-    "cli/io.h": "model/tokenizer/ids.h",
+    "cli/io.h": "text/tokenizer/ids.h",
     "cli/setup.h": "client/api/setup.h",
     "cli/setup.c": "cli/setup.h",
     "cli/cmd_eval.c": "client/generate/logprob.h",
     "cli/eval_classifier.c": "cli/setup.h client/tune/loss.h",
     "cli/cmd_forward.c": "cli/setup.h model/safetensors.h",
-    "cli/cmd_hash.c": "model/hub/manifest.h net/identity.h model/hub/trusted_manifest.h",
-    "cli/cmd_models.c": "model/hub/cached.h model/hub/environment.h model/hub/manifest.h",
+    "cli/cmd_hash.c": "sharing/hub/manifest.h net/identity.h sharing/hub/trusted_manifest.h",
+    "cli/cmd_models.c": "sharing/hub/cached.h sharing/hub/environment.h sharing/hub/manifest.h",
     "cli/serve_identity.c": "net/identity.h",
     "cli/cmd_keygen.c": "net/identity.h net/transport/private_swarm.h",
     "cli/cmd_route.c": "cli/setup.h client/chain/explanation.h",
     "cli/cmd_tune.c": "cli/setup.h",
     "cli/cmd_verify.c": "cli/setup.h client/audit/evidence.h model/source.h net/directory.h",
-    "cli/fetch_model.c": "model/hub/cached.h model/hub/environment.h model/source.h model/hub/trusted_manifest.h sharing/swarm_model.h",
+    "cli/fetch_model.c": "sharing/hub/cached.h sharing/hub/environment.h model/source.h sharing/hub/trusted_manifest.h sharing/peers/swarm_model.h",
 }
-FILE_LINES_MAX, FUNCTION_LINES_MAX, PARAMETERS_MAX, DESIGN_NOTE_LINES = 650, 75, 7, 200
+FUNCTION_LINES_MAX, PARAMETERS_MAX, DESIGN_NOTE_LINES = 75, 7, 200
 
 breaches = 0
 
@@ -181,8 +181,6 @@ def check_functions(path, text):
 
 def check_file(path, text):
     lines = text.count("\n")
-    if lines > FILE_LINES_MAX:
-        breach(f"{path} has {lines} lines: one subject a file, {FILE_LINES_MAX} at most")
     if lines > DESIGN_NOTE_LINES and path.endswith(".c") and not text.startswith("/*"):
         breach(f"{path} has {lines} lines and no comment at its top that says how it works")
     if path.endswith(".h") and not path.endswith(".inc.h"):
@@ -239,13 +237,11 @@ def check_documents():
 
 
 def check_python():
-    """The Python package: lengths, nothing but its own modules, numpy and the standard library where no extra is named, and the
+    """The Python package: nothing but its own modules, numpy and the standard library where no extra is named, and the
     declarations of include/swarm.h."""
     extras = {"python/swarmnode/nn.py": {"torch"}, "python/swarmnode/hf.py": {"safetensors", "torch", "transformers"}}
     for path in tracked("python/*.py", "examples/python/*.py"):
         text = read(path)
-        if text.count("\n") > FILE_LINES_MAX:
-            breach(f"{path} has {text.count(chr(10))} lines: one subject a file, {FILE_LINES_MAX} at most")
         if path.startswith("python/swarmnode/"):
             nodes = list(ast.walk(ast.parse(text)))
             imported = {a.name.split(".")[0] for n in nodes if isinstance(n, ast.Import) for a in n.names}
@@ -291,7 +287,17 @@ def check_callers(tops):
                 breach(f"{path}: nothing but tests calls {name}(): delete it, or move it into tests/support")
 
 
+def check_rooms():
+    """Includes go one way: a room may include those that stand before it."""
+    before = []
+    for room, may in ROOMS.items():
+        for other in sorted(set(may.split()) - set(before)):
+            breach(f"scripts/check.py: {room}/ may include {other}/, which does not stand before it in ROOMS")
+        before.append(room)
+
+
 def main():
+    check_rooms()
     tops = sorted({r.split("/")[0] for r in ROOMS})
     for path in tracked(*(f"{top}/*.{end}" for top in tops for end in ("cu", "cuh", "cl", "clh"))):
         check_includes(path, read(path))

@@ -77,7 +77,7 @@ def main():
     options.add_argument("-n", type=int, default=8, help="how many are drawn")
     options.add_argument("--tests", type=int, default=4, help="programs for each of them, at most")
     options.add_argument("--list", action="store_true")
-    options.add_argument("paths", nargs="*", default=["base", "blocks", "client", "gateway", "kvcache", "model", "net", "node", "sharing"])
+    options.add_argument("paths", nargs="*", default=["base", "blocks", "client", "gateway", "kvcache", "model", "net", "node", "sharing", "text"])
     args = options.parse_args()
     files = subprocess.run(["git", "ls-files", "--", *args.paths], capture_output=True, text=True, check=True).stdout.split()
     texts = {pathlib.Path(f): pathlib.Path(f).read_text() for f in files if f.endswith(".c")}

@@ -1,8 +1,6 @@
 /* The description of the machine in reports. */
 #include "cli/bench/bench.h"
 
-#include "base/text.h"
-
 #include <stdio.h>
 #include <string.h>
 #include <sys/sysinfo.h>

@@ -1,7 +1,7 @@
 #include "cli/terminal/history.h"
 
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 
 #include "base/wide_json.h"
 #include "client/api/report.h"
-#include "model/tokenizer/utf8.h"
+#include "text/tokenizer/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

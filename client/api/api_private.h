@@ -6,13 +6,12 @@
  * model.c       tokenizer, embedding and LM head
  * model_source.c  models that are fetched by name
  * answer.c      answers taken apart, also while they grow
- * session.c     a timeline: opening, events, steps
+ * session.c     a timeline: opening, events, steps, files
  * generate.c    generation and sampling in a session
- * session_file.c  a session in a file
  * adapter.c     adapters
  * blocks.c      forward and backward passes of hidden states through blocks
  * training.c    a training run
- * api_setup.c   what the last four have in common
+ * setup.c       what the last four stand on (sn_api_setup)
  *
  * Functions of the C API check what they are given, call the layers below with an sn_err, and hand its sentence to the
  * caller (sn_api_end). A handle keeps a copy of its options, from which its settings borrow. */
@@ -20,11 +19,10 @@
 #define SN_CLIENT_API_API_PRIVATE_H
 
 #include "base/file.h"
-#include "client/api/entry.h"
 #include "client/api/setup.h"
 #include "client/chain/known_prefixes.h"
 #include "include/swarm.h"
-#include "model/chat/answer_format.h"
+#include "text/chat/answer_format.h"
 
 #include <pthread.h>
 
@@ -183,11 +181,6 @@ swarm_code sn_session_end(swarm_session *s, sn_status status, const sn_err *err,
 bool sn_session_wants(const swarm_session *s, swarm_event_kind kind);
 void sn_session_emit(swarm_session *s, const swarm_event *event);
 void sn_session_note_changes(swarm_session *s); /* events about what chain and audit have done since the last time */
-/* Opens a file whose session this one is to continue. key_path NULL: the key of the options, or the identity. Then
- * restores it, once. */
-sn_status sn_session_open_saved(const swarm_session *s, const char *path, const char *key_path, sn_session_file **out,
-                                sn_err *err) SN_MUST_USE;
-sn_status sn_session_restore(swarm_session *s, sn_session_file *saved, sn_err *err) SN_MUST_USE;
 /* SN_REFUSED: the session has been used for hidden states, or for tokens. */
 sn_status sn_session_needs_tokens(const swarm_session *s, sn_err *err) SN_MUST_USE;
 

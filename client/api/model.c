@@ -4,12 +4,12 @@
  * thread may call any function. */
 #include "client/api/api_private.h"
 
-#include "base/text.h"
+#include "base/file.h"
 #include "base/wide_json.h"
 #include "client/api/describe.h"
 #include "client/generate/logprob.h"
-#include "model/hub/manifest.h"
-#include "model/tokenizer/utf8.h"
+#include "sharing/hub/manifest.h"
+#include "text/tokenizer/utf8.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* A model that is opened by name: the options of the model's handle as settings of a hub. */
 #include "client/api/api_private.h"
-#include "model/hub/hub.h"
-#include "model/hub/trusted_manifest.h"
+#include "sharing/hub/hub.h"
+#include "sharing/hub/trusted_manifest.h"
 
 #include <stdio.h>
 #include <string.h>

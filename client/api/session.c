@@ -62,6 +62,118 @@ static void note_progress(void *ctx, int block, int position, int n, const float
     sn_session_emit(s, &event);
 }
 
+/* -- a session in a file -- */
+
+enum { EXTRA_MAX = 64 << 20 };
+
+static sn_status make_extra(const char *extra, size_t length, json_t **out, sn_err *err) {
+    char *hex = NULL;
+    *out = NULL;
+    if (!extra) return SN_OK;
+    if (length > EXTRA_MAX)
+        return sn_fail(err, SN_REFUSED, "%zu bytes of extra are too many: a file holds %d", length, (int)EXTRA_MAX);
+    if ((*out = json_stringn(extra, length))) return SN_OK;
+    sn_status status = sn_calloc(&hex, 2 * length + 1, 1, err);
+    if (!status) *out = json_pack("{ss}", "hex", sn_hex(extra, length, hex));
+    free(hex);
+    return status || *out ? status : sn_fail(err, SN_STOP, "out of memory for a JSON text");
+}
+
+static sn_status load_key(const swarm_session *s, const char *path, sn_file_key *out, sn_err *err) {
+    if (!path) path = s->options.settings.session.key;
+    if (!path && s->connection) path = s->connection->options.settings.common.identity;
+    if (path) return sn_file_key_load(path, out, err);
+    return sn_fail(err, SN_REFUSED,
+                   "a saved session is encrypted: give --session-key FILE (made by: head -c 32 /dev/urandom > FILE; "
+                   "chmod 600 FILE), or --identity");
+}
+
+swarm_code swarm_session_save(swarm_session *s, const char *path, const char *key_path, const char *extra,
+                              size_t length, swarm_error **error) {
+    sn_err err;
+    json_t *value = NULL;
+    sn_file_key secret = {0};
+    sn_session_begin(s);
+    sn_status status = sn_session_needs_tokens(s, &err);
+    if (!status) status = load_key(s, key_path, &secret, &err);
+    if (!status) status = make_extra(extra, length, &value, &err);
+    if (!status)
+        status = sn_session_file_write(path, &secret, s->setup.model, s->setup.chain, s->generator, value, &err);
+    json_decref(value);
+    sn_file_key_fini(&secret);
+    return sn_session_end(s, status, &err, error);
+}
+
+static sn_status take_extra(swarm_session *s, const json_t *extra, sn_err *err) {
+    const json_t *hex = json_object_get(extra, "hex");
+    const char *text = json_string_value(hex ? hex : extra);
+    size_t length = json_string_length(hex ? hex : extra);
+    char *bytes = NULL, *dumped = NULL;
+    sn_status status = SN_OK;
+    s->extra.len = 0;
+    s->has_extra = extra != NULL;
+    if (hex && text) {
+        status = sn_calloc(&bytes, length / 2 + 1, 1, err);
+        if (!status) status = sn_unhex(text, (uint8_t *)bytes, length / 2, err);
+        text = bytes;
+        length /= 2;
+    } else if (extra && !text) { /* of the program's own files: a JSON value */
+        text = dumped = json_dumps(extra, JSON_ENCODE_ANY);
+        length = text ? strlen(text) : 0;
+    }
+    if (!status && text) status = sn_buf_append(&s->extra, text, length, err);
+    if (!status) status = sn_buf_append(&s->extra, "", 1, err);
+    free(bytes);
+    free(dumped);
+    return status;
+}
+
+/* Opens a file whose session this one is to continue. key_path NULL: the key of the options, or the identity. Then
+ * restores it, once. */
+static sn_status session_open_saved(const swarm_session *s, const char *path, const char *key_path,
+                                    sn_session_file **out, sn_err *err) {
+    sn_file_key secret = {0};
+    if (s->options.settings.audit.share > 0)
+        return sn_fail(err, SN_REFUSED,
+                       "--audit cannot check a KV cache that comes from a file: leave out --load or --audit");
+    sn_status status = load_key(s, key_path, &secret, err);
+    if (!status) status = sn_session_file_open(path, &secret, s->setup.model, out, err);
+    sn_file_key_fini(&secret);
+    return status;
+}
+
+static sn_status session_restore(swarm_session *s, sn_session_file *saved, sn_err *err) {
+    sn_status status = sn_session_file_restore(saved, s->setup.lm_head, s->setup.chain, s->generator, err);
+    if (!status) status = take_extra(s, sn_session_file_extra(saved), err);
+    s->seeded = !status;
+    return status;
+}
+
+static sn_status session_load(swarm_session *s, const char *path, const char *key_path, sn_err *err) {
+    size_t n;
+    sn_session_file *file = NULL;
+    (void)sn_generator_ids(s->generator, &n);
+    if (n || s->seeded) return sn_fail(err, SN_REFUSED, "a file is read into a session that has just been opened");
+    sn_status status = session_open_saved(s, path, key_path, &file, err);
+    if (!status) status = session_restore(s, file, err);
+    sn_session_file_close(&file);
+    return status;
+}
+
+swarm_code swarm_session_load(swarm_session *s, const char *path, const char *key_path, swarm_error **error) {
+    sn_err err;
+    sn_session_begin(s);
+    sn_status status = sn_session_needs_tokens(s, &err);
+    if (!status) status = session_load(s, path, key_path, &err);
+    return sn_session_end(s, status, &err, error);
+}
+
+const char *swarm_session_extra(const swarm_session *s, size_t *length) {
+    if (!s->has_extra) return NULL;
+    if (length) *length = s->extra.len - 1;
+    return (const char *)s->extra.data;
+}
+
 /* -- opening -- */
 
 /* Opens the chain, and the saved session whose length is a part of the context's. */
@@ -72,7 +184,7 @@ static sn_status session_connect(swarm_session *s, const swarm_adapter *adapter,
     sn_status status = sn_api_setup(&s->setup, s->model, s->connection, &s->stop, o, err);
     if (adapter) s->setup.adapter = adapter->loaded;
     if (!status) status = sn_setup_refuse_classifier(&s->setup, err);
-    if (!status && o->session.load) status = sn_session_open_saved(s, o->session.load, NULL, saved, err);
+    if (!status && o->session.load) status = session_open_saved(s, o->session.load, NULL, saved, err);
     if (!status && *saved) (void)sn_session_file_ids(*saved, &n);
     if (!status) status = sn_setup_context(&s->setup, o->sampling.ctx, (int64_t)n + o->api.timeline, &s->context, err);
     return status ? status : sn_setup_chain(&s->setup, s->context, false, err);
@@ -96,7 +208,7 @@ static sn_status session_open(swarm_session *s, const swarm_options *options, co
     if (!status) status = session_connect(s, adapter, &saved, err);
     if (!status) sn_chain_observe(s->setup.chain, note_progress, s);
     if (!status && !s->of_hidden_states) status = session_open_generator(s, err);
-    if (!status && saved) status = sn_session_restore(s, saved, err);
+    if (!status && saved) status = session_restore(s, saved, err);
     sn_session_file_close(&saved);
     return status;
 }

@@ -1,14 +1,17 @@
-/* Opening what a session works with, as the settings say: model, tokenizer, device, LM head, link, chain. */
+/* Opening what a session works with, as the settings say: model, tokenizer, device, LM head, link, chain,
+ * audit, draft tokens, backbone. */
 #include "client/api/setup.h"
 
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "client/api/entry.h"
+#include "client/api/api_private.h"
 #include "client/net/adapter_lookup.h"
 #include "model/peft/peft.h"
+#include "model/source.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -96,6 +99,25 @@ sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t default
     int64_t wanted = asked ? asked : default_tokens;
     *out = wanted < most ? (int)wanted : most;
     return SN_OK;
+}
+
+/* -- entering a swarm -- */
+
+sn_status sn_entry_find(sn_entry *entry, const sn_settings *settings, const sn_hash *model, const sn_cancel *cancel,
+                        sn_err *err) {
+    const sn_common_settings *o = &settings->common;
+    *entry = (sn_entry){.link = {.swarm_key_path = o->swarm_key}};
+    sn_status status = o->emulated_link ? sn_emulated_link_parse(o->emulated_link, &entry->link.shape, err) : SN_OK;
+    if (status) return sn_err_context(err, "--emulate-link");
+    status =
+        o->identity ? sn_identity_load(o->identity, &entry->identity, err) : sn_identity_new(&entry->identity, err);
+    if (status) return status;
+    const sn_bootstrap_options options = {o->join.items, o->join.n, o->dht, cancel};
+    status = sn_bootstrap_find(&entry->bootstrap, &options, model, (int)o->timeout_ms, err);
+    entry->link.identity = &entry->identity;
+    entry->link.join = entry->bootstrap.items;
+    entry->link.n_join = entry->bootstrap.n;
+    return status;
 }
 
 sn_status sn_setup_link(sn_setup *setup, sn_err *err) {
@@ -213,4 +235,156 @@ void sn_setup_close(sn_setup *setup) {
     }
     sn_device_close(&setup->device);
     sn_device_close(&setup->exact);
+}
+
+/* -- the audit -- */
+
+/* Only a CPU gives the bits that receipts of exact nodes are compared with, whatever --device says. */
+static sn_status open_exact_device(sn_setup *setup, sn_device **out, sn_err *err) {
+    sn_settings settings = *setup->settings;
+    settings.common.device = "cpu";
+    if (setup->device && setup->device->id.kind == SN_DEVICE_CPU) {
+        *out = setup->device;
+        return SN_OK;
+    }
+    sn_status status = setup->exact ? SN_OK : sn_setup_device(&settings, setup->cancel, &setup->exact, err);
+    *out = setup->exact;
+    return status;
+}
+
+sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err *err) {
+    const sn_audit_settings *given = &setup->settings->audit;
+    if (!(given->share > 0)) {
+        bool alone = given->seed != SN_INT_UNSET || given->local || given->hold || given->evidence;
+        return alone ? sn_fail(err, SN_REFUSED,
+                               "--audit-seed, --audit-local, --audit-hold and --evidence need --audit SHARE")
+                     : SN_OK;
+    }
+    if (!setup->link) return sn_fail(err, SN_REFUSED, "--audit checks nodes: give --join, or leave out --audit");
+    for (int b = 0; b < setup->hp->n_blocks && given->local; b++)
+        if (!sn_model_holds_block(setup->model, b))
+            return sn_fail(err, SN_REFUSED,
+                           "--audit-local needs every block in the model's file; block %d is not in it", b);
+    sn_device *device;
+    sn_status status = open_exact_device(setup, &device, err);
+    const sn_audit_options options = {.model = setup->model,
+                                      .link = setup->link,
+                                      .device = device,
+                                      .local = given->local,
+                                      .share = given->share,
+                                      .seed = (uint64_t)(given->seed == SN_INT_UNSET ? sn_random_seed() : given->seed),
+                                      .evidence = given->evidence,
+                                      .max_tokens = chain->max_tokens,
+                                      .timeout_ms = chain->limits.timeout_ms,
+                                      .node_filter = chain->routing.node_filter};
+    return status ? status : sn_audit_new(&options, &setup->audit, err);
+}
+
+json_t *sn_audit_json(const sn_audit *audit) {
+    sn_audit_report r = sn_audit_get_report(audit);
+    json_t *o = json_object();
+    json_object_set_new(o, "seed", json_integer((json_int_t)r.seed));
+    json_object_set_new(o, "steps", json_integer((json_int_t)r.steps));
+    json_object_set_new(o, "checked", json_integer((json_int_t)r.checked));
+    json_object_set_new(o, "unchecked", json_integer((json_int_t)r.unchecked));
+    json_object_set_new(o, "unchecked_failed", json_integer((json_int_t)r.unchecked_failed));
+    json_object_set_new(o, "timeline_checked", json_boolean(sn_audit_timeline_is_checked(audit)));
+    json_object_set_new(o, "checks", json_integer((json_int_t)r.checks));
+    json_object_set_new(o, "nodes_banned", json_integer((json_int_t)r.nodes_banned));
+    json_object_set_new(o, "verdict", *r.verdict ? json_string(r.verdict) : json_null());
+    json_object_set_new(o, "evidence", *r.evidence ? json_string(r.evidence) : json_null());
+    return o;
+}
+
+/* -- draft tokens -- */
+
+sn_status sn_setup_open_draft(sn_setup *setup, const sn_sampling *sampling, int max_context, sn_err *err) {
+    const sn_draft_settings *o = &setup->settings->draft;
+    bool ngram = o->method == SN_DRAFT_NGRAM;
+    if (ngram && o->model) return sn_fail(err, SN_REFUSED, "give --draft ngram or --draft-model, not both");
+    if (ngram) setup->draft = sn_draft_make(sn_draft_ngram, NULL, (int)o->tokens);
+    if (!o->model) return SN_OK;
+    sn_status status = sn_setup_need_device(setup, err);
+    if (status) return status;
+    const sn_draft_model_options model_options = {.path = o->model,
+                                                  .device = setup->device,
+                                                  .hp = setup->hp,
+                                                  .tokenizer = setup->tokenizer,
+                                                  .sampling = *sampling,
+                                                  .max_context = max_context,
+                                                  .kv_dtype = (sn_kv_dtype)setup->settings->common.kv_dtype};
+    sn_setup_phase(setup, "loading the draft model");
+    status = sn_draft_model_open(&model_options, &setup->draft_model, err);
+    sn_setup_phase(setup, NULL);
+    setup->draft = sn_draft_make(sn_draft_model_propose, setup->draft_model, (int)o->tokens);
+    return status;
+}
+
+sn_draft *sn_setup_get_draft(sn_setup *setup) { return setup->draft.source ? &setup->draft : NULL; }
+
+/* -- training -- */
+
+static sn_status open_backbone(sn_setup *setup, sn_backbone_blocks blocks, const sn_base_weights *base,
+                               sn_backbone **out, sn_err *err) {
+    const sn_common_settings *o = &setup->settings->common;
+    int end = blocks.end ? blocks.end : setup->hp->n_blocks;
+    if (o->local.given && !o->local.all && (o->local.first > blocks.first || o->local.end < end))
+        return sn_fail(err, SN_REFUSED,
+                       "training needs nodes (--join) or the whole model in this process (--local all)");
+    if (o->local.given) {
+        sn_status opened = sn_setup_need_device(setup, err);
+        if (opened) return opened;
+        const sn_backbone_local_options local = {.device = setup->device, .blocks = blocks, .cancel = setup->cancel};
+        return sn_backbone_local(setup->model, &local, out, err);
+    }
+    if (o->wire_dtype != SN_F32)
+        return sn_fail(err, SN_REFUSED, "training sends hidden states as float32 only: leave out --wire-dtype");
+    sn_status status = sn_setup_link(setup, err);
+    if (setup->link) sn_link_set_cancel(setup->link, setup->cancel);
+    const sn_backbone_swarm_options options = {.link = setup->link,
+                                               .node_filter = {o->only.items, o->only.n, o->deny.items, o->deny.n},
+                                               .timeout_ms = (int)o->timeout_ms,
+                                               .max_retries = (int)o->max_retries,
+                                               .blocks = blocks,
+                                               .cancel = setup->cancel,
+                                               .base = base};
+    return status ? status : sn_backbone_swarm(setup->model, &options, out, err);
+}
+
+sn_status sn_setup_backbone(sn_setup *setup, sn_backbone_blocks blocks, const sn_base_weights *base, sn_backbone **out,
+                            sn_err *err) {
+    *out = NULL;
+    sn_setup_phase(setup, "comparing and opening the blocks");
+    sn_status status = open_backbone(setup, blocks, base, out, err);
+    sn_setup_phase(setup, NULL);
+    return status;
+}
+
+/* -- handles of the C API -- */
+
+sn_status sn_api_setup(sn_setup *out, const swarm_model *model, swarm_connection *connection, const sn_cancel *cancel,
+                       sn_settings *settings, sn_err *err) {
+    sn_common_settings *o = &settings->common;
+    if (!connection && !o->local.given) {
+        o->local = settings->api.blocks;
+        o->local.all = !settings->api.blocks.end;
+        o->local.given = true;
+    }
+    o->cache = connection ? connection->options.settings.common.cache : NULL;
+    *out = (sn_setup){.settings = settings,
+                      .cancel = cancel,
+                      .borrows_model = true,
+                      .model = model->model,
+                      .hp = model->hp,
+                      .tokenizer = model->tokenizer};
+    sn_status status = sn_model_open_head(model, &out->lm_head, err);
+    if (!status && connection) status = sn_connection_give_link(connection, &out->link, err);
+    if (connection) out->prefixes = connection->prefixes;
+    if (!status && connection) sn_link_set_cancel(out->link, cancel);
+    return status;
+}
+
+sn_status sn_api_folder(const char *path, sn_err *err) {
+    if (!mkdir(path, 0777) || errno == EEXIST) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "the folder %.200s cannot be made: %s", path, strerror(errno));
 }

@@ -13,10 +13,11 @@
 #include "client/generate/generator.h"
 #include "client/generate/lm_head.h"
 #include "client/generate/session_file.h"
+#include "client/net/bootstrap.h"
 #include "client/net/link.h"
 #include "client/tune/backbone.h"
 #include "client/tune/loaded_adapter.h"
-#include "model/tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <jansson.h>
 
@@ -73,25 +74,39 @@ sn_status sn_setup_refuse_classifier(const sn_setup *setup, sn_err *err) SN_MUST
 sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t default_tokens, int *out,
                            sn_err *err) SN_MUST_USE;
 
+/* How this process enters a swarm: its identity, and the addresses that it asks first. Read once from the settings;
+ * every link that is opened with it has the same identity, so that nodes share prefix caches among them. It does not
+ * change after sn_entry_find, and any thread may then open links with it. It must not be moved, and borrows from the
+ * settings. */
+typedef struct sn_entry {
+    sn_identity identity;
+    sn_bootstrap bootstrap;
+    sn_link_options link;
+} sn_entry;
+/* model: whose nodes are looked for in the DHT; all zero where the settings name no DHT. SN_REFUSED: a setting or a
+ * file is wrong; SN_RETRY: the DHT has no node. Without a swarm in the settings no address is found. */
+sn_status sn_entry_find(sn_entry *entry, const sn_settings *settings, const sn_hash *model, const sn_cancel *cancel,
+                        sn_err *err) SN_MUST_USE;
+
 /* Opens the link to the swarm into setup->link; without a swarm in the settings nothing is opened. */
 sn_status sn_setup_link(sn_setup *setup, sn_err *err) SN_MUST_USE;
 /* Opens link, if there is none yet, audit and chain, for timelines of at most max_tokens. every_block: the route is cut
  * at every block. */
 sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_err *err) SN_MUST_USE;
 
-/* -- draft tokens (setup_draft.c) -- */
+/* -- draft tokens -- */
 
 /* Opens the draft of the settings for a text sampled so, of at most max_context tokens. */
 sn_status sn_setup_open_draft(sn_setup *setup, const sn_sampling *sampling, int max_context, sn_err *err) SN_MUST_USE;
 sn_draft *sn_setup_get_draft(sn_setup *setup); /* NULL: no draft tokens */
 
-/* -- the audit (setup_audit.c) -- */
+/* -- the audit -- */
 
 /* Opens the audit of the settings, for a chain with these options, into setup->audit. */
 sn_status sn_setup_audit(sn_setup *setup, const sn_chain_options *chain, sn_err *err) SN_MUST_USE;
 json_t *sn_audit_json(const sn_audit *audit);
 
-/* -- training (setup_training.c) -- */
+/* -- training -- */
 
 /* A backbone over these blocks, at nodes (opening the link) or in this process, as the settings say. base: as of
  * sn_backbone_swarm_options. */

@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "client/routing/candidates.h"
 
 #include <stdio.h>

@@ -1,5 +1,4 @@
-/* What audit.c (noting and comparing steps), auditors.c (who may check them) and dispute.c (deciding which node is
- * wrong) share. */
+/* What an audit keeps, for audit.c and for tests that count it. */
 #ifndef SN_CLIENT_AUDIT_AUDIT_PRIVATE_H
 #define SN_CLIENT_AUDIT_AUDIT_PRIVATE_H
 
@@ -74,32 +73,5 @@ struct sn_audit {
 /* How long no auditor is looked for, after a search or a check took spent_us in vain: ranges that are checked one after
  * the other, without success, take a third of a session's time at most. */
 int64_t sn_audit_pause_us(size_t n_logs, int64_t spent_us);
-
-/* Opens a chain over the log's blocks that uses none of the nodes that the log is about. local: on this machine. */
-sn_status sn_audit_open_chain(sn_audit *audit, const sn_audit_log *log, const sn_chain *audited, bool local,
-                              const bool *cut_at, sn_chain **out, sn_err *err) SN_MUST_USE;
-/* Whether a node of the log's auditor may no longer be one, for example because it has signed an entry meanwhile. */
-bool sn_audit_auditor_is_avoided(sn_audit *audit, const sn_audit_log *log);
-/* The node is no auditor until then. */
-void sn_audit_avoid(sn_audit *audit, const uint8_t node[SN_KEY_SIZE], int64_t until_us);
-/* Nodes that failed may be auditors again, but not those that were wrong. false: there are none. */
-bool sn_audit_forgive_failures(sn_audit *audit);
-
-/* Keeps the announcement of the hop's node. */
-sn_status sn_audit_keep_announcement(sn_audit *audit, const sn_hop *hop, sn_err *err) SN_MUST_USE;
-/* The kept announcement of a node; NULL: none. */
-const sn_blob *sn_audit_find_announcement(const sn_audit *audit, const uint8_t node[SN_KEY_SIZE]);
-
-typedef enum sn_audit_outcome {
-    SN_AUDIT_PASSED,    /* no answer is known to be wrong */
-    SN_AUDIT_FAILED,    /* the answer of the log's first entry is wrong */
-    SN_AUDIT_UNDECIDED, /* it may be wrong: two answers differ, and there is no arbiter */
-} sn_audit_outcome;
-
-/* The auditor's answer differs from the one of the nodes of the log's first entry. Finds out which is right, saves
- * evidence, and bans the nodes that are wrong. On SN_AUDIT_PASSED the auditor was wrong: it is closed, and the node
- * that gave the wrong answer is avoided, or all of the auditor's where it is not known. */
-sn_status sn_audit_dispute(sn_audit *audit, sn_audit_log *log, const sn_chain *audited, sn_audit_outcome *out,
-                           sn_err *err) SN_MUST_USE;
 
 #endif

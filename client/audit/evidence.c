@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

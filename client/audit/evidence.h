@@ -1,7 +1,7 @@
 /* Evidence: what nodes signed about a step, with everything that is needed to compute the step again. Anyone with the
  * model's file can find out which node was wrong (swarm verify), without trusting the one who made the evidence.
  *
- * Central type: sn_evidence. An audit makes and saves it (dispute.c), `swarm verify` loads and judges it. One thread.
+ * Central type: sn_evidence. An audit makes and saves it (audit.c), `swarm verify` loads and judges it. One thread.
  *
  * The file: a line `swarm evidence 1`; a line of JSON (header); the inputs, float32 rows; the claimed outputs of those
  * statements that have them, float32 rows; and a SHA-256 of all bytes before it, which detects damage. The signatures

@@ -15,7 +15,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/text.h"
 #include "client/chain/known_prefixes.h"
 
 #include <stdlib.h>

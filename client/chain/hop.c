@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "base/wire.h"
 #include "client/chain/replica.h"
 #include "net/timeline.h"

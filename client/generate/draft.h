@@ -11,7 +11,7 @@
 #define SN_CLIENT_GENERATE_DRAFT_H
 
 #include "client/generate/sampler.h"
-#include "model/tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 #include "device/device.h"
 #include "model/model.h"
 

@@ -16,7 +16,7 @@
 #include "client/generate/draft.h"
 #include "client/generate/lm_head.h"
 #include "client/generate/sampler.h"
-#include "model/tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 typedef struct sn_generator sn_generator;
 

@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
-#include "base/text.h"
 #include "net/dht.h"
 
 #include <stdio.h>

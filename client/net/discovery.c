@@ -8,7 +8,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "client/net/peers_query.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,6 +19,7 @@ enum {
     PROVEN_MS = 600000,   /* for which a joined node's word proves a node */
     PAGES_MAX = 4,        /* further pages of a node's PEERS list */
     PAGE_US = 1000000,    /* to wait for each of them */
+    DIGITS_MIN = 4,       /* a shorter word is no beginning of an id */
 };
 
 /* Whether no joined node can be used: each has sent what is no message, more than once, and nothing else. */
@@ -49,10 +49,44 @@ static void link_take_seeds(sn_link *link) {
         link_take_seed(link, &seed);
 }
 
-static sn_status peers_ask(sn_link *link, sn_peer peer, const sn_peers_query *query, uint64_t correlation_id,
+/* What a node is asked for with PEERS: some of the announcements that it knows. */
+typedef struct peers_query {
+    const sn_hash *model; /* NULL: of every model */
+    uint64_t from_tag, to_tag;
+    const char *name; /* NULL: of any name */
+} peers_query;
+
+static sn_status peers_query_message(const peers_query *query, uint64_t correlation_id, sn_msg **out, sn_err *err) {
+    sn_status status = sn_msg_new(SN_MSG_PEERS, correlation_id, out, err);
+    if (status) return status;
+    sn_msg_peers *peers = &(*out)->peers;
+    peers->protocol = SN_PROTOCOL_VERSION;
+    peers->from_tag = query->from_tag;
+    peers->to_tag = query->to_tag;
+    if (query->name) snprintf(peers->name, sizeof peers->name, "%s", query->name);
+    if (query->model) memcpy(peers->model, query->model->bytes, SN_KEY_SIZE);
+    return SN_OK;
+}
+
+/* The range of tags of ids that begin with these hexadecimal digits; false: they are none, or too few. */
+static bool peers_query_digits(const char *digits, uint64_t *from_tag, uint64_t *to_tag) {
+    static const char all[] = "0123456789abcdef";
+    size_t n = strlen(digits);
+    *from_tag = *to_tag = 0;
+    if (n < DIGITS_MIN || n != strspn(digits, all)) return false;
+    for (size_t i = 0; i < 16; i++) {
+        const char *at = i < n ? strchr(all, digits[i]) : NULL;
+        uint64_t value = at ? (uint64_t)(at - all) : 0;
+        *from_tag = *from_tag << 4 | value;
+        *to_tag = *to_tag << 4 | (at ? value : 15);
+    }
+    return true;
+}
+
+static sn_status peers_ask(sn_link *link, sn_peer peer, const peers_query *query, uint64_t correlation_id,
                            sn_err *err) {
     sn_msg *msg = NULL;
-    sn_status status = sn_peers_query_message(query, correlation_id, &msg, err);
+    sn_status status = peers_query_message(query, correlation_id, &msg, err);
     if (status) return status;
     status = sn_link_send(link, peer, &msg, err);
     return status == SN_RETRY ? SN_OK : status; /* this node cannot be reached now; another one may */
@@ -64,7 +98,7 @@ static sn_status peers_dial_and_ask(sn_link *link, const sn_seed *seed, const sn
     sn_status status = sn_link_dial(link, seed->address, seed->curve_key, peer, err);
     if (status) return status == SN_RETRY ? SN_OK : status;
     if (!sn_refusals_may_ask(&link->refusals, *peer, sn_now_us())) return SN_OK;
-    return peers_ask(link, *peer, &(sn_peers_query){.model = model}, correlation_id, err);
+    return peers_ask(link, *peer, &(peers_query){.model = model}, correlation_id, err);
 }
 
 /* Asks those from `from` on, and those that were not dialled yet. */
@@ -129,7 +163,7 @@ static void link_take_late_answers(sn_link *link) {
 }
 
 /* Asks one node, and takes what it answers within PAGE_US. *next: where its next page begins; 0: there is none. */
-static sn_status link_ask_one(sn_link *link, sn_peer from, const sn_peers_query *query, uint64_t *next, sn_err *err) {
+static sn_status link_ask_one(sn_link *link, sn_peer from, const peers_query *query, uint64_t *next, sn_err *err) {
     uint64_t correlation_id = sn_link_new_correlation_id();
     int64_t page_us = sn_now_us() + PAGE_US, until_us = link->discovery_until_us;
     int64_t deadline = page_us < until_us ? page_us : until_us;
@@ -154,7 +188,7 @@ static sn_status link_read_peer_pages(sn_link *link, sn_peer from, const sn_hash
     sn_status status = SN_OK;
     sn_random(&tag, sizeof tag);
     for (int page = 0; page < PAGES_MAX && tag && !status; page++)
-        status = link_ask_one(link, from, &(sn_peers_query){.model = model, .from_tag = tag}, &tag, err);
+        status = link_ask_one(link, from, &(peers_query){.model = model, .from_tag = tag}, &tag, err);
     return status;
 }
 
@@ -162,10 +196,10 @@ static sn_status link_ask_for_wanted(sn_link *link, sn_peer from, const sn_hash 
     sn_status status = SN_OK;
     uint64_t next;
     for (size_t i = 0; i < link->n_wanted && !status; i++) {
-        sn_peers_query query = {.model = model};
-        if (sn_peers_query_digits(link->wanted[i], &query.from_tag, &query.to_tag))
+        peers_query query = {.model = model};
+        if (peers_query_digits(link->wanted[i], &query.from_tag, &query.to_tag))
             status = link_ask_one(link, from, &query, &next, err);
-        query = (sn_peers_query){.model = model, .name = link->wanted[i]};
+        query = (peers_query){.model = model, .name = link->wanted[i]};
         if (!status) status = link_ask_one(link, from, &query, &next, err);
     }
     return status;

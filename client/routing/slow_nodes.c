@@ -3,7 +3,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

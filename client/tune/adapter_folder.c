@@ -14,7 +14,6 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/text.h"
 #include "blocks/adapter.h"
 #include "device/guard.h"
 #include "model/json.h"

@@ -14,7 +14,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "client/tune/adapter_folder.h"
 #include "model/safetensors.h"
 

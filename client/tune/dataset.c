@@ -12,8 +12,8 @@
 #include "client/tune/dataset.h"
 
 #include "base/random.h"
-#include "base/text.h"
-#include "model/chat/chat_template.h"
+#include "base/file.h"
+#include "text/chat/chat_template.h"
 
 #include <jansson.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
 #define SN_CLIENT_TUNE_DATASET_H
 
 #include "base/hash.h"
-#include "model/tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 typedef struct sn_example {
     int32_t *ids;

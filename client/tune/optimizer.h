@@ -4,7 +4,7 @@
 #ifndef SN_CLIENT_TUNE_OPTIMIZER_H
 #define SN_CLIENT_TUNE_OPTIMIZER_H
 
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -8,7 +8,7 @@
 #define SN_CLIENT_TUNE_PARAMS_H
 
 #include "client/generate/lm_head.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "model/model.h"
 
 typedef enum sn_method {

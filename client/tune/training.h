@@ -11,7 +11,7 @@
 #include "client/tune/checkpoint.h"
 #include "client/tune/tuner.h"
 #include "model/base_weights.h"
-#include "model/tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 typedef struct sn_training_settings {
     const char *data, *eval_data, *targets;

@@ -6,7 +6,6 @@
  * free them would wait for it without limit. */
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/text.h"
 #include "device/cuda/cuda_private.h"
 
 #include <stdatomic.h>

@@ -10,7 +10,7 @@
  * Freeing memory makes CUDA wait for the device. wait_before_free waits first, with the device's timeout; the memory of
  * a device that hangs is not freed. */
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "device/cuda/cuda_private.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
 #include "gateway/http/access.h"
 
 #include "base/host_header.h"
-#include "base/text.h"
+#include "base/file.h"
 
 #include <arpa/inet.h>
 #include <stdlib.h>

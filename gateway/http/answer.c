@@ -1,6 +1,6 @@
-/* From a request to jobs of the engine, and from the bytes of its reply to the client.
+/* From a request to jobs of the queue, and from the bytes of its reply to the client.
  *
- * Jobs run on the engine's threads and fill `out`; the connection's thread waits for bytes, looks five times a second
+ * Jobs run on the queue's threads and fill `out`; the connection's thread waits for bytes, looks five times a second
  * whether the client is still there, and sends. A stream's headers go out at once, and while nothing is ready a comment
  * line each second, so that neither the client nor what is between takes silence for an end. */
 #include "gateway/http/answer_private.h"
@@ -13,13 +13,13 @@ enum { LOOK_MS = 200, SILENCE_MS = 1000, OUT_MAX = 128 << 20, STREAM_BLOCK = 16 
 
 /* -- the reply's bytes -- */
 
-void sn_answer_fail(sn_answer *a, const sn_openai_error *error) {
+void sn_http_answer_fail(sn_http_answer *a, const sn_openai_error *error) {
     if (a->error.status) return;
     a->error = *error;
     sn_reply_fail(a->reply, error);
 }
 
-void sn_answer_collect(sn_answer *a) {
+void sn_http_answer_collect(sn_http_answer *a) {
     size_t len;
     sn_err err;
     const char *bytes;
@@ -37,7 +37,7 @@ void sn_answer_collect(sn_answer *a) {
 }
 
 /* Waits until there are bytes to send, the answer is complete, or the time is over. Under the lock. */
-static void wait_for_bytes(sn_answer *a, int64_t until_us) {
+static void wait_for_bytes(sn_http_answer *a, int64_t until_us) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     int64_t ns = until.tv_nsec + sn_min_size(LOOK_MS * 1000, (size_t)(until_us - sn_now_us())) * 1000;
@@ -48,10 +48,10 @@ static void wait_for_bytes(sn_answer *a, int64_t until_us) {
 
 /* On the connection's thread. A stream of which a part was dropped ends like a connection that broke, so that no client
  * takes it for a whole one. */
-ssize_t sn_answer_stream(void *exchange, uint64_t at, char *out, size_t max) {
+ssize_t sn_http_answer_stream(void *exchange, uint64_t at, char *out, size_t max) {
     static const char comment[] = ":\n\n";
     const sn_exchange *x = exchange;
-    sn_answer *a = x->answer;
+    sn_http_answer *a = x->answer;
     const int64_t until_us = sn_now_us() + SILENCE_MS * 1000;
     (void)at;
     pthread_mutex_lock(&a->lock);
@@ -76,7 +76,7 @@ ssize_t sn_answer_stream(void *exchange, uint64_t at, char *out, size_t max) {
 static enum MHD_Result send_stream(sn_exchange *x) {
     x->streams = true;
     struct MHD_Response *response =
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, sn_answer_stream, x, NULL);
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, sn_http_answer_stream, x, NULL);
     if (response) {
         MHD_add_response_header(response, "Content-Type", "text/event-stream; charset=utf-8");
         MHD_add_response_header(response, "Cache-Control", "no-cache");
@@ -86,7 +86,7 @@ static enum MHD_Result send_stream(sn_exchange *x) {
 }
 
 static enum MHD_Result send_whole(sn_exchange *x) {
-    sn_answer *a = x->answer;
+    sn_http_answer *a = x->answer;
     bool left = false;
     pthread_mutex_lock(&a->lock);
     while (!a->finished && !left) {
@@ -108,7 +108,7 @@ static enum MHD_Result send_whole(sn_exchange *x) {
 
 /* -- prompts -- */
 
-static bool render_chat(sn_answer *a, sn_answer_prompt *prompt, sn_openai_error *error) {
+static bool render_chat(sn_http_answer *a, sn_http_answer_prompt *prompt, sn_openai_error *error) {
     const swarm_model *model = a->server->options.model;
     swarm_error *cause = NULL;
     char *text = NULL;
@@ -122,7 +122,8 @@ static bool render_chat(sn_answer *a, sn_answer_prompt *prompt, sn_openai_error 
 }
 
 /* Prompts of completions are as 'swarm generate' takes them: special tokens may be spelled out. */
-static bool read_prompt(sn_answer *a, const sn_prompt *from, sn_answer_prompt *prompt, sn_openai_error *error) {
+static bool read_prompt(sn_http_answer *a, const sn_prompt *from, sn_http_answer_prompt *prompt,
+                        sn_openai_error *error) {
     swarm_error *cause = NULL;
     prompt->own = !from->ids;
     if (from->ids) {
@@ -136,7 +137,7 @@ static bool read_prompt(sn_answer *a, const sn_prompt *from, sn_answer_prompt *p
            sn_openai_fail_swarm(error, cause);
 }
 
-static bool begin_to_prepare(sn_answer *a, sn_openai_error *error) {
+static bool begin_to_prepare(sn_http_answer *a, sn_openai_error *error) {
     a->prepares = sn_exchange_may_prepare(a->exchange, error);
     a->prepares_us = sn_now_us();
     return a->prepares;
@@ -144,7 +145,7 @@ static bool begin_to_prepare(sn_answer *a, sn_openai_error *error) {
 
 /* A request may have a minute of work for the tokenizer in many prompts: between two of them others have their turn.
  */
-static bool make_way(sn_answer *a, sn_openai_error *error) {
+static bool make_way(sn_http_answer *a, sn_openai_error *error) {
     sn_load *load = &a->server->load;
     if (sn_exchange_is_left(a->exchange))
         return sn_openai_fail(error, 503, "cancelled", NULL, "The client has closed its connection.");
@@ -153,14 +154,14 @@ static bool make_way(sn_answer *a, sn_openai_error *error) {
     return begin_to_prepare(a, error);
 }
 
-static bool make_prompts(sn_answer *a, sn_openai_error *error) {
+static bool make_prompts(sn_http_answer *a, sn_openai_error *error) {
     sn_err err;
     const sn_request *r = a->request;
     const bool chat = r->kind == SN_REQUEST_CHAT || r->kind == SN_REQUEST_RESPONSE;
     a->n_prompts = chat ? 1 : r->n_prompts;
     if (sn_calloc(&a->prompts, a->n_prompts, sizeof *a->prompts, &err)) return sn_openai_fail_err(error, &err);
     for (size_t i = 0; i < a->n_prompts; i++) {
-        sn_answer_prompt *prompt = &a->prompts[i];
+        sn_http_answer_prompt *prompt = &a->prompts[i];
         if (i && !make_way(a, error)) return false;
         prompt->own = true;
         if (!(chat ? render_chat(a, prompt, error) : read_prompt(a, &r->prompts[i], prompt, error))) return false;
@@ -171,20 +172,21 @@ static bool make_prompts(sn_answer *a, sn_openai_error *error) {
 
 /* -- choices -- */
 
-static bool make_choice(sn_answer *a, size_t index, sn_openai_error *error) {
+static bool make_choice(sn_http_answer *a, size_t index, sn_openai_error *error) {
     const sn_request *r = a->request;
-    sn_answer_choice *c = &a->choices[index];
+    sn_http_answer_choice *c = &a->choices[index];
     const bool embeds = r->kind == SN_REQUEST_EMBEDDING;
     const size_t n = r->n > 1 ? (size_t)r->n : 1;
-    *c = (sn_answer_choice){.answer = a, .index = index, .prompt_index = index / n, .prompt = &a->prompts[index / n]};
-    c->job = (sn_job){.prompt = c->prompt->ids,
-                      .n_prompt = c->prompt->n,
-                      .ctx = c,
-                      .run = embeds ? sn_answer_embed : sn_answer_run_choice,
-                      .may_repeat = embeds ? NULL : sn_answer_may_repeat,
-                      .end = sn_answer_end_choice,
-                      .owner = a->owner,
-                      .fresh = embeds};
+    *c = (sn_http_answer_choice){
+        .answer = a, .index = index, .prompt_index = index / n, .prompt = &a->prompts[index / n]};
+    c->job = (sn_server_job){.prompt = c->prompt->ids,
+                             .n_prompt = c->prompt->n,
+                             .ctx = c,
+                             .run = embeds ? sn_http_answer_embed : sn_http_answer_run_choice,
+                             .may_repeat = embeds ? NULL : sn_http_answer_may_repeat,
+                             .end = sn_http_answer_end_choice,
+                             .owner = a->owner,
+                             .fresh = embeds};
     if (embeds || !r->max_tokens) return true;
     const sn_constraint_setup setup = {.n_prompt = c->prompt->n,
                                        .thinks = c->prompt->thinks,
@@ -193,12 +195,12 @@ static bool make_choice(sn_answer *a, size_t index, sn_openai_error *error) {
            sn_constraint_new(r, a->server->served, &setup, &c->constraint, error);
 }
 
-static bool submit(sn_answer *a, sn_openai_error *error) {
-    sn_job **jobs;
+static bool submit(sn_http_answer *a, sn_openai_error *error) {
+    sn_server_job **jobs;
     sn_err err;
     if (sn_calloc(&jobs, a->n_choices, sizeof *jobs, &err)) return sn_openai_fail_err(error, &err);
     for (size_t i = 0; i < a->n_choices; i++) jobs[i] = &a->choices[i].job;
-    sn_status status = sn_server_engine_submit(a->server->options.engine, jobs, a->n_choices, &err);
+    sn_status status = sn_server_queue_submit(a->server->options.queue, jobs, a->n_choices, &err);
     free(jobs);
     if (!status) a->submitted = a->n_choices;
     if (status != SN_RETRY) return !status || sn_openai_fail_err(error, &err);
@@ -208,7 +210,7 @@ static bool submit(sn_answer *a, sn_openai_error *error) {
     return false;
 }
 
-static bool prepare(sn_exchange *x, sn_answer *a, sn_request_kind kind, sn_openai_error *error) {
+static bool prepare(sn_exchange *x, sn_http_answer *a, sn_request_kind kind, sn_openai_error *error) {
     sn_server *s = x->server;
     sn_err err;
     const sn_reply_head head = {.id = x->id, .created = sn_unix_ms() / 1000};
@@ -232,7 +234,7 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
         (void)sn_openai_fail_err(&error, &err);
         return sn_exchange_refuse(x, &error);
     }
-    sn_answer *a = x->answer;
+    sn_http_answer *a = x->answer;
     a->server = x->server;
     a->exchange = x;
     a->owner = a->taken.owner = x->owner;
@@ -249,16 +251,16 @@ static enum MHD_Result answer(sn_exchange *x, sn_request_kind kind) {
     return a->request->stream ? send_stream(x) : send_whole(x);
 }
 
-enum MHD_Result sn_answer_chat(sn_exchange *x) { return answer(x, SN_REQUEST_CHAT); }
-enum MHD_Result sn_answer_completion(sn_exchange *x) { return answer(x, SN_REQUEST_COMPLETION); }
-enum MHD_Result sn_answer_embedding(sn_exchange *x) { return answer(x, SN_REQUEST_EMBEDDING); }
-enum MHD_Result sn_answer_response(sn_exchange *x) { return answer(x, SN_REQUEST_RESPONSE); }
+enum MHD_Result sn_http_answer_chat(sn_exchange *x) { return answer(x, SN_REQUEST_CHAT); }
+enum MHD_Result sn_http_answer_completion(sn_exchange *x) { return answer(x, SN_REQUEST_COMPLETION); }
+enum MHD_Result sn_http_answer_embedding(sn_exchange *x) { return answer(x, SN_REQUEST_EMBEDDING); }
+enum MHD_Result sn_http_answer_response(sn_exchange *x) { return answer(x, SN_REQUEST_RESPONSE); }
 
-void sn_answer_free(sn_answer **answer) {
-    sn_answer *a = *answer;
+void sn_http_answer_free(sn_http_answer **answer) {
+    sn_http_answer *a = *answer;
     if (!a) return;
-    for (size_t i = 0; i < a->submitted; i++) sn_server_engine_cancel(a->server->options.engine, &a->choices[i].job);
-    for (size_t i = 0; i < a->submitted; i++) sn_server_engine_finish(a->server->options.engine, &a->choices[i].job);
+    for (size_t i = 0; i < a->submitted; i++) sn_server_queue_cancel(a->server->options.queue, &a->choices[i].job);
+    for (size_t i = 0; i < a->submitted; i++) sn_server_queue_finish(a->server->options.queue, &a->choices[i].job);
     for (size_t i = 0; i < a->n_choices; i++) {
         sn_constraint_free(&a->choices[i].constraint);
         swarm_options_free(a->choices[i].generation);

@@ -43,7 +43,7 @@ static sn_status put_first_token(sn_counters *c, sn_buf *out, sn_err *err) {
                          name, sum, name, us / 1000000, us % 1000000, name, sum);
 }
 
-sn_status sn_counters_write(sn_counters *c, const sn_server_engine_load *load, size_t held, sn_buf *out, sn_err *err) {
+sn_status sn_counters_write(sn_counters *c, const sn_server_queue_load *load, size_t held, sn_buf *out, sn_err *err) {
     const struct {
         const char *name, *type, *help;
         uint64_t value;

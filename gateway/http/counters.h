@@ -3,7 +3,7 @@
 #define SN_GATEWAY_HTTP_COUNTERS_H
 
 #include "base/mem.h"
-#include "gateway/engine/engine.h"
+#include "gateway/queue/queue.h"
 
 #include <stdatomic.h>
 
@@ -19,7 +19,7 @@ typedef struct sn_counters {
 void sn_counters_first_token(sn_counters *counters, int64_t us);
 
 /* Appends the page in Prometheus' text format. held: sn_load_get_bytes. */
-sn_status sn_counters_write(sn_counters *counters, const sn_server_engine_load *load, size_t held, sn_buf *out,
+sn_status sn_counters_write(sn_counters *counters, const sn_server_queue_load *load, size_t held, sn_buf *out,
                             sn_err *err) SN_MUST_USE;
 
 #endif

@@ -1,7 +1,7 @@
 /* What the model expected at each place of a prompt: the logits of all its tokens, computed a few rows at a time, since
  * a row has as many floats as the vocabulary has tokens. The first token has no log-probability: nothing comes before
  * it. */
-#include "gateway/engine/audited.h"
+#include "gateway/queue/audited.h"
 #include "gateway/http/answer_private.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 enum { ROWS = 32 };
 
 typedef struct echo {
-    sn_answer_choice *choice;
+    sn_http_answer_choice *choice;
     size_t vocab, n_top;
     float *logits;          /* (ROWS, vocab) */
     sn_reply_token *tokens; /* (prompt) */
@@ -20,7 +20,7 @@ typedef struct echo {
 
 static swarm_code compute(void *ctx, swarm_session *session, swarm_error **error) {
     echo *e = ctx;
-    const sn_answer_prompt *prompt = e->choice->prompt;
+    const sn_http_answer_prompt *prompt = e->choice->prompt;
     const swarm_model *model = e->choice->answer->server->options.model;
     swarm_code code = swarm_session_rewind(session, 0, error);
     for (size_t at = 0; at < prompt->n && !code; at += ROWS) {
@@ -40,7 +40,7 @@ static swarm_code compute(void *ctx, swarm_session *session, swarm_error **error
     return code;
 }
 
-static sn_status echo_init(echo *e, sn_answer_choice *c, sn_err *err) {
+static sn_status echo_init(echo *e, sn_http_answer_choice *c, sn_err *err) {
     const sn_request *r = c->answer->request;
     const size_t n = c->prompt->n;
     *e = (echo){.choice = c, .vocab = (size_t)swarm_model_vocab(c->answer->server->options.model), .n_top = 0};
@@ -53,8 +53,8 @@ static sn_status echo_init(echo *e, sn_answer_choice *c, sn_err *err) {
     return status;
 }
 
-swarm_code sn_answer_echo(sn_answer_choice *c, swarm_session *session, swarm_error **error) {
-    sn_answer *a = c->answer;
+swarm_code sn_http_answer_echo(sn_http_answer_choice *c, swarm_session *session, swarm_error **error) {
+    sn_http_answer *a = c->answer;
     sn_openai_error failure = {0};
     sn_err err;
     echo e;
@@ -62,8 +62,8 @@ swarm_code sn_answer_echo(sn_answer_choice *c, swarm_session *session, swarm_err
     if (!code && e.logits) code = sn_compute_audited(compute, &e, session, error);
     if (!code) {
         pthread_mutex_lock(&a->lock);
-        if (!sn_reply_echo(a->reply, c->index, e.tokens, c->prompt->n, &failure)) sn_answer_fail(a, &failure);
-        sn_answer_collect(a);
+        if (!sn_reply_echo(a->reply, c->index, e.tokens, c->prompt->n, &failure)) sn_http_answer_fail(a, &failure);
+        sn_http_answer_collect(a);
         pthread_mutex_unlock(&a->lock);
     }
     free(e.tokens);

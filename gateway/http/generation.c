@@ -1,6 +1,6 @@
 /* A choice in a session, on a worker's thread: the session's events become calls of the reply, under the lock of the
  * answer, since other choices of the request do the same. */
-#include "gateway/engine/embedding.h"
+#include "gateway/queue/embedding.h"
 #include "gateway/http/answer_private.h"
 
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 
 /* -- events -- */
 
-static bool tell_token(sn_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
-    sn_answer *a = c->answer;
+static bool tell_token(sn_http_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
+    sn_http_answer *a = c->answer;
     sn_reply_token token = {.id = (int32_t)swarm_event_number(event, "id"),
                             .logprob = swarm_event_number(event, "logprob")};
     token.n_top = swarm_event_top(event, &token.top_ids, &token.top_logprobs);
@@ -21,8 +21,8 @@ static bool tell_token(sn_answer_choice *c, const swarm_event *event, sn_openai_
 
 /* So many tokens of the prompt were not computed: the session had them, or nodes had kept them from an earlier one.
  * With the answer's lock. */
-static void tell_prompt(sn_answer_choice *c, size_t cached) {
-    sn_answer *a = c->answer;
+static void tell_prompt(sn_http_answer_choice *c, size_t cached) {
+    sn_http_answer *a = c->answer;
     if (c->told_prompt || c->index % (size_t)a->request->n) return; /* choices of one prompt count it once */
     c->told_prompt = true;
     sn_reply_prompt(a->reply, c->prompt_index, c->prompt->n, cached, c->prompt->thinks);
@@ -30,7 +30,7 @@ static void tell_prompt(sn_answer_choice *c, size_t cached) {
     atomic_fetch_add(&a->server->counters.cached_tokens, cached);
 }
 
-static bool tell_progress(sn_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
+static bool tell_progress(sn_http_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
     const sn_reply_progress progress = {.done = (size_t)swarm_event_number(event, "done"),
                                         .cached = (size_t)swarm_event_number(event, "reused"),
                                         .ms = (sn_now_us() - c->answer->arrived_us) / 1000};
@@ -38,8 +38,8 @@ static bool tell_progress(sn_answer_choice *c, const swarm_event *event, sn_open
     return sn_reply_add_progress(c->answer->reply, c->index, &progress, error);
 }
 
-static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
-    sn_answer *a = c->answer;
+static bool tell(sn_http_answer_choice *c, const swarm_event *event, sn_openai_error *error) {
+    sn_http_answer *a = c->answer;
     const char *text;
     size_t len;
     const swarm_event_kind kind = swarm_event_get_kind(event);
@@ -68,27 +68,26 @@ static bool tell(sn_answer_choice *c, const swarm_event *event, sn_openai_error 
 }
 
 static int on_event(void *choice, const swarm_event *event) {
-    sn_answer_choice *c = choice;
-    sn_answer *a = c->answer;
+    sn_http_answer_choice *c = choice;
+    sn_http_answer *a = c->answer;
     sn_openai_error error = {0};
     pthread_mutex_lock(&a->lock);
     /* A token that was sampled without its mask is not told. */
     bool failed = c->constraint && sn_constraint_failed(c->constraint, &error);
-    if (!a->error.status && (failed || !tell(c, event, &error))) sn_answer_fail(a, &error);
+    if (!a->error.status && (failed || !tell(c, event, &error))) sn_http_answer_fail(a, &error);
     int stop = a->error.status != 0;
-    sn_answer_collect(a);
+    sn_http_answer_collect(a);
     pthread_mutex_unlock(&a->lock);
-    if (swarm_event_get_kind(event) == SWARM_EVENT_TOKEN)
-        sn_server_engine_take_turn(a->server->options.engine, &c->job);
+    if (swarm_event_get_kind(event) == SWARM_EVENT_TOKEN) sn_server_queue_take_turn(a->server->options.queue, &c->job);
     return stop;
 }
 
 /* -- the run -- */
 
-bool sn_answer_may_repeat(void *choice) { return !((const sn_answer_choice *)choice)->told; }
+bool sn_http_answer_may_repeat(void *choice) { return !((const sn_http_answer_choice *)choice)->told; }
 
 /* Tokens of the prompt that the session has before it runs: all but the last can be used. */
-static size_t cached_tokens(const sn_answer_choice *c, const swarm_session *session) {
+static size_t cached_tokens(const sn_http_answer_choice *c, const swarm_session *session) {
     size_t n, same = 0;
     const int32_t *ids = swarm_session_tokens(session, &n);
     n = sn_min_size(n, c->prompt->n);
@@ -96,15 +95,15 @@ static size_t cached_tokens(const sn_answer_choice *c, const swarm_session *sess
     return same == c->prompt->n && same ? same - 1 : same;
 }
 
-static void tell_prompt_now(sn_answer_choice *c, size_t cached) {
+static void tell_prompt_now(sn_http_answer_choice *c, size_t cached) {
     pthread_mutex_lock(&c->answer->lock);
     tell_prompt(c, cached);
     pthread_mutex_unlock(&c->answer->lock);
 }
 
 /* Where the choice was computed, for our own member of the reply. */
-static void note_session(sn_answer_choice *c, const swarm_session *session) {
-    sn_answer *a = c->answer;
+static void note_session(sn_http_answer_choice *c, const swarm_session *session) {
+    sn_http_answer *a = c->answer;
     char *text = NULL;
     swarm_error *error = NULL;
     if (swarm_session_describe(session, &text, NULL, &error)) {
@@ -132,35 +131,35 @@ static void note_session(sn_answer_choice *c, const swarm_session *session) {
     swarm_free(text);
 }
 
-static void end_choice(sn_answer_choice *c, const char *json) {
-    sn_answer *a = c->answer;
+static void end_choice(sn_http_answer_choice *c, const char *json) {
+    sn_http_answer *a = c->answer;
     sn_openai_error error = {0};
     json_t *o = json ? json_loads(json, JSON_ALLOW_NUL, NULL) : NULL;
     const char *reason = o ? json_string_value(json_object_get(o, "finish_reason")) : "length";
     pthread_mutex_lock(&a->lock);
     bool failed = c->constraint && sn_constraint_failed(c->constraint, &error);
     if (!failed && !a->error.status) failed = !sn_reply_end(a->reply, c->index, reason ? reason : "length", &error);
-    if (failed) sn_answer_fail(a, &error);
+    if (failed) sn_http_answer_fail(a, &error);
     pthread_mutex_unlock(&a->lock);
     json_decref(o);
 }
 
-static bool has_failed(sn_answer *a) {
+static bool has_failed(sn_http_answer *a) {
     pthread_mutex_lock(&a->lock);
     bool failed = a->error.status != 0;
     pthread_mutex_unlock(&a->lock);
     return failed;
 }
 
-swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_error **error) {
-    sn_answer_choice *c = choice;
+swarm_code sn_http_answer_run_choice(void *choice, swarm_session *session, swarm_error **error) {
+    sn_http_answer_choice *c = choice;
     const sn_request *r = c->answer->request;
     swarm_code code = SWARM_OK;
     char *json = NULL;
     if (has_failed(c->answer)) return SWARM_CANCELLED; /* another choice of it */
     c->told = c->told || r->echo;
     if (r->echo) tell_prompt_now(c, cached_tokens(c, session));
-    if (r->echo) code = sn_answer_echo(c, session, error);
+    if (r->echo) code = sn_http_answer_echo(c, session, error);
     if (r->echo && r->logprobs >= 0) note_session(c, session); /* what is checked later is given away now */
     swarm_session_on_event(session, on_event, c);
     if (c->constraint) swarm_session_on_logits(session, sn_constraint_apply, c->constraint);
@@ -176,9 +175,9 @@ swarm_code sn_answer_run_choice(void *choice, swarm_session *session, swarm_erro
     return code;
 }
 
-static swarm_code embed_prompt(sn_answer *a, size_t index, swarm_session *session, swarm_error **error) {
+static swarm_code embed_prompt(sn_http_answer *a, size_t index, swarm_session *session, swarm_error **error) {
     const swarm_model *model = a->server->options.model;
-    const sn_answer_prompt *prompt = &a->prompts[index];
+    const sn_http_answer_prompt *prompt = &a->prompts[index];
     const size_t width = (size_t)swarm_model_width(model);
     sn_openai_error failure = {0};
     float *embedding;
@@ -187,8 +186,8 @@ static swarm_code embed_prompt(sn_answer *a, size_t index, swarm_session *sessio
     swarm_code code = sn_embed(model, session, prompt->ids, prompt->n, embedding, error);
     if (!code) {
         pthread_mutex_lock(&a->lock);
-        if (!sn_reply_embedding(a->reply, index, embedding, width, &failure)) sn_answer_fail(a, &failure);
-        sn_answer_collect(a);
+        if (!sn_reply_embedding(a->reply, index, embedding, width, &failure)) sn_http_answer_fail(a, &failure);
+        sn_http_answer_collect(a);
         pthread_mutex_unlock(&a->lock);
         atomic_fetch_add(&a->server->counters.prompt_tokens, prompt->n);
     }
@@ -196,9 +195,9 @@ static swarm_code embed_prompt(sn_answer *a, size_t index, swarm_session *sessio
     return code;
 }
 
-swarm_code sn_answer_embed(void *choice, swarm_session *session, swarm_error **error) {
-    sn_answer_choice *c = choice;
-    sn_answer *a = c->answer;
+swarm_code sn_http_answer_embed(void *choice, swarm_session *session, swarm_error **error) {
+    sn_http_answer_choice *c = choice;
+    sn_http_answer *a = c->answer;
     swarm_code code = SWARM_OK;
     for (size_t i = 0; i < a->n_prompts && !code && !has_failed(a); i++) {
         if (i) note_session(c, session); /* the next one is a timeline of its own */
@@ -211,7 +210,7 @@ swarm_code sn_answer_embed(void *choice, swarm_session *session, swarm_error **e
 /* -- the end -- */
 
 /* The retry-after of a borrowed error, as the reply's error. */
-static void fail_with(sn_answer *a, swarm_code code, const swarm_error *error) {
+static void fail_with(sn_http_answer *a, swarm_code code, const swarm_error *error) {
     sn_openai_error failure = {0};
     int status = code == SWARM_REFUSED ? 400 : code == SWARM_RETRY || code == SWARM_REBUILD ? 503 : 500;
     if (code == SWARM_CANCELLED)
@@ -227,26 +226,26 @@ static void fail_with(sn_answer *a, swarm_code code, const swarm_error *error) {
                              NULL, "%s", error ? swarm_error_text(error) : "Out of memory.");
     if (status == 503 && !failure.code) failure.code = "no_node";
     failure.retry_after_ms = failure.status == 429 ? SN_SERVER_RETRY_AFTER_MS : swarm_error_retry_after_ms(error);
-    sn_answer_fail(a, &failure);
+    sn_http_answer_fail(a, &failure);
 }
 
-static json_t *describe_answer(const sn_answer *a) {
+static json_t *describe_answer(const sn_http_answer *a) {
     return json_pack("{sO? sI sb}", "hops", a->hops, "failovers", (json_int_t)a->failovers, "checked", !a->unchecked);
 }
 
-void sn_answer_end_choice(void *choice, swarm_code code, const swarm_error *error) {
-    sn_answer_choice *c = choice;
-    sn_answer *a = c->answer;
+void sn_http_answer_end_choice(void *choice, swarm_code code, const swarm_error *error) {
+    sn_http_answer_choice *c = choice;
+    sn_http_answer *a = c->answer;
     sn_openai_error failure = {0};
     pthread_mutex_lock(&a->lock);
     if (code) fail_with(a, code, error);
     if (++a->ended == a->n_choices) {
         json_t *swarm = describe_answer(a);
-        if (!a->error.status && !sn_reply_finish(a->reply, swarm, &failure)) sn_answer_fail(a, &failure);
+        if (!a->error.status && !sn_reply_finish(a->reply, swarm, &failure)) sn_http_answer_fail(a, &failure);
         json_decref(swarm);
         a->finished = true;
     }
-    sn_answer_collect(a);
+    sn_http_answer_collect(a);
     /* From here on, and not from when its connection asks for more: one that is read slowly does not for long. */
     if (a->finished && a->request->stream) sn_exchange_is_read(a->exchange, a->out.len - a->sent);
     pthread_cond_broadcast(&a->changed);

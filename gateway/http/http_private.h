@@ -4,7 +4,7 @@
  * door.h      how long a connection may take for its part; load.h: what requests take of memory and processors
  * exchange.c  sending: headers of every reply, errors, whether the client is still there
  * routes.c    the table of routes, and the small ones
- * answer.c    chat, completions, embeddings: from a request to jobs of the engine, and from their bytes to the client
+ * answer.c    chat, completions, embeddings: from a request to jobs of the queue, and from their bytes to the client
  * generation.c  a job in a session: from its events to the reply
  * echo.c      log-probabilities of prompts
  * view.c      the state of the swarm, asked for away from requests */
@@ -28,7 +28,7 @@ enum {
 };
 
 typedef struct sn_view sn_view;
-typedef struct sn_answer sn_answer;
+typedef struct sn_http_answer sn_http_answer;
 
 struct sn_server {
     sn_server_options options;
@@ -66,7 +66,7 @@ typedef struct sn_exchange {
     sn_openai_error refusal; /* for the end of the body; status 0: none */
     unsigned code;           /* of the reply; 0: none yet */
     size_t to_read;          /* bytes of the reply */
-    sn_answer *answer;
+    sn_http_answer *answer;
     bool streams;
 } sn_exchange;
 
@@ -94,11 +94,11 @@ bool sn_exchange_may_prepare(const sn_exchange *x, sn_openai_error *error) SN_MU
 /* Whether the client has closed its connection. */
 bool sn_exchange_is_left(const sn_exchange *x);
 
-enum MHD_Result sn_answer_chat(sn_exchange *x);
-enum MHD_Result sn_answer_completion(sn_exchange *x);
-enum MHD_Result sn_answer_embedding(sn_exchange *x);
-enum MHD_Result sn_answer_response(sn_exchange *x);
-void sn_answer_free(sn_answer **answer); /* cancels what still runs; accepts NULL */
+enum MHD_Result sn_http_answer_chat(sn_exchange *x);
+enum MHD_Result sn_http_answer_completion(sn_exchange *x);
+enum MHD_Result sn_http_answer_embedding(sn_exchange *x);
+enum MHD_Result sn_http_answer_response(sn_exchange *x);
+void sn_http_answer_free(sn_http_answer **answer); /* cancels what still runs; accepts NULL */
 
 sn_status sn_view_new(sn_server *server, sn_view **out, sn_err *err) SN_MUST_USE;
 void sn_view_free(sn_view **view); /* accepts NULL */

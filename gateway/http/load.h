@@ -1,6 +1,6 @@
 /* What requests take of the server while they are in work: memory, of which each owner (sn_access_owner) has a half at
  * most, and processors, of which as many prepare requests (templates, tokens, grammars) as there are. Owners get them
- * in turn, as they get sessions (engine.h): one with many requests delays another's by one.
+ * in turn, as they get sessions (queue.h): one with many requests delays another's by one.
  *
  * Central type: sn_load. Any thread may call these functions. */
 #ifndef SN_GATEWAY_HTTP_LOAD_H

@@ -32,7 +32,7 @@ static enum MHD_Result answer_model(sn_exchange *x) {
 
 /* 200 as long as requests are taken: what balances load over servers asks here. */
 static enum MHD_Result answer_health(sn_exchange *x) {
-    const sn_server_engine_load load = sn_server_engine_get_load(x->server->options.engine);
+    const sn_server_queue_load load = sn_server_queue_get_load(x->server->options.queue);
     char text[160];
     snprintf(text, sizeof text, "{\"status\":\"%s\",\"running\":%zu,\"queued\":%zu}",
              load.draining ? "shutting down" : "ok", load.running, load.queued);
@@ -41,7 +41,7 @@ static enum MHD_Result answer_health(sn_exchange *x) {
 
 static enum MHD_Result answer_metrics(sn_exchange *x) {
     enum { PAGE_MAX = 64 << 10 };
-    const sn_server_engine_load load = sn_server_engine_get_load(x->server->options.engine);
+    const sn_server_queue_load load = sn_server_queue_get_load(x->server->options.queue);
     sn_openai_error error = {0};
     sn_buf page;
     sn_err err;
@@ -131,10 +131,10 @@ static const sn_http_route routes[] = {
     {"GET", "/v1/models/", false, answer_model},
     {"GET", "/metrics", false, answer_metrics},
     {"GET", "/api/swarm", false, answer_swarm},
-    {"POST", "/v1/chat/completions", false, sn_answer_chat},
-    {"POST", "/v1/completions", false, sn_answer_completion},
-    {"POST", "/v1/embeddings", false, sn_answer_embedding},
-    {"POST", "/v1/responses", false, sn_answer_response},
+    {"POST", "/v1/chat/completions", false, sn_http_answer_chat},
+    {"POST", "/v1/completions", false, sn_http_answer_completion},
+    {"POST", "/v1/embeddings", false, sn_http_answer_embedding},
+    {"POST", "/v1/responses", false, sn_http_answer_response},
     {"POST", "/tokenize", false, answer_tokenize},
     {"POST", "/detokenize", false, answer_detokenize},
 };

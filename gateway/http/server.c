@@ -3,10 +3,11 @@
  * lives from the first of these calls to completed(). */
 #include "gateway/http/http_private.h"
 
+#include "base/file.h"
 #include "base/host_header.h"
 #include "base/listen.h"
 #include "base/log.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -244,7 +245,7 @@ static void completed(void *ctx, struct MHD_Connection *connection, void **state
     atomic_fetch_add(&server->counters.requests[answered ? x->code % SN_STATUS_CODES : 0], 1);
     sn_log(SN_LOG_INFO, "request", "request_id=%s path=%s code=%u answered=%d ms=%lld", x->id,
            x->route ? x->route->path : "-", x->code, answered, (long long)(sn_now_us() - x->arrived_us) / 1000);
-    sn_answer_free(&x->answer);
+    sn_http_answer_free(&x->answer);
     sn_load_give_back(&server->load, &x->taken);
     sn_buf_fini(&x->body);
     allow_headers(server, x->guest);
@@ -330,9 +331,9 @@ static bool wait_until_idle(sn_server *s, int64_t deadline_us) {
 
 bool sn_server_drain(sn_server *s, int64_t deadline_us) {
     atomic_store(&s->draining, true);
-    sn_server_engine_drain(s->options.engine);
+    sn_server_queue_drain(s->options.queue);
     if (wait_until_idle(s, deadline_us)) return true;
-    sn_server_engine_cancel_all(s->options.engine);
+    sn_server_queue_cancel_all(s->options.queue);
     (void)wait_until_idle(s, sn_now_us() + CANCEL_MS * 1000);
     return false;
 }

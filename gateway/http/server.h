@@ -1,13 +1,13 @@
 /* The HTTP server of `swarm serve`: the door (this file), access (access.h), and the routes that docs/SERVER.md lists.
  *
- * Each connection has a thread, on which its requests are read, checked and answered; generations run on the engine's
+ * Each connection has a thread, on which its requests are read, checked and answered; generations run on the queue's
  * threads. Everything that comes from outside is bounded: connections, connections of one address, bytes of headers and
  * bodies, time without a byte, time for headers, bodies and reading (door.h), memory and preparing (load.h). */
 #ifndef SN_GATEWAY_HTTP_SERVER_H
 #define SN_GATEWAY_HTTP_SERVER_H
 
 #include "base/mem.h"
-#include "gateway/engine/engine.h"
+#include "gateway/queue/queue.h"
 #include "gateway/http/access.h"
 
 typedef struct sn_server sn_server;
@@ -15,11 +15,11 @@ typedef struct sn_server sn_server;
 typedef struct sn_server_options {
     const swarm_model *model;
     swarm_connection *connection;
-    sn_server_engine *engine;
+    sn_server_queue *queue;
     sn_access access;       /* its lists are borrowed */
     const char *model_name; /* as requests call the model */
     int32_t context;        /* tokens of the longest timeline */
-    size_t choices_max;     /* of one request; those that the engine can take */
+    size_t choices_max;     /* of one request; those that the queue can take */
     const char *host;       /* to listen at, and port (0: a free one) */
     int port;
     const char *tls_cert, *tls_key; /* PEM files; NULL: no TLS */

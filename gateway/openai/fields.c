@@ -23,7 +23,7 @@ bool sn_is_word(const char *words, const char *word) {
     return false;
 }
 
-static bool asks_for_nothing(const sn_field *f, const json_t *value) {
+static bool asks_for_nothing(const sn_request_field *f, const json_t *value) {
     return json_is_false(value) || (json_is_true(value) && f->low == 1) ||
            (json_is_string(value) && !json_string_length(value)) || (json_is_array(value) && !json_array_size(value)) ||
            (json_is_object(value) && !json_object_size(value)) ||
@@ -34,12 +34,13 @@ static bool wrong_type(const char *path, const char *type, sn_openai_error *erro
     return sn_openai_fail(error, 400, NULL, path, "'%s' must be %s", path, type);
 }
 
-static bool out_of_range(const sn_field *f, const char *path, sn_openai_error *error) {
+static bool out_of_range(const sn_request_field *f, const char *path, sn_openai_error *error) {
     return sn_openai_fail(error, 400, NULL, path, "'%s' must be from %.15g to %.15g", path, f->low, f->high);
 }
 
 /* Of an integer beyond 64 bits that may be of any size, as a seed, the lowest ones count. */
-static bool read_number(const sn_field *f, const char *path, const json_t *value, void *at, sn_openai_error *error) {
+static bool read_number(const sn_request_field *f, const char *path, const json_t *value, void *at,
+                        sn_openai_error *error) {
     const char *wide = sn_wide_digits(value);
     const bool any = f->kind == SN_FIELD_INT && f->low == -HUGE_VAL;
     double number = wide ? strtod(wide, NULL) : json_number_value(value);
@@ -55,7 +56,8 @@ static bool read_number(const sn_field *f, const char *path, const json_t *value
     return true;
 }
 
-static bool read_field(const sn_field *f, const char *path, const json_t *value, void *at, sn_openai_error *error) {
+static bool read_field(const sn_request_field *f, const char *path, const json_t *value, void *at,
+                       sn_openai_error *error) {
     switch (f->kind) {
     case SN_FIELD_FLAG:
         if (!json_is_boolean(value)) return wrong_type(path, "true or false", error);
@@ -96,14 +98,14 @@ void sn_note_ignored(sn_parse *p, const char *name) {
     if (r->n_ignored < SN_REQUEST_IGNORED_MAX) r->ignored[r->n_ignored++] = name;
 }
 
-bool sn_read_fields(sn_parse *p, const json_t *object, const char *path, const sn_field *fields, void *into) {
+bool sn_read_fields(sn_parse *p, const json_t *object, const char *path, const sn_request_field *fields, void *into) {
     const char *name;
     json_t *value;
     char here[SN_PATH_MAX];
     if (!json_is_object(object) || sn_wide_digits(object))
         return wrong_type(*path ? path : "body", "an object", p->error);
     json_object_foreach((json_t *)(uintptr_t)object, name, value) {
-        const sn_field *f = fields;
+        const sn_request_field *f = fields;
         while (f->name && strcmp(f->name, name)) f++;
         if (json_is_null(value) && f->name) continue;
         sn_path(here, path, name, 0);

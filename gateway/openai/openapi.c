@@ -56,7 +56,7 @@ static json_t *words_schema(const char *words) {
     return json_pack("{s:o}", "enum", list);
 }
 
-static json_t *field_schema(sn_request_kind kind, const sn_field *f) {
+static json_t *field_schema(sn_request_kind kind, const sn_request_field *f) {
     static const char *const types[] = {
         [SN_FIELD_FLAG] = "boolean", [SN_FIELD_INT] = "integer",   [SN_FIELD_NUMBER] = "number",
         [SN_FIELD_TEXT] = "string",  [SN_FIELD_OBJECT] = "object", [SN_FIELD_LIST] = "array"};
@@ -76,9 +76,9 @@ static json_t *field_schema(sn_request_kind kind, const sn_field *f) {
     return schema;
 }
 
-static json_t *body_schema(sn_request_kind kind, const sn_field *fields, const char *required) {
+static json_t *body_schema(sn_request_kind kind, const sn_request_field *fields, const char *required) {
     json_t *properties = json_object();
-    for (const sn_field *f = fields; f->name; f++)
+    for (const sn_request_field *f = fields; f->name; f++)
         if (f->kind != SN_FIELD_REFUSED) json_object_set_new(properties, f->name, field_schema(kind, f));
     return json_pack("{s:s, s:[s], s:b, s:o}", "type", "object", "required", required, "additionalProperties", 0,
                      "properties", properties);

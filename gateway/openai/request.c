@@ -201,9 +201,9 @@ static bool parse_stream(sn_parse *p) {
         bool usage, continuous;
     } options = {0};
 #define OPTION(name, member) {name, SN_FIELD_FLAG, (size_t)((char *)&options.member - (char *)&options), 0, 0, NULL}
-    const sn_field fields[] = {OPTION("include_usage", usage),
-                               OPTION("continuous_usage_stats", continuous),
-                               {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL}};
+    const sn_request_field fields[] = {OPTION("include_usage", usage),
+                                       OPTION("continuous_usage_stats", continuous),
+                                       {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL}};
     const json_t *given = p->body.stream_options;
     p->r->stream = p->body.stream;
     p->r->return_progress = p->body.stream && p->body.return_progress;
@@ -439,7 +439,7 @@ static bool parse_detokenize(sn_parse *p) {
 bool sn_request_parse(sn_request_kind kind, const char *body, size_t len, const sn_request_limits *limits,
                       sn_request **out, sn_openai_error *error) {
     static const struct {
-        const sn_field *fields;
+        const sn_request_field *fields;
         bool (*parse)(sn_parse *p);
     } kinds[] = {[SN_REQUEST_CHAT] = {sn_chat_fields, parse_chat},
                  [SN_REQUEST_COMPLETION] = {sn_completion_fields, parse_completion},
@@ -472,7 +472,7 @@ bool sn_request_parse(sn_request_kind kind, const char *body, size_t len, const 
 
 size_t sn_request_choices(const sn_request *r) { return (r->n_prompts ? r->n_prompts : 1) * (size_t)r->n; }
 
-/* -- for the engine -- */
+/* -- for the queue -- */
 
 bool sn_request_check_length(const sn_request *r, size_t n_tokens, const sn_request_limits *limits,
                              sn_openai_error *error) {

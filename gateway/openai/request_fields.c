@@ -57,7 +57,7 @@ enum { INT_MOST = 1 << 30 };
         REFUSED("guided_grammar", "use 'response_format'"), REFUSED("n_predict", "use 'max_tokens'"),                  \
         REFUSED("n_probs", "use 'logprobs'"), REFUSED("options", "give each option as a field of its own")
 
-const sn_field sn_chat_fields[] = {
+const sn_request_field sn_chat_fields[] = {
     ORIGIN,
     SAMPLING,
     LIST("messages", messages),
@@ -90,7 +90,7 @@ const sn_field sn_chat_fields[] = {
     END,
 };
 
-const sn_field sn_completion_fields[] = {
+const sn_request_field sn_completion_fields[] = {
     ORIGIN,
     SAMPLING,
     ANY("prompt", prompt),
@@ -104,7 +104,7 @@ const sn_field sn_completion_fields[] = {
     END,
 };
 
-const sn_field sn_embedding_fields[] = {
+const sn_request_field sn_embedding_fields[] = {
     ORIGIN,
     IGNORED("input_type"),
     ANY("input", prompt),
@@ -113,7 +113,7 @@ const sn_field sn_embedding_fields[] = {
     END,
 };
 
-const sn_field sn_response_fields[] = {
+const sn_request_field sn_response_fields[] = {
     ORIGIN,
     SAMPLING,
     ANY("input", prompt),
@@ -139,7 +139,7 @@ const sn_field sn_response_fields[] = {
     END,
 };
 
-const sn_field sn_tokenize_fields[] = {
+const sn_request_field sn_tokenize_fields[] = {
     TEXT("model", model),
     TEXT("content", tokenize_text),
     ANY("prompt", prompt),
@@ -150,7 +150,7 @@ const sn_field sn_tokenize_fields[] = {
     END,
 };
 
-const sn_field sn_detokenize_fields[] = {
+const sn_request_field sn_detokenize_fields[] = {
     TEXT("model", model),
     LIST("tokens", ids),
     END,

@@ -99,7 +99,7 @@ typedef struct message {
 } message;
 
 #define AT(member) offsetof(message, member), 0, 0, NULL
-static const sn_field message_fields[] = {
+static const sn_request_field message_fields[] = {
     {"role", SN_FIELD_TEXT, AT(role)},
     {"content", SN_FIELD_ANY, AT(content)},
     {"name", SN_FIELD_TEXT, AT(name)},

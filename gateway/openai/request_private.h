@@ -7,7 +7,7 @@
 
 enum { SN_PATH_MAX = 96 };
 
-typedef enum sn_field_kind {
+typedef enum sn_request_field_kind {
     SN_FIELD_FLAG,   /* true or false into a bool */
     SN_FIELD_INT,    /* an integer from low to high into an int64_t */
     SN_FIELD_NUMBER, /* a number from low to high into a double */
@@ -19,21 +19,21 @@ typedef enum sn_field_kind {
     SN_FIELD_ONLY,    /* a string, one of `words` ("auto|default"), which mean nothing here */
     SN_FIELD_REFUSED, /* refused, and `words` says why, but for values that ask for nothing: false, 0, "", [], {}, and
                          the number `low`; true where that is 1 */
-} sn_field_kind;
+} sn_request_field_kind;
 
-typedef struct sn_field {
+typedef struct sn_request_field {
     const char *name;
-    sn_field_kind kind;
+    sn_request_field_kind kind;
     size_t offset; /* into the struct that is filled */
     double low, high;
     const char *words;
-} sn_field;
+} sn_request_field;
 
 typedef struct sn_parse sn_parse;
 
 /* Reads an object by a table, which ends with a NULL name. path: of the object, "" for the body. null counts as a
  * missing field. Fields of no table entry are refused, or ignored where the end of the table is of that kind. */
-bool sn_read_fields(sn_parse *p, const json_t *object, const char *path, const sn_field *fields, void *into);
+bool sn_read_fields(sn_parse *p, const json_t *object, const char *path, const sn_request_field *fields, void *into);
 /* Notes in the request that a part of it is ignored; name is borrowed. */
 void sn_note_ignored(sn_parse *p, const char *name);
 
@@ -90,7 +90,7 @@ bool sn_parse_prompts(sn_parse *p, const json_t *prompt, const char *path); /* (
 bool sn_parse_logit_bias(sn_parse *p);
 bool sn_parse_response(sn_parse *p); /* "input", "instructions", "text" and others of a response (request_response.c) */
 
-extern const sn_field sn_chat_fields[], sn_completion_fields[], sn_embedding_fields[], sn_response_fields[],
+extern const sn_request_field sn_chat_fields[], sn_completion_fields[], sn_embedding_fields[], sn_response_fields[],
     sn_tokenize_fields[], sn_detokenize_fields[]; /* (request_fields.c) */
 
 #endif

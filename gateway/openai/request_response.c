@@ -14,33 +14,33 @@ typedef struct item {
 #define END        {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL} /* what clients keep with their items */
 #define COMMON                                                                                                         \
     {"type", SN_FIELD_TEXT, AT(type)}, {"id", SN_FIELD_TEXT, AT(id)}, { "status", SN_FIELD_TEXT, AT(status) }
-static const sn_field message_fields[] = {
+static const sn_request_field message_fields[] = {
     COMMON,
     {"role", SN_FIELD_TEXT, AT(role)},
     {"content", SN_FIELD_ANY, AT(content)},
     END,
 };
-static const sn_field call_fields[] = {
+static const sn_request_field call_fields[] = {
     COMMON,
     {"call_id", SN_FIELD_TEXT, AT(call_id)},
     {"name", SN_FIELD_TEXT, AT(name)},
     {"arguments", SN_FIELD_TEXT, AT(arguments)},
     END,
 };
-static const sn_field custom_fields[] = {
+static const sn_request_field custom_fields[] = {
     COMMON,
     {"call_id", SN_FIELD_TEXT, AT(call_id)},
     {"name", SN_FIELD_TEXT, AT(name)},
     {"input", SN_FIELD_TEXT, AT(arguments)},
     END,
 };
-static const sn_field output_fields[] = {
+static const sn_request_field output_fields[] = {
     COMMON,
     {"call_id", SN_FIELD_TEXT, AT(call_id)},
     {"output", SN_FIELD_ANY, AT(output)},
     END,
 };
-static const sn_field reasoning_fields[] = {
+static const sn_request_field reasoning_fields[] = {
     COMMON,
     {"summary", SN_FIELD_LIST, AT(summary)},
     {"content", SN_FIELD_ANY, AT(content)},
@@ -137,7 +137,7 @@ static bool add_reasoning(sn_parse *p, const item *m, const char *path) {
 static bool add_item(sn_parse *p, const json_t *given, const char *path) {
     static const struct {
         const char *type;
-        const sn_field *fields;
+        const sn_request_field *fields;
         bool (*add)(sn_parse *p, const item *m, const char *path);
     } kinds[] = {{"message", message_fields, add_message},
                  {"function_call", call_fields, add_call},
@@ -209,17 +209,17 @@ static bool parse_include(sn_parse *p) {
 }
 
 static bool parse_reasoning(sn_parse *p) {
-    const sn_field fields[] = {{"effort", SN_FIELD_TEXT, offsetof(sn_body, reasoning_effort), 0, 0, NULL},
-                               {"summary", SN_FIELD_IGNORED, 0, 0, 0, NULL}, /* thoughts come as they are */
-                               {"generate_summary", SN_FIELD_IGNORED, 0, 0, 0, NULL},
-                               {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}};
+    const sn_request_field fields[] = {{"effort", SN_FIELD_TEXT, offsetof(sn_body, reasoning_effort), 0, 0, NULL},
+                                       {"summary", SN_FIELD_IGNORED, 0, 0, 0, NULL}, /* thoughts come as they are */
+                                       {"generate_summary", SN_FIELD_IGNORED, 0, 0, 0, NULL},
+                                       {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}};
     return !p->body.reasoning || sn_read_fields(p, p->body.reasoning, "reasoning", fields, &p->body);
 }
 
 static bool parse_text(sn_parse *p) {
-    const sn_field fields[] = {{"format", SN_FIELD_OBJECT, offsetof(sn_body, response_format), 0, 0, NULL},
-                               {"verbosity", SN_FIELD_TEXT, offsetof(sn_body, verbosity), 0, 0, NULL},
-                               {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}};
+    const sn_request_field fields[] = {{"format", SN_FIELD_OBJECT, offsetof(sn_body, response_format), 0, 0, NULL},
+                                       {"verbosity", SN_FIELD_TEXT, offsetof(sn_body, verbosity), 0, 0, NULL},
+                                       {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}};
     return (!p->body.text_format || sn_read_fields(p, p->body.text_format, "text", fields, &p->body)) &&
            sn_parse_response_format(p, p->body.response_format, "text.format");
 }

@@ -18,11 +18,11 @@ typedef struct function {
         {"input_schema", SN_FIELD_REFUSED, 0, 0, 0, "use 'parameters'"}, {                                             \
         NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL                                                                          \
     }
-static const sn_field tool_fields[] = {{"type", SN_FIELD_TEXT, AT(type)},
-                                       {"function", SN_FIELD_OBJECT, AT(function)},
-                                       {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL}};
-static const sn_field function_fields[] = {FUNCTION_FIELDS};
-static const sn_field flat_fields[] = {{"type", SN_FIELD_TEXT, AT(type)}, FUNCTION_FIELDS};
+static const sn_request_field tool_fields[] = {{"type", SN_FIELD_TEXT, AT(type)},
+                                               {"function", SN_FIELD_OBJECT, AT(function)},
+                                               {NULL, SN_FIELD_IGNORED, 0, 0, 0, NULL}};
+static const sn_request_field function_fields[] = {FUNCTION_FIELDS};
+static const sn_request_field flat_fields[] = {{"type", SN_FIELD_TEXT, AT(type)}, FUNCTION_FIELDS};
 
 static bool check_name(sn_parse *p, const char *name, const char *path) {
     size_t len = name ? strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") : 0;
@@ -162,11 +162,11 @@ typedef struct format {
         {"schema", SN_FIELD_ANY, AT(schema)}, {"strict", SN_FIELD_FLAG, AT(strict)}, {                                 \
         NULL, SN_FIELD_ANY, 0, 0, 0, NULL                                                                              \
     }
-static const sn_field format_fields[] = {{"type", SN_FIELD_TEXT, AT(type)},
-                                         {"json_schema", SN_FIELD_OBJECT, AT(json_schema)},
-                                         {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}};
-static const sn_field schema_fields[] = {SCHEMA_FIELDS};
-static const sn_field flat_format_fields[] = {{"type", SN_FIELD_TEXT, AT(type)}, SCHEMA_FIELDS};
+static const sn_request_field format_fields[] = {{"type", SN_FIELD_TEXT, AT(type)},
+                                                 {"json_schema", SN_FIELD_OBJECT, AT(json_schema)},
+                                                 {NULL, SN_FIELD_ANY, 0, 0, 0, NULL}};
+static const sn_request_field schema_fields[] = {SCHEMA_FIELDS};
+static const sn_request_field flat_format_fields[] = {{"type", SN_FIELD_TEXT, AT(type)}, SCHEMA_FIELDS};
 
 static bool take_schema(sn_parse *p, const format *f, const char *path) {
     char here[SN_PATH_MAX];

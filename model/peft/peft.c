@@ -8,7 +8,8 @@
  * ranks for which its rows of B are not all zero. */
 #include "model/peft/peft.h"
 
-#include "base/text.h"
+#include "base/file.h"
+#include "base/parse.h"
 #include "model/json.h"
 #include "model/peft/peft_modules.h"
 #include "model/peft/peft_pattern.h"

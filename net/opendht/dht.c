@@ -8,7 +8,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <opendht/opendht_c.h>
 #include <pthread.h>

@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <errno.h>
 #include <netinet/in.h>

@@ -1,7 +1,7 @@
 #include "net/transport/tcp_listen_private.h"
 
 #include "base/listen.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <errno.h>
 #include <netdb.h>

@@ -18,7 +18,7 @@
 #include "net/transport/zmq_monitor_private.h"
 
 #include "base/clock.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <errno.h>
 #include <stdatomic.h>

@@ -6,7 +6,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "net/address.h"
 #include "node/membership/membership_private.h"
 

@@ -6,7 +6,7 @@
 #include "base/cgroup.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdlib.h>
 #include <string.h>

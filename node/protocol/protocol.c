@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BROUGHT_PER_CHARGE = 16 };
+enum { BROUGHT_PER_CHARGE = 16, PROVEN_KEYS_EVERY_MS = 5000 };
 
 /* -- messages out -------------------------------------------------------------------------------------------------- */
 
@@ -36,12 +36,41 @@ void sn_protocol_send(sn_protocol *protocol, sn_peer peer, sn_msg **msg) {
     sn_msg_free(msg);
 }
 
+/* -- messages in -------------------------------------------------------------------------------------------------- */
+
+static int compare_keys(const void *a, const void *b) { return memcmp(a, b, SN_KEY_SIZE); }
+
+static void proven_keys_fini(sn_proven_keys *proven) {
+    free(proven->keys);
+    *proven = (sn_proven_keys){0};
+}
+
+static void proven_keys_read(sn_proven_keys *proven, const sn_directory *directory, int64_t unix_ms) {
+    size_t n = sn_directory_count(directory);
+    proven_keys_fini(proven);
+    proven->read = true;
+    proven->read_unix_ms = unix_ms;
+    proven->keys = n ? malloc(n * sizeof *proven->keys) : NULL;
+    for (size_t i = 0; proven->keys && i < n; i++)
+        if (sn_directory_is_proven_at(directory, i, unix_ms))
+            memcpy(proven->keys[proven->n++], sn_directory_at(directory, i)->curve_key, SN_KEY_SIZE);
+    if (proven->n) qsort(proven->keys, proven->n, sizeof *proven->keys, compare_keys);
+}
+
+/* Whether it is the key of a live and proven node, as of PROVEN_KEYS_EVERY_MS ago or later. */
+static bool proven_keys_has(sn_proven_keys *proven, const sn_directory *directory, const uint8_t key[SN_KEY_SIZE],
+                            int64_t unix_ms) {
+    int64_t age_ms = unix_ms - proven->read_unix_ms;
+    if (!proven->read || age_ms < 0 || age_ms >= PROVEN_KEYS_EVERY_MS) proven_keys_read(proven, directory, unix_ms);
+    return proven->n && bsearch(key, proven->keys, proven->n, sizeof *proven->keys, compare_keys);
+}
+
 /* Steps and KV pages that a node brings for all its clients come over one connection: one client shall not use up its
  * rate. That node has charged the client for what it repeats, and its clients together have SN_ALL_CHARGED_PER_S there,
  * which is what this makes of the rate of one connection. */
 static bool is_free(sn_protocol *protocol) {
     const sn_directory *directory = sn_protocol_directory(protocol);
-    if (!protocol->brought || !sn_proven_keys_has(&protocol->proven, directory, protocol->brought, protocol->unix_ms))
+    if (!protocol->brought || !proven_keys_has(&protocol->proven, directory, protocol->brought, protocol->unix_ms))
         return false;
     return ++protocol->n_brought % BROUGHT_PER_CHARGE != 0;
 }
@@ -196,7 +225,7 @@ void sn_protocol_free(sn_protocol **protocol) {
     for (size_t i = 0; p->sessions && i < sn_sessions_count(p->sessions); i++)
         sn_kv_migration_free(sn_sessions_at(p->sessions, i), true);
     sn_sessions_free(&p->sessions);
-    sn_proven_keys_fini(&p->proven);
+    proven_keys_fini(&p->proven);
     sn_adapter_table_clear(&p->adapters);
     sn_protocol_experts_forget(p);
     sn_reach_free(&p->reach);

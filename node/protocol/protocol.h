@@ -47,7 +47,7 @@ enum {
 };
 
 /* What the node has of its model's files, for others. Both functions are called on the network thread and do not wait.
- * file: 1, 2, ... in the order of the manifest (model/hub/manifest.h); 0: the manifest itself, for `read` only. */
+ * file: 1, 2, ... in the order of the manifest (sharing/hub/manifest.h); 0: the manifest itself, for `read` only. */
 typedef struct sn_share {
     size_t bytes_per_s;      /* at most; 0: the node shares nothing */
     size_t near_bytes_per_s; /* at most to machines of its own network (net/near.h); 0: there is no other rate */

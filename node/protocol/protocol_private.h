@@ -16,7 +16,6 @@
 
 #include "node/engine/training.h"
 #include "node/membership/membership.h"
-#include "node/membership/proven_keys.h"
 #include "node/protocol/adapter_table.h"
 #include "node/protocol/expert_group.h"
 #include "node/protocol/protocol.h"
@@ -99,6 +98,15 @@ typedef struct sn_expert_work {
     size_t n_jobs;
     sn_expert_counters counters;
 } sn_expert_work;
+
+/* The CURVE keys of the nodes that have answered this one. A directory finds nodes by their ids, and looking through it
+ * takes a millisecond when it is full: too long for each message of a stranger. */
+typedef struct sn_proven_keys { /* zeroed: none yet */
+    uint8_t (*keys)[SN_KEY_SIZE];
+    size_t n;
+    bool read;
+    int64_t read_unix_ms;
+} sn_proven_keys;
 
 struct sn_protocol {
     sn_protocol_setup setup; /* without address and name, which membership has copied */

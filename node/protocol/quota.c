@@ -1,7 +1,7 @@
 #include "node/protocol/quota.h"
 
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdlib.h>
 #include <string.h>

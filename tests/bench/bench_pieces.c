@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <fcntl.h>
 #include <pthread.h>

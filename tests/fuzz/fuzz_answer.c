@@ -1,6 +1,6 @@
 /* The input is a template, a NUL byte, and an answer. A longer beginning of the answer is read as a continuation of a
  * shorter one, and every text that is read is UTF-8. */
-#include "model/chat/answer_format.h"
+#include "text/chat/answer_format.h"
 
 #include <stdlib.h>
 #include <string.h>

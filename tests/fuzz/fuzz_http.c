@@ -18,7 +18,7 @@
 enum { QUIET_MS = 300, END_MS = 10000, TURN_MS = 10, SESSIONS = 2, HEAD_MAX = 4096 };
 
 static sn_server *server;
-static sn_server_engine *engine;
+static sn_server_queue *queue;
 
 static void require(bool good, const char *what) {
     if (good) return;
@@ -51,11 +51,11 @@ static void start_server(void) {
     swarm_model *model = open_model();
     require(!sn_connection_new(NULL, NULL, &connection, &err), "no connection");
     connection->open_link = open_no_link;
-    const sn_server_engine_options jobs = {.model = model, .sessions_max = SESSIONS, .queue_max = 2, .idle_ms = 60000};
-    require(!sn_server_engine_new(&jobs, &engine, &err), "no engine");
+    const sn_server_queue_options jobs = {.model = model, .sessions_max = SESSIONS, .queue_max = 2, .idle_ms = 60000};
+    require(!sn_server_queue_new(&jobs, &queue, &err), "no queue");
     const sn_server_options options = {.model = model,
                                        .connection = connection,
-                                       .engine = engine,
+                                       .queue = queue,
                                        .model_name = "tiny",
                                        .context = 96,
                                        .choices_max = SESSIONS + 2,
@@ -143,7 +143,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     put(fd, data + size - body, body);
     read_reply(fd);
     close(fd);
-    for (patience p = patience_begin(); sn_server_engine_get_load(engine).running; sn_sleep_us(1000))
+    for (patience p = patience_begin(); sn_server_queue_get_load(queue).running; sn_sleep_us(1000))
         require(is_patient(&p, 1), "a job does not end");
     return 0;
 }

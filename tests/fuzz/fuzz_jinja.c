@@ -1,7 +1,7 @@
 /* The input is a template, optionally behind a JSON object with its variables and a NUL byte. Small limits keep a run
  * short. Every refusal has a sentence that begins with a line, and no byte is written without a mark. */
-#include "model/jinja/jinja.h"
-#include "model/tokenizer/utf8.h"
+#include "text/jinja/jinja.h"
+#include "text/tokenizer/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Any bytes as a manifest: refused with an error, or files whose pieces are all of their bytes. */
-#include "model/hub/manifest.h"
+#include "sharing/hub/manifest.h"
 
 #include <stdlib.h>
 #include <string.h>

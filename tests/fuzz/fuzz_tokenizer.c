@@ -1,9 +1,9 @@
 /* The first byte selects the input. Bit 0 clear: the rest is a tokenizer.json (optionally followed by a NUL byte and
  * a tokenizer_config.json), with bit 2 a tiktoken.model in its place, with bit 3 a tekken.json; or with bit 1 a GGUF
  * file, or with bit 4 a tokenizer.model. Bit 0 set: the rest is text for a fixed tokenizer, which must round-trip. */
-#include "model/chat/chat_template.h"
-#include "model/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
-#include "model/tokenizer/utf8.h"
+#include "text/chat/chat_template.h"
+#include "text/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
+#include "text/tokenizer/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>

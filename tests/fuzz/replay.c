@@ -1,5 +1,5 @@
 /* Runs a fuzz target over files (and the files of folders, one level deep) if libFuzzer is not linked in. */
-#include "base/text.h"
+#include "base/file.h"
 
 #include <dirent.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 #include "tests/support/files.h"
 
-#include "base/text.h"
+#include "base/file.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
 #ifndef SN_TESTS_REQUIRE_H
 #define SN_TESTS_REQUIRE_H
 
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #ifndef SN_TESTS_TOKENIZERS_H
 #define SN_TESTS_TOKENIZERS_H
 
-#include "model/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
+#include "text/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
 
 #include <jansson.h>
 

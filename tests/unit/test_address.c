@@ -1,4 +1,4 @@
-#include "base/text.h"
+#include "base/parse.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

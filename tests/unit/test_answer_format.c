@@ -1,5 +1,5 @@
 /* Answers taken apart by what the chat template shows: thoughts, content and calls of tools, whole and at every cut. */
-#include "model/chat/answer_format.h"
+#include "text/chat/answer_format.h"
 #include "tests/support/require.h"
 
 #include <criterion/criterion.h>

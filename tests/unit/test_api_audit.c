@@ -1,6 +1,6 @@
 /* A node that lies to a session of the C API: wrong text is retracted, the node is banned, and events say so. */
-#include "gateway/engine/audited.h"
-#include "gateway/engine/embedding.h"
+#include "gateway/queue/audited.h"
+#include "gateway/queue/embedding.h"
 #include "tests/support/api_fixture.h"
 #include "tests/support/require.h"
 

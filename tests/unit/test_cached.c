@@ -1,4 +1,4 @@
-#include "model/hub/cached.h"
+#include "sharing/hub/cached.h"
 
 #include "base/clock.h"
 #include "tests/support/require.h"

@@ -1,6 +1,6 @@
 /* Conversations through chat templates into text and token ids. */
 #include "base/wide_json.h"
-#include "model/chat/chat_template.h"
+#include "text/chat/chat_template.h"
 #include "tests/support/tokenizers.h"
 
 #include <criterion/criterion.h>

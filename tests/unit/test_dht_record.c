@@ -1,6 +1,6 @@
 #include "net/dht_record.h"
 
-#include "base/text.h"
+#include "base/file.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-#include "base/text.h"
+#include "base/file.h"
 #include "net/directory.h"
 
 #include <criterion/criterion.h>

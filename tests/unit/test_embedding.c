@@ -1,6 +1,6 @@
 /* Embeddings of the server beside the reference's hidden states (tests/fixtures/golden): what leaves the last block,
  * through a final norm that is computed here. */
-#include "gateway/engine/embedding.h"
+#include "gateway/queue/embedding.h"
 #include "model/model.h"
 #include "model/safetensors.h"
 #include "tests/support/api_fixture.h"

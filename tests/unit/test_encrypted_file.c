@@ -1,5 +1,6 @@
 /* Encrypted files: nothing comes out of a file that was changed, cut, reordered or made with another key. */
 #include "base/encrypted_file.h"
+#include "base/file.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"
 

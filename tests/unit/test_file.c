@@ -2,7 +2,6 @@
  * they are complete. The linker replaces the system's calls by ones that are short and interrupted. */
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/text.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"
 

@@ -1,6 +1,6 @@
 /* FP8 folders as DeepSeek publishes them: E4M3 with a scale for each 128 by 128 elements, in tensors beside the
  * weights. A damaged or unfitting file is refused. test_bits.c compares what a made model computes. */
-#include "base/text.h"
+#include "base/file.h"
 #include "client/api/describe.h"
 #include "client/generate/lm_head.h"
 #include "device/quant.h"

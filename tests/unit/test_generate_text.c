@@ -1,7 +1,7 @@
 /* Text generated token by token with a tokenizer in SentencePiece's style: byte tokens, and the space that the first
  * token adds. */
 #include "client/generate/generator.h"
-#include "model/tokenizer/utf8.h"
+#include "text/tokenizer/utf8.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tokenizers.h"

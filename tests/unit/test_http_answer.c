@@ -9,8 +9,8 @@
 static api_swarm api;
 static byzantine_node *byzantine;
 static sn_server server;
-static sn_answer answer;
-static sn_answer_prompt prompt;
+static sn_http_answer answer;
+static sn_http_answer_prompt prompt;
 
 static void set_up(void) {
     api = api_swarm_begin((cluster_options){0}, NULL);
@@ -19,9 +19,9 @@ static void set_up(void) {
     pthread_cond_init(&answer.changed, NULL);
     sn_load_init(&server.load);
     /* It runs no job here: it is asked for turns. */
-    const sn_server_engine_options engine = {
+    const sn_server_queue_options engine = {
         .model = api.model, .connection = api.connection, .sessions_max = 1, .queue_max = 1, .idle_ms = 60000};
-    REQUIRE(sn_server_engine_new(&engine, &server.options.engine, &err));
+    REQUIRE(sn_server_queue_new(&engine, &server.options.queue, &err));
     answer.server = &server;
 }
 
@@ -33,7 +33,7 @@ static void tear_down(void) {
     sn_load_fini(&server.load);
     sn_served_model_free(&server.served);
     byzantine_node_free(&byzantine);
-    sn_server_engine_free(&server.options.engine);
+    sn_server_queue_free(&server.options.queue);
     api_swarm_end(&api);
 }
 
@@ -51,7 +51,7 @@ static swarm_session *open_session(bool audited) {
 }
 
 /* A choice of the answer to this request for a completion of [1, 40, 41, 42, 43]. */
-static sn_answer_choice begin_choice(const char *body) {
+static sn_http_answer_choice begin_choice(const char *body) {
     static const char *const names[] = {"tiny"};
     const sn_request_limits limits = {.models = names,
                                       .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1},
@@ -67,9 +67,9 @@ static sn_answer_choice begin_choice(const char *body) {
               error.message);
     cr_assert(sn_reply_new(answer.request, server.served, &(sn_reply_head){"1", 1700000000}, &answer.reply, &error));
     sn_buf_init(&answer.out, SIZE_MAX);
-    prompt =
-        (sn_answer_prompt){.ids = (int32_t *)(uintptr_t)answer.request->prompts->ids, .n = answer.request->prompts->n};
-    return (sn_answer_choice){.answer = &answer, .prompt = &prompt};
+    prompt = (sn_http_answer_prompt){.ids = (int32_t *)(uintptr_t)answer.request->prompts->ids,
+                                     .n = answer.request->prompts->n};
+    return (sn_http_answer_choice){.answer = &answer, .prompt = &prompt};
 }
 
 static json_int_t nodes_banned(const swarm_session *session) {
@@ -86,8 +86,9 @@ Test(http_answer, log_probabilities_of_a_prompt_are_checked_before_they_are_give
     swarm_session *session = open_session(true);
     cluster_add(api.nodes, 0, 2);
     for (int i = 0; i < 2; i++) cluster_add(api.nodes, 2, 4);
-    sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41,42,43],\"max_tokens\":0,\"echo\":true,\"logprobs\":1}");
-    API(sn_answer_echo(&c, session, &error));
+    sn_http_answer_choice c =
+        begin_choice("{\"prompt\":[1,40,41,42,43],\"max_tokens\":0,\"echo\":true,\"logprobs\":1}");
+    API(sn_http_answer_echo(&c, session, &error));
     cr_expect_eq(nodes_banned(session), 1);
     swarm_session_close(session);
 }
@@ -95,12 +96,12 @@ Test(http_answer, log_probabilities_of_a_prompt_are_checked_before_they_are_give
 /* No step is computed, so that an audited session has none that is unchecked. */
 static bool is_checked(bool first, bool second) {
     swarm_session *sessions[] = {open_session(first), open_session(second)};
-    sn_answer_choice c = {.answer = &answer};
+    sn_http_answer_choice c = {.answer = &answer};
     json_decref(answer.hops);
     answer.hops = NULL;
     answer.unchecked = false;
     for (int i = 0; i < 2; i++) {
-        API(sn_answer_embed(&c, sessions[i], &error));
+        API(sn_http_answer_embed(&c, sessions[i], &error));
         swarm_session_close(sessions[i]);
     }
     return !answer.unchecked;
@@ -130,9 +131,9 @@ Test(http_answer, an_embedding_that_was_given_away_unchecked_stays_so) {
                                       .n_max = 4,
                                       .prompts_max = 2,
                                       .choices_max = 4};
-    sn_answer_prompt prompts[] = {{.ids = (int32_t *)(uintptr_t)first, .n = sizeof first / sizeof *first},
-                                  {.ids = (int32_t *)(uintptr_t)second, .n = sizeof second / sizeof *second}};
-    sn_answer_choice c = {.answer = &answer};
+    sn_http_answer_prompt prompts[] = {{.ids = (int32_t *)(uintptr_t)first, .n = sizeof first / sizeof *first},
+                                       {.ids = (int32_t *)(uintptr_t)second, .n = sizeof second / sizeof *second}};
+    sn_http_answer_choice c = {.answer = &answer};
     sn_openai_error failure = {0};
     char *text = NULL;
     byzantine = api_swarm_begin_lies(&api, (byzantine_faults){.fail_after = 1});
@@ -145,7 +146,7 @@ Test(http_answer, an_embedding_that_was_given_away_unchecked_stays_so) {
     sn_buf_init(&answer.out, SIZE_MAX);
     answer.prompts = prompts;
     answer.n_prompts = sizeof prompts / sizeof *prompts;
-    API(sn_answer_embed(&c, session, &error));
+    API(sn_http_answer_embed(&c, session, &error));
     API(swarm_session_describe(session, &text, NULL, &error));
     json_t *o = api_json(text), *audit = json_object_get(o, "audit");
     cr_expect(json_is_true(json_object_get(audit, "timeline_checked")) &&
@@ -161,9 +162,10 @@ Test(http_answer, a_choice_begins_nothing_when_another_one_has_failed) {
     swarm_session *session = open_session(false);
     swarm_error *error = NULL;
     size_t n;
-    sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":0,\"echo\":true,\"logprobs\":1,\"n\":2}");
-    sn_answer_fail(&answer, &(sn_openai_error){.status = 500});
-    cr_expect_eq(sn_answer_run_choice(&c, session, &error), SWARM_CANCELLED);
+    sn_http_answer_choice c =
+        begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":0,\"echo\":true,\"logprobs\":1,\"n\":2}");
+    sn_http_answer_fail(&answer, &(sn_openai_error){.status = 500});
+    cr_expect_eq(sn_http_answer_run_choice(&c, session, &error), SWARM_CANCELLED);
     (void)swarm_session_tokens(session, &n);
     cr_expect_eq(n, 0, "it computed the prompt");
     swarm_session_close(session);
@@ -177,11 +179,11 @@ Test(http_answer, a_choice_generates_no_more_when_the_answer_has_failed) {
     sn_taken taken = {0};
     sn_openai_error failure = {0};
     size_t n;
-    sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":40,\"ignore_eos\":true}");
+    sn_http_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":40,\"ignore_eos\":true}");
     cr_assert(sn_request_generation(answer.request, 0, 7, &c.generation, &failure));
     cr_assert(sn_load_take(&server.load, &taken, SN_LOAD_SHARE_MAX), "no memory is left for what is not read");
     answer.out.len = SN_LOAD_SMALL + 1;
-    (void)sn_answer_run_choice(&c, session, &error);
+    (void)sn_http_answer_run_choice(&c, session, &error);
     cr_expect_eq(answer.error.status, 503);
     (void)swarm_session_tokens(session, &n);
     cr_expect_leq(n, N_PROMPT + 1, "%zu tokens", n);
@@ -197,7 +199,7 @@ static ssize_t end_of_stream(void) {
     static char block[64 << 10];
     sn_exchange x = {.server = &server, .answer = &answer};
     ssize_t n;
-    while ((n = sn_answer_stream(&x, 0, block, sizeof block)) > 0) {}
+    while ((n = sn_http_answer_stream(&x, 0, block, sizeof block)) > 0) {}
     return n;
 }
 
@@ -206,12 +208,12 @@ Test(http_answer, a_stream_of_which_a_part_is_dropped_does_not_end_as_a_whole_on
     sn_taken taken = {0};
     (void)begin_choice("{\"prompt\":[1,40,41],\"stream\":true}");
     REQUIRE(sn_buf_append(&answer.out, unread, sizeof unread, &err));
-    sn_answer_collect(&answer);
+    sn_http_answer_collect(&answer);
     answer.finished = true;
     cr_expect_eq(end_of_stream(), MHD_CONTENT_READER_END_OF_STREAM);
     cr_assert(sn_load_take(&server.load, &taken, SN_LOAD_SHARE_MAX), "no memory is left for what is not read");
     REQUIRE(sn_buf_append(&answer.out, unread, sizeof unread, &err));
-    sn_answer_collect(&answer);
+    sn_http_answer_collect(&answer);
     cr_expect_eq(end_of_stream(), MHD_CONTENT_READER_END_WITH_ERROR);
     sn_load_give_back(&server.load, &taken);
 }
@@ -221,11 +223,11 @@ Test(http_answer, a_choice_that_has_ended_keeps_no_grammar) {
     swarm_session *session = open_session(false);
     sn_openai_error failure = {0};
     const sn_constraint_setup setup = {.n_prompt = 3};
-    sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":2,\"logit_bias\":{\"3\":-100}}");
+    sn_http_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":2,\"logit_bias\":{\"3\":-100}}");
     cr_assert(sn_request_generation(answer.request, 0, 7, &c.generation, &failure));
     cr_assert(sn_constraint_new(answer.request, server.served, &setup, &c.constraint, &failure));
     cr_assert(c.constraint);
-    API(sn_answer_run_choice(&c, session, &error));
+    API(sn_http_answer_run_choice(&c, session, &error));
     cr_expect_null(c.constraint);
     sn_constraint_free(&c.constraint);
     swarm_options_free(c.generation);
@@ -251,11 +253,11 @@ Test(http_answer, a_choice_whose_mask_fails_ends_at_once) {
     const sn_constraint_setup setup = {.n_prompt = N_PROMPT,
                                        .later = true}; /* it is compiled, and fails, at its first use */
     size_t n;
-    sn_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":40,\"ignore_eos\":true}");
+    sn_http_answer_choice c = begin_choice("{\"prompt\":[1,40,41],\"max_tokens\":40,\"ignore_eos\":true}");
     cr_assert(sn_request_parse(SN_REQUEST_CHAT, body, strlen(body), &limits, &formed, &failure), "%s", failure.message);
     cr_assert(sn_request_generation(answer.request, 0, 7, &c.generation, &failure));
     cr_assert(sn_constraint_new(formed, server.served, &setup, &c.constraint, &failure));
-    (void)sn_answer_run_choice(&c, session, &error);
+    (void)sn_http_answer_run_choice(&c, session, &error);
     cr_expect_eq(answer.error.status, 400);
     cr_expect_eq(sn_reply_tokens(answer.reply), 0);
     (void)swarm_session_tokens(session, &n);

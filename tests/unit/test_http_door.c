@@ -175,7 +175,7 @@ Test(http_load, owners_get_processors_in_turn) {
 static char *folder;
 static swarm_model *model;
 static swarm_connection *connection;
-static sn_server_engine *engine;
+static sn_server_queue *queue;
 static sn_server *server;
 
 static sn_status open_no_link(void *ctx, sn_link **out, sn_err *err) {
@@ -189,11 +189,11 @@ static void start_server_for(int64_t headers_ms, int64_t body_ms, int64_t read_m
     model = api_model(folder);
     REQUIRE(sn_connection_new(NULL, NULL, &connection, &err));
     connection->open_link = open_no_link;
-    const sn_server_engine_options jobs = {.model = model, .sessions_max = 1, .queue_max = 2, .idle_ms = 60000};
-    REQUIRE(sn_server_engine_new(&jobs, &engine, &err));
+    const sn_server_queue_options jobs = {.model = model, .sessions_max = 1, .queue_max = 2, .idle_ms = 60000};
+    REQUIRE(sn_server_queue_new(&jobs, &queue, &err));
     const sn_server_options options = {.model = model,
                                        .connection = connection,
-                                       .engine = engine,
+                                       .queue = queue,
                                        .model_name = "tiny",
                                        .context = 96,
                                        .choices_max = 3,
@@ -209,7 +209,7 @@ static void start_server(int64_t headers_ms) { start_server_for(headers_ms, 0, 0
 
 static void stop_server(void) {
     sn_server_free(&server);
-    sn_server_engine_free(&engine);
+    sn_server_queue_free(&queue);
     swarm_disconnect(connection);
     swarm_model_close(model);
     api_folder_remove(&folder);

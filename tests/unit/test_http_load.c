@@ -31,7 +31,7 @@ Test(http_load, what_was_not_read_yet_counts) {
     static const uint8_t unread[UNREAD];
     static struct sn_server s;
     openai_fixture fixture = openai_fixture_open(openai_template);
-    sn_answer a = {.server = &s};
+    sn_http_answer a = {.server = &s};
     sn_taken before = {0};
     sn_openai_error error = {0};
     sn_load_init(&s.load);
@@ -43,7 +43,7 @@ Test(http_load, what_was_not_read_yet_counts) {
     (void)!sn_openai_fail(&error, 500, NULL, NULL, "some bytes");
     sn_reply_fail(a.reply, &error);
     cr_assert(sn_load_take(&s.load, &before, SN_LOAD_SHARE_MAX));
-    sn_answer_collect(&a);
+    sn_http_answer_collect(&a);
     cr_expect_eq(a.error.status, 503, "%d: %s", a.error.status, a.error.message);
     cr_expect_eq(a.out.len, UNREAD);
     sn_reply_free(&a.reply);

@@ -1,5 +1,5 @@
 /* The template engine against Jinja2's results (tests/fixtures/jinja), its limits, its errors, and its marks. */
-#include "model/jinja/jinja.h"
+#include "text/jinja/jinja.h"
 #include "tests/support/tokenizers.h"
 
 #include <criterion/criterion.h>

@@ -2,7 +2,6 @@
  * taken, and none computed, shows in a hash that no weights have. */
 #include "base/file.h"
 #include "base/file_facts.h"
-#include "base/text.h"
 #include "model/model.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"

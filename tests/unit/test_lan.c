@@ -1,7 +1,7 @@
 /* Nodes of the local network (net/lan.h): two of them, and one that looks, in a network of the test's own, which has
  * the loopback interface only. The clock is the test's. */
 #include "base/clock.h"
-#include "base/text.h"
+#include "base/parse.h"
 #include "net/lan.h"
 #include "tests/support/require.h"
 

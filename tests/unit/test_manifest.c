@@ -1,7 +1,6 @@
 /* Manifests: what is made of a model's files can be read, and nothing else can. */
 #include "base/file.h"
-#include "base/text.h"
-#include "model/hub/manifest.h"
+#include "sharing/hub/manifest.h"
 #include "model/model.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"

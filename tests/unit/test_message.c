@@ -1,6 +1,6 @@
 /* Every kind of message, filled with random contents according to the lists that declare it; and bytes that are not
  * a message. */
-#include "base/text.h"
+#include "base/file.h"
 #include "net/message.h"
 
 #include <criterion/criterion.h>

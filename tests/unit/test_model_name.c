@@ -1,6 +1,6 @@
 /* Names by which models are fetched. */
-#include "model/hub/hub.h"
-#include "model/hub/model_name.h"
+#include "sharing/hub/hub.h"
+#include "sharing/hub/model_name.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

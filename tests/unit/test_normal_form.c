@@ -1,5 +1,5 @@
-#include "model/tokenizer/normal_form.h"
-#include "model/tokenizer/utf8.h"
+#include "text/tokenizer/normal_form.h"
+#include "text/tokenizer/utf8.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

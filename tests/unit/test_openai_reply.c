@@ -5,6 +5,7 @@
 #include "tests/support/files.h"
 #include "tests/support/openai_fixture.h"
 #include "tests/support/require.h"
+#include "base/file.h"
 
 #include <criterion/criterion.h>
 #include <malloc.h>

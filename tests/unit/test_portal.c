@@ -1,6 +1,6 @@
 /* The portal (net/transport/portal.h): dial-backs, and connections through a relay, by transports and by raw sockets.
  */
-#include "base/text.h"
+#include "base/parse.h"
 #include "net/transport/portal.h"
 #include "net/transport/splice_private.h" /* private: the rate, byte by byte */
 #include "tests/unit/transport_fixture.h"

@@ -1,7 +1,7 @@
 /* The worked example in docs/PROTOCOL.md has the hashes that this program computes. */
 #include "net/timeline.h"
 
-#include "base/text.h"
+#include "base/file.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

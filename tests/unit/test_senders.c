@@ -1,6 +1,6 @@
 /* Fetching from nodes of which many are silent, slow or lie: the manifest, and which of them are asked for what. */
-#include "sharing/groups_private.h"  /* private: what the choice of a model sees */
-#include "sharing/fetcher_private.h" /* private: the senders, and a link over the test's transport */
+#include "sharing/peers/groups_private.h"  /* private: what the choice of a model sees */
+#include "sharing/peers/fetcher_private.h" /* private: the senders, and a link over the test's transport */
 
 #include "base/clock.h"
 #include "tests/support/cluster.h"

@@ -1,6 +1,6 @@
-/* The server's engine: jobs in sessions over nodes of this process, under the virtual clock. */
+/* The server's queue: jobs in sessions over nodes of this process, under the virtual clock. */
 #include "base/clock.h"
-#include "gateway/engine/engine.h"
+#include "gateway/queue/queue.h"
 #include "tests/support/api_fixture.h"
 #include "tests/support/require.h"
 
@@ -13,11 +13,11 @@
 enum { PROMPT = 12, LONG_PROMPT = 100, SECOND_US = 1000000, IDLE_MS = 60000 };
 
 static api_swarm api;
-static sn_server_engine *engine;
+static sn_server_queue *queue;
 
 /* A job that generates `tokens` after its prompt. While it is held, it stops after its first token. */
 typedef struct work {
-    sn_job job;
+    sn_server_job job;
     int32_t prompt[LONG_PROMPT + 8];
     const char *tokens; /* "max-tokens" */
     bool asks_engine;   /* at its end */
@@ -35,7 +35,7 @@ static int count(void *ctx, const swarm_event *event) {
     atomic_fetch_add(&w->events, swarm_event_get_kind(event) == SWARM_EVENT_TOKEN);
     while (atomic_load(&w->events) > 1 && atomic_load(&w->held_again)) sn_sleep_us(1000);
     while (atomic_load(&w->events) && atomic_load(&w->held)) sn_sleep_us(1000);
-    if (w->takes_turns && swarm_event_get_kind(event) == SWARM_EVENT_TOKEN) sn_server_engine_take_turn(engine, &w->job);
+    if (w->takes_turns && swarm_event_get_kind(event) == SWARM_EVENT_TOKEN) sn_server_queue_take_turn(queue, &w->job);
     return 0;
 }
 
@@ -56,29 +56,29 @@ static void end(void *ctx, swarm_code code, const swarm_error *error) {
     work *w = ctx;
     (void)error;
     w->code = code;
-    if (w->asks_engine) w->queued_at_end = sn_server_engine_get_load(engine).queued;
+    if (w->asks_engine) w->queued_at_end = sn_server_queue_get_load(queue).queued;
     if (w->then) {
         sn_err err;
-        cr_assert_eq(sn_server_engine_submit(engine, (sn_job *[]){&w->then->job}, 1, &err), SN_OK);
+        cr_assert_eq(sn_server_queue_submit(queue, (sn_server_job *[]){&w->then->job}, 1, &err), SN_OK);
     }
     atomic_fetch_add(&w->ends, 1);
 }
 
-static void begin_with_room(size_t sessions, size_t queue, size_t tokens) {
-    const sn_server_engine_options options = {.model = api.model,
-                                              .connection = api.connection,
-                                              .sessions_max = sessions,
-                                              .queue_max = queue,
-                                              .idle_ms = IDLE_MS,
-                                              .tokens_max = tokens};
-    REQUIRE(sn_server_engine_new(&options, &engine, &err));
+static void begin_with_room(size_t sessions, size_t queue_max, size_t tokens) {
+    const sn_server_queue_options options = {.model = api.model,
+                                             .connection = api.connection,
+                                             .sessions_max = sessions,
+                                             .queue_max = queue_max,
+                                             .idle_ms = IDLE_MS,
+                                             .tokens_max = tokens};
+    REQUIRE(sn_server_queue_new(&options, &queue, &err));
 }
 
-static void begin(size_t sessions, size_t queue) { begin_with_room(sessions, queue, 0); }
+static void begin(size_t sessions, size_t queue_max) { begin_with_room(sessions, queue_max, 0); }
 
 static void set_up(void) { api = api_swarm_begin((cluster_options){0}, NULL); }
 static void tear_down(void) {
-    sn_server_engine_free(&engine);
+    sn_server_queue_free(&queue);
     api_swarm_end(&api);
 }
 
@@ -88,16 +88,16 @@ TestSuite(server_engine, .init = set_up, .fini = tear_down, .timeout = 180);
 static void make(work *w, int kind, size_t n, const char *tokens) {
     *w = (work){.tokens = tokens};
     for (size_t i = 0; i < n; i++) w->prompt[i] = 3 + (kind * 31 + (int)i * 7) % 300;
-    w->job = (sn_job){.prompt = w->prompt, .n_prompt = n, .ctx = w, .run = run, .end = end};
+    w->job = (sn_server_job){.prompt = w->prompt, .n_prompt = n, .ctx = w, .run = run, .end = end};
 }
 
 static sn_status submit(work *w) {
     sn_err err;
-    return sn_server_engine_submit(engine, (sn_job *[]){&w->job}, 1, &err);
+    return sn_server_queue_submit(queue, (sn_server_job *[]){&w->job}, 1, &err);
 }
 
 static void finish(work *w, swarm_code code) {
-    sn_server_engine_finish(engine, &w->job);
+    sn_server_queue_finish(queue, &w->job);
     cr_assert_eq(w->code, code, "code %d", (int)w->code);
     cr_assert_eq(w->ends, 1);
 }
@@ -223,10 +223,10 @@ Test(server_engine, a_job_that_wants_a_fresh_session_gets_one_that_ends_with_it)
     make(&b, 1, PROMPT, "2");
     b.job.fresh = true;
     run_whole(&a);
-    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 1);
+    cr_expect_eq(sn_server_queue_get_load(queue).sessions, 1);
     run_whole(&b);
     cr_expect_eq(b.had, 0);
-    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 0);
+    cr_expect_eq(sn_server_queue_get_load(queue).sessions, 0);
 }
 
 Test(server_engine, a_session_without_jobs_is_closed) {
@@ -235,9 +235,9 @@ Test(server_engine, a_session_without_jobs_is_closed) {
     make(&a, 1, PROMPT, "2");
     run_whole(&a);
     sn_sleep_us(IDLE_MS * 1000 / 2);
-    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 1);
+    cr_expect_eq(sn_server_queue_get_load(queue).sessions, 1);
     sn_sleep_us(IDLE_MS * 1000);
-    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 0);
+    cr_expect_eq(sn_server_queue_get_load(queue).sessions, 0);
 }
 
 /* Three conversations of which nodes hold two: the one that was used longest ago makes room. */
@@ -250,10 +250,10 @@ Test(server_engine, idle_sessions_make_room_for_a_job) {
     make(&again, 2, PROMPT, "2");
     run_whole(&a);
     run_whole(&b);
-    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 2);
+    cr_expect_eq(sn_server_queue_get_load(queue).sessions, 2);
     run_whole(&c);
     sn_sleep_us(3 * SECOND_US);
-    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 2);
+    cr_expect_eq(sn_server_queue_get_load(queue).sessions, 2);
     run_whole(&again);
     cr_expect(again.had >= PROMPT, "the conversation that was used last is gone");
 }
@@ -279,7 +279,7 @@ Test(server_engine, an_idle_session_ends_when_a_node_says_that_it_has_no_room) {
     run_whole(&a);
     run_whole(&b);
     run_whole(&c);
-    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 2, "the one that was used longest ago made room");
+    cr_expect_eq(sn_server_queue_get_load(queue).sessions, 2, "the one that was used longest ago made room");
     run_whole(&again);
     cr_expect_geq(again.had, LONG_PROMPT, "the conversation that was used last is gone");
 }
@@ -309,7 +309,7 @@ Test(server_engine, idle_sessions_stay_when_a_job_fails_for_another_reason) {
     cr_assert_eq(submit(&b), SN_OK);
     finish(&b, SWARM_RETRY);
     sn_sleep_us(3 * SECOND_US);
-    cr_expect_eq(sn_server_engine_get_load(engine).sessions, 1, "the idle session was closed");
+    cr_expect_eq(sn_server_queue_get_load(queue).sessions, 1, "the idle session was closed");
 }
 
 Test(server_engine, the_queue_takes_all_jobs_of_a_request_or_none) {
@@ -319,13 +319,13 @@ Test(server_engine, the_queue_takes_all_jobs_of_a_request_or_none) {
     hold(&running);
     for (int i = 0; i < 3; i++) make(&waits[i], 2 + i, PROMPT, "1");
     cr_assert_eq(submit(&waits[0]), SN_OK);
-    sn_job *both[] = {&waits[1].job, &waits[2].job};
-    cr_expect_eq(sn_server_engine_submit(engine, both, 2, &err), SN_RETRY);
+    sn_server_job *both[] = {&waits[1].job, &waits[2].job};
+    cr_expect_eq(sn_server_queue_submit(queue, both, 2, &err), SN_RETRY);
     cr_expect_gt(err.retry_after_ms, 0);
-    cr_expect_eq(sn_server_engine_get_load(engine).queued, 1);
+    cr_expect_eq(sn_server_queue_get_load(queue).queued, 1);
     cr_assert_eq(submit(&waits[1]), SN_OK);
     cr_expect_eq(submit(&waits[2]), SN_RETRY);
-    sn_server_engine_cancel_all(engine);
+    sn_server_queue_cancel_all(queue);
     release(&running);
     finish(&running, SWARM_CANCELLED);
     finish(&waits[0], SWARM_CANCELLED);
@@ -366,11 +366,11 @@ Test(server_engine, one_owner_leaves_sessions_for_others) {
     for (int i = 0; i < 3; i++) hold(&many[i]);
     make(&many[3], 5, PROMPT, "1");
     cr_assert_eq(submit(&many[3]), SN_OK);
-    cr_expect_eq(sn_server_engine_get_load(engine).running, 3);
+    cr_expect_eq(sn_server_queue_get_load(queue).running, 3);
     make(&other, 6, PROMPT, "2");
     other.job.owner = 7;
     run_whole(&other); /* beside the three */
-    cr_expect(!many[3].runs && sn_server_engine_get_load(engine).running == 3);
+    cr_expect(!many[3].runs && sn_server_queue_get_load(queue).running == 3);
     for (int i = 0; i < 3; i++) release(&many[i]);
     for (int i = 0; i < 4; i++) finish(&many[i], SWARM_OK);
 }
@@ -424,7 +424,7 @@ Test(server_engine, a_job_that_waits_for_its_turn_to_compute_is_cancelled) {
     while (!count_second_tokens(many, 3)) sn_sleep_us(1000);
     for (int i = 0; i < 3; i++) {
         if (atomic_load(&many[i].events) > 1) continue;
-        sn_server_engine_cancel(engine, &many[i].job);
+        sn_server_queue_cancel(queue, &many[i].job);
         for (int ms = 0; ms < 20000 && !atomic_load(&many[i].ends); ms++) sn_sleep_us(1000);
         cr_expect_eq(many[i].code, SWARM_CANCELLED);
         cr_expect_eq(atomic_load(&many[i].ends), 1, "it still waits after 20 seconds");
@@ -432,7 +432,7 @@ Test(server_engine, a_job_that_waits_for_its_turn_to_compute_is_cancelled) {
     for (int i = 0; i < 3; i++) atomic_store(&many[i].held_again, false);
     release(&other);
     finish(&other, SWARM_OK);
-    for (int i = 0; i < 3; i++) sn_server_engine_finish(engine, &many[i].job);
+    for (int i = 0; i < 3; i++) sn_server_queue_finish(queue, &many[i].job);
 }
 
 Test(server_engine, an_owners_short_prompt_goes_before_its_long_ones) {
@@ -471,13 +471,13 @@ Test(server_engine, a_full_queue_refuses_first_the_owner_with_most_jobs) {
     }
     cr_expect_eq(submit(&other[0]), SN_OK);
     finish(&many[3], SWARM_RETRY);
-    sn_server_engine_cancel(engine, &many[3].job); /* which its end has come before */
+    sn_server_queue_cancel(queue, &many[3].job); /* which its end has come before */
     cr_expect_eq(submit(&other[1]), SN_OK);
     finish(&many[2], SWARM_RETRY);
     cr_expect_eq(submit(&other[2]), SN_RETRY, "it has most of them itself");
     make(&many[2], 4, PROMPT, "1");
     cr_expect_eq(submit(&many[2]), SN_RETRY);
-    cr_expect_eq(sn_server_engine_get_load(engine).queued, 4);
+    cr_expect_eq(sn_server_queue_get_load(queue).queued, 4);
     release(&running);
     for (int i = 0; i < 2; i++) finish(&many[i], SWARM_OK);
     finish(&other[0], SWARM_OK);
@@ -493,12 +493,12 @@ Test(server_engine, a_job_in_the_queue_is_cancelled_without_a_lock_and_does_not_
     make(&waits, 2, PROMPT, "1");
     waits.asks_engine = true;
     cr_assert_eq(submit(&waits), SN_OK);
-    sn_server_engine_cancel(engine, &waits.job);
+    sn_server_queue_cancel(queue, &waits.job);
     finish(&waits, SWARM_CANCELLED);
     cr_expect(!waits.runs);
     cr_expect_eq(waits.queued_at_end, 0);
-    sn_server_engine_cancel(engine, &waits.job); /* once more: nothing */
-    sn_server_engine_cancel(engine, &running.job);
+    sn_server_queue_cancel(queue, &waits.job); /* once more: nothing */
+    sn_server_queue_cancel(queue, &running.job);
     release(&running);
     finish(&running, SWARM_CANCELLED);
     cr_expect_eq(waits.ends, 1);
@@ -510,7 +510,7 @@ Test(server_engine, a_running_job_is_cancelled_and_its_session_serves_the_next) 
     hold(&a);
     make(&b, 1, PROMPT, "2");
     const int64_t before_us = sn_now_us();
-    sn_server_engine_cancel(engine, &a.job);
+    sn_server_queue_cancel(queue, &a.job);
     release(&a);
     finish(&a, SWARM_CANCELLED);
     cr_expect_lt(sn_now_us() - before_us, 2 * SECOND_US);
@@ -530,7 +530,7 @@ Test(server_engine, a_job_that_waits_for_a_silent_node_ends_soon_after_it_is_can
     sn_sleep_us(3 * SECOND_US);
     cr_assert_eq(a.ends, 0);
     const int64_t before_us = sn_now_us();
-    sn_server_engine_cancel(engine, &a.job);
+    sn_server_queue_cancel(queue, &a.job);
     finish(&a, SWARM_CANCELLED);
     cr_expect_lt(sn_now_us() - before_us, 2 * SECOND_US);
 }
@@ -541,9 +541,9 @@ Test(server_engine, a_drain_refuses_jobs_and_finishes_those_it_has) {
     begin(1, 2);
     hold(&a);
     make(&b, 2, PROMPT, "1");
-    sn_server_engine_drain(engine);
+    sn_server_queue_drain(queue);
     release(&a);
-    cr_expect_eq(sn_server_engine_submit(engine, (sn_job *[]){&b.job}, 1, &err), SN_RETRY);
+    cr_expect_eq(sn_server_queue_submit(queue, (sn_server_job *[]){&b.job}, 1, &err), SN_RETRY);
     finish(&a, SWARM_OK);
     cr_expect_eq(b.ends, 0);
 }

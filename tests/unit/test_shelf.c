@@ -1,6 +1,5 @@
 /* Which manifest a node shares its files by. */
 #include "base/file.h"
-#include "base/text.h"
 #include "node/shelf.h"
 #include "tests/support/files.h"
 #include "tests/support/require.h"

@@ -1,5 +1,5 @@
 /* A server that trickles: bytes come, and never enough of them. It is given up as one that is silent. */
-#include "model/hub/http.h"
+#include "sharing/hub/http.h"
 #include "tests/support/require.h"
 
 #include <arpa/inet.h>

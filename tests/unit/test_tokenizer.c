@@ -1,5 +1,5 @@
-#include "model/chat/chat_template.h"
-#include "model/tokenizer/utf8.h"
+#include "text/chat/chat_template.h"
+#include "text/tokenizer/utf8.h"
 #include "tests/support/tokenizers.h"
 
 #include <criterion/criterion.h>

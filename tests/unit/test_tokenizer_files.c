@@ -1,6 +1,6 @@
 /* The sources of a tokenizer: JSON files of a folder, GGUF metadata, patterns. */
-#include "model/tokenizer/pattern.h"
-#include "model/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
+#include "text/tokenizer/pattern.h"
+#include "text/tokenizer/tokenizer_private.h" /* private: vocabularies and rules without a file around them */
 #include "tests/support/files.h"
 #include "tests/support/tokenizers.h"
 

@@ -1,6 +1,6 @@
 /* Evidence files and `swarm verify`: it names the lying nodes and no others; damaged, forged or unrelated evidence
  * is refused with an error. The nodes are only keys: the test signs their statements. */
-#include "base/text.h"
+#include "base/file.h"
 #include "client/audit/evidence.h"
 #include "client/tune/adapter_folder.h"
 #include "model/base_weights.h"

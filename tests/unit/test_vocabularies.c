@@ -1,6 +1,6 @@
 /* Folders without a tokenizer.json: tokenizer.model (SentencePiece, BPE and unigram) and tekken.json. The ids of their
  * own libraries, special tokens, and files that are refused. */
-#include "base/text.h"
+#include "base/file.h"
 #include "tests/support/files.h"
 #include "tests/support/tokenizers.h"
 

@@ -90,9 +90,6 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patienc
                            sn_err *err) SN_MUST_USE;
 /* All nodes as they are known now. Free with sn_candidates_fini; valid as long as the directory does not change. */
 sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *err) SN_MUST_USE;
-/* A route over these candidates: the fastest, or one drawn by throughput. Not cut yet (sn_chain_cut_route). */
-sn_status sn_chain_choose_route(const sn_chain *chain, const sn_candidates *candidates, int first, int end,
-                                sn_route *out, sn_err *err) SN_MUST_USE;
 /* A route over blocks [first, end), from what is known now, or after waiting for nodes that serve them. */
 sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_route *out,
                               sn_err *err) SN_MUST_USE;

@@ -11,8 +11,9 @@
  *
  * What fails, fails in a chunk (pipeline_recover). With several under way nobody is blamed: the replies of other groups
  * are still read, so that the client knows the state of their sessions, all chunks but the oldest are dropped, and that
- * one goes on alone. Those behind it are made again, and rewind the nodes that had them. A chunk that is alone ends at
- * its group until that has computed it, or other nodes have in its place (failover.c). */
+ * one goes on alone. Those behind it are made again, and rewind the nodes that had them. A chunk that is alone stays at
+ * its group until that has computed it, or other nodes have in its place (failover.c). Windows of draft tokens under
+ * way would be chunks, too: dropped behind a miss as they are behind a failure. */
 #include "client/chain/chain_private.h"
 
 #include "base/clock.h"
@@ -56,7 +57,7 @@ typedef struct pipeline {
     size_t n_chunks, chunks_max; /* oldest first; chunks from n_chunks on only hold a free buffer in `rows` */
     float *spare, *memory;       /* a buffer of no chunk; all of them */
     sn_peer peers[SN_HOPS_MAX];  /* of the hops that steps in flight need */
-    chunk *failed;               /* the chunk whose step failed; NULL: what failed was no step */
+    chunk *failed;               /* the one whose step failed; NULL: what failed was no step */
 } pipeline;
 
 static int smaller(int a, int b) { return a < b ? a : b; }

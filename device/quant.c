@@ -25,6 +25,14 @@ static inline float read_f16(const uint8_t *p) {
     return x.f;
 }
 
+/* The scales of a superblock (the K types and IQ4_XS) as in the file: the half h of group g has d = f16(d) * scale[2g +
+ * h] and m = f16(m) * offset[2g + h], both exact in float32. A scale or an offset of a whole group is stored twice
+ * here. */
+typedef struct superblock {
+    uint16_t d, m;
+    int8_t scale[2 * SN_QUANT_GROUPS_MAX], offset[2 * SN_QUANT_GROUPS_MAX];
+} superblock;
+
 static void set_scales(sn_quant_group *g, float d, float m) {
     g->d[0] = g->d[1] = d;
     g->m[0] = g->m[1] = m;
@@ -82,7 +90,7 @@ static void decode_q8_0(const uint8_t *b, sn_quant_group *out) {
 /* In all types the offsets are subtracted: the sign of m is flipped.
  *
  * Q2_K: 16 scales (low nibbles) and offsets (high nibbles), one of each per half. */
-static void scales_of_q2_k(const uint8_t *b, sn_quant_superblock *out) {
+static void scales_of_q2_k(const uint8_t *b, superblock *out) {
     out->d = read_u16(b + 80);
     out->m = read_u16(b + 82) ^ 0x8000;
     for (int s = 0; s < 16; s++) {
@@ -92,7 +100,7 @@ static void scales_of_q2_k(const uint8_t *b, sn_quant_superblock *out) {
 }
 
 /* Q3_K: 16 signed 6-bit scales: their low four bits in the nibbles of bytes 0..7, the upper two in bytes 8..11. */
-static void scales_of_q3_k(const uint8_t *b, sn_quant_superblock *out) {
+static void scales_of_q3_k(const uint8_t *b, superblock *out) {
     const uint8_t *scales = b + 96;
     out->d = read_u16(b + 108);
     for (int s = 0; s < 16; s++) {
@@ -102,7 +110,7 @@ static void scales_of_q3_k(const uint8_t *b, sn_quant_superblock *out) {
 }
 
 /* Q4_K and Q5_K: eight 6-bit scales and eight 6-bit offsets in 12 bytes. */
-static void scales_of_q4_k(const uint8_t *b, sn_quant_superblock *out) {
+static void scales_of_q4_k(const uint8_t *b, superblock *out) {
     const uint8_t *s = b + 4;
     out->d = read_u16(b);
     out->m = read_u16(b + 2) ^ 0x8000;
@@ -114,7 +122,7 @@ static void scales_of_q4_k(const uint8_t *b, sn_quant_superblock *out) {
     }
 }
 
-static void scales_of_iq4_xs(const uint8_t *b, sn_quant_superblock *out) {
+static void scales_of_iq4_xs(const uint8_t *b, superblock *out) {
     unsigned high = read_u16(b + 2);
     out->d = read_u16(b);
     for (int g = 0; g < 8; g++) {
@@ -123,9 +131,9 @@ static void scales_of_iq4_xs(const uint8_t *b, sn_quant_superblock *out) {
     }
 }
 
-void sn_quant_superblock_scales(sn_dtype dtype, const void *block, sn_quant_superblock *out) {
+static void superblock_scales(sn_dtype dtype, const void *block, superblock *out) {
     const uint8_t *b = block;
-    *out = (sn_quant_superblock){.d = 0};
+    *out = (superblock){.d = 0};
     if (dtype == SN_Q6_K) {
         out->d = read_u16(b + 208);
         memcpy(out->scale, b + 192, sizeof out->scale);
@@ -141,8 +149,8 @@ void sn_quant_superblock_scales(sn_dtype dtype, const void *block, sn_quant_supe
 }
 
 static void set_super_scales(sn_dtype dtype, const uint8_t *b, sn_quant_group *out) {
-    sn_quant_superblock super;
-    sn_quant_superblock_scales(dtype, b, &super);
+    superblock super;
+    superblock_scales(dtype, b, &super);
     float d = sn_f16_to_f32(super.d), m = sn_f16_to_f32(super.m);
     for (int g = 0; g < 8; g++)
         for (int h = 0; h < 2; h++) {
@@ -213,16 +221,19 @@ static void decode_iq4_xs(const uint8_t *b, sn_quant_group *out) {
     for (int g = 0; g < 8; g++) look_up_nibbles(b + 8 + 16 * g, iq4_values, out[g].q);
 }
 
-/* E2M1 values, doubled so that they are integers, times a shared power of two (OCP Microscaling 1.0). */
-static void decode_mxfp4(const uint8_t *b, sn_quant_group *out) {
-    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+float sn_half_power_of_two(uint8_t e) {
     union {
         uint32_t u;
         float f;
-        /* 2^(e - 127) / 2: the halving undoes the doubling */
-    } half = {b[0] < 2 ? (uint32_t)0x200000 << b[0] : (uint32_t)(b[0] - 1) << 23};
+    } half = {e < 2 ? (uint32_t)0x200000 << e : (uint32_t)(e - 1) << 23};
+    return half.f;
+}
+
+/* E2M1 values, doubled so that they are integers, times a shared power of two (OCP Microscaling 1.0). */
+static void decode_mxfp4(const uint8_t *b, sn_quant_group *out) {
+    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     look_up_nibbles(b + 1, values, out->q);
-    set_scales(out, half.f, 0);
+    set_scales(out, sn_half_power_of_two(b[0]), 0); /* the halving undoes the doubling */
 }
 
 static void (*const decoders[SN_DTYPE_COUNT])(const uint8_t *, sn_quant_group *) = {
@@ -257,18 +268,19 @@ static void split_codes(sn_dtype dtype, const sn_quant_form *form, const uint8_t
     }
     int zero = dtype == SN_Q4_0 ? 0 : form->zero; /* it is decoded as 0..15 already */
     sn_quant_decode(dtype, block, groups);
-    for (size_t i = 0; i < n; i++) codes[i] = (uint8_t)(groups[i / 32].q[i % 32] + zero);
+    for (size_t g = 0; g < n / 32; g++)
+        for (size_t i = 0; i < 32; i++) codes[32 * g + i] = (uint8_t)(groups[g].q[i] + zero);
 }
 
 void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out) {
     const sn_quant_form *form = sn_quant_form_of(dtype);
-    sn_quant_superblock super;
+    superblock super;
     split_codes(dtype, form, block, out->codes);
     if (!form->super_bytes) {
         memcpy(out->scales[0], block, (size_t)form->scale_bytes);
         return;
     }
-    sn_quant_superblock_scales(dtype, block, &super);
+    superblock_scales(dtype, block, &super);
     memcpy(out->super, &super.d, sizeof super.d);
     memcpy(out->super + sizeof super.d, &super.m, sizeof super.m);
     for (int g = 0; g < SN_QUANT_GROUPS_MAX; g++) {

@@ -21,19 +21,8 @@ bool sn_dtype_quantised(sn_dtype dtype);
  */
 void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out);
 
-/* The scales of a superblock (the K types and IQ4_XS) as in the file: the half h of group g has d = f16(d) * scale[2g +
- * h] and m = f16(m) * offset[2g + h], both exact in float32. A scale or an offset of a whole group is stored twice
- * here.
- */
-typedef struct sn_quant_superblock {
-    uint16_t d, m;
-    int8_t scale[2 * SN_QUANT_GROUPS_MAX], offset[2 * SN_QUANT_GROUPS_MAX];
-} sn_quant_superblock;
-
-void sn_quant_superblock_scales(sn_dtype dtype, const void *block, sn_quant_superblock *out);
-
-/* -- the same blocks as GPUs store them: parts that lie in planes of their own, so that neighbouring lanes read aligned
- * words, and that take hardly more bytes than the file has.
+/* -- the same blocks as the backends store them: parts that lie in planes of their own, so that neighbouring lanes read
+ * aligned words, and that take hardly more bytes than the file has.
  *
  * A weight has a code of low_bits + high_bits; it is scale * (code - zero) + offset, or scale * table[code]. */
 
@@ -79,6 +68,8 @@ typedef struct sn_quant_parts {
 
 /* The form of a quantised type; NULL: it is none. Static. */
 const sn_quant_form *sn_quant_form_of(sn_dtype dtype);
+/* The scale of SN_SCALE_E. */
+float sn_half_power_of_two(uint8_t exponent);
 /* Takes one block of a quantised type apart. Nothing is rounded. */
 void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out);
 

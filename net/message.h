@@ -6,9 +6,9 @@
  * copy.
  *
  * The lists SN_FIELDS_X below are the source of the structs sn_msg_x, of the encoder, of the decoder with its limits,
- * and of the fuzz target; docs/PROTOCOL.md explains the same fields to programs in other languages (scripts/check.py
- * compares the two). A decoder accepts a map in any order, ignores unknown fields, and refuses a field that is missing,
- * of another type, or beyond its limit.
+ * and of the fuzz target; their comments are also the tables of docs/PROTOCOL.md, for programs in other languages
+ * (scripts/make_docs.py writes them). A decoder accepts a map in any order, ignores unknown fields, and refuses a field
+ * that is missing, of another type, or beyond its limit.
  *
  * The central type is sn_msg: its kind, its correlation id, its tensor, and a union of the structs of all kinds. A
  * message belongs to one owner at a time; sn_transport_send (net/transport/transport.h) takes it over. The functions
@@ -91,7 +91,7 @@ enum {
 
 /* An entry of STEP's route: a node that the step is pushed to, after the node before it has computed its blocks. */
 #define SN_FIELDS_ROUTE_ENTRY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
-    SID(session)           /* the client's session at that node */                                                     \
+    SID(session)           /* the client's session at that node, which is the `next` of the session before */          \
     U64(dtype, SN_R_DTYPE) /* of the hidden states on their way to that node, numbered as in reply_dtype */            \
     KEY(timeline)          /* timeline hash at the step's position in that session; all zero: as in STEP */
 
@@ -132,16 +132,19 @@ enum {
     U64(from_tag, SN_R_ANY)      /* only nodes with a tag in [from_tag, to_tag] */                                     \
     U64(to_tag, SN_R_ANY)        /* inclusive; 0: up to the last tag */                                                \
     STR(name, 63)                /* only nodes of this name; empty: of any name */                                     \
-    BLOBS(known, 1, SN_R_BYTES)  /* nodes that the asker knows: tag, sequence, 16 bytes each */                        \
-    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX, SN_R_SOME_BYTES) /* sealed (net/directory.h), that the sender hands over */
+    BLOBS(known, 1, SN_R_BYTES)  /* nodes that the asker knows: tag, sequence, 16 bytes each; empty from a client */   \
+    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX, SN_R_SOME_BYTES) /* sealed (net/directory.h), that the sender hands     \
+                                                                 * over; none from a client */
 
 /* PEERS_REPLY: the announcements that were asked for and are newer than those in `known`, in the order of tags. Where
- * neither `known` nor tags were given, it begins with this node's own and those of nodes that it has proven: with which
- * it exchanged messages itself. */
+ * neither `known` nor tags were given, it begins with this node's own and those of nodes that it has proven: that it
+ * was told to join, or with which it has exchanged messages in the last ten minutes. */
 #define SN_FIELDS_PEERS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
     U64(next_tag, SN_R_ANY)              /* more follow: ask again with this from_tag; 0: these are all */             \
-    U64(proven, 0, SN_ANNOUNCEMENTS_MAX) /* so many come first: of the node itself, then proven by it */               \
-    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX, SN_R_SOME_BYTES) /* sealed */
+    U64(proven, 0, SN_ANNOUNCEMENTS_MAX) /* so many come first, out of the order of tags: of the node itself, then     \
+                                          * proven by it */                                                            \
+    BLOBS(announcements, SN_ANNOUNCEMENTS_MAX, SN_R_SOME_BYTES) /* live ones, and the last ones of nodes that left;    \
+                                                                 * sealed */
 
 /* PING, from any program to a node, answered by PONG at once: the time until the answer is the round trip; with
  * padding, it also measures the bandwidth to the node. */
@@ -162,7 +165,7 @@ enum {
  * port of the address from which the request comes, and at no other one. */
 #define SN_FIELDS_DIAL_BACK(U64, KEY, SID, STR, LIST, BLOBS)                                                           \
     U64(protocol, SN_R_U32) /* SN_PROTOCOL_VERSION */                                                                  \
-    U64(port, 1, 65535)     /* 1 to 65535 */                                                                           \
+    U64(port, 1, 65535)     /* at which the asker listens */                                                           \
     SID(token)              /* chosen at random */
 
 #define SN_FIELDS_DIAL_BACK_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                     \
@@ -179,7 +182,7 @@ enum {
 /* RELAY_CALL, from a relay to a node that asked it by RELAY, with correlation_id 0 and without an answer: a client waits
  * for the node, which connects to the relay's portal and names the token. */
 #define SN_FIELDS_RELAY_CALL(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
-    SID(token)
+    SID(token) /* by which the node's connection names this client */
 
 /* -- sessions -- */
 
@@ -188,18 +191,21 @@ enum {
     U64(protocol, SN_R_U32)            /* SN_PROTOCOL_VERSION */                                                       \
     SID(session)                       /* chosen by the client at random */                                            \
     KEY(model)                         /* model id, as in announcements */                                             \
-    U64(first_block, SN_R_BLOCK)                                                                                       \
-    U64(end_block, SN_R_BLOCK)         /* exclusive */                                                                 \
+    U64(first_block, SN_R_BLOCK)       /* of the session */                                                            \
+    U64(end_block, SN_R_BLOCK)         /* exclusive; both lie within the node's span */                                \
     U64(max_tokens, SN_R_TOKENS)       /* longest timeline, at most the model's context */                             \
     KEY(predecessor)                   /* CURVE key of the node that may push steps here; all zero: none */            \
-    BLOBS(next, 1, SN_R_SOME_BYTES)    /* sealed announcement of the node that steps are pushed to; empty: none */     \
+    BLOBS(next, 1, SN_R_SOME_BYTES)    /* sealed announcement of the node that steps are pushed to, not expired;       \
+                                        * empty: none. A node dials nothing else for a client */                       \
     KEY(kv_source)                     /* CURVE key of the node that may send KV_PUT; all zero: none */                \
-    KEY(adapter)                       /* hash of the adapter added to the weights, see ADAPTER_PUT; all zero: none */ \
-    STR(request_id, SN_REQUEST_ID_MAX) /* for log lines: the same at every node of a chain */
+    KEY(adapter)                       /* hash of the adapter added to the weights, see ADAPTER_PUT; all zero:         \
+                                        * none. An ERROR of status 2: the node does not hold it */                     \
+    STR(request_id, SN_REQUEST_ID_MAX) /* for log lines: the same at every node of a chain; may be empty */
 
 #define SN_FIELDS_OPEN_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
     SID(session)                                                                                                       \
-    U64(step_tokens_max, SN_R_INT)   /* tokens of the longest step that the node accepts */                            \
+    U64(step_tokens_max, SN_R_INT)   /* tokens of the longest step that the node accepts: 512, or up to 2048 where     \
+                                      * its devices gain by them */                                                    \
     U64(prefill_depth_max, SN_R_INT) /* steps that may be sent before the step in computation is answered */
 
 /* STEP, client to node or node to node, answered by STEP_REPLY: runs the tensor, hidden states (tokens, n_embd),
@@ -207,15 +213,16 @@ enum {
  * as a STEP of the same correlation_id; the last node answers the client. */
 #define SN_FIELDS_STEP(U64, KEY, SID, STR, LIST, BLOBS)                                                                \
     SID(session)                               /* at the node that the message goes to */                              \
-    U64(step, SN_R_COUNT)                      /* 1, 2, 3, ...; a repeated number is only answered again */            \
+    U64(step, SN_R_COUNT)                      /* 1, 2, 3, ... in each session; a repeated number is only answered     \
+                                                * again */                                                             \
     U64(position, SN_R_TOKENS)                 /* of the first token; below the session's end: a rewind */             \
     U64(reply_dtype, SN_R_DTYPE)               /* of the tensor in the answer: 0 F32, 1 F16, 2 BF16, 3 Q8 */           \
     KEY(timeline)                              /* timeline hash at position; all zero: after the step before */        \
-    LIST(route, route_entry, SN_HOPS_MAX)      /* the nodes after this one, in order */                                \
+    LIST(route, route_entry, SN_HOPS_MAX)      /* the nodes after this one, in order; may be empty */                  \
     LIST(trace, trace, SN_HOPS_MAX)            /* one for each node that the step went through; empty from a client */ \
     U64(wants_receipt, SN_R_FLAG)              /* 1: every node adds its receipt (net/receipt.h) */                    \
     BLOBS(receipts, SN_HOPS_MAX, SN_R_RECEIPT) /* of the nodes so far; empty from a client */                          \
-    STR(request_id, SN_REQUEST_ID_MAX)         /* as in OPEN */
+    STR(request_id, SN_REQUEST_ID_MAX)         /* as in OPEN; nodes that push the step pass it on */
 
 /* STEP_REPLY, from the last node of the route to the client, with the hidden states (tokens, n_embd). */
 #define SN_FIELDS_STEP_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
@@ -256,21 +263,22 @@ enum {
 
 /* A row of the tensor of EXPERTS, and an expert of its block that the row chose. */
 #define SN_FIELDS_EXPERT_PAIR(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
-    U64(row, SN_R_INT)                                                                                                 \
-    U64(expert, SN_R_INT)
+    U64(row, SN_R_INT)    /* of the tensor */                                                                          \
+    U64(expert, SN_R_INT) /* one that the node announces */
 
 /* EXPERTS, from a node that holds a part of a block's experts to one that holds others, answered by EXPERTS_REPLY: what
  * these experts make of the rows. The tensor is F32 (rows, n_embd), what enters the mixture of the block; the answer's
  * is F32 (pairs, n_embd): the expert's output for each pair, before it is weighed. */
 #define SN_FIELDS_EXPERTS(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
     U64(protocol, SN_R_U32)                       /* SN_PROTOCOL_VERSION */                                            \
-    U64(block, SN_R_BLOCK)                                                                                             \
-    KEY(block_hash)                               /* of the block, as in announcements */                              \
-    LIST(pairs, expert_pair, SN_EXPERT_PAIRS_MAX) /* in the order of rows; a row has at most as many as it may choose */
+    U64(block, SN_R_BLOCK)                        /* a mixture of experts */                                           \
+    KEY(block_hash)                               /* of the block, as in the announcement of the node that is asked */ \
+    LIST(pairs, expert_pair, SN_EXPERT_PAIRS_MAX) /* in the order of rows; a row has at most as many as it may         \
+                                                   * choose, and each once */
 
 #define SN_FIELDS_EXPERTS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
-    U64(queue_us, SN_R_DURATION)   /* as in a trace */                                                                 \
-    U64(compute_us, SN_R_DURATION)
+    U64(queue_us, SN_R_DURATION)   /* from arrival to the beginning of the computation */                              \
+    U64(compute_us, SN_R_DURATION) /* of the computation */
 
 /* -- KV migration -- */
 
@@ -285,10 +293,12 @@ enum {
  * answered when the copy is complete. */
 #define SN_FIELDS_KV_SEND(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
     SID(session)                    /* at the node that the message goes to, which sends */                            \
-    U64(first_block, SN_R_BLOCK)                                                                                       \
-    U64(end_block, SN_R_BLOCK)      /* exclusive */                                                                    \
+    U64(first_block, SN_R_BLOCK)    /* of the blocks that go to the target */                                          \
+    U64(end_block, SN_R_BLOCK)      /* exclusive; where the target has fewer blocks than the session, another          \
+                                     * session gets the others */                                                      \
     U64(position, SN_R_TOKENS)      /* tokens that the target holds already */                                         \
-    BLOBS(node, 1, SN_R_SOME_BYTES) /* sealed announcement of the other node, not expired */                           \
+    BLOBS(node, 1, SN_R_SOME_BYTES) /* sealed announcement of the other node, not expired; not read when the           \
+                                     * request is repeated */                                                          \
     SID(target)                     /* the client's session there, opened with this node as its kv_source */
 
 #define SN_FIELDS_KV_SEND_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
@@ -301,9 +311,10 @@ enum {
  * nothing is written, and the answer's length is 0. */
 #define SN_FIELDS_KV_PUT(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
     SID(session)               /* at the node that the message goes to */                                              \
-    U64(position, SN_R_TOKENS) /* of the first token */                                                                \
-    KEY(origin)                /* first hash of the sender's timeline */                                               \
-    KEY(timeline)              /* the sender's timeline hash at position */                                            \
+    U64(position, SN_R_TOKENS) /* of the first token, at most the session's end */                                     \
+    KEY(origin)                /* first hash of the sender's timeline, T(0) */                                         \
+    KEY(timeline)              /* the sender's timeline hash at position; the receiver has another one: begin again    \
+                                * at 0 */                                                                              \
     KEY(tensor_hash)           /* SHA-256 of the tensor's bytes */                                                     \
     LIST(token_timelines, token_timeline, SN_KV_TRANSFER_TOKENS_MAX) /* one for each token */
 
@@ -318,7 +329,8 @@ enum {
     SID(session)               /* at the node that the message goes to */                                              \
     U64(position, SN_R_TOKENS) /* tokens that the states are a function of; a multiple of 64 */                        \
     KEY(origin)                /* as in KV_PUT */                                                                      \
-    KEY(timeline)              /* as in KV_PUT */                                                                      \
+    KEY(timeline)              /* the sender's timeline hash at position; nothing is written where the receiver has    \
+                                * another one or ends before it */                                                     \
     KEY(tensor_hash)           /* SHA-256 of the tensor's bytes */                                                     \
     U64(offset, SN_R_COUNT)    /* floats before this piece; 0: the states at this position begin anew */
 
@@ -336,10 +348,10 @@ enum {
 /* KV_GET_REPLY, with the fields and the tensor of a KV_PUT. */
 #define SN_FIELDS_KV_GET_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
     SID(session)                                                                                                       \
-    U64(position, SN_R_TOKENS) /* of the first token */                                                                \
-    KEY(origin)                /* first hash of the node's timeline */                                                 \
-    KEY(timeline)              /* the node's timeline hash at position */                                              \
-    KEY(tensor_hash)           /* SHA-256 of the tensor's bytes */                                                     \
+    U64(position, SN_R_TOKENS)                                       /* of the first token */                          \
+    KEY(origin)                                                      /* first hash of the node's timeline, T(0) */     \
+    KEY(timeline)                                                    /* the node's timeline hash at position */        \
+    KEY(tensor_hash)                                                 /* SHA-256 of the tensor's bytes */               \
     LIST(token_timelines, token_timeline, SN_KV_TRANSFER_TOKENS_MAX) /* one for each token */
 
 /* RESUME, client to node, answered by RESUME_REPLY: the client goes on with a session whose KV cache came by KV_PUT or
@@ -347,7 +359,8 @@ enum {
 #define SN_FIELDS_RESUME(U64, KEY, SID, STR, LIST, BLOBS)                                                              \
     SID(session)                                                                                                       \
     U64(position, SN_R_TOKENS)      /* at which the next step begins */                                                \
-    U64(step, SN_R_COUNT)           /* the next step has this number + 1; above that of every step sent */             \
+    U64(step, SN_R_COUNT)           /* the next step has this number + 1; above that of every step sent, also of       \
+                                     * one that failed; 0: none was */                                                 \
     KEY(predecessor)                /* as in OPEN, from now on */                                                      \
     BLOBS(next, 1, SN_R_SOME_BYTES) /* as in OPEN, from now on; empty: as before */
 
@@ -363,7 +376,7 @@ enum {
  * image, whose length is a multiple of four. */
 #define SN_FIELDS_ADAPTER_PUT(U64, KEY, SID, STR, LIST, BLOBS)                                                         \
     U64(protocol, SN_R_U32) /* SN_PROTOCOL_VERSION */                                                                  \
-    KEY(model)                                                                                                         \
+    KEY(model)              /* as in OPEN */                                                                           \
     KEY(hash)               /* SHA-256 of the image: the adapter's name from now on */
 
 #define SN_FIELDS_ADAPTER_PUT_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                   \
@@ -384,16 +397,17 @@ enum {
  * minute, so that BACKWARD need not compute them again. */
 #define SN_FIELDS_FORWARD(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
     U64(protocol, SN_R_U32)               /* SN_PROTOCOL_VERSION */                                                    \
-    KEY(model)                                                                                                         \
+    KEY(model)                            /* as in OPEN */                                                             \
     U64(first_block, SN_R_BLOCK)                                                                                       \
     U64(end_block, SN_R_BLOCK)            /* exclusive */                                                              \
-    KEY(adapter)                          /* hash, as given by ADAPTER_PUT; all zero: none */                          \
+    KEY(adapter)                          /* hash, as given by ADAPTER_PUT; all zero: none. An ERROR of status 2:      \
+                                           * the node does not hold it */                                              \
     U64(save_activations, SN_R_FLAG)      /* 1: BACKWARD of the same batch will follow */                              \
     LIST(samples, sample, SN_SAMPLES_MAX) /* the sequences, in order; their tokens add up to rows */
 
 #define SN_FIELDS_FORWARD_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
     U64(queue_us, SN_R_DURATION)   /* as in a trace */                                                                 \
-    U64(compute_us, SN_R_DURATION)
+    U64(compute_us, SN_R_DURATION) /* as in a trace */
 
 /* BACKWARD, client to node, answered by BACKWARD_REPLY: the backward pass of the same batch. The tensor is F32 (2,
  * rows, n_embd): the hidden states that entered first_block, then the gradients of those that left end_block - 1. The
@@ -401,7 +415,7 @@ enum {
  * of the adapter's tensors of these blocks. */
 #define SN_FIELDS_BACKWARD(U64, KEY, SID, STR, LIST, BLOBS)                                                            \
     U64(protocol, SN_R_U32)               /* SN_PROTOCOL_VERSION */                                                    \
-    KEY(model)                                                                                                         \
+    KEY(model)                            /* as in OPEN */                                                             \
     U64(first_block, SN_R_BLOCK)                                                                                       \
     U64(end_block, SN_R_BLOCK)            /* exclusive */                                                              \
     KEY(adapter)                          /* as in FORWARD */                                                          \
@@ -410,7 +424,7 @@ enum {
 
 #define SN_FIELDS_BACKWARD_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                      \
     U64(queue_us, SN_R_DURATION)   /* as in a trace */                                                                 \
-    U64(compute_us, SN_R_DURATION)
+    U64(compute_us, SN_R_DURATION) /* as in a trace */
 
 /* -- weights from peers -- */
 
@@ -422,18 +436,18 @@ enum {
 /* WEIGHTS_OFFER, from any program to a node, answered by WEIGHTS_OFFER_REPLY: which bytes of a file of the model the
  * node has. */
 #define SN_FIELDS_WEIGHTS_OFFER(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
-    KEY(manifest)            /* its id (sharing/hub/manifest.h), as in announcements */                                  \
-    U64(file, 1, UINT32_MAX) /* 1, 2, ...: in the order of the manifest */
+    KEY(manifest)            /* its id (sharing/hub/manifest.h), as in announcements */                                \
+    U64(file, 1, UINT32_MAX) /* 1, 2, ...: which of the manifest's files, in its order */
 
 #define SN_FIELDS_WEIGHTS_OFFER_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                 \
-    LIST(ranges, byte_range, SN_BYTE_RANGES_MAX) /* in order; what is beyond the limit is left out */
+    LIST(ranges, byte_range, SN_BYTE_RANGES_MAX) /* in order; what is beyond the limit is left out at the end */
 
 /* WEIGHTS, from any program to a node, answered by WEIGHTS_REPLY: bytes of a file of the model, or of the manifest. */
 #define SN_FIELDS_WEIGHTS(U64, KEY, SID, STR, LIST, BLOBS)                                                             \
     KEY(manifest)                      /* as in WEIGHTS_OFFER */                                                       \
-    U64(file, SN_R_U32)                /* 0: the manifest itself */                                                    \
+    U64(file, SN_R_U32)                /* as in WEIGHTS_OFFER; 0: the manifest itself */                               \
     U64(from, SN_R_COUNT)              /* the first byte */                                                            \
-    U64(bytes, 1, SN_WEIGHTS_SIZE_MAX) /* at most SN_WEIGHTS_SIZE_MAX */
+    U64(bytes, 1, SN_WEIGHTS_SIZE_MAX) /* so many */
 
 #define SN_FIELDS_WEIGHTS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                       \
     U64(size, SN_R_COUNT)                          /* of the whole file */                                             \
@@ -446,7 +460,7 @@ enum {
     U64(protocol, SN_R_U32) /* SN_PROTOCOL_VERSION */
 
 #define SN_FIELDS_STATUS_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
-    U64(uptime_ms, SN_R_COUNT)                                                                                         \
+    U64(uptime_ms, SN_R_COUNT)             /* since the node started */                                                \
     U64(sessions, SN_R_COUNT)              /* open now */                                                              \
     U64(sessions_max, SN_R_COUNT)                                                                                      \
     U64(kv_bytes, SN_R_COUNT)              /* of KV pages in use */                                                    \
@@ -459,24 +473,27 @@ enum {
     U64(compute_us, SN_R_DURATION)         /* of the forward passes */                                                 \
     U64(device_transfer_bytes, SN_R_COUNT) /* hidden states copied to, between and from devices */                     \
     U64(draining, SN_R_FLAG)               /* 1: the node leaves */                                                    \
-    U64(shared_pages, SN_R_COUNT)          /* KV pages that two or more sessions use */                                \
+    U64(shared_pages, SN_R_COUNT)          /* KV pages of 32 tokens that two or more sessions use */                   \
     U64(prefix_cached_tokens, SN_R_COUNT)  /* of `tokens`: attached from the prefix cache instead of computed */       \
     U64(swapped_bytes, SN_R_COUNT)         /* of idle sessions, swapped out of the KV cache */                         \
     U64(swap_bytes_max, SN_R_COUNT)        /* for them; 0: they stay in the KV cache */                                \
     U64(joined, SN_R_COUNT)                /* addresses given with --join */                                           \
     U64(bootstrap_peers, SN_R_COUNT)       /* nodes that answered there */                                             \
-    STR(lacking, SN_TEXT_SIZE_MAX)         /* experts of its blocks that are missing in its group; empty: none */      \
-    STR(model_name, SN_MODEL_NAME_MAX)
+    STR(lacking, SN_TEXT_SIZE_MAX)         /* of a node with a part of the experts: those of its blocks that no        \
+                                            * node which it knows holds; empty: none */                                \
+    STR(model_name, SN_MODEL_NAME_MAX)     /* the model's name in its files, for people */
 
 /* ERROR, node to the sender of a request, in place of the answer; the ERROR of a pushed STEP goes to the client. */
 #define SN_FIELDS_ERROR(U64, KEY, SID, STR, LIST, BLOBS)                                                               \
-    U64(status, 0, SN_STOP)     /* sn_status */                                                                        \
-    U64(wait_ms, SN_R_INT)      /* of SN_RETRY: when the same request may succeed; 0: not known */                     \
-    U64(reason, SN_R_INT)       /* 1: sessions have the node's KV memory or places; 2: its KV memory could never hold  \
-                                 * the session (sn_reason); others: none that programs act on */                       \
-    SID(session)                /* of the message that failed; zero: it had none */                                    \
-    U64(step, SN_R_COUNT)       /* of the message that failed; zero: it had none */                                    \
-    STR(text, SN_TEXT_SIZE_MAX) /* one sentence */
+    U64(status, 0, SN_STOP)     /* 1 retry, 2 rebuild, 3 refused, 4 stop (sn_status) */                                \
+    U64(wait_ms, SN_R_INT)      /* of status 1: when the same request may succeed, as for a client that has used up    \
+                                 * its steps of this second; 0: not known */                                           \
+    U64(reason, SN_R_INT)       /* 1: sessions, perhaps idle ones of the sender, have the node's KV memory or          \
+                                 * places: it may close some; 2: its KV memory could never hold the session            \
+                                 * (sn_reason); 0 and others: none that programs act on */                             \
+    SID(session)                /* of the STEP, KV_PUT or STATE_PUT that failed; zero: it was another request */       \
+    U64(step, SN_R_COUNT)       /* of the STEP that failed; zero: it was another request */                            \
+    STR(text, SN_TEXT_SIZE_MAX) /* one sentence, for people */
 
 /*  KIND, struct sn_msg_..., 1: the message carries a tensor */
 #define SN_MESSAGES(X)                                                                                                 \

@@ -189,16 +189,11 @@ def check_file(path, text):
             breach(f"{path}: its include guard is not {guard}")
 
 
-def check_protocol_page():
-    """docs/PROTOCOL.md explains every message and every field of net/message.h. (Comments hold no `NAME(field`.)"""
-    header, page = read("net/message.h"), read("docs/PROTOCOL.md")
-    for fields in re.findall(r"#define SN_FIELDS_\w+\((?:.*\\\n)*.*\n", header):
-        for field in re.findall(r"\b(?:U64|KEY|SID|STR|LIST|BLOBS)\(([a-z_0-9]+)", fields.split(")", 1)[1]):
-            if f"`{field}`" not in page:
-                breach(f"docs/PROTOCOL.md does not explain the field '{field}' of net/message.h")
-    for message in re.findall(r"^ *X\([A-Z_]+, ([a-z_]+), [01]\)", header, re.M):
-        if not re.search(rf"^### .*\b{message}\b", page, re.M):
-            breach(f"docs/PROTOCOL.md does not explain the message '{message}'")
+def check_made_documents():
+    """What the documents have from the sources is current."""
+    made = subprocess.run([sys.executable, "scripts/make_docs.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    if made.returncode:
+        breach(made.stderr.strip())
 
 
 def anchors(text):
@@ -234,6 +229,17 @@ def check_documents():
         for name in re.findall(rf"`((?:{tops})/[\w./-]+)`", "" if page == "CHANGELOG.md" else text):
             if not re.search(r"NAME|_X\b", name) and not os.path.exists(os.path.join(ROOT, name)):
                 breach(f"{page}: names {name}, which does not exist")
+
+
+def check_named_tests():
+    """The tests that docs/SECURITY.md names behind `Tests:` exist: suites of unit tests, and files."""
+    known = {os.path.basename(f) for f in tracked("tests/*")}
+    for path in tracked("tests/*.c"):
+        known |= set(re.findall(r"^(?:Parameterized)?Test\((?:struct [^,]*, |[\w *]+ \*?\w+, )?(\w+),", read(path), re.M))
+    for names in re.findall(r"Tests:\s((?:\s*`[^`]+`,?)+)", read("docs/SECURITY.md")):
+        for name in re.findall(r"`([^`]+)`", names):
+            if name not in known:
+                breach(f"docs/SECURITY.md names the test {name}, which does not exist")
 
 
 def check_python():
@@ -312,12 +318,14 @@ def main():
     for path in tracked("tests/*.c", "tests/*.h", "tests/*.cc", "examples/*.c"):
         check_test_includes(path, read(path))
     check_callers(tops)
-    check_protocol_page()
+    check_made_documents()
     check_tables()
     check_documents()
+    check_named_tests()
     check_python()
     check_mutants()
     return 1 if breaches else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

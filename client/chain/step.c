@@ -360,7 +360,7 @@ static void pipeline_go_alone(pipeline *p, const sn_err *why) {
     pipeline_settle(p, p->failed->at);
     while (p->n_chunks && p->chunks[0].at == p->n_hops) pipeline_finish_chunk(p);
     if (p->n_done > p->n_before) sn_chain_begin_call(chain); /* the nodes are there */
-    p->n_chunks = smaller((int)p->n_chunks, 1);
+    p->n_chunks = sn_min_size(p->n_chunks, 1);
     p->n_chunked = p->n_done + (p->n_chunks ? p->chunks[0].n : 0);
     p->chunks_max = 1;
     p->alone = true;

@@ -251,7 +251,7 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
         sn_cpu_weight w = sn_cpu_weight_view(linears[i].weight);
         job.linears[i] =
             (sn_linear_job){w, linears[i].bias, linears[i].y, n, x, cpu->xq, stride, sn_cpu_prefetch(&w, n)};
-        quantised |= sn_layout_quantised(w.layout);
+        quantised |= sn_cpu_quantised(w.dtype);
         job.n_panels = job.first_panel[i + 1] = job.first_panel[i] + w.n_panels;
     }
     if (quantised) {

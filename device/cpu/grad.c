@@ -40,7 +40,7 @@ void sn_cpu_linear_input_grad_columns(const sn_cpu_linear_input_grad_job *job, s
     const sn_cpu_weight *w = &job->weight;
     float *tile = job->cpu->grad_scratch + (size_t)worker * TILE_COLS * TILE_PANELS * SN_LANES;
     size_t first = item * TILE_COLS, end = sn_min_size(first + TILE_COLS, w->cols);
-    size_t panels_joined = sn_layout_pairs(w->layout) ? 2 : 1,
+    size_t panels_joined = sn_cpu_pairs(w->dtype) ? 2 : 1,
            bytes = panels_joined * w->panel_bytes / w->cols; /* bytes per column of the panels that lie interleaved */
     if (!job->accumulate)
         for (size_t i = 0; i < job->n; i++) memset(job->dx + i * w->cols + first, 0, (end - first) * sizeof(float));

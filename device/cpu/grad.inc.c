@@ -59,41 +59,27 @@ static void multiply(const sn_multiply_job *job) {
 
 typedef uint32_t four_words __attribute__((vector_size(16)));
 
-INLINE four_words look_up(four_words places) {
-    int8_t bytes[sizeof places];
-    memcpy(bytes, &places, sizeof bytes);
-    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = sn_q4_table[bytes[i]];
-    memcpy(&places, bytes, sizeof bytes);
-    return places;
-}
-
 /* One group of 32 columns of a panel, group g of the block at `block`: out (SN_LANES, stride). */
-INLINE void unpack_group(sn_layout layout, const uint8_t *block, size_t g, float *out, size_t stride) {
-    const bool nibbles = sn_layout_nibbles(layout), super = sn_layout_super(layout), fine = sn_layout_fine(layout);
-    const size_t quants = nibbles ? SN_Q4_BYTES : SN_Q8_BYTES;
-    const uint8_t *q = super ? block + SN_SUPER_HEAD + g * (quants + SN_SUPER_SCALES) : block, *scales = q + quants;
-    vf head_d = vf_set(0), head_m = head_d;
-    if (super) {
-        head_d = vf_from_f16(block);
-        head_m = vf_from_f16(block + 32);
-    }
+INLINE void unpack_group(sn_dtype t, const uint8_t *block, size_t g, float *out, size_t stride) {
+    const uint8_t *q = block + sn_cpu_head_bytes(t) + g * sn_cpu_group_bytes(t), *scales = q + sn_cpu_code_bytes(t);
+    vf head_d, head_m;
+    load_head(t, block, &head_d, &head_m);
     for (int h = 0; h < 2; h++) {
         float ds[SN_LANES], ms[SN_LANES];
+        uint8_t integers[4 * SN_VECTOR];
         vf d, m = vf_set(0);
-        load_scales(layout, scales, fine ? h : 0, head_d, head_m, &d, &m);
-        if (layout == SN_LAYOUT_Q4_SIGNED) m = vf_mul(vf_set(-8), d);
+        load_scales(t, scales, h, head_d, head_m, &d, &m);
         vf_store(ds, d);
         vf_store(ms, m);
-        const uint8_t *from = q + (nibbles ? 0 : 256 * h);
+        UNROLL
+        for (int v = 0; v < 4; v++) vb_store(integers + SN_VECTOR * v, load_integers(t, q, 4 * h + v));
         for (size_t lane = 0; lane < SN_LANES; lane++) {
-            uint32_t word[4];
-            memcpy(&word[0], from + 4 * lane, 4);
-            memcpy(&word[1], from + 4 * lane + 64, 4);
-            memcpy(&word[2], from + 4 * lane + 128, 4);
-            memcpy(&word[3], from + 4 * lane + 192, 4);
-            four_words bytes = {word[0], word[1], word[2], word[3]};
-            bytes = nibbles ? bytes >> 4 * h & 0x0f0f0f0f : bytes ^ 0x80808080;
-            if (layout == SN_LAYOUT_Q4_TABLE) bytes = look_up(bytes);
+            four_words bytes;
+            for (size_t v = 0; v < 4; v++) {
+                uint32_t word;
+                memcpy(&word, integers + SN_VECTOR * v + 4 * lane, sizeof word);
+                bytes[v] = word;
+            }
             vf x = vf_mul(vf_set(ds[lane]), vf_from_i8(&bytes));
             vf_store(out + lane * stride + 16 * h, vf_add(x, vf_set(ms[lane])));
         }
@@ -116,12 +102,11 @@ INLINE void transpose_4x4(const float *from, float *to, size_t stride) {
 }
 
 /* Up to 4 columns of a panel of a float layout, `step` bytes apart; the columns of F32 lie contiguous. */
-INLINE void unpack_columns(sn_layout layout, const uint8_t *at, size_t step, size_t n, float *out, size_t stride) {
+INLINE void unpack_columns(sn_dtype t, const uint8_t *at, size_t step, size_t n, float *out, size_t stride) {
     float columns[4 * SN_LANES];
     const float *from = (const float *)at;
-    for (size_t c = 0; c < n && layout != SN_LAYOUT_F32; c++, from = columns)
-        vf_store(columns + SN_LANES * c,
-                 layout == SN_LAYOUT_F16 ? vf_from_f16(at + step * c) : vf_from_bf16(at + step * c));
+    for (size_t c = 0; c < n && t != SN_F32; c++, from = columns)
+        vf_store(columns + SN_LANES * c, t == SN_F16 ? vf_from_f16(at + step * c) : vf_from_bf16(at + step * c));
     for (size_t lane = 0; n == 4 && lane < SN_LANES; lane += 4) transpose_4x4(from + lane, out + lane * stride, stride);
     for (size_t c = 0; n < 4 && c < n; c++)
         for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride + c] = from[SN_LANES * c + lane];
@@ -138,29 +123,29 @@ INLINE void unpack_f8(const uint8_t *panel, size_t first, size_t end, float *out
     }
 }
 
-INLINE void unpack_layout(sn_layout layout, const sn_cpu_weight *w, size_t number, size_t first, size_t end, float *out,
-                          size_t stride) {
+INLINE void unpack_type(sn_dtype t, const sn_cpu_weight *w, size_t number, size_t first, size_t end, float *out,
+                        size_t stride) {
     const uint8_t *panel = w->data + number * w->panel_bytes;
-    size_t offset = 0, step = 0, groups = sn_layout_super(layout) ? SN_SUPER_GROUPS : 1,
-           block_bytes = w->panel_bytes / w->n_blocks;
-    for (size_t k = first; sn_layout_quantised(layout) && k < end; k += 32)
-        unpack_group(layout, panel + k / 32 / groups * block_bytes, k / 32 % groups, out + (k - first), stride);
-    if (layout == SN_LAYOUT_F8) unpack_f8(panel, first, end, out, stride);
-    if (sn_layout_quantised(layout) || layout == SN_LAYOUT_F8) return;
+    size_t offset = 0, step = 0, groups = sn_cpu_groups(t);
+    for (size_t k = first; sn_cpu_quantised(t) && k < end; k += 32)
+        unpack_group(t, panel + k / 32 / groups * sn_cpu_block_bytes(t), k / 32 % groups, out + (k - first), stride);
+    if (t == SN_F8_E4M3) unpack_f8(panel, first, end, out, stride);
+    if (sn_cpu_quantised(t) || t == SN_F8_E4M3) return;
     sn_cpu_float_panel(w, number, &offset, &step);
     for (size_t k = first; k < end; k += 4)
-        unpack_columns(layout, w->data + offset + k * step, step, end - k < 4 ? end - k : 4, out + (k - first), stride);
+        unpack_columns(t, w->data + offset + k * step, step, end - k < 4 ? end - k : 4, out + (k - first), stride);
 }
 
 static void unpack(const sn_cpu_weight *w, size_t panel, size_t first, size_t end, float *out, size_t stride) {
-    switch (w->layout) {
-#define X(name, k, bytes)                                                                                              \
-    case SN_LAYOUT_##name:                                                                                             \
-        unpack_layout(SN_LAYOUT_##name, w, panel, first, end, out, stride);                                            \
+    switch (w->dtype) {
+#define X(name, ...)                                                                                                   \
+    case SN_##name:                                                                                                    \
+        unpack_type(SN_##name, w, panel, first, end, out, stride);                                                     \
         break;
-        SN_LAYOUTS(X)
+        SN_FLOAT_TYPES(X)
+        SN_QUANT_TYPES(X)
 #undef X
-    case SN_LAYOUT_COUNT:
+    default: /* no type of a packed weight */
         break;
     }
 }

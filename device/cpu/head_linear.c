@@ -27,7 +27,7 @@ static void head_item(void *ctx, size_t item, int worker) {
     sn_weight own = job->heads->first;
     own.device = (const char *)own.device + head * job->heads->stride;
     const sn_cpu_weight w = sn_cpu_weight_view(&own);
-    bool quantised = sn_layout_quantised(w.layout);
+    bool quantised = sn_cpu_quantised(w.dtype);
     size_t stride = sn_xq_stride(w.cols), rest = job->x_width - w.cols;
     for (size_t i = 0; i < n; i++) {
         const float *from = job->x + ((first + i) * n_heads + head) * job->x_width;

@@ -113,7 +113,7 @@ sn_prefetch sn_cpu_prefetch(const sn_cpu_weight *w, int n_rows) {
 #if defined(__x86_64__)
     /* MORE_ROWS_MAX: elements of the rows after the first; as blocks they take twice as many bytes. */
     enum { NEAR = 256, FAR = 10240, MORE_ROWS_MAX = 3072 };
-    const int few = sn_layout_fine(w->layout) || sn_layout_pairs(w->layout) ? 2 : 4;
+    const int few = sn_cpu_fine(w->dtype) || sn_cpu_pairs(w->dtype) ? 2 : 4;
     const bool quick = n_rows <= few && (size_t)(n_rows - 1) * w->cols < MORE_ROWS_MAX;
     if (__builtin_cpu_is("amd")) return (sn_prefetch){quick ? NEAR : FAR, false};
 #endif

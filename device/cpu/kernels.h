@@ -20,7 +20,7 @@ typedef struct sn_xblock {
     float sum;            /* d * (sum of q) */
     float half_sum[2];    /* d * (sum of q) of each half */
     int32_t bias;         /* -128 * (sum of q): corrects a product with unsigned weights q + 128 */
-    int32_t half_bias[2]; /* the same of each half */
+    int32_t half_bias[2]; /* -32 * (sum of q) of each half */
     int32_t nibble_bias;  /* -8 * (sum of q) */
 } sn_xblock;
 _Static_assert(sizeof(sn_xblock) == 64, "an activation block is a cache line");
@@ -41,8 +41,8 @@ typedef struct sn_linear_job {
     const float *bias; /* may be NULL */
     float *y;          /* (n, weight.rows) */
     int n;
-    const float *x;      /* (n, cols), for float layouts */
-    const sn_xblock *xq; /* (n, xq_stride), for quantised layouts */
+    const float *x;      /* (n, cols), for float types */
+    const sn_xblock *xq; /* (n, xq_stride), for quantised types */
     size_t xq_stride;    /* sn_xq_stride(cols) */
     sn_prefetch prefetch;
 } sn_linear_job;
@@ -148,7 +148,7 @@ typedef struct sn_cpu_kernels {
     float (*dot)(size_t n, const float *a, const float *b);
     void (*multiply)(const sn_multiply_job *job);
     /* Columns [first, end) of a panel's rows as float32, with the bits of sn_cpu_weight_dequantize_row: out (SN_LANES,
-     * stride). first is a multiple of 32, and so is end where the layout is quantised. */
+     * stride). first is a multiple of 32, and so is end where the type is quantised. */
     void (*unpack)(const sn_cpu_weight *weight, size_t panel, size_t first, size_t end, float *out, size_t stride);
     void (*rms_norm_grad)(int width, const float *x, const float *weight, float eps, const float *dy, bool accumulate,
                           float *dx);

@@ -91,8 +91,8 @@ INLINE void quantize_block(const float *x, sn_xblock *out) {
     out->half_sum[0] = out->d * (float)sum_a;
     out->half_sum[1] = out->d * (float)sum_b;
     out->bias = -128 * (sum_a + sum_b);
-    out->half_bias[0] = -128 * sum_a;
-    out->half_bias[1] = -128 * sum_b;
+    out->half_bias[0] = -32 * sum_a;
+    out->half_bias[1] = -32 * sum_b;
     out->nibble_bias = -8 * (sum_a + sum_b);
 }
 
@@ -100,100 +100,105 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
     for (size_t i = 0; i < cols / 32; i++) quantize_block(x + 32 * i, &out[i]);
 }
 
-/* -- linear, quantised layouts: one panel and `rows` rows of x. acc[r] holds 16 outputs of row r. The number of rows
- * and the layout are constants of each tile function, so that acc stays in registers. */
+/* -- linear, quantised types: one panel and `rows` rows of x. acc[r] holds 16 outputs of row r. The number of rows and
+ * the type are constants of each tile function, so that acc stays in registers. */
+
+/* What corrects a product with numbers that are larger than the integers by sn_cpu_zero. The shifts are exact. */
+INLINE vi zero_bias(sn_dtype t, const sn_xblock *x, int h) {
+    switch (sn_cpu_zero(t)) {
+    case 4:
+        return vi_shift(vi_set(x->half_bias[h]), 3);
+    case 8:
+        return vi_set(x->nibble_bias);
+    case 12:
+        return vi_add(vi_set(x->nibble_bias), vi_shift(vi_set(x->nibble_bias), 1));
+    case 16:
+        return vi_shift(vi_set(x->bias), 3);
+    case 32:
+        return vi_set(x->half_bias[h]);
+    case 128:
+        return vi_set(x->bias);
+    default: /* 0: types with offsets */
+        return vi_set(0);
+    }
+}
 
 #ifdef ROW_PAIRS /* an instruction multiplies two rows at a time */
 #include "device/cpu/row_pairs.inc.c"
 #else
-/* The integer sums of one group of 32 k, or of its half h in FINE layouts, for each row. */
-INLINE void group_sums(int rows, sn_layout layout, const uint8_t *w, int h, const sn_xblock *x, size_t stride,
-                       vi *dot) {
-    const bool nibbles = sn_layout_nibbles(layout), fine = sn_layout_fine(layout), offsets = sn_layout_offsets(layout);
-    const bool table = layout == SN_LAYOUT_Q4_TABLE;
-    const int vectors = nibbles || fine ? 4 : 8;
-    vs sum[ROW_TILE];
+/* Whether one pass gives the sums of both halves. Of few rows their chains would be too few. */
+INLINE bool at_once(int rows) { return HALVES_AT_ONCE && rows > 2; }
+
+/* The integer sums of one group of 32 k for each row, or of its half h in fine types, unless both come at once. */
+INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vs *sum) {
+    const bool half = sn_cpu_fine(t) && !at_once(rows), bytes = sn_cpu_forms[t].low_bits == 8;
+    const int pairs = half ? 2 : 4;
     UNROLL
     for (int r = 0; r < rows; r++) sum[r] = vs_zero();
     UNROLL
-    for (int c = 0; c < vectors; c++) { /* each weight is loaded once for all rows */
-        const uint8_t *at = w + 256 * h + 64 * c;
-        vb both = vb_load(at), low = vb_low(both), high = vb_high(both);
-        vw bytes = vw_load(at);
-        vt first = vt_of(low), second = vt_of(high);
+    for (int i = 0; i < pairs; i++) { /* two vectors: neighbours, or of both halves, which may share bytes */
+        const int first = half ? 4 * h + 2 * i : bytes ? 2 * i : i, second = half || bytes ? first + 1 : i + 4;
+        const vb a = load_numbers(t, w, first), b = load_numbers(t, w, second);
         UNROLL
-        for (int r = 0; r < rows; r++) {
-            const int8_t *q = x[(size_t)r * stride].q + 16 * h + 4 * c;
-            sum[r] = table     ? vs_table(sum[r], first, second, q)
-                     : nibbles ? vs_nibbles(sum[r], low, high, q)
-                               : vs_bytes(sum[r], bytes, q, c);
+        for (int r = 0; r < rows; r++) { /* each weight is loaded once for all rows */
+            const int8_t *q = x[(size_t)r * stride].q;
+            sum[r] = vs_dot(sum[r], sn_cpu_bits(t), a, q + 4 * first, b, q + 4 * second);
         }
-    }
-    UNROLL
-    for (int r = 0; r < rows; r++) {
-        const sn_xblock *xr = x + (size_t)r * stride;
-        dot[r] = table     ? vs_end_table(sum[r], xr->nibble_bias / 2 * 3)
-                 : nibbles ? vs_end_nibbles(sum[r], offsets ? 0 : xr->nibble_bias)
-                           : vs_end_bytes(sum[r], fine ? xr->half_bias[h] : xr->bias);
     }
 }
 #endif
 
-/* One group of 32 k, or its half h in FINE layouts: quants at w, scales at `scales`.
+/* One group of 32 k.
  *
- * 10 parameters: inlined with constant rows, layout and h; a struct would keep acc and the heads out of registers. */
-INLINE void group_tile(int rows, sn_layout layout, const uint8_t *w, const uint8_t *scales, int h, vf head_d, vf head_m,
-                       const sn_xblock *x, size_t stride, vf *acc) {
-    vf d, m = vf_set(0);
-    vi dot[ROW_TILE];
-    group_sums(rows, layout, w, h, x, stride, dot);
-    load_scales(layout, scales, h, head_d, head_m, &d, &m);
+ * 8 parameters: inlined with constant rows and type; a struct would keep acc and the heads out of registers. */
+INLINE void group_tile(int rows, sn_dtype t, const uint8_t *w, vf head_d, vf head_m, const sn_xblock *x, size_t stride,
+                       vf *acc) {
+    const bool fine = sn_cpu_fine(t);
+    const int halves = fine ? 2 : 1;
+    vs sum[ROW_TILE];
     UNROLL
-    for (int r = 0; r < rows; r++) {
-        const sn_xblock *xr = x + (size_t)r * stride;
-        acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), vf_from_int(dot[r]), acc[r]);
-        if (sn_layout_offsets(layout))
-            acc[r] = vf_fma(m, vf_set(sn_layout_fine(layout) ? xr->half_sum[h] : xr->sum), acc[r]);
-    }
-}
-
-/* Quantised layouts: one panel and `rows` rows; acc[r] as above.
- *
- * 9 parameters: inlined with constant rows, layout and block_bytes, so that acc stays in registers. */
-INLINE void quantised_tile(int rows, sn_layout layout, size_t block_bytes, const uint8_t *w, size_t n_blocks,
-                           sn_prefetch prefetch, const sn_xblock *x, size_t stride, vf *acc) {
-    const bool super = sn_layout_super(layout);
-    const size_t quants = sn_layout_nibbles(layout) ? SN_Q4_BYTES : SN_Q8_BYTES;
-    const size_t head = super ? SN_SUPER_HEAD : 0, group = super ? quants + SN_SUPER_SCALES : block_bytes;
-    vf head_d = vf_set(0), head_m = head_d;
-    for (size_t b = 0; b < n_blocks; b++, w += block_bytes) {
-        if (super) {
-            prefetch_lines(w, head, prefetch);
-            head_d = vf_from_f16(w);
-            head_m = vf_from_f16(w + 32);
-        }
-        for (int g = 0; g < (super ? SN_SUPER_GROUPS : 1); g++, x++) {
-            const uint8_t *q = w + head + (size_t)g * group, *scales = q + quants;
-            prefetch_lines(q, group, prefetch);
-            group_tile(rows, layout, q, scales, 0, head_d, head_m, x, stride, acc);
-            if (sn_layout_fine(layout)) group_tile(rows, layout, q, scales, 1, head_d, head_m, x, stride, acc);
+    for (int h = 0; h < halves; h++) {
+        vf d, m = vf_set(0);
+        if (!h || !at_once(rows)) group_sums(rows, t, w, h, x, stride, sum);
+        load_scales(t, w + sn_cpu_code_bytes(t), h, head_d, head_m, &d, &m);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            const sn_xblock *xr = x + (size_t)r * stride;
+            const vi dot = vs_end(sum[r], sn_cpu_bits(t), fine && at_once(rows) ? h : -1, zero_bias(t, xr, h));
+            acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), vf_from_int(dot), acc[r]);
+            if (sn_cpu_offsets(t)) acc[r] = vf_fma(m, vf_set(fine ? xr->half_sum[h] : xr->sum), acc[r]);
         }
     }
 }
 
-/* Float layouts: one panel, or both panels of a pair, and `rows` rows: acc[p * rows + r].
+/* Quantised types: one panel and `rows` rows; acc[r] as above.
  *
- * 9 parameters: inlined with constant rows, panels and layout, so that acc stays in registers. */
-INLINE void float_tile(int rows, int panels, sn_layout layout, const uint8_t *w, size_t step, size_t cols,
+ * 8 parameters: inlined with constant rows and type, so that acc stays in registers. */
+INLINE void quantised_tile(int rows, sn_dtype t, const uint8_t *w, size_t n_blocks, sn_prefetch prefetch,
+                           const sn_xblock *x, size_t stride, vf *acc) {
+    for (size_t b = 0; b < n_blocks; b++) {
+        vf head_d, head_m;
+        prefetch_lines(w, sn_cpu_head_bytes(t), prefetch);
+        load_head(t, w, &head_d, &head_m);
+        w += sn_cpu_head_bytes(t);
+        for (size_t g = 0; g < sn_cpu_groups(t); g++, x++, w += sn_cpu_group_bytes(t)) {
+            prefetch_lines(w, sn_cpu_group_bytes(t), prefetch);
+            group_tile(rows, t, w, head_d, head_m, x, stride, acc);
+        }
+    }
+}
+
+/* Float types: one panel, or both panels of a pair, and `rows` rows: acc[p * rows + r].
+ *
+ * 9 parameters: inlined with constant rows, panels and type, so that acc stays in registers. */
+INLINE void float_tile(int rows, int panels, sn_dtype t, const uint8_t *w, size_t step, size_t cols,
                        sn_prefetch prefetch, const float *x, vf *acc) {
     for (size_t k = 0; k < cols; k++, w += step, x++) {
         prefetch_lines(w, 1, prefetch);
         UNROLL
         for (int p = 0; p < panels; p++) {
             const uint8_t *at = w + p * 2 * SN_LANES;
-            vf wk = layout == SN_LAYOUT_F32   ? vf_load((const float *)at)
-                    : layout == SN_LAYOUT_F16 ? vf_from_f16(at)
-                                              : vf_from_bf16(at);
+            vf wk = t == SN_F32 ? vf_load((const float *)at) : t == SN_F16 ? vf_from_f16(at) : vf_from_bf16(at);
             UNROLL
             for (int r = 0; r < rows; r++)
                 acc[p * rows + r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[p * rows + r]);
@@ -226,12 +231,7 @@ INLINE void store_tile(int rows, const sn_linear_job *job, size_t panel, int row
         vf_store_n(job->y + (size_t)(row + r) * weight->rows + first, job->bias ? vf_add(acc[r], bias) : acc[r], lanes);
 }
 
-INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *job, size_t panel, int row) {
-    static const size_t block_bytes[] = {
-#define X(name, k, bytes) bytes,
-        SN_LAYOUTS(X)
-#undef X
-    };
+INLINE void tile(int rows, int panels, sn_dtype t, const sn_linear_job *job, size_t panel, int row) {
     const sn_cpu_weight *weight = &job->weight;
     const sn_xblock *xq = job->xq + (size_t)row * job->xq_stride;
     const float *x = job->x + (size_t)row * weight->cols;
@@ -239,29 +239,28 @@ INLINE void tile(int rows, int panels, sn_layout layout, const sn_linear_job *jo
     vf acc[2 * ROW_TILE];
     UNROLL
     for (int i = 0; i < panels * rows; i++) acc[i] = vf_set(0);
-    if (sn_layout_quantised(layout)) {
-        quantised_tile(rows, layout, block_bytes[layout], weight->data + offset, n, job->prefetch, xq, job->xq_stride,
-                       acc);
-    } else if (layout == SN_LAYOUT_F8) {
+    if (sn_cpu_quantised(t)) {
+        quantised_tile(rows, t, weight->data + offset, n, job->prefetch, xq, job->xq_stride, acc);
+    } else if (t == SN_F8_E4M3) {
         f8_tile(rows, weight->data + offset, weight->cols, job->prefetch, x, acc);
     } else {
         sn_cpu_float_panel(weight, panel, &offset, &step);
-        float_tile(rows, panels, layout, weight->data + offset, step, n, job->prefetch, x, acc);
+        float_tile(rows, panels, t, weight->data + offset, step, n, job->prefetch, x, acc);
     }
     UNROLL
     for (int p = 0; p < panels; p++) store_tile(rows, job, panel + (size_t)p, row, acc + p * rows);
 }
 
-/* The tile functions of every shape: tile_LAYOUT_ROWS of one panel, pair_LAYOUT_ROWS of both panels of a pair; and
+/* The tile functions of every shape: tile_TYPE_ROWS of one panel, pair_TYPE_ROWS of both panels of a pair; and
  * their tables. */
 typedef void (*tile_fn)(const sn_linear_job *job, size_t panel, int row);
 #define TILE(name, rows)                                                                                               \
     SPECIAL(tile_##name##_##rows, const sn_linear_job *job, size_t panel, int row) {                                   \
-        tile(rows, 1, SN_LAYOUT_##name, job, panel, row);                                                              \
+        tile(rows, 1, SN_##name, job, panel, row);                                                                     \
     }
 #define PAIR(name, rows)                                                                                               \
     SPECIAL(pair_##name##_##rows, const sn_linear_job *job, size_t panel, int row) {                                   \
-        tile(rows, 2, SN_LAYOUT_##name, job, panel, row);                                                              \
+        tile(rows, 2, SN_##name, job, panel, row);                                                                     \
     }
 #define FEW_ROWS(shape, name) shape(name, 1) shape(name, 2)
 #define ROWS(shape, name)     FEW_ROWS(shape, name) shape(name, 3) shape(name, 4) MORE_ROWS(shape, name)
@@ -274,29 +273,30 @@ enum { PAIR_TILE = 5 }; /* with more rows there are enough chains, and single pa
 #define PAIR_ROWS FEW_ROWS
 enum { PAIR_TILE = 2 };
 #endif
-#define X(name, k, bytes) ROWS(TILE, name)
-SN_LAYOUTS(X)
+#define X(name, ...) ROWS(TILE, name)
+SN_FLOAT_TYPES(X)
+SN_QUANT_TYPES(X)
 #undef X
 PAIR_ROWS(PAIR, F16)
 PAIR_ROWS(PAIR, BF16)
 #define TILE_NAME(name, rows) tile_##name##_##rows,
 #define PAIR_NAME(name, rows) pair_##name##_##rows,
-static const tile_fn tile_fns[SN_LAYOUT_COUNT][ROW_TILE] = {
-#define X(name, k, bytes) {ROWS(TILE_NAME, name)},
-    SN_LAYOUTS(X)
+static const tile_fn tile_fns[SN_DTYPE_COUNT][ROW_TILE] = {
+#define X(name, ...) [SN_##name] = {ROWS(TILE_NAME, name)},
+    SN_FLOAT_TYPES(X) SN_QUANT_TYPES(X)
 #undef X
 };
-static const tile_fn pair_fns[SN_LAYOUT_COUNT][PAIR_TILE] = {
-    [SN_LAYOUT_F16] = {PAIR_ROWS(PAIR_NAME, F16)}, [SN_LAYOUT_BF16] = {PAIR_ROWS(PAIR_NAME, BF16)}};
+static const tile_fn pair_fns[SN_DTYPE_COUNT][PAIR_TILE] = {
+    [SN_F16] = {PAIR_ROWS(PAIR_NAME, F16)}, [SN_BF16] = {PAIR_ROWS(PAIR_NAME, BF16)}};
 
 /* All rows of the job with each panel, in as few tiles as possible, of equal sizes as far as possible: a tile loads its
  * weights once, so a tile of a single row costs twice as much per row. */
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
     const int tiles = (job->n + ROW_TILE - 1) / ROW_TILE;
-    const bool pairs = sn_layout_pairs(job->weight.layout) && job->n <= PAIR_TILE;
+    const bool pairs = sn_cpu_pairs(job->weight.dtype) && job->n <= PAIR_TILE;
     for (size_t panel = first_panel, panels; panel < end_panel; panel += panels) {
         panels = pairs && panel % 2 == 0 && panel + 1 < end_panel ? 2 : 1;
-        const tile_fn *fns = panels == 2 ? pair_fns[job->weight.layout] : tile_fns[job->weight.layout];
+        const tile_fn *fns = panels == 2 ? pair_fns[job->weight.dtype] : tile_fns[job->weight.dtype];
         for (int row = 0, left = tiles, rows; left > 0; row += rows, left--) {
             rows = (job->n - row + left - 1) / left;
             fns[rows - 1](job, panel, row);

@@ -81,6 +81,15 @@ static inline vf vf_from_i8(const void *p) {
     return (vf){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)),
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)))};
 }
+static inline __m256 from_e8(__m128i p) { /* the greater is right, below 2 the second */
+    __m256i e = _mm256_cvtepu8_epi32(p), one = _mm256_set1_epi32(1);
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(e, one), 23),
+                                                _mm256_slli_epi32(_mm256_add_epi32(e, one), 21)));
+}
+static inline vf vf_from_e8(const void *p) {
+    const __m128i all = _mm_loadu_si128(p);
+    return (vf){from_e8(all), from_e8(_mm_srli_si128(all, 8))};
+}
 static inline vf vf_from_int(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 static inline vf vf_bits(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 
@@ -88,11 +97,17 @@ static inline vi vi_bits(vf x) { return (vi){_mm256_castps_si256(x.a), _mm256_ca
 static inline vi vi_load(const int32_t *p) {
     return (vi){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
 }
+static inline vi vi_from_u8(const void *p) {
+    const __m128i all = _mm_loadu_si128(p);
+    return (vi){_mm256_cvtepu8_epi32(all), _mm256_cvtepu8_epi32(_mm_srli_si128(all, 8))};
+}
 static inline vi vi_set(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 static inline vi vi_add(vi x, vi y) { return BOTH(vi, _mm256_add_epi32, x, y); }
 static inline vi vi_sub(vi x, vi y) { return BOTH(vi, _mm256_sub_epi32, x, y); }
 static inline vi vi_and(vi x, vi y) { return BOTH(vi, _mm256_and_si256, x, y); }
 static inline vi vi_max(vi x, vi y) { return BOTH(vi, _mm256_max_epi32, x, y); }
+typedef int32_t ints __attribute__((vector_size(32)));
+static inline vi vi_shift(vi x, int n) { return (vi){(__m256i)((ints)x.a >> n), (__m256i)((ints)x.b >> n)}; }
 static inline vi vi_exponent(vi x) { return (vi){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
 /* The pack instructions work on 128-bit halves: the permutation between them restores the order. */
 static inline void vi_store_i8(int8_t *p, vi x) {
@@ -116,12 +131,24 @@ static inline int32_t vi_top(vi x) {
 static inline vb vb_load(const void *p) {
     return (vb){_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)};
 }
-static inline vb vb_low(vb x) {
-    __m256i m = _mm256_set1_epi8(15);
-    return (vb){_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+/* Shifts of vector types take a constant or not, at every level of optimisation. */
+typedef uint16_t words __attribute__((vector_size(32)));
+static inline __m256i bits_of(__m256i x, int shift, int mask) {
+    words w = (words)x;
+    return _mm256_and_si256((__m256i)(shift < 0 ? w << -shift : w >> shift), _mm256_set1_epi8((char)mask));
 }
-static inline vb vb_high(vb x) { return vb_low((vb){_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
-static inline vb vb_lookup(const int8_t table[16], vb places) {
+static inline vb vb_bits(vb x, int shift, int mask) {
+    return (vb){bits_of(x.a, shift, mask), bits_of(x.b, shift, mask)};
+}
+static inline vb vb_or_bits(vb x, vb y, int shift, int mask) {
+    y = vb_bits(y, shift, mask);
+    return BOTH(vb, _mm256_or_si256, x, y);
+}
+static inline vb vb_less(vb x, uint8_t less) {
+    __m256i all = _mm256_set1_epi8((char)less);
+    return (vb){_mm256_sub_epi8(x.a, all), _mm256_sub_epi8(x.b, all)};
+}
+static inline vb vb_lookup(const uint8_t table[16], vb places) {
     const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
     return (vb){_mm256_shuffle_epi8(both, places.a), _mm256_shuffle_epi8(both, places.b)};
 }
@@ -137,64 +164,41 @@ static inline __m256i broadcast_four(const int8_t *x) {
 }
 static inline __m256i pairs_to_ints(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
-/* maddubs needs one unsigned operand: q * x = |q| * (x with the sign of q). */
-typedef struct {
-    vb q, size;
-} vw;
-static inline vw vw_load(const void *p) {
-    const __m256i less = _mm256_set1_epi8((char)0x80);
-    vb w = vb_load(p), q = {_mm256_xor_si256(w.a, less), _mm256_xor_si256(w.b, less)};
-    return (vw){q, {_mm256_abs_epi8(q.a), _mm256_abs_epi8(q.b)}};
-}
 /* Forces the sums to be computed here: gcc would postpone all of them to the end, with every product on the stack. */
 static inline vi materialize(vi s) {
     __asm__("" : "+x"(s.a), "+x"(s.b));
     return s;
 }
-typedef vi vs; /* of nibbles 16 sums of 16 bits each, of bytes 8 sums of 32 bits */
+/* Two vectors' products as 16 sums of 16 bits: a pair of products is at most 2 * 63 * 127, two stay below 2^15. */
+static inline __m256i dot_pairs(__m256i a, __m256i xa, __m256i b, __m256i xb) {
+    return _mm256_add_epi16(_mm256_maddubs_epi16(a, xa), _mm256_maddubs_epi16(b, xb));
+}
+/* Numbers of 8 bits: maddubs needs one unsigned operand, q * x = |q| * (x with the sign of q). A pair is at most
+ * 2 * 128 * 127 < 2^15. */
+static inline __m256i dot_signed(__m256i w, __m256i x) {
+    const __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
+    return pairs_to_ints(_mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q)));
+}
+/* Of fewer than 5 bits 16 sums of 16 bits each: eight pairs of at most 2 * 15 * 127 stay below 2^15, so they are
+ * widened once. Else 8 sums of 32 bits. */
+typedef vi vs;
+enum { HALVES_AT_ONCE = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
-/* A pair of products is at most 2 * 15 * 127: eight of them stay below 2^15, so they are widened once. */
-static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) {
-    __m256i x_low = broadcast_four(x), x_high = broadcast_four(x + 16);
-    s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(low.a, x_low));
-    s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(low.b, x_low));
-    s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(high.a, x_high));
-    s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(high.b, x_high));
-    return materialize(s);
+static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8_t *xb) {
+    const __m256i x = broadcast_four(xa), y = broadcast_four(xb);
+    if (bits == 8) {
+        s = materialize(vi_add(s, (vi){dot_signed(a.a, x), dot_signed(a.b, x)}));
+        return materialize(vi_add(s, (vi){dot_signed(b.a, y), dot_signed(b.b, y)}));
+    }
+    const vi pairs = {dot_pairs(a.a, x, b.a, y), dot_pairs(a.b, x, b.b, y)};
+    if (bits < 5) return materialize((vi){_mm256_add_epi16(s.a, pairs.a), _mm256_add_epi16(s.b, pairs.b)});
+    return materialize(vi_add(s, (vi){pairs_to_ints(pairs.a), pairs_to_ints(pairs.b)}));
 }
-/* A pair of products is at most 2 * 128 * 127 < 2^15. */
-static inline __m256i dot_signed(__m256i q, __m256i size, __m256i x) {
-    return pairs_to_ints(_mm256_maddubs_epi16(size, _mm256_sign_epi8(x, q)));
-}
-static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
-    (void)c;
-    __m256i all = broadcast_four(x);
-    return materialize(vi_add(s, (vi){dot_signed(w.q.a, w.size.a, all), dot_signed(w.q.b, w.size.b, all)}));
-}
-static inline vi vs_end_nibbles(vs s, int32_t bias) {
-    return vi_add((vi){pairs_to_ints(s.a), pairs_to_ints(s.b)}, vi_set(bias));
-}
-static inline vi vs_end_bytes(vs s, int32_t bias) {
-    (void)bias;
-    return s;
-}
-/* Sums as for nibbles: eight pairs of at most 2 * 12 * 127. */
-typedef vw vt;
-static inline vt vt_of(vb places) {
-    vb q = vb_lookup(sn_q4_table, places);
-    return (vt){q, {_mm256_abs_epi8(q.a), _mm256_abs_epi8(q.b)}};
-}
-static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) {
-    __m256i x_low = broadcast_four(x), x_high = broadcast_four(x + 16);
-    s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(low.size.a, _mm256_sign_epi8(x_low, low.q.a)));
-    s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(low.size.b, _mm256_sign_epi8(x_low, low.q.b)));
-    s.a = _mm256_add_epi16(s.a, _mm256_maddubs_epi16(high.size.a, _mm256_sign_epi8(x_high, high.q.a)));
-    s.b = _mm256_add_epi16(s.b, _mm256_maddubs_epi16(high.size.b, _mm256_sign_epi8(x_high, high.q.b)));
-    return materialize(s);
-}
-static inline vi vs_end_table(vs s, int32_t bias) {
-    (void)bias;
-    return vs_end_nibbles(s, 0);
+static inline vi vs_end(vs s, int bits, int half, vi bias) {
+    (void)half;
+    if (bits == 8) return s;
+    if (bits < 5) s = (vi){pairs_to_ints(s.a), pairs_to_ints(s.b)};
+    return vi_add(s, bias);
 }
 
 #undef BOTH

@@ -48,25 +48,41 @@ static inline vf vf_set_bf16(const void *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_broadcastw_epi16(_mm_loadu_si16(p)), 16));
 }
 static inline vf vf_from_i8(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
+static inline vf vf_from_e8(const void *p) { /* the greater is right, below 2 the second */
+    __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(p)), one = _mm512_set1_epi32(1);
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(e, one), 23),
+                                                _mm512_slli_epi32(_mm512_add_epi32(e, one), 21)));
+}
 static inline vf vf_from_int(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
 
 static inline vi vi_bits(vf a) { return _mm512_castps_si512(a); }
 static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
+static inline vi vi_from_u8(const void *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(p)); }
 static inline vi vi_set(int32_t x) { return _mm512_set1_epi32(x); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 static inline vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 static inline vi vi_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
+typedef int32_t ints __attribute__((vector_size(64)));
+static inline vi vi_shift(vi a, int n) { return (vi)((ints)a >> n); }
 static inline vi vi_exponent(vi a) { return _mm512_slli_epi32(a, 23); }
 static inline void vi_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
 static inline int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
 static inline int32_t vi_top(vi a) { return _mm512_reduce_max_epi32(a); }
 
 static inline vb vb_load(const void *p) { return _mm512_loadu_si512(p); }
-static inline vb vb_low(vb a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
-static inline vb vb_high(vb a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
-static inline vb vb_lookup(const int8_t table[16], vb places) {
+/* Shifts of vector types take a constant or not, at every level of optimisation. */
+typedef uint16_t words __attribute__((vector_size(64)));
+static inline vb shifted(vb a, int shift) { return (vb)(shift < 0 ? (words)a << -shift : (words)a >> shift); }
+static inline vb vb_bits(vb a, int shift, int mask) {
+    return _mm512_and_si512(shifted(a, shift), _mm512_set1_epi8((char)mask));
+}
+static inline vb vb_or_bits(vb a, vb b, int shift, int mask) {
+    return _mm512_ternarylogic_epi32(a, shifted(b, shift), _mm512_set1_epi8((char)mask), 0xf8); /* a | b & c */
+}
+static inline vb vb_less(vb a, uint8_t less) { return _mm512_sub_epi8(a, _mm512_set1_epi8((char)less)); }
+static inline vb vb_lookup(const uint8_t table[16], vb places) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), places);
 }
 static inline void vb_store(void *p, vb a) { _mm512_storeu_si512(p, a); }
@@ -80,22 +96,15 @@ static inline vi broadcast_four(const int8_t *x) {
 typedef struct {
     __m512i a, b;
 } vs;
-typedef vb vw;
-static inline vw vw_load(const void *p) { return vb_load(p); }
+enum { HALVES_AT_ONCE = 1 };
 static inline vs vs_zero(void) { return (vs){_mm512_setzero_si512(), _mm512_setzero_si512()}; }
-static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) {
-    return (vs){_mm512_dpbusd_epi32(s.a, low, broadcast_four(x)),
-                _mm512_dpbusd_epi32(s.b, high, broadcast_four(x + 16))};
+static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8_t *xb) {
+    (void)bits;
+    return (vs){_mm512_dpbusd_epi32(s.a, a, broadcast_four(xa)), _mm512_dpbusd_epi32(s.b, b, broadcast_four(xb))};
 }
-static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
-    return c % 2 ? (vs){s.a, _mm512_dpbusd_epi32(s.b, w, broadcast_four(x))}
-                 : (vs){_mm512_dpbusd_epi32(s.a, w, broadcast_four(x)), s.b};
+static inline vi vs_end(vs s, int bits, int half, vi bias) {
+    (void)bits;
+    return vi_add(half < 0 ? vi_add(s.a, s.b) : half ? s.b : s.a, bias);
 }
-static inline vi vs_end_nibbles(vs s, int32_t bias) { return vi_add(vi_add(s.a, s.b), vi_set(bias)); }
-static inline vi vs_end_bytes(vs s, int32_t bias) { return vs_end_nibbles(s, bias); }
-typedef vb vt; /* the numbers of the table + 12, unsigned */
-static inline vt vt_of(vb places) { return _mm512_add_epi8(vb_lookup(sn_q4_table, places), _mm512_set1_epi8(12)); }
-static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) { return vs_nibbles(s, low, high, x); }
-static inline vi vs_end_table(vs s, int32_t bias) { return vs_end_nibbles(s, bias); }
 
 #endif

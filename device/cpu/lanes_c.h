@@ -67,6 +67,7 @@ EACH(vf, vf_from_f16, (const void *p), sn_f16_to_f32(half_at(p, j)))
 EACH(vf, vf_from_bf16, (const void *p), sn_bf16_to_f32(half_at(p, j)))
 EACH(vf, vf_from_f8, (const void *p), sn_f16_to_f32(sn_f8_to_f16_256th(((const uint8_t *)p)[j]))) /* 1/256 of E4M3 */
 EACH(vf, vf_set_bf16, (const void *p), sn_bf16_to_f32(half_at(p, 0)))
+EACH(vf, vf_from_e8, (const void *p), sn_half_power_of_two(((const uint8_t *)p)[j]))
 EACH(vf, vf_from_i8, (const void *p), (float)((const int8_t *)p)[j])
 EACH(vf, vf_from_int, (vi a), (float)a.v[j])
 static inline vf vf_bits(vi a) {
@@ -89,7 +90,9 @@ EACH(vi, vi_set, (int32_t x), x)
 EACH(vi, vi_add, (vi a, vi b), (int32_t)((uint32_t)a.v[j] + (uint32_t)b.v[j]))
 EACH(vi, vi_sub, (vi a, vi b), (int32_t)((uint32_t)a.v[j] - (uint32_t)b.v[j]))
 EACH(vi, vi_and, (vi a, vi b), a.v[j] & b.v[j])
+EACH(vi, vi_from_u8, (const void *p), ((const uint8_t *)p)[j])
 EACH(vi, vi_max, (vi a, vi b), a.v[j] > b.v[j] ? a.v[j] : b.v[j])
+EACH(vi, vi_shift, (vi a, int n), a.v[j] >> n) /* to the right */
 EACH(vi, vi_exponent, (vi a), (int32_t)((uint32_t)a.v[j] << 23))
 static inline void vi_store_i8(int8_t *p, vi a) {
     for (int j = 0; j < 16; j++) p[j] = (int8_t)a.v[j];
@@ -110,62 +113,48 @@ static inline vb vb_load(const void *p) {
     memcpy(r.v, p, sizeof r.v);
     return r;
 }
-static inline vb vb_low(vb a) {
-    for (int j = 0; j < 64; j++) a.v[j] &= 15;
+static inline vb vb_bits(vb a, int shift, int mask) { /* shift: to the right; negative: to the left */
+    for (int j = 0; j < 64; j++) a.v[j] = (uint8_t)((shift < 0 ? a.v[j] << -shift : a.v[j] >> shift) & mask);
     return a;
 }
-static inline vb vb_high(vb a) {
-    for (int j = 0; j < 64; j++) a.v[j] >>= 4;
+static inline vb vb_or_bits(vb a, vb b, int shift, int mask) { /* a | vb_bits(b, shift, mask) */
+    b = vb_bits(b, shift, mask);
+    for (int j = 0; j < 64; j++) a.v[j] |= b.v[j];
     return a;
 }
-static inline vb vb_lookup(const int8_t table[16], vb places) { /* indices below 16 */
-    for (int j = 0; j < 64; j++) places.v[j] = (uint8_t)table[places.v[j]];
+static inline vb vb_less(vb a, uint8_t less) {
+    for (int j = 0; j < 64; j++) a.v[j] = (uint8_t)(a.v[j] - less);
+    return a;
+}
+static inline vb vb_lookup(const uint8_t table[16], vb places) { /* indices below 16 */
+    for (int j = 0; j < 64; j++) places.v[j] = table[places.v[j]];
     return places;
 }
 static inline void vb_store(void *p, vb a) { memcpy(p, a.v, sizeof a.v); }
 
-/* acc[lane] += the sum over i < 4 of (w[4 * lane + i] - less) * x[i]. */
-static inline vi dot4(vi acc, vb w, const int8_t *x, int less) {
+/* acc[lane] += the sum over i < 4 of w[4 * lane + i] * x[i]. */
+static inline vi dot4(vi acc, vb w, const int8_t *x) {
     for (int j = 0; j < 16; j++)
-        for (int i = 0; i < 4; i++) acc.v[j] += (w.v[4 * j + i] - less) * x[i];
+        for (int i = 0; i < 4; i++) acc.v[j] += w.v[4 * j + i] * x[i];
     return acc;
 }
-/* vs: sums of products with four bytes of x at a time, in the form that is fastest on the machine.
+/* vs: sums of products with four bytes of x at a time, in the form that is fastest on the machine. vs_dot adds those of
+ * two vectors of unsigned numbers below 2^bits, bits <= 6 or 8; of fewer than five bits at most eight vectors come
+ * together. vs_end returns the sums plus the bias, which corrects that the numbers are unsigned; of 8 bits, sets that
+ * multiply signed bytes have subtracted 128 already.
  *
- * - vs_nibbles: weights 0..15; `low` times x, `high` times x + 16.
- * - vs_bytes: weights stored as q + 128; c is the number of the vector in its group.
- * - vs_table: indices into sn_q4_table, as nibbles.
- *
- * vs_end_* returns the sums and adds the bias where the instruction set multiplied unsigned weights: the bias of bytes
- * is -128 * (sum of x) for q + 128, that of the table -12 * (sum of x) for its numbers + 12. */
+ * HALVES_AT_ONCE: the sums of the first vectors and of the second ones stay apart, so that one pass gives the sums of
+ * both halves of a group: vs_end returns that of `half` 0 or 1, or of both for -1. */
 typedef vi vs;
-typedef vb vw;
-static inline vw vw_load(const void *p) { return vb_load(p); }
+enum { HALVES_AT_ONCE = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
-static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) {
-    return dot4(dot4(s, low, x, 0), high, x + 16, 0);
+static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8_t *xb) {
+    (void)bits;
+    return dot4(dot4(s, a, xa), b, xb);
 }
-static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
-    (void)c;
-    return dot4(s, w, x, 128);
-}
-static inline vi vs_end_nibbles(vs s, int32_t bias) { return vi_add(s, vi_set(bias)); }
-static inline vi vs_end_bytes(vs s, int32_t bias) {
-    (void)bias;
-    return s;
-}
-typedef vb vt;
-static inline vt vt_of(vb places) {
-    vb q = vb_lookup(sn_q4_table, places);
-    for (int j = 0; j < 64; j++) q.v[j] = (uint8_t)(q.v[j] + 12);
-    return q;
-}
-static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) {
-    return dot4(dot4(s, low, x, 12), high, x + 16, 12);
-}
-static inline vi vs_end_table(vs s, int32_t bias) {
-    (void)bias;
-    return s;
+static inline vi vs_end(vs s, int bits, int half, vi bias) {
+    (void)bits, (void)half;
+    return vi_add(s, bias);
 }
 
 #undef EACH

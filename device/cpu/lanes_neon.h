@@ -94,16 +94,34 @@ static inline vf vf_from_i8(const void *p) {
     return (vf){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
                  vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))}};
 }
+static inline float32x4_t from_e8(uint16x4_t e) { /* the greater is right, below 2 the second */
+    int32x4_t wide = vreinterpretq_s32_u32(vmovl_u16(e)), one = vdupq_n_s32(1);
+    return vreinterpretq_f32_s32(
+        vmaxq_s32(vshlq_n_s32(vsubq_s32(wide, one), 23), vshlq_n_s32(vaddq_s32(wide, one), 21)));
+}
+static inline vf vf_from_e8(const void *p) {
+    uint8x16_t all = vld1q_u8(p);
+    uint16x8_t low = vmovl_u8(vget_low_u8(all)), high = vmovl_high_u8(all);
+    return (vf){{from_e8(vget_low_u16(low)), from_e8(vget_high_u16(low)), from_e8(vget_low_u16(high)),
+                 from_e8(vget_high_u16(high))}};
+}
 EACH(vf, vf_from_int, (vi x), vcvtq_f32_s32(x.v[j]))
 EACH(vf, vf_bits, (vi x), vreinterpretq_f32_s32(x.v[j]))
 
 EACH(vi, vi_bits, (vf x), vreinterpretq_s32_f32(x.v[j]))
 EACH(vi, vi_load, (const int32_t *p), vld1q_s32(p + 4 * j))
+static inline vi vi_from_u8(const void *p) {
+    uint8x16_t all = vld1q_u8(p);
+    uint16x8_t low = vmovl_u8(vget_low_u8(all)), high = vmovl_high_u8(all);
+    return (vi){{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low))), vreinterpretq_s32_u32(vmovl_high_u16(low)),
+                 vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high))), vreinterpretq_s32_u32(vmovl_high_u16(high))}};
+}
 EACH(vi, vi_set, (int32_t x), vdupq_n_s32(x))
 EACH(vi, vi_add, (vi x, vi y), vaddq_s32(x.v[j], y.v[j]))
 EACH(vi, vi_sub, (vi x, vi y), vsubq_s32(x.v[j], y.v[j]))
 EACH(vi, vi_and, (vi x, vi y), vandq_s32(x.v[j], y.v[j]))
 EACH(vi, vi_max, (vi x, vi y), vmaxq_s32(x.v[j], y.v[j]))
+EACH(vi, vi_shift, (vi x, int n), vshlq_s32(x.v[j], vdupq_n_s32(-n)))
 EACH(vi, vi_exponent, (vi x), vshlq_n_s32(x.v[j], 23))
 static inline void vi_store_i8(int8_t *p, vi x) {
     int16x8_t low = vmovn_high_s32(vmovn_s32(x.v[0]), x.v[1]), high = vmovn_high_s32(vmovn_s32(x.v[2]), x.v[3]);
@@ -117,9 +135,12 @@ static inline int32_t vi_top(vi x) {
 }
 
 EACH(vb, vb_load, (const void *p), vld1q_u8((const uint8_t *)p + 16 * j))
-EACH(vb, vb_low, (vb x), vandq_u8(x.v[j], vdupq_n_u8(15)))
-EACH(vb, vb_high, (vb x), vshrq_n_u8(x.v[j], 4))
-EACH(vb, vb_lookup, (const int8_t table[16], vb places), vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(table), places.v[j])))
+EACH(vb, vb_bits, (vb x, int shift, int mask),
+     vandq_u8(vshlq_u8(x.v[j], vdupq_n_s8((int8_t)-shift)), vdupq_n_u8((uint8_t)mask)))
+EACH(vb, or_each, (vb x, vb y), vorrq_u8(x.v[j], y.v[j]))
+static inline vb vb_or_bits(vb x, vb y, int shift, int mask) { return or_each(x, vb_bits(y, shift, mask)); }
+EACH(vb, vb_less, (vb x, uint8_t less), vsubq_u8(x.v[j], vdupq_n_u8(less)))
+EACH(vb, vb_lookup, (const uint8_t table[16], vb places), vqtbl1q_u8(vld1q_u8(table), places.v[j]))
 static inline void vb_store(void *p, vb x) {
     for (int j = 0; j < 4; j++) vst1q_u8((uint8_t *)p + 16 * j, x.v[j]);
 }
@@ -138,29 +159,20 @@ static inline __attribute__((always_inline)) int32x4_t dot_four(int32x4_t s, int
 #endif
 }
 typedef vi vs;
+enum { HALVES_AT_ONCE = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
 EACH(vs, dot, (vs s, vb w, int8x16_t x), dot_four(s.v[j], vreinterpretq_s8_u8(w.v[j]), x))
-static inline vs vs_nibbles(vs s, vb low, vb high, const int8_t *x) {
-    return dot(dot(s, low, broadcast_four(x)), high, broadcast_four(x + 16));
+/* Of 8 bits the signed numbers; of fewer the numbers themselves are signed bytes. */
+static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8_t *xb) {
+    if (bits == 8) {
+        a = vb_less(a, 128);
+        b = vb_less(b, 128);
+    }
+    return dot(dot(s, a, broadcast_four(xa)), b, broadcast_four(xb));
 }
-static inline vi vs_end_nibbles(vs s, int32_t bias) { return vi_add(s, vi_set(bias)); }
-
-typedef vb vw;
-EACH(vw, vw_load, (const void *p), veorq_u8(vld1q_u8((const uint8_t *)p + 16 * j), vdupq_n_u8(128)))
-static inline vs vs_bytes(vs s, vw w, const int8_t *x, int c) {
-    (void)c;
-    return dot(s, w, broadcast_four(x));
-}
-static inline vi vs_end_bytes(vs s, int32_t bias) {
-    (void)bias;
-    return s;
-}
-typedef vb vt; /* the numbers of the table, signed */
-static inline vt vt_of(vb places) { return vb_lookup(sn_q4_table, places); }
-static inline vs vs_table(vs s, vt low, vt high, const int8_t *x) { return vs_nibbles(s, low, high, x); }
-static inline vi vs_end_table(vs s, int32_t bias) {
-    (void)bias;
-    return s;
+static inline vi vs_end(vs s, int bits, int half, vi bias) {
+    (void)half;
+    return bits == 8 ? s : vi_add(s, bias);
 }
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)

@@ -1,11 +1,11 @@
 /* linear of quantised weights and many rows of x by tiles: one instruction multiplies 16 rows of x with 16 rows of the
- * weight over one step of k, the columns that share a scale: 32, or 16 in FINE layouts. Included after a lanes_*.h and
+ * weight over one step of k, the columns that share a scale: 32, or 16 in fine types. Included after a lanes_*.h and
  * a tiles_*.h.
  *
  * The bits are those of kernels.inc.c: the sums of a step are integers and exact, and the float operations on them are
- * the same in the same order, with one row's chain per lane. Float layouts and few rows are left to LINEAR_FALLBACK.
+ * the same in the same order, with one row's chain per lane. Float types and few rows are left to LINEAR_FALLBACK.
  *
- * A range of k is unpacked into a stage: signed bytes and scales, whatever the layout. Then all rows are multiplied
+ * A range of k is unpacked into a stage: signed bytes and scales, whatever the type. Then all rows are multiplied
  * with the stage; between two stages, the chains of the rows rest in y. Two panels are staged at a time, so that x is
  * loaded from the more distant caches half as often. */
 #include "device/cpu/weights.inc.c"
@@ -17,50 +17,51 @@ enum {
     /* of 32 k: the stages and the part of 16 rows of x that meets them fit into the first-level cache */
     STAGE_GROUPS = 16,
     STAGE_PANELS = 2,
+    STAGE_GROUP_BYTES = SN_QUANT_GROUP * SN_LANES,
     SLOTS = 4, /* steps in flight: a product is ready some 50 cycles later, scaling it takes 25 to 40 */
 };
 
 typedef struct stage {
-    _Alignas(64) int8_t q[STAGE_GROUPS * SN_Q8_BYTES];                  /* [k / 4][lane][k % 4] */
+    _Alignas(64) int8_t q[STAGE_GROUPS * STAGE_GROUP_BYTES];            /* [k / 4][lane][k % 4] */
     float d[2 * STAGE_GROUPS][SN_LANES], m[2 * STAGE_GROUPS][SN_LANES]; /* per step */
 } stage;
 
-static void unpack_quants(sn_layout layout, const uint8_t *q, int8_t *out) {
-    static const int8_t from_0[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    static const int8_t from_minus_8[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-    const int8_t *table = layout == SN_LAYOUT_Q4_TABLE    ? sn_q4_table
-                          : layout == SN_LAYOUT_Q4_SIGNED ? from_minus_8
-                                                          : from_0;
-    if (!sn_layout_nibbles(layout))
-        for (int i = 0; i < SN_Q8_BYTES; i++) out[i] = (int8_t)(q[i] - 128);
-    else
-        for (int i = 0; i < SN_Q4_BYTES; i += 64) {
-            vb both = vb_load(q + i);
-            vb_store(out + i, vb_lookup(table, vb_low(both)));
-            vb_store(out + SN_Q4_BYTES + i, vb_lookup(table, vb_high(both)));
-        }
-}
-
 /* Unpacks groups [first, first + n) of a panel. */
-static void stage_fill(stage *s, const sn_cpu_weight *w, sn_prefetch prefetch, size_t panel, size_t first, size_t n) {
-    const bool super = sn_layout_super(w->layout);
-    const size_t block_bytes = w->panel_bytes / w->n_blocks, in_block = super ? SN_SUPER_GROUPS : 1;
-    const size_t quants = sn_layout_nibbles(w->layout) ? SN_Q4_BYTES : SN_Q8_BYTES;
-    const int steps = sn_layout_fine(w->layout) ? 2 : 1;
+INLINE void stage_fill_as(sn_dtype t, stage *s, const sn_cpu_weight *w, sn_prefetch prefetch, size_t panel,
+                          size_t first, size_t n) {
+    const int steps = sn_cpu_fine(t) ? 2 : 1;
     for (size_t i = 0; i < n; i++) {
-        const uint8_t *block = w->data + panel * w->panel_bytes + (first + i) / in_block * block_bytes;
-        const uint8_t *q = block + (super ? SN_SUPER_HEAD + (first + i) % in_block * (quants + SN_SUPER_SCALES) : 0);
-        vf head_d = super ? vf_from_f16(block) : vf_set(0), head_m = super ? vf_from_f16(block + 32) : head_d;
-        prefetch_lines(q, super ? quants + SN_SUPER_SCALES : block_bytes, prefetch);
-        unpack_quants(w->layout, q, s->q + i * SN_Q8_BYTES);
+        const size_t block_number = (first + i) / sn_cpu_groups(t), g = (first + i) % sn_cpu_groups(t);
+        const uint8_t *block = w->data + panel * w->panel_bytes + block_number * sn_cpu_block_bytes(t);
+        const uint8_t *q = block + sn_cpu_head_bytes(t) + g * sn_cpu_group_bytes(t);
+        vf head_d, head_m;
+        load_head(t, block, &head_d, &head_m);
+        prefetch_lines(q, sn_cpu_group_bytes(t), prefetch);
+        UNROLL
+        for (int v = 0; v < 8; v++) vb_store(s->q + i * STAGE_GROUP_BYTES + SN_VECTOR * v, load_integers(t, q, v));
         for (int h = 0; h < steps; h++) {
             vf d, m = vf_set(0);
-            load_scales(w->layout, q + quants, h, head_d, head_m, &d, &m);
+            load_scales(t, q + sn_cpu_code_bytes(t), h, head_d, head_m, &d, &m);
             vf_store(s->d[i * (size_t)steps + (size_t)h], d);
             vf_store(s->m[i * (size_t)steps + (size_t)h], m);
         }
     }
 }
+
+typedef void (*stage_fill_fn)(stage *s, const sn_cpu_weight *w, sn_prefetch prefetch, size_t panel, size_t first,
+                              size_t n);
+#define X(name, ...)                                                                                                   \
+    SPECIAL(stage_fill_##name, stage *s, const sn_cpu_weight *w, sn_prefetch prefetch, size_t panel, size_t first,     \
+            size_t n) {                                                                                                \
+        stage_fill_as(SN_##name, s, w, prefetch, panel, first, n);                                                     \
+    }
+SN_QUANT_TYPES(X)
+#undef X
+static const stage_fill_fn stage_fill[SN_DTYPE_COUNT] = {
+#define X(name, ...) [SN_##name] = stage_fill_##name,
+    SN_QUANT_TYPES(X)
+#undef X
+};
 
 /* The product of 16 rows of x with a stage. */
 typedef struct tile_product {
@@ -117,7 +118,8 @@ INLINE void scale_step(bool fine, bool offsets, const float *scales, const float
 INLINE void tile_product_run(bool fine, bool offsets, const tile_product *job) {
     _Alignas(64) int32_t sums[SLOTS][ROWS][SN_LANES];
     const stage *s = job->stage;
-    const size_t per_group = fine ? 2 : 1, steps = job->n_groups * per_group, step_bytes = SN_Q8_BYTES / per_group;
+    const size_t per_group = fine ? 2 : 1, steps = job->n_groups * per_group,
+                 step_bytes = STAGE_GROUP_BYTES / per_group;
     const size_t x_bytes = job->x_bytes, delay = SLOTS - 1;
     vf acc[ROWS];
     UNROLL
@@ -165,7 +167,8 @@ static void panels_multiply(const sn_linear_job *job, size_t panel, size_t n_pan
     float last[STAGE_PANELS][ROWS * SN_LANES];
     for (size_t group = 0; group < n_groups; group += STAGE_GROUPS) {
         const size_t n_staged = sn_min_size(STAGE_GROUPS, n_groups - group);
-        for (size_t p = 0; p < n_panels; p++) stage_fill(&stages[p], w, job->prefetch, panel + p, group, n_staged);
+        for (size_t p = 0; p < n_panels; p++)
+            stage_fill[w->dtype](&stages[p], w, job->prefetch, panel + p, group, n_staged);
         for (size_t row = 0; row < n; row += ROWS)
             for (size_t p = 0; p < n_panels; p++) {
                 const size_t from = sn_min_size(row, n - ROWS), first = (panel + p) * SN_LANES;
@@ -177,7 +180,7 @@ static void panels_multiply(const sn_linear_job *job, size_t panel, size_t n_pan
                     m.chain_stride = w->rows;
                     m.lanes = sn_min_size(SN_LANES, w->rows - first);
                 }
-                runs[sn_layout_fine(w->layout)][sn_layout_offsets(w->layout)](&m);
+                runs[sn_cpu_fine(w->dtype)][sn_cpu_offsets(w->dtype)](&m);
             }
     }
     for (size_t p = 0; p < n_panels; p++) panels_finish(job, panel + p, last[p]);
@@ -194,11 +197,11 @@ static tile_config tile_shapes(uint16_t step) {
 }
 
 void LINEAR_TILES(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
-    if (!sn_layout_quantised(job->weight.layout) || job->n < ROWS || !job->weight.n_blocks) {
+    if (!sn_cpu_quantised(job->weight.dtype) || job->n < ROWS || !job->weight.n_blocks) {
         LINEAR_FALLBACK(job, first_panel, end_panel);
         return;
     }
-    const tile_config config = tile_shapes(sn_layout_fine(job->weight.layout) ? 16 : 32);
+    const tile_config config = tile_shapes(sn_cpu_fine(job->weight.dtype) ? 16 : 32);
     tile_configure(&config);
     for (size_t panel = first_panel; panel < end_panel; panel += STAGE_PANELS)
         panels_multiply(job, panel, sn_min_size(STAGE_PANELS, end_panel - panel));

@@ -8,97 +8,94 @@
  * rows beyond the end of the matrix are zero. A panel is a sequence of blocks; a block covers some consecutive k
  * (columns) of all its rows:
  *
- * - Float layouts: w[k][lane]. In the 16-bit types two panels lie interleaved as a pair, w[k][panel][lane]; a last odd
+ * - Float types: w[k][lane]. In the 16-bit types two panels lie interleaved as a pair, w[k][panel][lane]; a last odd
  *   panel lies alone. F8 has 128 k in a block, after the float32 scales of its lanes, each times 256. Reason for pairs:
- * the fma chains of a single row wait for themselves; those of two panels overlap, and the pair is still read as one
- * stream.
- * - Quantised layouts: groups of 32 k, each the quants followed by their scales. The scales lie next to their quants
- *   because memory is then read in equal steps, which the hardware prefetcher follows; with the scales at the block's
- *   begin, Q4_K was a quarter slower.
- * - SUPER layouts: a head, then 8 such groups.
+ *   the fma chains of a single row wait for themselves; those of two panels overlap, and the pair is still read as one
+ *   stream.
+ * - Quantised types: the parts of sn_quant_split, not one bit more than the file has but where its scales have 6 bits,
+ *   which are bytes here. Of a superblock a head, d[lane] and then m[lane] where there are offsets; and then groups of
+ *   32 k, each the planes of its codes followed by its scales, lane by lane. The scales lie next to their codes because
+ *   memory is then read in equal steps, which the hardware prefetcher follows; with the scales at the block's begin,
+ *   Q4_K was a quarter slower.
  *
- * Quants of a group of 32 k:
+ * Codes of a group: vector v of 64 bytes holds k = 4v + i of each lane in byte 4 * lane + i, v = 0..7. Their low bits
+ * come first:
  *
- * - Q4: 256 bytes. Byte 64 * c + 4 * lane + i holds k = 4c + i in its low nibble and k = 16 + 4c + i in its high one.
- *   In Q4_TABLE the nibbles are indices into sn_q4_table.
- * - Q8: 512 bytes. Byte 64 * c + 4 * lane + i is q + 128 of k = 4c + i.
+ * - 8 bits: vector after vector. Q8_0 has q + 128.
+ * - 4 bits: 256 bytes; vector v in the low nibbles of bytes 64 * v .., v + 4 in the high ones.
+ * - 2 bits: 128 bytes; vector v in bits 2 * (v % 4) of bytes 64 * (v / 4) ..
  *
- * Scales of a group: d[lane], then m[lane] where the layout has offsets: weight = d * q + m. FINE layouts have scales
- * for both halves of the 32. In SUPER layouts the scales are int8 and are multiplied by the f16 d[lane] and m[lane] of
- * the head, as in the file: the products are exact in float32. */
+ * Then their high bits: 2 bits as above; 1 bit: 64 bytes, vector v in bit v. */
 #ifndef SN_DEVICE_CPU_PACK_H
 #define SN_DEVICE_CPU_PACK_H
 
 #include "device/device.h"
 #include "device/quant.h"
 
-enum { SN_LANES = 16 }; /* interleaved output rows: the width of a vector in every instruction set */
-
-/* name, k of a block, bytes of a block. The types that use each layout, and its scales:
- *
- * - F32, F16, BF16: the type of that name; F8: F8_E4M3
- * - Q4_HALF: Q4_1; f16 d, m
- * - Q4_SIGNED: Q4_0; f16 d. The offset is -8 d, so the quants are signed integers and there is no m
- * - Q4_SUPER: Q4_K; f16 d, m; int8 d[8], m[8]
- * - Q4_TABLE: MXFP4; bf16 d
- * - Q8_HALF: Q8_0, Q5_0, IQ4_NL; f16 d
- * - Q8_WIDE: Q5_1, IQ4_XS; f32 d, m
- * - Q8_SUPER: Q5_K; f16 d, m; int8 d[8], m[8]
- * - Q8_FINE: Q2_K, Q3_K; f32 d[2], m[2]
- * - Q8_FINE_SUPER: Q6_K; f16 d and 16 unused values; int8 d[16] */
-#define SN_LAYOUTS(X)                                                                                                  \
-    X(F32, 1, 64)                                                                                                      \
-    X(F16, 1, 32)                                                                                                      \
-    X(BF16, 1, 32)                                                                                                     \
-    X(F8, 128, 2112)                                                                                                   \
-    X(Q4_HALF, 32, 320)                                                                                                \
-    X(Q4_SIGNED, 32, 288)                                                                                              \
-    X(Q4_SUPER, 256, 2368)                                                                                             \
-    X(Q4_TABLE, 32, 288)                                                                                               \
-    X(Q8_HALF, 32, 544)                                                                                                \
-    X(Q8_WIDE, 32, 640)                                                                                                \
-    X(Q8_SUPER, 256, 4416)                                                                                             \
-    X(Q8_FINE, 32, 768)                                                                                                \
-    X(Q8_FINE_SUPER, 256, 4416)
-
-typedef enum sn_layout {
-#define X(name, k, bytes) SN_LAYOUT_##name,
-    SN_LAYOUTS(X)
-#undef X
-        SN_LAYOUT_COUNT
-} sn_layout;
-
 enum {
-    SN_Q4_BYTES = 256,              /* bytes of a group's quants, in the layouts with nibbles */
-    SN_Q8_BYTES = 512,              /* the same, in the layouts with bytes */
-    SN_SUPER_HEAD = 64,             /* bytes of a SUPER block's head: d[lane], m[lane] */
-    SN_SUPER_SCALES = 2 * SN_LANES, /* bytes of the scales of one group in a SUPER block */
-    SN_SUPER_GROUPS = 8,            /* groups in a SUPER block */
-    SN_F8_K = 128,                  /* k that share a scale in F8 */
-    SN_F8_SCALES = 4 * SN_LANES,    /* bytes of the scales of a block of F8 */
+    SN_LANES = 16,               /* interleaved output rows: the width of a vector in every instruction set */
+    SN_VECTOR = 4 * SN_LANES,    /* bytes of four k of all lanes */
+    SN_F8_K = 128,               /* k that share a scale in F8 */
+    SN_F8_SCALES = 4 * SN_LANES, /* bytes of the scales of a block of F8 */
 };
 
-static inline bool sn_layout_quantised(sn_layout layout) { return layout >= SN_LAYOUT_Q4_HALF; }
-static inline bool sn_layout_nibbles(sn_layout layout) {
-    return layout >= SN_LAYOUT_Q4_HALF && layout <= SN_LAYOUT_Q4_TABLE;
+/* The types whose codes and scales the kernels are compiled for; the others are float types. */
+#define SN_FLOAT_TYPES(X) X(F32) X(F16) X(BF16) X(F8_E4M3)
+
+/* What a quantised type consists of. A header's table, so that kernels see constants; low_bits is 0 for other types. */
+static const sn_quant_form sn_cpu_forms[SN_DTYPE_COUNT] = {
+#define X(type, low, high, scale, ...) [SN_##type] = {low, high, SN_SCALE_##scale, __VA_ARGS__},
+    SN_QUANT_TYPES(X)
+#undef X
+};
+
+static inline bool sn_cpu_quantised(sn_dtype t) { return sn_cpu_forms[t].low_bits; }
+/* Whether each half of a group has scales of its own. */
+static inline bool sn_cpu_fine(sn_dtype t) {
+    return sn_cpu_forms[t].scale == SN_SCALE_S || sn_cpu_forms[t].scale == SN_SCALE_N;
 }
-static inline bool sn_layout_fine(sn_layout layout) {
-    return layout == SN_LAYOUT_Q8_FINE || layout == SN_LAYOUT_Q8_FINE_SUPER;
+static inline bool sn_cpu_offsets(sn_dtype t) {
+    sn_quant_scale s = sn_cpu_forms[t].scale;
+    return s == SN_SCALE_DM || s == SN_SCALE_K || s == SN_SCALE_N;
 }
-static inline bool sn_layout_super(sn_layout layout) {
-    return layout == SN_LAYOUT_Q4_SUPER || layout == SN_LAYOUT_Q8_SUPER || layout == SN_LAYOUT_Q8_FINE_SUPER;
+/* Bytes of a block's head, of the codes of a group, and of a group with its scales. */
+static inline size_t sn_cpu_head_bytes(sn_dtype t) { return (size_t)(SN_LANES * sn_cpu_forms[t].super_bytes); }
+static inline size_t sn_cpu_code_bytes(sn_dtype t) {
+    return (size_t)(SN_VECTOR * (sn_cpu_forms[t].low_bits + sn_cpu_forms[t].high_bits));
 }
-static inline bool sn_layout_offsets(sn_layout layout) {
-    return layout != SN_LAYOUT_Q4_SIGNED && layout != SN_LAYOUT_Q4_TABLE && layout != SN_LAYOUT_Q8_HALF &&
-           layout != SN_LAYOUT_Q8_FINE_SUPER;
+static inline size_t sn_cpu_group_bytes(sn_dtype t) {
+    return sn_cpu_code_bytes(t) + (size_t)(SN_LANES * sn_cpu_forms[t].scale_bytes);
+}
+static inline size_t sn_cpu_groups(sn_dtype t) { return sn_cpu_forms[t].super_bytes ? SN_QUANT_GROUPS_MAX : 1; }
+/* k of a block, and its bytes. */
+static inline size_t sn_cpu_block(sn_dtype t) {
+    return t == SN_F8_E4M3 ? SN_F8_K : sn_cpu_quantised(t) ? SN_QUANT_GROUP * sn_cpu_groups(t) : 1;
+}
+static inline size_t sn_cpu_block_bytes(sn_dtype t) {
+    return t == SN_F8_E4M3       ? SN_F8_SCALES + SN_F8_K * SN_LANES
+           : sn_cpu_quantised(t) ? sn_cpu_head_bytes(t) + sn_cpu_groups(t) * sn_cpu_group_bytes(t)
+                                 : SN_LANES * (t == SN_F32 ? 4 : 2);
 }
 
-/* The values of Q4_TABLE's nibbles: twice the numbers of E2M1 (OCP Microscaling 1.0), at most 12. */
-static const int8_t sn_q4_table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+/* The kernels multiply unsigned numbers below 2^bits, of which each is larger than the weight's integer by `zero`. A
+ * number is a code itself, or the entry of sn_cpu_tables that the code names. */
+static inline int sn_cpu_zero(sn_dtype t) {
+    const sn_quant_form *f = &sn_cpu_forms[t];
+    return f->table == 1 || f->low_bits == 8 ? 128 : f->table == 2 ? 12 : f->zero;
+}
+static inline int sn_cpu_bits(sn_dtype t) {
+    const sn_quant_form *f = &sn_cpu_forms[t];
+    return f->table == 1 ? 8 : f->table == 2 ? 5 : f->low_bits + f->high_bits;
+}
+/* The numbers of the IQ4 types + 128, and twice those of E2M1 (OCP Microscaling 1.0) + 12. */
+static const uint8_t sn_cpu_tables[3][16] = {
+    [1] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    [2] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
+};
 
 /* A packed weight as the kernels read it; sn_cpu_weight_view derives it from an sn_weight. */
 typedef struct sn_cpu_weight {
-    sn_layout layout;
+    sn_dtype dtype;
     size_t rows, cols;
     size_t n_blocks;    /* in a panel */
     size_t panel_bytes; /* n_blocks * bytes of a block */
@@ -106,13 +103,13 @@ typedef struct sn_cpu_weight {
     const uint8_t *data;
 } sn_cpu_weight;
 
-/* The layouts whose panels lie interleaved in pairs: see the top. */
-static inline bool sn_layout_pairs(sn_layout layout) { return layout == SN_LAYOUT_F16 || layout == SN_LAYOUT_BF16; }
-/* Where a panel of a float layout other than F8 lies: k = 0 begins *offset bytes into the weight, consecutive k are
+/* The types whose panels lie interleaved in pairs: see the top. */
+static inline bool sn_cpu_pairs(sn_dtype t) { return t == SN_F16 || t == SN_BF16; }
+/* Where a panel of a float type other than F8 lies: k = 0 begins *offset bytes into the weight, consecutive k are
  * *step bytes apart. */
 static inline void sn_cpu_float_panel(const sn_cpu_weight *w, size_t panel, size_t *offset, size_t *step) {
-    size_t k_bytes = SN_LANES * (w->layout == SN_LAYOUT_F32 ? 4 : 2);
-    bool paired = sn_layout_pairs(w->layout) && (panel | 1) < w->n_panels;
+    size_t k_bytes = SN_LANES * (w->dtype == SN_F32 ? 4 : 2);
+    bool paired = sn_cpu_pairs(w->dtype) && (panel | 1) < w->n_panels;
     *offset = paired ? (panel & ~(size_t)1) * w->panel_bytes + (panel & 1) * k_bytes : panel * w->panel_bytes;
     *step = paired ? 2 * k_bytes : k_bytes;
 }

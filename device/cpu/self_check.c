@@ -5,31 +5,25 @@
 
 /* A product that meets every border of the tiles: numbers of rows of x and of the weight that are not multiples of 16,
  * and more k than a stage holds. */
-enum { N = 21, ROWS = 41, PANELS = 3, GROUPS = 17, COLS = GROUPS * SN_QUANT_GROUP };
+enum { N = 21, ROWS = 41, PANELS = 3, GROUPS = 24, COLS = GROUPS * SN_QUANT_GROUP, GROUP_BYTES_MAX = 544 };
 
-static const struct {
-    sn_layout layout;
-    size_t block_bytes;
-} products[] = {{SN_LAYOUT_Q8_HALF, 544},
-                {SN_LAYOUT_Q8_FINE, 768}}; /* tiles of 32 k and of 16 k; without offsets and with them */
+static const sn_dtype products[] = {SN_Q8_0, SN_Q2_K}; /* tiles of 32 k and of 16 k; without offsets and with them */
 
 static uint32_t lcg_next(uint32_t *state) { return (*state = *state * 1664525 + 1013904223) >> 8; }
 
-/* Random quants, and scales of ordinary size. */
-static void random_block(sn_layout layout, uint8_t *block, uint32_t *random) {
-    for (size_t i = 0; i < SN_Q8_BYTES; i++) block[i] = (uint8_t)lcg_next(random);
-    for (size_t lane = 0; lane < (layout == SN_LAYOUT_Q8_HALF ? 1 : 4) * SN_LANES; lane++) {
+/* Random codes and scales; the halves among these are of ordinary size. */
+static void random_block(sn_dtype t, uint8_t *block, uint32_t *random) {
+    const size_t head = sn_cpu_head_bytes(t), halves = head ? 0 : sn_cpu_code_bytes(t),
+                 end = head ? head : sn_cpu_group_bytes(t);
+    for (size_t i = 0; i < sn_cpu_block_bytes(t); i++) block[i] = (uint8_t)lcg_next(random);
+    for (size_t at = halves; at < end; at += 2) {
         const uint16_t half = (uint16_t)(0x2c00 | (lcg_next(random) & 0x83ff));
-        const float wide = (float)lcg_next(random) * 0x1p-27f - 0.0625f;
-        if (layout == SN_LAYOUT_Q8_HALF)
-            memcpy(block + SN_Q8_BYTES + 2 * lane, &half, sizeof half);
-        else
-            memcpy(block + SN_Q8_BYTES + 4 * lane, &wide, sizeof wide);
+        memcpy(block + at, &half, sizeof half);
     }
 }
 
 bool sn_cpu_kernels_bit_equal(const sn_cpu_kernels *a, const sn_cpu_kernels *b) {
-    _Alignas(64) uint8_t data[PANELS * GROUPS * 768];
+    _Alignas(64) uint8_t data[PANELS * GROUPS * GROUP_BYTES_MAX];
     _Alignas(64) sn_xblock xq[N * (GROUPS + 1)];
     float x[COLS], y[2][N * ROWS];
     uint32_t random = 1;
@@ -38,13 +32,11 @@ bool sn_cpu_kernels_bit_equal(const sn_cpu_kernels *a, const sn_cpu_kernels *b) 
         b->quantize(COLS, x, xq + row * (GROUPS + 1));
     }
     for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
-        const size_t bytes = products[i].block_bytes;
-        for (size_t block = 0; block < PANELS * GROUPS; block++)
-            random_block(products[i].layout, data + block * bytes, &random);
-        sn_linear_job job = {.weight = {products[i].layout, ROWS, COLS, GROUPS, GROUPS * bytes, PANELS, data},
-                             .n = N,
-                             .xq = xq,
-                             .xq_stride = GROUPS + 1};
+        const sn_dtype t = products[i];
+        const size_t blocks = COLS / sn_cpu_block(t), bytes = sn_cpu_block_bytes(t);
+        for (size_t block = 0; block < PANELS * blocks; block++) random_block(t, data + block * bytes, &random);
+        sn_linear_job job = {
+            .weight = {t, ROWS, COLS, blocks, blocks * bytes, PANELS, data}, .n = N, .xq = xq, .xq_stride = GROUPS + 1};
         memset(y, 0, sizeof y);
         job.y = y[0];
         a->linear(&job, 0, PANELS);

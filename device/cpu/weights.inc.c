@@ -10,21 +10,64 @@
  * one loop at a time, which is better and faster. */
 #define SPECIAL(name, ...) static __attribute__((noinline)) void name(__VA_ARGS__)
 
-/* The scales of the group at p (of its half h in FINE layouts), and the offsets where there are any. head_d, head_m: of
- * the block, in SUPER layouts. */
-INLINE void load_scales(sn_layout layout, const uint8_t *p, int h, vf head_d, vf head_m, vf *d, vf *m) {
-    const float *wide = (const float *)p;
-    if (sn_layout_super(layout)) {
-        *d = vf_mul(head_d, vf_from_i8(p + (sn_layout_fine(layout) ? SN_LANES * h : 0)));
-        if (sn_layout_offsets(layout)) *m = vf_mul(head_m, vf_from_i8(p + SN_LANES));
-    } else if (layout == SN_LAYOUT_Q8_WIDE || layout == SN_LAYOUT_Q8_FINE) {
-        *d = vf_load(wide + SN_LANES * h);
-        *m = vf_load(wide + (sn_layout_fine(layout) ? 2 * SN_LANES : SN_LANES) + SN_LANES * h);
-    } else if (layout == SN_LAYOUT_Q4_TABLE) {
-        *d = vf_from_bf16(p);
-    } else {
+/* Vector v of the codes of the group at w. Of a weight type that is a constant, as in all of the below. */
+INLINE vb load_codes(sn_dtype t, const uint8_t *w, int v) {
+    const int low = sn_cpu_forms[t].low_bits, high = sn_cpu_forms[t].high_bits;
+    vb codes = low == 8   ? vb_load(w + SN_VECTOR * v)
+               : low == 4 ? vb_bits(vb_load(w + SN_VECTOR * (v % 4)), v / 4 * 4, 15)
+                          : vb_bits(vb_load(w + SN_VECTOR * (v / 4)), v % 4 * 2, 3);
+    w += SN_VECTOR * low;
+    if (high == 1) codes = vb_or_bits(codes, vb_load(w), v - low, 1 << low);
+    if (high == 2) codes = vb_or_bits(codes, vb_load(w + SN_VECTOR * (v / 4)), v % 4 * 2 - low, 3 << low);
+    return codes;
+}
+/* The numbers that the codes stand for, unsigned: see sn_cpu_zero. */
+INLINE vb load_numbers(sn_dtype t, const uint8_t *w, int v) {
+    const vb codes = load_codes(t, w, v);
+    return sn_cpu_forms[t].table ? vb_lookup(sn_cpu_tables[sn_cpu_forms[t].table], codes) : codes;
+}
+/* The integers of the weights, signed bytes. */
+INLINE vb load_integers(sn_dtype t, const uint8_t *w, int v) {
+    return vb_less(load_numbers(t, w, v), (uint8_t)sn_cpu_zero(t));
+}
+
+/* The head of a superblock. */
+INLINE void load_head(sn_dtype t, const uint8_t *block, vf *d, vf *m) {
+    *d = *m = vf_set(0);
+    if (sn_cpu_forms[t].super_bytes) *d = vf_from_f16(block);
+    if (sn_cpu_forms[t].super_bytes > 2) *m = vf_from_f16(block + 2 * SN_LANES);
+    if (sn_cpu_forms[t].scale == SN_SCALE_N)
+        *m = vf_mul(*m, vf_set(0x1p-4f)); /* load_scales has 16 times the offsets */
+}
+
+/* The scales of the group at p (of its half h in fine types), and the offsets where there are any. head_d, head_m: of
+ * its superblock. */
+INLINE void load_scales(sn_dtype t, const uint8_t *p, int h, vf head_d, vf head_m, vf *d, vf *m) {
+    switch (sn_cpu_forms[t].scale) {
+    case SN_SCALE_D:
         *d = vf_from_f16(p);
-        if (sn_layout_offsets(layout)) *m = vf_from_f16(p + 32);
+        break;
+    case SN_SCALE_DM:
+        *d = vf_from_f16(p);
+        *m = vf_from_f16(p + 2 * SN_LANES);
+        break;
+    case SN_SCALE_K:
+        *d = vf_mul(head_d, vf_from_i8(p));
+        *m = vf_mul(head_m, vf_from_i8(p + SN_LANES));
+        break;
+    case SN_SCALE_S:
+        *d = vf_mul(head_d, vf_from_i8(p + SN_LANES * h));
+        break;
+    case SN_SCALE_B:
+        *d = vf_mul(head_d, vf_from_i8(p));
+        break;
+    case SN_SCALE_N:
+        *d = vf_mul(head_d, vf_from_int(vi_and(vi_from_u8(p + SN_LANES * h), vi_set(0x0f))));
+        *m = vf_mul(head_m, vf_from_int(vi_and(vi_from_u8(p + SN_LANES * h), vi_set(0xf0))));
+        break;
+    case SN_SCALE_E:
+        *d = vf_from_e8(p);
+        break;
     }
 }
 

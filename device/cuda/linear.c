@@ -8,7 +8,8 @@
  * converted to bfloat16 one part at a time. With high_precision, x is split into the sum of two bfloat16 numbers, and
  * cuBLAS multiplies both.
  *
- * How many rows are few, is arithmetic, not measured: docs/BENCHMARKS.md (registers and occupancy of CUDA kernels). */
+ * How many rows are few, is arithmetic, not measured: docs/BENCHMARKS.md (how many rows read quantised weights as they
+ * are). */
 #include "base/mem.h"
 #include "device/cuda/cuda_private.h"
 

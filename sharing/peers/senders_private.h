@@ -1,4 +1,9 @@
-/* The nodes that share the files of one manifest, and what each of them has. */
+/* The nodes that share the files of one manifest, and what each of them has.
+ *
+ * Many may announce the files and send nothing, slowly, or something else. Of the places proven nodes have the first,
+ * and take those of strangers. Who has sent no piece yet is asked for one at a time, and only where those that have
+ * sent are busy; of these the one that is expected to send the next piece first is asked. A piece that takes four times
+ * what another sender would need, or TRIAL_US at one that has sent none, goes to another one. */
 #ifndef SN_SHARING_PEERS_SENDERS_PRIVATE_H
 #define SN_SHARING_PEERS_SENDERS_PRIVATE_H
 

@@ -506,18 +506,18 @@ static void bench_pool(int threads) {
 }
 
 static void bench_pack(sn_device *d) {
-    float *values = malloc((size_t)8192 * 576 * sizeof *values);
-    static const sn_dtype types[] = {SN_Q4_1, SN_Q8_0, SN_F32};
+    float *values = malloc((size_t)8192 * 512 * sizeof *values);
+    static const sn_dtype types[] = {SN_Q4_1, SN_Q4_K, SN_Q6_K, SN_Q8_0, SN_F32};
     printf("  packing, GB/s of the file:");
     for (int t = 0; t < 3; t++) {
         size_t row_bytes;
-        require_ok(sn_dtype_row_bytes(types[t], 576, &row_bytes, &err));
-        void *raw = test_random_weight(types[t], 8192, 576, 1, values);
+        require_ok(sn_dtype_row_bytes(types[t], 512, &row_bytes, &err));
+        void *raw = test_random_weight(types[t], 8192, 512, 1, values);
         double best = 1e9;
         for (int r = 0; r < 4; r++) {
             sn_weight *w;
             int64_t start = sn_now_us();
-            require_ok(test_weight_make(d, types[t], 8192, 576, raw, &w, &err));
+            require_ok(test_weight_make(d, types[t], 8192, 512, raw, &w, &err));
             double s = (double)(sn_now_us() - start) * 1e-6;
             best = s < best ? s : best;
             test_weight_drop(d, &w);

@@ -27,7 +27,7 @@
     X(the_source_of_a_copy_may_change_after_its_fence)                                                                 \
     X(invalid_weights_are_refused)                                                                                     \
     X(parts_of_a_float_matrix_are_its_image)                                                                           \
-    X(weights_on_a_gpu_take_at_most_a_tenth_more_than_their_file)                                                      \
+    X(weights_take_hardly_more_than_their_file)                                                                        \
     X(linear_of_every_type)                                                                                            \
     X(linear_of_several_matrices_and_biases)                                                                           \
     X(linear_that_is_to_be_exact)                                                                                      \

@@ -226,17 +226,18 @@ void conformance_invalid_weights_are_refused(conformance *c) {
 }
 
 /* A matrix whose sides are no powers of two, such as an expert of gpt-oss, and a wide one. Of F8 the file has a scale
- * for each 128 by 128 elements. CPUs spread what they multiply. */
-void conformance_weights_on_a_gpu_take_at_most_a_tenth_more_than_their_file(conformance *c) {
+ * for each 128 by 128 elements. CPUs take at most a twentieth more, other devices a tenth. */
+void conformance_weights_take_hardly_more_than_their_file(conformance *c) {
+    const double limit = c->id.kind == SN_DEVICE_CPU ? 1.05 : 1.1;
     static const size_t shapes[][2] = {{2880, 2816}, {128, 4096}};
-    for (int i = 0; i < 2 * test_n_weight_types && c->id.kind != SN_DEVICE_CPU; i++) {
+    for (int i = 0; i < 2 * test_n_weight_types; i++) {
         sn_dtype dtype = test_weight_types[i / 2];
         size_t rows = shapes[i % 2][0], cols = shapes[i % 2][1], row_bytes, bytes;
         CONFORMANCE_OK(c, sn_dtype_row_bytes(dtype, cols, &row_bytes, &c->err));
         CONFORMANCE_OK(c, c->device->ops->weight_size(c->device, dtype, rows, cols, &bytes, &c->err));
         double file =
             dtype == SN_F8_E4M3 ? (double)(rows * cols) * (1 + 4.0 / (128 * 128)) : (double)(rows * row_bytes);
-        CONFORMANCE_CHECK(c, (double)bytes <= 1.1 * file, "%s (%zu, %zu): %zu bytes are %.3f of the file's",
+        CONFORMANCE_CHECK(c, (double)bytes <= limit * file, "%s (%zu, %zu): %zu bytes are %.3f of the file's",
                           sn_dtype_name(dtype), rows, cols, bytes, (double)bytes / file);
     }
 }

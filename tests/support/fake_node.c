@@ -211,6 +211,13 @@ void fake_node_free(fake_node **f) {
     *f = NULL;
 }
 
+void fake_node_claim_speed(const fake_node *f, const testbed *w, const char *address, sn_link *link) {
+    sn_buf sealed;
+    make_announcement_of(w, &f->identity, address, 0, w->n_blocks, 1, &sealed);
+    REQUIRE(sn_directory_add(sn_link_directory(link), sealed.data, sealed.len, sn_unix_ms(), &err));
+    sn_buf_fini(&sealed);
+}
+
 void fake_node_announce_to(const fake_node *f, sn_link *link) {
     REQUIRE(sn_directory_add(sn_link_directory(link), f->sealed.data, f->sealed.len, sn_unix_ms(), &err));
     sn_directory_prove(sn_link_directory(link), f->identity.id, INT64_MAX); /* no stranger */

@@ -51,6 +51,8 @@ typedef struct fake_node fake_node;
 fake_node *fake_node_new(testbed *w, const char *address, int first, int end, fake_node_fault fault);
 void fake_node_free(fake_node **f);                            /* before the testbed */
 void fake_node_announce_to(const fake_node *f, sn_link *link); /* puts its announcement into the link's directory */
-int fake_node_requests(const fake_node *f);                    /* OPENs and STEPs received */
+/* The same of a stranger with all blocks, very fast as it says. */
+void fake_node_claim_speed(const fake_node *f, const testbed *w, const char *address, sn_link *link);
+int fake_node_requests(const fake_node *f); /* OPENs and STEPs received */
 
 #endif

@@ -104,6 +104,15 @@ def same_text(url, expected):
     assert len({c["text"] for c in several["choices"]}) == 1 and [c["index"] for c in several["choices"]] == [0, 1, 2]
 
 
+def choices(url, most):
+    """A request has as many choices as can run and wait, also as prompts; the answer says how many."""
+    most = int(most)
+    for body in {"n": most + 1}, {"n": 2, "prompt": ["One"] * (most // 2 + 1)}:
+        status, _, text = call(url, "/v1/completions", {"model": MODEL, "prompt": "One", "max_tokens": 1} | body)
+        assert status == 400 and f"{most}" in json.loads(text)["error"]["message"], (status, text)
+    assert len(post(url, "/v1/completions", prompt="One", n=most, max_tokens=1)["choices"]) == most
+
+
 def defaults(url, said, seed):
     """Without fields of sampling an answer is that of `swarm chat`; /v1/models says how it is sampled."""
     ask = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "seed": int(seed)}

@@ -45,6 +45,7 @@ stop_node server
 
 serve short --join "${address[a]}" --max-sessions 1 --ctx 96
 client limits "$url"
+client choices "$url" 65 # one that runs, 64 that wait
 stop_node short
 
 # -- keys, names, origins, sizes

@@ -237,23 +237,23 @@ Test(tiles, are_used_by_the_amx_machine_code) {
 
 /* -- the self check */
 
-/* Kernels that are wrong in one element, by one unit in the last place, for one layout only. */
-static sn_layout wrong_layout;
+/* Kernels that are wrong in one element, by one unit in the last place, for one type only. */
+static sn_dtype wrong_type;
 static void wrong_linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
     sn_cpu_kernels_c.linear(job, first_panel, end_panel);
     uint32_t *last = (uint32_t *)(job->y + (size_t)job->n * job->weight.rows - 1);
-    if (job->weight.layout == wrong_layout) *last ^= 1;
+    if (job->weight.dtype == wrong_type) *last ^= 1;
 }
 
 Test(tiles, are_not_used_where_their_bits_differ) {
     sn_cpu_kernels fast = sn_cpu_kernels_c;
     fast.name = "wrong";
     fast.linear = wrong_linear;
-    wrong_layout = SN_LAYOUT_Q8_HALF;
+    wrong_type = SN_Q8_0;
     cr_expect(!sn_cpu_kernels_self_check(&fast, &sn_cpu_kernels_c));
-    wrong_layout = SN_LAYOUT_Q8_FINE;
+    wrong_type = SN_Q2_K;
     cr_expect(!sn_cpu_kernels_self_check(&fast, &sn_cpu_kernels_c));
-    wrong_layout = SN_LAYOUT_COUNT;
+    wrong_type = SN_DTYPE_COUNT;
     cr_expect(sn_cpu_kernels_self_check(&fast, &sn_cpu_kernels_c));
     fast.linear = test_linear_tiles;
     size_t before = test_tile_products();

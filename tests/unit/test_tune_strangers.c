@@ -97,12 +97,24 @@ static void expect_weights_of_the_testbed(const fixture *f) {
         cr_expect(!memcmp(&f->backbone->weights[b], &f->w->block_hash[b], SN_HASH_SIZE), "block %d", b);
 }
 
-Test(tune_strangers, many_that_were_invented_are_not_asked_where_a_known_node_serves) {
+Test(tune_strangers, strangers_are_not_asked_where_a_known_node_serves) {
+    enum { SILENT = 3 };
     fixture f;
+    fake_node *silent[SILENT];
     fixture_begin(&f);
     for (int i = 0; i < 20; i++) invent_node(&f, f.w, false);
+    for (int i = 0; i < SILENT; i++) {
+        char address[16];
+        snprintf(address, sizeof address, "silent%d:1", i);
+        silent[i] = fake_node_new(f.w, address, 0, f.w->n_blocks, FAKE_SILENT);
+        fake_node_claim_speed(silent[i], f.w, address, f.link);
+    }
     cr_assert_eq(fixture_open(&f), SN_OK, "%s", f.err.text);
     cr_expect_eq(fixture_run(&f), SN_OK, "%s", f.err.text);
+    for (int i = 0; i < SILENT; i++) {
+        cr_expect_eq(fake_node_requests(silent[i]), 0, "stranger %d was asked", i);
+        fake_node_free(&silent[i]);
+    }
     fixture_end(&f);
 }
 

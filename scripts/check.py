@@ -75,7 +75,7 @@ INNER = {
     "cli/cmd_models.c": "sharing/hub/cached.h sharing/hub/environment.h sharing/hub/manifest.h",
     "cli/cmd_serve.c": "net/identity.h",
     "cli/cmd_keygen.c": "net/identity.h net/transport/private_swarm.h",
-    "cli/cmd_route.c": "cli/setup.h client/chain/explanation.h",
+    "cli/cmd_route.c": "cli/setup.h client/chain/chain.h",
     "cli/cmd_tune.c": "cli/setup.h",
     "cli/cmd_verify.c": "cli/setup.h client/audit/evidence.h model/source.h net/directory.h",
     "cli/fetch_model.c": "sharing/hub/cached.h sharing/hub/environment.h model/source.h sharing/hub/trusted_manifest.h sharing/peers/swarm_model.h",

@@ -43,6 +43,14 @@ sn_status sn_fail_because(sn_err *err, sn_status status, sn_reason reason, const
 /* Prefixes the sentence of *err (NULL allowed) with "context: " and returns its status. */
 sn_status sn_err_context(sn_err *err, const char *format, ...) SN_PRINTF(2, 3);
 
+/* For functions that are a sequence of calls and hold nothing: the first one that fails ends the function with its
+ * status. */
+#define SN_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        sn_status status_ = (call);                                                                                    \
+        if (status_) return status_;                                                                                   \
+    } while (0)
+
 /* The name of a status ("retry", "refused", ...), static. */
 const char *sn_status_name(sn_status status);
 

@@ -15,6 +15,21 @@ sn_status sn_calloc(void *out, size_t n, size_t size, sn_err *err) {
     return SN_OK;
 }
 
+sn_status sn_grow(void *array, size_t *capacity, size_t n, size_t size, sn_err *err) {
+    enum { FIRST = 16 };
+    void *old, *grown = NULL;
+    size_t bytes, wanted;
+    if (n <= *capacity) return SN_OK;
+    if (!sn_mul(*capacity, 2, &wanted) || wanted < n) wanted = n;
+    if (wanted < FIRST) wanted = FIRST;
+    memcpy(&old, array, sizeof old);
+    if (sn_mul(wanted, size, &bytes)) grown = realloc(old, bytes);
+    if (!grown) return sn_fail(err, SN_STOP, "out of memory: a list of %zu elements does not fit", n);
+    memcpy(array, &grown, sizeof grown);
+    *capacity = wanted;
+    return SN_OK;
+}
+
 enum { HUGE_PAGE = 2 << 20 };
 
 /* Rounds up to small pages only: rounding to huge pages would waste up to 2 MB for each block of a small model. */

@@ -21,6 +21,11 @@ static inline size_t sn_round_up(size_t n, size_t multiple) { return (n + multip
  * free(). */
 sn_status sn_calloc(void *out, size_t n, size_t size, sn_err *err) SN_MUST_USE;
 
+/* Makes room for n elements of `size` bytes in an array that grows: *capacity becomes n at least, and twice what it was
+ * where that is not enough. `array` is the address of a pointer of any type, NULL before the first call. What is new in
+ * it is not set. After a failure (SN_STOP: memory is out) both are as they were. Free with free(). */
+sn_status sn_grow(void *array, size_t *capacity, size_t n, size_t size, sn_err *err) SN_MUST_USE;
+
 /* Allocates zeroed memory on pages of its own, with huge pages when it is large: weights, KV pages, scratch memory.
  * Free with sn_pages_free. */
 sn_status sn_pages_alloc(void **out, size_t bytes, sn_err *err) SN_MUST_USE;

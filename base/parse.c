@@ -87,7 +87,7 @@ sn_status sn_parse_blocks(const char *text, int *first, int *end, sn_err *err) {
 }
 
 static bool host_is_valid(const char *host, size_t len, bool to_listen) {
-    /* No ';' and no '/': libzmq gives them a meaning of their own. */
+    /* No ';' and no '/': they have a meaning of their own in endpoints of ZeroMQ. */
     static const char name[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.";
     if (to_listen && len == 1 && *host == '*') return true;
     if (len > 2 && host[0] == '[' && host[len - 1] == ']')

@@ -12,13 +12,6 @@
 #include "device/device.h"
 #include "model/model.h"
 
-/* For functions that are a sequence of operations: the first one that fails ends the function with its status. */
-#define SN_TRY(call)                                                                                                   \
-    do {                                                                                                               \
-        sn_status status_ = (call);                                                                                    \
-        if (status_) return status_;                                                                                   \
-    } while (0)
-
 /* ---- weights ---- */
 
 /* Where the tensors of one role lie in a block's image. */

@@ -170,13 +170,7 @@ static verified_file *store_find(const sn_offload_store *store, const sn_hash *k
 }
 
 static sn_status store_reserve(sn_offload_store *store, sn_err *err) {
-    if (store->n_files < store->capacity) return SN_OK;
-    size_t capacity = store->capacity * 2 + 16;
-    verified_file *grown = realloc(store->files, capacity * sizeof *grown);
-    if (!grown) return sn_fail(err, SN_STOP, "out of memory: a list of %zu blocks does not fit", capacity);
-    store->files = grown;
-    store->capacity = capacity;
-    return SN_OK;
+    return sn_grow(&store->files, &store->capacity, store->n_files + 1, sizeof *store->files, err);
 }
 
 static void store_forget(sn_offload_store *store, const sn_hash *key) {

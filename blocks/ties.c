@@ -44,21 +44,9 @@ static parameter *ties_find(const sn_ties *ties, uint64_t group, sn_device_id id
     return NULL;
 }
 
-/* Grows an array to a capacity of at least n + 1. */
-static sn_status array_grow(void *array, size_t n, size_t *capacity, size_t size, sn_err *err) {
-    void *old, *grown;
-    if (n < *capacity) return SN_OK;
-    memcpy(&old, array, sizeof old); /* array is the address of a pointer to any type */
-    grown = realloc(old, (*capacity * 2 + 4) * size);
-    if (!grown) return sn_fail(err, SN_STOP, "out of memory: a list of shared weights does not fit");
-    memcpy(array, &grown, sizeof grown);
-    *capacity = *capacity * 2 + 4;
-    return SN_OK;
-}
-
 /* Loads the parameter for its first holder. After a failure the device's memory is as it was. */
 static sn_status parameter_load(parameter *p, sn_tie_load load, void *ctx, sn_err *err) {
-    sn_status status = array_grow(&p->holders, 0, &p->capacity, sizeof *p->holders, err);
+    sn_status status = sn_grow(&p->holders, &p->capacity, 1, sizeof *p->holders, err);
     if (!status) status = p->device->ops->alloc(p->device, p->bytes, &p->memory, err);
     if (!status) status = load(ctx, p->device, p->memory, err);
     if (status) parameter_fini(p);
@@ -72,8 +60,8 @@ sn_status sn_ties_acquire(sn_ties *ties, uint64_t group, sn_device *device, size
     if (p && p->bytes != bytes)
         return sn_fail(err, SN_REFUSED, "shared weight %016llx has %zu bytes and cannot be taken as %zu",
                        (unsigned long long)group, p->bytes, bytes);
-    sn_status status = p ? array_grow(&p->holders, p->n_holders, &p->capacity, sizeof *p->holders, err)
-                         : array_grow(&ties->all, ties->n, &ties->capacity, sizeof *ties->all, err);
+    sn_status status = p ? sn_grow(&p->holders, &p->capacity, p->n_holders + 1, sizeof *p->holders, err)
+                         : sn_grow(&ties->all, &ties->capacity, ties->n + 1, sizeof *ties->all, err);
     if (status) return status;
     if (!p) {
         parameter first = {.group = group, .device = device, .id = device->id, .bytes = bytes};

@@ -59,13 +59,7 @@ static bool find_special(const swarm_model *model, int32_t id, char *out, size_t
 }
 
 static sn_status take_token(answer *a, int32_t id) {
-    if (a->n == a->capacity) {
-        size_t capacity = a->capacity ? 2 * a->capacity : 256;
-        int32_t *grown = realloc(a->ids, capacity * sizeof *grown);
-        if (!grown) return sn_fail(a->err, SN_STOP, "out of memory for the answer");
-        a->ids = grown;
-        a->capacity = capacity;
-    }
+    SN_TRY(sn_grow(&a->ids, &a->capacity, a->n + 1, sizeof *a->ids, a->err));
     a->ids[a->n++] = id;
     a->last_us = sn_now_us();
     if (a->n == 1) a->first_us = a->last_us;

@@ -1,13 +1,13 @@
 /* swarm route: the route that a new session would take, and why.
  *
- * The chain is opened with plan_only, so it plans a route and opens no session. client/chain/explanation.h gives all
+ * The chain is opened with plan_only, so it plans a route and opens no session. client/chain/chain.h gives all
  * candidates with their costs; this file prints the legs of the route and, with --explain, why each other candidate was
  * rejected, as text or as JSON. */
 #include "base/parse.h"
 #include "cli/command.h"
 #include "cli/io.h"
 #include "cli/setup.h"
-#include "client/chain/explanation.h"
+#include "client/chain/chain.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,20 +2,24 @@
  * waits for a signal, and ends everything in order. Signals are blocked in all threads, and this one takes them. */
 #include "base/cgroup.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "cli/program.h"
 #include "cli/command.h"
 #include "cli/local_node.h"
 #include "cli/options.h"
-#include "cli/serve_identity.h"
 #include "cli/serve_name.h"
 #include "cli/serve_room.h"
 #include "gateway/http/server.h"
+#include "net/identity.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { LOOK_MS = 500, LOCAL_OPTIONS_MAX = 32, KV_SHARE = 4 };
@@ -175,9 +179,35 @@ static sn_status start_node(serving *s, sn_err *err) {
     return sn_local_node_start(argv, &s->node, err);
 }
 
+/* Nodes keep pages of conversations by the key of their client: a server that is started again gets the one that it
+ * had, from a file in the cache, as its setting --identity; without a cache, or while another server holds the file, a
+ * new one, as every client. The file stays locked as long as the process lives. SN_STOP only. */
+static sn_status choose_identity(sn_err *err) {
+    static char path[SN_PATH_SIZE];
+    sn_common_settings *o = &sn_program_settings.common;
+    sn_identity identity;
+    sn_err why;
+    if (o->identity || !o->cache) return SN_OK;
+    sn_status status = sn_path_join(path, o->cache, "server-identity", err);
+    if (status) return status;
+    if (mkdir(o->cache, 0700)) {} /* it is there already, or nothing can be kept there */
+    if (access(path, F_OK)) {
+        if ((status = sn_identity_new(&identity, err))) return status;
+        if (sn_identity_save(&identity, path, &why)) sn_log(SN_LOG_INFO, "identity not kept", "text=%s", why.text);
+        explicit_bzero(&identity, sizeof identity);
+    }
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return SN_OK;
+    if (!flock(fd, LOCK_EX | LOCK_NB))
+        o->identity = path; /* fd stays open */
+    else
+        close(fd);
+    return SN_OK;
+}
+
 static sn_status connect_swarm(serving *s, sn_err *err) {
     swarm_error *error = NULL;
-    if (sn_serve_identity(err)) return err->status;
+    if (choose_identity(err)) return err->status;
     swarm_options *options = sn_cli_options("connection", NULL, err);
     if (!options) return err->status;
     sn_status status = SN_OK;

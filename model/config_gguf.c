@@ -124,6 +124,18 @@ static sn_status check_keys(const reader *r) {
     return SN_OK;
 }
 
+/* DeepSeek-V2 and V3 share an architecture. V3's router is of function 2; where a file says nothing, as those of
+ * GLM-4.7-Flash, it is V3's that corrects its scores. */
+static sn_status is_deepseek_v2(const reader *r, bool *out) {
+    char name[KEY_SIZE];
+    int func = 0, n_dense = 0;
+    sn_status status = read_int(r, "expert_gating_func", false, &func);
+    if (!status) status = read_int(r, "leading_dense_block_count", false, &n_dense);
+    snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", n_dense);
+    *out = func ? func != 2 : !sn_gguf_tensor_find(r->gguf, name);
+    return status;
+}
+
 static sn_status read_family(reader *r, sn_hparams *h, const sn_family **family) {
     sn_gguf_str text;
     sn_status status = sn_gguf_string(r->gguf, "general.architecture", true, &text, r->err);
@@ -137,10 +149,9 @@ static sn_status read_family(reader *r, sn_hparams *h, const sn_family **family)
     r->architecture = (*family)->gguf_architecture;
     if ((*family)->windowed && sn_gguf_find(r->gguf, full_key(r, "attention.sliding_window", key)))
         status = sn_family_find(SN_CONTAINER_SAFETENSORS, (*family)->windowed, family, r->err);
-    int func = 0;
-    if (!status && (*family)->latent) status = read_int(r, "expert_gating_func", false, &func);
-    if (!status && (*family)->latent && func != 2) /* V3's is 2; V2 shares the architecture, and may say nothing */
-        status = sn_family_find(SN_CONTAINER_SAFETENSORS, "deepseek_v2", family, r->err);
+    bool old = false;
+    if (!status && (*family)->latent) status = is_deepseek_v2(r, &old);
+    if (!status && old) status = sn_family_find(SN_CONTAINER_SAFETENSORS, "deepseek_v2", family, r->err);
     if (status) return status;
     r->family = *family;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);

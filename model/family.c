@@ -1,13 +1,9 @@
-/* Looks things up in the lists of families: families_*.c. */
-#include "model/family_private.h"
+/* Looks things up in the list of families: families.c. */
+#include "model/family.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const sn_family *const lists[] = {sn_families_dense, sn_families_experts, sn_families_recurrent,
-                                         sn_families_latent};
-enum { N_LISTS = sizeof lists / sizeof *lists };
 
 static const char *family_name_in(const sn_family *family, sn_container container) {
     return container == SN_CONTAINER_GGUF ? family->gguf_architecture : family->name;
@@ -21,18 +17,16 @@ static void list_name(char *list, size_t size, const char *name) {
 
 sn_status sn_family_find(sn_container container, const char *name, const sn_family **out, sn_err *err) {
     char known[512] = "";
-    for (size_t i = 0; i < N_LISTS; i++) {
-        const char *last = "";
-        for (const sn_family *at = lists[i]; at->name; at++) {
-            const char *own = family_name_in(at, container);
-            if (!own) continue;
-            if (!strcmp(own, name)) {
-                *out = at;
-                return SN_OK;
-            }
-            if (strcmp(own, last)) list_name(known, sizeof known, own); /* variants follow each other */
-            last = own;
+    const char *last = "";
+    for (const sn_family *at = sn_families; at->name; at++) {
+        const char *own = family_name_in(at, container);
+        if (!own) continue;
+        if (!strcmp(own, name)) {
+            *out = at;
+            return SN_OK;
         }
+        if (strcmp(own, last)) list_name(known, sizeof known, own); /* variants follow each other */
+        last = own;
     }
     return sn_fail(err, SN_REFUSED, "models of the family '%.64s' cannot be run; these can: %s", name, known);
 }

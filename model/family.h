@@ -1,9 +1,9 @@
 /* Model families: what distinguishes them in their files, as data.
  *
  * Central types: sn_family, the descriptor of a family, and sn_tensor_naming, the names of its tensors in one
- * container. Both are constants of families_*.c; any thread may read them. Only code that reads model files uses them:
+ * container. Both are constants of families.c; any thread may read them. Only code that reads model files uses them:
  * the mathematics of a block reads sn_hparams, never the family's name. A new family is a new descriptor in
- * families_*.c, and new roles in model.h if it has tensors of a new kind. Private to model/ and its rooms. */
+ * families.c, and new roles in model.h if it has tensors of a new kind. Private to model/ and its rooms. */
 #ifndef SN_MODEL_FAMILY_H
 #define SN_MODEL_FAMILY_H
 
@@ -122,6 +122,9 @@ typedef struct sn_family {
      * other families they are refused. */
     const char *const *config_fields;
 } sn_family;
+
+/* All of them (families.c): the variants of a family stand one after the other; the last descriptor has no name. */
+extern const sn_family sn_families[];
 
 /* The n-th variant of a family: descriptors of one name, told apart by other contents of the file. NULL: there are
  * fewer.

@@ -111,7 +111,7 @@ enum {
 };
 
 typedef struct sn_hparams {
-    char family[SN_FAMILY_NAME_SIZE]; /* a name of families_*.c: "llama", "qwen2", ... */
+    char family[SN_FAMILY_NAME_SIZE]; /* a name of families.c: "llama", "qwen2", ... */
     char name[SN_MODEL_NAME_SIZE];    /* for display: the name in the file, else the name of the file */
     int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
     int n_ctx;                  /* the longest context that the model was trained for, tokens */

@@ -24,13 +24,7 @@ static size_t first_reaching(const sn_range_set *set, uint64_t at) {
 }
 
 static sn_status range_set_reserve(sn_range_set *set, sn_err *err) {
-    if (set->n < set->capacity) return SN_OK;
-    size_t capacity = set->capacity ? 2 * set->capacity : 16;
-    sn_range *ranges = realloc(set->ranges, capacity * sizeof *ranges);
-    if (!ranges) return sn_fail(err, SN_STOP, "out of memory for the ranges of a file");
-    set->ranges = ranges;
-    set->capacity = capacity;
-    return SN_OK;
+    return sn_grow(&set->ranges, &set->capacity, set->n + 1, sizeof *set->ranges, err);
 }
 
 sn_status sn_range_set_add(sn_range_set *set, uint64_t from, uint64_t to, sn_err *err) {

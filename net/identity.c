@@ -3,11 +3,11 @@
 #include "net/secret_file.h"
 
 #include <openssl/evp.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <string.h>
-#include <zmq.h>
 
-enum { HEX_SIZE = 2 * SN_KEY_SIZE, Z85_SIZE = 41, FILE_SIZE_MAX = 512 };
+enum { HEX_SIZE = 2 * SN_KEY_SIZE, FILE_SIZE_MAX = 512 };
 
 static const char file_header[] = "swarm identity 1\n";
 
@@ -23,23 +23,17 @@ static sn_status sign_public(const uint8_t secret[SN_KEY_SIZE], uint8_t out[SN_K
                           "OpenSSL cannot make an Ed25519 key: check that its configuration allows Ed25519");
 }
 
-static sn_status curve_public(const uint8_t secret[SN_KEY_SIZE], uint8_t out[SN_KEY_SIZE], sn_err *err) {
-    char secret_text[Z85_SIZE], public_text[Z85_SIZE];
-    bool good = zmq_z85_encode(secret_text, secret, SN_KEY_SIZE) && !zmq_curve_public(public_text, secret_text) &&
-                zmq_z85_decode(out, public_text);
-    explicit_bzero(secret_text, sizeof secret_text);
-    return good ? SN_OK : sn_fail(err, SN_STOP, "this libzmq was built without CURVE: install one that has it");
-}
-
 sn_status sn_identity_complete(sn_identity *identity, sn_err *err) {
     sn_status status = sign_public(identity->sign_secret, identity->id, err);
-    return status ? status : curve_public(identity->curve_secret, identity->curve_key, err);
+    if (!status && crypto_scalarmult_base(identity->curve_key, identity->curve_secret))
+        status = sn_fail(err, SN_STOP, "libsodium cannot make a CURVE key");
+    return status;
 }
 
 sn_status sn_identity_new(sn_identity *out, sn_err *err) {
     *out = (sn_identity){0};
     sn_random(out->sign_secret, sizeof out->sign_secret);
-    sn_random(out->curve_secret, sizeof out->curve_secret); /* libzmq clamps them as X25519 requires */
+    sn_random(out->curve_secret, sizeof out->curve_secret); /* X25519 clamps them where it uses them */
     return sn_identity_complete(out, err);
 }
 

@@ -2,7 +2,7 @@
  * prove.
  *
  * A node's id is its Ed25519 public key. The identity file holds both secret keys (net/secret_file.h has its rules).
- * RFC 8032 (Ed25519) through OpenSSL, CurveZMQ keys through libzmq. The functions may be called on any thread. Errors:
+ * RFC 8032 (Ed25519) through OpenSSL, X25519 through libsodium. The functions may be called on any thread. Errors:
  * SN_REFUSED for a file that is none or cannot be used, SN_STOP when a library lacks the algorithm. */
 #ifndef SN_NET_IDENTITY_H
 #define SN_NET_IDENTITY_H

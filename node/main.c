@@ -15,21 +15,95 @@
 #include "base/parse.h"
 #include "base/version.h"
 #include "sharing/hub/environment.h"
-#include "node/blocks_option.h"
 #include "node/node.h"
-#include "node/rate_options.h"
 #include "sharing/hub/trusted_manifest.h"
 #include "net/dht.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { EXIT_OK = 0, EXIT_NETWORK = 1, EXIT_USAGE = 2, EXIT_RESOURCES = 3 };
+
+/* -- the values of some options -- */
+
+enum {
+    SHARE_DEFAULT = 16 << 20,
+    SHARE_MAX = 1 << 30, /* which the own network gets without a rate */
+    RELAY_MIN = 64 << 10,
+    RELAY_DEFAULT = 4 << 20,
+};
+
+/* --share-weights: on, off, or a rate. *near: within the node's own network; 0: the same rate, as the owner gave it. */
+static sn_status parse_share_rate(const char *text, size_t *rate, size_t *near, sn_err *err) {
+    bool on = !strcmp(text, "on"), off = !strcmp(text, "off");
+    *rate = on ? SHARE_DEFAULT : 0;
+    *near = on ? SHARE_MAX : 0;
+    if (on || off) return SN_OK;
+    if (sn_parse_size(text, rate, err) || !*rate || *rate > SHARE_MAX)
+        return sn_fail(err, SN_REFUSED, "--share-weights is on, off, or a rate in bytes a second, as in 2MiB");
+    return SN_OK;
+}
+
+/* --relay: on, off, or a rate. 0: off. */
+static sn_status parse_relay_rate(const char *text, int64_t *rate, sn_err *err) {
+    size_t bytes = 0;
+    *rate = !strcmp(text, "on") ? RELAY_DEFAULT : 0;
+    if (*rate || !strcmp(text, "off")) return SN_OK;
+    sn_status status = sn_parse_size(text, &bytes, err);
+    if (!status && (bytes < RELAY_MIN || bytes > SIZE_MAX / 1024))
+        status = sn_fail(err, SN_REFUSED, "give at least 64KiB a second, or off");
+    *rate = (int64_t)bytes;
+    return status ? sn_err_context(err, "--relay") : SN_OK;
+}
+
+/* [first, end); from `first` on as many as fit (end == first); n_auto: as many blocks as this, and the node selects
+ * which. */
+typedef struct blocks_option {
+    int first, end, n_auto;
+} blocks_option;
+
+static const char selected[] = "auto:";
+
+static sn_status parse_auto(const char *text, int n_blocks, bool are_named, blocks_option *out, sn_err *err) {
+    const char *colon = strchr(text, ':');
+    int64_t number = 0;
+    char digits[16];
+    if (!strncmp(text, selected, strlen(selected))) {
+        sn_status status = sn_parse_int(text + strlen(selected), 1, n_blocks, &number, err);
+        if (!status && are_named)
+            status = sn_fail(err, SN_REFUSED,
+                             "--device-map and --preload name blocks, which auto:N selects later: give --blocks A:B");
+        *out = (blocks_option){0, (int)number, (int)number};
+        return status;
+    }
+    if (colon) {
+        snprintf(digits, sizeof digits, "%.*s", (int)(colon - text), text);
+        sn_status status = sn_parse_int(digits, 0, n_blocks - 1, &number, err);
+        if (status) return status;
+    }
+    *out = (blocks_option){(int)number, (int)number, 0};
+    return SN_OK;
+}
+
+/* "10:20", "all", "auto:4", "auto", "10:auto" of a model with n_blocks. are_named: other options name blocks, too, so
+ * that the node cannot select them. SN_REFUSED: it is none of these, or beyond the model. */
+static sn_status parse_blocks_option(const char *text, int n_blocks, bool are_named, blocks_option *out, sn_err *err) {
+    const char *colon = strchr(text, ':');
+    *out = (blocks_option){0, n_blocks, 0};
+    if (!strcmp(text, "all")) return SN_OK;
+    if (!strcmp(text, "auto") || !strncmp(text, selected, strlen(selected)) || (colon && !strcmp(colon, ":auto")))
+        return parse_auto(text, n_blocks, are_named, out, err);
+    sn_status status = sn_parse_blocks(text, &out->first, &out->end, err);
+    if (!status && out->end > n_blocks)
+        status = sn_fail(err, SN_REFUSED, "'%s' is beyond the model's blocks, which are 0:%d", text, n_blocks);
+    return status;
+}
 
 /* -- options -- */
 
@@ -411,7 +485,7 @@ static sn_status blocks_fit(sn_model *model, sn_err *err) {
     return status;
 }
 
-static sn_status experts_read(const sn_blocks_option *b, sn_err *err) {
+static sn_status experts_read(const blocks_option *b, sn_err *err) {
     if (!args.experts) return SN_OK;
     if (b->n_auto || b->first == b->end)
         return sn_fail(err, SN_REFUSED, "--experts is for blocks that are given: add --blocks A:B");
@@ -419,7 +493,7 @@ static sn_status experts_read(const sn_blocks_option *b, sn_err *err) {
     return sn_fail(err, SN_REFUSED, "--experts: '%s' is no range: write A:B, first and end, as in 0:86", args.experts);
 }
 
-static sn_status blocks_read(sn_blocks_option *out, sn_err *err) {
+static sn_status blocks_read(blocks_option *out, sn_err *err) {
     sn_model *model = NULL;
     if (!args.model && !args.join.n)
         return sn_fail(err, SN_REFUSED, "--model and --blocks are missing, or --join alone: see --help");
@@ -427,8 +501,8 @@ static sn_status blocks_read(sn_blocks_option *out, sn_err *err) {
     sn_status status = model_pin(err);
     if (!status) status = model_open(&model, err);
     if (!status && !args.blocks) status = blocks_fit(model, err);
-    if (!status && sn_blocks_option_parse(args.blocks, sn_model_hparams(model)->n_blocks,
-                                          args.device_map || args.preload, out, err))
+    if (!status &&
+        parse_blocks_option(args.blocks, sn_model_hparams(model)->n_blocks, args.device_map || args.preload, out, err))
         status = sn_err_context(err, "--blocks");
     if (!status) status = experts_read(out, err);
     sn_model_close(&model);
@@ -491,7 +565,7 @@ static const char *default_listen(void) {
     return "127.0.0.1:31330";
 }
 
-static sn_status node_serve(const sn_blocks_option *b, sn_err *err) {
+static sn_status node_serve(const blocks_option *b, sn_err *err) {
     sn_emulated_link link = {0};
     sn_status status = args.link ? sn_emulated_link_parse(args.link, &link, err) : SN_OK;
     if (status) return sn_err_context(err, "--emulate-link");
@@ -535,8 +609,8 @@ static sn_status node_serve(const sn_blocks_option *b, sn_err *err) {
         .startup = &startup,
         .on_plan = show_plan,
     };
-    status = sn_share_rate_parse(args.share_weights, &config.share_bytes_per_s, &config.share_near_bytes_per_s, err);
-    if (!status) status = sn_relay_rate_parse(args.relay, &config.relay_bytes_per_s, err);
+    status = parse_share_rate(args.share_weights, &config.share_bytes_per_s, &config.share_near_bytes_per_s, err);
+    if (!status) status = parse_relay_rate(args.relay, &config.relay_bytes_per_s, err);
     if (!status) status = config_read_quota(&config, err);
     if (status) return status;
     pthread_t signals;
@@ -557,7 +631,7 @@ static sn_status node_serve(const sn_blocks_option *b, sn_err *err) {
 }
 
 static sn_status program_run(sn_err *err) {
-    sn_blocks_option b = {0};
+    blocks_option b = {0};
     sn_log_setup((sn_log_level)args.log_level, args.json_log);
     if (args.list_devices) {
         sn_log_setup(SN_LOG_DEBUG, args.json_log); /* why a backend is missing */

@@ -507,6 +507,7 @@ static sn_status node_apply_placement(sn_node *node, sn_progress progress, void 
         sn_serving_free(&node->serving);
     }
     if (!sn_protocol_wants_blocks(node->protocol, &first, &end)) return SN_OK;
+    sn_log(SN_LOG_INFO, "loading", "blocks=%d:%d text=they are read, hashed once and laid out", first, end);
     const sn_load_request request = {&node->serving_options, first, end, progress, ctx};
     return sn_loader_start(&node->serving, &request, wake_network, node, &node->loader, err);
 }

@@ -10,7 +10,7 @@ TARGETS=("${@:2}"); [ $# -gt 1 ] || TARGETS=(swarm swarm-node)
 need_packages $ARM64_PACKAGES
 
 # The list of packages is part of the folder's name, so that another list makes another folder.
-packages="libc6-dev libgcc-12-dev libcriterion-dev $(tr ' ' '\n' <<<"$BUILD_PACKAGES" | grep '^lib' | tr '\n' ' ')"
+packages="libc6-dev libgcc-12-dev libcriterion-dev libzmq3-dev $(tr ' ' '\n' <<<"$BUILD_PACKAGES" | grep '^lib' | tr '\n' ' ')"
 arm64=$cache/arm64-root-$(sha256sum <<<"$packages" | cut -c1-8)
 if [ ! -d "$arm64" ]; then
   say "unpacking the libraries of arm64 into $arm64"

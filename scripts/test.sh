@@ -178,7 +178,7 @@ sanitizer_builds() {
 fuzz_one() {
   local program=$1 name log corpus; name=$(basename "$program"); log=$(mktemp -p "$scratch"); corpus=$(mktemp -d -p "$scratch")
   if cost fuzz "$name" timeout $((FUZZ_SECONDS + 120)) "$program" -max_total_time="$FUZZ_SECONDS" -rss_limit_mb=2048 -timeout=60 \
-    -close_fd_mask=3 -artifact_prefix="$corpus/" "$corpus" "tests/fuzz/corpus/${name#fuzz_}" >"$log" 2>&1; then echo "ok $name"; else echo "bad $name"; tail -40 "$log" >&2; fi
+    -close_fd_mask=1 -artifact_prefix="$corpus/" "$corpus" "tests/fuzz/corpus/${name#fuzz_}" >"$log" 2>&1; then echo "ok $name"; else echo "bad $name"; tail -60 "$log" >&2; fi
 }
 export -f fuzz_one; export FUZZ_SECONDS
 

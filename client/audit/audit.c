@@ -144,15 +144,8 @@ static bool audit_draws_check(sn_audit *a) { return sn_rng_uniform(&a->rng_state
 /* Writes n rows at `position` (<= length) and drops what followed. */
 static sn_status log_append_history(const sn_audit *a, sn_audit_log *l, int position, int n, const float *rows,
                                     sn_err *err) {
-    size_t width = (size_t)a->hp->n_embd, bytes;
-    if (position + n > l->history_capacity) {
-        size_t capacity = (size_t)(position + n) * 3 / 2 + 64;
-        if (!sn_mul(capacity * sizeof *rows, width, &bytes)) return sn_fail(err, SN_STOP, "a timeline is too long");
-        float *grown = realloc(l->history, bytes);
-        if (!grown) return sn_fail(err, SN_STOP, "out of memory to keep %d tokens for an audit", position + n);
-        l->history = grown;
-        l->history_capacity = (int)capacity;
-    }
+    size_t width = (size_t)a->hp->n_embd;
+    SN_TRY(sn_grow(&l->history, &l->history_capacity, (size_t)(position + n), width * sizeof *rows, err));
     memcpy(l->history + (size_t)position * width, rows, (size_t)n * width * sizeof *rows);
     l->length = position + n;
     return SN_OK;
@@ -312,13 +305,7 @@ static sn_status audit_note_step(void *ctx, const sn_hop *hops, size_t n_hops, c
         free(before);
     }
     if (!status && l->n == PENDING_MAX) status = log_skip_oldest(a, l, err);
-    if (!status && l->n == l->capacity) {
-        size_t capacity = 2 * l->capacity + 16;
-        sn_audit_entry *grown = realloc(l->entries, capacity * sizeof *grown);
-        if (!grown) return sn_fail(err, SN_STOP, "out of memory for an audit");
-        l->entries = grown;
-        l->capacity = capacity;
-    }
+    if (!status) status = sn_grow(&l->entries, &l->capacity, l->n + 1, sizeof *l->entries, err);
     for (size_t i = 0; i < n_hops && !status; i++) status = audit_keep_announcement(a, &hops[i], err);
     if (!status) status = entry_init(&l->entries[l->n], hops, n_hops, step, err);
     if (status) return status;

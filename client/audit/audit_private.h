@@ -26,13 +26,14 @@ typedef struct sn_audit_log {
     sn_audit_entry *entries;  /* (n): not checked yet */
     size_t n, capacity, rows; /* rows: of the entries, which have them in memory */
     float *history;           /* (length, n_embd): the inputs of the steps before the entries */
-    int length, history_capacity;
-    sn_chain *auditor;    /* the second session, at position `length`; NULL: none yet */
-    bool due;             /* a draw asked for a check */
-    bool left;            /* the session does these blocks in other ranges now */
-    bool auditor_failed;  /* an auditor was found for the entries, but failed or gave wrong results */
-    bool auditor_changed; /* a node of it was replaced while it computed its newest answer */
-    int64_t retry_us;     /* no auditor was found: earliest time at which to look again */
+    int length;
+    size_t history_capacity; /* rows */
+    sn_chain *auditor;       /* the second session, at position `length`; NULL: none yet */
+    bool due;                /* a draw asked for a check */
+    bool left;               /* the session does these blocks in other ranges now */
+    bool auditor_failed;     /* an auditor was found for the entries, but failed or gave wrong results */
+    bool auditor_changed;    /* a node of it was replaced while it computed its newest answer */
+    int64_t retry_us;        /* no auditor was found: earliest time at which to look again */
 } sn_audit_log;
 
 /* What a node announced when it was first seen: its name, address and keys, signed. */

@@ -73,12 +73,6 @@ static sn_hash page_key(const sn_chain *chain, const sn_hash *before, int from, 
     return joined_hash(before, tokens + (n > 0 ? first : 0), n > 0 ? (size_t)n * sizeof *tokens : 0);
 }
 
-static bool hops_know_hash(const sn_chain *chain, int position) {
-    for (size_t i = 0; i < chain->n_hops; i++)
-        if (!sn_hop_knows_hash(&chain->hops[i], position)) return false;
-    return true;
-}
-
 void sn_chain_note_prefix(sn_chain *chain, const int32_t *tokens, const char *scope) {
     sn_hash timelines[SN_HOPS_MAX], nodes[SN_HOPS_MAX], last;
     if (!chain_may_attach(chain)) return;
@@ -87,7 +81,7 @@ void sn_chain_note_prefix(sn_chain *chain, const int32_t *tokens, const char *sc
     for (int end = PAGE; end <= chain->length; end += PAGE) {
         key = page_key(chain, &key, end - PAGE, tokens);
         route = page_key(chain, &route, end - PAGE, tokens);
-        if (!hops_know_hash(chain, end)) continue;
+        if (!sn_hops_know_hash(chain->hops, chain->n_hops, end)) continue;
         any = true;
         last = route;
         for (size_t i = 0; i < chain->n_hops; i++) timelines[i] = chain->hops[i].remote.timeline[end];
@@ -212,7 +206,7 @@ static sn_status attach_msg_new(const sn_chain *chain, size_t hop, const known_p
 
 /* The last position up to `most` that every hop holds and knows the hash of. */
 static int common_position(const sn_chain *chain, int most) {
-    while (most > 0 && !hops_know_hash(chain, most)) most--;
+    while (most > 0 && !sn_hops_know_hash(chain->hops, chain->n_hops, most)) most--;
     return most;
 }
 

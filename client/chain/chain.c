@@ -1,13 +1,4 @@
-/* Opening, stepping and closing a chain.
- *
- * sn_chain_step cuts its input into pieces of at most SN_CHAIN_ROWS_MAX rows and runs each piece through the hops,
- * group by group (chain_private.h). A long prompt goes through sn_chain_prefill first, which keeps several chunks in
- * flight; what it leaves after a failure continues here, one piece at a time.
- *
- * chain_step_with_failover is where failures end: it runs a piece through one group, and after a failure promotes a
- * replica, or replaces the group by other nodes and replays, until the piece passes or the retries are spent. A group
- * may know its timeline only up to an earlier position (after a rewind into a pushed step): then the rows since that
- * position are run again in the same step. */
+/* Opening and closing a chain, what comes before a step (step.c) and after it, and the limits of a call. */
 #include "client/chain/chain_private.h"
 
 #include "base/clock.h"
@@ -142,14 +133,13 @@ static sn_status chain_new(const sn_model *model, const sn_chain_options *option
     chain->hp = *sn_model_hparams(model);
     chain->model = sn_model_id(model);
     if (options->first == options->end) chain->options.end = chain->hp.n_blocks;
+    chain->chunk_rows_max = SN_CHAIN_ROWS_MAX;
     chain->push = options->routing.push && !options->routing.every_block && !options->routing.cut_at;
     if (options->verification.verifier.note_step) chain->options.verification.receipts = true;
     chain_init_request_id(chain);
     chain->hasher = sn_hasher_new();
     if (!chain->hasher) return sn_fail(err, SN_STOP, "out of memory");
-    for (int i = 0; i < 2 && !status; i++)
-        status = sn_calloc(&chain->rows[i], (size_t)SN_CHAIN_ROWS_MAX * (size_t)chain->hp.n_embd, sizeof(float), err);
-    if (!status) status = sn_calloc(&chain->computed_by, (size_t)chain->hp.n_blocks, sizeof *chain->computed_by, err);
+    status = sn_calloc(&chain->computed_by, (size_t)chain->hp.n_blocks, sizeof *chain->computed_by, err);
     return status ? status : sn_peer_stats_new(&chain->peer_stats, err);
 }
 
@@ -187,7 +177,6 @@ void sn_chain_close(sn_chain **chain) {
     sn_span_free(&c->span);
     sn_hasher_free(c->hasher);
     sn_peer_stats_free(&c->peer_stats);
-    for (int i = 0; i < 2; i++) free(c->rows[i]);
     free(c->weights);
     free(c->computed_by);
     free(c->round_at);
@@ -248,40 +237,6 @@ int sn_chain_attempt_ms(const sn_chain *chain, int most) { return ms_until(sn_ch
 int sn_chain_left_ms(const sn_chain *chain, int most) { return ms_until(chain->call.deadline_us, most); }
 bool sn_chain_is_late(const sn_chain *chain) { return sn_now_us() >= chain->call.deadline_us; }
 
-/* -- one group --------------------------------------------------------------------------------------------------------
- */
-
-size_t sn_chain_group_end(const sn_hop *hops, size_t n_hops, size_t i) {
-    size_t j = i + 1;
-    while (j < n_hops && hops[j].pushed) j++;
-    return j;
-}
-
-void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t failed) {
-    if (failed == j) {
-        chain->push = false;
-        sn_log(SN_LOG_WARN, "push disabled", "request_id=%s text=%s", chain->request_id,
-               "the nodes do not reach each other; hidden states travel by the client from now on");
-        chain->call.retries--;
-    } else if (!hops[failed].is_local) {
-        bool gone = !sn_link_is_connected(chain->options.link, hops[failed].remote.peer);
-        chain->call.retries -= !gone || chain->call.is_part;
-        sn_chain_ban(chain, &hops[failed]);
-    }
-}
-
-sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err) {
-    const sn_verifier *verifier = &chain->options.verification.verifier;
-    float *rows = NULL; /* as they travelled */
-    if (!verifier->note_step) return SN_OK;
-    sn_status status = sn_calloc(&rows, (size_t)step->n * (size_t)step->n_embd, sizeof *rows, err);
-    if (!status) status = sn_hop_inputs(&hops[0], step->position, step->n, step->n_embd, rows, err);
-    const sn_step noted = {step->position, step->n, step->n_embd, rows, step->out};
-    if (!status) status = verifier->note_step(verifier->ctx, hops, n_hops, &noted, err);
-    free(rows);
-    return status;
-}
-
 bool sn_chain_is_put_off(sn_chain *chain, int64_t until_us, sn_status *status, sn_err *err) {
     int64_t wait_us = *status == SN_RETRY ? (int64_t)err->retry_after_ms * 1000 : 0;
     if (!wait_us || sn_now_us() + wait_us > until_us) return false;
@@ -289,205 +244,8 @@ bool sn_chain_is_put_off(sn_chain *chain, int64_t until_us, sn_status *status, s
     return !*status;
 }
 
-/* A step that all nodes of the group take at once. A node that limits its clients (--client-steps) answers when to try
- * again: that is not a failure while it falls within the attempt's time. */
-static sn_status group_step_once(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_step *step, size_t *failed,
-                                 sn_err *err) {
-    int64_t until_us = sn_chain_attempt_until_us(chain), began_us = sn_now_us(), put_off_us = 0;
-    sn_status status;
-    for (;;) {
-        status = sn_hops_step(hops, n_hops, chain->options.link, step, until_us, failed, err);
-        if (!sn_chain_is_put_off(chain, until_us, &status, err)) break;
-        put_off_us = sn_now_us() - began_us; /* before the try that comes now */
-    }
-    if (!status) {
-        hops[0].remote.last_queue_us += (uint64_t)put_off_us; /* the node's rank shows it */
-        hops[0].report.queue_us += (uint64_t)put_off_us;
-    }
-    return status;
-}
-
-sn_status sn_chain_step_local(sn_chain *chain, sn_hop *hop, const sn_step *step, sn_err *err) {
-    int64_t began_us = sn_now_us();
-    sn_status status = sn_hop_step_local(hop, step, err);
-    chain->call.deadline_us += sn_now_us() - began_us;
-    return status;
-}
-
-sn_status sn_chain_step_group(sn_chain *chain, sn_hop *hops, size_t i, size_t j, const sn_step *step, size_t *failed,
-                              sn_err *err) {
-    *failed = 0;
-    if (hops[i].is_local) return sn_chain_step_local(chain, &hops[i], step, err);
-    int rows_max = step->n;
-    for (size_t k = i; k < j; k++)
-        if (rows_max > hops[k].remote.step_tokens_max) rows_max = hops[k].remote.step_tokens_max;
-    for (int done = 0; done < step->n; done += rows_max) {
-        size_t at = (size_t)done * (size_t)step->n_embd;
-        int n = step->n - done < rows_max ? step->n - done : rows_max;
-        sn_step part = {step->position + done, n, step->n_embd, step->in + at, step->out + at};
-        sn_status status = sn_hop_record(&hops[i], &part, chain->hasher, err);
-        if (!status) status = group_step_once(chain, &hops[i], j - i, &part, failed, err);
-        if (!status) status = sn_chain_verify_step(chain, &hops[i], j - i, &part, err);
-        if (status) return status;
-        sn_chain_note_step(chain, hops, i, j, n);
-    }
-    return SN_OK;
-}
-
-static bool group_knows_hash(const sn_chain *chain, size_t i, size_t j, int position) {
-    for (; i < j; i++)
-        if (!sn_hop_knows_hash(&chain->hops[i], position)) return false;
-    return true;
-}
-
-int sn_chain_known_from(const sn_chain *chain, size_t i, size_t j, int position) {
-    int from = position;
-    while (from >= 0 && !group_knows_hash(chain, i, j, from)) from--;
-    return from < 0 || from == position || sn_hop_can_replay(&chain->hops[i], from) ? from : -1;
-}
-
-/* As sn_chain_step_group, but from `from` <= step->position on: the rows since `from` are run again in the same step.
+/* -- steps ------------------------------------------------------------------------------------------------------------
  */
-static sn_status chain_step_group_from(sn_chain *chain, size_t i, size_t j, int from, const sn_step *step,
-                                       size_t *failed, sn_err *err) {
-    size_t row = (size_t)step->n_embd, before = (size_t)(step->position - from) * row;
-    size_t all = before + (size_t)step->n * row;
-    float *rows = NULL;
-    if (!before) return sn_chain_step_group(chain, chain->hops, i, j, step, failed, err);
-    *failed = j - i; /* no node */
-    sn_status status = sn_calloc(&rows, 2 * all, sizeof *rows, err);
-    if (!status) status = sn_hop_inputs(&chain->hops[i], from, step->position - from, step->n_embd, rows, err);
-    if (!status) memcpy(rows + before, step->in, (all - before) * sizeof *rows);
-    sn_step longer = {from, step->position - from + step->n, step->n_embd, rows, rows + all};
-    if (!status) status = sn_chain_step_group(chain, chain->hops, i, j, &longer, failed, err);
-    if (!status) memcpy(step->out, rows + all + before, (all - before) * sizeof *rows);
-    if (!status && j < chain->n_hops) {
-        const sn_step again = {from, step->position - from, step->n_embd, rows + all, NULL};
-        status = sn_hop_keep_inputs(&chain->hops[j], &again, err);
-    }
-    free(rows);
-    return status;
-}
-
-/* Whether no other node can take the group's blocks now, and the one that has no room is not tried again within the
- * call: then there is nothing to wait for. */
-static bool chain_is_alone(sn_chain *chain, size_t i, size_t j, const sn_hop *full) {
-    const int64_t now_us = sn_now_us(),
-                  banned_us = sn_peer_stats_ban_left_us(chain->peer_stats, full->remote.node, now_us);
-    sn_route route;
-    sn_err none;
-    return now_us + banned_us > chain->call.deadline_us &&
-           sn_chain_plan_route(chain, chain->hops[i].first, chain->hops[j - 1].end, SN_CHAIN_WAIT_BRIEFLY, &route,
-                               &none) == SN_RETRY;
-}
-
-/* Runs a step through the group that begins at hop *i, with as many failovers as the limits allow. *i becomes the hop
- * after those that the step has passed: after a replacement by several hops, only the first of them. */
-static sn_status chain_step_with_failover(sn_chain *chain, size_t *i, const sn_step *step, sn_err *err) {
-    int position = step->position;
-    chain->call.retries = chain->options.limits.max_retries; /* they count failures in a row */
-    uint8_t rebuilt[SN_KEY_SIZE] = {0}; /* the node that last lost its session: the first time it is not banned */
-    bool returned = false;
-    for (;;) {
-        size_t j = sn_chain_group_end(chain->hops, chain->n_hops, *i), failed = 0;
-        sn_status status = SN_REBUILD;
-        int from = sn_chain_known_from(chain, *i, j, position);
-        bool known = from >= 0;
-        if (known) status = chain_step_group_from(chain, *i, j, from, step, &failed, err);
-        if (!status) {
-            *i = j;
-            return SN_OK;
-        }
-        if (chain->hops[*i].is_local || status == SN_STOP) return status;
-        const sn_hop *hop = &chain->hops[*i + failed < j ? *i + failed : *i];
-        int first = chain->hops[*i].first, end = chain->hops[j - 1].end;
-        /* A connection that was lost counts as a session that was: else a node could take a second for each token. */
-        if (known && !returned && sn_chain_return_to_node(chain, *i, j) &&
-            sn_peer_stats_note_loss(chain->peer_stats, hop->remote.node, sn_now_us())) {
-            returned = true;
-            continue;
-        }
-        if (known) {
-            sn_log(SN_LOG_WARN, "step failed", "request_id=%s node=%s position=%d text=%s", chain->request_id,
-                   hop->report.node, position, err->text);
-            bool again = !memcmp(rebuilt, hop->remote.node, SN_KEY_SIZE);
-            if (status != SN_REBUILD || *i + failed >= j || again ||
-                (!returned && !sn_peer_stats_note_loss(chain->peer_stats, hop->remote.node, sn_now_us())))
-                sn_chain_note_failure(chain, chain->hops, j, *i + failed);
-            memcpy(rebuilt, hop->remote.node, SN_KEY_SIZE);
-            sn_err_context(err, "%s", hop->report.node);
-            if (sn_chain_is_late(chain))
-                return sn_err_context(err, "blocks %d:%d were not passed within --timeout %.1f s, last", first, end,
-                                      chain->options.limits.timeout_ms / 1e3);
-            if (chain->call.retries < 0)
-                return sn_err_context(err, "blocks %d:%d: more nodes than --max-retries allows failed in a row, last",
-                                      first, end);
-        }
-        if (known && err->reason == SN_REASON_NO_ROOM && chain_is_alone(chain, *i, j, hop))
-            return err->status = SN_RETRY;
-        sn_err cause = *err, why;
-        if (known && *i + failed < j && !sn_chain_promote_replica(chain, *i, j, *i + failed, from, &why)) continue;
-        status = sn_chain_replace_group(chain, i, j, position, err);
-        if (status && known && !err->reason) err->reason = cause.reason;
-        if (status) return known ? sn_err_context(err, "%.180s; and then", cause.text) : status;
-    }
-}
-
-/* -- all hops ---------------------------------------------------------------------------------------------------------
- */
-
-static void chain_notify_observer(const sn_chain *chain, int block, const sn_step *step, const float *rows) {
-    if (chain->observer) chain->observer(chain->observer_ctx, block, step->position, step->n, rows);
-}
-
-/* Runs a step (at most SN_CHAIN_ROWS_MAX rows) through all hops. */
-static sn_status chain_step_all_hops(sn_chain *chain, const sn_step *step, sn_err *err) {
-    sn_step part = *step;
-    for (size_t i = 0, buffer = 0; i < chain->n_hops; buffer ^= 1) {
-        part.out = chain->rows[buffer];
-        chain_notify_observer(chain, chain->hops[i].first, &part, part.in);
-        sn_status status = chain_step_with_failover(chain, &i, &part, err);
-        if (status) return status;
-        part.in = part.out;
-    }
-    chain_notify_observer(chain, chain->options.end, &part, part.in);
-    memcpy(step->out, part.in, (size_t)step->n * (size_t)step->n_embd * sizeof *step->out);
-    return SN_OK;
-}
-
-/* Rows [done, n) of a step. */
-static sn_step step_rest(const sn_step *step, int done) {
-    size_t at = (size_t)done * (size_t)step->n_embd;
-    return (sn_step){step->position + done, step->n - done, step->n_embd, step->in + at, step->out + at};
-}
-
-/* The pieces of a step. After a failure of chunks the first piece is exactly the chunk that did not pass: a node may
- * still compute it, or have done so, and knows it again only by its shape. */
-static sn_status chain_run_pieces(sn_chain *chain, const sn_step *step, sn_err *err) {
-    int failed_rows = 0; /* of that chunk */
-    for (int done = 0, rows = 0; done < step->n; done += rows) {
-        if (rows) sn_chain_begin_call(chain); /* the limits are those of each piece of a long input */
-        int chunk_rows = failed_rows ? failed_rows : sn_chain_chunk_rows(chain, step->n); /* of the nodes of now */
-        sn_step rest = step_rest(step, done);
-        sn_status status = SN_RETRY;
-        rows = 0; /* that this round of the loop runs */
-        if (chunk_rows && !failed_rows && group_knows_hash(chain, 0, chain->n_hops, rest.position)) {
-            status = sn_chain_prefill(chain, &rest, chunk_rows, &rows, err);
-            if (status)
-                sn_log(SN_LOG_INFO, "prefill not pipelined", "request_id=%s text=%s", chain->request_id, err->text);
-            if (status) failed_rows = chunk_rows;
-        }
-        if (status == SN_STOP) return status;
-        if (!status || rows) continue;
-        failed_rows = 0;
-        int most = chunk_rows ? chunk_rows : SN_SPAN_ROWS;
-        if (rest.n > most) rest.n = most;
-        rows = rest.n;
-        status = chain_step_all_hops(chain, &rest, err);
-        if (status) return status;
-    }
-    return SN_OK;
-}
 
 /* A step of any length. Its positions count from the first virtual token. */
 static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
@@ -503,7 +261,7 @@ static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
     sn_chain_rewind_verifier(chain, step->position);
     if (!status)
         status = sn_chain_make_room(chain, step->position, tokens > chain->expected ? tokens : chain->expected, err);
-    if (!status) status = chain_run_pieces(chain, step, err);
+    if (!status) status = sn_chain_run(chain, chain->hops, chain->n_hops, NULL, step, err);
     chain->unsettled = status == SN_STOP;
     if (status == SN_REBUILD) status = err->status = SN_RETRY; /* a node's word; to callers it is an audit's only */
     if (status) return status;

@@ -1,16 +1,14 @@
 /* The chain's state and the functions that its files share: one object in several files, one for each subject.
  *
- * chain.c      opening, closing, steps over all hops
+ * chain.c      opening, closing, the limits of a call, what comes before and after a step
+ * step.c       rows through all hops, in chunks of which several may be in flight
  * connect.c    which nodes may be used, planning a route, opening sessions along it
- * prefill.c    long inputs in chunks of which several are in flight
  * attach.c     KV pages of known prefixes, by their hashes
- * failover.c   other hops replace a failed group, brought to the same position by replay
+ * failover.c   other hops replace a group, brought to the same position by replay
  * replica.c    KV replicas and draining nodes
- * reroute.c    moving to a faster route
  * room.c       nodes that can hold the timeline
  * kv.c         the KV cache of all blocks, read and written
- * verifier.c   what happens after a failed check
- * settle.c     after a cancelled call
+ * verifier.c   checks of steps, and what happens after a failed one
  *
  * Inside these files positions count from the first virtual token. A group is a row of remote hops that push to each
  * other, stepped and replaced as one; every other hop is a group of its own. Groups are named by their hops [i, j). */
@@ -35,8 +33,7 @@ typedef struct sn_chain_call {
     bool is_part; /* of a call that can do without: nodes that cannot be reached or open no session count, too */
 } sn_chain_call;
 
-/* Rows of the longest step that goes through all hops. */
-enum { SN_CHAIN_ROWS_MAX = 1024 };
+enum { SN_CHAIN_ROWS_MAX = 1024 }; /* rows of the longest chunk */
 
 struct sn_chain {
     sn_chain_options options; /* as given, less what was borrowed while opening; link may be NULL */
@@ -59,14 +56,13 @@ struct sn_chain {
     sn_row_source tokens, source; /* as given; with the virtual tokens before them. rows NULL: there is none */
     int length;                   /* positions of the timeline; hops may hold more, which the next step overwrites */
     sn_hasher *hasher;
-    float *rows[2];            /* hidden states between hops, (SN_CHAIN_ROWS_MAX, n_embd) each */
     sn_peer_stats *peer_stats; /* measurements and bans of nodes */
     int reroute_rest;          /* intervals until then: more after each move that failed */
     int64_t reroute_us;        /* when to look for a faster route again; 0: before the first token */
     char request_id[SN_REQUEST_ID_MAX + 1];
     bool audit_failed;
-    bool unsettled;    /* a call was cancelled: steps may still be on their way (settle.c) */
-    bool short_chunks; /* long chunks failed: perhaps a link is too slow for them, so no more are sent (prefill.c) */
+    bool unsettled;     /* a call was cancelled: steps may still be on their way (sn_chain_settle) */
+    int chunk_rows_max; /* fewer after long chunks have failed: perhaps a link is too slow for them */
     struct {
         uint8_t node[SN_KEY_SIZE];
         int64_t until_us;
@@ -94,9 +90,6 @@ sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patienc
                            sn_err *err) SN_MUST_USE;
 /* All nodes as they are known now. Free with sn_candidates_fini; valid as long as the directory does not change. */
 sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *err) SN_MUST_USE;
-/* A route over these candidates: the fastest, or one drawn by throughput. Not cut yet (sn_chain_cut_route). */
-sn_status sn_chain_choose_route(const sn_chain *chain, const sn_candidates *candidates, int first, int end,
-                                sn_route *out, sn_err *err) SN_MUST_USE;
 /* A route over blocks [first, end), from what is known now, or after waiting for nodes that serve them. */
 sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_route *out,
                               sn_err *err) SN_MUST_USE;
@@ -129,42 +122,18 @@ bool sn_chain_is_put_off(sn_chain *chain, int64_t until_us, sn_status *status, s
 /* The same in milliseconds from now on, at least 1 and at most `most`; and the time that is left of the call. */
 int sn_chain_attempt_ms(const sn_chain *chain, int most);
 int sn_chain_left_ms(const sn_chain *chain, int most);
-bool sn_chain_is_late(const sn_chain *chain);                           /* the call's time is spent */
-size_t sn_chain_group_end(const sn_hop *hops, size_t n_hops, size_t i); /* j of the group that begins at hop i */
-/* Runs a step through local blocks; its time is added to that of the call. */
-sn_status sn_chain_step_local(sn_chain *chain, sn_hop *hop, const sn_step *step, sn_err *err) SN_MUST_USE;
-/* Runs a step (at most SN_CHAIN_ROWS_MAX rows) through the group [i, j), without a retry. *failed: as of sn_hops_step.
- */
-sn_status sn_chain_step_group(sn_chain *chain, sn_hop *hops, size_t i, size_t j, const sn_step *step, size_t *failed,
-                              sn_err *err) SN_MUST_USE;
-/* Has the verifier, if there is one, note a step that a remote group has done. */
-sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hops, const sn_step *step,
-                               sn_err *err) SN_MUST_USE;
-/* The last position up to `position` whose hash every hop of the group [i, j) knows: of pushed hops only hashes at the
- * ends of steps are known. -1: there is none, or the inputs since then are not known. */
-int sn_chain_known_from(const sn_chain *chain, size_t i, size_t j, int position);
-/* Whether only the connection to the node of a group of one hop was lost, and another one to it is there now: its
- * session goes on. */
-bool sn_chain_return_to_node(sn_chain *chain, size_t i, size_t j);
-/* After a failure in the group that ends before hop j: bans the node of hop `failed`, and counts it unless the node is
- * gone: how many die, time alone bounds. failed == j: every node lives but the nodes do not reach
- * each other; from then on hidden states travel by the client. */
-void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t failed);
-
+bool sn_chain_is_late(const sn_chain *chain); /* the call's time is spent */
 /* -- room.c */
 
 /* The timeline goes on at `position` and will have so many tokens: nodes that cannot hold them are replaced, or
  * SN_REFUSED with SN_REASON_TOO_LONG. Costs nothing where all can. */
 sn_status sn_chain_make_room(sn_chain *chain, int position, int tokens, sn_err *err) SN_MUST_USE;
 
-/* -- reroute.c */
-
-/* Before a step, from time to time: moves the session when another route is clearly faster. A failed move leaves the
- * chain as it was; SN_STOP only. */
-sn_status sn_chain_maybe_reroute(sn_chain *chain, sn_err *err) SN_MUST_USE;
-
 /* -- verifier.c */
 
+/* Has the verifier, if there is one, note a step that a remote group has done. */
+sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hops, const sn_step *step,
+                               sn_err *err) SN_MUST_USE;
 /* The timeline ends at `position` now, whatever the steps behind it were. */
 void sn_chain_rewind_verifier(const sn_chain *chain, int position);
 /* Makes the checks that are due (`all`: every check that is possible). After a failed one: as sn_chain_audit. */
@@ -186,22 +155,19 @@ sn_status sn_chain_promote_replica(sn_chain *chain, size_t i, size_t j, size_t k
 sn_status sn_chain_resume_group(sn_chain *chain, size_t i, size_t j, size_t k, int position, int *from,
                                 sn_err *err) SN_MUST_USE;
 
-/* -- settle.c */
-
-/* After a call that was cancelled: brings the sessions at the nodes to `position`, as far as they answer; the others
- * are replaced by the next step. SN_STOP only. */
-sn_status sn_chain_settle(sn_chain *chain, int position, sn_err *err) SN_MUST_USE;
-
-/* -- prefill.c */
+/* -- step.c */
 
 /* Rows of a chunk for n rows over a route of so many hops, all of which take `taken` rows in a step. row_bytes: of a
  * row on the wire. */
 int sn_chunk_rows(int n, size_t n_hops, int taken, size_t row_bytes);
 /* The same for this chain; 0: the input is too short to cut, or the nodes take one step at a time. */
 int sn_chain_chunk_rows(const sn_chain *chain, int n);
-/* Runs n rows through all hops in chunks of chunk_rows, without retries. *done: rows that passed all hops, in order,
- * before a failure. */
-sn_status sn_chain_prefill(sn_chain *chain, const sn_step *input, int chunk_rows, int *done, sn_err *err) SN_MUST_USE;
+/* Runs a step of any length through the chain's hops, with as many failovers as the limits of the call allow; each
+ * chunk of a long one has these limits. With inputs: a replay, through hops that are to become the chain's, of what
+ * this hop at the same first block keeps (it may be hops[0]); the step has no rows, and what fails is noted, not
+ * replaced. */
+sn_status sn_chain_run(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_hop *inputs, const sn_step *step,
+                       sn_err *err) SN_MUST_USE;
 
 /* -- failover.c */
 
@@ -211,5 +177,25 @@ sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn
 /* Replaces the group [*i, j) by other hops at `position`. *i becomes the first of these. Hops before the group are
  * replaced, too, where they are needed to compute the group's input. */
 sn_status sn_chain_replace_group(sn_chain *chain, size_t *i, size_t j, int position, sn_err *err) SN_MUST_USE;
+/* After a failure in the group that ends before hop j: bans the node of hop `failed`, and counts it unless the node is
+ * gone: how many die, time alone bounds. failed == j: every node lives but the nodes do not reach each other; from then
+ * on hidden states travel by the client. */
+void sn_chain_note_failure(sn_chain *chain, const sn_hop *hops, size_t j, size_t failed);
+
+/* What has failed at a group while a step tried to pass it; zeroed: nothing. */
+typedef struct sn_losses {
+    uint8_t rebuilt[SN_KEY_SIZE]; /* the node that last lost its session: the first time it is not banned */
+    bool returned;                /* a lost connection to the node was made again */
+} sn_losses;
+/* After a failure at hop `failed` of the group that begins at hop *i, which *err tells: SN_OK when the step can try
+ * again at *i, where other hops may be now. `from`: the last position that the group knew. */
+sn_status sn_chain_fail_over(sn_chain *chain, size_t *i, int position, int from, size_t failed, sn_losses *losses,
+                             sn_err *err) SN_MUST_USE;
+/* After a call that was cancelled: brings the sessions at the nodes to `position`, as far as they answer; the others
+ * are replaced by the next step. SN_STOP only. */
+sn_status sn_chain_settle(sn_chain *chain, int position, sn_err *err) SN_MUST_USE;
+/* Before a step, from time to time: moves the session when another route is clearly faster. A failed move leaves the
+ * chain as it was; SN_STOP only. */
+sn_status sn_chain_maybe_reroute(sn_chain *chain, sn_err *err) SN_MUST_USE;
 
 #endif

@@ -172,6 +172,12 @@ sn_status sn_hop_put_adapter(const sn_hop *hop, sn_link *link, const void *image
     }
 }
 
+size_t sn_hops_group_end(const sn_hop *hops, size_t n_hops, size_t i) {
+    size_t j = i + 1;
+    while (j < n_hops && hops[j].pushed) j++;
+    return j;
+}
+
 /* -- the timeline ----------------------------------------------------------------------------------------------------
  */
 
@@ -229,8 +235,20 @@ static sn_status hop_note_hash(sn_hop *hop, const sn_step *step, const uint8_t t
     return SN_OK;
 }
 
-bool sn_hop_knows_hash(const sn_hop *hop, int position) {
+static bool hop_knows_hash(const sn_hop *hop, int position) {
     return hop->is_local || (position <= hop->length && hash_is_known(&hop->remote.timeline[position]));
+}
+
+bool sn_hops_know_hash(const sn_hop *hops, size_t n_hops, int position) {
+    size_t i = 0;
+    while (i < n_hops && hop_knows_hash(&hops[i], position)) i++;
+    return i == n_hops;
+}
+
+int sn_hops_known_from(const sn_hop *hops, size_t n_hops, int position) {
+    int from = position;
+    while (from >= 0 && !sn_hops_know_hash(hops, n_hops, from)) from--;
+    return from < 0 || from == position || sn_hop_can_replay(&hops[0], from) ? from : -1;
 }
 
 bool sn_hop_can_replay(const sn_hop *hop, int from) {
@@ -409,6 +427,69 @@ static sn_status step_check_reply(const sn_hop *hops, size_t n_hops, const sn_st
     return SN_OK;
 }
 
+/* -- the receipts of a step's nodes: each must be about this step, and every node must have received what the node
+ * before it sent. Such faults show at once; whether the numbers are right only an audit finds out. */
+
+static const char *receipt_mismatch(const sn_hop *hop, const sn_receipt *r, const sn_trace *trace,
+                                    const sn_step *step) {
+    const sn_hop_remote *remote = &hop->remote;
+    if (memcmp(r->node, remote->node, SN_KEY_SIZE)) return "another node signed it";
+    if (memcmp(r->session, remote->session, SN_SESSION_ID_SIZE) || r->step != remote->step + 1)
+        return "it is about another step";
+    if (memcmp(r->model, remote->model.bytes, SN_HASH_SIZE) || memcmp(&r->weights, &remote->weights, SN_HASH_SIZE) ||
+        r->first_block != (uint32_t)hop->first || r->end_block != (uint32_t)hop->end)
+        return "it is about other blocks";
+    if (r->position != (uint64_t)step->position || r->n != (uint32_t)step->n) return "it is about other tokens";
+    if (r->n_embd != (uint32_t)step->n_embd) return "it is about rows of another width";
+    if (memcmp(&r->timeline_before, &remote->timeline[step->position], SN_HASH_SIZE) ||
+        memcmp(&r->timeline_after, trace->timeline, SN_HASH_SIZE))
+        return "it is about another timeline";
+    if (r->input_dtype != (uint8_t)hop->input_dtype || r->output_dtype != (uint8_t)hop->output_dtype)
+        return "hidden states came or went as another type than was asked for";
+    if (r->kv_dtype != (uint8_t)remote->kv_dtype) return "keys and values are kept in another type than was asked for";
+    return NULL;
+}
+
+static bool hash_is_of_tensor(const sn_hash *hash, const sn_wire_tensor *t) {
+    sn_hash real = sn_hash_of(t->data, t->bytes);
+    return !memcmp(hash, &real, sizeof real);
+}
+
+sn_status sn_hops_check_receipts(sn_hop *hops, size_t n_hops, const sn_hash *sent, const sn_msg *result,
+                                 const sn_step *step, size_t *failed, sn_err *err) {
+    const sn_msg_step_reply *reply = &result->step_reply;
+    sn_receipt opened[SN_HOPS_MAX];
+    *failed = n_hops - 1;
+    if (reply->n_receipts != n_hops)
+        return sn_fail(err, SN_RETRY, "%zu receipts came from %zu nodes", reply->n_receipts, n_hops);
+    for (size_t i = 0; i < n_hops; i++) {
+        const sn_blob *sealed = &reply->receipts[i];
+        sn_receipt *r = &opened[i];
+        const char *node = hops[i].report.node, *wrong = NULL;
+        sn_err reason = {0};
+        *failed = i;
+        if (sn_receipt_open(sealed->data, sealed->len, r, &reason)) wrong = reason.text;
+        if (!wrong) wrong = receipt_mismatch(&hops[i], r, &reply->trace[i], step);
+        if (!wrong && !i && memcmp(&r->input, sent, sizeof *sent)) wrong = "it is about another input";
+        if (!wrong && i + 1 == n_hops && !hash_is_of_tensor(&r->output, &result->tensor))
+            wrong = "it is about another output";
+        if (wrong) return sn_fail(err, SN_RETRY, "the receipt of %s is not valid: %.200s", node, wrong);
+        if (i && (memcmp(&r->input, &r[-1].output, sizeof r->input) || r->input_dtype != r[-1].output_dtype)) {
+            *failed = n_hops; /* either of the two; without pushing between them it will show which */
+            return sn_fail(err, SN_RETRY, "%s signed other bytes as sent than %s signed as received",
+                           hops[i - 1].report.node, node);
+        }
+    }
+    for (size_t i = 0; i < n_hops; i++) {
+        memcpy(hops[i].remote.receipt, reply->receipts[i].data, SN_RECEIPT_SIZE);
+        hops[i].remote.last_receipt = opened[i];
+    }
+    return SN_OK;
+}
+
+/* -- the reply --------------------------------------------------------------------------------------------------------
+ */
+
 /* A part of the time that is left: what nodes state is together no more than what has passed here. */
 static uint64_t take_time(uint64_t *left_us, uint64_t stated_us) {
     uint64_t us = stated_us < *left_us ? stated_us : *left_us;
@@ -473,24 +554,21 @@ static size_t hops_find_failed(const sn_hop *hops, size_t n_hops, sn_link *link,
     return hops_find_silent(hops, n_hops, link, sn_now_us() + (int64_t)probe_ms * 1000);
 }
 
-sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, const sn_step *step,
-                       int64_t deadline_us, sn_step_in_flight *out, sn_err *err) {
+sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, sn_peer *peers,
+                       sn_step_in_flight *step, sn_err *err) {
     sn_msg *msg = NULL;
-    *out = (sn_step_in_flight){sn_link_new_correlation_id(), *step, sn_now_us(), deadline_us};
-    sn_status status = step_msg_new(hops, n_hops, out->correlation_id, n_in_flight, step, &msg, err);
+    step->began_us = sn_now_us();
+    step->wait = (sn_wait){.correlation_id = sn_link_new_correlation_id(),
+                           .wanted = SN_MSG_STEP_REPLY,
+                           .deadline_us = step->until_us,
+                           .peers = peers,
+                           .n_peers = n_hops};
+    for (size_t i = 0; i < n_hops; i++) peers[i] = hops[i].remote.peer;
+    sn_status status = step_msg_new(hops, n_hops, step->wait.correlation_id, n_in_flight, &step->step, &msg, err);
     if (status) return status;
     for (size_t i = 0; i < n_hops; i++)
         if (hops[i].remote.step_sent < msg->step.step) hops[i].remote.step_sent = msg->step.step;
     return sn_link_send(link, hops[0].remote.peer, &msg, err);
-}
-
-sn_wait sn_hops_wait(const sn_hop *hops, size_t n_hops, const sn_step_in_flight *in_flight, sn_peer *peers) {
-    for (size_t i = 0; i < n_hops; i++) peers[i] = hops[i].remote.peer;
-    return (sn_wait){.correlation_id = in_flight->correlation_id,
-                     .wanted = SN_MSG_STEP_REPLY,
-                     .deadline_us = in_flight->deadline_us,
-                     .peers = peers,
-                     .n_peers = n_hops};
 }
 
 /* The hash of the step's tensor as it went to the first hop. */
@@ -527,28 +605,18 @@ static size_t hops_believe(const sn_hop *hops, size_t n_hops, size_t failed, sn_
     return n_hops == 1 || failed == n_hops || hops[failed].remote.peer == from ? failed : n_hops;
 }
 
-sn_status sn_hops_step(sn_hop *hops, size_t n_hops, sn_link *link, const sn_step *step, int64_t deadline_us,
-                       size_t *failed, sn_err *err) {
-    int64_t probe_us = (deadline_us - sn_now_us()) / PROBE_SHARE;
-    sn_msg *result = NULL;
-    sn_peer peers[SN_HOPS_MAX];
-    sn_step_in_flight in_flight;
-    *failed = 0;
-    sn_status status = sn_hops_send(hops, n_hops, link, 0, step, deadline_us, &in_flight, err);
-    sn_wait wait = sn_hops_wait(hops, n_hops, &in_flight, peers);
-    if (!status) status = sn_link_wait(link, &wait, &result, err);
-    if (status && status != SN_STOP && sn_link_lost(link, &wait)) {
-        *failed = wait.lost_peer;
-        status = sn_fail(err, SN_REBUILD, "the connection was lost: is the node still running?");
-    } else if (status) {
-        *failed = hops_find_failed(hops, n_hops, link, wait.session, (int)(probe_us / 1000));
-        if (wait.from) *failed = hops_believe(hops, n_hops, *failed, wait.from);
-    } else {
-        status = sn_hops_receive(hops, n_hops, &in_flight, result, failed, err);
-        if (status) *failed = hops_believe(hops, n_hops, *failed, wait.from);
+sn_status sn_hops_blame(const sn_hop *hops, size_t n_hops, sn_link *link, sn_step_in_flight *in_flight, size_t *failed,
+                        sn_err *err) {
+    sn_wait *wait = &in_flight->wait;
+    if (*failed == SN_HOP_UNKNOWN && sn_link_lost(link, wait)) {
+        *failed = wait->lost_peer;
+        return sn_fail(err, SN_REBUILD, "the connection was lost: is the node still running?");
     }
-    sn_msg_free(&result);
-    return status;
+    const int64_t probe_us = (in_flight->until_us - in_flight->began_us) / PROBE_SHARE;
+    if (*failed == SN_HOP_UNKNOWN)
+        *failed = hops_find_failed(hops, n_hops, link, wait->session, (int)(probe_us / 1000));
+    if (wait->from) *failed = hops_believe(hops, n_hops, *failed, wait->from);
+    return err->status;
 }
 
 /* -- a step here ------------------------------------------------------------------------------------------------------

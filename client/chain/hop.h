@@ -135,7 +135,10 @@ sn_status sn_hop_record(sn_hop *hop, const sn_step *step, sn_hasher *hasher, sn_
 /* Rows of the step, which end where the hop's next step begins, become inputs of a hop that knows none: its KV cache
  * came from elsewhere and lacks them. Does nothing for other hops. */
 sn_status sn_hop_keep_inputs(sn_hop *hop, const sn_step *step, sn_err *err) SN_MUST_USE;
-bool sn_hop_knows_hash(const sn_hop *hop, int position);
+bool sn_hops_know_hash(const sn_hop *hops, size_t n_hops, int position); /* each of them knows its own */
+/* The last position up to `position` whose hash every hop of the group knows: of pushed hops only hashes at the ends of
+ * steps are known. -1: there is none, or the inputs since then are not known. */
+int sn_hops_known_from(const sn_hop *hops, size_t n_hops, int position);
 bool sn_hop_can_replay(const sn_hop *hop, int from); /* the inputs are known from position `from` on */
 /* The inputs (n, n_embd) of positions [position, position + n), as they travelled, of a hop that can replay them. */
 sn_status sn_hop_inputs(const sn_hop *hop, int position, int n, int n_embd, float *out, sn_err *err) SN_MUST_USE;
@@ -170,29 +173,32 @@ sn_status sn_hop_attached(sn_hop *hop, const int *positions, const sn_hash *time
 /* Runs a step through local blocks. */
 sn_status sn_hop_step_local(sn_hop *hop, const sn_step *step, sn_err *err) SN_MUST_USE;
 
-/* Runs a step through a group, after sn_hop_record on hops[0], and waits for the reply. A reply is accepted when its
- * shape, route, hashes and receipts are right and all its numbers are finite. *failed, on failure: index of the hop
- * that caused it; n_hops when every node lives but the hidden states or the reply were lost between them. SN_REBUILD:
- * the session is lost, or its connection broke. */
-sn_status sn_hops_step(sn_hop *hops, size_t n_hops, sn_link *link, const sn_step *step, int64_t deadline_us,
-                       size_t *failed, sn_err *err) SN_MUST_USE;
+size_t sn_hops_group_end(const sn_hop *hops, size_t n_hops, size_t i); /* j of the group that begins at hop i */
 
-/* The same in two halves, so that several steps can be in flight over one group, and replies of several groups can be
- * waited for together. */
+/* A step through a group goes in two halves, so that several can be in flight over one group, and replies of several
+ * groups can be waited for together. */
 typedef struct sn_step_in_flight {
-    uint64_t correlation_id;
     sn_step step;
-    int64_t began_us, deadline_us;
+    int64_t until_us; /* how long to wait for the reply; set like `step` before it is sent, the others by that */
+    int64_t began_us;
+    sn_wait wait;
 } sn_step_in_flight;
-/* n_in_flight: steps that are in flight over this group already. With any, the hashes on which pushed hops continue are
- * not known yet, and the nodes do not check them. */
-sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, const sn_step *step,
-                       int64_t deadline_us, sn_step_in_flight *out, sn_err *err) SN_MUST_USE;
-/* What to wait for; fills peers (n_hops of them), which the result borrows. */
-sn_wait sn_hops_wait(const sn_hop *hops, size_t n_hops, const sn_step_in_flight *in_flight, sn_peer *peers);
-/* Checks the reply to the oldest step in flight and decodes it into its step.out. *failed: as above. */
+/* Sends a step, after sn_hop_record on hops[0]. n_in_flight: steps that are in flight over this group already. With
+ * any, the hashes on which pushed hops continue are not known yet, and the nodes do not check them. peers: memory for
+ * n_hops, which step->wait borrows. */
+sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, sn_peer *peers,
+                       sn_step_in_flight *step, sn_err *err) SN_MUST_USE;
+/* Takes the reply to the oldest step in flight and decodes it into its step.out. It is accepted when its shape, route,
+ * hashes and receipts are right and all its numbers are finite. *failed, where it is not: index of the hop that caused
+ * it; n_hops when every node lives but the hidden states or the reply were lost between them. */
 sn_status sn_hops_receive(sn_hop *hops, size_t n_hops, const sn_step_in_flight *in_flight, const sn_msg *result,
                           size_t *failed, sn_err *err) SN_MUST_USE;
+/* After a failure of one of these two, or of the wait between them, which *err tells: who caused it, as above. *failed:
+ * as of sn_hops_receive; SN_HOP_UNKNOWN without a reply. Returns the status of the failure. SN_REBUILD: the session is
+ * lost, or its connection broke. */
+enum { SN_HOP_UNKNOWN = SN_HOPS_MAX + 1 };
+sn_status sn_hops_blame(const sn_hop *hops, size_t n_hops, sn_link *link, sn_step_in_flight *in_flight, size_t *failed,
+                        sn_err *err) SN_MUST_USE;
 
 /* Checks the receipts of a reply, each against its hop, and all of them against `sent` (SHA-256 of the tensor's bytes
  * as they were sent) and the reply, and keeps them in the hops. *failed: as above; n_hops when two nodes signed

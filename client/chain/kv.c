@@ -47,7 +47,7 @@ static sn_status kv_check_reply(const sn_chain *chain, const sn_hop *hop, const 
     sn_hash hash = sn_hash_of(t->data, t->bytes);
     if (memcmp(hash.bytes, reply->kv_get_reply.tensor_hash, SN_HASH_SIZE))
         return sn_fail(err, SN_RETRY, "%s sent damaged KV pages", hop->report.node);
-    if (sn_hop_knows_hash(hop, position + (int)m) &&
+    if (sn_hops_know_hash(hop, 1, position + (int)m) &&
         memcmp(hop->remote.timeline[(size_t)position + m].bytes, reply->kv_get_reply.token_timelines[m - 1].timeline,
                SN_HASH_SIZE))
         return sn_fail(err, SN_RETRY, "%s sent KV pages of another timeline", hop->report.node);

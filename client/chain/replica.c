@@ -258,13 +258,13 @@ static sn_status replica_send_rest(sn_chain *chain, const sn_hop *hop, sn_err *e
 static void hop_switch_to_replica(sn_chain *chain, size_t k) {
     sn_err err;
     sn_hop *hop = &chain->hops[k];
-    size_t i = k, j = sn_chain_group_end(chain->hops, chain->n_hops, k);
+    size_t i = k, j = sn_hops_group_end(chain->hops, chain->n_hops, k);
     while (chain->hops[i].pushed) i--;
     sn_status status = replica_send_rest(chain, hop, &err);
     if (status == SN_STOP) return;
     if (status)
         replica_drop(chain, hop, err.text);
-    else if (sn_chain_promote_replica(chain, i, j, k, sn_chain_known_from(chain, i, j, chain->length), &err))
+    else if (sn_chain_promote_replica(chain, i, j, k, sn_hops_known_from(&chain->hops[i], j - i, chain->length), &err))
         sn_log(SN_LOG_WARN, "KV replica not promoted", "text=%s", err.text);
     else
         chain->drains++;
@@ -284,7 +284,7 @@ static bool hop_is_to_be_left(const sn_chain *chain, const sn_hop *hop) {
 
 /* The node drains, and its KV cache cannot be copied: the next step replays the session elsewhere. */
 static void chain_leave_hop(sn_chain *chain, size_t k) {
-    size_t i = k, j = sn_chain_group_end(chain->hops, chain->n_hops, k);
+    size_t i = k, j = sn_hops_group_end(chain->hops, chain->n_hops, k);
     while (chain->hops[i].pushed) i--;
     if (chain->hops[i].length >= 0) chain->drains++;
     for (; i < j; i++) chain->hops[i].length = -1; /* the next step replaces the group */

@@ -59,7 +59,7 @@ sn_status sn_chain_make_room(sn_chain *chain, int position, int tokens, sn_err *
         sn_log(SN_LOG_INFO, "moving to a node with more KV memory", "request_id=%s node=%s tokens=%d",
                chain->request_id, chain->hops[i].report.node, tokens);
         const uint64_t failovers = chain->failovers;
-        status = sn_chain_replace_group(chain, &i, sn_chain_group_end(chain->hops, chain->n_hops, i), position, err);
+        status = sn_chain_replace_group(chain, &i, sn_hops_group_end(chain->hops, chain->n_hops, i), position, err);
         chain->failovers = failovers;
     }
     if (status) chain->expected = 0;

@@ -2,6 +2,22 @@
  * position on to run its steps again. */
 #include "client/chain/chain_private.h"
 
+#include "base/mem.h"
+
+#include <stdlib.h>
+
+sn_status sn_chain_verify_step(sn_chain *chain, const sn_hop *hops, size_t n_hops, const sn_step *step, sn_err *err) {
+    const sn_verifier *verifier = &chain->options.verification.verifier;
+    float *rows = NULL; /* as they travelled */
+    if (!verifier->note_step) return SN_OK;
+    sn_status status = sn_calloc(&rows, (size_t)step->n * (size_t)step->n_embd, sizeof *rows, err);
+    if (!status) status = sn_hop_inputs(&hops[0], step->position, step->n, step->n_embd, rows, err);
+    const sn_step noted = {step->position, step->n, step->n_embd, rows, step->out};
+    if (!status) status = verifier->note_step(verifier->ctx, hops, n_hops, &noted, err);
+    free(rows);
+    return status;
+}
+
 /* Whether other hops must replace the group: a node is banned, or the nodes push to each other although they are not
  * to.
  */
@@ -21,7 +37,7 @@ void sn_chain_rewind_verifier(const sn_chain *chain, int position) {
 static sn_status chain_replace_banned(sn_chain *chain, sn_err *err) {
     sn_chain_begin_call(chain); /* the checks have taken their own time */
     for (size_t i = 0, j; i < chain->n_hops; i = j) {
-        j = sn_chain_group_end(chain->hops, chain->n_hops, i);
+        j = sn_hops_group_end(chain->hops, chain->n_hops, i);
         if (!group_must_go(chain, i, j)) continue;
         chain->call.retries = chain->options.limits.max_retries;
         sn_status status = sn_chain_replace_group(chain, &i, j, chain->length, err);

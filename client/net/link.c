@@ -129,13 +129,7 @@ sn_status sn_link_dial(sn_link *link, const char *address, const uint8_t curve_k
                        sn_err *err) {
     sn_status status = sn_transport_dial(link->transport, address, curve_key, out, err);
     if (status || sn_link_is_connected(link, *out)) return status;
-    if (link->n_alive == link->alive_capacity) {
-        size_t capacity = 2 * link->alive_capacity + 16;
-        sn_peer *alive = realloc(link->alive, capacity * sizeof *alive);
-        if (!alive) return sn_fail(err, SN_STOP, "out of memory: no room for another connection");
-        link->alive = alive;
-        link->alive_capacity = capacity;
-    }
+    SN_TRY(sn_grow(&link->alive, &link->alive_capacity, link->n_alive + 1, sizeof *link->alive, err));
     link->alive[link->n_alive++] = *out;
     return SN_OK;
 }

@@ -38,13 +38,7 @@ static sn_status add_example(dataset_reader *r, const int32_t *ids, size_t n, co
         n = (size_t)r->options->max_tokens;
         r->set->n_truncated++;
     }
-    if (r->set->n == r->capacity) {
-        size_t capacity = r->capacity ? 2 * r->capacity : 64;
-        sn_example *grown = realloc(r->set->at, capacity * sizeof *grown);
-        if (!grown) return sn_fail(err, SN_STOP, "out of memory: %zu examples", capacity);
-        r->set->at = grown;
-        r->capacity = capacity;
-    }
+    SN_TRY(sn_grow(&r->set->at, &r->capacity, r->set->n + 1, sizeof *r->set->at, err));
     sn_example e = {.n = n, .label = label};
     sn_status status = sn_calloc(&e.ids, n, sizeof *e.ids, err);
     if (!status) status = sn_calloc(&e.loss_mask, n, 1, err);

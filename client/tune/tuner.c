@@ -203,13 +203,7 @@ static void tuner_sum_gradients(batch *b) {
 }
 
 static sn_status tuner_note_loss(sn_tuner *t, double loss, sn_err *err) {
-    if ((size_t)t->step >= t->losses_capacity) {
-        size_t capacity = t->losses_capacity ? 2 * t->losses_capacity : 256;
-        double *grown = realloc(t->losses, capacity * sizeof *grown);
-        if (!grown) return sn_fail(err, SN_STOP, "out of memory");
-        t->losses = grown;
-        t->losses_capacity = capacity;
-    }
+    SN_TRY(sn_grow(&t->losses, &t->losses_capacity, (size_t)t->step + 1, sizeof *t->losses, err));
     t->losses[t->step] = loss;
     return SN_OK;
 }

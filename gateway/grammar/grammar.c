@@ -81,16 +81,9 @@ sn_status sn_grammar_error(const sn_grammar *g, sn_err *err) {
 
 /* Room for one more element; false, and the grammar has failed, when there is none. */
 static bool has_room(sn_grammar *g, void *array, size_t n, size_t *capacity, size_t size) {
-    if (n < *capacity) return true;
-    size_t wanted = *capacity ? 2 * *capacity : 64;
-    void **at = array, *grown = realloc(*at, wanted * size);
-    if (!grown) {
-        sn_grammar_fail(g, SN_STOP, "out of memory for a grammar");
-        return false;
-    }
-    *at = grown;
-    *capacity = wanted;
-    return true;
+    if (!sn_grow(array, capacity, n + 1, size, NULL)) return true;
+    sn_grammar_fail(g, SN_STOP, "out of memory for a grammar");
+    return false;
 }
 
 static int fail_as_complex(sn_grammar *g) {

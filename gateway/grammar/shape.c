@@ -42,17 +42,10 @@ static json_t *keep(sn_shaper *s, json_t *value) {
 
 static void add_shape(sn_shaper *s, sn_json_shapes *to, const sn_json_shape *shape) {
     if (!sn_grammar_work(s->g, 1)) return;
-    if (to->n == to->capacity) {
-        const size_t wanted = to->capacity ? 2 * to->capacity : 8;
-        sn_json_shape *grown = realloc(to->at, wanted * sizeof *grown);
-        if (!grown) {
-            no_memory(s);
-            return;
-        }
-        to->at = grown;
-        to->capacity = wanted;
-    }
-    to->at[to->n++] = *shape;
+    if (sn_grow(&to->at, &to->capacity, to->n + 1, sizeof *to->at, NULL))
+        no_memory(s);
+    else
+        to->at[to->n++] = *shape;
 }
 
 /* -- joining schemas -- */

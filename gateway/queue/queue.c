@@ -272,12 +272,7 @@ static void note_tokens(sn_server_worker *w, size_t n_prompt) {
     size_t n = 0;
     const int32_t *ids = w->session ? swarm_session_tokens(w->session, &n) : NULL;
     w->n_ids = 0;
-    if (n > w->ids_capacity) {
-        int32_t *more = realloc(w->ids, n * sizeof *more);
-        if (!more) return;
-        w->ids = more;
-        w->ids_capacity = n;
-    }
+    if (sn_grow(&w->ids, &w->ids_capacity, n, sizeof *w->ids, NULL)) return;
     if (n) memcpy(w->ids, ids, n * sizeof *ids);
     w->n_ids = n;
     w->n_prompt = sn_min_size(n_prompt, n);

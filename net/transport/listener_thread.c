@@ -1,4 +1,5 @@
-/* The thread of a listener (listener_private.h): it alone owns the sockets and the ZMTP state of connections.
+/* The thread of a listener (listener_private.h): it alone owns the sockets and the ZMTP state of connections. How it
+ * makes those to peers that are dialled stands in dialled.c.
  *
  * It waits in epoll, reads what has come, opens it and puts messages into the connection's queue; it takes messages
  * from the queue in the other direction, seals them and writes them; large ones piece by piece, one piece a round. A
@@ -22,6 +23,7 @@
 #include <unistd.h>
 
 enum {
+    CONNECT_US = 10000000, /* for a peer that is dialled, and as long for its relay */
     HANDSHAKE_US = 5000000,
     SILENT_US = 10000000, /* for the first message, when half of the places are taken */
     PING_US = 5000000,    /* of silence, then the peer is asked whether it lives */
@@ -38,6 +40,9 @@ enum {
     PIECE_BYTES = 1 << 20,
 };
 
+/* Bytes of all messages that arrive or wait for the owner, and as many of those that wait to be sent. */
+size_t listener_held_max(void) { return (size_t)2 << 30; }
+
 /* -- the life of a connection, on the listener's thread -- */
 
 static void end_sealing(sn_listener *l, connection *c) {
@@ -46,26 +51,45 @@ static void end_sealing(sn_listener *l, connection *c) {
     c->sealing = NULL;
 }
 
-void listener_end_connection(sn_listener *l, connection *c, const char *why) {
-    if (c->fd < 0) return;
+void listener_disconnect(sn_listener *l, connection *c) {
     epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
     close(c->fd);
     c->fd = -1;
-    l->n_open--;
     l->partial -= c->partial;
+    c->partial = 0;
     sn_zmtp_fini(&c->zmtp);
-    l->standings[c->slot] = NULL;
     end_sealing(l, c);
+    if (c->dialled) return;
+    l->n_open--;
+    l->standings[c->slot] = NULL;
+}
+
+void listener_end_connection(sn_listener *l, connection *c, const char *why) {
+    if (c->fd < 0) return;
+    listener_disconnect(l, c);
     pthread_mutex_lock(&l->lock);
-    c->gone = why;
-    listener_drop_sent(l, c);
     listener_count_sealed(l, c, 0);
-    if (c->known || c->received || c->is_ready)
-        listener_make_ready(l, c);
-    else
-        c->drained = true;
-    listener_make_todo(l, c); /* freed at the end of the round, because this round may still refer to it */
+    if (c->dialled) {
+        bool taken = c->begun || c->dialled->asks;
+        dialled_is_down(l, c, c->dialled->up ? SN_OUTAGE_LOST : taken ? SN_OUTAGE_UNPROVEN : SN_OUTAGE_REFUSED);
+    } else {
+        c->gone = why;
+        listener_drop_sent(l, c);
+        if (c->known || c->received || c->is_ready)
+            listener_make_ready(l, c);
+        else
+            c->drained = true;
+        listener_make_todo(l, c); /* freed at the end of the round, because this round may still refer to it */
+    }
     pthread_mutex_unlock(&l->lock);
+}
+
+/* Ends a connection for what it holds. */
+static void expel(sn_listener *l, connection *c, const char *why) {
+    if (c->dialled)
+        dialled_leave(l, c);
+    else
+        listener_end_connection(l, c, why);
 }
 
 static void refuse(int fd, const char *why) {
@@ -75,7 +99,7 @@ static void refuse(int fd, const char *why) {
 
 /* Makes room for a newcomer; false: there is none. */
 static bool make_room(sn_listener *l, const uint8_t prefix[SN_ADDRESS_PREFIX], size_t capacity, int64_t now) {
-    int decision = sn_admission_decide(l->standings, l->n_slots, capacity, prefix, now);
+    int decision = sn_admission_decide(l->standings, l->n_accepted, capacity, prefix, now);
     if (decision >= 0) {
         sn_log_rated(SN_LOG_INFO, "connection closed", "text=another connection needs its place");
         listener_end_connection(l, l->slots[decision], "its place was needed for another connection");
@@ -93,9 +117,9 @@ static void connection_begin(sn_listener *l, int fd, const struct sockaddr_stora
         refuse(fd, "all places for connections are taken");
         return;
     }
-    while (slot < l->n_slots && l->slots[slot]) slot++; /* ended connections that the owner has not seen keep theirs */
-    connection *c = slot < l->n_slots ? calloc(1, sizeof *c) : NULL;
-    if (!c || sn_zmtp_init(&c->zmtp, l->identity, &err)) {
+    while (slot < l->n_accepted && l->slots[slot]) slot++; /* ended ones that the owner has not seen keep theirs */
+    connection *c = slot < l->n_accepted ? calloc(1, sizeof *c) : NULL;
+    if (!c || sn_zmtp_init(&c->zmtp, l->identity, NULL, &err)) {
         free(c);
         refuse(fd, "there is no memory for another connection");
         return;
@@ -180,10 +204,11 @@ static bool seal_next(sn_listener *l, connection *c) {
     return sealed;
 }
 
-static void watch(sn_listener *l, connection *c) {
+void listener_watch(sn_listener *l, connection *c) {
     const uint8_t *data;
-    bool writes = c->begun && sn_zmtp_output(&c->zmtp, &data) > 0;
-    uint32_t interest = (c->paused ? 0 : EPOLLIN) | (writes ? EPOLLOUT : 0);
+    bool connects = c->dialled && !c->begun && !c->dialled->asks;
+    bool writes = connects || (c->begun && sn_zmtp_output(&c->zmtp, &data) > 0);
+    uint32_t interest = (c->paused && sn_zmtp_is_ready(&c->zmtp) ? 0 : EPOLLIN) | (writes ? EPOLLOUT : 0);
     struct epoll_event event = {.events = interest, .data.ptr = c};
     if (interest == c->interest) return;
     c->interest = interest;
@@ -191,7 +216,7 @@ static void watch(sn_listener *l, connection *c) {
 }
 
 /* Writes what the socket takes. */
-static void connection_write(sn_listener *l, connection *c) {
+void listener_write(sn_listener *l, connection *c) {
     const uint8_t *data;
     while (c->fd >= 0 &&
            c->begun) { /* what comes first decides whether this is ZMTP: not even the greeting goes before it */
@@ -210,7 +235,7 @@ static void connection_write(sn_listener *l, connection *c) {
     pthread_mutex_lock(&l->lock);
     if (!c->unread) listener_count_sealed(l, c, sn_zmtp_output_memory(&c->zmtp));
     pthread_mutex_unlock(&l->lock);
-    watch(l, c);
+    listener_watch(l, c);
 }
 
 /* The one that waits for longest, or the one of which least is left. */
@@ -233,7 +258,7 @@ static void seal_piece(sn_listener *l) {
     connection *c = sealing_next(l, l->n_pieces++ % 2);
     if (!sn_zmtp_seal(&c->zmtp, PIECE_BYTES)) return;
     end_sealing(l, c);
-    connection_write(l, c);
+    listener_write(l, c);
 }
 
 /* -- reading -- */
@@ -251,14 +276,15 @@ static bool queue_message(sn_listener *l, connection *c, sn_zmtp_message *messag
     c->standing.named = true;
     c->standing.since_us = now;
     pthread_mutex_lock(&l->lock);
-    memcpy(c->key, c->zmtp.curve.client_key, SN_KEY_SIZE);
+    memcpy(c->key, c->zmtp.curve.peer_key, SN_KEY_SIZE);
     *c->received_end = m;
     c->received_end = &m->next;
     c->n_received++;
     c->received_bytes += m->bytes;
     l->received_bytes += m->bytes;
+    if (c->gone) listener_drop_received(l, c); /* the owner has hung up */
     c->full = c->paused = c->n_received >= RECEIVED_MAX || c->received_bytes >= RECEIVED_BYTES_MAX;
-    listener_make_ready(l, c);
+    if (!c->gone) listener_make_ready(l, c);
     pthread_mutex_unlock(&l->lock);
     return true;
 }
@@ -278,7 +304,7 @@ static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data
         case SN_ZMTP_MORE:
             break;
         case SN_ZMTP_GREETED:
-            if (!may_shake_hands(l, c, now)) return "there are too many handshakes";
+            if (!c->dialled && !may_shake_hands(l, c, now)) return "there are too many handshakes";
             break;
         case SN_ZMTP_MESSAGE:
             if (!queue_message(l, c, &message, now)) return "there is no memory for its message";
@@ -311,7 +337,7 @@ static void bound_memory(sn_listener *l, connection *c) {
     for (connection *most; (most = drop_heaviest(l));) {
         sn_log_rated(SN_LOG_WARN, "connection closed", "text=messages that arrive hold more than %zu MiB",
                      l->held_max >> 20);
-        listener_end_connection(l, most, "its network address held the most memory of all");
+        expel(l, most, "its network address held the most memory of all");
     }
 }
 
@@ -343,7 +369,8 @@ static void connection_read(sn_listener *l, connection *c, int64_t now) {
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
         bool was_ready = sn_zmtp_is_ready(&c->zmtp);
         const char *why = n <= 0 ? "the peer has closed its connection" : take_bytes(l, c, l->scratch, (size_t)n, now);
-        if (why && n > 0)
+        if (c->dialled && !why && !was_ready && sn_zmtp_is_ready(&c->zmtp)) dialled_is_up(l, c);
+        if (why && n > 0 && !c->dialled)
             sn_log_rated(SN_LOG_INFO, "connection closed", "handshake=%s text=%s", was_ready ? "done" : "not_done",
                          why);
         if (why)
@@ -352,7 +379,7 @@ static void connection_read(sn_listener *l, connection *c, int64_t now) {
             bound_memory(l, c);
         if (n < READ_SIZE || c->paused) break;
     }
-    connection_write(l, c); /* answers of the handshake and to pings */
+    listener_write(l, c); /* answers of the handshake and to pings */
 }
 
 /* -- the thread -- */
@@ -360,16 +387,16 @@ static void connection_read(sn_listener *l, connection *c, int64_t now) {
 static void sweep_connection(sn_listener *l, connection *c, int64_t now) {
     bool ready = sn_zmtp_is_ready(&c->zmtp);
     if (c->paused || c->sealing) c->heard_us = now; /* it is not read, or not asked */
-    if (!ready && now - c->opened_us > HANDSHAKE_US) {
+    if (!ready && now - c->opened_us > (c->dialled && !c->begun ? CONNECT_US : HANDSHAKE_US)) {
         listener_end_connection(l, c, "its handshake took too long");
-    } else if (!c->standing.named && now - c->opened_us > SILENT_US && 2 * l->n_open > l->capacity) {
+    } else if (!c->dialled && !c->standing.named && now - c->opened_us > SILENT_US && 2 * l->n_open > l->capacity) {
         listener_end_connection(l, c, "it sent nothing and others need its place");
     } else if (now - c->heard_us > DEAD_US) {
         listener_end_connection(l, c, "the peer has been silent for too long");
     } else if (ready && now - c->heard_us > PING_US && now - c->pinged_us > PING_US) {
         c->pinged_us = now;
         if (sn_zmtp_ping(&c->zmtp))
-            connection_write(l, c);
+            listener_write(l, c);
         else
             listener_end_connection(l, c, "there is no memory for a ping");
     }
@@ -398,36 +425,54 @@ static void take_adopted(sn_listener *l, int64_t now) {
     }
 }
 
-/* Does what was asked for: writes, reads again, frees what has ended. At the end of a round, when no event refers to a
- * connection any more. */
+/* Frees a connection that the owner does not know any more, or ends what is left of one that it has hung up on. */
+static void clear_ended(sn_listener *l, connection *c, bool drained) {
+    if (c->fd >= 0) listener_disconnect(l, c);
+    pthread_mutex_lock(&l->lock);
+    listener_count_sealed(l, c, 0);
+    if (drained) listener_free_connection(l, c);
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* The next connection of those for which something is to do, or NULL. */
+static connection *take_todo(sn_listener *l, int64_t now, bool *drained, bool *ended, bool *unread) {
+    pthread_mutex_lock(&l->lock);
+    connection *c = l->todo;
+    if (c) {
+        l->todo = c->next_todo;
+        c->is_todo = false;
+        if (c->paused && !c->full) c->heard_us = now;
+        c->paused = c->full;
+        *drained = c->drained;
+        *ended = c->drained || c->gone;
+        *unread = c->unread;
+    }
+    pthread_mutex_unlock(&l->lock);
+    return c;
+}
+
+/* Does what was asked for: writes, reads again, dials, frees what has ended. At the end of a round, when no event
+ * refers to a connection any more. */
 static void do_todo(sn_listener *l, int64_t now) {
+    bool drained, ended, unread;
     listener_clear(l->todo_fd);
     take_adopted(l, now);
-    for (size_t i = 0;; i++) {
-        pthread_mutex_lock(&l->lock);
-        connection *c = l->todo;
-        bool drained = c && c->drained, unread = c && c->unread;
-        if (c && i == l->n_slots) { /* the owner adds as fast as this thread takes: look at the sockets first */
-            listener_signal(l->todo_fd);
-            c = NULL;
-        }
-        if (c) {
-            l->todo = c->next_todo;
-            c->is_todo = false;
-            if (c->paused && !c->full) c->heard_us = now;
-            c->paused = c->full;
-            if (drained) listener_free_connection(l, c);
-        }
-        pthread_mutex_unlock(&l->lock);
+    for (size_t i = 0; i < l->n_slots; i++) {
+        connection *c = take_todo(l, now, &drained, &ended, &unread);
         if (!c) return;
-        if (drained) continue;
-        if (unread && c->fd >= 0) {
+        if (ended) {
+            clear_ended(l, c, drained);
+        } else if (unread) {
             sn_log_rated(SN_LOG_WARN, "connection closed", "text=messages that wait to be read hold more than %zu MiB",
                          l->held_max >> 20);
-            listener_end_connection(l, c, "its network address left the most memory of all unread");
+            expel(l, c, "its network address left the most memory of all unread");
+        } else if (c->fd < 0 && c->dialled && !c->dialled->retry_us) {
+            l->retry_us = now; /* it was never dialled */
+        } else {
+            listener_write(l, c);
         }
-        connection_write(l, c);
     }
+    listener_signal(l->todo_fd); /* the owner adds as fast as this thread takes: look at the sockets first */
 }
 
 /* Whether messages wait to be sent. */
@@ -437,7 +482,9 @@ static bool has_output(sn_listener *l) {
     pthread_mutex_lock(&l->lock);
     for (size_t i = 0; i < l->n_slots && !any; i++) {
         const connection *c = l->slots[i];
-        any = c && c->fd >= 0 && (c->sent || c->sealing || sn_zmtp_output(&c->zmtp, &data));
+        any = c &&
+              ((c->fd >= 0 && (c->sent || c->sealing || sn_zmtp_output(&c->zmtp, &data))) || (c->dialled && c->sent));
+        if (any && c->dialled) any = !c->gone && !c->dialled->down; /* others are not there */
     }
     pthread_mutex_unlock(&l->lock);
     return any;
@@ -452,19 +499,22 @@ static void listener_round(sn_listener *l, int wait_ms) {
         connection *c = events[i].data.ptr;
         if ((void *)c == &l->listen_fd)
             accept_newcomers(l, now);
+        else if ((void *)c != &l->todo_fd && c->fd >= 0 && c->dialled && !c->begun)
+            dialled_proceed(l, c, now);
         else if ((void *)c != &l->todo_fd && c->fd >= 0 && events[i].events & ~(uint32_t)EPOLLOUT)
             connection_read(l, c, now);
         else if ((void *)c != &l->todo_fd && c->fd >= 0)
-            connection_write(l, c);
+            listener_write(l, c);
     }
     do_todo(l, now);
+    if (now >= l->retry_us) dialled_retry(l, now);
     seal_piece(l);
 }
 
 void listener_turn(sn_listener *l, int wait_ms) {
     listener_round(l, wait_ms);
     int64_t now = sn_now_us();
-    bool stalled = l->n_open && now - l->turned_us > STALL_US;
+    bool stalled = now - l->turned_us > STALL_US;
     if (now >= l->sweep_us) {
         sweep(l, now, stalled);
         l->sweep_us = now + SWEEP_US;
@@ -472,18 +522,23 @@ void listener_turn(sn_listener *l, int wait_ms) {
     l->turned_us = now;
 }
 
-static int64_t linger_of(sn_listener *l) {
+/* How long the thread may wait for events, in ms; -1: for ever. *linger_us: how long unsent messages have at its end,
+ * if that has come; else -1. */
+static int wait_of(sn_listener *l, int64_t *linger_us) {
     pthread_mutex_lock(&l->lock);
-    int64_t linger_us = l->linger_us;
+    *linger_us = l->linger_us;
+    bool any = l->n_dialled > 0;
     pthread_mutex_unlock(&l->lock);
-    return linger_us;
+    if (!any && !l->n_open) return -1;
+    int64_t left_us = l->retry_us < INT64_MAX ? l->retry_us - sn_now_us() : SWEEP_US;
+    return left_us <= 0 ? 0 : left_us < SWEEP_US ? (int)(left_us / 1000) + 1 : SWEEP_US / 1000;
 }
 
 void *listener_run(void *arg) {
     sn_listener *l = arg;
     int64_t linger_us;
-    while ((linger_us = linger_of(l)) < 0) listener_turn(l, l->n_open ? SWEEP_US / 1000 : -1);
-    epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, l->listen_fd, NULL);
+    for (int wait_ms; wait_ms = wait_of(l, &linger_us), linger_us < 0;) listener_turn(l, wait_ms);
+    if (l->listen_fd >= 0) epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, l->listen_fd, NULL);
     for (int64_t until = sn_now_us() + linger_us; has_output(l) && sn_now_us() < until;) listener_round(l, 10);
     return NULL;
 }

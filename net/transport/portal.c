@@ -1,5 +1,5 @@
 /* The portal's functions for other threads, creation and release (portal.h). What they want of the thread
- * (portal_thread.c) waits in a queue, or in bits where it must not find a full one. */
+ * (portal_thread.c) waits in a queue. */
 #include "net/transport/portal_private.h"
 
 #include "base/clock.h"
@@ -67,33 +67,6 @@ static sn_status portal_dial(sn_portal *g, const char *address, const char magic
     }
     setsockopt(p.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     return portal_push(g, &p, err);
-}
-
-sn_status sn_portal_bridge(sn_portal *g, const char *relay, const uint8_t key[SN_KEY_SIZE], int *port, sn_err *err) {
-    sn_passage p = {.stage = SN_PASSAGE_LOCAL};
-    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len;
-    sn_status status = sn_address_read(relay, &p.other, &len, err);
-    if (status) return status;
-    len = sizeof own;
-    p.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    memcpy(p.key, key, SN_KEY_SIZE);
-    if (p.fd < 0 || bind(p.fd, (const struct sockaddr *)&own, len) || listen(p.fd, 4) ||
-        getsockname(p.fd, (struct sockaddr *)&own, &len)) {
-        status = sn_fail(err, SN_RETRY, "a relay cannot be dialled: %s", strerror(errno));
-        if (p.fd >= 0) close(p.fd);
-        return status;
-    }
-    *port = p.number = ntohs(own.sin_port);
-    return portal_push(g, &p, err);
-}
-
-void sn_portal_unbridge(sn_portal *g, int port) {
-    pthread_mutex_lock(&g->lock);
-    g->unbridged[port / 8] |= (uint8_t)(1 << port % 8);
-    g->unbridges = true;
-    pthread_mutex_unlock(&g->lock);
-    sn_portal_wake_thread(g);
 }
 
 sn_status sn_portal_dial_back(sn_portal *g, const char *address, const uint8_t token[SN_TOKEN_SIZE], sn_err *err) {
@@ -194,7 +167,6 @@ sn_status sn_portal_new(const sn_portal_host *host, size_t connections_max, sn_p
     sn_status status = sn_calloc(&g, 1, sizeof *g, err);
     if (status) return status;
     g->host = *host;
-    g->bridges = !host->adopt;
     g->capacity = connections_max;
     pthread_mutex_init(&g->lock, NULL);
     for (size_t i = 0; i < SN_PORTAL_EXPECTED_MAX; i++) sn_random(g->expected[i].token, SN_TOKEN_SIZE);

@@ -83,14 +83,6 @@ bool sn_portal_next_call(sn_portal *portal, uint8_t key[SN_KEY_SIZE], uint8_t to
 sn_status sn_portal_answer(sn_portal *portal, const char *relay, const uint8_t token[SN_TOKEN_SIZE],
                            sn_err *err) SN_MUST_USE;
 
-/* -- at a client of a relayed node */
-
-/* Listens at *port of 127.0.0.1 for this program: each connection there becomes one with the node that has this key,
- * through the relay. (The SOCKS of libzmq 4.3.4 ends the process when a socket is closed after a proxy failed.) */
-sn_status sn_portal_bridge(sn_portal *portal, const char *relay, const uint8_t key[SN_KEY_SIZE], int *port,
-                           sn_err *err) SN_MUST_USE;
-void sn_portal_unbridge(sn_portal *portal, int port);
-
 typedef struct sn_portal_stats {
     size_t relayed_nodes, relayed_connections;
     uint64_t relayed_bytes;

@@ -27,8 +27,6 @@ typedef enum sn_passage_stage {
     SN_PASSAGE_TOKEN,   /* a dial-back, or the answer of a relayed node */
     SN_PASSAGE_WAITING, /* the relayed node has been called */
     SN_PASSAGE_JOINED,
-    SN_PASSAGE_LOCAL, /* listens on this machine for its own program, which wants a relayed node */
-    SN_PASSAGE_ASKS,  /* the program's connection is there: this portal connects to the relay, and asks it */
     SN_PASSAGE_DIALS, /* this portal connects, and will send `head` */
     SN_PASSAGE_ENDED,
 } sn_passage_stage;
@@ -37,9 +35,6 @@ typedef struct sn_passage {
     sn_passage_stage stage;
     int fd; /* -1: JOINED, whose splice has both, or ENDED */
     sn_splice *splice;
-    int local;  /* ASKS: the program's connection */
-    int number; /* LOCAL: its port */
-    bool asked; /* ASKS: the request has been sent */
     int64_t until_us;
     struct sockaddr_storage other; /* its other end */
     uint8_t prefix[SN_ADDRESS_PREFIX];
@@ -57,7 +52,6 @@ struct sn_portal {
     int wake_fd;
     pthread_t thread;
     bool started;
-    bool bridges; /* a client's: nothing is relayed for others */
     /* Of the thread. */
     sn_passage *passages;            /* (capacity) */
     struct pollfd *polled;           /* (2 * capacity + 1) */
@@ -69,8 +63,6 @@ struct sn_portal {
     bool stop;
     sn_passage queue[SN_PORTAL_QUEUE_MAX]; /* for the thread to take over */
     size_t n_queue;
-    bool unbridges;               /* a bit is set in: */
-    uint8_t unbridged[65536 / 8]; /* ports of bridges that the thread ends; bits, so that none finds a full queue */
     struct {
         uint8_t token[SN_TOKEN_SIZE];
         bool reached;

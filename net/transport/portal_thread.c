@@ -2,7 +2,7 @@
  *
  * A passage is one connection that the portal holds, from its first byte to its end: one that was accepted and says
  * what it wants (SN_PASSAGE_FIRST to SN_PASSAGE_TOKEN), a client that waits for a relayed node (SN_PASSAGE_WAITING),
- * two that are joined (SN_PASSAGE_JOINED), or one that this portal makes (SN_PASSAGE_DIALS, SN_PASSAGE_ASKS). There are
+ * two that are joined (SN_PASSAGE_JOINED), or one that this portal makes (SN_PASSAGE_DIALS). There are
  * few of them, so the list to poll is made anew in each turn, and a passage that has ended is removed at the end of the
  * turn. */
 #include "net/transport/portal_private.h"
@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 enum {
-    DIAL_US = 5000000,  /* for a relay to be reached */
     CALL_US = 10000000, /* for a relayed node to answer */
     IDLE_US = 60000000, /* ZMTP says something every five seconds */
     TURN_MS = 250,      /* between looks at deadlines */
@@ -40,7 +39,6 @@ static void host_wake(const sn_portal *g) {
 
 void sn_passage_end(sn_passage *p) {
     if (p->fd >= 0) close(p->fd);
-    if (p->stage == SN_PASSAGE_ASKS && p->local >= 0) close(p->local);
     sn_splice_free(&p->splice);
     p->fd = -1;
     p->stage = SN_PASSAGE_ENDED;
@@ -179,56 +177,6 @@ static void passage_read(sn_portal *g, sn_passage *p, int64_t now) {
     }
 }
 
-/* A program of this machine has connected: the relay is asked for the node that it wants. SOCKS takes greeting and
- * request one after the other without a wait in between. */
-static void local_accept(sn_portal *g, const sn_passage *l, int64_t now) {
-    sn_passage p = {.stage = SN_PASSAGE_ASKS, .until_us = now + DIAL_US + CALL_US, .other = l->other};
-    char name[SN_RELAY_NAME_LEN + 1];
-    int one = 1;
-    p.local = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (p.local < 0) return;
-    p.fd = socket(p.other.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    socklen_t len = p.other.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
-    const uint8_t begin[] = {SOCKS, 1, 0, SOCKS, 1, 0, 3, SN_RELAY_NAME_LEN};
-    sn_relay_name(l->key, name);
-    memcpy(p.head, begin, sizeof begin);
-    memcpy(p.head + sizeof begin, name, SN_RELAY_NAME_LEN);
-    p.want = sizeof begin + SN_RELAY_NAME_LEN + 2;
-    p.head[p.want - 1] = 1;
-    bool room = p.fd >= 0 && g->n < g->capacity;
-    if (!room || (connect(p.fd, (const struct sockaddr *)&p.other, len) && errno != EINPROGRESS)) {
-        sn_passage_end(&p);
-        return;
-    }
-    setsockopt(p.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    setsockopt(p.local, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    g->passages[g->n++] = p;
-}
-
-/* Sends the request, then reads what the relay says, and not a byte more. */
-static void passage_ask(sn_passage *p, int64_t now) {
-    enum { ANSWERS = 2 + SOCKS_REPLY };
-    ssize_t n = p->asked ? recv(p->fd, p->head + p->len, p->want - p->len, 0)
-                         : send(p->fd, p->head + p->len, p->want - p->len, MSG_NOSIGNAL);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
-    if (n > 0) p->len += (size_t)n;
-    bool complete = n > 0 && p->len == p->want;
-    if (complete && !p->asked) {
-        p->asked = true;
-        p->len = 0;
-        p->want = ANSWERS;
-        return;
-    }
-    if (complete && !p->head[3]) {
-        sn_err err;
-        int local = p->local, fd = p->fd;
-        p->local = p->fd = -1;
-        p->stage = sn_splice_new(local, fd, now, &p->splice, &err) ? SN_PASSAGE_ENDED : SN_PASSAGE_JOINED;
-        return;
-    }
-    if (n <= 0 || complete) sn_passage_end(p);
-}
-
 /* Sends the token line when the connection is made; then a dial-back is complete, and an answer is the listener's. */
 static void passage_write(sn_portal *g, sn_passage *p) {
     ssize_t n = send(p->fd, p->head + p->len, p->want - p->len, MSG_NOSIGNAL);
@@ -253,17 +201,9 @@ static bool has_room(const sn_portal *g, const sn_passage *newcomer) {
         unfinished++;
         of_address += !memcmp(p->prefix, newcomer->prefix, SN_ADDRESS_PREFIX);
     }
-    if (newcomer->stage == SN_PASSAGE_DIALS || newcomer->stage == SN_PASSAGE_LOCAL) return g->n < g->capacity;
+    if (newcomer->stage == SN_PASSAGE_DIALS) return g->n < g->capacity;
     return g->n < g->capacity - g->capacity / 8 && unfinished < g->capacity / 2 &&
            of_address < SN_PORTAL_OF_ADDRESS_MAX;
-}
-
-/* Ends the bridges that are not needed any more. With the lock. */
-static void end_unbridged(sn_portal *g) {
-    for (sn_passage *p = g->passages; g->unbridges && p < g->passages + g->n; p++)
-        if (p->stage == SN_PASSAGE_LOCAL && g->unbridged[p->number / 8] >> p->number % 8 & 1) sn_passage_end(p);
-    if (g->unbridges) memset(g->unbridged, 0, sizeof g->unbridged);
-    g->unbridges = false;
 }
 
 /* Ends the connections of nodes that have come by another way. With the lock. */
@@ -283,7 +223,6 @@ static void take_queued(sn_portal *g) {
             sn_passage_end(&g->queue[i]);
     }
     g->n_queue = 0;
-    end_unbridged(g);
     end_renewed(g);
     pthread_mutex_unlock(&g->lock);
 }
@@ -309,9 +248,7 @@ static void make_polled(sn_portal *g) {
             g->polled[2 * i + (size_t)side] =
                 joined ? polled_for(p->splice->fd[side], sn_splice_events(p->splice, side, g->budget > 0))
                 : side ? polled_for(-1, 0)
-                       : polled_for(p->fd, p->stage == SN_PASSAGE_DIALS || (p->stage == SN_PASSAGE_ASKS && !p->asked)
-                                               ? POLLOUT
-                                               : POLLIN);
+                       : polled_for(p->fd, p->stage == SN_PASSAGE_DIALS ? POLLOUT : POLLIN);
     }
     g->polled[2 * g->n] = polled_for(g->wake_fd, POLLIN);
 }
@@ -324,15 +261,9 @@ static void serve_passage(sn_portal *g, sn_passage *p, bool ready, int64_t now) 
     }
     if (ready && p->stage == SN_PASSAGE_DIALS)
         passage_write(g, p);
-    else if (ready && p->stage == SN_PASSAGE_LOCAL)
-        local_accept(g, p, now);
-    else if (ready && p->stage == SN_PASSAGE_ASKS)
-        passage_ask(p, now);
     else if (ready)
         passage_read(g, p, now);
-    if (p->stage != SN_PASSAGE_JOINED && p->stage != SN_PASSAGE_LOCAL && p->stage != SN_PASSAGE_ENDED &&
-        now > p->until_us)
-        sn_passage_end(p);
+    if (p->stage != SN_PASSAGE_JOINED && p->stage != SN_PASSAGE_ENDED && now > p->until_us) sn_passage_end(p);
 }
 
 /* Removes what has ended, and counts what is left. */
@@ -370,7 +301,7 @@ static void serve_all(sn_portal *g, int64_t now) {
 /* One turn; false: the portal ends. */
 static bool portal_turn(sn_portal *g) {
     pthread_mutex_lock(&g->lock);
-    int64_t bytes_per_s = g->bridges ? INT64_MAX / 4096 : g->bytes_per_s; /* a program's own bytes have no rate */
+    int64_t bytes_per_s = g->bytes_per_s;
     bool stop = g->stop;
     pthread_mutex_unlock(&g->lock);
     if (stop) return false;

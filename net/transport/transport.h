@@ -1,8 +1,8 @@
 /* A transport carries whole messages between peers.
  *
- * Two base transports exist: ZeroMQ with CURVE (zmq.c), and one inside the process (memory.c), over which tests and the
- * simulator run. Two wrappers add to an inner transport: private_swarm.h and emulated_link.h. One conformance suite
- * (tests/unit/test_transport.c) holds all of them to this header.
+ * ZeroMQ with CURVE (zmq.c) is the one that programs have. Tests and the simulator run over one inside the process
+ * (tests/support/memory_transport.h). Two wrappers add to an inner transport: private_swarm.h and emulated_link.h. One
+ * conformance suite (tests/unit/test_transport.c) holds all of them to this header.
  *
  * Thread: a transport belongs to one thread, which alone calls it; only sn_transport_wake may be called on others.
  * Nothing blocks but recv, and recv only until its deadline.
@@ -114,22 +114,8 @@ static inline void sn_transport_free(sn_transport **t) {
     *t = NULL;
 }
 
-/* ZeroMQ over TCP: a listener for DEALERs, one DEALER socket for each dialled peer, CURVE on all of them. Any key is
- * admitted; an event has the key that was proven. `identity` gives the CURVE key pair and is copied. */
+/* ZeroMQ's protocol over TCP: a ROUTER to those that dial it, a DEALER to each peer that it dials, CURVE with both. Any
+ * key is admitted; an event has the key that was proven. `identity` gives the CURVE key pair and is copied. */
 sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, sn_err *err) SN_MUST_USE;
-
-/* In memory, for tests: transports of one hub reach each other by their addresses ("node0:1"), which name nothing
- * outside the hub. The hub is thread-safe and outlives its transports. A filter can lose, duplicate and reorder
- * messages. */
-typedef struct sn_hub sn_hub;
-sn_status sn_hub_new(sn_hub **out, sn_err *err) SN_MUST_USE;
-void sn_hub_free(sn_hub **hub);
-/* SN_REORDER: the message is delivered after the next one of the same direction. */
-typedef enum sn_hub_action { SN_DELIVER, SN_DROP, SN_DUPLICATE, SN_REORDER } sn_hub_action;
-/* `from` and `to` are the listening addresses ("" for a peer that does not listen). Called under the hub's lock. */
-typedef sn_hub_action (*sn_hub_filter)(void *ctx, const char *from, const char *to, const sn_msg *msg);
-void sn_hub_set_filter(sn_hub *hub, sn_hub_filter filter, void *ctx);
-sn_status sn_transport_memory_new(sn_hub *hub, const sn_identity *identity, sn_transport **out,
-                                  sn_err *err) SN_MUST_USE;
 
 #endif

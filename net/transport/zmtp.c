@@ -10,6 +10,7 @@
 enum {
     MECHANISM_AT = 12, /* in the greeting */
     MECHANISM_SIZE = 20,
+    SERVER_AT = MECHANISM_AT + MECHANISM_SIZE,
     FRAME_LONG = 2, /* flags of a frame */
     FRAME_COMMAND = 4,
     SEALED_MORE = 1, /* flags inside a sealed frame */
@@ -75,7 +76,7 @@ static uint8_t *out_frame(sn_zmtp *z, uint8_t flags, size_t len) {
 
 static bool send_sealed(sn_zmtp *z, uint8_t flags, const void *payload, size_t len) {
     uint8_t *body = out_frame(z, 0, SN_CURVE_OVERHEAD + len);
-    if (body) sn_curve_server_seal(&z->curve, flags, payload, len, body);
+    if (body) sn_curve_seal(&z->curve, flags, payload, len, body);
     return body != NULL;
 }
 
@@ -94,7 +95,7 @@ bool sn_zmtp_send_begin(sn_zmtp *z, const void *payload, size_t len) {
     if (!body) return false;
     z->sealing_bytes = SN_CURVE_OVERHEAD + len + head_size_of(SN_CURVE_OVERHEAD + len);
     z->out_len -= z->sealing_bytes;
-    sn_curve_server_seal_begin(&z->curve, 0, payload, len, body, &z->sealing);
+    sn_curve_seal_begin(&z->curve, 0, payload, len, body, &z->sealing);
     return true;
 }
 
@@ -117,19 +118,20 @@ void sn_zmtp_written(sn_zmtp *z, size_t n) {
 
 /* Signature, version, mechanism, as-server, filler. The whole greeting is sent at once: every peer that will be
  * answered speaks version 3. */
-static void write_greeting(uint8_t out[SN_ZMTP_GREETING_SIZE]) {
+static void write_greeting(uint8_t out[SN_ZMTP_GREETING_SIZE], bool server) {
     static const uint8_t start[] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1, 'C', 'U', 'R', 'V', 'E'};
     memset(out, 0, SN_ZMTP_GREETING_SIZE);
     memcpy(out, start, sizeof start);
-    out[MECHANISM_AT + MECHANISM_SIZE] = 1;
+    out[SERVER_AT] = server;
 }
 
-/* Whether the first n bytes of a greeting may be those of a CURVE client of version 3. */
-static bool greeting_is_valid(const uint8_t *greeting, size_t n) {
+/* Whether the first n bytes of a greeting may be those of the other end of CURVE in version 3: no other server's where
+ * this is one. (libzmq's servers do not say what they are.) */
+static bool greeting_is_valid(const uint8_t *greeting, size_t n, bool may_serve) {
     uint8_t curve[MECHANISM_SIZE] = "CURVE";
     return (n < 1 || greeting[0] == 0xff) && (n < 10 || greeting[9] & 1) && (n < 11 || greeting[10] >= 3) &&
            (n < SN_ZMTP_GREETING_SIZE ||
-            (!memcmp(greeting + MECHANISM_AT, curve, sizeof curve) && !greeting[MECHANISM_AT + MECHANISM_SIZE]));
+            (!memcmp(greeting + MECHANISM_AT, curve, sizeof curve) && (may_serve || !greeting[SERVER_AT])));
 }
 
 static size_t take(uint8_t *to, size_t wanted, const uint8_t **data, size_t *len) {
@@ -195,20 +197,34 @@ static bool answer_command(sn_zmtp *z, const uint8_t *command, size_t len) {
     return send_command(z, pong, PONG_HEAD + context);
 }
 
+/* Sends a command of the handshake. */
+static bool send_open(sn_zmtp *z, const uint8_t *command, size_t len) {
+    uint8_t *body = out_frame(z, FRAME_COMMAND, len);
+    if (body) memcpy(body, command, len);
+    return body != NULL;
+}
+
+static sn_zmtp_result end_greeting(sn_zmtp *z) {
+    uint8_t hello[SN_CURVE_ANSWER_MAX];
+    z->greeted = true;
+    if (!z->curve.client) return SN_ZMTP_GREETED;
+    size_t len = sn_curve_begin(&z->curve, hello);
+    return len && send_open(z, hello, len) ? SN_ZMTP_GREETED : SN_ZMTP_FAILED;
+}
+
 static sn_zmtp_result end_handshake_body(sn_zmtp *z) {
-    uint8_t answer[SN_CURVE_ANSWER_MAX], *out;
-    size_t len = sn_curve_server_answer(&z->curve, z->body.data, z->body.len, answer);
+    uint8_t answer[SN_CURVE_ANSWER_MAX];
+    size_t len;
+    bool good = sn_curve_answer(&z->curve, z->body.data, z->body.len, answer, &len);
     frame_free(&z->body);
-    if (!len || !(out = out_frame(z, FRAME_COMMAND, len))) return SN_ZMTP_FAILED;
-    memcpy(out, answer, len);
-    return SN_ZMTP_MORE;
+    return good && (!len || send_open(z, answer, len)) ? SN_ZMTP_MORE : SN_ZMTP_FAILED;
 }
 
 /* A sealed frame is complete: a command, or a part of a message. */
 static sn_zmtp_result end_sealed_body(sn_zmtp *z, sn_zmtp_message *out) {
     sn_zmtp_frame frame = z->body;
     z->body = (sn_zmtp_frame){0};
-    if (!sn_curve_server_open(&z->curve, frame.data, frame.len)) {
+    if (!sn_curve_open(&z->curve, frame.data, frame.len)) {
         frame_free(&frame);
         return SN_ZMTP_FAILED;
     }
@@ -235,13 +251,12 @@ sn_zmtp_result sn_zmtp_receive(sn_zmtp *z, const uint8_t **data, size_t *len, sn
     while (*len) {
         if (!z->body_size) {
             bool complete = take_head(z, data, len);
-            if (!z->greeted && !greeting_is_valid(z->head, z->head_len)) return SN_ZMTP_FAILED;
+            if (!z->greeted && !greeting_is_valid(z->head, z->head_len, z->curve.client)) return SN_ZMTP_FAILED;
             if (!complete) return SN_ZMTP_MORE;
             if (z->greeted && !begin_body(z)) return SN_ZMTP_FAILED;
             z->head_len = 0;
             if (z->greeted) continue;
-            z->greeted = true;
-            return SN_ZMTP_GREETED;
+            return end_greeting(z);
         }
         if (!take_body(z, data, len)) return SN_ZMTP_FAILED;
         if (z->body.len < z->body_size) return SN_ZMTP_MORE;
@@ -252,17 +267,17 @@ sn_zmtp_result sn_zmtp_receive(sn_zmtp *z, const uint8_t **data, size_t *len, sn
     return SN_ZMTP_MORE;
 }
 
-sn_status sn_zmtp_init(sn_zmtp *z, const sn_identity *identity, sn_err *err) {
+sn_status sn_zmtp_init(sn_zmtp *z, const sn_identity *identity, const uint8_t *server_key, sn_err *err) {
     *z = (sn_zmtp){0};
-    sn_curve_server_init(&z->curve, identity);
+    sn_curve_init(&z->curve, identity, server_key);
     uint8_t *greeting = out_reserve(z, SN_ZMTP_GREETING_SIZE);
     if (!greeting) return sn_fail(err, SN_STOP, "out of memory: no space for a connection");
-    write_greeting(greeting);
+    write_greeting(greeting, !server_key);
     return SN_OK;
 }
 
 void sn_zmtp_fini(sn_zmtp *z) {
-    sn_curve_server_fini(&z->curve);
+    sn_curve_fini(&z->curve);
     sodium_memzero(&z->sealing, sizeof z->sealing);
     frame_free(&z->body);
     sn_zmtp_message_free(&z->message);

@@ -1,14 +1,14 @@
-/* The listening end of one ZMTP 3.1 connection (RFC 37, rfc.zeromq.org/spec/37) with CURVE: bytes in, messages out, and
- * back. Private to net/transport/.
+/* One end of a ZMTP 3.1 connection (RFC 37, rfc.zeromq.org/spec/37) with CURVE: bytes in, messages out, and back.
+ * Private to net/transport/.
  *
- * The peer is a DEALER. What it sends beyond the protocol ends the connection: another mechanism, another version, a
- * frame that is too long or was not sealed for this connection. A routing id that it claims is ignored. Logic only:
- * there is no socket and no clock here. Memory grows with the bytes that have arrived and never with a length that a
- * peer announces. */
+ * Of the two ends the one that has dialled is a DEALER and CURVE's client. What the peer sends beyond the protocol ends
+ * the connection: another mechanism, another version, a frame that is too long or was not sealed for this connection. A
+ * routing id that it claims is ignored. Logic only: there is no socket and no clock here. Memory grows with the bytes
+ * that have arrived and never with a length that a peer announces. */
 #ifndef SN_NET_TRANSPORT_ZMTP_PRIVATE_H
 #define SN_NET_TRANSPORT_ZMTP_PRIVATE_H
 
-#include "net/transport/curve_server_private.h"
+#include "net/transport/curve_private.h"
 
 enum {
     SN_ZMTP_GREETING_SIZE = 64,
@@ -29,7 +29,7 @@ typedef struct sn_zmtp_message {
 void sn_zmtp_message_free(sn_zmtp_message *message); /* also one of zeros */
 
 typedef struct sn_zmtp {
-    sn_curve_server curve;
+    sn_curve curve;
     uint8_t head[SN_ZMTP_GREETING_SIZE]; /* the greeting, later the header of a frame, as far as it has come */
     size_t head_len;
     bool greeted;
@@ -50,12 +50,13 @@ typedef enum sn_zmtp_result {
     SN_ZMTP_FAILED,  /* the peer has left the protocol, or memory is out: close the connection */
 } sn_zmtp_result;
 
-sn_status sn_zmtp_init(sn_zmtp *z, const sn_identity *identity, sn_err *err) SN_MUST_USE; /* borrows the identity */
+/* server_key: of the peer, which this end has dialled; NULL: the peer has dialled. Borrows the identity. */
+sn_status sn_zmtp_init(sn_zmtp *z, const sn_identity *identity, const uint8_t *server_key, sn_err *err) SN_MUST_USE;
 void sn_zmtp_fini(sn_zmtp *z);
 /* Takes bytes from *data up to the end of the greeting or of the next message, which *out then owns, and answers
  * handshake and pings. */
 sn_zmtp_result sn_zmtp_receive(sn_zmtp *z, const uint8_t **data, size_t *len, sn_zmtp_message *out) SN_MUST_USE;
-/* The handshake is complete: curve.client_key is proven, and frames may be sent. */
+/* The handshake is complete: curve.peer_key is proven, and frames may be sent. */
 static inline bool sn_zmtp_is_ready(const sn_zmtp *z) { return z->curve.state == SN_CURVE_READY; }
 
 /* Both seal a frame for the peer; false when memory is out: close the connection. */

@@ -32,6 +32,234 @@ enum {
     STEPS_SHARE = 2,             /* while sessions are busy, steps get this many times the time of training */
 };
 
+/* -- decoding sessions --------------------------------------------------------------------------------------------- */
+
+static void session_drop(sn_decoding_sessions *sessions, int i) {
+    memmove(&sessions->list[i], &sessions->list[i + 1], (size_t)(sessions->n - i - 1) * sizeof sessions->list[0]);
+    sessions->n--;
+}
+
+/* The session ended, or does other work now. */
+static void decoding_remove(sn_decoding_sessions *sessions, const void *session) {
+    for (int i = 0; i < sessions->n; i++)
+        if (sessions->list[i].session == session) {
+            session_drop(sessions, i);
+            return;
+        }
+}
+
+/* Its next step is here, since arrived_us. */
+static void decoding_arrived(sn_decoding_sessions *sessions, const void *session, int64_t arrived_us) {
+    for (int i = 0; i < sessions->n; i++)
+        if (sessions->list[i].session == session) {
+            sessions->list[i].arrived = true;
+            if (sessions->list[i].ended_us) sessions->list[i].gap_us = arrived_us - sessions->list[i].ended_us;
+        }
+}
+
+/* The batch was computed. */
+static void decoding_computed(sn_decoding_sessions *sessions, uint64_t batch, int64_t now_us) {
+    for (int i = 0; i < sessions->n; i++)
+        if (sessions->list[i].batch == batch) sessions->list[i].ended_us = now_us;
+}
+
+/* Whether a session is missing whose newest step was in the same batch as that of a session that is here. */
+static bool decoding_pending(const sn_decoding_sessions *sessions) {
+    for (int i = 0; i < sessions->n; i++)
+        for (int k = 0; sessions->list[i].arrived && k < sessions->n; k++)
+            if (!sessions->list[k].arrived && sessions->list[k].batch == sessions->list[i].batch) return true;
+    return false;
+}
+
+/* The session's decode step is in this batch. A full list drops its oldest entry. */
+static void decoding_record(sn_decoding_sessions *sessions, const void *session, uint64_t client, int rows,
+                            uint64_t batch, int64_t now_us) {
+    int64_t gap_us = -1;
+    for (int i = 0; i < sessions->n; i++)
+        if (sessions->list[i].session == session) gap_us = sessions->list[i].gap_us;
+    decoding_remove(sessions, session);
+    if (sessions->n == SN_DECODING_SESSIONS_MAX) session_drop(sessions, 0);
+    sessions->list[sessions->n++] = (sn_decoding_session){
+        .session = session, .client = client, .rows = rows, .batch = batch, .last_us = now_us, .gap_us = gap_us};
+}
+
+/* Decode rows of all of them. */
+static int decoding_rows(sn_decoding_sessions *sessions, int64_t now_us) {
+    int rows = 0;
+    while (sessions->n && now_us - sessions->list[0].last_us > SN_DECODING_WINDOW_US) session_drop(sessions, 0);
+    for (int i = 0; i < sessions->n; i++) rows += sessions->list[i].rows;
+    return rows;
+}
+
+/* Whether a session of another client decodes. */
+static bool decoding_of_others(const sn_decoding_sessions *sessions, uint64_t client) {
+    for (int i = 0; i < sessions->n; i++)
+        if (sessions->list[i].client != client) return true;
+    return false;
+}
+
+/* -- what rows cost, and what clients delay each other by ---------------------------------------------------------- */
+
+enum { POSITIONS_FAR = 256 }; /* at rows that attend to more, positions are most of what is learned */
+
+/* What rows of one client may delay another one by in a pass. */
+static int64_t delay_us_max(const sn_scheduler *s) {
+    return s->decode_us > SN_PREFILL_DELAY_US ? (int64_t)s->decode_us : SN_PREFILL_DELAY_US;
+}
+
+/* The client comes with a step. */
+static void client_comes(sn_scheduler *s, const sn_job *job) {
+    (void)sn_client_shares_of(&s->shares, job->client, job->arrived_us);
+    if (job->arrived_us < s->ended_us)
+        sn_client_shares_came_late(&s->shares, job->client,
+                                   s->ended_us - (job->arrived_us > s->begun_us ? job->arrived_us : s->begun_us));
+}
+
+/* A pass of one row. The mean of such passes counts what else the machine did meanwhile, too. */
+static int64_t base_us(const sn_scheduler *s) {
+    return s->one_row_us > 0 && s->one_row_us < (double)s->decode_us ? (int64_t)s->one_row_us : (int64_t)s->decode_us;
+}
+
+static double row_us(const sn_scheduler *s) {
+    return s->row_ns ? (double)s->row_ns / 1000 : (double)SN_PREFILL_DELAY_US / SN_PREFILL_ROWS_CONCURRENT;
+}
+
+/* Expected time that n further rows of the job add to a pass. */
+static double rows_us(const sn_scheduler *s, const sn_job *job, int n) {
+    const int middle = sn_job_next_position(job) + n / 2;
+    return n * (row_us(s) + s->position_ns * middle / 1000);
+}
+
+/* The same of those decode rows, or of those rows of prompts, that the client has in the batch: it may have so much of
+ * both, so that its decode steps do not stop its own prompts. */
+static double client_us(const sn_scheduler *s, uint64_t client, bool decodes) {
+    double us = 0;
+    for (int i = 0; i < s->n_chosen; i++)
+        if (s->chosen[i]->client == client && sn_job_counts_as_decode(s->chosen[i]) == decodes)
+            us += rows_us(s, s->chosen[i], s->parts[i].n_rows);
+    return us;
+}
+
+/* How much longer the client's next step may wait for a pass in which it is not, if it is not here. */
+static int64_t allowance_us(const sn_scheduler *s, uint64_t client) {
+    const int64_t us = sn_client_shares_allowance(&s->shares, client);
+    for (const sn_job *job = s->jobs; job; job = job->next)
+        if (sn_job_may_run(job) && job->client == client) return us;
+    return us - (int64_t)s->decode_us;
+}
+
+/* Time that the client may add to a pass, at most `most`: where it had more of the device than another one, no more
+ * than that one may still be delayed by. */
+static int64_t client_us_max(const sn_scheduler *s, uint64_t client, int64_t most) {
+    const int64_t now_us = s->shares.now_us;
+    bool others = decoding_of_others(&s->decoding, client);
+    for (int i = 0; i < SN_CLIENT_SHARES_MAX; i++) {
+        const sn_client_share *other = &s->shares.list[i];
+        if (!sn_client_shares_is_active(other, now_us) || !sn_client_shares_protects(&s->shares, other->client, client))
+            continue;
+        const int64_t us = allowance_us(s, other->client);
+        others = true;
+        if (us < most) most = us;
+    }
+    return others ? most : INT64_MAX;
+}
+
+/* Whether the decode step waits for the next batch. Where its client may add anything, it may add one step; and always
+ * one that costs little, so that many clients of one session each fill batches together however long they wait. */
+static bool exceeds_share(const sn_scheduler *s, const sn_job *job) {
+    const int64_t most = client_us_max(s, job->client, delay_us_max(s));
+    const double used = client_us(s, job->client, true), us = rows_us(s, job, job->n_tokens - job->n_done);
+    return used > 0 ? used + us > (double)most : most <= 0 && us > 2 * row_us(s);
+}
+
+/* Rows of the prompt that its client may add to the batch: a multiple of 8, because the kernels compute 8 rows at once,
+ * and so many where it may add anything. */
+static int prompt_rows_max(const sn_scheduler *s, const sn_job *job) {
+    const int64_t most = client_us_max(s, job->client, SN_PREFILL_DELAY_US);
+    if (most == INT64_MAX) return SN_SPAN_ROWS_MAX;
+    const double used = client_us(s, job->client, false), left = (double)most - used;
+    int rows = left > 0 ? (int)(left / rows_us(s, job, SN_ROWS_MULTIPLE) * SN_ROWS_MULTIPLE) : 0;
+    if (rows < SN_ROWS_MULTIPLE && most > 0 && used == 0) rows = SN_ROWS_MULTIPLE;
+    return rows < SN_SPAN_ROWS_MAX ? rows / SN_ROWS_MULTIPLE * SN_ROWS_MULTIPLE : SN_SPAN_ROWS_MAX;
+}
+
+/* Whether all steps that wait are of clients that the session's is protected against; none is its own. */
+static bool steps_may_wait_for(const sn_scheduler *s, const sn_decoding_session *session) {
+    bool any = false;
+    for (const sn_job *job = s->jobs; job; job = job->next) {
+        if (job->kind != SN_JOB_STEP) continue;
+        any = true;
+        if (!sn_client_shares_protects(&s->shares, session->client, job->client)) return false;
+    }
+    return any;
+}
+
+/* Until when steps of others wait for the next step of the session: a pass that begins now would delay it by more than
+ * its client is to be delayed. It is expected as long after its last one as the last time, or half a pass later. */
+static int64_t session_wait(const sn_scheduler *s, const sn_decoding_session *session, int64_t now_us) {
+    if (session->arrived || !session->ended_us || session->gap_us < 0) return 0;
+    const int64_t expected_us = session->ended_us + session->gap_us, until_us = expected_us + (int64_t)s->decode_us / 2;
+    const int64_t delay_us = (int64_t)s->decode_us - (expected_us > now_us ? expected_us - now_us : 0);
+    const int64_t allowance = sn_client_shares_allowance(&s->shares, session->client);
+    if (now_us >= until_us || delay_us <= (allowance > 0 ? allowance : 0)) return 0;
+    return steps_may_wait_for(s, session) ? until_us : 0;
+}
+
+/* Until when no pass begins, so that a client that was delayed for long finds the device free; 0: now. */
+static int64_t delayed_client_wait(sn_scheduler *s, int64_t now_us) {
+    int64_t until_us = 0;
+    sn_client_shares_advance(&s->shares, now_us);
+    for (int i = 0; i < s->decoding.n; i++) {
+        const int64_t us = session_wait(s, &s->decoding.list[i], now_us);
+        if (us > until_us) until_us = us;
+    }
+    return until_us;
+}
+
+/* Learns what a pass of one row takes, and what positions cost from what passes take beyond what their rows explain,
+ * the more the farther back these attend. */
+static void learn_costs(sn_scheduler *s) {
+    double positions = 0, us = (double)s->pass_us;
+    if (s->span_rows == 1)
+        s->one_row_us += (us - s->one_row_us) / (s->one_row_us == 0 ? 1 : us < s->one_row_us ? 4 : 64);
+    for (int i = 0; i < s->n_chosen; i++) {
+        const int middle = sn_job_next_position(s->chosen[i]) + s->parts[i].n_rows / 2;
+        positions += (double)s->parts[i].n_rows * middle;
+    }
+    if (!s->span_rows || !s->decode_us || !s->row_ns || positions <= 0) return;
+    const double expected_ns =
+        (double)s->decode_us * 1000 + (double)s->row_ns * (s->n_rows - 1) + s->position_ns * positions;
+    const double mean = positions / s->n_rows / POSITIONS_FAR, weight = mean * mean / (1 + mean * mean) / 8;
+    s->position_ns += weight * (us * 1000 - expected_ns) / positions;
+    if (s->position_ns < 0) s->position_ns = 0;
+}
+
+/* Notes which clients wait while the device computes. */
+static void clients_wait(sn_scheduler *s, int64_t now_us) {
+    sn_client_shares_advance(&s->shares, now_us);
+    for (const sn_job *job = s->jobs; job; job = job->next)
+        if (sn_job_may_run(job)) sn_client_shares_of(&s->shares, job->client, now_us)->waits = true;
+}
+
+/* The device computed from then until now, for those whose costs are noted. */
+static void clients_account(sn_scheduler *s, int64_t begun_us, int64_t alone_us) {
+    s->begun_us = begun_us;
+    s->ended_us = s->shares.now_us;
+    sn_client_shares_passed(&s->shares, s->ended_us - begun_us, alone_us, row_us(s));
+}
+
+/* Before the rows count as done. */
+static void clients_account_pass(sn_scheduler *s, int64_t begun_us, int64_t now_us) {
+    clients_wait(s, now_us);
+    for (int i = 0; i < s->n_chosen; i++)
+        sn_client_shares_of(&s->shares, s->chosen[i]->client, now_us)->cost +=
+            rows_us(s, s->chosen[i], s->parts[i].n_rows);
+    clients_account(s, begun_us, base_us(s));
+    decoding_computed(&s->decoding, s->batch_number, now_us);
+}
+
+/* -- jobs ---------------------------------------------------------------------------------------------------------- */
+
 void sn_job_free(sn_job **job) {
     sn_job *j = *job;
     if (!j) return;
@@ -88,11 +316,11 @@ static bool job_is_decode_step(const sn_job *job) {
 
 void sn_scheduler_add(sn_scheduler *scheduler, sn_job *job) {
     sn_job **at = job->kind == SN_JOB_TRAIN ? &scheduler->training_jobs : &scheduler->jobs;
-    if (job->kind == SN_JOB_STEP) sn_scheduler_client_comes(scheduler, job);
+    if (job->kind == SN_JOB_STEP) client_comes(scheduler, job);
     if (job_is_decode_step(job))
-        sn_decoding_sessions_arrived(&scheduler->decoding, job->session, job->arrived_us);
+        decoding_arrived(&scheduler->decoding, job->session, job->arrived_us);
     else if (job->kind != SN_JOB_KV_READ) /* which comes between two steps, of a session that is copied */
-        sn_decoding_sessions_remove(&scheduler->decoding, job->session);
+        decoding_remove(&scheduler->decoding, job->session);
     while (*at && !job_goes_before(job, *at)) at = &(*at)->next;
     job->next = *at;
     *at = job;
@@ -102,11 +330,11 @@ void sn_scheduler_set_throughput(sn_scheduler *scheduler, uint64_t decode_us, ui
     scheduler->batch_wait_us = decode_us / 2 < SN_BATCH_WAIT_US_MAX ? (int64_t)decode_us / 2 : SN_BATCH_WAIT_US_MAX;
     scheduler->decode_us = decode_us;
     scheduler->row_ns = row_ns;
-    scheduler->shares.limit_us = sn_scheduler_delay_us_max(scheduler);
+    scheduler->shares.limit_us = delay_us_max(scheduler);
 }
 
 int64_t sn_scheduler_batch_wait(sn_scheduler *s, int64_t now_us) {
-    const int64_t delayed_us = sn_scheduler_delayed_client_wait(s, now_us);
+    const int64_t delayed_us = delayed_client_wait(s, now_us);
     if (delayed_us) return delayed_us;
     int rows = 0;
     int64_t came_us = INT64_MAX;
@@ -115,7 +343,7 @@ int64_t sn_scheduler_batch_wait(sn_scheduler *s, int64_t now_us) {
         rows += job->n_tokens;
         if (job->arrived_us < came_us) came_us = job->arrived_us;
     }
-    if (!rows || rows >= SN_BATCH_WAIT_ROWS || !sn_decoding_sessions_pending(&s->decoding)) return 0;
+    if (!rows || rows >= SN_BATCH_WAIT_ROWS || !decoding_pending(&s->decoding)) return 0;
     int64_t until_us = came_us + s->batch_wait_us;
     return now_us < until_us ? until_us : 0;
 }
@@ -385,7 +613,7 @@ static void jobs_prepare(sn_scheduler *s, int64_t now_us) {
 
 static void batch_add_decode_job(sn_scheduler *s, sn_job *job, int64_t now_us) {
     if (job_is_decode_step(job))
-        sn_decoding_sessions_record(&s->decoding, job->session, job->client, job->n_tokens, s->batch_number, now_us);
+        decoding_record(&s->decoding, job->session, job->client, job->n_tokens, s->batch_number, now_us);
     batch_add_job(s, job, SN_DECODE_ROWS_MAX);
 }
 
@@ -395,7 +623,7 @@ static bool batch_add_decode_jobs(sn_scheduler *s, int64_t now_us) {
     for (sn_job *job = s->jobs; job && s->lead; job = job->next) {
         if (!sn_job_may_run(job) || !sn_job_counts_as_decode(job)) continue;
         any = true;
-        if (!sn_scheduler_exceeds_share(s, job)) batch_add_decode_job(s, job, now_us);
+        if (!exceeds_share(s, job)) batch_add_decode_job(s, job, now_us);
     }
     return any;
 }
@@ -404,9 +632,7 @@ static bool batch_add_decode_jobs(sn_scheduler *s, int64_t now_us) {
 static void batch_add_lead(sn_scheduler *s, int64_t now_us) {
     for (sn_job *job = s->jobs; job; job = job->next) {
         if (job->client != s->lead->client || !sn_job_may_run(job)) continue;
-        if (sn_scheduler_client_us(s, job->client, true) + sn_scheduler_client_us(s, job->client, false) >
-            (double)sn_scheduler_base_us(s))
-            return;
+        if (client_us(s, job->client, true) + client_us(s, job->client, false) > (double)base_us(s)) return;
         batch_add_decode_job(s, job, now_us);
     }
 }
@@ -431,9 +657,9 @@ static int prefill_rows_alone(const sn_scheduler *s) {
 
 /* Limit of the prefill rows in a batch. While sessions decode, it keeps the pass short, also for those whose next step
  * will arrive during the pass; where more prompts wait than rows decode, they may delay those in that ratio. There may
- * be as many as decode. What one client may add is less (sn_scheduler_prompt_rows_max). */
+ * be as many as decode. What one client may add is less (prompt_rows_max). */
 static int prefill_rows_max(sn_scheduler *s, bool decoding, int prompts, int64_t now_us) {
-    int decode_rows = sn_decoding_sessions_rows(&s->decoding, now_us);
+    int decode_rows = decoding_rows(&s->decoding, now_us);
     if (!decoding && !decode_rows && now_us >= s->others_us) return prefill_rows_alone(s);
     if (!s->row_ns) return SN_PREFILL_ROWS_CONCURRENT;
     int delays = prompts / (decode_rows ? decode_rows : 1);
@@ -475,7 +701,7 @@ static void batch_form(sn_scheduler *s, int64_t now_us) {
         job->last_batch = s->batch_number;
         job_attach_prefix(s, job);
         if (job->n_done == job->n_tokens) job_end(job, SN_OK, now_us);
-        const int most = sn_scheduler_prompt_rows_max(s, job);
+        const int most = prompt_rows_max(s, job);
         batch_add_job(s, job, budget < most ? budget : most);
         if (s->n_rows > before) s->prefill_turn = job->client;
         budget -= s->n_rows - before;
@@ -499,8 +725,8 @@ static void batch_run(sn_scheduler *s) {
     memmove(s->recent_kinds + 1, s->recent_kinds, (SN_BATCH_KINDS - 1) * sizeof *s->recent_kinds);
     s->recent_kinds[0] = job_batch_kind(s->chosen[0]);
     if (!status && first == sn_span_first(s->span) && end == sn_span_end(s->span)) s->span_rows = s->n_rows;
-    sn_scheduler_learn_costs(s);
-    sn_scheduler_clients_account_pass(s, begun, now);
+    learn_costs(s);
+    clients_account_pass(s, begun, now);
     for (int i = 0; i < s->n_chosen; i++) {
         sn_job *job = s->chosen[i];
         if (!status && job->step.cacheable)
@@ -518,7 +744,7 @@ static void batch_run(sn_scheduler *s) {
  * as many passes of a page each as take so long, and at least in one; whole pages, or an even part of one. */
 static int catch_up_rows_max(const sn_scheduler *s, int64_t now_us) {
     int rows = s->n_chosen ? SN_PREFILL_ROWS_CONCURRENT : SN_SPAN_ROWS;
-    if (now_us >= s->others_us && !sn_decoding_sessions_of_others(&s->decoding, s->behind->client)) return rows;
+    if (now_us >= s->others_us && !decoding_of_others(&s->decoding, s->behind->client)) return rows;
     const uint64_t passes = s->decode_us ? SN_PREFILL_DELAY_US / s->decode_us : (uint64_t)rows;
     uint64_t most = (passes ? passes : 1) * SN_KV_PAGE_TOKENS;
     const uint64_t us = s->decode_us > SN_PREFILL_DELAY_US ? s->decode_us : SN_PREFILL_DELAY_US;
@@ -538,16 +764,16 @@ static void batch_catch_up(sn_scheduler *s, int64_t now_us) {
     s->catch_up_turn = job->client;
     sn_status status =
         sn_span_catch_up(s->span, job->first, job->end, adapter ? *adapter : NULL, *job->kv, rows, &job->err);
-    sn_scheduler_clients_wait(s, sn_now_us());
+    clients_wait(s, sn_now_us());
     sn_client_shares_of(&s->shares, job->client, s->shares.now_us)->cost = 1;
-    sn_scheduler_clients_account(s, begun_us, 0);
+    clients_account(s, begun_us, 0);
     if (status) job_end(job, status, sn_now_us());
 }
 
 /* -- training ------------------------------------------------------------------------------------------------------ */
 
 static bool steps_are_expected(sn_scheduler *s, int64_t now_us) {
-    return s->n_chosen || now_us < s->others_us || sn_decoding_sessions_rows(&s->decoding, now_us);
+    return s->n_chosen || now_us < s->others_us || decoding_rows(&s->decoding, now_us);
 }
 
 /* Training waits behind steps: while they run or are expected, it gets one part of the device's time, and they

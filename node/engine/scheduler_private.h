@@ -1,10 +1,9 @@
-/* The scheduler's state, for the files that it is made of: scheduler.c forms and runs batches, scheduler_shares.c knows
- * what rows cost and what clients may delay each other by. Belongs to the device thread. */
+/* The scheduler's state, for scheduler.c and a test that looks at what clients have used. Belongs to the device thread.
+ */
 #ifndef SN_NODE_ENGINE_SCHEDULER_PRIVATE_H
 #define SN_NODE_ENGINE_SCHEDULER_PRIVATE_H
 
 #include "node/engine/client_shares.h"
-#include "node/engine/decoding_sessions.h"
 #include "node/engine/kv_admission.h"
 #include "node/engine/scheduler.h"
 #include "node/engine/training.h"
@@ -13,6 +12,29 @@ enum {
     SN_BATCH_KINDS = 8,   /* kinds of batches whose last use is remembered */
     SN_ROWS_MULTIPLE = 8, /* rows of prompts beside decode rows come in multiples of this */
 };
+
+/* The decoding sessions: those whose decode steps ran within the last second, and whose next step is therefore
+ * expected. They bound prefill rows and the batch wait. */
+enum {
+    SN_DECODING_SESSIONS_MAX = 64,
+    SN_DECODING_WINDOW_US = 1000000
+}; /* a session that decoded within this time is expected to continue */
+
+typedef struct sn_decoding_session {
+    const void *session; /* only compared */
+    uint64_t client;
+    int rows;
+    bool arrived;     /* its next step is here */
+    uint64_t batch;   /* number of the batch that its newest step was in */
+    int64_t last_us;  /* when that batch was formed, */
+    int64_t ended_us; /* and when it was computed; 0: it is being computed */
+    int64_t gap_us;   /* from the end of a step to the arrival of the next one, the last time; negative: not known */
+} sn_decoding_session;
+
+typedef struct sn_decoding_sessions {
+    sn_decoding_session list[SN_DECODING_SESSIONS_MAX]; /* the one that decoded longest ago first */
+    int n;
+} sn_decoding_sessions;
 
 /* What the rows of a batch have in common: their blocks and their adapter. */
 typedef struct sn_batch_kind {
@@ -66,23 +88,5 @@ static inline bool sn_job_may_run(const sn_job *job) {
 static inline bool sn_job_counts_as_decode(const sn_job *job) {
     return job->n_tokens - job->n_done <= SN_DECODE_ROWS_MAX;
 }
-
-int64_t sn_scheduler_base_us(const sn_scheduler *s);      /* time of a pass of one row */
-int64_t sn_scheduler_delay_us_max(const sn_scheduler *s); /* what rows of one client may add to a pass */
-/* Expected time of the decode rows, or else of the rows of prompts, that the client has in the batch. */
-double sn_scheduler_client_us(const sn_scheduler *s, uint64_t client, bool decodes);
-bool sn_scheduler_exceeds_share(const sn_scheduler *s, const sn_job *job); /* the decode step waits for a later batch */
-int sn_scheduler_prompt_rows_max(const sn_scheduler *s, const sn_job *job); /* that the prompt may add to the batch */
-/* Until when no pass begins, so that a client that was delayed for long finds the device free; 0: now. */
-int64_t sn_scheduler_delayed_client_wait(sn_scheduler *s, int64_t now_us);
-
-void sn_scheduler_client_comes(sn_scheduler *s, const sn_job *job); /* with a step */
-/* After the pass of the batch, before its rows count as done: what it took is learned, and divided among clients. */
-void sn_scheduler_learn_costs(sn_scheduler *s);
-void sn_scheduler_clients_account_pass(sn_scheduler *s, int64_t begun_us, int64_t now_us);
-/* After other work: notes the clients that wait; then, when the costs of others are noted, divides the time since then.
- */
-void sn_scheduler_clients_wait(sn_scheduler *s, int64_t now_us);
-void sn_scheduler_clients_account(sn_scheduler *s, int64_t begun_us, int64_t alone_us);
 
 #endif

@@ -192,13 +192,7 @@ typedef struct listing {
 
 static sn_status list_model(void *ctx, const sn_cached_model *model, sn_err *err) {
     listing *l = ctx;
-    if (l->n == l->capacity) {
-        size_t capacity = l->capacity ? 2 * l->capacity : 16;
-        sn_cached_model *more = realloc(l->models, capacity * sizeof *more);
-        if (!more) return sn_fail(err, SN_STOP, "out of memory for the list of fetched models");
-        l->models = more;
-        l->capacity = capacity;
-    }
+    SN_TRY(sn_grow(&l->models, &l->capacity, l->n + 1, sizeof *l->models, err));
     l->models[l->n++] = *model;
     l->bytes += model->bytes;
     return SN_OK;

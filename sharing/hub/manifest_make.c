@@ -45,13 +45,7 @@ typedef struct making {
 static sn_status note_range(void *context, const char *path, uint64_t from, uint64_t bytes, sn_err *err) {
     making *m = context;
     if (m->n_noted) return SN_OK; /* the pieces are cut: a block is hashed */
-    if (m->n_marks == m->capacity) {
-        size_t capacity = m->capacity ? 2 * m->capacity : 1024;
-        mark *more = realloc(m->marks, capacity * sizeof *more);
-        if (!more) return sn_fail(err, SN_STOP, "out of memory for a manifest");
-        m->marks = more;
-        m->capacity = capacity;
-    }
+    SN_TRY(sn_grow(&m->marks, &m->capacity, m->n_marks + 1, sizeof *m->marks, err));
     for (int i = 0; i < m->n_paths; i++)
         if (!strcmp(m->paths[i], path)) m->marks[m->n_marks++] = (mark){from, bytes, i, m->unit};
     return SN_OK;
@@ -103,13 +97,7 @@ static sn_status list_files(making *m, const char *path, sn_err *err) {
 }
 
 static sn_status list_piece(making *m, uint64_t from, uint64_t to, sn_err *err) {
-    if (m->n_pieces == m->piece_capacity) {
-        size_t capacity = m->piece_capacity ? 2 * m->piece_capacity : 1024;
-        sn_piece *more = realloc(m->pieces, capacity * sizeof *more);
-        if (!more) return sn_fail(err, SN_STOP, "out of memory for a manifest");
-        m->pieces = more;
-        m->piece_capacity = capacity;
-    }
+    SN_TRY(sn_grow(&m->pieces, &m->piece_capacity, m->n_pieces + 1, sizeof *m->pieces, err));
     m->pieces[m->n_pieces++] = (sn_piece){.from = from, .to = to};
     return m->n_pieces <= SN_MANIFEST_MAX / PIECE_LINE
                ? SN_OK

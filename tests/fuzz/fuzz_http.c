@@ -7,6 +7,7 @@
 #include "tests/support/files.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { QUIET_MS = 300, END_MS = 10000, TURN_MS = 10, SESSIONS = 2, HEAD_MAX = 4096 };
+enum { QUIET_MS = 300, END_MS = 10000, PORTS_MS = 90000, TURN_MS = 10, SESSIONS = 2, HEAD_MAX = 4096 };
 
 static sn_server *server;
 static sn_server_queue *queue;
@@ -63,12 +64,31 @@ static void start_server(void) {
     require(!sn_server_new(&options, &server, &err), err.text);
 }
 
+/* libFuzzer's clock interrupts calls of this thread: a connection that was begun then goes on, and is waited for. */
+static int finish_connecting(int fd) {
+    struct pollfd writable = {.fd = fd, .events = POLLOUT};
+    int reason = ETIMEDOUT;
+    socklen_t len = sizeof reason;
+    for (int64_t end_us = sn_now_us() + END_MS * 1000LL; sn_now_us() < end_us;)
+        if (poll(&writable, 1, TURN_MS) > 0)
+            return getsockopt(fd, SOL_SOCKET, SO_ERROR, &reason, &len) ? errno : reason;
+    return reason;
+}
+
+/* A machine whose ports are all in use, by connections that ended a moment ago, is waited for. */
 static int dial(void) {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)sn_server_port(server))};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    require(fd >= 0 && !connect(fd, (struct sockaddr *)&to, sizeof to), "the server takes no connection");
-    return fd;
+    for (int64_t end_us = sn_now_us() + PORTS_MS * 1000LL;; sn_sleep_us(TURN_MS * 1000)) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), reason = fd < 0 ? errno : 0;
+        require(fd >= 0, strerror(reason));
+        if (connect(fd, (struct sockaddr *)&to, sizeof to)) reason = errno == EINTR ? finish_connecting(fd) : errno;
+        if (!reason) return fd;
+        close(fd);
+        if (reason == EADDRNOTAVAIL && sn_now_us() < end_us) continue;
+        fprintf(stderr, "fuzz_http: connect: %s\n", strerror(reason));
+        require(false, "the server takes no connection");
+    }
 }
 
 static void put(int fd, const void *data, size_t len) {

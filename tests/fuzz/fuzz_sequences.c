@@ -13,6 +13,7 @@
 #include "node/engine/kv_transfer.h"
 #include "node/engine/scheduler.h"
 #include "node/protocol/protocol_private.h" /* private: honest values are made of a session's state */
+#include "tests/support/memory_transport.h"
 #include "tests/support/require.h"
 #include "tests/support/tiny_model.h"
 

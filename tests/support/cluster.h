@@ -6,6 +6,7 @@
 
 #include "client/chain/chain.h"
 #include "node/node.h"
+#include "tests/support/memory_transport.h"
 
 typedef struct cluster cluster;
 

@@ -5,6 +5,7 @@
 #define SN_TESTS_EXPERT_FIXTURE_H
 
 #include "node/protocol/protocol.h"
+#include "tests/support/memory_transport.h"
 
 enum { SECOND = 1000000, EMBD = 4, EXPERTS = 8, BLOCKS = 2, HOLDERS = 2, EXPERT_JOBS_MAX = 64 };
 

@@ -6,6 +6,7 @@
 
 #include "node/membership/membership_private.h" /* private: seeds the gossip, so that each run is the same */
 #include "node/protocol/protocol_private.h"     /* private: tests look at the state of placement and gossip */
+#include "tests/support/memory_transport.h"
 
 enum { PROTOCOL_SWARM_MAX = 80, PROTOCOL_SWARM_BLOCKS_MAX = 64, PROTOCOL_SWARM_SECOND = 1000000 };
 

@@ -81,7 +81,7 @@ loss_curve.c fwrite       into a file
 never='exit|_exit|_Exit|quick_exit|abort|atexit|on_exit|v?f?printf|v?dprintf|puts|putchar|putc|fputs|fputc|fwrite|perror|psignal|stdout|stderr|stdin|__v?[fd]?printf_chk|signal|sigaction|sigprocmask|pthread_sigmask|getenv|secure_getenv|environ|setenv|putenv|unsetenv|fork|vfork|system|popen|chdir|umask|setlocale|srand|rand|srandom|random|dup2|pthread_atfork'
 linked=$(readelf -sW "$library" | awk '$4 == "FILE" {print $8}' | sort -u)
 found=0
-for archive in base device model kvcache blocks net dht client; do
+for archive in base device model text kvcache blocks net sharing_hub dht client; do
   while read -r object symbol; do
     found=$((found + 1))
     grep -qx "$object" <<<"$linked" || continue

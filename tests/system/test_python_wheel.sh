@@ -26,7 +26,7 @@ done
   PYTHONPATH=$scratch/site:$PYTHONPATH succeeds "${SN_TEST_PYTHON:-python3}" -c "import swarmnode; print(swarmnode.__version__, swarmnode.__file__)"
 ) || exit 1
 [ "$(cat "$scratch/run.out")" = "$version $scratch/site/swarmnode/__init__.py" ] || fail "the installed package is another one: $(cat "$scratch/run.out")"
-grep -q '^libzmq' "$scratch/site/swarmnode/licences/LIBRARIES.txt" || fail "the libraries of the wheel are not listed"
+grep -q '^libsodium' "$scratch/site/swarmnode/licences/LIBRARIES.txt" || fail "the libraries of the wheel are not listed"
 
 # On a bare Debian with Python and what numpy's own wheel needs, the wheel is all that libswarm and the programs need.
 packages=${PYTHONPATH##*:} root_python=python3.11 bare=$scratch/root

@@ -3,6 +3,7 @@
  * For ThreadSanitizer, which cannot run under Criterion. */
 #include "base/clock.h"
 #include "net/transport/transport.h"
+#include "tests/support/memory_transport.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -62,7 +63,7 @@ static void request_status(pair *p, sn_peer peer, uint64_t request) {
     sn_msg_free(&event.msg);
 }
 
-/* A client that sends a tensor and leaves, with or without reading the echo. */
+/* A client that sends a tensor, hangs up, dials again, and leaves. */
 static void visit(sn_hub *hub, const char *address, const uint8_t key[SN_KEY_SIZE], uint64_t number) {
     sn_err err = {0};
     sn_identity identity;
@@ -77,6 +78,9 @@ static void visit(sn_hub *hub, const char *address, const uint8_t key[SN_KEY_SIZ
     sn_msg *msg = NULL;
     require_ok(sn_msg_new(SN_MSG_CLOSE_REPLY, number, &msg, &err), &err);
     if (sn_transport_send(p.client, peer, &msg, &err)) sn_msg_free(&msg);
+    sn_transport_hang_up(p.client, peer);
+    require_ok(sn_transport_dial(p.client, address, key, &peer, &err), &err);
+    request_status(&p, peer, number);
     sn_transport_free(&p.client);
 }
 

@@ -36,7 +36,8 @@ static char address[SN_ADDRESS_MAX + 1];
 static inline void listener_begin(void) {
     virtual_clock_begin_still();
     REQUIRE(sn_identity_new(&identity, &err));
-    REQUIRE(listener_open(&identity, "127.0.0.1:0", address, &l, &err));
+    REQUIRE(listener_open(&identity, &l, &err));
+    REQUIRE(sn_listener_listen(l, "127.0.0.1:0", address, &err));
 }
 
 /* Lets the time pass, as it does for a thread that is never held up. */

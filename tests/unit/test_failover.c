@@ -2,6 +2,7 @@
  * reports soon which blocks are missing. */
 #include "base/clock.h"
 #include "tests/support/fake_node.h"
+#include "tests/support/memory_transport.h"
 #include "tests/support/require.h"
 #include "tests/support/chain_fixture.h"
 #include "tests/support/tiny_model.h"

@@ -122,6 +122,27 @@ Test(node_train_adapters, an_adapter_that_is_sent_again_while_it_loads_is_loaded
     protocol_fixture_end(&b);
 }
 
+/* Its blocks change or end: a client that is told so takes another node at once. */
+Test(node_train_adapters, a_node_that_leaves_or_loads_takes_neither_adapters_nor_batches) {
+    for (int loads = 0; loads < 2; loads++) {
+        protocol_fixture b;
+        protocol_fixture_begin(&b);
+        sn_buf image = train_image(b.w, 1);
+        if (loads)
+            sn_protocol_vacate(b.protocol, T0, b.unix_ms);
+        else
+            sn_protocol_drain(b.protocol, b.unix_ms);
+        sn_msg *asked[] = {adapter_put_message(b.w, &image), batch_message(b.w, SN_MSG_FORWARD, 0, 4, NULL),
+                           batch_message(b.w, SN_MSG_BACKWARD, 0, 4, NULL)};
+        for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+            sn_msg *answer = protocol_fixture_request(&b, asked[i], T0);
+            cr_expect(is_refusal(answer, SN_RETRY, loads ? "still loading its blocks" : "is leaving"), "%zu", i);
+        }
+        sn_buf_fini(&image);
+        protocol_fixture_end(&b);
+    }
+}
+
 /* They would take the node's places for adapters as long as the batches take. */
 Test(node_train_adapters, adapters_do_not_wait_behind_their_clients_batches) {
     enum { BATCHES = 4, TOKENS = 512 };

@@ -471,49 +471,6 @@ Test(portal, a_relay_reaches_its_own_relayed_nodes_where_its_router_does_not_let
     sn_msg_free(&event.msg);
 }
 
-static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER;
-static void hold_thread(void *ctx) {
-    (void)ctx;
-    pthread_mutex_lock(&held);
-    pthread_mutex_unlock(&held);
-}
-
-/* Whether this program's port accepts connections. */
-static bool port_is_open(int port) {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    bool open = !connect(fd, (struct sockaddr *)&at, sizeof at);
-    close(fd);
-    return open;
-}
-
-Test(portal, bridges_end_however_many_are_given_up_while_the_thread_is_busy) {
-    enum { BRIDGES = 100 };
-    const uint8_t key[SN_KEY_SIZE] = {1}, line[24] = "SWARM<1";
-    const sn_portal_host host = {.wake = hold_thread};
-    struct sockaddr_storage from = {.ss_family = AF_INET};
-    int ports[BRIDGES], pair[2];
-    sn_portal *portal = NULL;
-    sn_err err = {0};
-    require_ok(sn_portal_new(&host, 2 * BRIDGES, &portal, &err), &err);
-    for (int i = 0; i < BRIDGES; i++)
-        while (sn_portal_bridge(portal, "127.0.0.1:9", key, &ports[i], &err) == SN_RETRY) sn_sleep_us(1000);
-    pthread_mutex_lock(&held);
-    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
-    cr_assert_eq(send(pair[0], line, sizeof line, 0), (ssize_t)sizeof line); /* its arrival wakes the host */
-    sn_portal_take(portal, pair[1], &from);
-    for (int i = 0; i < BRIDGES; i++) sn_portal_unbridge(portal, ports[i]);
-    pthread_mutex_unlock(&held);
-    for (int i = 0; i < BRIDGES; i++)
-        for (int64_t until = sn_now_us() + WAIT_MS * 1000; port_is_open(ports[i]);) {
-            cr_assert_lt(sn_now_us(), until, "bridge %d is still there", i);
-            sn_sleep_us(1000);
-        }
-    close(pair[0]);
-    sn_portal_free(&portal);
-}
-
 Test(portal, connections_of_a_node_that_comes_by_another_way_end) {
     uint8_t reply[REPLY_SIZE], byte, key[SN_KEY_SIZE], token[SN_TOKEN_SIZE], answer[24] = "SWARM>1";
     register_node();

@@ -1,6 +1,7 @@
 /* Models with recurrent blocks in the files that are published: GGUF files of llama.cpp's architecture qwen35moe, and
  * folders that hold an image encoder and blocks that predict further tokens beside the text model. */
 #include "blocks/span.h"
+#include "model/gguf.h"
 #include "model/model.h"
 #include "model/safetensors.h"
 #include "tests/support/cpu_devices.h"
@@ -143,9 +144,9 @@ static void add_experts(gguf *g, const sn_safetensors *file, int block, const ch
     sn_buf_fini(&all);
 }
 
-/* One further block, which is not used, if `further`. */
-static void put_keys(sn_buf *b, uint64_t n_tensors, bool further) {
-    put_gguf_header(b, 3, n_tensors, 21);
+/* One further block, which is not used, if `further`. `n_more` keys follow. */
+static void put_keys(sn_buf *b, uint64_t n_tensors, bool further, uint64_t n_more) {
+    put_gguf_header(b, 3, n_tensors, 21 + n_more);
     put_gguf_text(b, "general.architecture", "qwen35moe");
     put_gguf_u32(b, "qwen35moe.block_count", BLOCKS + further);
     put_gguf_u32(b, "qwen35moe.nextn_predict_layers", further);
@@ -189,7 +190,7 @@ static char *write_gguf(const char *folder, bool further) {
         add_experts(&g, file, block, "down_proj", "ffn_down_exps.weight");
     }
     if (further) add_tensor(&g, "blk.4.nextn.enorm.weight", 1, (size_t[]){EMBD}, none, EMBD);
-    put_keys(&b, g.n, further);
+    put_keys(&b, g.n, further, 0);
     put_bytes(&b, g.directory.data, g.directory.len);
     pad_to(&b, 32);
     put_bytes(&b, g.data.data, g.data.len);
@@ -239,6 +240,40 @@ Test(recurrent_files, a_gguf_mixture_gives_what_the_folder_gives) {
     }
     free(x), free(want);
     temp_folder_remove(&folder);
+}
+
+/* A file may say which blocks are recurrent, by a list or an interval. */
+static void expect_blocks_refused(int every, sn_gguf_type element, uint64_t n, const char *part) {
+    sn_buf b = {0};
+    char *folder = temp_folder();
+    sn_model *m = NULL;
+    sn_err why = {0};
+    put_keys(&b, 0, false, 2);
+    put_gguf_u32(&b, "qwen35moe.vocab_size", 320);
+    if (n) {
+        put_gguf_key(&b, "qwen35moe.attention.recurrent_layers", SN_GGUF_ARRAY);
+        put_u32(&b, element);
+        put_u64(&b, n);
+        for (uint64_t i = 0; i < n; i++) put_bytes(&b, "\1", 1);
+    } else {
+        put_gguf_u32(&b, "qwen35moe.full_attention_interval", (uint32_t)every);
+    }
+    pad_to(&b, 32);
+    write_file(folder, "model.gguf", b.data, b.len);
+    char *path = temp_path(folder, "model.gguf");
+    cr_expect_eq(sn_model_open(path, &m, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, part), "%s", why.text);
+    free(path);
+    sn_buf_fini(&b);
+    temp_folder_remove(&folder);
+}
+
+Test(recurrent_files, a_gguf_that_says_nonsense_of_its_recurrent_blocks_is_refused) {
+    expect_blocks_refused(0, SN_GGUF_BOOL, 0, "'full_attention_interval' is 0");
+    expect_blocks_refused(-4, SN_GGUF_BOOL, 0, "full_attention_interval' is");
+    expect_blocks_refused(0, SN_GGUF_BOOL, BLOCKS - 1, "must be 4 bools");
+    expect_blocks_refused(0, SN_GGUF_BOOL, BLOCKS + 1, "must be 4 bools");
+    expect_blocks_refused(0, SN_GGUF_U8, BLOCKS, "must be 4 bools");
 }
 
 /* -- folders with pictures */

@@ -15,7 +15,7 @@ typedef struct ends {
 
 static void ends_open(ends *e) {
     REQUIRE(sn_identity_new(&e->identity, &err));
-    REQUIRE(sn_zmtp_init(&e->z, &e->identity, &err));
+    REQUIRE(sn_zmtp_init(&e->z, &e->identity, NULL, &err));
     curve_client_init(&e->client, &e->identity);
     sn_buf_init(&e->bytes, 64 << 20);
 }
@@ -62,7 +62,7 @@ Test(zmtp, reads_messages_however_their_bytes_are_cut) {
     for (size_t part = 1; part < 1500; part += part < 80 ? 1 : 97) {
         ends e;
         ends_connect(&e);
-        cr_assert_arr_eq(e.z.curve.client_key, e.client.identity.curve_key, SN_KEY_SIZE);
+        cr_assert_arr_eq(e.z.curve.peer_key, e.client.identity.curve_key, SN_KEY_SIZE);
         curve_client_frame(&e.client, 1, map, sizeof map, &e.bytes);
         curve_client_frame(&e.client, 2, "\x04PING\0\0ctx", 10, &e.bytes); /* a command may come between frames */
         curve_client_frame(&e.client, 0, tensor, sizeof tensor, &e.bytes);
@@ -307,4 +307,49 @@ Test(zmtp, takes_memory_for_bytes_that_came_and_not_for_lengths) {
     curve_append(&e.bytes, "\6\0\0\0\0\0\0\x08\1", 9); /* before a key is proven, 2 KiB are enough */
     expect_failure(&e);
     ends_close(&e);
+}
+
+/* -- the end that has dialled */
+
+/* Moves what `from` has to say to `to`, of which byte `wrong` is another one (SIZE_MAX: none). *at: the bytes before.
+ */
+static sn_zmtp_result pass_on(sn_zmtp *from, sn_zmtp *to, size_t wrong, size_t *at) {
+    uint8_t bytes[1024];
+    sn_zmtp_message message = {0};
+    const uint8_t *data = bytes;
+    size_t len = curve_take_output(from, bytes, sizeof bytes);
+    sn_zmtp_result result = SN_ZMTP_MORE;
+    if (wrong >= *at && wrong - *at < len) bytes[wrong - *at] ^= 0x40;
+    *at += len;
+    while (len && result != SN_ZMTP_FAILED) result = sn_zmtp_receive(to, &data, &len, &message);
+    sn_zmtp_message_free(&message);
+    return result;
+}
+
+/* Whether a client that expects `key` takes the server for it. */
+static bool shakes_hands(const sn_identity *server, const uint8_t key[SN_KEY_SIZE], size_t wrong) {
+    sn_identity own;
+    sn_zmtp both[2];
+    size_t at = 0, of_client = 0;
+    bool good = true;
+    REQUIRE(sn_identity_new(&own, &err));
+    REQUIRE(sn_zmtp_init(&both[0], server, NULL, &err));
+    REQUIRE(sn_zmtp_init(&both[1], &own, key, &err));
+    for (int i = 0; i < 6 && good; i++)
+        good = pass_on(&both[i % 2], &both[1 - i % 2], i % 2 ? SIZE_MAX : wrong, i % 2 ? &of_client : &at) !=
+               SN_ZMTP_FAILED;
+    good = good && sn_zmtp_is_ready(&both[1]) && !memcmp(both[0].curve.peer_key, own.curve_key, SN_KEY_SIZE);
+    for (int i = 0; i < 2; i++) sn_zmtp_fini(&both[i]);
+    return good;
+}
+
+Test(zmtp, only_the_owner_of_the_dialled_key_is_taken_for_it) {
+    enum { GREETING = SN_ZMTP_GREETING_SIZE, WELCOME = 170, READY = 2 + 14 + 22 + 16 };
+    sn_identity server, other;
+    REQUIRE(sn_identity_new(&server, &err));
+    REQUIRE(sn_identity_new(&other, &err));
+    cr_expect(shakes_hands(&server, server.curve_key, SIZE_MAX));
+    cr_expect(!shakes_hands(&other, server.curve_key, SIZE_MAX));
+    for (size_t at = GREETING; at < GREETING + WELCOME + READY; at++)
+        cr_expect(!shakes_hands(&server, server.curve_key, at), "byte %zu says nothing", at);
 }

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "net/transport/emulated_link.h"
+#include "tests/support/memory_transport.h"
 
 #include <criterion/criterion.h>
 #include <signal.h> /* Criterion needs it for its .timeout */

@@ -13,13 +13,7 @@ sn_status sn_added_tokens_add(sn_added_tokens *added, const sn_added_token *toke
     if (token->len == 0 || token->len > SN_ADDED_TOKEN_BYTES_MAX)
         return sn_fail(err, SN_REFUSED, "added token %d is %zu bytes long; 1 to %d are taken", token->id, token->len,
                        SN_ADDED_TOKEN_BYTES_MAX);
-    if (added->n == added->capacity) {
-        size_t capacity = added->capacity ? 2 * added->capacity : 64;
-        void *grown = realloc(added->tokens, capacity * sizeof *added->tokens);
-        if (!grown) return sn_fail(err, SN_STOP, "out of memory for %zu added tokens", capacity);
-        added->tokens = grown;
-        added->capacity = capacity;
-    }
+    SN_TRY(sn_grow(&added->tokens, &added->capacity, added->n + 1, sizeof *added->tokens, err));
     char *text;
     sn_status status = sn_calloc(&text, token->len, 1, err);
     if (status) return status;

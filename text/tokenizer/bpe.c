@@ -20,20 +20,8 @@ void sn_bpe_fini(sn_bpe *bpe) {
     *bpe = (sn_bpe){0};
 }
 
-/* Grows an array to a capacity of at least n elements and keeps its contents. */
-static sn_status bpe_grow(void *array, size_t size, size_t n, size_t *capacity, sn_err *err) {
-    void **at = array;
-    if (n <= *capacity) return SN_OK;
-    size_t want = n < 256 ? 256 : n + n / 2;
-    void *grown = realloc(*at, want * size);
-    if (!grown) return sn_fail(err, SN_STOP, "out of memory: %zu bytes for the tokenizer", want * size);
-    *at = grown;
-    *capacity = want;
-    return SN_OK;
-}
-
 sn_status sn_bpe_append(sn_bpe *bpe, int32_t id, sn_err *err) {
-    sn_status status = bpe_grow(&bpe->out.ids, sizeof *bpe->out.ids, bpe->out.n + 1, &bpe->out_capacity, err);
+    sn_status status = sn_grow(&bpe->out.ids, &bpe->out_capacity, bpe->out.n + 1, sizeof *bpe->out.ids, err);
     if (!status) bpe->out.ids[bpe->out.n++] = id;
     return status;
 }
@@ -157,8 +145,8 @@ sn_status sn_bpe_encode_piece(sn_bpe *bpe, const sn_vocab *vocab, bool ignore_me
     int32_t whole = ignore_merges ? sn_vocab_find(vocab, piece, len) : -1;
     if (whole >= 0 && sn_vocab_kind(vocab, whole) != SN_TOKEN_SPECIAL) return sn_bpe_append(bpe, whole, err);
     /* Every merge takes one candidate off the heap and adds at most two: the heap never holds more than 2 * len. */
-    sn_status status = bpe_grow(&bpe->symbols, sizeof *bpe->symbols, len, &bpe->symbols_capacity, err);
-    if (!status) status = bpe_grow(&bpe->heap, sizeof *bpe->heap, 2 * len, &bpe->heap_capacity, err);
+    sn_status status = sn_grow(&bpe->symbols, &bpe->symbols_capacity, len, sizeof *bpe->symbols, err);
+    if (!status) status = sn_grow(&bpe->heap, &bpe->heap_capacity, 2 * len, sizeof *bpe->heap, err);
     if (status) return status;
     bpe->piece = piece;
     uint32_t n = vocab->sentencepiece ? init_from_characters(bpe, vocab, len) : init_from_bytes(bpe, vocab, len);

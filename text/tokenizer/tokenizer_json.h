@@ -1,25 +1,11 @@
-/* The parts of tokenizer.json (https://huggingface.co/docs/tokenizers) besides its model: normalizer, pre-tokenizer and
- * decoder; and the files that may be in its place. For tokenizer_json.c; every function refuses what it does not know.
- */
+/* What may be in the place of a tokenizer.json (https://huggingface.co/docs/tokenizers), for tokenizer_json.c and the
+ * files that read it. Every function refuses what it does not know. */
 #ifndef SN_TEXT_TOKENIZER_TOKENIZER_JSON_H
 #define SN_TEXT_TOKENIZER_TOKENIZER_JSON_H
 
 #include "text/tokenizer/tokenizer_private.h"
 
 #include <jansson.h>
-
-/* Whether the file is of byte-level BPE, by its pre_tokenizer and decoder; else it is SentencePiece's kind. */
-bool sn_tokenizer_json_is_byte_level(const json_t *root);
-
-/* Adds the steps of "pre_tokenizer". SN_REFUSED for an unknown step, and when the steps do not fit the vocabulary: a
- * byte-level one needs the step ByteLevel, a SentencePiece one needs spaces to become U+2581 here or in the
- * normalizer. */
-sn_status sn_tokenizer_json_steps(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
-
-/* The pieces of a Unigram `model` as an object of ids, which the caller releases, also after an error. */
-sn_status sn_tokenizer_json_unigram_ids(const json_t *model, json_t **out, sn_err *err) SN_MUST_USE;
-/* The scores of that model and its unknown token, when the vocabulary is indexed. */
-sn_status sn_tokenizer_json_unigram(sn_tokenizer *t, const json_t *model, sn_err *err) SN_MUST_USE;
 
 /* Instead of tokenizer.json: vocabulary, special tokens and pre-tokenizer of a tiktoken.model (`file`) beside
  * tokenizer_config.json (`config`, or NULL). */
@@ -35,10 +21,6 @@ sn_status sn_tokenizer_spm(sn_tokenizer *t, const sn_buf *file, const json_t *co
 bool sn_base64_decode(const char *text, size_t len, uint8_t *out, size_t *n_out);
 /* Byte-level, after all tokens are set: those of the lowest ids merge first. SN_REFUSED when a byte has none. */
 sn_status sn_tokenizer_merge_by_rank(sn_tokenizer *t, const char *file, sn_err *err) SN_MUST_USE;
-
-/* "normalizer"; and of SentencePiece "decoder". */
-sn_status sn_tokenizer_json_normalizer(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
-sn_status sn_tokenizer_json_decoder(sn_tokenizer *t, const json_t *value, sn_err *err) SN_MUST_USE;
 
 /* A member that is a string or a bool; `fallback` when it is absent, null or of another type. */
 const char *sn_json_string(const json_t *object, const char *key, const char *fallback);

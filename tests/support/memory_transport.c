@@ -8,7 +8,7 @@
  * tensor copied before the lock is taken. A message to an address where no transport listens, or one with another key,
  * is dropped, and the sender gets one event that reports the outage. When the dialling end leaves, the listening end
  * gets one event that reports it, after the messages that wait. */
-#include "net/transport/transport.h"
+#include "tests/support/memory_transport.h"
 
 #include "base/clock.h"
 #include "net/address.h"

@@ -1,0 +1,91 @@
+"""Computes small models from the GGUF files that llama.cpp's own converter makes of them, and compares with transformers.
+
+    converted_models.py SWARM LLAMA_CPP OUT FOLDER...
+
+Each FOLDER is a model without a tokenizer. LLAMA_CPP is the folder of llama.cpp's sources, OUT one for the files. What the makers of
+models write into config.json and transformers does not is added (PUBLISHED), and what a GGUF file has no field for has the value that
+llama.cpp assumes (ASSUMED). Prints for each model how far the logits are off, as a share of the largest; the exit code is 1 if one is off,
+or refused.
+"""
+import json, os, shutil, subprocess, sys, warnings
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+warnings.filterwarnings("ignore")
+swarm, llama, out, folders = sys.argv[1], sys.argv[2], sys.argv[3], [f.rstrip("/") for f in sys.argv[4:]]
+sys.path[:0] = [llama, os.path.join(llama, "gguf-py")]
+import torch, transformers
+import convert_hf_to_gguf as converter
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+torch.set_num_threads(1)
+transformers.logging.disable_progress_bar()
+TOLERANCE = 1e-4
+IDS = [5, 9, 31, 77, 12, 200, 3, 150, 42, 42, 88, 17, 201, 6, 99, 54, 23, 68, 111, 7, 60, 61, 62, 63, 200, 19, 33, 2]
+PUBLISHED = {"deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}, "minimax_m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
+             "falcon_7b": {"num_kv_heads": 1}}
+ASSUMED = {"mistral": {"sliding_window": None}, "gemma2": {"query_pre_attn_scalar": 16}, "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192},
+           "gemma3": {"layer_types": ["sliding_attention"] * 4}}  # each sixth block is another one
+find_class = converter.get_model_class
+
+
+def without_vocabulary(*args, **kwargs):
+    """The folders have no tokenizer; vocabularies have a test of their own."""
+    model = find_class(*args, **kwargs)
+    model.set_vocab = lambda self: self._set_vocab_none()
+    return model
+
+
+converter.get_model_class = without_vocabulary
+
+
+def copy(folder):
+    """A copy of the model with the fields above."""
+    to = os.path.join(out, os.path.basename(folder))
+    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("golden.safetensors"))
+    with open(os.path.join(to, "config.json"), "r+") as f:
+        config = json.load(f)
+        for name in (config["model_type"].removesuffix("_text"), os.path.basename(folder)):
+            config.update({**PUBLISHED.get(name, {}), **ASSUMED.get(name, {})})
+        f.seek(0)
+        json.dump(config, f)
+        f.truncate()
+    with open(os.path.join(to, "tokenizer.json"), "w") as f:  # Gemma 3's converter counts its tokens
+        json.dump({"model": {"vocab": {str(i): i for i in range(config["vocab_size"])}}, "added_tokens": []}, f)
+    return to
+
+
+def convert(folder, path):
+    sys.argv = ["convert", folder, "--outfile", path, "--outtype", "f32"] + ["--no-mtp"] * ("qwen3_5" in folder)
+    try:
+        converter.main()
+    except (Exception, SystemExit) as e:
+        return f"not converted: {type(e).__name__}: {str(e)[:100]}"
+
+
+def off(folder, path):
+    """How far the logits of the file are from the reference's of the folder, or why there are none."""
+    with torch.no_grad():
+        want = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(torch.tensor([IDS]), use_cache=False).logits[0]
+    ids, to = os.path.join(out, "ids.json"), os.path.join(out, "out.safetensors")
+    with open(ids, "w") as f:
+        json.dump(IDS, f)
+    run = subprocess.run([swarm, "forward", "--model", path, "--local", "all", "--ids-file", ids, "--out", to, "--force", "--threads", "1",
+                          "--kv-dtype", "f32"], capture_output=True, text=True, timeout=120)
+    return run.stderr.strip() if run.returncode else float((load_file(to)["logits"] - want).abs().max() / want.abs().max())
+
+
+bad = 0
+for folder in folders:
+    copied = copy(folder)
+    path = copied + ".gguf"
+    found = convert(copied, path) or off(copied, path)
+    good = isinstance(found, float) and found <= TOLERANCE
+    bad += not good
+    print(f"{os.path.basename(folder)}: {found if isinstance(found, str) else format(found, '.1e')}{'' if good else '  <--'}", flush=True)
+    shutil.rmtree(copied)
+    if os.path.exists(path):
+        os.remove(path)
+print(f"{len(folders)} models, {bad} off")
+sys.exit(bool(bad))

@@ -13,7 +13,7 @@ esac
 FUZZ_SECONDS=${FUZZ_SECONDS:-10}
 MUTANTS=${MUTANTS:-8}
 # A warning ends the release build; clang-tidy (check.sh --tidy) reports clang's. Under sanitizers GCC warns of what is none.
-export SN_STRICT=-DCMAKE_COMPILE_WARNING_AS_ERROR=ON
+export SN_STRICT=-DSN_STRICT=ON
 # Builds of the same sources in other folders find the same objects.
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1
 # All of them, and later runs, find the XPU's kernels that PoCL has compiled.

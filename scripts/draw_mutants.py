@@ -7,7 +7,6 @@ of its folder, at most --tests of them. scripts/mutants.sh builds and runs what 
 looked at by a person: a test is mended, the line is doubled elsewhere, or a system test sees it. --list only prints what was drawn."""
 
 import argparse
-import difflib
 import functools
 import pathlib
 import random
@@ -62,13 +61,19 @@ def tests_of(path, text, place, most):
     return sorted(known or near, key=lambda name: (-quoted[name], path.stem not in name, -counts[name]))[:most]
 
 
-def patch(path, text, place, names):
+def mutant(path, text, place, names):
+    """An entry as those of tests/mutants (scripts/mutants.py), with as many lines before as make its text stand once in the file."""
     begin, end = place
-    off = f"{text[:begin]}({text[begin:end]}) && 0{text[end:]}"
-    diff = "".join(difflib.unified_diff(text.splitlines(True), off.splitlines(True), f"a/{path}", f"b/{path}"))
+    number = text.count("\n", 0, begin) + 1
+    off = f"{text[:begin]}({text[begin:end]}) && 0{text[end:]}".splitlines()
+    lines = text.splitlines()
+    last = number + text.count("\n", begin, end)
+    first = next(n for n in range(number, 0, -1) if n == 1 or text.count("\n" + "\n".join(lines[n - 1 : last]) + "\n") == 1)
+    kept = [" " + line for line in lines[first - 1 : number - 1]]
+    changed = ["-" + line for line in lines[number - 1 : last]] + ["+" + line for line in off[number - 1 : last]]
+    name = re.sub(r"\W", "_", f"{path}_{number}")
     test = " && ".join(f"build/tests/{name}" for name in names)
-    line = text.count("\n", 0, begin) + 1
-    return f"# removes: {path}:{line}\n# test: {test}\n# builds: {' '.join(names)}\ndiff --git a/{path} b/{path}\n{diff}"
+    return "\n".join([f"[{name}]", f"removes: {path}:{number}", f"test: {test}", f"builds: {' '.join(names)}", f"--- {path}", *kept, *changed, "", ""])
 
 
 def main():
@@ -85,15 +90,15 @@ def main():
     drawn = random.Random(args.seed).sample(found, min(args.n, len(found)))
     print(f"{len(drawn)} of {len(found)} refusals, seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        patches = []
+        file = pathlib.Path(folder) / "drawn.txt"
         for path, place in drawn:
             text = texts[path]
             names = tests_of(path, text, place, args.tests)
             line = text.count("\n", 0, place[0]) + 1
             print(f"  {path}:{line}: {' '.join(text[place[0] : place[1]].split())[:90]}: {' '.join(names)}", flush=True)
-            patches.append(pathlib.Path(folder) / f"{str(path).replace('/', '_')}_{line}.patch")
-            patches[-1].write_text(patch(path, text, place, names))
-        return 0 if args.list or not patches else subprocess.run(["scripts/mutants.sh", *patches], check=False).returncode
+            with file.open("a") as out:
+                out.write(mutant(path, text, place, names))
+        return 0 if args.list or not drawn else subprocess.run(["scripts/mutants.sh", file], check=False).returncode
 
 
 sys.exit(main())

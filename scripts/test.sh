@@ -14,8 +14,8 @@ FUZZ_SECONDS=${FUZZ_SECONDS:-10}
 MUTANTS=${MUTANTS:-8}
 # A warning ends the release build; clang-tidy (check.sh --tidy) reports clang's. Under sanitizers GCC warns of what is none.
 export SN_STRICT=-DSN_STRICT=ON
-# Builds of the same sources in other folders find the same objects.
-export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1
+# Builds of the same sources in other folders find the same objects, also where a test builds without -Werror.
+export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1 CCACHE_IGNOREOPTIONS=-Werror
 # All of them, and later runs, find the XPU's kernels that PoCL has compiled.
 export POCL_CACHE_DIR=${POCL_CACHE_DIR:-$cache/pocl}
 

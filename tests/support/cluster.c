@@ -24,6 +24,7 @@ enum { NODES_MAX = 32 };
 typedef struct member {
     sn_node *node;
     char address[64], join[160], model[256];
+    const char *joined; /* join; the node reads it as long as it runs */
     int first, end;
     sn_expert_range experts;
     sn_identity identity;
@@ -95,7 +96,7 @@ static int count_blocks(const char *path) {
 static void start_member(cluster *c, member *m) {
     char path[] = "/tmp/swarm-test-identity-XXXXXX"; /* holds the identity file that the node reads */
     char file[64];
-    const char *join = m->join;
+    m->joined = m->join;
     if (!mkdtemp(path)) abort();
     snprintf(file, sizeof file, "%s/id", path);
     REQUIRE(sn_identity_save(&m->identity, file, &err));
@@ -106,7 +107,7 @@ static void start_member(cluster *c, member *m) {
         .first = m->first,
         .end = m->end,
         .listen = m->address,
-        .join = &join,
+        .join = &m->joined,
         .n_join = *m->join ? 1 : 0,
         .identity_path = file,
         .swarm_key_path = c->options.swarm_key,

@@ -103,7 +103,7 @@ def command(mutant):
     patterns, options = unit_patterns(mutant)
     if not patterns:
         scripts = re.match(r"(?:SN_BUILD=build |bash )*(tests/(?:system|attacks)/\S+)", mutant.test)
-        run = f"SN_BUILD=build bash {mutant.test}" if mutant.test.startswith("tests/") else mutant.test
+        run = f"bash {mutant.test}" if mutant.test.startswith("tests/") else mutant.test
         return run, mutant.builds or ("swarm swarm-node" if scripts else "")
     programs = [program_of(pattern) or "test_is_missing" for pattern in patterns]
     runs = [f"build/tests/{program}{options} --filter '{pattern}'" for program, pattern in zip(programs, patterns)]

@@ -17,8 +17,10 @@ if [ "${1:-}" = --drawn ]; then drawn=${2:?--drawn needs a number}; shift 2; fi
 PLAN=$(mktemp); export PLAN # "ID <tab> targets <tab> command" of each
 trap 'rm -rf "$PLAN" ${copy:+"$copy"}' EXIT
 python3 scripts/mutants.py plan "$@" >"$PLAN" || exit 1
-[ -z "$drawn" ] || while read -r line; do echo "$(sha256sum <<<"$(date +%F) ${line%%$'\t'*}" | cut -c1-64) $line"; done <"$PLAN" |
-  sort | sed -n "1,${drawn}p" | cut -c66- >"$PLAN.drawn" && mv "$PLAN.drawn" "$PLAN"
+if [ -n "$drawn" ]; then
+  while read -r line; do echo "$(sha256sum <<<"$(date +%F) ${line%%$'\t'*}" | cut -c1-64) $line"; done <"$PLAN" |
+    sort | sed -n "1,${drawn}p" | cut -c66- >"$PLAN.drawn" && mv "$PLAN.drawn" "$PLAN"
+fi
 
 # field ID NUMBER: 2: its targets; 3: its command.
 field() { awk -F '\t' -v id="$1" -v n="$2" '$1 == id {print $n; exit}' "$PLAN"; }

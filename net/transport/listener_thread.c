@@ -316,7 +316,8 @@ static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data
     return NULL;
 }
 
-static size_t held_of(const connection *c) { return c->fd < 0 ? 0 : c->partial + c->received_bytes; }
+/* Of one that has ended, too: others would end for what it has left here. */
+static size_t held_of(const connection *c) { return c->partial + c->received_bytes; }
 
 /* The connection that must end because all together hold too much, or NULL. What it sent is dropped: it would hold its
  * memory until the owner reads it. */

@@ -70,8 +70,7 @@ void listener_end_connection(sn_listener *l, connection *c, const char *why) {
     pthread_mutex_lock(&l->lock);
     listener_count_sealed(l, c, 0);
     if (c->dialled) {
-        bool taken = c->begun || c->dialled->asks;
-        dialled_is_down(l, c, c->dialled->up ? SN_OUTAGE_LOST : taken ? SN_OUTAGE_UNPROVEN : SN_OUTAGE_REFUSED);
+        dialled_is_down(l, c, c->dialled->up ? SN_OUTAGE_LOST : c->begun ? SN_OUTAGE_UNPROVEN : SN_OUTAGE_REFUSED);
     } else {
         c->gone = why;
         listener_drop_sent(l, c);

@@ -87,25 +87,32 @@ static sn_status hash_open_file(int fd, uint8_t *chunk, sn_hasher *hasher, const
     }
 }
 
-static sn_status read_open_file(int fd, const char *path, bool pipes, size_t limit, sn_buf *out, sn_err *err) {
-    struct stat st;
-    bool regular = !fstat(fd, &st) && S_ISREG(st.st_mode);
-    if (!regular && !pipes) return sn_fail(err, SN_REFUSED, "%s is no regular file", path);
-    if (regular && (size_t)st.st_size > limit)
-        return sn_fail(err, SN_REFUSED, "%s has %zu bytes; at most %zu are taken", path, (size_t)st.st_size, limit);
-    sn_buf_init(out, limit + 1);
+sn_status sn_read_stream(int fd, const char *name, size_t limit, const sn_cancel *stop, sn_buf *out, sn_err *err) {
     char chunk[65536];
     ssize_t got;
     sn_status status = SN_OK;
-    while (!status && ((got = read(fd, chunk, sizeof chunk)) > 0 || (got < 0 && errno == EINTR)))
-        if (got > 0) status = sn_buf_append(out, chunk, (size_t)got, err);
-    if (!status && got < 0) status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", path, strerror(errno));
+    sn_buf_init(out, limit + 1);
+    while (!status && (got = read(fd, chunk, sizeof chunk)) != 0) {
+        if (got > 0)
+            status = sn_buf_append(out, chunk, (size_t)got, err);
+        else if (errno != EINTR || sn_is_cancelled(stop))
+            status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", name, strerror(errno));
+    }
     if (!status) status = sn_buf_append(out, "", 1, err);
     if (status)
         sn_buf_fini(out);
     else
         out->len--;
     return status;
+}
+
+static sn_status read_open_file(int fd, const char *path, bool pipes, size_t limit, sn_buf *out, sn_err *err) {
+    struct stat st;
+    bool regular = !fstat(fd, &st) && S_ISREG(st.st_mode);
+    if (!regular && !pipes) return sn_fail(err, SN_REFUSED, "%s is no regular file", path);
+    if (regular && (size_t)st.st_size > limit)
+        return sn_fail(err, SN_REFUSED, "%s has %zu bytes; at most %zu are taken", path, (size_t)st.st_size, limit);
+    return sn_read_stream(fd, path, limit, NULL, out, err);
 }
 
 typedef enum file_kind { REGULAR, SECRET, OR_PIPE } file_kind;

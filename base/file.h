@@ -5,6 +5,7 @@
 #ifndef SN_BASE_FILE_H
 #define SN_BASE_FILE_H
 
+#include "base/cancel.h"
 #include "base/hash.h"
 #include "base/mem.h"
 
@@ -38,6 +39,11 @@ sn_status sn_read_file(const char *path, size_t limit, sn_buf *out, sn_err *err)
 sn_status sn_read_secret_file(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
 /* The same of a pipe or device, too. */
 sn_status sn_read_file_or_pipe(const char *path, size_t limit, sn_buf *out, sn_err *err) SN_MUST_USE;
+
+/* The same of what is open already, from where it stands to its end. A signal ends the wait for more once `stop` is set
+ * (NULL: none does). */
+sn_status sn_read_stream(int fd, const char *name, size_t limit, const sn_cancel *stop, sn_buf *out,
+                         sn_err *err) SN_MUST_USE;
 
 /* SHA-256 of the file's bytes. */
 sn_status sn_file_hash(const char *path, sn_hash *out, sn_err *err) SN_MUST_USE;

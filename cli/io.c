@@ -14,25 +14,6 @@
 
 enum { IDS_FILE_MAX = 1 << 28, IDS_MAX = 1 << 24 };
 
-static sn_status read_stream(int fd, const char *name, size_t limit, sn_buf *out, sn_err *err) {
-    char chunk[65536];
-    ssize_t got;
-    sn_status status = SN_OK;
-    sn_buf_init(out, limit + 1);
-    while (!status && (got = read(fd, chunk, sizeof chunk)) != 0) {
-        if (got > 0)
-            status = sn_buf_append(out, chunk, (size_t)got, err);
-        else if (errno != EINTR || sn_interrupted)
-            status = sn_fail(err, SN_REFUSED, "%s cannot be read: %s", name, strerror(errno));
-    }
-    if (!status) status = sn_buf_append(out, "", 1, err);
-    if (status)
-        sn_buf_fini(out);
-    else
-        out->len--;
-    return status;
-}
-
 /* A pipe has no size to look at first: <(command) of a shell is one. */
 static bool is_stream(const char *path) {
     struct stat st;
@@ -40,11 +21,11 @@ static bool is_stream(const char *path) {
 }
 
 sn_status sn_read_input(const char *path, size_t limit, sn_buf *out, sn_err *err) {
-    if (!strcmp(path, "-")) return read_stream(STDIN_FILENO, "standard input", limit, out, err);
+    if (!strcmp(path, "-")) return sn_read_stream(STDIN_FILENO, "standard input", limit, &sn_interrupt, out, err);
     if (!is_stream(path)) return sn_read_file(path, limit, out, err);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return sn_fail(err, SN_REFUSED, "%s cannot be opened: %s", path, strerror(errno));
-    sn_status status = read_stream(fd, path, limit, out, err);
+    sn_status status = sn_read_stream(fd, path, limit, &sn_interrupt, out, err);
     close(fd);
     return status;
 }

@@ -250,12 +250,7 @@ void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out) { d
 /* -- blocks taken apart */
 
 const sn_quant_form *sn_quant_form_of(sn_dtype dtype) {
-    static const sn_quant_form forms[SN_DTYPE_COUNT] = {
-#define X(type, low, high, scale, ...) [SN_##type] = {low, high, SN_SCALE_##scale, __VA_ARGS__},
-        SN_QUANT_TYPES(X)
-#undef X
-    };
-    return sn_dtype_quantised(dtype) ? &forms[dtype] : NULL;
+    return sn_dtype_quantised(dtype) ? &sn_quant_forms[dtype] : NULL;
 }
 
 static void split_codes(sn_dtype dtype, const sn_quant_form *form, const uint8_t *block, uint8_t *codes) {

@@ -66,6 +66,15 @@ typedef struct sn_quant_parts {
     uint8_t super[4];
 } sn_quant_parts;
 
+#ifndef __cplusplus /* CUDA's kernels read the types alone */
+/* Of each type; low_bits is 0 where it is not quantised. Here, so that the CPU's kernels see constants. */
+static const sn_quant_form sn_quant_forms[SN_DTYPE_COUNT] = {
+#define X(type, low, high, scale, ...) [SN_##type] = {low, high, SN_SCALE_##scale, __VA_ARGS__},
+    SN_QUANT_TYPES(X)
+#undef X
+};
+#endif
+
 /* The form of a quantised type; NULL: it is none. Static. */
 const sn_quant_form *sn_quant_form_of(sn_dtype dtype);
 /* The scale of SN_SCALE_E. */

@@ -131,14 +131,15 @@ INLINE bool at_once(int rows) { return HALVES_AT_ONCE && rows > 2; }
 #else
 /* The integer sums of one group of 32 k for each row, or of its half h in fine types, unless both come at once. */
 INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vs *sum) {
-    const bool half = sn_cpu_fine(t) && !at_once(rows), bytes = sn_cpu_forms[t].low_bits == 8;
+    const bool half = sn_cpu_fine(t) && !at_once(rows), bytes = sn_quant_forms[t].low_bits == 8;
     const int pairs = half ? 2 : 4;
     UNROLL
     for (int r = 0; r < rows; r++) sum[r] = vs_zero();
     UNROLL
     for (int i = 0; i < pairs; i++) { /* two vectors: neighbours, or of both halves, which may share bytes */
         const int first = half ? 4 * h + 2 * i : bytes ? 2 * i : i, second = half || bytes ? first + 1 : i + 4;
-        const vb a = load_numbers(t, w, first), b = load_numbers(t, w, second);
+        const vw a = vw_of(sn_cpu_bits(t), load_numbers(t, w, first));
+        const vw b = vw_of(sn_cpu_bits(t), load_numbers(t, w, second));
         UNROLL
         for (int r = 0; r < rows; r++) { /* each weight is loaded once for all rows */
             const int8_t *q = x[(size_t)r * stride].q;

@@ -173,24 +173,31 @@ static inline vi materialize(vi s) {
 static inline __m256i dot_pairs(__m256i a, __m256i xa, __m256i b, __m256i xb) {
     return _mm256_add_epi16(_mm256_maddubs_epi16(a, xa), _mm256_maddubs_epi16(b, xb));
 }
-/* Numbers of 8 bits: maddubs needs one unsigned operand, q * x = |q| * (x with the sign of q). A pair is at most
+/* maddubs needs one unsigned operand. Of numbers of 8 bits, q * x = |q| * (x with the sign of q); a pair is at most
  * 2 * 128 * 127 < 2^15. */
-static inline __m256i dot_signed(__m256i w, __m256i x) {
-    const __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
-    return pairs_to_ints(_mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q)));
+typedef struct {
+    vb q, size;
+} vw;
+static inline vw vw_of(int bits, vb numbers) {
+    if (bits != 8) return (vw){numbers, numbers};
+    const vb q = vb_less(numbers, 128);
+    return (vw){q, {_mm256_abs_epi8(q.a), _mm256_abs_epi8(q.b)}};
+}
+static inline __m256i dot_signed(__m256i q, __m256i size, __m256i x) {
+    return pairs_to_ints(_mm256_maddubs_epi16(size, _mm256_sign_epi8(x, q)));
 }
 /* Of fewer than 5 bits 16 sums of 16 bits each: eight pairs of at most 2 * 15 * 127 stay below 2^15, so they are
  * widened once. Else 8 sums of 32 bits. */
 typedef vi vs;
 enum { HALVES_AT_ONCE = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
-static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8_t *xb) {
+static inline vs vs_dot(vs s, int bits, vw a, const int8_t *xa, vw b, const int8_t *xb) {
     const __m256i x = broadcast_four(xa), y = broadcast_four(xb);
     if (bits == 8) {
-        s = materialize(vi_add(s, (vi){dot_signed(a.a, x), dot_signed(a.b, x)}));
-        return materialize(vi_add(s, (vi){dot_signed(b.a, y), dot_signed(b.b, y)}));
+        s = materialize(vi_add(s, (vi){dot_signed(a.q.a, a.size.a, x), dot_signed(a.q.b, a.size.b, x)}));
+        return materialize(vi_add(s, (vi){dot_signed(b.q.a, b.size.a, y), dot_signed(b.q.b, b.size.b, y)}));
     }
-    const vi pairs = {dot_pairs(a.a, x, b.a, y), dot_pairs(a.b, x, b.b, y)};
+    const vi pairs = {dot_pairs(a.q.a, x, b.q.a, y), dot_pairs(a.q.b, x, b.q.b, y)};
     if (bits < 5) return materialize((vi){_mm256_add_epi16(s.a, pairs.a), _mm256_add_epi16(s.b, pairs.b)});
     return materialize(vi_add(s, (vi){pairs_to_ints(pairs.a), pairs_to_ints(pairs.b)}));
 }

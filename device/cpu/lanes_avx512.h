@@ -98,7 +98,12 @@ typedef struct {
 } vs;
 enum { HALVES_AT_ONCE = 1 };
 static inline vs vs_zero(void) { return (vs){_mm512_setzero_si512(), _mm512_setzero_si512()}; }
-static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8_t *xb) {
+typedef vb vw;
+static inline vw vw_of(int bits, vb numbers) {
+    (void)bits;
+    return numbers;
+}
+static inline vs vs_dot(vs s, int bits, vw a, const int8_t *xa, vw b, const int8_t *xb) {
     (void)bits;
     return (vs){_mm512_dpbusd_epi32(s.a, a, broadcast_four(xa)), _mm512_dpbusd_epi32(s.b, b, broadcast_four(xb))};
 }

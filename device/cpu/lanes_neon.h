@@ -135,8 +135,13 @@ static inline int32_t vi_top(vi x) {
 }
 
 EACH(vb, vb_load, (const void *p), vld1q_u8((const uint8_t *)p + 16 * j))
-EACH(vb, vb_bits, (vb x, int shift, int mask),
-     vandq_u8(vshlq_u8(x.v[j], vdupq_n_s8((int8_t)-shift)), vdupq_n_u8((uint8_t)mask)))
+/* Shifts of vector types take a constant or not, at every level of optimisation. */
+EACH(vb, shifted, (vb x, int shift), shift < 0 ? x.v[j] << -shift : x.v[j] >> shift)
+EACH(vb, masked, (vb x, int mask), vandq_u8(x.v[j], vdupq_n_u8((uint8_t)mask)))
+static inline vb vb_bits(vb x, int shift, int mask) {
+    x = shift ? shifted(x, shift) : x;
+    return shift > 0 && mask == 255 >> shift ? x : masked(x, mask);
+}
 EACH(vb, or_each, (vb x, vb y), vorrq_u8(x.v[j], y.v[j]))
 static inline vb vb_or_bits(vb x, vb y, int shift, int mask) { return or_each(x, vb_bits(y, shift, mask)); }
 EACH(vb, vb_less, (vb x, uint8_t less), vsubq_u8(x.v[j], vdupq_n_u8(less)))
@@ -163,11 +168,10 @@ enum { HALVES_AT_ONCE = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
 EACH(vs, dot, (vs s, vb w, int8x16_t x), dot_four(s.v[j], vreinterpretq_s8_u8(w.v[j]), x))
 /* Of 8 bits the signed numbers; of fewer the numbers themselves are signed bytes. */
-static inline vs vs_dot(vs s, int bits, vb a, const int8_t *xa, vb b, const int8_t *xb) {
-    if (bits == 8) {
-        a = vb_less(a, 128);
-        b = vb_less(b, 128);
-    }
+typedef vb vw;
+static inline vw vw_of(int bits, vb numbers) { return bits == 8 ? vb_less(numbers, 128) : numbers; }
+static inline vs vs_dot(vs s, int bits, vw a, const int8_t *xa, vw b, const int8_t *xb) {
+    (void)bits;
     return dot(dot(s, a, broadcast_four(xa)), b, broadcast_four(xb));
 }
 static inline vi vs_end(vs s, int bits, int half, vi bias) {

@@ -72,7 +72,7 @@ static void pack_scales(const uint8_t *first, size_t bytes, bool halves, uint8_t
 
 static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) {
     const sn_cpu_weight *w = &job->weight;
-    const sn_quant_form *form = &sn_cpu_forms[job->dtype];
+    const sn_quant_form *form = &sn_quant_forms[job->dtype];
     const bool halves = form->scale == SN_SCALE_D || form->scale == SN_SCALE_DM;
     const size_t in_block = sn_dtype_block(job->dtype), bytes = sn_dtype_bytes(job->dtype);
     const size_t n = sn_min_size(SN_LANES, w->rows - first_row);
@@ -191,7 +191,7 @@ static void read_scales(sn_dtype dtype, const uint8_t *head, const uint8_t *scal
     float head_d = sn_cpu_head_bytes(dtype) ? read_float(SN_F16, head, lane) : 0, head_m = 0;
     if (sn_cpu_head_bytes(dtype) && sn_cpu_offsets(dtype)) head_m = read_float(SN_F16, head, SN_LANES + lane);
     *d = *m = 0;
-    switch (sn_cpu_forms[dtype].scale) {
+    switch (sn_quant_forms[dtype].scale) {
     case SN_SCALE_DM:
         *m = read_float(SN_F16, scales, SN_LANES + lane);
         /* fallthrough */
@@ -224,7 +224,7 @@ static unsigned plane_bits(const uint8_t *plane, int bits, size_t v, size_t i) {
 
 /* The 32 numbers of one lane of group `g` of the panel at `at`. */
 static void unpack_group(const sn_cpu_weight *w, const uint8_t *at, size_t g, size_t lane, float *out) {
-    const sn_quant_form *form = &sn_cpu_forms[w->dtype];
+    const sn_quant_form *form = &sn_quant_forms[w->dtype];
     const size_t in_block = sn_cpu_groups(w->dtype);
     const uint8_t *block = at + g / in_block * sn_cpu_block_bytes(w->dtype);
     const uint8_t *q = block + sn_cpu_head_bytes(w->dtype) + g % in_block * sn_cpu_group_bytes(w->dtype);

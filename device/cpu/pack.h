@@ -42,31 +42,24 @@ enum {
 /* The types whose codes and scales the kernels are compiled for; the others are float types. */
 #define SN_FLOAT_TYPES(X) X(F32) X(F16) X(BF16) X(F8_E4M3)
 
-/* What a quantised type consists of. A header's table, so that kernels see constants; low_bits is 0 for other types. */
-static const sn_quant_form sn_cpu_forms[SN_DTYPE_COUNT] = {
-#define X(type, low, high, scale, ...) [SN_##type] = {low, high, SN_SCALE_##scale, __VA_ARGS__},
-    SN_QUANT_TYPES(X)
-#undef X
-};
-
-static inline bool sn_cpu_quantised(sn_dtype t) { return sn_cpu_forms[t].low_bits; }
+static inline bool sn_cpu_quantised(sn_dtype t) { return sn_quant_forms[t].low_bits; }
 /* Whether each half of a group has scales of its own. */
 static inline bool sn_cpu_fine(sn_dtype t) {
-    return sn_cpu_forms[t].scale == SN_SCALE_S || sn_cpu_forms[t].scale == SN_SCALE_N;
+    return sn_quant_forms[t].scale == SN_SCALE_S || sn_quant_forms[t].scale == SN_SCALE_N;
 }
 static inline bool sn_cpu_offsets(sn_dtype t) {
-    sn_quant_scale s = sn_cpu_forms[t].scale;
+    sn_quant_scale s = sn_quant_forms[t].scale;
     return s == SN_SCALE_DM || s == SN_SCALE_K || s == SN_SCALE_N;
 }
 /* Bytes of a block's head, of the codes of a group, and of a group with its scales. */
-static inline size_t sn_cpu_head_bytes(sn_dtype t) { return (size_t)(SN_LANES * sn_cpu_forms[t].super_bytes); }
+static inline size_t sn_cpu_head_bytes(sn_dtype t) { return (size_t)(SN_LANES * sn_quant_forms[t].super_bytes); }
 static inline size_t sn_cpu_code_bytes(sn_dtype t) {
-    return (size_t)(SN_VECTOR * (sn_cpu_forms[t].low_bits + sn_cpu_forms[t].high_bits));
+    return (size_t)(SN_VECTOR * (sn_quant_forms[t].low_bits + sn_quant_forms[t].high_bits));
 }
 static inline size_t sn_cpu_group_bytes(sn_dtype t) {
-    return sn_cpu_code_bytes(t) + (size_t)(SN_LANES * sn_cpu_forms[t].scale_bytes);
+    return sn_cpu_code_bytes(t) + (size_t)(SN_LANES * sn_quant_forms[t].scale_bytes);
 }
-static inline size_t sn_cpu_groups(sn_dtype t) { return sn_cpu_forms[t].super_bytes ? SN_QUANT_GROUPS_MAX : 1; }
+static inline size_t sn_cpu_groups(sn_dtype t) { return sn_quant_forms[t].super_bytes ? SN_QUANT_GROUPS_MAX : 1; }
 /* k of a block, and its bytes. */
 static inline size_t sn_cpu_block(sn_dtype t) {
     return t == SN_F8_E4M3 ? SN_F8_K : sn_cpu_quantised(t) ? SN_QUANT_GROUP * sn_cpu_groups(t) : 1;
@@ -80,11 +73,11 @@ static inline size_t sn_cpu_block_bytes(sn_dtype t) {
 /* The kernels multiply unsigned numbers below 2^bits, of which each is larger than the weight's integer by `zero`. A
  * number is a code itself, or the entry of sn_cpu_tables that the code names. */
 static inline int sn_cpu_zero(sn_dtype t) {
-    const sn_quant_form *f = &sn_cpu_forms[t];
+    const sn_quant_form *f = &sn_quant_forms[t];
     return f->table == 1 || f->low_bits == 8 ? 128 : f->table == 2 ? 12 : f->zero;
 }
 static inline int sn_cpu_bits(sn_dtype t) {
-    const sn_quant_form *f = &sn_cpu_forms[t];
+    const sn_quant_form *f = &sn_quant_forms[t];
     return f->table == 1 ? 8 : f->table == 2 ? 5 : f->low_bits + f->high_bits;
 }
 /* The numbers of the IQ4 types + 128, and twice those of E2M1 (OCP Microscaling 1.0) + 12. */

@@ -1,10 +1,8 @@
 /* The integer sums of a group where an instruction multiplies two rows of x with two outputs at a time (SMMLA: 8 k of
  * each). Part of kernels.inc.c, in place of its group_sums. Sums of integers are exact, so their bits are the same. */
 
-/* As in kernels.inc.c; an odd last row is multiplied alone. Numbers of 8 bits are made signed, of fewer bits they are.
- */
+/* As in kernels.inc.c; an odd last row is multiplied alone. */
 INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vs *dot) {
-    const bool bytes = sn_cpu_bits(t) == 8;
     const int vectors = sn_cpu_fine(t) ? 4 : 8, pairs = rows / 2, odd = rows % 2;
     vp sum[ROW_TILE / 2];
     vs alone = vs_zero();
@@ -12,8 +10,7 @@ INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_x
     for (int p = 0; p < pairs; p++) sum[p] = vp_zero();
     UNROLL
     for (int v = 4 * h; v < 4 * h + vectors; v += 2) {
-        const vb a = bytes ? load_integers(t, w, v) : load_numbers(t, w, v);
-        const vb b = bytes ? load_integers(t, w, v + 1) : load_numbers(t, w, v + 1);
+        const vw a = vw_of(sn_cpu_bits(t), load_numbers(t, w, v)), b = vw_of(sn_cpu_bits(t), load_numbers(t, w, v + 1));
         const int8_t *q = x->q + 4 * v;
         UNROLL
         for (int p = 0; p < pairs; p++)

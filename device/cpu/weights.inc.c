@@ -12,7 +12,7 @@
 
 /* Vector v of the codes of the group at w. Of a weight type that is a constant, as in all of the below. */
 INLINE vb load_codes(sn_dtype t, const uint8_t *w, int v) {
-    const int low = sn_cpu_forms[t].low_bits, high = sn_cpu_forms[t].high_bits;
+    const int low = sn_quant_forms[t].low_bits, high = sn_quant_forms[t].high_bits;
     vb codes = low == 8   ? vb_load(w + SN_VECTOR * v)
                : low == 4 ? vb_bits(vb_load(w + SN_VECTOR * (v % 4)), v / 4 * 4, 15)
                           : vb_bits(vb_load(w + SN_VECTOR * (v / 4)), v % 4 * 2, 3);
@@ -24,7 +24,7 @@ INLINE vb load_codes(sn_dtype t, const uint8_t *w, int v) {
 /* The numbers that the codes stand for, unsigned: see sn_cpu_zero. */
 INLINE vb load_numbers(sn_dtype t, const uint8_t *w, int v) {
     const vb codes = load_codes(t, w, v);
-    return sn_cpu_forms[t].table ? vb_lookup(sn_cpu_tables[sn_cpu_forms[t].table], codes) : codes;
+    return sn_quant_forms[t].table ? vb_lookup(sn_cpu_tables[sn_quant_forms[t].table], codes) : codes;
 }
 /* The integers of the weights, signed bytes. */
 INLINE vb load_integers(sn_dtype t, const uint8_t *w, int v) {
@@ -34,16 +34,16 @@ INLINE vb load_integers(sn_dtype t, const uint8_t *w, int v) {
 /* The head of a superblock. */
 INLINE void load_head(sn_dtype t, const uint8_t *block, vf *d, vf *m) {
     *d = *m = vf_set(0);
-    if (sn_cpu_forms[t].super_bytes) *d = vf_from_f16(block);
-    if (sn_cpu_forms[t].super_bytes > 2) *m = vf_from_f16(block + 2 * SN_LANES);
-    if (sn_cpu_forms[t].scale == SN_SCALE_N)
+    if (sn_quant_forms[t].super_bytes) *d = vf_from_f16(block);
+    if (sn_quant_forms[t].super_bytes > 2) *m = vf_from_f16(block + 2 * SN_LANES);
+    if (sn_quant_forms[t].scale == SN_SCALE_N)
         *m = vf_mul(*m, vf_set(0x1p-4f)); /* load_scales has 16 times the offsets */
 }
 
 /* The scales of the group at p (of its half h in fine types), and the offsets where there are any. head_d, head_m: of
  * its superblock. */
 INLINE void load_scales(sn_dtype t, const uint8_t *p, int h, vf head_d, vf head_m, vf *d, vf *m) {
-    switch (sn_cpu_forms[t].scale) {
+    switch (sn_quant_forms[t].scale) {
     case SN_SCALE_D:
         *d = vf_from_f16(p);
         break;

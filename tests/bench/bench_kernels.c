@@ -60,8 +60,9 @@ static double time_linear(sn_device *d, const matrices *m, int n, const float *x
 }
 
 static void bench_linear(sn_device *d) {
-    static const sn_dtype types[] = {SN_Q4_1, SN_Q4_K,    SN_MXFP4, SN_Q8_0, SN_Q5_0, SN_Q5_1,
-                                     SN_Q6_K, SN_F8_E4M3, SN_BF16,  SN_F16,  SN_F32};
+    static const sn_dtype types[] = {SN_Q2_K,   SN_Q3_K,    SN_Q4_0, SN_Q4_1, SN_Q4_K, SN_IQ4_NL,
+                                     SN_IQ4_XS, SN_MXFP4,   SN_Q5_0, SN_Q5_1, SN_Q5_K, SN_Q6_K,
+                                     SN_Q8_0,   SN_F8_E4M3, SN_BF16, SN_F16,  SN_F32};
     bool plain = strstr(sn_device_describe(d), ", c");
     int rows = plain ? 16 : 256;
     float *x = test_random_floats((size_t)rows * 576, 3), *y = malloc((size_t)rows * 1536 * sizeof *y);

@@ -28,7 +28,7 @@ def innermost_loop(objdump, file, function):
 print("| kernels | Q4_1, 1 row | Q4_1, 4 rows | Q8_0, 1 row | Q8_0, 4 rows |\n| --- | --- | --- | --- | --- |")
 for file in sys.argv[2:]:
     cells = []
-    for function in "tile_Q4_HALF_1", "tile_Q4_HALF_4", "tile_Q8_HALF_1", "tile_Q8_HALF_4":
+    for function in "tile_Q4_1_1", "tile_Q4_1_4", "tile_Q8_0_1", "tile_Q8_0_4":
         names = innermost_loop(sys.argv[1], file, function)
         products = collections.Counter(name for name in names if PRODUCT.match(name))
         cells.append(f"{len(names)} ({', '.join(f'{n} {name}' for name, n in products.items())})")

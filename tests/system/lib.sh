@@ -271,6 +271,16 @@ pytest_in() {
   sed -n 's/^SKIPPED \[[0-9]*\] /not tested: /p' "$scratch/$1.out"
 }
 
+# transformers_python: $python has PyTorch and transformers: SN_TEST_PYTHON, or what the tests of the Python package fetched.
+transformers_python() {
+  local folder
+  python=${SN_TEST_PYTHON:-python3}
+  folder=$(compgen -G "$tools/python-torch-1-*" | head -1)
+  [ -z "$folder" ] || export PYTHONPATH=$folder
+  "$python" -c 'import torch, transformers' 2>/dev/null || skip "needs PyTorch and transformers: SN_TEST_PYTHON"
+  export PYTHONDONTWRITEBYTECODE=1
+}
+
 # llama_sources: sets `llama` to the vocabularies (models/) and the converter of llama.cpp, which the package llama-cpp-python of PyPI has
 # in its sources (77 MB, fetched once).
 llama_sources() {

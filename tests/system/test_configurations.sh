@@ -3,11 +3,7 @@
 # (tests/support/config_differences.py, which takes any small models by hand). Runs where PyTorch and transformers are: SN_TEST_PYTHON has
 # them, or the tests of the Python package fetched them.
 . "$(dirname "$0")/lib.sh"
-python=${SN_TEST_PYTHON:-python3}
-folder=$(compgen -G "$tools/python-torch-1-*" | head -1)
-[ -z "$folder" ] || export PYTHONPATH=$folder
-"$python" -c 'import torch, transformers' 2>/dev/null || skip "needs PyTorch and transformers: SN_TEST_PYTHON"
-export PYTHONDONTWRITEBYTECODE=1
+transformers_python
 golden=$fixtures/golden
 timeout -k 5 900 "$python" "$here/../support/config_differences.py" "$bin/swarm" "$scratch/changed" "$golden/llama" "$golden/gemma3" "$golden/glm4_moe" \
   --every 4 >"$scratch/out" 2>"$scratch/configurations.err" || fail "swarm computes otherwise than transformers: $(tail -n 20 "$scratch/out")"

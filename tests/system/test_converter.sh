@@ -3,11 +3,7 @@
 # serial Falcon, which the converter does not take. Runs where PyTorch and transformers are: SN_TEST_PYTHON has them, or the tests of the
 # Python package fetched them.
 . "$(dirname "$0")/lib.sh"
-python=${SN_TEST_PYTHON:-python3}
-folder=$(compgen -G "$tools/python-torch-1-*" | head -1)
-[ -z "$folder" ] || export PYTHONPATH=$folder
-"$python" -c 'import torch, transformers' 2>/dev/null || skip "needs PyTorch and transformers: SN_TEST_PYTHON"
-export PYTHONDONTWRITEBYTECODE=1
+transformers_python
 llama_sources
 models=()
 for folder in "$fixtures"/golden/*/; do [[ $folder = */falcon_serial/ ]] || models+=("$folder"); done

@@ -407,6 +407,7 @@ static void sweep(sn_listener *l, int64_t now, bool stalled) {
         connection *c = l->slots[i];
         if (!c || c->fd < 0) continue;
         if (stalled) c->heard_us = now;
+        if (stalled && c->dialled) c->opened_us = now; /* its key is not unproven because this program stood still */
         sweep_connection(l, c, now);
     }
 }

@@ -62,6 +62,23 @@ Test(dialled, a_peer_that_takes_the_connection_has_five_seconds_to_prove_its_key
     sn_listener_free(&l, 0);
 }
 
+Test(dialled, time_in_which_this_program_did_not_run_says_nothing_of_a_key) {
+    listener_begin();
+    program silent = program_at(0);
+    dial_program(&silent, NULL, identity.curve_key);
+    expect_dialled(&silent);
+    client c = {.fd = silent.fd};
+    uint8_t greeting[SN_ZMTP_GREETING_SIZE];
+    read_bytes(&c, greeting, sizeof greeting);
+    virtual_clock_advance(60 * SECOND);
+    listener_turn(l, 0);
+    pass(5);
+    cr_expect_eq(next_outage(), SN_OUTAGE_NONE, "it had less than its time");
+    pass(1);
+    expect_outage(SN_OUTAGE_UNPROVEN);
+    sn_listener_free(&l, 0);
+}
+
 Test(dialled, a_relay_has_ten_seconds_to_bring_a_peer) {
     listener_begin();
     program relay = program_at(0);

@@ -89,10 +89,10 @@ cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_matrix *weight
 cudaError_t sn_cuda_add_bias(cudaStream_t stream, int n, int rows, const float *bias, float *y);
 
 /* -- operations on rows and elements; as in device/device.h */
-typedef struct sn_cuda_norm { /* rows (width): sum = x + add first, where there is something to add; then y = norm */
+typedef struct sn_cuda_norm { /* rows (width): x += add first, where there is something to add; then y = norm */
     int width;
-    const float *x, *add; /* add NULL: nothing */
-    float *sum;           /* may be x */
+    float *x;         /* written only with add */
+    const float *add; /* NULL: nothing */
     const float *weight;
     float eps;
     float *y; /* may be x, or add */

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(THREADS) rms_norm(const __grid_constant__ sn_c
     float sum = 0;
     for (int i = threadIdx.x; i < p.width; i += THREADS) {
         float v = p.x[row + i];
-        if (p.add) p.sum[row + i] = v += p.add[row + i];
+        if (p.add) p.x[row + i] = v += p.add[row + i];
         sum += v * v;
     }
     sum = warp_sum(sum);
@@ -27,9 +27,8 @@ __global__ void __launch_bounds__(THREADS) rms_norm(const __grid_constant__ sn_c
     sum = 0;
     for (int w = 0; w < THREADS / 32; w++) sum += sums[w];
     float root = sqrtf(sum / static_cast<float>(p.width) + p.eps);
-    const float *x = p.add ? p.sum : p.x;
     for (int i = threadIdx.x; i < p.width; i += THREADS) {
-        float v = x[row + i] / root * p.weight[i];
+        float v = p.x[row + i] / root * p.weight[i];
         p.y[row + i] = v;
         if (p.form.q) quantize_group((row + i) / 32, v, p.form.q, p.form.scales); /* by the whole warp */
     }

@@ -4,7 +4,7 @@
 sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                               sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
-    const sn_cuda_norm norm = {width, x, NULL, NULL, weight, eps, y, {0}};
+    const sn_cuda_norm norm = {width, (float *)x, NULL, weight, eps, y, {0}};
     sn_status status = sn_cuda_enter(cuda, err);
     if (!status && n > 0 && width > 0)
         status = sn_cuda_check_launch(cuda, sn_cuda_rms_norm(cuda->work, n, &norm), "rms_norm", err);

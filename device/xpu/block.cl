@@ -5,21 +5,21 @@
 
 /* -- operations on rows and elements */
 
-/* Zhang & Sennrich 2019. One group of 64 per row; y may be x or `more`. With `more`, x + more takes the place of x, and
- * is written to `added`, which may be x. With q, y is quantised besides. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
-rms_norm(uint width, __global const float *x, __global const float *weight, float eps, __global float *y,
-         __global const float *more, __global float *added, __global char *q, __global float2 *scales) {
+/* Zhang & Sennrich 2019. One group of 64 per row; y may be x or `more`. With `more`, x + more takes the place of x.
+ * With q, y is quantised besides. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rms_norm(uint width, __global float *x,
+                                                                       __global const float *weight, float eps,
+                                                                       __global float *y, __global const float *more,
+                                                                       __global char *q, __global float2 *scales) {
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t row = (size_t)get_group_id(0) * width;
     float sum = 0.0f;
     for (uint i = lane; i < width; i += 64) {
         float v = x[row + i];
-        if (more) added[row + i] = v += more[row + i];
+        if (more) x[row + i] = v += more[row + i];
         sum += v * v;
     }
-    if (more) x = added;
     float scale = 1.0f / sqrt(group_sum(sum, partial) / (float)width + eps);
     for (uint i = lane; i < width; i += 64) y[row + i] = x[row + i] * scale * weight[i];
     if (!q) return;

@@ -14,9 +14,8 @@ enum { STEPS = 64 }; /* as in linear.cl */
 sn_status sn_xpu_launch_norm(sn_xpu *x, int n, const sn_norm *p, sn_xpu_rows8 rows, sn_err *err) {
     assert(n >= 0 && p->width > 0);
     if (n == 0) return sn_xpu_check_alive(x, err);
-    sn_xpu_arg args[] = {SN_XPU_ARG(p->width), SN_XPU_ARG(p->x),   SN_XPU_ARG(p->weight),
-                         SN_XPU_ARG(p->eps),   SN_XPU_ARG(p->y),   SN_XPU_ARG(p->add),
-                         SN_XPU_ARG(p->x),     SN_XPU_ARG(rows.q), SN_XPU_ARG(rows.scales)};
+    sn_xpu_arg args[] = {SN_XPU_ARG(p->width), SN_XPU_ARG(p->x),   SN_XPU_ARG(p->weight), SN_XPU_ARG(p->eps),
+                         SN_XPU_ARG(p->y),     SN_XPU_ARG(p->add), SN_XPU_ARG(rows.q),    SN_XPU_ARG(rows.scales)};
     sn_status status = sn_xpu_barrier(x, err);
     return status ? status : sn_xpu_launch(x, x->kernels[SN_XPU_rms_norm], (size_t)n, 1, COUNT(args), args, err);
 }

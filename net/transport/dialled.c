@@ -86,7 +86,8 @@ static bool begin(sn_listener *l, connection *c, int64_t now) {
 static void dial(sn_listener *l, connection *c, int64_t now) {
     if (!c->dialled->pause_us) c->dialled->pause_us = PAUSE_FIRST_US;
     if (begin(l, c, now)) return;
-    sn_outage outage = c->fd < 0 ? SN_OUTAGE_NO_DESCRIPTOR : SN_OUTAGE_REFUSED;
+    bool none_left = c->fd < 0 && errno != EAFNOSUPPORT; /* a kernel without IPv6 */
+    sn_outage outage = none_left ? SN_OUTAGE_NO_DESCRIPTOR : SN_OUTAGE_REFUSED;
     if (c->fd >= 0) listener_disconnect(l, c);
     pthread_mutex_lock(&l->lock);
     dialled_is_down(l, c, outage);
@@ -130,8 +131,9 @@ static bool read_answer(connection *c) {
     ssize_t n = recv(c->fd, d->answer + d->answer_len, SOCKS_ANSWER - d->answer_len, 0);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
     if (n > 0) d->answer_len += (size_t)n;
-    c->begun = d->answer_len == SOCKS_ANSWER;
-    return n > 0 && (d->answer_len <= CODE_AT || !d->answer[CODE_AT]);
+    bool good = n > 0 && (d->answer_len <= CODE_AT || !d->answer[CODE_AT]);
+    c->begun = good && d->answer_len == SOCKS_ANSWER;
+    return good;
 }
 
 void dialled_proceed(sn_listener *l, connection *c, int64_t now) {
@@ -143,7 +145,7 @@ void dialled_proceed(sn_listener *l, connection *c, int64_t now) {
         good = !getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &failed, &(socklen_t){sizeof failed}) && !failed;
         c->begun = good && !c->dialled->relayed;
         if (good && c->dialled->relayed) good = ask(c);
-        c->opened_us = now;
+        c->opened_us = c->heard_us = now;
     }
     if (c->begun) c->opened_us = c->heard_us = now;
     if (good)

@@ -38,7 +38,7 @@ typedef struct sn_listener sn_listener;
 typedef enum sn_outage {
     SN_OUTAGE_NONE,
     SN_OUTAGE_LOST,          /* the connection has ended */
-    SN_OUTAGE_REFUSED,       /* nothing takes it */
+    SN_OUTAGE_REFUSED,       /* nothing takes it, or its relay brings nobody */
     SN_OUTAGE_UNPROVEN,      /* it was taken, and the expected key was not proven */
     SN_OUTAGE_NO_DESCRIPTOR, /* this process has none left */
     SN_OUTAGE_LEFT,          /* it held too much: it is not dialled again, and nothing is sent to it */

@@ -70,8 +70,7 @@ void listener_end_connection(sn_listener *l, connection *c, const char *why) {
     pthread_mutex_lock(&l->lock);
     listener_count_sealed(l, c, 0);
     if (c->dialled) {
-        bool taken = c->begun || c->dialled->asks;
-        dialled_is_down(l, c, c->dialled->up ? SN_OUTAGE_LOST : taken ? SN_OUTAGE_UNPROVEN : SN_OUTAGE_REFUSED);
+        dialled_is_down(l, c, c->dialled->up ? SN_OUTAGE_LOST : c->begun ? SN_OUTAGE_UNPROVEN : SN_OUTAGE_REFUSED);
     } else {
         c->gone = why;
         listener_drop_sent(l, c);
@@ -316,7 +315,8 @@ static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data
     return NULL;
 }
 
-static size_t held_of(const connection *c) { return c->fd < 0 ? 0 : c->partial + c->received_bytes; }
+/* Of one that has ended, too: others would end for what it has left here. */
+static size_t held_of(const connection *c) { return c->partial + c->received_bytes; }
 
 /* The connection that must end because all together hold too much, or NULL. What it sent is dropped: it would hold its
  * memory until the owner reads it. */
@@ -407,6 +407,7 @@ static void sweep(sn_listener *l, int64_t now, bool stalled) {
         connection *c = l->slots[i];
         if (!c || c->fd < 0) continue;
         if (stalled) c->heard_us = now;
+        if (stalled && c->dialled) c->opened_us = now; /* its key is not unproven because this program stood still */
         sweep_connection(l, c, now);
     }
 }

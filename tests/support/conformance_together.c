@@ -56,21 +56,25 @@ enum { COUNTS = sizeof counts / sizeof *counts };
 
 /* -- norm_linear */
 
-static void try_norm(conformance *c, int n, const sn_dtype dtypes[LINEARS], bool layer, bool adds) {
+/* ADDS: as a half of a block; IN_PLACE: as the inner norms. */
+typedef enum norm_way { APART, ADDS, IN_PLACE, NORM_WAYS } norm_way;
+
+static void try_norm(conformance *c, int n, const sn_dtype dtypes[LINEARS], bool layer, norm_way way) {
     const sn_device_ops *ops = c->device->ops;
     int mark = c->n_buffers;
     matrices m;
     matrices_new(c, n, dtypes, COLS, &m);
     twin x = twin_new(c, (size_t)n * COLS, 5), h = twin_new(c, (size_t)n * COLS, 6), weight = twin_new(c, COLS, 7);
+    if (way == IN_PLACE) h = x;
     const sn_norm norm = {.layer = layer,
                           .width = COLS,
                           .x = x.at[1],
-                          .add = adds ? h.at[1] : NULL,
+                          .add = way == ADDS ? h.at[1] : NULL,
                           .weight = weight.at[0],
                           .bias = layer ? weight.at[1] : NULL,
                           .eps = 1e-5f,
                           .y = h.at[1]};
-    if (adds) CONFORMANCE_OK(c, ops->add(c->device, x.n, x.at[0], h.at[0], &c->err));
+    if (way == ADDS) CONFORMANCE_OK(c, ops->add(c->device, x.n, x.at[0], h.at[0], &c->err));
     CONFORMANCE_OK(
         c, layer ? ops->layer_norm(c->device, n, COLS, x.at[0], norm.weight, norm.bias, norm.eps, h.at[0], &c->err)
                  : ops->rms_norm(c->device, n, COLS, x.at[0], norm.weight, norm.eps, h.at[0], &c->err));
@@ -84,8 +88,10 @@ static void try_norm(conformance *c, int n, const sn_dtype dtypes[LINEARS], bool
 }
 
 void conformance_norm_linear_has_the_bits_of_its_steps(conformance *c) {
-    for (int i = 0; i < COUNTS * FORMS * 4; i++)
-        try_norm(c, counts[i / 4 % COUNTS], forms[i / 4 / COUNTS], i & 1, i & 2);
+    for (int i = 0; i < COUNTS * FORMS; i++)
+        for (int way = 0; way < NORM_WAYS; way++)
+            for (int layer = 0; layer < 2; layer++)
+                try_norm(c, counts[i % COUNTS], forms[i / COUNTS], layer, (norm_way)way);
 }
 
 /* -- activate_linear, activate_moe_linear */

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 torch.set_num_threads(1)
 transformers.logging.disable_progress_bar()
-TOLERANCE = 1e-4
+TOLERANCE, OF_RECURRENT = 1e-5, 5e-5  # float32 on both sides, in other orders: 4e-6 were seen, and 2e-5 of states that sum over all positions
 IDS = [5, 9, 31, 77, 12, 200, 3, 150, 42, 42, 88, 17, 201, 6, 99, 54, 23, 68, 111, 7, 60, 61, 62, 63, 200, 19, 33, 2]
 PUBLISHED = {"deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}, "minimax_m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
              "falcon_7b": {"num_kv_heads": 1}}
@@ -81,7 +81,7 @@ for folder in folders:
     copied = copy(folder)
     path = copied + ".gguf"
     found = convert(copied, path) or off(copied, path)
-    good = isinstance(found, float) and found <= TOLERANCE
+    good = isinstance(found, float) and found <= (OF_RECURRENT if "qwen3_5" in folder else TOLERANCE)
     bad += not good
     print(f"{os.path.basename(folder)}: {found if isinstance(found, str) else format(found, '.1e')}{'' if good else '  <--'}", flush=True)
     shutil.rmtree(copied)

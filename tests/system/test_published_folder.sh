@@ -9,11 +9,7 @@ succeeds "$bin/swarm" inspect --model "$scratch/k2"
 grep -q 'blocks *61' "$scratch/run.out" || fail "inspect does not find 61 blocks: $(cat "$scratch/run.out")"
 
 start_node a "$scratch/k2" 0:1 --kv-memory 64MiB
-for ((i = 0; i < 1200; i++)); do
-  grep -q 'making the manifest' "$scratch/a.err" && break
-  sleep 0.1
-done
-[ $i -lt 1200 ] || fail "no manifest is made: $(cat "$scratch/a.err")"
+wait_until 120 grep -q 'making the manifest' "$scratch/a.err"
 wait_ready a
 lines=$(grep -o -E ' (loading|serving) blocks=0:1|making the manifest' "$scratch/a.err" | tr -d '\n')
 [ "$lines" = ' loading blocks=0:1 serving blocks=0:1making the manifest' ] || fail "the manifest goes before the work: $lines"

@@ -1,6 +1,7 @@
 /* Connections that a transport makes: when it makes them, and for how long it waits. */
 #include "listener_fixture.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* A program that takes connections, and what it has taken. */
@@ -61,6 +62,23 @@ Test(dialled, a_peer_that_takes_the_connection_has_five_seconds_to_prove_its_key
     sn_listener_free(&l, 0);
 }
 
+Test(dialled, time_in_which_this_program_did_not_run_says_nothing_of_a_key) {
+    listener_begin();
+    program silent = program_at(0);
+    dial_program(&silent, NULL, identity.curve_key);
+    expect_dialled(&silent);
+    client c = {.fd = silent.fd};
+    uint8_t greeting[SN_ZMTP_GREETING_SIZE];
+    read_bytes(&c, greeting, sizeof greeting);
+    virtual_clock_advance(60 * SECOND);
+    listener_turn(l, 0);
+    pass(5);
+    cr_expect_eq(next_outage(), SN_OUTAGE_NONE, "it had less than its time");
+    pass(1);
+    expect_outage(SN_OUTAGE_UNPROVEN);
+    sn_listener_free(&l, 0);
+}
+
 Test(dialled, a_relay_has_ten_seconds_to_bring_a_peer) {
     listener_begin();
     program relay = program_at(0);
@@ -73,20 +91,59 @@ Test(dialled, a_relay_has_ten_seconds_to_bring_a_peer) {
     pass(10);
     cr_expect_eq(next_outage(), SN_OUTAGE_NONE, "it had less than its time");
     pass(1);
-    expect_outage(SN_OUTAGE_UNPROVEN);
+    expect_outage(SN_OUTAGE_REFUSED);
     expect_closed(&c);
     sn_listener_free(&l, 0);
 }
 
-Test(dialled, a_relay_that_brings_nobody_is_an_outage) {
+/* A node that its relay does not bring may be there: what it announced stays. Its relay may also close at once. */
+Test(dialled, a_relay_that_brings_nobody_says_nothing_of_a_key) {
     static const uint8_t unreachable[] = {5, 0, 5, 4, 0, 1, 0, 0, 0, 0, 0, 0};
+    static const size_t lengths[] = {0, 2, 4, sizeof unreachable};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        listener_begin();
+        program relay = program_at(0);
+        dial_program(&relay, relay.address, identity.curve_key);
+        expect_dialled(&relay);
+        client c = {.fd = relay.fd};
+        send_bytes(&c, unreachable, lengths[i]);
+        close(relay.fd);
+        expect_outage(SN_OUTAGE_REFUSED);
+        sn_listener_free(&l, 0);
+    }
+}
+
+/* Time in which the relay itself is reached is none of silence. */
+Test(dialled, a_relay_that_was_reached_late_has_its_ten_seconds_all_the_same) {
     listener_begin();
     program relay = program_at(0);
     dial_program(&relay, relay.address, identity.curve_key);
+    listener_turn(l, 5); /* begins to connect */
+    virtual_clock_advance(9 * SECOND);
+    l->turned_us = sn_now_us(); /* the listener was not held up */
     expect_dialled(&relay);
     client c = {.fd = relay.fd};
-    send_bytes(&c, unreachable, sizeof unreachable);
-    expect_outage(SN_OUTAGE_UNPROVEN);
+    uint8_t request[80];
+    read_bytes(&c, request, sizeof request);
+    pass(10);
+    cr_expect_eq(next_outage(), SN_OUTAGE_NONE, "it had less than its time");
+    pass(1);
+    expect_outage(SN_OUTAGE_REFUSED);
+    sn_listener_free(&l, 0);
+}
+
+Test(dialled, without_a_descriptor_a_peer_is_dialled_when_there_is_one) {
+    struct rlimit before, none;
+    listener_begin();
+    program there = program_at(0);
+    cr_assert(!getrlimit(RLIMIT_NOFILE, &before));
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
+    cr_assert(!setrlimit(RLIMIT_NOFILE, &none));
+    dial_program(&there, NULL, identity.curve_key);
+    expect_outage(SN_OUTAGE_NO_DESCRIPTOR);
+    cr_assert(!setrlimit(RLIMIT_NOFILE, &before));
+    virtual_clock_advance(SECOND);
+    expect_dialled(&there);
     sn_listener_free(&l, 0);
 }
 

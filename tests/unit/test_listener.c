@@ -101,6 +101,28 @@ Test(listener, messages_that_wait_for_the_owner_are_bounded_and_end_with_their_c
     sn_listener_free(&l, 0);
 }
 
+/* The owner takes these messages later: what such connections have left makes no room at the cost of others. */
+Test(listener, what_ended_connections_have_left_ends_no_others) {
+    listener_begin();
+    l->held_max = 256 * KIB;
+    int gone;
+    client honest = named_client(), ended[4];
+    for (int i = 0; i < 4; i++) ended[i] = named_client_at("127.0.0.2");
+    cr_assert_eq(receive_all(&gone), 5);
+    for (int i = 0; i < 4; i++) {
+        send_part(&ended[i], 60 * KIB, SIZE_MAX);
+        UNTIL(n_waiting() == (size_t)i + 1);
+    }
+    for (int i = 0; i < 4; i++) close(ended[i].fd);
+    UNTIL(l->n_open == 1);
+    send_part(&honest, 30 * KIB, SIZE_MAX);
+    cr_expect_leq(l->partial + l->received_bytes, l->held_max);
+    expect_open(&honest);
+    cr_expect_eq(receive_all(&gone), 4, "one of the messages made room");
+    cr_expect_eq(gone, 4);
+    sn_listener_free(&l, 0);
+}
+
 /* 64 KiB of messages of one byte take four times as much. */
 Test(listener, small_messages_that_wait_count_as_the_memory_that_they_take) {
     enum { MESSAGES = 1700 };

@@ -10,7 +10,7 @@
 # limit again; without the mutant it must end in half of it.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-export MUTANT_SECONDS=${MUTANT_SECONDS:-180} # of one test: a mutant that never ends is noticed, too
+export MUTANT_SECONDS=${MUTANT_SECONDS:-240} # of one test: a mutant that never ends is noticed, too
 
 drawn=
 if [ "${1:-}" = --drawn ]; then drawn=${2:?--drawn needs a number}; shift 2; fi

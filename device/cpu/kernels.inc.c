@@ -123,12 +123,12 @@ INLINE vi zero_bias(sn_dtype t, const sn_xblock *x, int h) {
     }
 }
 
-#ifdef ROW_PAIRS /* an instruction multiplies two rows at a time */
-#include "device/cpu/row_pairs.inc.c"
-#else
 /* Whether one pass gives the sums of both halves. Of few rows their chains would be too few. */
 INLINE bool at_once(int rows) { return HALVES_AT_ONCE && rows > 2; }
 
+#ifdef ROW_PAIRS /* an instruction multiplies two rows at a time */
+#include "device/cpu/row_pairs.inc.c"
+#else
 /* The integer sums of one group of 32 k for each row, or of its half h in fine types, unless both come at once. */
 INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vs *sum) {
     const bool half = sn_cpu_fine(t) && !at_once(rows), bytes = sn_cpu_forms[t].low_bits == 8;

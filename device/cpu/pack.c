@@ -142,7 +142,8 @@ sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight) {
 }
 
 static bool can_multiply(sn_dtype t) {
-    return sn_cpu_quantised(t) || t == SN_F32 || t == SN_F16 || t == SN_BF16 || t == SN_F8_E4M3;
+    return (unsigned)t < SN_DTYPE_COUNT &&
+           (sn_cpu_quantised(t) || t == SN_F32 || t == SN_F16 || t == SN_BF16 || t == SN_F8_E4M3);
 }
 
 sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err) {

@@ -47,8 +47,8 @@ struct swarm_session {
     swarm_cancel *cancel;
     swarm_event_callback callback;
     void *context;
-    size_t tokens;
-    char *sampling; /* options of the generation */
+    size_t tokens, reused; /* of the prompt */
+    char *sampling;        /* options of the generation */
 };
 
 static char specials[SPECIALS_MAX][32];
@@ -234,6 +234,7 @@ const char *swarm_session_extra(const swarm_session *s, size_t *length) {
 /* SWARM_OK: go on. */
 static swarm_code step(swarm_session *s, const swarm_event *event, bool *stopped) {
     if (atomic_load(&s->cancel->set)) return SWARM_CANCELLED;
+    if (event && event->kind == SWARM_EVENT_PROGRESS) s->reused = event->reused;
     if (event && s->callback && s->callback(s->context, event)) *stopped = true;
     return SWARM_OK;
 }
@@ -331,10 +332,14 @@ swarm_code swarm_session_generate(swarm_session *s, const int32_t *prompt, size_
     bool stopped = false;
     (void)prompt;
     s->tokens = n;
+    s->reused = 0;
     free(s->sampling);
     s->sampling = strdup(options->text);
     swarm_code code = follow(s, json_string_value(content), json_string_length(content), &stopped, error);
     if (code == SWARM_CANCELLED) return fail(code, error, "the call was cancelled");
     if (code) return code;
-    return give(stopped ? "{\"finish_reason\": \"interrupted\"}" : "{\"finish_reason\": \"stop\"}", json, length);
+    char text[128];
+    snprintf(text, sizeof text, "{\"finish_reason\": \"%s\", \"timings\": {\"reused_tokens\": %zu}}",
+             stopped ? "interrupted" : "stop", s->reused);
+    return give(text, json, length);
 }

@@ -28,7 +28,6 @@ WITHOUT_ASAN=(
   # the emulations' kernels are compiled without sanitizers; test_cuda_device, test_cuda_records, test_xpu and test_emulated_memory run
   # their hosts' side
   test_cuda_conformance test_xpu_conformance
-  test_cuda_products test_cuda_experts test_xpu_experts
   test_emulated_devices test_emulated_head test_emulated_offload test_emulated_parts test_emulated_recurrent test_emulated_tensors
   test_xpu_decode
   # its bytes are one well-formed file; test_gguf, test_tokenizer and the fuzz targets read others, test_cli and the system tests below

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Three nodes give the same bits as one program: hidden states, logits, tokens; with and without --push.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+. "$here/hardened.sh"
 
 compare() { # compare MODEL IDS: nodes a, b and c must be running
   local model=$1 ids=$2 join="--join ${address[a]}"
@@ -26,7 +27,9 @@ for name in llama qwen2 qwen3 mistral; do
   stop_three
 done
 
-if [ -n "${SN_TEST_MODEL:-}" ]; then
+if is_sanitized; then
+  : # a real model's arithmetic takes minutes there, and has no thread or message that the small ones have not; test_serve has one
+elif [ -n "${SN_TEST_MODEL:-}" ]; then
   start_node a "$SN_TEST_MODEL" 0:10
   wait_ready a
   start_node b "$SN_TEST_MODEL" 10:20 --join "${address[a]}"

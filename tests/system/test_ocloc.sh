@@ -10,12 +10,19 @@ command -v ocloc >/dev/null || { echo "ocloc is not installed (Debian: intel-ope
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
+# A module that this compiler has compiled is not compiled again: its name here is the hash of its bytes, the compiler and this test.
+compiled=${SWARM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/swarm-node}/ocloc
+compiler=$(dpkg-query -W intel-opencl-icd libigc1 libigdfcl1 2>&1; sha256sum "$(command -v ocloc)" "$0")
+mkdir -p "$compiled"
+
 rc=0 n=0 unseen=0
 # compile MODULE DEVICE [INSTRUCTION]: every kernel of the module has this instruction
 compile() {
-  local dump=0 without
+  local dump=0 without before=$rc$unseen known
   n=$((n + 1))
   [ -z "${3:-}" ] || dump=1
+  known=$compiled/$( (echo "$compiler $2 ${3:-}"; cat "$1") | sha256sum | cut -c1-64)
+  [ ! -e "$known" ] || return
   mkdir -p "$scratch/dump"
   if ! IGC_ShaderDumpEnable=$dump IGC_DumpToCustomDir=$scratch/dump/ \
     timeout 120 ocloc compile -spirv_input -file "$1" -device "$2" -out_dir "$scratch" >"$scratch/log" 2>&1 ||
@@ -32,6 +39,7 @@ compile() {
     rc=1
   fi
   rm -rf "$scratch/dump"
+  [ "$rc$unseen" != "$before" ] || : >"$known"
 }
 
 for module in "$spirv"/*.spv; do
@@ -44,5 +52,5 @@ for module in "$spirv"/*.spv; do
 done
 [ $n -gt 0 ] || { echo "there is no module"; exit 1; }
 [ $unseen = 0 ] || echo "not tested: the instructions of $unseen modules (this compiler wrote no machine code)"
-[ $rc = 0 ] && echo "$n modules compiled"
+[ $rc = 0 ] && echo "$n modules compile"
 exit $rc

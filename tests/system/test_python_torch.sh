@@ -3,6 +3,7 @@
 # use (6 GB on disk); and once more with the oldest transformers that pyproject.toml allows.
 . "$(dirname "$0")/lib.sh"
 python_tests
+export OMP_NUM_THREADS=1 # its threads for tiny matrices wait for each other, actively
 own=$PYTHONPATH torch=
 if ! python -c "import torch" 2>/dev/null; then
   [ "${SN_TEST_PACKAGES:-}" != few ] || skip "PyTorch is not fetched with SN_TEST_PACKAGES=few"

@@ -7,10 +7,13 @@
 for tool in ccache cmake ninja; do command -v $tool >/dev/null || skip "needs $tool: without it the build takes minutes"; done
 python_tests
 root=$(realpath "$here/../..")
-export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_GENERATOR=Ninja CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1
+# With the compiler that CMake takes, beside the build folder: ccache then has the objects of that, whose commands and paths are the same.
+work=$root/build-wheel-$$
+trap 'rm -rf "$work"; cleanup' EXIT
+export CC=cc CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_GENERATOR=Ninja CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1
 platform=manylinux_$(getconf GNU_LIBC_VERSION | sed 's/.* //; s/\./_/')_$(uname -m) # what docs/PYTHON.md says for wheels that are passed on
 timeout 500 "${SN_TEST_PYTHON:-python3}" -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --no-index \
-  --config-settings cmake.define.SN_CUDA=OFF --config-settings "wheel.tags=py3-none-$platform" -w "$scratch/wheels" "$root" >&2 || { [ $? = 124 ] && skip "the build took longer than 500 seconds" || fail "the wheel was not built"; }
+  --config-settings "build-dir=$work" --config-settings cmake.define.SN_CUDA=OFF --config-settings "wheel.tags=py3-none-$platform" -w "$scratch/wheels" "$root" >&2 || { [ $? = 124 ] && skip "the build took longer than 500 seconds" || fail "the wheel was not built"; }
 version=$("$bin/swarm" --version | grep -oE '[0-9]+\.[0-9]+\.[0-9]+' | head -1)
 wheel=$scratch/wheels/swarmnode-$version-py3-none-$platform.whl
 [ -f "$wheel" ] || fail "the wheel's name is not right: $(ls "$scratch/wheels")"

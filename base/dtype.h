@@ -34,7 +34,22 @@
     X(IQ4_NL, 32, 18)                                                                                                  \
     X(IQ4_XS, 256, 136)                                                                                                \
     X(MXFP4, 32, 17)                                                                                                   \
-    X(F8_E4M3, 128, 132) /* FP8 of folders: a float32 scale, then 128 elements. No GGUF file has it */
+    X(F8_E4M3, 128, 132) /* FP8 of folders: a float32 scale, then 128 elements. No GGUF file has it */                 \
+    X(IQ1_S, 256, 50)                                                                                                  \
+    X(IQ1_M, 256, 56)                                                                                                  \
+    X(IQ2_XXS, 256, 66)                                                                                                \
+    X(IQ2_XS, 256, 74)                                                                                                 \
+    X(IQ2_S, 256, 82)                                                                                                  \
+    X(IQ3_XXS, 256, 98)                                                                                                \
+    X(IQ3_S, 256, 110)                                                                                                 \
+    X(TQ1_0, 256, 54)                                                                                                  \
+    X(TQ2_0, 256, 66)                                                                                                  \
+    X(NVFP4, 64, 36)                                                                                                   \
+    X(Q1_0, 128, 18)                                                                                                   \
+    X(Q2_0, 64, 18)                                                                                                    \
+    X(F64, 1, 8) /* this and I8, I16: of tensors that no operation takes */                                            \
+    X(I8, 1, 1)                                                                                                        \
+    X(I16, 1, 2)
 
 typedef enum sn_dtype {
 #define X(name, block, bytes) SN_##name,

@@ -180,7 +180,7 @@ static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn
         return sn_fail(err, SN_REFUSED,
                        "tensor '%s' has %d dimensions, (%zu, %zu), where the hyperparameters ask for (%zu, %zu)",
                        e->name, e->n_dims, e->tensor.rows, e->tensor.cols, rows, cols);
-    if (dtype == SN_DTYPE_COUNT || dtype == SN_I32 || dtype == SN_I64 ||
+    if (dtype >= SN_F64 || dtype == SN_I32 || dtype == SN_I64 || /* I8, I16 and unknown ones follow F64 */
         ((vector || view.col_step) && !is_plain_float(dtype)))
         return sn_fail(err, SN_REFUSED, "tensor '%s' is of a type that its part of the model cannot have", e->name);
     return SN_OK;

@@ -71,8 +71,10 @@ INLINE void unpack_group(sn_dtype t, const uint8_t *block, size_t g, float *out,
         load_scales(t, scales, h, head_d, head_m, &d, &m);
         vf_store(ds, d);
         vf_store(ms, m);
+        vb vectors[4];
+        load_integers(t, q, g, 4 * h, 4, vectors);
         UNROLL
-        for (int v = 0; v < 4; v++) vb_store(integers + SN_VECTOR * v, load_integers(t, q, 4 * h + v));
+        for (int v = 0; v < 4; v++) vb_store(integers + SN_VECTOR * v, vectors[v]);
         for (size_t lane = 0; lane < SN_LANES; lane++) {
             four_words bytes;
             for (size_t v = 0; v < 4; v++) {
@@ -143,7 +145,7 @@ static void unpack(const sn_cpu_weight *w, size_t panel, size_t first, size_t en
         unpack_type(SN_##name, w, panel, first, end, out, stride);                                                     \
         break;
         SN_FLOAT_TYPES(X)
-        SN_QUANT_TYPES(X)
+        SN_ALL_QUANT_TYPES(X)
 #undef X
     default: /* no type of a packed weight */
         break;

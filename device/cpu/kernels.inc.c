@@ -105,19 +105,23 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
 
 /* What corrects a product with numbers that are larger than the integers by sn_cpu_zero. The shifts are exact. */
 INLINE vi zero_bias(sn_dtype t, const sn_xblock *x, int h) {
+    const vi half = vi_set(x->half_bias[h]);
     switch (sn_cpu_zero(t)) {
+    case 1:
+        return vi_shift(vi_set(x->nibble_bias), 3);
     case 4:
-        return vi_shift(vi_set(x->half_bias[h]), 3);
+        return vi_shift(half, 3);
     case 8:
         return vi_set(x->nibble_bias);
     case 12:
+        if (sn_cpu_fine(t)) return vi_add(vi_shift(half, 3), vi_shift(half, 2));
         return vi_add(vi_set(x->nibble_bias), vi_shift(vi_set(x->nibble_bias), 1));
     case 16:
-        return vi_shift(vi_set(x->bias), 3);
+        return sn_cpu_fine(t) ? vi_shift(half, 1) : vi_shift(vi_set(x->bias), 3);
     case 32:
-        return vi_set(x->half_bias[h]);
+        return half;
     case 128:
-        return vi_set(x->bias);
+        return sn_cpu_fine(t) ? vi_shift(half, -2) : vi_set(x->bias);
     default: /* 0: types with offsets */
         return vi_set(0);
     }
@@ -130,16 +134,20 @@ INLINE bool at_once(int rows) { return HALVES_AT_ONCE && rows > 2; }
 #include "device/cpu/row_pairs.inc.c"
 #else
 /* The integer sums of one group of 32 k for each row, or of its half h in fine types, unless both come at once. */
-INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vs *sum) {
+INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, size_t g, int h, const sn_xblock *x, size_t stride,
+                       vs *sum) {
     const bool half = sn_cpu_fine(t) && !at_once(rows), bytes = sn_quant_forms[t].low_bits == 8;
-    const int pairs = half ? 2 : 4;
+    const int pairs = half ? 2 : 4, begin = half ? 4 * h : 0;
+    vb vectors[8]; /* of codebook types */
+    if (sn_quant_forms[t].entry) load_vectors(t, w, g, begin, 2 * pairs, vectors);
     UNROLL
     for (int r = 0; r < rows; r++) sum[r] = vs_zero();
     UNROLL
     for (int i = 0; i < pairs; i++) { /* two vectors: neighbours, or of both halves, which may share bytes */
         const int first = half ? 4 * h + 2 * i : bytes ? 2 * i : i, second = half || bytes ? first + 1 : i + 4;
-        const vw a = vw_of(sn_cpu_bits(t), load_numbers(t, w, first));
-        const vw b = vw_of(sn_cpu_bits(t), load_numbers(t, w, second));
+        const bool entries = sn_quant_forms[t].entry;
+        const vw a = vw_of(sn_cpu_bits(t), entries ? vectors[first - begin] : load_numbers(t, w, first));
+        const vw b = vw_of(sn_cpu_bits(t), entries ? vectors[second - begin] : load_numbers(t, w, second));
         UNROLL
         for (int r = 0; r < rows; r++) { /* each weight is loaded once for all rows */
             const int8_t *q = x[(size_t)r * stride].q;
@@ -151,16 +159,16 @@ INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_x
 
 /* One group of 32 k.
  *
- * 8 parameters: inlined with constant rows and type; a struct would keep acc and the heads out of registers. */
-INLINE void group_tile(int rows, sn_dtype t, const uint8_t *w, vf head_d, vf head_m, const sn_xblock *x, size_t stride,
-                       vf *acc) {
+ * 9 parameters: inlined with constant rows and type; a struct would keep acc and the heads out of registers. */
+INLINE void group_tile(int rows, sn_dtype t, const uint8_t *w, size_t g, vf head_d, vf head_m, const sn_xblock *x,
+                       size_t stride, vf *acc) {
     const bool fine = sn_cpu_fine(t);
     const int halves = fine ? 2 : 1;
     vs sum[ROW_TILE];
     UNROLL
     for (int h = 0; h < halves; h++) {
         vf d, m = vf_set(0);
-        if (!h || !at_once(rows)) group_sums(rows, t, w, h, x, stride, sum);
+        if (!h || !at_once(rows)) group_sums(rows, t, w, g, h, x, stride, sum);
         load_scales(t, w + sn_cpu_code_bytes(t), h, head_d, head_m, &d, &m);
         UNROLL
         for (int r = 0; r < rows; r++) {
@@ -184,7 +192,7 @@ INLINE void quantised_tile(int rows, sn_dtype t, const uint8_t *w, size_t n_bloc
         w += sn_cpu_head_bytes(t);
         for (size_t g = 0; g < sn_cpu_groups(t); g++, x++, w += sn_cpu_group_bytes(t)) {
             prefetch_lines(w, sn_cpu_group_bytes(t), prefetch);
-            group_tile(rows, t, w, head_d, head_m, x, stride, acc);
+            group_tile(rows, t, w, g, head_d, head_m, x, stride, acc);
         }
     }
 }
@@ -276,7 +284,7 @@ enum { PAIR_TILE = 2 };
 #endif
 #define X(name, ...) ROWS(TILE, name)
 SN_FLOAT_TYPES(X)
-SN_QUANT_TYPES(X)
+SN_ALL_QUANT_TYPES(X)
 #undef X
 PAIR_ROWS(PAIR, F16)
 PAIR_ROWS(PAIR, BF16)
@@ -284,7 +292,7 @@ PAIR_ROWS(PAIR, BF16)
 #define PAIR_NAME(name, rows) pair_##name##_##rows,
 static const tile_fn tile_fns[SN_DTYPE_COUNT][ROW_TILE] = {
 #define X(name, ...) [SN_##name] = {ROWS(TILE_NAME, name)},
-    SN_FLOAT_TYPES(X) SN_QUANT_TYPES(X)
+    SN_FLOAT_TYPES(X) SN_ALL_QUANT_TYPES(X)
 #undef X
 };
 static const tile_fn pair_fns[SN_DTYPE_COUNT][PAIR_TILE] = {

@@ -149,6 +149,41 @@ EACH(vb, vb_lookup, (const uint8_t table[16], vb places), vqtbl1q_u8(vld1q_u8(ta
 static inline void vb_store(void *p, vb x) {
     for (int j = 0; j < 4; j++) vst1q_u8((uint8_t *)p + 16 * j, x.v[j]);
 }
+static inline vb vb_points_of_4(const uint32_t *book, vi at) {
+    int32_t places[16];
+    uint32_t points[16];
+    for (int j = 0; j < 4; j++) vst1q_s32(places + 4 * j, at.v[j]);
+    for (int j = 0; j < 16; j++) points[j] = book[places[j]];
+    return vb_load(points);
+}
+static inline void vb_points_of_8(const uint64_t *book, vi at, vb *out) {
+    int32_t places[16];
+    for (int j = 0; j < 4; j++) vst1q_s32(places + 4 * j, at.v[j]);
+    for (int j = 0; j < 4; j++) {
+        const int32_t *p = places + 4 * j;
+        const uint32x4_t a = vreinterpretq_u32_u64(vcombine_u64(vld1_u64(book + p[0]), vld1_u64(book + p[1]))),
+                         b = vreinterpretq_u32_u64(vcombine_u64(vld1_u64(book + p[2]), vld1_u64(book + p[3])));
+        out[0].v[j] = vreinterpretq_u8_u32(vuzp1q_u32(a, b));
+        out[1].v[j] = vreinterpretq_u8_u32(vuzp2q_u32(a, b));
+    }
+}
+static const uint8_t sign_places[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+static inline uint8x16_t with_sign(uint8x16_t x, uint8x16_t signs, int byte, int part, int twice) {
+    const uint8x16_t own = vqtbl1q_u8(signs, vaddq_u8(vld1q_u8(sign_places), vdupq_n_u8((uint8_t)byte))),
+                     bits = vreinterpretq_u8_u32(vdupq_n_u32(0x08040201u << 4 * part));
+    return vbslq_u8(vtstq_u8(own, bits), vsubq_u8(vdupq_n_u8((uint8_t)twice), x), x);
+}
+EACH(vb, vb_signed, (vb x, vb signs, int byte, int part, int twice),
+     with_sign(x.v[j], signs.v[j], byte, part, twice))
+EACH(vb, vb_less_where, (vb x, vi y, int bits, uint8_t less),
+     vsubq_u8(x.v[j], vandq_u8(vreinterpretq_u8_u32(vtstq_s32(y.v[j], vdupq_n_s32(bits))), vdupq_n_u8(less))))
+static const uint8_t trit_powers[5] = {1, 3, 9, 27, 81};
+static inline uint8x16_t trit_of(uint8x16_t x, int n) {
+    const uint8x16_t top = vmulq_u8(x, vdupq_n_u8(trit_powers[n])), three = vdupq_n_u8(3);
+    return vshrn_high_n_u16(vshrn_n_u16(vmull_u8(vget_low_u8(top), vget_low_u8(three)), 8), vmull_high_u8(top, three),
+                            8);
+}
+EACH(vb, vb_trit, (vb x, int n), trit_of(x.v[j], n))
 
 static inline int8x16_t broadcast_four(const int8_t *x) {
     int32_t word;

@@ -53,10 +53,14 @@ static void pack_codes(const sn_quant_form *form, const sn_quant_parts *rows, si
         memcpy(out, codes.four, sizeof codes.four);
         return;
     }
+    if (form->entry) {
+        memcpy(out, codes.four, (size_t)(SN_VECTOR * form->low_bits));
+        return;
+    }
     if (form->low_bits == 4)
         pack_plane(codes.words, 4, 0, out);
     else
-        pack_plane(codes.words, 2, 0, out);
+        pack_plane(codes.words, form->low_bits, 0, out);
     if (form->high_bits) pack_plane(codes.words, form->high_bits, form->low_bits, out + SN_VECTOR * form->low_bits);
 }
 
@@ -70,6 +74,14 @@ static void pack_scales(const uint8_t *first, size_t bytes, bool halves, uint8_t
             for (size_t part = 0; part < bytes; part++) out[SN_LANES * part + r] = first[part];
 }
 
+static void pack_head(const sn_quant_form *form, const sn_quant_parts *rows, uint8_t *out) {
+    const size_t bytes = (size_t)form->super_bytes, halves = form->entry ? sizeof(uint16_t) : bytes;
+    pack_scales(rows[0].super, halves, true, out);
+    out += SN_LANES * halves;
+    for (size_t at = halves; at < bytes; at += 4, out += SN_VECTOR)
+        for (size_t r = 0; r < SN_LANES; r++) memcpy(out + 4 * r, rows[r].super + at, 4);
+}
+
 static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) {
     const sn_cpu_weight *w = &job->weight;
     const sn_quant_form *form = &sn_quant_forms[job->dtype];
@@ -81,7 +93,7 @@ static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) 
     for (size_t b = 0; b < w->cols / in_block; b++) {
         const uint8_t *block = job->host + first_row * job->row_bytes + b * bytes;
         for (size_t r = 0; r < n; r++) sn_quant_split(job->dtype, block + r * job->row_bytes, &rows[r]);
-        pack_scales(rows[0].super, (size_t)form->super_bytes, true, out);
+        pack_head(form, rows, out);
         out += sn_cpu_head_bytes(job->dtype);
         for (size_t g = 0; g < in_block / SN_QUANT_GROUP; g++) {
             pack_codes(form, rows, g, out);
@@ -214,12 +226,33 @@ static void read_scales(sn_dtype dtype, const uint8_t *head, const uint8_t *scal
     case SN_SCALE_E:
         *d = sn_half_power_of_two(scales[lane]);
         return;
+    case SN_SCALE_U:
+        *d = sn_f16_to_f32(sn_f8_to_f16_256th(scales[SN_LANES * h + lane])) * 128;
+        return;
+    default: /* SN_SCALE_H; those of codebook types are not read here */
+        *d = head_d;
     }
 }
 
 static unsigned plane_bits(const uint8_t *plane, int bits, size_t v, size_t i) {
     size_t from = bits == 4 ? v % 4 : v * (size_t)bits / 8, at = bits == 4 ? v / 4 : v % (8 / (size_t)bits);
     return (unsigned)plane[SN_VECTOR * from + i] >> bits * (int)at & ((1u << bits) - 1);
+}
+
+/* As unpack_group, of codebook types and TQ1_0: the group at q, number g of the block. */
+static void unpack_entries(sn_dtype t, const uint8_t *block, const uint8_t *q, size_t g, size_t lane, float *out) {
+    const sn_quant_form *form = &sn_quant_forms[t];
+    sn_quant_parts parts;
+    sn_quant_group group;
+    for (size_t w = 0; w < (size_t)form->low_bits; w++)
+        memcpy(parts.codes + SN_QUANT_GROUP * g + 4 * w, q + SN_VECTOR * w + 4 * lane, 4);
+    for (size_t i = 0; i < (size_t)form->scale_bytes; i++)
+        parts.scales[g][i] = q[sn_cpu_code_bytes(t) + SN_LANES * i + lane];
+    memcpy(parts.super, block + 2 * lane, 2);
+    for (size_t i = 2; i < (size_t)form->super_bytes; i += 4)
+        memcpy(parts.super + i, block + SN_LANES * i + 4 * lane, 4);
+    sn_quant_join(t, &parts, g, &group);
+    for (size_t k = 0; k < SN_QUANT_GROUP; k++) out[k] = group.d[k / 16] * (float)group.q[k] + group.m[k / 16];
 }
 
 /* The 32 numbers of one lane of group `g` of the panel at `at`. */
@@ -229,6 +262,10 @@ static void unpack_group(const sn_cpu_weight *w, const uint8_t *at, size_t g, si
     const uint8_t *block = at + g / in_block * sn_cpu_block_bytes(w->dtype);
     const uint8_t *q = block + sn_cpu_head_bytes(w->dtype) + g % in_block * sn_cpu_group_bytes(w->dtype);
     float d[2], m[2];
+    if (form->entry) {
+        unpack_entries(w->dtype, block, q, g % in_block, lane, out);
+        return;
+    }
     for (size_t h = 0; h < 2; h++) read_scales(w->dtype, block, q + sn_cpu_code_bytes(w->dtype), lane, h, d + h, m + h);
     for (size_t k = 0; k < SN_QUANT_GROUP; k++) {
         size_t v = k / 4, i = 4 * lane + k % 4;

@@ -24,8 +24,12 @@
  * - 8 bits: vector after vector. Q8_0 has q + 128.
  * - 4 bits: 256 bytes; vector v in the low nibbles of bytes 64 * v .., v + 4 in the high ones.
  * - 2 bits: 128 bytes; vector v in bits 2 * (v % 4) of bytes 64 * (v / 4) ..
+ * - 1 bit: 64 bytes, vector v in bit v
  *
- * Then their high bits: 2 bits as above; 1 bit: 64 bytes, vector v in bit v. */
+ * Then their high bits: 1 or 2 bits as above.
+ *
+ * Codebook types and TQ1_0: the words of a group instead, word w of each lane in bytes 64 * w + 4 * lane ..; so lie the
+ * words of TQ1_0's head after its d[lane]. */
 #ifndef SN_DEVICE_CPU_PACK_H
 #define SN_DEVICE_CPU_PACK_H
 
@@ -45,7 +49,8 @@ enum {
 static inline bool sn_cpu_quantised(sn_dtype t) { return sn_quant_forms[t].low_bits; }
 /* Whether each half of a group has scales of its own. */
 static inline bool sn_cpu_fine(sn_dtype t) {
-    return sn_quant_forms[t].scale == SN_SCALE_S || sn_quant_forms[t].scale == SN_SCALE_N;
+    sn_quant_scale s = sn_quant_forms[t].scale;
+    return s == SN_SCALE_S || s == SN_SCALE_N || s == SN_SCALE_U || s == SN_SCALE_O;
 }
 static inline bool sn_cpu_offsets(sn_dtype t) {
     sn_quant_scale s = sn_quant_forms[t].scale;
@@ -59,7 +64,9 @@ static inline size_t sn_cpu_code_bytes(sn_dtype t) {
 static inline size_t sn_cpu_group_bytes(sn_dtype t) {
     return sn_cpu_code_bytes(t) + (size_t)(SN_LANES * sn_quant_forms[t].scale_bytes);
 }
-static inline size_t sn_cpu_groups(sn_dtype t) { return sn_quant_forms[t].super_bytes ? SN_QUANT_GROUPS_MAX : 1; }
+static inline size_t sn_cpu_groups(sn_dtype t) {
+    return sn_quant_forms[t].super_bytes ? (size_t)sn_quant_forms[t].groups : 1;
+}
 /* k of a block, and its bytes. */
 static inline size_t sn_cpu_block(sn_dtype t) {
     return t == SN_F8_E4M3 ? SN_F8_K : sn_cpu_quantised(t) ? SN_QUANT_GROUP * sn_cpu_groups(t) : 1;
@@ -78,12 +85,19 @@ static inline int sn_cpu_zero(sn_dtype t) {
 }
 static inline int sn_cpu_bits(sn_dtype t) {
     const sn_quant_form *f = &sn_quant_forms[t];
-    return f->table == 1 ? 8 : f->table == 2 ? 5 : f->low_bits + f->high_bits;
+    return f->table == 1          ? 8
+           : f->table == 2        ? 5
+           : f->zero == 128       ? 8
+           : f->entry == SN_TRITS ? 2
+           : f->entry             ? 5
+           : f->table == 3        ? 2
+                                  : f->low_bits + f->high_bits;
 }
-/* The numbers of the IQ4 types + 128, and twice those of E2M1 (OCP Microscaling 1.0) + 12. */
-static const uint8_t sn_cpu_tables[3][16] = {
+/* The numbers of the IQ4 types + 128, twice those of E2M1 (OCP Microscaling 1.0) + 12, and -1 and 1, + 1. */
+static const uint8_t sn_cpu_tables[4][16] = {
     [1] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
     [2] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
+    [3] = {0, 2},
 };
 
 /* A packed weight as the kernels read it; sn_cpu_weight_view derives it from an sn_weight. */

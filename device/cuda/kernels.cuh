@@ -105,7 +105,7 @@ __device__ inline float activation(int kind, float x) {
 /* -- quantised weights: layout.h has the planes */
 
 constexpr sn_quant_form FORMS[] = {
-#define X(type, low, high, scale, ...) {low, high, SN_SCALE_##scale, __VA_ARGS__},
+#define X(type, ...) SN_QUANT_FORM(__VA_ARGS__),
     SN_QUANT_TYPES(X)
 #undef X
 };

@@ -63,7 +63,9 @@ typedef uint32_t four_words __attribute__((vector_size(16)));
 INLINE void unpack_group(sn_dtype t, const uint8_t *block, size_t g, float *out, size_t stride) {
     const uint8_t *q = block + sn_cpu_head_bytes(t) + g * sn_cpu_group_bytes(t), *scales = q + sn_cpu_code_bytes(t);
     vf head_d, head_m;
+    uint16_t places[PLACES];
     load_head(t, block, &head_d, &head_m);
+    load_places(t, q, 1, places);
     for (int h = 0; h < 2; h++) {
         float ds[SN_LANES], ms[SN_LANES];
         uint8_t integers[4 * SN_VECTOR];
@@ -72,7 +74,7 @@ INLINE void unpack_group(sn_dtype t, const uint8_t *block, size_t g, float *out,
         vf_store(ds, d);
         vf_store(ms, m);
         vb vectors[4];
-        load_integers(t, q, g, 4 * h, 4, vectors);
+        load_integers(t, (group_at){q, g, places}, 4 * h, 4, vectors);
         UNROLL
         for (int v = 0; v < 4; v++) vb_store(integers + SN_VECTOR * v, vectors[v]);
         for (size_t lane = 0; lane < SN_LANES; lane++) {

@@ -134,20 +134,19 @@ INLINE bool at_once(int rows) { return HALVES_AT_ONCE && rows > 2; }
 #include "device/cpu/row_pairs.inc.c"
 #else
 /* The integer sums of one group of 32 k for each row, or of its half h in fine types, unless both come at once. */
-INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, size_t g, int h, const sn_xblock *x, size_t stride,
-                       vs *sum) {
+INLINE void group_sums(int rows, sn_dtype t, group_at g, int h, const sn_xblock *x, size_t stride, vs *sum) {
     const bool half = sn_cpu_fine(t) && !at_once(rows), bytes = sn_quant_forms[t].low_bits == 8;
     const int pairs = half ? 2 : 4, begin = half ? 4 * h : 0;
     vb vectors[8]; /* of codebook types */
-    if (sn_quant_forms[t].entry) load_vectors(t, w, g, begin, 2 * pairs, vectors);
+    if (sn_quant_forms[t].entry) load_vectors(t, g, begin, 2 * pairs, vectors);
     UNROLL
     for (int r = 0; r < rows; r++) sum[r] = vs_zero();
     UNROLL
     for (int i = 0; i < pairs; i++) { /* two vectors: neighbours, or of both halves, which may share bytes */
         const int first = half ? 4 * h + 2 * i : bytes ? 2 * i : i, second = half || bytes ? first + 1 : i + 4;
         const bool entries = sn_quant_forms[t].entry;
-        const vw a = vw_of(sn_cpu_bits(t), entries ? vectors[first - begin] : load_numbers(t, w, first));
-        const vw b = vw_of(sn_cpu_bits(t), entries ? vectors[second - begin] : load_numbers(t, w, second));
+        const vw a = vw_of(sn_cpu_bits(t), entries ? vectors[first - begin] : load_numbers(t, g.w, first));
+        const vw b = vw_of(sn_cpu_bits(t), entries ? vectors[second - begin] : load_numbers(t, g.w, second));
         UNROLL
         for (int r = 0; r < rows; r++) { /* each weight is loaded once for all rows */
             const int8_t *q = x[(size_t)r * stride].q;
@@ -159,17 +158,17 @@ INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, size_t g, int h, 
 
 /* One group of 32 k.
  *
- * 9 parameters: inlined with constant rows and type; a struct would keep acc and the heads out of registers. */
-INLINE void group_tile(int rows, sn_dtype t, const uint8_t *w, size_t g, vf head_d, vf head_m, const sn_xblock *x,
-                       size_t stride, vf *acc) {
+ * 8 parameters: inlined with constant rows and type; a struct would keep acc and the heads out of registers. */
+INLINE void group_tile(int rows, sn_dtype t, group_at g, vf head_d, vf head_m, const sn_xblock *x, size_t stride,
+                       vf *acc) {
     const bool fine = sn_cpu_fine(t);
     const int halves = fine ? 2 : 1;
     vs sum[ROW_TILE];
     UNROLL
     for (int h = 0; h < halves; h++) {
         vf d, m = vf_set(0);
-        if (!h || !at_once(rows)) group_sums(rows, t, w, g, h, x, stride, sum);
-        load_scales(t, w + sn_cpu_code_bytes(t), h, head_d, head_m, &d, &m);
+        if (!h || !at_once(rows)) group_sums(rows, t, g, h, x, stride, sum);
+        load_scales(t, g.w + sn_cpu_code_bytes(t), h, head_d, head_m, &d, &m);
         UNROLL
         for (int r = 0; r < rows; r++) {
             const sn_xblock *xr = x + (size_t)r * stride;
@@ -187,12 +186,14 @@ INLINE void quantised_tile(int rows, sn_dtype t, const uint8_t *w, size_t n_bloc
                            const sn_xblock *x, size_t stride, vf *acc) {
     for (size_t b = 0; b < n_blocks; b++) {
         vf head_d, head_m;
+        uint16_t places[PLACES];
         prefetch_lines(w, sn_cpu_head_bytes(t), prefetch);
         load_head(t, w, &head_d, &head_m);
         w += sn_cpu_head_bytes(t);
+        load_places(t, w, sn_cpu_groups(t), places);
         for (size_t g = 0; g < sn_cpu_groups(t); g++, x++, w += sn_cpu_group_bytes(t)) {
             prefetch_lines(w, sn_cpu_group_bytes(t), prefetch);
-            group_tile(rows, t, w, g, head_d, head_m, x, stride, acc);
+            group_tile(rows, t, group_of(t, w, g, places), head_d, head_m, x, stride, acc);
         }
     }
 }

@@ -111,6 +111,9 @@ static inline __m256i shifted(__m256i x, int n) { return (__m256i)(n < 0 ? (ints
 static inline vi vi_shift(vi x, int n) { return (vi){shifted(x.a, n), shifted(x.b, n)}; }
 static inline vi vi_exponent(vi x) { return (vi){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
 /* The pack instructions work on 128-bit halves: the permutation between them restores the order. */
+static inline void vi_store_u16(uint16_t *p, vi x) {
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), 0xd8));
+}
 static inline void vi_store_i8(int8_t *p, vi x) {
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
     __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
@@ -157,20 +160,33 @@ static inline void vb_store(void *p, vb x) {
     _mm256_storeu_si256(p, x.a);
     _mm256_storeu_si256((__m256i *)p + 1, x.b);
 }
-static inline vb vb_points_of_4(const uint32_t *book, vi at) {
-    return (vb){_mm256_i32gather_epi32((const int *)book, at.a, 4), _mm256_i32gather_epi32((const int *)book, at.b, 4)};
+static inline __m128i four_points(const uint32_t *book, const uint16_t *at) {
+    __m128i p = _mm_cvtsi32_si128((int)book[at[0]]);
+    p = _mm_insert_epi32(p, (int)book[at[1]], 1);
+    p = _mm_insert_epi32(p, (int)book[at[2]], 2);
+    return _mm_insert_epi32(p, (int)book[at[3]], 3);
+}
+static inline __m256i of_halves(__m128i a, __m128i b) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+}
+static inline vb vb_points_of_4(const uint32_t *book, const uint16_t *at) {
+    return (vb){of_halves(four_points(book, at), four_points(book, at + 4)),
+                of_halves(four_points(book, at + 8), four_points(book, at + 12))};
+}
+static inline __m128i two_points(const uint64_t *book, const uint16_t *at) {
+    const __m128i p = _mm_loadl_epi64((const __m128i *)(book + at[0]));
+    return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(p), (const __m64 *)(book + at[1])));
 }
 /* Points of eight lanes: the lower halves to *first, the upper ones to *second. */
-static inline void points_of_8(const uint64_t *book, __m256i at, __m256i *first, __m256i *second) {
-    const long long *points = (const long long *)book;
-    const __m256 a = _mm256_castsi256_ps(_mm256_i32gather_epi64(points, _mm256_castsi256_si128(at), 8)),
-                 b = _mm256_castsi256_ps(_mm256_i32gather_epi64(points, _mm256_extracti128_si256(at, 1), 8));
-    *first = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
-    *second = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
+static inline void eight_points(const uint64_t *book, const uint16_t *at, __m256i *first, __m256i *second) {
+    const __m256 a = _mm256_castsi256_ps(of_halves(two_points(book, at), two_points(book, at + 4))),
+                 b = _mm256_castsi256_ps(of_halves(two_points(book, at + 2), two_points(book, at + 6)));
+    *first = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+    *second = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
 }
-static inline void vb_points_of_8(const uint64_t *book, vi at, vb *out) {
-    points_of_8(book, at.a, &out[0].a, &out[1].a);
-    points_of_8(book, at.b, &out[0].b, &out[1].b);
+static inline void vb_points_of_8(const uint64_t *book, const uint16_t *at, vb *out) {
+    eight_points(book, at, &out[0].a, &out[1].a);
+    eight_points(book, at + 8, &out[0].b, &out[1].b);
 }
 static inline __m256i with_sign(__m256i x, __m256i signs, int byte, int part, int twice) {
     const __m256i places = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c)),

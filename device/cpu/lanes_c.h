@@ -95,6 +95,9 @@ EACH(vi, vi_max, (vi a, vi b), a.v[j] > b.v[j] ? a.v[j] : b.v[j])
 /* To the right; negative: to the left. */
 EACH(vi, vi_shift, (vi a, int n), n < 0 ? (int32_t)((uint32_t)a.v[j] << -n) : a.v[j] >> n)
 EACH(vi, vi_exponent, (vi a), (int32_t)((uint32_t)a.v[j] << 23))
+static inline void vi_store_u16(uint16_t *p, vi a) {
+    for (int j = 0; j < 16; j++) p[j] = (uint16_t)a.v[j];
+}
 static inline void vi_store_i8(int8_t *p, vi a) {
     for (int j = 0; j < 16; j++) p[j] = (int8_t)a.v[j];
 }
@@ -132,16 +135,16 @@ static inline vb vb_lookup(const uint8_t table[16], vb places) { /* indices belo
     return places;
 }
 static inline void vb_store(void *p, vb a) { memcpy(p, a.v, sizeof a.v); }
-/* Points of a codebook, the one that each lane names; the second vector has the upper four bytes. */
-static inline vb vb_points_of_4(const uint32_t *book, vi at) {
+/* Points of a codebook, the one that each lane's index names; the second vector has the upper four bytes. */
+static inline vb vb_points_of_4(const uint32_t *book, const uint16_t *at) {
     vb r;
-    for (int j = 0; j < 16; j++) memcpy(r.v + 4 * j, book + at.v[j], 4);
+    for (int j = 0; j < 16; j++) memcpy(r.v + 4 * j, book + at[j], 4);
     return r;
 }
-static inline void vb_points_of_8(const uint64_t *book, vi at, vb *out) {
+static inline void vb_points_of_8(const uint64_t *book, const uint16_t *at, vb *out) {
     for (int j = 0; j < 16; j++) {
-        memcpy(out[0].v + 4 * j, book + at.v[j], 4);
-        memcpy(out[1].v + 4 * j, (const uint8_t *)(book + at.v[j]) + 4, 4);
+        memcpy(out[0].v + 4 * j, book + at[j], 4);
+        memcpy(out[1].v + 4 * j, (const uint8_t *)(book + at[j]) + 4, 4);
     }
 }
 /* `twice` - a where the sign is set: of byte i of a lane bit 4 * part + i of byte `byte` of that lane of signs. */

@@ -123,6 +123,10 @@ EACH(vi, vi_and, (vi x, vi y), vandq_s32(x.v[j], y.v[j]))
 EACH(vi, vi_max, (vi x, vi y), vmaxq_s32(x.v[j], y.v[j]))
 EACH(vi, vi_shift, (vi x, int n), vshlq_s32(x.v[j], vdupq_n_s32(-n)))
 EACH(vi, vi_exponent, (vi x), vshlq_n_s32(x.v[j], 23))
+static inline void vi_store_u16(uint16_t *p, vi x) {
+    vst1q_u16(p, vreinterpretq_u16_s16(vmovn_high_s32(vmovn_s32(x.v[0]), x.v[1])));
+    vst1q_u16(p + 8, vreinterpretq_u16_s16(vmovn_high_s32(vmovn_s32(x.v[2]), x.v[3])));
+}
 static inline void vi_store_i8(int8_t *p, vi x) {
     int16x8_t low = vmovn_high_s32(vmovn_s32(x.v[0]), x.v[1]), high = vmovn_high_s32(vmovn_s32(x.v[2]), x.v[3]);
     vst1q_s8(p, vmovn_high_s16(vmovn_s16(low), high));
@@ -149,18 +153,16 @@ EACH(vb, vb_lookup, (const uint8_t table[16], vb places), vqtbl1q_u8(vld1q_u8(ta
 static inline void vb_store(void *p, vb x) {
     for (int j = 0; j < 4; j++) vst1q_u8((uint8_t *)p + 16 * j, x.v[j]);
 }
-static inline vb vb_points_of_4(const uint32_t *book, vi at) {
-    int32_t places[16];
-    uint32_t points[16];
-    for (int j = 0; j < 4; j++) vst1q_s32(places + 4 * j, at.v[j]);
-    for (int j = 0; j < 16; j++) points[j] = book[places[j]];
-    return vb_load(points);
+static inline uint8x16_t four_points(const uint32_t *book, const uint16_t *at) {
+    uint32x4_t p = vdupq_n_u32(book[at[0]]);
+    p = vld1q_lane_u32(book + at[1], p, 1);
+    p = vld1q_lane_u32(book + at[2], p, 2);
+    return vreinterpretq_u8_u32(vld1q_lane_u32(book + at[3], p, 3));
 }
-static inline void vb_points_of_8(const uint64_t *book, vi at, vb *out) {
-    int32_t places[16];
-    for (int j = 0; j < 4; j++) vst1q_s32(places + 4 * j, at.v[j]);
+EACH(vb, vb_points_of_4, (const uint32_t *book, const uint16_t *at), four_points(book, at + 4 * j))
+static inline void vb_points_of_8(const uint64_t *book, const uint16_t *at, vb *out) {
     for (int j = 0; j < 4; j++) {
-        const int32_t *p = places + 4 * j;
+        const uint16_t *p = at + 4 * j;
         const uint32x4_t a = vreinterpretq_u32_u64(vcombine_u64(vld1_u64(book + p[0]), vld1_u64(book + p[1]))),
                          b = vreinterpretq_u32_u64(vcombine_u64(vld1_u64(book + p[2]), vld1_u64(book + p[3])));
         out[0].v[j] = vreinterpretq_u8_u32(vuzp1q_u32(a, b));

@@ -38,7 +38,9 @@ INLINE void stage_fill_as(sn_dtype t, stage *s, const sn_cpu_weight *w, sn_prefe
         load_head(t, block, &head_d, &head_m);
         prefetch_lines(q, sn_cpu_group_bytes(t), prefetch);
         vb integers[8];
-        load_integers(t, q, g, 0, 8, integers);
+        uint16_t places[PLACES];
+        load_places(t, q, 1, places);
+        load_integers(t, (group_at){q, g, places}, 0, 8, integers);
         UNROLL
         for (int v = 0; v < 8; v++) vb_store(s->q + i * STAGE_GROUP_BYTES + SN_VECTOR * v, integers[v]);
         for (int h = 0; h < steps; h++) {

@@ -58,15 +58,42 @@ INLINE vi load_indices(sn_dtype t, const uint8_t *w, const uint8_t *high, int e)
     return vi_add(low, vi_and(more, mask));
 }
 
+INLINE const uint8_t *high_bits_at(sn_dtype t, const uint8_t *w) {
+    return w + sn_cpu_code_bytes(t) + (sn_quant_forms[t].scale == SN_SCALE_Q ? 0 : SN_LANES);
+}
+/* Whether the type needs places: the indices of all groups of a block, [group][entry][lane]. They are computed before
+ * the first is used, because a processor that reads what it has just written in larger pieces waits. */
+INLINE bool has_entries(sn_dtype t) { return sn_quant_forms[t].entry && sn_quant_forms[t].entry != SN_TRITS; }
+enum { ENTRIES_MAX = 8, PLACES = SN_QUANT_GROUPS_MAX * ENTRIES_MAX * SN_LANES };
+INLINE void load_places(sn_dtype t, const uint8_t *w, size_t n_groups, uint16_t *out) {
+    if (!has_entries(t)) return;
+    const int n = SN_QUANT_GROUP / sn_quant_forms[t].entry;
+    for (size_t g = 0; g < n_groups; g++, w += sn_cpu_group_bytes(t), out += SN_LANES * n) {
+        UNROLL
+        for (int e = 0; e < n; e++) vi_store_u16(out + SN_LANES * e, load_indices(t, w, high_bits_at(t, w), e));
+    }
+}
+
+/* A group of a block. */
+typedef struct group_at {
+    const uint8_t *w;
+    size_t number;          /* in its block */
+    const uint16_t *places; /* [entry][lane] */
+} group_at;
+INLINE group_at group_of(sn_dtype t, const uint8_t *w, size_t number, const uint16_t *places) {
+    const size_t n = has_entries(t) ? (size_t)(SN_QUANT_GROUP / sn_quant_forms[t].entry) : 0;
+    return (group_at){w, number, places + SN_LANES * n * number};
+}
+
 /* Vectors v and v + 1 of a codebook type; v is even. */
-INLINE void load_entries(sn_dtype t, const uint8_t *w, vb signs, int v, vb *out) {
+INLINE void load_entries(sn_dtype t, group_at g, vb signs, int v, vb *out) {
     const sn_quant_form *f = &sn_quant_forms[t];
-    const uint8_t *high = w + sn_cpu_code_bytes(t) + (f->scale == SN_SCALE_Q ? 0 : SN_LANES);
+    const uint8_t *high = high_bits_at(t, g.w);
     if (f->entry == 8) {
-        vb_points_of_8(sn_books_of_8 + f->book, load_indices(t, w, high, v / 2), out);
+        vb_points_of_8(sn_books_of_8 + f->book, g.places + SN_LANES * (v / 2), out);
     } else {
-        out[0] = vb_points_of_4(sn_books_of_4 + f->book, load_indices(t, w, high, v));
-        out[1] = vb_points_of_4(sn_books_of_4 + f->book, load_indices(t, w, high, v + 1));
+        out[0] = vb_points_of_4(sn_books_of_4 + f->book, g.places + SN_LANES * v);
+        out[1] = vb_points_of_4(sn_books_of_4 + f->book, g.places + SN_LANES * (v + 1));
     }
     for (int i = 0; i < 2; i++) {
         if (f->sign_bits) out[i] = vb_signed(out[i], signs, v / 2, i, 2 * f->zero);
@@ -76,32 +103,29 @@ INLINE void load_entries(sn_dtype t, const uint8_t *w, vb signs, int v, vb *out)
     }
 }
 
-/* Vector v of group g of TQ1_0: see sn_quant_split. */
-INLINE vb load_trits(sn_dtype t, const uint8_t *w, size_t g, int v) {
-    if (v < 5) return vb_trit(vb_load(w), v);
-    const size_t place = 3 * g + (size_t)v - 5;
-    const uint8_t *block = w - g * sn_cpu_group_bytes(t) - sn_cpu_head_bytes(t);
+/* Vector v of a group of TQ1_0: see sn_quant_split. */
+INLINE vb load_trits(sn_dtype t, group_at g, int v) {
+    if (v < 5) return vb_trit(vb_load(g.w), v);
+    const size_t place = 3 * g.number + (size_t)v - 5;
+    const uint8_t *block = g.w - g.number * sn_cpu_group_bytes(t) - sn_cpu_head_bytes(t);
     return vb_trit(vb_load(block + 2 * SN_LANES + SN_VECTOR * (place / 5)), (int)(place % 5));
 }
 
-/* The numbers of vectors first, .., first + n - 1 of the group at w, number g of its block; both are even. */
-INLINE void load_vectors(sn_dtype t, const uint8_t *w, size_t g, int first, int n, vb *out) {
+/* The numbers of vectors first, .., first + n - 1; both are even. */
+INLINE void load_vectors(sn_dtype t, group_at g, int first, int n, vb *out) {
     const sn_quant_form *f = &sn_quant_forms[t];
-    const bool entries = f->entry && f->entry != SN_TRITS;
-    const vb signs = entries && f->sign_bits ? load_signs(t, w) : vb_load(w);
+    const vb signs = f->sign_bits ? load_signs(t, g.w) : vb_load(g.w);
     UNROLL
-    for (int i = 0; i < n; i += 2) {
-        if (entries) {
-            load_entries(t, w, signs, first + i, out + i);
-            continue;
-        }
-        out[i] = f->entry ? load_trits(t, w, g, first + i) : load_numbers(t, w, first + i);
-        out[i + 1] = f->entry ? load_trits(t, w, g, first + i + 1) : load_numbers(t, w, first + i + 1);
+    for (int i = 0; i < n; i++) {
+        if (!has_entries(t))
+            out[i] = f->entry ? load_trits(t, g, first + i) : load_numbers(t, g.w, first + i);
+        else if (i % 2 == 0)
+            load_entries(t, g, signs, first + i, out + i);
     }
 }
 /* The integers of the weights instead, signed bytes. */
-INLINE void load_integers(sn_dtype t, const uint8_t *w, size_t g, int first, int n, vb *out) {
-    load_vectors(t, w, g, first, n, out);
+INLINE void load_integers(sn_dtype t, group_at g, int first, int n, vb *out) {
+    load_vectors(t, g, first, n, out);
     UNROLL
     for (int i = 0; i < n; i++) out[i] = vb_less(out[i], (uint8_t)sn_cpu_zero(t));
 }

@@ -33,8 +33,7 @@ static void fill_4(const char *bits, size_t first, size_t end, const uint8_t lev
 /* The levels are those of the GGUF format. */
 __attribute__((constructor)) static void fill_books(void) {
     static const uint8_t iq2[3] = {128 + 8, 128 + 25, 128 + 43}, iq1[3] = {17 - 8, 17, 17 + 8};
-    static const uint8_t iq3_xxs[8] = {128 + 4,  128 + 12, 128 + 20, 128 + 28,
-                                       128 + 36, 128 + 44, 128 + 52, 128 + 62};
+    static const uint8_t iq3_xxs[8] = {128 + 4, 128 + 12, 128 + 20, 128 + 28, 128 + 36, 128 + 44, 128 + 52, 128 + 62};
     static const uint8_t iq3_s[8] = {16 + 1, 16 + 3, 16 + 5, 16 + 7, 16 + 9, 16 + 11, 16 + 13, 16 + 15};
     fill_8(iq2_xxs_points, SN_BOOK_IQ2_XXS, SN_BOOK_IQ2_XS, iq2);
     fill_8(iq2_xs_points, SN_BOOK_IQ2_XS, SN_BOOK_IQ2_S, iq2);

@@ -244,7 +244,8 @@ static void decode_mxfp4(const uint8_t *b, sn_quant_group *out) {
 static void decode_two_bits(const uint8_t *d, const uint8_t *qs, bool planes, size_t n_groups, sn_quant_group *out) {
     for (size_t g = 0; g < n_groups; g++) {
         for (size_t i = 0; i < 32; i++)
-            out[g].q[i] = (int8_t)((planes ? qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3 : qs[8 * g + i / 4] >> i % 4 * 2 & 3) - 1);
+            out[g].q[i] =
+                (int8_t)((planes ? qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3 : qs[8 * g + i / 4] >> i % 4 * 2 & 3) - 1);
         set_scales(out + g, read_f16(d), 0);
     }
 }
@@ -294,10 +295,10 @@ static void decode_tq1_0(const uint8_t *b, sn_quant_group *out) {
 }
 
 static void (*const decoders[SN_DTYPE_COUNT])(const uint8_t *, sn_quant_group *) = {
-    [SN_Q4_0] = decode_q4_0,   [SN_Q4_1] = decode_q4_1, [SN_Q5_0] = decode_q5_0,     [SN_Q5_1] = decode_q5_1,
-    [SN_Q8_0] = decode_q8_0,   [SN_Q2_K] = decode_q2_k, [SN_Q3_K] = decode_q3_k,     [SN_Q4_K] = decode_q4_k,
-    [SN_Q5_K] = decode_q5_k,   [SN_Q6_K] = decode_q6_k, [SN_IQ4_NL] = decode_iq4_nl, [SN_IQ4_XS] = decode_iq4_xs,
-    [SN_MXFP4] = decode_mxfp4, [SN_TQ1_0] = decode_tq1_0, [SN_TQ2_0] = decode_tq2_0, [SN_NVFP4] = decode_nvfp4,
+    [SN_Q4_0] = decode_q4_0,   [SN_Q4_1] = decode_q4_1,   [SN_Q5_0] = decode_q5_0,     [SN_Q5_1] = decode_q5_1,
+    [SN_Q8_0] = decode_q8_0,   [SN_Q2_K] = decode_q2_k,   [SN_Q3_K] = decode_q3_k,     [SN_Q4_K] = decode_q4_k,
+    [SN_Q5_K] = decode_q5_k,   [SN_Q6_K] = decode_q6_k,   [SN_IQ4_NL] = decode_iq4_nl, [SN_IQ4_XS] = decode_iq4_xs,
+    [SN_MXFP4] = decode_mxfp4, [SN_TQ1_0] = decode_tq1_0, [SN_TQ2_0] = decode_tq2_0,   [SN_NVFP4] = decode_nvfp4,
     [SN_Q1_0] = decode_q1_0,   [SN_Q2_0] = decode_q2_0,
 };
 
@@ -345,11 +346,13 @@ static void split_tq1_0(const uint8_t *block, sn_quant_parts *out) {
     decode_tq1_0(block, groups);
     for (int s = 0; s < 25; s++)
         for (int k = 0; k < 4; k++)
-            shared[s / 5][k] = (uint16_t)(3 * shared[s / 5][k] + (s < 24 ? groups[s / 3].q[20 + 4 * (s % 3) + k] + 1 : 0));
+            shared[s / 5][k] =
+                (uint16_t)(3 * shared[s / 5][k] + (s < 24 ? groups[s / 3].q[20 + 4 * (s % 3) + k] + 1 : 0));
     for (int g = 0; g < SN_QUANT_GROUPS_MAX; g++)
         for (int i = 0; i < 20; i++) own[g][i % 4] = (uint16_t)(3 * own[g][i % 4] + groups[g].q[i] + 1);
     memcpy(out->super, block + 52, 2);
-    for (int i = 0; i < 20; i++) out->super[2 + i] = (uint8_t)((256 * shared[i / 4][i % 4] + 242) / 243); /* rounded up */
+    for (int i = 0; i < 20; i++)
+        out->super[2 + i] = (uint8_t)((256 * shared[i / 4][i % 4] + 242) / 243); /* rounded up */
     for (int g = 0; g < SN_QUANT_GROUPS_MAX; g++)
         for (int k = 0; k < 4; k++) out->codes[32 * g + k] = (uint8_t)((256 * own[g][k] + 242) / 243);
 }

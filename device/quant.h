@@ -49,7 +49,8 @@ typedef enum sn_quant_scale {
 } sn_quant_scale;
 
 /* type, low bits, high bits, scales, bytes of them, bytes of a superblock, zero, table (1: of IQ4, 2: of MXFP4).
- * A superblock has 8 groups. linear.cl of device/xpu/ is compiled once for each row: cmake/xpu.cmake repeats the numbers. */
+ * A superblock has 8 groups. linear.cl of device/xpu/ is compiled once for each row: cmake/xpu.cmake repeats the
+ * numbers. */
 #define SN_QUANT_TYPES(X)                                                                                              \
     X(Q4_0, 4, 0, D, 2, 0, 8, 0)                                                                                       \
     X(Q4_1, 4, 0, DM, 4, 0, 0, 0)                                                                                      \

@@ -49,18 +49,42 @@ static const struct {
     const char *name;
     int dtype; /* -1: not supported */
 } tensor_types[] = {
-    [0] = {"F32", SN_F32},      [1] = {"F16", SN_F16},    [2] = {"Q4_0", SN_Q4_0},
-    [3] = {"Q4_1", SN_Q4_1},    [4] = {"Q4_2", -1},       [5] = {"Q4_3", -1},
-    [6] = {"Q5_0", SN_Q5_0},    [7] = {"Q5_1", SN_Q5_1},  [8] = {"Q8_0", SN_Q8_0},
-    [9] = {"Q8_1", -1},         [10] = {"Q2_K", SN_Q2_K}, [11] = {"Q3_K", SN_Q3_K},
-    [12] = {"Q4_K", SN_Q4_K},   [13] = {"Q5_K", SN_Q5_K}, [14] = {"Q6_K", SN_Q6_K},
-    [15] = {"Q8_K", -1},        [16] = {"IQ2_XXS", SN_IQ2_XXS},   [17] = {"IQ2_XS", SN_IQ2_XS},
-    [18] = {"IQ3_XXS", SN_IQ3_XXS},     [19] = {"IQ1_S", SN_IQ1_S},     [20] = {"IQ4_NL", SN_IQ4_NL},
-    [21] = {"IQ3_S", SN_IQ3_S},       [22] = {"IQ2_S", SN_IQ2_S},     [23] = {"IQ4_XS", SN_IQ4_XS},
-    [24] = {"I8", SN_I8},          [25] = {"I16", SN_I16},       [26] = {"I32", SN_I32},
-    [27] = {"I64", SN_I64},     [28] = {"F64", SN_F64},       [29] = {"IQ1_M", SN_IQ1_M},
-    [30] = {"BF16", SN_BF16},   [34] = {"TQ1_0", SN_TQ1_0},     [35] = {"TQ2_0", SN_TQ2_0},
-    [39] = {"MXFP4", SN_MXFP4}, [40] = {"NVFP4", SN_NVFP4},     [41] = {"Q1_0", SN_Q1_0},
+    [0] = {"F32", SN_F32},
+    [1] = {"F16", SN_F16},
+    [2] = {"Q4_0", SN_Q4_0},
+    [3] = {"Q4_1", SN_Q4_1},
+    [4] = {"Q4_2", -1},
+    [5] = {"Q4_3", -1},
+    [6] = {"Q5_0", SN_Q5_0},
+    [7] = {"Q5_1", SN_Q5_1},
+    [8] = {"Q8_0", SN_Q8_0},
+    [9] = {"Q8_1", -1},
+    [10] = {"Q2_K", SN_Q2_K},
+    [11] = {"Q3_K", SN_Q3_K},
+    [12] = {"Q4_K", SN_Q4_K},
+    [13] = {"Q5_K", SN_Q5_K},
+    [14] = {"Q6_K", SN_Q6_K},
+    [15] = {"Q8_K", -1},
+    [16] = {"IQ2_XXS", SN_IQ2_XXS},
+    [17] = {"IQ2_XS", SN_IQ2_XS},
+    [18] = {"IQ3_XXS", SN_IQ3_XXS},
+    [19] = {"IQ1_S", SN_IQ1_S},
+    [20] = {"IQ4_NL", SN_IQ4_NL},
+    [21] = {"IQ3_S", SN_IQ3_S},
+    [22] = {"IQ2_S", SN_IQ2_S},
+    [23] = {"IQ4_XS", SN_IQ4_XS},
+    [24] = {"I8", SN_I8},
+    [25] = {"I16", SN_I16},
+    [26] = {"I32", SN_I32},
+    [27] = {"I64", SN_I64},
+    [28] = {"F64", SN_F64},
+    [29] = {"IQ1_M", SN_IQ1_M},
+    [30] = {"BF16", SN_BF16},
+    [34] = {"TQ1_0", SN_TQ1_0},
+    [35] = {"TQ2_0", SN_TQ2_0},
+    [39] = {"MXFP4", SN_MXFP4},
+    [40] = {"NVFP4", SN_NVFP4},
+    [41] = {"Q1_0", SN_Q1_0},
     [42] = {"Q2_0", SN_Q2_0},
 };
 
@@ -226,8 +250,8 @@ static sn_status read_type(cursor *c, sn_gguf_tensor *tensor) {
     bool named = type < known && tensor_types[type].name;
     if (!named || tensor_types[type].dtype < 0)
         return sn_fail(c->err, SN_REFUSED,
-                       "tensor '%s' is of %s%s, which is not supported: use a Q4_0 to Q8_0, Q*_K, "
-                       "IQ4_NL, IQ4_XS, MXFP4, F16, BF16 or F32 file of the model",
+                       "tensor '%s' is of %s%s, which is not supported: use a Q4_0 to Q8_0, Q*_K, IQ*, "
+                       "MXFP4, F16, BF16 or F32 file of the model",
                        tensor->name, named ? "type " : "", named ? tensor_types[type].name : name);
     tensor->dtype = (sn_dtype)tensor_types[type].dtype;
     return SN_OK;

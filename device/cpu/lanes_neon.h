@@ -175,8 +175,7 @@ static inline uint8x16_t with_sign(uint8x16_t x, uint8x16_t signs, int byte, int
                      bits = vreinterpretq_u8_u32(vdupq_n_u32(0x08040201u << 4 * part));
     return vbslq_u8(vtstq_u8(own, bits), vsubq_u8(vdupq_n_u8((uint8_t)twice), x), x);
 }
-EACH(vb, vb_signed, (vb x, vb signs, int byte, int part, int twice),
-     with_sign(x.v[j], signs.v[j], byte, part, twice))
+EACH(vb, vb_signed, (vb x, vb signs, int byte, int part, int twice), with_sign(x.v[j], signs.v[j], byte, part, twice))
 EACH(vb, vb_less_where, (vb x, vi y, int bits, uint8_t less),
      vsubq_u8(x.v[j], vandq_u8(vreinterpretq_u8_u32(vtstq_s32(y.v[j], vdupq_n_s32(bits))), vdupq_n_u8(less))))
 static const uint8_t trit_powers[5] = {1, 3, 9, 27, 81};

@@ -187,7 +187,8 @@ INLINE void load_scales(sn_dtype t, const uint8_t *p, int h, vf head_d, vf head_
     }
     case SN_SCALE_P: {
         const vi signs = vi_load((const int32_t *)(p - SN_VECTOR));
-        *d = vf_mul(head_d, odd_factor(bit_of(signs, 7, 1), bit_of(signs, 15, 2), bit_of(signs, 23, 3), bit_of(signs, 31, 4)));
+        *d = vf_mul(head_d,
+                    odd_factor(bit_of(signs, 7, 1), bit_of(signs, 15, 2), bit_of(signs, 23, 3), bit_of(signs, 31, 4)));
         break;
     }
     case SN_SCALE_Q: {

@@ -60,11 +60,10 @@ static double time_linear(sn_device *d, const matrices *m, int n, const float *x
 }
 
 static void bench_linear(sn_device *d) {
-    static const sn_dtype types[] = {SN_Q2_K,   SN_Q3_K,    SN_Q4_0, SN_Q4_1, SN_Q4_K, SN_IQ4_NL,
-                                     SN_IQ4_XS, SN_MXFP4,   SN_Q5_0, SN_Q5_1, SN_Q5_K, SN_Q6_K,
-                                     SN_Q8_0,   SN_F8_E4M3, SN_BF16, SN_F16,  SN_F32,
-                                     SN_IQ1_S,  SN_IQ1_M,   SN_IQ2_XXS, SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS,
-                                     SN_IQ3_S,  SN_TQ1_0,   SN_TQ2_0, SN_NVFP4, SN_Q1_0, SN_Q2_0};
+    static const sn_dtype types[] = {
+        SN_Q2_K,   SN_Q3_K,  SN_Q4_0,    SN_Q4_1,    SN_Q4_K,  SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4, SN_Q5_0,  SN_Q5_1,
+        SN_Q5_K,   SN_Q6_K,  SN_Q8_0,    SN_F8_E4M3, SN_BF16,  SN_F16,    SN_F32,    SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS,
+        SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS, SN_IQ3_S,   SN_TQ1_0, SN_TQ2_0,  SN_NVFP4,  SN_Q1_0,  SN_Q2_0};
     bool plain = strstr(sn_device_describe(d), ", c");
     int rows = plain ? 16 : 256;
     float *x = test_random_floats((size_t)rows * 576, 3), *y = malloc((size_t)rows * 1536 * sizeof *y);

@@ -6,10 +6,11 @@ measurements of speed only; its text is noise.
 
 The file is written as a stream, which takes a few megabytes of memory. Rows repeat after some megabytes of random blocks, which
 does not change the speed. Every matrix is of the type, but the LM head of 4-bit models is Q6_K (Q4_K) or Q8_0 (Q4_0); Q4_K_M
-mixes Q4_K and Q6_K as llama.cpp does, and in MXFP4 models only experts are MXFP4, the rest Q8_0. With --sparse the weights are
+mixes Q4_K and Q6_K as llama.cpp does, `mixed` has each type below four bits in turn, and in MXFP4 models only experts are MXFP4, the rest Q8_0. With --sparse the weights are
 a hole in the file, which takes no room on the disk: for `swarm-node --plan`, which reads no weights.
 """
 import argparse
+import itertools
 import math
 import random
 import struct
@@ -26,6 +27,11 @@ def half(x):
     return struct.pack("<e", x)
 
 
+def iq1_m_scales(r):  # a half in the upper bits of four words, and twelve bits of scales in each
+    bits, = struct.unpack("<H", half(r.uniform(2e-3, 4e-3)))
+    return b"".join(struct.pack("<H", r.randrange(4096) | (bits >> 4 * i & 15) << 12) for i in range(4))
+
+
 # type: GGUF's number, elements and bytes of a block, a random block: weights of about 0.02 around zero
 TYPES = {
     "F32": (0, 1, 4, lambda r: struct.pack("<f", r.uniform(-0.04, 0.04))),
@@ -36,7 +42,21 @@ TYPES = {
     "Q6_K": (14, 256, 210, lambda r: r.randbytes(192) + bytes(r.choices(range(20, 60), k=16)) + half(r.uniform(1e-5, 3e-5))),
     "MXFP4": (39, 32, 17, lambda r: bytes([r.randrange(118, 122)]) + r.randbytes(16)),
     "BF16": (30, 1, 2, lambda r: struct.pack("<f", r.uniform(-0.04, 0.04))[2:]),
+    "Q2_K": (10, 256, 84, lambda r: r.randbytes(80) + half(r.uniform(1e-3, 2e-3)) + half(r.uniform(1.5e-3, 3e-3))),
+    "IQ1_S": (19, 256, 50, lambda r: half(r.uniform(2e-3, 4e-3)) + r.randbytes(48)),
+    "IQ1_M": (29, 256, 56, lambda r: r.randbytes(48) + iq1_m_scales(r)),
+    "IQ2_XXS": (16, 256, 66, lambda r: half(r.uniform(3e-4, 6e-4)) + r.randbytes(64)),
+    "IQ2_XS": (17, 256, 74, lambda r: half(r.uniform(3e-4, 6e-4)) + r.randbytes(72)),
+    "IQ2_S": (22, 256, 82, lambda r: half(r.uniform(3e-4, 6e-4)) + r.randbytes(80)),
+    "IQ3_XXS": (18, 256, 98, lambda r: half(r.uniform(1e-4, 2e-4)) + r.randbytes(96)),
+    "IQ3_S": (21, 256, 110, lambda r: half(r.uniform(1e-4, 2e-4)) + r.randbytes(108)),
+    "TQ1_0": (34, 256, 54, lambda r: r.randbytes(52) + half(r.uniform(0.01, 0.03))),
+    "TQ2_0": (35, 256, 66, lambda r: bytes(r.choices(TERNARY, k=64)) + half(r.uniform(0.01, 0.03))),
+    "NVFP4": (40, 64, 36, lambda r: bytes(r.choices(range(3, 9), k=4)) + r.randbytes(32)),
+    "Q1_0": (41, 128, 18, lambda r: half(r.uniform(0.01, 0.03)) + r.randbytes(16)),
+    "Q2_0": (42, 64, 18, lambda r: half(r.uniform(0.01, 0.03)) + bytes(r.choices(TERNARY, k=16))),
 }
+TERNARY = [a | b << 2 | c << 4 | d << 6 for a in range(3) for b in range(3) for c in range(3) for d in range(3)]
 UINT32, FLOAT32, STRING, ARRAY, INT32 = 4, 6, 8, 9, 5
 ALIGNMENT = 32
 
@@ -100,6 +120,11 @@ def tensors(kind, shape, width, heads, kv_heads, ff, vocab, blocks, experts):
     head = {"Q4_0": "Q8_0", "Q4_K": "Q6_K"}.get(kind, kind)
     dim = experts[2] if experts else width // heads
     q, kv = dim * heads, dim * kv_heads
+    if kind == "mixed":
+        head, turns = "Q2_K", itertools.cycle(sorted(t for t in TYPES if t[:2] in ("IQ", "TQ", "NV") or t in ("Q1_0", "Q2_0")))
+        for name, _, dims in list(tensors("F16", shape, width, heads, kv_heads, ff, vocab, blocks, experts)):
+            yield name, "norm" if "norm" in name else next(turns) if name.startswith("blk.") else head, dims
+        return
     yield "token_embd.weight", head, (width, vocab)
     for b in range(blocks):
         p = "blk.%d." % b
@@ -154,7 +179,7 @@ def write(out, rng, kind, size, pools):  # pools: some megabytes of random block
 def main():
     parser = argparse.ArgumentParser(description="Writes a Llama model with random weights as GGUF.")
     parser.add_argument("out")
-    parser.add_argument("--type", choices=sorted(TYPES) + ["Q4_K_M"], default="Q4_K")
+    parser.add_argument("--type", choices=sorted(TYPES) + ["Q4_K_M", "mixed"], default="Q4_K")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="7b")
     parser.add_argument("--blocks", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)

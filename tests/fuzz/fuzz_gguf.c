@@ -1,4 +1,6 @@
-/* Any bytes as a GGUF file, and as a model: read or refused with an error; all data that was read is in the file. */
+/* Any bytes as a GGUF file, and as a model: read or refused with an error; all data that was read is in the file. Blocks of
+ * quantised tensors hold any bits, and are decoded. */
+#include "device/quant.h"
 #include "model/config.h"
 #include "model/model.h"
 
@@ -25,6 +27,17 @@ static void touch_value(const sn_gguf_value *value) {
     if (value->element == SN_GGUF_I32 && value->n) sink = (uint8_t)sn_gguf_i32_at(value, value->n - 1);
 }
 
+/* The first blocks of a tensor. */
+static void decode(const sn_gguf_tensor *tensor) {
+    enum { BLOCKS = 16 };
+    sn_quant_group groups[SN_QUANT_GROUPS_MAX];
+    const size_t bytes = sn_dtype_bytes(tensor->dtype);
+    for (size_t i = 0; i < BLOCKS && (i + 1) * bytes <= tensor->bytes; i++) {
+        sn_quant_decode(tensor->dtype, tensor->data + i * bytes, groups);
+        sink = (uint8_t)groups[0].q[0];
+    }
+}
+
 static void read_gguf(const uint8_t *data, size_t size) {
     sn_gguf *gguf = NULL;
     sn_err err = {0};
@@ -37,6 +50,7 @@ static void read_gguf(const uint8_t *data, size_t size) {
         const sn_gguf_tensor *tensor = sn_gguf_tensor_at(gguf, i);
         if (sn_gguf_tensor_find(gguf, tensor->name) != tensor) abort();
         touch_bytes(tensor->data, tensor->bytes);
+        if (sn_dtype_quantised(tensor->dtype)) decode(tensor);
     }
     sn_gguf_close(&gguf);
 }

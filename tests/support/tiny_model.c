@@ -41,11 +41,11 @@ static float next_uniform(writer *w) { return (float)(next_random(w) >> 40) * 0x
 /* ggml's numbers of the types. */
 static uint32_t gguf_type(sn_dtype dtype) {
     static const uint32_t types[SN_DTYPE_COUNT] = {
-        [SN_F32] = 0,   [SN_F16] = 1,     [SN_BF16] = 30,   [SN_Q4_0] = 2,  [SN_Q4_1] = 3,  [SN_Q5_0] = 6,
-        [SN_Q5_1] = 7,  [SN_Q8_0] = 8,    [SN_Q2_K] = 10,   [SN_Q3_K] = 11, [SN_Q4_K] = 12, [SN_Q5_K] = 13,
-        [SN_Q6_K] = 14, [SN_IQ4_NL] = 20, [SN_IQ4_XS] = 23, [SN_MXFP4] = 39,
-        [SN_IQ1_S] = 19, [SN_IQ1_M] = 29, [SN_IQ2_XXS] = 16, [SN_IQ2_XS] = 17, [SN_IQ2_S] = 22, [SN_IQ3_XXS] = 18,
-        [SN_IQ3_S] = 21, [SN_TQ1_0] = 34, [SN_TQ2_0] = 35, [SN_NVFP4] = 40, [SN_Q1_0] = 41, [SN_Q2_0] = 42};
+        [SN_F32] = 0,      [SN_F16] = 1,     [SN_BF16] = 30,   [SN_Q4_0] = 2,     [SN_Q4_1] = 3,   [SN_Q5_0] = 6,
+        [SN_Q5_1] = 7,     [SN_Q8_0] = 8,    [SN_Q2_K] = 10,   [SN_Q3_K] = 11,    [SN_Q4_K] = 12,  [SN_Q5_K] = 13,
+        [SN_Q6_K] = 14,    [SN_IQ4_NL] = 20, [SN_IQ4_XS] = 23, [SN_MXFP4] = 39,   [SN_IQ1_S] = 19, [SN_IQ1_M] = 29,
+        [SN_IQ2_XXS] = 16, [SN_IQ2_XS] = 17, [SN_IQ2_S] = 22,  [SN_IQ3_XXS] = 18, [SN_IQ3_S] = 21, [SN_TQ1_0] = 34,
+        [SN_TQ2_0] = 35,   [SN_NVFP4] = 40,  [SN_Q1_0] = 41,   [SN_Q2_0] = 42};
     return types[dtype];
 }
 

@@ -107,10 +107,10 @@ static bool isa_runs(const char *isa) {
     return runs;
 }
 
-static const sn_dtype DTYPES[] = {SN_F32,  SN_F16,  SN_BF16, SN_Q4_0, SN_Q4_1, SN_Q5_0,   SN_Q5_1,   SN_Q8_0,
-                                  SN_Q2_K, SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4,
-                                  SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS, SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS, SN_IQ3_S, SN_TQ1_0,
-                                  SN_TQ2_0, SN_NVFP4, SN_Q1_0, SN_Q2_0};
+static const sn_dtype DTYPES[] = {SN_F32,     SN_F16,   SN_BF16,  SN_Q4_0,  SN_Q4_1,    SN_Q5_0,   SN_Q5_1,
+                                  SN_Q8_0,    SN_Q2_K,  SN_Q3_K,  SN_Q4_K,  SN_Q5_K,    SN_Q6_K,   SN_IQ4_NL,
+                                  SN_IQ4_XS,  SN_MXFP4, SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS, SN_IQ2_XS, SN_IQ2_S,
+                                  SN_IQ3_XXS, SN_IQ3_S, SN_TQ1_0, SN_TQ2_0, SN_NVFP4,   SN_Q1_0,   SN_Q2_0};
 enum { N_DTYPES = sizeof DTYPES / sizeof *DTYPES };
 
 static void expect_same(const char *path, const char *what, const variant *variants, size_t n_variants) {

@@ -37,6 +37,8 @@ typedef struct gguf_options {
     const char *without;      /* a tensor to leave out */
     const char *wide;         /* a tensor with twice the columns */
     const char *more;         /* an additional tensor, F32 of 8 elements */
+    const char *typed;        /* a tensor of `type`, a number of GGUF */
+    uint32_t type;
     const char *key;          /* an additional metadata key, prefixed with the architecture */
     uint32_t value;           /* its value, or */
     const char *text;         /* its text, or */
@@ -55,9 +57,10 @@ typedef struct gguf_directory {
 static void add_tensor(gguf_directory *d, const char *name, uint64_t cols, uint64_t rows) {
     if (d->options->without && !strcmp(d->options->without, name)) return;
     if (d->options->wide && !strcmp(d->options->wide, name)) cols *= 2;
-    put_gguf_tensor(&d->entries, name, cols, rows, 0, d->at);
+    const bool typed = d->options->typed && !strcmp(d->options->typed, name);
+    put_gguf_tensor(&d->entries, name, cols, rows, typed ? d->options->type : 0, d->at);
     d->n++;
-    d->at += sn_round_up(cols * (rows ? rows : 1) * 4, 32);
+    d->at += sn_round_up(cols * (rows ? rows : 1) * (typed ? 8 : 4), 32);
 }
 
 static void add_tensors(gguf_directory *d) {
@@ -178,6 +181,17 @@ Test(model, sets_the_traits_of_each_gguf_architecture) {
     expect_gguf_refused((gguf_options){.architecture = "qwen3", .bias = true, .key = "expert_count", .value = 8},
                         "experts");
     expect_gguf_refused((gguf_options){.architecture = "gpt2"}, "'gpt2' cannot be run; these can: llama, qwen2, qwen3");
+}
+
+/* F64 and integers: the file opens, and what they stand for is said where weights must be. NVFP4 has scales beside some
+ * matrices, which are no part of what is known. */
+Test(model, refuses_types_that_are_no_weights_where_weights_must_be) {
+    for (uint32_t type = 24; type <= 28; type++) {
+        expect_gguf_refused((gguf_options){.typed = "blk.0.attn_q.weight", .type = type},
+                            "'blk.0.attn_q.weight' is of a type that its part of the model cannot have");
+        expect_gguf_refused((gguf_options){.typed = "output_norm.weight", .type = type}, "cannot have");
+    }
+    expect_gguf_refused((gguf_options){.more = "blk.0.attn_q.scale"}, "'blk.0.attn_q.scale'");
 }
 
 Test(model, reads_gguf_metadata_that_has_a_default) {

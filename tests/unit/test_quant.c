@@ -77,6 +77,15 @@ Test(quant, integers_and_scales_give_the_same_values_as_the_row) {
     }
 }
 
+/* 0x7f is the NaN of E4M3; the sign does not count, so that 0xff is 480 and not a NaN. */
+Test(quant, decodes_nvfp4_scales_that_are_no_numbers) {
+    uint8_t block[36] = {0x7f, 0xff, 0x80, 0x38};
+    float row[64];
+    memset(block + 4, 0x22, 32); /* twice the weight: 2 */
+    sn_dequantize_row(SN_NVFP4, block, 64, row);
+    for (int i = 0; i < 64; i++) cr_assert_eq(row[i], ((const float[4]){0, 480, 0, 1})[i / 16], "%d: %g", i, (double)row[i]);
+}
+
 Test(quant, distinguishes_quantised_types) {
     cr_assert(sn_dtype_quantised(SN_Q4_0) && sn_dtype_quantised(SN_MXFP4));
     cr_assert(!sn_dtype_quantised(SN_F32) && !sn_dtype_quantised(SN_BF16) && !sn_dtype_quantised(SN_I64));

@@ -6,8 +6,8 @@ measurements of speed only; its text is noise.
 
 The file is written as a stream, which takes a few megabytes of memory. Rows repeat after some megabytes of random blocks, which
 does not change the speed. Every matrix is of the type, but the LM head of 4-bit models is Q6_K (Q4_K) or Q8_0 (Q4_0); Q4_K_M
-mixes Q4_K and Q6_K as llama.cpp does, `mixed` has each type below four bits in turn, and in MXFP4 models only experts are MXFP4, the rest Q8_0. With --sparse the weights are
-a hole in the file, which takes no room on the disk: for `swarm-node --plan`, which reads no weights.
+mixes Q4_K and Q6_K as llama.cpp does, `mixed` has each type below four bits in turn, and in MXFP4 models only experts are MXFP4,
+the rest Q8_0. With --sparse the weights are a hole in the file, which takes no room on the disk: zeros, for measurements of memory.
 """
 import argparse
 import itertools
@@ -18,7 +18,7 @@ import struct
 # name: width, heads, key-value heads, width of the feed-forward network, vocabulary, context
 SHAPES = {"7b": (4096, 32, 32, 11008, 32000, 4096), "8b": (4096, 32, 8, 14336, 128000, 32768),
           "1b": (2048, 32, 8, 8192, 32000, 16384), "135m": (576, 9, 3, 1536, 49152, 16384),
-          "tiny": (256, 4, 2, 512, 512, 8192), "30b-a3b": (2048, 32, 4, 768, 32000, 32768),
+          "70b": (8192, 64, 8, 28672, 128256, 8192), "tiny": (256, 4, 2, 512, 512, 8192), "30b-a3b": (2048, 32, 4, 768, 32000, 32768),
           "gpt-oss-120b": (2880, 64, 8, 2880, 201088, 131072)}
 EXPERTS = {"30b-a3b": (128, 8, 128), "gpt-oss-120b": (128, 4, 64)}  # number, of a row, width of an attention head; ff is one expert's
 
@@ -57,6 +57,10 @@ TYPES = {
     "Q2_0": (42, 64, 18, lambda r: half(r.uniform(0.01, 0.03)) + bytes(r.choices(TERNARY, k=16))),
 }
 TERNARY = [a | b << 2 | c << 4 | d << 6 for a in range(3) for b in range(3) for c in range(3) for d in range(3)]
+# These with --sparse alone.
+TYPES.update({name: (number, elements, size, None) for name, number, elements, size in (
+    ("Q4_1", 3, 32, 20), ("Q5_0", 6, 32, 22), ("Q5_1", 7, 32, 24), ("Q3_K", 11, 256, 110), ("Q5_K", 13, 256, 176),
+    ("IQ4_NL", 20, 32, 18), ("IQ4_XS", 23, 256, 136))})
 UINT32, FLOAT32, STRING, ARRAY, INT32 = 4, 6, 8, 9, 5
 ALIGNMENT = 32
 
@@ -121,7 +125,7 @@ def tensors(kind, shape, width, heads, kv_heads, ff, vocab, blocks, experts):
     dim = experts[2] if experts else width // heads
     q, kv = dim * heads, dim * kv_heads
     if kind == "mixed":
-        head, turns = "Q2_K", itertools.cycle(sorted(t for t in TYPES if t[:2] in ("IQ", "TQ", "NV") or t in ("Q1_0", "Q2_0")))
+        head, turns = "Q2_K", itertools.cycle(sorted(t for t in TYPES if t[:3] in ("IQ1", "IQ2", "IQ3", "TQ1", "TQ2", "NVF", "Q1_", "Q2_") and t != "Q2_K"))
         for name, _, dims in list(tensors("F16", shape, width, heads, kv_heads, ff, vocab, blocks, experts)):
             yield name, "norm" if "norm" in name else next(turns) if name.startswith("blk.") else head, dims
         return
@@ -167,6 +171,8 @@ def write(out, rng, kind, size, pools):  # pools: some megabytes of random block
         return
     if kind not in pools:
         block = TYPES[kind][2]
+        if not TYPES[kind][3]:
+            raise SystemExit("%s is written with --sparse alone" % kind)
         pools[kind] = b"".join(TYPES[kind][3](rng) for _ in range((1 << 21) // block))
     pool, block = pools[kind], TYPES[kind][2]
     while size:

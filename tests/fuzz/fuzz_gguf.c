@@ -1,5 +1,5 @@
-/* Any bytes as a GGUF file, and as a model: read or refused with an error; all data that was read is in the file. Blocks of
- * quantised tensors hold any bits, and are decoded. */
+/* Any bytes as a GGUF file, and as a model: read or refused with an error; all data that was read is in the file.
+ * Blocks of quantised tensors hold any bits, and are decoded. */
 #include "device/quant.h"
 #include "model/config.h"
 #include "model/model.h"

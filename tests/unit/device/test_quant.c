@@ -83,7 +83,8 @@ Test(quant, decodes_nvfp4_scales_that_are_no_numbers) {
     float row[64];
     memset(block + 4, 0x22, 32); /* twice the weight: 2 */
     sn_dequantize_row(SN_NVFP4, block, 64, row);
-    for (int i = 0; i < 64; i++) cr_assert_eq(row[i], ((const float[4]){0, 480, 0, 1})[i / 16], "%d: %g", i, (double)row[i]);
+    for (int i = 0; i < 64; i++)
+        cr_assert_eq(row[i], ((const float[4]){0, 480, 0, 1})[i / 16], "%d: %g", i, (double)row[i]);
 }
 
 Test(quant, distinguishes_quantised_types) {

@@ -39,11 +39,11 @@ typedef struct gguf_options {
     const char *more;         /* an additional tensor, F32 of 8 elements */
     const char *typed;        /* a tensor of `type`, a number of GGUF */
     uint32_t type;
-    const char *key;          /* an additional metadata key, prefixed with the architecture */
-    uint32_t value;           /* its value, or */
-    const char *text;         /* its text, or */
-    float number;             /* its number, if not 0 */
-    const float *rope_freqs;  /* [8] */
+    const char *key;         /* an additional metadata key, prefixed with the architecture */
+    uint32_t value;          /* its value, or */
+    const char *text;        /* its text, or */
+    float number;            /* its number, if not 0 */
+    const float *rope_freqs; /* [8] */
     bool bias, o_bias;
     bool yarn; /* yarn rope scaling with factor 4; `key` must be its type */
 } gguf_options;

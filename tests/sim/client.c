@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "client/audit/audit.h"
+#include "client/chain/chain_private.h" /* private: chunks of a few rows */
 #include "client/generate/session_file.h"
 #include "net/timeline.h"
 #include "tests/sim/model.h"
@@ -47,6 +48,7 @@ struct sim_client {
     sn_generator *generator;
     sn_draft draft;
     int wrong_from;   /* position of the first wrong draft token in flight; INT_MAX: none */
+    int passed;       /* the position up to which rows have left the last block */
     int64_t limit_us; /* deadline of the present call; 0: no call */
     char report[512];
 };
@@ -71,6 +73,14 @@ static int64_t limit_of(const sim_client *c) {
 static void begin_calls(sim_client *c, int n) { c->limit_us = sim_now(c->swarm->time) + n * limit_of(c); }
 static void end_calls(sim_client *c) { c->limit_us = 0; }
 
+/* Rows have left the last block. Each chunk of a long prompt has the limits of a call; and before the one behind this
+ * chunk begins, replies to others may be waited for, which were in flight when one failed. */
+static void note_passed(sim_client *c, int position) {
+    c->passed = position;
+    int64_t limit_us = sim_now(c->swarm->time) + 2 * limit_of(c);
+    if (c->limit_us && c->limit_us < limit_us) c->limit_us = limit_us;
+}
+
 static void compare_hidden(void *ctx, int block, int position, int n, const float *hidden) {
     sim_client *c = ctx;
     if (block < 0 || block > SIM_BLOCKS || position + n > SIM_CONTEXT)
@@ -78,6 +88,8 @@ static void compare_hidden(void *ctx, int block, int position, int n, const floa
     for (int i = 0; i < n && position + i < c->wrong_from; i++)
         if (memcmp(hidden + (size_t)i * SIM_EMBD, c->text->hidden[position + i][block], SIM_EMBD * sizeof *hidden))
             sim_fail(c->swarm, "client %d: other bits enter block %d at position %d", c->number, block, position + i);
+    if (!block && position > c->passed) c->swarm->stats.behind++;
+    if (block == SIM_BLOCKS) note_passed(c, position + n);
 }
 
 static sn_status oracle_draft(void *ctx, const int32_t *ids, size_t n, const sn_rng_state *rng_state, size_t most,
@@ -144,6 +156,8 @@ static sn_status open_chain(sim_client *c, sn_err *err) {
     begin_calls(c, 1);
     status = sn_chain_open(sim_model_get()->model, &options, &c->chain, err);
     end_calls(c);
+    c->passed = 0;
+    if (!status && c->plan.chunk_rows) c->chain->chunk_rows_max = c->plan.chunk_rows;
     if (!status && !c->swarm->bits_flipped) sn_chain_observe(c->chain, compare_hidden, c);
     return status;
 }

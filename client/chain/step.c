@@ -39,6 +39,7 @@ typedef struct chunk {
     float *again;   /* of `step`, where rows run again: its input, and behind it its output */
     int passed;     /* rows of `step` that the group has computed, in parts as long as its nodes take */
     bool in_flight; /* the next part */
+    bool behind;    /* another chunk, at its group: until that is done its time does not begin */
     sn_step_in_flight part; /* until_us: however often it is sent; 0: it was not sent yet */
     int64_t tried_us;       /* when it was sent first */
     size_t failed_hop;      /* of the group: who is to blame, as far as the reply shows it */
@@ -284,6 +285,7 @@ static sn_status chunk_send(pipeline *p, size_t k, sn_err *err) {
         status = sn_hops_send(hops, n_hops, p->chain->options.link, n_in_flight, &p->peers[c->at], &c->part, err);
     if (first) c->tried_us = c->part.began_us;
     c->in_flight = !status;
+    c->behind = n_in_flight > 0;
     c->failed_hop = SN_HOP_UNKNOWN;
     if (status) p->failed = c;
     return status;
@@ -318,9 +320,15 @@ static sn_status pipeline_receive(pipeline *p, sn_err *err) {
     sn_msg *result = NULL;
     size_t n = 0, which;
     for (size_t k = 0; k < p->n_chunks; k++) {
-        if (!p->chunks[k].in_flight) continue;
-        waits[n] = p->chunks[k].part.wait;
-        waiting[n++] = &p->chunks[k];
+        chunk *c = &p->chunks[k];
+        if (!c->in_flight) continue;
+        if (c->behind && (!k || c[-1].at != c->at)) {
+            c->behind = false;
+            c->part.until_us = sn_chain_attempt_until_us(p->chain);
+        }
+        c->part.wait.deadline_us = c->behind ? INT64_MAX : c->part.until_us;
+        waits[n] = c->part.wait;
+        waiting[n++] = c;
     }
     sn_status status = sn_link_wait_any(p->chain->options.link, waits, n, &which, &result, err);
     chunk *c = waiting[which];
@@ -374,12 +382,18 @@ static void pipeline_go_alone(pipeline *p, const sn_err *why) {
 }
 
 /* After a node has refused the chunk's step: if steps behind it had been sent before, the group may be at one of those.
- * Its sessions are told where to go on, which they are when such steps are done. SN_OK: they go on there; SN_STOP; else
- * as it was. */
+ * Its sessions are told where to go on, which they are when such steps are done. SN_OK: they go on there; else as it
+ * was, or SN_STOP, or what is known now: of a group, one behind that node may be silent. */
 static sn_status chunk_bring_back(pipeline *p, chunk *c, sn_status status, sn_err *err) {
-    const sn_hop_remote *first = &p->hops[c->at].remote;
+    const sn_hop *hops = &p->hops[c->at];
+    const size_t n_hops = chunk_group(p, c);
     const int64_t now_us = sn_now_us(), until_us = now_us + (c->part.until_us - now_us) / 2;
-    if (status == SN_STOP || !c->part.wait.from || first->step_sent <= first->step + 1) return status;
+    if (status == SN_STOP || !c->part.wait.from || hops[0].remote.step_sent <= hops[0].remote.step + 1) return status;
+    size_t silent = n_hops == 1 ? n_hops : sn_hops_find_silent(hops, n_hops, p->chain->options.link, &c->part);
+    if (silent < n_hops) {
+        c->failed_hop = silent;
+        return sn_fail(err, SN_RETRY, "it does not answer");
+    }
     sn_err why;
     sn_status told;
     do told = sn_chain_settle_group(p->chain, c->at, c->position, &why);

@@ -17,10 +17,13 @@ typedef struct counting_transport {
     sn_transport base;
     sn_transport *inner;
     int in_flight, most_in_flight;
-    int most_rows;                          /* of a step */
-    int refused;                            /* steps */
-    int lose_nth;                           /* the n-th step (1: the first) is lost on its way; 0: none */
-    int n_replies, lose_reply;              /* the same of the replies */
+    int most_rows;             /* of a step */
+    int refused;               /* steps */
+    int lose_nth;              /* the n-th step (1: the first) is lost on its way; 0: none */
+    int n_replies, lose_reply; /* the same of the replies */
+    int64_t reply_us, due_us;  /* each comes so much later than the one before it; 0: at once */
+    sn_event held[16];
+    int n_held;
     int n_steps, n_behind, rows_behind[64]; /* all steps; those behind the first reply or error after the lost one */
     bool lost;
     sn_peer first; /* receiver of the first step */
@@ -51,9 +54,25 @@ static sn_status count_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err 
     }
     return sn_transport_send(c->inner, peer, msg, err);
 }
+/* Receives what has come, but holds replies to steps until they are due. */
+static sn_status count_take(counting_transport *c, int64_t deadline_us, sn_event *out, sn_err *err) {
+    if (c->n_held && sn_now_us() >= c->due_us) {
+        *out = c->held[0];
+        memmove(c->held, c->held + 1, (size_t)--c->n_held * sizeof *c->held);
+        c->due_us += c->reply_us;
+        return SN_OK;
+    }
+    if (c->n_held && c->due_us < deadline_us) deadline_us = c->due_us;
+    sn_status status = sn_transport_recv(c->inner, deadline_us, out, err);
+    if (status || !c->reply_us || !out->msg || out->msg->kind != SN_MSG_STEP_REPLY) return status;
+    if (!c->n_held) c->due_us = sn_now_us() + c->reply_us;
+    c->held[c->n_held++] = *out;
+    *out = (sn_event){0};
+    return SN_OK;
+}
 static sn_status count_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err) {
     counting_transport *c = count_of(t);
-    sn_status status = sn_transport_recv(c->inner, deadline_us, out, err);
+    sn_status status = count_take(c, deadline_us, out, err);
     if (!status && out->msg && out->msg->kind == SN_MSG_STEP_REPLY && ++c->n_replies == c->lose_reply) {
         sn_msg_free(&out->msg);
         *out = (sn_event){0};
@@ -270,6 +289,22 @@ Test(prefill, a_lost_connection_with_chunks_in_flight_costs_no_session) {
     cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%s", r.err.text);
     cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
     cr_expect_eq(sn_chain_failovers(r.chain), 0, "%d failovers", (int)sn_chain_failovers(r.chain));
+    fixture_end(&r);
+}
+
+/* The steps in flight take longer together than a step may take. */
+Test(prefill, a_chunk_has_its_time_when_those_before_it_are_done) {
+    fixture r;
+    fixture_begin(&r);
+    cluster_add(r.w->cluster, 0, 4);
+    fixture_open_chain(&r, (sn_chain_options){.limits = {.timeout_ms = 4000, .prefill_depth = 8, .max_retries = 1}}, 1);
+    counting_transport *c = &r.counting_transport;
+    c->reply_us = 1000000;
+    cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
+    cr_expect_gt(c->most_in_flight, 3);
+    cr_expect_eq(c->n_steps, c->n_replies, "%d steps, %d replies", c->n_steps, c->n_replies);
+    cr_expect_eq(c->n_steps, 5, "%d steps", c->n_steps);
     fixture_end(&r);
 }
 

@@ -202,9 +202,13 @@ static void group_give_up(sn_chain *chain, size_t i, size_t j, const char *why) 
 
 sn_status sn_chain_settle_group(sn_chain *chain, size_t i, int position, sn_err *err) {
     const size_t j = sn_hops_group_end(chain->hops, chain->n_hops, i);
+    const int64_t now_us = sn_now_us(), left_us = chain->call.deadline_us - now_us;
     int held = 0, from = sn_hops_known_from(&chain->hops[i], j - i, position);
     if (from < 0) return sn_fail(err, SN_REBUILD, "its session ends at a position that is not known");
-    sn_status status = sn_chain_resume_group(chain, i, j, j, from, &held, err);
+    sn_status status;
+    do status = sn_chain_resume_group(chain, i, j, j, from, &held, err);
+    while (status == SN_RETRY && sn_now_us() < now_us + left_us / 2 &&
+           sn_hops_find_silent(&chain->hops[i], j - i, chain->options.link, left_us) == j - i);
     if (!status && held < from) status = sn_fail(err, SN_REBUILD, "its session holds fewer tokens");
     for (size_t k = i; k < j && !status; k++) chain->hops[k].length = from;
     return status;

@@ -521,8 +521,8 @@ static sn_status hop_ask_status(const sn_hop *hop, sn_link *link, uint64_t corre
 }
 
 /* All are asked at once: the times that nodes take to answer must not add up. */
-size_t sn_hops_find_silent(const sn_hop *hops, size_t n_hops, sn_link *link, const sn_step_in_flight *in_flight) {
-    const int64_t share_ms = (in_flight->until_us - in_flight->began_us) / 1000 / PROBE_SHARE,
+size_t sn_hops_find_silent(const sn_hop *hops, size_t n_hops, sn_link *link, int64_t step_us) {
+    const int64_t share_ms = step_us / 1000 / PROBE_SHARE,
                   probe_ms = share_ms < 1          ? 1
                              : share_ms < PROBE_MS ? share_ms
                                                    : PROBE_MS,
@@ -554,7 +554,7 @@ size_t sn_hops_find_silent(const sn_hop *hops, size_t n_hops, sn_link *link, con
 static size_t hops_find_failed(const sn_hop *hops, size_t n_hops, sn_link *link, const sn_step_in_flight *in_flight) {
     for (size_t i = 0; i < n_hops; i++)
         if (!memcmp(hops[i].remote.session, in_flight->wait.session, SN_SESSION_ID_SIZE)) return i;
-    return n_hops == 1 ? 0 : sn_hops_find_silent(hops, n_hops, link, in_flight);
+    return n_hops == 1 ? 0 : sn_hops_find_silent(hops, n_hops, link, in_flight->until_us - in_flight->began_us);
 }
 
 sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, sn_peer *peers,

@@ -14,7 +14,10 @@
  * one goes on alone. Those behind it are made again, and rewind the nodes that had them. A node that had done steps
  * behind the failed one refuses to do that again; then RESUME tells its group where to go on (chunk_bring_back). A
  * chunk that is alone stays at its group until that has computed it, or other nodes have in its place (failover.c).
- * Windows of draft tokens under way would be chunks, too: dropped behind a miss as they are behind a failure. */
+ *
+ * Windows of draft tokens under way would be chunks, too: pipeline_add_chunk would guess their rows, and a miss, seen
+ * where the oldest passes the last hop (pipeline_finish_chunk), would drop those behind it as pipeline_go_alone does,
+ * but read the replies of all groups before: nothing has failed, and then every node is where the client knows. */
 #include "client/chain/chain_private.h"
 
 #include "base/clock.h"
@@ -387,17 +390,15 @@ static void pipeline_go_alone(pipeline *p, const sn_err *why) {
 static sn_status chunk_bring_back(pipeline *p, chunk *c, sn_status status, sn_err *err) {
     const sn_hop *hops = &p->hops[c->at];
     const size_t n_hops = chunk_group(p, c);
-    const int64_t now_us = sn_now_us(), until_us = now_us + (c->part.until_us - now_us) / 2;
+    const int64_t step_us = c->part.until_us - c->part.began_us;
     if (status == SN_STOP || !c->part.wait.from || hops[0].remote.step_sent <= hops[0].remote.step + 1) return status;
-    size_t silent = n_hops == 1 ? n_hops : sn_hops_find_silent(hops, n_hops, p->chain->options.link, &c->part);
+    const size_t silent = n_hops > 1 ? sn_hops_find_silent(hops, n_hops, p->chain->options.link, step_us) : n_hops;
     if (silent < n_hops) {
         c->failed_hop = silent;
         return sn_fail(err, SN_RETRY, "it does not answer");
     }
     sn_err why;
-    sn_status told;
-    do told = sn_chain_settle_group(p->chain, c->at, c->position, &why);
-    while (told == SN_RETRY && sn_now_us() < until_us);
+    const sn_status told = sn_chain_settle_group(p->chain, c->at, c->position, &why);
     if (told == SN_STOP) *err = why;
     if (told && told != SN_STOP) return status;
     chunk_try_again(c);

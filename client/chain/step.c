@@ -391,7 +391,8 @@ static sn_status chunk_bring_back(pipeline *p, chunk *c, sn_status status, sn_er
     const sn_hop *hops = &p->hops[c->at];
     const size_t n_hops = chunk_group(p, c);
     const int64_t step_us = c->part.until_us - c->part.began_us;
-    if (status == SN_STOP || !c->part.wait.from || hops[0].remote.step_sent <= hops[0].remote.step + 1) return status;
+    const bool ahead = !p->inputs && hops[0].remote.step_sent > hops[0].remote.step + 1;
+    if (status == SN_STOP || !c->part.wait.from || !ahead) return status;
     const size_t silent = n_hops > 1 ? sn_hops_find_silent(hops, n_hops, p->chain->options.link, step_us) : n_hops;
     if (silent < n_hops) {
         c->failed_hop = silent;

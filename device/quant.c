@@ -1,6 +1,6 @@
-/* How each quantised type of GGUF is decoded: one function per type (decode_q4_0, ...) reads a block of the file and
- * writes its groups of 32 integers with a scale and an offset per half; the table `decoders` at the end maps types to
- * functions. The layouts are those of ggml's quantisation formats.
+/* How each quantised type is decoded: of GGUF files one function per type (decode_q4_0, ...) reads a block of the file
+ * and writes its groups of 32 integers with a scale and an offset per half; the table `decoders` at the end maps types
+ * to functions. The layouts are those of ggml's quantisation formats.
  *
  * All types are variations of one form, weight = d * q + m. In Q4_0 to Q8_0, IQ4_NL and MXFP4 a block is one group. The
  * K types and IQ4_XS have superblocks of 8 groups, whose scales are small integers times a half d of the superblock;
@@ -230,9 +230,10 @@ float sn_half_power_of_two(uint8_t e) {
 }
 
 /* E2M1 values, doubled so that they are integers, times a shared power of two (OCP Microscaling 1.0). */
+static const int8_t e2m1_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 static void decode_mxfp4(const uint8_t *b, sn_quant_group *out) {
-    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    look_up_nibbles(b + 1, values, out->q);
+    look_up_nibbles(b + 1, e2m1_values, out->q);
     set_scales(out, sn_half_power_of_two(b[0]), 0); /* the halving undoes the doubling */
 }
 
@@ -243,9 +244,58 @@ static void (*const decoders[SN_DTYPE_COUNT])(const uint8_t *, sn_quant_group *)
     [SN_MXFP4] = decode_mxfp4,
 };
 
-bool sn_dtype_quantised(sn_dtype dtype) { return (unsigned)dtype < SN_DTYPE_COUNT && decoders[dtype]; }
+bool sn_dtype_quantised(sn_dtype dtype) { return (unsigned)dtype < SN_DTYPE_COUNT && sn_quant_forms[dtype].low_bits; }
 
-void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out) { decoders[dtype](block, out); }
+bool sn_quant_is_plain(const sn_quant_form *form) {
+    return form->scale == SN_SCALE_H || form->scale == SN_SCALE_W || form->scale == SN_SCALE_V;
+}
+
+/* The parts of a plain block. */
+static void split_plain(const sn_quant_form *form, const uint8_t *b, sn_quant_parts *out) {
+    const size_t scale_bytes = (size_t)form->scale_bytes;
+    memcpy(out->super, b, (size_t)form->super_bytes);
+    b += form->super_bytes;
+    for (int g = 0; g < form->groups; g++, b += scale_bytes) memcpy(out->scales[g], b, scale_bytes);
+    for (int i = 0; i < SN_QUANT_GROUP * form->groups; i++)
+        out->codes[i] = form->low_bits == 8 ? b[i] ^ 0x80 : b[i / 2] >> i % 2 * 4 & 15;
+}
+
+/* Scale and offset of half h of group g. */
+static void scale_of_parts(const sn_quant_form *form, const sn_quant_parts *parts, int g, int h, float *d, float *m) {
+    float super;
+    uint32_t word;
+    *m = 0;
+    memcpy(&word, parts->super, sizeof word);
+    if (form->scale == SN_SCALE_H) {
+        *d = sn_bf16_to_f32(read_u16(parts->scales[g]));
+    } else if (form->scale == SN_SCALE_W) {
+        *d = sn_quant_word_scale(word);
+        *m = *d * (float)((form->low_bits == 8 ? 128 : 0) - (int)(word & 0xff));
+    } else {
+        memcpy(&super, parts->super, sizeof super);
+        *d = sn_f16_to_f32(sn_f8_to_f16_256th(parts->scales[g][h])) * (256 * super);
+    }
+}
+
+static void decode_plain(const sn_quant_form *form, const void *block, sn_quant_group *out) {
+    sn_quant_parts parts;
+    split_plain(form, block, &parts);
+    for (int g = 0; g < form->groups; g++, out++) {
+        for (int i = 0; i < SN_QUANT_GROUP; i++) {
+            uint8_t code = parts.codes[SN_QUANT_GROUP * g + i];
+            out->q[i] = form->table ? e2m1_values[code] : (int8_t)(code - form->zero);
+        }
+        for (int h = 0; h < 2; h++) scale_of_parts(form, &parts, g, h, &out->d[h], &out->m[h]);
+    }
+}
+
+void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out) {
+    const sn_quant_form *form = &sn_quant_forms[dtype];
+    if (sn_quant_is_plain(form))
+        decode_plain(form, block, out);
+    else
+        decoders[dtype](block, out);
+}
 
 /* -- blocks taken apart */
 
@@ -270,6 +320,10 @@ static void split_codes(sn_dtype dtype, const sn_quant_form *form, const uint8_t
 void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out) {
     const sn_quant_form *form = sn_quant_form_of(dtype);
     superblock super;
+    if (sn_quant_is_plain(form)) {
+        split_plain(form, block, out);
+        return;
+    }
     split_codes(dtype, form, block, out->codes);
     if (!form->super_bytes) {
         memcpy(out->scales[0], block, (size_t)form->scale_bytes);

@@ -1,6 +1,6 @@
-/* Decoding of the quantised blocks of GGUF files. Every type becomes the same thing here, integers in groups of 32 with
- * a scale and an offset for each half, so that the code above need not distinguish the types. Pure functions for any
- * thread. The backends' packing (pack.c) and the reading of single rows use them. */
+/* Decoding of the quantised blocks of model files. Every type becomes the same thing here, integers in groups of 32
+ * with a scale and an offset for each half, so that the code above need not distinguish the types. Pure functions for
+ * any thread. The backends' packing (pack.c) and the reading of single rows use them. */
 #ifndef SN_DEVICE_QUANT_H
 #define SN_DEVICE_QUANT_H
 
@@ -14,7 +14,7 @@ typedef struct sn_quant_group {
     float d[2], m[2];
 } sn_quant_group;
 
-/* Whether the type is stored as integers and scales (Q4_0 .. MXFP4). */
+/* Whether the type is stored as integers and scales (Q4_0 .. MXFP4, I4_B32 .. NVFP4_256). */
 bool sn_dtype_quantised(sn_dtype dtype);
 
 /* Decodes one block of a quantised type into sn_dtype_block(dtype) / 32 groups. For Q4_0, Q4_1 and Q4_K q is in 0..15.
@@ -35,9 +35,16 @@ typedef enum sn_quant_scale {
     SN_SCALE_N,  /* of each half a scale in the low nibble, an offset in the high one; superblock: two halves */
     SN_SCALE_B,  /* a signed scale; superblock: a half */
     SN_SCALE_E,  /* an exponent: 2^(e - 127) / 2, also where that is subnormal */
+    SN_SCALE_H,  /* a bfloat16 */
+    SN_SCALE_W, /* none; superblock: a word of which the upper 24 bits are those of a float32, the scale, and the lowest
+                 * byte is the code that stands for 0. Halves and bfloat16 are exact in it */
+    SN_SCALE_V, /* E4M3 of each half of the group; superblock: a float32 */
 } sn_quant_scale;
 
 /* type, low bits, high bits, scales, bytes of them, bytes of a superblock, zero, table (1: of IQ4, 2: of MXFP4).
+ * From I4_B32 on: quantised weights of folders (model/packed.h). A block of the host is the superblock's bytes, the
+ * scales of its groups and its codes, from the low bits of bytes on: sn_quant_is_plain. Codes of 8 bits are unsigned
+ * there.
  * linear.cl of device/xpu/ is compiled once for each row: cmake/xpu.cmake repeats the numbers. */
 #define SN_QUANT_TYPES(X)                                                                                              \
     X(Q4_0, 4, 0, D, 2, 0, 8, 0)                                                                                       \
@@ -52,16 +59,23 @@ typedef enum sn_quant_scale {
     X(Q6_K, 4, 2, S, 2, 2, 32, 0)                                                                                      \
     X(IQ4_NL, 4, 0, D, 2, 0, 0, 1)                                                                                     \
     X(IQ4_XS, 4, 0, B, 1, 2, 0, 1)                                                                                     \
-    X(MXFP4, 4, 0, E, 1, 0, 0, 2)
+    X(MXFP4, 4, 0, E, 1, 0, 0, 2)                                                                                      \
+    X(I4_B32, 4, 0, H, 2, 0, 8, 0)                                                                                     \
+    X(I4_32, 4, 0, W, 0, 4, 0, 0)                                                                                      \
+    X(I4_64, 4, 0, W, 0, 4, 0, 0)                                                                                      \
+    X(I4_128, 4, 0, W, 0, 4, 0, 0)                                                                                     \
+    X(I8_128, 8, 0, W, 0, 4, 0, 0)                                                                                     \
+    X(NVFP4_256, 4, 0, V, 2, 4, 0, 2)
 
 typedef struct sn_quant_form {
     int low_bits, high_bits;
     sn_quant_scale scale;
     int scale_bytes, super_bytes, zero, table;
+    int groups; /* of 32 weights in a block */
 } sn_quant_form;
 
 typedef struct sn_quant_parts {
-    uint8_t codes[SN_QUANT_GROUP * SN_QUANT_GROUPS_MAX]; /* of Q8_0 the integers, two's complement */
+    uint8_t codes[SN_QUANT_GROUP * SN_QUANT_GROUPS_MAX]; /* of 8 bits: two's complement, 128 less in I8_128 */
     uint8_t scales[SN_QUANT_GROUPS_MAX][4];              /* of each group the scale_bytes of its form */
     uint8_t super[4];
 } sn_quant_parts;
@@ -69,7 +83,8 @@ typedef struct sn_quant_parts {
 #ifndef __cplusplus /* CUDA's kernels read the types alone */
 /* Of each type; low_bits is 0 where it is not quantised. Here, so that the CPU's kernels see constants. */
 static const sn_quant_form sn_quant_forms[SN_DTYPE_COUNT] = {
-#define X(type, low, high, scale, ...) [SN_##type] = {low, high, SN_SCALE_##scale, __VA_ARGS__},
+#define X(type, low, high, scale, ...)                                                                                 \
+    [SN_##type] = {low, high, SN_SCALE_##scale, __VA_ARGS__, SN_BLOCK_OF_##type / SN_QUANT_GROUP},
     SN_QUANT_TYPES(X)
 #undef X
 };
@@ -77,6 +92,16 @@ static const sn_quant_form sn_quant_forms[SN_DTYPE_COUNT] = {
 
 /* The form of a quantised type; NULL: it is none. Static. */
 const sn_quant_form *sn_quant_form_of(sn_dtype dtype);
+/* Whether blocks of the host are the parts one after the other. */
+bool sn_quant_is_plain(const sn_quant_form *form);
+/* The scale in a word of SN_SCALE_W. */
+static inline float sn_quant_word_scale(uint32_t word) {
+    union {
+        uint32_t u;
+        float f;
+    } x = {word & 0xffffff00u};
+    return x.f;
+}
 /* The scale of SN_SCALE_E. */
 float sn_half_power_of_two(uint8_t exponent);
 /* Takes one block of a quantised type apart. Nothing is rounded. */

@@ -111,6 +111,7 @@ INLINE vi zero_bias(sn_dtype t, const sn_xblock *x, int h) {
     case 8:
         return vi_set(x->nibble_bias);
     case 12:
+        if (sn_cpu_fine(t)) return vi_shift(vi_set(3 * x->half_bias[h]), 3);
         return vi_add(vi_set(x->nibble_bias), vi_shift(vi_set(x->nibble_bias), 1));
     case 16:
         return vi_shift(vi_set(x->bias), 3);

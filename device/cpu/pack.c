@@ -60,20 +60,19 @@ static void pack_codes(const sn_quant_form *form, const sn_quant_parts *rows, si
     if (form->high_bits) pack_plane(codes.words, form->high_bits, form->low_bits, out + SN_VECTOR * form->low_bits);
 }
 
-/* Lays the scales of a group (or the parts of a head) side by side: all first ones, then all second ones. */
-static void pack_scales(const uint8_t *first, size_t bytes, bool halves, uint8_t *out) {
+/* Lays the scales of a group (or the parts of a head), of `unit` bytes each, side by side: all first ones, then all
+ * second ones. */
+static void pack_scales(const uint8_t *first, size_t bytes, size_t unit, uint8_t *out) {
     for (size_t r = 0; r < SN_LANES; r++, first += sizeof(sn_quant_parts))
-        if (halves)
-            for (size_t part = 0; part < bytes / 2; part++)
-                memcpy(out + 2 * (SN_LANES * part + r), first + 2 * part, 2);
-        else
-            for (size_t part = 0; part < bytes; part++) out[SN_LANES * part + r] = first[part];
+        for (size_t part = 0; part < bytes / unit; part++)
+            for (size_t i = 0; i < unit; i++) out[unit * (SN_LANES * part + r) + i] = first[unit * part + i];
 }
 
 static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) {
     const sn_cpu_weight *w = &job->weight;
     const sn_quant_form *form = &sn_quant_forms[job->dtype];
-    const bool halves = form->scale == SN_SCALE_D || form->scale == SN_SCALE_DM;
+    const size_t unit = form->scale == SN_SCALE_D || form->scale == SN_SCALE_DM || form->scale == SN_SCALE_H ? 2 : 1;
+    const size_t super_unit = form->scale == SN_SCALE_W || form->scale == SN_SCALE_V ? 4 : 2;
     const size_t in_block = sn_dtype_block(job->dtype), bytes = sn_dtype_bytes(job->dtype);
     const size_t n = sn_min_size(SN_LANES, w->rows - first_row);
     sn_quant_parts rows[SN_LANES];
@@ -81,11 +80,11 @@ static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) 
     for (size_t b = 0; b < w->cols / in_block; b++) {
         const uint8_t *block = job->host + first_row * job->row_bytes + b * bytes;
         for (size_t r = 0; r < n; r++) sn_quant_split(job->dtype, block + r * job->row_bytes, &rows[r]);
-        pack_scales(rows[0].super, (size_t)form->super_bytes, true, out);
+        pack_scales(rows[0].super, (size_t)form->super_bytes, super_unit, out);
         out += sn_cpu_head_bytes(job->dtype);
         for (size_t g = 0; g < in_block / SN_QUANT_GROUP; g++) {
             pack_codes(form, rows, g, out);
-            pack_scales(rows[0].scales[g], (size_t)form->scale_bytes, halves, out + sn_cpu_code_bytes(job->dtype));
+            pack_scales(rows[0].scales[g], (size_t)form->scale_bytes, unit, out + sn_cpu_code_bytes(job->dtype));
             out += sn_cpu_group_bytes(job->dtype);
         }
     }
@@ -188,8 +187,10 @@ static float read_float(sn_dtype dtype, const uint8_t *at, size_t i) {
 static void read_scales(sn_dtype dtype, const uint8_t *head, const uint8_t *scales, size_t lane, size_t h, float *d,
                         float *m) {
     const int8_t *bytes = (const int8_t *)scales + lane;
-    float head_d = sn_cpu_head_bytes(dtype) ? read_float(SN_F16, head, lane) : 0, head_m = 0;
-    if (sn_cpu_head_bytes(dtype) && sn_cpu_offsets(dtype)) head_m = read_float(SN_F16, head, SN_LANES + lane);
+    uint32_t word;
+    const bool halves = sn_cpu_head_bytes(dtype) && !sn_quant_is_plain(&sn_quant_forms[dtype]);
+    float head_d = halves ? read_float(SN_F16, head, lane) : 0, head_m = 0;
+    if (halves && sn_cpu_offsets(dtype)) head_m = read_float(SN_F16, head, SN_LANES + lane);
     *d = *m = 0;
     switch (sn_quant_forms[dtype].scale) {
     case SN_SCALE_DM:
@@ -213,6 +214,17 @@ static void read_scales(sn_dtype dtype, const uint8_t *head, const uint8_t *scal
         return;
     case SN_SCALE_E:
         *d = sn_half_power_of_two(scales[lane]);
+        return;
+    case SN_SCALE_H:
+        *d = read_float(SN_BF16, scales, lane);
+        return;
+    case SN_SCALE_W:
+        memcpy(&word, head + lane * sizeof word, sizeof word);
+        *d = sn_quant_word_scale(word);
+        *m = *d * (float)((sn_quant_forms[dtype].low_bits == 8 ? 128 : 0) - (int)(word & 0xff));
+        return;
+    case SN_SCALE_V:
+        *d = sn_f16_to_f32(sn_f8_to_f16_256th((uint8_t)bytes[SN_LANES * h])) * (256 * read_float(SN_F32, head, lane));
         return;
     }
 }

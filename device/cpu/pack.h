@@ -45,11 +45,12 @@ enum {
 static inline bool sn_cpu_quantised(sn_dtype t) { return sn_quant_forms[t].low_bits; }
 /* Whether each half of a group has scales of its own. */
 static inline bool sn_cpu_fine(sn_dtype t) {
-    return sn_quant_forms[t].scale == SN_SCALE_S || sn_quant_forms[t].scale == SN_SCALE_N;
+    sn_quant_scale s = sn_quant_forms[t].scale;
+    return s == SN_SCALE_S || s == SN_SCALE_N || s == SN_SCALE_V;
 }
 static inline bool sn_cpu_offsets(sn_dtype t) {
     sn_quant_scale s = sn_quant_forms[t].scale;
-    return s == SN_SCALE_DM || s == SN_SCALE_K || s == SN_SCALE_N;
+    return s == SN_SCALE_DM || s == SN_SCALE_K || s == SN_SCALE_N || s == SN_SCALE_W;
 }
 /* Bytes of a block's head, of the codes of a group, and of a group with its scales. */
 static inline size_t sn_cpu_head_bytes(sn_dtype t) { return (size_t)(SN_LANES * sn_quant_forms[t].super_bytes); }
@@ -59,7 +60,7 @@ static inline size_t sn_cpu_code_bytes(sn_dtype t) {
 static inline size_t sn_cpu_group_bytes(sn_dtype t) {
     return sn_cpu_code_bytes(t) + (size_t)(SN_LANES * sn_quant_forms[t].scale_bytes);
 }
-static inline size_t sn_cpu_groups(sn_dtype t) { return sn_quant_forms[t].super_bytes ? SN_QUANT_GROUPS_MAX : 1; }
+static inline size_t sn_cpu_groups(sn_dtype t) { return (size_t)sn_quant_forms[t].groups; }
 /* k of a block, and its bytes. */
 static inline size_t sn_cpu_block(sn_dtype t) {
     return t == SN_F8_E4M3 ? SN_F8_K : sn_cpu_quantised(t) ? SN_QUANT_GROUP * sn_cpu_groups(t) : 1;

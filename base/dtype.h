@@ -41,7 +41,23 @@
     X(I4_64, 64, 36)                                                                                                   \
     X(I4_128, 128, 68)                                                                                                 \
     X(I8_128, 128, 132)                                                                                                \
-    X(NVFP4_256, 256, 148)
+    X(NVFP4_256, 256, 148)                                                                                             \
+    X(NF4, 64, 36) /* of bitsandbytes: a float32 scale, then 64 codes, the first in the low half of a byte */          \
+    X(IQ1_S, 256, 50)                                                                                                  \
+    X(IQ1_M, 256, 56)                                                                                                  \
+    X(IQ2_XXS, 256, 66)                                                                                                \
+    X(IQ2_XS, 256, 74)                                                                                                 \
+    X(IQ2_S, 256, 82)                                                                                                  \
+    X(IQ3_XXS, 256, 98)                                                                                                \
+    X(IQ3_S, 256, 110)                                                                                                 \
+    X(TQ1_0, 256, 54)                                                                                                  \
+    X(TQ2_0, 256, 66)                                                                                                  \
+    X(NVFP4, 64, 36)                                                                                                   \
+    X(Q1_0, 128, 18)                                                                                                   \
+    X(Q2_0, 64, 18)                                                                                                    \
+    X(F64, 1, 8) /* this and I8, I16: of tensors that no operation takes */                                            \
+    X(I8, 1, 1)                                                                                                        \
+    X(I16, 1, 2)
 
 typedef enum sn_dtype {
 #define X(name, block, bytes) SN_##name,

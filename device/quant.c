@@ -143,6 +143,8 @@ static void superblock_scales(sn_dtype dtype, const void *block, superblock *out
         scales_of_q3_k(b, out);
     } else if (dtype == SN_IQ4_XS) {
         scales_of_iq4_xs(b, out);
+    } else if (sn_quant_forms[dtype].scale == SN_SCALE_H) {
+        out->d = read_u16(b + (dtype == SN_TQ2_0 ? 64 : 0));
     } else {
         scales_of_q4_k(b, out);
     }
@@ -229,25 +231,81 @@ float sn_half_power_of_two(uint8_t e) {
     return half.f;
 }
 
-/* E2M1 values, doubled so that they are integers, times a shared power of two (OCP Microscaling 1.0). */
+/* E2M1 values, doubled so that they are integers (OCP Microscaling 1.0). */
 static const int8_t e2m1_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
+/* Times a shared power of two. */
 static void decode_mxfp4(const uint8_t *b, sn_quant_group *out) {
     look_up_nibbles(b + 1, e2m1_values, out->q);
     set_scales(out, sn_half_power_of_two(b[0]), 0); /* the halving undoes the doubling */
 }
 
+/* -1, 0 and 1 (and 2 in Q2_0); the scale at `d` is that of the block. */
+static void decode_two_bits(const uint8_t *d, const uint8_t *qs, bool planes, size_t n_groups, sn_quant_group *out) {
+    for (size_t g = 0; g < n_groups; g++) {
+        for (size_t i = 0; i < 32; i++)
+            out[g].q[i] =
+                (int8_t)((planes ? qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3 : qs[8 * g + i / 4] >> i % 4 * 2 & 3) - 1);
+        set_scales(out + g, read_f16(d), 0);
+    }
+}
+
+static void decode_tq2_0(const uint8_t *b, sn_quant_group *out) { decode_two_bits(b + 64, b, true, 8, out); }
+static void decode_q2_0(const uint8_t *b, sn_quant_group *out) { decode_two_bits(b, b + 2, false, 2, out); }
+
+static void decode_q1_0(const uint8_t *b, sn_quant_group *out) {
+    for (int g = 0; g < 4; g++) {
+        for (int i = 0; i < 32; i++) out[g].q[i] = (int8_t)((b[2 + 4 * g + i / 8] >> i % 8 & 1) * 2 - 1);
+        set_scales(out + g, read_f16(b), 0);
+    }
+}
+
+/* The scale of a sixteenth: E4M3 without its sign; the NaN is zero. */
+static uint8_t nvfp4_scale(uint8_t x) { return x == 0x7f ? 0 : x & 0x7f; }
+
+/* Element i of the 16 that share a scale is in the low nibble of byte i, and 8 + i in the high one. */
+static void split_nvfp4(const uint8_t *b, uint8_t *codes) {
+    for (int i = 0; i < 64; i++) codes[i] = b[4 + i / 16 * 8 + i % 8] >> i % 16 / 8 * 4 & 15;
+}
+
+static void decode_nvfp4(const uint8_t *b, sn_quant_group *out) {
+    uint8_t codes[64];
+    split_nvfp4(b, codes);
+    for (int i = 0; i < 64; i++) out[i / 32].q[i % 32] = e2m1_values[codes[i]];
+    for (int h = 0; h < 4; h++) {
+        out[h / 2].d[h % 2] = sn_f16_to_f32(sn_f8_to_f16_256th(nvfp4_scale(b[h]))) * 128; /* the other half: as MXFP4 */
+        out[h / 2].m[h % 2] = 0;
+    }
+}
+
+/* Digit n of a byte of TQ1_0. */
+static int trit(uint8_t byte, int n) {
+    static const uint8_t powers[5] = {1, 3, 9, 27, 81};
+    return (uint8_t)(byte * powers[n]) * 3 >> 8;
+}
+
+/* Bytes 0..31 have elements 0..159 in five layers, bytes 32..47 the next 80, bytes 48..51 the last 16 in four. */
+static void decode_tq1_0(const uint8_t *b, sn_quant_group *out) {
+    for (int i = 0; i < 256; i++) {
+        int at = i < 160 ? i % 32 : i < 240 ? 32 + i % 16 : 48 + i % 4;
+        int n = i < 160 ? i / 32 : i < 240 ? (i - 160) / 16 : (i - 240) / 4;
+        out[i / 32].q[i % 32] = (int8_t)(trit(b[at], n) - 1);
+    }
+    for (int g = 0; g < 8; g++) set_scales(out + g, read_f16(b + 52), 0);
+}
+
 static void (*const decoders[SN_DTYPE_COUNT])(const uint8_t *, sn_quant_group *) = {
-    [SN_Q4_0] = decode_q4_0,   [SN_Q4_1] = decode_q4_1, [SN_Q5_0] = decode_q5_0,     [SN_Q5_1] = decode_q5_1,
-    [SN_Q8_0] = decode_q8_0,   [SN_Q2_K] = decode_q2_k, [SN_Q3_K] = decode_q3_k,     [SN_Q4_K] = decode_q4_k,
-    [SN_Q5_K] = decode_q5_k,   [SN_Q6_K] = decode_q6_k, [SN_IQ4_NL] = decode_iq4_nl, [SN_IQ4_XS] = decode_iq4_xs,
-    [SN_MXFP4] = decode_mxfp4,
+    [SN_Q4_0] = decode_q4_0,   [SN_Q4_1] = decode_q4_1,   [SN_Q5_0] = decode_q5_0,     [SN_Q5_1] = decode_q5_1,
+    [SN_Q8_0] = decode_q8_0,   [SN_Q2_K] = decode_q2_k,   [SN_Q3_K] = decode_q3_k,     [SN_Q4_K] = decode_q4_k,
+    [SN_Q5_K] = decode_q5_k,   [SN_Q6_K] = decode_q6_k,   [SN_IQ4_NL] = decode_iq4_nl, [SN_IQ4_XS] = decode_iq4_xs,
+    [SN_MXFP4] = decode_mxfp4, [SN_TQ1_0] = decode_tq1_0, [SN_TQ2_0] = decode_tq2_0,   [SN_NVFP4] = decode_nvfp4,
+    [SN_Q1_0] = decode_q1_0,   [SN_Q2_0] = decode_q2_0,
 };
 
 bool sn_dtype_quantised(sn_dtype dtype) { return (unsigned)dtype < SN_DTYPE_COUNT && sn_quant_forms[dtype].low_bits; }
 
 bool sn_quant_is_plain(const sn_quant_form *form) {
-    return form->scale == SN_SCALE_H || form->scale == SN_SCALE_W || form->scale == SN_SCALE_V;
+    return form->scale == SN_SCALE_BF || form->scale == SN_SCALE_W || form->scale == SN_SCALE_V;
 }
 
 /* The parts of a plain block. */
@@ -265,10 +323,10 @@ static void scale_of_parts(const sn_quant_form *form, const sn_quant_parts *part
     float super;
     uint32_t word;
     *m = 0;
-    memcpy(&word, parts->super, sizeof word);
-    if (form->scale == SN_SCALE_H) {
+    if (form->scale == SN_SCALE_BF) {
         *d = sn_bf16_to_f32(read_u16(parts->scales[g]));
     } else if (form->scale == SN_SCALE_W) {
+        memcpy(&word, parts->super, sizeof word);
         *d = sn_quant_word_scale(word);
         *m = *d * (float)((form->low_bits == 8 ? 128 : 0) - (int)(word & 0xff));
     } else {
@@ -290,11 +348,17 @@ static void decode_plain(const sn_quant_form *form, const void *block, sn_quant_
 }
 
 void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out) {
-    const sn_quant_form *form = &sn_quant_forms[dtype];
-    if (sn_quant_is_plain(form))
-        decode_plain(form, block, out);
-    else
+    if (sn_quant_is_plain(&sn_quant_forms[dtype])) {
+        decode_plain(&sn_quant_forms[dtype], block, out);
+        return;
+    }
+    if (decoders[dtype]) {
         decoders[dtype](block, out);
+        return;
+    }
+    sn_quant_parts parts;
+    sn_quant_split(dtype, block, &parts);
+    for (size_t g = 0; g < SN_QUANT_GROUPS_MAX; g++) sn_quant_join(dtype, &parts, g, out + g);
 }
 
 /* -- blocks taken apart */
@@ -306,7 +370,11 @@ const sn_quant_form *sn_quant_form_of(sn_dtype dtype) {
 static void split_codes(sn_dtype dtype, const sn_quant_form *form, const uint8_t *block, uint8_t *codes) {
     sn_quant_group groups[SN_QUANT_GROUPS_MAX];
     size_t n = sn_dtype_block(dtype);
-    if (form->table) {
+    if (dtype == SN_NVFP4) {
+        split_nvfp4(block, codes);
+        return;
+    }
+    if (form->table && form->low_bits == 4) {
         const uint8_t *qs = block + (dtype == SN_IQ4_XS ? 8 : dtype == SN_MXFP4 ? 1 : 2);
         for (size_t g = 0; g < n / 32; g++) split_nibbles(qs + 16 * g, (int8_t *)codes + 32 * g);
         return;
@@ -314,7 +382,165 @@ static void split_codes(sn_dtype dtype, const sn_quant_form *form, const uint8_t
     int zero = dtype == SN_Q4_0 ? 0 : form->zero; /* it is decoded as 0..15 already */
     sn_quant_decode(dtype, block, groups);
     for (size_t g = 0; g < n / 32; g++)
-        for (size_t i = 0; i < 32; i++) codes[32 * g + i] = (uint8_t)(groups[g].q[i] + zero);
+        for (size_t i = 0; i < 32; i++)
+            codes[32 * g + i] = (uint8_t)((groups[g].q[i] + zero) >> (form->low_bits == 1)); /* Q1_0: -1, 1 */
+}
+
+/* Packs the digits of TQ1_0, as sn_quant_split says. */
+static void split_tq1_0(const uint8_t *block, sn_quant_parts *out) {
+    sn_quant_group groups[SN_QUANT_GROUPS_MAX];
+    uint16_t own[SN_QUANT_GROUPS_MAX][4] = {{0}}, shared[5][4] = {{0}}; /* the numbers with these digits */
+    decode_tq1_0(block, groups);
+    for (int s = 0; s < 25; s++)
+        for (int k = 0; k < 4; k++)
+            shared[s / 5][k] =
+                (uint16_t)(3 * shared[s / 5][k] + (s < 24 ? groups[s / 3].q[20 + 4 * (s % 3) + k] + 1 : 0));
+    for (int g = 0; g < SN_QUANT_GROUPS_MAX; g++)
+        for (int i = 0; i < 20; i++) own[g][i % 4] = (uint16_t)(3 * own[g][i % 4] + groups[g].q[i] + 1);
+    memcpy(out->super, block + 52, 2);
+    for (int i = 0; i < 20; i++)
+        out->super[2 + i] = (uint8_t)((256 * shared[i / 4][i % 4] + 242) / 243); /* rounded up */
+    for (int g = 0; g < SN_QUANT_GROUPS_MAX; g++)
+        for (int k = 0; k < 4; k++) out->codes[32 * g + k] = (uint8_t)((256 * own[g][k] + 242) / 243);
+}
+
+/* Four times seven signs, and four bits, as a byte of each eight weights. */
+static void split_signs(const uint8_t *from, uint8_t *to) {
+    uint32_t word = (uint32_t)read_u16(from) | (uint32_t)read_u16(from + 2) << 16;
+    for (int j = 0; j < 4; j++) to[j] = (uint8_t)((word >> 7 * j & 127) | (word >> (28 + j) & 1) << 7);
+}
+
+/* IQ1_S has in 16 bits the high bits of four indices, the scale, and which way all weights are moved. */
+static void split_iq1_s(const uint8_t *b, size_t g, sn_quant_parts *out) {
+    unsigned high = read_u16(b + 34 + 2 * g), moved = high >> 12 /* the scale's three bits, and the way */;
+    memcpy(out->codes + 32 * g, b + 2 + 4 * g, 4);
+    for (unsigned e = 0; e < 4; e++) {
+        unsigned nibble = (high >> 3 * e & 7) | (moved >> e & 1) << 3;
+        out->scales[g][e / 2] = (uint8_t)(e % 2 ? out->scales[g][e / 2] | nibble << 4 : nibble);
+    }
+}
+
+/* IQ1_M: three bits for each scale, four words of four of them; their upper four bits are the superblock's half. */
+static void split_iq1_m(const uint8_t *b, size_t g, sn_quant_parts *out) {
+    unsigned scales = (unsigned)read_u16(b + 48 + g / 2 * 2) >> g % 2 * 6;
+    memcpy(out->codes + 32 * g, b + 4 * g, 4);
+    out->scales[g][0] = (uint8_t)((scales & 7) | (scales >> 3 & 7) << 4);
+    memcpy(out->scales[g] + 1, b + 32 + 2 * g, 2);
+}
+
+static void split_codebook_group(sn_dtype dtype, const uint8_t *b, size_t g, sn_quant_parts *out) {
+    uint8_t *codes = out->codes + 32 * g, *scales = out->scales[g];
+    switch (dtype) {
+    case SN_IQ2_XXS: /* of each group four indices, then the signs */
+        memcpy(codes, b + 2 + 8 * g, 4);
+        split_signs(b + 6 + 8 * g, codes + 4);
+        break;
+    case SN_IQ3_XXS: /* the indices of all groups, then their signs */
+        memcpy(codes, b + 2 + 8 * g, 8);
+        split_signs(b + 66 + 4 * g, codes + 8);
+        break;
+    case SN_IQ2_XS: /* nine bits of an index and seven signs in 16 bits */
+        for (size_t e = 0; e < 4; e++) {
+            unsigned both = read_u16(b + 2 + 8 * g + 2 * e);
+            codes[e] = (uint8_t)both;
+            codes[4 + e] = (uint8_t)(both >> 9 | (both >> 8 & 1) << 7);
+        }
+        scales[0] = b[66 + g];
+        break;
+    case SN_IQ2_S: /* low bytes of the indices, signs, high bits of the indices, scales */
+        memcpy(codes, b + 2 + 4 * g, 4);
+        memcpy(codes + 4, b + 34 + 4 * g, 4);
+        scales[0] = b[74 + g];
+        scales[1] = b[66 + g];
+        break;
+    case SN_IQ3_S: /* low bytes of the indices, their ninth bits, signs, scales */
+        memcpy(codes, b + 2 + 8 * g, 8);
+        memcpy(codes + 8, b + 74 + 4 * g, 4);
+        scales[0] = (uint8_t)((b[106 + g / 2] >> g % 2 * 4 & 15) * 2 + 1);
+        scales[1] = b[66 + g];
+        break;
+    case SN_IQ1_S:
+        split_iq1_s(b, g, out);
+        break;
+    default:
+        split_iq1_m(b, g, out);
+    }
+}
+
+static void split_codebook(sn_dtype dtype, const uint8_t *b, sn_quant_parts *out) {
+    memcpy(out->super, b, 2);
+    for (int i = 0; i < 4 && dtype == SN_IQ1_M; i++) {
+        uint8_t nibble = b[49 + 2 * i] >> 4, *to = &out->super[i / 2];
+        *to = (uint8_t)(i % 2 ? *to | nibble << 4 : nibble);
+    }
+    for (size_t g = 0; g < SN_QUANT_GROUPS_MAX; g++) split_codebook_group(dtype, b, g, out);
+}
+
+/* -- groups of codebook types from their parts */
+
+static int odd_scale(const sn_quant_form *f, const uint8_t *signs, const uint8_t *scales, int h) {
+    switch (f->scale) {
+    case SN_SCALE_B:
+        return scales[0];
+    case SN_SCALE_O:
+        return (scales[0] >> 4 * h & 15) * 2 + 1;
+    case SN_SCALE_P:
+        return (signs[0] >> 7 | signs[1] >> 7 << 1 | signs[2] >> 7 << 2 | signs[3] >> 7 << 3) * 2 + 1;
+    case SN_SCALE_Q:
+        return ((scales[0] >> 3 & 1) | (scales[0] >> 7) << 1 | (scales[1] >> 3 & 1) << 2) * 2 + 1;
+    default:
+        return 1;
+    }
+}
+
+/* The index of entry e, and what belongs to it beside: the bit that lowers its weights. */
+static unsigned index_of(const sn_quant_form *f, const uint8_t *codes, const uint8_t *signs, const uint8_t *high,
+                         size_t e, bool *lowered) {
+    unsigned more = 0, n_entries = SN_QUANT_GROUP / (unsigned)f->entry;
+    if (f->index_bits == 11) {
+        more = high[e / 2] >> e % 2 * 4;
+        *lowered = f->scale == SN_SCALE_Q ? high[1] >> 7 : more >> 3 & 1;
+    } else if (f->sign_bits == 7) {
+        more = signs[e] >> 7;
+    } else {
+        more = high[0] >> e * (8 / n_entries);
+    }
+    return codes[e] | (more & ((1u << (f->index_bits - 8)) - 1)) << 8;
+}
+
+static void join_entries(const sn_quant_form *f, const uint8_t *codes, const uint8_t *scales, int8_t *q) {
+    const size_t entry = (size_t)f->entry;
+    const uint8_t *signs = codes + 4 * (f->low_bits - 1), *high = scales + (f->scale != SN_SCALE_Q);
+    for (size_t e = 0; e < SN_QUANT_GROUP / entry; e++) {
+        bool lowered = false;
+        unsigned at = (unsigned)f->book + index_of(f, codes, signs, high, e, &lowered);
+        uint64_t point = entry == 8 ? sn_books_of_8[at] : sn_books_of_4[at];
+        for (size_t i = 0; i < entry; i++, point >>= 8) {
+            size_t k = entry * e + i;
+            int value = (int)(point & 255) - f->zero - 2 * lowered;
+            unsigned byte = f->sign_bits ? signs[k / 8] : 0;
+            if (f->sign_bits == 7) byte = (byte & 127) | (unsigned)__builtin_parity(byte & 127) << 7;
+            q[k] = (int8_t)(byte >> k % 8 & 1 ? -value : value);
+        }
+    }
+}
+
+void sn_quant_join(sn_dtype dtype, const sn_quant_parts *parts, size_t g, sn_quant_group *out) {
+    const sn_quant_form *f = &sn_quant_forms[dtype];
+    const uint8_t *codes = parts->codes + SN_QUANT_GROUP * g, *shared = parts->super + 2;
+    const float d = sn_f16_to_f32(read_u16(parts->super)) / (float)(1 << f->halvings);
+    for (int h = 0; h < 2; h++) {
+        out->d[h] = d * (float)odd_scale(f, codes + 4 * (f->low_bits - 1), parts->scales[g], h);
+        out->m[h] = 0;
+    }
+    if (f->entry != SN_TRITS) {
+        join_entries(f, codes, parts->scales[g], out->q);
+        return;
+    }
+    for (int i = 0; i < SN_QUANT_GROUP; i++) {
+        int s = 3 * (int)g + (i - 20) / 4;
+        out->q[i] = (int8_t)((i < 20 ? trit(codes[i % 4], i / 4) : trit(shared[s / 5 * 4 + i % 4], s % 5)) - 1);
+    }
 }
 
 void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out) {
@@ -324,7 +550,15 @@ void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out) {
         split_plain(form, block, out);
         return;
     }
+    if (form->entry) {
+        dtype == SN_TQ1_0 ? split_tq1_0(block, out) : split_codebook(dtype, block, out);
+        return;
+    }
     split_codes(dtype, form, block, out->codes);
+    if (dtype == SN_NVFP4) {
+        for (int h = 0; h < 4; h++) out->scales[h / 2][h % 2] = nvfp4_scale(((const uint8_t *)block)[h]);
+        return;
+    }
     if (!form->super_bytes) {
         memcpy(out->scales[0], block, (size_t)form->scale_bytes);
         return;
@@ -364,6 +598,14 @@ static void dequantize_f8(const uint8_t *row, size_t cols, float *out) {
     }
 }
 
+static void dequantize_nf4(const uint8_t *row, size_t cols, float *out) {
+    enum { BLOCK = 64 };
+    for (float scale; cols; cols -= BLOCK, row += sizeof scale + BLOCK / 2, out += BLOCK) {
+        memcpy(&scale, row, sizeof scale);
+        for (size_t i = 0; i < BLOCK; i++) out[i] = sn_nf4_values[row[sizeof scale + i / 2] >> i % 2 * 4 & 15] * scale;
+    }
+}
+
 void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out) {
     const uint8_t *bytes = row;
     if (dtype == SN_F32) {
@@ -375,6 +617,9 @@ void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out)
     } else if (dtype == SN_F8_E4M3) {
         assert(cols % sn_dtype_block(dtype) == 0);
         dequantize_f8(bytes, cols, out);
+    } else if (dtype == SN_NF4) {
+        assert(cols % sn_dtype_block(dtype) == 0);
+        dequantize_nf4(bytes, cols, out);
     } else {
         assert(sn_dtype_quantised(dtype) && cols % sn_dtype_block(dtype) == 0);
         dequantize_blocks(dtype, bytes, cols, out);

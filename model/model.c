@@ -45,6 +45,13 @@ static const struct packed_names {
     {SN_PACKED_COMPRESSED,
      {".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_global_scale", ".weight_g_idx"}},
     {SN_PACKED_BY_COLUMNS, {".qweight", ".scales", ".qzeros", NULL, ".g_idx", ".bias"}},
+    {SN_PACKED_NF4,
+     {[SN_PACKED_CODES] = ".weight",
+      [SN_PACKED_SCALES] = ".weight.absmax",
+      [SN_PACKED_NESTED] = ".weight.nested_absmax",
+      [SN_PACKED_MAP] = ".weight.nested_quant_map",
+      [SN_PACKED_NUMBERS] = ".weight.quant_map",
+      [SN_PACKED_STATE] = ".weight.quant_state.bitsandbytes__nf4"}},
     {SN_PACKED_IN_PLACE, {".weight", ".weight_scale", ".weight_zero_point", ".weight_scale_2"}},
 };
 
@@ -194,7 +201,7 @@ static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn
         return sn_fail(err, SN_REFUSED,
                        "tensor '%s' has %d dimensions, (%zu, %zu), where the hyperparameters ask for (%zu, %zu)",
                        e->name, e->n_dims, e->tensor.rows, e->tensor.cols, rows, cols);
-    if (dtype == SN_DTYPE_COUNT || dtype == SN_I32 || dtype == SN_I64 ||
+    if (dtype >= SN_F64 || dtype == SN_I32 || dtype == SN_I64 || /* I8, I16 and unknown ones follow F64 */
         ((vector || view.col_step) && !is_plain_float(dtype)))
         return sn_fail(err, SN_REFUSED, "tensor '%s' is of a type that its part of the model cannot have", e->name);
     return SN_OK;
@@ -741,6 +748,11 @@ bool sn_model_tensor_is_scale(const char *name) {
                                           ".qzeros",
                                           ".g_idx",
                                           ".input_scale",
+                                          ".absmax",
+                                          ".nested_absmax",
+                                          ".quant_map",
+                                          ".nested_quant_map",
+                                          ".bitsandbytes__nf4",
                                           ".input_global_scale"};
     size_t len = strlen(name);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {

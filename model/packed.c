@@ -149,6 +149,10 @@ sn_status sn_packed_join(const sn_safetensors_tensor *const files[SN_PACKED_PART
     const bool columns = naming == SN_PACKED_BY_COLUMNS;
     size_t row_bytes, all;
     *out = (sn_packed){.rows = rows, .cols = cols, .single_divides = naming == SN_PACKED_COMPRESSED};
+    if (naming == SN_PACKED_NF4) {
+        *dtype = SN_NF4;
+        return sn_packed_join_nf4(files, out, err);
+    }
     if (!rows || !cols || !(columns ? columns_layout_of : layout_of)(codes, rows, cols, &out->layout))
         return sn_fail(err, SN_REFUSED,
                        "tensor '%s' (%zu, %zu) of type %s does not have the codes of %zu rows of %zu columns in 4 or 8 "
@@ -372,6 +376,7 @@ sn_status sn_packed_unpack(const sn_model_tensor *t, void *to, sn_err *err) {
     const sn_packed *p = t->packed;
     size_t row_bytes = t->bytes / t->rows;
     uint8_t *codes = NULL;
+    if (t->dtype == SN_NF4) return sn_packed_unpack_nf4(t, to, err);
     sn_status status = check_whole(p, err);
     if (!status) status = sn_calloc(&codes, p->cols, sizeof *codes, err);
     for (size_t r = 0; r < t->rows && !status; r++) {

@@ -1,6 +1,7 @@
 /* Quantised weights of folders that lie in several tensors: codes in one, their scales, zeros and the like beside it.
- * compressed-tensors, GPTQ, AWQ and ModelOpt write them; the names, types and shapes of the tensors say what they are,
- * whichever wrote them, so that what a configuration leaves out of its quantisation is simply there as a float tensor.
+ * compressed-tensors, GPTQ, AWQ, bitsandbytes and ModelOpt write them; the names, types and shapes of the tensors say
+ * what they are, whichever wrote them, so that what a configuration leaves out of its quantisation is simply there as a
+ * float tensor.
  *
  * sn_packed_join makes one sn_model_tensor of them, whose type is one of base/dtype.h that holds the same numbers;
  * sn_packed_unpack rearranges rows into its blocks. What the numbers are is defined by the reference's own unpacking in
@@ -14,10 +15,14 @@
 typedef enum sn_packed_part {
     SN_PACKED_CODES,
     SN_PACKED_SCALES,
-    SN_PACKED_ZEROS,  /* the codes that stand for 0 */
-    SN_PACKED_SINGLE, /* a float32 for the whole tensor */
-    SN_PACKED_GROUPS, /* the group of each column */
-    SN_PACKED_BIAS,   /* a bias that the model's family does not have: it must be 0 */
+    SN_PACKED_ZEROS,   /* the codes that stand for 0 */
+    SN_PACKED_SINGLE,  /* a float32 for the whole tensor */
+    SN_PACKED_GROUPS,  /* the group of each column */
+    SN_PACKED_BIAS,    /* a bias that the model's family does not have: it must be 0 */
+    SN_PACKED_NESTED,  /* NF4: the scales are codes; these are their scales, */
+    SN_PACKED_MAP,     /* the numbers of the codes, */
+    SN_PACKED_NUMBERS, /* those of the weights' codes, */
+    SN_PACKED_STATE,   /* and what else there is to say, as JSON */
     SN_PACKED_PARTS
 } sn_packed_part;
 
@@ -47,10 +52,16 @@ typedef struct sn_packed {
     sn_dtype bias_type;
 } sn_packed;
 
+/* The two below for NF4 of bitsandbytes (packed_nf4.c). */
+sn_status sn_packed_join_nf4(const sn_safetensors_tensor *const files[SN_PACKED_PARTS], sn_packed *packed,
+                             sn_err *err) SN_MUST_USE;
+sn_status sn_packed_unpack_nf4(const sn_model_tensor *tensor, uint8_t *to, sn_err *err) SN_MUST_USE;
+
 /* By what the parts are called: model.c has the names. */
 typedef enum sn_packed_naming {
     SN_PACKED_COMPRESSED, /* compressed-tensors */
     SN_PACKED_BY_COLUMNS, /* GPTQ, AWQ */
+    SN_PACKED_NF4,        /* bitsandbytes */
     SN_PACKED_IN_PLACE, /* the codes have the name of the float matrix; ModelOpt, FP8 and INT8 of compressed-tensors */
 } sn_packed_naming;
 

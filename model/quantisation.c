@@ -181,6 +181,19 @@ static sn_status read_modelopt(const json_t *q, sn_hparams *h, sn_err *err) {
     return check_text(q, "quant_algo", algorithms, err);
 }
 
+static sn_status read_bitsandbytes(const json_t *q, sn_hparams *h, sn_err *err) {
+    static const char *const types[] = {"nf4", NULL}, *const storages[] = {"uint8", NULL};
+    (void)h;
+    sn_status status = check_neutral(q, "load_in_8bit", err);
+    if (!status && !json_is_true(json_object_get(q, "load_in_4bit")))
+        status = sn_fail(err, SN_REFUSED,
+                         "'quantization_config' does not set 'load_in_4bit': other weights of "
+                         "bitsandbytes are not supported");
+    if (!status) status = check_text(q, "bnb_4bit_quant_type", types, err);
+    if (!status) status = check_text(q, "bnb_4bit_quant_storage", storages, err);
+    return status;
+}
+
 static sn_status read_nothing(const json_t *q, sn_hparams *h, sn_err *err) {
     (void)q, (void)h, (void)err;
     return SN_OK;
@@ -244,6 +257,11 @@ static const struct {
                            "transform_config", "sparsity_config", "run_compressed", NULL}},
     {"fp8", read_fp8, NULL},
     {"fbgemm_fp8", read_nothing, (const char *const[]){CHOICES, "activation_scale_ub", NULL}},
+    {"bitsandbytes", read_bitsandbytes,
+     (const char *const[]){CHOICES, "load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit",
+                           "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype",
+                           "bnb_4bit_quant_storage", "llm_int8_threshold", "llm_int8_skip_modules",
+                           "llm_int8_has_fp16_weight", "llm_int8_enable_fp32_cpu_offload", NULL}},
     {"modelopt", read_modelopt,
      (const char *const[]){CHOICES, "quant_algo", "config_groups", "group_size", "kv_cache_quant_algo", NULL}},
 };
@@ -256,10 +274,11 @@ sn_status sn_quantisation_read(const json_t *about, bool mxfp4, sn_hparams *hpar
         sn_status status = methods[i].fields ? check_known(about, methods[i].fields, err) : SN_OK;
         return status ? status : methods[i].read(about, hparams, err);
     }
-    return sn_fail(err, SN_REFUSED,
-                   "'quantization_config' is set, which is not supported for this family with %.64s: the weights are "
-                   "quantised; use "
-                   "float32, float16 or bfloat16 weights, FP8, GPTQ, AWQ, compressed-tensors, of gpt-oss also MXFP4, "
-                   "or a GGUF file",
-                   method ? method : "no quant_method");
+    return sn_fail(
+        err, SN_REFUSED,
+        "'quantization_config' is set, which is not supported for this family with %.64s: the weights are "
+        "quantised; use "
+        "float32, float16 or bfloat16 weights, FP8, GPTQ, AWQ, NF4, compressed-tensors, of gpt-oss also MXFP4, "
+        "or a GGUF file",
+        method ? method : "no quant_method");
 }

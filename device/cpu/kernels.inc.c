@@ -105,20 +105,23 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
 
 /* What corrects a product with numbers that are larger than the integers by sn_cpu_zero. The shifts are exact. */
 INLINE vi zero_bias(sn_dtype t, const sn_xblock *x, int h) {
+    const vi half = vi_set(x->half_bias[h]);
     switch (sn_cpu_zero(t)) {
+    case 1:
+        return vi_shift(vi_set(x->nibble_bias), 3);
     case 4:
-        return vi_shift(vi_set(x->half_bias[h]), 3);
+        return vi_shift(half, 3);
     case 8:
         return vi_set(x->nibble_bias);
     case 12:
-        if (sn_cpu_fine(t)) return vi_shift(vi_set(3 * x->half_bias[h]), 3);
+        if (sn_cpu_fine(t)) return vi_add(vi_shift(half, 3), vi_shift(half, 2));
         return vi_add(vi_set(x->nibble_bias), vi_shift(vi_set(x->nibble_bias), 1));
     case 16:
-        return vi_shift(vi_set(x->bias), 3);
+        return sn_cpu_fine(t) ? vi_shift(half, 1) : vi_shift(vi_set(x->bias), 3);
     case 32:
-        return vi_set(x->half_bias[h]);
+        return half;
     case 128:
-        return vi_set(x->bias);
+        return sn_cpu_fine(t) ? vi_shift(half, -2) : vi_set(x->bias);
     default: /* 0: types with offsets */
         return vi_set(0);
     }
@@ -131,16 +134,20 @@ INLINE bool at_once(int rows) { return HALVES_AT_ONCE && rows > 2; }
 #include "device/cpu/row_pairs.inc.c"
 #else
 /* The integer sums of one group of 32 k for each row, or of its half h in fine types, unless both come at once. */
-INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vs *sum) {
+INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, size_t g, int h, const sn_xblock *x, size_t stride,
+                       vs *sum) {
     const bool half = sn_cpu_fine(t) && !at_once(rows), bytes = sn_quant_forms[t].low_bits == 8;
-    const int pairs = half ? 2 : 4;
+    const int pairs = half ? 2 : 4, begin = half ? 4 * h : 0;
+    vb vectors[8]; /* of codebook types */
+    if (sn_quant_forms[t].entry) load_vectors(t, w, g, begin, 2 * pairs, vectors);
     UNROLL
     for (int r = 0; r < rows; r++) sum[r] = vs_zero();
     UNROLL
     for (int i = 0; i < pairs; i++) { /* two vectors: neighbours, or of both halves, which may share bytes */
         const int first = half ? 4 * h + 2 * i : bytes ? 2 * i : i, second = half || bytes ? first + 1 : i + 4;
-        const vw a = vw_of(sn_cpu_bits(t), load_numbers(t, w, first));
-        const vw b = vw_of(sn_cpu_bits(t), load_numbers(t, w, second));
+        const bool entries = sn_quant_forms[t].entry;
+        const vw a = vw_of(sn_cpu_bits(t), entries ? vectors[first - begin] : load_numbers(t, w, first));
+        const vw b = vw_of(sn_cpu_bits(t), entries ? vectors[second - begin] : load_numbers(t, w, second));
         UNROLL
         for (int r = 0; r < rows; r++) { /* each weight is loaded once for all rows */
             const int8_t *q = x[(size_t)r * stride].q;
@@ -152,16 +159,16 @@ INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_x
 
 /* One group of 32 k.
  *
- * 8 parameters: inlined with constant rows and type; a struct would keep acc and the heads out of registers. */
-INLINE void group_tile(int rows, sn_dtype t, const uint8_t *w, vf head_d, vf head_m, const sn_xblock *x, size_t stride,
-                       vf *acc) {
+ * 9 parameters: inlined with constant rows and type; a struct would keep acc and the heads out of registers. */
+INLINE void group_tile(int rows, sn_dtype t, const uint8_t *w, size_t g, vf head_d, vf head_m, const sn_xblock *x,
+                       size_t stride, vf *acc) {
     const bool fine = sn_cpu_fine(t);
     const int halves = fine ? 2 : 1;
     vs sum[ROW_TILE];
     UNROLL
     for (int h = 0; h < halves; h++) {
         vf d, m = vf_set(0);
-        if (!h || !at_once(rows)) group_sums(rows, t, w, h, x, stride, sum);
+        if (!h || !at_once(rows)) group_sums(rows, t, w, g, h, x, stride, sum);
         load_scales(t, w + sn_cpu_code_bytes(t), h, head_d, head_m, &d, &m);
         UNROLL
         for (int r = 0; r < rows; r++) {
@@ -185,7 +192,7 @@ INLINE void quantised_tile(int rows, sn_dtype t, const uint8_t *w, size_t n_bloc
         w += sn_cpu_head_bytes(t);
         for (size_t g = 0; g < sn_cpu_groups(t); g++, x++, w += sn_cpu_group_bytes(t)) {
             prefetch_lines(w, sn_cpu_group_bytes(t), prefetch);
-            group_tile(rows, t, w, head_d, head_m, x, stride, acc);
+            group_tile(rows, t, w, g, head_d, head_m, x, stride, acc);
         }
     }
 }
@@ -223,6 +230,24 @@ INLINE void f8_tile(int rows, const uint8_t *w, size_t cols, sn_prefetch prefetc
     }
 }
 
+/* NF4: the same. */
+INLINE void nf4_tile(int rows, const uint8_t *w, size_t cols, sn_prefetch prefetch, const float *x, vf *acc) {
+    for (size_t block = 0; block < cols / SN_NF4_K; block++) {
+        const vf scale = vf_load((const float *)w);
+        prefetch_lines(w, SN_F8_SCALES, prefetch);
+        w += SN_F8_SCALES;
+        for (int k = 0; k < SN_NF4_K; k += 2, w += SN_LANES) {
+            if (k / 2 % (LINE / SN_LANES) == 0) prefetch_lines(w, LINE, prefetch);
+            const vi both = vi_from_u8(w);
+            for (int i = 0; i < 2; i++, x++) {
+                const vf wk = vf_mul(vf_lookup(sn_nf4_values, i ? vi_shift(both, 4) : vi_and(both, vi_set(15))), scale);
+                UNROLL
+                for (int r = 0; r < rows; r++) acc[r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[r]);
+            }
+        }
+    }
+}
+
 /* Adds the bias and stores the results of one panel. */
 INLINE void store_tile(int rows, const sn_linear_job *job, size_t panel, int row, const vf *acc) {
     const sn_cpu_weight *weight = &job->weight;
@@ -245,6 +270,8 @@ INLINE void tile(int rows, int panels, sn_dtype t, const sn_linear_job *job, siz
         quantised_tile(rows, t, weight->data + offset, n, job->prefetch, xq, job->xq_stride, acc);
     } else if (t == SN_F8_E4M3) {
         f8_tile(rows, weight->data + offset, weight->cols, job->prefetch, x, acc);
+    } else if (t == SN_NF4) {
+        nf4_tile(rows, weight->data + offset, weight->cols, job->prefetch, x, acc);
     } else {
         sn_cpu_float_panel(weight, panel, &offset, &step);
         float_tile(rows, panels, t, weight->data + offset, step, n, job->prefetch, x, acc);
@@ -277,7 +304,7 @@ enum { PAIR_TILE = 2 };
 #endif
 #define X(name, ...) ROWS(TILE, name)
 SN_FLOAT_TYPES(X)
-SN_QUANT_TYPES(X)
+SN_ALL_QUANT_TYPES(X)
 #undef X
 PAIR_ROWS(PAIR, F16)
 PAIR_ROWS(PAIR, BF16)
@@ -285,7 +312,7 @@ PAIR_ROWS(PAIR, BF16)
 #define PAIR_NAME(name, rows) pair_##name##_##rows,
 static const tile_fn tile_fns[SN_DTYPE_COUNT][ROW_TILE] = {
 #define X(name, ...) [SN_##name] = {ROWS(TILE_NAME, name)},
-    SN_FLOAT_TYPES(X) SN_QUANT_TYPES(X)
+    SN_FLOAT_TYPES(X) SN_ALL_QUANT_TYPES(X)
 #undef X
 };
 static const tile_fn pair_fns[SN_DTYPE_COUNT][PAIR_TILE] = {

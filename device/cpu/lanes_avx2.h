@@ -107,7 +107,8 @@ static inline vi vi_sub(vi x, vi y) { return BOTH(vi, _mm256_sub_epi32, x, y); }
 static inline vi vi_and(vi x, vi y) { return BOTH(vi, _mm256_and_si256, x, y); }
 static inline vi vi_max(vi x, vi y) { return BOTH(vi, _mm256_max_epi32, x, y); }
 typedef int32_t ints __attribute__((vector_size(32)));
-static inline vi vi_shift(vi x, int n) { return (vi){(__m256i)((ints)x.a >> n), (__m256i)((ints)x.b >> n)}; }
+static inline __m256i shifted(__m256i x, int n) { return (__m256i)(n < 0 ? (ints)x << -n : (ints)x >> n); }
+static inline vi vi_shift(vi x, int n) { return (vi){shifted(x.a, n), shifted(x.b, n)}; }
 static inline vi vi_exponent(vi x) { return (vi){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
 /* The pack instructions work on 128-bit halves: the permutation between them restores the order. */
 static inline void vi_store_i8(int8_t *p, vi x) {
@@ -148,6 +149,14 @@ static inline vb vb_less(vb x, uint8_t less) {
     __m256i all = _mm256_set1_epi8((char)less);
     return (vb){_mm256_sub_epi8(x.a, all), _mm256_sub_epi8(x.b, all)};
 }
+static inline __m256 eight_of_16(const float table[16], __m256i places) {
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), places),
+                 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), places);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(places, 28)));
+}
+static inline vf vf_lookup(const float table[16], vi places) {
+    return (vf){eight_of_16(table, places.a), eight_of_16(table, places.b)};
+}
 static inline vb vb_lookup(const uint8_t table[16], vb places) {
     const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
     return (vb){_mm256_shuffle_epi8(both, places.a), _mm256_shuffle_epi8(both, places.b)};
@@ -156,6 +165,48 @@ static inline void vb_store(void *p, vb x) {
     _mm256_storeu_si256(p, x.a);
     _mm256_storeu_si256((__m256i *)p + 1, x.b);
 }
+static inline vb vb_points_of_4(const uint32_t *book, vi at) {
+    return (vb){_mm256_i32gather_epi32((const int *)book, at.a, 4), _mm256_i32gather_epi32((const int *)book, at.b, 4)};
+}
+/* Points of eight lanes: the lower halves to *first, the upper ones to *second. */
+static inline void points_of_8(const uint64_t *book, __m256i at, __m256i *first, __m256i *second) {
+    const long long *points = (const long long *)book;
+    const __m256 a = _mm256_castsi256_ps(_mm256_i32gather_epi64(points, _mm256_castsi256_si128(at), 8)),
+                 b = _mm256_castsi256_ps(_mm256_i32gather_epi64(points, _mm256_extracti128_si256(at, 1), 8));
+    *first = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
+    *second = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
+}
+static inline void vb_points_of_8(const uint64_t *book, vi at, vb *out) {
+    points_of_8(book, at.a, &out[0].a, &out[1].a);
+    points_of_8(book, at.b, &out[0].b, &out[1].b);
+}
+static inline __m256i with_sign(__m256i x, __m256i signs, int byte, int part, int twice) {
+    const __m256i places = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c)),
+                  own = _mm256_shuffle_epi8(signs, _mm256_add_epi8(places, _mm256_set1_epi8((char)byte))),
+                  bits = _mm256_set1_epi32((int)(0x08040201u << 4 * part)),
+                  negative = _mm256_cmpeq_epi8(_mm256_and_si256(own, bits), bits);
+    return _mm256_blendv_epi8(x, _mm256_sub_epi8(_mm256_set1_epi8((char)twice), x), negative);
+}
+static inline vb vb_signed(vb x, vb signs, int byte, int part, int twice) {
+    return (vb){with_sign(x.a, signs.a, byte, part, twice), with_sign(x.b, signs.b, byte, part, twice)};
+}
+static inline __m256i less_where(__m256i x, __m256i y, int bits, uint8_t less) {
+    const __m256i all = _mm256_set1_epi32(bits), lanes = _mm256_cmpeq_epi32(_mm256_and_si256(y, all), all);
+    return _mm256_sub_epi8(x, _mm256_and_si256(lanes, _mm256_set1_epi8((char)less)));
+}
+static inline vb vb_less_where(vb x, vi y, int bit, uint8_t less) {
+    return (vb){less_where(x.a, y.a, bit, less), less_where(x.b, y.b, bit, less)};
+}
+static const uint8_t trit_powers[5] = {1, 3, 9, 27, 81};
+/* Even and odd bytes in the upper halves of words, whose lower halves the products do not reach. */
+static inline __m256i trit_of(__m256i x, int n) {
+    const __m256i power = _mm256_set1_epi16(trit_powers[n]), three = _mm256_set1_epi16(3);
+    __m256i even = _mm256_slli_epi16(x, 8), odd = _mm256_and_si256(x, _mm256_set1_epi16((short)0xff00));
+    even = _mm256_mulhi_epu16(_mm256_mullo_epi16(even, power), three);
+    odd = _mm256_mulhi_epu16(_mm256_mullo_epi16(odd, power), three);
+    return _mm256_or_si256(even, _mm256_slli_epi16(odd, 8));
+}
+static inline vb vb_trit(vb x, int n) { return (vb){trit_of(x.a, n), trit_of(x.b, n)}; }
 
 static inline __m256i broadcast_four(const int8_t *x) {
     int32_t word;

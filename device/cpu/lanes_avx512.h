@@ -65,7 +65,7 @@ static inline vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 static inline vi vi_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
 typedef int32_t ints __attribute__((vector_size(64)));
-static inline vi vi_shift(vi a, int n) { return (vi)((ints)a >> n); }
+static inline vi vi_shift(vi a, int n) { return (vi)(n < 0 ? (ints)a << -n : (ints)a >> n); }
 static inline vi vi_exponent(vi a) { return _mm512_slli_epi32(a, 23); }
 static inline void vi_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
 static inline int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
@@ -82,10 +82,40 @@ static inline vb vb_or_bits(vb a, vb b, int shift, int mask) {
     return _mm512_ternarylogic_epi32(a, shifted(b, shift), _mm512_set1_epi8((char)mask), 0xf8); /* a | b & c */
 }
 static inline vb vb_less(vb a, uint8_t less) { return _mm512_sub_epi8(a, _mm512_set1_epi8((char)less)); }
+static inline vf vf_lookup(const float table[16], vi places) {
+    return _mm512_permutexvar_ps(places, _mm512_loadu_ps(table));
+}
 static inline vb vb_lookup(const uint8_t table[16], vb places) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), places);
 }
 static inline void vb_store(void *p, vb a) { _mm512_storeu_si512(p, a); }
+static inline vb vb_points_of_4(const uint32_t *book, vi at) { return _mm512_i32gather_epi32(at, book, 4); }
+static inline void vb_points_of_8(const uint64_t *book, vi at, vb *out) {
+    const __m512i a = _mm512_i32gather_epi64(_mm512_castsi512_si256(at), book, 8),
+                  b = _mm512_i32gather_epi64(_mm512_extracti64x4_epi64(at, 1), book, 8);
+    const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    out[0] = _mm512_permutex2var_epi32(a, first, b);
+    out[1] = _mm512_permutex2var_epi32(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
+}
+static inline vb vb_signed(vb a, vb signs, int byte, int part, int twice) {
+    const __m512i places = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c)),
+                  own = _mm512_shuffle_epi8(signs, _mm512_add_epi8(places, _mm512_set1_epi8((char)byte)));
+    const __mmask64 negative = _mm512_test_epi8_mask(own, _mm512_set1_epi32((int)(0x08040201u << 4 * part)));
+    return _mm512_mask_sub_epi8(a, negative, _mm512_set1_epi8((char)twice), a);
+}
+static inline vb vb_less_where(vb a, vi x, int bits, uint8_t less) {
+    const __mmask16 lanes = _mm512_test_epi32_mask(x, _mm512_set1_epi32(bits));
+    return _mm512_mask_sub_epi32(a, lanes, a, _mm512_set1_epi32(less * 0x01010101));
+}
+static const uint8_t trit_powers[5] = {1, 3, 9, 27, 81};
+/* Even and odd bytes in the upper halves of words, whose lower halves the products do not reach. */
+static inline vb vb_trit(vb a, int n) {
+    const __m512i power = _mm512_set1_epi16(trit_powers[n]), three = _mm512_set1_epi16(3);
+    __m512i even = _mm512_slli_epi16(a, 8), odd = _mm512_and_si512(a, _mm512_set1_epi16((short)0xff00));
+    even = _mm512_mulhi_epu16(_mm512_mullo_epi16(even, power), three);
+    odd = _mm512_mulhi_epu16(_mm512_mullo_epi16(odd, power), three);
+    return _mm512_or_si512(even, _mm512_slli_epi16(odd, 8));
+}
 
 static inline vi broadcast_four(const int8_t *x) {
     int32_t word;

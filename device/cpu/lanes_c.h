@@ -87,12 +87,14 @@ static inline vi vi_load(const int32_t *p) {
     return r;
 }
 EACH(vi, vi_set, (int32_t x), x)
+EACH(vf, vf_lookup, (const float table[16], vi places), table[places.v[j]]) /* places below 16 */
 EACH(vi, vi_add, (vi a, vi b), (int32_t)((uint32_t)a.v[j] + (uint32_t)b.v[j]))
 EACH(vi, vi_sub, (vi a, vi b), (int32_t)((uint32_t)a.v[j] - (uint32_t)b.v[j]))
 EACH(vi, vi_and, (vi a, vi b), a.v[j] & b.v[j])
 EACH(vi, vi_from_u8, (const void *p), ((const uint8_t *)p)[j])
 EACH(vi, vi_max, (vi a, vi b), a.v[j] > b.v[j] ? a.v[j] : b.v[j])
-EACH(vi, vi_shift, (vi a, int n), a.v[j] >> n) /* to the right */
+/* To the right; negative: to the left. */
+EACH(vi, vi_shift, (vi a, int n), n < 0 ? (int32_t)((uint32_t)a.v[j] << -n) : a.v[j] >> n)
 EACH(vi, vi_exponent, (vi a), (int32_t)((uint32_t)a.v[j] << 23))
 static inline void vi_store_i8(int8_t *p, vi a) {
     for (int j = 0; j < 16; j++) p[j] = (int8_t)a.v[j];
@@ -131,6 +133,37 @@ static inline vb vb_lookup(const uint8_t table[16], vb places) { /* indices belo
     return places;
 }
 static inline void vb_store(void *p, vb a) { memcpy(p, a.v, sizeof a.v); }
+/* Points of a codebook, the one that each lane names; the second vector has the upper four bytes. */
+static inline vb vb_points_of_4(const uint32_t *book, vi at) {
+    vb r;
+    for (int j = 0; j < 16; j++) memcpy(r.v + 4 * j, book + at.v[j], 4);
+    return r;
+}
+static inline void vb_points_of_8(const uint64_t *book, vi at, vb *out) {
+    for (int j = 0; j < 16; j++) {
+        memcpy(out[0].v + 4 * j, book + at.v[j], 4);
+        memcpy(out[1].v + 4 * j, (const uint8_t *)(book + at.v[j]) + 4, 4);
+    }
+}
+/* `twice` - a where the sign is set: of byte i of a lane bit 4 * part + i of byte `byte` of that lane of signs. */
+static inline vb vb_signed(vb a, vb signs, int byte, int part, int twice) {
+    for (int j = 0; j < 64; j++)
+        if (signs.v[j / 4 * 4 + byte] >> (4 * part + j % 4) & 1) a.v[j] = (uint8_t)(twice - a.v[j]);
+    return a;
+}
+/* All bytes of the lanes whose x has a bit of `bits` become less; they do not fall below 0. */
+static inline vb vb_less_where(vb a, vi x, int bits, uint8_t less) {
+    for (int j = 0; j < 64; j++)
+        if (x.v[j / 4] & bits) a.v[j] = (uint8_t)(a.v[j] - less);
+    return a;
+}
+/* The powers of three that bring digit n of TQ1_0's bytes to the top. */
+static const uint8_t trit_powers[5] = {1, 3, 9, 27, 81};
+/* 3 * (3^n * a mod 256) / 256 */
+static inline vb vb_trit(vb a, int n) {
+    for (int j = 0; j < 64; j++) a.v[j] = (uint8_t)(3 * (uint8_t)(a.v[j] * trit_powers[n]) >> 8);
+    return a;
+}
 
 /* acc[lane] += the sum over i < 4 of w[4 * lane + i] * x[i]. */
 static inline vi dot4(vi acc, vb w, const int8_t *x) {

@@ -145,10 +145,51 @@ static inline vb vb_bits(vb x, int shift, int mask) {
 EACH(vb, or_each, (vb x, vb y), vorrq_u8(x.v[j], y.v[j]))
 static inline vb vb_or_bits(vb x, vb y, int shift, int mask) { return or_each(x, vb_bits(y, shift, mask)); }
 EACH(vb, vb_less, (vb x, uint8_t less), vsubq_u8(x.v[j], vdupq_n_u8(less)))
+static inline float32x4_t four_of_16(const float table[16], int32x4_t places) {
+    const uint8_t *bytes = (const uint8_t *)table;
+    const uint8x16x4_t all = {{vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)}};
+    const int32x4_t at = vmlaq_n_s32(vdupq_n_s32(0x03020100), places, 0x04040404); /* of each byte */
+    return vreinterpretq_f32_u8(vqtbl4q_u8(all, vreinterpretq_u8_s32(at)));
+}
+EACH(vf, vf_lookup, (const float table[16], vi places), four_of_16(table, places.v[j]))
 EACH(vb, vb_lookup, (const uint8_t table[16], vb places), vqtbl1q_u8(vld1q_u8(table), places.v[j]))
 static inline void vb_store(void *p, vb x) {
     for (int j = 0; j < 4; j++) vst1q_u8((uint8_t *)p + 16 * j, x.v[j]);
 }
+static inline vb vb_points_of_4(const uint32_t *book, vi at) {
+    int32_t places[16];
+    uint32_t points[16];
+    for (int j = 0; j < 4; j++) vst1q_s32(places + 4 * j, at.v[j]);
+    for (int j = 0; j < 16; j++) points[j] = book[places[j]];
+    return vb_load(points);
+}
+static inline void vb_points_of_8(const uint64_t *book, vi at, vb *out) {
+    int32_t places[16];
+    for (int j = 0; j < 4; j++) vst1q_s32(places + 4 * j, at.v[j]);
+    for (int j = 0; j < 4; j++) {
+        const int32_t *p = places + 4 * j;
+        const uint32x4_t a = vreinterpretq_u32_u64(vcombine_u64(vld1_u64(book + p[0]), vld1_u64(book + p[1]))),
+                         b = vreinterpretq_u32_u64(vcombine_u64(vld1_u64(book + p[2]), vld1_u64(book + p[3])));
+        out[0].v[j] = vreinterpretq_u8_u32(vuzp1q_u32(a, b));
+        out[1].v[j] = vreinterpretq_u8_u32(vuzp2q_u32(a, b));
+    }
+}
+static const uint8_t sign_places[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+static inline uint8x16_t with_sign(uint8x16_t x, uint8x16_t signs, int byte, int part, int twice) {
+    const uint8x16_t own = vqtbl1q_u8(signs, vaddq_u8(vld1q_u8(sign_places), vdupq_n_u8((uint8_t)byte))),
+                     bits = vreinterpretq_u8_u32(vdupq_n_u32(0x08040201u << 4 * part));
+    return vbslq_u8(vtstq_u8(own, bits), vsubq_u8(vdupq_n_u8((uint8_t)twice), x), x);
+}
+EACH(vb, vb_signed, (vb x, vb signs, int byte, int part, int twice), with_sign(x.v[j], signs.v[j], byte, part, twice))
+EACH(vb, vb_less_where, (vb x, vi y, int bits, uint8_t less),
+     vsubq_u8(x.v[j], vandq_u8(vreinterpretq_u8_u32(vtstq_s32(y.v[j], vdupq_n_s32(bits))), vdupq_n_u8(less))))
+static const uint8_t trit_powers[5] = {1, 3, 9, 27, 81};
+static inline uint8x16_t trit_of(uint8x16_t x, int n) {
+    const uint8x16_t top = vmulq_u8(x, vdupq_n_u8(trit_powers[n])), three = vdupq_n_u8(3);
+    return vshrn_high_n_u16(vshrn_n_u16(vmull_u8(vget_low_u8(top), vget_low_u8(three)), 8), vmull_high_u8(top, three),
+                            8);
+}
+EACH(vb, vb_trit, (vb x, int n), trit_of(x.v[j], n))
 
 static inline int8x16_t broadcast_four(const int8_t *x) {
     int32_t word;

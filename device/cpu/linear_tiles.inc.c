@@ -37,8 +37,10 @@ INLINE void stage_fill_as(sn_dtype t, stage *s, const sn_cpu_weight *w, sn_prefe
         vf head_d, head_m;
         load_head(t, block, &head_d, &head_m);
         prefetch_lines(q, sn_cpu_group_bytes(t), prefetch);
+        vb integers[8];
+        load_integers(t, q, g, 0, 8, integers);
         UNROLL
-        for (int v = 0; v < 8; v++) vb_store(s->q + i * STAGE_GROUP_BYTES + SN_VECTOR * v, load_integers(t, q, v));
+        for (int v = 0; v < 8; v++) vb_store(s->q + i * STAGE_GROUP_BYTES + SN_VECTOR * v, integers[v]);
         for (int h = 0; h < steps; h++) {
             vf d, m = vf_set(0);
             load_scales(t, q + sn_cpu_code_bytes(t), h, head_d, head_m, &d, &m);
@@ -55,11 +57,11 @@ typedef void (*stage_fill_fn)(stage *s, const sn_cpu_weight *w, sn_prefetch pref
             size_t n) {                                                                                                \
         stage_fill_as(SN_##name, s, w, prefetch, panel, first, n);                                                     \
     }
-SN_QUANT_TYPES(X)
+SN_ALL_QUANT_TYPES(X)
 #undef X
 static const stage_fill_fn stage_fill[SN_DTYPE_COUNT] = {
 #define X(name, ...) [SN_##name] = stage_fill_##name,
-    SN_QUANT_TYPES(X)
+    SN_ALL_QUANT_TYPES(X)
 #undef X
 };
 

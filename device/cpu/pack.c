@@ -53,10 +53,14 @@ static void pack_codes(const sn_quant_form *form, const sn_quant_parts *rows, si
         memcpy(out, codes.four, sizeof codes.four);
         return;
     }
+    if (form->entry) {
+        memcpy(out, codes.four, (size_t)(SN_VECTOR * form->low_bits));
+        return;
+    }
     if (form->low_bits == 4)
         pack_plane(codes.words, 4, 0, out);
     else
-        pack_plane(codes.words, 2, 0, out);
+        pack_plane(codes.words, form->low_bits, 0, out);
     if (form->high_bits) pack_plane(codes.words, form->high_bits, form->low_bits, out + SN_VECTOR * form->low_bits);
 }
 
@@ -68,11 +72,18 @@ static void pack_scales(const uint8_t *first, size_t bytes, size_t unit, uint8_t
             for (size_t i = 0; i < unit; i++) out[unit * (SN_LANES * part + r) + i] = first[unit * part + i];
 }
 
+static void pack_head(const sn_quant_form *form, const sn_quant_parts *rows, uint8_t *out) {
+    const size_t bytes = (size_t)form->super_bytes, halves = form->entry ? sizeof(uint16_t) : bytes;
+    pack_scales(rows[0].super, halves, sn_quant_is_plain(form) ? 4 : 2, out);
+    out += SN_LANES * halves;
+    for (size_t at = halves; at < bytes; at += 4, out += SN_VECTOR)
+        for (size_t r = 0; r < SN_LANES; r++) memcpy(out + 4 * r, rows[r].super + at, 4);
+}
+
 static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) {
     const sn_cpu_weight *w = &job->weight;
     const sn_quant_form *form = &sn_quant_forms[job->dtype];
-    const size_t unit = form->scale == SN_SCALE_D || form->scale == SN_SCALE_DM || form->scale == SN_SCALE_H ? 2 : 1;
-    const size_t super_unit = form->scale == SN_SCALE_W || form->scale == SN_SCALE_V ? 4 : 2;
+    const size_t unit = form->scale == SN_SCALE_D || form->scale == SN_SCALE_DM || form->scale == SN_SCALE_BF ? 2 : 1;
     const size_t in_block = sn_dtype_block(job->dtype), bytes = sn_dtype_bytes(job->dtype);
     const size_t n = sn_min_size(SN_LANES, w->rows - first_row);
     sn_quant_parts rows[SN_LANES];
@@ -80,7 +91,7 @@ static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) 
     for (size_t b = 0; b < w->cols / in_block; b++) {
         const uint8_t *block = job->host + first_row * job->row_bytes + b * bytes;
         for (size_t r = 0; r < n; r++) sn_quant_split(job->dtype, block + r * job->row_bytes, &rows[r]);
-        pack_scales(rows[0].super, (size_t)form->super_bytes, super_unit, out);
+        pack_head(form, rows, out);
         out += sn_cpu_head_bytes(job->dtype);
         for (size_t g = 0; g < in_block / SN_QUANT_GROUP; g++) {
             pack_codes(form, rows, g, out);
@@ -121,6 +132,18 @@ static void pack_f8(const pack_job *job, size_t panel) {
         }
 }
 
+static void pack_nf4(const pack_job *job, size_t panel) {
+    const sn_cpu_weight *w = &job->weight;
+    uint8_t *out = job->image + panel * w->panel_bytes;
+    memset(out, 0, w->panel_bytes); /* lanes beyond the last row */
+    for (size_t b = 0; b < w->n_blocks; b++, out += sn_cpu_block_bytes(SN_NF4))
+        for (size_t lane = 0, r = panel * SN_LANES; lane < SN_LANES && r < w->rows; lane++, r++) {
+            const uint8_t *from = job->host + r * job->row_bytes + b * sn_dtype_bytes(SN_NF4);
+            memcpy(out + lane * sizeof(float), from, sizeof(float));
+            for (size_t i = 0; i < SN_NF4_K / 2; i++) out[SN_F8_SCALES + i * SN_LANES + lane] = from[sizeof(float) + i];
+        }
+}
+
 static void pack_panel(void *ctx, size_t panel, int worker) {
     (void)worker;
     const pack_job *job = ctx;
@@ -128,6 +151,8 @@ static void pack_panel(void *ctx, size_t panel, int worker) {
         pack_quantised(job, panel * SN_LANES, job->image + panel * job->weight.panel_bytes);
     else if (job->dtype == SN_F8_E4M3)
         pack_f8(job, panel);
+    else if (job->dtype == SN_NF4)
+        pack_nf4(job, panel);
     else
         pack_float(job, panel);
 }
@@ -142,7 +167,7 @@ sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight) {
 
 static bool can_multiply(sn_dtype t) {
     return (unsigned)t < SN_DTYPE_COUNT &&
-           (sn_cpu_quantised(t) || t == SN_F32 || t == SN_F16 || t == SN_BF16 || t == SN_F8_E4M3);
+           (sn_cpu_quantised(t) || t == SN_F32 || t == SN_F16 || t == SN_BF16 || t == SN_F8_E4M3 || t == SN_NF4);
 }
 
 sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err) {
@@ -215,7 +240,7 @@ static void read_scales(sn_dtype dtype, const uint8_t *head, const uint8_t *scal
     case SN_SCALE_E:
         *d = sn_half_power_of_two(scales[lane]);
         return;
-    case SN_SCALE_H:
+    case SN_SCALE_BF:
         *d = read_float(SN_BF16, scales, lane);
         return;
     case SN_SCALE_W:
@@ -226,12 +251,33 @@ static void read_scales(sn_dtype dtype, const uint8_t *head, const uint8_t *scal
     case SN_SCALE_V:
         *d = sn_f16_to_f32(sn_f8_to_f16_256th((uint8_t)bytes[SN_LANES * h])) * (256 * read_float(SN_F32, head, lane));
         return;
+    case SN_SCALE_U:
+        *d = sn_f16_to_f32(sn_f8_to_f16_256th(scales[SN_LANES * h + lane])) * 128;
+        return;
+    default: /* SN_SCALE_H; those of codebook types are not read here */
+        *d = head_d;
     }
 }
 
 static unsigned plane_bits(const uint8_t *plane, int bits, size_t v, size_t i) {
     size_t from = bits == 4 ? v % 4 : v * (size_t)bits / 8, at = bits == 4 ? v / 4 : v % (8 / (size_t)bits);
     return (unsigned)plane[SN_VECTOR * from + i] >> bits * (int)at & ((1u << bits) - 1);
+}
+
+/* As unpack_group, of codebook types and TQ1_0: the group at q, number g of the block. */
+static void unpack_entries(sn_dtype t, const uint8_t *block, const uint8_t *q, size_t g, size_t lane, float *out) {
+    const sn_quant_form *form = &sn_quant_forms[t];
+    sn_quant_parts parts;
+    sn_quant_group group;
+    for (size_t w = 0; w < (size_t)form->low_bits; w++)
+        memcpy(parts.codes + SN_QUANT_GROUP * g + 4 * w, q + SN_VECTOR * w + 4 * lane, 4);
+    for (size_t i = 0; i < (size_t)form->scale_bytes; i++)
+        parts.scales[g][i] = q[sn_cpu_code_bytes(t) + SN_LANES * i + lane];
+    memcpy(parts.super, block + 2 * lane, 2);
+    for (size_t i = 2; i < (size_t)form->super_bytes; i += 4)
+        memcpy(parts.super + i, block + SN_LANES * i + 4 * lane, 4);
+    sn_quant_join(t, &parts, g, &group);
+    for (size_t k = 0; k < SN_QUANT_GROUP; k++) out[k] = group.d[k / 16] * (float)group.q[k] + group.m[k / 16];
 }
 
 /* The 32 numbers of one lane of group `g` of the panel at `at`. */
@@ -241,6 +287,10 @@ static void unpack_group(const sn_cpu_weight *w, const uint8_t *at, size_t g, si
     const uint8_t *block = at + g / in_block * sn_cpu_block_bytes(w->dtype);
     const uint8_t *q = block + sn_cpu_head_bytes(w->dtype) + g % in_block * sn_cpu_group_bytes(w->dtype);
     float d[2], m[2];
+    if (form->entry) {
+        unpack_entries(w->dtype, block, q, g % in_block, lane, out);
+        return;
+    }
     for (size_t h = 0; h < 2; h++) read_scales(w->dtype, block, q + sn_cpu_code_bytes(w->dtype), lane, h, d + h, m + h);
     for (size_t k = 0; k < SN_QUANT_GROUP; k++) {
         size_t v = k / 4, i = 4 * lane + k % 4;
@@ -264,6 +314,12 @@ void sn_cpu_weight_dequantize_row(const sn_cpu_weight *w, size_t row, float *out
         }
         return;
     }
+    for (size_t k = 0; w->dtype == SN_NF4 && k < w->cols; k++) {
+        const uint8_t *block = at + k / SN_NF4_K * sn_cpu_block_bytes(SN_NF4);
+        uint8_t both = block[SN_F8_SCALES + k % SN_NF4_K / 2 * SN_LANES + lane];
+        out[k] = sn_nf4_values[both >> k % 2 * 4 & 15] * read_float(SN_F32, block, lane);
+    }
+    if (w->dtype == SN_NF4) return;
     if (!sn_cpu_quantised(w->dtype)) {
         sn_cpu_float_panel(w, row / SN_LANES, &offset, &step);
         for (size_t k = 0; k < w->cols; k++) out[k] = read_float(w->dtype, w->data + offset + k * step, lane);

@@ -9,9 +9,9 @@
  * (columns) of all its rows:
  *
  * - Float types: w[k][lane]. In the 16-bit types two panels lie interleaved as a pair, w[k][panel][lane]; a last odd
- *   panel lies alone. F8 has 128 k in a block, after the float32 scales of its lanes, each times 256. Reason for pairs:
- *   the fma chains of a single row wait for themselves; those of two panels overlap, and the pair is still read as one
- *   stream.
+ *   panel lies alone. F8 has 128 k in a block, after the float32 scales of its lanes, each times 256; NF4 has 64, two
+ * of them in a byte, k and k + 1, after the scales. Reason for pairs: the fma chains of a single row wait for
+ * themselves; those of two panels overlap, and the pair is still read as one stream.
  * - Quantised types: the parts of sn_quant_split, not one bit more than the file has but where its scales have 6 bits,
  *   which are bytes here. Of a superblock a head, d[lane] and then m[lane] where there are offsets; and then groups of
  *   32 k, each the planes of its codes followed by its scales, lane by lane. The scales lie next to their codes because
@@ -24,8 +24,12 @@
  * - 8 bits: vector after vector. Q8_0 has q + 128.
  * - 4 bits: 256 bytes; vector v in the low nibbles of bytes 64 * v .., v + 4 in the high ones.
  * - 2 bits: 128 bytes; vector v in bits 2 * (v % 4) of bytes 64 * (v / 4) ..
+ * - 1 bit: 64 bytes, vector v in bit v
  *
- * Then their high bits: 2 bits as above; 1 bit: 64 bytes, vector v in bit v. */
+ * Then their high bits: 1 or 2 bits as above.
+ *
+ * Codebook types and TQ1_0: the words of a group instead, word w of each lane in bytes 64 * w + 4 * lane ..; so lie the
+ * words of TQ1_0's head after its d[lane]. */
 #ifndef SN_DEVICE_CPU_PACK_H
 #define SN_DEVICE_CPU_PACK_H
 
@@ -36,17 +40,18 @@ enum {
     SN_LANES = 16,               /* interleaved output rows: the width of a vector in every instruction set */
     SN_VECTOR = 4 * SN_LANES,    /* bytes of four k of all lanes */
     SN_F8_K = 128,               /* k that share a scale in F8 */
-    SN_F8_SCALES = 4 * SN_LANES, /* bytes of the scales of a block of F8 */
+    SN_F8_SCALES = 4 * SN_LANES, /* bytes of the scales of a block of F8, and of NF4 */
+    SN_NF4_K = 64,               /* k that share a scale in NF4 */
 };
 
 /* The types whose codes and scales the kernels are compiled for; the others are float types. */
-#define SN_FLOAT_TYPES(X) X(F32) X(F16) X(BF16) X(F8_E4M3)
+#define SN_FLOAT_TYPES(X) X(F32) X(F16) X(BF16) X(F8_E4M3) X(NF4)
 
 static inline bool sn_cpu_quantised(sn_dtype t) { return sn_quant_forms[t].low_bits; }
 /* Whether each half of a group has scales of its own. */
 static inline bool sn_cpu_fine(sn_dtype t) {
     sn_quant_scale s = sn_quant_forms[t].scale;
-    return s == SN_SCALE_S || s == SN_SCALE_N || s == SN_SCALE_V;
+    return s == SN_SCALE_S || s == SN_SCALE_N || s == SN_SCALE_U || s == SN_SCALE_V || s == SN_SCALE_O;
 }
 static inline bool sn_cpu_offsets(sn_dtype t) {
     sn_quant_scale s = sn_quant_forms[t].scale;
@@ -60,13 +65,19 @@ static inline size_t sn_cpu_code_bytes(sn_dtype t) {
 static inline size_t sn_cpu_group_bytes(sn_dtype t) {
     return sn_cpu_code_bytes(t) + (size_t)(SN_LANES * sn_quant_forms[t].scale_bytes);
 }
-static inline size_t sn_cpu_groups(sn_dtype t) { return (size_t)sn_quant_forms[t].groups; }
+static inline size_t sn_cpu_groups(sn_dtype t) {
+    return sn_quant_forms[t].super_bytes ? (size_t)sn_quant_forms[t].groups : 1;
+}
 /* k of a block, and its bytes. */
 static inline size_t sn_cpu_block(sn_dtype t) {
-    return t == SN_F8_E4M3 ? SN_F8_K : sn_cpu_quantised(t) ? SN_QUANT_GROUP * sn_cpu_groups(t) : 1;
+    return t == SN_F8_E4M3       ? SN_F8_K
+           : t == SN_NF4         ? SN_NF4_K
+           : sn_cpu_quantised(t) ? SN_QUANT_GROUP * sn_cpu_groups(t)
+                                 : 1;
 }
 static inline size_t sn_cpu_block_bytes(sn_dtype t) {
     return t == SN_F8_E4M3       ? SN_F8_SCALES + SN_F8_K * SN_LANES
+           : t == SN_NF4         ? SN_F8_SCALES + SN_NF4_K / 2 * SN_LANES
            : sn_cpu_quantised(t) ? sn_cpu_head_bytes(t) + sn_cpu_groups(t) * sn_cpu_group_bytes(t)
                                  : SN_LANES * (t == SN_F32 ? 4 : 2);
 }
@@ -79,12 +90,19 @@ static inline int sn_cpu_zero(sn_dtype t) {
 }
 static inline int sn_cpu_bits(sn_dtype t) {
     const sn_quant_form *f = &sn_quant_forms[t];
-    return f->table == 1 ? 8 : f->table == 2 ? 5 : f->low_bits + f->high_bits;
+    return f->table == 1          ? 8
+           : f->table == 2        ? 5
+           : f->zero == 128       ? 8
+           : f->entry == SN_TRITS ? 2
+           : f->entry             ? 5
+           : f->table == 3        ? 2
+                                  : f->low_bits + f->high_bits;
 }
-/* The numbers of the IQ4 types + 128, and twice those of E2M1 (OCP Microscaling 1.0) + 12. */
-static const uint8_t sn_cpu_tables[3][16] = {
+/* The numbers of the IQ4 types + 128, twice those of E2M1 (OCP Microscaling 1.0) + 12, and -1 and 1, + 1. */
+static const uint8_t sn_cpu_tables[4][16] = {
     [1] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
     [2] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
+    [3] = {0, 2},
 };
 
 /* A packed weight as the kernels read it; sn_cpu_weight_view derives it from an sn_weight. */

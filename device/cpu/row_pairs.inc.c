@@ -2,7 +2,8 @@
  * each). Part of kernels.inc.c, in place of its group_sums. Sums of integers are exact, so their bits are the same. */
 
 /* As in kernels.inc.c; an odd last row is multiplied alone. */
-INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_xblock *x, size_t stride, vs *dot) {
+INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, size_t g, int h, const sn_xblock *x, size_t stride,
+                       vs *dot) {
     const int vectors = sn_cpu_fine(t) ? 4 : 8, pairs = rows / 2, odd = rows % 2;
     vp sum[ROW_TILE / 2];
     vs alone = vs_zero();
@@ -10,7 +11,9 @@ INLINE void group_sums(int rows, sn_dtype t, const uint8_t *w, int h, const sn_x
     for (int p = 0; p < pairs; p++) sum[p] = vp_zero();
     UNROLL
     for (int v = 4 * h; v < 4 * h + vectors; v += 2) {
-        const vw a = vw_of(sn_cpu_bits(t), load_numbers(t, w, v)), b = vw_of(sn_cpu_bits(t), load_numbers(t, w, v + 1));
+        vb two[2];
+        load_vectors(t, w, g, v, 2, two);
+        const vw a = vw_of(sn_cpu_bits(t), two[0]), b = vw_of(sn_cpu_bits(t), two[1]);
         const int8_t *q = x->q + 4 * v;
         UNROLL
         for (int p = 0; p < pairs; p++)

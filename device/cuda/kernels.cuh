@@ -105,7 +105,7 @@ __device__ inline float activation(int kind, float x) {
 /* -- quantised weights: layout.h has the planes */
 
 constexpr sn_quant_form FORMS[] = {
-#define X(type, low, high, scale, ...) {low, high, SN_SCALE_##scale, __VA_ARGS__, SN_BLOCK_OF_##type / SN_QUANT_GROUP},
+#define X(type, ...) SN_QUANT_FORM(type, __VA_ARGS__),
     SN_QUANT_TYPES(X)
 #undef X
 };
@@ -175,7 +175,7 @@ template <int LAYOUT> __device__ inline float2 scale_of(unsigned int code, unsig
     if (SCALE == SN_SCALE_D) return make_float2(half_to_float(code), 0.0f);
     if (SCALE == SN_SCALE_DM) return make_float2(half_to_float(code & 0xffff), half_to_float(code >> 16));
     if (SCALE == SN_SCALE_E) return make_float2(__uint_as_float(code < 2 ? 0x200000u << code : (code - 1) << 23), 0.0f);
-    if (SCALE == SN_SCALE_H) return make_float2(bf16_to_float(code), 0.0f);
+    if (SCALE == SN_SCALE_BF) return make_float2(bf16_to_float(code), 0.0f);
     if (SCALE == SN_SCALE_W) {
         constexpr int BASE = FORM_OF<LAYOUT>.low_bits == 8 ? 128 : 0;
         float scale = __uint_as_float(super & 0xffffff00u);

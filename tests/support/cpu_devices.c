@@ -18,11 +18,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-const sn_dtype test_weight_types[] = {SN_F32,   SN_F16,    SN_BF16,   SN_Q4_0,   SN_Q4_1,     SN_Q5_0,
-                                      SN_Q5_1,  SN_Q8_0,   SN_Q2_K,   SN_Q3_K,   SN_Q4_K,     SN_Q5_K,
-                                      SN_Q6_K,  SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4,  SN_F8_E4M3,  SN_I4_B32,
-                                      SN_I4_32, SN_I4_64,  SN_I4_128, SN_I8_128, SN_NVFP4_256};
+const sn_dtype test_weight_types[] = {SN_F32, SN_F16, SN_BF16, SN_Q4_0, SN_Q4_1, SN_Q5_0, SN_Q5_1, SN_Q8_0, SN_Q2_K,
+                                      SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4, SN_F8_E4M3,
+                                      /* of folders only */
+                                      SN_I4_B32, SN_I4_32, SN_I4_64, SN_I4_128, SN_I8_128, SN_NVFP4_256,
+                                      /* of CPUs only */
+                                      SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS, SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS, SN_IQ3_S,
+                                      SN_TQ1_0, SN_TQ2_0, SN_NVFP4, SN_Q1_0, SN_Q2_0, SN_NF4};
 const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
+const int test_n_gpu_weight_types = 23;
 
 static void require_ok(sn_status status, const sn_err *err) {
     if (!status) return;
@@ -121,6 +125,14 @@ static void scale_offsets(sn_dtype dtype, int at[2]) {
     case SN_Q8_0:
     case SN_IQ4_NL:
     case SN_IQ4_XS:
+    case SN_IQ1_S:
+    case SN_IQ2_XXS:
+    case SN_IQ2_XS:
+    case SN_IQ2_S:
+    case SN_IQ3_XXS:
+    case SN_IQ3_S:
+    case SN_Q1_0:
+    case SN_Q2_0:
         at[0] = 0;
         break;
     case SN_Q4_1:
@@ -131,6 +143,12 @@ static void scale_offsets(sn_dtype dtype, int at[2]) {
         break;
     case SN_Q2_K:
         at[0] = 80, at[1] = 82;
+        break;
+    case SN_TQ1_0:
+        at[0] = 52;
+        break;
+    case SN_TQ2_0:
+        at[0] = 64;
         break;
     case SN_Q3_K:
         at[0] = 108;
@@ -180,7 +198,13 @@ static void fill_block(sn_dtype dtype, uint8_t *block, uint64_t *state) {
                 if ((block[i] & 0x7f) == 0x7f) block[i]--; /* NaN */
             memcpy(block, &scale, sizeof scale);
         }
+        if (dtype == SN_NF4) {
+            float scale = test_random(state) * 0.05f;
+            memcpy(block, &scale, sizeof scale);
+        }
         if (dtype >= SN_I4_B32 && dtype <= SN_NVFP4_256) fill_plain_scales(dtype, block, state);
+        if (dtype == SN_IQ1_M) /* its half lies in the upper bits of four words */
+            for (int i = 0; i < 4; i++) block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | "\0\0\x80\x20"[i]);
         if (dtype == SN_MXFP4) block[0] = (uint8_t)(120 + block[0] % 12);
     }
 }

@@ -41,13 +41,15 @@ static float next_uniform(writer *w) { return (float)(next_random(w) >> 40) * 0x
 /* ggml's numbers of the types. */
 static uint32_t gguf_type(sn_dtype dtype) {
     static const uint32_t types[SN_DTYPE_COUNT] = {
-        [SN_F32] = 0,   [SN_F16] = 1,     [SN_BF16] = 30,   [SN_Q4_0] = 2,  [SN_Q4_1] = 3,  [SN_Q5_0] = 6,
-        [SN_Q5_1] = 7,  [SN_Q8_0] = 8,    [SN_Q2_K] = 10,   [SN_Q3_K] = 11, [SN_Q4_K] = 12, [SN_Q5_K] = 13,
-        [SN_Q6_K] = 14, [SN_IQ4_NL] = 20, [SN_IQ4_XS] = 23, [SN_MXFP4] = 39};
+        [SN_F32] = 0,      [SN_F16] = 1,     [SN_BF16] = 30,   [SN_Q4_0] = 2,     [SN_Q4_1] = 3,   [SN_Q5_0] = 6,
+        [SN_Q5_1] = 7,     [SN_Q8_0] = 8,    [SN_Q2_K] = 10,   [SN_Q3_K] = 11,    [SN_Q4_K] = 12,  [SN_Q5_K] = 13,
+        [SN_Q6_K] = 14,    [SN_IQ4_NL] = 20, [SN_IQ4_XS] = 23, [SN_MXFP4] = 39,   [SN_IQ1_S] = 19, [SN_IQ1_M] = 29,
+        [SN_IQ2_XXS] = 16, [SN_IQ2_XS] = 17, [SN_IQ2_S] = 22,  [SN_IQ3_XXS] = 18, [SN_IQ3_S] = 21, [SN_TQ1_0] = 34,
+        [SN_TQ2_0] = 35,   [SN_NVFP4] = 40,  [SN_Q1_0] = 41,   [SN_Q2_0] = 42};
     return types[dtype];
 }
 
-/* The offsets of the float16 scales in a block (MXFP4 has one byte of exponent). */
+/* The offsets of the float16 scales in a block (MXFP4 has one byte of exponent, NVFP4 four scales of a byte). */
 static int scales_at(sn_dtype dtype, int at[2]) {
     switch (dtype) {
     case SN_Q4_1:
@@ -64,6 +66,12 @@ static int scales_at(sn_dtype dtype, int at[2]) {
         return 1;
     case SN_Q6_K:
         at[0] = 208;
+        return 1;
+    case SN_TQ1_0:
+        at[0] = 52;
+        return 1;
+    case SN_TQ2_0:
+        at[0] = 64;
         return 1;
     default:
         at[0] = 0;
@@ -84,6 +92,11 @@ static void put_quantised(writer *w, sn_dtype dtype, size_t n, float size) {
             uint16_t half = sn_f32_to_f16(scale);
             if (dtype == SN_MXFP4)
                 block[0] = 120;
+            else if (dtype == SN_NVFP4)
+                for (int i = 0; i < 4; i++) block[i] = (uint8_t)(8 + block[i] % 16);
+            else if (dtype == SN_IQ1_M) /* a half in the upper bits of four words */
+                for (int i = 0; i < 4; i++)
+                    block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | (half >> 4 * i & 15) << 4);
             else
                 memcpy(block + at[s], &half, 2);
         }

@@ -107,8 +107,10 @@ static bool isa_runs(const char *isa) {
     return runs;
 }
 
-static const sn_dtype DTYPES[] = {SN_F32,  SN_F16,  SN_BF16, SN_Q4_0, SN_Q4_1, SN_Q5_0,   SN_Q5_1,   SN_Q8_0,
-                                  SN_Q2_K, SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4};
+static const sn_dtype DTYPES[] = {SN_F32,     SN_F16,   SN_BF16,  SN_Q4_0,  SN_Q4_1,    SN_Q5_0,   SN_Q5_1,
+                                  SN_Q8_0,    SN_Q2_K,  SN_Q3_K,  SN_Q4_K,  SN_Q5_K,    SN_Q6_K,   SN_IQ4_NL,
+                                  SN_IQ4_XS,  SN_MXFP4, SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS, SN_IQ2_XS, SN_IQ2_S,
+                                  SN_IQ3_XXS, SN_IQ3_S, SN_TQ1_0, SN_TQ2_0, SN_NVFP4,   SN_Q1_0,   SN_Q2_0};
 enum { N_DTYPES = sizeof DTYPES / sizeof *DTYPES };
 
 static void expect_same(const char *path, const char *what, const variant *variants, size_t n_variants) {
@@ -253,9 +255,9 @@ Test(bits, same_bits_for_quantised_folders) {
     const variant variants[] = {{"c", 1, 7, 1},         {TEST_ISA_1, 1, 0, 1},       {TEST_ISA_1, 2, 7, 2},
                                 {TEST_ISA_1, 3, 1, 1},  {TEST_ISA_2, 1, 0, 2},       {TEST_ISA_2, 2, 32, 2},
                                 {TEST_ISA_3, 2, 32, 2}, {TEST_TILES_AVX512, 1, 0, 1}};
-    static const char *const folders[] = {"kimi_k25_int4", "ct_int4_128", "ct_int4_64_zeros", "ct_int4_32_zeros",
-                                          "ct_int8_zeros", "gptq4_128",   "awq_128",          "ct_nvfp4",
-                                          "ct_mxfp4",      "modelopt_fp8"};
+    static const char *const folders[] = {"kimi_k25_int4", "ct_int4_128",  "ct_int4_64_zeros", "ct_int4_32_zeros",
+                                          "ct_int8_zeros", "gptq4_128",    "awq_128",          "ct_nvfp4",
+                                          "ct_mxfp4",      "modelopt_fp8", "bnb_nf4_double"};
     for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) {
         char path[256];
         snprintf(path, sizeof path, "%s/packed/%s", SN_FIXTURES, folders[f]);

@@ -34,7 +34,8 @@ static const struct {
     {"gptq4_64_zeros", SN_I4_64, 0.05f},     {"gptq4_v2", SN_I4_128, 0.05f},
     {"gptq4_whole", SN_I4_128, 0.05f},       {"gptq8_128", SN_I8_128, 0.05f},
     {"awq_128", SN_I4_128, 0.05f},           {"modelopt_fp8", SN_F8_E4M3, 1e-4f},
-    {"modelopt_nvfp4", SN_NVFP4_256, 0.05f},
+    {"modelopt_nvfp4", SN_NVFP4_256, 0.05f}, {"bnb_nf4", SN_NF4, 1e-4f},
+    {"bnb_nf4_double", SN_NF4, 1e-4f},
 };
 enum { N_FOLDERS = sizeof folders / sizeof *folders };
 
@@ -302,6 +303,12 @@ Test(packed, tensors_that_do_not_fit_each_other_are_refused) {
     expect_tensors("ct_fp8_channel", "weight", "dtype", "\"F8_E5M2\"", "of type F8_E5M2 does not have the codes");
     expect_tensors("ct_nvfp4", "weight_scale", "dtype", "\"U8\"", "which is not supported");
     expect_tensors("ct_mxfp4", "weight_scale", "dtype", "\"I8\"", "which is not supported");
+    expect_without("bnb_nf4", "weight.absmax", "has 2 dimensions, (16384, 1)");
+    expect_without("bnb_nf4", "weight.quant_map", "are not NF4 of bitsandbytes");
+    expect_without("bnb_nf4", "weight.quant_state.bitsandbytes__nf4", "are not NF4 of bitsandbytes");
+    expect_without("bnb_nf4_double", "weight.nested_absmax", "are not NF4 of bitsandbytes");
+    expect_without("bnb_nf4_double", "weight.nested_quant_map", "are not NF4 of bitsandbytes");
+    expect_tensors("bnb_nf4", "weight", "dtype", "\"I8\"", "are not NF4 of bitsandbytes");
     expect_tensors("modelopt_nvfp4", "weight_scale_2", "dtype", "\"I32\"", "is not one number in F32");
 }
 
@@ -330,6 +337,10 @@ Test(packed, numbers_that_cannot_be_computed_with_are_refused) {
     expect_patched("ct_nvfp4", "weight_scale", 5, 0xff, 1, "scales that are no numbers");
     expect_patched("ct_nvfp4", "weight_global_scale", 0, 0, 4, "scales that are no numbers");
     expect_patched("modelopt_nvfp4", "weight_scale_2", 0, 0x7fc00000, 4, "scales that are no numbers");
+    expect_patched("bnb_nf4", "weight.absmax", 4, 0x7f800000, 4, "no number up to 2^100");
+    expect_patched("bnb_nf4", "weight.quant_map", 4, 0, 4, "what its quant_state says");
+    expect_patched("bnb_nf4", "weight.quant_state.bitsandbytes__nf4", 0, 0, 1, "what its quant_state says");
+    expect_patched("bnb_nf4_double", "weight.nested_absmax", 0, 0x7fc00000, 4, "no number up to 2^100");
     expect_patched("ct_mxfp4", "weight_scale", 0, 0xff, 1, "a scale that is no number");
 }
 
@@ -363,6 +374,8 @@ Test(packed, what_a_configuration_says_is_read_or_refused) {
                   "order of their activations");
     expect_config("ct_int4_128", "config_groups", "{\"g\":{\"weights\":{\"num_bits\":4,\"actorder\":\"weight\"}}}",
                   NULL);
+    expect_config("bnb_nf4", "load_in_4bit", "false", "does not set 'load_in_4bit'");
+    expect_config("bnb_nf4", "bnb_4bit_quant_type", "\"fp4\"", "'bnb_4bit_quant_type' 'fp4'");
     expect_config("modelopt_fp8", "quant_algo", "\"W4A8_AWQ\"", "'quant_algo' 'W4A8_AWQ'");
 }
 
@@ -388,4 +401,55 @@ Test(packed, every_part_belongs_to_the_block) {
     cr_assert(memcmp(&before, &after, sizeof before));
     sn_model_close(&m);
     temp_folder_remove(&folder);
+}
+
+/* ---- fetching ---- */
+
+enum { RANGES_MAX = 256 };
+typedef struct wanted {
+    uint64_t from[RANGES_MAX], end[RANGES_MAX];
+    int n;
+} wanted;
+
+static sn_status want(void *context, const char *path, uint64_t from, uint64_t bytes, sn_err *err) {
+    wanted *w = context;
+    (void)path;
+    if (w->n == RANGES_MAX) return sn_fail(err, SN_STOP, "too many ranges");
+    w->from[w->n] = from;
+    w->end[w->n++] = from + bytes;
+    return SN_OK;
+}
+
+static sn_status fetch(void *context, const char *what, sn_err *err) {
+    (void)context, (void)what, (void)err;
+    return SN_OK;
+}
+
+static bool covers(const wanted *w, uint64_t from, uint64_t end) {
+    for (int i = 0; i < w->n; i++)
+        if (w->from[i] <= from && end <= w->end[i]) return true;
+    return false;
+}
+
+Test(packed, a_block_that_is_fetched_comes_with_all_parts) {
+    static const char *const names[] = {"gptq4_64_zeros", "ct_int4_64_zeros", "bnb_nf4_double", "modelopt_nvfp4"};
+    for (size_t f = 0; f < sizeof names / sizeof *names; f++) {
+        char folder[512];
+        wanted w = {.n = 0};
+        snprintf(folder, sizeof folder, PACKED "%s", names[f]);
+        sn_model *m = open_model(folder);
+        sn_model_set_source(m, &(sn_model_source){.context = &w, .want = want, .fetch = fetch});
+        REQUIRE(sn_model_need_block(m, 0, &err));
+        for (size_t i = 0; i < sn_model_n_tensors(m); i++) {
+            const char *name, *type, *path;
+            sn_model_tensor t;
+            uint64_t from;
+            sn_model_tensor_at(m, i, &name, &type, &t);
+            cr_assert(sn_model_file_of(m, t.data, &path, &from));
+            bool own = !strncmp(name, "model.layers.0.", 15) && !strstr(name, ".weight_shape") &&
+                       !strstr(name, ".input_scale");
+            cr_expect_eq(covers(&w, from, from + t.bytes), own, "%s of %s", name, names[f]);
+        }
+        sn_model_close(&m);
+    }
 }

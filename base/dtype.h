@@ -35,6 +35,14 @@
     X(IQ4_XS, 256, 136)                                                                                                \
     X(MXFP4, 32, 17)                                                                                                   \
     X(F8_E4M3, 128, 132) /* FP8 of folders: a float32 scale, then 128 elements. No GGUF file has it */                 \
+    /* Quantised weights of folders, which no GGUF file has: device/quant.h */                                         \
+    X(I4_B32, 32, 18)                                                                                                  \
+    X(I4_32, 32, 20)                                                                                                   \
+    X(I4_64, 64, 36)                                                                                                   \
+    X(I4_128, 128, 68)                                                                                                 \
+    X(I8_128, 128, 132)                                                                                                \
+    X(NVFP4_256, 256, 148)                                                                                             \
+    X(NF4, 64, 36) /* of bitsandbytes: a float32 scale, then 64 codes, the first in the low half of a byte */          \
     X(IQ1_S, 256, 50)                                                                                                  \
     X(IQ1_M, 256, 56)                                                                                                  \
     X(IQ2_XXS, 256, 66)                                                                                                \
@@ -57,6 +65,12 @@ typedef enum sn_dtype {
 #undef X
         SN_DTYPE_COUNT
 } sn_dtype;
+
+enum { /* elements in a block, as constants */
+#define X(name, block, bytes) SN_BLOCK_OF_##name = block,
+       SN_DTYPES(X)
+#undef X
+};
 
 const char *sn_dtype_name(sn_dtype dtype); /* "Q4_1"; "?" for a number that is not a dtype */
 size_t sn_dtype_block(sn_dtype dtype);     /* elements in a block */

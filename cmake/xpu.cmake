@@ -28,7 +28,7 @@ macro(sn_xpu_module name source)
 endmacro()
 
 # The weight forms of xpu_private.h, each with the macros that planes.clh needs for it: low bits, high bits, scales, bytes
-# of a superblock, zero, table (device/quant.h).
+# of a superblock, zero, table, and groups that share a superblock (8 unless it says so) (device/quant.h).
 if(SN_XPU)
   sn_xpu_module(block block.cl)
   sn_xpu_module(grad grad.cl)
@@ -38,12 +38,13 @@ if(SN_XPU)
   foreach(form F32,32,0,NONE,0,0,0 F16,16,0,NONE,0,0,0 BF16,17,0,NONE,0,0,0 F8,9,0,NONE,0,0,0 Q4_0,4,0,D,0,8,0
                Q4_1,4,0,DM,0,0,0 Q5_0,4,1,D,0,16,0 Q5_1,4,1,DM,0,0,0 Q8_0,8,0,D,0,0,0 Q2_K,2,0,N,4,0,0 Q3_K,2,1,S,2,4,0
                Q4_K,4,0,K,4,0,0 Q5_K,4,1,K,4,0,0 Q6_K,4,2,S,2,32,0 IQ4_NL,4,0,D,0,0,1 IQ4_XS,4,0,B,2,0,1
-               MXFP4,4,0,E,0,0,2)
-    string(REPLACE "," ";" parts ${form})
+               MXFP4,4,0,E,0,0,2 I4_B32,4,0,BF,0,8,0 I4_32,4,0,W,4,0,0,1 I4_64,4,0,W,4,0,0,2 I4_128,4,0,W,4,0,0,4
+               I8_128,8,0,W,4,0,0,4 NVFP4_256,4,0,V,4,0,2)
+    string(REPLACE "," ";" parts "${form},8")
     list(GET parts 0 name)
     set(flags "")
     set(i 1)
-    foreach(macro LOW HIGH SCALE=SCALE_ SUPER ZERO TABLE)
+    foreach(macro LOW HIGH SCALE=SCALE_ SUPER ZERO TABLE GROUPS)
       list(GET parts ${i} value)
       math(EXPR i "${i} + 1")
       if(NOT macro MATCHES "=")
@@ -52,7 +53,7 @@ if(SN_XPU)
       list(APPEND flags -D${macro}${value})
     endforeach()
     sn_xpu_module(linear_${name} linear.cl ${flags} -DSUFFIX=${name})
-    if(form MATCHES "Q|MX") # the quantised ones
+    if(form MATCHES "Q|FP4|I[48]_") # the quantised ones
       sn_xpu_module(linear_dot_${name} linear_dot.cl ${flags} -DSUFFIX=${name})
       foreach(width 8 16) # and once more for the test driver, which has neither matrix units nor subgroups
         set(kernel linear_xmx${width}_${name})

@@ -1,6 +1,6 @@
-/* How each quantised type of GGUF is decoded: one function per type (decode_q4_0, ...) reads a block of the file and
- * writes its groups of 32 integers with a scale and an offset per half; the table `decoders` at the end maps types to
- * functions. The layouts are those of ggml's quantisation formats.
+/* How each quantised type is decoded: of GGUF files one function per type (decode_q4_0, ...) reads a block of the file
+ * and writes its groups of 32 integers with a scale and an offset per half; the table `decoders` at the end maps types
+ * to functions. The layouts are those of ggml's quantisation formats.
  *
  * All types are variations of one form, weight = d * q + m. In Q4_0 to Q8_0, IQ4_NL and MXFP4 a block is one group. The
  * K types and IQ4_XS have superblocks of 8 groups, whose scales are small integers times a half d of the superblock;
@@ -304,7 +304,54 @@ static void (*const decoders[SN_DTYPE_COUNT])(const uint8_t *, sn_quant_group *)
 
 bool sn_dtype_quantised(sn_dtype dtype) { return (unsigned)dtype < SN_DTYPE_COUNT && sn_quant_forms[dtype].low_bits; }
 
+bool sn_quant_is_plain(const sn_quant_form *form) {
+    return form->scale == SN_SCALE_BF || form->scale == SN_SCALE_W || form->scale == SN_SCALE_V;
+}
+
+/* The parts of a plain block. */
+static void split_plain(const sn_quant_form *form, const uint8_t *b, sn_quant_parts *out) {
+    const size_t scale_bytes = (size_t)form->scale_bytes;
+    memcpy(out->super, b, (size_t)form->super_bytes);
+    b += form->super_bytes;
+    for (int g = 0; g < form->groups; g++, b += scale_bytes) memcpy(out->scales[g], b, scale_bytes);
+    for (int i = 0; i < SN_QUANT_GROUP * form->groups; i++)
+        out->codes[i] = form->low_bits == 8 ? b[i] ^ 0x80 : b[i / 2] >> i % 2 * 4 & 15;
+}
+
+/* Scale and offset of half h of group g. */
+static void scale_of_parts(const sn_quant_form *form, const sn_quant_parts *parts, int g, int h, float *d, float *m) {
+    float super;
+    uint32_t word;
+    *m = 0;
+    if (form->scale == SN_SCALE_BF) {
+        *d = sn_bf16_to_f32(read_u16(parts->scales[g]));
+    } else if (form->scale == SN_SCALE_W) {
+        memcpy(&word, parts->super, sizeof word);
+        *d = sn_quant_word_scale(word);
+        *m = *d * (float)((form->low_bits == 8 ? 128 : 0) - (int)(word & 0xff));
+    } else {
+        memcpy(&super, parts->super, sizeof super);
+        *d = sn_f16_to_f32(sn_f8_to_f16_256th(parts->scales[g][h])) * (256 * super);
+    }
+}
+
+static void decode_plain(const sn_quant_form *form, const void *block, sn_quant_group *out) {
+    sn_quant_parts parts;
+    split_plain(form, block, &parts);
+    for (int g = 0; g < form->groups; g++, out++) {
+        for (int i = 0; i < SN_QUANT_GROUP; i++) {
+            uint8_t code = parts.codes[SN_QUANT_GROUP * g + i];
+            out->q[i] = form->table ? e2m1_values[code] : (int8_t)(code - form->zero);
+        }
+        for (int h = 0; h < 2; h++) scale_of_parts(form, &parts, g, h, &out->d[h], &out->m[h]);
+    }
+}
+
 void sn_quant_decode(sn_dtype dtype, const void *block, sn_quant_group *out) {
+    if (sn_quant_is_plain(&sn_quant_forms[dtype])) {
+        decode_plain(&sn_quant_forms[dtype], block, out);
+        return;
+    }
     if (decoders[dtype]) {
         decoders[dtype](block, out);
         return;
@@ -499,6 +546,10 @@ void sn_quant_join(sn_dtype dtype, const sn_quant_parts *parts, size_t g, sn_qua
 void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out) {
     const sn_quant_form *form = sn_quant_form_of(dtype);
     superblock super;
+    if (sn_quant_is_plain(form)) {
+        split_plain(form, block, out);
+        return;
+    }
     if (form->entry) {
         dtype == SN_TQ1_0 ? split_tq1_0(block, out) : split_codebook(dtype, block, out);
         return;
@@ -547,6 +598,14 @@ static void dequantize_f8(const uint8_t *row, size_t cols, float *out) {
     }
 }
 
+static void dequantize_nf4(const uint8_t *row, size_t cols, float *out) {
+    enum { BLOCK = 64 };
+    for (float scale; cols; cols -= BLOCK, row += sizeof scale + BLOCK / 2, out += BLOCK) {
+        memcpy(&scale, row, sizeof scale);
+        for (size_t i = 0; i < BLOCK; i++) out[i] = sn_nf4_values[row[sizeof scale + i / 2] >> i % 2 * 4 & 15] * scale;
+    }
+}
+
 void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out) {
     const uint8_t *bytes = row;
     if (dtype == SN_F32) {
@@ -558,6 +617,9 @@ void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out)
     } else if (dtype == SN_F8_E4M3) {
         assert(cols % sn_dtype_block(dtype) == 0);
         dequantize_f8(bytes, cols, out);
+    } else if (dtype == SN_NF4) {
+        assert(cols % sn_dtype_block(dtype) == 0);
+        dequantize_nf4(bytes, cols, out);
     } else {
         assert(sn_dtype_quantised(dtype) && cols % sn_dtype_block(dtype) == 0);
         dequantize_blocks(dtype, bytes, cols, out);

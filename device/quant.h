@@ -1,10 +1,11 @@
-/* Decoding of the quantised blocks of GGUF files. Every type becomes the same thing here, integers in groups of 32 with
- * a scale and an offset for each half, so that the code above need not distinguish the types. Pure functions for any
- * thread. The backends' packing (pack.c) and the reading of single rows use them. */
+/* Decoding of the quantised blocks of model files. Every type becomes the same thing here, integers in groups of 32
+ * with a scale and an offset for each half, so that the code above need not distinguish the types. Pure functions for
+ * any thread. The backends' packing (pack.c) and the reading of single rows use them. */
 #ifndef SN_DEVICE_QUANT_H
 #define SN_DEVICE_QUANT_H
 
 #include "base/dtype.h"
+#include "base/nf4.h"
 #include "device/codebooks.h"
 
 enum { SN_QUANT_GROUP = 32, SN_QUANT_GROUPS_MAX = 8 /* groups in the largest block */ };
@@ -41,16 +42,24 @@ typedef enum sn_quant_scale {
     SN_SCALE_N,  /* of each half a scale in the low nibble, an offset in the high one; superblock: two halves */
     SN_SCALE_B,  /* a signed scale; superblock: a half */
     SN_SCALE_E,  /* an exponent: 2^(e - 127) / 2, also where that is subnormal */
-    SN_SCALE_U,  /* of each half an E4M3 without sign, twice the scale */
-    SN_SCALE_H,  /* none; superblock: a half, as in the following ones, which have factors 2 s + 1 */
-    SN_SCALE_O,  /* s of each half in a nibble */
-    SN_SCALE_P,  /* s in the top bits of the bytes with signs */
-    SN_SCALE_Q,  /* s in the bits 3, 7 and 11 of the indices' high bits */
+    SN_SCALE_BF, /* a bfloat16 */
+    SN_SCALE_W, /* none; superblock: a word of which the upper 24 bits are those of a float32, the scale, and the lowest
+                 * byte is the code that stands for 0. Halves and bfloat16 are exact in it */
+    SN_SCALE_V, /* E4M3 of each half of the group; superblock: a float32 */
+    SN_SCALE_U, /* of each half an E4M3 without sign, twice the scale */
+    SN_SCALE_H, /* none; superblock: a half, as in the following ones, which have factors 2 s + 1 */
+    SN_SCALE_O, /* s of each half in a nibble */
+    SN_SCALE_P, /* s in the top bits of the bytes with signs */
+    SN_SCALE_Q, /* s in the bits 3, 7 and 11 of the indices' high bits */
 } sn_quant_scale;
 
 /* type, low bits, high bits, scales, bytes of them, bytes of a superblock, zero, table (1: of IQ4, 2: of MXFP4).
- * A superblock has 8 groups. linear.cl of device/xpu/ is compiled once for each row: cmake/xpu.cmake repeats the
- * numbers. */
+ * A superblock is a block of the host. linear.cl of device/xpu/ is compiled once for each row: cmake/xpu.cmake repeats
+ * the numbers.
+ *
+ * From I4_B32 on: quantised weights of folders (model/packed.h). A block of the host is the superblock's bytes, the
+ * scales of its groups and its codes, from the low bits of bytes on: sn_quant_is_plain. Codes of 8 bits are unsigned
+ * there. */
 #define SN_QUANT_TYPES(X)                                                                                              \
     X(Q4_0, 4, 0, D, 2, 0, 8, 0)                                                                                       \
     X(Q4_1, 4, 0, DM, 4, 0, 0, 0)                                                                                      \
@@ -64,7 +73,13 @@ typedef enum sn_quant_scale {
     X(Q6_K, 4, 2, S, 2, 2, 32, 0)                                                                                      \
     X(IQ4_NL, 4, 0, D, 2, 0, 0, 1)                                                                                     \
     X(IQ4_XS, 4, 0, B, 1, 2, 0, 1)                                                                                     \
-    X(MXFP4, 4, 0, E, 1, 0, 0, 2)
+    X(MXFP4, 4, 0, E, 1, 0, 0, 2)                                                                                      \
+    X(I4_B32, 4, 0, BF, 2, 0, 8, 0)                                                                                    \
+    X(I4_32, 4, 0, W, 0, 4, 0, 0)                                                                                      \
+    X(I4_64, 4, 0, W, 0, 4, 0, 0)                                                                                      \
+    X(I4_128, 4, 0, W, 0, 4, 0, 0)                                                                                     \
+    X(I8_128, 8, 0, W, 0, 4, 0, 0)                                                                                     \
+    X(NVFP4_256, 4, 0, V, 2, 4, 0, 2)
 
 /* More types, of which only CPUs have kernels. In addition: groups of a superblock; weights of a codebook's entry (5:
  * there is none, a byte holds five digits of base three), its first entry, bits of an index, bits of the signs of eight
@@ -96,13 +111,15 @@ typedef struct sn_quant_form {
     int scale_bytes, super_bytes, zero, table;
     int groups, entry, book, index_bits, sign_bits, halvings;
 } sn_quant_form;
-#define SN_QUANT_FORM(low, high, scale, ...) {low, high, SN_SCALE_##scale, __VA_ARGS__, 8, 0, 0, 0, 0, 0}
+#define SN_QUANT_FORM(type, low, high, scale, ...)                                                                     \
+    {low, high, SN_SCALE_##scale, __VA_ARGS__, SN_BLOCK_OF_##type / SN_QUANT_GROUP, 0, 0, 0, 0, 0}
 
 enum { SN_TRITS = 5 /* as entry */, SN_QUANT_SUPER_MAX = 22 };
 
 typedef struct sn_quant_parts {
-    uint8_t codes[SN_QUANT_GROUP * SN_QUANT_GROUPS_MAX]; /* of each group 32 places; of Q8_0 the integers, two's
-                                                            complement; of codebook types and TQ1_0 the words */
+    uint8_t codes[SN_QUANT_GROUP * SN_QUANT_GROUPS_MAX]; /* of each group 32 places; of 8 bits the integers, two's
+                                                            complement (of I8_128 128 less); of codebook types and
+                                                            TQ1_0 the words */
     uint8_t scales[SN_QUANT_GROUPS_MAX][4];              /* of each group the scale_bytes of its form */
     uint8_t super[SN_QUANT_SUPER_MAX];
 } sn_quant_parts;
@@ -110,7 +127,7 @@ typedef struct sn_quant_parts {
 #ifndef __cplusplus /* CUDA's kernels read the types alone */
 /* Of each type; low_bits is 0 where it is not quantised. Here, so that the CPU's kernels see constants. */
 static const sn_quant_form sn_quant_forms[SN_DTYPE_COUNT] = {
-#define X(type, ...) [SN_##type] = SN_QUANT_FORM(__VA_ARGS__),
+#define X(type, ...) [SN_##type] = SN_QUANT_FORM(type, __VA_ARGS__),
     SN_QUANT_TYPES(X)
 #undef X
 #define X(type, low, high, scale, ...) [SN_##type] = {low, high, SN_SCALE_##scale, __VA_ARGS__},
@@ -121,6 +138,16 @@ static const sn_quant_form sn_quant_forms[SN_DTYPE_COUNT] = {
 
 /* The form of a quantised type; NULL: it is none. Static. */
 const sn_quant_form *sn_quant_form_of(sn_dtype dtype);
+/* Whether blocks of the host are the parts one after the other. */
+bool sn_quant_is_plain(const sn_quant_form *form);
+/* The scale in a word of SN_SCALE_W. */
+static inline float sn_quant_word_scale(uint32_t word) {
+    union {
+        uint32_t u;
+        float f;
+    } x = {word & 0xffffff00u};
+    return x.f;
+}
 /* The scale of SN_SCALE_E. */
 float sn_half_power_of_two(uint8_t exponent);
 /* Takes one block of a quantised type apart. Nothing is rounded.
@@ -132,8 +159,8 @@ void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out);
 /* Group g of a codebook type or of TQ1_0 from its parts. */
 void sn_quant_join(sn_dtype dtype, const sn_quant_parts *parts, size_t g, sn_quant_group *out);
 
-/* Converts a row of `cols` elements of any weight type (F32, F16, BF16, F8_E4M3 or quantised) to float32. The row may
- * lie unaligned; cols is a multiple of the type's block. */
+/* Converts a row of `cols` elements of any weight type (F32, F16, BF16, F8_E4M3, NF4 or quantised) to float32. The row
+ * may lie unaligned; cols is a multiple of the type's block. */
 void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out);
 
 #endif

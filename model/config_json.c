@@ -8,6 +8,7 @@
 
 #include "model/json.h"
 #include "model/not_a_model.h"
+#include "model/quantisation.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -111,28 +112,10 @@ static bool family_reads(const sn_family *family, const char *name) {
     return false;
 }
 
-/* Weights that are quantised in the files: FP8 with scales of blocks or matrices, and MXFP4 in families that read this
- * field. */
-static sn_status check_quantised(const json_t *config, const sn_family *family, sn_err *err) {
-    const json_t *about = config_field(config, "quantization_config"), *block;
-    const char *method = json_string_value(json_object_get(about, "quant_method"));
-    if (!about || (method && !strcmp(method, "mxfp4") && family_reads(family, "quantization_config"))) return SN_OK;
-    if (!method || strcmp(method, "fp8"))
-        return sn_fail(
-            err, SN_REFUSED,
-            "'quantization_config' is set, which is not supported for this family: the weights are quantised (GPTQ, "
-            "AWQ, ...); use float32, float16 or bfloat16 weights, FP8, of gpt-oss also MXFP4, or a GGUF file");
-    const char *format = json_string_value(json_object_get(about, "fmt"));
-    block = json_object_get(about, "weight_block_size");
-    bool single = !block || json_is_null(block);
-    if ((format && strcmp(format, "e4m3")) ||
-        (!single && (json_array_size(block) != 2 || json_integer_value(json_array_get(block, 0)) != 128 ||
-                     json_integer_value(json_array_get(block, 1)) != 128)))
-        return sn_fail(
-            err, SN_REFUSED,
-            "'quantization_config' describes FP8 in another form than e4m3 with a weight_block_size of [128, "
-            "128] or none, which is not supported: use bfloat16 weights or a GGUF file");
-    return SN_OK;
+/* Weights that are quantised in the files. */
+static sn_status read_quantised(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    const json_t *about = config_field(config, "quantization_config");
+    return about ? sn_quantisation_read(about, family_reads(family, "quantization_config"), h, err) : SN_OK;
 }
 
 static sn_status check_neutral(const json_t *config, const sn_family *family, sn_err *err) {
@@ -153,7 +136,7 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
     for (size_t i = 0; i < sizeof must_be_absent / sizeof *must_be_absent; i++)
         if (config_field(config, must_be_absent[i]) && !family_reads(family, must_be_absent[i]))
             return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family", must_be_absent[i]);
-    return check_quantised(config, family, err);
+    return SN_OK;
 }
 
 /* ---- fields with several spellings ---- */
@@ -827,7 +810,7 @@ static sn_status unwrap(const json_t **config, sn_hparams *h, sn_err *err) {
     if (!text || config_text(text, "model_type", true, &type, NULL) ||
         sn_family_find(SN_CONTAINER_SAFETENSORS, type, &family, NULL) || !family->wrapped)
         return SN_OK;
-    sn_status status = check_quantised(*config, family, err);
+    sn_status status = read_quantised(*config, family, h, err);
     if (!status) status = config_bool(*config, "tie_word_embeddings", &h->tied_output, err);
     *config = text;
     return status;
@@ -844,6 +827,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (status) return status;
     bias = (*family)->bias_default;
     status = check_neutral(config, *family, err);
+    if (!status) status = read_quantised(config, *family, h, err);
     if (!status) status = read_sizes(config, *family, h, err);
     if (!status && family_reads(*family, "new_decoder_architecture"))
         status = read_falcon(config, family, h, &bias, err);

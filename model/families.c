@@ -564,5 +564,5 @@ const sn_family sn_families[] = {
     {LATENT, .name = "deepseek_v2", .moe = &v2_experts},
     {LATENT, .name = "deepseek_v3", .moe = &v3_experts, .gguf_architecture = "deepseek2"},
     {LATENT, .name = "glm4_moe_lite", .moe = &glm4_lite_experts, .eps_default = 1e-5},
-    {LATENT, .name = "kimi_k2", .moe = &v3_experts, .theta_default = 50000},
+    {LATENT, .name = "kimi_k2", .moe = &v3_experts, .theta_default = 50000, .wrapped = true},
     {.name = NULL}};

@@ -120,9 +120,14 @@ static long block_of(const sn_tensor_naming *naming, const char *tensor_name) {
 }
 
 bool sn_family_ignores(const sn_family *family, sn_container container, int n_blocks, const char *tensor_name) {
-    static const char *const endings[] = {"rope_freqs.weight", ".rotary_emb.inv_freq"};
+    /* what is said about activations: they are not rounded here; and shapes, which follow from the hyperparameters */
+    static const char *const endings[] = {"rope_freqs.weight", ".rotary_emb.inv_freq",
+                                          ".input_scale",      ".input_global_scale",
+                                          ".input_zero_point", ".k_scale",
+                                          ".v_scale",          ".weight_shape"};
     size_t len = strlen(tensor_name);
-    static const char *const encoder[] = {"vision_tower.", "vision_model.", "multi_modal_projector.", "model.visual."};
+    static const char *const encoder[] = {"vision_tower.", "vision_model.", "multi_modal_projector.", "model.visual.",
+                                          "mm_projector."};
     for (size_t i = 0; family->wrapped && i < sizeof encoder / sizeof *encoder; i++)
         if (!strncmp(tensor_name, encoder[i], strlen(encoder[i]))) return true;
     if (family->further_blocks && !strncmp(tensor_name, "mtp.", 4)) return true;

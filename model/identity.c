@@ -107,7 +107,7 @@ static sn_status add_contiguous(const byte_adder *a, sn_hasher *hasher, const sn
 static sn_status add_weights(void *ctx, sn_hasher *hasher, const sn_model_tensor *tensor, sn_err *err) {
     const byte_adder *a = ctx;
     sn_status status = SN_OK;
-    if (tensor->col_step || tensor->scales) {
+    if (sn_model_is_rearranged(tensor)) {
         status = add_contiguous(a, hasher, tensor, err);
     } else {
         for (size_t i = 0, bytes; !status && i < sn_model_n_runs(tensor); i++) {

@@ -13,6 +13,7 @@
 #include "model/identity.h"
 #include "model/kept_hash.h"
 #include "model/mapped_file.h"
+#include "model/packed.h"
 #include "model/partial_file.h"
 #include "model/safetensors.h"
 #include "model/source.h"
@@ -30,9 +31,29 @@
 #include <unistd.h>
 
 enum { CONFIG_MAX = 16 << 20, LOCK_LOOK_NS = 50000000 };
-#define F8_SCALES      "_scale_inv"        /* what follows the name of a tensor in the name of its scales */
-#define PACKED_SCALES  "_scales"           /* the same of MXFP4 in two tensors */
-#define F8_INPUT_SCALE ".activation_scale" /* stands for its ".weight" in the name of the scale of its inputs */
+#define F8_SCALES       "_scale_inv" /* what follows the name of a tensor in the name of its scales */
+#define F8_SCALES_SHORT "_scale"
+#define PACKED_SCALES   "_scales"           /* the same of MXFP4 in two tensors */
+#define F8_INPUT_SCALE  ".activation_scale" /* stands for its ".weight" in the name of the scale of its inputs */
+
+/* Quantised weights in several tensors (model/packed.h): what stands for ".weight" in their names, by sn_packed_part.
+ */
+static const struct packed_names {
+    sn_packed_naming naming;
+    const char *parts[SN_PACKED_PARTS];
+} packed_names[] = {
+    {SN_PACKED_COMPRESSED,
+     {".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_global_scale", ".weight_g_idx"}},
+    {SN_PACKED_BY_COLUMNS, {".qweight", ".scales", ".qzeros", NULL, ".g_idx", ".bias"}},
+    {SN_PACKED_NF4,
+     {[SN_PACKED_CODES] = ".weight",
+      [SN_PACKED_SCALES] = ".weight.absmax",
+      [SN_PACKED_NESTED] = ".weight.nested_absmax",
+      [SN_PACKED_MAP] = ".weight.nested_quant_map",
+      [SN_PACKED_NUMBERS] = ".weight.quant_map",
+      [SN_PACKED_STATE] = ".weight.quant_state.bitsandbytes__nf4"}},
+    {SN_PACKED_IN_PLACE, {".weight", ".weight_scale", ".weight_zero_point", ".weight_scale_2"}},
+};
 
 typedef struct entry {
     const char *name, *type; /* type: in the words of a safetensors file; NULL: of a GGUF file, whose types are ours */
@@ -241,9 +262,11 @@ static sn_status join_f8(const sn_model *m, entry **e, sn_err *err) {
     enum { BLOCK = 128 };
     char name[SN_SAFETENSORS_NAME_MAX + sizeof F8_SCALES];
     entry *own = *e;
-    if (!own->type || strcmp(own->type, "F8_E4M3") || own->tensor.scales) return SN_OK;
+    if (!own->type || strcmp(own->type, "F8_E4M3") || own->tensor.scales || own->tensor.packed) return SN_OK;
     snprintf(name, sizeof name, "%s" F8_SCALES, own->name);
     entry *scales = find_entry(m, name);
+    name[strlen(own->name) + strlen(F8_SCALES_SHORT)] = 0;
+    if (!scales) scales = find_entry(m, name); /* of compressed-tensors */
     *e = scales ? own : NULL;
     if (!scales) return SN_OK;
     sn_model_tensor *t = &own->tensor, *s = &scales->tensor;
@@ -263,6 +286,82 @@ static sn_status join_f8(const sn_model *m, entry **e, sn_err *err) {
     t->scales_single = single;
     t->bytes = t->rows * (t->cols / BLOCK) * sn_dtype_bytes(SN_F8_E4M3);
     set_single_group(t);
+    return SN_OK;
+}
+
+/* Whether the matrix's bias is a tensor of the family's. */
+static bool has_bias(const sn_model *m, sn_role role, int block) {
+    sn_role bias = sn_role_bias(role);
+    return bias != SN_ROLE_COUNT && sn_family_has_role(m->family, &m->hparams, bias, block);
+}
+
+/* The parts that the files have of a matrix whose name without ".weight" has `stem` characters. */
+static void find_parts(const sn_model *m, const struct packed_names *names, const char *name, int stem, bool bias,
+                       entry *out[SN_PACKED_PARTS]) {
+    char full[SN_TENSOR_NAME_MAX + 32];
+    bool codes = false; /* here, or in a shard that is not */
+    for (int i = 0; i < SN_PACKED_PARTS; i++) {
+        out[i] = NULL;
+        if (!names->parts[i] || (i == SN_PACKED_BIAS && (bias || !codes))) continue;
+        snprintf(full, sizeof full, "%.*s%s", stem, name, names->parts[i]);
+        out[i] = find_named(m, full);
+        if (out[i] && i) out[i]->used = true;
+        if (!i) codes = out[i] || sn_safetensors_lacks(m->safetensors, full);
+    }
+}
+
+/* Makes the first of the parts, which has the codes, the matrix's entry. */
+static sn_status join_parts(sn_model *m, sn_role role, sn_packed_naming naming, entry *parts[SN_PACKED_PARTS],
+                            sn_err *err) {
+    const sn_safetensors_tensor *files[SN_PACKED_PARTS] = {NULL};
+    sn_packed *packed = NULL;
+    size_t rows, cols, own;
+    sn_dtype dtype;
+    entry *e = parts[SN_PACKED_CODES];
+    const sn_tensor_view view = view_of(m, e, role, 0, &own);
+    sn_role_shape(&m->hparams, role, &rows, &cols);
+    if (view.turned) cols = (size_t)m->hparams.latent;
+    for (int i = 0; i < SN_PACKED_PARTS; i++)
+        if (parts[i]) files[i] = sn_safetensors_find(m->safetensors, parts[i]->name);
+    sn_status status = sn_calloc(&packed, 1, sizeof *packed, err);
+    if (!status) status = sn_packed_join(files, naming, view.whole, cols, &m->hparams, packed, &dtype, err);
+    if (status) {
+        free(packed);
+        return status;
+    }
+    e->n_dims = 2;
+    e->tensor = (sn_model_tensor){.dtype = dtype,
+                                  .rows = view.whole,
+                                  .cols = cols,
+                                  .data = files[0]->data,
+                                  .packed = packed,
+                                  .bytes = sn_packed_bytes(packed, dtype)};
+    set_single_group(&e->tensor);
+    return SN_OK;
+}
+
+/* Whether these scales of weights in place are of rows, or of all; others are those of blocks (join_f8), or none. */
+static bool scales_rows(const entry *scales) {
+    return scales && (scales->n_dims < 2 || scales->tensor.cols == 1 || strcmp(scales->type, "F8_E4M3") == 0);
+}
+
+/* Looks for quantised weights where *own is none of the tensors that are used as they are. *own: NULL where codes or
+ * scales are missing, which may be in a shard that is not here. */
+static sn_status find_quantised(sn_model *m, sn_role role, int block, const char *name, entry **own, sn_err *err) {
+    const char *end = strrchr(name, '.');
+    int stem = end && !strcmp(end, ".weight") ? (int)(end - name) : 0;
+    if (m->gguf || !stem || sn_role_is_vector(role) || sn_family_stacks_experts(m->family, m->container, role) ||
+        (*own && (is_plain_float((*own)->tensor.dtype) || (*own)->tensor.scales || (*own)->tensor.packed)))
+        return SN_OK;
+    for (size_t i = 0; i < sizeof packed_names / sizeof *packed_names; i++) {
+        entry *parts[SN_PACKED_PARTS];
+        find_parts(m, &packed_names[i], name, stem, has_bias(m, role, block), parts);
+        entry *codes = parts[SN_PACKED_CODES];
+        if (!codes || (codes == *own && !scales_rows(parts[SN_PACKED_SCALES]))) continue;
+        codes->used = true;
+        *own = parts[SN_PACKED_SCALES] ? codes : NULL;
+        return *own && !codes->tensor.packed ? join_parts(m, role, packed_names[i].naming, parts, err) : SN_OK;
+    }
     return SN_OK;
 }
 
@@ -293,6 +392,7 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
     }
     if (!own && m->family->naming[m->container]->experts_transposed) status = find_packed(m, name, &own, err);
     if (own) own->used = true;
+    if (!status) status = find_quantised(m, role, block, name, &own, err);
     if (!status && own) status = join_f8(m, &own, err);
     if (status) return status;
     if (!own || own->tensor.scales) use_f8_scales(m, name);
@@ -454,6 +554,7 @@ void sn_model_close(sn_model **model) {
     if (!m) return;
     if (m->source.free) m->source.free(m->source.context);
     free(m->roles);
+    for (size_t i = 0; i < m->n_entries && m->entries; i++) free((void *)m->entries[i].tensor.packed);
     free(m->entries);
     free(m->known_hashes);
     free(m->cache);
@@ -548,6 +649,7 @@ void sn_model_release_pages(const sn_model *model, const sn_model_tensor *tensor
     size_t bytes, n = sn_model_n_runs(tensor);
     const char *last = sn_model_run(tensor, n - 1, &bytes);
     release_pages_of(tensor->data, last + bytes); /* with what lies between the runs, which can be read again */
+    for (int i = 0; (last = sn_model_packed_part(tensor, i, &bytes)) != NULL; i++) release_pages_of(last, last + bytes);
     if (!tensor->scales) return;
     last = sn_model_run_scales(tensor, n - 1, &bytes);
     release_pages_of(sn_model_run_scales(tensor, 0, &(size_t){0}), last + bytes);
@@ -629,11 +731,29 @@ void sn_model_tensor_at(const sn_model *model, size_t i, const char **name, cons
     *name = e->name;
     *type = e->tensor.dtype == SN_DTYPE_COUNT ? e->type : sn_dtype_name(e->tensor.dtype);
     *out = e->tensor;
-    if (e->tensor.scales) out->bytes = sn_tensor_view_file_bytes(&e->tensor);
+    if (e->tensor.scales || e->tensor.packed) out->bytes = sn_tensor_view_file_bytes(&e->tensor);
 }
 
 bool sn_model_tensor_is_scale(const char *name) {
-    static const char *const endings[] = {(".weight" F8_SCALES), F8_INPUT_SCALE, PACKED_SCALES};
+    static const char *const endings[] = {(".weight" F8_SCALES),
+                                          F8_INPUT_SCALE,
+                                          PACKED_SCALES,
+                                          ".weight_scale",
+                                          ".weight_scale_2",
+                                          ".weight_zero_point",
+                                          ".weight_global_scale",
+                                          ".weight_shape",
+                                          ".weight_g_idx",
+                                          ".scales",
+                                          ".qzeros",
+                                          ".g_idx",
+                                          ".input_scale",
+                                          ".absmax",
+                                          ".nested_absmax",
+                                          ".quant_map",
+                                          ".nested_quant_map",
+                                          ".bitsandbytes__nf4",
+                                          ".input_global_scale"};
     size_t len = strlen(name);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t n = strlen(endings[i]);

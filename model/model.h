@@ -151,14 +151,15 @@ typedef struct sn_hparams {
     bool recurrent[SN_BLOCKS_MAX]; /* blocks with a gated delta rule behind a short convolution, not attention */
     int conv_taps;                 /* 0: the model has no recurrent blocks, and the next six say nothing */
     int delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim;
-    bool delta_heads_alternate; /* as sn_delta_shape.key_heads_alternate: GGUF files order value heads so */
-    bool delta_log_rates;       /* the file stores ln(-DELTA_RATES) */
-    bool qk_norm_plain;         /* these norms have no factors, and only blocks with rope have them */
-    bool norm_plus_one;         /* the file stores w where norms multiply by 1 + w */
-    float attn_scale;           /* of query times key: 1 / sqrt(head_dim) unless the model says otherwise */
-    float embed_scale;          /* embeddings are multiplied by it before the first block; usually 1 */
-    float residual_scale;       /* what each half of a block adds is multiplied by it; usually 1 */
-    float logit_scale;          /* logits are multiplied by it; usually 1 */
+    bool delta_heads_alternate;           /* as sn_delta_shape.key_heads_alternate: GGUF files order value heads so */
+    bool delta_log_rates;                 /* the file stores ln(-DELTA_RATES) */
+    bool zeros_less_one, zeros_in_middle; /* GPTQ: the file has zeros so; all are said to be half of the codes' range */
+    bool qk_norm_plain;                   /* these norms have no factors, and only blocks with rope have them */
+    bool norm_plus_one;                   /* the file stores w where norms multiply by 1 + w */
+    float attn_scale;                     /* of query times key: 1 / sqrt(head_dim) unless the model says otherwise */
+    float embed_scale;                    /* embeddings are multiplied by it before the first block; usually 1 */
+    float residual_scale;                 /* what each half of a block adds is multiplied by it; usually 1 */
+    float logit_scale;                    /* logits are multiplied by it; usually 1 */
     sn_rope_style rope_style;
     int rope_dim; /* rotated dimensions of a head (even, <= head_dim); 0: no rope */
     /* Latent attention (MLA: DeepSeek-AI 2024). All heads share one key, the `latent` numbers that stand for the keys
@@ -242,16 +243,18 @@ static inline size_t sn_kv_width(const sn_hparams *hp) { return sn_kv_key_width(
  *
  *   rows         Row r (of a vector: element r) lies r / group_rows * group_stride + r % group_rows rows after `data`.
  * A whole tensor is one group. transposed   col_step is not 0: element (r, c) lies r * row_step + c * col_step elements
- * after `data`. split        scales is not NULL: the file has elements and scales in two tensors, which
- * sn_model_contiguous joins to blocks. Of SN_MXFP4, `data` has 16 bytes per block with neighbouring elements in one
- * byte, the first in the low half, and `scales` one byte per block. Of SN_F8_E4M3, `data` has a byte per element, and
- * `scales` a float32 (or bfloat16: scales_short) for each 128 rows and 128 columns of the file's tensor, or a single
- * one (scales_single). */
+ * after `data`. packed      packed is not NULL: quantised weights in several tensors of a folder (model/packed.h),
+ * which sn_model_contiguous rearranges to blocks; `data` is that of their codes, one run. split        scales is not
+ * NULL: the file has elements and scales in two tensors, which sn_model_contiguous joins to blocks. Of SN_MXFP4, `data`
+ * has 16 bytes per block with neighbouring elements in one byte, the first in the low half, and `scales` one byte per
+ * block. Of SN_F8_E4M3, `data` has a byte per element, and `scales` a float32 (or bfloat16: scales_short) for each 128
+ * rows and 128 columns of the file's tensor, or a single one (scales_single). */
 typedef struct sn_model_tensor {
     sn_dtype dtype;
     size_t rows, cols;
     const void *data, *scales;
-    size_t first_row; /* of a split tensor: the row of the file's tensor that lies at `data` */
+    const struct sn_packed *packed;
+    size_t first_row; /* of a split or packed tensor: the row of the file's tensor that lies at `data`, or is first */
     bool scales_short, scales_single;
     size_t bytes; /* of the rows, once contiguous */
     bool vector;  /* the groups are of elements: not so of a matrix with one row */
@@ -268,9 +271,14 @@ const void *sn_model_run(const sn_model_tensor *tensor, size_t i, size_t *bytes)
 
 /* Of a split tensor: the scales of run i. */
 const void *sn_model_run_scales(const sn_model_tensor *tensor, size_t i, size_t *bytes);
+/* What a packed tensor has beside its codes, 0 and up. NULL: this one, and all beyond the last. */
+const void *sn_model_packed_part(const sn_model_tensor *tensor, int i, size_t *bytes);
+/* Whether its rows lie in the file otherwise than one after the other. */
+bool sn_model_is_rearranged(const sn_model_tensor *tensor);
 
 /* *rows: the tensor's rows one after the other (tensor->bytes). Where they lie so in the file, this is the file's
- * memory and *copy is NULL; else it is *copy, which the caller frees. SN_REFUSED: SN_F8_E4M3 with NaN or infinity. */
+ * memory and *copy is NULL; else it is *copy, which the caller frees. SN_REFUSED: scales that are no numbers, and what
+ * else of quantised weights cannot be computed with. */
 sn_status sn_model_contiguous(const sn_model_tensor *tensor, const void **rows, void **copy, sn_err *err) SN_MUST_USE;
 
 typedef struct sn_model sn_model;

@@ -59,6 +59,7 @@ static const struct {
     {"BOOL", SN_DTYPE_COUNT, 1},
     {"F8_E4M3", SN_DTYPE_COUNT, 1},
     {"F8_E5M2", SN_DTYPE_COUNT, 1},
+    {"F8_E8M0", SN_DTYPE_COUNT, 1},
 };
 
 /* ---- one tensor's entry ---- */

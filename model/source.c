@@ -32,6 +32,8 @@ static sn_status want_tensor(const sn_model *model, const sn_model_tensor *t, sn
     if (!n) return SN_OK;
     const char *first = sn_model_run(t, 0, &bytes), *last = sn_model_run(t, n - 1, &bytes);
     sn_status status = want_bytes(model, first, (size_t)(last - first) + bytes, err);
+    for (int i = 0; !status && (first = sn_model_packed_part(t, i, &bytes)) != NULL; i++)
+        status = want_bytes(model, first, bytes, err);
     if (status || !t->scales) return status;
     first = sn_model_run_scales(t, 0, &bytes);
     last = sn_model_run_scales(t, n - 1, &bytes);

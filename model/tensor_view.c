@@ -4,6 +4,7 @@
 #include "model/tensor_view.h"
 
 #include "base/mem.h"
+#include "model/packed.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +21,10 @@ enum {
 
 /* Bytes of a unit in the file. */
 static size_t unit_in_file(const sn_model_tensor *t) {
-    return !t->scales ? t->bytes / sn_tensor_view_units(t) : t->dtype == SN_F8_E4M3 ? t->cols : t->cols / 2;
+    return t->packed                ? sn_packed_file_bytes(t->packed) / sn_tensor_view_units(t)
+           : !t->scales             ? t->bytes / sn_tensor_view_units(t)
+           : t->dtype == SN_F8_E4M3 ? t->cols
+                                    : t->cols / 2;
 }
 
 size_t sn_tensor_view_file_bytes(const sn_model_tensor *t) { return sn_tensor_view_units(t) * unit_in_file(t); }
@@ -142,8 +146,8 @@ void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own,
     if (view->col_step) narrow_transposed(view, role, own, t);
     if (view->col_step || view->whole == own) return;
     size_t unit = t->bytes / sn_tensor_view_units(t);
-    t->data = (const char *)t->data + view->first * unit_in_file(t);
-    if (t->scales) t->first_row += view->first;
+    if (!t->packed) t->data = (const char *)t->data + view->first * unit_in_file(t);
+    if (t->scales || t->packed) t->first_row += view->first;
     *(t->vector ? &t->cols : &t->rows) = own;
     t->bytes = own * unit;
     t->group_rows = view->group_rows;
@@ -153,10 +157,11 @@ void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own,
 }
 
 size_t sn_model_n_runs(const sn_model_tensor *t) {
-    return !t->data ? 0 : t->col_step ? t->cols : sn_tensor_view_units(t) / t->group_rows;
+    return !t->data ? 0 : t->packed ? 1 : t->col_step ? t->cols : sn_tensor_view_units(t) / t->group_rows;
 }
 
 const void *sn_model_run(const sn_model_tensor *t, size_t i, size_t *bytes) {
+    if (t->packed) return sn_packed_part_of(t->packed, SN_PACKED_CODES, bytes);
     if (t->col_step) {
         size_t element = t->bytes / t->rows / t->cols;
         *bytes = ((t->rows - 1) * t->row_step + 1) * element;
@@ -180,6 +185,17 @@ const void *sn_model_run_scales(const sn_model_tensor *t, size_t i, size_t *byte
     *bytes = ((first + t->group_rows - 1) / rows - first / rows + 1) * row_bytes;
     return (const char *)t->scales + first / rows * row_bytes;
 }
+
+const void *sn_model_packed_part(const sn_model_tensor *t, int i, size_t *bytes) {
+    *bytes = 0;
+    for (int part = SN_PACKED_CODES + 1; t->packed && part < SN_PACKED_PARTS; part++) {
+        const void *at = sn_packed_part_of(t->packed, part, bytes);
+        if (at && i-- == 0) return at;
+    }
+    return NULL;
+}
+
+bool sn_model_is_rearranged(const sn_model_tensor *t) { return t->col_step || t->scales || t->packed; }
 
 /* Copies a few columns at a time, so that the destination stays in the cache. */
 static void transpose_matrix(const sn_model_tensor *t, size_t element, char *to) {
@@ -252,16 +268,19 @@ sn_status sn_model_contiguous(const sn_model_tensor *t, const void **rows, void 
     sn_status status = SN_OK;
     *copy = NULL;
     *rows = t->data;
-    if (n <= 1 && !t->col_step && !t->scales) return SN_OK;
+    const bool rearranged = sn_model_is_rearranged(t);
+    if (n <= 1 && !rearranged) return SN_OK;
     char *made = malloc(t->bytes);
     if (!made) return sn_fail(err, SN_STOP, "out of memory for a matrix of %zu bytes", t->bytes);
-    if (t->scales && t->dtype == SN_F8_E4M3)
+    if (t->packed)
+        status = sn_packed_unpack(t, made, err);
+    else if (t->scales && t->dtype == SN_F8_E4M3)
         status = pack_f8(t, (uint8_t *)made, err);
     else if (t->scales)
         pack_mxfp4(t, (uint8_t *)made);
     else if (t->col_step)
         transpose_matrix(t, t->bytes / t->rows / t->cols, made);
-    for (size_t i = 0; !t->col_step && !t->scales && i < n; i++, at += bytes) {
+    for (size_t i = 0; !rearranged && i < n; i++, at += bytes) {
         const void *run = sn_model_run(t, i, &bytes);
         memcpy(made + at, run, bytes);
     }

@@ -127,6 +127,17 @@ INLINE void unpack_f8(const uint8_t *panel, size_t first, size_t end, float *out
     }
 }
 
+INLINE void unpack_nf4(const uint8_t *panel, size_t first, size_t end, float *out, size_t stride) {
+    float column[SN_LANES];
+    for (size_t k = first; k < end; k++, out++) {
+        const uint8_t *block = panel + k / SN_NF4_K * sn_cpu_block_bytes(SN_NF4);
+        const vi both = vi_from_u8(block + SN_F8_SCALES + k % SN_NF4_K / 2 * SN_LANES);
+        const vf w = vf_lookup(sn_nf4_values, k % 2 ? vi_shift(both, 4) : vi_and(both, vi_set(15)));
+        vf_store(column, vf_mul(w, vf_load((const float *)block)));
+        for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride] = column[lane];
+    }
+}
+
 INLINE void unpack_type(sn_dtype t, const sn_cpu_weight *w, size_t number, size_t first, size_t end, float *out,
                         size_t stride) {
     const uint8_t *panel = w->data + number * w->panel_bytes;
@@ -134,7 +145,8 @@ INLINE void unpack_type(sn_dtype t, const sn_cpu_weight *w, size_t number, size_
     for (size_t k = first; sn_cpu_quantised(t) && k < end; k += 32)
         unpack_group(t, panel + k / 32 / groups * sn_cpu_block_bytes(t), k / 32 % groups, out + (k - first), stride);
     if (t == SN_F8_E4M3) unpack_f8(panel, first, end, out, stride);
-    if (sn_cpu_quantised(t) || t == SN_F8_E4M3) return;
+    if (t == SN_NF4) unpack_nf4(panel, first, end, out, stride);
+    if (sn_cpu_quantised(t) || t == SN_F8_E4M3 || t == SN_NF4) return;
     sn_cpu_float_panel(w, number, &offset, &step);
     for (size_t k = first; k < end; k += 4)
         unpack_columns(t, w->data + offset + k * step, step, end - k < 4 ? end - k : 4, out + (k - first), stride);

@@ -231,6 +231,24 @@ INLINE void f8_tile(int rows, const uint8_t *w, size_t cols, sn_prefetch prefetc
     }
 }
 
+/* NF4: the same. */
+INLINE void nf4_tile(int rows, const uint8_t *w, size_t cols, sn_prefetch prefetch, const float *x, vf *acc) {
+    for (size_t block = 0; block < cols / SN_NF4_K; block++) {
+        const vf scale = vf_load((const float *)w);
+        prefetch_lines(w, SN_F8_SCALES, prefetch);
+        w += SN_F8_SCALES;
+        for (int k = 0; k < SN_NF4_K; k += 2, w += SN_LANES) {
+            if (k / 2 % (LINE / SN_LANES) == 0) prefetch_lines(w, LINE, prefetch);
+            const vi both = vi_from_u8(w);
+            for (int i = 0; i < 2; i++, x++) {
+                const vf wk = vf_mul(vf_lookup(sn_nf4_values, i ? vi_shift(both, 4) : vi_and(both, vi_set(15))), scale);
+                UNROLL
+                for (int r = 0; r < rows; r++) acc[r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[r]);
+            }
+        }
+    }
+}
+
 /* Adds the bias and stores the results of one panel. */
 INLINE void store_tile(int rows, const sn_linear_job *job, size_t panel, int row, const vf *acc) {
     const sn_cpu_weight *weight = &job->weight;
@@ -253,6 +271,8 @@ INLINE void tile(int rows, int panels, sn_dtype t, const sn_linear_job *job, siz
         quantised_tile(rows, t, weight->data + offset, n, job->prefetch, xq, job->xq_stride, acc);
     } else if (t == SN_F8_E4M3) {
         f8_tile(rows, weight->data + offset, weight->cols, job->prefetch, x, acc);
+    } else if (t == SN_NF4) {
+        nf4_tile(rows, weight->data + offset, weight->cols, job->prefetch, x, acc);
     } else {
         sn_cpu_float_panel(weight, panel, &offset, &step);
         float_tile(rows, panels, t, weight->data + offset, step, n, job->prefetch, x, acc);

@@ -152,6 +152,14 @@ static inline vb vb_less(vb x, uint8_t less) {
     __m256i all = _mm256_set1_epi8((char)less);
     return (vb){_mm256_sub_epi8(x.a, all), _mm256_sub_epi8(x.b, all)};
 }
+static inline __m256 eight_of_16(const float table[16], __m256i places) {
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), places),
+                 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), places);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(places, 28)));
+}
+static inline vf vf_lookup(const float table[16], vi places) {
+    return (vf){eight_of_16(table, places.a), eight_of_16(table, places.b)};
+}
 static inline vb vb_lookup(const uint8_t table[16], vb places) {
     const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
     return (vb){_mm256_shuffle_epi8(both, places.a), _mm256_shuffle_epi8(both, places.b)};

@@ -83,6 +83,9 @@ static inline vb vb_or_bits(vb a, vb b, int shift, int mask) {
     return _mm512_ternarylogic_epi32(a, shifted(b, shift), _mm512_set1_epi8((char)mask), 0xf8); /* a | b & c */
 }
 static inline vb vb_less(vb a, uint8_t less) { return _mm512_sub_epi8(a, _mm512_set1_epi8((char)less)); }
+static inline vf vf_lookup(const float table[16], vi places) {
+    return _mm512_permutexvar_ps(places, _mm512_loadu_ps(table));
+}
 static inline vb vb_lookup(const uint8_t table[16], vb places) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), places);
 }

@@ -87,6 +87,7 @@ static inline vi vi_load(const int32_t *p) {
     return r;
 }
 EACH(vi, vi_set, (int32_t x), x)
+EACH(vf, vf_lookup, (const float table[16], vi places), table[places.v[j]]) /* places below 16 */
 EACH(vi, vi_add, (vi a, vi b), (int32_t)((uint32_t)a.v[j] + (uint32_t)b.v[j]))
 EACH(vi, vi_sub, (vi a, vi b), (int32_t)((uint32_t)a.v[j] - (uint32_t)b.v[j]))
 EACH(vi, vi_and, (vi a, vi b), a.v[j] & b.v[j])

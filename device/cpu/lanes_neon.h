@@ -149,6 +149,13 @@ static inline vb vb_bits(vb x, int shift, int mask) {
 EACH(vb, or_each, (vb x, vb y), vorrq_u8(x.v[j], y.v[j]))
 static inline vb vb_or_bits(vb x, vb y, int shift, int mask) { return or_each(x, vb_bits(y, shift, mask)); }
 EACH(vb, vb_less, (vb x, uint8_t less), vsubq_u8(x.v[j], vdupq_n_u8(less)))
+static inline float32x4_t four_of_16(const float table[16], int32x4_t places) {
+    const uint8_t *bytes = (const uint8_t *)table;
+    const uint8x16x4_t all = {{vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)}};
+    const int32x4_t at = vmlaq_n_s32(vdupq_n_s32(0x03020100), places, 0x04040404); /* of each byte */
+    return vreinterpretq_f32_u8(vqtbl4q_u8(all, vreinterpretq_u8_s32(at)));
+}
+EACH(vf, vf_lookup, (const float table[16], vi places), four_of_16(table, places.v[j]))
 EACH(vb, vb_lookup, (const uint8_t table[16], vb places), vqtbl1q_u8(vld1q_u8(table), places.v[j]))
 static inline void vb_store(void *p, vb x) {
     for (int j = 0; j < 4; j++) vst1q_u8((uint8_t *)p + 16 * j, x.v[j]);

@@ -64,19 +64,17 @@ static void pack_codes(const sn_quant_form *form, const sn_quant_parts *rows, si
     if (form->high_bits) pack_plane(codes.words, form->high_bits, form->low_bits, out + SN_VECTOR * form->low_bits);
 }
 
-/* Lays the scales of a group (or the parts of a head) side by side: all first ones, then all second ones. */
-static void pack_scales(const uint8_t *first, size_t bytes, bool halves, uint8_t *out) {
+/* Lays the scales of a group (or the parts of a head), of `unit` bytes each, side by side: all first ones, then all
+ * second ones. */
+static void pack_scales(const uint8_t *first, size_t bytes, size_t unit, uint8_t *out) {
     for (size_t r = 0; r < SN_LANES; r++, first += sizeof(sn_quant_parts))
-        if (halves)
-            for (size_t part = 0; part < bytes / 2; part++)
-                memcpy(out + 2 * (SN_LANES * part + r), first + 2 * part, 2);
-        else
-            for (size_t part = 0; part < bytes; part++) out[SN_LANES * part + r] = first[part];
+        for (size_t part = 0; part < bytes / unit; part++)
+            for (size_t i = 0; i < unit; i++) out[unit * (SN_LANES * part + r) + i] = first[unit * part + i];
 }
 
 static void pack_head(const sn_quant_form *form, const sn_quant_parts *rows, uint8_t *out) {
     const size_t bytes = (size_t)form->super_bytes, halves = form->entry ? sizeof(uint16_t) : bytes;
-    pack_scales(rows[0].super, halves, true, out);
+    pack_scales(rows[0].super, halves, sn_quant_is_plain(form) ? 4 : 2, out);
     out += SN_LANES * halves;
     for (size_t at = halves; at < bytes; at += 4, out += SN_VECTOR)
         for (size_t r = 0; r < SN_LANES; r++) memcpy(out + 4 * r, rows[r].super + at, 4);
@@ -85,7 +83,7 @@ static void pack_head(const sn_quant_form *form, const sn_quant_parts *rows, uin
 static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) {
     const sn_cpu_weight *w = &job->weight;
     const sn_quant_form *form = &sn_quant_forms[job->dtype];
-    const bool halves = form->scale == SN_SCALE_D || form->scale == SN_SCALE_DM;
+    const size_t unit = form->scale == SN_SCALE_D || form->scale == SN_SCALE_DM || form->scale == SN_SCALE_BF ? 2 : 1;
     const size_t in_block = sn_dtype_block(job->dtype), bytes = sn_dtype_bytes(job->dtype);
     const size_t n = sn_min_size(SN_LANES, w->rows - first_row);
     sn_quant_parts rows[SN_LANES];
@@ -97,7 +95,7 @@ static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) 
         out += sn_cpu_head_bytes(job->dtype);
         for (size_t g = 0; g < in_block / SN_QUANT_GROUP; g++) {
             pack_codes(form, rows, g, out);
-            pack_scales(rows[0].scales[g], (size_t)form->scale_bytes, halves, out + sn_cpu_code_bytes(job->dtype));
+            pack_scales(rows[0].scales[g], (size_t)form->scale_bytes, unit, out + sn_cpu_code_bytes(job->dtype));
             out += sn_cpu_group_bytes(job->dtype);
         }
     }
@@ -134,6 +132,18 @@ static void pack_f8(const pack_job *job, size_t panel) {
         }
 }
 
+static void pack_nf4(const pack_job *job, size_t panel) {
+    const sn_cpu_weight *w = &job->weight;
+    uint8_t *out = job->image + panel * w->panel_bytes;
+    memset(out, 0, w->panel_bytes); /* lanes beyond the last row */
+    for (size_t b = 0; b < w->n_blocks; b++, out += sn_cpu_block_bytes(SN_NF4))
+        for (size_t lane = 0, r = panel * SN_LANES; lane < SN_LANES && r < w->rows; lane++, r++) {
+            const uint8_t *from = job->host + r * job->row_bytes + b * sn_dtype_bytes(SN_NF4);
+            memcpy(out + lane * sizeof(float), from, sizeof(float));
+            for (size_t i = 0; i < SN_NF4_K / 2; i++) out[SN_F8_SCALES + i * SN_LANES + lane] = from[sizeof(float) + i];
+        }
+}
+
 static void pack_panel(void *ctx, size_t panel, int worker) {
     (void)worker;
     const pack_job *job = ctx;
@@ -141,6 +151,8 @@ static void pack_panel(void *ctx, size_t panel, int worker) {
         pack_quantised(job, panel * SN_LANES, job->image + panel * job->weight.panel_bytes);
     else if (job->dtype == SN_F8_E4M3)
         pack_f8(job, panel);
+    else if (job->dtype == SN_NF4)
+        pack_nf4(job, panel);
     else
         pack_float(job, panel);
 }
@@ -155,7 +167,7 @@ sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight) {
 
 static bool can_multiply(sn_dtype t) {
     return (unsigned)t < SN_DTYPE_COUNT &&
-           (sn_cpu_quantised(t) || t == SN_F32 || t == SN_F16 || t == SN_BF16 || t == SN_F8_E4M3);
+           (sn_cpu_quantised(t) || t == SN_F32 || t == SN_F16 || t == SN_BF16 || t == SN_F8_E4M3 || t == SN_NF4);
 }
 
 sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err) {
@@ -200,8 +212,10 @@ static float read_float(sn_dtype dtype, const uint8_t *at, size_t i) {
 static void read_scales(sn_dtype dtype, const uint8_t *head, const uint8_t *scales, size_t lane, size_t h, float *d,
                         float *m) {
     const int8_t *bytes = (const int8_t *)scales + lane;
-    float head_d = sn_cpu_head_bytes(dtype) ? read_float(SN_F16, head, lane) : 0, head_m = 0;
-    if (sn_cpu_head_bytes(dtype) && sn_cpu_offsets(dtype)) head_m = read_float(SN_F16, head, SN_LANES + lane);
+    uint32_t word;
+    const bool halves = sn_cpu_head_bytes(dtype) && !sn_quant_is_plain(&sn_quant_forms[dtype]);
+    float head_d = halves ? read_float(SN_F16, head, lane) : 0, head_m = 0;
+    if (halves && sn_cpu_offsets(dtype)) head_m = read_float(SN_F16, head, SN_LANES + lane);
     *d = *m = 0;
     switch (sn_quant_forms[dtype].scale) {
     case SN_SCALE_DM:
@@ -225,6 +239,17 @@ static void read_scales(sn_dtype dtype, const uint8_t *head, const uint8_t *scal
         return;
     case SN_SCALE_E:
         *d = sn_half_power_of_two(scales[lane]);
+        return;
+    case SN_SCALE_BF:
+        *d = read_float(SN_BF16, scales, lane);
+        return;
+    case SN_SCALE_W:
+        memcpy(&word, head + lane * sizeof word, sizeof word);
+        *d = sn_quant_word_scale(word);
+        *m = *d * (float)((sn_quant_forms[dtype].low_bits == 8 ? 128 : 0) - (int)(word & 0xff));
+        return;
+    case SN_SCALE_V:
+        *d = sn_f16_to_f32(sn_f8_to_f16_256th((uint8_t)bytes[SN_LANES * h])) * (256 * read_float(SN_F32, head, lane));
         return;
     case SN_SCALE_U:
         *d = sn_f16_to_f32(sn_f8_to_f16_256th(scales[SN_LANES * h + lane])) * 128;
@@ -289,6 +314,12 @@ void sn_cpu_weight_dequantize_row(const sn_cpu_weight *w, size_t row, float *out
         }
         return;
     }
+    for (size_t k = 0; w->dtype == SN_NF4 && k < w->cols; k++) {
+        const uint8_t *block = at + k / SN_NF4_K * sn_cpu_block_bytes(SN_NF4);
+        uint8_t both = block[SN_F8_SCALES + k % SN_NF4_K / 2 * SN_LANES + lane];
+        out[k] = sn_nf4_values[both >> k % 2 * 4 & 15] * read_float(SN_F32, block, lane);
+    }
+    if (w->dtype == SN_NF4) return;
     if (!sn_cpu_quantised(w->dtype)) {
         sn_cpu_float_panel(w, row / SN_LANES, &offset, &step);
         for (size_t k = 0; k < w->cols; k++) out[k] = read_float(w->dtype, w->data + offset + k * step, lane);

@@ -133,6 +133,16 @@ INLINE void load_integers(sn_dtype t, group_at g, int first, int n, vb *out) {
 /* The head of a superblock. */
 INLINE void load_head(sn_dtype t, const uint8_t *block, vf *d, vf *m) {
     *d = *m = vf_set(0);
+    if (sn_quant_forms[t].scale == SN_SCALE_W) {
+        const vi word = vi_load((const int32_t *)block), zeros = vi_and(word, vi_set(0xff));
+        *d = vf_bits(vi_and(word, vi_set(~0xff)));
+        *m = vf_mul(*d, vf_sub(vf_set(sn_quant_forms[t].low_bits == 8 ? 128 : 0), vf_from_int(zeros)));
+        return;
+    }
+    if (sn_quant_forms[t].scale == SN_SCALE_V) {
+        *d = vf_mul(vf_load((const float *)block), vf_set(256)); /* vf_from_f8 has 1/256 of the scales */
+        return;
+    }
     if (sn_quant_forms[t].super_bytes) *d = vf_from_f16(block);
     if (sn_quant_forms[t].halvings) *d = vf_mul(*d, vf_set(1 / (float)(1 << sn_quant_forms[t].halvings)));
     if (sn_quant_forms[t].super_bytes && sn_cpu_offsets(t)) *m = vf_from_f16(block + 2 * SN_LANES);
@@ -173,6 +183,16 @@ INLINE void load_scales(sn_dtype t, const uint8_t *p, int h, vf head_d, vf head_
         break;
     case SN_SCALE_E:
         *d = vf_from_e8(p);
+        break;
+    case SN_SCALE_BF:
+        *d = vf_from_bf16(p);
+        break;
+    case SN_SCALE_W:
+        *d = head_d;
+        *m = head_m;
+        break;
+    case SN_SCALE_V:
+        *d = vf_mul(head_d, vf_from_f8(p + SN_LANES * h));
         break;
     case SN_SCALE_U:
         *d = vf_mul(vf_from_f8(p + SN_LANES * h), vf_set(128));

@@ -105,7 +105,7 @@ __device__ inline float activation(int kind, float x) {
 /* -- quantised weights: layout.h has the planes */
 
 constexpr sn_quant_form FORMS[] = {
-#define X(type, ...) SN_QUANT_FORM(__VA_ARGS__),
+#define X(type, ...) SN_QUANT_FORM(type, __VA_ARGS__),
     SN_QUANT_TYPES(X)
 #undef X
 };
@@ -115,11 +115,11 @@ template <int LAYOUT> constexpr sn_quant_form FORM_OF = FORMS[LAYOUT - SN_CUDA_Q
 
 /* Whether the halves of a group have scales of their own. */
 __host__ __device__ constexpr bool has_half_scales(const sn_quant_form &f) {
-    return f.scale == SN_SCALE_S || f.scale == SN_SCALE_N;
+    return f.scale == SN_SCALE_S || f.scale == SN_SCALE_N || f.scale == SN_SCALE_V;
 }
 /* Whether weights have an offset beside the zero of their codes. */
 __host__ __device__ constexpr bool has_offsets(const sn_quant_form &f) {
-    return f.scale == SN_SCALE_DM || f.scale == SN_SCALE_K || f.scale == SN_SCALE_N;
+    return f.scale == SN_SCALE_DM || f.scale == SN_SCALE_K || f.scale == SN_SCALE_N || f.scale == SN_SCALE_W;
 }
 
 __device__ inline int byte_of(unsigned int word, int i) { return static_cast<int8_t>(word >> 8 * i & 0xff); }
@@ -157,14 +157,16 @@ template <int LAYOUT> __device__ inline unsigned int integers(unsigned int low, 
 /* The bytes of the scale of group g, counted over the whole matrix; and of its superblock. */
 template <int LAYOUT> __device__ inline unsigned int scale_code(const sn_cuda_matrix &w, size_t g) {
     constexpr int BYTES = FORM_OF<LAYOUT>.scale_bytes;
+    if (BYTES == 0) return 0;
     if (BYTES == 4) return static_cast<const uint32_t *>(w.scales)[g];
     return BYTES == 2 ? static_cast<const uint16_t *>(w.scales)[g] : static_cast<const uint8_t *>(w.scales)[g];
 }
 
 template <int LAYOUT> __device__ inline unsigned int super_code(const sn_cuda_matrix &w, size_t g) {
-    constexpr int BYTES = FORM_OF<LAYOUT>.super_bytes;
+    constexpr int BYTES = FORM_OF<LAYOUT>.super_bytes, GROUPS = FORM_OF<LAYOUT>.groups;
     if (BYTES == 0) return 0;
-    return BYTES == 4 ? static_cast<const uint32_t *>(w.supers)[g / 8] : static_cast<const uint16_t *>(w.supers)[g / 8];
+    return BYTES == 4 ? static_cast<const uint32_t *>(w.supers)[g / GROUPS]
+                      : static_cast<const uint16_t *>(w.supers)[g / GROUPS];
 }
 
 /* Scale and offset of half h of a group, for its codes; the offset without the zero of the codes. */
@@ -173,8 +175,17 @@ template <int LAYOUT> __device__ inline float2 scale_of(unsigned int code, unsig
     if (SCALE == SN_SCALE_D) return make_float2(half_to_float(code), 0.0f);
     if (SCALE == SN_SCALE_DM) return make_float2(half_to_float(code & 0xffff), half_to_float(code >> 16));
     if (SCALE == SN_SCALE_E) return make_float2(__uint_as_float(code < 2 ? 0x200000u << code : (code - 1) << 23), 0.0f);
-    float d = half_to_float(super & 0xffff), m = half_to_float(super >> 16);
+    if (SCALE == SN_SCALE_BF) return make_float2(bf16_to_float(code), 0.0f);
+    if (SCALE == SN_SCALE_W) {
+        constexpr int BASE = FORM_OF<LAYOUT>.low_bits == 8 ? 128 : 0;
+        float scale = __uint_as_float(super & 0xffffff00u);
+        return make_float2(scale, scale * static_cast<float>(BASE - static_cast<int>(super & 0xff)));
+    }
     unsigned int own = code >> 8 * h & 0xff;
+    if (SCALE == SN_SCALE_V)
+        return make_float2(half_to_float((own & 0x80) << 8 | (own & 0x7f) << 7) * (256.0f * __uint_as_float(super)),
+                           0.0f);
+    float d = half_to_float(super & 0xffff), m = half_to_float(super >> 16);
     if (SCALE == SN_SCALE_N) return make_float2(d * static_cast<float>(own & 15), m * static_cast<float>(own >> 4));
     if (SCALE == SN_SCALE_K) return make_float2(d * static_cast<float>(code & 0xff), m * static_cast<float>(code >> 8));
     return make_float2(d * static_cast<float>(byte_of(SCALE == SN_SCALE_S ? own : code, 0)), 0.0f);

@@ -14,7 +14,7 @@
  *     2 low bits:  plane 0, of word h (the half), from bit 2 i on
  *     1 high bit:  plane 1, of the only word, bit 4 h + i
  *     2 high bits: plane 1, of word h, from bit 2 i on
- *   then scales: scale_bytes for each group; supers: super_bytes for each 8 groups */
+ *   then scales: scale_bytes for each group; supers: super_bytes for each block of groups */
 #ifndef SN_DEVICE_CUDA_LAYOUT_H
 #define SN_DEVICE_CUDA_LAYOUT_H
 

@@ -36,7 +36,7 @@ static sn_cuda_planes planes_of(sn_dtype dtype, size_t rows, size_t cols) {
     p.plane1 = sn_cuda_pad(groups * (bytes ? 16 : 4 * (size_t)form->low_bits), ALIGNMENT);
     p.scales = sn_cuda_pad(p.plane1 + groups * (bytes ? 16 : 4 * (size_t)form->high_bits), ALIGNMENT);
     p.supers = sn_cuda_pad(p.scales + groups * (size_t)form->scale_bytes, ALIGNMENT);
-    p.bytes = p.supers + groups / SN_QUANT_GROUPS_MAX * (size_t)form->super_bytes;
+    p.bytes = p.supers + groups / (size_t)form->groups * (size_t)form->super_bytes;
     return p;
 }
 

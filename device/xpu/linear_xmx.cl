@@ -60,7 +60,7 @@ static inline part part_of(planes m, uint first, uint group) {
     return vload8(0, v);
 }
 
-#if SCALE == SCALE_S || SCALE == SCALE_N
+#if SCALE_OF_HALVES
 #define SCALES 2 /* of a group: one for each half */
 #else
 #define SCALES 1

@@ -5,8 +5,8 @@
  *
  * - elements: floats as they are; of quantised types the low bits of the codes, in words that put_bits describes
  * - highs: the high bits of the codes, alike
- * - scales, of each 32 elements, and supers, of each 256 elements, as device/quant.h describes them. Of F8: a float32
- *   for each 128 elements */
+ * - scales, of each 32 elements, and supers, of each block of groups, as device/quant.h describes them. Of F8: a
+ * float32 for each 128 elements */
 #include "device/xpu/xpu_private.h"
 
 #include "base/mem.h"
@@ -50,7 +50,7 @@ sn_status sn_xpu_layout_of(sn_dtype dtype, size_t rows, size_t cols, sn_xpu_layo
     out->scales = sn_round_up(out->highs + (f ? rows * out->steps * (size_t)f->high_bits : 0), ALIGNMENT);
     bytes = f ? groups * (size_t)f->scale_bytes : dtype == SN_F8_E4M3 ? rows * (cols / F8_BLOCK) * sizeof(float) : 0;
     out->supers = sn_round_up(out->scales + bytes, ALIGNMENT);
-    bytes = f ? groups / SN_QUANT_GROUPS_MAX * (size_t)f->super_bytes : 0;
+    bytes = f ? groups / (size_t)f->groups * (size_t)f->super_bytes : 0;
     out->bytes = sn_round_up(out->supers + bytes, ALIGNMENT);
     return SN_OK;
 }

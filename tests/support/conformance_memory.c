@@ -231,8 +231,19 @@ void conformance_invalid_weights_are_refused(conformance *c) {
     }
 }
 
-/* A matrix whose sides are no powers of two, such as an expert of gpt-oss, and a wide one. Of F8 the file has a scale
- * for each 128 by 128 elements. CPUs take at most a twentieth more, other devices a tenth. */
+/* Bits of a weight where files have less than a block says: F8 has a scale for each 128 by 128 elements, folders have
+ * halves or bytes where a block has a word or a float. 0: a file has the blocks. */
+static double bits_in_file(sn_dtype dtype) {
+    return dtype == SN_F8_E4M3     ? 8 + 32.0 / (128 * 128)
+           : dtype == SN_I4_64     ? 4 + 20.0 / 64 /* with zeros */
+           : dtype == SN_I4_128    ? 4 + 16.0 / 128
+           : dtype == SN_I8_128    ? 8 + 16.0 / 128
+           : dtype == SN_NVFP4_256 ? 4 + 8.0 / 16
+                                   : 0;
+}
+
+/* A matrix whose sides are no powers of two, such as an expert of gpt-oss, and a wide one. CPUs take at most a
+ * twentieth more, other devices a tenth. */
 void conformance_weights_take_hardly_more_than_their_file(conformance *c) {
     const double limit = c->id.kind == SN_DEVICE_CPU ? 1.05 : 1.1;
     static const size_t shapes[][2] = {{2880, 2816}, {128, 4096}};
@@ -241,8 +252,8 @@ void conformance_weights_take_hardly_more_than_their_file(conformance *c) {
         size_t rows = shapes[i % 2][0], cols = shapes[i % 2][1], row_bytes, bytes;
         CONFORMANCE_OK(c, sn_dtype_row_bytes(dtype, cols, &row_bytes, &c->err));
         CONFORMANCE_OK(c, c->device->ops->weight_size(c->device, dtype, rows, cols, &bytes, &c->err));
-        double file =
-            dtype == SN_F8_E4M3 ? (double)(rows * cols) * (1 + 4.0 / (128 * 128)) : (double)(rows * row_bytes);
+        double file = (double)(rows * cols) * bits_in_file(dtype) / 8;
+        if (file == 0) file = (double)(rows * row_bytes);
         CONFORMANCE_CHECK(c, (double)bytes <= limit * file, "%s (%zu, %zu): %zu bytes are %.3f of the file's",
                           sn_dtype_name(dtype), rows, cols, bytes, (double)bytes / file);
     }

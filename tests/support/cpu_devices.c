@@ -18,12 +18,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-const sn_dtype test_weight_types[] = {
-    SN_F32,    SN_F16,   SN_BF16,    SN_Q4_0,   SN_Q4_1,   SN_Q5_0,  SN_Q5_1,    SN_Q8_0,  SN_Q2_K,  SN_Q3_K,
-    SN_Q4_K,   SN_Q5_K,  SN_Q6_K,    SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4, SN_F8_E4M3, SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS,
-    SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS, SN_IQ3_S,  SN_TQ1_0,  SN_TQ2_0, SN_NVFP4,   SN_Q1_0,  SN_Q2_0};
+const sn_dtype test_weight_types[] = {SN_F32, SN_F16, SN_BF16, SN_Q4_0, SN_Q4_1, SN_Q5_0, SN_Q5_1, SN_Q8_0, SN_Q2_K,
+                                      SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4, SN_F8_E4M3,
+                                      /* of folders only */
+                                      SN_I4_B32, SN_I4_32, SN_I4_64, SN_I4_128, SN_I8_128, SN_NVFP4_256,
+                                      /* of CPUs only */
+                                      SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS, SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS, SN_IQ3_S,
+                                      SN_TQ1_0, SN_TQ2_0, SN_NVFP4, SN_Q1_0, SN_Q2_0, SN_NF4};
 const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
-const int test_n_gpu_weight_types = 17;
+const int test_n_gpu_weight_types = 23;
 
 static void require_ok(sn_status status, const sn_err *err) {
     if (!status) return;
@@ -158,6 +161,22 @@ static void scale_offsets(sn_dtype dtype, int at[2]) {
     }
 }
 
+/* The scales of a type of folders. */
+static void fill_plain_scales(sn_dtype dtype, uint8_t *block, uint64_t *state) {
+    float scale = test_random(state) * (dtype == SN_I8_128 ? 0.005f : 0.05f);
+    uint16_t half = sn_f32_to_bf16(scale);
+    uint32_t word;
+    memcpy(&word, &scale, sizeof word);
+    word = (word & ~0xffu) | (dtype == SN_I8_128 ? word >> 8 & 0xff : word >> 8 & 15);
+    if (dtype == SN_I4_B32)
+        memcpy(block, &half, sizeof half);
+    else if (dtype == SN_NVFP4_256)
+        memcpy(block, &scale, sizeof scale);
+    else
+        memcpy(block, &word, sizeof word);
+    for (int i = 4; dtype == SN_NVFP4_256 && i < 20; i++) block[i] = (uint8_t)(block[i] % 0x50); /* up to 8 */
+}
+
 static void fill_block(sn_dtype dtype, uint8_t *block, uint64_t *state) {
     int at[2];
     float x = test_random(state);
@@ -179,6 +198,11 @@ static void fill_block(sn_dtype dtype, uint8_t *block, uint64_t *state) {
                 if ((block[i] & 0x7f) == 0x7f) block[i]--; /* NaN */
             memcpy(block, &scale, sizeof scale);
         }
+        if (dtype == SN_NF4) {
+            float scale = test_random(state) * 0.05f;
+            memcpy(block, &scale, sizeof scale);
+        }
+        if (dtype >= SN_I4_B32 && dtype <= SN_NVFP4_256) fill_plain_scales(dtype, block, state);
         if (dtype == SN_IQ1_M) /* its half lies in the upper bits of four words */
             for (int i = 0; i < 4; i++) block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | "\0\0\x80\x20"[i]);
         if (dtype == SN_MXFP4) block[0] = (uint8_t)(120 + block[0] % 12);

@@ -250,6 +250,25 @@ Test(bits, same_bits_for_every_family) {
     }
 }
 
+/* Each type that only folders have. */
+Test(bits, same_bits_for_quantised_folders) {
+    const variant variants[] = {{"c", 1, 7, 1},         {TEST_ISA_1, 1, 0, 1},       {TEST_ISA_1, 2, 7, 2},
+                                {TEST_ISA_1, 3, 1, 1},  {TEST_ISA_2, 1, 0, 2},       {TEST_ISA_2, 2, 32, 2},
+                                {TEST_ISA_3, 2, 32, 2}, {TEST_TILES_AVX512, 1, 0, 1}};
+    static const char *const folders[] = {"kimi_k25_int4", "ct_int4_128",  "ct_int4_64_zeros", "ct_int4_32_zeros",
+                                          "ct_int8_zeros", "gptq4_128",    "awq_128",          "ct_nvfp4",
+                                          "ct_mxfp4",      "modelopt_fp8", "bnb_nf4_double"};
+    for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/packed/%s", SN_FIXTURES, folders[f]);
+        expect_same(path, folders[f], variants, sizeof variants / sizeof *variants);
+        outcome reference = compute_outcome(path, REFERENCE), among = compute_among_others(path, TEST_ISA_1, 2);
+        cr_expect(same_outcome(&reference, &among), "%s: bits differ in a batch", folders[f]);
+        outcome_free(&reference);
+        outcome_free(&among);
+    }
+}
+
 /* The same weights in another container, with other names and split into other tensors. */
 Test(bits, same_bits_from_a_gguf_file_and_from_a_folder) {
     static const char *const both[] = {"phi3",  "olmo2", "gemma3",   "falcon",     "falcon_7b",

@@ -460,13 +460,20 @@ static uint64_t hash_of_a_block(sn_device *d, sn_dtype dtype, uint64_t hash) {
 Test(cpu_device, has_the_same_bits_on_every_machine) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 20, .width = 512, .context = 100});
     for (int d = 0; d < devices.n; d++) {
-        uint64_t hash = 14695981039346656037u, first = 0;
-        for (int t = 0; t < test_n_weight_types; t++) {
-            if (t == test_n_gpu_weight_types) first = hash;
-            hash = hash_of_a_block(devices.at[d], test_weight_types[t], hash);
-        }
-        cr_assert(first == 0x33be3e9e276a591fu && hash == 0xc42547f58b8102a7u, "%s: 0x%016llxu, 0x%016llxu",
-                  sn_device_describe(devices.at[d]), (unsigned long long)first, (unsigned long long)hash);
+        const uint64_t begin = 14695981039346656037u;
+        uint64_t first = begin, folders = begin, cpus, nf4 = begin;
+        int t = 0;
+        while (t < test_n_gpu_weight_types && test_weight_types[t] != SN_I4_B32)
+            first = hash_of_a_block(devices.at[d], test_weight_types[t++], first);
+        while (t < test_n_gpu_weight_types) folders = hash_of_a_block(devices.at[d], test_weight_types[t++], folders);
+        for (cpus = first; test_weight_types[t] != SN_NF4; t++)
+            cpus = hash_of_a_block(devices.at[d], test_weight_types[t], cpus);
+        nf4 = hash_of_a_block(devices.at[d], SN_NF4, nf4);
+        cr_assert(first == 0x33be3e9e276a591fu && folders == 0x9bf96a000c352d2fu && cpus == 0xc42547f58b8102a7u &&
+                      nf4 == 0x73cdad9b7a11822eu,
+                  "%s: 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu", sn_device_describe(devices.at[d]),
+                  (unsigned long long)first, (unsigned long long)folders, (unsigned long long)cpus,
+                  (unsigned long long)nf4);
     }
     test_devices_close(&devices);
 }

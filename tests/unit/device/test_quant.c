@@ -46,15 +46,15 @@ static void compare_types(const char *file, const char *values, int first, int e
 }
 
 Test(quant, decodes_every_type_as_the_reference_does) {
-    const int f8 = test_n_gpu_weight_types - 1; /* no type of GGUF */
-    cr_assert_eq(test_weight_types[f8], SN_F8_E4M3);
+    int f8 = 0; /* no type of GGUF */
+    while (test_weight_types[f8] != SN_F8_E4M3) f8++;
     compare_types(SN_FIXTURES "/gguf/gguf_types.gguf", SN_FIXTURES "/gguf/gguf_types.safetensors", 0, f8, false);
 }
 
 /* Rows that llama.cpp's quantiser wrote, and rows of random bits. */
 Test(quant, decodes_codebook_types_exactly_as_llama_cpp_does) {
     compare_types(SN_FIXTURES "/gguf/gguf_codebooks.gguf", SN_FIXTURES "/gguf/gguf_codebooks.safetensors",
-                  test_n_gpu_weight_types, test_n_weight_types, true);
+                  test_n_gpu_weight_types, test_n_weight_types - 1, true); /* NF4 is in no GGUF file */
 }
 
 Test(quant, integers_and_scales_give_the_same_values_as_the_row) {

@@ -305,7 +305,7 @@ Test(config, refuses_unknown_rope_types) {
 
 Test(config, refuses_fields_that_change_the_mathematics) {
     const char *const fields[] = {"{\"mlp_bias\":true}",
-                                  "{\"quantization_config\":{\"quant_method\":\"gptq\"}}",
+                                  "{\"quantization_config\":{\"quant_method\":\"hqq\"}}",
                                   "{\"attn_logit_softcapping\":50.0}",
                                   "{\"final_logit_softcapping\":30.0}",
                                   "{\"num_local_experts\":8}",
@@ -498,7 +498,7 @@ Test(config, reads_gpt_oss) {
     expect_refused(GPT_OSS "\"swiglu_alpha\":1}", "'swiglu_alpha' is 1 and");
     expect_refused(GPT_OSS "\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family");
     cr_assert_eq(expect_accepted(GPT_OSS "\"quantization_config\":{\"quant_method\":\"mxfp4\"}}").n_experts, 128);
-    expect_refused(GPT_OSS "\"quantization_config\":{\"quant_method\":\"gptq\"}}", "the weights are quantised");
+    expect_refused(GPT_OSS "\"quantization_config\":{\"quant_method\":\"hqq\"}}", "the weights are quantised");
     expect_refused("{\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "of gpt-oss also MXFP4");
     expect_refused("{\"model_type\":\"gpt_oss\"}", "'rope_parameters' is missing");
     expect_refused("{\"swiglu_limit\":7}", "'swiglu_limit' is set, which");

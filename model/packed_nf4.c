@@ -1,0 +1,101 @@
+/* NF4 of bitsandbytes: codes of all rows one after the other, the first in the high half of each byte, and a scale for
+ * each `group` of them. Scales are float32; or they are codes themselves (double quantisation), which a map turns into
+ * numbers that are multiplied by a scale of many and moved by one offset, all in float32. */
+#include "base/mem.h"
+#include "base/nf4.h"
+#include "model/packed.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <string.h>
+
+enum { BLOCK = 64, STATE_MAX = 4096 };
+
+static bool is(const sn_safetensors_tensor *t, const char *type, size_t elements) {
+    return t && !strcmp(t->type, type) && t->elements == elements;
+}
+
+sn_status sn_packed_join_nf4(const sn_safetensors_tensor *const files[SN_PACKED_PARTS], sn_packed *p, sn_err *err) {
+    const sn_safetensors_tensor *codes = files[SN_PACKED_CODES], *scales = files[SN_PACKED_SCALES],
+                                *state = files[SN_PACKED_STATE], *nested = files[SN_PACKED_NESTED];
+    size_t all, bytes, n = scales->elements;
+    bool twice = !strcmp(scales->type, "U8");
+    if (!p->rows || p->cols % BLOCK || !sn_mul(p->rows, p->cols, &all) || !sn_mul(all, 2, &bytes))
+        return sn_fail(err, SN_REFUSED, "tensor '%s' stands for %zu rows of %zu in NF4, which are no multiple of %d",
+                       codes->name, p->rows, p->cols, BLOCK);
+    p->group = n && all % n == 0 ? all / n : 0;
+    bool fits = is(codes, "U8", all / 2) && p->group && p->group % BLOCK == 0 && (twice || is(scales, "F32", n)) &&
+                is(files[SN_PACKED_NUMBERS], "F32", 16) && state && !strcmp(state->type, "U8") &&
+                state->elements <= STATE_MAX &&
+                (!twice || (nested && nested->elements && is(nested, "F32", nested->elements) &&
+                            is(files[SN_PACKED_MAP], "F32", 256)));
+    if (!fits)
+        return sn_fail(
+            err, SN_REFUSED,
+            "tensor '%s' and those beside it are not NF4 of bitsandbytes for %zu rows of %zu, with a scale for "
+            "each %d or a multiple: other forms are not supported",
+            codes->name, p->rows, p->cols, BLOCK);
+    for (int i = 0; i < SN_PACKED_PARTS; i++)
+        if (files[i]) p->parts[i] = files[i]->data, p->bytes[i] = files[i]->bytes;
+    return SN_OK;
+}
+
+/* Of scales that are codes. */
+typedef struct nesting {
+    size_t group;
+    float offset;
+} nesting;
+
+/* Whether the state says of the matrix what its tensors say. */
+static bool read_state(const sn_packed *p, nesting *out) {
+    json_t *state = json_loadb(p->parts[SN_PACKED_STATE], p->bytes[SN_PACKED_STATE], 0, NULL);
+    const json_t *shape = json_object_get(state, "shape"), *offset = json_object_get(state, "nested_offset");
+    const char *type = json_string_value(json_object_get(state, "quant_type"));
+    size_t n = p->rows * p->cols / p->group, n_nested = p->bytes[SN_PACKED_NESTED] / sizeof(float);
+    json_int_t group = json_integer_value(json_object_get(state, "nested_blocksize"));
+    bool fits = type && !strcmp(type, "nf4") && json_array_size(shape) == 2 &&
+                json_integer_value(json_array_get(shape, 0)) == (json_int_t)p->rows &&
+                json_integer_value(json_array_get(shape, 1)) == (json_int_t)p->cols &&
+                json_integer_value(json_object_get(state, "blocksize")) == (json_int_t)p->group;
+    if (p->bytes[SN_PACKED_SCALES] == n) { /* bytes */
+        fits = fits && group > 0 && json_is_number(offset) && (n - 1) / (size_t)group + 1 == n_nested;
+        *out = (nesting){(size_t)group, (float)json_number_value(offset)};
+    }
+    json_decref(state);
+    return fits && !memcmp(p->parts[SN_PACKED_NUMBERS], sn_nf4_values, sizeof sn_nf4_values);
+}
+
+static float number(const void *from, size_t i) {
+    float x;
+    memcpy(&x, (const uint8_t *)from + i * sizeof x, sizeof x);
+    return x;
+}
+
+static float scale_of(const sn_packed *p, const nesting *n, size_t i) {
+    if (!n->group) return number(p->parts[SN_PACKED_SCALES], i);
+    uint8_t code = ((const uint8_t *)p->parts[SN_PACKED_SCALES])[i];
+    float scale = number(p->parts[SN_PACKED_MAP], code) * number(p->parts[SN_PACKED_NESTED], i / n->group);
+    return scale + n->offset;
+}
+
+sn_status sn_packed_unpack_nf4(const sn_model_tensor *t, uint8_t *to, sn_err *err) {
+    const sn_packed *p = t->packed;
+    nesting nested = {0};
+    if (!read_state(p, &nested))
+        return sn_fail(err, SN_REFUSED, "what its quant_state says of the NF4 weights does not fit their tensors");
+    for (size_t r = 0; r < t->rows; r++) {
+        size_t row = t->first_row + r / t->group_rows * t->group_stride + r % t->group_rows, at = row * p->cols;
+        const uint8_t *codes = (const uint8_t *)p->parts[SN_PACKED_CODES] + at / 2;
+        for (size_t k = 0; k < p->cols; k += BLOCK, to += sizeof(float) + BLOCK / 2, codes += BLOCK / 2) {
+            float scale = scale_of(p, &nested, (at + k) / p->group);
+            if (!(fabsf(scale) <= 0x1p100f))
+                return sn_fail(err, SN_REFUSED,
+                               "row %zu has a scale that is no number up to 2^100: the file is damaged, fetch it again",
+                               row);
+            memcpy(to, &scale, sizeof scale);
+            for (size_t i = 0; i < BLOCK / 2; i++)
+                to[sizeof scale + i] = (uint8_t)(codes[i] >> 4 | (codes[i] & 15) << 4);
+        }
+    }
+    return SN_OK;
+}

@@ -522,11 +522,9 @@ static sn_status hop_ask_status(const sn_hop *hop, sn_link *link, uint64_t corre
 
 /* All are asked at once: the times that nodes take to answer must not add up. */
 size_t sn_hops_find_silent(const sn_hop *hops, size_t n_hops, sn_link *link, int64_t step_us) {
-    const int64_t share_ms = step_us / 1000 / PROBE_SHARE,
-                  probe_ms = share_ms < 1          ? 1
-                             : share_ms < PROBE_MS ? share_ms
-                                                   : PROBE_MS,
-                  until_us = sn_now_us() + probe_ms * 1000;
+    int64_t probe_ms = step_us / 1000 / PROBE_SHARE;
+    probe_ms = probe_ms < 1 ? 1 : probe_ms < PROBE_MS ? probe_ms : PROBE_MS;
+    int64_t until_us = sn_now_us() + probe_ms * 1000;
     sn_peer peers[SN_HOPS_MAX];
     sn_wait waits[SN_HOPS_MAX]; /* for answers of hops hop_of[], in order */
     size_t hop_of[SN_HOPS_MAX], n = 0, silent = n_hops, which;

@@ -123,7 +123,8 @@ static bool candidate_has_alternative(const sn_candidates *candidates, size_t i)
 }
 
 /* Nodes whose round trip is to be measured: those on the route that would be taken now, then others. first_round: lists
- * others even when every round trip on the route is known. */
+ * others even when every round trip on the route is known. Nodes of that route among which there is no choice are
+ * dialled meanwhile. */
 static sn_status chain_list_unmeasured(sn_chain *chain, bool all, bool first_round, const sn_announcement **nodes,
                                        size_t *n, sn_err *err) {
     const sn_chain_options *o = &chain->options;
@@ -136,9 +137,10 @@ static sn_status chain_list_unmeasured(sn_chain *chain, bool all, bool first_rou
         route.n = 0;
     for (size_t i = 0; i < route.n && *n < MEASURED_MAX; i++) {
         const sn_announcement *node = route.legs[i].node;
-        if (node && (all || candidate_has_alternative(&candidates, route.legs[i].candidate)) &&
-            !chain_knows_rtt(chain, node))
-            nodes[(*n)++] = node;
+        const bool wanted = node && (all || candidate_has_alternative(&candidates, route.legs[i].candidate));
+        sn_peer peer;
+        if (wanted && !chain_knows_rtt(chain, node)) nodes[(*n)++] = node;
+        if (node && !wanted && sn_link_dial(o->link, node->address, node->curve_key, &peer, &none)) continue;
     }
     for (size_t i = 0; (*n || first_round) && i < candidates.n && *n < MEASURED_MAX; i++) {
         const sn_candidate *candidate = &candidates.at[i];
@@ -480,7 +482,7 @@ typedef struct opening {
     sn_chain *chain;
     const sn_route *route;
     sn_hop *hops;
-    int64_t unix_ms;
+    int64_t unix_ms, asked_us;
     size_t failed; /* the hop whose failure ended it */
 } opening;
 
@@ -503,6 +505,7 @@ static sn_status opening_take(opening *o, sn_wait *waits, size_t *of, size_t *n,
     size_t which;
     sn_status status = sn_link_wait_any(o->chain->options.link, waits, *n, &which, &reply, err);
     o->failed = of[which];
+    o->hops[o->failed].remote.answer_us = sn_now_us() - o->asked_us;
     if (!status) status = sn_hop_opened(&o->hops[o->failed], reply, err);
     sn_msg_free(&reply);
     --*n;
@@ -550,7 +553,7 @@ static sn_status opening_run(opening *o, sn_err *err) {
 /* Makes the hops of a route, with their sessions. *failed: on failure, the hop that caused it, of *n. */
 static sn_status chain_open_route(sn_chain *chain, const sn_route *route, sn_hop *hops, size_t *n, size_t *failed,
                                   sn_err *err) {
-    opening o = {chain, route, hops, sn_unix_ms(), 0};
+    opening o = {chain, route, hops, sn_unix_ms(), sn_now_us(), 0};
     sn_status status = SN_OK;
     for (*n = 0; *n < route->n && !status; ++*n) {
         const bool pushed = *n && route_push_target(chain, route, *n - 1, o.unix_ms);

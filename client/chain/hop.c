@@ -512,6 +512,7 @@ static void hops_account_step(sn_hop *hops, size_t n_hops, const sn_msg *result,
         hops[i].report.compute_us += hops[i].remote.last_compute_us = take_time(&left_us, trace->compute_us);
     }
     hops[0].report.network_us += hops[0].remote.last_network_us = left_us;
+    if ((int64_t)left_us < hops[0].remote.answer_us) hops[0].remote.answer_us = (int64_t)left_us;
 }
 
 static sn_status hop_ask_status(const sn_hop *hop, sn_link *link, uint64_t correlation_id, sn_peer *peer, sn_err *err) {

@@ -76,23 +76,23 @@ else()
   set_property(TARGET sn_device PROPERTY SOURCES ${sources})
 endif()
 
-# The test driver: Level Zero over OpenCL on the CPU; the real loader loads it. Without OpenCL, test_xpu* are skipped and
+# The test driver: Level Zero over OpenCL on the CPU; the real loader loads it. Without OpenCL its tests are skipped and
 # name the missing package.
 pkg_check_modules(OPENCL IMPORTED_TARGET OpenCL)
 if(SN_XPU AND OPENCL_FOUND AND SN_TESTS)
   file(GLOB driver CONFIGURE_DEPENDS tests/support/ze_driver/*.c)
+  list(FILTER driver EXCLUDE REGEX "/use\\.c$") # of the tests
   add_library(ze_test_driver SHARED ${driver})
   target_link_libraries(ze_test_driver PRIVATE PkgConfig::OPENCL Threads::Threads)
   target_include_directories(ze_test_driver PRIVATE ${ZE_INCLUDE_DIRS})
   target_compile_definitions(ze_test_driver PRIVATE SN_LLVM_SPIRV="${SN_LLVM_SPIRV}" SN_XPU_EMULATED="${SN_XPU_SPIRV}/emulated"
     CL_TARGET_OPENCL_VERSION=300)
   set_target_properties(ze_test_driver PROPERTIES C_VISIBILITY_PRESET hidden)
-  get_property(tests DIRECTORY tests PROPERTY BUILDSYSTEM_TARGETS)
-  list(FILTER tests INCLUDE REGEX "^(test_xpu|test_emulated|emulated_)")
-  foreach(test ${tests})
-    target_link_libraries(${test} PRIVATE ${CMAKE_DL_LIBS})
-    add_dependencies(${test} ze_test_driver)
-    target_compile_definitions(${test} PRIVATE SN_ZE_TEST_DRIVER="$<TARGET_FILE:ze_test_driver>"
-      SN_ZE_TEST_CACHE="${CMAKE_BINARY_DIR}/pocl")
+  target_sources(test_emulated PRIVATE tests/support/ze_driver/use.c)
+  target_link_libraries(test_emulated PRIVATE ${CMAKE_DL_LIBS})
+  target_compile_definitions(test_emulated PRIVATE SN_ZE_TEST_DRIVER="$<TARGET_FILE:ze_test_driver>"
+    SN_ZE_TEST_CACHE="${CMAKE_BINARY_DIR}/pocl")
+  foreach(program test_emulated emulated_swarm emulated_swarm-node)
+    add_dependencies(${program} ze_test_driver)
   endforeach()
 endif()

@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 
+from mutants import suites_of, unit_sources
+
 REFUSAL = re.compile(r"^[ ]*(?:if|else if) \(", re.M)
 
 
@@ -38,7 +40,8 @@ def refusals(text):
 
 @functools.cache
 def unit_tests():
-    return {p.stem: p.read_text() for p in sorted(pathlib.Path("tests/unit").glob("test_*.c")) if "_emulated_" not in p.name}
+    """The sources of unit tests, and their texts."""
+    return {path: path.read_text() for path in unit_sources() if "_emulated_" not in path.name}
 
 
 def quotes(text, end):
@@ -47,21 +50,21 @@ def quotes(text, end):
     sentence = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', text[begin : closing(text, begin + len("sn_fail"))]))
     pieces = [piece.split() for piece in re.split(r"%[-+0-9.*]*[a-z]+", sentence)]
     runs = [" ".join(words[i : i + 3]) for words in pieces for i in range(len(words) - 2)]
-    return {name: sum(run in test for run in runs) for name, test in unit_tests().items()}
+    return {source: sum(run in test for run in runs) for source, test in unit_tests().items()}
 
 
 def tests_of(path, text, place, most):
     """Unit tests that quote the sentence, then those that call the file's functions, those of its name and with the most calls first; or
     else those that include a header of its folder."""
     calls = set(re.findall(r"^[a-z].*?[ *](sn_\w+)\(", text, re.M))
-    counts = {name: sum(word in calls for word in re.findall(r"\bsn_\w+", test)) for name, test in unit_tests().items()}
+    counts = {source: sum(word in calls for word in re.findall(r"\bsn_\w+", test)) for source, test in unit_tests().items()}
     quoted = quotes(text, place[1]) if place else dict.fromkeys(counts, 0)
-    known = [name for name in counts if counts[name] or quoted[name]]
-    near = [name for name, test in unit_tests().items() if re.search(rf'"{path.parent}/[a-z_]+\.h"', test)]
-    return sorted(known or near, key=lambda name: (-quoted[name], path.stem not in name, -counts[name]))[:most]
+    known = [source for source in counts if counts[source] or quoted[source]]
+    near = [source for source, test in unit_tests().items() if re.search(rf'"{path.parent}/[a-z_]+\.h"', test)]
+    return sorted(known or near, key=lambda source: (-quoted[source], path.stem not in source.name, -counts[source]))[:most]
 
 
-def mutant(path, text, place, names):
+def mutant(path, text, place, sources):
     """An entry as those of tests/mutants (scripts/mutants.py), with as many lines before as make its text stand once in the file."""
     begin, end = place
     number = text.count("\n", 0, begin) + 1
@@ -72,15 +75,15 @@ def mutant(path, text, place, names):
     kept = [" " + line for line in lines[first - 1 : number - 1]]
     changed = ["-" + line for line in lines[number - 1 : last]] + ["+" + line for line in off[number - 1 : last]]
     name = re.sub(r"\W", "_", f"{path}_{number}")
-    test = " && ".join(f"build/tests/{name}" for name in names)
-    return "\n".join([f"[{name}]", f"removes: {path}:{number}", f"test: {test}", f"builds: {' '.join(names)}", f"--- {path}", *kept, *changed, "", ""])
+    test = " ".join(f"{suite}/*" for source in sources for suite in suites_of(source, unit_tests()[source]))
+    return "\n".join([f"[{name}]", f"removes: {path}:{number}", f"test: {test}", f"--- {path}", *kept, *changed, "", ""])
 
 
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("-n", type=int, default=8, help="how many are drawn")
-    options.add_argument("--tests", type=int, default=4, help="programs for each of them, at most")
+    options.add_argument("--tests", type=int, default=4, help="sources with tests for each of them, at most")
     options.add_argument("--list", action="store_true")
     options.add_argument("paths", nargs="*", default=["base", "blocks", "client", "gateway", "kvcache", "model", "net", "node", "sharing", "text"])
     args = options.parse_args()
@@ -93,11 +96,11 @@ def main():
         file = pathlib.Path(folder) / "drawn.txt"
         for path, place in drawn:
             text = texts[path]
-            names = tests_of(path, text, place, args.tests)
+            sources = tests_of(path, text, place, args.tests)
             line = text.count("\n", 0, place[0]) + 1
-            print(f"  {path}:{line}: {' '.join(text[place[0] : place[1]].split())[:90]}: {' '.join(names)}", flush=True)
+            print(f"  {path}:{line}: {' '.join(text[place[0] : place[1]].split())[:90]}: {' '.join(s.stem for s in sources)}", flush=True)
             with file.open("a") as out:
-                out.write(mutant(path, text, place, names))
+                out.write(mutant(path, text, place, sources))
         return 0 if args.list or not drawn else subprocess.run(["scripts/mutants.sh", file], check=False).returncode
 
 

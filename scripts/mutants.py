@@ -25,7 +25,7 @@ import pathlib
 import re
 import sys
 
-FOLDER = pathlib.Path("tests/mutants")
+FOLDER, UNIT = pathlib.Path("tests/mutants"), pathlib.Path("tests/unit")
 UNIT_TESTS = re.compile(r"(\w+/[^/\s]+(?: \w+/[^/\s]+)*)( --jobs \d+)?")
 Mutant = collections.namedtuple("Mutant", "id name removes test builds pieces")  # pieces: (file, old, new)
 
@@ -74,16 +74,27 @@ def chosen(arguments):
     return found
 
 
+def suites_of(path, text):
+    """Those of a source with unit tests; one of its name where a list that it includes has the tests."""
+    found = re.findall(r"^\s*\w*Test\w*\((?:[^,()]*\*\s*\w+, )?(\w+),", text, re.M)
+    return sorted({suite for suite in found if suite != "suite"}) or [path.stem[5:]]
+
+
+def unit_sources():
+    return sorted(UNIT.rglob("test_*.c")) + [pathlib.Path("tests/sim/test_sim.c")]
+
+
 @functools.cache
 def unit_tests():
     """SUITE: [(program, the words of its source and of the lists of tests that it includes)]."""
     suites = collections.defaultdict(list)
-    for path in sorted(pathlib.Path("tests/unit").glob("test_*.c")) + [pathlib.Path("tests/sim/test_sim.c")]:
+    for path in unit_sources():
         text = path.read_text()
+        program = "test_" + "_".join(path.relative_to(UNIT if UNIT in path.parents else "tests").parent.parts)
         lists = [pathlib.Path(name).read_text() for name in re.findall(r'#include "(tests/\S+\.h)"', text)]
         words = set(re.findall(r"\w+", "\n".join([text, *lists])))
-        for suite in {path.stem[5:], *re.findall(r"^\s*\w*Test\w*\((?:[^,()]*\*\s*\w+, )?(\w+),", text, re.M)}:
-            suites[suite].append((path.stem, words))
+        for suite in suites_of(path, text):
+            suites[suite].append((program, words))
     return suites
 
 

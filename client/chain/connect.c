@@ -360,12 +360,15 @@ static bool chain_sees_other_models(sn_chain *chain) {
            sn_directory_count(sn_link_directory(link));
 }
 
-/* Whether to wait longer for nodes that serve missing blocks, after a search that began at began_us. */
-static bool chain_may_wait(const sn_chain *chain, sn_chain_patience patience, int64_t began_us) {
+/* How long to wait on for nodes that serve missing blocks, at most until they are looked for again, in a search that
+ * began at began_us. 0: no longer. */
+static int chain_patience_ms(const sn_chain *chain, sn_chain_patience patience, int64_t began_us) {
     static const int64_t limits_us[] = {BRIEF_US, ROUTE_WAIT_US, INT64_MAX};
-    if (sn_chain_is_late(chain)) return false;
-    return sn_now_us() - began_us < limits_us[patience] ||
-           (patience == SN_CHAIN_WAIT_JOINED && sn_link_unanswered(chain->options.link));
+    int64_t left_us = limits_us[patience] - (sn_now_us() - began_us);
+    if (sn_chain_is_late(chain)) return 0;
+    if (patience == SN_CHAIN_WAIT_JOINED && sn_link_unanswered(chain->options.link)) left_us = INT64_MAX;
+    if (left_us <= 0) return 0;
+    return sn_chain_left_ms(chain, left_us < ROUTE_POLL_MS * 1000 ? (int)(left_us / 1000) + 1 : ROUTE_POLL_MS);
 }
 
 /* There is no swarm for what the local blocks leave over; *err holds what the route lacks. */
@@ -392,7 +395,7 @@ static sn_status chain_plan_route_since(sn_chain *chain, int64_t began_us, int f
         if (!status) status = sn_chain_cut_route(chain, out, err);
         if (status == SN_RETRY && !link) return chain_fail_local(chain, first, end, err);
         if (status != SN_RETRY) return status;
-        bool waits = chain_may_wait(chain, patience, began_us);
+        bool waits = chain_patience_ms(chain, patience, began_us) > 0;
         if (!waits && (discovered || patience == SN_CHAIN_WAIT_BRIEFLY || sn_chain_is_late(chain))) {
             if (patience == SN_CHAIN_WAIT_JOINED && chain_sees_other_models(chain)) continue;
             const char *silent = patience == SN_CHAIN_WAIT_BRIEFLY ? NULL : sn_link_unanswered(link);
@@ -408,8 +411,8 @@ static sn_status chain_plan_route_since(sn_chain *chain, int64_t began_us, int f
             return sn_fail(err, asked, "no route over blocks %d:%d: %s", first, end, asking.text);
         if (chain->options.routing.measure && (status = sn_chain_measure_rtt(chain, false, err))) return status;
         bool found = !chain_plan_route_now(chain, first, end, out, err);
-        if (!found && chain_may_wait(chain, patience, began_us))
-            status = sn_link_pause(link, (int64_t)sn_chain_left_ms(chain, ROUTE_POLL_MS) * 1000, err);
+        int64_t pause_ms = found ? 0 : chain_patience_ms(chain, patience, began_us);
+        if (pause_ms) status = sn_link_pause(link, pause_ms * 1000, err);
         if (status == SN_STOP) return status;
     }
 }

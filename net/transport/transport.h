@@ -2,7 +2,7 @@
  *
  * ZeroMQ with CURVE (zmq.c) is the one that programs have. Tests and the simulator run over one inside the process
  * (tests/support/memory_transport.h). Two wrappers add to an inner transport: private_swarm.h and emulated_link.h. One
- * conformance suite (tests/unit/test_transport.c) holds all of them to this header.
+ * conformance suite (tests/unit/net/transport/test_transport.c) holds all of them to this header.
  *
  * Thread: a transport belongs to one thread, which alone calls it; only sn_transport_wake may be called on others.
  * Nothing blocks but recv, and recv only until its deadline.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One stranger with 16 sessions that decode, one with prompts, then eight with prompts compute all the time at a node. A client generates
 # the same text meanwhile, and the strangers go on. What the client keeps of its speed is counted in virtual time by
-# tests/unit/test_client_shares.c, and measured in docs/BENCHMARKS.md.
+# tests/unit/node/engine/test_client_shares.c, and measured in docs/BENCHMARKS.md.
 . "$(dirname "${BASH_SOURCE[0]}")/attacked.sh"
 attacked 64
 # beside KEYS SESSIONS ROWS

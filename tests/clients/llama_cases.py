@@ -12,14 +12,14 @@ llama_cases.py URL. Fails by an assertion. What of each file, with its number of
   the mean, content for input
 - test_ignore_eos 2, test_tokenize 3: all
 - test_ctx_shift 4: too long a prompt is refused. Not: shifting, which no model was trained for
-- test_security 12: keys, public routes, origins (tests/system/test_serve.sh, tests/unit/test_access.c). Not: keys
+- test_security 12: keys, public routes, origins (tests/system/test_serve.sh, tests/unit/gateway/test_access.c). Not: keys
   in Anthropic's header, origins that are reflected, a proxy, files of the server
 - test_compat_oai_responses 3: whole and streamed (tests/clients/openai_client.py). Not: telemetry
 - test_metrics 9: Prometheus's format; other names
-- test_tool_call 7, test_template 3: forced calls, none, thoughts (tests/unit/test_openai_constraint.c,
-  tests/unit/test_openai_reply.c), the date of templates (tests/unit/test_jinja.c). Not: what only large models
+- test_tool_call 7, test_template 3: forced calls, none, thoughts (tests/unit/gateway/test_openai_constraint.c,
+  tests/unit/gateway/test_openai_reply.c), the date of templates (tests/unit/text/test_jinja.c). Not: what only large models
   answer well
-- test_speculative 7: a draft changes no text (tests/unit/test_draft.c). Not: options of a request
+- test_speculative 7: a draft changes no text (tests/unit/cli/test_draft.c). Not: options of a request
 - test_lora 3: Not: an adapter is an option of the server
 - test_infill 4, test_rerank 6, test_slot_save 9, test_stream 3, test_kv_keep_only_active 2, test_router 16,
   test_sleep 4, test_proxy 4, test_mcp_servers 21, test_tools_builtin 18, test_vision_api 7, test_compat_anthropic

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Audits between real nodes: honest nodes are checked and never accused, and the text is the same; unchecked steps are reported.
-# tests/unit/test_audit*.c test byzantine nodes.
+# tests/unit/client/audit/ test byzantine nodes.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 model=$fixtures/golden/llama
 golden_ids llama "$scratch/ids"

@@ -1,5 +1,5 @@
 /* Connections that a transport makes: when it makes them, and for how long it waits. */
-#include "listener_fixture.h"
+#include "tests/unit/net/transport/listener_fixture.h"
 
 #include <sys/resource.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
 #include "base/parse.h"
 #include "net/transport/portal.h"
 #include "net/transport/splice_private.h" /* private: the rate, byte by byte */
-#include "tests/unit/transport_fixture.h"
+#include "tests/support/transport_fixture.h"
 #include "tests/support/virtual_clock.h"
 
 #include <arpa/inet.h>

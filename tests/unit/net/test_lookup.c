@@ -31,9 +31,16 @@ static struct addrinfo *new_result(const char *host, const struct addrinfo *hint
     return result;
 }
 
-/* Instead of the C library's. */
-int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out) {
+/* Instead of the C library's, in these tests. */
+static bool resolves;
+static void setup(void) { resolves = true; }
+TestSuite(lookup, .init = setup);
+
+int __real_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out);
+int __wrap_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out);
+int __wrap_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out) {
     struct in_addr number;
+    if (!resolves) return __real_getaddrinfo(host, service, hints, out);
     if (hints->ai_flags & AI_NUMERICHOST || inet_pton(AF_INET, host, &number) == 1) {
         *out = new_result(host, hints, service, NULL);
         return 0;
@@ -46,7 +53,13 @@ int getaddrinfo(const char *host, const char *service, const struct addrinfo *hi
     return 0;
 }
 
-void freeaddrinfo(struct addrinfo *list) {
+void __real_freeaddrinfo(struct addrinfo *list);
+void __wrap_freeaddrinfo(struct addrinfo *list);
+void __wrap_freeaddrinfo(struct addrinfo *list) {
+    if (!resolves) {
+        __real_freeaddrinfo(list);
+        return;
+    }
     for (struct addrinfo *next; list; list = next) {
         next = list->ai_next;
         free(list->ai_addr);

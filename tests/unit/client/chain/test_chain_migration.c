@@ -47,6 +47,19 @@ Test(chain_migration, waiting_for_a_replica_fails_without_another_node) {
     testbed_free(&w);
 }
 
+/* It can do without one: it looks for a node for 50 ms, again after pauses that double. */
+Test(chain_migration, a_token_hardly_waits_for_a_replica_that_no_node_can_hold) {
+    testbed *w = new_testbed();
+    chain_fixture r;
+    cluster_add(w->cluster, 0, 4);
+    chain_fixture_open(&r, w, (sn_chain_options){.kv.replica = true});
+    int64_t began_us = sn_now_us();
+    chain_fixture_steps(&r, 0, 1, 1);
+    cr_expect_lt(sn_now_us() - began_us, 150000);
+    chain_fixture_close(&r);
+    testbed_free(&w);
+}
+
 /* -- draining */
 
 /* cuts: where blocks 0..4 are cut into spans; two nodes serve each span. All nodes in use drain, one after the

@@ -1,5 +1,5 @@
 /* Recorded batches of the CUDA backend, on the stand-in: which are recorded and replayed, and which are not. */
-#include "tests/unit/cuda_fixture.h"
+#include "tests/unit/device/cuda/cuda_fixture.h"
 
 Test(cuda_records, a_recorded_step_matches_a_direct_one_at_any_position) {
     sn_device *d = open_device();

@@ -1,7 +1,7 @@
 /* The CUDA backend beyond the conformance suite, on the stand-in: the order of two streams, waits, faults at every
  * step, the list of devices. test_cuda_records.c has recorded batches. */
 #include "base/clock.h"
-#include "tests/unit/cuda_fixture.h"
+#include "tests/unit/device/cuda/cuda_fixture.h"
 
 /* -- copies and waits */
 

@@ -1,6 +1,6 @@
 /* One suite for every transport: each test below runs over ZeroMQ, over memory, and over emulated links on both.
  * After it, the filter of the in-memory hub. */
-#include "tests/unit/transport_fixture.h"
+#include "tests/support/transport_fixture.h"
 
 #include <pthread.h>
 #include <stdlib.h>

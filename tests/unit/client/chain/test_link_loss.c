@@ -1,7 +1,7 @@
 /* A client's link reports at once when a node that it needs is lost, and asks a busy one again. */
 #include "client/net/link.h"
 #include "tests/support/virtual_clock.h"
-#include "tests/unit/transport_fixture.h"
+#include "tests/support/transport_fixture.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
 /* What strangers can occupy of a listener: memory, time, descriptors. */
-#include "listener_fixture.h"
+#include "tests/unit/net/transport/listener_fixture.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -55,8 +55,8 @@ typedef struct pipeline {
     sn_hop *hops;         /* the chain's, or those of the replay */
     size_t n_hops;
     int n_chunked, n_done, n_before; /* of the input's rows: made into chunks; through all hops; before this round */
-    int chunk_rows, next_rows; /* of chunks, at most; of the next one */
-    bool alone; /* one chunk at a time: others do not pay, or chunks have failed */
+    int chunk_rows, next_rows;       /* of chunks, at most; of the next one */
+    bool alone;                      /* one chunk at a time: others do not pay, or chunks have failed */
     chunk chunks[CHUNKS_MAX];
     size_t n_chunks, chunks_max; /* oldest first; chunks from n_chunks on only hold a free buffer in `rows` */
     float *spare, *memory;       /* a buffer of no chunk; all of them */

@@ -280,3 +280,10 @@ sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, 
     link->discovery = 0;
     return status;
 }
+
+bool sn_link_is_answered(sn_link *link, int timeout_ms) {
+    sn_err err;
+    if (sn_link_discover(link, NULL, timeout_ms, &err) != SN_RETRY || link->refusals.n) return true;
+    while (link->n_alive) sn_link_hang_up(link, link->alive[0]);
+    return false;
+}

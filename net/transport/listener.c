@@ -438,6 +438,14 @@ sn_status sn_listener_dial(sn_listener *l, const char *address, const char *rela
     return status;
 }
 
+void sn_listener_watch(sn_listener *l, sn_peer peer, bool on) {
+    const int64_t now = sn_now_us();
+    pthread_mutex_lock(&l->lock);
+    connection *c = find_peer(l, peer);
+    if (c && c->dialled && on != (c->dialled->watched_us != 0)) c->dialled->watched_us = on ? now : 0;
+    pthread_mutex_unlock(&l->lock);
+}
+
 void sn_listener_divert(sn_listener *l, sn_listener_diverted diverted, void *ctx) {
     pthread_mutex_lock(&l->lock);
     l->diverted = diverted;

@@ -36,10 +36,12 @@ typedef struct dialled_peer {
     uint8_t answer[SOCKS_ANSWER]; /* of the relay, */
     size_t answer_len;            /* as far as it has come */
     bool asks;                    /* the relay was asked */
+    int64_t unanswered_us; /* since when it has acknowledged nothing of what was sent; 0: it has, or is not watched */
     /* Guarded by the listener's lock. */
-    bool up;        /* the key is proven */
-    bool down;      /* an outage was reported, and it was not up since */
-    bool reporting; /* `report` waits for the owner, among what was received */
+    bool up;            /* the key is proven */
+    bool down;          /* an outage was reported, and it was not up since */
+    bool reporting;     /* `report` waits for the owner, among what was received */
+    int64_t watched_us; /* since when the owner waits for it; 0: it does not */
     sn_outage outage;
     incoming report;
 } dialled_peer;
@@ -168,5 +170,6 @@ void dialled_proceed(sn_listener *l, connection *c, int64_t now);      /* its so
 void dialled_is_up(sn_listener *l, connection *c);                     /* the key is proven */
 void dialled_is_down(sn_listener *l, connection *c, sn_outage outage); /* with the lock */
 void dialled_leave(sn_listener *l, connection *c);                     /* for good */
+bool dialled_is_silent(sn_listener *l, connection *c, int64_t now);    /* one that is watched and ready */
 
 #endif

@@ -70,13 +70,16 @@ void listener_disconnect(sn_listener *l, connection *c) {
     l->standings[c->slot] = NULL;
 }
 
+static const char *const fell_silent = "its machine acknowledges nothing";
+
 void listener_end_connection(sn_listener *l, connection *c, const char *why) {
     if (c->fd < 0) return;
     listener_disconnect(l, c);
     pthread_mutex_lock(&l->lock);
     listener_count_sealed(l, c, 0);
     if (c->dialled) {
-        dialled_is_down(l, c, c->dialled->up ? SN_OUTAGE_LOST : c->begun ? SN_OUTAGE_UNPROVEN : SN_OUTAGE_REFUSED);
+        const sn_outage lost = why == fell_silent ? SN_OUTAGE_SILENT : SN_OUTAGE_LOST;
+        dialled_is_down(l, c, c->dialled->up ? lost : c->begun ? SN_OUTAGE_UNPROVEN : SN_OUTAGE_REFUSED);
     } else {
         c->gone = why;
         listener_drop_sent(l, c);
@@ -410,6 +413,10 @@ static void sweep_connection(sn_listener *l, connection *c, int64_t now) {
         listener_end_connection(l, c, "it sent nothing and others need its place");
     } else if (now - c->heard_us > DEAD_US) {
         listener_end_connection(l, c, "the peer has been silent for too long");
+    } else if (ready && c->dialled && dialled_is_silent(l, c, now)) {
+        listener_end_connection(l, c, fell_silent);
+    } else if (c->fd < 0) {
+        return;
     } else if (ready && now - c->heard_us > PING_US && now - c->pinged_us > PING_US) {
         c->pinged_us = now;
         if (sn_zmtp_ping(&c->zmtp))
@@ -442,6 +449,7 @@ static void sweep(sn_listener *l, int64_t now, bool stalled) {
         if (!c || c->fd < 0) continue;
         if (stalled) c->heard_us = now;
         if (stalled && c->dialled) c->opened_us = now; /* its key is not unproven because this program stood still */
+        if (stalled && c->dialled) c->dialled->unanswered_us = 0;
         sweep_connection(l, c, now);
     }
 }

@@ -1,5 +1,5 @@
-/* What a client waits for over slow links: the first token of a new client, a token, a turn of a talk, a long prompt, and
- * a node whose cable is pulled. For tests/bench/links.sh, which makes the links; the texts are noise.
+/* What a client waits for over slow links: the first token of a new client, a token, a turn of a talk, a long prompt,
+ * and a node whose cable is pulled. For tests/bench/links.sh, which makes the links; the texts are noise.
  *
  * Usage: bench_links MODEL HOST:PORT push|client PROMPT_TOKENS        cold_ms decode_ms turn_ms prompt_tok_s hash
  *        bench_links MODEL HOST:PORT push|client 0 FILE               longest_ms hash; makes FILE after 20 of 60 tokens
@@ -88,8 +88,8 @@ static void measure(swarm_session *session, double began_ms, size_t prompt) {
     sleep(READING_S);
     asked_ms = now_ms();
     generate(session, ids, with_more(NULL, ids, prompt), "2");
-    printf("%.0f %.1f %.0f %.0f %016llx\n", cold_ms, decode_ms, turn_ms, (double)prompt / (token_ms[0] - asked_ms) * 1e3,
-           (unsigned long long)hash);
+    printf("%.0f %.1f %.0f %.0f %016llx\n", cold_ms, decode_ms, turn_ms,
+           (double)prompt / (token_ms[0] - asked_ms) * 1e3, (unsigned long long)hash);
 }
 
 static void wait_for_loss(swarm_session *session) {
@@ -106,7 +106,8 @@ int main(int argc, char **argv) {
     swarm_session *session;
     swarm_options *joined = swarm_options_new(), *options = swarm_options_new();
     const int prompt = argc > 4 ? atoi(argv[4]) : -1;
-    if (prompt < 0 || prompt > IDS_MAX / 2 || (!prompt && argc != 6)) return fprintf(stderr, "usage: see the source\n"), 2;
+    if (prompt < 0 || prompt > IDS_MAX / 2 || (!prompt && argc != 6))
+        return fprintf(stderr, "usage: see the source\n"), 2;
     if (!prompt) pulled = argv[5];
     must(swarm_options_set(joined, "join", argv[2], &error));
     must(swarm_options_set(options, "push", strcmp(argv[3], "push") ? "false" : "true", &error));

@@ -13,10 +13,10 @@
  *   queue KIB      that wait for a rate, then packets are dropped
  *   down I, up I   the cable of machine I is pulled, without a word to anybody, and put back
  *   pcap FILE      writes all packets from here on
- *   count FILE     writes a line for each machine: packets, lost ones, dropped ones, bytes, SYNs, all since the last time;
- *                  behind them how late packets left this process, in us: mean and most
- * A packet waits for the sender's line and for the receiver's, and then takes half a round trip. Packets are stamped when
- * they come in: what this process does takes nothing of the delay, as long as it is not late. */
+ *   count FILE     writes a line for each machine: packets, lost ones, dropped ones, bytes, SYNs, all since the last
+ * time; behind them how late packets left this process, in us: mean and most A packet waits for the sender's line and
+ * for the receiver's, and then takes half a round trip. Packets are stamped when they come in: what this process does
+ * takes nothing of the delay, as long as it is not late. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -47,8 +47,8 @@ typedef struct packet {
 typedef struct machine {
     int fd;
     bool down;
-    int64_t farther_ns;            /* its own part of a round trip */
-    int64_t up_free_ns, down_free_ns; /* when its line has sent what waits */
+    int64_t farther_ns;                  /* its own part of a round trip */
+    int64_t up_free_ns, down_free_ns;    /* when its line has sent what waits */
     int64_t newest_ns[MACHINES_MAX + 1]; /* when the newest packet to each other one is due */
     unsigned long packets, lost, dropped, bytes, syns;
 } machine;

@@ -1,21 +1,26 @@
 #include "base/thread.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <stddef.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-bool sn_thread_start(pthread_t *thread, void *(*run)(void *ctx), void *ctx, int *error) {
+void sn_thread_no_signals(sigset_t *before) {
     /* What the thread's own instructions cause stays with it: blocked, it would end the process without the handler. */
     static const int own[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS};
-    sigset_t others, before;
+    sigset_t others;
     sigfillset(&others);
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&others, own[i]);
-    pthread_sigmask(SIG_SETMASK, &others, &before);
+    pthread_sigmask(SIG_SETMASK, &others, before);
+}
+void sn_thread_signals(const sigset_t *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
+
+bool sn_thread_start(pthread_t *thread, void *(*run)(void *ctx), void *ctx, int *error) {
+    sigset_t before;
+    sn_thread_no_signals(&before);
     int failed = pthread_create(thread, NULL, run, ctx);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    sn_thread_signals(&before);
     if (error) *error = failed;
     return !failed;
 }

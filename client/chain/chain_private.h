@@ -191,6 +191,9 @@ typedef struct sn_losses {
  * again at *i, where other hops may be now. `from`: the last position that the group knew. */
 sn_status sn_chain_fail_over(sn_chain *chain, size_t *i, int position, int from, size_t failed, sn_losses *losses,
                              sn_err *err) SN_MUST_USE;
+/* Brings the sessions of the group that begins at hop i to `position`, or to the last one before it that is known,
+ * when what they were sent is done. SN_RETRY: a node is silent, or busy for half of the call's time. */
+sn_status sn_chain_settle_group(sn_chain *chain, size_t i, int position, sn_err *err) SN_MUST_USE;
 /* After a call that was cancelled: brings the sessions at the nodes to `position`, as far as they answer; the others
  * are replaced by the next step. SN_STOP only. */
 sn_status sn_chain_settle(sn_chain *chain, int position, sn_err *err) SN_MUST_USE;

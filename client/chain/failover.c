@@ -235,19 +235,27 @@ static void group_give_up(sn_chain *chain, size_t i, size_t j, const char *why) 
     for (; i < j; i++) chain->hops[i].length = -1; /* the next step replaces the group */
 }
 
+sn_status sn_chain_settle_group(sn_chain *chain, size_t i, int position, sn_err *err) {
+    const size_t j = sn_hops_group_end(chain->hops, chain->n_hops, i);
+    const int64_t now_us = sn_now_us(), left_us = chain->call.deadline_us - now_us;
+    int held = 0, from = sn_hops_known_from(&chain->hops[i], j - i, position);
+    if (from < 0) return sn_fail(err, SN_REBUILD, "its session ends at a position that is not known");
+    sn_status status;
+    do status = sn_chain_resume_group(chain, i, j, j, from, &held, err);
+    while (status == SN_RETRY && sn_now_us() < now_us + left_us / 2 &&
+           sn_hops_find_silent(&chain->hops[i], j - i, chain->options.link, left_us) == j - i);
+    if (!status && held < from) status = sn_fail(err, SN_REBUILD, "its session holds fewer tokens");
+    for (size_t k = i; k < j && !status; k++) chain->hops[k].length = from;
+    return status;
+}
+
 sn_status sn_chain_settle(sn_chain *chain, int position, sn_err *err) {
     for (size_t i = 0, j; i < chain->n_hops; i = j) {
         j = sn_hops_group_end(chain->hops, chain->n_hops, i);
         if (chain->hops[i].is_local) continue;
-        int held = 0, from = sn_hops_known_from(&chain->hops[i], j - i, position);
-        sn_status status = SN_REBUILD;
-        if (from >= 0) status = sn_chain_resume_group(chain, i, j, j, from, &held, err);
+        sn_status status = sn_chain_settle_group(chain, i, position, err);
         if (status == SN_STOP) return status;
-        if (status || held < from) {
-            group_give_up(chain, i, j, status ? err->text : "its session holds fewer tokens");
-            continue;
-        }
-        for (size_t k = i; k < j; k++) chain->hops[k].length = from;
+        if (status) group_give_up(chain, i, j, err->text);
     }
     chain->unsettled = false;
     return SN_OK;

@@ -526,9 +526,13 @@ static sn_status hop_ask_status(const sn_hop *hop, sn_link *link, uint64_t corre
     return status;
 }
 
-/* The first hop whose node does not answer until then; n_hops: all answer. All are asked at once: the times that nodes
- * take to answer must not add up. */
-static size_t hops_find_silent(const sn_hop *hops, size_t n_hops, sn_link *link, int64_t until_us) {
+/* All are asked at once: the times that nodes take to answer must not add up. */
+size_t sn_hops_find_silent(const sn_hop *hops, size_t n_hops, sn_link *link, int64_t step_us) {
+    const int64_t share_ms = step_us / 1000 / PROBE_SHARE,
+                  probe_ms = share_ms < 1          ? 1
+                             : share_ms < PROBE_MS ? share_ms
+                                                   : PROBE_MS,
+                  until_us = sn_now_us() + probe_ms * 1000;
     sn_peer peers[SN_HOPS_MAX];
     sn_wait waits[SN_HOPS_MAX]; /* for answers of hops hop_of[], in order */
     size_t hop_of[SN_HOPS_MAX], n = 0, silent = n_hops, which;
@@ -551,13 +555,12 @@ static size_t hops_find_silent(const sn_hop *hops, size_t n_hops, sn_link *link,
     return silent;
 }
 
-/* The hop that caused a failed step: the one that `session` names, else the first one whose node does not answer. */
-static size_t hops_find_failed(const sn_hop *hops, size_t n_hops, sn_link *link, const uint8_t *session, int probe_ms) {
+/* The hop that caused a failed step: the one that an ERROR has named by its session, else the first one whose node does
+ * not answer. */
+static size_t hops_find_failed(const sn_hop *hops, size_t n_hops, sn_link *link, const sn_step_in_flight *in_flight) {
     for (size_t i = 0; i < n_hops; i++)
-        if (!memcmp(hops[i].remote.session, session, SN_SESSION_ID_SIZE)) return i;
-    if (n_hops == 1) return 0;
-    probe_ms = probe_ms < 1 ? 1 : probe_ms < PROBE_MS ? probe_ms : PROBE_MS;
-    return hops_find_silent(hops, n_hops, link, sn_now_us() + (int64_t)probe_ms * 1000);
+        if (!memcmp(hops[i].remote.session, in_flight->wait.session, SN_SESSION_ID_SIZE)) return i;
+    return n_hops == 1 ? 0 : sn_hops_find_silent(hops, n_hops, link, in_flight->until_us - in_flight->began_us);
 }
 
 sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_flight, sn_peer *peers,
@@ -618,9 +621,7 @@ sn_status sn_hops_blame(const sn_hop *hops, size_t n_hops, sn_link *link, sn_ste
         *failed = wait->lost_peer;
         return sn_fail(err, SN_REBUILD, "the connection was lost: is the node still running?");
     }
-    const int64_t probe_us = (in_flight->until_us - in_flight->began_us) / PROBE_SHARE;
-    if (*failed == SN_HOP_UNKNOWN)
-        *failed = hops_find_failed(hops, n_hops, link, wait->session, (int)(probe_us / 1000));
+    if (*failed == SN_HOP_UNKNOWN) *failed = hops_find_failed(hops, n_hops, link, in_flight);
     if (wait->from) *failed = hops_believe(hops, n_hops, *failed, wait->from);
     return err->status;
 }

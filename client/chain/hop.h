@@ -202,6 +202,10 @@ enum { SN_HOP_UNKNOWN = SN_HOPS_MAX + 1 };
 sn_status sn_hops_blame(const sn_hop *hops, size_t n_hops, sn_link *link, sn_step_in_flight *in_flight, size_t *failed,
                         sn_err *err) SN_MUST_USE;
 
+/* Index of the first hop whose node does not answer within a second, or within a part of step_us, the time of a step;
+ * n_hops: all do. */
+size_t sn_hops_find_silent(const sn_hop *hops, size_t n_hops, sn_link *link, int64_t step_us);
+
 /* Checks the receipts of a reply, each against its hop, and all of them against `sent` (SHA-256 of the tensor's bytes
  * as they were sent) and the reply, and keeps them in the hops. *failed: as above; n_hops when two nodes signed
  * different bytes for what went from one to the other. */

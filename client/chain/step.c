@@ -11,9 +11,13 @@
  *
  * What fails, fails in a chunk (pipeline_recover). With several under way nobody is blamed: the replies of other groups
  * are still read, so that the client knows the state of their sessions, all chunks but the oldest are dropped, and that
- * one goes on alone. Those behind it are made again, and rewind the nodes that had them. A chunk that is alone stays at
- * its group until that has computed it, or other nodes have in its place (failover.c). Windows of draft tokens under
- * way would be chunks, too: dropped behind a miss as they are behind a failure. */
+ * one goes on alone. Those behind it are made again, and rewind the nodes that had them. A node that had done steps
+ * behind the failed one refuses to do that again; then RESUME tells its group where to go on (chunk_bring_back). A
+ * chunk that is alone stays at its group until that has computed it, or other nodes have in its place (failover.c).
+ *
+ * Windows of draft tokens under way would be chunks, too: pipeline_add_chunk would guess their rows, and a miss, seen
+ * where the oldest passes the last hop (pipeline_finish_chunk), would drop those behind it as pipeline_go_alone does,
+ * but read the replies of all groups before: nothing has failed, and then every node is where the client knows. */
 #include "client/chain/chain_private.h"
 
 #include "base/clock.h"
@@ -42,6 +46,7 @@ typedef struct chunk {
     float *again;   /* of `step`, where rows run again: its input, and behind it its output */
     int passed;     /* rows of `step` that the group has computed, in parts as long as its nodes take */
     bool in_flight; /* the next part */
+    bool behind;    /* another chunk, at its group: until that is done its time does not begin */
     sn_step_in_flight part; /* until_us: however often it is sent; 0: it was not sent yet */
     int64_t tried_us;       /* when it was sent first */
     size_t failed_hop;      /* of the group: who is to blame, as far as the reply shows it */
@@ -61,7 +66,7 @@ typedef struct pipeline {
     size_t n_chunks, chunks_max; /* oldest first; chunks from n_chunks on only hold a free buffer in `rows` */
     float *spare, *memory;       /* a buffer of no chunk; all of them */
     sn_peer peers[SN_HOPS_MAX];  /* of the hops that steps in flight need */
-    chunk *failed;               /* the one whose step failed; NULL: what failed was no step */
+    chunk *failed;               /* the one whose step at nodes failed; NULL: what failed was none */
 } pipeline;
 
 static int smaller(int a, int b) { return a < b ? a : b; }
@@ -297,6 +302,7 @@ static sn_status chunk_send(pipeline *p, size_t k, sn_err *err) {
         status = sn_hops_send(hops, n_hops, p->chain->options.link, n_in_flight, &p->peers[c->at], &c->part, err);
     if (first) c->tried_us = c->part.began_us;
     c->in_flight = !status;
+    c->behind = n_in_flight > 0;
     c->failed_hop = SN_HOP_UNKNOWN;
     if (status) p->failed = c;
     return status;
@@ -331,9 +337,15 @@ static sn_status pipeline_receive(pipeline *p, sn_err *err) {
     sn_msg *result = NULL;
     size_t n = 0, which;
     for (size_t k = 0; k < p->n_chunks; k++) {
-        if (!p->chunks[k].in_flight) continue;
-        waits[n] = p->chunks[k].part.wait;
-        waiting[n++] = &p->chunks[k];
+        chunk *c = &p->chunks[k];
+        if (!c->in_flight) continue;
+        if (c->behind && (!k || c[-1].at != c->at)) {
+            c->behind = false;
+            c->part.until_us = sn_chain_attempt_until_us(p->chain);
+        }
+        c->part.wait.deadline_us = c->behind ? INT64_MAX : c->part.until_us;
+        waits[n] = c->part.wait;
+        waiting[n++] = c;
     }
     sn_status status = sn_link_wait_any(p->chain->options.link, waits, n, &which, &result, err);
     chunk *c = waiting[which];
@@ -349,19 +361,24 @@ static sn_status pipeline_receive(pipeline *p, sn_err *err) {
 /* -- failures ---------------------------------------------------------------------------------------------------------
  */
 
-/* After a step at this hop failed with others in flight: their replies are read, but for those of the same group. */
-static void pipeline_settle(pipeline *p, size_t at) {
-    for (;;) {
-        size_t left = 0;
-        for (size_t k = 0; k < p->n_chunks; k++) {
-            chunk *c = &p->chunks[k];
-            if (c->at == at) c->in_flight = false; /* given up */
-            left += c->in_flight;
-        }
-        if (!left) return;
-        sn_err err;
+/* A step of this chunk failed: what its group has in flight is given up. Where a node only said when to try again
+ * (--client-steps), the steps before this one are done all the same. Returns how many chunks are still in flight. */
+static size_t pipeline_give_up(pipeline *p, const chunk *failed, const sn_err *why) {
+    size_t left = 0;
+    for (size_t k = 0; k < p->n_chunks; k++) {
+        chunk *c = &p->chunks[k];
+        if (failed && c->at == failed->at && (c >= failed || !why->retry_after_ms)) c->in_flight = false;
+        left += c->in_flight;
+    }
+    return left;
+}
+
+/* After a step failed with others in flight: the replies of the other groups are read. */
+static void pipeline_settle(pipeline *p, const sn_err *why) {
+    sn_err err = *why;
+    while (pipeline_give_up(p, p->failed, &err)) {
         p->failed = NULL;
-        if (pipeline_receive(p, &err) && p->failed) at = p->failed->at;
+        (void)pipeline_receive(p, &err);
     }
 }
 
@@ -371,7 +388,7 @@ static void pipeline_go_alone(pipeline *p, const sn_err *why) {
     sn_chain *chain = p->chain;
     sn_log(SN_LOG_INFO, "prefill not pipelined", "request_id=%s text=%s", chain->request_id, why->text);
     if (p->chunk_rows > CHUNK_ROWS_MAX && !why->retry_after_ms) chain->chunk_rows_max = SN_SPAN_ROWS;
-    pipeline_settle(p, p->failed->at);
+    pipeline_settle(p, why);
     while (p->n_chunks && p->chunks[0].at == p->n_hops) pipeline_finish_chunk(p);
     if (p->n_done > p->n_before) sn_chain_begin_call(chain); /* the nodes are there */
     p->n_chunks = sn_min_size(p->n_chunks, 1);
@@ -381,11 +398,33 @@ static void pipeline_go_alone(pipeline *p, const sn_err *why) {
     chunk_try_again(&p->chunks[0]);
 }
 
-/* The step of a chunk failed: SN_OK where the pipeline goes on. */
+/* After a node has refused the chunk's step: if steps behind it had been sent before, the group may be at one of those.
+ * Its sessions are told where to go on, which they are when such steps are done. SN_OK: they go on there; else as it
+ * was, or SN_STOP, or what is known now: of a group, one behind that node may be silent. */
+static sn_status chunk_bring_back(pipeline *p, chunk *c, sn_status status, sn_err *err) {
+    const sn_hop *hops = &p->hops[c->at];
+    const size_t n_hops = chunk_group(p, c);
+    const int64_t step_us = c->part.until_us - c->part.began_us;
+    const bool ahead = !p->inputs && hops[0].remote.step_sent > hops[0].remote.step + 1;
+    if (status == SN_STOP || !c->part.wait.from || !ahead) return status;
+    const size_t silent = n_hops > 1 ? sn_hops_find_silent(hops, n_hops, p->chain->options.link, step_us) : n_hops;
+    if (silent < n_hops) {
+        c->failed_hop = silent;
+        return sn_fail(err, SN_RETRY, "it does not answer");
+    }
+    sn_err why;
+    const sn_status told = sn_chain_settle_group(p->chain, c->at, c->position, &why);
+    if (told == SN_STOP) *err = why;
+    if (told && told != SN_STOP) return status;
+    chunk_try_again(c);
+    return told;
+}
+
+/* SN_OK where the pipeline goes on. What failed with several under way will show again when its chunk is alone. */
 static sn_status pipeline_recover(pipeline *p, sn_status status, sn_err *err) {
     sn_chain *chain = p->chain;
     chunk *c = p->failed;
-    if (!c || status == SN_STOP) return status;
+    if (status == SN_STOP || (p->alone && !c)) return status;
     if (!p->alone) {
         pipeline_go_alone(p, err);
         return SN_OK;
@@ -394,6 +433,8 @@ static sn_status pipeline_recover(pipeline *p, sn_status status, sn_err *err) {
     const sn_hop *hops = &p->hops[c->at];
     status = sn_hops_blame(hops, n_hops, chain->options.link, &c->part, &c->failed_hop, err);
     if (sn_chain_is_put_off(chain, c->part.until_us, &status, err)) return SN_OK;
+    status = chunk_bring_back(p, c, status, err);
+    if (!status) return SN_OK;
     if (p->inputs) {
         if (status != SN_STOP) sn_chain_note_failure(chain, hops, n_hops, c->failed_hop);
         return status;
@@ -421,7 +462,6 @@ sn_status sn_chain_run(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_ho
         if (!status && p.n_chunks) status = pipeline_receive(&p, err);
         if (status) status = pipeline_recover(&p, status, err);
     }
-    if (status && status != SN_STOP) pipeline_settle(&p, p.n_hops);
     free(p.chunks[0].again);
     free(p.memory);
     return status;

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 #include <ctype.h>
 #include <pthread.h>
@@ -17,6 +18,7 @@ enum {
     REDIRECTS_MAX = 8,
     TRIES = 5,
     PATIENCE_MS = 60000,
+    WAIT_MS = 100,     /* at a time */
     DOCUMENT_S = 1800, /* for a whole document, of 64 MiB at most */
     STALL_S = 30,      /* at fewer bytes a second than SLOW: four requests at once over a modem are faster */
     SLOW = 512,
@@ -224,6 +226,28 @@ static bool wait_for_retry(const sn_http *http, const char *url, int tried, cons
     return true;
 }
 
+bool sn_http_perform(CURLM *multi, int *running) {
+    sigset_t before;
+    sn_thread_no_signals(&before);
+    CURLMcode result = curl_multi_perform(multi, running);
+    sn_thread_signals(&before);
+    return !result;
+}
+
+static CURLcode perform(CURL *easy) {
+    CURLM *multi = curl_multi_init();
+    CURLcode result = CURLE_OUT_OF_MEMORY;
+    int running = 1, left;
+    if (multi && !curl_multi_add_handle(multi, easy)) {
+        while (sn_http_perform(multi, &running) && running && !curl_multi_poll(multi, NULL, 0, WAIT_MS, NULL)) {}
+        const CURLMsg *done = curl_multi_info_read(multi, &left);
+        if (done) result = done->data.result;
+        curl_multi_remove_handle(multi, easy);
+    }
+    curl_multi_cleanup(multi);
+    return result;
+}
+
 typedef struct document {
     sn_buf *out;
     bool full;
@@ -248,7 +272,7 @@ static sn_status request(sn_http *http, const char *url, bool head, sn_buf *body
         curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_document);
         curl_easy_setopt(easy, CURLOPT_WRITEDATA, &d);
         if (body) body->len = 0;
-        CURLcode result = curl_easy_perform(easy);
+        CURLcode result = perform(easy);
         curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &answer->code);
         bool redirect = !result && answer->code >= 300 && answer->code < 400 && *answer->location;
         if (d.full)

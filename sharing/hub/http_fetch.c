@@ -219,7 +219,7 @@ sn_status sn_http_fetch(sn_http *http, sn_http_file *file, const sn_range_set *r
             status = sn_fail(err, SN_RETRY, "fetching %.200s was cancelled", shown);
             break;
         }
-        if (curl_multi_perform(f.multi, &handles) || curl_multi_poll(f.multi, NULL, 0, WAIT_MS, NULL)) {
+        if (!sn_http_perform(f.multi, &handles) || curl_multi_poll(f.multi, NULL, 0, WAIT_MS, NULL)) {
             status = sn_fail(err, SN_STOP, "libcurl cannot go on with fetching %.200s", shown);
             break;
         }

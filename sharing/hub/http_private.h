@@ -33,6 +33,8 @@ sn_status sn_http_fail(const sn_http *http, const char *url, CURLcode result, co
  * else ever longer within the caller's patience. Below 0: it is not tried again. A long pause is logged. tried: so
  * often. */
 int64_t sn_http_pause_ms(const sn_http *http, const char *url, int tried, const sn_http_answer *answer);
+/* curl_multi_perform, whose threads take no signals (base/thread.h): libcurl's resolver begins them. */
+bool sn_http_perform(CURLM *multi, int *running) SN_MUST_USE;
 /* "https://host/path": without query. */
 const char *sn_http_show(const char *url, char out[SN_URL_SIZE]);
 

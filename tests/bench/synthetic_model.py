@@ -7,7 +7,7 @@ measurements of speed only; its text is noise.
 The file is written as a stream, which takes a few megabytes of memory. Rows repeat after some megabytes of random blocks, which
 does not change the speed. Every matrix is of the type, but the LM head of 4-bit models is Q6_K (Q4_K) or Q8_0 (Q4_0); Q4_K_M
 mixes Q4_K and Q6_K as llama.cpp does, and in MXFP4 models only experts are MXFP4, the rest Q8_0. With --sparse the weights are
-a hole in the file, which takes no room on the disk: for `swarm-node --plan`, which reads no weights.
+a hole in the file, which takes no room on the disk: zeros, for measurements of memory.
 """
 import argparse
 import math
@@ -17,7 +17,7 @@ import struct
 # name: width, heads, key-value heads, width of the feed-forward network, vocabulary, context
 SHAPES = {"7b": (4096, 32, 32, 11008, 32000, 4096), "8b": (4096, 32, 8, 14336, 128000, 32768),
           "1b": (2048, 32, 8, 8192, 32000, 16384), "135m": (576, 9, 3, 1536, 49152, 16384),
-          "tiny": (256, 4, 2, 512, 512, 8192), "30b-a3b": (2048, 32, 4, 768, 32000, 32768),
+          "70b": (8192, 64, 8, 28672, 128256, 8192), "tiny": (256, 4, 2, 512, 512, 8192), "30b-a3b": (2048, 32, 4, 768, 32000, 32768),
           "gpt-oss-120b": (2880, 64, 8, 2880, 201088, 131072),
           "row-9k": (2304, 8, 2, 256, 512, 8192), "row-16k": (4096, 8, 2, 256, 512, 8192)}  # wide rows, little computation
 HEAD_DIM = {"row-9k": 64, "row-16k": 64}  # where it is not width / heads
@@ -39,6 +39,12 @@ TYPES = {
     "MXFP4": (39, 32, 17, lambda r: bytes([r.randrange(118, 122)]) + r.randbytes(16)),
     "BF16": (30, 1, 2, lambda r: struct.pack("<f", r.uniform(-0.04, 0.04))[2:]),
 }
+# These with --sparse alone.
+TYPES.update({name: (number, elements, size, None) for name, number, elements, size in (
+    ("Q4_1", 3, 32, 20), ("Q5_0", 6, 32, 22), ("Q5_1", 7, 32, 24), ("Q2_K", 10, 256, 84), ("Q3_K", 11, 256, 110),
+    ("Q5_K", 13, 256, 176), ("IQ2_XXS", 16, 256, 66), ("IQ2_XS", 17, 256, 74), ("IQ3_XXS", 18, 256, 98), ("IQ1_S", 19, 256, 50),
+    ("IQ4_NL", 20, 32, 18), ("IQ3_S", 21, 256, 110), ("IQ2_S", 22, 256, 82), ("IQ4_XS", 23, 256, 136), ("IQ1_M", 29, 256, 56),
+    ("TQ1_0", 34, 256, 54), ("TQ2_0", 35, 256, 66))})
 UINT32, FLOAT32, STRING, ARRAY, INT32 = 4, 6, 8, 9, 5
 ALIGNMENT = 32
 
@@ -150,6 +156,8 @@ def write(out, rng, kind, size, pools):  # pools: some megabytes of random block
         return
     if kind not in pools:
         block = TYPES[kind][2]
+        if not TYPES[kind][3]:
+            raise SystemExit("%s is written with --sparse alone" % kind)
         pools[kind] = b"".join(TYPES[kind][3](rng) for _ in range((1 << 21) // block))
     pool, block = pools[kind], TYPES[kind][2]
     while size:

@@ -5,12 +5,13 @@
  * (compare_hidden) and every token (continue_text) is compared bit by bit with the text that the undisturbed model
  * writes (model.h). Drafts come from that text, too, with a wrong token at every WRONG_EVERY-th position
  * (oracle_draft); states after the first wrong draft token are not compared. Between turns a session may be saved and
- * continued from the file over another route (move_to_file_and_back). Each call has a limit in virtual time, which
- * sim_client_check enforces. An error is allowed while faults are injected, unless its status says that the client
- * should not have met it. */
+ * continued from the file over another route (move_to_file_and_back). Prompts may travel in chunks of a few rows, and a
+ * turn may be cancelled and run again. Each call has a limit in virtual time, which sim_client_check enforces. An error
+ * is allowed while faults are injected, unless its status says that the client should not have met it. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "client/audit/audit.h"
+#include "client/chain/chain_private.h" /* private: chunks of a few rows */
 #include "client/generate/session_file.h"
 #include "net/timeline.h"
 #include "tests/sim/model.h"
@@ -29,6 +30,7 @@ enum {
     TRIES = 4,
     WRONG_EVERY = 5,
     DRAFT_TOKENS = 6,
+    CANCEL_US = 2 * SECOND_US,
     PAUSE_US = 2 * SECOND_US,
     AUDIT_CALLS = 12
 };
@@ -47,6 +49,9 @@ struct sim_client {
     sn_generator *generator;
     sn_draft draft;
     int wrong_from;   /* position of the first wrong draft token in flight; INT_MAX: none */
+    sn_cancel cancel; /* of the link, where the plan says so */
+    uint64_t run;     /* of the generator: odd during one */
+    int passed;       /* the position up to which rows have left the last block */
     int64_t limit_us; /* deadline of the present call; 0: no call */
     char report[512];
 };
@@ -71,6 +76,14 @@ static int64_t limit_of(const sim_client *c) {
 static void begin_calls(sim_client *c, int n) { c->limit_us = sim_now(c->swarm->time) + n * limit_of(c); }
 static void end_calls(sim_client *c) { c->limit_us = 0; }
 
+/* Rows have left the last block. Each chunk of a long prompt has the limits of a call; and before the one behind this
+ * chunk begins, replies to others may be waited for, which were in flight when one failed. */
+static void note_passed(sim_client *c, int position) {
+    c->passed = position;
+    int64_t limit_us = sim_now(c->swarm->time) + 2 * limit_of(c);
+    if (c->limit_us && c->limit_us < limit_us) c->limit_us = limit_us;
+}
+
 static void compare_hidden(void *ctx, int block, int position, int n, const float *hidden) {
     sim_client *c = ctx;
     if (block < 0 || block > SIM_BLOCKS || position + n > SIM_CONTEXT)
@@ -78,6 +91,8 @@ static void compare_hidden(void *ctx, int block, int position, int n, const floa
     for (int i = 0; i < n && position + i < c->wrong_from; i++)
         if (memcmp(hidden + (size_t)i * SIM_EMBD, c->text->hidden[position + i][block], SIM_EMBD * sizeof *hidden))
             sim_fail(c->swarm, "client %d: other bits enter block %d at position %d", c->number, block, position + i);
+    if (!block && position > c->passed) c->swarm->stats.behind++;
+    if (block == SIM_BLOCKS) note_passed(c, position + n);
 }
 
 static sn_status oracle_draft(void *ctx, const int32_t *ids, size_t n, const sn_rng_state *rng_state, size_t most,
@@ -120,7 +135,9 @@ static sn_status open_link(sim_client *c, sn_err *err) {
         memcpy(seeds[n++].curve_key, node->identity->curve_key, SN_KEY_SIZE);
     }
     sn_transport *transport = sim_transport_new(s->net, c->host, NULL, NULL);
-    return sn_link_open_transport(&transport, seeds, n, &c->link, err);
+    sn_status status = sn_link_open_transport(&transport, seeds, n, &c->link, err);
+    if (!status && c->plan.cancels) sn_link_set_cancel(c->link, &c->cancel);
+    return status;
 }
 
 static sn_status open_chain(sim_client *c, sn_err *err) {
@@ -144,6 +161,8 @@ static sn_status open_chain(sim_client *c, sn_err *err) {
     begin_calls(c, 1);
     status = sn_chain_open(sim_model_get()->model, &options, &c->chain, err);
     end_calls(c);
+    c->passed = 0;
+    if (!status && c->plan.chunk_rows) c->chain->chunk_rows_max = c->plan.chunk_rows;
     if (!status && !c->swarm->bits_flipped) sn_chain_observe(c->chain, compare_hidden, c);
     return status;
 }
@@ -171,8 +190,10 @@ static sn_status continue_text(sim_client *c, int from, sn_err *err) {
     sn_generation out = {0};
     sn_generate_options options = {.max_tokens = c->plan.tokens};
     begin_calls(c, c->plan.tokens + 1);
+    c->run++;
     c->wrong_from = INT_MAX;
     sn_status status = sn_generator_run(c->generator, c->text->ids, (size_t)from, &options, &out, err);
+    c->run++;
     end_calls(c);
     /* If a node flips bits, the audit vouches only for a text that is complete and was checked completely. */
     bool vouched = !c->swarm->bits_flipped || (!status && !sn_audit_get_report(c->audit).unchecked);
@@ -189,6 +210,24 @@ static sn_status continue_text(sim_client *c, int from, sn_err *err) {
     c->swarm->stats.adapted += !status && c->plan.adapter;
     sn_generation_fini(&out);
     return status;
+}
+
+static void cancel_run(void *owner, void *what, uint64_t which, bool ending) {
+    sim_client *c = what;
+    (void)owner;
+    if (!ending && c->run == which) atomic_store(&c->cancel.set, 1);
+}
+
+/* The same; it may be cancelled on the way, and then goes on. */
+static sn_status continue_text_at_last(sim_client *c, int from, sn_err *err) {
+    if (c->plan.cancels)
+        sim_schedule(c->swarm->time, sim_now(c->swarm->time) + (int64_t)sim_rng_below(&c->random, CANCEL_US),
+                     cancel_run, c, c->run + 1);
+    sn_status status = continue_text(c, from, err);
+    const bool cancelled = atomic_exchange(&c->cancel.set, 0);
+    if (!cancelled || status != SN_STOP) return status;
+    c->swarm->stats.cancelled++;
+    return continue_text(c, from, err);
 }
 
 /* Saves the session, closes it, and continues from the file in a new chain. */
@@ -228,7 +267,7 @@ static sn_status chat(sim_client *c, sn_err *err) {
         if (turn && sim_rng_bernoulli(&c->random, 0.5)) sn_sleep_us((int64_t)sim_rng_below(&c->random, 5 * SECOND_US));
         if (turn && c->plan.saves && sim_rng_bernoulli(&c->random, 0.5)) status = move_to_file_and_back(c, err);
         c->text = next; /* not before: rows of recurrent states are computed again when they come from a file */
-        if (!status) status = continue_text(c, from, err);
+        if (!status) status = continue_text_at_last(c, from, err);
     }
     return status;
 }

@@ -40,6 +40,8 @@ static void print_stats(const sim_stats *f, uint64_t seeds) {
                   {"rounds of experts", f->rounds},
                   {"failed rounds", f->rounds_failed},
                   {"holders dropped", f->holders_dropped},
+                  {"cancelled", f->cancelled},
+                  {"chunks behind others", f->behind},
                   {"events", f->events}};
     printf("%llu seeds, %.1f h of virtual time", (unsigned long long)seeds, (double)f->virtual_us / 3.6e9);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)

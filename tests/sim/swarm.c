@@ -151,6 +151,8 @@ static void draw_sparse_nodes(swarm *s) {
 
 static bool chats_only(const swarm *s) { return s->theme == SIM_RECURRENT || s->theme == SIM_EXPERTS; }
 
+static int draw_chunk_rows(sim_rng *r) { return sim_rng_bernoulli(r, 0.6) ? (int)sim_rng_between(r, 1, 8) : 0; }
+
 static sim_client_plan draw_chat(swarm *s, int text) {
     sim_rng *r = &s->random;
     bool longer = s->theme == SIM_REPLICAS || s->theme == SIM_PREFIXES;
@@ -167,7 +169,9 @@ static sim_client_plan draw_chat(swarm *s, int text) {
         .audit_here = sim_rng_bernoulli(r, 0.5),
         .adapter = draw(s, 0.05, SIM_TRAINING, 0.5) && !chats_only(s) ? (int)sim_rng_between(r, 1, SIM_ADAPTERS) : 0,
         .saves = draw(s, 0.15, SIM_PREFIXES, 0.6),
-        .drafts = sim_rng_bernoulli(r, 0.33)};
+        .drafts = sim_rng_bernoulli(r, 0.33),
+        .cancels = sim_rng_bernoulli(r, 0.3),
+        .chunk_rows = draw_chunk_rows(r)};
 }
 
 static void draw_clients(swarm *s) {
@@ -453,6 +457,7 @@ static void run_last_client(swarm *s) {
                             .turns = 2,
                             .push = sim_rng_bernoulli(&s->random, 0.5),
                             .must_succeed = true,
+                            .chunk_rows = draw_chunk_rows(&s->random),
                             .audit = s->bits_flipped,
                             .timeout_ms = 5000,
                             .max_retries = 1};

@@ -85,7 +85,9 @@ typedef struct sim_client_plan {
     int adapter;      /* 0: none */
     bool saves;       /* the session is saved between turns, and continued from the file in a new chain */
     bool push, receipts, throughput, replica, audit, audit_here, must_succeed;
-    bool drafts; /* drafts tokens, four fifths of them correct */
+    bool drafts;    /* drafts tokens, four fifths of them correct */
+    bool cancels;   /* runs of the generator, which then go on */
+    int chunk_rows; /* of several chunks in flight; 0: as usual, which is more than a prompt has */
     int timeout_ms, max_retries;
     int64_t begin_us;
 } sim_client_plan;
@@ -102,7 +104,7 @@ const char *sim_client_report(const sim_client *client); /* how it ended */
 typedef struct sim_stats {
     uint64_t events, tokens, generations, errors, failovers, crashes, joins, drains, stalls, slow, partitions, cuts,
         retired, garbled, wrong_replies, bans, rebalances, quota_refusals, loads, adapted, trained, poisoned, excused,
-        rounds, rounds_failed, holders_dropped;
+        rounds, rounds_failed, holders_dropped, cancelled, behind; /* behind: chunks that began behind others */
     uint64_t trace;
     int64_t virtual_us;
 } sim_stats;

@@ -4,6 +4,8 @@
 
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -62,6 +64,19 @@ static void set_up(void) {
     cr_assert(!pthread_create(&server, NULL, serve, NULL));
 }
 
+/* Instead of the C library's, for libcurl, too: which signals the calling thread takes. */
+static atomic_int resolved, takes_signals;
+__attribute__((visibility("default"))) int getaddrinfo(const char *host, const char *service,
+                                                       const struct addrinfo *hints, struct addrinfo **out) {
+    int (*next)(const char *, const char *, const struct addrinfo *, struct addrinfo **) = NULL;
+    sigset_t blocked;
+    *(void **)&next = dlsym(RTLD_NEXT, "getaddrinfo");
+    pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    if (!sigismember(&blocked, SIGINT) || !sigismember(&blocked, SIGTERM)) atomic_fetch_add(&takes_signals, 1);
+    atomic_fetch_add(&resolved, 1);
+    return next(!strcmp(host, "hub.test") ? "127.0.0.1" : host, service, hints, out);
+}
+
 static void tear_down(void) {
     atomic_store(&ends, true);
     pthread_join(server, NULL);
@@ -108,6 +123,28 @@ Test(slow_hub, a_file_that_trickles_is_given_up_though_bytes_come) {
     cr_expect(strstr(why.text, "cannot be fetched"), "%s", why.text);
     cr_expect_gt(got, 0);
     cr_expect_eq(atomic_load(&asked), 2);
+    sn_range_set_fini(&all);
+    sn_http_free(&http);
+}
+
+/* Those of a Python program, for example, stay with its own threads. */
+Test(slow_hub, threads_that_resolve_a_name_take_no_signals) {
+    char url[64];
+    sn_buf text;
+    sn_err why = {0};
+    sn_range_set all = {0};
+    sn_http_file file = {.size = 1 << 20};
+    size_t got = 0;
+    sn_http *http = open_http(1);
+    snprintf(url, sizeof url, "http://hub.test:%d/list", port);
+    cr_expect_eq(sn_http_get(http, url, 2 << 20, &text, &why), SN_RETRY);
+    cr_expect_eq(atomic_load(&resolved), 1);
+    snprintf(file.url, sizeof file.url, "%s", url);
+    snprintf(file.location, sizeof file.location, "%s", url);
+    REQUIRE(sn_range_set_add(&all, 0, file.size, &err));
+    cr_expect_eq(sn_http_fetch(http, &file, &all, take, &got, &why), SN_RETRY);
+    cr_expect_gt(atomic_load(&resolved), 1);
+    cr_expect_eq(atomic_load(&takes_signals), 0);
     sn_range_set_fini(&all);
     sn_http_free(&http);
 }

@@ -492,6 +492,32 @@ Test(failover, a_session_goes_on_over_another_connection) {
     testbed_free(&w);
 }
 
+/* Sessions that are told where to go on are busy with a step for some seconds more. */
+static sn_hub_action be_busy(void *ctx, const char *from, const char *to, const sn_msg *msg) {
+    const int64_t *until_us = ctx;
+    (void)from, (void)to;
+    sn_msg *m = (sn_msg *)(uintptr_t)msg;
+    if (m->kind != SN_MSG_RESUME_REPLY || sn_now_us() > *until_us) return SN_DELIVER;
+    m->kind = SN_MSG_ERROR;
+    m->error = (sn_msg_error){.status = SN_RETRY, .text = "the session is busy: wait a moment"};
+    return SN_DELIVER;
+}
+
+Test(failover, a_session_that_is_busy_after_a_cancelled_call_is_waited_for) {
+    testbed *w = testbed_of_halves(0);
+    chain_fixture r;
+    cr_assert_eq(open_with(&r, w, (sn_chain_options){0}, NULL), SN_OK, "%s", r.err.text);
+    cr_assert_eq(chain_fixture_try_steps(&r, 0, 30, 10), SN_OK, "%s", r.err.text);
+    int64_t until_us = sn_now_us() + 3000000;
+    sn_hub_set_filter(cluster_hub(w->cluster), be_busy, &until_us);
+    r.chain->unsettled = true;
+    cr_expect_eq(chain_fixture_try_steps(&r, 30, 60, 10), SN_OK, "%s", r.err.text);
+    cr_expect_eq(sn_chain_failovers(r.chain), 0, "%d sessions were replaced", (int)sn_chain_failovers(r.chain));
+    sn_hub_set_filter(cluster_hub(w->cluster), NULL, NULL);
+    chain_fixture_close(&r);
+    testbed_free(&w);
+}
+
 /* Nodes state limits that no node has. */
 static sn_hub_action exaggerate(void *ctx, const char *from, const char *to, const sn_msg *msg) {
     (void)ctx, (void)from, (void)to;

@@ -1,5 +1,6 @@
 /* Long inputs pass through the chain in chunks, several of them in flight: the same bits, whatever fails meanwhile. */
-#include "client/chain/chain_private.h" /* private: the length of chunks for any route */
+#include "base/clock.h"
+#include "client/chain/chain_private.h" /* private: the length of chunks for any route, and the hops */
 #include "tests/support/chain_fixture.h"
 #include "tests/support/require.h"
 #include "tests/support/node_client.h"
@@ -16,9 +17,13 @@ typedef struct counting_transport {
     sn_transport base;
     sn_transport *inner;
     int in_flight, most_in_flight;
-    int most_rows;                          /* of a step */
-    int refused;                            /* steps */
-    int lose_nth;                           /* the n-th step (1: the first) is lost on its way; 0: none */
+    int most_rows;             /* of a step */
+    int refused;               /* steps */
+    int lose_nth;              /* the n-th step (1: the first) is lost on its way; 0: none */
+    int n_replies, lose_reply; /* the same of the replies */
+    int64_t reply_us, due_us;  /* each comes so much later than the one before it; 0: at once */
+    sn_event held[16];
+    int n_held;
     int n_steps, n_behind, rows_behind[64]; /* all steps; those behind the first reply or error after the lost one */
     bool lost;
     sn_peer first; /* receiver of the first step */
@@ -49,9 +54,29 @@ static sn_status count_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err 
     }
     return sn_transport_send(c->inner, peer, msg, err);
 }
+/* Receives what has come, but holds replies to steps until they are due. */
+static sn_status count_take(counting_transport *c, int64_t deadline_us, sn_event *out, sn_err *err) {
+    if (c->n_held && sn_now_us() >= c->due_us) {
+        *out = c->held[0];
+        memmove(c->held, c->held + 1, (size_t)--c->n_held * sizeof *c->held);
+        c->due_us += c->reply_us;
+        return SN_OK;
+    }
+    if (c->n_held && c->due_us < deadline_us) deadline_us = c->due_us;
+    sn_status status = sn_transport_recv(c->inner, deadline_us, out, err);
+    if (status || !c->reply_us || !out->msg || out->msg->kind != SN_MSG_STEP_REPLY) return status;
+    if (!c->n_held) c->due_us = sn_now_us() + c->reply_us;
+    c->held[c->n_held++] = *out;
+    *out = (sn_event){0};
+    return SN_OK;
+}
 static sn_status count_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err) {
     counting_transport *c = count_of(t);
-    sn_status status = sn_transport_recv(c->inner, deadline_us, out, err);
+    sn_status status = count_take(c, deadline_us, out, err);
+    if (!status && out->msg && out->msg->kind == SN_MSG_STEP_REPLY && ++c->n_replies == c->lose_reply) {
+        sn_msg_free(&out->msg);
+        *out = (sn_event){0};
+    }
     if (!status && out->msg && (out->msg->kind == SN_MSG_STEP_REPLY || out->msg->kind == SN_MSG_ERROR)) c->in_flight--;
     if (!status && out->msg && out->msg->kind == SN_MSG_ERROR) c->refused++;
     if (!status && out->msg && out->msg->kind == SN_MSG_ERROR && c->lose_nth && c->n_steps >= c->lose_nth)
@@ -226,6 +251,60 @@ Test(prefill, a_refused_chunk_costs_one_session_at_most) {
     cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%s", r.err.text);
     cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
     cr_expect_leq(sn_chain_failovers(r.chain), 1, "%d failovers", (int)sn_chain_failovers(r.chain));
+    fixture_end(&r);
+}
+
+/* The nodes have done steps behind the one whose reply was lost. */
+static void expect_same_sessions(int n_nodes, bool push) {
+    fixture r;
+    fixture_begin(&r);
+    for (int i = 0; i < n_nodes; i++) cluster_add(r.w->cluster, 4 * i / n_nodes, 4 * (i + 1) / n_nodes);
+    fixture_open_chain(&r, (sn_chain_options){.routing.push = push}, n_nodes);
+    r.counting_transport.lose_reply = 2;
+    cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%d nodes: %s", n_nodes, r.err.text);
+    cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
+    cr_expect_gt(r.counting_transport.most_in_flight, 2);
+    cr_expect_eq(sn_chain_failovers(r.chain), 0, "%d failovers", (int)sn_chain_failovers(r.chain));
+    fixture_end(&r);
+}
+Test(prefill, a_lost_reply_costs_no_session) {
+    expect_same_sessions(1, false);
+    expect_same_sessions(2, false);
+    expect_same_sessions(2, true);
+}
+
+/* When the first chunk has passed; the node does those behind it. */
+static void lose_connection(void *ctx, int rows) {
+    fixture *r = ctx;
+    if (rows > 128) return;
+    sn_sleep_us(1000000);
+    r->chain->hops[0].remote.peer = 1 << 20; /* no connection */
+}
+Test(prefill, a_lost_connection_with_chunks_in_flight_costs_no_session) {
+    fixture r;
+    fixture_begin(&r);
+    cluster_add(r.w->cluster, 0, 4);
+    fixture_open_chain(&r, (sn_chain_options){.limits = {.timeout_ms = 10000, .prefill_depth = 2}}, 1);
+    sn_chain_watch(r.chain, lose_connection, &r);
+    cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
+    cr_expect_eq(sn_chain_failovers(r.chain), 0, "%d failovers", (int)sn_chain_failovers(r.chain));
+    fixture_end(&r);
+}
+
+/* The steps in flight take longer together than a step may take. */
+Test(prefill, a_chunk_has_its_time_when_those_before_it_are_done) {
+    fixture r;
+    fixture_begin(&r);
+    cluster_add(r.w->cluster, 0, 4);
+    fixture_open_chain(&r, (sn_chain_options){.limits = {.timeout_ms = 4000, .prefill_depth = 8, .max_retries = 1}}, 1);
+    counting_transport *c = &r.counting_transport;
+    c->reply_us = 1000000;
+    cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%s", r.err.text);
+    cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
+    cr_expect_gt(c->most_in_flight, 3);
+    cr_expect_eq(c->n_steps, c->n_replies, "%d steps, %d replies", c->n_steps, c->n_replies);
+    cr_expect_eq(c->n_steps, 5, "%d steps", c->n_steps);
     fixture_end(&r);
 }
 
@@ -417,3 +496,21 @@ Test(prefill, chunks_become_shorter_where_another_node_takes_over) {
     fixture_end(&r);
     tiny_model_remove(&model);
 }
+
+/* A node that limits its clients refuses a chunk behind others that it has taken: it is waited for, and those that it
+ * has taken are not sent again. */
+static void expect_patience(int n_nodes, bool push, int most_steps) {
+    fixture r = {.w = testbed_new(&(cluster_options){.kv_memory = 4096, .quota = {.steps_per_s = 3}})};
+    fixture_make_rows(&r, TOKENS);
+    for (int i = 0; i < n_nodes; i++) cluster_add(r.w->cluster, 4 * i / n_nodes, 4 * (i + 1) / n_nodes);
+    fixture_open_chain(&r, (sn_chain_options){.routing.push = push}, n_nodes);
+    cr_expect_eq(fixture_step(&r, 0, TOKENS), SN_OK, "%d nodes: %s", n_nodes, r.err.text);
+    cr_expect(output_is_right(&r, 0, TOKENS), "other bits");
+    cr_expect_gt(r.counting_transport.refused, 0);
+    cr_expect_leq(r.counting_transport.n_steps, most_steps, "%d steps", r.counting_transport.n_steps);
+    cr_expect_eq(sn_chain_failovers(r.chain), 0, "%d failovers", (int)sn_chain_failovers(r.chain));
+    fixture_end(&r);
+}
+Test(prefill, a_node_that_limits_its_clients_is_waited_for) { expect_patience(1, false, 12); }
+Test(prefill, nodes_that_limit_their_clients_are_waited_for) { expect_patience(2, false, 60); }
+Test(prefill, pushing_nodes_that_limit_their_clients_are_waited_for) { expect_patience(2, true, 30); }

@@ -25,7 +25,7 @@ enum {
     BRIEF_US = 50000,       /* the search for a node that the session can do without */
     ROUTE_WAIT_US = 3000000,
     ROUTE_POLL_MS = 200,
-    MEASURE_MS = 1000,
+    MEASURE_MS = 3000, /* a node that is not dialled yet answers twice within four round trips */
     OTHER_MODELS_MS = 1000,
     MEASURE_ROUNDS = 3,
     ADAPTER_PUT_TRIES = 3,
@@ -123,7 +123,8 @@ static bool candidate_has_alternative(const sn_candidates *candidates, size_t i)
 }
 
 /* Nodes whose round trip is to be measured: those on the route that would be taken now, then others. first_round: lists
- * others even when every round trip on the route is known. */
+ * others even when every round trip on the route is known. Nodes of that route among which there is no choice are
+ * dialled meanwhile. */
 static sn_status chain_list_unmeasured(sn_chain *chain, bool all, bool first_round, const sn_announcement **nodes,
                                        size_t *n, sn_err *err) {
     const sn_chain_options *o = &chain->options;
@@ -136,9 +137,10 @@ static sn_status chain_list_unmeasured(sn_chain *chain, bool all, bool first_rou
         route.n = 0;
     for (size_t i = 0; i < route.n && *n < MEASURED_MAX; i++) {
         const sn_announcement *node = route.legs[i].node;
-        if (node && (all || candidate_has_alternative(&candidates, route.legs[i].candidate)) &&
-            !chain_knows_rtt(chain, node))
-            nodes[(*n)++] = node;
+        const bool wanted = node && (all || candidate_has_alternative(&candidates, route.legs[i].candidate));
+        sn_peer peer;
+        if (wanted && !chain_knows_rtt(chain, node)) nodes[(*n)++] = node;
+        if (node && !wanted && sn_link_dial(o->link, node->address, node->curve_key, &peer, &none)) continue;
     }
     for (size_t i = 0; (*n || first_round) && i < candidates.n && *n < MEASURED_MAX; i++) {
         const sn_candidate *candidate = &candidates.at[i];
@@ -424,24 +426,6 @@ void sn_chain_close_hops(sn_chain *chain, sn_hop *hops, size_t n) {
     for (size_t i = 0; i < n; i++) sn_hop_fini(&hops[i], chain->options.link);
 }
 
-/* A node that does not hold the adapter answers REBUILD: the adapter is then uploaded first. The node may have unloaded
- * it again before the session opens, so this is tried several times. */
-static sn_status hop_open_session(sn_chain *chain, const uint8_t *predecessor, const sn_blob *next, sn_hop *hop,
-                                  sn_err *err) {
-    const sn_chain_options *o = &chain->options;
-    const uint8_t *kv_source = chain->being_replicated ? chain->being_replicated->remote.curve_key : NULL;
-    const sn_hop_peers peers = {predecessor, kv_source, next};
-    const int open_ms = kv_source ? REPLICA_OPEN_MS : OPEN_TIMEOUT_MS;
-    for (int tries = 0;; tries++) {
-        sn_status status =
-            sn_hop_open(hop, o->link, chain->max_tokens, &peers, sn_chain_attempt_ms(chain, open_ms), err);
-        if (status != SN_REBUILD || !o->adapter.bytes || tries == ADAPTER_PUT_TRIES) return status;
-        status = sn_hop_put_adapter(hop, o->link, o->adapter.image, o->adapter.bytes,
-                                    sn_chain_attempt_ms(chain, INT_MAX), err);
-        if (status) return status;
-    }
-}
-
 /* The announcement by which the node of leg i is asked to push to the next leg; NULL: it does not push there. A node
  * does not push to itself, and dials only what a live announcement names: in the last seconds of one, the client
  * relays.
@@ -469,9 +453,8 @@ void sn_chain_limit_inputs(const sn_chain *chain, sn_hop *hop) {
     r->inputs_token_max = (size_t)attend * width / sn_dtype_block(r->kv_dtype) * sn_dtype_bytes(r->kv_dtype);
 }
 
-/* next: as route_push_target says of this leg. */
-static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const sn_hop *before, bool pushed,
-                                const sn_blob *next, sn_hop *hop, sn_err *err) {
+/* pushed: its input comes from the node of the hop before it. Opens no session at a node. */
+static sn_status chain_init_hop(sn_chain *chain, const sn_route_leg *leg, bool pushed, sn_hop *hop, sn_err *err) {
     sn_status status = sn_hop_init(hop, leg, &chain->model, &chain->options.adapter.hash, pushed, err);
     if (status) return status;
     hop->input_dtype = sn_chain_wire_at(chain, hop->first);
@@ -488,7 +471,7 @@ static sn_status chain_open_hop(sn_chain *chain, const sn_route_leg *leg, const 
     hop->remote.wants_receipt = chain->options.verification.receipts;
     hop->remote.kv_dtype = sn_kv_dtype_element(chain->options.kv.dtype);
     sn_chain_limit_inputs(chain, hop);
-    return hop_open_session(chain, pushed ? before->remote.curve_key : NULL, next, hop, err);
+    return SN_OK;
 }
 
 /* The adapter is given by its hash only, so it cannot be uploaded. */
@@ -497,17 +480,92 @@ static bool chain_needs_adapter_holders(const sn_chain *chain) {
     return !chain->options.adapter.bytes && memcmp(&chain->options.adapter.hash, &none, sizeof none);
 }
 
-/* Opens a session at each leg. On failure hops[*n - 1] is the one that failed, which was tried since *tried_us. */
-static sn_status chain_open_route(sn_chain *chain, const sn_route *route, sn_hop *hops, size_t *n, int64_t *tried_us,
-                                  sn_err *err) {
-    const sn_blob *into = NULL, *next;
-    int64_t unix_ms = sn_unix_ms();
-    sn_status status = SN_OK;
-    for (*n = 0; *n < route->n && !status; ++*n, into = next) {
-        next = route_push_target(chain, route, *n, unix_ms);
-        *tried_us = sn_now_us();
-        status = chain_open_hop(chain, &route->legs[*n], *n ? &hops[*n - 1] : NULL, into, next, &hops[*n], err);
+/* The hops of a route that are being opened. */
+typedef struct opening {
+    sn_chain *chain;
+    const sn_route *route;
+    sn_hop *hops;
+    int64_t unix_ms, asked_us;
+    size_t failed; /* the hop whose failure ended it */
+} opening;
+
+/* Asks the node of hop i for its session. */
+static sn_status opening_ask(opening *o, size_t i, sn_wait *wait, sn_err *err) {
+    sn_chain *chain = o->chain;
+    const sn_hop *source = chain->being_replicated;
+    const sn_hop_peers peers = {o->hops[i].pushed ? o->hops[i - 1].remote.curve_key : NULL,
+                                source ? source->remote.curve_key : NULL,
+                                route_push_target(chain, o->route, i, o->unix_ms)};
+    const int ms = sn_chain_attempt_ms(chain, source ? REPLICA_OPEN_MS : OPEN_TIMEOUT_MS);
+    o->failed = i;
+    return sn_hop_open(&o->hops[i], chain->options.link, chain->max_tokens, &peers, sn_now_us() + (int64_t)ms * 1000,
+                       wait, err);
+}
+
+/* Takes the reply to one of n waits, which are for the hops of[]. SN_REBUILD: the node lacks the adapter. */
+static sn_status opening_take(opening *o, sn_wait *waits, size_t *of, size_t *n, sn_err *err) {
+    sn_msg *reply = NULL;
+    size_t which;
+    sn_status status = sn_link_wait_any(o->chain->options.link, waits, *n, &which, &reply, err);
+    o->failed = of[which];
+    o->hops[o->failed].remote.answer_us = sn_now_us() - o->asked_us;
+    if (!status) status = sn_hop_opened(&o->hops[o->failed], reply, err);
+    sn_msg_free(&reply);
+    --*n;
+    memmove(waits + which, waits + which + 1, (*n - which) * sizeof *waits);
+    memmove(of + which, of + which + 1, (*n - which) * sizeof *of);
+    return status;
+}
+
+/* A node that does not hold the adapter gets it before it opens the session. It may have unloaded it again by then, so
+ * this is tried several times. */
+static sn_status opening_with_adapter(opening *o, size_t i, sn_err *err) {
+    const sn_chain_adapter *adapter = &o->chain->options.adapter;
+    for (int tries = 1;; tries++) {
+        sn_wait wait;
+        size_t of = i, n = 1;
+        o->failed = i;
+        sn_status status = sn_hop_put_adapter(&o->hops[i], o->chain->options.link, adapter->image, adapter->bytes,
+                                              sn_chain_attempt_ms(o->chain, INT_MAX), err);
+        if (!status) status = opening_ask(o, i, &wait, err);
+        if (!status) status = opening_take(o, &wait, &of, &n, err);
+        if (status != SN_REBUILD || tries == ADAPTER_PUT_TRIES) return status;
     }
+}
+
+/* Opens a session at each remote hop. All nodes are dialled and asked at once: their round trips must not add up. */
+static sn_status opening_run(opening *o, sn_err *err) {
+    sn_wait waits[SN_HOPS_MAX];
+    size_t of[SN_HOPS_MAX], lacking[SN_HOPS_MAX], n = 0, n_lacking = 0;
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < o->route->n && !status; i++) {
+        if (o->hops[i].is_local) continue;
+        status = opening_ask(o, i, &waits[n], err);
+        of[n++] = i;
+    }
+    while (n && !status) {
+        status = opening_take(o, waits, of, &n, err);
+        if (status != SN_REBUILD || !o->chain->options.adapter.bytes) continue;
+        lacking[n_lacking++] = o->failed; /* when the others have answered: an upload would drop their replies */
+        status = SN_OK;
+    }
+    for (size_t i = 0; i < n_lacking && !status; i++) status = opening_with_adapter(o, lacking[i], err);
+    return status ? sn_err_context(err, "%s", o->hops[o->failed].remote.address) : SN_OK;
+}
+
+/* Makes the hops of a route, with their sessions. *failed: on failure, the hop that caused it, of *n. */
+static sn_status chain_open_route(sn_chain *chain, const sn_route *route, sn_hop *hops, size_t *n, size_t *failed,
+                                  sn_err *err) {
+    opening o = {chain, route, hops, sn_unix_ms(), sn_now_us(), 0};
+    sn_status status = SN_OK;
+    for (*n = 0; *n < route->n && !status; ++*n) {
+        const bool pushed = *n && route_push_target(chain, route, *n - 1, o.unix_ms);
+        *failed = *n;
+        status = chain_init_hop(chain, &route->legs[*n], pushed, &hops[*n], err);
+    }
+    if (status) return status;
+    status = opening_run(&o, err);
+    *failed = o.failed;
     return status;
 }
 
@@ -527,18 +585,20 @@ static void chain_keep_weights(sn_chain *chain, const sn_route_leg *leg) {
  * the call, or sooner where patience does. */
 sn_status sn_chain_connect(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_hop *hops, size_t *n,
                            sn_err *err) {
-    int64_t began_us = sn_now_us(), tried_us = began_us;
+    int64_t began_us = sn_now_us();
     sn_err cause = {0};
     for (;;) {
         sn_route route;
+        size_t failed;
         sn_status status = chain_plan_route_since(chain, began_us, first, end, patience, &route, err);
         if (status && chain_needs_adapter_holders(chain)) sn_err_context(err, "over nodes that hold the adapter");
         if (status) return cause.status ? sn_err_context(err, "%.180s; and then", cause.text) : status;
-        status = chain_open_route(chain, &route, hops, n, &tried_us, err);
+        const int64_t tried_us = sn_now_us();
+        status = chain_open_route(chain, &route, hops, n, &failed, err);
         for (size_t i = 0; i < route.n && !status; i++) chain_keep_weights(chain, &route.legs[i]);
         if (!status) return SN_OK;
-        bool local = hops[*n - 1].is_local;
-        if (!local && status != SN_STOP) chain_note_unopened(chain, &hops[*n - 1], tried_us);
+        bool local = hops[failed].is_local;
+        if (!local && status != SN_STOP) chain_note_unopened(chain, &hops[failed], tried_us);
         sn_chain_close_hops(chain, hops, *n);
         if ((status == SN_REFUSED || status == SN_REBUILD) && !local)
             status = err->status = SN_RETRY; /* one node refused, for example after moving to other blocks */

@@ -15,18 +15,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETURN_MS = 1000, DISCOVER_MS = 300, REST_MAX = 32 };
+enum { RETURN_MS = 1000, SOON_MS = 300, ROUND_TRIPS = 4, ANSWERED_MS = 2000, FARTHEST_US = 2000000, REST_MAX = 32 };
+
+/* Time for an answer over a connection that is made for it, to the farthest node of the chain. */
+static int chain_answer_ms(const sn_chain *chain, int least) {
+    int64_t us = 0;
+    for (size_t i = 0; i < chain->n_hops; i++)
+        if (!chain->hops[i].is_local && chain->hops[i].remote.answer_us > us) us = chain->hops[i].remote.answer_us;
+    return sn_chain_left_ms(chain, least + (int)(ROUND_TRIPS * (us < FARTHEST_US ? us : FARTHEST_US) / 1000));
+}
 
 /* Whether the hop's node answers at this address; from then on its session is used over that connection. */
-static bool hop_returns(sn_chain *chain, sn_hop *hop, const char *address) {
+static bool hop_returns(sn_chain *chain, sn_hop *hop, const char *address, int least_ms) {
     sn_hop_remote *r = &hop->remote;
     sn_msg *msg = NULL, *reply = NULL;
     sn_peer peer = 0;
     sn_err err;
-    const sn_call call = {address, r->curve_key, SN_MSG_STATUS_REPLY, sn_chain_left_ms(chain, RETURN_MS)};
+    const sn_call call = {address, r->curve_key, SN_MSG_STATUS_REPLY, chain_answer_ms(chain, least_ms)};
     if (sn_msg_new(SN_MSG_STATUS, 0, &msg, &err)) return false;
     msg->status.protocol = SN_PROTOCOL_VERSION;
-    if (sn_link_call(chain->options.link, &call, &msg, &peer, &reply, &err)) return false;
+    if (sn_link_call(chain->options.link, &call, &msg, &peer, &reply, &err)) {
+        sn_link_hang_up(chain->options.link, peer);
+        return false;
+    }
     sn_msg_free(&reply);
     sn_log(SN_LOG_INFO, "connection renewed", "request_id=%s node=%s address=%s", chain->request_id, hop->report.node,
            address);
@@ -42,10 +53,29 @@ static bool chain_return_to_node(sn_chain *chain, size_t i, size_t j) {
     sn_link *link = chain->options.link;
     sn_err err;
     if (j - i > 1 || hop->is_local || sn_link_is_connected(link, hop->remote.peer)) return false;
-    if (hop_returns(chain, hop, hop->remote.address)) return true;
-    if (hop->remote.replica || sn_link_discover(link, NULL, sn_chain_left_ms(chain, RETURN_MS), &err)) return false;
+    if (hop_returns(chain, hop, hop->remote.address, RETURN_MS)) return true;
+    if (hop->remote.replica || sn_link_discover(link, NULL, chain_answer_ms(chain, RETURN_MS), &err)) return false;
     const sn_announcement *node = sn_directory_find(sn_link_directory(link), hop->remote.node);
-    return node && strcmp(node->address, hop->remote.address) && hop_returns(chain, hop, node->address);
+    return node && strcmp(node->address, hop->remote.address) && hop_returns(chain, hop, node->address, RETURN_MS);
+}
+
+/* The connection to a node of the group fell silent. As long as nobody answers, it is this program's own link that is
+ * down, and the nodes are not to blame. Whether then all of them answer over new connections and go on at `from`. */
+static bool chain_returns_from_silence(sn_chain *chain, size_t i, size_t j, int from) {
+    sn_link *link = chain->options.link;
+    sn_err err;
+    int held = 0;
+    while (!sn_link_is_answered(link, chain_answer_ms(chain, ANSWERED_MS)) && !sn_chain_is_late(chain)) {}
+    for (size_t k = i; k < j; k++) {
+        sn_hop *hop = &chain->hops[k];
+        sn_peer begun; /* in the silence: TCP may wait for seconds before it tries again */
+        if (sn_link_is_connected(link, hop->remote.peer)) continue;
+        if (!sn_link_dial(link, hop->remote.address, hop->remote.curve_key, &begun, &err)) sn_link_hang_up(link, begun);
+        if (!hop_returns(chain, hop, hop->remote.address, SOON_MS)) return false;
+    }
+    if (sn_chain_resume_group(chain, i, j, j, from, &held, &err) || held < from) return false;
+    for (size_t k = i; k < j; k++) chain->hops[k].length = from;
+    return true;
 }
 
 sn_status sn_chain_replay(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_hop *inputs, int from, int length,
@@ -163,8 +193,11 @@ sn_status sn_chain_fail_over(sn_chain *chain, size_t *i, int position, int from,
     const sn_hop *hop = &chain->hops[*i + failed < j ? *i + failed : *i];
     const int first = chain->hops[*i].first, end = chain->hops[j - 1].end;
     sn_err cause, why;
+    const bool silent = err->status == SN_REBUILD && !hop->is_local && sn_link_fell_silent(chain->options.link) &&
+                        !sn_link_is_connected(chain->options.link, hop->remote.peer);
     /* A connection that was lost counts as a session that was: else a node could take a second for each token. */
-    if (!losses->returned && chain_return_to_node(chain, *i, j) &&
+    if (!losses->returned &&
+        (silent ? chain_returns_from_silence(chain, *i, j, from) : chain_return_to_node(chain, *i, j)) &&
         sn_peer_stats_note_loss(chain->peer_stats, hop->remote.node, sn_now_us())) {
         losses->returned = true;
         return SN_OK;
@@ -172,9 +205,11 @@ sn_status sn_chain_fail_over(sn_chain *chain, size_t *i, int position, int from,
     sn_log(SN_LOG_WARN, "step failed", "request_id=%s node=%s position=%d text=%s", chain->request_id, hop->report.node,
            position, err->text);
     const bool again = !memcmp(losses->rebuilt, hop->remote.node, SN_KEY_SIZE);
-    if (err->status != SN_REBUILD || *i + failed >= j || again ||
-        (!losses->returned && !sn_peer_stats_note_loss(chain->peer_stats, hop->remote.node, sn_now_us())))
-        sn_chain_note_failure(chain, chain->hops, j, *i + failed);
+    const bool nobody = silent && sn_chain_is_late(chain); /* has answered since: no node is to blame */
+    const bool to_blame =
+        err->status != SN_REBUILD || *i + failed >= j || again || silent ||
+        (!losses->returned && !sn_peer_stats_note_loss(chain->peer_stats, hop->remote.node, sn_now_us()));
+    if (to_blame && !nobody) sn_chain_note_failure(chain, chain->hops, j, *i + failed);
     memcpy(losses->rebuilt, hop->remote.node, SN_KEY_SIZE);
     sn_err_context(err, "%s", hop->report.node);
     if (sn_chain_is_late(chain))
@@ -304,7 +339,7 @@ sn_status sn_chain_maybe_reroute(sn_chain *chain, sn_err *err) {
     sn_candidates candidates = {0};
     size_t i = 0, j = 0;
     sn_chain_call call = sn_chain_begin_part(chain, 2, 0);
-    sn_status status = sn_link_discover(link, &chain->model, sn_chain_left_ms(chain, DISCOVER_MS), err);
+    sn_status status = sn_link_discover(link, &chain->model, chain_answer_ms(chain, SOON_MS), err);
     if (!status && routing->measure) status = sn_chain_measure_rtt(chain, false, err);
     if (!status) status = sn_chain_list_candidates(chain, &candidates, err);
     bool move = !status && chain_has_better_route(chain, &candidates, &i, &j);

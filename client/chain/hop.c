@@ -103,11 +103,12 @@ void sn_hop_fini(sn_hop *hop, sn_link *link) {
     *hop = (sn_hop){0};
 }
 
-sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const sn_hop_peers *peers, int timeout_ms,
-                      sn_err *err) {
+sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const sn_hop_peers *peers, int64_t until_us,
+                      sn_wait *wait, sn_err *err) {
     sn_hop_remote *r = &hop->remote;
-    sn_msg *msg = NULL, *reply = NULL;
-    sn_status status = sn_msg_new(SN_MSG_OPEN, 0, &msg, err);
+    sn_msg *msg = NULL;
+    *wait = (sn_wait){sn_link_new_correlation_id(), SN_MSG_OPEN_REPLY, until_us, .peers = &r->peer, .n_peers = 1};
+    sn_status status = sn_msg_new(SN_MSG_OPEN, wait->correlation_id, &msg, err);
     if (status) return status;
     sn_random(r->session, sizeof r->session);
     memcpy(msg->open.session, r->session, SN_SESSION_ID_SIZE);
@@ -124,14 +125,18 @@ sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const sn_hop_p
     msg->open.end_block = (uint64_t)hop->end;
     msg->open.max_tokens = (uint64_t)max_tokens;
     snprintf(msg->open.request_id, sizeof msg->open.request_id, "%s", r->request_id ? r->request_id : "");
-    status = sn_link_call(link, &(sn_call){r->address, r->curve_key, SN_MSG_OPEN_REPLY, timeout_ms}, &msg, &r->peer,
-                          &reply, err);
-    if (status) return status;
-    uint64_t tokens = reply->open_reply.step_tokens_max, depth = reply->open_reply.prefill_depth_max;
-    sn_msg_free(&reply);
+    status = sn_link_dial(link, r->address, r->curve_key, &r->peer, err);
+    if (!status) status = sn_link_send(link, r->peer, &msg, err);
+    sn_msg_free(&msg);
+    return status;
+}
+
+sn_status sn_hop_opened(sn_hop *hop, const sn_msg *reply, sn_err *err) {
+    sn_hop_remote *r = &hop->remote;
+    const uint64_t tokens = reply->open_reply.step_tokens_max, depth = reply->open_reply.prefill_depth_max;
     if (tokens < SN_SPAN_ROWS) /* each chunk of a prompt has its own time: chunks of one token would have no end */
-        return sn_fail(err, SN_RETRY, "%s takes steps of %d tokens, and %d are the least: it cannot be used",
-                       r->address, (int)tokens, SN_SPAN_ROWS);
+        return sn_fail(err, SN_RETRY, "it takes steps of %d tokens, and %d are the least: it cannot be used",
+                       (int)tokens, SN_SPAN_ROWS);
     r->prefill_depth_max = depth < SN_PREFILL_DEPTH_MAX ? (int)depth : SN_PREFILL_DEPTH_MAX;
     r->step_tokens_max = tokens < SN_SPAN_ROWS_MAX ? (int)tokens : SN_SPAN_ROWS_MAX;
     return SN_OK;
@@ -507,6 +512,7 @@ static void hops_account_step(sn_hop *hops, size_t n_hops, const sn_msg *result,
         hops[i].report.compute_us += hops[i].remote.last_compute_us = take_time(&left_us, trace->compute_us);
     }
     hops[0].report.network_us += hops[0].remote.last_network_us = left_us;
+    if ((int64_t)left_us < hops[0].remote.answer_us) hops[0].remote.answer_us = (int64_t)left_us;
 }
 
 static sn_status hop_ask_status(const sn_hop *hop, sn_link *link, uint64_t correlation_id, sn_peer *peer, sn_err *err) {

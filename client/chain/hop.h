@@ -60,6 +60,7 @@ typedef struct sn_hop_remote {
     int tokens_max;        /* that a session at the node can have; 0: not known */
     int step_tokens_max;   /* rows that the node takes in one step */
     int prefill_depth_max; /* steps that may wait at the node while it computes one; 0: none */
+    int64_t answer_us;     /* the shortest time in which it answered, less what it computed: a round trip, or some */
 
     sn_hash model, weights; /* weights: SHA-256 of sn_hop_hash_with_kv of its blocks */
     sn_hash adapter_hash;   /* all zero: no adapter */
@@ -121,9 +122,10 @@ typedef struct sn_hop_peers {
     const uint8_t *kv_source;   /* CURVE key of the node that will put KV pages into it; NULL: none */
     const sn_blob *next;        /* sealed announcement of the node that it will push to; NULL: none */
 } sn_hop_peers;
-/* Opens the session of a remote hop. */
-sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const sn_hop_peers *peers, int timeout_ms,
-                      sn_err *err) SN_MUST_USE;
+/* Asks the node of a remote hop to open its session; *wait is for the reply, which sn_hop_opened takes. */
+sn_status sn_hop_open(sn_hop *hop, sn_link *link, int max_tokens, const sn_hop_peers *peers, int64_t until_us,
+                      sn_wait *wait, sn_err *err) SN_MUST_USE;
+sn_status sn_hop_opened(sn_hop *hop, const sn_msg *reply, sn_err *err) SN_MUST_USE;
 /* Uploads the image of the hop's adapter to its node, which must hold the adapter before a session can use it. */
 sn_status sn_hop_put_adapter(const sn_hop *hop, sn_link *link, const void *image, size_t bytes, int timeout_ms,
                              sn_err *err) SN_MUST_USE;

@@ -34,6 +34,10 @@ enum { CHUNKS_MAX = 24, CHUNKS_PER_HOP = 4 };
  * rows, where these are not so many bytes that a slow link or a relay could not carry them within --timeout. */
 enum { CHUNK_ROWS_MIN = 64, CHUNK_ROWS_MAX = 128, LONG_CHUNK_BYTES_MAX = 4 << 20 };
 
+/* To nodes that are far, chunks begin small and double: a chunk goes on when it has come whole, and TCP sends little in
+ * the first round trips of each link, twice as much in each further one. */
+enum { FAR_US = 15000, FAR_ROWS_FIRST = 8, FAR_ROWS_MAX = 64 };
+
 typedef struct chunk {
     int position, n;
     size_t at;      /* the hop that it enters next, or in whose group it is in flight */
@@ -56,8 +60,8 @@ typedef struct pipeline {
     sn_hop *hops;         /* the chain's, or those of the replay */
     size_t n_hops;
     int n_chunked, n_done, n_before; /* of the input's rows: made into chunks; through all hops; before this round */
-    int chunk_rows;
-    bool alone; /* one chunk at a time: others do not pay, or chunks have failed */
+    int chunk_rows, next_rows;       /* of chunks, at most; of the next one */
+    bool alone;                      /* one chunk at a time: others do not pay, or chunks have failed */
     chunk chunks[CHUNKS_MAX];
     size_t n_chunks, chunks_max; /* oldest first; chunks from n_chunks on only hold a free buffer in `rows` */
     float *spare, *memory;       /* a buffer of no chunk; all of them */
@@ -84,6 +88,12 @@ static size_t hop_row_bytes(const sn_hop *hop, int n_embd) {
     return in > out ? in : out;
 }
 
+static bool chain_is_far(const sn_chain *chain) {
+    size_t i = 0;
+    while (i < chain->n_hops && (chain->hops[i].is_local || chain->hops[i].remote.answer_us < FAR_US)) i++;
+    return i < chain->n_hops;
+}
+
 int sn_chain_chunk_rows(const sn_chain *chain, int n) {
     size_t row_bytes = 0;
     int taken = chain->chunk_rows_max;
@@ -97,7 +107,9 @@ int sn_chain_chunk_rows(const sn_chain *chain, int n) {
     }
     if (!row_bytes || chain->options.routing.every_block || !chain->options.limits.prefill_depth) return 0;
     int rows = sn_chunk_rows(n, chain->n_hops, taken, row_bytes);
-    return n >= 2 * rows ? rows : 0;
+    const bool far = chain_is_far(chain);
+    if (far && rows <= CHUNK_ROWS_MAX) rows = smaller(rows, FAR_ROWS_MAX);
+    return n >= 2 * (far ? smaller(FAR_ROWS_FIRST, rows) : rows) ? rows : 0;
 }
 
 /* Rows of the chunk that begins at the position: it ends where a page ends, because a node's prefix cache gives whole
@@ -129,7 +141,8 @@ static void pipeline_add_chunk(pipeline *p) {
     const int position = input->position + p->n_chunked, left = input->n - p->n_chunked;
     if (!left || p->n_chunks == p->chunks_max) return;
     chunk *c = &p->chunks[p->n_chunks++];
-    const int most = p->alone ? p->chunk_rows : rows_to_page_end(position, p->chunk_rows);
+    const int most = p->alone ? p->chunk_rows : rows_to_page_end(position, p->next_rows);
+    p->next_rows = smaller(2 * p->next_rows, p->chunk_rows);
     *c = (chunk){.position = position, .n = smaller(left, most), .rows = c->rows};
     if (input->in) memcpy(c->rows, input->in + (size_t)p->n_chunked * row, (size_t)c->n * row * sizeof *c->rows);
     p->n_chunked += c->n;
@@ -143,6 +156,7 @@ static sn_status pipeline_begin_round(pipeline *p, sn_err *err) {
     const sn_step *input = &p->input;
     const int rows = p->inputs ? 0 : sn_chain_chunk_rows(p->chain, input->n);
     p->chunk_rows = rows ? rows : SN_SPAN_ROWS;
+    p->next_rows = chain_is_far(p->chain) ? smaller(FAR_ROWS_FIRST, p->chunk_rows) : p->chunk_rows;
     p->alone = !rows || !sn_hops_know_hash(p->hops, p->n_hops, input->position + p->n_done);
     p->chunks_max = p->alone ? 1 : sn_min_size(2 * p->n_hops + SN_PREFILL_DEPTH_MAX, CHUNKS_MAX);
     p->n_before = p->n_done;

@@ -14,12 +14,13 @@
 
 enum {
     KNOWN_ASKED_MAX = 16, /* nodes of the directory asked by discovery */
-    REASK_US = 300000,    /* without an answer, discovery asks again */
-    REJECTIONS = 2,       /* messages of another swarm after which a joined node is given up */
-    PROVEN_MS = 600000,   /* for which a joined node's word proves a node */
-    PAGES_MAX = 4,        /* further pages of a node's PEERS list */
-    PAGE_US = 1000000,    /* to wait for each of them */
-    DIGITS_MIN = 4,       /* a shorter word is no beginning of an id */
+    REASK_US = 300000,    /* without an answer, discovery asks others, and again after twice as long, and so on: */
+    REASK_MAX_US = 5000000,
+    REJECTIONS = 2,     /* messages of another swarm after which a joined node is given up */
+    PROVEN_MS = 600000, /* for which a joined node's word proves a node */
+    PAGES_MAX = 4,      /* further pages of a node's PEERS list */
+    PAGE_US = 1000000,  /* to wait for each of them */
+    DIGITS_MIN = 4,     /* a shorter word is no beginning of an id */
 };
 
 /* Whether no joined node can be used: each has sent what is no message, more than once, and nothing else. */
@@ -226,7 +227,7 @@ static sn_status link_fail_silence(const sn_link *link, int64_t waited_us, sn_er
 }
 
 static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_ms, sn_err *err) {
-    int64_t began = sn_now_us(), deadline = began + (int64_t)timeout_ms * 1000, ask_again = 0;
+    int64_t began = sn_now_us(), deadline = began + (int64_t)timeout_ms * 1000, ask_again = 0, wait_us = REASK_US;
     uint64_t correlation_id = link->discovery = sn_link_new_correlation_id();
     size_t asked = 0, rounds = 0;
     sn_peer from = 0;
@@ -241,8 +242,9 @@ static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_
         link_take_seeds(link);
         bool alone = rounds == 1 && link->n_seeds && !link_has_seed(link); /* no joined node can be waited for */
         if (alone || now >= ask_again) {
-            asked = 0;
-            ask_again = now + REASK_US;
+            asked = rounds == 1 && !alone ? link->n_seeds : 0; /* a first answer over a slow link takes so long */
+            ask_again = now + wait_us;
+            wait_us = 2 * wait_us < REASK_MAX_US ? 2 * wait_us : REASK_MAX_US;
             if (rounds++ || !link->n_seeds) status = link_ask_known(link, model, correlation_id, err);
         }
         if (!status) status = link_ask_seeds(link, asked, model, correlation_id, err);
@@ -259,6 +261,8 @@ static sn_status link_discover(sn_link *link, const sn_hash *model, int timeout_
             sn_refusals_note(&link->refusals, from, err, now = sn_now_us());
             if (sn_refusals_are_final(&link->refusals, link->seed_peers, link->n_seeds, now)) return refused;
             if (err->retry_after_ms || !busy.retry_after_ms) busy = *err;
+            wait_us = REASK_US;
+            if (ask_again > now + REASK_US) ask_again = now + REASK_US;
             continue;
         }
         link_take_announcements(link, from, &msg->peers_reply);
@@ -275,4 +279,11 @@ sn_status sn_link_discover(sn_link *link, const sn_hash *model, int timeout_ms, 
     sn_status status = link_discover(link, model, timeout_ms, err);
     link->discovery = 0;
     return status;
+}
+
+bool sn_link_is_answered(sn_link *link, int timeout_ms) {
+    sn_err err;
+    if (sn_link_discover(link, NULL, timeout_ms, &err) != SN_RETRY || link->refusals.n) return true;
+    while (link->n_alive) sn_link_hang_up(link, link->alive[0]);
+    return false;
 }

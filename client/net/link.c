@@ -189,6 +189,7 @@ static bool link_note_rejection(sn_link *link, const sn_event *event) {
  * one when it returns, so it is asked for again. */
 static void link_note_outage(sn_link *link, const sn_event *event) {
     sn_log(SN_LOG_INFO, "node lost", "text=%s", event->err.text);
+    link->fell_silent = event->silent;
     if (*event->other_at) sn_directory_retire(link->directory, event->other_at, event->key);
     for (size_t i = 0; i < link->n_seeds; i++) {
         if (link->seed_peers[i] != event->peer) continue;
@@ -345,6 +346,13 @@ sn_status sn_link_check_reply(sn_msg **msg, sn_msg_kind wanted, uint8_t *session
     return status;
 }
 
+bool sn_link_fell_silent(const sn_link *link) { return link->fell_silent; }
+
+static void link_watch(sn_link *link, const sn_wait *waits, size_t n, bool on) {
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < waits[i].n_peers; k++) sn_transport_watch(link->transport, waits[i].peers[k], on);
+}
+
 bool sn_link_lost(const sn_link *link, sn_wait *wait) {
     wait->lost = false;
     for (size_t i = wait->n_peers; i-- > 0;)
@@ -362,7 +370,7 @@ static size_t waits_find(const sn_wait *waits, size_t n, const sn_msg *msg) {
     return msg ? i : n;
 }
 
-sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *which, sn_msg **out, sn_err *err) {
+static sn_status link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *which, sn_msg **out, sn_err *err) {
     int64_t began = sn_now_us(), soonest = INT64_MAX;
     *out = NULL;
     for (size_t i = 0; i < n; i++) {
@@ -390,6 +398,13 @@ sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *whic
                 return sn_fail(err, SN_RETRY, "no answer within %.1f seconds",
                                (double)(waits[*which].deadline_us - began) / 1e6);
     }
+}
+
+sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *which, sn_msg **out, sn_err *err) {
+    link_watch(link, waits, n, true);
+    sn_status status = link_wait_any(link, waits, n, which, out, err);
+    link_watch(link, waits, n, false);
+    return status;
 }
 
 sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) {

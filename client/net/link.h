@@ -130,6 +130,12 @@ sn_status sn_link_wait(sn_link *link, sn_wait *wait, sn_msg **out, sn_err *err) 
 /* The same for the first of n waits that is answered, late or lost: *which. */
 sn_status sn_link_wait_any(sn_link *link, sn_wait *waits, size_t n, size_t *which, sn_msg **out,
                            sn_err *err) SN_MUST_USE;
+/* Whether the connection that was lost last had fallen silent while its peer was waited for: that node is not there, or
+ * this program's own link is down. */
+bool sn_link_fell_silent(const sn_link *link);
+/* Whether anybody answers, of the joined nodes and those of the directory, within this time, or the wait is cancelled.
+ * If nobody does, all connections are given up: TCP would take as long again to find out that they are back. */
+bool sn_link_is_answered(sn_link *link, int timeout_ms);
 bool sn_link_lost(const sn_link *link, sn_wait *wait); /* whether one of wait->peers is lost; sets lost and lost_peer */
 
 /* A request whose reply is kept until it is taken, while other replies are waited for. It ends with

@@ -36,6 +36,7 @@ struct sn_link {
     char joined[256]; /* the addresses as given, for error messages */
     sn_err rejected;  /* why what a joined node sent last was no message */
     sn_err outage;    /* why a joined node could not be reached last */
+    bool fell_silent; /* the connection that was lost last */
     sn_peer *alive;   /* connections that were dialled and are not lost */
     size_t n_alive, alive_capacity;
     struct {

@@ -19,6 +19,10 @@ enum {
     PAUSE_FIRST_US = 100000,
     PAUSE_MAX_US = 5000000,
     UNANSWERED_MS = 30000, /* for what was written, then the kernel ends the connection */
+    /* Of a peer that is watched: TCP has repeated itself twice or more by then, whatever packet was lost. */
+    ASK_US = 300000,      /* of silence, then it is sent something to acknowledge; */
+    QUIET_US = 1250000,   /* so long nothing was acknowledged, */
+    QUIET_ROUND_TRIPS = 6 /* and for so many round trips: it is down */
 };
 
 /* Puts the report of an outage behind what was received. With the lock. */
@@ -65,6 +69,29 @@ void dialled_leave(sn_listener *l, connection *c) {
     pthread_mutex_unlock(&l->lock);
 }
 
+/* What the kernel of the peer's machine acknowledges tells whether the way to it is whole, however busy its program is.
+ */
+bool dialled_is_silent(sn_listener *l, connection *c, int64_t now) {
+    dialled_peer *d = c->dialled;
+    struct tcp_info info = {0};
+    pthread_mutex_lock(&l->lock);
+    const int64_t watched_us = d->watched_us;
+    pthread_mutex_unlock(&l->lock);
+    if (!watched_us || getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &(socklen_t){sizeof info})) {
+        d->unanswered_us = 0;
+        return false;
+    }
+    const int64_t quiet_us = (int64_t)info.tcpi_last_ack_recv * 1000,
+                  trips_us = QUIET_ROUND_TRIPS * (int64_t)info.tcpi_rtt;
+    if (!info.tcpi_unacked || !d->unanswered_us || quiet_us < now - d->unanswered_us)
+        d->unanswered_us = info.tcpi_unacked ? now : 0;
+    if (!info.tcpi_unacked && quiet_us > ASK_US && now - watched_us > ASK_US && sn_zmtp_ping(&c->zmtp)) {
+        d->unanswered_us = now;
+        listener_write(l, c);
+    }
+    return c->fd >= 0 && d->unanswered_us && now - d->unanswered_us > (trips_us > QUIET_US ? trips_us : QUIET_US);
+}
+
 /* Begins to connect; false: an outage. */
 static bool begin(sn_listener *l, connection *c, int64_t now) {
     int one = 1, unanswered = UNANSWERED_MS;
@@ -73,6 +100,7 @@ static bool begin(sn_listener *l, connection *c, int64_t now) {
     c->fd = socket(c->from.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     c->begun = c->dialled->asks = false;
     c->dialled->answer_len = 0;
+    c->dialled->unanswered_us = 0;
     c->opened_us = c->heard_us = now;
     c->interest = EPOLLIN | EPOLLOUT;
     struct epoll_event event = {.events = c->interest, .data.ptr = c};

@@ -438,6 +438,14 @@ sn_status sn_listener_dial(sn_listener *l, const char *address, const char *rela
     return status;
 }
 
+void sn_listener_watch(sn_listener *l, sn_peer peer, bool on) {
+    const int64_t now = sn_now_us();
+    pthread_mutex_lock(&l->lock);
+    connection *c = find_peer(l, peer);
+    if (c && c->dialled && on != (c->dialled->watched_us != 0)) c->dialled->watched_us = on ? now : 0;
+    pthread_mutex_unlock(&l->lock);
+}
+
 void sn_listener_divert(sn_listener *l, sn_listener_diverted diverted, void *ctx) {
     pthread_mutex_lock(&l->lock);
     l->diverted = diverted;
@@ -494,7 +502,8 @@ sn_status listener_open(const sn_identity *identity, sn_listener **out, sn_err *
                        .linger_us = -1,
                        .held_max = listener_held_max(),
                        .held_us = INT64_MAX,
-                       .retry_us = INT64_MAX};
+                       .retry_us = INT64_MAX,
+                       .warm_us = INT64_MAX};
     for (int i = 0; i < 2; i++) l->ready[i].end = &l->ready[i].first;
     l->turned_us = l->sweep_us = sn_now_us();
     l->capacity = (size_t)(descriptors.rlim_cur / 2 < CAPACITY_MAX ? descriptors.rlim_cur / 2 : CAPACITY_MAX);

@@ -38,6 +38,7 @@ typedef struct sn_listener sn_listener;
 typedef enum sn_outage {
     SN_OUTAGE_NONE,
     SN_OUTAGE_LOST,          /* the connection has ended */
+    SN_OUTAGE_SILENT,        /* it was watched, and its machine acknowledged nothing */
     SN_OUTAGE_REFUSED,       /* nothing takes it, or its relay brings nobody */
     SN_OUTAGE_UNPROVEN,      /* it was taken, and the expected key was not proven */
     SN_OUTAGE_NO_DESCRIPTOR, /* this process has none left */
@@ -86,6 +87,8 @@ bool sn_listener_peer_host(sn_listener *listener, sn_peer peer, char host[SN_ADD
  * sn_listener_receive returns no other message of it for a while, and the messages that wait are dropped when its
  * connection ends. */
 void sn_listener_charge(sn_listener *listener, sn_peer peer);
+/* While on, a dialled peer whose machine acknowledges nothing for a second or two is down. */
+void sn_listener_watch(sn_listener *listener, sn_peer peer, bool on);
 /* When sn_listener_receive may return a message of a peer that has to wait (sn_now_us); INT64_MAX: none has to. */
 int64_t sn_listener_held_until(const sn_listener *listener);
 /* Connections whose first byte is not ZMTP's are given to this function, on the listener's thread; it owns the

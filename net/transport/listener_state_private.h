@@ -36,10 +36,12 @@ typedef struct dialled_peer {
     uint8_t answer[SOCKS_ANSWER]; /* of the relay, */
     size_t answer_len;            /* as far as it has come */
     bool asks;                    /* the relay was asked */
+    int64_t unanswered_us; /* since when it has acknowledged nothing of what was sent; 0: it has, or is not watched */
     /* Guarded by the listener's lock. */
-    bool up;        /* the key is proven */
-    bool down;      /* an outage was reported, and it was not up since */
-    bool reporting; /* `report` waits for the owner, among what was received */
+    bool up;            /* the key is proven */
+    bool down;          /* an outage was reported, and it was not up since */
+    bool reporting;     /* `report` waits for the owner, among what was received */
+    int64_t watched_us; /* since when the owner waits for it; 0: it does not */
     sn_outage outage;
     incoming report;
 } dialled_peer;
@@ -64,6 +66,7 @@ typedef struct connection {
     uint64_t sealing_number;
     sn_standing standing;
     int64_t opened_us, heard_us, pinged_us;
+    int64_t warm_us;              /* until when its congestion window is kept open; 0: it is not */
     struct sockaddr_storage from; /* the other end */
     bool adopted;                 /* `from` is a relay */
     bool begun;                   /* its first byte has come, or one that was dialled is made: ZMTP may be sent */
@@ -97,6 +100,7 @@ struct sn_listener {
     size_t partial;                                /* bytes of messages that are not complete */
     int64_t retry_us;                              /* when a dialled peer is due; INT64_MAX: none */
     int64_t turned_us, sweep_us;                   /* when the last turn ended, when the next sweep is due */
+    int64_t warm_us;                               /* when windows are due that are kept open; INT64_MAX: none */
     size_t n_sealing;                              /* connections that seal a large message */
     uint64_t sealing_number, n_pieces;             /* of the newest of these; pieces that were sealed */
     const sn_standing **standings;                 /* (n_accepted): of the open connections */
@@ -166,5 +170,6 @@ void dialled_proceed(sn_listener *l, connection *c, int64_t now);      /* its so
 void dialled_is_up(sn_listener *l, connection *c);                     /* the key is proven */
 void dialled_is_down(sn_listener *l, connection *c, sn_outage outage); /* with the lock */
 void dialled_leave(sn_listener *l, connection *c);                     /* for good */
+bool dialled_is_silent(sn_listener *l, connection *c, int64_t now);    /* one that is watched and ready */
 
 #endif

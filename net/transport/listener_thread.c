@@ -38,6 +38,11 @@ enum {
     /* A message of 1 GiB, which a client asks for with a few bytes (gradients of an adapter), and need not read, takes
      * seconds to seal; a piece takes a millisecond or two. */
     PIECE_BYTES = 1 << 20,
+    /* Linux closes the congestion window of a connection on which nothing was sent for a retransmission time-out, 0.2 s
+     * at least, to 10 segments: of a row that is larger, the rest would wait another round trip. */
+    WARM_BYTES = 12 << 10,  /* of a message, behind which the window is kept open, */
+    WARM_FOR_US = 5000000,  /* for so long: a step comes back within it, */
+    WARM_EVERY_US = 150000, /* by a PONG that nobody has asked for and nobody answers */
 };
 
 /* Bytes of all messages that arrive or wait for the owner, and as many of those that wait to be sent. */
@@ -57,6 +62,7 @@ void listener_disconnect(sn_listener *l, connection *c) {
     c->fd = -1;
     l->partial -= c->partial;
     c->partial = 0;
+    c->warm_us = 0;
     sn_zmtp_fini(&c->zmtp);
     end_sealing(l, c);
     if (c->dialled) return;
@@ -64,13 +70,16 @@ void listener_disconnect(sn_listener *l, connection *c) {
     l->standings[c->slot] = NULL;
 }
 
+static const char *const fell_silent = "its machine acknowledges nothing";
+
 void listener_end_connection(sn_listener *l, connection *c, const char *why) {
     if (c->fd < 0) return;
     listener_disconnect(l, c);
     pthread_mutex_lock(&l->lock);
     listener_count_sealed(l, c, 0);
     if (c->dialled) {
-        dialled_is_down(l, c, c->dialled->up ? SN_OUTAGE_LOST : c->begun ? SN_OUTAGE_UNPROVEN : SN_OUTAGE_REFUSED);
+        const sn_outage lost = why == fell_silent ? SN_OUTAGE_SILENT : SN_OUTAGE_LOST;
+        dialled_is_down(l, c, c->dialled->up ? lost : c->begun ? SN_OUTAGE_UNPROVEN : SN_OUTAGE_REFUSED);
     } else {
         c->gone = why;
         listener_drop_sent(l, c);
@@ -174,6 +183,14 @@ static void accept_newcomers(sn_listener *l, int64_t now) {
 
 /* -- writing -- */
 
+/* A message of so many bytes is sent: its connection's window stays open for a while. */
+static void warm_behind(sn_listener *l, connection *c, size_t bytes) {
+    if (bytes < WARM_BYTES) return;
+    const int64_t now = sn_now_us();
+    c->warm_us = now + WARM_FOR_US;
+    if (now + WARM_EVERY_US < l->warm_us) l->warm_us = now + WARM_EVERY_US;
+}
+
 /* Seals the next message that waits, or begins to; false: none may be sealed now, or the connection has ended. */
 static bool seal_next(sn_listener *l, connection *c) {
     if (c->sealing) return false;
@@ -197,6 +214,7 @@ static bool seal_next(sn_listener *l, connection *c) {
     c->sealing = m;
     c->sealing_number = ++l->sealing_number;
     l->n_sealing++;
+    warm_behind(l, c, m->map_len + m->tensor_len);
     if (!sealed || !large) end_sealing(l, c);
     c->standing.since_us = sn_now_us();
     if (!sealed) listener_end_connection(l, c, "there is no memory for a message to it");
@@ -219,7 +237,7 @@ void listener_write(sn_listener *l, connection *c) {
     const uint8_t *data;
     while (c->fd >= 0 &&
            c->begun) { /* what comes first decides whether this is ZMTP: not even the greeting goes before it */
-        while (sn_zmtp_is_ready(&c->zmtp) && sn_zmtp_output(&c->zmtp, &data) < SEALED_AHEAD && seal_next(l, c)) {}
+        while (sn_zmtp_may_send(&c->zmtp) && sn_zmtp_output(&c->zmtp, &data) < SEALED_AHEAD && seal_next(l, c)) {}
         size_t len = c->fd < 0 ? 0 : sn_zmtp_output(&c->zmtp, &data);
         if (!len) break;
         ssize_t n = send(c->fd, data, len, MSG_NOSIGNAL);
@@ -299,7 +317,10 @@ static const char *take_bytes(sn_listener *l, connection *c, const uint8_t *data
     c->heard_us = now;
     while (len) {
         sn_zmtp_message message;
-        switch (sn_zmtp_receive(&c->zmtp, &data, &len, &message)) {
+        const bool was_ready = sn_zmtp_is_ready(&c->zmtp);
+        const sn_zmtp_result result = sn_zmtp_receive(&c->zmtp, &data, &len, &message);
+        if (c->dialled && !was_ready && sn_zmtp_is_ready(&c->zmtp)) dialled_is_up(l, c);
+        switch (result) {
         case SN_ZMTP_MORE:
             break;
         case SN_ZMTP_GREETED:
@@ -369,7 +390,6 @@ static void connection_read(sn_listener *l, connection *c, int64_t now) {
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
         bool was_ready = sn_zmtp_is_ready(&c->zmtp);
         const char *why = n <= 0 ? "the peer has closed its connection" : take_bytes(l, c, l->scratch, (size_t)n, now);
-        if (c->dialled && !why && !was_ready && sn_zmtp_is_ready(&c->zmtp)) dialled_is_up(l, c);
         if (why && n > 0 && !c->dialled)
             sn_log_rated(SN_LOG_INFO, "connection closed", "handshake=%s text=%s", was_ready ? "done" : "not_done",
                          why);
@@ -393,6 +413,10 @@ static void sweep_connection(sn_listener *l, connection *c, int64_t now) {
         listener_end_connection(l, c, "it sent nothing and others need its place");
     } else if (now - c->heard_us > DEAD_US) {
         listener_end_connection(l, c, "the peer has been silent for too long");
+    } else if (ready && c->dialled && dialled_is_silent(l, c, now)) {
+        listener_end_connection(l, c, fell_silent);
+    } else if (c->fd < 0) {
+        return;
     } else if (ready && now - c->heard_us > PING_US && now - c->pinged_us > PING_US) {
         c->pinged_us = now;
         if (sn_zmtp_ping(&c->zmtp))
@@ -402,12 +426,30 @@ static void sweep_connection(sn_listener *l, connection *c, int64_t now) {
     }
 }
 
+/* Sends a few bytes on connections whose windows are to stay open, but for those that send anyway. What one costs its
+ * peer are so few frames for each large message that it got. */
+static void keep_warm(sn_listener *l, int64_t now) {
+    const uint8_t *data;
+    l->warm_us = INT64_MAX;
+    for (size_t i = 0; i < l->n_slots; i++) {
+        connection *c = l->slots[i];
+        if (!c || c->fd < 0 || c->warm_us <= now) continue;
+        l->warm_us = now + WARM_EVERY_US;
+        if (!sn_zmtp_is_ready(&c->zmtp) || sn_zmtp_output(&c->zmtp, &data)) continue;
+        if (sn_zmtp_pong(&c->zmtp))
+            listener_write(l, c);
+        else
+            listener_end_connection(l, c, "there is no memory to keep its window open");
+    }
+}
+
 static void sweep(sn_listener *l, int64_t now, bool stalled) {
     for (size_t i = 0; i < l->n_slots; i++) {
         connection *c = l->slots[i];
         if (!c || c->fd < 0) continue;
         if (stalled) c->heard_us = now;
         if (stalled && c->dialled) c->opened_us = now; /* its key is not unproven because this program stood still */
+        if (stalled && c->dialled) c->dialled->unanswered_us = 0;
         sweep_connection(l, c, now);
     }
 }
@@ -520,6 +562,7 @@ void listener_turn(sn_listener *l, int wait_ms) {
         sweep(l, now, stalled);
         l->sweep_us = now + SWEEP_US;
     }
+    if (now >= l->warm_us) keep_warm(l, now);
     l->turned_us = now;
 }
 
@@ -531,7 +574,8 @@ static int wait_of(sn_listener *l, int64_t *linger_us) {
     bool any = l->n_dialled > 0;
     pthread_mutex_unlock(&l->lock);
     if (!any && !l->n_open) return -1;
-    int64_t left_us = l->retry_us < INT64_MAX ? l->retry_us - sn_now_us() : SWEEP_US;
+    const int64_t due_us = l->retry_us < l->warm_us ? l->retry_us : l->warm_us;
+    const int64_t left_us = due_us < INT64_MAX ? due_us - sn_now_us() : SWEEP_US;
     return left_us <= 0 ? 0 : left_us < SWEEP_US ? (int)(left_us / 1000) + 1 : SWEEP_US / 1000;
 }
 

@@ -190,6 +190,10 @@ static bool private_peer_host(sn_transport *t, sn_peer peer, char host[SN_ADDRES
     return sn_transport_peer_host(((private_swarm *)t)->inner, peer, host);
 }
 
+static void private_watch(sn_transport *t, sn_peer peer, bool on) {
+    sn_transport_watch(((private_swarm *)t)->inner, peer, on);
+}
+
 static void private_wake(sn_transport *t) { sn_transport_wake(((private_swarm *)t)->inner); }
 
 static void private_free(sn_transport *t) {
@@ -203,9 +207,9 @@ static void private_free(sn_transport *t) {
 
 static void private_charge(sn_transport *t, sn_peer peer) { sn_transport_charge(((private_swarm *)t)->inner, peer); }
 
-static const sn_transport_ops private_ops = {private_listen, private_dial,      private_send,
-                                             private_recv,   private_hang_up,   private_wake,
-                                             private_free,   private_peer_host, private_charge};
+static const sn_transport_ops private_ops = {private_listen,  private_dial, private_send, private_recv,
+                                             private_hang_up, private_wake, private_free, private_peer_host,
+                                             private_charge,  private_watch};
 
 sn_status sn_transport_private_swarm_new(sn_transport **inner, const sn_identity *identity,
                                          const uint8_t key[SN_SWARM_KEY_SIZE], sn_transport **out, sn_err *err) {

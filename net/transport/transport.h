@@ -39,8 +39,9 @@ typedef struct sn_event {
     /* An outage: the connection to a dialled peer was lost, or could not be made (err is SN_RETRY and says which).
      * Messages sent before may not have arrived. Reported once until the connection is up again: the transport keeps
      * connecting, and messages sent meanwhile wait in the queue, until hang_up. A peer that becomes silent without
-     * closing its connection is reported late or not at all. */
+     * closing its connection is reported late or not at all, unless it is watched. */
     bool lost;
+    bool silent; /* of an outage of a watched peer: nothing came from it; this program's own link may be down as well */
     /* Of an outage: the address that was dialled, where a program took the connection and did not prove the key that
      * was expected of it: another one, as after a restart with new keys, or one that ends just now. Else empty. */
     char other_at[SN_ADDRESS_MAX + 1];
@@ -78,6 +79,9 @@ typedef struct sn_transport_ops {
     /* Counts a message of a peer that brought no work: a question, or a request that was refused. Of a peer that sends
      * many, recv returns the next message later, and the peer's own queue fills. NULL: all are taken at once. */
     void (*charge)(sn_transport *t, sn_peer peer);
+    /* From now on, or (!on) no longer, the owner waits for a dialled peer: when its machine does not even acknowledge
+     * what was sent, for a second or two, that is an outage. NULL: silence is noticed late. */
+    void (*watch)(sn_transport *t, sn_peer peer, bool on);
 } sn_transport_ops;
 
 struct sn_transport {
@@ -107,6 +111,9 @@ static inline bool sn_transport_peer_host(sn_transport *t, sn_peer peer, char ho
 }
 static inline void sn_transport_charge(sn_transport *t, sn_peer peer) {
     if (t->ops->charge) t->ops->charge(t, peer);
+}
+static inline void sn_transport_watch(sn_transport *t, sn_peer peer, bool on) {
+    if (t->ops->watch) t->ops->watch(t, peer, on);
 }
 static inline void sn_transport_wake(sn_transport *t) { t->ops->wake(t); }
 static inline void sn_transport_free(sn_transport **t) {

@@ -117,12 +117,14 @@ static sn_status decode(sn_zmtp_message *message, sn_msg **out, sn_err *err) {
 static void report_outage(const sn_inbound *inbound, sn_event *out) {
     static const char *const why[] = {
         [SN_OUTAGE_LOST] = "the connection to %s was lost",
+        [SN_OUTAGE_SILENT] = "%s fell silent: its machine acknowledges nothing",
         [SN_OUTAGE_REFUSED] = "no program accepts connections at %s",
         [SN_OUTAGE_UNPROVEN] = "%s took the connection and did not prove the expected key",
         [SN_OUTAGE_NO_DESCRIPTOR] = "%s cannot be dialled: this process has no descriptor left (ulimit -n)",
         [SN_OUTAGE_LEFT] = "%s read nothing, or sent more than was taken: the connection was closed",
     };
     out->lost = true;
+    out->silent = inbound->outage == SN_OUTAGE_SILENT;
     if (inbound->outage == SN_OUTAGE_UNPROVEN) memcpy(out->other_at, inbound->address, sizeof out->other_at);
     (void)sn_fail(&out->err, SN_RETRY, why[inbound->outage], inbound->address);
 }
@@ -199,6 +201,11 @@ static void zmq_transport_charge(sn_transport *t, sn_peer peer) {
     if (z->listener) sn_listener_charge(z->listener, peer);
 }
 
+static void zmq_transport_watch(sn_transport *t, sn_peer peer, bool on) {
+    zmq *z = (zmq *)t;
+    if (z->listener) sn_listener_watch(z->listener, peer, on);
+}
+
 static void zmq_transport_wake(sn_transport *t) {
     uint64_t one = 1;
     ssize_t written =
@@ -219,9 +226,9 @@ static void zmq_transport_free(sn_transport *t) {
     free(z);
 }
 
-static const sn_transport_ops zmq_ops = {zmq_transport_listen, zmq_transport_dial,      zmq_transport_send,
-                                         zmq_transport_recv,   zmq_transport_hang_up,   zmq_transport_wake,
-                                         zmq_transport_free,   zmq_transport_peer_host, zmq_transport_charge};
+static const sn_transport_ops zmq_ops = {
+    zmq_transport_listen, zmq_transport_dial, zmq_transport_send,      zmq_transport_recv,   zmq_transport_hang_up,
+    zmq_transport_wake,   zmq_transport_free, zmq_transport_peer_host, zmq_transport_charge, zmq_transport_watch};
 
 sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, sn_err *err) {
     zmq *z;

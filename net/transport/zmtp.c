@@ -1,7 +1,11 @@
 /* ZMTP (net/transport/zmtp_private.h). Input is a greeting, then frames of a header and a body. Bodies are the commands
  * of the handshake until it is complete, and sealed frames from then on, which are opened where they lie: the payload
  * begins SN_CURVE_OVERHEAD bytes behind the body, and the memory before it is such that the payload is aligned. Output
- * is one buffer of bytes in the order in which they are sealed, because the nonces of sealed frames must grow. */
+ * is one buffer of bytes in the order in which they are sealed, because the nonces of sealed frames must grow.
+ *
+ * A round trip of a far peer is a large part of a second, so none is spent that need not be: the client, which knows
+ * the server's key, sends HELLO behind its greeting, and its first messages behind INITIATE, where the server's
+ * greeting says that it takes them so (libzmq's does not). */
 #include "net/transport/zmtp_private.h"
 
 #include <stdlib.h>
@@ -11,7 +15,8 @@ enum {
     MECHANISM_AT = 12, /* in the greeting */
     MECHANISM_SIZE = 20,
     SERVER_AT = MECHANISM_AT + MECHANISM_SIZE,
-    FRAME_LONG = 2, /* flags of a frame */
+    EARLY_AT = SERVER_AT + 1, /* in the filler, of which nobody else takes notice */
+    FRAME_LONG = 2,           /* flags of a frame */
     FRAME_COMMAND = 4,
     SEALED_MORE = 1, /* flags inside a sealed frame */
     SEALED_COMMAND = 2,
@@ -89,6 +94,7 @@ static bool send_command(sn_zmtp *z, const void *command, size_t len) {
 }
 
 bool sn_zmtp_ping(sn_zmtp *z) { return send_command(z, "\x04PING\0\0", PING_HEAD); }
+bool sn_zmtp_pong(sn_zmtp *z) { return send_command(z, "\x04PONG", PONG_HEAD); }
 
 bool sn_zmtp_send_begin(sn_zmtp *z, const void *payload, size_t len) {
     uint8_t *body = out_frame(z, 0, SN_CURVE_OVERHEAD + len);
@@ -122,7 +128,7 @@ static void write_greeting(uint8_t out[SN_ZMTP_GREETING_SIZE], bool server) {
     static const uint8_t start[] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1, 'C', 'U', 'R', 'V', 'E'};
     memset(out, 0, SN_ZMTP_GREETING_SIZE);
     memcpy(out, start, sizeof start);
-    out[SERVER_AT] = server;
+    out[SERVER_AT] = out[EARLY_AT] = server;
 }
 
 /* Whether the first n bytes of a greeting may be those of the other end of CURVE in version 3: no other server's where
@@ -204,14 +210,6 @@ static bool send_open(sn_zmtp *z, const uint8_t *command, size_t len) {
     return body != NULL;
 }
 
-static sn_zmtp_result end_greeting(sn_zmtp *z) {
-    uint8_t hello[SN_CURVE_ANSWER_MAX];
-    z->greeted = true;
-    if (!z->curve.client) return SN_ZMTP_GREETED;
-    size_t len = sn_curve_begin(&z->curve, hello);
-    return len && send_open(z, hello, len) ? SN_ZMTP_GREETED : SN_ZMTP_FAILED;
-}
-
 static sn_zmtp_result end_handshake_body(sn_zmtp *z) {
     uint8_t answer[SN_CURVE_ANSWER_MAX];
     size_t len;
@@ -256,7 +254,9 @@ sn_zmtp_result sn_zmtp_receive(sn_zmtp *z, const uint8_t **data, size_t *len, sn
             if (z->greeted && !begin_body(z)) return SN_ZMTP_FAILED;
             z->head_len = 0;
             if (z->greeted) continue;
-            return end_greeting(z);
+            z->greeted = true;
+            z->takes_early = z->curve.client && z->head[EARLY_AT] == 1;
+            return SN_ZMTP_GREETED;
         }
         if (!take_body(z, data, len)) return SN_ZMTP_FAILED;
         if (z->body.len < z->body_size) return SN_ZMTP_MORE;
@@ -273,7 +273,12 @@ sn_status sn_zmtp_init(sn_zmtp *z, const sn_identity *identity, const uint8_t *s
     uint8_t *greeting = out_reserve(z, SN_ZMTP_GREETING_SIZE);
     if (!greeting) return sn_fail(err, SN_STOP, "out of memory: no space for a connection");
     write_greeting(greeting, !server_key);
-    return SN_OK;
+    if (!server_key) return SN_OK;
+    uint8_t hello[SN_CURVE_ANSWER_MAX];
+    const size_t len = sn_curve_begin(&z->curve, hello);
+    if (len && send_open(z, hello, len)) return SN_OK;
+    sn_zmtp_fini(z);
+    return sn_fail(err, SN_REFUSED, "no peer has this key");
 }
 
 void sn_zmtp_fini(sn_zmtp *z) {

@@ -33,6 +33,7 @@ typedef struct sn_zmtp {
     uint8_t head[SN_ZMTP_GREETING_SIZE]; /* the greeting, later the header of a frame, as far as it has come */
     size_t head_len;
     bool greeted;
+    bool takes_early;   /* the peer, a server, takes messages behind INITIATE, before its READY has come */
     sn_zmtp_frame body; /* of the frame that arrives; len: bytes that have come */
     size_t body_size, body_capacity;
     sn_zmtp_message message; /* that arrives */
@@ -58,10 +59,15 @@ void sn_zmtp_fini(sn_zmtp *z);
 sn_zmtp_result sn_zmtp_receive(sn_zmtp *z, const uint8_t **data, size_t *len, sn_zmtp_message *out) SN_MUST_USE;
 /* The handshake is complete: curve.peer_key is proven, and frames may be sent. */
 static inline bool sn_zmtp_is_ready(const sn_zmtp *z) { return z->curve.state == SN_CURVE_READY; }
+/* Frames may be sent: the server's key is proven by its WELCOME, and what follows INITIATE is sealed for it. */
+static inline bool sn_zmtp_may_send(const sn_zmtp *z) {
+    return sn_zmtp_is_ready(z) || (z->takes_early && z->curve.state == SN_CURVE_READY_COMMAND);
+}
 
-/* Both seal a frame for the peer; false when memory is out: close the connection. */
+/* They seal a frame for the peer; false when memory is out: close the connection. */
 bool sn_zmtp_send(sn_zmtp *z, const void *payload, size_t len, bool more) SN_MUST_USE;
 bool sn_zmtp_ping(sn_zmtp *z) SN_MUST_USE;
+bool sn_zmtp_pong(sn_zmtp *z) SN_MUST_USE; /* that nobody has asked for: it is not answered */
 /* The same for the last frame of a message, in pieces: sn_zmtp_seal goes on with n bytes at most, at least 64, and
  * returns true when the frame is sealed. Until then the payload stays where it is, and nothing else is sent: pings are
  * left out. */

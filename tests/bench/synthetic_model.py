@@ -19,7 +19,9 @@ import struct
 SHAPES = {"7b": (4096, 32, 32, 11008, 32000, 4096), "8b": (4096, 32, 8, 14336, 128000, 32768),
           "1b": (2048, 32, 8, 8192, 32000, 16384), "135m": (576, 9, 3, 1536, 49152, 16384),
           "70b": (8192, 64, 8, 28672, 128256, 8192), "tiny": (256, 4, 2, 512, 512, 8192), "30b-a3b": (2048, 32, 4, 768, 32000, 32768),
-          "gpt-oss-120b": (2880, 64, 8, 2880, 201088, 131072)}
+          "gpt-oss-120b": (2880, 64, 8, 2880, 201088, 131072),
+          "row-9k": (2304, 8, 2, 256, 512, 8192), "row-16k": (4096, 8, 2, 256, 512, 8192)}  # wide rows, little computation
+HEAD_DIM = {"row-9k": 64, "row-16k": 64}  # where it is not width / heads
 EXPERTS = {"30b-a3b": (128, 8, 128), "gpt-oss-120b": (128, 4, 64)}  # number, of a row, width of an attention head; ff is one expert's
 
 
@@ -81,6 +83,10 @@ def field(key, kind, v):
     return text(key) + struct.pack("<I", kind) + value(kind, v)
 
 
+def head_dim(shape, width, heads):
+    return EXPERTS[shape][2] if shape in EXPERTS else HEAD_DIM.get(shape, width // heads)
+
+
 def fields(shape, width, heads, kv_heads, ff, vocab, context, blocks, experts):
     # A character for each byte, as in GPT-2, and then meaningless words.
     plain = [c for c in range(256) if 33 <= c <= 126 or 161 <= c <= 172 or c >= 174]
@@ -92,6 +98,8 @@ def fields(shape, width, heads, kv_heads, ff, vocab, context, blocks, experts):
         more = [field(family + "." + key, UINT32, n) for key, n in
                 (("expert_count", experts[0]), ("expert_used_count", experts[1]), ("expert_feed_forward_length", ff),
                  ("attention.key_length", experts[2]), ("attention.value_length", experts[2]))]
+    if shape in HEAD_DIM:
+        more = [field(family + ".attention." + key, UINT32, HEAD_DIM[shape]) for key in ("key_length", "value_length")]
     if family == "gpt-oss":
         more += [field("gpt-oss.attention.sliding_window", UINT32, 128), field("gpt-oss.rope.scaling.type", STRING, "yarn"),
                  field("gpt-oss.rope.scaling.factor", FLOAT32, 32.0),
@@ -102,7 +110,7 @@ def fields(shape, width, heads, kv_heads, ff, vocab, context, blocks, experts):
             field(a + "block_count", UINT32, blocks), field(a + "feed_forward_length", UINT32, ff),
             field(a + "attention.head_count", UINT32, heads), field(a + "attention.head_count_kv", UINT32, kv_heads),
             field(a + "attention.layer_norm_rms_epsilon", FLOAT32, 1e-5), field(a + "rope.freq_base", FLOAT32, 10000),
-            field(a + "rope.dimension_count", UINT32, experts[2] if experts else width // heads), field(a + "vocab_size", UINT32, vocab),
+            field(a + "rope.dimension_count", UINT32, head_dim(shape, width, heads)), field(a + "vocab_size", UINT32, vocab),
             field("tokenizer.ggml.model", STRING, "gpt2"), field("tokenizer.ggml.pre", STRING, "gpt-2"),
             field("tokenizer.ggml.tokens", STRING, tokens[:vocab]),
             field("tokenizer.ggml.token_type", INT32, [3] + [1] * (vocab - 1)),
@@ -122,7 +130,7 @@ def tensors(kind, shape, width, heads, kv_heads, ff, vocab, blocks, experts):
     oss, mixed, of_experts = shape == "gpt-oss-120b", kind == "Q4_K_M", kind
     kind = {"MXFP4": "Q8_0", "Q4_K_M": "Q4_K"}.get(kind, kind)
     head = {"Q4_0": "Q8_0", "Q4_K": "Q6_K"}.get(kind, kind)
-    dim = experts[2] if experts else width // heads
+    dim = head_dim(shape, width, heads)
     q, kv = dim * heads, dim * kv_heads
     if kind == "mixed":
         head, turns = "Q2_K", itertools.cycle(sorted(t for t in TYPES if t[:3] in ("IQ1", "IQ2", "IQ3", "TQ1", "TQ2", "NVF", "Q1_", "Q2_") and t != "Q2_K"))

@@ -87,7 +87,7 @@ static void count_hang_up(sn_transport *t, sn_peer peer) { sn_transport_hang_up(
 static void count_wake(sn_transport *t) { sn_transport_wake(count_of(t)->inner); }
 static void count_free(sn_transport *t) { sn_transport_free(&count_of(t)->inner); }
 static const sn_transport_ops count_ops = {count_listen, count_dial, count_send, count_recv, count_hang_up,
-                                           count_wake,   count_free, NULL,       NULL};
+                                           count_wake,   count_free, NULL,       NULL,       NULL};
 
 /* -- a chain over nodes, and its expected output */
 
@@ -405,6 +405,33 @@ Test(prefill, a_prompt_for_many_gpus_is_cut_for_all_of_them) {
     cr_expect_eq(chunk_over_gpus(600, 5, 1024), 64, "ten chunks");
     cr_expect_eq(chunk_over_gpus(4096, 5, 1024), 204);
     cr_expect_eq(chunk_over_gpus(4096, 2, 1024), 512);
+}
+
+static int n_entered, entered[TOKENS]; /* rows of the chunks that have entered the chain */
+static void note_chunk(void *ctx, int block, int position, int n, const float *rows) {
+    (void)ctx, (void)position, (void)rows;
+    if (!block) entered[n_entered++] = n;
+}
+
+/* Over a slow link a node begins with the first rows when they have come, and sends them on. */
+Test(prefill, chunks_for_nodes_that_are_far_begin_small) {
+    for (int far = 0; far < 2; far++) {
+        fixture r;
+        size_t n_hops;
+        fixture_begin(&r);
+        for (int i = 0; i < 2; i++) cluster_add(r.w->cluster, 2 * i, 2 * i + 2);
+        fixture_open_chain(&r, (sn_chain_options){0}, 2);
+        sn_hop *hops = (sn_hop *)(uintptr_t)sn_chain_route_hops(r.chain, &n_hops);
+        for (size_t i = 0; i < n_hops; i++) hops[i].remote.answer_us = far ? 100000 : 100;
+        sn_chain_observe(r.chain, note_chunk, NULL);
+        n_entered = 0;
+        cr_assert_eq(fixture_step(&r, 0, 64), SN_OK, "%s", r.err.text);
+        cr_expect(output_is_right(&r, 0, 64));
+        cr_expect_eq(entered[0], far ? 8 : 64);
+        cr_expect_eq(n_entered > 1, far);
+        cr_expect(!far || entered[1] == 16, "%d", entered[1]);
+        fixture_end(&r);
+    }
 }
 
 /* A row has as many bytes as in the type in which it travels. */

@@ -524,6 +524,47 @@ Test(listener, a_peer_that_answers_nothing_for_fifteen_seconds_is_gone) {
     sn_listener_free(&l, 0);
 }
 
+/* Bytes that the client has been sent meanwhile. */
+static size_t bytes_of(const client *c) {
+    static uint8_t bytes[256 * KIB];
+    size_t all = 0;
+    listener_turn(l, 0);
+    for (ssize_t n; (n = recv(c->fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0;) all += (size_t)n;
+    return all;
+}
+
+/* Each gets a few frames behind a large reply, and none without: a stranger who asks for little gets nothing. */
+Test(listener, the_window_of_a_connection_stays_open_for_a_while_behind_a_large_reply) {
+    enum { FRAME = 2 + SN_CURVE_OVERHEAD + 5, EVERY = 150000, SECONDS = 5 };
+    listener_begin();
+    client c = named_client();
+    sn_peer peer = receive_peer();
+    uint8_t bytes[20 * KIB];
+    size_t kept = 0, later = 0;
+    send_reply(peer, 11 * KIB);
+    cr_assert_eq(read_bytes(&c, bytes, 11 * KIB), 11 * KIB);
+    bytes_of(&c);
+    virtual_clock_advance(EVERY);
+    cr_expect_eq(bytes_of(&c), 0, "the reply was small");
+    send_reply(peer, 16 * KIB);
+    cr_assert_eq(read_bytes(&c, bytes, 16 * KIB), 16 * KIB);
+    bytes_of(&c);
+    for (int i = 0; i * EVERY < SECONDS * SECOND; i++) {
+        virtual_clock_advance(EVERY);
+        kept += bytes_of(&c);
+    }
+    cr_expect_geq(kept, (SECONDS * SECOND / EVERY - 2) * FRAME);
+    cr_expect_leq(kept, (SECONDS * SECOND / EVERY + 3) * FRAME, "and a question whether it lives");
+    for (int i = 0; i < 20; i++) {
+        virtual_clock_advance(EVERY);
+        later += bytes_of(&c);
+    }
+    cr_expect_eq(later, 0, "%zu bytes came when no reply was large any more", later);
+    cr_expect_eq(l->warm_us, INT64_MAX);
+    close(c.fd);
+    sn_listener_free(&l, 0);
+}
+
 /* A machine that stops for a minute, or a program under a debugger, loses no connection. */
 Test(listener, time_in_which_the_listener_did_not_run_is_no_silence) {
     listener_begin();

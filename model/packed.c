@@ -22,21 +22,21 @@ static bool has_shape(const sn_safetensors_tensor *f, size_t rows, size_t cols) 
 
 /* The layout of the codes of a matrix (rows, cols); false: none is of this type and shape. */
 static bool layout_of(const sn_safetensors_tensor *codes, size_t rows, size_t cols, sn_packed_layout *out) {
-    bool words = is_type(codes, "I32"), bytes = is_type(codes, "U8");
-    bool fits = true;
-    if (words && has_shape(codes, rows, cols / 8))
-        *out = SN_PACKED_ROWS4;
-    else if (words && has_shape(codes, rows, cols / 4))
-        *out = SN_PACKED_ROWS8;
-    else if (bytes && has_shape(codes, rows, cols / 2))
-        *out = SN_PACKED_ROWS4;
-    else if (is_type(codes, "I8") && has_shape(codes, rows, cols))
-        *out = SN_PACKED_INTEGERS;
-    else if (is_type(codes, "F8_E4M3") && has_shape(codes, rows, cols))
-        *out = SN_PACKED_ROWS8;
-    else
-        fits = false;
-    return fits && cols % 8 == 0;
+    static const struct {
+        const char *type;
+        size_t in_one; /* codes of an element */
+        sn_packed_layout layout;
+    } layouts[] = {{"I32", 8, SN_PACKED_ROWS4},
+                   {"I32", 4, SN_PACKED_ROWS8},
+                   {"U8", 2, SN_PACKED_ROWS4},
+                   {"I8", 1, SN_PACKED_INTEGERS},
+                   {"F8_E4M3", 1, SN_PACKED_ROWS8}};
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        if (!is_type(codes, layouts[i].type) || !has_shape(codes, rows, cols / layouts[i].in_one)) continue;
+        *out = layouts[i].layout;
+        return cols % 8 == 0;
+    }
+    return false;
 }
 
 /* The same for the layouts in which words lie by columns. */

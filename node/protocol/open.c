@@ -166,9 +166,7 @@ void sn_protocol_on_open(sn_protocol *protocol, const sn_event *event, int64_t n
     if (!msg) return;
     const sn_session *session = sn_sessions_find(protocol->sessions, event->msg->open.session);
     sn_protocol_log_session("session opened", session);
-    sn_peer next;
-    if (*session->next.address && sn_protocol_dial(protocol, session->owner, &session->next, now_us, &next, &err))
-        sn_log(SN_LOG_DEBUG, "next node not dialled", "text=%s", err.text); /* the first step dials again */
+    if (*session->next.address) sn_protocol_dial_early(protocol, session->owner, &session->next, now_us);
     memcpy(msg->open_reply.session, event->msg->open.session, SN_SESSION_ID_SIZE);
     msg->open_reply.step_tokens_max = (uint64_t)protocol->setup.span.rows_max;
     msg->open_reply.prefill_depth_max = SN_PREFILL_DEPTH_MAX;

@@ -11,6 +11,7 @@
  * that are here. */
 #include "node/protocol/protocol_private.h"
 
+#include "base/log.h"
 #include "net/address.h"
 
 #include <stdio.h>
@@ -98,12 +99,16 @@ static sn_outgoing_connection *outgoing_oldest(sn_protocol *protocol, size_t max
     return oldest[n_own > max / 2];
 }
 
+static size_t outgoing_of(const sn_outgoing *o, const uint8_t client[SN_KEY_SIZE]) {
+    size_t n = 0;
+    for (size_t i = 0; i < o->n; i++) n += !memcmp(o->all[i].client, client, SN_KEY_SIZE);
+    return n;
+}
+
 static sn_status outgoing_add(sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], const sn_outgoing_target *to,
                               sn_outgoing_connection **out, sn_err *err) {
     sn_outgoing *o = &protocol->outgoing;
-    size_t of_client = 0;
-    for (size_t i = 0; i < o->n; i++) of_client += !memcmp(o->all[i].client, client, SN_KEY_SIZE);
-    if (of_client >= CLIENT_TARGETS_MAX && !is_own(protocol, client))
+    if (outgoing_of(o, client) >= CLIENT_TARGETS_MAX && !is_own(protocol, client))
         return sn_fail(err, SN_RETRY,
                        "this node connects to %d other nodes for one client: wait until one of them was not used for "
                        "%d s, or relay the rows yourself",
@@ -126,6 +131,15 @@ sn_status sn_protocol_dial(sn_protocol *protocol, const uint8_t client[SN_KEY_SI
     status = sn_transport_dial(protocol->setup.transport, to->address, to->curve_key, &connection->peer, err);
     *out = connection->peer;
     return status;
+}
+
+void sn_protocol_dial_early(sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], const sn_outgoing_target *to,
+                            int64_t now_us) {
+    sn_peer peer;
+    sn_err err;
+    if (outgoing_of(&protocol->outgoing, client) >= CLIENT_TARGETS_MAX / 2) return;
+    if (sn_protocol_dial(protocol, client, to, now_us, &peer, &err))
+        sn_log(SN_LOG_DEBUG, "next node not dialled", "text=%s", err.text); /* the first step dials again */
 }
 
 void sn_protocol_meet(sn_protocol *protocol, const sn_announcement *node, int64_t now_us) {

@@ -204,6 +204,10 @@ sn_status sn_protocol_read_target(const sn_protocol *protocol, const sn_blob *se
 /* The connection to that node, made where there is none. SN_RETRY: the client caused too many already. */
 sn_status sn_protocol_dial(sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], const sn_outgoing_target *to,
                            int64_t now_us, sn_peer *out, sn_err *err) SN_MUST_USE;
+/* The same before it is needed, to save the first step the time, while the client has caused few: nodes that are not
+ * there may have taken the others. */
+void sn_protocol_dial_early(sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], const sn_outgoing_target *to,
+                            int64_t now_us);
 /* Asks this node for an answer. */
 void sn_protocol_meet(sn_protocol *protocol, const sn_announcement *node, int64_t now_us);
 void sn_protocol_met(sn_protocol *protocol, const sn_event *event); /* a PONG: the answer, perhaps */

@@ -9,7 +9,7 @@ for tool in aarch64-linux-gnu-gcc qemu-aarch64-static mmdebstrap; do
 done
 # As ARM machines get it: other optimisation could give other bits.
 arm_root=$(SWARM_CACHE=$cache ARM64_OPTIONS=-DCMAKE_BUILD_TYPE=Release \
-  "$here/../../scripts/arm64.sh" "$folder" swarm swarm-node test_bits 2>"$scratch/build.err" | tail -n 1)
+  "$here/../../scripts/arm64.sh" "$folder" swarm swarm-node test_blocks 2>"$scratch/build.err" | tail -n 1)
 [ -d "$arm_root" ] || { grep -q 'could not be unpacked' "$scratch/build.err" && skip "the packages of arm64 cannot be fetched"; fail "the cross-build failed"; }
 [ "${1-}" != build ] || exit 0
 
@@ -25,7 +25,7 @@ in_namespace() {
     exit 77; QEMU_LD_PREFIX=$arm_root exec "$@"' _ "$@"
 }
 in_namespace true 2>/dev/null || skip "unit tests of ARM: no namespace can register an emulator here (the bits of all families agree)"
-in_namespace "$folder/tests/test_bits" --filter 'bits/same_bits_on_every*' >"$scratch/bits.err" 2>&1 || fail "test_bits fails on ARM"
+in_namespace "$folder/tests/test_blocks" --filter 'bits/same_bits_on_every*' >"$scratch/bits.err" 2>&1 || fail "test_bits fails on ARM"
 grep -q '^skipped: ' "$scratch/bits.err" && fail "an instruction set was not tested"
 
 # Nodes of both kinds. The first blocks are x86's, behind a slow link, so that the text lasts some seconds.

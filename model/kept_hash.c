@@ -2,6 +2,7 @@
 
 #include "base/file.h"
 #include "model/identity.h"
+#include "model/packed.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -32,6 +33,8 @@ static sn_status add_places(void *ctx, sn_hasher *hasher, const sn_model_tensor 
     sn_hasher_add(hasher, line, (size_t)n);
     add_place(ctx, hasher, t->data);
     add_place(ctx, hasher, t->scales);
+    /* Its parts are in these files, but config.json says how zeros are meant. */
+    if (t->packed) sn_hasher_add(hasher, t->packed->zeros_less_one ? "1" : "0", 1);
     return SN_OK;
 }
 

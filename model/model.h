@@ -239,16 +239,17 @@ static inline size_t sn_kv_value_width(const sn_hparams *hp) {
 static inline size_t sn_kv_width(const sn_hparams *hp) { return sn_kv_key_width(hp) + sn_kv_value_width(hp); }
 
 /* A tensor in its file, or a view of some of its rows (Q, K and V may be one matrix in the file). Read it run by run
- * (sn_model_run), or make it contiguous (sn_model_contiguous). A vector has rows == 1. Three forms:
+ * (sn_model_run), or make it contiguous (sn_model_contiguous). A vector has rows == 1. Four forms:
  *
- *   rows         Row r (of a vector: element r) lies r / group_rows * group_stride + r % group_rows rows after `data`.
- * A whole tensor is one group. transposed   col_step is not 0: element (r, c) lies r * row_step + c * col_step elements
- * after `data`. packed      packed is not NULL: quantised weights in several tensors of a folder (model/packed.h),
- * which sn_model_contiguous rearranges to blocks; `data` is that of their codes, one run. split        scales is not
- * NULL: the file has elements and scales in two tensors, which sn_model_contiguous joins to blocks. Of SN_MXFP4, `data`
- * has 16 bytes per block with neighbouring elements in one byte, the first in the low half, and `scales` one byte per
- * block. Of SN_F8_E4M3, `data` has a byte per element, and `scales` a float32 (or bfloat16: scales_short) for each 128
- * rows and 128 columns of the file's tensor, or a single one (scales_single). */
+ * - rows: row r (of a vector: element r) lies r / group_rows * group_stride + r % group_rows rows after `data`. A whole
+ *   tensor is one group.
+ * - transposed: col_step is not 0; element (r, c) lies r * row_step + c * col_step elements after `data`.
+ * - packed: packed is not NULL; quantised weights in several tensors of a folder (model/packed.h), which
+ *   sn_model_contiguous rearranges to blocks; `data` is that of their codes, one run.
+ * - split: scales is not NULL; the file has elements and scales in two tensors, which sn_model_contiguous joins to
+ *   blocks. Of SN_MXFP4, `data` has 16 bytes per block with neighbouring elements in one byte, the first in the low
+ *   half, and `scales` one byte per block. Of SN_F8_E4M3, `data` has a byte per element, and `scales` a float32 (or
+ *   bfloat16: scales_short) for each 128 rows and 128 columns of the file's tensor, or a single one (scales_single). */
 typedef struct sn_model_tensor {
     sn_dtype dtype;
     size_t rows, cols;

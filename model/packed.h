@@ -5,7 +5,7 @@
  *
  * sn_packed_join makes one sn_model_tensor of them, whose type is one of base/dtype.h that holds the same numbers;
  * sn_packed_unpack rearranges rows into its blocks. What the numbers are is defined by the reference's own unpacking in
- * float32: tests/support/packed_reference.py. Private to model/. */
+ * float32: tests/fixtures/packed/make_packed.py. Private to model/. */
 #ifndef SN_MODEL_PACKED_H
 #define SN_MODEL_PACKED_H
 

@@ -73,8 +73,7 @@ static sn_status check_group(const json_t *object, sn_err *err) {
 }
 
 /* Columns in the order of their activations belong to scattered groups. */
-static sn_status check_order(const json_t *object, const char *name, bool ordered, sn_err *err) {
-    (void)object;
+static sn_status check_order(const char *name, bool ordered, sn_err *err) {
     if (!ordered) return SN_OK;
     return sn_fail(err, SN_REFUSED,
                    "the weights' columns are in the order of their activations ('%s'), for which the inputs of every "
@@ -95,7 +94,7 @@ static sn_status read_gptq(const json_t *q, sn_hparams *h, sn_err *err) {
     if (!status) status = check_text(q, "pack_dtype", words, err);
     if (!status) status = check_neutral(q, "is_marlin_format", err);
     if (!status) status = check_neutral(q, "dynamic", err);
-    if (!status) status = check_order(q, "desc_act", ordered && !whole, err);
+    if (!status) status = check_order("desc_act", ordered && !whole, err);
     h->zeros_less_one = !is_text(q, "checkpoint_format", "gptq_v2") && !is_text(q, "format", "gptq_v2");
     h->zeros_in_middle = json_is_true(json_object_get(q, "sym"));
     return status;
@@ -129,7 +128,7 @@ static sn_status check_weights(const json_t *w, sn_err *err) {
     if (!status) status = check_text(w, "type", types, err);
     if (!status) status = check_text(w, "strategy", strategies, err);
     if (!status) status = check_neutral(w, "dynamic", err);
-    if (!status) status = check_order(w, "actorder", ordered, err);
+    if (!status) status = check_order("actorder", ordered, err);
     return status;
 }
 

@@ -140,7 +140,7 @@ static sn_status chain_list_unmeasured(sn_chain *chain, bool all, bool first_rou
         const bool wanted = node && (all || candidate_has_alternative(&candidates, route.legs[i].candidate));
         sn_peer peer;
         if (wanted && !chain_knows_rtt(chain, node)) nodes[(*n)++] = node;
-        if (node && !wanted && sn_link_dial(o->link, node->address, node->curve_key, &peer, &none)) continue;
+        if (node && !wanted && sn_link_dial(o->link, node->address, node->curve_key, &peer, &none)) {} /* to open it */
     }
     for (size_t i = 0; (*n || first_round) && i < candidates.n && *n < MEASURED_MAX; i++) {
         const sn_candidate *candidate = &candidates.at[i];

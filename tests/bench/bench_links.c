@@ -105,8 +105,9 @@ int main(int argc, char **argv) {
     swarm_model *model;
     swarm_session *session;
     swarm_options *joined = swarm_options_new(), *options = swarm_options_new();
-    const int prompt = argc > 4 ? atoi(argv[4]) : -1;
-    if (prompt < 0 || prompt > IDS_MAX / 2 || (!prompt && argc != 6))
+    char *end = NULL;
+    const long prompt = argc > 4 ? strtol(argv[4], &end, 10) : -1;
+    if (!end || *end || prompt < 0 || prompt > IDS_MAX / 2 || (!prompt && argc != 6))
         return fprintf(stderr, "usage: see the source\n"), 2;
     if (!prompt) pulled = argv[5];
     must(swarm_options_set(joined, "join", argv[2], &error));

@@ -17,7 +17,7 @@ resident() {
   stop_node a >&2
 }
 
-for type in Q2_K Q3_K Q4_K Q5_K Q6_K Q8_0 IQ4_XS; do
+for type in Q2_K Q3_K Q4_K Q5_K Q6_K Q8_0 IQ4_XS IQ2_XXS IQ3_S TQ1_0; do
   model m1 $type 1b 1
   model m4 $type 1b 4
   file=$(($(stat -c %s "$scratch/m4.gguf") - $(stat -c %s "$scratch/m1.gguf")))

@@ -14,9 +14,10 @@
  *   down I, up I   the cable of machine I is pulled, without a word to anybody, and put back
  *   pcap FILE      writes all packets from here on
  *   count FILE     writes a line for each machine: packets, lost ones, dropped ones, bytes, SYNs, all since the last
- * time; behind them how late packets left this process, in us: mean and most A packet waits for the sender's line and
- * for the receiver's, and then takes half a round trip. Packets are stamped when they come in: what this process does
- * takes nothing of the delay, as long as it is not late. */
+ *                  time; behind them how late packets left this process, in us: mean and most
+ *
+ * A packet waits for the sender's line and for the receiver's, and then takes half a round trip. Packets are stamped
+ * when they come in: what this process does takes nothing of the delay, as long as it is not late. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -202,7 +203,8 @@ static void obey(const char *line) {
     char word[16], what[COMMAND_MAX] = "";
     int of = 0;
     if (sscanf(line, "%15s %511s %d", word, what, &of) < 1) return;
-    const double x = atof(what);
+    const double x = strtod(what, NULL); /* a path: 0 */
+    if (!(x >= 0 && x < 1e6)) return;
     machine *m = x >= 1 && x <= n_machines ? &machines[(int)x] : NULL;
     if (!strcmp(word, "rtt") && of >= 1 && of <= n_machines)
         machines[of].farther_ns = (int64_t)(x * 1e6);
@@ -277,8 +279,9 @@ static void run(struct pollfd *fds) {
 
 int main(int argc, char **argv) {
     struct pollfd fds[MACHINES_MAX + 1];
-    n_machines = argc == 3 ? atoi(argv[1]) : 0;
-    if (n_machines < 1 || n_machines > MACHINES_MAX) {
+    char *end = NULL;
+    n_machines = argc == 3 ? (int)strtol(argv[1], &end, 10) : 0;
+    if (!end || *end || n_machines < 1 || n_machines > MACHINES_MAX) {
         fprintf(stderr, "usage: wan_router N FIFO, with N of 1 to %d\n", MACHINES_MAX);
         return 2;
     }

@@ -16,9 +16,11 @@ wan() {
   mkdir -p /run/netns && mount -t tmpfs none /run/netns 2>/dev/null || skip "nothing can be mounted here"
   for ((i = 1; i <= $1; i++)); do ip netns add "wan$i" && ip -n "wan$i" link set lo up || skip "no namespaces can be made here"; done
   mkfifo "$scratch/wan"
+  exec {wan_commands}<>"$scratch/wan" # both ways: a write waits for no reader
   start router "$bin/wan_router" "$1" "$scratch/wan"
   chrt -f -p 5 "${pid[router]}" 2>/dev/null || : # else it may be late on a busy machine
-  until grep -q ready "$scratch/router.out"; do kill -0 "${pid[router]}" 2>/dev/null || skip "$(tail -1 "$scratch/router.err")"; pause 0.02; done
+  wait_until 30 router_answers
+  grep -q ready "$scratch/router.out" || skip "$(tail -1 "$scratch/router.err")"
   for ((i = 1; i <= $1; i++)); do
     ip -n "wan$i" addr add "10.99.0.$i/24" dev wan0 && ip -n "wan$i" link set wan0 mtu 1500 txqueuelen 2000 up || fail "wan$i has no address"
     ip netns exec "wan$i" sysctl -qw net.ipv4.tcp_no_metrics_save=1
@@ -26,7 +28,8 @@ wan() {
   done
 }
 # link COMMAND...: as router.c has them, such as: link rtt 100
-link() { echo "$*" >"$scratch/wan"; }
+link() { echo "$*" >&"$wan_commands"; }
+router_answers() { grep -q ready "$scratch/router.out" || ! kill -0 "${pid[router]}" 2>/dev/null; }
 # counted: prints the router's counts since the last time
 counted() {
   rm -f "$scratch/counts"

@@ -21,15 +21,16 @@ typedef struct fixture {
 
 static void settle(void) { usleep(100000); } /* steps of a file's times */
 
-static fixture begin(void) {
+static fixture begin_with(const char *model) {
     static const char *const names[] = {"config.json", "model.safetensors"};
     fixture f = {.folder = temp_folder(), .cache = temp_folder()};
     f.weights = temp_path(f.folder, names[1]);
     f.kept = temp_path(f.cache, "hashes");
-    for (int i = 0; i < 2; i++) copy_file(SN_FIXTURES "/golden/llama", f.folder, names[i]);
+    for (int i = 0; i < 2; i++) copy_file(model, f.folder, names[i]);
     settle();
     return f;
 }
+static fixture begin(void) { return begin_with(SN_FIXTURES "/golden/llama"); }
 
 static void end(fixture *f) {
     free(f->weights);
@@ -98,6 +99,25 @@ Test(kept_hash, is_used_by_the_next_start_for_the_same_file) {
     cr_expect_arr_eq(&plain, &first, sizeof first);
     cr_expect_arr_eq(&plain, &second, sizeof second);
     keep_another(&f);
+    end(&f);
+}
+
+/* The same bytes are other weights where config.json says otherwise what they mean. */
+Test(kept_hash, of_weights_that_another_configuration_reads_otherwise_is_not_used) {
+    static const char was[] = "\"damp_percent\": 0.01,", is[] = "\"format\":\"gptq_v2\"  ,";
+    fixture f = begin_with(SN_FIXTURES "/packed/gptq4_64_zeros");
+    char *path = temp_path(f.folder, "config.json");
+    sn_buf text;
+    keep_another(&f);
+    REQUIRE(sn_read_file(path, 1 << 20, &text, &err));
+    char *at = strstr((char *)text.data, was);
+    cr_assert(at && sizeof is == sizeof was);
+    memcpy(at, is, strlen(is));
+    REQUIRE(sn_file_replace(path, text.data, text.len, &err));
+    const sn_hash hash = hash_now(&f, true);
+    cr_expect(!is_another(&hash), "the hash of other weights was used");
+    sn_buf_fini(&text);
+    free(path);
     end(&f);
 }
 

@@ -45,6 +45,18 @@
 #define GGUF_POST_NORMS                                                                                                \
     [SN_ROLE_ATTN_POST_NORM] = "post_attention_norm.weight", [SN_ROLE_FFN_POST_NORM] = "post_ffw_norm.weight"
 
+/* The block behind the last one, which predicts a further token. */
+#define HF_NEXT                                                                                                        \
+    [SN_ROLE_NEXT_EMBED_NORM] = "enorm.weight", [SN_ROLE_NEXT_HIDDEN_NORM] = "hnorm.weight",                           \
+    [SN_ROLE_NEXT_INPUT] = "eh_proj.weight", [SN_ROLE_NEXT_OUTPUT_NORM] = "shared_head.norm.weight"
+#define HF_NEXT_MTP                                                                                                    \
+    [SN_ROLE_NEXT_EMBED_NORM] = "pre_fc_norm_embedding.weight",                                                        \
+    [SN_ROLE_NEXT_HIDDEN_NORM] = "pre_fc_norm_hidden.weight", [SN_ROLE_NEXT_INPUT] = "fc.weight",                      \
+    [SN_ROLE_NEXT_OUTPUT_NORM] = "norm.weight"
+#define GGUF_NEXT                                                                                                      \
+    [SN_ROLE_NEXT_EMBED_NORM] = "nextn.enorm.weight", [SN_ROLE_NEXT_HIDDEN_NORM] = "nextn.hnorm.weight",               \
+    [SN_ROLE_NEXT_INPUT] = "nextn.eh_proj.weight", [SN_ROLE_NEXT_OUTPUT_NORM] = "nextn.shared_head_norm.weight"
+
 /* Most families have these ends, this attention, and in folders these norms. */
 #define HF_NAMES(...)   .block_prefix = "model.layers.", .names = {HF_ENDS, HF_ATTENTION, HF_NORMS, __VA_ARGS__}
 #define GGUF_NAMES(...) .block_prefix = "blk.", .names = {GGUF_ENDS, GGUF_ATTENTION, __VA_ARGS__}
@@ -192,17 +204,17 @@ static const sn_tensor_naming naming_hf_qwen2_moe = {
              [SN_ROLE_SHARED_UP] = "mlp.shared_expert.up_proj.weight",
              [SN_ROLE_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight",
              [SN_ROLE_SHARED_ROUTER] = "mlp.shared_expert_gate.weight")};
-static const sn_tensor_naming naming_hf_glm4_moe = {
-    HF_NAMES(HF_FEED_FORWARD, HF_QWEN_EXPERTS, [SN_ROLE_ROUTER_CORRECTION] = "mlp.gate.e_score_correction_bias",
-             [SN_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight",
-             [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",
-             [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight")};
+static const sn_tensor_naming naming_hf_glm4_moe = {HF_NAMES(
+    HF_FEED_FORWARD, HF_NEXT, HF_QWEN_EXPERTS, [SN_ROLE_ROUTER_CORRECTION] = "mlp.gate.e_score_correction_bias",
+    [SN_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight",
+    [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",
+    [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight")};
 static const sn_tensor_naming naming_hf_minimax_m2 = {
     HF_NAMES(HF_MIXTRAL_EXPERTS, [SN_ROLE_ROUTER_CORRECTION] = "block_sparse_moe.e_score_correction_bias")};
 static const sn_tensor_naming naming_gguf_shared = {
     GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED, GGUF_NORMS)};
 static const sn_tensor_naming naming_gguf_glm4_moe = {GGUF_NAMES(
-    GGUF_FEED_FORWARD, GGUF_EXPERTS,
+    GGUF_FEED_FORWARD, GGUF_NEXT, GGUF_EXPERTS,
     GGUF_SHARED, [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "post_attention_norm.weight")};
 static const sn_moe_config qwen2_experts = {.width = "moe_intermediate_size",
                                             .n_experts = 60,
@@ -282,35 +294,37 @@ static const char *const gpt_oss_reads[] = {"num_experts",  "num_local_experts",
 /* ---- most blocks have a recurrent state, the others attention whose output is gated ---- */
 
 #define HF_RECURRENT                                                                                                   \
-    [SN_ROLE_ATTN_GATE] = "self_attn.q_proj.weight", [SN_ROLE_DELTA_QKV] = "linear_attn.in_proj_qkv.weight",           \
-    [SN_ROLE_DELTA_GATE] = "linear_attn.in_proj_z.weight", [SN_ROLE_DELTA_TIME] = "linear_attn.in_proj_a.weight",      \
-    [SN_ROLE_DELTA_WRITE] = "linear_attn.in_proj_b.weight", [SN_ROLE_DELTA_TAPS] = "linear_attn.conv1d.weight",        \
-    [SN_ROLE_DELTA_RATES] = "linear_attn.A_log", [SN_ROLE_DELTA_TIME_BIAS] = "linear_attn.dt_bias",                    \
-    [SN_ROLE_DELTA_NORM] = "linear_attn.norm.weight", [SN_ROLE_DELTA_OUT] = "linear_attn.out_proj.weight"
+    HF_NEXT_MTP,                                                                                                       \
+        [SN_ROLE_ATTN_GATE] = "self_attn.q_proj.weight", [SN_ROLE_DELTA_QKV] = "linear_attn.in_proj_qkv.weight",       \
+        [SN_ROLE_DELTA_GATE] = "linear_attn.in_proj_z.weight", [SN_ROLE_DELTA_TIME] = "linear_attn.in_proj_a.weight",  \
+        [SN_ROLE_DELTA_WRITE] = "linear_attn.in_proj_b.weight", [SN_ROLE_DELTA_TAPS] = "linear_attn.conv1d.weight",    \
+        [SN_ROLE_DELTA_RATES] = "linear_attn.A_log", [SN_ROLE_DELTA_TIME_BIAS] = "linear_attn.dt_bias",                \
+        [SN_ROLE_DELTA_NORM] = "linear_attn.norm.weight", [SN_ROLE_DELTA_OUT] = "linear_attn.out_proj.weight"
 #define HF_SHARED                                                                                                      \
     [SN_ROLE_ROUTER] = "mlp.gate.weight", [SN_ROLE_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",                \
     [SN_ROLE_SHARED_UP] = "mlp.shared_expert.up_proj.weight",                                                          \
     [SN_ROLE_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight",                                                      \
     [SN_ROLE_SHARED_ROUTER] = "mlp.shared_expert_gate.weight"
 #define GGUF_RECURRENT                                                                                                 \
-    [SN_ROLE_ATTN_GATE] = "attn_q.weight", [SN_ROLE_DELTA_QKV] = "attn_qkv.weight",                                    \
-    [SN_ROLE_DELTA_GATE] = "attn_gate.weight", [SN_ROLE_DELTA_TIME] = "ssm_alpha.weight",                              \
-    [SN_ROLE_DELTA_WRITE] = "ssm_beta.weight", [SN_ROLE_DELTA_TAPS] = "ssm_conv1d.weight",                             \
-    [SN_ROLE_DELTA_RATES] = "ssm_a", [SN_ROLE_DELTA_TIME_BIAS] = "ssm_dt.bias",                                        \
-    [SN_ROLE_DELTA_NORM] = "ssm_norm.weight", [SN_ROLE_DELTA_OUT] = "ssm_out.weight",                                  \
-    [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "post_attention_norm.weight"
+    GGUF_NEXT, [SN_ROLE_ATTN_GATE] = "attn_q.weight", [SN_ROLE_DELTA_QKV] = "attn_qkv.weight",                         \
+               [SN_ROLE_DELTA_GATE] = "attn_gate.weight", [SN_ROLE_DELTA_TIME] = "ssm_alpha.weight",                   \
+               [SN_ROLE_DELTA_WRITE] = "ssm_beta.weight", [SN_ROLE_DELTA_TAPS] = "ssm_conv1d.weight",                  \
+               [SN_ROLE_DELTA_RATES] = "ssm_a", [SN_ROLE_DELTA_TIME_BIAS] = "ssm_dt.bias",                             \
+               [SN_ROLE_DELTA_NORM] = "ssm_norm.weight", [SN_ROLE_DELTA_OUT] = "ssm_out.weight",                       \
+               [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "post_attention_norm.weight"
 
-static const sn_tensor_naming naming_hf_qwen3_5 = {HF_NAMES(HF_FEED_FORWARD, HF_RECURRENT), .q_gated = true};
+static const sn_tensor_naming naming_hf_qwen3_5 = {HF_NAMES(HF_FEED_FORWARD, HF_RECURRENT), .q_gated = true,
+                                                   .next_prefix = "mtp."};
 static const sn_tensor_naming naming_hf_qwen3_5_moe = {
     HF_NAMES(HF_RECURRENT, HF_SHARED, [SN_ROLE_EXPERTS_GATE] = "mlp.experts.*.gate_proj.weight",
              [SN_ROLE_EXPERTS_UP] = "mlp.experts.*.up_proj.weight",
              [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.*.down_proj.weight"),
-    .q_gated = true};
+    .q_gated = true, .next_prefix = "mtp."};
 /* The hub's files: all experts in one tensor. */
 static const sn_tensor_naming naming_hf_qwen3_5_moe_stacked = {
     HF_NAMES(HF_RECURRENT, HF_SHARED, [SN_ROLE_EXPERTS_GATE] = "mlp.experts.gate_up_proj",
              [SN_ROLE_EXPERTS_UP] = "mlp.experts.gate_up_proj", [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.down_proj"),
-    .q_gated = true, .gate_up_fused = true};
+    .q_gated = true, .gate_up_fused = true, .next_prefix = "mtp."};
 static const sn_tensor_naming naming_gguf_qwen3_5 = {GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_RECURRENT), .q_gated = true};
 
 static const sn_tensor_naming naming_gguf_qwen3_5_moe = {GGUF_NAMES(GGUF_EXPERTS, GGUF_SHARED, GGUF_RECURRENT),
@@ -342,6 +356,7 @@ static const sn_tensor_naming naming_hf_latent = {
     .names = {HF_ENDS,
               HF_NORMS,
               HF_FEED_FORWARD,
+              HF_NEXT,
               [SN_ROLE_ATTN_Q_LOW] = "self_attn.q_a_proj.weight",
               [SN_ROLE_ATTN_Q_LOW_NORM] = "self_attn.q_a_layernorm.weight",
               [SN_ROLE_ATTN_Q] = "self_attn.q_b_proj.weight",
@@ -362,13 +377,14 @@ static const sn_tensor_naming naming_hf_latent = {
     .whole_q = "self_attn.q_proj.weight"};
 static const sn_tensor_naming naming_gguf_latent = {
     .block_prefix = "blk.",
-    .names = {GGUF_ENDS, GGUF_NORMS, GGUF_FEED_FORWARD, GGUF_EXPERTS, [SN_ROLE_ATTN_Q_LOW] = "attn_q_a.weight",
-              [SN_ROLE_ATTN_Q_LOW_NORM] = "attn_q_a_norm.weight", [SN_ROLE_ATTN_Q] = "attn_q_b.weight",
-              [SN_ROLE_ATTN_K] = "attn_kv_a_mqa.weight", [SN_ROLE_ATTN_V] = "attn_kv_a_mqa.weight",
-              [SN_ROLE_ATTN_LATENT_NORM] = "attn_kv_a_norm.weight", [SN_ROLE_ATTN_K_UP] = "attn_k_b.weight",
-              [SN_ROLE_ATTN_V_UP] = "attn_v_b.weight", [SN_ROLE_ATTN_O] = "attn_output.weight",
-              [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b.bias", [SN_ROLE_SHARED_GATE] = "ffn_gate_shexp.weight",
-              [SN_ROLE_SHARED_UP] = "ffn_up_shexp.weight", [SN_ROLE_SHARED_DOWN] = "ffn_down_shexp.weight"},
+    .names = {GGUF_ENDS, GGUF_NORMS, GGUF_FEED_FORWARD, GGUF_EXPERTS,
+              GGUF_NEXT, [SN_ROLE_ATTN_Q_LOW] = "attn_q_a.weight", [SN_ROLE_ATTN_Q_LOW_NORM] = "attn_q_a_norm.weight",
+              [SN_ROLE_ATTN_Q] = "attn_q_b.weight", [SN_ROLE_ATTN_K] = "attn_kv_a_mqa.weight",
+              [SN_ROLE_ATTN_V] = "attn_kv_a_mqa.weight", [SN_ROLE_ATTN_LATENT_NORM] = "attn_kv_a_norm.weight",
+              [SN_ROLE_ATTN_K_UP] = "attn_k_b.weight", [SN_ROLE_ATTN_V_UP] = "attn_v_b.weight",
+              [SN_ROLE_ATTN_O] = "attn_output.weight", [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b.bias",
+              [SN_ROLE_SHARED_GATE] = "ffn_gate_shexp.weight", [SN_ROLE_SHARED_UP] = "ffn_up_shexp.weight",
+              [SN_ROLE_SHARED_DOWN] = "ffn_down_shexp.weight"},
     .whole_q = "attn_q.weight",
     .joined_ups = "attn_kv_b.weight"};
 

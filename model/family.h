@@ -46,7 +46,10 @@ typedef struct sn_tensor_naming {
                               * columns alternating */
     const char *whole_q;     /* the name of ATTN_Q in models without q_rank; NULL: the same */
     const char *joined_ups;  /* the name of both ATTN_K_UP and ATTN_V_UP in files that lack their own names; or NULL */
-    const char *base;        /* prefix that files of the model without its LM head leave out of their names; or NULL */
+    /* What stands before the names of block n_blocks: of its own four roles (NEXT_...) this, of the others this,
+     * "layers.0." and the name; NULL: what other blocks have, with its number. */
+    const char *next_prefix;
+    const char *base; /* prefix that files of the model without its LM head leave out of their names; or NULL */
 } sn_tensor_naming;
 
 /* In the names of a wrapped family's tensors where the files hold an image encoder, too: before the whole name, or
@@ -116,7 +119,8 @@ typedef struct sn_family {
     bool scales_embeddings;                             /* embeddings are multiplied by sqrt(n_embd) */
     const sn_tensor_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files exist */
     const sn_moe_config *moe;                           /* NULL: no mixture of experts */
-    bool further_blocks; /* files may hold blocks after the last one, which predict several tokens; they are not used */
+    bool further_blocks; /* files may hold blocks after the last one, which predict further tokens; the first is used to
+                          * draft if the family names its own roles (NEXT_...) */
     bool gguf_moe;       /* GGUF files of the family may be mixtures; softmax over the chosen experts */
     /* NULL-terminated, or NULL: fields of config.json that change the mathematics and that this family may set; in
      * other families they are refused. */
@@ -136,15 +140,15 @@ const sn_family *sn_family_variant(const sn_family *first, int n);
  */
 sn_status sn_family_find(sn_container container, const char *name, const sn_family **out, sn_err *err) SN_MUST_USE;
 
-/* Writes the name of the tensor that holds this matrix of the role; false when the family has no tensor for the role.
- */
+/* Writes the name of the tensor that holds this matrix of the role, in a model of n_blocks; false when the family has
+ * no tensor for the role. */
 enum { SN_TENSOR_NAME_MAX = 128 };
-bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block, int expert,
-                           char out[SN_TENSOR_NAME_MAX]);
+bool sn_family_tensor_name(const sn_family *family, sn_container container, int n_blocks, sn_role role, int block,
+                           int expert, char out[SN_TENSOR_NAME_MAX]);
 
 /* Replaces the name of a role by its other one (whole_q, joined_ups, experts' gate and up as one), for files that lack
  * the first; false: there is none. */
-bool sn_family_other_name(const sn_family *family, sn_container container, sn_role role, int block,
+bool sn_family_other_name(const sn_family *family, sn_container container, int n_blocks, sn_role role, int block,
                           char out[SN_TENSOR_NAME_MAX]);
 
 /* Whether all matrices of the role are stacked in one tensor. */

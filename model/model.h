@@ -69,15 +69,19 @@
     X(SHARED_DOWN)       /* (n_embd, n_ff_shared)             likewise */                                              \
     X(SHARED_ROUTER)     /* (1, n_embd)                       shared_gated */                                          \
     X(ATTN_GATE)         /* (n_heads * head_dim, n_embd)      attn_gate */                                             \
-    X(DELTA_QKV)       /* (sn_delta_width, n_embd)          recurrent blocks: these nine instead of the ATTN_ ones */  \
-    X(DELTA_GATE)      /* (value heads * value_dim, n_embd) of the output */                                           \
-    X(DELTA_TIME)      /* (value heads, n_embd)             of the decay: device.h calls its result a */               \
-    X(DELTA_WRITE)     /* (value heads, n_embd)             of what is written: b */                                   \
-    X(DELTA_TAPS)      /* (sn_delta_width * conv_taps)      of the convolution, channel by channel */                  \
-    X(DELTA_RATES)     /* (value heads)                     of the decay */                                            \
-    X(DELTA_TIME_BIAS) /* (value heads)                     added to what DELTA_TIME gives */                          \
-    X(DELTA_NORM)      /* (value_dim)                       of each value head's output */                             \
-    X(DELTA_OUT)       /* (n_embd, value heads * value_dim) */
+    X(DELTA_QKV)        /* (sn_delta_width, n_embd)          recurrent blocks: these nine instead of the ATTN_ ones */ \
+    X(DELTA_GATE)       /* (value heads * value_dim, n_embd) of the output */                                          \
+    X(DELTA_TIME)       /* (value heads, n_embd)             of the decay: device.h calls its result a */              \
+    X(DELTA_WRITE)      /* (value heads, n_embd)             of what is written: b */                                  \
+    X(DELTA_TAPS)       /* (sn_delta_width * conv_taps)      of the convolution, channel by channel */                 \
+    X(DELTA_RATES)      /* (value heads)                     of the decay */                                           \
+    X(DELTA_TIME_BIAS)  /* (value heads)                     added to what DELTA_TIME gives */                         \
+    X(DELTA_NORM)       /* (value_dim)                       of each value head's output */                            \
+    X(DELTA_OUT)        /* (n_embd, value heads * value_dim) */                                                        \
+    X(NEXT_EMBED_NORM)  /* (n_embd)                          n_next: block n_blocks alone has these four */            \
+    X(NEXT_HIDDEN_NORM) /* (n_embd)                          likewise */                                               \
+    X(NEXT_INPUT)       /* (n_embd, 2 * n_embd)              of a normed embedding and a normed hidden state */        \
+    X(NEXT_OUTPUT_NORM) /* (n_embd)                          takes the place of OUTPUT_NORM behind this block */
 
 typedef enum sn_role {
 #define X(name) SN_ROLE_##name,
@@ -113,6 +117,8 @@ enum {
 typedef struct sn_hparams {
     char family[SN_FAMILY_NAME_SIZE]; /* a name of families.c: "llama", "qwen2", ... */
     char name[SN_MODEL_NAME_SIZE];    /* for display: the name in the file, else the name of the file */
+    int n_next; /* 1: the files have a block that predicts a further token (blocks/next_block.h): number n_blocks, which
+                   does not count in n_blocks. Else 0 */
     int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
     int n_ctx;                  /* the longest context that the model was trained for, tokens */
     float norm_eps, latent_eps; /* latent_eps: of ATTN_Q_LOW_NORM and ATTN_LATENT_NORM */

@@ -2,6 +2,7 @@
  * audit, draft tokens, backbone. */
 #include "client/api/setup.h"
 
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/hash.h"
@@ -300,12 +301,17 @@ json_t *sn_audit_json(const sn_audit *audit) {
 
 /* -- draft tokens -- */
 
-/* Whether the block that predicts further tokens is at hand, so that nothing is fetched for it, and drafts can save
- * laps. */
+/* Whether drafts can save laps, and the block that predicts further tokens is at hand, so that nothing is fetched for
+ * it, and small. */
 static bool mtp_pays(const sn_setup *setup) {
+    enum { SHARE = 8 }; /* of the memory that is available: other sessions may follow */
     const int block = setup->hp->n_blocks;
+    uint64_t bytes = 0;
+    size_t total, available;
+    sn_memory_read(&total, &available);
     return setup->link && setup->hp->n_next && !sn_model_get_source(setup->model)->want &&
-           sn_model_holds_block(setup->model, block);
+           sn_model_holds_block(setup->model, block) && !sn_model_block_bytes(setup->model, block, &bytes, NULL) &&
+           bytes <= available / SHARE;
 }
 
 static sn_status open_draft_mtp(sn_setup *setup, const sn_sampling *sampling, int max_context, sn_err *err) {

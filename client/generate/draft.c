@@ -12,10 +12,17 @@ static const float LOW_RATE = 0.1f;
 /* What is expected before anything was judged: long copies are right nearly always, short ones seldom. */
 static const float first_rates[SN_DRAFT_KINDS] = {0.6f, 0.3f, 0.6f, 0.95f};
 
+static void set_length(sn_draft *d) {
+    d->length = 0;
+    for (int kind = 0; kind < SN_DRAFT_KINDS; kind++)
+        if (d->records[kind].length > d->length) d->length = d->records[kind].length;
+}
+
 sn_draft sn_draft_make(sn_draft_source source, void *ctx, int n_max) {
     sn_draft d = {.source = source, .ctx = ctx, .n_max = (size_t)n_max};
     for (int kind = 0; kind < SN_DRAFT_KINDS; kind++)
         d.records[kind] = (sn_draft_record){first_rates[kind], sn_min_size(d.n_max, FIRST_LENGTH), 0, 0};
+    set_length(&d);
     return d;
 }
 
@@ -44,6 +51,11 @@ static int choose_kind(sn_draft *d, size_t matched) {
     return copies ? copy : SN_DRAFT_OF_SOURCE;
 }
 
+/* Past the end of the text the repetition continues. */
+static void copy_from(const int32_t *ids, size_t n, size_t at, size_t n_max, int32_t *out) {
+    for (size_t i = 0; i < n_max; i++) out[i] = at + i < n ? ids[at + i] : out[at + i - n];
+}
+
 sn_status sn_draft_propose(sn_draft *d, const int32_t *ids, size_t n, const sn_rng_state *rng_state, size_t capacity,
                            int32_t *out, size_t *n_out, sn_err *err) {
     size_t matched = 0, at = 0;
@@ -52,18 +64,20 @@ sn_status sn_draft_propose(sn_draft *d, const int32_t *ids, size_t n, const sn_r
     const int kind = choose_kind(d, matched);
     if (status || kind < 0) return status;
     const size_t n_max = sn_min_size(d->records[kind].length, capacity);
-    d->kind = kind;
-    if (!n_max) return SN_OK;
-    if (kind == SN_DRAFT_OF_SOURCE) return d->source(d->ctx, ids, n, rng_state, n_max, out, n_out, err);
-    for (; *n_out < n_max; ++*n_out) /* past the end, the repetition continues */
-        out[*n_out] = at + *n_out < n ? ids[at + *n_out] : out[at + *n_out - n];
-    return SN_OK;
+    if (n_max && kind == SN_DRAFT_OF_SOURCE) {
+        status = d->source(d->ctx, ids, n, rng_state, n_max, out, n_out, err);
+    } else {
+        copy_from(ids, n, at, n_max, out);
+        *n_out = n_max;
+    }
+    for (size_t i = 0; i < *n_out; i++) d->kinds[(n + i) % SN_DRAFT_PENDING] = (uint8_t)kind;
+    return status;
 }
 
 /* Doubles the length after a proposal that was accepted whole; else moves it halfway to what was accepted. */
-void sn_draft_note_accepted(sn_draft *d, size_t n_drafted, size_t n_accepted) {
+void sn_draft_note_accepted(sn_draft *d, size_t position, size_t n_drafted, size_t n_accepted) {
     enum { FADES = 8 };
-    sn_draft_record *r = &d->records[d->kind];
+    sn_draft_record *r = &d->records[d->kinds[position % SN_DRAFT_PENDING]];
     if (!n_drafted) return;
     const size_t judged = n_accepted + (n_accepted < n_drafted);
     r->rate += ((float)n_accepted / (float)judged - r->rate) / FADES;
@@ -73,6 +87,7 @@ void sn_draft_note_accepted(sn_draft *d, size_t n_drafted, size_t n_accepted) {
         r->length = (r->length + n_accepted + 1) / 2;
     r->misses = n_accepted || r->rate > LOW_RATE ? 0 : r->misses + (r->misses < MISSES_MAX);
     r->rests = r->misses ? (unsigned)sn_min_size((size_t)1 << r->misses, RESTS_MAX) : 0;
+    set_length(d);
 }
 
 void sn_draft_forget(sn_draft *draft, size_t n) {

@@ -39,14 +39,15 @@ typedef struct sn_draft_record {
 } sn_draft_record;
 
 enum { SN_DRAFT_OF_SOURCE, SN_DRAFT_SHORT_COPY, SN_DRAFT_COPY, SN_DRAFT_LONG_COPY, SN_DRAFT_KINDS };
+enum { SN_DRAFT_PENDING = 1024 }; /* draft tokens that are not judged yet, at most */
 
 typedef struct sn_draft {
-    sn_draft_source source; /* NULL: none */
-    sn_draft_rows rows;     /* NULL: the source needs no rows */
-    void *ctx;              /* of both */
-    sn_copies *copies;      /* owned; NULL: none */
-    size_t n_max;
-    int kind; /* of the newest proposal */
+    sn_draft_source source;          /* NULL: none */
+    sn_draft_rows rows;              /* NULL: the source needs no rows */
+    void *ctx;                       /* of both */
+    sn_copies *copies;               /* owned; NULL: none */
+    size_t n_max, length;            /* length: the longest that the next proposal can be */
+    uint8_t kinds[SN_DRAFT_PENDING]; /* of the draft token for each position, modulo the number of them */
     sn_draft_record records[SN_DRAFT_KINDS];
 } sn_draft;
 
@@ -58,7 +59,8 @@ void sn_draft_fini(sn_draft *draft); /* accepts a zeroed one; the source is the 
 /* capacity: a further limit of n_out, such as the space that is left in the context. */
 sn_status sn_draft_propose(sn_draft *draft, const int32_t *ids, size_t n, const sn_rng_state *rng_state,
                            size_t capacity, int32_t *out, size_t *n_out, sn_err *err) SN_MUST_USE;
-void sn_draft_note_accepted(sn_draft *draft, size_t n_drafted, size_t n_accepted); /* of the newest proposal */
+/* The draft tokens of positions [position, position + n_drafted) were judged: so many of them, the first, are right. */
+void sn_draft_note_accepted(sn_draft *draft, size_t position, size_t n_drafted, size_t n_accepted);
 /* From position n on the text has other tokens than before, or none. */
 void sn_draft_forget(sn_draft *draft, size_t n);
 /* The chain's output, rows (n, n_embd), for positions [position, position + n) of the text, which will not be taken

@@ -40,6 +40,7 @@ struct sn_generator {
     size_t n_rows;     /* tokens that can be sampled after one step: the draft tokens, and one */
     size_t n_drafted;  /* draft tokens in timeline from `length` on, which the chain has computed, too */
     size_t output_at;  /* position of the first row of output */
+    size_t told;       /* up to this position who drafts was told what the chain has computed */
 };
 
 /* One call of sn_generator_run. */
@@ -63,16 +64,21 @@ const char *sn_finish_name(sn_finish finish) {
     return names[finish];
 }
 
-/* Tells who drafts what the chain has computed of the tokens [position, position + n) of the n_ids that are known. */
-static sn_status generator_note_rows(sn_generator *g, size_t n_ids, size_t position, size_t n, sn_err *err) {
-    const float *rows = g->output + (position - g->output_at) * (size_t)g->parts.hp->n_embd;
-    if (!g->parts.draft || !n) return SN_OK;
-    return sn_draft_note_rows(g->parts.draft, g->timeline, n_ids, position, n, rows, err);
+/* Tells who drafts what the chain has computed of the tokens up to `end`, of the n_ids that are certain; tokens behind
+ * them may change. */
+static sn_status generator_tell(sn_generator *g, size_t end, size_t n_ids, sn_err *err) {
+    const size_t from = g->told > g->output_at && g->told <= end ? g->told : g->output_at;
+    const float *rows = g->output + (from - g->output_at) * (size_t)g->parts.hp->n_embd;
+    if (!g->parts.draft) return SN_OK;
+    sn_draft_forget(g->parts.draft, n_ids);
+    g->told = end;
+    return end > from ? sn_draft_note_rows(g->parts.draft, g->timeline, n_ids, from, end - from, rows, err) : SN_OK;
 }
 
 /* The tokens from position n on are about to change. */
 static void generator_forget(sn_generator *g, size_t n) {
     if (g->parts.draft) sn_draft_forget(g->parts.draft, n);
+    if (g->told > n) g->told = n;
 }
 
 /* The chain needs rows of its timeline again. */
@@ -183,7 +189,7 @@ static sn_status generator_feed(sn_generator *g, size_t end, size_t from, float 
         status = sn_lm_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, err);
         if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, err);
         g->output_at = g->length;
-        if (!status) status = generator_note_rows(g, end, g->length, n, err);
+        if (!status) status = generator_tell(g, g->length + n, end, err);
         size_t skip = from > g->length ? sn_min_size(from - g->length, n) : 0;
         if (!status && logits && skip < n)
             status = sn_lm_head_logits(g->parts.head, g->output + skip * n_embd, (int)(n - skip),
@@ -251,9 +257,9 @@ static sn_status call_draft(generator_call *r, size_t end) {
     return status;
 }
 
-static sn_status call_note_rows(generator_call *r, size_t n_ids, size_t position, size_t n) {
+static sn_status call_tell(generator_call *r, size_t end, size_t n_ids) {
     int64_t before = sn_now_us();
-    sn_status status = generator_note_rows(r->g, n_ids, position, n, r->err);
+    sn_status status = generator_tell(r->g, end, n_ids, r->err);
     r->out->timings.draft_us += sn_now_us() - before;
     return status;
 }
@@ -298,7 +304,7 @@ static sn_status call_feed(generator_call *r, size_t end) {
         if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, r->err);
         if (last) sn_lm_head_unexpect(g->parts.head);
         g->output_at = g->length;
-        if (!status) status = call_note_rows(r, end, g->length, sn_min_size(n, end - g->length));
+        if (!status) status = call_tell(r, sn_min_size(g->length + n, end), end);
         if (status) break;
         g->length += n;
         g->chosen = false;
@@ -432,8 +438,8 @@ static sn_status call_choose_accepted(generator_call *r, bool *done) {
         g->chosen = false;
     }
     r->out->timings.n_accepted += n_accepted;
-    if (!status && !*done && g->parts.draft) sn_draft_note_accepted(g->parts.draft, g->n_drafted, n_accepted);
-    if (!status) status = call_note_rows(r, g->length + g->chosen, first, g->length - first);
+    if (!status && !*done && g->parts.draft) sn_draft_note_accepted(g->parts.draft, first, g->n_drafted, n_accepted);
+    if (!status) status = call_tell(r, g->length, g->length + g->chosen);
     sn_chain_rewind(g->parts.chain, (int)g->length);
     return status;
 }

@@ -328,16 +328,16 @@ Test(draft, draft_length_follows_acceptance) {
         REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
         cr_expect(n >= far && n <= 20);
         far = n;
-        sn_draft_note_accepted(&d, n, n);
+        sn_draft_note_accepted(&d, 1, n, n);
     }
     cr_expect_eq(far, 20);
     REQUIRE(sn_draft_propose(&d, out, 1, NULL, 3, out, &n, &err)); /* no capacity for more */
     cr_expect_eq(n, 3);
-    sn_draft_note_accepted(&d, 3, 3);
+    sn_draft_note_accepted(&d, 1, 3, 3);
     REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
     cr_expect_eq(n, 20);
-    for (int i = 0; i < 6; i++) sn_draft_note_accepted(&d, d.records[d.kind].length, 0);
-    cr_expect_eq(d.records[d.kind].length, 1);
+    for (int i = 0; i < 6; i++) sn_draft_note_accepted(&d, 1, d.records[SN_DRAFT_OF_SOURCE].length, 0);
+    cr_expect_eq(d.records[SN_DRAFT_OF_SOURCE].length, 1);
     REQUIRE(sn_draft_propose(&d, out, 1, NULL, 0, out, &n, &err));
     cr_expect_eq(n, 0);
 }
@@ -351,11 +351,11 @@ Test(draft, what_is_never_accepted_is_proposed_ever_less_often_until_it_is) {
     for (int step = 0; step < 330; step++) {
         REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
         proposed += n > 0;
-        sn_draft_note_accepted(&d, n, 0);
+        sn_draft_note_accepted(&d, 1, n, 0);
     }
     cr_expect(proposed >= 20 && proposed <= 30, "%d proposals in 330 steps", proposed);
     for (n = 0; !n;) REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
-    sn_draft_note_accepted(&d, n, n);
+    sn_draft_note_accepted(&d, 1, n, n);
     REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
     cr_expect_gt(n, 0, "it rests although it was accepted");
 }
@@ -373,10 +373,10 @@ Test(draft, of_copies_and_a_source_the_one_proposes_that_is_accepted_more) {
         REQUIRE(sn_draft_add_copies(&d, &err));
         for (int step = 0; step < 40; step++, at++) {
             REQUIRE(sn_draft_propose(&d, text, at, NULL, 64, out, &n, &err));
-            const bool source = d.kind == SN_DRAFT_OF_SOURCE;
+            const bool source = d.kinds[at] == SN_DRAFT_OF_SOURCE;
             if (n) by_source += source;
             /* copies: as if what followed had been another text */
-            sn_draft_note_accepted(&d, n, right && source ? n : !right && !source ? n : 0);
+            sn_draft_note_accepted(&d, at, n, right && source ? n : !right && !source ? n : 0);
         }
         cr_expect(right ? by_source > 20 : by_source < 3, "%zu of 40 by a source that is %s", by_source,
                   right ? "right" : "wrong");

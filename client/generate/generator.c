@@ -64,13 +64,13 @@ const char *sn_finish_name(sn_finish finish) {
     return names[finish];
 }
 
-/* Tells who drafts what the chain has computed of the tokens up to `end`, of the n_ids that are certain; tokens behind
- * them may change. */
+/* Tells who drafts what the chain has computed of the tokens up to `end`, of the n_ids that are certain. Those from
+ * `end` on may be others than when something was drafted behind them. */
 static sn_status generator_tell(sn_generator *g, size_t end, size_t n_ids, sn_err *err) {
     const size_t from = g->told > g->output_at && g->told <= end ? g->told : g->output_at;
     const float *rows = g->output + (from - g->output_at) * (size_t)g->parts.hp->n_embd;
     if (!g->parts.draft) return SN_OK;
-    sn_draft_forget(g->parts.draft, n_ids);
+    sn_draft_forget(g->parts.draft, end);
     g->told = end;
     return end > from ? sn_draft_note_rows(g->parts.draft, g->timeline, n_ids, from, end - from, rows, err) : SN_OK;
 }

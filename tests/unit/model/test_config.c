@@ -245,7 +245,7 @@ Test(config, routers_have_the_defaults_and_fields_of_their_family) {
     cr_assert_eq(h.rope_style, SN_ROPE_INTERLEAVED, "DeepSeek-V2 ignores it");
     static const char *const refused[][3] = {
         {"deepseek_v3", "{\"topk_method\":\"greedy\"}", "'topk_method' 'greedy'"},
-        {"deepseek_v3", "{\"head_dim\":2}", "they must be equal"},
+        {"deepseek_v3", "{\"head_dim\":2}", "they must agree"},
         {"deepseek_v3", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", "yarn alone"},
         {"llama4", "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"original_max_position_embeddings\":64}}",
          "type yarn is not supported"},

@@ -60,7 +60,9 @@ static const char *const recurrent_keys[] = {"ssm.conv_kernel",         "ssm.sta
                                              "ssm.inner_size",          "attention.recurrent_layers",
                                              "full_attention_interval", "rope.dimension_sections"};
 
-/* Keys that are known only in families with latent attention. */
+/* Keys that are known only in families with an indexer; with latent attention. */
+static const char *const indexed_keys[] = {"attention.indexer.head_count", "attention.indexer.key_length",
+                                           "attention.indexer.top_k", "attention.indexer.types"};
 static const char *const latent_keys[] = {"attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
                                           "attention.value_length_mla", "rope.scaling.yarn_log_multiplier"};
 
@@ -119,6 +121,8 @@ static sn_status check_keys(const reader *r) {
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
         if (r->family->recurrent)
             known |= is_among(key, prefix, recurrent_keys, sizeof recurrent_keys / sizeof *recurrent_keys);
+        if (r->family->indexed)
+            known |= is_among(key, prefix, indexed_keys, sizeof indexed_keys / sizeof *indexed_keys);
         if (r->family->latent) known |= is_among(key, prefix, latent_keys, sizeof latent_keys / sizeof *latent_keys);
         if (!known)
             return sn_fail(r->err, SN_REFUSED,
@@ -308,6 +312,9 @@ static sn_status read_latent(const reader *r, const sn_rope_scaling *s, sn_hpara
         return sn_fail(r->err, SN_REFUSED, "keys of %d dimensions, of which %d are rotated, are not possible",
                        key_length, rope_dim);
     h->nope_dim = key_length - rope_dim;
+    int chosen = h->n_ctx;
+    if (!status && r->family->indexed) status = read_int(r, "attention.indexer.top_k", true, &chosen);
+    if (chosen < h->n_ctx) h->n_ctx = chosen;
     return status ? status : sn_config_finish_latent(h, rope_dim, s, r->err);
 }
 

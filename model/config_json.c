@@ -541,6 +541,9 @@ static sn_status read_latent(const json_t *config, const sn_family *family, cons
         return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family",
                        bias ? "attention_bias" : "moe_layer_freq");
     h->rope_style = neighbours ? SN_ROPE_INTERLEAVED : SN_ROPE_NEOX;
+    int chosen = h->n_ctx;
+    if (!status && family->indexed) status = config_int(config, "index_topk", true, &chosen, err);
+    if (chosen < h->n_ctx) h->n_ctx = chosen;
     return status ? status : sn_config_finish_latent(h, rope_dim, scaling, err);
 }
 

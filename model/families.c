@@ -451,6 +451,8 @@ static const sn_moe_config mistral4_experts = {.width = "moe_intermediate_size",
                                                .normalised = SN_IF_DECLARED,
                                                .normalised_default = true,
                                                .scale_default = 1};
+static const sn_moe_config glm5_experts = {V3_EXPERTS,   .n_experts = 256, .n_experts_used = 8,
+                                           .n_ff = 2048, .n_dense = 3,     .scale_default = 2.5};
 static const sn_moe_config glm4_lite_experts = {V3_EXPERTS,   .n_experts = 64, .n_experts_used = 4,
                                                 .n_ff = 1536, .n_dense = 1,    .scale_default = 1.8};
 /* Mistral 4: all experts in one tensor. */
@@ -694,6 +696,9 @@ const sn_family sn_families[] = {
      .config_fields = qwen3_5_moe_reads, NAMED(&naming_hf_qwen3_next, &naming_gguf_qwen3_next)},
     {LATENT, .name = "deepseek_v2", .moe = &v2_experts},
     {LATENT, .name = "deepseek_v3", .moe = &v3_experts, .gguf_architecture = "deepseek2"},
+    {LATENT, .name = "deepseek_v32", .moe = &v3_experts, .gguf_architecture = "deepseek32", .indexed = true},
+    {LATENT, .name = "glm_moe_dsa", .moe = &glm5_experts, .gguf_architecture = "glm-dsa", .indexed = true,
+     .eps_default = 1e-5},
     {LATENT, .name = "glm4_moe_lite", .moe = &glm4_lite_experts, .eps_default = 1e-5},
     {LATENT_OF(&naming_hf_mistral4), .name = "mistral4", .moe = &mistral4_experts, .gguf_architecture = "mistral4",
      .wrapped = true, .rope_required = true, .rotates_part = true, .growth_default = 0.1},

@@ -87,7 +87,9 @@ typedef struct sn_family {
     sn_trait qk_norm;
     bool qk_norm_wide, qk_norm_plain;
     bool layer_norm, parallel, alibi;
-    bool latent; /* latent attention */
+    bool latent;  /* latent attention */
+    bool indexed; /* with an indexer, which chooses index_topk keys for each token. It is not computed: contexts are no
+                   * longer than that, so that it chooses all of them (DeepSeek-V3.2, 2025) */
     sn_trait linear_bias;
     bool bias_default; /* attention_bias where config.json does not say it */
     bool no_o_bias;    /* attention_bias is not about the output matrix */

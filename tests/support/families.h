@@ -43,6 +43,8 @@ static const char *const FAMILIES[] = {
     "hy_v3",
     "olmoe",
     "mistral4",
+    "deepseek_v32",
+    "glm_moe_dsa",
     "cohere2",
     "qwen3_next",
 };
@@ -56,7 +58,7 @@ static inline bool family_is_recurrent(const char *name) {
 /* These run on CPUs only, and are not trained. */
 static inline bool family_is_limited(const char *name) {
     return family_is_recurrent(name) || !strncmp(name, "deepseek", 8) || !strcmp(name, "glm4_moe_lite") ||
-           !strcmp(name, "mistral4");
+           !strcmp(name, "mistral4") || !strcmp(name, "glm_moe_dsa");
 }
 
 #endif

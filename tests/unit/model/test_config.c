@@ -265,6 +265,17 @@ Test(config, routers_have_the_defaults_and_fields_of_their_family) {
     }
 }
 
+Test(config, an_indexer_that_is_not_computed_bounds_the_context) {
+    sn_hparams h;
+    sn_err err;
+    cr_assert_eq(read_golden("deepseek_v32", "{\"index_topk\":100}", &h, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(h.n_ctx, 100);
+    cr_assert_eq(read_golden("glm_moe_dsa", "{\"index_topk\":2048}", &h, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(h.n_ctx, 256, "a context that the model was not trained for");
+    cr_assert_eq(read_golden("deepseek_v32", "{\"index_topk\":null}", &h, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "'index_topk' is missing"), "%s", err.text);
+}
+
 Test(config, rotates_a_part_of_a_head) {
 #define PHI "{\"model_type\":\"phi3\","
     sn_hparams h = expect_accepted(PHI "\"partial_rotary_factor\":0.5}");

@@ -61,4 +61,6 @@ static inline bool family_is_limited(const char *name) {
            !strcmp(name, "mistral4") || !strcmp(name, "glm_moe_dsa");
 }
 
+static inline int family_blocks(const char *name) { return !strcmp(name, "glm_moe_dsa") ? 5 : 4; }
+
 #endif

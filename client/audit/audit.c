@@ -842,6 +842,21 @@ int64_t sn_audit_pause_us(size_t n_logs, int64_t spent_us) {
     return pause_us > AUDITOR_RETRY_US ? pause_us : AUDITOR_RETRY_US;
 }
 
+/* Whether the log is checked now. No auditor was found a short time ago? Where one was, and failed, another one may
+ * check what would go. */
+static bool log_is_to_be_checked(const sn_audit *a, const sn_audit_log *l, bool all) {
+    const bool full = l->rows > audit_rows_max(a);
+    const bool wait = !all && !l->auditor && sn_now_us() < l->retry_us && !(full && l->auditor_failed);
+    return l->n && (l->due || full || all) && !wait;
+}
+
+static bool audit_is_due(void *ctx) {
+    const sn_audit *a = ctx;
+    size_t i = 0;
+    while (i < a->n_logs && !log_is_to_be_checked(a, &a->logs[i], false)) i++;
+    return i < a->n_logs;
+}
+
 static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_finding *out, sn_err *err) {
     sn_audit *a = ctx;
     sn_err later;
@@ -850,10 +865,7 @@ static sn_status audit_check(void *ctx, const sn_chain *audited, bool all, sn_fi
     for (size_t i = 0; i < a->n_logs && out->wrong_from < 0; i++) {
         sn_audit_log *l = &a->logs[i];
         audit_outcome outcome = AUDIT_PASSED;
-        bool full = l->rows > audit_rows_max(a);
-        /* No auditor was found a short time ago; where one was, and failed, another one may check what would go. */
-        bool wait = !all && !l->auditor && sn_now_us() < l->retry_us && !(full && l->auditor_failed);
-        if (!l->n || !(l->due || full || all) || wait) continue;
+        if (!log_is_to_be_checked(a, l, all)) continue;
         int64_t began_us = sn_now_us();
         sn_status status = log_check(a, l, audited, all, &outcome, &later);
         if (status == SN_STOP) return sn_fail(err, SN_STOP, "%s", later.text);
@@ -876,6 +888,7 @@ sn_verifier sn_audit_verifier(sn_audit *audit) {
                          .note_step = audit_note_step,
                          .rewind = audit_rewind,
                          .check = audit_check,
+                         .is_due = audit_is_due,
                          .is_banned = sn_audit_is_banned,
                          .is_incomplete = audit_is_incomplete,
                          .verdict = audit_verdict};

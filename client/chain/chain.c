@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@ enum {
     TIMEOUT_MS = 30000,
     MAX_RETRIES = 16,
     REPLAY_MEMORY = 64 << 20,
+    WORK_EVERY_US = 250000,
     DECODE_ROWS_MAX = 64 /* a step of at most so many rows is a token with its draft tokens, not a prompt */
 };
 
@@ -247,26 +249,35 @@ bool sn_chain_is_put_off(sn_chain *chain, int64_t until_us, sn_status *status, s
 /* -- steps ------------------------------------------------------------------------------------------------------------
  */
 
-/* A step of any length. Its positions count from the first virtual token. */
-static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
-    const int tokens = step->position + step->n;
+/* What comes before a step of n rows: the work between steps, and room for it. */
+static sn_status chain_begin_step(sn_chain *chain, int position, int n, sn_err *err) {
+    const int tokens = position + n;
     sn_status status = SN_OK;
     sn_chain_begin_call(chain);
-    if (chain->unsettled) status = sn_chain_settle(chain, step->position, err);
+    if (chain->unsettled) status = sn_chain_settle(chain, position, err);
     if (status) return status;
     sn_chain_poll_hops(chain);
+    chain->worked_us = sn_now_us();
     chain->audit_failed = false;
-    if (step->n <= DECODE_ROWS_MAX && step->position == chain->length) status = sn_chain_maybe_reroute(chain, err);
-    chain->length = step->position; /* the step overwrites what the hops hold after it, even when it fails */
-    sn_chain_rewind_verifier(chain, step->position);
-    if (!status)
-        status = sn_chain_make_room(chain, step->position, tokens > chain->expected ? tokens : chain->expected, err);
-    if (!status) status = sn_chain_run(chain, chain->hops, chain->n_hops, NULL, step, err);
+    if (n <= DECODE_ROWS_MAX && position == chain->length) status = sn_chain_maybe_reroute(chain, err);
+    chain->length = position; /* the step overwrites what the hops hold after it, even when it fails */
+    sn_chain_rewind_verifier(chain, position);
+    return status ? status
+                  : sn_chain_make_room(chain, position, tokens > chain->expected ? tokens : chain->expected, err);
+}
+
+static sn_status chain_end_step(sn_chain *chain, sn_status status, sn_err *err) {
     chain->unsettled = status == SN_STOP;
     if (status == SN_REBUILD) status = err->status = SN_RETRY; /* a node's word; to callers it is an audit's only */
-    if (status) return status;
-    chain->length = step->position + step->n;
-    return sn_chain_run_audit(chain, false, err);
+    return status ? status : sn_chain_run_audit(chain, false, err);
+}
+
+/* A step of any length. Its positions count from the first virtual token. */
+static sn_status chain_run(sn_chain *chain, const sn_step *step, sn_err *err) {
+    sn_status status = chain_begin_step(chain, step->position, step->n, err);
+    if (!status) status = sn_chain_run(chain, chain->hops, chain->n_hops, NULL, step, err);
+    if (!status) chain->length = step->position + step->n;
+    return chain_end_step(chain, status, err);
 }
 
 /* Runs the virtual tokens that are not in the timeline yet. */
@@ -294,6 +305,45 @@ sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidde
     sn_status status = chain_run_virtual_tokens(chain, err);
     sn_step step = {n_virtual + position, n, chain->hp.n_embd, hidden, out};
     return status ? status : chain_run(chain, &step, err);
+}
+
+/* The position up to which every hop has room. */
+static int chain_room(const sn_chain *chain) {
+    int most = chain->max_tokens;
+    for (size_t i = 0; i < chain->n_hops; i++) {
+        const int tokens = chain->hops[i].is_local ? (int)sn_min_size(sn_kv_pool_tokens(chain->pool), INT_MAX)
+                                                   : chain->hops[i].remote.tokens_max;
+        if (tokens && tokens < most) most = tokens;
+    }
+    return most;
+}
+
+sn_status sn_chain_step_ahead(sn_chain *chain, int position, const sn_guesses *guesses, sn_err *err) {
+    const int n_virtual = chain->options.adapter.n_prompt, at = n_virtual + position;
+    if (position < 0 || position > sn_chain_length(chain) || at >= chain->max_tokens)
+        return sn_fail(err, SN_REFUSED, "position %d is not in the timeline of %d tokens, or beyond the context of %d",
+                       position, sn_chain_length(chain), chain->max_tokens - n_virtual);
+    sn_status status = chain_run_virtual_tokens(chain, err);
+    if (!status) status = chain_begin_step(chain, at, 1, err);
+    if (!status) status = sn_chain_run_ahead(chain, at, chain_room(chain), guesses, err);
+    return chain_end_step(chain, status, err);
+}
+
+bool sn_chain_has_work(const sn_chain *chain) {
+    const sn_verifier *verifier = &chain->options.verification.verifier;
+    const int64_t now_us = sn_now_us();
+    if (verifier->is_due && verifier->is_due(verifier->ctx)) return true;
+    if (chain->options.routing.reroute_every_ms && now_us >= chain->reroute_us) return true;
+    for (size_t i = 0; i < chain->n_hops; i++) {
+        const sn_hop *hop = &chain->hops[i];
+        const sn_hop_remote *r = &hop->remote;
+        if (hop->is_local) continue;
+        if (!r->draining && sn_link_is_draining(chain->options.link, r->peer, r->session)) return true;
+        if ((r->draining || (chain->options.kv.replica && !hop->report.replicated)) &&
+            now_us - chain->worked_us > WORK_EVERY_US)
+            return true;
+    }
+    return false;
 }
 
 /* -- what it is and has done ------------------------------------------------------------------------------------------

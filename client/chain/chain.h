@@ -128,6 +128,46 @@ void sn_chain_close(sn_chain **chain); /* accepts NULL; closes the sessions at t
  * sn_chain_audit_failed is true, the timeline ends at the first position whose results may be wrong, other nodes have
  * replaced the banned one, and the caller runs the steps from there again. */
 sn_status sn_chain_step(sn_chain *chain, int position, int n, const float *hidden, float *out, sn_err *err) SN_MUST_USE;
+/* Windows of rows of which only the first row is sure: the others are guessed, from what is guessed to come before
+ * them. Several may be under way. */
+typedef struct sn_guess {
+    int position;     /* of the window's first row */
+    int n;            /* in: rows that there is room for; out: rows of the window, 0: none now */
+    float *rows;      /* out (n, n_embd) */
+    size_t n_windows; /* that are under way: 0 where the first row is sure, ... */
+    int n_ahead;      /* ... and their rows */
+} sn_guess;
+
+typedef enum sn_guesses_are {
+    SN_GUESSES_RIGHT, /* what follows `end` was guessed right, or not at all */
+    SN_GUESSES_WRONG, /* the timeline ends at `end`: what is under way behind it is given up */
+    SN_GUESSES_DONE,  /* the same, and no window follows */
+} sn_guesses_are;
+
+/* A window that has left the last block: all that was guessed before it was right. */
+typedef struct sn_window {
+    int position, n;
+    const float *out;         /* (n, n_embd) */
+    int64_t lap_us, stage_us; /* time on its way through all blocks, less the time for which it waited at nodes; the
+                                 longest time that one node, or this program, computed it */
+    bool guessed;             /* it was sent while others were under way */
+    int end;                  /* in: position + n; out: where the right rows end, not before position + 1 */
+    sn_guesses_are next;      /* out */
+} sn_window;
+
+/* Both are called on the chain's thread within sn_chain_step_ahead, and may use nothing of the chain but
+ * sn_chain_rewind and what is const. A status other than SN_OK ends it. */
+typedef struct sn_guesses {
+    /* Asked again for a position, rows may be other ones: those sent before are given up. */
+    sn_status (*guess)(void *ctx, sn_guess *guess, sn_err *err);
+    sn_status (*take)(void *ctx, sn_window *window, sn_err *err);
+    void *ctx;
+    int rows_max; /* of a window */
+} sn_guesses;
+/* Runs windows from `position`, at most the length, on through all blocks until one is the last, `guess` gives no sure
+ * row, or other work of the chain is due: then the caller calls it again. The timeline ends where the newest window
+ * that was taken says, also after a failure, which is as of sn_chain_step. */
+sn_status sn_chain_step_ahead(sn_chain *chain, int position, const sn_guesses *guesses, sn_err *err) SN_MUST_USE;
 /* Before steps from `position` on that will make the timeline so many tokens long: SN_REFUSED with SN_REASON_TOO_LONG
  * and the numbers if no node of some block has KV memory for them; other nodes take the places of those that have not.
  * A step looks for its own tokens only. */

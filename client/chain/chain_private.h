@@ -60,6 +60,7 @@ struct sn_chain {
     int reroute_rest;          /* intervals until then: more after each move that failed */
     int64_t reroute_us;        /* when to look for a faster route again; 0: before the first token */
     char request_id[SN_REQUEST_ID_MAX + 1];
+    int64_t worked_us; /* when the work between steps was done last */
     bool audit_failed;
     bool unsettled;     /* a call was cancelled: steps may still be on their way (sn_chain_settle) */
     int chunk_rows_max; /* fewer after long chunks have failed: perhaps a link is too slow for them */
@@ -123,6 +124,8 @@ bool sn_chain_is_put_off(sn_chain *chain, int64_t until_us, sn_status *status, s
 int sn_chain_attempt_ms(const sn_chain *chain, int most);
 int sn_chain_left_ms(const sn_chain *chain, int most);
 bool sn_chain_is_late(const sn_chain *chain); /* the call's time is spent */
+/* Whether there is work between steps: windows under way end for it. */
+bool sn_chain_has_work(const sn_chain *chain);
 /* -- room.c */
 
 /* The timeline goes on at `position` and will have so many tokens: nodes that cannot hold them are replaced, or
@@ -168,6 +171,10 @@ int sn_chain_chunk_rows(const sn_chain *chain, int n);
  * replaced. */
 sn_status sn_chain_run(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_hop *inputs, const sn_step *step,
                        sn_err *err) SN_MUST_USE;
+
+/* The same for windows of rows that the caller guesses, up to position `end` (sn_chain_step_ahead). */
+sn_status sn_chain_run_ahead(sn_chain *chain, int position, int end, const sn_guesses *guesses,
+                             sn_err *err) SN_MUST_USE;
 
 /* -- failover.c */
 

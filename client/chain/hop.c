@@ -386,7 +386,8 @@ static sn_status step_msg_new(const sn_hop *hops, size_t n_hops, uint64_t correl
         sn_route_entry *entry = &m->route[i - 1];
         memcpy(entry->session, next->session, SN_SESSION_ID_SIZE);
         entry->dtype = hops[i].input_dtype;
-        if (!n_in_flight) memcpy(entry->timeline, next->timeline[step->position].bytes, SN_HASH_SIZE);
+        if (hop_knows_hash(&hops[i], step->position))
+            memcpy(entry->timeline, next->timeline[step->position].bytes, SN_HASH_SIZE);
     }
     /* The message has a copy of the rows: the transport may still be sending when the caller changes them. */
     void *data = NULL;
@@ -571,6 +572,8 @@ sn_status sn_hops_send(sn_hop *hops, size_t n_hops, sn_link *link, size_t n_in_f
                            .peers = peers,
                            .n_peers = n_hops};
     for (size_t i = 0; i < n_hops; i++) peers[i] = hops[i].remote.peer;
+    for (size_t i = 1; i < n_hops; i++) /* what they held behind it is not what it will be */
+        if (hops[i].length > step->step.position) hops[i].length = step->step.position;
     sn_status status = step_msg_new(hops, n_hops, step->wait.correlation_id, n_in_flight, &step->step, &msg, err);
     if (status) return status;
     for (size_t i = 0; i < n_hops; i++)

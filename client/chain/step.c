@@ -15,9 +15,10 @@
  * behind the failed one refuses to do that again; then RESUME tells its group where to go on (chunk_bring_back). A
  * chunk that is alone stays at its group until that has computed it, or other nodes have in its place (failover.c).
  *
- * Windows of draft tokens under way would be chunks, too: pipeline_add_chunk would guess their rows, and a miss, seen
- * where the oldest passes the last hop (pipeline_finish_chunk), would drop those behind it as pipeline_go_alone does,
- * but read the replies of all groups before: nothing has failed, and then every node is where the client knows. */
+ * Windows of guessed rows (sn_chain_step_ahead) are chunks, too, which the caller guesses one after the other. Where
+ * the oldest has passed the last hop and the guesses behind it are wrong, those are given up
+ * (pipeline_give_up_guesses): nobody waits for their replies, the next window leaves out the numbers of their steps,
+ * and by that nodes know which waiting ones they need not compute (docs/PROTOCOL.md). */
 #include "client/chain/chain_private.h"
 
 #include "base/clock.h"
@@ -46,11 +47,13 @@ typedef struct chunk {
     float *again;   /* of `step`, where rows run again: its input, and behind it its output */
     int passed;     /* rows of `step` that the group has computed, in parts as long as its nodes take */
     bool in_flight; /* the next part */
+    bool guessed;   /* others were under way when it began */
     bool behind;    /* another chunk, at its group: until that is done its time does not begin */
-    sn_step_in_flight part; /* until_us: however often it is sent; 0: it was not sent yet */
-    int64_t tried_us;       /* when it was sent first */
-    size_t failed_hop;      /* of the group: who is to blame, as far as the reply shows it */
-    sn_losses losses;       /* of the group while the chunk was there */
+    sn_step_in_flight part;               /* until_us: however often it is sent; 0: it was not sent yet */
+    int64_t tried_us;                     /* when it was sent first */
+    int64_t began_us, queue_us, stage_us; /* when it began; how long it has waited at nodes; the longest computation */
+    size_t failed_hop;                    /* of the group: who is to blame, as far as the reply shows it */
+    sn_losses losses;                     /* of the group while the chunk was there */
 } chunk;
 
 typedef struct pipeline {
@@ -67,6 +70,11 @@ typedef struct pipeline {
     float *spare, *memory;       /* a buffer of no chunk; all of them */
     sn_peer peers[SN_HOPS_MAX];  /* of the hops that steps in flight need */
     chunk *failed;               /* the one whose step at nodes failed; NULL: what failed was none */
+    const sn_guesses *guesses;   /* who gives the rows, as long as they are right; NULL: they are the input's */
+    bool none_now;               /* there were no guesses for the next window */
+    bool ended;                  /* no further window begins */
+    bool idle;                   /* no reply was there: time for guesses */
+    bool callers;                /* what failed is the caller's */
 } pipeline;
 
 static int smaller(int a, int b) { return a < b ? a : b; }
@@ -149,30 +157,107 @@ static void pipeline_add_chunk(pipeline *p) {
     chunk_arrive(p, c, 0);
 }
 
+static bool pipeline_wants_guess(const pipeline *p) {
+    const chunk *last = &p->chunks[p->n_chunks ? p->n_chunks - 1 : 0];
+    if (!p->guesses || p->none_now || p->ended || p->n_chunks == p->chunks_max || p->n_chunked == p->input.n)
+        return false;
+    return !p->n_chunks || last->at || last->in_flight;
+}
+
+/* The next window, if the caller guesses one. */
+static sn_status pipeline_add_guess(pipeline *p, sn_err *err) {
+    chunk *c = &p->chunks[p->n_chunks];
+    const int position = p->input.position + p->n_chunked, n_virtual = p->chain->options.adapter.n_prompt;
+    sn_guess guess = {.position = position - n_virtual,
+                      .n = smaller(p->chunk_rows, p->input.n - p->n_chunked),
+                      .rows = c->rows,
+                      .n_windows = p->n_chunks,
+                      .n_ahead = p->n_chunked - p->n_done};
+    sn_status status = p->guesses->guess(p->guesses->ctx, &guess, err);
+    p->callers = status != SN_OK;
+    p->none_now = !guess.n;
+    if (status || !guess.n) return status;
+    *c = (chunk){
+        .position = position, .n = guess.n, .rows = c->rows, .guessed = p->n_chunks > 0, .began_us = sn_now_us()};
+    p->n_chunks++;
+    p->n_chunked += c->n;
+    chunk_arrive(p, c, 0);
+    return SN_OK;
+}
+
+/* Whether several windows may be under way: some hop is far enough to be waited for, and all take steps that wait. */
+static bool chain_takes_windows(const sn_chain *chain) {
+    bool remote = false;
+    if (!chain->options.limits.prefill_depth || chain->options.routing.every_block) return false;
+    for (size_t i = 0; i < chain->n_hops; i++) {
+        if (chain->hops[i].is_local) continue;
+        if (!chain->hops[i].remote.prefill_depth_max || chain->hops[i].length < 0) return false;
+        remote = true;
+    }
+    return remote;
+}
+
 /* A round begins, with the nodes of now: how long chunks are, whether several are under way, and the first one. Those
  * behind the first are sent without knowing the hashes on which pushed hops continue, so that these know the first's.
  */
 static sn_status pipeline_begin_round(pipeline *p, sn_err *err) {
     const sn_step *input = &p->input;
-    const int rows = p->inputs ? 0 : sn_chain_chunk_rows(p->chain, input->n);
-    p->chunk_rows = rows ? rows : SN_SPAN_ROWS;
+    const int rows = p->inputs || p->guesses ? 0 : sn_chain_chunk_rows(p->chain, input->n);
+    p->chunk_rows = p->guesses ? p->guesses->rows_max : rows ? rows : SN_SPAN_ROWS;
     p->next_rows = chain_is_far(p->chain) ? smaller(FAR_ROWS_FIRST, p->chunk_rows) : p->chunk_rows;
-    p->alone = !rows || !sn_hops_know_hash(p->hops, p->n_hops, input->position + p->n_done);
+    p->alone = p->guesses ? !chain_takes_windows(p->chain)
+                          : !rows || !sn_hops_know_hash(p->hops, p->n_hops, input->position + p->n_done);
     p->chunks_max = p->alone ? 1 : sn_min_size(2 * p->n_hops + SN_PREFILL_DEPTH_MAX, CHUNKS_MAX);
     p->n_before = p->n_done;
+    p->n_chunked = p->n_done;
     const size_t floats = (size_t)smaller(p->chunk_rows, input->n - p->n_done) * (size_t)input->n_embd;
     free(p->memory);
     sn_status status = sn_calloc(&p->memory, p->chunks_max + 1, floats * sizeof *p->memory, err);
     if (status) return status;
     for (size_t k = 0; k < p->chunks_max; k++) p->chunks[k] = (chunk){.rows = p->memory + k * floats};
     p->spare = p->memory + p->chunks_max * floats;
+    if (p->guesses) return SN_OK;
     pipeline_add_chunk(p);
     const chunk *c = &p->chunks[0];
     return p->inputs ? sn_hop_inputs(p->inputs, c->position, c->n, input->n_embd, c->rows, err) : SN_OK;
 }
 
+/* The guesses that are under way are wrong, or not needed any more. Their replies, where some come, are passed over. */
+static void pipeline_give_up_guesses(pipeline *p) {
+    for (size_t k = 0; k < p->n_chunks; k++) free(p->chunks[k].again);
+    for (size_t k = 0; k < p->n_chunks; k++) p->chunks[k] = (chunk){.rows = p->chunks[k].rows};
+    for (size_t i = 0; i < p->n_hops; i++)
+        if (!p->hops[i].is_local) p->hops[i].remote.step = p->hops[i].remote.step_sent;
+    p->n_chunks = 0;
+    p->n_chunked = p->n_done;
+    sn_chain_rewind_verifier(p->chain, p->chain->length);
+}
+
+/* A window has passed all hops: the caller learns it, and says whether what follows was guessed right. */
+static sn_status pipeline_take_window(pipeline *p, const chunk *c, sn_err *err) {
+    sn_chain *chain = p->chain;
+    const int n_virtual = chain->options.adapter.n_prompt;
+    sn_window window = {.position = c->position - n_virtual,
+                        .n = c->n,
+                        .out = c->rows,
+                        .lap_us = sn_now_us() - c->began_us - c->queue_us,
+                        .stage_us = c->stage_us,
+                        .guessed = c->guessed,
+                        .end = c->position + c->n - n_virtual};
+    chain->length = c->position + c->n; /* the caller may rewind it */
+    p->none_now = false;
+    sn_status status = p->guesses->take(p->guesses->ctx, &window, err);
+    chain->length = window.end + n_virtual;
+    p->n_done = chain->length - p->input.position;
+    p->callers = status != SN_OK;
+    if (status || window.next != SN_GUESSES_RIGHT) pipeline_give_up_guesses(p);
+    if (window.next == SN_GUESSES_DONE || sn_chain_has_work(chain)) p->ended = true;
+    sn_chain_begin_call(chain);
+    return status;
+}
+
 /* The oldest chunk has passed all hops: its output is copied, and its buffer goes to the end of the queue. */
-static void pipeline_finish_chunk(pipeline *p) {
+static sn_status pipeline_finish_chunk(pipeline *p, sn_err *err) {
     sn_chain *chain = p->chain;
     const chunk through = p->chunks[0];
     const size_t row = (size_t)p->input.n_embd;
@@ -182,12 +267,14 @@ static void pipeline_finish_chunk(pipeline *p) {
     p->n_chunks--;
     memmove(p->chunks, p->chunks + 1, (p->chunks_max - 1) * sizeof *p->chunks);
     p->chunks[p->chunks_max - 1] = through;
+    if (p->guesses) return pipeline_take_window(p, &through, err);
     if (p->inputs) {
         chain->replayed += (uint64_t)through.n;
     } else if (p->n_done < p->input.n) {
         if (chain->watcher) chain->watcher(chain->watcher_ctx, p->n_done);
         sn_chain_begin_call(chain); /* the limits are those of each chunk */
     }
+    return SN_OK;
 }
 
 /* -- through a group --------------------------------------------------------------------------------------------------
@@ -202,7 +289,8 @@ static size_t chunk_group(const pipeline *p, const chunk *c) {
  * or one long chunk, also where nodes would take more: all are on the way at once, over a link that may be slow. */
 static bool chunk_may_enter(const pipeline *p, size_t k) {
     const chunk *c = &p->chunks[k];
-    if (c->at == p->n_hops || c->in_flight || (k && c[-1].at == c->at && !c[-1].in_flight)) return false;
+    if (c->at == p->n_hops || c->in_flight) return false;
+    if (k && c[-1].at == c->at && (!c[-1].in_flight || c[-1].passed + c[-1].part.step.n < c[-1].step.n)) return false;
     if (p->hops[c->at].is_local) return true;
     int waiting = 0, rows = c->n;
     bool idle = true;
@@ -233,7 +321,13 @@ static sn_status chunk_leave_group(pipeline *p, chunk *c, size_t n_hops, sn_err 
     free(c->again);
     float *output = p->spare;
     p->spare = c->rows;
-    *c = (chunk){.position = c->position, .n = c->n, .rows = output};
+    *c = (chunk){.position = c->position,
+                 .n = c->n,
+                 .rows = output,
+                 .guessed = c->guessed,
+                 .began_us = c->began_us,
+                 .queue_us = c->queue_us,
+                 .stage_us = c->stage_us};
     chunk_arrive(p, c, next);
     return status;
 }
@@ -242,7 +336,9 @@ static sn_status chunk_step_local(pipeline *p, chunk *c, sn_err *err) {
     const sn_step step = {c->position, c->n, p->input.n_embd, c->rows, p->spare};
     const int64_t began_us = sn_now_us();
     sn_status status = sn_hop_step_local(&p->hops[c->at], &step, err);
-    p->chain->call.deadline_us += sn_now_us() - began_us;
+    const int64_t us = sn_now_us() - began_us;
+    p->chain->call.deadline_us += us;
+    if (us > c->stage_us) c->stage_us = us;
     return status ? status : chunk_leave_group(p, c, 1, err);
 }
 
@@ -263,10 +359,11 @@ static void pipeline_take_hops(pipeline *p, chunk *c) {
 
 /* What the group is to compute: the chunk, and before it the rows since the last position whose hash all of its nodes
  * are known to have. A group of which there is none is replaced; then the step is not set yet. */
-static sn_status chunk_set_step(pipeline *p, chunk *c, size_t n_hops, sn_err *err) {
+static sn_status chunk_set_step(pipeline *p, chunk *c, size_t n_hops, bool follows, sn_err *err) {
     const size_t row = (size_t)p->input.n_embd, j = c->at + n_hops;
     int from = c->position;
-    if (p->alone && !p->inputs) from = sn_hops_known_from(&p->hops[c->at], n_hops, c->position);
+    if ((p->alone || p->guesses) && !p->inputs && !follows)
+        from = sn_hops_known_from(&p->hops[c->at], n_hops, c->position);
     if (from < 0) {
         sn_status status = sn_chain_replace_group(p->chain, &c->at, j, c->position, err);
         pipeline_take_hops(p, c);
@@ -288,9 +385,9 @@ static sn_status chunk_send(pipeline *p, size_t k, sn_err *err) {
     sn_hop *hops = &p->hops[c->at];
     const size_t n_hops = chunk_group(p, c);
     size_t n_in_flight = 0;
-    sn_status status = c->step.n ? SN_OK : chunk_set_step(p, c, n_hops, err);
-    if (status || !c->step.n) return status;
     for (size_t i = 0; i < k; i++) n_in_flight += p->chunks[i].at == c->at;
+    sn_status status = c->step.n ? SN_OK : chunk_set_step(p, c, n_hops, n_in_flight > 0, err);
+    if (status || !c->step.n) return status;
     int n = c->step.n - c->passed;
     for (size_t i = 0; i < n_hops; i++) n = smaller(n, hops[i].remote.step_tokens_max);
     const float *in = c->step.in + (size_t)c->passed * (size_t)p->input.n_embd;
@@ -325,14 +422,20 @@ static sn_status chunk_receive(pipeline *p, chunk *c, const sn_msg *result, sn_e
     }
     if (status) return status;
     sn_chain_note_step(chain, hops, 0, n_hops, part->n);
+    for (size_t i = 0; i < n_hops; i++) {
+        c->queue_us += (int64_t)hops[i].remote.last_queue_us;
+        if ((int64_t)hops[i].remote.last_compute_us > c->stage_us)
+            c->stage_us = (int64_t)hops[i].remote.last_compute_us;
+    }
     c->passed += part->n;
     c->part.until_us = 0;
     return SN_OK;
 }
 
-/* Waits for the next reply of any group. */
+/* Waits for the next reply of any group; not at all where guesses may come in the meantime: then it takes one that is
+ * there. */
 static sn_status pipeline_receive(pipeline *p, sn_err *err) {
-    sn_wait waits[CHUNKS_MAX];
+    sn_wait waits[CHUNKS_MAX + 1];
     chunk *waiting[CHUNKS_MAX];
     sn_msg *result = NULL;
     size_t n = 0, which;
@@ -347,7 +450,11 @@ static sn_status pipeline_receive(pipeline *p, sn_err *err) {
         waits[n] = c->part.wait;
         waiting[n++] = c;
     }
-    sn_status status = sn_link_wait_any(p->chain->options.link, waits, n, &which, &result, err);
+    waits[n] = (sn_wait){sn_link_new_correlation_id(), SN_MSG_STEP_REPLY, 0, .peers = NULL};
+    const bool at_once = pipeline_wants_guess(p);
+    sn_status status = sn_link_wait_any(p->chain->options.link, waits, n + at_once, &which, &result, err);
+    p->idle = at_once && status == SN_RETRY && which == n;
+    if (p->idle) return SN_OK;
     chunk *c = waiting[which];
     c->part.wait = waits[which];
     c->in_flight = false;
@@ -384,18 +491,20 @@ static void pipeline_settle(pipeline *p, const sn_err *why) {
 
 /* Only the oldest chunk goes on, from where it is, as it is: a node may still compute it, or have done so, and knows it
  * again only by its shape. Long chunks are sent no more, since perhaps a link is too slow for them. */
-static void pipeline_go_alone(pipeline *p, const sn_err *why) {
+static sn_status pipeline_go_alone(pipeline *p, const sn_err *why, sn_err *err) {
     sn_chain *chain = p->chain;
+    sn_status status = SN_OK;
     sn_log(SN_LOG_INFO, "prefill not pipelined", "request_id=%s text=%s", chain->request_id, why->text);
     if (p->chunk_rows > CHUNK_ROWS_MAX && !why->retry_after_ms) chain->chunk_rows_max = SN_SPAN_ROWS;
     pipeline_settle(p, why);
-    while (p->n_chunks && p->chunks[0].at == p->n_hops) pipeline_finish_chunk(p);
+    while (!status && p->n_chunks && p->chunks[0].at == p->n_hops) status = pipeline_finish_chunk(p, err);
     if (p->n_done > p->n_before) sn_chain_begin_call(chain); /* the nodes are there */
     p->n_chunks = sn_min_size(p->n_chunks, 1);
     p->n_chunked = p->n_done + (p->n_chunks ? p->chunks[0].n : 0);
     p->chunks_max = 1;
     p->alone = true;
-    chunk_try_again(&p->chunks[0]);
+    for (size_t k = 0; k < CHUNKS_MAX; k++) chunk_try_again(&p->chunks[k]);
+    return status;
 }
 
 /* After a node has refused the chunk's step: if steps behind it had been sent before, the group may be at one of those.
@@ -426,8 +535,8 @@ static sn_status pipeline_recover(pipeline *p, sn_status status, sn_err *err) {
     chunk *c = p->failed;
     if (status == SN_STOP || (p->alone && !c)) return status;
     if (!p->alone) {
-        pipeline_go_alone(p, err);
-        return SN_OK;
+        const sn_err why = *err;
+        return pipeline_go_alone(p, &why, err);
     }
     const size_t n_hops = chunk_group(p, c);
     const sn_hop *hops = &p->hops[c->at];
@@ -445,24 +554,48 @@ static sn_status pipeline_recover(pipeline *p, sn_status status, sn_err *err) {
     return status;
 }
 
+/* The first window of a round, or of what follows after wrong guesses; none: the run is over. */
+static sn_status pipeline_begin_windows(pipeline *p, sn_err *err) {
+    sn_status status = SN_OK;
+    if (!p->memory || (p->alone && chain_takes_windows(p->chain))) status = pipeline_begin_round(p, err);
+    p->none_now = false;
+    return status || !pipeline_wants_guess(p) ? status : pipeline_add_guess(p, err);
+}
+
+static sn_status pipeline_run(pipeline *p, sn_err *err) {
+    sn_status status = SN_OK;
+    while (!status && (p->guesses || p->n_done < p->input.n)) {
+        p->failed = NULL;
+        p->idle = false;
+        if (!p->n_chunks) status = p->guesses ? pipeline_begin_windows(p, err) : pipeline_begin_round(p, err);
+        if (p->guesses && !p->n_chunks) break;
+        for (size_t k = 0; k < p->n_chunks && !status; k++) {
+            chunk *c = &p->chunks[k];
+            while (!status && chunk_may_enter(p, k))
+                status = p->hops[c->at].is_local ? chunk_step_local(p, c, err) : chunk_send(p, k, err);
+            if (k + 1 == p->n_chunks && (c->at || c->in_flight) && !p->guesses) pipeline_add_chunk(p);
+        }
+        while (!status && p->n_chunks && p->chunks[0].at == p->n_hops) status = pipeline_finish_chunk(p, err);
+        if (!status && p->n_chunks) status = pipeline_receive(p, err);
+        if (!status && p->idle) status = pipeline_add_guess(p, err);
+        if (status && !p->callers) status = pipeline_recover(p, status, err);
+    }
+    for (size_t k = 0; k < CHUNKS_MAX; k++) free(p->chunks[k].again);
+    free(p->memory);
+    return status;
+}
+
 sn_status sn_chain_run(sn_chain *chain, sn_hop *hops, size_t n_hops, const sn_hop *inputs, const sn_step *step,
                        sn_err *err) {
     pipeline p = {.chain = chain, .input = *step, .inputs = inputs, .hops = hops, .n_hops = n_hops};
-    sn_status status = SN_OK;
-    while (!status && p.n_done < step->n) {
-        p.failed = NULL;
-        if (!p.n_chunks) status = pipeline_begin_round(&p, err);
-        for (size_t k = 0; k < p.n_chunks && !status; k++) {
-            chunk *c = &p.chunks[k];
-            while (!status && chunk_may_enter(&p, k))
-                status = p.hops[c->at].is_local ? chunk_step_local(&p, c, err) : chunk_send(&p, k, err);
-            if (k + 1 == p.n_chunks && (c->at || c->in_flight)) pipeline_add_chunk(&p);
-        }
-        while (!status && p.n_chunks && p.chunks[0].at == p.n_hops) pipeline_finish_chunk(&p);
-        if (!status && p.n_chunks) status = pipeline_receive(&p, err);
-        if (status) status = pipeline_recover(&p, status, err);
-    }
-    free(p.chunks[0].again);
-    free(p.memory);
-    return status;
+    return pipeline_run(&p, err);
+}
+
+sn_status sn_chain_run_ahead(sn_chain *chain, int position, int end, const sn_guesses *guesses, sn_err *err) {
+    pipeline p = {.chain = chain,
+                  .input = {position, end - position, chain->hp.n_embd, NULL, NULL},
+                  .hops = chain->hops,
+                  .n_hops = chain->n_hops,
+                  .guesses = guesses};
+    return pipeline_run(&p, err);
 }

@@ -24,6 +24,8 @@ typedef struct sn_verifier {
      * third node can decide which are right. A check that no node can make now is not an error; is_incomplete tells of
      * it. */
     sn_status (*check)(void *ctx, const struct sn_chain *chain, bool all, sn_finding *out, sn_err *err);
+    /* Whether checks are due that `check` would make now; NULL: never. */
+    bool (*is_due)(void *ctx);
     /* Whether a check showed that the node computes wrong results: the chain then does not use it. */
     bool (*is_banned)(void *ctx, const uint8_t node[SN_KEY_SIZE]);
     /* Whether steps of the timeline stay unchecked because nodes that could check them failed. */

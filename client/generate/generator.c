@@ -2,10 +2,13 @@
  *
  * timeline[0, length) are the tokens that the chain has computed; timeline[length] may be the next one, sampled but not
  * yet computed (chosen). One round of call_generate is: call_feed runs the tokens that are new to the chain through it,
- * with draft tokens after them if there is a draft, and computes the logits of the last new token and of each draft
- * token. call_choose_accepted samples a token from the first logits and compares it with the first draft token; while
- * they are equal, the next logits are valid, too, and it samples from these. Then the chain is rewound to the last
- * accepted token.
+ * and computes the logits of the last one. call_choose_accepted samples a token from them.
+ *
+ * With a draft a round is call_run_ahead: windows of tokens go through the chain, the first one of a sampled token with
+ * draft tokens behind it, and while it is under way further ones of draft tokens only (call_guess). Of each that has
+ * passed (call_take) the logits of all its tokens are computed; call_choose_accepted samples a token from the first
+ * ones and compares it with the draft token at its place. While they are equal, the next logits are valid, too, and it
+ * samples from these. Behind the last accepted token the chain is rewound, and what is under way is given up.
  *
  * Text: each token's bytes go through stop_strings.h, which holds back incomplete characters and possible beginnings of
  * stop strings, to on_text.
@@ -16,7 +19,9 @@
 #include "client/generate/generator.h"
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "client/chain/hop.h"
+#include "client/generate/ahead.h"
 #include "client/generate/stop_strings.h"
 
 #include <stdlib.h>
@@ -41,6 +46,8 @@ struct sn_generator {
     size_t n_drafted;  /* draft tokens in timeline from `length` on, which the chain has computed, too */
     size_t output_at;  /* position of the first row of output */
     size_t told;       /* up to this position who drafts was told what the chain has computed */
+    size_t drafted_to; /* where the draft tokens end that timeline has from `length` on, computed or not */
+    sn_ahead ahead;    /* of windows of them */
 };
 
 /* One call of sn_generator_run. */
@@ -49,10 +56,12 @@ typedef struct generator_call {
     const sn_generate_options *options;
     sn_generation *out;
     sn_stop_strings stop_strings;
-    sn_buf token;             /* bytes of one token */
-    size_t capacity;          /* of out->ids */
-    sn_rng_state *rng_states; /* (capacity): before each id was sampled */
+    sn_buf token;              /* bytes of one token */
+    size_t n_prompt, capacity; /* tokens of the prompt; capacity of out->ids */
+    sn_rng_state *rng_states;  /* (capacity): before each id was sampled */
     int64_t began_us;
+    bool done;         /* the last token was sampled */
+    bool expects;      /* the LM head knows that rows are coming */
     bool mute;         /* on_text is not called: text that it already got is made again */
     bool stands_alone; /* a space at the beginning of the first text is the tokenizer's, not the text's ... */
     bool has_begun;    /* ... and the first text has come */
@@ -240,23 +249,6 @@ void sn_generator_rewind(sn_generator *g, size_t n) {
 
 static bool call_is_interrupted(const generator_call *r) { return sn_is_cancelled(r->options->cancel); }
 
-/* Writes draft tokens to timeline[end], but only when a single token is to be computed: at most as many as can still be
- * sampled, less one, because the last token is sampled and never computed. */
-static sn_status call_draft(generator_call *r, size_t end) {
-    sn_generator *g = r->g;
-    size_t capacity = (size_t)g->parts.max_context - end, wanted = (size_t)r->options->max_tokens;
-    g->n_drafted = 0;
-    if (!g->parts.draft || !r->out->ids.n || end != g->length + 1) return SN_OK;
-    if (wanted) capacity = sn_min_size(capacity, wanted - r->out->ids.n - 1);
-    sn_rng_state rng_state = sn_sampler_rng_state(g->sampler);
-    int64_t before = sn_now_us();
-    sn_status status = sn_draft_propose(g->parts.draft, g->timeline, end, &rng_state, capacity, g->timeline + end,
-                                        &g->n_drafted, r->err);
-    r->out->timings.draft_us += sn_now_us() - before;
-    r->out->timings.n_drafted += g->n_drafted;
-    return status;
-}
-
 static sn_status call_tell(generator_call *r, size_t end, size_t n_ids) {
     int64_t before = sn_now_us();
     sn_status status = generator_tell(r->g, end, n_ids, r->err);
@@ -282,8 +274,7 @@ static size_t step_rows_max(const sn_chain *chain) {
     return i == n ? LOCAL_ROWS : CHUNK_ROWS;
 }
 
-/* Runs timeline[length, end) and draft tokens after it through the chain, and computes the logits of the token at `end`
- * and of the token after each draft token. */
+/* Runs timeline[length, end) through the chain, and computes the logits of the token at `end`. */
 static sn_status call_feed(generator_call *r, size_t end) {
     sn_generator *g = r->g;
     size_t n_embd = (size_t)g->parts.hp->n_embd, n = 0;
@@ -291,15 +282,16 @@ static sn_status call_feed(generator_call *r, size_t end) {
     bool watched = r->options->on_prefill && !r->out->ids.n;
     prefill_watch watch = {r->options, 0, end - g->length};
     size_t first = g->length, most = step_rows_max(chain);
-    sn_status status = call_draft(r, end);
+    sn_status status = SN_OK;
+    g->n_drafted = 0;
     if (watched) tell_prefill(&watch, 0);
     if (watched) sn_chain_watch(chain, tell_prefill, &watch);
-    for (size_t all = end + g->n_drafted; !status && g->length < all;) {
-        n = sn_min_size(most, all - g->length);
+    while (!status && g->length < end) {
+        n = sn_min_size(most, end - g->length);
         int64_t before = sn_now_us();
         status = sn_lm_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, r->err);
         r->out->timings.client_us += sn_now_us() - before;
-        const bool last = g->length + n == all;
+        const bool last = g->length + n == end;
         if (last) sn_lm_head_expect(g->parts.head);
         if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, r->err);
         if (last) sn_lm_head_unexpect(g->parts.head);
@@ -314,10 +306,8 @@ static sn_status call_feed(generator_call *r, size_t end) {
     }
     sn_chain_watch(chain, NULL, NULL);
     if (status) return status;
-    g->length -= g->n_drafted;
     int64_t before = sn_now_us();
-    size_t from = n - 1 - g->n_drafted;
-    status = sn_lm_head_logits(g->parts.head, g->output + from * n_embd, (int)g->n_drafted + 1, g->logits, r->err);
+    status = sn_lm_head_logits(g->parts.head, g->output + (n - 1) * n_embd, 1, g->logits, r->err);
     r->out->timings.client_us += sn_now_us() - before;
     return status;
 }
@@ -444,6 +434,102 @@ static sn_status call_choose_accepted(generator_call *r, bool *done) {
     return status;
 }
 
+/* -- windows of draft tokens -- */
+
+/* Drafts tokens up to timeline[end] behind those that are there. */
+static sn_status call_draft(generator_call *r, size_t from, size_t end) {
+    sn_generator *g = r->g;
+    const sn_rng_state rng_state = sn_sampler_rng_state_after(g->sampler, from - g->length - 1);
+    size_t n = 0;
+    const int64_t began_us = sn_now_us();
+    sn_status status =
+        sn_draft_propose(g->parts.draft, g->timeline, from, &rng_state, end - from, g->timeline + from, &n, r->err);
+    const int64_t us = sn_now_us() - began_us;
+    sn_ahead_note_drafts(&g->ahead, n, us);
+    r->out->timings.draft_us += us;
+    r->out->timings.n_drafted += n;
+    g->drafted_to = from + n;
+    return status;
+}
+
+static void call_expect(generator_call *r, bool expects) {
+    if (expects && !r->expects) sn_lm_head_expect(r->g->parts.head);
+    if (!expects && r->expects) sn_lm_head_unexpect(r->g->parts.head);
+    r->expects = expects;
+}
+
+/* The next window: of the sampled token and draft tokens, or of draft tokens only, if that pays. At most as many tokens
+ * are computed as can still be sampled, less one, because the last one is sampled and never computed. */
+static sn_status call_guess(void *ctx, sn_guess *guess, sn_err *err) {
+    generator_call *r = ctx;
+    sn_generator *g = r->g;
+    const size_t position = (size_t)guess->position, sure = guess->n_windows ? 0 : 1, length = g->parts.draft->length,
+                 wanted = (size_t)r->options->max_tokens;
+    size_t most = (size_t)g->parts.max_context;
+    (void)err; /* it is the call's */
+    if (wanted) most = sn_min_size(most, r->n_prompt + wanted - 1);
+    most = sn_min_size(most, position + sn_min_size((size_t)guess->n, length + sure));
+    guess->n = 0;
+    if (most < position + sure || call_is_interrupted(r)) return SN_OK;
+    if (!sure && !sn_ahead_pays(&g->ahead, guess->n_windows, (size_t)guess->n_ahead - 1, most - position)) return SN_OK;
+    sn_status status = SN_OK;
+    if (g->drafted_to < position + sure) g->drafted_to = position + sure;
+    if (g->drafted_to < most) status = call_draft(r, g->drafted_to, most);
+    most = sn_min_size(most, g->drafted_to);
+    if (status || most == position) return status;
+    guess->n = (int)(most - position);
+    call_expect(r, true);
+    const int64_t before = sn_now_us();
+    status = sn_lm_head_embed(g->parts.head, g->timeline + position, guess->n, guess->rows, r->err);
+    r->out->timings.client_us += sn_now_us() - before;
+    return status;
+}
+
+/* A window has passed. */
+static sn_status call_take(void *ctx, sn_window *window, sn_err *err) {
+    generator_call *r = ctx;
+    sn_generator *g = r->g;
+    const size_t n = (size_t)window->n, end = (size_t)window->position + n;
+    const bool guessed = end < g->drafted_to;
+    const int32_t expected = g->timeline[end];
+    const size_t before = r->out->timings.n_accepted;
+    const int64_t began_us = sn_now_us();
+    bool done = false;
+    (void)err; /* it is the call's */
+    call_expect(r, false);
+    memcpy(g->output, window->out, n * (size_t)g->parts.hp->n_embd * sizeof *g->output);
+    g->output_at = (size_t)window->position;
+    sn_status status = sn_lm_head_logits(g->parts.head, g->output, window->n, g->logits, r->err);
+    const int64_t head_us = sn_now_us() - began_us;
+    r->out->timings.client_us += head_us;
+    r->out->timings.decode_steps++;
+    r->out->timings.n_ahead += window->guessed;
+    g->length = (size_t)window->position + 1;
+    g->chosen = false;
+    g->n_drafted = n - 1;
+    if (!status) status = call_choose_accepted(r, &done);
+    if (status) g->drafted_to = 0;
+    const bool right = !status && !done && g->length == end && (!guessed || g->timeline[end] == expected);
+    if (!right || !guessed) g->drafted_to = g->length + g->chosen;
+    if (right && guessed) r->out->timings.n_accepted++;
+    if (!status && !done) sn_ahead_note_judged(&g->ahead, g->n_drafted + guessed, r->out->timings.n_accepted - before);
+    sn_ahead_note_window(&g->ahead, n, window->lap_us, window->stage_us, head_us);
+    window->end = (int)g->length;
+    window->next = done ? SN_GUESSES_DONE : right ? SN_GUESSES_RIGHT : SN_GUESSES_WRONG;
+    r->done = done;
+    return status;
+}
+
+/* Windows pass until the text ends, or other work is due. */
+static sn_status call_run_ahead(generator_call *r) {
+    sn_generator *g = r->g;
+    const sn_guesses guesses = {call_guess, call_take, r, (int)g->n_rows};
+    g->drafted_to = g->length + 1;
+    sn_status status = sn_chain_step_ahead(g->parts.chain, (int)g->length, &guesses, r->err);
+    call_expect(r, false);
+    return status;
+}
+
 /* After a failed audit check: retracts the tokens that were sampled from wrong results. The token at the chain's end is
  * right, because it was sampled from the results before it. */
 static sn_status call_retract(generator_call *r, size_t n_prompt) {
@@ -495,9 +581,13 @@ static sn_status call_generate(generator_call *r, size_t n_prompt) {
     sn_generate_timings *t = &r->out->timings;
     sn_chain *chain = r->g->parts.chain;
     sn_status status = SN_OK;
+    r->n_prompt = n_prompt;
     for (bool done = false; !status && !done;) {
-        size_t before = r->out->ids.n;
-        status = call_feed(r, n_prompt + before);
+        const size_t before = r->out->ids.n;
+        const bool ahead = r->g->parts.draft && before && n_prompt + before == r->g->length + 1;
+        r->done = false;
+        status = ahead ? call_run_ahead(r) : call_feed(r, n_prompt + before);
+        done = r->done;
         if (call_was_cancelled(r, status)) return SN_OK;
         if (status && before && r->err->reason == SN_REASON_TOO_LONG) { /* as where the context is full */
             r->out->finish = SN_FINISH_LENGTH;
@@ -506,13 +596,13 @@ static sn_status call_generate(generator_call *r, size_t n_prompt) {
         }
         if (!t->prefill_us)
             t->prefill_us = sn_now_us() - r->began_us;
-        else if (!status && !done)
+        else if (!status && !ahead && !done)
             t->decode_steps++;
-        if (!status && !r->out->ids.n && call_is_interrupted(r)) {
+        if (!status && !done && (!r->out->ids.n || ahead) && call_is_interrupted(r)) {
             r->out->finish = SN_FINISH_INTERRUPTED;
             return SN_OK;
         }
-        if (!status && !done) status = call_choose_accepted(r, &done);
+        if (!status && !ahead && !done) status = call_choose_accepted(r, &done);
         if (before) t->decode_tokens += r->out->ids.n - before;
         if (!status && done) status = sn_chain_audit(chain, r->err);
         if (!status && done && r->options->when_checked && sn_chain_audit_is_incomplete(chain))

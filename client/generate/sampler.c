@@ -232,6 +232,12 @@ sn_rng_state sn_sampler_rng_state(const sn_sampler *sampler) {
     return state;
 }
 
+sn_rng_state sn_sampler_rng_state_after(const sn_sampler *sampler, size_t n) {
+    sn_rng_state state = sn_sampler_rng_state(sampler);
+    for (; sampler->options.temperature > 0 && n; n--) (void)xoshiro_uniform(state.state); /* one for each token */
+    return state;
+}
+
 void sn_sampler_set_rng_state(sn_sampler *sampler, const sn_rng_state *state) {
     memcpy(sampler->rng_state, state->state, sizeof state->state);
 }

@@ -39,6 +39,8 @@ typedef struct sn_rng_state {
     uint64_t state[4];
 } sn_rng_state;
 sn_rng_state sn_sampler_rng_state(const sn_sampler *sampler);
+/* The state after n further tokens have been sampled. */
+sn_rng_state sn_sampler_rng_state_after(const sn_sampler *sampler, size_t n);
 void sn_sampler_set_rng_state(sn_sampler *sampler, const sn_rng_state *rng_state);
 
 sn_status sn_sampler_new(const sn_sampling *sampling, int n_vocab, sn_sampler **out, sn_err *err) SN_MUST_USE;

@@ -13,7 +13,9 @@
  *     chunks of a prompt without waiting for each reply. Such a STEP may have a timeline of zeros, because its client
  *     does not know the hash yet.
  *   - A STEP at an earlier position rewinds the session: what follows that position is forgotten when the step
- *     starts. */
+ *     starts. Steps that wait and would be forgotten as a whole are given up: they are neither computed nor answered,
+ *     as the client knows; the nodes behind this one get their number never. So the number of a STEP that names its
+ *     timeline hash may be any later one. */
 #include "node/protocol/protocol_private.h"
 
 #include "base/clock.h"
@@ -84,6 +86,18 @@ static sn_status step_check_message(const sn_protocol *protocol, const sn_msg *m
     return SN_OK;
 }
 
+static bool step_names_hash(const sn_msg_step *step) {
+    static const uint8_t unknown[SN_HASH_SIZE];
+    return memcmp(step->timeline, unknown, SN_HASH_SIZE) != 0;
+}
+
+/* Whether the step may leave out the numbers before its own: they are those of steps that its client has given up. Only
+ * the hash tells that the session is nevertheless where the client knows it to be. */
+static bool step_leaves_out(const sn_session *session, const sn_msg_step *step) {
+    return step->step > session->last_reply.step && step_names_hash(step) &&
+           step->position <= (uint64_t)session->length;
+}
+
 /* Whether the session, as it is now, may be stepped so. */
 static sn_status step_check_session(const sn_protocol *protocol, const sn_session *session, const sn_msg *msg,
                                     sn_err *err) {
@@ -94,7 +108,7 @@ static sn_status step_check_session(const sn_protocol *protocol, const sn_sessio
     if (session->pending.job)
         return sn_fail(err, SN_RETRY, "the session is busy with step %llu: wait for its reply",
                        (unsigned long long)session->pending.request_msg->step.step);
-    if (step->step != session->last_reply.step + 1)
+    if (step->step != session->last_reply.step + 1 && !step_leaves_out(session, step))
         return sn_fail(err, SN_REBUILD, "step %llu does not follow step %llu: open a new session and replay",
                        (unsigned long long)step->step, (unsigned long long)session->last_reply.step);
     if (step->position > (uint64_t)session->length)
@@ -105,9 +119,8 @@ static sn_status step_check_session(const sn_protocol *protocol, const sn_sessio
         return sn_fail(err, SN_REFUSED, "%llu tokens at position %llu exceed the session's limit of %d tokens",
                        (unsigned long long)msg->tensor.shape[0], (unsigned long long)step->position,
                        session->max_tokens);
-    static const uint8_t unknown_timeline[SN_HASH_SIZE]; /* sent by a client that waits for the preceding reply */
-    bool follows =
-        !memcmp(step->timeline, unknown_timeline, SN_HASH_SIZE) && step->position == (uint64_t)session->length;
+    /* A client that waits for the preceding reply knows no hash. */
+    bool follows = !step_names_hash(step) && step->position == (uint64_t)session->length;
     if (!follows && memcmp(session->timeline[step->position].bytes, step->timeline, SN_HASH_SIZE))
         return sn_fail(err, SN_REBUILD,
                        "MISMATCH: the timeline of this session at position %llu is not the one that the step continues",
@@ -295,6 +308,19 @@ void sn_protocol_on_error(sn_protocol *protocol, const sn_event *event) {
     }
 }
 
+/* The steps that wait and of which this one leaves nothing are given up. */
+static void step_give_up_waiting(sn_session *session, const sn_msg *msg) {
+    sn_pending_work *pending = &session->pending;
+    while (pending->n_queued && pending->queue[pending->n_queued - 1].msg->step.position >= msg->step.position)
+        sn_msg_free(&pending->queue[--pending->n_queued].msg);
+}
+
+/* Whether nothing of the step in the engine is left by the one behind it. */
+static bool step_is_given_up(const sn_session *session) {
+    const sn_pending_work *pending = &session->pending;
+    return pending->n_queued && pending->queue[0].msg->step.position <= pending->request_msg->step.position;
+}
+
 /* Queues a STEP that follows the newest one accepted. All queued steps may have as many rows as one step. */
 static sn_status step_enqueue(const sn_protocol *protocol, sn_session *session, sn_event *event, sn_err *err) {
     uint64_t rows = event->msg->tensor.shape[0];
@@ -349,6 +375,11 @@ void sn_protocol_on_step(sn_protocol *protocol, sn_event *event, int64_t now_us)
         return;
     }
     bool next = before && before->step.step + 1 == msg->step.step;
+    if (before && before->step.step < msg->step.step && step_names_hash(&msg->step) &&
+        msg->step.position <= before->step.position) {
+        step_give_up_waiting(session, msg);
+        next = true;
+    }
     status = next ? step_enqueue(protocol, session, event, &err) : step_check_session(protocol, session, msg, &err);
     if (!status && !next) status = step_start(protocol, session, event, now_us, &err);
     if (status) sn_protocol_refuse(protocol, session->owner_peer, msg, &err);
@@ -401,6 +432,6 @@ void sn_protocol_step_done(sn_protocol *protocol, sn_session *session, sn_job *j
            job->position, job->n_tokens, (unsigned long long)session->last_reply.trace.queue_us,
            (unsigned long long)session->last_reply.trace.compute_us);
     if (session->closing) return;
-    step_reply_or_refuse(protocol, session, session->pending.request_msg, now_us);
+    if (!step_is_given_up(session)) step_reply_or_refuse(protocol, session, session->pending.request_msg, now_us);
     sn_kv_migration_continue(protocol, session, now_us);
 }

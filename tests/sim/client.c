@@ -3,7 +3,7 @@
  * How it works: client_main waits, then tries up to TRIES times to do what its plan says: write the turns of a chat
  * (chat), train (training.c), or poison a prefix cache (poison). Every hidden state that the chain observes
  * (compare_hidden) and every token (continue_text) is compared bit by bit with the text that the undisturbed model
- * writes (model.h). Drafts come from that text, too, with a wrong token at every WRONG_EVERY-th position
+ * writes (model.h). Drafts come from that text, too, with a wrong token at every so many-th position
  * (oracle_draft); states after the first wrong draft token are not compared. Between turns a session may be saved and
  * continued from the file over another route (move_to_file_and_back). Prompts may travel in chunks of a few rows, and a
  * turn may be cancelled and run again. Each call has a limit in virtual time, which sim_client_check enforces. An error
@@ -28,7 +28,6 @@ enum {
     POISONED_UP_TO = 72,
     SEEDS = 3,
     TRIES = 4,
-    WRONG_EVERY = 5,
     DRAFT_TOKENS = 6,
     CANCEL_US = 2 * SECOND_US,
     PAUSE_US = 2 * SECOND_US,
@@ -100,13 +99,13 @@ static sn_status oracle_draft(void *ctx, const int32_t *ids, size_t n, const sn_
     sim_client *c = ctx;
     (void)ids, (void)rng_state, (void)err;
     int n_vocab = sn_model_hparams(sim_model_get()->model)->n_vocab;
-    if (sn_chain_length(c->chain) != (int)n - 1) /* the last token is not computed yet */
+    if (sn_chain_length(c->chain) >= (int)n) /* the last token is not computed yet */
         sim_fail(c->swarm, "client %d has %zu tokens and a chain of %d: wrong drafts are left in it", c->number, n,
                  sn_chain_length(c->chain));
-    c->wrong_from = INT_MAX;
+    if (sn_chain_length(c->chain) == (int)n - 1) c->wrong_from = INT_MAX; /* else drafts are under way */
     for (*n_out = 0; *n_out < most && n + *n_out < SIM_CONTEXT; ++*n_out) {
         size_t at = n + *n_out;
-        bool wrong = at % WRONG_EVERY == 0;
+        bool wrong = at % (size_t)c->plan.drafts == 0;
         out[*n_out] = wrong ? (c->text->ids[at] + 1) % n_vocab : c->text->ids[at];
         if (wrong && (int)at < c->wrong_from) c->wrong_from = (int)at;
     }
@@ -206,6 +205,7 @@ static sn_status continue_text(sim_client *c, int from, sn_err *err) {
         sim_fail(c->swarm, "client %d: the chain holds %d tokens, the generator %zu", c->number,
                  sn_chain_length(c->chain), sn_generator_length(c->generator));
     c->swarm->stats.tokens += out.ids.n;
+    c->swarm->stats.ahead += out.timings.n_ahead;
     c->swarm->stats.generations += !status;
     c->swarm->stats.adapted += !status && c->plan.adapter;
     sn_generation_fini(&out);

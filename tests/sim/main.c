@@ -42,6 +42,7 @@ static void print_stats(const sim_stats *f, uint64_t seeds) {
                   {"holders dropped", f->holders_dropped},
                   {"cancelled", f->cancelled},
                   {"chunks behind others", f->behind},
+                  {"windows behind others", f->ahead},
                   {"events", f->events}};
     printf("%llu seeds, %.1f h of virtual time", (unsigned long long)seeds, (double)f->virtual_us / 3.6e9);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)

@@ -169,7 +169,7 @@ static sim_client_plan draw_chat(swarm *s, int text) {
         .audit_here = sim_rng_bernoulli(r, 0.5),
         .adapter = draw(s, 0.05, SIM_TRAINING, 0.5) && !chats_only(s) ? (int)sim_rng_between(r, 1, SIM_ADAPTERS) : 0,
         .saves = draw(s, 0.15, SIM_PREFIXES, 0.6),
-        .drafts = sim_rng_bernoulli(r, 0.33),
+        .drafts = sim_rng_bernoulli(r, 0.4) ? sim_rng_bernoulli(r, 0.4) ? 5 : 23 : 0,
         .cancels = sim_rng_bernoulli(r, 0.3),
         .chunk_rows = draw_chunk_rows(r)};
 }

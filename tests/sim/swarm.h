@@ -85,7 +85,7 @@ typedef struct sim_client_plan {
     int adapter;      /* 0: none */
     bool saves;       /* the session is saved between turns, and continued from the file in a new chain */
     bool push, receipts, throughput, replica, audit, audit_here, must_succeed;
-    bool drafts;    /* drafts tokens, four fifths of them correct */
+    int drafts;     /* drafts tokens, of which every so many-th is wrong; 0: none */
     bool cancels;   /* runs of the generator, which then go on */
     int chunk_rows; /* of several chunks in flight; 0: as usual, which is more than a prompt has */
     int timeout_ms, max_retries;
@@ -104,7 +104,8 @@ const char *sim_client_report(const sim_client *client); /* how it ended */
 typedef struct sim_stats {
     uint64_t events, tokens, generations, errors, failovers, crashes, joins, drains, stalls, slow, partitions, cuts,
         retired, garbled, wrong_replies, bans, rebalances, quota_refusals, loads, adapted, trained, poisoned, excused,
-        rounds, rounds_failed, holders_dropped, cancelled, behind; /* behind: chunks that began behind others */
+        rounds, rounds_failed, holders_dropped, cancelled, behind, /* behind: chunks that began behind others */
+        ahead; /* windows of right drafts that were sent behind others */
     uint64_t trace;
     int64_t virtual_us;
 } sim_stats;

@@ -30,9 +30,9 @@ static void run_seeds(uint64_t from) {
     cr_expect_geq(sum.failovers, SEEDS / 4);
     cr_expect_geq(sum.crashes, SEEDS);
     if (SEEDS < 100) return;
-    const uint64_t drawn[] = {sum.wrong_replies, sum.slow,       sum.retired,   sum.garbled,
-                              sum.adapted,       sum.trained,    sum.poisoned,  sum.quota_refusals,
-                              sum.loads,         sum.rebalances, sum.cancelled, sum.behind};
+    const uint64_t drawn[] = {sum.wrong_replies, sum.slow,     sum.retired,        sum.garbled, sum.adapted,
+                              sum.trained,       sum.poisoned, sum.quota_refusals, sum.loads,   sum.rebalances,
+                              sum.cancelled,     sum.behind,   sum.ahead};
     for (size_t i = 0; i < sizeof drawn / sizeof *drawn; i++) cr_expect_geq(drawn[i], 1, "number %d", (int)i);
 }
 

@@ -295,11 +295,65 @@ Test(node_protocol, pipelined_steps_are_bounded_in_number_and_tokens) {
     for (int i = 0; i <= SN_PREFILL_DEPTH_MAX; i++)
         cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, 0, 100), i, 1));
     for (uint64_t i = 10; i < 17; i++)
-        send_step(&b, &p, i, 9, 80, true); /* the first step is computed, six wait: 480 tokens */
-    send_step(&b, &p, 17, 9, 33, true);
+        send_step(&b, &p, i, (int)i - 1, 80, true); /* the first step is computed, six wait: 480 tokens */
+    send_step(&b, &p, 17, 16, 33, true);
     cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_RETRY, "6 steps are queued"));
     free(p.timeline);
     protocol_fixture_end(&b); /* with waiting steps */
+}
+
+Test(node_protocol, waiting_steps_that_a_rewind_leaves_nothing_of_are_given_up) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    for (int i = 0; i < 5; i++) send_step(&b, &p, (uint64_t)i + 1, 10 * i, 10, i == 0);
+    uint64_t last = send_step(&b, &p, 6, 10, 5, true); /* the steps 2 to 5 wait */
+    protocol_fixture_run_jobs(&b, T0);
+    cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, 0, 100), 0, 10));
+    p.step = 5;
+    cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, last, 100), 10, 5));
+    cr_expect_null(node_client_receive(&b.client, 0, 100));
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
+Test(node_protocol, a_step_in_computation_that_a_rewind_leaves_nothing_of_is_not_answered) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    send_step(&b, &p, 1, 0, 10, true);
+    protocol_fixture_run_jobs(&b, T0);
+    cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, 0, 100), 0, 10));
+    send_step(&b, &p, 2, 10, 10, true);
+    uint64_t last = send_step(&b, &p, 3, 5, 5, true);
+    protocol_fixture_run_jobs(&b, T0);
+    p.step = 2;
+    cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, last, 100), 5, 5));
+    cr_expect_null(node_client_receive(&b.client, 0, 100));
+    free(p.timeline);
+    protocol_fixture_end(&b);
+}
+
+Test(node_protocol, a_step_that_names_the_timeline_may_leave_numbers_out) {
+    protocol_fixture b;
+    node_session p;
+    protocol_fixture_begin(&b);
+    protocol_fixture_open(&b, &p, T0);
+    send_step(&b, &p, 1, 0, 10, true);
+    protocol_fixture_run_jobs(&b, T0);
+    cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, 0, 100), 0, 10));
+    send_step(&b, &p, 7, 4, 5, true);
+    send_step(&b, &p, 8, 9, 5, false);
+    protocol_fixture_run_jobs(&b, T0);
+    p.step = 6;
+    cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, 0, 100), 4, 5));
+    cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, 0, 100), 9, 5));
+    send_step(&b, &p, 10, 14, 5, false); /* what was lost could have been a step of its timeline */
+    cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_REBUILD, "step 10 does not follow step 8"));
+    free(p.timeline);
+    protocol_fixture_end(&b);
 }
 
 /* Opens a session at a node whose span takes so many rows in a batch. */

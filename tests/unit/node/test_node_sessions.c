@@ -169,6 +169,7 @@ Test(node_sessions, a_step_waits_for_kv_pages_and_is_then_refused) {
     uint64_t request = node_client_send(c.u, &msg);
     msg = node_session_step_message(&c.waits, 0, 64); /* not the next step, which might wait after it */
     msg->step.step = 3;
+    memset(msg->step.timeline, 0, SN_HASH_SIZE);
     cr_expect(is_refusal(node_client_request(c.u, &msg), SN_RETRY, "busy with step 1"));
     cr_expect(node_session_step_ok(&c.holds, 64, 1)); /* a session with KV pages continues meanwhile */
     cr_expect(is_refusal(node_client_receive(c.u, request, TESTBED_WAIT_MS), SN_RETRY, "cache is full"));

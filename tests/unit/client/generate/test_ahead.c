@@ -1,0 +1,49 @@
+/* How many windows of draft tokens are under way, by what was measured. */
+#include "client/generate/ahead.h"
+
+#include <criterion/criterion.h>
+
+static sn_ahead measured(int64_t lap_us, int64_t stage_us, size_t judged, size_t right) {
+    sn_ahead a = {0};
+    for (int i = 0; i < 40; i++) sn_ahead_note_window(&a, 4, lap_us, stage_us, 0);
+    for (size_t i = 0; i < judged; i++) sn_ahead_note_judged(&a, 1, i % judged < right);
+    return a;
+}
+
+static size_t depth(const sn_ahead *a) {
+    size_t n = 1;
+    while (n < 100 && sn_ahead_pays(a, n, 4 * n, 4)) n++;
+    return n;
+}
+
+Test(ahead, nothing_is_sent_before_a_lap_was_measured) {
+    const sn_ahead a = {0};
+    cr_expect_not(sn_ahead_pays(&a, 1, 1, 1));
+}
+
+Test(ahead, right_drafts_fill_the_lap_and_no_more) {
+    sn_ahead a = measured(100000, 10100, 200, 200);
+    cr_expect_eq(depth(&a), 10);
+    a = measured(400000, 10100, 200, 200);
+    cr_expect_eq(depth(&a), 40);
+}
+
+Test(ahead, what_drafts_cost_fills_the_lap_too) {
+    sn_ahead a = measured(100000, 1000, 200, 200);
+    for (int i = 0; i < 100; i++) sn_ahead_note_drafts(&a, 4, 80000);
+    cr_expect_leq(depth(&a), 2);
+}
+
+Test(ahead, drafts_that_are_wrong_wait_for_the_window_before_them) {
+    sn_ahead a = measured(100000, 10000, 200, 0);
+    cr_expect_eq(depth(&a), 1);
+    a = measured(2000, 1500, 1, 1); /* a lap is hardly more than its slowest node */
+    cr_expect_eq(depth(&a), 1);
+}
+
+Test(ahead, acceptance_follows_the_newest_drafts) {
+    sn_ahead a = measured(1, 1, 200, 200);
+    cr_expect_gt(sn_ahead_acceptance(&a), 0.9);
+    sn_ahead_note_judged(&a, 60, 0);
+    cr_expect_lt(sn_ahead_acceptance(&a), 0.3);
+}

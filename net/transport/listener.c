@@ -503,7 +503,8 @@ sn_status listener_open(const sn_identity *identity, sn_listener **out, sn_err *
                        .held_max = listener_held_max(),
                        .held_us = INT64_MAX,
                        .retry_us = INT64_MAX,
-                       .warm_us = INT64_MAX};
+                       .warm_us = INT64_MAX,
+                       .pace_us = INT64_MAX};
     for (int i = 0; i < 2; i++) l->ready[i].end = &l->ready[i].first;
     l->turned_us = l->sweep_us = sn_now_us();
     l->capacity = (size_t)(descriptors.rlim_cur / 2 < CAPACITY_MAX ? descriptors.rlim_cur / 2 : CAPACITY_MAX);

@@ -446,6 +446,14 @@ void sn_listener_watch(sn_listener *l, sn_peer peer, bool on) {
     pthread_mutex_unlock(&l->lock);
 }
 
+int64_t sn_listener_round_trip_us(sn_listener *l, sn_peer peer) {
+    pthread_mutex_lock(&l->lock);
+    const connection *c = find_peer(l, peer);
+    const int64_t us = c && c->dialled ? c->dialled->round_trip_us : 0;
+    pthread_mutex_unlock(&l->lock);
+    return us;
+}
+
 void sn_listener_divert(sn_listener *l, sn_listener_diverted diverted, void *ctx) {
     pthread_mutex_lock(&l->lock);
     l->diverted = diverted;

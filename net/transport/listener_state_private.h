@@ -39,10 +39,11 @@ typedef struct dialled_peer {
     bool asks;                    /* the relay was asked */
     int64_t unanswered_us; /* since when it has acknowledged nothing of what was sent; 0: it has, or is not watched */
     /* Guarded by the listener's lock. */
-    bool up;            /* the key is proven */
-    bool down;          /* an outage was reported, and it was not up since */
-    bool reporting;     /* `report` waits for the owner, among what was received */
-    int64_t watched_us; /* since when the owner waits for it; 0: it does not */
+    bool up;               /* the key is proven */
+    bool down;             /* an outage was reported, and it was not up since */
+    bool reporting;        /* `report` waits for the owner, among what was received */
+    int64_t round_trip_us; /* as measured while connecting; 0: not known */
+    int64_t watched_us;    /* since when the owner waits for it; 0: it does not */
     sn_outage outage;
     incoming report;
 } dialled_peer;

@@ -1,8 +1,8 @@
-/* How fast a connection to a peer that is far writes what it has. A node sends on what it has computed at once: hundreds
- * of rows, after a time in which it had nothing to send. TCP lets them go at the speed of this machine's own line, as
- * far as its window reaches, and the queue of the slowest line on the way overflows. Then the window is cut and grows
- * again for seconds. So a burst is bounded, and what is more goes as fast as the window would turn over, and a quarter
- * faster, so that the window still grows. Pure: the time and what the kernel says are arguments. */
+/* How fast a connection to a peer that is far writes what it has. A node sends on what it has computed at once:
+ * hundreds of rows, after a time in which it had nothing to send. TCP lets them go at the speed of this machine's own
+ * line, as far as its window reaches, and the queue of the slowest line on the way overflows. Then the window is cut
+ * and grows again for seconds. So a burst is bounded, and what is more goes as fast as the window would turn over, and
+ * a quarter faster, so that the window still grows. Pure: the time and what the kernel says are arguments. */
 #ifndef SN_NET_TRANSPORT_PACE_PRIVATE_H
 #define SN_NET_TRANSPORT_PACE_PRIVATE_H
 

@@ -86,8 +86,8 @@ static sn_status count_recv(sn_transport *t, int64_t deadline_us, sn_event *out,
 static void count_hang_up(sn_transport *t, sn_peer peer) { sn_transport_hang_up(count_of(t)->inner, peer); }
 static void count_wake(sn_transport *t) { sn_transport_wake(count_of(t)->inner); }
 static void count_free(sn_transport *t) { sn_transport_free(&count_of(t)->inner); }
-static const sn_transport_ops count_ops = {count_listen, count_dial, count_send, count_recv, count_hang_up,
-                                           count_wake,   count_free, NULL,       NULL,       NULL};
+static const sn_transport_ops count_ops = {count_listen, count_dial, count_send, count_recv, count_hang_up, count_wake,
+                                           count_free,   NULL,       NULL,       NULL,       NULL};
 
 /* -- a chain over nodes, and its expected output */
 

@@ -25,7 +25,7 @@ enum {
     BRIEF_US = 50000,       /* the search for a node that the session can do without */
     ROUTE_WAIT_US = 3000000,
     ROUTE_POLL_MS = 200,
-    MEASURE_MS = 3000, /* a node that is not dialled yet answers twice within four round trips */
+    MEASURE_MS = 3000, /* a stranger that is not dialled yet answers twice within four round trips */
     OTHER_MODELS_MS = 1000,
     MEASURE_ROUNDS = 3,
     ADAPTER_PUT_TRIES = 3,
@@ -165,7 +165,8 @@ sn_status sn_chain_measure_rtt(sn_chain *chain, bool all, sn_err *err) {
         if (status || !n) return status;
         int quarter_ms = sn_chain_left_ms(chain, INT_MAX) / 4,
             measure_ms = quarter_ms < MEASURE_MS ? quarter_ms : MEASURE_MS;
-        const sn_link_query query = {nodes, n, .status = true, .hurry = true, .timeout_ms = measure_ms};
+        const sn_link_query query = {
+            nodes, n, .status = true, .hurry = true, .by_connection = true, .timeout_ms = measure_ms};
         status = sn_link_query_nodes(chain->options.link, &query, replies, err);
         for (size_t i = 0; i < n && !status; i++)
             if (replies[i].answered)

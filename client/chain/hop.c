@@ -69,6 +69,7 @@ sn_status sn_hop_init(sn_hop *hop, const sn_route_leg *leg, const sn_hash *model
     hop->pushed = pushed;
     sn_hop_remote *r = &hop->remote;
     *r = (sn_hop_remote){.model = *model, .adapter_hash = *adapter_hash, .tokens_max = (int)node->kv_tokens_max};
+    r->pass_us = node->decode_us < INT32_MAX ? (int64_t)node->decode_us : INT32_MAX;
     memcpy(r->node, node->node, SN_KEY_SIZE);
     memcpy(r->curve_key, node->curve_key, SN_KEY_SIZE);
     memcpy(r->address, node->address, sizeof r->address);

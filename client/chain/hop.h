@@ -60,6 +60,7 @@ typedef struct sn_hop_remote {
     int tokens_max;        /* that a session at the node can have; 0: not known */
     int step_tokens_max;   /* rows that the node takes in one step */
     int prefill_depth_max; /* steps that may wait at the node while it computes one; 0: none */
+    int64_t pass_us;       /* of a token through its blocks, as the node announces it; 0: not known */
     int64_t answer_us;     /* the shortest time in which it answered, less what it computed: a round trip, or some */
 
     sn_hash model, weights; /* weights: SHA-256 of sn_hop_hash_with_kv of its blocks */

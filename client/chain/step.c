@@ -35,9 +35,11 @@ enum { CHUNKS_MAX = 24, CHUNKS_PER_HOP = 4 };
  * rows, where these are not so many bytes that a slow link or a relay could not carry them within --timeout. */
 enum { CHUNK_ROWS_MIN = 64, CHUNK_ROWS_MAX = 128, LONG_CHUNK_BYTES_MAX = 4 << 20 };
 
-/* To nodes that are far, chunks begin small and double: a chunk goes on when it has come whole, and TCP sends little in
- * the first round trips of each link, twice as much in each further one. */
-enum { FAR_US = 15000, FAR_ROWS_FIRST = 8, FAR_ROWS_MAX = 64 };
+/* To nodes that are far, chunks begin small and double: a chunk goes on when it has come whole, and TCP sends ten
+ * segments in the first round trip of each link, twice as much in each further one. So the first chunk is what comes
+ * with the first round trip, and all links open their windows at the same time, not one behind the other. Where a node
+ * takes longer than that for a few rows, chunks of them would cost more than they save. */
+enum { FAR_US = 15000, FAR_BYTES_FIRST = 10 * 1448, FAR_ROWS_SLOW = 8, FAR_ROWS_MAX = 64 };
 
 typedef struct chunk {
     int position, n;
@@ -102,22 +104,41 @@ static bool chain_is_far(const sn_chain *chain) {
     return i < chain->n_hops;
 }
 
+static bool hop_computes_longer_than_it_is_far(const sn_hop *hop) {
+    return !hop->is_local && 2 * hop->remote.pass_us > hop->remote.answer_us;
+}
+
+/* Bytes of the widest row that travels. */
+static size_t chain_row_bytes(const sn_chain *chain) {
+    size_t most = 0;
+    for (size_t i = 0; i < chain->n_hops; i++) {
+        const size_t bytes = chain->hops[i].is_local ? 0 : hop_row_bytes(&chain->hops[i], chain->hp.n_embd);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* Rows of the first chunk, of those that have `most`. */
+static int chain_first_rows(const sn_chain *chain, int most) {
+    if (!chain_is_far(chain)) return most;
+    for (size_t i = 0; i < chain->n_hops; i++)
+        if (hop_computes_longer_than_it_is_far(&chain->hops[i])) return smaller(FAR_ROWS_SLOW, most);
+    return smaller(larger(FAR_BYTES_FIRST / (int)chain_row_bytes(chain), 1), most);
+}
+
 int sn_chain_chunk_rows(const sn_chain *chain, int n) {
-    size_t row_bytes = 0;
+    const size_t row_bytes = chain_row_bytes(chain);
     int taken = chain->chunk_rows_max;
     for (size_t i = 0; i < chain->n_hops; i++) {
         const sn_hop *hop = &chain->hops[i];
         taken = smaller(taken, hop->is_local ? SN_SPAN_ROWS : hop->remote.step_tokens_max);
-        if (hop->is_local) continue;
-        size_t bytes = hop_row_bytes(hop, chain->hp.n_embd);
-        if (bytes > row_bytes) row_bytes = bytes;
-        if (!hop->remote.prefill_depth_max) return 0;
+        if (!hop->is_local && !hop->remote.prefill_depth_max) return 0;
     }
     if (!row_bytes || chain->options.routing.every_block || !chain->options.limits.prefill_depth) return 0;
     int rows = sn_chunk_rows(n, chain->n_hops, taken, row_bytes);
     const bool far = chain_is_far(chain);
     if (far && rows <= CHUNK_ROWS_MAX) rows = smaller(rows, FAR_ROWS_MAX);
-    return n >= 2 * (far ? smaller(FAR_ROWS_FIRST, rows) : rows) ? rows : 0;
+    return n >= 2 * (far ? smaller(FAR_ROWS_SLOW, rows) : rows) ? rows : 0;
 }
 
 /* Rows of the chunk that begins at the position: it ends where a page ends, because a node's prefix cache gives whole
@@ -204,7 +225,7 @@ static sn_status pipeline_begin_round(pipeline *p, sn_err *err) {
     const sn_step *input = &p->input;
     const int rows = p->inputs || p->guesses ? 0 : sn_chain_chunk_rows(p->chain, input->n);
     p->chunk_rows = p->guesses ? p->guesses->rows_max : rows ? rows : SN_SPAN_ROWS;
-    p->next_rows = chain_is_far(p->chain) ? smaller(FAR_ROWS_FIRST, p->chunk_rows) : p->chunk_rows;
+    p->next_rows = rows ? chain_first_rows(p->chain, rows) : p->chunk_rows;
     p->alone = p->guesses ? !chain_takes_windows(p->chain)
                           : !rows || !sn_hops_know_hash(p->hops, p->n_hops, input->position + p->n_done);
     p->chunks_max = p->alone ? 1 : sn_min_size(2 * p->n_hops + SN_PREFILL_DEPTH_MAX, CHUNKS_MAX);

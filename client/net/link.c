@@ -141,6 +141,10 @@ sn_status sn_link_send(sn_link *link, sn_peer peer, sn_msg **msg, sn_err *err) {
     return status;
 }
 
+int64_t sn_link_round_trip_us(const sn_link *link, sn_peer peer) {
+    return sn_transport_round_trip_us(link->transport, peer);
+}
+
 size_t sn_link_connections(const sn_link *link) { return link->n_alive; }
 
 void sn_link_hang_up(sn_link *link, sn_peer peer) {

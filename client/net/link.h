@@ -69,9 +69,11 @@ enum { SN_LINK_ASKED_AT_ONCE = 64 };
 typedef struct sn_link_query {
     const sn_announcement *const *nodes; /* (n) of the directory, which does not change meanwhile */
     size_t n;
-    bool status;   /* asks for the status, twice */
-    bool adapters; /* asks nodes that announce adapters for their list */
-    bool hurry;    /* once half of the nodes have answered, waits only as long again and a little more */
+    bool status;        /* asks for the status, twice */
+    bool adapters;      /* asks nodes that announce adapters for their list */
+    bool by_connection; /* of proven nodes that are far, a connection that is made measures the round trip, where the
+                           transport knows it: the status is not waited for. A stranger has to answer as itself */
+    bool hurry;         /* once half of the nodes have answered, waits only as long again and a little more */
     int timeout_ms;
 } sn_link_query;
 
@@ -108,7 +110,8 @@ uint64_t sn_link_new_correlation_id(void); /* random, so unique; never 0 */
 sn_status sn_link_dial(sn_link *link, const char *address, const uint8_t curve_key[SN_KEY_SIZE], sn_peer *out,
                        sn_err *err) SN_MUST_USE;
 bool sn_link_is_connected(const sn_link *link, sn_peer peer);
-size_t sn_link_connections(const sn_link *link); /* how many there are */
+int64_t sn_link_round_trip_us(const sn_link *link, sn_peer peer); /* as of the transport: 0, not known */
+size_t sn_link_connections(const sn_link *link);                  /* how many there are */
 void sn_link_hang_up(sn_link *link, sn_peer peer);
 /* SN_RETRY: the message cannot be sent now, or the connection is lost. */
 sn_status sn_link_send(sn_link *link, sn_peer peer, sn_msg **msg, sn_err *err) SN_MUST_USE;

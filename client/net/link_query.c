@@ -7,7 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAST_ANSWERS_US = 50000 }; /* extra time of a query in a hurry */
+enum {
+    LAST_ANSWERS_US = 50000, /* extra time of a query in a hurry */
+    LOOK_US = 2000,          /* how often one by connection looks at those that are being made; */
+    FAR_US = 10000,          /* nodes that are nearer answer soon, which says more */
+};
 
 /* What a node is asked, one after the other: the second reply measures the round trip over an existing connection. */
 enum { ASK_STATUS, ASK_STATUS_AGAIN, ASK_ADAPTERS, ASK_NOTHING };
@@ -130,12 +134,35 @@ static sn_status query_step(querying *q, int64_t deadline_us, sn_err *err) {
     return status ? status : query_begin(q, err);
 }
 
+/* The nodes to which this query has made a connection are measured: what an older one was like says nothing of now. */
+static void query_look(querying *q) {
+    const sn_directory *directory = sn_link_directory(q->link);
+    const int64_t now_ms = sn_unix_ms();
+    for (size_t i = 0; i < q->begun; i++) {
+        if (q->p[i].question == ASK_NOTHING || !q->p[i].dialled) continue;
+        if (!sn_directory_is_proven(directory, q->query->nodes[i]->node, now_ms)) continue;
+        const int64_t us = sn_link_round_trip_us(q->link, q->p[i].peer);
+        if (us < FAR_US) continue;
+        q->out[i].answered = true;
+        q->out[i].rtt_us = us;
+        query_end(q, i);
+    }
+}
+
+/* The next event of a query, for which it waits until then at most. */
+static sn_status query_go_on(querying *q, int64_t deadline_us, sn_err *err) {
+    if (!q->query->by_connection) return query_step(q, deadline_us, err);
+    const int64_t look_us = sn_now_us() + LOOK_US;
+    query_look(q);
+    return q->open ? query_step(q, look_us < deadline_us ? look_us : deadline_us, err) : query_begin(q, err);
+}
+
 static sn_status query_run(querying *q, sn_err *err) {
     int64_t began_us = sn_now_us(), deadline_us = began_us + (int64_t)q->query->timeout_ms * 1000;
     bool hurry = q->query->hurry;
     sn_status status = query_begin(q, err);
     while (q->open && !status && sn_now_us() < deadline_us) {
-        status = query_step(q, deadline_us, err);
+        status = query_go_on(q, deadline_us, err);
         if (!hurry || 2 * (q->open + q->query->n - q->begun) > q->query->n) continue;
         int64_t now_us = sn_now_us(), soon_us = now_us + (now_us - began_us) + LAST_ANSWERS_US;
         if (soon_us < deadline_us) deadline_us = soon_us;

@@ -164,6 +164,15 @@ static bool read_answer(connection *c) {
     return good;
 }
 
+/* The kernel has measured it while it connected: no message is needed for that. */
+static void note_round_trip(sn_listener *l, connection *c) {
+    struct tcp_info info = {0};
+    if (c->dialled->relayed || getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &(socklen_t){sizeof info})) return;
+    pthread_mutex_lock(&l->lock);
+    c->dialled->round_trip_us = info.tcpi_rtt ? info.tcpi_rtt : 1;
+    pthread_mutex_unlock(&l->lock);
+}
+
 void dialled_proceed(sn_listener *l, connection *c, int64_t now) {
     int failed = 0;
     bool good;
@@ -172,6 +181,7 @@ void dialled_proceed(sn_listener *l, connection *c, int64_t now) {
     } else {
         good = !getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &failed, &(socklen_t){sizeof failed}) && !failed;
         c->begun = good && !c->dialled->relayed;
+        if (good) note_round_trip(l, c);
         if (good && c->dialled->relayed) good = ask(c);
         c->opened_us = c->heard_us = now;
     }

@@ -249,9 +249,9 @@ static void emulated_free(sn_transport *t) {
 
 static void emulated_charge(sn_transport *t, sn_peer peer) { sn_transport_charge(((emulated *)t)->inner, peer); }
 
-static const sn_transport_ops emulated_ops = {emulated_listen,  emulated_dial, emulated_send, emulated_recv,
-                                              emulated_hang_up, emulated_wake, emulated_free, emulated_peer_host,
-                                              emulated_charge,  emulated_watch};
+static const sn_transport_ops emulated_ops = {emulated_listen,  emulated_dial,  emulated_send, emulated_recv,
+                                              emulated_hang_up, emulated_wake,  emulated_free, emulated_peer_host,
+                                              emulated_charge,  emulated_watch, NULL};
 
 sn_status sn_transport_emulated_new(sn_transport **inner, const sn_emulated_link *link, int64_t (*now_us)(void),
                                     sn_transport **out, sn_err *err) {

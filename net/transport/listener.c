@@ -446,6 +446,14 @@ void sn_listener_watch(sn_listener *l, sn_peer peer, bool on) {
     pthread_mutex_unlock(&l->lock);
 }
 
+int64_t sn_listener_round_trip_us(sn_listener *l, sn_peer peer) {
+    pthread_mutex_lock(&l->lock);
+    const connection *c = find_peer(l, peer);
+    const int64_t us = c && c->dialled ? c->dialled->round_trip_us : 0;
+    pthread_mutex_unlock(&l->lock);
+    return us;
+}
+
 void sn_listener_divert(sn_listener *l, sn_listener_diverted diverted, void *ctx) {
     pthread_mutex_lock(&l->lock);
     l->diverted = diverted;
@@ -503,7 +511,8 @@ sn_status listener_open(const sn_identity *identity, sn_listener **out, sn_err *
                        .held_max = listener_held_max(),
                        .held_us = INT64_MAX,
                        .retry_us = INT64_MAX,
-                       .warm_us = INT64_MAX};
+                       .warm_us = INT64_MAX,
+                       .pace_us = INT64_MAX};
     for (int i = 0; i < 2; i++) l->ready[i].end = &l->ready[i].first;
     l->turned_us = l->sweep_us = sn_now_us();
     l->capacity = (size_t)(descriptors.rlim_cur / 2 < CAPACITY_MAX ? descriptors.rlim_cur / 2 : CAPACITY_MAX);

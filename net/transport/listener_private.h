@@ -89,6 +89,9 @@ bool sn_listener_peer_host(sn_listener *listener, sn_peer peer, char host[SN_ADD
 void sn_listener_charge(sn_listener *listener, sn_peer peer);
 /* While on, a dialled peer whose machine acknowledges nothing for a second or two is down. */
 void sn_listener_watch(sn_listener *listener, sn_peer peer, bool on);
+/* The round trip to the machine of a peer that was dialled, from its last connection on; 0: there was none, or the peer
+ * is behind a relay. */
+int64_t sn_listener_round_trip_us(sn_listener *listener, sn_peer peer);
 /* When sn_listener_receive may return a message of a peer that has to wait (sn_now_us); INT64_MAX: none has to. */
 int64_t sn_listener_held_until(const sn_listener *listener);
 /* Connections whose first byte is not ZMTP's are given to this function, on the listener's thread; it owns the

@@ -6,6 +6,7 @@
 #include "net/address_limit.h"
 #include "net/transport/admission_private.h"
 #include "net/transport/listener_private.h"
+#include "net/transport/pace_private.h"
 
 #include <pthread.h>
 
@@ -38,10 +39,11 @@ typedef struct dialled_peer {
     bool asks;                    /* the relay was asked */
     int64_t unanswered_us; /* since when it has acknowledged nothing of what was sent; 0: it has, or is not watched */
     /* Guarded by the listener's lock. */
-    bool up;            /* the key is proven */
-    bool down;          /* an outage was reported, and it was not up since */
-    bool reporting;     /* `report` waits for the owner, among what was received */
-    int64_t watched_us; /* since when the owner waits for it; 0: it does not */
+    bool up;               /* the key is proven */
+    bool down;             /* an outage was reported, and it was not up since */
+    bool reporting;        /* `report` waits for the owner, among what was received */
+    int64_t round_trip_us; /* as measured while connecting; 0: not known */
+    int64_t watched_us;    /* since when the owner waits for it; 0: it does not */
     sn_outage outage;
     incoming report;
 } dialled_peer;
@@ -66,7 +68,9 @@ typedef struct connection {
     uint64_t sealing_number;
     sn_standing standing;
     int64_t opened_us, heard_us, pinged_us;
-    int64_t warm_us;              /* until when its congestion window is kept open; 0: it is not */
+    int64_t warm_us; /* until when its congestion window is kept open; 0: it is not */
+    sn_pace pace;
+    int64_t pace_us;              /* when it may go on to write; 0: it does not wait for that */
     struct sockaddr_storage from; /* the other end */
     bool adopted;                 /* `from` is a relay */
     bool begun;                   /* its first byte has come, or one that was dialled is made: ZMTP may be sent */
@@ -101,6 +105,7 @@ struct sn_listener {
     int64_t retry_us;                              /* when a dialled peer is due; INT64_MAX: none */
     int64_t turned_us, sweep_us;                   /* when the last turn ended, when the next sweep is due */
     int64_t warm_us;                               /* when windows are due that are kept open; INT64_MAX: none */
+    int64_t pace_us;                               /* when a paced connection may go on; INT64_MAX: none waits */
     size_t n_sealing;                              /* connections that seal a large message */
     uint64_t sealing_number, n_pieces;             /* of the newest of these; pieces that were sealed */
     const sn_standing **standings;                 /* (n_accepted): of the open connections */

@@ -62,7 +62,8 @@ void listener_disconnect(sn_listener *l, connection *c) {
     c->fd = -1;
     l->partial -= c->partial;
     c->partial = 0;
-    c->warm_us = 0;
+    c->warm_us = c->pace_us = 0;
+    c->pace = (sn_pace){0};
     sn_zmtp_fini(&c->zmtp);
     end_sealing(l, c);
     if (c->dialled) return;
@@ -224,12 +225,26 @@ static bool seal_next(sn_listener *l, connection *c) {
 void listener_watch(sn_listener *l, connection *c) {
     const uint8_t *data;
     bool connects = c->dialled && !c->begun && !c->dialled->asks;
-    bool writes = connects || (c->begun && sn_zmtp_output(&c->zmtp, &data) > 0);
+    bool writes = connects || (c->begun && !c->pace_us && sn_zmtp_output(&c->zmtp, &data) > 0);
     uint32_t interest = (c->paused && sn_zmtp_is_ready(&c->zmtp) ? 0 : EPOLLIN) | (writes ? EPOLLOUT : 0);
     struct epoll_event event = {.events = interest, .data.ptr = c};
     if (interest == c->interest) return;
     c->interest = interest;
     if (epoll_ctl(l->epoll_fd, EPOLL_CTL_MOD, c->fd, &event)) listener_end_connection(l, c, "it could not be watched");
+}
+
+/* How many of these bytes may be written now (pace_private.h); 0: none, it is the connection's turn later. *speed: for
+ * sn_pace_note. */
+static size_t may_write(sn_listener *l, connection *c, size_t len, uint64_t *speed, int64_t now) {
+    struct tcp_info info = {0};
+    *speed = 0;
+    c->pace_us = 0;
+    if (len < SN_PACE_STEP && c->pace.gone_us <= now) return len; /* one row, behind nothing */
+    if (!getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &(socklen_t){sizeof info}))
+        *speed = sn_pace_speed(info.tcpi_rtt, info.tcpi_snd_cwnd, info.tcpi_snd_mss);
+    len = sn_pace_allows(&c->pace, *speed, len, now, &c->pace_us);
+    if (!len && c->pace_us < l->pace_us) l->pace_us = c->pace_us;
+    return len;
 }
 
 /* Writes what the socket takes. */
@@ -238,8 +253,10 @@ void listener_write(sn_listener *l, connection *c) {
     while (c->fd >= 0 &&
            c->begun) { /* what comes first decides whether this is ZMTP: not even the greeting goes before it */
         while (sn_zmtp_may_send(&c->zmtp) && sn_zmtp_output(&c->zmtp, &data) < SEALED_AHEAD && seal_next(l, c)) {}
+        uint64_t speed;
+        const int64_t now = sn_now_us();
         size_t len = c->fd < 0 ? 0 : sn_zmtp_output(&c->zmtp, &data);
-        if (!len) break;
+        if (!len || !(len = may_write(l, c, len, &speed, now))) break;
         ssize_t n = send(c->fd, data, len, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
@@ -247,6 +264,7 @@ void listener_write(sn_listener *l, connection *c) {
             listener_end_connection(l, c, "the peer has closed its connection");
         else
             sn_zmtp_written(&c->zmtp, (size_t)n);
+        if (n > 0) sn_pace_note(&c->pace, speed, (size_t)n, now);
     }
     if (c->fd < 0) return;
     pthread_mutex_lock(&l->lock);
@@ -443,6 +461,19 @@ static void keep_warm(sn_listener *l, int64_t now) {
     }
 }
 
+/* Lets those connections write that had to wait. */
+static void write_paced(sn_listener *l, int64_t now) {
+    l->pace_us = INT64_MAX;
+    for (size_t i = 0; i < l->n_slots; i++) {
+        connection *c = l->slots[i];
+        if (!c || c->fd < 0 || !c->pace_us) continue;
+        if (c->pace_us <= now)
+            listener_write(l, c);
+        else if (c->pace_us < l->pace_us)
+            l->pace_us = c->pace_us;
+    }
+}
+
 static void sweep(sn_listener *l, int64_t now, bool stalled) {
     for (size_t i = 0; i < l->n_slots; i++) {
         connection *c = l->slots[i];
@@ -551,6 +582,7 @@ static void listener_round(sn_listener *l, int wait_ms) {
     }
     do_todo(l, now);
     if (now >= l->retry_us) dialled_retry(l, now);
+    if (now >= l->pace_us) write_paced(l, now);
     seal_piece(l);
 }
 
@@ -574,7 +606,8 @@ static int wait_of(sn_listener *l, int64_t *linger_us) {
     bool any = l->n_dialled > 0;
     pthread_mutex_unlock(&l->lock);
     if (!any && !l->n_open) return -1;
-    const int64_t due_us = l->retry_us < l->warm_us ? l->retry_us : l->warm_us;
+    int64_t due_us = l->retry_us < l->warm_us ? l->retry_us : l->warm_us;
+    if (l->pace_us < due_us) due_us = l->pace_us;
     const int64_t left_us = due_us < INT64_MAX ? due_us - sn_now_us() : SWEEP_US;
     return left_us <= 0 ? 0 : left_us < SWEEP_US ? (int)(left_us / 1000) + 1 : SWEEP_US / 1000;
 }

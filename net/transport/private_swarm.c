@@ -194,6 +194,10 @@ static void private_watch(sn_transport *t, sn_peer peer, bool on) {
     sn_transport_watch(((private_swarm *)t)->inner, peer, on);
 }
 
+static int64_t private_round_trip_us(sn_transport *t, sn_peer peer) {
+    return sn_transport_round_trip_us(((private_swarm *)t)->inner, peer);
+}
+
 static void private_wake(sn_transport *t) { sn_transport_wake(((private_swarm *)t)->inner); }
 
 static void private_free(sn_transport *t) {
@@ -207,9 +211,9 @@ static void private_free(sn_transport *t) {
 
 static void private_charge(sn_transport *t, sn_peer peer) { sn_transport_charge(((private_swarm *)t)->inner, peer); }
 
-static const sn_transport_ops private_ops = {private_listen,  private_dial, private_send, private_recv,
-                                             private_hang_up, private_wake, private_free, private_peer_host,
-                                             private_charge,  private_watch};
+static const sn_transport_ops private_ops = {private_listen,  private_dial,  private_send,         private_recv,
+                                             private_hang_up, private_wake,  private_free,         private_peer_host,
+                                             private_charge,  private_watch, private_round_trip_us};
 
 sn_status sn_transport_private_swarm_new(sn_transport **inner, const sn_identity *identity,
                                          const uint8_t key[SN_SWARM_KEY_SIZE], sn_transport **out, sn_err *err) {

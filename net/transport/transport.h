@@ -82,6 +82,9 @@ typedef struct sn_transport_ops {
     /* From now on, or (!on) no longer, the owner waits for a dialled peer: when its machine does not even acknowledge
      * what was sent, for a second or two, that is an outage. NULL: silence is noticed late. */
     void (*watch)(sn_transport *t, sn_peer peer, bool on);
+    /* The round trip to a dialled peer's machine, as the kernel has measured it while connecting; 0: it is not known,
+     * or the way goes through a relay. NULL: it never is. */
+    int64_t (*round_trip_us)(sn_transport *t, sn_peer peer);
 } sn_transport_ops;
 
 struct sn_transport {
@@ -114,6 +117,9 @@ static inline void sn_transport_charge(sn_transport *t, sn_peer peer) {
 }
 static inline void sn_transport_watch(sn_transport *t, sn_peer peer, bool on) {
     if (t->ops->watch) t->ops->watch(t, peer, on);
+}
+static inline int64_t sn_transport_round_trip_us(sn_transport *t, sn_peer peer) {
+    return t->ops->round_trip_us ? t->ops->round_trip_us(t, peer) : 0;
 }
 static inline void sn_transport_wake(sn_transport *t) { t->ops->wake(t); }
 static inline void sn_transport_free(sn_transport **t) {

@@ -206,6 +206,11 @@ static void zmq_transport_watch(sn_transport *t, sn_peer peer, bool on) {
     if (z->listener) sn_listener_watch(z->listener, peer, on);
 }
 
+static int64_t zmq_transport_round_trip_us(sn_transport *t, sn_peer peer) {
+    zmq *z = (zmq *)t;
+    return z->listener ? sn_listener_round_trip_us(z->listener, peer) : 0;
+}
+
 static void zmq_transport_wake(sn_transport *t) {
     uint64_t one = 1;
     ssize_t written =
@@ -226,9 +231,10 @@ static void zmq_transport_free(sn_transport *t) {
     free(z);
 }
 
-static const sn_transport_ops zmq_ops = {
-    zmq_transport_listen, zmq_transport_dial, zmq_transport_send,      zmq_transport_recv,   zmq_transport_hang_up,
-    zmq_transport_wake,   zmq_transport_free, zmq_transport_peer_host, zmq_transport_charge, zmq_transport_watch};
+static const sn_transport_ops zmq_ops = {zmq_transport_listen, zmq_transport_dial,         zmq_transport_send,
+                                         zmq_transport_recv,   zmq_transport_hang_up,      zmq_transport_wake,
+                                         zmq_transport_free,   zmq_transport_peer_host,    zmq_transport_charge,
+                                         zmq_transport_watch,  zmq_transport_round_trip_us};
 
 sn_status sn_transport_zmq_new(const sn_identity *identity, sn_transport **out, sn_err *err) {
     zmq *z;

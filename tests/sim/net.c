@@ -639,8 +639,8 @@ static void op_free(sn_transport *t) {
     free(p);
 }
 
-static const sn_transport_ops ops = {op_listen, op_dial, op_send, op_recv, op_hang_up,
-                                     op_wake,   op_free, NULL,    NULL,    NULL};
+static const sn_transport_ops ops = {op_listen, op_dial, op_send, op_recv, op_hang_up, op_wake,
+                                     op_free,   NULL,    NULL,    NULL,    NULL};
 
 sn_transport *sim_transport_new(sim_net *net, int number, sim_receive receive, void *ctx) {
     program *p = sim_alloc(sizeof *p);

@@ -369,8 +369,9 @@ static void memory_free(sn_transport *t) {
     free(m);
 }
 
-static const sn_transport_ops memory_ops = {memory_listen, memory_dial, memory_send, memory_recv, memory_hang_up,
-                                            memory_wake,   memory_free, NULL,        NULL,        NULL};
+static const sn_transport_ops memory_ops = {memory_listen,  memory_dial, memory_send, memory_recv,
+                                            memory_hang_up, memory_wake, memory_free, NULL,
+                                            NULL,           NULL,        NULL};
 
 sn_status sn_transport_memory_new(sn_hub *hub, const sn_identity *identity, sn_transport **out, sn_err *err) {
     memory_transport *m;

@@ -49,6 +49,82 @@ Test(node_query, finds_a_name_beside_nodes_that_never_say_theirs) {
     fixture_end(&r);
 }
 
+/* -- a transport that measures round trips while it connects, to machines whose nodes say nothing */
+
+typedef struct far_transport {
+    sn_transport base;
+    sn_transport *inner;
+    int64_t round_trip_us;
+} far_transport;
+static sn_transport *inner_of(sn_transport *t) { return ((far_transport *)t)->inner; }
+static sn_status far_dial(sn_transport *t, const char *address, const uint8_t key[SN_KEY_SIZE], sn_peer *out,
+                          sn_err *err) {
+    return sn_transport_dial(inner_of(t), address, key, out, err);
+}
+static sn_status far_send(sn_transport *t, sn_peer peer, sn_msg **msg, sn_err *err) {
+    if ((*msg)->kind != SN_MSG_STATUS) return sn_transport_send(inner_of(t), peer, msg, err);
+    sn_msg_free(msg);
+    return SN_OK;
+}
+static sn_status far_recv(sn_transport *t, int64_t deadline_us, sn_event *out, sn_err *err) {
+    return sn_transport_recv(inner_of(t), deadline_us, out, err);
+}
+static void far_hang_up(sn_transport *t, sn_peer peer) { sn_transport_hang_up(inner_of(t), peer); }
+static void far_wake(sn_transport *t) { sn_transport_wake(inner_of(t)); }
+static void far_free(sn_transport *t) { sn_transport_free(&((far_transport *)t)->inner); }
+static int64_t far_round_trip_us(sn_transport *t, sn_peer peer) {
+    return peer ? ((far_transport *)t)->round_trip_us : 0;
+}
+static const sn_transport_ops far_ops = {.dial = far_dial,
+                                         .send = far_send,
+                                         .recv = far_recv,
+                                         .hang_up = far_hang_up,
+                                         .wake = far_wake,
+                                         .free = far_free,
+                                         .round_trip_us = far_round_trip_us};
+
+/* A new client measures the nodes that it may use while it connects to them, without a message to each. */
+Test(node_query, a_connection_measures_a_node_that_is_far) {
+    /* 1: measured so. 2: near, it has to answer. 3: over a connection of before. 4: any machine can be said to be one.
+     */
+    for (int k = 0; k < 5; k++) {
+        const int64_t round_trip_us = k == 2 ? 300 : 100000;
+        const bool by_connection = k > 0;
+        sn_peer peer;
+        testbed *w = testbed_new(&(cluster_options){0});
+        sn_identity identity;
+        sn_seed seed = {{0}, {0}};
+        far_transport far = {
+            .base.ops = &far_ops, .inner = cluster_transport(w->cluster, &identity), .round_trip_us = round_trip_us};
+        sn_transport *t = &far.base;
+        sn_link *link;
+        sn_node_reply reply;
+        sn_buf sealed;
+        far.base.dials_names = far.inner->dials_names;
+        cluster_add(w->cluster, 0, w->n_blocks);
+        snprintf(seed.address, sizeof seed.address, "%s", sn_node_address(cluster_node(w->cluster, 0)));
+        memcpy(seed.curve_key, sn_node_curve_key(cluster_node(w->cluster, 0)), SN_KEY_SIZE);
+        REQUIRE(sn_link_open_transport(&t, &seed, 1, &link, &err));
+        REQUIRE(sn_link_discover(link, NULL, TIMEOUT_MS, &err));
+        sn_directory *directory = sn_link_directory(link);
+        REQUIRE(sn_identity_new(&identity, &err));
+        make_announcement_of(w, &identity, "nowhere:1", 0, w->n_blocks, 0, &sealed);
+        REQUIRE(sn_directory_add(directory, sealed.data, sealed.len, sn_unix_ms(), &err));
+        const sn_announcement *node =
+            sn_directory_find(directory, k == 4 ? identity.id : sn_node_id(cluster_node(w->cluster, 0)));
+        REQUIRE(sn_link_dial(link, node->address, node->curve_key, &peer, &err));
+        if (k != 3) sn_link_hang_up(link, peer);
+        const sn_link_query query = {
+            .nodes = &node, .n = 1, .status = true, .by_connection = by_connection, .timeout_ms = k == 1 ? 20000 : 200};
+        REQUIRE(sn_link_query_nodes(link, &query, &reply, &err));
+        cr_expect_eq(reply.answered, k == 1);
+        if (k == 1) cr_expect_eq(reply.rtt_us, round_trip_us);
+        sn_buf_fini(&sealed);
+        sn_link_close(&link);
+        testbed_free(&w);
+    }
+}
+
 Test(node_query, ends_when_the_time_is_over) {
     fixture r;
     sn_hash hash;

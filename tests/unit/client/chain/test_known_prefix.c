@@ -49,8 +49,8 @@ static void count_free(sn_transport *t) {
     sn_transport_free(&count_of(t)->inner);
     free(t);
 }
-static const sn_transport_ops count_ops = {NULL,       count_dial, count_send, count_recv, count_hang_up,
-                                           count_wake, count_free, NULL,       NULL,       NULL};
+static const sn_transport_ops count_ops = {NULL,       count_dial, count_send, count_recv, count_hang_up, count_wake,
+                                           count_free, NULL,       NULL,       NULL,       NULL};
 
 /* -- a swarm of three nodes and a client -- */
 

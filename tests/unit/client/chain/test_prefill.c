@@ -86,8 +86,8 @@ static sn_status count_recv(sn_transport *t, int64_t deadline_us, sn_event *out,
 static void count_hang_up(sn_transport *t, sn_peer peer) { sn_transport_hang_up(count_of(t)->inner, peer); }
 static void count_wake(sn_transport *t) { sn_transport_wake(count_of(t)->inner); }
 static void count_free(sn_transport *t) { sn_transport_free(&count_of(t)->inner); }
-static const sn_transport_ops count_ops = {count_listen, count_dial, count_send, count_recv, count_hang_up,
-                                           count_wake,   count_free, NULL,       NULL,       NULL};
+static const sn_transport_ops count_ops = {count_listen, count_dial, count_send, count_recv, count_hang_up, count_wake,
+                                           count_free,   NULL,       NULL,       NULL,       NULL};
 
 /* -- a chain over nodes, and its expected output */
 
@@ -413,23 +413,30 @@ static void note_chunk(void *ctx, int block, int position, int n, const float *r
     if (!block) entered[n_entered++] = n;
 }
 
-/* Over a slow link a node begins with the first rows when they have come, and sends them on. */
+/* Over a slow link a node begins with the first rows when they have come, and sends them on: those that TCP brings with
+ * the first round trip, or some more where it computes for longer than that. */
 Test(prefill, chunks_for_nodes_that_are_far_begin_small) {
-    for (int far = 0; far < 2; far++) {
+    enum { FAR_PROMPT = 64, TEN_SEGMENTS = 10 * 1448 };
+    for (int far = 0; far < 3; far++) {
         fixture r;
         size_t n_hops;
         fixture_begin(&r);
         for (int i = 0; i < 2; i++) cluster_add(r.w->cluster, 2 * i, 2 * i + 2);
         fixture_open_chain(&r, (sn_chain_options){0}, 2);
         sn_hop *hops = (sn_hop *)(uintptr_t)sn_chain_route_hops(r.chain, &n_hops);
-        for (size_t i = 0; i < n_hops; i++) hops[i].remote.answer_us = far ? 100000 : 100;
+        for (size_t i = 0; i < n_hops; i++) {
+            hops[i].remote.answer_us = far ? 100000 : 100;
+            hops[i].remote.pass_us = far == 1 && i ? 60000 : 40000; /* one that is slow is enough */
+        }
         sn_chain_observe(r.chain, note_chunk, NULL);
         n_entered = 0;
-        cr_assert_eq(fixture_step(&r, 0, 64), SN_OK, "%s", r.err.text);
-        cr_expect(output_is_right(&r, 0, 64));
-        cr_expect_eq(entered[0], far ? 8 : 64);
-        cr_expect_eq(n_entered > 1, far);
-        cr_expect(!far || entered[1] == 16, "%d", entered[1]);
+        cr_assert_eq(fixture_step(&r, 0, FAR_PROMPT), SN_OK, "%s", r.err.text);
+        cr_expect(output_is_right(&r, 0, FAR_PROMPT));
+        const int bytes = entered[0] * r.w->n_embd * (int)sizeof(float);
+        cr_expect_eq(n_entered > 1, far > 0, "%d chunks", n_entered);
+        if (!far) cr_expect_eq(entered[0], FAR_PROMPT);
+        if (far == 1) cr_expect(entered[0] == 8 && entered[1] == 16, "%d, %d", entered[0], entered[1]);
+        if (far == 2) cr_expect(entered[0] > 8 && bytes <= TEN_SEGMENTS, "%d rows, %d bytes", entered[0], bytes);
         fixture_end(&r);
     }
 }

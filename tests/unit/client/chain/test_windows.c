@@ -44,8 +44,8 @@ static sn_status take(void *ctx, sn_window *window, sn_err *err) {
     if (g->fail_at && window->position >= g->fail_at) return sn_fail(err, SN_RETRY, "the caller fails");
     if (window->end > g->wrong_from) window->end = g->wrong_from;
     const int right = window->end - window->position;
-    if (right < 1 || memcmp(window->out, g->r.w->hidden + (size_t)window->position * row,
-                            (size_t)right * row * sizeof(float)))
+    if (right < 1 ||
+        memcmp(window->out, g->r.w->hidden + (size_t)window->position * row, (size_t)right * row * sizeof(float)))
         g->bits_differ = true;
     if (window->end == g->wrong_from) {
         window->next = SN_GUESSES_WRONG;

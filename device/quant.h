@@ -89,7 +89,7 @@ typedef enum sn_quant_scale {
  * four bits of two bytes, of which the fourth lowers all weights of the entry by an eighth instead of raising them
  * (IQ1_M), or that of the last entry those of the group (IQ1_S). TQ1_0: five weights of each four words that
  * sn_quant_split describes. */
-#define SN_MORE_QUANT_TYPES(X)                                                                                          \
+#define SN_MORE_QUANT_TYPES(X)                                                                                         \
     X(IQ1_S, 1, 0, Q, 2, 2, 16, 0, 8, 8, SN_BOOK_IQ1, 11, 0, 3)                                                        \
     X(IQ1_M, 1, 0, O, 3, 2, 16, 0, 8, 8, SN_BOOK_IQ1, 11, 0, 3)                                                        \
     X(IQ2_XXS, 2, 0, P, 0, 2, 128, 0, 8, 8, SN_BOOK_IQ2_XXS, 8, 7, 3)                                                  \
@@ -112,8 +112,9 @@ typedef struct sn_quant_form {
     int groups, entry, book, index_bits, sign_bits, halvings;
 } sn_quant_form;
 #define SN_QUANT_FORM(type, low, high, scale, ...)                                                                     \
-    {low, high, SN_SCALE_##scale, __VA_ARGS__, SN_BLOCK_OF_##type / SN_QUANT_GROUP, 0, 0, 0, 0, 0}
-#define SN_QUANT_WHOLE_FORM(low, high, scale, ...) {low, high, SN_SCALE_##scale, __VA_ARGS__}
+    { low, high, SN_SCALE_##scale, __VA_ARGS__, SN_BLOCK_OF_##type / SN_QUANT_GROUP, 0, 0, 0, 0, 0 }
+#define SN_QUANT_WHOLE_FORM(low, high, scale, ...)                                                                     \
+    { low, high, SN_SCALE_##scale, __VA_ARGS__ }
 
 enum { SN_TRITS = 5 /* as entry */, SN_QUANT_SUPER_MAX = 22 };
 

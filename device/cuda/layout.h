@@ -33,7 +33,7 @@ typedef enum sn_cuda_layout {
 #define X(type, ...) SN_CUDA_##type,
     SN_ALL_QUANT_TYPES(X)
 #undef X
-    SN_CUDA_ANY, /* to the kernels: one of SN_MORE_QUANT_TYPES, which the matrix names */
+        SN_CUDA_ANY, /* to the kernels: one of SN_MORE_QUANT_TYPES, which the matrix names */
 } sn_cuda_layout;
 
 enum { SN_CUDA_F8_BLOCK = 128 }; /* elements of F8 that share a scale */

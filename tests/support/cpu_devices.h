@@ -50,7 +50,8 @@ void test_weight_free(void *weight);
 /* The first index at which bits differ (any NaN equals any NaN), or n. */
 size_t test_differ(const float *a, const float *b, size_t n);
 
-/* All types that a matrix may have; the first ones are those that all GPUs take, too, and then those of CUDA. F8_E4M3 is not in GGUF files. */
+/* All types that a matrix may have; the first ones are those that all GPUs take, too, and then those of CUDA. F8_E4M3
+ * is not in GGUF files. */
 extern const sn_dtype test_weight_types[];
 extern const int test_n_weight_types, test_n_gpu_weight_types, test_n_cuda_weight_types;
 

@@ -112,9 +112,8 @@ typedef struct sn_quant_form {
     int groups, entry, book, index_bits, sign_bits, halvings;
 } sn_quant_form;
 #define SN_QUANT_FORM(type, low, high, scale, ...)                                                                     \
-    { low, high, SN_SCALE_##scale, __VA_ARGS__, SN_BLOCK_OF_##type / SN_QUANT_GROUP, 0, 0, 0, 0, 0 }
-#define SN_QUANT_WHOLE_FORM(low, high, scale, ...)                                                                     \
-    { low, high, SN_SCALE_##scale, __VA_ARGS__ }
+    {low, high, SN_SCALE_##scale, __VA_ARGS__, SN_BLOCK_OF_##type / SN_QUANT_GROUP, 0, 0, 0, 0, 0}
+#define SN_QUANT_WHOLE_FORM(low, high, scale, ...) {low, high, SN_SCALE_##scale, __VA_ARGS__}
 
 enum { SN_TRITS = 5 /* as entry */, SN_QUANT_SUPER_MAX = 22 };
 

@@ -284,7 +284,7 @@ sn_status sn_span_load_plan(const sn_model *model, const sn_plan *plan, sn_devic
     sn_segment_source source = {.model = model, .plan = plan, .store = store, .devices = devices};
     const sn_hparams *hp = sn_model_hparams(model);
     *out = NULL;
-    if (plan->first < 0 || plan->first >= plan->end || plan->end > hp->n_blocks)
+    if (plan->first < 0 || plan->first >= plan->end || plan->end > hp->n_blocks + hp->n_next)
         return sn_fail(err, SN_REFUSED, "blocks %d:%d are not in this model: it has blocks 0:%d", plan->first,
                        plan->end, hp->n_blocks);
     const sn_span_part part = {plan->first, plan->end, plan->experts};

@@ -37,29 +37,43 @@ const sn_family *sn_family_variant(const sn_family *first, int n) {
     return at->name && !strcmp(at->name, first->name) ? at : NULL;
 }
 
-bool sn_family_tensor_name(const sn_family *family, sn_container container, sn_role role, int block, int expert,
-                           char out[SN_TENSOR_NAME_MAX]) {
+static bool is_of_next(sn_role role) { return role >= SN_ROLE_NEXT_EMBED_NORM && role <= SN_ROLE_NEXT_OUTPUT_NORM; }
+
+/* What stands before the name of the role in the block's tensors. */
+static void write_prefix(const sn_tensor_naming *naming, int n_blocks, sn_role role, int block, char *out,
+                         size_t size) {
+    if (block < n_blocks || !naming->next_prefix)
+        snprintf(out, size, "%s%d.", naming->block_prefix, block);
+    else
+        snprintf(out, size, is_of_next(role) ? "%s" : "%slayers.0.", naming->next_prefix);
+}
+
+bool sn_family_tensor_name(const sn_family *family, sn_container container, int n_blocks, sn_role role, int block,
+                           int expert, char out[SN_TENSOR_NAME_MAX]) {
     const sn_tensor_naming *naming = family->naming[container];
     const char *name = naming->names[role], *star = name ? strchr(name, '*') : NULL;
+    char prefix[SN_TENSOR_NAME_MAX / 2];
     if (!name) return false;
+    write_prefix(naming, n_blocks, role, block, prefix, sizeof prefix);
     if (role < SN_ROLE_FIRST_OF_BLOCK)
         snprintf(out, SN_TENSOR_NAME_MAX, "%s", name);
     else if (star)
-        snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%.*s%d%s", naming->block_prefix, block, (int)(star - name), name,
-                 expert, star + 1);
+        snprintf(out, SN_TENSOR_NAME_MAX, "%s%.*s%d%s", prefix, (int)(star - name), name, expert, star + 1);
     else
-        snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%s", naming->block_prefix, block, name);
+        snprintf(out, SN_TENSOR_NAME_MAX, "%s%s", prefix, name);
     return true;
 }
 
-bool sn_family_other_name(const sn_family *family, sn_container container, sn_role role, int block,
+bool sn_family_other_name(const sn_family *family, sn_container container, int n_blocks, sn_role role, int block,
                           char out[SN_TENSOR_NAME_MAX]) {
     const sn_tensor_naming *naming = family->naming[container];
     const char *other = role == SN_ROLE_ATTN_Q ? naming->whole_q : sn_role_is_of_head(role) ? naming->joined_ups : NULL;
     if (container == SN_CONTAINER_GGUF && (role == SN_ROLE_EXPERTS_GATE || role == SN_ROLE_EXPERTS_UP))
         other = "ffn_gate_up_exps.weight"; /* as converters that fuse write every family's */
+    char prefix[SN_TENSOR_NAME_MAX / 2];
     if (!other) return false;
-    snprintf(out, SN_TENSOR_NAME_MAX, "%s%d.%s", naming->block_prefix, block, other);
+    write_prefix(naming, n_blocks, role, block, prefix, sizeof prefix);
+    snprintf(out, SN_TENSOR_NAME_MAX, "%s%s", prefix, other);
     return true;
 }
 
@@ -72,6 +86,7 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     bool attention = (role >= SN_ROLE_ATTN_Q && role <= SN_ROLE_ATTN_K_NORM) || role == SN_ROLE_ATTN_GATE;
     bool delta = role >= SN_ROLE_DELTA_QKV && role <= SN_ROLE_DELTA_OUT;
     if (hparams->recurrent[block] ? attention : delta) return false;
+    if (is_of_next(role) && block < hparams->n_blocks) return false;
     switch (role) {
     case SN_ROLE_ATTN_Q_BIAS:
     case SN_ROLE_ATTN_K_BIAS:
@@ -130,6 +145,7 @@ bool sn_family_ignores(const sn_family *family, sn_container container, int n_bl
                                           "mm_projector."};
     for (size_t i = 0; family->wrapped && i < sizeof encoder / sizeof *encoder; i++)
         if (!strncmp(tensor_name, encoder[i], strlen(encoder[i]))) return true;
+    if (family->indexed && strstr(tensor_name, "indexer.")) return true;
     if (family->further_blocks && !strncmp(tensor_name, "mtp.", 4)) return true;
     if (family->further_blocks && block_of(family->naming[container], tensor_name) >= n_blocks) return true;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {

@@ -132,7 +132,7 @@ static sn_status add_matrix(sn_hasher *hasher, const sn_model *model, sn_role ro
 sn_status sn_model_add_block(const sn_model *model, int block, sn_hasher *hasher, sn_add_matrix add, void *ctx,
                              sn_err *err) {
     const sn_hparams *h = sn_model_hparams(model);
-    bool known = block >= 0 && block < h->n_blocks; /* else no tensor is found */
+    bool known = block >= 0 && block < h->n_blocks + h->n_next; /* else no tensor is found */
     sn_status status = SN_OK;
     if (known) add_hparams(hasher, h, sn_window_of(h, block), sn_rope_of(h, block));
     if (known && h->no_rope[block]) add_line(hasher, "no_rope=1\n");

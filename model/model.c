@@ -74,8 +74,8 @@ struct sn_model {
     sn_container container;
     char container_name[32];
     sn_hparams hparams;
-    const sn_family *family;
-    entry *entries; /* [n_entries], sorted by name */
+    const sn_family *family, *next_family; /* the latter: of block n_blocks, whose experts may lie otherwise */
+    entry *entries;                        /* [n_entries], sorted by name */
     size_t n_entries;
     const entry **roles; /* indexed by slot_of; roles that belong to no block are in block 0; NULL: not in the files */
     sn_hash id;
@@ -83,7 +83,7 @@ struct sn_model {
     float ones[2 * SN_ROPE_FREQS_MAX]; /* the factors of norms that have none */
     sn_model_source source;
     pthread_mutex_t lock;     /* of what follows */
-    known_hash *known_hashes; /* (n_blocks) */
+    known_hash *known_hashes; /* (n_blocks + 1) */
     char *cache;              /* sn_model_keep_hashes; constant, too; NULL: none */
     bool told;                /* they are a manifest's; not of what follows the lock, but constant */
 };
@@ -157,17 +157,22 @@ static const entry **slot_of(const sn_model *m, sn_role role, int block, int mat
 
 static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16; }
 
+static const sn_family *family_of(const sn_model *m, int block) {
+    return block < m->hparams.n_blocks ? m->family : m->next_family;
+}
+
 /* Where a matrix of the role lies in its entry. *own: its rows; of a vector its elements. */
-static sn_tensor_view view_of(const sn_model *m, const entry *e, sn_role role, int expert, size_t *own) {
+static sn_tensor_view view_of(const sn_model *m, const sn_family *family, const entry *e, sn_role role, int expert,
+                              size_t *own) {
     size_t rows, cols;
     sn_role_shape(&m->hparams, role, &rows, &cols);
     *own = sn_role_is_vector(role) ? cols : rows;
-    const sn_tensor_naming *naming = m->family->naming[m->container];
+    const sn_tensor_naming *naming = family->naming[m->container];
     if (sn_role_is_of_head(role))
         return sn_tensor_view_of_head(&m->hparams, role, e->n_dims == 2, is_plain_float(e->tensor.dtype),
                                       (size_t)expert, own);
     const sn_tensor_naming joined = {.gate_up_fused = true};
-    if (sn_family_stacks_experts(m->family, m->container, role))
+    if (sn_family_stacks_experts(family, m->container, role))
         return sn_tensor_view_of_expert(e->gate_up ? &joined : naming, role, e->tensor.scales, rows, cols,
                                         (size_t)expert, (size_t)m->hparams.n_experts);
     return sn_tensor_view_of(naming, &m->hparams, role, *own);
@@ -180,16 +185,16 @@ static size_t vector_rows(const sn_hparams *h, sn_role role) {
     return role >= SN_ROLE_EXPERTS_GATE_BIAS && role <= SN_ROLE_EXPERTS_DOWN_BIAS ? (size_t)h->n_experts : 0;
 }
 
-static sn_status check_entry(const sn_model *m, const entry *e, sn_role role, sn_err *err) {
+static sn_status check_entry(const sn_model *m, const sn_family *family, const entry *e, sn_role role, sn_err *err) {
     size_t rows, cols, own;
     size_t matrix_rows = vector_rows(&m->hparams, role);
     bool vector = sn_role_is_vector(role);
-    int n_dims = sn_role_is_of_head(role)                                  ? (e->n_dims == 2 ? 2 : 3)
-                 : sn_family_stacks_experts(m->family, m->container, role) ? 3
-                 : vector && !matrix_rows                                  ? 1
-                                                                           : 2;
+    int n_dims = sn_role_is_of_head(role)                               ? (e->n_dims == 2 ? 2 : 3)
+                 : sn_family_stacks_experts(family, m->container, role) ? 3
+                 : vector && !matrix_rows                               ? 1
+                                                                        : 2;
     sn_dtype dtype = e->tensor.dtype;
-    const sn_tensor_view view = view_of(m, e, role, 0, &own);
+    const sn_tensor_view view = view_of(m, family, e, role, 0, &own);
     sn_role_shape(&m->hparams, role, &rows, &cols);
     *(vector ? &cols : &rows) = view.whole;
     if (view.col_step) cols = view.col_step;
@@ -318,7 +323,7 @@ static sn_status join_parts(sn_model *m, sn_role role, sn_packed_naming naming, 
     size_t rows, cols, own;
     sn_dtype dtype;
     entry *e = parts[SN_PACKED_CODES];
-    const sn_tensor_view view = view_of(m, e, role, 0, &own);
+    const sn_tensor_view view = view_of(m, m->family, e, role, 0, &own);
     sn_role_shape(&m->hparams, role, &rows, &cols);
     if (view.turned) cols = (size_t)m->hparams.latent;
     for (int i = 0; i < SN_PACKED_PARTS; i++)
@@ -350,7 +355,8 @@ static bool scales_rows(const entry *scales) {
 static sn_status find_quantised(sn_model *m, sn_role role, int block, const char *name, entry **own, sn_err *err) {
     const char *end = strrchr(name, '.');
     int stem = end && !strcmp(end, ".weight") ? (int)(end - name) : 0;
-    if (m->gguf || !stem || sn_role_is_vector(role) || sn_family_stacks_experts(m->family, m->container, role) ||
+    if (m->gguf || !stem || sn_role_is_vector(role) ||
+        sn_family_stacks_experts(family_of(m, block), m->container, role) ||
         (*own && (is_plain_float((*own)->tensor.dtype) || (*own)->tensor.scales || (*own)->tensor.packed)))
         return SN_OK;
     for (size_t i = 0; i < sizeof packed_names / sizeof *packed_names; i++) {
@@ -382,11 +388,13 @@ static void use_f8_scales(const sn_model *m, const char *name) {
 static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_err *err) {
     char name[SN_TENSOR_NAME_MAX];
     const entry **slot = slot_of(m, role, block, expert);
+    const sn_family *family = family_of(m, block);
+    const int n_blocks = m->hparams.n_blocks;
     if (!sn_family_has_role(m->family, &m->hparams, role, block)) return SN_OK;
-    if (!sn_family_tensor_name(m->family, m->container, role, block, expert, name)) return SN_OK;
+    if (!sn_family_tensor_name(family, m->container, n_blocks, role, block, expert, name)) return SN_OK;
     entry *own = find_named(m, name);
     sn_status status = SN_OK;
-    if (!own && sn_family_other_name(m->family, m->container, role, block, name)) {
+    if (!own && sn_family_other_name(family, m->container, n_blocks, role, block, name)) {
         own = find_named(m, name);
         if (own) own->gate_up = sn_role_is_of_expert(role);
     }
@@ -404,30 +412,49 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
         return SN_OK;
     }
     *slot = own;
-    return own ? check_entry(m, own, role, err) : SN_OK;
+    return own ? check_entry(m, family, own, role, err) : SN_OK;
 }
 
 /* Variants of a family of mixtures differ in how their files hold experts: takes the one whose tensors are there. */
-static void choose_variant(sn_model *m) {
-    const sn_family *first = m->family, *at;
+static const sn_family *variant_of(const sn_model *m, int first, int end) {
+    const sn_family *at;
+    const int n_blocks = m->hparams.n_blocks;
     char name[SN_TENSOR_NAME_MAX];
-    for (int n = 0; first->moe && (at = sn_family_variant(first, n)); n++)
-        for (int block = 0; block < m->hparams.n_blocks && at->naming[m->container]; block++)
-            if (sn_family_tensor_name(at, m->container, SN_ROLE_EXPERTS_DOWN, block, 0, name) && find_named(m, name)) {
-                m->family = at;
-                return;
-            }
+    for (int n = 0; m->family->moe && (at = sn_family_variant(m->family, n)); n++)
+        for (int block = first; block < end && at->naming[m->container]; block++)
+            if (sn_family_tensor_name(at, m->container, n_blocks, SN_ROLE_EXPERTS_DOWN, block, 0, name) &&
+                find_named(m, name))
+                return at;
+    return m->family;
+}
+
+static sn_status bind_block(sn_model *m, int block, sn_err *err) {
+    sn_status status = SN_OK;
+    for (int role = block ? SN_ROLE_FIRST_OF_BLOCK : 0; !status && role < SN_ROLE_COUNT; role++)
+        for (int i = 0; !status && i < sn_role_n_matrices(&m->hparams, (sn_role)role); i++)
+            status = bind_role(m, (sn_role)role, block, i, err);
+    return status;
+}
+
+/* The block that predicts a further token is no part of the model's mathematics: one that cannot be used is left out.
+ */
+static void bind_next(sn_model *m) {
+    char name[SN_TENSOR_NAME_MAX];
+    const int block = m->hparams.n_blocks;
+    if (block < SN_BLOCKS_MAX &&
+        sn_family_tensor_name(m->next_family, m->container, block, SN_ROLE_NEXT_INPUT, block, 0, name) &&
+        find_named(m, name))
+        m->hparams.n_next = !bind_block(m, block, NULL);
 }
 
 static sn_status bind_roles(sn_model *m, sn_err *err) {
     if (m->n_entries) qsort(m->entries, m->n_entries, sizeof *m->entries, compare_entries);
-    choose_variant(m);
-    sn_status status =
-        sn_calloc(&m->roles, (size_t)m->hparams.n_blocks * slots_per_block(&m->hparams), sizeof *m->roles, err);
-    for (int block = 0; !status && block < m->hparams.n_blocks; block++)
-        for (int role = block ? SN_ROLE_FIRST_OF_BLOCK : 0; !status && role < SN_ROLE_COUNT; role++)
-            for (int i = 0; !status && i < sn_role_n_matrices(&m->hparams, (sn_role)role); i++)
-                status = bind_role(m, (sn_role)role, block, i, err);
+    const int n = m->hparams.n_blocks;
+    m->next_family = variant_of(m, n, n + 1);
+    m->family = variant_of(m, 0, n);
+    sn_status status = sn_calloc(&m->roles, (size_t)(n + 1) * slots_per_block(&m->hparams), sizeof *m->roles, err);
+    for (int block = 0; !status && block < n; block++) status = bind_block(m, block, err);
+    if (!status) bind_next(m);
     for (size_t i = 0; i < m->n_entries; i++) m->entries[i].tensor.tie = i + 1;
     for (size_t i = 0; !status && i < m->n_entries; i++)
         if (!m->entries[i].used && !sn_family_ignores(m->family, m->container, m->hparams.n_blocks, m->entries[i].name))
@@ -536,7 +563,7 @@ sn_status sn_model_open(const char *path, sn_model **out, sn_err *err) {
     if (status) return status;
     pthread_mutex_init(&m->lock, NULL);
     status = open_path(m, path, err);
-    if (!status) status = sn_calloc(&m->known_hashes, (size_t)m->hparams.n_blocks, sizeof *m->known_hashes, err);
+    if (!status) status = sn_calloc(&m->known_hashes, (size_t)m->hparams.n_blocks + 1, sizeof *m->known_hashes, err);
     if (!status) fill_slopes(m->slopes, m->hparams.n_heads);
     for (size_t i = 0; i < sizeof m->ones / sizeof *m->ones; i++) m->ones[i] = 1;
     if (!status) status = sn_model_compute_id(m, &m->id, err);
@@ -603,23 +630,24 @@ sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, i
     char name[SN_TENSOR_NAME_MAX];
     *out = (sn_model_tensor){0};
     if (role < SN_ROLE_FIRST_OF_BLOCK) block = 0;
-    if (block < 0 || block >= model->hparams.n_blocks)
+    if (block < 0 || block >= model->hparams.n_blocks + model->hparams.n_next)
         return sn_fail(err, SN_REFUSED, "the model has blocks 0 to %d, and none of number %d",
                        model->hparams.n_blocks - 1, block);
     const sn_hparams *hp = &model->hparams;
+    const sn_family *family = family_of(model, block);
     bool norm = role == SN_ROLE_ATTN_Q_NORM || role == SN_ROLE_ATTN_K_NORM;
     if (role == SN_ROLE_ATTN_SLOPES && hp->alibi) *out = computed_vector(model, model->slopes, (size_t)hp->n_heads, 1);
     if (norm && hp->qk_norm_plain && !hp->no_rope[block])
         *out = computed_vector(model, model->ones, (size_t)hp->head_dim, 2);
     if (!sn_family_has_role(model->family, &model->hparams, role, block) ||
-        !sn_family_tensor_name(model->family, model->container, role, block, expert, name))
+        !sn_family_tensor_name(family, model->container, hp->n_blocks, role, block, expert, name))
         return SN_OK;
     if (expert < 0 || expert >= sn_role_n_matrices(&model->hparams, role))
         return sn_fail(err, SN_REFUSED, "the model has no expert of number %d", expert);
     const entry *found = *slot_of(model, role, block, expert);
     if (!found) return fail_missing(model, name, err);
     size_t own;
-    sn_tensor_view view = view_of(model, found, role, expert, &own);
+    sn_tensor_view view = view_of(model, family, found, role, expert, &own);
     *out = found->tensor;
     out->vector = sn_role_is_vector(role);
     if (vector_rows(&model->hparams, role)) out->cols *= out->rows, out->rows = 1;
@@ -720,8 +748,9 @@ void sn_model_set_block_hashes(sn_model *model, const sn_hash *hashes) {
 }
 
 bool sn_model_told_block_hash(const sn_model *model, int block, sn_hash *out) {
-    if (model->told) *out = model->known_hashes[block].hash;
-    return model->told;
+    const bool told = model->told && block < model->hparams.n_blocks;
+    if (told) *out = model->known_hashes[block].hash;
+    return told;
 }
 
 size_t sn_model_n_tensors(const sn_model *model) { return model->n_entries; }

@@ -69,15 +69,19 @@
     X(SHARED_DOWN)       /* (n_embd, n_ff_shared)             likewise */                                              \
     X(SHARED_ROUTER)     /* (1, n_embd)                       shared_gated */                                          \
     X(ATTN_GATE)         /* (n_heads * head_dim, n_embd)      attn_gate */                                             \
-    X(DELTA_QKV)       /* (sn_delta_width, n_embd)          recurrent blocks: these nine instead of the ATTN_ ones */  \
-    X(DELTA_GATE)      /* (value heads * value_dim, n_embd) of the output */                                           \
-    X(DELTA_TIME)      /* (value heads, n_embd)             of the decay: device.h calls its result a */               \
-    X(DELTA_WRITE)     /* (value heads, n_embd)             of what is written: b */                                   \
-    X(DELTA_TAPS)      /* (sn_delta_width * conv_taps)      of the convolution, channel by channel */                  \
-    X(DELTA_RATES)     /* (value heads)                     of the decay */                                            \
-    X(DELTA_TIME_BIAS) /* (value heads)                     added to what DELTA_TIME gives */                          \
-    X(DELTA_NORM)      /* (value_dim)                       of each value head's output */                             \
-    X(DELTA_OUT)       /* (n_embd, value heads * value_dim) */
+    X(DELTA_QKV)        /* (sn_delta_width, n_embd)          recurrent blocks: these nine instead of the ATTN_ ones */ \
+    X(DELTA_GATE)       /* (value heads * value_dim, n_embd) of the output */                                          \
+    X(DELTA_TIME)       /* (value heads, n_embd)             of the decay: device.h calls its result a */              \
+    X(DELTA_WRITE)      /* (value heads, n_embd)             of what is written: b */                                  \
+    X(DELTA_TAPS)       /* (sn_delta_width * conv_taps)      of the convolution, channel by channel */                 \
+    X(DELTA_RATES)      /* (value heads)                     of the decay */                                           \
+    X(DELTA_TIME_BIAS)  /* (value heads)                     added to what DELTA_TIME gives */                         \
+    X(DELTA_NORM)       /* (value_dim)                       of each value head's output */                            \
+    X(DELTA_OUT)        /* (n_embd, value heads * value_dim) */                                                        \
+    X(NEXT_EMBED_NORM)  /* (n_embd)                          n_next: block n_blocks alone has these four */            \
+    X(NEXT_HIDDEN_NORM) /* (n_embd)                          likewise */                                               \
+    X(NEXT_INPUT)       /* (n_embd, 2 * n_embd)              of a normed embedding and a normed hidden state */        \
+    X(NEXT_OUTPUT_NORM) /* (n_embd)                          takes the place of OUTPUT_NORM behind this block */
 
 typedef enum sn_role {
 #define X(name) SN_ROLE_##name,
@@ -113,6 +117,8 @@ enum {
 typedef struct sn_hparams {
     char family[SN_FAMILY_NAME_SIZE]; /* a name of families.c: "llama", "qwen2", ... */
     char name[SN_MODEL_NAME_SIZE];    /* for display: the name in the file, else the name of the file */
+    int n_next; /* 1: the files have a block that predicts a further token (blocks/next_block.h): number n_blocks, which
+                   does not count in n_blocks. Else 0 */
     int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
     int n_ctx;                  /* the longest context that the model was trained for, tokens */
     float norm_eps, latent_eps; /* latent_eps: of ATTN_Q_LOW_NORM and ATTN_LATENT_NORM */
@@ -242,7 +248,8 @@ static inline size_t sn_kv_width(const sn_hparams *hp) { return sn_kv_key_width(
  * (sn_model_run), or make it contiguous (sn_model_contiguous). A vector has rows == 1. Four forms:
  *
  * - rows: row r (of a vector: element r) lies r / group_rows * group_stride + r % group_rows rows after `data`. A whole
- *   tensor is one group.
+ *   tensor is one group. In parts (n_parts): first the first part_rows[0] rows of all groups, then the part_rows[1]
+ *   behind them, ..; a group is group_rows rows.
  * - transposed: col_step is not 0; element (r, c) lies r * row_step + c * col_step elements after `data`.
  * - packed: packed is not NULL; quantised weights in several tensors of a folder (model/packed.h), which
  *   sn_model_contiguous rearranges to blocks; `data` is that of their codes, one run.
@@ -250,6 +257,7 @@ static inline size_t sn_kv_width(const sn_hparams *hp) { return sn_kv_key_width(
  *   blocks. Of SN_MXFP4, `data` has 16 bytes per block with neighbouring elements in one byte, the first in the low
  *   half, and `scales` one byte per block. Of SN_F8_E4M3, `data` has a byte per element, and `scales` a float32 (or
  *   bfloat16: scales_short) for each 128 rows and 128 columns of the file's tensor, or a single one (scales_single). */
+enum { SN_TENSOR_PARTS_MAX = 3 };
 typedef struct sn_model_tensor {
     sn_dtype dtype;
     size_t rows, cols;
@@ -260,6 +268,8 @@ typedef struct sn_model_tensor {
     size_t bytes; /* of the rows, once contiguous */
     bool vector;  /* the groups are of elements: not so of a matrix with one row */
     size_t group_rows, group_stride;
+    int n_parts; /* 0: not in parts */
+    size_t part_rows[SN_TENSOR_PARTS_MAX];
     size_t row_step, col_step; /* elements; 0: not transposed. Only of F32, F16 and BF16 */
     bool turned;  /* the role's matrix is the transpose of this one, which is quantised: (cols, rows) once decoded */
     uint64_t tie; /* stable id (from 1) of the parameter within the model: roles with equal ties share a parameter */

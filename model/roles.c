@@ -70,6 +70,15 @@ static void attention_shape(const sn_hparams *h, sn_role role, size_t *rows, siz
     }
 }
 
+static void feed_forward_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+    size_t n_ff = (size_t)(h->n_experts ? h->n_ff_dense : h->n_ff);
+    if (role == SN_ROLE_FFN_GATE || role == SN_ROLE_FFN_UP)
+        *rows = n_ff;
+    else
+        *cols = n_ff;
+    if (role == SN_ROLE_FFN_DOWN) *rows = (size_t)h->n_embd;
+}
+
 static void experts_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     size_t embd = (size_t)h->n_embd, ff = (size_t)h->n_ff, experts = (size_t)h->n_experts;
     switch (role) {
@@ -102,6 +111,7 @@ static void experts_shape(const sn_hparams *h, sn_role role, size_t *rows, size_
         *rows = embd, *cols = (size_t)h->n_ff_shared;
         break;
     default:
+        feed_forward_shape(h, role, rows, cols);
         break;
     }
 }
@@ -117,22 +127,18 @@ static void delta_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t 
     if (role == SN_ROLE_DELTA_OUT) *rows = (size_t)h->n_embd, *cols = heads * dim;
 }
 
-static void feed_forward_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
-    size_t n_ff = (size_t)(h->n_experts ? h->n_ff_dense : h->n_ff);
-    if (role == SN_ROLE_FFN_GATE || role == SN_ROLE_FFN_UP)
-        *rows = n_ff;
-    else
-        *cols = n_ff;
-    if (role == SN_ROLE_FFN_DOWN) *rows = (size_t)h->n_embd;
+static void ends_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+    *rows = (size_t)(role == SN_ROLE_NEXT_INPUT ? h->n_embd : h->n_vocab);
+    if (role == SN_ROLE_NEXT_INPUT) *cols = 2 * (size_t)h->n_embd;
 }
 
 void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
-    *rows = 1;
-    *cols = (size_t)h->n_embd;
+    *rows = 1, *cols = (size_t)h->n_embd;
     switch (role) {
     case SN_ROLE_TOKEN_EMBEDDING:
     case SN_ROLE_OUTPUT:
-        *rows = (size_t)h->n_vocab;
+    case SN_ROLE_NEXT_INPUT:
+        ends_shape(h, role, rows, cols);
         break;
     case SN_ROLE_DELTA_QKV:
     case SN_ROLE_DELTA_GATE:
@@ -168,8 +174,6 @@ void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols
     case SN_ROLE_FFN_UP:
     case SN_ROLE_FFN_DOWN:
     case SN_ROLE_FFN_UP_BIAS:
-        feed_forward_shape(h, role, rows, cols);
-        break;
     case SN_ROLE_ROUTER:
     case SN_ROLE_ROUTER_BIAS:
     case SN_ROLE_ROUTER_CORRECTION:
@@ -197,6 +201,9 @@ void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols
     case SN_ROLE_FFN_DOWN_BIAS:
     case SN_ROLE_FFN_POST_NORM:
     case SN_ROLE_SHARED_ROUTER:
+    case SN_ROLE_NEXT_EMBED_NORM:
+    case SN_ROLE_NEXT_HIDDEN_NORM:
+    case SN_ROLE_NEXT_OUTPUT_NORM:
     case SN_ROLE_COUNT: /* no role */
         break;
     }
@@ -214,6 +221,9 @@ bool sn_role_is_norm(sn_role role) {
     case SN_ROLE_ATTN_K_NORM:
     case SN_ROLE_ATTN_Q_LOW_NORM:
     case SN_ROLE_ATTN_LATENT_NORM:
+    case SN_ROLE_NEXT_EMBED_NORM:
+    case SN_ROLE_NEXT_HIDDEN_NORM:
+    case SN_ROLE_NEXT_OUTPUT_NORM:
         return true;
     default:
         return false;

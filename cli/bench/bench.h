@@ -34,7 +34,7 @@ typedef struct sn_bench_case {
     int context;
     int concurrent_prefill; /* of CONCURRENT: tokens of each prompt */
     const char *kill;       /* of KILL: "replay", "replica" or "migration" */
-    const char *draft;      /* of DRAFT: "off", "ngram" or "model" */
+    const char *draft;      /* of DRAFT: "off", "ngram", "mtp" or "model" */
     bool repetitive;        /* of DRAFT: the text repeats itself */
     const char *train;      /* of TRAIN: the method, one of sn_method_words */
 } sn_bench_case;

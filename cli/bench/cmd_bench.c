@@ -131,15 +131,17 @@ static int first_of(const sn_ints *list, int64_t otherwise) { return (int)(list-
 static size_t n_links(void) { return given.link.n ? given.link.n : 1; }
 static const char *link_at(size_t i) { return given.link.n ? given.link.items[i] : NULL; }
 
-static bool drafts_given(void) {
-    return sn_program_settings.draft.method == SN_DRAFT_NGRAM || sn_program_settings.draft.model;
+/* The name of the draft method; NULL: none is given. */
+static const char *draft_method(void) {
+    const int method = (int)sn_program_settings.draft.method;
+    return method == SN_DRAFT_NGRAM ? "ngram" : method == SN_DRAFT_MTP ? "mtp" : NULL;
 }
+static bool drafts_given(void) { return draft_method() || sn_program_settings.draft.model; }
 static bool concurrent_prefill_given(void) { return given.concurrent_prefill != SN_INT_UNSET; }
 
 /* Cases over the link of `c`: repetitive and other texts, with each draft that is given and without one. */
 static size_t add_drafts(const sn_bench_case *c, sn_bench_case *out, size_t capacity) {
-    const char *const methods[] = {"off", sn_program_settings.draft.method == SN_DRAFT_NGRAM ? "ngram" : NULL,
-                                   sn_program_settings.draft.model ? "model" : NULL};
+    const char *const methods[] = {"off", draft_method(), sn_program_settings.draft.model ? "model" : NULL};
     size_t n = 0;
     for (int repetitive = 1; repetitive >= 0 && drafts_given(); repetitive--)
         for (int k = 0; k < 3; k++) {

@@ -16,6 +16,7 @@ struct sn_bench_draft {
     sn_lm_head *head;
     sn_tokenizer *tokenizer; /* to compare vocabularies; NULL: the model has none */
     sn_draft_model *model;   /* of the draft "model" */
+    sn_draft_mtp *mtp;       /* of the draft "mtp" */
     sn_draft draft;
     int32_t *prompt;
     sn_hasher *hasher;
@@ -37,8 +38,19 @@ static sn_status open_draft(sn_bench_draft *d, sn_err *err) {
                                             .sampling = case_sampling(d->config, 0),
                                             .max_context = p->prompt_tokens + p->new_tokens,
                                             .kv_dtype = p->kv_dtype};
-    d->draft = sn_draft_make(sn_draft_ngram, NULL, (int)sn_program_settings.draft.tokens);
-    if (strcmp(d->config->draft, "model")) return SN_OK;
+    const sn_draft_mtp_options mtp_options = {.model = p->model,
+                                              .device = d->device,
+                                              .head = d->head,
+                                              .sampling = case_sampling(d->config, 0),
+                                              .max_context = p->prompt_tokens + p->new_tokens,
+                                              .kv_dtype = p->kv_dtype};
+    const bool mtp = !strcmp(d->config->draft, "mtp");
+    d->draft = sn_draft_make(NULL, NULL, (int)sn_program_settings.draft.tokens);
+    if (mtp) {
+        SN_TRY(sn_draft_mtp_open(&mtp_options, &d->mtp, err));
+        d->draft = sn_draft_of_mtp(d->mtp, (int)sn_program_settings.draft.tokens);
+    }
+    if (strcmp(d->config->draft, "model")) return sn_draft_add_copies(&d->draft, err);
     if (sn_tokenizer_open(sn_program_settings.common.model, &d->tokenizer, err) == SN_STOP) return SN_STOP;
     model_options.tokenizer = d->tokenizer;
     sn_status status = sn_draft_model_open(&model_options, &d->model, err);
@@ -68,7 +80,9 @@ sn_status sn_bench_draft_new(const sn_bench_plan *plan, const sn_bench_case *c, 
 void sn_bench_draft_free(sn_bench_draft **draft) {
     sn_bench_draft *d = *draft;
     if (!d) return;
+    sn_draft_fini(&d->draft);
     sn_draft_model_close(&d->model);
+    sn_draft_mtp_close(&d->mtp);
     sn_tokenizer_close(&d->tokenizer);
     sn_hasher_free(d->hasher);
     free(d->prompt);

@@ -101,7 +101,7 @@ static sn_status set_sampling(swarm_session *s, const sn_settings *o, sn_samplin
     bool keep = s->seeded && o->sampling.seed == SN_INT_UNSET;
     *out = sn_settings_sampling(o, &s->model->sampling);
     sn_status status = sn_generator_set_sampling(s->generator, out, keep, err);
-    if (!status && s->setup.draft_model) status = sn_draft_model_set_sampling(s->setup.draft_model, out, err);
+    if (!status) status = sn_setup_set_draft_sampling(&s->setup, out, err);
     s->seeded = s->seeded || !status;
     return status;
 }

@@ -13,7 +13,8 @@
 
 const sn_word sn_route_words[] = {{"latency", SN_ROUTE_LATENCY}, {"throughput", SN_ROUTE_THROUGHPUT}, {NULL, 0}};
 static const sn_word parts_words[] = {{"all", SN_PARTS_ALL}, {"tokenizer", SN_PARTS_TOKENIZER}, {NULL, 0}};
-static const sn_word draft_words[] = {{"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_NGRAM}, {NULL, 0}};
+static const sn_word draft_words[] = {
+    {"auto", SN_DRAFT_AUTO}, {"off", SN_DRAFT_OFF}, {"ngram", SN_DRAFT_NGRAM}, {"mtp", SN_DRAFT_MTP}, {NULL, 0}};
 
 #define DEFAULTS                                                                                                       \
     {                                                                                                                  \
@@ -175,9 +176,12 @@ static const sn_option adapter_options[] = {
 };
 
 static const sn_option draft_options[] = {
-    SN_OPT_ENUM("draft", &sn_program_settings.draft.method, draft_words,
-                "ngram: draft the tokens that followed the same n-gram earlier in the text, and check several of them "
-                "in one forward pass. The text stays the same"),
+    SN_OPT_ENUM(
+        "draft", &sn_program_settings.draft.method, draft_words,
+        "draft several tokens, and check them in one forward pass; the text stays the same. mtp: by the block of "
+        "the model's files that predicts further tokens, computed here, and by ngram, whichever is right more "
+        "often; ngram: what followed the same tokens earlier in the text; auto: mtp over nodes where the files "
+        "have the block, else off"),
     SN_OPT_STRING("draft-model", "PATH", &sn_program_settings.draft.model,
                   "draft with a smaller model of the same vocabulary, computed in this process"),
     SN_OPT_INT("draft-tokens", "N", &sn_program_settings.draft.tokens, 1, SN_DRAFT_TOKENS_MAX,

@@ -47,8 +47,8 @@ typedef struct sn_sampling_settings {
     bool ignore_eos;
 } sn_sampling_settings;
 
-/* At most one of method and model is set. */
-typedef enum sn_draft_method { SN_DRAFT_OFF, SN_DRAFT_NGRAM } sn_draft_method;
+/* With a model, the method is SN_DRAFT_AUTO or SN_DRAFT_OFF. */
+typedef enum sn_draft_method { SN_DRAFT_AUTO, SN_DRAFT_OFF, SN_DRAFT_NGRAM, SN_DRAFT_MTP } sn_draft_method;
 typedef struct sn_draft_settings {
     int method;        /* sn_draft_method */
     const char *model; /* path of a draft model, or NULL */

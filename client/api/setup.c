@@ -2,6 +2,7 @@
  * audit, draft tokens, backbone. */
 #include "client/api/setup.h"
 
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/hash.h"
@@ -94,7 +95,7 @@ sn_status sn_setup_refuse_classifier(const sn_setup *setup, sn_err *err) {
 sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t default_tokens, int *out, sn_err *err) {
     int before = sn_loaded_adapter_for_chain(&setup->adapter).n_prompt, most = setup->hp->n_ctx - before;
     if (asked > most || most < 1)
-        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model was made for%s",
+        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model takes%s",
                        (long long)asked, most, before ? ", less the adapter's virtual tokens" : "");
     int64_t wanted = asked ? asked : default_tokens;
     *out = wanted < most ? (int)wanted : most;
@@ -224,7 +225,9 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
 void sn_setup_close(sn_setup *setup) {
     sn_chain_close(&setup->chain);
     sn_audit_free(&setup->audit);
+    sn_draft_fini(&setup->draft);
     sn_draft_model_close(&setup->draft_model);
+    sn_draft_mtp_close(&setup->draft_mtp);
     sn_slow_nodes_free(&setup->slow_nodes);
     sn_link_close(&setup->link);
     if (!setup->borrows_model) {
@@ -298,29 +301,68 @@ json_t *sn_audit_json(const sn_audit *audit) {
 
 /* -- draft tokens -- */
 
-sn_status sn_setup_open_draft(sn_setup *setup, const sn_sampling *sampling, int max_context, sn_err *err) {
-    const sn_draft_settings *o = &setup->settings->draft;
-    bool ngram = o->method == SN_DRAFT_NGRAM;
-    if (ngram && o->model) return sn_fail(err, SN_REFUSED, "give --draft ngram or --draft-model, not both");
-    if (ngram) setup->draft = sn_draft_make(sn_draft_ngram, NULL, (int)o->tokens);
-    if (!o->model) return SN_OK;
-    sn_status status = sn_setup_need_device(setup, err);
-    if (status) return status;
-    const sn_draft_model_options model_options = {.path = o->model,
-                                                  .device = setup->device,
-                                                  .hp = setup->hp,
-                                                  .tokenizer = setup->tokenizer,
-                                                  .sampling = *sampling,
-                                                  .max_context = max_context,
-                                                  .kv_dtype = (sn_kv_dtype)setup->settings->common.kv_dtype};
-    sn_setup_phase(setup, "loading the draft model");
-    status = sn_draft_model_open(&model_options, &setup->draft_model, err);
-    sn_setup_phase(setup, NULL);
-    setup->draft = sn_draft_make(sn_draft_model_propose, setup->draft_model, (int)o->tokens);
+/* Whether drafts can save laps, and the block that predicts further tokens is at hand, so that nothing is fetched for
+ * it, and small. */
+static bool mtp_pays(const sn_setup *setup) {
+    enum { SHARE = 8 }; /* of the memory that is available: other sessions may follow */
+    const int block = setup->hp->n_blocks;
+    uint64_t bytes = 0;
+    size_t total, available;
+    sn_memory_read(&total, &available);
+    return setup->link && setup->hp->n_next && !sn_model_get_source(setup->model)->want &&
+           sn_model_holds_block(setup->model, block) && !sn_model_block_bytes(setup->model, block, &bytes, NULL) &&
+           bytes <= available / SHARE;
+}
+
+static sn_status open_draft_mtp(sn_setup *setup, const sn_sampling *sampling, int max_context, sn_err *err) {
+    const sn_draft_mtp_options options = {.model = setup->model,
+                                          .device = setup->device,
+                                          .head = setup->lm_head,
+                                          .sampling = *sampling,
+                                          .max_context = max_context,
+                                          .kv_dtype = (sn_kv_dtype)setup->settings->common.kv_dtype};
+    sn_status status = sn_draft_mtp_open(&options, &setup->draft_mtp, err);
+    if (!status) setup->draft = sn_draft_of_mtp(setup->draft_mtp, (int)setup->settings->draft.tokens);
     return status;
 }
 
-sn_draft *sn_setup_get_draft(sn_setup *setup) { return setup->draft.source ? &setup->draft : NULL; }
+static sn_status open_draft_model(sn_setup *setup, const sn_sampling *sampling, int max_context, sn_err *err) {
+    const sn_draft_settings *o = &setup->settings->draft;
+    const sn_draft_model_options options = {.path = o->model,
+                                            .device = setup->device,
+                                            .hp = setup->hp,
+                                            .tokenizer = setup->tokenizer,
+                                            .sampling = *sampling,
+                                            .max_context = max_context,
+                                            .kv_dtype = (sn_kv_dtype)setup->settings->common.kv_dtype};
+    sn_status status = sn_draft_model_open(&options, &setup->draft_model, err);
+    if (!status) setup->draft = sn_draft_make(sn_draft_model_propose, setup->draft_model, (int)o->tokens);
+    return status;
+}
+
+sn_status sn_setup_open_draft(sn_setup *setup, const sn_sampling *sampling, int max_context, sn_err *err) {
+    const sn_draft_settings *o = &setup->settings->draft;
+    const bool mtp = o->method == SN_DRAFT_MTP || (o->method == SN_DRAFT_AUTO && !o->model && mtp_pays(setup));
+    sn_status status = SN_OK;
+    if (o->model && (mtp || o->method == SN_DRAFT_NGRAM))
+        return sn_fail(err, SN_REFUSED, "give --draft or --draft-model, not both");
+    if (mtp || o->model) {
+        sn_setup_phase(setup, mtp ? "loading the block that drafts" : "loading the draft model");
+        status = sn_setup_need_device(setup, err);
+        if (!status) status = (mtp ? open_draft_mtp : open_draft_model)(setup, sampling, max_context, err);
+        sn_setup_phase(setup, NULL);
+    }
+    if (o->method == SN_DRAFT_NGRAM) setup->draft = sn_draft_make(NULL, NULL, (int)o->tokens);
+    if (!status && (mtp || o->method == SN_DRAFT_NGRAM)) status = sn_draft_add_copies(&setup->draft, err);
+    return status;
+}
+
+sn_draft *sn_setup_get_draft(sn_setup *setup) { return setup->draft.n_max ? &setup->draft : NULL; }
+
+sn_status sn_setup_set_draft_sampling(sn_setup *setup, const sn_sampling *sampling, sn_err *err) {
+    if (setup->draft_model) return sn_draft_model_set_sampling(setup->draft_model, sampling, err);
+    return setup->draft_mtp ? sn_draft_mtp_set_sampling(setup->draft_mtp, sampling, err) : SN_OK;
+}
 
 /* -- training -- */
 

@@ -47,8 +47,9 @@ typedef struct sn_setup {
     sn_slow_nodes *slow_nodes;
     struct sn_known_prefixes *prefixes; /* borrowed: the connection's; NULL without one */
     sn_chain *chain;
-    sn_draft draft; /* without a source: no draft tokens */
+    sn_draft draft; /* n_max 0: no draft tokens */
     sn_draft_model *draft_model;
+    sn_draft_mtp *draft_mtp;   /* at most one of these two is the draft's source */
     sn_loaded_adapter adapter; /* the folder of the setting; zeroed: none */
 } sn_setup;
 
@@ -99,6 +100,8 @@ sn_status sn_setup_chain(sn_setup *setup, int max_tokens, bool every_block, sn_e
 /* Opens the draft of the settings for a text sampled so, of at most max_context tokens. */
 sn_status sn_setup_open_draft(sn_setup *setup, const sn_sampling *sampling, int max_context, sn_err *err) SN_MUST_USE;
 sn_draft *sn_setup_get_draft(sn_setup *setup); /* NULL: no draft tokens */
+/* The text is sampled so from now on. */
+sn_status sn_setup_set_draft_sampling(sn_setup *setup, const sn_sampling *sampling, sn_err *err) SN_MUST_USE;
 
 /* -- the audit -- */
 

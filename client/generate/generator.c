@@ -39,6 +39,8 @@ struct sn_generator {
     float *logits;     /* (n_rows, n_vocab) */
     size_t n_rows;     /* tokens that can be sampled after one step: the draft tokens, and one */
     size_t n_drafted;  /* draft tokens in timeline from `length` on, which the chain has computed, too */
+    size_t output_at;  /* position of the first row of output */
+    size_t told;       /* up to this position who drafts was told what the chain has computed */
 };
 
 /* One call of sn_generator_run. */
@@ -60,6 +62,23 @@ typedef struct generator_call {
 const char *sn_finish_name(sn_finish finish) {
     static const char *const names[] = {"stop", "stop_text", "length", "interrupted"};
     return names[finish];
+}
+
+/* Tells who drafts what the chain has computed of the tokens up to `end`, of the n_ids that are certain. Those from
+ * `end` on may be others than when something was drafted behind them. */
+static sn_status generator_tell(sn_generator *g, size_t end, size_t n_ids, sn_err *err) {
+    const size_t from = g->told > g->output_at && g->told <= end ? g->told : g->output_at;
+    const float *rows = g->output + (from - g->output_at) * (size_t)g->parts.hp->n_embd;
+    if (!g->parts.draft) return SN_OK;
+    sn_draft_forget(g->parts.draft, end);
+    g->told = end;
+    return end > from ? sn_draft_note_rows(g->parts.draft, g->timeline, n_ids, from, end - from, rows, err) : SN_OK;
+}
+
+/* The tokens from position n on are about to change. */
+static void generator_forget(sn_generator *g, size_t n) {
+    if (g->parts.draft) sn_draft_forget(g->parts.draft, n);
+    if (g->told > n) g->told = n;
 }
 
 /* The chain needs rows of its timeline again. */
@@ -123,6 +142,7 @@ sn_status sn_generator_resume(sn_generator *g, const int32_t *ids, size_t n, siz
     if (n > (size_t)g->parts.max_context || n - seen > 1)
         return sn_fail(err, SN_REFUSED, "a timeline of %zu tokens does not fit into a context of %d", n,
                        g->parts.max_context);
+    generator_forget(g, 0);
     memcpy(g->timeline, ids, n * sizeof *ids);
     g->length = seen;
     g->chosen = n > seen;
@@ -168,6 +188,8 @@ static sn_status generator_feed(sn_generator *g, size_t end, size_t from, float 
         n = sn_min_size(CHUNK_ROWS, end - g->length);
         status = sn_lm_head_embed(g->parts.head, g->timeline + g->length, (int)n, g->hidden, err);
         if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, err);
+        g->output_at = g->length;
+        if (!status) status = generator_tell(g, g->length + n, end, err);
         size_t skip = from > g->length ? sn_min_size(from - g->length, n) : 0;
         if (!status && logits && skip < n)
             status = sn_lm_head_logits(g->parts.head, g->output + skip * n_embd, (int)(n - skip),
@@ -185,6 +207,7 @@ sn_status sn_generator_append(sn_generator *g, const int32_t *ids, size_t n, flo
                        from, g->parts.max_context);
     sn_status status = generator_check_ids(g, ids, n, err);
     if (status || !n) return status;
+    generator_forget(g, from);
     memcpy(g->timeline + from, ids, n * sizeof *ids);
     status = generator_feed(g, end, from, logits, err);
     if (status) g->length = length;
@@ -234,6 +257,13 @@ static sn_status call_draft(generator_call *r, size_t end) {
     return status;
 }
 
+static sn_status call_tell(generator_call *r, size_t end, size_t n_ids) {
+    int64_t before = sn_now_us();
+    sn_status status = generator_tell(r->g, end, n_ids, r->err);
+    r->out->timings.draft_us += sn_now_us() - before;
+    return status;
+}
+
 typedef struct prefill_watch {
     const sn_generate_options *options;
     size_t before, total; /* tokens: computed before this step, and in all */
@@ -273,6 +303,8 @@ static sn_status call_feed(generator_call *r, size_t end) {
         if (last) sn_lm_head_expect(g->parts.head);
         if (!status) status = sn_chain_step(g->parts.chain, (int)g->length, (int)n, g->hidden, g->output, r->err);
         if (last) sn_lm_head_unexpect(g->parts.head);
+        g->output_at = g->length;
+        if (!status) status = call_tell(r, sn_min_size(g->length + n, end), end);
         if (status) break;
         g->length += n;
         g->chosen = false;
@@ -304,6 +336,7 @@ static sn_status call_begin(generator_call *r, const int32_t *prompt, size_t n_p
     size_t known = sn_min_size(g->length, (size_t)sn_chain_length(g->parts.chain)), same = 0;
     while (same < known && same + 1 < n_prompt && g->timeline[same] == prompt[same]) same++;
     sn_chain_rewind(g->parts.chain, (int)same); /* before the tokens behind it change */
+    generator_forget(g, same);
     memcpy(g->timeline, prompt, n_prompt * sizeof *prompt);
     g->length = same;
     g->chosen = false;
@@ -392,7 +425,7 @@ static sn_status call_choose(generator_call *r, float *logits, bool *done) {
  * what follows it. What the chain has computed beyond that is dropped. */
 static sn_status call_choose_accepted(generator_call *r, bool *done) {
     sn_generator *g = r->g;
-    size_t n_accepted = 0;
+    size_t n_accepted = 0, first = g->length;
     sn_status status;
     for (;;) {
         float *logits = g->logits + n_accepted * (size_t)g->parts.hp->n_vocab;
@@ -405,7 +438,8 @@ static sn_status call_choose_accepted(generator_call *r, bool *done) {
         g->chosen = false;
     }
     r->out->timings.n_accepted += n_accepted;
-    if (!status && !*done && g->parts.draft) sn_draft_note_accepted(g->parts.draft, g->n_drafted, n_accepted);
+    if (!status && !*done && g->parts.draft) sn_draft_note_accepted(g->parts.draft, first, g->n_drafted, n_accepted);
+    if (!status) status = call_tell(r, g->length, g->length + g->chosen);
     sn_chain_rewind(g->parts.chain, (int)g->length);
     return status;
 }
@@ -417,6 +451,7 @@ static sn_status call_retract(generator_call *r, size_t n_prompt) {
     sn_generation *out = r->out;
     size_t emitted = out->text.len, end = (size_t)sn_chain_length(g->parts.chain), kept = 0;
     g->length = end;
+    generator_forget(g, end);
     if (end >= n_prompt) kept = sn_min_size(end + 1 - n_prompt, out->ids.n);
     out->timings.retracted += out->ids.n - kept;
     if (kept < out->ids.n) sn_sampler_set_rng_state(g->sampler, &r->rng_states[kept]);

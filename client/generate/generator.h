@@ -27,7 +27,8 @@ typedef struct sn_generator_parts {
     sn_chain *chain;
     const sn_tokenizer *tokenizer; /* NULL: token ids only, no text, and no token ends the generation */
     int max_context;               /* longest timeline for which the chain was opened */
-    sn_draft *draft; /* proposes draft tokens, so that a step of the chain can give several tokens; NULL: none */
+    sn_draft *draft; /* proposes draft tokens, so that a step of the chain can give several tokens, and is told what the
+                        chain has computed; NULL: none */
 } sn_generator_parts;
 
 sn_status sn_generator_new(const sn_generator_parts *parts, const sn_sampling *sampling, sn_generator **out,

@@ -37,6 +37,7 @@ typedef struct head_call {
     struct head_call *next;
     pthread_cond_t changed; /* signalled when it is the first in the queue, or done */
     bool wants_logits, done;
+    bool normed; /* the rows have passed a norm */
     const float *hidden;
     float *logits;
     int n;
@@ -316,10 +317,24 @@ static sn_status logits_enter(sn_lm_head *head, const head_call *call, int at) {
     return sn_guard(&outside, head->device, 2, outside.shape, head->x + (size_t)at * head->n_embd, NULL, call->err);
 }
 
+/* h = x of the rows that are normed already. */
+static sn_status keep_normed(sn_lm_head *head, const head_call *calls, sn_err *err) {
+    sn_status status = SN_OK;
+    float *at = head->h;
+    for (const head_call *c = calls; c && !status; c = c->next) {
+        if (c->status) continue;
+        const size_t floats = (size_t)c->n * head->n_embd;
+        if (c->normed) status = head->device->ops->upload(head->device, at, c->hidden, floats * sizeof *at, err);
+        at += floats;
+    }
+    return status;
+}
+
 /* head->logits, or `out`, of the rows that have entered. */
-static sn_status logits_of_rows(sn_lm_head *head, int rows, float *out, sn_err *err) {
+static sn_status logits_of_rows(sn_lm_head *head, const head_call *calls, int rows, float *out, sn_err *err) {
     sn_linear linear = {.weight = &head->output, .y = out};
     sn_status status = lm_head_norm_rows(head, rows, err);
+    if (!status) status = keep_normed(head, calls, err);
     if (!status) status = lm_head_scale(head, rows, err);
     if (!status) status = head->device->ops->linear(head->device, rows, head->h, 1, &linear, err);
     if (!status && head->logit_softcap > 0) status = lm_head_softcap(head, rows, out, err);
@@ -335,7 +350,7 @@ static void logits_of_calls(sn_lm_head *head, head_call *calls) {
     int rows = 0;
     for (head_call *c = calls; c; c = c->next)
         if (!(c->status = logits_enter(head, c, rows))) rows += c->n;
-    sn_status status = rows ? logits_of_rows(head, rows, direct ? calls->logits : head->logits, &err) : SN_OK;
+    sn_status status = rows ? logits_of_rows(head, calls, rows, direct ? calls->logits : head->logits, &err) : SN_OK;
     const float *from = head->logits;
     for (head_call *c = calls; c; c = c->next) {
         if (c->status) continue;
@@ -501,9 +516,9 @@ static void lm_head_give(sn_lm_head *head, head_call *call) {
 }
 
 /* logits_of_calls, with at most HEAD_ROWS rows of this caller. */
-static sn_status logits_in_turn(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) {
+static sn_status logits_in_turn(sn_lm_head *head, const float *hidden, bool normed, int n, float *logits, sn_err *err) {
     sn_err own;
-    head_call call = {.wants_logits = true, .hidden = hidden, .logits = logits, .n = n, .err = &own};
+    head_call call = {.wants_logits = true, .normed = normed, .hidden = hidden, .logits = logits, .n = n, .err = &own};
     if (queue_enter(head, &call)) {
         head_call *taken = queue_take(head);
         const int64_t began_us = sn_now_us();
@@ -528,15 +543,24 @@ void sn_lm_head_unexpect(sn_lm_head *head) {
     pthread_mutex_unlock(&head->lock);
 }
 
-sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) {
+static sn_status logits_in_turns(sn_lm_head *head, const float *hidden, bool normed, int n, float *logits,
+                                 sn_err *err) {
     sn_status status = SN_OK;
     for (int rows; n > 0 && !status; n -= rows) {
         rows = n < HEAD_ROWS ? n : HEAD_ROWS;
-        status = logits_in_turn(head, hidden, rows, logits, err);
+        status = logits_in_turn(head, hidden, normed, rows, logits, err);
         hidden += (size_t)rows * head->n_embd;
         logits += (size_t)rows * head->n_vocab;
     }
     return status;
+}
+
+sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) {
+    return logits_in_turns(head, hidden, false, n, logits, err);
+}
+
+sn_status sn_lm_head_logits_of_normed(sn_lm_head *head, const float *normed, int n, float *logits, sn_err *err) {
+    return logits_in_turns(head, normed, true, n, logits, err);
 }
 
 sn_status sn_lm_head_embed(sn_lm_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) {

@@ -24,6 +24,9 @@ void sn_lm_head_free(sn_lm_head **head); /* accepts NULL */
 sn_status sn_lm_head_embed(sn_lm_head *head, const int32_t *ids, int n, float *hidden, sn_err *err) SN_MUST_USE;
 /* logits (n, n_vocab), of hidden (n, n_embd) as it leaves the last block. */
 sn_status sn_lm_head_logits(sn_lm_head *head, const float *hidden, int n, float *logits, sn_err *err) SN_MUST_USE;
+/* The same, of rows after a norm that takes the place of the final one (blocks/next_block.h). */
+sn_status sn_lm_head_logits_of_normed(sn_lm_head *head, const float *normed, int n, float *logits,
+                                      sn_err *err) SN_MUST_USE;
 /* Around a step at nodes after which the caller wants logits: callers that have their rows wait a moment for it, less
  * than the time of a row. */
 void sn_lm_head_expect(sn_lm_head *head);

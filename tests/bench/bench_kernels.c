@@ -5,14 +5,12 @@
  * Usage: bench_kernels [THREADS [ISA [PART]]]     default: 1 and 2 threads; every instruction set of the machine; all
  * parts
  *
- * Parts: memory, peak, linear, rows, token, large, experts, attention, delta, grad, small, pack. */
-#include "base/clock.h"
+ * Parts: memory, peak, linear, rows, token, wide, experts, attention, delta, grad, small, pack. */
 #include "base/mem.h"
-#include "base/pool.h"
+#include "tests/bench/reading.h"
 #include "tests/support/cpu_devices.h"
 #include "tests/support/require.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,17 +57,19 @@ static double time_linear(sn_device *d, const matrices *m, int n, const float *x
     return best;
 }
 
+static const sn_dtype linear_types[] = {
+    SN_Q2_K,   SN_Q3_K,  SN_Q4_0,    SN_Q4_1,    SN_Q4_K,  SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4, SN_Q5_0,  SN_Q5_1,
+    SN_Q5_K,   SN_Q6_K,  SN_Q8_0,    SN_F8_E4M3, SN_BF16,  SN_F16,    SN_F32,    SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS,
+    SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS, SN_IQ3_S,   SN_TQ1_0, SN_TQ2_0,  SN_NVFP4,  SN_Q1_0,  SN_Q2_0};
+enum { N_TYPES = sizeof linear_types / sizeof *linear_types };
+
 static void bench_linear(sn_device *d) {
-    static const sn_dtype types[] = {
-        SN_Q2_K,   SN_Q3_K,  SN_Q4_0,    SN_Q4_1,    SN_Q4_K,  SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4, SN_Q5_0,  SN_Q5_1,
-        SN_Q5_K,   SN_Q6_K,  SN_Q8_0,    SN_F8_E4M3, SN_BF16,  SN_F16,    SN_F32,    SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS,
-        SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS, SN_IQ3_S,   SN_TQ1_0, SN_TQ2_0,  SN_NVFP4,  SN_Q1_0,  SN_Q2_0};
     bool plain = strstr(sn_device_describe(d), ", c");
     int rows = plain ? 16 : 256;
     float *x = test_random_floats((size_t)rows * 576, 3), *y = malloc((size_t)rows * 1536 * sizeof *y);
     printf("  %-7s %9s %10s %12s %12s %10s\n", "", "1 row GB/s", "GOP/s", "3 rows GOP/s", "4 rows GOP/s", "many GOP/s");
-    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-        sn_dtype dtype = types[t];
+    for (size_t t = 0; t < N_TYPES; t++) {
+        sn_dtype dtype = linear_types[t];
         size_t cols = sn_dtype_block(dtype) > 32 ? 512 : 576;
         matrices m = make_matrices(d, dtype, 1536, cols, 30 << 20), few = m;
         few.n = m.n < 4 ? m.n : 4;
@@ -344,103 +344,97 @@ static void bench_small(sn_device *d) {
     free(x), free(y);
 }
 
-/* The rate at which memory can be read: all threads read the bytes of SmolLM2's token, in huge pages. */
-enum { READ_BYTES = 97 << 20, READ_CHUNK = 1 << 20 };
+/* Matrices of a width, far more than any cache holds, one row with each in turn, alternating with plain reads of the
+ * same bytes: the share of the memory's limit that a type reaches where nothing else happens. */
+enum { WIDE_MATRICES = 16, WIDE_BYTES = 12 << 20, WIDE_TIMES = 12, WIDE_UNIT = 64, WIDTH_MAX = 8192 };
 
-typedef struct read_job {
-    const uint64_t *at;
-    size_t ahead; /* words */
-    _Atomic uint64_t sum;
-} read_job;
-
-static void read_chunk(void *ctx, size_t item, int worker) {
-    (void)worker;
-    read_job *job = ctx;
-    const uint64_t *p = job->at + item * (READ_CHUNK / 8), *end = p + READ_CHUNK / 8;
-    uint64_t sum[8] = {0};
-    for (; p < end; p += 8) {
-        if (job->ahead) __builtin_prefetch(p + job->ahead, 0, 2);
-        for (int i = 0; i < 8; i++) sum[i] += p[i];
-    }
-    for (int i = 0; i < 8; i++) job->sum += sum[i];
+/* A weight of random values at `at`, of about WIDE_BYTES: a few rows are repeated, because generating many takes long.
+ */
+static void put_repeated(sn_device *d, sn_dtype dtype, size_t cols, const void *raw, uint8_t *at, sn_weight *out) {
+    size_t unit, units;
+    require_ok(d->ops->weight_size(d, dtype, WIDE_UNIT, cols, &unit, &err));
+    units = WIDE_BYTES / unit;
+    require_ok(d->ops->weight_pack(d, dtype, WIDE_UNIT, cols, raw, at, &err));
+    for (size_t i = 1; i < units; i++) memcpy(at + i * unit, at, unit);
+    *out = (sn_weight){dtype, units * WIDE_UNIT, cols, units * unit, at};
 }
 
-/* The matrices of some blocks of 7B shape, far more than any cache holds, alternating with plain reads of the same
- * bytes: the share of the memory's limit that one row reaches where nothing else happens. */
-enum { LARGE_WIDTH = 4096, LARGE_FF = 11008, LARGE_BLOCKS = 4, LARGE_PER_BLOCK = 7, LARGE_TIMES = 16, LARGE_UNIT = 64 };
-
-/* Rows of random values at `at`: a few rows are repeated, because generating many takes long. */
-static size_t put_repeated(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *raw, uint8_t *at,
-                           sn_weight *out) {
-    size_t bytes = 0, unit;
-    require_ok(d->ops->weight_size(d, dtype, LARGE_UNIT, cols, &unit, &err));
-    for (size_t r = 0; r < rows; r += LARGE_UNIT, bytes += unit)
-        require_ok(d->ops->weight_pack(d, dtype, LARGE_UNIT, cols, raw, at + bytes, &err));
-    *out = (sn_weight){dtype, rows, cols, bytes, at};
-    return bytes;
-}
-
-static void bench_large(sn_device *d, sn_pool *pool, sn_dtype dtype) {
-    static const size_t rows[] = {LARGE_WIDTH, LARGE_WIDTH, LARGE_WIDTH, LARGE_WIDTH, LARGE_FF, LARGE_FF, LARGE_WIDTH};
-    float *x = test_random_floats(LARGE_FF, 3), *y = malloc(LARGE_PER_BLOCK * (size_t)LARGE_FF * sizeof *y);
-    float *values = malloc((size_t)LARGE_UNIT * LARGE_FF * sizeof *values);
-    void *raw = test_random_weight(dtype, LARGE_UNIT, LARGE_FF - LARGE_FF % 256, 1, values), *images[LARGE_BLOCKS];
-    sn_weight weights[LARGE_BLOCKS][LARGE_PER_BLOCK];
-    size_t bytes_max = (size_t)LARGE_WIDTH * (4 * LARGE_WIDTH + 3 * LARGE_FF) * 4, bytes = 0;
-    for (int b = 0; b < LARGE_BLOCKS; b++) {
-        require_ok(d->ops->alloc(d, bytes_max, &images[b], &err)); /* untouched pages take no memory */
-        bytes = 0;
-        for (int i = 0; i < LARGE_PER_BLOCK; i++)
-            bytes += put_repeated(d, dtype, rows[i], i == 6 ? LARGE_FF : LARGE_WIDTH, raw, (uint8_t *)images[b] + bytes,
-                                  &weights[b][i]);
-    }
-    double best = 1e9, read = 1e9;
-    for (int r = 0; r < LARGE_TIMES; r++) {
+/* GB/s of memory, and of reading alone. */
+static double time_wide(sn_device *d, sn_pool *pool, const sn_weight *weights, const float *x, float *y, double *read) {
+    double best = 1e9, bytes = (double)weights->bytes * WIDE_MATRICES;
+    *read = 0;
+    for (int r = 0; r < WIDE_TIMES; r++) {
         int64_t start = sn_now_us();
-        for (int b = 0; b < LARGE_BLOCKS; b++) {
-            sn_linear l[LARGE_PER_BLOCK];
-            for (int i = 0; i < LARGE_PER_BLOCK; i++)
-                l[i] = (sn_linear){.weight = &weights[b][i], .y = y + (size_t)i * LARGE_FF};
-            require_ok(d->ops->linear(d, 1, x, 3, l, &err));
-            require_ok(d->ops->linear(d, 1, x, 1, l + 3, &err));
-            require_ok(d->ops->linear(d, 1, x, 2, l + 4, &err));
-            require_ok(d->ops->linear(d, 1, x, 1, l + 6, &err));
-        }
-        int64_t middle = sn_now_us();
-        for (int b = 0; b < LARGE_BLOCKS; b++) {
-            read_job job = {.at = images[b], .ahead = r % 2 ? 512 : 0};
-            sn_pool_run(pool, bytes / READ_CHUNK, read_chunk, &job);
-        }
-        double s = (double)(middle - start), t = (double)(sn_now_us() - middle);
-        best = s < best ? s : best;
-        read = t < read ? t : read;
+        for (int i = 0; i < WIDE_MATRICES; i++)
+            require_ok(d->ops->linear(d, 1, x, 1, &(sn_linear){.weight = &weights[i], .y = y}, &err));
+        double us = (double)(sn_now_us() - start);
+        best = us < best ? us : best;
+        double gbs = read_speed(pool, weights->device, weights->bytes * WIDE_MATRICES, r);
+        *read = gbs > *read ? gbs : *read;
     }
-    double all = (double)bytes * LARGE_BLOCKS * 1e-3,
-           limit = (double)(bytes / READ_CHUNK * READ_CHUNK) * LARGE_BLOCKS * 1e-3 / read;
-    printf("  matrices of 7B shape, 1 row, %s: %.1f GB/s, %.0f %% of reading alone (%.1f GB/s)\n", sn_dtype_name(dtype),
-           all / best, 100 * all / best / limit, limit);
-    for (int b = 0; b < LARGE_BLOCKS; b++) d->ops->free(d, images[b], bytes_max);
-    test_weight_free(raw);
-    free(values), free(x), free(y);
+    return bytes * 1e-3 / best;
 }
 
-static void bench_memory(int threads) {
-    static const size_t ahead[] = {0, 256, 512, 1024}; /* words: the best distance differs from machine to machine */
-    sn_pool *pool;
-    void *memory;
+/* GB/s of memory of a weight's first rows, which lie in the second-level cache: what arithmetic alone would allow. */
+static double time_cached(sn_device *d, const sn_weight *weight, const float *x, float *y) {
+    enum { CALLS = 64 };
+    sn_weight few = *weight;
+    few.rows = 4 * WIDE_UNIT;
+    few.bytes = weight->bytes / (weight->rows / WIDE_UNIT) * 4;
     double best = 1e9;
-    require_ok(sn_pool_new(threads, &pool, &err));
-    require_ok(sn_pages_alloc(&memory, READ_BYTES + READ_CHUNK, &err));
-    memset(memory, 1, READ_BYTES + READ_CHUNK);
-    for (int r = 0; r < 4 * REPEATS; r++) {
-        read_job job = {.at = memory, .ahead = ahead[r % 4]};
+    for (int r = 0; r < REPEATS; r++) {
         int64_t start = sn_now_us();
-        sn_pool_run(pool, READ_BYTES / READ_CHUNK, read_chunk, &job);
+        for (int i = 0; i < CALLS; i++)
+            require_ok(d->ops->linear(d, 1, x, 1, &(sn_linear){.weight = &few, .y = y}, &err));
         double us = (double)(sn_now_us() - start);
         best = us < best ? us : best;
     }
-    printf("memory, read by %d threads: %.1f GB/s\n", threads, READ_BYTES / best * 1e-3);
-    sn_pages_free(&memory, READ_BYTES + READ_CHUNK);
+    return (double)few.bytes * CALLS * 1e-3 / best;
+}
+
+static void bench_wide(sn_device *d, sn_pool *pool, sn_dtype dtype) {
+    static const size_t widths[] = {2048, 4096, 8192};
+    const size_t bytes_max = (size_t)WIDE_MATRICES * WIDE_BYTES;
+    float *x = test_random_floats(WIDTH_MAX, 3), *y = malloc(sizeof *y * WIDE_BYTES / 64);
+    float *values = malloc((size_t)WIDE_UNIT * WIDTH_MAX * sizeof *values);
+    void *image;
+    require_ok(d->ops->alloc(d, bytes_max, &image, &err));
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        sn_weight weights[WIDE_MATRICES];
+        size_t row_bytes, at = 0;
+        void *raw = test_random_weight(dtype, WIDE_UNIT, widths[i], 1, values);
+        for (int k = 0; k < WIDE_MATRICES; at += weights[k++].bytes)
+            put_repeated(d, dtype, widths[i], raw, (uint8_t *)image + at, &weights[k]);
+        require_ok(sn_dtype_row_bytes(dtype, widths[i], &row_bytes, &err));
+        double read, speed = time_wide(d, pool, weights, x, y, &read);
+        const double all = (double)(weights->rows * widths[i]), file = (double)(row_bytes * weights->rows),
+                     memory = (double)weights->bytes;
+        if (!i)
+            printf("  %-8s %6.4f %6.4f %6.1f ", sn_dtype_name(dtype), file / all, memory / all,
+                   time_cached(d, weights, x, y) * file / memory);
+        printf("  %5zu %5.1f %3.0f%%", widths[i], speed * file / memory, 100 * speed * file / memory / read);
+        test_weight_free(raw);
+    }
+    printf("\n");
+    d->ops->free(d, image, bytes_max);
+    free(values), free(x), free(y);
+}
+
+/* The rate at which memory can be read: the bytes of SmolLM2's token, in huge pages. */
+static void bench_memory(int threads) {
+    enum { READ_BYTES = 97 << 20 };
+    sn_pool *pool;
+    void *memory;
+    double best = 0;
+    require_ok(sn_pool_new(threads, &pool, &err));
+    require_ok(sn_pages_alloc(&memory, READ_BYTES, &err));
+    memset(memory, 1, READ_BYTES);
+    for (int r = 0; r < READ_WAYS * REPEATS; r++) {
+        double gbs = read_speed(pool, memory, READ_BYTES, r);
+        best = gbs > best ? gbs : best;
+    }
+    printf("memory, read by %d threads: %.1f GB/s\n", threads, best);
+    sn_pages_free(&memory, READ_BYTES);
     sn_pool_free(&pool);
 }
 
@@ -536,9 +530,10 @@ static void bench_device(sn_device *d, sn_pool *pool, const char *part, bool pla
     if (all || !strcmp(part, "linear")) bench_linear(d);
     if (!plain && (all || !strcmp(part, "rows"))) bench_rows(d);
     if (all || !strcmp(part, "token")) bench_token(d, SN_Q4_1, SN_Q8_0);
-    if (!plain && (all || !strcmp(part, "large"))) {
-        static const sn_dtype types[] = {SN_Q4_0, SN_Q4_K, SN_Q8_0, SN_Q6_K, SN_BF16, SN_F16};
-        for (size_t t = 0; t < sizeof types / sizeof *types; t++) bench_large(d, pool, types[t]);
+    if (!plain && (all || !strcmp(part, "wide"))) {
+        printf("  one row; a weight's bytes in the file, in memory; GB/s of the file: in a cache; by columns, with the "
+               "share of reading alone\n");
+        for (size_t t = 0; t < N_TYPES; t++) bench_wide(d, pool, linear_types[t]);
     }
     if (all || !strcmp(part, "attention")) {
         for (int t = 0; t < SN_KV_DTYPE_COUNT; t++) {
@@ -572,7 +567,7 @@ int main(int argc, char **argv) {
             if (argc > 2 && strcmp(argv[2], isas[i])) continue;
             if (sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &d, &err)) continue;
             const sn_device_limits limits = {
-                .rows = 512, .width = LARGE_FF, .context = 8192, .experts = EXPERTS, .experts_used = EXPERTS_USED};
+                .rows = 512, .width = WIDTH_MAX, .context = 8192, .experts = EXPERTS, .experts_used = EXPERTS_USED};
             require_ok(d->ops->prepare(d, &limits, &err));
             printf("%s\n", sn_device_describe(d));
             bench_device(d, pool, part, i == 0);

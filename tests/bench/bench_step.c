@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "blocks/span.h"
 #include "client/generate/lm_head.h"
+#include "tests/bench/reading.h"
 #include "tests/support/require.h"
 
 #include <stdio.h>
@@ -14,7 +15,15 @@
 #include <string.h>
 #include <time.h>
 
-enum { STEPS = 200, WARM = 1, ROWS_MAX = 64, KINDS_MAX = 32, READ_BYTES = 128 << 20 };
+enum {
+    STEPS = 200, /* or as many as take STEPS_MS */
+    STEPS_MS = 4000,
+    READ_EVERY = 8, /* steps */
+    READ_BYTES = 128 << 20,
+    WARM = 1,
+    ROWS_MAX = 64,
+    KINDS_MAX = 32,
+};
 
 typedef struct kind {
     char name[48];
@@ -24,7 +33,7 @@ typedef struct kind {
 } kind;
 
 static kind kinds[KINDS_MAX];
-static int n_kinds, step = -1; /* -1: nothing is recorded */
+static int n_kinds, n_steps, step = -1; /* -1: nothing is recorded */
 static const sn_device_ops *real;
 static sn_err err;
 
@@ -61,7 +70,9 @@ static sn_status timed_linear(sn_device *d, int n, const float *x, int n_linears
     char name[48] = "linear";
     size_t bytes = 0, at = strlen(name);
     for (int i = 0; i < n_linears; i++) {
-        bytes += l[i].weight->bytes;
+        size_t row = 0;
+        require_ok(sn_dtype_row_bytes(l[i].weight->dtype, l[i].weight->cols, &row, &err));
+        bytes += row * l[i].weight->rows;
         if (at < sizeof name)
             at += (size_t)snprintf(name + at, sizeof name - at, "%s%zu", i ? "+" : " ", l[i].weight->rows);
     }
@@ -93,31 +104,19 @@ static int by_size(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return x < y ? -1 : x > y;
 }
-static double median_us(int64_t *ns) {
-    qsort(ns, STEPS, sizeof *ns, by_size);
-    return (double)ns[STEPS / 2] * 1e-3;
+static double median(int64_t *values, int n) {
+    qsort(values, (size_t)n, sizeof *values, by_size);
+    return (double)values[n / 2];
 }
 
-/* By one thread, the best of several, in GB/s. */
-static double memory_speed(void) {
-    void *memory;
-    double best = 1e18;
-    require_ok(sn_pages_alloc(&memory, READ_BYTES, &err));
-    memset(memory, 1, READ_BYTES);
-    for (int r = 0; r < 16; r++) {
-        static volatile uint64_t used;
-        uint64_t sum[8] = {0};
-        int64_t began = now_ns();
-        const uint64_t *p = memory;
-        for (size_t i = 0; i < READ_BYTES / 8; i += 8)
-            for (size_t k = 0; k < 8; k++) sum[k] += p[i + k];
-        used = sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
-        double ns = (double)(now_ns() - began);
-        (void)used;
-        best = ns < best ? ns : best;
+/* Bytes a millisecond that memory is read at, the best of all ways. */
+static int64_t time_reading(sn_pool *pool, const void *memory) {
+    double best = 0;
+    for (int way = 0; way < READ_WAYS; way++) {
+        double gbs = read_speed(pool, memory, READ_BYTES, way);
+        best = gbs > best ? gbs : best;
     }
-    sn_pages_free(&memory, READ_BYTES);
-    return READ_BYTES / best;
+    return (int64_t)(best * 1e6);
 }
 
 typedef struct benchmark {
@@ -188,19 +187,44 @@ static void decode_one(benchmark *s) {
     }
 }
 
-static void print_report(int64_t *whole, const benchmark *s, int depth) {
-    double all = median_us(whole), rest = all, gbs = memory_speed();
+static void print_report(int64_t *whole, double reading, const benchmark *s, int depth) {
+    double all = median(whole, n_steps) * 1e-3, rest = all, bytes = 0;
     printf("%s; %d rows, depth %d to %d; reading alone: %.1f GB/s\n", sn_device_describe(s->device), s->rows, depth,
-           depth + STEPS, gbs);
+           depth + n_steps, reading);
     printf("  %-28s %6s %9s %7s %8s\n", "", "calls", "us", "%", "GB/s");
     for (int i = 0; i < n_kinds; i++) {
-        double us = median_us(kinds[i].ns), bytes = (double)kinds[i].bytes / STEPS;
-        printf("  %-28s %6d %9.1f %7.1f", kinds[i].name, kinds[i].calls / STEPS, us, 100 * us / all);
-        if (kinds[i].bytes) printf(" %8.1f", bytes * 1e-3 / us);
+        double us = median(kinds[i].ns, n_steps) * 1e-3, read = (double)kinds[i].bytes / n_steps;
+        printf("  %-28s %6d %9.1f %7.1f", kinds[i].name, kinds[i].calls / n_steps, us, 100 * us / all);
+        if (kinds[i].bytes) printf(" %8.1f", read * 1e-3 / us);
         printf("\n");
         rest -= us;
+        bytes += read;
     }
-    printf("  %-28s %6s %9.1f %7.1f\n  %-28s %6s %9.1f\n", "the rest", "", rest, 100 * rest / all, "a step", "", all);
+    printf("  %-28s %6s %9.1f %7.1f\n", "the rest", "", rest, 100 * rest / all);
+    printf("  %-28s %6s %9.1f %7s %8.1f  %.0f %% of reading alone\n", "a step", "", all, "", bytes * 1e-3 / all,
+           bytes * 0.1 / all / reading);
+}
+
+/* Steps with memory read alone between them; returns the median speed of that in GB/s. */
+static double time_steps(benchmark *s, int threads, int64_t *whole) {
+    int64_t readings[STEPS], until = now_ns() + STEPS_MS * 1000000LL;
+    sn_pool *pool;
+    void *memory;
+    int n_readings = 0;
+    require_ok(sn_pool_new(threads, &pool, &err));
+    require_ok(sn_pages_alloc(&memory, READ_BYTES, &err));
+    memset(memory, 1, READ_BYTES);
+    for (step = 0; step < STEPS && (step < READ_EVERY || now_ns() < until); step++) {
+        if (step % READ_EVERY == 0) readings[n_readings++] = time_reading(pool, memory);
+        int64_t began = now_ns();
+        decode_one(s);
+        whole[step] = now_ns() - began;
+        for (int i = 0; i < n_kinds; i++) kinds[i].ns[step] = kinds[i].now_ns, kinds[i].now_ns = 0;
+    }
+    n_steps = step;
+    sn_pages_free(&memory, READ_BYTES);
+    sn_pool_free(&pool);
+    return median(readings, n_readings) * 1e-6;
 }
 
 int main(int argc, char **argv) {
@@ -211,16 +235,12 @@ int main(int argc, char **argv) {
     }
     benchmark s = {.rows = argc > 2 ? require_int(argv[2], 1, ROWS_MAX) : 1};
     int depth = argc > 3 ? require_int(argv[3], WARM, 8000) : 16;
-    open_stage(&s, argv[1], depth, argc > 4 ? require_int(argv[4], 1, 64) : 1);
+    int threads = argc > 4 ? require_int(argv[4], 1, 64) : 1;
+    open_stage(&s, argv[1], depth, threads);
     for (int i = 0; i < s.rows; i++) s.ids[i] = 100 + i;
     for (int i = 0; i < depth; i++) decode_one(&s);
-    for (step = 0; step < STEPS; step++) {
-        int64_t began = now_ns();
-        decode_one(&s);
-        whole[step] = now_ns() - began;
-        for (int i = 0; i < n_kinds; i++) kinds[i].ns[step] = kinds[i].now_ns, kinds[i].now_ns = 0;
-    }
-    print_report(whole, &s, depth);
+    double reading = time_steps(&s, threads, whole);
+    print_report(whole, reading, &s, depth);
     close_stage(&s);
     return 0;
 }

@@ -5,13 +5,15 @@
 #
 #     SN_BUILD=build tests/bench/bench_table.sh MODEL.gguf [-l LLAMA_CPP/build/bin] [-r ROUNDS] [-t THREADS] [-q] [PART...]
 #
-# Parts (default: all): speed, files, start, quality, nodes, sessions; long: a context of 16,000; made: a model of 7B shape, of
-# Q4_K, Q4_0 and Q8_0 in turn, needs 16 GB of memory and 8 GB below TMPDIR. All of them should take about 20 minutes. -q takes a few
+# Parts (default: all but types): speed, files, start, quality, nodes, sessions; long: a context of 16,000; made: a model of 7B
+# shape, of Q4_K, Q4_0 and Q8_0 in turn, needs 16 GB of memory and 8 GB below TMPDIR; types: each weight type alone, and a model of
+# 1B shape of it (TYPES="Q4_K_M Q6_K ..." takes those only). All of them should take about 20 minutes. -q takes a few
 # minutes, with short prompts and a small synthetic model, and shows only that everything runs. Progress is printed on stderr.
 # Both are measured warm, by their own benchmarks: swarm bench and llama-bench. llama.cpp is measured with and without flash
-# attention, and the better result counts. Its llama-quantize makes files of other types. Needs -t cores and python3.
+# attention, and the better result counts. Where others work on the machine, PREFIX="chrt -f 5" stands before the measured programs. Its llama-quantize makes files of other types. Needs -t cores and python3.
 . "$(dirname "${BASH_SOURCE[0]}")/../system/lib.sh"
 set -e
+PREFIX=${PREFIX-}
 model=$1 llama='' rounds=2 threads=2 prompt=512 deep=4000 far=15900 new=32 shape=7b
 shift
 while getopts l:r:t:q option; do
@@ -53,7 +55,7 @@ row() {
 ours() {
   local name=$1 file=$2
   shift 2
-  "$bin/swarm" bench --model "$file" --repeat 1 --json "$@" 2>"$scratch/bench.err" | python3 -c 'import json, sys
+  $PREFIX "$bin/swarm" bench --model "$file" --repeat 1 --json "$@" 2>"$scratch/bench.err" | python3 -c 'import json, sys
 for r in json.load(sys.stdin)["rows"]:
     if r["test"] == "speed":
         at = "%s.%d.%d.%d.%d" % (sys.argv[1], r["threads"], r["nodes"], r["sessions"], r["context"])
@@ -68,7 +70,7 @@ theirs() {
   shift 3
   [ -n "$llama" ] || return 0
   for fa in 0 1; do
-    note "$name.theirs" "$("$llama/llama-bench" -m "$file" -t "$t" -r 1 -fa $fa -o json "$@" 2>/dev/null |
+    note "$name.theirs" "$($PREFIX "$llama/llama-bench" -m "$file" -t "$t" -r 1 -fa $fa -o json "$@" 2>/dev/null |
       python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["avg_ts"])')" || say "llama-bench $* failed"
   done
 }
@@ -214,6 +216,61 @@ made() {
   done
 }
 
+# Each type: the kernels with one row, in turns with reading alone, by bench_kernels; the operations of a model of 1B shape, its
+# head included, in the same way by bench_step; and the speed of that model beside llama.cpp.
+kernels_of_types() {
+  for t in $(count_threads); do
+    say "types: kernels, $t threads"
+    $PREFIX "$bin/tests/bench_kernels" "$t" "${ISA:-avx512}" wide | awk -v t="$t" 'NF == 13 {
+      gsub(/%/, ""); least = $7 < $10 ? $7 : $10; if ($13 < least) least = $13
+      print "bytes." $1, $2; print "memory." $1, $3
+      print "kernel." t "." $1, $9; print "share." t "." $1, least }' >>"$scratch/figures"
+  done
+}
+model_of_type() { # NAME FILE
+  for t in $(count_threads); do
+    $PREFIX "$bin/tests/bench_step" "$2" 1 16 "$t" | awk -v at="$t.$1" '$1 == "a" && $2 == "step" {
+      print "step." at, $4; print "steps_share." at, $5 }' >>"$scratch/figures"
+    ours "types.$1" "$2" --local all --threads "$t" --prompt-tokens $few --new-tokens $new
+    theirs "types.$1.$t.0.1.0.prompt" "$2" "$t" -p $few -n 0
+    theirs "types.$1.$t.0.1.0.decode" "$2" "$t" -p 0 -n $new
+  done
+}
+# cell A B: both, and their ratio
+cell() { awk -v a="$1" -v b="$2" 'BEGIN { if (b == "") printf " %.0f |", a; else printf " %.0f, %.0f, %.2f |", a, b, a / b }'; }
+types() {
+  local type t few=$((prompt / 4)) file=$scratch/type.gguf shape_1b=$([ $shape = tiny ] && echo tiny || echo 1b)
+  local all='Q2_K Q3_K Q4_0 Q4_1 Q4_K Q5_0 Q5_1 Q5_K Q6_K Q8_0 IQ4_NL IQ4_XS MXFP4 NVFP4 TQ1_0 TQ2_0 Q1_0 Q2_0 IQ1_S IQ1_M IQ2_XXS
+    IQ2_XS IQ2_S IQ3_XXS IQ3_S Q2_K_M Q3_K_M Q4_K_M Q5_K_M'
+  kernels_of_types
+  printf '\n### Types of weights, for %s threads; models of %s shape\n' "$(count_threads | paste -sd' ')" $shape_1b
+  echo '| | bytes a weight: file, memory | kernels at 4,096 columns, GB/s of the file (least share of reading alone at 2,048 to 8,192) |' \
+    'model, GB/s (share) | decode: ours, llama.cpp, ratio | prompt of '$few' |'
+  echo '| --- | --- | --- | --- | --- | --- |'
+  for type in ${TYPES:-$all}; do
+    say "types: $type"
+    "$here/../bench/synthetic_model.py" "$file" --type "$type" --shape $shape_1b --blocks 16
+    model_of_type "$type" "$file"
+    rm "$file"
+    printf '| %s |' "$type"
+    if [ -n "$(best bytes."$type")" ]; then # else a mix
+      printf ' %s, %s |' "$(best bytes."$type")" "$(best memory."$type")"
+      for t in $(count_threads); do printf ' %s (%s %%)' "$(best kernel."$t.$type")" "$(best share."$t.$type")"; done
+    else
+      printf ' | '
+    fi
+    printf ' |'
+    for t in $(count_threads); do printf ' %s (%s %%)' "$(best step."$t.$type")" "$(best steps_share."$t.$type")"; done
+    printf ' |'
+    for what in decode prompt; do
+      for t in $(count_threads); do
+        cell "$(best "types.$type.$t.0.1.0.$what.ours")" "$(best "types.$type.$t.0.1.0.$what.theirs")"
+      done
+    done
+    echo
+  done
+}
+
 long() {
   local depth
   say "long: a context of $far"
@@ -237,5 +294,6 @@ wanted nodes && nodes
 wanted sessions && sessions
 wanted long && long
 wanted made && made
+wanted types && types
 say done
 exit 0

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Counts the instructions of the kernels' innermost loops in machine code: what a group of 32 k, 16 outputs and ROWS rows costs.
 
-usage: loop_instructions.py OBJDUMP FILE.o...      (kernels_*.c.o of a Release build, with the objdump of their architecture)
+usage: loop_instructions.py OBJDUMP FILE.o... [TYPE...]      (kernels_*.c.o of a Release build, with the objdump of their architecture)
+
+Of Q4_1 and Q8_0, or of the types that are named.
 """
 import collections
 import pathlib
@@ -25,11 +27,14 @@ def innermost_loop(objdump, file, function):
     return min((names for names in loops if any(map(PRODUCT.match, names))), key=len)
 
 
-print("| kernels | Q4_1, 1 row | Q4_1, 4 rows | Q8_0, 1 row | Q8_0, 4 rows |\n| --- | --- | --- | --- | --- |")
-for file in sys.argv[2:]:
+files = [name for name in sys.argv[2:] if name.endswith(".o")]
+types = [name for name in sys.argv[2:] if not name.endswith(".o")] or ["Q4_1", "Q8_0"]
+columns = [(name, rows) for name in types for rows in (1, 4)]
+print(f"| kernels | {' | '.join(f'{name}, {rows} row' + 's' * (rows > 1) for name, rows in columns)} |\n" + "| --- " * (len(columns) + 1) + "|")
+for file in files:
     cells = []
-    for function in "tile_Q4_1_1", "tile_Q4_1_4", "tile_Q8_0_1", "tile_Q8_0_4":
-        names = innermost_loop(sys.argv[1], file, function)
+    for name, rows in columns:
+        names = innermost_loop(sys.argv[1], file, f"tile_{name}_{rows}")
         products = collections.Counter(name for name in names if PRODUCT.match(name))
         cells.append(f"{len(names)} ({', '.join(f'{n} {name}' for name, n in products.items())})")
     print(f"| {pathlib.Path(file).name.removeprefix('kernels_').split('.')[0]} | {' | '.join(cells)} |")

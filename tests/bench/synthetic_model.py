@@ -5,8 +5,8 @@ measurements of speed only; its text is noise.
     tests/bench/synthetic_model.py OUT.gguf [--type Q4_K] [--blocks 32] [--shape 7b] [--sparse]
 
 The file is written as a stream, which takes a few megabytes of memory. Rows repeat after some megabytes of random blocks, which
-does not change the speed. Every matrix is of the type, but the LM head of 4-bit models is Q6_K (Q4_K) or Q8_0 (Q4_0); Q4_K_M
-mixes Q4_K and Q6_K as llama.cpp does, `mixed` has each type below four bits in turn, and in MXFP4 models only experts are MXFP4,
+does not change the speed. Every matrix is of the type, but the LM head of 4-bit models is Q6_K (Q4_K) or Q8_0 (Q4_0); Q2_K_M to
+Q5_K_M mix types as llama.cpp does, `mixed` has each type below four bits in turn, and in mixtures of MXFP4 only experts are MXFP4,
 the rest Q8_0. With --sparse the weights are a hole in the file, which takes no room on the disk: zeros, for measurements of memory.
 """
 import argparse
@@ -38,6 +38,13 @@ def iq1_m_scales(r):  # a half in the upper bits of four words, and twelve bits 
 TYPES = {
     "F32": (0, 1, 4, lambda r: struct.pack("<f", r.uniform(-0.04, 0.04))),
     "F16": (1, 1, 2, lambda r: half(r.uniform(-0.04, 0.04))),
+    "Q4_1": (3, 32, 20, lambda r: half(r.uniform(0.002, 0.004)) + half(r.uniform(-0.03, -0.02)) + r.randbytes(16)),
+    "Q5_0": (6, 32, 22, lambda r: half(r.uniform(1e-3, 3e-3)) + r.randbytes(20)),
+    "Q5_1": (7, 32, 24, lambda r: half(r.uniform(1e-3, 2e-3)) + half(r.uniform(-0.03, -0.02)) + r.randbytes(20)),
+    "Q3_K": (11, 256, 110, lambda r: r.randbytes(108) + half(r.uniform(1e-4, 3e-4))),
+    "Q5_K": (13, 256, 176, lambda r: half(r.uniform(5e-5, 1e-4)) + half(r.uniform(8e-4, 1.6e-3)) + r.randbytes(172)),
+    "IQ4_NL": (20, 32, 18, lambda r: half(r.uniform(1e-4, 4e-4)) + r.randbytes(16)),
+    "IQ4_XS": (23, 256, 136, lambda r: half(r.uniform(5e-6, 2e-5)) + r.randbytes(134)),
     "Q4_0": (2, 32, 18, lambda r: half(r.uniform(0.002, 0.008)) + r.randbytes(16)),
     "Q8_0": (8, 32, 34, lambda r: half(r.uniform(1e-4, 4e-4)) + r.randbytes(32)),
     "Q4_K": (12, 256, 144, lambda r: half(r.uniform(1e-4, 2e-4)) + half(r.uniform(8e-4, 1.6e-3)) + r.randbytes(140)),
@@ -59,10 +66,6 @@ TYPES = {
     "Q2_0": (42, 64, 18, lambda r: half(r.uniform(0.01, 0.03)) + bytes(r.choices(TERNARY, k=16))),
 }
 TERNARY = [a | b << 2 | c << 4 | d << 6 for a in range(3) for b in range(3) for c in range(3) for d in range(3)]
-# These with --sparse alone.
-TYPES.update({name: (number, elements, size, None) for name, number, elements, size in (
-    ("Q4_1", 3, 32, 20), ("Q5_0", 6, 32, 22), ("Q5_1", 7, 32, 24), ("Q3_K", 11, 256, 110), ("Q5_K", 13, 256, 176),
-    ("IQ4_NL", 20, 32, 18), ("IQ4_XS", 23, 256, 136))})
 UINT32, FLOAT32, STRING, ARRAY, INT32 = 4, 6, 8, 9, 5
 ALIGNMENT = 32
 
@@ -126,10 +129,23 @@ def oss_tensors(p, width, q, kv, heads, ff, n):
         yield p + "ffn_%s_exps.bias" % name, "F32", (rows, n)
 
 
+MIXES = ("Q2_K_M", "Q3_K_M", "Q4_K_M", "Q5_K_M")  # Q2_K_M: what llama.cpp calls Q2_K
+
+
+def in_mix(mix, part, b, blocks, groups):
+    """The type of a matrix as llama.cpp mixes them; groups: query heads over a key-value head."""
+    if mix == "Q2_K_M":
+        return {"v": "Q4_K" if groups >= 4 else "Q3_K", "down": "Q3_K", "output": "Q3_K"}.get(part, "Q2_K")
+    if mix == "Q3_K_M":
+        return {"v": "Q5_K" if b < 2 else "Q4_K", "down": "Q5_K" if b < blocks // 16 else "Q4_K", "output": "Q4_K"}.get(part, "Q3_K")
+    more_bits = b < blocks // 8 or b >= 7 * blocks // 8 or (b - blocks // 8) % 3 == 2
+    return "Q6_K" if part in ("v", "down") and more_bits else mix[:4]
+
+
 def tensors(kind, shape, width, heads, kv_heads, ff, vocab, blocks, experts):
-    oss, mixed, of_experts = shape == "gpt-oss-120b", kind == "Q4_K_M", kind
-    kind = {"MXFP4": "Q8_0", "Q4_K_M": "Q4_K"}.get(kind, kind)
-    head = {"Q4_0": "Q8_0", "Q4_K": "Q6_K"}.get(kind, kind)
+    oss, mix, of_experts = shape == "gpt-oss-120b", kind if kind in MIXES else None, kind[:4] if kind in MIXES else kind
+    kind = "Q8_0" if kind == "MXFP4" and experts else of_experts
+    head = "Q6_K" if mix else {"Q4_0": "Q8_0", "Q4_K": "Q6_K"}.get(kind, kind)
     dim = head_dim(shape, width, heads)
     q, kv = dim * heads, dim * kv_heads
     if kind == "mixed":
@@ -140,13 +156,12 @@ def tensors(kind, shape, width, heads, kv_heads, ff, vocab, blocks, experts):
     yield "token_embd.weight", head, (width, vocab)
     for b in range(blocks):
         p = "blk.%d." % b
-        more_bits = b < blocks // 8 or b >= 7 * blocks // 8 or (b - blocks // 8) % 3 == 2
-        better = "Q6_K" if mixed and more_bits else kind
+        better = {part: in_mix(mix, part, b, blocks, heads // kv_heads) if mix else kind for part in ("v", "down", "output")}
         yield p + "attn_norm.weight", "norm", (width,)
         yield p + "attn_q.weight", kind, (width, q)
         yield p + "attn_k.weight", kind, (width, kv)
-        yield p + "attn_v.weight", better, (width, kv)
-        yield p + "attn_output.weight", kind, (q, width)
+        yield p + "attn_v.weight", better["v"], (width, kv)
+        yield p + "attn_output.weight", better["output"], (q, width)
         yield p + ("post_attention_norm.weight" if oss else "ffn_norm.weight"), "norm", (width,)
         if oss:
             yield from oss_tensors(p, width, q, kv, heads, ff, experts[0])
@@ -161,7 +176,7 @@ def tensors(kind, shape, width, heads, kv_heads, ff, vocab, blocks, experts):
             continue
         yield p + "ffn_gate.weight", kind, (width, ff)
         yield p + "ffn_up.weight", kind, (width, ff)
-        yield p + "ffn_down.weight", better, (ff, width)
+        yield p + "ffn_down.weight", better["down"], (ff, width)
     yield "output_norm.weight", "norm", (width,)
     yield "output.weight", head, (width, vocab)
 
@@ -179,8 +194,6 @@ def write(out, rng, kind, size, pools):  # pools: some megabytes of random block
         return
     if kind not in pools:
         block = TYPES[kind][2]
-        if not TYPES[kind][3]:
-            raise SystemExit("%s is written with --sparse alone" % kind)
         pools[kind] = b"".join(TYPES[kind][3](rng) for _ in range((1 << 21) // block))
     pool, block = pools[kind], TYPES[kind][2]
     while size:
@@ -193,7 +206,7 @@ def write(out, rng, kind, size, pools):  # pools: some megabytes of random block
 def main():
     parser = argparse.ArgumentParser(description="Writes a Llama model with random weights as GGUF.")
     parser.add_argument("out")
-    parser.add_argument("--type", choices=sorted(TYPES) + ["Q4_K_M", "mixed"], default="Q4_K")
+    parser.add_argument("--type", choices=sorted([*TYPES, *MIXES]) + ["mixed"], default="Q4_K")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="7b")
     parser.add_argument("--blocks", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)

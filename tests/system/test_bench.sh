@@ -141,7 +141,7 @@ succeeds "${bench[@]}" --local all --json-file "$scratch/part.json" --force
 
 refuses 2 "replay, replica, migration or none" "${bench[@]}" --nodes 2 --kill fire
 refuses 2 "is no link" "${bench[@]}" --nodes 2 --emulate-link 1gbit
-refuses 2 "draft: .oracle. must be off or ngram" "${bench[@]}" --nodes 2 --draft oracle
+refuses 2 "draft: .oracle. must be auto, off, ngram or mtp" "${bench[@]}" --nodes 2 --draft oracle
 refuses 2 "measures training only" "${bench[@]}" --local all --train lora --sessions 2
 refuses 2 "train: .magic. must be prompt, deep-prompt, lora or head" "${bench[@]}" --local all --train magic
 refuses 2 "16 virtual tokens exceed the context of this model, 256" "${bench[@]}" --local all --train lora --prompt-tokens 250

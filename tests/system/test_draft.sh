@@ -56,6 +56,25 @@ succeeds "$bin/swarm" generate --model "$llama" --local all --ids-file "$scratch
 [ "$(query "$scratch/run.out" 'd["ids"]')" = "$whole" ] || fail "the text of a resumed session differs"
 stop_three
 
+# The model's own block drafts by default over nodes, where the files have it; tokens of a random model are drafted in vain.
+for family in qwen3_5_mtp glm4_moe_mtp; do
+  model=$fixtures/golden/$family
+  golden_ids "$family" "$scratch/next"
+  start_node "$family" "$model" all
+  wait_ready "$family"
+  common=(--model "$model" --ids-file "$scratch/next" --max-tokens 40 --ignore-eos --json)
+  succeeds "$bin/swarm" generate "${common[@]}" --join "${address[$family]}" --draft off
+  expected=$(query "$scratch/run.out" 'd["ids"]')
+  for mode in "--join ${address[$family]}" "--join ${address[$family]} --draft mtp --temperature 0" "--local all --draft mtp" "--local all"; do
+    succeeds "$bin/swarm" generate "${common[@]}" $mode
+    [ "$(query "$scratch/run.out" 'd["ids"]')" = "$expected" ] || fail "$family $mode: drafts change the text: $(cat "$scratch/run.out")"
+    drafted=$(query "$scratch/run.out" 'd["timings"].get("drafted", 0) > 0')
+    [ "$drafted" = "$([ "$mode" = "--local all" ] && echo False || echo True)" ] || fail "$family $mode: drafts: $drafted"
+  done
+  stop_node "$family"
+done
+refuses 2 "no block that predicts a further token" "$bin/swarm" generate --model "$llama" --local all --ids-file "$scratch/ids" --draft mtp
+
 # Text of a real model, and a chat of two turns.
 if [ -n "${SN_TEST_MODEL:-}" ]; then
   for mode in "" "--draft ngram" "--draft-model $SN_TEST_MODEL"; do
@@ -72,7 +91,7 @@ else
   not_tested "text of a real model (SN_TEST_MODEL names none)"
 fi
 
-refuses 2 "must be off or ngram" "$bin/swarm" generate --model "$llama" --local all --ids-file "$scratch/ids" --draft oracle
+refuses 2 "must be auto, off, ngram or mtp" "$bin/swarm" generate --model "$llama" --local all --ids-file "$scratch/ids" --draft oracle
 refuses 2 "not both" "$bin/swarm" generate --model "$llama" --local all --ids-file "$scratch/ids" --draft ngram --draft-model "$llama"
 refuses 2 "no-such" "$bin/swarm" generate --model "$llama" --local all --ids-file "$scratch/ids" --draft-model "$scratch/no-such"
 refuses 2 "draft-tokens" "$bin/swarm" generate --model "$llama" --local all --ids-file "$scratch/ids" --draft ngram --draft-tokens 64

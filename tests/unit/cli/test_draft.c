@@ -132,9 +132,11 @@ static void expect_same_text(generator_fixture *d, const sn_sampling *sampling, 
                 cr_expect_lt(other.out.timings.decode_steps, other.out.ids.n - 1, "%s", what);
             sn_generation_fini(&other.out);
         }
-    sn_draft draft = sn_draft_make(sn_draft_ngram, NULL, 16);
+    sn_draft draft = sn_draft_make(NULL, NULL, 16);
+    REQUIRE(sn_draft_add_copies(&draft, &err));
     generate_locally(d, sampling, options, &draft, &other);
-    expect_same(&plain, &other, "look-up");
+    expect_same(&plain, &other, "copies");
+    sn_draft_fini(&draft);
     sn_generation_fini(&other.out);
     sn_generation_fini(&plain.out);
 }
@@ -315,25 +317,7 @@ Test(draft, same_text_when_a_replica_is_promoted) {
         expect_same_over_nodes((sn_chain_options){.kv.replica = true, .routing.push = push}, 9, 1);
 }
 
-/* -- prompt lookup, and the number of draft tokens */
-
-Test(draft, prompt_lookup_uses_the_latest_longest_match) {
-    int32_t out[8];
-    size_t n;
-    sn_err why;
-    const int32_t text[] = {1, 2, 3, 50, 9, 1, 2, 3, 51, 8, 7, 2, 3, 52, 1, 2, 3};
-    REQUIRE(sn_draft_ngram(NULL, text, 17, NULL, 3, out, &n, &err));
-    cr_assert_eq(n, 3);
-    cr_expect_arr_eq(out, ((int32_t[]){51, 8, 7}), sizeof(int32_t[3]));
-    const int32_t loop[] = {4, 5, 6, 4, 5, 6, 4, 5};
-    REQUIRE(sn_draft_ngram(NULL, loop, 8, NULL, 8, out, &n, &err)); /* beyond its own end */
-    cr_assert_eq(n, 8);
-    cr_expect_arr_eq(out, ((int32_t[]){6, 4, 5, 6, 4, 5, 6, 4}), sizeof(int32_t[8]));
-    for (size_t len = 1; len <= 5; len++) {
-        cr_expect_eq(sn_draft_ngram(NULL, text, len, NULL, 8, out, &n, &why), SN_OK);
-        cr_expect_eq(n, 0, "nothing matches the first %zu tokens", len);
-    }
-}
+/* -- the number of draft tokens */
 
 Test(draft, draft_length_follows_acceptance) {
     oracle o = {(const int32_t[64]){0}, 64, 0};
@@ -344,17 +328,58 @@ Test(draft, draft_length_follows_acceptance) {
         REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
         cr_expect(n >= far && n <= 20);
         far = n;
-        sn_draft_note_accepted(&d, n, n);
+        sn_draft_note_accepted(&d, 1, n, n);
     }
     cr_expect_eq(far, 20);
     REQUIRE(sn_draft_propose(&d, out, 1, NULL, 3, out, &n, &err)); /* no capacity for more */
     cr_expect_eq(n, 3);
-    sn_draft_note_accepted(&d, 3, 3);
+    sn_draft_note_accepted(&d, 1, 3, 3);
     REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
     cr_expect_eq(n, 20);
-    for (int i = 0; i < 6; i++) sn_draft_note_accepted(&d, d.length, 0);
-    REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
-    cr_expect_eq(n, 1);
+    for (int i = 0; i < 6; i++) sn_draft_note_accepted(&d, 1, d.records[SN_DRAFT_OF_SOURCE].length, 0);
+    cr_expect_eq(d.records[SN_DRAFT_OF_SOURCE].length, 1);
     REQUIRE(sn_draft_propose(&d, out, 1, NULL, 0, out, &n, &err));
     cr_expect_eq(n, 0);
+}
+
+Test(draft, what_is_never_accepted_is_proposed_ever_less_often_until_it_is) {
+    oracle o = {(const int32_t[64]){0}, 64, 0};
+    sn_draft d = sn_draft_make(oracle_draft, &o, 20);
+    int32_t out[64];
+    size_t n;
+    int proposed = 0;
+    for (int step = 0; step < 330; step++) {
+        REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
+        proposed += n > 0;
+        sn_draft_note_accepted(&d, 1, n, 0);
+    }
+    cr_expect(proposed >= 20 && proposed <= 30, "%d proposals in 330 steps", proposed);
+    for (n = 0; !n;) REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
+    sn_draft_note_accepted(&d, 1, n, n);
+    REQUIRE(sn_draft_propose(&d, out, 1, NULL, 64, out, &n, &err));
+    cr_expect_gt(n, 0, "it rests although it was accepted");
+}
+
+/* Copies and a source that is always wrong, then one that is always right. */
+Test(draft, of_copies_and_a_source_the_one_proposes_that_is_accepted_more) {
+    for (int right = 0; right < 2; right++) {
+        int32_t text[200], future[200], out[64];
+        size_t n, by_source = 0, at = 40;
+        for (int i = 0; i < 200; i++) text[i] = future[i] = 1 + i % 20;
+        if (!right)
+            for (int i = 0; i < 200; i++) future[i] = 50;
+        oracle o = {future, 200, 0};
+        sn_draft d = sn_draft_make(oracle_draft, &o, 2);
+        REQUIRE(sn_draft_add_copies(&d, &err));
+        for (int step = 0; step < 40; step++, at++) {
+            REQUIRE(sn_draft_propose(&d, text, at, NULL, 64, out, &n, &err));
+            const bool source = d.kinds[at] == SN_DRAFT_OF_SOURCE;
+            if (n) by_source += source;
+            /* copies: as if what followed had been another text */
+            sn_draft_note_accepted(&d, at, n, right && source ? n : !right && !source ? n : 0);
+        }
+        cr_expect(right ? by_source > 20 : by_source < 3, "%zu of 40 by a source that is %s", by_source,
+                  right ? "right" : "wrong");
+        sn_draft_fini(&d);
+    }
 }

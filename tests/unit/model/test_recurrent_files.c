@@ -343,3 +343,84 @@ Test(recurrent_files, a_tensor_without_a_part_is_refused) {
     cr_expect(strstr(why.text, "other.weight' has no part"), "%s", why.text);
     temp_folder_remove(&folder);
 }
+
+/* -- the block that predicts a further token -- */
+
+enum { NEXT = 3 }; /* its number in qwen3_5_moe_mtp */
+
+/* Of all experts of a block, the matrices `first` and (or NULL) `second`, one expert after the other. */
+static void stack(const sn_safetensors *file, int block, const char *first, const char *second, sn_buf *out) {
+    char name[128];
+    for (int i = 0; i < 2 * EXPERTS; i++) {
+        const char *matrix = i % 2 ? second : first;
+        if (!matrix) continue;
+        snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%d.%s.weight", block, i / 2, matrix);
+        const sn_safetensors_tensor *t = sn_safetensors_find(file, name);
+        put_bytes(out, t->data, t->elements * sizeof(uint16_t));
+    }
+}
+
+/* The golden folder as the hub has such models: all experts of a block in one tensor, those of the block that predicts
+ * a further token apart. input_rows: of its input matrix. */
+static char *write_mixed(size_t input_rows) {
+    char *folder = temp_folder(), config[8192] = "";
+    sn_safetensors *file = open_golden("qwen3_5_moe_mtp");
+    sn_safetensors_entry *entries = calloc(sn_safetensors_n_tensors(file) + 2 * (size_t)NEXT, sizeof *entries);
+    sn_buf stacked[2 * NEXT] = {0};
+    char stacked_names[2 * NEXT][64];
+    size_t n = 0;
+    for (size_t i = 0; i < sn_safetensors_n_tensors(file); i++) {
+        const sn_safetensors_tensor *t = sn_safetensors_tensor_at(file, i);
+        if (!strncmp(t->name, "model.", 6) && strstr(t->name, ".experts.")) continue;
+        entries[n] = (sn_safetensors_entry){t->name, t->dtype, t->n_dims, {0}, t->data};
+        memcpy(entries[n].dims, t->dims, (size_t)t->n_dims * sizeof *t->dims);
+        if (!strcmp(t->name, "mtp.fc.weight"))
+            entries[n].dims[0] = input_rows, entries[n].dims[1] = t->elements / input_rows;
+        n++;
+    }
+    for (int i = 0; i < 2 * NEXT; i++) {
+        const bool down = i % 2;
+        stack(file, i / 2, down ? "down_proj" : "gate_proj", down ? NULL : "up_proj", &stacked[i]);
+        snprintf(stacked_names[i], sizeof stacked_names[i], "model.layers.%d.mlp.experts.%s", i / 2,
+                 down ? "down_proj" : "gate_up_proj");
+        entries[n++] = (sn_safetensors_entry){
+            stacked_names[i], SN_BF16, 3, {EXPERTS, down ? EMBD : 96, down ? 48 : EMBD}, stacked[i].data};
+    }
+    char *out = temp_path(folder, "model.safetensors");
+    REQUIRE(sn_safetensors_write(out, entries, n, &err));
+    FILE *from = fopen(GOLDEN "qwen3_5_moe_mtp/config.json", "r");
+    cr_assert(from && fread(config, 1, sizeof config - 1, from));
+    fclose(from);
+    write_file(folder, "config.json", config, strlen(config));
+    for (int i = 0; i < 2 * NEXT; i++) sn_buf_fini(&stacked[i]);
+    sn_safetensors_close(&file);
+    free(entries), free(out);
+    return folder;
+}
+
+Test(recurrent_files, the_block_that_predicts_a_further_token_has_its_experts_in_its_own_way) {
+    char *folder = write_mixed(EMBD);
+    sn_model *one = open_model(GOLDEN "qwen3_5_moe_mtp"), *other = open_model(folder);
+    sn_hash a, b;
+    cr_assert_eq(sn_model_hparams(other)->n_next, 1);
+    cr_expect(sn_model_has_block(other, NEXT));
+    for (int block = 0; block <= NEXT; block++) {
+        REQUIRE(sn_model_block_hash(one, block, &a, &err));
+        REQUIRE(sn_model_block_hash(other, block, &b, &err));
+        cr_expect(!memcmp(&a, &b, sizeof a), "block %d differs", block);
+    }
+    sn_model_close(&one);
+    sn_model_close(&other);
+    temp_folder_remove(&folder);
+}
+
+Test(recurrent_files, a_block_that_predicts_a_further_token_and_cannot_be_used_is_left_out) {
+    char *folder = write_mixed(2 * EMBD);
+    sn_model *m = open_model(folder);
+    sn_model_tensor t;
+    cr_expect_eq(sn_model_hparams(m)->n_next, 0);
+    cr_expect_eq(sn_model_find(m, SN_ROLE_NEXT_INPUT, NEXT, &t, NULL), SN_REFUSED);
+    cr_expect(sn_model_has_block(m, NEXT - 1) && !sn_model_has_block(m, NEXT));
+    sn_model_close(&m);
+    temp_folder_remove(&folder);
+}

@@ -1,5 +1,6 @@
 #include "device/codebooks.h"
 
+#define SN_BITS static const char
 #include "device/codebooks.inc.h"
 
 #include <stddef.h>

@@ -81,7 +81,7 @@ typedef enum sn_quant_scale {
     X(I8_128, 8, 0, W, 0, 4, 0, 0)                                                                                     \
     X(NVFP4_256, 4, 0, V, 2, 4, 0, 2)
 
-/* More types, of which only CPUs have kernels. In addition: groups of a superblock; weights of a codebook's entry (5:
+/* More types. In addition: groups of a superblock; weights of a codebook's entry (5:
  * there is none, a byte holds five digits of base three), its first entry, bits of an index, bits of the signs of eight
  * weights (7: an even number of the eight is negative), and how often the superblock's scale is halved. Table 3: -1, 1.
  *
@@ -89,7 +89,7 @@ typedef enum sn_quant_scale {
  * four bits of two bytes, of which the fourth lowers all weights of the entry by an eighth instead of raising them
  * (IQ1_M), or that of the last entry those of the group (IQ1_S). TQ1_0: five weights of each four words that
  * sn_quant_split describes. */
-#define SN_CPU_QUANT_TYPES(X)                                                                                          \
+#define SN_MORE_QUANT_TYPES(X)                                                                                         \
     X(IQ1_S, 1, 0, Q, 2, 2, 16, 0, 8, 8, SN_BOOK_IQ1, 11, 0, 3)                                                        \
     X(IQ1_M, 1, 0, O, 3, 2, 16, 0, 8, 8, SN_BOOK_IQ1, 11, 0, 3)                                                        \
     X(IQ2_XXS, 2, 0, P, 0, 2, 128, 0, 8, 8, SN_BOOK_IQ2_XXS, 8, 7, 3)                                                  \
@@ -103,7 +103,7 @@ typedef enum sn_quant_scale {
     X(Q1_0, 1, 0, H, 0, 2, 1, 3, 4, 0, 0, 0, 0, 0)                                                                     \
     X(Q2_0, 2, 0, H, 0, 2, 1, 0, 2, 0, 0, 0, 0, 0)
 
-#define SN_ALL_QUANT_TYPES(X) SN_QUANT_TYPES(X) SN_CPU_QUANT_TYPES(X)
+#define SN_ALL_QUANT_TYPES(X) SN_QUANT_TYPES(X) SN_MORE_QUANT_TYPES(X)
 
 typedef struct sn_quant_form {
     int low_bits, high_bits;
@@ -113,6 +113,7 @@ typedef struct sn_quant_form {
 } sn_quant_form;
 #define SN_QUANT_FORM(type, low, high, scale, ...)                                                                     \
     {low, high, SN_SCALE_##scale, __VA_ARGS__, SN_BLOCK_OF_##type / SN_QUANT_GROUP, 0, 0, 0, 0, 0}
+#define SN_QUANT_WHOLE_FORM(low, high, scale, ...) {low, high, SN_SCALE_##scale, __VA_ARGS__}
 
 enum { SN_TRITS = 5 /* as entry */, SN_QUANT_SUPER_MAX = 22 };
 
@@ -130,8 +131,8 @@ static const sn_quant_form sn_quant_forms[SN_DTYPE_COUNT] = {
 #define X(type, ...) [SN_##type] = SN_QUANT_FORM(type, __VA_ARGS__),
     SN_QUANT_TYPES(X)
 #undef X
-#define X(type, low, high, scale, ...) [SN_##type] = {low, high, SN_SCALE_##scale, __VA_ARGS__},
-        SN_CPU_QUANT_TYPES(X)
+#define X(type, ...) [SN_##type] = SN_QUANT_WHOLE_FORM(__VA_ARGS__),
+        SN_MORE_QUANT_TYPES(X)
 #undef X
 };
 #endif

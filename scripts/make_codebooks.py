@@ -24,6 +24,6 @@ for name in BOOKS:
     bits = np.zeros(len(levels) ** digits.shape[1], dtype=np.uint8)
     bits[places] = 1
     text = np.packbits(bits, bitorder="little").tobytes().hex()
-    print(f"static const char {name.lower()}_points[] =")
+    print(f"SN_BITS {name.lower()}_points[] =")
     lines = [text[i:i + 112] for i in range(0, len(text), 112)]
     print("\n".join(f'    "{line}"' for line in lines) + ";")

@@ -5,6 +5,7 @@
 #ifndef SN_DEVICE_CUDA_KERNELS_CUH
 #define SN_DEVICE_CUDA_KERNELS_CUH
 
+#include "device/cuda/books.cuh"
 #include "device/cuda/kernels.h"
 
 #include <cuda_fp16.h>
@@ -108,46 +109,95 @@ constexpr sn_quant_form FORMS[] = {
 #define X(type, ...) SN_QUANT_FORM(type, __VA_ARGS__),
     SN_QUANT_TYPES(X)
 #undef X
+#define X(type, ...) SN_QUANT_WHOLE_FORM(__VA_ARGS__),
+        SN_MORE_QUANT_TYPES(X)
+#undef X
 };
+
+/* In a function of SN_CUDA_ANY: does CASE(layout), a macro of the place where it stands, for the layout that the matrix
+ * names. */
+#define SN_CUDA_BY_NAME(layout)                                                                                        \
+    switch (layout) {                                                                                                  \
+        SN_MORE_QUANT_TYPES(SN_CUDA_NAMED_CASE)                                                                        \
+    default:                                                                                                           \
+        break;                                                                                                         \
+    }
+#define SN_CUDA_NAMED_CASE(type, ...)                                                                                  \
+    case SN_CUDA_##type:                                                                                               \
+        CASE(SN_CUDA_##type);                                                                                          \
+        break;
 
 __host__ __device__ constexpr bool is_float(int layout) { return layout <= SN_CUDA_F8; }
 template <int LAYOUT> constexpr sn_quant_form FORM_OF = FORMS[LAYOUT - SN_CUDA_Q4_0];
 
 /* Whether the halves of a group have scales of their own. */
 __host__ __device__ constexpr bool has_half_scales(const sn_quant_form &f) {
-    return f.scale == SN_SCALE_S || f.scale == SN_SCALE_N || f.scale == SN_SCALE_V;
+    return f.scale == SN_SCALE_S || f.scale == SN_SCALE_N || f.scale == SN_SCALE_V || f.scale == SN_SCALE_U ||
+           f.scale == SN_SCALE_O;
 }
 /* Whether weights have an offset beside the zero of their codes. */
 __host__ __device__ constexpr bool has_offsets(const sn_quant_form &f) {
     return f.scale == SN_SCALE_DM || f.scale == SN_SCALE_K || f.scale == SN_SCALE_N || f.scale == SN_SCALE_W;
 }
 
+/* Whether its weights are entries of a codebook, or digits of base three. */
+__host__ __device__ constexpr bool has_entries(const sn_quant_form &f) { return f.index_bits != 0; }
+__host__ __device__ constexpr bool has_trits(const sn_quant_form &f) { return f.entry == SN_TRITS; }
+/* The integer that stands for zero; those of codebooks have a sign. */
+__host__ __device__ constexpr int zero_of(const sn_quant_form &f) { return has_entries(f) ? 0 : f.zero; }
+__host__ __device__ constexpr bool has_signs(const sn_quant_form &f) {
+    return f.low_bits == 8 || f.table == 1 || f.table == 2 || has_entries(f);
+}
+
 __device__ inline int byte_of(unsigned int word, int i) { return static_cast<int8_t>(word >> 8 * i & 0xff); }
 
-/* The values of eight codes of 4 bits, x: those of the low nibbles, y: of the high ones. __byte_perm selects by three
- * bits: once from each half of the table, and then between the two by the fourth bit. */
+/* Values that codes of 4 bits stand for: the tables of device/quant.h, and the levels of codebooks with the sign in
+ * the top bit. Where the levels are three, it is the third bit, which in IQ1 lowers them instead. */
+enum { TABLE_IQ4, TABLE_E2M1, LEVELS_IQ2, LEVELS_IQ1, LEVELS_IQ3_XXS, LEVELS_IQ3_S };
+struct table {
+    unsigned int words[4];
+};
+constexpr table TABLES[] = {
+    {{0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u}},
+    {{0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu}},
+    {{0x002b1908u, 0x00d5e7f8u, 0, 0}},
+    {{0x000901f9u, 0x0007fff7u, 0, 0}},
+    {{0x1c140c04u, 0x3e342c24u, 0xe4ecf4fcu, 0xc2ccd4dcu}},
+    {{0x07050301u, 0x0f0d0b09u, 0xf9fbfdffu, 0xf1f3f5f7u}},
+};
+__host__ __device__ constexpr int table_of(const sn_quant_form &f) {
+    return !has_entries(f)      ? f.table - 1
+           : f.index_bits == 11 ? LEVELS_IQ1
+           : f.entry == 8       ? LEVELS_IQ2
+           : f.sign_bits == 7   ? LEVELS_IQ3_XXS
+                                : LEVELS_IQ3_S;
+}
+
+/* The values of eight codes of 4 bits, in order. __byte_perm selects by three bits: once from each half of the table,
+ * and then between the two by the fourth bit. */
 template <int TABLE> __device__ inline uint2 look_up(unsigned int codes) {
-    constexpr unsigned int T[2][4] = {{0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u},
-                                      {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu}};
-    constexpr unsigned int T0 = T[TABLE - 1][0], T1 = T[TABLE - 1][1], T2 = T[TABLE - 1][2], T3 = T[TABLE - 1][3];
+    constexpr unsigned int T0 = TABLES[TABLE].words[0], T1 = TABLES[TABLE].words[1], T2 = TABLES[TABLE].words[2],
+                           T3 = TABLES[TABLE].words[3];
+    if (!T2) return make_uint2(__byte_perm(T0, T1, codes & 0xffffu), __byte_perm(T0, T1, codes >> 16));
     unsigned int choice = 0x32103210u | (codes & 0x88888888u) >> 1;
     unsigned int first =
         __byte_perm(__byte_perm(T0, T1, codes & 0x7777u), __byte_perm(T2, T3, codes & 0x7777u), choice & 0xffffu);
     codes >>= 16;
     unsigned int second =
         __byte_perm(__byte_perm(T0, T1, codes & 0x7777u), __byte_perm(T2, T3, codes & 0x7777u), choice >> 16);
-    return make_uint2(__byte_perm(first, second, 0x6420), __byte_perm(first, second, 0x7531));
+    return make_uint2(first, second);
 }
 
 /* The four integers of word i of half h, one in each byte; low and high: the words of the planes that hold them. They
  * are codes, but of a table its values. */
 template <int LAYOUT> __device__ inline unsigned int integers(unsigned int low, unsigned int high, int h, int i) {
     constexpr sn_quant_form F = FORM_OF<LAYOUT>;
-    if constexpr (F.table != 0) {
-        uint2 both = look_up<F.table>(low);
-        return h ? both.y : both.x;
+    if constexpr (F.table == 1 || F.table == 2) {
+        uint2 both = look_up<table_of(F)>(low); /* low and high nibbles in turns */
+        return __byte_perm(both.x, both.y, h ? 0x7531 : 0x6420);
     }
     if (F.low_bits == 8) return low;
+    if (F.low_bits == 1) return (low >> (4 * h + i) & 0x01010101u) << 1; /* Q1_0 */
     unsigned int q = F.low_bits == 4 ? low >> 4 * h & 0x0f0f0f0fu : low >> 2 * i & 0x03030303u;
     if (F.high_bits == 1) q |= (high >> (4 * h + i) & 0x01010101u) << F.low_bits;
     if (F.high_bits == 2) q |= (high >> 2 * i & 0x03030303u) << F.low_bits;
@@ -159,6 +209,10 @@ template <int LAYOUT> __device__ inline unsigned int scale_code(const sn_cuda_ma
     constexpr int BYTES = FORM_OF<LAYOUT>.scale_bytes;
     if (BYTES == 0) return 0;
     if (BYTES == 4) return static_cast<const uint32_t *>(w.scales)[g];
+    if (BYTES == 3) {
+        const uint8_t *at = static_cast<const uint8_t *>(w.scales) + 3 * g;
+        return at[0] | at[1] << 8 | at[2] << 16;
+    }
     return BYTES == 2 ? static_cast<const uint16_t *>(w.scales)[g] : static_cast<const uint8_t *>(w.scales)[g];
 }
 
@@ -166,7 +220,7 @@ template <int LAYOUT> __device__ inline unsigned int super_code(const sn_cuda_ma
     constexpr int BYTES = FORM_OF<LAYOUT>.super_bytes, GROUPS = FORM_OF<LAYOUT>.groups;
     if (BYTES == 0) return 0;
     return BYTES == 4 ? static_cast<const uint32_t *>(w.supers)[g / GROUPS]
-                      : static_cast<const uint16_t *>(w.supers)[g / GROUPS];
+                      : static_cast<const uint16_t *>(w.supers)[g / GROUPS * (BYTES / 2)];
 }
 
 /* Scale and offset of half h of a group, for its codes; the offset without the zero of the codes. */
@@ -185,7 +239,14 @@ template <int LAYOUT> __device__ inline float2 scale_of(unsigned int code, unsig
     if (SCALE == SN_SCALE_V)
         return make_float2(half_to_float((own & 0x80) << 8 | (own & 0x7f) << 7) * (256.0f * __uint_as_float(super)),
                            0.0f);
-    float d = half_to_float(super & 0xffff), m = half_to_float(super >> 16);
+    if (SCALE == SN_SCALE_U) return make_float2(half_to_float((own & 0x7f) << 7) * 128.0f, 0.0f);
+    constexpr float SHARE = 1.0f / static_cast<float>(1 << FORM_OF<LAYOUT>.halvings);
+    float d = half_to_float(super & 0xffff) * SHARE, m = half_to_float(super >> 16);
+    if (SCALE == SN_SCALE_H) return make_float2(d, 0.0f);
+    if (SCALE == SN_SCALE_O) return make_float2(d * static_cast<float>((code >> 4 * h & 15) * 2 + 1), 0.0f);
+    if (SCALE == SN_SCALE_P) return make_float2(d * static_cast<float>(code * 2 + 1), 0.0f);
+    if (SCALE == SN_SCALE_Q)
+        return make_float2(d * static_cast<float>((code >> 2 & 2) + (code >> 5 & 4) + (code >> 8 & 8) + 1), 0.0f);
     if (SCALE == SN_SCALE_N) return make_float2(d * static_cast<float>(own & 15), m * static_cast<float>(own >> 4));
     if (SCALE == SN_SCALE_K) return make_float2(d * static_cast<float>(code & 0xff), m * static_cast<float>(code >> 8));
     return make_float2(d * static_cast<float>(byte_of(SCALE == SN_SCALE_S ? own : code, 0)), 0.0f);
@@ -203,52 +264,135 @@ struct packed_group {
     unsigned int low[8], high[2], code, super;
 };
 
+/* The word at p, which is aligned to two bytes. */
+__device__ inline unsigned int word_at(const uint16_t *p) { return p[0] | static_cast<unsigned int>(p[1]) << 16; }
+
 /* Reads group g with one load from each plane. */
 template <int LAYOUT> __device__ inline packed_group read_group(const sn_cuda_matrix &w, size_t g) {
-    constexpr sn_quant_form F = FORM_OF<LAYOUT>;
     packed_group p = {};
-    if (F.low_bits == 2) {
-        uint2 v = __ldcs(static_cast<const uint2 *>(w.plane[0]) + g);
-        p.low[0] = v.x, p.low[1] = v.y;
+    if constexpr (LAYOUT == SN_CUDA_ANY) {
+#define CASE(layout) p = read_group<layout>(w, g)
+        SN_CUDA_BY_NAME(w.layout)
+#undef CASE
+        return p;
     } else {
-        uint4 v = __ldcs(static_cast<const uint4 *>(w.plane[0]) + g);
-        p.low[0] = v.x, p.low[1] = v.y, p.low[2] = v.z, p.low[3] = v.w;
+        constexpr sn_quant_form F = FORM_OF<LAYOUT>;
+        if (F.low_bits % 2) {
+#pragma unroll
+            for (int i = 0; i < F.low_bits; i++)
+                p.low[i] = __ldcs(static_cast<const unsigned int *>(w.plane[0]) + F.low_bits * g + i);
+        } else if (F.low_bits == 2) {
+            uint2 v = __ldcs(static_cast<const uint2 *>(w.plane[0]) + g);
+            p.low[0] = v.x, p.low[1] = v.y;
+        } else {
+            uint4 v = __ldcs(static_cast<const uint4 *>(w.plane[0]) + g);
+            p.low[0] = v.x, p.low[1] = v.y, p.low[2] = v.z, p.low[3] = v.w;
+        }
+        if (F.low_bits == 8) {
+            uint4 v = __ldcs(static_cast<const uint4 *>(w.plane[1]) + g);
+            p.low[4] = v.x, p.low[5] = v.y, p.low[6] = v.z, p.low[7] = v.w;
+        }
+        if (F.high_bits == 1) p.high[0] = __ldcs(static_cast<const unsigned int *>(w.plane[1]) + g);
+        if (F.high_bits == 2) {
+            uint2 v = __ldcs(static_cast<const uint2 *>(w.plane[1]) + g);
+            p.high[0] = v.x, p.high[1] = v.y;
+        }
+        p.code = scale_code<LAYOUT>(w, g);
+        p.super = super_code<LAYOUT>(w, g);
+        if (F.scale == SN_SCALE_P) p.code = p.low[F.low_bits - 1] >> 28;
+        if (has_trits(F)) { /* the words that hold the last digits, 3 g to 3 g + 2 of the superblock's */
+            int digit = static_cast<int>(g % F.groups) * 3;
+            const uint16_t *shared = static_cast<const uint16_t *>(w.supers) + g / F.groups * (F.super_bytes / 2) + 1;
+            p.low[1] = word_at(shared + digit / 5 * 2);
+            p.low[2] = word_at(shared + (digit + 2) / 5 * 2);
+            p.code = digit % 5;
+        }
+        return p;
     }
-    if (F.low_bits == 8) {
-        uint4 v = __ldcs(static_cast<const uint4 *>(w.plane[1]) + g);
-        p.low[4] = v.x, p.low[5] = v.y, p.low[6] = v.z, p.low[7] = v.w;
+}
+
+/* Four weights of TQ1_0, each plus 1: word i of a group. */
+__device__ inline unsigned int trits(const packed_group &p, int i) {
+    int digit = i < 5 ? i : static_cast<int>(p.code) + i - 5;
+    unsigned int word = i < 5 ? p.low[0] : digit < 5 ? p.low[1] : p.low[2];
+    if (digit >= 5) digit -= 5;
+    /* 3^digit times a byte, of which the low byte's product with 3 has the digit above it; every second byte at once */
+    unsigned int power = __byte_perm(0x1b090301u, 81, digit) & 0xff;
+    unsigned int even = ((word & 0x00ff00ffu) * power & 0x00ff00ffu) * 3;
+    unsigned int odd = ((word >> 8 & 0x00ff00ffu) * power & 0x00ff00ffu) * 3;
+    return __byte_perm(even, odd, 0x7351);
+}
+
+/* The codes of weights 8 e to 8 e + 7 of a group of a codebook type, for its table of levels. */
+template <int LAYOUT> __device__ inline unsigned int entry_codes(const packed_group &p, int e) {
+    constexpr sn_quant_form F = FORM_OF<LAYOUT>;
+    constexpr int PER_8 = 8 / F.entry, MORE = F.index_bits - 8;        /* entries, high bits of an index */
+    constexpr int SHARE = F.index_bits == 11 ? 4 : PER_8 == 2 ? 1 : 2; /* bits of an entry in `high` */
+    unsigned int signs = p.low[F.low_bits - 1];                        /* none in IQ1 */
+    unsigned int high =
+        F.sign_bits == 7 ? signs >> (28 + e) : p.code >> ((F.scale == SN_SCALE_Q ? 0 : 8) + SHARE * PER_8 * e);
+    unsigned int low = (PER_8 == 1 || e < 2 ? p.low[0] : p.low[1]) >> 8 * PER_8 * (PER_8 == 1 ? e : e % 2);
+    unsigned int codes = 0;
+#pragma unroll
+    for (int i = 0; i < PER_8; i++) {
+        unsigned int index = (low >> 8 * i & 0xff) | (high >> SHARE * i & ((1u << MORE) - 1)) << 8;
+        codes |= BOOKS.entry[F.book + (PER_8 == 2 ? static_cast<int>(SN_BOOKS_OF_8) : 0) + index] << 16 * i;
     }
-    if (F.high_bits == 1) p.high[0] = __ldcs(static_cast<const unsigned int *>(w.plane[1]) + g);
-    if (F.high_bits == 2) {
-        uint2 v = __ldcs(static_cast<const uint2 *>(w.plane[1]) + g);
-        p.high[0] = v.x, p.high[1] = v.y;
+    if (F.index_bits == 11) return codes | (F.scale == SN_SCALE_Q ? p.code >> 15 : high >> 3 & 1) * 0x44444444u;
+    if (F.sign_bits == 7) { /* an even number of the eight is negative: that of the last one follows */
+        unsigned int all = signs ^ signs >> 16;
+        all ^= all >> 8;
+        signs ^= (all ^ all >> 4) << 28;
     }
-    p.code = scale_code<LAYOUT>(w, g);
-    p.super = super_code<LAYOUT>(w, g);
-    return p;
+    constexpr int TO = PER_8 == 2 ? 3 : 2; /* the bit of a code that is its sign */
+    return codes | ((e > TO ? signs >> (e - TO) : signs << (TO - e)) & 0x11111111u << TO);
+}
+
+/* Weights 8 e to 8 e + 7 of a group, four in a word, of types whose weights have no codes of their own. */
+template <int LAYOUT> __device__ inline uint2 eight_integers(const packed_group &p, int e) {
+    constexpr sn_quant_form F = FORM_OF<LAYOUT>;
+    if constexpr (has_trits(F))
+        return make_uint2(trits(p, 2 * e), trits(p, 2 * e + 1));
+    else
+        return look_up<table_of(F)>(entry_codes<LAYOUT>(p, e));
 }
 
 template <int LAYOUT> __device__ inline group unpack_group(const packed_group &p) {
     constexpr sn_quant_form F = FORM_OF<LAYOUT>;
     group out;
 #pragma unroll
-    for (int h = 0; h < 2; h++)
+    for (int e = 0; e < 4; e++)
+        if constexpr (has_entries(F) || has_trits(F)) {
+            uint2 both = eight_integers<LAYOUT>(p, e);
+            out.q[2 * e] = both.x, out.q[2 * e + 1] = both.y;
+        }
+#pragma unroll
+    for (int h = 0; h < 2 && !has_entries(F) && !has_trits(F); h++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             out.q[4 * h + i] = integers<LAYOUT>(p.low[F.low_bits == 8   ? 4 * h + i
                                                       : F.low_bits == 4 ? i
-                                                                        : h],
+                                                      : F.low_bits == 2 ? h
+                                                                        : 0],
                                                 p.high[F.high_bits == 2 ? h : 0], h, i);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         out.scale[h] = scale_of<LAYOUT>(p.code, p.super, h);
-        out.scale[h].y -= static_cast<float>(F.zero) * out.scale[h].x;
+        out.scale[h].y -= static_cast<float>(zero_of(F)) * out.scale[h].x;
     }
     return out;
 }
 
 template <int LAYOUT> __device__ inline group load_group(const sn_cuda_matrix &w, size_t g) {
-    return unpack_group<LAYOUT>(read_group<LAYOUT>(w, g));
+    group out = {};
+    if constexpr (LAYOUT == SN_CUDA_ANY) {
+#define CASE(layout) out = load_group<layout>(w, g)
+        SN_CUDA_BY_NAME(w.layout)
+#undef CASE
+    } else {
+        out = unpack_group<LAYOUT>(read_group<LAYOUT>(w, g));
+    }
+    return out;
 }
 
 /* -- weights of every layout as float32 */
@@ -284,22 +428,36 @@ template <int LAYOUT> __device__ inline void load_floats(const sn_cuda_matrix &w
 template <int LAYOUT> __device__ inline void load_weights(const sn_cuda_matrix &w, int row, int at, float out[8]) {
     if constexpr (is_float(LAYOUT)) {
         load_floats<LAYOUT>(w, row, at, out);
+    } else if constexpr (LAYOUT == SN_CUDA_ANY) {
+        for (int i = 0; i < 8; i++) out[i] = 0; /* compilers do not know that a case is taken */
+#define CASE(layout) load_weights<layout>(w, row, at, out)
+        SN_CUDA_BY_NAME(w.layout)
+#undef CASE
     } else {
         constexpr sn_quant_form F = FORM_OF<LAYOUT>;
         size_t g = static_cast<size_t>(row) * (w.cols / 32) + at / 32;
         int h = at / 16 % 2, i = at % 16 / 4; /* words i and i + 1 of half h */
-        uint2 low;
-        if (F.low_bits == 2)
-            low.x = low.y = static_cast<const unsigned int *>(w.plane[0])[2 * g + h];
-        else
-            low = static_cast<const uint2 *>(w.plane[F.low_bits == 8 ? h : 0])[2 * g + i / 2];
-        unsigned int high = 0;
-        if (F.high_bits)
-            high = static_cast<const unsigned int *>(w.plane[1])[F.high_bits * g + (F.high_bits == 2 ? h : 0)];
-        float2 s = scale_of<LAYOUT>(scale_code<LAYOUT>(w, g), super_code<LAYOUT>(w, g), h);
-        unsigned int first = integers<LAYOUT>(low.x, high, h, i), second = integers<LAYOUT>(low.y, high, h, i + 1);
+        float2 s;
+        uint2 q = {};
+        if constexpr (has_entries(F) || has_trits(F)) {
+            packed_group p = read_group<LAYOUT>(w, g);
+            q = eight_integers<LAYOUT>(p, 2 * h + i / 2);
+            s = scale_of<LAYOUT>(p.code, p.super, h);
+        } else {
+            uint2 low = {};
+            if (F.low_bits <= 2)
+                low.x = low.y =
+                    static_cast<const unsigned int *>(w.plane[0])[F.low_bits * g + (F.low_bits == 2 ? h : 0)];
+            else
+                low = static_cast<const uint2 *>(w.plane[F.low_bits == 8 ? h : 0])[2 * g + i / 2];
+            unsigned int high = 0;
+            if (F.high_bits)
+                high = static_cast<const unsigned int *>(w.plane[1])[F.high_bits * g + (F.high_bits == 2 ? h : 0)];
+            q = make_uint2(integers<LAYOUT>(low.x, high, h, i), integers<LAYOUT>(low.y, high, h, i + 1));
+            s = scale_of<LAYOUT>(scale_code<LAYOUT>(w, g), super_code<LAYOUT>(w, g), h);
+        }
         for (int e = 0; e < 8; e++)
-            out[e] = s.x * static_cast<float>(byte_of(e < 4 ? first : second, e % 4) - F.zero) + s.y;
+            out[e] = s.x * static_cast<float>(byte_of(e < 4 ? q.x : q.y, e % 4) - zero_of(F)) + s.y;
     }
 }
 
@@ -409,13 +567,18 @@ __device__ inline float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y 
         return CALL(SN_CUDA_##type);
 #define SN_CUDA_FLOAT_CASES                                                                                            \
     SN_CUDA_LAYOUT_CASE(F32) SN_CUDA_LAYOUT_CASE(F16) SN_CUDA_LAYOUT_CASE(BF16) SN_CUDA_LAYOUT_CASE(F8)
-#define SN_CUDA_QUANT_CASES SN_QUANT_TYPES(SN_CUDA_LAYOUT_CASE)
+#define SN_CUDA_QUANT_CASES SN_ALL_QUANT_TYPES(SN_CUDA_LAYOUT_CASE)
+/* The same with one instance of a kernel for all of SN_MORE_QUANT_TYPES: it chooses for each group of weights. So are
+ * compiled all kernels but those of decode steps, whose loads would wait for each other. */
+#define SN_CUDA_ANY_CASE(type, ...) case SN_CUDA_##type:
+#define SN_CUDA_QUANT_CASES_OF_ANY                                                                                     \
+    SN_QUANT_TYPES(SN_CUDA_LAYOUT_CASE) SN_MORE_QUANT_TYPES(SN_CUDA_ANY_CASE) return CALL(SN_CUDA_ANY);
 
 /* Returns CALL(layout) for the layout of a matrix. */
-#define BY_LAYOUT(layout)                                                                                              \
+#define BY_LAYOUT(layout, quant_cases)                                                                                 \
     switch (layout) {                                                                                                  \
         SN_CUDA_FLOAT_CASES                                                                                            \
-        SN_CUDA_QUANT_CASES                                                                                            \
+        quant_cases default : break;                                                                                   \
     }                                                                                                                  \
     return cudaErrorInvalidValue
 

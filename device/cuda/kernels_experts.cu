@@ -505,7 +505,7 @@ extern "C" cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, const sn_moe
 extern "C" cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert,
                                           const float *x, const sn_cuda_experts *experts, const float *bias, float *y) {
 #define CALL(layout) launch_moe_linear<layout>(stream, *selection, per_expert, x, *experts, bias, y)
-    BY_LAYOUT(experts->first.layout);
+    BY_LAYOUT(experts->first.layout, SN_CUDA_QUANT_CASES);
 #undef CALL
 }
 
@@ -520,7 +520,7 @@ extern "C" cudaError_t sn_cuda_moe_group(cudaStream_t stream, const sn_moe_selec
 extern "C" cudaError_t sn_cuda_moe_grouped(cudaStream_t stream, const sn_cuda_groups *groups, bool few, const float *x,
                                            const sn_cuda_experts *experts, const float *bias, float *y) {
 #define CALL(layout) launch_moe_grouped<layout>(stream, *groups, few, x, *experts, bias, y)
-    BY_LAYOUT(experts->first.layout);
+    BY_LAYOUT(experts->first.layout, SN_CUDA_QUANT_CASES_OF_ANY);
 #undef CALL
 }
 
@@ -535,7 +535,7 @@ extern "C" cudaError_t sn_cuda_moe_linear_grad(cudaStream_t stream, const sn_moe
                                                const float *dy, const sn_cuda_experts *experts, bool accumulate,
                                                float *dx) {
 #define CALL(layout) launch_moe_linear_grad<layout>(stream, *selection, per_expert, dy, *experts, accumulate, dx)
-    BY_LAYOUT(experts->first.layout);
+    BY_LAYOUT(experts->first.layout, SN_CUDA_QUANT_CASES_OF_ANY);
 #undef CALL
 }
 

@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(THREADS)
 extern "C" cudaError_t sn_cuda_linear_input_grad(cudaStream_t stream, const sn_cuda_matrix *w, int n, const float *dy,
                                                  bool accumulate, float *dx) {
 #define CALL(layout) launch_linear_input_grad<layout>(stream, *w, n, dy, accumulate, dx)
-    BY_LAYOUT(w->layout);
+    BY_LAYOUT(w->layout, SN_CUDA_QUANT_CASES_OF_ANY);
 #undef CALL
 }
 

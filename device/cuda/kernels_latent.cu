@@ -341,6 +341,6 @@ extern "C" cudaError_t sn_cuda_latent_attention(cudaStream_t stream, const sn_cu
 extern "C" cudaError_t sn_cuda_head_linear(cudaStream_t stream, const sn_cuda_experts *heads, int n_heads, int n,
                                            int x_width, const float *x, float *y) {
 #define CALL(layout) launch_head_linear<layout>(stream, *heads, n_heads, n, x_width, x, y)
-    BY_LAYOUT(heads->first.layout);
+    BY_LAYOUT(heads->first.layout, SN_CUDA_QUANT_CASES_OF_ANY);
 #undef CALL
 }

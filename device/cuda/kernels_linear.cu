@@ -47,7 +47,7 @@ __device__ int dot16(const unsigned int *w, uint4 x) {
 
 template <int LAYOUT> __device__ float group_dot(const group &w, uint4 x0, uint4 x1, const sn_cuda_xscale &s) {
     constexpr sn_quant_form F = FORM_OF<LAYOUT>;
-    constexpr bool OFFSETS = F.zero != 0 || has_offsets(F);
+    constexpr bool OFFSETS = zero_of(F) != 0 || has_offsets(F);
     int dot0 = dot16(w.q, x0), dot1 = dot16(w.q + 4, x1);
     if (!has_half_scales(F)) {
         float sum = w.scale[0].x * s.scale * static_cast<float>(dot0 + dot1);

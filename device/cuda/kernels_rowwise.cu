@@ -222,7 +222,7 @@ extern "C" cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_mat
     switch (w->layout) {
         SN_CUDA_LAYOUT_CASE(F16)
         SN_CUDA_LAYOUT_CASE(F8)
-        SN_CUDA_QUANT_CASES
+        SN_CUDA_QUANT_CASES_OF_ANY
     default:
         return cudaErrorInvalidValue;
     }
@@ -232,6 +232,6 @@ extern "C" cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_mat
 extern "C" cudaError_t sn_cuda_get_rows(cudaStream_t stream, const sn_cuda_matrix *w, int n, const int32_t *ids,
                                         float *y) {
 #define CALL(layout) launch_get_rows<layout>(stream, *w, n, ids, y)
-    BY_LAYOUT(w->layout);
+    BY_LAYOUT(w->layout, SN_CUDA_QUANT_CASES_OF_ANY);
 #undef CALL
 }

@@ -14,6 +14,9 @@
  *     2 low bits:  plane 0, of word h (the half), from bit 2 i on
  *     1 high bit:  plane 1, of the only word, bit 4 h + i
  *     2 high bits: plane 1, of word h, from bit 2 i on
+ *     1 low bit:   plane 0, of the only word, bit 4 h + i
+ *   codebook types: plane 0, the words of device/quant.h, but signs otherwise: that of weight 8 e + n is bit 4 n + e
+ *   TQ1_0:       plane 0, the word of device/quant.h
  *   then scales: scale_bytes for each group; supers: super_bytes for each block of groups */
 #ifndef SN_DEVICE_CUDA_LAYOUT_H
 #define SN_DEVICE_CUDA_LAYOUT_H
@@ -28,8 +31,9 @@ typedef enum sn_cuda_layout {
     SN_CUDA_BF16,
     SN_CUDA_F8, /* F8_E4M3 */
 #define X(type, ...) SN_CUDA_##type,
-    SN_QUANT_TYPES(X)
+    SN_ALL_QUANT_TYPES(X)
 #undef X
+        SN_CUDA_ANY, /* to the kernels: one of SN_MORE_QUANT_TYPES, which the matrix names */
 } sn_cuda_layout;
 
 enum { SN_CUDA_F8_BLOCK = 128 }; /* elements of F8 that share a scale */

@@ -13,7 +13,7 @@ static bool layout_of(sn_dtype dtype, sn_cuda_layout *out) {
                                                    [SN_BF16] = SN_CUDA_BF16 + 1,
                                                    [SN_F8_E4M3] = SN_CUDA_F8 + 1,
 #define X(type, ...) [SN_##type] = SN_CUDA_##type + 1,
-                                                   SN_QUANT_TYPES(X)
+                                                   SN_ALL_QUANT_TYPES(X)
 #undef X
     };
     if ((unsigned)dtype >= SN_DTYPE_COUNT || !layouts[dtype]) return false;
@@ -85,6 +85,17 @@ static void pack_f8(size_t blocks, const uint8_t *host, uint8_t *elements, uint8
     }
 }
 
+/* Bit 4 n + e is the sign of weight 8 e + n, so that the signs of an entry are bits of the codes of its weights. */
+static void transpose_signs(uint8_t *at) {
+    uint8_t signs[4];
+    memcpy(signs, at, sizeof signs);
+    memset(at, 0, sizeof signs);
+    for (int w = 0; w < SN_QUANT_GROUP; w++) {
+        int to = 4 * (w % 8) + w / 8;
+        at[to / 8] = (uint8_t)(at[to / 8] | (signs[w / 8] >> w % 8 & 1) << to % 8);
+    }
+}
+
 /* Writes the codes of group number g to the planes, which are zero. */
 static void pack_group(const sn_quant_form *form, const sn_cuda_planes *p, const uint8_t *codes, size_t g,
                        uint8_t *image) {
@@ -94,10 +105,17 @@ static void pack_group(const sn_quant_form *form, const sn_cuda_planes *p, const
         memcpy(image + p->plane1 + 16 * g, codes + 16, 16);
         return;
     }
+    if (form->entry) {
+        memcpy(low, codes, 4 * (size_t)form->low_bits);
+        if (form->sign_bits) transpose_signs(low + 4 * (form->low_bits - 1));
+        return;
+    }
     for (int w = 0; w < SN_QUANT_GROUP; w++) {
         int h = w / 16, i = w % 16 / 4, k = w % 4, code = codes[w], part = code >> form->low_bits;
         if (form->low_bits == 4)
             low[4 * i + k] = (uint8_t)(low[4 * i + k] | (code & 15) << 4 * h);
+        else if (form->low_bits == 1)
+            low[k] = (uint8_t)(low[k] | (code & 1) << (4 * h + i));
         else
             low[4 * h + k] = (uint8_t)(low[4 * h + k] | (code & 3) << 2 * i);
         if (form->high_bits == 1) high[k] = (uint8_t)(high[k] | part << (4 * h + i));

@@ -58,7 +58,7 @@ template <bool SIGNED> __device__ inline float byte_to_float(unsigned int word, 
 }
 
 template <int LAYOUT> __device__ inline void unpack(const packed_group &p, unsigned int out[SHARE / 2]) {
-    constexpr bool SIGNED = FORM_OF<LAYOUT>.low_bits == 8 || FORM_OF<LAYOUT>.table != 0;
+    constexpr bool SIGNED = has_signs(FORM_OF<LAYOUT>);
     group g = unpack_group<LAYOUT>(p);
 #pragma unroll
     for (int i = 0; i < SHARE / 2; i++) {
@@ -69,12 +69,29 @@ template <int LAYOUT> __device__ inline void unpack(const packed_group &p, unsig
     }
 }
 
+/* Of SN_CUDA_ANY. */
+struct named_group {
+    packed_group group;
+    int layout;
+};
+
+template <int LAYOUT> __device__ inline void unpack(const named_group &p, unsigned int out[SHARE / 2]) {
+#define CASE(layout) unpack<layout>(p.group, out)
+    SN_CUDA_BY_NAME(p.layout)
+#undef CASE
+}
+
 template <int LAYOUT> __device__ inline auto read_share(const sn_cuda_matrix &w, int row, int at) {
     if constexpr (is_float(LAYOUT)) {
         return row < w.rows ? read_floats<LAYOUT>(w, row, at) : packed_floats{};
     } else {
         size_t g = static_cast<size_t>(row) * (w.cols / 32) + at / 32;
-        return row < w.rows && at < w.cols ? read_group<LAYOUT>(w, g) : packed_group{};
+        packed_group p = {};
+        if (row < w.rows && at < w.cols) p = read_group<LAYOUT>(w, g);
+        if constexpr (LAYOUT == SN_CUDA_ANY)
+            return named_group{p, w.layout};
+        else
+            return p;
     }
 }
 

@@ -22,11 +22,11 @@ const sn_dtype test_weight_types[] = {SN_F32, SN_F16, SN_BF16, SN_Q4_0, SN_Q4_1,
                                       SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4, SN_F8_E4M3,
                                       /* of folders only */
                                       SN_I4_B32, SN_I4_32, SN_I4_64, SN_I4_128, SN_I8_128, SN_NVFP4_256,
-                                      /* of CPUs only */
+                                      /* of CPUs and CUDA, the last one of CPUs only */
                                       SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS, SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS, SN_IQ3_S,
                                       SN_TQ1_0, SN_TQ2_0, SN_NVFP4, SN_Q1_0, SN_Q2_0, SN_NF4};
 const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
-const int test_n_gpu_weight_types = 23;
+const int test_n_gpu_weight_types = 23, test_n_cuda_weight_types = 23 + 12;
 
 static void require_ok(sn_status status, const sn_err *err) {
     if (!status) return;

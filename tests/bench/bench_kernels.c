@@ -124,7 +124,7 @@ static size_t put_random(sn_device *d, sn_dtype dtype, size_t rows, size_t cols,
     size_t bytes;
     require_ok(d->ops->weight_size(d, dtype, rows, cols, &bytes, &err));
     require_ok(d->ops->weight_pack(d, dtype, rows, cols, raw, at, &err));
-    *out = (sn_weight){dtype, rows, cols, bytes, at};
+    *out = (sn_weight){dtype, rows, cols, bytes, at, NULL};
     test_weight_free(raw);
     free(values);
     return bytes;
@@ -376,7 +376,7 @@ static size_t put_repeated(sn_device *d, sn_dtype dtype, size_t rows, size_t col
     require_ok(d->ops->weight_size(d, dtype, LARGE_UNIT, cols, &unit, &err));
     for (size_t r = 0; r < rows; r += LARGE_UNIT, bytes += unit)
         require_ok(d->ops->weight_pack(d, dtype, LARGE_UNIT, cols, raw, at + bytes, &err));
-    *out = (sn_weight){dtype, rows, cols, bytes, at};
+    *out = (sn_weight){dtype, rows, cols, bytes, at, NULL};
     return bytes;
 }
 

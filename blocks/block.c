@@ -140,6 +140,7 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
     SN_TRY(ops->head_linear(d, n, s->head_rows, hp->nope_dim + hp->rope_dim, &b->heads[0], s->q, err));
     SN_TRY(ops->rope(d, n, heads, hp->head_dim, s->q + hp->latent, &rope, err));
     SN_TRY(ops->rope(d, n, 1, hp->rope_dim, s->k, &rope, err));
+    if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads * hp->head_dim, s->q, 1, s->q_factors, s->q, err));
 
     /* k, v join the KV cache;  attn (n, heads, latent);  head_rows (n, heads, value_dim) = attn Wv_up^T, by head */
     const sn_attention attention = {.block = index, .n_heads = heads, .scale = hp->attn_scale};

@@ -129,7 +129,7 @@ static sn_status read_text(const swarm_model *model, sn_token_ids *ids, int32_t 
     sn_buf_fini(&file);
     if (status) return status;
     if (given.ctx > swarm_model_context(model))
-        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model was made for",
+        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model takes",
                        (long long)given.ctx, swarm_model_context(model));
     if (ids->n < (size_t)given.ctx)
         return sn_fail(err, SN_REFUSED,

@@ -49,8 +49,10 @@ static const char *const experts_keys[] = {"expert_shared_count",      "expert_s
                                            "interleave_moe_layer_step"};
 static const char *const further_keys[] = {"nextn_predict_layers"};
 static const char *const multiplier_keys[] = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"};
+static const char *const logit_keys[] = {"logit_scale"};
 static const char *const softcap_keys[] = {"attn_logit_softcapping", "final_logit_softcapping"};
-static const char *const growth_keys[] = {"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"};
+static const char *const growth_keys[] = {"attention.temperature_scale", "attention.temperature_length",
+                                          "rope.scaling.yarn_log_multiplier"};
 
 /* Keys that are known only in families with recurrent blocks. */
 static const char *const recurrent_keys[] = {"ssm.conv_kernel",         "ssm.state_size",
@@ -58,7 +60,9 @@ static const char *const recurrent_keys[] = {"ssm.conv_kernel",         "ssm.sta
                                              "ssm.inner_size",          "attention.recurrent_layers",
                                              "full_attention_interval", "rope.dimension_sections"};
 
-/* Keys that are known only in families with latent attention. */
+/* Keys that are known only in families with an indexer; with latent attention. */
+static const char *const indexed_keys[] = {"attention.indexer.head_count", "attention.indexer.key_length",
+                                           "attention.indexer.top_k", "attention.indexer.types"};
 static const char *const latent_keys[] = {"attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
                                           "attention.value_length_mla", "rope.scaling.yarn_log_multiplier"};
 
@@ -107,14 +111,18 @@ static sn_status check_keys(const reader *r) {
             known |= is_among(key, prefix, further_keys, sizeof further_keys / sizeof *further_keys);
         if (r->family->multipliers)
             known |= is_among(key, prefix, multiplier_keys, sizeof multiplier_keys / sizeof *multiplier_keys);
+        if (r->family->logit_scale_default > 0)
+            known |= is_among(key, prefix, logit_keys, sizeof logit_keys / sizeof *logit_keys);
         if (r->family->softcaps)
             known |= is_among(key, prefix, softcap_keys, sizeof softcap_keys / sizeof *softcap_keys);
-        if (r->family->wrapped && !r->family->recurrent)
+        if ((r->family->wrapped && !r->family->recurrent) || r->family->latent)
             known |= is_among(key, prefix, growth_keys, sizeof growth_keys / sizeof *growth_keys);
         if (r->family->local_theta > 0 || r->family->local_unscaled)
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
         if (r->family->recurrent)
             known |= is_among(key, prefix, recurrent_keys, sizeof recurrent_keys / sizeof *recurrent_keys);
+        if (r->family->indexed)
+            known |= is_among(key, prefix, indexed_keys, sizeof indexed_keys / sizeof *indexed_keys);
         if (r->family->latent) known |= is_among(key, prefix, latent_keys, sizeof latent_keys / sizeof *latent_keys);
         if (!known)
             return sn_fail(r->err, SN_REFUSED,
@@ -129,6 +137,8 @@ static sn_status check_keys(const reader *r) {
 static sn_status is_deepseek_v2(const reader *r, bool *out) {
     char name[KEY_SIZE];
     int func = 0, n_dense = 0;
+    *out = false;
+    if (strcmp(r->architecture, "deepseek2")) return SN_OK;
     sn_status status = read_int(r, "expert_gating_func", false, &func);
     if (!status) status = read_int(r, "leading_dense_block_count", false, &n_dense);
     snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", n_dense);
@@ -215,10 +225,21 @@ static sn_status check_neutral(const reader *r) {
     return SN_OK;
 }
 
+/* How many blocks before the first with experts have a feed-forward of their own: where a file does not say it. */
+static int leading_dense(const reader *r, const sn_hparams *h) {
+    char name[KEY_SIZE];
+    int n = 0;
+    for (; n < h->n_blocks && n < SN_BLOCKS_MAX; n++) {
+        snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", n);
+        if (sn_gguf_tensor_find(r->gguf, name)) break;
+    }
+    return n;
+}
+
 /* What the router does, the shared expert, and the blocks without experts. */
 static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h) {
     char key[KEY_SIZE];
-    int func = 0, groups = 1, groups_used = 1, n_shared = 0, n_dense = 0, step = 1;
+    int func = 0, groups = 1, groups_used = 1, n_shared = 0, n_dense = leading_dense(r, h), step = 1;
     float weights_scale = 1;
     bool normalised = m->gguf_normalised;
     sn_status status = read_int(r, "expert_gating_func", false, &func);
@@ -259,7 +280,9 @@ static sn_status read_experts(const reader *r, const sn_family *family, sn_hpara
     if (!status && (h->n_experts || h->n_experts_used) && !family->gguf_moe)
         return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");
     h->n_ff_dense = family->moe && family->moe->dense_width ? h->n_ff : 0;
-    if (!status && h->n_experts) status = read_int(r, "expert_feed_forward_length", family->moe, &h->n_ff);
+    if (!status && h->n_experts)
+        status = read_int(r, "expert_feed_forward_length",
+                          family->moe && strcmp(family->moe->width, "intermediate_size"), &h->n_ff);
     return !status && family->moe ? read_moe(r, family->moe, h) : status;
 }
 
@@ -289,6 +312,9 @@ static sn_status read_latent(const reader *r, const sn_rope_scaling *s, sn_hpara
         return sn_fail(r->err, SN_REFUSED, "keys of %d dimensions, of which %d are rotated, are not possible",
                        key_length, rope_dim);
     h->nope_dim = key_length - rope_dim;
+    int chosen = h->n_ctx;
+    if (!status && r->family->indexed) status = read_int(r, "attention.indexer.top_k", true, &chosen);
+    if (chosen < h->n_ctx) h->n_ctx = chosen;
     return status ? status : sn_config_finish_latent(h, rope_dim, s, r->err);
 }
 
@@ -304,7 +330,7 @@ static sn_status read_rope_freq_factors(const reader *r, const sn_hparams *h, sn
 /* Defaults are those of the reference. */
 static sn_status read_yarn(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
     int original = h->n_ctx;
-    float fast = 32, slow = 1, log_multiplier = 0, growth = 0;
+    float fast = 32, slow = 1, log_multiplier = 0, growth = (float)r->family->growth_default;
     sn_status status = read_int(r, "rope.scaling.original_context_length", false, &original);
     if (!status) status = read_float(r, "rope.scaling.yarn_beta_fast", false, &fast);
     if (!status) status = read_float(r, "rope.scaling.yarn_beta_slow", false, &slow);
@@ -361,6 +387,8 @@ static sn_status read_pattern(const reader *r, sn_hparams *h) {
     if (pattern < 1) return sn_fail(r->err, SN_REFUSED, "'%s' is %d", key, pattern);
     for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* more blocks are refused by sn_config_finish */
         h->full_attention[i] = !h->window || (listed ? !value->data[i] : (i + 1) % pattern == 0);
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++)
+        h->no_rope[i] = r->family->full_unrotated && h->window && h->full_attention[i];
     return SN_OK;
 }
 
@@ -381,7 +409,8 @@ static sn_status read_recurrent_blocks(const reader *r, sn_hparams *h) {
     return status;
 }
 
-/* llama.cpp's converter orders value heads so that those of one key head lie n_key_heads apart. */
+/* llama.cpp's converter orders value heads so that those of one key head lie n_key_heads apart, but where it keeps the
+ * pairs of the folder. */
 static sn_status read_recurrent(const reader *r, sn_hparams *h) {
     int inner = 0;
     if (!r->family->recurrent) return SN_OK;
@@ -395,7 +424,8 @@ static sn_status read_recurrent(const reader *r, sn_hparams *h) {
     if (h->delta_value_heads < 1 || inner < 1 || inner % h->delta_value_heads)
         return sn_fail(r->err, SN_REFUSED, "%d values cannot be split into %d heads", inner, h->delta_value_heads);
     h->delta_value_dim = inner / h->delta_value_heads;
-    h->delta_heads_alternate = h->delta_key_heads != h->delta_value_heads;
+    h->delta_heads_alternate =
+        h->delta_key_heads != h->delta_value_heads && !r->family->naming[SN_CONTAINER_GGUF]->delta_paired;
     return SN_OK;
 }
 
@@ -413,6 +443,8 @@ static sn_status read_scales(const reader *r, sn_hparams *h) {
     enum { GEMMA2_27B_BLOCKS = 46, GEMMA3_27B_BLOCKS = 62 }; /* the sizes whose attention is not scaled by head_dim */
     float logits = 1;
     if (r->family->scales_embeddings) h->embed_scale = sqrtf((float)h->n_embd);
+    h->logit_scale = (float)r->family->logit_scale_default;
+    if (h->logit_scale > 0) return read_float(r, "logit_scale", false, &h->logit_scale);
     if (r->family->softcaps) {
         h->score_softcap = 50, h->logit_softcap = 30;
         sn_status status = read_float(r, "attn_logit_softcapping", false, &h->score_softcap);
@@ -448,6 +480,12 @@ static void fix_chunks(sn_hparams *h) {
     h->qk_norm = h->qk_norm_plain = h->n_experts != WITHOUT_NORMS;
 }
 
+/* Positions after which queries grow by a step: the original context, unless the file names another number. */
+static sn_status read_growth_step(const reader *r, const sn_rope_scaling *s, sn_hparams *h) {
+    h->q_growth_step = s->original_ctx <= 1e9 ? (int)s->original_ctx : 0;
+    return read_int(r, "attention.temperature_length", false, &h->q_growth_step);
+}
+
 sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn_family **family, sn_err *err) {
     reader r = {.gguf = gguf, .err = err};
     sn_rope_scaling scaling[SN_ROPES_MAX] = {0};
@@ -481,8 +519,8 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
         fix_chunks(hparams);
     else
         hparams->q_growth = (float)scaling[two].q_growth;
-    if (!(*family)->chunks)
-        hparams->q_growth_step = scaling[two].original_ctx <= 1e9 ? (int)scaling[two].original_ctx : 0;
+    if (!(*family)->chunks) status = read_growth_step(&r, &scaling[two], hparams);
+    if (status) return status;
     hparams->tied_output = !sn_gguf_tensor_find(gguf, "output.weight");
     return sn_config_finish(hparams, *family, scaling, err);
 }

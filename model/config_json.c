@@ -70,6 +70,7 @@ static const struct {
     double neutral;
 } must_be_neutral[] = {
     {"mlp_bias", 0},
+    {"attention_out_bias", 0},
     {"use_qk_norm", 0},
     {"qk_layernorm", 0},
     {"clip_qkv", 0},
@@ -366,6 +367,7 @@ static sn_status check_no_window(const json_t *config, sn_err *err) {
 /* Every n-th block has full attention, unless layer_types says otherwise. */
 static sn_status read_pattern(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     int pattern = family->window_pattern;
+    if (config_field(config, "layer_types")) return SN_OK; /* which says it block by block */
     sn_status status = config_int(config, "_sliding_window_pattern", false, &pattern, err);
     if (!status) status = config_int(config, "sliding_window_pattern", false, &pattern, err);
     if (!status && pattern < 1) return sn_fail(err, SN_REFUSED, "'sliding_window_pattern' is %d", pattern);
@@ -457,6 +459,15 @@ static sn_status read_multipliers(const json_t *config, sn_hparams *h, sn_err *e
     return status;
 }
 
+static sn_status read_logit_scale(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    double scale = family->logit_scale_default;
+    sn_status status = config_number(config, "logit_scale", false, &scale, err);
+    if (!status && !(scale > 0 && scale <= 1e6))
+        return sn_fail(err, SN_REFUSED, "'logit_scale' is %g; it must lie from 0 to 1e6", scale);
+    h->logit_scale = (float)scale;
+    return status;
+}
+
 /* The scales of embeddings and attention, and the default of tied_output. */
 static sn_status read_scales(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     double scalar = family->attn_scalar_default;
@@ -467,6 +478,7 @@ static sn_status read_scales(const json_t *config, const sn_family *family, sn_h
         sn_status softcaps = read_softcaps(config, h, err);
         if (softcaps) return softcaps;
     }
+    if (family->logit_scale_default > 0) return read_logit_scale(config, family, h, err);
     if (!(scalar > 0)) return SN_OK;
     sn_status status = config_number(config, "query_pre_attn_scalar", false, &scalar, err);
     if (!status && !(scalar > 0 && scalar <= 1e9))
@@ -497,6 +509,8 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
     if (!status && sliding && window == 0 && config_field(config, "sliding_window"))
         return sn_fail(err, SN_REFUSED, "'sliding_window' is 0: a token must at least see itself");
     if (!status && sliding) h->window = window;
+    for (int i = 0; i < h->n_blocks && family->full_unrotated && window; i++)
+        h->no_rope[i] = !sliding || h->full_attention[i];
     return status;
 }
 
@@ -512,10 +526,10 @@ static sn_status read_latent(const json_t *config, const sn_family *family, cons
     if (!status) status = config_int(config, "qk_nope_head_dim", true, &h->nope_dim, err);
     if (!status) status = config_int(config, "qk_rope_head_dim", true, &rope_dim, err);
     if (!status) status = config_int(config, "v_head_dim", true, &h->value_dim, err);
-    int head_dim = rope_dim; /* how transformers calls the rotated part when it saves a configuration */
-    if (!status) status = config_int(config, "head_dim", false, &head_dim, err);
-    if (!status && head_dim != rope_dim)
-        return sn_fail(err, SN_REFUSED, "'head_dim' is %d and 'qk_rope_head_dim' %d: they must be equal", head_dim,
+    /* transformers calls the rotated part head_dim when it saves a configuration, or partial_rotary_factor of it */
+    if (!status && config_field(config, "head_dim") && h->rope_dim != rope_dim)
+        return sn_fail(err, SN_REFUSED,
+                       "'head_dim' says %d rotated dimensions and 'qk_rope_head_dim' %d: they must agree", h->rope_dim,
                        rope_dim);
     if (!status && scaling->kind != SN_ROPE_SCALING_NONE && scaling->kind != SN_ROPE_SCALING_YARN)
         return sn_fail(err, SN_REFUSED, "of kinds of rope scaling this family knows yarn alone");
@@ -527,6 +541,9 @@ static sn_status read_latent(const json_t *config, const sn_family *family, cons
         return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family",
                        bias ? "attention_bias" : "moe_layer_freq");
     h->rope_style = neighbours ? SN_ROPE_INTERLEAVED : SN_ROPE_NEOX;
+    int chosen = h->n_ctx;
+    if (!status && family->indexed) status = config_int(config, "index_topk", true, &chosen, err);
+    if (chosen < h->n_ctx) h->n_ctx = chosen;
     return status ? status : sn_config_finish_latent(h, rope_dim, scaling, err);
 }
 
@@ -594,15 +611,16 @@ static sn_status read_counts(const json_t *config, const sn_moe_config *m, sn_hp
 static sn_status read_router(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
     bool normalised = m->normalised == SN_ALWAYS || m->normalised_default;
     double scale = m->scale_default > 0 ? m->scale_default : 1;
+    const char *scaling = m->scale_field ? m->scale_field : "routed_scaling_factor";
     sn_status status = SN_OK;
     const char *word = m->scoring == SN_ROUTER_SIGMOID ? "sigmoid" : "softmax", *scoring = word;
     status = config_text(config, "scoring_func", false, &scoring, err);
     if (!status && strcmp(scoring, word))
         return sn_fail(err, SN_REFUSED, "'scoring_func' is %.64s; in this family %s is known", scoring, word);
     if (!status && m->normalised == SN_IF_DECLARED) status = config_bool(config, "norm_topk_prob", &normalised, err);
-    if (!status && m->scale_default > 0) status = config_number(config, "routed_scaling_factor", false, &scale, err);
+    if (!status && m->scale_default > 0) status = config_number(config, scaling, false, &scale, err);
     if (!status && !(scale > 0 && scale <= 1e6))
-        return sn_fail(err, SN_REFUSED, "'routed_scaling_factor' is %g; it must lie from 0 to 1e6", scale);
+        return sn_fail(err, SN_REFUSED, "'%s' is %g; it must lie from 0 to 1e6", scaling, scale);
     h->router_scoring = m->scoring == SN_ROUTER_SOFTMAX_ALL && normalised ? SN_ROUTER_SOFTMAX : m->scoring;
     h->router_normalised = m->scoring == SN_ROUTER_SIGMOID && normalised;
     h->router_correction = m->correction;
@@ -618,7 +636,7 @@ static sn_status read_shared(const json_t *config, const sn_moe_config *m, sn_hp
     h->n_ff_shared = m->n_ff_shared;
     h->shared_gated = m->shared_gated;
     if (m->shared_width) return config_int(config, m->shared_width, false, &h->n_ff_shared, err);
-    if (n) status = config_int(config, "n_shared_experts", false, &n, err);
+    if (n) status = config_int(config, m->shared_count ? m->shared_count : "n_shared_experts", false, &n, err);
     if (!status && (n < 0 || n > SHARED_MAX || h->n_ff < 1 || h->n_ff > WIDTH_MAX))
         return sn_fail(err, SN_REFUSED, "%d shared experts of width %d are not possible", n, h->n_ff);
     h->n_ff_shared = n * h->n_ff;
@@ -757,7 +775,7 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     h->n_ctx = family->ctx_default;
     if (!status) status = config_int(config, find_spelling(config, ctx), !family->ctx_default, &h->n_ctx, err);
     if (!status)
-        status = config_number(config, family->layer_norm ? "layer_norm_epsilon" : "rms_norm_eps", false, &eps, err);
+        status = config_number(config, family->eps_field ? family->eps_field : "rms_norm_eps", false, &eps, err);
     if (status) return status;
     h->norm_eps = (float)eps;
     h->n_kv_heads = h->n_heads;

@@ -37,11 +37,11 @@
 #define GGUF_EXPERTS                                                                                                   \
     [SN_ROLE_ROUTER] = "ffn_gate_inp.weight", [SN_ROLE_EXPERTS_GATE] = "ffn_gate_exps.weight",                         \
     [SN_ROLE_EXPERTS_UP] = "ffn_up_exps.weight", [SN_ROLE_EXPERTS_DOWN] = "ffn_down_exps.weight"
-#define GGUF_SHARED                                                                                                    \
+#define GGUF_SHARED_EXPERT                                                                                             \
     [SN_ROLE_SHARED_GATE] = "ffn_gate_shexp.weight", [SN_ROLE_SHARED_UP] = "ffn_up_shexp.weight",                      \
-    [SN_ROLE_SHARED_DOWN] = "ffn_down_shexp.weight", [SN_ROLE_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight",            \
-    [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b.bias"
-#define GGUF_NORMS [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "ffn_norm.weight"
+    [SN_ROLE_SHARED_DOWN] = "ffn_down_shexp.weight", [SN_ROLE_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight"
+#define GGUF_SHARED GGUF_SHARED_EXPERT, [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b.bias"
+#define GGUF_NORMS  [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "ffn_norm.weight"
 #define GGUF_POST_NORMS                                                                                                \
     [SN_ROLE_ATTN_POST_NORM] = "post_attention_norm.weight", [SN_ROLE_FFN_POST_NORM] = "post_ffw_norm.weight"
 
@@ -157,7 +157,17 @@ static const char *const falcon_reads[] = {"parallel_attn", "new_decoder_archite
 #define FALCON                                                                                                         \
     .name = "falcon", .gguf_architecture = "falcon", .gguf_rope = SN_ROPE_NEOX, .qkv_bias = SN_IF_DECLARED,            \
     .linear_bias = SN_IF_DECLARED, .layer_norm = true, .activation_default = SN_GELU, .tied_default = true,            \
-    .activation_field = "activation", .ff_multiple = 4, .ctx_default = 2048, .config_fields = falcon_reads
+    .activation_field = "activation", .eps_field = "layer_norm_epsilon", .ff_multiple = 4, .ctx_default = 2048,        \
+    .config_fields = falcon_reads
+
+/* Cohere 2: one norm for both halves, without a bias. */
+static const sn_tensor_naming naming_hf_cohere2 = {
+    .block_prefix = "model.layers.",
+    .names = {HF_ENDS, HF_ATTENTION, HF_FEED_FORWARD, [SN_ROLE_ATTN_NORM] = "input_layernorm.weight",
+              [SN_ROLE_FFN_NORM] = "input_layernorm.weight"}};
+static const sn_tensor_naming naming_gguf_cohere2 = {
+    GGUF_NAMES(GGUF_FEED_FORWARD, [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "attn_norm.weight")};
+static const char *const cohere2_reads[] = {"logit_scale", NULL};
 
 static const char *const smollm3_reads[] = {"no_rope_layers", NULL};
 static const char *const granite_reads[] = {"embedding_multiplier", "attention_multiplier", "residual_multiplier",
@@ -170,9 +180,10 @@ static const char *const granite_reads[] = {"embedding_multiplier", "attention_m
     [SN_ROLE_EXPERTS_GATE] = "block_sparse_moe.experts.*.w1.weight",                                                   \
     [SN_ROLE_EXPERTS_UP] = "block_sparse_moe.experts.*.w3.weight",                                                     \
     [SN_ROLE_EXPERTS_DOWN] = "block_sparse_moe.experts.*.w2.weight"
-#define HF_QWEN_EXPERTS                                                                                                \
-    [SN_ROLE_ROUTER] = "mlp.gate.weight", [SN_ROLE_EXPERTS_GATE] = "mlp.experts.*.gate_proj.weight",                   \
-    [SN_ROLE_EXPERTS_UP] = "mlp.experts.*.up_proj.weight", [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.*.down_proj.weight"
+#define HF_EXPERTS                                                                                                     \
+    [SN_ROLE_EXPERTS_GATE] = "mlp.experts.*.gate_proj.weight", [SN_ROLE_EXPERTS_UP] = "mlp.experts.*.up_proj.weight",  \
+    [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.*.down_proj.weight"
+#define HF_QWEN_EXPERTS HF_EXPERTS, [SN_ROLE_ROUTER] = "mlp.gate.weight"
 
 /* Mixtures of experts: the names of Mixtral and of Qwen 3. */
 static const sn_tensor_naming naming_hf_mixtral = {HF_NAMES(HF_MIXTRAL_EXPERTS)};
@@ -197,10 +208,19 @@ static const sn_tensor_naming naming_hf_glm4_moe = {
              [SN_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight",
              [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",
              [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight")};
+static const sn_tensor_naming naming_hf_hy_v3 = {HF_NAMES(
+    HF_FEED_FORWARD, HF_EXPERTS, [SN_ROLE_ROUTER] = "mlp.router.gate.weight",
+    [SN_ROLE_ROUTER_CORRECTION] = "mlp.expert_bias", [SN_ROLE_SHARED_GATE] = "mlp.shared_mlp.gate_proj.weight",
+    [SN_ROLE_SHARED_UP] = "mlp.shared_mlp.up_proj.weight", [SN_ROLE_SHARED_DOWN] = "mlp.shared_mlp.down_proj.weight")};
 static const sn_tensor_naming naming_hf_minimax_m2 = {
     HF_NAMES(HF_MIXTRAL_EXPERTS, [SN_ROLE_ROUTER_CORRECTION] = "block_sparse_moe.e_score_correction_bias")};
 static const sn_tensor_naming naming_gguf_shared = {
     GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED, GGUF_NORMS)};
+static const sn_tensor_naming naming_gguf_hy_v3 = {GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED_EXPERT,
+                                                              GGUF_NORMS, [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b")};
+/* Seed-OSS: in GGUF the second norm has the name of a post-norm. */
+static const sn_tensor_naming naming_gguf_seed_oss = {GGUF_NAMES(
+    GGUF_FEED_FORWARD, [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "post_attention_norm.weight")};
 static const sn_tensor_naming naming_gguf_glm4_moe = {GGUF_NAMES(
     GGUF_FEED_FORWARD, GGUF_EXPERTS,
     GGUF_SHARED, [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "post_attention_norm.weight")};
@@ -226,6 +246,26 @@ static const sn_moe_config glm4_experts = {.width = "moe_intermediate_size",
                                            .dense_width = "intermediate_size",
                                            .n_shared = 1,
                                            .n_dense = 1};
+static const sn_moe_config hy_v3_experts = {.width = "moe_intermediate_size",
+                                            .n_experts = 192,
+                                            .n_experts_used = 8,
+                                            .n_ff = 1536,
+                                            .scoring = SN_ROUTER_SIGMOID,
+                                            .normalised = SN_ALWAYS,
+                                            .gguf_normalised = true,
+                                            .scale_default = 2.826,
+                                            .scale_field = "router_scaling_factor",
+                                            .correction = true,
+                                            .dense_width = "intermediate_size",
+                                            .shared_count = "num_shared_experts",
+                                            .n_shared = 1,
+                                            .n_dense = 1};
+static const sn_moe_config olmoe_experts = {.width = "intermediate_size",
+                                            .n_experts = 64,
+                                            .n_experts_used = 8,
+                                            .n_ff = 2048,
+                                            .scoring = SN_ROUTER_SOFTMAX_ALL,
+                                            .normalised = SN_IF_DECLARED};
 static const sn_moe_config minimax_experts = {.width = "intermediate_size",
                                               .n_experts = 8,
                                               .n_experts_used = 2,
@@ -281,31 +321,52 @@ static const char *const gpt_oss_reads[] = {"num_experts",  "num_local_experts",
 
 /* ---- most blocks have a recurrent state, the others attention whose output is gated ---- */
 
-#define HF_RECURRENT                                                                                                   \
-    [SN_ROLE_ATTN_GATE] = "self_attn.q_proj.weight", [SN_ROLE_DELTA_QKV] = "linear_attn.in_proj_qkv.weight",           \
-    [SN_ROLE_DELTA_GATE] = "linear_attn.in_proj_z.weight", [SN_ROLE_DELTA_TIME] = "linear_attn.in_proj_a.weight",      \
-    [SN_ROLE_DELTA_WRITE] = "linear_attn.in_proj_b.weight", [SN_ROLE_DELTA_TAPS] = "linear_attn.conv1d.weight",        \
+#define HF_DELTA                                                                                                       \
+    [SN_ROLE_ATTN_GATE] = "self_attn.q_proj.weight", [SN_ROLE_DELTA_TAPS] = "linear_attn.conv1d.weight",               \
     [SN_ROLE_DELTA_RATES] = "linear_attn.A_log", [SN_ROLE_DELTA_TIME_BIAS] = "linear_attn.dt_bias",                    \
     [SN_ROLE_DELTA_NORM] = "linear_attn.norm.weight", [SN_ROLE_DELTA_OUT] = "linear_attn.out_proj.weight"
+#define HF_RECURRENT                                                                                                   \
+    HF_DELTA,                                                                                                          \
+        [SN_ROLE_DELTA_QKV] = "linear_attn.in_proj_qkv.weight", [SN_ROLE_DELTA_GATE] = "linear_attn.in_proj_z.weight", \
+        [SN_ROLE_DELTA_TIME] = "linear_attn.in_proj_a.weight", [SN_ROLE_DELTA_WRITE] = "linear_attn.in_proj_b.weight"
 #define HF_SHARED                                                                                                      \
     [SN_ROLE_ROUTER] = "mlp.gate.weight", [SN_ROLE_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",                \
     [SN_ROLE_SHARED_UP] = "mlp.shared_expert.up_proj.weight",                                                          \
     [SN_ROLE_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight",                                                      \
     [SN_ROLE_SHARED_ROUTER] = "mlp.shared_expert_gate.weight"
-#define GGUF_RECURRENT                                                                                                 \
+#define GGUF_DELTA                                                                                                     \
     [SN_ROLE_ATTN_GATE] = "attn_q.weight", [SN_ROLE_DELTA_QKV] = "attn_qkv.weight",                                    \
-    [SN_ROLE_DELTA_GATE] = "attn_gate.weight", [SN_ROLE_DELTA_TIME] = "ssm_alpha.weight",                              \
-    [SN_ROLE_DELTA_WRITE] = "ssm_beta.weight", [SN_ROLE_DELTA_TAPS] = "ssm_conv1d.weight",                             \
+    [SN_ROLE_DELTA_GATE] = "attn_gate.weight", [SN_ROLE_DELTA_TAPS] = "ssm_conv1d.weight",                             \
     [SN_ROLE_DELTA_RATES] = "ssm_a", [SN_ROLE_DELTA_TIME_BIAS] = "ssm_dt.bias",                                        \
     [SN_ROLE_DELTA_NORM] = "ssm_norm.weight", [SN_ROLE_DELTA_OUT] = "ssm_out.weight",                                  \
     [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "post_attention_norm.weight"
+#define GGUF_RECURRENT GGUF_DELTA, [SN_ROLE_DELTA_TIME] = "ssm_alpha.weight", [SN_ROLE_DELTA_WRITE] = "ssm_beta.weight"
 
+/* Qwen3-Next: what multiplies the input of a recurrent block is two matrices. */
+static const sn_tensor_naming naming_hf_qwen3_next = {
+    HF_NAMES(HF_FEED_FORWARD, HF_DELTA, HF_SHARED, HF_EXPERTS, [SN_ROLE_DELTA_QKV] = "linear_attn.in_proj_qkvz.weight",
+             [SN_ROLE_DELTA_GATE] = "linear_attn.in_proj_qkvz.weight",
+             [SN_ROLE_DELTA_TIME] = "linear_attn.in_proj_ba.weight",
+             [SN_ROLE_DELTA_WRITE] = "linear_attn.in_proj_ba.weight"),
+    .delta_fused = true, .delta_paired = true, .q_gated = true};
+static const sn_tensor_naming naming_gguf_qwen3_next = {
+    GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED,
+               GGUF_DELTA, [SN_ROLE_DELTA_TIME] = "ssm_ba.weight", [SN_ROLE_DELTA_WRITE] = "ssm_ba.weight"),
+    .delta_paired = true, .q_gated = true};
+static const sn_moe_config qwen3_next_experts = {.width = "moe_intermediate_size",
+                                                 .n_experts = 512,
+                                                 .n_experts_used = 10,
+                                                 .n_ff = 512,
+                                                 .scoring = SN_ROUTER_SOFTMAX_ALL,
+                                                 .normalised = SN_IF_DECLARED,
+                                                 .normalised_default = true,
+                                                 .gguf_normalised = true,
+                                                 .dense_width = "intermediate_size",
+                                                 .shared_width = "shared_expert_intermediate_size",
+                                                 .n_ff_shared = 512,
+                                                 .shared_gated = true};
 static const sn_tensor_naming naming_hf_qwen3_5 = {HF_NAMES(HF_FEED_FORWARD, HF_RECURRENT), .q_gated = true};
-static const sn_tensor_naming naming_hf_qwen3_5_moe = {
-    HF_NAMES(HF_RECURRENT, HF_SHARED, [SN_ROLE_EXPERTS_GATE] = "mlp.experts.*.gate_proj.weight",
-             [SN_ROLE_EXPERTS_UP] = "mlp.experts.*.up_proj.weight",
-             [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.*.down_proj.weight"),
-    .q_gated = true};
+static const sn_tensor_naming naming_hf_qwen3_5_moe = {HF_NAMES(HF_RECURRENT, HF_SHARED, HF_EXPERTS), .q_gated = true};
 /* The hub's files: all experts in one tensor. */
 static const sn_tensor_naming naming_hf_qwen3_5_moe_stacked = {
     HF_NAMES(HF_RECURRENT, HF_SHARED, [SN_ROLE_EXPERTS_GATE] = "mlp.experts.gate_up_proj",
@@ -337,28 +398,21 @@ static const char *const qwen3_5_moe_reads[] = {"num_experts", NULL};
 
 /* ---- latent attention (MLA, DeepSeek-AI 2024) ---- */
 
+#define HF_LATENT                                                                                                      \
+    HF_ENDS, HF_NORMS, HF_FEED_FORWARD,                                                                                \
+        [SN_ROLE_ATTN_Q_LOW] = "self_attn.q_a_proj.weight",                                                            \
+        [SN_ROLE_ATTN_Q_LOW_NORM] = "self_attn.q_a_layernorm.weight", [SN_ROLE_ATTN_Q] = "self_attn.q_b_proj.weight",  \
+        [SN_ROLE_ATTN_K] = "self_attn.kv_a_proj_with_mqa.weight",                                                      \
+        [SN_ROLE_ATTN_V] = "self_attn.kv_a_proj_with_mqa.weight",                                                      \
+        [SN_ROLE_ATTN_LATENT_NORM] = "self_attn.kv_a_layernorm.weight",                                                \
+        [SN_ROLE_ATTN_K_UP] = "self_attn.kv_b_proj.weight", [SN_ROLE_ATTN_V_UP] = "self_attn.kv_b_proj.weight",        \
+        [SN_ROLE_ATTN_O] = "self_attn.o_proj.weight", [SN_ROLE_ROUTER] = "mlp.gate.weight",                            \
+        [SN_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight",                                                 \
+        [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",                                                     \
+        [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight"
 static const sn_tensor_naming naming_hf_latent = {
     .block_prefix = "model.layers.",
-    .names = {HF_ENDS,
-              HF_NORMS,
-              HF_FEED_FORWARD,
-              [SN_ROLE_ATTN_Q_LOW] = "self_attn.q_a_proj.weight",
-              [SN_ROLE_ATTN_Q_LOW_NORM] = "self_attn.q_a_layernorm.weight",
-              [SN_ROLE_ATTN_Q] = "self_attn.q_b_proj.weight",
-              [SN_ROLE_ATTN_K] = "self_attn.kv_a_proj_with_mqa.weight",
-              [SN_ROLE_ATTN_V] = "self_attn.kv_a_proj_with_mqa.weight",
-              [SN_ROLE_ATTN_LATENT_NORM] = "self_attn.kv_a_layernorm.weight",
-              [SN_ROLE_ATTN_K_UP] = "self_attn.kv_b_proj.weight",
-              [SN_ROLE_ATTN_V_UP] = "self_attn.kv_b_proj.weight",
-              [SN_ROLE_ATTN_O] = "self_attn.o_proj.weight",
-              [SN_ROLE_ROUTER] = "mlp.gate.weight",
-              [SN_ROLE_ROUTER_CORRECTION] = "mlp.gate.e_score_correction_bias",
-              [SN_ROLE_EXPERTS_GATE] = "mlp.experts.*.gate_proj.weight",
-              [SN_ROLE_EXPERTS_UP] = "mlp.experts.*.up_proj.weight",
-              [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.*.down_proj.weight",
-              [SN_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight",
-              [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",
-              [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight"},
+    .names = {HF_LATENT, [SN_ROLE_ROUTER_CORRECTION] = "mlp.gate.e_score_correction_bias", HF_EXPERTS},
     .whole_q = "self_attn.q_proj.weight"};
 static const sn_tensor_naming naming_gguf_latent = {
     .block_prefix = "blk.",
@@ -387,13 +441,33 @@ static const sn_moe_config v2_experts = {.width = "moe_intermediate_size",
     .normalised = SN_IF_DECLARED, .normalised_default = true, .correction = true, .groups_by = "noaux_tc"
 static const sn_moe_config v3_experts = {V3_EXPERTS,   .n_experts = 256,     .n_experts_used = 8, .n_ff = 2048,
                                          .n_dense = 3, .scale_default = 2.5, .n_groups = 8,       .n_groups_used = 4};
+static const sn_moe_config mistral4_experts = {.width = "moe_intermediate_size",
+                                               .dense_width = "intermediate_size",
+                                               .n_experts = 128,
+                                               .n_experts_used = 4,
+                                               .n_ff = 2048,
+                                               .n_shared = 1,
+                                               .scoring = SN_ROUTER_SOFTMAX_ALL,
+                                               .normalised = SN_IF_DECLARED,
+                                               .normalised_default = true,
+                                               .scale_default = 1};
+static const sn_moe_config glm5_experts = {V3_EXPERTS,   .n_experts = 256, .n_experts_used = 8,
+                                           .n_ff = 2048, .n_dense = 3,     .scale_default = 2.5};
 static const sn_moe_config glm4_lite_experts = {V3_EXPERTS,   .n_experts = 64, .n_experts_used = 4,
                                                 .n_ff = 1536, .n_dense = 1,    .scale_default = 1.8};
+/* Mistral 4: all experts in one tensor. */
+static const sn_tensor_naming naming_hf_mistral4 = {
+    .block_prefix = "model.layers.",
+    .names = {HF_LATENT, [SN_ROLE_EXPERTS_GATE] = "mlp.experts.gate_up_proj",
+              [SN_ROLE_EXPERTS_UP] = "mlp.experts.gate_up_proj", [SN_ROLE_EXPERTS_DOWN] = "mlp.experts.down_proj"},
+    .whole_q = "self_attn.q_proj.weight",
+    .gate_up_fused = true};
 static const char *const latent_reads[] = {"n_routed_experts", "n_group", "topk_group", NULL};
 
-#define LATENT                                                                                                         \
+#define LATENT_OF(folder)                                                                                              \
     .gguf_rope = SN_ROPE_INTERLEAVED, .latent = true, .gguf_moe = true, .further_blocks = true,                        \
-    .config_fields = latent_reads, NAMED(&naming_hf_latent, &naming_gguf_latent)
+    .config_fields = latent_reads, NAMED(folder, &naming_gguf_latent)
+#define LATENT LATENT_OF(&naming_hf_latent)
 
 /* ---- the families ---- */
 
@@ -418,6 +492,24 @@ const sn_family sn_families[] = {
      .qk_norm = SN_ALWAYS,
      .window = SN_WINDOW_SWITCHED,
      NAMED(&naming_hf, &naming_gguf)},
+    {.name = "seed_oss",
+     .gguf_architecture = "seed_oss",
+     .gguf_rope = SN_ROPE_NEOX,
+     .qkv_bias = SN_IF_DECLARED,
+     .bias_default = true,
+     .no_o_bias = true,
+     .head_dim_default = 128,
+     NAMED(&naming_hf, &naming_gguf_seed_oss)},
+    {.name = "exaone4",
+     .gguf_architecture = "exaone4",
+     .gguf_rope = SN_ROPE_NEOX,
+     .eps_default = 1e-5,
+     .qk_norm = SN_ALWAYS,
+     .window = SN_WINDOW_GIVEN,
+     .window_default = 4096,
+     .window_pattern = 4,
+     .full_unrotated = true,
+     NAMED(&naming_hf_olmo2, &naming_gguf_olmo2)},
     {.name = "phi3",
      .rotates_part = true,
      .eps_default = 1e-5,
@@ -460,8 +552,25 @@ const sn_family sn_families[] = {
     {FALCON, .parallel = true, NAMED(&naming_hf_falcon, &naming_gguf_falcon)},
     {FALCON, .parallel = true, NAMED(&naming_hf_falcon_shared, &naming_gguf_falcon_shared)},
     {FALCON, NAMED(&naming_hf_falcon_serial, NULL)},
+    {.name = "cohere2",
+     .gguf_architecture = "cohere2",
+     .gguf_rope = SN_ROPE_INTERLEAVED,
+     .neighbours = true,
+     .qkv_bias = SN_IF_DECLARED,
+     .layer_norm = true,
+     .parallel = true,
+     .eps_field = "layer_norm_eps",
+     .window = SN_WINDOW_GIVEN,
+     .window_default = 4096,
+     .window_pattern = 4,
+     .full_unrotated = true,
+     .logit_scale_default = 0.0625,
+     .tied_default = true,
+     .config_fields = cohere2_reads,
+     NAMED(&naming_hf_cohere2, &naming_gguf_cohere2)},
     {.name = "bloom",
      .activation_field = "",
+     .eps_field = "layer_norm_epsilon",
      .gguf_architecture = "bloom",
      .gguf_rope = SN_ROPE_NEOX,
      .qkv_bias = SN_ALWAYS,
@@ -512,6 +621,28 @@ const sn_family sn_families[] = {
      .further_blocks = true,
      .config_fields = glm4_reads,
      NAMED(&naming_hf_glm4_moe, &naming_gguf_glm4_moe)},
+    {.name = "hy_v3",
+     .gguf_architecture = "hy_v3",
+     .gguf_rope = SN_ROPE_NEOX,
+     .eps_default = 1e-5,
+     .qk_norm = SN_ALWAYS,
+     .theta_default = 11158840,
+     .head_dim_default = 128,
+     .moe = &hy_v3_experts,
+     .gguf_moe = true,
+     .further_blocks = true,
+     .config_fields = moe_reads,
+     NAMED(&naming_hf_hy_v3, &naming_gguf_hy_v3)},
+    {.name = "olmoe",
+     .gguf_architecture = "olmoe",
+     .gguf_rope = SN_ROPE_NEOX,
+     .eps_default = 1e-5,
+     .qk_norm = SN_ALWAYS,
+     .qk_norm_wide = true,
+     .moe = &olmoe_experts,
+     .gguf_moe = true,
+     .config_fields = moe_reads,
+     NAMED(&naming_hf_qwen3_moe, &naming_gguf)},
     {.name = "minimax_m2",
      .rotates_part = true,
      .gguf_architecture = "minimax-m2",
@@ -561,8 +692,15 @@ const sn_family sn_families[] = {
     {.name = "qwen3_5_text", .gguf_architecture = "qwen35", QWEN3_5, NAMED(&naming_hf_qwen3_5, &naming_gguf_qwen3_5)},
     {QWEN3_5_MOE, .gguf_architecture = "qwen35moe", NAMED(&naming_hf_qwen3_5_moe, &naming_gguf_qwen3_5_moe)},
     {QWEN3_5_MOE, NAMED(&naming_hf_qwen3_5_moe_stacked, NULL)},
+    {QWEN3_5, .name = "qwen3_next", .gguf_architecture = "qwen3next", .gguf_moe = true, .moe = &qwen3_next_experts,
+     .config_fields = qwen3_5_moe_reads, NAMED(&naming_hf_qwen3_next, &naming_gguf_qwen3_next)},
     {LATENT, .name = "deepseek_v2", .moe = &v2_experts},
     {LATENT, .name = "deepseek_v3", .moe = &v3_experts, .gguf_architecture = "deepseek2"},
+    {LATENT, .name = "deepseek_v32", .moe = &v3_experts, .gguf_architecture = "deepseek32", .indexed = true},
+    {LATENT, .name = "glm_moe_dsa", .moe = &glm5_experts, .gguf_architecture = "glm-dsa", .indexed = true,
+     .eps_default = 1e-5},
     {LATENT, .name = "glm4_moe_lite", .moe = &glm4_lite_experts, .eps_default = 1e-5},
+    {LATENT_OF(&naming_hf_mistral4), .name = "mistral4", .moe = &mistral4_experts, .gguf_architecture = "mistral4",
+     .wrapped = true, .rope_required = true, .rotates_part = true, .growth_default = 0.1},
     {LATENT, .name = "kimi_k2", .moe = &v3_experts, .theta_default = 50000, .wrapped = true},
     {.name = NULL}};

@@ -39,7 +39,10 @@ typedef struct sn_tensor_naming {
     const char *block_prefix;
     const char *names[SN_ROLE_COUNT];
     sn_qkv_layout qkv;
-    bool q_gated;        /* Q and attention's gate are one tensor: for each head its queries, then its gate */
+    bool delta_fused;  /* DELTA_QKV and DELTA_GATE are one tensor: for each key head its query, its key, its values, and
+                        * what gates these */
+    bool delta_paired; /* DELTA_WRITE and DELTA_TIME are one tensor: for each key head those of its value heads */
+    bool q_gated;      /* Q and attention's gate are one tensor: for each head its queries, then its gate */
     bool gate_up_fused;  /* gate and up are one tensor: all rows of gate, then of up; of experts, expert by expert */
     bool gate_up_halves; /* of transposed experts: all columns of gate, then of up */
     bool experts_transposed; /* stacked experts are (experts, inputs, outputs); gate and up are one tensor, with their
@@ -68,7 +71,8 @@ typedef struct sn_moe_config {
     const char *dense_width; /* the field with the n_ff of blocks without experts; NULL: all blocks have experts */
     const char
         *shared_width; /* the field with the n_ff of the shared expert; NULL: n_shared_experts times an expert's */
-    int n_shared, n_ff_shared, n_dense; /* defaults of n_shared_experts, shared_width and first_k_dense_replace */
+    const char *shared_count, *scale_field; /* NULL: n_shared_experts, routed_scaling_factor */
+    int n_shared, n_ff_shared, n_dense;     /* defaults of n_shared_experts, shared_width and first_k_dense_replace */
     bool shared_gated;
     double scale_default;        /* of routed_scaling_factor; 0: the family ignores that field */
     int n_groups, n_groups_used; /* defaults of n_group and topk_group; 0: 1 */
@@ -83,7 +87,9 @@ typedef struct sn_family {
     sn_trait qk_norm;
     bool qk_norm_wide, qk_norm_plain;
     bool layer_norm, parallel, alibi;
-    bool latent; /* latent attention */
+    bool latent;  /* latent attention */
+    bool indexed; /* with an indexer, which chooses index_topk keys for each token. It is not computed: contexts are no
+                   * longer than that, so that it chooses all of them (DeepSeek-V3.2, 2025) */
     sn_trait linear_bias;
     bool bias_default; /* attention_bias where config.json does not say it */
     bool no_o_bias;    /* attention_bias is not about the output matrix */
@@ -98,6 +104,8 @@ typedef struct sn_family {
     bool tied_default;
     sn_activation activation_default;
     const char *activation_field; /* of config.json; NULL: hidden_act; "": none */
+    const char *eps_field;        /* of config.json; NULL: rms_norm_eps */
+    double logit_scale_default;   /* logits are multiplied by logit_scale; 0: the family has no such field */
     double local_theta;           /* rope theta of the blocks with a window; 0: that of the others */
     bool local_unscaled;          /* blocks with a window have the same rope theta, without scaling */
     const char *windowed;         /* the name of the family that its GGUF files with a window belong to; or NULL */
@@ -106,12 +114,14 @@ typedef struct sn_family {
     int no_rope_interval; /* config.json may list no_rope_layers; without the list every n-th block has no rope */
     bool softcaps;        /* scores of attention and logits are bounded by numbers of the file */
     bool neighbours;      /* files of Hugging Face rotate neighbouring dimensions, as some GGUF files do */
+    bool full_unrotated;  /* where blocks have a window, those with full attention have no rope */
     bool chunks;          /* blocks with rope attend to their chunk of positions */
     bool multipliers;     /* embeddings, scores, residuals and logits are multiplied by numbers of the file */
     bool wrapped;         /* config.json may have these fields in text_config, beside those of an image encoder */
     bool recurrent;       /* blocks without attention have a gated delta rule, the others an output gate */
     bool rope_required;   /* config.json must have rope_parameters or rope_scaling: the reference's default is scaled */
     bool yarn_untruncated;                              /* GGUF: sn_rope_scaling.truncate is false */
+    double growth_default;                              /* GGUF: sn_rope_scaling.q_growth where yarn is without it */
     bool norm_plus_one;                                 /* safetensors store the factors of norms minus 1 */
     bool scales_embeddings;                             /* embeddings are multiplied by sqrt(n_embd) */
     const sn_tensor_naming *naming[SN_CONTAINER_COUNT]; /* NULL: no such files exist */

@@ -28,8 +28,8 @@ static void add_place(const sn_model *model, sn_hasher *hasher, const void *byte
 static sn_status add_places(void *ctx, sn_hasher *hasher, const sn_model_tensor *t, sn_err *err) {
     char line[256];
     (void)err;
-    int n = snprintf(line, sizeof line, "%zu %d%d%d %zu %zu %zu %zu\n", t->first_row, t->scales_short, t->scales_single,
-                     t->turned, t->group_rows, t->group_stride, t->row_step, t->col_step);
+    int n = snprintf(line, sizeof line, "%zu %d%d%d %zu %zu %zu %zu %d\n", t->first_row, t->scales_short,
+                     t->scales_single, t->turned, t->group_rows, t->group_stride, t->row_step, t->col_step, t->n_parts);
     sn_hasher_add(hasher, line, (size_t)n);
     add_place(ctx, hasher, t->data);
     add_place(ctx, hasher, t->scales);

@@ -243,7 +243,8 @@ static inline size_t sn_kv_width(const sn_hparams *hp) { return sn_kv_key_width(
  * (sn_model_run), or make it contiguous (sn_model_contiguous). A vector has rows == 1. Four forms:
  *
  * - rows: row r (of a vector: element r) lies r / group_rows * group_stride + r % group_rows rows after `data`. A whole
- *   tensor is one group.
+ *   tensor is one group. In parts (n_parts): first the first part_rows[0] rows of all groups, then the part_rows[1]
+ *   behind them, ..; a group is group_rows rows.
  * - transposed: col_step is not 0; element (r, c) lies r * row_step + c * col_step elements after `data`.
  * - packed: packed is not NULL; quantised weights in several tensors of a folder (model/packed.h), which
  *   sn_model_contiguous rearranges to blocks; `data` is that of their codes, one run.
@@ -251,6 +252,7 @@ static inline size_t sn_kv_width(const sn_hparams *hp) { return sn_kv_key_width(
  *   blocks. Of SN_MXFP4, `data` has 16 bytes per block with neighbouring elements in one byte, the first in the low
  *   half, and `scales` one byte per block. Of SN_F8_E4M3, `data` has a byte per element, and `scales` a float32 (or
  *   bfloat16: scales_short) for each 128 rows and 128 columns of the file's tensor, or a single one (scales_single). */
+enum { SN_TENSOR_PARTS_MAX = 3 };
 typedef struct sn_model_tensor {
     sn_dtype dtype;
     size_t rows, cols;
@@ -261,6 +263,8 @@ typedef struct sn_model_tensor {
     size_t bytes; /* of the rows, once contiguous */
     bool vector;  /* the groups are of elements: not so of a matrix with one row */
     size_t group_rows, group_stride;
+    int n_parts; /* 0: not in parts */
+    size_t part_rows[SN_TENSOR_PARTS_MAX];
     size_t row_step, col_step; /* elements; 0: not transposed. Only of F32, F16 and BF16 */
     bool turned;  /* the role's matrix is the transpose of this one, which is quantised: (cols, rows) once decoded */
     uint64_t tie; /* stable id (from 1) of the parameter within the model: roles with equal ties share a parameter */

@@ -3,6 +3,7 @@
  * (choose_type). Unpacking goes row by row: the codes of a row, a byte each (read_row), then block by block its scale
  * and codes in the form of the type (write_block). */
 #include "model/packed.h"
+#include "model/tensor_view.h"
 
 #include "base/mem.h"
 
@@ -475,7 +476,7 @@ sn_status sn_packed_unpack(const sn_model_tensor *t, void *to, sn_err *err) {
     sn_status status = check_whole(p, err);
     if (!status) status = row_codes_init(p, &memory, err);
     for (size_t r = 0; r < t->rows && !status; r++) {
-        size_t row = t->first_row + r / t->group_rows * t->group_stride + r % t->group_rows;
+        size_t row = t->first_row + sn_tensor_view_line(t, r);
         status = unpack_row(p, t->dtype, row, &memory, (uint8_t *)to + r * row_bytes, err);
     }
     row_codes_fini(&memory);

@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "base/float4.h"
 #include "model/packed.h"
+#include "model/tensor_view.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -96,7 +97,7 @@ sn_status sn_packed_unpack_float4(const sn_model_tensor *t, uint8_t *to, sn_err 
     if (!read_state(p, t->dtype, &nested))
         return sn_fail(err, SN_REFUSED, "what its quant_state says of the weights does not fit their tensors");
     for (size_t r = 0; r < t->rows; r++) {
-        size_t row = t->first_row + r / t->group_rows * t->group_stride + r % t->group_rows, at = row * p->cols;
+        size_t row = t->first_row + sn_tensor_view_line(t, r), at = row * p->cols;
         const uint8_t *codes = (const uint8_t *)p->parts[SN_PACKED_CODES] + at / 2;
         for (size_t k = 0; k < p->cols; k += BLOCK, to += sizeof(float) + BLOCK / 2, codes += BLOCK / 2) {
             float scale = scale_of(p, &nested, (at + k) / p->group);

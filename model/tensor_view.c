@@ -29,6 +29,24 @@ static size_t unit_in_file(const sn_model_tensor *t) {
 
 size_t sn_tensor_view_file_bytes(const sn_model_tensor *t) { return sn_tensor_view_units(t) * unit_in_file(t); }
 
+/* Of part `part`: units of the parts before it, in a group; *before: of the role, in all groups. */
+static size_t part_offset(const sn_model_tensor *t, int part, size_t *before) {
+    size_t offset = 0, groups = sn_tensor_view_units(t) / t->group_rows;
+    for (int i = 0; i < part; i++) offset += t->part_rows[i];
+    *before = offset * groups;
+    return offset;
+}
+
+size_t sn_tensor_view_line(const sn_model_tensor *t, size_t r) {
+    size_t before = 0, next, offset = 0, rows = t->group_rows;
+    for (int i = 0; i < t->n_parts; i++) {
+        size_t at = part_offset(t, i, &next);
+        if (next > r) break;
+        before = next, offset = at, rows = t->part_rows[i];
+    }
+    return (r - before) / rows * t->group_stride + offset + (r - before) % rows;
+}
+
 /* Q (place 0), K (1) or V (2) of a fused tensor. */
 static sn_tensor_view view_of_qkv(sn_qkv_layout layout, const sn_hparams *h, int place) {
     size_t groups = layout == SN_QKV_FUSED_PER_HEAD ? (size_t)h->n_kv_heads : 1;
@@ -45,6 +63,23 @@ static sn_tensor_view view_of_gated_q(const sn_hparams *h, size_t own, bool gate
     return (sn_tensor_view){.whole = 2 * own, .first = gate ? head : 0, .group_rows = head, .group_stride = 2 * head};
 }
 
+/* Parts of the tensor of a recurrent block's four inputs, by key head: queries, keys, values, the values' gate; or of
+ * the pairs of a value head's two numbers. */
+static sn_tensor_view view_of_delta(const sn_hparams *h, sn_role role) {
+    size_t heads = (size_t)h->delta_key_heads, key = (size_t)h->delta_key_dim,
+           each = (size_t)h->delta_value_heads / heads;
+    size_t value = each * (size_t)h->delta_value_dim, qkv = 2 * key + value, all = qkv + value;
+    if (role == SN_ROLE_DELTA_QKV)
+        return (sn_tensor_view){
+            .whole = heads * all, .group_rows = qkv, .group_stride = all, .n_parts = 3, .part_rows = {key, key, value}};
+    if (role == SN_ROLE_DELTA_GATE)
+        return (sn_tensor_view){.whole = heads * all, .first = qkv, .group_rows = value, .group_stride = all};
+    return (sn_tensor_view){.whole = heads * 2 * each,
+                            .first = role == SN_ROLE_DELTA_TIME ? each : 0,
+                            .group_rows = each,
+                            .group_stride = 2 * each};
+}
+
 sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparams *hparams, sn_role role, size_t own) {
     bool qkv = naming->qkv != SN_QKV_SEPARATE;
     if (hparams->latent && (role == SN_ROLE_ATTN_K || role == SN_ROLE_ATTN_V)) { /* one matrix: V, then K */
@@ -53,6 +88,14 @@ sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparam
             .whole = all, .first = role == SN_ROLE_ATTN_K ? latent : 0, .group_rows = own, .group_stride = all};
     }
     switch (role) {
+    case SN_ROLE_DELTA_QKV:
+    case SN_ROLE_DELTA_GATE:
+        if (naming->delta_fused) return view_of_delta(hparams, role);
+        break;
+    case SN_ROLE_DELTA_TIME:
+    case SN_ROLE_DELTA_WRITE:
+        if (naming->delta_paired) return view_of_delta(hparams, role);
+        break;
     case SN_ROLE_ATTN_GATE:
         return view_of_gated_q(hparams, own, true);
     case SN_ROLE_ATTN_Q:
@@ -152,12 +195,23 @@ void sn_tensor_view_narrow(const sn_tensor_view *view, sn_role role, size_t own,
     t->bytes = own * unit;
     t->group_rows = view->group_rows;
     t->group_stride = view->group_stride;
+    t->n_parts = view->n_parts;
+    memcpy(t->part_rows, view->part_rows, sizeof t->part_rows);
     t->turned = view->turned;
     t->tie |= (uint64_t)(role + 1) << 48; /* a parameter of its own within the tensor */
 }
 
 size_t sn_model_n_runs(const sn_model_tensor *t) {
-    return !t->data ? 0 : t->packed ? 1 : t->col_step ? t->cols : sn_tensor_view_units(t) / t->group_rows;
+    if (!t->data || t->packed || t->col_step) return !t->data ? 0 : t->packed ? 1 : t->cols;
+    return sn_tensor_view_units(t) / t->group_rows * (size_t)(t->n_parts ? t->n_parts : 1);
+}
+
+/* The units of run i in the file, from *line on. */
+static size_t run_units(const sn_model_tensor *t, size_t i, size_t *line) {
+    size_t groups = sn_tensor_view_units(t) / t->group_rows, before = 0;
+    int part = (int)(i / groups);
+    *line = i % groups * t->group_stride + part_offset(t, part, &before);
+    return t->n_parts ? t->part_rows[part] : t->group_rows;
 }
 
 const void *sn_model_run(const sn_model_tensor *t, size_t i, size_t *bytes) {
@@ -167,9 +221,9 @@ const void *sn_model_run(const sn_model_tensor *t, size_t i, size_t *bytes) {
         *bytes = ((t->rows - 1) * t->row_step + 1) * element;
         return (const char *)t->data + i * t->col_step * element;
     }
-    size_t unit = unit_in_file(t);
-    *bytes = t->group_rows * unit;
-    return (const char *)t->data + i * t->group_stride * unit;
+    size_t unit = unit_in_file(t), line;
+    *bytes = run_units(t, i, &line) * unit;
+    return (const char *)t->data + line * unit;
 }
 
 /* How many rows share a row of scales, and its bytes. */
@@ -181,8 +235,8 @@ static size_t scales_of(const sn_model_tensor *t, size_t *bytes) {
 }
 
 const void *sn_model_run_scales(const sn_model_tensor *t, size_t i, size_t *bytes) {
-    size_t row_bytes, rows = scales_of(t, &row_bytes), first = t->first_row + i * t->group_stride;
-    *bytes = ((first + t->group_rows - 1) / rows - first / rows + 1) * row_bytes;
+    size_t row_bytes, rows = scales_of(t, &row_bytes), line, n = run_units(t, i, &line), first = t->first_row + line;
+    *bytes = ((first + n - 1) / rows - first / rows + 1) * row_bytes;
     return (const char *)t->scales + first / rows * row_bytes;
 }
 
@@ -225,7 +279,7 @@ static void transpose_matrix(const sn_model_tensor *t, size_t element, char *to)
 static void pack_mxfp4(const sn_model_tensor *t, uint8_t *to) {
     size_t per_row = t->cols / BLOCK;
     for (size_t r = 0; r < t->rows; r++) {
-        size_t line = r / t->group_rows * t->group_stride + r % t->group_rows;
+        size_t line = sn_tensor_view_line(t, r);
         const uint8_t *from = (const uint8_t *)t->data + line * (t->cols / 2);
         const uint8_t *scales = (const uint8_t *)t->scales + (t->first_row + line) * per_row;
         for (size_t b = 0; b < per_row; b++, from += HALF, to += PACKED) {
@@ -251,7 +305,7 @@ static float f8_scale(const sn_model_tensor *t, size_t i) {
 static sn_status pack_f8(const sn_model_tensor *t, uint8_t *to, sn_err *err) {
     size_t per_row = t->cols / F8_BLOCK;
     for (size_t r = 0; r < t->rows; r++) {
-        size_t line = r / t->group_rows * t->group_stride + r % t->group_rows;
+        size_t line = sn_tensor_view_line(t, r);
         const uint8_t *from = (const uint8_t *)t->data + line * t->cols;
         for (size_t b = 0; b < per_row; b++, from += F8_BLOCK) {
             float scale = f8_scale(t, t->scales_single ? 0 : (t->first_row + line) / F8_BLOCK * per_row + b);

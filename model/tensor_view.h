@@ -9,7 +9,9 @@
 typedef struct sn_tensor_view {
     size_t whole;                    /* units of the tensor in the file */
     size_t first;                    /* the role's first unit */
-    size_t group_rows, group_stride; /* as in sn_model_tensor */
+    size_t group_rows, group_stride; /* these and the next two: as in sn_model_tensor */
+    int n_parts;
+    size_t part_rows[SN_TENSOR_PARTS_MAX];
     /* Not 0: the tensor is transposed. Elements from a row to the next and from a column to the next, and the role's
      * columns; `first` is then an element. */
     size_t row_step, col_step, cols;
@@ -20,6 +22,9 @@ typedef struct sn_tensor_view {
 size_t sn_tensor_view_units(const sn_model_tensor *t);
 /* Bytes of a whole tensor in its file, without scales. */
 size_t sn_tensor_view_file_bytes(const sn_model_tensor *t);
+
+/* The unit in the file, counted from the view's first, that is the role's unit r. */
+size_t sn_tensor_view_line(const sn_model_tensor *t, size_t r);
 
 /* The view of a role that is not stacked by experts. `own`: its units. */
 sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparams *hparams, sn_role role, size_t own);

@@ -94,7 +94,7 @@ sn_status sn_setup_refuse_classifier(const sn_setup *setup, sn_err *err) {
 sn_status sn_setup_context(const sn_setup *setup, int64_t asked, int64_t default_tokens, int *out, sn_err *err) {
     int before = sn_loaded_adapter_for_chain(&setup->adapter).n_prompt, most = setup->hp->n_ctx - before;
     if (asked > most || most < 1)
-        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model was made for%s",
+        return sn_fail(err, SN_REFUSED, "--ctx %lld is more than the %d tokens that this model takes%s",
                        (long long)asked, most, before ? ", less the adapter's virtual tokens" : "");
     int64_t wanted = asked ? asked : default_tokens;
     *out = wanted < most ? (int)wanted : most;

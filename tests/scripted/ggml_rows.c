@@ -1,5 +1,5 @@
-/* ggml_rows LIBGGML_BASE MODEL.gguf: compares each tensor's numbers in float32 with those that llama.cpp's own library makes of it.
- * Prints the types that were compared, and ends with 1 at the first tensor that differs. */
+/* ggml_rows LIBGGML_BASE MODEL.gguf: compares each tensor's numbers in float32 with those that llama.cpp's own library
+ * makes of it. Prints the types that were compared, and ends with 1 at the first tensor that differs. */
 #include "base/mem.h"
 #include "device/quant.h"
 #include "model/gguf.h"
@@ -48,7 +48,8 @@ int main(int argc, char **argv) {
     sn_err err = {0};
     sn_gguf *gguf = NULL;
     bool seen[SN_DTYPE_COUNT] = {false};
-    void *library = argc == 3 ? dlopen(argv[1], RTLD_NOW) : NULL, *symbol = library ? dlsym(library, "ggml_get_type_traits") : NULL;
+    void *library = argc == 3 ? dlopen(argv[1], RTLD_NOW) : NULL,
+         *symbol = library ? dlsym(library, "ggml_get_type_traits") : NULL;
     traits_fn get;
     memcpy(&get, &symbol, sizeof get);
     if (!symbol || sn_gguf_open(argv[2], &gguf, &err)) {

@@ -24,7 +24,8 @@ transformers.logging.disable_progress_bar()
 TOLERANCE, OF_RECURRENT = 1e-5, 5e-5  # float32 on both sides, in other orders: 4e-6 were seen, and 2e-5 of states that sum over all positions
 IDS = [5, 9, 31, 77, 12, 200, 3, 150, 42, 42, 88, 17, 201, 6, 99, 54, 23, 68, 111, 7, 60, 61, 62, 63, 200, 19, 33, 2]
 PUBLISHED = {"deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}, "minimax_m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
-             "falcon_7b": {"num_kv_heads": 1}}
+             "falcon_7b": {"num_kv_heads": 1},
+             "cohere2": {"rotary_pct": 1.0}}
 ASSUMED = {"mistral": {"sliding_window": None}, "gemma2": {"query_pre_attn_scalar": 16}, "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192},
            "gemma3": {"layer_types": ["sliding_attention"] * 4}}  # each sixth block is another one
 find_class = converter.get_model_class
@@ -56,8 +57,12 @@ def copy(folder):
     return to
 
 
+def is_recurrent(folder):
+    return "qwen3_5" in folder or "qwen3_next" in folder
+
+
 def convert(folder, path):
-    sys.argv = ["convert", folder, "--outfile", path, "--outtype", "f32"] + ["--no-mtp"] * ("qwen3_5" in folder)
+    sys.argv = ["convert", folder, "--outfile", path, "--outtype", "f32"] + ["--no-mtp"] * is_recurrent(folder)
     try:
         converter.main()
     except (Exception, SystemExit) as e:
@@ -81,7 +86,7 @@ for folder in folders:
     copied = copy(folder)
     path = copied + ".gguf"
     found = convert(copied, path) or off(copied, path)
-    good = isinstance(found, float) and found <= (OF_RECURRENT if "qwen3_5" in folder else TOLERANCE)
+    good = isinstance(found, float) and found <= (OF_RECURRENT if is_recurrent(folder) else TOLERANCE)
     bad += not good
     print(f"{os.path.basename(folder)}: {found if isinstance(found, str) else format(found, '.1e')}{'' if good else '  <--'}", flush=True)
     shutil.rmtree(copied)

@@ -38,15 +38,29 @@ static const char *const FAMILIES[] = {
     "deepseek_v2_grouped",
     "deepseek_v3",
     "glm4_moe_lite",
+    "seed_oss",
+    "exaone4",
+    "hy_v3",
+    "olmoe",
+    "mistral4",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "cohere2",
+    "qwen3_next",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 
 /* Blocks of these families hold recurrent states: they run on CPUs only, and nothing is trained through them. */
-static inline bool family_is_recurrent(const char *name) { return !strncmp(name, "qwen3_5", 7); }
+static inline bool family_is_recurrent(const char *name) {
+    return !strncmp(name, "qwen3_5", 7) || !strcmp(name, "qwen3_next");
+}
 
 /* These run on CPUs only, and are not trained. */
 static inline bool family_is_limited(const char *name) {
-    return family_is_recurrent(name) || !strncmp(name, "deepseek", 8) || !strcmp(name, "glm4_moe_lite");
+    return family_is_recurrent(name) || !strncmp(name, "deepseek", 8) || !strcmp(name, "glm4_moe_lite") ||
+           !strcmp(name, "mistral4") || !strcmp(name, "glm_moe_dsa");
 }
+
+static inline int family_blocks(const char *name) { return !strcmp(name, "glm_moe_dsa") ? 5 : 4; }
 
 #endif

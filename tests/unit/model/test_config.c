@@ -245,7 +245,7 @@ Test(config, routers_have_the_defaults_and_fields_of_their_family) {
     cr_assert_eq(h.rope_style, SN_ROPE_INTERLEAVED, "DeepSeek-V2 ignores it");
     static const char *const refused[][3] = {
         {"deepseek_v3", "{\"topk_method\":\"greedy\"}", "'topk_method' 'greedy'"},
-        {"deepseek_v3", "{\"head_dim\":2}", "they must be equal"},
+        {"deepseek_v3", "{\"head_dim\":2}", "they must agree"},
         {"deepseek_v3", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", "yarn alone"},
         {"llama4", "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"original_max_position_embeddings\":64}}",
          "type yarn is not supported"},
@@ -263,6 +263,17 @@ Test(config, routers_have_the_defaults_and_fields_of_their_family) {
         cr_expect_eq(read_golden(refused[i][0], refused[i][1], &h, &err), SN_REFUSED, "%s", refused[i][1]);
         cr_expect(strstr(err.text, refused[i][2]), "'%s' does not say '%s'", err.text, refused[i][2]);
     }
+}
+
+Test(config, an_indexer_that_is_not_computed_bounds_the_context) {
+    sn_hparams h;
+    sn_err err;
+    cr_assert_eq(read_golden("deepseek_v32", "{\"index_topk\":100}", &h, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(h.n_ctx, 100);
+    cr_assert_eq(read_golden("glm_moe_dsa", "{\"index_topk\":2048}", &h, &err), SN_OK, "%s", err.text);
+    cr_assert_eq(h.n_ctx, 256, "a context that the model was not trained for");
+    cr_assert_eq(read_golden("deepseek_v32", "{\"index_topk\":null}", &h, &err), SN_REFUSED);
+    cr_assert(strstr(err.text, "'index_topk' is missing"), "%s", err.text);
 }
 
 Test(config, rotates_a_part_of_a_head) {

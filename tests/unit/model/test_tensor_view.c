@@ -37,6 +37,57 @@ static void expect_rows(sn_qkv_layout layout, sn_role role, bool vector, const i
     free(copy);
 }
 
+/* Two key heads of 2, four value heads of 1: for each key head its query (2 rows), its key (2), its values (2) and what
+ * gates them (2); and two numbers of each value head. */
+Test(tensor_view, splits_the_inputs_of_recurrent_blocks_by_key_head) {
+    const sn_tensor_naming naming = {.delta_fused = true, .delta_paired = true};
+    const sn_hparams hp = {.delta_key_heads = 2, .delta_value_heads = 4, .delta_key_dim = 2, .delta_value_dim = 1};
+    const struct {
+        sn_role role;
+        size_t n, rows[12];
+    } roles[] = {{SN_ROLE_DELTA_QKV, 12, {0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13}},
+                 {SN_ROLE_DELTA_GATE, 4, {6, 7, 14, 15}},
+                 {SN_ROLE_DELTA_WRITE, 4, {0, 1, 4, 5}},
+                 {SN_ROLE_DELTA_TIME, 4, {2, 3, 6, 7}}};
+    float all[2 * 16];
+    for (int i = 0; i < 32; i++) all[i] = (float)i;
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
+        const size_t n = roles[i].n;
+        const sn_tensor_view view = sn_tensor_view_of(&naming, &hp, roles[i].role, n);
+        sn_model_tensor t = {.dtype = SN_F32, .rows = view.whole, .cols = 2, .data = all};
+        t.bytes = view.whole * 2 * sizeof(float);
+        t.group_rows = t.group_stride = view.whole;
+        sn_tensor_view_narrow(&view, roles[i].role, n, &t);
+        const void *at;
+        void *copy;
+        cr_assert_eq(sn_model_contiguous(&t, &at, &copy, NULL), SN_OK);
+        for (size_t r = 0; r < n; r++) {
+            cr_expect_eq(((const float *)at)[2 * r], (float)(2 * roles[i].rows[r]), "row %zu of role %zu", r, i);
+            cr_expect_eq(view.first + sn_tensor_view_line(&t, r), roles[i].rows[r], "line %zu of role %zu", r, i);
+        }
+        free(copy);
+    }
+}
+
+/* FP8 has a row of scales for 128 rows: each run of the parts names those that it touches. */
+Test(tensor_view, parts_of_a_split_tensor_have_their_own_scales) {
+    const sn_tensor_naming naming = {.delta_fused = true};
+    const sn_hparams hp = {.delta_key_heads = 2, .delta_value_heads = 2, .delta_key_dim = 128, .delta_value_dim = 128};
+    static const uint8_t codes[8 * 128 * 128];
+    float scales[8];
+    const sn_tensor_view view = sn_tensor_view_of(&naming, &hp, SN_ROLE_DELTA_QKV, 768);
+    sn_model_tensor t = {.dtype = SN_F8_E4M3, .rows = 1024, .cols = 128, .data = codes, .scales = scales};
+    t.bytes = 1024 * 132;
+    t.group_rows = t.group_stride = 1024;
+    sn_tensor_view_narrow(&view, SN_ROLE_DELTA_QKV, 768, &t);
+    const size_t of_run[] = {0, 4, 1, 5, 2, 6};
+    cr_assert_eq(sn_model_n_runs(&t), 6u);
+    for (size_t i = 0, bytes; i < 6; i++) {
+        cr_expect_eq(sn_model_run_scales(&t, i, &bytes), scales + of_run[i], "run %zu", i);
+        cr_expect_eq(bytes, sizeof *scales);
+    }
+}
+
 Test(tensor_view, splits_fused_qkv_whole_and_per_head) {
     const int q[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, k[] = {12, 13, 14, 15, 16, 17},
               v[] = {18, 19, 20, 21, 22, 23};

@@ -55,6 +55,12 @@
     X(NVFP4, 64, 36)                                                                                                   \
     X(Q1_0, 128, 18)                                                                                                   \
     X(Q2_0, 64, 18)                                                                                                    \
+    /* Of folders, too. I2, I3: as I4_128. I8_128F: a float32 scale, then integers + 128. FP4: as NF4 */               \
+    X(I2_128, 128, 36)                                                                                                 \
+    X(I3_128, 128, 52)                                                                                                 \
+    X(I8_128F, 128, 132)                                                                                               \
+    X(FP4, 64, 36)                                                                                                     \
+    X(F8_E5M2, 128, 132)                                                                                               \
     X(F64, 1, 8) /* this and I8, I16: of tensors that no operation takes */                                            \
     X(I8, 1, 1)                                                                                                        \
     X(I16, 1, 2)
@@ -93,5 +99,13 @@ uint16_t sn_f32_to_bf16(float value);
 /* E4M3 (OCP 8-bit Floating Point Specification 1.0; not its NaN, 0x7f and 0xff) as the half that is 1/256 of it: four
  * bits of exponent are moved into five, whose bias is larger by 8. */
 static inline uint16_t sn_f8_to_f16_256th(uint8_t x) { return (uint16_t)((x & 0x80) << 8 | (x & 0x7f) << 7); }
+/* The two types of 8 bits: an element as a half, and what that half is to be multiplied by. E5M2 is the upper byte of a
+ * half. */
+static inline bool sn_is_f8(sn_dtype t) { return t == SN_F8_E4M3 || t == SN_F8_E5M2; }
+static inline uint16_t sn_f8_half(sn_dtype t, uint8_t x) {
+    return t == SN_F8_E4M3 ? sn_f8_to_f16_256th(x) : (uint16_t)(x << 8);
+}
+static inline float sn_f8_factor(sn_dtype t) { return t == SN_F8_E4M3 ? 256 : 1; }
+static inline bool sn_f8_is_number(sn_dtype t, uint8_t x) { return (x & 0x7f) < (t == SN_F8_E4M3 ? 0x7f : 0x7c); }
 
 #endif

@@ -23,6 +23,7 @@ typedef struct sn_weight_layout {
     size_t stride;     /* from one matrix to the next, a multiple of 64, in slots for experts of SN_FILE_PAGE */
     int n_matrices;    /* sn_role_n_matrices: several for experts, else 1 */
     bool vector;       /* a norm or bias, stored as float32 */
+    bool ordered;      /* the order of its columns (sn_weight) follows the matrix, at a multiple of 64 */
 } sn_weight_layout;
 
 /* What a mixture has for each expert, in the order of an expert's own image: its matrices and biases. */

@@ -65,6 +65,20 @@ void *sn_expert_piece_at(const sn_block_layout *layout, void *image, int piece, 
     return (char *)image + layout->parts[piece_roles[piece]].offset + (size_t)slot * layout->pieces[piece];
 }
 
+/* Columns in the order of their activations. */
+static sn_status check_ordered(const sn_device *device, sn_role role, const sn_model_tensor *t, sn_err *err) {
+    if (!sn_model_is_ordered(t)) return SN_OK;
+    if (device->id.kind != SN_DEVICE_CPU)
+        return sn_fail(err, SN_REFUSED,
+                       "columns in the order of their activations (desc_act) are computed on CPUs only: use '--device "
+                       "cpu', or a version without act-order");
+    if (t->turned || sn_role_is_of_head(role) || sn_role_is_of_expert(role))
+        return sn_fail(err, SN_REFUSED,
+                       "columns in the order of their activations (desc_act) are not supported here: use a version "
+                       "without act-order");
+    return SN_OK;
+}
+
 static sn_status layout_add_role(const sn_model *model, const sn_device *device, int number, sn_role role,
                                  sn_block_layout *out, sn_err *err) {
     sn_weight_layout *part = &out->parts[role];
@@ -72,7 +86,8 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
     size_t all;
     if (out->n_slots == (is_expert_piece(role) ? SN_WITHOUT_EXPERTS : SN_ONLY_EXPERTS)) return SN_OK;
     sn_status status = sn_model_find(model, role, number, &t, err);
-    if (status || !t.data) return status;
+    if (!status) status = check_ordered(device, role, &t, err);
+    if (status || !t.data) return status ? sn_err_context(err, "block %d, %s", number, sn_role_name(role)) : SN_OK;
     if (t.turned) t.dtype = SN_F32; /* it is decoded and transposed */
     bool vector = sn_role_is_vector(role);
     size_t unit = out->n_slots > 0 && is_expert_piece(role) && !vector ? SN_FILE_PAGE : 64;
@@ -83,11 +98,13 @@ static sn_status layout_add_role(const sn_model *model, const sn_device *device,
                                .offset = out->bytes,
                                .bytes = t.cols * sizeof(float),
                                .n_matrices = sn_role_n_matrices(sn_model_hparams(model), role),
-                               .vector = vector};
+                               .vector = vector,
+                               .ordered = sn_model_is_ordered(&t)};
     if (!part->vector) status = device->ops->weight_size(device, t.dtype, part->rows, part->cols, &part->bytes, err);
     if (status) return sn_err_context(err, "block %d, %s", number, sn_role_name(role));
     if (is_expert_piece(role)) part_limit(part, sn_model_hparams(model)->n_experts, layout_n_pieces(out));
     part->stride = sn_round_up(part->bytes, unit);
+    if (part->ordered) part->stride += sn_round_up(part->cols * sizeof(int32_t), unit);
     if (!sn_mul(part->stride, (size_t)part->n_matrices, &all) || !sn_add(out->bytes, all, &out->bytes))
         return sn_fail(err, SN_REFUSED, "block %d is too large", number);
     return check_same_dtype(model, role, number, &t, sn_role_n_matrices(sn_model_hparams(model), role), err);
@@ -134,6 +151,18 @@ static sn_status pack_matrix(sn_device *device, const sn_model_tensor *t, void *
     return status;
 }
 
+static int32_t *order_at(const sn_weight_layout *part, void *matrix) {
+    return part->ordered ? (int32_t *)((char *)matrix + sn_round_up(part->bytes, 64)) : NULL;
+}
+
+static sn_status pack_order(const sn_model *model, int number, sn_role role, const sn_weight_layout *part, void *matrix,
+                            sn_err *err) {
+    sn_model_tensor t;
+    if (!part->ordered) return SN_OK;
+    sn_status status = sn_model_find(model, role, number, &t, err);
+    return status ? status : sn_model_order(&t, order_at(part, matrix), err);
+}
+
 static sn_status pack_weight(const sn_model *model, sn_device *device, int number, sn_role role, int expert, void *out,
                              sn_err *err) {
     sn_model_tensor t;
@@ -174,6 +203,7 @@ sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, co
             int expert = of_experts ? layout->held.first + i : i;
             SN_TRY(of_experts && part->vector ? pack_held_biases(model, device, number, (sn_role)role, layout, out, err)
                                               : pack_weight(model, device, number, (sn_role)role, expert, out, err));
+            SN_TRY(pack_order(model, number, (sn_role)role, part, out, err));
         }
     }
     return SN_OK;
@@ -227,7 +257,8 @@ sn_block sn_block_at(const sn_block_layout *layout, const void *image) {
         if (part->vector)
             block.vector[role] = at, block.width[role] = (int)part->cols;
         else
-            block.matrix[role] = (sn_weight){part->dtype, part->rows, part->cols, part->bytes, at};
+            block.matrix[role] = (sn_weight){part->dtype, part->rows, part->cols,
+                                             part->bytes, at,         order_at(part, (void *)(uintptr_t)at)};
         if (sn_role_is_of_head((sn_role)role))
             block.heads[role == SN_ROLE_ATTN_V_UP] = (sn_experts){block.matrix[role], part->stride, part->n_matrices};
         if (sn_role_is_of_expert((sn_role)role))

@@ -76,6 +76,7 @@ sn_status sn_train_check_model(const sn_hparams *hp, int first, int end, sn_err 
     const char *why = hp->latent                       ? "latent attention"
                       : sn_n_recurrent(hp, first, end) ? "a block with a recurrent state"
                       : hp->attn_gate                  ? "gated attention"
+                      : hp->act_order                  ? "a matrix with columns in the order of activations"
                                                        : NULL;
     return why ? sn_fail(err, SN_REFUSED, "models of the %s family cannot be trained: %s has no backward pass",
                          hp->family, why)

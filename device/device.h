@@ -121,6 +121,9 @@ typedef struct sn_weight {
     size_t rows, cols;
     size_t bytes;       /* of the device's memory: weight_size */
     const void *device; /* aligned to 64 bytes */
+    /* Device, (cols): column k of the matrix meets element order[k] of a row of x. NULL: element k. For linear of CPUs
+     * alone, and quantised types. */
+    const int32_t *order;
 } sn_weight;
 
 /* y (n, weight->rows) = x (n, weight->cols) . weight^T + bias. */

@@ -305,7 +305,8 @@ static void (*const decoders[SN_DTYPE_COUNT])(const uint8_t *, sn_quant_group *)
 bool sn_dtype_quantised(sn_dtype dtype) { return (unsigned)dtype < SN_DTYPE_COUNT && sn_quant_forms[dtype].low_bits; }
 
 bool sn_quant_is_plain(const sn_quant_form *form) {
-    return form->scale == SN_SCALE_BF || form->scale == SN_SCALE_W || form->scale == SN_SCALE_V;
+    const sn_quant_scale scale = form->scale;
+    return scale == SN_SCALE_BF || scale == SN_SCALE_W || scale == SN_SCALE_F || scale == SN_SCALE_V;
 }
 
 /* The parts of a plain block. */
@@ -314,8 +315,13 @@ static void split_plain(const sn_quant_form *form, const uint8_t *b, sn_quant_pa
     memcpy(out->super, b, (size_t)form->super_bytes);
     b += form->super_bytes;
     for (int g = 0; g < form->groups; g++, b += scale_bytes) memcpy(out->scales[g], b, scale_bytes);
-    for (int i = 0; i < SN_QUANT_GROUP * form->groups; i++)
-        out->codes[i] = form->low_bits == 8 ? b[i] ^ 0x80 : b[i / 2] >> i % 2 * 4 & 15;
+    const int n = SN_QUANT_GROUP * form->groups, low = form->low_bits, in_byte = 8 / low;
+    const uint8_t *high = b + n / in_byte;
+    for (int i = 0; i < n; i++) {
+        unsigned code = b[i / in_byte] >> i % in_byte * low & ((1u << low) - 1);
+        if (form->high_bits) code |= (high[i / 8] >> i % 8 & 1u) << low;
+        out->codes[i] = (uint8_t)(low == 8 ? code ^ 0x80 : code);
+    }
 }
 
 /* Scale and offset of half h of group g. */
@@ -331,7 +337,7 @@ static void scale_of_parts(const sn_quant_form *form, const sn_quant_parts *part
         *m = *d * (float)((form->low_bits == 8 ? 128 : 0) - (int)(word & 0xff));
     } else {
         memcpy(&super, parts->super, sizeof super);
-        *d = sn_f16_to_f32(sn_f8_to_f16_256th(parts->scales[g][h])) * (256 * super);
+        *d = form->scale == SN_SCALE_F ? super : sn_f16_to_f32(sn_f8_to_f16_256th(parts->scales[g][h])) * (256 * super);
     }
 }
 
@@ -589,20 +595,20 @@ static void dequantize_blocks(sn_dtype dtype, const uint8_t *row, size_t cols, f
 }
 
 /* The product with the scale is rounded once: factors of two are exact. */
-static void dequantize_f8(const uint8_t *row, size_t cols, float *out) {
+static void dequantize_f8(sn_dtype dtype, const uint8_t *row, size_t cols, float *out) {
     enum { BLOCK = 128 };
     for (float scale; cols; cols -= BLOCK, row += sizeof scale + BLOCK, out += BLOCK) {
         memcpy(&scale, row, sizeof scale);
         for (size_t i = 0; i < BLOCK; i++)
-            out[i] = sn_f16_to_f32(sn_f8_to_f16_256th(row[sizeof scale + i])) * (256 * scale);
+            out[i] = sn_f16_to_f32(sn_f8_half(dtype, row[sizeof scale + i])) * (sn_f8_factor(dtype) * scale);
     }
 }
 
-static void dequantize_nf4(const uint8_t *row, size_t cols, float *out) {
+static void dequantize_float4(const float values[16], const uint8_t *row, size_t cols, float *out) {
     enum { BLOCK = 64 };
     for (float scale; cols; cols -= BLOCK, row += sizeof scale + BLOCK / 2, out += BLOCK) {
         memcpy(&scale, row, sizeof scale);
-        for (size_t i = 0; i < BLOCK; i++) out[i] = sn_nf4_values[row[sizeof scale + i / 2] >> i % 2 * 4 & 15] * scale;
+        for (size_t i = 0; i < BLOCK; i++) out[i] = values[row[sizeof scale + i / 2] >> i % 2 * 4 & 15] * scale;
     }
 }
 
@@ -614,12 +620,12 @@ void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out)
         for (size_t i = 0; i < cols; i++) out[i] = read_f16(bytes + 2 * i);
     } else if (dtype == SN_BF16) {
         for (size_t i = 0; i < cols; i++) out[i] = sn_bf16_to_f32(read_u16(bytes + 2 * i));
-    } else if (dtype == SN_F8_E4M3) {
+    } else if (sn_is_f8(dtype)) {
         assert(cols % sn_dtype_block(dtype) == 0);
-        dequantize_f8(bytes, cols, out);
-    } else if (dtype == SN_NF4) {
+        dequantize_f8(dtype, bytes, cols, out);
+    } else if (sn_float4_values(dtype)) {
         assert(cols % sn_dtype_block(dtype) == 0);
-        dequantize_nf4(bytes, cols, out);
+        dequantize_float4(sn_float4_values(dtype), bytes, cols, out);
     } else {
         assert(sn_dtype_quantised(dtype) && cols % sn_dtype_block(dtype) == 0);
         dequantize_blocks(dtype, bytes, cols, out);

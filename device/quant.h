@@ -5,7 +5,7 @@
 #define SN_DEVICE_QUANT_H
 
 #include "base/dtype.h"
-#include "base/nf4.h"
+#include "base/float4.h"
 #include "device/codebooks.h"
 
 enum { SN_QUANT_GROUP = 32, SN_QUANT_GROUPS_MAX = 8 /* groups in the largest block */ };
@@ -44,7 +44,9 @@ typedef enum sn_quant_scale {
     SN_SCALE_E,  /* an exponent: 2^(e - 127) / 2, also where that is subnormal */
     SN_SCALE_BF, /* a bfloat16 */
     SN_SCALE_W, /* none; superblock: a word of which the upper 24 bits are those of a float32, the scale, and the lowest
-                 * byte is the code that stands for 0. Halves and bfloat16 are exact in it */
+                 * byte is the code that stands for 0. Of codes of fewer than 8 bits the scale is a half or a bfloat16
+                 */
+    SN_SCALE_F, /* none; superblock: a float32 */
     SN_SCALE_V, /* E4M3 of each half of the group; superblock: a float32 */
     SN_SCALE_U, /* of each half an E4M3 without sign, twice the scale */
     SN_SCALE_H, /* none; superblock: a half, as in the following ones, which have factors 2 s + 1 */
@@ -58,8 +60,8 @@ typedef enum sn_quant_scale {
  * the numbers.
  *
  * From I4_B32 on: quantised weights of folders (model/packed.h). A block of the host is the superblock's bytes, the
- * scales of its groups and its codes, from the low bits of bytes on: sn_quant_is_plain. Codes of 8 bits are unsigned
- * there. */
+ * scales of its groups and its codes, all low bits and then all high ones, from the low bits of bytes on:
+ * sn_quant_is_plain. Codes of 8 bits are unsigned there. */
 #define SN_QUANT_TYPES(X)                                                                                              \
     X(Q4_0, 4, 0, D, 2, 0, 8, 0)                                                                                       \
     X(Q4_1, 4, 0, DM, 4, 0, 0, 0)                                                                                      \
@@ -101,7 +103,10 @@ typedef enum sn_quant_scale {
     X(TQ2_0, 2, 0, H, 0, 2, 1, 0, 8, 0, 0, 0, 0, 0)                                                                    \
     X(NVFP4, 4, 0, U, 2, 0, 0, 2, 1, 0, 0, 0, 0, 0)                                                                    \
     X(Q1_0, 1, 0, H, 0, 2, 1, 3, 4, 0, 0, 0, 0, 0)                                                                     \
-    X(Q2_0, 2, 0, H, 0, 2, 1, 0, 2, 0, 0, 0, 0, 0)
+    X(Q2_0, 2, 0, H, 0, 2, 1, 0, 2, 0, 0, 0, 0, 0)                                                                     \
+    X(I2_128, 2, 0, W, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)                                                                   \
+    X(I3_128, 2, 1, W, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)                                                                   \
+    X(I8_128F, 8, 0, F, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)
 
 #define SN_ALL_QUANT_TYPES(X) SN_QUANT_TYPES(X) SN_MORE_QUANT_TYPES(X)
 
@@ -160,7 +165,7 @@ void sn_quant_split(sn_dtype dtype, const void *block, sn_quant_parts *out);
 /* Group g of a codebook type or of TQ1_0 from its parts. */
 void sn_quant_join(sn_dtype dtype, const sn_quant_parts *parts, size_t g, sn_quant_group *out);
 
-/* Converts a row of `cols` elements of any weight type (F32, F16, BF16, F8_E4M3, NF4 or quantised) to float32. The row
+/* Converts a row of `cols` elements of any weight type (F32, F16, BF16, F8, NF4, FP4 or quantised) to float32. The row
  * may lie unaligned; cols is a multiple of the type's block. */
 void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out);
 

@@ -17,7 +17,7 @@ sn_status sn_weight_upload(sn_device *device, sn_dtype dtype, size_t rows, size_
         if (!status) status = ops->upload(device, place, image, bytes, err);
         sn_pages_free(&image, bytes);
     }
-    if (!status) *out = (sn_weight){dtype, rows, cols, bytes, place};
+    if (!status) *out = (sn_weight){dtype, rows, cols, bytes, place, NULL};
     return status;
 }
 

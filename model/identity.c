@@ -104,11 +104,23 @@ static sn_status add_contiguous(const byte_adder *a, sn_hasher *hasher, const sn
     return status;
 }
 
+/* Which column is where. */
+static sn_status add_order(sn_hasher *hasher, const sn_model_tensor *tensor, sn_err *err) {
+    int32_t *order = NULL;
+    if (!sn_model_is_ordered(tensor)) return SN_OK;
+    sn_status status = sn_calloc(&order, tensor->cols, sizeof *order, err);
+    if (!status) status = sn_model_order(tensor, order, err);
+    if (!status) sn_hasher_add(hasher, order, tensor->cols * sizeof *order);
+    free(order);
+    return status;
+}
+
 static sn_status add_weights(void *ctx, sn_hasher *hasher, const sn_model_tensor *tensor, sn_err *err) {
     const byte_adder *a = ctx;
     sn_status status = SN_OK;
     if (sn_model_is_rearranged(tensor)) {
         status = add_contiguous(a, hasher, tensor, err);
+        if (!status) status = add_order(hasher, tensor, err);
     } else {
         for (size_t i = 0, bytes; !status && i < sn_model_n_runs(tensor); i++) {
             const void *run = sn_model_run(tensor, i, &bytes);

@@ -35,6 +35,7 @@ static sn_status add_places(void *ctx, sn_hasher *hasher, const sn_model_tensor 
     add_place(ctx, hasher, t->scales);
     /* Its parts are in these files, but config.json says how zeros are meant. */
     if (t->packed) sn_hasher_add(hasher, t->packed->zeros_less_one ? "1" : "0", 1);
+    if (t->packed && t->packed->ordered) sn_hasher_add(hasher, "o", 1);
     return SN_OK;
 }
 

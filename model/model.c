@@ -45,13 +45,16 @@ static const struct packed_names {
     {SN_PACKED_COMPRESSED,
      {".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_global_scale", ".weight_g_idx"}},
     {SN_PACKED_BY_COLUMNS, {".qweight", ".scales", ".qzeros", NULL, ".g_idx", ".bias"}},
-    {SN_PACKED_NF4,
+    {SN_PACKED_FLOAT4,
      {[SN_PACKED_CODES] = ".weight",
       [SN_PACKED_SCALES] = ".weight.absmax",
       [SN_PACKED_NESTED] = ".weight.nested_absmax",
       [SN_PACKED_MAP] = ".weight.nested_quant_map",
       [SN_PACKED_NUMBERS] = ".weight.quant_map",
-      [SN_PACKED_STATE] = ".weight.quant_state.bitsandbytes__nf4"}},
+      [SN_PACKED_STATE] = ".weight.quant_state.bitsandbytes__nf4",
+      [SN_PACKED_OF_FP4] = ".weight.quant_state.bitsandbytes__fp4"}},
+    {SN_PACKED_INT8,
+     {[SN_PACKED_CODES] = ".weight", [SN_PACKED_SCALES] = ".SCB", [SN_PACKED_STATE] = ".weight_format"}},
     {SN_PACKED_IN_PLACE, {".weight", ".weight_scale", ".weight_zero_point", ".weight_scale_2"}},
 };
 
@@ -262,12 +265,19 @@ static sn_status find_packed(const sn_model *m, const char *name, entry **out, s
     return SN_OK;
 }
 
+static sn_dtype f8_type(const char *type) {
+    return !type                      ? SN_DTYPE_COUNT
+           : !strcmp(type, "F8_E4M3") ? SN_F8_E4M3
+           : !strcmp(type, "F8_E5M2") ? SN_F8_E5M2
+                                      : SN_DTYPE_COUNT;
+}
+
 /* Joins FP8 in two tensors, NAME and NAME_scale_inv, to one entry. *e: NULL where the scales are missing. */
 static sn_status join_f8(const sn_model *m, entry **e, sn_err *err) {
     enum { BLOCK = 128 };
     char name[SN_SAFETENSORS_NAME_MAX + sizeof F8_SCALES];
     entry *own = *e;
-    if (!own->type || strcmp(own->type, "F8_E4M3") || own->tensor.scales || own->tensor.packed) return SN_OK;
+    if (own->tensor.scales || own->tensor.packed || f8_type(own->type) == SN_DTYPE_COUNT) return SN_OK;
     snprintf(name, sizeof name, "%s" F8_SCALES, own->name);
     entry *scales = find_entry(m, name);
     name[strlen(own->name) + strlen(F8_SCALES_SHORT)] = 0;
@@ -285,11 +295,11 @@ static sn_status join_f8(const sn_model *m, entry **e, sn_err *err) {
             "tensor '%s' (%zu, %zu) in FP8 has scales (%zu, %zu) of type %s; there must be one in F32 or BF16 "
             "for each 128 by 128 elements, or one alone, and rows of a multiple of 128",
             own->name, t->rows, t->cols, s->rows, s->cols, scales->type);
-    t->dtype = SN_F8_E4M3;
+    t->dtype = f8_type(own->type);
     t->scales = s->data;
     t->scales_short = s->dtype == SN_BF16;
     t->scales_single = single;
-    t->bytes = t->rows * (t->cols / BLOCK) * sn_dtype_bytes(SN_F8_E4M3);
+    t->bytes = t->rows * (t->cols / BLOCK) * sn_dtype_bytes(t->dtype);
     set_single_group(t);
     return SN_OK;
 }
@@ -342,6 +352,33 @@ static sn_status join_parts(sn_model *m, sn_role role, sn_packed_naming naming, 
                                   .packed = packed,
                                   .bytes = sn_packed_bytes(packed, dtype)};
     set_single_group(&e->tensor);
+    return SN_OK;
+}
+
+/* A GGUF file's NVFP4 whose scale is a tensor beside it, NAME.scale for NAME.weight: of stacked experts one for each.
+ * NAME.input_scale is for who rounds inputs. */
+static sn_status join_gguf_scale(const sn_model *m, sn_role role, const char *name, entry *own, sn_err *err) {
+    static const char *const endings[] = {".scale", ".input_scale"};
+    entry *beside[2];
+    sn_packed *packed = NULL;
+    const char *end = strrchr(name, '.');
+    if (!m->gguf || !end || strcmp(end, ".weight") || own->tensor.dtype != SN_NVFP4 || role == SN_ROLE_TOKEN_EMBEDDING)
+        return SN_OK;
+    for (int i = 0; i < 2; i++) {
+        char full[SN_TENSOR_NAME_MAX + 16];
+        snprintf(full, sizeof full, "%.*s%s", (int)(end - name), name, endings[i]);
+        beside[i] = find_named(m, full);
+        if (beside[i]) beside[i]->used = true;
+    }
+    if (!beside[0]) return SN_OK;
+    sn_status status = sn_calloc(&packed, 1, sizeof *packed, err);
+    if (!status) status = sn_packed_join_gguf(&own->tensor, &beside[0]->tensor, packed, &own->tensor.dtype, err);
+    if (status) {
+        free(packed);
+        return sn_err_context(err, "tensor '%s'", own->name);
+    }
+    own->tensor.packed = packed;
+    own->tensor.bytes = sn_packed_bytes(packed, own->tensor.dtype);
     return SN_OK;
 }
 
@@ -401,6 +438,7 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
     if (!own && m->family->naming[m->container]->experts_transposed) status = find_packed(m, name, &own, err);
     if (own) own->used = true;
     if (!status) status = find_quantised(m, role, block, name, &own, err);
+    if (!status && own) status = join_gguf_scale(m, role, name, own, err);
     if (!status && own) status = join_f8(m, &own, err);
     if (status) return status;
     if (!own || own->tensor.scales) use_f8_scales(m, name);
@@ -782,6 +820,9 @@ bool sn_model_tensor_is_scale(const char *name) {
                                           ".quant_map",
                                           ".nested_quant_map",
                                           ".bitsandbytes__nf4",
+                                          ".bitsandbytes__fp4",
+                                          ".SCB",
+                                          ".weight_format",
                                           ".input_global_scale"};
     size_t len = strlen(name);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {

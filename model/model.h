@@ -160,6 +160,7 @@ typedef struct sn_hparams {
     bool delta_heads_alternate;           /* as sn_delta_shape.key_heads_alternate: GGUF files order value heads so */
     bool delta_log_rates;                 /* the file stores ln(-DELTA_RATES) */
     bool zeros_less_one, zeros_in_middle; /* GPTQ: the file has zeros so; all are said to be half of the codes' range */
+    bool act_order;                       /* of the folder's quantised matrices: columns belong to scattered groups */
     bool qk_norm_plain;                   /* these norms have no factors, and only blocks with rope have them */
     bool norm_plus_one;                   /* the file stores w where norms multiply by 1 + w */
     float attn_scale;                     /* of query times key: 1 / sqrt(head_dim) unless the model says otherwise */
@@ -291,6 +292,12 @@ bool sn_model_is_rearranged(const sn_model_tensor *tensor);
  * memory and *copy is NULL; else it is *copy, which the caller frees. SN_REFUSED: scales that are no numbers, and what
  * else of quantised weights cannot be computed with. */
 sn_status sn_model_contiguous(const sn_model_tensor *tensor, const void **rows, void **copy, sn_err *err) SN_MUST_USE;
+
+/* Whether a packed tensor's columns are in the order of their activations (GPTQ's desc_act). sn_model_contiguous has
+ * them group by group then; sn_model_order writes which column is at each place. order: (cols). SN_REFUSED: the groups
+ * are not those of the scales. */
+bool sn_model_is_ordered(const sn_model_tensor *tensor);
+sn_status sn_model_order(const sn_model_tensor *tensor, int32_t *order, sn_err *err) SN_MUST_USE;
 
 typedef struct sn_model sn_model;
 

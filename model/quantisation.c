@@ -35,12 +35,12 @@ static sn_status check_text(const json_t *object, const char *name, const char *
                    text ? text : "of another kind than text");
 }
 
-static sn_status check_number(const json_t *object, const char *name, json_int_t a, json_int_t b, sn_err *err) {
+/* One of these integers, which end with 0. */
+static sn_status check_bits(const json_t *object, const char *name, const json_int_t *known, sn_err *err) {
     const json_t *value = field(object, name);
-    json_int_t n = json_integer_value(value);
-    if (json_is_integer(value) && (n == a || n == b)) return SN_OK;
-    return sn_fail(err, SN_REFUSED, "'quantization_config' has not %d or %d for '%s', which is not supported", (int)a,
-                   (int)b, name);
+    for (json_int_t n = json_integer_value(value); json_is_integer(value) && *known; known++)
+        if (n == *known) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "'quantization_config' has a number for '%s' that is not supported", name);
 }
 
 static sn_status check_neutral(const json_t *object, const char *name, sn_err *err) {
@@ -72,30 +72,21 @@ static sn_status check_group(const json_t *object, sn_err *err) {
     return sn_fail(err, SN_REFUSED, "'quantization_config' has a 'group_size' that is neither -1 nor a multiple of 16");
 }
 
-/* Columns in the order of their activations belong to scattered groups. */
-static sn_status check_order(const char *name, bool ordered, sn_err *err) {
-    if (!ordered) return SN_OK;
-    return sn_fail(err, SN_REFUSED,
-                   "the weights' columns are in the order of their activations ('%s'), for which the inputs of every "
-                   "matrix would have to be permuted: use a version without act-order",
-                   name);
-}
-
 /* ---- methods ---- */
 
 static sn_status read_gptq(const json_t *q, sn_hparams *h, sn_err *err) {
     static const char *const formats[] = {"gptq", "gptq_v2", NULL}, *const words[] = {"int32", NULL};
     bool whole = !field(q, "group_size") || json_integer_value(json_object_get(q, "group_size")) == -1;
     bool ordered = json_is_true(json_object_get(q, "desc_act")) && !json_is_true(json_object_get(q, "static_groups"));
-    sn_status status = check_number(q, "bits", 4, 8, err);
+    sn_status status = check_bits(q, "bits", (const json_int_t[]){2, 3, 4, 8, 0}, err);
     if (!status) status = check_group(q, err);
     if (!status) status = check_text(q, "checkpoint_format", formats, err);
     if (!status) status = check_text(q, "format", formats, err);
     if (!status) status = check_text(q, "pack_dtype", words, err);
     if (!status) status = check_neutral(q, "is_marlin_format", err);
     if (!status) status = check_neutral(q, "dynamic", err);
-    if (!status) status = check_order("desc_act", ordered && !whole, err);
     h->zeros_less_one = !is_text(q, "checkpoint_format", "gptq_v2") && !is_text(q, "format", "gptq_v2");
+    h->act_order = ordered && !whole;
     h->zeros_in_middle = json_is_true(json_object_get(q, "sym"));
     return status;
 }
@@ -103,7 +94,7 @@ static sn_status read_gptq(const json_t *q, sn_hparams *h, sn_err *err) {
 static sn_status read_awq(const json_t *q, sn_hparams *h, sn_err *err) {
     static const char *const versions[] = {"gemm", "GEMM", NULL};
     (void)h;
-    sn_status status = check_number(q, "bits", 4, 4, err);
+    sn_status status = check_bits(q, "bits", (const json_int_t[]){4, 0}, err);
     if (!status) status = check_group(q, err);
     if (!status) status = check_text(q, "version", versions, err);
     if (!status && field(q, "zero_point") && !json_is_true(json_object_get(q, "zero_point")))
@@ -112,7 +103,7 @@ static sn_status read_awq(const json_t *q, sn_hparams *h, sn_err *err) {
 }
 
 /* How one group of modules is quantised. */
-static sn_status check_weights(const json_t *w, sn_err *err) {
+static sn_status check_weights(const json_t *w, sn_hparams *h, sn_err *err) {
     static const char *const fields[] = {"num_bits",    "type",     "strategy", "group_size",      "symmetric",
                                          "dynamic",     "actorder", "observer", "observer_kwargs", "block_structure",
                                          "scale_dtype", "zp_dtype", NULL};
@@ -124,11 +115,11 @@ static sn_status check_weights(const json_t *w, sn_err *err) {
     if (!json_is_object(w))
         return sn_fail(err, SN_REFUSED, "'quantization_config' has a group whose 'weights' are not described");
     sn_status status = check_known(w, fields, err);
-    if (!status) status = check_number(w, "num_bits", 4, 8, err);
+    if (!status) status = check_bits(w, "num_bits", (const json_int_t[]){4, 8, 0}, err);
     if (!status) status = check_text(w, "type", types, err);
     if (!status) status = check_text(w, "strategy", strategies, err);
     if (!status) status = check_neutral(w, "dynamic", err);
-    if (!status) status = check_order("actorder", ordered, err);
+    h->act_order |= ordered;
     return status;
 }
 
@@ -146,14 +137,13 @@ static sn_status read_compressed(const json_t *q, sn_hparams *h, sn_err *err) {
     const json_t *sparsity = field(q, "sparsity_config");
     const char *name;
     json_t *group;
-    (void)h;
     sn_status status = check_text(q, "format", formats, err);
     if (!status) status = check_neutral(q, "transform_config", err);
     if (!status && sparsity) status = check_text(sparsity, "format", sparse, err);
     json_object_foreach(json_object_get(q, "config_groups"), name, group) {
         const json_t *weights = json_object_get(group, "weights");
         if (!status) status = check_text(group, "format", formats, err);
-        if (!status && !is_neutral(weights)) status = check_weights(weights, err);
+        if (!status && !is_neutral(weights)) status = check_weights(weights, h, err);
         if (status) sn_err_context(err, "group '%.64s'", name);
     }
     return status;
@@ -164,12 +154,12 @@ static sn_status read_fp8(const json_t *q, sn_hparams *h, sn_err *err) {
     const json_t *block = json_object_get(q, "weight_block_size");
     bool single = !block || json_is_null(block);
     (void)h;
-    if ((format && strcmp(format, "e4m3")) ||
+    if ((format && strcmp(format, "e4m3") && strcmp(format, "e5m2")) ||
         (!single && (json_array_size(block) != 2 || json_integer_value(json_array_get(block, 0)) != 128 ||
                      json_integer_value(json_array_get(block, 1)) != 128)))
         return sn_fail(
             err, SN_REFUSED,
-            "'quantization_config' describes FP8 in another form than e4m3 with a weight_block_size of [128, "
+            "'quantization_config' describes FP8 in another form than e4m3 or e5m2 with a weight_block_size of [128, "
             "128] or none, which is not supported: use bfloat16 weights or a GGUF file");
     return SN_OK;
 }
@@ -181,13 +171,11 @@ static sn_status read_modelopt(const json_t *q, sn_hparams *h, sn_err *err) {
 }
 
 static sn_status read_bitsandbytes(const json_t *q, sn_hparams *h, sn_err *err) {
-    static const char *const types[] = {"nf4", NULL}, *const storages[] = {"uint8", NULL};
+    static const char *const types[] = {"nf4", "fp4", NULL}, *const storages[] = {"uint8", NULL};
     (void)h;
-    sn_status status = check_neutral(q, "load_in_8bit", err);
-    if (!status && !json_is_true(json_object_get(q, "load_in_4bit")))
-        status = sn_fail(err, SN_REFUSED,
-                         "'quantization_config' does not set 'load_in_4bit': other weights of "
-                         "bitsandbytes are not supported");
+    sn_status status = SN_OK;
+    if (json_is_true(json_object_get(q, "load_in_4bit")) == json_is_true(json_object_get(q, "load_in_8bit")))
+        status = sn_fail(err, SN_REFUSED, "'quantization_config' sets not one of 'load_in_4bit' and 'load_in_8bit'");
     if (!status) status = check_text(q, "bnb_4bit_quant_type", types, err);
     if (!status) status = check_text(q, "bnb_4bit_quant_storage", storages, err);
     return status;

@@ -16,15 +16,15 @@ enum {
     BLOCK = 32,
     HALF = BLOCK / 2,
     PACKED = 1 + HALF, /* MXFP4: elements of a block; bytes without and with exponent */
-    F8_BLOCK = 128,    /* F8_E4M3: rows, and columns, that share a scale */
+    F8_BLOCK = 128,    /* F8: rows, and columns, that share a scale */
 };
 
 /* Bytes of a unit in the file. */
 static size_t unit_in_file(const sn_model_tensor *t) {
-    return t->packed                ? sn_packed_file_bytes(t->packed) / sn_tensor_view_units(t)
-           : !t->scales             ? t->bytes / sn_tensor_view_units(t)
-           : t->dtype == SN_F8_E4M3 ? t->cols
-                                    : t->cols / 2;
+    return t->packed            ? sn_packed_file_bytes(t->packed) / sn_tensor_view_units(t)
+           : !t->scales         ? t->bytes / sn_tensor_view_units(t)
+           : sn_is_f8(t->dtype) ? t->cols
+                                : t->cols / 2;
 }
 
 size_t sn_tensor_view_file_bytes(const sn_model_tensor *t) { return sn_tensor_view_units(t) * unit_in_file(t); }
@@ -228,7 +228,7 @@ const void *sn_model_run(const sn_model_tensor *t, size_t i, size_t *bytes) {
 
 /* How many rows share a row of scales, and its bytes. */
 static size_t scales_of(const sn_model_tensor *t, size_t *bytes) {
-    bool f8 = t->dtype == SN_F8_E4M3;
+    bool f8 = sn_is_f8(t->dtype);
     size_t n = t->scales_single ? 1 : t->cols / F8_BLOCK;
     *bytes = f8 ? n * (t->scales_short ? 2 : 4) : t->cols / BLOCK;
     return t->scales_single ? SIZE_MAX : f8 ? F8_BLOCK : 1;
@@ -247,6 +247,12 @@ const void *sn_model_packed_part(const sn_model_tensor *t, int i, size_t *bytes)
         if (at && i-- == 0) return at;
     }
     return NULL;
+}
+
+bool sn_model_is_ordered(const sn_model_tensor *t) { return t->packed && t->packed->ordered; }
+
+sn_status sn_model_order(const sn_model_tensor *t, int32_t *order, sn_err *err) {
+    return sn_packed_order(t->packed, order, err);
 }
 
 bool sn_model_is_rearranged(const sn_model_tensor *t) { return t->col_step || t->scales || t->packed; }
@@ -295,7 +301,7 @@ static float f8_scale(const sn_model_tensor *t, size_t i) {
     return wide;
 }
 
-/* Joins elements and scales to SN_F8_E4M3: a block is its scale, then its elements. */
+/* Joins elements and scales to a type of F8: a block is its scale, then its elements. */
 static sn_status pack_f8(const sn_model_tensor *t, uint8_t *to, sn_err *err) {
     size_t per_row = t->cols / F8_BLOCK;
     for (size_t r = 0; r < t->rows; r++) {
@@ -306,7 +312,7 @@ static sn_status pack_f8(const sn_model_tensor *t, uint8_t *to, sn_err *err) {
             bool wrong = !(fabsf(scale) <= 0x1p100f);
             memcpy(to, &scale, sizeof scale);
             memcpy(to += sizeof scale, from, F8_BLOCK);
-            for (size_t i = 0; i < F8_BLOCK; i++) wrong |= (*to++ & 0x7f) == 0x7f;
+            for (size_t i = 0; i < F8_BLOCK; i++) wrong |= !sn_f8_is_number(t->dtype, *to++);
             if (wrong)
                 return sn_fail(err, SN_REFUSED,
                                "row %zu of the FP8 weights holds NaN, or a scale that is no number up to 2^100: the "
@@ -328,7 +334,7 @@ sn_status sn_model_contiguous(const sn_model_tensor *t, const void **rows, void 
     if (!made) return sn_fail(err, SN_STOP, "out of memory for a matrix of %zu bytes", t->bytes);
     if (t->packed)
         status = sn_packed_unpack(t, made, err);
-    else if (t->scales && t->dtype == SN_F8_E4M3)
+    else if (t->scales && sn_is_f8(t->dtype))
         status = pack_f8(t, (uint8_t *)made, err);
     else if (t->scales)
         pack_mxfp4(t, (uint8_t *)made);

@@ -86,10 +86,14 @@ static sn_status lm_head_load_matrix(sn_lm_head *head, const sn_model *model, sn
     sn_model_tensor t;
     size_t bytes = 0;
     sn_status status = sn_model_find(model, role, 0, &t, err);
+    if (!status && sn_model_is_ordered(&t))
+        status = sn_fail(err, SN_REFUSED,
+                         "the LM head's columns are in the order of their activations (desc_act), which is not "
+                         "supported: use a version without act-order");
     if (!status) status = device->ops->weight_size(device, t.dtype, t.rows, t.cols, &bytes, err);
     if (!status) status = sn_ties_acquire(head->ties, t.tie, device, bytes, matrix_upload, &t, tie, err);
     if (status) return status;
-    *out = (sn_weight){t.dtype, t.rows, t.cols, bytes, tie->memory};
+    *out = (sn_weight){t.dtype, t.rows, t.cols, bytes, tie->memory, NULL};
     sn_model_release_pages(model, &t);
     return SN_OK;
 }

@@ -189,16 +189,34 @@ typedef struct quantize_job {
     size_t n, chunk;
     size_t cols, stride;
     const float *x;
+    const int32_t *order; /* of sn_weight */
 } quantize_job;
 
 static size_t count_chunks(size_t n, size_t chunk) { return (n + chunk - 1) / chunk; }
+
+/* A row whose elements are brought into the order of the matrix's columns, some at a time. */
+static void quantize_ordered(const quantize_job *job, const float *x, sn_xblock *out) {
+    enum { SOME = 256 };
+    float some[SOME];
+    for (size_t at = 0; at < job->cols; at += SOME) {
+        size_t n = sn_min_size(SOME, job->cols - at);
+        for (size_t k = 0; k < n; k++) some[k] = x[job->order[at + k]];
+        job->cpu->kernels->quantize(n, some, out + at / SN_QUANT_GROUP);
+    }
+}
 
 static void quantize_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const quantize_job *job = ctx;
     size_t end = sn_min_size((item + 1) * job->chunk, job->n);
-    for (size_t i = item * job->chunk; i < end; i++)
-        job->cpu->kernels->quantize(job->cols, job->x + i * job->cols, job->cpu->xq + i * job->stride);
+    for (size_t i = item * job->chunk; i < end; i++) {
+        const float *x = job->x + i * job->cols;
+        sn_xblock *out = job->cpu->xq + i * job->stride;
+        if (job->order)
+            quantize_ordered(job, x, out);
+        else
+            job->cpu->kernels->quantize(job->cols, x, out);
+    }
 }
 
 enum { LINEARS_MAX = 16 };
@@ -239,11 +257,13 @@ static sn_status linear_check(const sn_cpu *cpu, int n, int n_linears, const sn_
     return SN_OK;
 }
 
-static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
-    sn_cpu *cpu = (sn_cpu *)d;
-    if (n <= 0 || n_linears <= 0) return SN_OK;
-    sn_status status = linear_check(cpu, n, n_linears, linears, err);
-    if (status) return status;
+static bool has_order(const sn_linear *linear, const int32_t *order) {
+    const int32_t *own = linear->weight->order;
+    return own == order || (own && order && !memcmp(own, order, linear->weight->cols * sizeof *own));
+}
+
+/* Of matrices that have one order of columns. */
+static void linear_of_one_order(sn_cpu *cpu, int n, const float *x, int n_linears, const sn_linear *linears) {
     size_t cols = linears[0].weight->cols, stride = sn_xq_stride(cols);
     linear_job job = {.kernels = cpu->kernels, .n_linears = n_linears};
     bool quantised = false;
@@ -256,7 +276,7 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
     }
     if (quantised) {
         size_t chunk = (size_t)n * cols < SN_CPU_PARALLEL_MIN ? (size_t)n : 4;
-        quantize_job rows = {cpu, (size_t)n, chunk, cols, stride, x};
+        quantize_job rows = {cpu, (size_t)n, chunk, cols, stride, x, linears[0].weight->order};
         sn_pool_run(cpu->pool, count_chunks((size_t)n, chunk), quantize_rows, &rows);
     }
     /* Several items per thread, so that a thread that the system delays holds up the others only a little; fewer items
@@ -265,7 +285,17 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
     job.chunk = threads == 1 ? job.n_panels : count_chunks(job.n_panels, (n < 8 ? 2 : 8) * threads);
     job.chunk = sn_round_up(job.chunk, 2); /* an item never splits a pair of panels */
     if (job.n_panels) sn_pool_run(cpu->pool, count_chunks(job.n_panels, job.chunk), linear_item, &job);
-    return SN_OK;
+}
+
+static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, const sn_linear *linears, sn_err *err) {
+    sn_cpu *cpu = (sn_cpu *)d;
+    if (n <= 0 || n_linears <= 0) return SN_OK;
+    sn_status status = linear_check(cpu, n, n_linears, linears, err);
+    for (int first = 0, end; first < n_linears && !status; first = end) {
+        for (end = first + 1; end < n_linears && has_order(linears + end, linears[first].weight->order);) end++;
+        linear_of_one_order(cpu, n, x, end - first, linears + first);
+    }
+    return status;
 }
 
 /* -- row by row, element by element */

@@ -74,6 +74,7 @@ sn_status sn_cpu_linear_input_grad(sn_device *d, int n, const float *dy, const s
                                    float *dx, sn_err *err) {
     sn_cpu *cpu = (sn_cpu *)d;
     if (n <= 0) return SN_OK;
+    if (weight->order) return sn_fail(err, SN_REFUSED, "a matrix with columns in an order of its own is not trained");
     sn_status status = sn_cpu_grad_scratch_reserve(cpu, SN_CPU_GRAD_TILE, err);
     if (status) return status;
     sn_cpu_linear_input_grad_job job = {cpu, sn_cpu_weight_view(weight), (size_t)n, dy, dx, accumulate};

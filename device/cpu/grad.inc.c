@@ -117,22 +117,22 @@ INLINE void unpack_columns(sn_dtype t, const uint8_t *at, size_t step, size_t n,
 }
 
 /* Some columns of a panel of F8. */
-INLINE void unpack_f8(const uint8_t *panel, size_t first, size_t end, float *out, size_t stride) {
+INLINE void unpack_f8(sn_dtype t, const uint8_t *panel, size_t first, size_t end, float *out, size_t stride) {
     float column[SN_LANES];
     for (size_t k = first; k < end; k++, out++) {
         const uint8_t *block = panel + k / SN_F8_K * (SN_F8_SCALES + SN_F8_K * SN_LANES);
-        vf w = vf_from_f8(block + SN_F8_SCALES + k % SN_F8_K * SN_LANES);
+        vf w = load_f8(t, block + SN_F8_SCALES + k % SN_F8_K * SN_LANES);
         vf_store(column, vf_mul(w, vf_load((const float *)block)));
         for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride] = column[lane];
     }
 }
 
-INLINE void unpack_nf4(const uint8_t *panel, size_t first, size_t end, float *out, size_t stride) {
+INLINE void unpack_float4(sn_dtype t, const uint8_t *panel, size_t first, size_t end, float *out, size_t stride) {
     float column[SN_LANES];
     for (size_t k = first; k < end; k++, out++) {
-        const uint8_t *block = panel + k / SN_NF4_K * sn_cpu_block_bytes(SN_NF4);
-        const vi both = vi_from_u8(block + SN_F8_SCALES + k % SN_NF4_K / 2 * SN_LANES);
-        const vf w = vf_lookup(sn_nf4_values, k % 2 ? vi_shift(both, 4) : vi_and(both, vi_set(15)));
+        const uint8_t *block = panel + k / SN_FLOAT4_K * sn_cpu_block_bytes(t);
+        const vi both = vi_from_u8(block + SN_F8_SCALES + k % SN_FLOAT4_K / 2 * SN_LANES);
+        const vf w = vf_lookup(sn_float4_values(t), k % 2 ? vi_shift(both, 4) : vi_and(both, vi_set(15)));
         vf_store(column, vf_mul(w, vf_load((const float *)block)));
         for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride] = column[lane];
     }
@@ -144,9 +144,9 @@ INLINE void unpack_type(sn_dtype t, const sn_cpu_weight *w, size_t number, size_
     size_t offset = 0, step = 0, groups = sn_cpu_groups(t);
     for (size_t k = first; sn_cpu_quantised(t) && k < end; k += 32)
         unpack_group(t, panel + k / 32 / groups * sn_cpu_block_bytes(t), k / 32 % groups, out + (k - first), stride);
-    if (t == SN_F8_E4M3) unpack_f8(panel, first, end, out, stride);
-    if (t == SN_NF4) unpack_nf4(panel, first, end, out, stride);
-    if (sn_cpu_quantised(t) || t == SN_F8_E4M3 || t == SN_NF4) return;
+    if (sn_is_f8(t)) unpack_f8(t, panel, first, end, out, stride);
+    if (sn_cpu_float4(t)) unpack_float4(t, panel, first, end, out, stride);
+    if (sn_cpu_quantised(t) || sn_is_f8(t) || sn_cpu_float4(t)) return;
     sn_cpu_float_panel(w, number, &offset, &step);
     for (size_t k = first; k < end; k += 4)
         unpack_columns(t, w->data + offset + k * step, step, end - k < 4 ? end - k : 4, out + (k - first), stride);

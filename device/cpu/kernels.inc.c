@@ -216,32 +216,45 @@ INLINE void float_tile(int rows, int panels, sn_dtype t, const uint8_t *w, size_
     }
 }
 
+/* 16 elements of F8, as the halves of sn_f8_half. */
+INLINE vf load_f8(sn_dtype t, const uint8_t *w) {
+    uint16_t halves[SN_LANES];
+    if (t == SN_F8_E4M3) return vf_from_f8(w);
+    for (int i = 0; i < SN_LANES; i++) halves[i] = sn_f8_half(t, w[i]);
+    return vf_from_f16((const uint8_t *)halves);
+}
+
 /* F8: as float_tile with one panel, whose weights are multiplied by the scale of their block first. */
-INLINE void f8_tile(int rows, const uint8_t *w, size_t cols, sn_prefetch prefetch, const float *x, vf *acc) {
+INLINE void f8_tile(int rows, sn_dtype t, const uint8_t *w, size_t cols, sn_prefetch prefetch, const float *x,
+                    vf *acc) {
     for (size_t block = 0; block < cols / SN_F8_K; block++) {
         const vf scale = vf_load((const float *)w);
         prefetch_lines(w, SN_F8_SCALES, prefetch);
         w += SN_F8_SCALES;
         for (int k = 0; k < SN_F8_K; k++, w += SN_LANES, x++) {
             if (k % (LINE / SN_LANES) == 0) prefetch_lines(w, LINE, prefetch);
-            vf wk = vf_mul(vf_from_f8(w), scale);
+            vf wk = vf_mul(load_f8(t, w), scale);
             UNROLL
             for (int r = 0; r < rows; r++) acc[r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[r]);
         }
     }
 }
 
-/* NF4: the same. */
-INLINE void nf4_tile(int rows, const uint8_t *w, size_t cols, sn_prefetch prefetch, const float *x, vf *acc) {
-    for (size_t block = 0; block < cols / SN_NF4_K; block++) {
+/* NF4 and FP4: the same.
+ *
+ * 7 parameters: inlined with constant rows and type. */
+INLINE void float4_tile(int rows, sn_dtype t, const uint8_t *w, size_t cols, sn_prefetch prefetch, const float *x,
+                        vf *acc) {
+    for (size_t block = 0; block < cols / SN_FLOAT4_K; block++) {
         const vf scale = vf_load((const float *)w);
         prefetch_lines(w, SN_F8_SCALES, prefetch);
         w += SN_F8_SCALES;
-        for (int k = 0; k < SN_NF4_K; k += 2, w += SN_LANES) {
+        for (int k = 0; k < SN_FLOAT4_K; k += 2, w += SN_LANES) {
             if (k / 2 % (LINE / SN_LANES) == 0) prefetch_lines(w, LINE, prefetch);
             const vi both = vi_from_u8(w);
             for (int i = 0; i < 2; i++, x++) {
-                const vf wk = vf_mul(vf_lookup(sn_nf4_values, i ? vi_shift(both, 4) : vi_and(both, vi_set(15))), scale);
+                const vi code = i ? vi_shift(both, 4) : vi_and(both, vi_set(15));
+                const vf wk = vf_mul(vf_lookup(sn_float4_values(t), code), scale);
                 UNROLL
                 for (int r = 0; r < rows; r++) acc[r] = vf_fma(wk, vf_set(x[(size_t)r * cols]), acc[r]);
             }
@@ -269,10 +282,10 @@ INLINE void tile(int rows, int panels, sn_dtype t, const sn_linear_job *job, siz
     for (int i = 0; i < panels * rows; i++) acc[i] = vf_set(0);
     if (sn_cpu_quantised(t)) {
         quantised_tile(rows, t, weight->data + offset, n, job->prefetch, xq, job->xq_stride, acc);
-    } else if (t == SN_F8_E4M3) {
-        f8_tile(rows, weight->data + offset, weight->cols, job->prefetch, x, acc);
-    } else if (t == SN_NF4) {
-        nf4_tile(rows, weight->data + offset, weight->cols, job->prefetch, x, acc);
+    } else if (sn_is_f8(t)) {
+        f8_tile(rows, t, weight->data + offset, weight->cols, job->prefetch, x, acc);
+    } else if (sn_cpu_float4(t)) {
+        float4_tile(rows, t, weight->data + offset, weight->cols, job->prefetch, x, acc);
     } else {
         sn_cpu_float_panel(weight, panel, &offset, &step);
         float_tile(rows, panels, t, weight->data + offset, step, n, job->prefetch, x, acc);

@@ -72,6 +72,20 @@ static void pack_scales(const uint8_t *first, size_t bytes, size_t unit, uint8_t
             for (size_t i = 0; i < unit; i++) out[unit * (SN_LANES * part + r) + i] = first[unit * part + i];
 }
 
+/* See sn_cpu_short_words. */
+static void pack_short_words(const sn_quant_parts *rows, uint8_t *out) {
+    for (size_t r = 0; r < SN_LANES; r++) {
+        uint32_t word;
+        memcpy(&word, rows[r].super, sizeof word);
+        float scale = sn_quant_word_scale(word);
+        uint16_t half = sn_f32_to_f16(scale);
+        const bool bfloat = sn_f16_to_f32(half) != scale;
+        if (bfloat) half = (uint16_t)(word >> 16);
+        memcpy(out + 2 * r, &half, sizeof half);
+        out[2 * SN_LANES + r] = (uint8_t)((word & 0x7f) | (bfloat ? SN_CPU_BFLOAT : 0));
+    }
+}
+
 static void pack_head(const sn_quant_form *form, const sn_quant_parts *rows, uint8_t *out) {
     const size_t bytes = (size_t)form->super_bytes, halves = form->entry ? sizeof(uint16_t) : bytes;
     pack_scales(rows[0].super, halves, sn_quant_is_plain(form) ? 4 : 2, out);
@@ -91,7 +105,10 @@ static void pack_quantised(const pack_job *job, size_t first_row, uint8_t *out) 
     for (size_t b = 0; b < w->cols / in_block; b++) {
         const uint8_t *block = job->host + first_row * job->row_bytes + b * bytes;
         for (size_t r = 0; r < n; r++) sn_quant_split(job->dtype, block + r * job->row_bytes, &rows[r]);
-        pack_head(form, rows, out);
+        if (sn_cpu_short_words(job->dtype))
+            pack_short_words(rows, out);
+        else
+            pack_head(form, rows, out);
         out += sn_cpu_head_bytes(job->dtype);
         for (size_t g = 0; g < in_block / SN_QUANT_GROUP; g++) {
             pack_codes(form, rows, g, out);
@@ -123,24 +140,25 @@ static void pack_f8(const pack_job *job, size_t panel) {
     memset(out, 0, w->panel_bytes); /* lanes beyond the last row */
     for (size_t b = 0; b < w->n_blocks; b++, out += SN_F8_SCALES + SN_F8_K * SN_LANES)
         for (size_t lane = 0, r = panel * SN_LANES; lane < SN_LANES && r < w->rows; lane++, r++) {
-            const uint8_t *from = job->host + r * job->row_bytes + b * sn_dtype_bytes(SN_F8_E4M3);
+            const uint8_t *from = job->host + r * job->row_bytes + b * sn_dtype_bytes(job->dtype);
             float scale;
             memcpy(&scale, from, sizeof scale);
-            scale *= 256;
+            scale *= sn_f8_factor(job->dtype);
             memcpy(out + lane * sizeof scale, &scale, sizeof scale);
             for (size_t k = 0; k < SN_F8_K; k++) out[SN_F8_SCALES + k * SN_LANES + lane] = from[sizeof scale + k];
         }
 }
 
-static void pack_nf4(const pack_job *job, size_t panel) {
+static void pack_float4(const pack_job *job, size_t panel) {
     const sn_cpu_weight *w = &job->weight;
     uint8_t *out = job->image + panel * w->panel_bytes;
     memset(out, 0, w->panel_bytes); /* lanes beyond the last row */
-    for (size_t b = 0; b < w->n_blocks; b++, out += sn_cpu_block_bytes(SN_NF4))
+    for (size_t b = 0; b < w->n_blocks; b++, out += sn_cpu_block_bytes(job->dtype))
         for (size_t lane = 0, r = panel * SN_LANES; lane < SN_LANES && r < w->rows; lane++, r++) {
-            const uint8_t *from = job->host + r * job->row_bytes + b * sn_dtype_bytes(SN_NF4);
+            const uint8_t *from = job->host + r * job->row_bytes + b * sn_dtype_bytes(job->dtype);
             memcpy(out + lane * sizeof(float), from, sizeof(float));
-            for (size_t i = 0; i < SN_NF4_K / 2; i++) out[SN_F8_SCALES + i * SN_LANES + lane] = from[sizeof(float) + i];
+            for (size_t i = 0; i < SN_FLOAT4_K / 2; i++)
+                out[SN_F8_SCALES + i * SN_LANES + lane] = from[sizeof(float) + i];
         }
 }
 
@@ -149,10 +167,10 @@ static void pack_panel(void *ctx, size_t panel, int worker) {
     const pack_job *job = ctx;
     if (sn_cpu_quantised(job->dtype))
         pack_quantised(job, panel * SN_LANES, job->image + panel * job->weight.panel_bytes);
-    else if (job->dtype == SN_F8_E4M3)
+    else if (sn_is_f8(job->dtype))
         pack_f8(job, panel);
-    else if (job->dtype == SN_NF4)
-        pack_nf4(job, panel);
+    else if (sn_cpu_float4(job->dtype))
+        pack_float4(job, panel);
     else
         pack_float(job, panel);
 }
@@ -167,7 +185,7 @@ sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight) {
 
 static bool can_multiply(sn_dtype t) {
     return (unsigned)t < SN_DTYPE_COUNT &&
-           (sn_cpu_quantised(t) || t == SN_F32 || t == SN_F16 || t == SN_BF16 || t == SN_F8_E4M3 || t == SN_NF4);
+           (sn_cpu_quantised(t) || t == SN_F32 || t == SN_F16 || t == SN_BF16 || sn_is_f8(t) || sn_cpu_float4(t));
 }
 
 sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, size_t cols, size_t *bytes, sn_err *err) {
@@ -192,7 +210,7 @@ sn_status sn_cpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t c
     sn_status status = sn_cpu_weight_size(d, dtype, rows, cols, &bytes, err);
     if (!status) status = sn_dtype_row_bytes(dtype, cols, &job.row_bytes, err);
     if (status) return status;
-    job.weight = sn_cpu_weight_view(&(sn_weight){dtype, rows, cols, bytes, image});
+    job.weight = sn_cpu_weight_view(&(sn_weight){dtype, rows, cols, bytes, image, NULL});
     sn_pool_run(((sn_cpu *)d)->pool, job.weight.n_panels, pack_panel, &job);
     return SN_OK;
 }
@@ -244,9 +262,18 @@ static void read_scales(sn_dtype dtype, const uint8_t *head, const uint8_t *scal
         *d = read_float(SN_BF16, scales, lane);
         return;
     case SN_SCALE_W:
+        if (sn_cpu_short_words(dtype)) {
+            const uint8_t zero = head[2 * SN_LANES + lane];
+            *d = read_float(zero & SN_CPU_BFLOAT ? SN_BF16 : SN_F16, head, lane);
+            *m = *d * (float)(0 - (zero & ~SN_CPU_BFLOAT));
+            return;
+        }
         memcpy(&word, head + lane * sizeof word, sizeof word);
         *d = sn_quant_word_scale(word);
-        *m = *d * (float)((sn_quant_forms[dtype].low_bits == 8 ? 128 : 0) - (int)(word & 0xff));
+        *m = *d * (float)(128 - (int)(word & 0xff));
+        return;
+    case SN_SCALE_F:
+        *d = read_float(SN_F32, head, lane);
         return;
     case SN_SCALE_V:
         *d = sn_f16_to_f32(sn_f8_to_f16_256th((uint8_t)bytes[SN_LANES * h])) * (256 * read_float(SN_F32, head, lane));
@@ -306,20 +333,20 @@ void sn_cpu_weight_dequantize_row(const sn_cpu_weight *w, size_t row, float *out
     assert(row < w->rows);
     const uint8_t *at = w->data + row / SN_LANES * w->panel_bytes;
     size_t lane = row % SN_LANES, offset, step;
-    if (w->dtype == SN_F8_E4M3) {
+    if (sn_is_f8(w->dtype)) {
         for (size_t k = 0; k < w->cols; k++) {
             const uint8_t *block = at + k / SN_F8_K * (SN_F8_SCALES + SN_F8_K * SN_LANES);
             uint8_t x = block[SN_F8_SCALES + k % SN_F8_K * SN_LANES + lane];
-            out[k] = sn_f16_to_f32(sn_f8_to_f16_256th(x)) * read_float(SN_F32, block, lane);
+            out[k] = sn_f16_to_f32(sn_f8_half(w->dtype, x)) * read_float(SN_F32, block, lane);
         }
         return;
     }
-    for (size_t k = 0; w->dtype == SN_NF4 && k < w->cols; k++) {
-        const uint8_t *block = at + k / SN_NF4_K * sn_cpu_block_bytes(SN_NF4);
-        uint8_t both = block[SN_F8_SCALES + k % SN_NF4_K / 2 * SN_LANES + lane];
-        out[k] = sn_nf4_values[both >> k % 2 * 4 & 15] * read_float(SN_F32, block, lane);
+    for (size_t k = 0; sn_cpu_float4(w->dtype) && k < w->cols; k++) {
+        const uint8_t *block = at + k / SN_FLOAT4_K * sn_cpu_block_bytes(w->dtype);
+        uint8_t both = block[SN_F8_SCALES + k % SN_FLOAT4_K / 2 * SN_LANES + lane];
+        out[k] = sn_float4_values(w->dtype)[both >> k % 2 * 4 & 15] * read_float(SN_F32, block, lane);
     }
-    if (w->dtype == SN_NF4) return;
+    if (sn_cpu_float4(w->dtype)) return;
     if (!sn_cpu_quantised(w->dtype)) {
         sn_cpu_float_panel(w, row / SN_LANES, &offset, &step);
         for (size_t k = 0; k < w->cols; k++) out[k] = read_float(w->dtype, w->data + offset + k * step, lane);

@@ -9,9 +9,9 @@
  * (columns) of all its rows:
  *
  * - Float types: w[k][lane]. In the 16-bit types two panels lie interleaved as a pair, w[k][panel][lane]; a last odd
- *   panel lies alone. F8 has 128 k in a block, after the float32 scales of its lanes, each times 256; NF4 has 64, two
- * of them in a byte, k and k + 1, after the scales. Reason for pairs: the fma chains of a single row wait for
- * themselves; those of two panels overlap, and the pair is still read as one stream.
+ *   panel lies alone. F8 has 128 k in a block, after the float32 scales of its lanes, each times 256 in E4M3; NF4 and
+ * FP4 have 64, two of them in a byte, k and k + 1, after the scales. Reason for pairs: the fma chains of a single row
+ * wait for themselves; those of two panels overlap, and the pair is still read as one stream.
  * - Quantised types: the parts of sn_quant_split, not one bit more than the file has but where its scales have 6 bits,
  *   which are bytes here. Of a superblock a head, d[lane] and then m[lane] where there are offsets; and then groups of
  *   32 k, each the planes of its codes followed by its scales, lane by lane. The scales lie next to their codes because
@@ -40,13 +40,15 @@ enum {
     SN_LANES = 16,               /* interleaved output rows: the width of a vector in every instruction set */
     SN_VECTOR = 4 * SN_LANES,    /* bytes of four k of all lanes */
     SN_F8_K = 128,               /* k that share a scale in F8 */
-    SN_F8_SCALES = 4 * SN_LANES, /* bytes of the scales of a block of F8, and of NF4 */
-    SN_NF4_K = 64,               /* k that share a scale in NF4 */
+    SN_F8_SCALES = 4 * SN_LANES, /* bytes of the scales of a block of F8, NF4 and FP4 */
+    SN_CPU_BFLOAT = 0x80,        /* sn_cpu_short_words */
+    SN_FLOAT4_K = 64,            /* k that share a scale in NF4 and FP4 */
 };
 
 /* The types whose codes and scales the kernels are compiled for; the others are float types. */
-#define SN_FLOAT_TYPES(X) X(F32) X(F16) X(BF16) X(F8_E4M3) X(NF4)
+#define SN_FLOAT_TYPES(X) X(F32) X(F16) X(BF16) X(F8_E4M3) X(F8_E5M2) X(NF4) X(FP4)
 
+static inline bool sn_cpu_float4(sn_dtype t) { return t == SN_NF4 || t == SN_FP4; }
 static inline bool sn_cpu_quantised(sn_dtype t) { return sn_quant_forms[t].low_bits; }
 /* Whether each half of a group has scales of its own. */
 static inline bool sn_cpu_fine(sn_dtype t) {
@@ -57,8 +59,15 @@ static inline bool sn_cpu_offsets(sn_dtype t) {
     sn_quant_scale s = sn_quant_forms[t].scale;
     return s == SN_SCALE_DM || s == SN_SCALE_K || s == SN_SCALE_N || s == SN_SCALE_W;
 }
+/* Whether the words of SN_SCALE_W lie in three bytes: the scale as a half or a bfloat16 of each lane, and then the code
+ * that stands for 0, with SN_CPU_BFLOAT where it is a bfloat16. */
+static inline bool sn_cpu_short_words(sn_dtype t) {
+    return sn_quant_forms[t].scale == SN_SCALE_W && sn_quant_forms[t].low_bits != 8;
+}
 /* Bytes of a block's head, of the codes of a group, and of a group with its scales. */
-static inline size_t sn_cpu_head_bytes(sn_dtype t) { return (size_t)(SN_LANES * sn_quant_forms[t].super_bytes); }
+static inline size_t sn_cpu_head_bytes(sn_dtype t) {
+    return (size_t)(SN_LANES * (sn_cpu_short_words(t) ? 3 : sn_quant_forms[t].super_bytes));
+}
 static inline size_t sn_cpu_code_bytes(sn_dtype t) {
     return (size_t)(SN_VECTOR * (sn_quant_forms[t].low_bits + sn_quant_forms[t].high_bits));
 }
@@ -70,14 +79,14 @@ static inline size_t sn_cpu_groups(sn_dtype t) {
 }
 /* k of a block, and its bytes. */
 static inline size_t sn_cpu_block(sn_dtype t) {
-    return t == SN_F8_E4M3       ? SN_F8_K
-           : t == SN_NF4         ? SN_NF4_K
+    return sn_is_f8(t)           ? SN_F8_K
+           : sn_cpu_float4(t)    ? SN_FLOAT4_K
            : sn_cpu_quantised(t) ? SN_QUANT_GROUP * sn_cpu_groups(t)
                                  : 1;
 }
 static inline size_t sn_cpu_block_bytes(sn_dtype t) {
-    return t == SN_F8_E4M3       ? SN_F8_SCALES + SN_F8_K * SN_LANES
-           : t == SN_NF4         ? SN_F8_SCALES + SN_NF4_K / 2 * SN_LANES
+    return sn_is_f8(t)           ? SN_F8_SCALES + SN_F8_K * SN_LANES
+           : sn_cpu_float4(t)    ? SN_F8_SCALES + SN_FLOAT4_K / 2 * SN_LANES
            : sn_cpu_quantised(t) ? sn_cpu_head_bytes(t) + sn_cpu_groups(t) * sn_cpu_group_bytes(t)
                                  : SN_LANES * (t == SN_F32 ? 4 : 2);
 }

@@ -133,10 +133,21 @@ INLINE void load_integers(sn_dtype t, group_at g, int first, int n, vb *out) {
 /* The head of a superblock. */
 INLINE void load_head(sn_dtype t, const uint8_t *block, vf *d, vf *m) {
     *d = *m = vf_set(0);
+    if (sn_cpu_short_words(t)) {
+        const vi zeros = vi_from_u8(block + 2 * SN_LANES), small = vi_and(zeros, vi_set(SN_CPU_BFLOAT - 1));
+        const vf half = vf_set(SN_CPU_BFLOAT - 0.5f);
+        *d = vf_if_less(vf_from_int(zeros), half, vf_from_f16(block), vf_from_bf16(block));
+        *m = vf_mul(*d, vf_sub(vf_set(0), vf_from_int(small)));
+        return;
+    }
     if (sn_quant_forms[t].scale == SN_SCALE_W) {
         const vi word = vi_load((const int32_t *)block), zeros = vi_and(word, vi_set(0xff));
         *d = vf_bits(vi_and(word, vi_set(~0xff)));
-        *m = vf_mul(*d, vf_sub(vf_set(sn_quant_forms[t].low_bits == 8 ? 128 : 0), vf_from_int(zeros)));
+        *m = vf_mul(*d, vf_sub(vf_set(128), vf_from_int(zeros)));
+        return;
+    }
+    if (sn_quant_forms[t].scale == SN_SCALE_F) {
+        *d = vf_load((const float *)block);
         return;
     }
     if (sn_quant_forms[t].scale == SN_SCALE_V) {
@@ -197,6 +208,7 @@ INLINE void load_scales(sn_dtype t, const uint8_t *p, int h, vf head_d, vf head_
     case SN_SCALE_U:
         *d = vf_mul(vf_from_f8(p + SN_LANES * h), vf_set(128));
         break;
+    case SN_SCALE_F:
     case SN_SCALE_H:
         *d = head_d;
         break;

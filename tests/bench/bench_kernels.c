@@ -124,7 +124,7 @@ static size_t put_random(sn_device *d, sn_dtype dtype, size_t rows, size_t cols,
     size_t bytes;
     require_ok(d->ops->weight_size(d, dtype, rows, cols, &bytes, &err));
     require_ok(d->ops->weight_pack(d, dtype, rows, cols, raw, at, &err));
-    *out = (sn_weight){dtype, rows, cols, bytes, at};
+    *out = (sn_weight){dtype, rows, cols, bytes, at, NULL};
     test_weight_free(raw);
     free(values);
     return bytes;
@@ -356,7 +356,7 @@ static void put_repeated(sn_device *d, sn_dtype dtype, size_t cols, const void *
     units = WIDE_BYTES / unit;
     require_ok(d->ops->weight_pack(d, dtype, WIDE_UNIT, cols, raw, at, &err));
     for (size_t i = 1; i < units; i++) memcpy(at + i * unit, at, unit);
-    *out = (sn_weight){dtype, units * WIDE_UNIT, cols, units * unit, at};
+    *out = (sn_weight){dtype, units * WIDE_UNIT, cols, units * unit, at, NULL};
 }
 
 /* GB/s of memory, and of reading alone. */

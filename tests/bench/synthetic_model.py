@@ -18,11 +18,11 @@ import struct
 # name: width, heads, key-value heads, width of the feed-forward network, vocabulary, context
 SHAPES = {"7b": (4096, 32, 32, 11008, 32000, 4096), "8b": (4096, 32, 8, 14336, 128000, 32768),
           "1b": (2048, 32, 8, 8192, 32000, 16384), "135m": (576, 9, 3, 1536, 49152, 16384),
-          "70b": (8192, 64, 8, 28672, 128256, 8192), "tiny": (256, 4, 2, 512, 512, 8192), "30b-a3b": (2048, 32, 4, 768, 32000, 32768),
+          "70b": (8192, 64, 8, 28672, 128256, 8192), "tiny": (256, 4, 2, 512, 512, 8192), "tiny-mixture": (256, 4, 2, 256, 512, 8192), "30b-a3b": (2048, 32, 4, 768, 32000, 32768),
           "gpt-oss-120b": (2880, 64, 8, 2880, 201088, 131072),
           "row-9k": (2304, 8, 2, 256, 512, 8192), "row-16k": (4096, 8, 2, 256, 512, 8192)}  # wide rows, little computation
 HEAD_DIM = {"row-9k": 64, "row-16k": 64}  # where it is not width / heads
-EXPERTS = {"30b-a3b": (128, 8, 128), "gpt-oss-120b": (128, 4, 64)}  # number, of a row, width of an attention head; ff is one expert's
+EXPERTS = {"30b-a3b": (128, 8, 128), "tiny-mixture": (4, 2, 64), "gpt-oss-120b": (128, 4, 64)}  # number, of a row, width of an attention head; ff is one expert's
 
 
 def half(x):

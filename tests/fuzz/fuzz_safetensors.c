@@ -11,7 +11,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static volatile uint8_t sink;
 
-/* "0" to "9" are the parts of a matrix; the first byte of "a" says whose names they are, the others its size. */
+/* "0" to ":" are the parts of a matrix; the first byte of "a" says whose names they are, the others its size. */
 static void join(const sn_safetensors *file) {
     enum { ROWS_MAX = 512, COLS_MAX = 2048 };
     const sn_safetensors_tensor *files[SN_PACKED_PARTS], *about = sn_safetensors_find(file, "a");
@@ -25,7 +25,8 @@ static void join(const sn_safetensors *file) {
     size_t rows = (a[1] | (size_t)a[2] << 8) % ROWS_MAX, cols = (a[3] | (size_t)a[4] << 8) % COLS_MAX;
     hparams.zeros_less_one = a[0] & 4;
     hparams.zeros_in_middle = a[0] & 8;
-    sn_status status = sn_packed_join(files, (sn_packed_naming)(a[0] % 4), rows, cols, &hparams, &packed, &dtype, &err);
+    hparams.act_order = a[0] & 16;
+    sn_status status = sn_packed_join(files, (sn_packed_naming)(a[0] % 5), rows, cols, &hparams, &packed, &dtype, &err);
     if (status && !err.text[0]) abort();
     if (status) return;
     size_t bytes = sn_packed_bytes(&packed, dtype);

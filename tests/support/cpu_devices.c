@@ -24,7 +24,9 @@ const sn_dtype test_weight_types[] = {SN_F32, SN_F16, SN_BF16, SN_Q4_0, SN_Q4_1,
                                       SN_I4_B32, SN_I4_32, SN_I4_64, SN_I4_128, SN_I8_128, SN_NVFP4_256,
                                       /* of CPUs and CUDA, the last one of CPUs only */
                                       SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS, SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS, SN_IQ3_S,
-                                      SN_TQ1_0, SN_TQ2_0, SN_NVFP4, SN_Q1_0, SN_Q2_0, SN_NF4};
+                                      SN_TQ1_0, SN_TQ2_0, SN_NVFP4, SN_Q1_0, SN_Q2_0,
+                                      /* of folders and CPUs */
+                                      SN_NF4, SN_FP4, SN_F8_E5M2, SN_I2_128, SN_I3_128, SN_I8_128F};
 const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
 const int test_n_gpu_weight_types = 23, test_n_cuda_weight_types = 23 + 12;
 
@@ -163,14 +165,16 @@ static void scale_offsets(sn_dtype dtype, int at[2]) {
 
 /* The scales of a type of folders. */
 static void fill_plain_scales(sn_dtype dtype, uint8_t *block, uint64_t *state) {
-    float scale = test_random(state) * (dtype == SN_I8_128 ? 0.005f : 0.05f);
+    const bool bytes = dtype == SN_I8_128 || dtype == SN_I8_128F;
+    float scale = test_random(state) * (bytes ? 0.005f : 0.05f);
     uint16_t half = sn_f32_to_bf16(scale);
     uint32_t word;
+    if (!bytes) scale = *state >> 40 & 1 ? sn_bf16_to_f32(half) : sn_f16_to_f32(sn_f32_to_f16(scale));
     memcpy(&word, &scale, sizeof word);
-    word = (word & ~0xffu) | (dtype == SN_I8_128 ? word >> 8 & 0xff : word >> 8 & 15);
+    word = (word & ~0xffu) | (uint32_t)(*state >> 44 & (bytes ? 255 : 15 >> (4 - sn_quant_forms[dtype].low_bits)));
     if (dtype == SN_I4_B32)
         memcpy(block, &half, sizeof half);
-    else if (dtype == SN_NVFP4_256)
+    else if (dtype == SN_NVFP4_256 || dtype == SN_I8_128F)
         memcpy(block, &scale, sizeof scale);
     else
         memcpy(block, &word, sizeof word);
@@ -192,17 +196,18 @@ static void fill_block(sn_dtype dtype, uint8_t *block, uint64_t *state) {
             half = sn_f32_to_f16(test_random(state) * 0.05f);
             memcpy(block + at[i], &half, sizeof half);
         }
-        if (dtype == SN_F8_E4M3) {
-            float scale = test_random(state) * 0.01f;
+        if (sn_is_f8(dtype)) {
+            float scale = test_random(state) * (dtype == SN_F8_E4M3 ? 0.01f : 1e-4f);
             for (size_t i = 0; i < sn_dtype_bytes(dtype); i++)
-                if ((block[i] & 0x7f) == 0x7f) block[i]--; /* NaN */
+                if (!sn_f8_is_number(dtype, block[i])) block[i] = (uint8_t)(block[i] - (dtype == SN_F8_E4M3 ? 1 : 4));
             memcpy(block, &scale, sizeof scale);
         }
-        if (dtype == SN_NF4) {
+        if (sn_float4_values(dtype)) {
             float scale = test_random(state) * 0.05f;
             memcpy(block, &scale, sizeof scale);
         }
-        if (dtype >= SN_I4_B32 && dtype <= SN_NVFP4_256) fill_plain_scales(dtype, block, state);
+        if (sn_dtype_quantised(dtype) && sn_quant_is_plain(&sn_quant_forms[dtype]))
+            fill_plain_scales(dtype, block, state);
         if (dtype == SN_IQ1_M) /* its half lies in the upper bits of four words */
             for (int i = 0; i < 4; i++) block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | "\0\0\x80\x20"[i]);
         if (dtype == SN_MXFP4) block[0] = (uint8_t)(120 + block[0] % 12);

@@ -54,7 +54,7 @@ static void *new_bytes(sn_device *d, const void *host, size_t bytes) {
 static sn_weight new_weight(sn_device *d) {
     float values[WIDTH * WIDTH];
     void *file = test_random_weight(SN_Q4_1, WIDTH, WIDTH, 3, values);
-    sn_weight weight = {SN_Q4_1, WIDTH, WIDTH, 0, NULL};
+    sn_weight weight = {SN_Q4_1, WIDTH, WIDTH, 0, NULL, NULL};
     REQUIRE(d->ops->weight_size(d, SN_Q4_1, WIDTH, WIDTH, &weight.bytes, &err));
     void *image = malloc(weight.bytes);
     REQUIRE(d->ops->weight_pack(d, SN_Q4_1, WIDTH, WIDTH, file, image, &err));

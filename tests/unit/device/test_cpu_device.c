@@ -91,6 +91,39 @@ Test(cpu_device, a_linear_row_has_the_same_bits_in_any_batch) {
     test_devices_close(&devices);
 }
 
+/* Each matrix meets the elements of a row in its own order, as if they had been brought into it before. */
+Test(cpu_device, columns_in_an_order_of_their_own_meet_their_elements) {
+    enum { N = 7, COLS = 512, ROWS = 37 };
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = COLS});
+    matrix m = matrix_new(SN_I4_64, ROWS, COLS, true, 3);
+    float *x = test_random_floats(N * COLS, 7), *ordered = malloc(N * COLS * sizeof *x), y[4][N * ROWS],
+          want[2][N * ROWS];
+    int32_t order[COLS], same[COLS];
+    for (int k = 0; k < COLS; k++) order[k] = same[k] = k * 75 % COLS;
+    for (int i = 0; i < N * COLS; i++) ordered[i] = x[i / COLS * COLS + order[i % COLS]];
+    for (int i = 0; i < devices.n; i++) {
+        sn_device *d = devices.at[i];
+        sn_weight *plain, first, second;
+        OK(test_weight_make(d, m.dtype, ROWS, COLS, m.raw, &plain, &err));
+        first = second = *plain;
+        first.order = order, second.order = same;
+        const sn_linear all[] = {{.weight = plain, .y = y[0]},
+                                 {.weight = &first, .y = y[1]},
+                                 {.weight = &second, .y = y[2]},
+                                 {.weight = plain, .y = y[3]}};
+        OK(d->ops->linear(d, N, x, 4, all, &err));
+        OK(d->ops->linear(d, N, x, 1, &(sn_linear){.weight = plain, .y = want[0]}, &err));
+        OK(d->ops->linear(d, N, ordered, 1, &(sn_linear){.weight = plain, .y = want[1]}, &err));
+        for (int k = 0; k < 4; k++) expect_same_bits(want[k == 1 || k == 2], y[k], N * ROWS, d, "order");
+        cr_assert_eq(d->ops->linear_input_grad(d, N, y[0], &first, false, ordered, &err), SN_REFUSED);
+        test_weight_drop(d, &plain);
+    }
+    matrix_free(&m);
+    free(ordered);
+    free(x);
+    test_devices_close(&devices);
+}
+
 /* The activation in the precision of the quantised layouts, computed naively. */
 static void quantize_naively(const float *x, size_t n, double *out) {
     for (size_t b = 0; b < n; b += 32) {
@@ -461,19 +494,20 @@ Test(cpu_device, has_the_same_bits_on_every_machine) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 20, .width = 512, .context = 100});
     for (int d = 0; d < devices.n; d++) {
         const uint64_t begin = 14695981039346656037u;
-        uint64_t first = begin, folders = begin, cpus, nf4 = begin;
+        uint64_t first = begin, folders = begin, cpus, nf4 = begin, more;
         int t = 0;
         while (t < test_n_gpu_weight_types && test_weight_types[t] != SN_I4_B32)
             first = hash_of_a_block(devices.at[d], test_weight_types[t++], first);
         while (t < test_n_gpu_weight_types) folders = hash_of_a_block(devices.at[d], test_weight_types[t++], folders);
         for (cpus = first; test_weight_types[t] != SN_NF4; t++)
             cpus = hash_of_a_block(devices.at[d], test_weight_types[t], cpus);
-        nf4 = hash_of_a_block(devices.at[d], SN_NF4, nf4);
-        cr_assert(first == 0x33be3e9e276a591fu && folders == 0x9bf96a000c352d2fu && cpus == 0xc42547f58b8102a7u &&
-                      nf4 == 0x73cdad9b7a11822eu,
-                  "%s: 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu", sn_device_describe(devices.at[d]),
+        more = nf4 = hash_of_a_block(devices.at[d], test_weight_types[t++], nf4);
+        while (t < test_n_weight_types) more = hash_of_a_block(devices.at[d], test_weight_types[t++], more);
+        cr_assert(first == 0x33be3e9e276a591fu && folders == 0xd48a98c3a6f2bcaeu && cpus == 0xc42547f58b8102a7u &&
+                      nf4 == 0x73cdad9b7a11822eu && more == 0xbfb325321e95b4c7u,
+                  "%s: 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu", sn_device_describe(devices.at[d]),
                   (unsigned long long)first, (unsigned long long)folders, (unsigned long long)cpus,
-                  (unsigned long long)nf4);
+                  (unsigned long long)nf4, (unsigned long long)more);
     }
     test_devices_close(&devices);
 }

@@ -62,7 +62,7 @@ static float *new_floats(sn_device *d, size_t n, uint64_t seed) {
 static void load_weight(bench *b) {
     float values[WIDTH * WIDTH];
     void *file = test_random_weight(SN_Q4_1, WIDTH, WIDTH, 3, values), *at;
-    b->weight = (sn_weight){SN_Q4_1, WIDTH, WIDTH, 0, NULL};
+    b->weight = (sn_weight){SN_Q4_1, WIDTH, WIDTH, 0, NULL, NULL};
     REQUIRE(b->d->ops->weight_size(b->d, SN_Q4_1, WIDTH, WIDTH, &b->weight.bytes, &err));
     void *image = malloc(b->weight.bytes);
     REQUIRE(b->d->ops->weight_pack(b->d, SN_Q4_1, WIDTH, WIDTH, file, image, &err));

@@ -25,7 +25,7 @@ static void *new_bytes(sn_device *d, const void *values, size_t bytes) {
 /* Experts with a gap behind each. */
 static sn_experts new_experts(sn_device *d, sn_dtype dtype, size_t rows, uint64_t seed) {
     static float values[OUTPUTS * COLS];
-    sn_weight one = {dtype, rows, COLS, 0, NULL};
+    sn_weight one = {dtype, rows, COLS, 0, NULL, NULL};
     REQUIRE(d->ops->weight_size(d, dtype, rows, COLS, &one.bytes, &err));
     sn_experts experts = {one, (one.bytes + 127) / 64 * 64, EXPERTS};
     uint8_t *all = calloc(EXPERTS, experts.stride);

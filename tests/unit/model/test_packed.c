@@ -3,7 +3,9 @@
 #include "base/file.h"
 #include "client/api/describe.h"
 #include "device/quant.h"
+#include "model/gguf.h"
 #include "model/model.h"
+#include "model/packed.h"
 #include "model/safetensors.h"
 #include "model/source.h"
 #include "tests/support/cluster.h"
@@ -35,7 +37,10 @@ static const struct {
     {"gptq4_whole", SN_I4_128, 0.05f},       {"gptq8_128", SN_I8_128, 0.05f},
     {"awq_128", SN_I4_128, 0.05f},           {"modelopt_fp8", SN_F8_E4M3, 1e-4f},
     {"modelopt_nvfp4", SN_NVFP4_256, 0.05f}, {"bnb_nf4", SN_NF4, 1e-4f},
-    {"bnb_nf4_double", SN_NF4, 1e-4f},
+    {"bnb_nf4_double", SN_NF4, 1e-4f},       {"bnb_fp4", SN_FP4, 1e-4f},
+    {"bnb_int8", SN_I8_128F, 0.05f},         {"fp8_e5m2", SN_F8_E5M2, 1e-4f},
+    {"gptq2_128", SN_I2_128, 0.05f},         {"gptq3_128", SN_I3_128, 0.05f},
+    {"gptq4_order", SN_I4_64, 0.05f},
 };
 enum { N_FOLDERS = sizeof folders / sizeof *folders };
 
@@ -65,17 +70,21 @@ static void expect_numbers(const sn_model *m, sn_role role, int block, int exper
     cr_assert_eq(t.dtype, type, "%s: %s is %s", folder, name, sn_dtype_name(t.dtype));
     REQUIRE(sn_model_contiguous(&t, &rows, &copy, &err));
     float *row = malloc(t.cols * sizeof *row);
+    int32_t *order = calloc(t.cols, sizeof *order);
+    for (size_t c = 0; c < t.cols; c++) order[c] = (int32_t)c;
+    if (sn_model_is_ordered(&t)) REQUIRE(sn_model_order(&t, order, &err));
     cr_assert(want->dims[1] == t.cols && want->dims[0] <= t.rows);
     for (size_t r = 0; r < want->dims[0]; r++) {
         sn_dequantize_row(t.dtype, (const char *)rows + r * (t.bytes / t.rows), t.cols, row);
         for (size_t c = 0; c < t.cols; c++) {
             float number;
-            memcpy(&number, want->data + (r * t.cols + c) * sizeof number, sizeof number);
+            memcpy(&number, want->data + (r * t.cols + (size_t)order[c]) * sizeof number, sizeof number);
             cr_assert_eq(row[c], number, "%s: %s (%zu, %zu) is %a, not %a", folder, name, r, c, (double)row[c],
                          (double)number);
         }
     }
     free(row);
+    free(order);
     free(copy);
 }
 
@@ -167,6 +176,60 @@ Test(packed, kimi_has_its_experts_in_four_bits) {
     sn_safetensors_close(&golden);
     sn_model_close(&m);
     expect_near("kimi_k25_int4", 0.02f);
+}
+
+/* llama.cpp's own converter made the file of modelopt_nvfp4: blocks, and each matrix's scale in a tensor beside them.
+ */
+Test(packed, nvfp4_of_a_gguf_file_is_multiplied_by_the_scale_beside_it) {
+    sn_model *m = open_model(SN_FIXTURES "/gguf/nvfp4_scale.gguf");
+    sn_safetensors *golden = open_golden("modelopt_nvfp4");
+    expect_numbers(m, SN_ROLE_FFN_DOWN, 0, 0, golden, "model.layers.0.mlp.down_proj.weight", SN_NVFP4_256);
+    sn_safetensors_close(&golden);
+    sn_model_close(&m);
+}
+
+static void expect_scaled(sn_model_tensor blocks, const float *scales, size_t n, const char *refusal) {
+    const sn_model_tensor beside = {.dtype = SN_F32, .rows = 1, .cols = n, .data = scales, .bytes = n * sizeof *scales};
+    sn_model_tensor out = blocks;
+    sn_packed packed;
+    float plain[256], scaled[256];
+    uint8_t made[3 * 148];
+    sn_err err = {0};
+    sn_status status = sn_packed_join_gguf(&blocks, &beside, &packed, &out.dtype, &err);
+    out.packed = &packed;
+    out.bytes = status ? 0 : sn_packed_bytes(&packed, out.dtype);
+    if (!status) status = sn_packed_unpack(&out, made, &err);
+    if (refusal) {
+        cr_expect(status == SN_REFUSED && strstr(err.text, refusal), "%s", err.text);
+        return;
+    }
+    cr_assert_eq(status, SN_OK, "%s", err.text);
+    for (size_t r = 0; r < blocks.rows; r++) {
+        sn_dequantize_row(SN_NVFP4, (const char *)blocks.data + r * 144, 256, plain);
+        sn_dequantize_row(out.dtype, made + r * 148, 256, scaled);
+        for (int k = 0; k < 256; k++) cr_assert_eq(scaled[k], plain[k] * scales[r / (blocks.rows / n)]);
+    }
+}
+
+/* Of experts in one tensor each has its own. */
+Test(packed, nvfp4_scales_of_a_gguf_file_are_of_equal_parts_of_the_rows) {
+    uint8_t bytes[3 * 144];
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)(i % 36 < 4 ? 40 + i % 30 : i * 37);
+    bytes[1] = 0x7f; /* 0 in a GGUF file */
+    const sn_model_tensor blocks = {.dtype = SN_NVFP4,
+                                    .rows = 3,
+                                    .cols = 256,
+                                    .data = bytes,
+                                    .bytes = sizeof bytes,
+                                    .group_rows = 3,
+                                    .group_stride = 3};
+    sn_model_tensor narrow = blocks;
+    narrow.cols = 192;
+    expect_scaled(blocks, (float[]){0.5f}, 1, NULL);
+    expect_scaled(blocks, (float[]){2, 0.25f, 4}, 3, NULL);
+    expect_scaled(blocks, (float[]){2, 1}, 2, "for 2 of 3 rows");
+    expect_scaled(blocks, (float[]){NAN}, 1, "scales that are no numbers");
+    expect_scaled(narrow, (float[]){1}, 1, "in rows of a multiple of 256, not of 192");
 }
 
 /* ---- changed folders ---- */
@@ -300,15 +363,21 @@ Test(packed, tensors_that_do_not_fit_each_other_are_refused) {
     expect_tensors("ct_int4_128", "weight_scale", "dtype", "\"I16\"", "which is not supported");
     expect_tensors("ct_int4_32_zeros", "weight_scale", "shape", "[1024]", "has no scale for each group");
     expect_tensors("ct_w8a8", "weight_scale", "shape", "[64,2]", "is of a type that its part of the model cannot have");
-    expect_tensors("ct_fp8_channel", "weight", "dtype", "\"F8_E5M2\"", "of type F8_E5M2 does not have the codes");
+    expect_tensors("ct_fp8_channel", "weight", "dtype", "\"F8_E8M0\"", "of type F8_E8M0 does not have the codes");
     expect_tensors("ct_nvfp4", "weight_scale", "dtype", "\"U8\"", "which is not supported");
     expect_tensors("ct_mxfp4", "weight_scale", "dtype", "\"I8\"", "which is not supported");
     expect_without("bnb_nf4", "weight.absmax", "has 2 dimensions, (16384, 1)");
-    expect_without("bnb_nf4", "weight.quant_map", "are not NF4 of bitsandbytes");
-    expect_without("bnb_nf4", "weight.quant_state.bitsandbytes__nf4", "are not NF4 of bitsandbytes");
-    expect_without("bnb_nf4_double", "weight.nested_absmax", "are not NF4 of bitsandbytes");
-    expect_without("bnb_nf4_double", "weight.nested_quant_map", "are not NF4 of bitsandbytes");
-    expect_tensors("bnb_nf4", "weight", "dtype", "\"I8\"", "are not NF4 of bitsandbytes");
+    expect_without("bnb_nf4", "weight.quant_map", "are not NF4 or FP4 of bitsandbytes");
+    expect_without("bnb_nf4", "weight.quant_state.bitsandbytes__nf4", "are not NF4 or FP4 of bitsandbytes");
+    expect_without("bnb_nf4_double", "weight.nested_absmax", "are not NF4 or FP4 of bitsandbytes");
+    expect_without("bnb_nf4_double", "weight.nested_quant_map", "are not NF4 or FP4 of bitsandbytes");
+    expect_tensors("bnb_nf4", "weight", "dtype", "\"I8\"", "are not NF4 or FP4 of bitsandbytes");
+    expect_without("bnb_fp4", "weight.quant_state.bitsandbytes__fp4", "are not NF4 or FP4 of bitsandbytes");
+    expect_without("bnb_int8", "SCB", "is of a type that its part of the model cannot have");
+    expect_tensors("bnb_int8", "weight_format", "dtype", "\"I8\"", "is not one byte");
+    expect_tensors("bnb_int8", "SCB", "shape", "[64,2]", "is of a type that its part of the model cannot have");
+    expect_tensors("gptq3_128", "qweight", "shape", "[16,192]", "in 2, 3, 4 or 8 bits");
+    expect_tensors("gptq3_128", "qzeros", "shape", "[3,8]", "does not fit the codes and scales");
     expect_tensors("modelopt_nvfp4", "weight_scale_2", "dtype", "\"I32\"", "is not one number in F32");
 }
 
@@ -326,6 +395,12 @@ Test(packed, numbers_that_cannot_be_computed_with_are_refused) {
     expect_patched("gptq4_128", "g_idx", 0, 2, 4, "column 0 belongs to group 2 of 2");
     expect_patched("gptq4_128", "g_idx", 0, 0xffffffff, 4, "belongs to group 4294967295 of 2");
     expect_patched("gptq4_128", "g_idx", 0, 1, 4, "in the order of their activations");
+    expect_patched("gptq4_order", "g_idx", 0, 4, 4, "column 0 belongs to group 4 of 4");
+    expect_patched("gptq4_order", "g_idx", 0, 2, 4, "which is full");
+    expect_patched("bnb_int8", "weight_format", 0, 1, 1, "its weight_format is 1");
+    expect_patched("bnb_int8", "SCB", 0, 0x7f800000, 4, "no number up to 2^100");
+    expect_patched("fp8_e5m2", "weight", 3, 0x7c, 1, "holds NaN");
+    expect_patched("bnb_fp4", "weight.quant_map", 4, 0, 4, "what its quant_state says");
     expect_patched("gptq4_128", "bias", 2, 0x3c00, 2, "a bias that is not 0");
     expect_patched("gptq4_128", "bias", 2, 0x8000, 2, NULL); /* -0 */
     expect_patched("gptq4_128", "scales", 0, 0x7c00, 2, "no number up to 2^100");
@@ -355,10 +430,12 @@ static void expect_config(const char *from, const char *field, const char *value
 Test(packed, what_a_configuration_says_is_read_or_refused) {
     expect_config("gptq4_128", "quant_method", "\"hqq\"", "with hqq: the weights are quantised");
     expect_config("gptq4_128", "quant_method", NULL, "no quant_method");
-    expect_config("gptq4_128", "bits", "3", "for 'bits'");
+    expect_config("gptq4_128", "bits", "5", "for 'bits'");
     expect_config("gptq4_128", "bits", "\"4\"", "for 'bits'");
     expect_config("gptq4_128", "group_size", "100", "'group_size'");
-    expect_config("gptq4_128", "desc_act", "true", "in the order of their activations ('desc_act')");
+    expect_config("gptq4_128", "desc_act", "true", NULL);
+    expect_config("gptq4_order", "desc_act", "false", "does not say so (desc_act)");
+    expect_config("gptq4_order", "static_groups", "true", "does not say so (desc_act)");
     expect_config("gptq4_whole", "desc_act", "true", NULL);
     expect_config("gptq4_128", "checkpoint_format", "\"marlin\"", "'checkpoint_format' 'marlin'");
     expect_config("gptq4_128", "checkpoint_format", "\"gptq\"", NULL);
@@ -371,11 +448,12 @@ Test(packed, what_a_configuration_says_is_read_or_refused) {
     expect_config("ct_int4_128", "transform_config", "{\"r\":1}", "sets 'transform_config'");
     expect_config("ct_int4_128", "config_groups", "{\"g\":{\"weights\":{\"num_bits\":3}}}", "for 'num_bits'");
     expect_config("ct_int4_128", "config_groups", "{\"g\":{\"weights\":{\"num_bits\":4,\"actorder\":\"group\"}}}",
-                  "order of their activations");
+                  NULL);
     expect_config("ct_int4_128", "config_groups", "{\"g\":{\"weights\":{\"num_bits\":4,\"actorder\":\"weight\"}}}",
                   NULL);
-    expect_config("bnb_nf4", "load_in_4bit", "false", "does not set 'load_in_4bit'");
-    expect_config("bnb_nf4", "bnb_4bit_quant_type", "\"fp4\"", "'bnb_4bit_quant_type' 'fp4'");
+    expect_config("bnb_nf4", "load_in_4bit", "false", "sets not one of 'load_in_4bit'");
+    expect_config("bnb_nf4", "bnb_4bit_quant_type", "\"fp8\"", "'bnb_4bit_quant_type' 'fp8'");
+    expect_config("fp8_e5m2", "fmt", "\"e3m4\"", "in another form than e4m3 or e5m2");
     expect_config("modelopt_fp8", "quant_algo", "\"W4A8_AWQ\"", "'quant_algo' 'W4A8_AWQ'");
 }
 
@@ -400,6 +478,44 @@ Test(packed, every_part_belongs_to_the_block) {
     REQUIRE(sn_model_block_hash(m, 0, &after, &err));
     cr_assert(memcmp(&before, &after, sizeof before));
     sn_model_close(&m);
+    temp_folder_remove(&folder);
+}
+
+static sn_hash hash_of(const char *folder) {
+    sn_hash hash;
+    sn_model *m = open_model(folder);
+    REQUIRE(sn_model_block_hash(m, 0, &hash, &err));
+    sn_model_close(&m);
+    return hash;
+}
+
+/* Columns 0 and 1, each the first of a group, change places: the same blocks, in another order. */
+Test(packed, the_order_of_columns_belongs_to_the_block) {
+    char *folder = temp_folder();
+    const char *path;
+    sn_model_tensor t;
+    size_t len, bytes = 0;
+    uint64_t codes, groups;
+    sn_model *m = open_model(PACKED "gptq4_order");
+    REQUIRE(sn_model_find(m, SN_ROLE_FFN_DOWN, 0, &t, &err));
+    const void *part = NULL;
+    for (int i = 0; bytes != t.cols * 4; i++) part = sn_model_packed_part(&t, i, &bytes);
+    cr_assert(sn_model_file_of(m, t.data, &path, &codes) && sn_model_file_of(m, part, &path, &groups));
+    sn_model_close(&m);
+    char *file = read_text("gptq4_order", "model.safetensors", &len);
+    cr_assert(memcmp(file + groups, file + groups + 4, 4), "both are of one group");
+    for (size_t r = 0; r < 128; r++)
+        file[codes + 4 * r] = (char)((file[codes + 4 * r] & 15) << 4 | (file[codes + 4 * r] >> 4 & 15));
+    for (size_t i = 0; i < 4; i++) {
+        char first = file[groups + i];
+        file[groups + i] = file[groups + 4 + i];
+        file[groups + 4 + i] = first;
+    }
+    write_config(folder, "gptq4_order", NULL, NULL);
+    write_file(folder, "model.safetensors", file, len);
+    const sn_hash before = hash_of(PACKED "gptq4_order"), after = hash_of(folder);
+    cr_assert(memcmp(&before, &after, sizeof before));
+    free(file);
     temp_folder_remove(&folder);
 }
 

@@ -28,7 +28,7 @@ static void *new_bytes(sn_device *d, size_t bytes) {
 }
 
 static sn_weight new_weight(sn_device *d, sn_dtype dtype, size_t rows, size_t cols) {
-    sn_weight weight = {dtype, rows, cols, 0, NULL};
+    sn_weight weight = {dtype, rows, cols, 0, NULL, NULL};
     float *values = malloc(rows * cols * sizeof *values);
     void *file = test_random_weight(dtype, rows, cols, 3, values), *image;
     OK(d->ops->weight_size(d, dtype, rows, cols, &weight.bytes, &err));

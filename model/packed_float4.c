@@ -1,8 +1,8 @@
-/* NF4 of bitsandbytes: codes of all rows one after the other, the first in the high half of each byte, and a scale for
- * each `group` of them. Scales are float32; or they are codes themselves (double quantisation), which a map turns into
- * numbers that are multiplied by a scale of many and moved by one offset, all in float32. */
+/* NF4 and FP4 of bitsandbytes: codes of all rows one after the other, the first in the high half of each byte, and a
+ * scale for each `group` of them. Scales are float32; or they are codes themselves (double quantisation), which a map
+ * turns into numbers that are multiplied by a scale of many and moved by one offset, all in float32. */
 #include "base/mem.h"
-#include "base/nf4.h"
+#include "base/float4.h"
 #include "model/packed.h"
 #include "model/tensor_view.h"
 
@@ -16,13 +16,16 @@ static bool is(const sn_safetensors_tensor *t, const char *type, size_t elements
     return t && !strcmp(t->type, type) && t->elements == elements;
 }
 
-sn_status sn_packed_join_nf4(const sn_safetensors_tensor *const files[SN_PACKED_PARTS], sn_packed *p, sn_err *err) {
+sn_status sn_packed_join_float4(const sn_safetensors_tensor *const files[SN_PACKED_PARTS], sn_packed *p,
+                                sn_dtype *dtype, sn_err *err) {
+    const bool fp4 = files[SN_PACKED_OF_FP4];
     const sn_safetensors_tensor *codes = files[SN_PACKED_CODES], *scales = files[SN_PACKED_SCALES],
-                                *state = files[SN_PACKED_STATE], *nested = files[SN_PACKED_NESTED];
+                                *state = files[fp4 ? SN_PACKED_OF_FP4 : SN_PACKED_STATE],
+                                *nested = files[SN_PACKED_NESTED];
     size_t all, bytes, n = scales->elements;
     bool twice = !strcmp(scales->type, "U8");
     if (!p->rows || p->cols % BLOCK || !sn_mul(p->rows, p->cols, &all) || !sn_mul(all, 2, &bytes))
-        return sn_fail(err, SN_REFUSED, "tensor '%s' stands for %zu rows of %zu in NF4, which are no multiple of %d",
+        return sn_fail(err, SN_REFUSED, "tensor '%s' stands for %zu rows of %zu in 4 bits, which are no multiple of %d",
                        codes->name, p->rows, p->cols, BLOCK);
     p->group = n && all % n == 0 ? all / n : 0;
     bool fits = is(codes, "U8", all / 2) && p->group && p->group % BLOCK == 0 && (twice || is(scales, "F32", n)) &&
@@ -33,11 +36,12 @@ sn_status sn_packed_join_nf4(const sn_safetensors_tensor *const files[SN_PACKED_
     if (!fits)
         return sn_fail(
             err, SN_REFUSED,
-            "tensor '%s' and those beside it are not NF4 of bitsandbytes for %zu rows of %zu, with a scale for "
+            "tensor '%s' and those beside it are not NF4 or FP4 of bitsandbytes for %zu rows of %zu, with a scale for "
             "each %d or a multiple: other forms are not supported",
             codes->name, p->rows, p->cols, BLOCK);
     for (int i = 0; i < SN_PACKED_PARTS; i++)
         if (files[i]) p->parts[i] = files[i]->data, p->bytes[i] = files[i]->bytes;
+    *dtype = fp4 ? SN_FP4 : SN_NF4;
     return SN_OK;
 }
 
@@ -47,14 +51,28 @@ typedef struct nesting {
     float offset;
 } nesting;
 
+static float number(const void *from, size_t i) {
+    float x;
+    memcpy(&x, (const uint8_t *)from + i * sizeof x, sizeof x);
+    return x;
+}
+
+/* Whether the codes' numbers are these; the sign of zero does not matter. */
+static bool has_numbers(const sn_packed *p, const float values[16]) {
+    bool same = true;
+    for (size_t i = 0; i < 16; i++) same &= number(p->parts[SN_PACKED_NUMBERS], i) == values[i];
+    return same;
+}
+
 /* Whether the state says of the matrix what its tensors say. */
-static bool read_state(const sn_packed *p, nesting *out) {
-    json_t *state = json_loadb(p->parts[SN_PACKED_STATE], p->bytes[SN_PACKED_STATE], 0, NULL);
+static bool read_state(const sn_packed *p, sn_dtype dtype, nesting *out) {
+    const sn_packed_part part = dtype == SN_FP4 ? SN_PACKED_OF_FP4 : SN_PACKED_STATE;
+    json_t *state = json_loadb(p->parts[part], p->bytes[part], 0, NULL);
     const json_t *shape = json_object_get(state, "shape"), *offset = json_object_get(state, "nested_offset");
     const char *type = json_string_value(json_object_get(state, "quant_type"));
     size_t n = p->rows * p->cols / p->group, n_nested = p->bytes[SN_PACKED_NESTED] / sizeof(float);
     json_int_t group = json_integer_value(json_object_get(state, "nested_blocksize"));
-    bool fits = type && !strcmp(type, "nf4") && json_array_size(shape) == 2 &&
+    bool fits = type && !strcmp(type, dtype == SN_FP4 ? "fp4" : "nf4") && json_array_size(shape) == 2 &&
                 json_integer_value(json_array_get(shape, 0)) == (json_int_t)p->rows &&
                 json_integer_value(json_array_get(shape, 1)) == (json_int_t)p->cols &&
                 json_integer_value(json_object_get(state, "blocksize")) == (json_int_t)p->group;
@@ -63,13 +81,7 @@ static bool read_state(const sn_packed *p, nesting *out) {
         *out = (nesting){(size_t)group, (float)json_number_value(offset)};
     }
     json_decref(state);
-    return fits && !memcmp(p->parts[SN_PACKED_NUMBERS], sn_nf4_values, sizeof sn_nf4_values);
-}
-
-static float number(const void *from, size_t i) {
-    float x;
-    memcpy(&x, (const uint8_t *)from + i * sizeof x, sizeof x);
-    return x;
+    return fits && has_numbers(p, sn_float4_values(dtype));
 }
 
 static float scale_of(const sn_packed *p, const nesting *n, size_t i) {
@@ -79,11 +91,11 @@ static float scale_of(const sn_packed *p, const nesting *n, size_t i) {
     return scale + n->offset;
 }
 
-sn_status sn_packed_unpack_nf4(const sn_model_tensor *t, uint8_t *to, sn_err *err) {
+sn_status sn_packed_unpack_float4(const sn_model_tensor *t, uint8_t *to, sn_err *err) {
     const sn_packed *p = t->packed;
     nesting nested = {0};
-    if (!read_state(p, &nested))
-        return sn_fail(err, SN_REFUSED, "what its quant_state says of the NF4 weights does not fit their tensors");
+    if (!read_state(p, t->dtype, &nested))
+        return sn_fail(err, SN_REFUSED, "what its quant_state says of the weights does not fit their tensors");
     for (size_t r = 0; r < t->rows; r++) {
         size_t row = t->first_row + sn_tensor_view_line(t, r), at = row * p->cols;
         const uint8_t *codes = (const uint8_t *)p->parts[SN_PACKED_CODES] + at / 2;

@@ -120,7 +120,7 @@ Test(latent, each_head_takes_its_own_matrix) {
                 free(y);
                 test_weight_free(host);
             }
-            const sn_experts heads = {{dtype, ROWS, COLS, bytes, memory}, stride, 3};
+            const sn_experts heads = {{dtype, ROWS, COLS, bytes, memory, NULL}, stride, 3};
             REQUIRE(d->ops->head_linear(d, N, x, COLS + REST, &heads, got, &err));
             cr_expect_eq(test_differ(want, got, N * 3 * (ROWS + REST)), (size_t)(N * 3 * (ROWS + REST)), "%s, %s",
                          sn_device_describe(d), sn_dtype_name(dtype));

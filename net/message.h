@@ -22,7 +22,7 @@
 #include "base/mem.h"
 
 enum {
-    SN_PROTOCOL_VERSION = 4,           /* both sides of a connection must use the same */
+    SN_PROTOCOL_VERSION = 5,           /* both sides of a connection must use the same */
     SN_KEY_SIZE = 32,                  /* bytes of a CURVE (X25519) or Ed25519 public key */
     SN_SESSION_ID_SIZE = 16,           /* bytes, opaque, chosen by the client at random */
     SN_ADDRESS_MAX = 255,              /* bytes of HOST:PORT */

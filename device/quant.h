@@ -103,12 +103,15 @@ typedef enum sn_quant_scale {
     X(TQ2_0, 2, 0, H, 0, 2, 1, 0, 8, 0, 0, 0, 0, 0)                                                                    \
     X(NVFP4, 4, 0, U, 2, 0, 0, 2, 1, 0, 0, 0, 0, 0)                                                                    \
     X(Q1_0, 1, 0, H, 0, 2, 1, 3, 4, 0, 0, 0, 0, 0)                                                                     \
-    X(Q2_0, 2, 0, H, 0, 2, 1, 0, 2, 0, 0, 0, 0, 0)                                                                     \
+    X(Q2_0, 2, 0, H, 0, 2, 1, 0, 2, 0, 0, 0, 0, 0)
+
+/* The same, of CPUs alone. */
+#define SN_CPU_QUANT_TYPES(X)                                                                                          \
     X(I2_128, 2, 0, W, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)                                                                   \
     X(I3_128, 2, 1, W, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)                                                                   \
     X(I8_128F, 8, 0, F, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)
 
-#define SN_ALL_QUANT_TYPES(X) SN_QUANT_TYPES(X) SN_MORE_QUANT_TYPES(X)
+#define SN_ALL_QUANT_TYPES(X) SN_QUANT_TYPES(X) SN_MORE_QUANT_TYPES(X) SN_CPU_QUANT_TYPES(X)
 
 typedef struct sn_quant_form {
     int low_bits, high_bits;
@@ -137,7 +140,7 @@ static const sn_quant_form sn_quant_forms[SN_DTYPE_COUNT] = {
     SN_QUANT_TYPES(X)
 #undef X
 #define X(type, ...) [SN_##type] = SN_QUANT_WHOLE_FORM(__VA_ARGS__),
-        SN_MORE_QUANT_TYPES(X)
+        SN_MORE_QUANT_TYPES(X) SN_CPU_QUANT_TYPES(X)
 #undef X
 };
 #endif

@@ -567,7 +567,7 @@ __device__ inline float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y 
         return CALL(SN_CUDA_##type);
 #define SN_CUDA_FLOAT_CASES                                                                                            \
     SN_CUDA_LAYOUT_CASE(F32) SN_CUDA_LAYOUT_CASE(F16) SN_CUDA_LAYOUT_CASE(BF16) SN_CUDA_LAYOUT_CASE(F8)
-#define SN_CUDA_QUANT_CASES SN_ALL_QUANT_TYPES(SN_CUDA_LAYOUT_CASE)
+#define SN_CUDA_QUANT_CASES SN_CUDA_QUANT_TYPES(SN_CUDA_LAYOUT_CASE)
 /* The same with one instance of a kernel for all of SN_MORE_QUANT_TYPES: it chooses for each group of weights. So are
  * compiled all kernels but those of decode steps, whose loads would wait for each other. */
 #define SN_CUDA_ANY_CASE(type, ...) case SN_CUDA_##type:

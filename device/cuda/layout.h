@@ -25,13 +25,15 @@
 
 #include <stddef.h>
 
+#define SN_CUDA_QUANT_TYPES(X) SN_QUANT_TYPES(X) SN_MORE_QUANT_TYPES(X)
+
 typedef enum sn_cuda_layout {
     SN_CUDA_F32,
     SN_CUDA_F16,
     SN_CUDA_BF16,
     SN_CUDA_F8, /* F8_E4M3 */
 #define X(type, ...) SN_CUDA_##type,
-    SN_ALL_QUANT_TYPES(X)
+    SN_CUDA_QUANT_TYPES(X)
 #undef X
         SN_CUDA_ANY, /* to the kernels: one of SN_MORE_QUANT_TYPES, which the matrix names */
 } sn_cuda_layout;

@@ -13,7 +13,7 @@ static bool layout_of(sn_dtype dtype, sn_cuda_layout *out) {
                                                    [SN_BF16] = SN_CUDA_BF16 + 1,
                                                    [SN_F8_E4M3] = SN_CUDA_F8 + 1,
 #define X(type, ...) [SN_##type] = SN_CUDA_##type + 1,
-                                                   SN_ALL_QUANT_TYPES(X)
+                                                   SN_CUDA_QUANT_TYPES(X)
 #undef X
     };
     if ((unsigned)dtype >= SN_DTYPE_COUNT || !layouts[dtype]) return false;

@@ -660,10 +660,15 @@ def test_the_view_follows_an_answer_until_a_reader_scrolls(b, server, address):
         b.js("document.querySelector('main').scrollTop = 0")
         b.until("the answer goes on", lambda: len(b.text(ANSWER)) > 60)
         assert b.js("return document.querySelector('main').scrollTop") == 0, "the view is torn away from a reader"
-        b.js("document.querySelector('main').scrollTop = 1e6")
-        length = len(b.text(ANSWER)) + 300
-        b.until("the answer goes on", lambda: len(b.text(ANSWER)) > length)
-        b.until("the end is seen again", lambda: is_at_end(b))
+
+        def follows_again():
+            """Of a busy machine the page may hear of the scrolling when the end is further away: then a reader scrolls once more."""
+            b.js("document.querySelector('main').scrollTop = 1e6")
+            length = len(b.text(ANSWER)) + 300
+            b.until("the answer goes on", lambda: len(b.text(ANSWER)) > length)
+            return is_at_end(b)
+
+        b.until("the end is seen again", follows_again)
         b.click("#stop")
         b.idle()
         b.until("the end is seen", lambda: is_at_end(b))

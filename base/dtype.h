@@ -103,7 +103,7 @@ static inline uint16_t sn_f8_to_f16_256th(uint8_t x) { return (uint16_t)((x & 0x
  * half. */
 static inline bool sn_is_f8(sn_dtype t) { return t == SN_F8_E4M3 || t == SN_F8_E5M2; }
 static inline uint16_t sn_f8_half(sn_dtype t, uint8_t x) {
-    return t == SN_F8_E4M3 ? sn_f8_to_f16_256th(x) : (uint16_t)(x << 8);
+    return (uint16_t)(t == SN_F8_E4M3 ? sn_f8_to_f16_256th(x) : x << 8);
 }
 static inline float sn_f8_factor(sn_dtype t) { return t == SN_F8_E4M3 ? 256 : 1; }
 static inline bool sn_f8_is_number(sn_dtype t, uint8_t x) { return (x & 0x7f) < (t == SN_F8_E4M3 ? 0x7f : 0x7c); }

@@ -35,6 +35,7 @@ def without_vocabulary(*args, **kwargs):
     """The folders have no tokenizer; vocabularies have a test of their own."""
     model = find_class(*args, **kwargs)
     model.set_vocab = lambda self: self._set_vocab_none()
+    model.no_mtp = False  # which --no-mtp sets for all later folders of the class
     return model
 
 

@@ -55,13 +55,13 @@ for run in cuda:0+cuda:1,120 xpu:0+xpu:0,160 cuda:0+xpu:0,120; do
   start_node b "$model" all --device "${pair#*+}" --join "${address[a]}"
   wait_ready b
   whole=$(text --join "${address[a]}" --prompt 7-3 --max-tokens "$n")
-  before=$(grep -c 'session opened' "$scratch/a.err")
+  before_a=$(grep -c 'session opened' "$scratch/a.err") before_b=$(grep -c 'session opened' "$scratch/b.err") # of a slow text both have one
   start client "${generate[@]}" --join "${address[b]}" --prompt 7-3 --max-tokens "$n" --emulate-link 1gbit,20ms
   until=$(($(now_ms) + 60000)) from=
   while [ -z "$from" ]; do
     [ "$(now_ms)" -lt "$until" ] || fail "$pair: no node has a session"
-    [ "$(grep -c 'session opened' "$scratch/a.err")" -gt "$before" ] && from=a to=b
-    [ "$(grep -c 'session opened' "$scratch/b.err")" -gt $((1 - before)) ] && from=b to=a
+    [ "$(grep -c 'session opened' "$scratch/a.err")" -gt "$before_a" ] && from=a to=b
+    [ "$(grep -c 'session opened' "$scratch/b.err")" -gt "$before_b" ] && from=b to=a
     sleep 0.03
   done
   signal client STOP

@@ -22,7 +22,7 @@ import struct
 import sys
 import time
 
-from swarm_peer import connect, encode, introduce, msgpack, zmq
+from swarm_peer import PROTOCOL, connect, encode, introduce, msgpack, zmq
 
 try:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -53,7 +53,7 @@ class Stranger:
         return msgpack.unpackb(self.socket.recv_multipart()[0])
 
     def send_peers(self, announcements):
-        self.send("peers", protocol=4, model=ZERO, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[],
+        self.send("peers", protocol=PROTOCOL, model=ZERO, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[],
                   announcements=announcements)
 
     def peers(self, announcements):
@@ -64,7 +64,7 @@ class Stranger:
         return msgpack.unpackb(self.peers([])["announcements"][0][:-64])  # the node's own comes first
 
     def send_open(self, me, session, next=()):
-        self.send("open", protocol=4, session=session, model=me["model"], first_block=me["first_block"], end_block=me["end_block"],
+        self.send("open", protocol=PROTOCOL, session=session, model=me["model"], first_block=me["first_block"], end_block=me["end_block"],
                   max_tokens=64, predecessor=ZERO, next=list(next), kv_source=ZERO, adapter=ZERO, request_id="stranger")
 
     def open(self, me, next=()):
@@ -110,7 +110,7 @@ def keep_asking(stranger, seconds, ask, answer):
 
 
 def ask_questions(stranger, seconds):
-    keep_asking(stranger, seconds, lambda: stranger.send("status", protocol=4), "status_reply")
+    keep_asking(stranger, seconds, lambda: stranger.send("status", protocol=PROTOCOL), "status_reply")
 
 
 def open_again(stranger, seconds):
@@ -125,7 +125,7 @@ def ask_for_pages(stranger, seconds):
 def ask_as_a_crowd(stranger, seconds):
     counts = {}
     began = time.monotonic()
-    ask = encode("peers", protocol=4, correlation_id=1, model=ZERO, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[],
+    ask = encode("peers", protocol=PROTOCOL, correlation_id=1, model=ZERO, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[],
                  announcements=[])
     print("begins", flush=True)
     while time.monotonic() - began < (seconds if "error" in counts else max(seconds, 60)):
@@ -167,7 +167,7 @@ def ask_for_experts(stranger, seconds, width=64):
     print("begins", flush=True)
     while time.monotonic() - began < seconds:
         while waiting < 64:
-            stranger.send("experts", [512, width], bytes(4 * 512 * width), protocol=4, pairs=pairs, **block)
+            stranger.send("experts", [512, width], bytes(4 * 512 * width), protocol=PROTOCOL, pairs=pairs, **block)
             waiting += 1
         kind = stranger.receive()["kind"]
         waiting -= 1
@@ -182,7 +182,7 @@ def compute_steps(stranger, seconds):
     for i in range(16):
         session, limit = os.urandom(16), 1024
         end = max(me["first_block"] + 1, me["end_block"] - i)
-        stranger.send("open", protocol=4, session=session, model=me["model"], first_block=me["first_block"], end_block=end, max_tokens=limit,
+        stranger.send("open", protocol=PROTOCOL, session=session, model=me["model"], first_block=me["first_block"], end_block=end, max_tokens=limit,
                       predecessor=ZERO, next=[], kv_source=ZERO, adapter=ZERO, request_id="stranger")
         sessions[session] = [0, limit // rows, end]
     answered = refused = 0
@@ -218,7 +218,7 @@ def be_greedy(stranger, seconds):
 
     def begin(client):
         session = os.urandom(16)
-        client.send("open", protocol=4, session=session, model=me["model"], first_block=me["first_block"], end_block=me["end_block"],
+        client.send("open", protocol=PROTOCOL, session=session, model=me["model"], first_block=me["first_block"], end_block=me["end_block"],
                     max_tokens=limit, predecessor=ZERO, next=[], kv_source=ZERO, adapter=ZERO, request_id="stranger")
         done[session] = 0
         step(client, session)

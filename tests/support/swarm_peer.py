@@ -1,6 +1,7 @@
 """What Python clients in tests need to meet a node: its introduction, and a socket to it. Without pyzmq and msgpack the process
 ends with 77 after the reason."""
 import os
+import re
 import socket
 import sys
 
@@ -11,6 +12,9 @@ try:
 except ImportError as missing:
     print(f"{missing}: install python3-zmq and python3-msgpack")
     sys.exit(77)
+
+with open(os.path.join(os.path.dirname(__file__), "../../docs/PROTOCOL.md"), encoding="utf-8") as document:
+    PROTOCOL = int(re.search(r"^\| `protocol` \|.*\| (\d+) \|$", document.read(), re.M)[1])  # its number
 
 
 def introduce(address, source=None):

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from swarm_peer import connect, encode, introduce, msgpack, zmq
+from swarm_peer import PROTOCOL, connect, encode, introduce, msgpack, zmq
 
 
 def step(i):
@@ -17,7 +17,7 @@ def step(i):
 
 
 def open_session(i):
-    return encode("open", protocol=4, correlation_id=i, session=os.urandom(16), model=MODEL, first_block=0, end_block=4,
+    return encode("open", protocol=PROTOCOL, correlation_id=i, session=os.urandom(16), model=MODEL, first_block=0, end_block=4,
                   max_tokens=64, predecessor=bytes(32), next=[], kv_source=bytes(32), adapter=bytes(32), request_id="flood")
 
 
@@ -27,13 +27,13 @@ def junk(i):
 
 def announcements(i):
     sealed = [os.urandom(1000) for _ in range(200)]
-    return encode("peers", protocol=4, correlation_id=i, model=bytes(32), first_block=0, end_block=0, from_tag=0, to_tag=0, name="",
+    return encode("peers", protocol=PROTOCOL, correlation_id=i, model=bytes(32), first_block=0, end_block=0, from_tag=0, to_tag=0, name="",
                   known=[], announcements=sealed)
 
 
 def training(i):
     tokens, width, blocks = map(int, os.environ["SHAPE"].split(","))
-    return encode("forward", [tokens, width], b"\0\0\0\x3f" * (tokens * width), protocol=4, correlation_id=i, model=MODEL,
+    return encode("forward", [tokens, width], b"\0\0\0\x3f" * (tokens * width), protocol=PROTOCOL, correlation_id=i, model=MODEL,
                   first_block=0, end_block=blocks, adapter=bytes(32), samples=[dict(tokens=tokens)], save_activations=0)
 
 

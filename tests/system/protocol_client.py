@@ -9,7 +9,7 @@ import struct
 import sys
 import time
 
-from swarm_peer import connect, encode, introduce, msgpack, zmq
+from swarm_peer import PROTOCOL, connect, encode, introduce, msgpack, zmq
 
 TIMEOUT_S = 10
 F32, F16, Q8 = 0, 1, 3  # as in reply_dtype
@@ -74,7 +74,7 @@ def difference(a, b):
 
 def find_announcement(node, node_id):
     zero = bytes(32)
-    everything = dict(protocol=4, model=zero, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[], announcements=[])
+    everything = dict(protocol=PROTOCOL, model=zero, first_block=0, end_block=0, from_tag=0, to_tag=0, name="", known=[], announcements=[])
     for sealed in node.ask("peers_reply", "peers", **everything)["announcements"]:
         announcement = msgpack.unpackb(sealed[:-64])
         if announcement["node"] == node_id:
@@ -100,7 +100,7 @@ def main(address, golden, document):
         timeline.append(sha256(timeline[i], inputs[i * row:(i + 1) * row]))
 
     session = os.urandom(16)
-    opened = node.ask("open_reply", "open", protocol=4, session=session, model=me["model"], first_block=0,
+    opened = node.ask("open_reply", "open", protocol=PROTOCOL, session=session, model=me["model"], first_block=0,
                       end_block=me["n_blocks"], max_tokens=2 * n, predecessor=bytes(32), next=[],
                       kv_source=bytes(32), adapter=bytes(32), request_id="made-from-the-page")
     assert opened["session"] == session and opened["step_tokens_max"] >= n
@@ -142,7 +142,7 @@ def main(address, golden, document):
     assert error["status"] == 2 and error["text"].startswith("MISMATCH") and error["session"] == session, error
     assert step(4, 7, 8, "error")["status"] == 3, "a position beyond the end is accepted"
     assert step(4, 6, n) == whole[6 * row:], "a failed step was counted"
-    assert node.ask("status_reply", "status", protocol=4)["sessions"] == 1
+    assert node.ask("status_reply", "status", protocol=PROTOCOL)["sessions"] == 1
     assert node.ask("error", "peers", protocol=999, model=bytes(32), first_block=0, end_block=0,
                     from_tag=0, to_tag=0, name="", known=[], announcements=[])["status"] == 3
     assert node.ask("close_reply", "close", session=session)["session"] == session

@@ -130,12 +130,12 @@ static void with_routers(conformance *c, int n, int n_experts, int k,
                          void (*try)(conformance *c, int n, const sn_moe_router *router)) {
     int mark = c->n_buffers;
     float *correction = conformance_random(c, (size_t)n_experts, 12); /* of both signs */
-    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f, 0, 0}};
+    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f, 0, 0, NULL}};
     for (size_t i = 0; i < sizeof routers / sizeof *routers; i++) try(c, n, &routers[i]);
     conformance_release(c, mark);
 }
@@ -203,8 +203,9 @@ void conformance_moe_gate_takes_the_best_groups(conformance *c) {
         int mark = c->n_buffers;
         float *correction = conformance_random(c, (size_t)s[1], 12);
         for (int kind = 0; kind < 4; kind++) {
-            sn_moe_router r = {s[1], s[2], kind < 2 ? SN_ROUTER_SIGMOID : SN_ROUTER_SOFTMAX_ALL, NULL, kind < 2, 2.5f,
-                               s[3], s[4]};
+            sn_moe_router r = {s[1], s[2],     kind < 2 ? SN_ROUTER_SIGMOID : SN_ROUTER_SOFTMAX_ALL,
+                               NULL, kind < 2, 2.5f,
+                               s[3], s[4],     NULL};
             if (kind == 0) r.correction = correction;
             if (kind == 3) r.scoring = SN_ROUTER_SOFTMAX;
             try_moe_gate(c, s[0], &r);
@@ -215,10 +216,38 @@ void conformance_moe_gate_takes_the_best_groups(conformance *c) {
                       "three experts were chosen of a group of two");
 }
 
+/* Only weights change, and each by the factor of its expert. */
+void conformance_moe_gate_multiplies_by_factors(conformance *c) {
+    enum { N = 5, EXPERTS = 70, K = 8 };
+    const float *logits = conformance_upload(c, make_logits(c, N, EXPERTS), (size_t)N * EXPERTS),
+                *factors = conformance_random(c, EXPERTS, 3);
+    for (int scoring = SN_ROUTER_SOFTMAX; scoring <= SN_ROUTER_SIGMOID; scoring++) {
+        int mark = c->n_buffers;
+        sn_moe_router r = {EXPERTS, K, (sn_router_scoring)scoring, NULL, true, 1.5f, 0, 0, NULL};
+        int32_t *ids[] = {conformance_bytes(c, N * K * sizeof **ids), conformance_bytes(c, N * K * sizeof **ids)};
+        float *weights[] = {conformance_bytes(c, N * K * sizeof **weights),
+                            conformance_bytes(c, N * K * sizeof **weights)};
+        CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, &r, logits, ids[0], weights[0], &c->err));
+        r.factors = conformance_upload(c, factors, EXPERTS);
+        CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, &r, logits, ids[1], weights[1], &c->err));
+        const int32_t *chosen[] = {download_bytes(c, ids[0], N * K * sizeof **ids),
+                                   download_bytes(c, ids[1], N * K * sizeof **ids)};
+        const float *plain = conformance_download(c, weights[0], N * K),
+                    *got = conformance_download(c, weights[1], N * K);
+        for (int i = 0; i < N * K; i++) {
+            double want = (double)plain[i] * (double)factors[chosen[0][i]];
+            CONFORMANCE_CHECK(c, chosen[0][i] == chosen[1][i], "pair %d is of another expert", i);
+            CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, fabs(want) * 4 * CONFORMANCE_EPSILON),
+                              "weight %d is %g, not %g", i, (double)got[i], want);
+        }
+        conformance_release(c, mark);
+    }
+}
+
 /* An expert with a negative correction is chosen by its score, as one with a positive score is not. */
 void conformance_moe_gate_weighs_without_the_correction(conformance *c) {
     static const float logits[4] = {3, -4, 1, -5}, corrections[4] = {-2, 0.5f, -1.5f, -0.1f};
-    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2, 0, 0};
+    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2, 0, 0, NULL};
     int32_t *ids = conformance_bytes(c, 2 * sizeof *ids);
     float *weights = conformance_bytes(c, 2 * sizeof *weights);
     CONFORMANCE_OK(c,
@@ -239,8 +268,8 @@ static void try_nan_in_gate(conformance *c, bool sigmoid) {
     int32_t *ids = conformance_bytes(c, N * K * sizeof *ids);
     float *weights = conformance_bytes(c, N * K * sizeof *weights);
     float *device_logits = conformance_upload(c, logits, (size_t)N * EXPERTS);
-    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0},
-                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1, 0, 0};
+    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL},
+                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1, 0, 0, NULL};
     CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, sigmoid ? &by_sigmoid : &by_softmax, device_logits, ids,
                                                weights, &c->err));
     const int32_t *got = download_bytes(c, ids, N * K * sizeof *got);
@@ -597,7 +626,7 @@ void conformance_moe_combine_grad_by_differences(conformance *c) {
 /* The same batch for other rows, which select other experts: a recorded batch follows them. */
 static void try_recorded_experts(conformance *c, size_t n) {
     enum { EXPERTS = 5, K = 2, ROWS = 9, COLS = 32 };
-    const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0};
+    const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0, 0, {0}, {0}};
     stack s = random_experts(c, SN_Q8_0, EXPERTS, ROWS, COLS);
     float *x = conformance_random(c, n * COLS, 7), *device_x = conformance_upload(c, x, n * COLS);
     float *logits = conformance_bytes(c, n * EXPERTS * sizeof *logits),

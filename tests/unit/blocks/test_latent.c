@@ -22,7 +22,7 @@ enum { LATENT = 40, ROTATED = 10, KEY = LATENT + ROTATED, HEADS = 21, TOKENS = 7
 /* Keys of TOKENS positions, whose values are their first LATENT elements. Attends as latents, or as a plain KV cache
  * with the keys as values. out (TOKENS, HEADS, LATENT). */
 static void attend(sn_device *d, bool latent, sn_kv_dtype dtype, const float *keys, const float *q, float *out) {
-    const sn_kv_shape shape = {2, 1, KEY, 32, dtype, latent ? LATENT : 0};
+    const sn_kv_shape shape = {2, 1, KEY, 32, dtype, latent ? LATENT : 0, 0, {0}, {0}};
     const sn_attention how = {.block = 1, .n_heads = HEADS, .scale = 0.2f};
     size_t width = latent ? LATENT : KEY, bytes = d->ops->kv_page_bytes(d, &shape);
     float *k = malloc(sizeof(float) * TOKENS * KEY), *v = malloc(sizeof(float) * TOKENS * KEY),
@@ -81,7 +81,7 @@ Test(latent, a_token_takes_its_latent_and_its_rotated_key) {
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, NULL, &d, &err));
     const size_t bytes[SN_KV_DTYPE_COUNT] = {576 * 4, 576 * 2, 576 + 576 / 32 * 2};
     for (int dtype = 0; dtype < SN_KV_DTYPE_COUNT; dtype++) {
-        const sn_kv_shape shape = {3, 1, 576, 32, (sn_kv_dtype)dtype, 512};
+        const sn_kv_shape shape = {3, 1, 576, 32, (sn_kv_dtype)dtype, 512, 0, {0}, {0}};
         cr_expect_eq(d->ops->kv_page_bytes(d, &shape), 3 * 32 * bytes[dtype]);
     }
     sn_device_close(&d);
@@ -135,7 +135,7 @@ Test(latent, each_head_takes_its_own_matrix) {
 /* Of two groups one is used: {a0, a1}, {b0, b1}. Expects both experts of the group that begins with `first`. */
 static void expect_group(sn_device *d, sn_router_scoring scoring, const float *logits, const float *correction,
                          int first) {
-    const sn_moe_router router = {4, 2, scoring, correction, false, 1, 2, 1};
+    const sn_moe_router router = {4, 2, scoring, correction, false, 1, 2, 1, NULL};
     int32_t ids[2];
     float weights[2];
     REQUIRE(d->ops->moe_gate(d, 1, &router, logits, ids, weights, &err));

@@ -155,32 +155,41 @@ Test(latent, groups_of_experts_rank_by_their_best_one_or_two) {
     sn_device_close(&d);
 }
 
-/* -- sessions over pages of latents */
+/* -- sessions over pages of latents, and of blocks whose heads differ in number and in both widths */
 
-Test(latent, a_session_is_rewound_and_handed_over_by_nodes_that_leave) {
-    testbed *w = testbed_new(&(cluster_options){.model = GOLDEN, .kv_memory = 64, .drain_timeout_s = 10});
+static const char *const OF_SESSIONS[] = {GOLDEN, SN_FIXTURES "/golden/mimo_v2_flash", SN_FIXTURES "/golden/gemma4"};
+enum { N_OF_SESSIONS = sizeof OF_SESSIONS / sizeof *OF_SESSIONS };
+
+static void expect_hand_over(const char *model, sn_kv_dtype dtype) {
+    testbed *w = testbed_new(
+        &(cluster_options){.model = model, .kv_memory = 64, .drain_timeout_s = 10, .kv_dtype = dtype});
     chain_fixture r;
     for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
-    chain_fixture_open(&r, w, (sn_chain_options){.kv.replica = true});
+    chain_fixture_open(&r, w, (sn_chain_options){.kv.replica = true, .kv.dtype = dtype});
     chain_fixture_steps(&r, 0, 50, 20);
     chain_fixture_steps(&r, 33, 60, 7);
     for (size_t k = 0; k < sn_chain_hops(r.chain, NULL, 0); k++)
         cr_assert_eq(sn_chain_await_replica(r.chain, k, 10000, &r.err), SN_OK, "%s", r.err.text);
     cluster_cut_off(w->cluster, cluster_node_of_block(r.chain, 0));
     chain_fixture_steps(&r, 60, TESTBED_TOKENS, 9);
-    cr_expect_geq(sn_chain_replicas_promoted(r.chain), 1);
+    cr_expect_geq(sn_chain_replicas_promoted(r.chain), 1, "%s", model);
     chain_fixture_close(&r);
     testbed_free(&w);
 }
 
-Test(latent, a_saved_session_continues_over_another_cut) {
-    testbed *w = testbed_new(&(cluster_options){.model = GOLDEN, .kv_memory = 64});
+Test(latent, a_session_is_rewound_and_handed_over_by_nodes_that_leave) {
+    for (int i = 0; i < N_OF_SESSIONS; i++) expect_hand_over(OF_SESSIONS[i], i == 1 ? SN_KV_Q8 : SN_KV_F32);
+}
+
+static void expect_saved_session(const char *model) {
+    testbed *w = testbed_new(&(cluster_options){.model = model, .kv_memory = 64});
     chain_fixture r;
     sn_hash marks[51];
-    float *rows = malloc(sizeof(float) * 50 * 4 * (20 + 8)); /* latents and rotated keys of four blocks */
     cluster_add(w->cluster, 0, 4);
     chain_fixture_open(&r, w, (sn_chain_options){0});
     chain_fixture_steps(&r, 0, 50, 13);
+    const sn_hparams *hp = sn_model_hparams(r.model);
+    float *rows = malloc(sizeof(float) * 50 * sn_kv_width(hp, 0, hp->n_blocks));
     REQUIRE(sn_chain_get_kv(r.chain, 0, 50, rows, &err));
     chain_fixture_close(&r);
     for (int i = 0; i <= 50; i++) marks[i] = sn_hash_of(&i, sizeof i);
@@ -196,8 +205,12 @@ Test(latent, a_saved_session_continues_over_another_cut) {
     testbed_free(&w);
 }
 
-Test(latent, sessions_share_a_prefix_and_are_swapped_out) {
-    testbed *w = testbed_new(&(cluster_options){.model = GOLDEN,
+Test(latent, a_saved_session_continues_over_another_cut) {
+    for (int i = 0; i < N_OF_SESSIONS; i++) expect_saved_session(OF_SESSIONS[i]);
+}
+
+static void expect_prefix_and_swap(const char *model) {
+    testbed *w = testbed_new(&(cluster_options){.model = model,
                                                 .kv_memory = 3,
                                                 .prefix_cache_memory = 1 << 20,
                                                 .swap_to = SN_IN_HOST,
@@ -218,6 +231,10 @@ Test(latent, sessions_share_a_prefix_and_are_swapped_out) {
     node_session_close(&a), node_session_close(&c);
     node_client_free(&t), node_client_free(&u);
     testbed_free(&w);
+}
+
+Test(latent, sessions_share_a_prefix_and_are_swapped_out) {
+    for (int i = 0; i < N_OF_SESSIONS; i++) expect_prefix_and_swap(OF_SESSIONS[i]);
 }
 
 /* -- what is refused */

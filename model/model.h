@@ -179,7 +179,10 @@ typedef struct sn_hparams {
     float rope_freq[SN_ROPE_FREQS_MAX];
     int n_ropes;                             /* 1 or 2 */
     float rope_freq_full[SN_ROPE_FREQS_MAX]; /* n_ropes 2: the frequencies of blocks with full attention */
-    float rope_scale[SN_ROPES_MAX];          /* of each rope: factor of cosines and sines (yarn); else 1 */
+    /* Timelines of at most so many tokens use rope_freq, and longer ones rope_freq_full from their first token on
+     * (LongRoPE: Ding et al. 2024); n_ropes is then 1. 0: all use the same */
+    int long_after;
+    float rope_scale[SN_ROPES_MAX]; /* of each rope: factor of cosines and sines (yarn); else 1 */
 } sn_hparams;
 
 /* Of a block: its window (0: none; below 0: chunks), and which of the n_ropes ropes it uses. */
@@ -189,6 +192,11 @@ static inline int sn_window_of(const sn_hparams *hp, int block) {
 static inline int sn_rope_of(const sn_hparams *hp, int block) { return hp->n_ropes > 1 && hp->full_attention[block]; }
 static inline const float *sn_rope_freqs(const sn_hparams *hp, int rope) {
     return rope ? hp->rope_freq_full : hp->rope_freq;
+}
+
+/* Whether a timeline of at most max_tokens is a long one (long_after). */
+static inline bool sn_is_long(const sn_hparams *hp, int max_tokens) {
+    return hp->long_after && max_tokens > hp->long_after;
 }
 
 static inline bool sn_q_grows(const sn_hparams *hp, int block) {

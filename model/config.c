@@ -216,7 +216,7 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
                            sn_err *err) {
     h->alibi = family->alibi;
     if (h->alibi) h->rope_dim = 0;
-    if (h->n_ropes > 1 && !h->rope_dim_full) h->rope_dim_full = h->rope_dim;
+    if (!h->rope_dim_full) h->rope_dim_full = h->rope_dim;
     sn_status status = check_ranges(h, err);
     if (status) return status;
     h->layer_norm = family->layer_norm;

@@ -194,7 +194,7 @@ typedef struct sn_hparams {
     float logit_scale;                    /* logits are multiplied by it; usually 1 */
     sn_rope_style rope_style;
     int rope_dim;      /* rotated dimensions of a head (even, <= head_dim); 0: no rope */
-    int rope_dim_full; /* n_ropes 2: those of blocks with full attention */
+    int rope_dim_full; /* those of blocks with full attention (n_ropes 2), and of long timelines */
     /* Latent attention (MLA: DeepSeek-AI 2024). All heads share one key, the `latent` numbers that stand for the keys
      * and values of all heads, then rope_dim rotated ones; the value is the latent. So n_kv_heads is 1 and head_dim is
      * latent + rope_dim. A head's q of nope_dim + rope_dim numbers is brought to this form by ATTN_K_UP, and ATTN_V_UP

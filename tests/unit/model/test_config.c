@@ -282,12 +282,14 @@ Test(config, heads_may_differ_between_kinds_of_blocks) {
     cr_assert(h.head_dim == 24 && h.value_dim == 16 && h.full_heads.key_dim == 24 && h.full_heads.value_dim == 16);
     cr_assert(h.full_attention[0] && !h.full_attention[1] && h.dense[0] && !h.dense[3] && h.window_sinks);
     cr_assert(h.rope_dim == 8 && h.rope_dim_full == 8 && h.value_scale == 0.707f && h.norm_eps == 1e-5f);
-    cr_assert_eq(read_golden("gemma4", "{\"per_layer_config\":null,\"use_bidirectional_attention\":\"vision\"}", &h, &err),
-                 SN_OK, "%s", err.text);
+    cr_assert_eq(
+        read_golden("gemma4", "{\"per_layer_config\":null,\"use_bidirectional_attention\":\"vision\"}", &h, &err),
+        SN_OK, "%s", err.text);
     cr_assert(h.full_heads.key_dim == 512 && h.full_heads.n_kv == 2 && h.full_keys_are_values && h.norm_values);
     cr_assert(h.rope_dim_full == 512 && h.rope_freq_full[63] > 0 && h.rope_freq_full[64] == 0 && h.attn_scale == 1);
-    cr_assert_eq(read_golden("gemma4", "{\"per_layer_config\":null,\"num_global_key_value_heads\":1,"
-                                       "\"global_head_dim\":32,\"attention_k_eq_v\":false}",
+    cr_assert_eq(read_golden("gemma4",
+                             "{\"per_layer_config\":null,\"num_global_key_value_heads\":1,"
+                             "\"global_head_dim\":32,\"attention_k_eq_v\":false}",
                              &h, &err),
                  SN_OK, "%s", err.text);
     cr_assert(h.full_heads.n_kv == 2 && h.full_heads.value_dim == 32 && !h.full_keys_are_values);

@@ -108,13 +108,12 @@ static const char *answer_of(const sn_chat_prompt *whole, const sn_chat_prompt *
 
 /* -- thoughts -- */
 
-static void read_thought_marks(const sn_chat_template *chat, sn_answer_format *f) {
-    sn_chat_prompt prompt = render_example(chat, NULL, NULL);
-    sn_chat_prompt whole = render_example(
-        chat, json_pack("{s:s, s:s, s:s}", "role", "assistant", "content", content, "reasoning_content", thought),
-        NULL);
+/* From an assistant's message, which is taken, with a thought before the text `next`; false: it shows no marks. */
+static bool read_thought_of(const sn_chat_template *chat, json_t *message, const json_t *tools, const char *next,
+                            sn_answer_format *f) {
+    sn_chat_prompt prompt = render_example(chat, NULL, tools), whole = render_example(chat, message, tools);
     const char *answer = prompt.len && whole.len ? answer_of(&whole, &prompt) : "";
-    const char *at = strstr(answer, thought), *text = at ? strstr(at, content) : NULL;
+    const char *at = strstr(answer, thought), *text = at && *next ? strstr(at, next) : NULL;
     bool known = text && set_mark(f->thought_end, at + strlen(thought), text);
     if (known) { /* a prompt may open the thought itself: its tag is the last thing in the prompt then */
         const char *open = at;
@@ -123,12 +122,26 @@ static void read_thought_marks(const sn_chat_template *chat, sn_answer_format *f
         while (open > whole.text && open > end - 40 && open[-1] != '<' && open[-1] != '[') open--;
         known = open > whole.text && (open[-1] == '<' || open[-1] == '[') && set_mark(f->thought, open - 1, end);
     }
-    if (!known || !*f->thought || !*f->thought_end) {
+    sn_chat_prompt_fini(&prompt);
+    sn_chat_prompt_fini(&whole);
+    return known && *f->thought && *f->thought_end;
+}
+
+/* Templates drop thoughts of earlier answers; some, those of all answers without calls. */
+static void read_thought_marks(const sn_chat_template *chat, sn_answer_format *f) {
+    json_t *message =
+               json_pack("{s:s, s:s, s:s}", "role", "assistant", "content", content, "reasoning_content", thought),
+           *calling = json_pack("{s:s, s:s, s:s, s:[o]}", "role", "assistant", "content", "", "reasoning_content",
+                                thought, "tool_calls", example_call(id_1, name_1)),
+           *tools = example_tools();
+    bool known = read_thought_of(chat, message, NULL, content, f);
+    if (!known && f->kind == SN_CALLS_QUOTED) known = read_thought_of(chat, json_incref(calling), tools, f->call, f);
+    if (!known) {
         memcpy(f->thought, "<think>", sizeof "<think>"); /* templates often drop thoughts, and most of them are these */
         memcpy(f->thought_end, "</think>", sizeof "</think>");
     }
-    sn_chat_prompt_fini(&prompt);
-    sn_chat_prompt_fini(&whole);
+    json_decref(calling);
+    json_decref(tools);
 }
 
 /* -- calls -- */
@@ -212,6 +225,28 @@ static bool read_named_calls(sn_answer_format *f, const char *answer, const char
            set_call_marks(f, answer, (size_t)(at - answer), second ? end : NULL, second ? (size_t)(second - end) : 0);
 }
 
+/* Whether `text` begins with `word`; *text: behind it. */
+static bool skip_word(const char **text, const char *word) {
+    size_t n = strlen(word);
+    bool there = !strncmp(*text, word, n);
+    if (there) *text += n;
+    return there;
+}
+
+static bool read_quoted_calls(sn_answer_format *f, const char *answer, const char *at) {
+    const char *next = at + strlen(name_1), *value = strstr(next, value_1), *second;
+    if (!value || !skip_word(&next, "{") || !skip_word(&next, key_1) || !skip_word(&next, ":") || next >= value ||
+        !set_mark(f->quote, next, value) || !*f->quote)
+        return false;
+    next = value + strlen(value_1);
+    if (!skip_word(&next, f->quote) || !skip_word(&next, ",") || !skip_word(&next, key_2) || !skip_word(&next, ":") ||
+        !skip_word(&next, value_2) || !skip_word(&next, "}"))
+        return false;
+    second = strstr(next, name_2);
+    f->kind = SN_CALLS_QUOTED;
+    return set_call_marks(f, answer, (size_t)(at - answer), second ? next : NULL, second ? (size_t)(second - next) : 0);
+}
+
 static bool read_tagged_calls(sn_answer_format *f, const char *answer, const char *at) {
     const char *after_name = at + strlen(name_1), *k1 = strstr(after_name, key_1),
                *v1 = k1 ? strstr(k1, value_1) : NULL;
@@ -248,6 +283,8 @@ static bool read_calls(sn_answer_format *f, const char *answer) {
     *f = none;
     if (read_named_calls(f, answer, at) && *f->call) return true;
     *f = none;
+    if (read_quoted_calls(f, answer, at) && *f->call) return true;
+    *f = none;
     if (read_tagged_calls(f, answer, at) && *f->call) return true;
     *f = none;
     return false;
@@ -278,6 +315,7 @@ sn_status sn_answer_format_open(const sn_chat_template *chat, sn_answer_format *
     if (status) return status;
     read_thought_marks(chat, *out);
     read_call_marks(chat, *out);
+    if ((*out)->kind == SN_CALLS_QUOTED) read_thought_marks(chat, *out);
     return SN_OK;
 }
 

@@ -8,6 +8,7 @@ typedef enum sn_call_kind {
     SN_CALLS_NONE,
     SN_CALLS_JSON,     /* an object with the name and the arguments */
     SN_CALLS_NAMED,    /* the name, then an object with the arguments */
+    SN_CALLS_QUOTED,   /* the name, then an object with bare keys whose texts stand between marks (Gemma 4) */
     SN_CALLS_TAGGED,   /* the name, then each argument by itself */
     SN_CALLS_CHANNELS, /* gpt-oss */
 } sn_call_kind;
@@ -21,6 +22,7 @@ struct sn_answer_format {
     sn_mark call;                    /* before each call: before its name or, of SN_CALLS_JSON, before its object */
     sn_mark name_key, arguments_key; /* of SN_CALLS_JSON; name_key "": the name itself is the key */
     sn_mark key;                     /* of SN_CALLS_TAGGED: before an argument's name */
+    sn_mark quote;                   /* of SN_CALLS_QUOTED: before and after a text */
     sn_mark key_end, value;          /* between its name and its value: the beginning and the end of that */
     sn_mark string_value;            /* all that is between when the value is text, if it differs for others */
     sn_mark value_end;               /* after the value */

@@ -184,6 +184,82 @@ static bool read_named_call(reader *r, size_t at, size_t *end) {
     return whole;
 }
 
+/* ---- arguments with bare keys, whose texts stand between marks, are written as JSON, a piece when it is whole ---- */
+
+enum { QUOTED_DEPTH_MAX = 64 };
+
+/* Where such an object is read: what it is in, the innermost last, and whether a key comes next. */
+typedef struct quoted {
+    sn_buf json;
+    bool in_object[QUOTED_DEPTH_MAX], key;
+    int depth;
+} quoted;
+
+static void append_quoted(reader *r, quoted *q, const char *text, size_t n) {
+    if (!r->status) r->status = sn_buf_append(&q->json, text, n, r->err);
+}
+
+/* A text, or a word that is no number, true, false or null. */
+static void append_text(reader *r, quoted *q, size_t from, size_t to) {
+    json_t *text = json_stringn(r->text + from, to - from);
+    char *json = text ? json_dumps(text, JSON_ENCODE_ANY) : NULL;
+    append_quoted(r, q, json ? json : "null", json ? strlen(json) : 4);
+    json_decref(text);
+    free(json);
+}
+
+/* A bracket, a colon or a comma; false: it does not belong there, or lies too deep. */
+static bool take_sign(reader *r, quoted *q, char c) {
+    const bool opens = c == '{' || c == '[', closes = c == '}' || c == ']';
+    if (opens && q->depth == QUOTED_DEPTH_MAX) return false;
+    if (closes && (!q->depth || q->in_object[q->depth - 1] != (c == '}'))) return false;
+    append_quoted(r, q, c == ',' ? ", " : c == ':' ? ": " : &c, c == ',' || c == ':' ? 2 : 1);
+    if (opens) q->in_object[q->depth++] = c == '{';
+    if (closes) q->depth--;
+    q->key = opens ? c == '{' : c == ',' && q->depth && q->in_object[q->depth - 1];
+    return true;
+}
+
+/* A piece of the object, of which the text may end within; false: it does, or it is none. */
+static bool take_piece(reader *r, quoted *q, size_t *at) {
+    sn_match match = sn_mark_match(r->f->quote, r->text, r->len, *at, at);
+    if (match == SN_MATCH_BEGINS) return false;
+    if (match == SN_MATCH_YES) {
+        size_t end = sn_mark_find(r->f->quote, r->text, r->len, *at, &match);
+        if (match != SN_MATCH_YES) return false;
+        append_text(r, q, *at, end);
+        return sn_mark_match(r->f->quote, r->text, r->len, end, at) == SN_MATCH_YES;
+    }
+    if (strchr("{}[],:", r->text[*at]) && r->text[*at]) return take_sign(r, q, r->text[(*at)++]);
+    size_t end = *at;
+    while (end < r->len && !strchr(q->key ? ":" : ",}]", r->text[end])) end++;
+    if (end == r->len) return false;
+    json_t *word = q->key ? NULL : load_text(r, *at, end);
+    if (word)
+        append_quoted(r, q, r->text + *at, end - *at);
+    else
+        append_text(r, q, *at, end);
+    json_decref(word);
+    *at = end;
+    return true;
+}
+
+static bool read_quoted_call(reader *r, size_t at, size_t *end) {
+    size_t name = skip_space(r, at), name_end = scan_name(r, name);
+    quoted q = {.depth = 0};
+    *end = r->len;
+    if (name_end == r->len && !r->ended) return false;
+    sn_buf_init(&q.json, SN_TEXT_MAX);
+    at = name_end;
+    bool whole = false;
+    if (at < r->len && r->text[at] == '{')
+        while (!whole && !r->status && (at = skip_space(r, at)) < r->len && take_piece(r, &q, &at)) whole = !q.depth;
+    if (!q.json.len) sn_buf_fini(&q.json);
+    add_call(r, r->text + name, name_end - name, 0, 0, q.json.len ? &q.json : NULL);
+    *end = at;
+    return whole;
+}
+
 /* Whether a parameter of a tool is text: 1, 0, or -1 if the tools do not say. */
 static int is_text_parameter(const json_t *tools, const char *name, size_t n_name, const char *key, size_t n_key) {
     for (size_t i = 0; i < json_array_size(tools); i++) {
@@ -273,7 +349,9 @@ static void read_calls(reader *r) {
             while (begin < r->len && r->text[begin] != '{') begin++;
             whole = begin < r->len && read_json_call(r, begin, &end);
         } else {
-            whole = r->f->kind == SN_CALLS_NAMED ? read_named_call(r, begin, &end) : read_tagged_call(r, begin, &end);
+            whole = r->f->kind == SN_CALLS_NAMED    ? read_named_call(r, begin, &end)
+                    : r->f->kind == SN_CALLS_QUOTED ? read_quoted_call(r, begin, &end)
+                                                    : read_tagged_call(r, begin, &end);
         }
         if (whole) r->at = end, r->n_done = n_calls(r);
     }

@@ -49,6 +49,13 @@ static const family families[] = {
      false},
     {"an id, a name, JSON", LOOP CONTENT CALLS "[CALL]{{ c.id }}[NAME]{{ f.name }}[ARGS]{{ f.arguments | tojson }}" END,
      "[CALL]a1b2[NAME]weather[ARGS]{\"city\": \"Bern\", \"days\": 3}[CALL]zz[NAME]ask[ARGS]{\"q\": \"a\\\"}\"}", false},
+    {"a name, then an object of its own kind",
+     LOOP CONTENT CALLS "<|tool_call>call:{{ f.name }}{{ '{' }}{% for k, v in f.arguments | items %}{{ k }}:{% if v is "
+                        "string %}<|\"|>{{ v }}<|\"|>{% else %}{{ v | tojson }}{% endif %}{% if not loop.last %},"
+                        "{% endif %}{% endfor %}{{ '}' }}<tool_call|>" END,
+     "<|tool_call>call:weather{city:<|\"|>Bern<|\"|>,days:3}<tool_call|>"
+     "<|tool_call>call:ask{q:<|\"|>a\"}<|\"|>}<tool_call|>",
+     false},
     {"a tag for each argument",
      LOOP CONTENT CALLS "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}<parameter={{ k "
                         "}}>\n{{ v }}\n</parameter>\n"
@@ -183,6 +190,60 @@ Test(answer_format, keeps_the_text_before_calls_and_thoughts_apart) {
         json_decref(message);
         sn_answer_format_close(&format);
     }
+}
+
+/* A template that keeps thoughts of answers with calls alone. */
+Test(answer_format, finds_the_marks_of_thoughts_beside_calls) {
+    static const char template[] =
+        LOOP "{% if m.reasoning_content and m.tool_calls %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>"
+             "{% endif %}" CONTENT CALLS
+             "<|tool_call>call:{{ f.name }}{{ '{' }}{% for k, v in f.arguments | items %}{{ k }}:{% if v is string %}"
+             "<|\"|>{{ v }}<|\"|>{% else %}{{ v | tojson }}{% endif %}{% if not loop.last %},{% endif %}{% endfor %}"
+             "{{ '}' }}<tool_call|>" END;
+    sn_answer_format *format = format_of(template);
+    json_t *message = read_at_every_cut(format,
+                                        "<|channel>thought\nHm.\n<channel|>So.<|tool_call>call:weather{days:1}"
+                                        "<tool_call|>",
+                                        NULL, false);
+    cr_expect_str_eq(text_of(message, "reasoning_content"), "Hm.");
+    cr_expect_str_eq(text_of(message, "content"), "So.");
+    cr_expect_str_eq(text_of(call_of(message, 0), "arguments"), "{\"days\": 1}");
+    json_decref(message);
+    sn_answer_format_close(&format);
+}
+
+/* Objects and lists within arguments, words that are no values, an empty object, and what is cut or no object. */
+Test(answer_format, writes_arguments_of_another_kind_as_json) {
+    static const char *const cases[][2] = {{"weather{a:{b:[<|\"|>x, y<|\"|>,1.5,{c:true}],d:null},e:-2}",
+                                            "{\"a\": {\"b\": [\"x, y\", 1.5, {\"c\": true}], "
+                                            "\"d\": null}, \"e\": -2}"},
+                                           {"weather{}", "{}"},
+                                           {"weather{city:Bern,days:3}", "{\"city\": \"Bern\", \"days\": 3}"},
+                                           {"weather{a:<|\"|>{1:2}<|\"|>}", "{\"a\": \"{1:2}\"}"}};
+    const family *f = families;
+    while (strcmp(f->name, "a name, then an object of its own kind")) f++;
+    sn_answer_format *format = format_of(f->template);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[256];
+        snprintf(text, sizeof text, "<|tool_call>call:%s<tool_call|>", cases[i][0]);
+        json_t *message = read_at_every_cut(format, text, NULL, false);
+        json_t *got = json_loads(text_of(call_of(message, 0), "arguments"), 0, NULL),
+               *want = json_loads(cases[i][1], 0, NULL);
+        cr_expect(got && json_equal(got, want), "%s: %s", text, text_of(call_of(message, 0), "arguments"));
+        json_decref(got);
+        json_decref(want);
+        json_decref(message);
+    }
+    static const char *const broken[] = {"weather{a:<|\"|>x", "weather{a]",    "weather",
+                                         "weather[",          "weather{a:{{{", "{"};
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+        char text[256];
+        snprintf(text, sizeof text, "Hm. <|tool_call>call:%s", broken[i]);
+        json_t *message = read_at_every_cut(format, text, NULL, false);
+        cr_expect_str_eq(text_of(message, "content"), "Hm.", "%s", text);
+        json_decref(message);
+    }
+    sn_answer_format_close(&format);
 }
 
 Test(answer_format, leaves_an_answer_without_calls_as_it_is) {

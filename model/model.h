@@ -194,7 +194,7 @@ typedef struct sn_hparams {
     float logit_scale;                    /* logits are multiplied by it; usually 1 */
     sn_rope_style rope_style;
     int rope_dim;      /* rotated dimensions of a head (even, <= head_dim); 0: no rope */
-    int rope_dim_full; /* n_ropes 2: those of blocks with full attention */
+    int rope_dim_full; /* n_ropes 2: those of blocks with full attention; long_after: rope_dim */
     /* Latent attention (MLA: DeepSeek-AI 2024). All heads share one key, the `latent` numbers that stand for the keys
      * and values of all heads, then rope_dim rotated ones; the value is the latent. So n_kv_heads is 1 and head_dim is
      * latent + rope_dim. A head's q of nope_dim + rope_dim numbers is brought to this form by ATTN_K_UP, and ATTN_V_UP
@@ -206,7 +206,10 @@ typedef struct sn_hparams {
     float rope_freq[SN_ROPE_FREQS_MAX];
     int n_ropes;                             /* 1 or 2 */
     float rope_freq_full[SN_ROPE_FREQS_MAX]; /* n_ropes 2: the frequencies of blocks with full attention */
-    float rope_scale[SN_ROPES_MAX];          /* of each rope: factor of cosines and sines (yarn); else 1 */
+    /* Timelines of at most so many tokens use rope_freq, and longer ones rope_freq_full from their first token on
+     * (LongRoPE: Ding et al. 2024); n_ropes is then 1. 0: all use the same */
+    int long_after;
+    float rope_scale[SN_ROPES_MAX]; /* of each rope: factor of cosines and sines (yarn); else 1 */
 } sn_hparams;
 
 /* Of a block: its window (0: none; below 0: chunks), and which of the n_ropes ropes it uses. */
@@ -227,6 +230,11 @@ static inline sn_heads sn_usual_heads(const sn_hparams *hp) {
 static inline sn_heads sn_heads_of(const sn_hparams *hp, int block) {
     return hp->full_heads.n && hp->full_attention[block] ? hp->full_heads : sn_usual_heads(hp);
 }
+/* Whether a timeline of at most max_tokens is a long one (long_after). */
+static inline bool sn_is_long(const sn_hparams *hp, int max_tokens) {
+    return hp->long_after && max_tokens > hp->long_after;
+}
+
 /* For each number the larger one of both kinds of blocks: for buffers. */
 static inline sn_heads sn_most_heads(const sn_hparams *hp) {
     const sn_heads a = sn_usual_heads(hp), *b = &hp->full_heads;

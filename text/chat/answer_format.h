@@ -3,8 +3,7 @@
  * Nothing but the chat template says it, and the template says it by example: sn_answer_format_open renders
  * conversations with a thought and with calls of known names and values, and takes what stands around these as the
  * marks of the format. Recognised are calls as JSON ({"name", "arguments"}, alone or in a list, or {NAME: arguments}),
- * a name followed by JSON, by such an object with bare keys and marks around texts (Gemma 4), or by tagged arguments,
- * and channels (gpt-oss). Other templates have no tool
+ * a name followed by JSON, a name followed by tagged arguments, and channels (gpt-oss). Other templates have no tool
  * calls.
  *
  * sn_answer_read takes an answer apart, also while it is generated: of a longer beginning of the same answer, each text

@@ -8,8 +8,8 @@ typedef enum sn_call_kind {
     SN_CALLS_NONE,
     SN_CALLS_JSON,     /* an object with the name and the arguments */
     SN_CALLS_NAMED,    /* the name, then an object with the arguments */
-    SN_CALLS_QUOTED,   /* the name, then an object with bare keys whose texts stand between marks (Gemma 4) */
     SN_CALLS_TAGGED,   /* the name, then each argument by itself */
+    SN_CALLS_WRITTEN,  /* as in a program: NAME(KEY=VALUE, ...), or NAME{KEY:VALUE, ...} */
     SN_CALLS_CHANNELS, /* gpt-oss */
 } sn_call_kind;
 
@@ -22,7 +22,6 @@ struct sn_answer_format {
     sn_mark call;                    /* before each call: before its name or, of SN_CALLS_JSON, before its object */
     sn_mark name_key, arguments_key; /* of SN_CALLS_JSON; name_key "": the name itself is the key */
     sn_mark key;                     /* of SN_CALLS_TAGGED: before an argument's name */
-    sn_mark quote;                   /* of SN_CALLS_QUOTED: before and after a text */
     sn_mark key_end, value;          /* between its name and its value: the beginning and the end of that */
     sn_mark string_value;            /* all that is between when the value is text, if it differs for others */
     sn_mark value_end;               /* after the value */
@@ -35,5 +34,11 @@ typedef enum sn_match { SN_MATCH_NO, SN_MATCH_BEGINS, SN_MATCH_YES } sn_match; /
 sn_match sn_mark_match(const char *mark, const char *text, size_t len, size_t at, size_t *end);
 /* The first place from `at` on where the mark stands, or where it begins at the end of the text; len: nowhere. */
 size_t sn_mark_find(const char *mark, const char *text, size_t len, size_t at, sn_match *match);
+
+/* Reads a value as models write it in calls: as in JSON or Python, also with keys without quotes, and texts between
+ * SN_TEXT_QUOTE (Gemma 4). A new reference, and *end: behind it; NULL: there is none, or the text ends within it or
+ * right behind it. */
+#define SN_TEXT_QUOTE "<|\"|>"
+json_t *sn_written_value(const char *text, size_t len, size_t at, size_t *end);
 
 #endif

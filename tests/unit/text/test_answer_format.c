@@ -49,13 +49,6 @@ static const family families[] = {
      false},
     {"an id, a name, JSON", LOOP CONTENT CALLS "[CALL]{{ c.id }}[NAME]{{ f.name }}[ARGS]{{ f.arguments | tojson }}" END,
      "[CALL]a1b2[NAME]weather[ARGS]{\"city\": \"Bern\", \"days\": 3}[CALL]zz[NAME]ask[ARGS]{\"q\": \"a\\\"}\"}", false},
-    {"a name, then an object of its own kind",
-     LOOP CONTENT CALLS "<|tool_call>call:{{ f.name }}{{ '{' }}{% for k, v in f.arguments | items %}{{ k }}:{% if v is "
-                        "string %}<|\"|>{{ v }}<|\"|>{% else %}{{ v | tojson }}{% endif %}{% if not loop.last %},"
-                        "{% endif %}{% endfor %}{{ '}' }}<tool_call|>" END,
-     "<|tool_call>call:weather{city:<|\"|>Bern<|\"|>,days:3}<tool_call|>"
-     "<|tool_call>call:ask{q:<|\"|>a\"}<|\"|>}<tool_call|>",
-     false},
     {"a tag for each argument",
      LOOP CONTENT CALLS "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}<parameter={{ k "
                         "}}>\n{{ v }}\n</parameter>\n"
@@ -82,6 +75,27 @@ static const family families[] = {
      "name=\"days\" string=\"false\">3"
      "</parameter>\n</invoke>\n<invoke name=\"ask\">\n<parameter name=\"q\" "
      "string=\"true\">a\"}</parameter>\n</invoke>\n</calls>",
+     false},
+    {"calls as in a program",
+     LOOP CONTENT
+     "{% if m.tool_calls %}<|call|>[" CALLS
+     "{{ f.name }}({% for k, v in f.arguments | items %}{{ k }}={% if v is string %}'{{ v }}'{% else %}{{ v "
+     "}}{% endif %}{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif "
+     "%}{% endfor %}]<|end|>{% endif %}</a>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+     "<|call|>[weather(city='Bern', days=3), ask(q='a\"}')]<|end|>", false},
+    {"calls in braces",
+     LOOP CONTENT CALLS
+     "<|call>call:{{ f.name }}{% raw %}{{% endraw %}{% for k, v in f.arguments | items %}{{ k }}:{% if v is "
+     "string %}<|\"|>{{ v }}<|\"|>{% else %}{{ v }}{% endif %}{% if not loop.last %},{% endif %}{% endfor "
+     "%}}<call|>" END,
+     "<|call>call:weather{city:<|\"|>Bern<|\"|>,days:3}<call|><|call>call:ask{q:<|\"|>a\"}<|\"|>}<call|>", false},
+    {"a tag by the name of each argument",
+     LOOP CONTENT "{% if m.tool_calls %}]~<calls>\n" CALLS
+                  "]~<invoke name=\"{{ f.name }}\">{% for k, v in f.arguments | items %}]~<{{ k }}>{{ v }}]~</{{ k "
+                  "}}>{% endfor %}]~</invoke>\n{% endfor %}]~</calls>{% endif %}</a>{% endif %}{% endfor %}{% if "
+                  "add_generation_prompt %}<a>{% endif %}",
+     "]~<calls>\n]~<invoke name=\"weather\">]~<city>Bern]~</city>]~<days>3]~</days>]~</invoke>\n"
+     "]~<invoke name=\"ask\">]~<q>a\"}]~</q>]~</invoke>\n]~</calls>",
      false},
 };
 
@@ -192,60 +206,6 @@ Test(answer_format, keeps_the_text_before_calls_and_thoughts_apart) {
     }
 }
 
-/* A template that keeps thoughts of answers with calls alone. */
-Test(answer_format, finds_the_marks_of_thoughts_beside_calls) {
-    static const char template[] =
-        LOOP "{% if m.reasoning_content and m.tool_calls %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>"
-             "{% endif %}" CONTENT CALLS
-             "<|tool_call>call:{{ f.name }}{{ '{' }}{% for k, v in f.arguments | items %}{{ k }}:{% if v is string %}"
-             "<|\"|>{{ v }}<|\"|>{% else %}{{ v | tojson }}{% endif %}{% if not loop.last %},{% endif %}{% endfor %}"
-             "{{ '}' }}<tool_call|>" END;
-    sn_answer_format *format = format_of(template);
-    json_t *message = read_at_every_cut(format,
-                                        "<|channel>thought\nHm.\n<channel|>So.<|tool_call>call:weather{days:1}"
-                                        "<tool_call|>",
-                                        NULL, false);
-    cr_expect_str_eq(text_of(message, "reasoning_content"), "Hm.");
-    cr_expect_str_eq(text_of(message, "content"), "So.");
-    cr_expect_str_eq(text_of(call_of(message, 0), "arguments"), "{\"days\": 1}");
-    json_decref(message);
-    sn_answer_format_close(&format);
-}
-
-/* Objects and lists within arguments, words that are no values, an empty object, and what is cut or no object. */
-Test(answer_format, writes_arguments_of_another_kind_as_json) {
-    static const char *const cases[][2] = {{"weather{a:{b:[<|\"|>x, y<|\"|>,1.5,{c:true}],d:null},e:-2}",
-                                            "{\"a\": {\"b\": [\"x, y\", 1.5, {\"c\": true}], "
-                                            "\"d\": null}, \"e\": -2}"},
-                                           {"weather{}", "{}"},
-                                           {"weather{city:Bern,days:3}", "{\"city\": \"Bern\", \"days\": 3}"},
-                                           {"weather{a:<|\"|>{1:2}<|\"|>}", "{\"a\": \"{1:2}\"}"}};
-    const family *f = families;
-    while (strcmp(f->name, "a name, then an object of its own kind")) f++;
-    sn_answer_format *format = format_of(f->template);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char text[256];
-        snprintf(text, sizeof text, "<|tool_call>call:%s<tool_call|>", cases[i][0]);
-        json_t *message = read_at_every_cut(format, text, NULL, false);
-        json_t *got = json_loads(text_of(call_of(message, 0), "arguments"), 0, NULL),
-               *want = json_loads(cases[i][1], 0, NULL);
-        cr_expect(got && json_equal(got, want), "%s: %s", text, text_of(call_of(message, 0), "arguments"));
-        json_decref(got);
-        json_decref(want);
-        json_decref(message);
-    }
-    static const char *const broken[] = {"weather{a:<|\"|>x", "weather{a]",    "weather",
-                                         "weather[",          "weather{a:{{{", "{"};
-    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
-        char text[256];
-        snprintf(text, sizeof text, "Hm. <|tool_call>call:%s", broken[i]);
-        json_t *message = read_at_every_cut(format, text, NULL, false);
-        cr_expect_str_eq(text_of(message, "content"), "Hm.", "%s", text);
-        json_decref(message);
-    }
-    sn_answer_format_close(&format);
-}
-
 Test(answer_format, leaves_an_answer_without_calls_as_it_is) {
     static const char *const texts[] = {"Hello.\n\n {\"name\": 1} ", "{\"a\": [1, 2]}", "a < b, [TOOL", "<tool", "  "};
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
@@ -284,6 +244,82 @@ Test(answer_format, finds_the_marks_of_thoughts_in_the_template) {
     cr_expect_str_eq(text_of(message, "reasoning_content"), "2 + 2 is\n4[/TH]");
     cr_expect_str_eq(text_of(message, "content"), "Four.");
     json_decref(message);
+    sn_answer_format_close(&format);
+}
+
+/* Some templates show a thought before a call alone; what opens the text behind it is no part of its end. */
+Test(answer_format, finds_the_marks_of_thoughts_before_calls_and_before_text) {
+    static const char *const templates[] = {
+        LOOP
+        "{% if m.tool_calls %}<|think>t\n{{ m.reasoning_content }}\n<think|>" CALLS
+        "<|call|>{{ f.name }}{{ f.arguments | tojson }}{% endfor %}{% else %}{{ m.content }}{% endif %}</a>{% endif "
+        "%}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+        LOOP "<|think>t\n{{ m.reasoning_content }}\n<think|><|text|>{{ m.content }}" CALLS
+             "<|call|>{{ f.name }}{{ f.arguments | tojson }}" END};
+    for (size_t i = 0; i < 2; i++) {
+        sn_answer_format *format = format_of(templates[i]);
+        json_t *message =
+            read_at_every_cut(format, "<|think>t\nWhich?\n<think|><|call|>ask{\"q\": \"a\"}", NULL, false);
+        cr_expect_str_eq(text_of(message, "reasoning_content"), "Which?", "%zu", i);
+        cr_expect_str_eq(text_of(message, "content"), "", "%zu", i);
+        cr_expect_str_eq(text_of(call_of(message, 0), "name"), "ask", "%zu", i);
+        json_decref(message);
+        sn_answer_format_close(&format);
+    }
+}
+
+/* Lists and objects within arguments, as JSON, as Python, and as elements. */
+Test(answer_format, reads_values_within_values) {
+    static const struct {
+        size_t family;
+        const char *calls, *arguments;
+    } cases[] = {
+        {6,
+         "<tool_call>\n<function=f>\n<parameter=x>\n{'a': [True, None], \"b\": 'it\\'s'}\n</parameter>\n</function>\n",
+         "{\"x\": {\"a\": [true, null], \"b\": \"it's\"}}"},
+        {9, "<|call|>[f(x=[1, -2.5, {'k': \"v\\n\"}], y=(1, 2,), z={}, w=False)]<|end|>",
+         "{\"x\": [1, -2.5, {\"k\": \"v\\n\"}], \"y\": [1, 2], \"z\": {}, \"w\": false}"},
+        {9, "<|call|>[f(x='a\"b', y=\"a'b\")]<|end|>", "{\"x\": \"a\\\"b\", \"y\": \"a'b\"}"},
+        {9, "<|call|>[f()]<|end|>", "{}"},
+        {10, "<|call>call:f{x:{a:[1,<|\"|>two, }<|\"|>],<|\"|>b<|\"|>:true}}<call|>",
+         "{\"x\": {\"a\": [1, \"two, }\"], \"b\": true}}"},
+        {11,
+         "]~<calls>\n]~<invoke "
+         "name=\"f\">]~<x>]~<item>1]~</item>]~<item>]~<k>v]~</k>]~<n>2]~</n>]~</item>]~</x>]~</invoke>\n]~</calls>",
+         "{\"x\": [1, {\"k\": \"v\", \"n\": 2}]}"},
+    };
+    json_t *tools = json_loads(
+        "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"x\":{\"type\":\"object\"}}}}}]", 0, NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sn_answer_format *format = format_of(families[cases[i].family].template);
+        const sn_answer answer = {.text = cases[i].calls, .len = strlen(cases[i].calls), .ended = true, .tools = tools};
+        json_t *message = NULL, *want = json_loads(cases[i].arguments, 0, NULL);
+        REQUIRE(sn_answer_read(format, &answer, &message, &err));
+        json_t *got = json_loads(text_of(call_of(message, 0), "arguments"), 0, NULL);
+        cr_expect(want && json_equal(got, want), "%s: %s", cases[i].calls, json_dumps(message, 0));
+        json_decref(got);
+        json_decref(want);
+        json_decref(message);
+        sn_answer_format_close(&format);
+    }
+    json_decref(tools);
+}
+
+/* A model may write any number of brackets. */
+Test(answer_format, values_within_values_end_somewhere) {
+    enum { MANY = 1 << 20 };
+    static const char begin[] = "<|call|>[weather(city=";
+    char *text = malloc(sizeof begin + MANY + 1);
+    memcpy(text, begin, sizeof begin);
+    memset(text + sizeof begin - 1, '[', MANY);
+    json_t *tools = json_loads(tools_text, 0, NULL), *message = NULL;
+    sn_answer_format *format = format_of(families[9].template);
+    const sn_answer answer = {.text = text, .len = sizeof begin - 1 + MANY, .ended = true, .tools = tools};
+    REQUIRE(sn_answer_read(format, &answer, &message, &err));
+    cr_expect_str_eq(text_of(call_of(message, 0), "name"), "weather");
+    json_decref(message);
+    json_decref(tools);
+    free(text);
     sn_answer_format_close(&format);
 }
 

@@ -27,6 +27,7 @@ typedef enum sn_rope_scaling_kind {
     SN_ROPE_SCALING_LINEAR,
     SN_ROPE_SCALING_LLAMA3,
     SN_ROPE_SCALING_YARN,
+    SN_ROPE_SCALING_PROPORTIONAL,
     SN_ROPE_SCALING_LONG
 } sn_rope_scaling_kind;
 
@@ -45,6 +46,7 @@ typedef struct sn_rope_scaling {
     double mscale, mscale_all_dim; /* yarn: DeepSeek-V2, 2024; 0: not given */
     double q_growth;               /* with original_ctx: sn_hparams; 0: none */
     bool truncate;                 /* yarn: round the limits of the interpolated pairs to whole pairs */
+    double rotated; /* proportional: the share of the pairs that are rotated; the angle of the others is 0 */
     /* Divisors of the frequencies: 0 or rope_dim / 2 of them. long: of short timelines, and of long ones */
     int n_factors;
     float factors[2][SN_ROPE_FREQS_MAX];

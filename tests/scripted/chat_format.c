@@ -12,7 +12,8 @@ static json_t *render(const sn_chat_template *chat, const json_t *in) {
     const sn_chat_request request = {.messages = json_object_get(in, "messages"),
                                      .tools = json_object_get(in, "tools"),
                                      .variables = json_object_get(in, "variables"),
-                                     .no_generation_prompt = !json_is_true(json_object_get(in, "add_generation_prompt"))};
+                                     .no_generation_prompt =
+                                         !json_is_true(json_object_get(in, "add_generation_prompt"))};
     sn_chat_prompt prompt;
     sn_err err;
     if (sn_chat_template_render(chat, &request, &prompt, &err)) return json_pack("{s:s}", "error", err.text);
@@ -36,13 +37,13 @@ static json_t *read_answer(const sn_chat_template *chat, const json_t *in) {
     json_t *message = NULL;
     sn_err err;
     sn_status status = sn_answer_format_open(chat, &format, &err);
-    const sn_answer answer = {
-        .text = json_string_value(text),
-        .special = special,
-        .len = json_string_length(text),
-        .thinks = !status && sn_answer_format_prompt_thinks(format, json_string_value(prompt), json_string_length(prompt)),
-        .ended = true,
-        .tools = json_object_get(in, "tools")};
+    const sn_answer answer = {.text = json_string_value(text),
+                              .special = special,
+                              .len = json_string_length(text),
+                              .thinks = !status && sn_answer_format_prompt_thinks(format, json_string_value(prompt),
+                                                                                  json_string_length(prompt)),
+                              .ended = true,
+                              .tools = json_object_get(in, "tools")};
     if (!status) status = sn_answer_read(format, &answer, &message, &err);
     sn_answer_format_close(&format);
     free(special);

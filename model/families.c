@@ -46,9 +46,10 @@
     [SN_ROLE_ATTN_POST_NORM] = "post_attention_norm.weight", [SN_ROLE_FFN_POST_NORM] = "post_ffw_norm.weight"
 
 /* The block behind the last one, which predicts a further token. */
-#define HF_NEXT                                                                                                        \
+#define HF_NEXT_OF(output_norm)                                                                                        \
     [SN_ROLE_NEXT_EMBED_NORM] = "enorm.weight", [SN_ROLE_NEXT_HIDDEN_NORM] = "hnorm.weight",                           \
-    [SN_ROLE_NEXT_INPUT] = "eh_proj.weight", [SN_ROLE_NEXT_OUTPUT_NORM] = "shared_head.norm.weight"
+    [SN_ROLE_NEXT_INPUT] = "eh_proj.weight", [SN_ROLE_NEXT_OUTPUT_NORM] = output_norm
+#define HF_NEXT HF_NEXT_OF("shared_head.norm.weight")
 #define HF_NEXT_MTP                                                                                                    \
     [SN_ROLE_NEXT_EMBED_NORM] = "pre_fc_norm_embedding.weight",                                                        \
     [SN_ROLE_NEXT_HIDDEN_NORM] = "pre_fc_norm_hidden.weight", [SN_ROLE_NEXT_INPUT] = "fc.weight",                      \
@@ -270,7 +271,7 @@ static const sn_tensor_naming naming_hf_glm4_moe = {HF_NAMES(
     [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",
     [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight")};
 static const sn_tensor_naming naming_hf_hy_v3 = {HF_NAMES(
-    HF_FEED_FORWARD, HF_EXPERTS, [SN_ROLE_ROUTER] = "mlp.router.gate.weight",
+    HF_FEED_FORWARD, HF_EXPERTS, HF_NEXT_OF("final_layernorm.weight"), [SN_ROLE_ROUTER] = "mlp.router.gate.weight",
     [SN_ROLE_ROUTER_CORRECTION] = "mlp.expert_bias", [SN_ROLE_SHARED_GATE] = "mlp.shared_mlp.gate_proj.weight",
     [SN_ROLE_SHARED_UP] = "mlp.shared_mlp.up_proj.weight", [SN_ROLE_SHARED_DOWN] = "mlp.shared_mlp.down_proj.weight")};
 static const sn_tensor_naming naming_hf_ernie4_5_moe = {
@@ -283,6 +284,7 @@ static const sn_tensor_naming naming_hf_minimax_m2 = {
 static const sn_tensor_naming naming_gguf_shared = {
     GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED, GGUF_NORMS)};
 static const sn_tensor_naming naming_gguf_hy_v3 = {GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED_EXPERT,
+                                                              GGUF_NEXT,
                                                               GGUF_NORMS, [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b")};
 /* Seed-OSS: in GGUF the second norm has the name of a post-norm. */
 static const sn_tensor_naming naming_gguf_seed_oss = {GGUF_NAMES(
@@ -479,14 +481,15 @@ static const char *const gpt_oss_reads[] = {"num_experts",  "num_local_experts",
 
 /* Qwen3-Next: what multiplies the input of a recurrent block is two matrices. */
 static const sn_tensor_naming naming_hf_qwen3_next = {
-    HF_NAMES(HF_FEED_FORWARD, HF_DELTA, HF_SHARED, HF_EXPERTS, [SN_ROLE_DELTA_QKV] = "linear_attn.in_proj_qkvz.weight",
+    HF_NAMES(HF_FEED_FORWARD, HF_DELTA, HF_NEXT_MTP, HF_SHARED,
+             HF_EXPERTS, [SN_ROLE_DELTA_QKV] = "linear_attn.in_proj_qkvz.weight",
              [SN_ROLE_DELTA_GATE] = "linear_attn.in_proj_qkvz.weight",
              [SN_ROLE_DELTA_TIME] = "linear_attn.in_proj_ba.weight",
              [SN_ROLE_DELTA_WRITE] = "linear_attn.in_proj_ba.weight"),
-    .delta_fused = true, .delta_paired = true, .q_gated = true};
+    .delta_fused = true, .delta_paired = true, .q_gated = true, .next_prefix = "mtp."};
 static const sn_tensor_naming naming_gguf_qwen3_next = {
-    GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED,
-               GGUF_DELTA, [SN_ROLE_DELTA_TIME] = "ssm_ba.weight", [SN_ROLE_DELTA_WRITE] = "ssm_ba.weight"),
+    GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED, GGUF_DELTA,
+               GGUF_NEXT, [SN_ROLE_DELTA_TIME] = "ssm_ba.weight", [SN_ROLE_DELTA_WRITE] = "ssm_ba.weight"),
     .delta_paired = true, .q_gated = true};
 static const sn_moe_config qwen3_next_experts = {.width = "moe_intermediate_size",
                                                  .n_experts = 512,

@@ -203,10 +203,9 @@ static void fill_block(sn_dtype dtype, uint8_t *block, uint64_t *state) {
             memcpy(block, &scale, sizeof scale);
         }
         if (sn_float4_values(dtype)) {
-            for (int i = 0; i <= sn_float4_twice(dtype); i++) { /* a scale, or its factor and offset */
-                float scale = test_random(state) * 0.05f;
-                memcpy(block + i * (int)sizeof scale, &scale, sizeof scale);
-            }
+            const float scale = test_random(state) * 0.05f, offset = 0.02f;
+            memcpy(block, &scale, sizeof scale);
+            if (sn_float4_twice(dtype)) memcpy(block + sizeof scale, &offset, sizeof offset);
         }
         if (sn_dtype_quantised(dtype) && sn_quant_is_plain(&sn_quant_forms[dtype]))
             fill_plain_scales(dtype, block, state);

@@ -24,7 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { LAYOUT_VERSION = 6 }; /* of images in files; raise it whenever a device's layout of weights changes */
+enum { LAYOUT_VERSION = 7 }; /* of images in files; raise it whenever a device's layout of weights changes */
 
 /* ---- loading ---- */
 

@@ -240,16 +240,29 @@ INLINE void f8_tile(int rows, sn_dtype t, const uint8_t *w, size_t cols, sn_pref
     }
 }
 
-/* NF4 and FP4: the same.
+/* The scales of part `part` of the block at `block` of a panel of NF4 or FP4. */
+INLINE vf float4_scales(sn_dtype t, const uint8_t *panel, const uint8_t *block, size_t part) {
+    float numbers[SN_LANES];
+    const uint8_t *codes = block + SN_F8_SCALES + SN_LANES * part;
+    if (!sn_float4_twice(t)) return vf_load((const float *)block);
+    for (int i = 0; i < SN_LANES; i++) numbers[i] = sn_float4_scales[codes[i]];
+    return vf_add(vf_mul(vf_load(numbers), vf_load((const float *)block)), vf_load((const float *)panel));
+}
+
+/* NF4 and FP4: the same, of the panel at `panel`.
  *
  * 7 parameters: inlined with constant rows and type. */
-INLINE void float4_tile(int rows, sn_dtype t, const uint8_t *w, size_t cols, sn_prefetch prefetch, const float *x,
+INLINE void float4_tile(int rows, sn_dtype t, const uint8_t *panel, size_t cols, sn_prefetch prefetch, const float *x,
                         vf *acc) {
-    for (size_t block = 0; block < cols / SN_FLOAT4_K; block++) {
-        const vf scale = vf_load((const float *)w);
-        prefetch_lines(w, SN_F8_SCALES, prefetch);
-        w += SN_F8_SCALES;
-        for (int k = 0; k < SN_FLOAT4_K; k += 2, w += SN_LANES) {
+    const uint8_t *w = panel + sn_cpu_offset_bytes(t), *block = w;
+    for (size_t part = 0, parts = sn_cpu_block(t) / SN_FLOAT4_PART; part < cols / SN_FLOAT4_PART; part++) {
+        if (part % parts == 0) {
+            prefetch_lines(w, sn_cpu_float4_head(t), prefetch);
+            block = w;
+            w += sn_cpu_float4_head(t);
+        }
+        const vf scale = float4_scales(t, panel, block, part % parts);
+        for (int k = 0; k < SN_FLOAT4_PART; k += 2, w += SN_LANES) {
             if (k / 2 % (LINE / SN_LANES) == 0) prefetch_lines(w, LINE, prefetch);
             const vi both = vi_from_u8(w);
             for (int i = 0; i < 2; i++, x++) {

@@ -61,9 +61,9 @@ typedef enum sn_xpu_grad {
         SN_XPU_GRAD_COUNT
 } sn_xpu_grad;
 
-/* The forms of weights that linear.cl is compiled for, by their types; cmake/xpu.cmake has the same list, with the
- * compiler's flags. */
-#define SN_XPU_FORMS(X) X(F32) X(F16) X(BF16) X(F8) SN_QUANT_TYPES(X)
+/* The forms of weights that linear.cl is compiled for, by their types, but FLOAT4 for NF4 and FP4; cmake/xpu.cmake has
+ * the same list, with the compiler's flags. */
+#define SN_XPU_FORMS(X) X(F32) X(F16) X(BF16) X(F8_E4M3) X(F8_E5M2) X(FLOAT4) SN_ALL_QUANT_TYPES(X)
 
 typedef enum sn_xpu_form {
 #define X(name, ...) SN_XPU_FORM_##name,

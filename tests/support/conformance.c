@@ -174,12 +174,6 @@ static void decode_row(sn_dtype dtype, const uint8_t *row, const float *plain, s
     }
 }
 
-int conformance_n_types(const conformance *c) {
-    return c->id.kind == SN_DEVICE_CPU    ? test_n_weight_types
-           : c->id.kind == SN_DEVICE_CUDA ? test_n_cuda_weight_types
-                                          : test_n_gpu_weight_types;
-}
-
 conformance_weight conformance_random_weight(conformance *c, sn_dtype dtype, size_t rows, size_t cols, uint64_t seed) {
     sn_device *d = c->device;
     conformance_weight w = {.weight = {.dtype = dtype, .rows = rows, .cols = cols}};

@@ -192,8 +192,6 @@ typedef struct conformance_weight {
     sn_weight weight;
     double *values, *sizes;
 } conformance_weight;
-/* How many of test_weight_types the device takes. */
-int conformance_n_types(const conformance *c);
 conformance_weight conformance_random_weight(conformance *c, sn_dtype dtype, size_t rows, size_t cols, uint64_t seed);
 
 /* Rounds the n elements of a key or value as a KV cache of this type stores them. */

@@ -494,20 +494,24 @@ Test(cpu_device, has_the_same_bits_on_every_machine) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 20, .width = 512, .context = 100});
     for (int d = 0; d < devices.n; d++) {
         const uint64_t begin = 14695981039346656037u;
-        uint64_t first = begin, folders = begin, cpus, nf4 = begin, more;
+        uint64_t first = begin, folders = begin, cpus, nf4 = begin, more, twice = begin;
         int t = 0;
-        while (t < test_n_gpu_weight_types && test_weight_types[t] != SN_I4_B32)
-            first = hash_of_a_block(devices.at[d], test_weight_types[t++], first);
-        while (t < test_n_gpu_weight_types) folders = hash_of_a_block(devices.at[d], test_weight_types[t++], folders);
+        for (; test_weight_types[t] != SN_I4_B32; t++)
+            first = hash_of_a_block(devices.at[d], test_weight_types[t], first);
+        for (; test_weight_types[t] != SN_IQ1_S; t++)
+            folders = hash_of_a_block(devices.at[d], test_weight_types[t], folders);
         for (cpus = first; test_weight_types[t] != SN_NF4; t++)
             cpus = hash_of_a_block(devices.at[d], test_weight_types[t], cpus);
         more = nf4 = hash_of_a_block(devices.at[d], test_weight_types[t++], nf4);
-        while (t < test_n_weight_types) more = hash_of_a_block(devices.at[d], test_weight_types[t++], more);
+        for (; test_weight_types[t] != SN_NF4_256; t++)
+            more = hash_of_a_block(devices.at[d], test_weight_types[t], more);
+        while (t < test_n_weight_types) twice = hash_of_a_block(devices.at[d], test_weight_types[t++], twice);
         cr_assert(first == 0x33be3e9e276a591fu && folders == 0xd48a98c3a6f2bcaeu && cpus == 0xc42547f58b8102a7u &&
-                      nf4 == 0x73cdad9b7a11822eu && more == 0xbfb325321e95b4c7u,
-                  "%s: 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu", sn_device_describe(devices.at[d]),
-                  (unsigned long long)first, (unsigned long long)folders, (unsigned long long)cpus,
-                  (unsigned long long)nf4, (unsigned long long)more);
+                      nf4 == 0x73cdad9b7a11822eu && more == 0xbfb325321e95b4c7u && twice == 0x428f2be04f2576ffu,
+                  "%s: 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu",
+                  sn_device_describe(devices.at[d]), (unsigned long long)first, (unsigned long long)folders,
+                  (unsigned long long)cpus, (unsigned long long)nf4, (unsigned long long)more,
+                  (unsigned long long)twice);
     }
     test_devices_close(&devices);
 }

@@ -1,7 +1,7 @@
 /* linear of quantised weights and many rows of x, where unpacking costs much: a part of two panels is unpacked into
- * stages, which all rows are then multiplied with, in tiles of 3 or 4. So what a type costs to unpack hardly counts, and
- * one loop serves all types whose numbers are of one form. Part of kernels.inc.c; the bits are those of its other tiles,
- * because sums of integers are exact and the operations on floats are the same in the same order. */
+ * stages, which all rows are then multiplied with, in tiles of 3 or 4. So what a type costs to unpack hardly counts,
+ * and one loop serves all types whose numbers are of one form. Part of kernels.inc.c; the bits are those of its other
+ * tiles, because sums of integers are exact and the operations on floats are the same in the same order. */
 
 /* Numbers below 2^bits; fine, offsets: as the type. Constants of each tile function. */
 typedef struct staged_form {
@@ -17,7 +17,9 @@ INLINE int staged_bits(sn_dtype t) {
     return sn_cpu_bits(t) < 5 && !WIDE_SUMS ? FEW_BITS : MORE_BITS;
 }
 /* By how much they are larger than the integers. */
-INLINE int staged_zero(int bits, bool offsets) { return bits > MORE_BITS ? 1 << (bits - 1) : offsets ? 0 : bits == MORE_BITS ? 32 : 8; }
+INLINE int staged_zero(int bits, bool offsets) {
+    return bits > MORE_BITS ? 1 << (bits - 1) : offsets ? 0 : bits == MORE_BITS ? 32 : 8;
+}
 #define STAGE_ZERO(t) staged_zero(staged_bits(t), sn_cpu_offsets(t))
 #include "device/cpu/stage.inc.c"
 
@@ -45,14 +47,17 @@ typedef struct staged_rows {
     float (*chains)[STAGE_PANELS * SN_LANES];
 } staged_rows;
 
-/* The integer sums of a group in each panel and row, sum[p * rows + r], or of its half h, unless both come at once. */
+/* The integer sums of a group in each panel and row, sum[p * rows + r], or of its half h, unless both come at once.
+ *
+ * 9 parameters: inlined with constant form, rows and panels, so that the sums stay in registers. */
 INLINE void staged_sums(staged_form f, int rows, int panels, const stage *s, size_t g, int h, const sn_xblock *x,
                         size_t stride, vs *sum) {
     const bool half = f.fine && !HALVES_AT_ONCE, both = f.fine && !half;
+    const int pairs = half ? 2 : 4;
     UNROLL
     for (int i = 0; i < panels * rows; i++) sum[i] = vs_zero();
     UNROLL
-    for (int i = 0; i < (half ? 2 : 4); i++) {
+    for (int i = 0; i < pairs; i++) {
         const int first = both ? i : 2 * i + (half ? 4 * h : 0), second = both ? i + 4 : first + 1;
         vw a[STAGE_PANELS], b[STAGE_PANELS];
         UNROLL
@@ -144,7 +149,8 @@ static void staged_multiply(const sn_linear_job *job, size_t panel, size_t n_pan
             rows = (n - r + left - 1) / left;
             for (size_t p = 0, panels; p < n_panels; p += panels) {
                 panels = sn_min_size(STAGED_PANELS, n_panels - p);
-                const staged_rows part = {job, panel + p, (int)(row + r), group, n_staged, (void *)(chains[r] + p * SN_LANES)};
+                const staged_rows part = {job,   panel + p, (int)(row + r),
+                                          group, n_staged,  (void *)(chains[r] + p * SN_LANES)};
                 staged_fn_of(w->dtype, rows, panels)(&stages[p], &part);
             }
         }

@@ -1,6 +1,6 @@
-/* Weights on their way to many rows: some groups of a panel, unpacked once for all rows, whatever the type, into bytes and
- * scales as float32. Included after weights.inc.c and STAGE_ZERO(t): by how much the bytes are to be larger than the
- * integers of the type. */
+/* Weights on their way to many rows: some groups of a panel, unpacked once for all rows, whatever the type, into bytes
+ * and scales as float32. Included after weights.inc.c and STAGE_ZERO(t): by how much the bytes are to be larger than
+ * the integers of the type. */
 #include "base/mem.h"
 
 enum {

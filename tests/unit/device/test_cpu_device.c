@@ -41,7 +41,7 @@ static void matrix_free(matrix *m) {
 }
 
 static size_t cols_for(sn_dtype dtype) {
-    return sn_dtype_block(dtype) == 1 ? 88 : sn_dtype_block(dtype) == 32 ? 160 : 512;
+    return sn_dtype_block(dtype) == 1 ? 88 : sn_dtype_block(dtype) == 32 ? 160 : 768;
 }
 
 /* n rows of x in calls of `chunk` rows, with both matrices in one call. */
@@ -84,10 +84,11 @@ static void check_linear_bits(const test_devices *devices, sn_dtype dtype, size_
 }
 
 Test(cpu_device, a_linear_row_has_the_same_bits_in_any_batch) {
-    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 128, .width = 512});
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 131, .width = 768});
     for (int t = 0; t < test_n_weight_types; t++) check_linear_bits(&devices, test_weight_types[t], 23);
     check_linear_bits(&devices, SN_Q4_1, 128); /* enough rows that quantising them is shared between threads as well */
-    check_linear_bits(&devices, SN_Q6_K, 100);
+    static const sn_dtype staged[] = {SN_Q6_K, SN_Q2_K, SN_Q5_K, SN_Q3_K, SN_MXFP4}; /* stages pay for many rows only */
+    for (size_t t = 0; t < sizeof staged / sizeof *staged; t++) check_linear_bits(&devices, staged[t], t ? 57 : 131);
     test_devices_close(&devices);
 }
 
@@ -138,7 +139,7 @@ static void check_linear_values(sn_device *d, sn_dtype dtype) {
     enum { N = 9 };
     matrix m[2] = {matrix_new(dtype, 37, cols_for(dtype), true, 11), matrix_new(dtype, 1, cols_for(dtype), false, 13)};
     float *x = test_random_floats(N * m[0].cols, 19), y0[N * 37], y1[N];
-    double xq[512];
+    double xq[768];
     multiply_in_chunks(d, m, x, N, N, (float *[]){y0, y1});
     for (size_t r = 0; r < N; r++) {
         const float *row = x + r * m[0].cols;
@@ -168,7 +169,7 @@ static void check_linear_values(sn_device *d, sn_dtype dtype) {
 }
 
 Test(cpu_device, linear_is_what_naive_arithmetic_gives) {
-    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 16, .width = 512});
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 16, .width = 768});
     for (int t = 0; t < test_n_weight_types; t++) check_linear_values(devices.at[devices.n - 1], test_weight_types[t]);
     test_devices_close(&devices);
 }
@@ -177,7 +178,7 @@ Test(cpu_device, linear_is_what_naive_arithmetic_gives) {
 Test(cpu_device, linear_keeps_nan_and_infinity_in_their_row) {
     enum { N = 8 };
     static const sn_dtype types[] = {SN_F32, SN_BF16, SN_Q4_1, SN_Q8_0, SN_Q4_K, SN_Q5_1, SN_Q6_K};
-    test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = 512});
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = 768});
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         matrix m[2] = {matrix_new(types[t], 85, cols_for(types[t]), false, 3),
                        matrix_new(types[t], 5, cols_for(types[t]), true, 5)};

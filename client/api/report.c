@@ -59,6 +59,7 @@ json_t *sn_report_json(const sn_generate_timings *t, const sn_chain *chain) {
     json_object_set_new(o, "decode_steps", json_integer((json_int_t)t->decode_steps));
     json_object_set_new(o, "drafted", json_integer((json_int_t)t->n_drafted));
     json_object_set_new(o, "ahead", json_integer((json_int_t)t->n_ahead));
+    json_object_set_new(o, "judged", json_integer((json_int_t)t->n_judged));
     json_object_set_new(o, "accepted", json_integer((json_int_t)t->n_accepted));
     json_object_set_new(o, "draft_ms", json_real(us_to_ms((uint64_t)t->draft_us)));
     json_object_set_new(o, "decode_ms", json_real(us_to_ms((uint64_t)t->decode_us)));

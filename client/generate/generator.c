@@ -525,6 +525,8 @@ static sn_status call_take(void *ctx, sn_window *window, sn_err *err) {
     if (!status && !done) sn_ahead_note_judged(&g->ahead, g->n_drafted + guessed, n_right);
     r->out->timings.n_judged += n_right + (!done && n_right < g->n_drafted + guessed);
     sn_ahead_note_window(&g->ahead, window, head_us);
+    if (!window->guessed) r->out->timings.n_laps++;
+    if (!window->guessed) r->out->timings.laps_us += window->lap_us + head_us;
     window->end = (int)g->length;
     window->next = done ? SN_GUESSES_DONE : right ? SN_GUESSES_RIGHT : SN_GUESSES_WRONG;
     r->done = done;

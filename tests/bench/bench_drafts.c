@@ -2,9 +2,9 @@
  *
  * Usage: bench_drafts MODEL HOST:PORT push|client TOKENS TEMPERATURE [DRAFTER [DRAFT_TOKENS]]
  *
- * Prints: tokens a second, and those of the second half of the text, when windows are as many and as long as they will be;
- * of the whole text the share of judged draft tokens that were equal, windows, those of them that were sent ahead; ms a
- * token of this program's own work and of the slowest node's; and a hash of the tokens. */
+ * Prints: tokens a second, and those of the second half of the text, when windows are as many and as long as they will
+ * be; of the whole text the share of judged draft tokens that were equal, windows, those of them that were sent ahead;
+ * ms a token of this program's own work and of the slowest node's; and a hash of the tokens. */
 #include "include/swarm.h"
 
 #include <jansson.h>
@@ -56,8 +56,8 @@ static void report(const char *text) {
     }
     const double judged = number(t, "judged");
     printf("%.2f %.2f %.3f %.0f %.0f %.3f %.3f %016llx\n", (double)(n_tokens - 1) / (end_ms - first_ms) * 1e3,
-           (double)(wanted - wanted / 2) / (end_ms - half_ms) * 1e3,
-           judged > 0 ? number(t, "accepted") / judged : 0, number(t, "decode_steps"), number(t, "ahead"),
+           (double)(wanted - wanted / 2) / (end_ms - half_ms) * 1e3, judged > 0 ? number(t, "accepted") / judged : 0,
+           number(t, "decode_steps"), number(t, "ahead"),
            (number(t, "client_ms") + number(t, "draft_ms")) / (double)n_tokens, node_ms, (unsigned long long)hash);
     json_decref(result);
 }

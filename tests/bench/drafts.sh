@@ -5,19 +5,19 @@
 #
 #     SN_BUILD=build tests/bench/drafts.sh [-m MODEL] [-t TEMPERATURE] [-n NOISES] [-w WAYS] [-q] [LAP...]     LAP in ms: 50 100 200 400
 #
-# Without a model: a made one that computes little, whose text is noise. NOISES: of the copies, '0.1 0.2 0.4'. WAYS: 'client push'. -q:
+# Without a model: a made one that computes little, whose text is noise. NOISES: of the copies, '0.025 0.01 0.005'. WAYS: 'client push'. -q:
 # short, to see that everything runs. On a busy machine `chrt -f 5` stands before the command, for all of its programs.
 #
-# tokens/s: of the second half of a text, when windows are as many as they will be. alpha: share of the judged draft tokens
+# tokens/s: of a text; where the model drafts for itself, of its second half, when windows are as many as they will be. alpha: share of the judged draft tokens
 # that was accepted. T: of a token without drafts. tau: of a token at the slowest of drafting with the LM head, which are one
 # thread's, a node, and the client's line. No linear speculation exceeds 1/tau or 1/((1 - alpha) T); what a drafter that takes time
 # can reach is 1/((1 - alpha) T + tau).
 . "$(dirname "${BASH_SOURCE[0]}")/../support/wan/wan.sh"
-model='' temperature=1 noises='0.1 0.2 0.4' ways='client push' scale=1 rate=100
+model='' temperature=1 noises='0.025 0.01 0.005' ways='client push' scale=1 rate=100
 while getopts m:t:n:w:q option; do
   case $option in
   m) model=$OPTARG ;; t) temperature=$OPTARG ;; n) noises=$OPTARG ;; w) ways=$OPTARG ;;
-  q) scale=8 noises=0.2 ways=push ;;
+  q) scale=8 noises=0.01 ways=push ;;
   *) exit 2 ;;
   esac
 done
@@ -54,22 +54,22 @@ text() {
   at 1 timeout 200 "$bin/tests/bench_drafts" "$model" 10.99.0.2:7001 "$way" "$n" "$temperature" "$@" || fail "$way, lap of $lap ms, $*"
 }
 measure() {
-  local way=$1 lap=$2 name file rtt plain T hash figures
+  local way=$1 lap=$2 name file rtt plain figures
   [ "$way" = push ] && rtt=$((lap / 2)) || rtt=$((lap / 3))
   start_chain "$rtt"
   figures=$(text $((4000 / lap / scale + 8)))
   read -r plain _ <<<"$figures"
   for name in itself $noises nothing; do
     case $name in
-    itself) file=$model n=1600 ;;
-    nothing) file=$scratch/nonsense.gguf n=$((6000 / lap + 8)) ;;
+    itself) file=$model n=1000 ;;
+    nothing) file=$scratch/nonsense.gguf n=$((10000 / lap + 8)) ;;
     *) file=$scratch/copy-$name.gguf n=$((40000 / lap)) ;;
     esac
     figures=$(text $((n / scale)) "$file")
     python3 - "$way" "$lap" "$name" "$plain" "$width" "$rate" $figures <<'PYTHON'
 import sys
-way, lap, name, plain, width, rate, got, alpha, windows, ahead, client, node, _ = sys.argv[1:]
-plain, got, alpha = float(plain), float(got), float(alpha)
+way, lap, name, plain, width, rate, whole, half, alpha, windows, ahead, client, node, _ = sys.argv[1:]
+plain, got, alpha = float(plain), float(half if name == "itself" else whole), float(alpha)
 line = int(width) * 4 * 8 / (float(rate) * 1e3) * (1 if way == "push" else 3)
 T, tau = 1e3 / plain, max(float(client), float(node), line)
 bound = min(1e3 / tau, 1e3 / ((1 - alpha) * T) if alpha < 1 else 1e9)

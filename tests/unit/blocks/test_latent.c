@@ -161,8 +161,8 @@ static const char *const OF_SESSIONS[] = {GOLDEN, SN_FIXTURES "/golden/mimo_v2_f
 enum { N_OF_SESSIONS = sizeof OF_SESSIONS / sizeof *OF_SESSIONS };
 
 static void expect_hand_over(const char *model, sn_kv_dtype dtype) {
-    testbed *w = testbed_new(
-        &(cluster_options){.model = model, .kv_memory = 64, .drain_timeout_s = 10, .kv_dtype = dtype});
+    testbed *w =
+        testbed_new(&(cluster_options){.model = model, .kv_memory = 64, .drain_timeout_s = 10, .kv_dtype = dtype});
     chain_fixture r;
     for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
     chain_fixture_open(&r, w, (sn_chain_options){.kv.replica = true, .kv.dtype = dtype});

@@ -2,9 +2,8 @@
 
 #include <math.h>
 
-/* The length of a window may make a lap longer by 1 / LAP_SHARE; and the tokens that are worth having under way are in
- * WINDOWS windows, if that makes them longer. */
-enum { LAP_SHARE = 10, WINDOWS = 24 };
+/* The tokens that are worth having under way are in so many windows, if that makes them longer. */
+enum { WINDOWS = 24 };
 static const double KEPT = 15.0 / 16, FIRST_RIGHT = 3.2, FIRST_JUDGED = 4;
 
 static double larger(double a, double b) { return a > b ? a : b; }
@@ -25,15 +24,17 @@ static double line_at(const sn_ahead_line *line, double n) {
 /* This program's own work for a window, in which it does nothing else. */
 static double own_us(const sn_ahead *a, double n) { return a->draft_us * n + line_at(&a->head, n); }
 
-/* Between two windows at the narrowest place: a node, this program, or its line. The first laps make rows on a line
- * look slow, because TCP begins slowly; when windows come one behind the other, these show that it is no slower than
- * so. A part of that is taken, or as many as there are now would always seem to be enough. */
-static double interval_us(const sn_ahead *a, double n) {
+/* Between two windows at the narrowest place behind this program: a node, or this program's line. The first laps make
+ * rows on a line look slow, because TCP begins slowly; when windows come one behind the other, these show that it is no
+ * slower than so. A part of that is taken, or as many as there are now would always seem to be enough. */
+static double place_us(const sn_ahead *a, double n) {
     static const double PART = 0.8;
     double row_us = a->line_share * larger(a->lap.slope - a->all.slope, 0);
     if (a->rows > 0) row_us = smaller(row_us, PART * a->gaps_us / a->rows);
-    return larger(row_us * n, larger(line_at(&a->stage, n), own_us(a, n)));
+    return larger(row_us * n, line_at(&a->stage, n));
 }
+
+static double interval_us(const sn_ahead *a, double n) { return larger(place_us(a, n), own_us(a, n)); }
 
 void sn_ahead_note_window(sn_ahead *a, const sn_window *window, int64_t head_us) {
     const double n = window->n;
@@ -68,10 +69,11 @@ double sn_ahead_acceptance(const sn_ahead *a) {
 size_t sn_ahead_length(const sn_ahead *a, size_t n_max) {
     const double lap_us = line_at(&a->lap, 1), each_us = a->lap.slope + own_us(a, (double)n_max) / (double)n_max / 2;
     if (!(lap_us > 0)) return 0;
-    const double run = 2 / larger(1 - sn_ahead_acceptance(a), 1e-3); /* equal tokens in a row, and as many again */
+    const double run = 1 / larger(1 - sn_ahead_acceptance(a), 1e-3); /* tokens until one is wrong */
     const double filling = lap_us * (double)n_max / larger(interval_us(a, (double)n_max), 1);
+    const double cheapest = sqrt(run * line_at(&a->all, 0) / larger(each_us, 1));
     const double worth = log(smaller(each_us / lap_us, 1)) / log(smaller(sn_ahead_acceptance(a), 1 - 1e-3));
-    const double n = smaller(larger(lap_us / larger(LAP_SHARE * each_us, 1), smaller(run, filling) / WINDOWS), worth);
+    const double n = smaller(larger(cheapest, smaller(2 * run, filling) / WINDOWS), worth);
     return n < 1 ? 1 : n < (double)n_max ? (size_t)ceil(n) : n_max;
 }
 
@@ -79,6 +81,6 @@ bool sn_ahead_pays(const sn_ahead *a, size_t n_windows, size_t n_ahead, size_t n
     const double lap_us = line_at(&a->lap, (double)n), each_us = interval_us(a, (double)n);
     const double chance = pow(sn_ahead_acceptance(a), (double)n_ahead);
     if (!(lap_us > 0)) return false;
-    return (double)n_windows * each_us < lap_us &&
+    return (double)n_windows * place_us(a, (double)n) < lap_us &&
            chance * (lap_us - each_us) > (1 - chance) * (line_at(&a->stage, (double)n) + own_us(a, (double)n));
 }

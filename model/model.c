@@ -205,6 +205,7 @@ static sn_status check_entry(const sn_model *m, const sn_family *family, const e
     if (view.turned) cols = (size_t)m->hparams.latent;
     if (matrix_rows) rows = matrix_rows, cols /= rows;
     if (role == SN_ROLE_DELTA_TAPS) n_dims = e->n_dims; /* (channels, 1, taps) on the hub, (channels, taps) in GGUF */
+    if (role == SN_ROLE_ROUTER_CORRECTION) n_dims = e->n_dims;        /* (n_experts), or (1, n_experts) */
     if (role == SN_ROLE_SHARED_ROUTER && m->gguf) n_dims = e->n_dims; /* (1, n_embd), or (n_embd) */
     if (e->n_dims != n_dims || e->tensor.rows != rows || e->tensor.cols != cols)
         return sn_fail(err, SN_REFUSED,

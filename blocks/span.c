@@ -23,7 +23,7 @@
 
 /* ---- scratch ---- */
 
-enum { N_BUFFERS = 25 };
+enum { N_BUFFERS = 29 };
 
 typedef struct scratch_buffer {
     float **at;
@@ -35,7 +35,7 @@ static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, s
     size_t embd = (size_t)hp->n_embd, dim = (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
     size_t heads = (size_t)hp->n_heads, q = heads * dim;
     size_t half_out = q > sn_delta_values(hp) ? q : sn_delta_values(hp), values = (size_t)hp->delta_value_heads;
-    size_t used = (size_t)hp->n_experts_used, ff = sn_ff_width(hp);
+    size_t used = (size_t)hp->n_experts_used, ff = sn_ff_width(hp), index_heads = (size_t)hp->index_heads;
     const scratch_buffer all[N_BUFFERS] = {{&s->lora_mid, SN_LORA_RANK_MAX},
                                            {&s->lora_out, sn_widest_row(hp)},
                                            {&s->x, embd},
@@ -51,6 +51,10 @@ static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, s
                                            {&s->v, sn_kv_value_width(hp)},
                                            {&s->q_low, (size_t)hp->q_rank},
                                            {&s->head_rows, hp->latent ? heads * sn_head_rows_dim(hp) : 0},
+                                           {&s->index_q, index_heads * (size_t)hp->index_dim},
+                                           {&s->index_k, (size_t)hp->index_dim},
+                                           {&s->index_weights, index_heads},
+                                           {&s->chosen, (size_t)hp->index_topk},
                                            {&s->gate, ff},
                                            {&s->up, ff},
                                            {&s->cos_sin[0], rope},
@@ -97,7 +101,8 @@ static sn_device_limits span_limits(const sn_hparams *hp, int rows) {
                               .head_dim = hp->head_dim,
                               .experts = hp->n_experts,
                               .experts_used = hp->n_experts_used,
-                              .expert_width = hp->n_ff};
+                              .expert_width = hp->n_ff,
+                              .chosen = hp->index_topk};
 }
 
 static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, bool partial, int rows, sn_err *err) {
@@ -450,7 +455,7 @@ sn_hash sn_span_info_hash_with_kv(const sn_span_info *span, int block) {
 }
 
 static sn_kv_part recurrent_part(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype) {
-    return (sn_kv_part){device, end - first - sn_n_recurrent(hp, first, end), dtype, 0};
+    return (sn_kv_part){.device = device, .n_blocks = end - first - sn_n_recurrent(hp, first, end), .dtype = dtype};
 }
 
 static sn_kv_recurrence recurrence_of(const sn_hparams *hp, int first, int end) {
@@ -459,7 +464,7 @@ static sn_kv_recurrence recurrence_of(const sn_hparams *hp, int first, int end) 
 
 size_t sn_span_kv_bytes(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype, size_t sessions,
                         size_t positions) {
-    const sn_kv_shape shape = sn_kv_shape_of(hp, end - first, dtype);
+    const sn_kv_shape shape = sn_kv_shape_of(hp, first, end, dtype);
     if (!sn_n_recurrent(hp, first, end))
         return sessions * (positions / SN_KV_PAGE_TOKENS + 1) * device->ops->kv_page_bytes(device, &shape);
     const sn_kv_part part = recurrent_part(hp, device, first, end, dtype);
@@ -474,9 +479,15 @@ sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err
         parts[0] = recurrent_part(&span->hp, span->segments[0].device, span->first, span->end, span->kv_dtype);
         return sn_kv_pool_new_recurrent(parts, &recurrence, span->hp.n_kv_heads, span->hp.head_dim, budget, out, err);
     }
-    for (int i = 0; i < span->n_segments; i++)
-        parts[i] = (sn_kv_part){span->segments[i].device, span->segments[i].end - span->segments[i].first,
-                                span->kv_dtype, span->hp.latent};
+    for (int i = 0; i < span->n_segments; i++) {
+        const sn_segment *g = &span->segments[i];
+        parts[i] = (sn_kv_part){.device = g->device,
+                                .n_blocks = g->end - g->first,
+                                .dtype = span->kv_dtype,
+                                .latent = span->hp.latent,
+                                .index_blocks = sn_n_choosing(&span->hp, g->first, g->end),
+                                .index_dim = span->hp.index_dim};
+    }
     return sn_kv_pool_new(parts, span->n_segments, span->hp.n_kv_heads, span->hp.head_dim, budget, out, err);
 }
 
@@ -520,6 +531,30 @@ sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int
     if (!status) status = sn_guard_rows(v, NULL, 3, values, host_v, NULL, err);
     int place = sn_place_of(&span->hp, span->segments[i].first, block);
     if (!status) status = sn_kv_cache_import(kv, i, place, n, host, host_v, err);
+    free(host);
+    return status;
+}
+
+/* The number of a block's index keys in the pages of its segment. */
+static int index_block(const sn_span *span, int segment, int block) {
+    const sn_segment *g = &span->segments[segment];
+    return g->end - g->first + sn_n_choosing(&span->hp, g->first, block);
+}
+
+sn_status sn_span_index_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *keys,
+                               sn_err *err) {
+    int i = segment_of(span, block);
+    return sn_kv_cache_export(kv, i, index_block(span, i, block), position, n, keys, NULL, err);
+}
+
+sn_status sn_span_index_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *keys,
+                               sn_err *err) {
+    const int64_t shape[] = {n, span->hp.index_dim};
+    float *host = NULL;
+    int i = segment_of(span, block);
+    sn_status status = sn_calloc(&host, (size_t)n * (size_t)span->hp.index_dim, sizeof *host, err);
+    if (!status) status = sn_guard_rows(keys, NULL, 2, shape, host, NULL, err);
+    if (!status) status = sn_kv_cache_import(kv, i, index_block(span, i, block), n, host, NULL, err);
     free(host);
     return status;
 }

@@ -127,9 +127,16 @@ sn_status sn_span_run_experts(sn_span *span, const sn_expert_request *request, f
 
 /* ---- KV caches ---- */
 
-/* The shape of KV pages of n_blocks blocks of the model. */
-static inline sn_kv_shape sn_kv_shape_of(const sn_hparams *hp, int n_blocks, sn_kv_dtype dtype) {
-    return (sn_kv_shape){n_blocks, hp->n_kv_heads, hp->head_dim, SN_KV_PAGE_TOKENS, dtype, hp->latent};
+/* The shape of KV pages of blocks [first, end) of the model, as if all had attention. */
+static inline sn_kv_shape sn_kv_shape_of(const sn_hparams *hp, int first, int end, sn_kv_dtype dtype) {
+    return (sn_kv_shape){.n_blocks = end - first,
+                         .n_kv_heads = hp->n_kv_heads,
+                         .head_dim = hp->head_dim,
+                         .page_tokens = SN_KV_PAGE_TOKENS,
+                         .dtype = dtype,
+                         .latent = hp->latent,
+                         .index_blocks = sn_n_choosing(hp, first, end),
+                         .index_dim = hp->index_dim};
 }
 
 /* A KV pool for this span; each block's pages lie on the block's device. */
@@ -145,6 +152,12 @@ sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int
  * the cache's end (reserved before). Call sn_kv_cache_append once all blocks are written. */
 sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *k,
                             const sn_tensor *v, sn_err *err) SN_MUST_USE;
+
+/* Likewise for the index keys of a block that has some (sn_chooses_keys): keys (n, index_dim). */
+sn_status sn_span_index_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *keys,
+                               sn_err *err) SN_MUST_USE;
+sn_status sn_span_index_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *keys,
+                               sn_err *err) SN_MUST_USE;
 
 /* Floats of a snapshot of the recurrent blocks among [first, end). */
 size_t sn_span_state_floats(const sn_hparams *hp, int first, int end);

@@ -185,7 +185,8 @@ sn_device_limits sn_device_limits_join(const sn_device_limits *a, const sn_devic
                               .experts = max_int(a->experts, b->experts),
                               .experts_used = max_int(a->experts_used, b->experts_used),
                               .expert_width = max_int(a->expert_width, b->expert_width),
-                              .grad_tokens = max_int(a->grad_tokens, b->grad_tokens)};
+                              .grad_tokens = max_int(a->grad_tokens, b->grad_tokens),
+                              .chosen = max_int(a->chosen, b->chosen)};
 }
 
 /* CUDA counts a pair's outputs by four, as blocks of a launch. */

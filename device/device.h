@@ -109,6 +109,7 @@ typedef struct sn_device_limits {
     int experts, experts_used; /* of a mixture of experts, and of these per row; 0: no mixture */
     int expert_width;          /* elements of a row that moe_linear reads of a pair (per_expert) */
     int grad_tokens;           /* of a sequence in the backward pass; 0: none will come */
+    int chosen;                /* positions that a row of choose_keys chooses; 0: there is no indexer */
 } sn_device_limits;
 /* For each member the larger one of both. */
 sn_device_limits sn_device_limits_join(const sn_device_limits *a, const sn_device_limits *b);
@@ -206,10 +207,19 @@ typedef struct sn_kv_shape {
      * as part of them; the other head_dim - latent elements are the keys' own. 0: values of head_dim, stored besides.
      */
     int latent;
+    /* Index keys, by which rows choose positions (sn_indexer): behind the n_blocks blocks a page holds those of
+     * index_blocks more, of index_dim numbers for each position, float32 whatever the dtype. kv_store, kv_read and
+     * kv_write know them as the keys of the blocks from n_blocks on, of one head and without values (NULL). 0: none. */
+    int index_blocks, index_dim;
 } sn_kv_shape;
 
 /* Elements of a key in latent attention, and of the rows and columns of a matrix of head_linear. */
 enum { SN_LATENT_DIM_MAX = 1024 };
+
+/* The shape of the blocks that hold index keys. */
+static inline sn_kv_shape sn_kv_index_shape(const sn_kv_shape *s) {
+    return (sn_kv_shape){s->index_blocks, 1, s->index_dim, s->page_tokens, SN_KV_F32, 0, 0, 0};
+}
 
 /* Elements of a key and of a value, each without what it shares with the other: of the k and v of kv_store. */
 static inline int sn_kv_key_dim(const sn_kv_shape *shape) { return shape->head_dim - shape->latent; }
@@ -318,7 +328,21 @@ typedef struct sn_attention {
     const float *sinks;  /* device, (n_heads), or NULL. The score of an additional key whose value is zero: it takes its
                           * share of the softmax (Xiao et al. 2023; learned: gpt-oss, 2025) */
     float softcap;       /* above 0: a score s becomes softcap * tanh(s / softcap), before the slopes (Gemma 2, 2024) */
+    /* Device, (n_rows, n_chosen), of choose_keys, or NULL. A row at a position from n_chosen on attends to these
+     * positions alone, and reads no others. Latent attention only, without window and slopes. */
+    const int32_t *chosen;
+    int n_chosen;
 } sn_attention;
+
+/* How rows choose the positions that they attend to (DeepSeek-AI 2025). The score of a position is the sum over the
+ * heads, in their order, of weight * max(q . key, 0), with the index key that block `block` of the cache has of it. */
+typedef struct sn_indexer {
+    int block;        /* from n_blocks of the shape on */
+    int n_heads, dim; /* dim: index_dim of the shape */
+    int n_chosen;
+    const float *q;       /* device, (n_rows, n_heads, dim) */
+    const float *weights; /* device, (n_rows, n_heads) */
+} sn_indexer;
 
 /* The backward pass of attention for rows of one sequence: n query rows at positions [first, first + n), and the keys
  * and values of all positions below first + n, with q and k as attention took them (rotated). Calls for consecutive
@@ -418,7 +442,7 @@ typedef struct sn_device_ops {
     /* Rotates x (n, n_heads, head_dim) in place. Su et al. 2021. */
     sn_status (*rope)(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
     /* Within a batch: stores k (n_rows, n_kv_heads, sn_kv_key_dim) and v (n_rows, n_kv_heads, sn_kv_value_dim) at the
-     * positions of its sequences, in block `block`. */
+     * positions of its sequences, in block `block`. Of index keys k is (n_rows, index_dim). */
     sn_status (*kv_store)(sn_device *d, int block, const float *k, const float *v, sn_err *err);
     /* Outside of a batch: reads (export) or writes (import) positions [position, position + n) of one session's block.
      * k and v: host, shapes as in kv_store. Both wait. */
@@ -429,6 +453,10 @@ typedef struct sn_device_ops {
     /* Within a batch: out (n_rows, n_heads, sn_kv_value_dim) = softmax(q . K^T * scale) . V, q (n_rows, n_heads,
      * head_dim). Each row attends to the stored positions of its sequence up to its own. */
     sn_status (*attention)(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+    /* Within a batch: chosen (n_rows, n_chosen): of each row at a position from n_chosen on, those positions up to its
+     * own that have the highest scores, in ascending order; of equal scores the lower position. Of other rows, which
+     * would choose all, nothing is written. A score that is not a number is the lowest. */
+    sn_status (*choose_keys)(sn_device *d, const sn_indexer *indexer, int32_t *chosen, sn_err *err);
     /* Both within a batch, row by row in the order of positions, with the sequences'
      * states. x (n_rows, channels) = silu(depthwise causal convolution of x). */
     sn_status (*short_conv)(sn_device *d, const sn_delta *delta, float *x, sn_err *err);

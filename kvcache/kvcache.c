@@ -31,6 +31,17 @@ static sn_status pool_check_parts(const sn_kv_part *parts, int n_parts, sn_err *
     return SN_OK;
 }
 
+static sn_kv_shape shape_of(const sn_kv_part *part, int n_kv_heads, int head_dim) {
+    return (sn_kv_shape){.n_blocks = part->n_blocks,
+                         .n_kv_heads = n_kv_heads,
+                         .head_dim = head_dim,
+                         .page_tokens = SN_KV_PAGE_TOKENS,
+                         .dtype = part->dtype,
+                         .latent = part->latent,
+                         .index_blocks = part->index_blocks,
+                         .index_dim = part->index_dim};
+}
+
 static sn_status pool_new(const sn_kv_pages_part *parts, int n_parts, size_t budget, sn_kv_pool **out, sn_err *err) {
     sn_kv_pool *pool = NULL;
     *out = NULL;
@@ -50,18 +61,16 @@ sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, i
     if (status) return status;
     for (int i = 0; i < n_parts; i++) {
         page_parts[i].device = parts[i].device;
-        page_parts[i].shape =
-            (sn_kv_shape){parts[i].n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, parts[i].dtype, parts[i].latent};
+        page_parts[i].shape = shape_of(&parts[i], n_kv_heads, head_dim);
     }
     return pool_new(page_parts, n_parts, budget, out, err);
 }
 
 static sn_kv_pages_part recurrent_part(const sn_kv_part *part, const sn_kv_recurrence *r, int n_kv_heads,
                                        int head_dim) {
-    return (sn_kv_pages_part){
-        .device = part->device,
-        .shape = {part->n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, part->dtype, part->latent},
-        .row_bytes = (size_t)r->row_width * sizeof(float)};
+    return (sn_kv_pages_part){.device = part->device,
+                              .shape = shape_of(part, n_kv_heads, head_dim),
+                              .row_bytes = (size_t)r->row_width * sizeof(float)};
 }
 static size_t recurrent_floats(const sn_kv_recurrence *r) {
     return (size_t)r->delta.n_blocks * sn_delta_floats(&r->delta);
@@ -306,8 +315,9 @@ void sn_kv_cache_append(sn_kv_cache *kv, int n) {
 }
 
 static sn_status check_block(const sn_kv_shape *shape, int block, sn_err *err) {
-    if (block >= 0 && block < shape->n_blocks) return SN_OK;
-    return sn_fail(err, SN_REFUSED, "block %d is not among the %d blocks of this KV cache", block, shape->n_blocks);
+    if (block >= 0 && block < shape->n_blocks + shape->index_blocks) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "block %d is not among the %d blocks of this KV cache", block,
+                   shape->n_blocks + shape->index_blocks);
 }
 
 sn_status sn_kv_cache_export(sn_kv_cache *kv, int part, int block, int position, int n, float *k, float *v,

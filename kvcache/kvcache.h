@@ -27,8 +27,9 @@ typedef struct sn_kv_cache sn_kv_cache;
 typedef struct sn_kv_part {
     sn_device *device; /* borrowed */
     int n_blocks;
-    sn_kv_dtype dtype; /* the same for all parts of a pool */
-    int latent;        /* likewise; as in sn_kv_shape */
+    sn_kv_dtype dtype;           /* the same for all parts of a pool */
+    int latent;                  /* likewise; as in sn_kv_shape */
+    int index_blocks, index_dim; /* of its index keys, as in sn_kv_shape */
 } sn_kv_part;
 enum { SN_KV_PARTS_MAX = 64 };
 
@@ -136,7 +137,8 @@ sn_status sn_kv_cache_rows_read(const sn_kv_cache *kv, int position, int n, floa
 
 /* ---- copies of the contents, for migration between nodes ---- */
 
-/* Copies positions [position, position + n) of a part's block to k and v: host, shapes as in kv_store. */
+/* Copies positions [position, position + n) of a part's block to k and v: host, shapes as in kv_store. Index keys are
+ * those of the blocks from n_blocks on (sn_kv_shape). */
 sn_status sn_kv_cache_export(sn_kv_cache *kv, int part, int block, int position, int n, float *k, float *v,
                              sn_err *err) SN_MUST_USE;
 

@@ -10,8 +10,7 @@ const char *sn_role_name(sn_role role) {
     return names[role];
 }
 
-/* Every role is named in one of these functions, so that the compiler reports a forgotten one. Each changes the shape
- * (1, n_embd) that most roles have. */
+/* Each of these functions changes the shape (1, n_embd) that most roles have. */
 
 static void attention_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     size_t head = (size_t)h->head_dim, q = (size_t)h->n_heads * head, kv = (size_t)h->n_kv_heads * head;
@@ -127,6 +126,14 @@ static void delta_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t 
     if (role == SN_ROLE_DELTA_OUT) *rows = (size_t)h->n_embd, *cols = heads * dim;
 }
 
+static void index_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+    size_t heads = (size_t)h->index_heads, dim = (size_t)h->index_dim;
+    if (role == SN_ROLE_INDEX_Q) *rows = heads * dim, *cols = (size_t)h->q_rank;
+    if (role == SN_ROLE_INDEX_K) *rows = dim;
+    if (role == SN_ROLE_INDEX_K_NORM || role == SN_ROLE_INDEX_K_NORM_BIAS) *cols = dim;
+    if (role == SN_ROLE_INDEX_WEIGHTS) *rows = heads;
+}
+
 static void ends_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     *rows = (size_t)(role == SN_ROLE_NEXT_INPUT ? h->n_embd : h->n_vocab);
     if (role == SN_ROLE_NEXT_INPUT) *cols = 2 * (size_t)h->n_embd;
@@ -134,22 +141,13 @@ static void ends_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
 
 void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     *rows = 1, *cols = (size_t)h->n_embd;
+    if (role >= SN_ROLE_DELTA_QKV && role <= SN_ROLE_DELTA_OUT) delta_shape(h, role, rows, cols);
+    if (role >= SN_ROLE_INDEX_Q && role <= SN_ROLE_INDEX_WEIGHTS) index_shape(h, role, rows, cols);
     switch (role) {
     case SN_ROLE_TOKEN_EMBEDDING:
     case SN_ROLE_OUTPUT:
     case SN_ROLE_NEXT_INPUT:
         ends_shape(h, role, rows, cols);
-        break;
-    case SN_ROLE_DELTA_QKV:
-    case SN_ROLE_DELTA_GATE:
-    case SN_ROLE_DELTA_TIME:
-    case SN_ROLE_DELTA_WRITE:
-    case SN_ROLE_DELTA_TAPS:
-    case SN_ROLE_DELTA_RATES:
-    case SN_ROLE_DELTA_TIME_BIAS:
-    case SN_ROLE_DELTA_NORM:
-    case SN_ROLE_DELTA_OUT:
-        delta_shape(h, role, rows, cols);
         break;
     case SN_ROLE_ATTN_Q_LOW:
     case SN_ROLE_ATTN_Q_LOW_NORM:
@@ -188,23 +186,7 @@ void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols
     case SN_ROLE_SHARED_DOWN:
         experts_shape(h, role, rows, cols);
         break;
-    case SN_ROLE_EMBED_NORM:
-    case SN_ROLE_EMBED_NORM_BIAS:
-    case SN_ROLE_OUTPUT_NORM:
-    case SN_ROLE_OUTPUT_NORM_BIAS:
-    case SN_ROLE_ATTN_NORM:
-    case SN_ROLE_ATTN_NORM_BIAS:
-    case SN_ROLE_ATTN_O_BIAS:
-    case SN_ROLE_ATTN_POST_NORM:
-    case SN_ROLE_FFN_NORM:
-    case SN_ROLE_FFN_NORM_BIAS:
-    case SN_ROLE_FFN_DOWN_BIAS:
-    case SN_ROLE_FFN_POST_NORM:
-    case SN_ROLE_SHARED_ROUTER:
-    case SN_ROLE_NEXT_EMBED_NORM:
-    case SN_ROLE_NEXT_HIDDEN_NORM:
-    case SN_ROLE_NEXT_OUTPUT_NORM:
-    case SN_ROLE_COUNT: /* no role */
+    default:
         break;
     }
 }
@@ -221,6 +203,7 @@ bool sn_role_is_norm(sn_role role) {
     case SN_ROLE_ATTN_K_NORM:
     case SN_ROLE_ATTN_Q_LOW_NORM:
     case SN_ROLE_ATTN_LATENT_NORM:
+    case SN_ROLE_INDEX_K_NORM:
     case SN_ROLE_NEXT_EMBED_NORM:
     case SN_ROLE_NEXT_HIDDEN_NORM:
     case SN_ROLE_NEXT_OUTPUT_NORM:
@@ -232,13 +215,21 @@ bool sn_role_is_norm(sn_role role) {
 
 static const struct {
     sn_role of, bias;
-} biases[] = {{SN_ROLE_EMBED_NORM, SN_ROLE_EMBED_NORM_BIAS}, {SN_ROLE_OUTPUT_NORM, SN_ROLE_OUTPUT_NORM_BIAS},
-              {SN_ROLE_ATTN_NORM, SN_ROLE_ATTN_NORM_BIAS},   {SN_ROLE_FFN_NORM, SN_ROLE_FFN_NORM_BIAS},
-              {SN_ROLE_ATTN_Q, SN_ROLE_ATTN_Q_BIAS},         {SN_ROLE_ATTN_K, SN_ROLE_ATTN_K_BIAS},
-              {SN_ROLE_ATTN_V, SN_ROLE_ATTN_V_BIAS},         {SN_ROLE_ATTN_O, SN_ROLE_ATTN_O_BIAS},
-              {SN_ROLE_FFN_UP, SN_ROLE_FFN_UP_BIAS},         {SN_ROLE_FFN_DOWN, SN_ROLE_FFN_DOWN_BIAS},
-              {SN_ROLE_ROUTER, SN_ROLE_ROUTER_BIAS},         {SN_ROLE_EXPERTS_GATE, SN_ROLE_EXPERTS_GATE_BIAS},
-              {SN_ROLE_EXPERTS_UP, SN_ROLE_EXPERTS_UP_BIAS}, {SN_ROLE_EXPERTS_DOWN, SN_ROLE_EXPERTS_DOWN_BIAS}};
+} biases[] = {{SN_ROLE_INDEX_K_NORM, SN_ROLE_INDEX_K_NORM_BIAS},
+              {SN_ROLE_EMBED_NORM, SN_ROLE_EMBED_NORM_BIAS},
+              {SN_ROLE_OUTPUT_NORM, SN_ROLE_OUTPUT_NORM_BIAS},
+              {SN_ROLE_ATTN_NORM, SN_ROLE_ATTN_NORM_BIAS},
+              {SN_ROLE_FFN_NORM, SN_ROLE_FFN_NORM_BIAS},
+              {SN_ROLE_ATTN_Q, SN_ROLE_ATTN_Q_BIAS},
+              {SN_ROLE_ATTN_K, SN_ROLE_ATTN_K_BIAS},
+              {SN_ROLE_ATTN_V, SN_ROLE_ATTN_V_BIAS},
+              {SN_ROLE_ATTN_O, SN_ROLE_ATTN_O_BIAS},
+              {SN_ROLE_FFN_UP, SN_ROLE_FFN_UP_BIAS},
+              {SN_ROLE_FFN_DOWN, SN_ROLE_FFN_DOWN_BIAS},
+              {SN_ROLE_ROUTER, SN_ROLE_ROUTER_BIAS},
+              {SN_ROLE_EXPERTS_GATE, SN_ROLE_EXPERTS_GATE_BIAS},
+              {SN_ROLE_EXPERTS_UP, SN_ROLE_EXPERTS_UP_BIAS},
+              {SN_ROLE_EXPERTS_DOWN, SN_ROLE_EXPERTS_DOWN_BIAS}};
 
 sn_role sn_role_bias(sn_role role) {
     for (size_t i = 0; i < sizeof biases / sizeof *biases; i++)

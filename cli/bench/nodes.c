@@ -55,7 +55,8 @@ static sn_status find_program(sn_bench_nodes *nodes, sn_err *err) {
 static size_t cache_bytes(const sn_bench_plan *p, int n_blocks) {
     size_t tokens =
         (size_t)(p->sessions_max + 1) * (size_t)(p->context_max + p->extra_tokens_max + 2 * SN_KV_PAGE_TOKENS);
-    return tokens * (size_t)n_blocks * sn_kv_width(p->hp) * sizeof(float) * 5 / 4 + (32u << 20);
+    return tokens * (size_t)n_blocks * (sn_kv_width(p->hp) + (size_t)p->hp->index_dim) * sizeof(float) * 5 / 4 +
+           (32u << 20);
 }
 
 typedef struct arguments {

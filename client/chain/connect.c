@@ -64,7 +64,8 @@ static void chain_note_unopened(sn_chain *chain, const sn_hop *hop, int64_t trie
 /* KV cache of the longest timeline, of one block; eight bits with their scales count as nine. */
 static uint64_t chain_kv_bytes_per_block(const sn_chain *chain) {
     static const uint64_t eighths[SN_KV_DTYPE_COUNT] = {[SN_KV_F32] = 32, [SN_KV_F16] = 16, [SN_KV_Q8] = 9};
-    return (uint64_t)chain->max_tokens * sn_kv_width(&chain->hp) * eighths[chain->options.kv.dtype] / 8;
+    const uint64_t index = chain->hp.index_topk ? (uint64_t)chain->hp.index_dim * sizeof(float) : 0;
+    return (uint64_t)chain->max_tokens * (sn_kv_width(&chain->hp) * eighths[chain->options.kv.dtype] / 8 + index);
 }
 
 /* What the chain itself has against an otherwise eligible node. */

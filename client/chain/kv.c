@@ -11,22 +11,39 @@
 
 /* Where block b's keys begin in an array of the keys of n tokens, then their values, of each block. */
 static size_t chain_kv_offset(const sn_chain *chain, int b, int n) {
-    return (size_t)b * (size_t)n * sn_kv_width(&chain->hp);
+    return (size_t)n * sn_kv_floats(&chain->hp, 0, b);
 }
 
-/* Rows of an array of the keys of n tokens, then their values, of each block: those of tokens from `row` on. */
+/* Numbers of a token in the hop's blocks. */
+static size_t hop_floats(const sn_chain *chain, const sn_hop *hop) {
+    return sn_kv_floats(&chain->hp, hop->first, hop->end);
+}
+
+/* The shape of a tensor of n tokens of the hop's blocks (net/message.h). Returns its rank. */
+static int hop_kv_shape(const sn_chain *chain, const sn_hop *hop, uint64_t n, uint64_t shape[4]) {
+    const bool uneven = sn_kv_is_uneven(&chain->hp, hop->first, hop->end);
+    const uint64_t plain[4] = {(uint64_t)(hop->end - hop->first), 2, n, sn_kv_width(&chain->hp) / 2},
+                   rows[4] = {n, hop_floats(chain, hop)};
+    memcpy(shape, uneven ? rows : plain, sizeof plain);
+    return uneven ? 2 : 4;
+}
+
+/* Rows of an array of the keys of n tokens, then their values, then their index keys, of each block: those of tokens
+ * from `row` on. */
 typedef struct kv_place {
     float *at;
     size_t n, row;
 } kv_place;
 
-/* Copies n tokens of n_blocks blocks. `from` is only read. */
-static void kv_copy_rows(const sn_hparams *hp, int n_blocks, size_t n, kv_place to, kv_place from) {
-    const size_t widths[] = {sn_kv_key_width(hp), sn_kv_value_width(hp)};
-    for (int half = 0; half < 2 * n_blocks; half++) {
-        size_t width = widths[half % 2];
-        memcpy(to.at + to.row * width, from.at + from.row * width, n * width * sizeof *to.at);
-        to.at += to.n * width, from.at += from.n * width;
+/* Copies n tokens of the hop's blocks. `from` is only read. */
+static void kv_copy_rows(const sn_chain *chain, const sn_hop *hop, size_t n, kv_place to, kv_place from) {
+    for (int b = hop->first; b < hop->end; b++) {
+        size_t widths[SN_KV_FIELDS];
+        sn_kv_fields(&chain->hp, b, widths);
+        for (int i = 0; i < SN_KV_FIELDS; i++) {
+            memcpy(to.at + to.row * widths[i], from.at + from.row * widths[i], n * widths[i] * sizeof *to.at);
+            to.at += to.n * widths[i], from.at += from.n * widths[i];
+        }
     }
 }
 
@@ -36,12 +53,13 @@ static void kv_copy_rows(const sn_hparams *hp, int n_blocks, size_t n, kv_place 
 static sn_status kv_check_reply(const sn_chain *chain, const sn_hop *hop, const sn_msg *reply, int position, int n,
                                 sn_err *err) {
     const sn_wire_tensor *t = &reply->tensor;
-    uint64_t m = t->rank == 4 ? t->shape[2] : 0;
-    int part = sn_kv_transfer_tokens(chain_kv_offset(chain, hop->end - hop->first, 1) * sizeof(float));
+    uint64_t shape[4], m = t->rank == 4 ? t->shape[2] : t->rank == 2 ? t->shape[0] : 0;
+    int rank = hop_kv_shape(chain, hop, m, shape);
+    int part = sn_kv_transfer_tokens(hop_floats(chain, hop) * sizeof(float));
     if (m < (uint64_t)(n < part ? n : part)) /* each part has its own time: parts of one token would have no end */
         return sn_fail(err, SN_RETRY, "%s sent fewer KV pages than it must", hop->report.node);
-    if (t->dtype != SN_F32 || m > (uint64_t)n || t->shape[0] != (uint64_t)(hop->end - hop->first) || t->shape[1] != 2 ||
-        t->shape[3] != sn_kv_width(&chain->hp) / 2 || reply->kv_get_reply.n_token_timelines != m ||
+    if (t->dtype != SN_F32 || m > (uint64_t)n || t->rank != rank ||
+        memcmp(t->shape, shape, (size_t)rank * sizeof *shape) || reply->kv_get_reply.n_token_timelines != m ||
         reply->kv_get_reply.position != (uint64_t)position)
         return sn_fail(err, SN_RETRY, "%s sent KV pages of another shape", hop->report.node);
     sn_hash hash = sn_hash_of(t->data, t->bytes);
@@ -69,10 +87,10 @@ static sn_status hop_get_part(sn_chain *chain, sn_hop *hop, int position, int do
     status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
     if (!status) status = kv_check_reply(chain, hop, reply, position, *n, err);
     if (!status) {
-        size_t m = (size_t)reply->tensor.shape[2];
+        size_t m = reply->kv_get_reply.n_token_timelines;
         const kv_place to = {out + chain_kv_offset(chain, hop->first, n_all), (size_t)n_all, (size_t)done},
                        from = {(float *)reply->tensor.data, m, 0};
-        kv_copy_rows(&chain->hp, hop->end - hop->first, m, to, from);
+        kv_copy_rows(chain, hop, m, to, from);
         *n = (int)m;
     }
     sn_msg_free(&reply);
@@ -96,7 +114,7 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
     if (position < 0 || n < 1 || n > chain->length - position)
         return sn_fail(err, SN_REFUSED, "%d tokens at position %d are not in the timeline of %d", n, position,
                        chain->length);
-    size_t keys = (size_t)n * sn_kv_key_width(&chain->hp);
+    size_t keys = (size_t)n * sn_kv_key_width(&chain->hp), all = (size_t)n * sn_kv_width(&chain->hp);
     sn_chain_begin_call(chain);
     sn_status status = chain->unsettled ? sn_chain_settle(chain, chain->length, err) : SN_OK;
     for (size_t i = 0; i < chain->n_hops && !status; i++) {
@@ -104,6 +122,8 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
         for (int b = hop->first; b < hop->end && hop->is_local && !status; b++) {
             float *k = out + chain_kv_offset(chain, b, n);
             status = sn_span_kv_export(hop->local.span, hop->local.kv, b, position, n, k, k + keys, err);
+            if (sn_chooses_keys(&chain->hp, b) && !status)
+                status = sn_span_index_export(hop->local.span, hop->local.kv, b, position, n, k + all, err);
         }
         if (!hop->is_local) status = hop_get_kv(chain, hop, position, n, out, err);
     }
@@ -115,7 +135,7 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
 
 /* KV pages of all blocks, and the timeline that they belong to. */
 typedef struct kv_rows {
-    float *data; /* only read; of each block the keys of n tokens, then their values */
+    float *data; /* only read; of each block the keys of n tokens, then their values, then their index keys */
     int position, n;
     const sn_hash *token_timelines;
 } kv_rows;
@@ -126,7 +146,8 @@ static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const 
     sn_msg *msg = NULL;
     void *data = NULL;
     const sn_hash *timeline = rows->token_timelines + rows->position + first;
-    const uint64_t shape[] = {(uint64_t)(hop->end - hop->first), 2, (uint64_t)n, sn_kv_width(&chain->hp) / 2};
+    uint64_t shape[4];
+    const int rank = hop_kv_shape(chain, hop, (uint64_t)n, shape);
     sn_status status = sn_msg_new(SN_MSG_KV_PUT, 0, &msg, err);
     if (status) return status;
     *out = msg;
@@ -137,13 +158,13 @@ static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const 
     put->position = (uint64_t)(rows->position + first);
     status =
         sn_list_new((size_t)n, SN_KV_TRANSFER_TOKENS_MAX, sizeof *put->token_timelines, &put->token_timelines, err);
-    if (!status) status = sn_msg_new_tensor(msg, SN_F32, 4, shape, &data, err);
+    if (!status) status = sn_msg_new_tensor(msg, SN_F32, rank, shape, &data, err);
     if (status) return status;
     put->n_token_timelines = (size_t)n;
     for (int i = 0; i < n; i++) memcpy(put->token_timelines[i].timeline, timeline[i + 1].bytes, SN_KEY_SIZE);
     const kv_place to = {data, (size_t)n, 0},
                    from = {rows->data + chain_kv_offset(chain, hop->first, rows->n), (size_t)rows->n, (size_t)first};
-    kv_copy_rows(&chain->hp, hop->end - hop->first, (size_t)n, to, from);
+    kv_copy_rows(chain, hop, (size_t)n, to, from);
     sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
     memcpy(put->tensor_hash, hash.bytes, SN_HASH_SIZE);
     return SN_OK;
@@ -166,7 +187,7 @@ static sn_status hop_put_part(sn_chain *chain, sn_hop *hop, const kv_rows *rows,
 /* As hop_get_kv. */
 static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, const kv_rows *rows, sn_err *err) {
     sn_status status = SN_OK;
-    int most = sn_kv_transfer_tokens(chain_kv_offset(chain, hop->end - hop->first, 1) * sizeof(float));
+    int most = sn_kv_transfer_tokens(hop_floats(chain, hop) * sizeof(float));
     for (int done = 0, n; done < rows->n && !status; done += n) {
         sn_chain_begin_call(chain);
         n = rows->n - done < most ? rows->n - done : most;
@@ -183,14 +204,18 @@ static sn_status hop_put_kv_local(sn_chain *chain, sn_hop *hop, int n, const flo
                    .dtype = SN_F32,
                    .rank = 3,
                    .shape = {n, chain->hp.n_kv_heads, (int64_t)(key_width / heads)}},
-              v = k;
+              v = k,
+              index = {.name = "cached index keys", .dtype = SN_F32, .rank = 2, .shape = {n, chain->hp.index_dim}};
     v.name = "cached values";
     v.shape[2] = (int64_t)(sn_kv_value_width(&chain->hp) / heads);
     sn_status status = sn_kv_cache_reserve(local->kv, n, err);
     for (int b = hop->first; b < hop->end && !status; b++) {
         k.data = in + chain_kv_offset(chain, b, n);
         v.data = (const float *)k.data + (size_t)n * key_width;
+        index.data = (const float *)k.data + (size_t)n * sn_kv_width(&chain->hp);
         status = sn_span_kv_import(local->span, local->kv, b, n, &k, &v, err);
+        if (sn_chooses_keys(&chain->hp, b) && !status)
+            status = sn_span_index_import(local->span, local->kv, b, n, &index, err);
     }
     if (!status) sn_kv_cache_append(local->kv, n);
     return status;

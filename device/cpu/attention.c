@@ -35,15 +35,31 @@ static size_t head_bytes(const sn_kv_shape *shape) {
                        64);
 }
 
+/* Bytes of the keys and values of all blocks, and of the index keys of a block. */
+static size_t blocks_bytes(const sn_kv_shape *shape) {
+    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * head_bytes(shape);
+}
+static size_t index_bytes(const sn_kv_shape *shape) {
+    return (size_t)shape->page_tokens * (size_t)shape->index_dim * sizeof(float);
+}
+
 size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
     assert(shape->page_tokens > 0 && shape->page_tokens % SN_LANES == 0);
-    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * head_bytes(shape);
+    return blocks_bytes(shape) + (size_t)shape->index_blocks * index_bytes(shape);
 }
 
 /* The offset in a page of the keys of (block, head); the values follow key_bytes later. */
 static size_t head_offset(const sn_kv_shape *shape, int block, int head) {
+    if (block >= shape->n_blocks) return blocks_bytes(shape) + (size_t)(block - shape->n_blocks) * index_bytes(shape);
     return ((size_t)block * (size_t)shape->n_kv_heads + (size_t)head) * head_bytes(shape);
+}
+
+size_t sn_cpu_index_offset(const sn_kv_shape *shape, int block) { return head_offset(shape, block, 0); }
+
+size_t sn_cpu_latent_row(const sn_kv_shape *shape, int block, int position, size_t *bytes) {
+    *bytes = sn_kv_value_bytes(shape->dtype, shape->head_dim);
+    return head_offset(shape, block, 0) + (size_t)(position % shape->page_tokens) * *bytes;
 }
 
 /* Where the key and the value of one position of a head lie. */
@@ -165,6 +181,10 @@ typedef struct store_job {
 static kv_slot kv_slot_of(const sn_kv_shape *shape, void *const *pages, int block, int head, int position) {
     size_t in_page = (size_t)(position % shape->page_tokens);
     uint8_t *base = (uint8_t *)pages[position / shape->page_tokens] + head_offset(shape, block, head);
+    if (block >= shape->n_blocks) { /* index keys, without a value */
+        uint8_t *tile = base + in_page / SN_LANES * sn_kv_tile_bytes(SN_KV_F32, shape->index_dim);
+        return (kv_slot){SN_KV_F32, shape->index_dim, tile, in_page % SN_LANES, NULL};
+    }
     return (kv_slot){shape->dtype, shape->head_dim,
                      base + in_page / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim), in_page % SN_LANES,
                      base + key_bytes(shape) + in_page * sn_kv_value_bytes(shape->dtype, shape->head_dim)};
@@ -173,9 +193,9 @@ static kv_slot kv_slot_of(const sn_kv_shape *shape, void *const *pages, int bloc
 /* Stores the key and the value of one position of a head; where the value is a part of the key, as one row. */
 static void store_slot(const sn_kv_shape *shape, const kv_slot *to, const float *k, const float *v) {
     float row[SN_LATENT_DIM_MAX];
-    if (!shape->latent) {
+    if (!shape->latent || !to->value) {
         store_key(to, k);
-        store_value(to, v);
+        if (to->value) store_value(to, v);
         return;
     }
     memcpy(row, v, (size_t)shape->latent * sizeof *row);
@@ -185,9 +205,9 @@ static void store_slot(const sn_kv_shape *shape, const kv_slot *to, const float 
 
 static void load_slot(const sn_kv_shape *shape, const kv_slot *from, float *k, float *v) {
     float row[SN_LATENT_DIM_MAX];
-    if (!shape->latent) {
+    if (!shape->latent || !from->value) {
         load_key(from, k);
-        load_value(from, v);
+        if (from->value) load_value(from, v);
         return;
     }
     load_value(from, row);
@@ -195,17 +215,24 @@ static void load_slot(const sn_kv_shape *shape, const kv_slot *from, float *k, f
     memcpy(k, row + shape->latent, (size_t)sn_kv_key_dim(shape) * sizeof *row);
 }
 
+static int block_heads(const sn_kv_shape *shape, int block) {
+    assert(block >= 0 && block < shape->n_blocks + shape->index_blocks);
+    return block < shape->n_blocks ? shape->n_kv_heads : 1;
+}
+
 static void store_head(void *ctx, size_t head, int worker) {
     (void)worker;
     const store_job *job = ctx;
-    size_t heads = (size_t)job->shape->n_kv_heads, k_dim = (size_t)sn_kv_key_dim(job->shape),
-           v_dim = (size_t)sn_kv_value_dim(job->shape);
+    const bool index = job->block >= job->shape->n_blocks;
+    const size_t heads = (size_t)block_heads(job->shape, job->block),
+                 k_dim = (size_t)(index ? job->shape->index_dim : sn_kv_key_dim(job->shape)),
+                 v_dim = (size_t)(index ? 0 : sn_kv_value_dim(job->shape));
     for (int s = 0; s < job->n_sequences; s++) {
         const sn_sequence *seq = &job->sequences[s];
         for (int i = 0; i < seq->n_rows; i++) {
             size_t from = (size_t)(seq->first_row + i) * heads + head;
             kv_slot to = kv_slot_of(job->shape, seq->pages, job->block, (int)head, seq->position + i);
-            store_slot(job->shape, &to, job->k + from * k_dim, job->v + from * v_dim);
+            store_slot(job->shape, &to, job->k + from * k_dim, index ? NULL : job->v + from * v_dim);
         }
     }
 }
@@ -222,11 +249,11 @@ sn_status sn_cpu_kv_store(sn_device *d, int block, const float *k, const float *
     const sn_batch *batch = &((sn_cpu *)d)->batch;
     store_job job = {batch->shape, block, batch->n_sequences, batch->sequences, k, v};
     if (!batch->n_sequences) return SN_OK;
-    assert(block >= 0 && block < batch->shape->n_blocks);
+    const int heads = block_heads(batch->shape, block);
     if (count_rows(batch->n_sequences, batch->sequences) >= ROWS_PARALLEL_MIN)
-        sn_pool_run(((sn_cpu *)d)->pool, (size_t)batch->shape->n_kv_heads, store_head, &job);
+        sn_pool_run(((sn_cpu *)d)->pool, (size_t)heads, store_head, &job);
     else
-        for (int h = 0; h < batch->shape->n_kv_heads; h++) store_head(&job, (size_t)h, 0);
+        for (int h = 0; h < heads; h++) store_head(&job, (size_t)h, 0);
     return SN_OK;
 }
 
@@ -234,12 +261,13 @@ sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
                          float *k, float *v, sn_err *err) {
     (void)d;
     (void)err;
-    assert(block >= 0 && block < shape->n_blocks);
-    for (int i = 0; i < n; i++)
-        for (int h = 0; h < shape->n_kv_heads; h++, k += sn_kv_key_dim(shape), v += sn_kv_value_dim(shape)) {
-            kv_slot from = kv_slot_of(shape, pages, block, h, position + i);
-            load_slot(shape, &from, k, v);
-        }
+    const bool index = block >= shape->n_blocks;
+    const size_t k_dim = (size_t)(index ? shape->index_dim : sn_kv_key_dim(shape)),
+                 v_dim = (size_t)(index ? 0 : sn_kv_value_dim(shape)), heads = (size_t)block_heads(shape, block);
+    for (size_t i = 0; i < (size_t)n * heads; i++) {
+        kv_slot from = kv_slot_of(shape, pages, block, (int)(i % heads), position + (int)(i / heads));
+        load_slot(shape, &from, k + i * k_dim, index ? NULL : v + i * v_dim);
+    }
     return SN_OK;
 }
 
@@ -249,8 +277,7 @@ sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, voi
     (void)err;
     const sn_sequence all = {.pages = pages, .position = position, .n_rows = n};
     store_job job = {shape, block, 1, &all, k, v};
-    assert(block >= 0 && block < shape->n_blocks);
-    for (int h = 0; h < shape->n_kv_heads; h++) store_head(&job, (size_t)h, 0);
+    for (int h = 0; h < block_heads(shape, block); h++) store_head(&job, (size_t)h, 0);
     return SN_OK;
 }
 
@@ -396,12 +423,10 @@ static void plan_run_chunks(attention_plan *p, int n_sequences, size_t threads) 
     sn_pool_run(p->cpu->pool, p->n_units * (p->key_chunks + p->dim_chunks), unit_run_chunk, p);
 }
 
-sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
-    (void)err;
-    sn_cpu *cpu = (sn_cpu *)d;
-    const sn_kv_shape *shape = cpu->batch.shape;
-    int n_sequences = cpu->batch.n_sequences, n_heads = params->n_heads;
-    if (!n_sequences) return SN_OK;
+void sn_cpu_attend(sn_cpu *cpu, const sn_batch *batch, const sn_attention *params, const float *q, float *out) {
+    const sn_kv_shape *shape = batch->shape;
+    int n_sequences = batch->n_sequences, n_heads = params->n_heads;
+    if (!n_sequences) return;
     assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0 && params->block >= 0 && params->block < shape->n_blocks);
     int group = n_heads / shape->n_kv_heads, heads = group < SN_ATTENTION_ROWS ? group : SN_ATTENTION_ROWS;
     attention_plan p = {.cpu = cpu,
@@ -409,7 +434,7 @@ sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float
                         .n_heads = n_heads,
                         .window = params->window,
                         .params = params,
-                        .sequences = cpu->batch.sequences,
+                        .sequences = batch->sequences,
                         .q = q,
                         .out = out,
                         .heads = heads,
@@ -424,5 +449,11 @@ sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float
         plan_run_chunks(&p, n_sequences, threads);
     else
         sn_pool_run(cpu->pool, p.n_units, unit_run, &p);
+}
+
+sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
+    sn_cpu *cpu = (sn_cpu *)d;
+    if (params->chosen) return sn_cpu_attend_chosen(cpu, params, q, out, err);
+    sn_cpu_attend(cpu, &cpu->batch, params, q, out);
     return SN_OK;
 }

@@ -195,21 +195,24 @@ sn_status sn_cuda_table_upload(sn_cuda *cuda, const sn_kv_shape *shape, int n_ro
 }
 
 sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int block) {
-    int padded = (int)sn_cuda_pad((size_t)shape->head_dim, 4);
-    size_t head_floats = sn_cuda_kv_head_bytes(shape) / sizeof(float);
+    const bool index = block >= shape->n_blocks;
+    const int dim = index ? shape->index_dim : shape->head_dim;
+    size_t head_floats = sn_cuda_kv_head_bytes(shape) / sizeof(float), own = sn_cuda_index_bytes(shape) / sizeof(float);
+    const size_t blocks = (size_t)(index ? shape->n_blocks : block) * (size_t)shape->n_kv_heads * head_floats;
     char *table = cuda->batch_table.at;
-    return (sn_cuda_kv){shape->n_kv_heads,
-                        shape->head_dim,
-                        padded,
+    return (sn_cuda_kv){index ? 1 : shape->n_kv_heads,
+                        dim,
+                        (int)sn_cuda_pad((size_t)dim, 4),
                         shape->page_tokens,
-                        (size_t)block * (size_t)shape->n_kv_heads * head_floats,
-                        head_floats,
+                        blocks + (index ? (size_t)(block - shape->n_blocks) * own : 0),
+                        index ? own : head_floats,
                         (const sn_cuda_row *)table,
                         (const int32_t *)(table + table_few_at(cuda)),
                         (const sn_cuda_tile *)(table + table_tiles_at(cuda)),
                         (float *const *)(table + table_pages_at(cuda)),
-                        shape->latent,
-                        shape->dtype};
+                        index ? 0 : shape->latent,
+                        index ? SN_KV_F32 : shape->dtype,
+                        index || shape->latent};
 }
 
 const sn_cuda_state *sn_cuda_states_of(const sn_cuda *cuda) {

@@ -20,25 +20,32 @@ size_t sn_cuda_kv_head_bytes(const sn_kv_shape *shape) {
 
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
-    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * sn_cuda_kv_head_bytes(shape);
+    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * sn_cuda_kv_head_bytes(shape) +
+           (size_t)shape->index_blocks * sn_cuda_index_bytes(shape);
+}
+
+/* As a row of latents, without a value. */
+size_t sn_cuda_index_bytes(const sn_kv_shape *shape) {
+    return (size_t)shape->page_tokens * sn_cuda_pad((size_t)shape->index_dim, 4) * sizeof(float);
 }
 
 static sn_status kv_check_block(const sn_cuda *cuda, int block, sn_err *err) {
     if (cuda->state == SN_CUDA_NO_BATCH || cuda->state == SN_CUDA_REPLAYING)
         return sn_fail(err, SN_REFUSED, "%s: kv_store or attention was called outside of a batch", cuda->description);
-    if (block < 0 || block >= cuda->shape.n_blocks)
-        return sn_fail(err, SN_REFUSED, "block %d does not exist: the KV cache has %d", block, cuda->shape.n_blocks);
+    if (block < 0 || block >= cuda->shape.n_blocks + cuda->shape.index_blocks)
+        return sn_fail(err, SN_REFUSED, "block %d does not exist: the KV cache has %d", block,
+                       cuda->shape.n_blocks + cuda->shape.index_blocks);
     return SN_OK;
 }
 
 static cudaError_t store(const sn_cuda *cuda, const sn_cuda_kv *kv, int n_rows, const float *k, const float *v) {
-    return kv->latent ? sn_cuda_latent_store(cuda->work, kv, n_rows, k, v)
-                      : sn_cuda_kv_store(cuda->work, kv, n_rows, k, v);
+    return kv->in_rows ? sn_cuda_latent_store(cuda->work, kv, n_rows, k, v)
+                       : sn_cuda_kv_store(cuda->work, kv, n_rows, k, v);
 }
 
 static cudaError_t load(const sn_cuda *cuda, const sn_cuda_kv *kv, int n_rows, float *k, float *v) {
-    return kv->latent ? sn_cuda_latent_load(cuda->work, kv, n_rows, k, v)
-                      : sn_cuda_kv_load(cuda->work, kv, n_rows, k, v);
+    return kv->in_rows ? sn_cuda_latent_load(cuda->work, kv, n_rows, k, v)
+                       : sn_cuda_kv_load(cuda->work, kv, n_rows, k, v);
 }
 
 sn_status sn_cuda_kv_store_op(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
@@ -89,10 +96,10 @@ static sn_status kv_copy_chunk(sn_cuda *cuda, const kv_copy *t, sn_err *err) {
     if (t->out) {
         status = sn_cuda_check_launch(cuda, load(cuda, &kv, t->n, k, v), "kv_read", err);
         if (!status) status = sn_cuda_download(&cuda->base, t->k, k, k_bytes, err);
-        return status ? status : sn_cuda_download(&cuda->base, t->v, v, v_bytes, err);
+        return status || !v_bytes ? status : sn_cuda_download(&cuda->base, t->v, v, v_bytes, err);
     }
     status = sn_cuda_upload_staged(cuda, k, t->k, k_bytes, err);
-    if (!status) status = sn_cuda_upload_staged(cuda, v, t->v, v_bytes, err);
+    if (!status && v_bytes) status = sn_cuda_upload_staged(cuda, v, t->v, v_bytes, err);
     return status ? status : sn_cuda_check_launch(cuda, store(cuda, &kv, t->n, k, v), "kv_write", err);
 }
 
@@ -102,12 +109,13 @@ static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
     if (cuda->state != SN_CUDA_NO_BATCH && !cuda->base.lost)
         return sn_fail(err, SN_REFUSED, "%s: a KV cache cannot be read or written within a batch", cuda->description);
     sn_status status = sn_cuda_enter(cuda, err);
-    if (!status && (t.block < 0 || t.block >= t.shape->n_blocks || t.n < 0 || t.position < 0))
+    if (!status && (t.block < 0 || t.block >= t.shape->n_blocks + t.shape->index_blocks || t.n < 0 || t.position < 0))
         status = sn_fail(err, SN_REFUSED,
                          "block %d, positions from %d on, %d of them: not a part of a KV cache of %d blocks", t.block,
                          t.position, t.n, t.shape->n_blocks);
-    t.k_row = (size_t)t.shape->n_kv_heads * (size_t)sn_kv_key_dim(t.shape);
-    t.v_row = (size_t)t.shape->n_kv_heads * (size_t)sn_kv_value_dim(t.shape);
+    const bool index = t.block >= t.shape->n_blocks;
+    t.k_row = index ? (size_t)t.shape->index_dim : (size_t)t.shape->n_kv_heads * (size_t)sn_kv_key_dim(t.shape);
+    t.v_row = index ? 0 : (size_t)t.shape->n_kv_heads * (size_t)sn_kv_value_dim(t.shape);
     size_t chunk_max = KV_COPY_BYTES / ((t.k_row + t.v_row) * sizeof(float));
     if (cuda->limits.rows)
         chunk_max = sn_min_size(chunk_max, (size_t)cuda->limits.rows); /* as the batch table has room */
@@ -116,7 +124,7 @@ static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
         status = kv_copy_chunk(cuda, &t, err);
         t.position += t.n;
         t.k += (size_t)t.n * t.k_row;
-        t.v += (size_t)t.n * t.v_row;
+        if (!index) t.v += (size_t)t.n * t.v_row;
     }
     return status ? status : sn_cuda_finish(&cuda->base, err);
 }
@@ -208,6 +216,8 @@ bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n) {
 sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float *q, float *out, sn_cuda_eight_bits form,
                          sn_err *err) {
     sn_status status = kv_check_block(cuda, params->block, err);
+    if (!status && params->block >= cuda->shape.n_blocks)
+        status = sn_fail(err, SN_REFUSED, "block %d has index keys only", params->block);
     if (!status && (params->n_heads <= 0 || params->n_heads % cuda->shape.n_kv_heads))
         status = sn_fail(err, SN_REFUSED, "%d query heads cannot share %d key-value heads evenly", params->n_heads,
                          cuda->shape.n_kv_heads);
@@ -220,7 +230,11 @@ sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float 
                            .slopes = params->slopes,
                            .sinks = params->sinks,
                            .q = q,
-                           .out = out};
+                           .out = out,
+                           .chosen = params->chosen,
+                           .n_chosen = params->n_chosen};
+    if (a.chosen && (!a.kv.latent || a.window || a.slopes))
+        return sn_fail(err, SN_REFUSED, "positions are chosen in latent attention only, without a window or slopes");
     if (a.kv.latent)
         status = sn_cuda_latent_attend(cuda, &a, err);
     else if (cuda->n_few < cuda->n_rows)

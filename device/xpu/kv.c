@@ -38,7 +38,8 @@ size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
                  : shape->dtype == SN_KV_F16 ? dim * sizeof(uint16_t)
                                              : dim + (dim + GROUP - 1) / GROUP * sizeof(uint16_t);
     return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * (shape->latent ? 1 : 2) * (size_t)shape->page_tokens *
-           row;
+               row +
+           (size_t)shape->index_blocks * sn_xpu_index_bytes(shape);
 }
 
 /* -- the batch table */
@@ -188,7 +189,8 @@ sn_status sn_xpu_rope_store(sn_device *d, int block, const sn_rotated *p, const 
 
 sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
-    assert(block >= 0 && block < x->shape.n_blocks);
+    if (block >= x->shape.n_blocks) return sn_xpu_index_store(x, block, k, err);
+    assert(block >= 0);
     const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
     sn_xpu_arg args[] = {SN_XPU_ARG(rows),
                          SN_XPU_ARG(pages),
@@ -259,6 +261,7 @@ sn_status sn_xpu_attend(sn_xpu *x, const sn_attention *params, const float *q, f
     assert(params->n_heads > 0 && params->n_heads % shape->n_kv_heads == 0 && params->block >= 0 &&
            params->block < shape->n_blocks);
     if (shape->latent) return sn_xpu_latent_attention(x, params, q, out, err);
+    if (params->chosen) return sn_fail(err, SN_REFUSED, "positions are chosen in latent attention only");
     const size_t rows = (size_t)x->batch_singles;
     const sn_xpu_parts parts = sn_xpu_divide_context(x, params->window, row_groups(x, params) * (rows ? rows : 1));
     sn_status status = SN_OK;
@@ -317,9 +320,9 @@ typedef struct kv_copy {
 /* `kv_staging` holds the addresses of n_pages pages, then keys, then values of t->n positions. */
 static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err *err) {
     sn_device *d = &x->base;
-    const bool latent = t->shape->latent;
-    size_t k_bytes = (size_t)t->n * k_floats(t->shape) * sizeof(float),
-           v_bytes = (size_t)t->n * v_floats(t->shape) * sizeof(float);
+    const bool latent = t->shape->latent, index = t->block >= t->shape->n_blocks;
+    size_t k_bytes = (size_t)t->n * (index ? (size_t)t->shape->index_dim : k_floats(t->shape)) * sizeof(float),
+           v_bytes = index ? 0 : (size_t)t->n * v_floats(t->shape) * sizeof(float);
     size_t keys_at = sn_round_up((size_t)n_pages * 8, 64), values_at = sn_round_up(keys_at + k_bytes, 64);
     sn_status status = sn_xpu_buffer_reserve(x, &x->kv_staging, values_at + v_bytes, err);
     if (status) return status;
@@ -328,7 +331,7 @@ static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err 
     _Static_assert(sizeof(void *) == 8, "pages are handed over as 64-bit addresses");
     status = sn_xpu_upload(d, pages, t->pages, (size_t)n_pages * 8, err);
     if (!status && t->write) status = sn_xpu_upload(d, keys, t->k, k_bytes, err);
-    if (!status && t->write) status = sn_xpu_upload(d, values, t->v, v_bytes, err);
+    if (!status && t->write && v_bytes) status = sn_xpu_upload(d, values, t->v, v_bytes, err);
     if (!status) status = sn_xpu_barrier(x, err);
     if (status) return status;
     sn_xpu_arg args[] = {SN_XPU_ARG(pages),
@@ -342,11 +345,13 @@ static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err 
                          SN_XPU_ARG(values),
                          SN_XPU_ARG(t->shape->latent)}; /* latent_copy only */
     const sn_xpu_kv_kernels *kernels = &x->kv[t->shape->dtype];
-    status = sn_xpu_launch(x, latent ? kernels->latent_copy : kernels->copy, groups_of_position(t->shape), (size_t)t->n,
-                           COUNT(args) - !latent, args, err);
+    const sn_xpu_index_copy_of copy = {t->shape, t->block, t->position, t->n, t->write, pages, (float *)(void *)keys};
+    status = index ? sn_xpu_index_copy(x, &copy, err)
+                   : sn_xpu_launch(x, latent ? kernels->latent_copy : kernels->copy, groups_of_position(t->shape),
+                                   (size_t)t->n, COUNT(args) - !latent, args, err);
     if (!status && t->write) return sn_xpu_wait(x, err);
     if (!status) status = sn_xpu_download(d, t->k, keys, k_bytes, err);
-    return status ? status : sn_xpu_download(d, t->v, values, v_bytes, err);
+    return status || index ? status : sn_xpu_download(d, t->v, values, v_bytes, err);
 }
 
 static size_t chunk_bytes(size_t row_floats) { return KV_COPY_BYTES + row_floats * sizeof(float); }
@@ -356,7 +361,8 @@ size_t sn_xpu_kv_staging_bytes(const sn_device_limits *l) {
 }
 
 static sn_status kv_copy_all(sn_xpu *x, kv_copy t, sn_err *err) {
-    assert(t.block >= 0 && t.block < t.shape->n_blocks && t.position >= 0 && t.n >= 0);
+    const bool index = t.block >= t.shape->n_blocks;
+    assert(t.block >= 0 && t.block < t.shape->n_blocks + t.shape->index_blocks && t.position >= 0 && t.n >= 0);
     sn_status status = kv_check_shape(t.shape, err);
     if (!status) status = sn_xpu_load_kv(x, t.shape->dtype, err);
     int n_pages = (int)count_pages(t.shape, t.position + t.n);
@@ -365,8 +371,8 @@ static sn_status kv_copy_all(sn_xpu *x, kv_copy t, sn_err *err) {
         t.n = left < chunk_max ? left : chunk_max;
         status = kv_copy_chunk(x, &t, n_pages, err);
         t.position += t.n;
-        t.k += (size_t)t.n * k_floats(t.shape);
-        t.v += (size_t)t.n * v_floats(t.shape);
+        t.k += (size_t)t.n * (index ? (size_t)t.shape->index_dim : k_floats(t.shape));
+        if (!index) t.v += (size_t)t.n * v_floats(t.shape);
     }
     return status ? status : sn_xpu_check_alive(x, err);
 }

@@ -97,7 +97,7 @@ static sn_status device_set_limit_memory(const char *text, device_set *c, sn_err
  * others, a block takes more than an equal share. */
 static size_t block_cache(const sn_device_placement_options *options, const sn_hparams *hp, const device_set *c,
                           size_t n) {
-    const sn_kv_shape shape = sn_kv_shape_of(hp, 1, SN_KV_F32);
+    const sn_kv_shape shape = sn_kv_shape_of(hp, 0, 1, SN_KV_F32);
     size_t least = SIZE_MAX, most = 0;
     for (int i = 0; i < c->n; i++) {
         size_t bytes = c->open[i]->ops->kv_page_bytes(c->open[i], &shape);

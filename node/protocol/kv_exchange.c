@@ -57,11 +57,11 @@ static sn_status put_check_sender(sn_protocol *protocol, const sn_event *event, 
 
 /* The shape of a tensor of KV pages of n tokens of blocks [first, end). Returns its rank. */
 static int kv_shape(const sn_hparams *hp, int first, int end, uint64_t n, uint64_t shape[SN_TENSOR_RANK_MAX]) {
-    bool recurrent = sn_n_recurrent(hp, first, end);
+    bool uneven = sn_kv_is_uneven(hp, first, end);
     uint64_t floats = sn_kv_transfer_row_floats(hp, first, end), blocks = (uint64_t)(end - first);
-    const uint64_t plain[4] = {blocks, 2, n, floats / blocks / 2}, with_rows[4] = {n, floats};
-    memcpy(shape, recurrent ? with_rows : plain, sizeof plain);
-    return recurrent ? 2 : 4;
+    const uint64_t plain[4] = {blocks, 2, n, floats / blocks / 2}, rows[4] = {n, floats};
+    memcpy(shape, uneven ? rows : plain, sizeof plain);
+    return uneven ? 2 : 4;
 }
 
 static sn_status kv_put_check_shape(const sn_protocol *protocol, const sn_session *session, const sn_msg *msg,

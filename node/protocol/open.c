@@ -20,8 +20,10 @@
 
 static size_t session_kv_bytes(const sn_protocol *protocol, const sn_session *session, int tokens) {
     size_t pages = ((size_t)tokens + SN_KV_PAGE_TOKENS - 1) / SN_KV_PAGE_TOKENS;
-    size_t row = sizeof(float) * sn_kv_width(protocol->hp); /* of one block */
-    return pages * SN_KV_PAGE_TOKENS * row * (size_t)(session->end - session->first);
+    const sn_hparams *hp = protocol->hp;
+    size_t row = (size_t)(session->end - session->first) * sn_kv_width(hp) + /* as if all blocks had attention */
+                 (size_t)sn_n_choosing(hp, session->first, session->end) * (size_t)hp->index_dim;
+    return pages * SN_KV_PAGE_TOKENS * row * sizeof(float);
 }
 
 static sn_status quota_check_open(const sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], sn_err *err) {

@@ -207,7 +207,7 @@ static void try_rope_store(conformance *c, sn_kv_dtype dtype, int dim, sn_rope r
     const sn_device_ops *ops = c->device->ops;
     int mark = c->n_buffers;
     sessions s;
-    sessions_new(c, (sn_kv_shape){1, KV_HEADS, dim, PAGE, dtype, 0}, 1, (int[]){PAST}, (int[]){n}, &s);
+    sessions_new(c, (sn_kv_shape){1, KV_HEADS, dim, PAGE, dtype, 0, 0, 0}, 1, (int[]){PAST}, (int[]){n}, &s);
     const size_t keys = (size_t)n * KV_HEADS * (size_t)dim;
     twin q = twin_new(c, (size_t)n * HEADS * (size_t)dim, 5), k = twin_new(c, keys, 6), v = twin_new(c, keys, 7);
     rope.cos_sin = twin_new(c, (size_t)n * (size_t)rope.dim, 8).at[0];
@@ -287,8 +287,14 @@ void conformance_attention_linear_has_the_bits_of_its_steps(conformance *c) {
     } caches[] = {{64, 0, SN_KV_F16}, {24, 0, SN_KV_F32}, {32, 0, SN_KV_Q8}, {96, 64, SN_KV_F32}};
     for (int i = 0; i < 6 * 4 * 2; i++) {
         const int which = i / 2 % 6, cache = i / 12;
-        const sn_kv_shape shape = {
-            1, caches[cache].latent ? 1 : KV_HEADS, caches[cache].dim, PAGE, caches[cache].dtype, caches[cache].latent};
+        const sn_kv_shape shape = {1,
+                                   caches[cache].latent ? 1 : KV_HEADS,
+                                   caches[cache].dim,
+                                   PAGE,
+                                   caches[cache].dtype,
+                                   caches[cache].latent,
+                                   0,
+                                   0};
         try_attention(c, shape, dtypes[i % 2], which == 5 ? 2 : 1, past[which], rows[which]);
     }
 }

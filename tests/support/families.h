@@ -44,6 +44,7 @@ static const char *const FAMILIES[] = {
     "olmoe",
     "mistral4",
     "deepseek_v32",
+    "deepseek_v32_sparse",
     "glm_moe_dsa",
     "cohere2",
     "qwen3_next",

@@ -22,7 +22,7 @@ enum { LATENT = 40, ROTATED = 10, KEY = LATENT + ROTATED, HEADS = 21, TOKENS = 7
 /* Keys of TOKENS positions, whose values are their first LATENT elements. Attends as latents, or as a plain KV cache
  * with the keys as values. out (TOKENS, HEADS, LATENT). */
 static void attend(sn_device *d, bool latent, sn_kv_dtype dtype, const float *keys, const float *q, float *out) {
-    const sn_kv_shape shape = {2, 1, KEY, 32, dtype, latent ? LATENT : 0};
+    const sn_kv_shape shape = {2, 1, KEY, 32, dtype, latent ? LATENT : 0, 0, 0};
     const sn_attention how = {.block = 1, .n_heads = HEADS, .scale = 0.2f};
     size_t width = latent ? LATENT : KEY, bytes = d->ops->kv_page_bytes(d, &shape);
     float *k = malloc(sizeof(float) * TOKENS * KEY), *v = malloc(sizeof(float) * TOKENS * KEY),
@@ -81,7 +81,7 @@ Test(latent, a_token_takes_its_latent_and_its_rotated_key) {
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, NULL, &d, &err));
     const size_t bytes[SN_KV_DTYPE_COUNT] = {576 * 4, 576 * 2, 576 + 576 / 32 * 2};
     for (int dtype = 0; dtype < SN_KV_DTYPE_COUNT; dtype++) {
-        const sn_kv_shape shape = {3, 1, 576, 32, (sn_kv_dtype)dtype, 512};
+        const sn_kv_shape shape = {3, 1, 576, 32, (sn_kv_dtype)dtype, 512, 0, 0};
         cr_expect_eq(d->ops->kv_page_bytes(d, &shape), 3 * 32 * bytes[dtype]);
     }
     sn_device_close(&d);
@@ -155,10 +155,12 @@ Test(latent, groups_of_experts_rank_by_their_best_one_or_two) {
     sn_device_close(&d);
 }
 
-/* -- sessions over pages of latents */
+/* -- sessions over pages of latents, and of latents and index keys */
 
-Test(latent, a_session_is_rewound_and_handed_over_by_nodes_that_leave) {
-    testbed *w = testbed_new(&(cluster_options){.model = GOLDEN, .kv_memory = 64, .drain_timeout_s = 10});
+#define INDEXED SN_FIXTURES "/golden/deepseek_v32_sparse"
+
+static void hand_over(const char *model) {
+    testbed *w = testbed_new(&(cluster_options){.model = model, .kv_memory = 64, .drain_timeout_s = 10});
     chain_fixture r;
     for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
     chain_fixture_open(&r, w, (sn_chain_options){.kv.replica = true});
@@ -173,11 +175,17 @@ Test(latent, a_session_is_rewound_and_handed_over_by_nodes_that_leave) {
     testbed_free(&w);
 }
 
-Test(latent, a_saved_session_continues_over_another_cut) {
-    testbed *w = testbed_new(&(cluster_options){.model = GOLDEN, .kv_memory = 64});
+Test(latent, a_session_is_rewound_and_handed_over_by_nodes_that_leave) {
+    hand_over(GOLDEN);
+    hand_over(INDEXED);
+}
+
+static void save_and_continue(const char *model) {
+    testbed *w = testbed_new(&(cluster_options){.model = model, .kv_memory = 64});
     chain_fixture r;
     sn_hash marks[51];
-    float *rows = malloc(sizeof(float) * 50 * 4 * (20 + 8)); /* latents and rotated keys of four blocks */
+    float *rows =
+        malloc(sizeof(float) * 50 * 4 * (20 + 8 + 16)); /* latents, rotated keys and index keys of four blocks */
     cluster_add(w->cluster, 0, 4);
     chain_fixture_open(&r, w, (sn_chain_options){0});
     chain_fixture_steps(&r, 0, 50, 13);
@@ -196,8 +204,13 @@ Test(latent, a_saved_session_continues_over_another_cut) {
     testbed_free(&w);
 }
 
-Test(latent, sessions_share_a_prefix_and_are_swapped_out) {
-    testbed *w = testbed_new(&(cluster_options){.model = GOLDEN,
+Test(latent, a_saved_session_continues_over_another_cut) {
+    save_and_continue(GOLDEN);
+    save_and_continue(INDEXED);
+}
+
+static void share_and_swap(const char *model) {
+    testbed *w = testbed_new(&(cluster_options){.model = model,
                                                 .kv_memory = 3,
                                                 .prefix_cache_memory = 1 << 20,
                                                 .swap_to = SN_IN_HOST,
@@ -218,6 +231,11 @@ Test(latent, sessions_share_a_prefix_and_are_swapped_out) {
     node_session_close(&a), node_session_close(&c);
     node_client_free(&t), node_client_free(&u);
     testbed_free(&w);
+}
+
+Test(latent, sessions_share_a_prefix_and_are_swapped_out) {
+    share_and_swap(GOLDEN);
+    share_and_swap(INDEXED);
 }
 
 /* -- what is refused */

@@ -28,6 +28,15 @@ static void expect_same_kv(emulated_span *a, emulated_span *b, int n) {
 
 enum { N_PAST = 37, ALL = 45 };
 
+static void move_index_keys(const emulated_span *from, const emulated_span *to, int block) {
+    float *keys = malloc(N_PAST * (size_t)from->hp->index_dim * sizeof *keys);
+    REQUIRE(sn_span_index_export(from->span, from->kv, block, 0, N_PAST, keys, &err));
+    const sn_tensor t = {
+        .name = "past index keys", .data = keys, .dtype = SN_F32, .rank = 2, .shape = {N_PAST, from->hp->index_dim}};
+    REQUIRE(sn_span_index_import(to->span, to->kv, block, N_PAST, &t, &err));
+    free(keys);
+}
+
 /* Moves the first N_PAST positions of a session to one that has none. */
 static void move_session(const emulated_span *from, const emulated_span *to) {
     int heads = from->hp->n_kv_heads;
@@ -42,6 +51,7 @@ static void move_session(const emulated_span *from, const emulated_span *to) {
         t.data = k;
         u.data = v;
         REQUIRE(sn_span_kv_import(to->span, to->kv, block, N_PAST, &t, &u, &err));
+        if (sn_chooses_keys(from->hp, block)) move_index_keys(from, to, block);
     }
     sn_kv_cache_append(to->kv, N_PAST);
     free(k), free(v);
@@ -84,6 +94,7 @@ Test(emulated_tensors, a_session_continues_with_kv_of_another_device) {
 
 Test(emulated_tensors, a_session_continues_with_latents_of_another_device) {
     expect_sessions_to_move(SN_FIXTURES "/golden/deepseek_v3", 1e-4);
+    expect_sessions_to_move(SN_FIXTURES "/golden/deepseek_v32_sparse", 1e-4);
     emulated_kv_dtype = SN_KV_Q8;
     expect_sessions_to_move(SN_FIXTURES "/golden/deepseek_v3", 5e-2);
 }

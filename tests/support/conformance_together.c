@@ -87,11 +87,12 @@ static void try_norm(conformance *c, int n, const sn_dtype dtypes[LINEARS], bool
     conformance_release(c, mark);
 }
 
+/* Each number of rows meets each form of weights, each kind of norm and each way. */
 void conformance_norm_linear_has_the_bits_of_its_steps(conformance *c) {
-    for (int i = 0; i < COUNTS * FORMS; i++)
-        for (int way = 0; way < NORM_WAYS; way++)
+    for (int i = 0; i < COUNTS; i++)
+        for (int form = 0; form < FORMS; form++)
             for (int layer = 0; layer < 2; layer++)
-                try_norm(c, counts[i % COUNTS], forms[i / COUNTS], layer, (norm_way)way);
+                try_norm(c, counts[i], forms[form], layer, (norm_way)((i + form + layer) % NORM_WAYS));
 }
 
 /* -- activate_linear, activate_moe_linear */

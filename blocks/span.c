@@ -661,10 +661,23 @@ static sn_status upload_sequences(const span_pass *pass, const sn_span_device *t
     return SN_OK;
 }
 
-/* Copies the hidden states from one device to the next (from NULL: they are there already), and the rope tables unless
- * the device has them. */
-static sn_status transfer_hidden_states(const span_pass *pass, const sn_span_device *from, const sn_span_device *to,
-                                        bool has_table, sn_err *err) {
+/* Copies what the rows have chosen from one device to the next, as bytes. */
+static sn_status transfer_choices(const span_pass *pass, const sn_span_device *from, const sn_span_device *to,
+                                  sn_err *err) {
+    const int64_t shape[] = {pass->n_rows, pass->span->hp.index_topk};
+    const sn_tensor chosen = {.name = "chosen positions",
+                              .device = from->device,
+                              .data = from->scratch.chosen,
+                              .dtype = SN_F32,
+                              .rank = 2,
+                              .shape = {shape[0], shape[1]}};
+    return sn_guard(&chosen, to->device, 2, shape, to->scratch.chosen, pass->moved, err);
+}
+
+/* Copies the hidden states that enter `block` from one device to the next (from NULL: they are there already), and the
+ * rope tables unless the device has them. */
+static sn_status transfer_hidden_states(const span_pass *pass, int block, const sn_span_device *from,
+                                        const sn_span_device *to, bool has_table, sn_err *err) {
     const sn_hparams *hp = &pass->span->hp;
     sn_status status = SN_OK;
     if (from && from != to) {
@@ -677,6 +690,7 @@ static sn_status transfer_hidden_states(const span_pass *pass, const sn_span_dev
                        .shape = {shape[0], shape[1]}};
         status = sn_guard(&x, to->device, 2, shape, to->scratch.x, pass->moved, err);
     }
+    if (from && from != to && !status && !sn_may_cut(hp, block)) status = transfer_choices(pass, from, to, err);
     for (int rope = 0; rope < hp->n_ropes && !status && !has_table; rope++)
         status = to->device->ops->upload(to->device, to->scratch.cos_sin[rope],
                                          pass->span->cos_sin + (size_t)rope * table_floats(pass->span),
@@ -728,7 +742,9 @@ static sn_status run_pass(span_pass *pass, sn_err *err) {
         if (span->segments[i].end <= pass->first || span->segments[i].first >= pass->end) continue;
         sn_span_device *next = device_of(span, &span->segments[i]);
         if (!at) status = upload_sequences(pass, next, err);
-        if (!status) status = transfer_hidden_states(pass, at, next, has_table[next - span->devices], err);
+        if (!status)
+            status =
+                transfer_hidden_states(pass, span->segments[i].first, at, next, has_table[next - span->devices], err);
         has_table[next - span->devices] = true;
         at = next;
         if (!status) status = run_segment(pass, i, err);
@@ -757,10 +773,21 @@ sn_status sn_span_catch_up(sn_span *span, int first, int end, const sn_adapter *
     return status;
 }
 
+/* Blocks that attend to what the block before has chosen do not begin a pass, unless every row attends to all
+ * positions. */
+static sn_status check_begins_with_choice(const sn_span *span, int first, int n_sequences,
+                                          const sn_span_sequence *sequences, sn_err *err) {
+    sn_status status = SN_OK;
+    for (int i = 0; i < n_sequences && !sn_may_cut(&span->hp, first) && !status; i++)
+        if (sn_kv_cache_length(sequences[i].kv) + sequences[i].n_rows > span->hp.index_topk)
+            status = sn_check_cuts(&span->hp, first, span->end, err);
+    return status;
+}
+
 sn_status sn_span_forward_adapter(sn_span *span, int first, int end, const sn_adapter *adapter, int n_sequences,
                                   const sn_span_sequence *sequences, uint64_t *moved, sn_err *err) {
     span_pass pass = {span, first, end, adapter, n_sequences, 0, sequences, moved};
-    sn_status status = SN_OK;
+    sn_status status = check_begins_with_choice(span, first, n_sequences, sequences, err);
     assert(n_sequences > 0 && span->first <= first && first < end && end <= span->end);
     for (int i = 0; i < n_sequences && !status; i++)
         status = sn_span_catch_up(span, first, end, adapter, sequences[i].kv, INT_MAX, err);

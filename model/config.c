@@ -236,9 +236,6 @@ sn_status sn_config_finish_indexer(sn_hparams *h, const sn_family *family, sn_er
     if (h->index_shared[0])
         return sn_fail(err, SN_REFUSED, "the first block attends to what a block before it has chosen: there is none");
     h->index_as_rope = family->index_as_rope;
-    /* Choices do not travel from node to node: such models have contexts in which every position is chosen. */
-    for (int i = 0; i < h->n_blocks; i++)
-        if (h->index_shared[i] && h->n_ctx > h->index_topk) h->n_ctx = h->index_topk;
     return SN_OK;
 }
 

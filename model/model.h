@@ -243,6 +243,9 @@ static inline int sn_n_choosing(const sn_hparams *hp, int first, int end) {
 static inline bool sn_may_cut(const sn_hparams *hp, int block) {
     return block >= hp->n_blocks || !hp->index_topk || !hp->index_shared[block];
 }
+/* SN_REFUSED, with the places where the model can be cut: blocks [first, end) begin or end somewhere else. */
+sn_status sn_check_cuts(const sn_hparams *hp, int first, int end, sn_err *err) SN_MUST_USE;
+bool sn_has_no_cuts(const sn_hparams *hp); /* whether there are places where it cannot be cut */
 /* Whether the inputs of products keep at least 16 bits (sn_linear.high_precision): a rounding may choose other experts,
  * and the norm behind a recurrent block makes it larger. */
 static inline bool sn_needs_precision(const sn_hparams *hp) {

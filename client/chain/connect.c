@@ -76,6 +76,11 @@ static sn_eligibility chain_objection(const sn_chain *chain, const sn_announceme
     return routing->avoid && routing->avoid(routing->avoid_ctx, node->node) ? SN_INELIGIBLE_PARTY : SN_ELIGIBLE;
 }
 
+const bool *sn_chain_bound_blocks(const sn_chain *chain) {
+    const sn_hparams *hp = &chain->hp;
+    return hp->index_topk && chain->max_tokens > hp->index_topk ? hp->index_shared : NULL;
+}
+
 sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *err) {
     const sn_chain_options *o = &chain->options;
     sn_link *link = o->link;
@@ -90,6 +95,7 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
                                 .kv_dtype = (int)sn_kv_dtype_element(o->kv.dtype),
                                 .local_first = o->local.first,
                                 .local_end = o->local.end,
+                                .bound = sn_chain_bound_blocks(chain),
                                 .node_filter = o->routing.node_filter,
                                 .adapter = o->adapter.bytes ? 0 : sn_node_tag(o->adapter.hash.bytes),
                                 .kv_bytes_per_block = chain_kv_bytes_per_block(chain),
@@ -326,6 +332,8 @@ sn_dtype sn_chain_wire_at(const sn_chain *chain, int block) {
 
 static bool chain_is_cut_at(const sn_chain *chain, int block) {
     const sn_chain_routing *routing = &chain->options.routing;
+    const bool *bound = sn_chain_bound_blocks(chain);
+    if (bound && bound[block]) return false;
     return routing->every_block || (routing->cut_at && routing->cut_at[block]) ||
            (chain->round_at && chain->round_at[block]);
 }

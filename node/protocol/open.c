@@ -93,6 +93,8 @@ static sn_status session_check_open(const sn_protocol *protocol, const sn_msg_op
         return sn_fail(err, SN_REFUSED, "blocks %llu:%llu are not here: this node serves %llu:%llu",
                        (unsigned long long)open->first_block, (unsigned long long)open->end_block,
                        (unsigned long long)first, (unsigned long long)end);
+    if (open->max_tokens > (uint64_t)protocol->hp->index_topk)
+        SN_TRY(sn_check_cuts(protocol->hp, (int)open->first_block, (int)open->end_block, err));
     if (!open->max_tokens || open->max_tokens > (uint64_t)protocol->hp->n_ctx)
         return sn_fail(err, SN_REFUSED, "a session of %llu tokens is longer than the model's context of %d",
                        (unsigned long long)open->max_tokens, protocol->hp->n_ctx);

@@ -46,6 +46,7 @@ static const char *const FAMILIES[] = {
     "deepseek_v32",
     "deepseek_v32_sparse",
     "glm_moe_dsa",
+    "glm_moe_dsa_sparse",
     "cohere2",
     "qwen3_next",
 };
@@ -59,9 +60,12 @@ static inline bool family_is_recurrent(const char *name) {
 /* These run on CPUs only, and are not trained. */
 static inline bool family_is_limited(const char *name) {
     return family_is_recurrent(name) || !strncmp(name, "deepseek", 8) || !strcmp(name, "glm4_moe_lite") ||
-           !strcmp(name, "mistral4") || !strcmp(name, "glm_moe_dsa");
+           !strcmp(name, "mistral4") || !strncmp(name, "glm_moe_dsa", 11);
 }
 
-static inline int family_blocks(const char *name) { return !strcmp(name, "glm_moe_dsa") ? 5 : 4; }
+static inline int family_blocks(const char *name) { return !strncmp(name, "glm_moe_dsa", 11) ? 5 : 4; }
+
+/* Blocks that stay with the one before them. */
+static inline size_t family_bound_blocks(const char *name) { return !strcmp(name, "glm_moe_dsa_sparse") ? 2 : 0; }
 
 #endif

@@ -40,15 +40,25 @@ static const char *const known_keys[] = {
 /* Keys that are known only in families where some blocks have a window, and where these blocks have their own rope. */
 static const char *const pattern_keys[] = {"attention.sliding_window_pattern"};
 static const char *const two_ropes_keys[] = {"rope.freq_base_swa"};
+static const char *const heads_keys[] = {"attention.sliding_window_pattern",
+                                         "attention.key_length_swa",
+                                         "attention.value_length_swa",
+                                         "rope.dimension_count_swa",
+                                         "attention.value_scale",
+                                         "swiglu_clamp_exp",
+                                         "swiglu_clamp_shexp",
+                                         "attention.shared_kv_layers",
+                                         "embedding_length_per_layer_input"};
 /* Those of mixtures of experts; of families with further blocks; of families with multipliers; of families whose
  * queries grow with the position. */
-static const char *const experts_keys[] = {"expert_shared_count",      "expert_shared_feed_forward_length",
-                                           "expert_weights_scale",     "expert_weights_norm",
-                                           "expert_gating_func",       "expert_group_count",
-                                           "expert_group_used_count",  "leading_dense_block_count",
-                                           "interleave_moe_layer_step"};
+static const char *const experts_keys[] = {"expert_shared_count",       "expert_shared_feed_forward_length",
+                                           "expert_weights_scale",      "expert_weights_norm",
+                                           "expert_gating_func",        "expert_group_count",
+                                           "expert_group_used_count",   "leading_dense_block_count",
+                                           "interleave_moe_layer_step", "moe_every_n_layers"};
 static const char *const further_keys[] = {"nextn_predict_layers"};
 static const char *const multiplier_keys[] = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"};
+static const char *const long_keys[] = {"rope.scaling.attn_factor"};
 static const char *const logit_keys[] = {"logit_scale"};
 static const char *const softcap_keys[] = {"attn_logit_softcapping", "final_logit_softcapping"};
 static const char *const growth_keys[] = {"attention.temperature_scale", "attention.temperature_length",
@@ -113,10 +123,12 @@ static sn_status check_keys(const reader *r) {
             known |= is_among(key, prefix, multiplier_keys, sizeof multiplier_keys / sizeof *multiplier_keys);
         if (r->family->logit_scale_default > 0)
             known |= is_among(key, prefix, logit_keys, sizeof logit_keys / sizeof *logit_keys);
-        if (r->family->softcaps)
+        if (r->family->long_rope) known |= is_among(key, prefix, long_keys, sizeof long_keys / sizeof *long_keys);
+        if (r->family->softcaps || r->family->logit_softcap)
             known |= is_among(key, prefix, softcap_keys, sizeof softcap_keys / sizeof *softcap_keys);
         if ((r->family->wrapped && !r->family->recurrent) || r->family->latent)
             known |= is_among(key, prefix, growth_keys, sizeof growth_keys / sizeof *growth_keys);
+        if (r->family->heads) known |= is_among(key, prefix, heads_keys, sizeof heads_keys / sizeof *heads_keys);
         if (r->family->local_theta > 0 || r->family->local_unscaled)
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
         if (r->family->recurrent)
@@ -163,6 +175,9 @@ static sn_status read_family(reader *r, sn_hparams *h, const sn_family **family)
     if (!status && (*family)->latent) status = is_deepseek_v2(r, &old);
     if (!status && old) status = sn_family_find(SN_CONTAINER_SAFETENSORS, "deepseek_v2", family, r->err);
     if (status) return status;
+    if (!status && (*family)->moe && (*family)->moe->enabled_by &&
+        !sn_gguf_find(r->gguf, full_key(r, "expert_count", key)))
+        *family = sn_family_variant(*family, 1);
     r->family = *family;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     if (sn_gguf_string(r->gguf, "general.name", false, &text, NULL) == SN_OK && sn_gguf_find(r->gguf, "general.name"))
@@ -182,6 +197,92 @@ static sn_status read_vocab(const reader *r, int *out) {
     return SN_OK;
 }
 
+/* The list of kinds of blocks has bools, or 0 and 1. */
+static bool flag_at(const sn_gguf_value *list, size_t i) {
+    return list->element == SN_GGUF_BOOL ? list->data[i] : sn_gguf_i32_at(list, i) != 0;
+}
+
+/* Which blocks have full attention: a list, or every n-th. */
+static sn_status read_pattern(const reader *r, sn_hparams *h) {
+    char key[KEY_SIZE];
+    const sn_gguf_value *value = sn_gguf_find(r->gguf, full_key(r, "attention.sliding_window_pattern", key));
+    int pattern = r->family->window_pattern;
+    bool listed = value && value->type == SN_GGUF_ARRAY;
+    if (!pattern && !r->family->heads) return SN_OK;
+    if (!pattern && !listed) return sn_fail(r->err, SN_REFUSED, "'%s' is missing", key);
+    sn_status status = listed ? SN_OK : read_int(r, "attention.sliding_window_pattern", false, &pattern);
+    if (status) return status;
+    bool known =
+        listed && (value->element == SN_GGUF_BOOL || value->element == SN_GGUF_I32 || value->element == SN_GGUF_U32);
+    if (listed &&
+        (!known || (r->family->further_blocks ? value->n < (size_t)h->n_blocks : value->n != (size_t)h->n_blocks)))
+        return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools, or a number", key, h->n_blocks);
+    if (!listed && pattern < 1) return sn_fail(r->err, SN_REFUSED, "'%s' is %d", key, pattern);
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* more blocks are refused by sn_config_finish */
+        h->full_attention[i] = !h->window || (listed ? !flag_at(value, (size_t)i) : (i + 1) % pattern == 0);
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++)
+        h->no_rope[i] = r->family->full_unrotated && h->window && h->full_attention[i];
+    return SN_OK;
+}
+
+/* A number, or a list of one for each block: then those of the two kinds of blocks. */
+static sn_status read_by_kind(const reader *r, const char *key, bool required, const sn_hparams *h, int *window,
+                              int *full) {
+    char name[KEY_SIZE];
+    const sn_gguf_value *list = sn_gguf_find(r->gguf, full_key(r, key, name));
+    *full = *window;
+    if (!r->family->heads || !list || list->type != SN_GGUF_ARRAY) {
+        sn_status status = read_int(r, key, required, window);
+        *full = r->family->heads ? *window : 0;
+        return status;
+    }
+    if ((list->element != SN_GGUF_I32 && list->element != SN_GGUF_U32) || list->n < (size_t)h->n_blocks)
+        return sn_fail(r->err, SN_REFUSED, "'%s' must list the numbers of all %d blocks", name, h->n_blocks);
+    bool seen[2] = {false, false};
+    for (int b = 0; b < h->n_blocks && b < SN_BLOCKS_MAX; b++) {
+        const int n = sn_gguf_i32_at(list, (size_t)b), kind = h->full_attention[b];
+        int *own = kind ? full : window;
+        if (seen[kind] && n != *own)
+            return sn_fail(r->err, SN_REFUSED, "'%s' differs between blocks of one kind", name);
+        *own = n, seen[kind] = true;
+    }
+    if (!seen[0]) *window = *full;
+    if (!seen[1]) *full = *window;
+    return SN_OK;
+}
+
+/* Whether blocks with full attention have no matrix of values. */
+static bool lacks_values(const reader *r, const sn_hparams *h) {
+    char name[KEY_SIZE];
+    int b = 0;
+    while (b < h->n_blocks - 1 && !h->full_attention[b]) b++;
+    snprintf(name, sizeof name, "blk.%d.attn_v.weight", b);
+    return h->full_attention[b] && !sn_gguf_tensor_find(r->gguf, name);
+}
+
+/* key_length and value_length are those of blocks with full attention, and with "_swa" of those with a window. */
+static sn_status read_other_heads(const reader *r, int value_length, sn_hparams *h) {
+    sn_heads *full = &h->full_heads;
+    full->key_dim = h->head_dim, full->value_dim = h->value_dim = value_length;
+    sn_status status = read_int(r, "attention.key_length_swa", false, &h->head_dim);
+    if (!status) status = read_int(r, "attention.value_length_swa", false, &h->value_dim);
+    if (!status && r->family->value_scale_default > 0)
+        status = read_float(r, "attention.value_scale", false, &h->value_scale);
+    if (h->value_scale == 1) h->value_scale = 0;
+    int shared = 0, per_layer = 0;
+    if (!status) status = read_int(r, "attention.shared_kv_layers", false, &shared);
+    if (!status) status = read_int(r, "embedding_length_per_layer_input", false, &per_layer);
+    if (!status && (shared || per_layer))
+        return sn_fail(
+            r->err, SN_REFUSED,
+            "models whose blocks take token embeddings of their own, or keys and values of other blocks, are "
+            "not supported");
+    h->full_keys_are_values = r->family->heads->n_kv_if && lacks_values(r, h);
+    const sn_heads usual = sn_usual_heads(h);
+    if (!memcmp(full, &usual, sizeof usual)) *full = (sn_heads){0};
+    return status;
+}
+
 static sn_status read_sizes(const reader *r, sn_hparams *h) {
     int further = 0;
     sn_status status = read_int(r, "block_count", true, &h->n_blocks);
@@ -189,15 +290,16 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
     if (!status && (further < 0 || further >= h->n_blocks) && further)
         return sn_fail(r->err, SN_REFUSED, "%d of %d blocks cannot predict further tokens", further, h->n_blocks);
     h->n_blocks -= further;
+    if (!status) status = read_int(r, "attention.sliding_window", false, &h->window);
+    if (!status) status = read_pattern(r, h);
     if (!status) status = read_int(r, "context_length", true, &h->n_ctx);
     if (!status) status = read_int(r, "embedding_length", true, &h->n_embd);
     if (!status && h->n_embd > 0 && h->n_embd <= INT32_MAX / 8) h->n_ff = r->family->ff_multiple * h->n_embd;
     if (!status) status = read_int(r, "feed_forward_length", !r->family->ff_multiple, &h->n_ff);
-    if (!status) status = read_int(r, "attention.head_count", true, &h->n_heads);
+    if (!status) status = read_by_kind(r, "attention.head_count", true, h, &h->n_heads, &h->full_heads.n);
     if (status) return status;
-    h->n_kv_heads = h->n_heads;
-    status = read_int(r, "attention.head_count_kv", false, &h->n_kv_heads);
-    if (!status) status = read_int(r, "attention.sliding_window", false, &h->window);
+    h->n_kv_heads = h->n_heads, h->full_heads.n_kv = h->full_heads.n;
+    status = read_by_kind(r, "attention.head_count_kv", false, h, &h->n_kv_heads, &h->full_heads.n_kv);
     const char *eps = r->family->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
     if (!status) status = read_float(r, eps, true, &h->norm_eps);
     if (!status) status = read_vocab(r, &h->n_vocab);
@@ -209,6 +311,7 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
     if (!h->head_dim) h->head_dim = h->n_embd / h->n_heads;
     int value_length = h->head_dim;
     status = read_int(r, "attention.value_length", false, &value_length);
+    if (!status && r->family->heads) return read_other_heads(r, value_length, h);
     if (!status && value_length != h->head_dim && !r->family->latent)
         return sn_fail(r->err, SN_REFUSED, "keys of %d and values of %d dimensions in one head are not taken",
                        h->head_dim, value_length);
@@ -249,6 +352,7 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
     if (!status) status = read_int(r, "expert_shared_feed_forward_length", false, &h->n_ff_shared);
     if (!status) status = read_int(r, "leading_dense_block_count", false, &n_dense);
     if (!status) status = read_int(r, "interleave_moe_layer_step", false, &step);
+    if (!status) status = read_int(r, "moe_every_n_layers", false, &step);
     if (!status) status = read_float(r, "expert_weights_scale", false, &weights_scale);
     if (!status) status = sn_gguf_bool(r->gguf, full_key(r, "expert_weights_norm", key), false, &normalised, r->err);
     if (status) return status;
@@ -265,6 +369,8 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
     h->router_scale = weights_scale;
     h->shared_gated = m->shared_gated;
     if (m->shared_width && !strcmp(m->shared_width, m->width)) n_shared = 1;
+    if (h->dense_beside && n_dense) return sn_fail(r->err, SN_REFUSED, "%d blocks have no experts", n_dense);
+    if (m->gguf_shared_counted) h->n_ff_shared = 0;
     if (n_shared && !h->n_ff_shared && h->n_ff <= 1 << 20) h->n_ff_shared = n_shared * h->n_ff;
     h->experts_scale_input = m->scales_input;
     for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) h->dense[i] = i < n_dense || (i + 1) % step != 0;
@@ -280,21 +386,31 @@ static sn_status read_experts(const reader *r, const sn_family *family, sn_hpara
     if (!status && (h->n_experts || h->n_experts_used) && !family->gguf_moe)
         return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");
     h->n_ff_dense = family->moe && family->moe->dense_width ? h->n_ff : 0;
+    h->dense_beside = family->moe && family->moe->beside;
+    if (h->dense_beside) h->n_ff_shared = h->n_ff;
     if (!status && h->n_experts)
         status = read_int(r, "expert_feed_forward_length",
                           family->moe && strcmp(family->moe->width, "intermediate_size"), &h->n_ff);
     return !status && family->moe ? read_moe(r, family->moe, h) : status;
 }
 
-static const char freq_factors[] = "rope_freqs.weight";
+/* Tensors with divisors of the rope's frequencies: of all timelines, or of short and of long ones. */
+static const char freq_factors[] = "rope_freqs.weight", *const long_factors[2] = {"rope_factors_short.weight",
+                                                                                  "rope_factors_long.weight"};
 
 sn_status sn_config_tensor_of_gguf(const char *path, uint64_t *from, uint64_t *bytes, sn_err *err) {
+    const char *const names[] = {freq_factors, long_factors[0], long_factors[1]}, *file;
     sn_gguf *gguf = NULL;
-    const char *file;
+    uint64_t end = 0, at;
     *from = *bytes = 0;
     sn_status status = sn_gguf_open_file(path, &gguf, err);
-    const sn_gguf_tensor *tensor = status ? NULL : sn_gguf_tensor_find(gguf, freq_factors);
-    if (tensor && sn_gguf_file_of(gguf, tensor->data, &file, from)) *bytes = tensor->bytes;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !status; i++) {
+        const sn_gguf_tensor *tensor = sn_gguf_tensor_find(gguf, names[i]);
+        if (!tensor || !sn_gguf_file_of(gguf, tensor->data, &file, &at)) continue;
+        if (!end || at < *from) *from = at;
+        if (at + tensor->bytes > end) end = at + tensor->bytes;
+        *bytes = end - *from; /* converters write them one after the other */
+    }
     sn_gguf_close(&gguf);
     return status;
 }
@@ -331,12 +447,37 @@ static sn_status read_latent(const reader *r, const sn_rope_scaling *s, sn_hpara
     return status || !r->family->indexed ? status : read_indexer(r, h);
 }
 
-static sn_status read_rope_freq_factors(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
-    const sn_gguf_tensor *factors = sn_gguf_tensor_find(r->gguf, freq_factors);
+static sn_status read_factors(const reader *r, const char *name, const sn_hparams *h, int *n,
+                              float out[SN_ROPE_FREQS_MAX]) {
+    const sn_gguf_tensor *factors = sn_gguf_tensor_find(r->gguf, name);
+    *n = 0;
     if (!factors) return SN_OK;
-    if (factors->dtype != SN_F32 || factors->n_dims != 1 || factors->dims[0] != (size_t)(h->rope_dim / 2))
-        return sn_fail(r->err, SN_REFUSED, "tensor '%s' must be %d numbers of type F32", freq_factors, h->rope_dim / 2);
-    s->freq_factors = factors->data;
+    const bool half = r->family->gguf_full_half; /* the first ones are used */
+    const int used = h->rope_dim / (half ? 4 : 2);
+    if (factors->dtype != SN_F32 || factors->n_dims != 1 || used < 0 || used > SN_ROPE_FREQS_MAX ||
+        factors->dims[0] < (size_t)used || (!half && factors->dims[0] != (size_t)used))
+        return sn_fail(r->err, SN_REFUSED, "tensor '%s' must be %d numbers of type F32", name, h->rope_dim / 2);
+    *n = used;
+    memcpy(out, factors->data, (size_t)used * sizeof *out);
+    return SN_OK;
+}
+
+/* The file has the factor of cosines and sines, and no word for the kind of scaling. */
+static sn_status read_longrope(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
+    float attention = 1;
+    int n_long = 0, original = h->n_ctx;
+    sn_status status = read_factors(r, long_factors[0], h, &s->n_factors, s->factors[0]);
+    if (!status) status = read_factors(r, long_factors[1], h, &n_long, s->factors[1]);
+    if (!status) status = read_float(r, "rope.scaling.attn_factor", false, &attention);
+    if (!status) status = read_int(r, "rope.scaling.original_context_length", false, &original);
+    if (status || (!n_long && !s->n_factors && attention == 1)) return status;
+    if (!n_long || !s->n_factors || s->kind != SN_ROPE_SCALING_NONE)
+        return sn_fail(r->err, SN_REFUSED, "longrope needs '%s' and '%s', and no other scaling", long_factors[0],
+                       long_factors[1]);
+    s->kind = SN_ROPE_SCALING_LONG;
+    s->factor = 1;
+    s->attention_factor = (double)attention;
+    s->original_ctx = original;
     return SN_OK;
 }
 
@@ -365,7 +506,8 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     char key[KEY_SIZE];
     float theta = r->family->theta_default > 0 ? (float)r->family->theta_default : 10000, factor = 1;
     sn_gguf_str type = {"none", 4};
-    h->rope_dim = r->family->rotated_default > 0 ? (int)(h->head_dim * r->family->rotated_default) : h->head_dim;
+    const int head_dim = h->full_heads.n ? h->full_heads.key_dim : h->head_dim;
+    h->rope_dim = r->family->rotated_default > 0 ? (int)(head_dim * r->family->rotated_default) : head_dim;
     sn_status status = read_int(r, "rope.dimension_count", false, &h->rope_dim);
     if (!status) status = read_float(r, "rope.freq_base", false, &theta);
     if (!status) status = read_float(r, "rope.scale_linear", false, &factor); /* old spelling */
@@ -383,26 +525,8 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     else if (!sn_gguf_str_equals(type, "none"))
         return sn_fail(r->err, SN_REFUSED, "rope scaling of type '%.*s' is not known; none, linear and yarn are",
                        type.len > 32 ? 32 : (int)type.len, type.data);
-    return status ? status : read_rope_freq_factors(r, h, s);
-}
-
-/* Which blocks have full attention: a list, or every n-th. */
-static sn_status read_pattern(const reader *r, sn_hparams *h) {
-    char key[KEY_SIZE];
-    const sn_gguf_value *value = sn_gguf_find(r->gguf, full_key(r, "attention.sliding_window_pattern", key));
-    int pattern = r->family->window_pattern;
-    bool listed = value && value->type == SN_GGUF_ARRAY;
-    if (!pattern) return SN_OK;
-    sn_status status = listed ? SN_OK : read_int(r, "attention.sliding_window_pattern", false, &pattern);
-    if (status) return status;
-    if (listed && (value->element != SN_GGUF_BOOL || value->n != (size_t)h->n_blocks))
-        return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools, or a number", key, h->n_blocks);
-    if (pattern < 1) return sn_fail(r->err, SN_REFUSED, "'%s' is %d", key, pattern);
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* more blocks are refused by sn_config_finish */
-        h->full_attention[i] = !h->window || (listed ? !value->data[i] : (i + 1) % pattern == 0);
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++)
-        h->no_rope[i] = r->family->full_unrotated && h->window && h->full_attention[i];
-    return SN_OK;
+    if (!status) status = read_factors(r, freq_factors, h, &s->n_factors, s->factors[0]);
+    return !status && r->family->long_rope ? read_longrope(r, h, s) : status;
 }
 
 /* Which blocks are recurrent: a list, or all but every n-th. */
@@ -447,7 +571,26 @@ static sn_status read_window_rope(const reader *r, double usual_theta, sn_hparam
     float theta = (float)(r->family->local_unscaled ? usual_theta : r->family->local_theta);
     sn_status status = read_float(r, "rope.freq_base_swa", false, &theta);
     h->n_ropes = 2;
+    h->rope_dim_full = r->family->gguf_full_half ? h->rope_dim / 2 : h->rope_dim;
+    if (!status && r->family->heads) status = read_int(r, "rope.dimension_count_swa", false, &h->rope_dim);
     local->theta = (double)theta;
+    return status;
+}
+
+/* Bounds of feed-forwards: a number, or a list of one for each block; 0: there is none. */
+static sn_status read_limits(const reader *r, const char *key, int n_blocks, float *limits) {
+    char name[KEY_SIZE];
+    const sn_gguf_value *list = sn_gguf_find(r->gguf, full_key(r, key, name));
+    float one = 0;
+    const bool listed = list && list->type == SN_GGUF_ARRAY;
+    if (listed && (list->element != SN_GGUF_F32 || list->n < (size_t)n_blocks))
+        return sn_fail(r->err, SN_REFUSED, "'%s' must list the numbers of all %d blocks", name, n_blocks);
+    sn_status status = listed ? SN_OK : read_float(r, key, false, &one);
+    for (int b = 0; b < n_blocks && b < SN_BLOCKS_MAX && !status; b++) {
+        limits[b] = listed ? sn_gguf_f32_at(list, (size_t)b) : one;
+        if (!(limits[b] >= 0 && limits[b] <= 1e6f))
+            return sn_fail(r->err, SN_REFUSED, "'%s' is %g; it must lie from 0 to 1e6", name, (double)limits[b]);
+    }
     return status;
 }
 
@@ -458,6 +601,7 @@ static sn_status read_scales(const reader *r, sn_hparams *h) {
     if (r->family->scales_embeddings) h->embed_scale = sqrtf((float)h->n_embd);
     h->logit_scale = (float)r->family->logit_scale_default;
     if (h->logit_scale > 0) return read_float(r, "logit_scale", false, &h->logit_scale);
+    if (r->family->logit_softcap) return read_float(r, "final_logit_softcapping", false, &h->logit_softcap);
     if (r->family->softcaps) {
         h->score_softcap = 50, h->logit_softcap = 30;
         sn_status status = read_float(r, "attn_logit_softcapping", false, &h->score_softcap);
@@ -511,9 +655,12 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!status) status = read_rope(&r, hparams, &scaling[two]);
     if (!status && (*family)->latent) status = read_latent(&r, scaling, hparams);
     if (!status && two) status = read_window_rope(&r, scaling[1].theta, hparams, &scaling[0]);
-    if (!status) status = read_pattern(&r, hparams);
     if (!status) status = read_recurrent(&r, hparams);
     if (!status) status = read_scales(&r, hparams);
+    if (!status && (*family)->limits)
+        status = read_limits(&r, "swiglu_clamp_exp", hparams->n_blocks, hparams->ff_limit);
+    if (!status && (*family)->limits)
+        status = read_limits(&r, "swiglu_clamp_shexp", hparams->n_blocks, hparams->dense_limit);
     if (status) return status;
     for (int i = 0; (*family)->no_rope_interval && i < hparams->n_blocks && i < SN_BLOCKS_MAX; i++)
         hparams->no_rope[i] = (i + 1) % (*family)->no_rope_interval == 0; /* files do not say it */
@@ -521,6 +668,7 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!(*family)->moe && sn_family_variant(*family, 1) && !sn_gguf_tensor_find(gguf, "blk.0.attn_norm_2.weight"))
         *family = sn_family_variant(*family, 1);
     hparams->linear_bias = (*family)->linear_bias == SN_ALWAYS;
+    hparams->window_sinks = (*family)->window_sinks;
     hparams->rope_style = (*family)->gguf_rope;
     hparams->activation = (*family)->activation_default;
     hparams->qkv_bias = (*family)->qkv_bias == SN_ALWAYS ||

@@ -83,7 +83,8 @@ bool sn_family_stacks_experts(const sn_family *family, sn_container container, s
 }
 
 bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role, int block) {
-    bool attention = (role >= SN_ROLE_ATTN_Q && role <= SN_ROLE_ATTN_K_NORM) || role == SN_ROLE_ATTN_GATE;
+    bool attention = (role >= SN_ROLE_ATTN_Q && role <= SN_ROLE_ATTN_K_NORM) || role == SN_ROLE_ATTN_GATE ||
+                     role == SN_ROLE_ATTN_HEAD_GATE;
     bool delta = role >= SN_ROLE_DELTA_QKV && role <= SN_ROLE_DELTA_OUT;
     if (hparams->recurrent[block] ? attention : delta) return false;
     if (is_of_next(role) && block < hparams->n_blocks) return false;
@@ -100,6 +101,17 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     case SN_ROLE_ATTN_Q_NORM:
     case SN_ROLE_ATTN_K_NORM:
         return hparams->qk_norm && !hparams->qk_norm_plain;
+    case SN_ROLE_ATTN_V:
+        return !(hparams->full_keys_are_values && hparams->full_attention[block]);
+    case SN_ROLE_SHARED_POST_NORM:
+    case SN_ROLE_EXPERTS_NORM:
+    case SN_ROLE_EXPERTS_POST_NORM:
+    case SN_ROLE_ROUTER_NORM:
+    case SN_ROLE_ROUTER_FACTORS:
+        return hparams->dense_beside;
+    case SN_ROLE_ATTN_SINKS:
+        return family->naming[SN_CONTAINER_SAFETENSORS]->names[role] &&
+               !(hparams->window_sinks && !sn_window_of(hparams, block));
     case SN_ROLE_ATTN_Q_LOW:
     case SN_ROLE_ATTN_Q_LOW_NORM:
         return hparams->q_rank;
@@ -147,11 +159,16 @@ bool sn_family_ignores(const sn_family *family, sn_container container, int n_bl
                                           ".input_zero_point", ".k_scale",
                                           ".v_scale",          ".weight_shape"};
     size_t len = strlen(tensor_name);
-    static const char *const encoder[] = {"vision_tower.", "vision_model.", "multi_modal_projector.", "model.visual.",
+    static const char *const encoder[] = {"vision_tower.",       "vision_model.",        "multi_modal_projector.",
+                                          "model.visual.",       "vit_large_projector.", "model.vision_tower.",
+                                          "model.embed_vision.", "model.audio_tower.",   "model.embed_audio.",
                                           "mm_projector."};
     for (size_t i = 0; family->wrapped && i < sizeof encoder / sizeof *encoder; i++)
         if (!strncmp(tensor_name, encoder[i], strlen(encoder[i]))) return true;
-    if (family->further_blocks && !strncmp(tensor_name, "mtp.", 4)) return true;
+    if (family->long_rope && !strncmp(tensor_name, "rope_factors_", 13)) return true;
+    if (family->further_blocks && (!strncmp(tensor_name, "mtp.", 4) || !strncmp(tensor_name, "model.mtp.", 10) ||
+                                   !strncmp(tensor_name, "model.mtp_", 10)))
+        return true;
     if (family->further_blocks && block_of(family->naming[container], tensor_name) >= n_blocks) return true;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t ending = strlen(endings[i]);

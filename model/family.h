@@ -70,17 +70,32 @@ typedef struct sn_moe_config {
     sn_trait normalised;
     bool normalised_default, gguf_normalised; /* the latter: where a GGUF file does not say it */
     bool correction;                          /* the router has a correction */
+    const char *enabled_by;                   /* the model is a mixture only if this field is true; or NULL */
+    bool beside;             /* the shared expert is a feed-forward with norms of its own: sn_hparams.dense_beside */
+    const char *dense_list;  /* the field that lists the blocks without experts by 0; or NULL */
     const char *groups_by;   /* the topk_method that chooses among the best groups of experts; NULL: none does */
     const char *dense_width; /* the field with the n_ff of blocks without experts; NULL: all blocks have experts */
     const char
         *shared_width; /* the field with the n_ff of the shared expert; NULL: n_shared_experts times an expert's */
     const char *shared_count, *scale_field; /* NULL: n_shared_experts, routed_scaling_factor */
-    int n_shared, n_ff_shared, n_dense;     /* defaults of n_shared_experts, shared_width and first_k_dense_replace */
+    bool gguf_shared_counted; /* its converter writes another width of the shared expert than shared_count times n_ff */
+    int n_shared, n_ff_shared, n_dense; /* defaults of n_shared_experts, shared_width and first_k_dense_replace */
     bool shared_gated;
     double scale_default;        /* of routed_scaling_factor; 0: the family ignores that field */
     int n_groups, n_groups_used; /* defaults of n_group and topk_group; 0: 1 */
     bool scales_input;           /* the weight of an expert multiplies its input */
 } sn_moe_config;
+
+/* How config.json describes blocks whose heads differ from those of its usual fields: those with a window, or with full
+ * attention. Fields of the others: NULL: the same number. */
+typedef struct sn_heads_config {
+    bool full; /* the others are the blocks with full attention */
+    const char *n, *n_kv, *key_dim, *value_dim;
+    int n_kv_times;      /* where the file does not say n_kv: the usual number so many times */
+    const char *n_kv_if; /* n_kv counts only if this field is true; then their values are what gives keys, too */
+    int key_dim_default; /* where the file does not say it; 0: the usual number */
+    const char *object;  /* the field with an object that has some of them, by the usual names */
+} sn_heads_config;
 
 typedef struct sn_family {
     const char *name;              /* config.json's model_type */
@@ -90,10 +105,20 @@ typedef struct sn_family {
     sn_trait qk_norm;
     bool qk_norm_wide, qk_norm_plain;
     bool layer_norm, parallel, alibi;
-    bool latent;        /* latent attention */
-    bool indexed;       /* with an indexer: sn_hparams.index_topk */
-    bool index_as_rope; /* as in sn_hparams */
-    bool index_shares;  /* files may say that blocks attend to what the last one with an indexer has chosen */
+    const sn_heads_config *heads; /* NULL: all blocks have the same heads */
+    bool head_gate;               /* a gate for each head of attention */
+    bool limits;                  /* config.json may bound feed-forwards block by block */
+    bool gguf_full_half;          /* GGUF: blocks with full attention rotate half of the dimensions that it says */
+    bool norm_values;             /* values are normed */
+    bool proportional;            /* rope may be of type proportional: the dimensions that are not rotated are pairs */
+    bool unscaled;                /* scores of attention are not scaled */
+    bool window_sinks;            /* blocks with full attention have no sinks */
+    double value_scale_default;   /* values are multiplied by attention_value_scale; 0: the family has no such field */
+    int value_dim_default;        /* v_head_dim; 0: that of keys */
+    bool latent;                  /* latent attention */
+    bool indexed;                 /* with an indexer: sn_hparams.index_topk */
+    bool index_as_rope;           /* as in sn_hparams */
+    bool index_shares;            /* files may say that blocks attend to what the last one with an indexer has chosen */
     sn_trait linear_bias;
     bool bias_default; /* attention_bias where config.json does not say it */
     bool no_o_bias;    /* attention_bias is not about the output matrix */
@@ -116,6 +141,7 @@ typedef struct sn_family {
     double rotated_default;       /* partial_rotary_factor */
     bool rotates_part;            /* config.json may say it; other families ignore it while rope has no scaling */
     int no_rope_interval; /* config.json may list no_rope_layers; without the list every n-th block has no rope */
+    bool logit_softcap;   /* logits are bounded by a number of the file */
     bool softcaps;        /* scores of attention and logits are bounded by numbers of the file */
     bool neighbours;      /* files of Hugging Face rotate neighbouring dimensions, as some GGUF files do */
     bool full_unrotated;  /* where blocks have a window, those with full attention have no rope */
@@ -124,6 +150,7 @@ typedef struct sn_family {
     bool wrapped;         /* config.json may have these fields in text_config, beside those of an image encoder */
     bool recurrent;       /* blocks without attention have a gated delta rule, the others an output gate */
     bool rope_required;   /* config.json must have rope_parameters or rope_scaling: the reference's default is scaled */
+    bool long_rope;       /* rope may have factors of short and of long timelines */
     bool yarn_untruncated;                              /* GGUF: sn_rope_scaling.truncate is false */
     double growth_default;                              /* GGUF: sn_rope_scaling.q_growth where yarn is without it */
     bool norm_plus_one;                                 /* safetensors store the factors of norms minus 1 */

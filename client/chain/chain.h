@@ -210,8 +210,8 @@ void sn_chain_observe(sn_chain *chain, sn_chain_observer observer, void *ctx); /
 
 /* -- the KV cache of all blocks, read from the hops and written to the hops of another chain
  *
- * Layout: float32, of each block the keys, then the values, then the index keys if it has any, of positions
- * [position, position + n): n * sn_kv_floats numbers. Here positions count from the first virtual token. */
+ * Layout: float32: of each block the keys, then the values, then its index keys if it has some, of positions
+ * [position, position + n). Here positions count from the first virtual token. */
 
 sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_err *err) SN_MUST_USE;
 /* For a chain without steps; n <= SN_KV_TRANSFER_TOKENS_MAX. token_timelines[i] commits to the first i tokens; [0] to
@@ -228,6 +228,7 @@ sn_status sn_chain_resume(sn_chain *chain, int position, const sn_hash *token_ti
 const char *sn_chain_request_id(const sn_chain *chain);
 sn_kv_dtype sn_chain_kv_dtype(const sn_chain *chain); /* in which keys and values are kept, here and at every node */
 const sn_chain_adapter *sn_chain_get_adapter(const sn_chain *chain);
+bool sn_chain_is_long(const sn_chain *chain); /* sn_is_long of its timeline */
 /* (n_blocks): hashes of what computes each block (sn_block_hash_with_kv_dtype) */
 const sn_hash *sn_chain_weights(const sn_chain *chain);
 

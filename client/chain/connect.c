@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "model/source.h"
+#include "net/timeline.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -61,11 +62,16 @@ static void chain_note_unopened(sn_chain *chain, const sn_hop *hop, int64_t trie
     }
 }
 
-/* KV cache of the longest timeline, of one block; eight bits with their scales count as nine. */
+/* KV cache of the longest timeline, of one block with keys and values, as most take on average; eight bits with their
+ * scales count as nine. */
 static uint64_t chain_kv_bytes_per_block(const sn_chain *chain) {
     static const uint64_t eighths[SN_KV_DTYPE_COUNT] = {[SN_KV_F32] = 32, [SN_KV_F16] = 16, [SN_KV_Q8] = 9};
-    const uint64_t index = chain->hp.index_topk ? (uint64_t)chain->hp.index_dim * sizeof(float) : 0;
-    return (uint64_t)chain->max_tokens * (sn_kv_width(&chain->hp) * eighths[chain->options.kv.dtype] / 8 + index);
+    const sn_hparams *hp = &chain->hp;
+    const size_t attend = (size_t)(hp->n_blocks - sn_n_recurrent(hp, 0, hp->n_blocks));
+    const size_t index = (size_t)sn_n_choosing(hp, 0, hp->n_blocks) * (size_t)hp->index_dim;
+    const size_t width = attend ? (sn_kv_width(hp, 0, hp->n_blocks) - index) / attend : 0;
+    return (uint64_t)chain->max_tokens *
+           (width * eighths[chain->options.kv.dtype] / 8 + (attend ? index / attend * sizeof(float) : 0));
 }
 
 /* What the chain itself has against an otherwise eligible node. */
@@ -457,16 +463,17 @@ void sn_chain_limit_inputs(const sn_chain *chain, sn_hop *hop) {
         r->source = kept ? NULL : &chain->source;
         return;
     }
-    const int attend = hop->end - hop->first - sn_n_recurrent(&chain->hp, hop->first, hop->end);
-    const size_t width = sn_kv_width(&chain->hp);
+    const size_t width = sn_kv_width(&chain->hp, hop->first, hop->end);
     r->inputs_max = chain->options.limits.replay_memory;
-    r->inputs_token_max = (size_t)attend * width / sn_dtype_block(r->kv_dtype) * sn_dtype_bytes(r->kv_dtype);
+    r->inputs_token_max = width / sn_dtype_block(r->kv_dtype) * sn_dtype_bytes(r->kv_dtype);
 }
 
 /* pushed: its input comes from the node of the hop before it. Opens no session at a node. */
 static sn_status chain_init_hop(sn_chain *chain, const sn_route_leg *leg, bool pushed, sn_hop *hop, sn_err *err) {
     sn_status status = sn_hop_init(hop, leg, &chain->model, &chain->options.adapter.hash, pushed, err);
     if (status) return status;
+    hop->is_long = sn_chain_is_long(chain);
+    if (!hop->is_local) hop->remote.timeline[0] = sn_timeline_if_long(&hop->remote.timeline[0], hop->is_long);
     hop->input_dtype = sn_chain_wire_at(chain, hop->first);
     hop->output_dtype = sn_chain_wire_at(chain, hop->end);
     for (int b = leg->first; b < leg->end; b++)

@@ -10,22 +10,11 @@
 #include <string.h>
 
 /* Where block b's keys begin in an array of the keys of n tokens, then their values, of each block. */
-static size_t chain_kv_offset(const sn_chain *chain, int b, int n) {
-    return (size_t)n * sn_kv_floats(&chain->hp, 0, b);
-}
+static size_t chain_kv_offset(const sn_chain *chain, int b, int n) { return (size_t)n * sn_kv_width(&chain->hp, 0, b); }
 
-/* Numbers of a token in the hop's blocks. */
-static size_t hop_floats(const sn_chain *chain, const sn_hop *hop) {
-    return sn_kv_floats(&chain->hp, hop->first, hop->end);
-}
-
-/* The shape of a tensor of n tokens of the hop's blocks (net/message.h). Returns its rank. */
-static int hop_kv_shape(const sn_chain *chain, const sn_hop *hop, uint64_t n, uint64_t shape[4]) {
-    const bool uneven = sn_kv_is_uneven(&chain->hp, hop->first, hop->end);
-    const uint64_t plain[4] = {(uint64_t)(hop->end - hop->first), 2, n, sn_kv_width(&chain->hp) / 2},
-                   rows[4] = {n, hop_floats(chain, hop)};
-    memcpy(shape, uneven ? rows : plain, sizeof plain);
-    return uneven ? 2 : 4;
+/* The same numbers of a token, of the hop's blocks. */
+static size_t hop_kv_floats(const sn_chain *chain, const sn_hop *hop) {
+    return sn_kv_width(&chain->hp, hop->first, hop->end);
 }
 
 /* Rows of an array of the keys of n tokens, then their values, then their index keys, of each block: those of tokens
@@ -36,14 +25,13 @@ typedef struct kv_place {
 } kv_place;
 
 /* Copies n tokens of the hop's blocks. `from` is only read. */
-static void kv_copy_rows(const sn_chain *chain, const sn_hop *hop, size_t n, kv_place to, kv_place from) {
-    for (int b = hop->first; b < hop->end; b++) {
-        size_t widths[SN_KV_FIELDS];
-        sn_kv_fields(&chain->hp, b, widths);
-        for (int i = 0; i < SN_KV_FIELDS; i++) {
-            memcpy(to.at + to.row * widths[i], from.at + from.row * widths[i], n * widths[i] * sizeof *to.at);
-            to.at += to.n * widths[i], from.at += from.n * widths[i];
-        }
+static void kv_copy_rows(const sn_hparams *hp, const sn_hop *hop, size_t n, kv_place to, kv_place from) {
+    for (int part = 0; part < 3 * (hop->end - hop->first); part++) {
+        const int b = hop->first + part / 3;
+        const size_t widths[] = {sn_kv_key_width(hp, b), sn_kv_value_width(hp, b), sn_kv_index_width(hp, b)},
+                     width = widths[part % 3];
+        memcpy(to.at + to.row * width, from.at + from.row * width, n * width * sizeof *to.at);
+        to.at += to.n * width, from.at += from.n * width;
     }
 }
 
@@ -53,14 +41,13 @@ static void kv_copy_rows(const sn_chain *chain, const sn_hop *hop, size_t n, kv_
 static sn_status kv_check_reply(const sn_chain *chain, const sn_hop *hop, const sn_msg *reply, int position, int n,
                                 sn_err *err) {
     const sn_wire_tensor *t = &reply->tensor;
-    uint64_t shape[4], m = t->rank == 4 ? t->shape[2] : t->rank == 2 ? t->shape[0] : 0;
-    int rank = hop_kv_shape(chain, hop, m, shape);
-    int part = sn_kv_transfer_tokens(hop_floats(chain, hop) * sizeof(float));
+    uint64_t shape[SN_TENSOR_RANK_MAX], m = reply->kv_get_reply.n_token_timelines;
+    const int rank = sn_kv_tensor_shape(&chain->hp, hop->first, hop->end, m, shape);
+    int part = sn_kv_transfer_tokens(hop_kv_floats(chain, hop) * sizeof(float));
     if (m < (uint64_t)(n < part ? n : part)) /* each part has its own time: parts of one token would have no end */
         return sn_fail(err, SN_RETRY, "%s sent fewer KV pages than it must", hop->report.node);
     if (t->dtype != SN_F32 || m > (uint64_t)n || t->rank != rank ||
-        memcmp(t->shape, shape, (size_t)rank * sizeof *shape) || reply->kv_get_reply.n_token_timelines != m ||
-        reply->kv_get_reply.position != (uint64_t)position)
+        memcmp(t->shape, shape, (size_t)rank * sizeof *shape) || reply->kv_get_reply.position != (uint64_t)position)
         return sn_fail(err, SN_RETRY, "%s sent KV pages of another shape", hop->report.node);
     sn_hash hash = sn_hash_of(t->data, t->bytes);
     if (memcmp(hash.bytes, reply->kv_get_reply.tensor_hash, SN_HASH_SIZE))
@@ -90,7 +77,7 @@ static sn_status hop_get_part(sn_chain *chain, sn_hop *hop, int position, int do
         size_t m = reply->kv_get_reply.n_token_timelines;
         const kv_place to = {out + chain_kv_offset(chain, hop->first, n_all), (size_t)n_all, (size_t)done},
                        from = {(float *)reply->tensor.data, m, 0};
-        kv_copy_rows(chain, hop, m, to, from);
+        kv_copy_rows(&chain->hp, hop, m, to, from);
         *n = (int)m;
     }
     sn_msg_free(&reply);
@@ -114,16 +101,17 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
     if (position < 0 || n < 1 || n > chain->length - position)
         return sn_fail(err, SN_REFUSED, "%d tokens at position %d are not in the timeline of %d", n, position,
                        chain->length);
-    size_t keys = (size_t)n * sn_kv_key_width(&chain->hp), all = (size_t)n * sn_kv_width(&chain->hp);
     sn_chain_begin_call(chain);
     sn_status status = chain->unsettled ? sn_chain_settle(chain, chain->length, err) : SN_OK;
     for (size_t i = 0; i < chain->n_hops && !status; i++) {
         sn_hop *hop = &chain->hops[i];
         for (int b = hop->first; b < hop->end && hop->is_local && !status; b++) {
             float *k = out + chain_kv_offset(chain, b, n);
-            status = sn_span_kv_export(hop->local.span, hop->local.kv, b, position, n, k, k + keys, err);
+            float *v = k + (size_t)n * sn_kv_key_width(&chain->hp, b);
+            status = sn_span_kv_export(hop->local.span, hop->local.kv, b, position, n, k, v, err);
+            v += (size_t)n * sn_kv_value_width(&chain->hp, b);
             if (sn_chooses_keys(&chain->hp, b) && !status)
-                status = sn_span_index_export(hop->local.span, hop->local.kv, b, position, n, k + all, err);
+                status = sn_span_index_export(hop->local.span, hop->local.kv, b, position, n, v, err);
         }
         if (!hop->is_local) status = hop_get_kv(chain, hop, position, n, out, err);
     }
@@ -146,8 +134,8 @@ static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const 
     sn_msg *msg = NULL;
     void *data = NULL;
     const sn_hash *timeline = rows->token_timelines + rows->position + first;
-    uint64_t shape[4];
-    const int rank = hop_kv_shape(chain, hop, (uint64_t)n, shape);
+    uint64_t shape[SN_TENSOR_RANK_MAX];
+    const int rank = sn_kv_tensor_shape(&chain->hp, hop->first, hop->end, (uint64_t)n, shape);
     sn_status status = sn_msg_new(SN_MSG_KV_PUT, 0, &msg, err);
     if (status) return status;
     *out = msg;
@@ -164,7 +152,7 @@ static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const 
     for (int i = 0; i < n; i++) memcpy(put->token_timelines[i].timeline, timeline[i + 1].bytes, SN_KEY_SIZE);
     const kv_place to = {data, (size_t)n, 0},
                    from = {rows->data + chain_kv_offset(chain, hop->first, rows->n), (size_t)rows->n, (size_t)first};
-    kv_copy_rows(chain, hop, (size_t)n, to, from);
+    kv_copy_rows(&chain->hp, hop, (size_t)n, to, from);
     sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
     memcpy(put->tensor_hash, hash.bytes, SN_HASH_SIZE);
     return SN_OK;
@@ -187,7 +175,7 @@ static sn_status hop_put_part(sn_chain *chain, sn_hop *hop, const kv_rows *rows,
 /* As hop_get_kv. */
 static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, const kv_rows *rows, sn_err *err) {
     sn_status status = SN_OK;
-    int most = sn_kv_transfer_tokens(hop_floats(chain, hop) * sizeof(float));
+    int most = sn_kv_transfer_tokens(hop_kv_floats(chain, hop) * sizeof(float));
     for (int done = 0, n; done < rows->n && !status; done += n) {
         sn_chain_begin_call(chain);
         n = rows->n - done < most ? rows->n - done : most;
@@ -199,23 +187,14 @@ static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, const kv_rows *rows, s
 
 static sn_status hop_put_kv_local(sn_chain *chain, sn_hop *hop, int n, const float *in, sn_err *err) {
     const sn_hop_local *local = &hop->local;
-    size_t heads = (size_t)chain->hp.n_kv_heads, key_width = sn_kv_key_width(&chain->hp);
-    sn_tensor k = {.name = "cached keys",
-                   .dtype = SN_F32,
-                   .rank = 3,
-                   .shape = {n, chain->hp.n_kv_heads, (int64_t)(key_width / heads)}},
-              v = k,
-              index = {.name = "cached index keys", .dtype = SN_F32, .rank = 2, .shape = {n, chain->hp.index_dim}};
-    v.name = "cached values";
-    v.shape[2] = (int64_t)(sn_kv_value_width(&chain->hp) / heads);
     sn_status status = sn_kv_cache_reserve(local->kv, n, err);
     for (int b = hop->first; b < hop->end && !status; b++) {
-        k.data = in + chain_kv_offset(chain, b, n);
-        v.data = (const float *)k.data + (size_t)n * key_width;
-        index.data = (const float *)k.data + (size_t)n * sn_kv_width(&chain->hp);
-        status = sn_span_kv_import(local->span, local->kv, b, n, &k, &v, err);
+        const float *keys = in + chain_kv_offset(chain, b, n),
+                    *values = keys + (size_t)n * sn_kv_key_width(&chain->hp, b);
+        status = sn_span_kv_import_rows(local->span, local->kv, b, n, keys, values, err);
+        values += (size_t)n * sn_kv_value_width(&chain->hp, b);
         if (sn_chooses_keys(&chain->hp, b) && !status)
-            status = sn_span_index_import(local->span, local->kv, b, n, &index, err);
+            status = sn_span_index_import(local->span, local->kv, b, n, values, err);
     }
     if (!status) sn_kv_cache_append(local->kv, n);
     return status;

@@ -15,18 +15,15 @@ size_t sn_cuda_kv_head_bytes(const sn_kv_shape *shape) {
     size_t row = shape->dtype == SN_KV_F32   ? elements * sizeof(float)
                  : shape->dtype == SN_KV_F16 ? elements * sizeof(uint16_t)
                                              : elements + (dim + 31) / 32 * sizeof(uint16_t);
-    return (shape->latent ? 1 : 2) * (size_t)shape->page_tokens * row; /* a multiple of 32: page_tokens is one of 16 */
+    return (shape->latent || shape->keys_only ? 1 : 2) * (size_t)shape->page_tokens *
+           row; /* a multiple of 32: page_tokens is one of 16 */
 }
+
+size_t sn_cuda_kv_block_bytes(const sn_kv_shape *one) { return (size_t)one->n_kv_heads * sn_cuda_kv_head_bytes(one); }
 
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
-    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * sn_cuda_kv_head_bytes(shape) +
-           (size_t)shape->index_blocks * sn_cuda_index_bytes(shape);
-}
-
-/* As a row of latents, without a value. */
-size_t sn_cuda_index_bytes(const sn_kv_shape *shape) {
-    return (size_t)shape->page_tokens * sn_cuda_pad((size_t)shape->index_dim, 4) * sizeof(float);
+    return sn_kv_block_offset(shape, shape->n_blocks + shape->index_blocks, sn_cuda_kv_block_bytes);
 }
 
 static sn_status kv_check_block(const sn_cuda *cuda, int block, sn_err *err) {
@@ -113,9 +110,10 @@ static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
         status = sn_fail(err, SN_REFUSED,
                          "block %d, positions from %d on, %d of them: not a part of a KV cache of %d blocks", t.block,
                          t.position, t.n, t.shape->n_blocks);
-    const bool index = t.block >= t.shape->n_blocks;
-    t.k_row = index ? (size_t)t.shape->index_dim : (size_t)t.shape->n_kv_heads * (size_t)sn_kv_key_dim(t.shape);
-    t.v_row = index ? 0 : (size_t)t.shape->n_kv_heads * (size_t)sn_kv_value_dim(t.shape);
+    if (status) return status;
+    const sn_kv_shape own = sn_kv_block_shape(t.shape, t.block);
+    t.k_row = (size_t)own.n_kv_heads * (size_t)sn_kv_key_dim(&own);
+    t.v_row = (size_t)own.n_kv_heads * (size_t)sn_kv_value_dim(&own);
     size_t chunk_max = KV_COPY_BYTES / ((t.k_row + t.v_row) * sizeof(float));
     if (cuda->limits.rows)
         chunk_max = sn_min_size(chunk_max, (size_t)cuda->limits.rows); /* as the batch table has room */
@@ -124,7 +122,7 @@ static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
         status = kv_copy_chunk(cuda, &t, err);
         t.position += t.n;
         t.k += (size_t)t.n * t.k_row;
-        if (!index) t.v += (size_t)t.n * t.v_row;
+        if (t.v_row) t.v += (size_t)t.n * t.v_row;
     }
     return status ? status : sn_cuda_finish(&cuda->base, err);
 }
@@ -209,8 +207,10 @@ static sn_status attention_by_tiles(sn_cuda *cuda, sn_cuda_attention *a, sn_err 
 }
 
 /* Attention by tiles does not. */
-bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n) {
-    return !cuda->shape.latent && cuda->n_few == n && cuda->shape.head_dim % 32 == 0;
+bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n, int block) {
+    if (cuda->shape.latent || cuda->n_few != n || block < 0 || block >= cuda->shape.n_blocks) return false;
+    const sn_kv_shape own = sn_kv_block_shape(&cuda->shape, block);
+    return sn_kv_value_dim(&own) % 32 == 0;
 }
 
 sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float *q, float *out, sn_cuda_eight_bits form,
@@ -218,10 +218,12 @@ sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float 
     sn_status status = kv_check_block(cuda, params->block, err);
     if (!status && params->block >= cuda->shape.n_blocks)
         status = sn_fail(err, SN_REFUSED, "block %d has index keys only", params->block);
-    if (!status && (params->n_heads <= 0 || params->n_heads % cuda->shape.n_kv_heads))
-        status = sn_fail(err, SN_REFUSED, "%d query heads cannot share %d key-value heads evenly", params->n_heads,
-                         cuda->shape.n_kv_heads);
-    if (status || !cuda->n_rows) return status;
+    if (status) return status;
+    const int kv_heads = sn_kv_block_shape(&cuda->shape, params->block).n_kv_heads;
+    if (params->n_heads <= 0 || params->n_heads % kv_heads)
+        return sn_fail(err, SN_REFUSED, "%d query heads cannot share %d key-value heads evenly", params->n_heads,
+                       kv_heads);
+    if (!cuda->n_rows) return SN_OK;
     sn_cuda_attention a = {.kv = sn_cuda_kv_of(cuda, &cuda->shape, params->block),
                            .n_heads = params->n_heads,
                            .window = params->window,

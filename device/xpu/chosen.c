@@ -5,22 +5,11 @@
 
 enum { ITEMS = 64, SLAB_ROWS = 64 };
 
-size_t sn_xpu_index_bytes(const sn_kv_shape *s) {
-    return (size_t)s->page_tokens * (size_t)s->index_dim * sizeof(float);
-}
-
-/* Where in a page the index keys of a block begin. */
-static uint64_t index_at(const sn_xpu *x, const sn_kv_shape *s, int block) {
-    sn_kv_shape blocks = *s;
-    blocks.index_blocks = 0;
-    return sn_xpu_kv_page_bytes(&x->base, &blocks) + (size_t)(block - s->n_blocks) * sn_xpu_index_bytes(s);
-}
-
 static size_t groups_of(int elements) { return ((size_t)elements + ITEMS - 1) / ITEMS; }
 
 sn_status sn_xpu_index_store(sn_xpu *x, int block, const float *keys, sn_err *err) {
     const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
-    const uint64_t at = index_at(x, &x->shape, block);
+    const uint64_t at = sn_xpu_index_at(&x->shape, block);
     sn_xpu_arg args[] = {SN_XPU_ARG(rows),
                          SN_XPU_ARG(pages),
                          SN_XPU_ARG(at),
@@ -34,16 +23,15 @@ sn_status sn_xpu_index_store(sn_xpu *x, int block, const float *keys, sn_err *er
 }
 
 sn_status sn_xpu_index_copy(sn_xpu *x, const sn_xpu_index_copy_of *c, sn_err *err) {
-    const uint64_t at = index_at(x, c->shape, c->block);
     uint32_t store = c->store;
     sn_xpu_arg args[] = {SN_XPU_ARG(c->pages),
-                         SN_XPU_ARG(at),
-                         SN_XPU_ARG(c->shape->index_dim),
+                         SN_XPU_ARG(c->at),
+                         SN_XPU_ARG(c->shape->head_dim),
                          SN_XPU_ARG(c->shape->page_tokens),
                          SN_XPU_ARG(c->position),
                          SN_XPU_ARG(store),
                          SN_XPU_ARG(c->keys)};
-    return sn_xpu_launch(x, x->kernels[SN_XPU_index_copy], groups_of(c->shape->index_dim), (size_t)c->n, COUNT(args),
+    return sn_xpu_launch(x, x->kernels[SN_XPU_index_copy], groups_of(c->shape->head_dim), (size_t)c->n, COUNT(args),
                          args, err);
 }
 
@@ -69,7 +57,7 @@ sn_status sn_xpu_choose_keys(sn_device *d, const sn_indexer *p, int32_t *chosen,
     sn_xpu *x = sn_xpu_of(d);
     const sn_kv_shape *s = &x->shape;
     const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
-    const uint64_t at = index_at(x, s, p->block), stride = stride_of(&x->limits);
+    const uint64_t at = sn_xpu_index_at(s, p->block), stride = stride_of(&x->limits);
     if (p->block < s->n_blocks || p->block >= s->n_blocks + s->index_blocks || p->dim != s->index_dim ||
         p->n_chosen < 1 || p->n_chosen > x->limits.chosen)
         return sn_fail(err, SN_REFUSED,

@@ -32,6 +32,7 @@
     X(activate, 64, 1)                                                                                                 \
     X(add, 64, 1)                                                                                                      \
     X(scale, 64, 1)                                                                                                    \
+    X(clamp_all, 64, 1)                                                                                                \
     X(dot_rows, 64, 1)                                                                                                 \
     X(moe_gate, 64, 1)                                                                                                 \
     X(moe_group, 128, 1)                                                                                               \
@@ -303,6 +304,7 @@ SN_OPERATION(layer_norm, sn_xpu_layer_norm);
 SN_OPERATION(activate, sn_xpu_activate);
 SN_OPERATION(add, sn_xpu_add);
 SN_OPERATION(scale, sn_xpu_scale);
+SN_OPERATION(clamp, sn_xpu_clamp);
 SN_OPERATION(dot_rows, sn_xpu_dot_rows);
 SN_OPERATION(get_rows, sn_xpu_get_rows);
 
@@ -334,7 +336,7 @@ SN_OPERATION(kv_read, sn_xpu_kv_read);
 SN_OPERATION(kv_write, sn_xpu_kv_write);
 SN_OPERATION(attention, sn_xpu_attention);
 /* Whether attention of the open batch can write its rows in 8 bits besides. */
-bool sn_xpu_attends_in_8_bits(const sn_xpu *x);
+bool sn_xpu_attends_in_8_bits(const sn_xpu *x, int block);
 /* attention, which writes its rows to rows8 besides. */
 sn_status sn_xpu_attend(sn_xpu *x, const sn_attention *params, const float *q, float *out, sn_xpu_rows8 rows8,
                         sn_err *err);
@@ -351,15 +353,16 @@ sn_status sn_xpu_latent_attention(sn_xpu *x, const sn_attention *params, const f
 SN_OPERATION(head_linear, sn_xpu_head_linear);
 
 /* -- chosen.c */
-size_t sn_xpu_index_bytes(const sn_kv_shape *shape); /* of a page: of the index keys of a block */
+uint64_t sn_xpu_index_at(const sn_kv_shape *shape, int block); /* kv.c: where its index keys begin in a page */
 size_t sn_xpu_index_scores_bytes(const sn_device_limits *limits);
 SN_OPERATION(choose_keys, sn_xpu_choose_keys);
 /* kv_store of index keys. */
 sn_status sn_xpu_index_store(sn_xpu *x, int block, const float *keys, sn_err *err);
-/* Copies n positions between pages, of which `pages` has the addresses, and keys (n, index_dim): both device. */
+/* Copies n positions between pages, of which `pages` has the addresses, and keys (n, head_dim): both device. */
 typedef struct sn_xpu_index_copy_of {
-    const sn_kv_shape *shape;
-    int block, position, n;
+    const sn_kv_shape *shape; /* of the block */
+    uint64_t at;              /* where it begins in a page */
+    int position, n;
     bool store; /* into the pages */
     const uint8_t *pages;
     float *keys;

@@ -9,7 +9,8 @@
 /* ---- sizes ---- */
 
 size_t sn_kv_transfer_row_floats(const sn_hparams *hp, int first, int end) {
-    return sn_kv_floats(hp, first, end) + (sn_n_recurrent(hp, first, end) ? (size_t)hp->n_embd : 0);
+    int recurrent = sn_n_recurrent(hp, first, end);
+    return sn_kv_width(hp, first, end) + (recurrent ? (size_t)hp->n_embd : 0);
 }
 
 int sn_kv_transfer_part_tokens(const sn_hparams *hp, int first, int end) {
@@ -76,7 +77,7 @@ static sn_status state_write(const sn_span *span, sn_job *job) {
 
 sn_status sn_kv_transfer_read(const sn_span *span, sn_job *job) {
     const sn_hparams *hp = sn_span_hparams(span);
-    size_t n = (size_t)job->n_tokens, widths[SN_KV_FIELDS];
+    const size_t n = (size_t)job->n_tokens;
     float *at = sn_shared_buffer_data(job->output);
     sn_status status = check_recurrent(span, job, &job->err);
     if (status) return status;
@@ -84,14 +85,13 @@ sn_status sn_kv_transfer_read(const sn_span *span, sn_job *job) {
     if (job->n_tokens > sn_kv_cache_length(*job->kv) - job->position) /* its pages were given to others */
         return sn_fail(&job->err, SN_REBUILD, "the KV pages of this session are lost: open a new one and replay");
     for (int b = job->first; b < job->end && !status; b++) {
-        float *values, *index;
-        sn_kv_fields(hp, b, widths);
-        values = at + n * widths[0], index = values + n * widths[1];
-        if (!hp->recurrent[b])
-            status = sn_span_kv_export(span, *job->kv, b, job->position, job->n_tokens, at, values, &job->err);
-        if (widths[2] && !status)
-            status = sn_span_index_export(span, *job->kv, b, job->position, job->n_tokens, index, &job->err);
-        at = index + n * widths[2];
+        if (hp->recurrent[b]) continue;
+        float *values = at + n * sn_kv_key_width(hp, b);
+        status = sn_span_kv_export(span, *job->kv, b, job->position, job->n_tokens, at, values, &job->err);
+        at = values + n * sn_kv_value_width(hp, b);
+        if (sn_chooses_keys(hp, b) && !status)
+            status = sn_span_index_export(span, *job->kv, b, job->position, job->n_tokens, at, &job->err);
+        at += n * sn_kv_index_width(hp, b);
     }
     if (!status && sn_kv_cache_is_recurrent(*job->kv))
         status = sn_kv_cache_rows_read(*job->kv, job->position, job->n_tokens, at, &job->err);
@@ -117,24 +117,15 @@ static sn_status rows_write(const sn_span *span, const sn_job *job, const float 
 static sn_status pages_write(const sn_span *span, sn_job *job) {
     const sn_hparams *hp = sn_span_hparams(span);
     int n = job->n_tokens;
-    size_t heads = (size_t)hp->n_kv_heads, rows = (size_t)n, widths[SN_KV_FIELDS];
     const float *at = job->kv_write.input.data;
-    sn_tensor k = {.name = "imported keys",
-                   .dtype = SN_F32,
-                   .rank = 3,
-                   .shape = {n, hp->n_kv_heads, (int64_t)(sn_kv_key_width(hp) / heads)}},
-              v = k, index = {.name = "imported index keys", .dtype = SN_F32, .rank = 2, .shape = {n, hp->index_dim}};
-    v.name = "imported values";
-    v.shape[2] = (int64_t)(sn_kv_value_width(hp) / heads);
     sn_status status = SN_OK;
     for (int b = job->first; b < job->end && !status; b++) {
-        sn_kv_fields(hp, b, widths);
-        k.data = at;
-        v.data = at + rows * widths[0];
-        index.data = at + rows * (widths[0] + widths[1]);
-        if (!hp->recurrent[b]) status = sn_span_kv_import(span, *job->kv, b, n, &k, &v, &job->err);
-        if (widths[2] && !status) status = sn_span_index_import(span, *job->kv, b, n, &index, &job->err);
-        at += rows * (widths[0] + widths[1] + widths[2]);
+        if (hp->recurrent[b]) continue;
+        const float *values = at + (size_t)n * sn_kv_key_width(hp, b);
+        status = sn_span_kv_import_rows(span, *job->kv, b, n, at, values, &job->err);
+        at = values + (size_t)n * sn_kv_value_width(hp, b);
+        if (sn_chooses_keys(hp, b) && !status) status = sn_span_index_import(span, *job->kv, b, n, at, &job->err);
+        at += (size_t)n * sn_kv_index_width(hp, b);
     }
     if (!status && sn_kv_cache_is_recurrent(*job->kv)) status = rows_write(span, job, at, &job->err);
     if (!status) sn_kv_cache_append(*job->kv, n);

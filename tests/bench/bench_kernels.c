@@ -185,7 +185,7 @@ static void bench_delta(sn_device *d, int rows) {
     float rates[VALUES], bias[VALUES] = {0};
     for (int h = 0; h < VALUES; h++) rates[h] = -0.1f; /* the state forgets, as in models */
     const sn_delta delta = {.shape = shape, .rates = rates, .time_bias = bias};
-    const sn_kv_shape kv = {1, 1, 64, 32, SN_KV_F32, 0, 0, 0};
+    const sn_kv_shape kv = {1, 1, 64, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     const sn_sequence s = {.n_rows = rows, .state = {.before = state, .after = state + floats}};
     double best = 1e9;
     const sn_batch batch = {.shape = &kv, .n_sequences = 1, .sequences = &s};
@@ -205,7 +205,7 @@ static void bench_delta(sn_device *d, int rows) {
 
 /* SmolLM2's attention: 9 heads over 3, of 64 elements. */
 static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows) {
-    sn_kv_shape shape = {30, 3, 64, 32, dtype, 0, 0, 0};
+    sn_kv_shape shape = {30, 3, 64, 32, dtype, 0, 0, {0}, {0}, 0, 0, false};
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
     int n_pages = (depth + rows + 31) / 32;
     void **pages = calloc((size_t)n_pages, sizeof *pages);
@@ -249,7 +249,14 @@ static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows
  * then attend to, and what they would attend to without it. */
 static void bench_chosen(sn_device *d, int rows) {
     enum { DEPTH = 32000, INDEX_HEADS = 64, INDEX_DIM = 128, CHOSEN = 2048, HEADS = 128, LATENT = 512, KEY = 576 };
-    const sn_kv_shape shape = {1, 1, KEY, 32, SN_KV_F16, LATENT, 1, INDEX_DIM};
+    const sn_kv_shape shape = {.n_blocks = 1,
+                               .n_kv_heads = 1,
+                               .head_dim = KEY,
+                               .page_tokens = 32,
+                               .dtype = SN_KV_F16,
+                               .latent = LATENT,
+                               .index_blocks = 1,
+                               .index_dim = INDEX_DIM};
     const sn_device_limits limits = {.rows = rows,
                                      .width = INDEX_HEADS * INDEX_DIM,
                                      .context = DEPTH + 64,

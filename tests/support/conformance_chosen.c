@@ -11,7 +11,14 @@
 #include <string.h>
 
 enum { INDEX_HEADS = 5, INDEX_DIM = 20, CHOSEN = 16, PAGE = 32, PAGES = 6, ROWS = 34, LATENT = 64, KEY = 64 + 12 };
-static const sn_kv_shape shape = {2, 1, KEY, PAGE, SN_KV_F32, LATENT, 2, INDEX_DIM};
+static const sn_kv_shape shape = {.n_blocks = 2,
+                                  .n_kv_heads = 1,
+                                  .head_dim = KEY,
+                                  .page_tokens = PAGE,
+                                  .dtype = SN_KV_F32,
+                                  .latent = LATENT,
+                                  .index_blocks = 2,
+                                  .index_dim = INDEX_DIM};
 
 /* The second sequence begins before its rows choose. */
 static const int past[] = {150, 5}, own_rows[] = {3, 31};

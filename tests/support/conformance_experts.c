@@ -21,9 +21,16 @@ typedef struct selection {
     sn_moe_selection device;
 } selection;
 
+static double naive_score(const sn_moe_router *r, const double *logits, int e) {
+    double sum = 0;
+    if (r->scoring == SN_ROUTER_SIGMOID) return 1 / (1 + exp(-logits[e]));
+    for (int other = 0; other < r->n_experts; other++) sum += exp(logits[other] - logits[e]);
+    return 1 / sum;
+}
+
 /* By what expert e is chosen. */
 static double naive_rank(const sn_moe_router *r, const double *logits, int e) {
-    return r->correction ? 1 / (1 + exp(-logits[e])) + (double)r->correction[e] : logits[e];
+    return r->correction ? naive_score(r, logits, e) + (double)r->correction[e] : logits[e];
 }
 
 /* By what group g is chosen: the rank of its best expert, or with the sigmoid that of its two best ones together. */
@@ -64,13 +71,14 @@ static void naive_gate(const sn_moe_router *r, const double *logits, int32_t *id
             if (!taken[e] && (best < 0 || naive_rank(r, logits, e) > naive_rank(r, logits, best))) best = e;
         taken[best] = true;
         ids[j] = best;
-        bool sigmoid = r->scoring == SN_ROUTER_SIGMOID;
-        weights[j] = sigmoid ? 1 / (1 + exp(-logits[best])) : exp(logits[best] - logits[ids[0]]);
+        bool scored = r->scoring == SN_ROUTER_SIGMOID || r->correction;
+        weights[j] = scored ? naive_score(r, logits, best) : exp(logits[best] - logits[ids[0]]);
         sum += weights[j];
     }
     for (int e = 0; e < r->n_experts; e++)
         if (r->scoring == SN_ROUTER_SOFTMAX_ALL && (!taken[e] || outside[e])) sum += exp(logits[e] - logits[ids[0]]);
     if (r->scoring == SN_ROUTER_SIGMOID && !r->normalised) sum = 1;
+    if (r->scoring == SN_ROUTER_SOFTMAX && r->correction) sum = fmax(sum, 1e-12);
     for (int j = 0; j < r->k; j++) weights[j] *= (double)r->scale / sum;
 }
 
@@ -130,12 +138,13 @@ static void with_routers(conformance *c, int n, int n_experts, int k,
                          void (*try)(conformance *c, int n, const sn_moe_router *router)) {
     int mark = c->n_buffers;
     float *correction = conformance_random(c, (size_t)n_experts, 12); /* of both signs */
-    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f, 0, 0}};
+    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX, correction, false, 2, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f, 0, 0, NULL},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f, 0, 0, NULL}};
     for (size_t i = 0; i < sizeof routers / sizeof *routers; i++) try(c, n, &routers[i]);
     conformance_release(c, mark);
 }
@@ -143,11 +152,10 @@ static void with_routers(conformance *c, int n, int n_experts, int k,
 /* How far the rank of a row's expert lies from that of another one, both by naive arithmetic: ranks that differ by
  * rounding alone may stand in either order. */
 static bool ranks_are_close(const sn_moe_router *r, const float *logits, int a, int b) {
-    const double two[] = {(double)logits[a], (double)logits[b]};
-    if (!r->correction) return two[0] == two[1];
-    const float corrections[] = {r->correction[a], r->correction[b]};
-    const sn_moe_router pair = {.correction = corrections};
-    return fabs(naive_rank(&pair, two, 0) - naive_rank(&pair, two, 1)) < 4 * CONFORMANCE_EPSILON;
+    double row[SN_EXPERTS_MAX];
+    for (int e = 0; e < r->n_experts; e++) row[e] = (double)logits[e];
+    if (!r->correction) return row[a] == row[b];
+    return fabs(naive_rank(r, row, a) - naive_rank(r, row, b)) < 4 * CONFORMANCE_EPSILON;
 }
 
 static void try_moe_gate(conformance *c, int n, const sn_moe_router *r) {
@@ -203,8 +211,9 @@ void conformance_moe_gate_takes_the_best_groups(conformance *c) {
         int mark = c->n_buffers;
         float *correction = conformance_random(c, (size_t)s[1], 12);
         for (int kind = 0; kind < 4; kind++) {
-            sn_moe_router r = {s[1], s[2], kind < 2 ? SN_ROUTER_SIGMOID : SN_ROUTER_SOFTMAX_ALL, NULL, kind < 2, 2.5f,
-                               s[3], s[4]};
+            sn_moe_router r = {s[1], s[2],     kind < 2 ? SN_ROUTER_SIGMOID : SN_ROUTER_SOFTMAX_ALL,
+                               NULL, kind < 2, 2.5f,
+                               s[3], s[4],     NULL};
             if (kind == 0) r.correction = correction;
             if (kind == 3) r.scoring = SN_ROUTER_SOFTMAX;
             try_moe_gate(c, s[0], &r);
@@ -215,10 +224,38 @@ void conformance_moe_gate_takes_the_best_groups(conformance *c) {
                       "three experts were chosen of a group of two");
 }
 
+/* Only weights change, and each by the factor of its expert. */
+void conformance_moe_gate_multiplies_by_factors(conformance *c) {
+    enum { N = 5, EXPERTS = 70, K = 8 };
+    const float *logits = conformance_upload(c, make_logits(c, N, EXPERTS), (size_t)N * EXPERTS),
+                *factors = conformance_random(c, EXPERTS, 3);
+    for (int scoring = SN_ROUTER_SOFTMAX; scoring <= SN_ROUTER_SIGMOID; scoring++) {
+        int mark = c->n_buffers;
+        sn_moe_router r = {EXPERTS, K, (sn_router_scoring)scoring, NULL, true, 1.5f, 0, 0, NULL};
+        int32_t *ids[] = {conformance_bytes(c, N * K * sizeof **ids), conformance_bytes(c, N * K * sizeof **ids)};
+        float *weights[] = {conformance_bytes(c, N * K * sizeof **weights),
+                            conformance_bytes(c, N * K * sizeof **weights)};
+        CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, &r, logits, ids[0], weights[0], &c->err));
+        r.factors = conformance_upload(c, factors, EXPERTS);
+        CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, &r, logits, ids[1], weights[1], &c->err));
+        const int32_t *chosen[] = {download_bytes(c, ids[0], N * K * sizeof **ids),
+                                   download_bytes(c, ids[1], N * K * sizeof **ids)};
+        const float *plain = conformance_download(c, weights[0], N * K),
+                    *got = conformance_download(c, weights[1], N * K);
+        for (int i = 0; i < N * K; i++) {
+            double want = (double)plain[i] * (double)factors[chosen[0][i]];
+            CONFORMANCE_CHECK(c, chosen[0][i] == chosen[1][i], "pair %d is of another expert", i);
+            CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, fabs(want) * 4 * CONFORMANCE_EPSILON),
+                              "weight %d is %g, not %g", i, (double)got[i], want);
+        }
+        conformance_release(c, mark);
+    }
+}
+
 /* An expert with a negative correction is chosen by its score, as one with a positive score is not. */
 void conformance_moe_gate_weighs_without_the_correction(conformance *c) {
     static const float logits[4] = {3, -4, 1, -5}, corrections[4] = {-2, 0.5f, -1.5f, -0.1f};
-    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2, 0, 0};
+    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2, 0, 0, NULL};
     int32_t *ids = conformance_bytes(c, 2 * sizeof *ids);
     float *weights = conformance_bytes(c, 2 * sizeof *weights);
     CONFORMANCE_OK(c,
@@ -239,8 +276,8 @@ static void try_nan_in_gate(conformance *c, bool sigmoid) {
     int32_t *ids = conformance_bytes(c, N * K * sizeof *ids);
     float *weights = conformance_bytes(c, N * K * sizeof *weights);
     float *device_logits = conformance_upload(c, logits, (size_t)N * EXPERTS);
-    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0},
-                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1, 0, 0};
+    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL},
+                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1, 0, 0, NULL};
     CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, sigmoid ? &by_sigmoid : &by_softmax, device_logits, ids,
                                                weights, &c->err));
     const int32_t *got = download_bytes(c, ids, N * K * sizeof *got);
@@ -598,7 +635,7 @@ void conformance_moe_combine_grad_by_differences(conformance *c) {
 /* The same batch for other rows, which select other experts: a recorded batch follows them. */
 static void try_recorded_experts(conformance *c, size_t n) {
     enum { EXPERTS = 5, K = 2, ROWS = 9, COLS = 32 };
-    const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0, 0, 0};
+    const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     stack s = random_experts(c, SN_Q8_0, EXPERTS, ROWS, COLS);
     float *x = conformance_random(c, n * COLS, 7), *device_x = conformance_upload(c, x, n * COLS);
     float *logits = conformance_bytes(c, n * EXPERTS * sizeof *logits),

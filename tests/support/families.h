@@ -13,6 +13,8 @@ static const char *const FAMILIES[] = {
     "qwen2",
     "qwen3",
     "phi3",
+    "phi3_longrope_short",
+    "phi3_longrope_long",
     "olmo2",
     "gemma3",
     "mixtral",
@@ -42,6 +44,7 @@ static const char *const FAMILIES[] = {
     "exaone4",
     "hy_v3",
     "olmoe",
+    "ernie4_5_moe",
     "mistral4",
     "deepseek_v32",
     "deepseek_v32_sparse",
@@ -49,6 +52,10 @@ static const char *const FAMILIES[] = {
     "glm_moe_dsa_sparse",
     "cohere2",
     "qwen3_next",
+    "mimo_v2_flash",
+    "step3p7",
+    "gemma4",
+    "gemma4_moe",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 
@@ -57,10 +64,11 @@ static inline bool family_is_recurrent(const char *name) {
     return !strncmp(name, "qwen3_5", 7) || !strcmp(name, "qwen3_next");
 }
 
-/* These run on CPUs only, and are not trained. */
+/* These are not trained. */
 static inline bool family_is_limited(const char *name) {
     return family_is_recurrent(name) || !strncmp(name, "deepseek", 8) || !strcmp(name, "glm4_moe_lite") ||
-           !strcmp(name, "mistral4") || !strncmp(name, "glm_moe_dsa", 11);
+           !strcmp(name, "mistral4") || !strncmp(name, "glm_moe_dsa", 11) || !strcmp(name, "mimo_v2_flash") ||
+           !strcmp(name, "step3p7") || !strncmp(name, "gemma4", 6);
 }
 
 static inline int family_blocks(const char *name) { return !strncmp(name, "glm_moe_dsa", 11) ? 5 : 4; }

@@ -78,7 +78,8 @@ static outcome compute_outcome(const char *path, variant v) {
     REQUIRE(sn_model_open(path, &model, &err));
     REQUIRE(test_cpu_open(v.isa, v.threads, &device, &err));
     const sn_hparams *hp = sn_model_hparams(model);
-    size_t row = (size_t)hp->n_embd, per_block = (size_t)TOKENS * (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
+    const sn_heads most = sn_most_heads(hp);
+    size_t row = (size_t)hp->n_embd, per_block = (size_t)TOKENS * (size_t)most.n_kv * (size_t)most.key_dim;
     outcome o = {.n_hidden = TOKENS * row, .n_kv = per_block * (size_t)hp->n_blocks};
     o.hidden = make_inputs(hp->n_embd);
     o.k = calloc(o.n_kv, sizeof(float));
@@ -195,7 +196,8 @@ static outcome compute_among_others(const char *path, const char *isa, int threa
     const sn_hparams *hp = sn_model_hparams(model);
     REQUIRE(sn_span_load(model, device, 0, hp->n_blocks, NULL, NULL, &span, &err));
     REQUIRE(sn_span_kv_pool(span, 32u << 20, &pool, &err));
-    size_t row = (size_t)hp->n_embd, per_block = (size_t)TOKENS * (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
+    const sn_heads most = sn_most_heads(hp);
+    size_t row = (size_t)hp->n_embd, per_block = (size_t)TOKENS * (size_t)most.n_kv * (size_t)most.key_dim;
     outcome o = {.n_hidden = TOKENS * row, .n_kv = per_block * (size_t)hp->n_blocks};
     float *inputs = make_inputs(hp->n_embd), *lost = malloc(TOKENS * row * sizeof *lost);
     o.hidden = malloc(o.n_hidden * sizeof(float));

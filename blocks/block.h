@@ -104,11 +104,14 @@ typedef struct sn_scratch {
     float *out_gate;     /* like attn, where attention or the delta rule has an output gate */
     float *k, *v;        /* (rows, sn_kv_key_width), (rows, sn_kv_value_width), of the block that has most */
     float *q_low;        /* (rows, q_rank), hp->q_rank only */
-    float *head_rows;    /* (rows, n_heads, nope_dim + rope_dim or value_dim), hp->latent only */
-    float *gate, *up;    /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
-    float *router_out;   /* (rows, sn_moe_router_width), with experts only: see moe.h */
-    float *shared_out;   /* (rows, n_embd), with a shared expert only: its output */
-    float *expert_out;   /* (rows, n_experts_used, n_embd), with experts only: outputs of the experts of a row */
+    /* With an indexer only: (rows, index_heads, index_dim), (rows, index_dim), (rows, index_heads), and int32 numbers
+     * (rows, index_topk): what the last block that chose has left for those that share its choice. */
+    float *index_q, *index_k, *index_weights, *chosen;
+    float *head_rows;  /* (rows, n_heads, nope_dim + rope_dim or value_dim), hp->latent only */
+    float *gate, *up;  /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
+    float *router_out; /* (rows, sn_moe_router_width), with experts only: see moe.h */
+    float *shared_out; /* (rows, n_embd), with a shared expert only: its output */
+    float *expert_out; /* (rows, n_experts_used, n_embd), with experts only: outputs of the experts of a row */
     float *cos_sin[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2) each: the tables of the model's ropes */
     float *q_factors;             /* (rows), with hp->q_growth only: sn_span_q_factor of their positions */
     float *lora_mid;              /* (rows, SN_LORA_RANK_MAX); these two only in a pass with an adapter */
@@ -116,6 +119,8 @@ typedef struct sn_scratch {
     float *pair_rows;             /* (pairs, n_embd): of sn_moe_run_pairs; in a span with all experts it is x */
     float *pair_ids;              /* (pairs); it is router_out there */
 } sn_scratch;
+
+static inline int32_t *sn_chosen_of(const sn_scratch *s) { return (int32_t *)(void *)s->chosen; }
 
 /* Elements of scratch->gate and scratch->up per row: as many as the block that needs most. */
 static inline size_t sn_ff_width(const sn_hparams *hp) {
@@ -134,8 +139,9 @@ static inline size_t sn_head_rows_dim(const sn_hparams *hp) {
 static inline size_t sn_widest_row(const sn_hparams *hp) {
     const sn_heads most = sn_most_heads(hp);
     const size_t head = hp->latent ? sn_head_rows_dim(hp) : (size_t)most.key_dim;
-    const size_t widths[] = {(size_t)hp->n_embd,      (size_t)most.n * head, (size_t)hp->n_ff,   (size_t)hp->n_ff_dense,
-                             (size_t)hp->n_ff_shared, sn_delta_width(hp),    sn_delta_values(hp)};
+    const size_t widths[] = {
+        (size_t)hp->n_embd,      (size_t)most.n * head, (size_t)hp->n_ff,    (size_t)hp->n_ff_dense,
+        (size_t)hp->n_ff_shared, sn_delta_width(hp),    sn_delta_values(hp), (size_t)(hp->index_heads * hp->index_dim)};
     size_t widest = 0;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) widest = widths[i] > widest ? widths[i] : widest;
     return widest;
@@ -183,6 +189,8 @@ typedef struct sn_forward_pass {
     const sn_sequence *sequences;
     const sn_block_adapter *adapter; /* NULL: none */
     int number;                      /* of the block in the model */
+    int index_block;                 /* of a block that chooses: of its index keys in the part of the KV pages */
+    bool chooses;                    /* some row is at a position from index_topk on */
     uint64_t *moved;              /* grows by the bytes that cross a device's border in the block; NULL: not counted */
     const sn_expert_split *split; /* NULL: the span holds all experts */
     const float *due; /* (n_rows, n_embd), to be added to scratch->x: what the block before has left; NULL: nothing */

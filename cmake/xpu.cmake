@@ -23,7 +23,8 @@ macro(sn_xpu_module name source)
     COMMAND ${SN_LLVM_SPIRV} --spirv-max-version=1.2 --spirv-ext=+SPV_KHR_integer_dot_product ${SN_XPU_SPIRV}/${name}.bc -o ${SN_XPU_SPIRV}/${name}.spv
     COMMAND ${SN_SPIRV_VAL} --target-env ${SN_XPU_ENVIRONMENT} ${SN_XPU_SPIRV}/${name}.spv
     DEPENDS ${CMAKE_SOURCE_DIR}/device/xpu/${source} ${CMAKE_SOURCE_DIR}/device/xpu/formulas.clh
-      ${CMAKE_SOURCE_DIR}/device/xpu/planes.clh ${CMAKE_SOURCE_DIR}/device/codebooks.inc.h ${CMAKE_SOURCE_DIR}/device/xpu/latent.clh ${CMAKE_SOURCE_DIR}/device/xpu/delta.clh VERBATIM)
+      ${CMAKE_SOURCE_DIR}/device/xpu/planes.clh ${CMAKE_SOURCE_DIR}/device/codebooks.inc.h ${CMAKE_SOURCE_DIR}/device/xpu/latent.clh ${CMAKE_SOURCE_DIR}/device/xpu/delta.clh
+      ${CMAKE_SOURCE_DIR}/device/xpu/chosen.clh VERBATIM)
   list(APPEND SN_XPU_MODULES ${SN_XPU_SPIRV}/${name}.spv)
 endmacro()
 

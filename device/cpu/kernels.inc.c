@@ -433,6 +433,7 @@ const sn_cpu_kernels LANES_KERNELS = {
     .scores = scores,
     .softmax = softmax,
     .values = values,
+    .weigh = weigh,
     .activate = activate,
     .add = add,
     .scale = scale_row,

@@ -36,6 +36,7 @@ static const sn_device_limits limits = {.rows = 80,
                                         .head_dim = 256,
                                         .experts = 128,
                                         .experts_used = 8,
+                                        .chosen = 64,
                                         .grad_tokens = 80};
 
 static void open_device(conformance *c) {

@@ -72,6 +72,8 @@
     X(attention_over_latents_of_every_type)                                                                            \
     X(attention_over_latents_takes_every_option)                                                                       \
     X(attention_over_latents_keeps_nan_in_its_head)                                                                    \
+    X(choose_keys_takes_the_best_and_of_equal_ones_the_first)                                                          \
+    X(attention_reads_what_was_chosen_alone)                                                                           \
     X(head_linear_of_every_type)                                                                                       \
     X(moe_gate_takes_the_best_groups)                                                                                  \
     X(moe_gate_takes_the_largest)                                                                                      \

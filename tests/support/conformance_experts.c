@@ -635,7 +635,7 @@ void conformance_moe_combine_grad_by_differences(conformance *c) {
 /* The same batch for other rows, which select other experts: a recorded batch follows them. */
 static void try_recorded_experts(conformance *c, size_t n) {
     enum { EXPERTS = 5, K = 2, ROWS = 9, COLS = 32 };
-    const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0, 0, {0}, {0}};
+    const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     stack s = random_experts(c, SN_Q8_0, EXPERTS, ROWS, COLS);
     float *x = conformance_random(c, n * COLS, 7), *device_x = conformance_upload(c, x, n * COLS);
     float *logits = conformance_bytes(c, n * EXPERTS * sizeof *logits),

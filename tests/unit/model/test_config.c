@@ -355,15 +355,43 @@ Test(config, timelines_beyond_the_original_context_have_frequencies_of_their_own
     cr_assert(!h.long_after && !sn_is_long(&h, 1 << 20));
 }
 
-Test(config, an_indexer_that_is_not_computed_bounds_the_context) {
+/* Which of the 5 blocks share the choice of one before them, as "FFSFS". */
+static const char *shared_choices(const char *fields) {
+    static char kinds[6];
     sn_hparams h;
     sn_err err;
-    cr_assert_eq(read_golden("deepseek_v32", "{\"index_topk\":100}", &h, &err), SN_OK, "%s", err.text);
-    cr_assert_eq(h.n_ctx, 100);
-    cr_assert_eq(read_golden("glm_moe_dsa", "{\"index_topk\":2048}", &h, &err), SN_OK, "%s", err.text);
-    cr_assert_eq(h.n_ctx, 256, "a context that the model was not trained for");
-    cr_assert_eq(read_golden("deepseek_v32", "{\"index_topk\":null}", &h, &err), SN_REFUSED);
-    cr_assert(strstr(err.text, "'index_topk' is missing"), "%s", err.text);
+    cr_assert_eq(read_golden("glm_moe_dsa", fields, &h, &err), SN_OK, "%s: %s", fields, err.text);
+    for (int b = 0; b < 5; b++) kinds[b] = h.index_shared[b] ? 'S' : 'F';
+    return kinds;
+}
+
+Test(config, says_which_blocks_share_the_choice_of_an_indexer) {
+    cr_expect_str_eq(shared_choices("{}"), "FFSFS");
+    cr_expect_str_eq(shared_choices("{\"indexer_types\":null}"), "FFFFF");
+    cr_expect_str_eq(shared_choices("{\"indexer_types\":null,\"index_topk_pattern\":\"FSSFF\"}"), "FSSFF");
+    cr_expect_str_eq(shared_choices("{\"indexer_types\":null,\"index_topk_freq\":2}"), "FFSFS");
+    cr_expect_str_eq(shared_choices("{\"indexer_types\":null,\"index_topk_freq\":3,\"index_skip_topk_offset\":1}"),
+                     "FSSFS");
+}
+
+Test(config, refuses_indexers_that_are_not_possible) {
+    static const char *const refused[][3] = {
+        {"deepseek_v32", "{\"index_topk\":null}", "'index_topk' is missing"},
+        {"deepseek_v32", "{\"index_topk\":0}", "chooses is 0"},
+        {"deepseek_v32", "{\"index_topk\":100000}", "chooses is 100000"},
+        {"deepseek_v32", "{\"index_head_dim\":4}", "width of a key of its indexer is 4"},
+        {"deepseek_v32", "{\"index_n_heads\":-1}", "heads of its indexer is -1"},
+        {"glm_moe_dsa", "{\"indexer_types\":[\"shared\",\"full\",\"full\",\"full\",\"full\"]}", "there is none"},
+        {"glm_moe_dsa", "{\"indexer_types\":[\"full\",\"half\",\"full\",\"full\",\"full\"]}", "neither full nor"},
+        {"glm_moe_dsa", "{\"indexer_types\":[\"full\"]}", "each of the 5 blocks"},
+        {"glm_moe_dsa", "{\"indexer_types\":null,\"index_topk_pattern\":\"FSXFF\"}", "neither full nor"},
+        {"glm_moe_dsa", "{\"indexer_types\":null,\"index_skip_topk_offset\":-1}", "'index_skip_topk_offset' is -1"}};
+    sn_hparams h;
+    sn_err err;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        cr_expect_eq(read_golden(refused[i][0], refused[i][1], &h, &err), SN_REFUSED, "%s", refused[i][1]);
+        cr_expect(strstr(err.text, refused[i][2]), "'%s' does not say '%s'", err.text, refused[i][2]);
+    }
 }
 
 Test(config, rotates_a_part_of_a_head) {

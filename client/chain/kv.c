@@ -41,13 +41,14 @@ static void kv_copy_rows(const sn_hparams *hp, const sn_hop *hop, size_t n, kv_p
 static sn_status kv_check_reply(const sn_chain *chain, const sn_hop *hop, const sn_msg *reply, int position, int n,
                                 sn_err *err) {
     const sn_wire_tensor *t = &reply->tensor;
-    uint64_t shape[SN_TENSOR_RANK_MAX], m = reply->kv_get_reply.n_token_timelines;
+    uint64_t shape[SN_TENSOR_RANK_MAX], m = t->rank == 4 ? t->shape[2] : t->rank == 2 ? t->shape[0] : 0;
     const int rank = sn_kv_tensor_shape(&chain->hp, hop->first, hop->end, m, shape);
     int part = sn_kv_transfer_tokens(hop_kv_floats(chain, hop) * sizeof(float));
     if (m < (uint64_t)(n < part ? n : part)) /* each part has its own time: parts of one token would have no end */
         return sn_fail(err, SN_RETRY, "%s sent fewer KV pages than it must", hop->report.node);
     if (t->dtype != SN_F32 || m > (uint64_t)n || t->rank != rank ||
-        memcmp(t->shape, shape, (size_t)rank * sizeof *shape) || reply->kv_get_reply.position != (uint64_t)position)
+        memcmp(t->shape, shape, (size_t)rank * sizeof *shape) || reply->kv_get_reply.n_token_timelines != m ||
+        reply->kv_get_reply.position != (uint64_t)position)
         return sn_fail(err, SN_RETRY, "%s sent KV pages of another shape", hop->report.node);
     sn_hash hash = sn_hash_of(t->data, t->bytes);
     if (memcmp(hash.bytes, reply->kv_get_reply.tensor_hash, SN_HASH_SIZE))

@@ -58,7 +58,7 @@ static void sigmoid_scores(size_t n, const float *x, float *out) {
 }
 
 static void moe_gate_by_sigmoid(const sn_moe_router *r, const float *logits, int32_t *ids, float *weights) {
-    float scores[SN_EXPERTS_MAX], ranks[SN_EXPERTS_MAX], sum = 1e-20f; /* as the reference adds it */
+    float scores[SN_EXPERTS_MAX], ranks[SN_EXPERTS_MAX], sum = sn_router_offset(r); /* as the reference adds it */
     sigmoid_scores((size_t)r->n_experts, logits, scores);
     /* groups compare sums of scores, which logits would order differently */
     for (int e = 0; e < r->n_experts; e++)

@@ -47,12 +47,22 @@ static const char *const FAMILIES[] = {
     "glm_moe_dsa",
     "cohere2",
     "qwen3_next",
+    "lfm2",
+    "lfm2_moe",
+    "granitemoehybrid",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "nemotron_h_latent",
+    "kimi_linear",
+    "bailing_hybrid",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 
 /* Blocks of these families hold recurrent states: they run on CPUs only, and nothing is trained through them. */
 static inline bool family_is_recurrent(const char *name) {
-    return !strncmp(name, "qwen3_5", 7) || !strcmp(name, "qwen3_next");
+    return !strncmp(name, "qwen3_5", 7) || !strcmp(name, "qwen3_next") || !strncmp(name, "lfm2", 4) ||
+           !strcmp(name, "granitemoehybrid") || !strncmp(name, "nemotron_h", 10) || !strcmp(name, "kimi_linear") ||
+           !strcmp(name, "bailing_hybrid");
 }
 
 /* These run on CPUs only, and are not trained. */
@@ -61,6 +71,9 @@ static inline bool family_is_limited(const char *name) {
            !strcmp(name, "mistral4") || !strcmp(name, "glm_moe_dsa");
 }
 
-static inline int family_blocks(const char *name) { return !strcmp(name, "glm_moe_dsa") ? 5 : 4; }
+static inline int family_blocks(const char *name) {
+    if (!strncmp(name, "nemotron_h_", 11)) return 6;
+    return !strcmp(name, "glm_moe_dsa") || !strcmp(name, "nemotron_h") ? 5 : 4;
+}
 
 #endif

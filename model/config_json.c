@@ -774,6 +774,8 @@ static sn_status read_short_conv(const json_t *config, const sn_family *family, 
 static sn_status read_recurrent(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     sn_status status = SN_OK;
     if (!family->recurrent) return SN_OK;
+    if (config_field(config, "sliding_window"))
+        return sn_fail(err, SN_REFUSED, "'sliding_window' is set, which is not supported for this family");
     h->recurrence = family->recurrence;
     h->delta_log_rates = family->recurrence != SN_SHORT_CONV;
     if (family->recurrence == SN_GATED_DELTA) status = read_gated_delta(config, h, err);

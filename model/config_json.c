@@ -177,7 +177,8 @@ static sn_status read_activation(const json_t *config, const sn_family *family, 
     sn_status status = config_text(config, field, false, &name, err);
     if (!status && h->activation == SN_SWIGLU_CLAMPED) return check_clamps(config, name, err);
     if (status || !name) return status;
-    if (family->attn_gated && strcmp(name, "silu") && strcmp(name, "swish")) /* it is the recurrent blocks' gate, too */
+    bool shared = family->recurrent && !family->one_half; /* it is the recurrent blocks', too */
+    if (shared && strcmp(name, "silu") && strcmp(name, "swish"))
         return sn_fail(err, SN_REFUSED, "the activation '%.64s' is not known in this family; silu is", name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i].name)) {

@@ -196,16 +196,18 @@ INLINE void delta_rows(sn_recurrence kind, const sn_delta_job *job, int n, const
 /* -- the state space: nothing that a row adds depends on what the matrix holds, so an element of it goes through all
  * rows of a chunk while it is in a register */
 
+enum { SCAN_ROWS = 4 }; /* of a chunk */
+
 typedef struct scan_chunk {
     const float *from;
     float *to;
-    float decay[DELTA_ROWS], step[DELTA_ROWS];
+    float decay[SCAN_ROWS], step[SCAN_ROWS];
 } scan_chunk;
 
 /* As delta_tiles, of `rows` rows. */
 INLINE void scan_tiles(int rows, int tiles, size_t lanes, const sn_delta_job *job, size_t c, const scan_chunk *chunk) {
     const size_t width = (size_t)job->value_dim, dim = (size_t)job->key_dim;
-    vf change[DELTA_ROWS], result[DELTA_ROWS]; /* (rows, tiles) */
+    vf change[SCAN_ROWS * 2], result[SCAN_ROWS * 2]; /* (rows, tiles) */
     UNROLL
     for (int t = 0; t < rows; t++) UNROLL
     for (int j = 0; j < tiles; j++) {
@@ -236,7 +238,7 @@ INLINE void scan_tiles(int rows, int tiles, size_t lanes, const sn_delta_job *jo
     }
 }
 
-/* The job's first rows: DELTA_ROWS of them, or one. */
+/* The job's first rows: SCAN_ROWS of them, or one. */
 INLINE void scan_rows(int rows, int tiles, const sn_delta_job *job, const float *from) {
     const size_t width = (size_t)job->value_dim;
     scan_chunk chunk = {.from = from, .to = job->after};
@@ -253,11 +255,11 @@ INLINE void scan_rows(int rows, int tiles, const sn_delta_job *job, const float 
 /* Up to n of the job's first rows; returns how many. */
 static int recurrence_rows(const sn_delta_job *job, int n, const float *from) {
     if (n > DELTA_ROWS) n = DELTA_ROWS;
-    if (job->kind == SN_STATE_SPACE && n < DELTA_ROWS) n = 1;
+    if (job->kind == SN_STATE_SPACE) n = n < SCAN_ROWS ? 1 : SCAN_ROWS;
     if (job->kind == SN_GATED_DELTA) delta_rows(SN_GATED_DELTA, job, n, from);
     if (job->kind == SN_KEYED_DELTA) delta_rows(SN_KEYED_DELTA, job, n, from);
     if (job->kind == SN_STATE_SPACE && n == 1) scan_rows(1, 4, job, from);
-    if (job->kind == SN_STATE_SPACE && n > 1) scan_rows(DELTA_ROWS, 1, job, from);
+    if (job->kind == SN_STATE_SPACE && n > 1) scan_rows(SCAN_ROWS, 2, job, from);
     return n;
 }
 

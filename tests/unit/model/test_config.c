@@ -397,6 +397,7 @@ Test(config, hybrids_refuse_what_is_not_computed) {
         {"nemotron_h", "{\"sliding_window\":8}", "'sliding_window' is set"},
         {"nemotron_h_moe", "{\"layers_block_type\":null,\"hybrid_override_pattern\":\"MEX*EM\"}", "full_attention and"},
         {"nemotron_h_latent", "{\"moe_latent_size\":65}", "what enters an expert is 65"},
+        {"granitemoehybrid", "{\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family"},
         {"kimi_linear", "{\"mla_use_nope\":false}", "'mla_use_nope' is false"},
         {"kimi_linear", "{\"moe_router_activation_func\":\"softmax\"}", "in this family sigmoid is known"},
         {"bailing_hybrid", "{\"kda_lower_bound\":1}", "it must lie from -80 to 0"},

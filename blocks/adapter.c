@@ -125,8 +125,10 @@ static sn_status adapter_load_prompt(sn_adapter *t, int block, const sn_safetens
     return sn_guard(&part, device, 2, part.shape, (float *)t->prompts[i].memory + row * from->dims[1], NULL, err);
 }
 
-static sn_status matrix_check(const sn_adapter *t, sn_role role, bool b, const sn_safetensors_tensor *from,
-                              sn_err *err) {
+static sn_status matrix_check(const sn_adapter *t, int block, const tensor_place *place,
+                              const sn_safetensors_tensor *from, sn_err *err) {
+    const sn_role role = place->role;
+    const bool b = place->b;
     size_t rows, cols, rank = from->dims[b ? 1 : 0];
     if (t->span->hp.latent)
         return sn_fail(err, SN_REFUSED,
@@ -141,7 +143,7 @@ static sn_status matrix_check(const sn_adapter *t, sn_role role, bool b, const s
     if (role == SN_ROLE_FFN_GATE && !t->span->hp.gated)
         return sn_fail(err, SN_REFUSED, "the adapter's tensor %.64s is of a gate, and this model has no gates",
                        from->name);
-    sn_role_shape(&t->span->hp, role, &rows, &cols);
+    sn_role_shape(&t->span->hp, role, block, &rows, &cols);
     if (from->dims[b ? 0 : 1] != (b ? rows : cols) || !rank || rank > SN_LORA_RANK_MAX)
         return adapter_refuse_shape(from, err);
     return SN_OK;
@@ -155,7 +157,7 @@ static sn_status adapter_load_matrix(sn_adapter *t, int block, const tensor_plac
     sn_device *device = adapter_device(t, block);
     sn_block_adapter *own = &t->blocks[block - t->span->first];
     sn_weight *to = place->b ? &own->lora[place->role].b : &own->lora[place->role].a, part;
-    sn_status status = matrix_check(t, place->role, place->b, from, err);
+    sn_status status = matrix_check(t, block, place, from, err);
     if (!status && !row) {
         void *memory = NULL;
         sn_weight all = {.dtype = SN_F32, .rows = from->dims[0], .cols = from->dims[1]};

@@ -18,11 +18,15 @@
 #include "blocks/delta.h"
 #include "blocks/moe.h"
 
+#include <math.h>
+
 /* ---- steps ---- */
 
-size_t sn_block_norm_elements(const sn_hparams *hp, int n_rows, sn_role role) {
-    int width = role == SN_ROLE_ATTN_Q_NORM        ? hp->n_heads * hp->head_dim
-                : role == SN_ROLE_ATTN_K_NORM      ? hp->n_kv_heads * hp->head_dim
+size_t sn_block_norm_elements(const sn_hparams *hp, int block, int n_rows, sn_role role) {
+    const sn_heads heads = sn_heads_of(hp, block);
+    int width = role == SN_ROLE_ATTN_V_NORM        ? heads.n_kv * heads.value_dim
+                : role == SN_ROLE_ATTN_Q_NORM      ? heads.n * heads.key_dim
+                : role == SN_ROLE_ATTN_K_NORM      ? heads.n_kv * heads.key_dim
                 : role == SN_ROLE_ATTN_Q_LOW_NORM  ? hp->q_rank
                 : role == SN_ROLE_ATTN_LATENT_NORM ? hp->latent
                                                    : hp->n_embd;
@@ -44,7 +48,7 @@ sn_status sn_block_norm(const sn_block *b, const sn_forward_pass *p, sn_role rol
                         sn_err *err) {
     const sn_device_ops *ops = p->device->ops;
     const sn_norm m = block_norm_of(b, p->hp, role);
-    int rows = (int)(sn_block_norm_elements(p->hp, p->n_rows, role) / (size_t)m.width);
+    int rows = (int)(sn_block_norm_elements(p->hp, p->number, p->n_rows, role) / (size_t)m.width);
     return m.layer ? ops->layer_norm(p->device, rows, m.width, x, m.weight, m.bias, m.eps, y, err)
                    : ops->rms_norm(p->device, rows, m.width, x, m.weight, m.eps, y, err);
 }
@@ -109,6 +113,14 @@ static sn_status block_end_half(const sn_block *b, const sn_forward_pass *p, sn_
     return scale != 1 ? p->device->ops->scale(p->device, p->n_rows, p->hp->n_embd, h, scale, NULL, h, err) : SN_OK;
 }
 
+sn_status sn_activate_limited(sn_device *d, size_t n, const sn_gated *g, float limit, sn_err *err) {
+    const sn_device_ops *ops = d->ops;
+    SN_TRY(ops->activate(d, n, g->kind, g->gate, NULL, g->y, err));
+    SN_TRY(ops->clamp(d, n, g->y, -INFINITY, limit, err));
+    SN_TRY(ops->clamp(d, n, (float *)(uintptr_t)g->up, -limit, limit, err));
+    return ops->scale(d, (int)n, 1, g->y, 1, g->up, g->y, err);
+}
+
 /* ---- the two halves ---- */
 
 /* h (n, n_embd) = attention(u), u (n, n_embd), for latent attention (DeepSeek-AI 2024), in the absorbed form: a head's
@@ -128,10 +140,10 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
     const sn_linear qkv[] = {{&b->matrix[first], NULL, hp->q_rank ? s->q_low : s->head_rows, precise},
                              {&b->matrix[SN_ROLE_ATTN_K], NULL, s->k, precise},
                              {&b->matrix[SN_ROLE_ATTN_V], NULL, s->v, precise},
-                             {&b->matrix[SN_ROLE_ATTN_HEAD_GATE], NULL, s->out_gate, precise}};
+                             {&b->matrix[SN_ROLE_ATTN_HEAD_GATE], NULL, s->head_gate, precise}};
     const sn_linear q = {&b->matrix[SN_ROLE_ATTN_Q], NULL, s->head_rows, precise};
     const sn_half_input low = sn_half_input_of(b, p, SN_ROLE_ATTN_Q_LOW_NORM, s->q_low, NULL, s->q_low);
-    SN_TRY(sn_half_linear(d, n, input, hp->attn_head_gate ? 4 : 3, qkv, err));
+    SN_TRY(sn_half_linear(d, n, input, hp->head_gate ? 4 : 3, qkv, err));
     if (hp->q_rank) SN_TRY(sn_half_linear(d, n, &low, 1, &q, err));
     SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_LATENT_NORM, s->v, s->v, err));
 
@@ -150,10 +162,10 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
     SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
     SN_TRY(ops->head_linear(d, n, s->attn, hp->latent, &b->heads[1], s->head_rows, err));
 
-    /* head_rows of each head times sigmoid(out_gate (n, heads));  h (n, n_embd) = head_rows Wo^T */
-    if (hp->attn_head_gate) {
-        SN_TRY(ops->activate(d, (size_t)(n * heads), SN_SIGMOID, s->out_gate, NULL, s->out_gate, err));
-        SN_TRY(ops->scale(d, n * heads, hp->value_dim, s->head_rows, 1, s->out_gate, s->head_rows, err));
+    /* head_rows of each head times sigmoid(head_gate (n, heads));  h (n, n_embd) = head_rows Wo^T */
+    if (hp->head_gate) {
+        SN_TRY(ops->activate(d, (size_t)(n * heads), SN_SIGMOID, s->head_gate, NULL, s->head_gate, err));
+        SN_TRY(ops->scale(d, n * heads, hp->value_dim, s->head_rows, 1, s->head_gate, s->head_rows, err));
     }
     const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, s->h, precise};
     return ops->linear(d, n, s->head_rows, 1, &o, err);
@@ -166,36 +178,49 @@ static sn_status block_attention(const sn_block *b, int index, const sn_forward_
     const sn_device_ops *ops = d->ops;
     const sn_hparams *hp = p->hp;
     const sn_scratch *s = p->scratch;
-    int n = p->n_rows, heads = hp->n_heads, kv_heads = hp->n_kv_heads, dim = hp->head_dim;
+    const sn_heads heads = sn_heads_of(hp, p->number);
+    int n = p->n_rows;
     bool precise = sn_needs_precision(hp);
+    const sn_role gate = hp->head_gate ? SN_ROLE_ATTN_HEAD_GATE : SN_ROLE_ATTN_GATE;
     if (hp->latent) return block_latent_attention(b, index, p, input, err);
 
-    /* q (n, heads, dim) = u Wq^T + bq;  k, v (n, kv_heads, dim) = u Wk^T + bk, u Wv^T + bv;  out_gate like q */
+    /* q (n, heads, key_dim) = u Wq^T + bq;  k (n, kv_heads, key_dim) = u Wk^T + bk;  v (n, kv_heads, value_dim)
+     * = u Wv^T + bv;  out_gate like q */
     const sn_linear qkv[] = {{&b->matrix[SN_ROLE_ATTN_Q], b->vector[SN_ROLE_ATTN_Q_BIAS], s->q, precise},
                              {&b->matrix[SN_ROLE_ATTN_K], b->vector[SN_ROLE_ATTN_K_BIAS], s->k, precise},
                              {&b->matrix[SN_ROLE_ATTN_V], b->vector[SN_ROLE_ATTN_V_BIAS], s->v, precise},
-                             {&b->matrix[SN_ROLE_ATTN_GATE], NULL, s->out_gate, precise}};
-    SN_TRY(sn_half_linear(d, n, input, hp->attn_gate ? 4 : 3, qkv, err));
+                             {&b->matrix[gate], NULL, hp->head_gate ? s->head_gate : s->out_gate, precise}};
+    const bool values = b->matrix[SN_ROLE_ATTN_V].rows; /* else they are what gives keys */
+    SN_TRY(sn_half_linear(d, n, input, !values ? 2 : hp->attn_gate || hp->head_gate ? 4 : 3, qkv, err));
     SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_Q, input->u, s->q, err));
     SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_K, input->u, s->k, err));
     SN_TRY(sn_block_add_lora(p, SN_ROLE_ATTN_V, input->u, s->v, err));
+
+    /* v = norm(v), or norm of what will be k */
+    if (b->vector[SN_ROLE_ATTN_V_NORM])
+        SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_V_NORM, values ? s->v : s->k, s->v, err));
 
     /* q = norm(q), k = norm(k): each head by itself, or all heads of a row as one (qk_norm_wide) */
     if (b->vector[SN_ROLE_ATTN_Q_NORM]) SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_Q_NORM, s->q, s->q, err));
     if (b->vector[SN_ROLE_ATTN_K_NORM]) SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_K_NORM, s->k, s->k, err));
 
+    /* v multiplied by value_scale */
+    if (hp->value_scale > 0)
+        SN_TRY(ops->scale(d, n, heads.n_kv * heads.value_dim, s->v, hp->value_scale, NULL, s->v, err));
+
     /* q, k rotated by their positions (Su et al. 2021); k, v join the KV cache; q multiplied by a factor that grows
      * with the position */
-    const sn_rope rope = {hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin[sn_rope_of(hp, p->number)]};
-    const sn_rotated rotated = {rope, n, heads, kv_heads, dim, s->q, s->k};
+    const int table = sn_rope_of(hp, p->number);
+    const sn_rope rope = {hp->rope_style == SN_ROPE_NEOX, sn_rope_dim(hp, table), s->cos_sin[table]};
+    const sn_rotated rotated = {rope, n, heads.n, heads.n_kv, heads.key_dim, s->q, s->k};
     SN_TRY(hp->no_rope[p->number] ? ops->kv_store(d, index, s->k, s->v, err)
                                   : ops->rope_store(d, index, &rotated, s->v, err));
-    if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads * dim, s->q, 1, s->q_factors, s->q, err));
+    if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads.n * heads.key_dim, s->q, 1, s->q_factors, s->q, err));
 
-    /* attn (n, heads, dim) = softmax(q K^T * scale) V over the positions up to each row's own; where there is a gate,
-     * attn = attn * sigmoid(out_gate);  h (n, n_embd) = attn Wo^T + bo */
+    /* attn (n, heads, value_dim) = softmax(q K^T * scale) V over the positions up to each row's own; where there is a
+     * gate, attn = attn * sigmoid(out_gate);  h (n, n_embd) = attn Wo^T + bo */
     const sn_attention attention = {.block = index,
-                                    .n_heads = heads,
+                                    .n_heads = heads.n,
                                     .window = sn_window_of(hp, p->number),
                                     .scale = hp->attn_scale,
                                     .slopes = b->vector[SN_ROLE_ATTN_SLOPES],
@@ -206,6 +231,12 @@ static sn_status block_attention(const sn_block *b, int index, const sn_forward_
     if (hp->attn_gate) {
         SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
         SN_TRY(ops->activate_linear(d, n, &gated, &o, err));
+    } else if (hp->head_gate) { /* of each head one number */
+        const int rows = n * heads.n;
+        SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
+        SN_TRY(ops->activate(d, (size_t)rows, SN_SIGMOID, s->head_gate, NULL, s->head_gate, err));
+        SN_TRY(ops->scale(d, rows, heads.value_dim, s->attn, 1, s->head_gate, s->attn, err));
+        SN_TRY(ops->linear(d, n, s->attn, 1, &o, err));
     } else {
         SN_TRY(ops->attention_linear(d, n, &attention, s->q, s->attn, &o, err));
     }
@@ -233,7 +264,9 @@ static sn_status block_feed_forward(const sn_block *b, const sn_forward_pass *p,
     /* gate (n, n_ff) = activation(gate) * up;  else gate = activation(gate);  h (n, n_embd) = gate Wdown^T + bdown */
     const sn_gated act = {hp->activation, s->gate, hp->gated ? up : NULL, s->gate};
     const sn_linear down = {&b->matrix[SN_ROLE_FFN_DOWN], b->vector[SN_ROLE_FFN_DOWN_BIAS], s->h, precise};
-    SN_TRY(d->ops->activate_linear(d, n, &act, &down, err));
+    const float limit = hp->dense_limit[p->number];
+    if (limit > 0) SN_TRY(sn_activate_limited(d, (size_t)n * sn_block_n_ff(b), &act, limit, err));
+    SN_TRY(limit > 0 ? d->ops->linear(d, n, s->gate, 1, &down, err) : d->ops->activate_linear(d, n, &act, &down, err));
     return sn_block_add_lora(p, SN_ROLE_FFN_DOWN, s->gate, s->h, err);
 }
 
@@ -247,7 +280,8 @@ static sn_status block_second_half(const sn_block *block, const sn_forward_pass 
     return block_end_half(block, p, SN_ROLE_FFN_POST_NORM, err);
 }
 
-sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pass *pass, sn_err *err) {
+/* Its halves, or the one that it has. */
+static sn_status block_halves(const sn_block *block, int index, const sn_forward_pass *pass, sn_err *err) {
     sn_forward_pass p = *pass;
     const sn_scratch *s = p.scratch;
     sn_half_input u, v; /* of attention, and of the feed-forward */
@@ -277,4 +311,15 @@ sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pa
     SN_TRY(sn_block_add_due(&p, err));
     SN_TRY(block_feed_forward(block, &p, &v, err));
     return block_end_half(block, &p, SN_ROLE_FFN_POST_NORM, err);
+}
+
+sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pass *pass, sn_err *err) {
+    const sn_device_ops *ops = pass->device->ops;
+    const sn_scratch *s = pass->scratch;
+    SN_TRY(block_halves(block, index, pass, err));
+    if (!block->scales) return SN_OK;
+
+    /* x + what is due is multiplied by the block's scale */
+    SN_TRY(ops->scale(pass->device, pass->n_rows, pass->hp->n_embd, s->x, block->scale, NULL, s->x, err));
+    return ops->scale(pass->device, pass->n_rows, pass->hp->n_embd, s->h, block->scale, NULL, s->h, err);
 }

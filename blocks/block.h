@@ -35,6 +35,8 @@ typedef struct sn_block_layout {
     /* Above 0: experts rest elsewhere and are brought to slots of the image when they are chosen (expert_slots.h). Else
      * SN_ALL_EXPERTS and so on. */
     int n_slots;
+    bool scales; /* BLOCK_SCALE: what leaves the block is multiplied by `scale` */
+    float scale;
     sn_expert_range held; /* of a mixture: the experts that have a place in the image or rest elsewhere; others are
                              numbered from held.first on in what follows */
     /* Bytes of each piece in an expert's image, one after the other, and from one slot to the next. 0: the family has
@@ -46,9 +48,11 @@ typedef struct sn_block_layout {
 
 /* Views into an image on the device. */
 typedef struct sn_block {
-    sn_weight matrix[SN_ROLE_COUNT];      /* roles with two dimensions */
-    const float *vector[SN_ROLE_COUNT];   /* norms and biases, float32; NULL: the family has none */
-    int width[SN_ROLE_COUNT];             /* elements of each vector */
+    sn_weight matrix[SN_ROLE_COUNT];    /* roles with two dimensions */
+    const float *vector[SN_ROLE_COUNT]; /* norms and biases, float32; NULL: the family has none */
+    int width[SN_ROLE_COUNT];           /* elements of each vector */
+    bool scales;                        /* of the layout, as scale */
+    float scale;
     sn_experts experts[3];                /* gate, up, down: SN_ROLE_EXPERTS_GATE and the two after it */
     sn_experts heads[2];                  /* SN_ROLE_ATTN_K_UP, SN_ROLE_ATTN_V_UP */
     struct sn_expert_slots *slots;        /* NULL: all experts are in the image; else `experts` are slots for some */
@@ -97,8 +101,9 @@ typedef struct sn_scratch {
     float *mixed;     /* (rows, sn_delta_width), with recurrent blocks only, as time, write and low */
     float *time, *write;          /* (rows, sn_delta_times), (rows, sn_delta_writes) */
     float *low;                   /* (rows, 2 * delta_rank) */
+    float *head_gate;             /* (rows, n_heads), hp->head_gate only */
     float *out_gate;              /* like attn, where attention has an output gate, and with recurrent blocks */
-    float *k, *v;                 /* (rows, sn_kv_key_width), (rows, sn_kv_value_width) */
+    float *k, *v;                 /* (rows, sn_kv_key_width), (rows, sn_kv_value_width), of the block that has most */
     float *q_low;                 /* (rows, q_rank), hp->q_rank only */
     float *head_rows;             /* (rows, n_heads, nope_dim + rope_dim or value_dim), hp->latent only */
     float *gate, *up;             /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
@@ -129,10 +134,11 @@ static inline size_t sn_head_rows_dim(const sn_hparams *hp) {
 
 /* The longest row that a matrix reads or writes. */
 static inline size_t sn_widest_row(const sn_hparams *hp) {
-    const size_t head = hp->latent ? sn_head_rows_dim(hp) : (size_t)hp->head_dim;
-    const size_t widths[] = {(size_t)hp->n_embd,     (size_t)hp->n_heads * head, (size_t)hp->n_ff,
-                             (size_t)hp->n_ff_dense, (size_t)hp->n_ff_shared,    sn_delta_width(hp),
-                             sn_delta_values(hp),    (size_t)hp->experts_width,  (size_t)hp->delta_rank};
+    const sn_heads most = sn_most_heads(hp);
+    const size_t head = hp->latent ? sn_head_rows_dim(hp) : (size_t)most.key_dim;
+    const size_t widths[] = {(size_t)hp->n_embd,     (size_t)most.n * head,     (size_t)hp->n_ff,
+                             (size_t)hp->n_ff_dense, (size_t)hp->n_ff_shared,   sn_delta_width(hp),
+                             sn_delta_values(hp),    (size_t)hp->experts_width, (size_t)hp->delta_rank};
     size_t widest = 0;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) widest = widths[i] > widest ? widths[i] : widest;
     return widest;
@@ -192,6 +198,9 @@ sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pa
 /* scratch->x += pass->due, if anything is. */
 sn_status sn_block_add_due(const sn_forward_pass *pass, sn_err *err) SN_MUST_USE;
 
+/* g->y (n) = min(activation(gate), limit) * min(max(up, -limit), limit), `up` being changed on the way. */
+sn_status sn_activate_limited(sn_device *device, size_t n, const sn_gated *g, float limit, sn_err *err) SN_MUST_USE;
+
 /* ---- steps of the forward pass, which block_grad.c repeats ---- */
 
 /* The input u (n_rows, n_embd) of a half of a block: its first products make it, by sn_half_linear; or it is there. */
@@ -209,8 +218,8 @@ sn_half_input sn_half_input_of(const sn_block *block, const sn_forward_pass *pas
 sn_status sn_half_linear(sn_device *device, int n, const sn_half_input *input, int n_linears, const sn_linear *linears,
                          sn_err *err) SN_MUST_USE;
 
-/* Elements of the tensor that the norm `role` reads: (n_rows, n_embd), or q or k for their norms. */
-size_t sn_block_norm_elements(const sn_hparams *hp, int n_rows, sn_role role);
+/* Elements of the tensor that the norm `role` of a block reads: (n_rows, n_embd), or q or k for their norms. */
+size_t sn_block_norm_elements(const sn_hparams *hp, int block, int n_rows, sn_role role);
 /* y = norm(x), by the factors of `role`: over rows of n_embd, or over each head of q or k. y may be x. */
 sn_status sn_block_norm(const sn_block *block, const sn_forward_pass *pass, sn_role role, const float *x, float *y,
                         sn_err *err) SN_MUST_USE;

@@ -32,7 +32,7 @@ static sn_status norm_backward(const sn_block *b, const sn_backward_pass *p, sn_
                                const float *dy, bool accumulate, float *dx, sn_err *err) {
     const sn_device_ops *ops = p->device->ops;
     int width = b->width[role];
-    int rows = (int)(sn_block_norm_elements(p->hp, p->sequence->n_rows, role) / (size_t)width);
+    int rows = (int)(sn_block_norm_elements(p->hp, p->number, p->sequence->n_rows, role) / (size_t)width);
     return (p->hp->layer_norm ? ops->layer_norm_grad : ops->rms_norm_grad)(p->device, rows, width, x, b->vector[role],
                                                                            p->hp->norm_eps, dy, accumulate, dx, err);
 }

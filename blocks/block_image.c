@@ -79,11 +79,22 @@ static sn_status check_ordered(const sn_device *device, sn_role role, const sn_m
     return SN_OK;
 }
 
+/* The one weight that is a number of the program's, not of the device. */
+static sn_status layout_set_scale(const sn_model *model, int number, sn_block_layout *out, sn_err *err) {
+    sn_model_tensor t;
+    sn_status status = sn_model_find(model, SN_ROLE_BLOCK_SCALE, number, &t, err);
+    out->scales = !status && t.data;
+    if (out->scales)
+        status = sn_vector_read(sn_model_hparams(model), SN_ROLE_BLOCK_SCALE, &t, "scale", &out->scale, err);
+    return status ? sn_err_context(err, "block %d", number) : SN_OK;
+}
+
 static sn_status layout_add_role(const sn_model *model, const sn_device *device, int number, sn_role role,
                                  sn_block_layout *out, sn_err *err) {
     sn_weight_layout *part = &out->parts[role];
     sn_model_tensor t;
     size_t all;
+    if (role == SN_ROLE_BLOCK_SCALE) return layout_set_scale(model, number, out, err);
     if (out->n_slots == (is_expert_piece(role) ? SN_WITHOUT_EXPERTS : SN_ONLY_EXPERTS)) return SN_OK;
     sn_status status = sn_model_find(model, role, number, &t, err);
     if (!status) status = check_ordered(device, role, &t, err);
@@ -249,7 +260,7 @@ sn_status sn_experts_pack(const sn_model *model, sn_device *device, int number, 
 }
 
 sn_block sn_block_at(const sn_block_layout *layout, const void *image) {
-    sn_block block = {.held = layout->held};
+    sn_block block = {.held = layout->held, .scales = layout->scales, .scale = layout->scale};
     for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
         const sn_weight_layout *part = &layout->parts[role];
         const void *at = (const char *)image + part->offset;

@@ -17,6 +17,7 @@ typedef struct moe_buffers {
     int32_t *slots;          /* (n, k): where they are in a block with slots; forward passes only */
     float *gate, *up, *act;  /* (n, k, n_ff) */
     float *expert_out;       /* (n, k, sn_expert_width) */
+    float limit;             /* of the activation: ff_limit of the block */
 } moe_buffers;
 
 static moe_buffers moe_buffers_at(const sn_hparams *hp, int n, float *router_out) {
@@ -36,6 +37,7 @@ static sn_moe_router moe_router_of(const sn_block *b, const sn_hparams *hp) {
                            .scale = hp->router_scale,
                            .n_groups = hp->n_expert_groups,
                            .n_groups_used = hp->n_expert_groups_used,
+                           .factors = b->vector[SN_ROLE_ROUTER_FACTORS],
                            .sum_offset = hp->router_offset};
 }
 
@@ -80,7 +82,9 @@ static sn_status moe_run_selected(const sn_block *b, sn_device *d, const sn_hpar
     const sn_gated act = {hp->activation, m->gate, gated ? m->up : NULL, m->act};
     const sn_moe_linear down = {moe_experts(b, SN_ROLE_EXPERTS_DOWN), b->vector[SN_ROLE_EXPERTS_DOWN_BIAS],
                                 m->expert_out};
-    return ops->activate_moe_linear(d, selected, &act, &down, err);
+    if (!(m->limit > 0)) return ops->activate_moe_linear(d, selected, &act, &down, err);
+    SN_TRY(sn_activate_limited(d, (size_t)pairs * (size_t)hp->n_ff, &act, m->limit, err));
+    return ops->moe_linear(d, selected, true, m->act, 1, &down, err);
 }
 
 /* -- experts that rest elsewhere */
@@ -89,7 +93,8 @@ static sn_status moe_run_selected(const sn_block *b, sn_device *d, const sn_hpar
  * buffers are those that the experts of this block need later. */
 static sn_status moe_foresee_next(const sn_block *next, const sn_forward_pass *p, int32_t *foreseen, sn_err *err) {
     const sn_scratch *s = p->scratch;
-    const sn_half_input input = sn_half_input_of(next, p, SN_ROLE_FFN_NORM, s->x, NULL, s->expert_out);
+    const sn_role norm = next->vector[SN_ROLE_ROUTER_NORM] ? SN_ROLE_ROUTER_NORM : SN_ROLE_FFN_NORM;
+    const sn_half_input input = sn_half_input_of(next, p, norm, s->x, NULL, s->expert_out);
     size_t pairs = (size_t)p->n_rows * (size_t)p->hp->n_experts_used;
     moe_buffers m = {.logits = s->gate, .weights = s->up, .ids = (int32_t *)(void *)(s->up + pairs)};
     SN_TRY(moe_route(next, p->device, p->hp, p->n_rows, &input, &m, err));
@@ -248,7 +253,11 @@ sn_status sn_moe_run_pairs(const sn_block *block, const sn_forward_pass *pass, c
     sn_device *d = pass->device;
     sn_forward_pass p = *pass;
     sn_block alone = *block;
-    moe_buffers m = {.slots = (int32_t *)(void *)s->pair_ids, .gate = s->gate, .up = s->up, .act = s->gate};
+    moe_buffers m = {.slots = (int32_t *)(void *)s->pair_ids,
+                     .gate = s->gate,
+                     .up = s->up,
+                     .act = s->gate,
+                     .limit = pass->hp->ff_limit[request->block]};
     int32_t *own = pass->split->own;
     sn_pair_place *order = pass->split->order;
     const size_t width = (size_t)sn_expert_width(pass->hp);
@@ -279,6 +288,7 @@ typedef struct shared_buffers {
     float *gate, *up, *act; /* (n, n_ff_shared); act may be gate */
     float *logit, *weight;  /* (n); weight may be logit */
     float *out;             /* (n, n_embd) */
+    float limit;            /* of the activation: dense_limit of the block */
 } shared_buffers;
 
 /* gate and up of the shared expert for u (n, n_embd), and its weight. */
@@ -301,7 +311,9 @@ static sn_status shared_down(const sn_block *b, sn_device *d, const sn_hparams *
     const float *up = b->matrix[SN_ROLE_SHARED_GATE].rows ? m->up : NULL;
     const sn_gated act = {hp->activation, m->gate, up, m->act};
     const sn_linear down = {.weight = &b->matrix[SN_ROLE_SHARED_DOWN], .y = m->out, .high_precision = true};
-    return d->ops->activate_linear(d, n, &act, &down, err);
+    if (!(m->limit > 0)) return d->ops->activate_linear(d, n, &act, &down, err);
+    SN_TRY(sn_activate_limited(d, (size_t)n * (size_t)hp->n_ff_shared, &act, m->limit, err));
+    return d->ops->linear(d, n, m->act, 1, &down, err);
 }
 
 /* out (n, n_embd) = weight * (act Wdown^T), of u (n, n_embd) */
@@ -366,6 +378,7 @@ static sn_status moe_run_apart(const sn_block *b, const sn_forward_pass *p, cons
     moe_buffers there = moe_buffers_at(hp, p->n_rows, a->scratch->router_out);
     there.gate = a->scratch->gate, there.up = a->scratch->up, there.act = a->scratch->gate;
     there.expert_out = a->scratch->expert_out;
+    there.limit = m->limit;
     const sn_moe_selection selection = moe_selection_of(hp, p->n_rows, &there);
     SN_TRY(own->ops->download(own, a->ids, m->ids, bytes, err));
     SN_TRY(own->ops->download(own, a->weights, m->weights, bytes, err));
@@ -390,15 +403,28 @@ static sn_status moe_run_chosen(const sn_block *b, const sn_forward_pass *p, con
     return moe_run_held(b, p, p->hp->n_experts_used, ids, u, m, err);
 }
 
+/* dense_beside, once the shared expert has its output: that is normed; what the experts take is in h, and `router` is
+ * what the router takes, which is to be made where the experts' outputs will be. Both are norms of x. */
+static sn_status moe_make_inputs(const sn_block *b, const sn_forward_pass *p, sn_half_input *router, sn_err *err) {
+    const sn_scratch *s = p->scratch;
+    SN_TRY(sn_block_norm(b, p, SN_ROLE_SHARED_POST_NORM, s->shared_out, s->shared_out, err));
+    SN_TRY(sn_block_norm(b, p, SN_ROLE_EXPERTS_NORM, s->x, s->h, err));
+    *router = sn_half_input_of(b, p, SN_ROLE_ROUTER_NORM, s->x, NULL, s->expert_out);
+    return SN_OK;
+}
+
 sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const sn_half_input *input, sn_err *err) {
     const sn_scratch *s = p->scratch;
     const sn_hparams *hp = p->hp;
-    const shared_buffers shared = {s->gate, s->up, s->gate, s->router_out, s->router_out, s->shared_out};
+    const shared_buffers shared = {
+        s->gate, s->up, s->gate, s->router_out, s->router_out, s->shared_out, hp->dense_limit[p->number]};
     moe_buffers m = moe_buffers_at(hp, p->n_rows, s->router_out);
     m.gate = s->gate, m.up = s->up, m.act = s->gate, m.expert_out = s->expert_out;
+    m.limit = hp->ff_limit[p->number];
     const float *u = input->u;
-    const sn_half_input made = sn_half_input_at(u);
+    sn_half_input made = sn_half_input_at(u);
     if (hp->n_ff_shared) SN_TRY(shared_forward(b, p->device, hp, p->n_rows, input, &shared, err));
+    if (hp->dense_beside) SN_TRY(moe_make_inputs(b, p, &made, err));
     SN_TRY(moe_route(b, p->device, hp, p->n_rows, hp->n_ff_shared ? &made : input, &m, err));
     const sn_moe_selection selection = moe_selection_of(hp, p->n_rows, &m);
     /* narrow (n, experts_width) = u Wnarrow^T enters the experts of some families instead of u */
@@ -415,6 +441,7 @@ sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const sn_h
         SN_TRY(p->device->ops->moe_combine(p->device, &selection, sn_expert_width(hp), m.expert_out, sum, err));
     }
     if (hp->experts_width) SN_TRY(p->device->ops->linear(p->device, p->n_rows, sum, 1, &widen, err));
+    if (hp->dense_beside) SN_TRY(sn_block_norm(b, p, SN_ROLE_EXPERTS_POST_NORM, s->h, s->h, err));
     size_t n_out = (size_t)p->n_rows * (size_t)hp->n_embd;
     return hp->n_ff_shared ? p->device->ops->add(p->device, n_out, s->h, s->shared_out, err) : SN_OK;
 }

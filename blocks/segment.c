@@ -441,12 +441,14 @@ static void assert_on_device(const sn_segment *g, const char *name, const void *
 /* Checks all memory that attention reads and writes, once for all blocks of the forward pass. */
 static void assert_all_on_device(const sn_segment *g, const sn_hparams *hp, const sn_batch *batch) {
     const sn_scratch *s = g->scratch;
-    size_t number = (size_t)batch->n_rows * sizeof(float), row = number * (size_t)hp->head_dim;
+    const sn_heads most = sn_most_heads(hp);
+    size_t number = (size_t)batch->n_rows * sizeof(float), heads = number * (size_t)most.n;
+    size_t kv_heads = number * (size_t)most.n_kv;
     size_t page_bytes = g->device->ops->kv_page_bytes(g->device, batch->shape);
-    assert_on_device(g, "queries", s->q, row * (size_t)hp->n_heads);
-    assert_on_device(g, "new keys", s->k, number * sn_kv_key_width(hp));
-    assert_on_device(g, "new values", s->v, number * sn_kv_value_width(hp));
-    assert_on_device(g, "results", s->attn, (hp->latent ? number * (size_t)hp->latent : row) * (size_t)hp->n_heads);
+    assert_on_device(g, "queries", s->q, heads * (size_t)most.key_dim);
+    assert_on_device(g, "new keys", s->k, kv_heads * (size_t)(most.key_dim - hp->latent));
+    assert_on_device(g, "new values", s->v, kv_heads * (size_t)most.value_dim);
+    assert_on_device(g, "results", s->attn, heads * (size_t)most.value_dim);
     for (int i = 0; i < batch->n_sequences; i++) {
         const sn_sequence *q = &batch->sequences[i];
         int page_tokens = batch->shape->page_tokens,

@@ -23,7 +23,7 @@
 
 /* ---- scratch ---- */
 
-enum { N_BUFFERS = 27 };
+enum { N_BUFFERS = 28 };
 
 typedef struct scratch_buffer {
     float **at;
@@ -32,10 +32,10 @@ typedef struct scratch_buffer {
 
 /* The buffers of a scratch; partial: of a span that holds some experts. */
 static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, scratch_buffer out[N_BUFFERS]) {
-    size_t embd = (size_t)hp->n_embd, dim = (size_t)hp->head_dim, rope = (size_t)hp->rope_dim;
-    size_t heads = (size_t)hp->n_heads, q = heads * dim;
+    const sn_heads most = sn_most_heads(hp);
+    size_t embd = (size_t)hp->n_embd, heads = (size_t)most.n, q = heads * (size_t)most.key_dim;
+    size_t kv = (size_t)most.n_kv;
     size_t half_out = q > sn_delta_values(hp) ? q : sn_delta_values(hp);
-    bool gates = hp->attn_gate || hp->attn_head_gate || hp->conv_taps;
     size_t used = (size_t)hp->n_experts_used, ff = sn_ff_width(hp);
     const scratch_buffer all[N_BUFFERS] = {{&s->lora_mid, SN_LORA_RANK_MAX},
                                            {&s->lora_out, sn_widest_row(hp)},
@@ -44,19 +44,20 @@ static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, s
                                            {&s->ffn_input, hp->parallel ? embd : 0},
                                            {&s->q, q},
                                            {&s->attn, half_out},
-                                           {&s->out_gate, gates ? half_out : 0},
+                                           {&s->out_gate, hp->attn_gate || hp->conv_taps ? half_out : 0},
+                                           {&s->head_gate, hp->head_gate ? heads : 0},
                                            {&s->mixed, sn_delta_width(hp)},
                                            {&s->time, sn_delta_times(hp)},
                                            {&s->write, sn_delta_writes(hp)},
                                            {&s->low, 2 * (size_t)hp->delta_rank},
-                                           {&s->k, sn_kv_key_width(hp)},
-                                           {&s->v, sn_kv_value_width(hp)},
+                                           {&s->k, kv * (size_t)(most.key_dim - hp->latent)},
+                                           {&s->v, kv * (size_t)most.value_dim},
                                            {&s->q_low, (size_t)hp->q_rank},
                                            {&s->head_rows, hp->latent ? heads * sn_head_rows_dim(hp) : 0},
                                            {&s->gate, ff},
                                            {&s->up, ff},
-                                           {&s->cos_sin[0], rope},
-                                           {&s->cos_sin[1], hp->n_ropes > 1 ? rope : 0},
+                                           {&s->cos_sin[0], (size_t)hp->rope_dim},
+                                           {&s->cos_sin[1], hp->n_ropes > 1 ? (size_t)hp->rope_dim_full : 0},
                                            {&s->q_factors, hp->q_growth > 0 ? 1 : 0},
                                            {&s->router_out, hp->n_experts ? sn_moe_router_width(hp) : 0},
                                            {&s->expert_out, used * (size_t)sn_expert_width(hp)},
@@ -70,7 +71,10 @@ static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, s
 static size_t buffer_bytes(size_t width, int rows) { return sn_round_up(width * (size_t)rows * sizeof(float), 64); }
 
 /* Floats of the table of one rope. */
-static size_t table_floats(const sn_span *span) { return (size_t)span->hp.rope_dim * (size_t)span->rows_max; }
+static size_t table_floats(const sn_span *span) {
+    const int full = span->hp.rope_dim_full, usual = span->hp.rope_dim;
+    return (size_t)(full > usual ? full : usual) * (size_t)span->rows_max;
+}
 
 static size_t scratch_bytes(const sn_hparams *hp, bool partial, int rows) {
     sn_scratch none;
@@ -92,12 +96,13 @@ static int span_rows(const sn_hparams *hp, int n_devices, const sn_device *const
 }
 
 static sn_device_limits span_limits(const sn_hparams *hp, int rows) {
+    const sn_heads most = sn_most_heads(hp);
     return (sn_device_limits){.rows = rows,
                               .sequences = SN_SPAN_ROWS,
                               .width = (int)sn_widest_row(hp),
                               .context = hp->n_ctx,
-                              .heads = hp->n_heads,
-                              .head_dim = hp->head_dim,
+                              .heads = most.n,
+                              .head_dim = most.key_dim,
                               .experts = hp->n_experts,
                               .experts_used = hp->n_experts_used,
                               .expert_width = hp->n_ff};
@@ -452,8 +457,23 @@ sn_hash sn_span_info_hash_with_kv(const sn_span_info *span, int block) {
     return sn_block_hash_with_kv_dtype(&span->block_hash[block - span->first], span->kv_dtype);
 }
 
-static sn_kv_part recurrent_part(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype) {
-    return (sn_kv_part){device, end - first - sn_n_recurrent(hp, first, end), dtype, hp->latent};
+sn_kv_shape sn_kv_shape_of(const sn_hparams *hp, int first, int end, sn_kv_dtype dtype) {
+    const sn_heads usual = sn_usual_heads(hp), *full = &hp->full_heads;
+    sn_kv_shape shape = {.n_blocks = end - first - sn_n_recurrent(hp, first, end),
+                         .n_kv_heads = usual.n_kv,
+                         .head_dim = usual.key_dim,
+                         .page_tokens = SN_KV_PAGE_TOKENS,
+                         .dtype = dtype,
+                         .latent = hp->latent,
+                         .value_dim = usual.value_dim};
+    if (!full->n) return shape;
+    shape.other = (sn_kv_heads){full->n_kv, full->key_dim, full->value_dim};
+    for (int b = first, place = 0; b < end; b++) {
+        if (hp->recurrent[b]) continue;
+        if (hp->full_attention[b]) sn_kv_set_other(&shape, place);
+        place++;
+    }
+    return shape;
 }
 
 static sn_kv_recurrence recurrence_of(const sn_hparams *hp, int first, int end) {
@@ -462,25 +482,26 @@ static sn_kv_recurrence recurrence_of(const sn_hparams *hp, int first, int end) 
 
 size_t sn_span_kv_bytes(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype, size_t sessions,
                         size_t positions) {
-    const sn_kv_shape shape = sn_kv_shape_of(hp, end - first, dtype);
+    const sn_kv_shape shape = sn_kv_shape_of(hp, first, end, dtype);
     if (!sn_n_recurrent(hp, first, end))
         return sessions * (positions / SN_KV_PAGE_TOKENS + 1) * device->ops->kv_page_bytes(device, &shape);
-    const sn_kv_part part = recurrent_part(hp, device, first, end, dtype);
+    const sn_kv_part part = {device, shape};
     const sn_kv_recurrence recurrence = recurrence_of(hp, first, end);
-    return sn_kv_pool_recurrent_budget(&part, &recurrence, hp->n_kv_heads, hp->head_dim, sessions, positions);
+    return sn_kv_pool_recurrent_budget(&part, &recurrence, sessions, positions);
 }
 
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) {
     sn_kv_part parts[SN_KV_PARTS_MAX];
     if (sn_n_recurrent(&span->hp, span->first, span->end)) {
         const sn_kv_recurrence recurrence = recurrence_of(&span->hp, span->first, span->end);
-        parts[0] = recurrent_part(&span->hp, span->segments[0].device, span->first, span->end, span->kv_dtype);
-        return sn_kv_pool_new_recurrent(parts, &recurrence, span->hp.n_kv_heads, span->hp.head_dim, budget, out, err);
+        parts[0] =
+            (sn_kv_part){span->segments[0].device, sn_kv_shape_of(&span->hp, span->first, span->end, span->kv_dtype)};
+        return sn_kv_pool_new_recurrent(parts, &recurrence, budget, out, err);
     }
     for (int i = 0; i < span->n_segments; i++)
-        parts[i] = (sn_kv_part){span->segments[i].device, span->segments[i].end - span->segments[i].first,
-                                span->kv_dtype, span->hp.latent};
-    return sn_kv_pool_new(parts, span->n_segments, span->hp.n_kv_heads, span->hp.head_dim, budget, out, err);
+        parts[i] = (sn_kv_part){span->segments[i].device, sn_kv_shape_of(&span->hp, span->segments[i].first,
+                                                                         span->segments[i].end, span->kv_dtype)};
+    return sn_kv_pool_new(parts, span->n_segments, budget, out, err);
 }
 
 static int segment_of(const sn_span *span, int block) {
@@ -507,16 +528,43 @@ sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int
     return sn_kv_cache_export(kv, i, sn_place_of(&span->hp, span->segments[i].first, block), position, n, k, v, err);
 }
 
+int sn_kv_tensor_shape(const sn_hparams *hp, int first, int end, uint64_t n, uint64_t shape[SN_KV_TENSOR_RANK_MAX]) {
+    const bool recurrent = sn_n_recurrent(hp, first, end);
+    const uint64_t floats = sn_kv_width(hp, first, end) + (recurrent ? (uint64_t)hp->n_embd : 0),
+                   halves = 2 * (uint64_t)(end - first);
+    const bool by_block = !recurrent && !hp->full_heads.n && floats % halves == 0;
+    const uint64_t plain[] = {halves / 2, 2, n, floats / halves}, by_token[] = {n, floats};
+    memcpy(shape, by_block ? plain : by_token, by_block ? sizeof plain : sizeof by_token);
+    return by_block ? 4 : 2;
+}
+
+sn_status sn_span_kv_import_rows(const sn_span *span, sn_kv_cache *kv, int block, int n, const float *keys,
+                                 const float *values, sn_err *err) {
+    const sn_heads heads = sn_heads_of(&span->hp, block);
+    sn_tensor k = {.name = "imported keys",
+                   .dtype = SN_F32,
+                   .rank = 3,
+                   .shape = {n, heads.n_kv, heads.key_dim - span->hp.latent},
+                   .data = keys},
+              v = k;
+    v.name = "imported values";
+    v.shape[2] = heads.value_dim;
+    v.data = values;
+    return sn_span_kv_import(span, kv, block, n, &k, &v, err);
+}
+
 sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *k,
                             const sn_tensor *v, sn_err *err) {
-    const int64_t heads = span->hp.n_kv_heads, keys[] = {n, heads, (int64_t)sn_kv_key_width(&span->hp) / heads},
-                  values[] = {n, heads, (int64_t)sn_kv_value_width(&span->hp) / heads};
+    const sn_heads heads = sn_heads_of(&span->hp, block);
+    const int64_t keys[] = {n, heads.n_kv, heads.key_dim - span->hp.latent},
+                  values[] = {n, heads.n_kv, heads.value_dim};
+    const size_t key_floats = (size_t)n * sn_kv_key_width(&span->hp, block);
     float *host = NULL; /* plain rows: a device converts them to its own layout of pages */
     int i = segment_of(span, block);
     sn_status status = check_has_keys(span, block, err);
     if (status) return status;
-    status = sn_calloc(&host, (size_t)n * sn_kv_width(&span->hp), sizeof *host, err);
-    float *host_v = host + (size_t)n * sn_kv_key_width(&span->hp);
+    status = sn_calloc(&host, (size_t)n * sn_kv_width(&span->hp, block, block + 1), sizeof *host, err);
+    float *host_v = host + key_floats;
     if (!status) status = sn_guard_rows(k, NULL, 3, keys, host, NULL, err);
     if (!status) status = sn_guard_rows(v, NULL, 3, values, host_v, NULL, err);
     int place = sn_place_of(&span->hp, span->segments[i].first, block);
@@ -534,7 +582,7 @@ float sn_span_q_factor(const sn_hparams *hp, int position) {
 
 void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row) {
     const float *freqs = sn_rope_freqs(hp, rope);
-    for (int i = 0; i < hp->rope_dim / 2; i++) {
+    for (int i = 0; i < sn_rope_dim(hp, rope) / 2; i++) {
         float angle = (float)position * freqs[i];
         double sine, cosine;
         sn_sincos((double)angle, &sine, &cosine);
@@ -622,7 +670,7 @@ static sn_status upload_sequences(const span_pass *pass, const sn_span_device *t
             for (int r = 0; r < sequence->n_rows; r++)
                 sn_span_rope_row(hp, rope, sn_kv_cache_length(sequence->kv) + r,
                                  pass->span->cos_sin + (size_t)rope * table_floats(pass->span) +
-                                     (size_t)(row + r) * (size_t)hp->rope_dim);
+                                     (size_t)(row + r) * (size_t)sn_rope_dim(hp, rope));
     }
     return SN_OK;
 }
@@ -646,7 +694,7 @@ static sn_status transfer_hidden_states(const span_pass *pass, const sn_span_dev
     for (int rope = 0; rope < hp->n_ropes && !status && !has_table; rope++)
         status = to->device->ops->upload(to->device, to->scratch.cos_sin[rope],
                                          pass->span->cos_sin + (size_t)rope * table_floats(pass->span),
-                                         (size_t)pass->n_rows * (size_t)hp->rope_dim * sizeof(float), err);
+                                         (size_t)pass->n_rows * (size_t)sn_rope_dim(hp, rope) * sizeof(float), err);
     if (!status && !has_table && hp->q_growth > 0)
         status = to->device->ops->upload(to->device, to->scratch.q_factors, pass->span->q_factors,
                                          (size_t)pass->n_rows * sizeof(float), err);

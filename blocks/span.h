@@ -8,7 +8,7 @@
  * read what does not change. Ownership: devices and the offload store are the caller's and outlive the span; the model
  * may be closed after loading. Errors: SN_REFUSED (blocks, shapes or placements that cannot be right), SN_STOP (a
  * device or memory failed; the sentence names the device). Hidden states are float32 (rows, n_embd), row-major; keys
- * and values (positions, n_kv_heads, head_dim). On CPUs each row's output has the same bits, whatever else is in the
+ * and values as in kv_store (device/device.h). On CPUs each row's output has the same bits, whatever else is in the
  * batch. */
 #ifndef SN_BLOCKS_SPAN_H
 #define SN_BLOCKS_SPAN_H
@@ -127,10 +127,8 @@ sn_status sn_span_run_experts(sn_span *span, const sn_expert_request *request, f
 
 /* ---- KV caches ---- */
 
-/* The shape of KV pages of n_blocks blocks of the model. */
-static inline sn_kv_shape sn_kv_shape_of(const sn_hparams *hp, int n_blocks, sn_kv_dtype dtype) {
-    return (sn_kv_shape){n_blocks, hp->n_kv_heads, hp->head_dim, SN_KV_PAGE_TOKENS, dtype, hp->latent};
-}
+/* The shape of KV pages of the model's blocks [first, end). */
+sn_kv_shape sn_kv_shape_of(const sn_hparams *hp, int first, int end, sn_kv_dtype dtype);
 
 /* A KV pool for this span; each block's pages lie on the block's device. */
 sn_status sn_span_kv_pool(sn_span *span, size_t budget, sn_kv_pool **out, sn_err *err) SN_MUST_USE;
@@ -145,6 +143,14 @@ sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int
  * the cache's end (reserved before). Call sn_kv_cache_append once all blocks are written. */
 sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const sn_tensor *k,
                             const sn_tensor *v, sn_err *err) SN_MUST_USE;
+
+/* The same for rows that lie in host memory, one after the other. */
+sn_status sn_span_kv_import_rows(const sn_span *span, sn_kv_cache *kv, int block, int n, const float *keys,
+                                 const float *values, sn_err *err) SN_MUST_USE;
+/* The shape in which keys and values of n tokens travel between nodes, block by block the keys and then the values
+ * (net/message.h): (blocks, 2, n, floats) where all blocks are alike, else (n, floats of a token). Returns its rank. */
+enum { SN_KV_TENSOR_RANK_MAX = 4 };
+int sn_kv_tensor_shape(const sn_hparams *hp, int first, int end, uint64_t n, uint64_t shape[SN_KV_TENSOR_RANK_MAX]);
 
 /* Floats of a snapshot of the recurrent blocks among [first, end). */
 size_t sn_span_state_floats(const sn_hparams *hp, int first, int end);

@@ -73,11 +73,14 @@ size_t sn_train_bytes(const sn_span *span, int tokens_max) {
 }
 
 sn_status sn_train_check_model(const sn_hparams *hp, int first, int end, sn_err *err) {
-    const char *why = hp->latent                       ? "latent attention"
-                      : sn_n_recurrent(hp, first, end) ? "a block with a recurrent state"
-                      : hp->attn_gate                  ? "gated attention"
-                      : hp->act_order                  ? "a matrix with columns in the order of activations"
-                                                       : NULL;
+    const sn_heads heads = sn_usual_heads(hp);
+    const char *why = hp->latent                                             ? "latent attention"
+                      : sn_n_recurrent(hp, first, end)                       ? "a block with a recurrent state"
+                      : hp->attn_gate || hp->head_gate                       ? "gated attention"
+                      : hp->full_heads.n || heads.value_dim != heads.key_dim ? "attention with heads of two kinds"
+                      : hp->norm_values                                      ? "attention with normed values"
+                      : hp->act_order ? "a matrix with columns in the order of activations"
+                                      : NULL;
     return why ? sn_fail(err, SN_REFUSED, "models of the %s family cannot be trained: %s has no backward pass",
                          hp->family, why)
                : SN_OK;

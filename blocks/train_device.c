@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 static size_t count_pages(int tokens) { return ((size_t)tokens + SN_KV_PAGE_TOKENS - 1) / SN_KV_PAGE_TOKENS; }
-sn_kv_shape sn_train_kv_shape(const sn_hparams *hp) { return sn_kv_shape_of(hp, 1, SN_KV_F32); }
+sn_kv_shape sn_train_kv_shape(const sn_hparams *hp) { return sn_kv_shape_of(hp, 0, 1, SN_KV_F32); }
 
 size_t sn_train_buffers(const sn_hparams *hp, sn_grad_scratch *s, float **buffer[SN_TRAIN_BUFFERS],
                         size_t width[SN_TRAIN_BUFFERS]) {

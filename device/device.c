@@ -37,6 +37,29 @@ static const backend backends[] = {
 };
 enum { N_BACKENDS = sizeof backends / sizeof *backends };
 
+/* -- shapes of KV caches */
+
+static sn_kv_shape alone(const sn_kv_shape *s, bool other) {
+    const sn_kv_heads usual = {s->n_kv_heads, s->head_dim, s->value_dim}, *own = other ? &s->other : &usual;
+    return (sn_kv_shape){.n_blocks = 1,
+                         .n_kv_heads = own->n,
+                         .head_dim = own->key_dim,
+                         .page_tokens = s->page_tokens,
+                         .dtype = s->dtype,
+                         .latent = s->latent,
+                         .value_dim = own->value_dim};
+}
+
+sn_kv_shape sn_kv_block_shape(const sn_kv_shape *s, int block) {
+    return alone(s, s->is_other[block / 64] >> block % 64 & 1);
+}
+
+size_t sn_kv_block_offset(const sn_kv_shape *s, int block, size_t (*block_bytes)(const sn_kv_shape *one)) {
+    const sn_kv_shape usual = alone(s, false), other = alone(s, true);
+    const size_t n = s->other.n ? (size_t)sn_kv_n_other(s, block) : 0;
+    return ((size_t)block - n) * block_bytes(&usual) + (n ? n * block_bytes(&other) : 0);
+}
+
 /* -- names */
 
 enum { ORDINAL_MAX = 1023 };

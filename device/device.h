@@ -163,6 +163,8 @@ typedef struct sn_moe_router {
      * good as its best expert, or with SN_ROUTER_SIGMOID its two best ones together (their scores plus the
      * corrections). DeepSeek-AI 2024. 0: no groups. */
     int n_groups, n_groups_used;
+    const float
+        *factors;     /* device, (n_experts), or NULL: at last the weight of an expert is multiplied by its factor */
     float sum_offset; /* SN_ROUTER_SIGMOID, normalised: added to the sum that divides the weights; 0: 1e-20 */
 } sn_moe_router;
 
@@ -200,9 +202,15 @@ sn_dtype sn_kv_dtype_element(sn_kv_dtype dtype);                 /* the element 
 bool sn_kv_dtype_of_element(uint64_t element, sn_kv_dtype *out); /* false: no cache has this type */
 extern const sn_word sn_isa_words[]; /* instruction sets of the CPU kernels: device/cpu/kernels.h */
 
+/* Heads of keys and values: their number, and the elements of a key and of a value. */
+typedef struct sn_kv_heads {
+    int n, key_dim, value_dim;
+} sn_kv_heads;
+
 /* A session's KV cache on this device is a list of pages of `page_tokens` positions. A page holds the keys and values
  * of all n_blocks blocks (transformer layers) in the backend's own layout, kv_page_bytes in size. Position p lies in
  * page p / page_tokens. */
+enum { SN_KV_BLOCKS_MAX = 1024 };
 typedef struct sn_kv_shape {
     int n_blocks, n_kv_heads, head_dim, page_tokens; /* page_tokens: a multiple of 16 */
     sn_kv_dtype dtype;                               /* one of the device's kv_dtypes */
@@ -210,14 +218,38 @@ typedef struct sn_kv_shape {
      * as part of them; the other head_dim - latent elements are the keys' own. 0: values of head_dim, stored besides.
      */
     int latent;
+    int value_dim; /* elements of a value that is stored besides, head_dim at most; 0: head_dim */
+    /* Blocks that have other heads than the numbers above say: those whose bit is set. */
+    sn_kv_heads other;
+    uint64_t is_other[SN_KV_BLOCKS_MAX / 64];
 } sn_kv_shape;
+
+/* Block b of the shape has the other heads. */
+static inline void sn_kv_set_other(sn_kv_shape *shape, int b) { shape->is_other[b / 64] |= UINT64_C(1) << b % 64; }
+/* Elements of the widest key. */
+static inline int sn_kv_head_dim_max(const sn_kv_shape *s) {
+    return s->other.key_dim > s->head_dim ? s->other.key_dim : s->head_dim;
+}
+/* How many of the blocks before `block` do. */
+static inline int sn_kv_n_other(const sn_kv_shape *shape, int block) {
+    int n = 0;
+    for (int i = 0; i < block / 64; i++) n += __builtin_popcountll(shape->is_other[i]);
+    return block % 64 ? n + __builtin_popcountll(shape->is_other[block / 64] << (64 - block % 64)) : n;
+}
+/* The shape of a cache with nothing but this block. */
+sn_kv_shape sn_kv_block_shape(const sn_kv_shape *shape, int block);
+/* Bytes of a page before this block, where a block alone takes block_bytes; block may be n_blocks. */
+size_t sn_kv_block_offset(const sn_kv_shape *shape, int block, size_t (*block_bytes)(const sn_kv_shape *one));
 
 /* Elements of a key in latent attention, and of the rows and columns of a matrix of head_linear. */
 enum { SN_LATENT_DIM_MAX = 1024 };
 
-/* Elements of a key and of a value, each without what it shares with the other: of the k and v of kv_store. */
+/* Elements of a key and of a value, each without what it shares with the other: of the k and v of kv_store, in a shape
+ * whose blocks are alike. */
 static inline int sn_kv_key_dim(const sn_kv_shape *shape) { return shape->head_dim - shape->latent; }
-static inline int sn_kv_value_dim(const sn_kv_shape *shape) { return shape->latent ? shape->latent : shape->head_dim; }
+static inline int sn_kv_value_dim(const sn_kv_shape *shape) {
+    return shape->latent ? shape->latent : shape->value_dim ? shape->value_dim : shape->head_dim;
+}
 
 /* A recurrent block: a gated delta rule or another recurrence (base/recurrence.h) behind a short convolution. Instead
  * of keys and values a session has a state of fixed size there, float32: for each value head a matrix (key_dim,
@@ -443,8 +475,8 @@ typedef struct sn_device_ops {
                             float eps, float *y, sn_err *err);
     /* Rotates x (n, n_heads, head_dim) in place. Su et al. 2021. */
     sn_status (*rope)(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
-    /* Within a batch: stores k (n_rows, n_kv_heads, sn_kv_key_dim) and v (n_rows, n_kv_heads, sn_kv_value_dim) at the
-     * positions of its sequences, in block `block`. */
+    /* Within a batch: stores k (n_rows, n_kv_heads, sn_kv_key_dim) and v (n_rows, n_kv_heads, sn_kv_value_dim), with
+     * the heads of the block, at the positions of its sequences. */
     sn_status (*kv_store)(sn_device *d, int block, const float *k, const float *v, sn_err *err);
     /* Outside of a batch: reads (export) or writes (import) positions [position, position + n) of one session's block.
      * k and v: host, shapes as in kv_store. Both wait. */
@@ -475,6 +507,8 @@ typedef struct sn_device_ops {
     /* y (n, width) = x * factor * factors[i] of row i; factors (n), or NULL: 1 for each row. y may be x. */
     sn_status (*scale)(sn_device *d, int n, int width, const float *x, float factor, const float *factors, float *y,
                        sn_err *err);
+    /* x (n) = min(max(x, low), high); NaN stays. */
+    sn_status (*clamp)(sn_device *d, size_t n, float *x, float low, float high, sn_err *err);
     /* y (n) = the sum of a * b over the width of each row; a and b (n, width). */
     sn_status (*dot_rows)(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err);
     /* y (n, heads, y_width) from x (n, heads, x_width), each head with the matrix of its number: the first elements of

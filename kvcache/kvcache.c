@@ -21,11 +21,11 @@
 static sn_status pool_check_parts(const sn_kv_part *parts, int n_parts, sn_err *err) {
     char name[32];
     for (int i = 0; i < n_parts; i++)
-        if (parts[i].dtype != SN_KV_F32 && !(parts[i].device->kv_dtypes >> parts[i].dtype & 1))
+        if (parts[i].shape.dtype != SN_KV_F32 && !(parts[i].device->kv_dtypes >> parts[i].shape.dtype & 1))
             return sn_fail(err, SN_REFUSED,
                            "%s keeps keys and values as float32 only, not as %s: give --kv-dtype f32, or "
                            "--device cpu",
-                           sn_device_id_name(parts[i].device->id, name), sn_kv_dtype_name(parts[i].dtype));
+                           sn_device_id_name(parts[i].device->id, name), sn_kv_dtype_name(parts[i].shape.dtype));
     if (n_parts > SN_KV_PARTS_MAX)
         return sn_fail(err, SN_REFUSED, "a span lies in %d pieces, more than the %d allowed", n_parts, SN_KV_PARTS_MAX);
     return SN_OK;
@@ -42,37 +42,32 @@ static sn_status pool_new(const sn_kv_pages_part *parts, int n_parts, size_t bud
     return status;
 }
 
-sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, int head_dim, size_t budget,
-                         sn_kv_pool **out, sn_err *err) {
+sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, size_t budget, sn_kv_pool **out, sn_err *err) {
     sn_kv_pages_part page_parts[SN_KV_PARTS_MAX] = {0};
     *out = NULL;
     sn_status status = pool_check_parts(parts, n_parts, err);
     if (status) return status;
     for (int i = 0; i < n_parts; i++) {
         page_parts[i].device = parts[i].device;
-        page_parts[i].shape =
-            (sn_kv_shape){parts[i].n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, parts[i].dtype, parts[i].latent};
+        page_parts[i].shape = parts[i].shape;
     }
     return pool_new(page_parts, n_parts, budget, out, err);
 }
 
-static sn_kv_pages_part recurrent_part(const sn_kv_part *part, const sn_kv_recurrence *r, int n_kv_heads,
-                                       int head_dim) {
+static sn_kv_pages_part recurrent_part(const sn_kv_part *part, const sn_kv_recurrence *r) {
     return (sn_kv_pages_part){
-        .device = part->device,
-        .shape = {part->n_blocks, n_kv_heads, head_dim, SN_KV_PAGE_TOKENS, part->dtype, part->latent},
-        .row_bytes = (size_t)r->row_width * sizeof(float)};
+        .device = part->device, .shape = part->shape, .row_bytes = (size_t)r->row_width * sizeof(float)};
 }
 size_t sn_kv_state_floats(const sn_delta_shape *delta) {
     enum { LEAST = 16 }; /* of a part without attention and without recurrences: there is always a state */
     return delta->n_blocks ? (size_t)delta->n_blocks * sn_delta_floats(delta) : LEAST;
 }
 
-sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrence *r, int n_kv_heads, int head_dim,
-                                   size_t budget, sn_kv_pool **out, sn_err *err) {
+sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrence *r, size_t budget, sn_kv_pool **out,
+                                   sn_err *err) {
     enum { SHARE = 4, SLOTS_MAX = 1 << 16 };
     *out = NULL;
-    const sn_kv_pages_part pages = recurrent_part(part, r, n_kv_heads, head_dim);
+    const sn_kv_pages_part pages = recurrent_part(part, r);
     size_t bytes = sn_kv_state_floats(&r->delta) * sizeof(float), n = sn_min_size(budget / SHARE / bytes, SLOTS_MAX);
     if (n < 2) n = 2;
     if (n * bytes > budget)
@@ -89,10 +84,10 @@ sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrenc
     return status;
 }
 
-size_t sn_kv_pool_recurrent_budget(const sn_kv_part *part, const sn_kv_recurrence *r, int n_kv_heads, int head_dim,
-                                   size_t sessions, size_t positions) {
+size_t sn_kv_pool_recurrent_budget(const sn_kv_part *part, const sn_kv_recurrence *r, size_t sessions,
+                                   size_t positions) {
     enum { STATES = 8 }; /* of a session: its two, and snapshots */
-    const sn_kv_pages_part p = recurrent_part(part, r, n_kv_heads, head_dim);
+    const sn_kv_pages_part p = recurrent_part(part, r);
     size_t page = p.device->ops->kv_page_bytes(p.device, &p.shape) + SN_KV_PAGE_TOKENS * p.row_bytes;
     size_t pages = sessions * (positions / SN_KV_PAGE_TOKENS + 1) * page;
     size_t states = sessions * STATES * sn_kv_state_floats(&r->delta) * sizeof(float);

@@ -26,9 +26,7 @@ typedef struct sn_kv_cache sn_kv_cache;
 /* Consecutive blocks of the span whose KV pages lie on one device. Functions below name a part by its index. */
 typedef struct sn_kv_part {
     sn_device *device; /* borrowed */
-    int n_blocks;
-    sn_kv_dtype dtype; /* the same for all parts of a pool */
-    int latent;        /* likewise; as in sn_kv_shape */
+    sn_kv_shape shape; /* dtype: the same for all parts of a pool; page_tokens: SN_KV_PAGE_TOKENS */
 } sn_kv_part;
 enum { SN_KV_PARTS_MAX = 64 };
 
@@ -36,8 +34,8 @@ enum { SN_KV_PARTS_MAX = 64 };
 
 /* A pool of `budget` bytes for the blocks of all parts. SN_REFUSED when not even one page fits or a device cannot store
  * the dtype. */
-sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, int n_kv_heads, int head_dim, size_t budget,
-                         sn_kv_pool **out, sn_err *err) SN_MUST_USE;
+sn_status sn_kv_pool_new(const sn_kv_part *parts, int n_parts, size_t budget, sn_kv_pool **out,
+                         sn_err *err) SN_MUST_USE;
 /* What a span with recurrent blocks keeps besides keys and values. */
 typedef struct sn_kv_recurrence {
     sn_delta_shape delta; /* n_blocks: the recurrent blocks of the part, whose n_blocks are those with attention */
@@ -47,11 +45,11 @@ typedef struct sn_kv_recurrence {
 size_t sn_kv_state_floats(const sn_delta_shape *delta);
 /* A pool for a span with recurrent blocks, all on one device that computes them. A quarter of the
  * budget, or two states if that is more, holds states. SN_REFUSED when two states and a page do not fit. */
-sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrence *recurrence, int n_kv_heads,
-                                   int head_dim, size_t budget, sn_kv_pool **out, sn_err *err) SN_MUST_USE;
+sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrence *recurrence, size_t budget,
+                                   sn_kv_pool **out, sn_err *err) SN_MUST_USE;
 /* A budget with which such a pool holds so many sessions of so many positions each, with snapshots. */
-size_t sn_kv_pool_recurrent_budget(const sn_kv_part *part, const sn_kv_recurrence *recurrence, int n_kv_heads,
-                                   int head_dim, size_t sessions, size_t positions);
+size_t sn_kv_pool_recurrent_budget(const sn_kv_part *part, const sn_kv_recurrence *recurrence, size_t sessions,
+                                   size_t positions);
 void sn_kv_pool_free(sn_kv_pool **pool); /* accepts NULL; all caches of the pool must be freed before */
 
 const sn_kv_shape *sn_kv_pool_shape(const sn_kv_pool *pool, int part);

@@ -32,16 +32,44 @@ static sn_status check_recurrent(const sn_hparams *h, sn_err *err) {
                    h->conv_taps, h->delta_key_heads, h->delta_key_dim, h->delta_value_heads, h->delta_value_dim);
 }
 
+typedef struct range {
+    const char *what;
+    int value, low, high;
+} range;
+
+static sn_status check_all(const range *ranges, size_t n, sn_err *err) {
+    for (size_t i = 0; i < n; i++)
+        if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
+            return sn_fail(err, SN_REFUSED, "the model's %s is %d; it must lie from %d to %d", ranges[i].what,
+                           ranges[i].value, ranges[i].low, ranges[i].high);
+    return SN_OK;
+}
+
+/* The heads of a kind of blocks, and how much of them a rope rotates. */
+static sn_status check_heads(const sn_hparams *h, const sn_heads *own, int rope_dim, sn_err *err) {
+    const range ranges[] = {
+        {"number of heads", own->n, 1, SN_HEADS_MAX},
+        {"number of key/value heads", own->n_kv, 1, own->n},
+        {"width of a head", own->key_dim, 2, h->latent ? LATENT_KEY_MAX : HEAD_DIM_MAX},
+        {"width of a head's values", own->value_dim, 1, own->key_dim},
+        {"number of rotated dimensions", rope_dim, h->alibi ? 0 : 2,
+         h->alibi    ? 0
+         : h->latent ? HEAD_DIM_MAX
+                     : own->key_dim},
+    };
+    SN_TRY(check_all(ranges, sizeof ranges / sizeof *ranges, err));
+    if (own->n % own->n_kv)
+        return sn_fail(err, SN_REFUSED, "the model's %d heads cannot share %d key/value heads evenly", own->n,
+                       own->n_kv);
+    if (rope_dim % 2)
+        return sn_fail(err, SN_REFUSED, "the model rotates %d dimensions of a head; they come in pairs", rope_dim);
+    return SN_OK;
+}
+
 static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
-    const struct {
-        const char *what;
-        int value, low, high;
-    } ranges[] = {
+    const range ranges[] = {
         {"number of blocks", h->n_blocks, 1, SN_BLOCKS_MAX},
         {"width of the hidden state", h->n_embd, 1, 1 << 17},
-        {"number of heads", h->n_heads, 1, SN_HEADS_MAX},
-        {"number of key/value heads", h->n_kv_heads, 1, h->n_heads},
-        {"width of a head", h->head_dim, 2, h->latent ? LATENT_KEY_MAX : HEAD_DIM_MAX},
         {"width of the feed-forward layer", h->n_ff, 1, 1 << 20},
         {"number of experts", h->n_experts, 0, SN_MODEL_EXPERTS_MAX},
         {"number of experts for a token", h->n_experts_used, h->n_experts ? 1 : 0,
@@ -52,31 +80,23 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
         {"size of the vocabulary", h->n_vocab, 1, 1 << 22},
         {"context length", h->n_ctx, 1, 1 << 26},
         {"sliding window", h->window, 0, 1 << 26},
-        {"number of rotated dimensions", h->rope_dim, h->alibi ? 0 : 2,
-         h->alibi    ? 0
-         : h->latent ? HEAD_DIM_MAX
-                     : h->head_dim},
     };
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
-        if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
-            return sn_fail(err, SN_REFUSED, "the model's %s is %d; it must lie from %d to %d", ranges[i].what,
-                           ranges[i].value, ranges[i].low, ranges[i].high);
-    sn_status status = check_recurrent(h, err);
+    SN_TRY(check_all(ranges, sizeof ranges / sizeof *ranges, err));
+    const sn_heads usual = sn_usual_heads(h);
+    sn_status status = check_heads(h, &usual, h->rope_dim, err);
+    if (!status && (h->n_ropes > 1 || h->full_heads.n))
+        status = check_heads(h, h->full_heads.n ? &h->full_heads : &usual, sn_rope_dim(h, h->n_ropes > 1), err);
+    if (!status) status = check_recurrent(h, err);
     if (status) return status;
     for (int i = 0; i < h->n_blocks; i++)
         if (h->dense[i] && h->n_experts && !h->n_ff_dense)
             return sn_fail(err, SN_REFUSED, "block %d has no experts, and its feed-forward layer no width", i);
-    if (h->n_heads % h->n_kv_heads)
-        return sn_fail(err, SN_REFUSED, "the model's %d heads cannot share %d key/value heads evenly", h->n_heads,
-                       h->n_kv_heads);
     if (!(h->q_growth >= 0 && h->q_growth <= 1e3f) || (h->q_growth > 0 && h->q_growth_step < 1))
         return sn_fail(err, SN_REFUSED, "the model's queries grow by %g every %d positions, which is not possible",
                        (double)h->q_growth, h->q_growth_step);
     if (!(h->score_softcap >= 0 && h->score_softcap <= 1e6f && h->logit_softcap >= 0 && h->logit_softcap <= 1e6f))
         return sn_fail(err, SN_REFUSED, "the model's softcaps are %g and %g; they must lie from 0 to 1e6",
                        (double)h->score_softcap, (double)h->logit_softcap);
-    if (h->rope_dim % 2)
-        return sn_fail(err, SN_REFUSED, "the model rotates %d dimensions of a head; they come in pairs", h->rope_dim);
     if (!(h->norm_eps > 0 && h->norm_eps < 1))
         return sn_fail(err, SN_REFUSED, "the model's norm epsilon is %g; it must lie between 0 and 1",
                        (double)h->norm_eps);
@@ -86,7 +106,7 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
 static sn_status check_scaling(const sn_rope_scaling *s, sn_err *err) {
     if (!(s->theta >= 1 && s->theta <= 1e15))
         return sn_fail(err, SN_REFUSED, "the model's rope theta is %g; it must lie from 1 to 1e15", s->theta);
-    if (s->kind == SN_ROPE_SCALING_NONE) return SN_OK;
+    if (s->kind == SN_ROPE_SCALING_NONE || s->kind == SN_ROPE_SCALING_PROPORTIONAL) return SN_OK;
     if (!(s->factor >= 1 && s->factor <= 1e6))
         return sn_fail(err, SN_REFUSED, "the model's rope scaling factor is %g; it must lie from 1 to 1e6", s->factor);
     if (s->kind == SN_ROPE_SCALING_LINEAR) return SN_OK;
@@ -144,13 +164,14 @@ static float rope_scale_of(const sn_rope_scaling *s) {
     return (float)(sn_yarn_growth(s, both ? s->mscale : 1) / (both ? sn_yarn_growth(s, s->mscale_all_dim) : 1));
 }
 
-static sn_status fill_rope(const sn_hparams *h, const sn_rope_scaling *s, float *freqs, sn_err *err) {
-    for (int i = 0; i < h->rope_dim / 2; i++) {
-        float exponent = (float)(2 * i) / (float)h->rope_dim;
+static sn_status fill_rope(const sn_rope_scaling *s, int dim, float *freqs, sn_err *err) {
+    for (int i = 0; i < dim / 2; i++) {
+        float exponent = (float)(2 * i) / (float)dim;
         float slow = (float)sn_pow(s->theta, (double)exponent), freq = 1.0f / slow;
         if (s->kind == SN_ROPE_SCALING_LINEAR) freq /= (float)s->factor;
         if (s->kind == SN_ROPE_SCALING_LLAMA3) freq = llama3_scaled(freq, s);
-        if (s->kind == SN_ROPE_SCALING_YARN) freq = yarn_scaled(slow, s, i, h->rope_dim);
+        if (s->kind == SN_ROPE_SCALING_YARN) freq = yarn_scaled(slow, s, i, dim);
+        if (s->kind == SN_ROPE_SCALING_PROPORTIONAL && i >= (int)(s->rotated * dim / 2)) freq = 0;
         if (s->freq_factors) {
             float divisor;
             memcpy(&divisor, s->freq_factors + (size_t)i * sizeof divisor, sizeof divisor);
@@ -172,6 +193,7 @@ static sn_status check_factors(const sn_hparams *h, sn_err *err) {
         const char *what;
         float value;
     } factors[] = {{"scores of attention", h->attn_scale},
+                   {"values", h->value_scale > 0 ? h->value_scale : 1},
                    {"embeddings", h->embed_scale},
                    {"residuals", h->residual_scale},
                    {"logits", h->logit_scale},
@@ -193,6 +215,7 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
                            sn_err *err) {
     h->alibi = family->alibi;
     if (h->alibi) h->rope_dim = 0;
+    if (h->n_ropes > 1 && !h->rope_dim_full) h->rope_dim_full = h->rope_dim;
     sn_status status = check_ranges(h, err);
     if (status) return status;
     h->layer_norm = family->layer_norm;
@@ -200,6 +223,9 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     h->gated = family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_FFN_GATE];
     h->qk_norm = h->qk_norm || family->qk_norm == SN_ALWAYS;
     h->attn_gate = family->attn_gated;
+    h->head_gate = family->head_gate;
+    h->norm_values = family->norm_values;
+    if (family->unscaled) h->attn_scale = 1;
     h->qk_norm_wide = family->qk_norm_wide;
     h->post_norm = family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_ATTN_POST_NORM];
     if (h->attn_scale <= 0) h->attn_scale = 1.0f / sqrtf((float)h->head_dim);
@@ -211,7 +237,7 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     if (h->n_ropes < 1) h->n_ropes = 1;
     for (int i = 0; i < h->n_ropes && !status; i++) {
         status = check_scaling(&scaling[i], err);
-        if (!status) status = fill_rope(h, &scaling[i], i ? h->rope_freq_full : h->rope_freq, err);
+        if (!status) status = fill_rope(&scaling[i], sn_rope_dim(h, i), i ? h->rope_freq_full : h->rope_freq, err);
         h->rope_scale[i] = rope_scale_of(&scaling[i]);
     }
     return status;
@@ -234,18 +260,12 @@ void sn_config_copy_name(char out[SN_MODEL_NAME_SIZE], const char *name, size_t 
 
 sn_status sn_config_finish_latent(sn_hparams *h, int rope_dim, const sn_rope_scaling *s, sn_err *err) {
     enum { DIM_MAX = 1024 };
-    const struct {
-        const char *what;
-        int value, low, high;
-    } ranges[] = {{"width of the latent", h->latent, 1, DIM_MAX},
-                  {"number of rotated dimensions", rope_dim, 2, DIM_MAX / 2},
-                  {"width of a head's keys without rope", h->nope_dim, 1, DIM_MAX},
-                  {"width of a head's values", h->value_dim, 1, DIM_MAX},
-                  {"rank of the queries", h->q_rank, 0, 1 << 17}};
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
-        if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
-            return sn_fail(err, SN_REFUSED, "the model's %s is %d; it must lie from %d to %d", ranges[i].what,
-                           ranges[i].value, ranges[i].low, ranges[i].high);
+    const range ranges[] = {{"width of the latent", h->latent, 1, DIM_MAX},
+                            {"number of rotated dimensions", rope_dim, 2, DIM_MAX / 2},
+                            {"width of a head's keys without rope", h->nope_dim, 1, DIM_MAX},
+                            {"width of a head's values", h->value_dim, 1, DIM_MAX},
+                            {"rank of the queries", h->q_rank, 0, 1 << 17}};
+    SN_TRY(check_all(ranges, sizeof ranges / sizeof *ranges, err));
     if ((h->latent + rope_dim) % 2 || h->latent + rope_dim > DIM_MAX)
         return sn_fail(err, SN_REFUSED,
                        "a latent of %d with %d rotated dimensions is not taken: together they must be "

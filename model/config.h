@@ -29,7 +29,8 @@ typedef enum sn_rope_scaling_kind {
     SN_ROPE_SCALING_NONE,
     SN_ROPE_SCALING_LINEAR,
     SN_ROPE_SCALING_LLAMA3,
-    SN_ROPE_SCALING_YARN
+    SN_ROPE_SCALING_YARN,
+    SN_ROPE_SCALING_PROPORTIONAL
 } sn_rope_scaling_kind;
 
 /* How the frequencies of a rope are computed. theta: Su et al. 2021. Scaling to a longer context:
@@ -45,7 +46,8 @@ typedef struct sn_rope_scaling {
     double mscale, mscale_all_dim; /* yarn: DeepSeek-V2, 2024; 0: not given */
     double q_growth;               /* with original_ctx: sn_hparams; 0: none */
     bool truncate;                 /* yarn: round the limits of the interpolated pairs to whole pairs */
-    const uint8_t *freq_factors;   /* or NULL: float32 [rope_dim / 2], unaligned: divisors of the frequencies */
+    double rotated; /* proportional: the share of the pairs that are rotated; the angle of the others is 0 */
+    const uint8_t *freq_factors; /* or NULL: float32 [rope_dim / 2], unaligned: divisors of the frequencies */
 } sn_rope_scaling;
 
 /* Checks that the hyperparameters are consistent and within the program's limits; then fills in what follows from the

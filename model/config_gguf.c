@@ -40,13 +40,22 @@ static const char *const known_keys[] = {
 /* Keys that are known only in families where some blocks have a window, and where these blocks have their own rope. */
 static const char *const pattern_keys[] = {"attention.sliding_window_pattern"};
 static const char *const two_ropes_keys[] = {"rope.freq_base_swa"};
+static const char *const heads_keys[] = {"attention.sliding_window_pattern",
+                                         "attention.key_length_swa",
+                                         "attention.value_length_swa",
+                                         "rope.dimension_count_swa",
+                                         "attention.value_scale",
+                                         "swiglu_clamp_exp",
+                                         "swiglu_clamp_shexp",
+                                         "attention.shared_kv_layers",
+                                         "embedding_length_per_layer_input"};
 /* Those of mixtures of experts; of families with further blocks; of families with multipliers; of families whose
  * queries grow with the position. */
-static const char *const experts_keys[] = {"expert_shared_count",      "expert_shared_feed_forward_length",
-                                           "expert_weights_scale",     "expert_weights_norm",
-                                           "expert_gating_func",       "expert_group_count",
-                                           "expert_group_used_count",  "leading_dense_block_count",
-                                           "interleave_moe_layer_step"};
+static const char *const experts_keys[] = {"expert_shared_count",       "expert_shared_feed_forward_length",
+                                           "expert_weights_scale",      "expert_weights_norm",
+                                           "expert_gating_func",        "expert_group_count",
+                                           "expert_group_used_count",   "leading_dense_block_count",
+                                           "interleave_moe_layer_step", "moe_every_n_layers"};
 static const char *const further_keys[] = {"nextn_predict_layers"};
 static const char *const multiplier_keys[] = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"};
 static const char *const logit_keys[] = {"logit_scale"};
@@ -148,10 +157,11 @@ static sn_status check_keys(const reader *r) {
             known |= is_among(key, prefix, multiplier_keys, sizeof multiplier_keys / sizeof *multiplier_keys);
         if (r->family->logit_scale_default > 0)
             known |= is_among(key, prefix, logit_keys, sizeof logit_keys / sizeof *logit_keys);
-        if (r->family->softcaps)
+        if (r->family->softcaps || r->family->logit_softcap)
             known |= is_among(key, prefix, softcap_keys, sizeof softcap_keys / sizeof *softcap_keys);
         if ((r->family->wrapped && !r->family->recurrent) || r->family->latent)
             known |= is_among(key, prefix, growth_keys, sizeof growth_keys / sizeof *growth_keys);
+        if (r->family->heads) known |= is_among(key, prefix, heads_keys, sizeof heads_keys / sizeof *heads_keys);
         if (r->family->local_theta > 0 || r->family->local_unscaled)
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
         if (r->family->recurrent) known |= is_recurrence_key(r->family->recurrence, key, prefix);
@@ -197,6 +207,9 @@ static sn_status read_family(reader *r, sn_hparams *h, const sn_family **family)
     if (!status && (*family)->latent) status = is_deepseek_v2(r, &old);
     if (!status && old) status = sn_family_find(SN_CONTAINER_SAFETENSORS, "deepseek_v2", family, r->err);
     if (status) return status;
+    if (!status && (*family)->moe && (*family)->moe->enabled_by &&
+        !sn_gguf_find(r->gguf, full_key(r, "expert_count", key)))
+        *family = sn_family_variant(*family, 1);
     r->family = *family;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     if (sn_gguf_string(r->gguf, "general.name", false, &text, NULL) == SN_OK && sn_gguf_find(r->gguf, "general.name"))
@@ -216,6 +229,92 @@ static sn_status read_vocab(const reader *r, int *out) {
     return SN_OK;
 }
 
+/* The list of kinds of blocks has bools, or 0 and 1. */
+static bool flag_at(const sn_gguf_value *list, size_t i) {
+    return list->element == SN_GGUF_BOOL ? list->data[i] : sn_gguf_i32_at(list, i) != 0;
+}
+
+/* Which blocks have full attention: a list, or every n-th. */
+static sn_status read_pattern(const reader *r, sn_hparams *h) {
+    char key[KEY_SIZE];
+    const sn_gguf_value *value = sn_gguf_find(r->gguf, full_key(r, "attention.sliding_window_pattern", key));
+    int pattern = r->family->window_pattern;
+    bool listed = value && value->type == SN_GGUF_ARRAY;
+    if (!pattern && !r->family->heads) return SN_OK;
+    if (!pattern && !listed) return sn_fail(r->err, SN_REFUSED, "'%s' is missing", key);
+    sn_status status = listed ? SN_OK : read_int(r, "attention.sliding_window_pattern", false, &pattern);
+    if (status) return status;
+    bool known =
+        listed && (value->element == SN_GGUF_BOOL || value->element == SN_GGUF_I32 || value->element == SN_GGUF_U32);
+    if (listed &&
+        (!known || (r->family->further_blocks ? value->n < (size_t)h->n_blocks : value->n != (size_t)h->n_blocks)))
+        return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools, or a number", key, h->n_blocks);
+    if (!listed && pattern < 1) return sn_fail(r->err, SN_REFUSED, "'%s' is %d", key, pattern);
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* more blocks are refused by sn_config_finish */
+        h->full_attention[i] = !h->window || (listed ? !flag_at(value, (size_t)i) : (i + 1) % pattern == 0);
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++)
+        h->no_rope[i] = r->family->full_unrotated && h->window && h->full_attention[i];
+    return SN_OK;
+}
+
+/* A number, or a list of one for each block: then those of the two kinds of blocks. */
+static sn_status read_by_kind(const reader *r, const char *key, bool required, const sn_hparams *h, int *window,
+                              int *full) {
+    char name[KEY_SIZE];
+    const sn_gguf_value *list = sn_gguf_find(r->gguf, full_key(r, key, name));
+    *full = *window;
+    if (!r->family->heads || !list || list->type != SN_GGUF_ARRAY) {
+        sn_status status = read_int(r, key, required, window);
+        *full = r->family->heads ? *window : 0;
+        return status;
+    }
+    if ((list->element != SN_GGUF_I32 && list->element != SN_GGUF_U32) || list->n < (size_t)h->n_blocks)
+        return sn_fail(r->err, SN_REFUSED, "'%s' must list the numbers of all %d blocks", name, h->n_blocks);
+    bool seen[2] = {false, false};
+    for (int b = 0; b < h->n_blocks && b < SN_BLOCKS_MAX; b++) {
+        const int n = sn_gguf_i32_at(list, (size_t)b), kind = h->full_attention[b];
+        int *own = kind ? full : window;
+        if (seen[kind] && n != *own)
+            return sn_fail(r->err, SN_REFUSED, "'%s' differs between blocks of one kind", name);
+        *own = n, seen[kind] = true;
+    }
+    if (!seen[0]) *window = *full;
+    if (!seen[1]) *full = *window;
+    return SN_OK;
+}
+
+/* Whether blocks with full attention have no matrix of values. */
+static bool lacks_values(const reader *r, const sn_hparams *h) {
+    char name[KEY_SIZE];
+    int b = 0;
+    while (b < h->n_blocks - 1 && !h->full_attention[b]) b++;
+    snprintf(name, sizeof name, "blk.%d.attn_v.weight", b);
+    return h->full_attention[b] && !sn_gguf_tensor_find(r->gguf, name);
+}
+
+/* key_length and value_length are those of blocks with full attention, and with "_swa" of those with a window. */
+static sn_status read_other_heads(const reader *r, int value_length, sn_hparams *h) {
+    sn_heads *full = &h->full_heads;
+    full->key_dim = h->head_dim, full->value_dim = h->value_dim = value_length;
+    sn_status status = read_int(r, "attention.key_length_swa", false, &h->head_dim);
+    if (!status) status = read_int(r, "attention.value_length_swa", false, &h->value_dim);
+    if (!status && r->family->value_scale_default > 0)
+        status = read_float(r, "attention.value_scale", false, &h->value_scale);
+    if (h->value_scale == 1) h->value_scale = 0;
+    int shared = 0, per_layer = 0;
+    if (!status) status = read_int(r, "attention.shared_kv_layers", false, &shared);
+    if (!status) status = read_int(r, "embedding_length_per_layer_input", false, &per_layer);
+    if (!status && (shared || per_layer))
+        return sn_fail(
+            r->err, SN_REFUSED,
+            "models whose blocks take token embeddings of their own, or keys and values of other blocks, are "
+            "not supported");
+    h->full_keys_are_values = r->family->heads->n_kv_if && lacks_values(r, h);
+    const sn_heads usual = sn_usual_heads(h);
+    if (!memcmp(full, &usual, sizeof usual)) *full = (sn_heads){0};
+    return status;
+}
+
 static sn_status read_sizes(const reader *r, sn_hparams *h) {
     int further = 0;
     sn_status status = read_int(r, "block_count", true, &h->n_blocks);
@@ -223,15 +322,18 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
     if (!status && (further < 0 || further >= h->n_blocks) && further)
         return sn_fail(r->err, SN_REFUSED, "%d of %d blocks cannot predict further tokens", further, h->n_blocks);
     h->n_blocks -= further;
+    if (!status) status = read_int(r, "attention.sliding_window", false, &h->window);
+    if (!status) status = read_pattern(r, h);
     if (!status) status = read_int(r, "context_length", true, &h->n_ctx);
     if (!status) status = read_int(r, "embedding_length", true, &h->n_embd);
     if (!status && h->n_embd > 0 && h->n_embd <= INT32_MAX / 8) h->n_ff = r->family->ff_multiple * h->n_embd;
     if (!status) status = read_largest(r, "feed_forward_length", !r->family->ff_multiple, &h->n_ff);
-    if (!status) status = read_int(r, "attention.head_count", true, &h->n_heads);
+    if (!status) status = read_by_kind(r, "attention.head_count", true, h, &h->n_heads, &h->full_heads.n);
     if (status) return status;
-    h->n_kv_heads = h->n_heads;
-    status = read_largest(r, "attention.head_count_kv", false, &h->n_kv_heads);
-    if (!status) status = read_int(r, "attention.sliding_window", false, &h->window);
+    h->n_kv_heads = h->n_heads, h->full_heads.n_kv = h->full_heads.n;
+    status = r->family->recurrent
+                 ? read_largest(r, "attention.head_count_kv", false, &h->n_kv_heads)
+                 : read_by_kind(r, "attention.head_count_kv", false, h, &h->n_kv_heads, &h->full_heads.n_kv);
     const char *eps = r->family->layer_norm || r->family->one_half ? "attention.layer_norm_epsilon"
                                                                    : "attention.layer_norm_rms_epsilon";
     if (!status) status = read_float(r, eps, true, &h->norm_eps);
@@ -244,6 +346,7 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
     if (!h->head_dim) h->head_dim = h->n_embd / h->n_heads;
     int value_length = h->head_dim;
     status = read_int(r, "attention.value_length", false, &value_length);
+    if (!status && r->family->heads) return read_other_heads(r, value_length, h);
     if (!status && value_length != h->head_dim && !r->family->latent)
         return sn_fail(r->err, SN_REFUSED, "keys of %d and values of %d dimensions in one head are not taken",
                        h->head_dim, value_length);
@@ -284,6 +387,7 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
     if (!status) status = read_int(r, "expert_shared_feed_forward_length", false, &h->n_ff_shared);
     if (!status) status = read_int(r, "leading_dense_block_count", false, &n_dense);
     if (!status) status = read_int(r, "interleave_moe_layer_step", false, &step);
+    if (!status) status = read_int(r, "moe_every_n_layers", false, &step);
     if (!status) status = read_float(r, "expert_weights_scale", false, &weights_scale);
     if (!status) status = sn_gguf_bool(r->gguf, full_key(r, "expert_weights_norm", key), false, &normalised, r->err);
     if (status) return status;
@@ -301,6 +405,7 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
     h->router_offset = (float)m->offset;
     h->shared_gated = m->shared_gated;
     if (m->shared_width && !strcmp(m->shared_width, m->width)) n_shared = 1;
+    if (h->dense_beside && n_dense) return sn_fail(r->err, SN_REFUSED, "%d blocks have no experts", n_dense);
     if (n_shared && !h->n_ff_shared && h->n_ff <= 1 << 20) h->n_ff_shared = n_shared * h->n_ff;
     h->experts_scale_input = m->scales_input;
     for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) h->dense[i] = i < n_dense || (i + 1) % step != 0;
@@ -317,6 +422,8 @@ static sn_status read_experts(const reader *r, const sn_family *family, sn_hpara
     if (!status && (h->n_experts || h->n_experts_used) && !family->gguf_moe)
         return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");
     h->n_ff_dense = family->moe && family->moe->dense_width ? h->n_ff : 0;
+    h->dense_beside = family->moe && family->moe->beside;
+    if (h->dense_beside) h->n_ff_shared = h->n_ff;
     if (!status && h->n_experts)
         status = read_int(r, "expert_feed_forward_length",
                           family->moe && strcmp(family->moe->width, "intermediate_size"), &h->n_ff);
@@ -358,7 +465,9 @@ static sn_status read_latent(const reader *r, const sn_rope_scaling *s, sn_hpara
 static sn_status read_rope_freq_factors(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
     const sn_gguf_tensor *factors = sn_gguf_tensor_find(r->gguf, freq_factors);
     if (!factors) return SN_OK;
-    if (factors->dtype != SN_F32 || factors->n_dims != 1 || factors->dims[0] != (size_t)(h->rope_dim / 2))
+    if (factors->dtype != SN_F32 || factors->n_dims != 1 ||
+        (r->family->gguf_full_half ? factors->dims[0] < (size_t)(h->rope_dim / 4)
+                                   : factors->dims[0] != (size_t)(h->rope_dim / 2)))
         return sn_fail(r->err, SN_REFUSED, "tensor '%s' must be %d numbers of type F32", freq_factors, h->rope_dim / 2);
     s->freq_factors = factors->data;
     return SN_OK;
@@ -389,7 +498,8 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     char key[KEY_SIZE];
     float theta = r->family->theta_default > 0 ? (float)r->family->theta_default : 10000, factor = 1;
     sn_gguf_str type = {"none", 4};
-    h->rope_dim = r->family->rotated_default > 0 ? (int)(h->head_dim * r->family->rotated_default) : h->head_dim;
+    const int head_dim = h->full_heads.n ? h->full_heads.key_dim : h->head_dim;
+    h->rope_dim = r->family->rotated_default > 0 ? (int)(head_dim * r->family->rotated_default) : head_dim;
     sn_status status = read_int(r, "rope.dimension_count", false, &h->rope_dim);
     if (!status) status = read_float(r, "rope.freq_base", false, &theta);
     if (!status) status = read_float(r, "rope.scale_linear", false, &factor); /* old spelling */
@@ -408,25 +518,6 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
         return sn_fail(r->err, SN_REFUSED, "rope scaling of type '%.*s' is not known; none, linear and yarn are",
                        type.len > 32 ? 32 : (int)type.len, type.data);
     return status ? status : read_rope_freq_factors(r, h, s);
-}
-
-/* Which blocks have full attention: a list, or every n-th. */
-static sn_status read_pattern(const reader *r, sn_hparams *h) {
-    char key[KEY_SIZE];
-    const sn_gguf_value *value = sn_gguf_find(r->gguf, full_key(r, "attention.sliding_window_pattern", key));
-    int pattern = r->family->window_pattern;
-    bool listed = value && value->type == SN_GGUF_ARRAY;
-    if (!pattern) return SN_OK;
-    sn_status status = listed ? SN_OK : read_int(r, "attention.sliding_window_pattern", false, &pattern);
-    if (status) return status;
-    if (listed && (value->element != SN_GGUF_BOOL || value->n != (size_t)h->n_blocks))
-        return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools, or a number", key, h->n_blocks);
-    if (pattern < 1) return sn_fail(r->err, SN_REFUSED, "'%s' is %d", key, pattern);
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* more blocks are refused by sn_config_finish */
-        h->full_attention[i] = !h->window || (listed ? !value->data[i] : (i + 1) % pattern == 0);
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++)
-        h->no_rope[i] = r->family->full_unrotated && h->window && h->full_attention[i];
-    return SN_OK;
 }
 
 /* Which blocks are recurrent: a list, or all but every n-th. */
@@ -484,7 +575,7 @@ static sn_status read_keyed_delta(const reader *r, sn_hparams *h) {
     h->delta_value_dim = h->delta_key_dim;
     h->delta_apart = true;
     h->delta_rank = r->family->keeps_low_rank ? h->delta_key_dim : 0;
-    h->attn_head_gate = h->delta_rates_negated = !r->family->keeps_low_rank;
+    h->delta_rates_negated = !r->family->keeps_low_rank;
     h->delta_floor = safe ? bound : 0;
     if (!status && safe && !(bound < 0 && bound >= -80))
         return sn_fail(r->err, SN_REFUSED, "'kda.gate_lower_bound' is %g; it must lie from -80 to 0", (double)bound);
@@ -527,7 +618,26 @@ static sn_status read_window_rope(const reader *r, double usual_theta, sn_hparam
     float theta = (float)(r->family->local_unscaled ? usual_theta : r->family->local_theta);
     sn_status status = read_float(r, "rope.freq_base_swa", false, &theta);
     h->n_ropes = 2;
+    h->rope_dim_full = r->family->gguf_full_half ? h->rope_dim / 2 : h->rope_dim;
+    if (!status && r->family->heads) status = read_int(r, "rope.dimension_count_swa", false, &h->rope_dim);
     local->theta = (double)theta;
+    return status;
+}
+
+/* Bounds of feed-forwards: a number, or a list of one for each block; 0: there is none. */
+static sn_status read_limits(const reader *r, const char *key, int n_blocks, float *limits) {
+    char name[KEY_SIZE];
+    const sn_gguf_value *list = sn_gguf_find(r->gguf, full_key(r, key, name));
+    float one = 0;
+    const bool listed = list && list->type == SN_GGUF_ARRAY;
+    if (listed && (list->element != SN_GGUF_F32 || list->n < (size_t)n_blocks))
+        return sn_fail(r->err, SN_REFUSED, "'%s' must list the numbers of all %d blocks", name, n_blocks);
+    sn_status status = listed ? SN_OK : read_float(r, key, false, &one);
+    for (int b = 0; b < n_blocks && b < SN_BLOCKS_MAX && !status; b++) {
+        limits[b] = listed ? sn_gguf_f32_at(list, (size_t)b) : one;
+        if (!(limits[b] >= 0 && limits[b] <= 1e6f))
+            return sn_fail(r->err, SN_REFUSED, "'%s' is %g; it must lie from 0 to 1e6", name, (double)limits[b]);
+    }
     return status;
 }
 
@@ -538,6 +648,7 @@ static sn_status read_scales(const reader *r, sn_hparams *h) {
     if (r->family->scales_embeddings) h->embed_scale = sqrtf((float)h->n_embd);
     h->logit_scale = (float)r->family->logit_scale_default;
     if (h->logit_scale > 0) return read_float(r, "logit_scale", false, &h->logit_scale);
+    if (r->family->logit_softcap) return read_float(r, "final_logit_softcapping", false, &h->logit_softcap);
     if (r->family->softcaps) {
         h->score_softcap = 50, h->logit_softcap = 30;
         sn_status status = read_float(r, "attn_logit_softcapping", false, &h->score_softcap);
@@ -595,9 +706,12 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!status) status = read_rope(&r, hparams, &scaling[two]);
     if (!status && (*family)->latent) status = read_latent(&r, scaling, hparams);
     if (!status && two) status = read_window_rope(&r, scaling[1].theta, hparams, &scaling[0]);
-    if (!status) status = read_pattern(&r, hparams);
     if (!status) status = read_recurrent(&r, hparams);
     if (!status) status = read_scales(&r, hparams);
+    if (!status && (*family)->limits)
+        status = read_limits(&r, "swiglu_clamp_exp", hparams->n_blocks, hparams->ff_limit);
+    if (!status && (*family)->limits)
+        status = read_limits(&r, "swiglu_clamp_shexp", hparams->n_blocks, hparams->dense_limit);
     if (status) return status;
     for (int i = 0; (*family)->no_rope_interval && i < hparams->n_blocks && i < SN_BLOCKS_MAX; i++)
         hparams->no_rope[i] = (i + 1) % (*family)->no_rope_interval == 0; /* files do not say it */
@@ -605,6 +719,7 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!(*family)->moe && sn_family_variant(*family, 1) && !sn_gguf_tensor_find(gguf, "blk.0.attn_norm_2.weight"))
         *family = sn_family_variant(*family, 1);
     hparams->linear_bias = (*family)->linear_bias == SN_ALWAYS;
+    hparams->window_sinks = (*family)->window_sinks;
     hparams->rope_style = (*family)->gguf_rope;
     hparams->activation = (*family)->activation_default;
     hparams->qkv_bias = (*family)->qkv_bias == SN_ALWAYS ||

@@ -13,6 +13,7 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- fields ---- */
@@ -91,6 +92,8 @@ static const struct {
     {"shared_intermediate_size", 0},
     {"n_routed_experts", 0},
     {"attention_chunk_size", 0},
+    {"add_full_attention_sink_bias", 0},
+    {"use_double_wide_mlp", 0},
     {"swiglu_alpha", 0},
     {"swiglu_limit", 0},
     {"logit_scale", 1},
@@ -129,6 +132,17 @@ static sn_status check_neutral(const json_t *config, const sn_family *family, sn
     if (!causal)
         return sn_fail(err, SN_REFUSED,
                        "'is_causal' is false: each token would see the later ones, which is not supported");
+    const char *direction = json_string_value(config_field(config, "use_bidirectional_attention"));
+    if (direction && strcmp(direction, "vision")) /* about pictures */
+        return sn_fail(err, SN_REFUSED,
+                       "'use_bidirectional_attention' is '%.32s': each token would see the later ones, which is not "
+                       "supported",
+                       direction);
+    if (json_number_value(config_field(config, "hidden_size_per_layer_input")) != 0 ||
+        json_number_value(config_field(config, "num_kv_shared_layers")) != 0)
+        return sn_fail(err, SN_REFUSED,
+                       "'hidden_size_per_layer_input' or 'num_kv_shared_layers' is set: models whose blocks take token "
+                       "embeddings of their own, or keys and values of other blocks, are not supported");
     for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
         const json_t *value = config_field(config, must_be_neutral[i].field);
         bool neutral = !value || json_is_false(value) ||
@@ -233,7 +247,9 @@ static sn_status read_yarn(const json_t *rope, sn_rope_scaling *s, sn_err *err) 
     return status ? status : config_bool(rope, "truncate", &s->truncate, err);
 }
 
-static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *err) {
+/* *rotated: the share of a head that is rotated; of the proportional kind all of it is, by an angle of 0 beyond. */
+static sn_status read_rope_kind(const json_t *rope, bool proportional, double *rotated, sn_rope_scaling *s,
+                                sn_err *err) {
     const char *type = "default";
     sn_status status = config_text(rope, "type", false, &type, err); /* old spelling */
     if (!status) status = config_text(rope, "rope_type", false, &type, err);
@@ -246,9 +262,20 @@ static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *
         s->kind = SN_ROPE_SCALING_LLAMA3;
     else if (!strcmp(type, "yarn"))
         s->kind = SN_ROPE_SCALING_YARN;
+    else if (!strcmp(type, "proportional") && proportional)
+        s->kind = SN_ROPE_SCALING_PROPORTIONAL;
     else
         return sn_fail(err, SN_REFUSED, "rope type '%.64s' is not known; default, linear, llama3 and yarn are", type);
     if (s->kind == SN_ROPE_SCALING_NONE) return SN_OK;
+    if (s->kind == SN_ROPE_SCALING_PROPORTIONAL) {
+        double factor = 1;
+        s->rotated = *rotated, *rotated = 1;
+        status = config_number(rope, "factor", false, &factor, err);
+        if (!status && (factor != 1 || !(s->rotated > 0 && s->rotated <= 1)))
+            return sn_fail(err, SN_REFUSED, "a proportional rope of %g with 'factor' %g is not supported", s->rotated,
+                           factor);
+        return status;
+    }
     status = config_number(rope, "factor", true, &s->factor, err);
     if (status || s->kind == SN_ROPE_SCALING_LINEAR) return status;
     if (s->kind == SN_ROPE_SCALING_YARN) return read_yarn(rope, s, err);
@@ -260,40 +287,68 @@ static sn_status read_rope_kind(const json_t *rope, sn_rope_scaling *s, sn_err *
 
 /* Reads one rope from an object, called `where` in errors. *rotated: the share of a head's dimensions that it rotates.
  */
-static sn_status read_rope_object(const json_t *rope, const char *where, double *rotated, sn_rope_scaling *s,
-                                  sn_err *err) {
+static sn_status read_rope_object(const json_t *rope, const char *where, bool proportional, double *rotated,
+                                  sn_rope_scaling *s, sn_err *err) {
     if (!rope) return SN_OK;
     if (!json_is_object(rope)) return sn_fail(err, SN_REFUSED, "'%s' must be an object", where);
     sn_status status = check_rope_fields(rope, err);
     if (!status) status = config_number(rope, "rope_theta", false, &s->theta, err);
     if (!status) status = config_number(rope, "partial_rotary_factor", false, rotated, err);
-    if (!status) status = read_rope_kind(rope, s, err);
+    if (!status) status = read_rope_kind(rope, proportional, rotated, s, err);
     if (status) sn_err_context(err, "'%s'", where);
     return status;
 }
 
 /* Two ropes: s[0] of blocks with a window, s[1] of blocks with full attention. In transformers 5 rope_parameters has an
  * object for each; before, rope_scaling was about the second. */
-static sn_status read_two_ropes(const json_t *config, const json_t *both, double *rotated,
-                                sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
-    double local_rotated = *rotated;
+static sn_status read_two_ropes(const json_t *config, const sn_family *family, const json_t *both,
+                                double rotated[SN_ROPES_MAX], sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
+    const bool p = family->proportional;
     sn_status status = config_number(config, "rope_local_base_freq", false, &s[0].theta, err);
+    if (!status) status = config_number(config, "swa_rope_theta", false, &s[0].theta, err);
     if (status) return status;
     const json_t *scaling = config_field(config, "rope_scaling");
     if (!both && config_field(scaling, "type") && !config_field(scaling, "rope_type"))
         return sn_fail(err, SN_REFUSED, "'rope_scaling' says 'type', which this family ignores: call it 'rope_type'");
-    if (!both) return read_rope_object(scaling, "rope_scaling", rotated, &s[1], err);
+    if (!both) return read_rope_object(scaling, "rope_scaling", p, &rotated[1], &s[1], err);
     const json_t *local = config_field(both, "sliding_attention"), *full = config_field(both, "full_attention");
     if (!json_is_object(both) || json_object_size(both) != (size_t)(!!local + !!full))
         return sn_fail(err, SN_REFUSED, "'rope_parameters' must hold sliding_attention and full_attention");
-    status = read_rope_object(local, "sliding_attention", &local_rotated, &s[0], err);
-    if (!status) status = read_rope_object(full, "full_attention", rotated, &s[1], err);
+    status = read_rope_object(local, "sliding_attention", p, &rotated[0], &s[0], err);
+    if (!status) status = read_rope_object(full, "full_attention", p, &rotated[1], &s[1], err);
     if (!status && scaling)
         status = sn_fail(err, SN_REFUSED, "'rope_scaling' and 'rope_parameters' are both there: take one out");
-    if (!status && local_rotated != *rotated)
-        return sn_fail(err, SN_REFUSED,
-                       "'partial_rotary_factor' differs between kinds of blocks, which is not supported");
     return status;
+}
+
+/* How many dimensions of a head of so many a rope rotates. `rotated`: what the file says, with the family's default. */
+static sn_status rotated_dims(const sn_family *family, const sn_rope_scaling *s, double rotated, int head_dim, int *out,
+                              sn_err *err) {
+    const double usual = family->rotated_default > 0 ? family->rotated_default : 1;
+    if (!family->rotates_part && s->kind == SN_ROPE_SCALING_NONE) rotated = usual;
+    if (!family->rotates_part && rotated != usual)
+        return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is set, which is not supported for this family");
+    if (!(rotated > 0 && rotated <= 1))
+        return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is %g; it must lie from 0 to 1", rotated);
+    *out = (int)(head_dim * rotated);
+    return SN_OK;
+}
+
+/* A number, or a list of one for each block, equal in all blocks of a kind; a number is the full one alone. */
+static sn_status config_by_kind(const json_t *config, const char *name, const sn_hparams *h, double *window,
+                                double *full, sn_err *err) {
+    const json_t *list = config_field(config, name);
+    bool seen[2] = {false, false};
+    if (!json_is_array(list)) return config_number(config, name, false, full, err);
+    for (int b = 0; b < h->n_blocks; b++) {
+        const json_t *own = json_array_get(list, (size_t)b);
+        const int kind = h->full_attention[b];
+        double *out = kind ? full : window;
+        if (!json_is_number(own) || (seen[kind] && json_number_value(own) != *out))
+            return sn_fail(err, SN_REFUSED, "'%s' must list numbers, the same for all blocks of a kind", name);
+        *out = json_number_value(own), seen[kind] = true;
+    }
+    return SN_OK;
 }
 
 /* In transformers 5 rope_parameters holds everything; before, rope_scaling held the scaling, and rope_theta was a field
@@ -301,32 +356,37 @@ static sn_status read_two_ropes(const json_t *config, const json_t *both, double
 static sn_status read_rope(const json_t *config, const sn_family *family, sn_hparams *h,
                            sn_rope_scaling s[SN_ROPES_MAX], sn_err *err) {
     const json_t *rope = config_field(config, "rope_parameters"), *scaling = config_field(config, "rope_scaling");
-    const double usual_rotated = family->rotated_default > 0 ? family->rotated_default : 1;
-    double rotated = usual_rotated;
+    double rotated[SN_ROPES_MAX];
     int rotary_dim = 0;
+    rotated[0] = family->rotated_default > 0 ? family->rotated_default : 1;
     bool wins = scaling && (!json_is_object(scaling) || json_object_size(scaling)); /* an empty one says nothing */
     if (family->rope_required && !rope && !wins) return sn_fail(err, SN_REFUSED, "'rope_parameters' is missing");
     h->n_ropes = family->local_theta > 0 || family->local_unscaled ? 2 : 1;
     sn_rope_scaling *usual = &s[h->n_ropes - 1];
     s[0].theta = family->local_theta;
     usual->theta = family->theta_default > 0 ? family->theta_default : 10000;
-    sn_status status = config_number(config, "rope_theta", false, &usual->theta, err);
-    if (!status) status = config_number(config, "partial_rotary_factor", false, &rotated, err);
+    sn_status status = h->n_ropes > 1 ? config_by_kind(config, "rope_theta", h, &s[0].theta, &usual->theta, err)
+                                      : config_number(config, "rope_theta", false, &usual->theta, err);
+    /* what says it of each kind of blocks says it alone */
+    const bool by_kind = h->n_ropes > 1 && rope && family->rotates_part;
+    if (!status && !by_kind) status = config_number(config, "partial_rotary_factor", false, &rotated[0], err);
+    rotated[1] = rotated[0];
+    if (!status && h->n_ropes > 1)
+        status = config_by_kind(config, "partial_rotary_factors", h, &rotated[0], &rotated[1], err);
     if (!status && family_reads(family, "rotary_dim"))
         status = config_int(config, "rotary_dim", false, &rotary_dim, err);
     if (status) return status;
     if (family->local_unscaled) s[0].theta = usual->theta;
     if (h->n_ropes > 1)
-        status = read_two_ropes(config, rope, &rotated, s, err);
+        status = read_two_ropes(config, family, rope, rotated, s, err);
     else
-        status = read_rope_object(wins ? scaling : rope, wins ? "rope_scaling" : "rope_parameters", &rotated, s, err);
+        status =
+            read_rope_object(wins ? scaling : rope, wins ? "rope_scaling" : "rope_parameters", false, rotated, s, err);
+    if (!status) status = rotated_dims(family, &s[0], rotated[0], h->head_dim, &h->rope_dim, err);
+    const int full_dim = h->full_heads.n ? h->full_heads.key_dim : h->head_dim;
+    if (!status && h->n_ropes > 1) status = rotated_dims(family, &s[1], rotated[1], full_dim, &h->rope_dim_full, err);
     if (status) return status;
-    if (!family->rotates_part && usual->kind == SN_ROPE_SCALING_NONE) rotated = usual_rotated;
-    if (!family->rotates_part && rotated != usual_rotated)
-        return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is set, which is not supported for this family");
-    if (!(rotated > 0 && rotated <= 1))
-        return sn_fail(err, SN_REFUSED, "'partial_rotary_factor' is %g; it must lie from 0 to 1", rotated);
-    h->rope_dim = rotary_dim ? rotary_dim : (int)(h->head_dim * rotated);
+    if (rotary_dim) h->rope_dim = rotary_dim;
     h->q_growth = (float)usual->q_growth;
     h->q_growth_step = usual->original_ctx >= 1 && usual->original_ctx <= 1e9 ? (int)usual->original_ctx : 0;
     return SN_OK;
@@ -334,12 +394,19 @@ static sn_status read_rope(const json_t *config, const sn_family *family, sn_hpa
 
 /* ---- the window ---- */
 
+/* Whether a list has all blocks; it may have those that predict further tokens, too. */
+static bool lists_blocks(const json_t *config, const json_t *list, int n_blocks) {
+    const json_int_t further = json_integer_value(config_field(config, "num_nextn_predict_layers"));
+    const size_t n = json_array_size(list), all = (size_t)n_blocks;
+    return json_is_array(list) && (n == all || (further > 0 && further < 64 && n == all + (size_t)further));
+}
+
 /* layer_types lists the blocks one by one. *sliding: whether any block has the window. */
 static sn_status read_layer_types(const json_t *config, int n_blocks, bool *full_attention, bool *sliding,
                                   sn_err *err) {
     const json_t *list = config_field(config, "layer_types");
     if (!list) return SN_OK;
-    if (!json_is_array(list) || json_array_size(list) != (size_t)n_blocks)
+    if (!lists_blocks(config, list, n_blocks))
         return sn_fail(err, SN_REFUSED, "'layer_types' must list the kinds of all %d blocks", n_blocks);
     size_t n_sliding = 0;
     for (size_t i = 0; i < (size_t)n_blocks; i++) {
@@ -353,6 +420,21 @@ static sn_status read_layer_types(const json_t *config, int n_blocks, bool *full
         full_attention[i] = !slides;
     }
     *sliding = n_sliding;
+    return SN_OK;
+}
+
+/* A list by block of 0 and 1, where there is one; the blocks whose number is `ones` get true. */
+static sn_status read_flags(const json_t *config, const char *name, int n_blocks, bool ones, bool *out, sn_err *err) {
+    const json_t *list = config_field(config, name);
+    if (!list) return SN_OK;
+    if (!json_is_array(list) || json_array_size(list) < (size_t)n_blocks)
+        return sn_fail(err, SN_REFUSED, "'%s' must list all %d blocks", name, n_blocks);
+    for (int i = 0; i < n_blocks; i++) {
+        const json_t *flag = json_array_get(list, (size_t)i);
+        if (!json_is_integer(flag) || json_integer_value(flag) < 0 || json_integer_value(flag) > 1)
+            return sn_fail(err, SN_REFUSED, "'%s' must hold 0 and 1", name);
+        out[i] = json_integer_value(flag) == ones;
+    }
     return SN_OK;
 }
 
@@ -441,6 +523,15 @@ static sn_status read_softcaps(const json_t *config, sn_hparams *h, sn_err *err)
     return SN_OK;
 }
 
+static sn_status read_logit_softcap(const json_t *config, sn_hparams *h, sn_err *err) {
+    double cap = 0;
+    SN_TRY(config_number(config, "final_logit_softcapping", false, &cap, err));
+    if (config_field(config, "final_logit_softcapping") && !(cap > 0 && cap <= 1e6))
+        return sn_fail(err, SN_REFUSED, "'final_logit_softcapping' is %g; it must lie above 0, up to 1e6", cap);
+    h->logit_softcap = (float)cap;
+    return SN_OK;
+}
+
 /* Granite's four factors. */
 static sn_status read_multipliers(const json_t *config, sn_hparams *h, sn_err *err) {
     double embeddings = 1, attention = 1, residual = 1, logits = 1;
@@ -480,13 +571,28 @@ static sn_status read_scales(const json_t *config, const sn_family *family, sn_h
         sn_status softcaps = read_softcaps(config, h, err);
         if (softcaps) return softcaps;
     }
+    if (family->logit_softcap) SN_TRY(read_logit_softcap(config, h, err));
     if (family->logit_scale_default > 0) return read_logit_scale(config, family, h, err);
-    if (!(scalar > 0)) return SN_OK;
+    if (!(scalar > 0) && !family_reads(family, "query_pre_attn_scalar")) return SN_OK;
+    if (!(scalar > 0)) scalar = h->head_dim;
     sn_status status = config_number(config, "query_pre_attn_scalar", false, &scalar, err);
     if (!status && !(scalar > 0 && scalar <= 1e9))
         return sn_fail(err, SN_REFUSED, "'query_pre_attn_scalar' is %g; it must lie from 0 to 1e9", scalar);
     h->attn_scale = 1.0f / sqrtf((float)scalar);
     return status;
+}
+
+/* MiMo: 1 is a block with a window, whose size may be said without the token itself. */
+static sn_status read_hybrid_pattern(const json_t *config, sn_hparams *h, int *window, sn_err *err) {
+    int before = *window - 1;
+    if (!config_field(config, "hybrid_layer_pattern") && !config_field(config, "layer_types"))
+        return sn_fail(err, SN_REFUSED, "neither 'layer_types' nor 'hybrid_layer_pattern' is there");
+    bool sinks = true;
+    SN_TRY(config_bool(config, "add_swa_attention_sink_bias", &sinks, err));
+    if (!sinks) return sn_fail(err, SN_REFUSED, "'add_swa_attention_sink_bias' is false, which is not supported");
+    SN_TRY(config_int(config, "sliding_window_size", false, &before, err));
+    *window = before < INT32_MAX ? before + 1 : before;
+    return read_flags(config, "hybrid_layer_pattern", h->n_blocks, false, h->full_attention, err);
 }
 
 static sn_status read_window(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
@@ -507,6 +613,7 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
         if (!sliding) return check_no_window(config, err);
     }
     if (family->window_pattern) status = read_pattern(config, family, h, err);
+    if (!status && family_reads(family, "hybrid_layer_pattern")) status = read_hybrid_pattern(config, h, &window, err);
     if (!status) status = read_layer_types(config, h->n_blocks, h->full_attention, &sliding, err);
     if (!status && sliding && window == 0 && config_field(config, "sliding_window"))
         return sn_fail(err, SN_REFUSED, "'sliding_window' is 0: a token must at least see itself");
@@ -514,6 +621,84 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
     for (int i = 0; i < h->n_blocks && family->full_unrotated && window; i++)
         h->no_rope[i] = !sliding || h->full_attention[i];
     return status;
+}
+
+/* ---- heads that differ between kinds of blocks ---- */
+
+/* Values are as wide as keys where the family does not say it. */
+static sn_status read_heads_fields(const json_t *object, const sn_family *family, const char *const names[4],
+                                   sn_heads *h, sn_err *err) {
+    int *const numbers[] = {&h->n, &h->n_kv, &h->key_dim, &h->value_dim};
+    sn_status status = SN_OK;
+    for (int i = 0; i < 4 && !status; i++)
+        if (names[i]) status = config_int(object, names[i], false, numbers[i], err);
+    if (!family->value_dim_default) h->value_dim = h->key_dim;
+    return status;
+}
+
+/* In transformers 5 per_layer_config says the heads of single blocks: they must be those of one kind, all alike. */
+static sn_status read_per_layer(const json_t *config, const sn_family *family, const sn_hparams *h, sn_heads *others,
+                                sn_err *err) {
+    static const char *const names[] = {"num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim"};
+    const json_t *layers = config_field(config, "per_layer_config");
+    bool any = false;
+    if (layers && !json_is_object(layers)) return sn_fail(err, SN_REFUSED, "'per_layer_config' must be an object");
+    for (int b = 0; b < h->n_blocks; b++) {
+        char number[16];
+        snprintf(number, sizeof number, "%d", b);
+        const json_t *own = config_field(layers, number);
+        sn_heads heads = *others;
+        const bool other = h->full_attention[b] == family->heads->full;
+        if (own) SN_TRY(read_heads_fields(own, family, names, &heads, err));
+        if (other && own && !any) *others = heads, any = true;
+        if (other ? any && (!own || memcmp(&heads, others, sizeof heads)) : own != NULL)
+            return sn_fail(err, SN_REFUSED, "'per_layer_config' gives block %d other heads than blocks of its kind", b);
+    }
+    return SN_OK;
+}
+
+/* The usual fields are about one kind of blocks; what they say of heads becomes full_heads, or what the others have. */
+static sn_status read_other_heads(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    static const char *const usual_names[] = {"num_attention_heads", "num_attention_groups", "head_dim", NULL};
+    const sn_heads_config *m = family->heads;
+    if (!m) return SN_OK;
+    const sn_heads usual = sn_usual_heads(h);
+    sn_heads others = usual;
+    bool counts = true;
+    if (m->n_kv_times && usual.n_kv <= SN_HEADS_MAX) others.n_kv *= m->n_kv_times;
+    if (m->n_kv_if) counts = false;
+    if (m->n_kv_if) SN_TRY(config_bool(config, m->n_kv_if, &counts, err));
+    h->full_keys_are_values = m->n_kv_if && counts;
+    if (m->full && !h->full_attention[h->n_blocks - 1])
+        return sn_fail(err, SN_REFUSED, "the last block has a window, where this family has full attention");
+    if (m->key_dim_default && !config_field(config, "per_layer_config"))
+        others.key_dim = others.value_dim = m->key_dim_default;
+    const char *const names[] = {m->n, counts ? m->n_kv : NULL, m->key_dim, m->value_dim};
+    SN_TRY(read_heads_fields(config, family, names, &others, err));
+    const json_t *object = m->object ? config_field(config, m->object) : NULL;
+    if (object && !json_is_object(object)) return sn_fail(err, SN_REFUSED, "'%s' must be an object", m->object);
+    if (object) SN_TRY(read_heads_fields(object, family, usual_names, &others, err));
+    SN_TRY(read_per_layer(config, family, h, &others, err));
+    if (!memcmp(&others, &usual, sizeof usual)) return SN_OK;
+    const sn_heads *full = m->full ? &others : &usual, *window = m->full ? &usual : &others;
+    if (others.n < 1) return sn_fail(err, SN_REFUSED, "%d heads of some blocks are not possible", others.n);
+    h->full_heads = *full;
+    h->n_heads = window->n, h->n_kv_heads = window->n_kv, h->head_dim = window->key_dim;
+    h->value_dim = window->value_dim;
+    return SN_OK;
+}
+
+static sn_status read_values(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    double scale = family->value_scale_default;
+    if (family->value_dim_default) h->value_dim = family->value_dim_default;
+    if (family->value_dim_default) SN_TRY(config_int(config, "v_head_dim", false, &h->value_dim, err));
+    if (!family->value_scale_default) return SN_OK;
+    if (json_object_get(config, "attention_value_scale")) scale = 1; /* null */
+    SN_TRY(config_number(config, "attention_value_scale", false, &scale, err));
+    if (!(scale > 0 && scale <= 1e6))
+        return sn_fail(err, SN_REFUSED, "'attention_value_scale' is %g; it must lie from 0 to 1e6", scale);
+    h->value_scale = scale == 1 ? 0 : (float)scale;
+    return SN_OK;
 }
 
 /* ---- latent attention ---- */
@@ -707,7 +892,6 @@ static sn_status read_keyed_delta(const json_t *config, const sn_family *family,
     h->delta_apart = true;
     h->delta_rank = family->keeps_low_rank ? h->delta_key_dim : 0;
     h->delta_floor = safe ? (float)bound : 0;
-    h->attn_head_gate = !family->keeps_low_rank;
     return status;
 }
 
@@ -793,17 +977,34 @@ static sn_status read_recurrent(const json_t *config, const sn_family *family, s
     return status;
 }
 
+/* Bounds of feed-forwards, block by block; null and 0: there is none. */
+static sn_status read_limits(const json_t *config, const char *name, int n_blocks, float *limits, sn_err *err) {
+    const json_t *list = config_field(config, name);
+    if (!list) return SN_OK;
+    if (!json_is_array(list) || json_array_size(list) < (size_t)n_blocks)
+        return sn_fail(err, SN_REFUSED, "'%s' must list all %d blocks", name, n_blocks);
+    for (int i = 0; i < n_blocks; i++) {
+        const json_t *limit = json_array_get(list, (size_t)i);
+        const double value = json_number_value(limit);
+        if (!(json_is_null(limit) || json_is_number(limit)) || !(value >= 0 && value <= 1e6))
+            return sn_fail(err, SN_REFUSED, "'%s' must hold numbers from 0 to 1e6, or null", name);
+        limits[i] = (float)value;
+    }
+    return SN_OK;
+}
+
 /* ---- the mixture of experts: its numbers, its router, and which blocks have a plain feed-forward instead ---- */
 
 static sn_status read_counts(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
-    static const char *const spellings[] = {"num_experts", "num_local_experts", "n_routed_experts"};
+    static const char *const spellings[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"};
+    static const char *const used[] = {"num_experts_per_tok", "moe_top_k", "top_k_experts", NULL};
     sn_status status = SN_OK;
     h->n_experts = m->n_experts;
     h->n_experts_used = m->n_experts_used;
     h->n_ff = m->n_ff;
     for (size_t i = 0; i < sizeof spellings / sizeof *spellings && !status; i++)
         status = config_int(config, spellings[i], false, &h->n_experts, err);
-    if (!status) status = config_int(config, "num_experts_per_tok", false, &h->n_experts_used, err);
+    if (!status) status = config_int(config, find_spelling(config, used), false, &h->n_experts_used, err);
     if (!status) status = config_int(config, "num_experts_per_token", false, &h->n_experts_used, err);
     if (!status) status = config_int(config, "moe_latent_size", false, &h->experts_width, err);
     if (!status) status = config_int(config, m->width, false, &h->n_ff, err);
@@ -880,11 +1081,27 @@ static sn_status read_sparse_list(const json_t *config, sn_hparams *h, sn_err *e
     return SN_OK;
 }
 
+/* The same as a text, "3,4,5". */
+static sn_status read_sparse_text(const json_t *config, sn_hparams *h, sn_err *err) {
+    const char *text = NULL;
+    SN_TRY(config_text(config, "moe_layers_enum", false, &text, err));
+    for (int i = 0; text && i < h->n_blocks; i++) h->dense[i] = true;
+    while (text && *text) {
+        char *end;
+        const long number = strtol(text, &end, 10);
+        if (end == text || (*end && *end != ',') || number < 0)
+            return sn_fail(err, SN_REFUSED, "'moe_layers_enum' must be numbers of blocks, with commas between");
+        if (number < h->n_blocks) h->dense[number] = false; /* those beyond predict further tokens */
+        text = *end ? end + 1 : end;
+    }
+    return SN_OK;
+}
+
 /* Where mlp_layer_types says of each block whether it has experts, nothing else does. */
 static sn_status read_layer_kinds(const json_t *config, sn_hparams *h, sn_err *err) {
     const json_t *list = config_field(config, "mlp_layer_types");
     if (!list) return SN_OK;
-    if (!json_is_array(list) || json_array_size(list) != (size_t)h->n_blocks)
+    if (!lists_blocks(config, list, h->n_blocks))
         return sn_fail(err, SN_REFUSED, "'mlp_layer_types' must list the kinds of all %d blocks", h->n_blocks);
     for (int i = 0; i < h->n_blocks; i++) {
         const char *kind = json_string_value(json_array_get(list, (size_t)i));
@@ -897,7 +1114,8 @@ static sn_status read_layer_kinds(const json_t *config, sn_hparams *h, sn_err *e
 }
 
 /* Which blocks have no experts: the first ones, those of a list, and all but every n-th. */
-static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
+static sn_status read_dense(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    const sn_moe_config *m = family->moe;
     int first = m->n_dense, step = 1;
     bool any = false;
     sn_status status = config_int(config, "first_k_dense_replace", false, &first, err);
@@ -910,6 +1128,8 @@ static sn_status read_dense(const json_t *config, const sn_moe_config *m, sn_hpa
         h->dense[i] = i < first || (i + 1) % step != 0;
     if (!status) status = read_dense_list(config, h, err);
     if (!status) status = read_sparse_list(config, h, err);
+    if (!status && family_reads(family, "moe_layers_enum")) status = read_sparse_text(config, h, err);
+    if (!status && m->dense_list) status = read_flags(config, m->dense_list, h->n_blocks, false, h->dense, err);
     if (!status) status = read_layer_kinds(config, h, err);
     for (int i = 0; i < h->n_blocks && !status; i++) any |= h->dense[i];
     if (!status && any && !m->dense_width)
@@ -958,11 +1178,12 @@ static sn_status read_experts(const json_t *config, const sn_family *family, sn_
     const sn_moe_config *m = family->moe;
     bool slides = false;
     if (!m) return SN_OK;
+    h->dense_beside = m->beside;
     sn_status status = read_counts(config, m, h, err);
     if (!status) status = read_router(config, m, h, err);
     if (!status) status = read_shared(config, m, h, err);
     if (!status) status = read_groups(config, m, h, err);
-    if (!status) status = read_dense(config, m, h, err);
+    if (!status) status = read_dense(config, family, h, err);
     if (!status) status = config_bool(config, "use_sliding_window", &slides, err);
     if (!status && slides && family->window == SN_WINDOW_NONE)
         return sn_fail(err, SN_REFUSED, "'use_sliding_window' is set, which is not supported for this family");
@@ -975,8 +1196,11 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     static const char *const blocks[] = {"num_hidden_layers", "n_layer", NULL};
     static const char *const embd[] = {"hidden_size", "n_embed", NULL};
     static const char *const heads[] = {"num_attention_heads", "n_head", NULL};
+    static const char *const kv_heads[] = {"num_key_value_heads", "num_attention_groups", NULL};
     static const char *const ff[] = {"intermediate_size", "ffn_hidden_size", "n_inner", NULL};
     static const char *const ctx[] = {"max_position_embeddings", "seq_length", "model_max_length", NULL};
+    const char *const eps_names[] = {family->eps_field ? family->eps_field : "rms_norm_eps",
+                                     family->layer_norm ? NULL : "rms_norm_eps", NULL};
     double eps = family->eps_default > 0 ? family->eps_default : family->layer_norm ? 1e-5 : 1e-6;
     const size_t listed = family->one_half ? n_listed_kinds(config, family) : 0;
     sn_status status = config_int(config, find_spelling(config, blocks), !listed, &h->n_blocks, err);
@@ -988,13 +1212,12 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     if (!status) status = config_int(config, "vocab_size", true, &h->n_vocab, err);
     h->n_ctx = family->ctx_default;
     if (!status) status = config_int(config, find_spelling(config, ctx), !family->ctx_default, &h->n_ctx, err);
-    if (!status)
-        status = config_number(config, family->eps_field ? family->eps_field : "rms_norm_eps", false, &eps, err);
+    if (!status) status = config_number(config, find_spelling(config, eps_names), false, &eps, err);
     if (status) return status;
     h->norm_eps = (float)eps;
     h->n_kv_heads = h->n_heads;
     h->head_dim = family->head_dim_default;
-    status = config_int(config, "num_key_value_heads", false, &h->n_kv_heads, err);
+    status = config_int(config, find_spelling(config, kv_heads), false, &h->n_kv_heads, err);
     if (!status) status = config_int(config, "attention_head_dim", false, &h->head_dim, err);
     if (!status) status = config_int(config, "head_dim", false, &h->head_dim, err);
     if (status) return status;
@@ -1039,6 +1262,15 @@ static sn_status read_hybrid(const json_t *config, const sn_family **family, sn_
     return (*family)->one_half ? SN_OK : config_int(config, "shared_intermediate_size", true, &h->n_ff, err);
 }
 
+/* Whether the model is a mixture: else it is the next variant of the family. */
+static sn_status read_enabled(const json_t *config, const sn_family **family, sn_err *err) {
+    bool enabled = false;
+    if (!(*family)->moe || !(*family)->moe->enabled_by) return SN_OK;
+    SN_TRY(config_bool(config, (*family)->moe->enabled_by, &enabled, err));
+    if (!enabled) *family = sn_family_variant(*family, 1);
+    return SN_OK;
+}
+
 static sn_status read_qk_norm(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     h->qk_norm = family->qk_norm_plain;
     sn_status status = config_bool(config, "use_qk_norm", &h->qk_norm, err);
@@ -1071,21 +1303,27 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (status) return status;
     bias = (*family)->bias_default;
     status = check_neutral(config, *family, err);
+    if (!status) status = read_enabled(config, family, err);
     if (!status) status = read_quantised(config, *family, h, err);
     if (!status) status = read_sizes(config, *family, h, err);
     if (!status && family_reads(*family, "new_decoder_architecture"))
         status = read_falcon(config, family, h, &bias, err);
     if (!status && (*family)->recurrence == SN_STATE_SPACE) status = read_hybrid(config, family, h, err);
     h->rope_style = (*family)->neighbours ? SN_ROPE_INTERLEAVED : SN_ROPE_NEOX;
+    if (!status) status = read_window(config, *family, h, err);
+    if (!status) status = read_values(config, *family, h, err);
+    if (!status) status = read_other_heads(config, *family, h, err);
     if (!status) status = read_rope(config, *family, h, scaling, err);
     if (!status) status = read_latent(config, *family, scaling, h, err);
-    if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_no_rope(config, *family, h, err);
     if (!status) status = read_recurrent(config, *family, h, err);
     if (!status && (*family)->chunks) status = read_chunks(config, scaling[0].kind == SN_ROPE_SCALING_YARN, h, err);
     if (!status) status = read_activation(config, *family, h, err);
     if (!status) status = read_scales(config, *family, h, err);
     if (!status) status = read_experts(config, *family, h, err);
+    if (!status && (*family)->limits) status = read_limits(config, "swiglu_limits", h->n_blocks, h->ff_limit, err);
+    if (!status && (*family)->limits)
+        status = read_limits(config, "swiglu_limits_shared", h->n_blocks, h->dense_limit, err);
     if (!status) status = config_bool(config, "attention_bias", &bias, err);
     if (!status && family_reads(*family, "qkv_bias")) status = config_bool(config, "qkv_bias", &qkv_bias, err);
     if (!status && (*family)->qk_norm == SN_IF_DECLARED) status = read_qk_norm(config, *family, h, err);
@@ -1096,6 +1334,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);
     sn_config_copy_name(h->name, name, strlen(name));
     h->norm_plus_one = (*family)->norm_plus_one;
+    h->window_sinks = (*family)->window_sinks;
     h->qkv_bias = ((*family)->qkv_bias == SN_ALWAYS && qkv_bias) || ((*family)->qkv_bias == SN_IF_DECLARED && bias);
     h->linear_bias = (*family)->linear_bias == SN_ALWAYS || ((*family)->linear_bias == SN_IF_DECLARED && bias);
     h->o_bias = h->linear_bias || ((*family)->qkv_bias == SN_IF_DECLARED && bias && !(*family)->no_o_bias);

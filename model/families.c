@@ -104,6 +104,55 @@ static const char *const gemma3_reads[] = {"query_pre_attn_scalar", NULL};
     .activation_default = SN_GELU_TANH, .tied_default = true, .norm_plus_one = true, .scales_embeddings = true,        \
     NAMED(&naming_hf_gemma3, &naming_gguf_gemma3)
 
+/* Gemma 4: a scale for each block; mixtures have a feed-forward beside the experts. */
+#define HF_GEMMA4                                                                                                      \
+    HF_ENDS, HF_ATTENTION, [SN_ROLE_BLOCK_SCALE] = "layer_scalar", [SN_ROLE_ATTN_NORM] = "input_layernorm.weight",     \
+                           [SN_ROLE_ATTN_POST_NORM] = "post_attention_layernorm.weight",                               \
+                           [SN_ROLE_FFN_NORM] = "pre_feedforward_layernorm.weight",                                    \
+                           [SN_ROLE_FFN_POST_NORM] = "post_feedforward_layernorm.weight", HF_FEED_FORWARD
+#define GGUF_GEMMA4 GGUF_FEED_FORWARD, GGUF_NORMS, GGUF_POST_NORMS, [SN_ROLE_BLOCK_SCALE] = "layer_output_scale.weight"
+static const sn_tensor_naming naming_hf_gemma4 = {.block_prefix = "model.layers.", .names = {HF_GEMMA4}};
+static const sn_tensor_naming naming_gguf_gemma4 = {GGUF_NAMES(GGUF_GEMMA4)};
+static const sn_tensor_naming naming_hf_gemma4_moe = {
+    .block_prefix = "model.layers.",
+    .names = {HF_GEMMA4, [SN_ROLE_SHARED_GATE] = "mlp.gate_proj.weight", [SN_ROLE_SHARED_UP] = "mlp.up_proj.weight",
+              [SN_ROLE_SHARED_DOWN] = "mlp.down_proj.weight", [SN_ROLE_EXPERTS_GATE] = "experts.gate_up_proj",
+              [SN_ROLE_EXPERTS_UP] = "experts.gate_up_proj", [SN_ROLE_EXPERTS_DOWN] = "experts.down_proj",
+              [SN_ROLE_ROUTER] = "router.proj.weight", [SN_ROLE_ROUTER_NORM] = "router.scale",
+              [SN_ROLE_ROUTER_FACTORS] = "router.per_expert_scale",
+              [SN_ROLE_SHARED_POST_NORM] = "post_feedforward_layernorm_1.weight",
+              [SN_ROLE_EXPERTS_NORM] = "pre_feedforward_layernorm_2.weight",
+              [SN_ROLE_EXPERTS_POST_NORM] = "post_feedforward_layernorm_2.weight"},
+    .gate_up_fused = true};
+static const sn_tensor_naming naming_gguf_gemma4_moe = {GGUF_NAMES(
+    GGUF_GEMMA4, GGUF_EXPERTS, [SN_ROLE_SHARED_GATE] = "ffn_gate.weight", [SN_ROLE_SHARED_UP] = "ffn_up.weight",
+    [SN_ROLE_SHARED_DOWN] = "ffn_down.weight", [SN_ROLE_ROUTER_NORM] = "ffn_gate_inp.scale",
+    [SN_ROLE_ROUTER_FACTORS] = "ffn_down_exps.scale", [SN_ROLE_SHARED_POST_NORM] = "post_ffw_norm_1.weight",
+    [SN_ROLE_EXPERTS_NORM] = "pre_ffw_norm_2.weight", [SN_ROLE_EXPERTS_POST_NORM] = "post_ffw_norm_2.weight")};
+static const sn_heads_config gemma4_heads = {.full = true,
+                                             .n_kv = "num_global_key_value_heads",
+                                             .n_kv_if = "attention_k_eq_v",
+                                             .key_dim = "global_head_dim",
+                                             .key_dim_default = 512};
+static const sn_moe_config gemma4_experts = {.width = "moe_intermediate_size",
+                                             .enabled_by = "enable_moe_block",
+                                             .beside = true,
+                                             .n_ff = 704,
+                                             .n_experts = 128,
+                                             .n_experts_used = 8,
+                                             .scoring = SN_ROUTER_SOFTMAX,
+                                             .shared_width = "intermediate_size"};
+static const char *const gemma4_reads[] = {"final_logit_softcapping", "num_experts", "use_bidirectional_attention",
+                                           NULL};
+
+#define GEMMA4                                                                                                         \
+    .name = "gemma4_text", .gguf_architecture = "gemma4", .gguf_rope = SN_ROPE_NEOX, .qkv_bias = SN_IF_DECLARED,       \
+    .activation_field = "hidden_activation", .activation_default = SN_GELU_TANH, .tied_default = true,                 \
+    .scales_embeddings = true, .head_dim_default = 256, .heads = &gemma4_heads, .norm_values = true, .unscaled = true, \
+    .proportional = true, .qk_norm = SN_ALWAYS, .logit_softcap = true, .rope_required = true,                          \
+    .window = SN_WINDOW_GIVEN, .window_default = 512, .window_pattern = 6, .theta_default = 1e6, .local_theta = 1e4,   \
+    .rotates_part = true, .wrapped = true, .config_fields = gemma4_reads
+
 /* OLMo 2: norms after each half of a block, none before. */
 static const sn_tensor_naming naming_hf_olmo2 = {
     .block_prefix = "model.layers.",
@@ -328,6 +377,60 @@ static const sn_tensor_naming naming_gguf_gpt_oss = {
                [SN_ROLE_EXPERTS_DOWN_BIAS] = "ffn_down_exps.bias")};
 static const sn_moe_config gpt_oss_experts = {
     .width = "intermediate_size", .n_experts = 128, .n_experts_used = 4, .n_ff = 2880};
+/* MiMo-V2: values narrower than keys, other key/value heads and sinks in blocks with a window. */
+static const sn_tensor_naming naming_hf_mimo2 = {
+    HF_NAMES(HF_FEED_FORWARD, HF_QWEN_EXPERTS, [SN_ROLE_ROUTER_CORRECTION] = "mlp.gate.e_score_correction_bias",
+             [SN_ROLE_ATTN_SINKS] = "self_attn.attention_sink_bias")};
+static const sn_tensor_naming naming_gguf_mimo2 = {GGUF_NAMES(
+    GGUF_FEED_FORWARD, GGUF_EXPERTS,
+    GGUF_NORMS, [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b.bias", [SN_ROLE_ATTN_SINKS] = "attn_sinks.weight")};
+static const sn_heads_config mimo2_heads = {.n = "swa_num_attention_heads",
+                                            .n_kv = "swa_num_key_value_heads",
+                                            .key_dim = "swa_head_dim",
+                                            .value_dim = "swa_v_head_dim",
+                                            .n_kv_times = 2};
+static const sn_moe_config mimo2_experts = {.width = "moe_intermediate_size",
+                                            .n_experts = 256,
+                                            .n_experts_used = 8,
+                                            .n_ff = 2048,
+                                            .scoring = SN_ROUTER_SIGMOID,
+                                            .normalised = SN_IF_DECLARED,
+                                            .normalised_default = true,
+                                            .gguf_normalised = true,
+                                            .scale_default = 1,
+                                            .correction = true,
+                                            .groups_by = "noaux_tc",
+                                            .dense_width = "intermediate_size",
+                                            .dense_list = "moe_layer_freq",
+                                            .n_dense = 1};
+static const char *const mimo2_reads[] = {"n_routed_experts", "num_local_experts",    "n_group",
+                                          "topk_group",       "hybrid_layer_pattern", NULL};
+/* Step 3.5: other heads in blocks with a window, a gate for each head, the shared expert beside the mixture. */
+static const sn_tensor_naming naming_hf_step35 = {HF_NAMES(
+    HF_FEED_FORWARD, [SN_ROLE_ATTN_HEAD_GATE] = "self_attn.g_proj.weight", [SN_ROLE_ROUTER] = "moe.gate.weight",
+    [SN_ROLE_ROUTER_CORRECTION] = "moe.router_bias", [SN_ROLE_EXPERTS_GATE] = "moe.gate_proj.weight",
+    [SN_ROLE_EXPERTS_UP] = "moe.up_proj.weight", [SN_ROLE_EXPERTS_DOWN] = "moe.down_proj.weight",
+    [SN_ROLE_SHARED_GATE] = "share_expert.gate_proj.weight", [SN_ROLE_SHARED_UP] = "share_expert.up_proj.weight",
+    [SN_ROLE_SHARED_DOWN] = "share_expert.down_proj.weight")};
+static const sn_tensor_naming naming_gguf_step35 = {GGUF_NAMES(
+    GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED, GGUF_NORMS, [SN_ROLE_ATTN_HEAD_GATE] = "attn_gate.weight")};
+static const sn_heads_config step35_heads = {.n = "num_sliding_attention_heads", .object = "attention_other_setting"};
+static const sn_moe_config step35_experts = {.width = "moe_intermediate_size",
+                                             .n_experts = 288,
+                                             .n_experts_used = 8,
+                                             .n_ff = 1280,
+                                             .scoring = SN_ROUTER_SIGMOID,
+                                             .normalised = SN_ALWAYS,
+                                             .gguf_normalised = true,
+                                             .scale_default = 1,
+                                             .scale_field = "moe_router_scaling_factor",
+                                             .correction = true,
+                                             .dense_width = "intermediate_size",
+                                             .shared_width = "share_expert_dim",
+                                             .n_ff_shared = 1280,
+                                             .n_dense = 3};
+static const char *const step35_reads[] = {"n_routed_experts",      "num_local_experts", "use_qk_norm",
+                                           "query_pre_attn_scalar", "moe_layers_enum",   NULL};
 static const char *const gpt_oss_reads[] = {"num_experts",  "num_local_experts",   "swiglu_alpha",
                                             "swiglu_limit", "quantization_config", NULL};
 
@@ -812,6 +915,8 @@ const sn_family sn_families[] = {
      .config_fields = gemma2_reads},
     {GEMMA, .name = "gemma3_text", .gguf_architecture = "gemma3", .qk_norm = SN_ALWAYS, .window_pattern = 6,
      .theta_default = 1e6, .local_theta = 1e4, .config_fields = gemma3_reads},
+    {GEMMA4, .moe = &gemma4_experts, .gguf_moe = true, NAMED(&naming_hf_gemma4_moe, &naming_gguf_gemma4_moe)},
+    {GEMMA4, NAMED(&naming_hf_gemma4, &naming_gguf_gemma4)},
     {FALCON, .parallel = true, NAMED(&naming_hf_falcon, &naming_gguf_falcon)},
     {FALCON, .parallel = true, NAMED(&naming_hf_falcon_shared, &naming_gguf_falcon_shared)},
     {FALCON, NAMED(&naming_hf_falcon_serial, NULL)},
@@ -952,6 +1057,51 @@ const sn_family sn_families[] = {
      .moe = &gpt_oss_experts,
      .config_fields = gpt_oss_reads,
      NAMED(&naming_hf_gpt_oss, &naming_gguf_gpt_oss)},
+    {.name = "mimo_v2_flash",
+     .gguf_architecture = "mimo2",
+     .gguf_rope = SN_ROPE_NEOX,
+     .eps_default = 1e-5,
+     .eps_field = "layernorm_epsilon",
+     .head_dim_default = 192,
+     .value_dim_default = 128,
+     .value_scale_default = 0.707,
+     .heads = &mimo2_heads,
+     .window = SN_WINDOW_GIVEN,
+     .window_default = 129,
+     .window_sinks = true,
+     .theta_default = 5e6,
+     .local_theta = 1e4,
+     .rotated_default = 0.334,
+     .rotates_part = true,
+     .qkv_bias = SN_IF_DECLARED,
+     .no_o_bias = true,
+     .moe = &mimo2_experts,
+     .gguf_moe = true,
+     .further_blocks = true,
+     .config_fields = mimo2_reads,
+     NAMED(&naming_hf_mimo2, &naming_gguf_mimo2)},
+    {.name = "step3p5",
+     .gguf_architecture = "step35",
+     .gguf_rope = SN_ROPE_NEOX,
+     .gguf_full_half = true,
+     .eps_default = 1e-5,
+     .head_dim_default = 128,
+     .heads = &step35_heads,
+     .head_gate = true,
+     .limits = true,
+     .qk_norm = SN_ALWAYS,
+     .norm_plus_one = true,
+     .window = SN_WINDOW_GIVEN,
+     .theta_default = 1e4,
+     .local_theta = 1e4,
+     .rotates_part = true,
+     .qkv_bias = SN_IF_DECLARED,
+     .wrapped = true,
+     .moe = &step35_experts,
+     .gguf_moe = true,
+     .further_blocks = true,
+     .config_fields = step35_reads,
+     NAMED(&naming_hf_step35, &naming_gguf_step35)},
     {.name = "qwen3_5_text", .gguf_architecture = "qwen35", QWEN3_5, NAMED(&naming_hf_qwen3_5, &naming_gguf_qwen3_5)},
     {QWEN3_5_MOE, .gguf_architecture = "qwen35moe", NAMED(&naming_hf_qwen3_5_moe, &naming_gguf_qwen3_5_moe)},
     {QWEN3_5_MOE, NAMED(&naming_hf_qwen3_5_moe_stacked, NULL)},
@@ -977,6 +1127,6 @@ const sn_family sn_families[] = {
     {NEMOTRON, .gguf_architecture = "nemotron_h", NAMED(&naming_hf_nemotron, &naming_gguf_nemotron)},
     {KEYED, .name = "kimi_linear", .gguf_architecture = "kimi-linear", .unrotated = true, .keeps_low_rank = true,
      .moe = &kimi_linear_experts, NAMED(&naming_hf_kimi_linear, &naming_gguf_kimi_linear)},
-    {KEYED, .name = "bailing_hybrid", .gguf_architecture = "bailingmoe3", .theta_default = 6e6, .moe = &bailing_experts,
-     NAMED(&naming_hf_bailing_hybrid, &naming_gguf_bailing_hybrid)},
+    {KEYED, .name = "bailing_hybrid", .gguf_architecture = "bailingmoe3", .theta_default = 6e6, .head_gate = true,
+     .moe = &bailing_experts, NAMED(&naming_hf_bailing_hybrid, &naming_gguf_bailing_hybrid)},
     {.name = NULL}};

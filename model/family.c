@@ -103,6 +103,17 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     case SN_ROLE_ATTN_Q_NORM:
     case SN_ROLE_ATTN_K_NORM:
         return hparams->qk_norm && !hparams->qk_norm_plain;
+    case SN_ROLE_ATTN_V:
+        return !(hparams->full_keys_are_values && hparams->full_attention[block]);
+    case SN_ROLE_SHARED_POST_NORM:
+    case SN_ROLE_EXPERTS_NORM:
+    case SN_ROLE_EXPERTS_POST_NORM:
+    case SN_ROLE_ROUTER_NORM:
+    case SN_ROLE_ROUTER_FACTORS:
+        return hparams->dense_beside;
+    case SN_ROLE_ATTN_SINKS:
+        return family->naming[SN_CONTAINER_SAFETENSORS]->names[role] &&
+               !(hparams->window_sinks && !sn_window_of(hparams, block));
     case SN_ROLE_ATTN_Q_LOW:
     case SN_ROLE_ATTN_Q_LOW_NORM:
         return hparams->q_rank;
@@ -152,12 +163,15 @@ bool sn_family_ignores(const sn_family *family, sn_container container, int n_bl
                                           ".input_zero_point", ".k_scale",
                                           ".v_scale",          ".weight_shape"};
     size_t len = strlen(tensor_name);
-    static const char *const encoder[] = {"vision_tower.", "vision_model.", "multi_modal_projector.", "model.visual.",
+    static const char *const encoder[] = {"vision_tower.",       "vision_model.",        "multi_modal_projector.",
+                                          "model.visual.",       "vit_large_projector.", "model.vision_tower.",
+                                          "model.embed_vision.", "model.audio_tower.",   "model.embed_audio.",
                                           "mm_projector."};
     for (size_t i = 0; family->wrapped && i < sizeof encoder / sizeof *encoder; i++)
         if (!strncmp(tensor_name, encoder[i], strlen(encoder[i]))) return true;
     if (family->indexed && strstr(tensor_name, "indexer.")) return true;
-    if (family->further_blocks && !strncmp(tensor_name, "mtp.", 4)) return true;
+    if (family->further_blocks && (!strncmp(tensor_name, "mtp.", 4) || !strncmp(tensor_name, "model.mtp.", 10)))
+        return true;
     if (family->further_blocks && block_of(family->naming[container], tensor_name) >= n_blocks) return true;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t ending = strlen(endings[i]);

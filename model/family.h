@@ -74,6 +74,9 @@ typedef struct sn_moe_config {
     bool correction;                          /* the router has a correction */
     double offset;                            /* router_offset of sn_hparams */
     bool blocks_listed;                       /* the list of blocks says which of them are dense */
+    const char *enabled_by;                   /* the model is a mixture only if this field is true; or NULL */
+    bool beside;             /* the shared expert is a feed-forward with norms of its own: sn_hparams.dense_beside */
+    const char *dense_list;  /* the field that lists the blocks without experts by 0; or NULL */
     const char *groups_by;   /* the topk_method that chooses among the best groups of experts; NULL: none does */
     const char *dense_width; /* the field with the n_ff of blocks without experts; NULL: all blocks have experts */
     const char
@@ -86,6 +89,17 @@ typedef struct sn_moe_config {
     bool scales_input;           /* the weight of an expert multiplies its input */
 } sn_moe_config;
 
+/* How config.json describes blocks whose heads differ from those of its usual fields: those with a window, or with full
+ * attention. Fields of the others: NULL: the same number. */
+typedef struct sn_heads_config {
+    bool full; /* the others are the blocks with full attention */
+    const char *n, *n_kv, *key_dim, *value_dim;
+    int n_kv_times;      /* where the file does not say n_kv: the usual number so many times */
+    const char *n_kv_if; /* n_kv counts only if this field is true; then their values are what gives keys, too */
+    int key_dim_default; /* where the file does not say it; 0: the usual number */
+    const char *object;  /* the field with an object that has some of them, by the usual names */
+} sn_heads_config;
+
 typedef struct sn_family {
     const char *name;              /* config.json's model_type */
     const char *gguf_architecture; /* NULL: none, or its GGUF files have another family's */
@@ -94,7 +108,17 @@ typedef struct sn_family {
     sn_trait qk_norm;
     bool qk_norm_wide, qk_norm_plain;
     bool layer_norm, parallel, alibi;
-    bool latent;  /* latent attention */
+    const sn_heads_config *heads; /* NULL: all blocks have the same heads */
+    bool head_gate;               /* a gate for each head of attention */
+    bool limits;                  /* config.json may bound feed-forwards block by block */
+    bool gguf_full_half;          /* GGUF: blocks with full attention rotate half of the dimensions that it says */
+    bool norm_values;             /* values are normed */
+    bool proportional;            /* rope may be of type proportional: the dimensions that are not rotated are pairs */
+    bool unscaled;                /* scores of attention are not scaled */
+    bool window_sinks;            /* blocks with full attention have no sinks */
+    double value_scale_default;   /* values are multiplied by attention_value_scale; 0: the family has no such field */
+    int value_dim_default;        /* v_head_dim; 0: that of keys */
+    bool latent;                  /* latent attention */
     bool indexed; /* with an indexer, which chooses index_topk keys for each token. It is not computed: contexts are no
                    * longer than that, so that it chooses all of them (DeepSeek-V3.2, 2025) */
     sn_trait linear_bias;
@@ -119,6 +143,7 @@ typedef struct sn_family {
     double rotated_default;       /* partial_rotary_factor */
     bool rotates_part;            /* config.json may say it; other families ignore it while rope has no scaling */
     int no_rope_interval; /* config.json may list no_rope_layers; without the list every n-th block has no rope */
+    bool logit_softcap;   /* logits are bounded by a number of the file */
     bool softcaps;        /* scores of attention and logits are bounded by numbers of the file */
     bool neighbours;      /* files of Hugging Face rotate neighbouring dimensions, as some GGUF files do */
     bool full_unrotated;  /* where blocks have a window, those with full attention have no rope */

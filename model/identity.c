@@ -32,17 +32,20 @@ static uint32_t float_bits(float x) {
 
 /* Adds the hyperparameters that a block's mathematics uses. Not the family's name (files of one model may have two) and
  * not the context length. */
-static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int rope) {
+static void add_hparams(sn_hasher *hasher, const sn_hparams *h, const sn_heads *heads, int window, int rope) {
     const float *freqs = sn_rope_freqs(h, rope);
-    add_line(hasher, "n_embd=%d\nn_heads=%d\nn_kv_heads=%d\nhead_dim=%d\nn_ff=%d\n", h->n_embd, h->n_heads,
-             h->n_kv_heads, h->head_dim, h->n_ff);
+    add_line(hasher, "n_embd=%d\nn_heads=%d\nn_kv_heads=%d\nhead_dim=%d\nn_ff=%d\n", h->n_embd, heads->n, heads->n_kv,
+             heads->key_dim, h->n_ff);
+    if (!h->latent && heads->value_dim != heads->key_dim) add_line(hasher, "head_value_dim=%d\n", heads->value_dim);
+    if (h->value_scale > 0) add_line(hasher, "value_scale=%08" PRIx32 "\n", float_bits(h->value_scale));
     add_line(hasher, "norm_eps=%08" PRIx32 "\nwindow=%d\nqkv_bias=%d\nqk_norm=%d\n", float_bits(h->norm_eps), window,
              h->qkv_bias, h->qk_norm);
     add_line(hasher, "rope_style=%s\nrope_dim=%d\n", h->rope_style == SN_ROPE_INTERLEAVED ? "pairs" : "halves",
-             h->rope_dim);
-    for (int i = 0; i < h->rope_dim / 2; i++) add_line(hasher, "rope_freq=%08" PRIx32 "\n", float_bits(freqs[i]));
+             sn_rope_dim(h, rope));
+    for (int i = 0; i < sn_rope_dim(h, rope) / 2; i++)
+        add_line(hasher, "rope_freq=%08" PRIx32 "\n", float_bits(freqs[i]));
     if (h->rope_scale[rope] != 1) add_line(hasher, "rope_scale=%08" PRIx32 "\n", float_bits(h->rope_scale[rope]));
-    if (h->attn_scale != 1.0f / sqrtf((float)h->head_dim))
+    if (h->attn_scale != 1.0f / sqrtf((float)heads->key_dim))
         add_line(hasher, "attn_scale=%08" PRIx32 "\n", float_bits(h->attn_scale));
     if (h->residual_scale != 1) add_line(hasher, "residual_scale=%08" PRIx32 "\n", float_bits(h->residual_scale));
     if (h->q_growth > 0)
@@ -68,6 +71,13 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, int window, int 
     if (h->router_scale != 1) add_line(hasher, "router_scale=%08" PRIx32 "\n", float_bits(h->router_scale));
     if (h->attn_gate) add_line(hasher, "attn_gate=1\n");
     if (h->router_offset > 0) add_line(hasher, "router_offset=%08" PRIx32 "\n", float_bits(h->router_offset));
+    if (h->norm_values) add_line(hasher, "norm_values=1\n");
+    if (h->dense_beside) add_line(hasher, "dense_beside=1\n");
+}
+
+static void add_limits(sn_hasher *hasher, const sn_hparams *h, int block) {
+    if (h->ff_limit[block] > 0) add_line(hasher, "ff_limit=%08" PRIx32 "\n", float_bits(h->ff_limit[block]));
+    if (h->dense_limit[block] > 0) add_line(hasher, "dense_limit=%08" PRIx32 "\n", float_bits(h->dense_limit[block]));
 }
 
 /* Of a recurrent block. */
@@ -150,8 +160,10 @@ sn_status sn_model_add_block(const sn_model *model, int block, sn_hasher *hasher
     const sn_hparams *h = sn_model_hparams(model);
     bool known = block >= 0 && block < h->n_blocks + h->n_next; /* else no tensor is found */
     sn_status status = SN_OK;
-    if (known) add_hparams(hasher, h, sn_window_of(h, block), sn_rope_of(h, block));
+    const sn_heads heads = known ? sn_heads_of(h, block) : (sn_heads){0};
+    if (known) add_hparams(hasher, h, &heads, sn_window_of(h, block), sn_rope_of(h, block));
     if (known && h->no_rope[block]) add_line(hasher, "no_rope=1\n");
+    if (known) add_limits(hasher, h, block);
     if (known && h->recurrent[block] && !h->no_mixer[block]) add_delta(hasher, h);
     for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++)
         for (int i = 0; !status && i < sn_role_n_matrices(h, (sn_role)role); i++)
@@ -209,16 +221,18 @@ sn_status sn_model_compute_id(const sn_model *model, sn_hash *out, sn_err *err) 
     sn_model_tensor tensor;
     sn_hasher *hasher = sn_hasher_new();
     if (!hasher) return sn_fail(err, SN_STOP, "out of memory for a hash");
-    add_hparams(hasher, h, h->window, 0);
+    const sn_heads heads = sn_usual_heads(h);
+    add_hparams(hasher, h, &heads, h->window, 0);
     if (h->conv_taps) add_delta(hasher, h);
     add_line(hasher, "n_blocks=%d\nn_vocab=%d\n", h->n_blocks, h->n_vocab);
     if (h->embed_scale != 1) add_line(hasher, "embed_scale=%08" PRIx32 "\n", float_bits(h->embed_scale));
     if (h->logit_scale != 1) add_line(hasher, "logit_scale=%08" PRIx32 "\n", float_bits(h->logit_scale));
     if (h->logit_softcap > 0) add_line(hasher, "logit_softcap=%08" PRIx32 "\n", float_bits(h->logit_softcap));
-    if (h->n_ropes > 1) add_hparams(hasher, h, 0, 1);
+    if (h->n_ropes > 1) add_hparams(hasher, h, h->full_heads.n ? &h->full_heads : &heads, 0, 1);
     for (int block = 0; block < h->n_blocks; block++) {
         if (sn_window_of(h, block) != h->window || sn_rope_of(h, block)) add_line(hasher, "%d looks_back\n", block);
         if (h->no_rope[block]) add_line(hasher, "%d no_rope\n", block);
+        add_limits(hasher, h, block);
         for (int role = SN_ROLE_FIRST_OF_BLOCK; role < SN_ROLE_COUNT; role++) {
             for (int i = 0; i < sn_role_n_matrices(h, (sn_role)role); i++) {
                 if (sn_model_find_expert(model, (sn_role)role, block, i, &tensor, NULL))

@@ -165,10 +165,10 @@ static const sn_family *family_of(const sn_model *m, int block) {
 }
 
 /* Where a matrix of the role lies in its entry. *own: its rows; of a vector its elements. */
-static sn_tensor_view view_of(const sn_model *m, const sn_family *family, const entry *e, sn_role role, int expert,
-                              size_t *own) {
+static sn_tensor_view view_of(const sn_model *m, const sn_family *family, const entry *e, sn_role role, int block,
+                              int expert, size_t *own) {
     size_t rows, cols;
-    sn_role_shape(&m->hparams, role, &rows, &cols);
+    sn_role_shape(&m->hparams, role, block, &rows, &cols);
     *own = sn_role_is_vector(role) ? cols : rows;
     const sn_tensor_naming *naming = family->naming[m->container];
     if (sn_role_is_of_head(role))
@@ -190,7 +190,8 @@ static size_t vector_rows(const sn_hparams *h, sn_role role) {
     return role >= SN_ROLE_EXPERTS_GATE_BIAS && role <= SN_ROLE_EXPERTS_DOWN_BIAS ? (size_t)h->n_experts : 0;
 }
 
-static sn_status check_entry(const sn_model *m, const sn_family *family, const entry *e, sn_role role, sn_err *err) {
+static sn_status check_entry(const sn_model *m, const sn_family *family, const entry *e, sn_role role, int block,
+                             sn_err *err) {
     size_t rows, cols, own;
     size_t matrix_rows = vector_rows(&m->hparams, role);
     bool vector = sn_role_is_vector(role);
@@ -199,8 +200,8 @@ static sn_status check_entry(const sn_model *m, const sn_family *family, const e
                  : vector && !matrix_rows                               ? 1
                                                                         : 2;
     sn_dtype dtype = e->tensor.dtype;
-    const sn_tensor_view view = view_of(m, family, e, role, 0, &own);
-    sn_role_shape(&m->hparams, role, &rows, &cols);
+    const sn_tensor_view view = view_of(m, family, e, role, block, 0, &own);
+    sn_role_shape(&m->hparams, role, block, &rows, &cols);
     *(vector ? &cols : &rows) = view.whole;
     if (view.col_step) cols = view.col_step;
     if (view.turned) cols = (size_t)m->hparams.latent;
@@ -331,15 +332,15 @@ static void find_parts(const sn_model *m, const struct packed_names *names, cons
 }
 
 /* Makes the first of the parts, which has the codes, the matrix's entry. */
-static sn_status join_parts(sn_model *m, sn_role role, sn_packed_naming naming, entry *parts[SN_PACKED_PARTS],
-                            sn_err *err) {
+static sn_status join_parts(sn_model *m, sn_role role, int block, sn_packed_naming naming,
+                            entry *parts[SN_PACKED_PARTS], sn_err *err) {
     const sn_safetensors_tensor *files[SN_PACKED_PARTS] = {NULL};
     sn_packed *packed = NULL;
     size_t rows, cols, own;
     sn_dtype dtype;
     entry *e = parts[SN_PACKED_CODES];
-    const sn_tensor_view view = view_of(m, m->family, e, role, 0, &own);
-    sn_role_shape(&m->hparams, role, &rows, &cols);
+    const sn_tensor_view view = view_of(m, m->family, e, role, block, 0, &own);
+    sn_role_shape(&m->hparams, role, block, &rows, &cols);
     if (view.turned) cols = (size_t)m->hparams.latent;
     for (int i = 0; i < SN_PACKED_PARTS; i++)
         if (parts[i]) files[i] = sn_safetensors_find(m->safetensors, parts[i]->name);
@@ -408,7 +409,7 @@ static sn_status find_quantised(sn_model *m, sn_role role, int block, const char
         if (!codes || (codes == *own && !scales_rows(parts[SN_PACKED_SCALES]))) continue;
         codes->used = true;
         *own = parts[SN_PACKED_SCALES] ? codes : NULL;
-        return *own && !codes->tensor.packed ? join_parts(m, role, packed_names[i].naming, parts, err) : SN_OK;
+        return *own && !codes->tensor.packed ? join_parts(m, role, block, packed_names[i].naming, parts, err) : SN_OK;
     }
     return SN_OK;
 }
@@ -455,7 +456,7 @@ static sn_status bind_role(sn_model *m, sn_role role, int block, int expert, sn_
         return SN_OK;
     }
     *slot = own;
-    return own ? check_entry(m, family, own, role, err) : SN_OK;
+    return own ? check_entry(m, family, own, role, block, err) : SN_OK;
 }
 
 /* Variants of a family of mixtures differ in how their files hold experts: takes the one whose tensors are there. */
@@ -680,6 +681,8 @@ sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, i
     const sn_family *family = family_of(model, block);
     bool norm = role == SN_ROLE_ATTN_Q_NORM || role == SN_ROLE_ATTN_K_NORM;
     if (role == SN_ROLE_ATTN_SLOPES && hp->alibi) *out = computed_vector(model, model->slopes, (size_t)hp->n_heads, 1);
+    if (role == SN_ROLE_ATTN_V_NORM && hp->norm_values)
+        *out = computed_vector(model, model->ones, (size_t)sn_heads_of(hp, block).value_dim, 2);
     if (norm && hp->qk_norm_plain && !hp->no_rope[block])
         *out = computed_vector(model, model->ones, (size_t)hp->head_dim, 2);
     if (!sn_family_has_role(model->family, &model->hparams, role, block) ||
@@ -690,7 +693,7 @@ sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, i
     const entry *found = *slot_of(model, role, block, expert);
     if (!found) return fail_missing(model, name, err);
     size_t own;
-    sn_tensor_view view = view_of(model, family, found, role, expert, &own);
+    sn_tensor_view view = view_of(model, family, found, role, block, expert, &own);
     *out = found->tensor;
     out->vector = sn_role_is_vector(role);
     if (out->vector) out->cols *= out->rows, out->rows = 1;

@@ -19,7 +19,8 @@
 
 #include <stdbool.h>
 
-/* What a tensor does in the model, whatever its file calls it. Shapes are (rows, cols) = (outputs, inputs), or (width).
+/* What a tensor does in the model, whatever its file calls it. Shapes are (rows, cols) = (outputs, inputs), or (width);
+ * those of attention by the heads of the block (sn_heads_of).
  *     role             shape                            present if */
 #define SN_ROLES(X)                                                                                                    \
     X(TOKEN_EMBEDDING)  /* (n_vocab, n_embd)                 always */                                                 \
@@ -34,17 +35,17 @@
     X(ATTN_Q_LOW_NORM)  /* (q_rank)                          q_rank */                                                 \
     X(ATTN_Q) /* (n_heads * head_dim, n_embd); latent: (n_heads * (nope_dim + rope_dim), q_rank or n_embd) */          \
     X(ATTN_K) /* (n_kv_heads * head_dim, n_embd);  latent: (rope_dim, n_embd), the keys' own elements */               \
-    X(ATTN_V) /* (n_kv_heads * head_dim, n_embd);  latent: (latent, n_embd) */                                         \
+    X(ATTN_V) /* (n_kv_heads * value_dim, n_embd); latent: (latent, n_embd) */                                         \
     X(ATTN_LATENT_NORM)  /* (latent)                          latent: of the output of ATTN_V */                       \
     X(ATTN_K_UP)         /* (latent, nope_dim)                latent: of each head; takes q to the latent */           \
     X(ATTN_V_UP)         /* (value_dim, latent)               latent: of each head; takes the latent to values */      \
-    X(ATTN_O)            /* (n_embd, n_heads * head_dim);     latent: (n_embd, n_heads * value_dim) */                 \
+    X(ATTN_O)            /* (n_embd, n_heads * value_dim) */                                                           \
     X(ATTN_Q_BIAS)       /* (n_heads * head_dim)              qkv_bias */                                              \
     X(ATTN_K_BIAS)       /* (n_kv_heads * head_dim)           qkv_bias */                                              \
-    X(ATTN_V_BIAS)       /* (n_kv_heads * head_dim)           qkv_bias */                                              \
+    X(ATTN_V_BIAS)       /* (n_kv_heads * value_dim)          qkv_bias */                                              \
     X(ATTN_O_BIAS)       /* (n_embd)                          o_bias */                                                \
     X(ATTN_SLOPES)       /* (n_heads)                         alibi; computed, in no file */                           \
-    X(ATTN_SINKS)        /* (n_heads)                         the family has attention sinks */                        \
+    X(ATTN_SINKS)        /* (n_heads)                         the family has attention sinks; window_sinks */          \
     X(ATTN_Q_NORM)       /* (head_dim), qk_norm_wide: (n_heads * head_dim)    qk_norm */                               \
     X(ATTN_K_NORM)       /* (head_dim), qk_norm_wide: (n_kv_heads * head_dim)    qk_norm */                            \
     X(ATTN_POST_NORM)    /* (n_embd)                          post_norm: of the output of attention */                 \
@@ -89,13 +90,20 @@
     X(DELTA_TIME_LOW)    /* (delta_rank, n_embd)              delta_rank: its output is DELTA_TIME's input */          \
     X(DELTA_GATE_LOW)    /* (delta_rank, n_embd)              likewise, DELTA_GATE's */                                \
     X(DELTA_OUT)         /* (n_embd, sn_delta_values) */                                                               \
-    X(ATTN_HEAD_GATE)    /* (n_heads, n_embd)                 attn_head_gate */                                        \
     X(EXPERTS_NARROW)    /* (experts_width, n_embd)           experts_width: makes the experts' input */               \
     X(EXPERTS_WIDEN)     /* (n_embd, experts_width)           likewise, takes the sum of their outputs */              \
     X(NEXT_EMBED_NORM)   /* (n_embd)                          n_next: block n_blocks alone has these four */           \
     X(NEXT_HIDDEN_NORM)  /* (n_embd)                          likewise */                                              \
     X(NEXT_INPUT)        /* (n_embd, 2 * n_embd)              of a normed embedding and a normed hidden state */       \
-    X(NEXT_OUTPUT_NORM)  /* (n_embd)                          takes the place of OUTPUT_NORM behind this block */
+    X(NEXT_OUTPUT_NORM)  /* (n_embd)                          takes the place of OUTPUT_NORM behind this block */      \
+    X(ATTN_HEAD_GATE)    /* (n_heads, n_embd)                 head_gate: a number for each head */                     \
+    X(ATTN_V_NORM)       /* (value_dim)                       norm_values; computed, in no file */                     \
+    X(SHARED_POST_NORM)  /* (n_embd)                          dense_beside: of the output of the shared expert */      \
+    X(EXPERTS_NORM)      /* (n_embd)                          likewise: of the experts' input, which is not that */    \
+    X(EXPERTS_POST_NORM) /* (n_embd)                          likewise: of what the chosen experts give */             \
+    X(ROUTER_NORM)       /* (n_embd)                          likewise: of the router's input */                       \
+    X(ROUTER_FACTORS)    /* (n_experts)                       likewise: of the experts' weights */                     \
+    X(BLOCK_SCALE)       /* (1)                               the family scales what leaves a block; host memory */
 
 typedef enum sn_role {
 #define X(name) SN_ROLE_##name,
@@ -128,16 +136,23 @@ enum {
     SN_MODEL_NAME_SIZE = 128
 };
 
+/* The heads of attention: of queries, and of keys and values; elements of a query or key, and of a value. */
+typedef struct sn_heads {
+    int n, n_kv, key_dim, value_dim;
+} sn_heads;
+
 typedef struct sn_hparams {
     char family[SN_FAMILY_NAME_SIZE]; /* a name of families.c: "llama", "qwen2", ... */
     char name[SN_MODEL_NAME_SIZE];    /* for display: the name in the file, else the name of the file */
     int n_next; /* 1: the files have a block that predicts a further token (blocks/next_block.h): number n_blocks, which
                    does not count in n_blocks. Else 0 */
-    int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
-    int n_ctx;                  /* the longest context that the model was trained for, tokens */
+    int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab; /* heads: of the blocks without others */
+    sn_heads full_heads; /* of blocks with full attention, where they have others than those with a window; else 0 */
+    int n_ctx;           /* the longest context that the model was trained for, tokens */
     float norm_eps, latent_eps; /* latent_eps: of ATTN_Q_LOW_NORM and ATTN_LATENT_NORM */
     int window;                 /* sliding window: a token attends to itself and window-1 before it; 0: to all */
     bool full_attention[SN_BLOCKS_MAX]; /* blocks that attend to all positions, whatever the window */
+    bool window_sinks;                  /* of a family with sinks, only blocks with a window have some */
     bool window_chunks;                 /* the window is a chunk instead: window of sn_attention, device/device.h */
     bool no_rope[SN_BLOCKS_MAX];        /* blocks whose queries and keys are not rotated */
     /* q is multiplied by 1 + q_growth * ln(1 + (position + q_growth_offset) / q_growth_step), a whole number inside the
@@ -160,17 +175,24 @@ typedef struct sn_hparams {
     int n_expert_groups, n_expert_groups_used; /* n_groups and n_groups_used of sn_moe_router */
     bool qkv_bias;                             /* Q, K and V have biases */
     bool tied_output;                          /* the LM head is the embedding */
-    bool qk_norm, qk_norm_wide;    /* Q and K have norms; wide: over all heads of a row, not over each head */
-    bool post_norm;                /* the output of each half of a block has a norm before it is added */
-    bool layer_norm;               /* norms subtract the mean and have biases; else they are RMS norms */
-    bool o_bias;                   /* the output matrix of attention has a bias */
-    bool linear_bias;              /* the matrices of a feed-forward without gates have biases */
-    bool parallel;                 /* both halves of a block read the block's input, each through its own norm */
-    bool gated;                    /* the feed-forward has gates */
-    bool alibi;                    /* attention is biased by ATTN_SLOPES; such models have no rope */
-    sn_activation activation;      /* of the feed-forward; of its gate, if it is gated */
-    bool attn_gate;                /* attention's output is multiplied by sigmoid(ATTN_GATE) */
-    bool attn_head_gate;           /* each head's output is multiplied by sigmoid(ATTN_HEAD_GATE): latent only */
+    bool qk_norm, qk_norm_wide; /* Q and K have norms; wide: over all heads of a row, not over each head */
+    bool post_norm;             /* the output of each half of a block has a norm before it is added */
+    bool layer_norm;            /* norms subtract the mean and have biases; else they are RMS norms */
+    bool o_bias;                /* the output matrix of attention has a bias */
+    bool linear_bias;           /* the matrices of a feed-forward without gates have biases */
+    bool parallel;              /* both halves of a block read the block's input, each through its own norm */
+    bool gated;                 /* the feed-forward has gates */
+    bool alibi;                 /* attention is biased by ATTN_SLOPES; such models have no rope */
+    sn_activation activation;   /* of the feed-forward; of its gate, if it is gated */
+    bool attn_gate;             /* attention's output is multiplied by sigmoid(ATTN_GATE) */
+    bool head_gate;             /* each head's output is multiplied by its sigmoid(ATTN_HEAD_GATE) */
+    bool norm_values;           /* values have an RMS norm without factors */
+    bool full_keys_are_values;  /* in blocks with full attention values are what ATTN_K gives, and ATTN_V is absent */
+    /* The shared expert has norms of its own, and the experts and the router each another norm of the block's input. */
+    bool dense_beside;
+    /* By block: silu(gate) is bounded by it, and up by it and its negative, in experts; in the shared expert or a
+     * feed-forward without experts. 0: unbounded. */
+    float ff_limit[SN_BLOCKS_MAX], dense_limit[SN_BLOCKS_MAX];
     bool recurrent[SN_BLOCKS_MAX]; /* blocks without attention: they have a recurrence behind a short convolution */
     bool no_mixer[SN_BLOCKS_MAX], no_ff[SN_BLOCKS_MAX]; /* blocks of one half: without the first one, which then count
                                                            as recurrent, too, and without the second one */
@@ -187,17 +209,20 @@ typedef struct sn_hparams {
     bool act_order;                       /* of the folder's quantised matrices: columns belong to scattered groups */
     bool qk_norm_plain;                   /* these norms have no factors, and only blocks with rope have them */
     bool norm_plus_one;                   /* the file stores w where norms multiply by 1 + w */
+    float value_scale;                    /* values are multiplied by it before they are stored; 0: they are not */
     float attn_scale;                     /* of query times key: 1 / sqrt(head_dim) unless the model says otherwise */
     float embed_scale;                    /* embeddings are multiplied by it before the first block; usually 1 */
     float residual_scale;                 /* what each half of a block adds is multiplied by it; usually 1 */
     float logit_scale;                    /* logits are multiplied by it; usually 1 */
     sn_rope_style rope_style;
-    int rope_dim; /* rotated dimensions of a head (even, <= head_dim); 0: no rope */
+    int rope_dim;      /* rotated dimensions of a head (even, <= head_dim); 0: no rope */
+    int rope_dim_full; /* n_ropes 2: those of blocks with full attention */
     /* Latent attention (MLA: DeepSeek-AI 2024). All heads share one key, the `latent` numbers that stand for the keys
      * and values of all heads, then rope_dim rotated ones; the value is the latent. So n_kv_heads is 1 and head_dim is
      * latent + rope_dim. A head's q of nope_dim + rope_dim numbers is brought to this form by ATTN_K_UP, and ATTN_V_UP
      * makes its result of value_dim numbers. 0: none. q_rank 0: q has one matrix. */
-    int latent, nope_dim, value_dim, q_rank;
+    int latent, nope_dim, q_rank;
+    int value_dim; /* of a head's value; 0: head_dim */
     /* The angle of pair i at position p is p * rope_freq[i], in radians. Scaling (linear, llama3, yarn) is included.
      * float32, as the reference computes it. */
     float rope_freq[SN_ROPE_FREQS_MAX];
@@ -211,8 +236,25 @@ static inline int sn_window_of(const sn_hparams *hp, int block) {
     return hp->full_attention[block] ? 0 : hp->window_chunks ? -hp->window : hp->window;
 }
 static inline int sn_rope_of(const sn_hparams *hp, int block) { return hp->n_ropes > 1 && hp->full_attention[block]; }
+static inline int sn_rope_dim(const sn_hparams *hp, int rope) { return rope ? hp->rope_dim_full : hp->rope_dim; }
 static inline const float *sn_rope_freqs(const sn_hparams *hp, int rope) {
     return rope ? hp->rope_freq_full : hp->rope_freq;
+}
+
+/* The heads of a block; of latent attention the value is what the cache has, the latent. */
+static inline sn_heads sn_usual_heads(const sn_hparams *hp) {
+    const int value = hp->latent ? hp->latent : hp->value_dim ? hp->value_dim : hp->head_dim;
+    return (sn_heads){hp->n_heads, hp->n_kv_heads, hp->head_dim, value};
+}
+static inline sn_heads sn_heads_of(const sn_hparams *hp, int block) {
+    return hp->full_heads.n && hp->full_attention[block] ? hp->full_heads : sn_usual_heads(hp);
+}
+/* For each number the larger one of both kinds of blocks: for buffers. */
+static inline sn_heads sn_most_heads(const sn_hparams *hp) {
+    const sn_heads a = sn_usual_heads(hp), *b = &hp->full_heads;
+    return (sn_heads){a.n > b->n ? a.n : b->n, a.n_kv > b->n_kv ? a.n_kv : b->n_kv,
+                      a.key_dim > b->key_dim ? a.key_dim : b->key_dim,
+                      a.value_dim > b->value_dim ? a.value_dim : b->value_dim};
 }
 
 static inline bool sn_q_grows(const sn_hparams *hp, int block) {
@@ -266,8 +308,8 @@ static inline bool sn_needs_precision(const sn_hparams *hp) {
     return hp->n_experts || sn_n_recurrent(hp, 0, hp->n_blocks);
 }
 
-/* The shape of one matrix of the role, (outputs, inputs); of a vector (1, width). */
-void sn_role_shape(const sn_hparams *hparams, sn_role role, size_t *rows, size_t *cols);
+/* The shape of one matrix of the role in a block, (outputs, inputs); of a vector (1, width). */
+void sn_role_shape(const sn_hparams *hparams, sn_role role, int block, size_t *rows, size_t *cols);
 
 static inline bool sn_role_is_of_head(sn_role role) { return role == SN_ROLE_ATTN_K_UP || role == SN_ROLE_ATTN_V_UP; }
 static inline bool sn_role_is_of_expert(sn_role role) {
@@ -281,13 +323,21 @@ static inline int sn_role_n_matrices(const sn_hparams *hp, sn_role role) {
 }
 
 /* Numbers of a token in the KV cache of a block: of its keys and of its values, without what they share. */
-static inline size_t sn_kv_key_width(const sn_hparams *hp) {
-    return (size_t)hp->n_kv_heads * (size_t)(hp->head_dim - hp->latent);
+static inline size_t sn_kv_key_width(const sn_hparams *hp, int block) {
+    const sn_heads h = sn_heads_of(hp, block);
+    return (size_t)h.n_kv * (size_t)(h.key_dim - hp->latent);
 }
-static inline size_t sn_kv_value_width(const sn_hparams *hp) {
-    return (size_t)hp->n_kv_heads * (size_t)(hp->latent ? hp->latent : hp->head_dim);
+static inline size_t sn_kv_value_width(const sn_hparams *hp, int block) {
+    const sn_heads h = sn_heads_of(hp, block);
+    return (size_t)h.n_kv * (size_t)h.value_dim;
 }
-static inline size_t sn_kv_width(const sn_hparams *hp) { return sn_kv_key_width(hp) + sn_kv_value_width(hp); }
+/* Of both, in all of the blocks [first, end) that have keys and values. */
+static inline size_t sn_kv_width(const sn_hparams *hp, int first, int end) {
+    size_t width = 0;
+    for (int b = first; b < end; b++)
+        if (!hp->recurrent[b]) width += sn_kv_key_width(hp, b) + sn_kv_value_width(hp, b);
+    return width;
+}
 
 /* A tensor in its file, or a view of some of its rows (Q, K and V may be one matrix in the file). Read it run by run
  * (sn_model_run), or make it contiguous (sn_model_contiguous). A vector has rows == 1. Four forms:

@@ -12,9 +12,11 @@ const char *sn_role_name(sn_role role) {
 
 /* Each of these functions changes the shape (1, n_embd) that most roles have. */
 
-static void attention_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
-    size_t head = (size_t)h->head_dim, q = (size_t)h->n_heads * head, kv = (size_t)h->n_kv_heads * head;
-    size_t heads = (size_t)h->n_heads, latent = (size_t)h->latent, nope = (size_t)h->nope_dim;
+static void attention_shape(const sn_hparams *h, sn_role role, int block, size_t *rows, size_t *cols) {
+    const sn_heads own = sn_heads_of(h, block);
+    size_t heads = (size_t)own.n, head = (size_t)own.key_dim, q = heads * head, k = (size_t)own.n_kv * head;
+    size_t value = (size_t)(h->latent ? h->value_dim : own.value_dim), latent = (size_t)h->latent,
+           nope = (size_t)h->nope_dim;
     switch (role) {
     case SN_ROLE_ATTN_Q_LOW:
         *rows = (size_t)h->q_rank;
@@ -32,11 +34,14 @@ static void attention_shape(const sn_hparams *h, sn_role role, size_t *rows, siz
     case SN_ROLE_ATTN_HEAD_GATE:
         *rows = heads;
         break;
+    case SN_ROLE_ATTN_V_NORM:
+        *cols = (size_t)own.value_dim;
+        break;
     case SN_ROLE_ATTN_K:
-        *rows = sn_kv_key_width(h);
+        *rows = sn_kv_key_width(h, block);
         break;
     case SN_ROLE_ATTN_V:
-        *rows = sn_kv_value_width(h);
+        *rows = sn_kv_value_width(h, block);
         break;
     case SN_ROLE_ATTN_LATENT_NORM:
         *cols = latent;
@@ -45,27 +50,29 @@ static void attention_shape(const sn_hparams *h, sn_role role, size_t *rows, siz
         *rows = latent, *cols = nope;
         break;
     case SN_ROLE_ATTN_V_UP:
-        *rows = (size_t)h->value_dim, *cols = latent;
+        *rows = value, *cols = latent;
         break;
     case SN_ROLE_ATTN_O:
-        *rows = (size_t)h->n_embd, *cols = latent ? heads * (size_t)h->value_dim : q;
+        *rows = (size_t)h->n_embd, *cols = heads * value;
         break;
     case SN_ROLE_ATTN_Q_BIAS:
         *cols = q;
         break;
     case SN_ROLE_ATTN_K_BIAS:
+        *cols = k;
+        break;
     case SN_ROLE_ATTN_V_BIAS:
-        *cols = kv;
+        *cols = sn_kv_value_width(h, block);
         break;
     case SN_ROLE_ATTN_SLOPES:
     case SN_ROLE_ATTN_SINKS:
-        *cols = (size_t)h->n_heads;
+        *cols = heads;
         break;
     case SN_ROLE_ATTN_Q_NORM:
         *cols = h->qk_norm_wide ? q : head;
         break;
     case SN_ROLE_ATTN_K_NORM:
-        *cols = h->qk_norm_wide ? kv : head;
+        *cols = h->qk_norm_wide ? k : head;
         break;
     default:
         break;
@@ -96,6 +103,7 @@ static void experts_shape(const sn_hparams *h, sn_role role, size_t *rows, size_
         break;
     case SN_ROLE_ROUTER_BIAS:
     case SN_ROLE_ROUTER_CORRECTION:
+    case SN_ROLE_ROUTER_FACTORS:
         *cols = experts;
         break;
     case SN_ROLE_EXPERTS_GATE:
@@ -174,7 +182,7 @@ static void ends_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
     if (role == SN_ROLE_NEXT_INPUT) *cols = 2 * (size_t)h->n_embd;
 }
 
-void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+void sn_role_shape(const sn_hparams *h, sn_role role, int block, size_t *rows, size_t *cols) {
     *rows = 1, *cols = (size_t)h->n_embd;
     if (delta_shape(h, role, rows, cols)) return;
     switch (role) {
@@ -194,6 +202,7 @@ void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols
     case SN_ROLE_ATTN_O:
     case SN_ROLE_ATTN_GATE:
     case SN_ROLE_ATTN_HEAD_GATE:
+    case SN_ROLE_ATTN_V_NORM:
     case SN_ROLE_ATTN_Q_BIAS:
     case SN_ROLE_ATTN_K_BIAS:
     case SN_ROLE_ATTN_V_BIAS:
@@ -201,7 +210,7 @@ void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols
     case SN_ROLE_ATTN_SINKS:
     case SN_ROLE_ATTN_Q_NORM:
     case SN_ROLE_ATTN_K_NORM:
-        attention_shape(h, role, rows, cols);
+        attention_shape(h, role, block, rows, cols);
         break;
     case SN_ROLE_FFN_GATE:
     case SN_ROLE_FFN_UP:
@@ -210,15 +219,14 @@ void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols
     case SN_ROLE_ROUTER:
     case SN_ROLE_ROUTER_BIAS:
     case SN_ROLE_ROUTER_CORRECTION:
+    case SN_ROLE_ROUTER_FACTORS:
     case SN_ROLE_EXPERTS_GATE:
     case SN_ROLE_EXPERTS_UP:
     case SN_ROLE_EXPERTS_DOWN:
     case SN_ROLE_EXPERTS_GATE_BIAS:
     case SN_ROLE_EXPERTS_UP_BIAS:
     case SN_ROLE_EXPERTS_DOWN_BIAS:
-    case SN_ROLE_SHARED_GATE:
-    case SN_ROLE_SHARED_UP:
-    case SN_ROLE_SHARED_DOWN:
+    case SN_ROLE_SHARED_GATE ... SN_ROLE_SHARED_DOWN:
     case SN_ROLE_EXPERTS_NARROW:
     case SN_ROLE_EXPERTS_WIDEN:
         experts_shape(h, role, rows, cols);
@@ -239,7 +247,15 @@ void sn_role_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols
     case SN_ROLE_NEXT_EMBED_NORM:
     case SN_ROLE_NEXT_HIDDEN_NORM:
     case SN_ROLE_NEXT_OUTPUT_NORM:
-    default: /* those that are shaped above; no role */
+    case SN_ROLE_SHARED_POST_NORM:
+    case SN_ROLE_EXPERTS_NORM:
+    case SN_ROLE_EXPERTS_POST_NORM:
+    case SN_ROLE_ROUTER_NORM:
+    case SN_ROLE_DELTA_QKV ... SN_ROLE_DELTA_OUT: /* above */
+    case SN_ROLE_COUNT:                           /* no role */
+        break;
+    case SN_ROLE_BLOCK_SCALE:
+        *cols = 1;
         break;
     }
 }
@@ -259,6 +275,10 @@ bool sn_role_is_norm(sn_role role) {
     case SN_ROLE_NEXT_EMBED_NORM:
     case SN_ROLE_NEXT_HIDDEN_NORM:
     case SN_ROLE_NEXT_OUTPUT_NORM:
+    case SN_ROLE_SHARED_POST_NORM:
+    case SN_ROLE_EXPERTS_NORM:
+    case SN_ROLE_EXPERTS_POST_NORM:
+    case SN_ROLE_ROUTER_NORM:
         return true;
     default:
         return false;
@@ -283,7 +303,8 @@ sn_role sn_role_bias(sn_role role) {
 
 bool sn_role_is_vector(sn_role role) {
     bool vector = sn_role_is_norm(role) || role == SN_ROLE_ATTN_SLOPES || role == SN_ROLE_ATTN_SINKS ||
-                  role == SN_ROLE_ROUTER_CORRECTION || (role >= SN_ROLE_DELTA_TAPS && role <= SN_ROLE_DELTA_NORM) ||
+                  role == SN_ROLE_ROUTER_CORRECTION || role == SN_ROLE_ROUTER_FACTORS || role == SN_ROLE_ATTN_V_NORM ||
+                  role == SN_ROLE_BLOCK_SCALE || (role >= SN_ROLE_DELTA_TAPS && role <= SN_ROLE_DELTA_NORM) ||
                   (role >= SN_ROLE_DELTA_Q_TAPS && role <= SN_ROLE_DELTA_SKIP);
     for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) vector |= biases[i].bias == role;
     return vector;

@@ -95,7 +95,7 @@ static sn_tensor_view view_of_delta_input(const sn_hparams *h, sn_role role, siz
 sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparams *hparams, sn_role role, size_t own) {
     bool qkv = naming->qkv != SN_QKV_SEPARATE;
     if (hparams->latent && (role == SN_ROLE_ATTN_K || role == SN_ROLE_ATTN_V)) { /* one matrix: V, then K */
-        size_t latent = sn_kv_value_width(hparams), all = sn_kv_width(hparams);
+        size_t latent = sn_kv_value_width(hparams, 0), all = latent + sn_kv_key_width(hparams, 0);
         return (sn_tensor_view){
             .whole = all, .first = role == SN_ROLE_ATTN_K ? latent : 0, .group_rows = own, .group_stride = all};
     }

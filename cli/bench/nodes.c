@@ -51,11 +51,17 @@ static sn_status find_program(sn_bench_nodes *nodes, sn_err *err) {
                    "(--join) or local blocks (--local all)");
 }
 
-/* KV memory for all sessions of the largest case, and a quarter more. */
+/* KV memory for all sessions of the largest case, and a quarter more; as if all blocks had the keys and values of those
+ * that have most. */
 static size_t cache_bytes(const sn_bench_plan *p, int n_blocks) {
+    size_t width = 0;
+    for (int b = 0; b < p->hp->n_blocks; b++) {
+        const size_t own = sn_kv_key_width(p->hp, b) + sn_kv_value_width(p->hp, b);
+        width = own > width ? own : width;
+    }
     size_t tokens =
         (size_t)(p->sessions_max + 1) * (size_t)(p->context_max + p->extra_tokens_max + 2 * SN_KV_PAGE_TOKENS);
-    return tokens * (size_t)n_blocks * sn_kv_width(p->hp) * sizeof(float) * 5 / 4 + (32u << 20);
+    return tokens * (size_t)n_blocks * width * sizeof(float) * 5 / 4 + (32u << 20);
 }
 
 typedef struct arguments {

@@ -139,7 +139,7 @@ static sn_status open_chain(session *s, sn_err *err) {
     options.wire.dtype = p->wire_dtype;
     if (p->local) {
         sn_device *device = b->device;
-        sn_kv_shape shape = sn_kv_shape_of(p->hp, p->hp->n_blocks, p->kv_dtype);
+        sn_kv_shape shape = sn_kv_shape_of(p->hp, 0, p->hp->n_blocks, p->kv_dtype);
         size_t pages = (size_t)options.max_tokens / SN_KV_PAGE_TOKENS + 2;
         options.local = (sn_chain_local){
             .device = device, .end = p->hp->n_blocks, .kv_memory = pages * device->ops->kv_page_bytes(device, &shape)};

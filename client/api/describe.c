@@ -110,7 +110,7 @@ static sn_status blocks_json(const sn_model *model, bool hashes, json_t *list, s
         if (status) return status;
         const sn_hparams *hp = sn_model_hparams(model);
         json_t *o = json_pack("{si sI sI}", "block", b, "bytes", (json_int_t)bytes, "kv_floats",
-                              hp->recurrent[b] ? (json_int_t)0 : (json_int_t)sn_kv_width(hp));
+                              (json_int_t)sn_kv_width(hp, b, b + 1));
         if (*hex) json_object_set_new(o, "hash", json_string(hex));
         json_array_append_new(list, o);
     }

@@ -210,7 +210,7 @@ void sn_chain_observe(sn_chain *chain, sn_chain_observer observer, void *ctx); /
 
 /* -- the KV cache of all blocks, read from the hops and written to the hops of another chain
  *
- * Layout: float32 (n_blocks, n, sn_kv_width): of each block the keys, then the values, of positions
+ * Layout: float32: of each block the keys, then the values, of positions
  * [position, position + n). Here positions count from the first virtual token. */
 
 sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_err *err) SN_MUST_USE;

@@ -61,10 +61,14 @@ static void chain_note_unopened(sn_chain *chain, const sn_hop *hop, int64_t trie
     }
 }
 
-/* KV cache of the longest timeline, of one block; eight bits with their scales count as nine. */
+/* KV cache of the longest timeline, of one block with keys and values, as most take on average; eight bits with their
+ * scales count as nine. */
 static uint64_t chain_kv_bytes_per_block(const sn_chain *chain) {
     static const uint64_t eighths[SN_KV_DTYPE_COUNT] = {[SN_KV_F32] = 32, [SN_KV_F16] = 16, [SN_KV_Q8] = 9};
-    return (uint64_t)chain->max_tokens * sn_kv_width(&chain->hp) * eighths[chain->options.kv.dtype] / 8;
+    const sn_hparams *hp = &chain->hp;
+    const size_t attend = (size_t)(hp->n_blocks - sn_n_recurrent(hp, 0, hp->n_blocks));
+    const size_t width = attend ? sn_kv_width(hp, 0, hp->n_blocks) / attend : 0;
+    return (uint64_t)chain->max_tokens * width * eighths[chain->options.kv.dtype] / 8;
 }
 
 /* What the chain itself has against an otherwise eligible node. */
@@ -448,10 +452,9 @@ void sn_chain_limit_inputs(const sn_chain *chain, sn_hop *hop) {
         r->source = kept ? NULL : &chain->source;
         return;
     }
-    const int attend = hop->end - hop->first - sn_n_recurrent(&chain->hp, hop->first, hop->end);
-    const size_t width = sn_kv_width(&chain->hp);
+    const size_t width = sn_kv_width(&chain->hp, hop->first, hop->end);
     r->inputs_max = chain->options.limits.replay_memory;
-    r->inputs_token_max = (size_t)attend * width / sn_dtype_block(r->kv_dtype) * sn_dtype_bytes(r->kv_dtype);
+    r->inputs_token_max = width / sn_dtype_block(r->kv_dtype) * sn_dtype_bytes(r->kv_dtype);
 }
 
 /* pushed: its input comes from the node of the hop before it. Opens no session at a node. */

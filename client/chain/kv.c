@@ -10,8 +10,11 @@
 #include <string.h>
 
 /* Where block b's keys begin in an array of the keys of n tokens, then their values, of each block. */
-static size_t chain_kv_offset(const sn_chain *chain, int b, int n) {
-    return (size_t)b * (size_t)n * sn_kv_width(&chain->hp);
+static size_t chain_kv_offset(const sn_chain *chain, int b, int n) { return (size_t)n * sn_kv_width(&chain->hp, 0, b); }
+
+/* The same numbers of a token, of the hop's blocks. */
+static size_t hop_kv_floats(const sn_chain *chain, const sn_hop *hop) {
+    return sn_kv_width(&chain->hp, hop->first, hop->end);
 }
 
 /* Rows of an array of the keys of n tokens, then their values, of each block: those of tokens from `row` on. */
@@ -20,11 +23,11 @@ typedef struct kv_place {
     size_t n, row;
 } kv_place;
 
-/* Copies n tokens of n_blocks blocks. `from` is only read. */
-static void kv_copy_rows(const sn_hparams *hp, int n_blocks, size_t n, kv_place to, kv_place from) {
-    const size_t widths[] = {sn_kv_key_width(hp), sn_kv_value_width(hp)};
-    for (int half = 0; half < 2 * n_blocks; half++) {
-        size_t width = widths[half % 2];
+/* Copies n tokens of the hop's blocks. `from` is only read. */
+static void kv_copy_rows(const sn_hparams *hp, const sn_hop *hop, size_t n, kv_place to, kv_place from) {
+    for (int half = 0; half < 2 * (hop->end - hop->first); half++) {
+        const int b = hop->first + half / 2;
+        size_t width = half % 2 ? sn_kv_value_width(hp, b) : sn_kv_key_width(hp, b);
         memcpy(to.at + to.row * width, from.at + from.row * width, n * width * sizeof *to.at);
         to.at += to.n * width, from.at += from.n * width;
     }
@@ -36,13 +39,13 @@ static void kv_copy_rows(const sn_hparams *hp, int n_blocks, size_t n, kv_place 
 static sn_status kv_check_reply(const sn_chain *chain, const sn_hop *hop, const sn_msg *reply, int position, int n,
                                 sn_err *err) {
     const sn_wire_tensor *t = &reply->tensor;
-    uint64_t m = t->rank == 4 ? t->shape[2] : 0;
-    int part = sn_kv_transfer_tokens(chain_kv_offset(chain, hop->end - hop->first, 1) * sizeof(float));
+    uint64_t shape[SN_TENSOR_RANK_MAX], m = reply->kv_get_reply.n_token_timelines;
+    const int rank = sn_kv_tensor_shape(&chain->hp, hop->first, hop->end, m, shape);
+    int part = sn_kv_transfer_tokens(hop_kv_floats(chain, hop) * sizeof(float));
     if (m < (uint64_t)(n < part ? n : part)) /* each part has its own time: parts of one token would have no end */
         return sn_fail(err, SN_RETRY, "%s sent fewer KV pages than it must", hop->report.node);
-    if (t->dtype != SN_F32 || m > (uint64_t)n || t->shape[0] != (uint64_t)(hop->end - hop->first) || t->shape[1] != 2 ||
-        t->shape[3] != sn_kv_width(&chain->hp) / 2 || reply->kv_get_reply.n_token_timelines != m ||
-        reply->kv_get_reply.position != (uint64_t)position)
+    if (t->dtype != SN_F32 || m > (uint64_t)n || t->rank != rank ||
+        memcmp(t->shape, shape, (size_t)rank * sizeof *shape) || reply->kv_get_reply.position != (uint64_t)position)
         return sn_fail(err, SN_RETRY, "%s sent KV pages of another shape", hop->report.node);
     sn_hash hash = sn_hash_of(t->data, t->bytes);
     if (memcmp(hash.bytes, reply->kv_get_reply.tensor_hash, SN_HASH_SIZE))
@@ -69,10 +72,10 @@ static sn_status hop_get_part(sn_chain *chain, sn_hop *hop, int position, int do
     status = sn_link_call(chain->options.link, &call, &msg, &r->peer, &reply, err);
     if (!status) status = kv_check_reply(chain, hop, reply, position, *n, err);
     if (!status) {
-        size_t m = (size_t)reply->tensor.shape[2];
+        size_t m = reply->kv_get_reply.n_token_timelines;
         const kv_place to = {out + chain_kv_offset(chain, hop->first, n_all), (size_t)n_all, (size_t)done},
                        from = {(float *)reply->tensor.data, m, 0};
-        kv_copy_rows(&chain->hp, hop->end - hop->first, m, to, from);
+        kv_copy_rows(&chain->hp, hop, m, to, from);
         *n = (int)m;
     }
     sn_msg_free(&reply);
@@ -96,14 +99,14 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
     if (position < 0 || n < 1 || n > chain->length - position)
         return sn_fail(err, SN_REFUSED, "%d tokens at position %d are not in the timeline of %d", n, position,
                        chain->length);
-    size_t keys = (size_t)n * sn_kv_key_width(&chain->hp);
     sn_chain_begin_call(chain);
     sn_status status = chain->unsettled ? sn_chain_settle(chain, chain->length, err) : SN_OK;
     for (size_t i = 0; i < chain->n_hops && !status; i++) {
         sn_hop *hop = &chain->hops[i];
         for (int b = hop->first; b < hop->end && hop->is_local && !status; b++) {
             float *k = out + chain_kv_offset(chain, b, n);
-            status = sn_span_kv_export(hop->local.span, hop->local.kv, b, position, n, k, k + keys, err);
+            float *v = k + (size_t)n * sn_kv_key_width(&chain->hp, b);
+            status = sn_span_kv_export(hop->local.span, hop->local.kv, b, position, n, k, v, err);
         }
         if (!hop->is_local) status = hop_get_kv(chain, hop, position, n, out, err);
     }
@@ -126,7 +129,8 @@ static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const 
     sn_msg *msg = NULL;
     void *data = NULL;
     const sn_hash *timeline = rows->token_timelines + rows->position + first;
-    const uint64_t shape[] = {(uint64_t)(hop->end - hop->first), 2, (uint64_t)n, sn_kv_width(&chain->hp) / 2};
+    uint64_t shape[SN_TENSOR_RANK_MAX];
+    const int rank = sn_kv_tensor_shape(&chain->hp, hop->first, hop->end, (uint64_t)n, shape);
     sn_status status = sn_msg_new(SN_MSG_KV_PUT, 0, &msg, err);
     if (status) return status;
     *out = msg;
@@ -137,13 +141,13 @@ static sn_status kv_put_msg_new(const sn_chain *chain, const sn_hop *hop, const 
     put->position = (uint64_t)(rows->position + first);
     status =
         sn_list_new((size_t)n, SN_KV_TRANSFER_TOKENS_MAX, sizeof *put->token_timelines, &put->token_timelines, err);
-    if (!status) status = sn_msg_new_tensor(msg, SN_F32, 4, shape, &data, err);
+    if (!status) status = sn_msg_new_tensor(msg, SN_F32, rank, shape, &data, err);
     if (status) return status;
     put->n_token_timelines = (size_t)n;
     for (int i = 0; i < n; i++) memcpy(put->token_timelines[i].timeline, timeline[i + 1].bytes, SN_KEY_SIZE);
     const kv_place to = {data, (size_t)n, 0},
                    from = {rows->data + chain_kv_offset(chain, hop->first, rows->n), (size_t)rows->n, (size_t)first};
-    kv_copy_rows(&chain->hp, hop->end - hop->first, (size_t)n, to, from);
+    kv_copy_rows(&chain->hp, hop, (size_t)n, to, from);
     sn_hash hash = sn_hash_of(data, msg->tensor.bytes);
     memcpy(put->tensor_hash, hash.bytes, SN_HASH_SIZE);
     return SN_OK;
@@ -166,7 +170,7 @@ static sn_status hop_put_part(sn_chain *chain, sn_hop *hop, const kv_rows *rows,
 /* As hop_get_kv. */
 static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, const kv_rows *rows, sn_err *err) {
     sn_status status = SN_OK;
-    int most = sn_kv_transfer_tokens(chain_kv_offset(chain, hop->end - hop->first, 1) * sizeof(float));
+    int most = sn_kv_transfer_tokens(hop_kv_floats(chain, hop) * sizeof(float));
     for (int done = 0, n; done < rows->n && !status; done += n) {
         sn_chain_begin_call(chain);
         n = rows->n - done < most ? rows->n - done : most;
@@ -178,19 +182,11 @@ static sn_status hop_put_kv(sn_chain *chain, sn_hop *hop, const kv_rows *rows, s
 
 static sn_status hop_put_kv_local(sn_chain *chain, sn_hop *hop, int n, const float *in, sn_err *err) {
     const sn_hop_local *local = &hop->local;
-    size_t heads = (size_t)chain->hp.n_kv_heads, key_width = sn_kv_key_width(&chain->hp);
-    sn_tensor k = {.name = "cached keys",
-                   .dtype = SN_F32,
-                   .rank = 3,
-                   .shape = {n, chain->hp.n_kv_heads, (int64_t)(key_width / heads)}},
-              v = k;
-    v.name = "cached values";
-    v.shape[2] = (int64_t)(sn_kv_value_width(&chain->hp) / heads);
     sn_status status = sn_kv_cache_reserve(local->kv, n, err);
     for (int b = hop->first; b < hop->end && !status; b++) {
-        k.data = in + chain_kv_offset(chain, b, n);
-        v.data = (const float *)k.data + (size_t)n * key_width;
-        status = sn_span_kv_import(local->span, local->kv, b, n, &k, &v, err);
+        const float *keys = in + chain_kv_offset(chain, b, n),
+                    *values = keys + (size_t)n * sn_kv_key_width(&chain->hp, b);
+        status = sn_span_kv_import_rows(local->span, local->kv, b, n, keys, values, err);
     }
     if (!status) sn_kv_cache_append(local->kv, n);
     return status;

@@ -31,7 +31,7 @@ struct sn_session_file {
 };
 
 /* 0: the file has no KV cache. */
-static size_t kv_row_floats(const sn_hparams *hp) { return hp->conv_taps ? 0 : (size_t)hp->n_blocks * sn_kv_width(hp); }
+static size_t kv_row_floats(const sn_hparams *hp) { return hp->conv_taps ? 0 : sn_kv_width(hp, 0, hp->n_blocks); }
 
 static int chunk_tokens(const sn_hparams *hp) {
     size_t bytes = kv_row_floats(hp) * sizeof(float), n = bytes ? CHUNK_BYTES / bytes : 1;

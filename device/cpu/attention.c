@@ -24,34 +24,47 @@
 #include <stdatomic.h>
 #include <string.h>
 
+/* In this file a shape is that of one block, but that of a batch. */
 static size_t padded_width(const sn_kv_shape *shape) { return sn_round_up((size_t)sn_kv_value_dim(shape), SN_LANES); }
+/* Elements of a stored row of a value. */
+static int row_dim(const sn_kv_shape *shape) { return shape->latent ? shape->head_dim : sn_kv_value_dim(shape); }
 /* Bytes of one head's keys in a page (none where they lie with the values); and of its keys and values, so that every
  * head begins at a cache line. */
 static size_t key_bytes(const sn_kv_shape *shape) {
     return shape->latent ? 0 : (size_t)shape->page_tokens / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim);
 }
 static size_t head_bytes(const sn_kv_shape *shape) {
-    return sn_round_up(key_bytes(shape) + (size_t)shape->page_tokens * sn_kv_value_bytes(shape->dtype, shape->head_dim),
+    return sn_round_up(key_bytes(shape) + (size_t)shape->page_tokens * sn_kv_value_bytes(shape->dtype, row_dim(shape)),
                        64);
 }
+
+static size_t block_bytes(const sn_kv_shape *one) { return (size_t)one->n_kv_heads * head_bytes(one); }
 
 size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
     assert(shape->page_tokens > 0 && shape->page_tokens % SN_LANES == 0);
-    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * head_bytes(shape);
+    return sn_kv_block_offset(shape, shape->n_blocks, block_bytes);
 }
 
-/* The offset in a page of the keys of (block, head); the values follow key_bytes later. */
-static size_t head_offset(const sn_kv_shape *shape, int block, int head) {
-    return ((size_t)block * (size_t)shape->n_kv_heads + (size_t)head) * head_bytes(shape);
+/* A block, and where it begins in a page. */
+typedef struct page_block {
+    sn_kv_shape shape;
+    size_t offset;
+} page_block;
+
+static page_block page_block_of(const sn_kv_shape *all, int block) {
+    return (page_block){sn_kv_block_shape(all, block), sn_kv_block_offset(all, block, block_bytes)};
 }
+
+/* The offset in a page of the keys of a head; the values follow key_bytes later. */
+static size_t head_offset(const page_block *b, int head) { return b->offset + (size_t)head * head_bytes(&b->shape); }
 
 /* Where the key and the value of one position of a head lie. */
 typedef struct kv_slot {
     sn_kv_dtype dtype;
-    int dim;
-    uint8_t *tile; /* of 16 keys */
-    size_t lane;   /* of this key in the tile: its elements lie SN_LANES elements apart */
+    int dim, value_dim; /* of the key, and of the row of the value */
+    uint8_t *tile;      /* of 16 keys */
+    size_t lane;        /* of this key in the tile: its elements lie SN_LANES elements apart */
     uint8_t *value;
 } kv_slot;
 
@@ -134,21 +147,21 @@ static void load_key(const kv_slot *from, float *k) {
 static size_t padded_bytes(int dim) { return sn_round_up((size_t)dim, SN_LANES); }
 
 static void store_value(const kv_slot *to, const float *v) {
-    uint8_t *scales = to->value + padded_bytes(to->dim);
+    uint8_t *scales = to->value + padded_bytes(to->value_dim);
     if (to->dtype == SN_KV_F32)
-        memcpy(to->value, v, (size_t)to->dim * sizeof *v);
+        memcpy(to->value, v, (size_t)to->value_dim * sizeof *v);
     else if (to->dtype == SN_KV_F16)
-        store_halves((uint16_t *)(void *)to->value, 1, v, to->dim);
+        store_halves((uint16_t *)(void *)to->value, 1, v, to->value_dim);
     else
-        for (size_t b = 0; b < sn_kv_n_scales(to->dim); b++)
-            put_scale(
-                scales, b,
-                kv_quantise_block(v + b * SN_KV_BLOCK, block_size(to->dim, b), (int8_t *)to->value + b * SN_KV_BLOCK));
+        for (size_t b = 0; b < sn_kv_n_scales(to->value_dim); b++)
+            put_scale(scales, b,
+                      kv_quantise_block(v + b * SN_KV_BLOCK, block_size(to->value_dim, b),
+                                        (int8_t *)to->value + b * SN_KV_BLOCK));
 }
 
 static void load_value(const kv_slot *from, float *v) {
-    const uint8_t *scales = from->value + padded_bytes(from->dim);
-    for (int d = 0; d < from->dim; d++)
+    const uint8_t *scales = from->value + padded_bytes(from->value_dim);
+    for (int d = 0; d < from->value_dim; d++)
         v[d] = from->dtype == SN_KV_F32 ? ((const float *)(const void *)from->value)[d]
                : from->dtype == SN_KV_F16
                    ? sn_f16_to_f32(((const uint16_t *)(const void *)from->value)[d])
@@ -156,18 +169,20 @@ static void load_value(const kv_slot *from, float *v) {
 }
 
 typedef struct store_job {
-    const sn_kv_shape *shape;
-    int block, n_sequences;
+    page_block block;
+    int n_sequences;
     const sn_sequence *sequences;
     const float *k, *v;
 } store_job;
 
-static kv_slot kv_slot_of(const sn_kv_shape *shape, void *const *pages, int block, int head, int position) {
+static kv_slot kv_slot_of(const page_block *b, void *const *pages, int head, int position) {
+    const sn_kv_shape *shape = &b->shape;
     size_t in_page = (size_t)(position % shape->page_tokens);
-    uint8_t *base = (uint8_t *)pages[position / shape->page_tokens] + head_offset(shape, block, head);
-    return (kv_slot){shape->dtype, shape->head_dim,
-                     base + in_page / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim), in_page % SN_LANES,
-                     base + key_bytes(shape) + in_page * sn_kv_value_bytes(shape->dtype, shape->head_dim)};
+    uint8_t *base = (uint8_t *)pages[position / shape->page_tokens] + head_offset(b, head);
+    return (kv_slot){
+        shape->dtype,       shape->head_dim,
+        row_dim(shape),     base + in_page / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim),
+        in_page % SN_LANES, base + key_bytes(shape) + in_page * sn_kv_value_bytes(shape->dtype, row_dim(shape))};
 }
 
 /* Stores the key and the value of one position of a head; where the value is a part of the key, as one row. */
@@ -198,14 +213,15 @@ static void load_slot(const sn_kv_shape *shape, const kv_slot *from, float *k, f
 static void store_head(void *ctx, size_t head, int worker) {
     (void)worker;
     const store_job *job = ctx;
-    size_t heads = (size_t)job->shape->n_kv_heads, k_dim = (size_t)sn_kv_key_dim(job->shape),
-           v_dim = (size_t)sn_kv_value_dim(job->shape);
+    const sn_kv_shape *shape = &job->block.shape;
+    size_t heads = (size_t)shape->n_kv_heads, k_dim = (size_t)sn_kv_key_dim(shape),
+           v_dim = (size_t)sn_kv_value_dim(shape);
     for (int s = 0; s < job->n_sequences; s++) {
         const sn_sequence *seq = &job->sequences[s];
         for (int i = 0; i < seq->n_rows; i++) {
             size_t from = (size_t)(seq->first_row + i) * heads + head;
-            kv_slot to = kv_slot_of(job->shape, seq->pages, job->block, (int)head, seq->position + i);
-            store_slot(job->shape, &to, job->k + from * k_dim, job->v + from * v_dim);
+            kv_slot to = kv_slot_of(&job->block, seq->pages, (int)head, seq->position + i);
+            store_slot(shape, &to, job->k + from * k_dim, job->v + from * v_dim);
         }
     }
 }
@@ -220,13 +236,14 @@ sn_status sn_cpu_kv_store(sn_device *d, int block, const float *k, const float *
     (void)err;
     enum { ROWS_PARALLEL_MIN = 8 }; /* with fewer rows, waking the workers costs more than it saves */
     const sn_batch *batch = &((sn_cpu *)d)->batch;
-    store_job job = {batch->shape, block, batch->n_sequences, batch->sequences, k, v};
     if (!batch->n_sequences) return SN_OK;
     assert(block >= 0 && block < batch->shape->n_blocks);
+    store_job job = {page_block_of(batch->shape, block), batch->n_sequences, batch->sequences, k, v};
+    const int heads = job.block.shape.n_kv_heads;
     if (count_rows(batch->n_sequences, batch->sequences) >= ROWS_PARALLEL_MIN)
-        sn_pool_run(((sn_cpu *)d)->pool, (size_t)batch->shape->n_kv_heads, store_head, &job);
+        sn_pool_run(((sn_cpu *)d)->pool, (size_t)heads, store_head, &job);
     else
-        for (int h = 0; h < batch->shape->n_kv_heads; h++) store_head(&job, (size_t)h, 0);
+        for (int h = 0; h < heads; h++) store_head(&job, (size_t)h, 0);
     return SN_OK;
 }
 
@@ -235,10 +252,12 @@ sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
     (void)d;
     (void)err;
     assert(block >= 0 && block < shape->n_blocks);
+    const page_block b = page_block_of(shape, block);
+    const size_t k_dim = (size_t)sn_kv_key_dim(&b.shape), v_dim = (size_t)sn_kv_value_dim(&b.shape);
     for (int i = 0; i < n; i++)
-        for (int h = 0; h < shape->n_kv_heads; h++, k += sn_kv_key_dim(shape), v += sn_kv_value_dim(shape)) {
-            kv_slot from = kv_slot_of(shape, pages, block, h, position + i);
-            load_slot(shape, &from, k, v);
+        for (int h = 0; h < b.shape.n_kv_heads; h++, k += k_dim, v += v_dim) {
+            kv_slot from = kv_slot_of(&b, pages, h, position + i);
+            load_slot(&b.shape, &from, k, v);
         }
     return SN_OK;
 }
@@ -248,16 +267,17 @@ sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, voi
     (void)d;
     (void)err;
     const sn_sequence all = {.pages = pages, .position = position, .n_rows = n};
-    store_job job = {shape, block, 1, &all, k, v};
     assert(block >= 0 && block < shape->n_blocks);
-    for (int h = 0; h < shape->n_kv_heads; h++) store_head(&job, (size_t)h, 0);
+    store_job job = {page_block_of(shape, block), 1, &all, k, v};
+    for (int h = 0; h < job.block.shape.n_kv_heads; h++) store_head(&job, (size_t)h, 0);
     return SN_OK;
 }
 
 /* A call of attention and how it is split: see the top. */
 typedef struct attention_plan {
     sn_cpu *cpu;
-    const sn_kv_shape *shape;
+    page_block block;
+    const sn_kv_shape *shape; /* the block's */
     int n_heads, window;
     const sn_attention *params;
     const sn_sequence *sequences;
@@ -299,7 +319,7 @@ static sn_attention_job unit_job(const attention_plan *p, size_t unit, size_t sc
     int heads_left = group - first_head, tokens_left = seq->n_rows - first_token;
     size_t at = (size_t)(seq->first_row + first_token) * (size_t)p->n_heads + (size_t)(kv_head * group + first_head);
     size_t value_dim = (size_t)sn_kv_value_dim(shape);
-    size_t keys = head_offset(shape, p->params->block, kv_head);
+    size_t keys = head_offset(&p->block, kv_head);
     return (sn_attention_job){
         .pages = seq->pages,
         .k_offset = keys,
@@ -308,6 +328,7 @@ static sn_attention_job unit_job(const attention_plan *p, size_t unit, size_t sc
         .page_tokens = shape->page_tokens,
         .head_dim = shape->head_dim,
         .value_dim = (int)value_dim,
+        .row_dim = row_dim(shape),
         .latent = shape->latent,
         .position = seq->position + first_token,
         .n_tokens = tokens_left < p->tokens ? tokens_left : p->tokens,
@@ -399,12 +420,15 @@ static void plan_run_chunks(attention_plan *p, int n_sequences, size_t threads) 
 sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
     (void)err;
     sn_cpu *cpu = (sn_cpu *)d;
-    const sn_kv_shape *shape = cpu->batch.shape;
     int n_sequences = cpu->batch.n_sequences, n_heads = params->n_heads;
     if (!n_sequences) return SN_OK;
-    assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0 && params->block >= 0 && params->block < shape->n_blocks);
+    assert(params->block >= 0 && params->block < cpu->batch.shape->n_blocks);
+    const page_block block = page_block_of(cpu->batch.shape, params->block);
+    const sn_kv_shape *shape = &block.shape;
+    assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0);
     int group = n_heads / shape->n_kv_heads, heads = group < SN_ATTENTION_ROWS ? group : SN_ATTENTION_ROWS;
     attention_plan p = {.cpu = cpu,
+                        .block = block,
                         .shape = shape,
                         .n_heads = n_heads,
                         .window = params->window,

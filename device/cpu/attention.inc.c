@@ -230,9 +230,9 @@ static void softmax(const sn_attention_job *job) {
 INLINE void value_tile(sn_kv_dtype type, int rows, int groups, const sn_attention_job *job, const float *const *p,
                        key_range at, size_t dim, vf *acc) {
     enum { PAGES_AHEAD = 2, PER_SCALE = SN_KV_BLOCK / SN_LANES };
-    const size_t width = ((size_t)job->head_dim + SN_LANES - 1) / SN_LANES * SN_LANES,
+    const size_t width = ((size_t)job->row_dim + SN_LANES - 1) / SN_LANES * SN_LANES,
                  bytes = SN_LANES * sn_kv_element_bytes(type);
-    const size_t row_bytes = sn_kv_value_bytes(type, job->head_dim), first_byte = dim * sn_kv_element_bytes(type);
+    const size_t row_bytes = sn_kv_value_bytes(type, job->row_dim), first_byte = dim * sn_kv_element_bytes(type);
     const size_t first_scale = width + dim / SN_KV_BLOCK * 2;
     int base = sn_attention_base(job), last_page = (at.end - 1) / job->page_tokens;
     const float *own_p[4];

@@ -93,9 +93,9 @@ static sn_status cpu_batch_begin(sn_device *d, const sn_batch *batch, bool *repl
             return sn_fail(err, SN_REFUSED, "position %d exceeds the context of %d that was prepared",
                            batch->sequences[s].position + batch->sequences[s].n_rows - 1, cpu->limits.context);
     int widest = batch->shape->latent ? SN_LATENT_DIM_MAX : SN_CPU_HEAD_DIM_MAX;
-    if (batch->shape->head_dim > widest)
-        return sn_fail(err, SN_REFUSED, "heads of %d elements are too wide: at most %d are possible",
-                       batch->shape->head_dim, widest);
+    const int dim = sn_kv_head_dim_max(batch->shape);
+    if (dim > widest)
+        return sn_fail(err, SN_REFUSED, "heads of %d elements are too wide: at most %d are possible", dim, widest);
     cpu->batch = *batch;
     return SN_OK;
 }
@@ -305,7 +305,7 @@ typedef struct rowwise_job {
     size_t n, chunk; /* rows or elements in all; of an item */
     size_t width, groups;
     const float *a, *b, *bias;
-    float *y, eps, factor;
+    float *y, eps, factor, low, high;
     sn_activation kind;
     int n_heads;
     const sn_rope *rope;
@@ -451,6 +451,22 @@ static sn_status cpu_scale(sn_device *d, int n, int width, const float *x, float
     return SN_OK;
 }
 
+static void clamp_elements(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const rowwise_job *job = ctx;
+    for (size_t i = item * job->chunk, end = rowwise_end(job, item); i < end; i++) {
+        const float x = job->y[i];
+        job->y[i] = x < job->low ? job->low : x > job->high ? job->high : x;
+    }
+}
+
+static sn_status cpu_clamp(sn_device *d, size_t n, float *x, float low, float high, sn_err *err) {
+    (void)err;
+    rowwise_job job = {.cpu = (sn_cpu *)d, .n = n, .width = 1, .low = low, .high = high, .y = x};
+    rowwise_run(&job, clamp_elements);
+    return SN_OK;
+}
+
 static void dot_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const rowwise_job *job = ctx;
@@ -529,6 +545,7 @@ static const sn_device_ops cpu_ops = {
     .activate = cpu_activate,
     .add = cpu_add,
     .scale = cpu_scale,
+    .clamp = cpu_clamp,
     .dot_rows = cpu_dot_rows,
     .head_linear = sn_cpu_head_linear,
     .get_rows = cpu_get_rows,

@@ -341,8 +341,12 @@ static void moe_rows_run(moe_rows_job *job, sn_pool_fn fn) {
 static void moe_gate_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const moe_rows_job *j = ctx;
-    for (size_t i = item * j->chunk, end = sn_min_size(i + j->chunk, j->n); i < end; i++)
-        j->cpu->kernels->moe_gate(j->router, j->x + i * j->width, j->out_ids + i * j->k, j->out + i * j->k);
+    for (size_t i = item * j->chunk, end = sn_min_size(i + j->chunk, j->n); i < end; i++) {
+        int32_t *ids = j->out_ids + i * j->k;
+        float *weights = j->out + i * j->k;
+        j->cpu->kernels->moe_gate(j->router, j->x + i * j->width, ids, weights);
+        for (size_t e = 0; j->router->factors && e < j->k; e++) weights[e] *= j->router->factors[ids[e]];
+    }
 }
 
 sn_status sn_cpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, const float *logits, int32_t *ids,

@@ -67,6 +67,7 @@ typedef struct sn_attention_job {
     size_t k_offset, v_offset; /* bytes from the beginning of a page to the keys and values of this block and head */
     sn_kv_dtype dtype;
     int page_tokens, head_dim, value_dim;
+    int row_dim;  /* elements of a row at v_offset: head_dim where they hold both, else value_dim */
     bool latent;  /* rows of head_dim elements at v_offset hold both: a value is the first value_dim elements of its key
                    */
     int position; /* of the first token */

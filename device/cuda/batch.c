@@ -94,11 +94,11 @@ static sn_status batch_check(const sn_kv_shape *shape, int n_rows, int n_sequenc
                              size_t *pages, sn_err *err) {
     *pages = 0;
     if (n_rows < 0 || n_sequences < 0 || shape->page_tokens <= 0 || shape->n_kv_heads <= 0 || shape->head_dim <= 0 ||
-        shape->head_dim > (shape->latent ? SN_LATENT_DIM_MAX : SN_CUDA_HEAD_DIM_MAX) || shape->latent < 0 ||
+        sn_kv_head_dim_max(shape) > (shape->latent ? SN_LATENT_DIM_MAX : SN_CUDA_HEAD_DIM_MAX) || shape->latent < 0 ||
         shape->latent > shape->head_dim)
         return sn_fail(err, SN_REFUSED,
                        "a batch of %d rows with %d heads of %d and %d positions per page is not possible", n_rows,
-                       shape->n_kv_heads, shape->head_dim, shape->page_tokens);
+                       shape->n_kv_heads, sn_kv_head_dim_max(shape), shape->page_tokens);
     int64_t rows = 0;
     for (int i = 0; i < n_sequences; i++) {
         if (!sequence_fits(&sequences[i], n_rows))
@@ -195,14 +195,16 @@ sn_status sn_cuda_table_upload(sn_cuda *cuda, const sn_kv_shape *shape, int n_ro
 }
 
 sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int block) {
-    int padded = (int)sn_cuda_pad((size_t)shape->head_dim, 4);
-    size_t head_floats = sn_cuda_kv_head_bytes(shape) / sizeof(float);
+    const sn_kv_shape own = sn_kv_block_shape(shape, block);
+    int padded = (int)sn_cuda_pad((size_t)own.head_dim, 4);
+    size_t head_floats = sn_cuda_kv_head_bytes(&own) / sizeof(float);
     char *table = cuda->batch_table.at;
-    return (sn_cuda_kv){shape->n_kv_heads,
-                        shape->head_dim,
+    return (sn_cuda_kv){own.n_kv_heads,
+                        own.head_dim,
                         padded,
                         shape->page_tokens,
-                        (size_t)block * (size_t)shape->n_kv_heads * head_floats,
+                        sn_kv_value_dim(&own),
+                        sn_kv_block_offset(shape, block, sn_cuda_kv_block_bytes) / sizeof(float),
                         head_floats,
                         (const sn_cuda_row *)table,
                         (const int32_t *)(table + table_few_at(cuda)),

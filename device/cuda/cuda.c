@@ -201,6 +201,7 @@ static const sn_device_ops cuda_ops = {
     .activate = sn_cuda_activate_op,
     .add = sn_cuda_add_op,
     .scale = sn_cuda_scale_op,
+    .clamp = sn_cuda_clamp_op,
     .dot_rows = sn_cuda_dot_rows_op,
     .head_linear = sn_cuda_head_linear_op,
     .get_rows = sn_cuda_get_rows_op,

@@ -227,7 +227,7 @@ SN_OPERATION(kv_read, sn_cuda_kv_read);
 SN_OPERATION(kv_write, sn_cuda_kv_write);
 SN_OPERATION(attention, sn_cuda_attention_op);
 /* Whether attention of the open batch can write its rows, n, in 8 bits besides. */
-bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n);
+bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n, int block);
 /* attention, which writes its rows besides where `form` says. */
 sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float *q, float *out, sn_cuda_eight_bits form,
                          sn_err *err) SN_MUST_USE;
@@ -236,7 +236,9 @@ size_t sn_cuda_kv_staging_bytes(const sn_device_limits *limits);
 size_t sn_cuda_partial_bytes(const sn_cuda *cuda, const sn_device_limits *limits);
 size_t sn_cuda_arrivals_bytes(const sn_device_limits *limits);
 SN_OPERATION(kv_page_bytes, sn_cuda_kv_page_bytes);
-size_t sn_cuda_kv_head_bytes(const sn_kv_shape *shape); /* of a page: one block's keys and values of a head */
+/* Of a page, for the shape of a block: its keys and values of a head, and of all heads. Values take as much as keys. */
+size_t sn_cuda_kv_head_bytes(const sn_kv_shape *one);
+size_t sn_cuda_kv_block_bytes(const sn_kv_shape *one);
 /* The most parts that each of n_rows rows' keys are split into where a part of one row takes `blocks` thread blocks: as
  * many as fill the device, and some where rows may differ in length. It depends only on what identifies a captured
  * batch; how many of them a row has, depends on its length (split.cuh). */
@@ -266,6 +268,7 @@ sn_status sn_cuda_check_rope(const sn_rope *rope, int head_dim, sn_err *err) SN_
 SN_OPERATION(activate, sn_cuda_activate_op);
 SN_OPERATION(add, sn_cuda_add_op);
 SN_OPERATION(scale, sn_cuda_scale_op);
+SN_OPERATION(clamp, sn_cuda_clamp_op);
 SN_OPERATION(dot_rows, sn_cuda_dot_rows_op);
 SN_OPERATION(get_rows, sn_cuda_get_rows_op);
 

@@ -109,6 +109,7 @@ cudaError_t sn_cuda_activate(cudaStream_t stream, size_t n, sn_activation kind, 
 cudaError_t sn_cuda_add(cudaStream_t stream, size_t n, float *y, const float *x);
 cudaError_t sn_cuda_scale(cudaStream_t stream, int n, int width, const float *x, float factor, const float *factors,
                           float *y);
+cudaError_t sn_cuda_clamp(cudaStream_t stream, size_t n, float *x, float low, float high);
 cudaError_t sn_cuda_dot_rows(cudaStream_t stream, int n, int width, const float *a, const float *b, float *y);
 /* ids (n): row numbers that the host has checked. */
 cudaError_t sn_cuda_get_rows(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const int32_t *ids, float *y);
@@ -171,7 +172,8 @@ typedef struct sn_cuda_tile {
 } sn_cuda_tile;
 
 typedef struct sn_cuda_kv {
-    int n_kv_heads, head_dim, padded_dim, page_tokens;
+    int n_kv_heads, head_dim, padded_dim, page_tokens; /* of the block */
+    int value_dim; /* elements of a value outside of the pages; in them zeros follow, up to padded_dim */
     size_t block_floats, head_floats; /* offset of the block in a page, and the size of a head of it, in floats */
     const sn_cuda_row *rows;
     const int32_t *few; /* the rows of sequences of at most SN_CUDA_CHUNK_ROWS, which the tiles leave out */
@@ -185,7 +187,8 @@ cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_kv *kv, int n_ro
 /* Rotates q (n_rows, n_heads, head_dim) and k, and then stores k and v. */
 cudaError_t sn_cuda_rope_store(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, const sn_rope *rope, int n_heads,
                                float *q, float *k, const float *v);
-/* Copies the positions of the table's rows from the pages to k and v: (n_rows, n_kv_heads, head_dim). */
+/* Copies the positions of the table's rows from the pages to k, (n_rows, n_kv_heads, head_dim), and v, (.., value_dim).
+ */
 cudaError_t sn_cuda_kv_load(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, float *k, float *v);
 
 typedef struct sn_cuda_attention {
@@ -195,7 +198,7 @@ typedef struct sn_cuda_attention {
     float scale;
     const float *slopes, *sinks; /* (n_heads), or NULL */
     const float *q;              /* (n_rows, n_heads, head_dim) */
-    float *out;                  /* (n_rows, n_heads, head_dim, or latent) */
+    float *out;                  /* (n_rows, n_heads, value_dim, or latent) */
     /* Scratch memory of attention by splits: sums (n_rows, n_heads, n_splits, padded_dim) and statistics (n_rows,
      * n_heads, n_splits, 2): the largest score and the sum of exponentials; and (n_rows, n_heads) of which some count
      * the parts that are done, 0 before and after. A tile's rows have n_parts in the place of n_splits, and begin at

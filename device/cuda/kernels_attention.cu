@@ -23,7 +23,7 @@ __device__ void store_head(const sn_cuda_kv &p, sn_cuda_row row, int head, const
            value = kv_at<DTYPE>(p, row.first_page, row.position, head, true);
     for (int i = static_cast<int>(threadIdx.x); i < (p.head_dim + 31) / 32 * 32; i += 32) {
         kv_store1<DTYPE>(key, i, p.head_dim, p.padded_dim, i < p.head_dim ? k[i] : 0.0f);
-        kv_store1<DTYPE>(value, i, p.head_dim, p.padded_dim, i < p.head_dim ? v[i] : 0.0f);
+        kv_store1<DTYPE>(value, i, p.head_dim, p.padded_dim, i < p.value_dim ? v[i] : 0.0f);
     }
 }
 
@@ -39,16 +39,18 @@ template <int DTYPE> __device__ inline kv_row value_of(const sn_cuda_kv &p, kv_r
 template <bool STORE, int DTYPE> __global__ void kv_copy(const __grid_constant__ sn_cuda_kv p, float *k, float *v) {
     sn_cuda_row row = p.rows[blockIdx.x];
     int head = static_cast<int>(blockIdx.y);
-    size_t at = (static_cast<size_t>(blockIdx.x) * p.n_kv_heads + head) * p.head_dim;
+    size_t at = static_cast<size_t>(blockIdx.x) * p.n_kv_heads + head;
+    k += at * p.head_dim;
+    v += at * p.value_dim;
     if (STORE) {
-        store_head<DTYPE>(p, row, head, k + at, v + at);
+        store_head<DTYPE>(p, row, head, k, v);
         return;
     }
     kv_row key = kv_at<DTYPE>(p, row.first_page, row.position, head, false),
            value = kv_at<DTYPE>(p, row.first_page, row.position, head, true);
     for (int i = static_cast<int>(threadIdx.x); i < p.head_dim; i += 32) {
-        k[at + i] = kv_load<DTYPE>(key, i);
-        v[at + i] = kv_load<DTYPE>(value, i);
+        k[i] = kv_load<DTYPE>(key, i);
+        if (i < p.value_dim) v[i] = kv_load<DTYPE>(value, i);
     }
 }
 
@@ -57,14 +59,14 @@ template <int DTYPE>
 __global__ void rope_store(const __grid_constant__ sn_cuda_kv p, const __grid_constant__ sn_rope rope, int n_heads,
                            float *q, float *k, const float *v) {
     int head = static_cast<int>(blockIdx.y), half = rope.dim / 2;
-    size_t row = blockIdx.x, kv_at_row = (row * p.n_kv_heads + head - n_heads) * p.head_dim;
+    size_t row = blockIdx.x, kv_head = row * p.n_kv_heads + head - n_heads;
     bool query = head < n_heads;
-    float *at = query ? q + (row * n_heads + head) * p.head_dim : k + kv_at_row;
+    float *at = query ? q + (row * n_heads + head) * p.head_dim : k + kv_head * p.head_dim;
     for (int pair = static_cast<int>(threadIdx.x); pair < half; pair += 32)
         rotate_pair(at, pair, rope.rotate_half, half, rope.cos_sin + row * half * 2);
     if (query) return; /* by the whole warp */
     __syncwarp();
-    store_head<DTYPE>(p, p.rows[row], head - n_heads, at, v + kv_at_row);
+    store_head<DTYPE>(p, p.rows[row], head - n_heads, at, v + kv_head * p.value_dim);
 }
 
 /* One part of a row's keys, for up to HEADS query heads of one key-value head; all in shared memory. */
@@ -156,7 +158,7 @@ template <int DTYPE> __device__ void split_values(const sn_cuda_attention &a, co
 __device__ void split_join(const sn_cuda_attention &a, const split_state &s, int item, int row, int head, int heads,
                            int n_parts, int n_splits, unsigned int *counter, sn_cuda_eight_bits form) {
     static_assert(SPLIT_KEYS >= SN_CUDA_SPLITS, "weights of parts take the place of scores");
-    int dims = a.kv.padded_dim, dim = a.kv.head_dim;
+    int dims = a.kv.padded_dim, dim = a.kv.value_dim;
     all_parts p = {s.largest, s.total, s.sums, 1, 1, dims, dims};
     if (n_parts > 1) {
         size_t first = (static_cast<size_t>(item) * a.n_heads + head) * n_splits;

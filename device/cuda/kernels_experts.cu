@@ -111,7 +111,10 @@ __global__ void __launch_bounds__(THREADS) moe_gate(int n, const __grid_constant
         sum = warp_sum(sum);
     }
     if (lane == 0)
-        for (int j = 0; j < k; j++) weights[static_cast<size_t>(row) * k + j] *= router.scale / sum;
+        for (int j = 0; j < k; j++) {
+            size_t at = static_cast<size_t>(row) * k + j;
+            weights[at] *= router.scale / sum * (router.factors ? router.factors[ids[at]] : 1.0f);
+        }
 }
 
 /* sum + a . b, one product after the other: moe_linear and moe_grouped must give the same bits. */

@@ -514,8 +514,8 @@ __device__ void store_query(const sn_cuda_attention &a, const task &t, int m, in
     q.total += __shfl_xor_sync(FULL_WARP, q.total, 2);
     if (m >= t.n_queries) return;
     bool whole = t.tile.n_parts == 1;
-    float *to = a.out + t.row_and_head(a, m) * a.kv.head_dim;
-    int dims = whole ? a.kv.head_dim : a.kv.padded_dim;
+    float *to = a.out + t.row_and_head(a, m) * a.kv.value_dim;
+    int dims = whole ? a.kv.value_dim : a.kv.padded_dim;
     float weight = 1;
     if (whole && a.sinks) weight = add_sink(a.sinks[t.head(m)], q);
     float share = (whole ? weight / q.total : 1.0f) / (F::F16_SUMS ? F16_WEIGHT : 1.0f);
@@ -598,8 +598,8 @@ __global__ void __launch_bounds__(THREADS) join_tiles(const __grid_constant__ sn
         const all_parts p = {stats, stats + 1,      a.partial + first * a.kv.padded_dim, tile.n_parts, 0,
                              0,     a.kv.padded_dim};
         weigh_parts<THREADS>(p, 1, a.sinks ? a.sinks + head : nullptr, weights, &total);
-        float *out = a.out + (static_cast<size_t>(tile.first_row + r) * a.n_heads + head) * a.kv.head_dim;
-        for (int i = static_cast<int>(threadIdx.x); i < a.kv.head_dim; i += THREADS)
+        float *out = a.out + (static_cast<size_t>(tile.first_row + r) * a.n_heads + head) * a.kv.value_dim;
+        for (int i = static_cast<int>(threadIdx.x); i < a.kv.value_dim; i += THREADS)
             out[i] = joined(p, weights, &total, 0, i);
         __syncthreads(); /* the weights have been read */
     }

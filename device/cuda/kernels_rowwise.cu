@@ -79,6 +79,11 @@ __global__ void __launch_bounds__(THREADS)
     if (i < n) y[i] = x[i] * (factors ? factor_all * factors[i / width] : factor_all);
 }
 
+__global__ void __launch_bounds__(THREADS) clamp_all(size_t n, float *x, float low, float high) {
+    size_t i = this_item();
+    if (i < n) x[i] = x[i] < low ? low : x[i] > high ? high : x[i]; /* NaN stays */
+}
+
 /* One block per row. */
 __global__ void __launch_bounds__(THREADS) dot_rows(int width, const float *a, const float *b, float *y) {
     __shared__ float shared[THREADS / 32];
@@ -194,6 +199,10 @@ extern "C" cudaError_t sn_cuda_scale(cudaStream_t stream, int n, int width, cons
                                      const float *factors, float *y) {
     size_t items = static_cast<size_t>(n) * width;
     return SN_LAUNCH(scale, blocks_for(items), THREADS, 0, stream, items, width, x, factor, factors, y);
+}
+
+extern "C" cudaError_t sn_cuda_clamp(cudaStream_t stream, size_t n, float *x, float low, float high) {
+    return SN_LAUNCH(clamp_all, blocks_for(n), THREADS, 0, stream, n, x, low, high);
 }
 
 extern "C" cudaError_t sn_cuda_dot_rows(cudaStream_t stream, int n, int width, const float *a, const float *b,

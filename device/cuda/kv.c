@@ -18,9 +18,11 @@ size_t sn_cuda_kv_head_bytes(const sn_kv_shape *shape) {
     return (shape->latent ? 1 : 2) * (size_t)shape->page_tokens * row; /* a multiple of 32: page_tokens is one of 16 */
 }
 
+size_t sn_cuda_kv_block_bytes(const sn_kv_shape *one) { return (size_t)one->n_kv_heads * sn_cuda_kv_head_bytes(one); }
+
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
-    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * sn_cuda_kv_head_bytes(shape);
+    return sn_kv_block_offset(shape, shape->n_blocks, sn_cuda_kv_block_bytes);
 }
 
 static sn_status kv_check_block(const sn_cuda *cuda, int block, sn_err *err) {
@@ -106,8 +108,10 @@ static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
         status = sn_fail(err, SN_REFUSED,
                          "block %d, positions from %d on, %d of them: not a part of a KV cache of %d blocks", t.block,
                          t.position, t.n, t.shape->n_blocks);
-    t.k_row = (size_t)t.shape->n_kv_heads * (size_t)sn_kv_key_dim(t.shape);
-    t.v_row = (size_t)t.shape->n_kv_heads * (size_t)sn_kv_value_dim(t.shape);
+    if (status) return status;
+    const sn_kv_shape own = sn_kv_block_shape(t.shape, t.block);
+    t.k_row = (size_t)own.n_kv_heads * (size_t)sn_kv_key_dim(&own);
+    t.v_row = (size_t)own.n_kv_heads * (size_t)sn_kv_value_dim(&own);
     size_t chunk_max = KV_COPY_BYTES / ((t.k_row + t.v_row) * sizeof(float));
     if (cuda->limits.rows)
         chunk_max = sn_min_size(chunk_max, (size_t)cuda->limits.rows); /* as the batch table has room */
@@ -201,17 +205,21 @@ static sn_status attention_by_tiles(sn_cuda *cuda, sn_cuda_attention *a, sn_err 
 }
 
 /* Attention by tiles does not. */
-bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n) {
-    return !cuda->shape.latent && cuda->n_few == n && cuda->shape.head_dim % 32 == 0;
+bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n, int block) {
+    if (cuda->shape.latent || cuda->n_few != n || block < 0 || block >= cuda->shape.n_blocks) return false;
+    const sn_kv_shape own = sn_kv_block_shape(&cuda->shape, block);
+    return sn_kv_value_dim(&own) % 32 == 0;
 }
 
 sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float *q, float *out, sn_cuda_eight_bits form,
                          sn_err *err) {
     sn_status status = kv_check_block(cuda, params->block, err);
-    if (!status && (params->n_heads <= 0 || params->n_heads % cuda->shape.n_kv_heads))
-        status = sn_fail(err, SN_REFUSED, "%d query heads cannot share %d key-value heads evenly", params->n_heads,
-                         cuda->shape.n_kv_heads);
-    if (status || !cuda->n_rows) return status;
+    if (status) return status;
+    const int kv_heads = sn_kv_block_shape(&cuda->shape, params->block).n_kv_heads;
+    if (params->n_heads <= 0 || params->n_heads % kv_heads)
+        return sn_fail(err, SN_REFUSED, "%d query heads cannot share %d key-value heads evenly", params->n_heads,
+                       kv_heads);
+    if (!cuda->n_rows) return SN_OK;
     sn_cuda_attention a = {.kv = sn_cuda_kv_of(cuda, &cuda->shape, params->block),
                            .n_heads = params->n_heads,
                            .window = params->window,

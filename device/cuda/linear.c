@@ -268,7 +268,7 @@ sn_status sn_cuda_attention_linear_op(sn_device *d, int n, const sn_attention *p
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = linear_begin(cuda, n, 1, linear, err);
     sn_cuda_eight_bits form = {0};
-    if (!status && sn_cuda_attends_in_8_bits(cuda, n)) form = form_for(cuda, n, linear);
+    if (!status && sn_cuda_attends_in_8_bits(cuda, n, params->block)) form = form_for(cuda, n, linear);
     if (!status) status = sn_cuda_attend(cuda, params, q, out, form, err);
     if (!status && n) status = linear_run(cuda, n, out, form.q, 1, linear, err);
     return sn_cuda_op_done(cuda, status);

@@ -68,6 +68,13 @@ sn_status sn_cuda_scale_op(sn_device *d, int n, int width, const float *x, float
     return sn_cuda_op_done(cuda, status);
 }
 
+sn_status sn_cuda_clamp_op(sn_device *d, size_t n, float *x, float low, float high, sn_err *err) {
+    sn_cuda *cuda = (sn_cuda *)d;
+    sn_status status = sn_cuda_enter(cuda, err);
+    if (!status && n) status = sn_cuda_check_launch(cuda, sn_cuda_clamp(cuda->work, n, x, low, high), "clamp", err);
+    return sn_cuda_op_done(cuda, status);
+}
+
 sn_status sn_cuda_dot_rows_op(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = sn_cuda_enter(cuda, err);

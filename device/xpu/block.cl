@@ -85,6 +85,13 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void scale(ulong n, uin
     if (i < n) y[i] = x[i] * (factors ? factor_all * factors[i / width] : factor_all);
 }
 
+/* x (n) = min(max(x, low), high); NaN stays. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void clamp_all(ulong n, __global float *x, float low,
+                                                                        float high) {
+    size_t i = get_global_id(0);
+    if (i < n) x[i] = x[i] < low ? low : x[i] > high ? high : x[i];
+}
+
 /* y (n) = the sum of a * b over each row. One group of 64 per row. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void dot_rows(uint width, __global const float *a,
                                                                        __global const float *b, __global float *y) {
@@ -150,8 +157,8 @@ static uint outside_of_groups(router r, __local float *ranks, __local uchar *use
 /* One group of 64 per row: the k largest ranks and their weights. An item looks at every 64th of up to 1024. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
 moe_gate(uint n_experts, uint k, uint scoring, __global const float *correction, uint normalised, float scale_all,
-         uint n_groups, uint n_groups_used, float offset, __global const float *logits, __global int *ids,
-         __global float *weights) {
+         uint n_groups, uint n_groups_used, float offset, __global const float *factors, __global const float *logits,
+         __global int *ids, __global float *weights) {
     __local int best[64];
     __local float partial[64], ranks[1024];
     __local uchar used[1024];
@@ -195,7 +202,7 @@ moe_gate(uint n_experts, uint k, uint scoring, __global const float *correction,
         sum = partial[0];
     }
     if (lane == 0)
-        for (uint j = 0; j < k; j++) weights[j] *= scale_all / sum;
+        for (uint j = 0; j < k; j++) weights[j] *= scale_all / sum * (factors ? factors[ids[j]] : 1.0f);
 }
 
 #define CHUNK_PAIRS 8

@@ -30,6 +30,7 @@ sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, cons
                          SN_XPU_ARG(router->n_groups),
                          SN_XPU_ARG(router->n_groups_used),
                          SN_XPU_ARG(offset),
+                         SN_XPU_ARG(router->factors),
                          SN_XPU_ARG(logits),
                          SN_XPU_ARG(ids),
                          SN_XPU_ARG(weights)};

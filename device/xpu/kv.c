@@ -30,15 +30,35 @@ static size_t row_floats(const sn_kv_shape *shape) { return (size_t)shape->n_kv_
 static size_t k_floats(const sn_kv_shape *s) { return (size_t)s->n_kv_heads * (size_t)sn_kv_key_dim(s); }
 static size_t v_floats(const sn_kv_shape *s) { return (size_t)s->n_kv_heads * (size_t)sn_kv_value_dim(s); }
 
+/* Bytes of a key or a value; of a block in a page. */
+static size_t row_bytes(const sn_kv_shape *shape, int elements) {
+    size_t dim = (size_t)elements;
+    return shape->dtype == SN_KV_F32   ? dim * sizeof(float)
+           : shape->dtype == SN_KV_F16 ? dim * sizeof(uint16_t)
+                                       : dim + (dim + GROUP - 1) / GROUP * sizeof(uint16_t);
+}
+static size_t block_bytes(const sn_kv_shape *one) {
+    size_t position = row_bytes(one, one->head_dim) + (one->latent ? 0 : row_bytes(one, sn_kv_value_dim(one)));
+    return (size_t)one->n_kv_heads * (size_t)one->page_tokens * position;
+}
+
+/* A block as the kernels take it: its shape, and where it begins in a page. */
+typedef struct page_block {
+    sn_kv_shape shape;
+    uint64_t at;
+    int value_dim;
+} page_block;
+
+static page_block page_block_of(const sn_kv_shape *shape, int block) {
+    page_block b = {sn_kv_block_shape(shape, block), sn_kv_block_offset(shape, block, block_bytes), 0};
+    b.value_dim = sn_kv_value_dim(&b.shape);
+    return b;
+}
+
 size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
     assert(shape->page_tokens > 0 && shape->page_tokens % 16 == 0);
-    size_t dim = (size_t)shape->head_dim;
-    size_t row = shape->dtype == SN_KV_F32   ? dim * sizeof(float)
-                 : shape->dtype == SN_KV_F16 ? dim * sizeof(uint16_t)
-                                             : dim + (dim + GROUP - 1) / GROUP * sizeof(uint16_t);
-    return (size_t)shape->n_blocks * (size_t)shape->n_kv_heads * (shape->latent ? 1 : 2) * (size_t)shape->page_tokens *
-           row;
+    return sn_kv_block_offset(shape, shape->n_blocks, block_bytes);
 }
 
 /* -- the batch table */
@@ -119,9 +139,9 @@ static int longest_single(const sn_batch *batch) {
 
 static sn_status kv_check_shape(const sn_kv_shape *shape, sn_err *err) {
     const int most = shape->latent ? SN_LATENT_DIM_MAX : SN_XPU_HEAD_DIM_MAX;
-    if (shape->head_dim > most)
-        return sn_fail(err, SN_REFUSED, "heads of %d elements are too wide: an xpu takes at most %d", shape->head_dim,
-                       most);
+    const int dim = sn_kv_head_dim_max(shape);
+    if (dim > most)
+        return sn_fail(err, SN_REFUSED, "heads of %d elements are too wide: an xpu takes at most %d", dim, most);
     return SN_OK;
 }
 
@@ -166,13 +186,15 @@ sn_status sn_xpu_rope_store(sn_device *d, int block, const sn_rotated *p, const 
     sn_xpu *x = sn_xpu_of(d);
     assert(block >= 0 && block < x->shape.n_blocks && !x->shape.latent && p->n == x->batch_rows);
     const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
+    const page_block b = page_block_of(&x->shape, block);
     uint32_t rotate_half = p->rope.rotate_half;
     sn_xpu_arg args[] = {SN_XPU_ARG(rows),
                          SN_XPU_ARG(pages),
-                         SN_XPU_ARG(block),
+                         SN_XPU_ARG(b.at),
                          SN_XPU_ARG(p->n_heads),
                          SN_XPU_ARG(p->n_kv_heads),
                          SN_XPU_ARG(p->head_dim),
+                         SN_XPU_ARG(b.value_dim),
                          SN_XPU_ARG(x->shape.page_tokens),
                          SN_XPU_ARG(p->rope.dim),
                          SN_XPU_ARG(rotate_half),
@@ -186,9 +208,7 @@ sn_status sn_xpu_rope_store(sn_device *d, int block, const sn_rotated *p, const 
                                   (size_t)p->n, COUNT(args), args, err);
 }
 
-sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
-    sn_xpu *x = sn_xpu_of(d);
-    assert(block >= 0 && block < x->shape.n_blocks);
+static sn_status latent_store(sn_xpu *x, int block, const float *k, const float *v, sn_err *err) {
     const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
     sn_xpu_arg args[] = {SN_XPU_ARG(rows),
                          SN_XPU_ARG(pages),
@@ -198,13 +218,32 @@ sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *
                          SN_XPU_ARG(x->shape.page_tokens),
                          SN_XPU_ARG(k),
                          SN_XPU_ARG(v),
-                         SN_XPU_ARG(x->shape.latent)}; /* latent_store only */
-    const sn_xpu_kv_kernels *kernels = &x->kv[x->shape.dtype];
-    const bool latent = x->shape.latent;
+                         SN_XPU_ARG(x->shape.latent)};
     sn_status status = sn_xpu_barrier(x, err);
     return status ? status
-                  : sn_xpu_launch(x, latent ? kernels->latent_store : kernels->store, groups_of_position(&x->shape),
-                                  (size_t)x->batch_rows, COUNT(args) - !latent, args, err);
+                  : sn_xpu_launch(x, x->kv[x->shape.dtype].latent_store, groups_of_position(&x->shape),
+                                  (size_t)x->batch_rows, COUNT(args), args, err);
+}
+
+sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
+    sn_xpu *x = sn_xpu_of(d);
+    assert(block >= 0 && block < x->shape.n_blocks);
+    if (x->shape.latent) return latent_store(x, block, k, v, err);
+    const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
+    const page_block b = page_block_of(&x->shape, block);
+    sn_xpu_arg args[] = {SN_XPU_ARG(rows),
+                         SN_XPU_ARG(pages),
+                         SN_XPU_ARG(b.at),
+                         SN_XPU_ARG(b.shape.n_kv_heads),
+                         SN_XPU_ARG(b.shape.head_dim),
+                         SN_XPU_ARG(b.value_dim),
+                         SN_XPU_ARG(b.shape.page_tokens),
+                         SN_XPU_ARG(k),
+                         SN_XPU_ARG(v)};
+    sn_status status = sn_xpu_barrier(x, err);
+    return status ? status
+                  : sn_xpu_launch(x, x->kv[x->shape.dtype].store, groups_of_position(&b.shape), (size_t)x->batch_rows,
+                                  COUNT(args), args, err);
 }
 
 /* -- attention of single rows */
@@ -242,12 +281,15 @@ sn_status sn_xpu_join_parts(sn_xpu *x, const sn_attention *params, int elements,
 }
 
 /* Groups of attention_row for each row and part. */
-static size_t row_groups(const sn_xpu *x, const sn_attention *params) {
-    const int group = params->n_heads / x->shape.n_kv_heads, teams = (group + SN_XPU_ROW_HEADS - 1) / SN_XPU_ROW_HEADS;
-    return (size_t)x->shape.n_kv_heads * (size_t)teams;
+static size_t row_groups(const sn_kv_shape *shape, const sn_attention *params) {
+    const int group = params->n_heads / shape->n_kv_heads, teams = (group + SN_XPU_ROW_HEADS - 1) / SN_XPU_ROW_HEADS;
+    return (size_t)shape->n_kv_heads * (size_t)teams;
 }
 
-bool sn_xpu_attends_in_8_bits(const sn_xpu *x) { return !x->shape.latent && x->shape.head_dim % 32 == 0; }
+bool sn_xpu_attends_in_8_bits(const sn_xpu *x, int block) {
+    const page_block b = page_block_of(&x->shape, block);
+    return !b.shape.latent && b.value_dim % 32 == 0;
+}
 
 sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
     return sn_xpu_attend(sn_xpu_of(d), params, q, out, (sn_xpu_rows8){0}, err);
@@ -255,16 +297,17 @@ sn_status sn_xpu_attention(sn_device *d, const sn_attention *params, const float
 
 sn_status sn_xpu_attend(sn_xpu *x, const sn_attention *params, const float *q, float *out, sn_xpu_rows8 rows8,
                         sn_err *err) {
-    const sn_kv_shape *shape = &x->shape;
-    assert(params->n_heads > 0 && params->n_heads % shape->n_kv_heads == 0 && params->block >= 0 &&
-           params->block < shape->n_blocks);
+    assert(params->block >= 0 && params->block < x->shape.n_blocks);
+    const page_block b = page_block_of(&x->shape, params->block);
+    const sn_kv_shape *shape = &b.shape;
+    assert(params->n_heads > 0 && params->n_heads % shape->n_kv_heads == 0);
     if (shape->latent) return sn_xpu_latent_attention(x, params, q, out, err);
     const size_t rows = (size_t)x->batch_singles;
-    const sn_xpu_parts parts = sn_xpu_divide_context(x, params->window, row_groups(x, params) * (rows ? rows : 1));
+    const sn_xpu_parts parts = sn_xpu_divide_context(x, params->window, row_groups(shape, params) * (rows ? rows : 1));
     sn_status status = SN_OK;
     if (parts.n > 1)
-        status = sn_xpu_buffer_reserve(
-            x, &x->partial, sn_xpu_slot_bytes(rows * (size_t)params->n_heads * parts.n, shape->head_dim), err);
+        status = sn_xpu_buffer_reserve(x, &x->partial,
+                                       sn_xpu_slot_bytes(rows * (size_t)params->n_heads * parts.n, b.value_dim), err);
     if (!status) status = sn_xpu_barrier(x, err);
     if (status) return status;
     const uint8_t *tiles = (uint8_t *)x->batch_table.device + x->tiles_at, *singles = tiles + 16 * x->batch_tiles,
@@ -272,10 +315,11 @@ sn_status sn_xpu_attend(sn_xpu *x, const sn_attention *params, const float *q, f
     const size_t tile_bytes = SN_XPU_TILE_ROWS * (size_t)shape->head_dim * sizeof(float);
     sn_xpu_arg args[] = {SN_XPU_ARG(singles),
                          SN_XPU_ARG(pages),
-                         SN_XPU_ARG(params->block),
+                         SN_XPU_ARG(b.at),
                          SN_XPU_ARG(params->n_heads),
                          SN_XPU_ARG(shape->n_kv_heads),
                          SN_XPU_ARG(shape->head_dim),
+                         SN_XPU_ARG(b.value_dim),
                          SN_XPU_ARG(shape->page_tokens),
                          SN_XPU_ARG(params->window),
                          SN_XPU_ARG(params->scale),
@@ -289,16 +333,16 @@ sn_status sn_xpu_attend(sn_xpu *x, const sn_attention *params, const float *q, f
                          SN_XPU_ARG(x->partial.device),
                          SN_XPU_ARG(rows8.q),
                          SN_XPU_ARG(rows8.scales)};
-    status = sn_xpu_launch(x, x->kv[shape->dtype].attention_row, row_groups(x, params), rows * parts.n, COUNT(args),
+    status = sn_xpu_launch(x, x->kv[shape->dtype].attention_row, row_groups(shape, params), rows * parts.n, COUNT(args),
                            args, err);
     args[0] = SN_XPU_ARG(tiles);
-    args[14] = SN_XPU_ARG(rows8.q);
-    args[15] = SN_XPU_ARG(rows8.scales);
-    for (int i = 16; i < COUNT(args); i++) args[i] = SN_XPU_LOCAL(tile_bytes); /* query, keys, values */
+    args[15] = SN_XPU_ARG(rows8.q);
+    args[16] = SN_XPU_ARG(rows8.scales);
+    for (int i = 17; i < COUNT(args); i++) args[i] = SN_XPU_LOCAL(tile_bytes); /* query, keys, values */
     if (!status)
         status = sn_xpu_launch(x, x->kv[shape->dtype].attention_tile, (size_t)params->n_heads, (size_t)x->batch_tiles,
                                COUNT(args), args, err);
-    return status || parts.n == 1 ? status : sn_xpu_join_parts(x, params, shape->head_dim, parts, out, rows8, err);
+    return status || parts.n == 1 ? status : sn_xpu_join_parts(x, params, b.value_dim, parts, out, rows8, err);
 }
 
 /* -- export and import: chunks of positions, through a buffer on the device */
@@ -306,44 +350,57 @@ sn_status sn_xpu_attend(sn_xpu *x, const sn_attention *params, const float *q, f
 enum { KV_COPY_BYTES = 1 << 20 };
 
 typedef struct kv_copy {
-    const sn_kv_shape *shape;
-    int block;
+    page_block block;
+    int number; /* of the block in its cache */
     void *const *pages;
     int position, n;
     float *k, *v; /* host; written to when reading, only read when writing */
     bool write;   /* into the pages; else out of them */
 } kv_copy;
 
+/* On the device: the addresses of pages, keys and values; and whether these are stored. */
+typedef struct kv_places {
+    uint8_t *pages, *keys, *values;
+    uint32_t storing;
+} kv_places;
+
+static sn_status plain_copy(sn_xpu *x, const kv_copy *t, const kv_places *at, sn_err *err) {
+    const sn_kv_shape *shape = &t->block.shape;
+    sn_xpu_arg args[] = {SN_XPU_ARG(at->pages),       SN_XPU_ARG(t->block.at),        SN_XPU_ARG(shape->n_kv_heads),
+                         SN_XPU_ARG(shape->head_dim), SN_XPU_ARG(t->block.value_dim), SN_XPU_ARG(shape->page_tokens),
+                         SN_XPU_ARG(t->position),     SN_XPU_ARG(at->storing),        SN_XPU_ARG(at->keys),
+                         SN_XPU_ARG(at->values)};
+    return sn_xpu_launch(x, x->kv[shape->dtype].copy, groups_of_position(shape), (size_t)t->n, COUNT(args), args, err);
+}
+
+static sn_status latent_copy(sn_xpu *x, const kv_copy *t, const kv_places *at, sn_err *err) {
+    const sn_kv_shape *shape = &t->block.shape;
+    sn_xpu_arg args[] = {SN_XPU_ARG(at->pages),       SN_XPU_ARG(t->number),          SN_XPU_ARG(shape->n_kv_heads),
+                         SN_XPU_ARG(shape->head_dim), SN_XPU_ARG(shape->page_tokens), SN_XPU_ARG(t->position),
+                         SN_XPU_ARG(at->storing),     SN_XPU_ARG(at->keys),           SN_XPU_ARG(at->values),
+                         SN_XPU_ARG(shape->latent)};
+    return sn_xpu_launch(x, x->kv[shape->dtype].latent_copy, groups_of_position(shape), (size_t)t->n, COUNT(args), args,
+                         err);
+}
+
 /* `kv_staging` holds the addresses of n_pages pages, then keys, then values of t->n positions. */
 static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err *err) {
     sn_device *d = &x->base;
-    const bool latent = t->shape->latent;
-    size_t k_bytes = (size_t)t->n * k_floats(t->shape) * sizeof(float),
-           v_bytes = (size_t)t->n * v_floats(t->shape) * sizeof(float);
+    const sn_kv_shape *shape = &t->block.shape;
+    size_t k_bytes = (size_t)t->n * k_floats(shape) * sizeof(float),
+           v_bytes = (size_t)t->n * v_floats(shape) * sizeof(float);
     size_t keys_at = sn_round_up((size_t)n_pages * 8, 64), values_at = sn_round_up(keys_at + k_bytes, 64);
     sn_status status = sn_xpu_buffer_reserve(x, &x->kv_staging, values_at + v_bytes, err);
     if (status) return status;
     uint8_t *pages = x->kv_staging.device, *keys = pages + keys_at, *values = pages + values_at;
-    uint32_t storing = t->write;
+    const kv_places at = {pages, keys, values, t->write};
     _Static_assert(sizeof(void *) == 8, "pages are handed over as 64-bit addresses");
     status = sn_xpu_upload(d, pages, t->pages, (size_t)n_pages * 8, err);
     if (!status && t->write) status = sn_xpu_upload(d, keys, t->k, k_bytes, err);
     if (!status && t->write) status = sn_xpu_upload(d, values, t->v, v_bytes, err);
     if (!status) status = sn_xpu_barrier(x, err);
     if (status) return status;
-    sn_xpu_arg args[] = {SN_XPU_ARG(pages),
-                         SN_XPU_ARG(t->block),
-                         SN_XPU_ARG(t->shape->n_kv_heads),
-                         SN_XPU_ARG(t->shape->head_dim),
-                         SN_XPU_ARG(t->shape->page_tokens),
-                         SN_XPU_ARG(t->position),
-                         SN_XPU_ARG(storing),
-                         SN_XPU_ARG(keys),
-                         SN_XPU_ARG(values),
-                         SN_XPU_ARG(t->shape->latent)}; /* latent_copy only */
-    const sn_xpu_kv_kernels *kernels = &x->kv[t->shape->dtype];
-    status = sn_xpu_launch(x, latent ? kernels->latent_copy : kernels->copy, groups_of_position(t->shape), (size_t)t->n,
-                           COUNT(args) - !latent, args, err);
+    status = shape->latent ? latent_copy(x, t, &at, err) : plain_copy(x, t, &at, err);
     if (!status && t->write) return sn_xpu_wait(x, err);
     if (!status) status = sn_xpu_download(d, t->k, keys, k_bytes, err);
     return status ? status : sn_xpu_download(d, t->v, values, v_bytes, err);
@@ -355,28 +412,37 @@ size_t sn_xpu_kv_staging_bytes(const sn_device_limits *l) {
     return 2 * 64 + ((size_t)l->context / 16 + 1) * 8 + 2 * chunk_bytes((size_t)l->width);
 }
 
-static sn_status kv_copy_all(sn_xpu *x, kv_copy t, sn_err *err) {
-    assert(t.block >= 0 && t.block < t.shape->n_blocks && t.position >= 0 && t.n >= 0);
-    sn_status status = kv_check_shape(t.shape, err);
-    if (!status) status = sn_xpu_load_kv(x, t.shape->dtype, err);
-    int n_pages = (int)count_pages(t.shape, t.position + t.n);
-    int chunk_max = (int)(KV_COPY_BYTES / (row_floats(t.shape) * sizeof(float))) + 1;
+static sn_status kv_copy_all(sn_xpu *x, const sn_kv_shape *shape, kv_copy t, sn_err *err) {
+    assert(t.number >= 0 && t.number < shape->n_blocks && t.position >= 0 && t.n >= 0);
+    t.block = page_block_of(shape, t.number);
+    sn_status status = kv_check_shape(shape, err);
+    if (!status) status = sn_xpu_load_kv(x, shape->dtype, err);
+    int n_pages = (int)count_pages(shape, t.position + t.n);
+    int chunk_max = (int)(KV_COPY_BYTES / (row_floats(&t.block.shape) * sizeof(float))) + 1;
     for (int left = t.n; left > 0 && !status; left -= t.n) {
         t.n = left < chunk_max ? left : chunk_max;
         status = kv_copy_chunk(x, &t, n_pages, err);
         t.position += t.n;
-        t.k += (size_t)t.n * k_floats(t.shape);
-        t.v += (size_t)t.n * v_floats(t.shape);
+        t.k += (size_t)t.n * k_floats(&t.block.shape);
+        t.v += (size_t)t.n * v_floats(&t.block.shape);
     }
     return status ? status : sn_xpu_check_alive(x, err);
 }
 
 sn_status sn_xpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                          float *k, float *v, sn_err *err) {
-    return kv_copy_all(sn_xpu_of(d), (kv_copy){shape, block, pages, position, n, k, v, false}, err);
+    const kv_copy t = {.number = block, .pages = pages, .position = position, .n = n, .k = k, .v = v};
+    return kv_copy_all(sn_xpu_of(d), shape, t, err);
 }
 
 sn_status sn_xpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, void *const *pages, int position, int n,
                           const float *k, const float *v, sn_err *err) {
-    return kv_copy_all(sn_xpu_of(d), (kv_copy){shape, block, pages, position, n, (float *)k, (float *)v, true}, err);
+    const kv_copy t = {.number = block,
+                       .pages = pages,
+                       .position = position,
+                       .n = n,
+                       .k = (float *)(uintptr_t)k,
+                       .v = (float *)(uintptr_t)v,
+                       .write = true};
+    return kv_copy_all(sn_xpu_of(d), shape, t, err);
 }

@@ -202,7 +202,7 @@ sn_status sn_xpu_attention_linear(sn_device *d, int n, const sn_attention *param
     sn_xpu *xpu = sn_xpu_of(d);
     sn_xpu_rows8 rows = {0};
     if (n <= 0) return sn_xpu_check_alive(xpu, err);
-    sn_status status = sn_xpu_attends_in_8_bits(xpu) ? rows8_for(xpu, n, 1, linear, &rows, err) : SN_OK;
+    sn_status status = sn_xpu_attends_in_8_bits(xpu, params->block) ? rows8_for(xpu, n, 1, linear, &rows, err) : SN_OK;
     if (!status) status = sn_xpu_attend(xpu, params, q, out, rows, err);
     return status ? status : linear_run(xpu, n, out, rows.q, 1, linear, err);
 }

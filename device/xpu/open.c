@@ -295,6 +295,7 @@ static const sn_device_ops xpu_ops = {
     .activate = sn_xpu_activate,
     .add = sn_xpu_add,
     .scale = sn_xpu_scale,
+    .clamp = sn_xpu_clamp,
     .dot_rows = sn_xpu_dot_rows,
     .head_linear = sn_xpu_head_linear,
     .get_rows = sn_xpu_get_rows,

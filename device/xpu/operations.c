@@ -101,6 +101,16 @@ sn_status sn_xpu_scale(sn_device *d, int n, int width, const float *x, float fac
                                   err);
 }
 
+sn_status sn_xpu_clamp(sn_device *d, size_t n, float *values, float low, float high, sn_err *err) {
+    sn_xpu *x = sn_xpu_of(d);
+    uint64_t count = n;
+    if (n == 0) return sn_xpu_check_alive(x, err);
+    sn_xpu_arg args[] = {SN_XPU_ARG(count), SN_XPU_ARG(values), SN_XPU_ARG(low), SN_XPU_ARG(high)};
+    sn_status status = sn_xpu_barrier(x, err);
+    return status ? status
+                  : sn_xpu_launch(x, x->kernels[SN_XPU_clamp_all], groups_of(n, 64), 1, COUNT(args), args, err);
+}
+
 sn_status sn_xpu_dot_rows(sn_device *d, int n, int width, const float *a, const float *b, float *y, sn_err *err) {
     sn_xpu *xpu = sn_xpu_of(d);
     assert(n >= 0 && width >= 0);

@@ -32,6 +32,7 @@
     X(activate, 64, 1)                                                                                                 \
     X(add, 64, 1)                                                                                                      \
     X(scale, 64, 1)                                                                                                    \
+    X(clamp_all, 64, 1)                                                                                                \
     X(dot_rows, 64, 1)                                                                                                 \
     X(moe_gate, 64, 1)                                                                                                 \
     X(moe_group, 128, 1)                                                                                               \
@@ -304,6 +305,7 @@ SN_OPERATION(layer_norm, sn_xpu_layer_norm);
 SN_OPERATION(activate, sn_xpu_activate);
 SN_OPERATION(add, sn_xpu_add);
 SN_OPERATION(scale, sn_xpu_scale);
+SN_OPERATION(clamp, sn_xpu_clamp);
 SN_OPERATION(dot_rows, sn_xpu_dot_rows);
 SN_OPERATION(get_rows, sn_xpu_get_rows);
 
@@ -335,7 +337,7 @@ SN_OPERATION(kv_read, sn_xpu_kv_read);
 SN_OPERATION(kv_write, sn_xpu_kv_write);
 SN_OPERATION(attention, sn_xpu_attention);
 /* Whether attention of the open batch can write its rows in 8 bits besides. */
-bool sn_xpu_attends_in_8_bits(const sn_xpu *x);
+bool sn_xpu_attends_in_8_bits(const sn_xpu *x, int block);
 /* attention, which writes its rows to rows8 besides. */
 sn_status sn_xpu_attend(sn_xpu *x, const sn_attention *params, const float *q, float *out, sn_xpu_rows8 rows8,
                         sn_err *err);

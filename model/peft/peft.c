@@ -240,7 +240,7 @@ static sn_status lora_add_role(lora *l, const tensor_ref *p, const sn_safetensor
                                const sn_safetensors_tensor *b, float scale, sn_role role, size_t *floats, sn_err *err) {
     bool used[SN_PEFT_ROLES_MAX * RANK_MAX];
     size_t outputs, inputs, rank = a->dims[0];
-    sn_role_shape(l->hp, role, &outputs, &inputs);
+    sn_role_shape(l->hp, role, p->block, &outputs, &inputs);
     size_t n = lora_used_ranks(l, p, b, role, outputs, used);
     if (!n) return SN_OK;
     if (n > RANK_MAX)

@@ -26,7 +26,8 @@ int sn_peft_modules(const sn_hparams *hp, sn_peft_module out[SN_PEFT_MODULES_MAX
     const sn_family *family = family_of(hp);
     const sn_tensor_naming *naming = family->naming[SN_CONTAINER_SAFETENSORS];
     int n = 0;
-    if (hp->latent || naming->q_gated) return 0; /* no adapters: the rows of sn_peft_row would be other ones */
+    /* no adapters: the rows of sn_peft_row would be other ones, or those of some blocks */
+    if (hp->latent || naming->q_gated || hp->full_heads.n) return 0;
     for (int i = 0; i < N_ADAPTED; i++) {
         sn_role role = adapted[i];
         bool feed_forward = role == SN_ROLE_FFN_GATE || role == SN_ROLE_FFN_UP || role == SN_ROLE_FFN_DOWN;
@@ -39,7 +40,7 @@ int sn_peft_modules(const sn_hparams *hp, sn_peft_module out[SN_PEFT_MODULES_MAX
             snprintf(module->name, sizeof module->name, "%.*s", (int)len, naming->names[role]);
         }
         module->role[module->n_roles++] = role;
-        sn_role_shape(hp, role, &outputs, &module->inputs);
+        sn_role_shape(hp, role, 0, &outputs, &module->inputs);
         module->outputs += outputs;
     }
     return n;
@@ -66,7 +67,7 @@ static size_t unpermuted_row(const sn_hparams *hp, sn_role role, size_t row) {
 
 size_t sn_peft_row(const sn_hparams *hp, sn_role role, size_t row) {
     size_t own, inputs;
-    sn_role_shape(hp, role, &own, &inputs);
+    sn_role_shape(hp, role, 0, &own, &inputs);
     const sn_tensor_view v = sn_tensor_view_of(family_of(hp)->naming[SN_CONTAINER_SAFETENSORS], hp, role, own);
     row = unpermuted_row(hp, role, row);
     return v.first + row / v.group_rows * v.group_stride + row % v.group_rows;

@@ -10,7 +10,7 @@
 
 size_t sn_kv_transfer_row_floats(const sn_hparams *hp, int first, int end) {
     int recurrent = sn_n_recurrent(hp, first, end);
-    return (size_t)(end - first - recurrent) * sn_kv_width(hp) + (recurrent ? (size_t)hp->n_embd : 0);
+    return sn_kv_width(hp, first, end) + (recurrent ? (size_t)hp->n_embd : 0);
 }
 
 int sn_kv_transfer_part_tokens(const sn_hparams *hp, int first, int end) {
@@ -79,7 +79,7 @@ static sn_status state_write(const sn_span *span, sn_job *job) {
 
 sn_status sn_kv_transfer_read(const sn_span *span, sn_job *job) {
     const sn_hparams *hp = sn_span_hparams(span);
-    size_t keys = (size_t)job->n_tokens * sn_kv_key_width(hp), all = (size_t)job->n_tokens * sn_kv_width(hp);
+    const size_t n = (size_t)job->n_tokens;
     float *at = sn_shared_buffer_data(job->output);
     sn_status status = check_recurrent(span, job, &job->err);
     if (status) return status;
@@ -88,8 +88,9 @@ sn_status sn_kv_transfer_read(const sn_span *span, sn_job *job) {
         return sn_fail(&job->err, SN_REBUILD, "the KV pages of this session are lost: open a new one and replay");
     for (int b = job->first; b < job->end && !status; b++) {
         if (hp->recurrent[b]) continue;
-        status = sn_span_kv_export(span, *job->kv, b, job->position, job->n_tokens, at, at + keys, &job->err);
-        at += all;
+        float *values = at + n * sn_kv_key_width(hp, b);
+        status = sn_span_kv_export(span, *job->kv, b, job->position, job->n_tokens, at, values, &job->err);
+        at = values + n * sn_kv_value_width(hp, b);
     }
     if (!status && sn_kv_cache_is_recurrent(*job->kv))
         status = sn_kv_cache_rows_read(*job->kv, job->position, job->n_tokens, at, &job->err);
@@ -115,22 +116,13 @@ static sn_status rows_write(const sn_span *span, const sn_job *job, const float 
 static sn_status pages_write(const sn_span *span, sn_job *job) {
     const sn_hparams *hp = sn_span_hparams(span);
     int n = job->n_tokens;
-    size_t heads = (size_t)hp->n_kv_heads, keys = (size_t)n * sn_kv_key_width(hp), all = (size_t)n * sn_kv_width(hp);
     const float *at = job->kv_write.input.data;
-    sn_tensor k = {.name = "imported keys",
-                   .dtype = SN_F32,
-                   .rank = 3,
-                   .shape = {n, hp->n_kv_heads, (int64_t)(sn_kv_key_width(hp) / heads)}},
-              v = k;
-    v.name = "imported values";
-    v.shape[2] = (int64_t)(sn_kv_value_width(hp) / heads);
     sn_status status = SN_OK;
     for (int b = job->first; b < job->end && !status; b++) {
         if (hp->recurrent[b]) continue;
-        k.data = at;
-        v.data = at + keys;
-        status = sn_span_kv_import(span, *job->kv, b, n, &k, &v, &job->err);
-        at += all;
+        const float *values = at + (size_t)n * sn_kv_key_width(hp, b);
+        status = sn_span_kv_import_rows(span, *job->kv, b, n, at, values, &job->err);
+        at = values + (size_t)n * sn_kv_value_width(hp, b);
     }
     if (!status && sn_kv_cache_is_recurrent(*job->kv)) status = rows_write(span, job, at, &job->err);
     if (!status) sn_kv_cache_append(*job->kv, n);

@@ -93,21 +93,35 @@ static sn_status device_set_limit_memory(const char *text, device_set *c, sn_err
     return SN_OK;
 }
 
-/* The KV memory of a block where the pool is shared by n. On a device that keeps keys and values in more bytes than
- * others, a block takes more than an equal share. */
-static size_t block_cache(const sn_device_placement_options *options, const sn_hparams *hp, const device_set *c,
-                          size_t n) {
-    const sn_kv_shape shape = sn_kv_shape_of(hp, 1, SN_KV_F32);
-    size_t least = SIZE_MAX, most = 0;
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Bytes of a block in a page on the device that keeps keys and values in fewest, and in most; a block with a recurrent
+ * state counts as if it had keys and values. */
+static void block_page_bytes(const sn_hparams *hp, const device_set *c, int block, size_t *least, size_t *most) {
+    sn_kv_shape shape = sn_kv_shape_of(hp, block, block + 1, SN_KV_F32);
+    shape.n_blocks = 1;
+    *least = SIZE_MAX, *most = 0;
     for (int i = 0; i < c->n; i++) {
         size_t bytes = c->open[i]->ops->kv_page_bytes(c->open[i], &shape);
-        least = sn_min_size(least, bytes);
-        if (bytes > most) most = bytes;
+        *least = sn_min_size(*least, bytes);
+        *most = larger(*most, bytes);
     }
-    return options->kv_memory / n / least * most + options->kv_memory / n % least * most / least;
 }
 
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+/* The KV memory of blocks [first, first + n), which share the pool by the bytes of their pages. On a device that keeps
+ * keys and values in more bytes than others, a block takes more than its share. */
+static void share_cache(const sn_device_placement_options *options, const sn_hparams *hp, const device_set *c,
+                        int first, size_t n, sn_block_cost *costs) {
+    size_t total = 0, least, most;
+    for (size_t b = 0; b < n; b++) {
+        block_page_bytes(hp, c, first + (int)b, &least, &most);
+        total += least;
+    }
+    for (size_t b = 0; b < n; b++) {
+        block_page_bytes(hp, c, first + (int)b, &least, &most);
+        costs[b].cache = options->kv_memory / total * most + options->kv_memory % total * most / total;
+    }
+}
 
 static void device_set_remove(device_set *c, int i) {
     c->n--;
@@ -151,7 +165,7 @@ static sn_status blocks_count_costs(const sn_device_placement_options *options, 
             costs[b].slot = larger(costs[b].slot, before.slot);
         }
     }
-    for (size_t b = 0; b < n && !status; b++) costs[b].cache = block_cache(options, sn_model_hparams(model), c, n);
+    if (!status) share_cache(options, sn_model_hparams(model), c, first, n, costs);
     free(on_device);
     return status;
 }
@@ -160,7 +174,7 @@ static sn_status blocks_count_costs(const sn_device_placement_options *options, 
 static sn_status plan_fit_blocks(const sn_device_placement_options *options, const sn_hparams *hp, const device_set *c,
                                  sn_block_cost *costs, sn_plan_query *query, sn_err *err) {
     for (int n = query->end - query->first; n > 0; n--) {
-        for (int b = 0; b < n; b++) costs[b].cache = block_cache(options, hp, c, (size_t)n);
+        share_cache(options, hp, c, query->first, (size_t)n, costs);
         query->end = query->first + n;
         if (sn_plan_n_fitting(query) >= n) return SN_OK;
     }

@@ -55,20 +55,11 @@ static sn_status put_check_sender(sn_protocol *protocol, const sn_event *event, 
     return SN_OK;
 }
 
-/* The shape of a tensor of KV pages of n tokens of blocks [first, end). Returns its rank. */
-static int kv_shape(const sn_hparams *hp, int first, int end, uint64_t n, uint64_t shape[SN_TENSOR_RANK_MAX]) {
-    bool recurrent = sn_n_recurrent(hp, first, end);
-    uint64_t floats = sn_kv_transfer_row_floats(hp, first, end), blocks = (uint64_t)(end - first);
-    const uint64_t plain[4] = {blocks, 2, n, floats / blocks / 2}, with_rows[4] = {n, floats};
-    memcpy(shape, recurrent ? with_rows : plain, sizeof plain);
-    return recurrent ? 2 : 4;
-}
-
 static sn_status kv_put_check_shape(const sn_protocol *protocol, const sn_session *session, const sn_msg *msg,
                                     sn_err *err) {
     const sn_wire_tensor *t = &msg->tensor;
     uint64_t shape[SN_TENSOR_RANK_MAX], n = t->rank == 4 ? t->shape[2] : t->shape[0];
-    int rank = kv_shape(protocol->hp, session->first, session->end, n, shape);
+    int rank = sn_kv_tensor_shape(protocol->hp, session->first, session->end, n, shape);
     if (t->dtype == SN_F32 && t->rank == rank && !memcmp(t->shape, shape, (size_t)rank * sizeof *shape)) {
         if (n == msg->kv_put.n_token_timelines) return SN_OK;
         return sn_fail(err, SN_REFUSED, "KV pages of %llu tokens need as many timeline hashes, not %zu",
@@ -383,7 +374,7 @@ sn_msg *sn_protocol_kv_message(sn_protocol *protocol, sn_msg_kind kind, uint64_t
     size_t row = sn_kv_transfer_row_floats(protocol->hp, job->first, job->end);
     msg->tensor =
         (sn_wire_tensor){.dtype = SN_F32, .data = sn_shared_buffer_data(job->output), .bytes = n * row * sizeof(float)};
-    msg->tensor.rank = kv_shape(protocol->hp, job->first, job->end, n, msg->tensor.shape);
+    msg->tensor.rank = sn_kv_tensor_shape(protocol->hp, job->first, job->end, n, msg->tensor.shape);
     msg->owner = sn_shared_buffer_ref(job->output);
     msg->release = sn_shared_buffer_unref;
     return msg;

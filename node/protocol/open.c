@@ -20,8 +20,10 @@
 
 static size_t session_kv_bytes(const sn_protocol *protocol, const sn_session *session, int tokens) {
     size_t pages = ((size_t)tokens + SN_KV_PAGE_TOKENS - 1) / SN_KV_PAGE_TOKENS;
-    size_t row = sizeof(float) * sn_kv_width(protocol->hp); /* of one block */
-    return pages * SN_KV_PAGE_TOKENS * row * (size_t)(session->end - session->first);
+    size_t floats = 0; /* as if blocks with a recurrent state had keys and values */
+    for (int b = session->first; b < session->end; b++)
+        floats += sn_kv_key_width(protocol->hp, b) + sn_kv_value_width(protocol->hp, b);
+    return pages * SN_KV_PAGE_TOKENS * floats * sizeof(float);
 }
 
 static sn_status quota_check_open(const sn_protocol *protocol, const uint8_t client[SN_KEY_SIZE], sn_err *err) {

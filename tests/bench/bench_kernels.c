@@ -196,7 +196,7 @@ static void bench_delta(sn_device *d, sn_recurrence kind, int rows) {
     for (int h = 0; h < 2 * VALUES; h++) rates[h] = -0.1f; /* the state forgets, as in models */
     const sn_delta delta = {.shape = shape, .rates = rates, .time_bias = bias, .skip = bias};
     const sn_delta_rows in = {qkv, qkv + KEYS * DIM, qkv + 2 * KEYS * DIM, WIDTH, WIDTH, gates, gates};
-    const sn_kv_shape kv = {1, 1, 64, 32, SN_KV_F32, 0};
+    const sn_kv_shape kv = {1, 1, 64, 32, SN_KV_F32, 0, 0, {0}, {0}};
     const sn_sequence s = {.n_rows = rows, .state = {.before = state, .after = state + floats}};
     double best = 1e9;
     const sn_batch batch = {.shape = &kv, .n_sequences = 1, .sequences = &s};
@@ -217,7 +217,7 @@ static void bench_delta(sn_device *d, sn_recurrence kind, int rows) {
 
 /* SmolLM2's attention: 9 heads over 3, of 64 elements. */
 static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows) {
-    sn_kv_shape shape = {30, 3, 64, 32, dtype, 0};
+    sn_kv_shape shape = {30, 3, 64, 32, dtype, 0, 0, {0}, {0}};
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
     int n_pages = (depth + rows + 31) / 32;
     void **pages = calloc((size_t)n_pages, sizeof *pages);

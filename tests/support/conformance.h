@@ -43,6 +43,7 @@
     X(activations_over_the_whole_range)                                                                                \
     X(add_is_exact)                                                                                                    \
     X(scale_by_a_number_and_by_rows)                                                                                   \
+    X(clamp_keeps_what_lies_between)                                                                                   \
     X(dot_rows_of_awkward_widths)                                                                                      \
     X(get_rows_of_every_type)                                                                                          \
     X(get_rows_refuses_rows_out_of_range)                                                                              \
@@ -58,6 +59,7 @@
     X(attention_with_alibi_slopes)                                                                                     \
     X(attention_with_sinks)                                                                                            \
     X(attention_over_long_contexts)                                                                                    \
+    X(attention_with_heads_of_every_width)                                                                             \
     X(attention_over_page_borders)                                                                                     \
     X(attention_over_a_kv_cache_of_every_type)                                                                         \
     X(attention_of_queries_of_any_size)                                                                                \
@@ -73,6 +75,7 @@
     X(head_linear_of_every_type)                                                                                       \
     X(moe_gate_takes_the_best_groups)                                                                                  \
     X(moe_gate_takes_the_largest)                                                                                      \
+    X(moe_gate_multiplies_by_factors)                                                                                  \
     X(moe_gate_weighs_without_the_correction)                                                                          \
     X(moe_gate_keeps_nan_in_its_row)                                                                                   \
     X(moe_linear_of_every_type)                                                                                        \

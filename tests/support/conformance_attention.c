@@ -221,6 +221,25 @@ static attention_case attention_case_of(int shape) {
                             .group = shapes[shape].group};
 }
 
+/* Values narrower than keys, and blocks before that have other heads: decoding, a few rows, a prompt. */
+void conformance_attention_with_heads_of_every_width(conformance *c) {
+    static const int lengths[][2] = {{0, 1}, {200, 1}, {30, 19}, {65, 40}};
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int l = 0; l < 4; l++)
+            for (int t = 0; t < SN_KV_DTYPE_COUNT; t++) {
+                attention_case s = attention_case_of(shape);
+                s.shape.value_dim = s.shape.head_dim / 3 * 2;
+                s.shape.dtype = (sn_kv_dtype)t;
+                s.shape.other = (sn_kv_heads){s.shape.n_kv_heads + 1, s.shape.head_dim + 8, 12};
+                s.shape.is_other[0] = l % 2 ? UINT64_C(1) << (1 - BLOCK) : 0;
+                s.sinks = l == 2;
+                s.n_sequences = 2;
+                s.n_past[0] = lengths[l][0], s.rows[0] = lengths[l][1];
+                s.n_past[1] = 3 * l, s.rows[1] = 1;
+                try_attention_case(c, s);
+            }
+}
+
 /* -- the KV cache */
 
 /* Reads positions [first, first + n) of a block back and compares them bit by bit. */
@@ -610,7 +629,7 @@ void conformance_attention_over_latents(conformance *c) {
 void conformance_attention_over_latents_of_every_type(conformance *c) {
     for (int i = 0; i < 4; i++) {
         attention_case s = latent_case_of(c, 2);
-        s.shape = (sn_kv_shape){BLOCKS, 1, 64 + 12, 32, i % 2 ? SN_KV_F16 : SN_KV_Q8, 64};
+        s.shape = (sn_kv_shape){BLOCKS, 1, 64 + 12, 32, i % 2 ? SN_KV_F16 : SN_KV_Q8, 64, 0, {0}, {0}};
         s.group = 5;
         s.n_sequences = 2;
         memcpy(s.n_past, (int[]){100, 0, 0}, sizeof s.n_past);

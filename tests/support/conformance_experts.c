@@ -130,13 +130,13 @@ static void with_routers(conformance *c, int n, int n_experts, int k,
                          void (*try)(conformance *c, int n, const sn_moe_router *router)) {
     int mark = c->n_buffers;
     float *correction = conformance_random(c, (size_t)n_experts, 12); /* of both signs */
-    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 0, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4, 0, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1, 0, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f, 0, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f, 0, 0, 0},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 1, 0, 0, 0.5f}};
+    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 1, 0, 0, NULL, 0.5f}};
     for (size_t i = 0; i < sizeof routers / sizeof *routers; i++) try(c, n, &routers[i]);
     conformance_release(c, mark);
 }
@@ -205,7 +205,8 @@ void conformance_moe_gate_takes_the_best_groups(conformance *c) {
         float *correction = conformance_random(c, (size_t)s[1], 12);
         for (int kind = 0; kind < 4; kind++) {
             sn_moe_router r = {
-                s[1], s[2], kind < 2 ? SN_ROUTER_SIGMOID : SN_ROUTER_SOFTMAX_ALL, NULL, kind < 2, 2.5f, s[3], s[4], 0};
+                s[1], s[2], kind < 2 ? SN_ROUTER_SIGMOID : SN_ROUTER_SOFTMAX_ALL, NULL, kind < 2, 2.5f, s[3], s[4],
+                NULL, 0};
             if (kind == 0) r.correction = correction;
             if (kind == 3) r.scoring = SN_ROUTER_SOFTMAX;
             try_moe_gate(c, s[0], &r);
@@ -216,10 +217,38 @@ void conformance_moe_gate_takes_the_best_groups(conformance *c) {
                       "three experts were chosen of a group of two");
 }
 
+/* Only weights change, and each by the factor of its expert. */
+void conformance_moe_gate_multiplies_by_factors(conformance *c) {
+    enum { N = 5, EXPERTS = 70, K = 8 };
+    const float *logits = conformance_upload(c, make_logits(c, N, EXPERTS), (size_t)N * EXPERTS),
+                *factors = conformance_random(c, EXPERTS, 3);
+    for (int scoring = SN_ROUTER_SOFTMAX; scoring <= SN_ROUTER_SIGMOID; scoring++) {
+        int mark = c->n_buffers;
+        sn_moe_router r = {EXPERTS, K, (sn_router_scoring)scoring, NULL, true, 1.5f, 0, 0, NULL, 0};
+        int32_t *ids[] = {conformance_bytes(c, N * K * sizeof **ids), conformance_bytes(c, N * K * sizeof **ids)};
+        float *weights[] = {conformance_bytes(c, N * K * sizeof **weights),
+                            conformance_bytes(c, N * K * sizeof **weights)};
+        CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, &r, logits, ids[0], weights[0], &c->err));
+        r.factors = conformance_upload(c, factors, EXPERTS);
+        CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, &r, logits, ids[1], weights[1], &c->err));
+        const int32_t *chosen[] = {download_bytes(c, ids[0], N * K * sizeof **ids),
+                                   download_bytes(c, ids[1], N * K * sizeof **ids)};
+        const float *plain = conformance_download(c, weights[0], N * K),
+                    *got = conformance_download(c, weights[1], N * K);
+        for (int i = 0; i < N * K; i++) {
+            double want = (double)plain[i] * (double)factors[chosen[0][i]];
+            CONFORMANCE_CHECK(c, chosen[0][i] == chosen[1][i], "pair %d is of another expert", i);
+            CONFORMANCE_CHECK(c, conformance_close((double)got[i], want, fabs(want) * 4 * CONFORMANCE_EPSILON),
+                              "weight %d is %g, not %g", i, (double)got[i], want);
+        }
+        conformance_release(c, mark);
+    }
+}
+
 /* An expert with a negative correction is chosen by its score, as one with a positive score is not. */
 void conformance_moe_gate_weighs_without_the_correction(conformance *c) {
     static const float logits[4] = {3, -4, 1, -5}, corrections[4] = {-2, 0.5f, -1.5f, -0.1f};
-    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2, 0, 0, 0};
+    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2, 0, 0, NULL, 0};
     int32_t *ids = conformance_bytes(c, 2 * sizeof *ids);
     float *weights = conformance_bytes(c, 2 * sizeof *weights);
     CONFORMANCE_OK(c,
@@ -240,8 +269,8 @@ static void try_nan_in_gate(conformance *c, bool sigmoid) {
     int32_t *ids = conformance_bytes(c, N * K * sizeof *ids);
     float *weights = conformance_bytes(c, N * K * sizeof *weights);
     float *device_logits = conformance_upload(c, logits, (size_t)N * EXPERTS);
-    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, 0},
-                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1, 0, 0, 0};
+    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL, 0},
+                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1, 0, 0, NULL, 0};
     CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, sigmoid ? &by_sigmoid : &by_softmax, device_logits, ids,
                                                weights, &c->err));
     const int32_t *got = download_bytes(c, ids, N * K * sizeof *got);
@@ -357,13 +386,13 @@ void conformance_moe_linear_of_every_type(conformance *c) {
 
 /* Experts of no, one, a few and many pairs; pairs without an expert keep what stood there. Rows of x are
  * not rounded to 16 bits, which shows where the weights have no more. */
-static void try_counts(conformance *c, sn_dtype dtype, size_t rows, size_t cols, bool each) {
-    enum { N = 133, EXPERTS = 7, K = 2 };
-    static const int counts[EXPERTS] = {1, 130, 0, 17, 7, 15, 16};
+static void try_counts(conformance *c, sn_dtype dtype, int most, size_t rows, size_t cols, bool each) {
+    enum { EXPERTS = 7, K = 2 };
+    const int counts[EXPERTS] = {1, most, 0, 17, 7, 15, 16};
     int mark = c->n_buffers;
     double rounding = c->linear_rounding;
     stack s = random_experts(c, dtype, EXPERTS, rows, cols);
-    selection o = select_counts(c, N, EXPERTS, counts, K);
+    selection o = select_counts(c, most + 3, EXPERTS, counts, K);
     size_t pairs = (size_t)(o.n * K), n_x = (each ? pairs : (size_t)o.n) * cols;
     float *x = conformance_random(c, n_x, 7), *bias = conformance_random(c, EXPERTS * rows, 8);
     float *before = conformance_random(c, pairs * rows, 9), *y = conformance_upload(c, before, pairs * rows);
@@ -384,8 +413,9 @@ void conformance_moe_linear_of_many_rows_for_an_expert(conformance *c) {
     conformance_prepare(c, &(sn_device_limits){.rows = 133, .width = 512, .experts = 8, .experts_used = 2});
     for (int t = 0; t < conformance_n_types(c); t++) {
         size_t block = sn_dtype_block(test_weight_types[t]), cols = block == 1 ? 100 : block == 32 ? 96 : 256;
-        try_counts(c, test_weight_types[t], 67, cols, t % 2);
-        if (block == 1) try_counts(c, test_weight_types[t], 5, 7, !(t % 2));
+        bool all = t % 4 == 0; /* several tiles in both directions; their loops are the same for all types */
+        try_counts(c, test_weight_types[t], all ? 130 : 60, all ? 67 : 35, cols, t % 2);
+        if (block == 1) try_counts(c, test_weight_types[t], 130, 5, 7, !(t % 2));
     }
 }
 
@@ -598,7 +628,7 @@ void conformance_moe_combine_grad_by_differences(conformance *c) {
 /* The same batch for other rows, which select other experts: a recorded batch follows them. */
 static void try_recorded_experts(conformance *c, size_t n) {
     enum { EXPERTS = 5, K = 2, ROWS = 9, COLS = 32 };
-    const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0};
+    const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0, 0, {0}, {0}};
     stack s = random_experts(c, SN_Q8_0, EXPERTS, ROWS, COLS);
     float *x = conformance_random(c, n * COLS, 7), *device_x = conformance_upload(c, x, n * COLS);
     float *logits = conformance_bytes(c, n * EXPERTS * sizeof *logits),

@@ -60,22 +60,24 @@ static void expect_same(conformance *c, const sn_kv_shape *shape, const char *wh
                           sn_kv_dtype_name(shape->dtype), i, (double)got[i], (double)want[i]);
 }
 
-static void try_kv(conformance *c, const sn_kv_shape *shape) {
+/* Block 1 of a cache of this shape. */
+static void try_kv(conformance *c, const sn_kv_shape *all) {
     sn_device *d = c->device;
+    const sn_kv_shape own = sn_kv_block_shape(all, 1), *shape = &own;
     int mark = c->n_buffers, keys = sn_kv_key_dim(shape), values = sn_kv_value_dim(shape);
     size_t n_k = (size_t)(POSITIONS * HEADS * keys), n_v = (size_t)(POSITIONS * HEADS * values),
-           bytes = d->ops->kv_page_bytes(d, shape);
+           bytes = d->ops->kv_page_bytes(d, all);
     float *k = awkward_numbers(c, n_k, 1), *v = awkward_numbers(c, n_v, 2);
     float *got_k = conformance_heap(c, n_k * sizeof *k), *got_v = conformance_heap(c, n_v * sizeof *v);
     uint8_t *before = conformance_heap(c, bytes), *after = conformance_heap(c, bytes);
     void *pages[] = {conformance_bytes(c, bytes), conformance_bytes(c, bytes)};
-    CONFORMANCE_OK(c, d->ops->kv_write(d, shape, 1, pages, 0, POSITIONS, k, v, &c->err));
-    CONFORMANCE_OK(c, d->ops->kv_read(d, shape, 1, pages, 0, POSITIONS, got_k, got_v, &c->err));
+    CONFORMANCE_OK(c, d->ops->kv_write(d, all, 1, pages, 0, POSITIONS, k, v, &c->err));
+    CONFORMANCE_OK(c, d->ops->kv_read(d, all, 1, pages, 0, POSITIONS, got_k, got_v, &c->err));
     for (int i = 0; i < POSITIONS * HEADS; i++) round_head(shape, k + i * keys, v + i * values);
     expect_same(c, shape, "keys", got_k, k, n_k);
     expect_same(c, shape, "values", got_v, v, n_v);
     CONFORMANCE_OK(c, d->ops->download(d, before, pages[0], bytes, &c->err));
-    CONFORMANCE_OK(c, d->ops->kv_write(d, shape, 1, pages, 0, POSITIONS, got_k, got_v, &c->err));
+    CONFORMANCE_OK(c, d->ops->kv_write(d, all, 1, pages, 0, POSITIONS, got_k, got_v, &c->err));
     CONFORMANCE_OK(c, d->ops->download(d, after, pages[0], bytes, &c->err));
     CONFORMANCE_CHECK(c, !memcmp(before, after, bytes), "%s: what was read is stored in other bytes",
                       sn_kv_dtype_name(shape->dtype));
@@ -89,8 +91,11 @@ void conformance_kv_of_every_type_is_rounded_once(conformance *c) {
         CONFORMANCE_CHECK(c, !t || c->device->kv_dtypes >> t & 1, "the device cannot store %s",
                           sn_kv_dtype_name(dtype));
         for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
-            try_kv(c, &(sn_kv_shape){2, HEADS, dims[i], 16, dtype, 0});
-        try_kv(c, &(sn_kv_shape){2, HEADS, 41 + 9, 16, dtype, 41});
+            try_kv(c, &(sn_kv_shape){2, HEADS, dims[i], 16, dtype, 0, 0, {0}, {0}});
+        try_kv(c, &(sn_kv_shape){2, HEADS, 41 + 9, 16, dtype, 41, 0, {0}, {0}});
+        /* narrower values; the blocks beside have other heads, or this one has */
+        try_kv(c, &(sn_kv_shape){3, HEADS, 48, 16, dtype, 0, 20, {2, 64, 40}, {5}});
+        try_kv(c, &(sn_kv_shape){3, 2, 64, 16, dtype, 0, 40, {HEADS, 48, 20}, {2}});
     }
 }
 
@@ -99,7 +104,7 @@ void conformance_kv_pages_take_what_their_type_needs(conformance *c) {
         size_t bytes[SN_KV_DTYPE_COUNT];
         for (int t = 0; t < SN_KV_DTYPE_COUNT; t++)
             bytes[t] = c->device->ops->kv_page_bytes(
-                c->device, &(sn_kv_shape){3, 2, latent ? 576 : 128, 32, (sn_kv_dtype)t, latent});
+                c->device, &(sn_kv_shape){3, 2, latent ? 576 : 128, 32, (sn_kv_dtype)t, latent, 0, {0}, {0}});
         CONFORMANCE_CHECK(c, 2 * bytes[SN_KV_F16] == bytes[SN_KV_F32], "a page of f16 takes %zu bytes, of f32 %zu",
                           bytes[SN_KV_F16], bytes[SN_KV_F32]);
         CONFORMANCE_CHECK(c, 64 * bytes[SN_KV_Q8] <= 17 * bytes[SN_KV_F32], "a page of q8 takes %zu bytes, of f32 %zu",

@@ -449,6 +449,25 @@ void conformance_scale_by_a_number_and_by_rows(conformance *c) {
             }
 }
 
+void conformance_clamp_keeps_what_lies_between(conformance *c) {
+    static const float x[] = {-INFINITY, -3, -0.5f, 0, 0.25f, 0.5f, 2, INFINITY, NAN};
+    enum { N = sizeof x / sizeof *x };
+    static const float bounds[][2] = {{-0.5f, 0.5f}, {-INFINITY, 0.25f}, {-2, INFINITY}};
+    for (int b = 0; b < 3; b++) {
+        int mark = c->n_buffers;
+        float *y = conformance_upload(c, x, N), low = bounds[b][0], high = bounds[b][1];
+        CONFORMANCE_OK(c, c->device->ops->clamp(c->device, N - 1, y, low, high, &c->err));
+        float *got = conformance_download(c, y, N);
+        for (int i = 0; i < N - 1; i++)
+            CONFORMANCE_CHECK(c, got[i] == fminf(fmaxf(x[i], low), high), "%g within %g and %g is %g", (double)x[i],
+                              (double)low, (double)high, (double)got[i]);
+        CONFORMANCE_CHECK(c, isnan(got[N - 1]), "it wrote beyond the end");
+        CONFORMANCE_OK(c, c->device->ops->clamp(c->device, N, y, low, high, &c->err));
+        CONFORMANCE_CHECK(c, isnan(conformance_download(c, y, N)[N - 1]), "NaN became a number");
+        conformance_release(c, mark);
+    }
+}
+
 void conformance_dot_rows_of_awkward_widths(conformance *c) {
     static const int widths[] = {1, 15, 64, 100, 1025};
     enum { N = 5 };

@@ -87,11 +87,12 @@ static void try_norm(conformance *c, int n, const sn_dtype dtypes[LINEARS], bool
     conformance_release(c, mark);
 }
 
+/* Each number of rows meets each form of weights, each kind of norm and each way. */
 void conformance_norm_linear_has_the_bits_of_its_steps(conformance *c) {
-    for (int i = 0; i < COUNTS * FORMS; i++)
-        for (int way = 0; way < NORM_WAYS; way++)
+    for (int i = 0; i < COUNTS; i++)
+        for (int form = 0; form < FORMS; form++)
             for (int layer = 0; layer < 2; layer++)
-                try_norm(c, counts[i % COUNTS], forms[i / COUNTS], layer, (norm_way)way);
+                try_norm(c, counts[i], forms[form], layer, (norm_way)((i + form + layer) % NORM_WAYS));
 }
 
 /* -- activate_linear, activate_moe_linear */
@@ -207,7 +208,7 @@ static void try_rope_store(conformance *c, sn_kv_dtype dtype, int dim, sn_rope r
     const sn_device_ops *ops = c->device->ops;
     int mark = c->n_buffers;
     sessions s;
-    sessions_new(c, (sn_kv_shape){1, KV_HEADS, dim, PAGE, dtype, 0}, 1, (int[]){PAST}, (int[]){n}, &s);
+    sessions_new(c, (sn_kv_shape){1, KV_HEADS, dim, PAGE, dtype, 0, 0, {0}, {0}}, 1, (int[]){PAST}, (int[]){n}, &s);
     const size_t keys = (size_t)n * KV_HEADS * (size_t)dim;
     twin q = twin_new(c, (size_t)n * HEADS * (size_t)dim, 5), k = twin_new(c, keys, 6), v = twin_new(c, keys, 7);
     rope.cos_sin = twin_new(c, (size_t)n * (size_t)rope.dim, 8).at[0];
@@ -287,8 +288,15 @@ void conformance_attention_linear_has_the_bits_of_its_steps(conformance *c) {
     } caches[] = {{64, 0, SN_KV_F16}, {24, 0, SN_KV_F32}, {32, 0, SN_KV_Q8}, {96, 64, SN_KV_F32}};
     for (int i = 0; i < 6 * 4 * 2; i++) {
         const int which = i / 2 % 6, cache = i / 12;
-        const sn_kv_shape shape = {
-            1, caches[cache].latent ? 1 : KV_HEADS, caches[cache].dim, PAGE, caches[cache].dtype, caches[cache].latent};
+        const sn_kv_shape shape = {1,
+                                   caches[cache].latent ? 1 : KV_HEADS,
+                                   caches[cache].dim,
+                                   PAGE,
+                                   caches[cache].dtype,
+                                   caches[cache].latent,
+                                   0,
+                                   {0},
+                                   {0}};
         try_attention(c, shape, dtypes[i % 2], which == 5 ? 2 : 1, past[which], rows[which]);
     }
 }

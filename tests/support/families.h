@@ -55,6 +55,10 @@ static const char *const FAMILIES[] = {
     "nemotron_h_latent",
     "kimi_linear",
     "bailing_hybrid",
+    "mimo_v2_flash",
+    "step3p7",
+    "gemma4",
+    "gemma4_moe",
 };
 enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 
@@ -65,10 +69,11 @@ static inline bool family_is_recurrent(const char *name) {
            !strcmp(name, "bailing_hybrid");
 }
 
-/* These run on CPUs only, and are not trained. */
+/* These are not trained. */
 static inline bool family_is_limited(const char *name) {
     return family_is_recurrent(name) || !strncmp(name, "deepseek", 8) || !strcmp(name, "glm4_moe_lite") ||
-           !strcmp(name, "mistral4") || !strcmp(name, "glm_moe_dsa");
+           !strcmp(name, "mistral4") || !strcmp(name, "glm_moe_dsa") || !strcmp(name, "mimo_v2_flash") ||
+           !strcmp(name, "step3p7") || !strncmp(name, "gemma4", 6);
 }
 
 static inline int family_blocks(const char *name) {

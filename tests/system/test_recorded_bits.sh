@@ -29,8 +29,8 @@ print(hashlib.sha256(v.encode() if isinstance(v, str) else json.dumps(v, separat
 END
 }
 
-# record ITEM MODEL IDS ISA...: hidden states and logits with keys and values as float32, then as they are kept by default; each
-# further instruction set must give the same files.
+# record ITEM MODEL IDS ISA...: hidden states and logits with keys and values as float32, then as they are kept by default; with these
+# each further instruction set must give the same files (test_bits compares instruction sets with float32).
 record() {
   local item=$1 model=$2 ids=$3 dtype isa
   shift 3
@@ -39,9 +39,10 @@ record() {
     [ $dtype = f16 ] || forward+=(--kv-dtype $dtype)
     succeeds "${forward[@]}" --out "$scratch/out"
     hash_tensors "$scratch/out" "$item/forward$([ $dtype = f32 ] || echo -$dtype)"
+    [ $dtype = f16 ] || continue
     for isa; do
       succeeds "${forward[@]}" --out "$scratch/isa" --isa "$isa"
-      cmp -s "$scratch/out" "$scratch/isa" || fail "$item: --isa $isa gives other bits than the default with keys and values in $dtype"
+      cmp -s "$scratch/out" "$scratch/isa" || fail "$item: --isa $isa gives other bits than the default"
     done
   done
 }

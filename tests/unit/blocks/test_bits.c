@@ -71,7 +71,8 @@ static outcome compute_outcome(const char *path, variant v) {
     REQUIRE(sn_model_open(path, &model, &err));
     REQUIRE(test_cpu_open(v.isa, v.threads, &device, &err));
     const sn_hparams *hp = sn_model_hparams(model);
-    size_t row = (size_t)hp->n_embd, per_block = (size_t)TOKENS * (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
+    const sn_heads most = sn_most_heads(hp);
+    size_t row = (size_t)hp->n_embd, per_block = (size_t)TOKENS * (size_t)most.n_kv * (size_t)most.key_dim;
     outcome o = {.n_hidden = TOKENS * row, .n_kv = per_block * (size_t)hp->n_blocks};
     o.hidden = make_inputs(hp->n_embd);
     o.k = calloc(o.n_kv, sizeof(float));
@@ -125,12 +126,14 @@ static void expect_same(const char *path, const char *what, const variant *varia
     outcome_free(&reference);
 }
 
+static void expect_same_for(sn_dtype dtype, const variant *variants, size_t n_variants) {
+    char *path = tiny_model_make(&(tiny_model_options){.dtype = dtype});
+    expect_same(path, sn_dtype_name(dtype), variants, n_variants);
+    tiny_model_remove(&path);
+}
+
 static void expect_same_in_all(const variant *variants, size_t n_variants) {
-    for (int t = 0; t < N_DTYPES; t++) {
-        char *path = tiny_model_make(&(tiny_model_options){.dtype = DTYPES[t]});
-        expect_same(path, sn_dtype_name(DTYPES[t]), variants, n_variants);
-        tiny_model_remove(&path);
-    }
+    for (int t = 0; t < N_DTYPES; t++) expect_same_for(DTYPES[t], variants, n_variants);
 }
 
 Test(bits, same_bits_on_every_instruction_set) {
@@ -140,17 +143,15 @@ Test(bits, same_bits_on_every_instruction_set) {
 }
 
 Test(bits, same_bits_token_by_token_and_in_chunks) {
-    const variant variants[] = {{"c", 1, 1, 1},         {TEST_ISA_1, 1, 1, 1},  {TEST_ISA_2, 1, 1, 1},
-                                {"c", 1, 7, 1},         {TEST_ISA_1, 1, 7, 1},  {TEST_ISA_2, 1, 7, 1},
-                                {TEST_ISA_2, 1, 32, 1}, {TEST_ISA_3, 1, 19, 1}, {TEST_TILES_AVX512, 1, 19, 1}};
+    const variant variants[] = {
+        {"c", 1, 7, 1},         {TEST_ISA_1, 1, 1, 1},  {TEST_ISA_1, 1, 7, 1},        {TEST_ISA_2, 1, 1, 1},
+        {TEST_ISA_2, 1, 32, 1}, {TEST_ISA_3, 1, 19, 1}, {TEST_TILES_AVX512, 1, 19, 1}};
     expect_same_in_all(variants, sizeof variants / sizeof *variants);
 }
 
 Test(bits, same_bits_on_any_number_of_threads) {
-    const variant variants[] = {{"c", 2, 0, 1},        {"c", 3, 7, 1},        {TEST_ISA_1, 2, 7, 1},
-                                {TEST_ISA_1, 3, 0, 1}, {TEST_ISA_2, 2, 0, 1}, {TEST_ISA_2, 3, 1, 1},
-                                {TEST_ISA_2, 3, 7, 1}, {TEST_ISA_3, 2, 0, 1}, {TEST_ISA_3, 3, 19, 1},
-                                {TEST_TILES, 3, 19, 1}};
+    const variant variants[] = {{"c", 3, 7, 1},        {TEST_ISA_1, 2, 7, 1},  {TEST_ISA_2, 2, 0, 1},
+                                {TEST_ISA_2, 3, 1, 1}, {TEST_ISA_3, 3, 19, 1}, {TEST_TILES, 3, 19, 1}};
     expect_same_in_all(variants, sizeof variants / sizeof *variants);
 }
 
@@ -158,7 +159,9 @@ Test(bits, same_bits_wherever_the_model_is_cut) {
     const variant variants[] = {{TEST_ISA_1, 2, 7, 2}, {TEST_ISA_2, 1, 0, 2}, {TEST_ISA_2, 2, 7, 3},
                                 {TEST_ISA_2, 2, 1, 4}, {"c", 1, 0, 4},        {TEST_ISA_3, 2, 19, 3},
                                 {TEST_TILES, 2, 19, 3}};
-    expect_same_in_all(variants, sizeof variants / sizeof *variants);
+    static const sn_dtype dtypes[] = {SN_F16, SN_Q4_1, SN_Q6_K, SN_IQ2_S}; /* a cut is the same for all of a form */
+    for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++)
+        expect_same_for(dtypes[t], variants, sizeof variants / sizeof *variants);
 }
 
 enum { MANY = 30 }; /* blocks of a deep model, each of which is a span of its own */
@@ -185,7 +188,8 @@ static outcome compute_among_others(const char *path, const char *isa, int threa
     const sn_hparams *hp = sn_model_hparams(model);
     REQUIRE(sn_span_load(model, device, 0, hp->n_blocks, NULL, NULL, &span, &err));
     REQUIRE(sn_span_kv_pool(span, 32u << 20, &pool, &err));
-    size_t row = (size_t)hp->n_embd, per_block = (size_t)TOKENS * (size_t)hp->n_kv_heads * (size_t)hp->head_dim;
+    const sn_heads most = sn_most_heads(hp);
+    size_t row = (size_t)hp->n_embd, per_block = (size_t)TOKENS * (size_t)most.n_kv * (size_t)most.key_dim;
     outcome o = {.n_hidden = TOKENS * row, .n_kv = per_block * (size_t)hp->n_blocks};
     float *inputs = make_inputs(hp->n_embd), *lost = malloc(TOKENS * row * sizeof *lost);
     o.hidden = malloc(o.n_hidden * sizeof(float));
@@ -222,7 +226,7 @@ Test(bits, same_bits_in_a_batch_with_seven_other_sessions) {
     for (int t = 0; t < N_DTYPES; t++) {
         char *path = tiny_model_make(&(tiny_model_options){.dtype = DTYPES[t]});
         outcome reference = compute_outcome(path, REFERENCE);
-        for (int i = 0; i < 3; i++) {
+        for (int i = t % 4 ? 1 : 0; i < 3; i++) { /* plain C has one loop over rows for all types, and is slow */
             if (!isa_runs(isas[i])) continue;
             outcome o = compute_among_others(path, isas[i], 1 + i);
             cr_expect(same_outcome(&reference, &o), "%s on %s: bits differ in a batch", sn_dtype_name(DTYPES[t]),

@@ -22,7 +22,7 @@ enum { LATENT = 40, ROTATED = 10, KEY = LATENT + ROTATED, HEADS = 21, TOKENS = 7
 /* Keys of TOKENS positions, whose values are their first LATENT elements. Attends as latents, or as a plain KV cache
  * with the keys as values. out (TOKENS, HEADS, LATENT). */
 static void attend(sn_device *d, bool latent, sn_kv_dtype dtype, const float *keys, const float *q, float *out) {
-    const sn_kv_shape shape = {2, 1, KEY, 32, dtype, latent ? LATENT : 0};
+    const sn_kv_shape shape = {2, 1, KEY, 32, dtype, latent ? LATENT : 0, 0, {0}, {0}};
     const sn_attention how = {.block = 1, .n_heads = HEADS, .scale = 0.2f};
     size_t width = latent ? LATENT : KEY, bytes = d->ops->kv_page_bytes(d, &shape);
     float *k = malloc(sizeof(float) * TOKENS * KEY), *v = malloc(sizeof(float) * TOKENS * KEY),
@@ -81,7 +81,7 @@ Test(latent, a_token_takes_its_latent_and_its_rotated_key) {
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, NULL, &d, &err));
     const size_t bytes[SN_KV_DTYPE_COUNT] = {576 * 4, 576 * 2, 576 + 576 / 32 * 2};
     for (int dtype = 0; dtype < SN_KV_DTYPE_COUNT; dtype++) {
-        const sn_kv_shape shape = {3, 1, 576, 32, (sn_kv_dtype)dtype, 512};
+        const sn_kv_shape shape = {3, 1, 576, 32, (sn_kv_dtype)dtype, 512, 0, {0}, {0}};
         cr_expect_eq(d->ops->kv_page_bytes(d, &shape), 3 * 32 * bytes[dtype]);
     }
     sn_device_close(&d);
@@ -135,7 +135,7 @@ Test(latent, each_head_takes_its_own_matrix) {
 /* Of two groups one is used: {a0, a1}, {b0, b1}. Expects both experts of the group that begins with `first`. */
 static void expect_group(sn_device *d, sn_router_scoring scoring, const float *logits, const float *correction,
                          int first) {
-    const sn_moe_router router = {4, 2, scoring, correction, false, 1, 2, 1, 0};
+    const sn_moe_router router = {4, 2, scoring, correction, false, 1, 2, 1, NULL, 0};
     int32_t ids[2];
     float weights[2];
     REQUIRE(d->ops->moe_gate(d, 1, &router, logits, ids, weights, &err));
@@ -155,32 +155,41 @@ Test(latent, groups_of_experts_rank_by_their_best_one_or_two) {
     sn_device_close(&d);
 }
 
-/* -- sessions over pages of latents */
+/* -- sessions over pages of latents, and of blocks whose heads differ in number and in both widths */
 
-Test(latent, a_session_is_rewound_and_handed_over_by_nodes_that_leave) {
-    testbed *w = testbed_new(&(cluster_options){.model = GOLDEN, .kv_memory = 64, .drain_timeout_s = 10});
+static const char *const OF_SESSIONS[] = {GOLDEN, SN_FIXTURES "/golden/mimo_v2_flash", SN_FIXTURES "/golden/gemma4"};
+enum { N_OF_SESSIONS = sizeof OF_SESSIONS / sizeof *OF_SESSIONS };
+
+static void expect_hand_over(const char *model, sn_kv_dtype dtype) {
+    testbed *w = testbed_new(
+        &(cluster_options){.model = model, .kv_memory = 64, .drain_timeout_s = 10, .kv_dtype = dtype});
     chain_fixture r;
     for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
-    chain_fixture_open(&r, w, (sn_chain_options){.kv.replica = true});
+    chain_fixture_open(&r, w, (sn_chain_options){.kv.replica = true, .kv.dtype = dtype});
     chain_fixture_steps(&r, 0, 50, 20);
     chain_fixture_steps(&r, 33, 60, 7);
     for (size_t k = 0; k < sn_chain_hops(r.chain, NULL, 0); k++)
         cr_assert_eq(sn_chain_await_replica(r.chain, k, 10000, &r.err), SN_OK, "%s", r.err.text);
     cluster_cut_off(w->cluster, cluster_node_of_block(r.chain, 0));
     chain_fixture_steps(&r, 60, TESTBED_TOKENS, 9);
-    cr_expect_geq(sn_chain_replicas_promoted(r.chain), 1);
+    cr_expect_geq(sn_chain_replicas_promoted(r.chain), 1, "%s", model);
     chain_fixture_close(&r);
     testbed_free(&w);
 }
 
-Test(latent, a_saved_session_continues_over_another_cut) {
-    testbed *w = testbed_new(&(cluster_options){.model = GOLDEN, .kv_memory = 64});
+Test(latent, a_session_is_rewound_and_handed_over_by_nodes_that_leave) {
+    for (int i = 0; i < N_OF_SESSIONS; i++) expect_hand_over(OF_SESSIONS[i], i == 1 ? SN_KV_Q8 : SN_KV_F32);
+}
+
+static void expect_saved_session(const char *model) {
+    testbed *w = testbed_new(&(cluster_options){.model = model, .kv_memory = 64});
     chain_fixture r;
     sn_hash marks[51];
-    float *rows = malloc(sizeof(float) * 50 * 4 * (20 + 8)); /* latents and rotated keys of four blocks */
     cluster_add(w->cluster, 0, 4);
     chain_fixture_open(&r, w, (sn_chain_options){0});
     chain_fixture_steps(&r, 0, 50, 13);
+    const sn_hparams *hp = sn_model_hparams(r.model);
+    float *rows = malloc(sizeof(float) * 50 * sn_kv_width(hp, 0, hp->n_blocks));
     REQUIRE(sn_chain_get_kv(r.chain, 0, 50, rows, &err));
     chain_fixture_close(&r);
     for (int i = 0; i <= 50; i++) marks[i] = sn_hash_of(&i, sizeof i);
@@ -196,8 +205,12 @@ Test(latent, a_saved_session_continues_over_another_cut) {
     testbed_free(&w);
 }
 
-Test(latent, sessions_share_a_prefix_and_are_swapped_out) {
-    testbed *w = testbed_new(&(cluster_options){.model = GOLDEN,
+Test(latent, a_saved_session_continues_over_another_cut) {
+    for (int i = 0; i < N_OF_SESSIONS; i++) expect_saved_session(OF_SESSIONS[i]);
+}
+
+static void expect_prefix_and_swap(const char *model) {
+    testbed *w = testbed_new(&(cluster_options){.model = model,
                                                 .kv_memory = 3,
                                                 .prefix_cache_memory = 1 << 20,
                                                 .swap_to = SN_IN_HOST,
@@ -218,6 +231,10 @@ Test(latent, sessions_share_a_prefix_and_are_swapped_out) {
     node_session_close(&a), node_session_close(&c);
     node_client_free(&t), node_client_free(&u);
     testbed_free(&w);
+}
+
+Test(latent, sessions_share_a_prefix_and_are_swapped_out) {
+    for (int i = 0; i < N_OF_SESSIONS; i++) expect_prefix_and_swap(OF_SESSIONS[i]);
 }
 
 /* -- what is refused */

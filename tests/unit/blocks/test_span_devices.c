@@ -163,7 +163,7 @@ Test(span_devices, tiny_numbers_of_a_client_are_computed_as_zeros) {
 Test(span_devices, tiny_keys_and_values_of_a_client_are_kept_as_zeros) {
     enum { N = 16 };
     const sn_hparams *hp = sn_model_hparams(model);
-    size_t size = (size_t)N * sn_kv_key_width(hp);
+    size_t size = (size_t)N * sn_kv_key_width(hp, 0);
     loaded_span l = load_span(N);
     float *k = calloc(size, sizeof *k), *v = calloc(size, sizeof *v), *back = calloc(2 * size, sizeof *back);
     for (size_t i = 0; i < size; i++) k[i] = i % 2 ? 1 : 1e-40f, v[i] = 1e-30f;

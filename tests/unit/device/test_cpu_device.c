@@ -463,7 +463,7 @@ static uint64_t hash_of_a_block(sn_device *d, sn_dtype dtype, uint64_t hash) {
     enum { N = 20, ROWS = 85, COLS = 512, HEADS = 9, KV = 3, DIM = 24 };
     matrix m = matrix_new(dtype, ROWS, COLS, true, 1);
     float *x = test_random_floats(N * COLS, 2), y[N * ROWS], out[N * HEADS * DIM];
-    sn_kv_shape shape = {1, KV, DIM, 32, SN_KV_F32, 0};
+    sn_kv_shape shape = {1, KV, DIM, 32, SN_KV_F32, 0, 0, {0}, {0}};
     sn_sequence all = {(void *[4]){0}, 0, 0, 100, {0}}, last = {all.pages, 80, 0, N, {0}};
     sn_weight *w;
     void *pages;

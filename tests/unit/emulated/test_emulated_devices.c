@@ -64,8 +64,14 @@ Test(emulated_devices, aborts_on_a_kv_cache_of_another_device, .signal = SIGABRT
 
 /* -- the reference's numbers on each device */
 
-/* Of the first n rows, or of all if there are fewer; the last ones show windows and long positions. */
-static double golden_distance(const char *family, const char *map, int n, int chunk, bool *mixture) {
+/* Of the first n rows, or of all if there are fewer, token by token and all at once; the last ones show windows and
+ * long positions. */
+typedef struct distances {
+    double one, many;
+    bool mixture;
+} distances;
+
+static distances golden_distances(const char *family, const char *map, int n) {
     char path[256], file[300];
     sn_safetensors *golden = NULL;
     snprintf(path, sizeof path, "%s/golden/%s", SN_FIXTURES, family);
@@ -79,9 +85,13 @@ static double golden_distance(const char *family, const char *map, int n, int ch
     memcpy(rows, in->data, in->bytes);
     memcpy(want, out->data, out->bytes);
     if (n > (int)in->dims[0]) n = (int)in->dims[0];
-    run_rows(&w, rows, n, chunk);
-    double d = largest_distance(rows, want, (size_t)n * (size_t)w.hp->n_embd);
-    *mixture = w.hp->n_experts;
+    distances d = {.mixture = w.hp->n_experts};
+    run_rows(&w, rows, n, 1);
+    d.one = largest_distance(rows, want, (size_t)n * (size_t)w.hp->n_embd);
+    sn_kv_cache_rewind(w.kv, 0);
+    memcpy(rows, in->data, in->bytes);
+    run_rows(&w, rows, n, n);
+    d.many = largest_distance(rows, want, (size_t)n * (size_t)w.hp->n_embd);
     free(rows);
     free(want);
     emulated_span_close(&w);
@@ -102,16 +112,13 @@ Test(emulated_devices, golden_families_agree_on_every_device) {
     static const char *const maps[] = {"0:%d=cuda:0", "0:%d=xpu:0", "0:1=cpu,1:2=cuda:0,2:3=xpu:0,3:%d=cpu"};
     for (int f = 0; f < N_FAMILIES; f++)
         for (int m = 0; m < 3; m++) {
-            bool mixture;
             char map[64];
             if (!family_runs_on(FAMILIES[f], maps[m])) continue;
             snprintf(map, sizeof map, maps[m], family_blocks(FAMILIES[f]));
-            int n = m == 2 ? 5 : 24;
-            double one = golden_distance(FAMILIES[f], map, n, 1, &mixture);
-            double many = golden_distance(FAMILIES[f], map, n, 24, &mixture);
-            cr_expect(one <= 1e-4, "%s on %s, token by token: %g", FAMILIES[f], map, one);
-            double most = m == 1 ? 1e-4 : family_is_recurrent(FAMILIES[f]) ? 1e-3 : mixture ? 1e-4 : 3e-2;
-            cr_expect(many <= most, "%s on %s, at once: %g", FAMILIES[f], map, many);
+            distances d = golden_distances(FAMILIES[f], map, m == 2 ? 5 : 24);
+            cr_expect(d.one <= 1e-4, "%s on %s, token by token: %g", FAMILIES[f], map, d.one);
+            double most = m == 1 ? 1e-4 : family_is_recurrent(FAMILIES[f]) ? 1e-3 : d.mixture ? 1e-4 : 3e-2;
+            cr_expect(d.many <= most, "%s on %s, at once: %g", FAMILIES[f], map, d.many);
         }
 }
 
@@ -122,10 +129,8 @@ Test(emulated_devices, experts_are_computed_on_the_device_that_the_map_says) {
                                        "0:2=xpu:0,2:4=cuda:0,1:3.experts=cpu"};
     for (int f = 0; f < 4; f++)
         for (int m = 0; m < 3; m++) {
-            bool mixture;
-            double one = golden_distance(families[f], maps[m], 24, 1, &mixture);
-            double many = golden_distance(families[f], maps[m], 24, 24, &mixture);
-            cr_expect(one <= 1e-4 && many <= 1e-4, "%s on %s: %g, at once %g", families[f], maps[m], one, many);
+            distances d = golden_distances(families[f], maps[m], 24);
+            cr_expect(d.one <= 1e-4 && d.many <= 1e-4, "%s on %s: %g, at once %g", families[f], maps[m], d.one, d.many);
         }
     char path[256];
     snprintf(path, sizeof path, "%s/golden/gpt_oss", SN_FIXTURES);

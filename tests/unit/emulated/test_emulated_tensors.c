@@ -15,9 +15,10 @@ TestSuite(emulated_tensors, .init = emulated_devices_begin, .fini = emulated_dev
 /* -- KV caches of other devices */
 
 static void expect_same_kv(emulated_span *a, emulated_span *b, int n) {
-    size_t keys = (size_t)n * sn_kv_key_width(a->hp), values = (size_t)n * sn_kv_value_width(a->hp);
-    float *parts[2] = {malloc((keys + values) * sizeof(float)), malloc((keys + values) * sizeof(float))};
+    const size_t all = (size_t)n * sn_kv_width(a->hp, 0, a->hp->n_blocks); /* more than one block's */
+    float *parts[2] = {malloc(all * sizeof(float)), malloc(all * sizeof(float))};
     for (int block = 0; block < a->hp->n_blocks; block++) {
+        size_t keys = (size_t)n * sn_kv_key_width(a->hp, block), values = (size_t)n * sn_kv_value_width(a->hp, block);
         REQUIRE(sn_span_kv_export(a->span, a->kv, block, 0, n, parts[0], parts[0] + keys, &err));
         REQUIRE(sn_span_kv_export(b->span, b->kv, block, 0, n, parts[1], parts[1] + keys, &err));
         cr_expect(!memcmp(parts[0], parts[1], (keys + values) * sizeof(float)),
@@ -30,18 +31,12 @@ enum { N_PAST = 37, ALL = 45 };
 
 /* Moves the first N_PAST positions of a session to one that has none. */
 static void move_session(const emulated_span *from, const emulated_span *to) {
-    int heads = from->hp->n_kv_heads;
-    int64_t k_dim = (int64_t)sn_kv_key_width(from->hp) / heads, v_dim = (int64_t)sn_kv_value_width(from->hp) / heads;
-    float *k = malloc(N_PAST * sn_kv_key_width(from->hp) * sizeof *k),
-          *v = malloc(N_PAST * sn_kv_value_width(from->hp) * sizeof *v);
+    const size_t all = N_PAST * sn_kv_width(from->hp, 0, from->hp->n_blocks); /* more than one block's */
+    float *k = malloc(all * sizeof *k), *v = malloc(all * sizeof *v);
     REQUIRE(sn_kv_cache_reserve(to->kv, N_PAST, &err));
     for (int block = 0; block < from->hp->n_blocks; block++) {
-        sn_tensor t = {.name = "past keys", .dtype = SN_F32, .rank = 3, .shape = {N_PAST, heads, k_dim}}, u = t;
-        u.shape[2] = v_dim;
         REQUIRE(sn_span_kv_export(from->span, from->kv, block, 0, N_PAST, k, v, &err));
-        t.data = k;
-        u.data = v;
-        REQUIRE(sn_span_kv_import(to->span, to->kv, block, N_PAST, &t, &u, &err));
+        REQUIRE(sn_span_kv_import_rows(to->span, to->kv, block, N_PAST, k, v, &err));
     }
     sn_kv_cache_append(to->kv, N_PAST);
     free(k), free(v);

@@ -16,16 +16,17 @@ typedef struct fixture {
     sn_err err;
 } fixture;
 
+static const sn_kv_shape shape = {BLOCKS, HEADS, DIM, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}};
+
 static fixture fixture_begin(void) {
     fixture s = {0};
     sn_device_options options = {.threads = 1};
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &s.device, &err));
     REQUIRE(s.device->ops->prepare(s.device, &(sn_device_limits){.rows = 64, .width = ROW, .context = 1024}, &err));
-    REQUIRE(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS, SN_KV_F32, 0}, 1, HEADS, DIM, 1 << 20, &s.pool, &err));
+    REQUIRE(sn_kv_pool_new(&(sn_kv_part){s.device, shape}, 1, 1 << 20, &s.pool, &err));
     s.page = sn_kv_pool_bytes(s.pool) / sn_kv_pool_tokens(s.pool) * SN_KV_PAGE_TOKENS;
     sn_kv_pool_free(&s.pool);
-    REQUIRE(sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS, SN_KV_F32, 0}, 1, HEADS, DIM, PAGES * s.page + s.page / 2,
-                           &s.pool, &err));
+    REQUIRE(sn_kv_pool_new(&(sn_kv_part){s.device, shape}, 1, PAGES * s.page + s.page / 2, &s.pool, &err));
     return s;
 }
 
@@ -142,9 +143,7 @@ Test(kvcache, refuses_a_length_that_can_never_fit) {
 Test(kvcache, a_budget_below_one_page_is_refused) {
     fixture s = fixture_begin();
     sn_kv_pool *pool = NULL;
-    cr_expect_eq(
-        sn_kv_pool_new(&(sn_kv_part){s.device, BLOCKS, SN_KV_F32, 0}, 1, HEADS, DIM, s.page - 1, &pool, &s.err),
-        SN_REFUSED);
+    cr_expect_eq(sn_kv_pool_new(&(sn_kv_part){s.device, shape}, 1, s.page - 1, &pool, &s.err), SN_REFUSED);
     cr_expect(strstr(s.err.text, "--kv-memory"), "%s", s.err.text);
     cr_expect_null(pool);
     fixture_end(&s);

@@ -244,7 +244,7 @@ static sn_buf adapter_image(void) {
         n++;
         for (int i = 0; i < ROLES; i++) {
             size_t outputs, inputs;
-            sn_role_shape(sn_span_hparams(span), roles[i], &outputs, &inputs);
+            sn_role_shape(sn_span_hparams(span), roles[i], 0, &outputs, &inputs);
             snprintf(names[n], sizeof *names, "lora_a.%d.%s", b, sn_adapter_target(roles[i]));
             entries[n] = (sn_safetensors_entry){names[n], SN_F32, 2, {SN_LORA_RANK_MAX - 1, inputs}, values + i};
             snprintf(names[n + 1], sizeof *names, "lora_b.%d.%s", b, sn_adapter_target(roles[i]));

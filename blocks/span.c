@@ -666,9 +666,10 @@ static sn_status upload_sequences(const span_pass *pass, const sn_span_device *t
             SN_TRY(sn_kv_cache_rows_keep(sequence->kv, sequence->n_rows,
                                          to->scratch.x + (size_t)row * (size_t)hp->n_embd, err));
         }
+        const bool is_long = sn_kv_cache_usage_of(sequence->kv)->is_long;
         for (int rope = 0; rope < hp->n_ropes; rope++)
             for (int r = 0; r < sequence->n_rows; r++)
-                sn_span_rope_row(hp, rope, sn_kv_cache_length(sequence->kv) + r,
+                sn_span_rope_row(hp, is_long ? 1 : rope, sn_kv_cache_length(sequence->kv) + r,
                                  pass->span->cos_sin + (size_t)rope * table_floats(pass->span) +
                                      (size_t)(row + r) * (size_t)sn_rope_dim(hp, rope));
     }

@@ -40,9 +40,9 @@ static inline bool sn_holds_some_experts(const sn_hparams *hp, sn_expert_range h
 }
 static inline bool sn_span_is_partial(const sn_span *span) { return sn_holds_some_experts(&span->hp, span->held); }
 
-/* Writes the row of a rope's table for a position: (rope_dim/2, 2) cosines and sines. The angle of pair i is position *
- * freq[i] as a float32 product, like the reference's; cosine and sine come from base/math.h, the same on every machine,
- * and are multiplied by the rope's scale. */
+/* Writes the row of a rope's table for a position (rope 1 of a model with long_after: of a long timeline): (rope_dim/2,
+ * 2) cosines and sines. The angle of pair i is position * freq[i] as a float32 product, like the reference's; cosine
+ * and sine come from base/math.h, the same on every machine, and are multiplied by the rope's scale. */
 void sn_span_rope_row(const sn_hparams *hp, int rope, int position, float *row);
 
 /* By what the query at a position is multiplied where hp->q_growth is not 0. */

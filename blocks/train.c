@@ -52,7 +52,7 @@ struct sn_train {
     int tokens_max;
     sn_train_device devices[SN_PLAN_DEVICES_MAX];
     float *block_inputs;              /* (blocks, tokens_max, n_embd) */
-    float *cos_sin, *cos_sin_inverse; /* (n_ropes, tokens_max, rope_dim) */
+    float *cos_sin, *cos_sin_inverse; /* (n_ropes, or 2 with long_after; tokens_max, rope_dim) */
     float *q_factors;                 /* (tokens_max) */
     float *zeros;                     /* [n_zeros], to clear grads with */
     size_t n_zeros;
@@ -105,7 +105,8 @@ sn_status sn_train_new(sn_span *span, int tokens_max, sn_train **out, sn_err *er
                        tokens_max, span->hp.n_ctx);
     status = sn_calloc(&t, 1, sizeof *t, err);
     if (status) return status;
-    size_t rows = (size_t)tokens_max, width = (size_t)span->hp.rope_dim, ropes = (size_t)span->hp.n_ropes;
+    size_t rows = (size_t)tokens_max, width = (size_t)span->hp.rope_dim,
+           ropes = span->hp.long_after ? 2 : (size_t)span->hp.n_ropes;
     t->span = span;
     t->tokens_max = tokens_max;
     status = sn_calloc(&t->block_inputs, rows * (size_t)(span->end - span->first) * (size_t)span->hp.n_embd,
@@ -227,17 +228,19 @@ static sn_status piece_upload_rope(const piece *p, sn_err *err) {
     const sn_grad_scratch *s = &p->dev->scratch;
     size_t floats = (size_t)p->train->tokens_max * (size_t)p->train->span->hp.rope_dim, bytes = floats * sizeof(float);
     sn_device *d = p->dev->device;
+    const bool is_long = sn_is_long(&p->train->span->hp, p->run->n);
     sn_status status = SN_OK;
+    if (is_long != p->dev->is_long) p->dev->has_cos_sin = false;
     for (int i = 0; i < p->train->span->hp.n_ropes && !status && !p->dev->has_cos_sin; i++) {
-        status = d->ops->upload(d, s->cos_sin[i], p->train->cos_sin + (size_t)i * floats, bytes, err);
-        if (!status)
-            status =
-                d->ops->upload(d, s->cos_sin_inverse[i], p->train->cos_sin_inverse + (size_t)i * floats, bytes, err);
+        size_t at = (is_long ? 1 : (size_t)i) * floats;
+        status = d->ops->upload(d, s->cos_sin[i], p->train->cos_sin + at, bytes, err);
+        if (!status) status = d->ops->upload(d, s->cos_sin_inverse[i], p->train->cos_sin_inverse + at, bytes, err);
     }
     if (!status && !p->dev->has_cos_sin && p->train->span->hp.q_growth > 0)
         status =
             d->ops->upload(d, s->q_factors, p->train->q_factors, (size_t)p->train->tokens_max * sizeof(float), err);
     p->dev->has_cos_sin = !status;
+    p->dev->is_long = is_long;
     return status;
 }
 

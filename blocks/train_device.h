@@ -17,7 +17,7 @@ typedef struct sn_train_device {
     void **pages;
     float *grads; /* device: gradients of one block's LoRA matrices; reallocated when a block has more */
     size_t grads_bytes;
-    bool has_cos_sin; /* the rope tables are uploaded */
+    bool has_cos_sin, is_long; /* the rope tables are uploaded; those of long timelines */
 } sn_train_device;
 
 /* The members of sn_grad_scratch with the elements per row of each. Returns the widest row that a matrix reads or

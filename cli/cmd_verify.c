@@ -89,6 +89,8 @@ static sn_status recompute(const sn_evidence *e, const sn_model *model, const sn
     options.first = e->first;
     options.end = e->end;
     options.max_tokens = e->n_tokens;
+    int long_after = sn_model_hparams(model)->long_after;
+    if (e->is_long && options.max_tokens <= long_after) options.max_tokens = long_after + 1;
     options.local = (sn_chain_local){.device = device, .first = e->first, .end = e->end};
     options.kv.dtype = dtype;
     options.routing.cut_at = cut_at;

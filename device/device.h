@@ -154,8 +154,9 @@ bool sn_device_takes_pairs(size_t rows, size_t used, size_t width);
 typedef struct sn_moe_router {
     int n_experts, k; /* experts of the mixture; experts per row */
     sn_router_scoring scoring;
-    /* Device, (n_experts), or NULL; SN_ROUTER_SIGMOID only: it is added to the scores to choose experts, and is no part
-     * of their weights. It may be negative. Wang et al. 2024 */
+    /* Device, (n_experts), or NULL: it is added to the scores to choose experts, and is no part of their weights. It
+     * may be negative. Wang et al. 2024. With SN_ROUTER_SIGMOID, or with SN_ROUTER_SOFTMAX without groups: scores are
+     * the softmax of all logits, and weights their shares, at most 1e12 times them (ERNIE 4.5, 2025). */
     const float *correction;
     bool normalised; /* SN_ROUTER_SIGMOID only: the weights of a row add up to 1, before they are scaled */
     float scale;     /* of all weights; usually 1 */

@@ -78,6 +78,7 @@ typedef struct sn_kv_cache_usage {
     uint64_t client;          /* whose session it is */
     bool busy;                /* a step of the session runs or waits, or a read waits for pages */
     int64_t last_used_us;     /* when the session was busy last */
+    bool is_long;             /* sn_is_long of the session: a forward pass reads it */
 } sn_kv_cache_usage;
 sn_kv_cache_usage *sn_kv_cache_usage_of(sn_kv_cache *kv);
 /* Pages that the cache would have to take so that it lies in the pool completely and has capacity for n more positions;

@@ -119,6 +119,13 @@ static sn_status check_scaling(const sn_rope_scaling *s, sn_err *err) {
                        "original_max_position_embeddings %g, rope_theta %g",
                        s->beta_fast, s->beta_slow, s->attention_factor, s->original_ctx, s->theta);
     if (s->kind == SN_ROPE_SCALING_YARN) return SN_OK;
+    if (s->kind == SN_ROPE_SCALING_LONG &&
+        !(s->original_ctx >= 2 && s->original_ctx <= 1e9 && s->attention_factor >= 0 && s->attention_factor <= 1e3))
+        return sn_fail(err, SN_REFUSED,
+                       "the model's longrope scaling is impossible: attention_factor %g, "
+                       "original_max_position_embeddings %g",
+                       s->attention_factor, s->original_ctx);
+    if (s->kind == SN_ROPE_SCALING_LONG) return SN_OK;
     if (!(s->low_freq_factor > 0 && s->low_freq_factor <= s->high_freq_factor && s->high_freq_factor <= 1e6 &&
           s->original_ctx >= 1 && s->original_ctx <= 1e9))
         return sn_fail(err, SN_REFUSED,
@@ -158,13 +165,25 @@ double sn_yarn_growth(const sn_rope_scaling *s, double m) { return s->factor > 1
 
 /* The factor of cosines and sines. */
 static float rope_scale_of(const sn_rope_scaling *s) {
-    if (s->kind != SN_ROPE_SCALING_YARN) return 1;
+    if (s->kind != SN_ROPE_SCALING_YARN && s->kind != SN_ROPE_SCALING_LONG) return 1;
     if (s->attention_factor > 0) return (float)s->attention_factor;
+    if (s->kind == SN_ROPE_SCALING_LONG) return (float)sqrt(1 + sn_ln(s->factor) / sn_ln(s->original_ctx));
     bool both = s->mscale > 0 && s->mscale_all_dim > 0;
     return (float)(sn_yarn_growth(s, both ? s->mscale : 1) / (both ? sn_yarn_growth(s, s->mscale_all_dim) : 1));
 }
 
-static sn_status fill_rope(const sn_rope_scaling *s, int dim, float *freqs, sn_err *err) {
+/* The frequency that takes `slow` positions per radian without the divisor; each rounded as the reference's. */
+static sn_status divide_freq(const sn_rope_scaling *s, int i, float divisor, float slow, float *freq, sn_err *err) {
+    if (!(divisor > 0 && isfinite(divisor)))
+        return sn_fail(err, SN_REFUSED, "the model's rope factor %d is %g; it must be above 0", i, (double)divisor);
+    *freq = s->kind == SN_ROPE_SCALING_LONG ? 1.0f / (divisor * slow) : *freq / divisor;
+    return SN_OK;
+}
+
+/* set: of the factors. */
+static sn_status fill_rope(const sn_rope_scaling *s, int dim, int set, float *freqs, sn_err *err) {
+    if (s->n_factors && s->n_factors != dim / 2)
+        return sn_fail(err, SN_REFUSED, "the model has %d rope factors for %d rotated dimensions", s->n_factors, dim);
     for (int i = 0; i < dim / 2; i++) {
         float exponent = (float)(2 * i) / (float)dim;
         float slow = (float)sn_pow(s->theta, (double)exponent), freq = 1.0f / slow;
@@ -172,14 +191,7 @@ static sn_status fill_rope(const sn_rope_scaling *s, int dim, float *freqs, sn_e
         if (s->kind == SN_ROPE_SCALING_LLAMA3) freq = llama3_scaled(freq, s);
         if (s->kind == SN_ROPE_SCALING_YARN) freq = yarn_scaled(slow, s, i, dim);
         if (s->kind == SN_ROPE_SCALING_PROPORTIONAL && i >= (int)(s->rotated * dim / 2)) freq = 0;
-        if (s->freq_factors) {
-            float divisor;
-            memcpy(&divisor, s->freq_factors + (size_t)i * sizeof divisor, sizeof divisor);
-            if (!(divisor > 0 && isfinite(divisor)))
-                return sn_fail(err, SN_REFUSED, "the model's rope factor %d is %g; it must be above 0", i,
-                               (double)divisor);
-            freq /= divisor;
-        }
+        if (s->n_factors) SN_TRY(divide_freq(s, i, s->factors[set][i], slow, &freq, err));
         if (!(freq >= 0 && freq <= 1e6f))
             return sn_fail(err, SN_REFUSED, "the model's rope frequency %d comes out as %g", i, (double)freq);
         freqs[i] = freq;
@@ -237,10 +249,13 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     if (h->n_ropes < 1) h->n_ropes = 1;
     for (int i = 0; i < h->n_ropes && !status; i++) {
         status = check_scaling(&scaling[i], err);
-        if (!status) status = fill_rope(&scaling[i], sn_rope_dim(h, i), i ? h->rope_freq_full : h->rope_freq, err);
+        if (!status) status = fill_rope(&scaling[i], sn_rope_dim(h, i), 0, i ? h->rope_freq_full : h->rope_freq, err);
         h->rope_scale[i] = rope_scale_of(&scaling[i]);
     }
-    return status;
+    if (status || scaling->kind != SN_ROPE_SCALING_LONG) return status;
+    h->long_after = (int)scaling->original_ctx;
+    h->rope_scale[1] = h->rope_scale[0];
+    return fill_rope(scaling, h->rope_dim, 1, h->rope_freq_full, err);
 }
 
 void sn_config_copy_name(char out[SN_MODEL_NAME_SIZE], const char *name, size_t len) {

@@ -30,24 +30,29 @@ typedef enum sn_rope_scaling_kind {
     SN_ROPE_SCALING_LINEAR,
     SN_ROPE_SCALING_LLAMA3,
     SN_ROPE_SCALING_YARN,
-    SN_ROPE_SCALING_PROPORTIONAL
+    SN_ROPE_SCALING_PROPORTIONAL,
+    SN_ROPE_SCALING_LONG
 } sn_rope_scaling_kind;
 
 /* How the frequencies of a rope are computed. theta: Su et al. 2021. Scaling to a longer context:
  *   linear   Chen et al. 2023: all frequencies divided by `factor`
  *   llama3   release of Llama 3.1: those of long wavelengths divided by `factor`, those of short ones kept, those
  * between interpolated yarn     Peng et al. 2023: likewise, by the number of rotations over the original context;
- * besides, cosines and sines are multiplied by attention_factor */
+ * besides, cosines and sines are multiplied by attention_factor
+ *   long     Ding et al. 2024: each divided by its own factor, of two sets: sn_hparams.long_after; cosines and sines as
+ * with yarn */
 typedef struct sn_rope_scaling {
     sn_rope_scaling_kind kind;
     double theta, factor, low_freq_factor, high_freq_factor, original_ctx;
     double beta_fast, beta_slow;   /* yarn: rotations above which a pair is kept, and below which it is divided */
-    double attention_factor;       /* yarn: 0: computed from `factor` and the next two */
+    double attention_factor;       /* yarn: 0: computed from `factor` and the next two; long: from original_ctx */
     double mscale, mscale_all_dim; /* yarn: DeepSeek-V2, 2024; 0: not given */
     double q_growth;               /* with original_ctx: sn_hparams; 0: none */
     bool truncate;                 /* yarn: round the limits of the interpolated pairs to whole pairs */
     double rotated; /* proportional: the share of the pairs that are rotated; the angle of the others is 0 */
-    const uint8_t *freq_factors; /* or NULL: float32 [rope_dim / 2], unaligned: divisors of the frequencies */
+    /* Divisors of the frequencies: 0 or rope_dim / 2 of them. long: of short timelines, and of long ones */
+    int n_factors;
+    float factors[2][SN_ROPE_FREQS_MAX];
 } sn_rope_scaling;
 
 /* Checks that the hyperparameters are consistent and within the program's limits; then fills in what follows from the

@@ -58,6 +58,7 @@ static const char *const experts_keys[] = {"expert_shared_count",       "expert_
                                            "interleave_moe_layer_step", "moe_every_n_layers"};
 static const char *const further_keys[] = {"nextn_predict_layers"};
 static const char *const multiplier_keys[] = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"};
+static const char *const long_keys[] = {"rope.scaling.attn_factor"};
 static const char *const logit_keys[] = {"logit_scale"};
 static const char *const softcap_keys[] = {"attn_logit_softcapping", "final_logit_softcapping"};
 static const char *const growth_keys[] = {"attention.temperature_scale", "attention.temperature_length",
@@ -157,6 +158,7 @@ static sn_status check_keys(const reader *r) {
             known |= is_among(key, prefix, multiplier_keys, sizeof multiplier_keys / sizeof *multiplier_keys);
         if (r->family->logit_scale_default > 0)
             known |= is_among(key, prefix, logit_keys, sizeof logit_keys / sizeof *logit_keys);
+        if (r->family->long_rope) known |= is_among(key, prefix, long_keys, sizeof long_keys / sizeof *long_keys);
         if (r->family->softcaps || r->family->logit_softcap)
             known |= is_among(key, prefix, softcap_keys, sizeof softcap_keys / sizeof *softcap_keys);
         if ((r->family->wrapped && !r->family->recurrent) || r->family->latent)
@@ -406,6 +408,7 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
     h->shared_gated = m->shared_gated;
     if (m->shared_width && !strcmp(m->shared_width, m->width)) n_shared = 1;
     if (h->dense_beside && n_dense) return sn_fail(r->err, SN_REFUSED, "%d blocks have no experts", n_dense);
+    if (m->gguf_shared_counted) h->n_ff_shared = 0;
     if (n_shared && !h->n_ff_shared && h->n_ff <= 1 << 20) h->n_ff_shared = n_shared * h->n_ff;
     h->experts_scale_input = m->scales_input;
     for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) h->dense[i] = i < n_dense || (i + 1) % step != 0;
@@ -430,15 +433,23 @@ static sn_status read_experts(const reader *r, const sn_family *family, sn_hpara
     return !status && family->moe ? read_moe(r, family->moe, h) : status;
 }
 
-static const char freq_factors[] = "rope_freqs.weight";
+/* Tensors with divisors of the rope's frequencies: of all timelines, or of short and of long ones. */
+static const char freq_factors[] = "rope_freqs.weight", *const long_factors[2] = {"rope_factors_short.weight",
+                                                                                  "rope_factors_long.weight"};
 
 sn_status sn_config_tensor_of_gguf(const char *path, uint64_t *from, uint64_t *bytes, sn_err *err) {
+    const char *const names[] = {freq_factors, long_factors[0], long_factors[1]}, *file;
     sn_gguf *gguf = NULL;
-    const char *file;
+    uint64_t end = 0, at;
     *from = *bytes = 0;
     sn_status status = sn_gguf_open_file(path, &gguf, err);
-    const sn_gguf_tensor *tensor = status ? NULL : sn_gguf_tensor_find(gguf, freq_factors);
-    if (tensor && sn_gguf_file_of(gguf, tensor->data, &file, from)) *bytes = tensor->bytes;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !status; i++) {
+        const sn_gguf_tensor *tensor = sn_gguf_tensor_find(gguf, names[i]);
+        if (!tensor || !sn_gguf_file_of(gguf, tensor->data, &file, &at)) continue;
+        if (!end || at < *from) *from = at;
+        if (at + tensor->bytes > end) end = at + tensor->bytes;
+        *bytes = end - *from; /* converters write them one after the other */
+    }
     sn_gguf_close(&gguf);
     return status;
 }
@@ -462,14 +473,37 @@ static sn_status read_latent(const reader *r, const sn_rope_scaling *s, sn_hpara
     return status ? status : sn_config_finish_latent(h, rope_dim, s, r->err);
 }
 
-static sn_status read_rope_freq_factors(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
-    const sn_gguf_tensor *factors = sn_gguf_tensor_find(r->gguf, freq_factors);
+static sn_status read_factors(const reader *r, const char *name, const sn_hparams *h, int *n,
+                              float out[SN_ROPE_FREQS_MAX]) {
+    const sn_gguf_tensor *factors = sn_gguf_tensor_find(r->gguf, name);
+    *n = 0;
     if (!factors) return SN_OK;
-    if (factors->dtype != SN_F32 || factors->n_dims != 1 ||
-        (r->family->gguf_full_half ? factors->dims[0] < (size_t)(h->rope_dim / 4)
-                                   : factors->dims[0] != (size_t)(h->rope_dim / 2)))
-        return sn_fail(r->err, SN_REFUSED, "tensor '%s' must be %d numbers of type F32", freq_factors, h->rope_dim / 2);
-    s->freq_factors = factors->data;
+    const bool half = r->family->gguf_full_half; /* the first ones are used */
+    const int used = h->rope_dim / (half ? 4 : 2);
+    if (factors->dtype != SN_F32 || factors->n_dims != 1 || used < 0 || used > SN_ROPE_FREQS_MAX ||
+        factors->dims[0] < (size_t)used || (!half && factors->dims[0] != (size_t)used))
+        return sn_fail(r->err, SN_REFUSED, "tensor '%s' must be %d numbers of type F32", name, h->rope_dim / 2);
+    *n = used;
+    memcpy(out, factors->data, (size_t)used * sizeof *out);
+    return SN_OK;
+}
+
+/* The file has the factor of cosines and sines, and no word for the kind of scaling. */
+static sn_status read_longrope(const reader *r, const sn_hparams *h, sn_rope_scaling *s) {
+    float attention = 1;
+    int n_long = 0, original = h->n_ctx;
+    sn_status status = read_factors(r, long_factors[0], h, &s->n_factors, s->factors[0]);
+    if (!status) status = read_factors(r, long_factors[1], h, &n_long, s->factors[1]);
+    if (!status) status = read_float(r, "rope.scaling.attn_factor", false, &attention);
+    if (!status) status = read_int(r, "rope.scaling.original_context_length", false, &original);
+    if (status || (!n_long && !s->n_factors && attention == 1)) return status;
+    if (!n_long || !s->n_factors || s->kind != SN_ROPE_SCALING_NONE)
+        return sn_fail(r->err, SN_REFUSED, "longrope needs '%s' and '%s', and no other scaling", long_factors[0],
+                       long_factors[1]);
+    s->kind = SN_ROPE_SCALING_LONG;
+    s->factor = 1;
+    s->attention_factor = (double)attention;
+    s->original_ctx = original;
     return SN_OK;
 }
 
@@ -517,7 +551,8 @@ static sn_status read_rope(const reader *r, sn_hparams *h, sn_rope_scaling *s) {
     else if (!sn_gguf_str_equals(type, "none"))
         return sn_fail(r->err, SN_REFUSED, "rope scaling of type '%.*s' is not known; none, linear and yarn are",
                        type.len > 32 ? 32 : (int)type.len, type.data);
-    return status ? status : read_rope_freq_factors(r, h, s);
+    if (!status) status = read_factors(r, freq_factors, h, &s->n_factors, s->factors[0]);
+    return !status && r->family->long_rope ? read_longrope(r, h, s) : status;
 }
 
 /* Which blocks are recurrent: a list, or all but every n-th. */

@@ -71,6 +71,8 @@ static const struct {
     double neutral;
 } must_be_neutral[] = {
     {"mlp_bias", 0},
+    {"use_bias", 0},
+    {"moe_norm_min", 1e-12},
     {"attention_out_bias", 0},
     {"use_qk_norm", 0},
     {"qk_layernorm", 0},
@@ -222,6 +224,8 @@ static sn_status check_rope_fields(const json_t *rope, sn_err *err) {
                                         "llama_4_scaling_beta",
                                         "mrope_section", /* of pictures: those of a text's tokens are equal */
                                         "mrope_interleaved",
+                                        "short_factor",
+                                        "long_factor",
                                         "max_position_embeddings"};
     const char *name;
     json_t *value;
@@ -247,13 +251,50 @@ static sn_status read_yarn(const json_t *rope, sn_rope_scaling *s, sn_err *err) 
     return status ? status : config_bool(rope, "truncate", &s->truncate, err);
 }
 
+static sn_status read_factors(const json_t *rope, const char *name, int *n, float out[SN_ROPE_FREQS_MAX], sn_err *err) {
+    const json_t *list = config_field(rope, name);
+    *n = (int)json_array_size(list);
+    if (*n < 1 || *n > SN_ROPE_FREQS_MAX)
+        return sn_fail(err, SN_REFUSED, "'%s' must be a list of numbers, one for each pair of dimensions", name);
+    for (int i = 0; i < *n; i++)
+        out[i] = (float)json_number_value(json_array_get(list, (size_t)i)); /* 0: refused later */
+    return SN_OK;
+}
+
+/* Phi-3 names its kind of rope in several ways, and the original context beside it. */
+static sn_status read_longrope(const json_t *config, const json_t *rope, const sn_hparams *h, sn_rope_scaling *s,
+                               sn_err *err) {
+    const char *type = "default";
+    int n_long = 0, original = 4096, said;
+    sn_status status = config_text(rope, "type", false, &type, err);
+    if (!status) status = config_text(rope, "rope_type", false, &type, err);
+    if (status || (strcmp(type, "longrope") && strcmp(type, "su") && strcmp(type, "yarn"))) return status;
+    status = read_factors(rope, "short_factor", &s->n_factors, s->factors[0], err);
+    if (!status) status = read_factors(rope, "long_factor", &n_long, s->factors[1], err);
+    if (!status && n_long != s->n_factors)
+        return sn_fail(err, SN_REFUSED, "'short_factor' has %d numbers and 'long_factor' %d", s->n_factors, n_long);
+    if (!status) status = config_int(config, "original_max_position_embeddings", false, &original, err);
+    said = original;
+    if (!status) status = config_int(rope, "original_max_position_embeddings", false, &said, err);
+    if (!status && (said != original || original < 2))
+        return sn_fail(err, SN_REFUSED, "'original_max_position_embeddings' is %d, and %d in '%s'", original, said,
+                       "rope_parameters");
+    s->original_ctx = original;
+    s->factor = (double)h->n_ctx / original;
+    if (!status) status = config_number(rope, "factor", false, &s->factor, err);
+    if (!status) status = config_number(rope, "attention_factor", false, &s->attention_factor, err);
+    if (s->factor < 1) s->factor = 1; /* cosines and sines are not multiplied then */
+    s->kind = SN_ROPE_SCALING_LONG;
+    return status;
+}
+
 /* *rotated: the share of a head that is rotated; of the proportional kind all of it is, by an angle of 0 beyond. */
 static sn_status read_rope_kind(const json_t *rope, bool proportional, double *rotated, sn_rope_scaling *s,
                                 sn_err *err) {
     const char *type = "default";
     sn_status status = config_text(rope, "type", false, &type, err); /* old spelling */
     if (!status) status = config_text(rope, "rope_type", false, &type, err);
-    if (status) return status;
+    if (status || s->kind == SN_ROPE_SCALING_LONG) return status; /* which was read before */
     if (!strcmp(type, "default"))
         s->kind = SN_ROPE_SCALING_NONE;
     else if (!strcmp(type, "linear"))
@@ -377,6 +418,8 @@ static sn_status read_rope(const json_t *config, const sn_family *family, sn_hpa
         status = config_int(config, "rotary_dim", false, &rotary_dim, err);
     if (status) return status;
     if (family->local_unscaled) s[0].theta = usual->theta;
+    if (family->long_rope) status = read_longrope(config, wins ? scaling : rope, h, usual, err);
+    if (status) return status;
     if (h->n_ropes > 1)
         status = read_two_ropes(config, family, rope, rotated, s, err);
     else
@@ -997,7 +1040,7 @@ static sn_status read_limits(const json_t *config, const char *name, int n_block
 
 static sn_status read_counts(const json_t *config, const sn_moe_config *m, sn_hparams *h, sn_err *err) {
     static const char *const spellings[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"};
-    static const char *const used[] = {"num_experts_per_tok", "moe_top_k", "top_k_experts", NULL};
+    static const char *const used[] = {"num_experts_per_tok", "moe_top_k", "top_k_experts", "moe_k", NULL};
     sn_status status = SN_OK;
     h->n_experts = m->n_experts;
     h->n_experts_used = m->n_experts_used;
@@ -1032,7 +1075,7 @@ static sn_status read_router(const json_t *config, const sn_moe_config *m, sn_hp
     h->router_scoring = m->scoring == SN_ROUTER_SOFTMAX_ALL && normalised ? SN_ROUTER_SOFTMAX : m->scoring;
     h->router_normalised = m->scoring == SN_ROUTER_SIGMOID && normalised;
     h->router_correction = m->correction;
-    if (!status) status = config_bool(config, "use_expert_bias", &h->router_correction, err);
+    if (!status && m->correction) status = config_bool(config, "use_expert_bias", &h->router_correction, err);
     h->router_offset = (float)m->offset;
     h->router_scale = (float)scale;
     h->experts_scale_input = m->scales_input;
@@ -1113,19 +1156,22 @@ static sn_status read_layer_kinds(const json_t *config, sn_hparams *h, sn_err *e
     return SN_OK;
 }
 
-/* Which blocks have no experts: the first ones, those of a list, and all but every n-th. */
+/* Which blocks have no experts: the first and last ones, those of a list, and all but every n-th. */
 static sn_status read_dense(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
     const sn_moe_config *m = family->moe;
-    int first = m->n_dense, step = 1;
+    int first = m->n_dense, last = -1, step = 1;
     bool any = false;
     sn_status status = config_int(config, "first_k_dense_replace", false, &first, err);
     if (!status) status = config_int(config, "num_dense_layers", false, &first, err);
     if (!status) status = config_int(config, "decoder_sparse_step", false, &step, err);
     if (!status) status = config_int(config, "interleave_moe_layer_step", false, &step, err);
+    if (!status) status = config_int(config, "moe_layer_start_index", false, &first, err);
+    if (!status) status = config_int(config, "moe_layer_end_index", false, &last, err);
+    if (!status) status = config_int(config, "moe_layer_interval", false, &step, err);
     if (!status && (first < 0 || step < 1))
         return sn_fail(err, SN_REFUSED, "'first_k_dense_replace' is %d and 'decoder_sparse_step' %d", first, step);
     for (int i = 0; i < h->n_blocks && !status && !m->blocks_listed; i++)
-        h->dense[i] = i < first || (i + 1) % step != 0;
+        h->dense[i] = i < first || (i + 1) % step != 0 || (last != -1 && i > last);
     if (!status) status = read_dense_list(config, h, err);
     if (!status) status = read_sparse_list(config, h, err);
     if (!status && family_reads(family, "moe_layers_enum")) status = read_sparse_text(config, h, err);

@@ -273,6 +273,11 @@ static const sn_tensor_naming naming_hf_hy_v3 = {HF_NAMES(
     HF_FEED_FORWARD, HF_EXPERTS, [SN_ROLE_ROUTER] = "mlp.router.gate.weight",
     [SN_ROLE_ROUTER_CORRECTION] = "mlp.expert_bias", [SN_ROLE_SHARED_GATE] = "mlp.shared_mlp.gate_proj.weight",
     [SN_ROLE_SHARED_UP] = "mlp.shared_mlp.up_proj.weight", [SN_ROLE_SHARED_DOWN] = "mlp.shared_mlp.down_proj.weight")};
+static const sn_tensor_naming naming_hf_ernie4_5_moe = {
+    HF_NAMES(HF_FEED_FORWARD, HF_QWEN_EXPERTS, [SN_ROLE_ROUTER_CORRECTION] = "mlp.moe_statics.e_score_correction_bias",
+             [SN_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight",
+             [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",
+             [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight")};
 static const sn_tensor_naming naming_hf_minimax_m2 = {
     HF_NAMES(HF_MIXTRAL_EXPERTS, [SN_ROLE_ROUTER_CORRECTION] = "block_sparse_moe.e_score_correction_bias")};
 static const sn_tensor_naming naming_gguf_shared = {
@@ -321,6 +326,19 @@ static const sn_moe_config hy_v3_experts = {.width = "moe_intermediate_size",
                                             .shared_count = "num_shared_experts",
                                             .n_shared = 1,
                                             .n_dense = 1};
+static const sn_moe_config ernie_experts = {.width = "moe_intermediate_size",
+                                            .n_experts = 64,
+                                            .n_experts_used = 6,
+                                            .n_ff = 1536,
+                                            .scoring = SN_ROUTER_SOFTMAX_ALL,
+                                            .normalised = SN_ALWAYS,
+                                            .gguf_normalised = true,
+                                            .correction = true,
+                                            .dense_width = "intermediate_size",
+                                            .shared_count = "moe_num_shared_experts",
+                                            .gguf_shared_counted = true,
+                                            .n_shared = 2,
+                                            .n_dense = 1};
 static const sn_moe_config olmoe_experts = {.width = "intermediate_size",
                                             .n_experts = 64,
                                             .n_experts_used = 8,
@@ -336,6 +354,7 @@ static const sn_moe_config minimax_experts = {.width = "intermediate_size",
                                               .gguf_normalised = true,
                                               .correction = true};
 static const char *const glm4_reads[] = {"num_experts", "num_local_experts", "n_routed_experts", "use_qk_norm", NULL};
+static const char *const ernie_reads[] = {"num_experts", NULL};
 static const char *const minimax_reads[] = {"num_local_experts", "use_qk_norm", "rotary_dim", NULL};
 /* Llama 4: experts stored transposed, which take their weight with the input; blocks with and without experts. */
 static const sn_tensor_naming naming_hf_llama4 = {
@@ -877,6 +896,7 @@ const sn_family sn_families[] = {
      .full_unrotated = true,
      NAMED(&naming_hf_olmo2, &naming_gguf_olmo2)},
     {.name = "phi3",
+     .long_rope = true,
      .rotates_part = true,
      .eps_default = 1e-5,
      .gguf_architecture = "phi3",
@@ -1001,6 +1021,18 @@ const sn_family sn_families[] = {
      .further_blocks = true,
      .config_fields = moe_reads,
      NAMED(&naming_hf_hy_v3, &naming_gguf_hy_v3)},
+    {.name = "ernie4_5_moe",
+     .gguf_architecture = "ernie4_5-moe",
+     .gguf_rope = SN_ROPE_INTERLEAVED,
+     .neighbours = true,
+     .eps_default = 1e-5,
+     .theta_default = 5e5,
+     .tied_default = true,
+     .moe = &ernie_experts,
+     .gguf_moe = true,
+     .further_blocks = true,
+     .config_fields = ernie_reads,
+     NAMED(&naming_hf_ernie4_5_moe, &naming_gguf_shared)},
     {.name = "olmoe",
      .gguf_architecture = "olmoe",
      .gguf_rope = SN_ROPE_NEOX,

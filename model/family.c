@@ -169,8 +169,10 @@ bool sn_family_ignores(const sn_family *family, sn_container container, int n_bl
                                           "mm_projector."};
     for (size_t i = 0; family->wrapped && i < sizeof encoder / sizeof *encoder; i++)
         if (!strncmp(tensor_name, encoder[i], strlen(encoder[i]))) return true;
+    if (family->long_rope && !strncmp(tensor_name, "rope_factors_", 13)) return true;
     if (family->indexed && strstr(tensor_name, "indexer.")) return true;
-    if (family->further_blocks && (!strncmp(tensor_name, "mtp.", 4) || !strncmp(tensor_name, "model.mtp.", 10)))
+    if (family->further_blocks && (!strncmp(tensor_name, "mtp.", 4) || !strncmp(tensor_name, "model.mtp.", 10) ||
+                                   !strncmp(tensor_name, "model.mtp_", 10)))
         return true;
     if (family->further_blocks && block_of(family->naming[container], tensor_name) >= n_blocks) return true;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {

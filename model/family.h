@@ -82,7 +82,8 @@ typedef struct sn_moe_config {
     const char
         *shared_width; /* the field with the n_ff of the shared expert; NULL: n_shared_experts times an expert's */
     const char *shared_count, *scale_field; /* NULL: n_shared_experts, routed_scaling_factor */
-    int n_shared, n_ff_shared, n_dense;     /* defaults of n_shared_experts, shared_width and first_k_dense_replace */
+    bool gguf_shared_counted; /* its converter writes another width of the shared expert than shared_count times n_ff */
+    int n_shared, n_ff_shared, n_dense; /* defaults of n_shared_experts, shared_width and first_k_dense_replace */
     bool shared_gated;
     double scale_default;        /* of routed_scaling_factor; 0: the family ignores that field */
     int n_groups, n_groups_used; /* defaults of n_group and topk_group; 0: 1 */
@@ -152,11 +153,12 @@ typedef struct sn_family {
     bool wrapped;         /* config.json may have these fields in text_config, beside those of an image encoder */
     bool recurrent;       /* some blocks have a recurrence instead of attention */
     sn_recurrence recurrence;
-    bool one_half;       /* a block is a recurrence, attention, a feed-forward or a mixture, each with its norm */
-    bool unrotated;      /* attention has no rope */
-    bool keeps_low_rank; /* SN_KEYED_DELTA: delta_rank is delta_key_dim */
-    bool attn_gated; /* those with attention have an output gate, and an activation that is the recurrent ones', too */
-    bool rope_required; /* config.json must have rope_parameters or rope_scaling: the reference's default is scaled */
+    bool one_half;        /* a block is a recurrence, attention, a feed-forward or a mixture, each with its norm */
+    bool unrotated;       /* attention has no rope */
+    bool keeps_low_rank;  /* SN_KEYED_DELTA: delta_rank is delta_key_dim */
+    bool attn_gated;      /* those with attention have an output gate */
+    bool rope_required;   /* config.json must have rope_parameters or rope_scaling: the reference's default is scaled */
+    bool long_rope;       /* rope may have factors of short and of long timelines */
     bool yarn_untruncated;                              /* GGUF: sn_rope_scaling.truncate is false */
     double growth_default;                              /* GGUF: sn_rope_scaling.q_growth where yarn is without it */
     bool norm_plus_one;                                 /* safetensors store the factors of norms minus 1 */

@@ -80,6 +80,14 @@ static void add_limits(sn_hasher *hasher, const sn_hparams *h, int block) {
     if (h->dense_limit[block] > 0) add_line(hasher, "dense_limit=%08" PRIx32 "\n", float_bits(h->dense_limit[block]));
 }
 
+/* Of the rope of long timelines. */
+static void add_long(sn_hasher *hasher, const sn_hparams *h) {
+    if (!h->long_after) return;
+    add_line(hasher, "long_after=%d\n", h->long_after);
+    for (int i = 0; i < h->rope_dim / 2; i++)
+        add_line(hasher, "long_freq=%08" PRIx32 "\n", float_bits(h->rope_freq_full[i]));
+}
+
 /* Of a recurrent block. */
 static void add_delta(sn_hasher *hasher, const sn_hparams *h) {
     add_line(hasher, "conv_taps=%d\ndelta_key=%d %d\ndelta_value=%d %d\nheads_alternate=%d\nlog_rates=%d\n",
@@ -165,6 +173,7 @@ sn_status sn_model_add_block(const sn_model *model, int block, sn_hasher *hasher
     if (known && h->no_rope[block]) add_line(hasher, "no_rope=1\n");
     if (known) add_limits(hasher, h, block);
     if (known && h->recurrent[block] && !h->no_mixer[block]) add_delta(hasher, h);
+    if (known) add_long(hasher, h);
     for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++)
         for (int i = 0; !status && i < sn_role_n_matrices(h, (sn_role)role); i++)
             status = add_matrix(hasher, model, (sn_role)role, block, i, add, ctx, err);
@@ -229,6 +238,7 @@ sn_status sn_model_compute_id(const sn_model *model, sn_hash *out, sn_err *err) 
     if (h->logit_scale != 1) add_line(hasher, "logit_scale=%08" PRIx32 "\n", float_bits(h->logit_scale));
     if (h->logit_softcap > 0) add_line(hasher, "logit_softcap=%08" PRIx32 "\n", float_bits(h->logit_softcap));
     if (h->n_ropes > 1) add_hparams(hasher, h, h->full_heads.n ? &h->full_heads : &heads, 0, 1);
+    add_long(hasher, h);
     for (int block = 0; block < h->n_blocks; block++) {
         if (sn_window_of(h, block) != h->window || sn_rope_of(h, block)) add_line(hasher, "%d looks_back\n", block);
         if (h->no_rope[block]) add_line(hasher, "%d no_rope\n", block);

@@ -228,7 +228,10 @@ typedef struct sn_hparams {
     float rope_freq[SN_ROPE_FREQS_MAX];
     int n_ropes;                             /* 1 or 2 */
     float rope_freq_full[SN_ROPE_FREQS_MAX]; /* n_ropes 2: the frequencies of blocks with full attention */
-    float rope_scale[SN_ROPES_MAX];          /* of each rope: factor of cosines and sines (yarn); else 1 */
+    /* Timelines of at most so many tokens use rope_freq, and longer ones rope_freq_full from their first token on
+     * (LongRoPE: Ding et al. 2024); n_ropes is then 1. 0: all use the same */
+    int long_after;
+    float rope_scale[SN_ROPES_MAX]; /* of each rope: factor of cosines and sines (yarn); else 1 */
 } sn_hparams;
 
 /* Of a block: its window (0: none; below 0: chunks), and which of the n_ropes ropes it uses. */
@@ -249,6 +252,11 @@ static inline sn_heads sn_usual_heads(const sn_hparams *hp) {
 static inline sn_heads sn_heads_of(const sn_hparams *hp, int block) {
     return hp->full_heads.n && hp->full_attention[block] ? hp->full_heads : sn_usual_heads(hp);
 }
+/* Whether a timeline of at most max_tokens is a long one (long_after). */
+static inline bool sn_is_long(const sn_hparams *hp, int max_tokens) {
+    return hp->long_after && max_tokens > hp->long_after;
+}
+
 /* For each number the larger one of both kinds of blocks: for buffers. */
 static inline sn_heads sn_most_heads(const sn_hparams *hp) {
     const sn_heads a = sn_usual_heads(hp), *b = &hp->full_heads;

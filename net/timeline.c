@@ -30,6 +30,11 @@ sn_hash sn_timeline_with_adapter(const sn_hash *begin, const uint8_t adapter[SN_
                                               : *begin;
 }
 
+sn_hash sn_timeline_if_long(const sn_hash *begin, bool is_long) {
+    static const uint8_t nothing[SN_HASH_SIZE];
+    return is_long ? timeline_hash_join("swarm timeline long 1", begin->bytes, nothing) : *begin;
+}
+
 sn_hash sn_timeline_next(sn_hasher *hasher, const sn_hash *before, const float *row, size_t n_embd) {
     sn_hasher_add(hasher, before->bytes, SN_HASH_SIZE);
     sn_hasher_add(hasher, row, n_embd * sizeof *row);

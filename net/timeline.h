@@ -9,11 +9,17 @@
 
 #include "base/hash.h"
 
+#include <stdbool.h>
+
 /* The hash at position 0. block_hashes: (end_block - first_block) of them. */
 sn_hash sn_timeline_begin(const uint8_t model[SN_HASH_SIZE], int first_block, int end_block,
                           const uint8_t (*block_hashes)[SN_HASH_SIZE]);
 /* `begin` for a session with an adapter, named by its hash; all zero: no adapter, returns *begin. */
 sn_hash sn_timeline_with_adapter(const sn_hash *begin, const uint8_t adapter[SN_HASH_SIZE]);
+/* `begin` for a session of a model with two sets of rope frequencies that uses those of long timelines; not long:
+ * *begin.
+ */
+sn_hash sn_timeline_if_long(const sn_hash *begin, bool is_long);
 /* The hash after one more token. row: (n_embd) float32, as it enters the first block. */
 sn_hash sn_timeline_next(sn_hasher *hasher, const sn_hash *before, const float *row, size_t n_embd);
 /* The hash of a session whose KV pages were computed by sessions over other block ranges: `source` is the hash of such

@@ -451,6 +451,7 @@ static sn_status dispute_begin(dispute *d, const sn_chain *audited, sn_err *err)
                        .first = d->log->first,
                        .end = d->log->end,
                        .n_embd = d->a->hp->n_embd,
+                       .is_long = sn_chain_is_long(audited),
                        .adapter_hash = audited_as.adapter.hash,
                        .n_tokens = entry->position + entry->n,
                        .unix_ms = sn_unix_ms(),

@@ -99,6 +99,7 @@ static json_t *header_json(const sn_evidence *e) {
     json_object_set_new(o, "end_block", json_integer(e->end));
     json_object_set_new(o, "n_embd", json_integer(e->n_embd));
     json_object_set_new(o, "tokens", json_integer(e->n_tokens));
+    if (e->is_long) json_object_set_new(o, "long", json_true());
     json_object_set_new(o, "unix_ms", json_integer(e->unix_ms));
     json_object_set_new(o, "block_hashes", hashes);
     json_object_set_new(o, "statements", statements);
@@ -186,6 +187,7 @@ static sn_status evidence_read_header(const json_t *o, sn_evidence *e, sn_err *e
         return evidence_refuse("a field of its header is missing or has a value that is not possible", err);
     snprintf(e->name, sizeof e->name, "%s", json_string_value(name));
     e->unix_ms = json_integer_value(json_object_get(o, "unix_ms"));
+    e->is_long = json_is_true(json_object_get(o, "long"));
     sn_status status = sn_calloc(&e->block_hash, (size_t)(e->end - e->first), sizeof *e->block_hash, err);
     for (int i = 0; i < e->end - e->first && !status; i++)
         if (!read_hex(json_array_get(hashes, (size_t)i), &e->block_hash[i], SN_HASH_SIZE))

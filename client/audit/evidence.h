@@ -28,6 +28,7 @@ typedef struct sn_evidence {
     sn_hash model;
     char name[SN_MODEL_NAME_SIZE]; /* of the model, for display */
     int first, end, n_embd, n_tokens;
+    bool is_long;         /* sn_is_long of the session */
     sn_hash adapter_hash; /* of the blocks' adapter; all zero: none */
     sn_hash *block_hash;  /* (end - first) */
     float *inputs;        /* (n_tokens, n_embd), as they enter block `first` */

@@ -110,7 +110,8 @@ static sn_status judging_begin(judging *c, sn_err *err) {
         sn_hash plain =
             sn_timeline_begin(e->model.bytes, (int)r->first_block, (int)r->end_block,
                               (const uint8_t(*)[SN_HASH_SIZE])(e->block_hash + ((int)r->first_block - e->first)));
-        t->at = sn_timeline_with_adapter(&plain, e->adapter_hash.bytes);
+        plain = sn_timeline_with_adapter(&plain, e->adapter_hash.bytes);
+        t->at = sn_timeline_if_long(&plain, e->is_long);
         t->input = sn_hasher_new();
         t->output = sn_hasher_new();
         if (!t->input || !t->output) status = sn_fail(err, SN_STOP, "out of memory");

@@ -360,6 +360,7 @@ void sn_chain_rewind(sn_chain *chain, int position) {
 }
 
 const sn_chain_adapter *sn_chain_get_adapter(const sn_chain *chain) { return &chain->options.adapter; }
+bool sn_chain_is_long(const sn_chain *chain) { return sn_is_long(&chain->hp, chain->max_tokens); }
 const sn_hash *sn_chain_weights(const sn_chain *chain) { return chain->computed_by; }
 sn_kv_dtype sn_chain_kv_dtype(const sn_chain *chain) { return chain->options.kv.dtype; }
 const char *sn_chain_request_id(const sn_chain *chain) { return chain->request_id; }

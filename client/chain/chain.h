@@ -228,6 +228,7 @@ sn_status sn_chain_resume(sn_chain *chain, int position, const sn_hash *token_ti
 const char *sn_chain_request_id(const sn_chain *chain);
 sn_kv_dtype sn_chain_kv_dtype(const sn_chain *chain); /* in which keys and values are kept, here and at every node */
 const sn_chain_adapter *sn_chain_get_adapter(const sn_chain *chain);
+bool sn_chain_is_long(const sn_chain *chain); /* sn_is_long of its timeline */
 /* (n_blocks): hashes of what computes each block (sn_block_hash_with_kv_dtype) */
 const sn_hash *sn_chain_weights(const sn_chain *chain);
 

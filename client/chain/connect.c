@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "model/source.h"
+#include "net/timeline.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -461,6 +462,8 @@ void sn_chain_limit_inputs(const sn_chain *chain, sn_hop *hop) {
 static sn_status chain_init_hop(sn_chain *chain, const sn_route_leg *leg, bool pushed, sn_hop *hop, sn_err *err) {
     sn_status status = sn_hop_init(hop, leg, &chain->model, &chain->options.adapter.hash, pushed, err);
     if (status) return status;
+    hop->is_long = sn_chain_is_long(chain);
+    if (!hop->is_local) hop->remote.timeline[0] = sn_timeline_if_long(&hop->remote.timeline[0], hop->is_long);
     hop->input_dtype = sn_chain_wire_at(chain, hop->first);
     hop->output_dtype = sn_chain_wire_at(chain, hop->end);
     for (int b = leg->first; b < leg->end; b++)

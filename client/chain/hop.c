@@ -637,6 +637,7 @@ sn_status sn_hop_step_local(sn_hop *hop, const sn_step *step, sn_err *err) {
     if (sn_kv_cache_length(local->kv) > step->position) sn_kv_cache_rewind(local->kv, step->position);
     sn_status status = sn_kv_cache_reserve(local->kv, step->n, err);
     if (status) return status;
+    sn_kv_cache_usage_of(local->kv)->is_long = hop->is_long;
     sn_tensor input = {
         .name = "hidden states", .data = step->in, .dtype = SN_F32, .rank = 2, .shape = {step->n, step->n_embd}};
     sn_span_sequence sequence = {local->kv, &input, 0, step->n, step->out};

@@ -89,6 +89,7 @@ typedef struct sn_hop_remote {
 typedef struct sn_hop {
     int first, end; /* blocks [first, end) */
     bool is_local;  /* which member of the union holds */
+    bool is_long;   /* sn_is_long of the chain's timeline */
     bool pushed;    /* remote, and its input comes from the node of the hop before it, not from the client */
     sn_dtype input_dtype, output_dtype; /* in which hidden states travel to the hop, and from it */
     int length; /* positions that the session holds; -1: not known, the session is good for nothing any more */

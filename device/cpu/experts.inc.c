@@ -57,21 +57,31 @@ static void sigmoid_scores(size_t n, const float *x, float *out) {
     }
 }
 
-static void moe_gate_by_sigmoid(const sn_moe_router *r, const float *logits, int32_t *ids, float *weights) {
-    float scores[SN_EXPERTS_MAX], ranks[SN_EXPERTS_MAX], sum = sn_router_offset(r); /* as the reference adds it */
-    sigmoid_scores((size_t)r->n_experts, logits, scores);
+/* out (n) = the softmax of x */
+static void softmax_scores(size_t n, const float *x, float *out) {
+    int32_t largest;
+    topk_select((int)n, 1, x, &largest);
+    softmax_divide(n, out, softmax_exp(n, x, x[largest], out));
+}
+
+static void moe_gate_by_scores(const sn_moe_router *r, const float *logits, int32_t *ids, float *weights) {
+    float scores[SN_EXPERTS_MAX], ranks[SN_EXPERTS_MAX];
+    bool sigmoid = r->scoring == SN_ROUTER_SIGMOID;
+    float sum = sigmoid ? sn_router_offset(r) : 0; /* as the reference adds it */
+    (sigmoid ? sigmoid_scores : softmax_scores)((size_t)r->n_experts, logits, scores);
     /* groups compare sums of scores, which logits would order differently */
     for (int e = 0; e < r->n_experts; e++)
         ranks[e] = r->correction ? scores[e] + r->correction[e] : r->n_groups ? scores[e] : logits[e];
     if (r->n_groups) keep_groups(r, ranks);
     topk_select(r->n_experts, r->k, ranks, ids);
     for (int j = 0; j < r->k; j++) sum += weights[j] = scores[ids[j]];
-    if (r->normalised) softmax_divide((size_t)r->k, weights, sum);
+    if (!sigmoid && sum < 1e-12f) sum = 1e-12f; /* as the reference bounds it */
+    if (r->normalised || !sigmoid) softmax_divide((size_t)r->k, weights, sum);
 }
 
 static void moe_gate(const sn_moe_router *r, const float *logits, int32_t *ids, float *weights) {
-    if (r->scoring == SN_ROUTER_SIGMOID) {
-        moe_gate_by_sigmoid(r, logits, ids, weights);
+    if (r->scoring == SN_ROUTER_SIGMOID || r->correction) {
+        moe_gate_by_scores(r, logits, ids, weights);
     } else {
         float all[SN_EXPERTS_MAX];
         if (r->n_groups) {

@@ -25,11 +25,22 @@ __device__ inline bool ranks_before(candidate b, candidate a) {
     return b.value > a.value || (b.value == a.value && b.id < a.id);
 }
 
-/* By what expert e is chosen; own: the row's logits. */
-__device__ inline float rank_of(const sn_moe_router &router, const float *own, int e) {
-    if (router.correction) return sigmoid(own[e]) + router.correction[e];
+/* A row's logits, and how its scores follow from them. */
+struct gate_row {
+    const float *logits;
+    bool by_sigmoid;
+    float max_logit, sum; /* else: of the softmax of all logits */
+};
+
+__device__ inline float score_of(const gate_row &row, int e) {
+    return row.by_sigmoid ? sigmoid(row.logits[e]) : expf(row.logits[e] - row.max_logit) / row.sum;
+}
+
+/* By what expert e is chosen. */
+__device__ inline float rank_of(const sn_moe_router &router, const gate_row &row, int e) {
+    if (router.correction) return score_of(row, e) + router.correction[e];
     /* groups compare sums of scores, which logits would order differently */
-    return router.n_groups && router.scoring == SN_ROUTER_SIGMOID ? sigmoid(own[e]) : own[e];
+    return router.n_groups && row.by_sigmoid ? sigmoid(row.logits[e]) : row.logits[e];
 }
 
 /* NaN ranks last in all lanes. */
@@ -46,24 +57,24 @@ __device__ inline candidate first_of_warp(candidate best) {
 }
 
 /* How good group g is: its best expert, or with the sigmoid its two best ones together. */
-__device__ inline float rank_of_group(const sn_moe_router &router, const float *own, int g) {
+__device__ inline float rank_of_group(const sn_moe_router &router, const gate_row &row, int g) {
     int size = router.n_experts / router.n_groups;
     float first = -INFINITY, second = -INFINITY;
     for (int e = g * size; e < (g + 1) * size; e++) {
-        float x = ranked(rank_of(router, own, e));
+        float x = ranked(rank_of(router, row, e));
         second = fmaxf(second, fminf(first, x));
         first = fmaxf(first, x);
     }
-    return router.scoring == SN_ROUTER_SIGMOID && size > 1 ? first + second : first;
+    return row.by_sigmoid && size > 1 ? first + second : first;
 }
 
 /* A bit for each expert of this lane that lies outside of the best groups. */
-__device__ inline unsigned int outside_of_groups(const sn_moe_router &router, const float *own, int lane) {
+__device__ inline unsigned int outside_of_groups(const sn_moe_router &router, const gate_row &row, int lane) {
     const int size = router.n_experts / router.n_groups;
     float ranks[PER_LANE];
     unsigned int used = 0, inside = 0;
     for (int i = 0; i < PER_LANE && i * 32 + lane < router.n_groups; i++)
-        ranks[i] = rank_of_group(router, own, i * 32 + lane);
+        ranks[i] = rank_of_group(router, row, i * 32 + lane);
     for (int j = 0; j < router.n_groups_used; j++) {
         candidate best = {0, -1};
         for (int i = 0; i < PER_LANE && i * 32 + lane < router.n_groups; i++) {
@@ -78,6 +89,16 @@ __device__ inline unsigned int outside_of_groups(const sn_moe_router &router, co
     return ~inside;
 }
 
+__device__ inline gate_row gate_row_of(const sn_moe_router &router, const float *own, int lane) {
+    gate_row row = {own, router.scoring == SN_ROUTER_SIGMOID, -INFINITY, 0.0f};
+    if (row.by_sigmoid || !router.correction) return row;
+    for (int e = lane; e < router.n_experts; e += 32) row.max_logit = fmaxf(row.max_logit, own[e]);
+    row.max_logit = warp_max(row.max_logit);
+    for (int e = lane; e < router.n_experts; e += 32) row.sum += expf(own[e] - row.max_logit);
+    row.sum = warp_sum(row.sum);
+    return row;
+}
+
 /* One warp per row. Finds the k largest one by one, each by a tree over the lanes. */
 __global__ void __launch_bounds__(THREADS) moe_gate(int n, const __grid_constant__ sn_moe_router router, float offset,
                                                     const float *logits, int32_t *ids, float *weights) {
@@ -86,18 +107,19 @@ __global__ void __launch_bounds__(THREADS) moe_gate(int n, const __grid_constant
     int row = static_cast<int>(this_item() / 32), lane = this_lane();
     if (row >= n) return; /* by the whole warp */
     const float *own = logits + static_cast<size_t>(row) * n_experts;
-    unsigned int taken = router.n_groups ? outside_of_groups(router, own, lane) : 0;
+    const gate_row scores = gate_row_of(router, own, lane);
+    unsigned int taken = router.n_groups ? outside_of_groups(router, scores, lane) : 0;
     float max_logit = 0, sum = by_sigmoid ? offset : 0.0f; /* as the reference adds it */
     for (int j = 0; j < k; j++) {
         candidate best = {0, -1};
         for (int i = 0; i < PER_LANE && i * 32 + lane < n_experts; i++) {
-            candidate c = {ranked(rank_of(router, own, i * 32 + lane)), i * 32 + lane};
+            candidate c = {ranked(rank_of(router, scores, i * 32 + lane)), i * 32 + lane};
             if (!(taken >> i & 1) && ranks_before(c, best)) best = c;
         }
         best = first_of_warp(best);
         if (best.id % 32 == lane) taken |= 1u << best.id / 32;
         if (j == 0) max_logit = own[best.id];
-        float e = by_sigmoid ? sigmoid(own[best.id]) : expf(own[best.id] - max_logit);
+        float e = by_sigmoid || router.correction ? score_of(scores, best.id) : expf(own[best.id] - max_logit);
         sum += e;
         if (lane == 0) {
             ids[static_cast<size_t>(row) * k + j] = best.id;
@@ -105,6 +127,7 @@ __global__ void __launch_bounds__(THREADS) moe_gate(int n, const __grid_constant
         }
     }
     if (by_sigmoid && !router.normalised) sum = 1;
+    if (!by_sigmoid && router.correction) sum = fmaxf(sum, 1e-12f); /* as the reference bounds it */
     if (router.scoring == SN_ROUTER_SOFTMAX_ALL) {
         sum = 0;
         for (int e = lane; e < n_experts; e += 32) sum += expf(own[e] - max_logit);

@@ -110,11 +110,16 @@ __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void dot_rows(uint widt
 typedef struct router {
     uint n_experts, scoring, n_groups, n_groups_used;
     __global const float *logits, *correction;
+    float max_score, sum; /* of the softmax of all logits, where that and the correction choose */
 } router;
+
+static float score_of(router r, int e) {
+    return r.scoring == BY_SIGMOID ? sigmoid(r.logits[e]) : exp(r.logits[e] - r.max_score) / r.sum;
+}
 
 /* The rank of expert e; NaN ranks last. */
 static float rank_of(router r, int e) {
-    float rank = r.correction                            ? sigmoid(r.logits[e]) + r.correction[e]
+    float rank = r.correction                            ? score_of(r, e) + r.correction[e]
                  : r.n_groups && r.scoring == BY_SIGMOID ? sigmoid(r.logits[e]) /* groups compare sums of scores */
                                                          : r.logits[e];
     return isnan(rank) ? -INFINITY : rank;
@@ -167,7 +172,11 @@ moe_gate(uint n_experts, uint k, uint scoring, __global const float *correction,
     logits += row * n_experts;
     ids += row * k;
     weights += row * k;
-    router r = {n_experts, scoring, n_groups, n_groups_used, logits, correction};
+    router r = {n_experts, scoring, n_groups, n_groups_used, logits, correction, -INFINITY, 0.0f};
+    if (correction && scoring != BY_SIGMOID) {
+        for (uint e = 0; e < n_experts; e++) r.max_score = fmax(r.max_score, logits[e]); /* in every item alike */
+        for (uint e = 0; e < n_experts; e++) r.sum += exp(logits[e] - r.max_score);
+    }
     if (n_groups) taken = outside_of_groups(r, ranks, used);
     float max_score = 0.0f, sum = scoring == BY_SIGMOID ? offset : 0.0f; /* as the reference adds it */
     for (uint j = 0; j < k; j++) {
@@ -185,11 +194,12 @@ moe_gate(uint n_experts, uint k, uint scoring, __global const float *correction,
         barrier(CLK_LOCAL_MEM_FENCE); /* all items have read it */
         if (chosen % 64 == lane) taken |= 1u << chosen / 64;
         if (j == 0) max_score = logits[chosen];
-        float e = scoring == BY_SIGMOID ? sigmoid(logits[chosen]) : exp(logits[chosen] - max_score);
+        float e = scoring == BY_SIGMOID || correction ? score_of(r, chosen) : exp(logits[chosen] - max_score);
         sum += e;
         if (lane == 0) ids[j] = chosen, weights[j] = e;
     }
     if (scoring == BY_SIGMOID && !normalised) sum = 1.0f;
+    if (scoring != BY_SIGMOID && correction) sum = fmax(sum, 1e-12f); /* as the reference bounds it */
     if (scoring == BY_SOFTMAX_ALL) {
         sum = 0.0f;
         for (uint e = lane; e < n_experts; e += 64) sum += exp(logits[e] - max_score);

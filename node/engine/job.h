@@ -29,6 +29,7 @@ typedef struct sn_step_job {
     sn_adapter **adapter;           /* applied to the blocks; only the device thread looks there; NULL: none */
     sn_tensor input;                /* float32 (n_tokens, n_embd), in the memory of the request, or in input_buffer */
     sn_shared_buffer *input_buffer; /* the input decoded from another wire dtype; NULL: it came as float32 */
+    bool is_long;                   /* sn_is_long of the session */
     bool cacheable; /* the timeline was computed here from the first row on: the prefix cache may keep its pages */
     sn_prefix_cache_scope prefix_scope; /* sessions that may share these pages */
     sn_page_timeline *pages;            /* owned, [n_pages]: those that the step completes, in order */

@@ -545,6 +545,7 @@ static void batch_add_job(sn_scheduler *s, sn_job *job, int rows) {
     }
     rows = job_rows_to_cached_page(s, job, rows);
     s->chosen[s->n_chosen] = job;
+    sn_kv_cache_usage_of(*job->kv)->is_long = job->step.is_long;
     s->parts[s->n_chosen++] =
         (sn_span_sequence){*job->kv, &job->step.input, job->n_done, rows, job_output_row(s, job, job->n_done)};
     s->n_rows += rows;

@@ -99,13 +99,15 @@ static sn_status session_check_open(const sn_protocol *protocol, const sn_msg_op
     return SN_OK;
 }
 
-/* The first hash of a session's timeline: model, blocks, their weights, adapter. */
-static sn_hash timeline_begin(const sn_protocol *protocol, int first, int end, const uint8_t adapter[SN_KEY_SIZE]) {
+/* The first hash of a session's timeline: model, blocks, their weights, adapter, and whether it is a long one. */
+static sn_hash timeline_begin(const sn_protocol *protocol, const sn_msg_open *open) {
+    int first = (int)open->first_block, end = (int)open->end_block;
     sn_hash hashes[SN_SPAN_BLOCKS_MAX];
     const sn_span_info *span = &protocol->setup.span;
     for (int b = first; b < end; b++) hashes[b - first] = sn_span_info_hash_with_kv(span, b);
     sn_hash begin = sn_timeline_begin(protocol->setup.model.bytes, first, end, (const uint8_t(*)[SN_HASH_SIZE])hashes);
-    return sn_timeline_with_adapter(&begin, adapter);
+    begin = sn_timeline_with_adapter(&begin, open->adapter);
+    return sn_timeline_if_long(&begin, sn_is_long(protocol->hp, (int)open->max_tokens));
 }
 
 /* Log lines of all nodes name a session's work by the request_id of its client. Clients cause them, so they have a
@@ -130,6 +132,7 @@ static sn_status session_open(sn_protocol *protocol, const sn_event *event, int6
     bool repeated = session && !memcmp(session->owner, event->key, SN_KEY_SIZE) && !session->length &&
                     !session->pending.job && !session->migration.resumed && session->adapter_entry == adapter_entry &&
                     session->first == (int)open->first_block && session->end == (int)open->end_block &&
+                    sn_is_long(protocol->hp, session->max_tokens) == sn_is_long(protocol->hp, (int)open->max_tokens) &&
                     !session->closing;
     if (session && !repeated)
         return sn_fail(err, SN_REFUSED, "this session id is in use: choose another one at random");
@@ -137,7 +140,7 @@ static sn_status session_open(sn_protocol *protocol, const sn_event *event, int6
         if ((status = quota_check_open(protocol, event->key, err))) return status;
         if (sn_sessions_count(protocol->sessions) == protocol->setup.sessions_max)
             sn_protocol_make_room(protocol, event->key, now_us);
-        sn_hash begin = timeline_begin(protocol, (int)open->first_block, (int)open->end_block, open->adapter);
+        sn_hash begin = timeline_begin(protocol, open);
         status = sn_sessions_add(protocol->sessions, open->session, &begin, &session, err);
         if (status) return status;
         protocol->counters.sessions++;

@@ -183,6 +183,7 @@ static sn_status step_start(sn_protocol *protocol, sn_session *session, sn_event
     job->first = session->first;
     job->end = session->end;
     job->step.adapter = session->adapter_entry ? &session->adapter_entry->adapter : NULL;
+    job->step.is_long = sn_is_long(protocol->hp, session->max_tokens);
     /* Pages computed on top of imported ones depend on what another node claimed: no other session may attach them. */
     job->step.cacheable = !session->migration.imported;
     job->step.prefix_scope = sn_protocol_prefix_scope(protocol, session);

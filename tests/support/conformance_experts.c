@@ -21,9 +21,16 @@ typedef struct selection {
     sn_moe_selection device;
 } selection;
 
+static double naive_score(const sn_moe_router *r, const double *logits, int e) {
+    double sum = 0;
+    if (r->scoring == SN_ROUTER_SIGMOID) return 1 / (1 + exp(-logits[e]));
+    for (int other = 0; other < r->n_experts; other++) sum += exp(logits[other] - logits[e]);
+    return 1 / sum;
+}
+
 /* By what expert e is chosen. */
 static double naive_rank(const sn_moe_router *r, const double *logits, int e) {
-    return r->correction ? 1 / (1 + exp(-logits[e])) + (double)r->correction[e] : logits[e];
+    return r->correction ? naive_score(r, logits, e) + (double)r->correction[e] : logits[e];
 }
 
 /* By what group g is chosen: the rank of its best expert, or with the sigmoid that of its two best ones together. */
@@ -64,13 +71,14 @@ static void naive_gate(const sn_moe_router *r, const double *logits, int32_t *id
             if (!taken[e] && (best < 0 || naive_rank(r, logits, e) > naive_rank(r, logits, best))) best = e;
         taken[best] = true;
         ids[j] = best;
-        bool sigmoid = r->scoring == SN_ROUTER_SIGMOID;
-        weights[j] = sigmoid ? 1 / (1 + exp(-logits[best])) : exp(logits[best] - logits[ids[0]]);
+        bool scored = r->scoring == SN_ROUTER_SIGMOID || r->correction;
+        weights[j] = scored ? naive_score(r, logits, best) : exp(logits[best] - logits[ids[0]]);
         sum += weights[j];
     }
     for (int e = 0; e < r->n_experts; e++)
         if (r->scoring == SN_ROUTER_SOFTMAX_ALL && (!taken[e] || outside[e])) sum += exp(logits[e] - logits[ids[0]]);
     if (r->scoring == SN_ROUTER_SIGMOID) sum = r->normalised ? sum + (double)r->sum_offset : 1;
+    if (r->scoring == SN_ROUTER_SOFTMAX && r->correction) sum = fmax(sum, 1e-12);
     for (int j = 0; j < r->k; j++) weights[j] *= (double)r->scale / sum;
 }
 
@@ -133,6 +141,7 @@ static void with_routers(conformance *c, int n, int n_experts, int k,
     const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL, 0},
                                      {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 0, 0, NULL, 0},
                                      {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX, correction, false, 2, 0, 0, NULL, 0},
                                      {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1, 0, 0, NULL, 0},
                                      {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f, 0, 0, NULL, 0},
                                      {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f, 0, 0, NULL, 0},
@@ -144,11 +153,10 @@ static void with_routers(conformance *c, int n, int n_experts, int k,
 /* How far the rank of a row's expert lies from that of another one, both by naive arithmetic: ranks that differ by
  * rounding alone may stand in either order. */
 static bool ranks_are_close(const sn_moe_router *r, const float *logits, int a, int b) {
-    const double two[] = {(double)logits[a], (double)logits[b]};
-    if (!r->correction) return two[0] == two[1];
-    const float corrections[] = {r->correction[a], r->correction[b]};
-    const sn_moe_router pair = {.correction = corrections};
-    return fabs(naive_rank(&pair, two, 0) - naive_rank(&pair, two, 1)) < 4 * CONFORMANCE_EPSILON;
+    double row[SN_EXPERTS_MAX];
+    for (int e = 0; e < r->n_experts; e++) row[e] = (double)logits[e];
+    if (!r->correction) return row[a] == row[b];
+    return fabs(naive_rank(r, row, a) - naive_rank(r, row, b)) < 4 * CONFORMANCE_EPSILON;
 }
 
 static void try_moe_gate(conformance *c, int n, const sn_moe_router *r) {

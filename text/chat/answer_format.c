@@ -108,14 +108,23 @@ static const char *answer_of(const sn_chat_prompt *whole, const sn_chat_prompt *
 
 /* -- thoughts -- */
 
-static void read_thought_marks(const sn_chat_template *chat, sn_answer_format *f) {
-    sn_chat_prompt prompt = render_example(chat, NULL, NULL);
-    sn_chat_prompt whole = render_example(
-        chat, json_pack("{s:s, s:s, s:s}", "role", "assistant", "content", content, "reasoning_content", thought),
-        NULL);
+/* Where a mark ends that is one tag, or of two neighbouring tags the first: the other one opens what follows. */
+static const char *end_of_tag(const char *from, const char *to) {
+    const char *close = strpbrk(from, ">]"), *next = close ? close + 1 : to;
+    if (!close || next >= to || (*next != '<' && *next != '[')) return to;
+    const char *other = strpbrk(next, ">]");
+    return other && other + 1 == to ? next : to;
+}
+
+/* message: is taken, and has the thought. */
+static bool read_thought_of(const sn_chat_template *chat, json_t *message, const json_t *tools, sn_answer_format *f) {
+    sn_chat_prompt prompt = render_example(chat, NULL, tools), whole = render_example(chat, message, tools);
     const char *answer = prompt.len && whole.len ? answer_of(&whole, &prompt) : "";
-    const char *at = strstr(answer, thought), *text = at ? strstr(at, content) : NULL;
-    bool known = text && set_mark(f->thought_end, at + strlen(thought), text);
+    const char *at = strstr(answer, thought), *text = at ? strstr(at, tools ? name_1 : content) : NULL;
+    const char *begin = at ? at + strlen(thought) : NULL, *close = begin ? strpbrk(begin, ">]") : NULL;
+    while (text && !tools && is_space(text[-1])) text--;
+    if (text && tools) text = close && close < text ? close + 1 : NULL; /* one tag; behind it the call begins */
+    bool known = text && set_mark(f->thought_end, begin, end_of_tag(begin, text));
     if (known) { /* a prompt may open the thought itself: its tag is the last thing in the prompt then */
         const char *open = at;
         while (open > whole.text && is_space(open[-1])) open--;
@@ -123,12 +132,27 @@ static void read_thought_marks(const sn_chat_template *chat, sn_answer_format *f
         while (open > whole.text && open > end - 40 && open[-1] != '<' && open[-1] != '[') open--;
         known = open > whole.text && (open[-1] == '<' || open[-1] == '[') && set_mark(f->thought, open - 1, end);
     }
-    if (!known || !*f->thought || !*f->thought_end) {
-        memcpy(f->thought, "<think>", sizeof "<think>"); /* templates often drop thoughts, and most of them are these */
-        memcpy(f->thought_end, "</think>", sizeof "</think>");
-    }
     sn_chat_prompt_fini(&prompt);
     sn_chat_prompt_fini(&whole);
+    return known && *f->thought && *f->thought_end;
+}
+
+/* Of an answer, or of one with a call: some templates show thoughts only there. */
+static void read_thought_marks(const sn_chat_template *chat, sn_answer_format *f) {
+    json_t *tools = example_tools();
+    bool known = read_thought_of(
+        chat, json_pack("{s:s, s:s, s:s}", "role", "assistant", "content", content, "reasoning_content", thought), NULL,
+        f);
+    if (!known)
+        known = read_thought_of(chat,
+                                json_pack("{s:s, s:s, s:s, s:[o]}", "role", "assistant", "content", "",
+                                          "reasoning_content", thought, "tool_calls", example_call(id_1, name_1)),
+                                tools, f);
+    if (!known) { /* templates often drop thoughts, and most of them are these */
+        memcpy(f->thought, "<think>", sizeof "<think>");
+        memcpy(f->thought_end, "</think>", sizeof "</think>");
+    }
+    json_decref(tools);
 }
 
 /* -- calls -- */
@@ -237,6 +261,24 @@ static bool read_tagged_calls(sn_answer_format *f, const char *answer, const cha
                           second ? (size_t)(second - after_v2) : 0);
 }
 
+static bool read_written_calls(sn_answer_format *f, const char *answer, const char *at) {
+    const char *open = at + strlen(name_1), *end = NULL, *second = strstr(at, name_2);
+    size_t behind = 0;
+    if (*open != '(' && *open != '{') return false;
+    const char *key = open + 1, *separator = key + strlen(key_1);
+    if (strncmp(key, key_1, strlen(key_1)) || (*separator != '=' && *separator != ':')) return false;
+    json_t *value = sn_written_value(separator + 1, strlen(separator + 1), 0, &behind);
+    bool known = json_string_value(value) && !strcmp(json_string_value(value), value_1);
+    json_decref(value);
+    end = known ? strchr(separator + 1 + behind, *open == '(' ? ')' : '}') : NULL;
+    if (!end) return false;
+    if (second && second < end) second = NULL;
+    f->kind = SN_CALLS_WRITTEN;
+    return set_call_marks(f, answer, (size_t)(at - answer), second ? end + 1 : NULL,
+                          second ? (size_t)(second - end - 1) : 0) &&
+           (*f->section || *f->call);
+}
+
 /* The marks of an answer with calls; false: it shows none that is known. */
 static bool read_calls(sn_answer_format *f, const char *answer) {
     const sn_answer_format none = *f;
@@ -247,6 +289,8 @@ static bool read_calls(sn_answer_format *f, const char *answer) {
     if (read_json_calls(f, answer, at)) return true;
     *f = none;
     if (read_named_calls(f, answer, at) && *f->call) return true;
+    *f = none;
+    if (read_written_calls(f, answer, at)) return true;
     *f = none;
     if (read_tagged_calls(f, answer, at) && *f->call) return true;
     *f = none;

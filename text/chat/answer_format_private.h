@@ -9,6 +9,7 @@ typedef enum sn_call_kind {
     SN_CALLS_JSON,     /* an object with the name and the arguments */
     SN_CALLS_NAMED,    /* the name, then an object with the arguments */
     SN_CALLS_TAGGED,   /* the name, then each argument by itself */
+    SN_CALLS_WRITTEN,  /* as in a program: NAME(KEY=VALUE, ...), or NAME{KEY:VALUE, ...} */
     SN_CALLS_CHANNELS, /* gpt-oss */
 } sn_call_kind;
 
@@ -33,5 +34,11 @@ typedef enum sn_match { SN_MATCH_NO, SN_MATCH_BEGINS, SN_MATCH_YES } sn_match; /
 sn_match sn_mark_match(const char *mark, const char *text, size_t len, size_t at, size_t *end);
 /* The first place from `at` on where the mark stands, or where it begins at the end of the text; len: nowhere. */
 size_t sn_mark_find(const char *mark, const char *text, size_t len, size_t at, sn_match *match);
+
+/* Reads a value as models write it in calls: as in JSON or Python, also with keys without quotes, and texts between
+ * SN_TEXT_QUOTE (Gemma 4). A new reference, and *end: behind it; NULL: there is none, or the text ends within it or
+ * right behind it. */
+#define SN_TEXT_QUOTE "<|\"|>"
+json_t *sn_written_value(const char *text, size_t len, size_t at, size_t *end);
 
 #endif

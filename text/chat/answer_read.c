@@ -197,17 +197,87 @@ static int is_text_parameter(const json_t *tools, const char *name, size_t n_nam
     return -1;
 }
 
-/* Appends "key": value to the arguments: as text, or as the JSON that it is. */
-static void append_argument(reader *r, sn_buf *arguments, const json_t *key, size_t from, size_t to, int is_text) {
-    json_t *value = is_text == 1 ? NULL : load_text(r, from, to);
-    if (!value) value = json_stringn(r->text + from, to - from);
+/* Whether the mark behind a value is the beginning of a tag that closes by the argument's name. */
+static bool closes_by_name(const sn_answer_format *f) {
+    size_t n = strlen(f->value_end);
+    return n && f->value_end[n - 1] == '/';
+}
+
+/* The first place where a value ends; of a tag that closes by a name, that of this one. */
+static size_t find_value_end(const reader *r, size_t from, size_t key, size_t n_key, sn_match *match) {
+    const sn_answer_format *f = r->f;
+    for (size_t at = from, end; (at = sn_mark_find(f->value_end, r->text, r->len, at, match)) < r->len; at++) {
+        if (*match != SN_MATCH_YES || !closes_by_name(f)) return at;
+        (void)sn_mark_match(f->value_end, r->text, r->len, at, &end);
+        if (r->len - end <= n_key) *match = SN_MATCH_BEGINS;
+        if (r->len - end <= n_key || (!memcmp(r->text + end, r->text + key, n_key) && !in_name(r->text[end + n_key])))
+            return at;
+    }
+    *match = SN_MATCH_NO;
+    return r->len;
+}
+
+/* A value that is written as elements within each other, [from, to): a list of those that are called "item", or an
+ * object. NULL: it is not. */
+static json_t *load_elements(const reader *r, size_t from, size_t to, int depth) {
+    enum { DEPTH_MAX = 16 };
+    const sn_answer_format *f = r->f;
+    const size_t n_close = strlen(f->key_end); /* the mark before a name may begin with what ends the one before */
+    const char *open = strncmp(f->key, f->key_end, n_close) ? f->key : f->key + n_close;
+    json_t *all = NULL;
+    size_t key, key_end, value, end;
+    sn_match match;
+    for (from = skip_space(r, from); from < to; from = skip_space(r, from)) {
+        if (depth == DEPTH_MAX || sn_mark_match(open, r->text, to, from, &key) != SN_MATCH_YES) goto none;
+        key_end = sn_mark_find(f->key_end, r->text, to, key, &match);
+        if (match != SN_MATCH_YES || sn_mark_match(f->key_end, r->text, to, key_end, &value) != SN_MATCH_YES) goto none;
+        end = find_value_end(r, value, key, key_end - key, &match);
+        if (match != SN_MATCH_YES || end > to) goto none;
+        bool item = key_end - key == 4 && !memcmp(r->text + key, "item", 4);
+        json_t *one = load_elements(r, value, end, depth + 1);
+        if (!one) one = load_text(r, value, end);
+        if (!one) one = json_stringn(r->text + value, end - value);
+        if (!all) all = item ? json_array() : json_object();
+        if (json_is_array(all) ? json_array_append_new(all, one)
+                               : json_object_setn_new(all, r->text + key, key_end - key, one))
+            goto none;
+        (void)sn_mark_match(f->value_end, r->text, to, end, &from);
+        from = sn_mark_find(f->key_end, r->text, to, from, &match);
+        if (match != SN_MATCH_YES || sn_mark_match(f->key_end, r->text, to, from, &from) != SN_MATCH_YES) goto none;
+    }
+    return all;
+none:
+    json_decref(all);
+    return NULL;
+}
+
+/* A value as in Python, which is all of the text. */
+static json_t *load_written(const reader *r, size_t from, size_t to) {
+    size_t end = from;
+    const char *close = r->text[from] == '[' ? "]" : r->text[from] == '{' ? "}" : NULL;
+    json_t *value = close && r->text[to - 1] == *close ? sn_written_value(r->text, to, from, &end) : NULL;
+    if (!value || end == to) return value;
+    json_decref(value);
+    return NULL;
+}
+
+static void append_value(reader *r, sn_buf *arguments, const json_t *key, const json_t *value) {
     char *k = json_dumps(key, JSON_ENCODE_ANY), *v = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
     const char *parts[] = {arguments->len > 1 ? ", " : "", k, ": ", v};
     for (size_t i = 0; k && v && i < sizeof parts / sizeof *parts && !r->status; i++)
         r->status = sn_buf_append(arguments, parts[i], strlen(parts[i]), r->err);
-    json_decref(value);
     free(k);
     free(v);
+}
+
+/* Appends "key": value to the arguments: as text, or as the JSON that it is. */
+static void append_argument(reader *r, sn_buf *arguments, const json_t *key, size_t from, size_t to, int is_text) {
+    json_t *value = is_text == 1 ? NULL : load_text(r, from, to);
+    if (!value && is_text != 1 && closes_by_name(r->f)) value = load_elements(r, from, to, 0);
+    if (!value && !is_text) value = load_written(r, from, to);
+    if (!value) value = json_stringn(r->text + from, to - from);
+    append_value(r, arguments, key, value);
+    json_decref(value);
 }
 
 /* One argument behind its mark; false: it is not whole. */
@@ -220,7 +290,7 @@ static bool read_argument(reader *r, sn_buf *arguments, const char *name, size_t
     size_t at_value = sn_mark_find(before_value, r->text, r->len, key_end, &match);
     if (match != SN_MATCH_YES) return false;
     (void)sn_mark_match(before_value, r->text, r->len, at_value, &value);
-    size_t value_end = sn_mark_find(f->value_end, r->text, r->len, value, &match);
+    size_t value_end = find_value_end(r, value, key, key_end - key, &match);
     if (match != SN_MATCH_YES) return false;
     int is_text = is_text_parameter(r->tools, name, n_name, r->text + key, key_end - key);
     if (*f->string_value && is_text < 0)
@@ -250,7 +320,11 @@ static bool read_tagged_call(reader *r, size_t at, size_t *end) {
             whole = r->ended || r->len - at > 2 * SN_MARK_MAX || is_call == SN_MATCH_YES; /* no argument follows */
             break;
         }
-        if (sn_mark_match(r->f->key, r->text, r->len, key, &at) != SN_MATCH_YES) break;
+        if (sn_mark_match(r->f->key, r->text, r->len, key, &at) != SN_MATCH_YES || at == r->len) break;
+        if (r->text[at] == '/') { /* the tag that closes the call */
+            whole = true;
+            break;
+        }
         if (!read_argument(r, &arguments, r->text + name, name_end - name, &at)) break;
         gap = at;
     }
@@ -258,6 +332,44 @@ static bool read_tagged_call(reader *r, size_t at, size_t *end) {
     add_call(r, r->text + name, name_end - name, 0, 0, &arguments);
     *end = gap;
     return whole;
+}
+
+/* NAME(KEY=VALUE, ...), or NAME{KEY:VALUE, ...}. */
+static bool read_written_call(reader *r, size_t at, size_t *end) {
+    size_t name = at, name_end, key, key_end, value_end;
+    sn_buf arguments;
+    while (name < r->len && (is_space(r->text[name]) || r->text[name] == ',')) name++;
+    name_end = scan_name(r, name);
+    if (name_end >= r->len || name == name_end || (r->text[name_end] != '(' && r->text[name_end] != '{')) return false;
+    const char close = r->text[name_end] == '(' ? ')' : '}';
+    sn_buf_init(&arguments, SN_TEXT_MAX);
+    r->status = sn_buf_append(&arguments, "{", 1, r->err);
+    bool whole = false;
+    for (at = skip_space(r, name_end + 1); !r->status && at < r->len; at = skip_space(r, at + 1)) {
+        if ((whole = r->text[at] == close)) break;
+        key = at, key_end = scan_name(r, key);
+        at = skip_space(r, key_end);
+        if (at >= r->len || (r->text[at] != '=' && r->text[at] != ':')) break;
+        json_t *word = json_stringn(r->text + key, key_end - key),
+               *value = sn_written_value(r->text, r->len, at + 1, &value_end);
+        if (word && value) append_value(r, &arguments, word, value);
+        json_decref(word);
+        json_decref(value);
+        if (!value) break;
+        at = skip_space(r, value_end);
+        if ((whole = at < r->len && r->text[at] == close)) break;
+        if (at >= r->len || r->text[at] != ',') break;
+    }
+    if (whole && !r->status) r->status = sn_buf_append(&arguments, "}", 1, r->err);
+    add_call(r, r->text + name, name_end - name, 0, 0, &arguments);
+    *end = at + 1;
+    return whole;
+}
+
+/* Behind the mark before all calls, at the first of them. */
+static size_t skip_section(const reader *r, size_t at) {
+    size_t end;
+    return *r->f->section && sn_mark_match(r->f->section, r->text, r->len, at, &end) == SN_MATCH_YES ? end : at;
 }
 
 /* The calls from `at` on: nothing behind the first one is content. */
@@ -269,7 +381,9 @@ static void read_calls(reader *r) {
         if (*r->f->call) begin = r->at = sn_mark_find(r->f->call, r->text, r->len, r->at, &match);
         if (match != SN_MATCH_YES) return;
         if (*r->f->call && sn_mark_match(r->f->call, r->text, r->len, begin, &begin) != SN_MATCH_YES) return;
-        if (r->f->kind == SN_CALLS_JSON) {
+        if (r->f->kind == SN_CALLS_WRITTEN) {
+            whole = read_written_call(r, *r->f->call ? begin : skip_section(r, begin), &end);
+        } else if (r->f->kind == SN_CALLS_JSON) {
             while (begin < r->len && r->text[begin] != '{') begin++;
             whole = begin < r->len && read_json_call(r, begin, &end);
         } else {

@@ -41,6 +41,9 @@ static bool shows(const probe *p, const char *messages, const json_t *tools, con
 #define VALUE  "sn_value"
 #define RESULT "sn_result"
 
+/* How the prompts of LFM2 begin their list of tools; most of its templates show no calls. */
+#define LISTS_BRACKETED "List of tools: "
+
 #define SAYS(role, text) "{\"role\": \"" role "\", \"content\": \"" text "\"}"
 #define WORDS(...)       ((const char *const[]){__VA_ARGS__, NULL})
 
@@ -86,7 +89,9 @@ static void find_form(const probe *p, char out[SN_CHAT_FORM_MAX]) {
 static void find_tools(const probe *p, sn_chat_lacks *lacks) {
     json_t *tools = json_loads(tool_described, 0, NULL);
     lacks->tools = !shows(p, "[" SAYS("user", FIRST) "]", tools, WORDS(FIRST, TOOL));
-    lacks->calls = !shows(p, "[" CALL(TOOL, "p", VALUE) "]", tools, WORDS(FIRST, TOOL, VALUE));
+    lacks->calls = !shows(p, "[" CALL(TOOL, "p", VALUE) "]", tools, WORDS(FIRST, TOOL, VALUE)) &&
+                   !shows(p, "[" RETURNED "]", tools, WORDS(FIRST, TOOL, VALUE));
+    lacks->bracketed = lacks->calls && shows(p, "[" SAYS("user", FIRST) "]", tools, WORDS(LISTS_BRACKETED));
     lacks->results = !shows(p, "[" RETURNED "]", tools, WORDS(FIRST, RESULT));
     if (lacks->tools && !lacks->calls) find_form(p, lacks->form);
     json_decref(tools);
@@ -174,23 +179,54 @@ static json_t *tools_text(const sn_chat_lacks *lacks, const json_t *tools) {
     return all;
 }
 
-/* An answer with its calls written out. */
-static json_t *written_calls(const json_t *message, const json_t *calls) {
-    json_t *content = json_incref((json_t *)(uintptr_t)content_of(message)), *out = NULL;
-    if (!content) content = json_string("");
-    for (size_t i = 0; i < json_array_size(calls) && content; i++) {
-        const json_t *function = json_object_get(json_array_get(calls, i), "function");
-        char *name = sn_wide_json_dump(json_object_get(function, "name")),
-             *arguments = sn_wide_json_dump(json_object_get(function, "arguments"));
-        json_t *one = json_sprintf("<tool_call>\n{\"name\": %s, \"arguments\": %s}\n</tool_call>", name ? name : "null",
-                                   arguments ? arguments : "{}");
-        json_t *longer = one ? joined(content, "\n", one) : NULL;
-        json_decref(content);
-        json_decref(one);
-        free(name);
-        free(arguments);
-        content = longer;
+static json_t *call_as_json(const json_t *function) {
+    char *name = sn_wide_json_dump(json_object_get(function, "name")),
+         *arguments = sn_wide_json_dump(json_object_get(function, "arguments"));
+    json_t *out = json_sprintf("<tool_call>\n{\"name\": %s, \"arguments\": %s}\n</tool_call>", name ? name : "null",
+                               arguments ? arguments : "{}");
+    free(name);
+    free(arguments);
+    return out;
+}
+
+/* The text with another one behind it; both are taken. NULL: one of them is, or no memory. */
+static json_t *longer(json_t *text, const char *between, json_t *more) {
+    json_t *out = text && more ? joined(text, between, more) : NULL;
+    json_decref(text);
+    json_decref(more);
+    return out;
+}
+
+/* NAME(KEY=VALUE, ...). Values are JSON, but for Python's words. */
+static json_t *call_as_program(const json_t *function) {
+    const char *key;
+    json_t *value, *out = json_sprintf("%s(", json_string_value(json_object_get(function, "name")));
+    bool first = true;
+    json_object_foreach(json_object_get(function, "arguments"), key, value) {
+        char *dumped = sn_wide_json_dump(value);
+        const char *text = json_is_true(value)    ? "True"
+                           : json_is_false(value) ? "False"
+                           : json_is_null(value)  ? "None"
+                                                  : dumped;
+        out = longer(out, first ? "" : ", ", text ? json_sprintf("%s=%s", key, text) : NULL);
+        first = false;
+        free(dumped);
     }
+    return longer(out, "", json_string(")"));
+}
+
+/* An answer with its calls written out. */
+static json_t *written_calls(const sn_chat_lacks *lacks, const json_t *message, const json_t *calls) {
+    json_t *content = json_incref((json_t *)(uintptr_t)content_of(message)), *out = NULL;
+    const size_t n = json_array_size(calls);
+    if (!content) content = json_string("");
+    if (lacks->bracketed) content = longer(content, "", json_string("<|tool_call_start|>["));
+    for (size_t i = 0; i < n; i++) {
+        const json_t *function = json_object_get(json_array_get(calls, i), "function");
+        content = lacks->bracketed ? longer(content, i ? ", " : "", call_as_program(function))
+                                   : longer(content, "\n", call_as_json(function));
+    }
+    if (lacks->bracketed) content = longer(content, "", json_string("]<|tool_call_end|>"));
     if (content) out = with_content(message, content);
     if (out) json_object_del(out, "tool_calls");
     return out;
@@ -215,7 +251,7 @@ static json_t *write_tools(const sn_chat_lacks *lacks, const json_t *messages, c
     for (size_t i = system; i < json_array_size(messages) && good; i++) {
         const json_t *m = json_array_get(messages, i), *calls = calls_of(m);
         good =
-            !json_array_append_new(out, calls && lacks->calls                   ? written_calls(m, calls)
+            !json_array_append_new(out, calls && lacks->calls                   ? written_calls(lacks, m, calls)
                                         : lacks->results && has_role(m, "tool") ? written_result(m)
                                                                                 : json_incref((json_t *)(uintptr_t)m));
     }

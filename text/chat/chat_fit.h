@@ -5,8 +5,8 @@
  *     beginning of the user's message that follows. Several at the beginning are one where only one is taken.
  *   - Messages of the user, or answers, that follow each other are one where roles must alternate.
  *   - Tools of a template that lists none are in the system message, as JSON, with the form in which to call one: its
- * own, if it shows calls. Else calls are in one form for all such templates, and so are results that it leaves out or
- *     refuses: the format of answers (answer_format.h) is read from it as from any template. */
+ * own, if it shows calls. Else calls are in one form for all such templates (LFM2's have their own), and so are results
+ * that it leaves out or refuses: the format of answers (answer_format.h) is read from it as from any template. */
 #ifndef SN_TEXT_CHAT_CHAT_FIT_H
 #define SN_TEXT_CHAT_CHAT_FIT_H
 
@@ -19,6 +19,7 @@ typedef struct sn_chat_lacks {
     bool system, second_system, late_system; /* any; another one at the beginning; one that is not at the beginning */
     bool repeated_roles;                     /* two messages of the user after each other */
     bool tools, calls, results;              /* the list of tools; calls in answers; their results */
+    bool bracketed;                          /* calls that it lacks are those of LFM2: [NAME(KEY=VALUE, ...)] */
     char form[SN_CHAT_FORM_MAX];             /* a call as the template writes it, if it lacks the list only; else "" */
 } sn_chat_lacks;
 

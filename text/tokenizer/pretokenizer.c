@@ -161,6 +161,12 @@ sn_status sn_pretokenizer_add(sn_pretokenizer *pretokenizer, const char *pattern
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "              \
     "?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define DEEPSEEK3_CJK "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+#define BAILING                                                                                                        \
+    "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| "                                                    \
+    "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
+#define SEED                                                                                                           \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}| "                                           \
+    "?[^\\s\\p{L}\\p{N}\\r\\n]+|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 /* Of DeepSeek-LLM and V2: letters with case, as ranges. */
 #define CASED_LETTERS                                                                                                  \
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"                       \
@@ -196,10 +202,13 @@ static const struct {
     {"command-r", {DIGIT, GPT2}, false, false},
     {"codeshell", {DIGIT, GPT2}, false, false},
     {"exaone", {DIGIT, GPT2}, false, false},
+    {"exaone4", {GPT2}, false, false},
     {"llama-bpe", {CL100K("\\p{N}{1,3}")}, true, true},
     {"llama3", {CL100K("\\p{N}{1,3}")}, true, true},
     {"llama-v3", {CL100K("\\p{N}{1,3}")}, true, true},
     {"falcon3", {CL100K("\\p{N}{1,3}")}, true, true},
+    {"lfm2", {CL100K("\\p{N}{1,3}")}, true, true},
+    {"pixtral", {CL100K("\\p{N}{1,3}")}, true, true},
     {"dbrx", {CL100K("\\p{N}{1,3}")}, false, false},
     {"smaug-bpe", {CL100K("\\p{N}{1,3}")}, false, false},
     {"falcon", {FALCON_SIGNS, GPT2, "[0-9][0-9][0-9]"}, false, false},
@@ -207,16 +216,25 @@ static const struct {
     {"deepseek-coder", {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", DEEPSEEK_CJK, DIGIT}, false, false},
     {"deepseek-llm", {"[\\r\\n]", DEEPSEEK_WORDS, DEEPSEEK_SIGNS, "\\s+$", DEEPSEEK_CJK, DIGIT}, false, false},
     {"deepseek-v3", {"\\p{N}{1,3}", DEEPSEEK3_CJK, DEEPSEEK3}, false, false},
+    {"hunyuan-dense", {"\\p{N}{1,3}", DEEPSEEK3_CJK, DEEPSEEK3}, false, false},
+    {"hy_v4", {"\\p{N}{1,3}", DEEPSEEK3_CJK, DEEPSEEK3}, false, false},
+    {"joyai-llm", {"\\p{N}{1,3}", DEEPSEEK3_CJK, DEEPSEEK3}, false, false},
     {"kimi-k2", {KIMI}, true, false},
     {"qwen35", {QWEN35}, false, false},
     {"qwen2", {CL100K("\\p{N}")}, false, false},
     {"deepseek-r1-qwen", {CL100K("\\p{N}")}, false, false},
+    {"hunyuan", {CL100K("\\p{N}")}, false, false},
+    {"seed-coder", {SEED}, false, false},
+    {"bailingmoe", {BAILING}, false, false},
+    {"bailingmoe2", {BAILING}, false, false},
     {"stablelm2", {CL100K("\\p{N}")}, false, false},
     {"tekken", {CASED("", "\\p{N}")}, true, true},
     {"gpt-4o", {CASED(SHORT_FORMS, "\\p{N}{1,3}")}, false, false},
     {"llama4", {CASED(SHORT_FORMS, "\\p{N}{1,3}")}, false, false},
     {"minimax-m2", {CASED(SHORT_FORMS, "\\p{N}{1,3}")}, false, false},
+    {"chatglm-bpe", {CL100K("\\p{N}{1,3}")}, false, false},
     {"glm4", {CL100K("\\p{N}{1,3}")}, true, false},
+    {"glm5", {CL100K("\\p{N}{1,3}")}, true, false},
 };
 
 sn_status sn_pretokenizer_add_named(sn_pretokenizer *pretokenizer, const char *name, bool *ignore_merges, bool *add_bos,

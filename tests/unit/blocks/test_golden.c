@@ -102,6 +102,7 @@ static float *run_golden(golden *g, sn_link *link, const char *what) {
     }
     sn_chain_options options = sn_chain_options_default();
     options.link = link;
+    options.max_tokens = g->n + (int)sn_safetensors_find(g->file, "greedy")->elements;
     REQUIRE(sn_chain_open(g->model, &options, &chain, &err));
     sn_chain_observe(chain, compare_boundary, g);
     REQUIRE(sn_lm_head_embed(g->head, ids, g->n, hidden, &err));

@@ -243,6 +243,12 @@ Test(config, routers_have_the_defaults_and_fields_of_their_family) {
     cr_assert_eq(h.router_scale, 1.0f, "the family ignores it");
     cr_assert_eq(read_golden("deepseek_v2", "{\"rope_interleave\":false}", &h, &err), SN_OK, "%s", err.text);
     cr_assert_eq(h.rope_style, SN_ROPE_INTERLEAVED, "DeepSeek-V2 ignores it");
+    cr_assert_eq(read_golden("ernie4_5_moe", "{\"moe_layer_end_index\":2,\"moe_layer_start_index\":2}", &h, &err),
+                 SN_OK, "%s", err.text);
+    cr_assert(h.dense[0] && h.dense[1] && !h.dense[2] && h.dense[3] && h.n_ff_shared == 2 * h.n_ff);
+    cr_assert_eq(read_golden("ernie4_5_moe", "{\"moe_layer_end_index\":-1,\"moe_layer_interval\":2}", &h, &err), SN_OK,
+                 "%s", err.text);
+    cr_assert(h.dense[2] && !h.dense[1] && !h.dense[3]);
     static const char *const refused[][3] = {
         {"deepseek_v3", "{\"topk_method\":\"greedy\"}", "'topk_method' 'greedy'"},
         {"deepseek_v3", "{\"head_dim\":2}", "they must agree"},
@@ -256,6 +262,19 @@ Test(config, routers_have_the_defaults_and_fields_of_their_family) {
          "call it 'rope_type'"},
         {"gemma3", "{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2}}", "take one out"},
         {"qwen3_5", "{\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family"},
+        {"ernie4_5_moe", "{\"moe_norm_min\":0.001}", "'moe_norm_min' is set"},
+        {"ernie4_5_moe", "{\"use_bias\":true}", "'use_bias' is set"},
+        {"phi3_longrope_long", "{\"original_max_position_embeddings\":1}", "'original_max_position_embeddings' is 1"},
+        {"phi3_longrope_long", "{\"original_max_position_embeddings\":32}", "is 32, and 16 in 'rope_parameters'"},
+        {"phi3_longrope_long", "{\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1],\"long_factor\":[1,2]}}",
+         "has 1 numbers and 'long_factor' 2"},
+        {"phi3_longrope_long", "{\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1],\"long_factor\":[2]}}",
+         "1 rope factors for 16"},
+        {"phi3_longrope_long",
+         "{\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1,1,1,1,1,1,1,1],\"long_factor\":[1,1,1,1,1,1,1,-1]}}",
+         "rope factor 7 is -1"},
+        {"phi3_longrope_long", "{\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1]}}",
+         "'long_factor' must be a list"},
         {"glm4_moe_lite", "{\"topk_group\":0}", "'topk_group' is 0 of one group"},
         {"glm4_moe_lite", "{\"mlp_layer_types\":[\"dense\"]}", "all 4 blocks"},
         {"glm4_moe_lite", "{\"mlp_layer_types\":[\"dense\",\"sparse\",\"odd\",\"sparse\"]}", "holds 'odd'"}};
@@ -263,6 +282,27 @@ Test(config, routers_have_the_defaults_and_fields_of_their_family) {
         cr_expect_eq(read_golden(refused[i][0], refused[i][1], &h, &err), SN_REFUSED, "%s", refused[i][1]);
         cr_expect(strstr(err.text, refused[i][2]), "'%s' does not say '%s'", err.text, refused[i][2]);
     }
+}
+
+Test(config, timelines_beyond_the_original_context_have_frequencies_of_their_own) {
+    sn_hparams h;
+    sn_err err;
+    cr_assert_eq(read_golden("phi3_longrope_long", "{}", &h, &err), SN_OK, "%s", err.text);
+    cr_assert(h.long_after == 16 && !sn_is_long(&h, 16) && sn_is_long(&h, 17) && h.n_ropes == 1);
+    cr_assert_float_eq(h.rope_freq[0], 1, 1e-7f);
+    cr_assert_float_eq(h.rope_freq_full[0], 1 / 1.5f, 1e-7f);
+    cr_assert_float_eq(h.rope_scale[0], sqrtf(2), 1e-6f, "sqrt(1 + ln 16 / ln 16)");
+    cr_assert_eq(h.rope_scale[1], h.rope_scale[0]);
+    cr_assert_eq(
+        read_golden("phi3_longrope_long",
+                    "{\"rope_parameters\":null,\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1,1,1,1,1,1,1,1],"
+                    "\"long_factor\":[2,2,2,2,2,2,2,2]},\"max_position_embeddings\":64}",
+                    &h, &err),
+        SN_OK, "%s", err.text);
+    cr_assert_float_eq(h.rope_scale[0], sqrtf(1.5f), 1e-6f, "the factor follows from the contexts: 64 / 16");
+    cr_assert_float_eq(h.rope_freq_full[0], 0.5f, 1e-7f);
+    cr_assert_eq(read_golden("phi3", "{}", &h, &err), SN_OK, "%s", err.text);
+    cr_assert(!h.long_after && !sn_is_long(&h, 1 << 20));
 }
 
 Test(config, an_indexer_that_is_not_computed_bounds_the_context) {
@@ -546,9 +586,8 @@ Test(config, refuses_unsupported_settings_of_gemma3) {
                    "must hold sliding_attention and full_attention");
     expect_refused(GEMMA "\"hidden_activation\":\"relu\"}", "'relu'");
     expect_refused("{\"query_pre_attn_scalar\":64}", "'query_pre_attn_scalar' is set");
-    expect_refused(
-        "{\"model_type\":\"phi3\",\"rope_scaling\":{\"type\":\"longrope\",\"long_factor\":[1],\"short_factor\":[1]}}",
-        "'long_factor' is not known");
+    expect_refused("{\"rope_scaling\":{\"type\":\"longrope\",\"long_factor\":[1],\"short_factor\":[1]}}",
+                   "rope type 'longrope' is not known");
 }
 
 Test(config, reads_gpt_oss) {

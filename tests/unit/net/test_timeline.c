@@ -41,6 +41,12 @@ Test(timeline, is_the_hash_of_the_protocol_document) {
     memcpy(bytes + 22 + SN_HASH_SIZE, adapter, SN_HASH_SIZE);
     cr_expect(same_hash(sn_hash_of(bytes, 22 + 2 * SN_HASH_SIZE), sn_timeline_with_adapter(&begin, adapter)));
 
+    cr_expect(same_hash(begin, sn_timeline_if_long(&begin, false)));
+    memcpy(bytes, "swarm timeline long 1", 21);
+    memcpy(bytes + 21, begin.bytes, SN_HASH_SIZE);
+    memset(bytes + 21 + SN_HASH_SIZE, 0, SN_HASH_SIZE);
+    cr_expect(same_hash(sn_hash_of(bytes, 21 + 2 * SN_HASH_SIZE), sn_timeline_if_long(&begin, true)));
+
     const float row[] = {1.0f, -2.0f, 0.5f};
     memcpy(bytes, begin.bytes, SN_HASH_SIZE);
     memcpy(bytes + SN_HASH_SIZE, row, sizeof row);

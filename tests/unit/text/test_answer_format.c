@@ -76,6 +76,27 @@ static const family families[] = {
      "</parameter>\n</invoke>\n<invoke name=\"ask\">\n<parameter name=\"q\" "
      "string=\"true\">a\"}</parameter>\n</invoke>\n</calls>",
      false},
+    {"calls as in a program",
+     LOOP CONTENT
+     "{% if m.tool_calls %}<|call|>[" CALLS
+     "{{ f.name }}({% for k, v in f.arguments | items %}{{ k }}={% if v is string %}'{{ v }}'{% else %}{{ v "
+     "}}{% endif %}{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif "
+     "%}{% endfor %}]<|end|>{% endif %}</a>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+     "<|call|>[weather(city='Bern', days=3), ask(q='a\"}')]<|end|>", false},
+    {"calls in braces",
+     LOOP CONTENT CALLS
+     "<|call>call:{{ f.name }}{% raw %}{{% endraw %}{% for k, v in f.arguments | items %}{{ k }}:{% if v is "
+     "string %}<|\"|>{{ v }}<|\"|>{% else %}{{ v }}{% endif %}{% if not loop.last %},{% endif %}{% endfor "
+     "%}}<call|>" END,
+     "<|call>call:weather{city:<|\"|>Bern<|\"|>,days:3}<call|><|call>call:ask{q:<|\"|>a\"}<|\"|>}<call|>", false},
+    {"a tag by the name of each argument",
+     LOOP CONTENT "{% if m.tool_calls %}]~<calls>\n" CALLS
+                  "]~<invoke name=\"{{ f.name }}\">{% for k, v in f.arguments | items %}]~<{{ k }}>{{ v }}]~</{{ k "
+                  "}}>{% endfor %}]~</invoke>\n{% endfor %}]~</calls>{% endif %}</a>{% endif %}{% endfor %}{% if "
+                  "add_generation_prompt %}<a>{% endif %}",
+     "]~<calls>\n]~<invoke name=\"weather\">]~<city>Bern]~</city>]~<days>3]~</days>]~</invoke>\n"
+     "]~<invoke name=\"ask\">]~<q>a\"}]~</q>]~</invoke>\n]~</calls>",
+     false},
 };
 
 static const char tools_text[] =
@@ -223,6 +244,82 @@ Test(answer_format, finds_the_marks_of_thoughts_in_the_template) {
     cr_expect_str_eq(text_of(message, "reasoning_content"), "2 + 2 is\n4[/TH]");
     cr_expect_str_eq(text_of(message, "content"), "Four.");
     json_decref(message);
+    sn_answer_format_close(&format);
+}
+
+/* Some templates show a thought before a call alone; what opens the text behind it is no part of its end. */
+Test(answer_format, finds_the_marks_of_thoughts_before_calls_and_before_text) {
+    static const char *const templates[] = {
+        LOOP
+        "{% if m.tool_calls %}<|think>t\n{{ m.reasoning_content }}\n<think|>" CALLS
+        "<|call|>{{ f.name }}{{ f.arguments | tojson }}{% endfor %}{% else %}{{ m.content }}{% endif %}</a>{% endif "
+        "%}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+        LOOP "<|think>t\n{{ m.reasoning_content }}\n<think|><|text|>{{ m.content }}" CALLS
+             "<|call|>{{ f.name }}{{ f.arguments | tojson }}" END};
+    for (size_t i = 0; i < 2; i++) {
+        sn_answer_format *format = format_of(templates[i]);
+        json_t *message =
+            read_at_every_cut(format, "<|think>t\nWhich?\n<think|><|call|>ask{\"q\": \"a\"}", NULL, false);
+        cr_expect_str_eq(text_of(message, "reasoning_content"), "Which?", "%zu", i);
+        cr_expect_str_eq(text_of(message, "content"), "", "%zu", i);
+        cr_expect_str_eq(text_of(call_of(message, 0), "name"), "ask", "%zu", i);
+        json_decref(message);
+        sn_answer_format_close(&format);
+    }
+}
+
+/* Lists and objects within arguments, as JSON, as Python, and as elements. */
+Test(answer_format, reads_values_within_values) {
+    static const struct {
+        size_t family;
+        const char *calls, *arguments;
+    } cases[] = {
+        {6,
+         "<tool_call>\n<function=f>\n<parameter=x>\n{'a': [True, None], \"b\": 'it\\'s'}\n</parameter>\n</function>\n",
+         "{\"x\": {\"a\": [true, null], \"b\": \"it's\"}}"},
+        {9, "<|call|>[f(x=[1, -2.5, {'k': \"v\\n\"}], y=(1, 2,), z={}, w=False)]<|end|>",
+         "{\"x\": [1, -2.5, {\"k\": \"v\\n\"}], \"y\": [1, 2], \"z\": {}, \"w\": false}"},
+        {9, "<|call|>[f(x='a\"b', y=\"a'b\")]<|end|>", "{\"x\": \"a\\\"b\", \"y\": \"a'b\"}"},
+        {9, "<|call|>[f()]<|end|>", "{}"},
+        {10, "<|call>call:f{x:{a:[1,<|\"|>two, }<|\"|>],<|\"|>b<|\"|>:true}}<call|>",
+         "{\"x\": {\"a\": [1, \"two, }\"], \"b\": true}}"},
+        {11,
+         "]~<calls>\n]~<invoke "
+         "name=\"f\">]~<x>]~<item>1]~</item>]~<item>]~<k>v]~</k>]~<n>2]~</n>]~</item>]~</x>]~</invoke>\n]~</calls>",
+         "{\"x\": [1, {\"k\": \"v\", \"n\": 2}]}"},
+    };
+    json_t *tools = json_loads(
+        "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"x\":{\"type\":\"object\"}}}}}]", 0, NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sn_answer_format *format = format_of(families[cases[i].family].template);
+        const sn_answer answer = {.text = cases[i].calls, .len = strlen(cases[i].calls), .ended = true, .tools = tools};
+        json_t *message = NULL, *want = json_loads(cases[i].arguments, 0, NULL);
+        REQUIRE(sn_answer_read(format, &answer, &message, &err));
+        json_t *got = json_loads(text_of(call_of(message, 0), "arguments"), 0, NULL);
+        cr_expect(want && json_equal(got, want), "%s: %s", cases[i].calls, json_dumps(message, 0));
+        json_decref(got);
+        json_decref(want);
+        json_decref(message);
+        sn_answer_format_close(&format);
+    }
+    json_decref(tools);
+}
+
+/* A model may write any number of brackets. */
+Test(answer_format, values_within_values_end_somewhere) {
+    enum { MANY = 1 << 20 };
+    static const char begin[] = "<|call|>[weather(city=";
+    char *text = malloc(sizeof begin + MANY + 1);
+    memcpy(text, begin, sizeof begin);
+    memset(text + sizeof begin - 1, '[', MANY);
+    json_t *tools = json_loads(tools_text, 0, NULL), *message = NULL;
+    sn_answer_format *format = format_of(families[9].template);
+    const sn_answer answer = {.text = text, .len = sizeof begin - 1 + MANY, .ended = true, .tools = tools};
+    REQUIRE(sn_answer_read(format, &answer, &message, &err));
+    cr_expect_str_eq(text_of(call_of(message, 0), "name"), "weather");
+    json_decref(message);
+    json_decref(tools);
+    free(text);
     sn_answer_format_close(&format);
 }
 

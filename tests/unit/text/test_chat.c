@@ -265,6 +265,12 @@ Test(chat, a_call_that_a_template_leaves_out_is_written_into_the_answer) {
                   "[" SAYS("user", "a") "," CALL "," RESULT "]", NULL,
                   "<user>a<assistant><tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\":\"Bern\"}}\n"
                   "</tool_call><tool>rain");
+    /* As most of LFM2's, whose models write calls as a program does. */
+    expect_prompt(
+        "{{ 'List of tools: ' ~ tools if tools else '' }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% "
+        "endfor %}",
+        "[" SAYS("user", "a") "," CALL "," RESULT "]", NULL,
+        "<user>a<assistant><|tool_call_start|>[weather(city=\"Bern\")]<|tool_call_end|><tool>rain");
 }
 
 Test(chat, many_messages_become_one_in_the_time_that_their_bytes_take) {

@@ -333,16 +333,20 @@ Test(tokenizer_files, refuses_every_kind_of_wrong_gguf_metadata) {
 }
 
 Test(tokenizer_files, supports_every_listed_pretokenizer) {
-    static const char *const names[] = {"gpt-2",        "smollm",      "llama-bpe",  "qwen2", "tekken", "gpt-4o",
-                                        "starcoder",    "llama4",      "minimax-m2", "glm4",  "refact", "dbrx",
-                                        "deepseek-llm", "deepseek-v3", "kimi-k2",    "qwen35"};
+    static const char *const names[] = {
+        "gpt-2",     "smollm",     "llama-bpe",  "qwen2",       "tekken",  "gpt-4o",        "starcoder",
+        "llama4",    "minimax-m2", "glm4",       "refact",      "dbrx",    "deepseek-llm",  "deepseek-v3",
+        "kimi-k2",   "qwen35",     "lfm2",       "glm5",        "hunyuan", "hunyuan-dense", "hy_v4",
+        "joyai-llm", "seed-coder", "bailingmoe", "bailingmoe2", "exaone4", "pixtral",       "chatglm-bpe"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         sn_tokenizer *t;
         sn_err err;
         cr_assert_eq(tokenizer_from_gguf(gguf_of_fixture(&(gguf_options){.pre = names[i]}), &t, &err), SN_OK, "%s",
                      err.text);
         expect_round_trip(t, "It's 1234 x\n\n  y", 16, true);
-        cr_assert_eq(t->add_bos, !strcmp(names[i], "llama-bpe") || !strcmp(names[i], "tekken"));
+        bool begins = !strcmp(names[i], "llama-bpe") || !strcmp(names[i], "tekken") || !strcmp(names[i], "lfm2") ||
+                      !strcmp(names[i], "pixtral");
+        cr_assert_eq(t->add_bos, begins, "%s", names[i]);
         sn_tokenizer_close(&t);
     }
 }

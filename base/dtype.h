@@ -63,7 +63,10 @@
     X(F8_E5M2, 128, 132)                                                                                               \
     X(F64, 1, 8) /* this and I8, I16: of tensors that no operation takes */                                            \
     X(I8, 1, 1)                                                                                                        \
-    X(I16, 1, 2)
+    X(I16, 1, 2)                                                                                                       \
+    /* NF4, FP4 with codes as scales: factor, offset (float32; equal in a row), 4 codes, then 256 as of NF4 */         \
+    X(NF4_256, 256, 140)                                                                                               \
+    X(FP4_256, 256, 140)
 
 typedef enum sn_dtype {
 #define X(name, block, bytes) SN_##name,

@@ -1,8 +1,14 @@
-/* The numbers of the codes of NF4 (Dettmers et al. 2023, QLoRA) and of FP4, as bitsandbytes has them. */
+/* NF4 (Dettmers et al. 2023, QLoRA) and FP4 as bitsandbytes has them: the numbers of the codes, and how the blocks of
+ * base/dtype.h are read. All elements of a part share a scale, which is a float32; or a code, of which the block says
+ * what its number is multiplied by and moved by. */
 #ifndef SN_BASE_FLOAT4_H
 #define SN_BASE_FLOAT4_H
 
 #include "base/dtype.h"
+
+#include <string.h>
+
+enum { SN_FLOAT4_PART = 64, SN_FLOAT4_PARTS = 4 /* of a block of 256 */ };
 
 static const float sn_nf4_values[16] = {-1.0f,
                                         -0.6961928009986877f,
@@ -38,9 +44,31 @@ static const float sn_fp4_values[16] = {0.0f,
                                         -0.1666666716337204f,
                                         -0.25f};
 
-/* NULL: the type is none of the two. */
-static inline const float *sn_float4_values(sn_dtype dtype) {
-    return dtype == SN_NF4 ? sn_nf4_values : dtype == SN_FP4 ? sn_fp4_values : NULL;
+/* NULL: the type is none of these. */
+static inline const float *sn_float4_values(sn_dtype t) {
+    return t == SN_NF4 || t == SN_NF4_256 ? sn_nf4_values : t == SN_FP4 || t == SN_FP4_256 ? sn_fp4_values : NULL;
+}
+
+/* Whether scales are codes. */
+static inline bool sn_float4_twice(sn_dtype t) { return t == SN_NF4_256 || t == SN_FP4_256; }
+
+/* The numbers of these codes, which grow with the code: bitsandbytes' signed dynamic map. Made before main begins. */
+extern float sn_float4_scales[256];
+
+/* Part `part` of a block: its scale, computed as bitsandbytes does, and its codes. */
+static inline float sn_float4_scale(sn_dtype t, const uint8_t *block, size_t part) {
+    float both[2]; /* factor, offset */
+    if (sn_float4_twice(t)) {
+        memcpy(both, block, sizeof both);
+        both[0] = sn_float4_scales[block[sizeof both + part]] * both[0];
+        return both[0] + both[1];
+    }
+    memcpy(both, block, sizeof both[0]);
+    return both[0];
+}
+static inline const uint8_t *sn_float4_codes(sn_dtype t, const uint8_t *block, size_t part) {
+    return block + (sn_float4_twice(t) ? 2 * sizeof(float) + SN_FLOAT4_PARTS : sizeof(float)) +
+           part * (SN_FLOAT4_PART / 2);
 }
 
 #endif

@@ -121,6 +121,34 @@ sn_status sn_activate_limited(sn_device *d, size_t n, const sn_gated *g, float l
     return ops->scale(d, (int)n, 1, g->y, 1, g->up, g->y, err);
 }
 
+/* ---- the indexer ---- */
+
+/* The index keys of the rows join the KV cache, and the rows choose the positions that they attend to: chosen (n,
+ * index_topk). The products with the block's input, index_k and index_weights, are there. q_low: the queries before
+ * their matrix, normed. */
+static sn_status block_choose(const sn_block *b, const sn_forward_pass *p, const float *q_low, sn_err *err) {
+    sn_device *d = p->device;
+    const sn_device_ops *ops = d->ops;
+    const sn_hparams *hp = p->hp;
+    const sn_scratch *s = p->scratch;
+    int n = p->n_rows, heads = hp->index_heads, dim = hp->index_dim;
+    const sn_rope rope = {!hp->index_as_rope || hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin[0]};
+    const sn_linear q = {&b->matrix[SN_ROLE_INDEX_Q], NULL, s->index_q, true};
+    const sn_indexer indexer = {p->index_block, heads, dim, hp->index_topk, s->index_q, s->index_weights};
+
+    /* index_k = norm(index_k), its first elements rotated by the position */
+    SN_TRY(ops->layer_norm(d, n, dim, s->index_k, b->vector[SN_ROLE_INDEX_K_NORM], b->vector[SN_ROLE_INDEX_K_NORM_BIAS],
+                           hp->latent_eps, s->index_k, err));
+    SN_TRY(ops->rope(d, n, 1, dim, s->index_k, &rope, err));
+    SN_TRY(ops->kv_store(d, p->index_block, s->index_k, NULL, err));
+    if (!p->chooses) return SN_OK;
+
+    /* index_q (n, index_heads, index_dim) = q_low Wq^T, rotated likewise */
+    SN_TRY(ops->linear(d, n, q_low, 1, &q, err));
+    SN_TRY(ops->rope(d, n, heads, dim, s->index_q, &rope, err));
+    return ops->choose_keys(d, &indexer, sn_chosen_of(s), err);
+}
+
 /* ---- the two halves ---- */
 
 /* h (n, n_embd) = attention(u), u (n, n_embd), for latent attention (DeepSeek-AI 2024), in the absorbed form: a head's
@@ -140,11 +168,16 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
     const sn_linear qkv[] = {{&b->matrix[first], NULL, hp->q_rank ? s->q_low : s->head_rows, precise},
                              {&b->matrix[SN_ROLE_ATTN_K], NULL, s->k, precise},
                              {&b->matrix[SN_ROLE_ATTN_V], NULL, s->v, precise},
-                             {&b->matrix[SN_ROLE_ATTN_HEAD_GATE], NULL, s->head_gate, precise}};
+                             hp->head_gate
+                                 ? (sn_linear){&b->matrix[SN_ROLE_ATTN_HEAD_GATE], NULL, s->head_gate, precise}
+                                 : (sn_linear){&b->matrix[SN_ROLE_INDEX_K], NULL, s->index_k, true},
+                             {&b->matrix[SN_ROLE_INDEX_WEIGHTS], NULL, s->index_weights, true}};
     const sn_linear q = {&b->matrix[SN_ROLE_ATTN_Q], NULL, s->head_rows, precise};
     const sn_half_input low = sn_half_input_of(b, p, SN_ROLE_ATTN_Q_LOW_NORM, s->q_low, NULL, s->q_low);
-    SN_TRY(sn_half_linear(d, n, input, hp->head_gate ? 4 : 3, qkv, err));
+    const int more = hp->head_gate ? 1 : !sn_chooses_keys(hp, p->number) ? 0 : p->chooses ? 2 : 1;
+    SN_TRY(sn_half_linear(d, n, input, 3 + more, qkv, err));
     if (hp->q_rank) SN_TRY(sn_half_linear(d, n, &low, 1, &q, err));
+    if (sn_chooses_keys(hp, p->number)) SN_TRY(block_choose(b, p, s->q_low, err));
     SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_LATENT_NORM, s->v, s->v, err));
 
     /* q (n, heads, latent + rope): the first nope elements of a head times its Wk_up; the last rope elements, and k,
@@ -157,7 +190,11 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
     if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads * hp->head_dim, s->q, 1, s->q_factors, s->q, err));
 
     /* k, v join the KV cache;  attn (n, heads, latent);  head_rows (n, heads, value_dim) = attn Wv_up^T, by head */
-    const sn_attention attention = {.block = index, .n_heads = heads, .scale = hp->attn_scale};
+    const sn_attention attention = {.block = index,
+                                    .n_heads = heads,
+                                    .scale = hp->attn_scale,
+                                    .chosen = p->chooses ? sn_chosen_of(s) : NULL,
+                                    .n_chosen = hp->index_topk};
     SN_TRY(ops->kv_store(d, index, s->k, s->v, err));
     SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
     SN_TRY(ops->head_linear(d, n, s->attn, hp->latent, &b->heads[1], s->head_rows, err));

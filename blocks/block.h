@@ -99,12 +99,15 @@ typedef struct sn_scratch {
     float *q, *attn;  /* (rows, n_heads, head_dim), attn with latents (rows, n_heads, latent); of a recurrent block attn
                          is (rows, value heads, value_dim) */
     float *mixed;     /* (rows, sn_delta_width), with recurrent blocks only, as time, write and low */
-    float *time, *write;          /* (rows, sn_delta_times), (rows, sn_delta_writes) */
-    float *low;                   /* (rows, 2 * delta_rank) */
-    float *head_gate;             /* (rows, n_heads), hp->head_gate only */
-    float *out_gate;              /* like attn, where attention has an output gate, and with recurrent blocks */
-    float *k, *v;                 /* (rows, sn_kv_key_width), (rows, sn_kv_value_width), of the block that has most */
-    float *q_low;                 /* (rows, q_rank), hp->q_rank only */
+    float *time, *write; /* (rows, sn_delta_times), (rows, sn_delta_writes) */
+    float *low;          /* (rows, 2 * delta_rank) */
+    float *head_gate;    /* (rows, n_heads), hp->head_gate only */
+    float *out_gate;     /* like attn, where attention has an output gate, and with recurrent blocks */
+    float *k, *v;        /* (rows, sn_kv_key_width), (rows, sn_kv_value_width), of the block that has most */
+    float *q_low;        /* (rows, q_rank), hp->q_rank only */
+    /* With an indexer only: (rows, index_heads, index_dim), (rows, index_dim), (rows, index_heads), and int32 numbers
+     * (rows, index_topk): what the last block that chose has left for those that share its choice. */
+    float *index_q, *index_k, *index_weights, *chosen;
     float *head_rows;             /* (rows, n_heads, nope_dim + rope_dim or value_dim), hp->latent only */
     float *gate, *up;             /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
     float *router_out;            /* (rows, sn_moe_router_width), with experts only: see moe.h */
@@ -118,6 +121,8 @@ typedef struct sn_scratch {
     float *pair_rows;             /* (pairs, n_embd): of sn_moe_run_pairs; in a span with all experts it is x */
     float *pair_ids;              /* (pairs); it is router_out there */
 } sn_scratch;
+
+static inline int32_t *sn_chosen_of(const sn_scratch *s) { return (int32_t *)(void *)s->chosen; }
 
 /* Elements of scratch->gate and scratch->up per row: as many as the block that needs most. */
 static inline size_t sn_ff_width(const sn_hparams *hp) {
@@ -136,9 +141,11 @@ static inline size_t sn_head_rows_dim(const sn_hparams *hp) {
 static inline size_t sn_widest_row(const sn_hparams *hp) {
     const sn_heads most = sn_most_heads(hp);
     const size_t head = hp->latent ? sn_head_rows_dim(hp) : (size_t)most.key_dim;
-    const size_t widths[] = {(size_t)hp->n_embd,     (size_t)most.n * head,     (size_t)hp->n_ff,
-                             (size_t)hp->n_ff_dense, (size_t)hp->n_ff_shared,   sn_delta_width(hp),
-                             sn_delta_values(hp),    (size_t)hp->experts_width, (size_t)hp->delta_rank};
+    const size_t widths[] = {(size_t)hp->n_embd,      (size_t)most.n * head,
+                             (size_t)hp->n_ff,        (size_t)hp->n_ff_dense,
+                             (size_t)hp->n_ff_shared, sn_delta_width(hp),
+                             sn_delta_values(hp),     (size_t)hp->experts_width,
+                             (size_t)hp->delta_rank,  (size_t)(hp->index_heads * hp->index_dim)};
     size_t widest = 0;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) widest = widths[i] > widest ? widths[i] : widest;
     return widest;
@@ -186,6 +193,8 @@ typedef struct sn_forward_pass {
     const sn_sequence *sequences;
     const sn_block_adapter *adapter; /* NULL: none */
     int number;                      /* of the block in the model */
+    int index_block;                 /* of a block that chooses: of its index keys in the part of the KV pages */
+    bool chooses;                    /* some row is at a position from index_topk on */
     uint64_t *moved;              /* grows by the bytes that cross a device's border in the block; NULL: not counted */
     const sn_expert_split *split; /* NULL: the span holds all experts */
     const float *due; /* (n_rows, n_embd), to be added to scratch->x: what the block before has left; NULL: nothing */

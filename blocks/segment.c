@@ -24,7 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { LAYOUT_VERSION = 6 }; /* of images in files; raise it whenever a device's layout of weights changes */
+enum { LAYOUT_VERSION = 7 }; /* of images in files; raise it whenever a device's layout of weights changes */
 
 /* ---- loading ---- */
 
@@ -395,6 +395,7 @@ static sn_status visit_forward(void *ctx, int number, const sn_block *block, sn_
     forward_visit *v = ctx;
     v->pass.number = number;
     v->pass.adapter = v->adapters ? &v->adapters[number - v->segment->first] : NULL;
+    v->pass.index_block = v->segment->end - v->segment->first + sn_n_choosing(v->pass.hp, v->segment->first, number);
     SN_TRY(sn_block_forward(block, sn_place_of(v->pass.hp, v->segment->first, number), &v->pass, err));
     v->pass.due = v->pass.scratch->h;
     return SN_OK;
@@ -457,6 +458,14 @@ static void assert_all_on_device(const sn_segment *g, const sn_hparams *hp, cons
     }
 }
 
+/* Whether the indexer leaves out some position for some row. */
+static bool batch_chooses(const sn_hparams *hp, const sn_batch *batch) {
+    bool any = false;
+    for (int i = 0; i < batch->n_sequences; i++)
+        any |= batch->sequences[i].position + batch->sequences[i].n_rows > hp->index_topk;
+    return hp->index_topk && any;
+}
+
 sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int end, const sn_batch *batch,
                              const sn_block_adapter *adapters, sn_err *err) {
     const forward_visit visit = {g,
@@ -466,17 +475,19 @@ sn_status sn_segment_forward(sn_segment *g, const sn_hparams *hp, int first, int
                                   .n_rows = batch->n_rows,
                                   .n_sequences = batch->n_sequences,
                                   .sequences = batch->sequences,
+                                  .chooses = batch_chooses(hp, batch),
                                   .moved = g->moved,
                                   .split = g->split},
                                  adapters};
     sn_batch own = *batch;
-    bool replayed = false,
+    bool chooses = visit.pass.chooses, replayed = false,
          streams = segment_next_streamed(g, first, end, 1) != end || sn_segment_has_experts_elsewhere(g, first, end);
     assert_all_on_device(g, hp, batch);
     /* Streamed blocks change their addresses from batch to batch, which experts are brought or computed elsewhere is
      * decided in between, and adapters add operations: none of these is recorded. */
     if (!streams && !adapters)
-        own.graph_key = g->id << 32 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
+        own.graph_key =
+            g->id << 32 | (uint64_t)chooses << 31 | (uint64_t)(first - g->first) << 16 | (uint64_t)(end - g->first);
     sn_status status = SN_RETRY;
     /* SN_RETRY of a batch that may be captured: it was not, and not run */
     for (int i = 0; i < (own.graph_key ? 2 : 1) && status == SN_RETRY; i++) {

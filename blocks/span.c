@@ -23,7 +23,7 @@
 
 /* ---- scratch ---- */
 
-enum { N_BUFFERS = 28 };
+enum { N_BUFFERS = 32 };
 
 typedef struct scratch_buffer {
     float **at;
@@ -36,7 +36,7 @@ static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, s
     size_t embd = (size_t)hp->n_embd, heads = (size_t)most.n, q = heads * (size_t)most.key_dim;
     size_t kv = (size_t)most.n_kv;
     size_t half_out = q > sn_delta_values(hp) ? q : sn_delta_values(hp);
-    size_t used = (size_t)hp->n_experts_used, ff = sn_ff_width(hp);
+    size_t used = (size_t)hp->n_experts_used, ff = sn_ff_width(hp), index_heads = (size_t)hp->index_heads;
     const scratch_buffer all[N_BUFFERS] = {{&s->lora_mid, SN_LORA_RANK_MAX},
                                            {&s->lora_out, sn_widest_row(hp)},
                                            {&s->x, embd},
@@ -54,6 +54,10 @@ static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, s
                                            {&s->v, kv * (size_t)most.value_dim},
                                            {&s->q_low, (size_t)hp->q_rank},
                                            {&s->head_rows, hp->latent ? heads * sn_head_rows_dim(hp) : 0},
+                                           {&s->index_q, index_heads * (size_t)hp->index_dim},
+                                           {&s->index_k, (size_t)hp->index_dim},
+                                           {&s->index_weights, index_heads},
+                                           {&s->chosen, (size_t)hp->index_topk},
                                            {&s->gate, ff},
                                            {&s->up, ff},
                                            {&s->cos_sin[0], (size_t)hp->rope_dim},
@@ -105,7 +109,8 @@ static sn_device_limits span_limits(const sn_hparams *hp, int rows) {
                               .head_dim = most.key_dim,
                               .experts = hp->n_experts,
                               .experts_used = hp->n_experts_used,
-                              .expert_width = hp->n_ff};
+                              .expert_width = hp->n_ff,
+                              .chosen = hp->index_topk};
 }
 
 static sn_status span_device_init(sn_span_device *h, const sn_hparams *hp, bool partial, int rows, sn_err *err) {
@@ -465,7 +470,9 @@ sn_kv_shape sn_kv_shape_of(const sn_hparams *hp, int first, int end, sn_kv_dtype
                          .page_tokens = SN_KV_PAGE_TOKENS,
                          .dtype = dtype,
                          .latent = hp->latent,
-                         .value_dim = usual.value_dim};
+                         .value_dim = usual.value_dim,
+                         .index_blocks = sn_n_choosing(hp, first, end),
+                         .index_dim = hp->index_dim};
     if (!full->n) return shape;
     shape.other = (sn_kv_heads){full->n_kv, full->key_dim, full->value_dim};
     for (int b = first, place = 0; b < end; b++) {
@@ -532,7 +539,7 @@ int sn_kv_tensor_shape(const sn_hparams *hp, int first, int end, uint64_t n, uin
     const bool recurrent = sn_n_recurrent(hp, first, end);
     const uint64_t floats = sn_kv_width(hp, first, end) + (recurrent ? (uint64_t)hp->n_embd : 0),
                    halves = 2 * (uint64_t)(end - first);
-    const bool by_block = !recurrent && !hp->full_heads.n && floats % halves == 0;
+    const bool by_block = !recurrent && !hp->full_heads.n && !sn_n_choosing(hp, first, end) && floats % halves == 0;
     const uint64_t plain[] = {halves / 2, 2, n, floats / halves}, by_token[] = {n, floats};
     memcpy(shape, by_block ? plain : by_token, by_block ? sizeof plain : sizeof by_token);
     return by_block ? 4 : 2;
@@ -569,6 +576,30 @@ sn_status sn_span_kv_import(const sn_span *span, sn_kv_cache *kv, int block, int
     if (!status) status = sn_guard_rows(v, NULL, 3, values, host_v, NULL, err);
     int place = sn_place_of(&span->hp, span->segments[i].first, block);
     if (!status) status = sn_kv_cache_import(kv, i, place, n, host, host_v, err);
+    free(host);
+    return status;
+}
+
+/* The number of a block's index keys in the pages of its segment. */
+static int index_block(const sn_span *span, int segment, int block) {
+    const sn_segment *g = &span->segments[segment];
+    return g->end - g->first + sn_n_choosing(&span->hp, g->first, block);
+}
+
+sn_status sn_span_index_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *keys,
+                               sn_err *err) {
+    int i = segment_of(span, block);
+    return sn_kv_cache_export(kv, i, index_block(span, i, block), position, n, keys, NULL, err);
+}
+
+sn_status sn_span_index_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const float *keys, sn_err *err) {
+    const sn_tensor rows = {
+        .name = "imported index keys", .data = keys, .dtype = SN_F32, .rank = 2, .shape = {n, span->hp.index_dim}};
+    float *host = NULL;
+    int i = segment_of(span, block);
+    sn_status status = sn_calloc(&host, (size_t)n * (size_t)span->hp.index_dim, sizeof *host, err);
+    if (!status) status = sn_guard_rows(&rows, NULL, 2, rows.shape, host, NULL, err);
+    if (!status) status = sn_kv_cache_import(kv, i, index_block(span, i, block), n, host, NULL, err);
     free(host);
     return status;
 }
@@ -676,10 +707,23 @@ static sn_status upload_sequences(const span_pass *pass, const sn_span_device *t
     return SN_OK;
 }
 
-/* Copies the hidden states from one device to the next (from NULL: they are there already), and the rope tables unless
- * the device has them. */
-static sn_status transfer_hidden_states(const span_pass *pass, const sn_span_device *from, const sn_span_device *to,
-                                        bool has_table, sn_err *err) {
+/* Copies what the rows have chosen from one device to the next, as bytes. */
+static sn_status transfer_choices(const span_pass *pass, const sn_span_device *from, const sn_span_device *to,
+                                  sn_err *err) {
+    const int64_t shape[] = {pass->n_rows, pass->span->hp.index_topk};
+    const sn_tensor chosen = {.name = "chosen positions",
+                              .device = from->device,
+                              .data = from->scratch.chosen,
+                              .dtype = SN_F32,
+                              .rank = 2,
+                              .shape = {shape[0], shape[1]}};
+    return sn_guard(&chosen, to->device, 2, shape, to->scratch.chosen, pass->moved, err);
+}
+
+/* Copies the hidden states that enter `block` from one device to the next (from NULL: they are there already), and the
+ * rope tables unless the device has them. */
+static sn_status transfer_hidden_states(const span_pass *pass, int block, const sn_span_device *from,
+                                        const sn_span_device *to, bool has_table, sn_err *err) {
     const sn_hparams *hp = &pass->span->hp;
     sn_status status = SN_OK;
     if (from && from != to) {
@@ -692,6 +736,7 @@ static sn_status transfer_hidden_states(const span_pass *pass, const sn_span_dev
                        .shape = {shape[0], shape[1]}};
         status = sn_guard(&x, to->device, 2, shape, to->scratch.x, pass->moved, err);
     }
+    if (from && from != to && !status && !sn_may_cut(hp, block)) status = transfer_choices(pass, from, to, err);
     for (int rope = 0; rope < hp->n_ropes && !status && !has_table; rope++)
         status = to->device->ops->upload(to->device, to->scratch.cos_sin[rope],
                                          pass->span->cos_sin + (size_t)rope * table_floats(pass->span),
@@ -743,7 +788,9 @@ static sn_status run_pass(span_pass *pass, sn_err *err) {
         if (span->segments[i].end <= pass->first || span->segments[i].first >= pass->end) continue;
         sn_span_device *next = device_of(span, &span->segments[i]);
         if (!at) status = upload_sequences(pass, next, err);
-        if (!status) status = transfer_hidden_states(pass, at, next, has_table[next - span->devices], err);
+        if (!status)
+            status =
+                transfer_hidden_states(pass, span->segments[i].first, at, next, has_table[next - span->devices], err);
         has_table[next - span->devices] = true;
         at = next;
         if (!status) status = run_segment(pass, i, err);
@@ -772,10 +819,21 @@ sn_status sn_span_catch_up(sn_span *span, int first, int end, const sn_adapter *
     return status;
 }
 
+/* Blocks that attend to what the block before has chosen do not begin a pass, unless every row attends to all
+ * positions. */
+static sn_status check_begins_with_choice(const sn_span *span, int first, int n_sequences,
+                                          const sn_span_sequence *sequences, sn_err *err) {
+    sn_status status = SN_OK;
+    for (int i = 0; i < n_sequences && !sn_may_cut(&span->hp, first) && !status; i++)
+        if (sn_kv_cache_length(sequences[i].kv) + sequences[i].n_rows > span->hp.index_topk)
+            status = sn_check_cuts(&span->hp, first, span->end, err);
+    return status;
+}
+
 sn_status sn_span_forward_adapter(sn_span *span, int first, int end, const sn_adapter *adapter, int n_sequences,
                                   const sn_span_sequence *sequences, uint64_t *moved, sn_err *err) {
     span_pass pass = {span, first, end, adapter, n_sequences, 0, sequences, moved};
-    sn_status status = SN_OK;
+    sn_status status = check_begins_with_choice(span, first, n_sequences, sequences, err);
     assert(n_sequences > 0 && span->first <= first && first < end && end <= span->end);
     for (int i = 0; i < n_sequences && !status; i++)
         status = sn_span_catch_up(span, first, end, adapter, sequences[i].kv, INT_MAX, err);

@@ -152,6 +152,12 @@ sn_status sn_span_kv_import_rows(const sn_span *span, sn_kv_cache *kv, int block
 enum { SN_KV_TENSOR_RANK_MAX = 4 };
 int sn_kv_tensor_shape(const sn_hparams *hp, int first, int end, uint64_t n, uint64_t shape[SN_KV_TENSOR_RANK_MAX]);
 
+/* Likewise for the index keys of a block that has some (sn_chooses_keys): keys (n, index_dim), host. */
+sn_status sn_span_index_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *keys,
+                               sn_err *err) SN_MUST_USE;
+sn_status sn_span_index_import(const sn_span *span, sn_kv_cache *kv, int block, int n, const float *keys,
+                               sn_err *err) SN_MUST_USE;
+
 /* Floats of a snapshot of the recurrent blocks among [first, end). */
 size_t sn_span_state_floats(const sn_hparams *hp, int first, int end);
 

@@ -157,8 +157,11 @@ static void print_report(const json_t *t, size_t n_generated) {
             number(t, "prefill_tok_s"), number(t, "ttft_ms"), n_generated);
     if (count(t, "decode_tokens")) fprintf(stderr, ", %.1f tok/s", number(t, "decode_tok_s"));
     if (count(t, "drafted"))
-        fprintf(stderr, " in %lld forward passes, %lld of them sent ahead; %lld of %lld drafted tokens accepted",
-                count(t, "decode_steps"), count(t, "ahead"), count(t, "accepted"), count(t, "drafted"));
+        fprintf(stderr,
+                " in %lld windows, %lld of them sent while others were under way; %lld tokens drafted, %lld of %lld "
+                "judged ones accepted: %.1f laps saved",
+                count(t, "decode_steps"), count(t, "ahead"), count(t, "drafted"), count(t, "accepted"),
+                count(t, "judged"), number(t, "laps_saved"));
     if (count(t, "failovers")) fprintf(stderr, "; %lld nodes replaced", count(t, "failovers"));
     double all = number(t, "client_ms") + number(t, "draft_ms");
     json_array_foreach(hops, i, hop) all += hop_ms(hop);

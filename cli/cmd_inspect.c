@@ -36,17 +36,26 @@ static void print_window(const json_t *hp) {
         printf("window      %d tokens, in %zu of %d blocks\n", number(hp, "window"), with, number(hp, "n_blocks"));
 }
 
+/* `of`: the blocks that have them. */
+static void print_heads(const json_t *hp, const char *of) {
+    printf("attention   %d heads of %d", number(hp, "n_heads"), number(hp, "head_dim"));
+    if (number(hp, "value_dim") != number(hp, "head_dim")) printf(" (values %d)", number(hp, "value_dim"));
+    printf(" over %d key/value heads%s", number(hp, "n_kv_heads"), of);
+}
+
 static void print_hparams(const json_t *o) {
     const json_t *hp = json_object_get(o, "hparams");
     printf("name        %s\ncontainer   %s\nfamily      %s\nmodel id    %s\n", word(o, "name"), word(o, "container"),
            word(o, "family"), word(o, "id"));
     printf("blocks      %d\nwidth       %d, feed-forward %d\n", number(hp, "n_blocks"), number(hp, "n_embd"),
            number(hp, "n_ff"));
-    printf("attention   %d heads of %d over %d key/value heads%s%s\n", number(hp, "n_heads"), number(hp, "head_dim"),
-           number(hp, "n_kv_heads"), is(hp, "qkv_bias") ? ", biases" : "",
+    const json_t *full = json_object_get(hp, "full_heads");
+    print_heads(hp, full ? ", in blocks with the window" : "");
+    printf("%s%s\n", is(hp, "qkv_bias") ? ", biases" : "",
            is(hp, "qk_norm_wide") ? ", q/k norms over all heads"
            : is(hp, "qk_norm")    ? ", q/k norms"
                                   : "");
+    if (full) print_heads(full, ", in the others\n");
     if (number(hp, "n_experts"))
         printf("experts     %d, %d for each token\n", number(hp, "n_experts"), number(hp, "n_experts_used"));
     print_window(hp);

@@ -5,7 +5,7 @@
 option(SN_CUDA "build the CUDA backend where nvcc is found" ON)
 set(SN_CUDA_ARCHITECTURES "80;86;89;90" CACHE STRING
   "compute capabilities to compile for; the last one as PTX as well, for newer devices")
-set(SN_CUDA_KERNELS linear products rowwise attention flash latent delta grad experts expert_products)
+set(SN_CUDA_KERNELS linear products rowwise attention flash latent choose delta grad experts expert_products)
 
 file(GLOB sn_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/device/cuda/*.c)
 

@@ -23,37 +23,38 @@ macro(sn_xpu_module name source)
     COMMAND ${SN_LLVM_SPIRV} --spirv-max-version=1.2 --spirv-ext=+SPV_KHR_integer_dot_product ${SN_XPU_SPIRV}/${name}.bc -o ${SN_XPU_SPIRV}/${name}.spv
     COMMAND ${SN_SPIRV_VAL} --target-env ${SN_XPU_ENVIRONMENT} ${SN_XPU_SPIRV}/${name}.spv
     DEPENDS ${CMAKE_SOURCE_DIR}/device/xpu/${source} ${CMAKE_SOURCE_DIR}/device/xpu/formulas.clh
-      ${CMAKE_SOURCE_DIR}/device/xpu/planes.clh ${CMAKE_SOURCE_DIR}/device/xpu/latent.clh ${CMAKE_SOURCE_DIR}/device/xpu/delta.clh VERBATIM)
+      ${CMAKE_SOURCE_DIR}/device/xpu/planes.clh ${CMAKE_SOURCE_DIR}/device/codebooks.inc.h ${CMAKE_SOURCE_DIR}/device/xpu/latent.clh ${CMAKE_SOURCE_DIR}/device/xpu/delta.clh
+      ${CMAKE_SOURCE_DIR}/device/xpu/chosen.clh VERBATIM)
   list(APPEND SN_XPU_MODULES ${SN_XPU_SPIRV}/${name}.spv)
 endmacro()
 
-# The weight forms of xpu_private.h, each with the macros that planes.clh needs for it: low bits, high bits, scales, bytes
-# of a superblock, zero, table, and groups that share a superblock (8 unless it says so) (device/quant.h).
+# The weight forms of xpu_private.h, each with the macros that planes.clh needs for it: those of quantised types are the rows
+# of device/quant.h.
+file(READ device/quant.h SN_QUANT_ROWS)
+string(REGEX MATCHALL "\n    X\\([A-Z][^)]*" SN_QUANT_ROWS "${SN_QUANT_ROWS}")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS device/quant.h)
 if(SN_XPU)
   sn_xpu_module(block block.cl)
   sn_xpu_module(grad grad.cl)
   sn_xpu_module(kv_f32 kv.cl -DKV=0)
   sn_xpu_module(kv_f16 kv.cl -DKV=1)
   sn_xpu_module(kv_q8 kv.cl -DKV=2)
-  foreach(form F32,32,0,NONE,0,0,0 F16,16,0,NONE,0,0,0 BF16,17,0,NONE,0,0,0 F8,9,0,NONE,0,0,0 Q4_0,4,0,D,0,8,0
-               Q4_1,4,0,DM,0,0,0 Q5_0,4,1,D,0,16,0 Q5_1,4,1,DM,0,0,0 Q8_0,8,0,D,0,0,0 Q2_K,2,0,N,4,0,0 Q3_K,2,1,S,2,4,0
-               Q4_K,4,0,K,4,0,0 Q5_K,4,1,K,4,0,0 Q6_K,4,2,S,2,32,0 IQ4_NL,4,0,D,0,0,1 IQ4_XS,4,0,B,2,0,1
-               MXFP4,4,0,E,0,0,2 I4_B32,4,0,BF,0,8,0 I4_32,4,0,W,4,0,0,1 I4_64,4,0,W,4,0,0,2 I4_128,4,0,W,4,0,0,4
-               I8_128,8,0,W,4,0,0,4 NVFP4_256,4,0,V,4,0,2)
-    string(REPLACE "," ";" parts "${form},8")
-    list(GET parts 0 name)
+  foreach(form F32,32 F16,16 BF16,17 F8_E4M3,9 F8_E5M2,10 FLOAT4,18 ${SN_QUANT_ROWS})
+    string(REGEX REPLACE "^\n *X.| " "" form "${form}")
+    string(REPLACE "," ";" values "${form}")
+    list(POP_FRONT values name)
     set(flags "")
-    set(i 1)
-    foreach(macro LOW HIGH SCALE=SCALE_ SUPER ZERO TABLE GROUPS)
-      list(GET parts ${i} value)
-      math(EXPR i "${i} + 1")
-      if(NOT macro MATCHES "=")
-        string(APPEND macro "=")
+    foreach(macro LOW HIGH SCALE=SCALE_ SCALE_BYTES SUPER ZERO TABLE GROUPS ENTRY BOOK INDEX_BITS SIGN_BITS HALVINGS)
+      if(NOT values STREQUAL "")
+        list(POP_FRONT values value)
+        if(NOT macro MATCHES "=")
+          string(APPEND macro "=")
+        endif()
+        list(APPEND flags -D${macro}${value})
       endif()
-      list(APPEND flags -D${macro}${value})
     endforeach()
     sn_xpu_module(linear_${name} linear.cl ${flags} -DSUFFIX=${name})
-    if(form MATCHES "Q|FP4|I[48]_") # the quantised ones
+    if(form MATCHES ",.*,") # the quantised ones
       sn_xpu_module(linear_dot_${name} linear_dot.cl ${flags} -DSUFFIX=${name})
       foreach(width 8 16) # and once more for the test driver, which has neither matrix units nor subgroups
         set(kernel linear_xmx${width}_${name})

@@ -51,11 +51,20 @@ static sn_kv_shape alone(const sn_kv_shape *s, bool other) {
 }
 
 sn_kv_shape sn_kv_block_shape(const sn_kv_shape *s, int block) {
+    if (block >= s->n_blocks)
+        return (sn_kv_shape){.n_blocks = 1,
+                             .n_kv_heads = 1,
+                             .head_dim = s->index_dim,
+                             .page_tokens = s->page_tokens,
+                             .dtype = SN_KV_F32,
+                             .keys_only = true};
     return alone(s, s->is_other[block / 64] >> block % 64 & 1);
 }
 
 size_t sn_kv_block_offset(const sn_kv_shape *s, int block, size_t (*block_bytes)(const sn_kv_shape *one)) {
-    const sn_kv_shape usual = alone(s, false), other = alone(s, true);
+    const sn_kv_shape usual = alone(s, false), other = alone(s, true), index = sn_kv_block_shape(s, s->n_blocks);
+    if (block > s->n_blocks)
+        return sn_kv_block_offset(s, s->n_blocks, block_bytes) + (size_t)(block - s->n_blocks) * block_bytes(&index);
     const size_t n = s->other.n ? (size_t)sn_kv_n_other(s, block) : 0;
     return ((size_t)block - n) * block_bytes(&usual) + (n ? n * block_bytes(&other) : 0);
 }
@@ -210,7 +219,8 @@ sn_device_limits sn_device_limits_join(const sn_device_limits *a, const sn_devic
                               .experts = max_int(a->experts, b->experts),
                               .experts_used = max_int(a->experts_used, b->experts_used),
                               .expert_width = max_int(a->expert_width, b->expert_width),
-                              .grad_tokens = max_int(a->grad_tokens, b->grad_tokens)};
+                              .grad_tokens = max_int(a->grad_tokens, b->grad_tokens),
+                              .chosen = max_int(a->chosen, b->chosen)};
 }
 
 /* CUDA counts a pair's outputs by four, as blocks of a launch. */

@@ -110,6 +110,7 @@ typedef struct sn_device_limits {
     int experts, experts_used; /* of a mixture of experts, and of these per row; 0: no mixture */
     int expert_width;          /* elements of a row that moe_linear reads of a pair (per_expert) */
     int grad_tokens;           /* of a sequence in the backward pass; 0: none will come */
+    int chosen;                /* positions that a row of choose_keys chooses; 0: there is no indexer */
 } sn_device_limits;
 /* For each member the larger one of both. */
 sn_device_limits sn_device_limits_join(const sn_device_limits *a, const sn_device_limits *b);
@@ -223,6 +224,11 @@ typedef struct sn_kv_shape {
     /* Blocks that have other heads than the numbers above say: those whose bit is set. */
     sn_kv_heads other;
     uint64_t is_other[SN_KV_BLOCKS_MAX / 64];
+    /* Index keys, by which rows choose positions (sn_indexer): behind the n_blocks blocks a page holds those of
+     * index_blocks more, of index_dim numbers for each position, float32 whatever the dtype. kv_store, kv_read and
+     * kv_write know them as the keys of the blocks from n_blocks on, of one head and without values (NULL). 0: none. */
+    int index_blocks, index_dim;
+    bool keys_only; /* of sn_kv_block_shape: a block of index keys */
 } sn_kv_shape;
 
 /* Block b of the shape has the other heads. */
@@ -237,9 +243,9 @@ static inline int sn_kv_n_other(const sn_kv_shape *shape, int block) {
     for (int i = 0; i < block / 64; i++) n += __builtin_popcountll(shape->is_other[i]);
     return block % 64 ? n + __builtin_popcountll(shape->is_other[block / 64] << (64 - block % 64)) : n;
 }
-/* The shape of a cache with nothing but this block. */
+/* The shape of a cache with nothing but this block, which may be one of index keys. */
 sn_kv_shape sn_kv_block_shape(const sn_kv_shape *shape, int block);
-/* Bytes of a page before this block, where a block alone takes block_bytes; block may be n_blocks. */
+/* Bytes of a page before this block, where a block alone takes block_bytes; block may be n_blocks + index_blocks. */
 size_t sn_kv_block_offset(const sn_kv_shape *shape, int block, size_t (*block_bytes)(const sn_kv_shape *one));
 
 /* Elements of a key in latent attention, and of the rows and columns of a matrix of head_linear. */
@@ -249,7 +255,7 @@ enum { SN_LATENT_DIM_MAX = 1024 };
  * whose blocks are alike. */
 static inline int sn_kv_key_dim(const sn_kv_shape *shape) { return shape->head_dim - shape->latent; }
 static inline int sn_kv_value_dim(const sn_kv_shape *shape) {
-    return shape->latent ? shape->latent : shape->value_dim ? shape->value_dim : shape->head_dim;
+    return shape->keys_only ? 0 : shape->latent ? shape->latent : shape->value_dim ? shape->value_dim : shape->head_dim;
 }
 
 /* A recurrent block: a gated delta rule or another recurrence (base/recurrence.h) behind a short convolution. Instead
@@ -356,7 +362,21 @@ typedef struct sn_attention {
     const float *sinks;  /* device, (n_heads), or NULL. The score of an additional key whose value is zero: it takes its
                           * share of the softmax (Xiao et al. 2023; learned: gpt-oss, 2025) */
     float softcap;       /* above 0: a score s becomes softcap * tanh(s / softcap), before the slopes (Gemma 2, 2024) */
+    /* Device, (n_rows, n_chosen), of choose_keys, or NULL. A row at a position from n_chosen on attends to these
+     * positions alone, and reads no others. Latent attention only, without window and slopes. */
+    const int32_t *chosen;
+    int n_chosen;
 } sn_attention;
+
+/* How rows choose the positions that they attend to (DeepSeek-AI 2025). The score of a position is the sum over the
+ * heads, in their order, of weight * max(q . key, 0), with the index key that block `block` of the cache has of it. */
+typedef struct sn_indexer {
+    int block;        /* from n_blocks of the shape on */
+    int n_heads, dim; /* dim: index_dim of the shape */
+    int n_chosen;
+    const float *q;       /* device, (n_rows, n_heads, dim) */
+    const float *weights; /* device, (n_rows, n_heads) */
+} sn_indexer;
 
 /* The backward pass of attention for rows of one sequence: n query rows at positions [first, first + n), and the keys
  * and values of all positions below first + n, with q and k as attention took them (rotated). Calls for consecutive
@@ -476,6 +496,8 @@ typedef struct sn_device_ops {
                             float eps, float *y, sn_err *err);
     /* Rotates x (n, n_heads, head_dim) in place. Su et al. 2021. */
     sn_status (*rope)(sn_device *d, int n, int n_heads, int head_dim, float *x, const sn_rope *rope, sn_err *err);
+    /* Within a batch: stores k (n_rows, n_kv_heads, sn_kv_key_dim) and v (n_rows, n_kv_heads, sn_kv_value_dim) at the
+     * positions of its sequences, in block `block`. Of index keys k is (n_rows, index_dim). */
     /* Within a batch: stores k (n_rows, n_kv_heads, sn_kv_key_dim) and v (n_rows, n_kv_heads, sn_kv_value_dim), with
      * the heads of the block, at the positions of its sequences. */
     sn_status (*kv_store)(sn_device *d, int block, const float *k, const float *v, sn_err *err);
@@ -488,6 +510,10 @@ typedef struct sn_device_ops {
     /* Within a batch: out (n_rows, n_heads, sn_kv_value_dim) = softmax(q . K^T * scale) . V, q (n_rows, n_heads,
      * head_dim). Each row attends to the stored positions of its sequence up to its own. */
     sn_status (*attention)(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err);
+    /* Within a batch: chosen (n_rows, n_chosen): of each row at a position from n_chosen on, those positions up to its
+     * own that have the highest scores, in ascending order; of equal scores the lower position. Of other rows, which
+     * would choose all, nothing is written. A score that is not a number is the lowest. */
+    sn_status (*choose_keys)(sn_device *d, const sn_indexer *indexer, int32_t *chosen, sn_err *err);
     /* Both within a batch, row by row in the order of positions, with the sequences'
      * states. x (n_rows, channels) = silu(depthwise causal convolution of x + taps_bias); SN_SHORT_CONV: without silu.
      * A call may take some of the channels (delta->count); all of them are taken once in a batch. */

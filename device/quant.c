@@ -604,11 +604,13 @@ static void dequantize_f8(sn_dtype dtype, const uint8_t *row, size_t cols, float
     }
 }
 
-static void dequantize_float4(const float values[16], const uint8_t *row, size_t cols, float *out) {
-    enum { BLOCK = 64 };
-    for (float scale; cols; cols -= BLOCK, row += sizeof scale + BLOCK / 2, out += BLOCK) {
-        memcpy(&scale, row, sizeof scale);
-        for (size_t i = 0; i < BLOCK; i++) out[i] = values[row[sizeof scale + i / 2] >> i % 2 * 4 & 15] * scale;
+static void dequantize_float4(sn_dtype dtype, const uint8_t *row, size_t cols, float *out) {
+    const float *values = sn_float4_values(dtype);
+    const size_t block = sn_dtype_block(dtype);
+    for (size_t k = 0; k < cols; k++) {
+        const uint8_t *at = row + k / block * sn_dtype_bytes(dtype);
+        const size_t part = k % block / SN_FLOAT4_PART, i = k % SN_FLOAT4_PART;
+        out[k] = values[sn_float4_codes(dtype, at, part)[i / 2] >> i % 2 * 4 & 15] * sn_float4_scale(dtype, at, part);
     }
 }
 
@@ -625,7 +627,7 @@ void sn_dequantize_row(sn_dtype dtype, const void *row, size_t cols, float *out)
         dequantize_f8(dtype, bytes, cols, out);
     } else if (sn_float4_values(dtype)) {
         assert(cols % sn_dtype_block(dtype) == 0);
-        dequantize_float4(sn_float4_values(dtype), bytes, cols, out);
+        dequantize_float4(dtype, bytes, cols, out);
     } else {
         assert(sn_dtype_quantised(dtype) && cols % sn_dtype_block(dtype) == 0);
         dequantize_blocks(dtype, bytes, cols, out);

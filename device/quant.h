@@ -55,37 +55,37 @@ typedef enum sn_quant_scale {
     SN_SCALE_Q, /* s in the bits 3, 7 and 11 of the indices' high bits */
 } sn_quant_scale;
 
-/* type, low bits, high bits, scales, bytes of them, bytes of a superblock, zero, table (1: of IQ4, 2: of MXFP4).
- * A superblock is a block of the host. linear.cl of device/xpu/ is compiled once for each row: cmake/xpu.cmake repeats
- * the numbers.
+/* type, low bits, high bits, scales, bytes of them, bytes of a superblock, zero, table (1: of IQ4, 2: of MXFP4, 3: -1
+ * and 1), groups of a superblock; and of codebook types weights of an entry (5: there is none, a byte holds five digits
+ * of base three), its first entry, bits of an index, bits of the signs of eight weights (7: an even number of the eight
+ * is negative), and how often the superblock's scale is halved. A superblock is a block of the host. cmake/xpu.cmake
+ * reads the rows: device/xpu/ compiles its kernels once for each.
  *
- * From I4_B32 on: quantised weights of folders (model/packed.h). A block of the host is the superblock's bytes, the
- * scales of its groups and its codes, all low bits and then all high ones, from the low bits of bytes on:
- * sn_quant_is_plain. Codes of 8 bits are unsigned there. */
+ * From I4_B32 to NVFP4_256, and I2_128 to I8_128F: quantised weights of folders (model/packed.h). A block of the host
+ * is the superblock's bytes, the scales of its groups and its codes, all low bits and then all high ones, from the low
+ * bits of bytes on: sn_quant_is_plain. Codes of 8 bits are unsigned there. */
 #define SN_QUANT_TYPES(X)                                                                                              \
-    X(Q4_0, 4, 0, D, 2, 0, 8, 0)                                                                                       \
-    X(Q4_1, 4, 0, DM, 4, 0, 0, 0)                                                                                      \
-    X(Q5_0, 4, 1, D, 2, 0, 16, 0)                                                                                      \
-    X(Q5_1, 4, 1, DM, 4, 0, 0, 0)                                                                                      \
-    X(Q8_0, 8, 0, D, 2, 0, 0, 0)                                                                                       \
-    X(Q2_K, 2, 0, N, 2, 4, 0, 0)                                                                                       \
-    X(Q3_K, 2, 1, S, 2, 2, 4, 0)                                                                                       \
-    X(Q4_K, 4, 0, K, 2, 4, 0, 0)                                                                                       \
-    X(Q5_K, 4, 1, K, 2, 4, 0, 0)                                                                                       \
-    X(Q6_K, 4, 2, S, 2, 2, 32, 0)                                                                                      \
-    X(IQ4_NL, 4, 0, D, 2, 0, 0, 1)                                                                                     \
-    X(IQ4_XS, 4, 0, B, 1, 2, 0, 1)                                                                                     \
-    X(MXFP4, 4, 0, E, 1, 0, 0, 2)                                                                                      \
-    X(I4_B32, 4, 0, BF, 2, 0, 8, 0)                                                                                    \
-    X(I4_32, 4, 0, W, 0, 4, 0, 0)                                                                                      \
-    X(I4_64, 4, 0, W, 0, 4, 0, 0)                                                                                      \
-    X(I4_128, 4, 0, W, 0, 4, 0, 0)                                                                                     \
-    X(I8_128, 8, 0, W, 0, 4, 0, 0)                                                                                     \
-    X(NVFP4_256, 4, 0, V, 2, 4, 0, 2)
+    X(Q4_0, 4, 0, D, 2, 0, 8, 0, 1, 0, 0, 0, 0, 0)                                                                     \
+    X(Q4_1, 4, 0, DM, 4, 0, 0, 0, 1, 0, 0, 0, 0, 0)                                                                    \
+    X(Q5_0, 4, 1, D, 2, 0, 16, 0, 1, 0, 0, 0, 0, 0)                                                                    \
+    X(Q5_1, 4, 1, DM, 4, 0, 0, 0, 1, 0, 0, 0, 0, 0)                                                                    \
+    X(Q8_0, 8, 0, D, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0)                                                                     \
+    X(Q2_K, 2, 0, N, 2, 4, 0, 0, 8, 0, 0, 0, 0, 0)                                                                     \
+    X(Q3_K, 2, 1, S, 2, 2, 4, 0, 8, 0, 0, 0, 0, 0)                                                                     \
+    X(Q4_K, 4, 0, K, 2, 4, 0, 0, 8, 0, 0, 0, 0, 0)                                                                     \
+    X(Q5_K, 4, 1, K, 2, 4, 0, 0, 8, 0, 0, 0, 0, 0)                                                                     \
+    X(Q6_K, 4, 2, S, 2, 2, 32, 0, 8, 0, 0, 0, 0, 0)                                                                    \
+    X(IQ4_NL, 4, 0, D, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0)                                                                   \
+    X(IQ4_XS, 4, 0, B, 1, 2, 0, 1, 8, 0, 0, 0, 0, 0)                                                                   \
+    X(MXFP4, 4, 0, E, 1, 0, 0, 2, 1, 0, 0, 0, 0, 0)                                                                    \
+    X(I4_B32, 4, 0, BF, 2, 0, 8, 0, 1, 0, 0, 0, 0, 0)                                                                  \
+    X(I4_32, 4, 0, W, 0, 4, 0, 0, 1, 0, 0, 0, 0, 0)                                                                    \
+    X(I4_64, 4, 0, W, 0, 4, 0, 0, 2, 0, 0, 0, 0, 0)                                                                    \
+    X(I4_128, 4, 0, W, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)                                                                   \
+    X(I8_128, 8, 0, W, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)                                                                   \
+    X(NVFP4_256, 4, 0, V, 2, 4, 0, 2, 8, 0, 0, 0, 0, 0)
 
-/* More types. In addition: groups of a superblock; weights of a codebook's entry (5:
- * there is none, a byte holds five digits of base three), its first entry, bits of an index, bits of the signs of eight
- * weights (7: an even number of the eight is negative), and how often the superblock's scale is halved. Table 3: -1, 1.
+/* More types, which CUDA compiles fewer kernels for.
  *
  * High bits of indices: with 7 bits of signs the eighth bit of their byte. Else of each entry 8 / entries of a byte, or
  * four bits of two bytes, of which the fourth lowers all weights of the entry by an eighth instead of raising them
@@ -103,15 +103,12 @@ typedef enum sn_quant_scale {
     X(TQ2_0, 2, 0, H, 0, 2, 1, 0, 8, 0, 0, 0, 0, 0)                                                                    \
     X(NVFP4, 4, 0, U, 2, 0, 0, 2, 1, 0, 0, 0, 0, 0)                                                                    \
     X(Q1_0, 1, 0, H, 0, 2, 1, 3, 4, 0, 0, 0, 0, 0)                                                                     \
-    X(Q2_0, 2, 0, H, 0, 2, 1, 0, 2, 0, 0, 0, 0, 0)
-
-/* The same, of CPUs alone. */
-#define SN_CPU_QUANT_TYPES(X)                                                                                          \
+    X(Q2_0, 2, 0, H, 0, 2, 1, 0, 2, 0, 0, 0, 0, 0)                                                                     \
     X(I2_128, 2, 0, W, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)                                                                   \
     X(I3_128, 2, 1, W, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)                                                                   \
     X(I8_128F, 8, 0, F, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0)
 
-#define SN_ALL_QUANT_TYPES(X) SN_QUANT_TYPES(X) SN_MORE_QUANT_TYPES(X) SN_CPU_QUANT_TYPES(X)
+#define SN_ALL_QUANT_TYPES(X) SN_QUANT_TYPES(X) SN_MORE_QUANT_TYPES(X)
 
 typedef struct sn_quant_form {
     int low_bits, high_bits;
@@ -119,9 +116,7 @@ typedef struct sn_quant_form {
     int scale_bytes, super_bytes, zero, table;
     int groups, entry, book, index_bits, sign_bits, halvings;
 } sn_quant_form;
-#define SN_QUANT_FORM(type, low, high, scale, ...)                                                                     \
-    {low, high, SN_SCALE_##scale, __VA_ARGS__, SN_BLOCK_OF_##type / SN_QUANT_GROUP, 0, 0, 0, 0, 0}
-#define SN_QUANT_WHOLE_FORM(low, high, scale, ...) {low, high, SN_SCALE_##scale, __VA_ARGS__}
+#define SN_QUANT_FORM(low, high, scale, ...) {low, high, SN_SCALE_##scale, __VA_ARGS__}
 
 enum { SN_TRITS = 5 /* as entry */, SN_QUANT_SUPER_MAX = 22 };
 
@@ -136,11 +131,8 @@ typedef struct sn_quant_parts {
 #ifndef __cplusplus /* CUDA's kernels read the types alone */
 /* Of each type; low_bits is 0 where it is not quantised. Here, so that the CPU's kernels see constants. */
 static const sn_quant_form sn_quant_forms[SN_DTYPE_COUNT] = {
-#define X(type, ...) [SN_##type] = SN_QUANT_FORM(type, __VA_ARGS__),
-    SN_QUANT_TYPES(X)
-#undef X
-#define X(type, ...) [SN_##type] = SN_QUANT_WHOLE_FORM(__VA_ARGS__),
-        SN_MORE_QUANT_TYPES(X) SN_CPU_QUANT_TYPES(X)
+#define X(type, ...) [SN_##type] = SN_QUANT_FORM(__VA_ARGS__),
+    SN_ALL_QUANT_TYPES(X)
 #undef X
 };
 #endif

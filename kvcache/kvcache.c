@@ -303,8 +303,9 @@ void sn_kv_cache_append(sn_kv_cache *kv, int n) {
 }
 
 static sn_status check_block(const sn_kv_shape *shape, int block, sn_err *err) {
-    if (block >= 0 && block < shape->n_blocks) return SN_OK;
-    return sn_fail(err, SN_REFUSED, "block %d is not among the %d blocks of this KV cache", block, shape->n_blocks);
+    if (block >= 0 && block < shape->n_blocks + shape->index_blocks) return SN_OK;
+    return sn_fail(err, SN_REFUSED, "block %d is not among the %d blocks of this KV cache", block,
+                   shape->n_blocks + shape->index_blocks);
 }
 
 sn_status sn_kv_cache_export(sn_kv_cache *kv, int part, int block, int position, int n, float *k, float *v,

@@ -137,7 +137,8 @@ sn_status sn_kv_cache_rows_read(const sn_kv_cache *kv, int position, int n, floa
 
 /* ---- copies of the contents, for migration between nodes ---- */
 
-/* Copies positions [position, position + n) of a part's block to k and v: host, shapes as in kv_store. */
+/* Copies positions [position, position + n) of a part's block to k and v: host, shapes as in kv_store. Index keys are
+ * those of the blocks from n_blocks on (sn_kv_shape). */
 sn_status sn_kv_cache_export(sn_kv_cache *kv, int part, int block, int position, int n, float *k, float *v,
                              sn_err *err) SN_MUST_USE;
 

@@ -227,7 +227,7 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
                            sn_err *err) {
     h->alibi = family->alibi;
     if (h->alibi) h->rope_dim = 0;
-    if (h->n_ropes > 1 && !h->rope_dim_full) h->rope_dim_full = h->rope_dim;
+    if (!h->rope_dim_full) h->rope_dim_full = h->rope_dim;
     sn_status status = check_ranges(h, err);
     if (status) return status;
     h->layer_norm = family->layer_norm;
@@ -272,6 +272,24 @@ void sn_config_copy_name(char out[SN_MODEL_NAME_SIZE], const char *name, size_t 
 }
 
 /* -- latent attention (DeepSeek-AI 2024): what follows from its sizes in both containers -- */
+
+sn_status sn_config_finish_indexer(sn_hparams *h, const sn_family *family, sn_err *err) {
+    const struct {
+        const char *what;
+        int value, low, high;
+    } ranges[] = {{"number of keys that its indexer chooses", h->index_topk, 1, SN_INDEX_TOPK_MAX},
+                  {"number of heads of its indexer", h->index_heads, 1, SN_HEADS_MAX},
+                  {"width of a key of its indexer", h->index_dim, h->rope_dim, SN_INDEX_DIM_MAX},
+                  {"rank of the queries, which an indexer reads", h->q_rank, 1, 1 << 17}};
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (!(ranges[i].value >= ranges[i].low && ranges[i].value <= ranges[i].high))
+            return sn_fail(err, SN_REFUSED, "the model's %s is %d; it must lie from %d to %d", ranges[i].what,
+                           ranges[i].value, ranges[i].low, ranges[i].high);
+    if (h->index_shared[0])
+        return sn_fail(err, SN_REFUSED, "the first block attends to what a block before it has chosen: there is none");
+    h->index_as_rope = family->index_as_rope;
+    return SN_OK;
+}
 
 sn_status sn_config_finish_latent(sn_hparams *h, int rope_dim, const sn_rope_scaling *s, sn_err *err) {
     enum { DIM_MAX = 1024 };

@@ -69,6 +69,11 @@ sn_status sn_config_set_groups(sn_hparams *hparams, int groups, int used, sn_err
 sn_status sn_config_finish_latent(sn_hparams *hparams, int rope_dim, const sn_rope_scaling *scaling,
                                   sn_err *err) SN_MUST_USE;
 
+/* Checks and completes an indexer, after latent attention: index_topk, index_heads, index_dim and index_shared are
+ * read.
+ */
+sn_status sn_config_finish_indexer(sn_hparams *hparams, const sn_family *family, sn_err *err) SN_MUST_USE;
+
 /* g(m) = 1 + 0.1 m ln(factor) of yarn (1 up to a factor of 1). */
 double sn_yarn_growth(const sn_rope_scaling *scaling, double m);
 

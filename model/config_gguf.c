@@ -454,6 +454,21 @@ sn_status sn_config_tensor_of_gguf(const char *path, uint64_t *from, uint64_t *b
     return status;
 }
 
+/* attention.indexer.types: true for the blocks that choose; it may be of the blocks that predict further tokens, too.
+ */
+static sn_status read_indexer(const reader *r, sn_hparams *h) {
+    char key[KEY_SIZE];
+    const sn_gguf_value *types = sn_gguf_find(r->gguf, full_key(r, "attention.indexer.types", key));
+    if (types && (types->type != SN_GGUF_ARRAY || types->element != SN_GGUF_BOOL || types->n < (size_t)h->n_blocks ||
+                  types->n > SN_BLOCKS_MAX))
+        return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools", key, h->n_blocks);
+    for (int i = 0; i < h->n_blocks && types && r->family->index_shares; i++) h->index_shared[i] = !types->data[i];
+    sn_status status = read_int(r, "attention.indexer.top_k", true, &h->index_topk);
+    if (!status) status = read_int(r, "attention.indexer.head_count", true, &h->index_heads);
+    if (!status) status = read_int(r, "attention.indexer.key_length", true, &h->index_dim);
+    return status ? status : sn_config_finish_indexer(h, r->family, r->err);
+}
+
 /* Older files have keys and values of all heads in one matrix, and say how wide they are without "_mla". */
 static sn_status read_latent(const reader *r, const sn_rope_scaling *s, sn_hparams *h) {
     int key_length = h->head_dim, rope_dim = h->rope_dim;
@@ -467,10 +482,8 @@ static sn_status read_latent(const reader *r, const sn_rope_scaling *s, sn_hpara
         return sn_fail(r->err, SN_REFUSED, "keys of %d dimensions, of which %d are rotated, are not possible",
                        key_length, rope_dim);
     h->nope_dim = key_length - rope_dim;
-    int chosen = h->n_ctx;
-    if (!status && r->family->indexed) status = read_int(r, "attention.indexer.top_k", true, &chosen);
-    if (chosen < h->n_ctx) h->n_ctx = chosen;
-    return status ? status : sn_config_finish_latent(h, rope_dim, s, r->err);
+    if (!status) status = sn_config_finish_latent(h, rope_dim, s, r->err);
+    return status || !r->family->indexed ? status : read_indexer(r, h);
 }
 
 static sn_status read_factors(const reader *r, const char *name, const sn_hparams *h, int *n,

@@ -666,6 +666,49 @@ static sn_status read_window(const json_t *config, const sn_family *family, sn_h
     return status;
 }
 
+/* ---- the indexer ---- */
+
+/* Block i of a text "FSSF", or of a list of "full" and "shared"; 0: neither. */
+static char index_kind(const json_t *kinds, int i) {
+    const char *text =
+        json_is_string(kinds) ? json_string_value(kinds) + i : json_string_value(json_array_get(kinds, (size_t)i));
+    if (!text) return 0;
+    if (json_is_string(kinds)) return *text == 'F' || *text == 'S' ? *text : 0;
+    return !strcmp(text, "full") ? 'F' : !strcmp(text, "shared") ? 'S' : 0;
+}
+
+/* Which blocks attend to what a block before has chosen: said block by block, or all but every n-th. */
+static sn_status read_shared_choices(const json_t *config, sn_hparams *h, sn_err *err) {
+    const char *name = config_field(config, "indexer_types") ? "indexer_types" : "index_topk_pattern";
+    const json_t *kinds = config_field(config, name);
+    size_t n = json_is_string(kinds) ? json_string_length(kinds) : json_array_size(kinds);
+    int every = 1, offset = 2;
+    sn_status status = config_int(config, "index_topk_freq", false, &every, err);
+    if (!status) status = config_int(config, "index_skip_topk_offset", false, &offset, err);
+    if (!status && kinds && n < (size_t)h->n_blocks)
+        return sn_fail(err, SN_REFUSED, "'%s' must say of each of the %d blocks whether it is full or shared", name,
+                       h->n_blocks);
+    if (!status && (offset < 0 || offset > SN_BLOCKS_MAX))
+        return sn_fail(err, SN_REFUSED, "'index_skip_topk_offset' is %d; it must lie from 0 to %d", offset,
+                       SN_BLOCKS_MAX);
+    if (every < 1) every = 1;
+    for (int i = 0; i < h->n_blocks && !status; i++) {
+        int past = i - offset + 1 > 0 ? i - offset + 1 : 0;
+        char kind = kinds ? index_kind(kinds, i) : past % every == 0 ? 'F' : 'S';
+        if (!kind) return sn_fail(err, SN_REFUSED, "'%s' holds what is neither full nor shared", name);
+        h->index_shared[i] = kind == 'S';
+    }
+    return status;
+}
+
+static sn_status read_indexer(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    sn_status status = config_int(config, "index_topk", true, &h->index_topk, err);
+    if (!status) status = config_int(config, "index_n_heads", true, &h->index_heads, err);
+    if (!status) status = config_int(config, "index_head_dim", true, &h->index_dim, err);
+    if (!status && family->index_shares) status = read_shared_choices(config, h, err);
+    return status ? status : sn_config_finish_indexer(h, family, err);
+}
+
 /* ---- heads that differ between kinds of blocks ---- */
 
 /* Values are as wide as keys where the family does not say it. */
@@ -771,10 +814,8 @@ static sn_status read_latent(const json_t *config, const sn_family *family, cons
         return sn_fail(err, SN_REFUSED, "'%s' is set, which is not supported for this family",
                        bias ? "attention_bias" : "moe_layer_freq");
     h->rope_style = neighbours ? SN_ROPE_INTERLEAVED : SN_ROPE_NEOX;
-    int chosen = h->n_ctx;
-    if (!status && family->indexed) status = config_int(config, "index_topk", true, &chosen, err);
-    if (chosen < h->n_ctx) h->n_ctx = chosen;
-    return status ? status : sn_config_finish_latent(h, rope_dim, scaling, err);
+    if (!status) status = sn_config_finish_latent(h, rope_dim, scaling, err);
+    return status || !family->indexed ? status : read_indexer(config, family, h, err);
 }
 
 /* ---- which blocks are recurrent, and their sizes ---- */

@@ -46,9 +46,10 @@
     [SN_ROLE_ATTN_POST_NORM] = "post_attention_norm.weight", [SN_ROLE_FFN_POST_NORM] = "post_ffw_norm.weight"
 
 /* The block behind the last one, which predicts a further token. */
-#define HF_NEXT                                                                                                        \
+#define HF_NEXT_OF(output_norm)                                                                                        \
     [SN_ROLE_NEXT_EMBED_NORM] = "enorm.weight", [SN_ROLE_NEXT_HIDDEN_NORM] = "hnorm.weight",                           \
-    [SN_ROLE_NEXT_INPUT] = "eh_proj.weight", [SN_ROLE_NEXT_OUTPUT_NORM] = "shared_head.norm.weight"
+    [SN_ROLE_NEXT_INPUT] = "eh_proj.weight", [SN_ROLE_NEXT_OUTPUT_NORM] = output_norm
+#define HF_NEXT HF_NEXT_OF("shared_head.norm.weight")
 #define HF_NEXT_MTP                                                                                                    \
     [SN_ROLE_NEXT_EMBED_NORM] = "pre_fc_norm_embedding.weight",                                                        \
     [SN_ROLE_NEXT_HIDDEN_NORM] = "pre_fc_norm_hidden.weight", [SN_ROLE_NEXT_INPUT] = "fc.weight",                      \
@@ -270,7 +271,7 @@ static const sn_tensor_naming naming_hf_glm4_moe = {HF_NAMES(
     [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",
     [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight")};
 static const sn_tensor_naming naming_hf_hy_v3 = {HF_NAMES(
-    HF_FEED_FORWARD, HF_EXPERTS, [SN_ROLE_ROUTER] = "mlp.router.gate.weight",
+    HF_FEED_FORWARD, HF_EXPERTS, HF_NEXT_OF("final_layernorm.weight"), [SN_ROLE_ROUTER] = "mlp.router.gate.weight",
     [SN_ROLE_ROUTER_CORRECTION] = "mlp.expert_bias", [SN_ROLE_SHARED_GATE] = "mlp.shared_mlp.gate_proj.weight",
     [SN_ROLE_SHARED_UP] = "mlp.shared_mlp.up_proj.weight", [SN_ROLE_SHARED_DOWN] = "mlp.shared_mlp.down_proj.weight")};
 static const sn_tensor_naming naming_hf_ernie4_5_moe = {
@@ -283,6 +284,7 @@ static const sn_tensor_naming naming_hf_minimax_m2 = {
 static const sn_tensor_naming naming_gguf_shared = {
     GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED, GGUF_NORMS)};
 static const sn_tensor_naming naming_gguf_hy_v3 = {GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED_EXPERT,
+                                                              GGUF_NEXT,
                                                               GGUF_NORMS, [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b")};
 /* Seed-OSS: in GGUF the second norm has the name of a post-norm. */
 static const sn_tensor_naming naming_gguf_seed_oss = {GGUF_NAMES(
@@ -479,14 +481,15 @@ static const char *const gpt_oss_reads[] = {"num_experts",  "num_local_experts",
 
 /* Qwen3-Next: what multiplies the input of a recurrent block is two matrices. */
 static const sn_tensor_naming naming_hf_qwen3_next = {
-    HF_NAMES(HF_FEED_FORWARD, HF_DELTA, HF_SHARED, HF_EXPERTS, [SN_ROLE_DELTA_QKV] = "linear_attn.in_proj_qkvz.weight",
+    HF_NAMES(HF_FEED_FORWARD, HF_DELTA, HF_NEXT_MTP, HF_SHARED,
+             HF_EXPERTS, [SN_ROLE_DELTA_QKV] = "linear_attn.in_proj_qkvz.weight",
              [SN_ROLE_DELTA_GATE] = "linear_attn.in_proj_qkvz.weight",
              [SN_ROLE_DELTA_TIME] = "linear_attn.in_proj_ba.weight",
              [SN_ROLE_DELTA_WRITE] = "linear_attn.in_proj_ba.weight"),
-    .delta_fused = true, .delta_paired = true, .q_gated = true};
+    .delta_fused = true, .delta_paired = true, .q_gated = true, .next_prefix = "mtp."};
 static const sn_tensor_naming naming_gguf_qwen3_next = {
-    GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED,
-               GGUF_DELTA, [SN_ROLE_DELTA_TIME] = "ssm_ba.weight", [SN_ROLE_DELTA_WRITE] = "ssm_ba.weight"),
+    GGUF_NAMES(GGUF_FEED_FORWARD, GGUF_EXPERTS, GGUF_SHARED, GGUF_DELTA,
+               GGUF_NEXT, [SN_ROLE_DELTA_TIME] = "ssm_ba.weight", [SN_ROLE_DELTA_WRITE] = "ssm_ba.weight"),
     .delta_paired = true, .q_gated = true};
 static const sn_moe_config qwen3_next_experts = {.width = "moe_intermediate_size",
                                                  .n_experts = 512,
@@ -546,23 +549,41 @@ static const char *const qwen3_5_moe_reads[] = {"num_experts", NULL};
         [SN_ROLE_ATTN_O] = "self_attn.o_proj.weight", [SN_ROLE_ROUTER] = "mlp.gate.weight",                            \
         [SN_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight",                                                 \
         [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",                                                     \
-        [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight"
+        [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight",                                                 \
+        [SN_ROLE_INDEX_Q] = "self_attn.indexer.wq_b.weight", [SN_ROLE_INDEX_K] = "self_attn.indexer.wk.weight",        \
+        [SN_ROLE_INDEX_K_NORM] = "self_attn.indexer.k_norm.weight",                                                    \
+        [SN_ROLE_INDEX_K_NORM_BIAS] = "self_attn.indexer.k_norm.bias",                                                 \
+        [SN_ROLE_INDEX_WEIGHTS] = "self_attn.indexer.weights_proj.weight"
 static const sn_tensor_naming naming_hf_latent = {
     .block_prefix = "model.layers.",
     .names = {HF_LATENT, HF_NEXT, [SN_ROLE_ROUTER_CORRECTION] = "mlp.gate.e_score_correction_bias", HF_EXPERTS},
     .whole_q = "self_attn.q_proj.weight"};
-static const sn_tensor_naming naming_gguf_latent = {
-    .block_prefix = "blk.",
-    .names = {GGUF_ENDS, GGUF_NORMS, GGUF_FEED_FORWARD, GGUF_EXPERTS,
-              GGUF_NEXT, [SN_ROLE_ATTN_Q_LOW] = "attn_q_a.weight", [SN_ROLE_ATTN_Q_LOW_NORM] = "attn_q_a_norm.weight",
-              [SN_ROLE_ATTN_Q] = "attn_q_b.weight", [SN_ROLE_ATTN_K] = "attn_kv_a_mqa.weight",
-              [SN_ROLE_ATTN_V] = "attn_kv_a_mqa.weight", [SN_ROLE_ATTN_LATENT_NORM] = "attn_kv_a_norm.weight",
-              [SN_ROLE_ATTN_K_UP] = "attn_k_b.weight", [SN_ROLE_ATTN_V_UP] = "attn_v_b.weight",
-              [SN_ROLE_ATTN_O] = "attn_output.weight", [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b.bias",
-              [SN_ROLE_SHARED_GATE] = "ffn_gate_shexp.weight", [SN_ROLE_SHARED_UP] = "ffn_up_shexp.weight",
-              [SN_ROLE_SHARED_DOWN] = "ffn_down_shexp.weight"},
-    .whole_q = "attn_q.weight",
-    .joined_ups = "attn_kv_b.weight"};
+static const sn_tensor_naming naming_gguf_latent = {.block_prefix = "blk.",
+                                                    .names = {GGUF_ENDS,
+                                                              GGUF_NORMS,
+                                                              GGUF_FEED_FORWARD,
+                                                              GGUF_EXPERTS,
+                                                              GGUF_NEXT,
+                                                              [SN_ROLE_ATTN_Q_LOW] = "attn_q_a.weight",
+                                                              [SN_ROLE_ATTN_Q_LOW_NORM] = "attn_q_a_norm.weight",
+                                                              [SN_ROLE_ATTN_Q] = "attn_q_b.weight",
+                                                              [SN_ROLE_ATTN_K] = "attn_kv_a_mqa.weight",
+                                                              [SN_ROLE_ATTN_V] = "attn_kv_a_mqa.weight",
+                                                              [SN_ROLE_ATTN_LATENT_NORM] = "attn_kv_a_norm.weight",
+                                                              [SN_ROLE_ATTN_K_UP] = "attn_k_b.weight",
+                                                              [SN_ROLE_ATTN_V_UP] = "attn_v_b.weight",
+                                                              [SN_ROLE_ATTN_O] = "attn_output.weight",
+                                                              [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b.bias",
+                                                              [SN_ROLE_SHARED_GATE] = "ffn_gate_shexp.weight",
+                                                              [SN_ROLE_SHARED_UP] = "ffn_up_shexp.weight",
+                                                              [SN_ROLE_SHARED_DOWN] = "ffn_down_shexp.weight",
+                                                              [SN_ROLE_INDEX_Q] = "indexer.attn_q_b.weight",
+                                                              [SN_ROLE_INDEX_K] = "indexer.attn_k.weight",
+                                                              [SN_ROLE_INDEX_K_NORM] = "indexer.k_norm.weight",
+                                                              [SN_ROLE_INDEX_K_NORM_BIAS] = "indexer.k_norm.bias",
+                                                              [SN_ROLE_INDEX_WEIGHTS] = "indexer.proj.weight"},
+                                                    .whole_q = "attn_q.weight",
+                                                    .joined_ups = "attn_kv_b.weight"};
 
 static const sn_moe_config v2_experts = {.width = "moe_intermediate_size",
                                          .dense_width = "intermediate_size",
@@ -1143,7 +1164,7 @@ const sn_family sn_families[] = {
     {LATENT, .name = "deepseek_v3", .moe = &v3_experts, .gguf_architecture = "deepseek2"},
     {LATENT, .name = "deepseek_v32", .moe = &v3_experts, .gguf_architecture = "deepseek32", .indexed = true},
     {LATENT, .name = "glm_moe_dsa", .moe = &glm5_experts, .gguf_architecture = "glm-dsa", .indexed = true,
-     .eps_default = 1e-5},
+     .index_as_rope = true, .index_shares = true, .eps_default = 1e-5},
     {LATENT, .name = "glm4_moe_lite", .moe = &glm4_lite_experts, .eps_default = 1e-5},
     {LATENT_OF(&naming_hf_mistral4), .name = "mistral4", .moe = &mistral4_experts, .gguf_architecture = "mistral4",
      .wrapped = true, .rope_required = true, .rotates_part = true, .growth_default = 0.1},

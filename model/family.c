@@ -122,6 +122,12 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     case SN_ROLE_EXPERTS_NARROW:
     case SN_ROLE_EXPERTS_WIDEN:
         return sn_has_experts(hparams, block) && hparams->experts_width;
+    case SN_ROLE_INDEX_Q:
+    case SN_ROLE_INDEX_K:
+    case SN_ROLE_INDEX_K_NORM:
+    case SN_ROLE_INDEX_K_NORM_BIAS:
+    case SN_ROLE_INDEX_WEIGHTS:
+        return sn_chooses_keys(hparams, block);
     case SN_ROLE_EXPERTS_GATE:
         return sn_has_experts(hparams, block) && family->naming[SN_CONTAINER_SAFETENSORS]->names[role];
     case SN_ROLE_SHARED_GATE:
@@ -170,7 +176,6 @@ bool sn_family_ignores(const sn_family *family, sn_container container, int n_bl
     for (size_t i = 0; family->wrapped && i < sizeof encoder / sizeof *encoder; i++)
         if (!strncmp(tensor_name, encoder[i], strlen(encoder[i]))) return true;
     if (family->long_rope && !strncmp(tensor_name, "rope_factors_", 13)) return true;
-    if (family->indexed && strstr(tensor_name, "indexer.")) return true;
     if (family->further_blocks && (!strncmp(tensor_name, "mtp.", 4) || !strncmp(tensor_name, "model.mtp.", 10) ||
                                    !strncmp(tensor_name, "model.mtp_", 10)))
         return true;

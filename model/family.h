@@ -120,8 +120,9 @@ typedef struct sn_family {
     double value_scale_default;   /* values are multiplied by attention_value_scale; 0: the family has no such field */
     int value_dim_default;        /* v_head_dim; 0: that of keys */
     bool latent;                  /* latent attention */
-    bool indexed; /* with an indexer, which chooses index_topk keys for each token. It is not computed: contexts are no
-                   * longer than that, so that it chooses all of them (DeepSeek-V3.2, 2025) */
+    bool indexed;                 /* with an indexer: sn_hparams.index_topk */
+    bool index_as_rope;           /* as in sn_hparams */
+    bool index_shares;            /* files may say that blocks attend to what the last one with an indexer has chosen */
     sn_trait linear_bias;
     bool bias_default; /* attention_bias where config.json does not say it */
     bool no_o_bias;    /* attention_bias is not about the output matrix */

@@ -58,6 +58,8 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, const sn_heads *
     if (h->latent)
         add_line(hasher, "latent=%d\nnope_dim=%d\nvalue_dim=%d\nq_rank=%d\nlatent_eps=%08" PRIx32 "\n", h->latent,
                  h->nope_dim, h->value_dim, h->q_rank, float_bits(h->latent_eps));
+    if (h->index_topk)
+        add_line(hasher, "index=%d %d %d %d\n", h->index_topk, h->index_heads, h->index_dim, h->index_as_rope);
     if (h->layer_norm) add_line(hasher, "layer_norm=1\n");
     if (h->parallel) add_line(hasher, "parallel=1\n");
     if (h->activation) add_line(hasher, "activation=%d\n", (int)h->activation);

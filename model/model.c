@@ -158,6 +158,11 @@ static const entry **slot_of(const sn_model *m, sn_role role, int block, int mat
     return &m->roles[(size_t)block * slots_per_block(&m->hparams) + slot];
 }
 
+/* Whether operations take weights of the type. */
+static bool is_number(sn_dtype t) {
+    return (unsigned)t < SN_DTYPE_COUNT && t != SN_F64 && t != SN_I8 && t != SN_I16 && t != SN_I32 && t != SN_I64;
+}
+
 static bool is_plain_float(sn_dtype dtype) { return dtype == SN_F32 || dtype == SN_F16 || dtype == SN_BF16; }
 
 static const sn_family *family_of(const sn_model *m, int block) {
@@ -216,8 +221,7 @@ static sn_status check_entry(const sn_model *m, const sn_family *family, const e
         return sn_fail(err, SN_REFUSED,
                        "tensor '%s' has %d dimensions, (%zu, %zu), where the hyperparameters ask for (%zu, %zu)",
                        e->name, e->n_dims, e->tensor.rows, e->tensor.cols, rows, cols);
-    if (dtype >= SN_F64 || dtype == SN_I32 || dtype == SN_I64 || /* I8, I16 and unknown ones follow F64 */
-        ((vector || view.col_step) && !is_plain_float(dtype)))
+    if (!is_number(dtype) || ((vector || view.col_step) && !is_plain_float(dtype)))
         return sn_fail(err, SN_REFUSED, "tensor '%s' is of a type that its part of the model cannot have", e->name);
     return SN_OK;
 }

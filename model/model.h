@@ -71,6 +71,11 @@
     X(SHARED_DOWN)       /* (n_embd, n_ff_shared)             likewise */                                              \
     X(SHARED_ROUTER)     /* (1, n_embd)                       shared_gated */                                          \
     X(ATTN_GATE)         /* (n_heads * head_dim, n_embd)      attn_gate */                                             \
+    X(INDEX_Q)           /* (index_heads * index_dim, q_rank) index_topk, in blocks that choose: these five */         \
+    X(INDEX_K)           /* (index_dim, n_embd)               likewise */                                              \
+    X(INDEX_K_NORM)      /* (index_dim)                       a layer norm */                                          \
+    X(INDEX_K_NORM_BIAS) /* (index_dim) */                                                                             \
+    X(INDEX_WEIGHTS)     /* (index_heads, n_embd)             of the heads' scores */                                  \
     X(DELTA_QKV)         /* (sn_delta_width, n_embd)          recurrent blocks: these instead of the ATTN_ ones */     \
     X(DELTA_GATE)        /* (sn_delta_values, delta_rank or n_embd) of the output */                                   \
     X(DELTA_TIME)        /* (sn_delta_times, delta_rank or n_embd) of the decay: device.h calls its result a */        \
@@ -130,6 +135,8 @@ enum {
     SN_HEADS_MAX = 1024,
     SN_ROPE_FREQS_MAX = 256,
     SN_ROPES_MAX = 2,
+    SN_INDEX_TOPK_MAX = 1 << 14,
+    SN_INDEX_DIM_MAX = 512,
     SN_MODEL_EXPERTS_MAX = 1024,
     SN_MODEL_EXPERTS_USED_MAX = 64,
     SN_FAMILY_NAME_SIZE = 32,
@@ -149,7 +156,7 @@ typedef struct sn_hparams {
     int n_blocks, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab; /* heads: of the blocks without others */
     sn_heads full_heads; /* of blocks with full attention, where they have others than those with a window; else 0 */
     int n_ctx;           /* the longest context that the model was trained for, tokens */
-    float norm_eps, latent_eps; /* latent_eps: of ATTN_Q_LOW_NORM and ATTN_LATENT_NORM */
+    float norm_eps, latent_eps; /* latent_eps: of ATTN_Q_LOW_NORM, ATTN_LATENT_NORM and INDEX_K_NORM */
     int window;                 /* sliding window: a token attends to itself and window-1 before it; 0: to all */
     bool full_attention[SN_BLOCKS_MAX]; /* blocks that attend to all positions, whatever the window */
     bool window_sinks;                  /* of a family with sinks, only blocks with a window have some */
@@ -216,13 +223,19 @@ typedef struct sn_hparams {
     float logit_scale;                    /* logits are multiplied by it; usually 1 */
     sn_rope_style rope_style;
     int rope_dim;      /* rotated dimensions of a head (even, <= head_dim); 0: no rope */
-    int rope_dim_full; /* n_ropes 2: those of blocks with full attention */
+    int rope_dim_full; /* those of blocks with full attention (n_ropes 2), and of long timelines */
     /* Latent attention (MLA: DeepSeek-AI 2024). All heads share one key, the `latent` numbers that stand for the keys
      * and values of all heads, then rope_dim rotated ones; the value is the latent. So n_kv_heads is 1 and head_dim is
      * latent + rope_dim. A head's q of nope_dim + rope_dim numbers is brought to this form by ATTN_K_UP, and ATTN_V_UP
      * makes its result of value_dim numbers. 0: none. q_rank 0: q has one matrix. */
     int latent, nope_dim, q_rank;
     int value_dim; /* of a head's value; 0: head_dim */
+    /* An indexer (DeepSeek-AI 2025) chooses index_topk positions for each token, to which all heads of the block
+     * attend: those of the highest scores by index_heads queries of index_dim numbers, of which the first rope_dim are
+     * rotated as halves, or as the model's own rope does (index_as_rope). 0: attention to all positions. */
+    int index_topk, index_heads, index_dim;
+    bool index_as_rope;
+    bool index_shared[SN_BLOCKS_MAX]; /* blocks without an indexer, which attend to what the block before has chosen */
     /* The angle of pair i at position p is p * rope_freq[i], in radians. Scaling (linear, llama3, yarn) is included.
      * float32, as the reference computes it. */
     float rope_freq[SN_ROPE_FREQS_MAX];
@@ -310,6 +323,23 @@ static inline int sn_n_recurrent(const sn_hparams *hp, int first, int end) {
     for (int b = first; b < end; b++) n += hp->recurrent[b];
     return n;
 }
+/* Whether the block has index keys, and how many of the blocks [first, end) do. */
+static inline bool sn_chooses_keys(const sn_hparams *hp, int block) {
+    return hp->index_topk && !hp->index_shared[block];
+}
+static inline int sn_n_choosing(const sn_hparams *hp, int first, int end) {
+    int n = 0;
+    for (int b = first; b < end; b++) n += sn_chooses_keys(hp, b);
+    return n;
+}
+/* Whether a node's or client's blocks may begin with this one: one that attends to what the block before has chosen
+ * stays with it, because choices do not travel. */
+static inline bool sn_may_cut(const sn_hparams *hp, int block) {
+    return block >= hp->n_blocks || !hp->index_topk || !hp->index_shared[block];
+}
+/* SN_REFUSED, with the places where the model can be cut: blocks [first, end) begin or end somewhere else. */
+sn_status sn_check_cuts(const sn_hparams *hp, int first, int end, sn_err *err) SN_MUST_USE;
+bool sn_has_no_cuts(const sn_hparams *hp); /* whether there are places where it cannot be cut */
 /* Whether the inputs of products keep at least 16 bits (sn_linear.high_precision): a rounding may choose other experts,
  * and the norm behind a recurrent block makes it larger. */
 static inline bool sn_needs_precision(const sn_hparams *hp) {
@@ -339,11 +369,16 @@ static inline size_t sn_kv_value_width(const sn_hparams *hp, int block) {
     const sn_heads h = sn_heads_of(hp, block);
     return (size_t)h.n_kv * (size_t)h.value_dim;
 }
-/* Of both, in all of the blocks [first, end) that have keys and values. */
+static inline size_t sn_kv_index_width(const sn_hparams *hp, int block) {
+    return sn_chooses_keys(hp, block) ? (size_t)hp->index_dim : 0;
+}
+/* Of both and of index keys, in all of the blocks [first, end) that have some. */
 static inline size_t sn_kv_width(const sn_hparams *hp, int first, int end) {
     size_t width = 0;
-    for (int b = first; b < end; b++)
+    for (int b = first; b < end; b++) {
         if (!hp->recurrent[b]) width += sn_kv_key_width(hp, b) + sn_kv_value_width(hp, b);
+        width += sn_kv_index_width(hp, b);
+    }
     return width;
 }
 

@@ -5,6 +5,7 @@
 #include "model/packed.h"
 #include "model/tensor_view.h"
 
+#include "base/float4.h"
 #include "base/mem.h"
 
 #include <math.h>
@@ -472,7 +473,7 @@ sn_status sn_packed_unpack(const sn_model_tensor *t, void *to, sn_err *err) {
     const sn_packed *p = t->packed;
     size_t row_bytes = t->bytes / t->rows;
     row_codes memory = {0};
-    if (t->dtype == SN_NF4 || t->dtype == SN_FP4) return sn_packed_unpack_float4(t, to, err);
+    if (sn_float4_values(t->dtype)) return sn_packed_unpack_float4(t, to, err);
     sn_status status = check_whole(p, err);
     if (!status) status = row_codes_init(p, &memory, err);
     for (size_t r = 0; r < t->rows && !status; r++) {

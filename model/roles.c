@@ -12,6 +12,14 @@ const char *sn_role_name(sn_role role) {
 
 /* Each of these functions changes the shape (1, n_embd) that most roles have. */
 
+static void index_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+    size_t heads = (size_t)h->index_heads, dim = (size_t)h->index_dim;
+    if (role == SN_ROLE_INDEX_Q) *rows = heads * dim, *cols = (size_t)h->q_rank;
+    if (role == SN_ROLE_INDEX_K) *rows = dim;
+    if (role == SN_ROLE_INDEX_K_NORM || role == SN_ROLE_INDEX_K_NORM_BIAS) *cols = dim;
+    if (role == SN_ROLE_INDEX_WEIGHTS) *rows = heads;
+}
+
 static void attention_shape(const sn_hparams *h, sn_role role, int block, size_t *rows, size_t *cols) {
     const sn_heads own = sn_heads_of(h, block);
     size_t heads = (size_t)own.n, head = (size_t)own.key_dim, q = heads * head, k = (size_t)own.n_kv * head;
@@ -75,6 +83,7 @@ static void attention_shape(const sn_hparams *h, sn_role role, int block, size_t
         *cols = h->qk_norm_wide ? k : head;
         break;
     default:
+        index_shape(h, role, rows, cols);
         break;
     }
 }
@@ -210,6 +219,7 @@ void sn_role_shape(const sn_hparams *h, sn_role role, int block, size_t *rows, s
     case SN_ROLE_ATTN_SINKS:
     case SN_ROLE_ATTN_Q_NORM:
     case SN_ROLE_ATTN_K_NORM:
+    case SN_ROLE_INDEX_Q ... SN_ROLE_INDEX_WEIGHTS:
         attention_shape(h, role, block, rows, cols);
         break;
     case SN_ROLE_FFN_GATE:
@@ -272,6 +282,7 @@ bool sn_role_is_norm(sn_role role) {
     case SN_ROLE_ATTN_K_NORM:
     case SN_ROLE_ATTN_Q_LOW_NORM:
     case SN_ROLE_ATTN_LATENT_NORM:
+    case SN_ROLE_INDEX_K_NORM:
     case SN_ROLE_NEXT_EMBED_NORM:
     case SN_ROLE_NEXT_HIDDEN_NORM:
     case SN_ROLE_NEXT_OUTPUT_NORM:
@@ -287,13 +298,21 @@ bool sn_role_is_norm(sn_role role) {
 
 static const struct {
     sn_role of, bias;
-} biases[] = {{SN_ROLE_EMBED_NORM, SN_ROLE_EMBED_NORM_BIAS}, {SN_ROLE_OUTPUT_NORM, SN_ROLE_OUTPUT_NORM_BIAS},
-              {SN_ROLE_ATTN_NORM, SN_ROLE_ATTN_NORM_BIAS},   {SN_ROLE_FFN_NORM, SN_ROLE_FFN_NORM_BIAS},
-              {SN_ROLE_ATTN_Q, SN_ROLE_ATTN_Q_BIAS},         {SN_ROLE_ATTN_K, SN_ROLE_ATTN_K_BIAS},
-              {SN_ROLE_ATTN_V, SN_ROLE_ATTN_V_BIAS},         {SN_ROLE_ATTN_O, SN_ROLE_ATTN_O_BIAS},
-              {SN_ROLE_FFN_UP, SN_ROLE_FFN_UP_BIAS},         {SN_ROLE_FFN_DOWN, SN_ROLE_FFN_DOWN_BIAS},
-              {SN_ROLE_ROUTER, SN_ROLE_ROUTER_BIAS},         {SN_ROLE_EXPERTS_GATE, SN_ROLE_EXPERTS_GATE_BIAS},
-              {SN_ROLE_EXPERTS_UP, SN_ROLE_EXPERTS_UP_BIAS}, {SN_ROLE_EXPERTS_DOWN, SN_ROLE_EXPERTS_DOWN_BIAS}};
+} biases[] = {{SN_ROLE_INDEX_K_NORM, SN_ROLE_INDEX_K_NORM_BIAS},
+              {SN_ROLE_EMBED_NORM, SN_ROLE_EMBED_NORM_BIAS},
+              {SN_ROLE_OUTPUT_NORM, SN_ROLE_OUTPUT_NORM_BIAS},
+              {SN_ROLE_ATTN_NORM, SN_ROLE_ATTN_NORM_BIAS},
+              {SN_ROLE_FFN_NORM, SN_ROLE_FFN_NORM_BIAS},
+              {SN_ROLE_ATTN_Q, SN_ROLE_ATTN_Q_BIAS},
+              {SN_ROLE_ATTN_K, SN_ROLE_ATTN_K_BIAS},
+              {SN_ROLE_ATTN_V, SN_ROLE_ATTN_V_BIAS},
+              {SN_ROLE_ATTN_O, SN_ROLE_ATTN_O_BIAS},
+              {SN_ROLE_FFN_UP, SN_ROLE_FFN_UP_BIAS},
+              {SN_ROLE_FFN_DOWN, SN_ROLE_FFN_DOWN_BIAS},
+              {SN_ROLE_ROUTER, SN_ROLE_ROUTER_BIAS},
+              {SN_ROLE_EXPERTS_GATE, SN_ROLE_EXPERTS_GATE_BIAS},
+              {SN_ROLE_EXPERTS_UP, SN_ROLE_EXPERTS_UP_BIAS},
+              {SN_ROLE_EXPERTS_DOWN, SN_ROLE_EXPERTS_DOWN_BIAS}};
 
 sn_role sn_role_bias(sn_role role) {
     for (size_t i = 0; i < sizeof biases / sizeof *biases; i++)

@@ -22,7 +22,7 @@
 #include "base/mem.h"
 
 enum {
-    SN_PROTOCOL_VERSION = 5,           /* both sides of a connection must use the same */
+    SN_PROTOCOL_VERSION = 6,           /* both sides of a connection must use the same */
     SN_KEY_SIZE = 32,                  /* bytes of a CURVE (X25519) or Ed25519 public key */
     SN_SESSION_ID_SIZE = 16,           /* bytes, opaque, chosen by the client at random */
     SN_ADDRESS_MAX = 255,              /* bytes of HOST:PORT */
@@ -45,7 +45,8 @@ enum {
     SN_MAP_SIZE_MAX = 5 << 20, /* bytes of frame 0 */
     SN_ADAPTERS_MAX = 8,       /* adapters that a node publishes */
     SN_ADAPTER_NAME_MAX = 63,
-    SN_PREFILL_DEPTH_MAX = 8, /* steps of a session that wait at a node, beside the one in computation */
+    SN_TIMELINES_MAX = 64,     /* hashes of a step's tokens that a node tells */
+    SN_PREFILL_DEPTH_MAX = 32, /* steps of a session that wait at a node, beside the one in computation */
     SN_TENSOR_RANK_MAX = 4,
     SN_TENSOR_SIZE_MAX = 1 << 30, /* bytes of the tensor frame */
     SN_WIRE_DTYPE_MAX = 3,        /* F32, F16, BF16, Q8 */
@@ -66,6 +67,7 @@ enum {
 #define SN_R_BYTES      0, SN_ANNOUNCEMENT_SIZE_MAX
 #define SN_R_SOME_BYTES 1, SN_ANNOUNCEMENT_SIZE_MAX
 #define SN_R_RECEIPT    SN_RECEIPT_SIZE, SN_RECEIPT_SIZE
+#define SN_R_TIMELINES  SN_KEY_SIZE, SN_TIMELINES_MAX *SN_KEY_SIZE
 
 /* Types of fields in the lists:
  *   U64(name, range)       unsigned integer within this range (SN_R_..., or two numbers)
@@ -222,14 +224,19 @@ enum {
     LIST(trace, trace, SN_HOPS_MAX)            /* one for each node that the step went through; empty from a client */ \
     U64(wants_receipt, SN_R_FLAG)              /* 1: every node adds its receipt (net/receipt.h) */                    \
     BLOBS(receipts, SN_HOPS_MAX, SN_R_RECEIPT) /* of the nodes so far; empty from a client */                          \
-    STR(request_id, SN_REQUEST_ID_MAX)         /* as in OPEN; nodes that push the step pass it on */
+    STR(request_id, SN_REQUEST_ID_MAX)         /* as in OPEN; nodes that push the step pass it on */                   \
+    U64(wants_timelines, SN_R_FLAG)            /* 1: every node adds its timelines, of at most 64 tokens */            \
+    BLOBS(timelines, SN_HOPS_MAX, SN_R_TIMELINES) /* of the nodes so far; empty from a client */
 
 /* STEP_REPLY, from the last node of the route to the client, with the hidden states (tokens, n_embd). */
 #define SN_FIELDS_STEP_REPLY(U64, KEY, SID, STR, LIST, BLOBS)                                                          \
     SID(session)                               /* at the last node */                                                  \
     U64(step, SN_R_COUNT)                                                                                              \
     LIST(trace, trace, SN_HOPS_MAX)            /* one for each node, in order */                                       \
-    BLOBS(receipts, SN_HOPS_MAX, SN_R_RECEIPT) /* one for each node if they were asked for, in order */
+    BLOBS(receipts, SN_HOPS_MAX, SN_R_RECEIPT) /* one for each node if they were asked for, in order */                \
+    BLOBS(timelines, SN_HOPS_MAX, SN_R_TIMELINES) /* if they were asked for, of each node, in order: its timeline hash \
+                                                   * after each token. The last one alone: it does not know the       \
+                                                   * others any more */
 
 /* A position of a timeline at which a page of the prefix cache ends, and the hash there. */
 #define SN_FIELDS_ATTACH_POINT(U64, KEY, SID, STR, LIST, BLOBS)                                                        \
@@ -285,8 +292,8 @@ enum {
 /* A tensor of KV pages is F32 (blocks, 2, tokens, n_kv_heads * head_dim): for each block of the session its keys
  * (rotated), then its values. With latent attention it has as many elements as keys and values have, and keys are not as
  * wide as values: (blocks, 2, tokens, (rope_dim + latent) / 2) holds the rotated parts of all keys, then all latents.
- * Where the blocks' keys and values have different widths, or some blocks are recurrent, it is (tokens, floats of a
- * token): all keys and then all values of each block with attention, and with recurrent blocks then the rows that
+ * Where the blocks' keys and values have different widths, or some blocks are recurrent or have index keys, it is (tokens,
+ * floats of a token): all keys, then all values, then all index keys of each block with attention, and with recurrent blocks then the rows that
  * entered the first block, (tokens, n_embd). */
 
 /* KV_SEND, client to node, answered by KV_SEND_REPLY: copies this session's KV cache of blocks [first_block, end_block)

@@ -493,6 +493,15 @@ static sn_status experts_read(const blocks_option *b, sn_err *err) {
     return sn_fail(err, SN_REFUSED, "--experts: '%s' is no range: write A:B, first and end, as in 0:86", args.experts);
 }
 
+/* A node selects among windows of equal size, wherever they begin: not of a model that cannot be cut everywhere. */
+static sn_status check_selectable(const sn_hparams *hp, const blocks_option *b, sn_err *err) {
+    if (!b->n_auto || b->n_auto >= hp->n_blocks || !sn_has_no_cuts(hp)) return SN_OK;
+    return sn_fail(
+        err, SN_REFUSED,
+        "blocks of this model attend to what blocks before them choose, so a node does not select its blocks: "
+        "give --blocks A:B, or A:auto");
+}
+
 static sn_status blocks_read(blocks_option *out, sn_err *err) {
     sn_model *model = NULL;
     if (!args.model && !args.join.n)
@@ -504,6 +513,7 @@ static sn_status blocks_read(blocks_option *out, sn_err *err) {
     if (!status &&
         parse_blocks_option(args.blocks, sn_model_hparams(model)->n_blocks, args.device_map || args.preload, out, err))
         status = sn_err_context(err, "--blocks");
+    if (!status) status = check_selectable(sn_model_hparams(model), out, err);
     if (!status) status = experts_read(out, err);
     sn_model_close(&model);
     return status;

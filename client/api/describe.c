@@ -38,24 +38,23 @@ static sn_status inspect_block(const sn_model *model, int block, bool hashes, si
 
 static json_t *hparams_json(const sn_hparams *hp) {
     json_t *o = json_object();
+    const sn_heads heads = sn_usual_heads(hp), *full = &hp->full_heads;
     const struct {
         const char *name;
         int value;
-    } numbers[] = {{"n_blocks", hp->n_blocks},
-                   {"n_embd", hp->n_embd},
-                   {"n_heads", hp->n_heads},
-                   {"n_kv_heads", hp->n_kv_heads},
-                   {"head_dim", hp->head_dim},
-                   {"n_ff", hp->n_ff},
-                   {"n_vocab", hp->n_vocab},
-                   {"n_ctx", hp->n_ctx},
-                   {"window", hp->window},
-                   {"rope_dim", hp->rope_dim},
-                   {"n_ropes", hp->n_ropes},
-                   {"n_experts", hp->n_experts},
-                   {"n_experts_used", hp->n_experts_used}};
+    } numbers[] = {{"n_blocks", hp->n_blocks},   {"n_embd", hp->n_embd},
+                   {"n_heads", hp->n_heads},     {"n_kv_heads", hp->n_kv_heads},
+                   {"head_dim", hp->head_dim},   {"value_dim", heads.value_dim},
+                   {"n_ff", hp->n_ff},           {"n_vocab", hp->n_vocab},
+                   {"n_ctx", hp->n_ctx},         {"window", hp->window},
+                   {"rope_dim", hp->rope_dim},   {"n_ropes", hp->n_ropes},
+                   {"n_experts", hp->n_experts}, {"n_experts_used", hp->n_experts_used}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         json_object_set_new(o, numbers[i].name, json_integer(numbers[i].value));
+    if (full->n) /* of blocks with full attention, where the numbers above are of those with a window */
+        json_object_set_new(o, "full_heads",
+                            json_pack("{si si si si}", "n_heads", full->n, "n_kv_heads", full->n_kv, "head_dim",
+                                      full->key_dim, "value_dim", full->value_dim));
     json_object_set_new(o, "norm_eps", json_real((double)hp->norm_eps));
     json_object_set_new(o, "rope_style", json_string(hp->rope_style == SN_ROPE_INTERLEAVED ? "pairs" : "halves"));
     json_object_set_new(o, "qkv_bias", json_boolean(hp->qkv_bias));

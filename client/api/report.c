@@ -1,5 +1,6 @@
 #include "client/api/report.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -47,6 +48,12 @@ json_t *sn_report_hops_json(const sn_chain *chain) {
     return list;
 }
 
+/* Without drafts each token would have taken a lap: how many fewer it was, by the time that all took; below 0: more. */
+static double laps_saved(const sn_generate_timings *t) {
+    if (!t->n_laps || t->laps_us <= 0) return 0;
+    return (double)t->decode_tokens - (double)t->decode_us * (double)t->n_laps / (double)t->laps_us;
+}
+
 json_t *sn_report_json(const sn_generate_timings *t, const sn_chain *chain) {
     size_t fed = t->prompt_tokens - t->reused_tokens;
     json_t *o = json_object();
@@ -59,7 +66,9 @@ json_t *sn_report_json(const sn_generate_timings *t, const sn_chain *chain) {
     json_object_set_new(o, "decode_steps", json_integer((json_int_t)t->decode_steps));
     json_object_set_new(o, "drafted", json_integer((json_int_t)t->n_drafted));
     json_object_set_new(o, "ahead", json_integer((json_int_t)t->n_ahead));
+    json_object_set_new(o, "judged", json_integer((json_int_t)t->n_judged));
     json_object_set_new(o, "accepted", json_integer((json_int_t)t->n_accepted));
+    json_object_set_new(o, "laps_saved", json_real(round(laps_saved(t) * 10) / 10));
     json_object_set_new(o, "draft_ms", json_real(us_to_ms((uint64_t)t->draft_us)));
     json_object_set_new(o, "decode_ms", json_real(us_to_ms((uint64_t)t->decode_us)));
     json_object_set_new(o, "decode_tok_s", json_real(tokens_per_second(t->decode_tokens, t->decode_us)));

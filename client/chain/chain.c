@@ -145,6 +145,14 @@ static sn_status chain_new(const sn_model *model, const sn_chain_options *option
     return status ? status : sn_peer_stats_new(&chain->peer_stats, err);
 }
 
+/* The parts that the user names begin and end where the model can be cut. */
+static sn_status chain_check_cuts(const sn_chain *chain, sn_err *err) {
+    const sn_chain_options *o = &chain->options;
+    if (!sn_chain_bound_blocks(chain)) return SN_OK;
+    SN_TRY(sn_check_cuts(&chain->hp, o->first, o->end, err));
+    return o->local.first < o->local.end ? sn_check_cuts(&chain->hp, o->local.first, o->local.end, err) : SN_OK;
+}
+
 sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, sn_chain **out, sn_err *err) {
     sn_chain *chain = NULL;
     *out = NULL;
@@ -152,6 +160,7 @@ sn_status sn_chain_open(const sn_model *model, const sn_chain_options *options, 
     if (!status) status = chain_check_options(chain, err);
     if (!status)
         chain->max_tokens = options->max_tokens ? options->max_tokens + options->adapter.n_prompt : chain->hp.n_ctx;
+    if (!status) status = chain_check_cuts(chain, err);
     if (!status) status = chain_fix_rounding(chain, err);
     if (!status && options->link && options->routing.node_filter.n_only)
         sn_link_look_for(options->link, options->routing.node_filter.only, options->routing.node_filter.n_only);

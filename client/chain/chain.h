@@ -147,12 +147,15 @@ typedef enum sn_guesses_are {
 /* A window that has left the last block: all that was guessed before it was right. */
 typedef struct sn_window {
     int position, n;
-    const float *out;         /* (n, n_embd) */
-    int64_t lap_us, stage_us; /* time on its way through all blocks, less the time for which it waited at nodes; the
-                                 longest time that one node, or this program, computed it */
-    bool guessed;             /* it was sent while others were under way */
-    int end;                  /* in: position + n; out: where the right rows end, not before position + 1 */
-    sn_guesses_are next;      /* out */
+    const float *out;    /* (n, n_embd) */
+    int64_t lap_us;      /* time on its way through all blocks, less the time for which it waited at nodes */
+    int64_t stage_us;    /* the longest time that one node, or this program, computed it, */
+    int64_t compute_us;  /* and that of all of them */
+    int64_t behind_us;   /* since the window before it came */
+    double line_share;   /* of the time that rows take on lines, the part on this program's line */
+    bool guessed;        /* it was sent while others were under way */
+    int end;             /* in: position + n; out: where the right rows end, not before position + 1 */
+    sn_guesses_are next; /* out */
 } sn_window;
 
 /* Both are called on the chain's thread within sn_chain_step_ahead, and may use nothing of the chain but
@@ -210,7 +213,7 @@ void sn_chain_observe(sn_chain *chain, sn_chain_observer observer, void *ctx); /
 
 /* -- the KV cache of all blocks, read from the hops and written to the hops of another chain
  *
- * Layout: float32: of each block the keys, then the values, of positions
+ * Layout: float32: of each block the keys, then the values, then its index keys if it has some, of positions
  * [position, position + n). Here positions count from the first virtual token. */
 
 sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_err *err) SN_MUST_USE;

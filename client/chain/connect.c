@@ -68,8 +68,10 @@ static uint64_t chain_kv_bytes_per_block(const sn_chain *chain) {
     static const uint64_t eighths[SN_KV_DTYPE_COUNT] = {[SN_KV_F32] = 32, [SN_KV_F16] = 16, [SN_KV_Q8] = 9};
     const sn_hparams *hp = &chain->hp;
     const size_t attend = (size_t)(hp->n_blocks - sn_n_recurrent(hp, 0, hp->n_blocks));
-    const size_t width = attend ? sn_kv_width(hp, 0, hp->n_blocks) / attend : 0;
-    return (uint64_t)chain->max_tokens * width * eighths[chain->options.kv.dtype] / 8;
+    const size_t index = (size_t)sn_n_choosing(hp, 0, hp->n_blocks) * (size_t)hp->index_dim;
+    const size_t width = attend ? (sn_kv_width(hp, 0, hp->n_blocks) - index) / attend : 0;
+    return (uint64_t)chain->max_tokens *
+           (width * eighths[chain->options.kv.dtype] / 8 + (attend ? index / attend * sizeof(float) : 0));
 }
 
 /* What the chain itself has against an otherwise eligible node. */
@@ -78,6 +80,11 @@ static sn_eligibility chain_objection(const sn_chain *chain, const sn_announceme
     const sn_verifier *verifier = &chain->options.verification.verifier;
     if (verifier->is_banned && verifier->is_banned(verifier->ctx, node->node)) return SN_INELIGIBLE_BANNED;
     return routing->avoid && routing->avoid(routing->avoid_ctx, node->node) ? SN_INELIGIBLE_PARTY : SN_ELIGIBLE;
+}
+
+const bool *sn_chain_bound_blocks(const sn_chain *chain) {
+    const sn_hparams *hp = &chain->hp;
+    return hp->index_topk && chain->max_tokens > hp->index_topk ? hp->index_shared : NULL;
 }
 
 sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *err) {
@@ -94,6 +101,7 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
                                 .kv_dtype = (int)sn_kv_dtype_element(o->kv.dtype),
                                 .local_first = o->local.first,
                                 .local_end = o->local.end,
+                                .bound = sn_chain_bound_blocks(chain),
                                 .node_filter = o->routing.node_filter,
                                 .adapter = o->adapter.bytes ? 0 : sn_node_tag(o->adapter.hash.bytes),
                                 .kv_bytes_per_block = chain_kv_bytes_per_block(chain),
@@ -330,6 +338,8 @@ sn_dtype sn_chain_wire_at(const sn_chain *chain, int block) {
 
 static bool chain_is_cut_at(const sn_chain *chain, int block) {
     const sn_chain_routing *routing = &chain->options.routing;
+    const bool *bound = sn_chain_bound_blocks(chain);
+    if (bound && bound[block]) return false;
     return routing->every_block || (routing->cut_at && routing->cut_at[block]) ||
            (chain->round_at && chain->round_at[block]);
 }

@@ -230,12 +230,16 @@ sn_status sn_hop_keep_inputs(sn_hop *hop, const sn_step *step, sn_err *err) {
     return hop_keep_rows(hop, step, err);
 }
 
-/* Drops positions from step->position on and notes the hash after the step, as the node of a pushed hop states it. */
-static sn_status hop_note_hash(sn_hop *hop, const sn_step *step, const uint8_t timeline[SN_HASH_SIZE], sn_err *err) {
-    int end = step->position + step->n;
+/* Drops positions from step->position on and notes the hash after the step, as the node of a pushed hop states it, and
+ * those within it, where it states them (NULL: not asked for): the next step may begin there. */
+static sn_status hop_note_hash(sn_hop *hop, const sn_step *step, const uint8_t timeline[SN_HASH_SIZE],
+                               const sn_blob *within, sn_err *err) {
+    const int end = step->position + step->n;
+    const bool told = within && within->len == (size_t)step->n * SN_HASH_SIZE;
     sn_status status = hop_reserve_timeline(hop, end, err);
     if (status) return status;
     for (int i = step->position + 1; i < end; i++) hop->remote.timeline[i] = (sn_hash){{0}};
+    if (told) memcpy(&hop->remote.timeline[step->position + 1], within->data, within->len);
     memcpy(hop->remote.timeline[end].bytes, timeline, SN_HASH_SIZE);
     hop->length = end;
     return SN_OK;
@@ -380,6 +384,7 @@ static sn_status step_msg_new(const sn_hop *hops, size_t n_hops, uint64_t correl
     m->reply_dtype = hops[n_hops - 1].output_dtype;
     snprintf(m->request_id, sizeof m->request_id, "%s", to->request_id ? to->request_id : "");
     m->wants_receipt = to->wants_receipt;
+    m->wants_timelines = n_hops > 1 && step->n > 1 && step->n <= SN_TIMELINES_MAX;
     status = sn_list_new(n_hops - 1, SN_HOPS_MAX, sizeof *m->route, &m->route, err);
     if (!status) m->n_route = n_hops - 1;
     for (size_t i = 1; i < n_hops && !status; i++) {
@@ -603,7 +608,8 @@ sn_status sn_hops_receive(sn_hop *hops, size_t n_hops, const sn_step_in_flight *
         if (!status) status = sn_hops_check_receipts(hops, n_hops, &sent, result, step, failed, err);
     }
     for (size_t i = 1; i < n_hops && !status; i++)
-        status = hop_note_hash(&hops[i], step, result->step_reply.trace[i].timeline, err);
+        status = hop_note_hash(&hops[i], step, result->step_reply.trace[i].timeline,
+                               result->step_reply.n_timelines == n_hops ? &result->step_reply.timelines[i] : NULL, err);
     if (status) return status;
     hops_account_step(hops, n_hops, result, step->n, sn_now_us() - in_flight->began_us);
     for (size_t i = 0; i < n_hops; i++) hops[i].remote.step++;

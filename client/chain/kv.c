@@ -17,7 +17,8 @@ static size_t hop_kv_floats(const sn_chain *chain, const sn_hop *hop) {
     return sn_kv_width(&chain->hp, hop->first, hop->end);
 }
 
-/* Rows of an array of the keys of n tokens, then their values, of each block: those of tokens from `row` on. */
+/* Rows of an array of the keys of n tokens, then their values, then their index keys, of each block: those of tokens
+ * from `row` on. */
 typedef struct kv_place {
     float *at;
     size_t n, row;
@@ -25,9 +26,10 @@ typedef struct kv_place {
 
 /* Copies n tokens of the hop's blocks. `from` is only read. */
 static void kv_copy_rows(const sn_hparams *hp, const sn_hop *hop, size_t n, kv_place to, kv_place from) {
-    for (int half = 0; half < 2 * (hop->end - hop->first); half++) {
-        const int b = hop->first + half / 2;
-        size_t width = half % 2 ? sn_kv_value_width(hp, b) : sn_kv_key_width(hp, b);
+    for (int part = 0; part < 3 * (hop->end - hop->first); part++) {
+        const int b = hop->first + part / 3;
+        const size_t widths[] = {sn_kv_key_width(hp, b), sn_kv_value_width(hp, b), sn_kv_index_width(hp, b)},
+                     width = widths[part % 3];
         memcpy(to.at + to.row * width, from.at + from.row * width, n * width * sizeof *to.at);
         to.at += to.n * width, from.at += from.n * width;
     }
@@ -107,6 +109,9 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
             float *k = out + chain_kv_offset(chain, b, n);
             float *v = k + (size_t)n * sn_kv_key_width(&chain->hp, b);
             status = sn_span_kv_export(hop->local.span, hop->local.kv, b, position, n, k, v, err);
+            v += (size_t)n * sn_kv_value_width(&chain->hp, b);
+            if (sn_chooses_keys(&chain->hp, b) && !status)
+                status = sn_span_index_export(hop->local.span, hop->local.kv, b, position, n, v, err);
         }
         if (!hop->is_local) status = hop_get_kv(chain, hop, position, n, out, err);
     }
@@ -118,7 +123,7 @@ sn_status sn_chain_get_kv(sn_chain *chain, int position, int n, float *out, sn_e
 
 /* KV pages of all blocks, and the timeline that they belong to. */
 typedef struct kv_rows {
-    float *data; /* only read; of each block the keys of n tokens, then their values */
+    float *data; /* only read; of each block the keys of n tokens, then their values, then their index keys */
     int position, n;
     const sn_hash *token_timelines;
 } kv_rows;
@@ -187,6 +192,9 @@ static sn_status hop_put_kv_local(sn_chain *chain, sn_hop *hop, int n, const flo
         const float *keys = in + chain_kv_offset(chain, b, n),
                     *values = keys + (size_t)n * sn_kv_key_width(&chain->hp, b);
         status = sn_span_kv_import_rows(local->span, local->kv, b, n, keys, values, err);
+        values += (size_t)n * sn_kv_value_width(&chain->hp, b);
+        if (sn_chooses_keys(&chain->hp, b) && !status)
+            status = sn_span_index_import(local->span, local->kv, b, n, values, err);
     }
     if (!status) sn_kv_cache_append(local->kv, n);
     return status;

@@ -28,7 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNKS_MAX = 24, CHUNKS_PER_HOP = 4 };
+enum { CHUNKS_MAX = 24, WINDOWS_MAX = 48, CHUNKS_PER_HOP = 4 };
 
 /* Rows of a chunk among several: a part of the prompt for each node, within these limits. Nodes that take more than
  * SN_SPAN_ROWS in a step are GPUs, which need many rows to be busy: theirs are long chunks, up to SN_CHAIN_ROWS_MAX
@@ -51,11 +51,12 @@ typedef struct chunk {
     bool in_flight; /* the next part */
     bool guessed;   /* others were under way when it began */
     bool behind;    /* another chunk, at its group: until that is done its time does not begin */
-    sn_step_in_flight part;               /* until_us: however often it is sent; 0: it was not sent yet */
-    int64_t tried_us;                     /* when it was sent first */
-    int64_t began_us, queue_us, stage_us; /* when it began; how long it has waited at nodes; the longest computation */
-    size_t failed_hop;                    /* of the group: who is to blame, as far as the reply shows it */
-    sn_losses losses;                     /* of the group while the chunk was there */
+    sn_step_in_flight part;       /* until_us: however often it is sent; 0: it was not sent yet */
+    int64_t tried_us;             /* when it was sent first */
+    int64_t began_us, queue_us;   /* when it began; how long it has waited at nodes */
+    int64_t stage_us, compute_us; /* the longest computation, and all */
+    size_t failed_hop;            /* of the group: who is to blame, as far as the reply shows it */
+    sn_losses losses;             /* of the group while the chunk was there */
 } chunk;
 
 typedef struct pipeline {
@@ -67,12 +68,13 @@ typedef struct pipeline {
     int n_chunked, n_done, n_before; /* of the input's rows: made into chunks; through all hops; before this round */
     int chunk_rows, next_rows;       /* of chunks, at most; of the next one */
     bool alone;                      /* one chunk at a time: others do not pay, or chunks have failed */
-    chunk chunks[CHUNKS_MAX];
+    chunk chunks[WINDOWS_MAX];
     size_t n_chunks, chunks_max; /* oldest first; chunks from n_chunks on only hold a free buffer in `rows` */
     float *spare, *memory;       /* a buffer of no chunk; all of them */
     sn_peer peers[SN_HOPS_MAX];  /* of the hops that steps in flight need */
     chunk *failed;               /* the one whose step at nodes failed; NULL: what failed was none */
     const sn_guesses *guesses;   /* who gives the rows, as long as they are right; NULL: they are the input's */
+    int64_t came_us;             /* when the newest window has passed */
     bool none_now;               /* there were no guesses for the next window */
     bool ended;                  /* no further window begins */
     bool idle;                   /* no reply was there: time for guesses */
@@ -228,7 +230,8 @@ static sn_status pipeline_begin_round(pipeline *p, sn_err *err) {
     p->next_rows = rows ? chain_first_rows(p->chain, rows) : p->chunk_rows;
     p->alone = p->guesses ? !chain_takes_windows(p->chain)
                           : !rows || !sn_hops_know_hash(p->hops, p->n_hops, input->position + p->n_done);
-    p->chunks_max = p->alone ? 1 : sn_min_size(2 * p->n_hops + SN_PREFILL_DEPTH_MAX, CHUNKS_MAX);
+    p->chunks_max =
+        p->alone ? 1 : sn_min_size(2 * p->n_hops + SN_PREFILL_DEPTH_MAX, p->guesses ? WINDOWS_MAX : CHUNKS_MAX);
     p->n_before = p->n_done;
     p->n_chunked = p->n_done;
     const size_t floats = (size_t)smaller(p->chunk_rows, input->n - p->n_done) * (size_t)input->n_embd;
@@ -254,17 +257,33 @@ static void pipeline_give_up_guesses(pipeline *p) {
     sn_chain_rewind_verifier(p->chain, p->chain->length);
 }
 
+/* Rows go to each group and come from it, and from node to node within it: each of these takes a line as long. */
+static double pipeline_line_share(const pipeline *p) {
+    double groups = 0, crossings = 0;
+    for (size_t i = 0; i < p->n_hops; i++) {
+        if (p->hops[i].is_local) continue;
+        groups += !p->hops[i].pushed;
+        crossings += 1 + !p->hops[i].pushed;
+    }
+    return crossings > 0 ? groups / crossings : 0;
+}
+
 /* A window has passed all hops: the caller learns it, and says whether what follows was guessed right. */
 static sn_status pipeline_take_window(pipeline *p, const chunk *c, sn_err *err) {
     sn_chain *chain = p->chain;
     const int n_virtual = chain->options.adapter.n_prompt;
+    const int64_t now_us = sn_now_us();
     sn_window window = {.position = c->position - n_virtual,
                         .n = c->n,
                         .out = c->rows,
-                        .lap_us = sn_now_us() - c->began_us - c->queue_us,
+                        .lap_us = now_us - c->began_us - c->queue_us,
+                        .behind_us = now_us - p->came_us,
                         .stage_us = c->stage_us,
+                        .compute_us = c->compute_us,
+                        .line_share = pipeline_line_share(p),
                         .guessed = c->guessed,
                         .end = c->position + c->n - n_virtual};
+    p->came_us = now_us;
     chain->length = c->position + c->n; /* the caller may rewind it */
     p->none_now = false;
     sn_status status = p->guesses->take(p->guesses->ctx, &window, err);
@@ -348,7 +367,8 @@ static sn_status chunk_leave_group(pipeline *p, chunk *c, size_t n_hops, sn_err 
                  .guessed = c->guessed,
                  .began_us = c->began_us,
                  .queue_us = c->queue_us,
-                 .stage_us = c->stage_us};
+                 .stage_us = c->stage_us,
+                 .compute_us = c->compute_us};
     chunk_arrive(p, c, next);
     return status;
 }
@@ -360,6 +380,7 @@ static sn_status chunk_step_local(pipeline *p, chunk *c, sn_err *err) {
     const int64_t us = sn_now_us() - began_us;
     p->chain->call.deadline_us += us;
     if (us > c->stage_us) c->stage_us = us;
+    c->compute_us += us;
     return status ? status : chunk_leave_group(p, c, 1, err);
 }
 
@@ -444,9 +465,10 @@ static sn_status chunk_receive(pipeline *p, chunk *c, const sn_msg *result, sn_e
     if (status) return status;
     sn_chain_note_step(chain, hops, 0, n_hops, part->n);
     for (size_t i = 0; i < n_hops; i++) {
+        const int64_t us = (int64_t)hops[i].remote.last_compute_us;
         c->queue_us += (int64_t)hops[i].remote.last_queue_us;
-        if ((int64_t)hops[i].remote.last_compute_us > c->stage_us)
-            c->stage_us = (int64_t)hops[i].remote.last_compute_us;
+        c->compute_us += us;
+        if (us > c->stage_us) c->stage_us = us;
     }
     c->passed += part->n;
     c->part.until_us = 0;
@@ -456,8 +478,8 @@ static sn_status chunk_receive(pipeline *p, chunk *c, const sn_msg *result, sn_e
 /* Waits for the next reply of any group; not at all where guesses may come in the meantime: then it takes one that is
  * there. */
 static sn_status pipeline_receive(pipeline *p, sn_err *err) {
-    sn_wait waits[CHUNKS_MAX + 1];
-    chunk *waiting[CHUNKS_MAX];
+    sn_wait waits[WINDOWS_MAX + 1];
+    chunk *waiting[WINDOWS_MAX];
     sn_msg *result = NULL;
     size_t n = 0, which;
     for (size_t k = 0; k < p->n_chunks; k++) {
@@ -524,7 +546,7 @@ static sn_status pipeline_go_alone(pipeline *p, const sn_err *why, sn_err *err) 
     p->n_chunked = p->n_done + (p->n_chunks ? p->chunks[0].n : 0);
     p->chunks_max = 1;
     p->alone = true;
-    for (size_t k = 0; k < CHUNKS_MAX; k++) chunk_try_again(&p->chunks[k]);
+    for (size_t k = 0; k < WINDOWS_MAX; k++) chunk_try_again(&p->chunks[k]);
     return status;
 }
 
@@ -601,7 +623,7 @@ static sn_status pipeline_run(pipeline *p, sn_err *err) {
         if (!status && p->idle) status = pipeline_add_guess(p, err);
         if (status && !p->callers) status = pipeline_recover(p, status, err);
     }
-    for (size_t k = 0; k < CHUNKS_MAX; k++) free(p->chunks[k].again);
+    for (size_t k = 0; k < WINDOWS_MAX; k++) free(p->chunks[k].again);
     free(p->memory);
     return status;
 }

@@ -63,7 +63,7 @@ sn_status sn_draft_propose(sn_draft *d, const int32_t *ids, size_t n, const sn_r
     sn_status status = d->copies ? sn_copies_find(d->copies, ids, n, &matched, &at, err) : SN_OK;
     const int kind = choose_kind(d, matched);
     if (status || kind < 0) return status;
-    const size_t n_max = sn_min_size(d->records[kind].length, capacity);
+    const size_t length = d->records[kind].length, n_max = sn_min_size(length > d->least ? length : d->least, capacity);
     if (n_max && kind == SN_DRAFT_OF_SOURCE) {
         status = d->source(d->ctx, ids, n, rng_state, n_max, out, n_out, err);
     } else {

@@ -47,6 +47,7 @@ typedef struct sn_draft {
     void *ctx;                       /* of both */
     sn_copies *copies;               /* owned; NULL: none */
     size_t n_max, length;            /* length: the longest that the next proposal can be */
+    size_t least;                    /* tokens of a proposal, whatever was accepted: set by who asks */
     uint8_t kinds[SN_DRAFT_PENDING]; /* of the draft token for each position, modulo the number of them */
     sn_draft_record records[SN_DRAFT_KINDS];
 } sn_draft;

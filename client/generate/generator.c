@@ -458,12 +458,21 @@ static void call_expect(generator_call *r, bool expects) {
     r->expects = expects;
 }
 
+/* Where several windows may be under way, they need not be as long as drafts are accepted. */
+static size_t call_window_length(const generator_call *r) {
+    const sn_generator *g = r->g;
+    sn_draft *draft = g->parts.draft;
+    const size_t fitting = sn_ahead_length(&g->ahead, draft->n_max);
+    draft->least = fitting && sn_ahead_pays(&g->ahead, 1, fitting, fitting) ? fitting : 0;
+    return draft->least ? draft->least : draft->length;
+}
+
 /* The next window: of the sampled token and draft tokens, or of draft tokens only, if that pays. At most as many tokens
  * are computed as can still be sampled, less one, because the last one is sampled and never computed. */
 static sn_status call_guess(void *ctx, sn_guess *guess, sn_err *err) {
     generator_call *r = ctx;
     sn_generator *g = r->g;
-    const size_t position = (size_t)guess->position, sure = guess->n_windows ? 0 : 1, length = g->parts.draft->length,
+    const size_t position = (size_t)guess->position, sure = guess->n_windows ? 0 : 1, length = call_window_length(r),
                  wanted = (size_t)r->options->max_tokens;
     size_t most = (size_t)g->parts.max_context;
     (void)err; /* it is the call's */
@@ -512,8 +521,12 @@ static sn_status call_take(void *ctx, sn_window *window, sn_err *err) {
     const bool right = !status && !done && g->length == end && (!guessed || g->timeline[end] == expected);
     if (!right || !guessed) g->drafted_to = g->length + g->chosen;
     if (right && guessed) r->out->timings.n_accepted++;
-    if (!status && !done) sn_ahead_note_judged(&g->ahead, g->n_drafted + guessed, r->out->timings.n_accepted - before);
-    sn_ahead_note_window(&g->ahead, n, window->lap_us, window->stage_us, head_us);
+    const size_t n_right = r->out->timings.n_accepted - before;
+    if (!status && !done) sn_ahead_note_judged(&g->ahead, g->n_drafted + guessed, n_right);
+    r->out->timings.n_judged += n_right + (!done && n_right < g->n_drafted + guessed);
+    sn_ahead_note_window(&g->ahead, window, head_us);
+    if (!window->guessed) r->out->timings.n_laps++;
+    if (!window->guessed) r->out->timings.laps_us += window->lap_us + head_us;
     window->end = (int)g->length;
     window->next = done ? SN_GUESSES_DONE : right ? SN_GUESSES_RIGHT : SN_GUESSES_WRONG;
     r->done = done;

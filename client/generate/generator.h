@@ -78,7 +78,10 @@ typedef struct sn_generate_timings {
     size_t decode_steps;                 /* steps of the chain after prefill */
     size_t decode_tokens;                /* tokens sampled from them: one each, more where draft tokens were accepted */
     size_t n_drafted, n_accepted;        /* draft tokens: proposed; accepted */
+    size_t n_judged;                     /* of them: compared with the text; the others came behind a wrong one */
     size_t n_ahead;                      /* of the steps: sent while those before them were under way, and right */
+    int64_t laps_us;                     /* time of n_laps windows that had none before them under way, */
+    size_t n_laps;                       /* each one lap over all nodes */
     int64_t draft_us;                    /* in the draft source */
     int64_t decode_us;                   /* from the first token to the last */
     int64_t client_us;                   /* of all this time: in embedding, LM head and sampler */

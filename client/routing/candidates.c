@@ -311,6 +311,7 @@ sn_status sn_candidates_make(const sn_candidate_query *query, sn_candidates *out
                                            .end = query->local_end,
                                            .blocks_max = query->local_end - query->local_first,
                                            .tokens_per_s = 1};
+    for (size_t i = 0; i < out->n; i++) out->at[i].bound = query->bound;
     status = candidates_default_rtts(out, err);
     if (!status) status = candidates_link(out, err);
     if (status) sn_candidates_fini(out);

@@ -62,6 +62,7 @@ typedef struct sn_candidate {
     double tokens_per_s;               /* through all its blocks, with many tokens at once */
     const sn_candidate_link *links;    /* (n_links): to other candidates, each at most once */
     size_t n_links;
+    const bool *bound; /* (blocks of the model) or NULL, the same in all candidates of a list: no leg begins at these */
 } sn_candidate;
 
 enum { SN_NODE_FILTER_DIGITS_MIN = 4 }; /* a shorter word is not compared with node ids */
@@ -86,6 +87,7 @@ typedef struct sn_candidate_query {
     const sn_hash *const *block_hash; /* (n_blocks): what each block's weights must hash to, NULL where unknown; the
                                          array may be NULL */
     int local_first, local_end;       /* the client's local blocks; equal: none */
+    const bool *bound;                /* as in sn_candidate; borrowed as long as the list lives */
     sn_node_filter node_filter;
     sn_dtype wire;               /* of hidden states; SN_F32: every node accepts them */
     uint64_t adapter;            /* tag of the adapter that nodes must hold already; 0: none */

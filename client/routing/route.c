@@ -37,9 +37,9 @@ typedef struct route_exit {
 typedef struct graph {
     const sn_candidate *candidates;
     int n, first, end;
-    bool push;
-    int64_t hop_ns; /* penalty added to each leg, to find routes with fewer legs */
-    size_t *row;    /* (n): index of each candidate's first cell */
+    bool push, mirrored; /* mirrored: blocks count from the end */
+    int64_t hop_ns;      /* penalty added to each leg, to find routes with fewer legs */
+    size_t *row;         /* (n): index of each candidate's first cell */
     cell *cells;
     route_exit *exits; /* candidates whose blocks end at the present boundary, cheapest first */
     int n_exits;
@@ -55,6 +55,11 @@ static int graph_first(const graph *g, int u) {
 static int graph_end(const graph *g, int u) { return g->candidates[u].end < g->end ? g->candidates[u].end : g->end; }
 static cell *graph_cell(const graph *g, int u, int boundary) {
     return &g->cells[g->row[u] + (size_t)(boundary - graph_first(g, u))];
+}
+/* Whether legs may meet at this boundary. */
+static bool graph_may_cut(const graph *g, int p) {
+    const bool *bound = g->n ? g->candidates->bound : NULL;
+    return p == g->first || p == g->end || !bound || !bound[g->mirrored ? g->first + g->end - p : p];
 }
 static bool graph_is_usable(const graph *g, int u) {
     return g->candidates[u].eligibility == SN_ELIGIBLE && graph_first(g, u) < graph_end(g, u);
@@ -187,6 +192,7 @@ static void graph_search(graph *g) {
         for (int p = graph_first(g, u); graph_is_usable(g, u) && p <= graph_end(g, u); p++)
             *graph_cell(g, u, p) = (cell){UNREACHED, UNREACHED, START, 0};
     for (int p = g->first; p < g->end; p++) {
+        if (!graph_may_cut(g, p)) continue;
         graph_list_exits(g, p);
         for (int u = 0; u < g->n; u++) {
             const sn_candidate *candidate = &g->candidates[u];
@@ -195,6 +201,7 @@ static void graph_search(graph *g) {
             int64_t entry = graph_cell(g, u, p)->entry;
             if (entry == UNREACHED) continue;
             for (int e = p + 1; e <= graph_end(g, u) && e - p <= candidate->blocks_max; e++) {
+                if (!graph_may_cut(g, e)) continue;
                 int64_t cost = entry + g->hop_ns + candidate->queue_ns + (e - p) * candidate->block_ns;
                 if (cost < graph_cell(g, u, e)->done) graph_cell(g, u, e)->done = cost, graph_cell(g, u, e)->began = p;
             }
@@ -301,6 +308,13 @@ static sn_status route_fail_gaps(const sn_candidate *candidates, size_t n, int f
         gap_end = b;
         from = -1;
     }
+    bool bound = false;
+    for (int b = first + 1; b < end && n; b++) bound |= candidates->bound && candidates->bound[b];
+    if (!used && bound)
+        return sn_fail(err, SN_RETRY,
+                       "the nodes that serve blocks %d:%d meet where this model cannot be cut, or have too little free "
+                       "KV memory for this session",
+                       first, end);
     if (!used)
         return sn_fail(err, SN_RETRY,
                        "the nodes that serve blocks %d:%d have too little free KV memory for this session", first, end);
@@ -379,6 +393,7 @@ sn_status sn_route_cost_through(const sn_candidate *candidates, size_t n, bool p
     if (!m) return err->status;
     sn_status status = graph_init(&there, candidates, n, push, first, end, err);
     if (!status) status = graph_init(&back, m, n, push, first, end, err);
+    back.mirrored = true;
     if (!status) {
         graph_search(&there);
         graph_search(&back);

@@ -12,7 +12,10 @@ enum { SAMPLES_MAX = 16 };
 static int candidate_reach(const sn_candidate *candidate, int p, int end) {
     if (candidate->eligibility != SN_ELIGIBLE || p < candidate->first || p >= candidate->end) return p;
     int most = candidate->end < end ? candidate->end : end;
-    return most - p < candidate->blocks_max ? most : p + candidate->blocks_max;
+    if (most - p > candidate->blocks_max) most = p + candidate->blocks_max;
+    while (most > p && most < end && candidate->bound && candidate->bound[most])
+        most--; /* the model is not cut there */
+    return most;
 }
 
 /* Draws the candidate of the next leg; -1: there is none. `before`: the candidate of the leg before. */

@@ -34,6 +34,7 @@ static size_t key_bytes(const sn_kv_shape *shape) {
     return shape->latent ? 0 : (size_t)shape->page_tokens / SN_LANES * sn_kv_tile_bytes(shape->dtype, shape->head_dim);
 }
 static size_t head_bytes(const sn_kv_shape *shape) {
+    if (shape->keys_only) return key_bytes(shape);
     return sn_round_up(key_bytes(shape) + (size_t)shape->page_tokens * sn_kv_value_bytes(shape->dtype, row_dim(shape)),
                        64);
 }
@@ -43,7 +44,7 @@ static size_t block_bytes(const sn_kv_shape *one) { return (size_t)one->n_kv_hea
 size_t sn_cpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
     assert(shape->page_tokens > 0 && shape->page_tokens % SN_LANES == 0);
-    return sn_kv_block_offset(shape, shape->n_blocks, block_bytes);
+    return sn_kv_block_offset(shape, shape->n_blocks + shape->index_blocks, block_bytes);
 }
 
 /* A block, and where it begins in a page. */
@@ -53,11 +54,21 @@ typedef struct page_block {
 } page_block;
 
 static page_block page_block_of(const sn_kv_shape *all, int block) {
+    assert(block >= 0 && block < all->n_blocks + all->index_blocks);
     return (page_block){sn_kv_block_shape(all, block), sn_kv_block_offset(all, block, block_bytes)};
 }
 
 /* The offset in a page of the keys of a head; the values follow key_bytes later. */
 static size_t head_offset(const page_block *b, int head) { return b->offset + (size_t)head * head_bytes(&b->shape); }
+
+size_t sn_cpu_index_offset(const sn_kv_shape *shape, int block) {
+    return sn_kv_block_offset(shape, block, block_bytes);
+}
+
+size_t sn_cpu_latent_row(const sn_kv_shape *shape, int block, int position, size_t *bytes) {
+    *bytes = sn_kv_value_bytes(shape->dtype, shape->head_dim);
+    return sn_kv_block_offset(shape, block, block_bytes) + (size_t)(position % shape->page_tokens) * *bytes;
+}
 
 /* Where the key and the value of one position of a head lie. */
 typedef struct kv_slot {
@@ -190,7 +201,7 @@ static void store_slot(const sn_kv_shape *shape, const kv_slot *to, const float 
     float row[SN_LATENT_DIM_MAX];
     if (!shape->latent) {
         store_key(to, k);
-        store_value(to, v);
+        if (!shape->keys_only) store_value(to, v);
         return;
     }
     memcpy(row, v, (size_t)shape->latent * sizeof *row);
@@ -202,7 +213,7 @@ static void load_slot(const sn_kv_shape *shape, const kv_slot *from, float *k, f
     float row[SN_LATENT_DIM_MAX];
     if (!shape->latent) {
         load_key(from, k);
-        load_value(from, v);
+        if (!shape->keys_only) load_value(from, v);
         return;
     }
     load_value(from, row);
@@ -221,7 +232,7 @@ static void store_head(void *ctx, size_t head, int worker) {
         for (int i = 0; i < seq->n_rows; i++) {
             size_t from = (size_t)(seq->first_row + i) * heads + head;
             kv_slot to = kv_slot_of(&job->block, seq->pages, (int)head, seq->position + i);
-            store_slot(shape, &to, job->k + from * k_dim, job->v + from * v_dim);
+            store_slot(shape, &to, job->k + from * k_dim, v_dim ? job->v + from * v_dim : NULL);
         }
     }
 }
@@ -237,7 +248,6 @@ sn_status sn_cpu_kv_store(sn_device *d, int block, const float *k, const float *
     enum { ROWS_PARALLEL_MIN = 8 }; /* with fewer rows, waking the workers costs more than it saves */
     const sn_batch *batch = &((sn_cpu *)d)->batch;
     if (!batch->n_sequences) return SN_OK;
-    assert(block >= 0 && block < batch->shape->n_blocks);
     store_job job = {page_block_of(batch->shape, block), batch->n_sequences, batch->sequences, k, v};
     const int heads = job.block.shape.n_kv_heads;
     if (count_rows(batch->n_sequences, batch->sequences) >= ROWS_PARALLEL_MIN)
@@ -251,13 +261,13 @@ sn_status sn_cpu_kv_read(sn_device *d, const sn_kv_shape *shape, int block, void
                          float *k, float *v, sn_err *err) {
     (void)d;
     (void)err;
-    assert(block >= 0 && block < shape->n_blocks);
     const page_block b = page_block_of(shape, block);
     const size_t k_dim = (size_t)sn_kv_key_dim(&b.shape), v_dim = (size_t)sn_kv_value_dim(&b.shape);
     for (int i = 0; i < n; i++)
-        for (int h = 0; h < b.shape.n_kv_heads; h++, k += k_dim, v += v_dim) {
+        for (int h = 0; h < b.shape.n_kv_heads; h++, k += k_dim) {
             kv_slot from = kv_slot_of(&b, pages, h, position + i);
             load_slot(&b.shape, &from, k, v);
+            if (v_dim) v += v_dim;
         }
     return SN_OK;
 }
@@ -267,7 +277,6 @@ sn_status sn_cpu_kv_write(sn_device *d, const sn_kv_shape *shape, int block, voi
     (void)d;
     (void)err;
     const sn_sequence all = {.pages = pages, .position = position, .n_rows = n};
-    assert(block >= 0 && block < shape->n_blocks);
     store_job job = {page_block_of(shape, block), 1, &all, k, v};
     for (int h = 0; h < job.block.shape.n_kv_heads; h++) store_head(&job, (size_t)h, 0);
     return SN_OK;
@@ -417,13 +426,11 @@ static void plan_run_chunks(attention_plan *p, int n_sequences, size_t threads) 
     sn_pool_run(p->cpu->pool, p->n_units * (p->key_chunks + p->dim_chunks), unit_run_chunk, p);
 }
 
-sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
-    (void)err;
-    sn_cpu *cpu = (sn_cpu *)d;
-    int n_sequences = cpu->batch.n_sequences, n_heads = params->n_heads;
-    if (!n_sequences) return SN_OK;
-    assert(params->block >= 0 && params->block < cpu->batch.shape->n_blocks);
-    const page_block block = page_block_of(cpu->batch.shape, params->block);
+void sn_cpu_attend(sn_cpu *cpu, const sn_batch *batch, const sn_attention *params, const float *q, float *out) {
+    int n_sequences = batch->n_sequences, n_heads = params->n_heads;
+    if (!n_sequences) return;
+    assert(params->block >= 0 && params->block < batch->shape->n_blocks);
+    const page_block block = page_block_of(batch->shape, params->block);
     const sn_kv_shape *shape = &block.shape;
     assert(n_heads > 0 && n_heads % shape->n_kv_heads == 0);
     int group = n_heads / shape->n_kv_heads, heads = group < SN_ATTENTION_ROWS ? group : SN_ATTENTION_ROWS;
@@ -433,7 +440,7 @@ sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float
                         .n_heads = n_heads,
                         .window = params->window,
                         .params = params,
-                        .sequences = cpu->batch.sequences,
+                        .sequences = batch->sequences,
                         .q = q,
                         .out = out,
                         .heads = heads,
@@ -448,5 +455,11 @@ sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float
         plan_run_chunks(&p, n_sequences, threads);
     else
         sn_pool_run(cpu->pool, p.n_units, unit_run, &p);
+}
+
+sn_status sn_cpu_attention(sn_device *d, const sn_attention *params, const float *q, float *out, sn_err *err) {
+    sn_cpu *cpu = (sn_cpu *)d;
+    if (params->chosen) return sn_cpu_attend_chosen(cpu, params, q, out, err);
+    sn_cpu_attend(cpu, &cpu->batch, params, q, out);
     return SN_OK;
 }

@@ -337,3 +337,15 @@ static void values(const sn_attention_job *job, int first, int end) {
         }
     }
 }
+
+/* -- the scores of an indexer: an fma chain over its heads. What is not a number counts as 0. */
+static void weigh(const sn_weigh_job *job) {
+    for (size_t i = 0; i < job->n; i += SN_LANES) {
+        vf sum = job->first ? vf_set(0) : vf_load(job->y + i);
+        for (int h = 0; h < job->n_heads; h++) {
+            vf score = vf_load(job->scores + (size_t)h * job->stride + i);
+            sum = vf_fma(vf_set(job->weights[h]), vf_max(score, vf_set(0)), sum);
+        }
+        vf_store(job->y + i, sum);
+    }
+}

@@ -127,15 +127,15 @@ typedef struct scratch_need {
     size_t *bytes, wanted;
 } scratch_need;
 
-enum { SCRATCHES = 6, TIMEOUT_MS = 60000 };
+enum { SCRATCHES = 7, TIMEOUT_MS = 60000 };
 
 /* The bytes of all scratch memory for these limits. */
 static sn_status scratch_needs(sn_cpu *cpu, const sn_device_limits *l, scratch_need out[SCRATCHES], sn_err *err) {
-    size_t xq, scores, moe = 0, grad = 0, moe_grad = 0, threads = (size_t)sn_pool_threads(cpu->pool);
+    size_t xq, scores, moe = 0, grad = 0, moe_grad = 0, chosen = 0, threads = (size_t)sn_pool_threads(cpu->pool);
     size_t sums = threads * SN_SCORE_ROWS * sizeof(float);
     if (!sn_mul((size_t)l->rows * sizeof(sn_xblock), sn_xq_stride((size_t)l->width), &xq) ||
         !sn_mul(sums, scores_stride(l), &scores) || !sn_mul(threads, sn_cpu_grad_bytes(l), &grad) ||
-        !sn_cpu_moe_grad_bytes(l, &moe_grad))
+        !sn_cpu_moe_grad_bytes(l, &moe_grad) || !sn_cpu_chosen_bytes(cpu, l, &chosen))
         return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are too large", l->rows, l->width,
                        l->context);
     sn_status status = sn_cpu_moe_bytes(l, &moe, err);
@@ -144,14 +144,15 @@ static sn_status scratch_needs(sn_cpu *cpu, const sn_device_limits *l, scratch_n
                                          {&cpu->sums, &cpu->sums_bytes, sums},
                                          {&cpu->moe_scratch, &cpu->moe_scratch_bytes, moe},
                                          {&cpu->grad_scratch, &cpu->grad_scratch_bytes, grad},
-                                         {&cpu->moe_grad_scratch, &cpu->moe_grad_scratch_bytes, moe_grad}};
+                                         {&cpu->moe_grad_scratch, &cpu->moe_grad_scratch_bytes, moe_grad},
+                                         {&cpu->chosen_scratch, &cpu->chosen_scratch_bytes, chosen}};
     memcpy(out, all, sizeof all);
     return status;
 }
 
 /* Of limits as they are given: joined with earlier ones, a negative number does not show. */
 static sn_status check_limits(const sn_device_limits *l, sn_err *err) {
-    if (l->rows >= 0 && l->width >= 0 && l->context >= 0 && l->grad_tokens >= 0) return SN_OK;
+    if (l->rows >= 0 && l->width >= 0 && l->context >= 0 && l->grad_tokens >= 0 && l->chosen >= 0) return SN_OK;
     return sn_fail(err, SN_REFUSED, "limits of %d rows, %d elements, %d positions are not possible", l->rows, l->width,
                    l->context);
 }
@@ -505,6 +506,7 @@ static void cpu_close(sn_device *d) {
     sn_cpu *cpu = (sn_cpu *)d;
     cpu_free(d, cpu->moe_scratch, cpu->moe_scratch_bytes);
     cpu_free(d, cpu->moe_grad_scratch, cpu->moe_grad_scratch_bytes);
+    cpu_free(d, cpu->chosen_scratch, cpu->chosen_scratch_bytes);
     cpu_free(d, cpu->xq, cpu->xq_bytes);
     cpu_free(d, cpu->scores, cpu->scores_bytes);
     cpu_free(d, cpu->sums, cpu->sums_bytes);
@@ -540,6 +542,7 @@ static const sn_device_ops cpu_ops = {
     .kv_read = sn_cpu_kv_read,
     .kv_write = sn_cpu_kv_write,
     .attention = sn_cpu_attention,
+    .choose_keys = sn_cpu_choose_keys,
     .short_conv = sn_cpu_short_conv,
     .delta_rule = sn_cpu_delta_rule,
     .activate = cpu_activate,

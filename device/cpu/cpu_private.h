@@ -37,6 +37,8 @@ typedef struct sn_cpu {
     size_t moe_scratch_bytes;
     void *moe_grad_scratch; /* of moe_linear_grad; grows */
     size_t moe_grad_scratch_bytes;
+    void *chosen_scratch; /* of chosen.c; 0 bytes where nothing is chosen */
+    size_t chosen_scratch_bytes;
     char description[64];
 } sn_cpu;
 
@@ -51,6 +53,21 @@ SN_OPERATION(kv_store, sn_cpu_kv_store);
 SN_OPERATION(kv_read, sn_cpu_kv_read);
 SN_OPERATION(kv_write, sn_cpu_kv_write);
 SN_OPERATION(attention, sn_cpu_attention);
+
+/* The attention of a batch, which need not be the open one: its pages may be any memory. */
+void sn_cpu_attend(sn_cpu *cpu, const sn_batch *batch, const sn_attention *params, const float *q, float *out);
+/* Where in a page the index keys of a block begin; and the row of a position in latent attention, with its bytes. */
+size_t sn_cpu_index_offset(const sn_kv_shape *shape, int block);
+size_t sn_cpu_latent_row(const sn_kv_shape *shape, int block, int position, size_t *bytes);
+
+/* -- chosen.c */
+
+SN_OPERATION(choose_keys, sn_cpu_choose_keys);
+/* Attention where params->chosen is not NULL. */
+sn_status sn_cpu_attend_chosen(sn_cpu *cpu, const sn_attention *params, const float *q, float *out,
+                               sn_err *err) SN_MUST_USE;
+/* Bytes of chosen_scratch that these limits need; false: too many. */
+bool sn_cpu_chosen_bytes(const sn_cpu *cpu, const sn_device_limits *limits, size_t *bytes);
 
 /* -- delta.c */
 

@@ -130,10 +130,10 @@ INLINE void unpack_f8(sn_dtype t, const uint8_t *panel, size_t first, size_t end
 INLINE void unpack_float4(sn_dtype t, const uint8_t *panel, size_t first, size_t end, float *out, size_t stride) {
     float column[SN_LANES];
     for (size_t k = first; k < end; k++, out++) {
-        const uint8_t *block = panel + k / SN_FLOAT4_K * sn_cpu_block_bytes(t);
-        const vi both = vi_from_u8(block + SN_F8_SCALES + k % SN_FLOAT4_K / 2 * SN_LANES);
+        const uint8_t *block = panel + sn_cpu_offset_bytes(t) + k / sn_cpu_block(t) * sn_cpu_block_bytes(t);
+        const vi both = vi_from_u8(block + sn_cpu_float4_head(t) + k % sn_cpu_block(t) / 2 * SN_LANES);
         const vf w = vf_lookup(sn_float4_values(t), k % 2 ? vi_shift(both, 4) : vi_and(both, vi_set(15)));
-        vf_store(column, vf_mul(w, vf_load((const float *)block)));
+        vf_store(column, vf_mul(w, float4_scales(t, panel, block, k % sn_cpu_block(t) / SN_FLOAT4_PART)));
         for (size_t lane = 0; lane < SN_LANES; lane++) out[lane * stride] = column[lane];
     }
 }

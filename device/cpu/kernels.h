@@ -90,6 +90,17 @@ static inline int sn_attention_base(const sn_attention_job *job) {
 /* The end of the positions that the last row attends to. */
 static inline int sn_attention_end(const sn_attention_job *job) { return job->position + job->n_tokens; }
 
+/* y (n) = the sum over the heads of weights[h] * max(scores, 0), in their order, from y on unless they are the first.
+ */
+typedef struct sn_weigh_job {
+    int n_heads;
+    const float *scores; /* (n_heads, stride) */
+    size_t stride, n;    /* both rows have room for n rounded up to 16 */
+    const float *weights;
+    bool first;
+    float *y;
+} sn_weigh_job;
+
 /* The backward pass of the query heads of one key-value head. */
 typedef struct sn_attention_grad_job {
     const sn_attention_grad *grad;
@@ -147,6 +158,7 @@ typedef struct sn_cpu_kernels {
     void (*scores)(const sn_attention_job *job, int first, int end);
     void (*softmax)(const sn_attention_job *job);
     void (*values)(const sn_attention_job *job, int first, int end);
+    void (*weigh)(const sn_weigh_job *job);
     void (*activate)(sn_activation kind, size_t n, const float *gate, const float *up, float *y);
     void (*add)(size_t n, float *y, const float *x);
     void (*scale)(size_t n, const float *x, float factor, float *y);

@@ -103,25 +103,27 @@ static void quantize(size_t cols, const float *x, sn_xblock *out) {
 /* -- linear, quantised types: one panel and `rows` rows of x. acc[r] holds 16 outputs of row r. The number of rows and
  * the type are constants of each tile function, so that acc stays in registers. */
 
-/* What corrects a product with numbers that are larger than the integers by sn_cpu_zero. The shifts are exact. */
-INLINE vi zero_bias(sn_dtype t, const sn_xblock *x, int h) {
+/* What corrects a product with numbers that are larger than the integers by `zero`. The shifts are exact. */
+INLINE vi zero_bias(int zero, bool fine, const sn_xblock *x, int h) {
     const vi half = vi_set(x->half_bias[h]);
-    switch (sn_cpu_zero(t)) {
+    switch (zero) {
     case 1:
         return vi_shift(vi_set(x->nibble_bias), 3);
     case 4:
         return vi_shift(half, 3);
     case 8:
-        return vi_set(x->nibble_bias);
+        return fine ? vi_shift(half, 2) : vi_set(x->nibble_bias);
     case 12:
-        if (sn_cpu_fine(t)) return vi_add(vi_shift(half, 3), vi_shift(half, 2));
+        if (fine) return vi_add(vi_shift(half, 3), vi_shift(half, 2));
         return vi_add(vi_set(x->nibble_bias), vi_shift(vi_set(x->nibble_bias), 1));
     case 16:
-        return sn_cpu_fine(t) ? vi_shift(half, 1) : vi_shift(vi_set(x->bias), 3);
+        return fine ? vi_shift(half, 1) : vi_shift(vi_set(x->bias), 3);
     case 32:
-        return half;
+        return fine ? half : vi_shift(vi_set(x->bias), 2);
+    case 64:
+        return fine ? vi_shift(half, -1) : vi_shift(vi_set(x->bias), 1);
     case 128:
-        return sn_cpu_fine(t) ? vi_shift(half, -2) : vi_set(x->bias);
+        return fine ? vi_shift(half, -2) : vi_set(x->bias);
     default: /* 0: types with offsets */
         return vi_set(0);
     }
@@ -172,7 +174,8 @@ INLINE void group_tile(int rows, sn_dtype t, group_at g, vf head_d, vf head_m, c
         UNROLL
         for (int r = 0; r < rows; r++) {
             const sn_xblock *xr = x + (size_t)r * stride;
-            const vi dot = vs_end(sum[r], sn_cpu_bits(t), fine && at_once(rows) ? h : -1, zero_bias(t, xr, h));
+            const vi bias = zero_bias(sn_cpu_zero(t), fine, xr, h);
+            const vi dot = vs_end(sum[r], sn_cpu_bits(t), fine && at_once(rows) ? h : -1, bias);
             acc[r] = vf_fma(vf_mul(d, vf_set(xr->d)), vf_from_int(dot), acc[r]);
             if (sn_cpu_offsets(t)) acc[r] = vf_fma(m, vf_set(fine ? xr->half_sum[h] : xr->sum), acc[r]);
         }
@@ -240,16 +243,29 @@ INLINE void f8_tile(int rows, sn_dtype t, const uint8_t *w, size_t cols, sn_pref
     }
 }
 
-/* NF4 and FP4: the same.
+/* The scales of part `part` of the block at `block` of a panel of NF4 or FP4. */
+INLINE vf float4_scales(sn_dtype t, const uint8_t *panel, const uint8_t *block, size_t part) {
+    float numbers[SN_LANES];
+    const uint8_t *codes = block + SN_F8_SCALES + SN_LANES * part;
+    if (!sn_float4_twice(t)) return vf_load((const float *)block);
+    for (int i = 0; i < SN_LANES; i++) numbers[i] = sn_float4_scales[codes[i]];
+    return vf_add(vf_mul(vf_load(numbers), vf_load((const float *)block)), vf_load((const float *)panel));
+}
+
+/* NF4 and FP4: the same, of the panel at `panel`.
  *
  * 7 parameters: inlined with constant rows and type. */
-INLINE void float4_tile(int rows, sn_dtype t, const uint8_t *w, size_t cols, sn_prefetch prefetch, const float *x,
+INLINE void float4_tile(int rows, sn_dtype t, const uint8_t *panel, size_t cols, sn_prefetch prefetch, const float *x,
                         vf *acc) {
-    for (size_t block = 0; block < cols / SN_FLOAT4_K; block++) {
-        const vf scale = vf_load((const float *)w);
-        prefetch_lines(w, SN_F8_SCALES, prefetch);
-        w += SN_F8_SCALES;
-        for (int k = 0; k < SN_FLOAT4_K; k += 2, w += SN_LANES) {
+    const uint8_t *w = panel + sn_cpu_offset_bytes(t), *block = w;
+    for (size_t part = 0, parts = sn_cpu_block(t) / SN_FLOAT4_PART; part < cols / SN_FLOAT4_PART; part++) {
+        if (part % parts == 0) {
+            prefetch_lines(w, sn_cpu_float4_head(t), prefetch);
+            block = w;
+            w += sn_cpu_float4_head(t);
+        }
+        const vf scale = float4_scales(t, panel, block, part % parts);
+        for (int k = 0; k < SN_FLOAT4_PART; k += 2, w += SN_LANES) {
             if (k / 2 % (LINE / SN_LANES) == 0) prefetch_lines(w, LINE, prefetch);
             const vi both = vi_from_u8(w);
             for (int i = 0; i < 2; i++, x++) {
@@ -294,6 +310,10 @@ INLINE void tile(int rows, int panels, sn_dtype t, const sn_linear_job *job, siz
     for (int p = 0; p < panels; p++) store_tile(rows, job, panel + (size_t)p, row, acc + p * rows);
 }
 
+#ifndef ROW_PAIRS
+#include "device/cpu/linear_staged.inc.c"
+#endif
+
 /* The tile functions of every shape: tile_TYPE_ROWS of one panel, pair_TYPE_ROWS of both panels of a pair; and
  * their tables. */
 typedef void (*tile_fn)(const sn_linear_job *job, size_t panel, int row);
@@ -335,6 +355,12 @@ static const tile_fn pair_fns[SN_DTYPE_COUNT][PAIR_TILE] = {
 /* All rows of the job with each panel, in as few tiles as possible, of equal sizes as far as possible: a tile loads its
  * weights once, so a tile of a single row costs twice as much per row. */
 static void linear(const sn_linear_job *job, size_t first_panel, size_t end_panel) {
+#ifndef ROW_PAIRS
+    if (is_staged(job->weight.dtype, job->n) && job->weight.n_blocks) {
+        linear_staged(job, first_panel, end_panel);
+        return;
+    }
+#endif
     const int tiles = (job->n + ROW_TILE - 1) / ROW_TILE;
     const bool pairs = sn_cpu_pairs(job->weight.dtype) && job->n <= PAIR_TILE;
     for (size_t panel = first_panel, panels; panel < end_panel; panel += panels) {
@@ -407,6 +433,7 @@ const sn_cpu_kernels LANES_KERNELS = {
     .scores = scores,
     .softmax = softmax,
     .values = values,
+    .weigh = weigh,
     .activate = activate,
     .add = add,
     .scale = scale_row,

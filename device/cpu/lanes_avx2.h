@@ -250,19 +250,24 @@ static inline vw vw_of(int bits, vb numbers) {
     const vb q = vb_less(numbers, 128);
     return (vw){q, {_mm256_abs_epi8(q.a), _mm256_abs_epi8(q.b)}};
 }
+static inline __m256i dot_unsigned(__m256i q, __m256i x) { return pairs_to_ints(_mm256_maddubs_epi16(q, x)); }
 static inline __m256i dot_signed(__m256i q, __m256i size, __m256i x) {
     return pairs_to_ints(_mm256_maddubs_epi16(size, _mm256_sign_epi8(x, q)));
 }
 /* Of fewer than 5 bits 16 sums of 16 bits each: eight pairs of at most 2 * 15 * 127 stay below 2^15, so they are
  * widened once. Else 8 sums of 32 bits. */
 typedef vi vs;
-enum { HALVES_AT_ONCE = 0 };
+enum { HALVES_AT_ONCE = 0, WIDE_SUMS = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
 static inline vs vs_dot(vs s, int bits, vw a, const int8_t *xa, vw b, const int8_t *xb) {
     const __m256i x = broadcast_four(xa), y = broadcast_four(xb);
     if (bits == 8) {
         s = materialize(vi_add(s, (vi){dot_signed(a.q.a, a.size.a, x), dot_signed(a.q.b, a.size.b, x)}));
         return materialize(vi_add(s, (vi){dot_signed(b.q.a, b.size.a, y), dot_signed(b.q.b, b.size.b, y)}));
+    }
+    if (bits == 7) { /* a pair is at most 2 * 127 * 127 < 2^15 */
+        s = materialize(vi_add(s, (vi){dot_unsigned(a.q.a, x), dot_unsigned(a.q.b, x)}));
+        return materialize(vi_add(s, (vi){dot_unsigned(b.q.a, y), dot_unsigned(b.q.b, y)}));
     }
     const vi pairs = {dot_pairs(a.q.a, x, b.q.a, y), dot_pairs(a.q.b, x, b.q.b, y)};
     if (bits < 5) return materialize((vi){_mm256_add_epi16(s.a, pairs.a), _mm256_add_epi16(s.b, pairs.b)});

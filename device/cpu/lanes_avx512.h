@@ -147,7 +147,7 @@ static inline vi broadcast_four(const int8_t *x) {
 typedef struct {
     __m512i a, b;
 } vs;
-enum { HALVES_AT_ONCE = 1 };
+enum { HALVES_AT_ONCE = 1, WIDE_SUMS = 1 };
 static inline vs vs_zero(void) { return (vs){_mm512_setzero_si512(), _mm512_setzero_si512()}; }
 typedef vb vw;
 static inline vw vw_of(int bits, vb numbers) {

@@ -175,14 +175,14 @@ static inline vi dot4(vi acc, vb w, const int8_t *x) {
     return acc;
 }
 /* vs: sums of products with four bytes of x at a time, in the form that is fastest on the machine. vs_dot adds those of
- * two vectors of unsigned numbers below 2^bits, bits <= 6 or 8, which vw_of has prepared for all rows; of fewer than
+ * two vectors of unsigned numbers below 2^bits, bits <= 8, which vw_of has prepared for all rows; of fewer than
  * five bits at most eight vectors come together. vs_end returns the sums plus the bias, which corrects that the numbers
  * are unsigned; of 8 bits, sets that multiply signed bytes have subtracted 128 already.
  *
  * HALVES_AT_ONCE: the sums of the first vectors and of the second ones stay apart, so that one pass gives the sums of
- * both halves of a group: vs_end returns that of `half` 0 or 1, or of both for -1. */
+ * both halves of a group: vs_end returns that of `half` 0 or 1, or of both for -1. WIDE_SUMS: `bits` does not count. */
 typedef vi vs;
-enum { HALVES_AT_ONCE = 0 };
+enum { HALVES_AT_ONCE = 0, WIDE_SUMS = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
 typedef vb vw;
 static inline vw vw_of(int bits, vb numbers) {

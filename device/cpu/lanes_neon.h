@@ -207,7 +207,7 @@ static inline __attribute__((always_inline)) int32x4_t dot_four(int32x4_t s, int
 #endif
 }
 typedef vi vs;
-enum { HALVES_AT_ONCE = 0 };
+enum { HALVES_AT_ONCE = 0, WIDE_SUMS = 0 };
 static inline vs vs_zero(void) { return vi_set(0); }
 EACH(vs, dot, (vs s, vb w, int8x16_t x), dot_four(s.v[j], vreinterpretq_s8_u8(w.v[j]), x))
 /* Of 8 bits the signed numbers; of fewer the numbers themselves are signed bytes. */

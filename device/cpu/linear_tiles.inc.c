@@ -10,61 +10,12 @@
  * loaded from the more distant caches half as often. */
 #include "device/cpu/weights.inc.c"
 
-#include "base/mem.h"
+#define STAGE_ZERO(t) 0
+#include "device/cpu/stage.inc.c"
 
 enum {
     ROWS = 16, /* of x, in a tile; unpacking does not pay for fewer */
-    /* of 32 k: the stages and the part of 16 rows of x that meets them fit into the first-level cache */
-    STAGE_GROUPS = 16,
-    STAGE_PANELS = 2,
-    STAGE_GROUP_BYTES = SN_QUANT_GROUP * SN_LANES,
     SLOTS = 4, /* steps in flight: a product is ready some 50 cycles later, scaling it takes 25 to 40 */
-};
-
-typedef struct stage {
-    _Alignas(64) int8_t q[STAGE_GROUPS * STAGE_GROUP_BYTES];            /* [k / 4][lane][k % 4] */
-    float d[2 * STAGE_GROUPS][SN_LANES], m[2 * STAGE_GROUPS][SN_LANES]; /* per step */
-} stage;
-
-/* Unpacks groups [first, first + n) of a panel. */
-INLINE void stage_fill_as(sn_dtype t, stage *s, const sn_cpu_weight *w, sn_prefetch prefetch, size_t panel,
-                          size_t first, size_t n) {
-    const int steps = sn_cpu_fine(t) ? 2 : 1;
-    for (size_t i = 0; i < n; i++) {
-        const size_t block_number = (first + i) / sn_cpu_groups(t), g = (first + i) % sn_cpu_groups(t);
-        const uint8_t *block = w->data + panel * w->panel_bytes + block_number * sn_cpu_block_bytes(t);
-        const uint8_t *q = block + sn_cpu_head_bytes(t) + g * sn_cpu_group_bytes(t);
-        vf head_d, head_m;
-        load_head(t, block, &head_d, &head_m);
-        prefetch_lines(q, sn_cpu_group_bytes(t), prefetch);
-        vb integers[8];
-        uint16_t places[PLACES];
-        load_places(t, q, 1, places);
-        load_integers(t, (group_at){q, g, places}, 0, 8, integers);
-        UNROLL
-        for (int v = 0; v < 8; v++) vb_store(s->q + i * STAGE_GROUP_BYTES + SN_VECTOR * v, integers[v]);
-        for (int h = 0; h < steps; h++) {
-            vf d, m = vf_set(0);
-            load_scales(t, q + sn_cpu_code_bytes(t), h, head_d, head_m, &d, &m);
-            vf_store(s->d[i * (size_t)steps + (size_t)h], d);
-            vf_store(s->m[i * (size_t)steps + (size_t)h], m);
-        }
-    }
-}
-
-typedef void (*stage_fill_fn)(stage *s, const sn_cpu_weight *w, sn_prefetch prefetch, size_t panel, size_t first,
-                              size_t n);
-#define X(name, ...)                                                                                                   \
-    SPECIAL(stage_fill_##name, stage *s, const sn_cpu_weight *w, sn_prefetch prefetch, size_t panel, size_t first,     \
-            size_t n) {                                                                                                \
-        stage_fill_as(SN_##name, s, w, prefetch, panel, first, n);                                                     \
-    }
-SN_ALL_QUANT_TYPES(X)
-#undef X
-static const stage_fill_fn stage_fill[SN_DTYPE_COUNT] = {
-#define X(name, ...) [SN_##name] = stage_fill_##name,
-    SN_ALL_QUANT_TYPES(X)
-#undef X
 };
 
 /* The product of 16 rows of x with a stage. */

@@ -149,17 +149,26 @@ static void pack_f8(const pack_job *job, size_t panel) {
         }
 }
 
+/* One block of one lane; `offsets` are those of the panel. */
+static void pack_float4_block(sn_dtype t, const uint8_t *from, size_t lane, uint8_t *offsets, uint8_t *out) {
+    const size_t head = sn_cpu_float4_head(t);
+    memcpy(out + lane * sizeof(float), from, sizeof(float));
+    if (sn_float4_twice(t)) {
+        memcpy(offsets + lane * sizeof(float), from + sizeof(float), sizeof(float));
+        for (size_t part = 0; part < SN_FLOAT4_PARTS; part++)
+            out[SN_F8_SCALES + SN_LANES * part + lane] = from[2 * sizeof(float) + part];
+    }
+    for (size_t i = 0; i < sn_cpu_block(t) / 2; i++) out[head + i * SN_LANES + lane] = sn_float4_codes(t, from, 0)[i];
+}
+
 static void pack_float4(const pack_job *job, size_t panel) {
     const sn_cpu_weight *w = &job->weight;
-    uint8_t *out = job->image + panel * w->panel_bytes;
-    memset(out, 0, w->panel_bytes); /* lanes beyond the last row */
+    uint8_t *offsets = job->image + panel * w->panel_bytes, *out = offsets + sn_cpu_offset_bytes(job->dtype);
+    memset(offsets, 0, w->panel_bytes); /* lanes beyond the last row */
     for (size_t b = 0; b < w->n_blocks; b++, out += sn_cpu_block_bytes(job->dtype))
-        for (size_t lane = 0, r = panel * SN_LANES; lane < SN_LANES && r < w->rows; lane++, r++) {
-            const uint8_t *from = job->host + r * job->row_bytes + b * sn_dtype_bytes(job->dtype);
-            memcpy(out + lane * sizeof(float), from, sizeof(float));
-            for (size_t i = 0; i < SN_FLOAT4_K / 2; i++)
-                out[SN_F8_SCALES + i * SN_LANES + lane] = from[sizeof(float) + i];
-        }
+        for (size_t lane = 0, r = panel * SN_LANES; lane < SN_LANES && r < w->rows; lane++, r++)
+            pack_float4_block(job->dtype, job->host + r * job->row_bytes + b * sn_dtype_bytes(job->dtype), lane,
+                              offsets, out);
 }
 
 static void pack_panel(void *ctx, size_t panel, int worker) {
@@ -178,7 +187,7 @@ static void pack_panel(void *ctx, size_t panel, int worker) {
 sn_cpu_weight sn_cpu_weight_view(const sn_weight *weight) {
     sn_cpu_weight w = {.dtype = weight->dtype, .rows = weight->rows, .cols = weight->cols, .data = weight->device};
     w.n_blocks = w.cols / sn_cpu_block(w.dtype);
-    w.panel_bytes = w.n_blocks * sn_cpu_block_bytes(w.dtype);
+    w.panel_bytes = sn_cpu_offset_bytes(w.dtype) + w.n_blocks * sn_cpu_block_bytes(w.dtype);
     w.n_panels = (w.rows + SN_LANES - 1) / SN_LANES;
     return w;
 }
@@ -197,8 +206,8 @@ sn_status sn_cpu_weight_size(const sn_device *d, sn_dtype dtype, size_t rows, si
     sn_status status = sn_dtype_row_bytes(dtype, cols, &row_bytes, err);
     if (status) return status;
     if (!sn_mul(cols / sn_cpu_block(dtype), sn_cpu_block_bytes(dtype), &panel_bytes) ||
-        !sn_add(rows, SN_LANES - 1, &padded) || !sn_mul(padded / SN_LANES, panel_bytes, bytes) ||
-        padded / SN_LANES > UINT32_MAX)
+        !sn_add(panel_bytes, sn_cpu_offset_bytes(dtype), &panel_bytes) || !sn_add(rows, SN_LANES - 1, &padded) ||
+        !sn_mul(padded / SN_LANES, panel_bytes, bytes) || padded / SN_LANES > UINT32_MAX)
         return sn_fail(err, SN_REFUSED, "a matrix of %zu rows of %zu is too large", rows, cols);
     return SN_OK;
 }
@@ -329,6 +338,22 @@ static void unpack_group(const sn_cpu_weight *w, const uint8_t *at, size_t g, si
     }
 }
 
+/* A row of NF4 or FP4, lane `lane` of the panel at `panel`. */
+static void unpack_float4(const sn_cpu_weight *w, const uint8_t *panel, size_t lane, float *out) {
+    const sn_dtype t = w->dtype;
+    for (size_t k = 0; k < w->cols; k++) {
+        const uint8_t *block = panel + sn_cpu_offset_bytes(t) + k / sn_cpu_block(t) * sn_cpu_block_bytes(t);
+        const size_t part = k % sn_cpu_block(t) / SN_FLOAT4_PART;
+        float scale = read_float(SN_F32, block, lane);
+        if (sn_float4_twice(t)) {
+            scale = sn_float4_scales[block[SN_F8_SCALES + SN_LANES * part + lane]] * scale;
+            scale += read_float(SN_F32, panel, lane);
+        }
+        uint8_t both = block[sn_cpu_float4_head(t) + k % sn_cpu_block(t) / 2 * SN_LANES + lane];
+        out[k] = sn_float4_values(t)[both >> k % 2 * 4 & 15] * scale;
+    }
+}
+
 void sn_cpu_weight_dequantize_row(const sn_cpu_weight *w, size_t row, float *out) {
     assert(row < w->rows);
     const uint8_t *at = w->data + row / SN_LANES * w->panel_bytes;
@@ -341,12 +366,10 @@ void sn_cpu_weight_dequantize_row(const sn_cpu_weight *w, size_t row, float *out
         }
         return;
     }
-    for (size_t k = 0; sn_cpu_float4(w->dtype) && k < w->cols; k++) {
-        const uint8_t *block = at + k / SN_FLOAT4_K * sn_cpu_block_bytes(w->dtype);
-        uint8_t both = block[SN_F8_SCALES + k % SN_FLOAT4_K / 2 * SN_LANES + lane];
-        out[k] = sn_float4_values(w->dtype)[both >> k % 2 * 4 & 15] * read_float(SN_F32, block, lane);
+    if (sn_cpu_float4(w->dtype)) {
+        unpack_float4(w, at, lane, out);
+        return;
     }
-    if (sn_cpu_float4(w->dtype)) return;
     if (!sn_cpu_quantised(w->dtype)) {
         sn_cpu_float_panel(w, row / SN_LANES, &offset, &step);
         for (size_t k = 0; k < w->cols; k++) out[k] = read_float(w->dtype, w->data + offset + k * step, lane);

@@ -10,8 +10,10 @@
  *
  * - Float types: w[k][lane]. In the 16-bit types two panels lie interleaved as a pair, w[k][panel][lane]; a last odd
  *   panel lies alone. F8 has 128 k in a block, after the float32 scales of its lanes, each times 256 in E4M3; NF4 and
- * FP4 have 64, two of them in a byte, k and k + 1, after the scales. Reason for pairs: the fma chains of a single row
- * wait for themselves; those of two panels overlap, and the pair is still read as one stream.
+ *   FP4 have 64, two of them in a byte, k and k + 1, after the scales. NF4_256 and FP4_256 have 256, after the factors
+ *   of the scales of the lanes and the codes of the scales, scale[part][lane]; their offsets lie before the first
+ * block, because all blocks of a row have the same one. Reason for pairs: the fma chains of a single row wait for
+ * themselves; those of two panels overlap, and the pair is still read as one stream.
  * - Quantised types: the parts of sn_quant_split, not one bit more than the file has but where its scales have 6 bits,
  *   which are bytes here. Of a superblock a head, d[lane] and then m[lane] where there are offsets; and then groups of
  *   32 k, each the planes of its codes followed by its scales, lane by lane. The scales lie next to their codes because
@@ -42,13 +44,12 @@ enum {
     SN_F8_K = 128,               /* k that share a scale in F8 */
     SN_F8_SCALES = 4 * SN_LANES, /* bytes of the scales of a block of F8, NF4 and FP4 */
     SN_CPU_BFLOAT = 0x80,        /* sn_cpu_short_words */
-    SN_FLOAT4_K = 64,            /* k that share a scale in NF4 and FP4 */
 };
 
 /* The types whose codes and scales the kernels are compiled for; the others are float types. */
-#define SN_FLOAT_TYPES(X) X(F32) X(F16) X(BF16) X(F8_E4M3) X(F8_E5M2) X(NF4) X(FP4)
+#define SN_FLOAT_TYPES(X) X(F32) X(F16) X(BF16) X(F8_E4M3) X(F8_E5M2) X(NF4) X(FP4) X(NF4_256) X(FP4_256)
 
-static inline bool sn_cpu_float4(sn_dtype t) { return t == SN_NF4 || t == SN_FP4; }
+static inline bool sn_cpu_float4(sn_dtype t) { return sn_float4_values(t); }
 static inline bool sn_cpu_quantised(sn_dtype t) { return sn_quant_forms[t].low_bits; }
 /* Whether each half of a group has scales of its own. */
 static inline bool sn_cpu_fine(sn_dtype t) {
@@ -77,16 +78,21 @@ static inline size_t sn_cpu_group_bytes(sn_dtype t) {
 static inline size_t sn_cpu_groups(sn_dtype t) {
     return sn_quant_forms[t].super_bytes ? (size_t)sn_quant_forms[t].groups : 1;
 }
+/* Bytes of NF4 and FP4 before the first block, and before the codes of a block. */
+static inline size_t sn_cpu_offset_bytes(sn_dtype t) { return sn_float4_twice(t) ? SN_F8_SCALES : 0; }
+static inline size_t sn_cpu_float4_head(sn_dtype t) {
+    return (size_t)(SN_F8_SCALES + (sn_float4_twice(t) ? SN_FLOAT4_PARTS * SN_LANES : 0));
+}
 /* k of a block, and its bytes. */
 static inline size_t sn_cpu_block(sn_dtype t) {
     return sn_is_f8(t)           ? SN_F8_K
-           : sn_cpu_float4(t)    ? SN_FLOAT4_K
+           : sn_cpu_float4(t)    ? (size_t)SN_FLOAT4_PART * (sn_float4_twice(t) ? SN_FLOAT4_PARTS : 1)
            : sn_cpu_quantised(t) ? SN_QUANT_GROUP * sn_cpu_groups(t)
                                  : 1;
 }
 static inline size_t sn_cpu_block_bytes(sn_dtype t) {
     return sn_is_f8(t)           ? SN_F8_SCALES + SN_F8_K * SN_LANES
-           : sn_cpu_float4(t)    ? SN_F8_SCALES + SN_FLOAT4_K / 2 * SN_LANES
+           : sn_cpu_float4(t)    ? sn_cpu_float4_head(t) + sn_cpu_block(t) / 2 * SN_LANES
            : sn_cpu_quantised(t) ? sn_cpu_head_bytes(t) + sn_cpu_groups(t) * sn_cpu_group_bytes(t)
                                  : SN_LANES * (t == SN_F32 ? 4 : 2);
 }
@@ -119,7 +125,7 @@ typedef struct sn_cpu_weight {
     sn_dtype dtype;
     size_t rows, cols;
     size_t n_blocks;    /* in a panel */
-    size_t panel_bytes; /* n_blocks * bytes of a block */
+    size_t panel_bytes; /* n_blocks * bytes of a block, and sn_cpu_offset_bytes */
     size_t n_panels;
     const uint8_t *data;
 } sn_cpu_weight;

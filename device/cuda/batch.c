@@ -210,8 +210,9 @@ sn_cuda_kv sn_cuda_kv_of(const sn_cuda *cuda, const sn_kv_shape *shape, int bloc
                         (const int32_t *)(table + table_few_at(cuda)),
                         (const sn_cuda_tile *)(table + table_tiles_at(cuda)),
                         (float *const *)(table + table_pages_at(cuda)),
-                        shape->latent,
-                        shape->dtype};
+                        own.latent,
+                        own.dtype,
+                        own.latent || own.keys_only};
 }
 
 const sn_cuda_state *sn_cuda_states_of(const sn_cuda *cuda) {

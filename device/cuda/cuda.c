@@ -70,7 +70,7 @@ typedef struct buffer_need {
     size_t bytes;
 } buffer_need;
 
-enum { BUFFERS = 10 };
+enum { BUFFERS = 11 };
 
 /* The bytes of all buffers for these limits. */
 static sn_status buffer_needs(sn_cuda *cuda, const sn_device_limits *l, buffer_need out[BUFFERS], sn_err *err) {
@@ -89,6 +89,7 @@ static sn_status buffer_needs(sn_cuda *cuda, const sn_device_limits *l, buffer_n
         {&cuda->partial, sn_cuda_partial_bytes(cuda, l)},
         {&cuda->arrivals, sn_cuda_arrivals_bytes(l)},
         {&cuda->groups, sn_cuda_groups_bytes(l)},
+        {&cuda->index_scores, sn_cuda_index_scores_bytes(l)},
         {&cuda->grad, 3 * sizeof(float) * (size_t)l->grad_tokens * (size_t)l->heads},
         {&cuda->batch_table, sn_cuda_table_bytes(cuda, rows, (size_t)l->sequences, sn_cuda_table_pages(l))},
     };
@@ -134,9 +135,9 @@ static sn_status cuda_prepare(sn_device *d, const sn_device_limits *limits, sn_e
 
 /* Frees everything that belongs to the device's context. */
 static void free_resources(sn_cuda *cuda) {
-    sn_cuda_buffer *const buffers[] = {&cuda->blas_workspace, &cuda->x,       &cuda->tile, &cuda->ids,
-                                       &cuda->kv_staging,     &cuda->partial, &cuda->grad, &cuda->batch_table,
-                                       &cuda->arrivals,       &cuda->groups};
+    sn_cuda_buffer *const buffers[] = {&cuda->blas_workspace, &cuda->x,       &cuda->tile,        &cuda->ids,
+                                       &cuda->kv_staging,     &cuda->partial, &cuda->grad,        &cuda->batch_table,
+                                       &cuda->arrivals,       &cuda->groups,  &cuda->index_scores};
     sn_cuda_graphs_clear(cuda);
     sn_cuda_lt_close(cuda);
     if (cuda->blas) cublasDestroy_v2(cuda->blas);
@@ -196,6 +197,7 @@ static const sn_device_ops cuda_ops = {
     .kv_read = sn_cuda_kv_read,
     .kv_write = sn_cuda_kv_write,
     .attention = sn_cuda_attention_op,
+    .choose_keys = sn_cuda_choose_keys,
     .short_conv = sn_cuda_short_conv_op,
     .delta_rule = sn_cuda_delta_rule_op,
     .activate = sn_cuda_activate_op,

@@ -71,15 +71,16 @@ typedef struct sn_cuda {
     uint16_t products_told[SN_DTYPE_COUNT]; /* classes of rows whose way the log knows */
     sn_device_limits limits;
     sn_cuda_buffer blas_workspace;
-    sn_cuda_buffer x;           /* rows of x in the form that the kernels of linear read */
-    sn_cuda_buffer tile;        /* rows of a matrix as bfloat16 */
-    sn_cuda_buffer ids;         /* of get_rows */
-    sn_cuda_buffer kv_staging;  /* keys and values between host and pages */
-    sn_cuda_buffer partial;     /* partial results of attention */
-    sn_cuda_buffer arrivals;    /* counters of attention, all 0 between kernels */
-    sn_cuda_buffer groups;      /* pairs of rows and experts, grouped by expert */
-    sn_cuda_buffer grad;        /* statistics of attention_grad */
-    sn_allocations allocations; /* of alloc */
+    sn_cuda_buffer x;            /* rows of x in the form that the kernels of linear read */
+    sn_cuda_buffer tile;         /* rows of a matrix as bfloat16 */
+    sn_cuda_buffer ids;          /* of get_rows */
+    sn_cuda_buffer kv_staging;   /* keys and values between host and pages */
+    sn_cuda_buffer partial;      /* partial results of attention */
+    sn_cuda_buffer arrivals;     /* counters of attention, all 0 between kernels */
+    sn_cuda_buffer index_scores; /* of some rows, by an indexer */
+    sn_cuda_buffer groups;       /* pairs of rows and experts, grouped by expert */
+    sn_cuda_buffer grad;         /* statistics of attention_grad */
+    sn_allocations allocations;  /* of alloc */
 
     struct sn_cuda_stage {
         void *host;
@@ -256,6 +257,8 @@ sn_status sn_cuda_latent_attend(sn_cuda *cuda, sn_cuda_attention *a, sn_err *err
 SN_OPERATION(head_linear, sn_cuda_head_linear_op);
 
 /* -- delta.c */
+SN_OPERATION(choose_keys, sn_cuda_choose_keys);
+size_t sn_cuda_index_scores_bytes(const sn_device_limits *limits);
 SN_OPERATION(short_conv, sn_cuda_short_conv_op);
 SN_OPERATION(delta_rule, sn_cuda_delta_rule_op);
 

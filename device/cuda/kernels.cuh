@@ -108,11 +108,8 @@ __device__ inline float activation(int kind, float x) {
 /* -- quantised weights: layout.h has the planes */
 
 constexpr sn_quant_form FORMS[] = {
-#define X(type, ...) SN_QUANT_FORM(type, __VA_ARGS__),
-    SN_QUANT_TYPES(X)
-#undef X
-#define X(type, ...) SN_QUANT_WHOLE_FORM(__VA_ARGS__),
-        SN_MORE_QUANT_TYPES(X)
+#define X(type, ...) SN_QUANT_FORM(__VA_ARGS__),
+    SN_ALL_QUANT_TYPES(X)
 #undef X
 };
 
@@ -129,7 +126,7 @@ constexpr sn_quant_form FORMS[] = {
         CASE(SN_CUDA_##type);                                                                                          \
         break;
 
-__host__ __device__ constexpr bool is_float(int layout) { return layout <= SN_CUDA_F8; }
+__host__ __device__ constexpr bool is_float(int layout) { return layout <= SN_CUDA_FLOAT4; }
 template <int LAYOUT> constexpr sn_quant_form FORM_OF = FORMS[LAYOUT - SN_CUDA_Q4_0];
 
 /* Whether the halves of a group have scales of their own. */
@@ -232,6 +229,7 @@ template <int LAYOUT> __device__ inline float2 scale_of(unsigned int code, unsig
     if (SCALE == SN_SCALE_DM) return make_float2(half_to_float(code & 0xffff), half_to_float(code >> 16));
     if (SCALE == SN_SCALE_E) return make_float2(__uint_as_float(code < 2 ? 0x200000u << code : (code - 1) << 23), 0.0f);
     if (SCALE == SN_SCALE_BF) return make_float2(bf16_to_float(code), 0.0f);
+    if (SCALE == SN_SCALE_F) return make_float2(__uint_as_float(super), 0.0f);
     if (SCALE == SN_SCALE_W) {
         constexpr int BASE = FORM_OF<LAYOUT>.low_bits == 8 ? 128 : 0;
         float scale = __uint_as_float(super & 0xffffff00u);
@@ -338,7 +336,7 @@ template <int LAYOUT> __device__ inline unsigned int entry_codes(const packed_gr
 #pragma unroll
     for (int i = 0; i < PER_8; i++) {
         unsigned int index = (low >> 8 * i & 0xff) | (high >> SHARE * i & ((1u << MORE) - 1)) << 8;
-        codes |= BOOKS.entry[F.book + (PER_8 == 2 ? static_cast<int>(SN_BOOKS_OF_8) : 0) + index] << 16 * i;
+        codes |= BOOKS[F.book + (PER_8 == 2 ? static_cast<int>(SN_BOOKS_OF_8) : 0) + index] << 16 * i;
     }
     if (F.index_bits == 11) return codes | (F.scale == SN_SCALE_Q ? p.code >> 15 : high >> 3 & 1) * 0x44444444u;
     if (F.sign_bits == 7) { /* an even number of the eight is negative: that of the last one follows */
@@ -399,9 +397,14 @@ template <int LAYOUT> __device__ inline group load_group(const sn_cuda_matrix &w
 
 /* -- weights of every layout as float32 */
 
-/* An element of F8 divided by its scale and by 256; there is no NaN. */
-__device__ inline float f8_to_float(unsigned int bits) {
-    return half_to_float((bits & 0x80) << 8 | (bits & 0x7f) << 7);
+/* An element of F8 divided by its scale, as that lies in memory; it is neither infinite nor NaN. */
+__device__ inline float f8_to_float(unsigned int bits, int shift) {
+    return half_to_float((bits & 0x80) << 8 | (bits & 0x7f) << shift);
+}
+
+/* The number of code i of a word of FLOAT4, times the scale. */
+__device__ inline float float4_to_float(const void *numbers, unsigned int word, int i, float scale) {
+    return static_cast<const float *>(numbers)[word >> 4 * i & 15] * scale;
 }
 
 /* Eight consecutive weights of a row, from element `at` (a multiple of 8) on. */
@@ -415,8 +418,14 @@ template <int LAYOUT> __device__ inline void load_floats(const sn_cuda_matrix &w
     }
     if (LAYOUT == SN_CUDA_F8) {
         uint2 v = *reinterpret_cast<const uint2 *>(static_cast<const uint8_t *>(w.plane[0]) + first);
-        float scale = 256.0f * static_cast<const float *>(w.scales)[first / SN_CUDA_F8_BLOCK];
-        for (int i = 0; i < 8; i++) out[i] = f8_to_float((i < 4 ? v.x : v.y) >> 8 * (i % 4) & 0xff) * scale;
+        float scale = static_cast<const float *>(w.scales)[first / SN_CUDA_F8_BLOCK];
+        for (int i = 0; i < 8; i++) out[i] = f8_to_float((i < 4 ? v.x : v.y) >> 8 * (i % 4) & 0xff, w.f8_shift) * scale;
+        return;
+    }
+    if (LAYOUT == SN_CUDA_FLOAT4) {
+        unsigned int word = static_cast<const unsigned int *>(w.plane[0])[first / 8];
+        float scale = static_cast<const float *>(w.scales)[first / SN_CUDA_FLOAT4_BLOCK];
+        for (int i = 0; i < 8; i++) out[i] = float4_to_float(w.supers, word, i, scale);
         return;
     }
     uint4 v = *reinterpret_cast<const uint4 *>(static_cast<const uint16_t *>(w.plane[0]) + first);
@@ -568,8 +577,9 @@ __device__ inline float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y 
     case SN_CUDA_##type:                                                                                               \
         return CALL(SN_CUDA_##type);
 #define SN_CUDA_FLOAT_CASES                                                                                            \
-    SN_CUDA_LAYOUT_CASE(F32) SN_CUDA_LAYOUT_CASE(F16) SN_CUDA_LAYOUT_CASE(BF16) SN_CUDA_LAYOUT_CASE(F8)
-#define SN_CUDA_QUANT_CASES SN_CUDA_QUANT_TYPES(SN_CUDA_LAYOUT_CASE)
+    SN_CUDA_LAYOUT_CASE(F32)                                                                                           \
+    SN_CUDA_LAYOUT_CASE(F16) SN_CUDA_LAYOUT_CASE(BF16) SN_CUDA_LAYOUT_CASE(F8) SN_CUDA_LAYOUT_CASE(FLOAT4)
+#define SN_CUDA_QUANT_CASES SN_ALL_QUANT_TYPES(SN_CUDA_LAYOUT_CASE)
 /* The same with one instance of a kernel for all of SN_MORE_QUANT_TYPES: it chooses for each group of weights. So are
  * compiled all kernels but those of decode steps, whose loads would wait for each other. */
 #define SN_CUDA_ANY_CASE(type, ...) case SN_CUDA_##type:

@@ -179,8 +179,10 @@ typedef struct sn_cuda_kv {
     const int32_t *few; /* the rows of sequences of at most SN_CUDA_CHUNK_ROWS, which the tiles leave out */
     const sn_cuda_tile *tiles;
     float *const *pages;
-    int latent; /* as in sn_kv_shape: a page then holds rows (page_tokens, padded_dim), values and the rest of keys */
+    int latent; /* as in sn_kv_shape */
     sn_kv_dtype dtype;
+    bool
+        in_rows; /* latents, and index keys: a page holds rows (page_tokens, padded_dim), values and the rest of keys */
 } sn_cuda_kv;
 
 cudaError_t sn_cuda_kv_store(cudaStream_t stream, const sn_cuda_kv *kv, int n_rows, const float *k, const float *v);
@@ -205,6 +207,8 @@ typedef struct sn_cuda_attention {
      * that of first_part. */
     float *partial, *partial_stats;
     unsigned int *arrivals;
+    const int32_t *chosen; /* as in sn_attention */
+    int n_chosen;
 } sn_cuda_attention;
 
 /* Each of the n_rows rows in kv.few by itself: its keys are split into parts of at least 64 positions, n_splits at
@@ -224,6 +228,19 @@ cudaError_t sn_cuda_latent_load(cudaStream_t stream, const sn_cuda_kv *kv, int n
 cudaError_t sn_cuda_latent_attention(cudaStream_t stream, const sn_cuda_attention *a, int n_rows, int n_splits);
 cudaError_t sn_cuda_head_linear(cudaStream_t stream, const sn_cuda_experts *heads, int n_heads, int n, int x_width,
                                 const float *x, float *y);
+
+/* -- an indexer, of rows [first_row, first_row + n_rows) of the batch. Rows below position n_chosen are left out. */
+typedef struct sn_cuda_indexer {
+    sn_cuda_kv keys; /* of the block of index keys */
+    int n_heads, n_chosen, first_row, n_rows;
+    const float *q, *weights; /* of all rows */
+    float *scores;            /* (n_rows, stride) */
+    size_t stride;
+    int32_t *chosen; /* of all rows */
+} sn_cuda_indexer;
+
+cudaError_t sn_cuda_index_scores(cudaStream_t stream, const sn_cuda_indexer *p);
+cudaError_t sn_cuda_choose(cudaStream_t stream, const sn_cuda_indexer *p);
 
 /* -- recurrent blocks; as in device/device.h. The states of a sequence of the batch, and its rows: */
 typedef struct sn_cuda_state {

@@ -207,6 +207,7 @@ extern "C" cudaError_t sn_cuda_moe_products(cudaStream_t stream, const sn_cuda_g
         SN_CUDA_LAYOUT_CASE(F16)
         SN_CUDA_LAYOUT_CASE(BF16)
         SN_CUDA_LAYOUT_CASE(F8)
+        SN_CUDA_LAYOUT_CASE(FLOAT4)
         SN_CUDA_QUANT_CASES_OF_ANY
     default:
         return cudaErrorInvalidValue;

@@ -189,6 +189,9 @@ template <int KEYS, int QUADS, int DTYPE>
 __global__ void __launch_bounds__(THREADS) latent_attention(const __grid_constant__ sn_cuda_attention a, int n_splits) {
     SN_SHARED_MEMORY(shared);
     sn_cuda_row row = a.kv.rows[blockIdx.z];
+    const bool chooses = a.chosen && row.position >= a.n_chosen;
+    const int32_t *chosen = chooses ? a.chosen + static_cast<size_t>(blockIdx.z) * a.n_chosen : nullptr;
+    if (chooses) row.position = a.n_chosen - 1; /* from here on: the number of a chosen position */
     key_part own = part_of(row.position, a.window, static_cast<int>(blockIdx.x), n_splits);
     if (own.first >= own.end) return; /* by the whole block */
     int thread = static_cast<int>(threadIdx.x), dims = a.kv.padded_dim;
@@ -219,7 +222,7 @@ __global__ void __launch_bounds__(THREADS) latent_attention(const __grid_constan
     for (int at = own.first; at < own.end; at += KEYS) {
         int n = min(KEYS, own.end - at);
         for (int j = thread / 32; j < n; j += WARPS) {
-            kv_row from = row_at<DTYPE>(a.kv, row.first_page, at + j, kv_head);
+            kv_row from = row_at<DTYPE>(a.kv, row.first_page, chosen ? chosen[at + j] : at + j, kv_head);
             for (int i = thread % 32 * 4; i < dims; i += 128)
                 *reinterpret_cast<float4 *>(s.keys + j * dims + i) = kv_load4<DTYPE>(from, i);
         }

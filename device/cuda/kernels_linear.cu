@@ -86,17 +86,22 @@ __global__ void __launch_bounds__(THREADS)
 
 /* Elements in 16 bytes of a row. */
 __host__ __device__ constexpr int step_of(int layout) {
-    return layout == SN_CUDA_F32 ? 4 : layout == SN_CUDA_F8 ? 16 : 8;
+    return layout == SN_CUDA_F32 ? 4 : layout == SN_CUDA_F8 ? 16 : layout == SN_CUDA_FLOAT4 ? 32 : 8;
 }
+/* Whether elements have a scale. */
+__host__ __device__ constexpr bool is_scaled(int layout) { return layout == SN_CUDA_F8 || layout == SN_CUDA_FLOAT4; }
 
-/* 16 bytes of a row of weights as float32; F8 without their scale. */
-template <int LAYOUT> __device__ void to_floats(uint4 w, float out[16]) {
+/* 16 bytes of a row of weights as float32, without their scale. */
+template <int LAYOUT> __device__ void to_floats(const sn_cuda_matrix &m, uint4 w, float out[step_of(LAYOUT)]) {
     const unsigned int words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
     for (int i = 0; i < 4; i++)
         if (LAYOUT == SN_CUDA_F32) {
             out[i] = __uint_as_float(words[i]);
         } else if (LAYOUT == SN_CUDA_F8) {
-            for (int k = 0; k < 4; k++) out[4 * i + k] = f8_to_float(words[i] >> 8 * k & 0xff);
+            for (int k = 0; k < 4; k++) out[4 * i + k] = f8_to_float(words[i] >> 8 * k & 0xff, m.f8_shift);
+        } else if (LAYOUT == SN_CUDA_FLOAT4) {
+            for (int k = 0; k < 8; k++) out[8 * i + k] = float4_to_float(m.supers, words[i], k, 1.0f);
         } else {
             out[2 * i] = LAYOUT == SN_CUDA_F16 ? half_to_float(words[i] & 0xffff) : bf16_to_float(words[i] & 0xffff);
             out[2 * i + 1] = LAYOUT == SN_CUDA_F16 ? half_to_float(words[i] >> 16) : bf16_to_float(words[i] >> 16);
@@ -105,9 +110,10 @@ template <int LAYOUT> __device__ void to_floats(uint4 w, float out[16]) {
 
 /* What step s of a row is multiplied with. */
 template <int LAYOUT> __device__ float step_scale(const sn_cuda_matrix &w, int row, int s) {
-    if (LAYOUT != SN_CUDA_F8) return 1.0f;
-    size_t first = static_cast<size_t>(row) * (w.cols / SN_CUDA_F8_BLOCK);
-    return 256.0f * static_cast<const float *>(w.scales)[first + s * step_of(LAYOUT) / SN_CUDA_F8_BLOCK];
+    constexpr int BLOCK = LAYOUT == SN_CUDA_F8 ? SN_CUDA_F8_BLOCK : SN_CUDA_FLOAT4_BLOCK;
+    if (!is_scaled(LAYOUT)) return 1.0f;
+    return static_cast<const float *>(
+        w.scales)[static_cast<size_t>(row) * (w.cols / BLOCK) + s * step_of(LAYOUT) / BLOCK];
 }
 
 template <int LAYOUT, int N>
@@ -126,21 +132,21 @@ __global__ void __launch_bounds__(THREADS)
     for (int s = static_cast<int>(threadIdx.x) % 32; s < steps; s += 32) {
         uint4 bits0 = __ldcs(data + static_cast<size_t>(row) * steps + s);
         uint4 bits1 = __ldcs(data + static_cast<size_t>(second) * steps + s);
-        float w0[16], w1[16];
-        to_floats<LAYOUT>(bits0, w0);
-        to_floats<LAYOUT>(bits1, w1);
+        float w0[STEP], w1[STEP];
+        to_floats<LAYOUT>(w, bits0, w0);
+        to_floats<LAYOUT>(w, bits1, w1);
         float scale0 = step_scale<LAYOUT>(w, row, s), scale1 = step_scale<LAYOUT>(w, second, s);
         for (int i = 0; i < N; i++) {
             const float4 *at =
                 reinterpret_cast<const float4 *>(x + static_cast<size_t>(min(i, n - 1)) * x_stride + s * STEP);
-            float part0 = LAYOUT == SN_CUDA_F8 ? 0.0f : sums[0][i], part1 = LAYOUT == SN_CUDA_F8 ? 0.0f : sums[1][i];
+            float part0 = is_scaled(LAYOUT) ? 0.0f : sums[0][i], part1 = is_scaled(LAYOUT) ? 0.0f : sums[1][i];
             for (int k = 0; k < STEP; k += 4) {
                 float4 v = at[k / 4];
                 part0 += w0[k] * v.x + w0[k + 1] * v.y + w0[k + 2] * v.z + w0[k + 3] * v.w;
                 part1 += w1[k] * v.x + w1[k + 1] * v.y + w1[k + 2] * v.z + w1[k + 3] * v.w;
             }
-            sums[0][i] = LAYOUT == SN_CUDA_F8 ? sums[0][i] + part0 * scale0 : part0;
-            sums[1][i] = LAYOUT == SN_CUDA_F8 ? sums[1][i] + part1 * scale1 : part1;
+            sums[0][i] = is_scaled(LAYOUT) ? sums[0][i] + part0 * scale0 : part0;
+            sums[1][i] = is_scaled(LAYOUT) ? sums[1][i] + part1 * scale1 : part1;
         }
     }
     store_outputs<N>(b.linear[matrix], first, n, row, sums);

@@ -232,6 +232,7 @@ extern "C" cudaError_t sn_cuda_dequantize(cudaStream_t stream, const sn_cuda_mat
     switch (w->layout) {
         SN_CUDA_LAYOUT_CASE(F16)
         SN_CUDA_LAYOUT_CASE(F8)
+        SN_CUDA_LAYOUT_CASE(FLOAT4)
         SN_CUDA_QUANT_CASES_OF_ANY
     default:
         return cudaErrorInvalidValue;

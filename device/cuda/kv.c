@@ -15,32 +15,34 @@ size_t sn_cuda_kv_head_bytes(const sn_kv_shape *shape) {
     size_t row = shape->dtype == SN_KV_F32   ? elements * sizeof(float)
                  : shape->dtype == SN_KV_F16 ? elements * sizeof(uint16_t)
                                              : elements + (dim + 31) / 32 * sizeof(uint16_t);
-    return (shape->latent ? 1 : 2) * (size_t)shape->page_tokens * row; /* a multiple of 32: page_tokens is one of 16 */
+    return (shape->latent || shape->keys_only ? 1 : 2) * (size_t)shape->page_tokens *
+           row; /* a multiple of 32: page_tokens is one of 16 */
 }
 
 size_t sn_cuda_kv_block_bytes(const sn_kv_shape *one) { return (size_t)one->n_kv_heads * sn_cuda_kv_head_bytes(one); }
 
 size_t sn_cuda_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
-    return sn_kv_block_offset(shape, shape->n_blocks, sn_cuda_kv_block_bytes);
+    return sn_kv_block_offset(shape, shape->n_blocks + shape->index_blocks, sn_cuda_kv_block_bytes);
 }
 
 static sn_status kv_check_block(const sn_cuda *cuda, int block, sn_err *err) {
     if (cuda->state == SN_CUDA_NO_BATCH || cuda->state == SN_CUDA_REPLAYING)
         return sn_fail(err, SN_REFUSED, "%s: kv_store or attention was called outside of a batch", cuda->description);
-    if (block < 0 || block >= cuda->shape.n_blocks)
-        return sn_fail(err, SN_REFUSED, "block %d does not exist: the KV cache has %d", block, cuda->shape.n_blocks);
+    if (block < 0 || block >= cuda->shape.n_blocks + cuda->shape.index_blocks)
+        return sn_fail(err, SN_REFUSED, "block %d does not exist: the KV cache has %d", block,
+                       cuda->shape.n_blocks + cuda->shape.index_blocks);
     return SN_OK;
 }
 
 static cudaError_t store(const sn_cuda *cuda, const sn_cuda_kv *kv, int n_rows, const float *k, const float *v) {
-    return kv->latent ? sn_cuda_latent_store(cuda->work, kv, n_rows, k, v)
-                      : sn_cuda_kv_store(cuda->work, kv, n_rows, k, v);
+    return kv->in_rows ? sn_cuda_latent_store(cuda->work, kv, n_rows, k, v)
+                       : sn_cuda_kv_store(cuda->work, kv, n_rows, k, v);
 }
 
 static cudaError_t load(const sn_cuda *cuda, const sn_cuda_kv *kv, int n_rows, float *k, float *v) {
-    return kv->latent ? sn_cuda_latent_load(cuda->work, kv, n_rows, k, v)
-                      : sn_cuda_kv_load(cuda->work, kv, n_rows, k, v);
+    return kv->in_rows ? sn_cuda_latent_load(cuda->work, kv, n_rows, k, v)
+                       : sn_cuda_kv_load(cuda->work, kv, n_rows, k, v);
 }
 
 sn_status sn_cuda_kv_store_op(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
@@ -91,10 +93,10 @@ static sn_status kv_copy_chunk(sn_cuda *cuda, const kv_copy *t, sn_err *err) {
     if (t->out) {
         status = sn_cuda_check_launch(cuda, load(cuda, &kv, t->n, k, v), "kv_read", err);
         if (!status) status = sn_cuda_download(&cuda->base, t->k, k, k_bytes, err);
-        return status ? status : sn_cuda_download(&cuda->base, t->v, v, v_bytes, err);
+        return status || !v_bytes ? status : sn_cuda_download(&cuda->base, t->v, v, v_bytes, err);
     }
     status = sn_cuda_upload_staged(cuda, k, t->k, k_bytes, err);
-    if (!status) status = sn_cuda_upload_staged(cuda, v, t->v, v_bytes, err);
+    if (!status && v_bytes) status = sn_cuda_upload_staged(cuda, v, t->v, v_bytes, err);
     return status ? status : sn_cuda_check_launch(cuda, store(cuda, &kv, t->n, k, v), "kv_write", err);
 }
 
@@ -104,7 +106,7 @@ static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
     if (cuda->state != SN_CUDA_NO_BATCH && !cuda->base.lost)
         return sn_fail(err, SN_REFUSED, "%s: a KV cache cannot be read or written within a batch", cuda->description);
     sn_status status = sn_cuda_enter(cuda, err);
-    if (!status && (t.block < 0 || t.block >= t.shape->n_blocks || t.n < 0 || t.position < 0))
+    if (!status && (t.block < 0 || t.block >= t.shape->n_blocks + t.shape->index_blocks || t.n < 0 || t.position < 0))
         status = sn_fail(err, SN_REFUSED,
                          "block %d, positions from %d on, %d of them: not a part of a KV cache of %d blocks", t.block,
                          t.position, t.n, t.shape->n_blocks);
@@ -120,7 +122,7 @@ static sn_status kv_copy_all(sn_cuda *cuda, kv_copy t, sn_err *err) {
         status = kv_copy_chunk(cuda, &t, err);
         t.position += t.n;
         t.k += (size_t)t.n * t.k_row;
-        t.v += (size_t)t.n * t.v_row;
+        if (t.v_row) t.v += (size_t)t.n * t.v_row;
     }
     return status ? status : sn_cuda_finish(&cuda->base, err);
 }
@@ -214,6 +216,8 @@ bool sn_cuda_attends_in_8_bits(const sn_cuda *cuda, int n, int block) {
 sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float *q, float *out, sn_cuda_eight_bits form,
                          sn_err *err) {
     sn_status status = kv_check_block(cuda, params->block, err);
+    if (!status && params->block >= cuda->shape.n_blocks)
+        status = sn_fail(err, SN_REFUSED, "block %d has index keys only", params->block);
     if (status) return status;
     const int kv_heads = sn_kv_block_shape(&cuda->shape, params->block).n_kv_heads;
     if (params->n_heads <= 0 || params->n_heads % kv_heads)
@@ -228,7 +232,11 @@ sn_status sn_cuda_attend(sn_cuda *cuda, const sn_attention *params, const float 
                            .slopes = params->slopes,
                            .sinks = params->sinks,
                            .q = q,
-                           .out = out};
+                           .out = out,
+                           .chosen = params->chosen,
+                           .n_chosen = params->n_chosen};
+    if (a.chosen && (!a.kv.latent || a.window || a.slopes))
+        return sn_fail(err, SN_REFUSED, "positions are chosen in latent attention only, without a window or slopes");
     if (a.kv.latent)
         status = sn_cuda_latent_attend(cuda, &a, err);
     else if (cuda->n_few < cuda->n_rows)

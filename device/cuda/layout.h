@@ -5,7 +5,9 @@
  * 32 lanes read at once is contiguous.
  *
  * - F32, F16, BF16: rows of `stride` elements, a multiple of 8, zero beyond the weight's columns
- * - F8: bytes; then a float32 for each 128 elements of a row
+ * - F8: bytes; then a float32 for each 128 elements of a row, in E4M3 256 times that of the file
+ * - FLOAT4, which is NF4 and FP4: codes of 4 bits, the first in the low bits of a byte; then a float32 for each 64
+ *   elements of a row; and as supers the 16 numbers of the codes
  * - quantised types, in groups of 32 weights (device/quant.h has their parts). A lane reads a group with one load from
  *   each plane, and finds four weights in each word: weights 4 i + k and 16 + 4 i + k, word i of the first and of the
  *   second half, are byte k of a word:
@@ -25,26 +27,26 @@
 
 #include <stddef.h>
 
-#define SN_CUDA_QUANT_TYPES(X) SN_QUANT_TYPES(X) SN_MORE_QUANT_TYPES(X)
-
 typedef enum sn_cuda_layout {
     SN_CUDA_F32,
     SN_CUDA_F16,
     SN_CUDA_BF16,
-    SN_CUDA_F8, /* F8_E4M3 */
+    SN_CUDA_F8,
+    SN_CUDA_FLOAT4,
 #define X(type, ...) SN_CUDA_##type,
-    SN_CUDA_QUANT_TYPES(X)
+    SN_ALL_QUANT_TYPES(X)
 #undef X
         SN_CUDA_ANY, /* to the kernels: one of SN_MORE_QUANT_TYPES, which the matrix names */
 } sn_cuda_layout;
 
-enum { SN_CUDA_F8_BLOCK = 128 }; /* elements of F8 that share a scale */
+enum { SN_CUDA_F8_BLOCK = 128, SN_CUDA_FLOAT4_BLOCK = 64 }; /* elements that share a scale */
 
 /* A matrix of weights as the kernels read it. */
 typedef struct sn_cuda_matrix {
     sn_cuda_layout layout;
     int rows, cols;
-    int stride; /* elements of a row: cols, rounded up to 8 in the float layouts */
+    int stride;   /* elements of a row: cols, rounded up to 8 in the float layouts */
+    int f8_shift; /* how far the bits of an element of F8 lie below those of a half */
     const void *plane[2];
     const void *scales, *supers;
 } sn_cuda_matrix;

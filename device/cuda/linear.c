@@ -71,11 +71,12 @@ static sn_status few_rows_input(sn_cuda *cuda, int n, const float *x, const sn_w
 }
 
 /* cuBLAS reads F32 and BF16 once whatever the number of rows; all else is first read, written as bfloat16 and read
- * again. A chunk of rows of F16 and F8 costs about a third of that, of quantised weights a sixth. */
+ * again. A chunk of rows of F16, F8, NF4 and FP4 costs about a third of that, of quantised weights a sixth. */
 static bool rows_are_few(int n, const sn_weight *weight) {
     if (!is_float(weight)) return n <= SN_CUDA_FEW_ROWS;
     sn_cuda_layout layout = sn_cuda_matrix_of(weight).layout;
-    return n <= (layout == SN_CUDA_F16 || layout == SN_CUDA_F8 ? 2 : 1) * SN_CUDA_CHUNK_ROWS;
+    return n <=
+           (layout == SN_CUDA_F16 || layout == SN_CUDA_F8 || layout == SN_CUDA_FLOAT4 ? 2 : 1) * SN_CUDA_CHUNK_ROWS;
 }
 
 /* Takes the first matrices of one layout, as many as a kernel takes; returns their number. */

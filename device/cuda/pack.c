@@ -1,4 +1,5 @@
 /* Packing of weights: from the layout of the model file to that of layout.h. */
+#include "base/float4.h"
 #include "base/mem.h"
 #include "device/cuda/cuda_private.h"
 #include "device/quant.h"
@@ -7,13 +8,13 @@
 #include <string.h>
 
 static bool layout_of(sn_dtype dtype, sn_cuda_layout *out) {
-    static const int8_t layouts[SN_DTYPE_COUNT] = {/* the layout + 1; 0: none */
-                                                   [SN_F32] = SN_CUDA_F32 + 1,
-                                                   [SN_F16] = SN_CUDA_F16 + 1,
-                                                   [SN_BF16] = SN_CUDA_BF16 + 1,
-                                                   [SN_F8_E4M3] = SN_CUDA_F8 + 1,
+    static const int8_t layouts[SN_DTYPE_COUNT] = {
+        /* the layout + 1; 0: none */
+        [SN_F32] = SN_CUDA_F32 + 1,    [SN_F16] = SN_CUDA_F16 + 1,        [SN_BF16] = SN_CUDA_BF16 + 1,
+        [SN_F8_E4M3] = SN_CUDA_F8 + 1, [SN_F8_E5M2] = SN_CUDA_F8 + 1,     [SN_NF4] = SN_CUDA_FLOAT4 + 1,
+        [SN_FP4] = SN_CUDA_FLOAT4 + 1, [SN_NF4_256] = SN_CUDA_FLOAT4 + 1, [SN_FP4_256] = SN_CUDA_FLOAT4 + 1,
 #define X(type, ...) [SN_##type] = SN_CUDA_##type + 1,
-                                                   SN_CUDA_QUANT_TYPES(X)
+        SN_ALL_QUANT_TYPES(X)
 #undef X
     };
     if ((unsigned)dtype >= SN_DTYPE_COUNT || !layouts[dtype]) return false;
@@ -26,9 +27,13 @@ static sn_cuda_planes planes_of(sn_dtype dtype, size_t rows, size_t cols) {
     enum { ALIGNMENT = 16 };
     const sn_quant_form *form = sn_quant_form_of(dtype);
     size_t stride = sn_cuda_pad(cols, 8), groups = rows * (cols / SN_QUANT_GROUP);
-    if (dtype == SN_F8_E4M3) {
+    if (sn_is_f8(dtype)) {
         size_t scales = rows * cols;
         return (sn_cuda_planes){cols, 0, scales, 0, scales + scales / SN_CUDA_F8_BLOCK * sizeof(float)};
+    }
+    if (sn_float4_values(dtype)) {
+        size_t scales = rows * cols / 2, supers = scales + rows * (cols / SN_FLOAT4_PART) * sizeof(float);
+        return (sn_cuda_planes){cols, 0, scales, supers, supers + sizeof sn_nf4_values};
     }
     if (!form) return (sn_cuda_planes){stride, 0, 0, 0, rows * stride * sn_dtype_bytes(dtype)};
     sn_cuda_planes p = {.stride = cols};
@@ -66,8 +71,14 @@ sn_cuda_matrix sn_cuda_matrix_of(const sn_weight *weight) {
     layout_of(weight->dtype, &layout);
     sn_cuda_planes p = planes_of(weight->dtype, weight->rows, weight->cols);
     const char *at = weight->device;
-    return (sn_cuda_matrix){layout,        (int)weight->rows, (int)weight->cols, (int)p.stride, {at, at + p.plane1},
-                            at + p.scales, at + p.supers};
+    return (sn_cuda_matrix){.layout = layout,
+                            .rows = (int)weight->rows,
+                            .cols = (int)weight->cols,
+                            .stride = (int)p.stride,
+                            .f8_shift = weight->dtype == SN_F8_E5M2 ? 8 : 7,
+                            .plane = {at, at + p.plane1},
+                            .scales = at + p.scales,
+                            .supers = at + p.supers};
 }
 
 static void pack_float(size_t size, size_t rows, size_t cols, size_t stride, const uint8_t *host, uint8_t *image) {
@@ -77,12 +88,24 @@ static void pack_float(size_t size, size_t rows, size_t cols, size_t stride, con
     }
 }
 
-static void pack_f8(size_t blocks, const uint8_t *host, uint8_t *elements, uint8_t *scales) {
-    for (; blocks; blocks--, elements += SN_CUDA_F8_BLOCK, scales += sizeof(float)) {
-        memcpy(scales, host, sizeof(float));
-        memcpy(elements, host + sizeof(float), SN_CUDA_F8_BLOCK);
-        host += sizeof(float) + SN_CUDA_F8_BLOCK;
+static void pack_f8(sn_dtype dtype, size_t blocks, const uint8_t *host, uint8_t *elements, float *scales) {
+    for (; blocks; blocks--, elements += SN_CUDA_F8_BLOCK, host += sizeof(float) + SN_CUDA_F8_BLOCK) {
+        float scale;
+        memcpy(&scale, host, sizeof scale);
+        *scales++ = sn_f8_factor(dtype) * scale;
+        memcpy(elements, host + sizeof scale, SN_CUDA_F8_BLOCK);
     }
+}
+
+/* Scales that are codes become float32. */
+static void pack_float4(sn_dtype dtype, const sn_cuda_planes *p, size_t blocks, const uint8_t *host, uint8_t *image) {
+    float *scales = (float *)(image + p->scales);
+    memcpy(image + p->supers, sn_float4_values(dtype), sizeof sn_nf4_values);
+    for (; blocks; blocks--, host += sn_dtype_bytes(dtype))
+        for (size_t part = 0; part < sn_dtype_block(dtype) / SN_FLOAT4_PART; part++, image += SN_FLOAT4_PART / 2) {
+            *scales++ = sn_float4_scale(dtype, host, part);
+            memcpy(image, sn_float4_codes(dtype, host, part), SN_FLOAT4_PART / 2);
+        }
 }
 
 /* Bit 4 n + e is the sign of weight 8 e + n, so that the signs of an entry are bits of the codes of its weights. */
@@ -146,8 +169,10 @@ sn_status sn_cuda_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t 
     sn_status status = sn_cuda_weight_size(d, dtype, rows, cols, &bytes, err);
     if (status || !bytes) return status;
     sn_cuda_planes p = planes_of(dtype, rows, cols);
-    if (dtype == SN_F8_E4M3) {
-        pack_f8(rows * (cols / SN_CUDA_F8_BLOCK), host, image, (uint8_t *)image + p.scales);
+    if (sn_is_f8(dtype)) {
+        pack_f8(dtype, rows * (cols / SN_CUDA_F8_BLOCK), host, image, (float *)((uint8_t *)image + p.scales));
+    } else if (sn_float4_values(dtype)) {
+        pack_float4(dtype, &p, rows * (cols / sn_dtype_block(dtype)), host, image);
     } else if (!sn_dtype_quantised(dtype)) {
         pack_float(sn_dtype_bytes(dtype), rows, cols, p.stride, host, image);
     } else {

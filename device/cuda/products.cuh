@@ -20,34 +20,48 @@ __device__ inline int chunk_at(int row, int chunk) { return row * STEP + (chunk 
 struct packed_floats {
     uint4 words[4];
     float scale;
+    int f8_shift;
+    const void *numbers;
 };
 
-/* Weights [at, at + SHARE) of a row of F16 or F8; zero beyond the row. */
+/* Bits of an element. */
+__host__ __device__ constexpr int float_bits(int layout) {
+    return layout == SN_CUDA_FLOAT4 ? 4 : layout == SN_CUDA_F8 ? 8 : 16;
+}
+
+/* Weights [at, at + SHARE) of a row of F16, F8 or FLOAT4; zero beyond the row. */
 template <int LAYOUT> __device__ inline packed_floats read_floats(const sn_cuda_matrix &w, int row, int at) {
-    constexpr int BYTES = LAYOUT == SN_CUDA_F8 ? 1 : 2, LOADS = SHARE * BYTES / 16;
+    constexpr int IN_LOAD = 128 / float_bits(LAYOUT), LOADS = SHARE / IN_LOAD;
+    constexpr int BLOCK = LAYOUT == SN_CUDA_F8 ? SN_CUDA_F8_BLOCK : SN_CUDA_FLOAT4_BLOCK;
     size_t first = static_cast<size_t>(row) * w.stride + at;
-    const uint4 *from = reinterpret_cast<const uint4 *>(static_cast<const uint8_t *>(w.plane[0]) + first * BYTES);
+    const uint4 *from =
+        reinterpret_cast<const uint4 *>(static_cast<const uint8_t *>(w.plane[0]) + first * float_bits(LAYOUT) / 8);
     packed_floats p = {};
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
-        if (at + i * 16 / BYTES < w.stride) p.words[i] = from[i];
-    if (LAYOUT == SN_CUDA_F8 && at < w.stride)
-        p.scale = 256.0f * static_cast<const float *>(w.scales)[first / SN_CUDA_F8_BLOCK];
+        if (at + i * IN_LOAD < w.stride) p.words[i] = from[i];
+    if (LAYOUT != SN_CUDA_F16 && at < w.stride) p.scale = static_cast<const float *>(w.scales)[first / BLOCK];
     return p;
 }
 
+/* Weights 2 i and 2 i + 1 of a word, of which i is below the number that it has. */
+template <int LAYOUT> __device__ inline unsigned int unpack_pair(const packed_floats &p, unsigned int word, int i) {
+    word >>= 2 * i * float_bits(LAYOUT) % 32;
+    if (LAYOUT == SN_CUDA_F16) return pack_bf16(half_to_float(word & 0xffff), half_to_float(word >> 16));
+    if (LAYOUT == SN_CUDA_FLOAT4)
+        return pack_bf16(float4_to_float(p.numbers, word, 0, p.scale), float4_to_float(p.numbers, word, 1, p.scale));
+    return pack_bf16(f8_to_float(word & 0xff, p.f8_shift) * p.scale,
+                     f8_to_float(word >> 8 & 0xff, p.f8_shift) * p.scale);
+}
+
 template <int LAYOUT> __device__ inline void unpack(const packed_floats &p, unsigned int out[SHARE / 2]) {
+    constexpr int PAIRS = 16 / float_bits(LAYOUT); /* in a word */
 #pragma unroll
     for (int i = 0; i < SHARE / 2; i++) {
-        const uint4 &four = p.words[LAYOUT == SN_CUDA_F8 ? i / 8 : i / 4];
-        int place = LAYOUT == SN_CUDA_F8 ? i / 2 % 4 : i % 4;
+        const uint4 &four = p.words[i / PAIRS / 4];
+        int place = i / PAIRS % 4;
         unsigned int word = place == 0 ? four.x : place == 1 ? four.y : place == 2 ? four.z : four.w;
-        if (LAYOUT == SN_CUDA_F8) {
-            word >>= i % 2 * 16;
-            out[i] = pack_bf16(f8_to_float(word & 0xff) * p.scale, f8_to_float(word >> 8 & 0xff) * p.scale);
-        } else {
-            out[i] = pack_bf16(half_to_float(word & 0xffff), half_to_float(word >> 16));
-        }
+        out[i] = unpack_pair<LAYOUT>(p, word, i % PAIRS);
     }
 }
 
@@ -83,7 +97,11 @@ template <int LAYOUT> __device__ inline void unpack(const named_group &p, unsign
 
 template <int LAYOUT> __device__ inline auto read_share(const sn_cuda_matrix &w, int row, int at) {
     if constexpr (is_float(LAYOUT)) {
-        return row < w.rows ? read_floats<LAYOUT>(w, row, at) : packed_floats{};
+        packed_floats p = {};
+        if (row < w.rows) p = read_floats<LAYOUT>(w, row, at);
+        p.f8_shift = w.f8_shift;
+        p.numbers = w.supers;
+        return p;
     } else {
         size_t g = static_cast<size_t>(row) * (w.cols / 32) + at / 32;
         packed_group p = {};

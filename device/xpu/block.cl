@@ -263,4 +263,5 @@ moe_combine(ulong n, uint k, uint width, __global const float *weights, __global
     y[item] = sum;
 }
 
+#include "device/xpu/chosen.clh"
 #include "device/xpu/delta.clh"

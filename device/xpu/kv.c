@@ -38,7 +38,8 @@ static size_t row_bytes(const sn_kv_shape *shape, int elements) {
                                        : dim + (dim + GROUP - 1) / GROUP * sizeof(uint16_t);
 }
 static size_t block_bytes(const sn_kv_shape *one) {
-    size_t position = row_bytes(one, one->head_dim) + (one->latent ? 0 : row_bytes(one, sn_kv_value_dim(one)));
+    size_t position =
+        row_bytes(one, one->head_dim) + (one->latent || one->keys_only ? 0 : row_bytes(one, sn_kv_value_dim(one)));
     return (size_t)one->n_kv_heads * (size_t)one->page_tokens * position;
 }
 
@@ -58,8 +59,10 @@ static page_block page_block_of(const sn_kv_shape *shape, int block) {
 size_t sn_xpu_kv_page_bytes(const sn_device *d, const sn_kv_shape *shape) {
     (void)d;
     assert(shape->page_tokens > 0 && shape->page_tokens % 16 == 0);
-    return sn_kv_block_offset(shape, shape->n_blocks, block_bytes);
+    return sn_kv_block_offset(shape, shape->n_blocks + shape->index_blocks, block_bytes);
 }
+
+uint64_t sn_xpu_index_at(const sn_kv_shape *shape, int block) { return sn_kv_block_offset(shape, block, block_bytes); }
 
 /* -- the batch table */
 
@@ -227,7 +230,8 @@ static sn_status latent_store(sn_xpu *x, int block, const float *k, const float 
 
 sn_status sn_xpu_kv_store(sn_device *d, int block, const float *k, const float *v, sn_err *err) {
     sn_xpu *x = sn_xpu_of(d);
-    assert(block >= 0 && block < x->shape.n_blocks);
+    assert(block >= 0 && block < x->shape.n_blocks + x->shape.index_blocks);
+    if (block >= x->shape.n_blocks) return sn_xpu_index_store(x, block, k, err);
     if (x->shape.latent) return latent_store(x, block, k, v, err);
     const uint8_t *rows = x->batch_table.device, *pages = rows + x->pages_at;
     const page_block b = page_block_of(&x->shape, block);
@@ -302,6 +306,7 @@ sn_status sn_xpu_attend(sn_xpu *x, const sn_attention *params, const float *q, f
     const sn_kv_shape *shape = &b.shape;
     assert(params->n_heads > 0 && params->n_heads % shape->n_kv_heads == 0);
     if (shape->latent) return sn_xpu_latent_attention(x, params, q, out, err);
+    if (params->chosen) return sn_fail(err, SN_REFUSED, "positions are chosen in latent attention only");
     const size_t rows = (size_t)x->batch_singles;
     const sn_xpu_parts parts = sn_xpu_divide_context(x, params->window, row_groups(shape, params) * (rows ? rows : 1));
     sn_status status = SN_OK;
@@ -383,6 +388,12 @@ static sn_status latent_copy(sn_xpu *x, const kv_copy *t, const kv_places *at, s
                          err);
 }
 
+static sn_status index_copy(sn_xpu *x, const kv_copy *t, const kv_places *at, sn_err *err) {
+    const sn_xpu_index_copy_of copy = {&t->block.shape,          t->block.at, t->position, t->n, t->write, at->pages,
+                                       (float *)(void *)at->keys};
+    return sn_xpu_index_copy(x, &copy, err);
+}
+
 /* `kv_staging` holds the addresses of n_pages pages, then keys, then values of t->n positions. */
 static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err *err) {
     sn_device *d = &x->base;
@@ -397,13 +408,15 @@ static sn_status kv_copy_chunk(sn_xpu *x, const kv_copy *t, int n_pages, sn_err 
     _Static_assert(sizeof(void *) == 8, "pages are handed over as 64-bit addresses");
     status = sn_xpu_upload(d, pages, t->pages, (size_t)n_pages * 8, err);
     if (!status && t->write) status = sn_xpu_upload(d, keys, t->k, k_bytes, err);
-    if (!status && t->write) status = sn_xpu_upload(d, values, t->v, v_bytes, err);
+    if (!status && t->write && v_bytes) status = sn_xpu_upload(d, values, t->v, v_bytes, err);
     if (!status) status = sn_xpu_barrier(x, err);
     if (status) return status;
-    status = shape->latent ? latent_copy(x, t, &at, err) : plain_copy(x, t, &at, err);
+    status = shape->keys_only ? index_copy(x, t, &at, err)
+             : shape->latent  ? latent_copy(x, t, &at, err)
+                              : plain_copy(x, t, &at, err);
     if (!status && t->write) return sn_xpu_wait(x, err);
     if (!status) status = sn_xpu_download(d, t->k, keys, k_bytes, err);
-    return status ? status : sn_xpu_download(d, t->v, values, v_bytes, err);
+    return status || !v_bytes ? status : sn_xpu_download(d, t->v, values, v_bytes, err);
 }
 
 static size_t chunk_bytes(size_t row_floats) { return KV_COPY_BYTES + row_floats * sizeof(float); }
@@ -413,7 +426,7 @@ size_t sn_xpu_kv_staging_bytes(const sn_device_limits *l) {
 }
 
 static sn_status kv_copy_all(sn_xpu *x, const sn_kv_shape *shape, kv_copy t, sn_err *err) {
-    assert(t.number >= 0 && t.number < shape->n_blocks && t.position >= 0 && t.n >= 0);
+    assert(t.number >= 0 && t.number < shape->n_blocks + shape->index_blocks && t.position >= 0 && t.n >= 0);
     t.block = page_block_of(shape, t.number);
     sn_status status = kv_check_shape(shape, err);
     if (!status) status = sn_xpu_load_kv(x, shape->dtype, err);
@@ -424,7 +437,7 @@ static sn_status kv_copy_all(sn_xpu *x, const sn_kv_shape *shape, kv_copy t, sn_
         status = kv_copy_chunk(x, &t, n_pages, err);
         t.position += t.n;
         t.k += (size_t)t.n * k_floats(&t.block.shape);
-        t.v += (size_t)t.n * v_floats(&t.block.shape);
+        if (t.v) t.v += (size_t)t.n * v_floats(&t.block.shape);
     }
     return status ? status : sn_xpu_check_alive(x, err);
 }

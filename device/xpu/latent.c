@@ -21,7 +21,9 @@ sn_status sn_xpu_latent_attention(sn_xpu *x, const sn_attention *params, const f
     int32_t window = params->window;
     if (!n) return SN_OK;
     sn_xpu_parts parts = {1, INT32_MAX / 64 * 64};
-    if (single) parts = sn_xpu_divide_context(x, window, groups * n);
+    if (params->chosen && (window || params->slopes))
+        return sn_fail(err, SN_REFUSED, "positions are chosen without a window or slopes only");
+    if (single && !params->chosen) parts = sn_xpu_divide_context(x, window, groups * n);
     uint32_t n_keys = query_bytes + KEYS * (dim + 1) * sizeof(float) <= LOCAL_MAX ? KEYS : KEYS / 2;
     const size_t key_bytes = n_keys * (dim + 1) * sizeof(float);
     sn_xpu_arg args[] = {SN_XPU_ARG(rows),
@@ -44,6 +46,8 @@ sn_status sn_xpu_latent_attention(sn_xpu *x, const sn_attention *params, const f
                          SN_XPU_ARG(parts.tokens),
                          SN_XPU_ARG(x->partial.device),
                          SN_XPU_ARG(n_keys),
+                         SN_XPU_ARG(params->chosen),
+                         SN_XPU_ARG(params->n_chosen),
                          SN_XPU_LOCAL(query_bytes),
                          SN_XPU_LOCAL(key_bytes)};
     sn_status status = SN_OK;

@@ -199,6 +199,7 @@ static void xpu_close(sn_device *d) {
     sn_xpu_free(d, x->batch_table.device, x->batch_table.bytes);
     sn_xpu_free(d, x->kv_staging.device, x->kv_staging.bytes);
     sn_xpu_free(d, x->partial.device, x->partial.bytes);
+    sn_xpu_free(d, x->index_scores.device, x->index_scores.bytes);
     sn_xpu_free(d, x->rows8.device, x->rows8.bytes);
     sn_xpu_free(d, x->groups.device, x->groups.bytes);
     sn_xpu_free(d, x->grad_stats.device, x->grad_stats.bytes);
@@ -221,7 +222,7 @@ typedef struct buffer_need {
     size_t bytes;
 } buffer_need;
 
-enum { BUFFERS = 7 };
+enum { BUFFERS = 8 };
 
 /* The bytes of all buffers for these limits. */
 static sn_status buffer_needs(sn_xpu *x, const sn_device_limits *l, buffer_need out[BUFFERS], sn_err *err) {
@@ -234,6 +235,7 @@ static sn_status buffer_needs(sn_xpu *x, const sn_device_limits *l, buffer_need 
         {&x->batch_table, sn_xpu_buffer_bytes(sn_xpu_table_bytes(l))},
         {&x->kv_staging, sn_xpu_buffer_bytes(sn_xpu_kv_staging_bytes(l))},
         {&x->partial, sn_xpu_buffer_bytes(sn_xpu_partial_bytes(l))},
+        {&x->index_scores, sn_xpu_buffer_bytes(sn_xpu_index_scores_bytes(l))},
         {&x->rows8, sn_xpu_buffer_bytes(sn_xpu_rows8_bytes(x, l))},
         {&x->groups, sn_xpu_buffer_bytes(sn_xpu_groups_bytes(l))},
         {&x->grad_stats, sn_xpu_buffer_bytes(3 * sizeof(float) * (size_t)l->grad_tokens * (size_t)l->heads)}};
@@ -291,6 +293,7 @@ static const sn_device_ops xpu_ops = {
     .kv_write = sn_xpu_kv_write,
     .attention = sn_xpu_attention,
     .short_conv = sn_xpu_short_conv,
+    .choose_keys = sn_xpu_choose_keys,
     .delta_rule = sn_xpu_delta_rule,
     .activate = sn_xpu_activate,
     .add = sn_xpu_add,

@@ -17,7 +17,7 @@ EMBED(kv_q8)
 SN_XPU_FORMS(X)
 #undef X
 #define X(form, ...) EMBED(linear_dot_##form) EMBED(linear_xmx8_##form) EMBED(linear_xmx16_##form)
-SN_QUANT_TYPES(X)
+SN_ALL_QUANT_TYPES(X)
 #undef X
 
 sn_xpu_spirv sn_xpu_spirv_block(void) {
@@ -47,7 +47,7 @@ sn_xpu_spirv sn_xpu_spirv_linear(sn_xpu_form form) {
 sn_xpu_spirv sn_xpu_spirv_dot(sn_xpu_form form) {
     static const uint8_t *const ends[SN_XPU_FORM_COUNT][2] = {
 #define X(name, ...) [SN_XPU_FORM_##name] = {sn_xpu_spv_linear_dot_##name, sn_xpu_spv_linear_dot_##name##_end},
-        SN_QUANT_TYPES(X)
+        SN_ALL_QUANT_TYPES(X)
 #undef X
     };
     return (sn_xpu_spirv){ends[form][0], (size_t)(ends[form][1] - ends[form][0])};
@@ -58,7 +58,7 @@ sn_xpu_spirv sn_xpu_spirv_xmx(sn_xpu_form form, int lanes) {
 #define X(name, ...)                                                                                                   \
     [SN_XPU_FORM_##name] = {{sn_xpu_spv_linear_xmx8_##name, sn_xpu_spv_linear_xmx8_##name##_end},                      \
                             {sn_xpu_spv_linear_xmx16_##name, sn_xpu_spv_linear_xmx16_##name##_end}},
-        SN_QUANT_TYPES(X)
+        SN_ALL_QUANT_TYPES(X)
 #undef X
     };
     const uint8_t *const *own = ends[form][lanes == 16];

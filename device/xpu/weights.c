@@ -5,10 +5,13 @@
  *
  * - elements: floats as they are; of quantised types the low bits of the codes, in words that put_bits describes
  * - highs: the high bits of the codes, alike
- * - scales, of each 32 elements, and supers, of each block of groups, as device/quant.h describes them. Of F8: a
- * float32 for each 128 elements */
+ * - scales, of each 32 elements, and supers, of each block of groups, as device/quant.h describes them
+ *
+ * Of F8, NF4 and FP4: elements of 8 and 4 bits, scales of each 128 and 64, which are float32; and of NF4 and FP4, as
+ * supers, the numbers of the codes. In codebook types and TQ1_0 elements are the words of device/quant.h. */
 #include "device/xpu/xpu_private.h"
 
+#include "base/float4.h"
 #include "base/mem.h"
 #include "device/quant.h"
 
@@ -21,9 +24,14 @@ static bool form_of(sn_dtype dtype, sn_xpu_form *out) {
                                                  [SN_F32] = SN_XPU_FORM_F32 + 1,
                                                  [SN_F16] = SN_XPU_FORM_F16 + 1,
                                                  [SN_BF16] = SN_XPU_FORM_BF16 + 1,
-                                                 [SN_F8_E4M3] = SN_XPU_FORM_F8 + 1,
+                                                 [SN_F8_E4M3] = SN_XPU_FORM_F8_E4M3 + 1,
+                                                 [SN_F8_E5M2] = SN_XPU_FORM_F8_E5M2 + 1,
+                                                 [SN_NF4] = SN_XPU_FORM_FLOAT4 + 1,
+                                                 [SN_FP4] = SN_XPU_FORM_FLOAT4 + 1,
+                                                 [SN_NF4_256] = SN_XPU_FORM_FLOAT4 + 1,
+                                                 [SN_FP4_256] = SN_XPU_FORM_FLOAT4 + 1,
 #define X(type, ...) [SN_##type] = SN_XPU_FORM_##type + 1,
-                                                 SN_QUANT_TYPES(X)
+                                                 SN_ALL_QUANT_TYPES(X)
 #undef X
     };
     if ((unsigned)dtype >= SN_DTYPE_COUNT || !forms[dtype]) return false;
@@ -31,8 +39,31 @@ static bool form_of(sn_dtype dtype, sn_xpu_form *out) {
     return true;
 }
 
+/* Bytes of the planes of a matrix: elements, highs, scales and supers. The caller has checked that nothing overflows.
+ */
+static void plane_bytes(sn_dtype dtype, size_t rows, size_t cols, size_t out[4]) {
+    const sn_quant_form *f = sn_quant_form_of(dtype);
+    const size_t steps = rows * ((cols + 7) / 8), groups = rows * (cols / GROUP);
+    memset(out, 0, 4 * sizeof *out);
+    if (f) {
+        out[0] = steps * (size_t)f->low_bits;
+        out[1] = steps * (size_t)f->high_bits;
+        out[2] = groups * (size_t)f->scale_bytes;
+        out[3] = groups / (size_t)f->groups * (size_t)f->super_bytes;
+    } else if (sn_is_f8(dtype)) {
+        out[0] = steps * 8;
+        out[2] = rows * (cols / F8_BLOCK) * sizeof(float);
+    } else if (sn_float4_values(dtype)) {
+        out[0] = steps * 4;
+        out[2] = rows * (cols / SN_FLOAT4_PART) * sizeof(float);
+        out[3] = sizeof sn_nf4_values;
+    } else {
+        out[0] = steps * 8 * sn_dtype_bytes(dtype);
+    }
+}
+
 sn_status sn_xpu_layout_of(sn_dtype dtype, size_t rows, size_t cols, sn_xpu_layout *out, sn_err *err) {
-    size_t row_bytes, all;
+    size_t row_bytes, all, planes[4];
     if (!form_of(dtype, &out->form))
         return sn_fail(err, SN_REFUSED,
                        "a matrix of %s cannot be used on an xpu: give its block to a CPU (--device cpu)",
@@ -42,16 +73,12 @@ sn_status sn_xpu_layout_of(sn_dtype dtype, size_t rows, size_t cols, sn_xpu_layo
     /* No plane has more than 4 bytes per element; the kernels count rows and columns in 32 bits. */
     if (rows > INT32_MAX || cols > INT32_MAX - 8 || !sn_mul(rows, cols + 8, &all) || all > SIZE_MAX / 16)
         return sn_fail(err, SN_REFUSED, "a matrix of %zu x %zu elements is too large for an xpu", rows, cols);
-    const sn_quant_form *f = sn_quant_form_of(dtype);
-    size_t groups = rows * (cols / GROUP), bytes;
+    plane_bytes(dtype, rows, cols, planes);
     out->steps = (cols + 7) / 8;
-    bytes = rows * out->steps * (f ? (size_t)f->low_bits : dtype == SN_F8_E4M3 ? 8 : 8 * sn_dtype_bytes(dtype));
-    out->highs = sn_round_up(bytes, ALIGNMENT);
-    out->scales = sn_round_up(out->highs + (f ? rows * out->steps * (size_t)f->high_bits : 0), ALIGNMENT);
-    bytes = f ? groups * (size_t)f->scale_bytes : dtype == SN_F8_E4M3 ? rows * (cols / F8_BLOCK) * sizeof(float) : 0;
-    out->supers = sn_round_up(out->scales + bytes, ALIGNMENT);
-    bytes = f ? groups / (size_t)f->groups * (size_t)f->super_bytes : 0;
-    out->bytes = sn_round_up(out->supers + bytes, ALIGNMENT);
+    out->highs = sn_round_up(planes[0], ALIGNMENT);
+    out->scales = sn_round_up(out->highs + planes[1], ALIGNMENT);
+    out->supers = sn_round_up(out->scales + planes[2], ALIGNMENT);
+    out->bytes = sn_round_up(out->supers + planes[3], ALIGNMENT);
     return SN_OK;
 }
 
@@ -84,7 +111,10 @@ static void pack_quantised(sn_dtype dtype, size_t n_blocks, const uint8_t *block
     for (size_t b = 0; b < n_blocks; b++, block += sn_dtype_bytes(dtype)) {
         sn_quant_split(dtype, block, &parts);
         for (size_t g = 0; g < n; g++) {
-            put_bits(parts.codes + GROUP * g, 0, f->low_bits, low);
+            if (f->entry)
+                memcpy(low, parts.codes + GROUP * g, 4 * (size_t)f->low_bits);
+            else
+                put_bits(parts.codes + GROUP * g, 0, f->low_bits, low);
             put_bits(parts.codes + GROUP * g, f->low_bits, f->high_bits, high);
             memcpy(scale, parts.scales[g], scale_bytes);
             low += GROUP * f->low_bits / 8;
@@ -104,6 +134,18 @@ static void pack_f8(size_t n_blocks, const uint8_t *block, const sn_xpu_layout *
     }
 }
 
+/* Scales that are codes become float32. */
+static void pack_float4(sn_dtype dtype, size_t n_blocks, const uint8_t *block, const sn_xpu_layout *layout,
+                        uint8_t *image) {
+    float *scale = (float *)(image + layout->scales);
+    memcpy(image + layout->supers, sn_float4_values(dtype), sizeof sn_nf4_values);
+    for (; n_blocks; n_blocks--, block += sn_dtype_bytes(dtype))
+        for (size_t part = 0; part < sn_dtype_block(dtype) / SN_FLOAT4_PART; part++, image += SN_FLOAT4_PART / 2) {
+            *scale++ = sn_float4_scale(dtype, block, part);
+            memcpy(image, sn_float4_codes(dtype, block, part), SN_FLOAT4_PART / 2);
+        }
+}
+
 sn_status sn_xpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, void *image,
                              sn_err *err) {
     sn_xpu_layout layout;
@@ -115,8 +157,10 @@ sn_status sn_xpu_weight_pack(sn_device *d, sn_dtype dtype, size_t rows, size_t c
     size_t size = sn_dtype_bytes(dtype), n_blocks = rows * (cols / sn_dtype_block(dtype));
     if (sn_dtype_quantised(dtype))
         pack_quantised(dtype, n_blocks, host, &layout, image);
-    else if (dtype == SN_F8_E4M3)
+    else if (sn_is_f8(dtype))
         pack_f8(n_blocks, host, &layout, image);
+    else if (sn_float4_values(dtype))
+        pack_float4(dtype, n_blocks, host, &layout, image);
     else
         for (size_t r = 0; r < rows && cols; r++)
             memcpy((uint8_t *)image + r * layout.steps * 8 * size, (const uint8_t *)host + r * cols * size,

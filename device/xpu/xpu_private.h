@@ -37,6 +37,10 @@
     X(moe_gate, 64, 1)                                                                                                 \
     X(moe_group, 128, 1)                                                                                               \
     X(moe_combine, 64, 1)                                                                                              \
+    X(index_store, 64, 1)                                                                                              \
+    X(index_copy, 64, 1)                                                                                               \
+    X(index_scores, 64, 1)                                                                                             \
+    X(choose_keys, 64, 1)                                                                                              \
     X(short_conv, 64, 1)                                                                                               \
     X(delta_rule4, 64, 1)                                                                                              \
     X(delta_rule16, 64, 1)                                                                                             \
@@ -65,9 +69,9 @@ typedef enum sn_xpu_grad {
         SN_XPU_GRAD_COUNT
 } sn_xpu_grad;
 
-/* The forms of weights that linear.cl is compiled for, by their types; cmake/xpu.cmake has the same list, with the
- * compiler's flags. */
-#define SN_XPU_FORMS(X) X(F32) X(F16) X(BF16) X(F8) SN_QUANT_TYPES(X)
+/* The forms of weights that linear.cl is compiled for, by their types, but FLOAT4 for NF4 and FP4; cmake/xpu.cmake has
+ * the same list, with the compiler's flags. */
+#define SN_XPU_FORMS(X) X(F32) X(F16) X(BF16) X(F8_E4M3) X(F8_E5M2) X(FLOAT4) SN_ALL_QUANT_TYPES(X)
 
 typedef enum sn_xpu_form {
 #define X(name, ...) SN_XPU_FORM_##name,
@@ -177,7 +181,7 @@ typedef struct sn_xpu {
     sn_xpu_kv_kernels kv[SN_KV_DTYPE_COUNT];
     uint8_t *staging; /* uploads and downloads go through it */
     size_t staged;    /* bytes of it that may be in use */
-    sn_xpu_buffer ids, batch_table, kv_staging, partial, rows8, groups, grad_stats;
+    sn_xpu_buffer ids, batch_table, kv_staging, partial, rows8, groups, grad_stats, index_scores;
     sn_device_limits limits; /* for which these are prepared */
     /* -- the batch */
     sn_kv_shape shape;
@@ -352,6 +356,23 @@ sn_status sn_xpu_join_parts(sn_xpu *x, const sn_attention *params, int elements,
 /* -- latent.c */
 sn_status sn_xpu_latent_attention(sn_xpu *x, const sn_attention *params, const float *q, float *out, sn_err *err);
 SN_OPERATION(head_linear, sn_xpu_head_linear);
+
+/* -- chosen.c */
+uint64_t sn_xpu_index_at(const sn_kv_shape *shape, int block); /* kv.c: where its index keys begin in a page */
+size_t sn_xpu_index_scores_bytes(const sn_device_limits *limits);
+SN_OPERATION(choose_keys, sn_xpu_choose_keys);
+/* kv_store of index keys. */
+sn_status sn_xpu_index_store(sn_xpu *x, int block, const float *keys, sn_err *err);
+/* Copies n positions between pages, of which `pages` has the addresses, and keys (n, head_dim): both device. */
+typedef struct sn_xpu_index_copy_of {
+    const sn_kv_shape *shape; /* of the block */
+    uint64_t at;              /* where it begins in a page */
+    int position, n;
+    bool store; /* into the pages */
+    const uint8_t *pages;
+    float *keys;
+} sn_xpu_index_copy_of;
+sn_status sn_xpu_index_copy(sn_xpu *x, const sn_xpu_index_copy_of *copy, sn_err *err);
 
 /* -- delta.c */
 SN_OPERATION(short_conv, sn_xpu_short_conv);

@@ -44,6 +44,7 @@ struct sn_http_answer {
     bool is_cut;           /* the memory of the server had no room for a part of the reply */
     json_t *hops;          /* of the choice that ended last */
     size_t failovers;
+    double laps_saved;
     bool unchecked; /* a step of a choice was not audited */
     sn_buf out;     /* bytes for the client, of which `sent` are on their way */
     size_t sent;

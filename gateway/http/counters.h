@@ -12,7 +12,8 @@ enum { SN_STATUS_CODES = 600, SN_FIRST_TOKEN_BOUNDS = 10 };
 typedef struct sn_counters {
     atomic_uint_fast64_t
         requests[SN_STATUS_CODES]; /* by the status code of their reply; 0: the client left before it */
-    atomic_uint_fast64_t prompt_tokens, cached_tokens, generated_tokens, failovers, retractions, cancelled;
+    atomic_uint_fast64_t prompt_tokens, cached_tokens, generated_tokens, failovers, retractions, cancelled,
+        drafted_tokens, judged_tokens, accepted_tokens, windows_ahead, laps_saved;
     atomic_uint_fast64_t first_token[SN_FIRST_TOKEN_BOUNDS + 1], first_token_us;
 } sn_counters;
 

@@ -131,12 +131,29 @@ static void note_session(sn_http_answer_choice *c, const swarm_session *session)
     swarm_free(text);
 }
 
+static uint64_t number(const json_t *timings, const char *name) {
+    const double n = json_number_value(json_object_get(timings, name));
+    return n > 0 ? (uint64_t)n : 0;
+}
+
+/* What draft tokens did, under the answer's lock. */
+static void note_drafts(sn_http_answer *a, const json_t *timings) {
+    sn_counters *c = &a->server->counters;
+    atomic_fetch_add(&c->drafted_tokens, number(timings, "drafted"));
+    atomic_fetch_add(&c->judged_tokens, number(timings, "judged"));
+    atomic_fetch_add(&c->accepted_tokens, number(timings, "accepted"));
+    atomic_fetch_add(&c->windows_ahead, number(timings, "ahead"));
+    atomic_fetch_add(&c->laps_saved, number(timings, "laps_saved"));
+    a->laps_saved += json_number_value(json_object_get(timings, "laps_saved"));
+}
+
 static void end_choice(sn_http_answer_choice *c, const char *json) {
     sn_http_answer *a = c->answer;
     sn_openai_error error = {0};
     json_t *o = json ? json_loads(json, JSON_ALLOW_NUL, NULL) : NULL;
     const char *reason = o ? json_string_value(json_object_get(o, "finish_reason")) : "length";
     pthread_mutex_lock(&a->lock);
+    note_drafts(a, json_object_get(o, "timings"));
     bool failed = c->constraint && sn_constraint_failed(c->constraint, &error);
     if (!failed && !a->error.status) failed = !sn_reply_end(a->reply, c->index, reason ? reason : "length", &error);
     if (failed) sn_http_answer_fail(a, &error);
@@ -230,7 +247,8 @@ static void fail_with(sn_http_answer *a, swarm_code code, const swarm_error *err
 }
 
 static json_t *describe_answer(const sn_http_answer *a) {
-    return json_pack("{sO? sI sb}", "hops", a->hops, "failovers", (json_int_t)a->failovers, "checked", !a->unchecked);
+    return json_pack("{sO? sI sb sf}", "hops", a->hops, "failovers", (json_int_t)a->failovers, "checked", !a->unchecked,
+                     "laps_saved", a->laps_saved);
 }
 
 void sn_http_answer_end_choice(void *choice, swarm_code code, const swarm_error *error) {

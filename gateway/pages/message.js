@@ -65,6 +65,7 @@ function facts(m, live) {
   const swarm = m.swarm || {};
   const hops = (Array.isArray(swarm.hops) ? swarm.hops : []).filter((h) => h && typeof h === "object");
   const failovers = Number(swarm.failovers) || 0;
+  const laps = Math.round(Number(swarm.laps_saved)) || 0;
   const cached = Number(swarm.cached_tokens) || 0;
   const names = hops.map((h) => `${h.name || hopName(String(h.node || ""))} ${h.blocks || ""}`.trim());
   return [
@@ -74,6 +75,7 @@ function facts(m, live) {
     m.rate > 0 && `${formatNumber(m.rate, 1)} tokens/s`,
     names.length > 0 && el("span", { class: "hops", title: "The nodes that computed this answer, with their blocks" }, `${count(names.length, "hop")}: ${names.join(" → ")}`),
     failovers > 0 && el("span", { class: "warn", title: "A node failed and another one continued with the same text" }, `${count(failovers, "failover")} survived`),
+    laps > 0 && el("span", { title: "Round trips over all nodes that right draft tokens saved" }, `${count(laps, "lap")} saved`),
     cached > 0 && el("span", { title: "Tokens of the prompt that were not computed again" }, `${count(cached, "cached token")}`),
     swarm.checked === true && el("span", { class: "good", title: "Steps of this answer were computed again by other nodes, with equal results" }, "✓ checked"),
   ];

@@ -91,6 +91,9 @@ sn_status sn_kv_transfer_read(const sn_span *span, sn_job *job) {
         float *values = at + n * sn_kv_key_width(hp, b);
         status = sn_span_kv_export(span, *job->kv, b, job->position, job->n_tokens, at, values, &job->err);
         at = values + n * sn_kv_value_width(hp, b);
+        if (sn_chooses_keys(hp, b) && !status)
+            status = sn_span_index_export(span, *job->kv, b, job->position, job->n_tokens, at, &job->err);
+        at += n * sn_kv_index_width(hp, b);
     }
     if (!status && sn_kv_cache_is_recurrent(*job->kv))
         status = sn_kv_cache_rows_read(*job->kv, job->position, job->n_tokens, at, &job->err);
@@ -123,6 +126,8 @@ static sn_status pages_write(const sn_span *span, sn_job *job) {
         const float *values = at + (size_t)n * sn_kv_key_width(hp, b);
         status = sn_span_kv_import_rows(span, *job->kv, b, n, at, values, &job->err);
         at = values + (size_t)n * sn_kv_value_width(hp, b);
+        if (sn_chooses_keys(hp, b) && !status) status = sn_span_index_import(span, *job->kv, b, n, at, &job->err);
+        at += (size_t)n * sn_kv_index_width(hp, b);
     }
     if (!status && sn_kv_cache_is_recurrent(*job->kv)) status = rows_write(span, job, at, &job->err);
     if (!status) sn_kv_cache_append(*job->kv, n);

@@ -1,8 +1,8 @@
 /* KV transfer: a session's KV pages and snapshots as tensors, read from a span and written to another one; the work of
  * the jobs SN_JOB_KV_READ and SN_JOB_KV_WRITE. Their tensor has the shape of sn_kv_tensor_shape: for each block with
- * attention all keys, then all values, and where some blocks are recurrent then the rows that entered the first block.
- * A snapshot is the states of the recurrent blocks at one position, one after the other, and travels in pieces. The
- * functions that take a span belong to the device thread, the sizes to any thread. */
+ * attention all keys, then all values, then its index keys if it has some, and where some blocks are recurrent then the
+ * rows that entered the first block. A snapshot is the states of the recurrent blocks at one position, one after the
+ * other, and travels in pieces. The functions that take a span belong to the device thread, the sizes to any thread. */
 #ifndef SN_NODE_ENGINE_KV_TRANSFER_H
 #define SN_NODE_ENGINE_KV_TRANSFER_H
 

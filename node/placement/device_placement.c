@@ -205,7 +205,9 @@ static sn_status plan_make(const sn_device_placement_options *options, const sn_
     if (*end == query->first) {
         sn_status status = plan_fit_blocks(options, hp, c, costs, query, err);
         if (status) return status;
+        while (query->end > query->first && !sn_may_cut(hp, query->end)) query->end--;
         *end = query->end;
+        if (query->end == query->first) return sn_check_cuts(hp, query->first, query->first + 1, err);
     }
     return options->device_map ? sn_plan_explicit(query, options->device_map, plan, err)
                                : sn_plan_auto(query, plan, err);
@@ -240,6 +242,7 @@ sn_status sn_device_placement_make(const sn_device_placement_options *options, c
         return sn_fail(err, SN_REFUSED,
                        "blocks %d:%d cannot be served: the model has blocks 0:%d, and a node serves %d at most", first,
                        last, hp->n_blocks, SN_PLAN_BLOCKS_MAX);
+    SN_TRY(sn_check_cuts(hp, first, last, err));
     sn_status status = sn_calloc(&costs, (size_t)(last - first), sizeof *costs, err);
     if (!status) status = device_set_parse(options, &c, err);
     for (size_t i = 0; i < options->n_device_memory && !status; i++)

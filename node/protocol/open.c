@@ -22,7 +22,8 @@ static size_t session_kv_bytes(const sn_protocol *protocol, const sn_session *se
     size_t pages = ((size_t)tokens + SN_KV_PAGE_TOKENS - 1) / SN_KV_PAGE_TOKENS;
     size_t floats = 0; /* as if blocks with a recurrent state had keys and values */
     for (int b = session->first; b < session->end; b++)
-        floats += sn_kv_key_width(protocol->hp, b) + sn_kv_value_width(protocol->hp, b);
+        floats +=
+            sn_kv_key_width(protocol->hp, b) + sn_kv_value_width(protocol->hp, b) + sn_kv_index_width(protocol->hp, b);
     return pages * SN_KV_PAGE_TOKENS * floats * sizeof(float);
 }
 
@@ -93,6 +94,8 @@ static sn_status session_check_open(const sn_protocol *protocol, const sn_msg_op
         return sn_fail(err, SN_REFUSED, "blocks %llu:%llu are not here: this node serves %llu:%llu",
                        (unsigned long long)open->first_block, (unsigned long long)open->end_block,
                        (unsigned long long)first, (unsigned long long)end);
+    if (open->max_tokens > (uint64_t)protocol->hp->index_topk)
+        SN_TRY(sn_check_cuts(protocol->hp, (int)open->first_block, (int)open->end_block, err));
     if (!open->max_tokens || open->max_tokens > (uint64_t)protocol->hp->n_ctx)
         return sn_fail(err, SN_REFUSED, "a session of %llu tokens is longer than the model's context of %d",
                        (unsigned long long)open->max_tokens, protocol->hp->n_ctx);

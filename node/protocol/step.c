@@ -80,8 +80,9 @@ static sn_status step_check_message(const sn_protocol *protocol, const sn_msg *m
     if (status) return status;
     if (step->n_route + step->n_trace >= SN_HOPS_MAX)
         return sn_fail(err, SN_REFUSED, "a chain of more than %d nodes is not served", SN_HOPS_MAX);
-    if (step->n_receipts > step->n_trace)
-        return sn_fail(err, SN_REFUSED, "%zu receipts came with the trace of %zu nodes", step->n_receipts,
+    const size_t added = step->n_receipts > step->n_timelines ? step->n_receipts : step->n_timelines;
+    if (added > step->n_trace)
+        return sn_fail(err, SN_REFUSED, "%zu receipts or timelines came with the trace of %zu nodes", added,
                        step->n_trace);
     return SN_OK;
 }
@@ -225,6 +226,28 @@ static sn_status reply_set_tensor(sn_msg *msg, sn_shared_buffer *output, int n_t
     return SN_OK;
 }
 
+/* The timelines of the nodes before this one, and its own: of a step that was repeated, the newest hash only, because
+ * steps that failed since may have overwritten the others. */
+static sn_status step_add_timelines(const sn_session *session, const sn_msg_step *request, sn_blob **out, size_t *n,
+                                    sn_err *err) {
+    const size_t count = request->n_timelines + 1, tokens = (size_t)session->last_reply.n_tokens;
+    const sn_hash *own = &session->timeline[session->last_reply.position + 1], *newest = &own[tokens - 1];
+    const bool all = tokens <= SN_TIMELINES_MAX && !memcmp(newest, session->last_reply.trace.timeline, SN_HASH_SIZE) &&
+                     session->length == session->last_reply.position + (int)tokens;
+    sn_status status = sn_list_new(count, SN_HOPS_MAX, sizeof **out, out, err);
+    for (*n = 0; *n < count && !status; ++*n) {
+        const bool is_own = *n == request->n_timelines;
+        const size_t len = !is_own ? request->timelines[*n].len : all ? tokens * SN_HASH_SIZE : SN_HASH_SIZE;
+        const void *from = !is_own ? (const void *)request->timelines[*n].data
+                           : all   ? (const void *)own
+                                   : (const void *)session->last_reply.trace.timeline;
+        if ((status = sn_calloc(&(*out)[*n].data, len, 1, err))) return status;
+        (*out)[*n].len = len;
+        memcpy((*out)[*n].data, from, len);
+    }
+    return status;
+}
+
 /* Sends session->last_reply: as STEP_REPLY to the client, or as STEP to the next node of the request's route. */
 static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn_msg *request, int64_t now_us,
                             sn_err *err) {
@@ -232,8 +255,8 @@ static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn
     bool push = step->n_route > 0;
     sn_msg *msg = NULL;
     sn_trace **trace;
-    sn_blob **receipts;
-    size_t *n_trace, *n_receipts;
+    sn_blob **receipts, **timelines;
+    size_t *n_trace, *n_receipts, *n_timelines;
     sn_peer peer = session->owner_peer;
     sn_status status = sn_msg_new(push ? SN_MSG_STEP : SN_MSG_STEP_REPLY, request->correlation_id, &msg, err);
     if (status) return status;
@@ -253,11 +276,14 @@ static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn
         }
         if (!status) status = sn_protocol_dial(protocol, session->owner, &session->next, now_us, &peer, err);
         msg->step.wants_receipt = step->wants_receipt;
+        msg->step.wants_timelines = step->wants_timelines;
         memcpy(msg->step.request_id, step->request_id, sizeof step->request_id);
         trace = &msg->step.trace;
         n_trace = &msg->step.n_trace;
         receipts = &msg->step.receipts;
         n_receipts = &msg->step.n_receipts;
+        timelines = &msg->step.timelines;
+        n_timelines = &msg->step.n_timelines;
     } else {
         memcpy(msg->step_reply.session, session->id, SN_SESSION_ID_SIZE);
         msg->step_reply.step = step->step;
@@ -265,6 +291,8 @@ static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn
         n_trace = &msg->step_reply.n_trace;
         receipts = &msg->step_reply.receipts;
         n_receipts = &msg->step_reply.n_receipts;
+        timelines = &msg->step_reply.timelines;
+        n_timelines = &msg->step_reply.n_timelines;
     }
     if (!status) status = sn_list_new(step->n_trace + 1, SN_HOPS_MAX, sizeof **trace, trace, err);
     if (!status) {
@@ -276,6 +304,7 @@ static sn_status step_reply(sn_protocol *protocol, sn_session *session, const sn
     }
     if (!status && step->wants_receipt)
         status = sn_protocol_add_receipt(protocol, session, step, &msg->tensor, receipts, n_receipts, err);
+    if (!status && step->wants_timelines) status = step_add_timelines(session, step, timelines, n_timelines, err);
     if (!status) status = sn_transport_send(protocol->setup.transport, peer, &msg, err);
     sn_msg_free(&msg);
     return status;

@@ -5,7 +5,7 @@
  * Usage: bench_kernels [THREADS [ISA [PART]]]     default: 1 and 2 threads; every instruction set of the machine; all
  * parts
  *
- * Parts: memory, peak, linear, rows, token, wide, experts, attention, delta, grad, small, pack. */
+ * Parts: memory, peak, linear, rows, token, wide, experts, attention, chosen, delta, grad, small, pack. */
 #include "base/mem.h"
 #include "tests/bench/reading.h"
 #include "tests/support/cpu_devices.h"
@@ -196,7 +196,7 @@ static void bench_delta(sn_device *d, sn_recurrence kind, int rows) {
     for (int h = 0; h < 2 * VALUES; h++) rates[h] = -0.1f; /* the state forgets, as in models */
     const sn_delta delta = {.shape = shape, .rates = rates, .time_bias = bias, .skip = bias};
     const sn_delta_rows in = {qkv, qkv + KEYS * DIM, qkv + 2 * KEYS * DIM, WIDTH, WIDTH, gates, gates};
-    const sn_kv_shape kv = {1, 1, 64, 32, SN_KV_F32, 0, 0, {0}, {0}};
+    const sn_kv_shape kv = {1, 1, 64, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     const sn_sequence s = {.n_rows = rows, .state = {.before = state, .after = state + floats}};
     double best = 1e9;
     const sn_batch batch = {.shape = &kv, .n_sequences = 1, .sequences = &s};
@@ -217,7 +217,7 @@ static void bench_delta(sn_device *d, sn_recurrence kind, int rows) {
 
 /* SmolLM2's attention: 9 heads over 3, of 64 elements. */
 static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows) {
-    sn_kv_shape shape = {30, 3, 64, 32, dtype, 0, 0, {0}, {0}};
+    sn_kv_shape shape = {30, 3, 64, 32, dtype, 0, 0, {0}, {0}, 0, 0, false};
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
     int n_pages = (depth + rows + 31) / 32;
     void **pages = calloc((size_t)n_pages, sizeof *pages);
@@ -256,6 +256,56 @@ static void bench_attention(sn_device *d, sn_kv_dtype dtype, int depth, int rows
         }                                                                                                              \
         best_;                                                                                                         \
     })
+
+/* A block of DeepSeek-V3.2 behind 32,000 positions, with latents in f16: its indexer of 64 heads of 128, what 128 heads
+ * then attend to, and what they would attend to without it. */
+static void bench_chosen(sn_device *d, int rows) {
+    enum { DEPTH = 32000, INDEX_HEADS = 64, INDEX_DIM = 128, CHOSEN = 2048, HEADS = 128, LATENT = 512, KEY = 576 };
+    const sn_kv_shape shape = {.n_blocks = 1,
+                               .n_kv_heads = 1,
+                               .head_dim = KEY,
+                               .page_tokens = 32,
+                               .dtype = SN_KV_F16,
+                               .latent = LATENT,
+                               .index_blocks = 1,
+                               .index_dim = INDEX_DIM};
+    const sn_device_limits limits = {.rows = rows,
+                                     .width = INDEX_HEADS * INDEX_DIM,
+                                     .context = DEPTH + 64,
+                                     .sequences = 1,
+                                     .heads = HEADS,
+                                     .head_dim = KEY,
+                                     .chosen = CHOSEN};
+    require_ok(d->ops->prepare(d, &limits, &err));
+    const size_t bytes = d->ops->kv_page_bytes(d, &shape);
+    float *from = test_random_floats(32 * KEY, 1), *q = test_random_floats((size_t)rows * HEADS * KEY, 2),
+          *index_q = test_random_floats((size_t)rows * INDEX_HEADS * INDEX_DIM, 3),
+          *weights = test_random_floats((size_t)rows * INDEX_HEADS, 4),
+          *out = malloc((size_t)rows * HEADS * LATENT * sizeof *out);
+    int32_t *chosen = malloc((size_t)rows * CHOSEN * sizeof *chosen);
+    void *pool, **pages = calloc(DEPTH / 32, sizeof *pages);
+    require_ok(d->ops->alloc(d, bytes * (DEPTH / 32), &pool, &err));
+    for (int i = 0; i < DEPTH / 32; i++) {
+        pages[i] = (char *)pool + (size_t)i * bytes;
+        for (int k = 0; k < 32 * KEY; k++) from[k] = from[(k * 7 + i) % (32 * KEY)];
+        require_ok(d->ops->kv_write(d, &shape, 0, pages + i, 0, 32, from, from + 32 * (KEY - LATENT), &err));
+        require_ok(d->ops->kv_write(d, &shape, 1, pages + i, 0, 32, from, NULL, &err));
+    }
+    const sn_sequence sequence = {pages, DEPTH - rows, 0, rows, {0}};
+    const sn_batch batch = {&shape, rows, 1, &sequence, 0};
+    const sn_indexer indexer = {1, INDEX_HEADS, INDEX_DIM, CHOSEN, index_q, weights};
+    const sn_attention whole = {.n_heads = HEADS, .scale = 0.07f},
+                       some = {.n_heads = HEADS, .scale = 0.07f, .chosen = chosen, .n_chosen = CHOSEN};
+    bool replayed;
+    require_ok(d->ops->batch_begin(d, &batch, &replayed, &err));
+    printf("  %2d rows behind %d positions, ms a row: choosing %d of them %.1f, attention to these %.1f, to all %.1f\n",
+           rows, DEPTH, CHOSEN, BEST_US(d->ops->choose_keys(d, &indexer, chosen, &err)) / rows * 1e-3,
+           BEST_US(d->ops->attention(d, &some, q, out, &err)) / rows * 1e-3,
+           BEST_US(d->ops->attention(d, &whole, q, out, &err)) / rows * 1e-3);
+    require_ok(d->ops->batch_end(d, &err));
+    d->ops->free(d, pool, bytes * (DEPTH / 32));
+    free(from), free(q), free(index_q), free(weights), free(out), free(chosen), free(pages);
+}
 
 /* A mixture of 32 experts, 4 of them a row, each a matrix of SmolLM2's feed-forward network; forward and back. */
 enum { EXPERTS = 32, EXPERTS_USED = 4, EXPERT_ROWS = 1536, EXPERT_COLS = 576, MOE_ROWS = 256 };
@@ -554,6 +604,7 @@ static void bench_device(sn_device *d, sn_pool *pool, const char *part, bool pla
             if (!plain) bench_attention(d, (sn_kv_dtype)t, 0, 512);
         }
     }
+    if (!plain && (all || !strcmp(part, "chosen"))) bench_chosen(d, 1), bench_chosen(d, 8);
     for (int kind = SN_GATED_DELTA; (all || !strcmp(part, "delta")) && kind < SN_SHORT_CONV; kind++)
         for (int rows = 1; rows <= 512; rows *= 8) bench_delta(d, (sn_recurrence)kind, rows);
     if (!plain && (all || !strcmp(part, "experts"))) bench_experts(d);

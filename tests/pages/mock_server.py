@@ -17,7 +17,7 @@ import urllib.parse
 PAGES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../gateway/pages")
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 SWARM = {"hops": [{"node": "a1b2c3d4e5", "name": "alpha", "blocks": "0:12"}, {"node": "b1b2", "name": "beta", "blocks": "12:24"}, {"node": "gamma@192.0.2.7:31337", "blocks": "24:30"}],
-         "failovers": 1, "checked": True, "cached_tokens": 118}
+         "failovers": 1, "checked": True, "cached_tokens": 118, "laps_saved": 41.3}
 SAMPLING = {"temperature": 0.7, "top_p": 0.95, "top_k": 40}
 HOSTILE = """<script>window.hacked = 1</script> <img src=x onerror="window.hacked = 2"> <iframe srcdoc="<script>parent.hacked = 3</script>">
 

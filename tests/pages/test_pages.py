@@ -45,7 +45,7 @@ def test_a_conversation_is_answered_drawn_and_kept(b, server, address):
     assert drawn == ["H4 A heading", "EM words", "STRONG bold", "DEL gone", "LI nested", "LI more", "TD alpha", "TD 42",
                      "CODE def add(a, b):\n    return a + b", "A A page"], drawn
     assert "snake_case_name and 2 * 3 * 4" in b.text(ANSWER)
-    for fact in ("tokens/s", "3 hops: alpha 0:12 → beta 12:24 → gamma 24:30", "1 failover survived", "118 cached tokens", "checked"):
+    for fact in ("tokens/s", "3 hops: alpha 0:12 → beta 12:24 → gamma 24:30", "1 failover survived", "41 laps saved", "118 cached tokens", "checked"):
         assert fact in b.text(FACTS), b.text(FACTS)
     assert "A heading" in b.js("return document.getElementById('announcer').textContent")
     b.say("second")

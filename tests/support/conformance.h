@@ -72,6 +72,8 @@
     X(attention_over_latents_of_every_type)                                                                            \
     X(attention_over_latents_takes_every_option)                                                                       \
     X(attention_over_latents_keeps_nan_in_its_head)                                                                    \
+    X(choose_keys_takes_the_best_and_of_equal_ones_the_first)                                                          \
+    X(attention_reads_what_was_chosen_alone)                                                                           \
     X(head_linear_of_every_type)                                                                                       \
     X(moe_gate_takes_the_best_groups)                                                                                  \
     X(moe_gate_takes_the_largest)                                                                                      \
@@ -193,8 +195,6 @@ typedef struct conformance_weight {
     sn_weight weight;
     double *values, *sizes;
 } conformance_weight;
-/* How many of test_weight_types the device takes. */
-int conformance_n_types(const conformance *c);
 conformance_weight conformance_random_weight(conformance *c, sn_dtype dtype, size_t rows, size_t cols, uint64_t seed);
 
 /* Rounds the n elements of a key or value as a KV cache of this type stores them. */

@@ -130,8 +130,15 @@ static sn_status issue_ops(conformance *c, const attention_case *s) {
     sn_device *d = c->device;
     sn_status status = d->ops->kv_store(d, BLOCK, s->device_k, s->device_v, &c->err);
     if (status) return status;
-    const sn_attention how = {
-        BLOCK, s->group * s->shape.n_kv_heads, s->window, scale_of(s), s->device_slopes, s->device_sinks, s->softcap};
+    const sn_attention how = {BLOCK,
+                              s->group * s->shape.n_kv_heads,
+                              s->window,
+                              scale_of(s),
+                              s->device_slopes,
+                              s->device_sinks,
+                              s->softcap,
+                              NULL,
+                              0};
     return d->ops->attention(d, &how, s->device_q, s->device_out, &c->err);
 }
 
@@ -629,7 +636,7 @@ void conformance_attention_over_latents(conformance *c) {
 void conformance_attention_over_latents_of_every_type(conformance *c) {
     for (int i = 0; i < 4; i++) {
         attention_case s = latent_case_of(c, 2);
-        s.shape = (sn_kv_shape){BLOCKS, 1, 64 + 12, 32, i % 2 ? SN_KV_F16 : SN_KV_Q8, 64, 0, {0}, {0}};
+        s.shape = (sn_kv_shape){BLOCKS, 1, 64 + 12, 32, i % 2 ? SN_KV_F16 : SN_KV_Q8, 64, 0, {0}, {0}, 0, 0, false};
         s.group = 5;
         s.n_sequences = 2;
         memcpy(s.n_past, (int[]){100, 0, 0}, sizeof s.n_past);

@@ -382,7 +382,7 @@ static void try_moe_linear(conformance *c, sn_dtype dtype, int n, int n_experts,
 void conformance_moe_linear_of_every_type(conformance *c) {
     enum { WIDE = 1280 };
     conformance_prepare(c, &(sn_device_limits){.rows = 80, .width = WIDE, .experts = 128, .experts_used = 8});
-    for (int t = 0; t < conformance_n_types(c); t++) {
+    for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         size_t block = sn_dtype_block(dtype), cols = block == 1 ? 100 : block == 32 ? 96 : 256;
         try_moe_linear(c, dtype, 1, 5, 2, 33, cols, t % 2);
@@ -419,7 +419,7 @@ static void try_counts(conformance *c, sn_dtype dtype, int most, size_t rows, si
 
 void conformance_moe_linear_of_many_rows_for_an_expert(conformance *c) {
     conformance_prepare(c, &(sn_device_limits){.rows = 133, .width = 512, .experts = 8, .experts_used = 2});
-    for (int t = 0; t < conformance_n_types(c); t++) {
+    for (int t = 0; t < test_n_weight_types; t++) {
         size_t block = sn_dtype_block(test_weight_types[t]), cols = block == 1 ? 100 : block == 32 ? 96 : 256;
         bool all = t % 4 == 0; /* several tiles in both directions; their loops are the same for all types */
         try_counts(c, test_weight_types[t], all ? 130 : 60, all ? 67 : 35, cols, t % 2);
@@ -496,7 +496,7 @@ static void try_head_linear(conformance *c, sn_dtype dtype, int n, int heads, si
 }
 
 void conformance_head_linear_of_every_type(conformance *c) {
-    for (int t = 0; t < conformance_n_types(c); t++) {
+    for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         size_t block = sn_dtype_block(dtype), cols = block == 1 ? 100 : block == 32 ? 96 : 256;
         try_head_linear(c, dtype, 1, 3, 33, cols, 5);
@@ -595,7 +595,7 @@ static void try_moe_linear_grad(conformance *c, sn_dtype dtype, int n, int n_exp
 }
 
 void conformance_moe_linear_grad_of_every_type(conformance *c) {
-    for (int t = 0; t < conformance_n_types(c); t++) {
+    for (int t = 0; t < test_n_weight_types; t++) {
         sn_dtype dtype = test_weight_types[t];
         size_t block = sn_dtype_block(dtype), cols = block == 1 ? 100 : block == 32 ? 96 : 256;
         try_moe_linear_grad(c, dtype, 1, 3, 2, 33, cols, t % 2, false);
@@ -636,7 +636,7 @@ void conformance_moe_combine_grad_by_differences(conformance *c) {
 /* The same batch for other rows, which select other experts: a recorded batch follows them. */
 static void try_recorded_experts(conformance *c, size_t n) {
     enum { EXPERTS = 5, K = 2, ROWS = 9, COLS = 32 };
-    const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0, 0, {0}, {0}};
+    const sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     stack s = random_experts(c, SN_Q8_0, EXPERTS, ROWS, COLS);
     float *x = conformance_random(c, n * COLS, 7), *device_x = conformance_upload(c, x, n * COLS);
     float *logits = conformance_bytes(c, n * EXPERTS * sizeof *logits),

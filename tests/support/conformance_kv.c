@@ -91,11 +91,11 @@ void conformance_kv_of_every_type_is_rounded_once(conformance *c) {
         CONFORMANCE_CHECK(c, !t || c->device->kv_dtypes >> t & 1, "the device cannot store %s",
                           sn_kv_dtype_name(dtype));
         for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
-            try_kv(c, &(sn_kv_shape){2, HEADS, dims[i], 16, dtype, 0, 0, {0}, {0}});
-        try_kv(c, &(sn_kv_shape){2, HEADS, 41 + 9, 16, dtype, 41, 0, {0}, {0}});
+            try_kv(c, &(sn_kv_shape){2, HEADS, dims[i], 16, dtype, 0, 0, {0}, {0}, 0, 0, false});
+        try_kv(c, &(sn_kv_shape){2, HEADS, 41 + 9, 16, dtype, 41, 0, {0}, {0}, 0, 0, false});
         /* narrower values; the blocks beside have other heads, or this one has */
-        try_kv(c, &(sn_kv_shape){3, HEADS, 48, 16, dtype, 0, 20, {2, 64, 40}, {5}});
-        try_kv(c, &(sn_kv_shape){3, 2, 64, 16, dtype, 0, 40, {HEADS, 48, 20}, {2}});
+        try_kv(c, &(sn_kv_shape){3, HEADS, 48, 16, dtype, 0, 20, {2, 64, 40}, {5}, 0, 0, false});
+        try_kv(c, &(sn_kv_shape){3, 2, 64, 16, dtype, 0, 40, {HEADS, 48, 20}, {2}, 0, 0, false});
     }
 }
 
@@ -104,7 +104,8 @@ void conformance_kv_pages_take_what_their_type_needs(conformance *c) {
         size_t bytes[SN_KV_DTYPE_COUNT];
         for (int t = 0; t < SN_KV_DTYPE_COUNT; t++)
             bytes[t] = c->device->ops->kv_page_bytes(
-                c->device, &(sn_kv_shape){3, 2, latent ? 576 : 128, 32, (sn_kv_dtype)t, latent, 0, {0}, {0}});
+                c->device,
+                &(sn_kv_shape){3, 2, latent ? 576 : 128, 32, (sn_kv_dtype)t, latent, 0, {0}, {0}, 0, 0, false});
         CONFORMANCE_CHECK(c, 2 * bytes[SN_KV_F16] == bytes[SN_KV_F32], "a page of f16 takes %zu bytes, of f32 %zu",
                           bytes[SN_KV_F16], bytes[SN_KV_F32]);
         CONFORMANCE_CHECK(c, 64 * bytes[SN_KV_Q8] <= 17 * bytes[SN_KV_F32], "a page of q8 takes %zu bytes, of f32 %zu",

@@ -208,7 +208,8 @@ static void try_rope_store(conformance *c, sn_kv_dtype dtype, int dim, sn_rope r
     const sn_device_ops *ops = c->device->ops;
     int mark = c->n_buffers;
     sessions s;
-    sessions_new(c, (sn_kv_shape){1, KV_HEADS, dim, PAGE, dtype, 0, 0, {0}, {0}}, 1, (int[]){PAST}, (int[]){n}, &s);
+    sessions_new(c, (sn_kv_shape){1, KV_HEADS, dim, PAGE, dtype, 0, 0, {0}, {0}, 0, 0, false}, 1, (int[]){PAST},
+                 (int[]){n}, &s);
     const size_t keys = (size_t)n * KV_HEADS * (size_t)dim;
     twin q = twin_new(c, (size_t)n * HEADS * (size_t)dim, 5), k = twin_new(c, keys, 6), v = twin_new(c, keys, 7);
     rope.cos_sin = twin_new(c, (size_t)n * (size_t)rope.dim, 8).at[0];
@@ -296,7 +297,10 @@ void conformance_attention_linear_has_the_bits_of_its_steps(conformance *c) {
                                    caches[cache].latent,
                                    0,
                                    {0},
-                                   {0}};
+                                   {0},
+                                   0,
+                                   0,
+                                   false};
         try_attention(c, shape, dtypes[i % 2], which == 5 ? 2 : 1, past[which], rows[which]);
     }
 }

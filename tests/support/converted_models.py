@@ -16,8 +16,9 @@ swarm, llama, out, folders = sys.argv[1], sys.argv[2], sys.argv[3], [f.rstrip("/
 sys.path[:0] = [llama, os.path.join(llama, "gguf-py")]
 import torch, transformers
 import convert_hf_to_gguf as converter
+from conversion import base
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 torch.set_num_threads(1)
 transformers.logging.disable_progress_bar()
@@ -28,6 +29,15 @@ PUBLISHED = {"deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc
              "cohere2": {"rotary_pct": 1.0}}
 ASSUMED = {"mistral": {"sliding_window": None}, "gemma2": {"query_pre_attn_scalar": 16}, "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192},
            "gemma3": {"layer_types": ["sliding_attention"] * 4}}  # each sixth block is another one
+LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0, "original_max_position_embeddings": 64}
+# What the converter reads in place of what transformers does, and transformers would take otherwise; null: left out.
+CONVERTED = {"mimo_v2_flash": {"rope_parameters": None, "rope_theta": 50000.0, "swa_rope_theta": 10000.0, "partial_rotary_factor": 0.334,
+                               "hybrid_layer_pattern": [0, 1, 1, 0], "swa_head_dim": 24, "swa_v_head_dim": 16, "swa_num_attention_heads": 4,
+                               "swa_num_key_value_heads": 2, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+             "step3p7": {"rope_parameters": None, "rope_scaling": LLAMA3, "num_attention_groups": 2, "moe_num_experts": 6, "moe_top_k": 2,
+                         "moe_layers_enum": "2,3", "norm_expert_weight": True, "rope_theta": [50000.0, 10000.0, 10000.0, 50000.0],
+                         "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5], "yarn_only_types": ["full_attention"],
+                         "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2}}}
 find_class = converter.get_model_class
 
 
@@ -49,13 +59,28 @@ def copy(folder):
     with open(os.path.join(to, "config.json"), "r+") as f:
         config = json.load(f)
         for name in (config["model_type"].removesuffix("_text"), os.path.basename(folder)):
-            config.update({**PUBLISHED.get(name, {}), **ASSUMED.get(name, {})})
+            config.get("text_config", config).update({**PUBLISHED.get(name, {}), **ASSUMED.get(name, {})})
         f.seek(0)
         json.dump(config, f)
         f.truncate()
     with open(os.path.join(to, "tokenizer.json"), "w") as f:  # Gemma 3's converter counts its tokens
-        json.dump({"model": {"vocab": {str(i): i for i in range(config["vocab_size"])}}, "added_tokens": []}, f)
+        json.dump({"model": {"vocab": {str(i): i for i in range(config.get("text_config", config)["vocab_size"])}}, "added_tokens": []}, f)
     return to
+
+
+def change(folder, changes):
+    """Changes the configuration of the text; returns what it was."""
+    path = os.path.join(folder, "config.json")
+    with open(path) as f:
+        before = f.read()
+    config = json.loads(before)
+    text = config.get("text_config", config)
+    text.update(changes)
+    for name in [name for name, value in changes.items() if value is None]:
+        text.pop(name)
+    with open(path, "w") as f:
+        json.dump(config, f)
+    return before
 
 
 def is_recurrent(folder):
@@ -65,16 +90,25 @@ def is_recurrent(folder):
 
 def convert(folder, path):
     sys.argv = ["convert", folder, "--outfile", path, "--outtype", "f32"] + ["--no-mtp"] * ("/qwen3_" in folder and is_recurrent(folder) and not folder.endswith("_mtp"))
+    changes = CONVERTED.get(os.path.basename(folder), {})
+    before, known = change(folder, changes), base.AutoConfig
+    if changes:
+        base.AutoConfig = None  # transformers would rewrite the configuration: the converter reads the file instead
     try:
         converter.main()
     except (Exception, SystemExit) as e:
         return f"not converted: {type(e).__name__}: {str(e)[:100]}"
+    finally:
+        base.AutoConfig = known
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            f.write(before)
 
 
 def off(folder, path):
     """How far the logits of the file are from the reference's of the folder, or why there are none."""
     with torch.no_grad():
-        want = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(torch.tensor([IDS]), use_cache=False).logits[0]
+        load = AutoModelForImageTextToText if "step3p7" in folder else AutoModelForCausalLM
+        want = load.from_pretrained(folder, dtype=torch.float32).eval()(torch.tensor([IDS]), use_cache=False).logits[0]
     ids, to = os.path.join(out, "ids.json"), os.path.join(out, "out.safetensors")
     with open(ids, "w") as f:
         json.dump(IDS, f)
@@ -99,7 +133,7 @@ for folder in folders:
     copied = copy(folder)
     path = copied + ".gguf"
     found = convert(copied, path) or off(copied, path)
-    if not isinstance(found, str) and folder.endswith("_mtp") and "deepseek" not in folder:  # whose blocks are left out of files
+    if not isinstance(found, str) and folder.endswith("_mtp") and "deepseek_v3_" not in folder:  # whose blocks are left out of files
         ours, theirs = drafts(copied), drafts(path)
         found = found if ours == theirs and ours[1] else f"drafts {theirs}, not {ours}"
     good = isinstance(found, float) and found <= (OF_RECURRENT if is_recurrent(folder) else TOLERANCE)

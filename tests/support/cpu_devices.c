@@ -22,13 +22,13 @@ const sn_dtype test_weight_types[] = {SN_F32, SN_F16, SN_BF16, SN_Q4_0, SN_Q4_1,
                                       SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4, SN_F8_E4M3,
                                       /* of folders only */
                                       SN_I4_B32, SN_I4_32, SN_I4_64, SN_I4_128, SN_I8_128, SN_NVFP4_256,
-                                      /* of CPUs and CUDA, the last one of CPUs only */
+                                      /* below four bits, and the like */
                                       SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS, SN_IQ2_XS, SN_IQ2_S, SN_IQ3_XXS, SN_IQ3_S,
                                       SN_TQ1_0, SN_TQ2_0, SN_NVFP4, SN_Q1_0, SN_Q2_0,
-                                      /* of folders and CPUs */
-                                      SN_NF4, SN_FP4, SN_F8_E5M2, SN_I2_128, SN_I3_128, SN_I8_128F};
+                                      /* of folders only */
+                                      SN_NF4, SN_FP4, SN_F8_E5M2, SN_I2_128, SN_I3_128, SN_I8_128F, SN_NF4_256,
+                                      SN_FP4_256};
 const int test_n_weight_types = (int)(sizeof test_weight_types / sizeof *test_weight_types);
-const int test_n_gpu_weight_types = 23, test_n_cuda_weight_types = 23 + 12;
 
 static void require_ok(sn_status status, const sn_err *err) {
     if (!status) return;
@@ -203,8 +203,9 @@ static void fill_block(sn_dtype dtype, uint8_t *block, uint64_t *state) {
             memcpy(block, &scale, sizeof scale);
         }
         if (sn_float4_values(dtype)) {
-            float scale = test_random(state) * 0.05f;
+            const float scale = test_random(state) * 0.05f, offset = 0.02f;
             memcpy(block, &scale, sizeof scale);
+            if (sn_float4_twice(dtype)) memcpy(block + sizeof scale, &offset, sizeof offset);
         }
         if (sn_dtype_quantised(dtype) && sn_quant_is_plain(&sn_quant_forms[dtype]))
             fill_plain_scales(dtype, block, state);

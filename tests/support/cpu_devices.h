@@ -50,10 +50,9 @@ void test_weight_free(void *weight);
 /* The first index at which bits differ (any NaN equals any NaN), or n. */
 size_t test_differ(const float *a, const float *b, size_t n);
 
-/* All types that a matrix may have; the first ones are those that all GPUs take, too, and then those of CUDA. F8_E4M3
- * is not in GGUF files. */
+/* All types that a matrix may have, on every device. F8_E4M3 and the last ones are not in GGUF files. */
 extern const sn_dtype test_weight_types[];
-extern const int test_n_weight_types, test_n_gpu_weight_types, test_n_cuda_weight_types;
+extern const int test_n_weight_types;
 
 /* Makes one weight in heap memory. test_weight_drop unloads it, sets *weight NULL and accepts NULL. */
 sn_status test_weight_make(sn_device *d, sn_dtype dtype, size_t rows, size_t cols, const void *host, sn_weight **out,

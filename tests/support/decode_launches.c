@@ -80,7 +80,7 @@ static void run_together(sn_device *d, int n, float *const at[BUFFERS], const sn
 int together_launches(sn_device_id id, sn_kv_dtype dtype, int n_past, int n, uint64_t (*launches)(void)) {
     const sn_device_limits limits = {
         .rows = ROWS, .width = WIDTH, .context = PAST_MAX + ROWS, .heads = HEADS, .head_dim = DIM};
-    const sn_kv_shape shape = {1, HEADS, DIM, PAGE, dtype, 0, 0, {0}, {0}};
+    const sn_kv_shape shape = {1, HEADS, DIM, PAGE, dtype, 0, 0, {0}, {0}, 0, 0, false};
     float *random = test_random_floats(ROWS * WIDTH, 1), *at[BUFFERS];
     void *pages[PAGES];
     bool replayed;

@@ -47,7 +47,9 @@ static const char *const FAMILIES[] = {
     "ernie4_5_moe",
     "mistral4",
     "deepseek_v32",
+    "deepseek_v32_sparse",
     "glm_moe_dsa",
+    "glm_moe_dsa_sparse",
     "cohere2",
     "qwen3_next",
     "lfm2",
@@ -75,13 +77,16 @@ static inline bool family_is_recurrent(const char *name) {
 /* These are not trained. */
 static inline bool family_is_limited(const char *name) {
     return family_is_recurrent(name) || !strncmp(name, "deepseek", 8) || !strcmp(name, "glm4_moe_lite") ||
-           !strcmp(name, "mistral4") || !strcmp(name, "glm_moe_dsa") || !strcmp(name, "mimo_v2_flash") ||
+           !strcmp(name, "mistral4") || !strncmp(name, "glm_moe_dsa", 11) || !strcmp(name, "mimo_v2_flash") ||
            !strcmp(name, "step3p7") || !strncmp(name, "gemma4", 6);
 }
 
 static inline int family_blocks(const char *name) {
     if (!strncmp(name, "nemotron_h_", 11)) return 6;
-    return !strcmp(name, "glm_moe_dsa") || !strcmp(name, "nemotron_h") ? 5 : 4;
+    return !strncmp(name, "glm_moe_dsa", 11) || !strcmp(name, "nemotron_h") ? 5 : 4;
 }
+
+/* Blocks that stay with the one before them. */
+static inline size_t family_bound_blocks(const char *name) { return !strcmp(name, "glm_moe_dsa_sparse") ? 2 : 0; }
 
 #endif

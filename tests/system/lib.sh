@@ -281,17 +281,18 @@ transformers_python() {
   export PYTHONDONTWRITEBYTECODE=1
 }
 
-# llama_sources: sets `llama` to the vocabularies (models/) and the converter of llama.cpp, which the package llama-cpp-python of PyPI has
+# llama_sources: sets `llama` to the vocabularies and templates (models/) and the converter of llama.cpp, which the package llama-cpp-python of PyPI has
 # in its sources (77 MB, fetched once).
 llama_sources() {
   local version=0.3.36 new
-  llama=$tools/llama-sources-$version
+  llama=$tools/llama-sources-2-$version
   [ ! -d "$llama" ] || return 0
   [ "${SN_TEST_PACKAGES:-}" != few ] || skip "llama.cpp's sources are not fetched with SN_TEST_PACKAGES=few"
   mkdir -p "$tools" && new=$(mktemp -d "$tools/.new.XXXXXX") || fail "no folder"
   timeout 300 $python -m pip download --quiet --no-deps --no-binary llama-cpp-python --disable-pip-version-check --retries 1 -d "$new" \
     "llama-cpp-python==$version" >"$scratch/pip.log" 2>&1 || { rm -rf "$new"; not_fetched "llama.cpp's sources"; }
   mkdir "$new/llama" && tar -C "$new/llama" --strip-components=3 --wildcards -xzf "$new"/*.tar.gz '*/vendor/llama.cpp/models/ggml-vocab-*' \
+    '*/vendor/llama.cpp/models/templates' \
     '*/vendor/llama.cpp/convert_hf_to_gguf.py' '*/vendor/llama.cpp/conversion' '*/vendor/llama.cpp/gguf-py' ||
     fail "the package holds no vocabularies or no converter"
   mv -T "$new/llama" "$llama" 2>/dev/null || [ -d "$llama" ] || fail "no $llama"

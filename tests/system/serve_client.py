@@ -319,6 +319,7 @@ def steady(url, expected, ready, killed):
                     time.sleep(0.02)
     assert text == expected, (text, expected)
     assert metric(url, "failovers_total") >= 1
+    assert metric(url, "drafted_tokens_total") >= metric(url, "judged_tokens_total") >= metric(url, "accepted_tokens_total")
 
 
 def view(url):

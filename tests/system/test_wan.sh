@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Texts over slow links of real TCP (tests/support/wan), with loss: the cable of a node is pulled, of which another is known; then the
-# client's own. The text is that of one machine, and nobody is blamed for the client's cable.
+# client's own. The text is that of one machine, and nobody is blamed for the client's cable. Then with windows of draft tokens under way,
+# and jitter of half a round trip.
 . "$(dirname "${BASH_SOURCE[0]}")/../support/wan/wan.sh"
 model=$fixtures/golden/llama
 golden_ids llama "$scratch/ids" 8
@@ -55,5 +56,29 @@ for push in '' --push; do
   link up 1
   ends_as_expected own$push
   ! grep -Eq 'node banned|blocks replaced' "$scratch/own$push.err" || fail "a node is blamed for the client's own cable"
+done
+
+# A made model, drafted by a copy with other scales: most tokens are right, and some windows are given up.
+for name in a b c d; do kill_node $name; done
+model=$scratch/made.gguf
+python3 "$here/../bench/synthetic_model.py" "$model" --shape tiny --type Q8_0 --blocks 4
+python3 "$here/../bench/noisy_copy.py" "$model" 0.01 "$scratch/copy.gguf"
+generate=("$bin/swarm" generate --model "$model" --prompt made --ignore-eos --json --max-tokens 400 --temperature 1 --seed 1)
+succeeds "${generate[@]}" --local all
+expected=$(query "$scratch/run.out" 'd["ids"]')
+link jitter 20
+start_on 2 a "$model" 0:1
+wait_ready a
+start_on 3 b "$model" 1:3 --join 10.99.0.2:7001
+start_on 4 c "$model" 3:4 --join 10.99.0.2:7001
+start_on 5 d "$model" 1:3 --join 10.99.0.2:7001
+wait_ready b c d
+for push in '' --push; do
+  begin ahead$push $push --draft-model "$scratch/copy.gguf"
+  link down $middle
+  ends_as_expected ahead$push
+  query "$scratch/ahead$push.out" 'd["timings"]["ahead"] > 3 and d["timings"]["accepted"] < d["timings"]["judged"] < d["timings"]["drafted"]' |
+    grep -qx True || fail "no windows were under way: $(tail -c 900 "$scratch/ahead$push.out")"
+  link up $middle
 done
 exit 0

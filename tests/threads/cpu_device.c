@@ -38,7 +38,7 @@ static void multiply(sn_device *d, float *y) {
 }
 
 static void run_attention(sn_device *d, float *out) {
-    sn_kv_shape shape = {1, KV_HEADS, DIM, 32, SN_KV_F32, 0, 0, {0}, {0}};
+    sn_kv_shape shape = {1, KV_HEADS, DIM, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
     float *kv = test_random_floats((size_t)(DEPTH + ROWS) * KV_WIDTH, 3), *q = test_random_floats(ROWS * WIDTH, 4);
     void *pool, *pages[PAGES + 1];

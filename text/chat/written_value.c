@@ -43,7 +43,11 @@ static json_t *unescaped(const char *text, size_t n) {
         else if (!escaped && text[i] == '"')
             part = "\\\"", escaped = true, i--;
         else if (!escaped && (unsigned char)text[i] < ' ')
-            part = text[i] == '\n' ? "\\n" : text[i] == '\t' ? "\\t" : text[i] == '\r' ? "\\r" : "\\f", escaped = true, i--;
+            part = text[i] == '\n'   ? "\\n"
+                   : text[i] == '\t' ? "\\t"
+                   : text[i] == '\r' ? "\\r"
+                                     : "\\f",
+            escaped = true, i--;
         good = !sn_buf_append(&out, part, escaped ? 2 : 1, NULL);
         i += escaped;
     }

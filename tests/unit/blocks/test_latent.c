@@ -4,6 +4,7 @@
 #include "blocks/train.h"
 #include "client/tune/params.h"
 #include "device/weight.h"
+#include "client/chain/chain_private.h" /* private: where hops begin */
 #include "tests/support/chain_fixture.h"
 #include "tests/support/cpu_devices.h"
 #include "tests/support/files.h"
@@ -22,7 +23,7 @@ enum { LATENT = 40, ROTATED = 10, KEY = LATENT + ROTATED, HEADS = 21, TOKENS = 7
 /* Keys of TOKENS positions, whose values are their first LATENT elements. Attends as latents, or as a plain KV cache
  * with the keys as values. out (TOKENS, HEADS, LATENT). */
 static void attend(sn_device *d, bool latent, sn_kv_dtype dtype, const float *keys, const float *q, float *out) {
-    const sn_kv_shape shape = {2, 1, KEY, 32, dtype, latent ? LATENT : 0, 0, {0}, {0}};
+    const sn_kv_shape shape = {2, 1, KEY, 32, dtype, latent ? LATENT : 0, 0, {0}, {0}, 0, 0, false};
     const sn_attention how = {.block = 1, .n_heads = HEADS, .scale = 0.2f};
     size_t width = latent ? LATENT : KEY, bytes = d->ops->kv_page_bytes(d, &shape);
     float *k = malloc(sizeof(float) * TOKENS * KEY), *v = malloc(sizeof(float) * TOKENS * KEY),
@@ -81,7 +82,7 @@ Test(latent, a_token_takes_its_latent_and_its_rotated_key) {
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, NULL, &d, &err));
     const size_t bytes[SN_KV_DTYPE_COUNT] = {576 * 4, 576 * 2, 576 + 576 / 32 * 2};
     for (int dtype = 0; dtype < SN_KV_DTYPE_COUNT; dtype++) {
-        const sn_kv_shape shape = {3, 1, 576, 32, (sn_kv_dtype)dtype, 512, 0, {0}, {0}};
+        const sn_kv_shape shape = {3, 1, 576, 32, (sn_kv_dtype)dtype, 512, 0, {0}, {0}, 0, 0, false};
         cr_expect_eq(d->ops->kv_page_bytes(d, &shape), 3 * 32 * bytes[dtype]);
     }
     sn_device_close(&d);
@@ -155,14 +156,16 @@ Test(latent, groups_of_experts_rank_by_their_best_one_or_two) {
     sn_device_close(&d);
 }
 
-/* -- sessions over pages of latents, and of blocks whose heads differ in number and in both widths */
+/* -- sessions over pages of latents, of index keys beside them, and of blocks whose heads differ in number and in both
+ * widths */
 
-static const char *const OF_SESSIONS[] = {GOLDEN, SN_FIXTURES "/golden/mimo_v2_flash", SN_FIXTURES "/golden/gemma4"};
+static const char *const OF_SESSIONS[] = {GOLDEN, SN_FIXTURES "/golden/mimo_v2_flash", SN_FIXTURES "/golden/gemma4",
+                                          SN_FIXTURES "/golden/deepseek_v32_sparse"};
 enum { N_OF_SESSIONS = sizeof OF_SESSIONS / sizeof *OF_SESSIONS };
 
 static void expect_hand_over(const char *model, sn_kv_dtype dtype) {
-    testbed *w = testbed_new(
-        &(cluster_options){.model = model, .kv_memory = 64, .drain_timeout_s = 10, .kv_dtype = dtype});
+    testbed *w =
+        testbed_new(&(cluster_options){.model = model, .kv_memory = 64, .drain_timeout_s = 10, .kv_dtype = dtype});
     chain_fixture r;
     for (int twice = 0; twice < 2; twice++) cluster_add(w->cluster, 0, 2), cluster_add(w->cluster, 2, 4);
     chain_fixture_open(&r, w, (sn_chain_options){.kv.replica = true, .kv.dtype = dtype});
@@ -235,6 +238,78 @@ static void expect_prefix_and_swap(const char *model) {
 
 Test(latent, sessions_share_a_prefix_and_are_swapped_out) {
     for (int i = 0; i < N_OF_SESSIONS; i++) expect_prefix_and_swap(OF_SESSIONS[i]);
+}
+
+/* -- blocks that share a choice: of this model parts begin and end at blocks 0, 1, 3 and 5 */
+
+#define SHARED SN_FIXTURES "/golden/glm_moe_dsa_sparse"
+
+Test(latent, blocks_stay_with_the_one_whose_choice_they_share) {
+    testbed *w = testbed_new(&(cluster_options){.model = SHARED, .kv_memory = 64});
+    chain_fixture r;
+    cluster_add(w->cluster, 0, 3), cluster_add(w->cluster, 1, 5);
+    chain_fixture_open(&r, w, (sn_chain_options){0});
+    for (size_t i = 1; i < sn_chain_hops(r.chain, NULL, 0); i++)
+        cr_expect(r.chain->hops[i].first == 1 || r.chain->hops[i].first == 3);
+    chain_fixture_steps(&r, 0, 50, 13);
+    chain_fixture_steps(&r, 30, 70, 1); /* a rewind */
+    chain_fixture_close(&r);
+    testbed_free(&w);
+}
+
+static sn_msg *open_of(node_client *t, node_session *session) {
+    sn_msg *open = node_session_open_message(session);
+    return node_client_request(t, &open);
+}
+
+/* While every row attends to all positions nothing is chosen, and a span may begin there. */
+static void expect_no_pass_from(const sn_model *m, int first) {
+    const sn_hparams *hp = sn_model_hparams(m);
+    sn_device *d = NULL;
+    sn_span *span = NULL;
+    sn_kv_pool *pool = NULL;
+    sn_kv_cache *kv = NULL;
+    sn_err why = {0};
+    float *rows = calloc((size_t)(hp->index_topk + 1) * (size_t)hp->n_embd, sizeof *rows);
+    const sn_tensor input = {
+        .name = "rows", .data = rows, .dtype = SN_F32, .rank = 2, .shape = {hp->index_topk + 1, hp->n_embd}};
+    REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, NULL, &d, &err));
+    REQUIRE(sn_span_load(m, d, first, hp->n_blocks, NULL, NULL, &span, &err));
+    REQUIRE(sn_span_kv_pool(span, 1 << 20, &pool, &err));
+    REQUIRE(sn_kv_cache_new(pool, &kv, &err));
+    REQUIRE(sn_kv_cache_reserve(kv, hp->index_topk + 1, &err));
+    const sn_span_sequence some = {kv, &input, 0, hp->index_topk, rows}, one = {kv, &input, 0, 1, rows};
+    REQUIRE(sn_span_forward(span, first, hp->n_blocks, 1, &some, NULL, &err));
+    cr_expect_eq(sn_span_forward(span, first, hp->n_blocks, 1, &one, NULL, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "are no part of this model by themselves"), "%s", why.text);
+    sn_kv_cache_free(&kv);
+    sn_kv_pool_free(&pool);
+    sn_span_free(&span);
+    sn_device_close(&d);
+    free(rows);
+}
+
+Test(latent, a_part_that_begins_with_a_shared_choice_is_refused) {
+    testbed *w = testbed_new(&(cluster_options){.model = SHARED, .kv_memory = 64});
+    cluster_add(w->cluster, 0, 5);
+    node_client *t = node_client_new(w, 0);
+    node_session a, b;
+    node_session_init(&a, w, t, 2, 5), node_session_init(&b, w, t, 1, 3);
+    cr_expect(is_refusal(open_of(t, &a), SN_REFUSED, "block 2 attends to what"));
+    cr_expect(is_opened(open_of(t, &b)));
+    node_client_free(&t);
+    testbed_free(&w);
+    sn_err why;
+    sn_hparams hp;
+    sn_model *m = NULL;
+    REQUIRE(sn_model_open(SHARED, &m, &err));
+    hp = *sn_model_hparams(m);
+    cr_expect_eq(sn_check_cuts(&hp, 1, 4, &why), SN_REFUSED);
+    cr_expect(strstr(why.text, "block 4 attends to what a block before it chooses"), "%s", why.text);
+    cr_expect(strstr(why.text, "begin and end at 0, 1, 3, 5"), "%s", why.text);
+    cr_expect_eq(sn_check_cuts(&hp, 3, 5, &why), SN_OK);
+    expect_no_pass_from(m, 2);
+    sn_model_close(&m);
 }
 
 /* -- what is refused */

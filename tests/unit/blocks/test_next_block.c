@@ -1,5 +1,5 @@
 /* The block that predicts a further token, against the reference's numbers (tests/fixtures/golden/..._mtp: the draft
- * block of transformers): three drafts at each of eight places of a text. */
+ * block of transformers; make_mtp.py): three drafts at each of eight places of a text. */
 #include "blocks/next_block.h"
 #include "client/generate/lm_head.h" /* drafts come out of the LM head */
 #include "model/safetensors.h"
@@ -9,7 +9,8 @@
 #include <math.h>
 #include <string.h>
 
-static const char *const FOLDERS[] = {"qwen3_5_mtp", "qwen3_5_moe_mtp", "glm4_moe_mtp", "deepseek_v3_mtp"};
+static const char *const FOLDERS[] = {"qwen3_5_mtp",    "qwen3_5_moe_mtp", "glm4_moe_mtp",     "deepseek_v3_mtp",
+                                      "qwen3_next_mtp", "hy_v3_mtp",       "deepseek_v32_mtp", "glm_moe_dsa_mtp"};
 enum { TEXT = 64, EMBD = 64, VOCAB = 320, DRAFTS = 3 };
 
 typedef struct golden {

@@ -13,7 +13,7 @@
 
 enum { HEADS = 4, KV_HEADS = 2, DIM = 16, ROWS = 3, PAGE_BYTES = 4096, PAGES = 3 };
 
-static const sn_kv_shape shape = {1, KV_HEADS, DIM, 32, SN_KV_F32, 0, 0, {0}, {0}};
+static const sn_kv_shape shape = {1, KV_HEADS, DIM, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
 
 static size_t page_bytes(const sn_device *d, const sn_kv_shape *s) {
     (void)d, (void)s;

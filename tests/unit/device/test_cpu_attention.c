@@ -47,7 +47,7 @@ static attention_case attention_case_new(sn_kv_dtype dtype, int n_kv_heads, int 
 }
 
 static sn_attention attention_of(const attention_case *s) {
-    return (sn_attention){BLOCK, s->n_heads, s->window, 0.3f, s->slopes, s->sinks, 0};
+    return (sn_attention){BLOCK, s->n_heads, s->window, 0.3f, s->slopes, s->sinks, 0, NULL, 0};
 }
 
 static void attention_case_free(attention_case *s) {
@@ -309,7 +309,7 @@ Test(cpu_attention, stored_rows_load_back_and_other_blocks_are_unchanged) {
 
 /* One position of one head of 40 elements, stored and read back. */
 static void round_trip_kv(sn_device *d, sn_kv_dtype dtype, const float *x, float *k, float *v) {
-    sn_kv_shape shape = {1, 1, 40, 32, dtype, 0, 0, {0}, {0}};
+    sn_kv_shape shape = {1, 1, 40, 32, dtype, 0, 0, {0}, {0}, 0, 0, false};
     void *page;
     size_t bytes = d->ops->kv_page_bytes(d, &shape);
     OK(d->ops->alloc(d, bytes, &page, &err));
@@ -381,7 +381,8 @@ Test(cpu_attention, says_that_numbers_are_beyond_f16) {
 Test(cpu_attention, refuses_more_than_was_prepared) {
     test_devices devices = test_devices_open(&limits);
     sn_device *d = devices.at[0];
-    sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0, 0, {0}, {0}}, wide = {1, 1, 513, 32, SN_KV_F32, 0, 0, {0}, {0}};
+    sn_kv_shape shape = {1, 1, 16, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false},
+                wide = {1, 1, 513, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     const sn_attention one = {.n_heads = 1, .scale = 1};
     sn_sequence seq = {NULL, 200, 0, 1, {0}};
     cr_assert_eq(test_attention(d, &shape, 1, &seq, &one, NULL, NULL, &err), SN_REFUSED);

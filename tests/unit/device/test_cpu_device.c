@@ -41,7 +41,7 @@ static void matrix_free(matrix *m) {
 }
 
 static size_t cols_for(sn_dtype dtype) {
-    return sn_dtype_block(dtype) == 1 ? 88 : sn_dtype_block(dtype) == 32 ? 160 : 512;
+    return sn_dtype_block(dtype) == 1 ? 88 : sn_dtype_block(dtype) == 32 ? 160 : 768;
 }
 
 /* n rows of x in calls of `chunk` rows, with both matrices in one call. */
@@ -84,10 +84,11 @@ static void check_linear_bits(const test_devices *devices, sn_dtype dtype, size_
 }
 
 Test(cpu_device, a_linear_row_has_the_same_bits_in_any_batch) {
-    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 128, .width = 512});
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 131, .width = 768});
     for (int t = 0; t < test_n_weight_types; t++) check_linear_bits(&devices, test_weight_types[t], 23);
     check_linear_bits(&devices, SN_Q4_1, 128); /* enough rows that quantising them is shared between threads as well */
-    check_linear_bits(&devices, SN_Q6_K, 100);
+    static const sn_dtype staged[] = {SN_Q6_K, SN_Q2_K, SN_Q5_K, SN_Q3_K, SN_MXFP4}; /* stages pay for many rows only */
+    for (size_t t = 0; t < sizeof staged / sizeof *staged; t++) check_linear_bits(&devices, staged[t], t ? 57 : 131);
     test_devices_close(&devices);
 }
 
@@ -138,7 +139,7 @@ static void check_linear_values(sn_device *d, sn_dtype dtype) {
     enum { N = 9 };
     matrix m[2] = {matrix_new(dtype, 37, cols_for(dtype), true, 11), matrix_new(dtype, 1, cols_for(dtype), false, 13)};
     float *x = test_random_floats(N * m[0].cols, 19), y0[N * 37], y1[N];
-    double xq[512];
+    double xq[768];
     multiply_in_chunks(d, m, x, N, N, (float *[]){y0, y1});
     for (size_t r = 0; r < N; r++) {
         const float *row = x + r * m[0].cols;
@@ -168,7 +169,7 @@ static void check_linear_values(sn_device *d, sn_dtype dtype) {
 }
 
 Test(cpu_device, linear_is_what_naive_arithmetic_gives) {
-    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 16, .width = 512});
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = 16, .width = 768});
     for (int t = 0; t < test_n_weight_types; t++) check_linear_values(devices.at[devices.n - 1], test_weight_types[t]);
     test_devices_close(&devices);
 }
@@ -177,7 +178,7 @@ Test(cpu_device, linear_is_what_naive_arithmetic_gives) {
 Test(cpu_device, linear_keeps_nan_and_infinity_in_their_row) {
     enum { N = 8 };
     static const sn_dtype types[] = {SN_F32, SN_BF16, SN_Q4_1, SN_Q8_0, SN_Q4_K, SN_Q5_1, SN_Q6_K};
-    test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = 512});
+    test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = 768});
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         matrix m[2] = {matrix_new(types[t], 85, cols_for(types[t]), false, 3),
                        matrix_new(types[t], 5, cols_for(types[t]), true, 5)};
@@ -463,7 +464,7 @@ static uint64_t hash_of_a_block(sn_device *d, sn_dtype dtype, uint64_t hash) {
     enum { N = 20, ROWS = 85, COLS = 512, HEADS = 9, KV = 3, DIM = 24 };
     matrix m = matrix_new(dtype, ROWS, COLS, true, 1);
     float *x = test_random_floats(N * COLS, 2), y[N * ROWS], out[N * HEADS * DIM];
-    sn_kv_shape shape = {1, KV, DIM, 32, SN_KV_F32, 0, 0, {0}, {0}};
+    sn_kv_shape shape = {1, KV, DIM, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     sn_sequence all = {(void *[4]){0}, 0, 0, 100, {0}}, last = {all.pages, 80, 0, N, {0}};
     sn_weight *w;
     void *pages;
@@ -494,20 +495,24 @@ Test(cpu_device, has_the_same_bits_on_every_machine) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = 20, .width = 512, .context = 100});
     for (int d = 0; d < devices.n; d++) {
         const uint64_t begin = 14695981039346656037u;
-        uint64_t first = begin, folders = begin, cpus, nf4 = begin, more;
+        uint64_t first = begin, folders = begin, cpus, nf4 = begin, more, twice = begin;
         int t = 0;
-        while (t < test_n_gpu_weight_types && test_weight_types[t] != SN_I4_B32)
-            first = hash_of_a_block(devices.at[d], test_weight_types[t++], first);
-        while (t < test_n_gpu_weight_types) folders = hash_of_a_block(devices.at[d], test_weight_types[t++], folders);
+        for (; test_weight_types[t] != SN_I4_B32; t++)
+            first = hash_of_a_block(devices.at[d], test_weight_types[t], first);
+        for (; test_weight_types[t] != SN_IQ1_S; t++)
+            folders = hash_of_a_block(devices.at[d], test_weight_types[t], folders);
         for (cpus = first; test_weight_types[t] != SN_NF4; t++)
             cpus = hash_of_a_block(devices.at[d], test_weight_types[t], cpus);
         more = nf4 = hash_of_a_block(devices.at[d], test_weight_types[t++], nf4);
-        while (t < test_n_weight_types) more = hash_of_a_block(devices.at[d], test_weight_types[t++], more);
+        for (; test_weight_types[t] != SN_NF4_256; t++)
+            more = hash_of_a_block(devices.at[d], test_weight_types[t], more);
+        while (t < test_n_weight_types) twice = hash_of_a_block(devices.at[d], test_weight_types[t++], twice);
         cr_assert(first == 0x33be3e9e276a591fu && folders == 0xd48a98c3a6f2bcaeu && cpus == 0xc42547f58b8102a7u &&
-                      nf4 == 0x73cdad9b7a11822eu && more == 0xbfb325321e95b4c7u,
-                  "%s: 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu", sn_device_describe(devices.at[d]),
-                  (unsigned long long)first, (unsigned long long)folders, (unsigned long long)cpus,
-                  (unsigned long long)nf4, (unsigned long long)more);
+                      nf4 == 0x73cdad9b7a11822eu && more == 0xbfb325321e95b4c7u && twice == 0x428f2be04f2576ffu,
+                  "%s: 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu, 0x%016llxu",
+                  sn_device_describe(devices.at[d]), (unsigned long long)first, (unsigned long long)folders,
+                  (unsigned long long)cpus, (unsigned long long)nf4, (unsigned long long)more,
+                  (unsigned long long)twice);
     }
     test_devices_close(&devices);
 }

@@ -53,10 +53,11 @@ Test(quant, decodes_every_type_as_the_reference_does) {
 
 /* Rows that llama.cpp's quantiser wrote, and rows of random bits. */
 Test(quant, decodes_codebook_types_exactly_as_llama_cpp_does) {
-    int nf4 = 0; /* from it on they are in no GGUF file */
-    while (test_weight_types[nf4] != SN_NF4) nf4++;
-    compare_types(SN_FIXTURES "/gguf/gguf_codebooks.gguf", SN_FIXTURES "/gguf/gguf_codebooks.safetensors",
-                  test_n_gpu_weight_types, nf4, true);
+    int iq1 = 0, nf4;
+    while (test_weight_types[iq1] != SN_IQ1_S) iq1++;
+    for (nf4 = iq1; test_weight_types[nf4] != SN_NF4;) nf4++; /* from it on they are in no GGUF file */
+    compare_types(SN_FIXTURES "/gguf/gguf_codebooks.gguf", SN_FIXTURES "/gguf/gguf_codebooks.safetensors", iq1, nf4,
+                  true);
 }
 
 Test(quant, integers_and_scales_give_the_same_values_as_the_row) {

@@ -107,7 +107,8 @@ static bool family_runs_on(const char *family, const char *map) {
 /* Over several devices a few tokens show that each block computes with its own kind of attention and experts.
  *
  * Token by token everything is float32. Many rows at once go through the matrix units of the CUDA backend, in
- * bfloat16; those of mixtures, and of models with recurrent blocks, as two bfloat16 numbers. */
+ * bfloat16; those of mixtures, and of models with recurrent blocks, as two bfloat16 numbers. Gemma 4 does not scale its
+ * scores: with weights by chance their roundings are five times as large. */
 Test(emulated_devices, golden_families_agree_on_every_device) {
     static const char *const maps[] = {"0:%d=cuda:0", "0:%d=xpu:0", "0:1=cpu,1:2=cuda:0,2:3=xpu:0,3:%d=cpu"};
     for (int f = 0; f < N_FAMILIES; f++)
@@ -115,9 +116,10 @@ Test(emulated_devices, golden_families_agree_on_every_device) {
             char map[64];
             if (!family_runs_on(FAMILIES[f], maps[m])) continue;
             snprintf(map, sizeof map, maps[m], family_blocks(FAMILIES[f]));
-            distances d = golden_distances(FAMILIES[f], map, m == 2 ? 5 : 24);
+            distances d = golden_distances(FAMILIES[f], map, m == 2 && !strstr(FAMILIES[f], "_sparse") ? 5 : 24);
             cr_expect(d.one <= 1e-4, "%s on %s, token by token: %g", FAMILIES[f], map, d.one);
             double most = m == 1 ? 1e-4 : family_is_recurrent(FAMILIES[f]) ? 1e-3 : d.mixture ? 1e-4 : 3e-2;
+            if (!strcmp(FAMILIES[f], "gemma4")) most = m == 1 ? 1e-4 : 1e-1;
             cr_expect(d.many <= most, "%s on %s, at once: %g", FAMILIES[f], map, d.many);
         }
 }

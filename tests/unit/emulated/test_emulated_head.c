@@ -151,8 +151,10 @@ Test(emulated_head, golden_families_have_the_tokens_of_the_cpu) {
 
 /* The CPU rounds rows for quantised weights to 8 bits, CUDA's kernels for few rows, too. */
 Test(emulated_head, every_weight_type_has_the_tokens_of_the_cpu) {
-    static const sn_dtype types[] = {SN_F32,  SN_F16,  SN_BF16, SN_Q4_0, SN_Q4_1, SN_Q5_0,   SN_Q5_1,   SN_Q8_0,
-                                     SN_Q2_K, SN_Q3_K, SN_Q4_K, SN_Q5_K, SN_Q6_K, SN_IQ4_NL, SN_IQ4_XS, SN_MXFP4};
+    static const sn_dtype types[] = {SN_F32,     SN_F16,   SN_BF16,  SN_Q4_0,  SN_Q4_1,    SN_Q5_0,   SN_Q5_1,
+                                     SN_Q8_0,    SN_Q2_K,  SN_Q3_K,  SN_Q4_K,  SN_Q5_K,    SN_Q6_K,   SN_IQ4_NL,
+                                     SN_IQ4_XS,  SN_MXFP4, SN_IQ1_S, SN_IQ1_M, SN_IQ2_XXS, SN_IQ2_XS, SN_IQ2_S,
+                                     SN_IQ3_XXS, SN_IQ3_S, SN_TQ1_0, SN_TQ2_0, SN_NVFP4,   SN_Q1_0,   SN_Q2_0};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         char *path = tiny_model_make(&(tiny_model_options){.dtype = types[i], .n_blocks = 1}), what[64];
         sn_model *model = open_model(path);

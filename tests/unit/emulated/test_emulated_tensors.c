@@ -29,6 +29,13 @@ static void expect_same_kv(emulated_span *a, emulated_span *b, int n) {
 
 enum { N_PAST = 37, ALL = 45 };
 
+static void move_index_keys(const emulated_span *from, const emulated_span *to, int block) {
+    float *keys = malloc(N_PAST * (size_t)from->hp->index_dim * sizeof *keys);
+    REQUIRE(sn_span_index_export(from->span, from->kv, block, 0, N_PAST, keys, &err));
+    REQUIRE(sn_span_index_import(to->span, to->kv, block, N_PAST, keys, &err));
+    free(keys);
+}
+
 /* Moves the first N_PAST positions of a session to one that has none. */
 static void move_session(const emulated_span *from, const emulated_span *to) {
     const size_t all = N_PAST * sn_kv_width(from->hp, 0, from->hp->n_blocks); /* more than one block's */
@@ -37,6 +44,7 @@ static void move_session(const emulated_span *from, const emulated_span *to) {
     for (int block = 0; block < from->hp->n_blocks; block++) {
         REQUIRE(sn_span_kv_export(from->span, from->kv, block, 0, N_PAST, k, v, &err));
         REQUIRE(sn_span_kv_import_rows(to->span, to->kv, block, N_PAST, k, v, &err));
+        if (sn_chooses_keys(from->hp, block)) move_index_keys(from, to, block);
     }
     sn_kv_cache_append(to->kv, N_PAST);
     free(k), free(v);
@@ -79,6 +87,7 @@ Test(emulated_tensors, a_session_continues_with_kv_of_another_device) {
 
 Test(emulated_tensors, a_session_continues_with_latents_of_another_device) {
     expect_sessions_to_move(SN_FIXTURES "/golden/deepseek_v3", 1e-4);
+    expect_sessions_to_move(SN_FIXTURES "/golden/deepseek_v32_sparse", 1e-4);
     emulated_kv_dtype = SN_KV_Q8;
     expect_sessions_to_move(SN_FIXTURES "/golden/deepseek_v3", 5e-2);
 }

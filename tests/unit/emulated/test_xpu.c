@@ -76,7 +76,7 @@ Test(xpu, cuts_a_pool_into_what_it_allocates_at_once) {
     sn_device *d = open_xpu(0);
     sn_kv_pool *pool;
     sn_kv_cache *kv;
-    const sn_kv_shape shape = {1, 1, WIDTH, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}};
+    const sn_kv_shape shape = {1, 1, WIDTH, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     const size_t page = d->ops->kv_page_bytes(d, &shape), before = ze_test_memory_used();
     OK(d->ops->prepare(d, &(sn_device_limits){.rows = 64, .width = WIDTH, .context = TOKENS}, &err));
     const size_t prepared = ze_test_memory_used();
@@ -216,7 +216,7 @@ Test(xpu, allocates_more_at_once_than_the_limit) {
 
 Test(xpu, refuses_heads_that_are_too_wide) {
     sn_device *d = open_xpu(0);
-    sn_kv_shape shape = {1, 1, 512, 16, SN_KV_F32, 0, 0, {0}, {0}};
+    sn_kv_shape shape = {1, 1, 512, 16, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     sn_batch pass = {&shape, 0, 0, NULL, 0};
     bool recorded;
     cr_assert_eq(d->ops->batch_begin(d, &pass, &recorded, &err), SN_REFUSED);

@@ -117,7 +117,7 @@ static void compare(sn_dtype dtype, bool per_expert) {
 }
 
 Test(xpu_experts, rows_that_share_an_expert_have_the_bits_of_each_alone) {
-    for (int t = 0; t < test_n_gpu_weight_types; t++) compare(test_weight_types[t], t % 2);
+    for (int t = 0; t < test_n_weight_types; t++) compare(test_weight_types[t], t % 2);
 }
 
 Test(xpu_experts, rows_that_share_an_expert_have_the_bits_of_each_alone_without_products_of_bytes) {

@@ -16,7 +16,7 @@ typedef struct fixture {
     sn_err err;
 } fixture;
 
-static const sn_kv_shape shape = {BLOCKS, HEADS, DIM, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}};
+static const sn_kv_shape shape = {BLOCKS, HEADS, DIM, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
 
 static fixture fixture_begin(void) {
     fixture s = {0};

@@ -30,7 +30,7 @@ static fixture fixture_begin(size_t pages, size_t pages_cached) {
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &s.device, &err));
     REQUIRE(
         s.device->ops->prepare(s.device, &(sn_device_limits){.rows = LENGTH_MAX, .width = ROW, .context = 1024}, &err));
-    sn_kv_part part = {s.device, {BLOCKS, HEADS, DIM, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}}};
+    sn_kv_part part = {s.device, {BLOCKS, HEADS, DIM, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false}};
     REQUIRE(sn_kv_pool_new(&part, 1, 1 << 20, &s.pool, &err));
     s.page = sn_kv_pool_bytes(s.pool) / sn_kv_pool_tokens(s.pool) * PAGE;
     sn_kv_pool_free(&s.pool);

@@ -28,7 +28,7 @@ static fixture fixture_begin(size_t pages, const char *dir, size_t swap_pages) {
     sn_device_options options = {.threads = 1};
     REQUIRE(sn_device_open((sn_device_id){SN_DEVICE_CPU, 0}, &options, &s.device, &err));
     REQUIRE(s.device->ops->prepare(s.device, &(sn_device_limits){.rows = 256, .width = ROW, .context = 1024}, &err));
-    sn_kv_part part = {s.device, {BLOCKS, HEADS, DIM, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}}};
+    sn_kv_part part = {s.device, {BLOCKS, HEADS, DIM, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false}};
     REQUIRE(sn_kv_pool_new(&part, 1, 1 << 20, &s.pool, &err));
     s.page = sn_kv_pool_bytes(s.pool) / sn_kv_pool_tokens(s.pool) * PAGE;
     sn_kv_pool_free(&s.pool);
@@ -155,7 +155,7 @@ Test(swap, stays_within_its_budget) {
     fixture_end(&s);
     sn_kv_pool *pool = NULL;
     s = fixture_begin(2, NULL, 1);
-    sn_kv_part part = {s.device, {BLOCKS, HEADS, DIM, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}}};
+    sn_kv_part part = {s.device, {BLOCKS, HEADS, DIM, SN_KV_PAGE_TOKENS, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false}};
     REQUIRE(sn_kv_pool_new(&part, 1, s.page, &pool, &err));
     cr_expect_eq(sn_swap_enable(pool, NULL, s.page - 1, 0, &s.err), SN_REFUSED);
     cr_expect(strstr(s.err.text, "--swap-memory"));

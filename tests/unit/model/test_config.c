@@ -284,6 +284,56 @@ Test(config, routers_have_the_defaults_and_fields_of_their_family) {
     }
 }
 
+/* What the makers of the models write, and what transformers writes, mean the same. */
+Test(config, heads_may_differ_between_kinds_of_blocks) {
+    sn_hparams h;
+    sn_err err;
+    cr_assert_eq(read_golden("mimo_v2_flash",
+                             "{\"layer_types\":null,\"mlp_layer_types\":null,\"rope_parameters\":null,"
+                             "\"rms_norm_eps\":null,\"layernorm_epsilon\":1e-5,\"hybrid_layer_pattern\":[0,1,1,0],"
+                             "\"moe_layer_freq\":[0,1,1,1],\"sliding_window_size\":7,\"rope_theta\":50000.0,"
+                             "\"swa_rope_theta\":10000.0,\"partial_rotary_factor\":0.334,"
+                             "\"swa_num_key_value_heads\":2,\"add_full_attention_sink_bias\":false,"
+                             "\"topk_method\":\"noaux_tc\",\"scoring_func\":\"sigmoid\"}",
+                             &h, &err),
+                 SN_OK, "%s", err.text);
+    cr_assert(h.window == 8 && h.n_kv_heads == 2 && h.full_heads.n_kv == 1 && h.full_heads.n == 4, "%d", h.window);
+    cr_assert(h.head_dim == 24 && h.value_dim == 16 && h.full_heads.key_dim == 24 && h.full_heads.value_dim == 16);
+    cr_assert(h.full_attention[0] && !h.full_attention[1] && h.dense[0] && !h.dense[3] && h.window_sinks);
+    cr_assert(h.rope_dim == 8 && h.rope_dim_full == 8 && h.value_scale == 0.707f && h.norm_eps == 1e-5f);
+    cr_assert_eq(
+        read_golden("gemma4", "{\"per_layer_config\":null,\"use_bidirectional_attention\":\"vision\"}", &h, &err),
+        SN_OK, "%s", err.text);
+    cr_assert(h.full_heads.key_dim == 512 && h.full_heads.n_kv == 2 && h.full_keys_are_values && h.norm_values);
+    cr_assert(h.rope_dim_full == 512 && h.rope_freq_full[63] > 0 && h.rope_freq_full[64] == 0 && h.attn_scale == 1);
+    cr_assert_eq(read_golden("gemma4",
+                             "{\"per_layer_config\":null,\"num_global_key_value_heads\":1,"
+                             "\"global_head_dim\":32,\"attention_k_eq_v\":false}",
+                             &h, &err),
+                 SN_OK, "%s", err.text);
+    cr_assert(h.full_heads.n_kv == 2 && h.full_heads.value_dim == 32 && !h.full_keys_are_values);
+    static const char *const refused[][3] = {
+        {"mimo_v2_flash", "{\"layer_types\":null}", "neither 'layer_types' nor"},
+        {"mimo_v2_flash", "{\"hybrid_layer_pattern\":[0,1]}", "must list all 4 blocks"},
+        {"mimo_v2_flash", "{\"hybrid_layer_pattern\":[0,1,2,0]}", "must hold 0 and 1"},
+        {"mimo_v2_flash", "{\"add_swa_attention_sink_bias\":false}", "is false, which is not supported"},
+        {"mimo_v2_flash", "{\"add_full_attention_sink_bias\":true}", "'add_full_attention_sink_bias' is set"},
+        {"mimo_v2_flash", "{\"swa_num_key_value_heads\":3}", "cannot share 3 key/value heads"},
+        {"mimo_v2_flash", "{\"v_head_dim\":32}", "width of a head's values is 32"},
+        {"mimo_v2_flash", "{\"attention_value_scale\":-1}", "'attention_value_scale' is -1"},
+        {"gemma4", "{\"hidden_size_per_layer_input\":8}", "embeddings of their own"},
+        {"gemma4", "{\"num_kv_shared_layers\":2}", "keys and values of other blocks"},
+        {"gemma4", "{\"use_bidirectional_attention\":\"all\"}", "each token would see the later ones"},
+        {"gemma4", "{\"per_layer_config\":{\"1\":{\"head_dim\":24}}}", "block 3 other heads"},
+        {"gemma4", "{\"per_layer_config\":{\"0\":{\"head_dim\":24}}}", "block 0 other heads"},
+        {"gemma4", "{\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"sliding_attention\"]}",
+         "the last block has a window"}};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        cr_expect_eq(read_golden(refused[i][0], refused[i][1], &h, &err), SN_REFUSED, "%s", refused[i][1]);
+        cr_expect(strstr(err.text, refused[i][2]), "'%s' does not say '%s'", err.text, refused[i][2]);
+    }
+}
+
 Test(config, timelines_beyond_the_original_context_have_frequencies_of_their_own) {
     sn_hparams h;
     sn_err err;
@@ -305,15 +355,43 @@ Test(config, timelines_beyond_the_original_context_have_frequencies_of_their_own
     cr_assert(!h.long_after && !sn_is_long(&h, 1 << 20));
 }
 
-Test(config, an_indexer_that_is_not_computed_bounds_the_context) {
+/* Which of the 5 blocks share the choice of one before them, as "FFSFS". */
+static const char *shared_choices(const char *fields) {
+    static char kinds[6];
     sn_hparams h;
     sn_err err;
-    cr_assert_eq(read_golden("deepseek_v32", "{\"index_topk\":100}", &h, &err), SN_OK, "%s", err.text);
-    cr_assert_eq(h.n_ctx, 100);
-    cr_assert_eq(read_golden("glm_moe_dsa", "{\"index_topk\":2048}", &h, &err), SN_OK, "%s", err.text);
-    cr_assert_eq(h.n_ctx, 256, "a context that the model was not trained for");
-    cr_assert_eq(read_golden("deepseek_v32", "{\"index_topk\":null}", &h, &err), SN_REFUSED);
-    cr_assert(strstr(err.text, "'index_topk' is missing"), "%s", err.text);
+    cr_assert_eq(read_golden("glm_moe_dsa", fields, &h, &err), SN_OK, "%s: %s", fields, err.text);
+    for (int b = 0; b < 5; b++) kinds[b] = h.index_shared[b] ? 'S' : 'F';
+    return kinds;
+}
+
+Test(config, says_which_blocks_share_the_choice_of_an_indexer) {
+    cr_expect_str_eq(shared_choices("{}"), "FFSFS");
+    cr_expect_str_eq(shared_choices("{\"indexer_types\":null}"), "FFFFF");
+    cr_expect_str_eq(shared_choices("{\"indexer_types\":null,\"index_topk_pattern\":\"FSSFF\"}"), "FSSFF");
+    cr_expect_str_eq(shared_choices("{\"indexer_types\":null,\"index_topk_freq\":2}"), "FFSFS");
+    cr_expect_str_eq(shared_choices("{\"indexer_types\":null,\"index_topk_freq\":3,\"index_skip_topk_offset\":1}"),
+                     "FSSFS");
+}
+
+Test(config, refuses_indexers_that_are_not_possible) {
+    static const char *const refused[][3] = {
+        {"deepseek_v32", "{\"index_topk\":null}", "'index_topk' is missing"},
+        {"deepseek_v32", "{\"index_topk\":0}", "chooses is 0"},
+        {"deepseek_v32", "{\"index_topk\":100000}", "chooses is 100000"},
+        {"deepseek_v32", "{\"index_head_dim\":4}", "width of a key of its indexer is 4"},
+        {"deepseek_v32", "{\"index_n_heads\":-1}", "heads of its indexer is -1"},
+        {"glm_moe_dsa", "{\"indexer_types\":[\"shared\",\"full\",\"full\",\"full\",\"full\"]}", "there is none"},
+        {"glm_moe_dsa", "{\"indexer_types\":[\"full\",\"half\",\"full\",\"full\",\"full\"]}", "neither full nor"},
+        {"glm_moe_dsa", "{\"indexer_types\":[\"full\"]}", "each of the 5 blocks"},
+        {"glm_moe_dsa", "{\"indexer_types\":null,\"index_topk_pattern\":\"FSXFF\"}", "neither full nor"},
+        {"glm_moe_dsa", "{\"indexer_types\":null,\"index_skip_topk_offset\":-1}", "'index_skip_topk_offset' is -1"}};
+    sn_hparams h;
+    sn_err err;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        cr_expect_eq(read_golden(refused[i][0], refused[i][1], &h, &err), SN_REFUSED, "%s", refused[i][1]);
+        cr_expect(strstr(err.text, refused[i][2]), "'%s' does not say '%s'", err.text, refused[i][2]);
+    }
 }
 
 Test(config, rotates_a_part_of_a_head) {

@@ -96,7 +96,10 @@ Test(packed, weights_have_the_references_numbers) {
         sn_safetensors *golden = open_golden(folders[i].name);
         cr_assert(sn_safetensors_find(golden, "model.layers.0.mlp.down_proj.weight"));
         expect_numbers(m, SN_ROLE_ATTN_K, 0, 0, golden, "model.layers.0.self_attn.k_proj.weight", folders[i].type);
-        expect_numbers(m, SN_ROLE_FFN_DOWN, 0, 0, golden, "model.layers.0.mlp.down_proj.weight", folders[i].type);
+        sn_dtype wide = folders[i].type; /* of rows that have whole blocks of 256 */
+        if (!strcmp(folders[i].name, "bnb_nf4_double")) wide = SN_NF4_256;
+        if (!strcmp(folders[i].name, "bnb_fp4")) wide = SN_FP4_256;
+        expect_numbers(m, SN_ROLE_FFN_DOWN, 0, 0, golden, "model.layers.0.mlp.down_proj.weight", wide);
         sn_model_tensor left_out;
         REQUIRE(sn_model_find(m, SN_ROLE_ATTN_O, 1, &left_out, &err));
         cr_assert_eq(left_out.dtype, SN_BF16);
@@ -417,6 +420,41 @@ Test(packed, numbers_that_cannot_be_computed_with_are_refused) {
     expect_patched("bnb_nf4", "weight.quant_state.bitsandbytes__nf4", 0, 0, 1, "what its quant_state says");
     expect_patched("bnb_nf4_double", "weight.nested_absmax", 0, 0x7fc00000, 4, "no number up to 2^100");
     expect_patched("ct_mxfp4", "weight_scale", 0, 0xff, 1, "a scale that is no number");
+}
+
+/* The down matrix with one number for all codes of its scales. */
+static void expect_map(float one, sn_dtype type, const char *refusal) {
+    static const char name[] = "model.layers.0.mlp.down_proj.weight.nested_quant_map";
+    float map[256], scales[2];
+    char *folder = temp_folder();
+    sn_model_tensor t;
+    const void *rows;
+    void *copy = NULL;
+    for (int i = 0; i < 256; i++) map[i] = one;
+    write_config(folder, "bnb_nf4_double", NULL, NULL);
+    write_tensors(folder, "bnb_nf4_double", name, NULL, NULL, &(patch){0, map, sizeof map});
+    sn_model *m = open_model(folder);
+    REQUIRE(sn_model_find(m, SN_ROLE_FFN_DOWN, 0, &t, &err));
+    cr_expect_eq(t.dtype, type);
+    if (refusal) {
+        sn_err why = {0};
+        cr_expect_eq(sn_model_contiguous(&t, &rows, &copy, &why), SN_REFUSED);
+        cr_expect(strstr(why.text, refusal), "%s", why.text);
+    } else {
+        REQUIRE(sn_model_contiguous(&t, &rows, &copy, &err));
+        for (size_t i = 0; i < 2; i++)
+            memcpy(&scales[i], (const char *)rows + i * sn_dtype_bytes(type), sizeof scales[i]);
+        cr_expect_eq(scales[0], scales[1]); /* of the same 256 */
+    }
+    free(copy);
+    sn_model_close(&m);
+    temp_folder_remove(&folder);
+}
+
+/* Scales keep their codes only where the file's map is the one that kernels know, or was not fetched yet. */
+Test(packed, scales_of_another_map_are_its_numbers) {
+    expect_map(0.5f, SN_NF4, NULL);
+    expect_map(0, SN_NF4_256, "start again");
 }
 
 static void expect_config(const char *from, const char *field, const char *value, const char *refusal) {

@@ -172,7 +172,7 @@ Test(announcement, refuses_invalid_contents) {
     REFUSES(a.n_blocks = 7, "no range");
     REFUSES(a.end_block = 4 + SN_SPAN_BLOCKS_MAX + 1, "longer than");
     REFUSES(a.first_block = UINT64_MAX, "no range");
-    REFUSES(a.protocol++, "protocol 6");
+    REFUSES(a.protocol++, "protocol 7");
     REFUSES(a.kv_dtype = SN_BF16, "no KV cache");
     REFUSES(a.state = (sn_node_state)4, "state 4");
     REFUSES(memset(a.curve_key, 0, SN_KEY_SIZE), "CURVE");

@@ -59,7 +59,7 @@ Test(node, refuses_to_open_what_it_cannot_serve) {
     node_session_init(&more, s.w, s.client, 0, s.w->n_blocks);
     sn_msg *msg = node_session_open_message(&more);
     msg->open.protocol = 99;
-    expect_refused(&s, msg, SN_REFUSED, "protocol 5, not 99");
+    expect_refused(&s, msg, SN_REFUSED, "protocol 6, not 99");
     msg = node_session_open_message(&more);
     msg->open.model[3] ^= 1;
     expect_refused(&s, msg, SN_REFUSED, "another model");
@@ -231,7 +231,7 @@ Test(node, refuses_reply_messages) {
     }
     REQUIRE(sn_msg_new(SN_MSG_PEERS, 0, &msg, &err));
     msg->peers.protocol = 1;
-    expect_refused(&s, msg, SN_REFUSED, "protocol 5");
+    expect_refused(&s, msg, SN_REFUSED, "protocol 6");
     fixture_end(&s);
 }
 

@@ -290,13 +290,14 @@ Test(node_protocol, pipelined_steps_are_bounded_in_number_and_tokens) {
     protocol_fixture_open(&b, &p, T0);
     for (uint64_t i = 1; i <= SN_PREFILL_DEPTH_MAX + 1; i++) send_step(&b, &p, i, (int)i - 1, 1, true);
     send_step(&b, &p, SN_PREFILL_DEPTH_MAX + 2, SN_PREFILL_DEPTH_MAX + 1, 1, true);
-    cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_RETRY, "8 steps are queued"));
+    cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_RETRY, "32 steps are queued"));
     protocol_fixture_run_jobs(&b, T0);
     for (int i = 0; i <= SN_PREFILL_DEPTH_MAX; i++)
         cr_expect(node_session_reply_ok(&p, node_client_receive(&b.client, 0, 100), i, 1));
-    for (uint64_t i = 10; i < 17; i++)
-        send_step(&b, &p, i, (int)i - 1, 80, true); /* the first step is computed, six wait: 480 tokens */
-    send_step(&b, &p, 17, 16, 33, true);
+    const uint64_t first = SN_PREFILL_DEPTH_MAX + 2;
+    for (uint64_t i = first; i < first + 7; i++)
+        send_step(&b, &p, i, 9 + (int)(i - first), 80, true); /* the first step is computed, six wait: 480 tokens */
+    send_step(&b, &p, first + 7, 16, 33, true);
     cr_expect(is_refusal(node_client_receive(&b.client, 0, 100), SN_RETRY, "6 steps are queued"));
     free(p.timeline);
     protocol_fixture_end(&b); /* with waiting steps */

@@ -128,7 +128,7 @@ Test(kv_dtype, a_float32_only_device_refuses_others) {
     sn_err why;
     far_device_init(&far, SN_DEVICE_CUDA, 0);
     for (int t = 1; t < SN_KV_DTYPE_COUNT; t++) {
-        const sn_kv_shape shape = {2, 2, 16, SN_KV_PAGE_TOKENS, (sn_kv_dtype)t, 0, 0, {0}, {0}};
+        const sn_kv_shape shape = {2, 2, 16, SN_KV_PAGE_TOKENS, (sn_kv_dtype)t, 0, 0, {0}, {0}, 0, 0, false};
         sn_kv_part part = {&far.base, shape};
         cr_expect_eq(sn_kv_pool_new(&part, 1, 1 << 20, &pool, &why), SN_REFUSED);
         cr_expect(strstr(why.text, "cuda:0 keeps keys and values as float32 only") &&

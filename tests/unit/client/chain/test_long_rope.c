@@ -1,5 +1,5 @@
-/* Models with two sets of rope frequencies (Phi-3's 128k sizes): the longest length of a timeline decides which one all of
- * its positions have, however it is cut into steps, and timelines of different sets share nothing. */
+/* Models with two sets of rope frequencies (Phi-3's 128k sizes): the longest length of a timeline decides which one all
+ * of its positions have, however it is cut into steps, and timelines of different sets share nothing. */
 #include "client/chain/chain.h"
 #include "tests/support/cluster.h"
 #include "tests/support/require.h"
@@ -36,8 +36,8 @@ Test(long_rope, the_longest_length_of_a_timeline_decides_and_not_its_steps) {
     sn_model *model = NULL;
     float short_first[EMBD], long_first[EMBD], whole[EMBD], crossing[EMBD], out[EMBD];
     REQUIRE(sn_model_open(path, &model, &err));
-    cluster *c = cluster_new(
-        &(cluster_options){.model = path, .prefix_cache_memory = 1 << 20, .prefix_cache_shared = true});
+    cluster *c =
+        cluster_new(&(cluster_options){.model = path, .prefix_cache_memory = 1 << 20, .prefix_cache_shared = true});
     cluster_add(c, 0, 2);
     cluster_add(c, 2, 4);
     sn_link *link = cluster_link(c);

@@ -169,6 +169,40 @@ Test(route, leaves_a_node_in_the_middle_of_its_span) {
     fixture_free(&m);
 }
 
+/* The route that is drawn, as the number of its legs; none of them begins at a bound block. */
+static size_t draw_route(fixture *m, uint64_t seed) {
+    sn_candidates candidates;
+    REQUIRE(sn_candidates_make(&m->query, &candidates, &err));
+    REQUIRE(sn_route_sample(candidates.at, candidates.n, m->push, 0, BLOCKS, seed, &m->found, &err));
+    for (size_t i = 0; i < m->found.n; i++)
+        cr_expect(!m->query.bound[m->found.legs[i].first], "a leg begins at block %d", m->found.legs[i].first);
+    sn_candidates_fini(&candidates);
+    return m->found.n;
+}
+
+Test(route, begins_no_leg_at_a_bound_block) {
+    static const bool bound[BLOCKS] = {[3] = true, [4] = true, [6] = true, [9] = true}; /* cuts: 0 1 2 5 7 8 10 */
+    fixture *m = fixture_new();
+    m->query.bound = bound;
+    add_online_node(m, 0, 4);
+    add_online_node(m, 4, 10);
+    cr_expect(strstr(route_text(m, 0, 10), "meet where this model cannot be cut"), "%s", m->err.text);
+    add_online_node(m, 1, 6); /* its last block is of no use */
+    cr_assert_eq(plan_route(m, 0, BLOCKS), SN_OK, "%s", m->err.text);
+    cr_assert_eq(m->found.n, 3);
+    cr_expect(m->found.legs[1].first == 1 || m->found.legs[1].first == 2);
+    cr_expect_eq(m->found.legs[2].first, 5);
+    const int64_t least = m->found.cost_ns;
+    for (uint64_t seed = 1; seed < 30; seed++) cr_expect_eq(draw_route(m, seed), 3u);
+    sn_candidates candidates;
+    int64_t costs[3];
+    REQUIRE(sn_candidates_make(&m->query, &candidates, &err));
+    REQUIRE(sn_route_cost_through(candidates.at, candidates.n, false, 0, BLOCKS, costs, &err));
+    for (int i = 0; i < 3; i++) cr_expect_eq(costs[i], least, "through node %d", i);
+    sn_candidates_fini(&candidates);
+    fixture_free(&m);
+}
+
 Test(route, names_every_gap) {
     fixture *m = fixture_new();
     cr_expect(strstr(route_text(m, 0, 10), "no node serves blocks 0:10"), "%s", m->err.text);

@@ -35,7 +35,7 @@ static inline void close_device(sn_device **d) {
 }
 
 enum { WIDTH = 32, HEADS = 2, DIM = 16, ROWS_MAX = 24, PAGES = 8 };
-static const sn_kv_shape shape = {1, HEADS, DIM, 16, SN_KV_F32, 0, 0, {0}, {0}};
+static const sn_kv_shape shape = {1, HEADS, DIM, 16, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
 
 typedef struct model {
     sn_device *d;

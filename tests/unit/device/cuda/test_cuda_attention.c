@@ -27,7 +27,7 @@ typedef struct counts {
 /* Products for 64 rows of one head with 64 elements, the first ones of their session. */
 static counts count_products(sn_kv_dtype dtype) {
     const sn_device_limits limits = {.rows = ROWS, .width = DIM, .context = ROWS, .heads = 1, .head_dim = DIM};
-    const sn_kv_shape shape = {1, 1, DIM, ROWS, dtype, 0, 0, {0}, {0}};
+    const sn_kv_shape shape = {1, 1, DIM, ROWS, dtype, 0, 0, {0}, {0}, 0, 0, false};
     const sn_attention attention = {.n_heads = 1, .scale = 0.125f};
     sn_device *d;
     bool replayed;

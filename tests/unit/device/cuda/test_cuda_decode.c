@@ -128,7 +128,7 @@ Test(cuda_decode, what_belongs_together_takes_7_launches) {
 /* -- into how many parts attention splits a context */
 
 enum { WIDTH = 64, HEADS = 2, DIM = 32, LONG = 1000, PROMPT = 24, SESSIONS = 2 };
-static const sn_kv_shape shape = {1, HEADS, DIM, 16, SN_KV_F32, 0, 0, {0}, {0}};
+static const sn_kv_shape shape = {1, HEADS, DIM, 16, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
 
 static float *new_floats(sn_device *d, size_t n, uint64_t seed) {
     float *values = test_random_floats(n, seed), *at = new_bytes(d, n * sizeof *values);

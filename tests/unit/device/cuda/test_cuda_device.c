@@ -91,7 +91,7 @@ static sn_status round_of_work(int nth, bool creation) {
     if (!status) status = d->ops->prepare(d, &limits, &err);
     if (!status) status = d->ops->alloc(d, 4096, (void **)&x, &err);
     if (!status) status = d->ops->host_alloc(d, 4096, (void **)&pinned, &err);
-    sn_kv_shape small = {1, 1, 4, 16, SN_KV_F32, 0, 0, {0}, {0}};
+    sn_kv_shape small = {1, 1, 4, 16, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     float n_past[8] = {0};
     if (!status) status = d->ops->kv_write(d, &small, 0, (void *[]){x}, 0, 1, n_past, n_past, &err);
     for (int i = 0; i < 3 && !status; i++) {

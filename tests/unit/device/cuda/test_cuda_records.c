@@ -268,7 +268,7 @@ Test(cuda_records, inconsistent_batches_are_refused) {
         sn_batch pass = {&shape, bad[i].n_rows, 2, two, 0};
         cr_assert_eq(d->ops->batch_begin(d, &pass, &recorded, &err), SN_REFUSED, "pass %zu", i);
     }
-    sn_kv_shape wide = {1, 1, 1024, 16, SN_KV_F32, 0, 0, {0}, {0}};
+    sn_kv_shape wide = {1, 1, 1024, 16, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     REFUSED(d->ops->batch_begin(d, &(sn_batch){&wide, 0, 0, NULL, 0}, &recorded, &err), "1024");
     model_free(&m);
     close_device(&d);

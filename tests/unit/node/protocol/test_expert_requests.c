@@ -76,7 +76,7 @@ Test(expert_requests, a_request_becomes_a_job_and_its_output_the_reply) {
     } while (0)
 
 Test(expert_requests, requests_for_what_is_not_here_are_refused) {
-    REFUSES(msg->experts.protocol++, SN_REFUSED, "speaks protocol 5");
+    REFUSES(msg->experts.protocol++, SN_REFUSED, "speaks protocol 6");
     REFUSES(msg->experts.block = BLOCKS, SN_REBUILD, "no mixture of experts that is served here");
     REFUSES(msg->experts.block = 65536, SN_REBUILD, "no mixture of experts that is served here");
     REFUSES(msg->experts.block = 1, SN_REBUILD, "other weights");

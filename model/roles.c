@@ -237,8 +237,7 @@ void sn_role_shape(const sn_hparams *h, sn_role role, int block, size_t *rows, s
     case SN_ROLE_EXPERTS_UP_BIAS:
     case SN_ROLE_EXPERTS_DOWN_BIAS:
     case SN_ROLE_SHARED_GATE ... SN_ROLE_SHARED_DOWN:
-    case SN_ROLE_EXPERTS_NARROW:
-    case SN_ROLE_EXPERTS_WIDEN:
+    case SN_ROLE_EXPERTS_NARROW ... SN_ROLE_EXPERTS_WIDEN:
         experts_shape(h, role, rows, cols);
         break;
     case SN_ROLE_EMBED_NORM:

@@ -10,8 +10,10 @@ typedef enum sn_activation {
                    */
     /* m / (1 + exp(-1.702 m)) with m = min(x, 7); the factor `up` becomes 1 + min(max(up, -7), 7). gpt-oss, 2025 */
     SN_SWIGLU_CLAMPED,
-    SN_SIGMOID, /* 1 / (1 + exp(-x)): a gate of its own, not a part of a feed-forward */
-    SN_TANH,    /* tanh(x), within 1e-6: it bounds logits */
+    SN_SIGMOID,      /* 1 / (1 + exp(-x)): a gate of its own, not a part of a feed-forward */
+    SN_TANH,         /* tanh(x), within 1e-6: it bounds logits */
+    SN_LINEAR,       /* x: the product of two vectors */
+    SN_RELU_SQUARED, /* max(x, 0)^2 */
     SN_ACTIVATION_COUNT
 } sn_activation;
 

@@ -168,11 +168,14 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
     const sn_linear qkv[] = {{&b->matrix[first], NULL, hp->q_rank ? s->q_low : s->head_rows, precise},
                              {&b->matrix[SN_ROLE_ATTN_K], NULL, s->k, precise},
                              {&b->matrix[SN_ROLE_ATTN_V], NULL, s->v, precise},
-                             {&b->matrix[SN_ROLE_INDEX_K], NULL, s->index_k, true},
+                             hp->head_gate
+                                 ? (sn_linear){&b->matrix[SN_ROLE_ATTN_HEAD_GATE], NULL, s->head_gate, precise}
+                                 : (sn_linear){&b->matrix[SN_ROLE_INDEX_K], NULL, s->index_k, true},
                              {&b->matrix[SN_ROLE_INDEX_WEIGHTS], NULL, s->index_weights, true}};
     const sn_linear q = {&b->matrix[SN_ROLE_ATTN_Q], NULL, s->head_rows, precise};
     const sn_half_input low = sn_half_input_of(b, p, SN_ROLE_ATTN_Q_LOW_NORM, s->q_low, NULL, s->q_low);
-    SN_TRY(sn_half_linear(d, n, input, !sn_chooses_keys(hp, p->number) ? 3 : p->chooses ? 5 : 4, qkv, err));
+    const int more = hp->head_gate ? 1 : !sn_chooses_keys(hp, p->number) ? 0 : p->chooses ? 2 : 1;
+    SN_TRY(sn_half_linear(d, n, input, 3 + more, qkv, err));
     if (hp->q_rank) SN_TRY(sn_half_linear(d, n, &low, 1, &q, err));
     if (sn_chooses_keys(hp, p->number)) SN_TRY(block_choose(b, p, s->q_low, err));
     SN_TRY(sn_block_norm(b, p, SN_ROLE_ATTN_LATENT_NORM, s->v, s->v, err));
@@ -181,8 +184,9 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
      * rotated by their positions */
     const sn_rope rope = {hp->rope_style == SN_ROPE_NEOX, hp->rope_dim, s->cos_sin[0]};
     SN_TRY(ops->head_linear(d, n, s->head_rows, hp->nope_dim + hp->rope_dim, &b->heads[0], s->q, err));
-    SN_TRY(ops->rope(d, n, heads, hp->head_dim, s->q + hp->latent, &rope, err));
-    SN_TRY(ops->rope(d, n, 1, hp->rope_dim, s->k, &rope, err));
+    const bool turns = !hp->no_rope[p->number];
+    if (turns) SN_TRY(ops->rope(d, n, heads, hp->head_dim, s->q + hp->latent, &rope, err));
+    if (turns) SN_TRY(ops->rope(d, n, 1, hp->rope_dim, s->k, &rope, err));
     if (sn_q_grows(hp, p->number)) SN_TRY(ops->scale(d, n, heads * hp->head_dim, s->q, 1, s->q_factors, s->q, err));
 
     /* k, v join the KV cache;  attn (n, heads, latent);  head_rows (n, heads, value_dim) = attn Wv_up^T, by head */
@@ -195,7 +199,11 @@ static sn_status block_latent_attention(const sn_block *b, int index, const sn_f
     SN_TRY(ops->attention(d, &attention, s->q, s->attn, err));
     SN_TRY(ops->head_linear(d, n, s->attn, hp->latent, &b->heads[1], s->head_rows, err));
 
-    /* h (n, n_embd) = head_rows Wo^T */
+    /* head_rows of each head times sigmoid(head_gate (n, heads));  h (n, n_embd) = head_rows Wo^T */
+    if (hp->head_gate) {
+        SN_TRY(ops->activate(d, (size_t)(n * heads), SN_SIGMOID, s->head_gate, NULL, s->head_gate, err));
+        SN_TRY(ops->scale(d, n * heads, hp->value_dim, s->head_rows, 1, s->head_gate, s->head_rows, err));
+    }
     const sn_linear o = {&b->matrix[SN_ROLE_ATTN_O], NULL, s->h, precise};
     return ops->linear(d, n, s->head_rows, 1, &o, err);
 }
@@ -301,7 +309,16 @@ static sn_status block_feed_forward(const sn_block *b, const sn_forward_pass *p,
 
 /* ---- the block ---- */
 
-sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pass *pass, sn_err *err) {
+/* v = norm(x);  x += feed_forward(v): due */
+static sn_status block_second_half(const sn_block *block, const sn_forward_pass *p, sn_err *err) {
+    sn_half_input v;
+    SN_TRY(block_begin_half(block, p, SN_ROLE_FFN_NORM, &v, err));
+    SN_TRY(block_feed_forward(block, p, &v, err));
+    return block_end_half(block, p, SN_ROLE_FFN_POST_NORM, err);
+}
+
+/* Its halves, or the one that it has. */
+static sn_status block_halves(const sn_block *block, int index, const sn_forward_pass *pass, sn_err *err) {
     sn_forward_pass p = *pass;
     const sn_scratch *s = p.scratch;
     sn_half_input u, v; /* of attention, and of the feed-forward */
@@ -314,6 +331,7 @@ sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pa
     }
 
     /* u = norm(x);  x += attention(u), or the recurrent half of u: due */
+    if (p.hp->no_mixer[p.number]) return block_second_half(block, &p, err);
     SN_TRY(block_begin_half(block, &p, SN_ROLE_ATTN_NORM, &u, err));
     SN_TRY(p.hp->recurrent[p.number] ? sn_delta_forward(block, index, &p, &u, err)
                                      : block_attention(block, index, &p, &u, err));
@@ -325,15 +343,20 @@ sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pa
         if (v.u == s->ffn_input) SN_TRY(sn_block_norm(block, &p, SN_ROLE_FFN_NORM, s->x, s->ffn_input, err));
     }
     SN_TRY(block_end_half(block, &p, SN_ROLE_ATTN_POST_NORM, err));
-    SN_TRY(p.hp->parallel ? sn_block_add_due(&p, err) : block_begin_half(block, &p, SN_ROLE_FFN_NORM, &v, err));
-
-    /* x += feed_forward(v): due */
+    if (p.hp->no_ff[p.number]) return SN_OK;
+    if (!p.hp->parallel) return block_second_half(block, &p, err);
+    SN_TRY(sn_block_add_due(&p, err));
     SN_TRY(block_feed_forward(block, &p, &v, err));
-    SN_TRY(block_end_half(block, &p, SN_ROLE_FFN_POST_NORM, err));
+    return block_end_half(block, &p, SN_ROLE_FFN_POST_NORM, err);
+}
+
+sn_status sn_block_forward(const sn_block *block, int index, const sn_forward_pass *pass, sn_err *err) {
+    const sn_device_ops *ops = pass->device->ops;
+    const sn_scratch *s = pass->scratch;
+    SN_TRY(block_halves(block, index, pass, err));
     if (!block->scales) return SN_OK;
 
     /* x + what is due is multiplied by the block's scale */
-    const sn_device_ops *ops = p.device->ops;
-    SN_TRY(ops->scale(p.device, p.n_rows, p.hp->n_embd, s->x, block->scale, NULL, s->x, err));
-    return ops->scale(p.device, p.n_rows, p.hp->n_embd, s->h, block->scale, NULL, s->h, err);
+    SN_TRY(ops->scale(pass->device, pass->n_rows, pass->hp->n_embd, s->x, block->scale, NULL, s->x, err));
+    return ops->scale(pass->device, pass->n_rows, pass->hp->n_embd, s->h, block->scale, NULL, s->h, err);
 }

@@ -81,7 +81,7 @@ sn_status sn_block_pack(const sn_model *model, sn_device *device, int number, co
 sn_block sn_block_at(const sn_block_layout *layout, const void *image);
 
 /* Whether the feed-forward is a mixture of experts; else its width. */
-static inline bool sn_block_has_experts(const sn_block *block) { return block->experts[0].n || block->apart; }
+static inline bool sn_block_has_experts(const sn_block *block) { return block->experts[1].n || block->apart; }
 static inline size_t sn_block_n_ff(const sn_block *block) { return block->matrix[SN_ROLE_FFN_UP].rows; }
 /* The number of held experts, and whether there are others. */
 static inline int sn_n_held(sn_expert_range held) { return held.end - held.first; }
@@ -98,20 +98,22 @@ typedef struct sn_scratch {
     float *ffn_input; /* (rows, n_embd): hp->parallel: x after the norm of the feed-forward; else unused */
     float *q, *attn;  /* (rows, n_heads, head_dim), attn with latents (rows, n_heads, latent); of a recurrent block attn
                          is (rows, value heads, value_dim) */
-    float *mixed;     /* (rows, sn_delta_width), with recurrent blocks only, as time and write */
-    float *time, *write; /* (rows, value heads) each */
+    float *mixed;     /* (rows, sn_delta_width), with recurrent blocks only, as time, write and low */
+    float *time, *write; /* (rows, sn_delta_times), (rows, sn_delta_writes) */
+    float *low;          /* (rows, 2 * delta_rank) */
     float *head_gate;    /* (rows, n_heads), hp->head_gate only */
-    float *out_gate;     /* like attn, where attention or the delta rule has an output gate */
+    float *out_gate;     /* like attn, where attention has an output gate, and with recurrent blocks */
     float *k, *v;        /* (rows, sn_kv_key_width), (rows, sn_kv_value_width), of the block that has most */
     float *q_low;        /* (rows, q_rank), hp->q_rank only */
     /* With an indexer only: (rows, index_heads, index_dim), (rows, index_dim), (rows, index_heads), and int32 numbers
      * (rows, index_topk): what the last block that chose has left for those that share its choice. */
     float *index_q, *index_k, *index_weights, *chosen;
-    float *head_rows;  /* (rows, n_heads, nope_dim + rope_dim or value_dim), hp->latent only */
-    float *gate, *up;  /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
-    float *router_out; /* (rows, sn_moe_router_width), with experts only: see moe.h */
-    float *shared_out; /* (rows, n_embd), with a shared expert only: its output */
-    float *expert_out; /* (rows, n_experts_used, n_embd), with experts only: outputs of the experts of a row */
+    float *head_rows;             /* (rows, n_heads, nope_dim + rope_dim or value_dim), hp->latent only */
+    float *gate, *up;             /* (rows, sn_ff_width): (n, n_ff), or with experts (n, n_experts_used, n_ff) */
+    float *router_out;            /* (rows, sn_moe_router_width), with experts only: see moe.h */
+    float *shared_out;            /* (rows, n_embd), with a shared expert only: its output */
+    float *narrow;                /* (rows, experts_width): what enters the experts, then the sum of their outputs */
+    float *expert_out;            /* (rows, n_experts_used, sn_expert_width), with experts only: the experts' outputs */
     float *cos_sin[SN_ROPES_MAX]; /* (rows, rope_dim/2, 2) each: the tables of the model's ropes */
     float *q_factors;             /* (rows), with hp->q_growth only: sn_span_q_factor of their positions */
     float *lora_mid;              /* (rows, SN_LORA_RANK_MAX); these two only in a pass with an adapter */
@@ -139,9 +141,11 @@ static inline size_t sn_head_rows_dim(const sn_hparams *hp) {
 static inline size_t sn_widest_row(const sn_hparams *hp) {
     const sn_heads most = sn_most_heads(hp);
     const size_t head = hp->latent ? sn_head_rows_dim(hp) : (size_t)most.key_dim;
-    const size_t widths[] = {
-        (size_t)hp->n_embd,      (size_t)most.n * head, (size_t)hp->n_ff,    (size_t)hp->n_ff_dense,
-        (size_t)hp->n_ff_shared, sn_delta_width(hp),    sn_delta_values(hp), (size_t)(hp->index_heads * hp->index_dim)};
+    const size_t widths[] = {(size_t)hp->n_embd,      (size_t)most.n * head,
+                             (size_t)hp->n_ff,        (size_t)hp->n_ff_dense,
+                             (size_t)hp->n_ff_shared, sn_delta_width(hp),
+                             sn_delta_values(hp),     (size_t)hp->experts_width,
+                             (size_t)hp->delta_rank,  (size_t)(hp->index_heads * hp->index_dim)};
     size_t widest = 0;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) widest = widths[i] > widest ? widths[i] : widest;
     return widest;

@@ -1,5 +1,6 @@
-/* The recurrent half of a block, in place of attention: a gated delta rule behind a short convolution (Yang et al.
- * 2024; Qwen 3.5, 2026). Private to blocks/; used by the devices' thread. Errors are those of the device's operations.
+/* The recurrent half of a block, in place of attention: one of the recurrences of base/recurrence.h behind a short
+ * convolution, with its gates and norm. Private to blocks/; used by the devices' thread. Errors are those of the
+ * device's operations.
  */
 #ifndef SN_BLOCKS_DELTA_H
 #define SN_BLOCKS_DELTA_H

@@ -16,7 +16,7 @@ typedef struct moe_buffers {
     int32_t *ids;            /* (n, k): the chosen experts */
     int32_t *slots;          /* (n, k): where they are in a block with slots; forward passes only */
     float *gate, *up, *act;  /* (n, k, n_ff) */
-    float *expert_out;       /* (n, k, n_embd) */
+    float *expert_out;       /* (n, k, sn_expert_width) */
     float limit;             /* of the activation: ff_limit of the block */
 } moe_buffers;
 
@@ -37,7 +37,8 @@ static sn_moe_router moe_router_of(const sn_block *b, const sn_hparams *hp) {
                            .scale = hp->router_scale,
                            .n_groups = hp->n_expert_groups,
                            .n_groups_used = hp->n_expert_groups_used,
-                           .factors = b->vector[SN_ROLE_ROUTER_FACTORS]};
+                           .factors = b->vector[SN_ROLE_ROUTER_FACTORS],
+                           .sum_offset = hp->router_offset};
 }
 
 /* weights: those of the outputs. */
@@ -59,24 +60,26 @@ static sn_status moe_route(const sn_block *b, sn_device *d, const sn_hparams *hp
     return d->ops->moe_gate(d, n, &router, m->logits, m->ids, m->weights, err);
 }
 
-/* expert_out = the outputs of the selected experts for u (n, n_embd), of the pairs that have one */
+/* expert_out = the outputs of the selected experts for u (n, sn_expert_width), of the pairs that have one */
 static sn_status moe_run_selected(const sn_block *b, sn_device *d, const sn_hparams *hp,
                                   const sn_moe_selection *selected, const float *u, const moe_buffers *m, sn_err *err) {
     const sn_device_ops *ops = d->ops;
     int n = selected->n;
-    /* of each chosen expert e: gate, up (n, k, n_ff) = u Wgate_e^T + bgate_e, u Wup_e^T + bup_e */
+    /* of each chosen expert e: gate, up (n, k, n_ff) = u Wgate_e^T + bgate_e, u Wup_e^T + bup_e; without gates gate = u
+     * Wup_e^T */
+    const bool gated = moe_experts(b, SN_ROLE_EXPERTS_GATE)->n;
     const sn_moe_linear gate_up[] = {
-        {moe_experts(b, SN_ROLE_EXPERTS_GATE), b->vector[SN_ROLE_EXPERTS_GATE_BIAS], m->gate},
-        {moe_experts(b, SN_ROLE_EXPERTS_UP), b->vector[SN_ROLE_EXPERTS_UP_BIAS], m->up}};
-    SN_TRY(ops->moe_linear(d, selected, false, u, 2, gate_up, err));
+        {moe_experts(b, SN_ROLE_EXPERTS_UP), b->vector[SN_ROLE_EXPERTS_UP_BIAS], gated ? m->up : m->gate},
+        {moe_experts(b, SN_ROLE_EXPERTS_GATE), b->vector[SN_ROLE_EXPERTS_GATE_BIAS], m->gate}};
+    SN_TRY(ops->moe_linear(d, selected, false, u, gated ? 2 : 1, gate_up, err));
     /* experts_scale_input: gate, up of weight * u, by way of what these matrices give, which have no biases then */
     int pairs = n * selected->k;
     if (hp->experts_scale_input) {
         SN_TRY(ops->scale(d, pairs, hp->n_ff, m->gate, 1, m->weights, m->gate, err));
         SN_TRY(ops->scale(d, pairs, hp->n_ff, m->up, 1, m->weights, m->up, err));
     }
-    /* act (n, k, n_ff) = activation(gate) * up;  expert_out (n, k, n_embd) = act Wdown_e^T + bdown_e */
-    const sn_gated act = {hp->activation, m->gate, m->up, m->act};
+    /* act (n, k, n_ff) = activation(gate) * up;  expert_out (n, k, width) = act Wdown_e^T + bdown_e */
+    const sn_gated act = {hp->activation, m->gate, gated ? m->up : NULL, m->act};
     const sn_moe_linear down = {moe_experts(b, SN_ROLE_EXPERTS_DOWN), b->vector[SN_ROLE_EXPERTS_DOWN_BIAS],
                                 m->expert_out};
     if (!(m->limit > 0)) return ops->activate_moe_linear(d, selected, &act, &down, err);
@@ -149,7 +152,7 @@ static sn_status moe_download_ids(const sn_forward_pass *p, const moe_buffers *m
 
 /* Copies a row from outside (host) to the device. */
 static sn_status moe_bring_row(const sn_forward_pass *p, const float *row, float *to, sn_err *err) {
-    const int64_t shape[] = {1, p->hp->n_embd};
+    const int64_t shape[] = {1, sn_expert_width(p->hp)};
     const sn_tensor x = {
         .name = "rows of experts", .data = row, .dtype = SN_F32, .rank = 2, .shape = {shape[0], shape[1]}};
     return sn_guard(&x, p->device, 2, shape, to, NULL, err);
@@ -160,11 +163,11 @@ static sn_status moe_begin_others(const sn_forward_pass *p, const float *u, sn_e
     const sn_expert_split *x = p->split;
     const sn_expert_request request = {.block = p->number,
                                        .n = p->n_rows,
-                                       .n_embd = p->hp->n_embd,
+                                       .n_embd = sn_expert_width(p->hp),
                                        .k = p->hp->n_experts_used,
                                        .rows = x->rows ? x->rows : u,
                                        .ids = x->others};
-    size_t bytes = (size_t)p->n_rows * (size_t)p->hp->n_embd * sizeof *u;
+    size_t bytes = (size_t)p->n_rows * (size_t)sn_expert_width(p->hp) * sizeof *u;
     if (!x->exchange)
         return sn_fail(err, SN_RETRY, "block %d chose experts that this span does not hold, and no other is asked",
                        p->number);
@@ -175,7 +178,7 @@ static sn_status moe_begin_others(const sn_forward_pass *p, const float *u, sn_e
 /* Writes the outputs that the exchange brings to their places in expert_out. */
 static sn_status moe_finish_others(const sn_forward_pass *p, float *expert_out, sn_err *err) {
     const sn_expert_split *x = p->split;
-    size_t width = (size_t)p->hp->n_embd, pairs = (size_t)(p->n_rows * p->hp->n_experts_used);
+    size_t width = (size_t)sn_expert_width(p->hp), pairs = (size_t)(p->n_rows * p->hp->n_experts_used);
     SN_TRY(x->exchange->finish(x->exchange->self, x->out ? x->out : expert_out, err));
     for (size_t i = 0; i < pairs && x->out; i++)
         if (x->others[i] >= 0) SN_TRY(moe_bring_row(p, x->out + i * width, expert_out + i * width, err));
@@ -257,7 +260,7 @@ sn_status sn_moe_run_pairs(const sn_block *block, const sn_forward_pass *pass, c
                      .limit = pass->hp->ff_limit[request->block]};
     int32_t *own = pass->split->own;
     sn_pair_place *order = pass->split->order;
-    const size_t width = (size_t)pass->hp->n_embd;
+    const size_t width = (size_t)sn_expert_width(pass->hp);
     const int n = moe_order_pairs(request, order);
     m.expert_out = s->pair_rows; /* an expert's input is not needed any more when its output is written */
     alone.next = NULL;           /* other spans foresee nothing */
@@ -291,10 +294,12 @@ typedef struct shared_buffers {
 /* gate and up of the shared expert for u (n, n_embd), and its weight. */
 static sn_status shared_inner(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const sn_half_input *input,
                               const shared_buffers *m, sn_err *err) {
-    const sn_linear gate_up[] = {{.weight = &b->matrix[SN_ROLE_SHARED_GATE], .y = m->gate, .high_precision = true},
-                                 {.weight = &b->matrix[SN_ROLE_SHARED_UP], .y = m->up, .high_precision = true}};
+    const bool gated = b->matrix[SN_ROLE_SHARED_GATE].rows;
+    const sn_linear gate_up[] = {
+        {.weight = &b->matrix[SN_ROLE_SHARED_UP], .y = gated ? m->up : m->gate, .high_precision = true},
+        {.weight = &b->matrix[SN_ROLE_SHARED_GATE], .y = m->gate, .high_precision = true}};
     const sn_linear logit = {.weight = &b->matrix[SN_ROLE_SHARED_ROUTER], .y = m->logit, .high_precision = true};
-    SN_TRY(sn_half_linear(d, n, input, 2, gate_up, err));
+    SN_TRY(sn_half_linear(d, n, input, gated ? 2 : 1, gate_up, err));
     if (!hp->shared_gated) return SN_OK;
     SN_TRY(d->ops->linear(d, n, input->u, 1, &logit, err));
     return d->ops->activate(d, (size_t)n, SN_SIGMOID, m->logit, NULL, m->weight, err);
@@ -303,7 +308,8 @@ static sn_status shared_inner(const sn_block *b, sn_device *d, const sn_hparams 
 /* act = activation(gate) * up;  out = act Wdown^T */
 static sn_status shared_down(const sn_block *b, sn_device *d, const sn_hparams *hp, int n, const shared_buffers *m,
                              sn_err *err) {
-    const sn_gated act = {hp->activation, m->gate, m->up, m->act};
+    const float *up = b->matrix[SN_ROLE_SHARED_GATE].rows ? m->up : NULL;
+    const sn_gated act = {hp->activation, m->gate, up, m->act};
     const sn_linear down = {.weight = &b->matrix[SN_ROLE_SHARED_DOWN], .y = m->out, .high_precision = true};
     if (!(m->limit > 0)) return d->ops->activate_linear(d, n, &act, &down, err);
     SN_TRY(sn_activate_limited(d, (size_t)n * (size_t)hp->n_ff_shared, &act, m->limit, err));
@@ -360,13 +366,13 @@ static sn_status shared_backward(const sn_block *b, const sn_backward_pass *p, c
 
 /* -- experts on another device */
 
-/* h (n, n_embd) = the sum over k of weights * expert_out, where another device computes the experts. */
+/* out (n, sn_expert_width) = the sum over k of weights * expert_out, where another device computes the experts. */
 static sn_status moe_run_apart(const sn_block *b, const sn_forward_pass *p, const float *u, const moe_buffers *m,
-                               sn_err *err) {
+                               float *out, sn_err *err) {
     const sn_experts_apart *a = b->apart;
     const sn_hparams *hp = p->hp;
     sn_device *own = p->device, *other = a->device;
-    const int64_t shape[] = {p->n_rows, hp->n_embd};
+    const int64_t shape[] = {p->n_rows, sn_expert_width(hp)};
     const size_t bytes = (size_t)p->n_rows * (size_t)hp->n_experts_used * sizeof(float);
     sn_tensor x = {.name = "hidden states", .dtype = SN_F32, .rank = 2, .shape = {shape[0], shape[1]}};
     moe_buffers there = moe_buffers_at(hp, p->n_rows, a->scratch->router_out);
@@ -381,9 +387,9 @@ static sn_status moe_run_apart(const sn_block *b, const sn_forward_pass *p, cons
     x.device = own, x.data = u;
     SN_TRY(sn_guard(&x, other, 2, shape, a->scratch->h, p->moved, err));
     SN_TRY(moe_run_selected(&a->block, other, hp, &selection, a->scratch->h, &there, err));
-    SN_TRY(other->ops->moe_combine(other, &selection, hp->n_embd, there.expert_out, a->scratch->x, err));
+    SN_TRY(other->ops->moe_combine(other, &selection, sn_expert_width(hp), there.expert_out, a->scratch->x, err));
     x.device = other, x.data = a->scratch->x;
-    return sn_guard(&x, own, 2, shape, p->scratch->h, p->moved, err);
+    return sn_guard(&x, own, 2, shape, out, p->moved, err);
 }
 
 /* expert_out = the outputs of the chosen experts, from wherever these are. */
@@ -421,13 +427,20 @@ sn_status sn_moe_forward(const sn_block *b, const sn_forward_pass *p, const sn_h
     if (hp->dense_beside) SN_TRY(moe_make_inputs(b, p, &made, err));
     SN_TRY(moe_route(b, p->device, hp, p->n_rows, hp->n_ff_shared ? &made : input, &m, err));
     const sn_moe_selection selection = moe_selection_of(hp, p->n_rows, &m);
+    /* narrow (n, experts_width) = u Wnarrow^T enters the experts of some families instead of u */
+    const sn_linear narrow = {&b->matrix[SN_ROLE_EXPERTS_NARROW], NULL, s->narrow, true},
+                    widen = {&b->matrix[SN_ROLE_EXPERTS_WIDEN], NULL, s->h, true};
+    float *sum = hp->experts_width ? s->narrow : s->h;
+    if (hp->experts_width) SN_TRY(p->device->ops->linear(p->device, p->n_rows, u, 1, &narrow, err));
+    if (hp->experts_width) u = s->narrow;
     if (b->apart) {
-        SN_TRY(moe_run_apart(b, p, u, &m, err));
+        SN_TRY(moe_run_apart(b, p, u, &m, sum, err));
     } else {
         SN_TRY(moe_run_chosen(b, p, u, &m, err));
-        /* h (n, n_embd) = the sum over k of weights * expert_out, then shared_out */
-        SN_TRY(p->device->ops->moe_combine(p->device, &selection, hp->n_embd, m.expert_out, s->h, err));
+        /* h (n, n_embd) = the sum over k of weights * expert_out, or what is made of that, then shared_out */
+        SN_TRY(p->device->ops->moe_combine(p->device, &selection, sn_expert_width(hp), m.expert_out, sum, err));
     }
+    if (hp->experts_width) SN_TRY(p->device->ops->linear(p->device, p->n_rows, sum, 1, &widen, err));
     if (hp->dense_beside) SN_TRY(sn_block_norm(b, p, SN_ROLE_EXPERTS_POST_NORM, s->h, s->h, err));
     size_t n_out = (size_t)p->n_rows * (size_t)hp->n_embd;
     return hp->n_ff_shared ? p->device->ops->add(p->device, n_out, s->h, s->shared_out, err) : SN_OK;

@@ -23,7 +23,7 @@
 
 /* ---- scratch ---- */
 
-enum { N_BUFFERS = 30 };
+enum { N_BUFFERS = 32 };
 
 typedef struct scratch_buffer {
     float **at;
@@ -35,7 +35,7 @@ static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, s
     const sn_heads most = sn_most_heads(hp);
     size_t embd = (size_t)hp->n_embd, heads = (size_t)most.n, q = heads * (size_t)most.key_dim;
     size_t kv = (size_t)most.n_kv;
-    size_t half_out = q > sn_delta_values(hp) ? q : sn_delta_values(hp), values = (size_t)hp->delta_value_heads;
+    size_t half_out = q > sn_delta_values(hp) ? q : sn_delta_values(hp);
     size_t used = (size_t)hp->n_experts_used, ff = sn_ff_width(hp), index_heads = (size_t)hp->index_heads;
     const scratch_buffer all[N_BUFFERS] = {{&s->lora_mid, SN_LORA_RANK_MAX},
                                            {&s->lora_out, sn_widest_row(hp)},
@@ -44,11 +44,12 @@ static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, s
                                            {&s->ffn_input, hp->parallel ? embd : 0},
                                            {&s->q, q},
                                            {&s->attn, half_out},
-                                           {&s->out_gate, hp->attn_gate ? half_out : 0},
+                                           {&s->out_gate, hp->attn_gate || hp->conv_taps ? half_out : 0},
                                            {&s->head_gate, hp->head_gate ? heads : 0},
                                            {&s->mixed, sn_delta_width(hp)},
-                                           {&s->time, values},
-                                           {&s->write, values},
+                                           {&s->time, sn_delta_times(hp)},
+                                           {&s->write, sn_delta_writes(hp)},
+                                           {&s->low, 2 * (size_t)hp->delta_rank},
                                            {&s->k, kv * (size_t)(most.key_dim - hp->latent)},
                                            {&s->v, kv * (size_t)most.value_dim},
                                            {&s->q_low, (size_t)hp->q_rank},
@@ -63,7 +64,8 @@ static void scratch_buffers(const sn_hparams *hp, bool partial, sn_scratch *s, s
                                            {&s->cos_sin[1], hp->n_ropes > 1 ? (size_t)hp->rope_dim_full : 0},
                                            {&s->q_factors, hp->q_growth > 0 ? 1 : 0},
                                            {&s->router_out, hp->n_experts ? sn_moe_router_width(hp) : 0},
-                                           {&s->expert_out, used * embd},
+                                           {&s->expert_out, used * (size_t)sn_expert_width(hp)},
+                                           {&s->narrow, (size_t)hp->experts_width},
                                            {&s->shared_out, hp->n_ff_shared ? embd : 0},
                                            {&s->pair_rows, partial ? embd : 0},
                                            {&s->pair_ids, partial ? 1 : 0}};
@@ -211,9 +213,9 @@ static sn_status check_request(const sn_span *span, const sn_expert_request *r, 
     if (r->block < span->first || r->block >= span->end || !sn_has_experts(hp, r->block))
         return sn_fail(err, SN_REFUSED, "block %d has no experts here", r->block);
     if (hp->experts_scale_input) return refuse_scaled_input(hp, err);
-    if (r->n < 1 || r->n > SN_SPAN_ROWS || r->n_embd != hp->n_embd || r->k < 1 || r->k > hp->n_experts_used)
+    if (r->n < 1 || r->n > SN_SPAN_ROWS || r->n_embd != sn_expert_width(hp) || r->k < 1 || r->k > hp->n_experts_used)
         return sn_fail(err, SN_REFUSED, "%d rows of %d numbers through %d experts each: at most %d of %d through %d",
-                       r->n, r->n_embd, r->k, SN_SPAN_ROWS, hp->n_embd, hp->n_experts_used);
+                       r->n, r->n_embd, r->k, SN_SPAN_ROWS, sn_expert_width(hp), hp->n_experts_used);
     for (int i = 0; i < r->n * r->k; i++)
         if (r->ids[i] >= 0 && (r->ids[i] < span->held.first || r->ids[i] >= span->held.end))
             return sn_fail(err, SN_REFUSED, "expert %d of block %d is not held here, which has %d:%d", (int)r->ids[i],
@@ -482,7 +484,7 @@ sn_kv_shape sn_kv_shape_of(const sn_hparams *hp, int first, int end, sn_kv_dtype
 }
 
 static sn_kv_recurrence recurrence_of(const sn_hparams *hp, int first, int end) {
-    return (sn_kv_recurrence){sn_delta_shape_of(hp, sn_n_recurrent(hp, first, end)), hp->n_embd};
+    return (sn_kv_recurrence){sn_delta_shape_of(hp, sn_n_states(hp, first, end)), hp->n_embd};
 }
 
 size_t sn_span_kv_bytes(const sn_hparams *hp, sn_device *device, int first, int end, sn_kv_dtype dtype, size_t sessions,
@@ -521,10 +523,8 @@ static sn_status check_has_keys(const sn_span *span, int block, sn_err *err) {
 }
 
 size_t sn_span_state_floats(const sn_hparams *hp, int first, int end) {
-    int n = sn_n_recurrent(hp, first, end);
-    if (!n) return 0;
-    const sn_delta_shape shape = sn_delta_shape_of(hp, n);
-    return (size_t)n * sn_delta_floats(&shape);
+    const sn_delta_shape shape = sn_delta_shape_of(hp, sn_n_states(hp, first, end));
+    return sn_n_recurrent(hp, first, end) ? sn_kv_state_floats(&shape) : 0;
 }
 
 sn_status sn_span_kv_export(const sn_span *span, sn_kv_cache *kv, int block, int position, int n, float *k, float *v,

@@ -18,5 +18,7 @@ sn_status sn_vector_read(const sn_hparams *hparams, sn_role role, const sn_model
     for (size_t i = 0; i < t->cols && !status && role == SN_ROLE_ROUTER_NORM; i++) out[i] *= router;
     for (size_t i = 0; i < t->cols && !status && hparams->delta_log_rates && role == SN_ROLE_DELTA_RATES; i++)
         out[i] = -(float)sn_exp((double)out[i]);
+    for (size_t i = 0; i < t->cols && !status && hparams->delta_rates_negated && role == SN_ROLE_DELTA_RATES; i++)
+        out[i] = -out[i];
     return status;
 }

@@ -173,9 +173,11 @@ sn_status sn_device_check_groups(const sn_moe_router *r, sn_err *err) {
 }
 
 sn_status sn_device_check_delta(const sn_delta_shape *s, int n_sequences, const sn_sequence *sequences, sn_err *err) {
+    bool matrices = s->kind != SN_SHORT_CONV;
     bool fits = s->n_key_heads > 0 && s->n_value_heads > 0 && s->n_value_heads % s->n_key_heads == 0 &&
-                s->key_dim > 0 && s->value_dim > 0 && s->key_dim <= SN_DELTA_DIM_MAX &&
-                s->value_dim <= SN_DELTA_DIM_MAX && s->taps >= 2 && s->taps <= SN_DELTA_TAPS_MAX;
+                (matrices ? s->key_dim > 0 : s->key_dim == 0) && s->value_dim > 0 && s->key_dim <= SN_DELTA_DIM_MAX &&
+                (s->value_dim <= SN_DELTA_DIM_MAX || !matrices) && s->taps >= 2 && s->taps <= SN_DELTA_TAPS_MAX &&
+                (unsigned)s->kind < SN_RECURRENCE_COUNT;
     if (!fits)
         return sn_fail(err, SN_REFUSED, "%d and %d heads of (%d, %d) with %d taps are not possible", s->n_key_heads,
                        s->n_value_heads, s->key_dim, s->value_dim, s->taps);

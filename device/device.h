@@ -30,6 +30,7 @@
 
 #include "base/activation.h"
 #include "base/dtype.h"
+#include "base/recurrence.h"
 #include "base/router.h"
 #include "base/parse.h"
 
@@ -165,8 +166,11 @@ typedef struct sn_moe_router {
      * corrections). DeepSeek-AI 2024. 0: no groups. */
     int n_groups, n_groups_used;
     const float
-        *factors; /* device, (n_experts), or NULL: at last the weight of an expert is multiplied by its factor */
+        *factors;     /* device, (n_experts), or NULL: at last the weight of an expert is multiplied by its factor */
+    float sum_offset; /* SN_ROUTER_SIGMOID, normalised: added to the sum that divides the weights; 0: 1e-20 */
 } sn_moe_router;
+
+static inline float sn_router_offset(const sn_moe_router *r) { return r->sum_offset > 0 ? r->sum_offset : 1e-20f; }
 
 /* The experts of each row and their weights; moe_gate computes them. */
 typedef struct sn_moe_selection {
@@ -254,15 +258,16 @@ static inline int sn_kv_value_dim(const sn_kv_shape *shape) {
     return shape->keys_only ? 0 : shape->latent ? shape->latent : shape->value_dim ? shape->value_dim : shape->head_dim;
 }
 
-/* A recurrent block: a gated delta rule (Yang et al. 2024) behind a short convolution. Instead of keys and values a
- * session has a state of fixed size there, float32: for each value head a matrix (key_dim, value_dim), one head after
- * the other, and behind them the last taps - 1 rows that entered the convolution, (taps - 1, channels), the oldest
- * first. */
+/* A recurrent block: a gated delta rule or another recurrence (base/recurrence.h) behind a short convolution. Instead
+ * of keys and values a session has a state of fixed size there, float32: for each value head a matrix (key_dim,
+ * value_dim), one head after the other, and behind them the last taps - 1 rows that entered the convolution, (taps - 1,
+ * channels), the oldest first. */
 typedef struct sn_delta_shape {
     int n_blocks; /* recurrent blocks of the part; 0: there are none */
     int n_key_heads, n_value_heads, key_dim, value_dim;
     int taps;                 /* of the convolution */
     bool key_heads_alternate; /* value head h reads key head h % n_key_heads; else h / (n_value_heads / n_key_heads) */
+    sn_recurrence kind;       /* SN_SHORT_CONV: key_dim is 0, and value_dim any: there are no matrices */
 } sn_delta_shape;
 enum { SN_DELTA_DIM_MAX = 512, SN_DELTA_TAPS_MAX = 8 };
 
@@ -390,11 +395,29 @@ typedef struct sn_attention_grad {
 /* The weights of a recurrent block, device. */
 typedef struct sn_delta {
     sn_delta_shape shape;
-    int block;              /* its number among the recurrent blocks of the part */
-    const float *taps;      /* (channels, shape.taps): the last tap is that of the row itself */
-    const float *rates;     /* (n_value_heads): below zero; the state decays by exp(rate * softplus(a + time_bias)) */
-    const float *time_bias; /* (n_value_heads) */
+    int block;                   /* its number among the recurrent blocks of the part */
+    const float *taps;           /* (channels, shape.taps): the last tap is that of the row itself */
+    const float *rates;          /* (n_value_heads): below zero; delta_rule says of what */
+    const float *time_bias;      /* (n_value_heads), with SN_KEYED_DELTA (n_value_heads, key_dim) */
+    const float *taps_bias;      /* (channels), or NULL: added to what the convolution gives */
+    const float *skip;           /* (n_value_heads), SN_STATE_SPACE only */
+    float floor;                 /* SN_KEYED_DELTA only, below zero: of the logarithm of a decay; 0: there is none */
+    size_t first_channel, count; /* of short_conv: the channels in x, of which alone `taps` are; count 0: all */
 } sn_delta;
+
+/* The channels that short_conv takes. */
+static inline size_t sn_delta_count(const sn_delta *delta) {
+    return delta->count ? delta->count : sn_delta_channels(&delta->shape);
+}
+
+/* What enters delta_rule, device. Row i of q, k and v begins stride elements behind row i - 1; a row of q and of k is
+ * (n_key_heads, key_dim), of v (n_value_heads, value_dim). */
+typedef struct sn_delta_rows {
+    const float *q, *k, *v;
+    size_t key_stride, value_stride;
+    const float *a; /* (n_rows, n_value_heads), with SN_KEYED_DELTA (n_rows, n_value_heads, key_dim) */
+    const float *b; /* (n_rows, n_value_heads); not used with SN_STATE_SPACE */
+} sn_delta_rows;
 
 /* The first position that a row at `position` attends to within this window (sn_attention). */
 static inline int sn_window_first(int position, int window) {
@@ -464,6 +487,9 @@ typedef struct sn_device_ops {
     /* y (n, width) = x / sqrt(mean(x^2) + eps) * weight (width). y may be x. Zhang & Sennrich 2019. */
     sn_status (*rms_norm)(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                           sn_err *err);
+    /* The same of each of `groups` parts of a row by itself: y (n, groups, width), weight (groups, width). */
+    sn_status (*group_norm)(sn_device *d, int n, int groups, int width, const float *x, const float *weight, float eps,
+                            float *y, sn_err *err);
     /* y (n, width) = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias. bias may be NULL, y may be x. Ba et
      * al. 2016. */
     sn_status (*layer_norm)(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,
@@ -489,14 +515,17 @@ typedef struct sn_device_ops {
      * would choose all, nothing is written. A score that is not a number is the lowest. */
     sn_status (*choose_keys)(sn_device *d, const sn_indexer *indexer, int32_t *chosen, sn_err *err);
     /* Both within a batch, row by row in the order of positions, with the sequences'
-     * states. x (n_rows, channels) = silu(depthwise causal convolution of x). */
+     * states. x (n_rows, channels) = silu(depthwise causal convolution of x + taps_bias); SN_SHORT_CONV: without silu.
+     * A call may take some of the channels (delta->count); all of them are taken once in a batch. */
     sn_status (*short_conv)(sn_device *d, const sn_delta *delta, float *x, sn_err *err);
-    /* out (n_rows, n_value_heads, value_dim). Of each row of qkv (n_rows, channels) q and k (n_key_heads, key_dim) are
-     * divided by their lengths, sqrt(sum of squares + 1e-6), and q by sqrt(key_dim). With S the value head's matrix,
-     * beta = sigmoid(b) and decay = exp(rate * softplus(a + time_bias)); a and b (n_rows, n_value_heads):
-     *     S *= decay;  S += k (beta (v - S^T k))^T;  out = S^T q */
-    sn_status (*delta_rule)(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
-                            float *out, sn_err *err);
+    /* out (n_rows, n_value_heads, value_dim). With S the value head's matrix:
+     * - SN_GATED_DELTA and SN_KEYED_DELTA: q and k are divided by their lengths, sqrt(sum of squares + 1e-6), and q by
+     *   sqrt(key_dim). beta = sigmoid(b) and decay = exp(rate * softplus(a + time_bias)); of SN_KEYED_DELTA each row of
+     *   S has its own, with a floor exp(floor * sigmoid(-rate * (a + time_bias))):
+     *       S *= decay;  S += k (beta (v - S^T k))^T;  out = S^T q
+     * - SN_STATE_SPACE: step = softplus(a + time_bias), decay = exp(rate * step):
+     *       S = S decay + k (step v)^T;  out = S^T q + skip v */
+    sn_status (*delta_rule)(sn_device *d, const sn_delta *delta, const sn_delta_rows *rows, float *out, sn_err *err);
     /* y (n) = activation(gate) * up (base/activation.h names the kind for which `up` is changed first), or
      * activation(gate) when up is NULL. y may be gate or up. */
     sn_status (*activate)(sn_device *d, size_t n, sn_activation kind, const float *gate, const float *up, float *y,

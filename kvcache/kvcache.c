@@ -58,8 +58,9 @@ static sn_kv_pages_part recurrent_part(const sn_kv_part *part, const sn_kv_recur
     return (sn_kv_pages_part){
         .device = part->device, .shape = part->shape, .row_bytes = (size_t)r->row_width * sizeof(float)};
 }
-static size_t recurrent_floats(const sn_kv_recurrence *r) {
-    return (size_t)r->delta.n_blocks * sn_delta_floats(&r->delta);
+size_t sn_kv_state_floats(const sn_delta_shape *delta) {
+    enum { LEAST = 16 }; /* of a part without attention and without recurrences: there is always a state */
+    return delta->n_blocks ? (size_t)delta->n_blocks * sn_delta_floats(delta) : LEAST;
 }
 
 sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrence *r, size_t budget, sn_kv_pool **out,
@@ -67,7 +68,7 @@ sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrenc
     enum { SHARE = 4, SLOTS_MAX = 1 << 16 };
     *out = NULL;
     const sn_kv_pages_part pages = recurrent_part(part, r);
-    size_t bytes = recurrent_floats(r) * sizeof(float), n = sn_min_size(budget / SHARE / bytes, SLOTS_MAX);
+    size_t bytes = sn_kv_state_floats(&r->delta) * sizeof(float), n = sn_min_size(budget / SHARE / bytes, SLOTS_MAX);
     if (n < 2) n = 2;
     if (n * bytes > budget)
         return sn_fail(err, SN_REFUSED,
@@ -77,7 +78,8 @@ sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrenc
     sn_status status = pool_check_parts(part, 1, err);
     if (!status) status = pool_new(&pages, 1, budget - n * bytes, out, err);
     if (status) return status;
-    status = sn_kv_states_init(&(*out)->pages.states, part->device, recurrent_floats(r), n, (*out)->pages.n_pages, err);
+    status = sn_kv_states_init(&(*out)->pages.states, part->device, sn_kv_state_floats(&r->delta), n,
+                               (*out)->pages.n_pages, err);
     if (status) sn_kv_pool_free(out);
     return status;
 }
@@ -88,7 +90,7 @@ size_t sn_kv_pool_recurrent_budget(const sn_kv_part *part, const sn_kv_recurrenc
     const sn_kv_pages_part p = recurrent_part(part, r);
     size_t page = p.device->ops->kv_page_bytes(p.device, &p.shape) + SN_KV_PAGE_TOKENS * p.row_bytes;
     size_t pages = sessions * (positions / SN_KV_PAGE_TOKENS + 1) * page;
-    size_t states = sessions * STATES * recurrent_floats(r) * sizeof(float);
+    size_t states = sessions * STATES * sn_kv_state_floats(&r->delta) * sizeof(float);
     return (pages > 3 * states ? pages / 3 : states) * 4 + 4 * page;
 }
 

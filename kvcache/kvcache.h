@@ -41,6 +41,8 @@ typedef struct sn_kv_recurrence {
     sn_delta_shape delta; /* n_blocks: the recurrent blocks of the part, whose n_blocks are those with attention */
     int row_width;        /* floats of a row of hidden states that enters the span */
 } sn_kv_recurrence;
+/* Floats of a state of all n_blocks recurrent blocks. */
+size_t sn_kv_state_floats(const sn_delta_shape *delta);
 /* A pool for a span with recurrent blocks, all on one device that computes them. A quarter of the
  * budget, or two states if that is more, holds states. SN_REFUSED when two states and a page do not fit. */
 sn_status sn_kv_pool_new_recurrent(const sn_kv_part *part, const sn_kv_recurrence *recurrence, size_t budget,

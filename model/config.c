@@ -16,10 +16,14 @@ enum { HEAD_DIM_MAX = 2 * SN_ROPE_FREQS_MAX, LATENT_KEY_MAX = 2 * HEAD_DIM_MAX }
  * recurrent: then all of them are 0. */
 static sn_status check_recurrent(const sn_hparams *h, sn_err *err) {
     enum { DIM_MAX = 512, TAPS_MAX = 8 };
+    const bool conv = h->recurrence == SN_SHORT_CONV;
     bool fits = h->conv_taps >= 2 && h->conv_taps <= TAPS_MAX && h->delta_key_heads >= 1 &&
                 h->delta_value_heads <= SN_HEADS_MAX && h->delta_key_heads <= h->delta_value_heads &&
-                h->delta_value_heads % h->delta_key_heads == 0 && h->delta_key_dim >= 1 &&
-                h->delta_key_dim <= DIM_MAX && h->delta_value_dim >= 1 && h->delta_value_dim <= DIM_MAX;
+                h->delta_value_heads % h->delta_key_heads == 0 &&
+                (conv ? h->delta_key_dim == 0 && h->delta_value_dim == h->n_embd
+                      : h->delta_key_dim >= 1 && h->delta_key_dim <= DIM_MAX && h->delta_value_dim >= 1 &&
+                            h->delta_value_dim <= DIM_MAX) &&
+                h->delta_rank >= 0 && h->delta_rank <= DIM_MAX && h->delta_floor <= 0 && h->delta_floor >= -80;
     bool none = !h->conv_taps && !h->delta_key_heads && !h->delta_value_heads && !h->delta_key_dim &&
                 !h->delta_value_dim && !sn_n_recurrent(h, 0, h->n_blocks);
     if (none || fits) return SN_OK;
@@ -70,6 +74,7 @@ static sn_status check_ranges(const sn_hparams *h, sn_err *err) {
         {"number of experts", h->n_experts, 0, SN_MODEL_EXPERTS_MAX},
         {"number of experts for a token", h->n_experts_used, h->n_experts ? 1 : 0,
          h->n_experts < SN_MODEL_EXPERTS_USED_MAX ? h->n_experts : SN_MODEL_EXPERTS_USED_MAX},
+        {"width of what enters an expert", h->experts_width, 0, h->n_experts ? h->n_embd : 0},
         {"width of a dense feed-forward layer", h->n_ff_dense, 0, 1 << 20},
         {"width of the shared expert", h->n_ff_shared, 0, 1 << 20},
         {"size of the vocabulary", h->n_vocab, 1, 1 << 22},
@@ -212,6 +217,12 @@ static sn_status check_factors(const sn_hparams *h, sn_err *err) {
     return SN_OK;
 }
 
+void sn_config_no_recurrence(sn_hparams *h) {
+    h->conv_taps = h->delta_key_heads = h->delta_value_heads = h->delta_key_dim = h->delta_value_dim = 0;
+    h->recurrence = SN_GATED_DELTA;
+    h->conv_bias = h->delta_log_rates = false;
+}
+
 sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope_scaling scaling[SN_ROPES_MAX],
                            sn_err *err) {
     h->alibi = family->alibi;
@@ -223,7 +234,7 @@ sn_status sn_config_finish(sn_hparams *h, const sn_family *family, const sn_rope
     h->parallel = family->parallel;
     h->gated = family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_FFN_GATE];
     h->qk_norm = h->qk_norm || family->qk_norm == SN_ALWAYS;
-    h->attn_gate = family->recurrent;
+    h->attn_gate = family->attn_gated;
     h->head_gate = family->head_gate;
     h->norm_values = family->norm_values;
     if (family->unscaled) h->attn_scale = 1;

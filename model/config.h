@@ -13,6 +13,9 @@
 sn_status sn_config_from_json(const char *text, size_t len, sn_hparams *hparams, const sn_family **family,
                               sn_err *err) SN_MUST_USE;
 
+/* No block is recurrent: the sizes of states say nothing. */
+void sn_config_no_recurrence(sn_hparams *hparams);
+
 /* From a GGUF file's metadata, and from the presence of tensors where the metadata leaves something open. */
 /* Opening a GGUF file reads its header, and of some files one tensor with hyperparameters: where it lies. *bytes is 0
  * where there is none. The file may have holes behind its header. */

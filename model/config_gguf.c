@@ -65,6 +65,11 @@ static const char *const growth_keys[] = {"attention.temperature_scale", "attent
                                           "rope.scaling.yarn_log_multiplier"};
 
 /* Keys that are known only in families with recurrent blocks. */
+static const char *const state_space_keys[] = {"ssm.conv_kernel",    "ssm.state_size", "ssm.group_count",
+                                               "ssm.time_step_rank", "ssm.inner_size", "moe_latent_size"};
+static const char *const keyed_delta_keys[] = {"ssm.conv_kernel", "kda.head_dim", "kda.safe_gate",
+                                               "kda.gate_lower_bound"};
+static const char *const short_conv_keys[] = {"shortconv.l_cache"};
 static const char *const recurrent_keys[] = {"ssm.conv_kernel",         "ssm.state_size",
                                              "ssm.group_count",         "ssm.time_step_rank",
                                              "ssm.inner_size",          "attention.recurrent_layers",
@@ -100,12 +105,42 @@ static sn_status read_float(const reader *r, const char *key, bool required, flo
     return sn_gguf_f32(r->gguf, full_key(r, key, full), required, out, r->err);
 }
 
+/* A number that may be a list with one for each block: that of the block, which may lie beyond the list. */
+static int block_number(const reader *r, const char *key, int block, int usual) {
+    char full[KEY_SIZE];
+    const sn_gguf_value *value = sn_gguf_find(r->gguf, full_key(r, key, full));
+    if (!value || value->type != SN_GGUF_ARRAY) return usual;
+    return (size_t)block < value->n ? sn_gguf_i32_at(value, (size_t)block) : 0;
+}
+
+/* The same: the largest one. */
+static sn_status read_largest(const reader *r, const char *key, bool required, int *out) {
+    char full[KEY_SIZE];
+    const sn_gguf_value *value = sn_gguf_find(r->gguf, full_key(r, key, full));
+    if (!value || value->type != SN_GGUF_ARRAY) return read_int(r, key, required, out);
+    if ((value->element != SN_GGUF_I32 && value->element != SN_GGUF_U32) || !value->n)
+        return sn_fail(r->err, SN_REFUSED, "'%s' must be whole numbers, one for each block", full);
+    *out = 0;
+    for (size_t i = 0; i < value->n; i++)
+        if (sn_gguf_i32_at(value, i) > *out) *out = sn_gguf_i32_at(value, i);
+    return SN_OK;
+}
+
 static bool is_among(sn_gguf_str key, size_t prefix, const char *const *list, size_t n) {
     for (size_t k = 0; k < n; k++) {
         size_t len = strlen(list[k]);
         if (key.len == prefix + 1 + len && !memcmp(key.data + prefix + 1, list[k], len)) return true;
     }
     return false;
+}
+
+static bool is_recurrence_key(sn_recurrence recurrence, sn_gguf_str key, size_t prefix) {
+#define AMONG(list) is_among(key, prefix, list, sizeof list / sizeof *list)
+    return recurrence == SN_STATE_SPACE   ? AMONG(state_space_keys)
+           : recurrence == SN_KEYED_DELTA ? AMONG(keyed_delta_keys)
+           : recurrence == SN_SHORT_CONV  ? AMONG(short_conv_keys)
+                                          : AMONG(recurrent_keys);
+#undef AMONG
 }
 
 static sn_status check_keys(const reader *r) {
@@ -131,8 +166,7 @@ static sn_status check_keys(const reader *r) {
         if (r->family->heads) known |= is_among(key, prefix, heads_keys, sizeof heads_keys / sizeof *heads_keys);
         if (r->family->local_theta > 0 || r->family->local_unscaled)
             known |= is_among(key, prefix, two_ropes_keys, sizeof two_ropes_keys / sizeof *two_ropes_keys);
-        if (r->family->recurrent)
-            known |= is_among(key, prefix, recurrent_keys, sizeof recurrent_keys / sizeof *recurrent_keys);
+        if (r->family->recurrent) known |= is_recurrence_key(r->family->recurrence, key, prefix);
         if (r->family->indexed)
             known |= is_among(key, prefix, indexed_keys, sizeof indexed_keys / sizeof *indexed_keys);
         if (r->family->latent) known |= is_among(key, prefix, latent_keys, sizeof latent_keys / sizeof *latent_keys);
@@ -295,12 +329,15 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
     if (!status) status = read_int(r, "context_length", true, &h->n_ctx);
     if (!status) status = read_int(r, "embedding_length", true, &h->n_embd);
     if (!status && h->n_embd > 0 && h->n_embd <= INT32_MAX / 8) h->n_ff = r->family->ff_multiple * h->n_embd;
-    if (!status) status = read_int(r, "feed_forward_length", !r->family->ff_multiple, &h->n_ff);
+    if (!status) status = read_largest(r, "feed_forward_length", !r->family->ff_multiple, &h->n_ff);
     if (!status) status = read_by_kind(r, "attention.head_count", true, h, &h->n_heads, &h->full_heads.n);
     if (status) return status;
     h->n_kv_heads = h->n_heads, h->full_heads.n_kv = h->full_heads.n;
-    status = read_by_kind(r, "attention.head_count_kv", false, h, &h->n_kv_heads, &h->full_heads.n_kv);
-    const char *eps = r->family->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+    status = r->family->recurrent
+                 ? read_largest(r, "attention.head_count_kv", false, &h->n_kv_heads)
+                 : read_by_kind(r, "attention.head_count_kv", false, h, &h->n_kv_heads, &h->full_heads.n_kv);
+    const char *eps = r->family->layer_norm || r->family->one_half ? "attention.layer_norm_epsilon"
+                                                                   : "attention.layer_norm_rms_epsilon";
     if (!status) status = read_float(r, eps, true, &h->norm_eps);
     if (!status) status = read_vocab(r, &h->n_vocab);
     if (!status) status = read_int(r, "attention.key_length", false, &h->head_dim);
@@ -367,6 +404,7 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
     h->router_normalised = sigmoid && normalised;
     h->router_correction = m->correction;
     h->router_scale = weights_scale;
+    h->router_offset = (float)m->offset;
     h->shared_gated = m->shared_gated;
     if (m->shared_width && !strcmp(m->shared_width, m->width)) n_shared = 1;
     if (h->dense_beside && n_dense) return sn_fail(r->err, SN_REFUSED, "%d blocks have no experts", n_dense);
@@ -380,8 +418,9 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
 /* Files of the llama architecture that are mixtures (Mixtral) give an expert's width as feed_forward_length. */
 static sn_status read_experts(const reader *r, const sn_family *family, sn_hparams *h) {
     /* deepseek2 may be without experts (Youtu) */
-    sn_status status = read_int(r, "expert_count", family->moe && !family->latent, &h->n_experts);
-    if (!status && family->latent && !h->n_experts) return SN_OK;
+    const bool optional = !family->moe || family->latent || family->recurrence == SN_STATE_SPACE;
+    sn_status status = read_int(r, "expert_count", !optional, &h->n_experts);
+    if (!status && optional && family->moe && !h->n_experts) return SN_OK;
     if (!status) status = read_int(r, "expert_used_count", h->n_experts && family->gguf_moe, &h->n_experts_used);
     if (!status && (h->n_experts || h->n_experts_used) && !family->gguf_moe)
         return sn_fail(r->err, SN_REFUSED, "mixtures of experts of this architecture are not taken");
@@ -546,12 +585,67 @@ static sn_status read_recurrent_blocks(const reader *r, sn_hparams *h) {
     return status;
 }
 
+/* Blocks without heads of keys and values have no attention. Where blocks have one half, those that have a width of
+ * feed-forward are that, or a mixture. */
+static void read_blocks_by_heads(const reader *r, sn_hparams *h) {
+    char name[KEY_SIZE];
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) {
+        const int n_ff = block_number(r, "feed_forward_length", i, h->n_ff);
+        h->recurrent[i] = !block_number(r, "attention.head_count_kv", i, h->n_kv_heads);
+        h->no_rope[i] = r->family->unrotated;
+        if (!r->family->one_half) continue;
+        snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", i);
+        h->no_mixer[i] = n_ff > 0 && h->recurrent[i];
+        h->no_ff[i] = !h->no_mixer[i];
+        h->dense[i] = h->no_mixer[i] && !sn_gguf_tensor_find(r->gguf, name);
+        if (h->dense[i] && h->n_experts) h->n_ff_dense = n_ff;
+    }
+}
+
+static bool any_block_has(const reader *r, const sn_hparams *h, const char *tensor) {
+    char name[KEY_SIZE];
+    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s", i, tensor);
+        if (sn_gguf_tensor_find(r->gguf, name)) return true;
+    }
+    return false;
+}
+
+static sn_status read_keyed_delta(const reader *r, sn_hparams *h) {
+    char key[KEY_SIZE];
+    bool safe = false;
+    float bound = -5;
+    sn_status status = read_int(r, "ssm.conv_kernel", true, &h->conv_taps);
+    if (!status) status = read_int(r, "kda.head_dim", true, &h->delta_key_dim);
+    if (!status) status = sn_gguf_bool(r->gguf, full_key(r, "kda.safe_gate", key), false, &safe, r->err);
+    if (!status) status = read_float(r, "kda.gate_lower_bound", false, &bound);
+    h->delta_key_heads = h->delta_value_heads = h->n_heads;
+    h->delta_value_dim = h->delta_key_dim;
+    h->delta_apart = true;
+    h->delta_rank = r->family->keeps_low_rank ? h->delta_key_dim : 0;
+    h->delta_rates_negated = !r->family->keeps_low_rank;
+    h->delta_floor = safe ? bound : 0;
+    if (!status && safe && !(bound < 0 && bound >= -80))
+        return sn_fail(r->err, SN_REFUSED, "'kda.gate_lower_bound' is %g; it must lie from -80 to 0", (double)bound);
+    return status;
+}
+
 /* llama.cpp's converter orders value heads so that those of one key head lie n_key_heads apart, but where it keeps the
  * pairs of the folder. */
 static sn_status read_recurrent(const reader *r, sn_hparams *h) {
     int inner = 0;
     if (!r->family->recurrent) return SN_OK;
-    sn_status status = read_recurrent_blocks(r, h);
+    sn_status status = SN_OK;
+    h->recurrence = r->family->recurrence;
+    if (h->recurrence == SN_GATED_DELTA)
+        status = read_recurrent_blocks(r, h);
+    else
+        read_blocks_by_heads(r, h);
+    if (h->recurrence == SN_KEYED_DELTA) return read_keyed_delta(r, h);
+    if (h->recurrence == SN_SHORT_CONV) {
+        h->delta_key_heads = h->delta_value_heads = 1, h->delta_value_dim = h->n_embd;
+        return read_int(r, "shortconv.l_cache", true, &h->conv_taps);
+    }
     if (!status) status = read_int(r, "ssm.conv_kernel", true, &h->conv_taps);
     if (!status) status = read_int(r, "ssm.state_size", true, &h->delta_key_dim);
     if (!status) status = read_int(r, "ssm.group_count", true, &h->delta_key_heads);
@@ -561,8 +655,9 @@ static sn_status read_recurrent(const reader *r, sn_hparams *h) {
     if (h->delta_value_heads < 1 || inner < 1 || inner % h->delta_value_heads)
         return sn_fail(r->err, SN_REFUSED, "%d values cannot be split into %d heads", inner, h->delta_value_heads);
     h->delta_value_dim = inner / h->delta_value_heads;
-    h->delta_heads_alternate =
-        h->delta_key_heads != h->delta_value_heads && !r->family->naming[SN_CONTAINER_GGUF]->delta_paired;
+    h->conv_bias = any_block_has(r, h, "ssm_conv1d.bias");
+    h->delta_heads_alternate = h->recurrence == SN_GATED_DELTA && h->delta_key_heads != h->delta_value_heads &&
+                               !r->family->naming[SN_CONTAINER_GGUF]->delta_paired;
     return SN_OK;
 }
 
@@ -651,6 +746,10 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!status) status = check_neutral(&r);
     if (!status) status = read_sizes(&r, hparams);
     if (!status) status = read_experts(&r, *family, hparams);
+    if (!status && (*family)->recurrence == SN_STATE_SPACE && !hparams->n_experts && sn_family_variant(*family, 1))
+        r.family = *family = sn_family_variant(*family, 1);
+    if (!status && (*family)->recurrence == SN_STATE_SPACE)
+        status = read_int(&r, "moe_latent_size", false, &hparams->experts_width);
     bool two = !status && ((*family)->local_theta > 0 || (*family)->local_unscaled);
     if (!status) status = read_rope(&r, hparams, &scaling[two]);
     if (!status && (*family)->latent) status = read_latent(&r, scaling, hparams);

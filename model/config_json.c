@@ -104,6 +104,9 @@ static const struct {
     {"residual_multiplier", 1},
     {"attention_multiplier", 1},
     {"scale_emb", 1},
+    {"conv_bias", 0},
+    {"mamba_proj_bias", 0},
+    {"use_bias", 0},
 };
 
 /* The same for lists and objects: they must be absent or null. */
@@ -182,17 +185,16 @@ static sn_status read_activation(const json_t *config, const sn_family *family, 
     static const struct {
         const char *name;
         sn_activation kind;
-    } known[] = {{"silu", SN_SILU},
-                 {"swish", SN_SILU},
-                 {"gelu", SN_GELU},
-                 {"gelu_pytorch_tanh", SN_GELU_TANH},
-                 {"gelu_new", SN_GELU_TANH}};
+    } known[] = {{"silu", SN_SILU},          {"swish", SN_SILU},
+                 {"gelu", SN_GELU},          {"gelu_pytorch_tanh", SN_GELU_TANH},
+                 {"gelu_new", SN_GELU_TANH}, {"relu2", SN_RELU_SQUARED}};
     const char *name = NULL, *field = family->activation_field ? family->activation_field : "hidden_act";
     h->activation = family->activation_default;
     sn_status status = config_text(config, field, false, &name, err);
     if (!status && h->activation == SN_SWIGLU_CLAMPED) return check_clamps(config, name, err);
     if (status || !name) return status;
-    if (family->recurrent && strcmp(name, "silu") && strcmp(name, "swish")) /* it is the recurrent blocks' gate, too */
+    bool shared = family->recurrent && !family->one_half; /* it is the recurrent blocks', too */
+    if (shared && strcmp(name, "silu") && strcmp(name, "swish"))
         return sn_fail(err, SN_REFUSED, "the activation '%.64s' is not known in this family; silu is", name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i].name)) {
@@ -798,7 +800,7 @@ static sn_status read_latent(const json_t *config, const sn_family *family, cons
     if (!status) status = config_int(config, "qk_rope_head_dim", true, &rope_dim, err);
     if (!status) status = config_int(config, "v_head_dim", true, &h->value_dim, err);
     /* transformers calls the rotated part head_dim when it saves a configuration, or partial_rotary_factor of it */
-    if (!status && config_field(config, "head_dim") && h->rope_dim != rope_dim)
+    if (!status && !family->recurrent && config_field(config, "head_dim") && h->rope_dim != rope_dim)
         return sn_fail(err, SN_REFUSED,
                        "'head_dim' says %d rotated dimensions and 'qk_rope_head_dim' %d: they must agree", h->rope_dim,
                        rope_dim);
@@ -818,45 +820,244 @@ static sn_status read_latent(const json_t *config, const sn_family *family, cons
 
 /* ---- which blocks are recurrent, and their sizes ---- */
 
-/* layer_types, or every n-th block has attention. */
-static sn_status read_kinds(const json_t *config, sn_hparams *h, sn_err *err) {
-    const json_t *list = config_field(config, "layer_types");
-    int every = 4;
-    sn_status status = config_int(config, "full_attention_interval", false, &every, err);
-    if (!status && every < 1) return sn_fail(err, SN_REFUSED, "'full_attention_interval' is %d", every);
-    if (!status && list && (!json_is_array(list) || json_array_size(list) != (size_t)h->n_blocks))
-        return sn_fail(err, SN_REFUSED, "'layer_types' must list the kinds of all %d blocks", h->n_blocks);
-    for (int i = 0; i < h->n_blocks && !status; i++) {
-        const char *kind = list ? json_string_value(json_array_get(list, (size_t)i)) : NULL;
-        h->recurrent[i] = list ? kind && !strcmp(kind, "linear_attention") : (i + 1) % every != 0;
-        if (list && !h->recurrent[i] && (!kind || strcmp(kind, "full_attention")))
-            return sn_fail(err, SN_REFUSED,
-                           "'layer_types' holds '%.64s'; full_attention and linear_attention are known here",
-                           kind ? kind : "no text");
-    }
+/* What config.json calls the kinds of blocks, and hybrid_override_pattern their letters. */
+typedef enum block_kind { KIND_ATTENTION, KIND_RECURRENT, KIND_DENSE, KIND_EXPERTS, KIND_UNKNOWN } block_kind;
+
+static block_kind kind_of(const sn_family *family, const char *word) {
+    static const struct {
+        const char *word;
+        block_kind kind;
+        bool one_half; /* only in families of such blocks */
+    } known[] = {{"full_attention", KIND_ATTENTION, false},
+                 {"attention", KIND_ATTENTION, false},
+                 {"mlp", KIND_DENSE, true},
+                 {"moe", KIND_EXPERTS, true}};
+    const char *recurrent = family->recurrence == SN_SHORT_CONV ? "conv" : "linear_attention";
+    if (!strcmp(word, recurrent) || (family->recurrence == SN_STATE_SPACE && !strcmp(word, "mamba")))
+        return KIND_RECURRENT;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(word, known[i].word) && (family->one_half || !known[i].one_half)) return known[i].kind;
+    return KIND_UNKNOWN;
+}
+
+static block_kind kind_of_letter(char letter) {
+    return letter == 'M'   ? KIND_RECURRENT
+           : letter == '*' ? KIND_ATTENTION
+           : letter == '-' ? KIND_DENSE
+           : letter == 'E' ? KIND_EXPERTS
+                           : KIND_UNKNOWN;
+}
+
+static const json_t *kinds_list(const json_t *config) {
+    static const char *const spellings[] = {"layer_types", "layers_block_type", NULL};
+    return config_field(config, find_spelling(config, spellings));
+}
+
+/* Block `number` of the list, or of the pattern. */
+static block_kind listed_kind(const json_t *config, const sn_family *family, size_t number) {
+    const json_t *list = kinds_list(config);
+    const char *word = json_string_value(json_array_get(list, number));
+    if (list) return word ? kind_of(family, word) : KIND_UNKNOWN;
+    return kind_of_letter(json_string_value(config_field(config, "hybrid_override_pattern"))[number]);
+}
+
+/* How many blocks the list, or the pattern, has; 0: there is neither. */
+static size_t n_listed_kinds(const json_t *config, const sn_family *family) {
+    const char *pattern = family->one_half ? json_string_value(config_field(config, "hybrid_override_pattern")) : NULL;
+    return kinds_list(config) ? json_array_size(kinds_list(config)) : pattern ? strlen(pattern) : 0;
+}
+
+/* Whether a list of numbers of blocks, which count from `first` on, holds this one. */
+static bool lists_block(const json_t *list, int first, int block) {
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_integer_value(json_array_get(list, i)) == block + first) return true;
+    return false;
+}
+
+/* The kind of a block where no list says it: every n-th has attention, or those of a list of their numbers. */
+static sn_status unlisted_kinds(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    const json_t *kda = config_field(config_field(config, "linear_attn_config"), "kda_layers");
+    const char *field = family->recurrence == SN_KEYED_DELTA ? "layer_group_size" : "full_attention_interval";
+    int every = family->recurrence == SN_STATE_SPACE ? INT32_MAX : 4;
+    bool grouped = family->recurrence != SN_KEYED_DELTA || config_field(config, field);
+    sn_status status = config_int(config, field, false, &every, err);
+    if (!status && every < 1) return sn_fail(err, SN_REFUSED, "'%s' is %d", field, every);
+    if (!status && !kda && !grouped)
+        return sn_fail(err, SN_REFUSED,
+                       "config.json does not say which blocks have attention: 'layer_types' is missing");
+    for (int i = 0; i < h->n_blocks && !status; i++)
+        h->recurrent[i] =
+            kda ? lists_block(kda, 1, i)
+            : family->recurrence == SN_SHORT_CONV
+                ? config_field(config, "full_attn_idxs") && !lists_block(config_field(config, "full_attn_idxs"), 0, i)
+                : (i + 1) % every != 0;
     return status;
 }
 
-static sn_status read_recurrent(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
-    const struct {
-        const char *field;
-        int *value, usual;
-    } fields[] = {{"linear_conv_kernel_dim", &h->conv_taps, 4},
-                  {"linear_num_key_heads", &h->delta_key_heads, 16},
-                  {"linear_num_value_heads", &h->delta_value_heads, 32},
-                  {"linear_key_head_dim", &h->delta_key_dim, 128},
-                  {"linear_value_head_dim", &h->delta_value_dim, 128}};
-    if (!family->recurrent) return SN_OK;
-    bool gate = true;
-    sn_status status = config_bool(config, "attn_output_gate", &gate, err);
-    if (!status && !gate)
-        return sn_fail(err, SN_REFUSED, "'attn_output_gate' is false, which is not supported for this family");
-    if (!status) status = read_kinds(config, h, err);
-    for (size_t i = 0; i < sizeof fields / sizeof *fields && !status; i++) {
-        *fields[i].value = fields[i].usual;
-        status = config_int(config, fields[i].field, false, fields[i].value, err);
+static sn_status read_kinds(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    const size_t n = n_listed_kinds(config, family);
+    if (!n) return unlisted_kinds(config, family, h, err);
+    if (n != (size_t)h->n_blocks)
+        return sn_fail(err, SN_REFUSED, "'layer_types' must list the kinds of all %d blocks", h->n_blocks);
+    for (int i = 0; i < h->n_blocks; i++) {
+        const block_kind kind = listed_kind(config, family, (size_t)i);
+        const char *word = json_string_value(json_array_get(kinds_list(config), (size_t)i));
+        if (kind == KIND_UNKNOWN)
+            return sn_fail(err, SN_REFUSED, "'layer_types' holds '%.64s'; full_attention and %s are known here",
+                           word ? word : "no text", family->recurrence == SN_SHORT_CONV ? "conv" : "linear_attention");
+        h->recurrent[i] = kind != KIND_ATTENTION;
+        h->no_mixer[i] = kind == KIND_DENSE || kind == KIND_EXPERTS;
+        h->no_ff[i] = family->one_half && !h->no_mixer[i];
+        h->dense[i] = kind == KIND_DENSE;
     }
-    h->delta_log_rates = true;
+    return SN_OK;
+}
+
+/* A number that config.json may call by one of two names. */
+typedef struct int_field {
+    const char *field, *other; /* other: or NULL */
+    int *value, usual;
+} int_field;
+
+static sn_status read_ints(const json_t *config, size_t n, const int_field *fields, sn_err *err) {
+    sn_status status = SN_OK;
+    for (size_t i = 0; i < n && !status; i++) {
+        *fields[i].value = fields[i].usual;
+        if (fields[i].other) status = config_int(config, fields[i].other, false, fields[i].value, err);
+        if (!status) status = config_int(config, fields[i].field, false, fields[i].value, err);
+    }
+    return status;
+}
+#define READ_INTS(config, fields, err) read_ints(config, sizeof(fields) / sizeof *(fields), fields, err)
+
+/* Fields that must have a certain value, if they are there. */
+static sn_status require_text(const json_t *config, const char *field, const char *value, sn_err *err) {
+    const char *said = value;
+    sn_status status = config_text(config, field, false, &said, err);
+    if (status || !strcmp(said, value)) return status;
+    return sn_fail(err, SN_REFUSED, "'%s' is '%.64s'; in this family %s is known", field, said, value);
+}
+static sn_status require_bool(const json_t *config, const char *field, bool value, sn_err *err) {
+    bool said = value;
+    sn_status status = config_bool(config, field, &said, err);
+    if (status || said == value) return status;
+    return sn_fail(err, SN_REFUSED, "'%s' is %s, which is not supported for this family", field,
+                   said ? "true" : "false");
+}
+
+static sn_status read_gated_delta(const json_t *config, sn_hparams *h, sn_err *err) {
+    const int_field fields[] = {{"linear_conv_kernel_dim", NULL, &h->conv_taps, 4},
+                                {"linear_num_key_heads", NULL, &h->delta_key_heads, 16},
+                                {"linear_num_value_heads", NULL, &h->delta_value_heads, 32},
+                                {"linear_key_head_dim", NULL, &h->delta_key_dim, 128},
+                                {"linear_value_head_dim", NULL, &h->delta_value_dim, 128}};
+    sn_status status = require_bool(config, "attn_output_gate", true, err);
+    return status ? status : READ_INTS(config, fields, err);
+}
+
+/* Kimi Linear has its numbers in linear_attn_config, or beside the others; Ling 3 has heads as attention has. */
+static sn_status read_keyed_delta(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    const json_t *own = config_field(config, "linear_attn_config");
+    bool safe = !family->keeps_low_rank;
+    double bound = -5;
+    const int_field fields[] = {{"linear_conv_kernel_dim", "short_conv_kernel_size", &h->conv_taps, 4},
+                                {"linear_num_heads", "num_heads", &h->delta_key_heads, h->n_heads},
+                                {"linear_head_dim", "head_dim", &h->delta_key_dim, 128}};
+    sn_status status = own ? READ_INTS(own, fields, err) : READ_INTS(config, fields, err);
+    if (!status) status = require_bool(config, "mla_use_nope", true, err);
+    if (!status) status = require_bool(config, "no_kda_lora", true, err);
+    if (!status) status = require_text(config, "gated_attention_proj_granularity_type", "head_wise", err);
+    if (!status && safe) status = config_bool(config, "kda_safe_gate", &safe, err);
+    if (!status && safe) status = config_number(config, "kda_lower_bound", false, &bound, err);
+    if (!status && !(bound < 0 && bound >= -80))
+        return sn_fail(err, SN_REFUSED, "'kda_lower_bound' is %g; it must lie from -80 to 0", bound);
+    h->delta_value_heads = h->delta_key_heads;
+    h->delta_value_dim = h->delta_key_dim;
+    h->delta_apart = true;
+    h->delta_rank = family->keeps_low_rank ? h->delta_key_dim : 0;
+    h->delta_floor = safe ? (float)bound : 0;
+    return status;
+}
+
+/* Steps of time must not be limited: transformers limits them in some passes and not in others. */
+static sn_status check_time_steps(const json_t *config, sn_err *err) {
+    const json_t *limit = config_field(config, "time_step_limit"), *high = json_array_get(limit, 1);
+    const char *text =
+        json_string_value(high) ? json_string_value(high) : json_string_value(config_field(high, "__float__"));
+    bool none = !limit || (json_array_size(limit) == 2 && json_number_value(json_array_get(limit, 0)) == 0 && text &&
+                           (!strcmp(text, "Infinity") || !strcmp(text, "inf")));
+    return none ? SN_OK : sn_fail(err, SN_REFUSED, "'time_step_limit' is set, which is not supported");
+}
+
+static sn_status read_state_space(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    int expand = 2;
+    const bool automatic = json_is_string(config_field(config, "mamba_d_head"));
+    const int_field fields[] = {{"mamba_d_conv", "conv_kernel", &h->conv_taps, 4},
+                                {"mamba_n_groups", "n_groups", &h->delta_key_heads, family->one_half ? 8 : 1},
+                                {"mamba_n_heads", "mamba_num_heads", &h->delta_value_heads, 128},
+                                {"mamba_d_state", "ssm_state_size", &h->delta_key_dim, family->one_half ? 128 : 256},
+                                {"mamba_expand", "expand", &expand, 2}};
+    sn_status status = READ_INTS(config, fields, err);
+    h->conv_bias = h->delta_log_rates = true;
+    h->delta_value_dim = family->one_half ? 64 : 0;
+    if (!status)
+        status = config_bool(config, family->one_half ? "use_conv_bias" : "mamba_conv_bias", &h->conv_bias, err);
+    if (!status) status = config_int(config, "mamba_head_dim", false, &h->delta_value_dim, err);
+    if (!status && !automatic) status = config_int(config, "mamba_d_head", false, &h->delta_value_dim, err);
+    if (!status) status = require_text(config, "mamba_hidden_act", "silu", err);
+    if (!status) status = check_time_steps(config, err);
+    if (status) return status;
+    if (!h->delta_value_dim && h->delta_value_heads > 0 && expand > 0 && expand <= 64)
+        h->delta_value_dim = expand * h->n_embd / h->delta_value_heads;
+    if (!family->one_half && h->delta_key_heads != 1) /* the reference norms all groups as one, others each group */
+        return sn_fail(err, SN_REFUSED, "'mamba_n_groups' is %d; in this family 1 is known", h->delta_key_heads);
+    return SN_OK;
+}
+
+/* LFM2: the width of the feed-forward may be two thirds of what is said, rounded up. */
+static sn_status read_adjusted_width(const json_t *config, sn_hparams *h, sn_err *err) {
+    bool adjusts = true;
+    double factor = 1;
+    int multiple = 256;
+    sn_status status = config_int(config, "block_ff_dim", false, &h->n_ff, err);
+    if (!status) status = config_bool(config, "block_auto_adjust_ff_dim", &adjusts, err);
+    if (!status) status = config_number(config, "block_ffn_dim_multiplier", false, &factor, err);
+    if (!status) status = config_int(config, "block_multiple_of", false, &multiple, err);
+    if (status || !adjusts) return status;
+    if (!(factor > 0 && factor <= 64) || multiple < 1 || multiple > 1 << 20 || h->n_ff < 1 || h->n_ff > 1 << 20)
+        return sn_fail(err, SN_REFUSED, "a feed-forward of %d times %g in multiples of %d is not possible", h->n_ff,
+                       factor, multiple);
+    h->n_ff = (int)(factor * (2 * h->n_ff / 3));
+    h->n_ff = (h->n_ff + multiple - 1) / multiple * multiple;
+    return SN_OK;
+}
+
+static sn_status read_short_conv(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    h->delta_key_heads = h->delta_value_heads = 1;
+    h->delta_value_dim = h->n_embd;
+    h->conv_taps = 3;
+    sn_status status = config_int(config, "conv_L_cache", false, &h->conv_taps, err);
+    return status || family->moe ? status : read_adjusted_width(config, h, err);
+}
+
+static sn_status read_recurrent(const json_t *config, const sn_family *family, sn_hparams *h, sn_err *err) {
+    sn_status status = SN_OK;
+    if (!family->recurrent) return SN_OK;
+    if (config_field(config, "sliding_window"))
+        return sn_fail(err, SN_REFUSED, "'sliding_window' is set, which is not supported for this family");
+    h->recurrence = family->recurrence;
+    h->delta_log_rates = family->recurrence != SN_SHORT_CONV;
+    if (family->recurrence == SN_GATED_DELTA) status = read_gated_delta(config, h, err);
+    if (family->recurrence == SN_KEYED_DELTA) status = read_keyed_delta(config, family, h, err);
+    if (family->recurrence == SN_STATE_SPACE) status = read_state_space(config, family, h, err);
+    if (family->recurrence == SN_SHORT_CONV) status = read_short_conv(config, family, h, err);
+    if (!status) status = read_kinds(config, family, h, err);
+    const char *positions = "nope"; /* of Granite */
+    if (!status) status = config_text(config, "position_embedding_type", false, &positions, err);
+    for (int i = 0; i < h->n_blocks && !status; i++)
+        h->no_rope[i] = family->unrotated && strcmp(positions, "rope") != 0;
+    if (!status && family->recurrence != SN_GATED_DELTA && !sn_n_recurrent(h, 0, h->n_blocks))
+        sn_config_no_recurrence(h);
     return status;
 }
 
@@ -888,6 +1089,8 @@ static sn_status read_counts(const json_t *config, const sn_moe_config *m, sn_hp
     for (size_t i = 0; i < sizeof spellings / sizeof *spellings && !status; i++)
         status = config_int(config, spellings[i], false, &h->n_experts, err);
     if (!status) status = config_int(config, find_spelling(config, used), false, &h->n_experts_used, err);
+    if (!status) status = config_int(config, "num_experts_per_token", false, &h->n_experts_used, err);
+    if (!status) status = config_int(config, "moe_latent_size", false, &h->experts_width, err);
     if (!status) status = config_int(config, m->width, false, &h->n_ff, err);
     if (!status && (h->n_experts < 1 || h->n_experts > SN_MODEL_EXPERTS_MAX))
         return sn_fail(err, SN_REFUSED, "the model claims %d experts", h->n_experts);
@@ -903,13 +1106,18 @@ static sn_status read_router(const json_t *config, const sn_moe_config *m, sn_hp
     status = config_text(config, "scoring_func", false, &scoring, err);
     if (!status && strcmp(scoring, word))
         return sn_fail(err, SN_REFUSED, "'scoring_func' is %.64s; in this family %s is known", scoring, word);
+    if (!status) status = require_text(config, "moe_router_activation_func", word, err);
+    if (!status) status = require_text(config, "score_function", word, err);
     if (!status && m->normalised == SN_IF_DECLARED) status = config_bool(config, "norm_topk_prob", &normalised, err);
+    if (!status && m->normalised == SN_IF_DECLARED) status = config_bool(config, "moe_renormalize", &normalised, err);
     if (!status && m->scale_default > 0) status = config_number(config, scaling, false, &scale, err);
     if (!status && !(scale > 0 && scale <= 1e6))
         return sn_fail(err, SN_REFUSED, "'%s' is %g; it must lie from 0 to 1e6", scaling, scale);
     h->router_scoring = m->scoring == SN_ROUTER_SOFTMAX_ALL && normalised ? SN_ROUTER_SOFTMAX : m->scoring;
     h->router_normalised = m->scoring == SN_ROUTER_SIGMOID && normalised;
     h->router_correction = m->correction;
+    if (!status && m->correction) status = config_bool(config, "use_expert_bias", &h->router_correction, err);
+    h->router_offset = (float)m->offset;
     h->router_scale = (float)scale;
     h->experts_scale_input = m->scales_input;
     return status;
@@ -995,6 +1203,7 @@ static sn_status read_dense(const json_t *config, const sn_family *family, sn_hp
     int first = m->n_dense, last = -1, step = 1;
     bool any = false;
     sn_status status = config_int(config, "first_k_dense_replace", false, &first, err);
+    if (!status) status = config_int(config, "num_dense_layers", false, &first, err);
     if (!status) status = config_int(config, "decoder_sparse_step", false, &step, err);
     if (!status) status = config_int(config, "interleave_moe_layer_step", false, &step, err);
     if (!status) status = config_int(config, "moe_layer_start_index", false, &first, err);
@@ -1002,7 +1211,7 @@ static sn_status read_dense(const json_t *config, const sn_family *family, sn_hp
     if (!status) status = config_int(config, "moe_layer_interval", false, &step, err);
     if (!status && (first < 0 || step < 1))
         return sn_fail(err, SN_REFUSED, "'first_k_dense_replace' is %d and 'decoder_sparse_step' %d", first, step);
-    for (int i = 0; i < h->n_blocks && !status; i++)
+    for (int i = 0; i < h->n_blocks && !status && !m->blocks_listed; i++)
         h->dense[i] = i < first || (i + 1) % step != 0 || (last != -1 && i > last);
     if (!status) status = read_dense_list(config, h, err);
     if (!status) status = read_sparse_list(config, h, err);
@@ -1031,6 +1240,7 @@ static sn_status read_groups(const json_t *config, const sn_moe_config *m, sn_hp
                        said, by, scoring, m->groups_by);
     if (strcmp(by, m->groups_by)) groups = 1;
     if (!strcmp(by, m->groups_by)) status = config_int(config, "n_group", false, &groups, err);
+    if (!status) status = config_int(config, "num_expert_group", false, &groups, err);
     if (!status && groups != 1) status = config_int(config, "topk_group", !m->n_groups, &used, err);
     int chosen = 1;
     if (!status && groups == 1 && !strcmp(by, m->groups_by))
@@ -1075,11 +1285,13 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     static const char *const heads[] = {"num_attention_heads", "n_head", NULL};
     static const char *const kv_heads[] = {"num_key_value_heads", "num_attention_groups", NULL};
     static const char *const ff[] = {"intermediate_size", "ffn_hidden_size", "n_inner", NULL};
-    static const char *const ctx[] = {"max_position_embeddings", "seq_length", NULL};
+    static const char *const ctx[] = {"max_position_embeddings", "seq_length", "model_max_length", NULL};
     const char *const eps_names[] = {family->eps_field ? family->eps_field : "rms_norm_eps",
                                      family->layer_norm ? NULL : "rms_norm_eps", NULL};
     double eps = family->eps_default > 0 ? family->eps_default : family->layer_norm ? 1e-5 : 1e-6;
-    sn_status status = config_int(config, find_spelling(config, blocks), true, &h->n_blocks, err);
+    const size_t listed = family->one_half ? n_listed_kinds(config, family) : 0;
+    sn_status status = config_int(config, find_spelling(config, blocks), !listed, &h->n_blocks, err);
+    if (listed) h->n_blocks = listed <= SN_BLOCKS_MAX ? (int)listed : SN_BLOCKS_MAX + 1;
     if (!status) status = config_int(config, find_spelling(config, embd), true, &h->n_embd, err);
     if (!status) status = config_int(config, find_spelling(config, heads), true, &h->n_heads, err);
     if (!status && h->n_embd > 0 && h->n_embd <= INT32_MAX / 8) h->n_ff = family->ff_multiple * h->n_embd;
@@ -1093,6 +1305,7 @@ static sn_status read_sizes(const json_t *config, const sn_family *family, sn_hp
     h->n_kv_heads = h->n_heads;
     h->head_dim = family->head_dim_default;
     status = config_int(config, find_spelling(config, kv_heads), false, &h->n_kv_heads, err);
+    if (!status) status = config_int(config, "attention_head_dim", false, &h->head_dim, err);
     if (!status) status = config_int(config, "head_dim", false, &h->head_dim, err);
     if (status) return status;
     if (h->n_heads < 1) return sn_fail(err, SN_REFUSED, "'num_attention_heads' is %d", h->n_heads);
@@ -1123,6 +1336,17 @@ static sn_status read_falcon(const json_t *config, const sn_family **family, sn_
     if (!late) h->n_kv_heads = multi_query ? 1 : h->n_heads;
     *family = sn_family_variant(*family, late && norms == 2 ? 0 : late || parallel ? 1 : 2);
     return SN_OK;
+}
+
+/* Variants of hybrids: without experts Granite's shared expert is the feed-forward. */
+static sn_status read_hybrid(const json_t *config, const sn_family **family, sn_hparams *h, sn_err *err) {
+    int experts = (*family)->one_half ? 0 : (*family)->moe->n_experts;
+    for (size_t i = 0; (*family)->one_half && i < n_listed_kinds(config, *family); i++)
+        experts += listed_kind(config, *family, i) == KIND_EXPERTS;
+    sn_status status = (*family)->one_half ? SN_OK : config_int(config, "num_local_experts", false, &experts, err);
+    if (status || experts) return status;
+    *family = sn_family_variant(*family, 1);
+    return (*family)->one_half ? SN_OK : config_int(config, "shared_intermediate_size", true, &h->n_ff, err);
 }
 
 /* Whether the model is a mixture: else it is the next variant of the family. */
@@ -1171,6 +1395,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status) status = read_sizes(config, *family, h, err);
     if (!status && family_reads(*family, "new_decoder_architecture"))
         status = read_falcon(config, family, h, &bias, err);
+    if (!status && (*family)->recurrence == SN_STATE_SPACE) status = read_hybrid(config, family, h, err);
     h->rope_style = (*family)->neighbours ? SN_ROPE_INTERLEAVED : SN_ROPE_NEOX;
     if (!status) status = read_window(config, *family, h, err);
     if (!status) status = read_values(config, *family, h, err);
@@ -1190,6 +1415,7 @@ static sn_status read_config(const json_t *config, sn_hparams *h, const sn_famil
     if (!status && family_reads(*family, "qkv_bias")) status = config_bool(config, "qkv_bias", &qkv_bias, err);
     if (!status && (*family)->qk_norm == SN_IF_DECLARED) status = read_qk_norm(config, *family, h, err);
     if (!status) status = config_bool(config, "tie_word_embeddings", &h->tied_output, err);
+    if (!status) status = config_bool(config, "tie_embedding", &h->tied_output, err);
     if (!status) status = config_text(config, "_name_or_path", false, &name, err);
     if (status) return status;
     snprintf(h->family, sizeof h->family, "%s", (*family)->name);

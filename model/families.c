@@ -528,9 +528,9 @@ static const sn_moe_config qwen3_5_experts = {.width = "moe_intermediate_size",
 static const char *const qwen3_5_moe_reads[] = {"num_experts", NULL};
 
 #define QWEN3_5                                                                                                        \
-    .gguf_rope = SN_ROPE_NEOX, .qkv_bias = SN_IF_DECLARED, .qk_norm = SN_ALWAYS, .recurrent = true, .wrapped = true,   \
-    .further_blocks = true, .norm_plus_one = true, .head_dim_default = 256, .rotated_default = 0.25,                   \
-    .rotates_part = true
+    .gguf_rope = SN_ROPE_NEOX, .qkv_bias = SN_IF_DECLARED, .qk_norm = SN_ALWAYS, .recurrent = true,                    \
+    .attn_gated = true, .wrapped = true, .further_blocks = true, .norm_plus_one = true, .head_dim_default = 256,       \
+    .rotated_default = 0.25, .rotates_part = true
 
 #define QWEN3_5_MOE                                                                                                    \
     .name = "qwen3_5_moe_text", QWEN3_5, .gguf_moe = true, .moe = &qwen3_5_experts,                                    \
@@ -627,6 +627,253 @@ static const char *const latent_reads[] = {"n_routed_experts", "n_group", "topk_
     .gguf_rope = SN_ROPE_INTERLEAVED, .latent = true, .gguf_moe = true, .further_blocks = true,                        \
     .config_fields = latent_reads, NAMED(folder, &naming_gguf_latent)
 #define LATENT LATENT_OF(&naming_hf_latent)
+
+/* ---- LFM2: most blocks have a short convolution between two gates ---- */
+
+#define HF_LFM2                                                                                                        \
+    [SN_ROLE_TOKEN_EMBEDDING] = "model.embed_tokens.weight", [SN_ROLE_OUTPUT_NORM] = "model.embedding_norm.weight",    \
+    [SN_ROLE_OUTPUT] = "lm_head.weight", [SN_ROLE_ATTN_NORM] = "operator_norm.weight",                                 \
+    [SN_ROLE_FFN_NORM] = "ffn_norm.weight", [SN_ROLE_ATTN_Q] = "self_attn.q_proj.weight",                              \
+    [SN_ROLE_ATTN_K] = "self_attn.k_proj.weight", [SN_ROLE_ATTN_V] = "self_attn.v_proj.weight",                        \
+    [SN_ROLE_ATTN_O] = "self_attn.out_proj.weight", [SN_ROLE_ATTN_Q_NORM] = "self_attn.q_layernorm.weight",            \
+    [SN_ROLE_ATTN_K_NORM] = "self_attn.k_layernorm.weight", [SN_ROLE_DELTA_QKV] = "conv.in_proj.weight",               \
+    [SN_ROLE_DELTA_GATE] = "conv.in_proj.weight", [SN_ROLE_DELTA_WRITE] = "conv.in_proj.weight",                       \
+    [SN_ROLE_DELTA_TAPS] = "conv.conv.weight", [SN_ROLE_DELTA_OUT] = "conv.out_proj.weight",                           \
+    [SN_ROLE_FFN_GATE] = "feed_forward.w1.weight", [SN_ROLE_FFN_UP] = "feed_forward.w3.weight",                        \
+    [SN_ROLE_FFN_DOWN] = "feed_forward.w2.weight"
+#define GGUF_LFM2                                                                                                      \
+    GGUF_ATTENTION, GGUF_FEED_FORWARD, GGUF_NORMS,                                                                     \
+        [SN_ROLE_TOKEN_EMBEDDING] = "token_embd.weight", [SN_ROLE_OUTPUT_NORM] = "token_embd_norm.weight",             \
+        [SN_ROLE_OUTPUT] = "output.weight", [SN_ROLE_DELTA_QKV] = "shortconv.in_proj.weight",                          \
+        [SN_ROLE_DELTA_GATE] = "shortconv.in_proj.weight", [SN_ROLE_DELTA_WRITE] = "shortconv.in_proj.weight",         \
+        [SN_ROLE_DELTA_TAPS] = "shortconv.conv.weight", [SN_ROLE_DELTA_OUT] = "shortconv.out_proj.weight"
+static const sn_tensor_naming naming_hf_lfm2 = {
+    .block_prefix = "model.layers.", .names = {HF_LFM2}, .delta_joined = true};
+static const sn_tensor_naming naming_gguf_lfm2 = {.block_prefix = "blk.", .names = {GGUF_LFM2}, .delta_joined = true};
+static const sn_tensor_naming naming_hf_lfm2_moe = {
+    .block_prefix = "model.layers.",
+    .names = {HF_LFM2, [SN_ROLE_ROUTER] = "feed_forward.gate.weight",
+              [SN_ROLE_ROUTER_CORRECTION] = "feed_forward.expert_bias",
+              [SN_ROLE_EXPERTS_GATE] = "feed_forward.experts.*.w1.weight",
+              [SN_ROLE_EXPERTS_UP] = "feed_forward.experts.*.w3.weight",
+              [SN_ROLE_EXPERTS_DOWN] = "feed_forward.experts.*.w2.weight"},
+    .delta_joined = true};
+static const sn_tensor_naming naming_gguf_lfm2_moe = {
+    .block_prefix = "blk.",
+    .names = {GGUF_LFM2, GGUF_EXPERTS, [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b.bias"},
+    .delta_joined = true};
+static const sn_moe_config lfm2_experts = {.width = "moe_intermediate_size",
+                                           .n_experts = 32,
+                                           .n_experts_used = 4,
+                                           .n_ff = 1792,
+                                           .scoring = SN_ROUTER_SIGMOID,
+                                           .normalised = SN_IF_DECLARED,
+                                           .normalised_default = true,
+                                           .gguf_normalised = true,
+                                           .offset = 1e-6,
+                                           .scale_default = 1,
+                                           .correction = true,
+                                           .dense_width = "intermediate_size",
+                                           .n_dense = 2};
+#define LFM2                                                                                                           \
+    .gguf_rope = SN_ROPE_NEOX, .qk_norm = SN_ALWAYS, .recurrent = true, .recurrence = SN_SHORT_CONV,                   \
+    .eps_default = 1e-5, .eps_field = "norm_eps", .activation_field = "", .theta_default = 1e6, .ctx_default = 128000, \
+    .tied_default = true
+
+/* ---- Mamba-2 in most blocks ---- */
+
+#define HF_STATE_SPACE(at)                                                                                             \
+    [SN_ROLE_DELTA_QKV] = at "in_proj.weight", [SN_ROLE_DELTA_GATE] = at "in_proj.weight",                             \
+    [SN_ROLE_DELTA_TIME] = at "in_proj.weight", [SN_ROLE_DELTA_TAPS] = at "conv1d.weight",                             \
+    [SN_ROLE_DELTA_TAPS_BIAS] = at "conv1d.bias", [SN_ROLE_DELTA_RATES] = at "A_log",                                  \
+    [SN_ROLE_DELTA_TIME_BIAS] = at "dt_bias", [SN_ROLE_DELTA_SKIP] = at "D", [SN_ROLE_DELTA_NORM] = at "norm.weight",  \
+    [SN_ROLE_DELTA_OUT] = at "out_proj.weight"
+#define GGUF_STATE_SPACE                                                                                               \
+    [SN_ROLE_DELTA_QKV] = "ssm_in.weight", [SN_ROLE_DELTA_GATE] = "ssm_in.weight",                                     \
+    [SN_ROLE_DELTA_TIME] = "ssm_in.weight", [SN_ROLE_DELTA_TAPS] = "ssm_conv1d.weight",                                \
+    [SN_ROLE_DELTA_TAPS_BIAS] = "ssm_conv1d.bias", [SN_ROLE_DELTA_RATES] = "ssm_a",                                    \
+    [SN_ROLE_DELTA_TIME_BIAS] = "ssm_dt.bias", [SN_ROLE_DELTA_SKIP] = "ssm_d",                                         \
+    [SN_ROLE_DELTA_NORM] = "ssm_norm.weight", [SN_ROLE_DELTA_OUT] = "ssm_out.weight"
+#define HF_GRANITE_HYBRID HF_STATE_SPACE("mamba.")
+static const sn_tensor_naming naming_hf_granite_moe_hybrid = {
+    HF_NAMES(HF_GRANITE_HYBRID, [SN_ROLE_ROUTER] = "block_sparse_moe.router.layer.weight",
+             [SN_ROLE_EXPERTS_GATE] = "block_sparse_moe.input_linear.weight",
+             [SN_ROLE_EXPERTS_UP] = "block_sparse_moe.input_linear.weight",
+             [SN_ROLE_EXPERTS_DOWN] = "block_sparse_moe.output_linear.weight",
+             [SN_ROLE_SHARED_GATE] = "shared_mlp.input_linear.weight",
+             [SN_ROLE_SHARED_UP] = "shared_mlp.input_linear.weight",
+             [SN_ROLE_SHARED_DOWN] = "shared_mlp.output_linear.weight"),
+    .delta_joined = true, .gate_up_fused = true, .shared_fused = true};
+static const sn_tensor_naming naming_hf_granite_hybrid = {
+    HF_NAMES(
+        HF_GRANITE_HYBRID, [SN_ROLE_FFN_GATE] = "shared_mlp.input_linear.weight",
+        [SN_ROLE_FFN_UP] = "shared_mlp.input_linear.weight", [SN_ROLE_FFN_DOWN] = "shared_mlp.output_linear.weight"),
+    .delta_joined = true, .gate_up_fused = true};
+static const sn_tensor_naming naming_gguf_granite_moe_hybrid = {
+    GGUF_NAMES(GGUF_STATE_SPACE, GGUF_EXPERTS, GGUF_SHARED_EXPERT, GGUF_NORMS), .delta_joined = true};
+static const sn_tensor_naming naming_gguf_granite_hybrid = {GGUF_NAMES(GGUF_STATE_SPACE, GGUF_FEED_FORWARD, GGUF_NORMS),
+                                                            .delta_joined = true};
+static const sn_moe_config granite_experts = {.width = "intermediate_size",
+                                              .n_experts = 8,
+                                              .n_experts_used = 2,
+                                              .n_ff = 11008,
+                                              .shared_width = "shared_intermediate_size",
+                                              .n_ff_shared = 1024};
+static const char *const granite_hybrid_reads[] = {"embedding_multiplier",
+                                                   "attention_multiplier",
+                                                   "residual_multiplier",
+                                                   "logits_scaling",
+                                                   "num_local_experts",
+                                                   "shared_intermediate_size",
+                                                   NULL};
+#define GRANITE_HYBRID                                                                                                 \
+    .name = "granitemoehybrid", .gguf_architecture = "granitehybrid", .gguf_rope = SN_ROPE_NEOX,                       \
+    .qkv_bias = SN_IF_DECLARED, .recurrent = true, .recurrence = SN_STATE_SPACE, .unrotated = true,                    \
+    .multipliers = true, .config_fields = granite_hybrid_reads
+
+/* Nemotron 3: a block is one of four things. */
+#define HF_NEMOTRON                                                                                                    \
+    HF_STATE_SPACE("mixer."), [SN_ROLE_TOKEN_EMBEDDING] = "backbone.embeddings.weight",                                \
+                              [SN_ROLE_OUTPUT_NORM] = "backbone.norm_f.weight", [SN_ROLE_OUTPUT] = "lm_head.weight",   \
+                              [SN_ROLE_ATTN_NORM] = "norm.weight", [SN_ROLE_FFN_NORM] = "norm.weight",                 \
+                              [SN_ROLE_ATTN_Q] = "mixer.q_proj.weight", [SN_ROLE_ATTN_K] = "mixer.k_proj.weight",      \
+                              [SN_ROLE_ATTN_V] = "mixer.v_proj.weight", [SN_ROLE_ATTN_O] = "mixer.o_proj.weight",      \
+                              [SN_ROLE_FFN_UP] = "mixer.up_proj.weight", [SN_ROLE_FFN_DOWN] = "mixer.down_proj.weight"
+#define GGUF_NEMOTRON                                                                                                  \
+    GGUF_STATE_SPACE, [SN_ROLE_ATTN_NORM] = "attn_norm.weight", [SN_ROLE_FFN_NORM] = "attn_norm.weight",               \
+                      [SN_ROLE_FFN_UP] = "ffn_up.weight", [SN_ROLE_FFN_DOWN] = "ffn_down.weight"
+static const sn_tensor_naming naming_hf_nemotron_moe = {
+    .block_prefix = "backbone.layers.",
+    .names = {HF_NEMOTRON, [SN_ROLE_ROUTER] = "mixer.gate.weight",
+              [SN_ROLE_ROUTER_CORRECTION] = "mixer.gate.e_score_correction_bias",
+              [SN_ROLE_EXPERTS_NARROW] = "mixer.fc1_latent_proj.weight",
+              [SN_ROLE_EXPERTS_WIDEN] = "mixer.fc2_latent_proj.weight",
+              [SN_ROLE_EXPERTS_UP] = "mixer.experts.*.up_proj.weight",
+              [SN_ROLE_EXPERTS_DOWN] = "mixer.experts.*.down_proj.weight",
+              [SN_ROLE_SHARED_UP] = "mixer.shared_experts.up_proj.weight",
+              [SN_ROLE_SHARED_DOWN] = "mixer.shared_experts.down_proj.weight"},
+    .delta_joined = true};
+static const sn_tensor_naming naming_hf_nemotron = {
+    .block_prefix = "backbone.layers.", .names = {HF_NEMOTRON}, .delta_joined = true};
+static const sn_tensor_naming naming_gguf_nemotron_moe = {
+    GGUF_NAMES(
+        GGUF_NEMOTRON, [SN_ROLE_ROUTER] = "ffn_gate_inp.weight", [SN_ROLE_ROUTER_CORRECTION] = "exp_probs_b.bias",
+        [SN_ROLE_EXPERTS_NARROW] = "ffn_latent_down.weight", [SN_ROLE_EXPERTS_WIDEN] = "ffn_latent_up.weight",
+        [SN_ROLE_EXPERTS_UP] = "ffn_up_exps.weight", [SN_ROLE_EXPERTS_DOWN] = "ffn_down_exps.weight",
+        [SN_ROLE_SHARED_UP] = "ffn_up_shexp.weight", [SN_ROLE_SHARED_DOWN] = "ffn_down_shexp.weight"),
+    .delta_joined = true};
+static const sn_tensor_naming naming_gguf_nemotron = {GGUF_NAMES(GGUF_NEMOTRON), .delta_joined = true};
+static const sn_moe_config nemotron_experts = {
+    V3_EXPERTS,          .n_experts = 8,       .n_experts_used = 2,
+    .n_ff = 7688,        .scale_default = 1,   .shared_width = "moe_shared_expert_intermediate_size",
+    .n_ff_shared = 7688, .blocks_listed = true};
+#define NEMOTRON                                                                                                       \
+    .name = "nemotron_h", .gguf_rope = SN_ROPE_INTERLEAVED, .qkv_bias = SN_IF_DECLARED, .recurrent = true,             \
+    .recurrence = SN_STATE_SPACE, .one_half = true, .unrotated = true, .head_dim_default = 128, .ctx_default = 4096,   \
+    .eps_default = 1e-5, .eps_field = "layer_norm_epsilon", .activation_field = "mlp_hidden_act",                      \
+    .activation_default = SN_RELU_SQUARED, .further_blocks = true, .config_fields = latent_reads
+
+/* ---- Kimi Delta Attention in most blocks, latent attention in the others ---- */
+
+#define HF_KEYED(at)                                                                                                   \
+    [SN_ROLE_DELTA_Q] = at "q_proj.weight", [SN_ROLE_DELTA_K] = at "k_proj.weight",                                    \
+    [SN_ROLE_DELTA_V] = at "v_proj.weight", [SN_ROLE_DELTA_Q_TAPS] = at "q_conv1d.weight",                             \
+    [SN_ROLE_DELTA_K_TAPS] = at "k_conv1d.weight", [SN_ROLE_DELTA_V_TAPS] = at "v_conv1d.weight",                      \
+    [SN_ROLE_DELTA_WRITE] = at "b_proj.weight", [SN_ROLE_DELTA_RATES] = at "A_log",                                    \
+    [SN_ROLE_DELTA_TIME_BIAS] = at "dt_bias", [SN_ROLE_DELTA_NORM] = at "o_norm.weight"
+#define GGUF_KEYED                                                                                                     \
+    [SN_ROLE_DELTA_Q] = "attn_q.weight", [SN_ROLE_DELTA_K] = "attn_k.weight", [SN_ROLE_DELTA_V] = "attn_v.weight",     \
+    [SN_ROLE_DELTA_Q_TAPS] = "ssm_conv1d_q.weight", [SN_ROLE_DELTA_K_TAPS] = "ssm_conv1d_k.weight",                    \
+    [SN_ROLE_DELTA_V_TAPS] = "ssm_conv1d_v.weight", [SN_ROLE_DELTA_WRITE] = "ssm_beta.weight",                         \
+    [SN_ROLE_DELTA_RATES] = "ssm_a", [SN_ROLE_DELTA_TIME_BIAS] = "ssm_dt.bias",                                        \
+    [SN_ROLE_DELTA_NORM] = "ssm_norm.weight", [SN_ROLE_DELTA_OUT] = "attn_output.weight"
+#define GGUF_LATENT_BLOCK                                                                                              \
+    GGUF_ENDS, GGUF_NORMS, GGUF_FEED_FORWARD, GGUF_EXPERTS,                                                            \
+        GGUF_SHARED, [SN_ROLE_ATTN_Q_LOW] = "attn_q_a.weight", [SN_ROLE_ATTN_Q_LOW_NORM] = "attn_q_a_norm.weight",     \
+                     [SN_ROLE_ATTN_Q] = "attn_q_b.weight", [SN_ROLE_ATTN_K] = "attn_kv_a_mqa.weight",                  \
+                     [SN_ROLE_ATTN_V] = "attn_kv_a_mqa.weight", [SN_ROLE_ATTN_LATENT_NORM] = "attn_kv_a_norm.weight",  \
+                     [SN_ROLE_ATTN_K_UP] = "attn_k_b.weight", [SN_ROLE_ATTN_V_UP] = "attn_v_b.weight",                 \
+                     [SN_ROLE_ATTN_O] = "attn_output.weight"
+static const sn_tensor_naming naming_hf_kimi_linear = {
+    .block_prefix = "model.layers.",
+    .names = {HF_ENDS,
+              HF_NORMS,
+              HF_FEED_FORWARD,
+              HF_MIXTRAL_EXPERTS,
+              HF_KEYED("self_attn."),
+              [SN_ROLE_DELTA_TIME_LOW] = "self_attn.f_a_proj.weight",
+              [SN_ROLE_DELTA_TIME] = "self_attn.f_b_proj.weight",
+              [SN_ROLE_DELTA_GATE_LOW] = "self_attn.g_a_proj.weight",
+              [SN_ROLE_DELTA_GATE] = "self_attn.g_b_proj.weight",
+              [SN_ROLE_DELTA_OUT] = "self_attn.o_proj.weight",
+              [SN_ROLE_ATTN_Q_LOW] = "self_attn.q_a_proj.weight",
+              [SN_ROLE_ATTN_Q_LOW_NORM] = "self_attn.q_a_layernorm.weight",
+              [SN_ROLE_ATTN_Q] = "self_attn.q_b_proj.weight",
+              [SN_ROLE_ATTN_K] = "self_attn.kv_a_proj_with_mqa.weight",
+              [SN_ROLE_ATTN_V] = "self_attn.kv_a_proj_with_mqa.weight",
+              [SN_ROLE_ATTN_LATENT_NORM] = "self_attn.kv_a_layernorm.weight",
+              [SN_ROLE_ATTN_K_UP] = "self_attn.kv_b_proj.weight",
+              [SN_ROLE_ATTN_V_UP] = "self_attn.kv_b_proj.weight",
+              [SN_ROLE_ATTN_O] = "self_attn.o_proj.weight",
+              [SN_ROLE_ROUTER_CORRECTION] = "block_sparse_moe.gate.e_score_correction_bias",
+              [SN_ROLE_SHARED_GATE] = "block_sparse_moe.shared_experts.gate_proj.weight",
+              [SN_ROLE_SHARED_UP] = "block_sparse_moe.shared_experts.up_proj.weight",
+              [SN_ROLE_SHARED_DOWN] = "block_sparse_moe.shared_experts.down_proj.weight"},
+    .whole_q = "self_attn.q_proj.weight"};
+static const sn_tensor_naming naming_gguf_kimi_linear = {
+    .block_prefix = "blk.",
+    .names = {GGUF_LATENT_BLOCK,
+              GGUF_KEYED, [SN_ROLE_DELTA_TIME_LOW] = "ssm_f_a.weight", [SN_ROLE_DELTA_TIME] = "ssm_f_b.weight",
+              [SN_ROLE_DELTA_GATE_LOW] = "ssm_g_a.weight", [SN_ROLE_DELTA_GATE] = "ssm_g_b.weight"},
+    .whole_q = "attn_q.weight",
+    .joined_ups = "attn_kv_b.weight"};
+static const sn_tensor_naming naming_hf_bailing_hybrid = {
+    .block_prefix = "model.layers.",
+    .names = {HF_NORMS,
+              HF_FEED_FORWARD,
+              HF_EXPERTS,
+              HF_KEYED("attention."),
+              [SN_ROLE_TOKEN_EMBEDDING] = "model.word_embeddings.weight",
+              [SN_ROLE_OUTPUT_NORM] = "model.norm.weight",
+              [SN_ROLE_OUTPUT] = "lm_head.weight",
+              [SN_ROLE_DELTA_TIME] = "attention.f_proj.weight",
+              [SN_ROLE_DELTA_GATE] = "attention.g_proj.weight",
+              [SN_ROLE_DELTA_OUT] = "attention.dense.weight",
+              [SN_ROLE_ATTN_HEAD_GATE] = "attention.g_proj.weight",
+              [SN_ROLE_ATTN_Q_LOW] = "attention.q_a_proj.weight",
+              [SN_ROLE_ATTN_Q_LOW_NORM] = "attention.q_a_layernorm.weight",
+              [SN_ROLE_ATTN_Q] = "attention.q_b_proj.weight",
+              [SN_ROLE_ATTN_K] = "attention.kv_a_proj_with_mqa.weight",
+              [SN_ROLE_ATTN_V] = "attention.kv_a_proj_with_mqa.weight",
+              [SN_ROLE_ATTN_LATENT_NORM] = "attention.kv_a_layernorm.weight",
+              [SN_ROLE_ATTN_K_UP] = "attention.kv_b_proj.weight",
+              [SN_ROLE_ATTN_V_UP] = "attention.kv_b_proj.weight",
+              [SN_ROLE_ATTN_O] = "attention.dense.weight",
+              [SN_ROLE_ROUTER] = "mlp.gate.weight",
+              [SN_ROLE_ROUTER_CORRECTION] = "mlp.gate.expert_bias",
+              [SN_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight",
+              [SN_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj.weight",
+              [SN_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight"},
+    .whole_q = "attention.q_proj.weight"};
+static const sn_tensor_naming naming_gguf_bailing_hybrid = {
+    .block_prefix = "blk.",
+    .names = {GGUF_LATENT_BLOCK, GGUF_KEYED, [SN_ROLE_DELTA_TIME] = "ssm_f_a.weight",
+              [SN_ROLE_DELTA_GATE] = "ssm_g_a.weight", [SN_ROLE_ATTN_HEAD_GATE] = "attn_gate.weight"},
+    .whole_q = "attn_q.weight",
+    .joined_ups = "attn_kv_b.weight"};
+static const sn_moe_config kimi_linear_experts = {
+    V3_EXPERTS,   .n_experts = 256,        .n_experts_used = 8,    .n_ff = 1024,
+    .n_dense = 1, .gguf_normalised = true, .scale_default = 2.446, .shared_count = "num_shared_experts"};
+static const sn_moe_config bailing_experts = {V3_EXPERTS,           .n_experts = 512,
+                                              .n_experts_used = 8,  .n_ff = 768,
+                                              .n_dense = 2,         .gguf_normalised = true,
+                                              .scale_default = 2.5, .n_groups = 8,
+                                              .n_groups_used = 4,   .shared_count = "num_shared_experts"};
+static const char *const keyed_reads[] = {"num_experts", "num_local_experts", "n_routed_experts",
+                                          "n_group",     "topk_group",        NULL};
+#define KEYED                                                                                                          \
+    .gguf_rope = SN_ROPE_INTERLEAVED, .latent = true, .gguf_moe = true, .recurrent = true,                             \
+    .recurrence = SN_KEYED_DELTA, .further_blocks = true, .config_fields = keyed_reads
 
 /* ---- the families ---- */
 
@@ -922,4 +1169,17 @@ const sn_family sn_families[] = {
     {LATENT_OF(&naming_hf_mistral4), .name = "mistral4", .moe = &mistral4_experts, .gguf_architecture = "mistral4",
      .wrapped = true, .rope_required = true, .rotates_part = true, .growth_default = 0.1},
     {LATENT, .name = "kimi_k2", .moe = &v3_experts, .theta_default = 50000, .wrapped = true},
+    {LFM2, .name = "lfm2", .gguf_architecture = "lfm2", NAMED(&naming_hf_lfm2, &naming_gguf_lfm2)},
+    {LFM2, .name = "lfm2_moe", .gguf_architecture = "lfm2moe", .gguf_moe = true, .moe = &lfm2_experts,
+     .config_fields = moe_reads, NAMED(&naming_hf_lfm2_moe, &naming_gguf_lfm2_moe)},
+    {GRANITE_HYBRID, .gguf_moe = true, .moe = &granite_experts,
+     NAMED(&naming_hf_granite_moe_hybrid, &naming_gguf_granite_moe_hybrid)},
+    {GRANITE_HYBRID, NAMED(&naming_hf_granite_hybrid, &naming_gguf_granite_hybrid)},
+    {NEMOTRON, .gguf_architecture = "nemotron_h_moe", .gguf_moe = true, .moe = &nemotron_experts,
+     NAMED(&naming_hf_nemotron_moe, &naming_gguf_nemotron_moe)},
+    {NEMOTRON, .gguf_architecture = "nemotron_h", NAMED(&naming_hf_nemotron, &naming_gguf_nemotron)},
+    {KEYED, .name = "kimi_linear", .gguf_architecture = "kimi-linear", .unrotated = true, .keeps_low_rank = true,
+     .moe = &kimi_linear_experts, NAMED(&naming_hf_kimi_linear, &naming_gguf_kimi_linear)},
+    {KEYED, .name = "bailing_hybrid", .gguf_architecture = "bailingmoe3", .theta_default = 6e6, .head_gate = true,
+     .moe = &bailing_experts, NAMED(&naming_hf_bailing_hybrid, &naming_gguf_bailing_hybrid)},
     {.name = NULL}};

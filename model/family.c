@@ -83,10 +83,12 @@ bool sn_family_stacks_experts(const sn_family *family, sn_container container, s
 }
 
 bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_role role, int block) {
-    bool attention = (role >= SN_ROLE_ATTN_Q && role <= SN_ROLE_ATTN_K_NORM) || role == SN_ROLE_ATTN_GATE ||
+    bool attention = (role >= SN_ROLE_ATTN_Q_LOW && role <= SN_ROLE_ATTN_K_NORM) || role == SN_ROLE_ATTN_GATE ||
                      role == SN_ROLE_ATTN_HEAD_GATE;
     bool delta = role >= SN_ROLE_DELTA_QKV && role <= SN_ROLE_DELTA_OUT;
     if (hparams->recurrent[block] ? attention : delta) return false;
+    if (hparams->no_mixer[block] && (delta || role == SN_ROLE_ATTN_NORM)) return false;
+    if (hparams->no_ff[block] && role >= SN_ROLE_FFN_NORM && role <= SN_ROLE_SHARED_ROUTER) return false;
     if (is_of_next(role) && block < hparams->n_blocks) return false;
     switch (role) {
     case SN_ROLE_ATTN_Q_BIAS:
@@ -115,20 +117,28 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     case SN_ROLE_ATTN_Q_LOW:
     case SN_ROLE_ATTN_Q_LOW_NORM:
         return hparams->q_rank;
+    case SN_ROLE_DELTA_TAPS_BIAS:
+        return hparams->conv_bias;
+    case SN_ROLE_EXPERTS_NARROW:
+    case SN_ROLE_EXPERTS_WIDEN:
+        return sn_has_experts(hparams, block) && hparams->experts_width;
     case SN_ROLE_INDEX_Q:
     case SN_ROLE_INDEX_K:
     case SN_ROLE_INDEX_K_NORM:
     case SN_ROLE_INDEX_K_NORM_BIAS:
     case SN_ROLE_INDEX_WEIGHTS:
         return sn_chooses_keys(hparams, block);
-    case SN_ROLE_ROUTER:
     case SN_ROLE_EXPERTS_GATE:
+        return sn_has_experts(hparams, block) && family->naming[SN_CONTAINER_SAFETENSORS]->names[role];
+    case SN_ROLE_SHARED_GATE:
+        return sn_has_experts(hparams, block) && hparams->n_ff_shared &&
+               family->naming[SN_CONTAINER_SAFETENSORS]->names[role];
+    case SN_ROLE_ROUTER:
     case SN_ROLE_EXPERTS_UP:
     case SN_ROLE_EXPERTS_DOWN:
         return sn_has_experts(hparams, block);
     case SN_ROLE_ROUTER_CORRECTION:
         return sn_has_experts(hparams, block) && hparams->router_correction;
-    case SN_ROLE_SHARED_GATE:
     case SN_ROLE_SHARED_UP:
     case SN_ROLE_SHARED_DOWN:
         return sn_has_experts(hparams, block) && hparams->n_ff_shared;

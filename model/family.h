@@ -42,8 +42,10 @@ typedef struct sn_tensor_naming {
     bool delta_fused;  /* DELTA_QKV and DELTA_GATE are one tensor: for each key head its query, its key, its values, and
                         * what gates these */
     bool delta_paired; /* DELTA_WRITE and DELTA_TIME are one tensor: for each key head those of its value heads */
+    bool delta_joined; /* what multiplies the input of a recurrent block is one tensor */
     bool q_gated;      /* Q and attention's gate are one tensor: for each head its queries, then its gate */
     bool gate_up_fused;  /* gate and up are one tensor: all rows of gate, then of up; of experts, expert by expert */
+    bool shared_fused;   /* the same of the shared expert */
     bool gate_up_halves; /* of transposed experts: all columns of gate, then of up */
     bool experts_transposed; /* stacked experts are (experts, inputs, outputs); gate and up are one tensor, with their
                               * columns alternating */
@@ -70,6 +72,8 @@ typedef struct sn_moe_config {
     sn_trait normalised;
     bool normalised_default, gguf_normalised; /* the latter: where a GGUF file does not say it */
     bool correction;                          /* the router has a correction */
+    double offset;                            /* router_offset of sn_hparams */
+    bool blocks_listed;                       /* the list of blocks says which of them are dense */
     const char *enabled_by;                   /* the model is a mixture only if this field is true; or NULL */
     bool beside;             /* the shared expert is a feed-forward with norms of its own: sn_hparams.dense_beside */
     const char *dense_list;  /* the field that lists the blocks without experts by 0; or NULL */
@@ -123,7 +127,7 @@ typedef struct sn_family {
     bool bias_default; /* attention_bias where config.json does not say it */
     bool no_o_bias;    /* attention_bias is not about the output matrix */
     /* Where config.json does not say them: n_ff as a multiple of n_embd, and n_ctx; 0: config.json must say them. */
-    int ff_multiple, ctx_default;
+    int ff_multiple, ctx_default, taps_default;
     sn_window_rule window;
     int window_default; /* SN_WINDOW_GIVEN: where config.json has no such field */
     int window_pattern; /* where config.json does not list the blocks, every n-th has full attention; 0: none has */
@@ -148,7 +152,12 @@ typedef struct sn_family {
     bool chunks;          /* blocks with rope attend to their chunk of positions */
     bool multipliers;     /* embeddings, scores, residuals and logits are multiplied by numbers of the file */
     bool wrapped;         /* config.json may have these fields in text_config, beside those of an image encoder */
-    bool recurrent;       /* blocks without attention have a gated delta rule, the others an output gate */
+    bool recurrent;       /* some blocks have a recurrence instead of attention */
+    sn_recurrence recurrence;
+    bool one_half;        /* a block is a recurrence, attention, a feed-forward or a mixture, each with its norm */
+    bool unrotated;       /* attention has no rope */
+    bool keeps_low_rank;  /* SN_KEYED_DELTA: delta_rank is delta_key_dim */
+    bool attn_gated;      /* those with attention have an output gate */
     bool rope_required;   /* config.json must have rope_parameters or rope_scaling: the reference's default is scaled */
     bool long_rope;       /* rope may have factors of short and of long timelines */
     bool yarn_untruncated;                              /* GGUF: sn_rope_scaling.truncate is false */

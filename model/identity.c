@@ -72,6 +72,7 @@ static void add_hparams(sn_hasher *hasher, const sn_hparams *h, const sn_heads *
         add_line(hasher, "expert_groups=%d\nexpert_groups_used=%d\n", h->n_expert_groups, h->n_expert_groups_used);
     if (h->router_scale != 1) add_line(hasher, "router_scale=%08" PRIx32 "\n", float_bits(h->router_scale));
     if (h->attn_gate) add_line(hasher, "attn_gate=1\n");
+    if (h->router_offset > 0) add_line(hasher, "router_offset=%08" PRIx32 "\n", float_bits(h->router_offset));
     if (h->norm_values) add_line(hasher, "norm_values=1\n");
     if (h->dense_beside) add_line(hasher, "dense_beside=1\n");
 }
@@ -94,6 +95,9 @@ static void add_delta(sn_hasher *hasher, const sn_hparams *h) {
     add_line(hasher, "conv_taps=%d\ndelta_key=%d %d\ndelta_value=%d %d\nheads_alternate=%d\nlog_rates=%d\n",
              h->conv_taps, h->delta_key_heads, h->delta_key_dim, h->delta_value_heads, h->delta_value_dim,
              h->delta_heads_alternate, h->delta_log_rates);
+    if (h->recurrence) add_line(hasher, "recurrence=%d\n", (int)h->recurrence);
+    if (h->delta_floor < 0) add_line(hasher, "delta_floor=%08" PRIx32 "\n", float_bits(h->delta_floor));
+    if (h->delta_rates_negated) add_line(hasher, "rates_negated=1\n");
 }
 
 static void add_tensor(sn_hasher *hasher, sn_role role, const sn_model_tensor *tensor) {
@@ -170,7 +174,7 @@ sn_status sn_model_add_block(const sn_model *model, int block, sn_hasher *hasher
     if (known) add_hparams(hasher, h, &heads, sn_window_of(h, block), sn_rope_of(h, block));
     if (known && h->no_rope[block]) add_line(hasher, "no_rope=1\n");
     if (known) add_limits(hasher, h, block);
-    if (known && h->recurrent[block]) add_delta(hasher, h);
+    if (known && h->recurrent[block] && !h->no_mixer[block]) add_delta(hasher, h);
     if (known) add_long(hasher, h);
     for (int role = SN_ROLE_FIRST_OF_BLOCK; !status && role < SN_ROLE_COUNT; role++)
         for (int i = 0; !status && i < sn_role_n_matrices(h, (sn_role)role); i++)

@@ -190,6 +190,8 @@ static sn_tensor_view view_of(const sn_model *m, const sn_family *family, const 
  */
 static size_t vector_rows(const sn_hparams *h, sn_role role) {
     if (role == SN_ROLE_DELTA_TAPS) return sn_delta_width(h);
+    if (role == SN_ROLE_DELTA_Q_TAPS || role == SN_ROLE_DELTA_K_TAPS) return sn_delta_keys(h);
+    if (role == SN_ROLE_DELTA_V_TAPS) return sn_delta_values(h);
     return role >= SN_ROLE_EXPERTS_GATE_BIAS && role <= SN_ROLE_EXPERTS_DOWN_BIAS ? (size_t)h->n_experts : 0;
 }
 
@@ -209,8 +211,11 @@ static sn_status check_entry(const sn_model *m, const sn_family *family, const e
     if (view.col_step) cols = view.col_step;
     if (view.turned) cols = (size_t)m->hparams.latent;
     if (matrix_rows) rows = matrix_rows, cols /= rows;
-    if (role == SN_ROLE_DELTA_TAPS) n_dims = e->n_dims; /* (channels, 1, taps) on the hub, (channels, taps) in GGUF */
-    if (role == SN_ROLE_ROUTER_CORRECTION) n_dims = e->n_dims;        /* (n_experts), or (1, n_experts) */
+    bool delta = role >= SN_ROLE_DELTA_TAPS && role <= SN_ROLE_DELTA_OUT;
+    if (delta && matrix_rows) n_dims = e->n_dims; /* taps: (channels, 1, taps) on the hub, (channels, taps) in GGUF */
+    if (delta && vector && !matrix_rows && e->tensor.rows * e->tensor.cols == cols) /* (1, 1, heads, 1); (heads, 1) */
+        n_dims = e->n_dims, rows = e->tensor.rows, cols = e->tensor.cols;
+    if (role == SN_ROLE_ROUTER_CORRECTION) n_dims = e->n_dims; /* (n_experts), or (1, n_experts) */
     if (role == SN_ROLE_SHARED_ROUTER && m->gguf) n_dims = e->n_dims; /* (1, n_embd), or (n_embd) */
     if (e->n_dims != n_dims || e->tensor.rows != rows || e->tensor.cols != cols)
         return sn_fail(err, SN_REFUSED,
@@ -696,7 +701,7 @@ sn_status sn_model_find_expert(const sn_model *model, sn_role role, int block, i
     sn_tensor_view view = view_of(model, family, found, role, block, expert, &own);
     *out = found->tensor;
     out->vector = sn_role_is_vector(role);
-    if (vector_rows(&model->hparams, role)) out->cols *= out->rows, out->rows = 1;
+    if (out->vector) out->cols *= out->rows, out->rows = 1;
     set_single_group(out);
     sn_tensor_view_narrow(&view, role, own, out);
     out->tie |= (uint64_t)expert << 32; /* tells experts in one tensor apart */

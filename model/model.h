@@ -14,6 +14,7 @@
 #include "base/activation.h"
 #include "base/dtype.h"
 #include "base/hash.h"
+#include "base/recurrence.h"
 #include "base/router.h"
 
 #include <stdbool.h>
@@ -57,9 +58,9 @@
     X(FFN_DOWN_BIAS)     /* (n_embd)                          linear_bias */                                           \
     X(FFN_POST_NORM)     /* (n_embd)                          post_norm: of the output of the feed-forward */          \
     X(ROUTER)            /* (n_experts, n_embd)               n_experts: these four instead of the three FFN_ */       \
-    X(EXPERTS_GATE)      /* (n_ff, n_embd)                    of each expert: sn_role_n_matrices */                    \
-    X(EXPERTS_UP)        /* (n_ff, n_embd)                    likewise */                                              \
-    X(EXPERTS_DOWN)      /* (n_embd, n_ff)                    likewise */                                              \
+    X(EXPERTS_GATE)      /* (n_ff, sn_expert_width)           of each expert: sn_role_n_matrices */                    \
+    X(EXPERTS_UP)        /* (n_ff, sn_expert_width)           likewise */                                              \
+    X(EXPERTS_DOWN)      /* (sn_expert_width, n_ff)           likewise */                                              \
     X(ROUTER_BIAS)       /* (n_experts)                       the family's experts have biases: these four */          \
     X(EXPERTS_GATE_BIAS) /* (n_experts * n_ff)                of all experts, one after the other */                   \
     X(EXPERTS_UP_BIAS)   /* (n_experts * n_ff)                likewise */                                              \
@@ -75,23 +76,35 @@
     X(INDEX_K_NORM)      /* (index_dim)                       a layer norm */                                          \
     X(INDEX_K_NORM_BIAS) /* (index_dim) */                                                                             \
     X(INDEX_WEIGHTS)     /* (index_heads, n_embd)             of the heads' scores */                                  \
-    X(DELTA_QKV)        /* (sn_delta_width, n_embd)          recurrent blocks: these nine instead of the ATTN_ ones */ \
-    X(DELTA_GATE)       /* (value heads * value_dim, n_embd) of the output */                                          \
-    X(DELTA_TIME)       /* (value heads, n_embd)             of the decay: device.h calls its result a */              \
-    X(DELTA_WRITE)      /* (value heads, n_embd)             of what is written: b */                                  \
-    X(DELTA_TAPS)       /* (sn_delta_width * conv_taps)      of the convolution, channel by channel */                 \
-    X(DELTA_RATES)      /* (value heads)                     of the decay */                                           \
-    X(DELTA_TIME_BIAS)  /* (value heads)                     added to what DELTA_TIME gives */                         \
-    X(DELTA_NORM)       /* (value_dim)                       of each value head's output */                            \
-    X(DELTA_OUT)        /* (n_embd, value heads * value_dim) */                                                        \
-    X(NEXT_EMBED_NORM)  /* (n_embd)                          n_next: block n_blocks alone has these four */            \
-    X(NEXT_HIDDEN_NORM) /* (n_embd)                          likewise */                                               \
-    X(NEXT_INPUT)       /* (n_embd, 2 * n_embd)              of a normed embedding and a normed hidden state */        \
-    X(NEXT_OUTPUT_NORM) /* (n_embd)                          takes the place of OUTPUT_NORM behind this block */       \
-    X(ATTN_HEAD_GATE)   /* (n_heads, n_embd)                 head_gate: a number for each head */                      \
-    X(ATTN_V_NORM)      /* (value_dim)                       norm_values; computed, in no file */                      \
-    X(SHARED_POST_NORM) /* (n_embd)                          dense_beside: of the output of the shared expert */       \
-    X(EXPERTS_NORM)     /* (n_embd)                          likewise: of the experts' input, which is not that */     \
+    X(DELTA_QKV)         /* (sn_delta_width, n_embd)          recurrent blocks: these instead of the ATTN_ ones */     \
+    X(DELTA_GATE)        /* (sn_delta_values, delta_rank or n_embd) of the output */                                   \
+    X(DELTA_TIME)        /* (sn_delta_times, delta_rank or n_embd) of the decay: device.h calls its result a */        \
+    X(DELTA_WRITE)       /* (sn_delta_writes, n_embd)         of what is written: b */                                 \
+    X(DELTA_TAPS)        /* (sn_delta_width * conv_taps)      of the convolution, channel by channel */                \
+    X(DELTA_RATES)       /* (value heads)                     of the decay */                                          \
+    X(DELTA_TIME_BIAS)   /* (sn_delta_times)                  added to what DELTA_TIME gives */                        \
+    X(DELTA_NORM)        /* (value_dim)                       of each value head's output; SN_STATE_SPACE: of all */   \
+    X(DELTA_Q)           /* (sn_delta_keys, n_embd)           delta_apart: these six instead of QKV and TAPS */        \
+    X(DELTA_K)           /* (sn_delta_keys, n_embd)           likewise */                                              \
+    X(DELTA_V)           /* (sn_delta_values, n_embd)         likewise */                                              \
+    X(DELTA_Q_TAPS)      /* (sn_delta_keys * conv_taps)       likewise */                                              \
+    X(DELTA_K_TAPS)      /* (sn_delta_keys * conv_taps)       likewise */                                              \
+    X(DELTA_V_TAPS)      /* (sn_delta_values * conv_taps)     likewise */                                              \
+    X(DELTA_TAPS_BIAS)   /* (sn_delta_width)                  conv_bias */                                             \
+    X(DELTA_SKIP)        /* (value heads)                     SN_STATE_SPACE: of the values in the output */           \
+    X(DELTA_TIME_LOW)    /* (delta_rank, n_embd)              delta_rank: its output is DELTA_TIME's input */          \
+    X(DELTA_GATE_LOW)    /* (delta_rank, n_embd)              likewise, DELTA_GATE's */                                \
+    X(DELTA_OUT)         /* (n_embd, sn_delta_values) */                                                               \
+    X(EXPERTS_NARROW)    /* (experts_width, n_embd)           experts_width: makes the experts' input */               \
+    X(EXPERTS_WIDEN)     /* (n_embd, experts_width)           likewise, takes the sum of their outputs */              \
+    X(NEXT_EMBED_NORM)   /* (n_embd)                          n_next: block n_blocks alone has these four */           \
+    X(NEXT_HIDDEN_NORM)  /* (n_embd)                          likewise */                                              \
+    X(NEXT_INPUT)        /* (n_embd, 2 * n_embd)              of a normed embedding and a normed hidden state */       \
+    X(NEXT_OUTPUT_NORM)  /* (n_embd)                          takes the place of OUTPUT_NORM behind this block */      \
+    X(ATTN_HEAD_GATE)    /* (n_heads, n_embd)                 head_gate: a number for each head */                     \
+    X(ATTN_V_NORM)       /* (value_dim)                       norm_values; computed, in no file */                     \
+    X(SHARED_POST_NORM)  /* (n_embd)                          dense_beside: of the output of the shared expert */      \
+    X(EXPERTS_NORM)      /* (n_embd)                          likewise: of the experts' input, which is not that */    \
     X(EXPERTS_POST_NORM) /* (n_embd)                          likewise: of what the chosen experts give */             \
     X(ROUTER_NORM)       /* (n_embd)                          likewise: of the router's input */                       \
     X(ROUTER_FACTORS)    /* (n_experts)                       likewise: of the experts' weights */                     \
@@ -158,12 +171,14 @@ typedef struct sn_hparams {
         logit_softcap;                /* scores of attention and logits x become cap * tanh(x / cap); 0: they do not */
     bool experts_scale_input;         /* the weight of an expert multiplies its input instead of its output */
     int n_experts, n_experts_used;    /* of a mixture of experts (n_ff is then one expert's); 0: there is none */
+    int experts_width;                /* elements of what enters and leaves an expert; 0: n_embd */
     bool dense[SN_BLOCKS_MAX];        /* of a mixture: blocks with a feed-forward of n_ff_dense instead of experts */
     int n_ff_dense, n_ff_shared;      /* n_ff_shared: of the expert that takes every row; 0: there is none */
     bool shared_gated;                /* its output is multiplied by the sigmoid of SHARED_ROUTER times the row */
     sn_router_scoring router_scoring; /* with router_normalised and router_scale: sn_moe_router, device/device.h */
     bool router_correction, router_normalised; /* both only with SN_ROUTER_SIGMOID */
     float router_scale;                        /* of the experts' weights; usually 1 */
+    float router_offset;                       /* sum_offset of sn_moe_router */
     int n_expert_groups, n_expert_groups_used; /* n_groups and n_groups_used of sn_moe_router */
     bool qkv_bias;                             /* Q, K and V have biases */
     bool tied_output;                          /* the LM head is the embedding */
@@ -185,8 +200,15 @@ typedef struct sn_hparams {
     /* By block: silu(gate) is bounded by it, and up by it and its negative, in experts; in the shared expert or a
      * feed-forward without experts. 0: unbounded. */
     float ff_limit[SN_BLOCKS_MAX], dense_limit[SN_BLOCKS_MAX];
-    bool recurrent[SN_BLOCKS_MAX]; /* blocks with a gated delta rule behind a short convolution, not attention */
-    int conv_taps;                 /* 0: the model has no recurrent blocks, and the next six say nothing */
+    bool recurrent[SN_BLOCKS_MAX]; /* blocks without attention: they have a recurrence behind a short convolution */
+    bool no_mixer[SN_BLOCKS_MAX], no_ff[SN_BLOCKS_MAX]; /* blocks of one half: without the first one, which then count
+                                                           as recurrent, too, and without the second one */
+    sn_recurrence recurrence;
+    int conv_taps;               /* 0: the model has no recurrent blocks, and what is said of them here says nothing */
+    bool conv_bias, delta_apart; /* DELTA_TAPS_BIAS; DELTA_Q and so on */
+    int delta_rank;              /* 0: DELTA_TIME and DELTA_GATE are one matrix each */
+    float delta_floor;           /* floor of sn_delta, device/device.h */
+    bool delta_rates_negated;    /* the file stores -DELTA_RATES */
     int delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim;
     bool delta_heads_alternate;           /* as sn_delta_shape.key_heads_alternate: GGUF files order value heads so */
     bool delta_log_rates;                 /* the file stores ln(-DELTA_RATES) */
@@ -259,22 +281,42 @@ static inline sn_heads sn_most_heads(const sn_hparams *hp) {
 static inline bool sn_q_grows(const sn_hparams *hp, int block) {
     return hp->q_growth > 0 && (!hp->q_growth_unrotated || hp->no_rope[block]);
 }
-static inline bool sn_has_experts(const sn_hparams *hp, int block) { return hp->n_experts && !hp->dense[block]; }
+static inline bool sn_has_experts(const sn_hparams *hp, int block) {
+    return hp->n_experts && !hp->dense[block] && !hp->no_ff[block];
+}
+/* Elements of a row that enters an expert, and of one that leaves it. */
+static inline int sn_expert_width(const sn_hparams *hp) { return hp->experts_width ? hp->experts_width : hp->n_embd; }
 /* Columns of what DELTA_QKV gives: queries and keys of all key heads, values of all value heads. */
 static inline size_t sn_delta_width(const sn_hparams *hp) {
     return 2 * (size_t)hp->delta_key_heads * (size_t)hp->delta_key_dim +
            (size_t)hp->delta_value_heads * (size_t)hp->delta_value_dim;
 }
-/* Columns of what the delta rule gives. */
+/* Columns of what the recurrence gives; of the queries, or the keys, of all key heads; of what DELTA_TIME and
+ * DELTA_WRITE give. */
 static inline size_t sn_delta_values(const sn_hparams *hp) {
     return (size_t)hp->delta_value_heads * (size_t)hp->delta_value_dim;
 }
-/* How many of the blocks [first, block) are recurrent, or have attention, as `block` does: which state, or which part
- * of a KV page, is this block's in a cache of blocks from `first` on. */
+static inline size_t sn_delta_keys(const sn_hparams *hp) {
+    return (size_t)hp->delta_key_heads * (size_t)hp->delta_key_dim;
+}
+static inline size_t sn_delta_times(const sn_hparams *hp) {
+    return (size_t)hp->delta_value_heads * (hp->recurrence == SN_KEYED_DELTA ? (size_t)hp->delta_key_dim : 1);
+}
+static inline size_t sn_delta_writes(const sn_hparams *hp) {
+    return hp->recurrence == SN_SHORT_CONV ? sn_delta_values(hp) : (size_t)hp->delta_value_heads;
+}
+/* How many of the blocks [first, block) have a state, or attention, as `block` does: which state, or which part of a KV
+ * page, is this block's in a cache of blocks from `first` on. */
 static inline int sn_place_of(const sn_hparams *hp, int first, int block) {
     int place = 0;
-    for (int b = first; b < block; b++) place += hp->recurrent[b] == hp->recurrent[block];
+    for (int b = first; b < block; b++) place += hp->recurrent[b] == hp->recurrent[block] && !hp->no_mixer[b];
     return place;
+}
+/* How many of the blocks [first, end) have a state. */
+static inline int sn_n_states(const sn_hparams *hp, int first, int end) {
+    int n = 0;
+    for (int b = first; b < end; b++) n += hp->recurrent[b] && !hp->no_mixer[b];
+    return n;
 }
 static inline int sn_n_recurrent(const sn_hparams *hp, int first, int end) {
     int n = 0;

@@ -10,8 +10,7 @@ const char *sn_role_name(sn_role role) {
     return names[role];
 }
 
-/* Every role is named in one of these functions, so that the compiler reports a forgotten one. Each changes the shape
- * (1, n_embd) that most roles have. */
+/* Each of these functions changes the shape (1, n_embd) that most roles have. */
 
 static void index_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     size_t heads = (size_t)h->index_heads, dim = (size_t)h->index_dim;
@@ -100,7 +99,14 @@ static void feed_forward_shape(const sn_hparams *h, sn_role role, size_t *rows, 
 
 static void experts_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
     size_t embd = (size_t)h->n_embd, ff = (size_t)h->n_ff, experts = (size_t)h->n_experts;
+    size_t width = (size_t)sn_expert_width(h);
     switch (role) {
+    case SN_ROLE_EXPERTS_NARROW:
+        *rows = width;
+        break;
+    case SN_ROLE_EXPERTS_WIDEN:
+        *rows = embd, *cols = width;
+        break;
     case SN_ROLE_ROUTER:
         *rows = experts;
         break;
@@ -111,10 +117,10 @@ static void experts_shape(const sn_hparams *h, sn_role role, size_t *rows, size_
         break;
     case SN_ROLE_EXPERTS_GATE:
     case SN_ROLE_EXPERTS_UP:
-        *rows = ff;
+        *rows = ff, *cols = width;
         break;
     case SN_ROLE_EXPERTS_DOWN:
-        *rows = embd, *cols = ff;
+        *rows = width, *cols = ff;
         break;
     case SN_ROLE_EXPERTS_GATE_BIAS:
     case SN_ROLE_EXPERTS_UP_BIAS:
@@ -136,15 +142,48 @@ static void experts_shape(const sn_hparams *h, sn_role role, size_t *rows, size_
     }
 }
 
-static void delta_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
-    size_t heads = (size_t)h->delta_value_heads, dim = (size_t)h->delta_value_dim;
-    if (role == SN_ROLE_DELTA_QKV) *rows = sn_delta_width(h);
-    if (role == SN_ROLE_DELTA_GATE) *rows = heads * dim;
-    if (role == SN_ROLE_DELTA_TIME || role == SN_ROLE_DELTA_WRITE) *rows = heads;
-    if (role == SN_ROLE_DELTA_TAPS) *cols = sn_delta_width(h) * (size_t)h->conv_taps;
-    if (role == SN_ROLE_DELTA_RATES || role == SN_ROLE_DELTA_TIME_BIAS) *cols = heads;
-    if (role == SN_ROLE_DELTA_NORM) *cols = dim;
-    if (role == SN_ROLE_DELTA_OUT) *rows = (size_t)h->n_embd, *cols = heads * dim;
+/* The roles of a recurrent block; false: it is none of them. */
+static bool delta_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
+    const size_t keys = sn_delta_keys(h), values = sn_delta_values(h), rank = (size_t)h->delta_rank,
+                 taps = (size_t)h->conv_taps, width = *cols;
+    switch (role) {
+    case SN_ROLE_DELTA_QKV:
+        return *rows = sn_delta_width(h), true;
+    case SN_ROLE_DELTA_Q:
+    case SN_ROLE_DELTA_K:
+        return *rows = keys, true;
+    case SN_ROLE_DELTA_V:
+        return *rows = values, true;
+    case SN_ROLE_DELTA_GATE:
+        return *rows = values, *cols = rank ? rank : width, true;
+    case SN_ROLE_DELTA_TIME:
+        return *rows = sn_delta_times(h), *cols = rank ? rank : width, true;
+    case SN_ROLE_DELTA_TIME_LOW:
+    case SN_ROLE_DELTA_GATE_LOW:
+        return *rows = rank, true;
+    case SN_ROLE_DELTA_WRITE:
+        return *rows = sn_delta_writes(h), true;
+    case SN_ROLE_DELTA_TAPS:
+        return *cols = sn_delta_width(h) * taps, true;
+    case SN_ROLE_DELTA_Q_TAPS:
+    case SN_ROLE_DELTA_K_TAPS:
+        return *cols = keys * taps, true;
+    case SN_ROLE_DELTA_V_TAPS:
+        return *cols = values * taps, true;
+    case SN_ROLE_DELTA_TAPS_BIAS:
+        return *cols = sn_delta_width(h), true;
+    case SN_ROLE_DELTA_TIME_BIAS:
+        return *cols = sn_delta_times(h), true;
+    case SN_ROLE_DELTA_RATES:
+    case SN_ROLE_DELTA_SKIP:
+        return *cols = (size_t)h->delta_value_heads, true;
+    case SN_ROLE_DELTA_NORM:
+        return *cols = h->recurrence == SN_STATE_SPACE ? values : (size_t)h->delta_value_dim, true;
+    case SN_ROLE_DELTA_OUT:
+        return *rows = width, *cols = values, true;
+    default:
+        return false;
+    }
 }
 
 static void ends_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *cols) {
@@ -154,14 +193,12 @@ static void ends_shape(const sn_hparams *h, sn_role role, size_t *rows, size_t *
 
 void sn_role_shape(const sn_hparams *h, sn_role role, int block, size_t *rows, size_t *cols) {
     *rows = 1, *cols = (size_t)h->n_embd;
+    if (delta_shape(h, role, rows, cols)) return;
     switch (role) {
     case SN_ROLE_TOKEN_EMBEDDING:
     case SN_ROLE_OUTPUT:
     case SN_ROLE_NEXT_INPUT:
         ends_shape(h, role, rows, cols);
-        break;
-    case SN_ROLE_DELTA_QKV ... SN_ROLE_DELTA_OUT:
-        delta_shape(h, role, rows, cols);
         break;
     case SN_ROLE_ATTN_Q_LOW:
     case SN_ROLE_ATTN_Q_LOW_NORM:
@@ -200,6 +237,7 @@ void sn_role_shape(const sn_hparams *h, sn_role role, int block, size_t *rows, s
     case SN_ROLE_EXPERTS_UP_BIAS:
     case SN_ROLE_EXPERTS_DOWN_BIAS:
     case SN_ROLE_SHARED_GATE ... SN_ROLE_SHARED_DOWN:
+    case SN_ROLE_EXPERTS_NARROW ... SN_ROLE_EXPERTS_WIDEN:
         experts_shape(h, role, rows, cols);
         break;
     case SN_ROLE_EMBED_NORM:
@@ -222,7 +260,8 @@ void sn_role_shape(const sn_hparams *h, sn_role role, int block, size_t *rows, s
     case SN_ROLE_EXPERTS_NORM:
     case SN_ROLE_EXPERTS_POST_NORM:
     case SN_ROLE_ROUTER_NORM:
-    case SN_ROLE_COUNT: /* no role */
+    case SN_ROLE_DELTA_QKV ... SN_ROLE_DELTA_OUT: /* above */
+    case SN_ROLE_COUNT:                           /* no role */
         break;
     case SN_ROLE_BLOCK_SCALE:
         *cols = 1;
@@ -283,7 +322,8 @@ sn_role sn_role_bias(sn_role role) {
 bool sn_role_is_vector(sn_role role) {
     bool vector = sn_role_is_norm(role) || role == SN_ROLE_ATTN_SLOPES || role == SN_ROLE_ATTN_SINKS ||
                   role == SN_ROLE_ROUTER_CORRECTION || role == SN_ROLE_ROUTER_FACTORS || role == SN_ROLE_ATTN_V_NORM ||
-                  role == SN_ROLE_BLOCK_SCALE || (role >= SN_ROLE_DELTA_TAPS && role <= SN_ROLE_DELTA_NORM);
+                  role == SN_ROLE_BLOCK_SCALE || (role >= SN_ROLE_DELTA_TAPS && role <= SN_ROLE_DELTA_NORM) ||
+                  (role >= SN_ROLE_DELTA_Q_TAPS && role <= SN_ROLE_DELTA_SKIP);
     for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) vector |= biases[i].bias == role;
     return vector;
 }

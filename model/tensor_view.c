@@ -80,6 +80,18 @@ static sn_tensor_view view_of_delta(const sn_hparams *h, sn_role role) {
                             .group_stride = 2 * each};
 }
 
+/* Parts of the one tensor that the input of a recurrent block is multiplied with: of the state space the gate, what
+ * enters the convolution, the steps; of the convolution alone what is written, the gate, what enters it. */
+static sn_tensor_view view_of_delta_input(const sn_hparams *h, sn_role role, size_t own) {
+    const size_t width = sn_delta_width(h), values = sn_delta_values(h), times = sn_delta_times(h);
+    size_t whole = values + width + times, first = role == SN_ROLE_DELTA_QKV    ? values
+                                                   : role == SN_ROLE_DELTA_TIME ? values + width
+                                                                                : 0;
+    if (h->recurrence == SN_SHORT_CONV)
+        whole = 3 * width, first = role == SN_ROLE_DELTA_QKV ? 2 * width : role == SN_ROLE_DELTA_GATE ? width : 0;
+    return (sn_tensor_view){.whole = whole, .first = first, .group_rows = own, .group_stride = whole};
+}
+
 sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparams *hparams, sn_role role, size_t own) {
     bool qkv = naming->qkv != SN_QKV_SEPARATE;
     if (hparams->latent && (role == SN_ROLE_ATTN_K || role == SN_ROLE_ATTN_V)) { /* one matrix: V, then K */
@@ -90,10 +102,12 @@ sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparam
     switch (role) {
     case SN_ROLE_DELTA_QKV:
     case SN_ROLE_DELTA_GATE:
+        if (naming->delta_joined) return view_of_delta_input(hparams, role, own);
         if (naming->delta_fused) return view_of_delta(hparams, role);
         break;
     case SN_ROLE_DELTA_TIME:
     case SN_ROLE_DELTA_WRITE:
+        if (naming->delta_joined) return view_of_delta_input(hparams, role, own);
         if (naming->delta_paired) return view_of_delta(hparams, role);
         break;
     case SN_ROLE_ATTN_GATE:
@@ -113,9 +127,11 @@ sn_tensor_view sn_tensor_view_of(const sn_tensor_naming *naming, const sn_hparam
         break;
     case SN_ROLE_FFN_GATE:
     case SN_ROLE_FFN_UP:
-        if (naming->gate_up_fused)
+    case SN_ROLE_SHARED_GATE:
+    case SN_ROLE_SHARED_UP:
+        if (role >= SN_ROLE_SHARED_GATE ? naming->shared_fused : naming->gate_up_fused)
             return (sn_tensor_view){.whole = 2 * own,
-                                    .first = role == SN_ROLE_FFN_UP ? own : 0,
+                                    .first = role == SN_ROLE_FFN_UP || role == SN_ROLE_SHARED_UP ? own : 0,
                                     .group_rows = own,
                                     .group_stride = 2 * own};
         break;

@@ -41,6 +41,9 @@ INLINE vf gelu_inner(vf x) {
 INLINE vf capped(vf x) { return vf_if_less(vf_set(7), x, vf_set(7), x); }
 INLINE vf clamped(vf x) { return vf_if_less(x, vf_set(-7), vf_set(-7), capped(x)); }
 
+/* max(x, 0); NaN stays NaN. */
+INLINE vf above_zero(vf x) { return vf_if_less(x, vf_set(0), vf_set(0), x); }
+
 /* The factor of the activation. */
 INLINE vf factor_lanes(sn_activation kind, vf up) {
     return kind == SN_SWIGLU_CLAMPED ? vf_add(clamped(up), vf_set(1)) : up;
@@ -50,6 +53,8 @@ INLINE vf activation_lanes(sn_activation kind, vf x) {
     if (kind == SN_SILU) return times_sigmoid(x, x);
     if (kind == SN_SIGMOID) return sigmoid_lanes(x);
     if (kind == SN_TANH) return tanh_lanes(x);
+    if (kind == SN_LINEAR) return x;
+    if (kind == SN_RELU_SQUARED) return vf_mul(above_zero(x), x);
     if (kind == SN_SWIGLU_CLAMPED) return times_sigmoid(capped(x), vf_mul(capped(x), vf_set(1.702f)));
     if (kind == SN_GELU) return vf_mul(x, normal_lanes(x, bell_lanes(x)));
     return times_sigmoid(x, gelu_inner(x));
@@ -74,6 +79,8 @@ static void activate(sn_activation kind, size_t n, const float *gate, const floa
     if (kind == SN_SWIGLU_CLAMPED) activate_kind(SN_SWIGLU_CLAMPED, n, gate, up, y);
     if (kind == SN_SIGMOID) activate_kind(SN_SIGMOID, n, gate, up, y);
     if (kind == SN_TANH) activate_kind(SN_TANH, n, gate, up, y);
+    if (kind == SN_LINEAR) activate_kind(SN_LINEAR, n, gate, up, y);
+    if (kind == SN_RELU_SQUARED) activate_kind(SN_RELU_SQUARED, n, gate, up, y);
 }
 
 /* The activation at x (to *y) and its slope. With s = 1 / (1 + exp(-v)), the slope of x s is s + x s (1 - s) v'. */
@@ -91,6 +98,14 @@ INLINE vf activation_slope(sn_activation kind, vf x, vf *y) {
     if (kind == SN_TANH) {
         *y = tanh_lanes(x);
         return vf_sub(one, vf_mul(*y, *y));
+    }
+    if (kind == SN_LINEAR) {
+        *y = x;
+        return one;
+    }
+    if (kind == SN_RELU_SQUARED) {
+        *y = vf_mul(above_zero(x), x);
+        return vf_add(above_zero(x), above_zero(x));
     }
     if (kind == SN_GELU) {
         vf bell = bell_lanes(x), share = normal_lanes(x, bell);
@@ -133,4 +148,6 @@ static void activate_grad(sn_activation kind, size_t n, const float *gate, const
     if (kind == SN_SWIGLU_CLAMPED) activate_grad_kind(SN_SWIGLU_CLAMPED, n, gate, up, dy, dgate, dup);
     if (kind == SN_SIGMOID) activate_grad_kind(SN_SIGMOID, n, gate, up, dy, dgate, dup);
     if (kind == SN_TANH) activate_grad_kind(SN_TANH, n, gate, up, dy, dgate, dup);
+    if (kind == SN_LINEAR) activate_grad_kind(SN_LINEAR, n, gate, up, dy, dgate, dup);
+    if (kind == SN_RELU_SQUARED) activate_grad_kind(SN_RELU_SQUARED, n, gate, up, dy, dgate, dup);
 }

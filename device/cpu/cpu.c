@@ -304,7 +304,7 @@ static sn_status cpu_linear(sn_device *d, int n, const float *x, int n_linears, 
 typedef struct rowwise_job {
     sn_cpu *cpu;
     size_t n, chunk; /* rows or elements in all; of an item */
-    size_t width;
+    size_t width, groups;
     const float *a, *b, *bias;
     float *y, eps, factor, low, high;
     sn_activation kind;
@@ -329,18 +329,29 @@ static void rms_norm_rows(void *ctx, size_t item, int worker) {
     (void)worker;
     const rowwise_job *job = ctx;
     for (size_t i = item * job->chunk, end = rowwise_end(job, item); i < end; i++)
-        job->cpu->kernels->rms_norm((int)job->width, job->a + i * job->width, job->b, job->eps,
-                                    job->y + i * job->width);
+        job->cpu->kernels->rms_norm((int)job->width, job->a + i * job->width, job->b + i % job->groups * job->width,
+                                    job->eps, job->y + i * job->width);
+}
+
+static sn_status cpu_group_norm(sn_device *d, int n, int groups, int width, const float *x, const float *weight,
+                                float eps, float *y, sn_err *err) {
+    (void)err;
+    assert(n >= 0 && groups > 0 && width > 0);
+    rowwise_job job = {.cpu = (sn_cpu *)d,
+                       .n = (size_t)n * (size_t)groups,
+                       .groups = (size_t)groups,
+                       .width = (size_t)width,
+                       .a = x,
+                       .b = weight,
+                       .eps = eps,
+                       .y = y};
+    rowwise_run(&job, rms_norm_rows);
+    return SN_OK;
 }
 
 static sn_status cpu_rms_norm(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
                               sn_err *err) {
-    (void)err;
-    assert(n >= 0 && width > 0);
-    rowwise_job job = {
-        .cpu = (sn_cpu *)d, .n = (size_t)n, .width = (size_t)width, .a = x, .b = weight, .eps = eps, .y = y};
-    rowwise_run(&job, rms_norm_rows);
-    return SN_OK;
+    return cpu_group_norm(d, n, 1, width, x, weight, eps, y, err);
 }
 
 static void layer_norm_rows(void *ctx, size_t item, int worker) {
@@ -524,6 +535,7 @@ static const sn_device_ops cpu_ops = {
     .batch_end = cpu_batch_end,
     .linear = cpu_linear,
     .rms_norm = cpu_rms_norm,
+    .group_norm = cpu_group_norm,
     .layer_norm = cpu_layer_norm,
     .rope = cpu_rope,
     .kv_store = sn_cpu_kv_store,

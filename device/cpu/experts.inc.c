@@ -67,7 +67,7 @@ static void softmax_scores(size_t n, const float *x, float *out) {
 static void moe_gate_by_scores(const sn_moe_router *r, const float *logits, int32_t *ids, float *weights) {
     float scores[SN_EXPERTS_MAX], ranks[SN_EXPERTS_MAX];
     bool sigmoid = r->scoring == SN_ROUTER_SIGMOID;
-    float sum = sigmoid ? 1e-20f : 0; /* as the reference adds it */
+    float sum = sigmoid ? sn_router_offset(r) : 0; /* as the reference adds it */
     (sigmoid ? sigmoid_scores : softmax_scores)((size_t)r->n_experts, logits, scores);
     /* groups compare sums of scores, which logits would order differently */
     for (int e = 0; e < r->n_experts; e++)

@@ -115,23 +115,27 @@ typedef struct sn_attention_grad_job {
 /* The short convolution over n rows of one sequence, in place. */
 typedef struct sn_conv_job {
     const float *taps; /* (channels, n_taps) */
-    size_t channels;
+    const float *bias; /* (channels), or NULL */
+    bool plain;        /* without an activation */
+    size_t channels, state_channels;
     int n_taps, n;
     float *x;            /* (n, channels) */
-    const float *before; /* (n_taps - 1, channels), or NULL: zero */
+    const float *before; /* (n_taps - 1, channels), rows state_channels apart, or NULL: zero */
     float *after;        /* the same; not `before` */
     float *snapshot;     /* the same, after snapshot_rows rows; or NULL */
     int snapshot_rows;
 } sn_conv_job;
 
-/* The delta rule over n rows of one sequence and value head. */
+/* The delta rule, or another recurrence, over n rows of one sequence and value head. */
 typedef struct sn_delta_job {
+    sn_recurrence kind;
     int n, key_dim, value_dim;
-    const float *q, *k, *v; /* of the first row; rows are qkv_stride elements apart */
-    size_t qkv_stride;
-    const float *a, *b; /* of the first row; rows are n_heads elements apart */
-    size_t n_heads;
-    float rate, time_bias;
+    const float *q, *k, *v; /* of the first row */
+    size_t key_stride, value_stride;
+    const float *a, *b; /* of the first row; rows of b are n_heads elements apart, those of a a_stride */
+    size_t n_heads, a_stride;
+    const float *time_bias; /* one, or SN_KEYED_DELTA: (key_dim) */
+    float rate, skip, floor;
     float *out;          /* of the first row; rows are n_heads * value_dim elements apart */
     const float *before; /* (key_dim, value_dim), or NULL: zero */
     float *after;        /* the same; not `before` */

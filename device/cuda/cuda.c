@@ -190,6 +190,7 @@ static const sn_device_ops cuda_ops = {
     .batch_end = sn_cuda_batch_end,
     .linear = sn_cuda_linear_op,
     .rms_norm = sn_cuda_rms_norm_op,
+    .group_norm = sn_cuda_group_norm_op,
     .layer_norm = sn_cuda_layer_norm_op,
     .rope = sn_cuda_rope_op,
     .kv_store = sn_cuda_kv_store_op,

@@ -264,6 +264,7 @@ SN_OPERATION(delta_rule, sn_cuda_delta_rule_op);
 
 /* -- rowwise.c */
 SN_OPERATION(rms_norm, sn_cuda_rms_norm_op);
+SN_OPERATION(group_norm, sn_cuda_group_norm_op);
 SN_OPERATION(layer_norm, sn_cuda_layer_norm_op);
 SN_OPERATION(rope, sn_cuda_rope_op);
 sn_status sn_cuda_check_rope(const sn_rope *rope, int head_dim, sn_err *err) SN_MUST_USE;

@@ -20,7 +20,13 @@ static sn_cuda_delta delta_of(const sn_cuda *cuda, const sn_delta *delta) {
                            .channels = sn_delta_channels(s),
                            .matrix_floats = sn_delta_matrices(s),
                            .block_floats = (size_t)delta->block * sn_delta_floats(s),
+                           .kind = s->kind,
+                           .first_channel = delta->first_channel,
+                           .count = sn_delta_count(delta),
                            .tap_weights = delta->taps,
+                           .taps_bias = delta->taps_bias,
+                           .skip = delta->skip,
+                           .floor = delta->floor,
                            .rates = delta->rates,
                            .time_bias = delta->time_bias,
                            .states = sn_cuda_states_of(cuda)};
@@ -37,13 +43,13 @@ sn_status sn_cuda_short_conv_op(sn_device *d, const sn_delta *delta, float *x, s
     return sn_cuda_op_done(cuda, status);
 }
 
-sn_status sn_cuda_delta_rule_op(sn_device *d, const sn_delta *delta, const float *qkv, const float *a, const float *b,
-                                float *out, sn_err *err) {
+sn_status sn_cuda_delta_rule_op(sn_device *d, const sn_delta *delta, const sn_delta_rows *rows, float *out,
+                                sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
     sn_status status = begin(cuda, delta, err);
     if (!status && cuda->n_rows) {
         const sn_cuda_delta p = delta_of(cuda, delta);
-        status = sn_cuda_check_launch(cuda, sn_cuda_delta_rule(cuda->work, &p, cuda->n_sequences, qkv, a, b, out),
+        status = sn_cuda_check_launch(cuda, sn_cuda_delta_rule(cuda->work, &p, cuda->n_sequences, rows, out),
                                       "delta_rule", err);
     }
     return sn_cuda_op_done(cuda, status);

@@ -98,6 +98,8 @@ __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ inline float activation(int kind, float x) {
     if (kind == SN_SIGMOID) return sigmoid(x);
     if (kind == SN_TANH) return tanhf(x);
+    if (kind == SN_LINEAR) return x;
+    if (kind == SN_RELU_SQUARED) return x < 0.0f ? 0.0f : x * x;
     if (kind == SN_GELU) return x * normal_share(x);
     if (kind == SN_SWIGLU_CLAMPED) return capped(x) / (1.0f + expf(-1.702f * capped(x)));
     return x / (1.0f + expf(kind == SN_SILU ? -x : -gelu_inner(x)));

@@ -90,9 +90,9 @@ cudaError_t sn_cuda_add_bias(cudaStream_t stream, int n, int rows, const float *
 
 /* -- operations on rows and elements; as in device/device.h */
 typedef struct sn_cuda_norm { /* rows (width): x += add first, where there is something to add; then y = norm */
-    int width;
-    float *x;         /* written only with add */
-    const float *add; /* NULL: nothing */
+    int width, groups;        /* row i has the factors i % groups */
+    float *x;                 /* written only with add */
+    const float *add;         /* NULL: nothing */
     const float *weight;
     float eps;
     float *y; /* may be x, or add */
@@ -252,15 +252,17 @@ typedef struct sn_cuda_state {
 typedef struct sn_cuda_delta {
     int key_heads, value_heads, key_dim, value_dim, taps;
     bool key_heads_alternate;
-    size_t channels;
+    sn_recurrence kind;
+    size_t channels, first_channel, count;
     size_t matrix_floats, block_floats; /* of a block's state: of its matrices; of the blocks before it */
-    const float *tap_weights, *rates, *time_bias;
+    const float *tap_weights, *taps_bias, *rates, *time_bias, *skip;
+    float floor;
     const sn_cuda_state *states; /* (sequences of the batch) */
 } sn_cuda_delta;
 
 cudaError_t sn_cuda_short_conv(cudaStream_t stream, const sn_cuda_delta *p, int n_sequences, float *x);
-cudaError_t sn_cuda_delta_rule(cudaStream_t stream, const sn_cuda_delta *p, int n_sequences, const float *qkv,
-                               const float *a, const float *b, float *out);
+cudaError_t sn_cuda_delta_rule(cudaStream_t stream, const sn_cuda_delta *p, int n_sequences, const sn_delta_rows *rows,
+                               float *out);
 
 /* -- the backward pass; as in device/device.h */
 cudaError_t sn_cuda_linear_input_grad(cudaStream_t stream, const sn_cuda_matrix *weight, int n, const float *dy,

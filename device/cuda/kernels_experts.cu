@@ -100,8 +100,8 @@ __device__ inline gate_row gate_row_of(const sn_moe_router &router, const float 
 }
 
 /* One warp per row. Finds the k largest one by one, each by a tree over the lanes. */
-__global__ void __launch_bounds__(THREADS)
-    moe_gate(int n, const __grid_constant__ sn_moe_router router, const float *logits, int32_t *ids, float *weights) {
+__global__ void __launch_bounds__(THREADS) moe_gate(int n, const __grid_constant__ sn_moe_router router, float offset,
+                                                    const float *logits, int32_t *ids, float *weights) {
     const int n_experts = router.n_experts, k = router.k;
     const bool by_sigmoid = router.scoring == SN_ROUTER_SIGMOID;
     int row = static_cast<int>(this_item() / 32), lane = this_lane();
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(THREADS)
     const float *own = logits + static_cast<size_t>(row) * n_experts;
     const gate_row scores = gate_row_of(router, own, lane);
     unsigned int taken = router.n_groups ? outside_of_groups(router, scores, lane) : 0;
-    float max_logit = 0, sum = by_sigmoid ? 1e-20f : 0.0f; /* as the reference adds it */
+    float max_logit = 0, sum = by_sigmoid ? offset : 0.0f; /* as the reference adds it */
     for (int j = 0; j < k; j++) {
         candidate best = {0, -1};
         for (int i = 0; i < PER_LANE && i * 32 + lane < n_experts; i++) {
@@ -524,8 +524,8 @@ __global__ void __launch_bounds__(THREADS)
 
 extern "C" cudaError_t sn_cuda_moe_gate(cudaStream_t stream, int n, const sn_moe_router *router, const float *logits,
                                         int32_t *ids, float *weights) {
-    return SN_LAUNCH(moe_gate, blocks_for(static_cast<size_t>(n) * 32), THREADS, 0, stream, n, *router, logits, ids,
-                     weights);
+    return SN_LAUNCH(moe_gate, blocks_for(static_cast<size_t>(n) * 32), THREADS, 0, stream, n, *router,
+                     sn_router_offset(router), logits, ids, weights);
 }
 
 extern "C" cudaError_t sn_cuda_moe_linear(cudaStream_t stream, const sn_moe_selection *selection, bool per_expert,

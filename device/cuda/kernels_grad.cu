@@ -105,6 +105,8 @@ __global__ void __launch_bounds__(THREADS)
         slope = sigmoid(g) * (1.0f - sigmoid(g));
     } else if (kind == SN_TANH) {
         slope = 1.0f - tanhf(g) * tanhf(g);
+    } else if (kind == SN_LINEAR || kind == SN_RELU_SQUARED) {
+        slope = kind == SN_LINEAR ? 1.0f : g < 0.0f ? 0.0f : 2.0f * g;
     } else if (kind == SN_SWIGLU_CLAMPED) {
         float s = 1.0f / (1.0f + expf(-1.702f * capped(g)));
         slope = g > 7.0f ? 0.0f : s + g * s * ((1.0f - s) * 1.702f);

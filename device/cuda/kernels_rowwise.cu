@@ -27,8 +27,9 @@ __global__ void __launch_bounds__(THREADS) rms_norm(const __grid_constant__ sn_c
     sum = 0;
     for (int w = 0; w < THREADS / 32; w++) sum += sums[w];
     float root = sqrtf(sum / static_cast<float>(p.width) + p.eps);
+    const float *weight = p.weight + static_cast<size_t>(blockIdx.x % p.groups) * p.width;
     for (int i = threadIdx.x; i < p.width; i += THREADS) {
-        float v = p.x[row + i] / root * p.weight[i];
+        float v = p.x[row + i] / root * weight[i];
         p.y[row + i] = v;
         if (p.form.q) quantize_group((row + i) / 32, v, p.form.q, p.form.scales); /* by the whole warp */
     }

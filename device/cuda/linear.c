@@ -258,7 +258,7 @@ sn_status sn_cuda_norm_linear_op(sn_device *d, int n, const sn_norm *p, int n_li
     sn_status status = linear_begin(cuda, n, n_linears, linears, err);
     if (status || !n) return sn_cuda_op_done(cuda, status);
     const sn_cuda_eight_bits form = form_for(cuda, n, linears);
-    const sn_cuda_norm norm = {p->width, p->x, p->add, p->weight, p->eps, p->y, form};
+    const sn_cuda_norm norm = {p->width, 1, p->x, p->add, p->weight, p->eps, p->y, form};
     status = sn_cuda_check_launch(cuda, sn_cuda_rms_norm(cuda->work, n, &norm), "rms_norm", err);
     if (!status) status = linear_run(cuda, n, p->y, form.q, n_linears, linears, err);
     return sn_cuda_op_done(cuda, status);

@@ -1,14 +1,19 @@
 /* The operations on rows and elements: argument checks and one kernel launch each. */
 #include "device/cuda/cuda_private.h"
 
-sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
-                              sn_err *err) {
+sn_status sn_cuda_group_norm_op(sn_device *d, int n, int groups, int width, const float *x, const float *weight,
+                                float eps, float *y, sn_err *err) {
     sn_cuda *cuda = (sn_cuda *)d;
-    const sn_cuda_norm norm = {width, (float *)x, NULL, weight, eps, y, {0}};
+    const sn_cuda_norm norm = {width, groups, (float *)x, NULL, weight, eps, y, {0}};
     sn_status status = sn_cuda_enter(cuda, err);
     if (!status && n > 0 && width > 0)
-        status = sn_cuda_check_launch(cuda, sn_cuda_rms_norm(cuda->work, n, &norm), "rms_norm", err);
+        status = sn_cuda_check_launch(cuda, sn_cuda_rms_norm(cuda->work, n * groups, &norm), "rms_norm", err);
     return sn_cuda_op_done(cuda, status);
+}
+
+sn_status sn_cuda_rms_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, float eps, float *y,
+                              sn_err *err) {
+    return sn_cuda_group_norm_op(d, n, 1, width, x, weight, eps, y, err);
 }
 
 sn_status sn_cuda_layer_norm_op(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,

@@ -6,15 +6,15 @@
 /* -- operations on rows and elements */
 
 /* Zhang & Sennrich 2019. One group of 64 per row; y may be x or `more`. With `more`, x + more takes the place of x.
- * With q, y is quantised besides. */
-__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void rms_norm(uint width, __global float *x,
-                                                                       __global const float *weight, float eps,
-                                                                       __global float *y, __global const float *more,
-                                                                       __global char *q, __global float2 *scales) {
+ * With q, y is quantised besides. Row i has the factors i % groups. */
+__kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
+rms_norm(uint width, __global float *x, __global const float *weight, float eps, __global float *y,
+         __global const float *more, __global char *q, __global float2 *scales, uint groups) {
     __local float partial[64];
     uint lane = get_local_id(0);
     size_t row = (size_t)get_group_id(0) * width;
     float sum = 0.0f;
+    weight += get_group_id(0) % groups * width;
     for (uint i = lane; i < width; i += 64) {
         float v = x[row + i];
         if (more) x[row + i] = v += more[row + i];
@@ -162,7 +162,7 @@ static uint outside_of_groups(router r, __local float *ranks, __local uchar *use
 /* One group of 64 per row: the k largest ranks and their weights. An item looks at every 64th of up to 1024. */
 __kernel __attribute__((reqd_work_group_size(64, 1, 1))) void
 moe_gate(uint n_experts, uint k, uint scoring, __global const float *correction, uint normalised, float scale_all,
-         uint n_groups, uint n_groups_used, __global const float *factors, __global const float *logits,
+         uint n_groups, uint n_groups_used, float offset, __global const float *factors, __global const float *logits,
          __global int *ids, __global float *weights) {
     __local int best[64];
     __local float partial[64], ranks[1024];
@@ -178,7 +178,7 @@ moe_gate(uint n_experts, uint k, uint scoring, __global const float *correction,
         for (uint e = 0; e < n_experts; e++) r.sum += exp(logits[e] - r.max_score);
     }
     if (n_groups) taken = outside_of_groups(r, ranks, used);
-    float max_score = 0.0f, sum = scoring == BY_SIGMOID ? 1e-20f : 0.0f; /* as the reference adds it */
+    float max_score = 0.0f, sum = scoring == BY_SIGMOID ? offset : 0.0f; /* as the reference adds it */
     for (uint j = 0; j < k; j++) {
         int own = -1;
         for (uint i = 0; 64 * i + lane < n_experts; i++)

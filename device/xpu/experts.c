@@ -20,6 +20,7 @@ sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, cons
     sn_xpu *xpu = sn_xpu_of(d);
     const sn_moe_selection c = {.n = n, .n_experts = router->n_experts, .k = router->k};
     uint32_t scoring = (uint32_t)router->scoring, normalised = router->normalised;
+    const float offset = sn_router_offset(router);
     sn_xpu_arg args[] = {SN_XPU_ARG(router->n_experts),
                          SN_XPU_ARG(router->k),
                          SN_XPU_ARG(scoring),
@@ -28,6 +29,7 @@ sn_status sn_xpu_moe_gate(sn_device *d, int n, const sn_moe_router *router, cons
                          SN_XPU_ARG(router->scale),
                          SN_XPU_ARG(router->n_groups),
                          SN_XPU_ARG(router->n_groups_used),
+                         SN_XPU_ARG(offset),
                          SN_XPU_ARG(router->factors),
                          SN_XPU_ARG(logits),
                          SN_XPU_ARG(ids),

@@ -68,8 +68,9 @@ sn_status sn_xpu_load_block(sn_xpu *x, sn_err *err) {
     sn_status status = load_module(x, sn_xpu_spirv_block(), &x->module, err);
     for (int i = 0; i < SN_XPU_KERNEL_COUNT && !status; i++)
         status = load_kernel(x, x->module, kernels[i].name, kernels[i].x, kernels[i].y, &x->kernels[i], err);
-    static const sn_xpu_kernel indirect[] = {SN_XPU_short_conv,  SN_XPU_delta_rule4, SN_XPU_delta_rule16,
-                                             SN_XPU_index_store, SN_XPU_index_copy,  SN_XPU_index_scores};
+    static const sn_xpu_kernel indirect[] = {
+        SN_XPU_short_conv,   SN_XPU_delta_rule4,   SN_XPU_delta_rule16, SN_XPU_keyed_delta4, SN_XPU_keyed_delta16,
+        SN_XPU_state_space4, SN_XPU_state_space16, SN_XPU_index_store,  SN_XPU_index_copy,   SN_XPU_index_scores};
     for (size_t i = 0; i < sizeof indirect / sizeof *indirect && !status; i++)
         status = allow_indirect(x, x->kernels[indirect[i]], err);
     return status;

@@ -285,6 +285,7 @@ static const sn_device_ops xpu_ops = {
     .batch_end = sn_xpu_batch_end,
     .linear = sn_xpu_linear,
     .rms_norm = sn_xpu_rms_norm,
+    .group_norm = sn_xpu_group_norm,
     .layer_norm = sn_xpu_layer_norm,
     .rope = sn_xpu_rope,
     .kv_store = sn_xpu_kv_store,

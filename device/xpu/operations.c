@@ -14,8 +14,10 @@ enum { STEPS = 64 }; /* as in linear.cl */
 sn_status sn_xpu_launch_norm(sn_xpu *x, int n, const sn_norm *p, sn_xpu_rows8 rows, sn_err *err) {
     assert(n >= 0 && p->width > 0);
     if (n == 0) return sn_xpu_check_alive(x, err);
-    sn_xpu_arg args[] = {SN_XPU_ARG(p->width), SN_XPU_ARG(p->x),   SN_XPU_ARG(p->weight), SN_XPU_ARG(p->eps),
-                         SN_XPU_ARG(p->y),     SN_XPU_ARG(p->add), SN_XPU_ARG(rows.q),    SN_XPU_ARG(rows.scales)};
+    const uint32_t groups = 1;
+    sn_xpu_arg args[] = {SN_XPU_ARG(p->width), SN_XPU_ARG(p->x),        SN_XPU_ARG(p->weight),
+                         SN_XPU_ARG(p->eps),   SN_XPU_ARG(p->y),        SN_XPU_ARG(p->add),
+                         SN_XPU_ARG(rows.q),   SN_XPU_ARG(rows.scales), SN_XPU_ARG(groups)};
     sn_status status = sn_xpu_barrier(x, err);
     return status ? status : sn_xpu_launch(x, x->kernels[SN_XPU_rms_norm], (size_t)n, 1, COUNT(args), args, err);
 }
@@ -24,6 +26,19 @@ sn_status sn_xpu_rms_norm(sn_device *d, int n, int width, const float *x, const 
                           sn_err *err) {
     const sn_norm norm = {.width = width, .x = (float *)x, .weight = weight, .eps = eps, .y = y};
     return sn_xpu_launch_norm(sn_xpu_of(d), n, &norm, (sn_xpu_rows8){0}, err);
+}
+
+sn_status sn_xpu_group_norm(sn_device *d, int n, int groups, int width, const float *x, const float *weight, float eps,
+                            float *y, sn_err *err) {
+    sn_xpu *xpu = sn_xpu_of(d);
+    const void *none = NULL;
+    assert(n >= 0 && groups > 0 && width > 0);
+    if (n == 0) return sn_xpu_check_alive(xpu, err);
+    sn_xpu_arg args[] = {SN_XPU_ARG(width), SN_XPU_ARG(x),    SN_XPU_ARG(weight), SN_XPU_ARG(eps),   SN_XPU_ARG(y),
+                         SN_XPU_ARG(none),  SN_XPU_ARG(none), SN_XPU_ARG(none),   SN_XPU_ARG(groups)};
+    sn_status status = sn_xpu_barrier(xpu, err);
+    if (status) return status;
+    return sn_xpu_launch(xpu, xpu->kernels[SN_XPU_rms_norm], (size_t)n * (size_t)groups, 1, COUNT(args), args, err);
 }
 
 sn_status sn_xpu_layer_norm(sn_device *d, int n, int width, const float *x, const float *weight, const float *bias,

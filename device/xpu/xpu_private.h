@@ -43,7 +43,11 @@
     X(choose_keys, 64, 1)                                                                                              \
     X(short_conv, 64, 1)                                                                                               \
     X(delta_rule4, 64, 1)                                                                                              \
-    X(delta_rule16, 64, 1)
+    X(delta_rule16, 64, 1)                                                                                             \
+    X(keyed_delta4, 64, 1)                                                                                             \
+    X(keyed_delta16, 64, 1)                                                                                            \
+    X(state_space4, 64, 1)                                                                                             \
+    X(state_space16, 64, 1)
 
 typedef enum sn_xpu_kernel {
 #define X(name, x, y) SN_XPU_##name,
@@ -299,6 +303,7 @@ SN_OPERATION(activate_linear, sn_xpu_activate_linear);
 sn_status sn_xpu_launch_norm(sn_xpu *x, int n, const sn_norm *norm, sn_xpu_rows8 rows, sn_err *err);
 sn_status sn_xpu_launch_activate(sn_xpu *x, size_t n, const sn_gated *gated, sn_xpu_rows8 rows, sn_err *err);
 SN_OPERATION(rms_norm, sn_xpu_rms_norm);
+SN_OPERATION(group_norm, sn_xpu_group_norm);
 SN_OPERATION(rope, sn_xpu_rope);
 SN_OPERATION(layer_norm, sn_xpu_layer_norm);
 SN_OPERATION(activate, sn_xpu_activate);

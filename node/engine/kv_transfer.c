@@ -35,7 +35,9 @@ static sn_status check_recurrent(const sn_span *span, const sn_job *job, sn_err 
 
 /* Where the states of the job's blocks begin in a snapshot of the span. */
 static size_t first_float(const sn_span *span, const sn_job *job) {
-    return sn_span_state_floats(sn_span_hparams(span), sn_span_first(span), job->first);
+    const sn_hparams *hp = sn_span_hparams(span);
+    const int first = sn_span_first(span);
+    return sn_n_states(hp, first, job->first) ? sn_span_state_floats(hp, first, job->first) : 0;
 }
 
 static sn_status state_read(const sn_span *span, sn_job *job) {

@@ -464,11 +464,11 @@ static sn_status request_check_block(const sn_protocol *protocol, const sn_msg_e
 
 static sn_status request_check_tensor(const sn_protocol *protocol, const sn_msg *msg, sn_err *err) {
     const sn_wire_tensor *t = &msg->tensor;
-    size_t row_bytes = (size_t)protocol->hp->n_embd * sizeof(float);
-    if (t->dtype != SN_F32 || t->rank != 2 || t->shape[1] != (uint64_t)protocol->hp->n_embd ||
+    size_t row_bytes = (size_t)sn_expert_width(protocol->hp) * sizeof(float);
+    if (t->dtype != SN_F32 || t->rank != 2 || t->shape[1] != (uint64_t)sn_expert_width(protocol->hp) ||
         t->shape[0] > SN_SPAN_ROWS)
-        return sn_fail(err, SN_REFUSED, "the rows of EXPERTS are F32 (rows, %d), at most %d", protocol->hp->n_embd,
-                       SN_SPAN_ROWS);
+        return sn_fail(err, SN_REFUSED, "the rows of EXPERTS are F32 (rows, %d), at most %d",
+                       sn_expert_width(protocol->hp), SN_SPAN_ROWS);
     if (!msg->experts.n_pairs || msg->experts.n_pairs > REPLY_BYTES_MAX / row_bytes + 1)
         return sn_fail(err, SN_REFUSED, "an EXPERTS asks for 1 to %zu pairs of this model",
                        (size_t)REPLY_BYTES_MAX / row_bytes + 1);
@@ -511,7 +511,7 @@ static bool is_member(const sn_protocol *protocol, const uint8_t key[SN_KEY_SIZE
 
 /* The memory of a request: its rows, and their outputs. */
 static size_t request_bytes(const sn_protocol *protocol, const sn_msg *msg) {
-    return msg->tensor.bytes + msg->experts.n_pairs * (size_t)protocol->hp->n_embd * sizeof(float);
+    return msg->tensor.bytes + msg->experts.n_pairs * (size_t)sn_expert_width(protocol->hp) * sizeof(float);
 }
 
 /* Places and memory for all: strangers leave half of both to nodes of groups. */
@@ -610,7 +610,7 @@ void sn_protocol_experts_done(sn_protocol *protocol, sn_job *job) {
     }
     sn_msg *msg = sn_protocol_new_msg(SN_MSG_EXPERTS_REPLY, task->request_msg->correlation_id);
     if (!msg) return;
-    size_t width = (size_t)protocol->hp->n_embd;
+    size_t width = (size_t)sn_expert_width(protocol->hp);
     msg->experts_reply.queue_us = sn_us_between(job->arrived_us, job->started_us);
     msg->experts_reply.compute_us = sn_us_between(job->started_us, job->finished_us);
     msg->tensor = (sn_wire_tensor){

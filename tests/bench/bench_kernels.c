@@ -174,17 +174,28 @@ static void bench_token(sn_device *d, sn_dtype dtype, sn_dtype head_dtype) {
     free(x), free(y);
 }
 
-/* The delta rule of Qwen3-Next's shape: 32 heads with a matrix of 128 by 128 each. */
-static void bench_delta(sn_device *d, int rows) {
+/* The recurrences of Qwen3-Next's, Kimi Linear's and Nemotron 3's shapes: 32 heads with a matrix of 128 by 128 each, or
+ * 64 of 128 by 64. */
+static void bench_delta(sn_device *d, sn_recurrence kind, int rows) {
     enum { KEYS = 16, VALUES = 32, DIM = 128, WIDTH = (2 * KEYS + VALUES) * DIM };
-    const sn_delta_shape shape = {
-        .n_blocks = 1, .n_key_heads = KEYS, .n_value_heads = VALUES, .key_dim = DIM, .value_dim = DIM, .taps = 4};
+    static const char *const names[] = {"delta rule", "keyed delta rule", "state space"};
+    const bool scan = kind == SN_STATE_SPACE;
+    const int values = scan ? 2 * VALUES : VALUES;
+    const sn_delta_shape shape = {.n_blocks = 1,
+                                  .n_key_heads = scan ? 8 : KEYS,
+                                  .n_value_heads = values,
+                                  .key_dim = DIM,
+                                  .value_dim = scan ? DIM / 2 : DIM,
+                                  .taps = 4,
+                                  .kind = kind};
     const size_t floats = sn_delta_floats(&shape);
-    float *qkv = test_random_floats((size_t)rows * WIDTH, 7), *gates = test_random_floats((size_t)rows * VALUES, 8);
+    float *qkv = test_random_floats((size_t)rows * WIDTH, 7),
+          *gates = test_random_floats((size_t)rows * VALUES * DIM, 8);
     float *state = calloc(2 * floats, sizeof *state), *out = malloc((size_t)rows * VALUES * DIM * sizeof *out);
-    float rates[VALUES], bias[VALUES] = {0};
-    for (int h = 0; h < VALUES; h++) rates[h] = -0.1f; /* the state forgets, as in models */
-    const sn_delta delta = {.shape = shape, .rates = rates, .time_bias = bias};
+    float rates[2 * VALUES], bias[VALUES * DIM] = {0};
+    for (int h = 0; h < 2 * VALUES; h++) rates[h] = -0.1f; /* the state forgets, as in models */
+    const sn_delta delta = {.shape = shape, .rates = rates, .time_bias = bias, .skip = bias};
+    const sn_delta_rows in = {qkv, qkv + KEYS * DIM, qkv + 2 * KEYS * DIM, WIDTH, WIDTH, gates, gates};
     const sn_kv_shape kv = {1, 1, 64, 32, SN_KV_F32, 0, 0, {0}, {0}, 0, 0, false};
     const sn_sequence s = {.n_rows = rows, .state = {.before = state, .after = state + floats}};
     double best = 1e9;
@@ -193,12 +204,13 @@ static void bench_delta(sn_device *d, int rows) {
     require_ok(d->ops->batch_begin(d, &batch, &replayed, &err));
     for (int r = 0; r < REPEATS; r++) {
         int64_t start = sn_now_us();
-        require_ok(d->ops->delta_rule(d, &delta, qkv, gates, gates, out, &err));
+        require_ok(d->ops->delta_rule(d, &delta, &in, out, &err));
         double us = (double)(sn_now_us() - start);
         best = us < best ? us : best;
     }
-    printf("  delta rule, %3d rows: %8.1f us a block, %.1f us a row, %6.1f GFLOP/s\n", rows, best, best / rows,
-           8.0 * VALUES * DIM * DIM * rows / best * 1e-3);
+    printf("  %s, %3d rows: %8.1f us a block, %.1f us a row, %6.1f GFLOP/s, %.1f GB/s of states\n", names[kind], rows,
+           best, best / rows, (scan ? 5.0 : 8.0) * VALUES * DIM * DIM * rows / best * 1e-3,
+           8e-3 * (double)sn_delta_matrices(&shape) / best);
     require_ok(d->ops->batch_end(d, &err));
     free(qkv), free(gates), free(state), free(out);
 }
@@ -593,7 +605,8 @@ static void bench_device(sn_device *d, sn_pool *pool, const char *part, bool pla
         }
     }
     if (!plain && (all || !strcmp(part, "chosen"))) bench_chosen(d, 1), bench_chosen(d, 8);
-    for (int rows = 1; (all || !strcmp(part, "delta")) && rows <= 512; rows *= 8) bench_delta(d, rows);
+    for (int kind = SN_GATED_DELTA; (all || !strcmp(part, "delta")) && kind < SN_SHORT_CONV; kind++)
+        for (int rows = 1; rows <= 512; rows *= 8) bench_delta(d, (sn_recurrence)kind, rows);
     if (!plain && (all || !strcmp(part, "experts"))) bench_experts(d);
     if (!plain && (all || !strcmp(part, "grad"))) bench_grad(d);
     if (all || !strcmp(part, "small")) bench_small(d);

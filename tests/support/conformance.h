@@ -85,6 +85,7 @@
     X(moe_linear_of_nothing)                                                                                           \
     X(moe_combine_adds_up_in_order)                                                                                    \
     X(recurrent_blocks_follow_their_formulas)                                                                          \
+    X(recurrences_follow_their_formulas)                                                                               \
     X(recurrent_blocks_refuse_what_is_not_possible)                                                                    \
     X(a_recorded_batch_follows_its_states)                                                                             \
     X(norm_linear_has_the_bits_of_its_steps)                                                                           \

@@ -1,4 +1,4 @@
-/* Recurrent blocks: the short convolution and the delta rule of two sequences, one of them at position 0, against
+/* Recurrent blocks: the short convolution and the recurrences of two sequences, one of them at position 0, against
  * double precision; rows, states and snapshots. A device without them refuses both with a sentence. */
 #include "tests/support/conformance.h"
 
@@ -19,7 +19,8 @@ typedef struct setup {
     conformance *c;
     sn_delta delta;
     size_t channels, floats, matrices;
-    const float *taps, *rates, *time_bias; /* heap */
+    const float *taps, *taps_bias, *rates, *time_bias, *skip; /* heap */
+    size_t times;                                             /* columns of a */
     sequence s[2];
 } setup;
 
@@ -35,14 +36,19 @@ static setup begin(conformance *c, const sn_delta_shape *shape) {
     setup u = {.c = c, .delta = {.shape = *shape, .block = 1}};
     u.channels = sn_delta_channels(shape), u.floats = sn_delta_floats(shape), u.matrices = sn_delta_matrices(shape);
     size_t heads = (size_t)shape->n_value_heads;
+    u.times = shape->kind == SN_KEYED_DELTA ? heads * (size_t)shape->key_dim : heads;
     float *rates = conformance_random(c, heads, 3);
     for (size_t i = 0; i < heads; i++) rates[i] = -fabsf(rates[i]) - 0.1f;
     u.taps = conformance_random(c, u.channels * (size_t)shape->taps, 2);
     u.rates = rates;
-    u.time_bias = conformance_random(c, heads, 4);
+    u.time_bias = conformance_random(c, u.times, 4);
+    u.skip = conformance_random(c, heads, 8);
+    u.taps_bias = conformance_random(c, u.channels, 9);
     u.delta.taps = conformance_upload(c, u.taps, u.channels * (size_t)shape->taps);
     u.delta.rates = conformance_upload(c, u.rates, heads);
-    u.delta.time_bias = conformance_upload(c, u.time_bias, heads);
+    u.delta.time_bias = conformance_upload(c, u.time_bias, u.times);
+    u.delta.skip = conformance_upload(c, u.skip, heads);
+    if (shape->kind == SN_STATE_SPACE) u.delta.taps_bias = conformance_upload(c, u.taps_bias, u.channels);
     for (int i = 0; i < 2; i++) {
         sequence *s = &u.s[i];
         s->first = i ? ROWS_A : 0, s->n = i ? ROWS_B : ROWS_A;
@@ -56,7 +62,25 @@ static setup begin(conformance *c, const sn_delta_shape *shape) {
     return u;
 }
 
-static sn_status run(setup *u, float *x, const float *a, const float *b, float *out) {
+/* Queries, keys and values as they lie in rows of the channels. */
+static sn_delta_rows rows_of(const setup *u, const float *x, const float *a, const float *b) {
+    size_t keys = (size_t)u->delta.shape.n_key_heads * (size_t)u->delta.shape.key_dim;
+    return (sn_delta_rows){x, x + keys, x + 2 * keys, u->channels, u->channels, a, b};
+}
+
+/* The convolution in two calls, of a part of the channels each: x (ROWS, channels) lies part by part there. */
+static sn_status conv_in_parts(setup *u, float *x) {
+    conformance *c = u->c;
+    size_t taps = (size_t)u->delta.shape.taps, first = u->channels / 3;
+    sn_delta part = u->delta;
+    part.count = first;
+    if (first) CONFORMANCE_OK(c, c->device->ops->short_conv(c->device, &part, x, &c->err));
+    part.first_channel = first, part.count = u->channels - first, part.taps += first * taps;
+    if (part.taps_bias) part.taps_bias += first;
+    return c->device->ops->short_conv(c->device, &part, x + ROWS * first, &c->err);
+}
+
+static sn_status run(setup *u, bool parts, float *x, const float *a, const float *b, float *out) {
     conformance *c = u->c;
     const sn_device_ops *ops = c->device->ops;
     const sn_kv_shape shape = {.n_kv_heads = 1, .head_dim = 16, .page_tokens = 32};
@@ -71,8 +95,10 @@ static sn_status run(setup *u, float *x, const float *a, const float *b, float *
     const sn_batch batch = {&shape, ROWS, 2, sequences, 0};
     CONFORMANCE_OK(c, ops->prepare(c->device, &(sn_device_limits){.rows = ROWS, .context = 64, .width = 64}, &c->err));
     CONFORMANCE_OK(c, ops->batch_begin(c->device, &batch, &replayed, &c->err));
-    sn_status status = out ? ops->delta_rule(c->device, &u->delta, x, a, b, out, &c->err)
-                           : ops->short_conv(c->device, &u->delta, x, &c->err);
+    const sn_delta_rows rows = rows_of(u, x, a, b);
+    sn_status status = out     ? ops->delta_rule(c->device, &u->delta, &rows, out, &c->err)
+                       : parts ? conv_in_parts(u, x)
+                               : ops->short_conv(c->device, &u->delta, x, &c->err);
     CONFORMANCE_OK(c, ops->batch_end(c->device, &(sn_err){0}));
     return status;
 }
@@ -87,12 +113,23 @@ static void check_states(const setup *u, size_t from, size_t until) {
         }
 }
 
-static void try_conv(conformance *c, const sn_delta_shape *shape) {
+/* Rows of all channels, first the first third of all rows: as parts of the channels lie. */
+static void lie_in_parts(const float *x, size_t n, float *out) {
+    size_t first = n / 3;
+    for (size_t r = 0; r < ROWS; r++) {
+        memcpy(out + r * first, x + r * n, first * sizeof *out);
+        memcpy(out + ROWS * first + r * (n - first), x + r * n + first, (n - first) * sizeof *out);
+    }
+}
+
+static void try_conv(conformance *c, const sn_delta_shape *shape, bool parts) {
     setup u = begin(c, shape);
     size_t n = u.channels, taps = (size_t)shape->taps;
-    float *x = conformance_random(c, ROWS * n, 1), *device_x = conformance_upload(c, x, ROWS * n);
+    float *x = conformance_random(c, ROWS * n, 1), *lies = conformance_heap(c, ROWS * n * sizeof *lies);
     double *want = conformance_heap(c, ROWS * n * sizeof *want);
-    CONFORMANCE_OK(c, run(&u, device_x, NULL, NULL, NULL));
+    lie_in_parts(x, n, lies);
+    float *device_x = conformance_upload(c, parts ? lies : x, ROWS * n);
+    CONFORMANCE_OK(c, run(&u, parts, device_x, NULL, NULL, NULL));
     for (int i = 0; i < 2; i++) {
         sequence *s = &u.s[i];
         for (int t = 0; t < s->n; t++) {
@@ -101,31 +138,49 @@ static void try_conv(conformance *c, const sn_delta_shape *shape) {
             for (size_t k = 0; k < n; k++) {
                 double sum = (double)row[k] * (double)u.taps[k * taps + taps - 1];
                 for (size_t j = 0; j + 1 < taps; j++) sum += rows[j * n + k] * (double)u.taps[k * taps + j];
-                want[(size_t)(s->first + t) * n + k] = sum * sigmoid(sum);
+                if (u.delta.taps_bias) sum += (double)u.taps_bias[k];
+                want[(size_t)(s->first + t) * n + k] = shape->kind == SN_SHORT_CONV ? sum : sum * sigmoid(sum);
             }
             memmove(rows, rows + n, (taps - 2) * n * sizeof *rows);
             for (size_t k = 0; k < n; k++) rows[(taps - 2) * n + k] = (double)row[k];
             if (t + 1 == SNAPSHOT) memcpy(s->want_snapshot, s->want, u.floats * sizeof *s->want);
         }
     }
+    float *want_x = conformance_heap(c, 2 * ROWS * n * sizeof *want_x);
+    for (size_t i = 0; i < ROWS * n; i++) want_x[i] = (float)want[i];
+    lie_in_parts(want_x, n, want_x + ROWS * n);
+    for (size_t i = 0; i < ROWS * n; i++) want[i] = (double)want_x[(parts ? ROWS * n : 0) + i];
     check_rows(c, "convolution", conformance_download(c, device_x, ROWS * n), want, ROWS * n);
     check_states(&u, u.matrices, u.matrices + (taps - 1) * n);
 }
 
-/* One row of one value head. */
-static void delta_formula(const setup *u, const float *row, size_t head, double a, double b, double *S, double *out) {
+/* What row i of the head's matrix decays by. */
+static double decay_formula(const setup *u, size_t head, const float *a, size_t i) {
+    bool keyed = u->delta.shape.kind == SN_KEYED_DELTA;
+    size_t at = keyed ? head * (size_t)u->delta.shape.key_dim + i : head;
+    double rate = (double)u->rates[head], step = (double)a[at] + (double)u->time_bias[at];
+    if (keyed && u->delta.floor < 0) return exp((double)u->delta.floor * sigmoid(-rate * step));
+    return exp(rate * log1p(exp(step)));
+}
+
+/* One row of one value head; a: the row's. */
+static void delta_formula(const setup *u, const float *row, size_t head, const float *a, double b, double *S,
+                          double *out) {
     const sn_delta_shape *p = &u->delta.shape;
     size_t keys = (size_t)p->n_key_heads, dk = (size_t)p->key_dim, dv = (size_t)p->value_dim;
     size_t key_head = p->key_heads_alternate ? head % keys : head / ((size_t)p->n_value_heads / keys);
     const float *q = row + key_head * dk, *k = row + (keys + key_head) * dk, *v = row + 2 * keys * dk + head * dv;
-    double qq = 1e-6, kk = 1e-6, step = a + (double)u->time_bias[head];
-    double decay = exp((double)u->rates[head] * log1p(exp(step)));
+    bool scan = p->kind == SN_STATE_SPACE;
+    double qq = 1e-6, kk = 1e-6;
     for (size_t i = 0; i < dk; i++) qq += (double)q[i] * (double)q[i], kk += (double)k[i] * (double)k[i];
+    if (scan) kk = 1, qq = 1 / (double)dk;
     for (size_t j = 0; j < dv; j++) {
         double seen = 0;
-        for (size_t i = 0; i < dk; i++) seen += (S[i * dv + j] *= decay) * (double)k[i] / sqrt(kk);
-        double change = sigmoid(b) * ((double)v[j] - seen);
-        out[j] = 0;
+        for (size_t i = 0; i < dk; i++)
+            seen += (S[i * dv + j] *= decay_formula(u, head, a, i)) * (double)k[i] / sqrt(kk);
+        double change = scan ? log1p(exp((double)a[head] + (double)u->time_bias[head])) * (double)v[j]
+                             : sigmoid(b) * ((double)v[j] - seen);
+        out[j] = scan ? (double)u->skip[head] * (double)v[j] : 0;
         for (size_t i = 0; i < dk; i++) {
             S[i * dv + j] += (double)k[i] / sqrt(kk) * change;
             out[j] += S[i * dv + j] * (double)q[i] / sqrt(qq * (double)dk);
@@ -133,26 +188,35 @@ static void delta_formula(const setup *u, const float *row, size_t head, double 
     }
 }
 
-static void try_rule(conformance *c, const sn_delta_shape *shape) {
+static void try_rule(conformance *c, const sn_delta_shape *shape, float lowest) {
     setup u = begin(c, shape);
+    u.delta.floor = lowest;
     size_t heads = (size_t)shape->n_value_heads, dim = (size_t)shape->value_dim, each = u.matrices / heads;
-    float *x = conformance_random(c, ROWS * u.channels, 1), *a = conformance_random(c, ROWS * heads, 6),
+    float *x = conformance_random(c, ROWS * u.channels, 1), *a = conformance_random(c, ROWS * u.times, 6),
           *b = conformance_random(c, ROWS * heads, 7);
     float *out = conformance_bytes(c, ROWS * heads * dim * sizeof *out);
     double *want = conformance_heap(c, ROWS * heads * dim * sizeof *want);
     a[0] = 30; /* softplus is its argument there */
-    CONFORMANCE_OK(c, run(&u, conformance_upload(c, x, ROWS * u.channels), conformance_upload(c, a, ROWS * heads),
-                          conformance_upload(c, b, ROWS * heads), out));
+    CONFORMANCE_OK(c, run(&u, false, conformance_upload(c, x, ROWS * u.channels),
+                          conformance_upload(c, a, ROWS * u.times), conformance_upload(c, b, ROWS * heads), out));
     for (int i = 0; i < 2; i++)
         for (int t = 0; t < u.s[i].n; t++) {
             size_t row = (size_t)(u.s[i].first + t);
             for (size_t h = 0; h < heads; h++)
-                delta_formula(&u, x + row * u.channels, h, (double)a[row * heads + h], (double)b[row * heads + h],
+                delta_formula(&u, x + row * u.channels, h, a + row * u.times, (double)b[row * heads + h],
                               u.s[i].want + h * each, want + (row * heads + h) * dim);
             if (t + 1 == SNAPSHOT) memcpy(u.s[i].want_snapshot, u.s[i].want, u.floats * sizeof *want);
         }
     check_rows(c, "delta rule", conformance_download(c, out, ROWS * heads * dim), want, ROWS * heads * dim);
     check_states(&u, 0, u.matrices);
+}
+
+static void try_shape(conformance *c, sn_delta_shape shape, float lowest) {
+    int mark = c->n_buffers;
+    try_conv(c, &shape, false);
+    try_conv(c, &shape, true);
+    if (shape.kind != SN_SHORT_CONV) try_rule(c, &shape, lowest);
+    conformance_release(c, mark);
 }
 
 void conformance_recurrent_blocks_follow_their_formulas(conformance *c) {
@@ -162,11 +226,24 @@ void conformance_recurrent_blocks_follow_their_formulas(conformance *c) {
                                     {1, 2, 200, 20, 8, 0}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const int *s = shapes[i];
-        const sn_delta_shape shape = {1, s[0], s[1], s[2], s[3], s[4], s[5]};
-        int mark = c->n_buffers;
-        try_conv(c, &shape);
-        try_rule(c, &shape);
-        conformance_release(c, mark);
+        const sn_delta_shape shape = {1, s[0], s[1], s[2], s[3], s[4], s[5], SN_GATED_DELTA};
+        try_shape(c, shape, 0);
+    }
+}
+
+void conformance_recurrences_follow_their_formulas(conformance *c) {
+    /* kind, key heads, value heads, dimensions of a key and a value, taps */
+    static const int shapes[][6] = {
+        {SN_KEYED_DELTA, 1, 1, 1, 1, 2},     {SN_KEYED_DELTA, 3, 3, 12, 10, 4},  {SN_KEYED_DELTA, 1, 3, 33, 70, 4},
+        {SN_KEYED_DELTA, 2, 2, 128, 128, 4}, {SN_KEYED_DELTA, 1, 2, 200, 20, 3}, {SN_STATE_SPACE, 1, 1, 1, 1, 2},
+        {SN_STATE_SPACE, 2, 6, 16, 8, 4},    {SN_STATE_SPACE, 1, 4, 12, 16, 4},  {SN_STATE_SPACE, 2, 4, 128, 64, 4},
+        {SN_STATE_SPACE, 1, 2, 256, 70, 4},  {SN_SHORT_CONV, 1, 1, 0, 1, 2},     {SN_SHORT_CONV, 1, 1, 0, 70, 3},
+        {SN_SHORT_CONV, 1, 1, 0, 1030, 3}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int *s = shapes[i];
+        const sn_delta_shape shape = {1, s[1], s[2], s[3], s[4], s[5], false, (sn_recurrence)s[0]};
+        try_shape(c, shape, 0);
+        if (shape.kind == SN_KEYED_DELTA) try_shape(c, shape, -5);
     }
 }
 
@@ -184,6 +261,7 @@ static float *step_by_step(conformance *c, const setup *u, const float *x, uint6
     float *states[2] = {conformance_bytes(c, 2 * u->floats * sizeof *x),
                         conformance_bytes(c, 2 * u->floats * sizeof *x)};
     void *pages[1] = {conformance_bytes(c, 64)};
+    const sn_delta_rows rows = rows_of(u, device_x, gates, gates);
     for (size_t t = 0; t < STEPS; t++) {
         const sn_sequence s = {pages, (int)t, 0, 1, {t ? states[t % 2] : NULL, states[1 - t % 2], NULL, 0}};
         const sn_batch batch = {&shape, 1, 1, &s, graph};
@@ -191,7 +269,7 @@ static float *step_by_step(conformance *c, const setup *u, const float *x, uint6
         CONFORMANCE_OK(c, ops->upload(c->device, device_x, x + t * u->channels, u->channels * sizeof *x, &c->err));
         CONFORMANCE_OK(c, ops->batch_begin(c->device, &batch, &replayed, &c->err));
         if (!replayed) CONFORMANCE_OK(c, ops->short_conv(c->device, &u->delta, device_x, &c->err));
-        if (!replayed) CONFORMANCE_OK(c, ops->delta_rule(c->device, &u->delta, device_x, gates, gates, out, &c->err));
+        if (!replayed) CONFORMANCE_OK(c, ops->delta_rule(c->device, &u->delta, &rows, out, &c->err));
         CONFORMANCE_OK(c, ops->batch_end(c->device, &c->err));
         memcpy(all + t * width, conformance_download(c, out, width), width * sizeof *x);
     }
@@ -200,7 +278,7 @@ static float *step_by_step(conformance *c, const setup *u, const float *x, uint6
 
 /* A recorded batch takes the states' addresses anew each time, and has the bits of one that is not recorded. */
 void conformance_a_recorded_batch_follows_its_states(conformance *c) {
-    const sn_delta_shape shape = {1, 2, 4, 12, 10, 4, false};
+    const sn_delta_shape shape = {1, 2, 4, 12, 10, 4, false, SN_GATED_DELTA};
     setup u = begin(c, &shape);
     const float *x = conformance_random(c, STEPS * u.channels, 9);
     const float *plain = step_by_step(c, &u, x, 0), *recorded = step_by_step(c, &u, x, 44);
@@ -210,16 +288,19 @@ void conformance_a_recorded_batch_follows_its_states(conformance *c) {
 }
 
 void conformance_recurrent_blocks_refuse_what_is_not_possible(conformance *c) {
-    const sn_delta_shape shape = {1, 2, 4, 12, 10, 4, false};
+    const sn_delta_shape shape = {1, 2, 4, 12, 10, 4, false, SN_GATED_DELTA};
     setup u = begin(c, &shape);
     float *x = conformance_bytes(c, ROWS * u.channels * sizeof *x);
     u.delta.shape.key_dim = SN_DELTA_DIM_MAX + 1;
-    CONFORMANCE_CHECK(c, run(&u, x, x, x, x) == SN_REFUSED, "a key of %d elements", u.delta.shape.key_dim);
+    CONFORMANCE_CHECK(c, run(&u, false, x, x, x, x) == SN_REFUSED, "a key of %d elements", u.delta.shape.key_dim);
     u.delta.shape = shape;
     u.delta.shape.taps = 1;
-    CONFORMANCE_CHECK(c, run(&u, x, NULL, NULL, NULL) == SN_REFUSED, "a convolution of one tap");
+    CONFORMANCE_CHECK(c, run(&u, false, x, NULL, NULL, NULL) == SN_REFUSED, "a convolution of one tap");
+    u.delta.shape = shape;
+    u.delta.shape.kind = SN_SHORT_CONV;
+    CONFORMANCE_CHECK(c, run(&u, false, x, NULL, NULL, NULL) == SN_REFUSED, "a convolution with matrices");
     u.delta.shape = shape;
     u.s[0].state[1] = NULL;
-    CONFORMANCE_CHECK(c, run(&u, x, NULL, NULL, NULL) == SN_REFUSED && strstr(c->err.text, "no recurrent state"),
+    CONFORMANCE_CHECK(c, run(&u, false, x, NULL, NULL, NULL) == SN_REFUSED && strstr(c->err.text, "no recurrent state"),
                       "a session without a state: %s", c->err.text);
 }

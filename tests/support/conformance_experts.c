@@ -77,7 +77,7 @@ static void naive_gate(const sn_moe_router *r, const double *logits, int32_t *id
     }
     for (int e = 0; e < r->n_experts; e++)
         if (r->scoring == SN_ROUTER_SOFTMAX_ALL && (!taken[e] || outside[e])) sum += exp(logits[e] - logits[ids[0]]);
-    if (r->scoring == SN_ROUTER_SIGMOID && !r->normalised) sum = 1;
+    if (r->scoring == SN_ROUTER_SIGMOID) sum = r->normalised ? sum + (double)r->sum_offset : 1;
     if (r->scoring == SN_ROUTER_SOFTMAX && r->correction) sum = fmax(sum, 1e-12);
     for (int j = 0; j < r->k; j++) weights[j] *= (double)r->scale / sum;
 }
@@ -138,13 +138,14 @@ static void with_routers(conformance *c, int n, int n_experts, int k,
                          void (*try)(conformance *c, int n, const sn_moe_router *router)) {
     int mark = c->n_buffers;
     float *correction = conformance_random(c, (size_t)n_experts, 12); /* of both signs */
-    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 0, 0, NULL},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4, 0, 0, NULL},
-                                     {n_experts, k, SN_ROUTER_SOFTMAX, correction, false, 2, 0, 0, NULL},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1, 0, 0, NULL},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f, 0, 0, NULL},
-                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f, 0, 0, NULL}};
+    const sn_moe_router routers[] = {{n_experts, k, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX_ALL, NULL, false, 4, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SOFTMAX, correction, false, 2, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, NULL, false, 1, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, false, 1.5f, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 2.5f, 0, 0, NULL, 0},
+                                     {n_experts, k, SN_ROUTER_SIGMOID, correction, true, 1, 0, 0, NULL, 0.5f}};
     for (size_t i = 0; i < sizeof routers / sizeof *routers; i++) try(c, n, &routers[i]);
     conformance_release(c, mark);
 }
@@ -211,9 +212,9 @@ void conformance_moe_gate_takes_the_best_groups(conformance *c) {
         int mark = c->n_buffers;
         float *correction = conformance_random(c, (size_t)s[1], 12);
         for (int kind = 0; kind < 4; kind++) {
-            sn_moe_router r = {s[1], s[2],     kind < 2 ? SN_ROUTER_SIGMOID : SN_ROUTER_SOFTMAX_ALL,
-                               NULL, kind < 2, 2.5f,
-                               s[3], s[4],     NULL};
+            sn_moe_router r = {
+                s[1], s[2], kind < 2 ? SN_ROUTER_SIGMOID : SN_ROUTER_SOFTMAX_ALL, NULL, kind < 2, 2.5f, s[3], s[4],
+                NULL, 0};
             if (kind == 0) r.correction = correction;
             if (kind == 3) r.scoring = SN_ROUTER_SOFTMAX;
             try_moe_gate(c, s[0], &r);
@@ -231,7 +232,7 @@ void conformance_moe_gate_multiplies_by_factors(conformance *c) {
                 *factors = conformance_random(c, EXPERTS, 3);
     for (int scoring = SN_ROUTER_SOFTMAX; scoring <= SN_ROUTER_SIGMOID; scoring++) {
         int mark = c->n_buffers;
-        sn_moe_router r = {EXPERTS, K, (sn_router_scoring)scoring, NULL, true, 1.5f, 0, 0, NULL};
+        sn_moe_router r = {EXPERTS, K, (sn_router_scoring)scoring, NULL, true, 1.5f, 0, 0, NULL, 0};
         int32_t *ids[] = {conformance_bytes(c, N * K * sizeof **ids), conformance_bytes(c, N * K * sizeof **ids)};
         float *weights[] = {conformance_bytes(c, N * K * sizeof **weights),
                             conformance_bytes(c, N * K * sizeof **weights)};
@@ -255,7 +256,7 @@ void conformance_moe_gate_multiplies_by_factors(conformance *c) {
 /* An expert with a negative correction is chosen by its score, as one with a positive score is not. */
 void conformance_moe_gate_weighs_without_the_correction(conformance *c) {
     static const float logits[4] = {3, -4, 1, -5}, corrections[4] = {-2, 0.5f, -1.5f, -0.1f};
-    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2, 0, 0, NULL};
+    const sn_moe_router r = {4, 2, SN_ROUTER_SIGMOID, conformance_upload(c, corrections, 4), false, 2, 0, 0, NULL, 0};
     int32_t *ids = conformance_bytes(c, 2 * sizeof *ids);
     float *weights = conformance_bytes(c, 2 * sizeof *weights);
     CONFORMANCE_OK(c,
@@ -276,8 +277,8 @@ static void try_nan_in_gate(conformance *c, bool sigmoid) {
     int32_t *ids = conformance_bytes(c, N * K * sizeof *ids);
     float *weights = conformance_bytes(c, N * K * sizeof *weights);
     float *device_logits = conformance_upload(c, logits, (size_t)N * EXPERTS);
-    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL},
-                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1, 0, 0, NULL};
+    const sn_moe_router by_softmax = {EXPERTS, K, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL, 0},
+                        by_sigmoid = {EXPERTS, K, SN_ROUTER_SIGMOID, device_logits, true, 1, 0, 0, NULL, 0};
     CONFORMANCE_OK(c, c->device->ops->moe_gate(c->device, N, sigmoid ? &by_sigmoid : &by_softmax, device_logits, ids,
                                                weights, &c->err));
     const int32_t *got = download_bytes(c, ids, N * K * sizeof *got);
@@ -528,7 +529,7 @@ static double moe_gate_formula(const sn_moe_router *r, const double *logits, con
     }
     for (int e = 0; e < r->n_experts && r->scoring == SN_ROUTER_SOFTMAX_ALL; e++)
         sum += exp(logits[e] - logits[ids[0]]);
-    if (sigmoid && !r->normalised) sum = 1;
+    if (sigmoid) sum = r->normalised ? sum + (double)r->sum_offset : 1;
     for (int j = 0; j < r->k; j++) total += (double)dw[j] * shares[j] * (double)r->scale / sum;
     return total;
 }

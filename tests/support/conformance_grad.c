@@ -181,6 +181,8 @@ static double activation_formula(const void *ctx, const double *x) { /* x: gate,
     for (size_t i = 0; i < a->n; i++) {
         double g = x[i], y = g / (1 + exp(-g)), u = a->gated ? x[a->n + i] : 1;
         if (a->kind == SN_TANH) y = tanh(g);
+        if (a->kind == SN_LINEAR) y = g;
+        if (a->kind == SN_RELU_SQUARED) y = g < 0 ? 0 : g * g;
         if (a->kind == SN_SIGMOID) y = 1 / (1 + exp(-g));
         if (a->kind == SN_GELU) y = g / 2 * (1 + erf(g * sqrt(0.5)));
         if (a->kind == SN_GELU_TANH) y = g / 2 * (1 + tanh(inner * (g + 0.044715 * g * g * g)));

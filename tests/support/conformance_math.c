@@ -9,6 +9,7 @@
 #include "device/quant.h"
 #include "tests/support/cpu_devices.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -353,6 +354,8 @@ static double activation_formula(sn_activation kind, double x) {
     if (kind == SN_SILU) return x / (1 + exp(-x));
     if (kind == SN_SIGMOID) return 1 / (1 + exp(-x));
     if (kind == SN_TANH) return tanh(x);
+    if (kind == SN_LINEAR) return x;
+    if (kind == SN_RELU_SQUARED) return x < 0 ? 0 : x * x > FLT_MAX ? INFINITY : x * x;
     if (kind == SN_GELU) return x * 0.5 * erfc(-x * sqrt(0.5));
     if (kind == SN_SWIGLU_CLAMPED) return (x > 7 ? 7 : x) / (1 + exp(-1.702 * (x > 7 ? 7 : x)));
     return x * 0.5 * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x)));
@@ -377,7 +380,7 @@ static void try_activation(conformance *c, sn_activation kind, const float *gate
     for (int i = 0; i < n; i++) {
         double x = (double)gate[i], factor = u ? (double)up[i] : 1;
         if (kind == SN_SWIGLU_CLAMPED && u) factor = 1 + (factor > 7 ? 7 : factor < -7 ? -7 : factor);
-        bool saturated = x <= -1e30 && kind != SN_TANH; /* x / (1 + exp(-x)): exp may saturate */
+        bool saturated = x <= -1e30 && kind != SN_TANH && kind != SN_LINEAR; /* x / (1 + exp(-x)): exp may saturate */
         double want = saturated ? 0 : activation_formula(kind, x) * factor;
         double error = saturated ? 1e-6 : fabs(want) * activation_units(kind, x) * CONFORMANCE_EPSILON + 1e-35;
         if (kind == SN_TANH) error += fabs(factor) * 1e-6;

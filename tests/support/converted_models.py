@@ -84,11 +84,12 @@ def change(folder, changes):
 
 
 def is_recurrent(folder):
-    return "qwen3_5" in folder or "qwen3_next" in folder
+    families = ("qwen3_5", "qwen3_next", "lfm2", "granitemoehybrid", "nemotron_h", "kimi_linear", "bailing_hybrid")
+    return any(family in folder for family in families)
 
 
 def convert(folder, path):
-    sys.argv = ["convert", folder, "--outfile", path, "--outtype", "f32"] + ["--no-mtp"] * (is_recurrent(folder) and not folder.endswith("_mtp"))
+    sys.argv = ["convert", folder, "--outfile", path, "--outtype", "f32"] + ["--no-mtp"] * ("/qwen3_" in folder and is_recurrent(folder) and not folder.endswith("_mtp"))
     changes = CONVERTED.get(os.path.basename(folder), {})
     before, known = change(folder, changes), base.AutoConfig
     if changes:

@@ -52,6 +52,14 @@ static const char *const FAMILIES[] = {
     "glm_moe_dsa_sparse",
     "cohere2",
     "qwen3_next",
+    "lfm2",
+    "lfm2_moe",
+    "granitemoehybrid",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "nemotron_h_latent",
+    "kimi_linear",
+    "bailing_hybrid",
     "mimo_v2_flash",
     "step3p7",
     "gemma4",
@@ -61,7 +69,9 @@ enum { N_FAMILIES = sizeof FAMILIES / sizeof *FAMILIES };
 
 /* Blocks of these families hold recurrent states: they run on CPUs only, and nothing is trained through them. */
 static inline bool family_is_recurrent(const char *name) {
-    return !strncmp(name, "qwen3_5", 7) || !strcmp(name, "qwen3_next");
+    return !strncmp(name, "qwen3_5", 7) || !strcmp(name, "qwen3_next") || !strncmp(name, "lfm2", 4) ||
+           !strcmp(name, "granitemoehybrid") || !strncmp(name, "nemotron_h", 10) || !strcmp(name, "kimi_linear") ||
+           !strcmp(name, "bailing_hybrid");
 }
 
 /* These are not trained. */
@@ -71,7 +81,10 @@ static inline bool family_is_limited(const char *name) {
            !strcmp(name, "step3p7") || !strncmp(name, "gemma4", 6);
 }
 
-static inline int family_blocks(const char *name) { return !strncmp(name, "glm_moe_dsa", 11) ? 5 : 4; }
+static inline int family_blocks(const char *name) {
+    if (!strncmp(name, "nemotron_h_", 11)) return 6;
+    return !strncmp(name, "glm_moe_dsa", 11) || !strcmp(name, "nemotron_h") ? 5 : 4;
+}
 
 /* Blocks that stay with the one before them. */
 static inline size_t family_bound_blocks(const char *name) { return !strcmp(name, "glm_moe_dsa_sparse") ? 2 : 0; }

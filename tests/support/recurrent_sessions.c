@@ -12,7 +12,7 @@ void recurrent_forward(const recurrent_sessions *s, sn_kv_cache *kv, const float
     sn_tensor input = {.name = "rows", .data = rows, .dtype = SN_F32, .rank = 2, .shape = {n, WIDTH}};
     const sn_span_sequence part = {kv, &input, 0, n, out};
     REQUIRE(sn_kv_cache_reserve(kv, n, &err));
-    REQUIRE(sn_span_forward(s->span, 0, RECURRENT_BLOCKS, 1, &part, NULL, &err));
+    REQUIRE(sn_span_forward(s->span, 0, s->n_blocks, 1, &part, NULL, &err));
 }
 
 sn_kv_cache *recurrent_new_cache(const recurrent_sessions *s) {
@@ -25,7 +25,7 @@ sn_kv_cache *recurrent_new_cache(const recurrent_sessions *s) {
 static void open_on(recurrent_sessions *s, sn_device_id id, size_t kv_memory) {
     const sn_device_options options = {.threads = 1};
     REQUIRE(sn_device_open(id, &options, &s->device, &err));
-    REQUIRE(sn_span_load(s->model, s->device, 0, RECURRENT_BLOCKS, NULL, NULL, &s->span, &err));
+    REQUIRE(sn_span_load(s->model, s->device, 0, s->n_blocks, NULL, NULL, &s->span, &err));
     REQUIRE(sn_span_kv_pool(s->span, kv_memory, &s->pool, &err));
 }
 
@@ -39,6 +39,7 @@ recurrent_sessions recurrent_begin(recurrent_options options, size_t kv_memory) 
     recurrent_sessions s = {.options = options};
     uint32_t x = 3;
     REQUIRE(sn_model_open(options.model, &s.model, &err));
+    s.n_blocks = sn_model_hparams(s.model)->n_blocks;
     s.inputs = malloc(TOKENS * WIDTH * sizeof(float));
     s.want = malloc(TOKENS * WIDTH * sizeof(float));
     for (int i = 0; i < TOKENS * WIDTH; i++) {
@@ -102,7 +103,7 @@ void recurrent_expect_batches(const recurrent_sessions *s, int sessions, int ste
             parts[i] = (sn_span_sequence){kv[i], &input, sn_kv_cache_length(kv[i]), 1, out[i]};
             REQUIRE(sn_kv_cache_reserve(kv[i], 1, &err));
         }
-        REQUIRE(sn_span_forward(s->span, 0, RECURRENT_BLOCKS, sessions, parts, NULL, &err));
+        REQUIRE(sn_span_forward(s->span, 0, s->n_blocks, sessions, parts, NULL, &err));
         for (int i = 0; i < sessions; i++) recurrent_check_rows(s, out[i], parts[i].first_row, 1);
     }
     for (int i = 0; i < sessions; i++) sn_kv_cache_free(&kv[i]);

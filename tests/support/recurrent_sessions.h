@@ -11,7 +11,7 @@
 enum {
     RECURRENT_TOKENS = 200,
     RECURRENT_WIDTH = 64, /* n_embd */
-    RECURRENT_BLOCKS = 4,
+    RECURRENT_BLOCKS = 4, /* of most models */
 };
 
 typedef struct recurrent_options {
@@ -28,6 +28,7 @@ typedef struct recurrent_sessions {
     sn_device *device;
     sn_span *span;
     sn_kv_pool *pool;
+    int n_blocks;
     float *inputs, *want; /* (RECURRENT_TOKENS, RECURRENT_WIDTH) */
 } recurrent_sessions;
 

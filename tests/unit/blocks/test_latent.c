@@ -136,7 +136,7 @@ Test(latent, each_head_takes_its_own_matrix) {
 /* Of two groups one is used: {a0, a1}, {b0, b1}. Expects both experts of the group that begins with `first`. */
 static void expect_group(sn_device *d, sn_router_scoring scoring, const float *logits, const float *correction,
                          int first) {
-    const sn_moe_router router = {4, 2, scoring, correction, false, 1, 2, 1, NULL};
+    const sn_moe_router router = {4, 2, scoring, correction, false, 1, 2, 1, NULL, 0};
     int32_t ids[2];
     float weights[2];
     REQUIRE(d->ops->moe_gate(d, 1, &router, logits, ids, weights, &err));

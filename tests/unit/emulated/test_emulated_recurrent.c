@@ -83,6 +83,24 @@ Test(emulated_recurrent, a_session_that_was_swapped_out_goes_on) {
     }
 }
 
+/* Nemotron: Mamba-2, and blocks of one half. Ling: a decay for each element of the key. LFM2: a convolution alone. */
+Test(emulated_recurrent, every_kind_of_state_goes_on_after_a_rewind) {
+    static const char *const models[] = {SN_FIXTURES "/golden/nemotron_h_moe", SN_FIXTURES "/golden/bailing_hybrid",
+                                         SN_FIXTURES "/golden/lfm2"};
+    for (int m = 0; m < DEVICES * 3; m++) {
+        const recurrent_options options = {models[m / DEVICES], ids[m % DEVICES], 1e-3f};
+        recurrent_sessions s = recurrent_begin(options, KV_MEMORY);
+        sn_kv_cache *kv = recurrent_new_cache(&s);
+        recurrent_expect_rows(&s, kv, 70, 50);
+        recurrent_other_rows(&s, kv, 5); /* a rejected draft */
+        sn_kv_cache_rewind(kv, 66);
+        recurrent_expect_rows(&s, kv, 68, 1);
+        recurrent_expect_rows(&s, kv, 80, 12);
+        sn_kv_cache_free(&kv);
+        recurrent_end(&s);
+    }
+}
+
 /* Rows of a decode step that is recorded, where the device records. */
 Test(emulated_recurrent, sessions_of_one_batch_keep_their_states_apart) {
     for (int d = 0; d < DEVICES; d++) {

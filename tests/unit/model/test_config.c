@@ -472,6 +472,62 @@ Test(config, refuses_sizes_that_are_missing_or_impossible) {
     expect_refused("{\"model_type\":\"mistral\",\"sliding_window\":-1}", "sliding window is -1");
 }
 
+/* Published files spell what transformers writes otherwise. */
+Test(config, hybrids_have_several_spellings) {
+    sn_hparams a, b;
+    sn_err err;
+    static const char *const pairs[][2] = {
+        {"lfm2", "{\"layer_types\":null,\"full_attn_idxs\":[2],\"tie_word_embeddings\":null,\"tie_embedding\":true}"},
+        {"granitemoehybrid", "{\"layer_types\":null,\"layers_block_type\":[\"mamba\",\"mamba\",\"attention\",\"mamba\"],"
+                             "\"mamba_d_head\":\"auto\",\"time_step_limit\":[0,\"Infinity\"]}"},
+        {"nemotron_h_moe", "{\"layers_block_type\":null,\"hybrid_override_pattern\":\"MEM*EM\",\"time_step_limit\":null}"},
+        {"kimi_linear",
+         "{\"layer_types\":null,\"linear_conv_kernel_dim\":null,\"linear_num_heads\":null,\"linear_head_dim\":null,"
+         "\"mlp_layer_types\":null,\"first_k_dense_replace\":1,\"mla_use_nope\":true,\"linear_attn_config\":"
+         "{\"full_attn_layers\":[4],\"kda_layers\":[1,2,3],\"head_dim\":12,\"num_heads\":3,\"short_conv_kernel_size\":4}}"},
+        {"bailing_hybrid", "{\"layer_types\":null,\"num_expert_group\":null,\"n_group\":4,\"moe_renormalize\":null,"
+                           "\"norm_topk_prob\":true,\"score_function\":\"sigmoid\"}"}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        cr_assert_eq(read_golden(pairs[i][0], "{}", &a, &err), SN_OK, "%s", err.text);
+        cr_assert_eq(read_golden(pairs[i][0], pairs[i][1], &b, &err), SN_OK, "%s: %s", pairs[i][0], err.text);
+        cr_expect(!memcmp(&a, &b, sizeof a), "%s", pairs[i][0]);
+    }
+    cr_assert_eq(read_golden("lfm2", "{\"block_auto_adjust_ff_dim\":true,\"intermediate_size\":1000}", &a, &err), SN_OK);
+    cr_expect_eq(a.n_ff, 768);
+    cr_assert_eq(read_golden("granitemoehybrid", "{\"num_local_experts\":0,\"position_embedding_type\":\"rope\"}", &a, &err),
+                 SN_OK);
+    cr_expect(!a.n_experts && a.n_ff == 56 && !a.no_rope[2] && a.gated);
+    cr_assert_eq(read_golden("granitemoehybrid", "{\"layer_types\":[\"attention\",\"attention\",\"attention\",\"attention\"]}",
+                             &a, &err),
+                 SN_OK);
+    cr_expect_eq(a.conv_taps, 0, "no block is recurrent");
+}
+
+Test(config, hybrids_refuse_what_is_not_computed) {
+    static const char *const refused[][3] = {
+        {"lfm2", "{\"conv_bias\":true}", "'conv_bias' is set"},
+        {"lfm2", "{\"layer_types\":[\"conv\",\"conv\",\"linear_attention\",\"conv\"]}", "holds 'linear_attention'"},
+        {"lfm2", "{\"conv_L_cache\":9}", "recurrent blocks cannot be run"},
+        {"granitemoehybrid", "{\"mamba_n_groups\":2}", "in this family 1 is known"},
+        {"granitemoehybrid", "{\"time_step_limit\":[0.0,0.1]}", "'time_step_limit' is set"},
+        {"granitemoehybrid", "{\"mamba_proj_bias\":true}", "'mamba_proj_bias' is set"},
+        {"nemotron_h", "{\"mamba_hidden_act\":\"gelu\"}", "'mamba_hidden_act' is 'gelu'"},
+        {"nemotron_h", "{\"sliding_window\":8}", "'sliding_window' is set"},
+        {"nemotron_h_moe", "{\"layers_block_type\":null,\"hybrid_override_pattern\":\"MEX*EM\"}", "full_attention and"},
+        {"nemotron_h_latent", "{\"moe_latent_size\":65}", "what enters an expert is 65"},
+        {"granitemoehybrid", "{\"hidden_act\":\"gelu\"}", "'gelu' is not known in this family"},
+        {"kimi_linear", "{\"mla_use_nope\":false}", "'mla_use_nope' is false"},
+        {"kimi_linear", "{\"moe_router_activation_func\":\"softmax\"}", "in this family sigmoid is known"},
+        {"bailing_hybrid", "{\"kda_lower_bound\":1}", "it must lie from -80 to 0"},
+        {"bailing_hybrid", "{\"no_kda_lora\":false}", "'no_kda_lora' is false"}};
+    sn_hparams h;
+    sn_err err;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        cr_expect_eq(read_golden(refused[i][0], refused[i][1], &h, &err), SN_REFUSED, "%s", refused[i][1]);
+        cr_expect(strstr(err.text, refused[i][2]), "%s: %s", refused[i][1], err.text);
+    }
+}
+
 Test(config, refuses_recurrent_blocks_without_a_state) {
     expect_refused("{\"model_type\":\"qwen3_5_text\",\"rope_parameters\":{},\"linear_conv_kernel_dim\":0,"
                    "\"linear_num_key_heads\":0,\"linear_num_value_heads\":-4}",

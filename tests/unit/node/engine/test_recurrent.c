@@ -11,6 +11,19 @@
 
 static const recurrent_options ON_CPU = {.model = SN_FIXTURES "/golden/qwen3_5", .device = {SN_DEVICE_CPU, 0}};
 
+static recurrent_options on_cpu(const char *model) {
+    recurrent_options options = ON_CPU;
+    options.model = model;
+    return options;
+}
+
+/* Calls `check` with a model of each recurrence; Nemotron has blocks of one half, too, which keep nothing. */
+static void of_every_kind(void (*check)(const char *model)) {
+    static const char *const models[] = {SN_FIXTURES "/golden/qwen3_5", SN_FIXTURES "/golden/lfm2_moe",
+                                         SN_FIXTURES "/golden/nemotron_h_latent", SN_FIXTURES "/golden/bailing_hybrid"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) check(models[i]);
+}
+
 Test(recurrent, a_rewind_to_any_position_goes_on_with_the_same_bits) {
     recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
     static const int to[] = {0, 1, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 190, 198, 199, 200};
@@ -25,6 +38,21 @@ Test(recurrent, a_rewind_to_any_position_goes_on_with_the_same_bits) {
     recurrent_end(&s);
 }
 
+static void a_rewind_of_each_kind(const char *model) {
+    recurrent_sessions s = recurrent_begin(on_cpu(model), 16u << 20);
+    static const int to[] = {0, 33, 64, 129, 199};
+    for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
+        sn_kv_cache *kv = recurrent_new_cache(&s);
+        recurrent_expect_rows(&s, kv, RECURRENT_TOKENS, 50);
+        sn_kv_cache_rewind(kv, to[i]);
+        recurrent_expect_rows(&s, kv, RECURRENT_TOKENS, 11);
+        sn_kv_cache_free(&kv);
+    }
+    recurrent_end(&s);
+}
+
+Test(recurrent, every_kind_of_state_is_rewound_to_the_same_bits) { of_every_kind(a_rewind_of_each_kind); }
+
 Test(recurrent, a_snapshot_within_a_pass_belongs_to_the_page_that_ends_there) {
     recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
     sn_kv_cache *kv = recurrent_new_cache(&s);
@@ -37,8 +65,8 @@ Test(recurrent, a_snapshot_within_a_pass_belongs_to_the_page_that_ends_there) {
     recurrent_end(&s);
 }
 
-Test(recurrent, rejected_drafts_leave_nothing_behind) {
-    recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
+static void rejected_drafts_leave_nothing_behind(const char *model) {
+    recurrent_sessions s = recurrent_begin(on_cpu(model), 16u << 20);
     sn_kv_cache *kv = recurrent_new_cache(&s);
     for (int at = 0; at + 3 <= RECURRENT_TOKENS; at += 3) {
         recurrent_expect_rows(&s, kv, at + 2, 2); /* accepted */
@@ -49,6 +77,8 @@ Test(recurrent, rejected_drafts_leave_nothing_behind) {
     sn_kv_cache_free(&kv);
     recurrent_end(&s);
 }
+
+Test(recurrent, rejected_drafts_leave_nothing_behind) { of_every_kind(rejected_drafts_leave_nothing_behind); }
 
 Test(recurrent, a_step_that_is_undone_costs_no_row_again) {
     recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
@@ -194,8 +224,8 @@ Test(recurrent, a_session_takes_the_oldest_snapshots_of_others) {
 
 /* ---- shared and swapped pages ---- */
 
-Test(recurrent, pages_are_shared_up_to_one_that_ends_in_a_state) {
-    recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
+static void pages_are_shared_up_to_one_that_ends_in_a_state(const char *model) {
+    recurrent_sessions s = recurrent_begin(on_cpu(model), 16u << 20);
     float out[RECURRENT_TOKENS * RECURRENT_WIDTH];
     REQUIRE(sn_prefix_cache_enable(s.pool, RECURRENT_WIDTH, 1 << 20, &err));
     sn_kv_cache *a = recurrent_new_cache(&s), *b = recurrent_new_cache(&s);
@@ -216,6 +246,10 @@ Test(recurrent, pages_are_shared_up_to_one_that_ends_in_a_state) {
     recurrent_end(&s);
 }
 
+Test(recurrent, pages_are_shared_up_to_one_that_ends_in_a_state) {
+    of_every_kind(pages_are_shared_up_to_one_that_ends_in_a_state);
+}
+
 Test(recurrent, a_page_that_is_written_again_loses_its_snapshot) {
     recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
     sn_kv_cache *kv = recurrent_new_cache(&s);
@@ -229,8 +263,8 @@ Test(recurrent, a_page_that_is_written_again_loses_its_snapshot) {
     recurrent_end(&s);
 }
 
-Test(recurrent, a_session_that_was_swapped_out_goes_on) {
-    recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
+static void a_session_that_was_swapped_out_goes_on(const char *model) {
+    recurrent_sessions s = recurrent_begin(on_cpu(model), 16u << 20);
     sn_err why;
     size_t all = SIZE_MAX;
     REQUIRE(sn_swap_enable(s.pool, NULL, 16u << 20, 0, &err));
@@ -247,10 +281,16 @@ Test(recurrent, a_session_that_was_swapped_out_goes_on) {
     recurrent_end(&s);
 }
 
-Test(recurrent, sessions_of_one_batch_keep_their_states_apart) {
-    recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
+Test(recurrent, a_session_that_was_swapped_out_goes_on) { of_every_kind(a_session_that_was_swapped_out_goes_on); }
+
+static void sessions_of_one_batch_keep_their_states_apart(const char *model) {
+    recurrent_sessions s = recurrent_begin(on_cpu(model), 16u << 20);
     recurrent_expect_batches(&s, 5, 40, 66);
     recurrent_end(&s);
+}
+
+Test(recurrent, sessions_of_one_batch_keep_their_states_apart) {
+    of_every_kind(sessions_of_one_batch_keep_their_states_apart);
 }
 
 Test(recurrent, a_block_with_a_state_has_no_keys_to_be_copied) {
@@ -337,7 +377,7 @@ static int copy_snapshot(copy *c) {
 }
 
 static copy copy_within(const recurrent_sessions *s) {
-    return (copy){s, s->span, 0, RECURRENT_BLOCKS, recurrent_new_cache(s), recurrent_new_cache(s)};
+    return (copy){s, s->span, 0, s->n_blocks, recurrent_new_cache(s), recurrent_new_cache(s)};
 }
 
 static void copy_end(copy *c) {
@@ -345,8 +385,8 @@ static void copy_end(copy *c) {
     sn_kv_cache_free(&c->target);
 }
 
-Test(recurrent, a_copy_goes_on_from_its_snapshot_with_the_same_bits) {
-    recurrent_sessions s = recurrent_begin(ON_CPU, 16u << 20);
+static void a_copy_goes_on_from_its_snapshot_with_the_same_bits(const char *model) {
+    recurrent_sessions s = recurrent_begin(on_cpu(model), 16u << 20);
     copy c = copy_within(&s);
     recurrent_expect_rows(&s, c.source, 150, 50);
     copy_rows(&c, 150, 37);
@@ -361,6 +401,10 @@ Test(recurrent, a_copy_goes_on_from_its_snapshot_with_the_same_bits) {
     recurrent_expect_rows(&s, c.target, RECURRENT_TOKENS, 50);
     copy_end(&c);
     recurrent_end(&s);
+}
+
+Test(recurrent, a_copy_goes_on_from_its_snapshot_with_the_same_bits) {
+    of_every_kind(a_copy_goes_on_from_its_snapshot_with_the_same_bits);
 }
 
 Test(recurrent, a_copy_without_a_snapshot_computes_its_rows_again) {

@@ -93,7 +93,7 @@ Test(node_query, a_connection_measures_a_node_that_is_far) {
         sn_peer peer;
         testbed *w = testbed_new(&(cluster_options){0});
         sn_identity identity;
-        sn_seed seed = {{0}, {0}, 0, 0, false};
+        sn_seed seed = {{0}, {0}};
         far_transport far = {
             .base.ops = &far_ops, .inner = cluster_transport(w->cluster, &identity), .round_trip_us = round_trip_us};
         sn_transport *t = &far.base;

@@ -130,10 +130,10 @@ Test(experts, are_selected_and_combined_with_the_same_bits_everywhere) {
     test_devices devices = test_devices_open(&(sn_device_limits){.rows = N, .width = WIDTH});
     float *logits = test_random_floats(N * MANY, 1), *x = test_random_floats(N * USED * WIDTH, 2);
     float *dy = test_random_floats(N * WIDTH, 3);
-    const sn_moe_router routers[] = {{MANY, USED, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL},
-                                     {MANY, USED, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 8, 4, NULL},
-                                     {MANY, USED, SN_ROUTER_SIGMOID, NULL, false, 1, 8, 4, NULL},
-                                     {MANY, USED, SN_ROUTER_SIGMOID, logits, true, 2.5f, 0, 0, NULL}};
+    const sn_moe_router routers[] = {{MANY, USED, SN_ROUTER_SOFTMAX, NULL, false, 1, 0, 0, NULL, 0},
+                                     {MANY, USED, SN_ROUTER_SOFTMAX_ALL, NULL, false, 1, 8, 4, NULL, 0},
+                                     {MANY, USED, SN_ROUTER_SIGMOID, NULL, false, 1, 8, 4, NULL, 0},
+                                     {MANY, USED, SN_ROUTER_SIGMOID, logits, true, 2.5f, 0, 0, NULL, 0}};
     for (size_t r = 0; r < sizeof routers / sizeof *routers; r++) {
         float *want[5] = {0};
         int32_t want_ids[N * USED];

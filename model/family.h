@@ -154,12 +154,12 @@ typedef struct sn_family {
     bool wrapped;         /* config.json may have these fields in text_config, beside those of an image encoder */
     bool recurrent;       /* some blocks have a recurrence instead of attention */
     sn_recurrence recurrence;
-    bool one_half;        /* a block is a recurrence, attention, a feed-forward or a mixture, each with its norm */
-    bool unrotated;       /* attention has no rope */
-    bool keeps_low_rank;  /* SN_KEYED_DELTA: delta_rank is delta_key_dim */
-    bool attn_gated;      /* those with attention have an output gate */
-    bool rope_required;   /* config.json must have rope_parameters or rope_scaling: the reference's default is scaled */
-    bool long_rope;       /* rope may have factors of short and of long timelines */
+    bool one_half;       /* a block is a recurrence, attention, a feed-forward or a mixture, each with its norm */
+    bool unrotated;      /* attention has no rope */
+    bool keeps_low_rank; /* SN_KEYED_DELTA: delta_rank is delta_key_dim */
+    bool attn_gated;     /* those with attention have an output gate */
+    bool rope_required;  /* config.json must have rope_parameters or rope_scaling: the reference's default is scaled */
+    bool long_rope;      /* rope may have factors of short and of long timelines */
     bool yarn_untruncated;                              /* GGUF: sn_rope_scaling.truncate is false */
     double growth_default;                              /* GGUF: sn_rope_scaling.q_growth where yarn is without it */
     bool norm_plus_one;                                 /* safetensors store the factors of norms minus 1 */

@@ -215,7 +215,7 @@ static sn_status check_entry(const sn_model *m, const sn_family *family, const e
     if (delta && matrix_rows) n_dims = e->n_dims; /* taps: (channels, 1, taps) on the hub, (channels, taps) in GGUF */
     if (delta && vector && !matrix_rows && e->tensor.rows * e->tensor.cols == cols) /* (1, 1, heads, 1); (heads, 1) */
         n_dims = e->n_dims, rows = e->tensor.rows, cols = e->tensor.cols;
-    if (role == SN_ROLE_ROUTER_CORRECTION) n_dims = e->n_dims; /* (n_experts), or (1, n_experts) */
+    if (role == SN_ROLE_ROUTER_CORRECTION) n_dims = e->n_dims;        /* (n_experts), or (1, n_experts) */
     if (role == SN_ROLE_SHARED_ROUTER && m->gguf) n_dims = e->n_dims; /* (1, n_embd), or (n_embd) */
     if (e->n_dims != n_dims || e->tensor.rows != rows || e->tensor.cols != cols)
         return sn_fail(err, SN_REFUSED,

@@ -20,9 +20,9 @@
 
 enum { ROWS = 40, THREADS = 2, PAGE = 4096 };
 
-static const char *const mixtures[] = {"mixtral",    "qwen2_moe", "qwen3_moe",   "gpt_oss",     "glm4_moe",
-                                       "minimax_m2", "llama4",    "deepseek_v2", "deepseek_v3", "qwen3_5_moe",
-                                       "nemotron_h_latent"};
+static const char *const mixtures[] = {"mixtral",     "qwen2_moe",   "qwen3_moe",        "gpt_oss",
+                                       "glm4_moe",    "minimax_m2",  "llama4",           "deepseek_v2",
+                                       "deepseek_v3", "qwen3_5_moe", "nemotron_h_latent"};
 enum { N_MIXTURES = sizeof mixtures / sizeof *mixtures };
 
 static char *folder;

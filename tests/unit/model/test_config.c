@@ -478,13 +478,16 @@ Test(config, hybrids_have_several_spellings) {
     sn_err err;
     static const char *const pairs[][2] = {
         {"lfm2", "{\"layer_types\":null,\"full_attn_idxs\":[2],\"tie_word_embeddings\":null,\"tie_embedding\":true}"},
-        {"granitemoehybrid", "{\"layer_types\":null,\"layers_block_type\":[\"mamba\",\"mamba\",\"attention\",\"mamba\"],"
-                             "\"mamba_d_head\":\"auto\",\"time_step_limit\":[0,\"Infinity\"]}"},
-        {"nemotron_h_moe", "{\"layers_block_type\":null,\"hybrid_override_pattern\":\"MEM*EM\",\"time_step_limit\":null}"},
+        {"granitemoehybrid",
+         "{\"layer_types\":null,\"layers_block_type\":[\"mamba\",\"mamba\",\"attention\",\"mamba\"],"
+         "\"mamba_d_head\":\"auto\",\"time_step_limit\":[0,\"Infinity\"]}"},
+        {"nemotron_h_moe",
+         "{\"layers_block_type\":null,\"hybrid_override_pattern\":\"MEM*EM\",\"time_step_limit\":null}"},
         {"kimi_linear",
          "{\"layer_types\":null,\"linear_conv_kernel_dim\":null,\"linear_num_heads\":null,\"linear_head_dim\":null,"
          "\"mlp_layer_types\":null,\"first_k_dense_replace\":1,\"mla_use_nope\":true,\"linear_attn_config\":"
-         "{\"full_attn_layers\":[4],\"kda_layers\":[1,2,3],\"head_dim\":12,\"num_heads\":3,\"short_conv_kernel_size\":4}}"},
+         "{\"full_attn_layers\":[4],\"kda_layers\":[1,2,3],\"head_dim\":12,\"num_heads\":3,\"short_conv_kernel_size\":"
+         "4}}"},
         {"bailing_hybrid", "{\"layer_types\":null,\"num_expert_group\":null,\"n_group\":4,\"moe_renormalize\":null,"
                            "\"norm_topk_prob\":true,\"score_function\":\"sigmoid\"}"}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
@@ -492,13 +495,15 @@ Test(config, hybrids_have_several_spellings) {
         cr_assert_eq(read_golden(pairs[i][0], pairs[i][1], &b, &err), SN_OK, "%s: %s", pairs[i][0], err.text);
         cr_expect(!memcmp(&a, &b, sizeof a), "%s", pairs[i][0]);
     }
-    cr_assert_eq(read_golden("lfm2", "{\"block_auto_adjust_ff_dim\":true,\"intermediate_size\":1000}", &a, &err), SN_OK);
-    cr_expect_eq(a.n_ff, 768);
-    cr_assert_eq(read_golden("granitemoehybrid", "{\"num_local_experts\":0,\"position_embedding_type\":\"rope\"}", &a, &err),
+    cr_assert_eq(read_golden("lfm2", "{\"block_auto_adjust_ff_dim\":true,\"intermediate_size\":1000}", &a, &err),
                  SN_OK);
+    cr_expect_eq(a.n_ff, 768);
+    cr_assert_eq(
+        read_golden("granitemoehybrid", "{\"num_local_experts\":0,\"position_embedding_type\":\"rope\"}", &a, &err),
+        SN_OK);
     cr_expect(!a.n_experts && a.n_ff == 56 && !a.no_rope[2] && a.gated);
-    cr_assert_eq(read_golden("granitemoehybrid", "{\"layer_types\":[\"attention\",\"attention\",\"attention\",\"attention\"]}",
-                             &a, &err),
+    cr_assert_eq(read_golden("granitemoehybrid",
+                             "{\"layer_types\":[\"attention\",\"attention\",\"attention\",\"attention\"]}", &a, &err),
                  SN_OK);
     cr_expect_eq(a.conv_taps, 0, "no block is recurrent");
 }

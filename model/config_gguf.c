@@ -135,7 +135,7 @@ static bool is_among(sn_gguf_str key, size_t prefix, const char *const *list, si
 }
 
 static bool is_recurrence_key(sn_recurrence recurrence, sn_gguf_str key, size_t prefix) {
-#define AMONG(list) is_among(key, prefix, list, sizeof list / sizeof *list)
+#define AMONG(list) is_among(key, prefix, list, sizeof(list) / sizeof *(list))
     return recurrence == SN_STATE_SPACE   ? AMONG(state_space_keys)
            : recurrence == SN_KEYED_DELTA ? AMONG(keyed_delta_keys)
            : recurrence == SN_SHORT_CONV  ? AMONG(short_conv_keys)

@@ -778,7 +778,7 @@ static sn_status read_values(const json_t *config, const sn_family *family, sn_h
     double scale = family->value_scale_default;
     if (family->value_dim_default) h->value_dim = family->value_dim_default;
     if (family->value_dim_default) SN_TRY(config_int(config, "v_head_dim", false, &h->value_dim, err));
-    if (!family->value_scale_default) return SN_OK;
+    if (!(family->value_scale_default > 0)) return SN_OK;
     if (json_object_get(config, "attention_value_scale")) scale = 1; /* null */
     SN_TRY(config_number(config, "attention_value_scale", false, &scale, err));
     if (!(scale > 0 && scale <= 1e6))
@@ -1027,7 +1027,8 @@ static sn_status read_adjusted_width(const json_t *config, sn_hparams *h, sn_err
     if (!(factor > 0 && factor <= 64) || multiple < 1 || multiple > 1 << 20 || h->n_ff < 1 || h->n_ff > 1 << 20)
         return sn_fail(err, SN_REFUSED, "a feed-forward of %d times %g in multiples of %d is not possible", h->n_ff,
                        factor, multiple);
-    h->n_ff = (int)(factor * (2 * h->n_ff / 3));
+    h->n_ff = 2 * h->n_ff / 3; /* rounded down, as the reference does */
+    h->n_ff = (int)(factor * h->n_ff);
     h->n_ff = (h->n_ff + multiple - 1) / multiple * multiple;
     return SN_OK;
 }

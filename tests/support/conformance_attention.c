@@ -592,9 +592,13 @@ enum { LATENT_SHAPES = sizeof latent_shapes / sizeof *latent_shapes };
 
 static attention_case latent_case_of(conformance *c, int shape) {
     int heads = latent_shapes[shape].heads, latent = latent_shapes[shape].latent;
-    attention_case s = {
-        .group = heads,
-        .shape = {BLOCKS, 1, latent + latent_shapes[shape].rest, latent_shapes[shape].page_tokens, SN_KV_F32, latent}};
+    attention_case s = {.group = heads,
+                        .shape = {.n_blocks = BLOCKS,
+                                  .n_kv_heads = 1,
+                                  .head_dim = latent + latent_shapes[shape].rest,
+                                  .page_tokens = latent_shapes[shape].page_tokens,
+                                  .dtype = SN_KV_F32,
+                                  .latent = latent}};
     const sn_device_limits wide = {
         .rows = 80, .width = 1024, .context = 512, .heads = heads, .head_dim = s.shape.head_dim};
     conformance_prepare(c, &wide);

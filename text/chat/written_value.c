@@ -98,8 +98,9 @@ static bool read_element(written *w, json_t *all, int depth) {
     if (json_is_array(all)) return !json_array_append_new(all, read_value(w, depth));
     json_t *key = read_key(w);
     skip_space(w);
-    bool good = key && w->at < w->len && w->text[w->at++] == ':' &&
-                !json_object_setn_new(all, json_string_value(key), json_string_length(key), read_value(w, depth));
+    bool good = key && w->at < w->len && w->text[w->at] == ':';
+    w->at += good;
+    good = good && !json_object_setn_new(all, json_string_value(key), json_string_length(key), read_value(w, depth));
     json_decref(key);
     return good;
 }

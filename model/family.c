@@ -128,8 +128,9 @@ bool sn_family_has_role(const sn_family *family, const sn_hparams *hparams, sn_r
     case SN_ROLE_INDEX_K_NORM_BIAS:
     case SN_ROLE_INDEX_WEIGHTS:
         return sn_chooses_keys(hparams, block);
-    case SN_ROLE_EXPERTS_GATE:
-        return sn_has_experts(hparams, block) && family->naming[SN_CONTAINER_SAFETENSORS]->names[role];
+    case SN_ROLE_EXPERTS_GATE: /* only as GGUF files some families have mixtures (Mixtral is llama there) */
+        return sn_has_experts(hparams, block) && (family->naming[SN_CONTAINER_SAFETENSORS]->names[role] ||
+                                                  family->naming[SN_CONTAINER_SAFETENSORS]->names[SN_ROLE_FFN_GATE]);
     case SN_ROLE_SHARED_GATE:
         return sn_has_experts(hparams, block) && hparams->n_ff_shared &&
                family->naming[SN_CONTAINER_SAFETENSORS]->names[role];

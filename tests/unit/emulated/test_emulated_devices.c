@@ -85,6 +85,7 @@ static distances golden_distances(const char *family, const char *map, int n) {
     memcpy(rows, in->data, in->bytes);
     memcpy(want, out->data, out->bytes);
     if (n > (int)in->dims[0]) n = (int)in->dims[0];
+    sn_kv_cache_usage_of(w.kv)->is_long = sn_is_long(w.hp, (int)in->dims[0]);
     distances d = {.mixture = w.hp->n_experts};
     run_rows(&w, rows, n, 1);
     d.one = largest_distance(rows, want, (size_t)n * (size_t)w.hp->n_embd);

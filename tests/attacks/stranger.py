@@ -193,7 +193,7 @@ def compute_steps(stranger, seconds):
             return
         sessions[session][0] += 1
         stranger.send("step", [rows, width], data, session=session, step=done + 1, position=done * rows, reply_dtype=0, timeline=ZERO, route=[],
-                      trace=[], wants_receipt=0, receipts=[], request_id="stranger")
+                      trace=[], wants_receipt=0, receipts=[], wants_timelines=0, timelines=[], request_id="stranger")
 
     began = time.monotonic()
     print("begins", flush=True)
@@ -230,7 +230,7 @@ def be_greedy(stranger, seconds):
             return begin(client)
         data = struct.pack("<f", random.uniform(-1, 1)) + noise[4 : 4 * rows * width]
         client.send("step", [rows, width], data, session=session, step=done[session] + 1, position=done[session] * rows, reply_dtype=0,
-                    timeline=ZERO, route=[], trace=[], wants_receipt=0, receipts=[], request_id="stranger")
+                    timeline=ZERO, route=[], trace=[], wants_receipt=0, receipts=[], wants_timelines=0, timelines=[], request_id="stranger")
         done[session] += 1
 
     for client in clients:

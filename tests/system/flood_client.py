@@ -13,7 +13,7 @@ from swarm_peer import PROTOCOL, connect, encode, introduce, msgpack, zmq
 def step(i):
     rows = 4096
     return encode("step", [rows, 64], bytes(4 * 64 * rows), correlation_id=i, session=os.urandom(16), step=1, position=0,
-                  reply_dtype=0, timeline=bytes(32), route=[], trace=[], wants_receipt=0, receipts=[], request_id="flood")
+                  reply_dtype=0, timeline=bytes(32), route=[], trace=[], wants_receipt=0, receipts=[], wants_timelines=0, timelines=[], request_id="flood")
 
 
 def open_session(i):

@@ -107,7 +107,7 @@ def main(address, golden, document):
 
     def step(number, position, end, wanted="step_reply", base=None, changed={}):
         fields = dict(session=session, step=number, position=position, reply_dtype=0, timeline=base or timeline[position],
-                      route=[], trace=[], wants_receipt=1, receipts=[], request_id="made-from-the-page")
+                      route=[], trace=[], wants_receipt=1, receipts=[], wants_timelines=0, timelines=[], request_id="made-from-the-page")
         answer = node.ask(wanted, "step", inputs[position * row:end * row], n_embd, **{**fields, **changed})
         if wanted == "error":
             return answer

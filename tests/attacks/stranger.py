@@ -281,8 +281,8 @@ def dial(stranger, n):
         session, answer = stranger.open(me, [next_node])
         if answer["kind"] != "open_reply":
             break
-        stranger.send("step", [1, 64], bytes(4 * 64), session=session, step=1, position=0, reply_dtype=0, timeline=ZERO, trace=[], wants_receipt=0,
-                      receipts=[], request_id="stranger", route=[dict(session=os.urandom(16), dtype=0, timeline=ZERO)])
+        stranger.send("step", [1, 64], bytes(4 * 64), session=session, step=1, position=0, reply_dtype=0, timeline=ZERO, trace=[], wants_receipt=0, wants_timelines=0,
+                      receipts=[], timelines=[], request_id="stranger", route=[dict(session=os.urandom(16), dtype=0, timeline=ZERO)])
         stranger.receive(0.05)
         stranger.send("close", session=session)
         stranger.receive(0.2)

@@ -84,7 +84,7 @@ def change(folder, changes):
 
 
 def is_recurrent(folder):
-    families = ("qwen3_5", "qwen3_next", "lfm2", "granitemoehybrid", "nemotron_h", "kimi_linear", "bailing_hybrid")
+    families = ("qwen3_5", "qwen3_next", "lfm2", "granitemoehybrid", "nemotron_h", "bailing_hybrid")
     return any(family in folder for family in families)
 
 

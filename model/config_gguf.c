@@ -252,9 +252,9 @@ static sn_status read_pattern(const reader *r, sn_hparams *h) {
         (!known || (r->family->further_blocks ? value->n < (size_t)h->n_blocks : value->n != (size_t)h->n_blocks)))
         return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools, or a number", key, h->n_blocks);
     if (!listed && pattern < 1) return sn_fail(r->err, SN_REFUSED, "'%s' is %d", key, pattern);
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) /* more blocks are refused by sn_config_finish */
+    for (int i = 0; i < h->n_blocks; i++)
         h->full_attention[i] = !h->window || (listed ? !flag_at(value, (size_t)i) : (i + 1) % pattern == 0);
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++)
+    for (int i = 0; i < h->n_blocks; i++)
         h->no_rope[i] = r->family->full_unrotated && h->window && h->full_attention[i];
     return SN_OK;
 }
@@ -273,7 +273,7 @@ static sn_status read_by_kind(const reader *r, const char *key, bool required, c
     if ((list->element != SN_GGUF_I32 && list->element != SN_GGUF_U32) || list->n < (size_t)h->n_blocks)
         return sn_fail(r->err, SN_REFUSED, "'%s' must list the numbers of all %d blocks", name, h->n_blocks);
     bool seen[2] = {false, false};
-    for (int b = 0; b < h->n_blocks && b < SN_BLOCKS_MAX; b++) {
+    for (int b = 0; b < h->n_blocks; b++) {
         const int n = sn_gguf_i32_at(list, (size_t)b), kind = h->full_attention[b];
         int *own = kind ? full : window;
         if (seen[kind] && n != *own)
@@ -324,6 +324,9 @@ static sn_status read_sizes(const reader *r, sn_hparams *h) {
     if (!status && (further < 0 || further >= h->n_blocks) && further)
         return sn_fail(r->err, SN_REFUSED, "%d of %d blocks cannot predict further tokens", further, h->n_blocks);
     h->n_blocks -= further;
+    if (!status && (h->n_blocks < 1 || h->n_blocks > SN_BLOCKS_MAX)) /* before arrays of blocks are filled */
+        return sn_fail(r->err, SN_REFUSED, "the model's number of blocks is %d; it must lie from 1 to %d", h->n_blocks,
+                       SN_BLOCKS_MAX);
     if (!status) status = read_int(r, "attention.sliding_window", false, &h->window);
     if (!status) status = read_pattern(r, h);
     if (!status) status = read_int(r, "context_length", true, &h->n_ctx);
@@ -369,7 +372,7 @@ static sn_status check_neutral(const reader *r) {
 static int leading_dense(const reader *r, const sn_hparams *h) {
     char name[KEY_SIZE];
     int n = 0;
-    for (; n < h->n_blocks && n < SN_BLOCKS_MAX; n++) {
+    for (; n < h->n_blocks; n++) {
         snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", n);
         if (sn_gguf_tensor_find(r->gguf, name)) break;
     }
@@ -411,7 +414,7 @@ static sn_status read_moe(const reader *r, const sn_moe_config *m, sn_hparams *h
     if (m->gguf_shared_counted) h->n_ff_shared = 0;
     if (n_shared && !h->n_ff_shared && h->n_ff <= 1 << 20) h->n_ff_shared = n_shared * h->n_ff;
     h->experts_scale_input = m->scales_input;
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) h->dense[i] = i < n_dense || (i + 1) % step != 0;
+    for (int i = 0; i < h->n_blocks; i++) h->dense[i] = i < n_dense || (i + 1) % step != 0;
     return sn_config_set_groups(h, groups > 1 ? groups : 1, groups_used, r->err);
 }
 
@@ -580,7 +583,7 @@ static sn_status read_recurrent_blocks(const reader *r, sn_hparams *h) {
         return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools", key, h->n_blocks);
     if (!status) status = read_int(r, "full_attention_interval", false, &every);
     if (!status && every < 1) return sn_fail(r->err, SN_REFUSED, "'full_attention_interval' is %d", every);
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX && !status; i++)
+    for (int i = 0; i < h->n_blocks && !status; i++)
         h->recurrent[i] = list ? list->data[i] : (i + 1) % every != 0;
     return status;
 }
@@ -589,7 +592,7 @@ static sn_status read_recurrent_blocks(const reader *r, sn_hparams *h) {
  * feed-forward are that, or a mixture. */
 static void read_blocks_by_heads(const reader *r, sn_hparams *h) {
     char name[KEY_SIZE];
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) {
+    for (int i = 0; i < h->n_blocks; i++) {
         const int n_ff = block_number(r, "feed_forward_length", i, h->n_ff);
         h->recurrent[i] = !block_number(r, "attention.head_count_kv", i, h->n_kv_heads);
         h->no_rope[i] = r->family->unrotated;
@@ -604,7 +607,7 @@ static void read_blocks_by_heads(const reader *r, sn_hparams *h) {
 
 static bool any_block_has(const reader *r, const sn_hparams *h, const char *tensor) {
     char name[KEY_SIZE];
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) {
+    for (int i = 0; i < h->n_blocks; i++) {
         snprintf(name, sizeof name, "blk.%d.%s", i, tensor);
         if (sn_gguf_tensor_find(r->gguf, name)) return true;
     }
@@ -681,7 +684,7 @@ static sn_status read_limits(const reader *r, const char *key, int n_blocks, flo
     if (listed && (list->element != SN_GGUF_F32 || list->n < (size_t)n_blocks))
         return sn_fail(r->err, SN_REFUSED, "'%s' must list the numbers of all %d blocks", name, n_blocks);
     sn_status status = listed ? SN_OK : read_float(r, key, false, &one);
-    for (int b = 0; b < n_blocks && b < SN_BLOCKS_MAX && !status; b++) {
+    for (int b = 0; b < n_blocks && !status; b++) {
         limits[b] = listed ? sn_gguf_f32_at(list, (size_t)b) : one;
         if (!(limits[b] >= 0 && limits[b] <= 1e6f))
             return sn_fail(r->err, SN_REFUSED, "'%s' is %g; it must lie from 0 to 1e6", name, (double)limits[b]);
@@ -724,7 +727,7 @@ static sn_status read_scales(const reader *r, sn_hparams *h) {
 /* What files of Llama 4 do not say, as llama.cpp has it. */
 static void fix_chunks(sn_hparams *h) {
     enum { WITHOUT_NORMS = 128 }; /* Maverick's number of experts */
-    for (int i = 0; i < h->n_blocks && i < SN_BLOCKS_MAX; i++) h->full_attention[i] = h->no_rope[i];
+    for (int i = 0; i < h->n_blocks; i++) h->full_attention[i] = h->no_rope[i];
     h->window = h->q_growth_step = 8192;
     h->window_chunks = h->q_growth_unrotated = true;
     h->q_growth = 0.1f;
@@ -761,7 +764,7 @@ sn_status sn_config_from_gguf(const sn_gguf *gguf, sn_hparams *hparams, const sn
     if (!status && (*family)->limits)
         status = read_limits(&r, "swiglu_clamp_shexp", hparams->n_blocks, hparams->dense_limit);
     if (status) return status;
-    for (int i = 0; (*family)->no_rope_interval && i < hparams->n_blocks && i < SN_BLOCKS_MAX; i++)
+    for (int i = 0; (*family)->no_rope_interval && i < hparams->n_blocks; i++)
         hparams->no_rope[i] = (i + 1) % (*family)->no_rope_interval == 0; /* files do not say it */
     /* Falcon's variants: a norm for each half, or one for both */
     if (!(*family)->moe && sn_family_variant(*family, 1) && !sn_gguf_tensor_find(gguf, "blk.0.attn_norm_2.weight"))

@@ -71,7 +71,6 @@ static const struct {
     double neutral;
 } must_be_neutral[] = {
     {"mlp_bias", 0},
-    {"use_bias", 0},
     {"moe_norm_min", 1e-12},
     {"attention_out_bias", 0},
     {"use_qk_norm", 0},
@@ -1007,7 +1006,7 @@ static sn_status read_state_space(const json_t *config, const sn_family *family,
     if (!status) status = require_text(config, "mamba_hidden_act", "silu", err);
     if (!status) status = check_time_steps(config, err);
     if (status) return status;
-    if (!h->delta_value_dim && h->delta_value_heads > 0 && expand > 0 && expand <= 64)
+    if (!h->delta_value_dim && h->delta_value_heads > 0 && expand > 0 && expand <= 64 && h->n_embd <= INT32_MAX / 64)
         h->delta_value_dim = expand * h->n_embd / h->delta_value_heads;
     if (!family->one_half && h->delta_key_heads != 1) /* the reference norms all groups as one, others each group */
         return sn_fail(err, SN_REFUSED, "'mamba_n_groups' is %d; in this family 1 is known", h->delta_key_heads);

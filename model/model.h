@@ -176,7 +176,7 @@ typedef struct sn_hparams {
     int n_ff_dense, n_ff_shared;      /* n_ff_shared: of the expert that takes every row; 0: there is none */
     bool shared_gated;                /* its output is multiplied by the sigmoid of SHARED_ROUTER times the row */
     sn_router_scoring router_scoring; /* with router_normalised and router_scale: sn_moe_router, device/device.h */
-    bool router_correction, router_normalised; /* both only with SN_ROUTER_SIGMOID */
+    bool router_correction, router_normalised; /* the latter only with SN_ROUTER_SIGMOID */
     float router_scale;                        /* of the experts' weights; usually 1 */
     float router_offset;                       /* sum_offset of sn_moe_router */
     int n_expert_groups, n_expert_groups_used; /* n_groups and n_groups_used of sn_moe_router */

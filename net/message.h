@@ -292,9 +292,9 @@ enum {
 /* A tensor of KV pages is F32 (blocks, 2, tokens, n_kv_heads * head_dim): for each block of the session its keys
  * (rotated), then its values. With latent attention it has as many elements as keys and values have, and keys are not as
  * wide as values: (blocks, 2, tokens, (rope_dim + latent) / 2) holds the rotated parts of all keys, then all latents.
- * Where the blocks' keys and values have different widths, or some blocks are recurrent or have index keys, it is (tokens,
- * floats of a token): all keys, then all values, then all index keys of each block with attention, and with recurrent blocks then the rows that
- * entered the first block, (tokens, n_embd). */
+ * Where the blocks' keys and values have different widths, or some blocks are recurrent or have index keys, it is
+ * (tokens, floats of a token): all keys, then all values, then all index keys of each block with attention, and with
+ * recurrent blocks then the rows that entered the first block, (tokens, n_embd). */
 
 /* KV_SEND, client to node, answered by KV_SEND_REPLY: copies this session's KV cache of blocks [first_block, end_block)
  * to the session `target` at another node, and keeps the copy up to date from then on. The same request again is

@@ -94,10 +94,10 @@ sn_status sn_chain_list_candidates(sn_chain *chain, sn_candidates *out, sn_err *
 /* A route over blocks [first, end), from what is known now, or after waiting for nodes that serve them. */
 sn_status sn_chain_plan_route(sn_chain *chain, int first, int end, sn_chain_patience patience, sn_route *out,
                               sn_err *err) SN_MUST_USE;
-/* Cuts the legs of a route at every boundary where the chain must be cut. */
 /* (n_blocks): the blocks at which no hop begins, as the chain may have more tokens than what a block before them
  * chooses; NULL: none. */
 const bool *sn_chain_bound_blocks(const sn_chain *chain);
+/* Cuts the legs of a route at every boundary where the chain must be cut. */
 sn_status sn_chain_cut_route(const sn_chain *chain, sn_route *route, sn_err *err) SN_MUST_USE;
 /* Measures round trips to nodes whose round trip is not known: to nodes among which there is a choice, or (`all`) to
  * every eligible one. Takes a fraction of a second. */

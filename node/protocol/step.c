@@ -231,9 +231,10 @@ static sn_status reply_set_tensor(sn_msg *msg, sn_shared_buffer *output, int n_t
 static sn_status step_add_timelines(const sn_session *session, const sn_msg_step *request, sn_blob **out, size_t *n,
                                     sn_err *err) {
     const size_t count = request->n_timelines + 1, tokens = (size_t)session->last_reply.n_tokens;
-    const sn_hash *own = &session->timeline[session->last_reply.position + 1], *newest = &own[tokens - 1];
-    const bool all = tokens <= SN_TIMELINES_MAX && !memcmp(newest, session->last_reply.trace.timeline, SN_HASH_SIZE) &&
-                     session->length == session->last_reply.position + (int)tokens;
+    const sn_hash *own = &session->timeline[session->last_reply.position + 1];
+    const bool all = tokens && tokens <= SN_TIMELINES_MAX &&
+                     session->length == session->last_reply.position + (int)tokens &&
+                     !memcmp(&own[tokens - 1], session->last_reply.trace.timeline, SN_HASH_SIZE);
     sn_status status = sn_list_new(count, SN_HOPS_MAX, sizeof **out, out, err);
     for (*n = 0; *n < count && !status; ++*n) {
         const bool is_own = *n == request->n_timelines;

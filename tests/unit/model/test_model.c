@@ -39,6 +39,7 @@ typedef struct gguf_options {
     const char *more;         /* an additional tensor, F32 of 8 elements */
     const char *typed;        /* a tensor of `type`, a number of GGUF */
     uint32_t type;
+    uint32_t n_blocks;       /* 0: 1 */
     const char *key;         /* an additional metadata key, prefixed with the architecture */
     uint32_t value;          /* its value, or */
     const char *text;        /* its text, or */
@@ -96,7 +97,7 @@ static void put_values(sn_buf *b, const gguf_options *o) {
     const char *arch = o->architecture ? o->architecture : "llama";
     char key[128];
     put_gguf_text(b, "general.architecture", arch);
-    put_gguf_u32(b, key_of(arch, "block_count", key), 1);
+    put_gguf_u32(b, key_of(arch, "block_count", key), o->n_blocks ? o->n_blocks : 1);
     put_gguf_u32(b, key_of(arch, "context_length", key), 64);
     put_gguf_u32(b, key_of(arch, "embedding_length", key), 32);
     put_gguf_u32(b, key_of(arch, "feed_forward_length", key), 32);
@@ -221,6 +222,17 @@ Test(model, rotates_by_yarn_in_a_gguf_file) {
     for (int i = 0; i < 8; i++) cr_assert_float_eq((double)h.rope_freq[i], want[i], want[i] * 1e-6, "%d", i);
     expect_gguf_refused((gguf_options){.key = "rope.scaling.yarn_attn_factor", .number = 2},
                         "is not known and may change");
+}
+
+/* Before it reads what a file says of each block. */
+Test(model, refuses_gguf_files_of_more_blocks_than_it_has_room_for) {
+    static const char *const architectures[] = {"llama", "gemma4", "glm-dsa", "nemotron_h"};
+    for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++) {
+        expect_gguf_refused((gguf_options){.architecture = architectures[i], .n_blocks = SN_BLOCKS_MAX + 1},
+                            "number of blocks is 1025; it must lie from 1 to 1024");
+        expect_gguf_refused((gguf_options){.architecture = architectures[i], .n_blocks = 1u << 30},
+                            "number of blocks is 1073741824");
+    }
 }
 
 Test(model, refuses_gguf_metadata_that_changes_the_mathematics) {

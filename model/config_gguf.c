@@ -583,8 +583,7 @@ static sn_status read_recurrent_blocks(const reader *r, sn_hparams *h) {
         return sn_fail(r->err, SN_REFUSED, "'%s' must be %d bools", key, h->n_blocks);
     if (!status) status = read_int(r, "full_attention_interval", false, &every);
     if (!status && every < 1) return sn_fail(r->err, SN_REFUSED, "'full_attention_interval' is %d", every);
-    for (int i = 0; i < h->n_blocks && !status; i++)
-        h->recurrent[i] = list ? list->data[i] : (i + 1) % every != 0;
+    for (int i = 0; i < h->n_blocks && !status; i++) h->recurrent[i] = list ? list->data[i] : (i + 1) % every != 0;
     return status;
 }
 
@@ -614,6 +613,17 @@ static bool any_block_has(const reader *r, const sn_hparams *h, const char *tens
     return false;
 }
 
+/* How many heads a keyed delta rule has, which only its matrices say; as many as attention where there are none. */
+static int keyed_heads(const reader *r, const sn_hparams *h) {
+    char name[KEY_SIZE];
+    for (int i = 0; i < h->n_blocks; i++) {
+        snprintf(name, sizeof name, "blk.%d.ssm_beta.weight", i);
+        const sn_gguf_tensor *write = sn_gguf_tensor_find(r->gguf, name);
+        if (write && write->n_dims == 2 && write->dims[1] <= SN_HEADS_MAX) return (int)write->dims[1];
+    }
+    return h->n_heads;
+}
+
 static sn_status read_keyed_delta(const reader *r, sn_hparams *h) {
     char key[KEY_SIZE];
     bool safe = false;
@@ -622,7 +632,7 @@ static sn_status read_keyed_delta(const reader *r, sn_hparams *h) {
     if (!status) status = read_int(r, "kda.head_dim", true, &h->delta_key_dim);
     if (!status) status = sn_gguf_bool(r->gguf, full_key(r, "kda.safe_gate", key), false, &safe, r->err);
     if (!status) status = read_float(r, "kda.gate_lower_bound", false, &bound);
-    h->delta_key_heads = h->delta_value_heads = h->n_heads;
+    h->delta_key_heads = h->delta_value_heads = keyed_heads(r, h);
     h->delta_value_dim = h->delta_key_dim;
     h->delta_apart = true;
     h->delta_rank = r->family->keeps_low_rank ? h->delta_key_dim : 0;

@@ -37,7 +37,16 @@ CONVERTED = {"mimo_v2_flash": {"rope_parameters": None, "rope_theta": 50000.0, "
              "step3p7": {"rope_parameters": None, "rope_scaling": LLAMA3, "num_attention_groups": 2, "moe_num_experts": 6, "moe_top_k": 2,
                          "moe_layers_enum": "2,3", "norm_expert_weight": True, "rope_theta": [50000.0, 10000.0, 10000.0, 50000.0],
                          "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5], "yarn_only_types": ["full_attention"],
-                         "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2}}}
+                         "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2}},
+             "granitemoehybrid": {"layer_types": ["mamba", "mamba", "attention", "mamba"]},
+             "bailing_hybrid": {"norm_topk_prob": True, "rope_theta": 10000.0, "n_group": 4, "scoring_func": "sigmoid", "num_experts_per_tok": 3},
+             "nemotron_h": {"mamba_d_head": 8, "hybrid_override_pattern": "M-M*-", "n_routed_experts": None, "num_experts_per_tok": None,
+                            "n_group": None, "topk_group": None, "n_shared_experts": None, "routed_scaling_factor": None, "norm_topk_prob": None},
+             "nemotron_h_moe": {"mamba_d_head": 8}, "nemotron_h_latent": {"mamba_d_head": 8},
+             "kimi_linear": {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 3, "head_dim": 12,
+                                                    "short_conv_kernel_size": 4}, "num_experts_per_token": 3,
+                             "first_k_dense_replace": 1, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1,
+                             "num_nextn_predict_layers": 0, "rope_theta": 10000.0}}
 find_class = converter.get_model_class
 
 
@@ -130,8 +139,6 @@ def drafts(model):
 
 bad = 0
 for folder in folders:
-    if os.path.basename(folder) == "kimi_linear":  # spelled as transformers writes it, which the converter does not read
-        continue
     copied = copy(folder)
     path = copied + ".gguf"
     found = convert(copied, path) or off(copied, path)

@@ -77,7 +77,7 @@ for push in '' --push; do
   begin ahead$push $push --draft-model "$scratch/copy.gguf"
   link down $middle
   ends_as_expected ahead$push
-  query "$scratch/ahead$push.out" 'd["timings"]["ahead"] > 3 and d["timings"]["accepted"] < d["timings"]["judged"] < d["timings"]["drafted"]' |
+  query "$scratch/ahead$push.out" 'd["timings"]["ahead"] > 0 and d["timings"]["accepted"] < d["timings"]["judged"] < d["timings"]["drafted"]' |
     grep -qx True || fail "no windows were under way: $(tail -c 900 "$scratch/ahead$push.out")"
   link up $middle
 done

@@ -297,6 +297,8 @@ Test(latent, a_part_that_begins_with_a_shared_choice_is_refused) {
     node_session_init(&a, w, t, 2, 5), node_session_init(&b, w, t, 1, 3);
     cr_expect(is_refusal(open_of(t, &a), SN_REFUSED, "block 2 attends to what"));
     cr_expect(is_opened(open_of(t, &b)));
+    node_session_close(&b);
+    free(a.timeline);
     node_client_free(&t);
     testbed_free(&w);
     sn_err why;
